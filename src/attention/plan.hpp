@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+// For one rank: blocks in ascending token order, each with its transfers and its compute task. A pure function of the
+// job, the layout, the kernel's tiles and the machine model; every rank computes its own, and they fit together.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "attention/job.hpp"
+#include "attention/layout.hpp"
+#include "attention/machine_model.hpp"
+#include "comm/transport.hpp"
+#include "kernels/fold.hpp"
+
+namespace ringattn {
+
+// What a plan must know of the kernel that will run it (FoldKernel, as numbers).
+struct KernelShape {
+  int key_tile = 128;
+  int query_tile = 1;
+};
+
+struct PlanOptions {
+  Route route = Route::kDirect;
+  std::int64_t block_tokens = 0;  // 0: chosen from the machine model and the memory budget
+  std::size_t memory_budget = 0;  // bytes a rank may use, all of it; 0: no limit
+  std::size_t fixed_bytes = 0;    // what the rank needs whatever the blocks are: shards, state, scratch, staging
+  bool checksum = false;          // a checksum travels with each part
+};
+
+// Rows of one owner's K/V shard that travel together: contiguous in the shard and in every buffer that receives them.
+struct Part {
+  int owner = 0;
+  std::int64_t owner_row = 0;  // first row in the owner's shard
+  std::int64_t rows = 0;
+  std::int64_t buffer_row = -1;  // first row in this rank's block buffer; −1 where the rank owns the part
+};
+
+// A message of an exchange: these parts, in this order.
+struct PartMessage {
+  int peer = 0;
+  int round = 0;
+  std::vector<std::int32_t> parts;  // indices into BlockPlan::parts
+};
+
+// Rows to copy into the block buffer before the fold: pieces of a tile whose keys don't lie together.
+struct RowCopy {
+  bool from_shard = false;  // else from the block buffer
+  std::int64_t from_row = 0;
+  std::int64_t to_row = 0;  // of the block buffer
+  std::int64_t rows = 0;
+};
+
+// Sources of a block's tile map, by index.
+inline constexpr std::int32_t kOwnShard = 0;
+inline constexpr std::int32_t kBlockBuffer = 1;
+
+struct BlockPlan {
+  std::int64_t first_token = 0;  // packed key tokens [first_token, last_token) of the whole job
+  std::int64_t last_token = 0;
+  std::vector<Part> parts;            // that this rank sends, receives or hands on
+  std::vector<PartMessage> sends;     // ascending by round
+  std::vector<PartMessage> receives;  // ascending by round
+  std::vector<RowCopy> copies;
+  std::vector<KeyRun> key_runs;  // the rank's compute task
+  std::vector<KeyTile> tiles;
+  std::int64_t buffer_rows = 0;  // that the block needs: received rows, then assembled tiles
+  double flops = 0.0;            // of this rank's task, by the convention of job_flops()
+  std::int64_t bytes_received = 0;
+  std::int64_t bytes_sent = 0;
+};
+
+struct Plan {
+  int rank = 0;
+  int world = 1;
+  KernelShape kernel;
+  std::vector<QueryRun> queries;          // of the rank's shard
+  std::vector<std::int64_t> key_lengths;  // of every sequence
+  std::vector<BlockPlan> blocks;
+  std::int64_t buffer_rows = 0;        // of each of the two block buffers: the largest block's
+  std::size_t block_buffer_bytes = 0;  // of each of the two
+  std::size_t memory_bytes = 0;        // predicted peak of the rank: fixed_bytes and both buffers
+
+  double flops() const;
+  std::int64_t bytes_received() const;
+  std::int64_t bytes_sent() const;
+};
+
+// Block boundaries on the packed key axis, [blocks + 1], from 0 to all key tokens; at tile boundaries of the sequences.
+// The same on every rank. Throws kMemory, saying what would fit, when the budget can't hold even the smallest blocks.
+std::vector<std::int64_t> block_boundaries(const Job& job, const JobLayout& layout, const KernelShape& kernel,
+                                           const MachineModel& machine, const PlanOptions& options);
+
+// The plan of `rank`. Throws what block_boundaries() throws.
+Plan make_plan(const Job& job, const JobLayout& layout, const KernelShape& kernel, const MachineModel& machine,
+               const PlanOptions& options, int rank);
+
+// Predicted seconds of a plan: each block's fold and transfer, the next in flight while one folds.
+struct Prediction {
+  double seconds = 0.0;
+  double exposed_seconds = 0.0;  // in which the rank waits for bytes
+};
+Prediction predict(const Plan& plan, const MachineModel& machine);
+
+// Bytes of one token's K and V rows on the wire.
+std::int64_t kv_token_bytes(const FoldSpec& spec);
+
+}  // namespace ringattn

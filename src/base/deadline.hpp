@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// A point in time after which a wait gives up. Every wait of the runtime takes one.
+#pragma once
+
+#include <chrono>
+
+namespace ringattn {
+
+class Deadline {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  static Deadline after(double seconds) {
+    return Deadline(Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds)),
+                    seconds);
+  }
+
+  bool expired() const { return Clock::now() >= end_; }
+  Clock::time_point end() const { return end_; }
+  // How long the wait was allowed to last, for messages.
+  double seconds() const { return seconds_; }
+
+ private:
+  Deadline(Clock::time_point end, double seconds) : end_(end), seconds_(seconds) {}
+
+  Clock::time_point end_;
+  double seconds_;
+};
+
+}  // namespace ringattn

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// Owned memory of either kind, and the handle of the queue that device work is enqueued on.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+
+namespace ringattn {
+
+enum class MemoryKind { kHost, kDevice };
+
+// Bytes that are freed with the object. Host buffers are aligned to 4096 bytes.
+class Buffer {
+ public:
+  Buffer() = default;
+  Buffer(std::byte* data, std::size_t bytes, MemoryKind kind, std::function<void(std::byte*)> release)
+      : data_(data, std::move(release)), bytes_(bytes), kind_(kind) {}
+
+  std::byte* data() const { return data_.get(); }
+  std::size_t bytes() const { return bytes_; }
+  MemoryKind kind() const { return kind_; }
+
+ private:
+  std::unique_ptr<std::byte, std::function<void(std::byte*)>> data_{nullptr, [](std::byte*) {}};
+  std::size_t bytes_ = 0;
+  MemoryKind kind_ = MemoryKind::kHost;
+};
+
+// Uninitialised host memory; throws kMemory with the size when the host refuses.
+Buffer allocate_host(std::size_t bytes);
+
+// A device's work queue (a cudaStream_t). Host backends and transports finish each call before they return and ignore
+// it.
+struct Stream {
+  void* handle = nullptr;
+};
+
+}  // namespace ringattn

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+// Transport `self`: a world of one rank, in which nothing moves.
+#pragma once
+
+#include <memory>
+
+#include "comm/transport.hpp"
+
+namespace ringattn {
+
+// `memory` is the kind of memory that the job's backend uses.
+std::unique_ptr<Transport> make_self_transport(MemoryKind memory = MemoryKind::kHost);
+
+}  // namespace ringattn

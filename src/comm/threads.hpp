@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// Transport `threads`: N ranks are N threads of this process. Courier threads copy the bytes, so delivery is as
+// asynchronous as a network's; tests delay and shuffle it.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "comm/transport.hpp"
+
+namespace ringattn {
+
+// How a threads world delivers; the default copies each message as soon as both sides have posted it.
+struct ThreadsDelivery {
+  Route route = Route::kDirect;
+  std::uint64_t shuffle_seed = 0;          // not 0: messages that are ready are delivered in a seeded random order
+  std::chrono::microseconds max_delay{0};  // each message waits a seeded random time up to this
+};
+
+// The transports of a world of `size` ranks; element r is for the thread that plays rank r. They share what they need:
+// the world lives until the last of them is gone.
+std::vector<std::unique_ptr<Transport>> make_threads_world(int size, const ThreadsDelivery& delivery = {});
+
+// Runs `rank_main` on `size` threads, one a rank. When a rank throws, the world is aborted; after all have ended the
+// error that came first is rethrown.
+void run_threads_world(int size, const ThreadsDelivery& delivery, const std::function<void(Transport&)>& rank_main);
+
+}  // namespace ringattn

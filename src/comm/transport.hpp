@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks and bytes. A transport moves spans of memory between ranks; it knows nothing of tiles or attention.
+//
+// Order. Both sides describe a block's movement as an Exchange; the n-th exchange that a rank posts meets the n-th of
+// its peers. In an exchange there is at most one message for each (sender, receiver, round), and its spans have the
+// same sizes on both sides. A send of round r may read what this rank's receives of rounds < r wrote: it starts after
+// them. Within a round everything may move at once, and rounds of different exchanges may overlap.
+//
+// Streams. post() takes effect after everything enqueued on `stream` before it; what is enqueued after wait() runs
+// after the exchange has finished. Device transports only enqueue; host transports move bytes in the background, or
+// whenever progress() or wait() is called, and wait() returns when they are done.
+//
+// Failure. No call outlasts its deadline: it throws Error (kPeer) that names the peers waited for. Once one rank has
+// called abort(), every call of every rank of the same world throws within moments, with the code that abort() gave.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/deadline.hpp"
+#include "base/error.hpp"
+#include "base/memory.hpp"
+
+namespace ringattn {
+
+// What every world has before it has a transport: ranks, a barrier, a small all-gather. MPI is its first
+// implementation; a launcher without MPI gives its own.
+class Bootstrap {
+ public:
+  virtual ~Bootstrap() = default;
+
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  // Every rank's `bytes` (of any length, a few KiB at most), in order of rank. Collective.
+  virtual std::vector<std::string> all_gather(std::string_view bytes, const Deadline& deadline) = 0;
+  // Collective.
+  virtual void barrier(const Deadline& deadline) = 0;
+};
+
+struct SendSpan {
+  const std::byte* data = nullptr;
+  std::size_t bytes = 0;
+};
+
+struct ReceiveSpan {
+  std::byte* data = nullptr;
+  std::size_t bytes = 0;
+};
+
+struct SendMessage {
+  int peer = 0;
+  int round = 0;
+  std::vector<SendSpan> spans;
+};
+
+struct ReceiveMessage {
+  int peer = 0;
+  int round = 0;
+  std::vector<ReceiveSpan> spans;
+};
+
+struct Exchange {
+  std::string label;                     // for messages about failures, e.g. "block 3 of 12"
+  std::vector<SendMessage> sends;        // ascending by round
+  std::vector<ReceiveMessage> receives;  // ascending by round
+};
+
+// Names a posted exchange until it has been waited for.
+using Ticket = std::int64_t;
+
+// How a block's parts travel: handed on from neighbour to neighbour, or straight from the owner to everyone who needs
+// them.
+enum class Route { kChain, kDirect };
+
+class Transport : public Bootstrap {
+ public:
+  virtual std::string_view name() const = 0;
+  virtual MemoryKind memory() const = 0;
+  virtual Route route() const = 0;
+
+  // Spans stay valid until wait() has returned for the ticket, and the sends' data unchanged.
+  virtual Ticket post(Exchange exchange, Stream stream) = 0;
+  // Each ticket is waited for once, in the order of post().
+  virtual void wait(Ticket ticket, Stream stream, const Deadline& deadline) = 0;
+  // Moves host transports on; cheap when there is nothing to do.
+  virtual void progress() = 0;
+
+  // Ranks 0 … size − 1 of this world as a world of their own, nullptr on the others. Collective over the whole world.
+  virtual std::unique_ptr<Transport> split(int size, const Deadline& deadline) = 0;
+
+  // Ends the world. Called by a rank that failed alone, with the failure it wants to be known; returns whether this
+  // rank is the one that prints it (exactly one of those that call is, unless it can't be agreed on in time).
+  virtual bool abort(const Error& error) = 0;
+};
+
+// An error that every rank of the world throws at the same point, so nobody is left waiting.
+class AgreedError : public Error {
+ public:
+  using Error::Error;
+};
+
+// If any rank passes an error, every rank throws that of the lowest such rank as an AgreedError, with the same code and
+// text. Collective: for phases that all ranks run, in which any of them may fail alone (open a file, allocate memory).
+void agree(Bootstrap& world, const Error* error, const Deadline& deadline);
+
+}  // namespace ringattn

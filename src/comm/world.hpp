@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// The table of transports, and the start of a world for programs: which transports there are, why one can't be used
+// here, and running a rank's main function in the chosen world.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "comm/transport.hpp"
+
+namespace ringattn {
+
+// A transport = one row.
+struct TransportRow {
+  std::string_view name;         // "self", "threads", "mpi"
+  std::string_view memory;       // "any", "host", "device"
+  std::string_view description;  // one line for people
+  // Why it can't be used in this process; empty: it can.
+  std::string (*unavailable)();
+};
+
+std::span<const TransportRow> transport_table();
+
+struct WorldRequest {
+  std::string transport = "auto";
+  std::optional<int> ranks;  // ranks in this process (threads)
+  double pace = 0.0;         // bytes per second; 0: as fast as it goes (comm/paced.hpp)
+};
+
+// Whether this process was started by mpirun or srun with MPI, judged from the environment, without initialising MPI.
+bool launched_by_mpi();
+
+// Makes the world (under mpirun: mpirun's; otherwise `ranks` threads, or one rank alone), runs `rank_main` once a rank,
+// ends the world and returns the exit code, the same on every rank. An Error that rank_main throws becomes the code: an
+// AgreedError is known to all and ends the world in order, any other aborts the other ranks. Exactly one rank calls
+// `print_error`. Throws kUsage for an unknown or contradictory request, kUnsupported for a transport that can't be used
+// here.
+int run_world(const WorldRequest& request, const std::function<int(Transport&)>& rank_main,
+              const std::function<void(const Error&)>& print_error);
+
+}  // namespace ringattn

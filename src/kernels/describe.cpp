@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// Descriptions and checks of a FoldSpec.
+#include <fmt/format.h>
+
+#include <cmath>
+#include <string>
+
+#include "base/error.hpp"
+#include "kernels/registry.hpp"
+
+namespace ringattn {
+
+namespace {
+
+std::string head_configuration(const FoldSpec& spec) {
+  if (spec.kv_heads == spec.heads) return "MHA";
+  if (spec.kv_heads == 1) return "MQA";
+  return fmt::format("GQA {}:1", spec.heads / spec.kv_heads);
+}
+
+}  // namespace
+
+std::string describe(const Mask& mask) {
+  if (mask.is_full()) return "full";
+  if (mask.is_causal()) return "causal";
+  return fmt::format("window {},{}", mask.left, mask.right);
+}
+
+std::string describe(const FoldSpec& spec) {
+  std::string text = fmt::format("{}, heads {}/{} ({}), head_dim {}", dtype_name(spec.dtype), spec.heads, spec.kv_heads,
+                                 head_configuration(spec), spec.head_dim);
+  if (spec.head_dim_v != spec.head_dim) text += fmt::format("/{}", spec.head_dim_v);
+  text += fmt::format(", {}", describe(spec.mask));
+  if (spec.softcap > 0.0F) text += fmt::format(", softcap {}", spec.softcap);
+  if (spec.sinks) text += ", sinks";
+  return text;
+}
+
+std::string check_heads(const FoldSpec& spec) {
+  if (spec.heads < 1 || spec.kv_heads < 1) {
+    fail(ErrorCode::kUsage, fmt::format("{} query heads and {} kv heads", spec.heads, spec.kv_heads),
+         "both must be at least 1");
+  }
+  if (spec.heads % spec.kv_heads != 0) {
+    fail(ErrorCode::kUsage, fmt::format("K has {} heads, Q has {} heads", spec.kv_heads, spec.heads),
+         fmt::format("{} is not a multiple of {}", spec.heads, spec.kv_heads),
+         "Each K/V head serves the same number of query heads.");
+  }
+  if (spec.head_dim < 1 || spec.head_dim_v < 1) {
+    fail(ErrorCode::kUsage, fmt::format("head_dim {} and head_dim_v {}", spec.head_dim, spec.head_dim_v),
+         "both must be at least 1");
+  }
+  if (!std::isfinite(spec.softmax_scale)) {
+    fail(ErrorCode::kUsage, fmt::format("softmax scale {}", spec.softmax_scale), "it must be finite");
+  }
+  if (!std::isfinite(spec.softcap) || spec.softcap < 0.0F) {
+    fail(ErrorCode::kUsage, fmt::format("softcap {}", spec.softcap), "it must be positive, or 0 for off");
+  }
+  return head_configuration(spec);
+}
+
+}  // namespace ringattn

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+// The fold: (m, l, O) ← fold((m, l, O), key tile), in ascending token order, and at the end one division and one
+// rounding. This header is what a kernel promises to the engine; it knows devices and tiles, and nothing of ranks.
+//
+// A kernel's result for a query row is a pure function of the row, its position, its sequence's keys and values, and
+// the FoldSpec. It depends on nothing that a FoldTask says about *where* tiles lie, how they are grouped into tasks,
+// which other rows are folded beside it, or how many threads run. That is the promise that the whole runtime rests on.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "base/deadline.hpp"
+#include "base/dtype.hpp"
+#include "base/memory.hpp"
+#include "base/tensor.hpp"
+#include "kernels/mask.hpp"
+
+namespace ringattn {
+
+// What is computed: all that the choice of a kernel and its arithmetic may depend on. Lengths, batch and ranks are
+// absent.
+struct FoldSpec {
+  Dtype dtype = Dtype::kBf16;  // of q, k, v and out; state and LSE are fp32
+  int heads = 1;               // query heads
+  int kv_heads = 1;            // divides heads
+  int head_dim = 128;          // of q and k
+  int head_dim_v = 128;        // of v and out
+  Mask mask{-1, 0};
+  float softmax_scale = 1.0F;
+  float softcap = 0.0F;  // score ← softcap · tanh(score / softcap), after scaling; 0 is off
+  bool sinks = false;    // a logit per query head joins the denominator at the end
+
+  bool operator==(const FoldSpec&) const = default;
+};
+
+// Consecutive queries of one sequence: rows [row, row + rows) of the task's q stand at positions position, position +
+// 1, …
+struct QueryRun {
+  std::int32_t sequence = 0;
+  std::int64_t position = 0;
+  std::int64_t row = 0;
+  std::int64_t rows = 0;
+};
+
+// Where keys and values lie. Dense or strided; the rows of k and v with the same index belong to the same token.
+struct KeySource {
+  TensorView k;  // [rows, kv_heads, head_dim]
+  TensorView v;  // [rows, kv_heads, head_dim_v]
+};
+
+// The tile → address map: the tile's first key is row `row` of sources[source], its other keys follow.
+struct KeyTile {
+  std::int32_t source = 0;
+  std::int64_t row = 0;
+};
+
+// Tiles [first_tile, first_tile + tiles) of one sequence, mapped by FoldTask::tiles[table …]. Tile t of a sequence of n
+// keys holds keys [t · key_tile, min((t + 1) · key_tile, n)).
+struct KeyRun {
+  std::int32_t sequence = 0;
+  std::int64_t first_tile = 0;
+  std::int64_t tiles = 0;
+  std::int64_t table = 0;
+};
+
+// Where finished rows go.
+struct FoldOutput {
+  MutableTensorView out;  // [rows, heads, head_dim_v], FoldSpec::dtype
+  RowView lse;  // [rows, heads] fp32, natural logarithm; −∞ for a row that sees no key; no data: not wanted
+  const float* sinks = nullptr;  // [heads] fp32, present exactly when FoldSpec::sinks; in the kernel's kind of memory
+};
+
+// Folds the tiles of one block into all of a rank's query rows.
+struct FoldTask {
+  TensorView q;                               // [rows, heads, head_dim]
+  std::span<const QueryRun> queries;          // cover every row once, ascending by (sequence, position)
+  std::span<const std::int64_t> key_lengths;  // [sequences] keys of each sequence
+  std::span<const KeyRun> key_runs;           // ascending by (sequence, first_tile), disjoint
+  std::span<const KeyTile> tiles;             // the map that key_runs index
+  std::span<const KeySource> sources;
+  void* state = nullptr;               // FoldKernel::state_bytes(), of the kernel's memory kind
+  bool resume = false;                 // false: the state is not read, every row starts from the identity
+  bool save = true;                    // false: the state need not survive (nothing is folded after this task)
+  const FoldOutput* finish = nullptr;  // not null: after this task every row is divided, rounded and written
+};
+
+// The state of rows as numbers, whatever the kernel really holds. O is not normalised.
+struct FoldStateView {
+  RowView m;  // [rows, heads] reference maximum of the scaled (and capped) score; −∞ where nothing was folded
+  RowView l;  // [rows, heads] sum of exp(score − m)
+  MutableTensorView o;  // [rows, heads, head_dim_v] fp32: sum of exp(score − m) · v
+};
+
+// Called between tiles, on the calling thread, by kernels whose fold() does its work before it returns. It may throw;
+// fold() then stops, and throws the same exception once no thread of it runs any more.
+using Progress = std::function<void()>;
+
+// A device's memory and queues. One object serves one rank.
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  virtual MemoryKind memory() const = 0;
+  // Device model and instruction set, e.g. "AVX2": ranks must agree on it for their bits to be equal.
+  virtual std::string identity() const = 0;
+  // Throws kMemory when the device is too small.
+  virtual Buffer allocate(std::size_t bytes) = 0;
+  // Copies `rows` rows of `row_bytes`; strides in bytes. Ordered on `stream`.
+  virtual void copy_rows(void* target, std::int64_t target_stride, const void* source, std::int64_t source_stride,
+                         std::int64_t row_bytes, std::int64_t rows, Stream stream) = 0;
+  // Returns when everything enqueued on `stream` has finished. Calls `progress` while it waits; throws kPeer past the
+  // deadline.
+  virtual void synchronize(Stream stream, const Deadline& deadline, const Progress& progress) = 0;
+};
+
+// One fold kernel for one FoldSpec on one backend.
+class FoldKernel {
+ public:
+  virtual ~FoldKernel() = default;
+
+  // Keys of a tile; part of the arithmetic, fixed by the FoldSpec.
+  virtual int key_tile() const = 0;
+  // Rows that share their set of key tiles: a row folds the tiles that any position of its own query tile
+  // [⌊p / query_tile⌋ · query_tile, …) sees. 1: exactly the tiles that the row sees.
+  virtual int query_tile() const = 0;
+  // Bytes of fold state for `rows` query rows, all heads.
+  virtual std::size_t state_bytes(std::int64_t rows) const = 0;
+  // Bytes that the kernel allocates beside the state while it runs, at most, for tasks of up to `rows` rows.
+  virtual std::size_t scratch_bytes(std::int64_t rows) const = 0;
+  // Enqueues the task on `stream` (device) or does it (host).
+  virtual void fold(const FoldTask& task, Stream stream, const Progress& progress) = 0;
+  // Writes the saved state of `rows` rows as (m, l, O).
+  virtual void export_state(const void* state, std::int64_t rows, const FoldStateView& view, Stream stream) = 0;
+};
+
+// Key tiles [begin, end) of a sequence.
+struct TileRange {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+
+  RINGATTN_HOST_DEVICE bool empty() const { return begin >= end; }
+};
+
+// The key tiles that the row at `position` folds (see FoldKernel::query_tile). Where not empty, both ends ascend with
+// the position.
+RINGATTN_HOST_DEVICE inline TileRange folded_tiles(const Mask& mask, std::int64_t position, std::int64_t key_length,
+                                                   int query_tile, int key_tile) {
+  std::int64_t first = position;
+  if (query_tile > 1) {
+    first = position / query_tile * query_tile;
+    if (first > position) first -= query_tile;  // round down also below zero
+  }
+  const std::int64_t begin = visible_keys(mask, first, key_length).begin;
+  const std::int64_t end = visible_keys(mask, first + query_tile - 1, key_length).end;
+  if (begin >= end) return {0, 0};
+  return {begin / key_tile, (end + key_tile - 1) / key_tile};
+}
+
+}  // namespace ringattn

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// The fp64 oracle: attention by its definition, one row at a time, sharing no code with the kernels or the plan.
+// Keys and values are streamed in pieces in ascending order, so rows of any length fit.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/fold.hpp"
+
+namespace ringattn {
+
+// One query row of one head, as the oracle computes it.
+class OracleRow {
+ public:
+  // `q` is [head_dim]. The row stands at `position` of a sequence of `key_length` keys.
+  OracleRow(const FoldSpec& spec, int head, std::int64_t position, std::int64_t key_length, std::vector<double> q);
+
+  // Feeds the keys [first_key, first_key + k.tokens) of the sequence; pieces ascend and may be of any size.
+  // k: [tokens, kv_heads, head_dim], v: [tokens, kv_heads, head_dim_v].
+  void feed(std::int64_t first_key, const TensorView& k, const TensorView& v);
+
+  // Ends the row; `sink` is used when the spec has sinks. out: [head_dim_v]; returns LSE (natural logarithm).
+  double finish(double sink, std::vector<double>& out) const;
+
+  int head() const { return head_; }
+
+ private:
+  FoldSpec spec_;
+  int head_;
+  std::int64_t position_;
+  std::int64_t key_length_;
+  std::vector<double> q_;
+  double max_;
+  double sum_ = 0.0;
+  std::vector<double> o_;
+};
+
+// Whole attention of one sequence in fp64, for tests: q [rows, heads, head_dim] at positions q_offset, q_offset + 1, ….
+// out: [rows, heads, head_dim_v] and lse [rows, heads], both dense, resized here. `sinks` is [heads] or null.
+void oracle_attention(const FoldSpec& spec, const TensorView& q, const TensorView& k, const TensorView& v,
+                      std::int64_t q_offset, const float* sinks, std::vector<double>& out, std::vector<double>& lse);
+
+}  // namespace ringattn
