@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+// The library's front door: exact attention over a ring of ranks.
+//
+//   Attention attention(job, *transport, options);               // collective: kernel, layout, plan
+//   allocate attention.shard(), attention.workspace_bytes()      // or let the views point into what you have
+//   attention.run({q, k, v}, {out, lse}, workspace);             // collective
+//
+// Every rank passes the same job and options. What O and LSE are depends on the job, the kernel, the device model and
+// the build alone: the number of ranks, layout, blocks, transport and overlap change where and when a tile is folded,
+// never the bits.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "attention/job.hpp"
+#include "attention/layout.hpp"
+#include "attention/machine_model.hpp"
+#include "attention/plan.hpp"
+#include "base/memory.hpp"
+#include "base/tensor.hpp"
+#include "comm/transport.hpp"
+#include "kernels/fold.hpp"
+#include "kernels/registry.hpp"
+
+namespace ringattn {
+
+// How a job is run. Nothing here changes a bit of the result.
+struct Options {
+  KernelRequest kernel;
+  LayoutRequest layout;
+  // The caller's own distribution instead of `layout`, if its data lie otherwise: for each rank, its tokens.
+  std::optional<std::vector<std::vector<TokenRun>>> query_runs;
+  std::optional<std::vector<std::vector<TokenRun>>> key_runs;
+  std::int64_t block_tokens = 0;  // 0: from the machine model and the memory budget
+  std::size_t memory_budget = 0;  // bytes a rank may use, inputs and outputs included; 0: no limit
+  bool overlap = true;            // the next block travels while this one is folded
+  bool checksum = false;          // verify each part of a block after its travels
+  bool state_out = false;         // run() also writes Outputs::state
+  int threads = 0;                // of a host kernel; 0: all of this process
+  double timeout_seconds = 60.0;  // of every single wait
+  MachineModel machine;
+};
+
+// This rank's shards, rows as Attention::layout() says. Strides are free; a fused QKV is three views. In the kernel's
+// kind of memory.
+struct Inputs {
+  TensorView q;                  // [q_rows, heads, head_dim]
+  TensorView k;                  // [k_rows, kv_heads, head_dim]
+  TensorView v;                  // [k_rows, kv_heads, head_dim_v]
+  const float* sinks = nullptr;  // [heads], present exactly when FoldSpec::sinks
+};
+
+struct Outputs {
+  MutableTensorView out;  // [q_rows, heads, head_dim_v]
+  RowView lse;            // [q_rows, heads] natural logarithm, −∞ for a row without keys; no data: not wanted
+  std::optional<FoldStateView> state;  // with Options::state_out
+};
+
+// What happened in a block on this rank; seconds since run() began.
+struct BlockTimes {
+  double posted = 0.0;      // transfer handed to the transport
+  double wait_begin = 0.0;  // nothing left to fold until it arrives
+  double fold_begin = 0.0;
+  double fold_end = 0.0;
+};
+
+struct RunStats {
+  double seconds = 0.0;
+  double exposed_seconds = 0.0;  // waiting for blocks
+  std::vector<BlockTimes> blocks;
+};
+
+// Called after each block with the number of blocks done and of all blocks; for progress displays.
+using BlockDone = std::function<void(std::int64_t done, std::int64_t all)>;
+
+class Attention {
+ public:
+  // Collective. Chooses kernel and layout, makes the plan, and agrees with the other ranks on job, options, build,
+  // kernel and device. Throws Error: kUsage (the job contradicts itself), kUnsupported (no kernel; unlike ranks),
+  // kMemory (the budget is too small), kPeer (deadline). `transport` outlives the object.
+  Attention(Job job, Transport& transport, Options options);
+  ~Attention();
+  Attention(Attention&&) noexcept;
+  Attention& operator=(Attention&&) = delete;
+
+  const Job& job() const;
+  const Options& options() const;
+  const KernelChoice& kernel() const;
+  Backend& backend();
+  const JobLayout& layout() const;
+  const Plan& plan() const;
+  std::int64_t q_rows() const;  // rows of this rank's q, out and lse
+  std::int64_t k_rows() const;  // rows of this rank's k and v
+
+  // Bytes run() needs beside inputs and outputs: fold state, two blocks, and a dense copy of k and v if the caller's
+  // are strided (`dense_kv` false).
+  std::size_t workspace_bytes(bool dense_kv = true) const;
+
+  // Collective. Computes this rank's rows of O and LSE. `workspace` holds workspace_bytes(), aligned to 256, in the
+  // kernel's kind of memory. On devices the work is enqueued on `stream` and complete when run() returns.
+  // Throws kUsage for shapes that don't fit the job, kPeer for a deadline or a dead peer.
+  RunStats run(const Inputs& inputs, const Outputs& outputs, std::byte* workspace, Stream stream = {},
+               const BlockDone& block_done = {});
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// Memory and parts of a plan, before anything runs: what `plan` prints and the constructor uses.
+struct Forecast {
+  JobLayout layout;
+  Plan plan;
+  Prediction prediction;
+};
+
+// The plan of one rank of a world of `world`, without ranks, devices or MPI. `staged_kv`: the caller's k and v are
+// strided.
+Forecast forecast(const Job& job, const Options& options, const FoldKernel& kernel, Route route, int world, int rank,
+                  bool staged_kv = false);
+
+}  // namespace ringattn

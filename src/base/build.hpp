@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+// What was built: version, source revision, compiler, and the linker's build id of the running program.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace ringattn {
+
+std::string_view version();       // "0.1.0"
+std::string_view git_revision();  // short hash of the source, or "unknown" outside a checkout
+bool git_dirty();                 // the source differed from git_revision()
+std::string_view compiler();      // e.g. "GNU 12.2.0"
+std::string_view build_type();
+
+// The running executable's build id in hex, equal exactly for equal binaries; empty if the linker wrote none.
+std::string build_id();
+
+}  // namespace ringattn
