@@ -15,6 +15,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -102,10 +103,10 @@ class Attention {
   // are strided (`dense_kv` false).
   std::size_t workspace_bytes(bool dense_kv = true) const;
 
-  // Collective. Computes this rank's rows of O and LSE. `workspace` holds workspace_bytes(), aligned to 256, in the
-  // kernel's kind of memory. On devices the work is enqueued on `stream` and complete when run() returns.
+  // Collective. Computes this rank's rows of O and LSE. `workspace` is at least workspace_bytes() long, aligned to 256,
+  // in the kernel's kind of memory. On devices the work is enqueued on `stream` and complete when run() returns.
   // Throws kUsage for shapes that don't fit the job, kPeer for a deadline or a dead peer.
-  RunStats run(const Inputs& inputs, const Outputs& outputs, std::byte* workspace, Stream stream = {},
+  RunStats run(const Inputs& inputs, const Outputs& outputs, std::span<std::byte> workspace, Stream stream = {},
                const BlockDone& block_done = {});
 
  private:
