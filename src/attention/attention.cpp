@@ -9,6 +9,7 @@
 #include "attention/handshake.hpp"
 #include "attention/workspace.hpp"
 #include "base/error.hpp"
+#include "base/host.hpp"
 
 namespace ringattn {
 
@@ -48,6 +49,16 @@ std::size_t fixed_bytes(const Job& job, const JobLayout& layout, const FoldKerne
   const std::int64_t kv_bytes = k_rows * kv_token_bytes(spec);
   return static_cast<std::size_t>(q_bytes + o_bytes + (staged ? 2 : 1) * kv_bytes) + kernel.state_bytes(q_rows) +
          kernel.scratch_bytes(q_rows);
+}
+
+// Threads for a host kernel where the caller names none: this process's processors, shared with the ranks that have the
+// same ones. Collective.
+int share_of_processors(Bootstrap& world, const Deadline& deadline) {
+  const Processors processors = usable_processors();
+  const std::string mine = host_name() + ' ' + processors.set;
+  const std::vector<std::string> all = world.all_gather(mine, deadline);
+  const auto sharing = std::count(all.begin(), all.end(), mine);
+  return std::max(1, processors.count / static_cast<int>(sharing));
 }
 
 void check_view(std::string_view name, const TensorView& view, const FoldSpec& spec, std::int64_t tokens, int heads,
@@ -105,6 +116,7 @@ struct Attention::Impl {
 Attention::Attention(Job job, Transport& transport, Options options)
     : impl_(new Impl{std::move(job), std::move(options), transport, {}, nullptr, nullptr, std::nullopt}) {
   Impl& impl = *impl_;
+  if (impl.options.threads == 0) impl.options.threads = share_of_processors(transport, impl.deadline());
   impl.together([&impl] {
     check_job(impl.job);
     impl.choice = choose_kernel(impl.job.spec, impl.options.kernel);

@@ -43,7 +43,7 @@ struct Options {
   bool overlap = true;            // the next block travels while this one is folded
   bool checksum = false;          // verify each part of a block after its travels
   bool state_out = false;         // run() also writes Outputs::state
-  int threads = 0;                // of a host kernel; 0: all of this process
+  int threads = 0;                // of a host kernel; 0: this rank's share of the processors it may use
   double timeout_seconds = 60.0;  // of every single wait
   MachineModel machine;
 };
