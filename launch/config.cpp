@@ -7,7 +7,7 @@
 
 #include "base/environment.hpp"
 #include "base/error.hpp"
-#include "base/flat_table.hpp"
+#include "attention/flat_table.hpp"
 #include "base/size.hpp"
 #include "base/text_file.hpp"
 #include "launch/values.hpp"
@@ -59,22 +59,6 @@ void check_environment_names(std::span<const EnvironmentEntry> entries) {
          "every RINGATTN_ variable must mean something",
          nearest.empty() ? "`ringattn info` lists them." : fmt::format("Did you mean {}?", nearest));
   }
-}
-
-// A basic TOML string.
-std::string toml_quoted(std::string_view text) {
-  std::string quoted = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') {
-      quoted += '\\';
-      quoted += c;
-    } else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
-      quoted += fmt::format("\\u{:04X}", static_cast<unsigned>(c));
-    } else {
-      quoted += c;
-    }
-  }
-  return quoted + '"';
 }
 
 bool is_toml_number(std::string_view text) {

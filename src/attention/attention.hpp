@@ -15,6 +15,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -42,7 +43,7 @@ struct Options {
   bool overlap = true;            // the next block travels while this one is folded
   bool checksum = false;          // verify each part of a block after its travels
   bool state_out = false;         // run() also writes Outputs::state
-  int threads = 0;                // of a host kernel; 0: all of this process
+  int threads = 0;                // of a host kernel; 0: this rank's share of the processors it may use
   double timeout_seconds = 60.0;  // of every single wait
   MachineModel machine;
 };
@@ -102,10 +103,10 @@ class Attention {
   // are strided (`dense_kv` false).
   std::size_t workspace_bytes(bool dense_kv = true) const;
 
-  // Collective. Computes this rank's rows of O and LSE. `workspace` holds workspace_bytes(), aligned to 256, in the
-  // kernel's kind of memory. On devices the work is enqueued on `stream` and complete when run() returns.
+  // Collective. Computes this rank's rows of O and LSE. `workspace` is at least workspace_bytes() long, aligned to 256,
+  // in the kernel's kind of memory. On devices the work is enqueued on `stream` and complete when run() returns.
   // Throws kUsage for shapes that don't fit the job, kPeer for a deadline or a dead peer.
-  RunStats run(const Inputs& inputs, const Outputs& outputs, std::byte* workspace, Stream stream = {},
+  RunStats run(const Inputs& inputs, const Outputs& outputs, std::span<std::byte> workspace, Stream stream = {},
                const BlockDone& block_done = {});
 
  private:

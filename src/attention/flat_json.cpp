@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "base/flat_table.hpp"
+#include "attention/flat_table.hpp"
 
 namespace ringattn {
 

@@ -25,4 +25,7 @@ struct FlatEntry {
 std::vector<FlatEntry> parse_toml_table(std::string_view text, std::string_view name, ErrorCode code);
 std::vector<FlatEntry> parse_json_table(std::string_view text, std::string_view name, ErrorCode code);
 
+// `text` as a TOML string, quotes included.
+std::string toml_quoted(std::string_view text);
+
 }  // namespace ringattn

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <toml++/toml.h>
 
-#include "base/flat_table.hpp"
+#include "attention/flat_table.hpp"
 
 namespace ringattn {
 
@@ -58,6 +58,21 @@ std::vector<FlatEntry> parse_toml_table(std::string_view text, std::string_view 
   std::stable_sort(entries.begin(), entries.end(),
                    [](const FlatEntry& a, const FlatEntry& b) { return a.line < b.line; });
   return entries;
+}
+
+std::string toml_quoted(std::string_view text) {
+  std::string quoted = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') {
+      quoted += '\\';
+      quoted += c;
+    } else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
+      quoted += fmt::format("\\u{:04X}", static_cast<unsigned>(c));
+    } else {
+      quoted += c;
+    }
+  }
+  return quoted + '"';
 }
 
 }  // namespace ringattn

@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/attention.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "attention/engine.hpp"
+#include "attention/handshake.hpp"
+#include "attention/workspace.hpp"
+#include "base/error.hpp"
+#include "base/host.hpp"
+
+namespace ringattn {
+
+namespace {
+
+std::vector<std::int64_t> lengths_of(const Job& job, std::int64_t Sequence::*length) {
+  std::vector<std::int64_t> lengths;
+  lengths.reserve(job.sequences.size());
+  for (const Sequence& sequence : job.sequences) lengths.push_back(sequence.*length);
+  return lengths;
+}
+
+JobLayout layout_of(const Job& job, const Options& options, const FoldKernel& kernel, int world) {
+  JobLayout layout = make_layout(job, world, options.layout, kernel.query_tile(), kernel.key_tile());
+  const auto state_runs = [world](Layout& dealt, const auto& stated, std::string_view side,
+                                  const std::vector<std::int64_t>& lengths) {
+    if (!stated) return;
+    if (static_cast<int>(stated->size()) != world) {
+      fail(ErrorCode::kUsage, fmt::format("{} runs are stated for {} ranks", side, stated->size()),
+           fmt::format("the world has {}", world));
+    }
+    dealt = Layout(lengths, *stated);
+  };
+  state_runs(layout.queries, options.query_runs, "query", lengths_of(job, &Sequence::q_len));
+  state_runs(layout.keys, options.key_runs, "key", lengths_of(job, &Sequence::k_len));
+  return layout;
+}
+
+// What a rank needs whatever the blocks are: its shards, results, fold state, scratch and the dense copy.
+std::size_t fixed_bytes(const Job& job, const JobLayout& layout, const FoldKernel& kernel, int rank, bool staged) {
+  const FoldSpec& spec = job.spec;
+  const std::int64_t q_rows = layout.queries.tokens(rank);
+  const std::int64_t k_rows = layout.keys.tokens(rank);
+  const auto element = static_cast<std::int64_t>(size_of(spec.dtype));
+  const std::int64_t q_bytes = q_rows * spec.heads * spec.head_dim * element;
+  const std::int64_t o_bytes = q_rows * spec.heads * (spec.head_dim_v * element + 4);
+  const std::int64_t kv_bytes = k_rows * kv_token_bytes(spec);
+  return static_cast<std::size_t>(q_bytes + o_bytes + (staged ? 2 : 1) * kv_bytes) + kernel.state_bytes(q_rows) +
+         kernel.scratch_bytes(q_rows);
+}
+
+// Threads for a host kernel where the caller names none: this process's processors, shared with the ranks that have the
+// same ones. Collective.
+int share_of_processors(Bootstrap& world, const Deadline& deadline) {
+  const Processors processors = usable_processors();
+  const std::string mine = host_name() + ' ' + processors.set;
+  const std::vector<std::string> all = world.all_gather(mine, deadline);
+  const auto sharing = std::count(all.begin(), all.end(), mine);
+  return std::max(1, processors.count / static_cast<int>(sharing));
+}
+
+void check_view(std::string_view name, const TensorView& view, const FoldSpec& spec, std::int64_t tokens, int heads,
+                int dim) {
+  if (view.dtype == spec.dtype && view.tokens == tokens && view.heads == heads && view.dim == dim) return;
+  fail(ErrorCode::kUsage,
+       fmt::format("{} is {} [{}, {}, {}]", name, dtype_name(view.dtype), view.tokens, view.heads, view.dim),
+       fmt::format("this rank's share of the job is {} [{}, {}, {}]", dtype_name(spec.dtype), tokens, heads, dim),
+       "Rows follow Attention::layout().");
+}
+
+}  // namespace
+
+Forecast forecast(const Job& job, const Options& options, const FoldKernel& kernel, Route route, int world, int rank,
+                  bool staged_kv) {
+  JobLayout layout = layout_of(job, options, kernel, world);
+  PlanOptions plan_options;
+  plan_options.route = route;
+  plan_options.block_tokens = options.block_tokens;
+  plan_options.memory_budget = options.memory_budget;
+  plan_options.checksum = options.checksum;
+  for (int r = 0; r < world; ++r) {  // ranks must cut the same blocks, so the neediest decides
+    plan_options.fixed_bytes =
+        std::max(plan_options.fixed_bytes, fixed_bytes(job, layout, kernel, r, staged_kv && world > 1));
+  }
+  Plan plan = make_plan(job, layout, {kernel.key_tile(), kernel.query_tile()}, options.machine, plan_options, rank);
+  const Prediction prediction = predict(plan, options.machine);
+  return {std::move(layout), std::move(plan), prediction};
+}
+
+struct Attention::Impl {
+  Job job;
+  Options options;
+  Transport& transport;
+  KernelChoice choice;
+  std::unique_ptr<Backend> backend;
+  std::unique_ptr<FoldKernel> kernel;
+  std::optional<Forecast> forecast;
+
+  Deadline deadline() const { return Deadline::after(options.timeout_seconds); }
+
+  // Runs a phase in which a rank may fail alone, so that all throw together.
+  template <typename Phase>
+  void together(Phase phase) {
+    std::optional<Error> error;
+    try {
+      phase();
+    } catch (const Error& caught) {
+      error = caught;
+    }
+    agree(transport, error ? &*error : nullptr, deadline());
+  }
+};
+
+Attention::Attention(Job job, Transport& transport, Options options)
+    : impl_(new Impl{std::move(job), std::move(options), transport, {}, nullptr, nullptr, std::nullopt}) {
+  Impl& impl = *impl_;
+  if (impl.options.threads == 0) impl.options.threads = share_of_processors(transport, impl.deadline());
+  impl.together([&impl] {
+    check_job(impl.job);
+    impl.choice = choose_kernel(impl.job.spec, impl.options.kernel);
+    impl.backend = impl.choice.row->make_backend(impl.options.threads);
+    impl.kernel = impl.choice.row->make_kernel(impl.job.spec, *impl.backend);
+    if (impl.backend->memory() != impl.transport.memory() && impl.transport.size() > 1) {
+      fail(ErrorCode::kUnsupported,
+           fmt::format("kernel {} and transport {} don't fit", impl.choice.row->name, impl.transport.name()),
+           "one works in host memory, the other in device memory", "Choose both with --backend and --transport.");
+    }
+    if (impl.options.checksum && impl.backend->memory() == MemoryKind::kDevice) {
+      fail(ErrorCode::kUnsupported, "checksums of device memory are not computed", "--checksum works on the host");
+    }
+  });
+  handshake(transport, identities(impl.job, impl.options, impl.choice, *impl.backend), impl.deadline());
+  impl.together([&impl] {
+    impl.forecast = ringattn::forecast(impl.job, impl.options, *impl.kernel, impl.transport.route(),
+                                       impl.transport.size(), impl.transport.rank());
+  });
+}
+
+Attention::~Attention() = default;
+Attention::Attention(Attention&&) noexcept = default;
+
+const Job& Attention::job() const { return impl_->job; }
+const Options& Attention::options() const { return impl_->options; }
+const KernelChoice& Attention::kernel() const { return impl_->choice; }
+Backend& Attention::backend() { return *impl_->backend; }
+const JobLayout& Attention::layout() const { return impl_->forecast->layout; }
+const Plan& Attention::plan() const { return impl_->forecast->plan; }
+std::int64_t Attention::q_rows() const { return layout().queries.tokens(impl_->transport.rank()); }
+std::int64_t Attention::k_rows() const { return layout().keys.tokens(impl_->transport.rank()); }
+
+std::size_t Attention::workspace_bytes(bool dense_kv) const {
+  const std::int64_t staged_rows = dense_kv || impl_->transport.size() == 1 ? 0 : k_rows();
+  return workspace_layout(impl_->job.spec, impl_->kernel->state_bytes(q_rows()), plan().buffer_rows, staged_rows).bytes;
+}
+
+RunStats Attention::run(const Inputs& inputs, const Outputs& outputs, std::span<std::byte> workspace, Stream stream,
+                        const BlockDone& block_done) {
+  Impl& impl = *impl_;
+  const FoldSpec& spec = impl.job.spec;
+  const bool dense_kv = inputs.k.is_dense() && inputs.v.is_dense();
+  impl.together([&] {
+    check_view("q", inputs.q, spec, q_rows(), spec.heads, spec.head_dim);
+    check_view("k", inputs.k, spec, k_rows(), spec.kv_heads, spec.head_dim);
+    check_view("v", inputs.v, spec, k_rows(), spec.kv_heads, spec.head_dim_v);
+    check_view("out", outputs.out, spec, q_rows(), spec.heads, spec.head_dim_v);
+    if (spec.sinks != (inputs.sinks != nullptr)) {
+      fail(ErrorCode::kUsage, spec.sinks ? "sinks are missing" : "sinks are given",
+           spec.sinks ? "the job has them" : "the job has none");
+    }
+    if (impl.options.state_out != outputs.state.has_value()) {
+      fail(ErrorCode::kUsage, impl.options.state_out ? "no place for the fold state" : "a place for the fold state",
+           impl.options.state_out ? "Options::state_out asks for it" : "Options::state_out is off");
+    }
+    if (workspace.size() < workspace_bytes(dense_kv)) {
+      fail(ErrorCode::kUsage, fmt::format("the workspace has {} bytes", workspace.size()),
+           fmt::format("{} are needed", workspace_bytes(dense_kv)), "Ask Attention::workspace_bytes().");
+    }
+  });
+  const std::int64_t staged_rows = dense_kv || impl.transport.size() == 1 ? 0 : k_rows();
+  const WorkspaceLayout layout =
+      workspace_layout(spec, impl.kernel->state_bytes(q_rows()), plan().buffer_rows, staged_rows);
+  return run_engine({plan(), spec, impl.options, impl.transport, *impl.backend, *impl.kernel, inputs, outputs,
+                     workspace.data(), layout, stream, block_done});
+}
+
+}  // namespace ringattn

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// What ranks must have in common before their bits can be equal.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "attention/attention.hpp"
+
+namespace ringattn {
+
+// One thing that all ranks must agree on, e.g. {"SIMD target", "AVX2"}.
+struct Identity {
+  std::string what;
+  std::string value;
+};
+
+// Build, kernel, device, job and options of this rank.
+std::vector<Identity> identities(const Job& job, const Options& options, const KernelChoice& choice,
+                                 const Backend& backend);
+
+// Collective. Throws kUnsupported (as an AgreedError), naming the first thing and rank that differ from rank 0.
+void handshake(Bootstrap& world, const std::vector<Identity>& mine, const Deadline& deadline);
+
+}  // namespace ringattn

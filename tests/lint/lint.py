@@ -1,0 +1,98 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The house's rules that a compiler does not enforce: which folder includes which, which files see a vendor's header,
+file lengths, licence lines, formatting. Prints each breach as path:line: rule; exits 1 if there is one, 77 (skipped)
+only where git can't list the files."""
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+# A folder of src/ and the folders whose headers it may include.
+LAYERS = {
+    "base": {"base"},
+    "comm": {"base", "comm"},
+    "kernels": {"base", "kernels"},
+    "attention": {"base", "comm", "kernels", "attention"},
+    "launch": {"base", "comm", "kernels", "attention", "launch"},
+}
+
+# A vendor's header and the files that may include it.
+VENDORS = {
+    r"mpi\.h": r"src/comm/mpi[^/]*|tests/.*mpi.*|tests/readme/.*",
+    r"nccl\.h": r"src/comm/nccl[^/]*",
+    r"cuda.*": r"src/kernels/.*|src/comm/(nccl|p2p)[^/]*|src/base/.*",
+    r"hwy/.*": r"src/kernels/cpu/.*|tests/kernels/.*",
+    r"omp\.h": r"src/kernels/cpu/.*|src/attention/synthetic.*",
+    r"nlohmann/.*": r"src/attention/.*|launch/.*|tests/.*",
+    r"toml\+\+/.*": r"src/attention/flat_toml[^/]*",
+    r"CLI/.*": r"launch/.*",
+    r"xxhash\.h": r"src/attention/.*",
+}
+
+MAX_LINES = 450
+
+
+def tracked_sources():
+    listing = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "src", "launch", "tests", "bench"],
+        cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    return [ROOT / name for name in listing
+            if re.search(r"\.(c|cpp|cu|h|hpp|cuh|py|sh)$", name) and (ROOT / name).exists()]
+
+
+def breaches_of(path):
+    name = path.relative_to(ROOT).as_posix()
+    lines = path.read_text().splitlines()
+    if not any("SPDX-License-Identifier: Apache-2.0" in line for line in lines[:3]):
+        yield 1, "the first lines name the licence (SPDX-License-Identifier: Apache-2.0)"
+    if len(lines) > MAX_LINES:
+        yield len(lines), f"a file has at most {MAX_LINES} lines: this is two files"
+    folder = name.split("/")[1] if name.startswith("src/") else name.split("/")[0]
+    for number, line in enumerate(lines, 1):
+        if len(line) > 120 and "http" not in line:
+            yield number, "a line has at most 120 columns"
+        include = re.match(r'\s*#\s*include\s*([<"])([^>"]+)[>"]', line)
+        if not include:
+            continue
+        header = include.group(2)
+        if include.group(1) == '"' and folder in LAYERS:
+            target = header.split("/")[0]
+            if "/" in header and target not in LAYERS[folder] and "hwy/" not in header:
+                yield number, f"{folder} does not include {target}"
+        for vendor, allowed in VENDORS.items():
+            if re.fullmatch(vendor, header) and not re.fullmatch(allowed, name):
+                yield number, f"only {allowed} sees {header}"
+
+
+def format_breaches(paths):
+    formatter = shutil.which("clang-format-14") or shutil.which("clang-format")
+    if not formatter:
+        return
+    version = subprocess.run([formatter, "--version"], capture_output=True, text=True, check=True).stdout
+    if "version 14." not in version:
+        return  # other versions lay lines out differently
+    for path in paths:
+        if path.suffix in {".cpp", ".hpp", ".cu", ".cuh"}:
+            done = subprocess.run([formatter, "--dry-run", "--Werror", str(path)], cwd=ROOT, capture_output=True)
+            if done.returncode:
+                yield path, "clang-format -i would change it"
+
+
+def main():
+    try:
+        paths = tracked_sources()
+    except (OSError, subprocess.CalledProcessError):
+        print("skipped: needs git to list the sources")
+        return 77
+    found = [f"{path.relative_to(ROOT)}:{number}: {rule}" for path in paths for number, rule in breaches_of(path)]
+    found += [f"{path.relative_to(ROOT)}:1: {rule}" for path, rule in format_breaches(paths)]
+    print("\n".join(found) if found else f"{len(paths)} files keep the rules")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Installs what is missing, builds and runs the suite. What needs a GPU is skipped and says so.
+# Usage: ./tests/run.sh [--all]   --all adds the long parts: sanitizer builds, long fuzzing, every world size.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+mkdir -p build
+all=0
+case "${1:-}" in
+  "") ;;
+  --all) all=1 ;;
+  *) echo "run.sh: unknown argument $1. Use --all or nothing." >&2; exit 2 ;;
+esac
+
+deps=(--tests)
+((all)) && deps+=(--sanitizers)
+./launch/install-deps.sh "${deps[@]}"
+
+# The reference safetensors library, for the tests that compare with it; without it they are skipped and say so.
+if [[ ! -x build/venv/bin/python ]]; then
+  python3 -m venv --system-site-packages build/venv
+  build/venv/bin/pip install --quiet numpy safetensors ||
+    echo "run.sh: PyPI gave no safetensors; the tests that compare with it will be skipped"
+fi
+export PATH="$PWD/build/venv/bin:$PATH"
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+
+launcher=()
+command -v ccache >/dev/null && launcher=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
+
+# suite <preset> [ctest arguments …]
+suite() {
+  local preset=$1
+  shift
+  cmake --preset "$preset" "${launcher[@]}" >"build/$preset.log" 2>&1 || { cat "build/$preset.log"; return 1; }
+  cmake --build --preset "$preset"
+  ctest --preset "$preset" --parallel "$(nproc)" "$@"
+}
+
+if ((all)); then
+  export RINGATTN_TEST_LONG=1
+  ASAN_OPTIONS=detect_leaks=0 suite asan
+  suite tsan
+fi
+suite dev

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runs a whole job through the library in a world of threads and gives back packed results, for tests that compare
+// worlds.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "attention/attention.hpp"
+#include "comm/threads.hpp"
+
+namespace ringattn::testing {
+
+// Packed inputs of a job: dense [tokens, heads, dim] arrays.
+struct JobTensors {
+  std::vector<std::byte> q;
+  std::vector<std::byte> k;
+  std::vector<std::byte> v;
+  std::vector<float> sinks;
+};
+
+// Standard normal values, rounded to the job's dtype; the same for the same seed.
+JobTensors random_tensors(const Job& job, std::uint64_t seed);
+
+struct JobResult {
+  std::vector<std::byte> out;   // [q_tokens, heads, head_dim_v]
+  std::vector<float> lse;       // [q_tokens, heads]
+  std::vector<RunStats> stats;  // per rank
+
+  // Whether every byte is equal, NaN patterns and signs of zero included.
+  bool same_bits(const JobResult& other) const;
+};
+
+// One rank's part: shards the packed tensors, runs, and puts its rows into `result`, whose arrays have their full size.
+void run_rank(const Job& job, const Options& options, const JobTensors& tensors, Transport& transport,
+              JobResult& result);
+
+// A world of `world` threads (self for 1).
+JobResult run_job(const Job& job, const Options& options, const JobTensors& tensors, int world,
+                  const ThreadsDelivery& delivery = {});
+
+// A result of the job's size, filled with NaN patterns so that unwritten rows are seen.
+JobResult poisoned_result(const Job& job, int world);
+
+}  // namespace ringattn::testing
