@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
 #include <limits>
 
 #include "launch/values.hpp"
@@ -38,6 +39,13 @@ template <auto kMember>
 void set_when(JobOptions& options, std::string_view text) {
   constexpr std::string_view kChoices[] = {"auto", "on", "off"};
   options.*kMember = static_cast<When>(parse_choice(text, kChoices));
+}
+
+// A number that fp32 can hold without becoming 0.
+double parse_fp32(std::string_view text, double least, double most) {
+  const double value = parse_real(text, least, most);
+  if (value != 0.0 && std::abs(value) < 1e-30) throw BadValue{"0, or a number of at least 1e-30"};
+  return value;
 }
 
 void set_tensors(JobOptions& options, std::string_view text) {
@@ -133,10 +141,10 @@ constexpr FlagRow kTable[] = {
      set_window},
     {"softmax-scale", 0, kRun | kVerify | kPlan, FlagGroup::kNumerics, FlagKind::kNumber, "X", "",
      "scores are multiplied by it [1/sqrt(head-dim)]",
-     [](JobOptions& options, std::string_view text) { options.softmax_scale = parse_real(text, -1e30, 1e30); }},
+     [](JobOptions& options, std::string_view text) { options.softmax_scale = parse_fp32(text, -1e30, 1e30); }},
     {"softcap", 0, kRun | kVerify | kPlan, FlagGroup::kNumerics, FlagKind::kNumber, "X", "0",
      "score becomes X * tanh(score / X), after scaling; 0 is off",
-     [](JobOptions& options, std::string_view text) { options.softcap = parse_real(text, 0.0, 1e30); }},
+     [](JobOptions& options, std::string_view text) { options.softcap = parse_fp32(text, 0.0, 1e30); }},
 
     // Parallelism
     {"world", 0, kPlan, FlagGroup::kParallelism, FlagKind::kText, "LIST", "1",

@@ -8,11 +8,12 @@
 #include <vector>
 
 #include "attention/layout.hpp"
+#include "attention/safetensors_rows.hpp"
 #include "base/dtype.hpp"
 
 namespace ringattn {
 
-enum class AxisOrder { kThd, kHtd, kBthd, kBhtd };
+
 enum class MaskKind { kFull, kCausal };
 enum class When { kAuto, kOn, kOff };
 

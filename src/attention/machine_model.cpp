@@ -82,7 +82,7 @@ std::string machine_model_text(const MachineModel& machine, std::string_view pat
     return json.end_object().text();
   }
   std::string text = fmt::format("name = {}\n", toml_quoted(machine.name));
-  for (const Member& member : kMembers) text += fmt::format("{} = {:e}\n", member.name, machine.*member.value);
+  for (const Member& member : kMembers) text += fmt::format("{} = {}\n", member.name, machine.*member.value);
   return text;
 }
 
