@@ -15,6 +15,7 @@ namespace ringattn {
 struct Invocation {
   Config config;
   std::vector<std::string> arguments;
+  bool first_process = true;  // without a world: this process prints and writes
 };
 
 struct CommandRow {

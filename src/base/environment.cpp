@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstdlib>
 
 #include "base/error.hpp"
@@ -27,6 +28,13 @@ constexpr EnvironmentVariable kTable[] = {
      [](Environment& environment, std::string_view value) {
        environment.test_long = value == "1";
        return value == "0" || value == "1";
+     }},
+    {"RINGATTN_TEST_SEED", "a whole number", "the project's own property tests replay this one case",
+     [](Environment& environment, std::string_view value) {
+       std::uint64_t seed = 0;
+       const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), seed);
+       environment.test_seed = seed;
+       return error == std::errc{} && end == value.data() + value.size();
      }},
 };
 

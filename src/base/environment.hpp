@@ -2,6 +2,7 @@
 // The environment variables of the runtime that are no twin of a flag: documented in one table, read once.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
@@ -13,6 +14,7 @@ namespace ringattn {
 struct Environment {
   double pace = 0.0;       // RINGATTN_PACE
   bool test_long = false;  // RINGATTN_TEST_LONG
+  std::optional<std::uint64_t> test_seed;  // RINGATTN_TEST_SEED
 };
 
 // A variable = one row.
