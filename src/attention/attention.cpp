@@ -38,6 +38,20 @@ JobLayout layout_of(const Job& job, const Options& options, const FoldKernel& ke
   return layout;
 }
 
+// A task of everything, which no task of a plan exceeds.
+FoldLimits largest_task(const Job& job, const JobLayout& layout, const FoldKernel& kernel, int rank) {
+  FoldLimits limits;
+  limits.rows = layout.queries.tokens(rank);
+  limits.query_runs = static_cast<std::int64_t>(layout.queries.runs(rank).size());
+  for (const Sequence& sequence : job.sequences) {
+    limits.tiles += (sequence.k_len + kernel.key_tile() - 1) / kernel.key_tile();
+  }
+  limits.key_runs = limits.tiles;
+  limits.sources = 2;
+  limits.sequences = static_cast<std::int64_t>(job.sequences.size());
+  return limits;
+}
+
 // What a rank needs whatever the blocks are: its shards, results, fold state, scratch and the dense copy.
 std::size_t fixed_bytes(const Job& job, const JobLayout& layout, const FoldKernel& kernel, int rank, bool staged) {
   const FoldSpec& spec = job.spec;
@@ -48,7 +62,7 @@ std::size_t fixed_bytes(const Job& job, const JobLayout& layout, const FoldKerne
   const std::int64_t o_bytes = q_rows * spec.heads * (spec.head_dim_v * element + 4);
   const std::int64_t kv_bytes = k_rows * kv_token_bytes(spec);
   return static_cast<std::size_t>(q_bytes + o_bytes + (staged ? 2 : 1) * kv_bytes) + kernel.state_bytes(q_rows) +
-         kernel.scratch_bytes(q_rows);
+         kernel.scratch_bytes(largest_task(job, layout, kernel, rank));
 }
 
 // Threads for a host kernel where the caller names none: this process's processors, shared with the ranks that have the
@@ -59,6 +73,19 @@ int share_of_processors(Bootstrap& world, const Deadline& deadline) {
   const std::vector<std::string> all = world.all_gather(mine, deadline);
   const auto sharing = std::count(all.begin(), all.end(), mine);
   return std::max(1, processors.count / static_cast<int>(sharing));
+}
+
+FoldLimits task_limits(const Plan& plan) {
+  FoldLimits limits;
+  for (const QueryRun& run : plan.queries) limits.rows += run.rows;
+  limits.query_runs = static_cast<std::int64_t>(plan.queries.size());
+  for (const BlockPlan& block : plan.blocks) {
+    limits.key_runs = std::max(limits.key_runs, static_cast<std::int64_t>(block.key_runs.size()));
+    limits.tiles = std::max(limits.tiles, static_cast<std::int64_t>(block.tiles.size()));
+  }
+  limits.sources = 2;
+  limits.sequences = static_cast<std::int64_t>(plan.key_lengths.size());
+  return limits;
 }
 
 void check_view(std::string_view name, const TensorView& view, const FoldSpec& spec, std::int64_t tokens, int heads,
@@ -120,7 +147,7 @@ Attention::Attention(Job job, Transport& transport, Options options)
   impl.together([&impl] {
     check_job(impl.job);
     impl.choice = choose_kernel(impl.job.spec, impl.options.kernel);
-    impl.backend = impl.choice.row->make_backend(impl.options.threads);
+    impl.backend = impl.choice.row->make_backend({impl.options.threads, impl.options.device});
     impl.kernel = impl.choice.row->make_kernel(impl.job.spec, *impl.backend);
     if (impl.backend->memory() != impl.transport.memory() && impl.transport.size() > 1) {
       fail(ErrorCode::kUnsupported,
@@ -181,6 +208,7 @@ RunStats Attention::run(const Inputs& inputs, const Outputs& outputs, std::span<
   const std::int64_t staged_rows = dense_kv || impl.transport.size() == 1 ? 0 : k_rows();
   const WorkspaceLayout layout =
       workspace_layout(spec, impl.kernel->state_bytes(q_rows()), plan().buffer_rows, staged_rows);
+  impl.kernel->reserve(task_limits(plan()));
   return run_engine({plan(), spec, impl.options, impl.transport, *impl.backend, *impl.kernel, inputs, outputs,
                      workspace.data(), layout, stream, block_done});
 }

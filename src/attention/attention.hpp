@@ -44,6 +44,7 @@ struct Options {
   bool checksum = false;          // verify each part of a block after its travels
   bool state_out = false;         // run() also writes Outputs::state
   int threads = 0;                // of a host kernel; 0: this rank's share of the processors it may use
+  int device = 0;                 // of a device kernel
   double timeout_seconds = 60.0;  // of every single wait
   MachineModel machine;
 };

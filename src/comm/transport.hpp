@@ -83,9 +83,11 @@ class Transport : public Bootstrap {
   virtual MemoryKind memory() const = 0;
   virtual Route route() const = 0;
 
-  // Spans stay valid until wait() has returned for the ticket, and the sends' data unchanged.
+  // Spans stay valid, and the sends' data unchanged, until wait() has returned for the ticket; on devices until the
+  // stream has passed it.
   virtual Ticket post(Exchange exchange, Stream stream) = 0;
-  // Each ticket is waited for once, in the order of post().
+  // Each ticket is waited for once, in the order of post(). A device transport only enqueues the wait; the deadline's
+  // length then counts from when the device reaches it, and progress() throws past it.
   virtual void wait(Ticket ticket, Stream stream, const Deadline& deadline) = 0;
   // Moves host transports on; cheap when there is nothing to do.
   virtual void progress() = 0;
