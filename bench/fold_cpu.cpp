@@ -54,8 +54,9 @@ void measure_fold(const Shape& shape, int threads, int runs) {
   const FoldSpec& spec = shape.spec;
   const std::int64_t n = shape.tokens;
   const KernelChoice choice = choose_kernel(spec, {"cpu", "auto"});
-  const auto backend = choice.row->make_backend(threads);
+  const auto backend = choice.row->make_backend({threads, 0});
   const auto kernel = choice.row->make_kernel(spec, *backend);
+  kernel->reserve({});
 
   const auto q = random_elements(n * spec.heads * spec.head_dim, spec.dtype, 1);
   const auto k = random_elements(n * spec.kv_heads * spec.head_dim, spec.dtype, 2);

@@ -162,6 +162,7 @@ Attention::Attention(Job job, Transport& transport, Options options)
   impl.together([&impl] {
     impl.forecast = ringattn::forecast(impl.job, impl.options, *impl.kernel, impl.transport.route(),
                                        impl.transport.size(), impl.transport.rank());
+    impl.kernel->reserve(task_limits(impl.forecast->plan));
   });
 }
 
@@ -208,7 +209,6 @@ RunStats Attention::run(const Inputs& inputs, const Outputs& outputs, std::span<
   const std::int64_t staged_rows = dense_kv || impl.transport.size() == 1 ? 0 : k_rows();
   const WorkspaceLayout layout =
       workspace_layout(spec, impl.kernel->state_bytes(q_rows()), plan().buffer_rows, staged_rows);
-  impl.kernel->reserve(task_limits(plan()));
   return run_engine({plan(), spec, impl.options, impl.transport, *impl.backend, *impl.kernel, inputs, outputs,
                      workspace.data(), layout, stream, block_done});
 }

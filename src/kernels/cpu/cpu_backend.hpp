@@ -25,7 +25,9 @@ class CpuBackend final : public Backend {
   void copy_rows(void* target, std::int64_t target_stride, const void* source, std::int64_t source_stride,
                  std::int64_t row_bytes, std::int64_t rows, Stream stream) override;
   // Host work is finished when its call returns: there is nothing to wait for.
-  void synchronize(Stream, const Deadline&, const Progress&) override {}
+  Mark mark(Stream) override { return 0; }
+  void synchronize(Mark, const Deadline&, const Progress&) override {}
+  int blocks_ahead() const override { return 0; }
 
  private:
   int threads_;

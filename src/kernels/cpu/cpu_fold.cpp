@@ -92,7 +92,6 @@ class CpuFold final : public FoldKernel {
       : spec_(spec), ops_(backend.tile_ops()), threads_(backend.threads()) {
     GroupScratch none;
     thread_bytes_ = GroupScratch::layout(spec_, ops_, nullptr, none);
-    scratch_ = allocate_host(thread_bytes_ * static_cast<std::size_t>(threads_));
   }
 
   int key_tile() const override { return kKeyTile; }
@@ -100,9 +99,13 @@ class CpuFold final : public FoldKernel {
   std::size_t state_bytes(std::int64_t rows) const override {
     return static_cast<std::size_t>(rows * spec_.heads) * state_floats(spec_) * sizeof(float);
   }
-  std::size_t scratch_bytes(std::int64_t rows) const override {
+  std::size_t scratch_bytes(const FoldLimits& limits) const override {
     // At worst every row is a group of its own.
-    return scratch_.bytes() + static_cast<std::size_t>(rows) * sizeof(RowGroup);
+    return thread_bytes_ * static_cast<std::size_t>(threads_) +
+           static_cast<std::size_t>(limits.rows) * sizeof(RowGroup);
+  }
+  void reserve(const FoldLimits&) override {
+    scratch_ = allocate_host(thread_bytes_ * static_cast<std::size_t>(threads_));
   }
 
   void fold(const FoldTask& task, Stream, const Progress& progress) override {
@@ -181,7 +184,9 @@ std::vector<std::string> cpu_fold_missing(const FoldSpec& spec) {
   return missing;
 }
 
-std::unique_ptr<Backend> make_cpu_backend(int threads) { return std::make_unique<CpuBackend>(threads); }
+std::unique_ptr<Backend> make_cpu_backend(const BackendOptions& options) {
+  return std::make_unique<CpuBackend>(options.threads);
+}
 
 std::unique_ptr<FoldKernel> make_cpu_fold(const FoldSpec& spec, Backend& backend) {
   return std::make_unique<CpuFold>(spec, static_cast<const CpuBackend&>(backend));

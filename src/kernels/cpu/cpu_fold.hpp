@@ -14,7 +14,7 @@ namespace ringattn::cpu {
 // What `spec` requires that the kernel lacks; see KernelRow::missing.
 std::vector<std::string> cpu_fold_missing(const FoldSpec& spec);
 
-std::unique_ptr<Backend> make_cpu_backend(int threads);
+std::unique_ptr<Backend> make_cpu_backend(const BackendOptions& options);
 
 // `backend` is a CpuBackend and outlives the kernel. Throws kMemory when the host has no room for the scratch.
 std::unique_ptr<FoldKernel> make_cpu_fold(const FoldSpec& spec, Backend& backend);
