@@ -33,15 +33,6 @@ double clamped_sum(std::int64_t first, std::int64_t count, std::int64_t low, std
          static_cast<double>(count - until) * static_cast<double>(high);
 }
 
-double visible_pairs_of(const Mask& mask, const Sequence& s) {
-  // Row at p sees [clamp(p − left), clamp(p + right + 1)) of [0, k_len); where that is empty both clamp to the same
-  // bound.
-  const double ends = mask.right < 0 ? static_cast<double>(s.q_len) * static_cast<double>(s.k_len)
-                                     : clamped_sum(s.q_offset + mask.right + 1, s.q_len, 0, s.k_len);
-  const double begins = mask.left < 0 ? 0.0 : clamped_sum(s.q_offset - mask.left, s.q_len, 0, s.k_len);
-  return ends - begins;
-}
-
 void check_cumulative(std::string_view name, std::span<const std::int64_t> cu) {
   if (cu.size() < 2 || cu[0] != 0) {
     fail(ErrorCode::kFile, fmt::format("{} is no list of cumulative lengths", name),
@@ -97,9 +88,21 @@ std::vector<Sequence> packed_sequences(std::span<const std::int64_t> cu_q, std::
   return sequences;
 }
 
+double visible_pairs(const Mask& mask, std::int64_t position, std::int64_t rows, KeyRange keys) {
+  if (keys.empty() || rows <= 0) return 0.0;
+  // Row at p sees [clamp(p − left), clamp(p + right + 1)) of the keys; where that is empty both clamp to the same
+  // bound.
+  const auto all = static_cast<double>(rows);
+  const double ends = mask.right < 0 ? all * static_cast<double>(keys.end)
+                                     : clamped_sum(position + mask.right + 1, rows, keys.begin, keys.end);
+  const double begins = mask.left < 0 ? all * static_cast<double>(keys.begin)
+                                      : clamped_sum(position - mask.left, rows, keys.begin, keys.end);
+  return ends - begins;
+}
+
 double visible_pairs(const Job& job) {
   double pairs = 0.0;
-  for (const Sequence& sequence : job.sequences) pairs += visible_pairs_of(job.spec.mask, sequence);
+  for (const Sequence& s : job.sequences) pairs += visible_pairs(job.spec.mask, s.q_offset, s.q_len, {0, s.k_len});
   return pairs;
 }
 

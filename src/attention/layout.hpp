@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Who owns which tokens. One parameter, the stripe: runs of `stripe` tokens are dealt to the ranks like a snake,
-// 0 1 … P−1 P−1 … 1 0 0 1 …, and the deal goes on from sequence to sequence. Under a causal mask that gives every rank
-// the same work, in every block. Pure: no ranks run here.
+// 0 1 … P−1 P−1 … 1 0 0 1 …, and the deal goes on from sequence to sequence (contiguous: starts afresh with each).
+// Under a causal mask that gives every rank the same work, in every block. Pure: no ranks run here.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string_view>
@@ -23,6 +24,16 @@ struct TokenRun {
   bool operator==(const TokenRun&) const = default;
 };
 
+// A run on the packed token axis, with its place.
+struct OwnedRun {
+  std::int64_t token = 0;  // packed tokens [token, token + tokens), of one sequence
+  std::int64_t tokens = 0;
+  int owner = 0;
+  std::int64_t row = 0;  // of the owner's shard at which the run begins
+
+  std::int64_t end() const { return token + tokens; }
+};
+
 enum class LayoutKind { kStriped, kZigzag, kContiguous };
 std::string_view layout_name(LayoutKind kind);
 
@@ -37,7 +48,7 @@ struct LayoutRequest {
 class Layout {
  public:
   // The tokens of each rank, as a caller states them: ascending by (sequence, begin), disjoint, and together exactly
-  // the tokens of `lengths`. Throws kUsage when they are not.
+  // the tokens of `lengths`; a rank without tokens states no run. Throws kUsage when they are not.
   Layout(std::span<const std::int64_t> lengths, std::vector<std::vector<TokenRun>> runs);
 
   int world() const { return static_cast<int>(runs_.size()); }
@@ -46,10 +57,17 @@ class Layout {
   // Row of the shard at which each run begins, with the total behind: [runs + 1].
   std::span<const std::int64_t> run_rows(int rank) const { return rows_[static_cast<std::size_t>(rank)]; }
   std::int64_t tokens(int rank) const { return run_rows(rank).back(); }
-  // Position in its own sequence of each row of the shard (RoPE needs them): [tokens(rank)].
+  // Index in its own sequence of each row of the shard: [tokens(rank)]. For keys, and for queries once the sequence's
+  // q_offset is added, that is the position which RoPE needs.
   std::vector<std::int64_t> positions(int rank) const;
   // Index on the packed token axis of each row of the shard: [tokens(rank)].
   std::vector<std::int64_t> packed_tokens(int rank) const;
+  // Packed token where each sequence begins, with the total behind: [sequences + 1].
+  std::span<const std::int64_t> cu() const { return packed_begin_; }
+  // All runs of all ranks, ascending by token; they cover the packed axis.
+  std::span<const OwnedRun> owners() const { return owners_; }
+  // How many of the rank's rows lie before `packed_token`.
+  std::int64_t rows_before(int rank, std::int64_t packed_token) const;
 
   // Copies a rank's rows out of the whole packed array, or back into it. `token_bytes` is the size of one token's row.
   void shard(int rank, const std::byte* packed, std::byte* rows, std::int64_t token_bytes) const;
@@ -59,6 +77,7 @@ class Layout {
   std::vector<std::int64_t> packed_begin_;  // [sequences + 1]
   std::vector<std::vector<TokenRun>> runs_;
   std::vector<std::vector<std::int64_t>> rows_;
+  std::vector<OwnedRun> owners_;
 };
 
 // The layouts of a job's queries and of its keys.
@@ -68,8 +87,10 @@ struct JobLayout {
   Layout keys;
 };
 
-// Deals a job's tokens. Queries and keys of a sequence of equal lengths get the same runs. A sequence too short to be
-// worth splitting lives whole on one rank, the least loaded one. Every rank gets the same answer.
+// Deals a job's tokens. Queries and keys of a sequence get the same runs where they are equally many, otherwise each
+// side is dealt on its own. A sequence of fewer than 2P stripes whose work is at most a quarter of a rank's share lives
+// whole on one rank, keys and queries: the least loaded one, the largest such sequences first. Every rank gets the same
+// answer. Throws kUsage for a negative stripe or an empty world.
 JobLayout make_layout(const Job& job, int world, const LayoutRequest& request, int query_tile, int key_tile);
 
 }  // namespace ringattn

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // For one rank: blocks in ascending token order, each with its transfers and its compute task. A pure function of the
-// job, the layout, the kernel's tiles and the machine model; every rank computes its own, and they fit together.
+// job, the layout, the kernel's tiles, the machine model and the options; where these are the same on all ranks, every
+// rank computes its own plan, and they fit together.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <optional>
+#include <memory>
 #include <vector>
 
 #include "attention/job.hpp"
@@ -22,12 +23,16 @@ struct KernelShape {
   int query_tile = 1;
 };
 
+inline constexpr std::int64_t kChecksumBytes = 8;
+
 struct PlanOptions {
+  // kDirect is a preference: an owner of so much of a block that handing on is faster (by the machine model) hands on.
   Route route = Route::kDirect;
   std::int64_t block_tokens = 0;  // 0: chosen from the machine model and the memory budget
   std::size_t memory_budget = 0;  // bytes a rank may use, all of it; 0: no limit
-  std::size_t fixed_bytes = 0;    // what the rank needs whatever the blocks are: shards, state, scratch, staging
-  bool checksum = false;          // a checksum travels with each part
+  std::size_t fixed_bytes = 0;    // what a rank needs whatever the blocks are: shards, state, scratch, staging; the
+                                  // most of any rank, for all ranks cut the same blocks
+  bool checksum = false;          // kChecksumBytes travel with each part
 };
 
 // Rows of one owner's K/V shard that travel together: contiguous in the shard and in every buffer that receives them.
@@ -88,16 +93,36 @@ struct Plan {
   std::int64_t bytes_sent() const;
 };
 
-// Block boundaries on the packed key axis, [blocks + 1], from 0 to all key tokens; at tile boundaries of the sequences.
-// The same on every rank. Throws kMemory, saying what would fit, when the budget can't hold even the smallest blocks.
+// All ranks' plans: what they share is worked out once. `job` and `layout` are read by the constructor and by plan(),
+// and outlive the object. The constructor throws kUsage for a layout that doesn't hold the job's tokens and for options
+// or a machine model that make no sense, and kMemory, saying what would fit, when the budget can't hold even the
+// smallest blocks.
+class Planner {
+ public:
+  Planner(const Job& job, const JobLayout& layout, const KernelShape& kernel, const MachineModel& machine,
+          const PlanOptions& options);
+  ~Planner();
+  Planner(Planner&&) noexcept;
+  Planner& operator=(Planner&&) noexcept;
+
+  // Packed key tokens at which blocks begin, with all key tokens behind: [blocks + 1]. At tile boundaries of the
+  // sequences. There is always a block, if of nothing.
+  const std::vector<std::int64_t>& boundaries() const;
+  Plan plan(int rank) const;
+
+ private:
+  struct Shared;
+  std::unique_ptr<const Shared> shared_;
+};
+
+// Planner::boundaries() and Planner::plan() for those who need one of them once.
 std::vector<std::int64_t> block_boundaries(const Job& job, const JobLayout& layout, const KernelShape& kernel,
                                            const MachineModel& machine, const PlanOptions& options);
-
-// The plan of `rank`. Throws what block_boundaries() throws.
 Plan make_plan(const Job& job, const JobLayout& layout, const KernelShape& kernel, const MachineModel& machine,
                const PlanOptions& options, int rank);
 
-// Predicted seconds of a plan: each block's fold and transfer, the next in flight while one folds.
+// Predicted seconds of a plan: each block's fold and transfer, the next in flight while one folds. There are two block
+// buffers, so a transfer starts when the one before it and the fold before the last have ended.
 struct Prediction {
   double seconds = 0.0;
   double exposed_seconds = 0.0;  // in which the rank waits for bytes

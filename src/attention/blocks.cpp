@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+// The next block travels while this one is folded, so a block should be as large as its transfer can be hidden. The
+// first is small, for nothing hides it; the next ones grow by the ratio of compute rate to link rate, and shrink again
+// at the end of a causal job, where few queries are left to see the keys.
+#include "attention/blocks.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+#include <string_view>
+
+#include "base/error.hpp"
+
+namespace ringattn {
+
+namespace {
+
+// Where the links are slower than the fold no size hides a transfer, and small blocks would only add latency: the
+// blocks of such a job (or of its end) move at least this share of it.
+constexpr double kLeastShare = 1.0 / 64.0;
+// A block moves at most this many times what the one before it moved, so that a machine model which is wrong by an
+// order of magnitude costs little.
+constexpr double kMostGrowth = 16.0;
+// Above this a block's fixed costs (reading and writing the fold state, a launch) are below half a percent of its fold,
+// and larger blocks would only take memory.
+constexpr std::int64_t kEnoughRows = 65536;
+// What is left behind a block joins it if it moves no more than this share of the block.
+constexpr double kRest = 0.25;
+
+// "512k", "37m": bytes as the command line takes them, rounded up.
+std::string byte_size(double bytes) {
+  constexpr double kMega = 1024.0 * 1024.0;
+  if (bytes <= kMega) return fmt::format("{:.0f}k", std::max(1.0, std::ceil(bytes / 1024.0)));
+  return fmt::format("{:.0f}m", std::ceil(bytes / kMega));
+}
+
+class BlockCutter {
+ public:
+  BlockCutter(const Job& job, const TileAxis& axis, const Needs& needs, const KernelShape& kernel,
+              const MachineModel& machine, const PlanOptions& options)
+      : job_(job),
+        axis_(axis),
+        needs_(needs),
+        key_tile_(kernel.key_tile),
+        machine_(machine),
+        options_(options),
+        row_bytes_(static_cast<double>(kv_token_bytes(job.spec))),
+        most_rows_(std::numeric_limits<std::int64_t>::max()) {
+    if (options.memory_budget > 0 && options.memory_budget >= options.fixed_bytes) {
+      const auto two_tokens = static_cast<std::size_t>(2 * kv_token_bytes(job.spec));
+      most_rows_ = static_cast<std::int64_t>((options.memory_budget - options.fixed_bytes) / two_tokens);
+    }
+  }
+
+  std::vector<std::int64_t> cut() const {
+    if (options_.memory_budget > 0 && options_.memory_budget < options_.fixed_bytes) refuse_budget();
+    if (options_.block_tokens > 0) return cut_fixed();
+    if (needs_.largest_buffer_rows(0, axis_.tiles()).all == 0) return {0, axis_.tiles()};
+    return cut_hidden();
+  }
+
+ private:
+  std::vector<std::int64_t> equal_blocks(std::int64_t block_tokens) const {
+    std::vector<std::int64_t> boundaries{0};
+    do {
+      const std::int64_t begin = axis_.token(boundaries.back());
+      const std::int64_t tokens = std::min(block_tokens, axis_.token(axis_.tiles()) - begin);
+      boundaries.push_back(axis_.boundary_from(begin + tokens));
+    } while (boundaries.back() < axis_.tiles());
+    return boundaries;
+  }
+
+  bool fits(std::int64_t first_tile, std::int64_t last_tile) const {
+    return needs_.most_buffer_rows(first_tile, last_tile) <= most_rows_ ||
+           needs_.largest_buffer_rows(first_tile, last_tile).all <= most_rows_;
+  }
+
+  bool fits(const std::vector<std::int64_t>& boundaries) const {
+    for (std::size_t i = 0; i + 1 < boundaries.size(); ++i) {
+      if (!fits(boundaries[i], boundaries[i + 1])) return false;
+    }
+    return true;
+  }
+
+  std::vector<std::int64_t> cut_fixed() const {
+    std::vector<std::int64_t> boundaries = equal_blocks(options_.block_tokens);
+    if (fits(boundaries)) return boundaries;
+    for (std::int64_t tokens = std::min(options_.block_tokens, axis_.token(axis_.tiles())) / 2; tokens >= key_tile_;
+         tokens /= 2) {
+      const std::int64_t whole_tiles = tokens / key_tile_ * key_tile_;
+      if (!fits(equal_blocks(whole_tiles))) continue;
+      fail(ErrorCode::kMemory,
+           fmt::format("blocks of {} tokens don't fit into the memory budget", options_.block_tokens),
+           fmt::format("{} of {} are left for two of them, at {} bytes a token",
+                       byte_size(static_cast<double>(options_.memory_budget - options_.fixed_bytes)),
+                       byte_size(static_cast<double>(options_.memory_budget)), kv_token_bytes(job_.spec)),
+           fmt::format("--block {} would fit.", whole_tiles));
+    }
+    refuse_budget();
+  }
+
+  std::vector<std::int64_t> cut_hidden() const {
+    const double row_seconds = row_bytes_ / machine_.link_bytes_per_second;
+    const int rounds = options_.route == Route::kChain ? std::max(1, needs_.world() - 1) : 1;
+    const double latency = machine_.latency_seconds * rounds;
+    const double all = static_cast<double>(needs_.largest_buffer_rows(0, axis_.tiles()).received) * row_seconds;
+    const double least = std::max(latency, all * kLeastShare);
+    std::vector<std::int64_t> boundaries{0};
+    double transfer_limit = latency;  // as long again as its messages take anyway
+    while (boundaries.back() < axis_.tiles()) {
+      const std::int64_t begin = boundaries.back();
+      std::int64_t end = farthest_end(begin, transfer_limit / row_seconds);
+      const double transfer = static_cast<double>(needs_.largest_buffer_rows(begin, end).received) * row_seconds;
+      if (end < axis_.tiles() && boundaries.size() > 1) {
+        const BufferRows with_rest = needs_.largest_buffer_rows(begin, axis_.tiles());
+        const bool small_rest = static_cast<double>(with_rest.received) * row_seconds <= (1.0 + kRest) * transfer;
+        if (small_rest && with_rest.all <= std::min(kEnoughRows, most_rows_)) end = axis_.tiles();
+      }
+      boundaries.push_back(end);
+      const double hidden = fold_seconds(begin, end) - latency;
+      transfer_limit = std::min(hidden, kMostGrowth * std::max(transfer, latency));
+      if (transfer_limit <= 1.5 * transfer) transfer_limit = std::max(transfer_limit, least);
+    }
+    return boundaries;
+  }
+
+  // The end of the largest block from `begin` that moves at most `rows_moved` rows to any rank and whose buffer is
+  // neither beyond the budget nor larger than is of use; at least one tile.
+  std::int64_t farthest_end(std::int64_t begin, double rows_moved) const {
+    if (!fits(begin, begin + 1)) refuse_budget();
+    const std::int64_t most = std::min(kEnoughRows, most_rows_);
+    const auto is_bound_good = [&](std::int64_t end) {
+      const std::int64_t rows = needs_.most_buffer_rows(begin, end);
+      return rows <= most && static_cast<double>(rows) <= rows_moved;
+    };
+    const auto is_good = [&](std::int64_t end) {
+      const BufferRows rows = needs_.largest_buffer_rows(begin, end);
+      return rows.all <= most && static_cast<double>(rows.received) <= rows_moved;
+    };
+    // Looking at every rank's needs is slow: start where the bound leads, and go on in growing steps.
+    const std::int64_t start = last_good(begin + 1, axis_.tiles(), is_bound_good);
+    std::int64_t step = 1;
+    while (start + step < axis_.tiles() && is_good(start + step)) step *= 2;
+    return last_good(start + step / 2, std::min(start + step, axis_.tiles()), is_good);
+  }
+
+  // The last of [first, last] that is good, where the good ones come first; `first` if none is.
+  template <typename IsGood>
+  static std::int64_t last_good(std::int64_t first, std::int64_t last, const IsGood& is_good) {
+    while (first < last) {
+      const std::int64_t middle = first + (last - first + 1) / 2;
+      if (is_good(middle)) {
+        first = middle;
+      } else {
+        last = middle - 1;
+      }
+    }
+    return first;
+  }
+
+  // Mean over the ranks.
+  double fold_seconds(std::int64_t first_tile, std::int64_t last_tile) const {
+    const FoldSpec& spec = job_.spec;
+    double pairs = 0.0;
+    for (std::int64_t tile = first_tile; tile < last_tile;) {
+      const std::int32_t sequence = axis_.sequence(tile);
+      const Sequence& s = job_.sequences[static_cast<std::size_t>(sequence)];
+      const std::int64_t end = std::min(last_tile, axis_.first(sequence + 1));
+      const std::int64_t origin = axis_.token(axis_.first(sequence));
+      pairs += visible_pairs(spec.mask, s.q_offset, s.q_len, {axis_.token(tile) - origin, axis_.token(end) - origin});
+      tile = end;
+    }
+    return 2.0 * pairs * spec.heads * (spec.head_dim + spec.head_dim_v) / needs_.world() / machine_.flops_per_second;
+  }
+
+  [[noreturn]] void refuse_budget() const {
+    // Blocks of one tile, whichever it is.
+    std::int64_t tile_rows = 0;
+    if (needs_.largest_buffer_rows(0, axis_.tiles()).all > 0) {
+      bool scattered = false;
+      for (std::int64_t tile = 0; tile < axis_.tiles(); ++tile) {
+        tile_rows = std::max(tile_rows, axis_.token(tile + 1) - axis_.token(tile));
+        scattered = scattered || needs_.is_scattered(tile);
+      }
+      if (scattered) tile_rows *= 2;  // as received and as assembled
+    }
+    const auto fixed = static_cast<double>(options_.fixed_bytes);
+    const auto budget = static_cast<double>(options_.memory_budget);
+    const double buffers = 2.0 * static_cast<double>(tile_rows) * row_bytes_;
+    std::string advice = fmt::format("Give it at least {}", byte_size(fixed + buffers));
+    if (budget > buffers && fixed > budget - buffers) {  // shards and state shrink with the number of ranks
+      advice += fmt::format(", or about {:.0f} ranks", std::ceil(fixed * needs_.world() / (budget - buffers)));
+    }
+    fail(ErrorCode::kMemory, fmt::format("a memory budget of {} a rank is too small", byte_size(budget)),
+         fmt::format("{} for shards, state and scratch, and {} for two blocks of one key tile", byte_size(fixed),
+                     byte_size(buffers)),
+         advice + ".");
+  }
+
+  const Job& job_;
+  const TileAxis& axis_;
+  const Needs& needs_;
+  int key_tile_;
+  const MachineModel& machine_;
+  const PlanOptions& options_;
+  double row_bytes_;        // of a token's K and V
+  std::int64_t most_rows_;  // of a block buffer, by the memory budget
+};
+
+void check_rate(std::string_view name, double value) {
+  if (!(value > 0.0) || !std::isfinite(value)) {
+    fail(ErrorCode::kUsage, fmt::format("the machine model's {} is {}", name, value),
+         "a rate is above zero and finite");
+  }
+}
+
+}  // namespace
+
+std::vector<std::int64_t> cut_blocks(const Job& job, const TileAxis& axis, const Needs& needs,
+                                     const KernelShape& kernel, const MachineModel& machine,
+                                     const PlanOptions& options) {
+  check_rate("flops_per_second", machine.flops_per_second);
+  check_rate("link_bytes_per_second", machine.link_bytes_per_second);
+  if (!(machine.latency_seconds >= 0.0) || !std::isfinite(machine.latency_seconds)) {
+    fail(ErrorCode::kUsage, fmt::format("the machine model's latency_seconds is {}", machine.latency_seconds),
+         "a latency is at least zero and finite");
+  }
+  if (options.block_tokens < 0) {
+    fail(ErrorCode::kUsage, fmt::format("blocks of {} tokens", options.block_tokens),
+         "a block holds at least one token; 0 lets the plan choose");
+  }
+  return BlockCutter(job, axis, needs, kernel, machine, options).cut();
+}
+
+}  // namespace ringattn
