@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runs on the packed token axis: how files, digests and synthetic input name a rank's rows. Sequences lie one after the
+// other on that axis; in a batch order packed token = batch index · length + token.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "attention/layout.hpp"
+
+namespace ringattn {
+
+// Packed tokens [begin, end).
+struct PackedRun {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+
+  std::int64_t tokens() const { return end - begin; }
+  bool operator==(const PackedRun&) const = default;
+};
+
+inline std::int64_t total_tokens(std::span<const PackedRun> runs) {
+  std::int64_t tokens = 0;
+  for (const PackedRun& run : runs) tokens += run.tokens();
+  return tokens;
+}
+
+// The runs of a rank on the packed axis; neighbours are joined, also over a sequence's end. `packed_begin` holds the
+// packed token at which each sequence begins (Job::cu_q() or cu_k()).
+inline std::vector<PackedRun> packed_runs(std::span<const TokenRun> runs, std::span<const std::int64_t> packed_begin) {
+  std::vector<PackedRun> packed;
+  for (const TokenRun& run : runs) {
+    if (run.tokens() == 0) continue;
+    const std::int64_t origin = packed_begin[static_cast<std::size_t>(run.sequence)];
+    if (!packed.empty() && packed.back().end == origin + run.begin) {
+      packed.back().end = origin + run.end;
+    } else {
+      packed.push_back({origin + run.begin, origin + run.end});
+    }
+  }
+  return packed;
+}
+
+}  // namespace ringattn

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// Synthetic input: each element is a function of (seed, tensor, token, head, dim) and nothing else, by integer
+// arithmetic and one exact conversion and one multiplication in fp32, so every rank and device makes the same bits.
+//
+// One Philox block serves two neighbouring dims; each takes two words as four 16-bit numbers, whose sum is nearly
+// normal (Irwin-Hall): mean 4 · 65535 / 2 = 131070, standard deviation √((2³² − 1) / 3) ≈ 37837.2 ≈ 2¹⁶ / √3. Values
+// lie within ±3.47, with mean 0 and standard deviation 1.
+#pragma once
+
+#include <cstdint>
+
+#include "base/philox.hpp"
+
+namespace ringattn {
+
+enum class SyntheticTensor : std::uint32_t { kQ = 0, kK = 1, kV = 2, kSinks = 3 };
+
+inline constexpr float kSyntheticScale = 0x1.bb67aep-16F;  // √3 / 2¹⁶
+
+RINGATTN_HOST_DEVICE inline float synthetic_from_words(std::uint32_t a, std::uint32_t b) {
+  const std::uint32_t sum = (a & 0xffffU) + (a >> 16) + (b & 0xffffU) + (b >> 16);  // below 2^18: exact in fp32
+  return static_cast<float>(static_cast<std::int32_t>(sum) - 131070) * kSyntheticScale;
+}
+
+// The counter of the block that serves dims 2 · pair and 2 · pair + 1.
+RINGATTN_HOST_DEVICE inline PhiloxWords synthetic_counter(SyntheticTensor tensor, std::int64_t token, std::int64_t head,
+                                                          std::int64_t pair) {
+  const auto t = static_cast<std::uint64_t>(token);
+  return {{static_cast<std::uint32_t>(t), static_cast<std::uint32_t>(t >> 32), static_cast<std::uint32_t>(head),
+           static_cast<std::uint32_t>(tensor) << 28 | static_cast<std::uint32_t>(pair)}};
+}
+
+// Element (token, head, dim), before it is rounded to the tensor's dtype. `token` counts on the packed axis.
+RINGATTN_HOST_DEVICE inline float synthetic_value(std::uint64_t seed, SyntheticTensor tensor, std::int64_t token,
+                                                  std::int64_t head, std::int64_t dim) {
+  const PhiloxWords words = philox4x32_10(synthetic_counter(tensor, token, head, dim / 2), seed);
+  return dim % 2 == 0 ? synthetic_from_words(words.word[0], words.word[1])
+                      : synthetic_from_words(words.word[2], words.word[3]);
+}
+
+}  // namespace ringattn
