@@ -38,6 +38,20 @@ JobLayout layout_of(const Job& job, const Options& options, const FoldKernel& ke
   return layout;
 }
 
+// A task of everything, which no task of a plan exceeds.
+FoldLimits largest_task(const Job& job, const JobLayout& layout, const FoldKernel& kernel, int rank) {
+  FoldLimits limits;
+  limits.rows = layout.queries.tokens(rank);
+  limits.query_runs = static_cast<std::int64_t>(layout.queries.runs(rank).size());
+  for (const Sequence& sequence : job.sequences) {
+    limits.tiles += (sequence.k_len + kernel.key_tile() - 1) / kernel.key_tile();
+  }
+  limits.key_runs = limits.tiles;
+  limits.sources = 2;
+  limits.sequences = static_cast<std::int64_t>(job.sequences.size());
+  return limits;
+}
+
 // What a rank needs whatever the blocks are: its shards, results, fold state, scratch and the dense copy.
 std::size_t fixed_bytes(const Job& job, const JobLayout& layout, const FoldKernel& kernel, int rank, bool staged) {
   const FoldSpec& spec = job.spec;
@@ -48,7 +62,22 @@ std::size_t fixed_bytes(const Job& job, const JobLayout& layout, const FoldKerne
   const std::int64_t o_bytes = q_rows * spec.heads * (spec.head_dim_v * element + 4);
   const std::int64_t kv_bytes = k_rows * kv_token_bytes(spec);
   return static_cast<std::size_t>(q_bytes + o_bytes + (staged ? 2 : 1) * kv_bytes) + kernel.state_bytes(q_rows) +
-         kernel.scratch_bytes(q_rows);
+         kernel.scratch_bytes(largest_task(job, layout, kernel, rank));
+}
+
+PlanOptions plan_options(const Job& job, const JobLayout& layout, const Options& options, const FoldKernel& kernel,
+                         Route route, bool staged_kv) {
+  PlanOptions plan_options;
+  plan_options.route = route;
+  plan_options.block_tokens = options.block_tokens;
+  plan_options.memory_budget = options.memory_budget;
+  plan_options.checksum = options.checksum;
+  const int world = layout.queries.world();
+  for (int rank = 0; rank < world; ++rank) {  // ranks must cut the same blocks, so the neediest decides
+    plan_options.fixed_bytes =
+        std::max(plan_options.fixed_bytes, fixed_bytes(job, layout, kernel, rank, staged_kv && world > 1));
+  }
+  return plan_options;
 }
 
 // Threads for a host kernel where the caller names none: this process's processors, shared with the ranks that have the
@@ -59,6 +88,19 @@ int share_of_processors(Bootstrap& world, const Deadline& deadline) {
   const std::vector<std::string> all = world.all_gather(mine, deadline);
   const auto sharing = std::count(all.begin(), all.end(), mine);
   return std::max(1, processors.count / static_cast<int>(sharing));
+}
+
+FoldLimits task_limits(const Plan& plan) {
+  FoldLimits limits;
+  for (const QueryRun& run : plan.queries) limits.rows += run.rows;
+  limits.query_runs = static_cast<std::int64_t>(plan.queries.size());
+  for (const BlockPlan& block : plan.blocks) {
+    limits.key_runs = std::max(limits.key_runs, static_cast<std::int64_t>(block.key_runs.size()));
+    limits.tiles = std::max(limits.tiles, static_cast<std::int64_t>(block.tiles.size()));
+  }
+  limits.sources = 2;
+  limits.sequences = static_cast<std::int64_t>(plan.key_lengths.size());
+  return limits;
 }
 
 void check_view(std::string_view name, const TensorView& view, const FoldSpec& spec, std::int64_t tokens, int heads,
@@ -72,21 +114,19 @@ void check_view(std::string_view name, const TensorView& view, const FoldSpec& s
 
 }  // namespace
 
+Forecasts::Forecasts(const Job& job, const Options& options, const FoldKernel& kernel, Route route, int world,
+                     bool staged_kv)
+    : job_(job),
+      layout_(layout_of(job_, options, kernel, world)),
+      planner_(job_, layout_, {kernel.key_tile(), kernel.query_tile()}, options.machine,
+               plan_options(job_, layout_, options, kernel, route, staged_kv)) {}
+
 Forecast forecast(const Job& job, const Options& options, const FoldKernel& kernel, Route route, int world, int rank,
                   bool staged_kv) {
-  JobLayout layout = layout_of(job, options, kernel, world);
-  PlanOptions plan_options;
-  plan_options.route = route;
-  plan_options.block_tokens = options.block_tokens;
-  plan_options.memory_budget = options.memory_budget;
-  plan_options.checksum = options.checksum;
-  for (int r = 0; r < world; ++r) {  // ranks must cut the same blocks, so the neediest decides
-    plan_options.fixed_bytes =
-        std::max(plan_options.fixed_bytes, fixed_bytes(job, layout, kernel, r, staged_kv && world > 1));
-  }
-  Plan plan = make_plan(job, layout, {kernel.key_tile(), kernel.query_tile()}, options.machine, plan_options, rank);
+  const Forecasts all(job, options, kernel, route, world, staged_kv);
+  Plan plan = all.plan(rank);
   const Prediction prediction = predict(plan, options.machine);
-  return {std::move(layout), std::move(plan), prediction};
+  return {all.layout(), std::move(plan), prediction};
 }
 
 struct Attention::Impl {
@@ -120,7 +160,7 @@ Attention::Attention(Job job, Transport& transport, Options options)
   impl.together([&impl] {
     check_job(impl.job);
     impl.choice = choose_kernel(impl.job.spec, impl.options.kernel);
-    impl.backend = impl.choice.row->make_backend(impl.options.threads);
+    impl.backend = impl.choice.row->make_backend({impl.options.threads, impl.options.device});
     impl.kernel = impl.choice.row->make_kernel(impl.job.spec, *impl.backend);
     if (impl.backend->memory() != impl.transport.memory() && impl.transport.size() > 1) {
       fail(ErrorCode::kUnsupported,
@@ -135,6 +175,7 @@ Attention::Attention(Job job, Transport& transport, Options options)
   impl.together([&impl] {
     impl.forecast = ringattn::forecast(impl.job, impl.options, *impl.kernel, impl.transport.route(),
                                        impl.transport.size(), impl.transport.rank());
+    impl.kernel->reserve(task_limits(impl.forecast->plan));
   });
 }
 

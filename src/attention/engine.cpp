@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "attention/engine.hpp"
 
+#include <algorithm>
 #include <chrono>
+#include <vector>
 
 #include "attention/block_mover.hpp"
 
@@ -49,16 +51,23 @@ RunStats run_engine(const EngineRun& run) {
   const auto now = [start] { return std::chrono::duration<double>(Clock::now() - start).count(); };
   const Progress progress = [&run] { run.transport.progress(); };
   const FoldOutput output{run.outputs.out, run.outputs.lse, run.inputs.sinks};
+  const auto deadline = [&run] { return Deadline::after(run.options.timeout_seconds); };
+  std::vector<Mark> folded;  // one a block
+  const auto await_fold = [&](std::int64_t block) {
+    run.backend.synchronize(folded[static_cast<std::size_t>(block)], deadline(), progress);
+    if (run.block_done) run.block_done(block + 1, count);
+  };
   const auto post = [&](std::int64_t block) {
     stats.blocks[static_cast<std::size_t>(block)].posted = now();
     mover.post(block, run.stream);
   };
 
+  const std::int64_t ahead = run.backend.blocks_ahead();
   post(0);
   for (std::int64_t b = 0; b < count; ++b) {
     BlockTimes& times = stats.blocks[static_cast<std::size_t>(b)];
     times.wait_begin = now();
-    mover.wait(b, run.stream, Deadline::after(run.options.timeout_seconds));
+    mover.wait(b, run.stream, deadline());
     times.fold_begin = now();
     stats.exposed_seconds += times.fold_begin - times.wait_begin;
     if (run.options.overlap && b + 1 < count) post(b + 1);
@@ -80,12 +89,14 @@ RunStats run_engine(const EngineRun& run) {
     times.fold_end = now();
 
     if (!run.options.overlap && b + 1 < count) post(b + 1);
-    if (run.block_done) run.block_done(b + 1, count);
+    folded.push_back(run.backend.mark(run.stream));
+    if (b >= ahead) await_fold(b - ahead);
   }
   if (run.options.state_out) {
     run.kernel.export_state(run.workspace + run.layout.state, run.inputs.q.tokens, *run.outputs.state, run.stream);
   }
-  run.backend.synchronize(run.stream, Deadline::after(run.options.timeout_seconds), progress);
+  for (std::int64_t b = std::max<std::int64_t>(0, count - ahead); b < count; ++b) await_fold(b);
+  run.backend.synchronize(run.backend.mark(run.stream), deadline(), progress);
   stats.seconds = now();
   return stats;
 }

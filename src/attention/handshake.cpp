@@ -2,6 +2,7 @@
 #include "attention/handshake.hpp"
 
 #include <fmt/format.h>
+#define XXH_INLINE_ALL
 #include <xxhash.h>
 
 #include "base/build.hpp"

@@ -5,14 +5,24 @@
 
 #include <mpi.h>
 
+#include <cstddef>
 #include <memory>
 
 #include "comm/transport.hpp"
 
 namespace ringattn {
 
+struct MpiOptions {
+  Route route = Route::kChain;
+  // Spans beyond this travel as several requests: counts are int. The same on all ranks.
+  std::size_t request_bytes = std::size_t{1} << 30;
+  // Exchanges that a rank may have in flight; each of them needs a tag. The same on all ranks.
+  int max_exchanges = 1 << 14;
+};
+
 // Duplicates `communicator` (collective), so the caller's own messages are never matched. MPI must be initialised with
-// at least MPI_THREAD_FUNNELED, and all calls come from the thread that made the transport.
-std::unique_ptr<Transport> make_mpi_transport(MPI_Comm communicator);
+// at least MPI_THREAD_FUNNELED, and all calls come from the thread that made the transport. Destroy it before
+// MPI_Finalize. abort() tells the other ranks but ends no process: a program calls MPI_Abort after it (comm/world.hpp).
+std::unique_ptr<Transport> make_mpi_transport(MPI_Comm communicator, const MpiOptions& options = {});
 
 }  // namespace ringattn

@@ -24,8 +24,11 @@ struct ThreadsDelivery {
 // the world lives until the last of them is gone.
 std::vector<std::unique_ptr<Transport>> make_threads_world(int size, const ThreadsDelivery& delivery = {});
 
-// Runs `rank_main` on `size` threads, one a rank. When a rank throws, the world is aborted; after all have ended the
-// error that came first is rethrown.
+// Runs `rank_main` on one thread for each transport of a world. When a rank throws, the world is aborted; after all
+// have ended the error that came first is rethrown.
+void run_ranks(std::vector<std::unique_ptr<Transport>> transports, const std::function<void(Transport&)>& rank_main);
+
+// Both in one.
 void run_threads_world(int size, const ThreadsDelivery& delivery, const std::function<void(Transport&)>& rank_main);
 
 }  // namespace ringattn

@@ -11,7 +11,9 @@
 // whenever progress() or wait() is called, and wait() returns when they are done.
 //
 // Failure. No call outlasts its deadline: it throws Error (kPeer) that names the peers waited for. Once one rank has
-// called abort(), every call of every rank of the same world throws within moments, with the code that abort() gave.
+// called abort(), every call of every rank of the same world throws within moments, with the code that abort() gave; a
+// world and those split from it end together. A wait() that throws has given up every exchange in flight, as abandon()
+// does; afterwards the world can only be aborted.
 #pragma once
 
 #include <cstddef>
@@ -84,12 +86,19 @@ class Transport : public Bootstrap {
   virtual MemoryKind memory() const = 0;
   virtual Route route() const = 0;
 
-  // Spans stay valid until wait() has returned for the ticket, and the sends' data unchanged.
+  // Spans stay valid, and the sends' data unchanged, until wait() has returned for the ticket; on devices until the
+  // stream has passed it.
   virtual Ticket post(Exchange exchange, Stream stream) = 0;
-  // Each ticket is waited for once, in the order of post().
+  // Each ticket is waited for once, in the order of post(). A device transport only enqueues the wait; the deadline's
+  // length then counts from when the device reaches it, and progress() throws past it.
   virtual void wait(Ticket ticket, Stream stream, const Deadline& deadline) = 0;
   // Moves host transports on; cheap when there is nothing to do.
   virtual void progress() = 0;
+  // Whether wait(ticket) would return at once. Moves nothing, never blocks.
+  virtual bool finished(Ticket ticket) = 0;
+  // Gives up every exchange in flight: when it returns, nothing is written to this rank's spans any more. For a rank
+  // that fails between post() and wait(), before it frees them.
+  virtual void abandon() noexcept = 0;
 
   // Ranks 0 … size − 1 of this world as a world of their own, nullptr on the others. Collective over the whole world.
   virtual std::unique_ptr<Transport> split(int size, const Deadline& deadline) = 0;

@@ -28,17 +28,23 @@ struct WorldRequest {
   std::string transport = "auto";
   std::optional<int> ranks;  // ranks in this process (threads)
   double pace = 0.0;         // bytes per second; 0: as fast as it goes (comm/paced.hpp)
+  double timeout = 60.0;     // seconds that ranks wait for each other at the start and at the end
 };
 
 // Whether this process was started by mpirun or srun with MPI, judged from the environment, without initialising MPI.
 bool launched_by_mpi();
 
 // Makes the world (under mpirun: mpirun's; otherwise `ranks` threads, or one rank alone), runs `rank_main` once a rank,
-// ends the world and returns the exit code, the same on every rank. An Error that rank_main throws becomes the code: an
-// AgreedError is known to all and ends the world in order, any other aborts the other ranks. Exactly one rank calls
-// `print_error`. Throws kUsage for an unknown or contradictory request, kUnsupported for a transport that can't be used
-// here.
+// ends the world and returns the exit code, the same on every rank: the highest that rank_main returned. An Error that
+// rank_main throws becomes the code: an AgreedError is known to all and ends the world in order, any other aborts the
+// other ranks. Exactly one rank calls `print_error`. Throws kUsage for an unknown or contradictory request,
+// kUnsupported for a transport that can't be used here.
 int run_world(const WorldRequest& request, const std::function<int(Transport&)>& rank_main,
               const std::function<void(const Error&)>& print_error);
+
+// Ends a program that failed before it had a world (bad flags, a refused request) and returns its exit code. Under
+// mpirun the ranks meet: one of them prints, none leaves before it has, and ranks that did not fail end with the same
+// code out of run_world().
+int end_without_world(const Error& error, const std::function<void(const Error&)>& print_error);
 
 }  // namespace ringattn

@@ -75,17 +75,18 @@ struct FoldOutput {
   const float* sinks = nullptr;  // [heads] fp32, present exactly when FoldSpec::sinks; in the kernel's kind of memory
 };
 
-// Folds the tiles of one block into all of a rank's query rows.
+// Folds the tiles of one block into all of a rank's query rows. What the spans point to, and *finish, is read before
+// fold() returns; the memory behind views, state and sinks lives until the stream has passed the task.
 struct FoldTask {
   TensorView q;                               // [rows, heads, head_dim]
   std::span<const QueryRun> queries;          // cover every row once, ascending by (sequence, position)
   std::span<const std::int64_t> key_lengths;  // [sequences] keys of each sequence
-  std::span<const KeyRun> key_runs;           // ascending by (sequence, first_tile), disjoint
-  std::span<const KeyTile> tiles;             // the map that key_runs index
+  std::span<const KeyRun> key_runs;  // ascending by (sequence, first_tile), disjoint; a sequence may have several
+  std::span<const KeyTile> tiles;    // the map that key_runs index
   std::span<const KeySource> sources;
-  void* state = nullptr;               // FoldKernel::state_bytes(), of the kernel's memory kind
-  bool resume = false;                 // false: the state is not read, every row starts from the identity
-  bool save = true;                    // false: the state need not survive (nothing is folded after this task)
+  void* state = nullptr;  // FoldKernel::state_bytes(), of the kernel's memory kind
+  bool resume = false;    // false: the state is not read, every row starts from the identity
+  bool save = true;       // rows that fold nothing here are saved too; false: the state need not survive this task
   const FoldOutput* finish = nullptr;  // not null: after this task every row is divided, rounded and written
 };
 
@@ -100,7 +101,25 @@ struct FoldStateView {
 // fold() then stops, and throws the same exception once no thread of it runs any more.
 using Progress = std::function<void()>;
 
-// A device's memory and queues. One object serves one rank.
+// The most of each kind that any one task of a plan holds.
+struct FoldLimits {
+  std::int64_t rows = 0;
+  std::int64_t query_runs = 0;
+  std::int64_t key_runs = 0;
+  std::int64_t tiles = 0;
+  std::int64_t sources = 0;
+  std::int64_t sequences = 0;
+};
+
+struct BackendOptions {
+  int threads = 1;  // of a host backend
+  int device = 0;   // of a device backend
+};
+
+// A point in a stream's work.
+using Mark = std::int64_t;
+
+// A device's memory and queues. One object serves one rank; its calls may come from any thread, one at a time.
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -113,9 +132,12 @@ class Backend {
   // Copies `rows` rows of `row_bytes`; strides in bytes. Ordered on `stream`.
   virtual void copy_rows(void* target, std::int64_t target_stride, const void* source, std::int64_t source_stride,
                          std::int64_t row_bytes, std::int64_t rows, Stream stream) = 0;
-  // Returns when everything enqueued on `stream` has finished. Calls `progress` while it waits; throws kPeer past the
-  // deadline.
-  virtual void synchronize(Stream stream, const Deadline& deadline, const Progress& progress) = 0;
+  // Marks what has been enqueued on `stream` so far.
+  virtual Mark mark(Stream stream) = 0;
+  // Returns when the stream has passed the mark. Calls `progress` while it waits; throws kPeer past the deadline.
+  virtual void synchronize(Mark mark, const Deadline& deadline, const Progress& progress) = 0;
+  // How many blocks the host may enqueue before the device has finished them; 0 where fold() does the work itself.
+  virtual int blocks_ahead() const = 0;
 };
 
 // One fold kernel for one FoldSpec on one backend.
@@ -130,8 +152,10 @@ class FoldKernel {
   virtual int query_tile() const = 0;
   // Bytes of fold state for `rows` query rows, all heads.
   virtual std::size_t state_bytes(std::int64_t rows) const = 0;
-  // Bytes that the kernel allocates beside the state while it runs, at most, for tasks of up to `rows` rows.
-  virtual std::size_t scratch_bytes(std::int64_t rows) const = 0;
+  // Bytes that reserve() allocates for tasks within `limits`: all that the kernel needs beside the state.
+  virtual std::size_t scratch_bytes(const FoldLimits& limits) const = 0;
+  // Called before the first fold(), so that nothing is allocated in the middle of a plan.
+  virtual void reserve(const FoldLimits& limits) = 0;
   // Enqueues the task on `stream` (device) or does it (host).
   virtual void fold(const FoldTask& task, Stream stream, const Progress& progress) = 0;
   // Writes the saved state of `rows` rows as (m, l, O).

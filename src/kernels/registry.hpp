@@ -25,7 +25,7 @@ struct KernelRow {
   // What the spec requires that the kernel lacks, one entry each, e.g. "head_dim 260 (supported: multiples of 8 up to
   // 256)".
   std::vector<std::string> (*missing)(const FoldSpec& spec);
-  std::unique_ptr<Backend> (*make_backend)(int threads);
+  std::unique_ptr<Backend> (*make_backend)(const BackendOptions& options);
   // `backend` is what this row's make_backend made and outlives the kernel.
   std::unique_ptr<FoldKernel> (*make_kernel)(const FoldSpec& spec, Backend& backend);
 };

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+// Measures the CPU fold kernel alone, beside OpenBLAS's SGEMM where the build found it. Prints the median of a few
+// runs; FLOPs by the field's convention, 2 · visible pairs · heads · (head_dim + head_dim_v).
+//   fold_cpu_bench [threads] [runs]
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <string>
+#include <vector>
+
+#ifdef RINGATTN_BENCH_OPENBLAS
+#include <cblas.h>
+#endif
+
+#include "base/philox.hpp"
+#include "kernels/registry.hpp"
+
+namespace ringattn {
+namespace {
+
+double median_seconds(int runs, const std::function<void()>& work) {
+  work();  // warm-up: memory is touched, threads are started
+  std::vector<double> seconds;
+  for (int i = 0; i < runs; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    work();
+    seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  }
+  std::sort(seconds.begin(), seconds.end());
+  return seconds[seconds.size() / 2];
+}
+
+// Uniform in [−1, 1).
+std::vector<std::byte> random_elements(std::int64_t count, Dtype dtype, std::uint64_t key) {
+  std::vector<std::byte> elements(static_cast<std::size_t>(count) * size_of(dtype));
+  for (std::int64_t i = 0; i < count; ++i) {
+    const PhiloxWords words = philox4x32_10({{static_cast<std::uint32_t>(i), 0, 0, 0}}, key);
+    const float value = static_cast<float>(static_cast<std::int32_t>(words.word[0])) * 0x1p-31F;
+    store_element(elements.data() + static_cast<std::size_t>(i) * size_of(dtype), dtype, value);
+  }
+  return elements;
+}
+
+struct Shape {
+  std::int64_t tokens;
+  FoldSpec spec;
+};
+
+void measure_fold(const Shape& shape, int threads, int runs) {
+  const FoldSpec& spec = shape.spec;
+  const std::int64_t n = shape.tokens;
+  const KernelChoice choice = choose_kernel(spec, {"cpu", "auto"});
+  const auto backend = choice.row->make_backend({threads, 0});
+  const auto kernel = choice.row->make_kernel(spec, *backend);
+  kernel->reserve({});
+
+  const auto q = random_elements(n * spec.heads * spec.head_dim, spec.dtype, 1);
+  const auto k = random_elements(n * spec.kv_heads * spec.head_dim, spec.dtype, 2);
+  const auto v = random_elements(n * spec.kv_heads * spec.head_dim_v, spec.dtype, 3);
+  std::vector<std::byte> out(static_cast<std::size_t>(n * spec.heads * spec.head_dim_v) * size_of(spec.dtype));
+  std::vector<float> lse(static_cast<std::size_t>(n * spec.heads));
+
+  const std::int64_t tile_count = (n + kernel->key_tile() - 1) / kernel->key_tile();
+  std::vector<KeyTile> tiles;
+  for (std::int64_t t = 0; t < tile_count; ++t) tiles.push_back({0, t * kernel->key_tile()});
+  const QueryRun query_run{0, 0, 0, n};
+  const KeyRun key_run{0, 0, tile_count, 0};
+  const KeySource source{dense_view(k.data(), spec.dtype, n, spec.kv_heads, spec.head_dim),
+                         dense_view(v.data(), spec.dtype, n, spec.kv_heads, spec.head_dim_v)};
+  const FoldOutput output{
+      dense_view(out.data(), spec.dtype, n, spec.heads, spec.head_dim_v), {lse.data(), spec.heads, 1}, nullptr};
+  FoldTask task;
+  task.q = dense_view(q.data(), spec.dtype, n, spec.heads, spec.head_dim);
+  task.queries = {&query_run, 1};
+  task.key_lengths = {&n, 1};
+  task.key_runs = {&key_run, 1};
+  task.tiles = tiles;
+  task.sources = {&source, 1};
+  task.save = false;
+  task.finish = &output;
+
+  double pairs = 0.0;
+  for (std::int64_t p = 0; p < n; ++p) {
+    const KeyRange seen = visible_keys(spec.mask, p, n);
+    pairs += static_cast<double>(seen.end - seen.begin);
+  }
+  const double flops = 2.0 * pairs * spec.heads * (spec.head_dim + spec.head_dim_v);
+  const double seconds = median_seconds(runs, [&] { kernel->fold(task, {}, {}); });
+  fmt::print("{:>7} tokens  {:<60} {:>8.1f} ms {:>7.1f} GFLOP/s  ({})\n", n, describe(spec), seconds * 1e3,
+             flops / seconds * 1e-9, backend->identity());
+}
+
+#ifdef RINGATTN_BENCH_OPENBLAS
+void measure_sgemm(int threads, int runs) {
+  constexpr int kSize = 2048;
+  if (threads > 0) openblas_set_num_threads(threads);
+  const std::vector<float> a(std::size_t{kSize} * kSize, 0.5F);
+  const std::vector<float> b(a);
+  std::vector<float> c(a.size());
+  const double seconds = median_seconds(runs, [&] {
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, kSize, kSize, kSize, 1.0F, a.data(), kSize, b.data(), kSize,
+                0.0F, c.data(), kSize);
+  });
+  fmt::print("SGEMM {}³ {:>59} {:>8.1f} ms {:>7.1f} GFLOP/s\n", kSize, "", seconds * 1e3,
+             2.0 * kSize * kSize * kSize / seconds * 1e-9);
+}
+#endif
+
+}  // namespace
+}  // namespace ringattn
+
+int main(int argc, char** argv) {
+  using ringattn::Dtype;
+  const int threads = argc > 1 ? std::atoi(argv[1]) : 0;
+  const int runs = argc > 2 ? std::atoi(argv[2]) : 3;
+  const float scale = 0.08838835F;  // 1 / √128
+  const std::vector<ringattn::Shape> shapes = {{8192, {Dtype::kBf16, 8, 2, 128, 128, {-1, 0}, scale}},
+                                               {2048, {Dtype::kBf16, 8, 8, 128, 128, {-1, 0}, scale}},
+                                               {2048, {Dtype::kF32, 8, 2, 128, 128, {-1, -1}, scale}},
+                                               {2048, {Dtype::kF16, 8, 2, 64, 64, {-1, 0}, scale}},
+                                               {2048, {Dtype::kBf16, 8, 1, 192, 128, {-1, 0}, scale}},
+                                               {8192, {Dtype::kBf16, 8, 2, 128, 128, {1023, 0}, scale}},
+                                               {2048, {Dtype::kBf16, 8, 2, 128, 128, {-1, 0}, scale, 50.0F}}};
+#ifdef RINGATTN_BENCH_OPENBLAS
+  ringattn::measure_sgemm(threads, runs);
+#endif
+  for (const ringattn::Shape& shape : shapes) ringattn::measure_fold(shape, threads, runs);
+  return 0;
+}

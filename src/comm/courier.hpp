@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// Background threads that carry out deliveries, each no earlier than its time; among those that are due, the one of the
+// lowest priority number first.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <queue>
+#include <thread>
+#include <vector>
+
+namespace ringattn {
+
+class Couriers {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  explicit Couriers(int threads);
+  // Finishes the deliveries that have begun and drops the others.
+  ~Couriers();
+  Couriers(const Couriers&) = delete;
+  Couriers& operator=(const Couriers&) = delete;
+
+  // `deliver` must not throw.
+  void submit(Clock::time_point due, std::uint64_t priority, std::function<void()> deliver);
+
+ private:
+  struct Delivery {
+    Clock::time_point due;
+    std::uint64_t priority;
+    std::function<void()> deliver;
+  };
+  struct DueLater {
+    bool operator()(const Delivery& a, const Delivery& b) const { return a.due > b.due; }
+  };
+  struct LessUrgent {
+    bool operator()(const Delivery& a, const Delivery& b) const { return a.priority > b.priority; }
+  };
+
+  void run();
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::priority_queue<Delivery, std::vector<Delivery>, DueLater> delayed_;
+  std::priority_queue<Delivery, std::vector<Delivery>, LessUrgent> ready_;
+  bool ending_ = false;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace ringattn

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/failure.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <new>
+
+namespace ringattn {
+
+std::string RankNames::name(int rank) const {
+  if (hosts_.empty()) return fmt::format("rank {}", rank);
+  return fmt::format("rank {} on {}", rank, hosts_[static_cast<std::size_t>(rank)]);
+}
+
+std::string RankNames::list(std::span<const int> ranks) const {
+  constexpr std::size_t kListed = 8;
+  std::string text;
+  for (const int rank : ranks.first(std::min(ranks.size(), kListed))) {
+    if (!text.empty()) text += ", ";
+    text += name(rank);
+  }
+  if (ranks.size() > kListed) text += fmt::format(" and {} more", ranks.size() - kListed);
+  return text;
+}
+
+void fail_late(std::string_view what, const Deadline& deadline, const RankNames& names, int rank,
+               std::span<const int> awaited) {
+  fail(ErrorCode::kPeer, fmt::format("{} did not finish within {:g} s", what, deadline.seconds()),
+       fmt::format("{} waits for {}", names.name(rank), names.list(awaited)),
+       "See whether they failed or were stopped; raise --timeout if they are only slow.");
+}
+
+Error aborted_error(const RankNames& names, int rank, ErrorCode code, std::string_view text) {
+  return Error(code, fmt::format("{} failed: {}", names.name(rank), text));
+}
+
+Error as_error(const std::exception_ptr& exception) {
+  try {
+    std::rethrow_exception(exception);
+  } catch (const Error& error) {
+    return error;
+  } catch (const std::bad_alloc&) {
+    return Error(ErrorCode::kMemory, "can't allocate memory (the host has no more to give). Use more ranks.");
+  } catch (const std::exception& error) {
+    return Error(ErrorCode::kInternal, fmt::format("unexpected exception ({}). This is a bug.", error.what()));
+  } catch (...) {
+    return Error(ErrorCode::kInternal, "unexpected exception (of an unknown type). This is a bug.");
+  }
+}
+
+}  // namespace ringattn

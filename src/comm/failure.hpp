@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// How transports speak of failures: what ranks are called, what a passed deadline and a peer's abort() look like.
+#pragma once
+
+#include <exception>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/deadline.hpp"
+#include "base/error.hpp"
+
+namespace ringattn {
+
+// "rank 3 on node7", or "rank 3" where all ranks share a host.
+class RankNames {
+ public:
+  RankNames() = default;
+  explicit RankNames(std::vector<std::string> hosts) : hosts_(std::move(hosts)) {}
+
+  std::string name(int rank) const;
+  // "rank 3 on node7, rank 5 on node9", and a count where there are too many to list.
+  std::string list(std::span<const int> ranks) const;
+
+ private:
+  std::vector<std::string> hosts_;  // [ranks], or empty
+};
+
+// Throws kPeer: `rank` gave up on `what` ("block 3 of 12", "barrier") while it waited for `awaited`.
+[[noreturn]] void fail_late(std::string_view what, const Deadline& deadline, const RankNames& names, int rank,
+                            std::span<const int> awaited);
+
+// What the calls of a world throw once `rank` has aborted it with `code` and `text`.
+Error aborted_error(const RankNames& names, int rank, ErrorCode code, std::string_view text);
+
+// Any exception as an Error: a failed allocation is kMemory, what else is no Error is kInternal.
+Error as_error(const std::exception_ptr& exception);
+
+}  // namespace ringattn

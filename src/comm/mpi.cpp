@@ -1,0 +1,412 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/mpi.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <deque>
+#include <thread>
+#include <utility>
+
+#include "comm/exchange.hpp"
+#include "comm/failure.hpp"
+#include "comm/mpi_abort.hpp"
+
+namespace ringattn {
+
+namespace {
+
+constexpr double kBootstrapSeconds = 60.0;
+// How long abandon() waits for receives that a peer is writing to at that moment.
+constexpr double kAbandonSeconds = 0.2;
+
+// An exchange between post() and wait(). All its messages carry one tag: between a pair of ranks, MPI matches messages
+// of one tag in the order in which they were posted, and both sides post theirs by ascending round.
+struct Flight {
+  explicit Flight(Exchange posted)
+      : exchange(std::move(posted)),
+        gate(exchange.receives),
+        send_requests(exchange.sends.size()),
+        receive_requests(exchange.receives.size()),
+        open(exchange.sends.size() + exchange.receives.size()) {}
+
+  Exchange exchange;
+  RoundGate gate;
+  std::vector<std::size_t> send_requests;     // not done yet, of each of exchange.sends that has started
+  std::vector<std::size_t> receive_requests;  // not done yet, of each of exchange.receives
+  std::size_t started = 0;                    // of exchange.sends
+  std::size_t open;                           // messages not done yet, either way
+};
+
+// What a request moves: a piece of a message.
+struct Piece {
+  Ticket ticket;
+  bool receive;
+  std::size_t message;
+  int bytes;
+};
+
+class MpiTransport final : public Transport {
+ public:
+  // Owns `communicator`.
+  MpiTransport(std::shared_ptr<MpiFamily> family, MPI_Comm communicator, const MpiOptions& options)
+      : family_(std::move(family)), communicator_(communicator), options_(options) {
+    MPI_Comm_set_errhandler(communicator_, MPI_ERRORS_RETURN);
+    MPI_Comm_rank(communicator_, &rank_);
+    MPI_Comm_size(communicator_, &size_);
+  }
+
+  ~MpiTransport() override {
+    abandon();
+    // Freeing is collective, and the ranks of a broken world don't meet any more.
+    if (!broken_ && !family_->is_over()) MPI_Comm_free(&communicator_);
+  }
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  std::string_view name() const override { return "mpi"; }
+  MemoryKind memory() const override { return MemoryKind::kHost; }
+  Route route() const override { return options_.route; }
+
+  std::vector<std::string> all_gather(std::string_view bytes, const Deadline& deadline) override {
+    return meet("all-gather", bytes, deadline);
+  }
+  void barrier(const Deadline& deadline) override { meet("barrier", {}, deadline); }
+
+  Ticket post(Exchange exchange, Stream) override {
+    family_->check_alive();
+    check_exchange(exchange, rank_, size_);
+    const Ticket ticket = next_ticket();
+    if (broken_ || flights_.size() >= static_cast<std::size_t>(options_.max_exchanges)) {
+      fail(ErrorCode::kInternal, fmt::format("rank {} can't post {}", rank_, exchange_name(exchange, ticket)),
+           broken_ ? std::string("it has given up earlier exchanges")
+                   : fmt::format("{} are in flight, and there are no more tags", flights_.size()),
+           broken_ ? "Abort the world after a failure." : "Wait for earlier exchanges first.");
+    }
+    Flight& flight = flights_.emplace_back(std::move(exchange));
+    for (std::size_t i = 0; i < flight.exchange.receives.size(); ++i) {
+      const ReceiveMessage& message = flight.exchange.receives[i];
+      flight.receive_requests[i] =
+          cut(message, {ticket, true, i, 0}, [&](std::byte* data, int count, MPI_Request* request) {
+            return MPI_Irecv(data, count, MPI_BYTE, message.peer, tag_of(ticket), communicator_, request);
+          });
+    }
+    start_sends(flight, ticket);
+    return ticket;
+  }
+
+  void wait(Ticket ticket, Stream, const Deadline& deadline) override {
+    try {
+      check_ticket(ticket, waited_, next_ticket());
+      const Flight& flight = flights_.front();
+      progress();
+      while (flight.open > 0) {
+        if (deadline.expired()) {
+          fail_late(exchange_name(flight.exchange, ticket), deadline, family_->names(), rank_, awaited(flight));
+        }
+        std::this_thread::yield();  // ranks may share cores
+        progress();
+      }
+    } catch (...) {
+      abandon();
+      throw;
+    }
+    flights_.pop_front();
+    ++waited_;
+  }
+
+  void progress() override {
+    family_->check_alive();
+    while (complete_some()) {
+    }
+  }
+
+  bool finished(Ticket ticket) override {
+    const auto index = static_cast<std::size_t>(ticket - waited_);
+    return ticket >= waited_ && index < flights_.size() && flights_[index].open == 0;
+  }
+
+  void abandon() noexcept override {
+    if (flights_.empty()) return;
+    broken_ = true;
+    // What no sender has matched is cancelled; what is on its way gets a moment to arrive. What is left then belongs to
+    // peers that are dead or stopped. Sends only read.
+    std::vector<MPI_Request> receives;
+    for (std::size_t i = 0; i < requests_.size(); ++i) {
+      if (!pieces_[i].receive) continue;
+      MPI_Cancel(&requests_[i]);
+      receives.push_back(requests_[i]);
+    }
+    const Deadline deadline = Deadline::after(kAbandonSeconds);
+    for (int done = 0; done == 0 && !deadline.expired();) {
+      MPI_Testall(static_cast<int>(receives.size()), receives.data(), &done, MPI_STATUSES_IGNORE);
+      if (done == 0) std::this_thread::yield();
+    }
+    waited_ = next_ticket();
+    flights_.clear();
+    requests_.clear();
+    pieces_.clear();
+  }
+
+  std::unique_ptr<Transport> split(int size, const Deadline& deadline) override {
+    check_split(size, size_);
+    const std::string mine = std::to_string(size);
+    for (const std::string& theirs : meet("split", mine, deadline)) {
+      if (theirs != mine) {
+        fail(ErrorCode::kInternal, fmt::format("rank {} can't split the world to {} ranks", rank_, size),
+             fmt::format("another rank splits it to {}", theirs), "This is a bug in the caller.");
+      }
+    }
+    // It has no deadline, but everybody is here.
+    MPI_Comm child = MPI_COMM_NULL;
+    check_mpi(MPI_Comm_split(communicator_, rank_ < size ? 0 : MPI_UNDEFINED, rank_, &child), "MPI_Comm_split");
+    if (child == MPI_COMM_NULL) return nullptr;
+    return std::make_unique<MpiTransport>(family_, child, options_);
+  }
+
+  bool abort(const Error& error) override {
+    abandon();
+    return family_->abort(error);
+  }
+
+ private:
+  // A collective call on its way.
+  struct Meeting {
+    std::string mine;
+    std::vector<std::string> all;  // [size]
+    std::vector<bool> came;        // [size]
+    std::vector<MPI_Request> requests;
+  };
+
+  Ticket next_ticket() const { return waited_ + static_cast<Ticket>(flights_.size()); }
+  // Exchanges in flight have different tags, on both sides: nobody has more of them than there are tags.
+  int tag_of(Ticket ticket) const { return static_cast<int>(ticket % options_.max_exchanges); }
+
+  // Hands a message to `start` in pieces of at most request_bytes, and counts them. Both sides cut the same spans, so
+  // the pieces fit. A message without bytes is one empty piece.
+  template <typename Message, typename Start>
+  std::size_t cut(const Message& message, Piece piece, Start start) {
+    const auto begin = [&](auto* data, std::size_t bytes) {
+      piece.bytes = static_cast<int>(bytes);
+      MPI_Request request = MPI_REQUEST_NULL;
+      check_mpi(start(data, piece.bytes, &request), piece.receive ? "MPI_Irecv" : "MPI_Isend");
+      requests_.push_back(request);
+      pieces_.push_back(piece);
+    };
+    const std::size_t before = requests_.size();
+    for (const auto& span : message.spans) {
+      for (std::size_t at = 0; at < span.bytes; at += options_.request_bytes) {
+        begin(span.data + at, std::min(options_.request_bytes, span.bytes - at));
+      }
+    }
+    if (requests_.size() == before) begin(decltype(message.spans.front().data){}, 0);
+    return requests_.size() - before;
+  }
+
+  void start_sends(Flight& flight, Ticket ticket) {
+    for (; flight.started < flight.exchange.sends.size(); ++flight.started) {
+      const SendMessage& message = flight.exchange.sends[flight.started];
+      if (!flight.gate.may_send(message.round)) return;
+      flight.send_requests[flight.started] =
+          cut(message, {ticket, false, flight.started, 0}, [&](const std::byte* data, int count, MPI_Request* request) {
+            return MPI_Isend(data, count, MPI_BYTE, message.peer, tag_of(ticket), communicator_, request);
+          });
+    }
+  }
+
+  // Takes the requests that are done and starts the sends that waited for them; whether there were any.
+  bool complete_some() {
+    if (requests_.empty()) return false;
+    done_.resize(requests_.size());
+    statuses_.resize(requests_.size());
+    int count = 0;
+    const int result =
+        MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count, done_.data(), statuses_.data());
+    if (result != MPI_ERR_IN_STATUS) check_mpi(result, "MPI_Testsome");
+    if (count == MPI_UNDEFINED || count == 0) return false;
+    for (std::size_t i = 0; i < static_cast<std::size_t>(count); ++i) {
+      const Piece& piece = pieces_[static_cast<std::size_t>(done_[i])];
+      check_piece(piece, result == MPI_SUCCESS ? MPI_SUCCESS : statuses_[i].MPI_ERROR, statuses_[i]);
+      complete(piece);
+    }
+    std::size_t kept = 0;
+    for (std::size_t i = 0; i < requests_.size(); ++i) {
+      if (requests_[i] == MPI_REQUEST_NULL) continue;
+      requests_[kept] = requests_[i];
+      pieces_[kept++] = pieces_[i];
+    }
+    requests_.resize(kept);
+    pieces_.resize(kept);
+    for (std::size_t i = 0; i < flights_.size(); ++i) start_sends(flights_[i], waited_ + static_cast<Ticket>(i));
+    return true;
+  }
+
+  void complete(const Piece& piece) {
+    Flight& flight = flight_of(piece);
+    std::size_t& requests = (piece.receive ? flight.receive_requests : flight.send_requests)[piece.message];
+    if (--requests > 0) return;
+    --flight.open;
+    if (piece.receive) flight.gate.receive_done(flight.exchange.receives[piece.message].round);
+  }
+
+  void check_piece(const Piece& piece, int result, const MPI_Status& status) {
+    const Flight& flight = flight_of(piece);
+    int bytes = piece.bytes;
+    if (result == MPI_SUCCESS && piece.receive) MPI_Get_count(&status, MPI_BYTE, &bytes);
+    if (result == MPI_SUCCESS && bytes == piece.bytes) return;
+    const int peer =
+        piece.receive ? flight.exchange.receives[piece.message].peer : flight.exchange.sends[piece.message].peer;
+    const std::string name = exchange_name(flight.exchange, piece.ticket);
+    int error_class = MPI_SUCCESS;
+    MPI_Error_class(result, &error_class);
+    if (result == MPI_SUCCESS || error_class == MPI_ERR_TRUNCATE) {
+      fail(ErrorCode::kInternal, fmt::format("the two sides of {} don't fit", name),
+           fmt::format("{} has sent {} a piece of other than {} bytes", family_->names().name(peer),
+                       family_->names().name(rank_), piece.bytes),
+           "This is a bug in the plan.");
+    }
+    check_mpi(result, fmt::format("the transfer of {} between {} and {}", name, family_->names().name(rank_),
+                                  family_->names().name(peer)));
+  }
+
+  Flight& flight_of(const Piece& piece) { return flights_[static_cast<std::size_t>(piece.ticket - waited_)]; }
+
+  static std::vector<int> awaited(const Flight& flight) {
+    std::vector<int> peers;
+    for (std::size_t i = 0; i < flight.receive_requests.size(); ++i) {
+      if (flight.receive_requests[i] > 0) peers.push_back(flight.exchange.receives[i].peer);
+    }
+    // Sends that haven't started are held back by this rank's own receives, and nobody else's fault.
+    for (std::size_t i = 0; i < flight.started; ++i) {
+      if (flight.send_requests[i] > 0) peers.push_back(flight.exchange.sends[i].peer);
+    }
+    std::sort(peers.begin(), peers.end());
+    peers.erase(std::unique(peers.begin(), peers.end()), peers.end());
+    return peers;
+  }
+
+  // Everybody sends to everybody instead of calling MPI_Iallgatherv: a rank whose deadline passes then knows exactly
+  // who has not come. A rank can be one meeting ahead of another but not two, so two tags tell meetings apart.
+  std::vector<std::string> meet(std::string_view what, std::string_view bytes, const Deadline& deadline) {
+    family_->check_alive();
+    const int tag = options_.max_exchanges + static_cast<int>(meetings_++ % 2);
+    auto meeting = std::make_unique<Meeting>();
+    try {
+      take_part(*meeting, tag, what, bytes, deadline);
+    } catch (...) {
+      // MPI may use the buffers of a broken meeting as long as the process lives.
+      broken_ = true;
+      static_cast<void>(meeting.release());
+      throw;
+    }
+    return std::move(meeting->all);
+  }
+
+  void take_part(Meeting& meeting, int tag, std::string_view what, std::string_view bytes, const Deadline& deadline) {
+    meeting.mine = bytes;
+    meeting.all.resize(static_cast<std::size_t>(size_));
+    meeting.came.resize(static_cast<std::size_t>(size_));
+    meeting.all[static_cast<std::size_t>(rank_)] = bytes;
+    meeting.came[static_cast<std::size_t>(rank_)] = true;
+    for (int i = 1; i < size_; ++i) {
+      const int peer = (rank_ + i) % size_;
+      meeting.requests.push_back(MPI_REQUEST_NULL);
+      check_mpi(MPI_Isend(meeting.mine.data(), static_cast<int>(meeting.mine.size()), MPI_CHAR, peer, tag,
+                          communicator_, &meeting.requests.back()),
+                "MPI_Isend");
+    }
+    int missing = size_ - 1;
+    while (true) {
+      int found = missing;
+      while (found != 0) {
+        MPI_Message message = MPI_MESSAGE_NULL;
+        MPI_Status status;
+        check_mpi(MPI_Improbe(MPI_ANY_SOURCE, tag, communicator_, &found, &message, &status), "MPI_Improbe");
+        if (found == 0) break;
+        const auto source = static_cast<std::size_t>(status.MPI_SOURCE);
+        int count = 0;
+        MPI_Get_count(&status, MPI_CHAR, &count);
+        meeting.all[source].resize(static_cast<std::size_t>(count));
+        meeting.came[source] = true;
+        meeting.requests.push_back(MPI_REQUEST_NULL);
+        check_mpi(MPI_Imrecv(meeting.all[source].data(), count, MPI_CHAR, &message, &meeting.requests.back()),
+                  "MPI_Imrecv");
+        found = --missing;
+      }
+      int done = 0;
+      check_mpi(
+          MPI_Testall(static_cast<int>(meeting.requests.size()), meeting.requests.data(), &done, MPI_STATUSES_IGNORE),
+          "MPI_Testall");
+      if (missing == 0 && done != 0) return;
+      progress();
+      if (deadline.expired()) fail_late(what, deadline, family_->names(), rank_, absent(meeting));
+      std::this_thread::yield();
+    }
+  }
+
+  // Who has not come; when all have, but don't take what they are sent, everybody else.
+  std::vector<int> absent(const Meeting& meeting) const {
+    std::vector<int> missing;
+    for (int peer = 0; peer < size_; ++peer) {
+      if (!meeting.came[static_cast<std::size_t>(peer)]) missing.push_back(peer);
+    }
+    for (int peer = 0; peer < size_ && missing.empty(); ++peer) {
+      if (peer != rank_) missing.push_back(peer);
+    }
+    return missing;
+  }
+
+  const std::shared_ptr<MpiFamily> family_;
+  MPI_Comm communicator_;
+  const MpiOptions options_;
+  int rank_ = 0;
+  int size_ = 1;
+  std::deque<Flight> flights_;  // posted and not yet waited for, in order
+  Ticket waited_ = 0;           // number of the first of them
+  std::int64_t meetings_ = 0;
+  bool broken_ = false;  // gave up exchanges or a meeting
+  std::vector<MPI_Request> requests_;
+  std::vector<Piece> pieces_;  // as requests_
+  std::vector<int> done_;
+  std::vector<MPI_Status> statuses_;
+};
+
+void check_ready(const MpiOptions& options) {
+  int initialized = 0;
+  int provided = MPI_THREAD_SINGLE;
+  MPI_Initialized(&initialized);
+  if (initialized != 0) MPI_Query_thread(&provided);
+  if (provided < MPI_THREAD_FUNNELED) {
+    fail(ErrorCode::kUsage, "can't make an mpi transport",
+         initialized == 0 ? "MPI isn't initialised" : "MPI was initialised without thread support",
+         "Call MPI_Init_thread with MPI_THREAD_FUNNELED first.");
+  }
+  void* value = nullptr;
+  int found = 0;
+  MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &value, &found);
+  const int highest = found != 0 ? *static_cast<int*>(value) : 32767;
+  constexpr std::size_t kMaxCount = std::size_t{1} << 30;
+  if (options.max_exchanges < 1 || options.max_exchanges > highest - 2 || options.request_bytes < 1 ||
+      options.request_bytes > kMaxCount) {
+    fail(ErrorCode::kUsage, "can't make an mpi transport", "its options are out of range",
+         fmt::format("max_exchanges: 1 to {}; request_bytes: 1 to {}.", highest - 2, kMaxCount));
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<Transport> make_mpi_transport(MPI_Comm communicator, const MpiOptions& options) {
+  check_ready(options);
+  const auto family = std::make_shared<MpiFamily>(communicator);
+  MPI_Comm duplicate = MPI_COMM_NULL;
+  check_mpi(MPI_Comm_dup(communicator, &duplicate), "MPI_Comm_dup");
+  auto transport = std::make_unique<MpiTransport>(family, duplicate, options);
+  char host[MPI_MAX_PROCESSOR_NAME];
+  int length = 0;
+  MPI_Get_processor_name(host, &length);
+  const std::string_view name(host, static_cast<std::size_t>(length));
+  family->set_names(RankNames(transport->all_gather(name, Deadline::after(kBootstrapSeconds))));
+  return transport;
+}
+
+}  // namespace ringattn

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// Inside transport `mpi`: what a world shares with the worlds split from it. Who the ranks are, and the notice by which
+// a rank that failed alone ends them all, on a communicator of its own.
+#pragma once
+
+#include <mpi.h>
+
+#include <array>
+#include <map>
+#include <string>
+#include <string_view>
+
+#include "base/error.hpp"
+#include "comm/failure.hpp"
+
+namespace ringattn {
+
+// Throws kPeer with MPI's own text unless `result` is MPI_SUCCESS.
+void check_mpi(int result, std::string_view call);
+
+// Ranks are those of the first world; a split keeps them.
+class MpiFamily {
+ public:
+  // Collective.
+  explicit MpiFamily(MPI_Comm communicator);
+  ~MpiFamily();
+  MpiFamily(const MpiFamily&) = delete;
+  MpiFamily& operator=(const MpiFamily&) = delete;
+
+  const RankNames& names() const { return names_; }
+  void set_names(RankNames names) { names_ = std::move(names); }
+
+  // Tells all other ranks, then waits a moment for ranks that failed at the same time: the lowest of them prints.
+  // Whoever has heard a notice before has nothing to report.
+  bool abort(const Error& error);
+
+  // Throws once a rank has aborted, this one included.
+  void check_alive();
+  bool is_over() const { return !reports_.empty(); }
+
+ private:
+  struct Report {
+    ErrorCode code;
+    std::string text;
+  };
+
+  void listen();  // posts the receive of the next notice
+  void hear();    // takes the notices that have come
+
+  // Eager in every MPI: sent at once, whatever the receiver does.
+  static constexpr std::size_t kNoticeBytes = 2048;
+
+  MPI_Comm communicator_ = MPI_COMM_NULL;
+  int rank_ = 0;
+  int size_ = 1;
+  RankNames names_;
+  std::array<char, kNoticeBytes> notice_;  // code, then text
+  MPI_Request listening_ = MPI_REQUEST_NULL;
+  std::map<int, Report> reports_;  // by rank
+};
+
+}  // namespace ringattn

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/mpi_world.hpp"
+
+#include <mpi.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <iostream>
+#include <thread>
+#include <utility>
+
+#include "comm/failure.hpp"
+#include "comm/mpi.hpp"
+#include "comm/paced.hpp"
+
+namespace ringattn {
+
+namespace {
+
+// A process that is being ended leaves by itself after this, whatever hangs.
+constexpr std::chrono::seconds kEndGrace{5};
+
+void flush_output() {
+  std::cout.flush();
+  std::cerr.flush();
+  std::fflush(nullptr);
+}
+
+// Ends the world from a rank that failed alone, or that has heard of such a rank. Without a transport there is nobody
+// to agree with on who prints.
+[[noreturn]] void end_alone(Transport* world, const Error& error,
+                            const std::function<void(const Error&)>& print_error) {
+  const int code = static_cast<int>(error.code());
+  std::thread([code] {
+    std::this_thread::sleep_for(kEndGrace);
+    std::_Exit(code);
+  }).detach();
+  if (world == nullptr || world->abort(error)) {
+    print_error(error);
+    flush_output();
+    MPI_Abort(MPI_COMM_WORLD, code);
+  }
+  // The rank that prints ends this process too. Should it not manage to, this one still leaves with its code.
+  int final_code = code;
+  try {
+    if (world != nullptr) world->progress();
+  } catch (const Error& first) {
+    final_code = static_cast<int>(first.code());
+  }
+  std::this_thread::sleep_for(kEndGrace);
+  std::_Exit(final_code);
+}
+
+// The highest code of all ranks. Also makes sure, with a deadline, that MPI_Finalize finds everybody there.
+int meet_to_end(Transport& world, int code, const Deadline& deadline) {
+  for (const std::string& theirs : world.all_gather(std::to_string(code), deadline)) {
+    code = std::max(code, std::atoi(theirs.c_str()));
+  }
+  return code;
+}
+
+}  // namespace
+
+int run_mpi_world(const WorldRequest& request, const Error* refusal, const std::function<int(Transport&)>& rank_main,
+                  const std::function<void(const Error&)>& print_error) {
+  int provided = MPI_THREAD_SINGLE;
+  if (MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided) != MPI_SUCCESS) {
+    fail(ErrorCode::kUnsupported, "can't start MPI", "MPI_Init_thread failed",
+         "See MPI's own message, or run without mpirun.");
+  }
+  int code = 0;
+  std::unique_ptr<Transport> world;
+  try {
+    world = make_mpi_transport(MPI_COMM_WORLD);
+    if (request.pace > 0.0) world = make_paced_transport(std::move(world), request.pace);
+    try {
+      agree(*world, refusal, Deadline::after(request.timeout));
+      code = rank_main(*world);
+    } catch (const AgreedError& error) {
+      if (world->rank() == 0) print_error(error);
+      flush_output();
+      code = static_cast<int>(error.code());
+    }
+    code = meet_to_end(*world, code, Deadline::after(request.timeout));
+  } catch (...) {
+    end_alone(world.get(), as_error(std::current_exception()), print_error);
+  }
+  world.reset();
+  MPI_Finalize();
+  return code;
+}
+
+}  // namespace ringattn

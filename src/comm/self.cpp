@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/self.hpp"
+
+#include <fmt/format.h>
+
+#include <optional>
+#include <utility>
+
+#include "comm/exchange.hpp"
+#include "comm/failure.hpp"
+
+namespace ringattn {
+
+namespace {
+
+class SelfTransport final : public Transport {
+ public:
+  explicit SelfTransport(MemoryKind memory) : memory_(memory) {}
+
+  int rank() const override { return 0; }
+  int size() const override { return 1; }
+  std::string_view name() const override { return "self"; }
+  MemoryKind memory() const override { return memory_; }
+  Route route() const override { return Route::kDirect; }
+
+  std::vector<std::string> all_gather(std::string_view bytes, const Deadline&) override {
+    check_alive();
+    return {std::string(bytes)};
+  }
+  void barrier(const Deadline&) override { check_alive(); }
+
+  Ticket post(Exchange exchange, Stream) override {
+    check_alive();
+    check_exchange(exchange, 0, 1);  // in a world of one every message is wrong
+    return posted_++;
+  }
+  void wait(Ticket ticket, Stream, const Deadline&) override {
+    check_alive();
+    check_ticket(ticket, waited_, posted_);
+    ++waited_;
+  }
+  void progress() override { check_alive(); }
+  bool finished(Ticket ticket) override {
+    check_alive();
+    return ticket < posted_;
+  }
+  void abandon() noexcept override { waited_ = posted_; }
+
+  std::unique_ptr<Transport> split(int size, const Deadline&) override {
+    check_alive();
+    check_split(size, 1);
+    return make_self_transport(memory_);
+  }
+
+  bool abort(const Error& error) override {
+    if (aborted_) return false;
+    aborted_.emplace(error.code(), error.what());
+    return true;
+  }
+
+ private:
+  void check_alive() const {
+    if (aborted_) throw aborted_error(RankNames(), 0, aborted_->code(), aborted_->what());
+  }
+
+  MemoryKind memory_;
+  Ticket posted_ = 0;
+  Ticket waited_ = 0;
+  std::optional<Error> aborted_;
+};
+
+}  // namespace
+
+std::unique_ptr<Transport> make_self_transport(MemoryKind memory) { return std::make_unique<SelfTransport>(memory); }
+
+}  // namespace ringattn

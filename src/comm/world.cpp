@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/world.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <exception>
+#include <vector>
+
+#include "comm/failure.hpp"
+#include "comm/paced.hpp"
+#include "comm/self.hpp"
+#include "comm/threads.hpp"
+#if defined(RINGATTN_HAVE_MPI)
+#include "comm/mpi_world.hpp"
+#endif
+
+namespace ringattn {
+
+namespace {
+
+#if defined(RINGATTN_HAVE_MPI)
+constexpr bool kHaveMpi = true;
+#else
+constexpr bool kHaveMpi = false;
+#endif
+
+std::string always_available() { return {}; }
+
+#if defined(RINGATTN_HAVE_MPI)
+std::string mpi_unavailable() { return launched_by_mpi() ? "" : "this process was not started by mpirun or srun"; }
+#endif
+
+constexpr TransportRow kTable[] = {
+    {"self", "any", "one rank, nothing moves", always_available},
+    {"threads", "host", "N ranks are N threads of this process", always_available},
+#if defined(RINGATTN_HAVE_MPI)
+    {"mpi", "host", "non-blocking sends and receives between processes", mpi_unavailable},
+#endif
+};
+
+// A number that the launcher has put into the environment, `otherwise` if it has not.
+int launcher_number(std::initializer_list<const char*> names, int otherwise) {
+  for (const char* name : names) {
+    if (const char* text = std::getenv(name)) return std::atoi(text);
+  }
+  return otherwise;
+}
+
+// Ranks that the launcher has started; 0 if it doesn't say.
+int launched_ranks() { return launcher_number({"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"}, 0); }
+
+int launched_rank() { return launcher_number({"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"}, 0); }
+
+const TransportRow& find_row(std::string_view name) {
+  std::vector<std::string_view> names;
+  std::string known = "auto";
+  for (const TransportRow& row : kTable) {
+    if (row.name == name) return row;
+    names.push_back(row.name);
+    known.append(", ").append(row.name);
+  }
+  const std::string nearest = nearest_name(name, names.data(), names.size());
+  fail(ErrorCode::kUsage, fmt::format("unknown transport '{}'", name), fmt::format("this build has {}", known),
+       nearest.empty() ? std::string() : fmt::format("Did you mean '{}'?", nearest));
+}
+
+// The transport that a request means here, as a name of the table. Throws what run_world() promises.
+std::string_view choose_transport(const WorldRequest& request) {
+  const bool launched = launched_by_mpi();
+  const int launched_size = launched_ranks();
+  const std::string_view wanted =
+      request.transport == "auto" ? std::string_view("auto") : find_row(request.transport).name;
+  if (request.ranks && *request.ranks < 1) {
+    fail(ErrorCode::kUsage, fmt::format("can't run on {} ranks", *request.ranks), "--ranks counts from 1");
+  }
+  if (launched) {
+    if (request.ranks) {
+      fail(ErrorCode::kUsage, fmt::format("--ranks {} contradicts mpirun", *request.ranks),
+           "under mpirun the world is mpirun's", "Give mpirun -np instead, or run without mpirun.");
+    }
+    if (wanted == "threads" || (wanted == "self" && launched_size != 1)) {
+      fail(ErrorCode::kUsage, fmt::format("--transport {} contradicts mpirun", wanted),
+           "its ranks are processes, and only transport mpi joins them", "Run without mpirun, or leave it out.");
+    }
+    if (!kHaveMpi && wanted == "auto") {
+      fail(ErrorCode::kUnsupported, "can't join the ranks that mpirun has started", "this build has no MPI",
+           "Build with MPI, or run without mpirun and with --ranks N.");
+    }
+    return wanted == "auto" ? "mpi" : wanted;
+  }
+  const int ranks = request.ranks.value_or(1);
+  if (wanted == "self" && ranks > 1) {
+    fail(ErrorCode::kUsage, fmt::format("--transport self contradicts --ranks {}", ranks), "it is a world of one rank",
+         "Use --transport threads.");
+  }
+  if (wanted == "threads" && !request.ranks) {
+    fail(ErrorCode::kUsage, "--transport threads doesn't say how many", "--ranks is not given", "Add --ranks N.");
+  }
+  if (wanted == "auto") return ranks > 1 ? "threads" : "self";
+  if (const std::string why = find_row(wanted).unavailable(); !why.empty()) {
+    fail(ErrorCode::kUnsupported, fmt::format("transport {} can't be used here", wanted), why,
+         fmt::format("Start the program with mpirun, or use --transport {}.", ranks > 1 ? "threads" : "self"));
+  }
+  return wanted;
+}
+
+int code_of(const Error& error, const std::function<void(const Error&)>& print_error) {
+  print_error(error);
+  return static_cast<int>(error.code());
+}
+
+// Worlds that live in this process.
+int run_local_world(std::string_view transport, const WorldRequest& request,
+                    const std::function<int(Transport&)>& rank_main,
+                    const std::function<void(const Error&)>& print_error) {
+  const int size = request.ranks.value_or(1);
+  std::vector<int> codes(static_cast<std::size_t>(size));
+  const auto play = [&](Transport& rank) { codes[static_cast<std::size_t>(rank.rank())] = rank_main(rank); };
+  try {
+    if (transport == "self") {
+      play(*make_self_transport());
+    } else {
+      std::vector<std::unique_ptr<Transport>> world = make_threads_world(size);
+      for (auto& rank : world) {
+        if (request.pace > 0.0) rank = make_paced_transport(std::move(rank), request.pace);
+      }
+      run_ranks(std::move(world), play);
+    }
+  } catch (...) {
+    return code_of(as_error(std::current_exception()), print_error);
+  }
+  return *std::max_element(codes.begin(), codes.end());
+}
+
+}  // namespace
+
+std::span<const TransportRow> transport_table() { return kTable; }
+
+bool launched_by_mpi() {
+  constexpr std::array kMarks = {"OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE", "PMIX_RANK"};
+  return std::any_of(kMarks.begin(), kMarks.end(), [](const char* name) { return std::getenv(name) != nullptr; });
+}
+
+int run_world(const WorldRequest& request, const std::function<int(Transport&)>& rank_main,
+              const std::function<void(const Error&)>& print_error) {
+  const std::string_view transport = choose_transport(request);
+#if defined(RINGATTN_HAVE_MPI)
+  if (transport == "mpi") return run_mpi_world(request, nullptr, rank_main, print_error);
+#endif
+  return run_local_world(transport, request, rank_main, print_error);
+}
+
+int end_without_world(const Error& error, const std::function<void(const Error&)>& print_error) {
+#if defined(RINGATTN_HAVE_MPI)
+  if (launched_by_mpi())
+    return run_mpi_world(
+        {}, &error, [](Transport&) { return 0; }, print_error);
+#endif
+  if (launched_rank() != 0) return static_cast<int>(error.code());
+  return code_of(error, print_error);
+}
+
+}  // namespace ringattn

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cpu/cpu_backend.hpp"
+
+#include <cstring>
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+namespace ringattn::cpu {
+
+namespace {
+
+int thread_count(int requested) {
+#ifdef _OPENMP
+  return requested > 0 ? requested : omp_get_max_threads();
+#else
+  static_cast<void>(requested);
+  return 1;
+#endif
+}
+
+}  // namespace
+
+CpuBackend::CpuBackend(int threads) : threads_(thread_count(threads)), tile_ops_(best_tile_ops()) {}
+
+void CpuBackend::copy_rows(void* target, std::int64_t target_stride, const void* source, std::int64_t source_stride,
+                           std::int64_t row_bytes, std::int64_t rows, Stream) {
+  if (rows <= 0 || row_bytes <= 0) return;
+  auto* to = static_cast<std::byte*>(target);
+  const auto* from = static_cast<const std::byte*>(source);
+  if (target_stride == row_bytes && source_stride == row_bytes) {
+    std::memcpy(to, from, static_cast<std::size_t>(row_bytes * rows));
+    return;
+  }
+  for (std::int64_t row = 0; row < rows; ++row) {
+    std::memcpy(to + row * target_stride, from + row * source_stride, static_cast<std::size_t>(row_bytes));
+  }
+}
+
+}  // namespace ringattn::cpu

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// The cpu backend: host memory, a number of threads, and the SIMD target that its kernels use.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "kernels/cpu/tile_ops.hpp"
+#include "kernels/fold.hpp"
+
+namespace ringattn::cpu {
+
+class CpuBackend final : public Backend {
+ public:
+  // threads ≤ 0: as many as OpenMP would start (OMP_NUM_THREADS, else every core); 1 in a build without OpenMP.
+  explicit CpuBackend(int threads);
+
+  int threads() const { return threads_; }
+  const TileOps& tile_ops() const { return tile_ops_; }
+
+  MemoryKind memory() const override { return MemoryKind::kHost; }
+  std::string identity() const override { return tile_ops_.target; }
+  Buffer allocate(std::size_t bytes) override { return allocate_host(bytes); }
+  void copy_rows(void* target, std::int64_t target_stride, const void* source, std::int64_t source_stride,
+                 std::int64_t row_bytes, std::int64_t rows, Stream stream) override;
+  // Host work is finished when its call returns: there is nothing to wait for.
+  Mark mark(Stream) override { return 0; }
+  void synchronize(Mark, const Deadline&, const Progress&) override {}
+  int blocks_ahead() const override { return 0; }
+
+ private:
+  int threads_;
+  const TileOps& tile_ops_;
+};
+
+}  // namespace ringattn::cpu

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cpu/cpu_fold.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <mutex>
+#include <string_view>
+#include <thread>
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#include "base/error.hpp"
+#include "kernels/cpu/cpu_backend.hpp"
+#include "kernels/cpu/fold_state.hpp"
+#include "kernels/cpu/row_group.hpp"
+
+namespace ringattn::cpu {
+
+namespace {
+
+void check_view(std::string_view name, const TensorView& view, Dtype dtype, std::int64_t heads, std::int64_t dim) {
+  if (view.dtype == dtype && view.heads == heads && view.dim == dim) return;
+  fail(ErrorCode::kInternal,
+       fmt::format("{} of a fold task is {} [{}, {}, {}]", name, dtype_name(view.dtype), view.tokens, view.heads,
+                   view.dim),
+       fmt::format("the kernel was made for {} [tokens, {}, {}]", dtype_name(dtype), heads, dim));
+}
+
+void check_task(const FoldSpec& spec, const FoldTask& task) {
+  check_view("q", task.q, spec.dtype, spec.heads, spec.head_dim);
+  for (const KeySource& source : task.sources) {
+    check_view("k", source.k, spec.dtype, spec.kv_heads, spec.head_dim);
+    check_view("v", source.v, spec.dtype, spec.kv_heads, spec.head_dim_v);
+  }
+  if (task.state == nullptr && (task.resume || task.save)) {
+    fail(ErrorCode::kInternal, "a fold task has no state", "it resumes or saves one");
+  }
+  if (task.finish == nullptr) return;
+  check_view("out", task.finish->out, spec.dtype, spec.heads, spec.head_dim_v);
+  if (spec.sinks != (task.finish->sinks != nullptr)) {
+    fail(ErrorCode::kInternal, fmt::format("a fold task has {}sinks", spec.sinks ? "no " : ""),
+         fmt::format("the kernel was made {} them", spec.sinks ? "with" : "without"));
+  }
+}
+
+// Items of work that a team of threads takes one after the other, until all are done or one thread fails.
+class Team {
+ public:
+  explicit Team(std::int64_t items) : items_(items) {}
+
+  const std::atomic<bool>& stopped() const { return stop_; }
+
+  // The next item, or −1.
+  std::int64_t take() {
+    if (stop_.load(std::memory_order_relaxed)) return -1;
+    const std::int64_t item = next_.fetch_add(1, std::memory_order_relaxed);
+    return item < items_ ? item : -1;
+  }
+
+  // Runs `work`, and keeps what it throws first: nothing may leave a parallel region.
+  template <typename Work>
+  void guard(Work work) {
+    try {
+      work();
+    } catch (...) {
+      const std::lock_guard lock(mutex_);
+      if (!error_) error_ = std::current_exception();
+      stop_ = true;
+    }
+  }
+
+  void rethrow() const {
+    if (error_) std::rethrow_exception(error_);
+  }
+
+ private:
+  std::int64_t items_;
+  std::atomic<std::int64_t> next_{0};
+  std::atomic<bool> stop_{false};
+  std::mutex mutex_;
+  std::exception_ptr error_;
+};
+
+class CpuFold final : public FoldKernel {
+ public:
+  CpuFold(const FoldSpec& spec, const CpuBackend& backend)
+      : spec_(spec), ops_(backend.tile_ops()), threads_(backend.threads()) {
+    GroupScratch none;
+    thread_bytes_ = GroupScratch::layout(spec_, ops_, nullptr, none);
+  }
+
+  int key_tile() const override { return kKeyTile; }
+  int query_tile() const override { return 1; }
+  std::size_t state_bytes(std::int64_t rows) const override {
+    return static_cast<std::size_t>(rows * spec_.heads) * state_floats(spec_) * sizeof(float);
+  }
+  std::size_t scratch_bytes(const FoldLimits& limits) const override {
+    // At worst every row is a group of its own.
+    return thread_bytes_ * static_cast<std::size_t>(threads_) +
+           static_cast<std::size_t>(limits.rows) * sizeof(RowGroup);
+  }
+  void reserve(const FoldLimits&) override {
+    scratch_ = allocate_host(thread_bytes_ * static_cast<std::size_t>(threads_));
+  }
+
+  void fold(const FoldTask& task, Stream, const Progress& progress) override {
+    check_task(spec_, task);
+    const std::vector<RowGroup> groups = make_row_groups(task.queries, group_rows(task.q.tokens));
+    const auto group_count = static_cast<std::int64_t>(groups.size());
+    Team team(group_count * spec_.kv_heads);
+    std::atomic<int> working{0};
+
+    const auto work = [&](int thread, int threads) {
+      const bool is_caller = thread == 0;
+      const Checkpoint checkpoint{team.stopped(), is_caller ? &progress : nullptr};
+      team.guard([&] {
+        GroupScratch scratch;
+        GroupScratch::layout(spec_, ops_, scratch_.data() + static_cast<std::size_t>(thread) * thread_bytes_, scratch);
+        for (std::int64_t item; (item = team.take()) >= 0;) {
+          // Under a causal mask the last rows take longest: begin with them.
+          const RowGroup& group = groups[static_cast<std::size_t>(group_count - 1 - item / spec_.kv_heads)];
+          fold_row_group(spec_, ops_, task, group, static_cast<int>(item % spec_.kv_heads), scratch, checkpoint);
+        }
+      });
+      working.fetch_add(1, std::memory_order_release);
+      if (!is_caller || !progress) return;
+      // Transfers go on while the others fold their last tiles.
+      team.guard([&] {
+        while (working.load(std::memory_order_acquire) < threads && !checkpoint.should_stop())
+          std::this_thread::yield();
+      });
+    };
+#ifdef _OPENMP
+#pragma omp parallel num_threads(threads_)
+    work(omp_get_thread_num(), omp_get_num_threads());
+#else
+    work(0, 1);
+#endif
+    team.rethrow();
+  }
+
+  void export_state(const void* state, std::int64_t rows, const FoldStateView& view, Stream) override {
+    for (std::int64_t row = 0; row < rows; ++row) {
+      for (std::int64_t head = 0; head < spec_.heads; ++head) {
+        const float* from = state_at(spec_, static_cast<const float*>(state), row, head);
+        view.m.at(row, head) = from[0];
+        view.l.at(row, head) = from[1];
+        std::copy_n(from + 2, spec_.head_dim_v, reinterpret_cast<float*>(view.o.at(row, head)));
+      }
+    }
+  }
+
+ private:
+  // Few rows: smaller groups, down to one score block, so that every thread has several.
+  std::int64_t group_rows(std::int64_t rows) const {
+    const std::int64_t most = max_group_rows(spec_);
+    const std::int64_t least = std::min<std::int64_t>(most, std::max(1, ops_.row_block * spec_.kv_heads / spec_.heads));
+    return std::clamp<std::int64_t>(rows * spec_.kv_heads / (4 * threads_), least, most);
+  }
+
+  FoldSpec spec_;
+  const TileOps& ops_;
+  int threads_;
+  std::size_t thread_bytes_ = 0;
+  Buffer scratch_;  // [threads_, thread_bytes_]
+};
+
+void require_dim(std::string_view name, int dim, std::vector<std::string>& missing) {
+  if (dim >= 8 && dim <= kMaxHeadDim && dim % 8 == 0) return;
+  missing.push_back(fmt::format("{} {} (supported: multiples of 8 up to {})", name, dim, kMaxHeadDim));
+}
+
+}  // namespace
+
+std::vector<std::string> cpu_fold_missing(const FoldSpec& spec) {
+  std::vector<std::string> missing;
+  require_dim("head_dim", spec.head_dim, missing);
+  if (spec.head_dim_v != spec.head_dim) require_dim("head_dim_v", spec.head_dim_v, missing);
+  return missing;
+}
+
+std::unique_ptr<Backend> make_cpu_backend(const BackendOptions& options) {
+  return std::make_unique<CpuBackend>(options.threads);
+}
+
+std::unique_ptr<FoldKernel> make_cpu_fold(const FoldSpec& spec, Backend& backend) {
+  return std::make_unique<CpuFold>(spec, static_cast<const CpuBackend&>(backend));
+}
+
+}  // namespace ringattn::cpu

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// The CPU fold kernel, `cpu_fold`: what it can do, and how to make one. Any dtype, mask and head ratio; head dims that
+// are multiples of 8 up to 256. Tiles of 128 keys, and a row folds exactly the tiles that it sees.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/fold.hpp"
+
+namespace ringattn::cpu {
+
+// What `spec` requires that the kernel lacks; see KernelRow::missing.
+std::vector<std::string> cpu_fold_missing(const FoldSpec& spec);
+
+std::unique_ptr<Backend> make_cpu_backend(const BackendOptions& options);
+
+// `backend` is a CpuBackend and outlives the kernel. Throws kMemory when the host has no room for the scratch.
+std::unique_ptr<FoldKernel> make_cpu_fold(const FoldSpec& spec, Backend& backend);
+
+}  // namespace ringattn::cpu

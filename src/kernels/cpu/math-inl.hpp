@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// exp2 and tanh on vectors, in explicit steps, so that a target's bits are what is written here. NaN comes out as NaN
+// (Highway's own Exp gives 0). The polynomials are minimax fits in relative error, with fp32 coefficients.
+#if defined(RINGATTN_KERNELS_CPU_MATH_INL_HPP_) == defined(HWY_TARGET_TOGGLE)
+#ifdef RINGATTN_KERNELS_CPU_MATH_INL_HPP_
+#undef RINGATTN_KERNELS_CPU_MATH_INL_HPP_
+#else
+#define RINGATTN_KERNELS_CPU_MATH_INL_HPP_
+#endif
+
+#include <limits>
+
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace ringattn::cpu::HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+// 2^x for x in [−126, 127] or NaN. 2^0 is exactly 1; otherwise within 1 ulp.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V exp2_in_range(D d, V x) {
+  const hn::Rebind<std::uint32_t, D> du;
+  // Adding 1.5 · 2^23 rounds x to the nearest integer n; 127 more, and the low bits are the exponent field of 2^n.
+  const V magic = hn::Set(d, 12583039.0F);
+  const V shifted = hn::Add(x, magic);
+  const V fraction = hn::Sub(x, hn::Sub(shifted, magic));  // exact, in [−0.5, 0.5]
+  const V power = hn::BitCast(d, hn::ShiftLeft<23>(hn::BitCast(du, shifted)));
+  V p = hn::Set(d, 0x1.416b52p-13F);
+  p = hn::MulAdd(p, fraction, hn::Set(d, 0x1.5f082ep-10F));
+  p = hn::MulAdd(p, fraction, hn::Set(d, 0x1.3b2dep-7F));
+  p = hn::MulAdd(p, fraction, hn::Set(d, 0x1.c6af7cp-5F));
+  p = hn::MulAdd(p, fraction, hn::Set(d, 0x1.ebfbdcp-3F));
+  p = hn::MulAdd(p, fraction, hn::Set(d, 0x1.62e43p-1F));
+  p = hn::MulAdd(p, fraction, hn::Set(d, 1.0F));
+  return hn::Mul(p, power);
+}
+
+// The weight 2^x of a score that lies x ≤ 0 (in units of log 2) from the reference maximum: 0 for −∞, NaN for NaN.
+// The weight of a finite score is never less than 2^−100. In exact arithmetic it isn't 0 either, so ∞ in V gives ∞ and
+// not 0 · ∞; and no subnormal slows the sums down.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V weight(D d, V x) {
+  const V lowest = hn::Set(d, -100.0F);
+  const V bounded = hn::IfThenElse(hn::Lt(x, lowest), lowest, x);
+  return hn::IfThenZeroElse(hn::Eq(x, hn::Set(d, -std::numeric_limits<float>::infinity())), exp2_in_range(d, bounded));
+}
+
+// tanh, within 2 ulp; ±1 for ±∞.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V tanh(D d, V x) {
+  const V magnitude = hn::Abs(x);
+  // |x| < 0.625: x + x³ P(x²).
+  const V square = hn::Mul(x, x);
+  V p = hn::Set(d, -0x1.750ce2p-8F);
+  p = hn::MulAdd(p, square, hn::Set(d, 0x1.51f8cep-6F));
+  p = hn::MulAdd(p, square, hn::Set(d, -0x1.b835a4p-5F));
+  p = hn::MulAdd(p, square, hn::Set(d, 0x1.1106f6p-3F));
+  p = hn::MulAdd(p, square, hn::Set(d, -0x1.555532p-2F));
+  const V small = hn::MulAdd(hn::Mul(p, square), x, x);
+  // Elsewhere 1 − 2 / (e^2|x| + 1), which is 1 from 10 on.
+  const V ten = hn::Set(d, 10.0F);
+  const V bounded = hn::IfThenElse(hn::Gt(magnitude, ten), ten, magnitude);
+  const V exponential = exp2_in_range(d, hn::Mul(bounded, hn::Set(d, 2.88539008F)));
+  const V one = hn::Set(d, 1.0F);
+  const V large = hn::Sub(one, hn::Div(hn::Set(d, 2.0F), hn::Add(exponential, one)));
+  return hn::IfThenElse(hn::Lt(magnitude, hn::Set(d, 0.625F)), small, hn::CopySign(large, x));
+}
+
+}  // namespace ringattn::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cpu/row_group.hpp"
+
+#include <algorithm>
+#include <limits>
+
+#include "kernels/cpu/fold_state.hpp"
+
+namespace ringattn::cpu {
+
+namespace {
+
+// Calls visit(first, count, run, offset) for each piece of a group: rows [offset, offset + count) of a query run, that
+// are the group's rows first, first + 1, ….
+template <typename Visit>
+void for_each_piece(std::span<const QueryRun> queries, const RowGroup& group, Visit visit) {
+  std::int64_t done = 0;
+  std::int64_t offset = group.offset;
+  for (auto run = static_cast<std::size_t>(group.run); done < group.rows; ++run, offset = 0) {
+    const std::int64_t count = std::min(group.rows - done, queries[run].rows - offset);
+    visit(done, count, queries[run], offset);
+    done += count;
+  }
+}
+
+// One group and kv head on its way through a task.
+class GroupFold {
+ public:
+  GroupFold(const FoldSpec& spec, const TileOps& ops, const FoldTask& task, const RowGroup& group, int kv_head,
+            GroupScratch& scratch)
+      : spec_(spec),
+        ops_(ops),
+        task_(task),
+        scratch_(scratch),
+        kv_head_(kv_head),
+        rows_(static_cast<int>(group.rows)),
+        ratio_(spec.heads / spec.kv_heads),
+        o_stride_(static_cast<std::size_t>(ops.o_stride(spec.head_dim_v))),
+        sequence_(task.queries[static_cast<std::size_t>(group.run)].sequence),
+        key_length_(task.key_lengths[static_cast<std::size_t>(sequence_)]) {
+    for_each_piece(
+        task.queries, group, [&](std::int64_t first, std::int64_t count, const QueryRun& run, std::int64_t offset) {
+          for (std::int64_t i = 0; i < count; ++i) {
+            const std::int64_t position = run.position + offset + i;
+            scratch_.row[first + i] = run.row + offset + i;
+            scratch_.keys[first + i] = visible_keys(spec_.mask, position, key_length_);
+            scratch_.key_tiles[first + i] = folded_tiles(spec_.mask, position, key_length_, /*query_tile=*/1, kKeyTile);
+          }
+        });
+  }
+
+  // The key runs of the group's sequence.
+  std::span<const KeyRun> key_runs() const {
+    const auto [begin, end] =
+        std::equal_range(task_.key_runs.begin(), task_.key_runs.end(), KeyRun{sequence_, 0, 0, 0},
+                         [](const KeyRun& a, const KeyRun& b) { return a.sequence < b.sequence; });
+    return {begin, end};
+  }
+
+  // The tiles of a run that some row folds.
+  TileRange tiles_of(const KeyRun& run) const {
+    TileRange range{std::numeric_limits<std::int64_t>::max(), 0};
+    for (int i = 0; i < rows_; ++i) {
+      const TileRange& row = scratch_.key_tiles[i];
+      if (row.empty()) continue;
+      range = {std::min(range.begin, row.begin), std::max(range.end, row.end)};
+    }
+    return {std::max(range.begin, run.first_tile), std::min(range.end, run.first_tile + run.tiles)};
+  }
+
+  void load_queries() {
+    for (int i = 0; i < rows_; ++i) {
+      for (int h = 0; h < ratio_; ++h) {
+        ops_.widen(task_.q.at(scratch_.row[i], head(h)), spec_.dtype, spec_.head_dim,
+                   scratch_.q + index(i, h) * static_cast<std::size_t>(spec_.head_dim));
+      }
+    }
+  }
+
+  void load_state() {
+    const std::size_t count = index(rows_, 0);
+    if (!task_.resume) {
+      std::fill_n(scratch_.m, count, -std::numeric_limits<float>::infinity());
+      std::fill_n(scratch_.l, count, 0.0F);
+      std::fill_n(scratch_.o, count * o_stride_, 0.0F);
+      return;
+    }
+    for (int i = 0; i < rows_; ++i) {
+      for (int h = 0; h < ratio_; ++h) {
+        const float* state = state_at(spec_, static_cast<const float*>(task_.state), scratch_.row[i], head(h));
+        scratch_.m[index(i, h)] = state[0];
+        scratch_.l[index(i, h)] = state[1];
+        float* o = scratch_.o + index(i, h) * o_stride_;
+        std::fill(std::copy_n(state + 2, spec_.head_dim_v, o), o + o_stride_, 0.0F);
+      }
+    }
+  }
+
+  // Folds one tile into the rows that see a key of it: neighbours, as the ends of their ranges ascend.
+  void fold_tile(const KeyRun& run, std::int64_t tile) {
+    const auto folds = [&](const TileRange& range) { return range.begin <= tile && tile < range.end; };
+    const TileRange* ranges = scratch_.key_tiles;
+    const auto first = static_cast<int>(std::find_if(ranges, ranges + rows_, folds) - ranges);
+    const auto last = static_cast<int>(std::find_if_not(ranges + first, ranges + rows_, folds) - ranges);
+    if (first == last) return;
+
+    const std::int64_t begin = tile * kKeyTile;
+    const std::int64_t keys = std::min<std::int64_t>(kKeyTile, key_length_ - begin);
+    for (int i = first; i < last; ++i) {
+      const KeyRange& seen = scratch_.keys[i];
+      const KeySpan span{static_cast<std::int32_t>(std::max<std::int64_t>(seen.begin - begin, 0)),
+                         static_cast<std::int32_t>(std::min(seen.end - begin, keys))};
+      std::fill_n(scratch_.visible + index(i, 0), ratio_, span);
+    }
+    const KeyTile& place = task_.tiles[static_cast<std::size_t>(run.table + tile - run.first_tile)];
+    const TileShape shape{spec_.dtype, spec_.head_dim, spec_.head_dim_v, spec_.softmax_scale, spec_.softcap};
+    ops_.pack(shape, task_.sources[static_cast<std::size_t>(place.source)], place.row, kv_head_, static_cast<int>(keys),
+              scratch_.tile);
+    const std::size_t start = index(first, 0);
+    const RowBatch batch{scratch_.q + start * static_cast<std::size_t>(spec_.head_dim),
+                         scratch_.m + start,
+                         scratch_.l + start,
+                         scratch_.o + start * o_stride_,
+                         scratch_.visible + start,
+                         (last - first) * ratio_};
+    ops_.fold(shape, scratch_.tile, batch, scratch_.scores);
+  }
+
+  void save_state() const {
+    for (int i = 0; i < rows_; ++i) {
+      for (int h = 0; h < ratio_; ++h) {
+        float* state = state_at(spec_, static_cast<float*>(task_.state), scratch_.row[i], head(h));
+        state[0] = scratch_.m[index(i, h)];
+        state[1] = scratch_.l[index(i, h)];
+        std::copy_n(scratch_.o + index(i, h) * o_stride_, spec_.head_dim_v, state + 2);
+      }
+    }
+  }
+
+  void finish() const {
+    const FoldOutput& output = *task_.finish;
+    for (int i = 0; i < rows_; ++i) {
+      const std::int64_t row = scratch_.row[i];
+      for (int h = 0; h < ratio_; ++h) {
+        const float* sink = spec_.sinks ? output.sinks + head(h) : nullptr;
+        const float lse = finish_row(spec_, scratch_.m[index(i, h)], scratch_.l[index(i, h)],
+                                     scratch_.o + index(i, h) * o_stride_, sink, output.out.at(row, head(h)));
+        if (output.lse.data != nullptr) output.lse.at(row, head(h)) = lse;
+      }
+    }
+  }
+
+ private:
+  // Rows are stacked token by token, so that rows which see the same keys are neighbours.
+  std::size_t index(int row, int head_of_group) const {
+    return static_cast<std::size_t>(row) * static_cast<std::size_t>(ratio_) + static_cast<std::size_t>(head_of_group);
+  }
+  std::int64_t head(int head_of_group) const { return std::int64_t{kv_head_} * ratio_ + head_of_group; }
+
+  const FoldSpec& spec_;
+  const TileOps& ops_;
+  const FoldTask& task_;
+  GroupScratch& scratch_;
+  int kv_head_;
+  int rows_;
+  int ratio_;
+  std::size_t o_stride_;
+  std::int32_t sequence_;
+  std::int64_t key_length_;
+};
+
+}  // namespace
+
+std::vector<RowGroup> make_row_groups(std::span<const QueryRun> queries, std::int64_t rows) {
+  std::vector<RowGroup> groups;
+  // Twice the same walk: the first counts, so that the list takes the memory it needs and no more.
+  for (const bool count : {true, false}) {
+    std::size_t made = 0;
+    std::int64_t room = 0;  // rows that the last group can still take
+    std::int32_t sequence = -1;
+    for (std::size_t run = 0; run < queries.size(); ++run) {
+      if (queries[run].sequence != sequence) room = 0;
+      sequence = queries[run].sequence;
+      for (std::int64_t offset = 0; offset < queries[run].rows;) {
+        if (room == 0) {
+          if (!count) groups.push_back({static_cast<std::int64_t>(run), offset, 0});
+          ++made;
+          room = rows;
+        }
+        const std::int64_t taken = std::min(room, queries[run].rows - offset);
+        if (!count) groups.back().rows += taken;
+        room -= taken;
+        offset += taken;
+      }
+    }
+    if (count) groups.reserve(made);
+  }
+  return groups;
+}
+
+std::size_t GroupScratch::layout(const FoldSpec& spec, const TileOps& ops, std::byte* base, GroupScratch& scratch) {
+  std::size_t bytes = 0;
+  const auto take = [&]<typename T>(T*& array, std::size_t count) {
+    if (base != nullptr) array = reinterpret_cast<T*>(base + bytes);
+    bytes += (count * sizeof(T) + kVectorAlignment - 1) / kVectorAlignment * kVectorAlignment;
+  };
+  const auto rows = static_cast<std::size_t>(max_group_rows(spec));
+  const std::size_t stacked = rows * static_cast<std::size_t>(spec.heads / spec.kv_heads);
+  take(scratch.q, stacked * static_cast<std::size_t>(spec.head_dim));
+  take(scratch.o, stacked * static_cast<std::size_t>(ops.o_stride(spec.head_dim_v)));
+  take(scratch.m, stacked);
+  take(scratch.l, stacked);
+  take(scratch.scores, static_cast<std::size_t>(ops.row_block) * kKeyTile);
+  take(scratch.tile.k, ops.k_floats(spec.head_dim));
+  take(scratch.tile.v, ops.v_floats(spec.head_dim_v));
+  take(scratch.visible, stacked);
+  take(scratch.row, rows);
+  take(scratch.keys, rows);
+  take(scratch.key_tiles, rows);
+  return bytes;
+}
+
+void fold_row_group(const FoldSpec& spec, const TileOps& ops, const FoldTask& task, const RowGroup& group, int kv_head,
+                    GroupScratch& scratch, const Checkpoint& checkpoint) {
+  GroupFold fold(spec, ops, task, group, kv_head, scratch);
+  const std::span<const KeyRun> runs = fold.key_runs();
+  const bool folds =
+      std::any_of(runs.begin(), runs.end(), [&](const KeyRun& run) { return !fold.tiles_of(run).empty(); });
+  const bool nothing_changes = task.resume && !folds;
+  if (nothing_changes && task.finish == nullptr) return;
+
+  fold.load_state();
+  if (folds) {
+    fold.load_queries();
+    for (const KeyRun& run : runs) {
+      const TileRange tiles = fold.tiles_of(run);
+      for (std::int64_t tile = tiles.begin; tile < tiles.end; ++tile) {
+        if (checkpoint.should_stop()) return;
+        fold.fold_tile(run, tile);
+      }
+    }
+  }
+  if (task.save && !nothing_changes) fold.save_state();
+  if (task.finish != nullptr) fold.finish();
+}
+
+}  // namespace ringattn::cpu

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// A row group: rows of one sequence that walk over the key tiles together, so that a packed tile serves them all, with
+// all query heads of one kv head. Groups are independent; how rows are grouped moves no bit.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kernels/cpu/tile_ops.hpp"
+#include "kernels/fold.hpp"
+
+namespace ringattn::cpu {
+
+// Query rows × heads of a group, unless one token alone has more heads. Packing a tile costs about as much as folding
+// it into 10 of them.
+inline constexpr int kGroupRows = 240;
+
+// `rows` consecutive rows of a task, from row `offset` of queries[run] on, through the following runs of the sequence.
+struct RowGroup {
+  std::int64_t run = 0;
+  std::int64_t offset = 0;
+  std::int64_t rows = 0;
+};
+
+// Largest number of rows in a group.
+inline std::int64_t max_group_rows(const FoldSpec& spec) {
+  const std::int64_t rows = std::int64_t{kGroupRows} * spec.kv_heads / spec.heads;
+  return rows < 1 ? 1 : rows;
+}
+
+// Cuts a task's rows into groups of at most `rows` rows, none across two sequences.
+std::vector<RowGroup> make_row_groups(std::span<const QueryRun> queries, std::int64_t rows);
+
+// What a thread asks between tiles: whether to stop. On the calling thread it runs the caller's progress first, which
+// may throw.
+struct Checkpoint {
+  const std::atomic<bool>& stop;
+  const Progress* progress = nullptr;
+
+  bool should_stop() const {
+    if (progress != nullptr && *progress) (*progress)();
+    return stop.load(std::memory_order_relaxed);
+  }
+};
+
+// One thread's scratch: views into one allocation.
+struct GroupScratch {
+  float* q = nullptr;       // [max rows × heads per kv head, head_dim]
+  float* o = nullptr;       // [max rows × heads per kv head, o_stride]
+  float* m = nullptr;       // [max rows × heads per kv head]
+  float* l = nullptr;       // [max rows × heads per kv head]
+  float* scores = nullptr;  // [row_block, kKeyTile]
+  PackedTile tile;
+  KeySpan* visible = nullptr;      // [max rows × heads per kv head]
+  std::int64_t* row = nullptr;     // [max rows]: of the task
+  KeyRange* keys = nullptr;        // [max rows]: that the row sees
+  TileRange* key_tiles = nullptr;  // [max rows]: that the row folds
+
+  // Lays the arrays out from `base`, which is aligned to kVectorAlignment, and counts the bytes. A null base only
+  // counts.
+  static std::size_t layout(const FoldSpec& spec, const TileOps& ops, std::byte* base, GroupScratch& scratch);
+};
+
+// Does a task for one group and one kv head: takes the rows' state, folds every tile of the task that a row sees,
+// saves, finishes. Returns early, with nothing written, when the checkpoint says so.
+void fold_row_group(const FoldSpec& spec, const TileOps& ops, const FoldTask& task, const RowGroup& group, int kv_head,
+                    GroupScratch& scratch, const Checkpoint& checkpoint);
+
+}  // namespace ringattn::cpu

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// The arithmetic of the CPU fold, one table of functions per SIMD target: pack a key tile, fold it into rows.
+// The target is chosen at run time (Highway); everything outside this table is ordinary C++ and moves no bit.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/dtype.hpp"
+#include "kernels/fold.hpp"
+
+namespace ringattn::cpu {
+
+inline constexpr int kKeyTile = 128;
+inline constexpr int kMaxHeadDim = 256;
+inline constexpr std::size_t kVectorAlignment = 64;  // of every array in TileOps' signatures
+
+// What the arithmetic needs of a FoldSpec.
+struct TileShape {
+  Dtype dtype = Dtype::kBf16;
+  int head_dim = 0;
+  int head_dim_v = 0;
+  float softmax_scale = 1.0F;
+  float softcap = 0.0F;
+};
+
+// Keys [begin, end) of the tile that a row sees.
+struct KeySpan {
+  std::int32_t begin = 0;
+  std::int32_t end = 0;
+
+  bool operator==(const KeySpan&) const = default;
+};
+
+// One head's keys and values of one tile in fp32, cut into panels of TileOps::panel_width columns, so that the inner
+// loop of both products reads memory in order.
+struct PackedTile {
+  float* k = nullptr;    // [kKeyTile / panel_width, head_dim, panel_width]: transposed
+  float* v = nullptr;    // [⌈head_dim_v / panel_width⌉, kKeyTile, panel_width]
+  bool v_finite = true;  // no value of the tile is NaN or ∞
+};
+
+// Rows that share a kv head, with their state.
+struct RowBatch {
+  const float* q = nullptr;          // [rows, head_dim]
+  float* m = nullptr;                // [rows]
+  float* l = nullptr;                // [rows]
+  float* o = nullptr;                // [rows, o_stride()]
+  const KeySpan* visible = nullptr;  // [rows], none empty
+  int rows = 0;
+};
+
+struct TileOps {
+  const char* target;  // Highway's name of it, e.g. "AVX2"
+  int lanes;           // floats of a vector
+  int panel_width;     // columns of a panel
+  int row_block;       // rows of a score block
+
+  // Elements (of `dtype`) to fp32; count is a multiple of 8.
+  void (*widen)(const void* source, Dtype dtype, int count, float* target);
+  // Packs `keys` rows of kv head `head`, starting at `row`.
+  void (*pack)(const TileShape& shape, const KeySource& source, std::int64_t row, std::int64_t head, int keys,
+               PackedTile& tile);
+  // (m, l, O) ← fold((m, l, O), tile) for each row of the batch. scores: [row_block, kKeyTile] scratch.
+  void (*fold)(const TileShape& shape, const PackedTile& tile, const RowBatch& rows, float* scores);
+
+  // Floats from one row of O to the next, and in a packed tile.
+  int o_stride(int head_dim_v) const { return (head_dim_v + lanes - 1) / lanes * lanes; }
+  std::size_t k_floats(int head_dim) const { return static_cast<std::size_t>(head_dim) * kKeyTile; }
+  std::size_t v_floats(int head_dim_v) const {
+    return static_cast<std::size_t>((head_dim_v + panel_width - 1) / panel_width * panel_width) * kKeyTile;
+  }
+};
+
+// The table of the best SIMD target that this machine has (and that hwy::DisableTargets leaves).
+const TileOps& best_tile_ops();
+
+}  // namespace ringattn::cpu

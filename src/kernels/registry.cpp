@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/registry.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "base/error.hpp"
+#include "kernels/cpu/cpu_fold.hpp"
+
+namespace ringattn {
+
+namespace {
+
+constexpr KernelRow kTable[] = {
+    {"cpu_fold", "cpu", "fp32, bf16, fp16; head dims that are multiples of 8 up to 256; every mask, softcap, sinks",
+     [] { return std::string(); }, cpu::cpu_fold_missing, cpu::make_cpu_backend, cpu::make_cpu_fold},
+};
+
+constexpr std::string_view kBackends[] = {"auto", "cpu", "cuda"};
+
+std::string suggest(std::string_view name, const std::vector<std::string_view>& known) {
+  const std::string nearest = nearest_name(name, known.data(), known.size());
+  return nearest.empty() ? fmt::format("Known: {}.", fmt::join(known, ", ")) : fmt::format("Did you mean {}?", nearest);
+}
+
+void check_backend(std::string_view backend) {
+  if (std::find(std::begin(kBackends), std::end(kBackends), backend) == std::end(kBackends)) {
+    fail(ErrorCode::kUsage, fmt::format("there is no backend \"{}\"", backend), {},
+         suggest(backend, {std::begin(kBackends), std::end(kBackends)}));
+  }
+  if (backend == "auto") return;
+  for (const KernelRow& row : kernel_table()) {
+    if (row.backend == backend) return;
+  }
+  fail(ErrorCode::kUnsupported, fmt::format("this build has no {} kernels", backend),
+       fmt::format("it was built without {}", backend), "Use --backend auto, or another build.");
+}
+
+void check_kernel(const KernelRequest& request) {
+  if (request.kernel == "auto") return;
+  std::vector<std::string_view> names{"auto"};
+  for (const KernelRow& row : kernel_table()) {
+    if (row.name != request.kernel) {
+      names.push_back(row.name);
+      continue;
+    }
+    if (request.backend == "auto" || request.backend == row.backend) return;
+    fail(ErrorCode::kUsage, fmt::format("kernel {} does not run on backend {}", row.name, request.backend),
+         fmt::format("it is a {} kernel", row.backend), fmt::format("Use --backend {}.", row.backend));
+  }
+  fail(ErrorCode::kUsage, fmt::format("there is no kernel \"{}\"", request.kernel), {}, suggest(request.kernel, names));
+}
+
+// Why a row can't do the job here; empty: it can.
+std::string obstacle(const KernelRow& row, const FoldSpec& spec) {
+  const std::string unavailable = row.unavailable();
+  if (!unavailable.empty()) return unavailable;
+  const std::vector<std::string> missing = row.missing(spec);
+  if (missing.empty()) return {};
+  return fmt::format("supported: {}; missing: {}", row.supports, fmt::join(missing, ", "));
+}
+
+}  // namespace
+
+std::span<const KernelRow> kernel_table() { return kTable; }
+
+KernelChoice choose_kernel(const FoldSpec& spec, const KernelRequest& request) {
+  check_backend(request.backend);
+  check_kernel(request);
+  KernelChoice choice;
+  std::size_t able = 0;
+  std::string obstacles;
+  for (const KernelRow& row : kernel_table()) {
+    if (request.kernel != "auto" && request.kernel != row.name) continue;
+    if (request.backend != "auto" && request.backend != row.backend) continue;
+    const std::string reason = obstacle(row, spec);
+    if (reason.empty()) {
+      if (choice.row == nullptr) choice.row = &row;
+      ++able;
+    } else {
+      obstacles += fmt::format("; {}: {}", row.name, reason);
+    }
+  }
+  if (choice.row == nullptr) {
+    fail(ErrorCode::kUnsupported,
+         request.kernel == "auto" ? std::string("no kernel can do this job")
+                                  : fmt::format("kernel {} can't do this job", request.kernel),
+         fmt::format("required: {}{}", describe(spec), obstacles));
+  }
+  choice.reason = request.kernel != "auto"
+                      ? fmt::format("forced: {} ({})", choice.row->name, describe(spec))
+                      : fmt::format("first of {} that can: {} ({})", able, choice.row->name, describe(spec));
+  if (choice.row != nullptr && !obstacles.empty()) choice.reason += fmt::format("; passed over{}", obstacles.substr(1));
+  return choice;
+}
+
+}  // namespace ringattn

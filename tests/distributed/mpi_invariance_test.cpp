@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// The promise under mpirun: each rank's rows equal those of one rank alone, byte for byte. Run at several world sizes.
+#include <gtest/gtest.h>
+#include <mpi.h>
+
+#include <cstring>
+#include <string>
+
+#include "comm/mpi.hpp"
+#include "tests/support/ring_job.hpp"
+
+namespace ringattn::testing {
+namespace {
+
+// Tokens whose out and lse equal the reference's, and tokens that nobody on this rank wrote.
+struct Tally {
+  long long equal = 0;
+  long long untouched = 0;
+};
+
+Tally tally_of(const Job& job, const JobResult& result, const JobResult& reference) {
+  const JobResult poison = poisoned_result(job, 1);
+  const auto tokens = static_cast<std::size_t>(job.q_tokens());
+  const std::size_t out_bytes = reference.out.size() / tokens;
+  const std::size_t heads = reference.lse.size() / tokens;
+  Tally tally;
+  for (std::size_t t = 0; t < tokens; ++t) {
+    const auto equals = [&](const JobResult& other) {
+      return std::memcmp(result.out.data() + t * out_bytes, other.out.data() + t * out_bytes, out_bytes) == 0 &&
+             std::memcmp(result.lse.data() + t * heads, other.lse.data() + t * heads, heads * sizeof(float)) == 0;
+    };
+    tally.equal += equals(reference) ? 1 : 0;
+    tally.untouched += equals(poison) ? 1 : 0;
+  }
+  return tally;
+}
+
+void expect_same_bits(const Job& job, const Options& options, const std::string& what) {
+  const JobTensors tensors = random_tensors(job, 11);
+  Options alone;
+  alone.threads = 1;
+  const JobResult reference = run_job(job, alone, tensors, 1);
+
+  const auto transport = make_mpi_transport(MPI_COMM_WORLD);
+  JobResult result = poisoned_result(job, transport->size());
+  run_rank(job, options, tensors, *transport, result);
+
+  const Tally mine = tally_of(job, result, reference);
+  EXPECT_EQ(mine.equal + mine.untouched, job.q_tokens())
+      << what << ": a row of rank " << transport->rank() << " differs";
+  long long equal = 0;
+  MPI_Allreduce(&mine.equal, &equal, 1, MPI_LONG_LONG, MPI_SUM, MPI_COMM_WORLD);
+  EXPECT_EQ(equal, job.q_tokens()) << what << ": every token is computed by exactly one rank";
+}
+
+FoldSpec small_spec(Mask mask) {
+  FoldSpec spec;
+  spec.heads = 4;
+  spec.kv_heads = 2;
+  spec.head_dim = 64;
+  spec.head_dim_v = 32;
+  spec.mask = mask;
+  spec.softmax_scale = 0.125F;
+  return spec;
+}
+
+TEST(MpiInvariance, CausalOnAllLayouts) {
+  const Job job{small_spec({-1, 0}), uniform_sequences(1, 2111, 2111)};
+  for (const LayoutKind kind : {LayoutKind::kStriped, LayoutKind::kZigzag, LayoutKind::kContiguous}) {
+    for (const std::int64_t block : {0, 128, 640}) {
+      Options options;
+      options.threads = 1;
+      options.layout.kind = kind;
+      options.block_tokens = block;
+      options.checksum = block == 640;
+      expect_same_bits(job, options, std::string(layout_name(kind)) + ", block " + std::to_string(block));
+    }
+  }
+}
+
+TEST(MpiInvariance, RaggedBatchFullMaskOddStripes) {
+  const Job job{small_spec({-1, -1}), {{300, 300, 0}, {1, 1, 0}, {0, 0, 0}, {77, 500, 423}, {129, 64, 0}}};
+  for (const std::int64_t stripe : {37, 128}) {
+    Options options;
+    options.threads = 1;
+    options.layout.stripe = stripe;
+    options.overlap = stripe == 37;
+    expect_same_bits(job, options, "stripe " + std::to_string(stripe));
+  }
+}
+
+TEST(MpiInvariance, SlidingWindowMovesOnlyItsHalo) {
+  const Job job{small_spec({150, 0}), uniform_sequences(1, 3000, 3000)};
+  Options options;
+  options.threads = 1;
+  options.layout.kind = LayoutKind::kContiguous;
+  expect_same_bits(job, options, "window");
+}
+
+TEST(MpiInvariance, OneToken) {
+  const Job job{small_spec({-1, 0}), uniform_sequences(1, 1, 1)};
+  Options options;
+  options.threads = 1;
+  expect_same_bits(job, options, "one token");
+}
+
+}  // namespace
+}  // namespace ringattn::testing
+
+int main(int argc, char** argv) {
+  ::testing::InitGoogleTest(&argc, argv);
+  int provided = 0;
+  MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &provided);
+  const int failed = RUN_ALL_TESTS();
+  MPI_Finalize();
+  return failed;
+}
