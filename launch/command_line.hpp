@@ -19,8 +19,9 @@ struct CommandLine {
   std::vector<GivenFlag> flags;
 };
 
-// Splits the arguments behind a subcommand. Throws kUsage for an unknown flag (with the nearest one), a flag given twice,
-// a missing value, or an argument that belongs to no flag.
-CommandLine split_command_line(unsigned command, std::string_view command_name, const std::vector<std::string>& arguments);
+// Splits the arguments behind a subcommand. Throws kUsage for an unknown flag (with the nearest one), a flag given
+// twice, a missing value, or an argument that belongs to no flag.
+CommandLine split_command_line(unsigned command, std::string_view command_name,
+                               const std::vector<std::string>& arguments);
 
 }  // namespace ringattn

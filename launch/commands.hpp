@@ -2,6 +2,7 @@
 // The table of subcommands. A subcommand is one row here and one file.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -26,6 +27,8 @@ struct CommandRow {
   std::string_view description;
   // Whether it needs ranks for this configuration; otherwise it runs once, without a world.
   bool (*needs_world)(const Config& config);
+  // How many ranks to make in this process; nothing: one, or those that mpirun has started.
+  std::optional<int> (*ranks)(const Config& config);
   // Runs on every rank (`world`), or once with nullptr. Returns the exit code; throws Error.
   int (*main)(const Invocation& invocation, Transport* world);
 };

@@ -5,9 +5,9 @@
 
 #include <algorithm>
 
+#include "attention/flat_table.hpp"
 #include "base/environment.hpp"
 #include "base/error.hpp"
-#include "attention/flat_table.hpp"
 #include "base/size.hpp"
 #include "base/text_file.hpp"
 #include "launch/values.hpp"
@@ -113,8 +113,7 @@ std::vector<GivenFlag> read_config_text(unsigned command, std::string_view text,
     if (row == nullptr) {
       const std::string nearest = nearest_name(entry.key, keys.data(), keys.size());
       fail(ErrorCode::kUsage, fmt::format("{}, line {}: unknown key {}", name, entry.line, entry.key),
-           "keys are the long flags",
-           nearest.empty() ? "" : fmt::format("Did you mean {}?", nearest));
+           "keys are the long flags", nearest.empty() ? "" : fmt::format("Did you mean {}?", nearest));
     }
     given.push_back({row, std::move(entry.text)});
   }
@@ -164,9 +163,10 @@ std::string print_config(const Config& config) {
       text += fmt::format("# {} is not set\n", name);
       continue;
     }
-    const bool bare = value.row->kind == FlagKind::kSwitch ||
-                      (value.row->kind != FlagKind::kText && is_toml_number(value.text));
-    text += fmt::format("{} = {}  # {}\n", name, bare ? value.text : toml_quoted(value.text), source_name(value.source));
+    const bool bare =
+        value.row->kind == FlagKind::kSwitch || (value.row->kind != FlagKind::kText && is_toml_number(value.text));
+    text +=
+        fmt::format("{} = {}  # {}\n", name, bare ? value.text : toml_quoted(value.text), source_name(value.source));
   }
   return text;
 }

@@ -50,8 +50,7 @@ Options library_options(const Config& config, const Job& job) {
   const LayoutKind unasked = sliding && from.stripe == 0 ? LayoutKind::kContiguous : LayoutKind::kStriped;
   options.layout = {from.layout.value_or(unasked), from.stripe};
   if (from.stripe != 0 && options.layout.kind != LayoutKind::kStriped) {
-    fail(ErrorCode::kUsage,
-         fmt::format("{} contradicts {}", config.origin("stripe"), config.origin("layout")),
+    fail(ErrorCode::kUsage, fmt::format("{} contradicts {}", config.origin("stripe"), config.origin("layout")),
          fmt::format("{} sets the stripe", layout_name(options.layout.kind)), "Leave one of them out.");
   }
   options.block_tokens = from.block;
@@ -128,8 +127,8 @@ void write_output(const JobInput& input, const RankResult& result, const std::st
   SafetensorsPlan plan;
   std::unique_ptr<SafetensorsWriter> writer;
   together(world, timeout, [&] {
-    plan = plan_safetensors(
-        {{"out", file_dtype(spec.dtype), grid.shape()}, {"lse", FileDtype::kF32, lse_shape(grid)}}, metadata);
+    plan = plan_safetensors({{"out", file_dtype(spec.dtype), grid.shape()}, {"lse", FileDtype::kF32, lse_shape(grid)}},
+                            metadata);
     if (world.rank() == 0) writer = SafetensorsWriter::create(plan, path, force);
   });
   const std::string mine = writer ? writer->temporary_path() : std::string();

@@ -50,9 +50,13 @@ double parse_fp32(std::string_view text, double least, double most) {
 
 void set_tensors(JobOptions& options, std::string_view text) {
   constexpr std::string_view kNames[] = {"q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "q_offset", "sinks"};
-  constexpr std::string TensorNames::*kTargets[] = {
-      &TensorNames::q,        &TensorNames::k,     &TensorNames::v, &TensorNames::cu_seqlens_q, &TensorNames::cu_seqlens_k,
-      &TensorNames::q_offset, &TensorNames::sinks};
+  constexpr std::string TensorNames::*kTargets[] = {&TensorNames::q,
+                                                    &TensorNames::k,
+                                                    &TensorNames::v,
+                                                    &TensorNames::cu_seqlens_q,
+                                                    &TensorNames::cu_seqlens_k,
+                                                    &TensorNames::q_offset,
+                                                    &TensorNames::sinks};
   TensorNames names;
   bool given[std::size(kNames)] = {};
   for (;;) {

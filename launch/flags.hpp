@@ -19,8 +19,8 @@ inline constexpr unsigned kPlan = 4;
 inline constexpr unsigned kInfo = 8;
 
 enum class FlagGroup { kInput, kShape, kNumerics, kParallelism, kOutput, kFailure, kVerification, kMeasurement };
-inline constexpr std::string_view kGroupTitles[] = {"Input",   "Shape of synthetic input", "Numerics",     "Parallelism",
-                                                    "Output",  "Failure",                  "Verification", "Measurement"};
+inline constexpr std::string_view kGroupTitles[] = {
+    "Input", "Shape of synthetic input", "Numerics", "Parallelism", "Output", "Failure", "Verification", "Measurement"};
 
 // How a value is written in a config file.
 enum class FlagKind { kText, kNumber, kSize, kSwitch };
@@ -31,7 +31,7 @@ struct FlagRow {
   unsigned commands;
   FlagGroup group;
   FlagKind kind;
-  std::string_view value;    // what --help shows behind the flag; empty for a switch
+  std::string_view value;     // what --help shows behind the flag; empty for a switch
   std::string_view fallback;  // the default, as text that `set` takes; empty: unset
   std::string_view help;
   // Takes over a value; throws BadValue.

@@ -51,7 +51,8 @@ void append_wrapped(std::string& target, std::string_view text) {
 }
 
 void append_flag(std::string& target, const FlagRow& row) {
-  std::string left = row.letter != 0 ? fmt::format("  -{}, --{}", row.letter, row.name) : fmt::format("      --{}", row.name);
+  std::string left =
+      row.letter != 0 ? fmt::format("  -{}, --{}", row.letter, row.name) : fmt::format("      --{}", row.name);
   if (!row.value.empty()) left += fmt::format(" {}", row.value);
   target += left;
   if (left.size() + 2 > kHelpColumn) {
@@ -90,7 +91,8 @@ std::string command_help(const CommandRow& command) {
 std::string program_help() {
   std::string text = "Examples:\n";
   for (const std::string_view example : command_table()[0].examples) text += fmt::format("  {}\n", example);
-  text += "\nringattn: exact attention over long contexts, with the same bits on one rank and on many.\n\nSubcommands:\n";
+  text +=
+      "\nringattn: exact attention over long contexts, with the same bits on one rank and on many.\n\nSubcommands:\n";
   for (const CommandRow& command : command_table()) text += fmt::format("  {:<10}{}\n", command.name, command.summary);
   text += "\n`ringattn SUBCOMMAND --help` shows its flags, `ringattn --version` the version.\n\n";
   text += kExitCodes;

@@ -80,6 +80,16 @@ JobInput::JobInput(const Config& config, std::int64_t seq) {
   take_numerics(config);
 }
 
+JobInput JobInput::synthetic(Job job, std::uint64_t seed, int threads) {
+  JobInput input;
+  input.job_ = std::move(job);
+  input.seed_ = seed;
+  input.threads_ = threads;
+  const FoldSpec& spec = input.job_.spec;
+  input.out_grid_ = {AxisOrder::kThd, 1, input.job_.q_tokens(), spec.heads, spec.head_dim_v};
+  return input;
+}
+
 void JobInput::make_synthetic(const JobOptions& options, std::int64_t seq) {
   seed_ = options.synthetic;
   FoldSpec& spec = job_.spec;
@@ -117,15 +127,17 @@ void JobInput::open_file(const Config& config) {
     grids_[i] = row_grid(tensors_[i], options.order);
     dtypes[i] = row_dtype(tensors_[i]);
     if (dtypes[i] != dtypes[0]) {
-      fail(ErrorCode::kFile, fmt::format("{} is {}, {} is {}", tensors_[i].text(), dtype_name(dtypes[i]),
-                                         tensors_[0].text(), dtype_name(dtypes[0])),
+      fail(ErrorCode::kFile,
+           fmt::format("{} is {}, {} is {}", tensors_[i].text(), dtype_name(dtypes[i]), tensors_[0].text(),
+                       dtype_name(dtypes[0])),
            "q, k and v have one type", "Convert one of them.");
     }
   }
   const auto& [q, k, v] = grids_;
   if (k.order != q.order || v.order != q.order) {
-    fail(ErrorCode::kFile, fmt::format("q, k and v have shapes {}, {} and {}", file_shape(tensors_[0]),
-                                       file_shape(tensors_[1]), file_shape(tensors_[2])),
+    fail(ErrorCode::kFile,
+         fmt::format("q, k and v have shapes {}, {} and {}", file_shape(tensors_[0]), file_shape(tensors_[1]),
+                     file_shape(tensors_[2])),
          "all have a batch axis, or none has");
   }
   if (v.length != k.length || v.batch != k.batch) {
@@ -219,8 +231,7 @@ void JobInput::take_numerics(const Config& config) {
   if (options.mask == MaskKind::kCausal) {
     if (options.window_right > 0) {
       fail(ErrorCode::kUsage, fmt::format("{} contradicts the causal mask", config.origin("window")),
-           fmt::format("R is {}, and causal sets R = 0", options.window_right),
-           "Use --mask full, or R = 0.");
+           fmt::format("R is {}, and causal sets R = 0", options.window_right), "Use --mask full, or R = 0.");
     }
     spec.mask.right = 0;
   }

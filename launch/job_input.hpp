@@ -19,12 +19,15 @@ namespace ringattn {
 
 class JobInput {
  public:
-  // Checks the options against each other and, with --input, against the file's header. Reads no rows. Throws kUsage and
-  // kFile. `require_source`: one of --input and --synthetic must be given; otherwise the shape flags alone will do.
+  // Checks the options against each other and, with --input, against the file's header. Reads no rows. Throws kUsage
+  // and kFile. `require_source`: one of --input and --synthetic must be given; otherwise the shape flags alone will do.
   JobInput(const Config& config, bool require_source);
 
   // The job of synthetic input of another length.
   JobInput(const Config& config, std::int64_t seq);
+
+  // Synthetic input for a job that the caller made.
+  static JobInput synthetic(Job job, std::uint64_t seed, int threads);
 
   const Job& job() const { return job_; }
   const std::vector<float>& sinks() const { return sinks_; }  // [heads], or empty
@@ -36,6 +39,7 @@ class JobInput {
   std::string source() const;
 
  private:
+  JobInput() = default;
   void open_file(const Config& config);
   void make_synthetic(const JobOptions& options, std::int64_t seq);
   void take_numerics(const Config& config);

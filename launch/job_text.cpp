@@ -45,8 +45,8 @@ void print_job(const Screen& screen, const JobInput& input, const Attention& att
   }
   for (std::size_t block = 0; block < attention.plan().blocks.size(); ++block) {
     const BlockPlan& plan = attention.plan().blocks[block];
-    screen.detail(fmt::format("block {}: keys {} to {}; rank 0 receives {}, folds {:.3f} GFLOP", block, plan.first_token,
-                              plan.last_token, format_bytes(static_cast<double>(plan.bytes_received)),
+    screen.detail(fmt::format("block {}: keys {} to {}; rank 0 receives {}, folds {:.3f} GFLOP", block,
+                              plan.first_token, plan.last_token, format_bytes(static_cast<double>(plan.bytes_received)),
                               plan.flops / 1e9));
   }
 }

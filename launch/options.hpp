@@ -13,7 +13,6 @@
 
 namespace ringattn {
 
-
 enum class MaskKind { kFull, kCausal };
 enum class When { kAuto, kOn, kOff };
 
@@ -62,7 +61,7 @@ struct JobOptions {
   std::int64_t block = 0;            // 0: from the machine and the memory budget
   std::int64_t memory = 0;           // 0: no limit
   bool overlap = true;
-  int threads = 0;  // 0: all
+  int threads = 0;                  // 0: all
   std::vector<std::int64_t> world;  // of `plan`
   std::string machine;              // file of a machine model; empty: the default model
 

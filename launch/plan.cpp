@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "base/host.hpp"
 #include "base/json_writer.hpp"
 #include "base/size.hpp"
 #include "base/text_file.hpp"
@@ -17,6 +18,7 @@
 #include "launch/report.hpp"
 #include "launch/screen.hpp"
 #include "launch/table.hpp"
+#include "launch/values.hpp"
 
 namespace ringattn {
 
@@ -70,7 +72,7 @@ Prediction predict_run(const Plan& plan, const Options& options) {
 }
 
 WorldFigures plan_world(const Job& job, const Options& options, const FoldKernel& kernel, Route route, int world) {
-  Forecasts forecasts(job, options, kernel, route, world);
+  const Forecasts forecasts(job, options, kernel, route, world);
   WorldFigures figures{world, job.q_tokens(), forecasts.layout(), {}, {}, 0, 0, 0, 0.0, 0.0};
   for (int rank = 0; rank < world; ++rank) {
     const Plan plan = forecasts.plan(rank);
@@ -186,7 +188,22 @@ void write_row(JsonWriter& json, const WorldFigures& figures) {
   json.end_array().end_object();
 }
 
-// Chain where the named transport hands on; the transports of this table all push straight.
+// How blocks will travel: as the named transport lets them or, for auto, as the one that joins processes does.
+Route planned_route(const Config& config) {
+  const std::string& name = config.options.transport;
+  const auto rows = transport_table();
+  if (name == "auto") return rows.back().route;
+  std::vector<std::string_view> names{"auto"};
+  for (const TransportRow& row : rows) {
+    if (row.name == name) return row.route;
+    names.push_back(row.name);
+  }
+  const std::string nearest = nearest_name(name, names.data(), names.size());
+  fail(ErrorCode::kUsage, fmt::format("{} is \"{}\"", config.origin("transport"), name),
+       fmt::format("this build has {}", join_choices(names)),
+       nearest.empty() ? "" : fmt::format("Did you mean \"{}\"?", nearest));
+}
+
 int plan_job(const Invocation& invocation) {
   const Config& config = invocation.config;
   const JobOptions& options = config.options;
@@ -201,18 +218,19 @@ int plan_job(const Invocation& invocation) {
   }
   const Options library = library_options(config, inputs.front().job());
   const KernelChoice choice = choose_kernel(inputs.front().job().spec, library.kernel);
-  const std::unique_ptr<Backend> backend = choice.row->make_backend(library.threads);
+  const std::unique_ptr<Backend> backend =
+      choice.row->make_backend({library.threads > 0 ? library.threads : usable_processors().count, library.device});
   const std::unique_ptr<FoldKernel> kernel = choice.row->make_kernel(inputs.front().job().spec, *backend);
-  const Route route = planned_route(options.transport);
 
+  const Route route = planned_route(config);
   const std::string tool = version_line();
   screen.context(tool.substr(0, tool.size() - 1));
-  screen.context(fmt::format("job: {}", inputs.size() == 1 ? job_text(inputs.front().job())
-                                                           : describe(inputs.front().job().spec)));
+  screen.context(fmt::format(
+      "job: {}", inputs.size() == 1 ? job_text(inputs.front().job()) : describe(inputs.front().job().spec)));
   screen.context(fmt::format("kernel: {}; tiles of {} keys", choice.reason, kernel->key_tile()));
-  screen.context(fmt::format("machine: {}; {:.4g} GFLOP/s and {:.4g} GB/s a rank, latency {:.4g} us", library.machine.name,
-                             library.machine.flops_per_second / 1e9, library.machine.link_bytes_per_second / 1e9,
-                             library.machine.latency_seconds * 1e6));
+  screen.context(fmt::format("machine: {}; {:.4g} GFLOP/s and {:.4g} GB/s a rank, latency {:.4g} us",
+                             library.machine.name, library.machine.flops_per_second / 1e9,
+                             library.machine.link_bytes_per_second / 1e9, library.machine.latency_seconds * 1e6));
 
   const std::size_t rows = inputs.size() * options.world.size();
   JsonWriter json;

@@ -5,6 +5,7 @@
 
 #include <cstdio>
 #include <exception>
+#include <functional>
 #include <new>
 #include <optional>
 
@@ -55,6 +56,7 @@ struct Request {
 Request read_arguments(const std::vector<std::string>& arguments) {
   Request request;
   request.invocation.arguments = arguments;
+  request.invocation.first_process = is_first_process();
   try {
     if (arguments.size() < 2) {
       fail(ErrorCode::kUsage, "no subcommand", command_names(kRun | kVerify | kPlan | kInfo), "See `ringattn --help`.");
@@ -66,13 +68,15 @@ Request read_arguments(const std::vector<std::string>& arguments) {
       request.text = version_line();
     } else {
       request.command = &find_command(first);
-      const CommandLine line = split_command_line(request.command->bit, request.command->name,
-                                                  {arguments.begin() + 2, arguments.end()});
+      const CommandLine line =
+          split_command_line(request.command->bit, request.command->name, {arguments.begin() + 2, arguments.end()});
       if (line.help) {
         request.text = command_help(*request.command);
         return request;
       }
-      request.invocation.given_json = given_json(line.flags);
+      for (const GivenFlag& flag : line.flags) {  // so that a configuration that can't be read is reported
+        if (flag.row->name == "json") request.invocation.config.options.json = flag.text;
+      }
       request.invocation.config = load_config(request.command->bit, line.flags);
       if (request.invocation.config.options.print_config) request.text = print_config(request.invocation.config);
     }
@@ -94,10 +98,11 @@ void agree_on_configuration(const Config& config, Transport& world) {
       const std::size_t begin = at == 0 ? 0 : text.rfind('\n', at - 1) + 1;
       return text.substr(begin, text.find('\n', begin) - begin);
     };
-    throw AgreedError(ErrorCode::kUsage,
-                      fmt::format("rank {} and rank 0 have different configurations ({} against {}). Give all ranks the "
-                                  "same flags, environment and config file.",
-                                  rank, line(all[rank]), line(all[0])));
+    throw AgreedError(
+        ErrorCode::kUsage,
+        fmt::format("rank {} and rank 0 have different configurations ({} against {}). Give all ranks the "
+                    "same flags, environment and config file.",
+                    rank, line(all[rank]), line(all[0])));
   }
 }
 
@@ -118,39 +123,26 @@ int execute(const Request& request) {
   const Invocation& invocation = request.invocation;
   const JobOptions& options = invocation.config.options;
   const auto print_error = [&](const Error& error) { print_error_line(error.what(), options.color); };
-  const auto alone = [&](const std::function<int()>& work) {
-    try {
-      return guarded(work);
-    } catch (const Error& error) {
-      if (is_first_process()) {
-        report_failure(invocation, request.command, error);
-        print_error(error);
-      }
-      return static_cast<int>(error.code());
+  try {
+    if (request.error) throw Error(*request.error);
+    if (!request.command->needs_world(invocation.config)) {
+      return guarded([&] { return request.command->main(invocation, nullptr); });
     }
-  };
-  const bool many = launched_by_mpi();
-  if (!request.error && !request.command->needs_world(invocation.config)) {
-    return alone([&] { return is_first_process() ? request.command->main(invocation, nullptr) : 0; });
-  }
-  if (request.error && !many) {
-    return alone([&]() -> int { throw Error(*request.error); });
-  }
-  return alone([&] {
-    // After a failure to read the arguments the ranks meet all the same, so that all leave with its code.
-    WorldRequest world_request;
-    if (!request.error) world_request = {options.transport, options.ranks, environment().pace};
     return run_world(
-        world_request,
+        {options.transport, request.command->ranks(invocation.config), environment().pace, options.timeout},
         [&](Transport& world) {
           return guarded([&] {
-            agree(world, request.error ? &*request.error : nullptr, Deadline::after(options.timeout));
             agree_on_configuration(invocation.config, world);
             return request.command->main(invocation, &world);
           });
         },
         print_error);
-  });
+  } catch (const Error& error) {
+    if (invocation.first_process) {
+      report_failure(invocation, request.command == nullptr ? "" : request.command->name, error);
+    }
+    return end_without_world(error, print_error);
+  }
 }
 
 }  // namespace
@@ -158,7 +150,7 @@ int execute(const Request& request) {
 int run_program(const std::vector<std::string>& arguments) {
   const Request request = read_arguments(arguments);
   if (!request.text.empty() && !request.error) {
-    if (is_first_process()) {
+    if (request.invocation.first_process) {
       std::fputs(request.text.c_str(), stdout);
       if (std::fflush(stdout) != 0) return static_cast<int>(ErrorCode::kFile);
     }

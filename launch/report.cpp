@@ -31,8 +31,7 @@ void write_config(JsonWriter& json, const Config& config) {
       json.null();
     } else if (value.row->kind == FlagKind::kSwitch) {
       json.value(value.text == "true");
-    } else if (value.row->kind != FlagKind::kText &&
-               std::from_chars(value.text.data(), end, number).ptr == end) {
+    } else if (value.row->kind != FlagKind::kText && std::from_chars(value.text.data(), end, number).ptr == end) {
       json.value(number);
     } else {
       json.value(value.text);

@@ -33,9 +33,9 @@ struct RankFigures {
 struct PlanFigures {
   std::int64_t blocks = 0;
   std::string layout;
-  std::int64_t stripe = 0;            // 0: differs between sequences
-  std::int64_t bytes_moved = 0;       // received, by all ranks together
-  std::size_t memory_per_rank = 0;    // of the neediest rank
+  std::int64_t stripe = 0;          // 0: differs between sequences
+  std::int64_t bytes_moved = 0;     // received, by all ranks together
+  std::size_t memory_per_rank = 0;  // of the neediest rank
   double predicted_seconds = 0.0;
 };
 

@@ -31,7 +31,9 @@ void check_outputs(const JobOptions& options) {
   if (!options.trace.empty()) check_new_file(options.trace, options.force, "--trace");
 }
 
-std::string percent(double part, double whole) { return fmt::format("{:.1f}", whole > 0.0 ? 100.0 * part / whole : 0.0); }
+std::string percent(double part, double whole) {
+  return fmt::format("{:.1f}", whole > 0.0 ? 100.0 * part / whole : 0.0);
+}
 
 void print_result(const Report& report, const Job& job, const Screen& screen, bool quiet) {
   const FoldSpec& spec = job.spec;
@@ -76,8 +78,8 @@ void print_details(const Report& report, const Screen& screen) {
     total.v += figures.non_finite.v;
   }
   if (total.q + total.k + total.v > 0) {
-    screen.context(fmt::format("note: {} values of q, {} of k and {} of v are NaN or infinite", total.q, total.k,
-                               total.v));
+    screen.context(
+        fmt::format("note: {} values of q, {} of k and {} of v are NaN or infinite", total.q, total.k, total.v));
   }
 }
 

@@ -43,7 +43,8 @@ bool wants_color(When when, std::FILE* file) {
 void print_error_line(std::string_view message, When color) {
   const bool paint = wants_color(color, stderr);
   // One write, so lines of several processes don't mix.
-  const std::string line = fmt::format("ringattn: {}error:{} {}\n", paint ? "\x1b[31m" : "", paint ? "\x1b[0m" : "", message);
+  const std::string line =
+      fmt::format("ringattn: {}error:{} {}\n", paint ? "\x1b[31m" : "", paint ? "\x1b[0m" : "", message);
   std::fputs(line.c_str(), stderr);
   std::fflush(stderr);
 }

@@ -76,8 +76,9 @@ std::vector<std::int64_t> parse_size_list(std::string_view text, std::string_vie
 std::int64_t parse_integer(std::string_view text, std::int64_t least, std::int64_t most) {
   const auto value = whole_number<std::int64_t>(text);
   if (!value || *value < least || *value > most) {
-    throw BadValue{most == std::numeric_limits<std::int64_t>::max() ? fmt::format("a whole number, at least {}", least)
-                                                                    : fmt::format("a whole number from {} to {}", least, most)};
+    throw BadValue{most == std::numeric_limits<std::int64_t>::max()
+                       ? fmt::format("a whole number, at least {}", least)
+                       : fmt::format("a whole number from {} to {}", least, most)};
   }
   return *value;
 }

@@ -67,17 +67,16 @@ std::size_t fixed_bytes(const Job& job, const JobLayout& layout, const FoldKerne
 
 PlanOptions plan_options(const Job& job, const JobLayout& layout, const Options& options, const FoldKernel& kernel,
                          Route route, bool staged_kv) {
-  PlanOptions plan_options;
-  plan_options.route = route;
-  plan_options.block_tokens = options.block_tokens;
-  plan_options.memory_budget = options.memory_budget;
-  plan_options.checksum = options.checksum;
+  PlanOptions result;
+  result.route = route;
+  result.block_tokens = options.block_tokens;
+  result.memory_budget = options.memory_budget;
+  result.checksum = options.checksum;
   const int world = layout.queries.world();
   for (int rank = 0; rank < world; ++rank) {  // ranks must cut the same blocks, so the neediest decides
-    plan_options.fixed_bytes =
-        std::max(plan_options.fixed_bytes, fixed_bytes(job, layout, kernel, rank, staged_kv && world > 1));
+    result.fixed_bytes = std::max(result.fixed_bytes, fixed_bytes(job, layout, kernel, rank, staged_kv && world > 1));
   }
-  return plan_options;
+  return result;
 }
 
 // Threads for a host kernel where the caller names none: this process's processors, shared with the ranks that have the

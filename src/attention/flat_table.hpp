@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// TOML and JSON files of a few named values, as a flat list: nested tables give dotted keys. Everything a configuration,
-// machine model or golden file needs, without a vendor's header in their code.
+// TOML and JSON files of a few named values, as a flat list: nested tables give dotted keys. Everything a
+// configuration, machine model or golden file needs, without a vendor's header in their code.
 #pragma once
 
 #include <string>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The only file that sees toml++.
 #include <fmt/format.h>
+#include <toml++/toml.h>
 
 #include <algorithm>
-#include <toml++/toml.h>
 
 #include "attention/flat_table.hpp"
 

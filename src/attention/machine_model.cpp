@@ -47,8 +47,8 @@ MachineModel parse_machine_model(std::string_view text, const std::string& path)
   MachineModel machine;
   machine.name.clear();
   bool seen[std::size(kMembers)] = {};
-  const auto entries = is_toml(path) ? parse_toml_table(text, path, ErrorCode::kFile)
-                                     : parse_json_table(text, path, ErrorCode::kFile);
+  const auto entries =
+      is_toml(path) ? parse_toml_table(text, path, ErrorCode::kFile) : parse_json_table(text, path, ErrorCode::kFile);
   for (const FlatEntry& entry : entries) {
     bool known = entry.key == "name" && entry.kind == FlatKind::kText;
     if (known) machine.name = entry.text;
@@ -58,8 +58,8 @@ MachineModel parse_machine_model(std::string_view text, const std::string& path)
       seen[i] = known = true;
     }
     if (!known) {
-      fail(ErrorCode::kFile, fmt::format("{} is no machine model", path),
-           fmt::format("it names {}", entry.key), "`ringattn info --measure` writes one.");
+      fail(ErrorCode::kFile, fmt::format("{} is no machine model", path), fmt::format("it names {}", entry.key),
+           "`ringattn info --measure` writes one.");
     }
   }
   for (std::size_t i = 0; i < std::size(kMembers); ++i) {

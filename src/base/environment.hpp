@@ -12,8 +12,8 @@
 namespace ringattn {
 
 struct Environment {
-  double pace = 0.0;       // RINGATTN_PACE
-  bool test_long = false;  // RINGATTN_TEST_LONG
+  double pace = 0.0;                       // RINGATTN_PACE
+  bool test_long = false;                  // RINGATTN_TEST_LONG
   std::optional<std::uint64_t> test_seed;  // RINGATTN_TEST_SEED
 };
 

@@ -28,10 +28,7 @@ class JsonWriter {
   JsonWriter& value(bool truth) { return literal(truth ? "true" : "false"); }
   JsonWriter& value(double number);
   template <std::integral Integer>
-    requires(!std::same_as<Integer, bool>)
-  JsonWriter& value(Integer number) {
-    return literal(std::to_string(number));
-  }
+  requires(!std::same_as<Integer, bool>) JsonWriter& value(Integer number) { return literal(std::to_string(number)); }
   JsonWriter& null() { return literal("null"); }
 
   template <typename Value>

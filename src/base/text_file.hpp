@@ -14,8 +14,8 @@ std::string read_text_file(const std::string& path, std::size_t limit = std::siz
 // Whether something that a new file would replace is there already: a regular file.
 bool file_exists(const std::string& path);
 
-// Throws kFile when `path` exists and `force` is not set, is a directory, or its directory doesn't exist. What a program
-// asks before it starts to work for hours. `flag` names the path in the message, e.g. "--json".
+// Throws kFile when `path` exists and `force` is not set, is a directory, or its directory doesn't exist. What a
+// program asks before it starts to work for hours. `flag` names the path in the message, e.g. "--json".
 void check_new_file(const std::string& path, bool force, std::string_view flag);
 
 // Writes a temporary file beside `path`, syncs it and renames it; pipes and devices are written to directly. Throws
