@@ -244,7 +244,7 @@ void gather_figures(Report& report, const Attention& attention, const RankResult
   mine.exposed_seconds = result.stats.exposed_seconds;
   mine.flops = plan.flops();
   // Ranks that are threads share the process and its memory.
-  const std::size_t ranks_here = world.name() == "threads" ? static_cast<std::size_t>(world.size()) : 1;
+  const std::size_t ranks_here = world.name().ends_with("threads") ? static_cast<std::size_t>(world.size()) : 1;
   mine.memory_peak = peak_resident_bytes() / ranks_here;
   mine.memory_planned = plan.memory_bytes;
   mine.tokens = result.rows;
