@@ -11,6 +11,7 @@
 #include <limits>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "base/error.hpp"
 
@@ -29,6 +30,8 @@ constexpr double kMostGrowth = 16.0;
 constexpr std::int64_t kEnoughRows = 65536;
 // What is left behind a block joins it if it moves no more than this share of the block.
 constexpr double kRest = 0.25;
+// The largest number of tiles that is tried for the first block, whatever its messages' latency.
+constexpr std::int64_t kMostFirst = 16;
 constexpr double kUnlimited = std::numeric_limits<double>::infinity();
 
 // "512k", "37m": bytes as the command line takes them, rounded up.
@@ -49,6 +52,7 @@ class BlockCutter {
         machine_(machine),
         options_(options),
         row_bytes_(static_cast<double>(kv_token_bytes(job.spec))),
+        latency_(machine.latency_seconds * (options.route == Route::kChain ? std::max(1, needs.world() - 1) : 1)),
         most_rows_(std::numeric_limits<std::int64_t>::max()) {
     if (options.memory_budget > 0 && options.memory_budget >= options.fixed_bytes) {
       const auto two_tokens = static_cast<std::size_t>(2 * kv_token_bytes(job.spec));
@@ -103,31 +107,61 @@ class BlockCutter {
     refuse_budget();
   }
 
+  // Of several ways to cut, the one that is predicted to be fastest.
   std::vector<std::int64_t> cut_hidden() const {
-    const int rounds = options_.route == Route::kChain ? std::max(1, needs_.world() - 1) : 1;
-    const double latency = machine_.latency_seconds * rounds;
+    std::vector<std::int64_t> best = cut_hidden_from(1);
+    double best_seconds = predicted_seconds(best);
+    // A block of few tiles doesn't come from all ranks alike: to the rank that owns none of it all of it must travel,
+    // up to P / (P − 1) times what a block in which all have equal parts costs. Among few ranks that matters.
+    for (std::int64_t first = 2; first <= kMostFirst && needs_.world() <= kMostFirst; first *= 2) {
+      std::vector<std::int64_t> boundaries = cut_hidden_from(first);
+      const double seconds = predicted_seconds(boundaries);
+      if (seconds >= best_seconds) continue;
+      best = std::move(boundaries);
+      best_seconds = seconds;
+    }
+    return best;
+  }
+
+  // Where the budget allows it the first block, and those that no size would hide, have at least `first_tiles` tiles.
+  std::vector<std::int64_t> cut_hidden_from(std::int64_t first_tiles) const {
     const std::int64_t tiles = axis_.tiles();
     const std::int64_t enough = std::min(kEnoughRows, most_rows_);
+    const double half_tile = transfer_seconds({key_tile_, key_tile_}) / 2.0;
     std::vector<std::int64_t> boundaries{0};
-    double limit = latency;  // of a transfer, latency aside: the first takes as long again as its messages take anyway
-    std::int64_t least_tiles = 1;
+    double limit = latency_;  // of a transfer, latency aside: the first takes as long again as its messages take anyway
+    std::int64_t least_tiles = first_tiles;
     while (boundaries.back() < tiles) {
       const std::int64_t begin = boundaries.back();
       if (!fits(begin, begin + 1, most_rows_)) refuse_budget();
-      std::int64_t end = farthest_end(begin, limit, enough);
-      const std::int64_t least_end = std::min(begin + least_tiles, tiles);
-      if (end < least_end) end = fits(begin, least_end, enough) ? least_end : farthest_end(begin, kUnlimited, enough);
+      std::int64_t end = farthest_end(begin, limit + half_tile, enough);  // to the nearest: always down would add up
+      end = std::min(tiles, std::max(begin + least_tiles, end));
+      if (!fits(begin, end, enough)) end = farthest_end(begin, kUnlimited, enough);
       const double transfer = transfer_seconds(needs_.largest(begin, end));
       const bool small_rest = begin > 0 && transfer_seconds(needs_.largest(begin, tiles)) <= (1.0 + kRest) * transfer;
       if (small_rest && fits(begin, tiles, enough)) end = tiles;
       boundaries.push_back(end);
 
-      limit = std::min(fold_seconds(begin, end) - latency, kMostGrowth * std::max(transfer, latency));
+      limit = std::min(fold_seconds(begin, end) - latency_, kMostGrowth * std::max(transfer, latency_));
       // A growth that is lost in rounding down to whole tiles would be lost for good.
-      least_tiles = limit > transfer ? end - begin + 1 : (tiles + kLeastShare - 1) / kLeastShare;
-      limit = std::max(limit, latency);
+      least_tiles = limit > transfer ? end - begin + 1 : std::max(first_tiles, (tiles + kLeastShare - 1) / kLeastShare);
+      limit = std::max(limit, latency_);
     }
     return boundaries;
+  }
+
+  // As predict() does for one rank.
+  double predicted_seconds(const std::vector<std::int64_t>& boundaries) const {
+    double arrived = 0.0;
+    double folded = 0.0;
+    double folded_before = 0.0;
+    for (std::size_t i = 0; i + 1 < boundaries.size(); ++i) {
+      const double transfer = transfer_seconds(needs_.largest(boundaries[i], boundaries[i + 1]));
+      arrived = std::max(arrived, folded_before) + (transfer > 0.0 ? transfer + latency_ : 0.0);
+      folded_before = folded;
+      folded = std::max(folded, arrived) + fold_seconds(boundaries[i], boundaries[i + 1]);
+    }
+    return folded;
   }
 
   // The end of the largest block from `begin` whose transfer takes at most `seconds` and whose buffers hold at most
@@ -204,6 +238,7 @@ class BlockCutter {
   const MachineModel& machine_;
   const PlanOptions& options_;
   double row_bytes_;        // of a token's K and V
+  double latency_;          // of a block's messages, one after the other
   std::int64_t most_rows_;  // of a block buffer, by the memory budget
 };
 
