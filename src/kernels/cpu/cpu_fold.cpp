@@ -126,10 +126,11 @@ class CpuFold final : public FoldKernel {
       });
       working.fetch_add(1, std::memory_order_release);
       if (!is_caller || !progress) return;
-      // Transfers go on while the others fold their last tiles.
+      // Transfers go on while the others fold their last tiles. At least one call, so that every fold polls.
       team.guard([&] {
-        while (working.load(std::memory_order_acquire) < threads && !checkpoint.should_stop())
+        while (!checkpoint.should_stop() && working.load(std::memory_order_acquire) < threads) {
           std::this_thread::yield();
+        }
       });
     };
 #ifdef _OPENMP
