@@ -128,7 +128,9 @@ class CpuFold final : public FoldKernel {
       if (!is_caller || !progress) return;
       // Transfers go on while the others fold their last tiles. At least one call, so that every fold polls.
       team.guard([&] {
-        while (!checkpoint.should_stop() && working.load(std::memory_order_acquire) < threads) {
+        while (!team.stopped().load(std::memory_order_relaxed)) {
+          progress();
+          if (working.load(std::memory_order_acquire) == threads) break;
           std::this_thread::yield();
         }
       });
