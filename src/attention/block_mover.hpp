@@ -22,6 +22,10 @@ class BlockMover {
 
   BlockMover(const Plan& plan, const FoldSpec& spec, Transport& transport, Backend& backend, const Memory& memory,
              bool checksum);
+  // Gives up what is still in flight, so that nothing is written to memory that a failed run is about to free.
+  ~BlockMover();
+  BlockMover(const BlockMover&) = delete;
+  BlockMover& operator=(const BlockMover&) = delete;
 
   // Hands the block's transfers to the transport.
   void post(std::int64_t block, Stream stream);
@@ -42,6 +46,7 @@ class BlockMover {
   Memory memory_;
   bool checksum_;
   std::array<Ticket, 2> tickets_{};
+  int in_flight_ = 0;
   std::array<std::vector<std::uint64_t>, 2> checksums_;  // of the block's parts, by index
 };
 

@@ -11,6 +11,7 @@
 #include <limits>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "base/error.hpp"
 
@@ -19,8 +20,8 @@ namespace ringattn {
 namespace {
 
 // Where the links are slower than the fold no size hides a transfer, and small blocks would only add latency: the
-// blocks of such a job (or of its end) move at least this share of it.
-constexpr double kLeastShare = 1.0 / 64.0;
+// blocks of such a job (or of its end) hold at least this share of its tiles.
+constexpr std::int64_t kLeastShare = 128;
 // A block moves at most this many times what the one before it moved, so that a machine model which is wrong by an
 // order of magnitude costs little.
 constexpr double kMostGrowth = 16.0;
@@ -29,6 +30,9 @@ constexpr double kMostGrowth = 16.0;
 constexpr std::int64_t kEnoughRows = 65536;
 // What is left behind a block joins it if it moves no more than this share of the block.
 constexpr double kRest = 0.25;
+// The largest number of tiles that is tried for the first block, whatever its messages' latency.
+constexpr std::int64_t kMostFirst = 16;
+constexpr double kUnlimited = std::numeric_limits<double>::infinity();
 
 // "512k", "37m": bytes as the command line takes them, rounded up.
 std::string byte_size(double bytes) {
@@ -48,6 +52,7 @@ class BlockCutter {
         machine_(machine),
         options_(options),
         row_bytes_(static_cast<double>(kv_token_bytes(job.spec))),
+        latency_(machine.latency_seconds * (options.route == Route::kChain ? std::max(1, needs.world() - 1) : 1)),
         most_rows_(std::numeric_limits<std::int64_t>::max()) {
     if (options.memory_budget > 0 && options.memory_budget >= options.fixed_bytes) {
       const auto two_tokens = static_cast<std::size_t>(2 * kv_token_bytes(job.spec));
@@ -58,7 +63,7 @@ class BlockCutter {
   std::vector<std::int64_t> cut() const {
     if (options_.memory_budget > 0 && options_.memory_budget < options_.fixed_bytes) refuse_budget();
     if (options_.block_tokens > 0) return cut_fixed();
-    if (needs_.largest_buffer_rows(0, axis_.tiles()).all == 0) return {0, axis_.tiles()};
+    if (needs_.largest(0, axis_.tiles()).received == 0) return {0, axis_.tiles()};
     return cut_hidden();
   }
 
@@ -73,14 +78,14 @@ class BlockCutter {
     return boundaries;
   }
 
-  bool fits(std::int64_t first_tile, std::int64_t last_tile) const {
-    return needs_.most_buffer_rows(first_tile, last_tile) <= most_rows_ ||
-           needs_.largest_buffer_rows(first_tile, last_tile).all <= most_rows_;
+  // Whether every rank's buffer for the block is of at most `rows` rows.
+  bool fits(std::int64_t first_tile, std::int64_t last_tile, std::int64_t rows) const {
+    return needs_.bound(first_tile, last_tile).all <= rows || needs_.largest(first_tile, last_tile).all <= rows;
   }
 
   bool fits(const std::vector<std::int64_t>& boundaries) const {
     for (std::size_t i = 0; i + 1 < boundaries.size(); ++i) {
-      if (!fits(boundaries[i], boundaries[i + 1])) return false;
+      if (!fits(boundaries[i], boundaries[i + 1], most_rows_)) return false;
     }
     return true;
   }
@@ -102,49 +107,74 @@ class BlockCutter {
     refuse_budget();
   }
 
+  // Of several ways to cut, the one that is predicted to be fastest.
   std::vector<std::int64_t> cut_hidden() const {
-    const double row_seconds = row_bytes_ / machine_.link_bytes_per_second;
-    const int rounds = options_.route == Route::kChain ? std::max(1, needs_.world() - 1) : 1;
-    const double latency = machine_.latency_seconds * rounds;
-    const double all = static_cast<double>(needs_.largest_buffer_rows(0, axis_.tiles()).received) * row_seconds;
-    const double least = std::max(latency, all * kLeastShare);
+    std::vector<std::int64_t> best = cut_hidden_from(1);
+    double best_seconds = predicted_seconds(best);
+    // A block of few tiles doesn't come from all ranks alike: to the rank that owns none of it all of it must travel,
+    // up to P / (P − 1) times what a block in which all have equal parts costs. Among few ranks that matters.
+    for (std::int64_t first = 2; first <= kMostFirst && needs_.world() <= kMostFirst; first *= 2) {
+      std::vector<std::int64_t> boundaries = cut_hidden_from(first);
+      const double seconds = predicted_seconds(boundaries);
+      if (seconds >= best_seconds) continue;
+      best = std::move(boundaries);
+      best_seconds = seconds;
+    }
+    return best;
+  }
+
+  // Where the budget allows it the first block, and those that no size would hide, have at least `first_tiles` tiles.
+  std::vector<std::int64_t> cut_hidden_from(std::int64_t first_tiles) const {
+    const std::int64_t tiles = axis_.tiles();
+    const std::int64_t enough = std::min(kEnoughRows, most_rows_);
+    const double half_tile = transfer_seconds({key_tile_, key_tile_}) / 2.0;
     std::vector<std::int64_t> boundaries{0};
-    double transfer_limit = latency;  // as long again as its messages take anyway
-    while (boundaries.back() < axis_.tiles()) {
+    double limit = latency_;  // of a transfer, latency aside: the first takes as long again as its messages take anyway
+    std::int64_t least_tiles = first_tiles;
+    while (boundaries.back() < tiles) {
       const std::int64_t begin = boundaries.back();
-      std::int64_t end = farthest_end(begin, transfer_limit / row_seconds);
-      const double transfer = static_cast<double>(needs_.largest_buffer_rows(begin, end).received) * row_seconds;
-      if (end < axis_.tiles() && boundaries.size() > 1) {
-        const BufferRows with_rest = needs_.largest_buffer_rows(begin, axis_.tiles());
-        const bool small_rest = static_cast<double>(with_rest.received) * row_seconds <= (1.0 + kRest) * transfer;
-        if (small_rest && with_rest.all <= std::min(kEnoughRows, most_rows_)) end = axis_.tiles();
-      }
+      if (!fits(begin, begin + 1, most_rows_)) refuse_budget();
+      std::int64_t end = farthest_end(begin, limit + half_tile, enough);  // to the nearest: always down would add up
+      end = std::min(tiles, std::max(begin + least_tiles, end));
+      if (!fits(begin, end, enough)) end = farthest_end(begin, kUnlimited, enough);
+      const double transfer = transfer_seconds(needs_.largest(begin, end));
+      const bool small_rest = begin > 0 && transfer_seconds(needs_.largest(begin, tiles)) <= (1.0 + kRest) * transfer;
+      if (small_rest && fits(begin, tiles, enough)) end = tiles;
       boundaries.push_back(end);
-      const double hidden = fold_seconds(begin, end) - latency;
-      transfer_limit = std::min(hidden, kMostGrowth * std::max(transfer, latency));
-      if (transfer_limit <= 1.5 * transfer) transfer_limit = std::max(transfer_limit, least);
+
+      limit = std::min(fold_seconds(begin, end) - latency_, kMostGrowth * std::max(transfer, latency_));
+      // A growth that is lost in rounding down to whole tiles would be lost for good.
+      least_tiles = limit > transfer ? end - begin + 1 : std::max(first_tiles, (tiles + kLeastShare - 1) / kLeastShare);
+      limit = std::max(limit, latency_);
     }
     return boundaries;
   }
 
-  // The end of the largest block from `begin` that moves at most `rows_moved` rows to any rank and whose buffer is
-  // neither beyond the budget nor larger than is of use; at least one tile.
-  std::int64_t farthest_end(std::int64_t begin, double rows_moved) const {
-    if (!fits(begin, begin + 1)) refuse_budget();
-    const std::int64_t most = std::min(kEnoughRows, most_rows_);
-    const auto is_bound_good = [&](std::int64_t end) {
-      const std::int64_t rows = needs_.most_buffer_rows(begin, end);
-      return rows <= most && static_cast<double>(rows) <= rows_moved;
-    };
-    const auto is_good = [&](std::int64_t end) {
-      const BufferRows rows = needs_.largest_buffer_rows(begin, end);
-      return rows.all <= most && static_cast<double>(rows.received) <= rows_moved;
-    };
+  // As predict() does for one rank.
+  double predicted_seconds(const std::vector<std::int64_t>& boundaries) const {
+    double arrived = 0.0;
+    double folded = 0.0;
+    double folded_before = 0.0;
+    for (std::size_t i = 0; i + 1 < boundaries.size(); ++i) {
+      const double transfer = transfer_seconds(needs_.largest(boundaries[i], boundaries[i + 1]));
+      arrived = std::max(arrived, folded_before) + (transfer > 0.0 ? transfer + latency_ : 0.0);
+      folded_before = folded;
+      folded = std::max(folded, arrived) + fold_seconds(boundaries[i], boundaries[i + 1]);
+    }
+    return folded;
+  }
+
+  // The end of the largest block from `begin` whose transfer takes at most `seconds` and whose buffers hold at most
+  // `most` rows; at least one tile.
+  std::int64_t farthest_end(std::int64_t begin, double seconds, std::int64_t most) const {
+    const auto is_good = [&](const BufferRows& rows) { return transfer_seconds(rows) <= seconds && rows.all <= most; };
+    const auto is_bound_good = [&](std::int64_t end) { return is_good(needs_.bound(begin, end)); };
+    const auto is_largest_good = [&](std::int64_t end) { return is_good(needs_.largest(begin, end)); };
     // Looking at every rank's needs is slow: start where the bound leads, and go on in growing steps.
     const std::int64_t start = last_good(begin + 1, axis_.tiles(), is_bound_good);
     std::int64_t step = 1;
-    while (start + step < axis_.tiles() && is_good(start + step)) step *= 2;
-    return last_good(start + step / 2, std::min(start + step, axis_.tiles()), is_good);
+    while (start + step < axis_.tiles() && is_largest_good(start + step)) step *= 2;
+    return last_good(start + step / 2, std::min(start + step, axis_.tiles()), is_largest_good);
   }
 
   // The last of [first, last] that is good, where the good ones come first; `first` if none is.
@@ -159,6 +189,11 @@ class BlockCutter {
       }
     }
     return first;
+  }
+
+  // Latency aside.
+  double transfer_seconds(const BufferRows& rows) const {
+    return static_cast<double>(rows.received) * row_bytes_ / machine_.link_bytes_per_second;
   }
 
   // Mean over the ranks.
@@ -179,13 +214,9 @@ class BlockCutter {
   [[noreturn]] void refuse_budget() const {
     // Blocks of one tile, whichever it is.
     std::int64_t tile_rows = 0;
-    if (needs_.largest_buffer_rows(0, axis_.tiles()).all > 0) {
-      bool scattered = false;
-      for (std::int64_t tile = 0; tile < axis_.tiles(); ++tile) {
-        tile_rows = std::max(tile_rows, axis_.token(tile + 1) - axis_.token(tile));
-        scattered = scattered || needs_.is_scattered(tile);
-      }
-      if (scattered) tile_rows *= 2;  // as received and as assembled
+    const bool moves = needs_.largest(0, axis_.tiles()).received > 0;
+    for (std::int64_t tile = 0; moves && tile < axis_.tiles(); ++tile) {
+      tile_rows = std::max(tile_rows, needs_.bound(tile, tile + 1).all);
     }
     const auto fixed = static_cast<double>(options_.fixed_bytes);
     const auto budget = static_cast<double>(options_.memory_budget);
@@ -207,6 +238,7 @@ class BlockCutter {
   const MachineModel& machine_;
   const PlanOptions& options_;
   double row_bytes_;        // of a token's K and V
+  double latency_;          // of a block's messages, one after the other
   std::int64_t most_rows_;  // of a block buffer, by the memory budget
 };
 

@@ -24,30 +24,38 @@ TileRange folded_tiles_of_rows(const Mask& mask, std::int64_t position, std::int
   return {begin / key_tile, (end + key_tile - 1) / key_tile};
 }
 
+BufferRows operator+(const BufferRows& a, const BufferRows& b) { return {a.received + b.received, a.all + b.all}; }
+
 }  // namespace
 
 Needs::Needs(const Job& job, const JobLayout& layout, const TileAxis& axis, int query_tile, int key_tile)
-    : keys_(&layout.keys),
-      axis_(&axis),
-      spans_(static_cast<std::size_t>(layout.queries.world())),
-      scattered_tokens_{0} {
-  scattered_tokens_.reserve(static_cast<std::size_t>(axis.tiles()) + 1);
-  auto run = layout.keys.owners().begin();
-  for (std::int64_t tile = 0; tile < axis.tiles(); ++tile) {
-    const std::int64_t end = axis.token(tile + 1);
-    while (run->end() <= axis.token(tile)) ++run;
-    scattered_tokens_.push_back(scattered_tokens_.back() + (run->end() < end ? end - axis.token(tile) : 0));
-  }
+    : keys_(&layout.keys), axis_(&axis), spans_(static_cast<std::size_t>(layout.queries.world())) {
+  find_scattered();
+  find_spans(job, layout.queries, query_tile, key_tile);
+}
 
+void Needs::find_scattered() {
+  scattered_tokens_.reserve(static_cast<std::size_t>(axis_->tiles()) + 1);
+  scattered_tokens_.push_back(0);
+  auto run = keys_->owners().begin();
+  for (std::int64_t tile = 0; tile < axis_->tiles(); ++tile) {
+    const std::int64_t begin = axis_->token(tile);
+    const std::int64_t end = axis_->token(tile + 1);
+    while (run->end() <= begin) ++run;
+    scattered_tokens_.push_back(scattered_tokens_.back() + (run->end() < end ? end - begin : 0));
+  }
+}
+
+void Needs::find_spans(const Job& job, const Layout& queries, int query_tile, int key_tile) {
   for (int rank = 0; rank < world(); ++rank) {
     std::vector<Span>& spans = spans_[static_cast<std::size_t>(rank)];
-    for (const TokenRun& queries : layout.queries.runs(rank)) {
-      const Sequence& s = job.sequences[static_cast<std::size_t>(queries.sequence)];
-      TileRange tiles = folded_tiles_of_rows(job.spec.mask, s.q_offset + queries.begin, queries.tokens(), s.k_len,
-                                             query_tile, key_tile);
+    for (const TokenRun& run : queries.runs(rank)) {
+      const Sequence& s = job.sequences[static_cast<std::size_t>(run.sequence)];
+      TileRange tiles =
+          folded_tiles_of_rows(job.spec.mask, s.q_offset + run.begin, run.tokens(), s.k_len, query_tile, key_tile);
       if (tiles.empty()) continue;
-      tiles.begin += axis.first(queries.sequence);
-      tiles.end += axis.first(queries.sequence);
+      tiles.begin += axis_->first(run.sequence);
+      tiles.end += axis_->first(run.sequence);
       if (!spans.empty() && tiles.begin <= spans.back().tiles.end) {
         spans.back().tiles.end = std::max(spans.back().tiles.end, tiles.end);
       } else {
@@ -56,13 +64,10 @@ Needs::Needs(const Job& job, const JobLayout& layout, const TileAxis& axis, int 
     }
     for (std::size_t i = 1; i < spans.size(); ++i) {
       const Span& last = spans[i - 1];
-      const BufferRows rows = rows_of(rank, last.tiles.begin, last.tiles.end);
-      spans[i].before = {last.before.received + rows.received, last.before.all + rows.all};
+      spans[i].before = last.before + rows_of_needed(rank, last.tiles.begin, last.tiles.end);
     }
   }
 }
-
-std::vector<TileRange> Needs::spans(int rank) const { return spans(rank, 0, axis_->tiles()); }
 
 std::vector<TileRange> Needs::spans(int rank, std::int64_t first, std::int64_t last) const {
   const std::vector<Span>& all = spans_[static_cast<std::size_t>(rank)];
@@ -78,15 +83,10 @@ std::int64_t Needs::scattered(std::int64_t first, std::int64_t last) const {
   return scattered_tokens_[static_cast<std::size_t>(last)] - scattered_tokens_[static_cast<std::size_t>(first)];
 }
 
-std::int64_t Needs::most_buffer_rows(std::int64_t first, std::int64_t last) const {
-  return axis_->token(last) - axis_->token(first) + scattered(first, last);
-}
-
-BufferRows Needs::rows_of(int rank, std::int64_t first, std::int64_t last) const {
-  const std::int64_t begin = axis_->token(first);
-  const std::int64_t end = axis_->token(last);
-  const std::int64_t own = keys_->rows_before(rank, end) - keys_->rows_before(rank, begin);
-  return {end - begin - own, end - begin - own + scattered(first, last)};
+BufferRows Needs::rows_of_needed(int rank, std::int64_t first, std::int64_t last) const {
+  const std::int64_t own = keys_->rows_before(rank, axis_->token(last)) - keys_->rows_before(rank, axis_->token(first));
+  const std::int64_t received = axis_->token(last) - axis_->token(first) - own;
+  return {received, received + scattered(first, last)};
 }
 
 BufferRows Needs::rows_before(int rank, std::int64_t tile) const {
@@ -94,26 +94,23 @@ BufferRows Needs::rows_before(int rank, std::int64_t tile) const {
   const auto after = std::partition_point(all.begin(), all.end(), [&](const Span& s) { return s.tiles.begin < tile; });
   if (after == all.begin()) return {};
   const Span& span = *std::prev(after);
-  const BufferRows rows = rows_of(rank, span.tiles.begin, std::min(tile, span.tiles.end));
-  return {span.before.received + rows.received, span.before.all + rows.all};
+  return span.before + rows_of_needed(rank, span.tiles.begin, std::min(tile, span.tiles.end));
 }
 
-BufferRows Needs::buffer_rows(int rank, std::int64_t first, std::int64_t last) const {
-  const BufferRows begin = rows_before(rank, first);
-  const BufferRows end = rows_before(rank, last);
-  return {end.received - begin.received, end.all - begin.all};
-}
-
-BufferRows Needs::largest_buffer_rows(std::int64_t first, std::int64_t last) const {
-  BufferRows largest;
+BufferRows Needs::largest(std::int64_t first, std::int64_t last) const {
+  BufferRows most;
   for (int rank = 0; rank < world(); ++rank) {
-    const BufferRows rows = buffer_rows(rank, first, last);
-    largest.received = std::max(largest.received, rows.received);
-    largest.all = std::max(largest.all, rows.all);
+    const BufferRows begin = rows_before(rank, first);
+    const BufferRows end = rows_before(rank, last);
+    most.received = std::max(most.received, end.received - begin.received);
+    most.all = std::max(most.all, end.all - begin.all);
   }
-  return largest;
+  return most;
 }
 
-bool Needs::is_scattered(std::int64_t tile) const { return scattered(tile, tile + 1) > 0; }
+BufferRows Needs::bound(std::int64_t first, std::int64_t last) const {
+  const std::int64_t tokens = axis_->token(last) - axis_->token(first);
+  return {tokens, tokens + scattered(first, last)};
+}
 
 }  // namespace ringattn

@@ -16,38 +16,38 @@ namespace ringattn {
 // Rows of a rank's block buffer.
 struct BufferRows {
   std::int64_t received = 0;
-  std::int64_t all = 0;  // with room to assemble each tile whose keys lie in several runs: an upper bound
+  std::int64_t all = 0;  // with room to assemble the tiles whose keys lie in several runs: no plan needs more
 };
 
 class Needs {
  public:
-  // All of them outlive the object.
+  // `layout` and `axis` outlive the object.
   Needs(const Job& job, const JobLayout& layout, const TileAxis& axis, int query_tile, int key_tile);
 
   int world() const { return static_cast<int>(spans_.size()); }
-  // Tiles of the axis that the rank folds: disjoint, ascending, not adjacent.
-  std::vector<TileRange> spans(int rank) const;
-  // The parts of them in [first, last).
+  // Tiles of the axis that the rank folds, in [first, last): disjoint, ascending, not adjacent.
   std::vector<TileRange> spans(int rank, std::int64_t first, std::int64_t last) const;
-  // What the rank's buffer holds for a block of tiles [first, last).
-  BufferRows buffer_rows(int rank, std::int64_t first, std::int64_t last) const;
-  // The largest of any rank, each count by itself.
-  BufferRows largest_buffer_rows(std::int64_t first, std::int64_t last) const;
-  // A bound for the buffer of any rank, at once.
-  std::int64_t most_buffer_rows(std::int64_t first, std::int64_t last) const;
-  // Whether the tile's keys lie in several runs, so that a rank that folds it must assemble it.
-  bool is_scattered(std::int64_t tile) const;
+
+  // For a block of tiles [first, last): the largest of any rank, each count by itself.
+  BufferRows largest(std::int64_t first, std::int64_t last) const;
+  // A bound for it that doesn't ask every rank.
+  BufferRows bound(std::int64_t first, std::int64_t last) const;
 
  private:
-  // A span of tiles, and the rows that the spans before it bring.
+  // A span of tiles, and what the spans before it bring.
   struct Span {
     TileRange tiles;
     BufferRows before;
   };
 
-  // Tokens of the scattered tiles in [first, last).
+  void find_scattered();
+  void find_spans(const Job& job, const Layout& queries, int query_tile, int key_tile);
+
+  // Tokens of the scattered tiles in [first, last): those whose keys lie in several runs.
   std::int64_t scattered(std::int64_t first, std::int64_t last) const;
-  BufferRows rows_of(int rank, std::int64_t first, std::int64_t last) const;  // of tiles that the rank needs
+  // For tiles [first, last), all of which the rank needs.
+  BufferRows rows_of_needed(int rank, std::int64_t first, std::int64_t last) const;
+  // For what the rank needs of the tiles before `tile`.
   BufferRows rows_before(int rank, std::int64_t tile) const;
 
   const Layout* keys_;

@@ -15,7 +15,7 @@ class PartCutter {
   PartCutter(const TileAxis& axis, const Needs& needs, const Layout& keys)
       : axis_(axis), keys_(keys), active_(needs.world()), open_(static_cast<std::size_t>(needs.world())) {
     for (int rank = 0; rank < needs.world(); ++rank) {
-      for (const TileRange& span : needs.spans(rank)) {
+      for (const TileRange& span : needs.spans(rank, 0, axis.tiles())) {
         changes_.push_back({span.begin, rank, true});
         changes_.push_back({span.end, rank, false});
       }

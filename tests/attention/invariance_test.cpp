@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,8 @@ namespace {
 struct Case {
   const char* name;
   Job job;
+
+  friend std::ostream& operator<<(std::ostream& stream, const Case& c) { return stream << c.name; }
 };
 
 FoldSpec spec_of(Dtype dtype, int heads, int kv_heads, int dim, int dim_v, Mask mask) {
@@ -136,7 +139,7 @@ TEST_P(Invariance, SixtyFourRanks) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Jobs, Invariance, ::testing::ValuesIn(cases()),
-                         [](const auto& info) { return std::string(info.param.name); });
+                         [](const ::testing::TestParamInfo<Case>& job) { return std::string(job.param.name); });
 
 // A sequence's bits don't change with what it is packed with.
 TEST(Batch, SequencesDoNotSeeTheirNeighbours) {

@@ -35,14 +35,14 @@ TEST(PlanProperty, SmallJobs) {
 }
 
 TEST(PlanProperty, LongerJobs) {
-  for_seeds(2000, [](std::uint64_t seed) {
+  for_seeds(1000, [](std::uint64_t seed) {
     const RandomJob random = random_job(seed, 12000, 64);
     expect_promises(random, random.layout(), seed);
   });
 }
 
 TEST(PlanProperty, ManyRanks) {
-  for_seeds(800, [](std::uint64_t seed) {
+  for_seeds(300, [](std::uint64_t seed) {
     const RandomJob random = random_job(seed, 3000, 1024);
     expect_promises(random, random.layout(), seed);
   });
@@ -100,7 +100,7 @@ TEST(PlanProperty, JobsReachEveryCase) {
 // A budget is kept, or refused with an error that names one which is then enough.
 TEST(PlanProperty, MemoryBudgets) {
   int refused = 0;
-  for_seeds(4000, [&](std::uint64_t seed) {
+  for_seeds(2000, [&](std::uint64_t seed) {
     RandomJob random = random_job(seed, 2000, 12);
     const JobLayout layout = random.layout();
     Draw draw(seed);

@@ -37,7 +37,7 @@ void check_task(const FoldSpec& spec, const FoldTask& task) {
     check_view("k", source.k, spec.dtype, spec.kv_heads, spec.head_dim);
     check_view("v", source.v, spec.dtype, spec.kv_heads, spec.head_dim_v);
   }
-  if (task.state == nullptr && (task.resume || task.save)) {
+  if (task.state == nullptr && !task.queries.empty() && (task.resume || task.save)) {
     fail(ErrorCode::kInternal, "a fold task has no state", "it resumes or saves one");
   }
   if (task.finish == nullptr) return;
@@ -129,10 +129,13 @@ class CpuFold final : public FoldKernel {
       });
       working.fetch_add(1, std::memory_order_release);
       if (!is_caller || !progress) return;
-      // Transfers go on while the others fold their last tiles.
+      // Transfers go on while the others fold their last tiles. At least one call, so that every fold polls.
       team.guard([&] {
-        while (working.load(std::memory_order_acquire) < threads && !checkpoint.should_stop())
+        while (!team.stopped().load(std::memory_order_relaxed)) {
+          progress();
+          if (working.load(std::memory_order_acquire) == threads) break;
           std::this_thread::yield();
+        }
       });
     };
 #ifdef _OPENMP

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// The clock of a paced transport. Lower bounds only: a busy machine may be slower, a link never faster.
+#include "comm/paced.hpp"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <vector>
+
+#include "comm/self.hpp"
+#include "comm/threads.hpp"
+
+namespace ringattn {
+namespace {
+
+constexpr double kRate = 50e6;  // bytes per second
+Deadline patience() { return Deadline::after(20.0); }
+
+// Two ranks, each sending `bytes` to the other in each of `rounds` rounds of each of `exchanges` exchanges.
+double measure(std::size_t bytes, int rounds, int exchanges) {
+  auto world = make_threads_world(2);
+  for (auto& rank : world) rank = make_paced_transport(std::move(rank), kRate);
+  const auto start = Deadline::Clock::now();
+  run_ranks(std::move(world), [&](Transport& rank) {
+    const std::vector<std::byte> source(bytes);
+    std::vector<std::byte> target(bytes);
+    for (int i = 0; i < exchanges; ++i) {
+      Exchange exchange;
+      for (int round = 0; round < rounds; ++round) {
+        exchange.sends.push_back({1 - rank.rank(), round, {{source.data(), bytes}}});
+        exchange.receives.push_back({1 - rank.rank(), round, {{target.data(), bytes}}});
+      }
+      rank.post(exchange, Stream{});
+    }
+    for (Ticket ticket = 0; ticket < exchanges; ++ticket) rank.wait(ticket, Stream{}, patience());
+  });
+  return std::chrono::duration<double>(Deadline::Clock::now() - start).count();
+}
+
+TEST(Paced, TakesTheTimeOfTheLink) {
+  constexpr std::size_t kBytes = 500'000;
+  const double message = static_cast<double>(kBytes) / kRate;
+  EXPECT_GE(measure(kBytes, 1, 1), message);      // both directions at once
+  EXPECT_GE(measure(kBytes, 2, 1), 2 * message);  // rounds one after the other
+  EXPECT_GE(measure(kBytes, 1, 3), 3 * message);  // exchanges too
+  EXPECT_GE(measure(kBytes, 4, 1), 4 * message);  // more rounds than ranks
+}
+
+// Without a call nothing starts: the second exchange is still ahead of the link when the first has long passed.
+TEST(Paced, StartsHeldBackRoundsOnlyWhenPolled) {
+  auto world = make_threads_world(2);
+  for (auto& rank : world) rank = make_paced_transport(std::move(rank), 1e6);
+  const std::vector<std::byte> source(1000);
+  std::vector<std::byte> target(1000);
+  for (int i = 0; i < 2; ++i) {
+    world[0]->post({"", {{1, 0, {{source.data(), 1000}}}}, {}}, Stream{});
+    world[1]->post({"", {}, {{0, 0, {{target.data(), 1000}}}}}, Stream{});
+  }
+  // Rank 0 waits for its first alone; rank 1 isn't polled at all, so its second can't have been handed over.
+  world[0]->wait(0, Stream{}, patience());
+  const Deadline long_passed = Deadline::after(0.01);  // 10 times what the link takes for a message
+  while (!long_passed.expired()) {
+  }
+  EXPECT_FALSE(world[1]->finished(1));
+  world[1]->wait(0, Stream{}, patience());
+  for (const Deadline deadline = patience(); !world[1]->finished(1) && !deadline.expired();) {
+    world[0]->progress();
+    world[1]->progress();
+  }
+  EXPECT_TRUE(world[1]->finished(1));
+}
+
+TEST(Paced, BlamesThePaceWhenItIsThePace) {
+  auto world = make_threads_world(2);
+  for (auto& rank : world) rank = make_paced_transport(std::move(rank), 100.0);
+  const std::vector<std::byte> source(1000);
+  std::vector<std::byte> target(1000);
+  world[0]->post({"", {{1, 0, {{source.data(), 1000}}}}, {}}, Stream{});
+  world[1]->post({"block 1", {}, {{0, 0, {{target.data(), 1000}}}}}, Stream{});
+  try {
+    world[1]->wait(0, Stream{}, Deadline::after(0.1));  // the link takes 10 s
+    FAIL() << "nothing was thrown";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kPeer);
+    EXPECT_NE(std::string(error.what()).find("RINGATTN_PACE"), std::string::npos) << error.what();
+  }
+}
+
+TEST(Paced, RefusesRatesThatNeverFinish) {
+  for (const double rate : {0.0, -1.0, std::numeric_limits<double>::quiet_NaN()}) {
+    EXPECT_THROW(make_paced_transport(make_self_transport(), rate), Error) << rate;
+  }
+}
+
+TEST(Paced, SaysWhatItIs) { EXPECT_EQ(make_paced_transport(make_self_transport(), 1.0)->name(), "paced self"); }
+
+}  // namespace
+}  // namespace ringattn

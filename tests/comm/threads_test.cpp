@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is particular to transport `threads`: how worlds of threads end, and delivery that tests control.
+#include "comm/threads.hpp"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <mutex>
+#include <new>
+#include <stdexcept>
+
+namespace ringattn {
+namespace {
+
+Deadline patience() { return Deadline::after(20.0); }
+
+TEST(RunThreadsWorld, RethrowsTheFirstErrorAsItWas) {
+  try {
+    run_threads_world(8, {}, [](Transport& world) {
+      if (world.rank() == 5) throw Error(ErrorCode::kFile, "can't open x.");
+      world.barrier(patience());
+    });
+    FAIL() << "nothing was thrown";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kFile);
+    EXPECT_STREQ(error.what(), "can't open x.");
+  }
+}
+
+TEST(RunThreadsWorld, KeepsForeignExceptionsAndTellsTheOthersACode) {
+  std::atomic<int> told{0};
+  EXPECT_THROW(run_threads_world(3, {},
+                                 [&](Transport& world) {
+                                   if (world.rank() == 1) throw std::bad_alloc();
+                                   try {
+                                     world.barrier(patience());
+                                   } catch (const Error& error) {
+                                     if (error.code() == ErrorCode::kMemory) ++told;
+                                     throw;
+                                   }
+                                 }),
+               std::bad_alloc);
+  EXPECT_EQ(told, 2);
+}
+
+TEST(RunThreadsWorld, PassesAgreedErrorsOn) {
+  EXPECT_THROW(run_threads_world(4, {},
+                                 [](Transport& world) {
+                                   const Error mine(ErrorCode::kFile, "no.");
+                                   agree(world, world.rank() == 2 ? &mine : nullptr, patience());
+                                 }),
+               AgreedError);
+}
+
+TEST(RunThreadsWorld, RefusesAnEmptyWorld) {
+  EXPECT_THROW(run_threads_world(0, {}, [](Transport&) {}), Error);
+  EXPECT_THROW(run_threads_world(-1, {}, [](Transport&) {}), Error);
+}
+
+// One sender and one receiver; the message can't be delivered before `max_delay` has been drawn, so most of the time
+// the receiver gives up first. Whatever comes first, its memory is never touched afterwards.
+TEST(ThreadsWorld, NeverTouchesAbandonedMemory) {
+  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+    ThreadsDelivery slow;
+    slow.shuffle_seed = seed;
+    slow.max_delay = std::chrono::milliseconds(2);
+    auto world = make_threads_world(2, slow);
+    const std::vector<std::byte> source(100'000, std::byte{1});
+    std::vector<std::byte> target(source.size());
+    world[0]->post({"", {{1, 0, {{source.data(), source.size()}}}}, {}}, Stream{});
+    world[1]->post({"", {}, {{0, 0, {{target.data(), target.size()}}}}}, Stream{});
+    world[1]->abandon();
+    const bool delivered = target.front() == std::byte{1};
+    std::fill(target.begin(), target.end(), std::byte{2});
+    world.clear();  // joins the couriers
+    EXPECT_EQ(std::count(target.begin(), target.end(), std::byte{2}), static_cast<std::ptrdiff_t>(target.size()))
+        << "seed " << seed << (delivered ? ", delivered before" : "");
+  }
+}
+
+// Messages that lie ready are delivered in an order that only the seed decides: with one message after the other from
+// one sender, every seed must deliver all, and some seeds must deliver a later one first.
+TEST(ThreadsWorld, ShufflesDelivery) {
+  constexpr int kPeers = 12;
+  int first_was_later = 0;
+  for (std::uint64_t seed = 1; seed <= 8; ++seed) {
+    ThreadsDelivery shuffled;
+    shuffled.shuffle_seed = seed;
+    shuffled.max_delay = std::chrono::milliseconds(3);
+    auto world = make_threads_world(kPeers + 1, shuffled);
+    std::byte byte{1};
+    std::vector<std::byte> targets(kPeers);
+    Exchange exchange;
+    for (int peer = 1; peer <= kPeers; ++peer) exchange.sends.push_back({peer, 0, {{&byte, 1}}});
+    world[0]->post(exchange, Stream{});
+    std::vector<Ticket> tickets(kPeers + 1);
+    for (int peer = 1; peer <= kPeers; ++peer) {
+      std::byte* target = &targets[static_cast<std::size_t>(peer - 1)];
+      tickets[static_cast<std::size_t>(peer)] =
+          world[static_cast<std::size_t>(peer)]->post({"", {}, {{0, 0, {{target, 1}}}}}, Stream{});
+    }
+    int first = 0;
+    for (const Deadline deadline = patience(); first == 0 && !deadline.expired();) {
+      for (int peer = kPeers; peer >= 1 && first == 0; --peer) {
+        const auto index = static_cast<std::size_t>(peer);
+        if (world[index]->finished(tickets[index])) first = peer;
+      }
+    }
+    if (first > 1) ++first_was_later;
+    world[0]->wait(0, Stream{}, patience());
+    EXPECT_EQ(std::count(targets.begin(), targets.end(), std::byte{1}), kPeers);
+  }
+  EXPECT_GT(first_was_later, 0);
+}
+
+TEST(ThreadsWorld, LivesUntilItsLastTransportIsGone) {
+  auto world = make_threads_world(3);
+  world[0].reset();
+  world[2].reset();
+  EXPECT_NO_THROW(world[1]->progress());
+}
+
+}  // namespace
+}  // namespace ringattn

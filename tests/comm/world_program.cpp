@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// A program whose ranks fail in a chosen way, run under mpirun by tests: world_program MODE [RANK] [CODE].
+// Every printed error is a line "message: …" on stderr.
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+#include "comm/world.hpp"
+
+namespace ringattn {
+namespace {
+
+constexpr double kPatience = 60.0;  // longer than the tests last: who reaches it hangs
+
+void print_message(const Error& error) { std::fprintf(stderr, "message: %s\n", error.what()); }
+
+int run_rank(Transport& world, const std::string& mode, int rank, int code) {
+  const Error failure(static_cast<ErrorCode>(code), "rank " + std::to_string(world.rank()) + " was told to fail.");
+  const bool chosen = world.rank() == rank;
+  if (mode == "return") return chosen ? code : 0;
+  if (mode == "throw-all") throw failure;
+  if (mode == "agree") {
+    agree(world, chosen ? &failure : nullptr, Deadline::after(kPatience));
+    return 0;
+  }
+  if (chosen) {
+    if (mode == "throw" || mode == "throw-while-busy") throw failure;
+    if (mode == "kill") std::raise(SIGKILL);
+    if (mode == "stop") std::raise(SIGSTOP);
+    if (mode == "exit") std::_Exit(0);
+  } else if (mode == "throw-while-busy") {
+    // Computes: looks at no message until it is ended.
+    for (const Deadline busy = Deadline::after(kPatience); !busy.expired();) {
+    }
+  }
+  world.barrier(Deadline::after(mode == "stop" ? 1.0 : kPatience));
+  if (world.rank() == 0) std::printf("%d ranks of %s\n", world.size(), std::string(world.name()).c_str());
+  return 0;
+}
+
+int run_program(const std::string& mode, int rank, int code) {
+  WorldRequest request;
+  if (mode == "usage") request.ranks = 2;
+  if (mode == "paced") request.pace = 1e9;
+  try {
+    const char* mine = std::getenv("OMPI_COMM_WORLD_RANK");
+    if (mode == "refuse" && mine != nullptr && std::atoi(mine) == rank) {
+      throw Error(static_cast<ErrorCode>(code), "rank " + std::to_string(rank) + " can't start.");
+    }
+    return run_world(
+        request, [&](Transport& world) { return run_rank(world, mode, rank, code); }, print_message);
+  } catch (const Error& error) {
+    return end_without_world(error, print_message);
+  }
+}
+
+}  // namespace
+}  // namespace ringattn
+
+int main(int argc, char** argv) {
+  return ringattn::run_program(argc > 1 ? argv[1] : "ok", argc > 2 ? std::atoi(argv[2]) : 0,
+                               argc > 3 ? std::atoi(argv[3]) : 0);
+}

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cpu/cpu_backend.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <vector>
+
+#include "base/error.hpp"
+#include "kernels/cpu/cpu_fold.hpp"
+#include "kernels/cpu/fold_state.hpp"
+#include "kernels/cpu/row_group.hpp"
+#include "tests/support/fold_inputs.hpp"
+
+namespace ringattn::cpu {
+namespace {
+
+TEST(CpuBackend, CopiesStridedRows) {
+  CpuBackend backend(1);
+  const std::vector<char> source = {'a', 'b', 'c', 'd', 'e', 'f', 'g', 'h', 'i'};
+  std::vector<char> target(8, '.');
+  backend.copy_rows(target.data(), 3, source.data(), 4, 2, 2, {});  // ab, ef
+  EXPECT_EQ(std::string(target.begin(), target.end()), "ab.ef...");
+  backend.copy_rows(target.data(), 2, source.data(), 2, 2, 3, {});
+  EXPECT_EQ(std::string(target.begin(), target.end()), "abcdef..");
+  backend.copy_rows(target.data(), 2, nullptr, 2, 2, 0, {});
+  EXPECT_EQ(backend.allocate(100).kind(), MemoryKind::kHost);
+  EXPECT_FALSE(backend.identity().empty());
+}
+
+TEST(CpuFold, RefusesTasksOfAnotherShape) {
+  const FoldSpec spec = testing::make_spec(Dtype::kBf16, 4, 2, 64, {-1, 0});
+  const auto backend = make_cpu_backend(1);
+  const auto kernel = make_cpu_fold(spec, *backend);
+  const auto code_of = [&](const FoldTask& task) {
+    try {
+      kernel->fold(task, {}, {});
+    } catch (const Error& error) {
+      return error.code();
+    }
+    return ErrorCode::kWrongResult;
+  };
+  FoldTask task;
+  task.save = false;
+  task.q = dense_view(static_cast<const void*>(nullptr), Dtype::kF32, 0, 4, 64);
+  EXPECT_EQ(code_of(task), ErrorCode::kInternal);  // dtype
+  task.q = dense_view(static_cast<const void*>(nullptr), Dtype::kBf16, 0, 2, 64);
+  EXPECT_EQ(code_of(task), ErrorCode::kInternal);  // heads
+  task.q = dense_view(static_cast<const void*>(nullptr), Dtype::kBf16, 0, 4, 64);
+  task.save = true;
+  EXPECT_EQ(code_of(task), ErrorCode::kInternal);  // no state
+  task.save = false;
+  const float sink = 0.0F;
+  const FoldOutput output{dense_view(static_cast<void*>(nullptr), Dtype::kBf16, 0, 4, 64), {}, &sink};
+  task.finish = &output;
+  EXPECT_EQ(code_of(task), ErrorCode::kInternal);  // sinks that nobody asked for
+  task.finish = nullptr;
+  EXPECT_NO_THROW(kernel->fold(task, {}, {}));
+}
+
+TEST(RowGroups, CoverEveryRowOnceInOneSequence) {
+  const QueryRun runs[] = {{0, 0, 0, 5}, {0, 9, 5, 1}, {0, 20, 6, 17}, {1, 0, 23, 4}, {2, 0, 27, 0}, {2, 0, 27, 3}};
+  for (const std::int64_t most : {1, 3, 6, 100}) {
+    std::vector<int> covered(30, 0);
+    for (const RowGroup& group : make_row_groups(runs, most)) {
+      ASSERT_LE(group.rows, most);
+      ASSERT_GE(group.rows, 1);
+      std::int64_t offset = group.offset;
+      std::int64_t left = group.rows;
+      for (auto run = static_cast<std::size_t>(group.run); left > 0; ++run, offset = 0) {
+        ASSERT_EQ(runs[run].sequence, runs[static_cast<std::size_t>(group.run)].sequence);
+        for (; offset < runs[run].rows && left > 0; ++offset, --left) {
+          ++covered[static_cast<std::size_t>(runs[run].row + offset)];
+        }
+      }
+    }
+    EXPECT_EQ(covered, std::vector<int>(30, 1)) << most;
+  }
+}
+
+TEST(FinishRow, SinkJoinsTheDenominator) {
+  FoldSpec spec = testing::make_spec(Dtype::kF32, 1, 1, 8, {-1, 0});
+  spec.sinks = true;
+  const float o[8] = {3.0F, -6.0F};
+  float out[8];
+  const float sink = std::log(3.0F);
+  // One score of 0 with weight 3 in all, and a sink that weighs 3: half of it is left.
+  const float lse = finish_row(spec, 0.0F, 3.0F, o, &sink, reinterpret_cast<std::byte*>(out));
+  EXPECT_FLOAT_EQ(out[0], 0.5F);
+  EXPECT_FLOAT_EQ(out[1], -1.0F);
+  EXPECT_FLOAT_EQ(lse, std::log(6.0F));
+}
+
+}  // namespace
+}  // namespace ringattn::cpu

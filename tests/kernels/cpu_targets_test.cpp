@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// The CPU kernel on every SIMD target that this machine has: each is accurate, and each keeps the promise.
+#include <gtest/gtest.h>
+#include <hwy/targets.h>
+
+#include <string>
+
+#include "kernels/registry.hpp"
+#include "tests/support/accuracy.hpp"
+#include "tests/support/fold_runner.hpp"
+
+namespace ringattn::testing {
+namespace {
+
+const KernelRow& cpu_row() {
+  for (const KernelRow& row : kernel_table()) {
+    if (row.name == "cpu_fold") return row;
+  }
+  throw std::logic_error("no cpu_fold in the table");
+}
+
+// Targets up to `target`, for as long as it lives.
+class ForcedTarget {
+ public:
+  explicit ForcedTarget(std::int64_t target) {
+    hwy::SetSupportedTargetsForTest(target);
+    hwy::GetChosenTarget().Update(target);
+  }
+  ~ForcedTarget() {
+    hwy::SetSupportedTargetsForTest(0);
+    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+  }
+  ForcedTarget(const ForcedTarget&) = delete;
+  ForcedTarget& operator=(const ForcedTarget&) = delete;
+};
+
+class CpuTargets : public ::testing::TestWithParam<std::int64_t> {};
+
+TEST_P(CpuTargets, AreAccurateAndInvariant) {
+  const ForcedTarget forced(GetParam());
+  const std::string identity = cpu_row().make_backend(1)->identity();
+  if (identity != hwy::TargetName(GetParam())) GTEST_SKIP() << "needs: a build with " << hwy::TargetName(GetParam());
+  for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16, Dtype::kF16}) {
+    for (const auto& [head_dim, head_dim_v] : {std::pair{8, 8}, {64, 24}, {128, 136}}) {
+      for (const Mask& mask : {Mask{-1, 0}, Mask{50, 7}}) {
+        for (const float softcap : {0.0F, 15.0F}) {
+          FoldSpec spec = make_spec(dtype, 6, 2, head_dim, mask);
+          spec.head_dim_v = head_dim_v;
+          spec.softcap = softcap;
+          FoldInputs inputs = random_inputs(spec, {{70, 300, 220}, {5, 9, -2}}, 81);
+          inputs.set_v(280, 0, 5, std::numeric_limits<float>::quiet_NaN());
+          inputs.set_k(285, 1, 5, std::numeric_limits<float>::infinity());
+          // Subnormal fp16 values must be widened exactly as well.
+          for (std::int64_t key = 0; key < 200; ++key) inputs.set_v(key, 1, 0, 3e-6F);
+          const FoldResult result = fold_with(cpu_row(), inputs);
+          ASSERT_EQ(check_accuracy(inputs, result.out, result.lse), "") << identity << ": " << describe(spec);
+          const Arrangement other{.threads = 2, .tiles_per_task = 1, .run_rows = 11, .shuffle = 82, .strided = true};
+          ASSERT_TRUE(fold_with(cpu_row(), inputs, other).same_bits(result)) << identity << ": " << describe(spec);
+        }
+      }
+    }
+  }
+}
+
+std::vector<std::int64_t> targets_here() {
+  std::vector<std::int64_t> targets;
+  for (std::int64_t rest = hwy::SupportedTargets(); rest != 0; rest &= rest - 1) targets.push_back(rest & -rest);
+  return targets;
+}
+
+INSTANTIATE_TEST_SUITE_P(Highway, CpuTargets, ::testing::ValuesIn(targets_here()),
+                         [](const auto& test) { return std::string(hwy::TargetName(test.param)); });
+
+}  // namespace
+}  // namespace ringattn::testing

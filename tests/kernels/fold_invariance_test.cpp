@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+// The promise, by memcmp: a row's bits don't depend on how the work is cut, placed, ordered or spread.
+#include <fmt/format.h>
+
+#include <limits>
+
+#include "tests/kernels/kernel_row_test.hpp"
+
+namespace ringattn::testing {
+namespace {
+
+constexpr Mask kMasks[] = {{-1, -1}, {-1, 0}, {100, 0}, {150, 33}};
+
+std::string to_string(const Arrangement& a) {
+  return fmt::format("threads {}, tiles per task {}, run rows {}, shuffle {}, strided {}, separate finish {}",
+                     a.threads, a.tiles_per_task, a.run_rows, a.shuffle, a.strided, a.separate_finish);
+}
+
+class FoldInvariance : public KernelRowTest {
+ protected:
+  // Ragged, with offsets before, at and behind the keys; a value of −0 and one that underflows to it.
+  FoldInputs inputs_for(const FoldSpec& spec) {
+    FoldInputs inputs = random_inputs(spec, {{300, 700, 400}, {0, 60, 0}, {130, 257, -9}, {1, 1, 0}, {20, 0, 0}}, 21);
+    inputs.set_v(690, 0, 1, -0.0F);
+    inputs.set_v(300, 0, 2, -1e-41F);
+    return inputs;
+  }
+
+  void expect_same(const FoldInputs& inputs, const std::vector<Arrangement>& arrangements) {
+    const FoldResult expected = fold_with(row(), inputs);
+    for (const Arrangement& arrangement : arrangements) {
+      ASSERT_TRUE(fold_with(row(), inputs, arrangement).same_bits(expected))
+          << describe(inputs.spec) << "; " << to_string(arrangement);
+    }
+  }
+};
+
+TEST_P(FoldInvariance, ResumesAtEveryTile) {
+  for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16, Dtype::kF16}) {
+    for (const Mask& mask : kMasks) {
+      const FoldSpec spec = make_spec(dtype, 4, 2, 64, mask);
+      if (!cannot_run(row(), spec).empty()) continue;
+      expect_same(inputs_for(spec), {{.tiles_per_task = 1},
+                                     {.tiles_per_task = 2},
+                                     {.tiles_per_task = 5},
+                                     {.separate_finish = true},
+                                     {.tiles_per_task = 1, .separate_finish = true}});
+    }
+  }
+}
+
+TEST_P(FoldInvariance, RowsGroupedAndPlacedAnyhow) {
+  for (const int kv_heads : {1, 2, 6}) {
+    for (const Mask& mask : kMasks) {
+      FoldSpec spec = make_spec(Dtype::kBf16, 6, kv_heads, 64, mask);
+      spec.softcap = 25.0F;
+      spec.sinks = true;
+      if (!cannot_run(row(), spec).empty()) continue;
+      expect_same(inputs_for(spec), {{.run_rows = 1, .shuffle = 31},
+                                     {.run_rows = 7, .shuffle = 32},
+                                     {.run_rows = 64, .shuffle = 33, .strided = true},
+                                     {.tiles_per_task = 2, .run_rows = 19, .shuffle = 34}});
+    }
+  }
+}
+
+TEST_P(FoldInvariance, AnyNumberOfThreads) {
+  const FoldSpec spec = make_spec(Dtype::kBf16, 8, 2, 128, {-1, 0});
+  if (!cannot_run(row(), spec).empty()) GTEST_SKIP() << cannot_run(row(), spec);
+  expect_same(inputs_for(spec), {{.threads = 0},
+                                 {.threads = 2},
+                                 {.threads = 3, .tiles_per_task = 1},
+                                 {.threads = 7, .tiles_per_task = 3, .run_rows = 50, .shuffle = 41},
+                                 {.threads = 16, .strided = true}});
+}
+
+// NaN and ∞ take their own path through a tile: it must be the same for every arrangement too.
+TEST_P(FoldInvariance, WithNonFiniteValues) {
+  for (const Mask& mask : kMasks) {
+    const FoldSpec spec = make_spec(Dtype::kF32, 4, 2, 40, mask);
+    if (!cannot_run(row(), spec).empty()) continue;
+    FoldInputs inputs = inputs_for(spec);
+    inputs.set_v(600, 0, 3, std::numeric_limits<float>::quiet_NaN());
+    inputs.set_v(500, 1, 4, std::numeric_limits<float>::infinity());
+    inputs.set_k(450, 1, 4, -std::numeric_limits<float>::infinity());
+    inputs.set_q(299, 1, 4, std::numeric_limits<float>::quiet_NaN());
+    expect_same(inputs, {{.tiles_per_task = 1}, {.threads = 3, .run_rows = 5, .shuffle = 51, .strided = true}});
+  }
+}
+
+// A value that a row doesn't see decides which path the tile takes, but no bit of the row.
+TEST_P(FoldInvariance, UnseenNanMovesNoBit) {
+  const FoldSpec spec = make_spec(Dtype::kBf16, 4, 2, 64, {-1, 0});
+  if (!cannot_run(row(), spec).empty()) GTEST_SKIP() << cannot_run(row(), spec);
+  FoldInputs inputs = inputs_for(spec);
+  const FoldResult clean = fold_with(row(), inputs);
+  inputs.set_v(690, 0, 1, std::numeric_limits<float>::quiet_NaN());  // seen from row 290 on
+  const FoldResult planted = fold_with(row(), inputs);
+  const std::size_t seen_bytes = 290U * 4 * 64 * size_of(spec.dtype);
+  EXPECT_TRUE(
+      std::equal(clean.out.begin(), clean.out.begin() + static_cast<std::ptrdiff_t>(seen_bytes), planted.out.begin()));
+  EXPECT_FALSE(clean.same_bits(planted));
+}
+
+// What a sequence is packed with, and the queries beside a query, don't matter: chunked prefill is whole prefill.
+TEST_P(FoldInvariance, BatchAndChunksMoveNoBit) {
+  const FoldSpec spec = make_spec(Dtype::kBf16, 4, 2, 64, {-1, 0});
+  if (!cannot_run(row(), spec).empty()) GTEST_SKIP() << cannot_run(row(), spec);
+  const FoldInputs whole = random_inputs(spec, {{333, 333, 0}}, 61);
+  const FoldResult expected = fold_with(row(), whole);
+
+  const std::size_t q_row = 4U * 64 * size_of(spec.dtype);
+  const std::size_t k_row = 2U * 64 * size_of(spec.dtype);
+  FoldResult chunks;
+  for (const auto& [begin, end] : {std::pair<std::size_t, std::size_t>{0, 1}, {1, 100}, {100, 257}, {257, 333}}) {
+    FoldInputs chunk;
+    chunk.spec = spec;
+    const auto queries = static_cast<std::int64_t>(end - begin);
+    // A neighbour in front of the chunk, and only the keys up to its last query.
+    const FoldInputs neighbour = random_inputs(spec, {{5, 77, 72}}, 62);
+    chunk.sequences = {neighbour.sequences[0],
+                       {queries, static_cast<std::int64_t>(end), static_cast<std::int64_t>(begin)}};
+    const auto bytes = [](std::size_t count) { return static_cast<std::ptrdiff_t>(count); };
+    chunk.q = neighbour.q;
+    chunk.q.insert(chunk.q.end(), whole.q.begin() + bytes(begin * q_row), whole.q.begin() + bytes(end * q_row));
+    chunk.k = neighbour.k;
+    chunk.k.insert(chunk.k.end(), whole.k.begin(), whole.k.begin() + bytes(end * k_row));
+    chunk.v = neighbour.v;
+    chunk.v.insert(chunk.v.end(), whole.v.begin(), whole.v.begin() + bytes(end * k_row));
+    const FoldResult result = fold_with(row(), chunk);
+    chunks.out.insert(chunks.out.end(), result.out.begin() + bytes(5 * q_row), result.out.end());
+    chunks.lse.insert(chunks.lse.end(), result.lse.begin() + 5 * 4, result.lse.end());
+  }
+  EXPECT_TRUE(chunks.same_bits(expected));
+}
+
+// Scratch keeps what the last fold left there.
+TEST_P(FoldInvariance, ScratchLeavesNoTrace) {
+  const FoldSpec spec = make_spec(Dtype::kF16, 4, 2, 72, {-1, 0});
+  if (!cannot_run(row(), spec).empty()) GTEST_SKIP() << cannot_run(row(), spec);
+  const FoldInputs clean = inputs_for(spec);
+  FoldInputs poison = clean;
+  for (std::vector<std::byte>* tensor : {&poison.q, &poison.k, &poison.v}) {
+    std::fill(tensor->begin(), tensor->end(), std::byte{0xff});
+  }
+  FoldRunner runner(row(), spec, 2);
+  const FoldResult expected = runner.run(clean);
+  runner.run(poison);
+  EXPECT_TRUE(runner.run(clean).same_bits(expected));
+}
+
+RINGATTN_FOR_EVERY_KERNEL(FoldInvariance);
+
+}  // namespace
+}  // namespace ringattn::testing

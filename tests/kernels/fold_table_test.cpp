@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+// The fold table: every kernel × tail × head ratio × mask × dtype, with soft-cap, sinks and query offset, against the
+// oracle.
+#include <fmt/format.h>
+
+#include <array>
+
+#include "tests/kernels/kernel_row_test.hpp"
+#include "tests/support/accuracy.hpp"
+#include "tests/support/long_tests.hpp"
+
+namespace ringattn::testing {
+namespace {
+
+constexpr std::int64_t kTails[] = {1, 127, 128, 129, 1000};
+constexpr Dtype kDtypes[] = {Dtype::kF32, Dtype::kBf16, Dtype::kF16};
+constexpr Mask kMasks[] = {{-1, -1}, {-1, 0}, {0, 0}, {70, -1}, {70, 9}, {-1, 9}};
+constexpr int kHeads = 8;
+
+// What varies beside the table's axes.
+struct Options {
+  float softcap;
+  bool sinks;
+  int offset;  // −1: before the first key; 0; 1: behind it
+};
+constexpr std::array<Options, 12> kOptions = {{{0, false, 0},
+                                               {20, true, 1},
+                                               {0, true, -1},
+                                               {20, false, 0},
+                                               {0, false, 1},
+                                               {20, true, -1},
+                                               {0, true, 0},
+                                               {20, false, 1},
+                                               {0, false, -1},
+                                               {20, true, 0},
+                                               {0, true, 1},
+                                               {20, false, -1}}};
+
+class FoldTable : public KernelRowTest {
+ protected:
+  void check(Dtype dtype, int kv_heads) {
+    // Without RINGATTN_TEST_LONG each point of the table gets three of the twelve options, in turn.
+    std::size_t turn = static_cast<std::size_t>(dtype) + static_cast<std::size_t>(kv_heads);
+    const std::size_t per_point = long_tests() ? kOptions.size() : 3;
+    for (const std::int64_t keys : kTails) {
+      for (const Mask& mask : kMasks) {
+        for (std::size_t n = 0; n < per_point; ++n, ++turn) {
+          const Options& options = kOptions[turn % kOptions.size()];
+          FoldSpec spec = make_spec(dtype, kHeads, kv_heads, 64, mask);
+          spec.softcap = options.softcap;
+          spec.sinks = options.sinks;
+          if (!cannot_run(row(), spec).empty()) continue;
+          const std::int64_t rows = std::min<std::int64_t>(keys, 21);
+          const std::int64_t offset = options.offset < 0 ? -7 : options.offset == 0 ? 0 : keys - rows / 2;
+          const FoldInputs inputs = random_inputs(spec, {{rows, keys, offset}}, turn + 1);
+          const FoldResult result = fold_with(row(), inputs);
+          ASSERT_EQ(check_accuracy(inputs, result.out, result.lse), "")
+              << describe(spec) << ", " << keys << " keys, offset " << offset;
+        }
+        turn += 1;  // so that a mask meets all options over the tails
+      }
+    }
+  }
+};
+
+TEST_P(FoldTable, Fp32Mha) { check(Dtype::kF32, 8); }
+TEST_P(FoldTable, Fp32Gqa) { check(Dtype::kF32, 2); }
+TEST_P(FoldTable, Fp32Mqa) { check(Dtype::kF32, 1); }
+TEST_P(FoldTable, Bf16Mha) { check(Dtype::kBf16, 8); }
+TEST_P(FoldTable, Bf16Gqa) { check(Dtype::kBf16, 2); }
+TEST_P(FoldTable, Bf16Mqa) { check(Dtype::kBf16, 1); }
+TEST_P(FoldTable, Fp16Mha) { check(Dtype::kF16, 8); }
+TEST_P(FoldTable, Fp16Gqa) { check(Dtype::kF16, 2); }
+TEST_P(FoldTable, Fp16Mqa) { check(Dtype::kF16, 1); }
+
+// Head dims, equal and not, with nothing a multiple of anything else.
+TEST_P(FoldTable, HeadDims) {
+  for (const Dtype dtype : kDtypes) {
+    for (int dim = 8; dim <= 256; dim += long_tests() ? 8 : 40) {
+      for (const int dim_v : {dim, 264 - dim, 24}) {
+        FoldSpec spec = make_spec(dtype, 3, 1, dim, {-1, 0});
+        spec.head_dim_v = dim_v;
+        if (!cannot_run(row(), spec).empty()) continue;
+        const FoldInputs inputs = random_inputs(spec, {{29, 157, 128}}, static_cast<std::uint64_t>(dim + dim_v));
+        const FoldResult result = fold_with(row(), inputs);
+        ASSERT_EQ(check_accuracy(inputs, result.out, result.lse), "") << describe(spec);
+      }
+    }
+  }
+}
+
+TEST_P(FoldTable, RaggedBatch) {
+  // Empty sequences, queries without keys, keys without queries, one token, more queries than keys.
+  const std::vector<SequenceShape> sequences = {{0, 0, 0},      {1, 1, 0},       {5, 0, -5}, {0, 130, 0},
+                                                {40, 300, 260}, {200, 129, -71}, {3, 3, 0},  {0, 0, 0}};
+  for (const Mask& mask : kMasks) {
+    for (const bool sinks : {false, true}) {
+      FoldSpec spec = make_spec(Dtype::kBf16, 4, 2, 64, mask);
+      spec.sinks = sinks;
+      if (!cannot_run(row(), spec).empty()) continue;
+      const FoldInputs inputs = random_inputs(spec, sequences, 7);
+      const FoldResult result = fold_with(row(), inputs);
+      ASSERT_EQ(check_accuracy(inputs, result.out, result.lse), "") << describe(spec);
+    }
+  }
+}
+
+TEST_P(FoldTable, NoTokensAtAll) {
+  const FoldSpec spec = make_spec(Dtype::kBf16, 4, 2, 64, {-1, 0});
+  if (!cannot_run(row(), spec).empty()) GTEST_SKIP() << cannot_run(row(), spec);
+  EXPECT_TRUE(fold_with(row(), random_inputs(spec, {}, 1)).lse.empty());
+  EXPECT_TRUE(fold_with(row(), random_inputs(spec, {{0, 7, 0}}, 1)).lse.empty());
+}
+
+RINGATTN_FOR_EVERY_KERNEL(FoldTable);
+
+}  // namespace
+}  // namespace ringattn::testing

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/registry.hpp"
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "base/error.hpp"
+#include "tests/support/fold_inputs.hpp"
+
+namespace ringattn::testing {
+namespace {
+
+FoldSpec usual() { return make_spec(Dtype::kBf16, 8, 2, 128, {-1, 0}); }
+
+std::string message_of(const FoldSpec& spec, const KernelRequest& request, ErrorCode code) {
+  try {
+    choose_kernel(spec, request);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), code) << error.what();
+    return error.what();
+  }
+  ADD_FAILURE() << "nothing was refused";
+  return {};
+}
+
+bool contains(const std::string& text, std::string_view part) { return text.find(part) != std::string::npos; }
+
+TEST(Registry, NamesAreUnique) {
+  std::set<std::string_view> names;
+  for (const KernelRow& row : kernel_table()) EXPECT_TRUE(names.insert(row.name).second) << row.name;
+  EXPECT_FALSE(names.empty());
+}
+
+TEST(Registry, ChoosesAndSaysWhy) {
+  const KernelChoice choice = choose_kernel(usual(), {"cpu", "auto"});
+  EXPECT_EQ(choice.row->name, "cpu_fold");
+  EXPECT_EQ(choice.reason, "first of 1 that can: cpu_fold (bf16, heads 8/2 (GQA 4:1), head_dim 128, causal)");
+  EXPECT_EQ(choose_kernel(usual(), {"auto", "cpu_fold"}).reason,
+            "forced: cpu_fold (bf16, heads 8/2 (GQA 4:1), head_dim 128, causal)");
+  EXPECT_NE(choose_kernel(usual(), {}).row, nullptr);
+}
+
+TEST(Registry, UnknownNamesGetASuggestion) {
+  EXPECT_EQ(message_of(usual(), {"cpuu", "auto"}, ErrorCode::kUsage),
+            "there is no backend \"cpuu\". Did you mean cpu?");
+  EXPECT_EQ(message_of(usual(), {"auto", "cpu_flod"}, ErrorCode::kUsage),
+            "there is no kernel \"cpu_flod\". Did you mean cpu_fold?");
+  EXPECT_TRUE(contains(message_of(usual(), {"quantum", "auto"}, ErrorCode::kUsage), "Known: auto, cpu, cuda."));
+}
+
+TEST(Registry, BackendsThatTheBuildLacks) {
+  for (const KernelRow& row : kernel_table()) {
+    if (row.backend == "cuda") GTEST_SKIP() << "this build has cuda kernels";
+  }
+  EXPECT_TRUE(
+      contains(message_of(usual(), {"cuda", "auto"}, ErrorCode::kUnsupported), "this build has no cuda kernels"));
+}
+
+TEST(Registry, ForcedKernelListsRequiredSupportedMissing) {
+  for (const int dim : {260, 100, 4}) {
+    FoldSpec spec = usual();
+    spec.head_dim = dim;
+    const std::string message = message_of(spec, {"auto", "cpu_fold"}, ErrorCode::kUnsupported);
+    EXPECT_TRUE(contains(message, "kernel cpu_fold can't do this job")) << message;
+    EXPECT_TRUE(contains(message, "required: bf16")) << message;
+    EXPECT_TRUE(contains(message, "supported: ")) << message;
+    EXPECT_TRUE(contains(message, "missing: head_dim " + std::to_string(dim))) << message;
+    EXPECT_TRUE(contains(message_of(spec, {"cpu", "auto"}, ErrorCode::kUnsupported), "no kernel can do this job"));
+  }
+  FoldSpec spec = usual();
+  spec.head_dim_v = 12;
+  EXPECT_TRUE(contains(message_of(spec, {"auto", "cpu_fold"}, ErrorCode::kUnsupported), "missing: head_dim_v 12"));
+}
+
+TEST(Registry, HeadConfigurations) {
+  EXPECT_EQ(check_heads(make_spec(Dtype::kBf16, 8, 8, 64, {})), "MHA");
+  EXPECT_EQ(check_heads(make_spec(Dtype::kBf16, 8, 2, 64, {})), "GQA 4:1");
+  EXPECT_EQ(check_heads(make_spec(Dtype::kBf16, 8, 1, 64, {})), "MQA");
+  EXPECT_THROW(check_heads(make_spec(Dtype::kBf16, 32, 12, 64, {})), Error);
+  EXPECT_THROW(check_heads(make_spec(Dtype::kBf16, 0, 1, 64, {})), Error);
+}
+
+}  // namespace
+}  // namespace ringattn::testing

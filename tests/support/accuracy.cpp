@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/support/accuracy.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "kernels/oracle.hpp"
+#include "kernels/registry.hpp"
+
+namespace ringattn::testing {
+
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+float round_to(Dtype dtype, float value) {
+  std::byte bytes[sizeof(float)];
+  store_element(bytes, dtype, value);
+  return load_element(bytes, dtype);
+}
+
+std::vector<float> floats(const TensorView& view, std::int64_t token, std::int64_t head) {
+  std::vector<float> row;
+  for (std::int64_t i = 0; i < view.dim; ++i) {
+    row.push_back(load_element(view.at(token, head) + static_cast<std::size_t>(i) * size_of(view.dtype), view.dtype));
+  }
+  return row;
+}
+
+bool sees(const Mask& mask, std::int64_t position, std::int64_t key) {
+  return (mask.left < 0 || key >= position - mask.left) && (mask.right < 0 || key <= position + mask.right);
+}
+
+// One sequence and kv head, appended row by row where the caller says.
+void straightforward_head(const FoldInputs& inputs, std::size_t sequence, int head, Numbers& numbers) {
+  const FoldSpec& spec = inputs.spec;
+  const SequenceShape& shape = inputs.sequences[sequence];
+  const int kv_head = head / (spec.heads / spec.kv_heads);
+  std::vector<std::vector<float>> k;
+  std::vector<std::vector<float>> v;
+  for (std::int64_t key = 0; key < shape.k_len; ++key) {
+    k.push_back(floats(inputs.k_view(sequence), key, kv_head));
+    v.push_back(floats(inputs.v_view(sequence), key, kv_head));
+  }
+  const auto dims = static_cast<std::size_t>(spec.head_dim_v);
+  for (std::int64_t token = 0; token < shape.q_len; ++token) {
+    const std::vector<float> q = floats(inputs.q_view(sequence), token, head);
+    std::vector<float> x(k.size(), -kInfinity);
+    float m = spec.sinks ? inputs.sinks[static_cast<std::size_t>(head)] : -kInfinity;
+    for (std::size_t key = 0; key < k.size(); ++key) {
+      if (!sees(spec.mask, shape.q_offset + token, static_cast<std::int64_t>(key))) continue;
+      float s = 0.0F;
+      for (std::size_t i = 0; i < q.size(); ++i) s += q[i] * k[key][i];
+      x[key] = round_to(spec.dtype, s) * spec.softmax_scale;
+      if (spec.softcap > 0.0F) x[key] = spec.softcap * std::tanh(x[key] / spec.softcap);
+      m = std::max(m, x[key]);
+    }
+    float l = spec.sinks ? std::exp(inputs.sinks[static_cast<std::size_t>(head)] - m) : 0.0F;
+    std::vector<float> o(dims, 0.0F);
+    for (std::size_t key = 0; key < k.size(); ++key) {
+      if (x[key] == -kInfinity) continue;
+      const float p = std::exp(x[key] - m);
+      l += p;
+      const float rounded = round_to(spec.dtype, p);
+      for (std::size_t i = 0; i < dims; ++i) o[i] += rounded * v[key][i];
+    }
+    const std::int64_t row = (inputs.q_begin(sequence) + token) * spec.heads + head;
+    for (std::size_t i = 0; i < dims; ++i) {
+      numbers.out[static_cast<std::size_t>(row) * dims + i] =
+          static_cast<double>(round_to(spec.dtype, l == 0.0F ? 0.0F : o[i] / l));
+    }
+    numbers.lse[static_cast<std::size_t>(row)] = static_cast<double>(m + std::log(l));
+  }
+}
+
+// "nan", "inf", "-inf", or "" for a finite value.
+const char* kind(double value) {
+  if (std::isnan(value)) return "nan";
+  if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
+  return "";
+}
+
+}  // namespace
+
+Numbers oracle_numbers(const FoldInputs& inputs) {
+  Numbers numbers;
+  const float* sinks = inputs.spec.sinks ? inputs.sinks.data() : nullptr;
+  for (std::size_t s = 0; s < inputs.sequences.size(); ++s) {
+    std::vector<double> out;
+    std::vector<double> lse;
+    oracle_attention(inputs.spec, inputs.q_view(s), inputs.k_view(s), inputs.v_view(s), inputs.sequences[s].q_offset,
+                     sinks, out, lse);
+    numbers.out.insert(numbers.out.end(), out.begin(), out.end());
+    numbers.lse.insert(numbers.lse.end(), lse.begin(), lse.end());
+  }
+  return numbers;
+}
+
+Numbers straightforward_numbers(const FoldInputs& inputs) {
+  const auto rows = static_cast<std::size_t>(inputs.q_tokens() * inputs.spec.heads);
+  Numbers numbers;
+  numbers.out.resize(rows * static_cast<std::size_t>(inputs.spec.head_dim_v));
+  numbers.lse.resize(rows);
+  for (std::size_t s = 0; s < inputs.sequences.size(); ++s) {
+    for (int head = 0; head < inputs.spec.heads; ++head) straightforward_head(inputs, s, head, numbers);
+  }
+  return numbers;
+}
+
+std::string check_accuracy(const FoldInputs& inputs, const std::vector<std::byte>& out, const std::vector<float>& lse) {
+  const FoldSpec& spec = inputs.spec;
+  const Numbers oracle = oracle_numbers(inputs);
+  const Numbers straightforward = straightforward_numbers(inputs);
+  const auto row_size = static_cast<std::size_t>(spec.head_dim_v);
+  const auto heads = static_cast<std::size_t>(spec.heads);
+  const auto place = [&](std::size_t row) { return fmt::format("token {}, head {}", row / heads, row % heads); };
+  if (out.size() != oracle.out.size() * size_of(spec.dtype) || lse.size() != oracle.lse.size()) {
+    return fmt::format("out has {} bytes and lse {} rows", out.size(), lse.size());
+  }
+
+  double error = 0.0;
+  double allowed = 0.0;
+  std::size_t worst = 0;
+  for (std::size_t i = 0; i < oracle.out.size(); ++i) {
+    const auto value = static_cast<double>(load_element(out.data() + i * size_of(spec.dtype), spec.dtype));
+    // A value beyond the dtype's range is rounded to ∞.
+    const double expected = static_cast<double>(round_to(spec.dtype, static_cast<float>(oracle.out[i])));
+    if (kind(value) != kind(expected)) {
+      return fmt::format("out at {}, dim {} is {}, the oracle has {}", place(i / row_size), i % row_size, value,
+                         oracle.out[i]);
+    }
+    if (!std::isfinite(expected)) continue;
+    if (std::abs(value - oracle.out[i]) > error) {
+      error = std::abs(value - oracle.out[i]);
+      worst = i;
+    }
+    const double simple = std::abs(straightforward.out[i] - oracle.out[i]);
+    if (std::isfinite(simple)) allowed = std::max(allowed, simple);
+  }
+  allowed = 2.0 * allowed + kOutputSlack;
+  if (error > allowed) {
+    return fmt::format("out at {}, dim {} is off by {:.3g}, allowed {:.3g} (oracle {})", place(worst / row_size),
+                       worst % row_size, error, allowed, oracle.out[worst]);
+  }
+
+  for (std::size_t row = 0; row < lse.size(); ++row) {
+    const auto value = static_cast<double>(lse[row]);
+    const double expected = oracle.lse[row];
+    if (kind(value) != kind(expected))
+      return fmt::format("lse at {} is {}, the oracle has {}", place(row), value, expected);
+    if (!std::isfinite(expected)) continue;
+    const double tolerance = spec.dtype == Dtype::kF32
+                                 ? kLseRelativeFp32 * std::max(1.0, std::abs(expected))
+                                 : std::max(kLseAbsoluteSixteenBit, kLseUlps * std::abs(expected));
+    if (std::abs(value - expected) > tolerance) {
+      return fmt::format("lse at {} is {}, the oracle has {}, allowed {:.3g}", place(row), value, expected, tolerance);
+    }
+  }
+  return {};
+}
+
+}  // namespace ringattn::testing

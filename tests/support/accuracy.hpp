@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// The accuracy that is promised, and its check against the fp64 oracle: the greatest error of O is at most twice that
+// of a straightforward computation, which rounds S and P to the input dtype and accumulates in fp32, plus 1e-6.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "tests/support/fold_inputs.hpp"
+
+namespace ringattn::testing {
+
+inline constexpr double kOutputSlack = 1e-6;      // absolute, beside twice the straightforward error
+inline constexpr double kLseRelativeFp32 = 1e-5;  // relative to max(1, |lse|)
+inline constexpr double kLseAbsoluteSixteenBit = 1e-3;
+// Relative: the fp32 score itself, a sum of head_dim rounded products, is no finer than this.
+inline constexpr double kLseUlps = 8.0 * 0x1p-23;
+
+// O and LSE of a computation, as numbers: out [tokens, heads, head_dim_v], lse [tokens, heads].
+struct Numbers {
+  std::vector<double> out;
+  std::vector<double> lse;
+};
+
+// By the fp64 oracle.
+Numbers oracle_numbers(const FoldInputs& inputs);
+
+// By the straightforward computation; out is rounded to the dtype at the end.
+Numbers straightforward_numbers(const FoldInputs& inputs);
+
+// Checks a result, out [tokens, heads, head_dim_v] of spec.dtype and lse [tokens, heads]. NaN, ∞ and −∞ must stand
+// exactly where the oracle has them. Empty if all is well, else what is wrong first.
+std::string check_accuracy(const FoldInputs& inputs, const std::vector<std::byte>& out, const std::vector<float>& lse);
+
+}  // namespace ringattn::testing

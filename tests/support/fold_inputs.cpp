@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/support/fold_inputs.hpp"
+
+#include <cmath>
+#include <random>
+
+namespace ringattn::testing {
+
+namespace {
+
+std::vector<std::byte> random_elements(std::int64_t count, Dtype dtype, std::mt19937_64& generator) {
+  std::normal_distribution<float> normal;
+  std::vector<std::byte> elements(static_cast<std::size_t>(count) * size_of(dtype));
+  for (std::size_t at = 0; at < elements.size(); at += size_of(dtype)) {
+    store_element(elements.data() + at, dtype, normal(generator));
+  }
+  return elements;
+}
+
+void set_element(std::vector<std::byte>& elements, Dtype dtype, std::int64_t index, float value) {
+  store_element(elements.data() + static_cast<std::size_t>(index) * size_of(dtype), dtype, value);
+}
+
+TensorView slice(const std::vector<std::byte>& elements, Dtype dtype, std::int64_t begin, std::int64_t tokens,
+                 std::int64_t heads, std::int64_t dim) {
+  const auto skipped = static_cast<std::size_t>(begin * heads * dim) * size_of(dtype);
+  return dense_view(elements.data() + skipped, dtype, tokens, heads, dim);
+}
+
+}  // namespace
+
+std::int64_t FoldInputs::q_begin(std::size_t sequence) const {
+  std::int64_t tokens = 0;
+  for (std::size_t i = 0; i < sequence; ++i) tokens += sequences[i].q_len;
+  return tokens;
+}
+std::int64_t FoldInputs::k_begin(std::size_t sequence) const {
+  std::int64_t tokens = 0;
+  for (std::size_t i = 0; i < sequence; ++i) tokens += sequences[i].k_len;
+  return tokens;
+}
+std::int64_t FoldInputs::q_tokens() const { return q_begin(sequences.size()); }
+std::int64_t FoldInputs::k_tokens() const { return k_begin(sequences.size()); }
+
+TensorView FoldInputs::q_view(std::size_t sequence) const {
+  return slice(q, spec.dtype, q_begin(sequence), sequences[sequence].q_len, spec.heads, spec.head_dim);
+}
+TensorView FoldInputs::k_view(std::size_t sequence) const {
+  return slice(k, spec.dtype, k_begin(sequence), sequences[sequence].k_len, spec.kv_heads, spec.head_dim);
+}
+TensorView FoldInputs::v_view(std::size_t sequence) const {
+  return slice(v, spec.dtype, k_begin(sequence), sequences[sequence].k_len, spec.kv_heads, spec.head_dim_v);
+}
+
+void FoldInputs::set_q(std::int64_t token, int head, int dim, float value) {
+  set_element(q, spec.dtype, (token * spec.heads + head) * spec.head_dim + dim, value);
+}
+void FoldInputs::set_k(std::int64_t token, int head, int dim, float value) {
+  set_element(k, spec.dtype, (token * spec.kv_heads + head) * spec.head_dim + dim, value);
+}
+void FoldInputs::set_v(std::int64_t token, int head, int dim, float value) {
+  set_element(v, spec.dtype, (token * spec.kv_heads + head) * spec.head_dim_v + dim, value);
+}
+
+FoldSpec make_spec(Dtype dtype, int heads, int kv_heads, int head_dim, Mask mask) {
+  FoldSpec spec;
+  spec.dtype = dtype;
+  spec.heads = heads;
+  spec.kv_heads = kv_heads;
+  spec.head_dim = head_dim;
+  spec.head_dim_v = head_dim;
+  spec.mask = mask;
+  spec.softmax_scale = 1.0F / std::sqrt(static_cast<float>(head_dim));
+  return spec;
+}
+
+FoldInputs random_inputs(const FoldSpec& spec, std::vector<SequenceShape> sequences, std::uint64_t seed) {
+  std::mt19937_64 generator(seed);
+  FoldInputs inputs;
+  inputs.spec = spec;
+  inputs.sequences = std::move(sequences);
+  inputs.q = random_elements(inputs.q_tokens() * spec.heads * spec.head_dim, spec.dtype, generator);
+  inputs.k = random_elements(inputs.k_tokens() * spec.kv_heads * spec.head_dim, spec.dtype, generator);
+  inputs.v = random_elements(inputs.k_tokens() * spec.kv_heads * spec.head_dim_v, spec.dtype, generator);
+  if (spec.sinks) {
+    std::normal_distribution<float> normal;
+    for (int head = 0; head < spec.heads; ++head) inputs.sinks.push_back(normal(generator));
+  }
+  return inputs;
+}
+
+}  // namespace ringattn::testing

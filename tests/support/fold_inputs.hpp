@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// Packed inputs of one attention over several sequences, with helpers that make adversarial ones.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "kernels/fold.hpp"
+
+namespace ringattn::testing {
+
+struct SequenceShape {
+  std::int64_t q_len = 0;
+  std::int64_t k_len = 0;
+  std::int64_t q_offset = 0;
+};
+
+// Dense [tokens, heads, dim] arrays of spec.dtype, the sequences one after the other.
+struct FoldInputs {
+  FoldSpec spec;
+  std::vector<SequenceShape> sequences;
+  std::vector<std::byte> q;
+  std::vector<std::byte> k;
+  std::vector<std::byte> v;
+  std::vector<float> sinks;  // [heads], or empty
+
+  std::int64_t q_tokens() const;
+  std::int64_t k_tokens() const;
+  // First packed token of a sequence.
+  std::int64_t q_begin(std::size_t sequence) const;
+  std::int64_t k_begin(std::size_t sequence) const;
+  TensorView q_view(std::size_t sequence) const;
+  TensorView k_view(std::size_t sequence) const;
+  TensorView v_view(std::size_t sequence) const;
+
+  // One element; tokens are packed.
+  void set_q(std::int64_t token, int head, int dim, float value);
+  void set_k(std::int64_t token, int head, int dim, float value);
+  void set_v(std::int64_t token, int head, int dim, float value);
+};
+
+// heads / kv_heads heads, equal head dims, scale 1/√head_dim.
+FoldSpec make_spec(Dtype dtype, int heads, int kv_heads, int head_dim, Mask mask);
+
+// Standard normal values (and sinks, where the spec has them), the same for the same seed.
+FoldInputs random_inputs(const FoldSpec& spec, std::vector<SequenceShape> sequences, std::uint64_t seed);
+
+}  // namespace ringattn::testing

@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/support/fold_runner.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstring>
+#include <random>
+
+namespace ringattn::testing {
+
+namespace {
+
+constexpr std::byte kPoison{0xff};  // NaN in every dtype
+const Deadline kNoWait = Deadline::after(60.0);
+
+// Bytes in the backend's kind of memory.
+class Bytes {
+ public:
+  Bytes(Backend& backend, std::size_t size)
+      : backend_(backend), buffer_(backend.allocate(std::max<std::size_t>(size, 1))), size_(size) {
+    const std::vector<std::byte> poison(size, kPoison);
+    write(poison);
+  }
+
+  void write(const std::vector<std::byte>& bytes) {
+    const auto size = static_cast<std::int64_t>(bytes.size());
+    backend_.copy_rows(buffer_.data(), size, bytes.data(), size, size, 1, {});
+    backend_.synchronize({}, kNoWait, {});
+  }
+  std::vector<std::byte> read() const {
+    std::vector<std::byte> bytes(size_);
+    const auto size = static_cast<std::int64_t>(size_);
+    backend_.copy_rows(bytes.data(), size, buffer_.data(), size, size, 1, {});
+    backend_.synchronize({}, kNoWait, {});
+    return bytes;
+  }
+  std::byte* data() const { return buffer_.data(); }
+
+ private:
+  Backend& backend_;
+  Buffer buffer_;
+  std::size_t size_;
+};
+
+// Where rows of [heads, dim] lie: dense, or with room behind each head and each token.
+struct Strides {
+  std::int64_t token;
+  std::int64_t head;
+};
+Strides strides_of(const Arrangement& arrangement, std::int64_t heads, std::int64_t dim) {
+  if (!arrangement.strided) return {heads * dim, dim};
+  return {heads * (dim + 16) + 24, dim + 16};
+}
+
+// A run of query rows and the packed token that it begins with.
+struct PlacedRun {
+  QueryRun run;
+  std::int64_t packed = 0;
+};
+
+// Runs ascending by (sequence, position); their rows lie in an order of the seed.
+std::vector<PlacedRun> place_runs(const FoldInputs& inputs, const Arrangement& arrangement) {
+  std::vector<PlacedRun> runs;
+  for (std::size_t s = 0; s < inputs.sequences.size(); ++s) {
+    const SequenceShape& shape = inputs.sequences[s];
+    const std::int64_t most = arrangement.run_rows == 0 ? shape.q_len : arrangement.run_rows;
+    for (std::int64_t begin = 0; begin < shape.q_len; begin += most) {
+      const std::int64_t rows = std::min(most, shape.q_len - begin);
+      runs.push_back({{static_cast<std::int32_t>(s), shape.q_offset + begin, 0, rows}, inputs.q_begin(s) + begin});
+    }
+  }
+  std::vector<std::size_t> order(runs.size());
+  for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
+  if (arrangement.shuffle != 0) {
+    std::mt19937_64 generator(arrangement.shuffle);
+    std::shuffle(order.begin(), order.end(), generator);
+  }
+  std::int64_t row = 0;
+  for (const std::size_t i : order) {
+    runs[i].run.row = row;
+    row += runs[i].run.rows;
+  }
+  return runs;
+}
+
+struct PlacedTile {
+  std::int32_t sequence;
+  std::int64_t tile;
+  KeyTile place;
+};
+
+// All tiles ascending by (sequence, tile), and the sources that hold them, as host bytes.
+struct PlacedKeys {
+  std::vector<PlacedTile> tiles;
+  std::vector<std::vector<std::byte>> k;
+  std::vector<std::vector<std::byte>> v;
+};
+
+PlacedKeys place_keys(const FoldInputs& inputs, const Arrangement& arrangement, int key_tile) {
+  PlacedKeys keys;
+  for (std::size_t s = 0; s < inputs.sequences.size(); ++s) {
+    for (std::int64_t begin = 0; begin < inputs.sequences[s].k_len; begin += key_tile) {
+      keys.tiles.push_back({static_cast<std::int32_t>(s), begin / key_tile, {0, inputs.k_begin(s) + begin}});
+    }
+  }
+  if (arrangement.shuffle == 0) {
+    keys.k = {inputs.k};
+    keys.v = {inputs.v};
+    return keys;
+  }
+  constexpr std::size_t kSources = 3;
+  const auto k_row = static_cast<std::size_t>(inputs.spec.kv_heads * inputs.spec.head_dim) * size_of(inputs.spec.dtype);
+  const auto v_row =
+      static_cast<std::size_t>(inputs.spec.kv_heads * inputs.spec.head_dim_v) * size_of(inputs.spec.dtype);
+  keys.k.resize(kSources);
+  keys.v.resize(kSources);
+  std::vector<std::size_t> order(keys.tiles.size());
+  for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
+  std::mt19937_64 generator(arrangement.shuffle + 1);
+  std::shuffle(order.begin(), order.end(), generator);
+  for (std::size_t n = 0; n < order.size(); ++n) {
+    PlacedTile& tile = keys.tiles[order[n]];
+    const std::int64_t length = inputs.sequences[static_cast<std::size_t>(tile.sequence)].k_len;
+    const auto rows = static_cast<std::size_t>(std::min<std::int64_t>(key_tile, length - tile.tile * key_tile));
+    const auto from = static_cast<std::size_t>(tile.place.row);
+    std::vector<std::byte>& k = keys.k[n % kSources];
+    std::vector<std::byte>& v = keys.v[n % kSources];
+    tile.place = {static_cast<std::int32_t>(n % kSources), static_cast<std::int64_t>(k.size() / k_row)};
+    k.insert(k.end(), inputs.k.begin() + static_cast<std::ptrdiff_t>(from * k_row),
+             inputs.k.begin() + static_cast<std::ptrdiff_t>((from + rows) * k_row));
+    v.insert(v.end(), inputs.v.begin() + static_cast<std::ptrdiff_t>(from * v_row),
+             inputs.v.begin() + static_cast<std::ptrdiff_t>((from + rows) * v_row));
+    k.insert(k.end(), 3 * k_row, kPoison);  // a neighbour that nobody may read
+    v.insert(v.end(), 3 * v_row, kPoison);
+  }
+  return keys;
+}
+
+// Tiles [begin, end) as the runs and the map of one task.
+void map_tiles(const PlacedKeys& keys, std::size_t begin, std::size_t end, std::vector<KeyRun>& runs,
+               std::vector<KeyTile>& tiles) {
+  runs.clear();
+  tiles.clear();
+  for (std::size_t i = begin; i < end; ++i) {
+    const PlacedTile& tile = keys.tiles[i];
+    if (runs.empty() || runs.back().sequence != tile.sequence) {
+      runs.push_back({tile.sequence, tile.tile, 0, static_cast<std::int64_t>(tiles.size())});
+    }
+    ++runs.back().tiles;
+    tiles.push_back(tile.place);
+  }
+}
+
+}  // namespace
+
+bool FoldResult::same_bits(const FoldResult& other) const {
+  return out == other.out && lse.size() == other.lse.size() &&
+         std::memcmp(lse.data(), other.lse.data(), lse.size() * sizeof(float)) == 0;
+}
+
+FoldRunner::FoldRunner(const KernelRow& row, const FoldSpec& spec, int threads)
+    : backend_(row.make_backend(threads)), kernel_(row.make_kernel(spec, *backend_)) {}
+
+FoldResult FoldRunner::run(const FoldInputs& inputs, const Arrangement& arrangement, const Progress& progress) {
+  const FoldSpec& spec = inputs.spec;
+  const std::size_t element = size_of(spec.dtype);
+  const std::int64_t rows = inputs.q_tokens();
+  const std::vector<PlacedRun> placed = place_runs(inputs, arrangement);
+
+  const Strides q_strides = strides_of(arrangement, spec.heads, spec.head_dim);
+  std::vector<std::byte> q_host(static_cast<std::size_t>(rows * q_strides.token) * element, kPoison);
+  const auto q_row = static_cast<std::size_t>(spec.head_dim) * element;
+  for (const PlacedRun& piece : placed) {
+    for (std::int64_t i = 0; i < piece.run.rows * spec.heads; ++i) {
+      const std::int64_t to = (piece.run.row + i / spec.heads) * q_strides.token + i % spec.heads * q_strides.head;
+      std::memcpy(q_host.data() + static_cast<std::size_t>(to) * element,
+                  inputs.q.data() + static_cast<std::size_t>(piece.packed * spec.heads + i) * q_row, q_row);
+    }
+  }
+  Bytes q(*backend_, q_host.size());
+  q.write(q_host);
+
+  const PlacedKeys keys = place_keys(inputs, arrangement, kernel_->key_tile());
+  std::vector<Bytes> k_bytes;
+  std::vector<Bytes> v_bytes;
+  std::vector<KeySource> sources;
+  k_bytes.reserve(keys.k.size());
+  v_bytes.reserve(keys.v.size());
+  for (std::size_t i = 0; i < keys.k.size(); ++i) {
+    k_bytes.emplace_back(*backend_, keys.k[i].size()).write(keys.k[i]);
+    v_bytes.emplace_back(*backend_, keys.v[i].size()).write(keys.v[i]);
+    const auto tokens = static_cast<std::int64_t>(keys.k[i].size() / element) / (spec.kv_heads * spec.head_dim);
+    sources.push_back({dense_view(k_bytes[i].data(), spec.dtype, tokens, spec.kv_heads, spec.head_dim),
+                       dense_view(v_bytes[i].data(), spec.dtype, tokens, spec.kv_heads, spec.head_dim_v)});
+  }
+
+  std::vector<std::byte> sinks_host(inputs.sinks.size() * sizeof(float));
+  if (!inputs.sinks.empty()) std::memcpy(sinks_host.data(), inputs.sinks.data(), sinks_host.size());
+  Bytes sinks(*backend_, sinks_host.size());
+  sinks.write(sinks_host);
+
+  const Strides out_strides = strides_of(arrangement, spec.heads, spec.head_dim_v);
+  Bytes out(*backend_, static_cast<std::size_t>(rows * out_strides.token) * element);
+  Bytes lse(*backend_, static_cast<std::size_t>(rows * spec.heads) * sizeof(float));
+  Bytes state(*backend_, kernel_->state_bytes(rows));
+
+  std::vector<std::int64_t> key_lengths;
+  for (const SequenceShape& shape : inputs.sequences) key_lengths.push_back(shape.k_len);
+  std::vector<QueryRun> queries;
+  for (const PlacedRun& piece : placed) queries.push_back(piece.run);
+  // LSE head by head, as it stands in files.
+  const FoldOutput output{
+      {out.data(), spec.dtype, rows, spec.heads, spec.head_dim_v, out_strides.token, out_strides.head},
+      {reinterpret_cast<float*>(lse.data()), 1, rows},
+      spec.sinks ? reinterpret_cast<const float*>(sinks.data()) : nullptr};
+
+  const std::size_t per_task =
+      arrangement.tiles_per_task == 0 ? keys.tiles.size() : static_cast<std::size_t>(arrangement.tiles_per_task);
+  std::vector<KeyRun> key_runs;
+  std::vector<KeyTile> tiles;
+  bool finished = false;
+  for (std::size_t begin = 0; !finished;) {
+    const std::size_t end = std::min(begin + per_task, keys.tiles.size());
+    const bool folds = begin < end || begin == 0;
+    map_tiles(keys, begin, end, key_runs, tiles);
+    finished = end == keys.tiles.size() && (!arrangement.separate_finish || !folds || keys.tiles.empty());
+    FoldTask task;
+    task.q = {q.data(), spec.dtype, rows, spec.heads, spec.head_dim, q_strides.token, q_strides.head};
+    task.queries = queries;
+    task.key_lengths = key_lengths;
+    task.key_runs = key_runs;
+    task.tiles = tiles;
+    task.sources = sources;
+    task.state = state.data();
+    task.resume = begin > 0;
+    task.save = !finished;
+    task.finish = finished ? &output : nullptr;
+    kernel_->fold(task, {}, progress);
+    backend_->synchronize({}, kNoWait, {});
+    begin = end;
+  }
+
+  const std::vector<std::byte> out_host = out.read();
+  const std::vector<std::byte> lse_host = lse.read();
+  FoldResult result;
+  const auto out_row = static_cast<std::size_t>(spec.head_dim_v) * element;
+  result.out.resize(static_cast<std::size_t>(rows * spec.heads) * out_row);
+  result.lse.resize(static_cast<std::size_t>(rows * spec.heads));
+  for (const PlacedRun& piece : placed) {
+    for (std::int64_t i = 0; i < piece.run.rows * spec.heads; ++i) {
+      const std::int64_t row = piece.run.row + i / spec.heads;
+      const std::int64_t head = i % spec.heads;
+      const auto packed = static_cast<std::size_t>(piece.packed * spec.heads + i);
+      const auto from = static_cast<std::size_t>(row * out_strides.token + head * out_strides.head);
+      std::memcpy(result.out.data() + packed * out_row, out_host.data() + from * element, out_row);
+      std::memcpy(&result.lse[packed], lse_host.data() + static_cast<std::size_t>(head * rows + row) * sizeof(float),
+                  sizeof(float));
+    }
+  }
+  return result;
+}
+
+FoldResult fold_with(const KernelRow& row, const FoldInputs& inputs, const Arrangement& arrangement) {
+  return FoldRunner(row, inputs.spec, arrangement.threads).run(inputs, arrangement);
+}
+
+std::string cannot_run(const KernelRow& row, const FoldSpec& spec) {
+  const std::string unavailable = row.unavailable();
+  if (!unavailable.empty()) return fmt::format("{}: {}", row.name, unavailable);
+  const std::vector<std::string> missing = row.missing(spec);
+  return missing.empty() ? std::string() : fmt::format("{}: {}", row.name, fmt::join(missing, ", "));
+}
+
+}  // namespace ringattn::testing

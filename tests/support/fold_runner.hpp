@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runs a kernel of the table over FoldInputs, arranged in any of the ways that must not move a bit: split into tasks,
+// tiles scattered over sources, rows cut into runs and shuffled, strided views, thread counts.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "kernels/registry.hpp"
+#include "tests/support/fold_inputs.hpp"
+
+namespace ringattn::testing {
+
+struct Arrangement {
+  int threads = 1;
+  std::int64_t tiles_per_task = 0;  // tiles (of all sequences, in order) folded by one task; 0: all by one
+  std::int64_t run_rows = 0;        // rows of a query run; 0: one run per sequence
+  std::uint64_t shuffle = 0;        // not 0: runs lie in q, and tiles in three sources, in an order of this seed
+  bool strided = false;             // tokens and heads of q and out lie apart
+  bool separate_finish = false;     // the last task only finishes
+};
+
+struct FoldResult {
+  std::vector<std::byte> out;  // [q_tokens, heads, head_dim_v] of spec.dtype
+  std::vector<float> lse;      // [q_tokens, heads]
+
+  // Whether every byte is equal, NaN patterns and signs of zero included.
+  bool same_bits(const FoldResult& other) const;
+};
+
+// A kernel of the table, made for a spec.
+class FoldRunner {
+ public:
+  FoldRunner(const KernelRow& row, const FoldSpec& spec, int threads = 1);
+
+  // Folds everything. State and output are NaN before, and so is every row of a source that no tile maps.
+  FoldResult run(const FoldInputs& inputs, const Arrangement& arrangement = {}, const Progress& progress = {});
+
+  Backend& backend() { return *backend_; }
+  FoldKernel& kernel() { return *kernel_; }
+
+ private:
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<FoldKernel> kernel_;
+};
+
+// Makes the kernel and folds everything once.
+FoldResult fold_with(const KernelRow& row, const FoldInputs& inputs, const Arrangement& arrangement = {});
+
+// Why a kernel can't run `spec` here; empty: it can.
+std::string cannot_run(const KernelRow& row, const FoldSpec& spec);
+
+}  // namespace ringattn::testing
