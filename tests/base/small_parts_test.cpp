@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+// The JSON writer, text files and the environment.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdlib>
+
+#include "base/environment.hpp"
+#include "base/error.hpp"
+#include "base/host.hpp"
+#include "base/json_writer.hpp"
+#include "base/text_file.hpp"
+#include "tests/support/temporary_folder.hpp"
+
+namespace ringattn {
+namespace {
+
+TEST(JsonWriter, WritesObjectsAndLists) {
+  JsonWriter json(false);
+  json.begin_object().member("a", 1).member("b", "x").key("c").begin_array().value(0.5).value(true).null().end_array();
+  json.key("d").begin_object().end_object().end_object();
+  EXPECT_EQ(json.text(), R"({"a":1,"b":"x","c":[0.5,true,null],"d":{}})");
+}
+
+TEST(JsonWriter, IsReadableWherePretty) {
+  JsonWriter json;
+  json.begin_object().member("a", 1).key("b").begin_array(true).value(1).value(2).end_array();
+  json.key("c").begin_array().begin_object().member("d", 2).end_object().end_array().end_object();
+  EXPECT_EQ(json.text(), "{\n  \"a\": 1,\n  \"b\": [1, 2],\n  \"c\": [\n    {\n      \"d\": 2\n    }\n  ]\n}\n");
+}
+
+TEST(JsonWriter, EscapesWhatJsonCanNotHold) {
+  JsonWriter json(false);
+  json.begin_array()
+      .value("\"\\\n\x01")
+      .value(
+          "\xff"
+          "a\xc3\xa4\xc3")
+      .value("\xed\xa0\x80")
+      .value(std::nan(""))
+      .value(INFINITY);
+  json.end_array();
+  EXPECT_EQ(json.text(),
+            "[\"\\\"\\\\\\u000a\\u0001\",\"\\ufffda\xc3\xa4\\ufffd\",\"\\ufffd\\ufffd\\ufffd\",null,null]");
+}
+
+TEST(JsonWriter, KeepsNumbersExactly) {
+  JsonWriter json(false);
+  json.begin_array().value(std::int64_t{-9223372036854775807}).value(std::uint64_t{18446744073709551615U}).value(0.1);
+  json.end_array();
+  EXPECT_EQ(json.text(), "[-9223372036854775807,18446744073709551615,0.1]");
+}
+
+ErrorCode code_of(const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const Error& error) {
+    return error.code();
+  }
+  return ErrorCode::kInternal;
+}
+
+TEST(TextFiles, AppearWholeAndAreKept) {
+  const TemporaryFolder folder;
+  const std::string path = folder.file("a");
+  write_text_file(path, "first", false, "--json");
+  EXPECT_EQ(read_text_file(path), "first");
+  EXPECT_EQ(code_of([&] { write_text_file(path, "second", false, "--json"); }), ErrorCode::kFile);
+  EXPECT_EQ(read_text_file(path), "first");
+  write_text_file(path, "second", true, "--json");
+  EXPECT_EQ(read_text_file(path), "second");
+  EXPECT_EQ(folder.entries().size(), 1U);  // no temporary file
+  EXPECT_EQ(code_of([&] { check_new_file(folder.path(), true, "--json"); }), ErrorCode::kFile);
+  EXPECT_EQ(code_of([&] { check_new_file(folder.file("none/b"), true, "--json"); }), ErrorCode::kFile);
+  EXPECT_EQ(code_of([&] { check_new_file(path + "/b", true, "--json"); }), ErrorCode::kFile);
+  write_text_file("/dev/null", "to a device", false, "--json");
+}
+
+TEST(TextFiles, AreBounded) {
+  const TemporaryFolder folder;
+  const std::string path = folder.write("a", "12345");
+  EXPECT_EQ(read_text_file(path, 5), "12345");
+  EXPECT_EQ(code_of([&] { read_text_file(path, 4); }), ErrorCode::kFile);
+  EXPECT_EQ(code_of([&] { read_text_file(folder.file("none")); }), ErrorCode::kFile);
+  EXPECT_EQ(code_of([&] { read_text_file(folder.path()); }), ErrorCode::kFile);
+}
+
+TEST(EnvironmentTable, TakesGoodValuesAndRefusesBadOnes) {
+  struct Case {
+    std::string_view name;
+    std::string_view good;
+    std::string_view bad;
+  };
+  const Case cases[] = {
+      {"RINGATTN_PACE", "100m", "0"}, {"RINGATTN_TEST_LONG", "1", "yes"}, {"RINGATTN_TEST_SEED", "7", "x"}};
+  ASSERT_EQ(std::size(cases), environment_table().size());
+  for (std::size_t i = 0; i < std::size(cases); ++i) {
+    const EnvironmentVariable& row = environment_table()[i];
+    EXPECT_EQ(row.name, cases[i].name);
+    Environment values;
+    EXPECT_TRUE(row.set(values, cases[i].good)) << row.name;
+    EXPECT_FALSE(row.set(values, cases[i].bad)) << row.name;
+    EXPECT_FALSE(row.set(values, "")) << row.name;
+  }
+  Environment values;
+  environment_table()[0].set(values, "100m");
+  EXPECT_EQ(values.pace, 100.0 * 1024 * 1024);
+}
+
+TEST(EnvironmentTable, ListsEntriesByPrefix) {
+  ::setenv("RINGATTN_TEST_SEED", "7", 1);
+  constexpr std::string_view kPrefix[] = {"RINGATTN_TEST_SE"};
+  const auto entries = environment_entries(kPrefix);
+  ASSERT_EQ(entries.size(), 1U);
+  EXPECT_EQ(entries[0].name + "=" + entries[0].value, "RINGATTN_TEST_SEED=7");
+  ::unsetenv("RINGATTN_TEST_SEED");
+  EXPECT_EQ(environment_value("RINGATTN_TEST_SEED"), std::nullopt);
+}
+
+TEST(PeakMemory, KeepsWhatIsFreed) {
+  const std::size_t before = peak_resident_bytes();
+  constexpr std::size_t kBytes = std::size_t{96} << 20;
+  {
+    std::vector<char> touched(kBytes, 1);
+    EXPECT_EQ(touched[kBytes / 3], 1);
+  }
+  EXPECT_GE(peak_resident_bytes(), std::max(before, kBytes));
+}
+
+}  // namespace
+}  // namespace ringattn

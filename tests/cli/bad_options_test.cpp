@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+// Bad flags, variables and config files: each is one message of the house's grammar and code 2, in whatever layer.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include "base/error.hpp"
+#include "launch/commands.hpp"
+#include "launch/execution.hpp"
+#include "launch/job_input.hpp"
+#include "tests/cli/scoped_environment.hpp"
+#include "tests/support/temporary_folder.hpp"
+
+namespace ringattn {
+namespace {
+
+using testing::ScopedEnvironment;
+using Words = std::vector<std::string>;
+
+// All that `ringattn COMMAND words…` checks before it looks for ranks.
+void read_all(std::string_view name, const Words& words) {
+  for (const CommandRow& command : command_table()) {
+    if (command.name != name) continue;
+    const Config config = load_config(command.bit, split_command_line(command.bit, command.name, words).flags);
+    const JobInput input(config, command.bit != kPlan);
+    library_options(config, input.job());
+    return;
+  }
+  FAIL() << "no such subcommand";
+}
+
+// The message of the failure, which must have the code and one line of the form "problem (why). suggestion."
+std::string refusal(std::string_view command, const Words& words, ErrorCode code = ErrorCode::kUsage) {
+  try {
+    read_all(command, words);
+  } catch (const Error& error) {
+    const std::string message = error.what();
+    EXPECT_EQ(error.code(), code) << message;
+    EXPECT_EQ(message.find('\n'), std::string::npos) << message;
+    EXPECT_TRUE(message.ends_with(".") || message.ends_with("?")) << message;
+    return message;
+  }
+  ADD_FAILURE() << fmt::format("accepted: {}", fmt::join(words, " "));
+  return {};
+}
+
+struct BadValueCase {
+  std::string_view flag;
+  std::string_view text;
+  std::string_view expected;  // a part of the message
+};
+
+constexpr BadValueCase kBadValues[] = {
+    {"synthetic", "-1", "a seed from 0 to 2^64 - 1"},
+    {"synthetic", "seven", "a seed"},
+    {"synthetic", "18446744073709551616", "a seed"},
+    {"synthetic", "", "a seed"},
+    {"input", "", "the name of a file"},
+    {"output", "", "the name of a file"},
+    {"json", "", "the name of a file"},
+    {"trace", "", "the name of a file"},
+    {"machine", "", "the name of a file"},
+    {"tensors", "", "pairs such as"},
+    {"tensors", "q", "pairs such as"},
+    {"tensors", "x=1", "q, k, v"},
+    {"tensors", "q=", "pairs such as"},
+    {"tensors", "q=a,q=b", "each tensor once"},
+    {"tensors", "q=a,", "pairs such as"},
+    {"tensors", "sink=a", "Did you mean \"sinks\"?"},
+    {"order", "hdt", "thd, htd, bthd or bhtd"},
+    {"order", "THD", "thd, htd, bthd or bhtd"},
+    {"seq", "-1", "a number of tokens"},
+    {"seq", "16kb", "a number of tokens"},
+    {"seq", "1.5k", "a number of tokens"},
+    {"seq", "9223372036854775807", "at most"},
+    {"seq", "99999999999999999999", "a number of tokens"},
+    {"seq", "8589934592g", "a number of tokens"},
+    {"seq", "", "a number of tokens"},
+    {"batch", "0", "a whole number from 1"},
+    {"batch", "1e2", "a whole number"},
+    {"heads", "0", "a whole number from 1"},
+    {"heads", "-8", "a whole number from 1"},
+    {"heads", "70000", "to 65536"},
+    {"kv-heads", "0", "a whole number from 1"},
+    {"kv-heads", "two", "a whole number"},
+    {"head-dim", "0", "a whole number from 1"},
+    {"head-dim", "128.0", "a whole number"},
+    {"head-dim-v", "-1", "a whole number from 1"},
+    {"dtype", "bf61", "Did you mean \"bf16\"?"},
+    {"dtype", "float32", "bf16, fp16 or fp32"},
+    {"mask", "casual", "Did you mean \"causal\"?"},
+    {"mask", "sliding", "full or causal"},
+    {"query-offset", "1.5", "a whole number"},
+    {"query-offset", "9999999999999999999", "a whole number"},
+    {"query-offset", "8k", "a whole number"},
+    {"window", "128", "two numbers of tokens L,R"},
+    {"window", "-2,0", "-1 for unlimited"},
+    {"window", "1,2,3", "-1 for unlimited"},
+    {"window", ",", "-1 for unlimited"},
+    {"window", "a,b", "-1 for unlimited"},
+    {"softmax-scale", "nan", "a finite number"},
+    {"softmax-scale", "inf", "a finite number"},
+    {"softmax-scale", "1e-40", "at least 1e-30"},
+    {"softmax-scale", "0,5", "a finite number"},
+    {"softcap", "-30", "a finite number, at least 0"},
+    {"softcap", "1e-40", "at least 1e-30"},
+    {"softcap", "off", "a finite number"},
+    {"layout", "zig-zag", "Did you mean \"zigzag\"?"},
+    {"layout", "ring", "striped, zigzag or contiguous"},
+    {"stripe", "0", "at least 1"},
+    {"stripe", "-128", "a number of tokens"},
+    {"block", "0", "at least 1"},
+    {"block", "4096 tokens", "a number of tokens"},
+    {"memory", "-1", "a number of bytes"},
+    {"memory", "0", "at least 1"},
+    {"memory", "8gb", "a number of bytes"},
+    {"memory", "8589934592g", "a number of bytes"},
+    {"overlap", "yes", "on or off"},
+    {"overlap", "", "on or off"},
+    {"threads", "0", "all, or a whole number from 1"},
+    {"threads", "-2", "all, or a whole number from 1"},
+    {"threads", "every", "all, or"},
+    {"ranks", "0", "a whole number from 1"},
+    {"ranks", "2000", "to 1024"},
+    {"backend", "", "a name"},
+    {"kernel", "", "a name"},
+    {"transport", "", "a name"},
+    {"progress", "never", "auto, on or off"},
+    {"color", "on", "auto, always or never"},
+    {"timeout", "0", "at least 0.001"},
+    {"timeout", "-5", "at least 0.001"},
+    {"timeout", "60s", "a finite number"},
+    {"timeout", "1e9", "at most"},
+    {"force", "maybe", "on or off"},
+    {"quiet", "2", "on or off"},
+    {"checksum", "crc", "on or off"},
+};
+
+TEST(BadValues, OfFlagsNameTheFlagAndWhatItTakes) {
+  for (const BadValueCase& bad : kBadValues) {
+    const std::string word = fmt::format("--{}={}", bad.flag, bad.text);
+    const std::string message = refusal("run", {word});
+    if (bad.text.empty()) continue;  // CLI11 words for "--flag=" differ from ours for an empty value; the code counts
+    EXPECT_TRUE(message.starts_with(fmt::format("--{} is \"{}\"", bad.flag, bad.text))) << message;
+    EXPECT_NE(message.find(bad.expected), std::string::npos) << message;
+  }
+}
+
+TEST(BadValues, OfVariablesNameTheVariable) {
+  for (const BadValueCase& bad : kBadValues) {
+    const std::string twin = environment_twin(bad.flag);
+    const ScopedEnvironment environment({{twin, std::string(bad.text)}});
+    const std::string message = refusal("run", {"--synthetic=7"});
+    EXPECT_TRUE(message.starts_with(fmt::format("{} is \"{}\"", twin, bad.text))) << message;
+    EXPECT_NE(message.find(bad.expected), std::string::npos) << message;
+  }
+}
+
+TEST(BadValues, OfKeysNameTheKeyAndTheFile) {
+  const TemporaryFolder folder;
+  for (const BadValueCase& bad : kBadValues) {
+    const std::string file = folder.write("job.toml", fmt::format("{} = '{}'\n", bad.flag, bad.text));
+    const std::string message = refusal("run", {"--synthetic", "7", "--config", file});
+    EXPECT_TRUE(message.starts_with(fmt::format("{} in {} is \"{}\"", bad.flag, file, bad.text))) << message;
+    EXPECT_NE(message.find(bad.expected), std::string::npos) << message;
+  }
+}
+
+TEST(BadValues, AreFoundInLayersThatOthersReplace) {
+  const ScopedEnvironment environment({{"RINGATTN_HEADS", "none"}});
+  EXPECT_NE(refusal("run", {"--synthetic", "7", "--heads", "8"}).find("RINGATTN_HEADS"), std::string::npos);
+}
+
+struct BadWords {
+  std::string_view command;
+  Words words;
+  std::string_view expected;
+};
+
+TEST(BadArguments, AreRefusedWithASuggestion) {
+  const BadWords cases[] = {
+      {"run", {"--softcp", "3"}, "Did you mean --softcap?"},
+      {"run", {"--head_dim=64"}, "Did you mean --head-dim?"},
+      {"run", {"--SEQ", "4"}, "unknown flag --SEQ"},
+      {"run", {"--world", "4"}, "--world is no flag of run (it belongs to plan)"},
+      {"run", {"--against=oracle"}, "it belongs to verify"},
+      {"verify", {"--output", "a"}, "it belongs to run"},
+      {"plan", {"--ranks", "4"}, "it belongs to run, verify and info"},
+      {"info", {"--seq", "4"}, "it belongs to run, verify and plan"},
+      {"run", {"--frobnicate"}, "unknown flag --frobnicate. See `ringattn run --help`."},
+      {"run", {"-x"}, "unknown flag -x"},
+      {"run", {"input.safetensors"}, "\"input.safetensors\" belongs to no flag"},
+      {"run", {"--seq", "16k", "extra"}, "\"extra\" belongs to no flag"},
+      {"run", {"-"}, "belongs to no flag"},
+      {"run", {"--seq"}, "--seq has no value"},
+      {"run", {"--heads", "8", "--mask"}, "--mask has no value"},
+      {"run", {"--heads", "8", "--heads", "4"}, "--heads is given 2 times"},
+      {"run", {"--force", "--force"}, "--force is given 2 times"},
+      {"run", {"--mask", "--softcap", "3"}, "--mask is \"--softcap\""},
+  };
+  for (const BadWords& bad : cases) {
+    EXPECT_NE(refusal(bad.command, bad.words).find(bad.expected), std::string::npos) << refusal(bad.command, bad.words);
+  }
+}
+
+TEST(BadJobs, ContradictThemselves) {
+  const BadWords cases[] = {
+      {"run", {}, "neither --input nor --synthetic"},
+      {"run", {"--input", "a", "--synthetic", "7"}, "--input and --synthetic are both given"},
+      {"run", {"--input", "a", "--seq", "4k"}, "--seq contradicts --input"},
+      {"run", {"--input", "a", "--batch", "1"}, "--batch contradicts --input"},
+      {"run", {"--input", "a", "--heads", "8"}, "--heads contradicts --input"},
+      {"run", {"--input", "a", "--kv-heads", "2"}, "--kv-heads contradicts --input"},
+      {"run", {"--input", "a", "--head-dim", "128"}, "--head-dim contradicts --input"},
+      {"run", {"--input", "a", "--head-dim-v", "128"}, "--head-dim-v contradicts --input"},
+      {"run", {"--input", "a", "--dtype", "bf16"}, "--dtype contradicts --input"},
+      {"run", {"--synthetic", "7", "--tensors", "q=x"}, "--tensors needs --input"},
+      {"run",
+       {"--synthetic", "7", "--heads", "32", "--kv-heads", "12"},
+       "K has 12 heads, Q has 32 (32 is not a multiple of 12). Check --heads and --kv-heads."},
+      {"run", {"--synthetic", "7", "--window", "100,50"}, "--window contradicts the causal mask"},
+      {"run", {"--synthetic", "7", "--layout", "zigzag", "--stripe", "128"}, "--stripe contradicts --layout"},
+      {"run", {"--synthetic", "7", "--seq", "1152921504606846976", "--heads", "64"}, "more than 2^60 elements"},
+  };
+  for (const BadWords& bad : cases) {
+    const std::string message = refusal(bad.command, bad.words);
+    EXPECT_NE(message.find(bad.expected), std::string::npos) << message;
+  }
+  const ScopedEnvironment environment({{"RINGATTN_INPUT", "a"}});
+  EXPECT_NE(refusal("run", {"--synthetic", "7"}).find("--input (environment) and --synthetic are both given"),
+            std::string::npos);
+}
+
+TEST(BadEnvironment, UnknownVariablesAreRefused) {
+  {
+    const ScopedEnvironment environment({{"RINGATTN_TIMOUT", "5"}});
+    EXPECT_EQ(refusal("run", {"--synthetic", "7"}),
+              "unknown environment variable RINGATTN_TIMOUT (every RINGATTN_ variable must mean something). Did you "
+              "mean RINGATTN_TIMEOUT?");
+  }
+  const ScopedEnvironment environment({{"RINGATTN_", "5"}});
+  EXPECT_NE(refusal("run", {"--synthetic", "7"}).find("unknown environment variable RINGATTN_ "), std::string::npos);
+}
+
+TEST(BadConfigFiles, AreRefused) {
+  const TemporaryFolder folder;
+  const std::pair<std::string_view, std::string_view> cases[] = {
+      {"heads = ", "is not valid TOML (line 1"},
+      {"heads = 8\nheads = 8\n", "is not valid TOML (line 2"},
+      {"[run]\nheads = 8\n", "unknown key run.heads"},
+      {"head = 8\n", "Did you mean heads?"},
+      {"heads = [8]\n", "heads is a list or a date"},
+      {"heads = 2024-01-01\n", "heads is a list or a date"},
+      {"heads = { x = 8 }\n", "unknown key heads.x"},
+      {"heads = 8.5\n", "heads in "},
+      {"heads = true\n", "heads in "},
+      {"heads = 99999999999999999999\n", "is not valid TOML"},
+      {"config = 'other.toml'\n", "a config file can't name another"},
+      {"RINGATTN_HEADS = 8\n", "unknown key RINGATTN_HEADS"},
+      {std::string_view("heads = \"8\0\"\n", 13), "TOML"},
+      {"\xff\xfe", "is not valid TOML"},
+      {"a = {b = {c = {d = {e = {f = {g = {h = {i = {j = 1}}}}}}}}}\n", "lies too deep"},
+  };
+  for (const auto& [text, expected] : cases) {
+    const std::string file = folder.write("job.toml", text);
+    const std::string message = refusal("run", {"--synthetic", "7", "--config", file});
+    EXPECT_NE(message.find(expected), std::string::npos) << message;
+  }
+}
+
+TEST(BadConfigFiles, ThatCanNotBeReadAreFileErrors) {
+  const TemporaryFolder folder;
+  EXPECT_NE(refusal("run", {"--config", folder.file("none.toml")}, ErrorCode::kFile).find("No such file"),
+            std::string::npos);
+  EXPECT_NE(refusal("run", {"--config", folder.path()}, ErrorCode::kFile).find("Is a directory"), std::string::npos);
+  const std::string longer = folder.write("long.toml", std::string((std::size_t{1} << 20) + 1, '#'));
+  EXPECT_NE(refusal("run", {"--config", longer}, ErrorCode::kFile).find("is too long"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace ringattn

@@ -1,0 +1,332 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every flag does something: for each there is a test here, and a flag without one fails.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <map>
+
+#include "launch/flags.hpp"
+#include "tests/cli/report_schema.hpp"
+#include "tests/cli/tool.hpp"
+#include "tests/support/temporary_folder.hpp"
+
+namespace ringattn::testing {
+namespace {
+
+// Output of a successful run.
+std::string out_of(const Words& words, const Variables& variables = {}) {
+  const Finished run = tool(words, variables);
+  EXPECT_EQ(run.code, 0) << run.err;
+  return run.out;
+}
+
+std::string digest(const Words& flags) { return digest_of(out_of(Words{"run", "--quiet"} + small_job() + flags)); }
+
+// The flag changes the result.
+void changes_result(const Words& flags) { EXPECT_NE(digest(flags), digest({})); }
+
+// The flag shows in the output and changes no bit.
+void shows(const Words& flags, std::string_view part) {
+  const std::string out = out_of(Words{"run", "--verbose"} + small_job() + flags);
+  EXPECT_TRUE(has(out, part)) << out;
+  EXPECT_FALSE(has(out_of(Words{"run", "--verbose"} + small_job()), part)) << part << " shows without the flag";
+  EXPECT_EQ(digest_of(out), digest({}));
+}
+
+// A synthetic job with one flag of its shape, whose table row shows `part`.
+void shapes(const Words& flags, std::string_view part) {
+  const std::string out = out_of(Words{"run", "--synthetic", "7", "--quiet"} + flags);
+  EXPECT_TRUE(has(out, part)) << out;
+}
+
+std::string report(const Words& flags) { return out_of(Words{"run", "--json", "-"} + small_job() + flags); }
+
+// In its place: a file that `use` gets the name of, with a result of the small job.
+void with_file(const std::function<void(const TemporaryFolder&, const std::string&)>& use) {
+  const TemporaryFolder folder;
+  use(folder, folder.file("file"));
+}
+
+const std::map<std::string_view, std::function<void()>>& effects() {
+  static const std::map<std::string_view, std::function<void()>> table{
+      {"input",
+       [] {
+         const TemporaryFolder folder;
+         const std::string input = folder.write("in.safetensors", safetensors_bytes({}));
+         EXPECT_TRUE(has(out_of({"run", "--input", input}), "# input: " + input));
+       }},
+      {"tensors",
+       [] {
+         const TemporaryFolder folder;
+         FileShape shape;
+         shape.prefix = "x.";
+         const std::string input = folder.write("in.safetensors", safetensors_bytes(shape));
+         EXPECT_EQ(tool({"run", "--input", input}).code, 3);
+         EXPECT_EQ(tool({"run", "--input", input, "--tensors", "q=x.q,k=x.k,v=x.v"}).code, 0);
+       }},
+      {"synthetic",
+       [] {
+         EXPECT_NE(digest_of(out_of({"run", "--synthetic", "1", "--seq", "100"})),
+                   digest_of(out_of({"run", "--synthetic", "2", "--seq", "100"})));
+       }},
+      {"order",
+       [] {
+         with_file([](const TemporaryFolder&, const std::string& path) {
+           out_of(Words{"run", "--order", "htd", "--output", path} + small_job());
+           EXPECT_TRUE(has(read_whole(path), R"("shape":[4,300,16])"));
+         });
+       }},
+      {"seq",
+       [] {
+         shapes({"--seq", "123"}, " 123 ");
+       }},
+      {"batch",
+       [] {
+         shapes({"--seq", "50", "--batch", "3"}, " 150     3 ");
+       }},
+      {"heads",
+       [] {
+         shapes({"--seq", "50", "--heads", "6"}, " 6   2 ");
+       }},
+      {"kv-heads",
+       [] {
+         shapes({"--seq", "50", "--kv-heads", "4"}, " 8   4 ");
+       }},
+      {"head-dim",
+       [] {
+         shapes({"--seq", "50", "--head-dim", "24"}, " 24 ");
+       }},
+      {"head-dim-v",
+       [] {
+         shapes({"--seq", "50", "--head-dim-v", "24"}, " 128/24 ");
+       }},
+      {"dtype",
+       [] {
+         shapes({"--seq", "50", "--dtype", "fp16"}, " fp16 ");
+       }},
+      {"mask",
+       [] {
+         changes_result({"--mask", "full"});
+       }},
+      {"query-offset",
+       [] {
+         changes_result({"--query-offset", "-10"});
+       }},
+      {"window",
+       [] {
+         changes_result({"--window", "20,-1"});
+       }},
+      {"softmax-scale",
+       [] {
+         changes_result({"--softmax-scale", "0.5"});
+       }},
+      {"softcap",
+       [] {
+         changes_result({"--softcap", "2"});
+       }},
+      {"world",
+       [] {
+         EXPECT_TRUE(has(out_of({"plan", "--world", "5"}), "# rank 4 owns "));
+       }},
+      {"machine",
+       [] {
+         const TemporaryFolder folder;
+         const std::string slow = folder.write(
+             "m.json", R"({"flops_per_second": 1e6, "link_bytes_per_second": 1e6, "latency_seconds": 0.5})");
+         EXPECT_NE(json_at(report({"--ranks", "2", "--machine", slow}), "/plan/predicted_ms"),
+                   json_at(report({"--ranks", "2"}), "/plan/predicted_ms"));
+       }},
+      {"backend",
+       [] {
+         EXPECT_EQ(tool(Words{"run", "--backend", "cpu"} + small_job()).code, 0);
+         EXPECT_EQ(tool(Words{"run", "--backend", "tpu"} + small_job()).code, 2);
+       }},
+      {"kernel",
+       [] {
+         shows({"--kernel", "cpu_fold"}, "forced: cpu_fold");
+         EXPECT_EQ(tool(Words{"run", "--kernel", "cpu_fild"} + small_job()).code, 2);
+       }},
+      {"transport",
+       [] {
+         shows({"--transport", "threads", "--ranks", "1"}, "transport threads");
+         EXPECT_EQ(tool(Words{"run", "--transport", "thread"} + small_job()).code, 2);
+       }},
+      {"ranks",
+       [] {
+         shows({"--ranks", "3"}, "world: 3 ranks");
+       }},
+      {"layout",
+       [] {
+         shows({"--layout", "zigzag", "--ranks", "2"}, "layout: zigzag");
+       }},
+      {"stripe",
+       [] {
+         shows({"--stripe", "16", "--ranks", "2"}, "stripe 16 tokens");
+       }},
+      {"block",
+       [] {
+         shows({"--block", "128"}, "# block 2: keys 256 to 300");
+       }},
+      {"memory",
+       [] {
+         EXPECT_EQ(tool(Words{"run", "--memory", "4k"} + small_job()).code, 5);
+         EXPECT_EQ(digest({"--memory", "1g"}), digest({}));
+       }},
+      {"overlap",
+       [] {
+         // Without it a block is posted only once the one before it is folded.
+         const TemporaryFolder folder;
+         const auto posted = [&](const char* overlap) {
+           const std::string path = folder.file(overlap);
+           out_of(Words{"run", "--ranks", "2", "--block", "64", "--overlap", overlap, "--trace", path} + small_job());
+           const std::string trace = read_whole(path);
+           double fold_end = 0.0;
+           double transfer = 0.0;
+           for (int i = 0;; ++i) {
+             const std::string at = "/traceEvents/" + std::to_string(i);
+             if (json_at(trace, at) == "absent") break;
+             if (json_at(trace, at + "/pid") != "0") continue;
+             const std::string name = json_at(trace, at + "/name") + json_at(trace, at + "/cat");
+             if (name == R"("block 0""fold")") {
+               fold_end = std::stod(json_at(trace, at + "/ts")) + std::stod(json_at(trace, at + "/dur"));
+             }
+             if (name == R"("block 1""transfer")") transfer = std::stod(json_at(trace, at + "/ts"));
+           }
+           return transfer < fold_end;
+         };
+         EXPECT_TRUE(posted("on"));
+         EXPECT_FALSE(posted("off"));
+       }},
+      {"threads",
+       [] {
+         shows({"--threads", "3"}, ", 3 threads a rank");
+       }},
+      {"output",
+       [] {
+         with_file([](const TemporaryFolder&, const std::string& path) {
+           shows({"--output", path}, "# output: " + path);
+           EXPECT_TRUE(has(read_whole(path), digest({})));  // in the metadata
+         });
+       }},
+      {"force",
+       [] {
+         with_file([](const TemporaryFolder& folder, const std::string& path) {
+           folder.write("file", "");
+           EXPECT_EQ(tool(Words{"run", "--output", path} + small_job()).code, 3);
+           EXPECT_EQ(tool(Words{"run", "--output", path, "--force"} + small_job()).code, 0);
+         });
+       }},
+      {"json", [] { EXPECT_EQ(check_report(report({})), ""); }},
+      {"trace",
+       [] {
+         with_file([](const TemporaryFolder&, const std::string& path) {
+           shows({"--trace", path}, "# trace: " + path);
+           EXPECT_TRUE(has(read_whole(path), "traceEvents"));
+         });
+       }},
+      {"progress",
+       [] {
+         EXPECT_TRUE(has(tool(Words{"run", "--block", "128", "--progress", "on"} + small_job()).err, "block 3 of 3"));
+         EXPECT_EQ(tool(Words{"run", "--block", "128", "--progress", "off"} + small_job()).err, "");
+       }},
+      {"color",
+       [] {
+         const Words job = Words{"verify", "--ranks", "1"} + small_job();
+         EXPECT_TRUE(has(out_of(job + Words{"--color", "always"}), "\x1b[32mPASS"));
+         EXPECT_FALSE(has(out_of(job + Words{"--color", "never"}), "\x1b"));
+         EXPECT_FALSE(has(out_of(job), "\x1b"));  // no terminal
+         EXPECT_TRUE(has(tool({"run", "--synthetic", "7", "--heads", "3", "--color", "always"}).err, "\x1b[31merror"));
+       }},
+      {"quiet",
+       [] {
+         EXPECT_FALSE(has(out_of(Words{"run", "--quiet"} + small_job()), "#"));
+       }},
+      {"verbose",
+       [] {
+         EXPECT_TRUE(has(out_of(Words{"run", "--verbose"} + small_job()), "# rank 0 on "));
+         EXPECT_FALSE(has(out_of(Words{"run"} + small_job()), "# rank 0 on "));
+       }},
+      {"config",
+       [] {
+         const TemporaryFolder folder;
+         const std::string file = folder.write("job.toml", "synthetic = 7\nseq = 77\n");
+         EXPECT_TRUE(has(out_of({"run", "--config", file}), "77 tokens"));
+       }},
+      {"print-config",
+       [] {
+         EXPECT_TRUE(has(out_of({"run", "--print-config"}), "mask = \"causal\"  # default"));
+       }},
+      {"dry-run",
+       [] {
+         EXPECT_FALSE(has(out_of(Words{"run", "--dry-run"} + small_job()), "digest"));
+         EXPECT_FALSE(has(out_of(Words{"verify", "--dry-run"} + small_job()), "PASS"));
+       }},
+      {"timeout",
+       [] {
+         // At 64 KiB per second the job's blocks take longer than the wait may last.
+         const Words job{"run", "--synthetic", "7", "--seq", "2k", "--ranks", "2", "--head-dim", "64"};
+         const Finished late = tool(job + Words{"--timeout", "0.2"}, {{"RINGATTN_PACE", "64k"}});
+         EXPECT_EQ(late.code, 6) << late.err;
+         EXPECT_EQ(count_messages(late.err), 1) << late.err;
+       }},
+      {"checksum",
+       [] {
+         EXPECT_NE(json_at(report({"--ranks", "2", "--checksum"}), "/plan/bytes_moved"),
+                   json_at(report({"--ranks", "2"}), "/plan/bytes_moved"));
+         EXPECT_EQ(digest({"--ranks", "2", "--checksum"}), digest({}));
+       }},
+      {"against",
+       [] {
+         EXPECT_TRUE(has(out_of(Words{"verify", "--against", "oracle"} + small_job()), "fp64 oracle"));
+       }},
+      {"rows",
+       [] {
+         EXPECT_TRUE(has(out_of(Words{"verify", "--against", "oracle", "--rows", "9"} + small_job()), "# 9 rows"));
+       }},
+      {"record",
+       [] {
+         with_file([](const TemporaryFolder&, const std::string& path) {
+           out_of(Words{"verify", "--record", path} + small_job());
+           EXPECT_EQ(json_at(read_whole(path), "/digest_out"), "\"" + digest({}) + "\"");
+         });
+       }},
+      {"golden",
+       [] {
+         with_file([](const TemporaryFolder& folder, const std::string& path) {
+           folder.write("file", "{}");
+           EXPECT_EQ(tool(Words{"verify", "--golden", path} + small_job()).code, 3);
+         });
+       }},
+      {"measure",
+       [] {
+         EXPECT_TRUE(has(out_of({"info", "--measure"}), "flops_per_second"));
+       }},
+  };
+  return table;
+}
+
+class FlagEffect : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(FlagEffect, IsSeen) {
+  const auto effect = effects().find(GetParam());
+  ASSERT_NE(effect, effects().end()) << "no test shows what --" << GetParam() << " does";
+  effect->second();
+}
+
+std::vector<std::string> flag_names() {
+  std::vector<std::string> names;
+  for (const FlagRow& row : flag_table()) {
+    if (names.empty() || names.back() != row.name) names.emplace_back(row.name);
+  }
+  return names;
+}
+
+INSTANTIATE_TEST_SUITE_P(Flags, FlagEffect, ::testing::ValuesIn(flag_names()), [](const auto& tested) {
+  std::string name = tested.param;
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+});
+
+}  // namespace
+}  // namespace ringattn::testing

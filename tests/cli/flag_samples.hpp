@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// Values that each flag takes: different ones, so that a test can tell which layer a value came from. A new flag
+// without samples fails the tests that iterate the flag table.
+#pragma once
+
+#include <span>
+#include <string_view>
+
+namespace ringattn::testing {
+
+struct FlagSamples {
+  std::string_view flag;
+  std::string_view values[3];
+};
+
+inline constexpr FlagSamples kFlagSamples[] = {
+    {"input", {"a.safetensors", "b.safetensors", "c.safetensors"}},
+    {"tensors", {"q=a", "q=b,k=c", "v=d,sinks=e"}},
+    {"synthetic", {"1", "2", "18446744073709551615"}},
+    {"order", {"thd", "htd", "bhtd"}},
+    {"seq", {"100", "2k", "3m"}},
+    {"batch", {"2", "3", "4"}},
+    {"heads", {"2", "4", "6"}},
+    {"kv-heads", {"1", "3", "4"}},
+    {"head-dim", {"16", "64", "96"}},
+    {"head-dim-v", {"16", "64", "96"}},
+    {"dtype", {"bf16", "fp16", "fp32"}},
+    {"mask", {"full", "causal", "full"}},
+    {"query-offset", {"-5", "0", "7"}},
+    {"window", {"5,-1", "-1,3", "1k,0"}},
+    {"softmax-scale", {"0.5", "1", "2e-3"}},
+    {"softcap", {"30", "50", "0.5"}},
+    {"world", {"2", "2,4", "2-1k*2"}},
+    {"machine", {"a.json", "b.toml", "c.json"}},
+    {"backend", {"cpu", "auto", "cuda"}},
+    {"kernel", {"cpu_fold", "auto", "other"}},
+    {"transport", {"self", "threads", "mpi"}},
+    {"ranks", {"1", "2", "64"}},
+    {"layout", {"striped", "zigzag", "contiguous"}},
+    {"stripe", {"128", "1k", "2k"}},
+    {"block", {"256", "4k", "8k"}},
+    {"memory", {"1g", "512m", "123456789"}},
+    {"overlap", {"on", "off", "on"}},
+    {"threads", {"1", "2", "all"}},
+    {"output", {"a.safetensors", "b.safetensors", "c.safetensors"}},
+    {"force", {"true", "false", "true"}},
+    {"json", {"a.json", "-", "c.json"}},
+    {"trace", {"a.json", "b.json", "c.json"}},
+    {"progress", {"auto", "on", "off"}},
+    {"color", {"auto", "always", "never"}},
+    {"quiet", {"true", "false", "true"}},
+    {"verbose", {"true", "false", "true"}},
+    {"print-config", {"true", "false", "true"}},
+    {"dry-run", {"true", "false", "true"}},
+    {"timeout", {"1.5", "60", "600"}},
+    {"checksum", {"true", "false", "true"}},
+    {"against", {"oracle", "a.safetensors", "b.safetensors"}},
+    {"rows", {"1", "64", "100"}},
+    {"record", {"a.json", "b.json", "c.json"}},
+    {"golden", {"a.json", "b.json", "c.json"}},
+    {"measure", {"true", "false", "true"}},
+};
+
+inline const FlagSamples* samples_of(std::string_view flag) {
+  for (const FlagSamples& samples : kFlagSamples) {
+    if (samples.flag == flag) return &samples;
+  }
+  return nullptr;
+}
+
+}  // namespace ringattn::testing

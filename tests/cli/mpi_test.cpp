@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+// The program under mpirun: the same bytes, one message, one exit code.
+#include <gtest/gtest.h>
+
+#include "tests/cli/report_schema.hpp"
+#include "tests/cli/tool.hpp"
+#include "tests/support/temporary_folder.hpp"
+
+namespace ringattn::testing {
+
+Finished mpi_tool(int ranks, const Words& words, const Variables& variables) {
+  Words launcher{RINGATTN_MPIRUN};
+  std::string flags = RINGATTN_MPIRUN_FLAGS;
+  for (std::size_t begin = 0; begin < flags.size();) {
+    const std::size_t end = std::min(flags.find(' ', begin), flags.size());
+    launcher.push_back(flags.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  Variables all{{"OMPI_ALLOW_RUN_AS_ROOT", "1"}, {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}};
+  all.insert(all.end(), variables.begin(), variables.end());
+  return run_program(launcher + Words{"-np", std::to_string(ranks), RINGATTN_TOOL} + words, all);
+}
+
+namespace {
+
+TEST(Mpi, WritesTheBytesOfOneRank) {
+  const TemporaryFolder folder;
+  FileShape shape;
+  shape.integers = {{"cu_seqlens_q", {0, 7, 7, 40}}};
+  const std::string input = folder.write("in.safetensors", safetensors_bytes(shape));
+  const std::string one = folder.file("one");
+  ASSERT_EQ(tool({"run", "--input", input, "--output", one}).code, 0);
+  for (const int ranks : {1, 2, 3}) {
+    const std::string many = folder.file("many" + std::to_string(ranks));
+    const Finished run = mpi_tool(ranks, {"run", "--input", input, "--output", many, "--json", "-"});
+    ASSERT_EQ(run.code, 0) << run.err;
+    EXPECT_TRUE(read_whole(many) == read_whole(one)) << ranks << " ranks";
+    EXPECT_EQ(check_report(run.out), "") << run.out;
+    EXPECT_EQ(json_at(run.out, "/world/ranks"), std::to_string(ranks));
+  }
+  EXPECT_EQ(folder.entries().size(), 5U);  // no temporary file stays
+}
+
+TEST(Mpi, VerifiesEveryWorldUpToItsOwn) {
+  const Finished run = mpi_tool(3, Words{"verify"} + small_job());
+  ASSERT_EQ(run.code, 0) << run.err;
+  EXPECT_TRUE(has(run.out, "# 14 shapes")) << run.out;
+  EXPECT_TRUE(run.out.ends_with("PASS\n")) << run.out;
+}
+
+TEST(Mpi, FailuresAreOneMessageAndOneCode) {
+  const TemporaryFolder folder;
+  const std::string bad = folder.write("bad.safetensors", "nonsense");
+  struct Case {
+    Words words;
+    int code;
+  };
+  const Case cases[] = {{{"run", "--softcp", "1"}, 2},
+                        {{"run"}, 2},
+                        {{"run", "--ranks", "2", "--synthetic", "7"}, 2},
+                        {{"frobnicate"}, 2},
+                        {{"run", "--input", bad, "--output", folder.file("out")}, 3},
+                        {{"run", "--synthetic", "7", "--head-dim", "12"}, 4},
+                        {{"run", "--synthetic", "7", "--memory", "4k"}, 5},
+                        {{"plan", "--mask", "none"}, 2},
+                        {{"verify", "--against", folder.file("none"), "--synthetic", "7", "--seq", "64"}, 3}};
+  for (const Case& failing : cases) {
+    const Finished run = mpi_tool(3, failing.words);
+    EXPECT_EQ(run.code, failing.code) << run.err;
+    EXPECT_EQ(count_messages(run.err), 1) << run.err;
+  }
+  EXPECT_EQ(folder.entries().size(), 1U);
+}
+
+TEST(Mpi, PrintsOnce) {
+  const auto lines_with = [](const std::string& text, const std::string& part) {
+    int count = 0;
+    for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
+    return count;
+  };
+  EXPECT_EQ(lines_with(mpi_tool(2, {"--version"}).out, "ringattn "), 1);
+  EXPECT_EQ(lines_with(mpi_tool(2, {"plan", "--world", "4"}).out, "# machine: "), 1);
+  EXPECT_EQ(lines_with(mpi_tool(2, {"info"}).out, "kernels, in order"), 1);
+  EXPECT_EQ(lines_with(mpi_tool(2, Words{"run"} + small_job()).out, "# job: "), 1);
+}
+
+TEST(Mpi, RanksThatWereConfiguredDifferentlyRefuse) {
+  // Rank 1 alone reads another length.
+  const Finished run =
+      run_program({"sh", "-c",
+                   std::string(RINGATTN_MPIRUN) + " " + RINGATTN_MPIRUN_FLAGS + " -np 1 " + RINGATTN_TOOL +
+                       " run --synthetic 7 --seq 64 : -np 1 " + RINGATTN_TOOL + " run --synthetic 7 --seq 65"},
+                  {{"OMPI_ALLOW_RUN_AS_ROOT", "1"}, {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}});
+  EXPECT_EQ(run.code, 2) << run.err;
+  EXPECT_EQ(count_messages(run.err), 1) << run.err;
+  EXPECT_TRUE(has(run.err, "seq = 65")) << run.err;
+}
+
+}  // namespace
+}  // namespace ringattn::testing

@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+// `ringattn verify`, `plan` and `info` end to end.
+#include <gtest/gtest.h>
+
+#include "tests/cli/report_schema.hpp"
+#include "tests/cli/tool.hpp"
+#include "tests/support/temporary_folder.hpp"
+
+namespace ringattn::testing {
+namespace {
+
+std::string replaced(std::string text, const std::string& from, const std::string& to) {
+  const std::size_t at = text.find(from);
+  if (at == std::string::npos) ADD_FAILURE() << from << " is not in " << text;
+  return at == std::string::npos ? text : text.replace(at, from.size(), to);
+}
+
+TEST(Verify, ComparesShapes) {
+  const Finished run = tool(Words{"verify"} + small_job());
+  ASSERT_EQ(run.code, 0) << run.out << run.err;
+  EXPECT_TRUE(has(run.out, "# 26 shapes, bit for bit")) << run.out;  // 2 alone, and 6 for each of 4 larger worlds
+  EXPECT_TRUE(has(run.out, "baseline")) << run.out;
+  EXPECT_TRUE(run.out.ends_with("PASS\n")) << run.out;
+  for (const char* layout : {"striped", "zigzag", "contiguous"}) EXPECT_TRUE(has(run.out, layout)) << run.out;
+}
+
+TEST(Verify, HoldsFixedWhatIsGiven) {
+  const Finished run = tool(Words{"verify", "--ranks", "3", "--layout", "zigzag", "--block", "64"} + small_job());
+  ASSERT_EQ(run.code, 0) << run.err;
+  EXPECT_TRUE(has(run.out, "# 3 shapes")) << run.out;
+  EXPECT_FALSE(has(run.out, "contiguous")) << run.out;
+}
+
+TEST(Verify, ComparesWithAFile) {
+  const TemporaryFolder folder;
+  const std::string path = folder.file("out.safetensors");
+  ASSERT_EQ(tool(Words{"run", "--output", path} + small_job()).code, 0);
+  const Finished same = tool(Words{"verify", "--ranks", "3", "--against", path} + small_job());
+  EXPECT_EQ(same.code, 0) << same.out << same.err;
+  EXPECT_TRUE(same.out.ends_with("PASS\n")) << same.out;
+
+  // One bit of the last element: the lse of the last token and head (fp32 tensors lie in the order out, lse or lse,
+  // out).
+  std::string bytes = read_whole(path);
+  bytes.back() = static_cast<char>(bytes.back() ^ 1);
+  folder.write("out.safetensors", bytes);
+  const TemporaryFolder reports;
+  const Finished other =
+      tool(Words{"verify", "--ranks", "2", "--against", path, "--json", reports.file("r")} + small_job());
+  EXPECT_EQ(other.code, 1) << other.out << other.err;
+  EXPECT_TRUE(has(other.out, "first difference: ")) << other.out;
+  EXPECT_TRUE(has(other.out, "sequence 0, token 299, head 3")) << other.out;
+  EXPECT_TRUE(has(other.out, "(0x")) << other.out;
+  EXPECT_TRUE(has(other.out, "ulp apart")) << other.out;
+  EXPECT_TRUE(other.out.ends_with("FAIL\n")) << other.out;
+  EXPECT_EQ(count_messages(other.err), 0) << other.err;
+  EXPECT_EQ(check_report(read_whole(reports.file("r"))), "");
+  EXPECT_EQ(json_at(read_whole(reports.file("r")), "/verdict"), "\"fail\"");
+
+  const Finished shape = tool(Words{"verify", "--against", path, "--synthetic", "7", "--seq", "200"});
+  EXPECT_EQ(shape.code, 3) << shape.err;
+  EXPECT_EQ(tool(Words{"verify", "--against", folder.file("none")} + small_job()).code, 3);
+}
+
+TEST(Verify, ComparesWithTheOracle) {
+  const Finished run = tool(Words{"verify", "--against", "oracle", "--ranks", "3"} + small_job());
+  ASSERT_EQ(run.code, 0) << run.out << run.err;
+  EXPECT_TRUE(has(run.out, "# 64 rows against the fp64 oracle")) << run.out;
+  const Finished few = tool(Words{"verify", "--against", "oracle", "--rows", "5"} + small_job());
+  EXPECT_TRUE(has(few.out, "# 5 rows against")) << few.out;
+  const Finished all =
+      tool({"verify", "--against", "oracle", "--rows", "1k", "--synthetic", "3", "--seq", "9", "--head-dim", "16"});
+  EXPECT_EQ(all.code, 2) << all.err;  // a number of rows, not a size
+  const Finished whole =
+      tool({"verify", "--against", "oracle", "--rows", "1000", "--synthetic", "3", "--seq", "9", "--head-dim", "16"});
+  EXPECT_TRUE(has(whole.out, "# 72 rows against")) << whole.out << whole.err;
+}
+
+TEST(Verify, TheOracleFollowsMasksSinksAndNan) {
+  const TemporaryFolder folder;
+  FileShape shape;
+  shape.integers = {{"cu_seqlens_q", {0, 7, 7, 40}}};
+  shape.sinks = {0.5F, -1.0F, 2.0F, 0.0F};
+  shape.plant_nan = true;
+  const std::string input = folder.write("in.safetensors", safetensors_bytes(shape));
+  for (const Words& flags :
+       {Words{}, {"--mask", "full"}, {"--window", "5,0"}, {"--softcap", "3"}, {"--query-offset", "-4"}}) {
+    const Finished run =
+        tool(Words{"verify", "--against", "oracle", "--rows", "160", "--ranks", "2", "--input", input} + flags);
+    EXPECT_EQ(run.code, 0) << run.out << run.err;
+    EXPECT_TRUE(has(run.out, "# 160 rows")) << run.out;
+  }
+}
+
+TEST(Verify, RecordsAndChecksGoldenFiles) {
+  const TemporaryFolder folder;
+  const std::string path = folder.file("golden.json");
+  const Finished record = tool(Words{"verify", "--record", path} + small_job());
+  ASSERT_EQ(record.code, 0) << record.err;
+  const auto check = [&](const Words& flags = {}) {
+    return tool(Words{"verify", "--golden", path} + (flags.empty() ? small_job() : flags));
+  };
+  EXPECT_EQ(check().code, 0) << check().err;
+  EXPECT_EQ(tool(Words{"verify", "--golden", path, "--ranks", "3"} + small_job()).code, 0);
+  EXPECT_EQ(tool(Words{"verify", "--record", path} + small_job()).code, 3);  // exists
+  EXPECT_EQ(tool(Words{"verify", "--record", path, "--force"} + small_job()).code, 0);
+
+  const std::string golden = read_whole(path);
+  const std::string digest = json_at(golden, "/digest_out").substr(1, 32);
+  folder.write("golden.json", replaced(golden, digest, std::string(32, '0')));
+  const Finished changed = check();
+  EXPECT_EQ(changed.code, 1) << changed.err;
+  EXPECT_TRUE(has(changed.out, digest)) << changed.out;
+
+  const std::string kernel = json_at(golden, "/kernel");
+  folder.write("golden.json", replaced(golden, kernel, "\"other_kernel\""));
+  EXPECT_EQ(check().code, 4) << check().err;
+  const std::string build = json_at(golden, "/build_id");
+  folder.write("golden.json", replaced(golden, build, "\"0123\""));
+  EXPECT_EQ(check().code, 4) << check().err;
+
+  folder.write("golden.json", golden);
+  const Finished other_job = check({"--synthetic", "8"});
+  EXPECT_EQ(other_job.code, 2) << other_job.err;
+
+  for (const std::string& text :
+       {std::string(), std::string("{}"), std::string("[]"), golden.substr(0, golden.size() / 2), golden + "x",
+        replaced(golden, digest, "short"), replaced(golden, "\"schema\": 1", "\"schema\": 2"),
+        replaced(golden, "\"kernel\"", "\"kernels\""), replaced(golden, kernel, "7"), replaced(golden, kernel, "[]")}) {
+    folder.write("golden.json", text);
+    const Finished bad = check();
+    EXPECT_EQ(bad.code, 3) << text << bad.err;
+    EXPECT_EQ(count_messages(bad.err), 1) << bad.err;
+  }
+}
+
+TEST(Verify, RefusesContradictions) {
+  EXPECT_EQ(tool(Words{"verify", "--against", "oracle", "--record", "x"} + small_job()).code, 2);
+  EXPECT_EQ(tool(Words{"verify", "--rows", "5"} + small_job()).code, 2);
+  EXPECT_EQ(tool({"verify"}).code, 2);
+}
+
+TEST(Plan, SpeaksOfThousandRanks) {
+  const Finished run = tool({"plan", "--world", "1024", "--seq", "2m", "--json", "-"});
+  ASSERT_EQ(run.code, 0) << run.err;
+  EXPECT_EQ(json_at(run.out, "/rows/0/world"), "1024");
+  EXPECT_NE(json_at(run.out, "/rows/0/ranks/1023/queries"), "absent");
+  EXPECT_EQ(json_at(run.out, "/rows/0/ranks/1024"), "absent");
+  EXPECT_LT(std::stod(json_at(run.out, "/rows/0/balance")), 1.1);
+  EXPECT_TRUE(has(run.err, "… 1024 ranks in all")) << run.err;
+}
+
+TEST(Plan, SaysWhoOwnsWhat) {
+  const Finished run = tool({"plan", "--world", "4", "--seq", "16k"});
+  ASSERT_EQ(run.code, 0) << run.err;
+  for (const char* part :
+       {"# rank 3 owns 4096 queries, 4096 keys", "# machine: default", "# block", "balance", "16384"}) {
+    EXPECT_TRUE(has(run.out, part)) << part << "\n" << run.out;
+  }
+  const Finished list = tool({"plan", "--world", "2,4", "--seq", "8k-32k*2", "--quiet"});
+  EXPECT_EQ(std::count(list.out.begin(), list.out.end(), '\n'), 6) << list.out;
+}
+
+TEST(Plan, KeepsTheMemoryBudgetOrSaysWhatDoesNotFit) {
+  const Finished refused = tool({"plan", "--world", "2", "--seq", "1m", "--memory", "16m"});
+  EXPECT_EQ(refused.code, 5) << refused.err;
+  EXPECT_EQ(count_messages(refused.err), 1) << refused.err;
+  const Finished list = tool({"plan", "--world", "2,1k", "--seq", "256k", "--memory", "64m"});
+  EXPECT_EQ(list.code, 0) << list.err;
+  EXPECT_TRUE(has(list.out, "# world 2, 262144 tokens: ")) << list.out;
+}
+
+TEST(Plan, ReadsMachineModels) {
+  const TemporaryFolder folder;
+  const std::string fast = folder.write("fast.toml",
+                                        "name = \"fast\"\nflops_per_second = 6e14\nlink_bytes_per_second = "
+                                        "3e11\nlatency_seconds = 1e-5\n");
+  const Finished run = tool({"plan", "--world", "8", "--seq", "1m", "--machine", fast});
+  EXPECT_TRUE(has(run.out, "# machine: fast; 6e+05 GFLOP/s and 300 GB/s a rank, latency 10 us")) << run.out << run.err;
+  for (const char* text : {"", "{}", "{\"flops_per_second\": -1}", "{\"flops\": 1}"}) {
+    const Finished bad = tool({"plan", "--machine", folder.write("bad.json", text)});
+    EXPECT_EQ(bad.code, 3) << text << bad.err;
+  }
+}
+
+TEST(Plan, PlansAFile) {
+  const TemporaryFolder folder;
+  const std::string input = folder.write("in.safetensors", safetensors_bytes({}));
+  const Finished run = tool({"plan", "--world", "3", "--input", input});
+  EXPECT_EQ(run.code, 0) << run.err;
+  EXPECT_TRUE(has(run.out, "fp32, heads 4/2")) << run.out;
+}
+
+TEST(Info, ShowsTablesAndReasons) {
+  const Finished run = tool({"info"}, {{"RINGATTN_PACE", "100m"}});
+  ASSERT_EQ(run.code, 0) << run.err;
+  for (const char* part : {"kernels, in order of preference", "cpu_fold", "transports", "threads",
+                           "RINGATTN_PACE = \"100m\" (environment)", "RINGATTN_TEST_LONG is not set"}) {
+    EXPECT_TRUE(has(run.out, part)) << part << "\n" << run.out;
+  }
+  EXPECT_TRUE(has(tool({"info", "--verbose"}).out, "RINGATTN_SOFTMAX_SCALE is not set"));
+  const Finished json = tool({"info", "--json", "-", "--quiet"});
+  EXPECT_NE(json_at(json.out, "/kernels/0/name"), "absent");
+  EXPECT_NE(json_at(json.out, "/transports/0/name"), "absent");
+  EXPECT_NE(json_at(json.out, "/variables/0/name"), "absent");
+  EXPECT_EQ(json_at(json.out, "/machine"), "null");
+}
+
+TEST(Info, MeasuresAMachineModelThatPlanReads) {
+  const TemporaryFolder folder;
+  const std::string path = folder.file("machine.json");
+  const Finished run = tool({"info", "--measure", "--ranks", "2", "--machine", path});
+  ASSERT_EQ(run.code, 0) << run.err;
+  EXPECT_GT(std::stod(json_at(read_whole(path), "/flops_per_second")), 1e6);
+  EXPECT_GT(std::stod(json_at(read_whole(path), "/link_bytes_per_second")), 1e6);
+  EXPECT_LT(std::stod(json_at(read_whole(path), "/latency_seconds")), 1.0);
+  EXPECT_EQ(tool({"plan", "--world", "4", "--machine", path}).code, 0);
+  EXPECT_EQ(tool({"info", "--measure", "--machine", path}).code, 3);  // exists
+  EXPECT_EQ(tool({"info", "--ranks", "2"}).code, 2);                  // nothing to do with ranks
+}
+
+}  // namespace
+}  // namespace ringattn::testing
