@@ -65,6 +65,20 @@ std::size_t fixed_bytes(const Job& job, const JobLayout& layout, const FoldKerne
          kernel.scratch_bytes(largest_task(job, layout, kernel, rank));
 }
 
+PlanOptions plan_options(const Job& job, const JobLayout& layout, const Options& options, const FoldKernel& kernel,
+                         Route route, bool staged_kv) {
+  PlanOptions result;
+  result.route = route;
+  result.block_tokens = options.block_tokens;
+  result.memory_budget = options.memory_budget;
+  result.checksum = options.checksum;
+  const int world = layout.queries.world();
+  for (int rank = 0; rank < world; ++rank) {  // ranks must cut the same blocks, so the neediest decides
+    result.fixed_bytes = std::max(result.fixed_bytes, fixed_bytes(job, layout, kernel, rank, staged_kv && world > 1));
+  }
+  return result;
+}
+
 // Threads for a host kernel where the caller names none: this process's processors, shared with the ranks that have the
 // same ones. Collective.
 int share_of_processors(Bootstrap& world, const Deadline& deadline) {
@@ -99,21 +113,19 @@ void check_view(std::string_view name, const TensorView& view, const FoldSpec& s
 
 }  // namespace
 
+Forecasts::Forecasts(const Job& job, const Options& options, const FoldKernel& kernel, Route route, int world,
+                     bool staged_kv)
+    : job_(job),
+      layout_(layout_of(job_, options, kernel, world)),
+      planner_(job_, layout_, {kernel.key_tile(), kernel.query_tile()}, options.machine,
+               plan_options(job_, layout_, options, kernel, route, staged_kv)) {}
+
 Forecast forecast(const Job& job, const Options& options, const FoldKernel& kernel, Route route, int world, int rank,
                   bool staged_kv) {
-  JobLayout layout = layout_of(job, options, kernel, world);
-  PlanOptions plan_options;
-  plan_options.route = route;
-  plan_options.block_tokens = options.block_tokens;
-  plan_options.memory_budget = options.memory_budget;
-  plan_options.checksum = options.checksum;
-  for (int r = 0; r < world; ++r) {  // ranks must cut the same blocks, so the neediest decides
-    plan_options.fixed_bytes =
-        std::max(plan_options.fixed_bytes, fixed_bytes(job, layout, kernel, r, staged_kv && world > 1));
-  }
-  Plan plan = make_plan(job, layout, {kernel.key_tile(), kernel.query_tile()}, options.machine, plan_options, rank);
+  const Forecasts all(job, options, kernel, route, world, staged_kv);
+  Plan plan = all.plan(rank);
   const Prediction prediction = predict(plan, options.machine);
-  return {std::move(layout), std::move(plan), prediction};
+  return {all.layout(), std::move(plan), prediction};
 }
 
 struct Attention::Impl {

@@ -115,15 +115,30 @@ class Attention {
   std::unique_ptr<Impl> impl_;
 };
 
-// Memory and parts of a plan, before anything runs: what `plan` prints and the constructor uses.
+// The plans of a world of `world` ranks, without ranks, devices or MPI: what `plan` prints and the constructor uses.
+// `staged_kv`: the caller's k and v are strided. Throws what the constructor of Attention throws of kUsage and kMemory.
+class Forecasts {
+ public:
+  Forecasts(const Job& job, const Options& options, const FoldKernel& kernel, Route route, int world,
+            bool staged_kv = false);
+  Forecasts(const Forecasts&) = delete;  // the planner refers to what is kept here
+  Forecasts& operator=(const Forecasts&) = delete;
+
+  const JobLayout& layout() const { return layout_; }
+  Plan plan(int rank) const { return planner_.plan(rank); }
+
+ private:
+  Job job_;
+  JobLayout layout_;
+  Planner planner_;
+};
+
+// The plan of one rank, with its prediction.
 struct Forecast {
   JobLayout layout;
   Plan plan;
   Prediction prediction;
 };
-
-// The plan of one rank of a world of `world`, without ranks, devices or MPI. `staged_kv`: the caller's k and v are
-// strided.
 Forecast forecast(const Job& job, const Options& options, const FoldKernel& kernel, Route route, int world, int rank,
                   bool staged_kv = false);
 

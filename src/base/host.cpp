@@ -13,6 +13,23 @@
 
 namespace ringattn {
 
+namespace {
+
+// A line of /proc/self/status that counts kB, in bytes; 0 where there is no such line.
+std::size_t status_bytes(std::string_view name) {
+  std::ifstream file("/proc/self/status");
+  for (std::string line; std::getline(file, line);) {
+    if (line.rfind(name, 0) != 0) continue;
+    std::istringstream fields(line.substr(name.size()));
+    std::size_t kilobytes = 0;
+    fields >> kilobytes;
+    return kilobytes * 1024;
+  }
+  return 0;
+}
+
+}  // namespace
+
 std::string host_name() {
   std::array<char, 256> name{};
   if (gethostname(name.data(), name.size() - 1) != 0) return "unknown";
@@ -42,16 +59,12 @@ std::string cpu_model() {
   return "unknown";
 }
 
-std::size_t resident_bytes() {
-  std::ifstream file("/proc/self/status");
-  std::size_t kilobytes = 0;
-  for (std::string line; std::getline(file, line);) {
-    if (line.rfind("RssAnon:", 0) != 0 && line.rfind("RssShmem:", 0) != 0) continue;
-    std::istringstream fields(line.substr(line.find(':') + 1));
-    std::size_t value = 0;
-    if (fields >> value) kilobytes += value;
-  }
-  return kilobytes * 1024;
+std::size_t resident_bytes() { return status_bytes("RssAnon:") + status_bytes("RssShmem:"); }
+
+std::size_t peak_resident_bytes() {
+  const std::size_t peak = status_bytes("VmHWM:");
+  const std::size_t files = status_bytes("RssFile:");
+  return peak > files ? peak - files : 0;
 }
 
 }  // namespace ringattn

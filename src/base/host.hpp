@@ -22,4 +22,7 @@ std::string cpu_model();
 // Memory of this process that no file backs (RssAnon + RssShmem), in bytes.
 std::size_t resident_bytes();
 
+// The most of it that there has been so far: the peak resident size less the file pages of now.
+std::size_t peak_resident_bytes();
+
 }  // namespace ringattn

@@ -22,6 +22,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/deadline.hpp"
@@ -110,7 +111,13 @@ class Transport : public Bootstrap {
 // An error that every rank of the world throws at the same point, so nobody is left waiting.
 class AgreedError : public Error {
  public:
-  using Error::Error;
+  // `rank`: where it happened; −1 if no rank is to be named.
+  AgreedError(ErrorCode code, std::string message, int rank = -1) : Error(code, std::move(message)), rank_(rank) {}
+
+  int rank() const { return rank_; }
+
+ private:
+  int rank_;
 };
 
 // If any rank passes an error, every rank throws that of the lowest such rank as an AgreedError, with the same code and

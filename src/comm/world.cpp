@@ -34,10 +34,10 @@ std::string mpi_unavailable() { return launched_by_mpi() ? "" : "this process wa
 #endif
 
 constexpr TransportRow kTable[] = {
-    {"self", "any", "one rank, nothing moves", always_available},
-    {"threads", "host", "N ranks are N threads of this process", always_available},
+    {"self", "any", "one rank, nothing moves", Route::kDirect, always_available},
+    {"threads", "host", "N ranks are N threads of this process", Route::kDirect, always_available},
 #if defined(RINGATTN_HAVE_MPI)
-    {"mpi", "host", "non-blocking sends and receives between processes", mpi_unavailable},
+    {"mpi", "host", "non-blocking sends and receives between processes", Route::kChain, mpi_unavailable},
 #endif
 };
 

@@ -18,6 +18,7 @@ struct TransportRow {
   std::string_view name;         // "self", "threads", "mpi"
   std::string_view memory;       // "any", "host", "device"
   std::string_view description;  // one line for people
+  Route route;                   // of the worlds that run_world() makes with it
   // Why it can't be used in this process; empty: it can.
   std::string (*unavailable)();
 };

@@ -28,7 +28,7 @@ VENDORS = {
     r"hwy/.*": r"src/kernels/cpu/.*|tests/kernels/.*",
     r"omp\.h": r"src/kernels/cpu/.*|src/attention/synthetic.*",
     r"nlohmann/.*": r"src/attention/.*|launch/.*|tests/.*",
-    r"toml\+\+/.*": r"launch/.*",
+    r"toml\+\+/.*": r"src/attention/flat_toml[^/]*",
     r"CLI/.*": r"launch/.*",
     r"xxhash\.h": r"src/attention/.*",
 }

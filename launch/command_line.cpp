@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// The only file that sees CLI11. It splits arguments, and nothing more: its own config file beats the environment, and
+// its numbers wrap (`--memory -1`).
+#include "launch/command_line.hpp"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+
+#include "base/error.hpp"
+#include "launch/commands.hpp"
+
+namespace ringattn {
+
+namespace {
+
+std::string flag_name(const FlagRow& row) {
+  return row.letter != 0 ? fmt::format("-{},--{}", row.letter, row.name) : fmt::format("--{}", row.name);
+}
+
+[[noreturn]] void refuse_unknown(unsigned command, std::string_view command_name, std::string_view argument) {
+  const std::string help = fmt::format("See `ringattn {} --help`.", command_name);
+  if (!argument.starts_with("-") || argument == "-") {
+    fail(ErrorCode::kUsage, fmt::format("\"{}\" belongs to no flag", argument), "all values follow a flag", help);
+  }
+  const std::string_view name = argument.substr(argument.starts_with("--") ? 2 : 1);
+  const std::string_view stem = name.substr(0, name.find('='));
+  std::vector<std::string_view> here;
+  for (const FlagRow& row : flag_table()) {
+    if ((row.commands & command) != 0) {
+      here.push_back(row.name);
+    } else if (row.name == stem && std::none_of(flag_table().begin(), flag_table().end(), [&](const FlagRow& other) {
+                 return other.name == stem && (other.commands & command) != 0;
+               })) {
+      fail(ErrorCode::kUsage, fmt::format("--{} is no flag of {}", stem, command_name),
+           fmt::format("it belongs to {}", command_names(row.commands)), help);
+    }
+  }
+  const std::string nearest = nearest_name(stem, here.data(), here.size());
+  fail(ErrorCode::kUsage, fmt::format("unknown flag {}", argument.substr(0, argument.find('='))), "",
+       nearest.empty() ? help : fmt::format("Did you mean --{}?", nearest));
+}
+
+}  // namespace
+
+CommandLine split_command_line(unsigned command, std::string_view command_name,
+                               const std::vector<std::string>& arguments) {
+  CommandLine line;
+  const std::vector<const FlagRow*> rows = flags_of(command);
+  std::vector<std::vector<std::string>> texts(rows.size());
+
+  CLI::App app;
+  app.set_help_flag();
+  app.allow_extras();
+  app.add_flag("-h,--help", line.help);
+  std::vector<CLI::Option*> options;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const std::string name = flag_name(*rows[i]);
+    if (rows[i]->kind == FlagKind::kSwitch) {
+      options.push_back(app.add_flag(name, texts[i]));
+    } else {
+      options.push_back(app.add_option(name, texts[i])->expected(1)->allow_extra_args(false));
+    }
+    options.back()->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  }
+
+  try {
+    std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());  // CLI11's order
+    app.parse(reversed);
+  } catch (const CLI::ArgumentMismatch& error) {
+    // The only way to get here: the last argument is a flag that takes a value.
+    fail(ErrorCode::kUsage, fmt::format("{} has no value", arguments.back()), "it takes one",
+         fmt::format("See `ringattn {} --help`.", command_name));
+  } catch (const CLI::ParseError& error) {
+    fail(ErrorCode::kUsage, "the arguments can't be read", error.what(),
+         fmt::format("See `ringattn {} --help`.", command_name));
+  }
+  if (line.help) return line;
+  for (const std::string& extra : app.remaining()) refuse_unknown(command, command_name, extra);
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const std::size_t count = options[i]->count();
+    if (count == 0) continue;
+    if (count > 1 || texts[i].size() != 1) {
+      fail(ErrorCode::kUsage, fmt::format("--{} is given {} times", rows[i]->name, std::max(count, texts[i].size())),
+           "one value would be ignored");
+    }
+    line.flags.push_back({rows[i], texts[i].front()});
+  }
+  return line;
+}
+
+}  // namespace ringattn

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launch/commands.hpp"
+
+#include <fmt/format.h>
+
+#include "comm/world.hpp"
+#include "launch/verify_shapes.hpp"
+
+namespace ringattn {
+
+namespace {
+
+bool always(const Config&) { return true; }
+bool never(const Config&) { return false; }
+
+std::optional<int> asked_ranks(const Config& config) { return config.options.ranks; }
+
+// Comparing shapes takes a world to split, also alone.
+std::optional<int> verify_ranks(const Config& config) {
+  const JobOptions& options = config.options;
+  const bool shapes = options.against.empty() && options.record.empty() && options.golden.empty();
+  if (options.ranks || !shapes || launched_by_mpi() || options.transport == "self") return options.ranks;
+  return kLargestLocalWorld;
+}
+
+constexpr CommandRow kTable[] = {
+    {"run",
+     kRun,
+     "compute attention",
+     {"ringattn run --synthetic 7 --seq 16k",
+      "mpirun -np 4 ringattn run --input qkv.safetensors --output out.safetensors --mask causal"},
+     "Computes exact attention over the ranks of this world, one rank alone included. O and LSE have the same bits "
+     "for\n"
+     "any number of ranks, layout, block size, transport and number of threads.",
+     always,
+     asked_ranks,
+     run_main},
+    {"verify",
+     kVerify,
+     "check a result: other shapes, an output file, fp64, a golden file",
+     {"ringattn verify --synthetic 7 --seq 4k",
+      "mpirun -np 3 ringattn verify --input qkv.safetensors --against oracle"},
+     "Without --against, --record or --golden: runs the job in other shapes (numbers of ranks, layouts, block sizes) "
+     "and\n"
+     "compares bits. --layout, --block and --ranks, where given, hold that side of the shapes fixed.",
+     always,
+     verify_ranks,
+     verify_main},
+    {"plan",
+     kPlan,
+     "say what a run would do: no MPI, no GPU, nothing computed",
+     {"ringattn plan --world 8 --seq 1m", "ringattn plan --world 2-1k*2 --seq 64k,2m --heads 32 --kv-heads 8"},
+     "Plans the job for --world ranks: who owns what, blocks, bytes, balance, memory, and the time that a machine "
+     "model\n"
+     "predicts.",
+     never,
+     asked_ranks,
+     plan_main},
+    {"info",
+     kInfo,
+     "show the build, this machine, kernels, transports, environment",
+     {"ringattn info", "mpirun -np 4 ringattn info --measure --machine machine.json"},
+     "What a report about a problem should hold; with --measure also the machine model that block sizes and "
+     "predictions\n"
+     "rest on.",
+     [](const Config& config) { return config.options.measure; },
+     asked_ranks,
+     info_main},
+};
+
+}  // namespace
+
+std::span<const CommandRow> command_table() { return kTable; }
+
+std::string command_names(unsigned bits) {
+  std::vector<std::string_view> names;
+  for (const CommandRow& command : kTable) {
+    if ((bits & command.bit) != 0) names.push_back(command.name);
+  }
+  std::string text;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    if (i > 0) text += i + 1 == names.size() ? " and " : ", ";
+    text += names[i];
+  }
+  return text;
+}
+
+}  // namespace ringattn

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// The table of subcommands. A subcommand is one row here and one file.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "comm/transport.hpp"
+#include "launch/config.hpp"
+
+namespace ringattn {
+
+// What a subcommand works with. `arguments` is the whole command line, for reports.
+struct Invocation {
+  Config config;
+  std::vector<std::string> arguments;
+  bool first_process = true;  // without a world: this process prints and writes
+};
+
+struct CommandRow {
+  std::string_view name;
+  unsigned bit;  // of FlagRow::commands
+  std::string_view summary;
+  std::string_view examples[2];
+  std::string_view description;
+  // Whether it needs ranks for this configuration; otherwise it runs once, without a world.
+  bool (*needs_world)(const Config& config);
+  // How many ranks to make in this process; nothing: one, or those that mpirun has started.
+  std::optional<int> (*ranks)(const Config& config);
+  // Runs on every rank (`world`), or once with nullptr. Returns the exit code; throws Error.
+  int (*main)(const Invocation& invocation, Transport* world);
+};
+
+std::span<const CommandRow> command_table();
+
+// "run, verify and plan", for the bits of FlagRow::commands.
+std::string command_names(unsigned bits);
+
+int run_main(const Invocation& invocation, Transport* world);
+int verify_main(const Invocation& invocation, Transport* world);
+int plan_main(const Invocation& invocation, Transport* world);
+int info_main(const Invocation& invocation, Transport* world);
+
+}  // namespace ringattn

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launch/config.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "attention/flat_table.hpp"
+#include "base/environment.hpp"
+#include "base/error.hpp"
+#include "base/size.hpp"
+#include "base/text_file.hpp"
+#include "launch/values.hpp"
+
+namespace ringattn {
+
+namespace {
+
+constexpr std::string_view kPrefix[] = {"RINGATTN_"};
+
+// The row of `name` that serves `command`; else any row of that name, else null.
+const FlagRow* find_flag(std::string_view name, unsigned command) {
+  const FlagRow* elsewhere = nullptr;
+  for (const FlagRow& row : flag_table()) {
+    if (row.name != name) continue;
+    if ((row.commands & command) != 0) return &row;
+    elsewhere = &row;
+  }
+  return elsewhere;
+}
+
+// Takes `text` over into `options` and `value`. `origin` names it in messages: "--mask", "RINGATTN_MASK", "mask in
+// job.toml".
+void apply(Config& config, const FlagRow& row, const std::string& text, Source source, std::string_view origin) {
+  try {
+    row.set(config.options, text);
+  } catch (const BadValue& bad) {
+    fail(ErrorCode::kUsage, fmt::format("{} is \"{}\"", origin, text), fmt::format("it takes {}", bad.accepted),
+         bad.suggestion);
+  }
+  for (ConfigValue& value : config.values) {
+    if (value.row != &row) continue;
+    value.source = source;
+    const auto size = row.kind == FlagKind::kSize ? parse_size(text) : std::nullopt;
+    value.text = size ? fmt::format("{}", *size) : text;
+    if (row.kind == FlagKind::kSwitch) value.text = parse_switch(text) ? "true" : "false";
+  }
+}
+
+void check_environment_names(std::span<const EnvironmentEntry> entries) {
+  std::vector<std::string> known;
+  for (const FlagRow& row : flag_table()) known.push_back(environment_twin(row.name));
+  for (const EnvironmentVariable& variable : environment_table()) known.emplace_back(variable.name);
+  const std::vector<std::string_view> names(known.begin(), known.end());
+  for (const EnvironmentEntry& entry : entries) {
+    if (std::find(names.begin(), names.end(), entry.name) != names.end()) continue;
+    const std::string nearest = nearest_name(entry.name, names.data(), names.size());
+    fail(ErrorCode::kUsage, fmt::format("unknown environment variable {}", entry.name),
+         "every RINGATTN_ variable must mean something",
+         nearest.empty() ? "`ringattn info` lists them." : fmt::format("Did you mean {}?", nearest));
+  }
+}
+
+bool is_toml_number(std::string_view text) {
+  try {
+    parse_integer(text, std::numeric_limits<std::int64_t>::min(), std::numeric_limits<std::int64_t>::max());
+    return true;
+  } catch (const BadValue&) {
+    return false;
+  }
+}
+
+}  // namespace
+
+std::string_view source_name(Source source) {
+  switch (source) {
+    case Source::kDefault:
+      return "default";
+    case Source::kFile:
+      return "config file";
+    case Source::kEnvironment:
+      return "environment";
+    case Source::kFlag:
+      return "flag";
+  }
+  return "default";
+}
+
+const ConfigValue& Config::value(std::string_view flag) const {
+  for (const ConfigValue& candidate : values) {
+    if (candidate.row->name == flag) return candidate;
+  }
+  static const ConfigValue absent;  // a flag that this subcommand doesn't have is never given
+  return absent;
+}
+
+std::string Config::origin(std::string_view flag) const {
+  const Source source = value(flag).source;
+  return source == Source::kFlag ? fmt::format("--{}", flag) : fmt::format("--{} ({})", flag, source_name(source));
+}
+
+std::vector<GivenFlag> read_config_text(unsigned command, std::string_view text, std::string_view name) {
+  std::vector<std::string_view> keys;
+  for (const FlagRow& row : flag_table()) {
+    if (row.name != "config") keys.push_back(row.name);
+  }
+  std::vector<GivenFlag> given;
+  for (FlatEntry& entry : parse_toml_table(text, name, ErrorCode::kUsage)) {
+    if (entry.key == "config") {
+      fail(ErrorCode::kUsage, fmt::format("{}, line {}: a config file can't name another", name, entry.line));
+    }
+    const FlagRow* row = find_flag(entry.key, command);
+    if (row == nullptr) {
+      const std::string nearest = nearest_name(entry.key, keys.data(), keys.size());
+      fail(ErrorCode::kUsage, fmt::format("{}, line {}: unknown key {}", name, entry.line, entry.key),
+           "keys are the long flags", nearest.empty() ? "" : fmt::format("Did you mean {}?", nearest));
+    }
+    given.push_back({row, std::move(entry.text)});
+  }
+  return given;
+}
+
+Config load_config(unsigned command, const std::vector<GivenFlag>& flags) {
+  const auto here = [&](const FlagRow* row) { return (row->commands & command) != 0; };
+  Config config;
+  for (const FlagRow* row : flags_of(command)) config.values.push_back({row, "", Source::kDefault});
+  for (const FlagRow* row : flags_of(command)) {
+    if (!row->fallback.empty()) apply(config, *row, std::string(row->fallback), Source::kDefault, row->name);
+  }
+
+  const std::vector<EnvironmentEntry> variables = environment_entries(kPrefix);
+  check_environment_names(variables);
+  environment();
+
+  std::string file;
+  if (const auto twin = environment_value(environment_twin("config"))) file = *twin;
+  for (const GivenFlag& flag : flags) {
+    if (flag.row->name == "config") file = flag.text;
+  }
+  if (!file.empty()) {
+    for (const GivenFlag& entry : read_config_text(command, read_text_file(file), file)) {
+      if (here(entry.row)) {
+        apply(config, *entry.row, entry.text, Source::kFile, fmt::format("{} in {}", entry.row->name, file));
+      }
+    }
+  }
+  for (const FlagRow* row : flags_of(command)) {
+    const std::string twin = environment_twin(row->name);
+    if (const auto text = environment_value(twin)) apply(config, *row, *text, Source::kEnvironment, twin);
+  }
+  for (const GivenFlag& flag : flags) {
+    apply(config, *flag.row, flag.text, Source::kFlag, fmt::format("--{}", flag.row->name));
+  }
+  return config;
+}
+
+std::string print_config(const Config& config) {
+  std::string text;
+  for (const ConfigValue& value : config.values) {
+    const std::string_view name = value.row->name;
+    if (name == "config" || name == "print-config") continue;  // would act again when the file is read
+    if (value.text.empty()) {
+      text += fmt::format("# {} is not set\n", name);
+      continue;
+    }
+    const bool bare =
+        value.row->kind == FlagKind::kSwitch || (value.row->kind != FlagKind::kText && is_toml_number(value.text));
+    text +=
+        fmt::format("{} = {}  # {}\n", name, bare ? value.text : toml_quoted(value.text), source_name(value.source));
+  }
+  return text;
+}
+
+}  // namespace ringattn

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// The layers of a configuration: flags beat the environment, the environment beats the config file, the file beats the
+// defaults. Every layer's values are read and checked, also those that a higher layer replaces.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "launch/command_line.hpp"
+#include "launch/flags.hpp"
+#include "launch/options.hpp"
+
+namespace ringattn {
+
+enum class Source { kDefault, kFile, kEnvironment, kFlag };
+std::string_view source_name(Source source);  // "default", "config file", "environment", "flag"
+
+struct ConfigValue {
+  const FlagRow* row = nullptr;
+  std::string text;  // sizes in full digits; empty: unset
+  Source source = Source::kDefault;
+};
+
+struct Config {
+  JobOptions options;
+  std::vector<ConfigValue> values;  // one a flag of the subcommand, in the table's order
+
+  const ConfigValue& value(std::string_view flag) const;
+  // Whether a user, in any layer, gave the flag a value.
+  bool given(std::string_view flag) const { return value(flag).source != Source::kDefault; }
+  // "--seq (environment)", for messages.
+  std::string origin(std::string_view flag) const;
+};
+
+// Merges the layers. Throws kUsage for a value that its flag doesn't take, an unknown RINGATTN_ variable or key, and
+// kFile when the config file can't be read.
+Config load_config(unsigned command, const std::vector<GivenFlag>& flags);
+
+// The layer of a config file alone, from its text: (flag, value) pairs. Throws kUsage.
+std::vector<GivenFlag> read_config_text(unsigned command, std::string_view text, std::string_view name);
+
+// Valid TOML that --config reads back, each value with its source in a comment.
+std::string print_config(const Config& config);
+
+}  // namespace ringattn

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launch/execution.hpp"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <span>
+
+#include "attention/digest.hpp"
+#include "attention/safetensors_writer.hpp"
+#include "base/build.hpp"
+#include "base/error.hpp"
+#include "launch/together.hpp"
+
+namespace ringattn {
+
+namespace {
+
+std::int64_t count_non_finite(const TensorView& view) {
+  std::int64_t count = 0;
+  const auto values = view.tokens * view.heads * view.dim;
+  const auto* bytes = static_cast<const std::byte*>(view.data);
+  if (view.dtype == Dtype::kF32) {
+    const auto* floats = static_cast<const float*>(view.data);
+    for (std::int64_t i = 0; i < values; ++i) count += std::isfinite(floats[i]) ? 0 : 1;
+    return count;
+  }
+  const unsigned exponent = view.dtype == Dtype::kBf16 ? 0x7f80U : 0x7c00U;
+  const auto* words = reinterpret_cast<const std::uint16_t*>(bytes);
+  for (std::int64_t i = 0; i < values; ++i) count += (words[i] & exponent) == exponent ? 1 : 0;
+  return count;
+}
+
+std::size_t bytes_of(std::int64_t tokens, std::int64_t heads, std::int64_t dim, std::size_t element) {
+  return static_cast<std::size_t>(tokens * heads * dim) * element;
+}
+
+}  // namespace
+
+MachineModel chosen_machine(const JobOptions& options) {
+  return options.machine.empty() ? MachineModel{} : read_machine_model(options.machine);
+}
+
+Options library_options(const Config& config, const Job& job) {
+  const JobOptions& from = config.options;
+  const bool sliding = !job.spec.mask.is_full() && !job.spec.mask.is_causal();
+  Options options;
+  options.kernel = {from.backend, from.kernel};
+  // A stripe was asked for: that is what tells the layouts apart.
+  const LayoutKind unasked = sliding && from.stripe == 0 ? LayoutKind::kContiguous : LayoutKind::kStriped;
+  options.layout = {from.layout.value_or(unasked), from.stripe};
+  if (from.stripe != 0 && options.layout.kind != LayoutKind::kStriped) {
+    fail(ErrorCode::kUsage, fmt::format("{} contradicts {}", config.origin("stripe"), config.origin("layout")),
+         fmt::format("{} sets the stripe", layout_name(options.layout.kind)), "Leave one of them out.");
+  }
+  options.block_tokens = from.block;
+  options.memory_budget = static_cast<std::size_t>(from.memory);
+  options.overlap = from.overlap;
+  options.checksum = from.checksum;
+  options.threads = from.threads;
+  options.timeout_seconds = from.timeout;
+  options.machine = chosen_machine(from);
+  return options;
+}
+
+TensorView RankResult::out_view(const FoldSpec& spec) const {
+  return dense_view(static_cast<const void*>(out.data()), spec.dtype, rows, spec.heads, spec.head_dim_v);
+}
+
+RowView RankResult::lse_view(const FoldSpec& spec) const {
+  return {reinterpret_cast<float*>(lse.data()), spec.heads, 1};
+}
+
+RankResult execute_job(const JobInput& input, Attention& attention, Transport& world, double timeout,
+                       const BlockDone& block_done) {
+  const Job& job = input.job();
+  const FoldSpec& spec = job.spec;
+  const std::size_t element = size_of(spec.dtype);
+  const std::int64_t q_rows = attention.q_rows();
+  const std::int64_t k_rows = attention.k_rows();
+  const JobLayout& layout = attention.layout();
+  const int rank = world.rank();
+
+  RankResult result;
+  result.rows = q_rows;
+  result.runs = packed_runs(layout.queries.runs(rank), job.cu_q());
+  Buffer q, k, v, workspace;
+  MutableTensorView views[3];
+  together(world, timeout, [&] {
+    Backend& backend = attention.backend();
+    q = backend.allocate(bytes_of(q_rows, spec.heads, spec.head_dim, element));
+    k = backend.allocate(bytes_of(k_rows, spec.kv_heads, spec.head_dim, element));
+    v = backend.allocate(bytes_of(k_rows, spec.kv_heads, spec.head_dim_v, element));
+    result.out = backend.allocate(bytes_of(q_rows, spec.heads, spec.head_dim_v, element));
+    result.lse = backend.allocate(bytes_of(q_rows, spec.heads, 1, sizeof(float)));
+    workspace = backend.allocate(attention.workspace_bytes());
+    views[0] = dense_view(static_cast<void*>(q.data()), spec.dtype, q_rows, spec.heads, spec.head_dim);
+    views[1] = dense_view(static_cast<void*>(k.data()), spec.dtype, k_rows, spec.kv_heads, spec.head_dim);
+    views[2] = dense_view(static_cast<void*>(v.data()), spec.dtype, k_rows, spec.kv_heads, spec.head_dim_v);
+    const std::vector<PackedRun> key_runs = packed_runs(layout.keys.runs(rank), job.cu_k());
+    input.read(SyntheticTensor::kQ, result.runs, views[0]);
+    input.read(SyntheticTensor::kK, key_runs, views[1]);
+    input.read(SyntheticTensor::kV, key_runs, views[2]);
+    result.non_finite = {count_non_finite(views[0]), count_non_finite(views[1]), count_non_finite(views[2])};
+  });
+
+  Inputs inputs{views[0], views[1], views[2], spec.sinks ? input.sinks().data() : nullptr};
+  const Outputs outputs{
+      dense_view(static_cast<void*>(result.out.data()), spec.dtype, q_rows, spec.heads, spec.head_dim_v),
+      result.lse_view(spec), std::nullopt};
+  result.stats =
+      attention.run(inputs, outputs, std::span<std::byte>(workspace.data(), workspace.bytes()), {}, block_done);
+  return result;
+}
+
+Digests digest_result(const JobInput& input, const RankResult& result, Transport& world, double timeout) {
+  const FoldSpec& spec = input.job().spec;
+  const std::int64_t tokens = input.job().q_tokens();
+  return {digest(world, result.out_view(spec), result.runs, tokens, timeout),
+          digest(world, result.lse_view(spec), spec.heads, result.runs, tokens, timeout)};
+}
+
+void write_output(const JobInput& input, const RankResult& result, const std::string& path, bool force,
+                  const std::vector<std::pair<std::string, std::string>>& metadata, Transport& world, double timeout) {
+  const FoldSpec& spec = input.job().spec;
+  const RowGrid& grid = input.out_grid();
+  SafetensorsPlan plan;
+  std::unique_ptr<SafetensorsWriter> writer;
+  together(world, timeout, [&] {
+    plan = plan_safetensors({{"out", file_dtype(spec.dtype), grid.shape()}, {"lse", FileDtype::kF32, lse_shape(grid)}},
+                            metadata);
+    if (world.rank() == 0) writer = SafetensorsWriter::create(plan, path, force);
+  });
+  const std::string mine = writer ? writer->temporary_path() : std::string();
+  const std::string temporary = gather_texts(world, mine, timeout).front();
+  together(world, timeout, [&] {
+    if (!writer) writer = SafetensorsWriter::open_existing(plan, temporary);
+  });
+  together(world, timeout, [&] {
+    writer->write_rows("out", grid, result.runs, result.out_view(spec));
+    writer->write_lse("lse", grid, result.runs, result.lse_view(spec));
+    writer->sync();
+  });
+  together(world, timeout, [&] {
+    if (world.rank() == 0) writer->commit();
+  });
+}
+
+std::vector<std::pair<std::string, std::string>> output_metadata(const Config& config, const Attention& attention,
+                                                                 const std::string& target, const Digests& digests) {
+  std::vector<std::pair<std::string, std::string>> metadata{
+      {"tool", fmt::format("ringattn {}", version())},
+      {"git", fmt::format("{}{}", git_revision(), git_dirty() ? "-dirty" : "")},
+      {"kernel", std::string(attention.kernel().row->name)},
+      {"target", target},
+      {"digest.out", digests.out},
+      {"digest.lse", digests.lse}};
+  for (const ConfigValue& value : config.values) {
+    const FlagGroup group = value.row->group;
+    const bool decides = group == FlagGroup::kInput || group == FlagGroup::kNumerics ||
+                         (group == FlagGroup::kShape && !config.given("input"));
+    if (decides && !value.text.empty()) metadata.emplace_back(fmt::format("config.{}", value.row->name), value.text);
+  }
+  return metadata;
+}
+
+}  // namespace ringattn

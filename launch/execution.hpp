@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// A job on this rank: options for the library, its rows of the input, the computation, its rows of the result.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "attention/attention.hpp"
+#include "attention/packed_run.hpp"
+#include "base/memory.hpp"
+#include "launch/config.hpp"
+#include "launch/job_input.hpp"
+
+namespace ringattn {
+
+// The library's options for a configuration; the layout depends on the job's mask. Throws kUsage and kFile.
+Options library_options(const Config& config, const Job& job);
+
+// The machine model that --machine names, or the default one. Throws kFile.
+MachineModel chosen_machine(const JobOptions& options);
+
+// Values of q, k and v that are NaN or infinite.
+struct NonFinite {
+  std::int64_t q = 0;
+  std::int64_t k = 0;
+  std::int64_t v = 0;
+};
+
+// This rank's rows of a finished job.
+struct RankResult {
+  std::vector<PackedRun> runs;  // packed query tokens of the rows
+  Buffer out;                   // [q_rows, heads, head_dim_v], the job's dtype
+  Buffer lse;                   // [q_rows, heads] fp32
+  std::int64_t rows = 0;
+  RunStats stats;
+  NonFinite non_finite;
+
+  TensorView out_view(const FoldSpec& spec) const;
+  RowView lse_view(const FoldSpec& spec) const;
+};
+
+// Collective over `world`, in which `attention` was made.
+RankResult execute_job(const JobInput& input, Attention& attention, Transport& world, double timeout,
+                       const BlockDone& block_done = {});
+
+struct Digests {
+  std::string out;
+  std::string lse;
+};
+
+// Collective.
+Digests digest_result(const JobInput& input, const RankResult& result, Transport& world, double timeout);
+
+// Writes the output file. Collective. `metadata` stands in the file's header.
+void write_output(const JobInput& input, const RankResult& result, const std::string& path, bool force,
+                  const std::vector<std::pair<std::string, std::string>>& metadata, Transport& world, double timeout);
+
+// What the output's header says: the part of the configuration that decides the result, and nothing of how it was run,
+// so that files of different worlds are equal byte for byte.
+std::vector<std::pair<std::string, std::string>> output_metadata(const Config& config, const Attention& attention,
+                                                                 const std::string& target, const Digests& digests);
+
+}  // namespace ringattn

@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launch/flags.hpp"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <limits>
+
+#include "launch/values.hpp"
+
+namespace ringattn {
+
+namespace {
+
+constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+constexpr std::int64_t kMostRanks = 1 << 20;
+
+template <auto kMember>
+void set_path(JobOptions& options, std::string_view text) {
+  options.*kMember = parse_text(text, "the name of a file");
+}
+template <auto kMember>
+void set_name(JobOptions& options, std::string_view text) {
+  options.*kMember = parse_text(text, "a name");
+}
+template <auto kMember>
+void set_switch(JobOptions& options, std::string_view text) {
+  options.*kMember = parse_switch(text);
+}
+template <auto kMember, std::int64_t kLeast>
+void set_tokens(JobOptions& options, std::string_view text) {
+  options.*kMember = parse_size_value(text, "tokens", kLeast, kMaxTokens);
+}
+template <auto kMember, int kMostValue>
+void set_count(JobOptions& options, std::string_view text) {
+  options.*kMember = static_cast<int>(parse_integer(text, 1, kMostValue));
+}
+template <auto kMember>
+void set_when(JobOptions& options, std::string_view text) {
+  constexpr std::string_view kChoices[] = {"auto", "on", "off"};
+  options.*kMember = static_cast<When>(parse_choice(text, kChoices));
+}
+
+// A number that fp32 can hold without becoming 0.
+double parse_fp32(std::string_view text, double least, double most) {
+  const double value = parse_real(text, least, most);
+  if (value != 0.0 && std::abs(value) < 1e-30) throw BadValue{"0, or a number of at least 1e-30"};
+  return value;
+}
+
+void set_tensors(JobOptions& options, std::string_view text) {
+  constexpr std::string_view kNames[] = {"q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "q_offset", "sinks"};
+  constexpr std::string TensorNames::*kTargets[] = {&TensorNames::q,
+                                                    &TensorNames::k,
+                                                    &TensorNames::v,
+                                                    &TensorNames::cu_seqlens_q,
+                                                    &TensorNames::cu_seqlens_k,
+                                                    &TensorNames::q_offset,
+                                                    &TensorNames::sinks};
+  TensorNames names;
+  bool given[std::size(kNames)] = {};
+  for (;;) {
+    const std::size_t comma = text.find(',');
+    const std::string_view entry = text.substr(0, comma);
+    const std::size_t equals = entry.find('=');
+    if (equals == std::string_view::npos) throw BadValue{"pairs such as q=layers.3.q,k=layers.3.k"};
+    const std::size_t tensor = parse_choice(entry.substr(0, equals), kNames);
+    if (given[tensor]) throw BadValue{fmt::format("each tensor once; {} stands there twice", kNames[tensor])};
+    given[tensor] = true;
+    names.*kTargets[tensor] = parse_text(entry.substr(equals + 1), "pairs such as q=layers.3.q,k=layers.3.k");
+    if (comma == std::string_view::npos) break;
+    text.remove_prefix(comma + 1);
+  }
+  options.tensors = names;
+}
+
+void set_window(JobOptions& options, std::string_view text) {
+  const std::size_t comma = text.find(',');
+  if (comma == std::string_view::npos) throw BadValue{"two numbers of tokens L,R, each -1 for unlimited"};
+  const auto side = [](std::string_view part) {
+    return part == "-1" ? -1 : parse_size_value(part, "tokens (-1 for unlimited)", 0, kMaxTokens);
+  };
+  options.window_left = side(text.substr(0, comma));
+  options.window_right = side(text.substr(comma + 1));
+}
+
+constexpr FlagRow kTable[] = {
+    // Input
+    {"input", 0, kRun | kVerify | kPlan, FlagGroup::kInput, FlagKind::kText, "FILE", "",
+     "safetensors file, or its *.index.json, with tensors q, k, v and, if wanted, cu_seqlens_q, cu_seqlens_k, q_offset, "
+     "sinks",
+     set_path<&JobOptions::input>},
+    {"tensors", 0, kRun | kVerify | kPlan, FlagGroup::kInput, FlagKind::kText, "q=NAME,k=NAME,v=NAME", "",
+     "other names of the input's tensors, e.g. q=layers.3.q", set_tensors},
+    {"synthetic", 0, kRun | kVerify | kPlan, FlagGroup::kInput, FlagKind::kNumber, "SEED", "",
+     "instead of a file: input as a function of (seed, tensor, token, head, dim), the same on every machine",
+     [](JobOptions& options, std::string_view text) { options.synthetic = parse_seed(text); }},
+    {"order", 0, kRun | kVerify | kPlan, FlagGroup::kInput, FlagKind::kText, "thd|htd|bthd|bhtd", "",
+     "axis order of q, k, v and out [thd for rank 3, bthd for rank 4]",
+     [](JobOptions& options, std::string_view text) {
+       constexpr std::string_view kChoices[] = {"thd", "htd", "bthd", "bhtd"};
+       options.order = static_cast<AxisOrder>(parse_choice(text, kChoices));
+     }},
+
+    // Shape
+    {"seq", 0, kRun | kVerify, FlagGroup::kShape, FlagKind::kSize, "TOKENS", "16k", "tokens of each sequence",
+     [](JobOptions& options, std::string_view text) {
+       options.seq = {parse_size_value(text, "tokens", 0, kMaxTokens)};
+     }},
+    {"seq", 0, kPlan, FlagGroup::kShape, FlagKind::kText, "LIST", "16k",
+     "tokens of each sequence; a list such as 8k,64k or 8k-2m*2 gives one row each",
+     [](JobOptions& options, std::string_view text) { options.seq = parse_size_list(text, "tokens", 0, kMaxTokens); }},
+    {"batch", 0, kRun | kVerify | kPlan, FlagGroup::kShape, FlagKind::kNumber, "B", "1", "sequences",
+     [](JobOptions& options, std::string_view text) { options.batch = parse_integer(text, 1, 1 << 24); }},
+    {"heads", 0, kRun | kVerify | kPlan, FlagGroup::kShape, FlagKind::kNumber, "H", "8", "query heads",
+     set_count<&JobOptions::heads, 1 << 16>},
+    {"kv-heads", 0, kRun | kVerify | kPlan, FlagGroup::kShape, FlagKind::kNumber, "HK", "2",
+     "K/V heads; they divide the query heads", set_count<&JobOptions::kv_heads, 1 << 16>},
+    {"head-dim", 0, kRun | kVerify | kPlan, FlagGroup::kShape, FlagKind::kNumber, "D", "128", "dimension of q and k",
+     set_count<&JobOptions::head_dim, 1 << 16>},
+    {"head-dim-v", 0, kRun | kVerify | kPlan, FlagGroup::kShape, FlagKind::kNumber, "DV", "",
+     "dimension of v and out [head-dim]", set_count<&JobOptions::head_dim_v, 1 << 16>},
+    {"dtype", 0, kRun | kVerify | kPlan, FlagGroup::kShape, FlagKind::kText, "bf16|fp16|fp32", "bf16",
+     "type of q, k, v and out",
+     [](JobOptions& options, std::string_view text) {
+       constexpr std::string_view kChoices[] = {"bf16", "fp16", "fp32"};
+       options.dtype = *parse_dtype(kChoices[parse_choice(text, kChoices)]);
+     }},
+
+    // Numerics
+    {"mask", 0, kRun | kVerify | kPlan, FlagGroup::kNumerics, FlagKind::kText, "full|causal", "causal",
+     "causal: row i stands at key position i + offset and sees no later key",
+     [](JobOptions& options, std::string_view text) {
+       constexpr std::string_view kChoices[] = {"full", "causal"};
+       options.mask = static_cast<MaskKind>(parse_choice(text, kChoices));
+     }},
+    {"query-offset", 0, kRun | kVerify | kPlan, FlagGroup::kNumerics, FlagKind::kNumber, "N", "",
+     "position of the first query among the keys; overrides q_offset [k_len - q_len of each sequence]",
+     [](JobOptions& options, std::string_view text) {
+       options.query_offset = parse_integer(text, -kMaxTokens, kMaxTokens);
+     }},
+    {"window", 0, kRun | kVerify | kPlan, FlagGroup::kNumerics, FlagKind::kText, "L,R", "-1,-1",
+     "the row at p sees keys p-L ... p+R inclusive, -1 = unlimited; causal sets R = 0; a sliding_window W of Hugging "
+     "Face is L = W-1",
+     set_window},
+    {"softmax-scale", 0, kRun | kVerify | kPlan, FlagGroup::kNumerics, FlagKind::kNumber, "X", "",
+     "scores are multiplied by it [1/sqrt(head-dim)]",
+     [](JobOptions& options, std::string_view text) { options.softmax_scale = parse_fp32(text, -1e30, 1e30); }},
+    {"softcap", 0, kRun | kVerify | kPlan, FlagGroup::kNumerics, FlagKind::kNumber, "X", "0",
+     "score becomes X * tanh(score / X), after scaling; 0 is off",
+     [](JobOptions& options, std::string_view text) { options.softcap = parse_fp32(text, 0.0, 1e30); }},
+
+    // Parallelism
+    {"world", 0, kPlan, FlagGroup::kParallelism, FlagKind::kText, "LIST", "1",
+     "ranks to plan for; a list such as 8,64 or 2-1k*2 gives one row each",
+     [](JobOptions& options, std::string_view text) { options.world = parse_size_list(text, "ranks", 1, kMostRanks); }},
+    {"machine", 0, kRun | kVerify | kPlan | kInfo, FlagGroup::kParallelism, FlagKind::kText, "FILE", "",
+     "machine model (JSON or TOML) that block sizes and predictions rest on; `info --measure` writes it",
+     set_path<&JobOptions::machine>},
+    {"backend", 0, kRun | kVerify | kPlan | kInfo, FlagGroup::kParallelism, FlagKind::kText, "NAME", "auto",
+     "auto, or a backend that must be used; `ringattn info` lists them", set_name<&JobOptions::backend>},
+    {"kernel", 0, kRun | kVerify | kPlan | kInfo, FlagGroup::kParallelism, FlagKind::kText, "NAME", "auto",
+     "auto, or a kernel that must be used; `ringattn info` lists them", set_name<&JobOptions::kernel>},
+    {"transport", 0, kRun | kVerify | kPlan | kInfo, FlagGroup::kParallelism, FlagKind::kText, "NAME", "auto",
+     "auto, or a transport that must be used; `ringattn info` lists them", set_name<&JobOptions::transport>},
+    {"ranks", 0, kRun | kVerify | kInfo, FlagGroup::kParallelism, FlagKind::kNumber, "N", "",
+     "makes N ranks in this process; under mpirun the world is mpirun's", set_count<&JobOptions::ranks, 1024>},
+    {"layout", 0, kRun | kVerify | kPlan, FlagGroup::kParallelism, FlagKind::kText, "striped|zigzag|contiguous", "",
+     "how tokens are dealt to ranks [striped, or contiguous for a sliding window]",
+     [](JobOptions& options, std::string_view text) {
+       constexpr std::string_view kChoices[] = {"striped", "zigzag", "contiguous"};
+       constexpr LayoutKind kKinds[] = {LayoutKind::kStriped, LayoutKind::kZigzag, LayoutKind::kContiguous};
+       options.layout = kKinds[parse_choice(text, kChoices)];
+     }},
+    {"stripe", 0, kRun | kVerify | kPlan, FlagGroup::kParallelism, FlagKind::kSize, "TOKENS", "",
+     "tokens that stay together on a rank [from the kernel's tiles]", set_tokens<&JobOptions::stripe, 1>},
+    {"block", 0, kRun | kVerify | kPlan, FlagGroup::kParallelism, FlagKind::kSize, "TOKENS", "",
+     "tokens of a block of keys [from the machine model and --memory]", set_tokens<&JobOptions::block, 1>},
+    {"memory", 0, kRun | kVerify | kPlan, FlagGroup::kParallelism, FlagKind::kSize, "BYTES", "",
+     "what a rank may use, inputs and outputs included [no limit]",
+     [](JobOptions& options, std::string_view text) { options.memory = parse_size_value(text, "bytes", 1, kMost); }},
+    {"overlap", 0, kRun | kVerify | kPlan, FlagGroup::kParallelism, FlagKind::kText, "on|off", "on",
+     "the next block travels while this one is folded", set_switch<&JobOptions::overlap>},
+    {"threads", 0, kRun | kVerify | kPlan | kInfo, FlagGroup::kParallelism, FlagKind::kNumber, "N", "all",
+     "threads of a rank on the CPU; all: the processors, divided among the ranks that share them",
+     [](JobOptions& options, std::string_view text) {
+       try {
+         options.threads = text == "all" ? 0 : static_cast<int>(parse_integer(text, 1, 4096));
+       } catch (BadValue& bad) {
+         throw BadValue{"all, or " + bad.accepted};
+       }
+     }},
+
+    // Output
+    {"output", 0, kRun, FlagGroup::kOutput, FlagKind::kText, "FILE", "",
+     "safetensors file for out and lse [nothing is written]", set_path<&JobOptions::output>},
+    {"force", 0, kRun | kVerify | kPlan | kInfo, FlagGroup::kOutput, FlagKind::kSwitch, "", "off",
+     "replace files that exist", set_switch<&JobOptions::force>},
+    {"json", 0, kRun | kVerify | kPlan | kInfo, FlagGroup::kOutput, FlagKind::kText, "FILE|-", "",
+     "report, also on failure; with - it goes to stdout and the table to stderr", set_path<&JobOptions::json>},
+    {"trace", 0, kRun, FlagGroup::kOutput, FlagKind::kText, "FILE", "",
+     "timeline of every rank's blocks, for Perfetto or chrome://tracing", set_path<&JobOptions::trace>},
+    {"progress", 0, kRun | kVerify, FlagGroup::kOutput, FlagKind::kText, "auto|on|off", "auto",
+     "auto: one line on a terminal, else a line every 10 s; on: a line for every block",
+     set_when<&JobOptions::progress>},
+    {"color", 0, kRun | kVerify | kPlan | kInfo, FlagGroup::kOutput, FlagKind::kText, "auto|always|never", "auto",
+     "auto: on a terminal, unless NO_COLOR is set",
+     [](JobOptions& options, std::string_view text) {
+       constexpr std::string_view kChoices[] = {"auto", "always", "never"};
+       options.color = static_cast<When>(parse_choice(text, kChoices));
+     }},
+    {"quiet", 'q', kRun | kVerify | kPlan | kInfo, FlagGroup::kOutput, FlagKind::kSwitch, "", "off",
+     "the result's line alone, without context", set_switch<&JobOptions::quiet>},
+    {"verbose", 'v', kRun | kVerify | kPlan | kInfo, FlagGroup::kOutput, FlagKind::kSwitch, "", "off",
+     "more context: every rank, every block", set_switch<&JobOptions::verbose>},
+    {"config", 0, kRun | kVerify | kPlan | kInfo, FlagGroup::kOutput, FlagKind::kText, "FILE", "",
+     "TOML table of flags; flags beat the environment, the environment beats the file",
+     set_path<&JobOptions::config>},
+    {"print-config", 0, kRun | kVerify | kPlan | kInfo, FlagGroup::kOutput, FlagKind::kSwitch, "", "off",
+     "print the effective configuration with the source of each value, and stop", set_switch<&JobOptions::print_config>},
+    {"dry-run", 0, kRun | kVerify, FlagGroup::kOutput, FlagKind::kSwitch, "", "off", "validate, plan, and stop",
+     set_switch<&JobOptions::dry_run>},
+
+    // Failure
+    {"timeout", 0, kRun | kVerify | kInfo, FlagGroup::kFailure, FlagKind::kNumber, "SECONDS", "60",
+     "of every single wait, after which the job ends with code 6",
+     [](JobOptions& options, std::string_view text) { options.timeout = parse_real(text, 0.001, 1e6); }},
+    {"checksum", 0, kRun | kVerify | kPlan, FlagGroup::kFailure, FlagKind::kSwitch, "", "off",
+     "verify each part of a block after its travels", set_switch<&JobOptions::checksum>},
+
+    // Verification
+    {"against", 0, kVerify, FlagGroup::kVerification, FlagKind::kText, "FILE|oracle", "",
+     "compare bits with an output file of `run`, or sampled rows with fp64", set_path<&JobOptions::against>},
+    {"rows", 0, kVerify, FlagGroup::kVerification, FlagKind::kNumber, "N", "64",
+     "rows that --against oracle samples, the first and the last among them",
+     [](JobOptions& options, std::string_view text) { options.rows = parse_integer(text, 1, 1 << 20); }},
+    {"record", 0, kVerify, FlagGroup::kVerification, FlagKind::kText, "FILE", "",
+     "write a golden file: digests, kernel, build, job", set_path<&JobOptions::record>},
+    {"golden", 0, kVerify, FlagGroup::kVerification, FlagKind::kText, "FILE", "",
+     "check digests against a golden file of the same kernel and build", set_path<&JobOptions::golden>},
+
+    // Measurement
+    {"measure", 0, kInfo, FlagGroup::kMeasurement, FlagKind::kSwitch, "", "off",
+     "measure compute rate, link rate and latency; written to --machine FILE, or printed", set_switch<&JobOptions::measure>},
+};
+
+}  // namespace
+
+std::span<const FlagRow> flag_table() { return kTable; }
+
+std::vector<const FlagRow*> flags_of(unsigned command) {
+  std::vector<const FlagRow*> rows;
+  for (const FlagRow& row : kTable) {
+    if ((row.commands & command) != 0) rows.push_back(&row);
+  }
+  return rows;
+}
+
+std::string environment_twin(std::string_view flag) {
+  std::string name = "RINGATTN_";
+  for (const char c : flag) name += c == '-' ? '_' : static_cast<char>(c >= 'a' && c <= 'z' ? c - 'a' + 'A' : c);
+  return name;
+}
+
+}  // namespace ringattn

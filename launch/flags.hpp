@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// The table of flags. A flag is one row, and the row gives all its layers: the long flag on the command line, its
+// environment twin RINGATTN_NAME, its key in a config file, its line in --help. Tests iterate it.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "launch/options.hpp"
+
+namespace ringattn {
+
+// Bits of FlagRow::commands.
+inline constexpr unsigned kRun = 1;
+inline constexpr unsigned kVerify = 2;
+inline constexpr unsigned kPlan = 4;
+inline constexpr unsigned kInfo = 8;
+
+enum class FlagGroup { kInput, kShape, kNumerics, kParallelism, kOutput, kFailure, kVerification, kMeasurement };
+inline constexpr std::string_view kGroupTitles[] = {
+    "Input", "Shape of synthetic input", "Numerics", "Parallelism", "Output", "Failure", "Verification", "Measurement"};
+
+// How a value is written in a config file.
+enum class FlagKind { kText, kNumber, kSize, kSwitch };
+
+struct FlagRow {
+  std::string_view name;  // without the dashes
+  char letter;            // of a short flag, or 0
+  unsigned commands;
+  FlagGroup group;
+  FlagKind kind;
+  std::string_view value;     // what --help shows behind the flag; empty for a switch
+  std::string_view fallback;  // the default, as text that `set` takes; empty: unset
+  std::string_view help;
+  // Takes over a value; throws BadValue.
+  void (*set)(JobOptions& options, std::string_view text);
+};
+
+std::span<const FlagRow> flag_table();
+
+// The rows of one subcommand.
+std::vector<const FlagRow*> flags_of(unsigned command);
+
+// "RINGATTN_SOFTMAX_SCALE" for "softmax-scale".
+std::string environment_twin(std::string_view flag);
+
+}  // namespace ringattn

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launch/help.hpp"
+
+#include <fmt/format.h>
+
+#include <iterator>
+
+#include "base/build.hpp"
+
+namespace ringattn {
+
+namespace {
+
+constexpr std::size_t kHelpColumn = 34;
+constexpr std::size_t kWidth = 110;
+
+constexpr std::string_view kExitCodes =
+    "Exit codes, the same on every rank:\n"
+    "  0  done\n"
+    "  1  wrong result, or a difference\n"
+    "  2  usage: flags, environment, config file\n"
+    "  3  a file is missing, malformed, unwritable, or exists\n"
+    "  4  can't be done here: forced kernel, missing device or library, unlike ranks\n"
+    "  5  memory: budget or device too small\n"
+    "  6  a peer failed, or a wait was too long\n"
+    "  7  a bug\n";
+
+// `text` broken at spaces, each line behind the first indented to the help column.
+void append_wrapped(std::string& target, std::string_view text) {
+  std::size_t column = kHelpColumn;
+  bool first = true;
+  while (!text.empty()) {
+    const std::size_t space = text.find(' ');
+    const std::string_view word = text.substr(0, space);
+    if (!first && column + 1 + word.size() > kWidth) {
+      target += '\n';
+      target.append(kHelpColumn, ' ');
+      column = kHelpColumn;
+      first = true;
+    }
+    if (!first) {
+      target += ' ';
+      ++column;
+    }
+    target += word;
+    column += word.size();
+    first = false;
+    text.remove_prefix(space == std::string_view::npos ? text.size() : space + 1);
+  }
+  target += '\n';
+}
+
+void append_flag(std::string& target, const FlagRow& row) {
+  std::string left =
+      row.letter != 0 ? fmt::format("  -{}, --{}", row.letter, row.name) : fmt::format("      --{}", row.name);
+  if (!row.value.empty()) left += fmt::format(" {}", row.value);
+  target += left;
+  if (left.size() + 2 > kHelpColumn) {
+    target += '\n';
+    target.append(kHelpColumn, ' ');
+  } else {
+    target.append(kHelpColumn - left.size(), ' ');
+  }
+  const bool show_default = !row.fallback.empty() && row.kind != FlagKind::kSwitch;
+  append_wrapped(target, show_default ? fmt::format("{} [{}]", row.help, row.fallback) : std::string(row.help));
+}
+
+}  // namespace
+
+std::string command_help(const CommandRow& command) {
+  std::string text = "Examples:\n";
+  for (const std::string_view example : command.examples) text += fmt::format("  {}\n", example);
+  text += fmt::format("\nringattn {}: {}.\n{}\n", command.name, command.summary, command.description);
+  for (std::size_t group = 0; group < std::size(kGroupTitles); ++group) {
+    bool titled = false;
+    for (const FlagRow* row : flags_of(command.bit)) {
+      if (static_cast<std::size_t>(row->group) != group) continue;
+      if (!titled) text += fmt::format("\n{}:\n", kGroupTitles[group]);
+      titled = true;
+      append_flag(text, *row);
+    }
+  }
+  text +=
+      "\nSizes take the suffixes k, m, g = 1024, 1024^2, 1024^3, in tokens and bytes. Defaults stand in brackets.\n"
+      "Every long flag has an environment twin, RINGATTN_ and its name in capitals with _ for -, and is a key of the\n"
+      "config file. Flags beat the environment, the environment beats the config file.\n\n";
+  text += kExitCodes;
+  return text;
+}
+
+std::string program_help() {
+  std::string text = "Examples:\n";
+  for (const std::string_view example : command_table()[0].examples) text += fmt::format("  {}\n", example);
+  text +=
+      "\nringattn: exact attention over long contexts, with the same bits on one rank and on many.\n\nSubcommands:\n";
+  for (const CommandRow& command : command_table()) text += fmt::format("  {:<10}{}\n", command.name, command.summary);
+  text += "\n`ringattn SUBCOMMAND --help` shows its flags, `ringattn --version` the version.\n\n";
+  text += kExitCodes;
+  return text;
+}
+
+std::string version_line() {
+  return fmt::format("ringattn {} (git {}{}, {}, {})\n", version(), git_revision(), git_dirty() ? "-dirty" : "",
+                     compiler(), build_type().empty() ? "custom build" : build_type());
+}
+
+}  // namespace ringattn

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+// `ringattn info`: what there is here, and why what isn't there isn't.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/build.hpp"
+#include "base/environment.hpp"
+#include "base/host.hpp"
+#include "base/json_writer.hpp"
+#include "base/size.hpp"
+#include "base/text_file.hpp"
+#include "comm/world.hpp"
+#include "kernels/registry.hpp"
+#include "launch/commands.hpp"
+#include "launch/execution.hpp"
+#include "launch/help.hpp"
+#include "launch/measure.hpp"
+#include "launch/report.hpp"
+#include "launch/screen.hpp"
+#include "launch/together.hpp"
+
+namespace ringattn {
+
+namespace {
+
+struct DeviceInfo {
+  std::string cpu = cpu_model();
+  int processors = usable_processors().count;
+  std::string host = host_name();
+  std::string target;  // instruction set of the first kernel that runs here
+};
+
+DeviceInfo find_device(const JobOptions& options) {
+  DeviceInfo device;
+  for (const KernelRow& row : kernel_table()) {
+    if (row.backend == "cpu" && row.unavailable().empty()) {
+      device.target = row.make_backend({std::max(1, options.threads)})->identity();
+      break;
+    }
+  }
+  return device;
+}
+
+std::string state_of(const std::string& obstacle) { return obstacle.empty() ? "yes" : "no"; }
+
+// Every variable that means something: those of the runtime, then the twins of flags that are set.
+struct VariableInfo {
+  std::string name;
+  std::string value;
+  bool set = false;
+  std::string meaning;
+};
+
+std::vector<VariableInfo> variables() {
+  std::vector<VariableInfo> all;
+  for (const EnvironmentVariable& row : environment_table()) {
+    const auto value = environment_value(row.name);
+    all.push_back({std::string(row.name), value.value_or(""), value.has_value(),
+                   fmt::format("{} ({})", row.meaning, row.accepts)});
+  }
+  std::string_view last;
+  for (const FlagRow& row : flag_table()) {
+    if (row.name == last) continue;  // a flag with two rows, one for each kind of value
+    last = row.name;
+    const std::string name = environment_twin(row.name);
+    const auto value = environment_value(name);
+    all.push_back({name, value.value_or(""), value.has_value(), fmt::format("as --{}", row.name)});
+  }
+  return all;
+}
+
+void print_tables(const Screen& screen, const DeviceInfo& device) {
+  std::string text = version_line();
+  text += fmt::format("build id    {}\n", build_id().empty() ? "none" : build_id());
+  text += fmt::format("host        {}: {}, {} processors for this process, {}\n", device.host, device.cpu,
+                      device.processors, device.target);
+  text += "\nkernels, in order of preference\n";
+  for (const KernelRow& row : kernel_table()) {
+    const std::string obstacle = row.unavailable();
+    text += fmt::format("  {:<16} {:<5} runs here: {}{}\n                   {}\n", row.name, row.backend,
+                        state_of(obstacle), obstacle.empty() ? "" : fmt::format(" ({})", obstacle), row.supports);
+  }
+  text += "\ntransports\n";
+  for (const TransportRow& row : transport_table()) {
+    const std::string obstacle = row.unavailable();
+    text += fmt::format("  {:<16} {:<5} runs here: {}{}\n                   {}\n", row.name, row.memory,
+                        state_of(obstacle), obstacle.empty() ? "" : fmt::format(" ({})", obstacle), row.description);
+  }
+  text += "\nenvironment\n";
+  for (const VariableInfo& variable : variables()) {
+    const bool twin = variable.meaning.starts_with("as --");
+    if (twin && !variable.set && !screen.verbose()) continue;
+    text += fmt::format("  {} {}\n                   {}\n", variable.name,
+                        variable.set ? fmt::format("= \"{}\" (environment)", variable.value) : "is not set",
+                        variable.meaning);
+  }
+  text += fmt::format("  flags of a job have twins, RINGATTN_ and the flag in capitals{}\n",
+                      screen.verbose() ? "" : "; --verbose lists them");
+  screen.print(text);
+}
+
+std::string info_json(const Invocation& invocation, const DeviceInfo& device, const MachineModel* machine) {
+  JsonWriter json;
+  json.begin_object();
+  write_document_head(json, "info", invocation);
+  json.member("compiler", compiler()).member("build_type", build_type());
+  json.key("device").begin_object().member("host", device.host).member("cpu", device.cpu);
+  json.member("processors", device.processors).member("target", device.target).end_object();
+  json.key("kernels").begin_array();
+  for (const KernelRow& row : kernel_table()) {
+    const std::string obstacle = row.unavailable();
+    json.begin_object().member("name", row.name).member("backend", row.backend).member("supports", row.supports);
+    json.member("available", obstacle.empty()).member("reason", obstacle).end_object();
+  }
+  json.end_array().key("transports").begin_array();
+  for (const TransportRow& row : transport_table()) {
+    const std::string obstacle = row.unavailable();
+    json.begin_object().member("name", row.name).member("memory", row.memory).member("description", row.description);
+    json.member("available", obstacle.empty()).member("reason", obstacle).end_object();
+  }
+  json.end_array().key("variables").begin_array();
+  for (const VariableInfo& variable : variables()) {
+    json.begin_object().member("name", variable.name).key("value");
+    if (variable.set) {
+      json.value(variable.value);
+    } else {
+      json.null();
+    }
+    json.member("source", variable.set ? "environment" : "default").member("meaning", variable.meaning).end_object();
+  }
+  json.end_array().key("machine");
+  if (machine == nullptr) {
+    json.null();
+  } else {
+    json.begin_object().member("name", machine->name).member("flops_per_second", machine->flops_per_second);
+    json.member("link_bytes_per_second", machine->link_bytes_per_second);
+    json.member("latency_seconds", machine->latency_seconds).end_object();
+  }
+  return json.key("error").null().end_object().text();
+}
+
+std::string machine_line(const MachineModel& machine) {
+  return fmt::format("{:.4g} GFLOP/s and {:.4g} GB/s a rank, latency {:.4g} us ({})", machine.flops_per_second / 1e9,
+                     machine.link_bytes_per_second / 1e9, machine.latency_seconds * 1e6, machine.name);
+}
+
+int measure_here(const Invocation& invocation, Transport& world) {
+  const Config& config = invocation.config;
+  const JobOptions& options = config.options;
+  const bool first = world.rank() == 0;
+  const Screen screen(options, first);
+  together(world, options.timeout, [&] {
+    if (!first) return;
+    if (!options.machine.empty()) check_new_file(options.machine, options.force, "--machine");
+    if (!options.json.empty() && options.json != "-") check_new_file(options.json, options.force, "--json");
+  });
+  const MachineModel machine = measure_machine(config, world);
+  together(world, options.timeout, [&] {
+    if (!first) return;
+    screen.context(fmt::format("measured on {} ranks: {}", world.size(), machine_line(machine)));
+    if (world.size() == 1) screen.context("one rank alone has no link: link rate and latency are the defaults");
+    const std::string text = machine_model_text(machine, options.machine);
+    if (options.machine.empty()) {
+      screen.print(text);
+    } else {
+      write_text_file(options.machine, text, options.force, "--machine");
+      screen.context(fmt::format("machine model: {}", options.machine));
+    }
+    write_json_document(options, info_json(invocation, find_device(options), &machine));
+  });
+  return 0;
+}
+
+}  // namespace
+
+int info_main(const Invocation& invocation, Transport* world) {
+  if (world != nullptr) return measure_here(invocation, *world);
+  const JobOptions& options = invocation.config.options;
+  for (const std::string_view flag : {"ranks", "transport", "kernel", "backend", "timeout"}) {
+    if (invocation.config.value(flag).source == Source::kFlag) {
+      fail(ErrorCode::kUsage, fmt::format("--{} needs --measure", flag), "info alone starts no ranks and no kernel");
+    }
+  }
+  const DeviceInfo device = find_device(options);
+  std::optional<MachineModel> machine;
+  if (!options.machine.empty()) machine = read_machine_model(options.machine);
+  const Screen screen(options, invocation.first_process);
+  print_tables(screen, device);
+  if (machine) screen.print(fmt::format("\nmachine model\n  {}\n", machine_line(*machine)));
+  if (invocation.first_process) {
+    write_json_document(options, info_json(invocation, device, machine ? &*machine : nullptr));
+  }
+  return 0;
+}
+
+}  // namespace ringattn

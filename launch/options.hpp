@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a user asked for, as plain values. flags.cpp fills it; nothing in here knows where a value came from.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "attention/layout.hpp"
+#include "attention/safetensors_rows.hpp"
+#include "base/dtype.hpp"
+
+namespace ringattn {
+
+enum class MaskKind { kFull, kCausal };
+enum class When { kAuto, kOn, kOff };
+
+// Names of a job's tensors in its file.
+struct TensorNames {
+  std::string q = "q";
+  std::string k = "k";
+  std::string v = "v";
+  std::string cu_seqlens_q = "cu_seqlens_q";
+  std::string cu_seqlens_k = "cu_seqlens_k";
+  std::string q_offset = "q_offset";
+  std::string sinks = "sinks";
+};
+
+struct JobOptions {
+  // Input
+  std::string input;  // empty: none
+  TensorNames tensors;
+  std::optional<std::uint64_t> synthetic;  // seed
+  std::optional<AxisOrder> order;
+
+  // Shape of synthetic input
+  std::vector<std::int64_t> seq;  // one for a job, any number for `plan`
+  std::int64_t batch = 1;
+  int heads = 8;
+  int kv_heads = 2;
+  int head_dim = 128;
+  std::optional<int> head_dim_v;  // absent: head_dim
+  Dtype dtype = Dtype::kBf16;
+
+  // Numerics
+  MaskKind mask = MaskKind::kCausal;
+  std::optional<std::int64_t> query_offset;
+  std::int64_t window_left = -1;
+  std::int64_t window_right = -1;
+  std::optional<double> softmax_scale;  // absent: 1 / √head_dim
+  double softcap = 0.0;                 // 0: off
+
+  // Parallelism
+  std::string backend = "auto";
+  std::string kernel = "auto";
+  std::string transport = "auto";
+  std::optional<int> ranks;
+  std::optional<LayoutKind> layout;  // absent: striped, or contiguous for a sliding window
+  std::int64_t stripe = 0;           // 0: from the tiles
+  std::int64_t block = 0;            // 0: from the machine and the memory budget
+  std::int64_t memory = 0;           // 0: no limit
+  bool overlap = true;
+  int threads = 0;                  // 0: all
+  std::vector<std::int64_t> world;  // of `plan`
+  std::string machine;              // file of a machine model; empty: the default model
+
+  // Output
+  std::string output;  // empty: nothing is written
+  bool force = false;
+  std::string json;  // "-": stdout; empty: no report
+  std::string trace;
+  When progress = When::kAuto;
+  When color = When::kAuto;
+  bool quiet = false;
+  bool verbose = false;
+  std::string config;
+  bool print_config = false;
+  bool dry_run = false;
+
+  // Failure
+  double timeout = 60.0;  // seconds
+  bool checksum = false;
+
+  // Verification
+  std::string against;  // "oracle", a file, or empty
+  std::int64_t rows = 64;
+  std::string record;
+  std::string golden;
+
+  // Measurement
+  bool measure = false;
+};
+
+}  // namespace ringattn

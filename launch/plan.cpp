@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0
+// `ringattn plan`: what a run would do, from the job's shape alone.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "base/host.hpp"
+#include "base/json_writer.hpp"
+#include "base/size.hpp"
+#include "base/text_file.hpp"
+#include "comm/world.hpp"
+#include "launch/commands.hpp"
+#include "launch/execution.hpp"
+#include "launch/help.hpp"
+#include "launch/job_input.hpp"
+#include "launch/job_text.hpp"
+#include "launch/report.hpp"
+#include "launch/screen.hpp"
+#include "launch/table.hpp"
+#include "launch/values.hpp"
+
+namespace ringattn {
+
+namespace {
+
+constexpr int kShownRanks = 8;  // without --verbose
+constexpr std::size_t kShownRuns = 4;
+
+// Over all ranks.
+struct BlockFigures {
+  std::int64_t first_token = 0;
+  std::int64_t last_token = 0;
+  double flops_sum = 0.0;
+  double flops_most = 0.0;
+  std::int64_t bytes_sum = 0;
+  std::int64_t bytes_most = 0;
+};
+
+struct WorldFigures {
+  int world = 1;
+  std::int64_t q_tokens = 0;
+  JobLayout layout;
+  std::vector<BlockFigures> blocks;
+  std::vector<double> rank_flops;
+  std::int64_t bytes_most = 0;  // that a rank receives
+  std::int64_t bytes_sum = 0;
+  std::size_t memory_most = 0;
+  double seconds = 0.0;  // of the slowest rank
+  double exposed_seconds = 0.0;
+
+  double flops() const { return std::accumulate(rank_flops.begin(), rank_flops.end(), 0.0); }
+  double balance() const {
+    const double mean = flops() / world;
+    return mean > 0.0 ? *std::max_element(rank_flops.begin(), rank_flops.end()) / mean : 1.0;
+  }
+  double rate_per_rank() const { return seconds > 0.0 ? flops() / seconds / world : 0.0; }
+};
+
+// Without overlap each transfer is waited for.
+Prediction predict_run(const Plan& plan, const Options& options) {
+  if (options.overlap) return predict(plan, options.machine);
+  Prediction prediction;
+  for (const BlockPlan& block : plan.blocks) {
+    Plan alone;
+    alone.blocks.push_back(block);
+    const Prediction one = predict(alone, options.machine);
+    prediction.seconds += one.seconds;
+    prediction.exposed_seconds += one.exposed_seconds;
+  }
+  return prediction;
+}
+
+WorldFigures plan_world(const Job& job, const Options& options, const FoldKernel& kernel, Route route, int world) {
+  const Forecasts forecasts(job, options, kernel, route, world);
+  WorldFigures figures{world, job.q_tokens(), forecasts.layout(), {}, {}, 0, 0, 0, 0.0, 0.0};
+  for (int rank = 0; rank < world; ++rank) {
+    const Plan plan = forecasts.plan(rank);
+    const Prediction prediction = predict_run(plan, options);
+    figures.blocks.resize(plan.blocks.size());
+    for (std::size_t b = 0; b < plan.blocks.size(); ++b) {
+      const BlockPlan& from = plan.blocks[b];
+      BlockFigures& to = figures.blocks[b];
+      to.first_token = from.first_token;
+      to.last_token = from.last_token;
+      to.flops_sum += from.flops;
+      to.flops_most = std::max(to.flops_most, from.flops);
+      to.bytes_sum += from.bytes_received;
+      to.bytes_most = std::max(to.bytes_most, from.bytes_received);
+    }
+    figures.rank_flops.push_back(plan.flops());
+    figures.bytes_most = std::max(figures.bytes_most, plan.bytes_received());
+    figures.bytes_sum += plan.bytes_received();
+    figures.memory_most = std::max(figures.memory_most, plan.memory_bytes);
+    figures.seconds = std::max(figures.seconds, prediction.seconds);
+    figures.exposed_seconds = std::max(figures.exposed_seconds, prediction.exposed_seconds);
+  }
+  return figures;
+}
+
+std::string mebibytes(double bytes) { return fmt::format("{:.2f}", bytes / 0x1p20); }
+
+std::string runs_text(std::span<const TokenRun> runs, bool all) {
+  std::string text;
+  const std::size_t shown = all ? runs.size() : std::min(runs.size(), kShownRuns);
+  for (std::size_t i = 0; i < shown; ++i) {
+    text += fmt::format("{}{}:{}-{}", i == 0 ? "" : ", ", runs[i].sequence, runs[i].begin, runs[i].end);
+  }
+  if (shown < runs.size()) text += fmt::format(", … {} runs in all", runs.size());
+  return text.empty() ? "nothing" : text;
+}
+
+// Who owns what: the ranks' query runs, as sequence:first-last.
+void print_owners(const Screen& screen, const WorldFigures& figures) {
+  const Layout& queries = figures.layout.queries;
+  const int shown = screen.verbose() ? figures.world : std::min(figures.world, kShownRanks);
+  for (int rank = 0; rank < shown; ++rank) {
+    screen.context(fmt::format("rank {} owns {} queries, {} keys: {}", rank, queries.tokens(rank),
+                               figures.layout.keys.tokens(rank), runs_text(queries.runs(rank), screen.verbose())));
+  }
+  if (shown < figures.world) {
+    screen.context(fmt::format("… {} ranks in all; --verbose shows every one", figures.world));
+  }
+}
+
+void print_blocks(const Screen& screen, const WorldFigures& figures) {
+  Table table({{"block"},
+               {"first key"},
+               {"last key"},
+               {"bytes/rank", "(MiB, most)"},
+               {"work/rank", "(GFLOP, most)"},
+               {"balance", "(max/mean)"}});
+  for (std::size_t b = 0; b < figures.blocks.size(); ++b) {
+    const BlockFigures& block = figures.blocks[b];
+    const double mean = block.flops_sum / figures.world;
+    table.add({fmt::format("{}", b), fmt::format("{}", block.first_token), fmt::format("{}", block.last_token),
+               mebibytes(static_cast<double>(block.bytes_most)), fmt::format("{:.4g}", block.flops_most / 1e9),
+               fmt::format("{:.4f}", mean > 0.0 ? block.flops_most / mean : 1.0)});
+  }
+  screen.print(table.text());
+}
+
+Table::Column const kSummary[] = {{"world"},
+                                  {"tokens"},
+                                  {"stripe"},
+                                  {"blocks"},
+                                  {"bytes/rank", "(MiB, most)"},
+                                  {"mem/rank", "(MiB, most)"},
+                                  {"balance", "(max/mean)"},
+                                  {"time", "(ms)"},
+                                  {"exposed", "(ms)"},
+                                  {"GFLOP/s", "per rank"}};
+
+std::vector<std::string> summary_row(const WorldFigures& figures) {
+  const std::int64_t stripe = figures.layout.request.stripe;
+  return {fmt::format("{}", figures.world),
+          fmt::format("{}", figures.q_tokens),
+          stripe > 0 ? fmt::format("{}", stripe) : "varies",
+          fmt::format("{}", figures.blocks.size()),
+          mebibytes(static_cast<double>(figures.bytes_most)),
+          mebibytes(static_cast<double>(figures.memory_most)),
+          fmt::format("{:.4f}", figures.balance()),
+          fmt::format("{:.3f}", figures.seconds * 1e3),
+          fmt::format("{:.3f}", figures.exposed_seconds * 1e3),
+          fmt::format("{:.1f}", figures.rate_per_rank() / 1e9)};
+}
+
+void write_row(JsonWriter& json, const WorldFigures& figures) {
+  json.begin_object().member("world", figures.world).member("tokens", figures.q_tokens);
+  json.member("layout", layout_name(figures.layout.request.kind)).member("stripe", figures.layout.request.stripe);
+  json.member("bytes_per_rank", figures.bytes_most).member("bytes_moved", figures.bytes_sum);
+  json.member("memory_per_rank", figures.memory_most).member("balance", figures.balance());
+  json.member("flops", figures.flops()).member("predicted_ms", figures.seconds * 1e3);
+  json.member("exposed_ms", figures.exposed_seconds * 1e3);
+  json.key("blocks").begin_array();
+  for (const BlockFigures& block : figures.blocks) {
+    json.begin_object().member("first_token", block.first_token).member("last_token", block.last_token);
+    json.member("bytes_per_rank", block.bytes_most).member("bytes_moved", block.bytes_sum);
+    json.member("flops", block.flops_sum).member("flops_most", block.flops_most).end_object();
+  }
+  json.end_array();
+  json.key("ranks").begin_array();
+  for (int rank = 0; rank < figures.world; ++rank) {
+    json.begin_object().member("queries", figures.layout.queries.tokens(rank));
+    json.member("keys", figures.layout.keys.tokens(rank));
+    json.member("flops", figures.rank_flops[static_cast<std::size_t>(rank)]).end_object();
+  }
+  json.end_array().end_object();
+}
+
+// How blocks will travel: as the named transport lets them or, for auto, as the one that joins processes does.
+Route planned_route(const Config& config) {
+  const std::string& name = config.options.transport;
+  const auto rows = transport_table();
+  if (name == "auto") return rows.back().route;
+  std::vector<std::string_view> names{"auto"};
+  for (const TransportRow& row : rows) {
+    if (row.name == name) return row.route;
+    names.push_back(row.name);
+  }
+  const std::string nearest = nearest_name(name, names.data(), names.size());
+  fail(ErrorCode::kUsage, fmt::format("{} is \"{}\"", config.origin("transport"), name),
+       fmt::format("this build has {}", join_choices(names)),
+       nearest.empty() ? "" : fmt::format("Did you mean \"{}\"?", nearest));
+}
+
+int plan_job(const Invocation& invocation) {
+  const Config& config = invocation.config;
+  const JobOptions& options = config.options;
+  const Screen screen(options, invocation.first_process);
+  if (!options.json.empty() && options.json != "-") check_new_file(options.json, options.force, "--json");
+
+  std::vector<JobInput> inputs;
+  if (config.given("input")) {
+    inputs.emplace_back(config, true);
+  } else {
+    for (const std::int64_t seq : options.seq) inputs.emplace_back(config, seq);
+  }
+  const Options library = library_options(config, inputs.front().job());
+  const KernelChoice choice = choose_kernel(inputs.front().job().spec, library.kernel);
+  const std::unique_ptr<Backend> backend =
+      choice.row->make_backend({library.threads > 0 ? library.threads : usable_processors().count, library.device});
+  const std::unique_ptr<FoldKernel> kernel = choice.row->make_kernel(inputs.front().job().spec, *backend);
+
+  const Route route = planned_route(config);
+  const std::string tool = version_line();
+  screen.context(tool.substr(0, tool.size() - 1));
+  screen.context(fmt::format(
+      "job: {}", inputs.size() == 1 ? job_text(inputs.front().job()) : describe(inputs.front().job().spec)));
+  screen.context(fmt::format("kernel: {}; tiles of {} keys", choice.reason, kernel->key_tile()));
+  screen.context(fmt::format("machine: {}; {:.4g} GFLOP/s and {:.4g} GB/s a rank, latency {:.4g} us",
+                             library.machine.name, library.machine.flops_per_second / 1e9,
+                             library.machine.link_bytes_per_second / 1e9, library.machine.latency_seconds * 1e6));
+
+  const std::size_t rows = inputs.size() * options.world.size();
+  JsonWriter json;
+  json.begin_object();
+  write_document_head(json, "plan", invocation);
+  json.member("kernel", choice.row->name).key("rows").begin_array();
+  Table summary({std::begin(kSummary), std::end(kSummary)});
+  std::optional<Error> misfit;
+  std::size_t fitting = 0;
+  for (const JobInput& input : inputs) {
+    for (const std::int64_t world : options.world) {
+      try {
+        const WorldFigures figures = plan_world(input.job(), library, *kernel, route, static_cast<int>(world));
+        if (rows == 1) {
+          screen.context(fmt::format("layout: {}", layout_text(figures.layout.request)));
+          print_owners(screen, figures);
+          print_blocks(screen, figures);
+        }
+        summary.add(summary_row(figures));
+        write_row(json, figures);
+        ++fitting;
+      } catch (const Error& error) {
+        // In a list, a world that is too small is an answer.
+        if (error.code() != ErrorCode::kMemory || rows == 1) throw;
+        if (!misfit) misfit = error;
+        screen.context(fmt::format("world {}, {} tokens: {}", world, input.job().q_tokens(), error.what()));
+        json.begin_object().member("world", world).member("tokens", input.job().q_tokens());
+        json.member("does_not_fit", error.what()).end_object();
+      }
+    }
+  }
+  if (fitting == 0 && misfit) throw Error(*misfit);
+  screen.print(summary.text(!options.quiet));
+  json.end_array().key("error").null().end_object();
+  if (invocation.first_process) write_json_document(options, json.text());
+  return 0;
+}
+
+}  // namespace
+
+int plan_main(const Invocation& invocation, Transport*) { return plan_job(invocation); }
+
+}  // namespace ringattn

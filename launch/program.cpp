@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launch/program.hpp"
+
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <exception>
+#include <functional>
+#include <new>
+#include <optional>
+
+#include "base/environment.hpp"
+#include "base/error.hpp"
+#include "comm/world.hpp"
+#include "launch/commands.hpp"
+#include "launch/help.hpp"
+#include "launch/report.hpp"
+#include "launch/screen.hpp"
+
+namespace ringattn {
+
+namespace {
+
+// Whether this process is the one that speaks for the job before its ranks know each other, or when they never will.
+bool is_first_process() {
+  for (const char* variable : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"}) {
+    if (const auto rank = environment_value(variable)) return *rank == "0";
+  }
+  return true;
+}
+
+const CommandRow& find_command(const std::string& name) {
+  std::vector<std::string_view> names;
+  for (const CommandRow& command : command_table()) {
+    if (command.name == name) return command;
+    names.push_back(command.name);
+  }
+  if (name.starts_with("-")) {
+    fail(ErrorCode::kUsage, fmt::format("{} stands before a subcommand", name),
+         fmt::format("the first argument is {}", command_names(kRun | kVerify | kPlan | kInfo)),
+         "See `ringattn --help`.");
+  }
+  const std::string nearest = nearest_name(name, names.data(), names.size());
+  fail(ErrorCode::kUsage, fmt::format("unknown subcommand {}", name), "",
+       nearest.empty() ? "See `ringattn --help`." : fmt::format("Did you mean {}?", nearest));
+}
+
+// What the arguments ask for.
+struct Request {
+  const CommandRow* command = nullptr;
+  Invocation invocation;
+  std::string text;            // only this text, and the end
+  std::optional<Error> error;  // of reading the arguments
+};
+
+Request read_arguments(const std::vector<std::string>& arguments) {
+  Request request;
+  request.invocation.arguments = arguments;
+  request.invocation.first_process = is_first_process();
+  try {
+    if (arguments.size() < 2) {
+      fail(ErrorCode::kUsage, "no subcommand", command_names(kRun | kVerify | kPlan | kInfo), "See `ringattn --help`.");
+    }
+    const std::string& first = arguments[1];
+    if (first == "--help" || first == "-h" || first == "help") {
+      request.text = program_help();
+    } else if (first == "--version") {
+      request.text = version_line();
+    } else {
+      request.command = &find_command(first);
+      const CommandLine line =
+          split_command_line(request.command->bit, request.command->name, {arguments.begin() + 2, arguments.end()});
+      if (line.help) {
+        request.text = command_help(*request.command);
+        return request;
+      }
+      for (const GivenFlag& flag : line.flags) {  // so that a configuration that can't be read is reported
+        if (flag.row->name == "json") request.invocation.config.options.json = flag.text;
+      }
+      request.invocation.config = load_config(request.command->bit, line.flags);
+      if (request.invocation.config.options.print_config) request.text = print_config(request.invocation.config);
+    }
+  } catch (const Error& error) {
+    request.error = error;
+  }
+  return request;
+}
+
+// Ranks that were started on different hosts may have read different configurations.
+void agree_on_configuration(const Config& config, Transport& world) {
+  const std::string mine = print_config(config);
+  const std::vector<std::string> all = world.all_gather(mine, Deadline::after(config.options.timeout));
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank] == all[0]) continue;
+    std::size_t at = 0;
+    while (at < all[rank].size() && at < all[0].size() && all[rank][at] == all[0][at]) ++at;
+    const auto line = [at](const std::string& text) {
+      const std::size_t begin = at == 0 ? 0 : text.rfind('\n', at - 1) + 1;
+      return text.substr(begin, text.find('\n', begin) - begin);
+    };
+    throw AgreedError(
+        ErrorCode::kUsage,
+        fmt::format("rank {} and rank 0 have different configurations ({} against {}). Give all ranks the "
+                    "same flags, environment and config file.",
+                    rank, line(all[rank]), line(all[0])));
+  }
+}
+
+// Runs `work`; what isn't an Error becomes one.
+int guarded(const std::function<int()>& work) {
+  try {
+    return work();
+  } catch (const Error&) {
+    throw;
+  } catch (const std::bad_alloc&) {
+    fail(ErrorCode::kMemory, "out of host memory", "an allocation was refused", "Use more ranks, or set --memory.");
+  } catch (const std::exception& error) {
+    fail(ErrorCode::kInternal, "a bug", error.what(), "Please report it with the output of `ringattn info`.");
+  }
+}
+
+int execute(const Request& request) {
+  const Invocation& invocation = request.invocation;
+  const JobOptions& options = invocation.config.options;
+  const auto print_error = [&](const Error& error) { print_error_line(error.what(), options.color); };
+  try {
+    if (request.error) throw Error(*request.error);
+    if (!request.command->needs_world(invocation.config)) {
+      return guarded([&] { return request.command->main(invocation, nullptr); });
+    }
+    return run_world(
+        {options.transport, request.command->ranks(invocation.config), environment().pace, options.timeout},
+        [&](Transport& world) {
+          return guarded([&] {
+            agree_on_configuration(invocation.config, world);
+            return request.command->main(invocation, &world);
+          });
+        },
+        print_error);
+  } catch (const Error& error) {
+    if (invocation.first_process) {
+      report_failure(invocation, request.command == nullptr ? "" : request.command->name, error);
+    }
+    return end_without_world(error, print_error);
+  }
+}
+
+}  // namespace
+
+int run_program(const std::vector<std::string>& arguments) {
+  const Request request = read_arguments(arguments);
+  if (!request.text.empty() && !request.error) {
+    if (request.invocation.first_process) {
+      std::fputs(request.text.c_str(), stdout);
+      if (std::fflush(stdout) != 0) return static_cast<int>(ErrorCode::kFile);
+    }
+    return 0;
+  }
+  return execute(request);
+}
+
+}  // namespace ringattn

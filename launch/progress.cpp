@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launch/progress.hpp"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cstdio>
+
+namespace ringattn {
+
+ProgressDisplay::ProgressDisplay(const JobOptions& options, bool shown) {
+  if (!shown || options.progress == When::kOff) {
+    mode_ = Mode::kNone;
+  } else if (options.progress == When::kOn) {
+    mode_ = Mode::kEveryStep;
+  } else if (options.quiet) {
+    mode_ = Mode::kNone;
+  } else {
+    mode_ = ::isatty(STDERR_FILENO) == 1 ? Mode::kTerminal : Mode::kEvery10Seconds;
+  }
+}
+
+ProgressDisplay::~ProgressDisplay() { clear(); }
+
+void ProgressDisplay::update(std::string_view what, std::int64_t done, std::int64_t all) {
+  if (mode_ == Mode::kNone) return;
+  const Clock::time_point now = Clock::now();
+  // A terminal's line is rewritten at most ten times a second.
+  const auto pause = mode_ == Mode::kEvery10Seconds ? std::chrono::milliseconds(10000) : std::chrono::milliseconds(100);
+  if (mode_ != Mode::kEveryStep && now - last_ < pause) return;
+  last_ = now;
+  const std::string text = progress_text(what, done, all, std::chrono::duration<double>(now - start_).count());
+  fmt::print(stderr, mode_ == Mode::kTerminal ? "\r\x1b[K{}" : "ringattn: {}\n", text);
+  std::fflush(stderr);
+  line_shown_ = mode_ == Mode::kTerminal;
+}
+
+void ProgressDisplay::clear() {
+  if (!line_shown_) return;
+  std::fputs("\r\x1b[K", stderr);
+  std::fflush(stderr);
+  line_shown_ = false;
+}
+
+std::string progress_text(std::string_view what, std::int64_t done, std::int64_t all, double seconds) {
+  std::string text = fmt::format("{} {} of {}, {:.1f} s", what, done, all, seconds);
+  if (done > 0 && done < all) {
+    text += fmt::format(", about {:.1f} s left", seconds * static_cast<double>(all - done) / static_cast<double>(done));
+  }
+  return text;
+}
+
+}  // namespace ringattn

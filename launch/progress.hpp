@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// Progress on stderr: one line that is rewritten on a terminal, else a line every 10 s.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "launch/options.hpp"
+
+namespace ringattn {
+
+class ProgressDisplay {
+ public:
+  // `shown`: false on all ranks but one.
+  ProgressDisplay(const JobOptions& options, bool shown);
+  ~ProgressDisplay();
+  ProgressDisplay(const ProgressDisplay&) = delete;
+  ProgressDisplay& operator=(const ProgressDisplay&) = delete;
+
+  // `done` of `all` steps of `what` ("block") are done.
+  void update(std::string_view what, std::int64_t done, std::int64_t all);
+  // Removes the line from a terminal.
+  void clear();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  enum class Mode { kNone, kTerminal, kEvery10Seconds, kEveryStep };
+
+  Mode mode_;
+  bool line_shown_ = false;
+  Clock::time_point start_ = Clock::now();
+  Clock::time_point last_ = start_;
+};
+
+// "block 3 of 12, 4.1 s, about 12.3 s left"
+std::string progress_text(std::string_view what, std::int64_t done, std::int64_t all, double seconds);
+
+}  // namespace ringattn

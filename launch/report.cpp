@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launch/report.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstdio>
+
+#include "base/build.hpp"
+#include "base/environment.hpp"
+#include "base/host.hpp"
+#include "base/json_writer.hpp"
+#include "base/text_file.hpp"
+#include "launch/together.hpp"
+
+namespace ringattn {
+
+namespace {
+
+constexpr int kSchema = 1;
+constexpr std::string_view kReportedVariables[] = {"RINGATTN_", "NCCL_", "CUDA_VISIBLE_DEVICES", "OMP_"};
+
+void write_config(JsonWriter& json, const Config& config) {
+  json.key("config").begin_object();
+  for (const ConfigValue& value : config.values) {
+    json.key(value.row->name);
+    std::int64_t number = 0;
+    const char* end = value.text.data() + value.text.size();
+    if (value.text.empty()) {
+      json.null();
+    } else if (value.row->kind == FlagKind::kSwitch) {
+      json.value(value.text == "true");
+    } else if (value.row->kind != FlagKind::kText && std::from_chars(value.text.data(), end, number).ptr == end) {
+      json.value(number);
+    } else {
+      json.value(value.text);
+    }
+  }
+  json.end_object();
+  json.key("config_sources").begin_object();
+  for (const ConfigValue& value : config.values) {
+    if (value.source != Source::kDefault) json.member(value.row->name, source_name(value.source));
+  }
+  json.end_object();
+}
+
+void write_texts(JsonWriter& json, std::string_view name, const std::vector<std::string>& texts) {
+  json.key(name).begin_array(true);
+  for (const std::string& text : texts) json.value(text);
+  json.end_array();
+}
+
+void write_measurements(JsonWriter& json, const Report& report) {
+  if (report.figures.empty()) {
+    for (const char* name : {"samples_ms", "time_ms", "tflops_per_rank", "exposed_ms", "memory_peak_bytes"}) {
+      json.key(name).null();
+    }
+    return;
+  }
+  json.key("samples_ms").begin_array(true).begin_array(true);  // one repetition
+  for (const RankFigures& rank : report.figures) json.value(rank.seconds * 1e3);
+  json.end_array().end_array();
+  const double milliseconds = report.slowest_seconds() * 1e3;
+  json.key("time_ms").begin_object();
+  for (const char* name : {"median", "p10", "p90"}) json.member(name, milliseconds);
+  json.end_object();
+  json.member("tflops_per_rank", report.flops_per_second_per_rank() / 1e12);
+  json.member("exposed_ms", report.most_exposed_seconds() * 1e3);
+  json.member("memory_peak_bytes", report.memory_peak());
+}
+
+}  // namespace
+
+double Report::slowest_seconds() const {
+  double most = 0.0;
+  for (const RankFigures& rank : figures) most = std::max(most, rank.seconds);
+  return most;
+}
+
+double Report::most_exposed_seconds() const {
+  double most = 0.0;
+  for (const RankFigures& rank : figures) most = std::max(most, rank.exposed_seconds);
+  return most;
+}
+
+double Report::flops_per_second_per_rank() const {
+  const double seconds = slowest_seconds();
+  return seconds > 0.0 ? flops / seconds / std::max(1, ranks) : 0.0;
+}
+
+std::size_t Report::memory_peak() const {
+  std::size_t most = 0;
+  for (const RankFigures& rank : figures) most = std::max(most, rank.memory_peak);
+  return most;
+}
+
+void write_document_head(JsonWriter& json, std::string_view command, const Invocation& invocation) {
+  json.member("schema", kSchema).member("command", command);
+  json.key("tool").begin_object();
+  json.member("version", version()).member("git", git_revision()).member("dirty", git_dirty());
+  json.member("build_id", build_id()).end_object();
+  write_texts(json, "argv", invocation.arguments);
+  write_config(json, invocation.config);
+  json.key("environment").begin_object();
+  for (const EnvironmentEntry& entry : environment_entries(kReportedVariables)) json.member(entry.name, entry.value);
+  json.end_object();
+}
+
+std::string report_text(const Report& report) {
+  JsonWriter json;
+  json.begin_object();
+  write_document_head(json, report.command, *report.invocation);
+  if (report.ranks == 0) {
+    json.key("world").null();
+  } else {
+    json.key("world").begin_object().member("ranks", report.ranks).member("transport", report.transport);
+    write_texts(json, "hosts", report.hosts);
+    write_texts(json, "devices", report.devices);
+    json.end_object();
+  }
+  if (report.kernel.empty()) {
+    json.key("kernel").null();
+  } else {
+    json.key("kernel").begin_object().member("name", report.kernel).member("reason", report.kernel_reason).end_object();
+  }
+  if (report.plan) {
+    json.key("plan").begin_object().member("blocks", report.plan->blocks).member("layout", report.plan->layout);
+    json.member("stripe", report.plan->stripe).member("bytes_moved", report.plan->bytes_moved);
+    json.member("memory_per_rank", report.plan->memory_per_rank);
+    json.member("predicted_ms", report.plan->predicted_seconds * 1e3).end_object();
+  } else {
+    json.key("plan").null();
+  }
+  write_measurements(json, report);
+  if (report.digests) {
+    json.key("digest").begin_object().member("out", report.digests->out).member("lse", report.digests->lse);
+    json.end_object();
+  } else {
+    json.key("digest").null();
+  }
+  NonFinite non_finite;
+  for (const RankFigures& rank : report.figures) {
+    non_finite.q += rank.non_finite.q;
+    non_finite.k += rank.non_finite.k;
+    non_finite.v += rank.non_finite.v;
+  }
+  json.key("non_finite_inputs").begin_object();
+  json.member("q", non_finite.q).member("k", non_finite.k).member("v", non_finite.v).end_object();
+  if (report.verdict.empty()) {
+    json.key("verdict").null();
+  } else {
+    json.member("verdict", report.verdict);
+  }
+  if (report.error) {
+    json.key("error").begin_object().member("code", static_cast<int>(report.error->code()));
+    json.member("name", error_name(report.error->code())).member("message", report.error->what());
+    json.key("rank");
+    if (report.error_rank) {
+      json.value(*report.error_rank);
+    } else {
+      json.null();
+    }
+    json.end_object();
+  } else {
+    json.key("error").null();
+  }
+  return json.end_object().text();
+}
+
+void write_json_document(const JobOptions& options, std::string_view text) {
+  if (options.json.empty()) return;
+  if (options.json == "-") {
+    std::fwrite(text.data(), 1, text.size(), stdout);
+    if (std::fflush(stdout) != 0) fail(ErrorCode::kFile, "the report can't be written to stdout");
+    return;
+  }
+  write_text_file(options.json, text, options.force, "--json");
+}
+
+void write_report(const Report& report) {
+  if (!report.invocation->config.options.json.empty()) {
+    write_json_document(report.invocation->config.options, report_text(report));
+  }
+}
+
+void report_failure(const Invocation& invocation, std::string_view command, const Error& error) noexcept {
+  try {
+    Report report;
+    report.command = command;
+    report.invocation = &invocation;
+    report.error = error;
+    write_report(report);
+  } catch (const std::exception&) {
+    // The caller prints `error`; a report that can't be written (its file exists, say) is no news beside it.
+  }
+}
+
+void report_failure(Report& report, const Error& error, const Transport& world) noexcept {
+  if (world.rank() != 0) return;
+  try {
+    report.error = error;
+    const auto* agreed = dynamic_cast<const AgreedError*>(&error);
+    if (agreed != nullptr && agreed->rank() >= 0) report.error_rank = agreed->rank();
+    write_report(report);
+  } catch (const std::exception&) {
+    // As above.
+  }
+}
+
+void gather_world(Report& report, Attention& attention, Transport& world, double timeout) {
+  report.ranks = world.size();
+  report.transport = world.name();
+  report.kernel = attention.kernel().row->name;
+  report.kernel_reason = attention.kernel().reason;
+  report.flops = job_flops(attention.job());
+  report.hosts = gather_texts(world, host_name(), timeout);
+  report.devices = gather_texts(world, fmt::format("{} ({})", cpu_model(), attention.backend().identity()), timeout);
+  const Plan& plan = attention.plan();
+  PlanFigures figures;
+  figures.blocks = static_cast<std::int64_t>(plan.blocks.size());
+  figures.layout = layout_name(attention.layout().request.kind);
+  figures.stripe = attention.layout().request.stripe;
+  figures.predicted_seconds = predict(plan, attention.options().machine).seconds;
+  struct Mine {
+    std::int64_t bytes_received;
+    std::size_t memory;
+    double seconds;
+  };
+  for (const Mine& theirs :
+       gather_values(world, Mine{plan.bytes_received(), plan.memory_bytes, figures.predicted_seconds}, timeout)) {
+    figures.bytes_moved += theirs.bytes_received;
+    figures.memory_per_rank = std::max(figures.memory_per_rank, theirs.memory);
+    figures.predicted_seconds = std::max(figures.predicted_seconds, theirs.seconds);
+  }
+  report.plan = figures;
+}
+
+void gather_figures(Report& report, const Attention& attention, const RankResult& result, Transport& world,
+                    double timeout) {
+  const Plan& plan = attention.plan();
+  RankFigures mine;
+  mine.seconds = result.stats.seconds;
+  mine.exposed_seconds = result.stats.exposed_seconds;
+  mine.flops = plan.flops();
+  // Ranks that are threads share the process and its memory.
+  const std::size_t ranks_here = world.name().ends_with("threads") ? static_cast<std::size_t>(world.size()) : 1;
+  mine.memory_peak = peak_resident_bytes() / ranks_here;
+  mine.memory_planned = plan.memory_bytes;
+  mine.tokens = result.rows;
+  mine.bytes_received = plan.bytes_received();
+  mine.bytes_sent = plan.bytes_sent();
+  mine.non_finite = result.non_finite;
+  report.figures = gather_values(world, mine, timeout);
+}
+
+}  // namespace ringattn

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// The report of a run or verify (--json): the same members whether it went well or not, null where it didn't get that
+// far.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "attention/attention.hpp"
+#include "base/error.hpp"
+#include "launch/commands.hpp"
+#include "launch/execution.hpp"
+
+namespace ringattn {
+
+class JsonWriter;
+
+// What a rank tells rank 0.
+struct RankFigures {
+  double seconds = 0.0;
+  double exposed_seconds = 0.0;
+  double flops = 0.0;
+  std::size_t memory_peak = 0;
+  std::size_t memory_planned = 0;
+  std::int64_t tokens = 0;
+  std::int64_t bytes_received = 0;
+  std::int64_t bytes_sent = 0;
+  NonFinite non_finite;
+};
+
+struct PlanFigures {
+  std::int64_t blocks = 0;
+  std::string layout;
+  std::int64_t stripe = 0;          // 0: differs between sequences
+  std::int64_t bytes_moved = 0;     // received, by all ranks together
+  std::size_t memory_per_rank = 0;  // of the neediest rank
+  double predicted_seconds = 0.0;
+};
+
+struct Report {
+  std::string command;
+  const Invocation* invocation = nullptr;
+  int ranks = 0;  // 0: the ranks never met
+  std::string transport;
+  std::vector<std::string> hosts;    // of each rank
+  std::vector<std::string> devices;  // of each rank
+  std::string kernel;
+  std::string kernel_reason;
+  std::optional<PlanFigures> plan;
+  std::vector<RankFigures> figures;  // of each rank; empty: nothing was computed
+  double flops = 0.0;                // of the job
+  std::optional<Digests> digests;
+  std::string verdict;  // "ok", "pass", "fail"; empty: none
+  std::optional<Error> error;
+  std::optional<int> error_rank;  // the rank that failed, where one is known
+
+  double slowest_seconds() const;
+  double most_exposed_seconds() const;
+  double flops_per_second_per_rank() const;
+  std::size_t memory_peak() const;  // of the neediest rank
+};
+
+std::string report_text(const Report& report);
+
+// The members that every document of the program starts with: schema, tool, argv, config, environment.
+void write_document_head(JsonWriter& json, std::string_view command, const Invocation& invocation);
+
+// To the file or, for "-", to stdout. Nothing without --json.
+void write_report(const Report& report);
+void write_json_document(const JobOptions& options, std::string_view text);
+
+// The report of a command that failed before it had anything else to report. Throws nothing: the failure itself matters
+// more.
+void report_failure(const Invocation& invocation, std::string_view command, const Error& error) noexcept;
+// The same for what a command has found out so far; on rank 0 of `world`.
+void report_failure(Report& report, const Error& error, const Transport& world) noexcept;
+
+// Collective; every rank gets all.
+void gather_world(Report& report, Attention& attention, Transport& world, double timeout);
+void gather_figures(Report& report, const Attention& attention, const RankResult& result, Transport& world,
+                    double timeout);
+
+}  // namespace ringattn

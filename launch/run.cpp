@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+// `ringattn run`: the job.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+
+#include "attention/safetensors_writer.hpp"
+#include "base/size.hpp"
+#include "base/text_file.hpp"
+#include "launch/commands.hpp"
+#include "launch/execution.hpp"
+#include "launch/help.hpp"
+#include "launch/job_input.hpp"
+#include "launch/job_text.hpp"
+#include "launch/progress.hpp"
+#include "launch/report.hpp"
+#include "launch/screen.hpp"
+#include "launch/table.hpp"
+#include "launch/together.hpp"
+#include "launch/trace.hpp"
+
+namespace ringattn {
+
+namespace {
+
+// What a failure at the end of hours of work would be: asked before.
+void check_outputs(const JobOptions& options) {
+  if (!options.output.empty()) check_output_path(options.output, options.force);
+  if (!options.json.empty() && options.json != "-") check_new_file(options.json, options.force, "--json");
+  if (!options.trace.empty()) check_new_file(options.trace, options.force, "--trace");
+}
+
+std::string percent(double part, double whole) {
+  return fmt::format("{:.1f}", whole > 0.0 ? 100.0 * part / whole : 0.0);
+}
+
+void print_result(const Report& report, const Job& job, const Screen& screen, bool quiet) {
+  const FoldSpec& spec = job.spec;
+  const double rate = report.flops_per_second_per_rank();
+  const bool tera = rate >= 1e12;
+  Table table({{"tokens"},
+               {"seqs"},
+               {"heads"},
+               {"kv"},
+               {"dim"},
+               {"dtype"},
+               {"mask"},
+               {"time", "(ms)"},
+               {tera ? "TFLOP/s" : "GFLOP/s", "per rank"},
+               {"exposed", "(%)"},
+               {"mem/rank", "(MiB)"},
+               {"digest of out"}});
+  const std::string dim = spec.head_dim_v == spec.head_dim ? fmt::format("{}", spec.head_dim)
+                                                           : fmt::format("{}/{}", spec.head_dim, spec.head_dim_v);
+  std::string mask = describe(spec.mask);
+  std::replace(mask.begin(), mask.end(), ' ', ':');  // one word a column
+  table.add({fmt::format("{}", job.q_tokens()), fmt::format("{}", job.sequences.size()), fmt::format("{}", spec.heads),
+             fmt::format("{}", spec.kv_heads), dim, std::string(dtype_name(spec.dtype)), mask,
+             fmt::format("{:.3f}", report.slowest_seconds() * 1e3), fmt::format("{:.1f}", rate / (tera ? 1e12 : 1e9)),
+             percent(report.most_exposed_seconds(), report.slowest_seconds()),
+             fmt::format("{:.1f}", static_cast<double>(report.memory_peak()) / 0x1p20), report.digests->out});
+  screen.print(table.text(!quiet));
+}
+
+void print_details(const Report& report, const Screen& screen) {
+  for (std::size_t rank = 0; rank < report.figures.size(); ++rank) {
+    const RankFigures& figures = report.figures[rank];
+    screen.detail(fmt::format("rank {} on {}: {} tokens, {:.3f} ms, {:.3f} ms exposed, received {}, peak {}", rank,
+                              report.hosts[rank], figures.tokens, figures.seconds * 1e3, figures.exposed_seconds * 1e3,
+                              format_bytes(static_cast<double>(figures.bytes_received)),
+                              format_bytes(static_cast<double>(figures.memory_peak))));
+  }
+  NonFinite total;
+  for (const RankFigures& figures : report.figures) {
+    total.q += figures.non_finite.q;
+    total.k += figures.non_finite.k;
+    total.v += figures.non_finite.v;
+  }
+  if (total.q + total.k + total.v > 0) {
+    screen.context(
+        fmt::format("note: {} values of q, {} of k and {} of v are NaN or infinite", total.q, total.k, total.v));
+  }
+}
+
+int run_job(const Invocation& invocation, Transport& world, Report& report) {
+  const Config& config = invocation.config;
+  const JobOptions& options = config.options;
+  const bool first = world.rank() == 0;
+  const Screen screen(options, first);
+
+  std::optional<JobInput> input;
+  Options library;
+  together(world, options.timeout, [&] {
+    input.emplace(config, true);
+    library = library_options(config, input->job());
+    if (first) check_outputs(options);
+  });
+  Attention attention(input->job(), world, library);
+  gather_world(report, attention, world, options.timeout);
+  print_job(screen, *input, attention, report);
+  if (options.dry_run) {
+    screen.context("dry run: nothing is computed");
+    report.verdict = "ok";
+    if (first) write_report(report);
+    return 0;
+  }
+
+  ProgressDisplay progress(options, first);
+  const RankResult result =
+      execute_job(*input, attention, world, options.timeout,
+                  [&](std::int64_t done, std::int64_t all) { progress.update("block", done, all); });
+  progress.clear();
+  report.digests = digest_result(*input, result, world, options.timeout);
+  gather_figures(report, attention, result, world, options.timeout);
+  if (!options.output.empty()) {
+    write_output(*input, result, options.output, options.force,
+                 output_metadata(config, attention, attention.backend().identity(), *report.digests), world,
+                 options.timeout);
+  }
+  std::vector<std::vector<BlockTimes>> timeline;
+  if (!options.trace.empty()) timeline = gather_block_times(result.stats.blocks, world, options.timeout);
+  report.verdict = "ok";
+  together(world, options.timeout, [&] {
+    if (!first) return;
+    print_details(report, screen);
+    print_result(report, input->job(), screen, options.quiet);
+    if (!options.output.empty()) screen.context(fmt::format("output: {}", options.output));
+    if (!options.trace.empty()) {
+      write_text_file(options.trace, trace_text(timeline, report.hosts), options.force, "--trace");
+      screen.context(fmt::format("trace: {}", options.trace));
+    }
+    write_report(report);
+  });
+  return 0;
+}
+
+}  // namespace
+
+int run_main(const Invocation& invocation, Transport* world) {
+  Report report;
+  report.command = "run";
+  report.invocation = &invocation;
+  try {
+    return run_job(invocation, *world, report);
+  } catch (const Error& error) {
+    report_failure(report, error, *world);
+    throw;
+  }
+}
+
+}  // namespace ringattn

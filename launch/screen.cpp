@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launch/screen.hpp"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include "base/environment.hpp"
+
+namespace ringattn {
+
+Screen::Screen(const JobOptions& options, bool shown)
+    : file_(options.json == "-" ? stderr : stdout),
+      shown_(shown),
+      quiet_(options.quiet),
+      verbose_(options.verbose),
+      color_(wants_color(options.color, file_)) {}
+
+void Screen::print(std::string_view text) const {
+  if (!shown_) return;
+  fmt::print(file_, "{}", text);
+  std::fflush(file_);
+}
+
+void Screen::context(std::string_view text) const {
+  if (!quiet_) print(fmt::format("# {}\n", text));
+}
+
+void Screen::detail(std::string_view text) const {
+  if (verbose_) context(text);
+}
+
+std::string Screen::painted(std::string_view text, Paint paint) const {
+  if (!color_) return std::string(text);
+  return fmt::format("\x1b[{}m{}\x1b[0m", paint == Paint::kGood ? 32 : 31, text);
+}
+
+bool wants_color(When when, std::FILE* file) {
+  if (when != When::kAuto) return when == When::kOn;
+  const auto no_color = environment_value("NO_COLOR");
+  return ::isatty(::fileno(file)) == 1 && (!no_color || no_color->empty()) && environment_value("TERM") != "dumb";
+}
+
+void print_error_line(std::string_view message, When color) {
+  const bool paint = wants_color(color, stderr);
+  // One write, so lines of several processes don't mix.
+  const std::string line =
+      fmt::format("ringattn: {}error:{} {}\n", paint ? "\x1b[31m" : "", paint ? "\x1b[0m" : "", message);
+  std::fputs(line.c_str(), stderr);
+  std::fflush(stderr);
+}
+
+}  // namespace ringattn

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// A run's timeline in the Trace Event Format that Perfetto and chrome://tracing open: a process for each rank, with a
+// row each for transfers, waiting and folding.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "attention/attention.hpp"
+
+namespace ringattn {
+
+// `blocks` of each rank; the times of a rank start with its own run().
+std::string trace_text(const std::vector<std::vector<BlockTimes>>& ranks, const std::vector<std::string>& hosts);
+
+// Every rank's block times. Collective.
+std::vector<std::vector<BlockTimes>> gather_block_times(const std::vector<BlockTimes>& mine, Transport& world,
+                                                        double timeout);
+
+}  // namespace ringattn

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// Texts of flags, environment variables and config keys as values. One reading for all three layers.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace ringattn {
+
+// Thrown by everything here; the layer that knows the text's origin makes an Error of it.
+struct BadValue {
+  std::string accepted;         // e.g. "a number of tokens such as 4096, 8k or 2m"
+  std::string suggestion = {};  // a sentence, or nothing
+};
+
+inline constexpr std::int64_t kMaxTokens = std::int64_t{1} << 60;
+
+// Tokens or bytes (`unit`), k, m, g = 1024¹…³, within [least, most].
+std::int64_t parse_size_value(std::string_view text, std::string_view unit, std::int64_t least, std::int64_t most);
+
+// "8k,64k", "8k-2m*2" (8k, 16k, … up to 2m), or both mixed; at most 1,000 values, each within [least, most].
+std::vector<std::int64_t> parse_size_list(std::string_view text, std::string_view unit, std::int64_t least,
+                                          std::int64_t most);
+
+// Decimal integer within [least, most].
+std::int64_t parse_integer(std::string_view text, std::int64_t least, std::int64_t most);
+std::uint64_t parse_seed(std::string_view text);
+
+// Finite decimal number within [least, most].
+double parse_real(std::string_view text, double least = std::numeric_limits<double>::lowest(),
+                  double most = std::numeric_limits<double>::max());
+
+// Index of `text` among `choices`; the error lists them and suggests the nearest.
+std::size_t parse_choice(std::string_view text, std::span<const std::string_view> choices);
+
+// on, off, true, false, 1, 0.
+bool parse_switch(std::string_view text);
+
+// Throws for an empty text.
+std::string parse_text(std::string_view text, std::string_view what);
+
+// "a, b or c".
+std::string join_choices(std::span<const std::string_view> choices);
+
+}  // namespace ringattn

@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+// `ringattn verify`: the choice among its checks, and those of a single run: against an output file, against fp64, and
+// against a golden file. The comparison of shapes is verify_shapes.cpp.
+#include <fmt/format.h>
+
+#include "attention/accuracy.hpp"
+#include "attention/difference.hpp"
+#include "attention/golden.hpp"
+#include "base/build.hpp"
+#include "base/text_file.hpp"
+#include "launch/commands.hpp"
+#include "launch/execution.hpp"
+#include "launch/job_input.hpp"
+#include "launch/job_text.hpp"
+#include "launch/progress.hpp"
+#include "launch/report.hpp"
+#include "launch/screen.hpp"
+#include "launch/together.hpp"
+#include "launch/verify_shapes.hpp"
+
+namespace ringattn {
+
+namespace {
+
+constexpr std::uint64_t kSampleSeed = 20;  // any; the same rows each time
+
+void check_flags(const Config& config) {
+  const JobOptions& options = config.options;
+  const int modes =
+      (options.against.empty() ? 0 : 1) + (options.record.empty() ? 0 : 1) + (options.golden.empty() ? 0 : 1);
+  if (modes > 1) {
+    fail(ErrorCode::kUsage, "--against, --record and --golden exclude each other", "one check at a time");
+  }
+  if (config.given("rows") && options.against != "oracle") {
+    fail(ErrorCode::kUsage, fmt::format("{} needs --against oracle", config.origin("rows")), "it samples rows for it");
+  }
+}
+
+// One run of the job in its own shape.
+struct SingleRun {
+  const Invocation& invocation;
+  const JobInput& input;
+  const Screen& screen;
+  Attention& attention;
+  RankResult result;
+  Transport& world;
+  Report& report;
+
+  const JobOptions& options() const { return invocation.config.options; }
+};
+
+std::string place(const RowSample& sample) { return fmt::format("token {}, head {}", sample.token, sample.head); }
+
+bool check_against_oracle(const SingleRun& run) {
+  const JobInput& input = run.input;
+  const auto reader = [&input](SyntheticTensor tensor) {
+    return [&input, tensor](std::span<const PackedRun> runs, const MutableTensorView& rows) {
+      input.read(tensor, runs, rows);
+    };
+  };
+  const AccuracyInputs inputs{input.job(),
+                              run.attention.plan().kernel,
+                              input.sinks().empty() ? nullptr : input.sinks().data(),
+                              reader(SyntheticTensor::kQ),
+                              reader(SyntheticTensor::kK),
+                              reader(SyntheticTensor::kV)};
+  const FoldSpec& spec = input.job().spec;
+  const std::vector<RowSample> samples = sample_rows(input.job(), run.options().rows, kSampleSeed);
+  Accuracy mine;
+  together(run.world, run.options().timeout, [&] {
+    mine = check_rows(inputs, samples, run.result.runs, run.result.out_view(spec), run.result.lse_view(spec));
+  });
+  const Accuracy all = combine(run.world, mine, Deadline::after(run.options().timeout));
+  run.screen.context(fmt::format("{} rows against the fp64 oracle", all.rows));
+  run.screen.print(
+      fmt::format("  out: greatest error {:.3g} at {}; allowed {:.3g} (a straightforward computation has {:.3g})\n",
+                  all.error, place(all.worst), all.allowed(), all.straightforward_error));
+  run.screen.print(
+      fmt::format("  lse: greatest error {:.3g} of what is allowed, at {}\n", all.lse_error, place(all.worst_lse)));
+  if (all.misplaced > 0) {
+    run.screen.print(fmt::format("  {} values are NaN or infinite where fp64 has others, the first at {}\n",
+                                 all.misplaced, place(all.first_misplaced)));
+  }
+  return all.passes();
+}
+
+[[noreturn]] void refuse_file(const std::string& path, const TensorSource& tensor, std::span<const std::int64_t> shape,
+                              std::string_view dtype) {
+  fail(ErrorCode::kFile, fmt::format("{} can't be compared", path),
+       fmt::format("{} is {} {}, the job gives {} {}", tensor.text(), file_dtype_name(tensor.info->dtype),
+                   shape_text(tensor.info->shape), dtype, shape_text(shape)));
+}
+
+bool check_against_file(const SingleRun& run) {
+  const FoldSpec& spec = run.input.job().spec;
+  const RowGrid& grid = run.input.out_grid();
+  const RowGrid lse = lse_grid(grid);
+  const std::int64_t rows = run.result.rows;
+  std::optional<Difference> mine;
+  together(run.world, run.options().timeout, [&] {
+    const SafetensorsFile file(run.options().against);
+    const TensorSource out_source = file.tensor("out");
+    const TensorSource lse_source = file.tensor("lse");
+    if (out_source.info->shape != grid.shape() || out_source.info->dtype != file_dtype(spec.dtype)) {
+      refuse_file(file.path(), out_source, grid.shape(), file_dtype_name(file_dtype(spec.dtype)));
+    }
+    if (lse_source.info->shape != lse_shape(grid) || lse_source.info->dtype != FileDtype::kF32) {
+      refuse_file(file.path(), lse_source, lse_shape(grid), file_dtype_name(FileDtype::kF32));
+    }
+    const Buffer out_bytes = allocate_host(run.result.out.bytes());
+    const Buffer lse_bytes = allocate_host(run.result.lse.bytes());
+    const MutableTensorView out_rows =
+        dense_view(static_cast<void*>(out_bytes.data()), spec.dtype, rows, spec.heads, spec.head_dim_v);
+    const MutableTensorView lse_rows =
+        dense_view(static_cast<void*>(lse_bytes.data()), Dtype::kF32, rows, spec.heads, 1);
+    read_rows(out_source, grid, run.result.runs, out_rows);
+    read_rows(lse_source, lse, run.result.runs, lse_rows);
+    mine = first_difference(false, run.result.out_view(spec), out_rows, run.result.runs);
+    if (!mine) {
+      const TensorView computed =
+          dense_view(static_cast<const void*>(run.result.lse.data()), Dtype::kF32, rows, spec.heads, 1);
+      mine = first_difference(true, computed, lse_rows, run.result.runs);
+    }
+  });
+  const auto difference = earliest(run.world, mine, Deadline::after(run.options().timeout));
+  run.screen.context(fmt::format("against {}, bit for bit", run.options().against));
+  if (difference) run.screen.print(fmt::format("  first difference: {}\n", describe(*difference, run.input.job())));
+  return !difference;
+}
+
+Golden golden_of(const SingleRun& run) {
+  const Job& job = run.input.job();
+  std::string sequences;
+  if (job.sequences.size() <= 8) {
+    for (const Sequence& s : job.sequences) sequences += fmt::format(" {}x{}@{}", s.q_len, s.k_len, s.q_offset);
+  }
+  const std::string source = run.options().synthetic ? run.input.source() : "a file";
+  return {std::string(version()),
+          std::string(git_revision()),
+          build_id(),
+          std::string(run.attention.kernel().row->name),
+          run.attention.backend().identity(),
+          fmt::format("{}; {}; scale {};{}", source, job_text(job), job.spec.softmax_scale, sequences),
+          run.report.digests->out,
+          run.report.digests->lse};
+}
+
+bool check_golden(const SingleRun& run) {
+  const Golden now = golden_of(run);
+  const std::string& path = run.options().golden;
+  Golden recorded;
+  together(run.world, run.options().timeout, [&] {
+    recorded = parse_golden(read_text_file(path), path);
+    check_comparable(recorded, now, path);
+  });
+  run.screen.context(fmt::format("against {}, recorded by version {} (git {})", path, recorded.version, recorded.git));
+  const bool same = recorded.digest_out == now.digest_out && recorded.digest_lse == now.digest_lse;
+  if (!same) {
+    run.screen.print(fmt::format("  out: recorded {}, now {}\n  lse: recorded {}, now {}\n", recorded.digest_out,
+                                 now.digest_out, recorded.digest_lse, now.digest_lse));
+  }
+  return same;
+}
+
+bool write_golden(const SingleRun& run) {
+  together(run.world, run.options().timeout, [&] {
+    if (run.world.rank() != 0) return;
+    write_text_file(run.options().record, golden_text(golden_of(run)), run.options().force, "--record");
+  });
+  run.screen.context(fmt::format("golden file: {}", run.options().record));
+  return true;
+}
+
+// Checks that need a single run; true if it passes.
+bool verify_single(const Invocation& invocation, const JobInput& input, const Options& library, const Screen& screen,
+                   Transport& world, Report& report) {
+  const JobOptions& options = invocation.config.options;
+  Attention attention(input.job(), world, library);
+  gather_world(report, attention, world, options.timeout);
+  print_job(screen, input, attention, report);
+  if (options.dry_run) {
+    screen.context("dry run: nothing is computed");
+    return true;
+  }
+  ProgressDisplay progress(options, world.rank() == 0);
+  RankResult result = execute_job(input, attention, world, options.timeout,
+                                  [&](std::int64_t done, std::int64_t all) { progress.update("block", done, all); });
+  progress.clear();
+  report.digests = digest_result(input, result, world, options.timeout);
+  gather_figures(report, attention, result, world, options.timeout);
+  const SingleRun run{invocation, input, screen, attention, std::move(result), world, report};
+  screen.context(fmt::format("digests: out {}, lse {}", report.digests->out, report.digests->lse));
+  if (!options.record.empty()) return write_golden(run);
+  if (!options.golden.empty()) return check_golden(run);
+  return options.against == "oracle" ? check_against_oracle(run) : check_against_file(run);
+}
+
+int verify_job(const Invocation& invocation, Transport& world, Report& report) {
+  const Config& config = invocation.config;
+  const JobOptions& options = config.options;
+  const bool first = world.rank() == 0;
+  const Screen screen(options, first);
+  std::optional<JobInput> input;
+  Options library;
+  together(world, options.timeout, [&] {
+    check_flags(config);
+    input.emplace(config, true);
+    library = library_options(config, input->job());
+    if (!first) return;
+    if (!options.json.empty() && options.json != "-") check_new_file(options.json, options.force, "--json");
+    if (!options.record.empty()) check_new_file(options.record, options.force, "--record");
+  });
+  const bool shapes = options.against.empty() && options.record.empty() && options.golden.empty();
+  const bool pass = shapes ? verify_shapes(invocation, *input, library, screen, world, report)
+                           : verify_single(invocation, *input, library, screen, world, report);
+  report.verdict = pass ? "pass" : "fail";
+  if (!options.dry_run) {
+    screen.print(pass ? fmt::format("{}\n", screen.painted("PASS", Paint::kGood))
+                      : fmt::format("{}\n", screen.painted("FAIL", Paint::kBad)));
+  }
+  together(world, options.timeout, [&] {
+    if (first) write_report(report);
+  });
+  return pass ? 0 : static_cast<int>(ErrorCode::kWrongResult);
+}
+
+}  // namespace
+
+int verify_main(const Invocation& invocation, Transport* world) {
+  Report report;
+  report.command = "verify";
+  report.invocation = &invocation;
+  try {
+    return verify_job(invocation, *world, report);
+  } catch (const Error& error) {
+    report_failure(report, error, *world);
+    throw;
+  }
+}
+
+}  // namespace ringattn

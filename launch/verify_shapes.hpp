@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// `ringattn verify` without a reference: the job in other shapes, compared bit for bit.
+#pragma once
+
+#include "launch/commands.hpp"
+#include "launch/job_input.hpp"
+#include "launch/report.hpp"
+#include "launch/screen.hpp"
+
+namespace ringattn {
+
+// Runs the job in worlds of several sizes, split from `world`, with every layout and two block sizes, and compares out
+// and lse with those of the first shape. Prints a table of shapes and the first difference; true if there is none.
+// Collective.
+bool verify_shapes(const Invocation& invocation, const JobInput& input, const Options& library, const Screen& screen,
+                   Transport& world, Report& report);
+
+// Ranks that verify makes in this process where neither --ranks nor mpirun says how many.
+inline constexpr int kLargestLocalWorld = 7;
+
+}  // namespace ringattn

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// TOML and JSON files of a few named values, as a flat list: nested tables give dotted keys. Everything a
+// configuration, machine model or golden file needs, without a vendor's header in their code.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/error.hpp"
+
+namespace ringattn {
+
+enum class FlatKind { kText, kInteger, kReal, kTruth };
+
+struct FlatEntry {
+  std::string key;   // e.g. "digest.out"
+  std::string text;  // the value: text as it is, numbers in the shortest exact decimal form, "true", "false"
+  FlatKind kind = FlatKind::kText;
+  int line = 0;  // 0: not known
+};
+
+// Entries in the file's order. `name` stands for the file in messages. Throws `code` for anything that isn't a table of
+// scalars: syntax errors with their line, lists, dates, nulls, duplicate keys, more than 8 levels.
+std::vector<FlatEntry> parse_toml_table(std::string_view text, std::string_view name, ErrorCode code);
+std::vector<FlatEntry> parse_json_table(std::string_view text, std::string_view name, ErrorCode code);
+
+// `text` as a TOML string, quotes included.
+std::string toml_quoted(std::string_view text);
+
+}  // namespace ringattn

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/environment.hpp"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+
+#include "base/error.hpp"
+#include "base/size.hpp"
+
+namespace ringattn {
+
+namespace {
+
+constexpr EnvironmentVariable kTable[] = {
+    {"RINGATTN_PACE", "bytes per second, e.g. 100m",
+     "slows host transports down to this link rate, to measure overlap on machines whose links are too fast to matter",
+     [](Environment& environment, std::string_view value) {
+       const auto pace = parse_size(value);
+       if (!pace || *pace == 0) return false;
+       environment.pace = static_cast<double>(*pace);
+       return true;
+     }},
+    {"RINGATTN_TEST_LONG", "0 or 1", "the project's own tests also run their long variants",
+     [](Environment& environment, std::string_view value) {
+       environment.test_long = value == "1";
+       return value == "0" || value == "1";
+     }},
+    {"RINGATTN_TEST_SEED", "a whole number", "the project's own property tests replay this one case",
+     [](Environment& environment, std::string_view value) {
+       std::uint64_t seed = 0;
+       const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), seed);
+       environment.test_seed = seed;
+       return error == std::errc{} && end == value.data() + value.size();
+     }},
+};
+
+Environment read_environment() {
+  Environment result;
+  for (const EnvironmentVariable& variable : kTable) {
+    const auto value = environment_value(variable.name);
+    if (value && !variable.set(result, *value)) {
+      fail(ErrorCode::kUsage, fmt::format("{} is \"{}\"", variable.name, *value),
+           fmt::format("it takes {}", variable.accepts));
+    }
+  }
+  return result;
+}
+
+}  // namespace
+
+std::span<const EnvironmentVariable> environment_table() { return kTable; }
+
+const Environment& environment() {
+  static const Environment values = read_environment();
+  return values;
+}
+
+std::vector<EnvironmentEntry> environment_entries(std::span<const std::string_view> prefixes) {
+  std::vector<EnvironmentEntry> entries;
+  for (char** at = environ; at != nullptr && *at != nullptr; ++at) {
+    const std::string_view pair = *at;
+    const std::size_t equals = pair.find('=');
+    if (equals == std::string_view::npos) continue;
+    const std::string_view name = pair.substr(0, equals);
+    if (std::any_of(prefixes.begin(), prefixes.end(), [&](std::string_view p) { return name.starts_with(p); })) {
+      entries.push_back({std::string(name), std::string(pair.substr(equals + 1))});
+    }
+  }
+  std::sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
+  return entries;
+}
+
+std::optional<std::string> environment_value(std::string_view name) {
+  const char* value = std::getenv(std::string(name).c_str());
+  return value == nullptr ? std::nullopt : std::optional<std::string>(value);
+}
+
+}  // namespace ringattn

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// The environment variables of the runtime that are no twin of a flag: documented in one table, read once.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace ringattn {
+
+struct Environment {
+  double pace = 0.0;                       // RINGATTN_PACE
+  bool test_long = false;                  // RINGATTN_TEST_LONG
+  std::optional<std::uint64_t> test_seed;  // RINGATTN_TEST_SEED
+};
+
+// A variable = one row.
+struct EnvironmentVariable {
+  std::string_view name;
+  std::string_view accepts;
+  std::string_view meaning;  // one line for people
+  // Takes over the value; false: it is not what the variable accepts.
+  bool (*set)(Environment& environment, std::string_view value);
+};
+
+std::span<const EnvironmentVariable> environment_table();
+
+// The values of this process, read at the first call. Throws kUsage for a value that its variable doesn't accept.
+const Environment& environment();
+
+// NAME=value pairs of this process whose names start with one of `prefixes`, sorted by name.
+struct EnvironmentEntry {
+  std::string name;
+  std::string value;
+};
+std::vector<EnvironmentEntry> environment_entries(std::span<const std::string_view> prefixes);
+
+// A variable's value; nothing if it isn't set.
+std::optional<std::string> environment_value(std::string_view name);
+
+}  // namespace ringattn

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/text_file.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <optional>
+
+#include "base/error.hpp"
+
+namespace ringattn {
+
+namespace {
+
+class Descriptor {
+ public:
+  explicit Descriptor(int fd) : fd_(fd) {}
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  ~Descriptor() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  int get() const { return fd_; }
+
+ private:
+  int fd_;
+};
+
+std::optional<mode_t> kind_of(const std::string& path) {
+  struct stat status {};
+  if (::stat(path.c_str(), &status) != 0) return std::nullopt;
+  return status.st_mode;
+}
+
+// 0, or the errno of what failed.
+int write_all(int fd, std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t written = ::write(fd, text.data(), text.size());
+    if (written < 0) {
+      if (errno == EINTR) continue;
+      return errno;
+    }
+    text.remove_prefix(static_cast<std::size_t>(written));
+  }
+  return 0;
+}
+
+}  // namespace
+
+std::string read_text_file(const std::string& path, std::size_t limit) {
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (file.get() < 0) fail(ErrorCode::kFile, fmt::format("can't read {}", path), std::strerror(errno));
+  std::string text;
+  char piece[16384];
+  for (;;) {
+    const ssize_t got = ::read(file.get(), piece, sizeof piece);
+    if (got < 0) {
+      if (errno == EINTR) continue;
+      fail(ErrorCode::kFile, fmt::format("can't read {}", path), std::strerror(errno));
+    }
+    if (got == 0) return text;
+    text.append(piece, static_cast<std::size_t>(got));
+    if (text.size() > limit) {
+      fail(ErrorCode::kFile, fmt::format("{} is too long", path), fmt::format("at most {} bytes are read", limit));
+    }
+  }
+}
+
+bool file_exists(const std::string& path) {
+  const auto kind = kind_of(path);
+  return kind && S_ISREG(*kind);
+}
+
+void check_new_file(const std::string& path, bool force, std::string_view flag) {
+  const auto kind = kind_of(path);
+  if (kind && S_ISDIR(*kind)) {
+    fail(ErrorCode::kFile, fmt::format("{} {} can't be written", flag, path), "it is a directory");
+  }
+  if (kind && S_ISREG(*kind) && !force) {
+    fail(ErrorCode::kFile, fmt::format("{} {} exists", flag, path), "it is not overwritten",
+         "Use --force to replace it.");
+  }
+  if (kind) return;
+  const std::string parent = std::filesystem::path(path).parent_path().string();
+  const std::string directory = parent.empty() ? "." : parent;
+  const auto parent_kind = kind_of(directory);
+  if (!parent_kind || !S_ISDIR(*parent_kind)) {
+    fail(ErrorCode::kFile, fmt::format("{} {} can't be written", flag, path),
+         parent_kind ? fmt::format("{} is no directory", directory)
+                     : fmt::format("the directory {} doesn't exist", directory));
+  }
+  if (::access(directory.c_str(), W_OK) != 0) {
+    fail(ErrorCode::kFile, fmt::format("{} {} can't be written", flag, path),
+         fmt::format("{}: {}", directory, std::strerror(errno)));
+  }
+}
+
+void write_text_file(const std::string& path, std::string_view text, bool force, std::string_view flag) {
+  check_new_file(path, force, flag);
+  const auto refuse = [&](int error) {
+    fail(ErrorCode::kFile, fmt::format("{} {} can't be written", flag, path), std::strerror(error));
+  };
+  const auto kind = kind_of(path);
+  if (kind && !S_ISREG(*kind)) {
+    const Descriptor file(::open(path.c_str(), O_WRONLY | O_CLOEXEC));
+    if (file.get() < 0) refuse(errno);
+    if (const int error = write_all(file.get(), text); error != 0) refuse(error);
+    return;
+  }
+  const std::string temporary = fmt::format("{}.{}.tmp", path, ::getpid());
+  int error = 0;
+  {
+    const Descriptor file(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
+    if (file.get() < 0) refuse(errno);
+    error = write_all(file.get(), text);
+    if (error == 0 && ::fsync(file.get()) != 0) error = errno;
+  }
+  if (error == 0 && ::rename(temporary.c_str(), path.c_str()) != 0) error = errno;
+  if (error != 0) {
+    ::unlink(temporary.c_str());
+    refuse(error);
+  }
+}
+
+}  // namespace ringattn
