@@ -11,7 +11,6 @@
 #include <ctime>
 #include <filesystem>
 #include <new>
-#include <regex>
 
 #include "attention/safetensors_file.hpp"
 #include "base/error.hpp"
@@ -69,7 +68,9 @@ void expect_refused(const Open& open, const std::string& path, const std::string
     EXPECT_NE(message.find(path), std::string::npos) << message;
     EXPECT_NE(message.find(why), std::string::npos) << message;
     // One line: problem (why). Suggestion.
-    EXPECT_TRUE(std::regex_match(message, std::regex(R"([^\n]+ \([^\n]+\)\.( [A-Z*-][^\n]+[.?])?)"))) << message;
+    EXPECT_EQ(message.find_first_of("\n\r"), std::string::npos) << message;
+    EXPECT_LT(message.find(" ("), message.find(").")) << message;
+    EXPECT_TRUE(message.ends_with('.')) << message;
     EXPECT_LT(message.size(), 1000U);
   }
 }
