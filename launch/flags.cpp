@@ -50,14 +50,10 @@ double parse_fp32(std::string_view text, double least, double most) {
 
 void set_tensors(JobOptions& options, std::string_view text) {
   constexpr std::string_view kNames[] = {"q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "q_offset", "sinks"};
-  constexpr std::string TensorNames::*kTargets[] = {&TensorNames::q,
-                                                    &TensorNames::k,
-                                                    &TensorNames::v,
-                                                    &TensorNames::cu_seqlens_q,
-                                                    &TensorNames::cu_seqlens_k,
-                                                    &TensorNames::q_offset,
-                                                    &TensorNames::sinks};
-  TensorNames names;
+  constexpr std::optional<std::string> InputNames::*kTargets[] = {
+      &InputNames::q,        &InputNames::k,    &InputNames::v, &InputNames::cu_seqlens_q, &InputNames::cu_seqlens_k,
+      &InputNames::q_offset, &InputNames::sinks};
+  InputNames names;
   bool given[std::size(kNames)] = {};
   for (;;) {
     const std::size_t comma = text.find(',');

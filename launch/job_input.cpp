@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "attention/synthetic.hpp"
@@ -41,33 +42,12 @@ void check_source(const Config& config, bool require_source) {
   }
 }
 
-// The tensor that `wanted` names, or nothing where the name is the default one and the file hasn't got it.
-std::optional<TensorSource> optional_tensor(const SafetensorsFile& file, const std::string& wanted,
-                                            std::string_view default_name) {
-  if (wanted == default_name && !file.contains(wanted)) return std::nullopt;
-  return file.tensor(wanted);
-}
-
-std::string file_shape(const TensorSource& tensor) { return shape_text(tensor.info->shape); }
-
-[[noreturn]] void refuse_shape(std::string_view problem, std::string_view why, std::string_view name,
-                               const TensorSource& tensor) {
-  fail(ErrorCode::kFile, problem, why, fmt::format("Check the file's {} shape {}.", name, file_shape(tensor)));
-}
-
-void check_cumulative_end(std::string_view name, const std::vector<std::int64_t>& cumulative, std::string_view tensor,
-                          std::int64_t tokens) {
-  if (cumulative.empty() || cumulative.back() == tokens) return;
-  fail(ErrorCode::kFile, fmt::format("{} ends at {}", name, cumulative.back()),
-       fmt::format("{} has {} tokens", tensor, tokens), "Its last entry is the number of tokens.");
-}
-
 }  // namespace
 
 JobInput::JobInput(const Config& config, bool require_source) : threads_(config.options.threads) {
   check_source(config, require_source);
   if (config.given("input")) {
-    open_file(config);
+    open_file(config.options);
   } else {
     make_synthetic(config.options, config.options.seq.front());
   }
@@ -114,114 +94,33 @@ void JobInput::make_synthetic(const JobOptions& options, std::int64_t seq) {
   out_grid_ = {order, batched ? options.batch : 1, batched ? seq : seq * options.batch, spec.heads, spec.head_dim_v};
 }
 
-void JobInput::open_file(const Config& config) {
-  const JobOptions& options = config.options;
-  const TensorNames& names = options.tensors;
-  const TensorNames defaults;
+void JobInput::open_file(const JobOptions& options) {
   path_ = options.input;
   file_ = std::make_shared<const SafetensorsFile>(options.input);
-  const std::string* const wanted[] = {&names.q, &names.k, &names.v};
-  Dtype dtypes[3];
-  for (std::size_t i = 0; i < 3; ++i) {
-    tensors_[i] = file_->tensor(*wanted[i]);
-    grids_[i] = row_grid(tensors_[i], options.order);
-    dtypes[i] = row_dtype(tensors_[i]);
-    if (dtypes[i] != dtypes[0]) {
-      fail(ErrorCode::kFile,
-           fmt::format("{} is {}, {} is {}", tensors_[i].text(), dtype_name(dtypes[i]), tensors_[0].text(),
-                       dtype_name(dtypes[0])),
-           "q, k and v have one type", "Convert one of them.");
-    }
+  InputTensors found = find_input(*file_, options.tensors, options.order);
+  constexpr std::int64_t kMost = 1 << 16;
+  const std::int64_t largest =
+      std::max({found.q_grid.heads, found.q_grid.dim, found.k_grid.heads, found.v_grid.heads, found.v_grid.dim});
+  if (largest > kMost) {
+    fail(ErrorCode::kFile, fmt::format("{} has {} heads or dims", found.q.text(), largest),
+         fmt::format("at most {} are possible", kMost), "--order says which axis is which.");
   }
-  const auto& [q, k, v] = grids_;
-  if (k.order != q.order || v.order != q.order) {
-    fail(ErrorCode::kFile,
-         fmt::format("q, k and v have shapes {}, {} and {}", file_shape(tensors_[0]), file_shape(tensors_[1]),
-                     file_shape(tensors_[2])),
-         "all have a batch axis, or none has");
-  }
-  if (v.length != k.length || v.batch != k.batch) {
-    refuse_shape(fmt::format("V has {} tokens, K has {}", v.tokens(), k.tokens()), "each key has one value", "v",
-                 tensors_[2]);
-  }
-  if (v.heads != k.heads) {
-    refuse_shape(fmt::format("V has {} heads, K has {}", v.heads, k.heads), "each K head has its V head", "v",
-                 tensors_[2]);
-  }
-  if (k.batch != q.batch) {
-    refuse_shape(fmt::format("K has a batch of {}, Q of {}", k.batch, q.batch), "both hold the same sequences", "k",
-                 tensors_[1]);
-  }
-  if (k.dim != q.dim) {
-    refuse_shape(fmt::format("K has head_dim {}, Q has {}", k.dim, q.dim), "scores are products of both", "k",
-                 tensors_[1]);
-  }
-  constexpr std::int64_t kMostPerAxis = 1 << 16;
-  for (std::size_t i = 0; i < 3; ++i) {
-    if (grids_[i].heads < 1 || grids_[i].dim < 1 || grids_[i].heads > kMostPerAxis || grids_[i].dim > kMostPerAxis) {
-      constexpr std::string_view kLetters[] = {"q", "k", "v"};
-      refuse_shape(fmt::format("{} has {} heads of {} dimensions", tensors_[i].text(), grids_[i].heads, grids_[i].dim),
-                   "each from 1 to 65536", kLetters[i], tensors_[i]);
-    }
-  }
-  if (q.heads % k.heads != 0) {
-    refuse_shape(fmt::format("K has {} heads, Q has {}", k.heads, q.heads),
-                 fmt::format("{} is not a multiple of {}", q.heads, k.heads), "k", tensors_[1]);
-  }
+  tensors_[0] = found.q;
+  tensors_[1] = found.k;
+  tensors_[2] = found.v;
+  grids_[0] = found.q_grid;
+  grids_[1] = found.k_grid;
+  grids_[2] = found.v_grid;
+  out_grid_ = found.out_grid();
+  job_.sequences = std::move(found.sequences);
+  sinks_ = std::move(found.sinks);
   FoldSpec& spec = job_.spec;
-  spec.dtype = dtypes[0];
-  spec.heads = static_cast<int>(q.heads);
-  spec.kv_heads = static_cast<int>(k.heads);
-  spec.head_dim = static_cast<int>(q.dim);
-  spec.head_dim_v = static_cast<int>(v.dim);
-  out_grid_ = q;
-  out_grid_.dim = v.dim;
-
-  const auto integers = [&](const std::string& name, std::string_view default_name) {
-    const auto tensor = optional_tensor(*file_, name, default_name);
-    return tensor ? read_integers(*tensor) : std::vector<std::int64_t>();
-  };
-  const std::vector<std::int64_t> cu_q = integers(names.cu_seqlens_q, defaults.cu_seqlens_q);
-  std::vector<std::int64_t> cu_k = integers(names.cu_seqlens_k, defaults.cu_seqlens_k);
-  const std::vector<std::int64_t> offsets = integers(names.q_offset, defaults.q_offset);
-  const bool packed = optional_tensor(*file_, names.cu_seqlens_q, defaults.cu_seqlens_q).has_value();
-  const bool packed_keys = optional_tensor(*file_, names.cu_seqlens_k, defaults.cu_seqlens_k).has_value();
-  if ((packed || packed_keys) && q.has_batch()) {
-    fail(ErrorCode::kFile, fmt::format("{} has cu_seqlens and a batch axis", path_),
-         fmt::format("order {} makes each batch entry a sequence", axis_order_name(q.order)),
-         "Pack the sequences on one token axis, or leave cu_seqlens out.");
-  }
-  if (packed_keys && !packed) {
-    fail(ErrorCode::kFile, fmt::format("{} has cu_seqlens_k and no cu_seqlens_q", path_),
-         "every sequence has queries and keys", "Add cu_seqlens_q.");
-  }
-  if (packed) {
-    if (!packed_keys) {
-      if (k.tokens() != q.tokens()) {
-        fail(ErrorCode::kFile, fmt::format("{} has cu_seqlens_q and no cu_seqlens_k", path_),
-             fmt::format("Q has {} tokens, K has {}", q.tokens(), k.tokens()), "Add cu_seqlens_k.");
-      }
-      cu_k = cu_q;
-    }
-    job_.sequences = packed_sequences(cu_q, cu_k, offsets);
-    check_cumulative_end("cu_seqlens_q", cu_q, "q", q.tokens());
-    check_cumulative_end("cu_seqlens_k", cu_k, "k", k.tokens());
-  } else {
-    job_.sequences = uniform_sequences(q.batch, q.length, k.length);
-    if (!offsets.empty() && offsets.size() != job_.sequences.size()) {
-      fail(ErrorCode::kFile, fmt::format("q_offset has {} entries", offsets.size()),
-           fmt::format("the job has {} sequences", job_.sequences.size()), "It holds one position per sequence.");
-    }
-    for (std::size_t i = 0; i < offsets.size(); ++i) job_.sequences[i].q_offset = offsets[i];
-  }
-  if (const auto sinks = optional_tensor(*file_, names.sinks, defaults.sinks)) {
-    sinks_ = read_floats(*sinks);
-    if (static_cast<std::int64_t>(sinks_.size()) != q.heads) {
-      fail(ErrorCode::kFile, fmt::format("sinks has {} entries", sinks_.size()), fmt::format("Q has {} heads", q.heads),
-           "It holds one logit per query head.");
-    }
-    spec.sinks = true;
-  }
+  spec.dtype = found.dtype;
+  spec.heads = static_cast<int>(found.q_grid.heads);
+  spec.kv_heads = static_cast<int>(found.k_grid.heads);
+  spec.head_dim = static_cast<int>(found.q_grid.dim);
+  spec.head_dim_v = static_cast<int>(found.v_grid.dim);
+  spec.sinks = !sinks_.empty();
 }
 
 void JobInput::take_numerics(const Config& config) {

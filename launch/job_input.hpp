@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "attention/input_tensors.hpp"
 #include "attention/job.hpp"
 #include "attention/packed_run.hpp"
 #include "attention/safetensors_file.hpp"
@@ -40,7 +41,7 @@ class JobInput {
 
  private:
   JobInput() = default;
-  void open_file(const Config& config);
+  void open_file(const JobOptions& options);
   void make_synthetic(const JobOptions& options, std::int64_t seq);
   void take_numerics(const Config& config);
 

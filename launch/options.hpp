@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "attention/input_tensors.hpp"
 #include "attention/layout.hpp"
 #include "attention/safetensors_rows.hpp"
 #include "base/dtype.hpp"
@@ -16,21 +17,10 @@ namespace ringattn {
 enum class MaskKind { kFull, kCausal };
 enum class When { kAuto, kOn, kOff };
 
-// Names of a job's tensors in its file.
-struct TensorNames {
-  std::string q = "q";
-  std::string k = "k";
-  std::string v = "v";
-  std::string cu_seqlens_q = "cu_seqlens_q";
-  std::string cu_seqlens_k = "cu_seqlens_k";
-  std::string q_offset = "q_offset";
-  std::string sinks = "sinks";
-};
-
 struct JobOptions {
   // Input
   std::string input;  // empty: none
-  TensorNames tensors;
+  InputNames tensors;
   std::optional<std::uint64_t> synthetic;  // seed
   std::optional<AxisOrder> order;
 

@@ -42,8 +42,7 @@ bool wants_color(When when, std::FILE* file) {
 
 void print_error_line(std::string_view message, When color) {
   const bool paint = wants_color(color, stderr);
-  std::string line =
-      fmt::format("ringattn: {}error:{} ", paint ? "\x1b[31m" : "", paint ? "\x1b[0m" : "");
+  std::string line = fmt::format("ringattn: {}error:{} ", paint ? "\x1b[31m" : "", paint ? "\x1b[0m" : "");
   for (const char c : message) {  // names out of files may hold anything
     if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
       line += fmt::format("\\x{:02x}", static_cast<unsigned>(c));

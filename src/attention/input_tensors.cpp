@@ -47,8 +47,12 @@ void check_shapes(const InputTensors& input) {
           fmt::format("--order says which axis is which; this is {}.", axis_order_name(q.order)));
   require(v.heads == k.heads, input.v, fmt::format("k has {} heads", k.heads));
   require(v.length == k.length, input.v, fmt::format("k has {} tokens", k.length));
-  require(q.heads % k.heads == 0, input.k, fmt::format("q's {} heads are not a multiple of its {}", q.heads, k.heads),
-          fmt::format("--order says which axis is which; this is {}.", axis_order_name(q.order)));
+  if (q.heads % k.heads != 0) {
+    fail(ErrorCode::kFile, fmt::format("K has {} heads, Q has {}", k.heads, q.heads),
+         fmt::format("{} is not a multiple of {}", q.heads, k.heads),
+         fmt::format("Check the file's k shape {}. It is {}, read as {}.", shape_text(input.k.info->shape),
+                     input.k.text(), axis_order_name(q.order)));
+  }
 }
 
 std::vector<std::int64_t> read_cumulative(const TensorSource& tensor, const RowGrid& grid, std::string_view side) {
@@ -72,7 +76,9 @@ std::vector<Sequence> read_sequences(const SafetensorsFile& file, const InputNam
               fmt::format("it holds {}, beyond 2^60 tokens", value));
     }
   }
-  if (cu_q.has_value() != cu_k.has_value()) {
+  // Keys packed as the queries are need no list of their own.
+  const bool shared = cu_q && !cu_k && input.q_grid.tokens() == input.k_grid.tokens();
+  if (cu_q.has_value() != cu_k.has_value() && !shared) {
     fail(ErrorCode::kFile, fmt::format("{} is there alone", (cu_q ? cu_q : cu_k)->text()),
          "lengths of sequences are given for queries and keys", "Add the other of cu_seqlens_q and cu_seqlens_k.");
   }
@@ -86,7 +92,7 @@ std::vector<Sequence> read_sequences(const SafetensorsFile& file, const InputNam
   require(!input.q_grid.has_batch(), *cu_q,
           fmt::format("order {} has an axis for the batch already", axis_order_name(input.q_grid.order)));
   const auto packed_q = read_cumulative(*cu_q, input.q_grid, "q");
-  const auto packed_k = read_cumulative(*cu_k, input.k_grid, "k");
+  const auto packed_k = shared ? packed_q : read_cumulative(*cu_k, input.k_grid, "k");
   if (offset) {
     require(offsets.size() + 1 == packed_q.size(), *offset, fmt::format("there are {} sequences", packed_q.size() - 1));
   }

@@ -27,7 +27,8 @@ struct InputTensors {
   RowGrid k_grid;
   RowGrid v_grid;
   Dtype dtype = Dtype::kBf16;
-  // From cu_seqlens, or one for each entry of the batch; offsets from q_offset, or aligned to the end of the keys.
+  // From cu_seqlens (those of the queries serve as many keys too), or one for each entry of the batch; offsets from
+  // q_offset, or aligned to the end of the keys.
   std::vector<Sequence> sequences;
   std::vector<float> sinks;  // [heads]; empty: the file has none
 

@@ -75,6 +75,13 @@ TEST(InputTensors, GivesTheJob) {
   }
 }
 
+TEST(InputTensors, TheQueriesListServesAsManyKeys) {
+  const TemporaryFolder folder;
+  const SafetensorsFile file(
+      write_input(folder, with_lists(qkv({10, 4, 16}, {10, 4, 16}, {10, 4, 16}), {{"cu_seqlens_q", {0, 3, 10}}})));
+  EXPECT_EQ(find_input(file, {}, {}).sequences, (std::vector<Sequence>{{3, 3, 0}, {7, 7, 0}}));
+}
+
 TEST(InputTensors, RefusesTensorsThatDisagree) {
   const TemporaryFolder folder;
   const auto good = [] { return qkv({10, 8, 16}, {12, 2, 16}, {12, 2, 16}); };
@@ -98,7 +105,9 @@ TEST(InputTensors, RefusesTensorsThatDisagree) {
       {{qkv({}, {}, {}), {}}, AxisOrder::kBthd, "order bthd has 4 axes"},
       {{qkv({10, 8, 16}, {1, 12, 2, 16}, {12, 2, 16}), {}}, {}, "q has 3 axes"},
       {{qkv({10, 8, 16}, {12, 2, 24}, {12, 2, 16}), {}}, {}, "q's head_dim is 16"},
-      {{qkv({10, 8, 16}, {12, 3, 16}, {12, 3, 16}), {}}, {}, "q's 8 heads are not a multiple of its 3"},
+      {{qkv({10, 8, 16}, {12, 3, 16}, {12, 3, 16}), {}},
+       {},
+       "K has 3 heads, Q has 8 (8 is not a multiple of 3). Check the file's k shape [12, 3, 16]."},
       {{qkv({10, 2, 16}, {12, 4, 16}, {12, 4, 16}), {}}, {}, "not a multiple"},
       {{qkv({10, 8, 16}, {12, 2, 16}, {12, 4, 16}), {}}, {}, "k has 2 heads"},
       {{qkv({10, 8, 16}, {12, 2, 16}, {11, 2, 16}), {}}, {}, "k has 12 tokens"},

@@ -136,21 +136,21 @@ TEST(Run, RefusesFilesThatDoNotFit) {
        }),
        {},
        3,
-       "V has 4 heads, K has 2"},
+       "k has 2 heads"},
       {"v tokens",
        changed([](FileShape& s) {
          s.v = {41, 2, 16};
        }),
        {},
        3,
-       "V has 41 tokens, K has 40"},
+       "k has 40 tokens"},
       {"head_dim",
        changed([](FileShape& s) {
          s.k = {40, 2, 8};
        }),
        {},
        3,
-       "K has head_dim 8, Q has 16"},
+       "q's head_dim is 16"},
       {"rank",
        changed([](FileShape& s) {
          s.q = {40, 64};
@@ -164,7 +164,7 @@ TEST(Run, RefusesFilesThatDoNotFit) {
        }),
        {},
        3,
-       "all have a batch axis, or none has"},
+       "q has 4 axes"},
       {"order", FileShape{}, {"--order", "bhtd"}, 3, "order bhtd has 4 axes"},
       {"names", changed([](FileShape& s) { s.prefix = "layer."; }), {}, 3, "`q`"},
       {"batch",
@@ -173,7 +173,7 @@ TEST(Run, RefusesFilesThatDoNotFit) {
        }),
        {},
        3,
-       "K has a batch of 1, Q of 2"},
+       "q has a batch of 2"},
       {"cu and batch",
        changed([](FileShape& s) {
          s.q = {2, 20, 4, 16}, s.k = s.v = {2, 20, 2, 16};
@@ -181,14 +181,14 @@ TEST(Run, RefusesFilesThatDoNotFit) {
        }),
        {},
        3,
-       "has cu_seqlens and a batch axis"},
+       "has an axis for the batch"},
       {"cu end",
        changed([](FileShape& s) {
          s.integers = {{"cu_seqlens_q", {0, 39}}};
        }),
        {},
        3,
-       "cu_seqlens_q ends at 39 (q has 40 tokens)"},
+       "its last entry is 39 and q has 40 tokens"},
       {"cu start",
        changed([](FileShape& s) {
          s.integers = {{"cu_seqlens_q", {1, 40}}};
@@ -209,29 +209,29 @@ TEST(Run, RefusesFilesThatDoNotFit) {
        }),
        {},
        3,
-       "it is empty"},
+       "one entry for each sequence"},
       {"cu_k alone",
        changed([](FileShape& s) {
          s.integers = {{"cu_seqlens_k", {0, 40}}};
        }),
        {},
        3,
-       "has cu_seqlens_k and no cu_seqlens_q"},
+       "is there alone"},
       {"cu_k missing",
        changed([](FileShape& s) {
          s.q = {20, 4, 16}, s.integers = {{"cu_seqlens_q", {0, 20}}};
        }),
        {},
        3,
-       "has cu_seqlens_q and no cu_seqlens_k"},
+       "is there alone"},
       {"offsets",
        changed([](FileShape& s) {
          s.integers = {{"q_offset", {0, 1}}};
        }),
        {},
        3,
-       "q_offset has 2 entries"},
-      {"sinks", changed([](FileShape& s) { s.sinks = {1.0F}; }), {}, 3, "sinks has 1 entries (Q has 4 heads)"},
+       "there are 1 sequences"},
+      {"sinks", changed([](FileShape& s) { s.sinks = {1.0F}; }), {}, 3, "q has 4 heads"},
       {"kernel",
        changed([](FileShape& s) {
          s.q = {40, 4, 12}, s.k = s.v = {40, 2, 12};
