@@ -407,7 +407,9 @@ TEST(SafetensorsWriter, RefusesPathsThatCannotBeWritten) {
       {"/dev/null", "no regular file"},
       {folder.file(std::string(300, 'a')), "File name too long"},
   };
-  for (const auto& [path, why] : cases) {
+  for (const auto& test : cases) {
+    const std::string& path = test.first;  // no binding: clang 14 can't capture those
+    const std::string& why = test.second;
     SCOPED_TRACE(path);
     for (const bool force : {false, true}) EXPECT_FILE_ERROR(SafetensorsWriter::create(small_plan(), path, force), why);
   }
