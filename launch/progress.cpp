@@ -30,9 +30,10 @@ void ProgressDisplay::update(std::string_view what, std::int64_t done, std::int6
   if (mode_ != Mode::kEveryStep && now - last_ < pause) return;
   last_ = now;
   const std::string text = progress_text(what, done, all, std::chrono::duration<double>(now - start_).count());
-  fmt::print(stderr, mode_ == Mode::kTerminal ? "\r\x1b[K{}" : "ringattn: {}\n", text);
+  const bool terminal = mode_ == Mode::kTerminal;
+  std::fputs((terminal ? "\r\x1b[K" + text : "ringattn: " + text + "\n").c_str(), stderr);
   std::fflush(stderr);
-  line_shown_ = mode_ == Mode::kTerminal;
+  line_shown_ = terminal;
 }
 
 void ProgressDisplay::clear() {
