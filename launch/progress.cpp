@@ -30,10 +30,10 @@ void ProgressDisplay::update(std::string_view what, std::int64_t done, std::int6
   if (mode_ != Mode::kEveryStep && now - last_ < pause) return;
   last_ = now;
   const std::string text = progress_text(what, done, all, std::chrono::duration<double>(now - start_).count());
-  const bool rewrites = mode_ == Mode::kTerminal;
-  fmt::print(stderr, "{}{}{}", rewrites ? "\r\x1b[K" : "ringattn: ", text, rewrites ? "" : "\n");
+  const bool terminal = mode_ == Mode::kTerminal;
+  std::fputs((terminal ? "\r\x1b[K" + text : "ringattn: " + text + "\n").c_str(), stderr);
   std::fflush(stderr);
-  line_shown_ = rewrites;
+  line_shown_ = terminal;
 }
 
 void ProgressDisplay::clear() {
