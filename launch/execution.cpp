@@ -3,12 +3,14 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <span>
 
 #include "attention/digest.hpp"
 #include "attention/safetensors_writer.hpp"
 #include "base/build.hpp"
+#include "base/environment.hpp"
 #include "base/error.hpp"
 #include "launch/together.hpp"
 
@@ -60,6 +62,8 @@ Options library_options(const Config& config, const Job& job) {
   options.threads = from.threads;
   options.timeout_seconds = from.timeout;
   options.machine = chosen_machine(from);
+  const double pace = environment().pace;
+  if (pace > 0.0) options.machine.link_bytes_per_second = std::min(options.machine.link_bytes_per_second, pace);
   return options;
 }
 
@@ -110,6 +114,8 @@ RankResult execute_job(const JobInput& input, Attention& attention, Transport& w
       result.lse_view(spec), std::nullopt};
   result.stats =
       attention.run(inputs, outputs, std::span<std::byte>(workspace.data(), workspace.bytes()), {}, block_done);
+  // Ranks may end far apart, where their sequences have nothing to do with each other.
+  world.barrier(Deadline::after(timeout + attention.prediction().seconds));
   return result;
 }
 

@@ -67,7 +67,10 @@ bool check_against_oracle(const SingleRun& run) {
   const FoldSpec& spec = input.job().spec;
   const std::vector<RowSample> samples = sample_rows(input.job(), run.options().rows, kSampleSeed);
   Accuracy mine;
-  together(run.world, run.options().timeout, [&] {
+  // One rank may own all the sampled rows; a processor computes some 1e8 products a second in fp64 at the least.
+  const double products = static_cast<double>(samples.size()) * static_cast<double>(input.job().k_tokens()) *
+                          (spec.head_dim + spec.head_dim_v);
+  together(run.world, run.options().timeout + products * 1e-8, [&] {
     mine = check_rows(inputs, samples, run.result.runs, run.result.out_view(spec), run.result.lse_view(spec));
   });
   const Accuracy all = combine(run.world, mine, Deadline::after(run.options().timeout));

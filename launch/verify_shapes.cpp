@@ -100,7 +100,9 @@ class Runner {
         agreed = error;
       }
     }
-    agree(world_, agreed ? &*agreed : nullptr, Deadline::after(timeout_));
+    // The others have nothing to do but wait for the shape's ranks.
+    const double predicted = job_flops(input_.job()) / (shape.ranks * library_.machine.flops_per_second);
+    agree(world_, agreed ? &*agreed : nullptr, Deadline::after(timeout_ + 10.0 * predicted));
     if (!layout) layout = dealt_layout(shape, options);
 
     EvenResult even;

@@ -187,6 +187,7 @@ const KernelChoice& Attention::kernel() const { return impl_->choice; }
 Backend& Attention::backend() { return *impl_->backend; }
 const JobLayout& Attention::layout() const { return impl_->forecast->layout; }
 const Plan& Attention::plan() const { return impl_->forecast->plan; }
+const Prediction& Attention::prediction() const { return impl_->forecast->prediction; }
 std::int64_t Attention::q_rows() const { return layout().queries.tokens(impl_->transport.rank()); }
 std::int64_t Attention::k_rows() const { return layout().keys.tokens(impl_->transport.rank()); }
 

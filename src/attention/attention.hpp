@@ -45,7 +45,9 @@ struct Options {
   bool state_out = false;         // run() also writes Outputs::state
   int threads = 0;                // of a host kernel; 0: this rank's share of the processors it may use
   int device = 0;                 // of a device kernel
-  double timeout_seconds = 60.0;  // of every single wait
+  // Of every single wait for a peer that should be ready. A wait for one that computes lasts longer by ten times what
+  // the machine model predicts for the longest block.
+  double timeout_seconds = 60.0;
   MachineModel machine;
 };
 
@@ -97,6 +99,7 @@ class Attention {
   Backend& backend();
   const JobLayout& layout() const;
   const Plan& plan() const;
+  const Prediction& prediction() const;
   std::int64_t q_rows() const;  // rows of this rank's q, out and lse
   std::int64_t k_rows() const;  // rows of this rank's k and v
 

@@ -51,7 +51,10 @@ RunStats run_engine(const EngineRun& run) {
   const auto now = [start] { return std::chrono::duration<double>(Clock::now() - start).count(); };
   const Progress progress = [&run] { run.transport.progress(); };
   const FoldOutput output{run.outputs.out, run.outputs.lse, run.inputs.sinks};
-  const auto deadline = [&run] { return Deadline::after(run.options.timeout_seconds); };
+  double longest_fold = 0.0;
+  for (const BlockPlan& block : blocks) longest_fold = std::max(longest_fold, block.flops);
+  longest_fold /= run.options.machine.flops_per_second;
+  const auto deadline = [&] { return Deadline::after(run.options.timeout_seconds + 10.0 * longest_fold); };
   std::vector<Mark> folded;  // one a block
   const auto await_fold = [&](std::int64_t block) {
     run.backend.synchronize(folded[static_cast<std::size_t>(block)], deadline(), progress);
