@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Measures the CPU fold kernel alone, beside OpenBLAS's SGEMM where the build found it. Prints the median of a few
+// Measures the CPU fold kernel alone, beside OpenBLAS's SGEMM where the build found it. Prints medians of a few
 // runs; FLOPs by the field's convention, 2 · visible pairs · heads · (head_dim + head_dim_v).
 //   fold_cpu_bench [threads] [runs]
 #include <fmt/format.h>
@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <ctime>
 #include <functional>
 #include <string>
 #include <vector>
@@ -22,16 +23,31 @@
 namespace ringattn {
 namespace {
 
-double median_seconds(int runs, const std::function<void()>& work) {
+struct Seconds {
+  double wall;
+  double cpu;  // of all threads: what a busy machine gets wrong last
+};
+
+// Medians.
+Seconds measure(int runs, const std::function<void()>& work) {
   work();  // warm-up: memory is touched, threads are started
-  std::vector<double> seconds;
+  std::vector<double> wall;
+  std::vector<double> cpu;
   for (int i = 0; i < runs; ++i) {
     const auto start = std::chrono::steady_clock::now();
+    const std::clock_t cpu_start = std::clock();
     work();
-    seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    cpu.push_back(static_cast<double>(std::clock() - cpu_start) / CLOCKS_PER_SEC);
+    wall.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   }
-  std::sort(seconds.begin(), seconds.end());
-  return seconds[seconds.size() / 2];
+  std::sort(wall.begin(), wall.end());
+  std::sort(cpu.begin(), cpu.end());
+  return {wall[wall.size() / 2], cpu[cpu.size() / 2]};
+}
+
+void print_line(const std::string& what, Seconds seconds, double flops) {
+  fmt::print("{:<75} {:>9.1f} ms {:>7.1f} GFLOP/s {:>7.1f} per core\n", what, seconds.wall * 1e3,
+             flops / seconds.wall * 1e-9, flops / seconds.cpu * 1e-9);
 }
 
 // Uniform in [−1, 1).
@@ -89,9 +105,8 @@ void measure_fold(const Shape& shape, int threads, int runs) {
     pairs += static_cast<double>(seen.end - seen.begin);
   }
   const double flops = 2.0 * pairs * spec.heads * (spec.head_dim + spec.head_dim_v);
-  const double seconds = median_seconds(runs, [&] { kernel->fold(task, {}, {}); });
-  fmt::print("{:>7} tokens  {:<60} {:>8.1f} ms {:>7.1f} GFLOP/s  ({})\n", n, describe(spec), seconds * 1e3,
-             flops / seconds * 1e-9, backend->identity());
+  const Seconds seconds = measure(runs, [&] { kernel->fold(task, {}, {}); });
+  print_line(fmt::format("{} tokens, {} ({})", n, describe(spec), backend->identity()), seconds, flops);
 }
 
 #ifdef RINGATTN_BENCH_OPENBLAS
@@ -101,12 +116,11 @@ void measure_sgemm(int threads, int runs) {
   const std::vector<float> a(std::size_t{kSize} * kSize, 0.5F);
   const std::vector<float> b(a);
   std::vector<float> c(a.size());
-  const double seconds = median_seconds(runs, [&] {
+  const Seconds seconds = measure(runs, [&] {
     cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, kSize, kSize, kSize, 1.0F, a.data(), kSize, b.data(), kSize,
                 0.0F, c.data(), kSize);
   });
-  fmt::print("SGEMM {}³ {:>59} {:>8.1f} ms {:>7.1f} GFLOP/s\n", kSize, "", seconds * 1e3,
-             2.0 * kSize * kSize * kSize / seconds * 1e-9);
+  print_line(fmt::format("SGEMM {}³", kSize), seconds, 2.0 * kSize * kSize * kSize);
 }
 #endif
 

@@ -20,7 +20,7 @@ namespace ringattn {
 namespace {
 
 // Where the links are slower than the fold no size hides a transfer, and small blocks would only add latency: the
-// blocks of such a job (or of its end) hold at least this share of its tiles.
+// blocks of such a job (or of its end) hold at least one in this many of its tiles.
 constexpr std::int64_t kLeastShare = 128;
 // A block moves at most this many times what the one before it moved, so that a machine model which is wrong by an
 // order of magnitude costs little.

@@ -166,13 +166,12 @@ class BlockPlanner {
     return {kBlockBuffer, assembled};
   }
 
-  // Takes the next free rows of the buffer for the copy.
+  // Takes the next free rows of the buffer for the copy: copies that follow each other also lie so.
   static void add_copy(const RowCopy& copy, BlockPlan& block) {
     block.buffer_rows += copy.rows;
     if (!block.copies.empty()) {
       RowCopy& last = block.copies.back();
-      if (last.from_shard == copy.from_shard && last.from_row + last.rows == copy.from_row &&
-          last.to_row + last.rows == copy.to_row) {
+      if (last.from_shard == copy.from_shard && last.from_row + last.rows == copy.from_row) {
         last.rows += copy.rows;
         return;
       }

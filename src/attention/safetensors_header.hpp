@@ -54,7 +54,7 @@ std::optional<Dtype> attention_dtype(FileDtype dtype);
 
 struct HeaderLimits {
   static constexpr std::uint64_t kBytes = 100'000'000;  // as in the reference library
-  static constexpr std::size_t kTensors = std::size_t{1} << 17;
+  static constexpr std::size_t kTensors = std::size_t{1} << 16;
   static constexpr std::size_t kNameBytes = 4096;
   static constexpr std::size_t kRank = 64;
   static constexpr std::size_t kMetadata = std::size_t{1} << 14;

@@ -200,11 +200,11 @@ std::vector<std::int64_t> read_integers(const TensorSource& tensor) {
   const std::vector<std::byte> bytes = read_vector(tensor);
   if (dtype == FileDtype::kI64) {
     std::vector<std::int64_t> values(bytes.size() / sizeof(std::int64_t));
-    std::memcpy(values.data(), bytes.data(), bytes.size());
+    std::copy(bytes.begin(), bytes.end(), std::as_writable_bytes(std::span(values)).begin());
     return values;
   }
   std::vector<std::int32_t> narrow(bytes.size() / sizeof(std::int32_t));
-  std::memcpy(narrow.data(), bytes.data(), bytes.size());
+  std::copy(bytes.begin(), bytes.end(), std::as_writable_bytes(std::span(narrow)).begin());
   return {narrow.begin(), narrow.end()};
 }
 

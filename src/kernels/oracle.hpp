@@ -48,7 +48,7 @@ class OracleRow {
 };
 
 // Feeds one piece to many rows of a sequence, of any heads; the same numbers as row by row, but each key is converted
-// once for all of them. About 2 · 10⁹ multiply-adds a second on one core; rows may be spread over threads.
+// once for all of them. About 10⁹ multiply-adds a second on one core; rows may be spread over threads.
 void feed_rows(std::span<OracleRow> rows, std::int64_t first_key, const TensorView& k, const TensorView& v);
 
 // Whole attention of one sequence in fp64, for tests: q [rows, heads, head_dim] at positions q_offset, q_offset + 1, ….

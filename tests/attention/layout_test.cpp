@@ -148,6 +148,30 @@ TEST(Layout, AWholeSequenceHasKeysAndQueriesOnOneRank) {
   }
 }
 
+TEST(Layout, ShortSequencesFillBinsEvenly) {
+  constexpr double kTolerance = 0.01;
+  std::vector<Sequence> sequences;
+  for (std::int64_t i = 0; i < 100; ++i) sequences.push_back({200 + 7 * i, 200 + 7 * i, 0});
+  const Job job = job_of(sequences);
+  const JobLayout layout = make_layout(job, 8, {}, 1, kKeyTile);
+  const double mean = visible_pairs(job) / 8;
+  for (int rank = 0; rank < 8; ++rank) {
+    EXPECT_NEAR(work_of(job, layout.queries, rank), mean, kTolerance * mean);
+  }
+}
+
+TEST(Layout, ASequenceOfManyQueriesOrKeysIsSplit) {
+  std::vector<Sequence> sequences(64, Sequence{2000, 2000, 0});
+  sequences[0] = {9000, 10, 0};
+  sequences[1] = {10, 9000, 0};
+  const JobLayout layout = make_layout(job_of(sequences), 8, {}, 1, kKeyTile);
+  for (int rank = 0; rank < 8; ++rank) {
+    EXPECT_EQ(layout.queries.runs(rank)[0].sequence, 0);
+    const auto keys = layout.keys.runs(rank);
+    EXPECT_TRUE(std::any_of(keys.begin(), keys.end(), [](const TokenRun& run) { return run.sequence == 1; }));
+  }
+}
+
 TEST(Layout, FewSequencesAreAlwaysSplit) {
   // Short by their stripes, but each is more than a quarter of a rank's share.
   const JobLayout layout = make_layout(job_of(uniform_sequences(2, 512, 512)), 8, {}, 1, kKeyTile);
@@ -200,6 +224,9 @@ TEST(Layout, StatedRunsAreChecked) {
             "rank 0 states tokens [4, 4) of sequence 0 (a run holds at least one of the sequence's 10 tokens).");
   EXPECT_EQ(refusal({10}, {{{0, 5, 10}, {0, 0, 5}}}),
             "rank 0 states tokens [0, 5) of sequence 0 (after tokens up to 10 of sequence 0). Runs ascend by sequence "
+            "and token.");
+  EXPECT_EQ(refusal({10}, {{{0, 0, 6}, {0, 4, 10}}}),
+            "rank 0 states tokens [4, 10) of sequence 0 (after tokens up to 6 of sequence 0). Runs ascend by sequence "
             "and token.");
   EXPECT_EQ(refusal({10, 10}, {{{1, 0, 10}, {0, 0, 10}}}),
             "rank 0 states tokens [0, 10) of sequence 0 (after tokens up to 10 of sequence 1). Runs ascend by sequence "

@@ -210,6 +210,32 @@ TEST(Plan, TheFirstBlockIsSmallAndTheNextOnesGrow) {
   EXPECT_LE(boundaries.size(), 40U);
 }
 
+// However fast the links are said to be, a block moves at most about 16 times what the one before it moved; and a small
+// rest joins the last block.
+TEST(Plan, GrowthIsBoundedAndASmallRestIsNoBlock) {
+  const Job job = causal_job(75000);
+  const JobLayout layout = layout_of(job, 2);
+  const MachineModel machine{"", 1e9, 1e15, 0.0};
+  const Plan plan = make_plan(job, layout, kKernel, machine, {}, 1);
+  ASSERT_EQ(plan.blocks.size(), 3U);
+  EXPECT_EQ(plan.blocks[0].bytes_received, 128 * kv_token_bytes(job.spec));
+  EXPECT_GT(plan.blocks[1].bytes_received, 15 * plan.blocks[0].bytes_received);
+  EXPECT_LT(plan.blocks[1].bytes_received, 17 * plan.blocks[0].bytes_received);
+  EXPECT_GT(plan.blocks[2].bytes_received, 16 * plan.blocks[1].bytes_received);
+}
+
+// A block may be a third larger than the one before it: from one tile that is lost in rounding, if it isn't kept up.
+TEST(Plan, BlocksGrowFromASingleTile) {
+  Job job = causal_job(65536);
+  job.spec.mask = {-1, -1};
+  const JobLayout layout = layout_of(job, 32);
+  MachineModel machine;
+  machine.latency_seconds = 0.0;
+  const double fold_seconds = job_flops(job) / 32 / machine.flops_per_second;
+  machine.link_bytes_per_second = 65536.0 * static_cast<double>(kv_token_bytes(job.spec)) / fold_seconds * 4.0 / 3.0;
+  EXPECT_LE(block_boundaries(job, layout, kKernel, machine, {}).size(), 30U);
+}
+
 // Links as fast as the fold in all, which they never are block by block: little of the job is spent waiting.
 TEST(Plan, TransfersHideBehindTheFold) {
   constexpr double kExposedOnChain = 0.03;

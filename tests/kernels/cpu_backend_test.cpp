@@ -3,7 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
+#include <limits>
+#include <string>
 #include <vector>
 
 #include "base/error.hpp"
@@ -30,8 +33,9 @@ TEST(CpuBackend, CopiesStridedRows) {
 
 TEST(CpuFold, RefusesTasksOfAnotherShape) {
   const FoldSpec spec = testing::make_spec(Dtype::kBf16, 4, 2, 64, {-1, 0});
-  const auto backend = make_cpu_backend(1);
+  const auto backend = make_cpu_backend({1, 0});
   const auto kernel = make_cpu_fold(spec, *backend);
+  kernel->reserve({});
   const auto code_of = [&](const FoldTask& task) {
     try {
       kernel->fold(task, {}, {});
@@ -48,7 +52,9 @@ TEST(CpuFold, RefusesTasksOfAnotherShape) {
   EXPECT_EQ(code_of(task), ErrorCode::kInternal);  // heads
   task.q = dense_view(static_cast<const void*>(nullptr), Dtype::kBf16, 0, 4, 64);
   task.save = true;
+  task.q.tokens = 1;
   EXPECT_EQ(code_of(task), ErrorCode::kInternal);  // no state
+  task.q.tokens = 0;
   task.save = false;
   const float sink = 0.0F;
   const FoldOutput output{dense_view(static_cast<void*>(nullptr), Dtype::kBf16, 0, 4, 64), {}, &sink};
@@ -89,6 +95,16 @@ TEST(FinishRow, SinkJoinsTheDenominator) {
   EXPECT_FLOAT_EQ(out[0], 0.5F);
   EXPECT_FLOAT_EQ(out[1], -1.0F);
   EXPECT_FLOAT_EQ(lse, std::log(6.0F));
+}
+
+TEST(FinishRow, EveryNanIsTheSame) {
+  const FoldSpec spec = testing::make_spec(Dtype::kF32, 1, 1, 8, {-1, 0});
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const float o[8] = {nan, -nan, std::bit_cast<float>(0x7fc01234U), std::bit_cast<float>(0xffc00001U)};
+  float out[8];
+  const float lse = finish_row(spec, 0.0F, -nan, o, nullptr, reinterpret_cast<std::byte*>(out));
+  for (int i = 0; i < 8; ++i) EXPECT_EQ(std::bit_cast<std::uint32_t>(out[i]), std::bit_cast<std::uint32_t>(nan));
+  EXPECT_EQ(std::bit_cast<std::uint32_t>(lse), std::bit_cast<std::uint32_t>(nan));
 }
 
 }  // namespace

@@ -40,6 +40,7 @@ TEST_P(FoldState, ExportsNumbers) {
   task.tiles = tiles;
   task.sources = {&source, 1};
   task.state = state.data();
+  runner.kernel().reserve({kRows, 1, 1, 2, 1, 1});
   runner.kernel().fold(task, {}, {});
 
   std::vector<float> m(kRows * 4);
@@ -110,7 +111,9 @@ TEST_P(FoldState, SizesGrowWithRows) {
   EXPECT_GE(one.kernel().state_bytes(1000), 1000 * numbers);
   EXPECT_LE(one.kernel().state_bytes(1000), 2 * 1000 * numbers);
   EXPECT_EQ(one.kernel().state_bytes(0), 0U);
-  EXPECT_GE(four.kernel().scratch_bytes(1000), one.kernel().scratch_bytes(1000));
+  FoldLimits limits;
+  limits.rows = 1000;
+  EXPECT_GE(four.kernel().scratch_bytes(limits), one.kernel().scratch_bytes(limits));
 }
 
 RINGATTN_FOR_EVERY_KERNEL(FoldState);

@@ -50,7 +50,7 @@ class FoldTable : public KernelRowTest {
           spec.softcap = options.softcap;
           spec.sinks = options.sinks;
           if (!cannot_run(row(), spec).empty()) continue;
-          const std::int64_t rows = std::min<std::int64_t>(keys, 21);
+          const std::int64_t rows = keys > 200 && !long_tests() ? 7 : std::min<std::int64_t>(keys, 19);
           const std::int64_t offset = options.offset < 0 ? -7 : options.offset == 0 ? 0 : keys - rows / 2;
           const FoldInputs inputs = random_inputs(spec, {{rows, keys, offset}}, turn + 1);
           const FoldResult result = fold_with(row(), inputs);

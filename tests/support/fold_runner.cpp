@@ -27,13 +27,13 @@ class Bytes {
   void write(const std::vector<std::byte>& bytes) {
     const auto size = static_cast<std::int64_t>(bytes.size());
     backend_.copy_rows(buffer_.data(), size, bytes.data(), size, size, 1, {});
-    backend_.synchronize({}, kNoWait, {});
+    backend_.synchronize(backend_.mark({}), kNoWait, {});
   }
   std::vector<std::byte> read() const {
     std::vector<std::byte> bytes(size_);
     const auto size = static_cast<std::int64_t>(size_);
     backend_.copy_rows(bytes.data(), size, buffer_.data(), size, size, 1, {});
-    backend_.synchronize({}, kNoWait, {});
+    backend_.synchronize(backend_.mark({}), kNoWait, {});
     return bytes;
   }
   std::byte* data() const { return buffer_.data(); }
@@ -161,7 +161,7 @@ bool FoldResult::same_bits(const FoldResult& other) const {
 }
 
 FoldRunner::FoldRunner(const KernelRow& row, const FoldSpec& spec, int threads)
-    : backend_(row.make_backend(threads)), kernel_(row.make_kernel(spec, *backend_)) {}
+    : backend_(row.make_backend({threads, 0})), kernel_(row.make_kernel(spec, *backend_)) {}
 
 FoldResult FoldRunner::run(const FoldInputs& inputs, const Arrangement& arrangement, const Progress& progress) {
   const FoldSpec& spec = inputs.spec;
@@ -218,6 +218,8 @@ FoldResult FoldRunner::run(const FoldInputs& inputs, const Arrangement& arrangem
 
   const std::size_t per_task =
       arrangement.tiles_per_task == 0 ? keys.tiles.size() : static_cast<std::size_t>(arrangement.tiles_per_task);
+  const auto count = [](const auto& list) { return static_cast<std::int64_t>(list.size()); };
+  kernel_->reserve({rows, count(queries), count(keys.tiles), count(keys.tiles), count(sources), count(key_lengths)});
   std::vector<KeyRun> key_runs;
   std::vector<KeyTile> tiles;
   bool finished = false;
@@ -238,7 +240,7 @@ FoldResult FoldRunner::run(const FoldInputs& inputs, const Arrangement& arrangem
     task.save = !finished;
     task.finish = finished ? &output : nullptr;
     kernel_->fold(task, {}, progress);
-    backend_->synchronize({}, kNoWait, {});
+    backend_->synchronize(backend_->mark({}), kNoWait, {});
     begin = end;
   }
 

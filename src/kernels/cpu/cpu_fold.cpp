@@ -37,7 +37,7 @@ void check_task(const FoldSpec& spec, const FoldTask& task) {
     check_view("k", source.k, spec.dtype, spec.kv_heads, spec.head_dim);
     check_view("v", source.v, spec.dtype, spec.kv_heads, spec.head_dim_v);
   }
-  if (task.state == nullptr && !task.queries.empty() && (task.resume || task.save)) {
+  if (task.state == nullptr && task.q.tokens > 0 && (task.resume || task.save)) {
     fail(ErrorCode::kInternal, "a fold task has no state", "it resumes or saves one");
   }
   if (task.finish == nullptr) return;

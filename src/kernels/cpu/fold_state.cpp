@@ -8,11 +8,14 @@ namespace ringattn::cpu {
 
 namespace {
 
+// Which NaN an operation on two of them gives is the compiler's choice: every NaN that leaves is the same one.
+float one_nan(float x) { return std::isnan(x) ? std::numeric_limits<float>::quiet_NaN() : x; }
+
 // out ← o · scale / l, one rounding to the element's type.
 template <typename Element, typename Round>
 void write_row(const float* o, int count, float scale, float l, std::byte* out, Round round) {
   auto* elements = reinterpret_cast<Element*>(out);
-  for (int i = 0; i < count; ++i) elements[i] = round(o[i] * scale / l);
+  for (int i = 0; i < count; ++i) elements[i] = round(one_nan(o[i] * scale / l));
 }
 
 }  // namespace
@@ -44,7 +47,7 @@ float finish_row(const FoldSpec& spec, float m, float l, const float* o, const f
       write_row<std::uint16_t>(o, spec.head_dim_v, scale, divisor, out, float_to_f16);
       break;
   }
-  return static_cast<float>(reference + std::log(sum));
+  return one_nan(static_cast<float>(reference + std::log(sum)));
 }
 
 }  // namespace ringattn::cpu

@@ -80,27 +80,21 @@ HWY_INLINE void multiply_block(const Factors& f, std::size_t row, const Store& s
   }
 }
 
-// The last rows % kBlockRows rows.
+// Rows [row, rows) in blocks of kRows, what is left in smaller ones: powers of two, to compile few of them.
 template <int kRows, int kVectors, class Store>
-HWY_INLINE void multiply_rest(const Factors& f, std::size_t row, int rows, const Store& store) {
-  if constexpr (kRows > 0) {
-    if (rows == kRows) {
-      multiply_block<kRows, kVectors>(f, row, store);
-    } else {
-      multiply_rest<kRows - 1, kVectors>(f, row, rows, store);
-    }
+HWY_INLINE void multiply_from(const Factors& f, std::size_t row, std::size_t rows, const Store& store) {
+  for (; row + kRows <= rows; row += kRows) multiply_block<kRows, kVectors>(f, row, store);
+  if constexpr (kRows > 1) {
+    constexpr int kSmaller = kRows > 8 ? 8 : kRows > 4 ? 4 : kRows / 2;
+    multiply_from<kSmaller, kVectors>(f, row, rows, store);
   }
 }
 
 // Calls store(row, column, vector) for every vector of the product of `rows` rows and the first kVectors vectors of a
 // panel.
 template <int kVectors, class Store>
-HWY_NOINLINE void multiply(const Factors& f, int rows, const Store& store) {
-  int row = 0;
-  for (; row + kBlockRows <= rows; row += kBlockRows) {
-    multiply_block<kBlockRows, kVectors>(f, static_cast<std::size_t>(row), store);
-  }
-  multiply_rest<kBlockRows - 1, kVectors>(f, static_cast<std::size_t>(row), rows - row, store);
+HWY_NOINLINE void multiply(const Factors& f, std::size_t rows, const Store& store) {
+  multiply_from<kBlockRows, kVectors>(f, 0, rows, store);
 }
 
 }  // namespace ringattn::cpu::HWY_NAMESPACE

@@ -114,8 +114,8 @@ void fold_block(const TileShape& shape, const PackedTile& tile, const RowBatch& 
   const auto rows = static_cast<std::size_t>(block.rows);
 
   for (std::size_t column = begin / kPanelWidth * kPanelWidth; column < end; column += kPanelWidth) {
-    multiply<kPanelVectors>({batch.q + block.first * head_dim, head_dim, tile.k + column * head_dim, head_dim},
-                            block.rows, StoreScores{scores + column});
+    multiply<kPanelVectors>({batch.q + block.first * head_dim, head_dim, tile.k + column * head_dim, head_dim}, rows,
+                            StoreScores{scores + column});
   }
 
   HWY_ALIGN float m_old[kRowBlockPadded] = {};
@@ -151,11 +151,11 @@ void fold_block(const TileShape& shape, const PackedTile& tile, const RowBatch& 
     Factors factors{scores + begin, kKeyTile, tile.v + column * kKeyTile + begin * kPanelWidth, end - begin};
     FoldOutputs store{batch.o + block.first * stride + column, stride, scale};
     if (column + (kPanelVectors - 1) * kLanes < head_dim_v) {
-      multiply<kPanelVectors>(factors, block.rows, store);
+      multiply<kPanelVectors>(factors, rows, store);
       continue;
     }
     for (std::size_t c = column; c < head_dim_v; c += kLanes, factors.b += kLanes, store.o += kLanes) {
-      multiply<1>(factors, block.rows, store);
+      multiply<1>(factors, rows, store);
     }
   }
 }

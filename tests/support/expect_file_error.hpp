@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// Expects an Error about a file (kFile) whose message holds a text.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "base/error.hpp"
+
+namespace ringattn {
+
+template <typename F>
+std::string file_error(const F& f) {
+  try {
+    f();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kFile) << error.what();
+    return error.what();
+  }
+  ADD_FAILURE() << "no error";
+  return {};
+}
+
+}  // namespace ringattn
+
+#define EXPECT_FILE_ERROR(statement, text)                                 \
+  do {                                                                     \
+    const std::string message_ = ringattn::file_error([&] { statement; }); \
+    EXPECT_NE(message_.find(text), std::string::npos) << message_;         \
+  } while (false)
