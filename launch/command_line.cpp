@@ -27,15 +27,17 @@ std::string flag_name(const FlagRow& row) {
   const std::string_view name = argument.substr(argument.starts_with("--") ? 2 : 1);
   const std::string_view stem = name.substr(0, name.find('='));
   std::vector<std::string_view> here;
+  unsigned elsewhere = 0;
   for (const FlagRow& row : flag_table()) {
     if ((row.commands & command) != 0) {
       here.push_back(row.name);
-    } else if (row.name == stem && std::none_of(flag_table().begin(), flag_table().end(), [&](const FlagRow& other) {
-                 return other.name == stem && (other.commands & command) != 0;
-               })) {
-      fail(ErrorCode::kUsage, fmt::format("--{} is no flag of {}", stem, command_name),
-           fmt::format("it belongs to {}", command_names(row.commands)), help);
+    } else if (row.name == stem) {
+      elsewhere |= row.commands;
     }
+  }
+  if (elsewhere != 0) {
+    fail(ErrorCode::kUsage, fmt::format("--{} is no flag of {}", stem, command_name),
+         fmt::format("it belongs to {}", command_names(elsewhere)), help);
   }
   const std::string nearest = nearest_name(stem, here.data(), here.size());
   fail(ErrorCode::kUsage, fmt::format("unknown flag {}", argument.substr(0, argument.find('='))), "",

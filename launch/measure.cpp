@@ -59,7 +59,9 @@ FoldRate fold_rate(const Config& config, Transport& world, std::int64_t tokens) 
   job.spec.kv_heads = 2;
   job.spec.softmax_scale = 0.088F;
   job.sequences = uniform_sequences(1, tokens * world.size(), tokens * world.size());
-  const Options options = library_options(config, job);
+  Config without_model = config;  // --machine names what is written here
+  without_model.options.machine.clear();
+  const Options options = library_options(without_model, job);
   Attention attention(job, world, options);
   const JobInput input = JobInput::synthetic(job, 1, attention.options().threads);
   const RankResult result = execute_job(input, attention, world, options.timeout_seconds);

@@ -247,7 +247,7 @@ int plan_job(const Invocation& invocation) {
         if (rows == 1) {
           screen.context(fmt::format("layout: {}", layout_text(figures.layout.request)));
           print_owners(screen, figures);
-          print_blocks(screen, figures);
+          if (!options.quiet) print_blocks(screen, figures);
         }
         summary.add(summary_row(figures));
         write_row(json, figures);

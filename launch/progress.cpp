@@ -2,9 +2,10 @@
 #include "launch/progress.hpp"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <cstdio>
+
+#include "launch/screen.hpp"
 
 namespace ringattn {
 
@@ -16,7 +17,7 @@ ProgressDisplay::ProgressDisplay(const JobOptions& options, bool shown) {
   } else if (options.quiet) {
     mode_ = Mode::kNone;
   } else {
-    mode_ = ::isatty(STDERR_FILENO) == 1 ? Mode::kTerminal : Mode::kEvery10Seconds;
+    mode_ = is_watched(stderr) ? Mode::kTerminal : Mode::kEvery10Seconds;
   }
 }
 

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "base/environment.hpp"
+#include "comm/world.hpp"
 
 namespace ringattn {
 
@@ -34,10 +35,12 @@ std::string Screen::painted(std::string_view text, Paint paint) const {
   return fmt::format("\x1b[{}m{}\x1b[0m", paint == Paint::kGood ? 32 : 31, text);
 }
 
+bool is_watched(std::FILE* file) { return ::isatty(::fileno(file)) == 1 && !launched_by_mpi(); }
+
 bool wants_color(When when, std::FILE* file) {
   if (when != When::kAuto) return when == When::kOn;
   const auto no_color = environment_value("NO_COLOR");
-  return ::isatty(::fileno(file)) == 1 && (!no_color || no_color->empty()) && environment_value("TERM") != "dumb";
+  return is_watched(file) && (!no_color || no_color->empty()) && environment_value("TERM") != "dumb";
 }
 
 void print_error_line(std::string_view message, When color) {

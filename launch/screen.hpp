@@ -35,6 +35,9 @@ class Screen {
   bool color_;
 };
 
+// Whether people watch `file` as it is written. mpirun gives its ranks a terminal of its own making: nobody's.
+bool is_watched(std::FILE* file);
+
 // Whether to write colours to `file`: asked for, or (auto) on a terminal that isn't dumb and without NO_COLOR.
 bool wants_color(When when, std::FILE* file);
 

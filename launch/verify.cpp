@@ -131,44 +131,49 @@ bool check_against_file(const SingleRun& run) {
   return !difference;
 }
 
-Golden golden_of(const SingleRun& run) {
-  const Job& job = run.input.job();
+// What a golden file of this job would hold, but for the digests.
+Golden golden_of(const JobInput& input, Attention& attention, bool synthetic) {
+  const Job& job = input.job();
   std::string sequences;
   if (job.sequences.size() <= 8) {
     for (const Sequence& s : job.sequences) sequences += fmt::format(" {}x{}@{}", s.q_len, s.k_len, s.q_offset);
   }
-  const std::string source = run.options().synthetic ? run.input.source() : "a file";
+  const std::string source = synthetic ? input.source() : "a file";
   return {std::string(version()),
           std::string(git_revision()),
           build_id(),
-          std::string(run.attention.kernel().row->name),
-          run.attention.backend().identity(),
+          std::string(attention.kernel().row->name),
+          attention.backend().identity(),
           fmt::format("{}; {}; scale {};{}", source, job_text(job), job.spec.softmax_scale, sequences),
-          run.report.digests->out,
-          run.report.digests->lse};
+          {},
+          {}};
 }
 
-bool check_golden(const SingleRun& run) {
-  const Golden now = golden_of(run);
-  const std::string& path = run.options().golden;
-  Golden recorded;
-  together(run.world, run.options().timeout, [&] {
-    recorded = parse_golden(read_text_file(path), path);
-    check_comparable(recorded, now, path);
-  });
-  run.screen.context(fmt::format("against {}, recorded by version {} (git {})", path, recorded.version, recorded.git));
-  const bool same = recorded.digest_out == now.digest_out && recorded.digest_lse == now.digest_lse;
+// Before anything is computed: the file is sound, and of this job and program.
+Golden read_golden(const std::string& path, const Golden& now) {
+  Golden recorded = parse_golden(read_text_file(path), path);
+  check_comparable(recorded, now, path);
+  return recorded;
+}
+
+bool check_golden(const SingleRun& run, const Golden& recorded) {
+  const Digests& now = *run.report.digests;
+  run.screen.context(
+      fmt::format("against {}, recorded by version {} (git {})", run.options().golden, recorded.version, recorded.git));
+  const bool same = recorded.digest_out == now.out && recorded.digest_lse == now.lse;
   if (!same) {
     run.screen.print(fmt::format("  out: recorded {}, now {}\n  lse: recorded {}, now {}\n", recorded.digest_out,
-                                 now.digest_out, recorded.digest_lse, now.digest_lse));
+                                 now.out, recorded.digest_lse, now.lse));
   }
   return same;
 }
 
-bool write_golden(const SingleRun& run) {
+bool write_golden(const SingleRun& run, Golden golden) {
+  golden.digest_out = run.report.digests->out;
+  golden.digest_lse = run.report.digests->lse;
   together(run.world, run.options().timeout, [&] {
     if (run.world.rank() != 0) return;
-    write_text_file(run.options().record, golden_text(golden_of(run)), run.options().force, "--record");
+    write_text_file(run.options().record, golden_text(golden), run.options().force, "--record");
   });
   run.screen.context(fmt::format("golden file: {}", run.options().record));
   return true;
@@ -181,6 +186,10 @@ bool verify_single(const Invocation& invocation, const JobInput& input, const Op
   Attention attention(input.job(), world, library);
   gather_world(report, attention, world, options.timeout);
   print_job(screen, input, attention, report);
+  Golden golden = golden_of(input, attention, options.synthetic.has_value());
+  together(world, options.timeout, [&] {
+    if (!options.golden.empty()) golden = read_golden(options.golden, golden);
+  });
   if (options.dry_run) {
     screen.context("dry run: nothing is computed");
     return true;
@@ -193,8 +202,8 @@ bool verify_single(const Invocation& invocation, const JobInput& input, const Op
   gather_figures(report, attention, result, world, options.timeout);
   const SingleRun run{invocation, input, screen, attention, std::move(result), world, report};
   screen.context(fmt::format("digests: out {}, lse {}", report.digests->out, report.digests->lse));
-  if (!options.record.empty()) return write_golden(run);
-  if (!options.golden.empty()) return check_golden(run);
+  if (!options.record.empty()) return write_golden(run, std::move(golden));
+  if (!options.golden.empty()) return check_golden(run, golden);
   return options.against == "oracle" ? check_against_oracle(run) : check_against_file(run);
 }
 

@@ -129,7 +129,9 @@ TEST(SampledRows, AreDifferentAndHoldTheFirstAndTheLast) {
     const std::vector<RowSample> rows = sample_rows(job, count, 5);
     EXPECT_EQ(static_cast<std::int64_t>(rows.size()), std::min<std::int64_t>(count, job.q_tokens() * 4));
     EXPECT_EQ(rows.front(), (RowSample{0, 0}));
-    if (count > 1) EXPECT_EQ(rows.back(), (RowSample{job.q_tokens() - 1, 3}));
+    if (count > 1) {
+      EXPECT_EQ(rows.back(), (RowSample{job.q_tokens() - 1, 3}));
+    }
     for (std::size_t i = 1; i < rows.size(); ++i) EXPECT_FALSE(rows[i - 1] == rows[i]);
     EXPECT_EQ(rows, sample_rows(job, count, 5));
   }

@@ -57,7 +57,7 @@ TEST(Layers, FlagBeatsEnvironmentBeatsFileBeatsDefault) {
       EXPECT_EQ(from_file.value(row->name).source, Source::kFile);
       EXPECT_EQ(from_file.value(row->name).text, canonical(*row, samples.values[0]));
 
-      const ScopedEnvironment environment({{environment_twin(row->name), std::string(samples.values[1])}});
+      const ScopedEnvironment environment(environment_twin(row->name), std::string(samples.values[1]));
       const Config from_environment = load_config(command.bit, flags);
       EXPECT_EQ(from_environment.value(row->name).source, Source::kEnvironment);
       EXPECT_EQ(from_environment.value(row->name).text, canonical(*row, samples.values[1]));
@@ -72,7 +72,7 @@ TEST(Layers, FlagBeatsEnvironmentBeatsFileBeatsDefault) {
 
 TEST(Layers, TheFileIsNamedByTheEnvironmentToo) {
   const TemporaryFolder folder;
-  const ScopedEnvironment environment({{"RINGATTN_CONFIG", folder.write("a.toml", "heads = 32\n")}});
+  const ScopedEnvironment environment("RINGATTN_CONFIG", folder.write("a.toml", "heads = 32\n"));
   EXPECT_EQ(load_config(kRun, {}).options.heads, 32);
   const std::string other = folder.write("b.toml", "heads = 16\n");
   EXPECT_EQ(load_config(kRun, {given(kRun, "config", other)}).options.heads, 16);
@@ -118,7 +118,7 @@ TEST(PrintedConfig, IsReadBackAsTheSame) {
 }
 
 TEST(PrintedConfig, NamesSourcesAndPrintsSizesInFullDigits) {
-  const ScopedEnvironment environment({{"RINGATTN_HEADS", "32"}});
+  const ScopedEnvironment environment("RINGATTN_HEADS", "32");
   const std::string text =
       print_config(load_config(kRun, {given(kRun, "seq", "2m"), given(kRun, "input", "a \"b\\\n")}));
   EXPECT_NE(text.find("seq = 2097152  # flag\n"), std::string::npos) << text;

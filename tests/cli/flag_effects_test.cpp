@@ -74,7 +74,7 @@ const std::map<std::string_view, std::function<void()>>& effects() {
        [] {
          with_file([](const TemporaryFolder&, const std::string& path) {
            out_of(Words{"run", "--order", "htd", "--output", path} + small_job());
-           EXPECT_TRUE(has(read_whole(path), R"("shape":[4,300,16])"));
+           EXPECT_TRUE(has(read_whole(path), R"("shape":[4, 300, 16])"));
          });
        }},
       {"seq",

@@ -59,15 +59,15 @@ TEST(Run, ReadsFilesInEveryOrderAndWritesThatOrder) {
   const std::string htd = folder.write("htd.safetensors", safetensors_bytes(shape));
   const Finished run = tool({"run", "--input", htd, "--order", "htd", "--ranks", "3", "--output", folder.file("b")});
   ASSERT_EQ(run.code, 0) << run.err;
-  EXPECT_TRUE(has(read_whole(folder.file("a")), R"("shape":[40,4,16])"));
-  EXPECT_TRUE(has(read_whole(folder.file("b")), R"("shape":[4,40,16])"));
+  EXPECT_TRUE(has(read_whole(folder.file("a")), R"("shape":[40, 4, 16])"));
+  EXPECT_TRUE(has(read_whole(folder.file("b")), R"("shape":[4, 40, 16])"));
   shape.q = {2, 20, 4, 16};
   shape.k = shape.v = {2, 20, 2, 16};
   const std::string bthd = folder.write("bthd.safetensors", safetensors_bytes(shape));
   const Finished batch = tool({"run", "--input", bthd, "--output", folder.file("c"), "--json", "-"});
   ASSERT_EQ(batch.code, 0) << batch.err;
   EXPECT_TRUE(has(batch.err, "2 sequences, 40 tokens")) << batch.err;
-  EXPECT_TRUE(has(read_whole(folder.file("c")), R"("shape":[2,4,20])"));  // lse
+  EXPECT_TRUE(has(read_whole(folder.file("c")), R"("shape":[2, 4, 20])"));  // lse
 }
 
 TEST(Run, TakesPackedSequencesOffsetsAndSinks) {

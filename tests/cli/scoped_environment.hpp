@@ -1,30 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// Environment variables for the time of a test.
+// An environment variable for the time of a test.
 #pragma once
 
 #include <cstdlib>
 #include <string>
 #include <utility>
-#include <vector>
-
-#include "base/environment.hpp"
 
 namespace ringattn::testing {
 
 class ScopedEnvironment {
  public:
-  explicit ScopedEnvironment(std::vector<std::pair<std::string, std::string>> variables)
-      : variables_(std::move(variables)) {
-    for (const auto& [name, value] : variables_) ::setenv(name.c_str(), value.c_str(), 1);
+  ScopedEnvironment(std::string name, const std::string& value) : name_(std::move(name)) {
+    ::setenv(name_.c_str(), value.c_str(), 1);
   }
   ScopedEnvironment(const ScopedEnvironment&) = delete;
   ScopedEnvironment& operator=(const ScopedEnvironment&) = delete;
-  ~ScopedEnvironment() {
-    for (const auto& [name, value] : variables_) ::unsetenv(name.c_str());
-  }
+  ~ScopedEnvironment() { ::unsetenv(name_.c_str()); }
 
  private:
-  std::vector<std::pair<std::string, std::string>> variables_;
+  std::string name_;
 };
 
 }  // namespace ringattn::testing
