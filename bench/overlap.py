@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures how much of a job its ranks wait for blocks, on a link slowed to the rate of the computation.
 
-Runs a full-mask job on two ranks as fast as it goes, then with RINGATTN_PACE such that moving the blocks takes as long as
-folding them, with and without overlap, as threads and under mpirun. Prints one JSON line a run.
+Runs a full-mask job on two ranks as fast as it goes, then with RINGATTN_PACE such that moving the blocks takes as long
+as folding them, with and without overlap, as threads and under mpirun. Prints one JSON line a run.
 Usage: bench/overlap.py [--ringattn PROGRAM] [--max-exposed PERCENT] > results.jsonl"""
 import argparse
 import json
@@ -13,8 +13,8 @@ import subprocess
 import sys
 import tempfile
 
-JOB = ["run", "--synthetic", "1", "--seq", "8k", "--heads", "4", "--kv-heads", "2", "--head-dim", "128", "--mask", "full",
-       "--threads", "1", "--block", "256"]
+JOB = ["run", "--synthetic", "1", "--seq", "8k", "--heads", "4", "--kv-heads", "2", "--head-dim", "128",
+       "--mask", "full", "--threads", "1", "--block", "256"]
 MPIRUN = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", "2"]
 
 

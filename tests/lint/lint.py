@@ -30,10 +30,11 @@ VENDORS = {
     r"nlohmann/.*": r"src/attention/.*|launch/.*|tests/.*",
     r"toml\+\+/.*": r"src/attention/flat_toml[^/]*",
     r"CLI/.*": r"launch/.*",
-    r"xxhash\.h": r"src/attention/.*",
+    r"xxhash\.h": r"src/attention/.*|tests/attention/.*",
 }
 
 MAX_LINES = 450
+MAX_COLUMNS = 130
 
 
 def tracked_sources():
@@ -53,8 +54,8 @@ def breaches_of(path):
         yield len(lines), f"a file has at most {MAX_LINES} lines: this is two files"
     folder = name.split("/")[1] if name.startswith("src/") else name.split("/")[0]
     for number, line in enumerate(lines, 1):
-        if len(line) > 120 and "http" not in line:
-            yield number, "a line has at most 120 columns"
+        if len(line) > MAX_COLUMNS and path.suffix in {".py", ".sh"}:  # clang-format knows about the others
+            yield number, f"a line has at most {MAX_COLUMNS} columns"
         include = re.match(r'\s*#\s*include\s*([<"])([^>"]+)[>"]', line)
         if not include:
             continue
