@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+// Spike: a FoldKernel on a GPU. Turns a FoldTask's host tables into work items, uploads them through pinned staging that
+// the stream gives back, and launches. Nothing here waits for the device.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <vector>
+
+#include "kernels/fold.hpp"
+#include "sm80_fold.cuh"
+
+#define CUDA_CHECK(call)                                                                                \
+  do {                                                                                                  \
+    const cudaError_t error_ = (call);                                                                  \
+    if (error_ != cudaSuccess) {                                                                        \
+      std::fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(error_));   \
+      std::exit(1);                                                                                     \
+    }                                                                                                   \
+  } while (0)
+
+namespace ringattn {
+
+// Pinned host memory with its device twin. A slot is reused once the stream has passed its event; when all are in use a
+// slot is added, so nobody waits.
+class StagingRing {
+ public:
+  struct Slot {
+    std::byte* host = nullptr;
+    std::byte* device = nullptr;
+    std::size_t bytes = 0;
+    cudaEvent_t done = nullptr;
+  };
+  explicit StagingRing(int slots, std::size_t bytes) {
+    for (int i = 0; i < slots; ++i) slots_.push_back(make(bytes));
+  }
+  Slot& take(std::size_t bytes) {
+    for (std::size_t i = 0; i < slots_.size(); ++i) {
+      Slot& slot = slots_[(next_ + i) % slots_.size()];
+      if (slot.bytes >= bytes && cudaEventQuery(slot.done) == cudaSuccess) {
+        next_ = (next_ + i + 1) % slots_.size();
+        return slot;
+      }
+    }
+    ++grown;
+    slots_.push_back(make(2 * bytes));
+    next_ = 0;
+    return slots_.back();
+  }
+  int grown = 0;
+
+ private:
+  static Slot make(std::size_t bytes) {
+    Slot slot;
+    slot.bytes = bytes;
+    CUDA_CHECK(cudaMallocHost(&slot.host, bytes));
+    CUDA_CHECK(cudaMalloc(&slot.device, bytes));
+    CUDA_CHECK(cudaEventCreateWithFlags(&slot.done, cudaEventDisableTiming));
+    return slot;
+  }
+  std::vector<Slot> slots_;
+  std::size_t next_ = 0;
+};
+
+template <class C>
+class CudaFold {
+ public:
+  explicit CudaFold(const FoldSpec& spec, std::size_t staging_bytes = std::size_t{1} << 20)
+      : spec_(spec), ring_(4, staging_bytes) {
+    CUDA_CHECK(cudaFuncSetAttribute(sm80::fold_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, C::kSharedBytes));
+  }
+  int key_tile() const { return C::kKeyTile; }
+  int query_tile() const { return C::kQueryTile; }
+  std::size_t state_bytes(std::int64_t rows) const {
+    return static_cast<std::size_t>(rows) * static_cast<std::size_t>(spec_.heads) * (C::kHeadDim + 8) * 4;
+  }
+  int grown() const { return ring_.grown; }
+
+  void fold(const FoldTask& task, Stream stream) {
+    items_.clear();
+    std::map<std::int32_t, const KeyRun*> run_of;  // spike: one key run of a sequence
+    for (const KeyRun& run : task.key_runs) run_of[run.sequence] = &run;
+    for (const QueryRun& run : task.queries) {
+      const auto found = run_of.find(run.sequence);
+      const std::int64_t length = task.key_lengths[static_cast<std::size_t>(run.sequence)];
+      for (std::int64_t begin = run.position; begin < run.position + run.rows;) {
+        std::int64_t tile = begin / C::kQueryTile * C::kQueryTile;
+        if (tile > begin) tile -= C::kQueryTile;
+        const std::int64_t end = std::min(tile + C::kQueryTile, run.position + run.rows);
+        sm80::Item item{};
+        item.row = run.row + (tile - run.position);
+        item.position = tile;
+        item.key_length = length;
+        item.slot_begin = static_cast<std::int32_t>(begin - tile);
+        item.slot_end = static_cast<std::int32_t>(end - tile);
+        if (found != run_of.end()) {
+          const KeyRun& keys = *found->second;
+          const TileRange all = folded_tiles(spec_.mask, begin, length, C::kQueryTile, C::kKeyTile);
+          const std::int64_t first = std::max(all.begin, keys.first_tile);
+          const std::int64_t last = std::min(all.end, keys.first_tile + keys.tiles);
+          if (first < last) {
+            item.first_tile = static_cast<std::int32_t>(first);
+            item.tiles = static_cast<std::int32_t>(last - first);
+            item.table = keys.table + (first - keys.first_tile);
+          }
+        }
+        const bool must_write = task.finish != nullptr || (task.save && !task.resume);
+        if (item.tiles > 0 || must_write) items_.push_back(item);
+        begin = end;
+      }
+    }
+    if (items_.empty()) return;
+    std::stable_sort(items_.begin(), items_.end(), [](const auto& a, const auto& b) { return a.tiles > b.tiles; });
+
+    const std::size_t item_bytes = items_.size() * sizeof(sm80::Item);
+    const std::size_t tile_bytes = task.tiles.size() * sizeof(sm80::Tile);
+    const std::size_t source_bytes = task.sources.size() * sizeof(sm80::Source);
+    auto& slot = ring_.take(item_bytes + tile_bytes + source_bytes);
+    std::memcpy(slot.host, items_.data(), item_bytes);
+    auto* tiles = reinterpret_cast<sm80::Tile*>(slot.host + item_bytes);
+    for (std::size_t i = 0; i < task.tiles.size(); ++i) tiles[i] = {task.tiles[i].source, 0, task.tiles[i].row};
+    auto* sources = reinterpret_cast<sm80::Source*>(slot.host + item_bytes + tile_bytes);
+    for (std::size_t i = 0; i < task.sources.size(); ++i) {
+      const KeySource& s = task.sources[i];
+      sources[i] = {static_cast<const __nv_bfloat16*>(s.k.data), static_cast<const __nv_bfloat16*>(s.v.data),
+                    s.k.token_stride, s.k.head_stride, s.v.token_stride, s.v.head_stride};
+    }
+    const auto s = static_cast<cudaStream_t>(stream.handle);
+    CUDA_CHECK(cudaMemcpyAsync(slot.device, slot.host, item_bytes + tile_bytes + source_bytes, cudaMemcpyHostToDevice, s));
+
+    sm80::Params p{};
+    p.q = static_cast<const __nv_bfloat16*>(task.q.data);
+    p.q_token_stride = task.q.token_stride;
+    p.q_head_stride = task.q.head_stride;
+    if (task.finish != nullptr) {
+      p.out = static_cast<__nv_bfloat16*>(task.finish->out.data);
+      p.out_token_stride = task.finish->out.token_stride;
+      p.out_head_stride = task.finish->out.head_stride;
+      p.lse = task.finish->lse.data;
+      p.lse_token_stride = task.finish->lse.token_stride;
+      p.lse_head_stride = task.finish->lse.head_stride;
+    }
+    p.items = reinterpret_cast<const sm80::Item*>(slot.device);
+    p.tiles = reinterpret_cast<const sm80::Tile*>(slot.device + item_bytes);
+    p.sources = reinterpret_cast<const sm80::Source*>(slot.device + item_bytes + tile_bytes);
+    p.state_o = static_cast<float*>(task.state);
+    p.state_l = p.state_o + task.q.tokens * spec_.heads * C::kHeadDim;
+    p.mask_left = spec_.mask.left;
+    p.mask_right = spec_.mask.right;
+    p.heads = spec_.heads;
+    p.group = spec_.heads / spec_.kv_heads;
+    p.scale = spec_.softmax_scale;
+    p.scale_log2 = spec_.softmax_scale * 1.4426950408889634F;
+    p.resume = task.resume;
+    p.save = task.save;
+    p.finish = task.finish != nullptr;
+    const auto grid = static_cast<unsigned>(items_.size() * static_cast<std::size_t>(spec_.heads));
+    sm80::fold_kernel<C><<<grid, C::kThreads, C::kSharedBytes, s>>>(p);
+    CUDA_CHECK(cudaGetLastError());
+    CUDA_CHECK(cudaEventRecord(slot.done, s));
+  }
+
+ private:
+  FoldSpec spec_;
+  StagingRing ring_;
+  std::vector<sm80::Item> items_;
+};
+
+}  // namespace ringattn
