@@ -119,19 +119,12 @@ class CudaFold {
 
     const std::size_t item_bytes = items_.size() * sizeof(sm80::Item);
     const std::size_t tile_bytes = task.tiles.size() * sizeof(sm80::Tile);
-    const std::size_t source_bytes = task.sources.size() * sizeof(sm80::Source);
-    auto& slot = ring_.take(item_bytes + tile_bytes + source_bytes);
+    auto& slot = ring_.take(item_bytes + tile_bytes);
     std::memcpy(slot.host, items_.data(), item_bytes);
     auto* tiles = reinterpret_cast<sm80::Tile*>(slot.host + item_bytes);
     for (std::size_t i = 0; i < task.tiles.size(); ++i) tiles[i] = {task.tiles[i].source, 0, task.tiles[i].row};
-    auto* sources = reinterpret_cast<sm80::Source*>(slot.host + item_bytes + tile_bytes);
-    for (std::size_t i = 0; i < task.sources.size(); ++i) {
-      const KeySource& s = task.sources[i];
-      sources[i] = {static_cast<const __nv_bfloat16*>(s.k.data), static_cast<const __nv_bfloat16*>(s.v.data),
-                    s.k.token_stride, s.k.head_stride, s.v.token_stride, s.v.head_stride};
-    }
     const auto s = static_cast<cudaStream_t>(stream.handle);
-    CUDA_CHECK(cudaMemcpyAsync(slot.device, slot.host, item_bytes + tile_bytes + source_bytes, cudaMemcpyHostToDevice, s));
+    CUDA_CHECK(cudaMemcpyAsync(slot.device, slot.host, item_bytes + tile_bytes, cudaMemcpyHostToDevice, s));
 
     sm80::Params p{};
     p.q = static_cast<const __nv_bfloat16*>(task.q.data);
@@ -147,7 +140,11 @@ class CudaFold {
     }
     p.items = reinterpret_cast<const sm80::Item*>(slot.device);
     p.tiles = reinterpret_cast<const sm80::Tile*>(slot.device + item_bytes);
-    p.sources = reinterpret_cast<const sm80::Source*>(slot.device + item_bytes + tile_bytes);
+    for (std::size_t i = 0; i < task.sources.size(); ++i) {
+      const KeySource& from = task.sources[i];
+      p.sources[i] = {static_cast<const __nv_bfloat16*>(from.k.data), static_cast<const __nv_bfloat16*>(from.v.data),
+                      from.k.token_stride, from.k.head_stride, from.v.token_stride, from.v.head_stride};
+    }
     p.state_o = static_cast<float*>(task.state);
     p.state_l = p.state_o + task.q.tokens * spec_.heads * C::kHeadDim;
     p.mask_left = spec_.mask.left;

@@ -20,6 +20,8 @@ struct Source {
   std::int64_t k_token_stride, k_head_stride, v_token_stride, v_head_stride;  // elements
 };
 
+inline constexpr int kMaxSources = 8;
+
 struct Tile {
   std::int32_t source;
   std::int32_t padding;
@@ -37,6 +39,14 @@ struct Item {
   std::int32_t slot_begin, slot_end;
 };
 
+// Where one head of a key tile lies; strides in bytes.
+struct __align__(16) Place {
+  const char* k;
+  const char* v;
+  std::int32_t k_stride, v_stride;
+  std::int64_t padding;
+};
+
 struct Params {
   const __nv_bfloat16* q;  // [rows, heads, head_dim]
   std::int64_t q_token_stride, q_head_stride;
@@ -46,7 +56,7 @@ struct Params {
   std::int64_t lse_token_stride, lse_head_stride;
   const Item* items;
   const Tile* tiles;
-  const Source* sources;
+  Source sources[kMaxSources];
   float* state_o;  // [rows, heads, head_dim] in fragment order
   float* state_l;  // [rows, heads, 8]: l0 l1 l2 l3 m - - -
   std::int64_t mask_left, mask_right;  // −1: unlimited
@@ -56,7 +66,8 @@ struct Params {
   bool resume, save, finish;
 };
 
-template <int kHeadDim_, int kKeyTile_, int kWarps_, int kRowBlocks_, int kStages_, int kMinBlocks_, bool kInPlace_ = false>
+template <int kHeadDim_, int kKeyTile_, int kWarps_, int kRowBlocks_, int kStages_, int kMinBlocks_, bool kInPlace_ = false,
+          int kColumns_ = 2, bool kSeam_ = true, bool kLate_ = false>
 struct Config {
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kKeyTile = kKeyTile_;      // keys of a tile
@@ -65,9 +76,15 @@ struct Config {
   static constexpr int kStages = kStages_;        // tiles of K and V in shared memory
   static constexpr int kMinBlocks = kMinBlocks_;  // CTAs of a multiprocessor, for the register budget
   static constexpr bool kInPlace = kInPlace_;     // accumulate PV straight into O
+  static constexpr int kColumns = kColumns_;      // blocks of 16 columns of O that PV works on at a time
+  static constexpr bool kSeam = kSeam_;           // see fold_tile
+  static constexpr bool kLate = kLate_;           // copies of the next tile are issued after Q Kᵀ, not before
   static constexpr int kQueryTile = 16 * kRowBlocks * kWarps;
   static constexpr int kThreads = 32 * kWarps;
-  static constexpr int kSharedBytes = 2 * kHeadDim * (kQueryTile + 2 * kStages * kKeyTile);
+  static constexpr int kTileBytes = 2 * kHeadDim * kKeyTile;
+  static constexpr int kPlaces = 64;  // of the tile map that are held resolved: two halves, one in use, one ahead
+  static constexpr int kPlacesOffset = 2 * kHeadDim * kQueryTile + 2 * kStages * kTileBytes;
+  static constexpr int kSharedBytes = kPlacesOffset + kPlaces * 32;
 };
 
 __device__ inline std::uint32_t shared_address(const void* p) {
@@ -90,14 +107,29 @@ __device__ inline void load_matrix_transposed(std::uint32_t (&r)[4], std::uint32
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
 }
-__device__ inline void mma(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+__device__ inline void mma(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1, const float (&c)[4]) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"
+      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
+}
+// As above from zero: the compiler then needs no register for c.
+__device__ inline void mma_from_zero(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
+  const float zero[4] = {0.0F, 0.0F, 0.0F, 0.0F};
+  mma(d, a, b0, b1, zero);
+}
+__device__ inline Place load_place(std::uint32_t address) {
+  Place p;
+  asm volatile("ld.shared.v2.u64 {%0,%1}, [%2];" : "=l"(p.k), "=l"(p.v) : "r"(address) : "memory");
+  asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(p.k_stride), "=r"(p.v_stride) : "r"(address + 16) : "memory");
+  return p;
+}
+__device__ inline void store_place(std::uint32_t address, const Place& p) {
+  asm volatile("st.shared.v2.u64 [%0], {%1,%2};" ::"r"(address), "l"(p.k), "l"(p.v) : "memory");
+  asm volatile("st.shared.v2.u32 [%0], {%1,%2};" ::"r"(address + 16), "r"(p.k_stride), "r"(p.v_stride) : "memory");
 }
 __device__ inline float exp2_approx(float x) {
   float y;
-  asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 // (low, high) rounded to nearest even.
@@ -114,19 +146,32 @@ __device__ inline std::uint32_t swizzled(int row, int chunk) {
   return static_cast<std::uint32_t>(row * (2 * kHeadDim) + ((chunk ^ (row & 7)) << 4));
 }
 
-// Copies rows [0, kRows) of a tile; rows outside [begin, end) become zeros.
+// Copies rows [0, kRows) of a tile, `stride` bytes apart; rows outside [begin, end) become zeros.
 template <int kHeadDim, int kRows, int kThreads>
-__device__ inline void copy_tile(std::uint32_t target, const __nv_bfloat16* source, std::int64_t stride, int begin,
-                                 int end) {
+__device__ __forceinline__ void copy_tile(std::uint32_t target, const char* source, int stride, int begin, int end) {
   constexpr int kChunks = kHeadDim / 8;
-  static_assert(kRows * kChunks % kThreads == 0 && kThreads % kChunks == 0);
+  constexpr int kStep = kThreads / kChunks;  // rows of one pass, a multiple of 8: the swizzle is the same in each
+  static_assert(kRows % kStep == 0 && kThreads % kChunks == 0 && kStep % 8 == 0);
   const int chunk = static_cast<int>(threadIdx.x) % kChunks;
   const int row0 = static_cast<int>(threadIdx.x) / kChunks;
+  const std::uint32_t to = target + swizzled<kHeadDim>(row0, chunk);
+  const char* from = source + static_cast<std::int64_t>(row0) * stride + chunk * 16;
+  const std::int64_t step = static_cast<std::int64_t>(stride) * kStep;
+  if (begin == 0 && end == kRows) {
 #pragma unroll
-  for (int i = 0; i < kRows * kChunks / kThreads; ++i) {
-    const int row = row0 + i * (kThreads / kChunks);
-    const bool present = row >= begin && row < end;
-    copy_16(target + swizzled<kHeadDim>(row, chunk), source + (present ? row : begin) * stride + chunk * 8, present);
+    for (int i = 0; i < kRows / kStep; ++i) {
+      copy_16(to + static_cast<std::uint32_t>(i * kStep * 2 * kHeadDim), from, true);
+      from += step;
+    }
+  } else {
+#pragma unroll 1
+    for (int i = 0; i < kRows / kStep; ++i) {
+      const int row = row0 + i * kStep;
+      const bool present = row >= begin && row < end;
+      copy_16(to + static_cast<std::uint32_t>(i * kStep * 2 * kHeadDim),
+              present ? from : source + static_cast<std::int64_t>(begin) * stride, present);
+      from += step;
+    }
   }
 }
 
@@ -139,49 +184,53 @@ struct RowState {
 };
 
 // The one tile step: (m, l, O) ← fold((m, l, O), tile).
-template <class C, bool kMasked>
+template <class C, class Prefetch>
 __device__ __forceinline__ void fold_tile(RowState<C>& state, std::uint32_t q_tile, std::uint32_t k_tile, std::uint32_t v_tile,
-                                 const Params& p, std::int64_t first_key, std::int64_t key_length,
-                                 std::int64_t first_position) {
+                                 const Params& p, bool masked, const Item& item, int tile, Prefetch&& prefetch) {
+  if constexpr (!C::kLate) prefetch();
   constexpr int kD = C::kHeadDim;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
 
-  // S = Q Kᵀ
+  // S = Q Kᵀ. Moving 16 columns on flips bits of a swizzled address; moving 16 rows on adds to it.
   float s[C::kRowBlocks][C::kKeyTile / 8][4];
-#pragma unroll
-  for (int b = 0; b < C::kRowBlocks; ++b)
-#pragma unroll
-    for (int n = 0; n < C::kKeyTile / 8; ++n)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) s[b][n][i] = 0.0F;
+  const std::uint32_t q_address = q_tile + swizzled<kD>(warp * C::kRowBlocks * 16 + lane % 16, lane / 16);
+  const std::uint32_t k_address = k_tile + swizzled<kD>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
 #pragma unroll
   for (int k = 0; k < kD / 16; ++k) {
     std::uint32_t a[C::kRowBlocks][4];
 #pragma unroll
     for (int b = 0; b < C::kRowBlocks; ++b)
-      load_matrix(a[b], q_tile + swizzled<kD>((warp * C::kRowBlocks + b) * 16 + lane % 16, 2 * k + lane / 16));
+      load_matrix(a[b], (q_address ^ static_cast<std::uint32_t>(k << 5)) + static_cast<std::uint32_t>(b * 32 * kD));
 #pragma unroll
     for (int n = 0; n < C::kKeyTile / 16; ++n) {
       std::uint32_t kb[4];
-      load_matrix(kb, k_tile + swizzled<kD>(n * 16 + lane % 8 + lane / 16 * 8, 2 * k + lane / 8 % 2));
+      load_matrix(kb, (k_address ^ static_cast<std::uint32_t>(k << 5)) + static_cast<std::uint32_t>(n * 32 * kD));
 #pragma unroll
       for (int b = 0; b < C::kRowBlocks; ++b) {
-        mma(s[b][2 * n], a[b], kb[0], kb[1]);
-        mma(s[b][2 * n + 1], a[b], kb[2], kb[3]);
+        if (k == 0) {
+          mma_from_zero(s[b][2 * n], a[b], kb[0], kb[1]);
+          mma_from_zero(s[b][2 * n + 1], a[b], kb[2], kb[3]);
+        } else {
+          mma(s[b][2 * n], a[b], kb[0], kb[1], s[b][2 * n]);
+          mma(s[b][2 * n + 1], a[b], kb[2], kb[3], s[b][2 * n + 1]);
+        }
       }
     }
   }
 
-  if constexpr (kMasked) {
+  if constexpr (C::kLate) prefetch();
+
+  if (masked) {
+    const std::int64_t first_key = static_cast<std::int64_t>(item.first_tile + tile) * C::kKeyTile;
 #pragma unroll
     for (int b = 0; b < C::kRowBlocks; ++b)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const std::int64_t position = first_position + (warp * C::kRowBlocks + b) * 16 + lane / 4 + 8 * half;
+        const std::int64_t position = item.position + (warp * C::kRowBlocks + b) * 16 + lane / 4 + 8 * half;
         std::int64_t begin = p.mask_left < 0 ? 0 : position - p.mask_left;
-        std::int64_t end = p.mask_right < 0 ? key_length : position + p.mask_right + 1;
-        if (end > key_length) end = key_length;
+        std::int64_t end = p.mask_right < 0 ? item.key_length : position + p.mask_right + 1;
+        if (end > item.key_length) end = item.key_length;
         const std::int64_t from = begin - first_key, to = end - first_key;
         const int low = from > C::kKeyTile ? C::kKeyTile : from < 0 ? 0 : static_cast<int>(from);
         const int high = to > C::kKeyTile ? C::kKeyTile : to < 0 ? 0 : static_cast<int>(to);
@@ -229,7 +278,11 @@ __device__ __forceinline__ void fold_tile(RowState<C>& state, std::uint32_t q_ti
         probability[b][n / 2][2 * (n % 2) + half] = pack_bf16(s[b][n][2 * half], s[b][n][2 * half + 1]);
     }
 
+  // Never taken. It ends the basic block: with softmax and PV in one, ptxas (13.0) chains PV's products two at a time.
+  if (C::kSeam && p.heads == 0) __trap();
+
   // O = O · scale + P V
+  const std::uint32_t v_address = v_tile + swizzled<kD>(lane % 16, lane / 16);
   if constexpr (C::kInPlace) {
 #pragma unroll
     for (int b = 0; b < C::kRowBlocks; ++b)
@@ -242,29 +295,34 @@ __device__ __forceinline__ void fold_tile(RowState<C>& state, std::uint32_t q_ti
 #pragma unroll
       for (int n = 0; n < kD / 16; ++n) {
         std::uint32_t vb[4];
-        load_matrix_transposed(vb, v_tile + swizzled<kD>(k * 16 + lane % 16, 2 * n + lane / 16));
+        load_matrix_transposed(vb, (v_address ^ static_cast<std::uint32_t>(n << 5)) + static_cast<std::uint32_t>(k * 32 * kD));
 #pragma unroll
         for (int b = 0; b < C::kRowBlocks; ++b) {
-          mma(state.o[b][2 * n], probability[b][k], vb[0], vb[1]);
-          mma(state.o[b][2 * n + 1], probability[b][k], vb[2], vb[3]);
+          mma(state.o[b][2 * n], probability[b][k], vb[0], vb[1], state.o[b][2 * n]);
+          mma(state.o[b][2 * n + 1], probability[b][k], vb[2], vb[3], state.o[b][2 * n + 1]);
         }
       }
   } else {
     // The tensor cores sum one tile from zero; tiles are added by the fp32 units, rounded to nearest.
-    constexpr int kColumns = C::kRowBlocks == 1 ? 2 : 1;  // blocks of 16 columns in flight
+    constexpr int kColumns = C::kColumns;  // blocks of 16 columns in flight
 #pragma unroll
     for (int n = 0; n < kD / 16; n += kColumns) {
-      float acc[kColumns][C::kRowBlocks][2][4] = {};
+      float acc[kColumns][C::kRowBlocks][2][4];
 #pragma unroll
       for (int k = 0; k < C::kKeyTile / 16; ++k)
 #pragma unroll
         for (int c = 0; c < kColumns; ++c) {
           std::uint32_t vb[4];
-          load_matrix_transposed(vb, v_tile + swizzled<kD>(k * 16 + lane % 16, 2 * (n + c) + lane / 16));
+          load_matrix_transposed(vb, (v_address ^ static_cast<std::uint32_t>((n + c) << 5)) + static_cast<std::uint32_t>(k * 32 * kD));
 #pragma unroll
           for (int b = 0; b < C::kRowBlocks; ++b) {
-            mma(acc[c][b][0], probability[b][k], vb[0], vb[1]);
-            mma(acc[c][b][1], probability[b][k], vb[2], vb[3]);
+            if (k == 0) {
+              mma_from_zero(acc[c][b][0], probability[b][k], vb[0], vb[1]);
+              mma_from_zero(acc[c][b][1], probability[b][k], vb[2], vb[3]);
+            } else {
+              mma(acc[c][b][0], probability[b][k], vb[0], vb[1], acc[c][b][0]);
+              mma(acc[c][b][1], probability[b][k], vb[2], vb[3], acc[c][b][1]);
+            }
           }
         }
 #pragma unroll
@@ -287,35 +345,50 @@ __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks) fold_kernel(const 
   constexpr int kD = C::kHeadDim;
   extern __shared__ __align__(1024) unsigned char shared[];
   const int head = static_cast<int>(blockIdx.x) % p.heads;
-  const Item item = p.items[static_cast<int>(blockIdx.x) / p.heads];
+  __shared__ Item item;  // not in registers: most of it is wanted at both ends only
   const int kv_head = head / p.group;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
 
   const std::uint32_t q_tile = shared_address(shared);
-  constexpr std::uint32_t kTileBytes = 2 * kD * C::kKeyTile;
   const std::uint32_t kv_tiles = q_tile + 2 * kD * C::kQueryTile;
 
+  if (threadIdx.x == 0) item = p.items[static_cast<int>(blockIdx.x) / p.heads];
+  __syncthreads();
+  const int tiles = item.tiles;
+  // Tiles [0, whole) of the item have all their keys.
+  const int whole = static_cast<int>(item.key_length / C::kKeyTile - item.first_tile);
+  const std::uint32_t places = q_tile + C::kPlacesOffset;
+  const auto resolve = [&](int first) {  // map entries [first, first + kPlaces / 2), by the first warp
+    const int i = first + static_cast<int>(threadIdx.x);
+    if (static_cast<int>(threadIdx.x) < C::kPlaces / 2 && i < tiles) {
+      const Tile tile = p.tiles[item.table + i];
+      const Source& source = p.sources[tile.source];
+      store_place(places + static_cast<std::uint32_t>(i % C::kPlaces) * 32,
+                  {reinterpret_cast<const char*>(source.k + tile.row * source.k_token_stride + kv_head * source.k_head_stride),
+                   reinterpret_cast<const char*>(source.v + tile.row * source.v_token_stride + kv_head * source.v_head_stride),
+                   static_cast<std::int32_t>(source.k_token_stride * 2), static_cast<std::int32_t>(source.v_token_stride * 2), 0});
+    }
+  };
+  resolve(0);
+  resolve(C::kPlaces / 2);
+  __syncthreads();
   const auto load = [&](int i) {
-    const Tile tile = p.tiles[item.table + i];
-    const Source& source = p.sources[tile.source];
-    const std::int64_t left = item.key_length - static_cast<std::int64_t>(item.first_tile + i) * C::kKeyTile;
-    const int rows = left < C::kKeyTile ? static_cast<int>(left) : C::kKeyTile;
-    const std::uint32_t target = kv_tiles + static_cast<std::uint32_t>(i % C::kStages) * 2 * kTileBytes;
-    copy_tile<kD, C::kKeyTile, C::kThreads>(target, source.k + tile.row * source.k_token_stride + kv_head * source.k_head_stride,
-                                            source.k_token_stride, 0, rows);
-    copy_tile<kD, C::kKeyTile, C::kThreads>(target + kTileBytes,
-                                            source.v + tile.row * source.v_token_stride + kv_head * source.v_head_stride,
-                                            source.v_token_stride, 0, rows);
+    const Place place = load_place(places + static_cast<std::uint32_t>(i % C::kPlaces) * 32);
+    const std::uint32_t target = kv_tiles + static_cast<std::uint32_t>(i % C::kStages) * 2 * C::kTileBytes;
+    const int rows = i < whole ? C::kKeyTile : static_cast<int>(item.key_length % C::kKeyTile);
+    copy_tile<kD, C::kKeyTile, C::kThreads>(target, place.k, place.k_stride, 0, rows);
+    copy_tile<kD, C::kKeyTile, C::kThreads>(target + C::kTileBytes, place.v, place.v_stride, 0, rows);
   };
 
-  if (item.tiles > 0) {
-    copy_tile<kD, C::kQueryTile, C::kThreads>(q_tile, p.q + item.row * p.q_token_stride + head * p.q_head_stride,
-                                              p.q_token_stride, item.slot_begin, item.slot_end);
+  if (tiles > 0) {
+    copy_tile<kD, C::kQueryTile, C::kThreads>(
+        q_tile, reinterpret_cast<const char*>(p.q + item.row * p.q_token_stride + head * p.q_head_stride),
+        static_cast<int>(p.q_token_stride * 2), item.slot_begin, item.slot_end);
   }
 #pragma unroll
   for (int i = 0; i < C::kStages - 1; ++i) {
-    if (i < item.tiles) load(i);
+    if (i < tiles) load(i);
     copy_commit();
   }
 
@@ -340,23 +413,28 @@ __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks) fold_kernel(const 
       }
     }
 
-  // A tile needs no masking when its last key is visible to the first row and its first key to the last row.
-  const std::int64_t last_position = item.position + C::kQueryTile - 1;
-  for (int i = 0; i < item.tiles; ++i) {
+  // Tiles [plain_begin, plain_end) need no masking: every key is there, the last one visible to the first row and the
+  // first one to the last row.
+  int plain_begin = 0, plain_end = whole;
+  if (p.mask_right >= 0) {
+    const std::int64_t visible = item.position + p.mask_right + 1;
+    plain_end = min(plain_end, static_cast<int>((visible < 0 ? 0 : visible) / C::kKeyTile) - item.first_tile);
+  }
+  if (p.mask_left >= 0) {
+    const std::int64_t hidden = item.position + C::kQueryTile - 1 - p.mask_left;
+    plain_begin = static_cast<int>((hidden < 0 ? 0 : hidden + C::kKeyTile - 1) / C::kKeyTile) - item.first_tile;
+  }
+  for (int i = 0; i < tiles; ++i) {
     copy_wait<C::kStages - 2>();
     __syncthreads();
-    if (i + C::kStages - 1 < item.tiles) load(i + C::kStages - 1);
-    copy_commit();
-    const std::uint32_t k_tile = kv_tiles + static_cast<std::uint32_t>(i % C::kStages) * 2 * kTileBytes;
-    const std::int64_t first_key = static_cast<std::int64_t>(item.first_tile + i) * C::kKeyTile;
-    const std::int64_t last_key = first_key + C::kKeyTile - 1;
-    const bool masked = last_key >= item.key_length || (p.mask_right >= 0 && last_key > item.position + p.mask_right) ||
-                        (p.mask_left >= 0 && first_key < last_position - p.mask_left);
-    if (masked) {
-      fold_tile<C, true>(state, q_tile, k_tile, k_tile + kTileBytes, p, first_key, item.key_length, item.position);
-    } else {
-      fold_tile<C, false>(state, q_tile, k_tile, k_tile + kTileBytes, p, first_key, item.key_length, item.position);
-    }
+    const int next = i + C::kStages - 1;
+    const std::uint32_t k_tile = kv_tiles + static_cast<std::uint32_t>(i % C::kStages) * 2 * C::kTileBytes;
+    fold_tile<C>(state, q_tile, k_tile, k_tile + C::kTileBytes, p, i < plain_begin || i >= plain_end, item, i, [&] {
+      if (next < tiles) load(next);
+      copy_commit();
+      // The half that holds tile i − 1 and those before it is free once everyone is past it.
+      if (next % (C::kPlaces / 2) == C::kPlaces / 4 && next > C::kPlaces / 2) resolve(next / (C::kPlaces / 2) * (C::kPlaces / 2) + C::kPlaces / 2);
+    });
   }
 
 #pragma unroll

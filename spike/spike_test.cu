@@ -354,7 +354,7 @@ void check_generator() {
   std::printf("generator: %lld of %zu elements differ between device and host\n", static_cast<long long>(bad), got.size());
 }
 
-using A = sm80::Config<128, 64, 4, 2, 2, 2>;    // 128 × 64
+using A = sm80::Config<128, 64, 4, 2, 2, 2, false, 2, true, true>;    // 128 × 64
 using B = sm80::Config<128, 128, 8, 1, 2, 1>;   // 128 × 128
 using D = sm80::Config<128, 64, 4, 1, 2, 2>;    // 64 × 64
 using E = sm80::Config<128, 128, 4, 1, 2, 1>;   // 64 × 128
@@ -384,6 +384,7 @@ int main() {
   check<A>(make_job(8, 2, Mask{-1, 0}, {100, 700, 1, 300}, {1000, 700, 2000, 100}, 1.0F), "causal, offsets, no keys for some");
   check<A>(make_job(4, 1, Mask{-1, -1}, {100, 700, 1, 300}, {1000, 777, 2000, 100}, 1.0F), "full");
   check<A>(make_job(4, 4, Mask{200, 0}, {100, 1700, 1, 300}, {1000, 1700, 2000, 300}, 1.0F), "window 200,0");
+  check<A>(make_job(4, 1, Mask{-1, 0}, {300, 5000}, {300, 20011}, 1.0F), "causal, long");
   check<A>(make_job(4, 4, Mask{-1, 0}, {1700, 300}, {1700, 300}, 3000.0F), "causal, logits of 1e4");
   return 0;
 }
