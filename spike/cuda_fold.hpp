@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "kernels/fold.hpp"
-#include "sm80_fold.cuh"
+#include "sm90_fold.cuh"
 
 #define CUDA_CHECK(call)                                                                                \
   do {                                                                                                  \
@@ -67,12 +67,47 @@ class StagingRing {
   std::size_t next_ = 0;
 };
 
+// The tensor map of one [rows, heads, dim] bf16 view, boxes of box_rows × 1 × 64 with the 128-byte swizzle.
+inline CUtensorMap tensor_map(const TensorView& view, int box_rows) {
+  using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*,
+                              const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
+                              CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+  static const Encode encode = [] {
+    void* f = nullptr;
+    cudaDriverEntryPointQueryResult found{};
+    CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault, &found));
+    return reinterpret_cast<Encode>(f);
+  }();
+  CUtensorMap map{};
+  const cuuint64_t dims[3] = {static_cast<cuuint64_t>(view.dim), static_cast<cuuint64_t>(view.heads), static_cast<cuuint64_t>(view.tokens)};
+  const cuuint64_t strides[2] = {static_cast<cuuint64_t>(view.head_stride) * 2, static_cast<cuuint64_t>(view.token_stride) * 2};
+  const cuuint32_t box[3] = {64, 1, static_cast<cuuint32_t>(box_rows)}, steps[3] = {1, 1, 1};
+  const CUresult result = encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<void*>(view.data), dims, strides, box, steps,
+                                 CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result != CUDA_SUCCESS) {
+    std::fprintf(stderr, "cuTensorMapEncodeTiled: %d\n", static_cast<int>(result));
+    std::exit(1);
+  }
+  return map;
+}
+
+template <class C>
+constexpr bool is_hopper() {
+  if constexpr (requires { C::kHopper; }) return true;
+  return false;
+}
+
 template <class C>
 class CudaFold {
  public:
   explicit CudaFold(const FoldSpec& spec, std::size_t staging_bytes = std::size_t{1} << 20)
       : spec_(spec), ring_(4, staging_bytes) {
-    CUDA_CHECK(cudaFuncSetAttribute(sm80::fold_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, C::kSharedBytes));
+    if constexpr (is_hopper<C>()) {
+      CUDA_CHECK(cudaFuncSetAttribute(sm90::fold_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, C::kSharedBytes));
+    } else {
+      CUDA_CHECK(cudaFuncSetAttribute(sm80::fold_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, C::kSharedBytes));
+    }
   }
   int key_tile() const { return C::kKeyTile; }
   int query_tile() const { return C::kQueryTile; }
@@ -157,7 +192,18 @@ class CudaFold {
     p.save = task.save;
     p.finish = task.finish != nullptr;
     const auto grid = static_cast<unsigned>(items_.size() * static_cast<std::size_t>(spec_.heads));
-    sm80::fold_kernel<C><<<grid, C::kThreads, C::kSharedBytes, s>>>(p);
+    if constexpr (is_hopper<C>()) {
+      sm90::Params hopper{};
+      hopper.base = p;
+      hopper.q = tensor_map(task.q, C::kQueryTile);
+      for (std::size_t i = 0; i < task.sources.size(); ++i) {
+        hopper.k[i] = tensor_map(task.sources[i].k, C::kKeyTile);
+        hopper.v[i] = tensor_map(task.sources[i].v, C::kKeyTile);
+      }
+      sm90::fold_kernel<C><<<grid, C::kThreads, C::kSharedBytes, s>>>(hopper);
+    } else {
+      sm80::fold_kernel<C><<<grid, C::kThreads, C::kSharedBytes, s>>>(p);
+    }
     CUDA_CHECK(cudaGetLastError());
     CUDA_CHECK(cudaEventRecord(slot.done, s));
   }

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cmath>
 #include <random>
+#include <string>
 
 #include "cuda_fold.hpp"
 #include "synthetic.cuh"
@@ -187,7 +188,7 @@ Result<C> run(const Job& job, const Shape& shape, unsigned seed) {
   std::vector<KeySource> sources;
   if (buffers) {
     sources.push_back({view(own_k, slots * C::kKeyTile), view(own_v, slots * C::kKeyTile)});
-    for (int i = 0; i < 2; ++i) sources.push_back({view(buffer_k[i], 0), view(buffer_v[i], 0)});
+    for (int i = 0; i < 2; ++i) sources.push_back({view(buffer_k[i], static_cast<std::int64_t>(most) * C::kKeyTile), view(buffer_v[i], static_cast<std::int64_t>(most) * C::kKeyTile)});
   } else {
     sources.push_back({view(job.k, job.k_rows), view(job.v, job.k_rows)});
   }
@@ -359,9 +360,22 @@ using B = sm80::Config<128, 128, 8, 1, 2, 1>;   // 128 × 128
 using D = sm80::Config<128, 64, 4, 1, 2, 2>;    // 64 × 64
 using E = sm80::Config<128, 128, 4, 1, 2, 1>;   // 64 × 128
 using F = sm80::Config<128, 64, 8, 1, 2, 1>;    // 128 × 64 with 8 warps
+using H = sm90::Config<2, true, true>;
 using G = sm80::Config<128, 64, 4, 2, 2, 2, true>;  // 128 × 64, in place
 
 }  // namespace
+
+template <class C>
+void check_all(const char* what, bool full) {
+  const std::vector<std::int64_t> lengths{1, 127, 128, 129, 1000, 64, 2311};
+  const auto name = [&](const char* job) { return std::string(what) + ", " + job; };
+  if (full) check<C>(make_job(8, 2, Mask{-1, 0}, lengths, lengths, 1.0F), name("causal ragged").c_str());
+  check<C>(make_job(8, 2, Mask{-1, 0}, {100, 700, 1, 300}, {1000, 700, 2000, 100}, 1.0F), name("causal, offsets, no keys for some").c_str());
+  check<C>(make_job(4, 1, Mask{-1, -1}, {100, 700, 1, 300}, {1000, 777, 2000, 100}, 1.0F), name("full").c_str());
+  check<C>(make_job(4, 4, Mask{200, 0}, {100, 1700, 1, 300}, {1000, 1700, 2000, 300}, 1.0F), name("window 200,0").c_str());
+  check<C>(make_job(4, 1, Mask{-1, 0}, {300, 5000}, {300, 20011}, 1.0F), name("causal, long").c_str());
+  check<C>(make_job(4, 4, Mask{-1, 0}, {1700, 300}, {1700, 300}, 3000.0F), name("causal, logits of 1e4").c_str());
+}
 
 int main() {
   check_generator();
@@ -381,10 +395,7 @@ int main() {
   say("key_tile 64: query_tile 128 against 64", a, d);
   say("key_tile 128: query_tile 128 against 64", b, e);
   say("PV two levels against in place", a, g);
-  check<A>(make_job(8, 2, Mask{-1, 0}, {100, 700, 1, 300}, {1000, 700, 2000, 100}, 1.0F), "causal, offsets, no keys for some");
-  check<A>(make_job(4, 1, Mask{-1, -1}, {100, 700, 1, 300}, {1000, 777, 2000, 100}, 1.0F), "full");
-  check<A>(make_job(4, 4, Mask{200, 0}, {100, 1700, 1, 300}, {1000, 1700, 2000, 300}, 1.0F), "window 200,0");
-  check<A>(make_job(4, 1, Mask{-1, 0}, {300, 5000}, {300, 20011}, 1.0F), "causal, long");
-  check<A>(make_job(4, 4, Mask{-1, 0}, {1700, 300}, {1700, 300}, 3000.0F), "causal, logits of 1e4");
+  check_all<A>("sm80", false);
+  check_all<H>("sm90", true);
   return 0;
 }

@@ -5,7 +5,7 @@ a = s.index('using A = sm80'); b = s.index('}  // namespace\n\nint main')
 lines, body = [], []
 for i, arg in enumerate(sys.argv[1:]):
     name, args = arg.split('=')
-    lines.append(f'using V{i} = sm80::Config<{args}>;')
+    lines.append(f'using V{i} = {"sm90" if name.startswith("sm90") else "sm80"}::Config<{args}>;')
     body.append(f'  if (what == "all" || what == "{i}") tune<V{i}>("{name}");')
 out = s[:a] + '\n'.join(lines) + '''
 template <class C>
