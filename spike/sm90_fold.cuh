@@ -28,7 +28,7 @@ struct Params {
   CUtensorMap v[kMaxMaps];
 };
 
-template <int kStages_, bool kPingPong_, bool kOverlap_>
+template <int kStages_, bool kPingPong_, int kPieces_ = 2, bool kEarly_ = false, bool kInPlace_ = false>
 struct Config {
   static constexpr bool kHopper = true;
   static constexpr int kHeadDim = 128;
@@ -36,8 +36,9 @@ struct Config {
   static constexpr int kQueryTile = 128;
   static constexpr int kStages = kStages_;
   static constexpr bool kPingPong = kPingPong_;
-  static constexpr bool kOverlap = kOverlap_;
-  static constexpr bool kInPlace = false;
+  static constexpr int kPieces = kPieces_;  // P V is summed in this many pieces of the columns, one after another
+  static constexpr bool kEarly = kEarly_;   // the second piece is issued before the exponentials
+  static constexpr bool kInPlace = kInPlace_;  // for comparison: the tensor cores sum into O itself (kPieces = 1)
   static constexpr int kConsumers = 2;
   static constexpr int kThreads = 128 * (1 + kConsumers);
   static constexpr int kPanelBytes = 128 * 128;  // 128 rows of 64 columns
@@ -97,8 +98,9 @@ __device__ __forceinline__ void named_arrive(int id, int threads) {
 }
 
 // A matrix in shared memory with the 128-byte swizzle, 1024 bytes from one group of 8 rows to the next.
-__device__ __forceinline__ std::uint64_t descriptor(std::uint32_t address) {
-  return (std::uint64_t{1} << 62) | (std::uint64_t{1024 >> 4} << 32) | (std::uint64_t{1} << 16) |
+// `panels`: bytes from one panel of 64 columns to the next, for matrices whose columns are contiguous (V).
+__device__ __forceinline__ std::uint64_t descriptor(std::uint32_t address, int panels = 16) {
+  return (std::uint64_t{1} << 62) | (std::uint64_t{1024 >> 4} << 32) | (static_cast<std::uint64_t>(panels >> 4) << 16) |
          static_cast<std::uint64_t>((address & 0x3ffff) >> 4);
 }
 
@@ -166,7 +168,8 @@ __global__ void __launch_bounds__(C::kThreads, 1) fold_kernel(const __grid_const
     const int lane = thread % 32;
     const int slot0 = consumer * 64 + thread / 32 * 16 + lane / 4;  // and slot0 + 8
 
-    float o[2][kD / 16][4];  // columns [0, 64) and [64, 128)
+    float o[C::kPieces][16 / C::kPieces][4];  // pieces of consecutive columns
+    constexpr int kBlocks = 16 / C::kPieces;  // of 8 columns in a piece
     float m[2], l[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -179,8 +182,8 @@ __global__ void __launch_bounds__(C::kThreads, 1) fold_kernel(const __grid_const
 #pragma unroll
       for (int n = 0; n < kD / 16; ++n) {
         const float4 x = read ? *reinterpret_cast<const float4*>(from + n * 16) : float4{0.0F, 0.0F, 0.0F, 0.0F};
-        float(&left)[4] = o[n / 4][2 * n % 8];
-        float(&right)[4] = o[n / 4][2 * n % 8 + 1];
+        float(&left)[4] = o[2 * n / kBlocks][2 * n % kBlocks];
+        float(&right)[4] = o[2 * n / kBlocks][2 * n % kBlocks + 1];
         left[2 * half] = x.x;
         left[2 * half + 1] = x.y;
         right[2 * half] = x.z;
@@ -201,7 +204,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) fold_kernel(const __grid_const
       }
 
       float s[16][4];
-      float h[8][4];
+      float h[kBlocks][4];
       std::uint32_t probability[8][4];
       float scale[2];
 
@@ -218,17 +221,34 @@ __global__ void __launch_bounds__(C::kThreads, 1) fold_kernel(const __grid_const
         wgmma_commit();
       };
       const auto issue_values = [&](int i, int half) {
-        const std::uint64_t v_descriptor = descriptor(v_tile(i) + static_cast<std::uint32_t>(half * C::kPanelBytes));
-        pin(h);
+        const std::uint64_t v_descriptor = descriptor(v_tile(i) + static_cast<std::uint32_t>(half * C::kPanelBytes), C::kPanelBytes);
+        if constexpr (C::kInPlace) pin(o[0]);
+        if constexpr (!C::kInPlace) pin(h);
         wgmma_fence();
 #pragma unroll
-        for (int k = 0; k < C::kKeyTile / 16; ++k) wgmma_m64n64k16_rs(h, probability[k], v_descriptor + static_cast<std::uint64_t>(k * (2048 >> 4)), k > 0);
+        for (int k = 0; k < C::kKeyTile / 16; ++k) {
+          const std::uint64_t v_step = v_descriptor + static_cast<std::uint64_t>(k * (2048 >> 4));
+          if constexpr (C::kInPlace) wgmma_m64n128k16_rs(o[0], probability[k], v_step, 1);
+          if constexpr (C::kPieces == 1 && !C::kInPlace) wgmma_m64n128k16_rs(h, probability[k], v_step, k > 0);
+          if constexpr (C::kPieces == 2) wgmma_m64n64k16_rs(h, probability[k], v_step, k > 0);
+        }
         wgmma_commit();
       };
+      const auto rescale = [&] {
+        if constexpr (C::kInPlace)
+#pragma unroll
+          for (int n = 0; n < 16; ++n)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) o[0][n][i] = __fmul_rn(o[0][n][i], scale[i / 2]);
+      };
       const auto add_values = [&](int half, const float(&factor)[2]) {
+        if constexpr (C::kInPlace) {
+          pin(o[0]);
+          return;
+        }
         pin(h);
 #pragma unroll
-        for (int n = 0; n < 8; ++n)
+        for (int n = 0; n < kBlocks; ++n)
 #pragma unroll
           for (int i = 0; i < 4; ++i) o[half][n][i] = __fmaf_rn(o[half][n][i], factor[i / 2], h[n][i]);
       };
@@ -320,6 +340,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) fold_kernel(const __grid_const
       reference();
       exponentials(0, 16);
       finish_softmax();
+      rescale();
       for (int i = 0; i + 1 < tiles; ++i) {
         const float factor[2] = {scale[0], scale[1]};
         barrier_wait(k_full(i + 1), phase(i + 1));
@@ -333,20 +354,25 @@ __global__ void __launch_bounds__(C::kThreads, 1) fold_kernel(const __grid_const
         if (thread == 0) barrier_arrive(k_empty(i + 1));
         mask(i + 1);
         reference();
-        exponentials(0, 8);
-        wgmma_wait<0>();
-        add_values(0, factor);
-        issue_values(i, 1);
-        exponentials(8, 16);
+        if constexpr (C::kPieces == 2) {
+          if (!C::kEarly) exponentials(0, 8);
+          wgmma_wait<0>();
+          add_values(0, factor);
+          issue_values(i, 1);
+          exponentials(C::kEarly ? 0 : 8, 16);
+        } else {
+          exponentials(0, 16);
+        }
         wgmma_wait<0>();
         if (thread == 0) barrier_arrive(v_empty(i));
-        add_values(1, factor);
+        add_values(C::kPieces - 1, factor);
         finish_softmax();
+        rescale();
       }
       barrier_wait(v_full(tiles - 1), phase(tiles - 1));
       clear_tail(tiles - 1);
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
+      for (int half = 0; half < C::kPieces; ++half) {
         issue_values(tiles - 1, half);
         wgmma_wait<0>();
         add_values(half, scale);
@@ -365,8 +391,8 @@ __global__ void __launch_bounds__(C::kThreads, 1) fold_kernel(const __grid_const
         if (lane % 4 == 0) p.state_l[index * 8 + 4] = m[half];
 #pragma unroll
         for (int n = 0; n < kD / 16; ++n) {
-          const float(&left)[4] = o[n / 4][2 * n % 8];
-          const float(&right)[4] = o[n / 4][2 * n % 8 + 1];
+          const float(&left)[4] = o[2 * n / kBlocks][2 * n % kBlocks];
+          const float(&right)[4] = o[2 * n / kBlocks][2 * n % kBlocks + 1];
           *reinterpret_cast<float4*>(to + n * 16) = float4{left[2 * half], left[2 * half + 1], right[2 * half], right[2 * half + 1]};
         }
       }
@@ -383,7 +409,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) fold_kernel(const __grid_const
           __nv_bfloat16* out = p.out + row * p.out_token_stride + head * p.out_head_stride;
 #pragma unroll
           for (int n = 0; n < kD / 8; ++n) {
-            const float(&x)[4] = o[n / 8][n % 8];
+            const float(&x)[4] = o[n / kBlocks][n % kBlocks];
             *reinterpret_cast<std::uint32_t*>(out + n * 8 + lane % 4 * 2) =
                 pack_bf16(__fmul_rn(x[2 * half], inverse), __fmul_rn(x[2 * half + 1], inverse));
           }

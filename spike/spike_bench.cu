@@ -233,10 +233,12 @@ void speeds(const char* name) {
   }
 }
 
-using A = sm80::Config<128, 64, 4, 2, 2, 2>;
+using A = sm80::Config<128, 64, 4, 2, 2, 2, false, 1>;
 using B = sm80::Config<128, 128, 8, 1, 2, 1>;
 using D = sm80::Config<128, 64, 4, 1, 2, 2>;
 using F = sm80::Config<128, 64, 8, 1, 2, 1>;
+using H = sm90::Config<2, true, 2>;
+using HI = sm90::Config<2, true, 1, false, true>;
 using G = sm80::Config<128, 64, 4, 2, 2, 2, true>;
 
 }  // namespace
@@ -262,10 +264,12 @@ int main(int argc, char** argv) {
     b.host_cost(262144, 1024);
   }
   if (wanted("bias")) {
-    for (const std::int64_t n : {std::int64_t{1} << 17, std::int64_t{1} << 21}) {
+    for (const std::int64_t n : {std::int64_t{1} << 11, std::int64_t{1} << 14, std::int64_t{1} << 17, std::int64_t{1} << 19, std::int64_t{1} << 21}) {
       bias<G>("mma.sync in place", n);
       bias<A>("mma.sync two levels", n);
       bias<B>("mma.sync two levels", n);
+      bias<HI>("wgmma in place", n);
+      bias<H>("wgmma two levels", n);
     }
   }
   return 0;

@@ -360,7 +360,9 @@ using B = sm80::Config<128, 128, 8, 1, 2, 1>;   // 128 × 128
 using D = sm80::Config<128, 64, 4, 1, 2, 2>;    // 64 × 64
 using E = sm80::Config<128, 128, 4, 1, 2, 1>;   // 64 × 128
 using F = sm80::Config<128, 64, 8, 1, 2, 1>;    // 128 × 64 with 8 warps
-using H = sm90::Config<2, true, true>;
+using H = sm90::Config<2, true, 2>;
+using H1 = sm90::Config<2, true, 1>;
+using H2 = sm90::Config<2, true, 2, true>;
 using G = sm80::Config<128, 64, 4, 2, 2, 2, true>;  // 128 × 64, in place
 
 }  // namespace
@@ -397,5 +399,7 @@ int main() {
   say("PV two levels against in place", a, g);
   check_all<A>("sm80", false);
   check_all<H>("sm90", true);
+  check_all<H1>("sm90 1 piece", false);
+  check_all<H2>("sm90 early", false);
   return 0;
 }
