@@ -28,22 +28,27 @@ struct Params {
   CUtensorMap v[kMaxMaps];
 };
 
-template <int kStages_, bool kPingPong_, int kPieces_ = 2, bool kEarly_ = false, bool kInPlace_ = false>
+template <int kStages_, bool kPingPong_, int kPieces_ = 2, bool kEarly_ = false, bool kInPlace_ = false, int kConsumers_ = 2, bool kOverlap_ = true>
 struct Config {
   static constexpr bool kHopper = true;
   static constexpr int kHeadDim = 128;
   static constexpr int kKeyTile = 128;
-  static constexpr int kQueryTile = 128;
+  static constexpr int kConsumers = kConsumers_;  // warpgroups of 64 rows
+  static constexpr bool kOverlap = kOverlap_;     // Q Kᵀ of the next tile runs beside P V of this one
+  static constexpr int kQueryTile = 64 * kConsumers;
   static constexpr int kStages = kStages_;
   static constexpr bool kPingPong = kPingPong_;
   static constexpr int kPieces = kPieces_;  // P V is summed in this many pieces of the columns, one after another
   static constexpr bool kEarly = kEarly_;   // the second piece is issued before the exponentials
   static constexpr bool kInPlace = kInPlace_;  // for comparison: the tensor cores sum into O itself (kPieces = 1)
-  static constexpr int kConsumers = 2;
   static constexpr int kThreads = 128 * (1 + kConsumers);
   static constexpr int kPanelBytes = 128 * 128;  // 128 rows of 64 columns
   static constexpr int kTileBytes = 2 * kPanelBytes;
-  static constexpr int kBarriersOffset = kTileBytes * (1 + 2 * kStages);
+  static constexpr int kQueryPanelBytes = kQueryTile * 128;
+  static constexpr int kQueryBytes = 2 * kQueryPanelBytes;
+  static constexpr int kBarriersOffset = kQueryBytes + kTileBytes * 2 * kStages;
+  static constexpr int kProducerRegisters = kConsumers == 2 ? 24 : 32;
+  static constexpr int kConsumerRegisters = kConsumers == 2 ? 240 : 160;
   static constexpr int kSharedBytes = 1024 + kBarriersOffset + 8 * (1 + 4 * kStages);
 };
 
@@ -111,8 +116,8 @@ __global__ void __launch_bounds__(C::kThreads, 1) fold_kernel(const __grid_const
   extern __shared__ unsigned char shared[];
   const std::uint32_t base = (shared_address(shared) + 1023) & ~1023U;
   const std::uint32_t q_tile = base;
-  const auto k_tile = [&](int i) { return base + static_cast<std::uint32_t>(C::kTileBytes * (1 + 2 * (i % C::kStages))); };
-  const auto v_tile = [&](int i) { return base + static_cast<std::uint32_t>(C::kTileBytes * (2 + 2 * (i % C::kStages))); };
+  const auto k_tile = [&](int i) { return base + static_cast<std::uint32_t>(C::kQueryBytes + C::kTileBytes * 2 * (i % C::kStages)); };
+  const auto v_tile = [&](int i) { return k_tile(i) + static_cast<std::uint32_t>(C::kTileBytes); };
   const std::uint32_t q_full = base + C::kBarriersOffset;
   const auto k_full = [&](int i) { return q_full + 8 + 8 * static_cast<std::uint32_t>(i % C::kStages); };
   const auto k_empty = [&](int i) { return q_full + 8 + 8 * static_cast<std::uint32_t>(C::kStages + i % C::kStages); };
@@ -139,12 +144,12 @@ __global__ void __launch_bounds__(C::kThreads, 1) fold_kernel(const __grid_const
   const int group = static_cast<int>(threadIdx.x) / 128;
 
   if (group == 0) {
-    registers_shrink<24>();
+    registers_shrink<C::kProducerRegisters>();
     if (threadIdx.x == 0 && tiles > 0) {
       const int kv_head = head / p.group;
-      barrier_expect(q_full, C::kTileBytes);
+      barrier_expect(q_full, C::kQueryBytes);
       copy_box(q_tile, &params.q, q_full, 0, head, static_cast<int>(item.row));
-      copy_box(q_tile + C::kPanelBytes, &params.q, q_full, 64, head, static_cast<int>(item.row));
+      copy_box(q_tile + C::kQueryPanelBytes, &params.q, q_full, 64, head, static_cast<int>(item.row));
       const Tile* map = p.tiles + item.table;
       Tile next = map[0];
       for (int i = 0; i < tiles; ++i) {
@@ -162,7 +167,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) fold_kernel(const __grid_const
       }
     }
   } else {
-    registers_grow<240>();
+    registers_grow<C::kConsumerRegisters>();
     const int consumer = group - 1;
     const int thread = static_cast<int>(threadIdx.x) % 128;
     const int lane = thread % 32;
@@ -215,8 +220,8 @@ __global__ void __launch_bounds__(C::kThreads, 1) fold_kernel(const __grid_const
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < kD / 16; ++k) {
-          const std::uint64_t step = static_cast<std::uint64_t>((k / 4) * (C::kPanelBytes >> 4) + (k % 4) * 2);
-          wgmma_m64n128k16_ss(s, q_descriptor + step, k_descriptor + step, k > 0);
+          const auto at = [k](int panel) { return static_cast<std::uint64_t>((k / 4) * (panel >> 4) + (k % 4) * 2); };
+          wgmma_m64n128k16_ss(s, q_descriptor + at(C::kQueryPanelBytes), k_descriptor + at(C::kPanelBytes), k > 0);
         }
         wgmma_commit();
       };
@@ -327,55 +332,79 @@ __global__ void __launch_bounds__(C::kThreads, 1) fold_kernel(const __grid_const
           for (int half = 0; half < 2; ++half)
             probability[n / 2][2 * (n % 2) + half] = pack_bf16(s[n][2 * half], s[n][2 * half + 1]);
       };
-      if (C::kPingPong && consumer == 1) named_arrive(1, 256);
-      barrier_wait(q_full, 0);
-      barrier_wait(k_full(0), 0);
-      if (C::kPingPong) named_sync(1 + consumer, 256);
-      issue_scores(0);
-      wgmma_wait<0>();
-      pin(s);
-      if (C::kPingPong) named_arrive(2 - consumer, 256);
-      if (thread == 0) barrier_arrive(k_empty(0));
-      mask(0);
-      reference();
-      exponentials(0, 16);
-      finish_softmax();
-      rescale();
-      for (int i = 0; i + 1 < tiles; ++i) {
-        const float factor[2] = {scale[0], scale[1]};
-        barrier_wait(k_full(i + 1), phase(i + 1));
+      if constexpr (C::kOverlap) {
+        if (C::kPingPong && consumer == 1) named_arrive(1, 256);
+        barrier_wait(q_full, 0);
+        barrier_wait(k_full(0), 0);
         if (C::kPingPong) named_sync(1 + consumer, 256);
-        issue_scores(i + 1);
-        barrier_wait(v_full(i), phase(i));
-        issue_values(i, 0);
-        if (C::kPingPong) named_arrive(2 - consumer, 256);
-        wgmma_wait<1>();
-        pin(s);
-        if (thread == 0) barrier_arrive(k_empty(i + 1));
-        mask(i + 1);
-        reference();
-        if constexpr (C::kPieces == 2) {
-          if (!C::kEarly) exponentials(0, 8);
-          wgmma_wait<0>();
-          add_values(0, factor);
-          issue_values(i, 1);
-          exponentials(C::kEarly ? 0 : 8, 16);
-        } else {
-          exponentials(0, 16);
-        }
+        issue_scores(0);
         wgmma_wait<0>();
-        if (thread == 0) barrier_arrive(v_empty(i));
-        add_values(C::kPieces - 1, factor);
+        pin(s);
+        if (C::kPingPong) named_arrive(2 - consumer, 256);
+        if (thread == 0) barrier_arrive(k_empty(0));
+        mask(0);
+        reference();
+        exponentials(0, 16);
         finish_softmax();
         rescale();
-      }
-      barrier_wait(v_full(tiles - 1), phase(tiles - 1));
-      clear_tail(tiles - 1);
+        for (int i = 0; i + 1 < tiles; ++i) {
+          const float factor[2] = {scale[0], scale[1]};
+          barrier_wait(k_full(i + 1), phase(i + 1));
+          if (C::kPingPong) named_sync(1 + consumer, 256);
+          issue_scores(i + 1);
+          barrier_wait(v_full(i), phase(i));
+          issue_values(i, 0);
+          if (C::kPingPong) named_arrive(2 - consumer, 256);
+          wgmma_wait<1>();
+          pin(s);
+          if (thread == 0) barrier_arrive(k_empty(i + 1));
+          mask(i + 1);
+          reference();
+          if constexpr (C::kPieces == 2) {
+            if (!C::kEarly) exponentials(0, 8);
+            wgmma_wait<0>();
+            add_values(0, factor);
+            issue_values(i, 1);
+            exponentials(C::kEarly ? 0 : 8, 16);
+          } else {
+            exponentials(0, 16);
+          }
+          wgmma_wait<0>();
+          if (thread == 0) barrier_arrive(v_empty(i));
+          add_values(C::kPieces - 1, factor);
+          finish_softmax();
+          rescale();
+        }
+        barrier_wait(v_full(tiles - 1), phase(tiles - 1));
+        clear_tail(tiles - 1);
 #pragma unroll
-      for (int half = 0; half < C::kPieces; ++half) {
-        issue_values(tiles - 1, half);
-        wgmma_wait<0>();
-        add_values(half, scale);
+        for (int half = 0; half < C::kPieces; ++half) {
+          issue_values(tiles - 1, half);
+          wgmma_wait<0>();
+          add_values(half, scale);
+        }
+      } else {
+        barrier_wait(q_full, 0);
+        for (int i = 0; i < tiles; ++i) {
+          barrier_wait(k_full(i), phase(i));
+          issue_scores(i);
+          wgmma_wait<0>();
+          pin(s);
+          if (thread == 0) barrier_arrive(k_empty(i));
+          mask(i);
+          reference();
+          exponentials(0, 16);
+          finish_softmax();
+          barrier_wait(v_full(i), phase(i));
+          if (i + 1 == tiles) clear_tail(i);
+#pragma unroll
+          for (int piece = 0; piece < C::kPieces; ++piece) {
+            issue_values(i, piece);
+            wgmma_wait<0>();
+            if (piece + 1 == C::kPieces && thread == 0) barrier_arrive(v_empty(i));
+            add_values(piece, scale);
+          }
+        }
       }
     }
 

@@ -176,7 +176,7 @@ struct Bench {
 
 __global__ void positive_fill(std::uint16_t* v, std::int64_t n, std::uint64_t seed) {
   for (std::int64_t i = blockIdx.x * std::int64_t{blockDim.x} + threadIdx.x; i < n; i += std::int64_t{gridDim.x} * blockDim.x)
-    v[i] = static_cast<std::uint16_t>(0x3f80 + (philox4x32_10({{static_cast<std::uint32_t>(i), 0, 0, 9}}, seed).word[0] & 127U));  // [1, 2), exact in bf16
+    v[i] = bf16_bits(static_cast<float>(philox4x32_10({{static_cast<std::uint32_t>(i), 0, 0, 9}}, seed).word[0] >> 8) * 0x1p-24F);  // uniform in (0, 1)
 }
 __global__ void column_means(const std::uint16_t* v, std::int64_t n, int dim, double* mean) {
   __shared__ double part[256];
@@ -191,7 +191,7 @@ __global__ void column_means(const std::uint16_t* v, std::int64_t n, int dim, do
   }
 }
 
-// Q = 0, V in [1, 2): O / l is the plain mean, known exactly.
+// Q = 0, V uniform in (0, 1): O / l is the plain mean, known exactly.
 template <class C>
 void bias(const char* name, std::int64_t n) {
   Bench<C> b(name, 1, 1, C::kQueryTile, n);

@@ -362,7 +362,7 @@ using E = sm80::Config<128, 128, 4, 1, 2, 1>;   // 64 × 128
 using F = sm80::Config<128, 64, 8, 1, 2, 1>;    // 128 × 64 with 8 warps
 using H = sm90::Config<2, true, 2>;
 using H1 = sm90::Config<2, true, 1>;
-using H2 = sm90::Config<2, true, 2, true>;
+using H2 = sm90::Config<2, false, 2, false, false, 3, false>;
 using G = sm80::Config<128, 64, 4, 2, 2, 2, true>;  // 128 × 64, in place
 
 }  // namespace
@@ -400,6 +400,6 @@ int main() {
   check_all<A>("sm80", false);
   check_all<H>("sm90", true);
   check_all<H1>("sm90 1 piece", false);
-  check_all<H2>("sm90 early", false);
+  check_all<H2>("sm90 3 groups", false);
   return 0;
 }
