@@ -200,7 +200,13 @@ class CudaFold {
         hopper.k[i] = tensor_map(task.sources[i].k, C::kKeyTile);
         hopper.v[i] = tensor_map(task.sources[i].v, C::kKeyTile);
       }
-      sm90::fold_kernel<C><<<grid, C::kThreads, C::kSharedBytes, s>>>(hopper);
+      hopper.work = static_cast<int>(grid);
+      static const int multiprocessors = [] {
+        int n = 0;
+        CUDA_CHECK(cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, 0));
+        return n;
+      }();
+      sm90::fold_kernel<C><<<std::min(grid, static_cast<unsigned>(multiprocessors)), C::kThreads, C::kSharedBytes, s>>>(hopper);
     } else {
       sm80::fold_kernel<C><<<grid, C::kThreads, C::kSharedBytes, s>>>(p);
     }

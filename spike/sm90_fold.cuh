@@ -26,6 +26,7 @@ struct Params {
   CUtensorMap q;            // [rows, heads, head_dim], boxes of kQueryTile × 1 × 64
   CUtensorMap k[kMaxMaps];  // [rows, kv_heads, head_dim], boxes of kKeyTile × 1 × 64
   CUtensorMap v[kMaxMaps];
+  int work;  // items × heads
 };
 
 template <int kStages_, bool kPingPong_, int kPieces_ = 2, bool kEarly_ = false, bool kInPlace_ = false, int kConsumers_ = 2, bool kOverlap_ = true>
@@ -46,10 +47,10 @@ struct Config {
   static constexpr int kTileBytes = 2 * kPanelBytes;
   static constexpr int kQueryPanelBytes = kQueryTile * 128;
   static constexpr int kQueryBytes = 2 * kQueryPanelBytes;
-  static constexpr int kBarriersOffset = kQueryBytes + kTileBytes * 2 * kStages;
+  static constexpr int kBarriersOffset = 2 * kQueryBytes + kTileBytes * 2 * kStages;
   static constexpr int kProducerRegisters = kConsumers == 2 ? 24 : 32;
   static constexpr int kConsumerRegisters = kConsumers == 2 ? 240 : 160;
-  static constexpr int kSharedBytes = 1024 + kBarriersOffset + 8 * (1 + 4 * kStages);
+  static constexpr int kSharedBytes = 1024 + kBarriersOffset + 8 * (4 + 4 * kStages);
 };
 
 __device__ __forceinline__ void barrier_init(std::uint32_t barrier, int count) {
@@ -115,21 +116,33 @@ __global__ void __launch_bounds__(C::kThreads, 1) fold_kernel(const __grid_const
   const sm80::Params& p = params.base;
   extern __shared__ unsigned char shared[];
   const std::uint32_t base = (shared_address(shared) + 1023) & ~1023U;
-  const std::uint32_t q_tile = base;
-  const auto k_tile = [&](int i) { return base + static_cast<std::uint32_t>(C::kQueryBytes + C::kTileBytes * 2 * (i % C::kStages)); };
+  // Two tiles of Q, so that the next item's is here in time; kStages tiles of K and V, counted on from item to item.
+  const auto q_tile = [&](int round) { return base + static_cast<std::uint32_t>(C::kQueryBytes * (round % 2)); };
+  const auto k_tile = [&](int i) { return base + static_cast<std::uint32_t>(2 * C::kQueryBytes + C::kTileBytes * 2 * (i % C::kStages)); };
   const auto v_tile = [&](int i) { return k_tile(i) + static_cast<std::uint32_t>(C::kTileBytes); };
-  const std::uint32_t q_full = base + C::kBarriersOffset;
-  const auto k_full = [&](int i) { return q_full + 8 + 8 * static_cast<std::uint32_t>(i % C::kStages); };
-  const auto k_empty = [&](int i) { return q_full + 8 + 8 * static_cast<std::uint32_t>(C::kStages + i % C::kStages); };
-  const auto v_full = [&](int i) { return q_full + 8 + 8 * static_cast<std::uint32_t>(2 * C::kStages + i % C::kStages); };
-  const auto v_empty = [&](int i) { return q_full + 8 + 8 * static_cast<std::uint32_t>(3 * C::kStages + i % C::kStages); };
-  const auto phase = [&](int i) { return static_cast<std::uint32_t>(i / C::kStages) & 1U; };
+  const std::uint32_t barriers = base + C::kBarriersOffset;
+  const auto q_full = [&](int round) { return barriers + 8 * static_cast<std::uint32_t>(round % 2); };
+  const auto q_empty = [&](int round) { return barriers + 8 * static_cast<std::uint32_t>(2 + round % 2); };
+  const auto k_full = [&](int i) { return barriers + 8 * static_cast<std::uint32_t>(4 + i % C::kStages); };
+  const auto k_empty = [&](int i) { return barriers + 8 * static_cast<std::uint32_t>(4 + C::kStages + i % C::kStages); };
+  const auto v_full = [&](int i) { return barriers + 8 * static_cast<std::uint32_t>(4 + 2 * C::kStages + i % C::kStages); };
+  const auto v_empty = [&](int i) { return barriers + 8 * static_cast<std::uint32_t>(4 + 3 * C::kStages + i % C::kStages); };
+  const auto q_phase = [](int round) { return static_cast<std::uint32_t>(round / 2) & 1U; };
+  const auto phase = [](int i) { return static_cast<std::uint32_t>(i / C::kStages) & 1U; };
 
-  __shared__ Item item;
-  const int head = static_cast<int>(blockIdx.x) % p.heads;
+  // The items are sorted by their work, the longest first, and dealt to the CTAs like a snake.
+  const auto work_of = [&](int round) {
+    const int place = static_cast<int>(round % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
+    return round * static_cast<int>(gridDim.x) + place;
+  };
+
+  __shared__ Item items[2];
   if (threadIdx.x == 0) {
-    item = p.items[static_cast<int>(blockIdx.x) / p.heads];
-    barrier_init(q_full, 1);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      barrier_init(q_full(i), 1);
+      barrier_init(q_empty(i), 128 * C::kConsumers);
+    }
 #pragma unroll
     for (int i = 0; i < C::kStages; ++i) {
       barrier_init(k_full(i), 1);
@@ -140,30 +153,40 @@ __global__ void __launch_bounds__(C::kThreads, 1) fold_kernel(const __grid_const
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();
-  const int tiles = item.tiles;
   const int group = static_cast<int>(threadIdx.x) / 128;
 
   if (group == 0) {
     registers_shrink<C::kProducerRegisters>();
-    if (threadIdx.x == 0 && tiles > 0) {
-      const int kv_head = head / p.group;
-      barrier_expect(q_full, C::kQueryBytes);
-      copy_box(q_tile, &params.q, q_full, 0, head, static_cast<int>(item.row));
-      copy_box(q_tile + C::kQueryPanelBytes, &params.q, q_full, 64, head, static_cast<int>(item.row));
-      const Tile* map = p.tiles + item.table;
-      Tile next = map[0];
-      for (int i = 0; i < tiles; ++i) {
-        const Tile tile = next;
-        if (i + 1 < tiles) next = map[i + 1];
-        const int row = static_cast<int>(tile.row);
-        if (i >= C::kStages) barrier_wait(k_empty(i), phase(i) ^ 1U);
-        barrier_expect(k_full(i), C::kTileBytes);
-        copy_box(k_tile(i), &params.k[tile.source], k_full(i), 0, kv_head, row);
-        copy_box(k_tile(i) + C::kPanelBytes, &params.k[tile.source], k_full(i), 64, kv_head, row);
-        if (i >= C::kStages) barrier_wait(v_empty(i), phase(i) ^ 1U);
-        barrier_expect(v_full(i), C::kTileBytes);
-        copy_box(v_tile(i), &params.v[tile.source], v_full(i), 0, kv_head, row);
-        copy_box(v_tile(i) + C::kPanelBytes, &params.v[tile.source], v_full(i), 64, kv_head, row);
+    if (threadIdx.x == 0) {
+      int it = 0;
+      for (int round = 0; work_of(round) < params.work; ++round) {
+        const int head = work_of(round) % p.heads;
+        const int kv_head = head / p.group;
+        const Item item = p.items[work_of(round) / p.heads];
+        if (round >= 2) barrier_wait(q_empty(round), q_phase(round) ^ 1U);
+        items[round % 2] = item;
+        if (item.tiles == 0) {
+          barrier_arrive(q_full(round));
+          continue;
+        }
+        barrier_expect(q_full(round), C::kQueryBytes);
+        copy_box(q_tile(round), &params.q, q_full(round), 0, head, static_cast<int>(item.row));
+        copy_box(q_tile(round) + C::kQueryPanelBytes, &params.q, q_full(round), 64, head, static_cast<int>(item.row));
+        const Tile* map = p.tiles + item.table;
+        Tile next = map[0];
+        for (int i = 0; i < item.tiles; ++i, ++it) {
+          const Tile tile = next;
+          if (i + 1 < item.tiles) next = map[i + 1];
+          const int row = static_cast<int>(tile.row);
+          if (it >= C::kStages) barrier_wait(k_empty(it), phase(it) ^ 1U);
+          barrier_expect(k_full(it), C::kTileBytes);
+          copy_box(k_tile(it), &params.k[tile.source], k_full(it), 0, kv_head, row);
+          copy_box(k_tile(it) + C::kPanelBytes, &params.k[tile.source], k_full(it), 64, kv_head, row);
+          if (it >= C::kStages) barrier_wait(v_empty(it), phase(it) ^ 1U);
+          barrier_expect(v_full(it), C::kTileBytes);
+          copy_box(v_tile(it), &params.v[tile.source], v_full(it), 0, kv_head, row);
+          copy_box(v_tile(it) + C::kPanelBytes, &params.v[tile.source], v_full(it), 64, kv_head, row);
+        }
       }
     }
   } else {
@@ -172,6 +195,13 @@ __global__ void __launch_bounds__(C::kThreads, 1) fold_kernel(const __grid_const
     const int thread = static_cast<int>(threadIdx.x) % 128;
     const int lane = thread % 32;
     const int slot0 = consumer * 64 + thread / 32 * 16 + lane / 4;  // and slot0 + 8
+    if (C::kPingPong && consumer == 1) named_arrive(1, 256);
+    int it = 0;
+    for (int round = 0; work_of(round) < params.work; ++round) {
+    barrier_wait(q_full(round), q_phase(round));
+    const int head = work_of(round) % p.heads;
+    const Item& item = items[round % 2];
+    const int tiles = item.tiles;
 
     float o[C::kPieces][16 / C::kPieces][4];  // pieces of consecutive columns
     constexpr int kBlocks = 16 / C::kPieces;  // of 8 columns in a piece
@@ -213,9 +243,9 @@ __global__ void __launch_bounds__(C::kThreads, 1) fold_kernel(const __grid_const
       std::uint32_t probability[8][4];
       float scale[2];
 
-      const std::uint64_t q_descriptor = descriptor(q_tile + static_cast<std::uint32_t>(consumer * 64 * 128));
+      const std::uint64_t q_descriptor = descriptor(q_tile(round) + static_cast<std::uint32_t>(consumer * 64 * 128));
       const auto issue_scores = [&](int i) {
-        const std::uint64_t k_descriptor = descriptor(k_tile(i));
+        const std::uint64_t k_descriptor = descriptor(k_tile(it + i));
         pin(s);
         wgmma_fence();
 #pragma unroll
@@ -226,7 +256,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) fold_kernel(const __grid_const
         wgmma_commit();
       };
       const auto issue_values = [&](int i, int half) {
-        const std::uint64_t v_descriptor = descriptor(v_tile(i) + static_cast<std::uint32_t>(half * C::kPanelBytes), C::kPanelBytes);
+        const std::uint64_t v_descriptor = descriptor(v_tile(it + i) + static_cast<std::uint32_t>(half * C::kPanelBytes), C::kPanelBytes);
         if constexpr (C::kInPlace) pin(o[0]);
         if constexpr (!C::kInPlace) pin(h);
         wgmma_fence();
@@ -283,7 +313,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) fold_kernel(const __grid_const
         if (tile < whole) return;
         const int rows = static_cast<int>(item.key_length % C::kKeyTile);
         for (int at = rows * 8 + thread; at < C::kKeyTile * 8; at += 128) {
-          const std::uint32_t address = v_tile(tile) + static_cast<std::uint32_t>(at * 16);
+          const std::uint32_t address = v_tile(it + tile) + static_cast<std::uint32_t>(at * 16);
 #pragma unroll
           for (int panel = 0; panel < 2; ++panel)
             asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(address + static_cast<std::uint32_t>(panel * C::kPanelBytes)), "r"(0) : "memory");
@@ -333,15 +363,13 @@ __global__ void __launch_bounds__(C::kThreads, 1) fold_kernel(const __grid_const
             probability[n / 2][2 * (n % 2) + half] = pack_bf16(s[n][2 * half], s[n][2 * half + 1]);
       };
       if constexpr (C::kOverlap) {
-        if (C::kPingPong && consumer == 1) named_arrive(1, 256);
-        barrier_wait(q_full, 0);
-        barrier_wait(k_full(0), 0);
+        barrier_wait(k_full(it), phase(it));
         if (C::kPingPong) named_sync(1 + consumer, 256);
         issue_scores(0);
         wgmma_wait<0>();
         pin(s);
         if (C::kPingPong) named_arrive(2 - consumer, 256);
-        if (thread == 0) barrier_arrive(k_empty(0));
+        if (thread == 0) barrier_arrive(k_empty(it));
         mask(0);
         reference();
         exponentials(0, 16);
@@ -349,15 +377,15 @@ __global__ void __launch_bounds__(C::kThreads, 1) fold_kernel(const __grid_const
         rescale();
         for (int i = 0; i + 1 < tiles; ++i) {
           const float factor[2] = {scale[0], scale[1]};
-          barrier_wait(k_full(i + 1), phase(i + 1));
+          barrier_wait(k_full(it + i + 1), phase(it + i + 1));
           if (C::kPingPong) named_sync(1 + consumer, 256);
           issue_scores(i + 1);
-          barrier_wait(v_full(i), phase(i));
+          barrier_wait(v_full(it + i), phase(it + i));
           issue_values(i, 0);
           if (C::kPingPong) named_arrive(2 - consumer, 256);
           wgmma_wait<1>();
           pin(s);
-          if (thread == 0) barrier_arrive(k_empty(i + 1));
+          if (thread == 0) barrier_arrive(k_empty(it + i + 1));
           mask(i + 1);
           reference();
           if constexpr (C::kPieces == 2) {
@@ -370,38 +398,38 @@ __global__ void __launch_bounds__(C::kThreads, 1) fold_kernel(const __grid_const
             exponentials(0, 16);
           }
           wgmma_wait<0>();
-          if (thread == 0) barrier_arrive(v_empty(i));
+          if (thread == 0) barrier_arrive(v_empty(it + i));
           add_values(C::kPieces - 1, factor);
           finish_softmax();
           rescale();
         }
-        barrier_wait(v_full(tiles - 1), phase(tiles - 1));
+        barrier_wait(v_full(it + tiles - 1), phase(it + tiles - 1));
         clear_tail(tiles - 1);
 #pragma unroll
         for (int half = 0; half < C::kPieces; ++half) {
           issue_values(tiles - 1, half);
           wgmma_wait<0>();
+          if (half + 1 == C::kPieces && thread == 0) barrier_arrive(v_empty(it + tiles - 1));
           add_values(half, scale);
         }
       } else {
-        barrier_wait(q_full, 0);
         for (int i = 0; i < tiles; ++i) {
-          barrier_wait(k_full(i), phase(i));
+          barrier_wait(k_full(it + i), phase(it + i));
           issue_scores(i);
           wgmma_wait<0>();
           pin(s);
-          if (thread == 0) barrier_arrive(k_empty(i));
+          if (thread == 0) barrier_arrive(k_empty(it + i));
           mask(i);
           reference();
           exponentials(0, 16);
           finish_softmax();
-          barrier_wait(v_full(i), phase(i));
+          barrier_wait(v_full(it + i), phase(it + i));
           if (i + 1 == tiles) clear_tail(i);
 #pragma unroll
           for (int piece = 0; piece < C::kPieces; ++piece) {
             issue_values(i, piece);
             wgmma_wait<0>();
-            if (piece + 1 == C::kPieces && thread == 0) barrier_arrive(v_empty(i));
+            if (piece + 1 == C::kPieces && thread == 0) barrier_arrive(v_empty(it + i));
             add_values(piece, scale);
           }
         }
@@ -444,6 +472,9 @@ __global__ void __launch_bounds__(C::kThreads, 1) fold_kernel(const __grid_const
           }
         }
       }
+    }
+    it += tiles;
+    barrier_arrive(q_empty(round));
     }
   }
 }

@@ -11,7 +11,7 @@ out = s[:a] + '\n'.join(lines) + '''
 template <class C>
 void tune(const char* name) {
   const int h = C::kHeadDim == 256 ? 8 : 32, hk = C::kHeadDim == 128 ? 8 : h;
-  for (const std::int64_t n : {std::int64_t{4096}, std::int64_t{8192}, std::int64_t{32768}}) {
+  for (const std::int64_t n : {std::int64_t{1024}, std::int64_t{4096}, std::int64_t{8192}, std::int64_t{32768}}) {
     const int batch = n < 16384 ? static_cast<int>(16384 / n) : 1;
     Bench<C> b(name, h, hk, batch * n, batch * n);
     b.speed(batch, n, Mask{-1, 0});
