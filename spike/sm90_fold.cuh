@@ -227,16 +227,26 @@ __global__ void __launch_bounds__(C::kThreads, 1) fold_kernel(const __grid_const
     }
 
     if (tiles > 0) {
+      // This warpgroup's 64 rows: the tiles [begin, end) that any of them sees, of which [plain_begin, plain_end) need no
+      // masking. It lets the others pass.
       const int whole = static_cast<int>(item.key_length / C::kKeyTile - item.first_tile);
-      int plain_begin = 0, plain_end = whole;
+      const std::int64_t first_row = item.position + 64 * consumer;
+      int begin = 0, end = tiles, plain_begin = 0, plain_end = whole;
       if (p.mask_right >= 0) {
-        const std::int64_t visible = item.position + p.mask_right + 1;
-        plain_end = min(plain_end, static_cast<int>((visible < 0 ? 0 : visible) / C::kKeyTile) - item.first_tile);
+        const std::int64_t to = first_row + p.mask_right + 1;  // keys that the first row sees end here
+        plain_end = min(plain_end, static_cast<int>((to < 0 ? 0 : to) / C::kKeyTile) - item.first_tile);
+        end = min(end, static_cast<int>((to + 63 < 0 ? 0 : to + 63 + C::kKeyTile - 1) / C::kKeyTile) - item.first_tile);
       }
       if (p.mask_left >= 0) {
-        const std::int64_t hidden = item.position + C::kQueryTile - 1 - p.mask_left;
-        plain_begin = static_cast<int>((hidden < 0 ? 0 : hidden + C::kKeyTile - 1) / C::kKeyTile) - item.first_tile;
+        const std::int64_t from = first_row - p.mask_left;  // and begin here
+        begin = max(begin, static_cast<int>((from < 0 ? 0 : from) / C::kKeyTile) - item.first_tile);
+        plain_begin = static_cast<int>((from + 63 < 0 ? 0 : from + 63 + C::kKeyTile - 1) / C::kKeyTile) - item.first_tile;
       }
+      if (64 * consumer >= item.slot_end || 64 * consumer + 64 <= item.slot_begin) end = begin;
+      begin = min(begin, tiles);
+      end = max(begin, min(end, tiles));
+      begin = __shfl_sync(0xffffffffU, begin, 0);  // the compiler can't know that they are uniform
+      end = __shfl_sync(0xffffffffU, end, 0);
 
       float s[16][4];
       float h[kBlocks][4];
@@ -297,15 +307,21 @@ __global__ void __launch_bounds__(C::kThreads, 1) fold_kernel(const __grid_const
           std::int64_t end = p.mask_right < 0 ? item.key_length : position + p.mask_right + 1;
           if (end > item.key_length) end = item.key_length;
           const std::int64_t from = begin - first_key, to = end - first_key;
-          const int low = from > C::kKeyTile ? C::kKeyTile : from < 0 ? 0 : static_cast<int>(from);
-          const int high = to > C::kKeyTile ? C::kKeyTile : to < 0 ? 0 : static_cast<int>(to);
+          const int column = lane % 4 * 2;
+          const int low = (from > C::kKeyTile ? C::kKeyTile : from < 0 ? 0 : static_cast<int>(from)) - column;
+          const int high = (to > C::kKeyTile ? C::kKeyTile : to < 0 ? 0 : static_cast<int>(to)) - column;
 #pragma unroll
           for (int n = 0; n < 16; ++n)
 #pragma unroll
-            for (int i = 0; i < 2; ++i) {
-              const int key = n * 8 + lane % 4 * 2 + i;
-              if (key < low || key >= high) s[n][2 * half + i] = -INFINITY;
-            }
+            for (int i = 0; i < 2; ++i)
+              if (n * 8 + i >= high) s[n][2 * half + i] = -INFINITY;
+          if (p.mask_left >= 0) {
+#pragma unroll
+            for (int n = 0; n < 16; ++n)
+#pragma unroll
+              for (int i = 0; i < 2; ++i)
+                if (n * 8 + i < low) s[n][2 * half + i] = -INFINITY;
+          }
         }
       };
       // Keys past the sequence's end belong to somebody else: their V must not reach a product with 0.
@@ -413,7 +429,19 @@ __global__ void __launch_bounds__(C::kThreads, 1) fold_kernel(const __grid_const
           add_values(half, scale);
         }
       } else {
-        for (int i = 0; i < tiles; ++i) {
+        const auto pass = [&](int from, int to) {
+          for (int i = from; i < to; ++i) {
+            barrier_wait(k_full(it + i), phase(it + i));
+            barrier_wait(v_full(it + i), phase(it + i));
+            named_sync(3 + consumer, 128);  // no warp may fall behind by a turn of the stages
+            if (thread == 0) {
+              barrier_arrive(k_empty(it + i));
+              barrier_arrive(v_empty(it + i));
+            }
+          }
+        };
+        pass(0, begin);
+        for (int i = begin; i < end; ++i) {
           barrier_wait(k_full(it + i), phase(it + i));
           issue_scores(i);
           wgmma_wait<0>();
@@ -433,6 +461,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) fold_kernel(const __grid_const
             add_values(piece, scale);
           }
         }
+        pass(end, tiles);
       }
     }
 

@@ -368,15 +368,16 @@ using G = sm80::Config<128, 64, 4, 2, 2, 2, true>;  // 128 × 64, in place
 }  // namespace
 
 template <class C>
-void check_all(const char* what, bool full) {
+Result<C> check_all(const char* what) {
   const std::vector<std::int64_t> lengths{1, 127, 128, 129, 1000, 64, 2311};
   const auto name = [&](const char* job) { return std::string(what) + ", " + job; };
-  if (full) check<C>(make_job(8, 2, Mask{-1, 0}, lengths, lengths, 1.0F), name("causal ragged").c_str());
+  auto ragged = check<C>(make_job(8, 2, Mask{-1, 0}, lengths, lengths, 1.0F), name("causal ragged").c_str());
   check<C>(make_job(8, 2, Mask{-1, 0}, {100, 700, 1, 300}, {1000, 700, 2000, 100}, 1.0F), name("causal, offsets, no keys for some").c_str());
   check<C>(make_job(4, 1, Mask{-1, -1}, {100, 700, 1, 300}, {1000, 777, 2000, 100}, 1.0F), name("full").c_str());
   check<C>(make_job(4, 4, Mask{200, 0}, {100, 1700, 1, 300}, {1000, 1700, 2000, 300}, 1.0F), name("window 200,0").c_str());
   check<C>(make_job(4, 1, Mask{-1, 0}, {300, 5000}, {300, 20011}, 1.0F), name("causal, long").c_str());
   check<C>(make_job(4, 4, Mask{-1, 0}, {1700, 300}, {1700, 300}, 3000.0F), name("causal, logits of 1e4").c_str());
+  return ragged;
 }
 
 int main() {
@@ -397,9 +398,13 @@ int main() {
   say("key_tile 64: query_tile 128 against 64", a, d);
   say("key_tile 128: query_tile 128 against 64", b, e);
   say("PV two levels against in place", a, g);
-  check_all<A>("sm80", false);
-  check_all<H>("sm90", true);
-  check_all<H1>("sm90 1 piece", false);
-  check_all<H2>("sm90 3 groups", false);
+  check_all<A>("sm80");
+  const auto h = check_all<H>("sm90");
+  const auto h1 = check_all<H1>("sm90 1 piece");
+  std::fflush(stdout);
+  const auto h2 = check_all<H2>("sm90 3 groups");
+  say("sm90, key_tile 128: two pieces against one", h, h1);
+  say("sm90, key_tile 128: overlapped, 128 rows against plain, 192 rows", h, h2);
+  say("key_tile 128: sm90 against sm80", h, b);
   return 0;
 }
