@@ -43,9 +43,10 @@ a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in ra
 ms = median_ms(lambda: a @ b, 15)
 print(json.dumps({"what": "gemm", "n": 8192, "ms": round(ms, 4), "tflops": round(2 * 8192**3 / ms * 1e-9, 1)}))
 for backend, name in ((SDPBackend.FLASH_ATTENTION, "PyTorch FA2"), (SDPBackend.CUDNN_ATTENTION, "cuDNN")):
-    for n in (1024, 4096, 8192, 16384, 32768, 131072):
+    for n in (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072):
         attention(backend, name, max(1, 16384 // n), n, 32, 8, 128, True)
     attention(backend, name, 2, 8192, 32, 8, 128, False)
+    attention(backend, name, 1, 16384, 32, 8, 128, False)
     if which in ("dims", "all"):
         for n in (4096, 8192, 16384, 32768):
             attention(backend, name, max(1, 16384 // n), n, 32, 32, 64, True)

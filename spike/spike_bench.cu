@@ -168,7 +168,7 @@ struct Bench {
     const auto start = Clock::now();
     CUDA_CHECK(cudaDeviceSynchronize());
     const double wait = std::chrono::duration<double, std::milli>(Clock::now() - start).count();
-    std::printf("{\"what\":\"host\",\"rows\":%lld,\"tiles\":%lld,\"table_bytes\":%zu,\"us\":[%.1f,%.1f,%.1f,%.1f,%.1f,%.1f],\"device_ms_left\":%.1f,\"ring_grew\":%d}\n", static_cast<long long>(rows), static_cast<long long>(tiles),
+    std::printf("{\"what\":\"host\",\"kernel\":\"%s\",\"rows\":%lld,\"tiles\":%lld,\"table_bytes\":%zu,\"us\":[%.1f,%.1f,%.1f,%.1f,%.1f,%.1f],\"device_ms_left\":%.1f,\"ring_grew\":%d}\n", name, static_cast<long long>(rows), static_cast<long long>(tiles),
                 static_cast<std::size_t>(rows / C::kQueryTile) * sizeof(sm80::Item) + static_cast<std::size_t>(tiles) * 16, us[0], us[1], us[2], us[3], us[4], us[5], wait, kernel.grown());
     std::fflush(stdout);
   }
@@ -223,23 +223,28 @@ void bias(const char* name, std::int64_t n) {
   std::fflush(stdout);
 }
 
+// The shapes of the house's tables: 16k tokens in all up to 16k, batch 1 beyond; 32/8 heads of 128, 32/32 of 64, 8/8 of 256.
 template <class C>
 void speeds(const char* name) {
-  for (const std::int64_t n : {std::int64_t{1024}, std::int64_t{4096}, std::int64_t{8192}, std::int64_t{16384}, std::int64_t{32768}, std::int64_t{131072}}) {
+  const int heads = C::kHeadDim == 256 ? 8 : 32, kv_heads = C::kHeadDim == 128 ? 8 : heads;
+  for (int log = 10; log <= 17; ++log) {
+    const std::int64_t n = std::int64_t{1} << log;
+    if (C::kHeadDim != 128 && (n < 4096 || n > 32768)) continue;
     const int batch = n < 16384 ? static_cast<int>(16384 / n) : 1;
-    Bench<C> b(name, 32, 8, batch * n, batch * n);
+    Bench<C> b(name, heads, kv_heads, batch * n, batch * n);
     b.speed(batch, n, Mask{-1, 0});
-    if (n == 8192) b.speed(batch, n, Mask{-1, -1});
+    if (n == 8192 || n == 16384) b.speed(batch, n, Mask{-1, -1});
   }
 }
 
-using A = sm80::Config<128, 64, 4, 2, 2, 2, false, 1>;
-using B = sm80::Config<128, 128, 8, 1, 2, 1>;
-using D = sm80::Config<128, 64, 4, 1, 2, 2>;
-using F = sm80::Config<128, 64, 8, 1, 2, 1>;
-using H = sm90::Config<2, true, 2>;
-using HI = sm90::Config<2, true, 1, false, true>;
-using G = sm80::Config<128, 64, 4, 2, 2, 2, true>;
+using Portable128 = sm80::Config<128, 64, 4, 2, 2, 2, false, 1>;
+using Portable128Tile128 = sm80::Config<128, 128, 8, 1, 2, 1, false, 2, false>;
+using Portable128InPlace = sm80::Config<128, 64, 4, 2, 2, 2, true>;
+using Portable64 = sm80::Config<64, 128, 4, 2, 2, 2, false, 1>;
+using Portable256 = sm80::Config<256, 64, 8, 1, 2, 1, false, 2>;
+using Hopper = sm90::Config<2, false, 2, false, false, 3, false>;
+using HopperInTurn = sm90::Config<2, true, 2>;
+using HopperInPlace = sm90::Config<2, true, 1, false, true>;
 
 }  // namespace
 
@@ -247,29 +252,35 @@ int main(int argc, char** argv) {
   const std::string what = argc > 1 ? argv[1] : "all";
   const auto wanted = [&](const char* w) { return what == "all" || what == w; };
   if (wanted("speed")) {
-    speeds<A>("128x64 4x32");
-    speeds<G>("128x64 4x32 in place");
-    speeds<F>("128x64 8x16");
-    speeds<B>("128x128 8x16");
-    speeds<D>("64x64 4x16");
+    speeds<Hopper>("sm90 3 groups");
+    speeds<HopperInTurn>("sm90 2 groups in turn");
+    speeds<HopperInPlace>("sm90 2 groups in turn, in place");
+    speeds<Portable128>("sm80 128x64");
+    speeds<Portable128Tile128>("sm80 128x128");
+    speeds<Portable64>("sm80 128x128");
+    speeds<Portable256>("sm80 128x64");
   }
   if (wanted("state")) {
-    Bench<A> b("128x64 4x32", 32, 8, 32768, 32768);
-    for (const std::int64_t tiles : {16, 64, 256}) b.state_cost(32768, tiles);
+    Bench<Hopper> b("sm90 3 groups", 32, 8, 32768, 32768);
+    for (const std::int64_t tiles : {8, 32, 128}) b.state_cost(32768, tiles);
     b.finish_cost(32768);
+    Bench<Portable128> c("sm80 128x64", 32, 8, 32768, 32768);
+    for (const std::int64_t tiles : {16, 64, 256}) c.state_cost(32768, tiles);
+    c.finish_cost(32768);
   }
   if (wanted("host")) {
-    Bench<A> b("128x64 4x32", 8, 2, 262144, 65536);
+    Bench<Hopper> b("sm90 3 groups", 8, 2, 262144, 131072);
     b.host_cost(4096, 64);
     b.host_cost(262144, 1024);
   }
   if (wanted("bias")) {
-    for (const std::int64_t n : {std::int64_t{1} << 11, std::int64_t{1} << 14, std::int64_t{1} << 17, std::int64_t{1} << 19, std::int64_t{1} << 21}) {
-      bias<G>("mma.sync in place", n);
-      bias<A>("mma.sync two levels", n);
-      bias<B>("mma.sync two levels", n);
-      bias<HI>("wgmma in place", n);
-      bias<H>("wgmma two levels", n);
+    for (const int log : {11, 14, 17, 19, 21}) {
+      const std::int64_t n = std::int64_t{1} << log;
+      bias<Portable128InPlace>("mma.sync", n);
+      bias<Portable128>("mma.sync", n);
+      bias<Portable128Tile128>("mma.sync", n);
+      bias<HopperInPlace>("wgmma", n);
+      bias<Hopper>("wgmma", n);
     }
   }
   return 0;
