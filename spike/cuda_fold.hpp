@@ -101,6 +101,8 @@ constexpr bool is_hopper() {
 template <class C>
 class CudaFold {
  public:
+  std::int64_t l2_bytes = std::int64_t{32} << 20;
+
   explicit CudaFold(const FoldSpec& spec, std::size_t staging_bytes = std::size_t{1} << 20)
       : spec_(spec), ring_(4, staging_bytes) {
     if constexpr (is_hopper<C>()) {
@@ -200,7 +202,13 @@ class CudaFold {
         hopper.k[i] = tensor_map(task.sources[i].k, C::kKeyTile);
         hopper.v[i] = tensor_map(task.sources[i].v, C::kKeyTile);
       }
-      hopper.work = static_cast<int>(grid);
+      hopper.items = static_cast<int>(items_.size());
+      std::int64_t most_tiles = 0;
+      for (const KeyRun& run : task.key_runs) most_tiles = std::max(most_tiles, run.tiles);
+      const std::int64_t head_bytes = std::max<std::int64_t>(1, most_tiles * C::kTileBytes * 2);
+      int kv_heads = spec_.kv_heads;  // whose K and V fit the L2 cache beside everything else
+      while (kv_heads > 1 && (kv_heads * head_bytes > l2_bytes || spec_.kv_heads % kv_heads != 0)) --kv_heads;
+      hopper.section_heads = kv_heads * (spec_.heads / spec_.kv_heads);
       static const int multiprocessors = [] {
         int n = 0;
         CUDA_CHECK(cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, 0));

@@ -26,7 +26,8 @@ struct Params {
   CUtensorMap q;            // [rows, heads, head_dim], boxes of kQueryTile × 1 × 64
   CUtensorMap k[kMaxMaps];  // [rows, kv_heads, head_dim], boxes of kKeyTile × 1 × 64
   CUtensorMap v[kMaxMaps];
-  int work;  // items × heads
+  int items;
+  int section_heads;  // query heads whose K and V share the L2 cache at a time; divides base.heads
 };
 
 template <int kStages_, bool kPingPong_, int kPieces_ = 2, bool kEarly_ = false, bool kInPlace_ = false, int kConsumers_ = 2, bool kOverlap_ = true>
@@ -130,7 +131,16 @@ __global__ void __launch_bounds__(C::kThreads, 1) fold_kernel(const __grid_const
   const auto q_phase = [](int round) { return static_cast<std::uint32_t>(round / 2) & 1U; };
   const auto phase = [](int i) { return static_cast<std::uint32_t>(i / C::kStages) & 1U; };
 
-  // The items are sorted by their work, the longest first, and dealt to the CTAs like a snake.
+  // Sections of heads, in each the items, sorted by their work, the longest first, and dealt to the CTAs like a snake.
+  struct Work {
+    int item, head;
+  };
+  const int work = params.items * p.heads;
+  const auto split = [&](int index) {
+    const int section = index / (params.items * params.section_heads);
+    const int rest = index % (params.items * params.section_heads);
+    return Work{rest / params.section_heads, section * params.section_heads + rest % params.section_heads};
+  };
   const auto work_of = [&](int round) {
     const int place = static_cast<int>(round % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
     return round * static_cast<int>(gridDim.x) + place;
@@ -159,10 +169,10 @@ __global__ void __launch_bounds__(C::kThreads, 1) fold_kernel(const __grid_const
     registers_shrink<C::kProducerRegisters>();
     if (threadIdx.x == 0) {
       int it = 0;
-      for (int round = 0; work_of(round) < params.work; ++round) {
-        const int head = work_of(round) % p.heads;
+      for (int round = 0; work_of(round) < work; ++round) {
+        const auto [index, head] = split(work_of(round));
         const int kv_head = head / p.group;
-        const Item item = p.items[work_of(round) / p.heads];
+        const Item item = p.items[index];
         if (round >= 2) barrier_wait(q_empty(round), q_phase(round) ^ 1U);
         items[round % 2] = item;
         if (item.tiles == 0) {
@@ -197,9 +207,9 @@ __global__ void __launch_bounds__(C::kThreads, 1) fold_kernel(const __grid_const
     const int slot0 = consumer * 64 + thread / 32 * 16 + lane / 4;  // and slot0 + 8
     if (C::kPingPong && consumer == 1) named_arrive(1, 256);
     int it = 0;
-    for (int round = 0; work_of(round) < params.work; ++round) {
+    for (int round = 0; work_of(round) < work; ++round) {
     barrier_wait(q_full(round), q_phase(round));
-    const int head = work_of(round) % p.heads;
+    const int head = split(work_of(round)).head;
     const Item& item = items[round % 2];
     const int tiles = item.tiles;
 

@@ -108,8 +108,9 @@ struct Bench {
     t.task.finish = &t.finish;
   }
 
-  void speed(int batch, std::int64_t n, Mask mask) {
+  void speed(int batch, std::int64_t n, Mask mask, std::int64_t l2_mib = 32) {
     CudaFold<C> kernel(spec(mask), std::size_t{8} << 20);
+    kernel.l2_bytes = l2_mib << 20;
     Tables t;
     fill(t, batch, n, n, 0, (n + C::kKeyTile - 1) / C::kKeyTile);
     Timer timer;
@@ -259,6 +260,16 @@ int main(int argc, char** argv) {
     speeds<Portable128Tile128>("sm80 128x128");
     speeds<Portable64>("sm80 128x128");
     speeds<Portable256>("sm80 128x64");
+  }
+  if (wanted("l2")) {
+    for (const std::int64_t n : {std::int64_t{8192}, std::int64_t{16384}, std::int64_t{32768}, std::int64_t{65536}, std::int64_t{131072}}) {
+      const int batch = n < 16384 ? static_cast<int>(16384 / n) : 1;
+      Bench<Hopper> b("sm90 3 groups", 32, 8, batch * n, batch * n);
+      for (const std::int64_t mib : {4, 16, 32, 64, 100000}) {
+        std::printf("{\"l2_mib\":%lld} ", static_cast<long long>(mib));
+        b.speed(batch, n, Mask{-1, 0}, mib);
+      }
+    }
   }
   if (wanted("state")) {
     Bench<Hopper> b("sm90 3 groups", 32, 8, 32768, 32768);
