@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Spike: a FoldKernel on a GPU. Turns a FoldTask's host tables into work items, uploads them through pinned staging that
-// the stream gives back, and launches. Nothing here waits for the device.
+// Spike: a FoldKernel on a GPU. Turns a FoldTask's host tables into work items, uploads them through pinned staging
+// that the stream gives back, and launches. Nothing here waits for the device.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -15,13 +15,13 @@
 #include "kernels/fold.hpp"
 #include "sm90_fold.cuh"
 
-#define CUDA_CHECK(call)                                                                                \
-  do {                                                                                                  \
-    const cudaError_t error_ = (call);                                                                  \
-    if (error_ != cudaSuccess) {                                                                        \
-      std::fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(error_));   \
-      std::exit(1);                                                                                     \
-    }                                                                                                   \
+#define CUDA_CHECK(call)                                                                              \
+  do {                                                                                                \
+    const cudaError_t error_ = (call);                                                                \
+    if (error_ != cudaSuccess) {                                                                      \
+      std::fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(error_)); \
+      std::exit(1);                                                                                   \
+    }                                                                                                 \
   } while (0)
 
 namespace ringattn {
@@ -69,9 +69,9 @@ class StagingRing {
 
 // The tensor map of one [rows, heads, dim] bf16 view, boxes of box_rows × 1 × 64 with the 128-byte swizzle.
 inline CUtensorMap tensor_map(const TensorView& view, int box_rows) {
-  using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*,
-                              const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
-                              CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+  using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
+                              const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave,
+                              CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
   static const Encode encode = [] {
     void* f = nullptr;
     cudaDriverEntryPointQueryResult found{};
@@ -79,12 +79,14 @@ inline CUtensorMap tensor_map(const TensorView& view, int box_rows) {
     return reinterpret_cast<Encode>(f);
   }();
   CUtensorMap map{};
-  const cuuint64_t dims[3] = {static_cast<cuuint64_t>(view.dim), static_cast<cuuint64_t>(view.heads), static_cast<cuuint64_t>(view.tokens)};
-  const cuuint64_t strides[2] = {static_cast<cuuint64_t>(view.head_stride) * 2, static_cast<cuuint64_t>(view.token_stride) * 2};
+  const cuuint64_t dims[3] = {static_cast<cuuint64_t>(view.dim), static_cast<cuuint64_t>(view.heads),
+                              static_cast<cuuint64_t>(view.tokens)};
+  const cuuint64_t strides[2] = {static_cast<cuuint64_t>(view.head_stride) * 2,
+                                 static_cast<cuuint64_t>(view.token_stride) * 2};
   const cuuint32_t box[3] = {64, 1, static_cast<cuuint32_t>(box_rows)}, steps[3] = {1, 1, 1};
-  const CUresult result = encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<void*>(view.data), dims, strides, box, steps,
-                                 CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result = encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<void*>(view.data), dims, strides,
+                                 box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
     std::fprintf(stderr, "cuTensorMapEncodeTiled: %d\n", static_cast<int>(result));
     std::exit(1);
@@ -106,9 +108,11 @@ class CudaFold {
   explicit CudaFold(const FoldSpec& spec, std::size_t staging_bytes = std::size_t{1} << 20)
       : spec_(spec), ring_(4, staging_bytes) {
     if constexpr (is_hopper<C>()) {
-      CUDA_CHECK(cudaFuncSetAttribute(sm90::fold_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, C::kSharedBytes));
+      CUDA_CHECK(
+          cudaFuncSetAttribute(sm90::fold_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, C::kSharedBytes));
     } else {
-      CUDA_CHECK(cudaFuncSetAttribute(sm80::fold_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, C::kSharedBytes));
+      CUDA_CHECK(
+          cudaFuncSetAttribute(sm80::fold_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, C::kSharedBytes));
     }
   }
   int key_tile() const { return C::kKeyTile; }
@@ -179,8 +183,12 @@ class CudaFold {
     p.tiles = reinterpret_cast<const sm80::Tile*>(slot.device + item_bytes);
     for (std::size_t i = 0; i < task.sources.size(); ++i) {
       const KeySource& from = task.sources[i];
-      p.sources[i] = {static_cast<const __nv_bfloat16*>(from.k.data), static_cast<const __nv_bfloat16*>(from.v.data),
-                      from.k.token_stride, from.k.head_stride, from.v.token_stride, from.v.head_stride};
+      p.sources[i] = {static_cast<const __nv_bfloat16*>(from.k.data),
+                      static_cast<const __nv_bfloat16*>(from.v.data),
+                      from.k.token_stride,
+                      from.k.head_stride,
+                      from.v.token_stride,
+                      from.v.head_stride};
     }
     p.state_o = static_cast<float*>(task.state);
     p.state_l = p.state_o + task.q.tokens * spec_.heads * C::kHeadDim;
@@ -214,7 +222,8 @@ class CudaFold {
         CUDA_CHECK(cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, 0));
         return n;
       }();
-      sm90::fold_kernel<C><<<std::min(grid, static_cast<unsigned>(multiprocessors)), C::kThreads, C::kSharedBytes, s>>>(hopper);
+      sm90::fold_kernel<C>
+          <<<std::min(grid, static_cast<unsigned>(multiprocessors)), C::kThreads, C::kSharedBytes, s>>>(hopper);
     } else {
       sm80::fold_kernel<C><<<grid, C::kThreads, C::kSharedBytes, s>>>(p);
     }

@@ -15,8 +15,8 @@
 namespace ringattn::sm80 {
 
 struct Source {
-  const __nv_bfloat16* k;  // [rows, kv_heads, head_dim]
-  const __nv_bfloat16* v;  // [rows, kv_heads, head_dim]
+  const __nv_bfloat16* k;                                                     // [rows, kv_heads, head_dim]
+  const __nv_bfloat16* v;                                                     // [rows, kv_heads, head_dim]
   std::int64_t k_token_stride, k_head_stride, v_token_stride, v_head_stride;  // elements
 };
 
@@ -57,8 +57,8 @@ struct Params {
   const Item* items;
   const Tile* tiles;
   Source sources[kMaxSources];
-  float* state_o;  // [rows, heads, head_dim] in fragment order
-  float* state_l;  // [rows, heads, 8]: l0 l1 l2 l3 m - - -
+  float* state_o;                      // [rows, heads, head_dim] in fragment order
+  float* state_l;                      // [rows, heads, 8]: l0 l1 l2 l3 m - - -
   std::int64_t mask_left, mask_right;  // −1: unlimited
   int heads, group;                    // query heads, query heads of a kv head
   float scale_log2;                    // softmax_scale · log2(e)
@@ -66,11 +66,11 @@ struct Params {
   bool resume, save, finish;
 };
 
-template <int kHeadDim_, int kKeyTile_, int kWarps_, int kRowBlocks_, int kStages_, int kMinBlocks_, bool kInPlace_ = false,
-          int kColumns_ = 2, bool kSeam_ = true, bool kLate_ = false>
+template <int kHeadDim_, int kKeyTile_, int kWarps_, int kRowBlocks_, int kStages_, int kMinBlocks_,
+          bool kInPlace_ = false, int kColumns_ = 2, bool kSeam_ = true, bool kLate_ = false>
 struct Config {
   static constexpr int kHeadDim = kHeadDim_;
-  static constexpr int kKeyTile = kKeyTile_;      // keys of a tile
+  static constexpr int kKeyTile = kKeyTile_;  // keys of a tile
   static constexpr int kWarps = kWarps_;
   static constexpr int kRowBlocks = kRowBlocks_;  // blocks of 16 rows of a warp
   static constexpr int kStages = kStages_;        // tiles of K and V in shared memory
@@ -92,7 +92,8 @@ __device__ inline std::uint32_t shared_address(const void* p) {
 }
 // Copies 16 bytes, or writes zeros without reading.
 __device__ inline void copy_16(std::uint32_t target, const void* source, bool present) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(source), "r"(present ? 16 : 0) : "memory");
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(source), "r"(present ? 16 : 0)
+               : "memory");
 }
 __device__ inline void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int kPending>
@@ -101,13 +102,18 @@ __device__ inline void copy_wait() {
 }
 __device__ inline void load_matrix(std::uint32_t (&r)[4], std::uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
 }
 __device__ inline void load_matrix_transposed(std::uint32_t (&r)[4], std::uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
 }
-__device__ inline void mma(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1, const float (&c)[4]) {
+__device__ inline void mma(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1,
+                           const float (&c)[4]) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"
       : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
@@ -139,8 +145,8 @@ __device__ inline std::uint32_t pack_bf16(float low, float high) {
   return r;
 }
 
-// Byte offset of 16-byte chunk `chunk` of row `row` in a [rows, kHeadDim] bf16 tile: the chunk is XORed with the row, so
-// that eight rows of one column of chunks lie in different banks.
+// Byte offset of 16-byte chunk `chunk` of row `row` in a [rows, kHeadDim] bf16 tile: the chunk is XORed with the row,
+// so that eight rows of one column of chunks lie in different banks.
 template <int kHeadDim>
 __device__ inline std::uint32_t swizzled(int row, int chunk) {
   return static_cast<std::uint32_t>(row * (2 * kHeadDim) + ((chunk ^ (row & 7)) << 4));
@@ -185,8 +191,9 @@ struct RowState {
 
 // The one tile step: (m, l, O) ← fold((m, l, O), tile).
 template <class C, class Prefetch>
-__device__ __forceinline__ void fold_tile(RowState<C>& state, std::uint32_t q_tile, std::uint32_t k_tile, std::uint32_t v_tile,
-                                 const Params& p, bool masked, const Item& item, int tile, Prefetch&& prefetch) {
+__device__ __forceinline__ void fold_tile(RowState<C>& state, std::uint32_t q_tile, std::uint32_t k_tile,
+                                          std::uint32_t v_tile, const Params& p, bool masked, const Item& item,
+                                          int tile, Prefetch&& prefetch) {
   if constexpr (!C::kLate) prefetch();
   constexpr int kD = C::kHeadDim;
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -295,7 +302,8 @@ __device__ __forceinline__ void fold_tile(RowState<C>& state, std::uint32_t q_ti
 #pragma unroll
       for (int n = 0; n < kD / 16; ++n) {
         std::uint32_t vb[4];
-        load_matrix_transposed(vb, (v_address ^ static_cast<std::uint32_t>(n << 5)) + static_cast<std::uint32_t>(k * 32 * kD));
+        load_matrix_transposed(
+            vb, (v_address ^ static_cast<std::uint32_t>(n << 5)) + static_cast<std::uint32_t>(k * 32 * kD));
 #pragma unroll
         for (int b = 0; b < C::kRowBlocks; ++b) {
           mma(state.o[b][2 * n], probability[b][k], vb[0], vb[1], state.o[b][2 * n]);
@@ -313,7 +321,8 @@ __device__ __forceinline__ void fold_tile(RowState<C>& state, std::uint32_t q_ti
 #pragma unroll
         for (int c = 0; c < kColumns; ++c) {
           std::uint32_t vb[4];
-          load_matrix_transposed(vb, (v_address ^ static_cast<std::uint32_t>((n + c) << 5)) + static_cast<std::uint32_t>(k * 32 * kD));
+          load_matrix_transposed(
+              vb, (v_address ^ static_cast<std::uint32_t>((n + c) << 5)) + static_cast<std::uint32_t>(k * 32 * kD));
 #pragma unroll
           for (int b = 0; b < C::kRowBlocks; ++b) {
             if (k == 0) {
@@ -364,10 +373,12 @@ __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks) fold_kernel(const 
     if (static_cast<int>(threadIdx.x) < C::kPlaces / 2 && i < tiles) {
       const Tile tile = p.tiles[item.table + i];
       const Source& source = p.sources[tile.source];
-      store_place(places + static_cast<std::uint32_t>(i % C::kPlaces) * 32,
-                  {reinterpret_cast<const char*>(source.k + tile.row * source.k_token_stride + kv_head * source.k_head_stride),
-                   reinterpret_cast<const char*>(source.v + tile.row * source.v_token_stride + kv_head * source.v_head_stride),
-                   static_cast<std::int32_t>(source.k_token_stride * 2), static_cast<std::int32_t>(source.v_token_stride * 2), 0});
+      store_place(
+          places + static_cast<std::uint32_t>(i % C::kPlaces) * 32,
+          {reinterpret_cast<const char*>(source.k + tile.row * source.k_token_stride + kv_head * source.k_head_stride),
+           reinterpret_cast<const char*>(source.v + tile.row * source.v_token_stride + kv_head * source.v_head_stride),
+           static_cast<std::int32_t>(source.k_token_stride * 2), static_cast<std::int32_t>(source.v_token_stride * 2),
+           0});
     }
   };
   resolve(0);
@@ -433,7 +444,8 @@ __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks) fold_kernel(const 
       if (next < tiles) load(next);
       copy_commit();
       // The half that holds tile i − 1 and those before it is free once everyone is past it.
-      if (next % (C::kPlaces / 2) == C::kPlaces / 4 && next > C::kPlaces / 2) resolve(next / (C::kPlaces / 2) * (C::kPlaces / 2) + C::kPlaces / 2);
+      if (next % (C::kPlaces / 2) == C::kPlaces / 4 && next > C::kPlaces / 2)
+        resolve(next / (C::kPlaces / 2) * (C::kPlaces / 2) + C::kPlaces / 2);
     });
   }
 
@@ -470,8 +482,8 @@ __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks) fold_kernel(const 
           __nv_bfloat16* out = p.out + row * p.out_token_stride + head * p.out_head_stride;
 #pragma unroll
           for (int n = 0; n < kD / 8; ++n) {
-            const std::uint32_t pair = pack_bf16(__fmul_rn(state.o[b][n][2 * half], inverse),
-                                                 __fmul_rn(state.o[b][n][2 * half + 1], inverse));
+            const std::uint32_t pair =
+                pack_bf16(__fmul_rn(state.o[b][n][2 * half], inverse), __fmul_rn(state.o[b][n][2 * half + 1], inverse));
             *reinterpret_cast<std::uint32_t*>(out + n * 8 + lane % 4 * 2) = pair;
           }
         }

@@ -24,7 +24,10 @@ T* device_array(std::size_t n) {
 
 struct Timer {
   cudaEvent_t a, b;
-  Timer() { CUDA_CHECK(cudaEventCreate(&a)); CUDA_CHECK(cudaEventCreate(&b)); }
+  Timer() {
+    CUDA_CHECK(cudaEventCreate(&a));
+    CUDA_CHECK(cudaEventCreate(&b));
+  }
   template <class F>
   std::vector<double> operator()(F&& f, int repeats) {
     for (int i = 0; i < 2; ++i) f();
@@ -52,7 +55,8 @@ struct Bench {
   std::byte* state;
   std::int64_t q_tokens, k_tokens;
 
-  Bench(const char* n, int h, int hk, std::int64_t qt, std::int64_t kt) : name(n), heads(h), kv_heads(hk), q_tokens(qt), k_tokens(kt) {
+  Bench(const char* n, int h, int hk, std::int64_t qt, std::int64_t kt)
+      : name(n), heads(h), kv_heads(hk), q_tokens(qt), k_tokens(kt) {
     q = device_array<std::uint16_t>(static_cast<std::size_t>(qt * h * C::kHeadDim));
     out = device_array<std::uint16_t>(static_cast<std::size_t>(qt * h * C::kHeadDim));
     k = device_array<std::uint16_t>(static_cast<std::size_t>(kt * hk * C::kHeadDim));
@@ -65,7 +69,9 @@ struct Bench {
     CUDA_CHECK(cudaDeviceSynchronize());
   }
   ~Bench() {
-    for (void* p : {static_cast<void*>(q), static_cast<void*>(k), static_cast<void*>(v), static_cast<void*>(out), static_cast<void*>(lse), static_cast<void*>(state)}) cudaFree(p);
+    for (void* p : {static_cast<void*>(q), static_cast<void*>(k), static_cast<void*>(v), static_cast<void*>(out),
+                    static_cast<void*>(lse), static_cast<void*>(state)})
+      cudaFree(p);
   }
 
   FoldSpec spec(Mask mask) const {
@@ -95,7 +101,8 @@ struct Bench {
       t.runs.push_back({b, first_tile, tiles, static_cast<std::int64_t>(t.tiles.size())});
       for (std::int64_t i = 0; i < tiles; ++i) t.tiles.push_back({0, b * k_len + (first_tile + i) * C::kKeyTile});
     }
-    t.sources.push_back({dense_view(k, Dtype::kBf16, k_tokens, kv_heads, C::kHeadDim), dense_view(v, Dtype::kBf16, k_tokens, kv_heads, C::kHeadDim)});
+    t.sources.push_back({dense_view(k, Dtype::kBf16, k_tokens, kv_heads, C::kHeadDim),
+                         dense_view(v, Dtype::kBf16, k_tokens, kv_heads, C::kHeadDim)});
     t.finish = {dense_view(out, Dtype::kBf16, q_tokens, heads, C::kHeadDim), RowView{lse, heads, 1}, nullptr};
     t.task.q = dense_view(q, Dtype::kBf16, batch * q_len, heads, C::kHeadDim);
     t.task.queries = t.queries;
@@ -115,9 +122,13 @@ struct Bench {
     fill(t, batch, n, n, 0, (n + C::kKeyTile - 1) / C::kKeyTile);
     Timer timer;
     const auto ms = timer([&] { kernel.fold(t.task, Stream{}); }, n >= 65536 ? 5 : 15);
-    const double flops = 4.0 * static_cast<double>(batch) * static_cast<double>(n) * static_cast<double>(n) * C::kHeadDim * heads * (mask.is_causal() ? 0.5 : 1.0);
-    std::printf("{\"what\":\"speed\",\"kernel\":\"%s\",\"mask\":\"%s\",\"batch\":%d,\"seq\":%lld,\"heads\":%d,\"kv_heads\":%d,\"head_dim\":%d,\"ms\":%.4f,\"ms_min\":%.4f,\"tflops\":%.1f}\n", name,
-                mask.is_causal() ? "causal" : "full", batch, static_cast<long long>(n), heads, kv_heads, C::kHeadDim, ms[ms.size() / 2], ms[0], flops / ms[ms.size() / 2] * 1e-9);
+    const double flops = 4.0 * static_cast<double>(batch) * static_cast<double>(n) * static_cast<double>(n) *
+                         C::kHeadDim * heads * (mask.is_causal() ? 0.5 : 1.0);
+    std::printf(
+        "{\"what\":\"speed\",\"kernel\":\"%s\",\"mask\":\"%s\",\"batch\":%d,\"seq\":%lld,\"heads\":%d,\"kv_heads\":%d,"
+        "\"head_dim\":%d,\"ms\":%.4f,\"ms_min\":%.4f,\"tflops\":%.1f}\n",
+        name, mask.is_causal() ? "causal" : "full", batch, static_cast<long long>(n), heads, kv_heads, C::kHeadDim,
+        ms[ms.size() / 2], ms[0], flops / ms[ms.size() / 2] * 1e-9);
     std::fflush(stdout);
   }
 
@@ -135,8 +146,11 @@ struct Bench {
       const auto v = timer([&] { kernel.fold(t.task, Stream{}); }, 15);
       ms[i] = v[v.size() / 2];
     }
-    std::printf("{\"what\":\"state\",\"kernel\":\"%s\",\"rows\":%lld,\"heads\":%d,\"keys\":%lld,\"ms_save\":%.4f,\"ms_resume_save\":%.4f,\"ms_resume_finish\":%.4f,\"ms_finish\":%.4f,\"in_out_ns_per_row_head\":%.4f}\n", name,
-                static_cast<long long>(rows), heads, static_cast<long long>(tiles * C::kKeyTile), ms[0], ms[1], ms[2], ms[3], (ms[0] + ms[2] - 2 * ms[3]) * 1e6 / static_cast<double>(rows * heads));
+    std::printf(
+        "{\"what\":\"state\",\"kernel\":\"%s\",\"rows\":%lld,\"heads\":%d,\"keys\":%lld,\"ms_save\":%.4f,\"ms_resume_"
+        "save\":%.4f,\"ms_resume_finish\":%.4f,\"ms_finish\":%.4f,\"in_out_ns_per_row_head\":%.4f}\n",
+        name, static_cast<long long>(rows), heads, static_cast<long long>(tiles * C::kKeyTile), ms[0], ms[1], ms[2],
+        ms[3], (ms[0] + ms[2] - 2 * ms[3]) * 1e6 / static_cast<double>(rows * heads));
     std::fflush(stdout);
   }
 
@@ -149,8 +163,10 @@ struct Bench {
     t.task.resume = true;
     Timer timer;
     const auto ms = timer([&] { kernel.fold(t.task, Stream{}); }, 15);
-    std::printf("{\"what\":\"finish_only\",\"kernel\":\"%s\",\"rows\":%lld,\"heads\":%d,\"ms\":%.4f,\"gb_per_s\":%.0f}\n", name, static_cast<long long>(rows), heads, ms[ms.size() / 2],
-                static_cast<double>(rows * heads) * (544 + 260) / ms[ms.size() / 2] * 1e-6);
+    std::printf(
+        "{\"what\":\"finish_only\",\"kernel\":\"%s\",\"rows\":%lld,\"heads\":%d,\"ms\":%.4f,\"gb_per_s\":%.0f}\n", name,
+        static_cast<long long>(rows), heads, ms[ms.size() / 2],
+        static_cast<double>(rows * heads) * (544 + 260) / ms[ms.size() / 2] * 1e-6);
   }
 
   // Host time of fold() while the device is busy with other things.
@@ -169,20 +185,27 @@ struct Bench {
     const auto start = Clock::now();
     CUDA_CHECK(cudaDeviceSynchronize());
     const double wait = std::chrono::duration<double, std::milli>(Clock::now() - start).count();
-    std::printf("{\"what\":\"host\",\"kernel\":\"%s\",\"rows\":%lld,\"tiles\":%lld,\"table_bytes\":%zu,\"us\":[%.1f,%.1f,%.1f,%.1f,%.1f,%.1f],\"device_ms_left\":%.1f,\"ring_grew\":%d}\n", name, static_cast<long long>(rows), static_cast<long long>(tiles),
-                static_cast<std::size_t>(rows / C::kQueryTile) * sizeof(sm80::Item) + static_cast<std::size_t>(tiles) * 16, us[0], us[1], us[2], us[3], us[4], us[5], wait, kernel.grown());
+    std::printf(
+        "{\"what\":\"host\",\"kernel\":\"%s\",\"rows\":%lld,\"tiles\":%lld,\"table_bytes\":%zu,\"us\":[%.1f,%.1f,%.1f,%"
+        ".1f,%.1f,%.1f],\"device_ms_left\":%.1f,\"ring_grew\":%d}\n",
+        name, static_cast<long long>(rows), static_cast<long long>(tiles),
+        static_cast<std::size_t>(rows / C::kQueryTile) * sizeof(sm80::Item) + static_cast<std::size_t>(tiles) * 16,
+        us[0], us[1], us[2], us[3], us[4], us[5], wait, kernel.grown());
     std::fflush(stdout);
   }
 };
 
 __global__ void positive_fill(std::uint16_t* v, std::int64_t n, std::uint64_t seed) {
-  for (std::int64_t i = blockIdx.x * std::int64_t{blockDim.x} + threadIdx.x; i < n; i += std::int64_t{gridDim.x} * blockDim.x)
-    v[i] = bf16_bits(static_cast<float>(philox4x32_10({{static_cast<std::uint32_t>(i), 0, 0, 9}}, seed).word[0] >> 8) * 0x1p-24F);  // uniform in (0, 1)
+  for (std::int64_t i = blockIdx.x * std::int64_t{blockDim.x} + threadIdx.x; i < n;
+       i += std::int64_t{gridDim.x} * blockDim.x)
+    v[i] = bf16_bits(static_cast<float>(philox4x32_10({{static_cast<std::uint32_t>(i), 0, 0, 9}}, seed).word[0] >> 8) *
+                     0x1p-24F);  // uniform in (0, 1)
 }
 __global__ void column_means(const std::uint16_t* v, std::int64_t n, int dim, double* mean) {
   __shared__ double part[256];
   double sum = 0;
-  for (std::int64_t i = threadIdx.x; i < n; i += 256) sum += static_cast<double>(__uint_as_float(std::uint32_t{v[i * dim + blockIdx.x]} << 16));
+  for (std::int64_t i = threadIdx.x; i < n; i += 256)
+    sum += static_cast<double>(__uint_as_float(std::uint32_t{v[i * dim + blockIdx.x]} << 16));
   part[threadIdx.x] = sum;
   __syncthreads();
   if (threadIdx.x == 0) {
@@ -212,19 +235,25 @@ void bias(const char* name, std::int64_t n) {
   CUDA_CHECK(cudaMemcpy(mean.data(), means, mean.size() * 8, cudaMemcpyDeviceToHost));
   CUDA_CHECK(cudaMemcpy(state.data(), b.state, state.size() * 4, cudaMemcpyDeviceToHost));
   double sum = 0, worst = 0, l = 0;
-  for (int i = 0; i < 4; ++i) l += static_cast<double>(state[static_cast<std::size_t>(C::kQueryTile * C::kHeadDim + i)]);
+  for (int i = 0; i < 4; ++i)
+    l += static_cast<double>(state[static_cast<std::size_t>(C::kQueryTile * C::kHeadDim + i)]);
   for (int d = 0; d < C::kHeadDim; ++d) {
     const int place = d / 16 * 16 + d % 8 / 2 * 4 + d % 16 / 8 * 2 + d % 2;
-    const double error = static_cast<double>(state[static_cast<std::size_t>(place)]) / l / mean[static_cast<std::size_t>(d)] - 1;
+    const double error =
+        static_cast<double>(state[static_cast<std::size_t>(place)]) / l / mean[static_cast<std::size_t>(d)] - 1;
     sum += error;
     worst = std::max(worst, std::abs(error));
   }
-  std::printf("{\"what\":\"bias\",\"kernel\":\"%s\",\"keys\":%lld,\"key_tile\":%d,\"in_place\":%s,\"l_error\":%.3e,\"mean_relative_error\":%.3e,\"worst\":%.3e}\n", name, static_cast<long long>(n), C::kKeyTile,
-              C::kInPlace ? "true" : "false", l / static_cast<double>(n) - 1, sum / C::kHeadDim, worst);
+  std::printf(
+      "{\"what\":\"bias\",\"kernel\":\"%s\",\"keys\":%lld,\"key_tile\":%d,\"in_place\":%s,\"l_error\":%.3e,\"mean_"
+      "relative_error\":%.3e,\"worst\":%.3e}\n",
+      name, static_cast<long long>(n), C::kKeyTile, C::kInPlace ? "true" : "false", l / static_cast<double>(n) - 1,
+      sum / C::kHeadDim, worst);
   std::fflush(stdout);
 }
 
-// The shapes of the house's tables: 16k tokens in all up to 16k, batch 1 beyond; 32/8 heads of 128, 32/32 of 64, 8/8 of 256.
+// The shapes of the house's tables: 16k tokens in all up to 16k, batch 1 beyond; 32/8 heads of 128, 32/32 of 64, 8/8 of
+// 256.
 template <class C>
 void speeds(const char* name) {
   const int heads = C::kHeadDim == 256 ? 8 : 32, kv_heads = C::kHeadDim == 128 ? 8 : heads;
@@ -262,7 +291,8 @@ int main(int argc, char** argv) {
     speeds<Portable256>("sm80 128x64");
   }
   if (wanted("l2")) {
-    for (const std::int64_t n : {std::int64_t{8192}, std::int64_t{16384}, std::int64_t{32768}, std::int64_t{65536}, std::int64_t{131072}}) {
+    for (const std::int64_t n :
+         {std::int64_t{8192}, std::int64_t{16384}, std::int64_t{32768}, std::int64_t{65536}, std::int64_t{131072}}) {
       const int batch = n < 16384 ? static_cast<int>(16384 / n) : 1;
       Bench<Hopper> b("sm90 3 groups", 32, 8, batch * n, batch * n);
       for (const std::int64_t mib : {4, 16, 32, 64, 100000}) {

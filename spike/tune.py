@@ -1,13 +1,16 @@
-# makes tune.cu from spike_bench.cu: only the variants given as NAME=ARGS
+# SPDX-License-Identifier: Apache-2.0
+# Prints a program that times only the variants given as NAME=TEMPLATE_ARGUMENTS (names that begin with sm90 are Hopper's):
+#   python3 tune.py "sm90 3 groups=2,false,2,false,false,3,false" "sm80=128,64,4,2,2,2,false,1" > tune.cu
 import sys
-s = open('spike_bench.cu').read()
-a = s.index('using A = sm80'); b = s.index('}  // namespace\n\nint main')
-lines, body = [], []
-for i, arg in enumerate(sys.argv[1:]):
-    name, args = arg.split('=')
-    lines.append(f'using V{i} = {"sm90" if name.startswith("sm90") else "sm80"}::Config<{args}>;')
-    body.append(f'  if (what == "all" || what == "{i}") tune<V{i}>("{name}");')
-out = s[:a] + '\n'.join(lines) + '''
+
+source = open('spike_bench.cu').read()
+head = source[:source.index('// The shapes of the house')]
+types, calls = [], []
+for i, argument in enumerate(sys.argv[1:]):
+    name, arguments = argument.split('=')
+    types.append(f'using V{i} = {"sm90" if name.startswith("sm90") else "sm80"}::Config<{arguments}>;')
+    calls.append(f'  if (what == "all" || what == "{i}") tune<V{i}>("{name}");')
+print(head + '\n'.join(types) + '''
 template <class C>
 void tune(const char* name) {
   const int h = C::kHeadDim == 256 ? 8 : 32, hk = C::kHeadDim == 128 ? 8 : h;
@@ -22,5 +25,4 @@ void tune(const char* name) {
 
 int main(int argc, char** argv) {
   const std::string what = argc > 1 ? argv[1] : "all";
-''' + '\n'.join(body) + '\n  return 0;\n}\n'
-open('/tmp/tune.cu', 'w').write(out)
+''' + '\n'.join(calls) + '\n  return 0;\n}')
