@@ -83,8 +83,8 @@ void set_window(JobOptions& options, std::string_view text) {
 constexpr FlagRow kTable[] = {
     // Input
     {"input", 0, kRun | kVerify | kPlan, FlagGroup::kInput, FlagKind::kText, "FILE", "",
-     "safetensors file, or its *.index.json, with tensors q, k, v and, if wanted, cu_seqlens_q, cu_seqlens_k, q_offset, "
-     "sinks",
+     "safetensors file, or its *.index.json, with tensors q, k, v and, if wanted, cu_seqlens_q, cu_seqlens_k, "
+     "q_offset, sinks",
      set_path<&JobOptions::input>},
     {"tensors", 0, kRun | kVerify | kPlan, FlagGroup::kInput, FlagKind::kText, "q=NAME,k=NAME,v=NAME", "",
      "other names of the input's tensors, e.g. q=layers.3.q", set_tensors},
@@ -213,7 +213,8 @@ constexpr FlagRow kTable[] = {
      "TOML table of flags; flags beat the environment, the environment beats the file",
      set_path<&JobOptions::config>},
     {"print-config", 0, kRun | kVerify | kPlan | kInfo, FlagGroup::kOutput, FlagKind::kSwitch, "", "off",
-     "print the effective configuration with the source of each value, and stop", set_switch<&JobOptions::print_config>},
+     "print the effective configuration, with the source of each value, and stop",
+     set_switch<&JobOptions::print_config>},
     {"dry-run", 0, kRun | kVerify, FlagGroup::kOutput, FlagKind::kSwitch, "", "off", "validate, plan, and stop",
      set_switch<&JobOptions::dry_run>},
 
@@ -237,7 +238,8 @@ constexpr FlagRow kTable[] = {
 
     // Measurement
     {"measure", 0, kInfo, FlagGroup::kMeasurement, FlagKind::kSwitch, "", "off",
-     "measure compute rate, link rate and latency; written to --machine FILE, or printed", set_switch<&JobOptions::measure>},
+     "measure compute rate, link rate and latency; written to --machine FILE, or printed",
+     set_switch<&JobOptions::measure>},
 };
 
 }  // namespace
