@@ -196,6 +196,8 @@ void report_failure(const Invocation& invocation, std::string_view command, cons
   }
 }
 
+namespace {
+
 void report_failure(Report& report, const Error& error, const Transport& world) noexcept {
   if (world.rank() != 0) return;
   try {
@@ -205,6 +207,21 @@ void report_failure(Report& report, const Error& error, const Transport& world) 
     write_report(report);
   } catch (const std::exception&) {
     // As above.
+  }
+}
+
+}  // namespace
+
+int run_reported(std::string_view command, const Invocation& invocation, Transport& world,
+                 const std::function<int(Report&)>& job) {
+  Report report;
+  report.command = command;
+  report.invocation = &invocation;
+  try {
+    return job(report);
+  } catch (const Error& error) {
+    report_failure(report, error, world);
+    throw;
   }
 }
 

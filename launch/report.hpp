@@ -3,6 +3,7 @@
 // far.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -74,8 +75,9 @@ void write_json_document(const JobOptions& options, std::string_view text);
 // The report of a command that failed before it had anything else to report. Throws nothing: the failure itself matters
 // more.
 void report_failure(const Invocation& invocation, std::string_view command, const Error& error) noexcept;
-// The same for what a command has found out so far; on rank 0 of `world`.
-void report_failure(Report& report, const Error& error, const Transport& world) noexcept;
+// Runs a command's job with a report of its own. When it throws, rank 0 reports what was found out until then.
+int run_reported(std::string_view command, const Invocation& invocation, Transport& world,
+                 const std::function<int(Report&)>& job);
 
 // Collective; every rank gets all.
 void gather_world(Report& report, Attention& attention, Transport& world, double timeout);

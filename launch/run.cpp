@@ -138,15 +138,7 @@ int run_job(const Invocation& invocation, Transport& world, Report& report) {
 }  // namespace
 
 int run_main(const Invocation& invocation, Transport* world) {
-  Report report;
-  report.command = "run";
-  report.invocation = &invocation;
-  try {
-    return run_job(invocation, *world, report);
-  } catch (const Error& error) {
-    report_failure(report, error, *world);
-    throw;
-  }
+  return run_reported("run", invocation, *world, [&](Report& report) { return run_job(invocation, *world, report); });
 }
 
 }  // namespace ringattn

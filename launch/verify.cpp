@@ -239,15 +239,8 @@ int verify_job(const Invocation& invocation, Transport& world, Report& report) {
 }  // namespace
 
 int verify_main(const Invocation& invocation, Transport* world) {
-  Report report;
-  report.command = "verify";
-  report.invocation = &invocation;
-  try {
-    return verify_job(invocation, *world, report);
-  } catch (const Error& error) {
-    report_failure(report, error, *world);
-    throw;
-  }
+  return run_reported("verify", invocation, *world,
+                      [&](Report& report) { return verify_job(invocation, *world, report); });
 }
 
 }  // namespace ringattn
