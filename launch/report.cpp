@@ -122,7 +122,7 @@ std::string report_text(const Report& report) {
   if (report.kernel.empty()) {
     json.key("kernel").null();
   } else {
-    json.key("kernel").begin_object().member("name", report.kernel).member("reason", report.kernel_reason).end_object();
+    json.member("kernel", report.kernel).member("kernel_reason", report.kernel_reason);
   }
   if (report.plan) {
     json.key("plan").begin_object().member("blocks", report.plan->blocks).member("layout", report.plan->layout);

@@ -23,7 +23,7 @@ constexpr Member kMembers[] = {
     {"/tool/git", "string"},        {"/tool/dirty", "boolean"},
     {"/tool/build_id", "string"},   {"/argv", "array"},
     {"/config", "object"},          {"/environment", "object"},
-    {"/world", "object|null"},      {"/kernel", "object|null"},
+    {"/world", "object|null"},      {"/kernel", "string|null"},
     {"/plan", "object|null"},       {"/samples_ms", "array|null"},
     {"/time_ms", "object|null"},    {"/tflops_per_rank", "number|null"},
     {"/exposed_ms", "number|null"}, {"/memory_peak_bytes", "number|null"},
