@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <deque>
-#include <thread>
 #include <utility>
 
 #include "comm/exchange.hpp"
@@ -48,7 +47,7 @@ struct Piece {
 
 class MpiTransport final : public Transport {
  public:
-  // Owns `communicator`.
+  // Owns `communicator`, unless it is the family's.
   MpiTransport(std::shared_ptr<MpiFamily> family, MPI_Comm communicator, const MpiOptions& options)
       : family_(std::move(family)), communicator_(communicator), options_(options) {
     MPI_Comm_set_errhandler(communicator_, MPI_ERRORS_RETURN);
@@ -58,8 +57,7 @@ class MpiTransport final : public Transport {
 
   ~MpiTransport() override {
     abandon();
-    // Freeing is collective, and the ranks of a broken world don't meet any more.
-    if (!broken_ && !family_->is_over()) MPI_Comm_free(&communicator_);
+    if (communicator_ != family_->communicator() && !family_->is_over()) MPI_Comm_free(&communicator_);
   }
 
   int rank() const override { return rank_; }
@@ -100,11 +98,11 @@ class MpiTransport final : public Transport {
       check_ticket(ticket, waited_, next_ticket());
       const Flight& flight = flights_.front();
       progress();
-      while (flight.open > 0) {
+      for (int idle = 0; flight.open > 0; ++idle) {
         if (deadline.expired()) {
           fail_late(exchange_name(flight.exchange, ticket), deadline, family_->names(), rank_, awaited(flight));
         }
-        std::this_thread::yield();  // ranks may share cores
+        family_->rest(idle);
         progress();
       }
     } catch (...) {
@@ -128,19 +126,20 @@ class MpiTransport final : public Transport {
 
   void abandon() noexcept override {
     if (flights_.empty()) return;
-    broken_ = true;
+    fail_family();
     // What no sender has matched is cancelled; what is on its way gets a moment to arrive. What is left then belongs to
     // peers that are dead or stopped. Sends only read.
     std::vector<MPI_Request> receives;
     for (std::size_t i = 0; i < requests_.size(); ++i) {
-      if (!pieces_[i].receive) continue;
+      if (!pieces_[i].receive || requests_[i] == MPI_REQUEST_NULL) continue;
       MPI_Cancel(&requests_[i]);
       receives.push_back(requests_[i]);
     }
     const Deadline deadline = Deadline::after(kAbandonSeconds);
-    for (int done = 0; done == 0 && !deadline.expired();) {
+    int done = 0;
+    for (int idle = 0; done == 0 && !deadline.expired(); ++idle) {
       MPI_Testall(static_cast<int>(receives.size()), receives.data(), &done, MPI_STATUSES_IGNORE);
-      if (done == 0) std::this_thread::yield();
+      if (done == 0) family_->rest(idle);
     }
     waited_ = next_ticket();
     flights_.clear();
@@ -181,6 +180,11 @@ class MpiTransport final : public Transport {
   Ticket next_ticket() const { return waited_ + static_cast<Ticket>(flights_.size()); }
   // Exchanges in flight have different tags, on both sides: nobody has more of them than there are tags.
   int tag_of(Ticket ticket) const { return static_cast<int>(ticket % options_.max_exchanges); }
+
+  void fail_family() {
+    broken_ = true;
+    family_->set_broken();
+  }
 
   // Hands a message to `start` in pieces of at most request_bytes, and counts them. Both sides cut the same spans, so
   // the pieces fit. A message without bytes is one empty piece.
@@ -295,7 +299,7 @@ class MpiTransport final : public Transport {
       take_part(*meeting, tag, what, bytes, deadline);
     } catch (...) {
       // MPI may use the buffers of a broken meeting as long as the process lives.
-      broken_ = true;
+      fail_family();
       static_cast<void>(meeting.release());
       throw;
     }
@@ -316,7 +320,7 @@ class MpiTransport final : public Transport {
                 "MPI_Isend");
     }
     int missing = size_ - 1;
-    while (true) {
+    for (int idle = 0;; ++idle) {
       int found = missing;
       while (found != 0) {
         MPI_Message message = MPI_MESSAGE_NULL;
@@ -340,7 +344,7 @@ class MpiTransport final : public Transport {
       if (missing == 0 && done != 0) return;
       progress();
       if (deadline.expired()) fail_late(what, deadline, family_->names(), rank_, absent(meeting));
-      std::this_thread::yield();
+      family_->rest(idle);
     }
   }
 
@@ -397,15 +401,16 @@ void check_ready(const MpiOptions& options) {
 
 std::unique_ptr<Transport> make_mpi_transport(MPI_Comm communicator, const MpiOptions& options) {
   check_ready(options);
-  const auto family = std::make_shared<MpiFamily>(communicator);
   MPI_Comm duplicate = MPI_COMM_NULL;
   check_mpi(MPI_Comm_dup(communicator, &duplicate), "MPI_Comm_dup");
+  const auto family =
+      std::make_shared<MpiFamily>(duplicate, options.max_exchanges + 2);  // exchanges, meetings, notices
   auto transport = std::make_unique<MpiTransport>(family, duplicate, options);
   char host[MPI_MAX_PROCESSOR_NAME];
   int length = 0;
   MPI_Get_processor_name(host, &length);
   const std::string_view name(host, static_cast<std::size_t>(length));
-  family->set_names(RankNames(transport->all_gather(name, Deadline::after(kBootstrapSeconds))));
+  family->set_hosts(transport->all_gather(name, Deadline::after(kBootstrapSeconds)));
   return transport;
 }
 

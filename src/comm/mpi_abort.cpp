@@ -15,7 +15,6 @@ namespace ringattn {
 
 namespace {
 
-constexpr int kNoticeTag = 0;
 // Much longer than a notice takes, so ranks that fail within one notice's flight of each other hear of each other.
 constexpr double kReportSeconds = 0.3;
 
@@ -30,12 +29,28 @@ void check_mpi(int result, std::string_view call) {
        "See whether all ranks are alive.");
 }
 
-MpiFamily::MpiFamily(MPI_Comm communicator) {
-  check_mpi(MPI_Comm_dup(communicator, &communicator_), "MPI_Comm_dup");
-  MPI_Comm_set_errhandler(communicator_, MPI_ERRORS_RETURN);
+MpiFamily::MpiFamily(MPI_Comm communicator, int tag) : communicator_(communicator), tag_(tag) {
   MPI_Comm_rank(communicator_, &rank_);
   MPI_Comm_size(communicator_, &size_);
   listen();
+}
+
+void MpiFamily::set_hosts(std::vector<std::string> hosts) {
+  const std::string& mine = hosts[static_cast<std::size_t>(rank_)];
+  const auto neighbours = std::count(hosts.begin(), hosts.end(), mine);
+  crowded_ = neighbours > static_cast<std::ptrdiff_t>(std::thread::hardware_concurrency());
+  names_ = RankNames(std::move(hosts));
+}
+
+void MpiFamily::rest(int idle) const {
+  // Where ranks share cores, one that only waits must leave them to one that computes; yielding alone doesn't.
+  constexpr int kYields = 100;
+  constexpr std::chrono::microseconds kSleep{50};
+  if (crowded_ && idle > kYields) {
+    std::this_thread::sleep_for(kSleep);
+  } else {
+    std::this_thread::yield();
+  }
 }
 
 MpiFamily::~MpiFamily() {
@@ -43,13 +58,12 @@ MpiFamily::~MpiFamily() {
   // is here already.
   MPI_Cancel(&listening_);
   MPI_Wait(&listening_, MPI_STATUS_IGNORE);
-  // Freeing is collective, and the ranks of an aborted world don't meet any more.
   if (!is_over()) MPI_Comm_free(&communicator_);
 }
 
 void MpiFamily::listen() {
-  check_mpi(MPI_Irecv(notice_.data(), static_cast<int>(notice_.size()), MPI_CHAR, MPI_ANY_SOURCE, kNoticeTag,
-                      communicator_, &listening_),
+  check_mpi(MPI_Irecv(notice_.data(), static_cast<int>(notice_.size()), MPI_CHAR, MPI_ANY_SOURCE, tag_, communicator_,
+                      &listening_),
             "MPI_Irecv");
 }
 
@@ -76,7 +90,7 @@ void MpiFamily::check_alive() {
 
 bool MpiFamily::abort(const Error& error) {
   hear();
-  if (is_over()) return false;
+  if (!reports_.empty()) return false;
   // On the heap and not freed unless all are sent: MPI may read them as long as the process lives.
   struct Notices {
     std::string text;
@@ -89,7 +103,7 @@ bool MpiFamily::abort(const Error& error) {
   notices->requests.assign(static_cast<std::size_t>(size_), MPI_REQUEST_NULL);
   for (int peer = 0; peer < size_; ++peer) {
     if (peer == rank_) continue;
-    MPI_Isend(notices->text.data(), static_cast<int>(notices->text.size()), MPI_CHAR, peer, kNoticeTag, communicator_,
+    MPI_Isend(notices->text.data(), static_cast<int>(notices->text.size()), MPI_CHAR, peer, tag_, communicator_,
               &notices->requests[static_cast<std::size_t>(peer)]);
   }
   reports_[rank_] = {error.code(), error.what()};
@@ -98,10 +112,10 @@ bool MpiFamily::abort(const Error& error) {
   int sent = 0;
   const auto lowest = [&] { return reports_.begin()->first; };
   // Rank 0 has nobody below to wait for, a rank that has heard of a lower one no more to learn.
-  while (!deadline.expired() && (sent == 0 || (rank_ != 0 && lowest() == rank_))) {
+  for (int idle = 0; !deadline.expired() && (sent == 0 || (rank_ != 0 && lowest() == rank_)); ++idle) {
     if (sent == 0) MPI_Testall(size_, notices->requests.data(), &sent, MPI_STATUSES_IGNORE);
     hear();
-    std::this_thread::yield();
+    rest(idle);
   }
   if (sent == 0) static_cast<void>(notices.release());
   return lowest() == rank_;

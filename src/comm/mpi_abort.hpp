@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Inside transport `mpi`: what a world shares with the worlds split from it. Who the ranks are, and the notice by which
-// a rank that failed alone ends them all, on a communicator of its own.
+// a rank that failed alone ends them all.
 #pragma once
 
 #include <mpi.h>
@@ -9,6 +9,7 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/error.hpp"
 #include "comm/failure.hpp"
@@ -21,14 +22,23 @@ void check_mpi(int result, std::string_view call);
 // Ranks are those of the first world; a split keeps them.
 class MpiFamily {
  public:
-  // Collective.
-  explicit MpiFamily(MPI_Comm communicator);
+  // Owns `communicator`, that of the first world. Notices have `tag` on it, and nothing else has.
+  MpiFamily(MPI_Comm communicator, int tag);
   ~MpiFamily();
   MpiFamily(const MpiFamily&) = delete;
   MpiFamily& operator=(const MpiFamily&) = delete;
 
+  MPI_Comm communicator() const { return communicator_; }
   const RankNames& names() const { return names_; }
-  void set_names(RankNames names) { names_ = std::move(names); }
+  // Which host each rank is on.
+  void set_hosts(std::vector<std::string> hosts);
+
+  // What a rank does between two polls that found nothing; `idle` counts them.
+  void rest(int idle) const;
+
+  // The ranks of a world that broke or was aborted don't meet any more, not even to free communicators.
+  void set_broken() { broken_ = true; }
+  bool is_over() const { return broken_ || !reports_.empty(); }
 
   // Tells all other ranks, then waits a moment for ranks that failed at the same time: the lowest of them prints.
   // Whoever has heard a notice before has nothing to report.
@@ -36,7 +46,6 @@ class MpiFamily {
 
   // Throws once a rank has aborted, this one included.
   void check_alive();
-  bool is_over() const { return !reports_.empty(); }
 
  private:
   struct Report {
@@ -50,10 +59,13 @@ class MpiFamily {
   // Eager in every MPI: sent at once, whatever the receiver does.
   static constexpr std::size_t kNoticeBytes = 2048;
 
-  MPI_Comm communicator_ = MPI_COMM_NULL;
+  MPI_Comm communicator_;
+  const int tag_;
   int rank_ = 0;
   int size_ = 1;
   RankNames names_;
+  bool crowded_ = false;  // this host has more ranks than cores
+  bool broken_ = false;
   std::array<char, kNoticeBytes> notice_;  // code, then text
   MPI_Request listening_ = MPI_REQUEST_NULL;
   std::map<int, Report> reports_;  // by rank

@@ -24,12 +24,14 @@ double measure(std::size_t bytes, int rounds, int exchanges) {
   const auto start = Deadline::Clock::now();
   run_ranks(std::move(world), [&](Transport& rank) {
     const std::vector<std::byte> source(bytes);
-    std::vector<std::byte> target(bytes);
+    std::vector<std::byte> target(bytes * static_cast<std::size_t>(rounds * exchanges));
+    std::byte* next = target.data();
     for (int i = 0; i < exchanges; ++i) {
       Exchange exchange;
       for (int round = 0; round < rounds; ++round) {
         exchange.sends.push_back({1 - rank.rank(), round, {{source.data(), bytes}}});
-        exchange.receives.push_back({1 - rank.rank(), round, {{target.data(), bytes}}});
+        exchange.receives.push_back({1 - rank.rank(), round, {{next, bytes}}});
+        next += bytes;
       }
       rank.post(exchange, Stream{});
     }
@@ -47,21 +49,27 @@ TEST(Paced, TakesTheTimeOfTheLink) {
   EXPECT_GE(measure(kBytes, 4, 1), 4 * message);  // more rounds than ranks
 }
 
-// Without a call nothing starts: the second exchange is still ahead of the link when the first has long passed.
+// Without a call nothing starts: the second exchange is still held back when the first has long passed.
 TEST(Paced, StartsHeldBackRoundsOnlyWhenPolled) {
-  auto world = make_threads_world(2);
-  for (auto& rank : world) rank = make_paced_transport(std::move(rank), 1e6);
-  const std::vector<std::byte> source(1000);
-  std::vector<std::byte> target(1000);
-  for (int i = 0; i < 2; ++i) {
-    world[0]->post({"", {{1, 0, {{source.data(), 1000}}}}, {}}, Stream{});
-    world[1]->post({"", {}, {{0, 0, {{target.data(), 1000}}}}}, Stream{});
+  constexpr std::size_t kBytes = 1000;
+  const double message = 0.02;  // seconds of the link
+  const std::vector<std::byte> source(kBytes);
+  std::vector<std::byte> target(2 * kBytes);
+  std::vector<std::unique_ptr<Transport>> world;
+  // Again if this thread was held up so long that the link was free before the second post.
+  for (double elapsed = message; elapsed >= message;) {
+    world = make_threads_world(2);
+    for (auto& rank : world) rank = make_paced_transport(std::move(rank), static_cast<double>(kBytes) / message);
+    const auto start = Deadline::Clock::now();
+    for (std::byte* part : {target.data(), target.data() + kBytes}) {
+      world[0]->post({"", {{1, 0, {{source.data(), kBytes}}}}, {}}, Stream{});
+      world[1]->post({"", {}, {{0, 0, {{part, kBytes}}}}}, Stream{});
+    }
+    elapsed = std::chrono::duration<double>(Deadline::Clock::now() - start).count();
   }
-  // Rank 0 waits for its first alone; rank 1 isn't polled at all, so its second can't have been handed over.
   world[0]->wait(0, Stream{}, patience());
-  const Deadline long_passed = Deadline::after(0.01);  // 10 times what the link takes for a message
-  while (!long_passed.expired()) {
-  }
+  for (const Deadline twice = Deadline::after(2 * message); !twice.expired();) world[0]->progress();
+  // Both messages could have passed by now, had rank 1 been polled.
   EXPECT_FALSE(world[1]->finished(1));
   world[1]->wait(0, Stream{}, patience());
   for (const Deadline deadline = patience(); !world[1]->finished(1) && !deadline.expired();) {

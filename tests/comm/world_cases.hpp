@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The worlds that the conformance suite (conformance_test.cpp) runs in. Each program that links the suite brings its
-// own table.
+// The worlds that the conformance suite (conformance_test.cpp, failures_test.cpp) runs in. Each program that links the
+// suite brings its own table.
 #pragma once
 
 #include <functional>

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+// Exchanges whose every byte is known, for tests of transports.
+#pragma once
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "base/philox.hpp"
+#include "comm/transport.hpp"
+
+namespace ringattn {
+
+// A deadline that only a failing test reaches.
+inline Deadline patience() { return Deadline::after(20.0); }
+
+using Bytes = std::vector<std::byte>;
+
+// Bytes that only their owner's seed makes.
+inline Bytes payload_of(std::uint32_t seed, int owner, std::size_t bytes) {
+  Bytes all(bytes);
+  for (std::size_t at = 0; at < bytes; at += sizeof(PhiloxWords)) {
+    const PhiloxWords words =
+        philox4x32_10({{seed, static_cast<std::uint32_t>(owner), static_cast<std::uint32_t>(at), 0}}, 1);
+    std::memcpy(all.data() + at, &words, std::min(sizeof words, bytes - at));
+  }
+  return all;
+}
+
+inline constexpr std::byte kUntouched{0xEE};
+
+// A ring all-gather as one exchange: in round r every rank hands on what it received in round r − 1. Slots lie at odd
+// addresses, with a guard byte around each.
+class RingAllGather {
+ public:
+  RingAllGather(const Transport& world, std::uint32_t seed, std::size_t bytes)
+      : rank_(world.rank()),
+        size_(world.size()),
+        seed_(seed),
+        bytes_(bytes),
+        memory_(1 + slots() * (bytes + 1), kUntouched) {
+    const Bytes own = payload_of(seed, rank_, bytes);
+    std::copy(own.begin(), own.end(), slot(rank_));
+  }
+
+  Exchange exchange() {
+    Exchange all;
+    all.label = fmt::format("ring of {} bytes", bytes_);
+    for (int round = 0; round + 1 < size_; ++round) {
+      const int sent = (rank_ - round + size_) % size_;
+      const int received = (sent - 1 + size_) % size_;
+      all.sends.push_back({(rank_ + 1) % size_, round, {{slot(sent), bytes_}}});
+      all.receives.push_back({(rank_ - 1 + size_) % size_, round, {{slot(received), bytes_}}});
+    }
+    return all;
+  }
+
+  void expect_complete() {
+    for (int owner = 0; owner < size_; ++owner) {
+      const Bytes expected = payload_of(seed_, owner, bytes_);
+      EXPECT_TRUE(std::equal(expected.begin(), expected.end(), slot(owner)))
+          << "rank " << rank_ << " has a wrong copy of rank " << owner << "'s " << bytes_ << " bytes";
+      EXPECT_EQ(slot(owner)[-1], kUntouched);
+      EXPECT_EQ(slot(owner)[bytes_], kUntouched);
+    }
+  }
+
+ private:
+  std::size_t slots() const { return static_cast<std::size_t>(size_); }
+  std::byte* slot(int owner) { return memory_.data() + 1 + static_cast<std::size_t>(owner) * (bytes_ + 1); }
+
+  int rank_;
+  int size_;
+  std::uint32_t seed_;
+  std::size_t bytes_;
+  Bytes memory_;
+};
+
+// Posts, waits and checks one ring.
+inline void expect_ring(Transport& world, std::uint32_t seed, std::size_t bytes) {
+  RingAllGather ring(world, seed, bytes);
+  world.wait(world.post(ring.exchange(), Stream{}), Stream{}, patience());
+  ring.expect_complete();
+}
+
+// A random set of messages that all ranks derive from the seed; each has its own payload and odd spans, some empty.
+struct RandomExchange {
+  RandomExchange(const Transport& world, std::uint32_t seed, double density) {
+    exchange.label = fmt::format("random {}", seed);
+    const int rounds = static_cast<int>(draw(seed, 0, 0, 0, 0) % 4);
+    for (int round = 0; round <= rounds; ++round) {
+      for (int from = 0; from < world.size(); ++from) {
+        for (int to = 0; to < world.size(); ++to) {
+          if (from == to || draw(seed, round, from, to, 1) >= density * 0x1p32) continue;
+          if (from == world.rank()) add_send(seed, round, from, to);
+          if (to == world.rank()) add_receive(seed, round, from, to);
+        }
+      }
+    }
+  }
+
+  void expect_complete(int rank) const {
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_TRUE(received[i] == expected[i]) << "rank " << rank << ", " << exchange.label << ", receive " << i;
+    }
+  }
+
+  Exchange exchange;
+  std::vector<Bytes> sent;
+  std::vector<Bytes> received;
+  std::vector<Bytes> expected;
+
+ private:
+  static std::uint32_t draw(std::uint32_t seed, int round, int from, int to, std::uint32_t what) {
+    return philox4x32_10({{what, static_cast<std::uint32_t>(round), static_cast<std::uint32_t>(from),
+                           static_cast<std::uint32_t>(to)}},
+                         seed)
+        .word[0];
+  }
+  static std::vector<std::size_t> span_sizes(std::uint32_t seed, int round, int from, int to) {
+    std::vector<std::size_t> sizes(draw(seed, round, from, to, 2) % 6);  // none, too
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      sizes[i] = draw(seed, round, from, to, 3 + static_cast<std::uint32_t>(i)) % 3000;
+      if (sizes[i] % 4 == 0) sizes[i] = 0;
+    }
+    return sizes;
+  }
+  static Bytes content(std::uint32_t seed, int round, int from, int to) {
+    std::size_t total = 0;
+    for (const std::size_t bytes : span_sizes(seed, round, from, to)) total += bytes;
+    return payload_of(draw(seed, round, from, to, 99), from, total);
+  }
+
+  void add_send(std::uint32_t seed, int round, int from, int to) {
+    const Bytes& bytes = sent.emplace_back(content(seed, round, from, to));
+    SendMessage& message = exchange.sends.emplace_back(SendMessage{to, round, {}});
+    std::size_t at = 0;
+    for (const std::size_t length : span_sizes(seed, round, from, to)) {
+      message.spans.push_back({bytes.data() + at, length});
+      at += length;
+    }
+  }
+  void add_receive(std::uint32_t seed, int round, int from, int to) {
+    expected.push_back(content(seed, round, from, to));
+    Bytes& bytes = received.emplace_back(expected.back().size(), kUntouched);
+    ReceiveMessage& message = exchange.receives.emplace_back(ReceiveMessage{from, round, {}});
+    std::size_t at = 0;
+    for (const std::size_t length : span_sizes(seed, round, from, to)) {
+      message.spans.push_back({bytes.data() + at, length});
+      at += length;
+    }
+  }
+};
+
+}  // namespace ringattn
