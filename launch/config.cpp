@@ -163,6 +163,10 @@ std::string print_config(const Config& config) {
       text += fmt::format("# {} is not set\n", name);
       continue;
     }
+    if (config.given("input") && value.row->group == FlagGroup::kShape) {
+      text += fmt::format("# {} comes from the input\n", name);
+      continue;
+    }
     const bool bare =
         value.row->kind == FlagKind::kSwitch || (value.row->kind != FlagKind::kText && is_toml_number(value.text));
     text +=

@@ -87,12 +87,12 @@ constexpr FlagRow kTable[] = {
      "q_offset, sinks",
      set_path<&JobOptions::input>},
     {"tensors", 0, kRun | kVerify | kPlan, FlagGroup::kInput, FlagKind::kText, "q=NAME,k=NAME,v=NAME", "",
-     "other names of the input's tensors, e.g. q=layers.3.q", set_tensors},
+     "other names of the input's tensors, e.g. q=layers.3.q; the optional ones too", set_tensors},
     {"synthetic", 0, kRun | kVerify | kPlan, FlagGroup::kInput, FlagKind::kNumber, "SEED", "",
      "instead of a file: input as a function of (seed, tensor, token, head, dim), the same on every machine",
      [](JobOptions& options, std::string_view text) { options.synthetic = parse_seed(text); }},
     {"order", 0, kRun | kVerify | kPlan, FlagGroup::kInput, FlagKind::kText, "thd|htd|bthd|bhtd", "",
-     "axis order of q, k, v and out [thd for rank 3, bthd for rank 4]",
+     "axis order of q, k, v and out [thd for three axes, bthd for four]",
      [](JobOptions& options, std::string_view text) {
        constexpr std::string_view kChoices[] = {"thd", "htd", "bthd", "bhtd"};
        options.order = static_cast<AxisOrder>(parse_choice(text, kChoices));
@@ -112,7 +112,7 @@ constexpr FlagRow kTable[] = {
      set_count<&JobOptions::heads, 1 << 16>},
     {"kv-heads", 0, kRun | kVerify | kPlan, FlagGroup::kShape, FlagKind::kNumber, "HK", "2",
      "K/V heads; they divide the query heads", set_count<&JobOptions::kv_heads, 1 << 16>},
-    {"head-dim", 0, kRun | kVerify | kPlan, FlagGroup::kShape, FlagKind::kNumber, "D", "128", "dimension of q and k",
+    {"head-dim", 0, kRun | kVerify | kPlan, FlagGroup::kShape, FlagKind::kNumber, "D", "128", "dimension of q and k; `ringattn info` says what kernels take",
      set_count<&JobOptions::head_dim, 1 << 16>},
     {"head-dim-v", 0, kRun | kVerify | kPlan, FlagGroup::kShape, FlagKind::kNumber, "DV", "",
      "dimension of v and out [head-dim]", set_count<&JobOptions::head_dim_v, 1 << 16>},
@@ -154,7 +154,7 @@ constexpr FlagRow kTable[] = {
      "machine model (JSON or TOML) that block sizes and predictions rest on; `info --measure` writes it",
      set_path<&JobOptions::machine>},
     {"backend", 0, kRun | kVerify | kPlan | kInfo, FlagGroup::kParallelism, FlagKind::kText, "NAME", "auto",
-     "auto, or a backend that must be used; `ringattn info` lists them", set_name<&JobOptions::backend>},
+     "auto, or the backend that must be used: `ringattn info` shows each kernel's", set_name<&JobOptions::backend>},
     {"kernel", 0, kRun | kVerify | kPlan | kInfo, FlagGroup::kParallelism, FlagKind::kText, "NAME", "auto",
      "auto, or a kernel that must be used; `ringattn info` lists them", set_name<&JobOptions::kernel>},
     {"transport", 0, kRun | kVerify | kPlan | kInfo, FlagGroup::kParallelism, FlagKind::kText, "NAME", "auto",
@@ -173,7 +173,7 @@ constexpr FlagRow kTable[] = {
     {"block", 0, kRun | kVerify | kPlan, FlagGroup::kParallelism, FlagKind::kSize, "TOKENS", "",
      "tokens of a block of keys [from the machine model and --memory]", set_tokens<&JobOptions::block, 1>},
     {"memory", 0, kRun | kVerify | kPlan, FlagGroup::kParallelism, FlagKind::kSize, "BYTES", "",
-     "what a rank may use, inputs and outputs included [no limit]",
+     "what the job may use of a rank's memory, inputs and outputs included; MPI's own buffers come on top [no limit]",
      [](JobOptions& options, std::string_view text) { options.memory = parse_size_value(text, "bytes", 1, kMost); }},
     {"overlap", 0, kRun | kVerify | kPlan, FlagGroup::kParallelism, FlagKind::kText, "on|off", "on",
      "the next block travels while this one is folded", set_switch<&JobOptions::overlap>},
@@ -189,7 +189,8 @@ constexpr FlagRow kTable[] = {
 
     // Output
     {"output", 0, kRun, FlagGroup::kOutput, FlagKind::kText, "FILE", "",
-     "safetensors file for out and lse [nothing is written]", set_path<&JobOptions::output>},
+     "safetensors file for out (in --order) and lse (natural logarithm, [heads, tokens] or [batch, heads, tokens]) "
+     "[nothing is written]", set_path<&JobOptions::output>},
     {"force", 0, kRun | kVerify | kPlan | kInfo, FlagGroup::kOutput, FlagKind::kSwitch, "", "off",
      "replace files that exist", set_switch<&JobOptions::force>},
     {"json", 0, kRun | kVerify | kPlan | kInfo, FlagGroup::kOutput, FlagKind::kText, "FILE|-", "",
@@ -220,7 +221,8 @@ constexpr FlagRow kTable[] = {
 
     // Failure
     {"timeout", 0, kRun | kVerify | kInfo, FlagGroup::kFailure, FlagKind::kNumber, "SECONDS", "60",
-     "of every single wait, after which the job ends with code 6",
+     "of a wait for a rank that should be ready, after which the job ends with code 6; what a rank is predicted to "
+     "compute or move meanwhile comes on top",
      [](JobOptions& options, std::string_view text) { options.timeout = parse_real(text, 0.001, 1e6); }},
     {"checksum", 0, kRun | kVerify | kPlan, FlagGroup::kFailure, FlagKind::kSwitch, "", "off",
      "verify each part of a block after its travels", set_switch<&JobOptions::checksum>},
@@ -229,12 +231,12 @@ constexpr FlagRow kTable[] = {
     {"against", 0, kVerify, FlagGroup::kVerification, FlagKind::kText, "FILE|oracle", "",
      "compare bits with an output file of `run`, or sampled rows with fp64", set_path<&JobOptions::against>},
     {"rows", 0, kVerify, FlagGroup::kVerification, FlagKind::kNumber, "N", "64",
-     "rows that --against oracle samples, the first and the last among them",
+     "rows, each of one token and head, that --against oracle samples, the first and the last among them",
      [](JobOptions& options, std::string_view text) { options.rows = parse_integer(text, 1, 1 << 20); }},
     {"record", 0, kVerify, FlagGroup::kVerification, FlagKind::kText, "FILE", "",
      "write a golden file: digests, kernel, build, job", set_path<&JobOptions::record>},
     {"golden", 0, kVerify, FlagGroup::kVerification, FlagKind::kText, "FILE", "",
-     "check digests against a golden file of the same kernel and build", set_path<&JobOptions::golden>},
+     "check digests against a golden file; one of another kernel, SIMD target or build is refused with code 4", set_path<&JobOptions::golden>},
 
     // Measurement
     {"measure", 0, kInfo, FlagGroup::kMeasurement, FlagKind::kSwitch, "", "off",

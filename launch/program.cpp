@@ -14,6 +14,7 @@
 #include "comm/world.hpp"
 #include "launch/commands.hpp"
 #include "launch/help.hpp"
+#include "launch/outputs.hpp"
 #include "launch/report.hpp"
 #include "launch/screen.hpp"
 
@@ -78,6 +79,13 @@ Request read_arguments(const std::vector<std::string>& arguments) {
         if (flag.row->name == "json") request.invocation.config.options.json = flag.text;
       }
       request.invocation.config = load_config(request.command->bit, line.flags);
+      JobOptions& options = request.invocation.config.options;
+      try {
+        check_distinct_files(options);
+      } catch (const Error&) {
+        options.json.clear();  // a report of the failure might be what destroys the file
+        throw;
+      }
       if (request.invocation.config.options.print_config) request.text = print_config(request.invocation.config);
     }
   } catch (const Error& error) {

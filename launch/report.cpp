@@ -51,6 +51,22 @@ void write_texts(JsonWriter& json, std::string_view name, const std::vector<std:
   json.end_array();
 }
 
+// The job itself, wherever its shape came from.
+void write_job(JsonWriter& json, const std::optional<Job>& job) {
+  json.key("job");
+  if (!job) {
+    json.null();
+    return;
+  }
+  const FoldSpec& spec = job->spec;
+  json.begin_object().member("dtype", dtype_name(spec.dtype)).member("heads", spec.heads);
+  json.member("kv_heads", spec.kv_heads).member("head_dim", spec.head_dim).member("head_dim_v", spec.head_dim_v);
+  json.member("mask", describe(spec.mask)).member("softmax_scale", static_cast<double>(spec.softmax_scale));
+  json.member("softcap", static_cast<double>(spec.softcap)).member("sinks", spec.sinks);
+  json.member("sequences", static_cast<std::int64_t>(job->sequences.size()));
+  json.member("q_tokens", job->q_tokens()).member("k_tokens", job->k_tokens()).end_object();
+}
+
 void write_measurements(JsonWriter& json, const Report& report) {
   if (report.figures.empty()) {
     for (const char* name : {"samples_ms", "time_ms", "tflops_per_rank", "exposed_ms", "memory_peak_bytes"}) {
@@ -119,6 +135,7 @@ std::string report_text(const Report& report) {
     write_texts(json, "devices", report.devices);
     json.end_object();
   }
+  write_job(json, report.job);
   if (report.kernel.empty()) {
     json.key("kernel").null();
   } else {
@@ -139,14 +156,19 @@ std::string report_text(const Report& report) {
   } else {
     json.key("digest").null();
   }
-  NonFinite non_finite;
-  for (const RankFigures& rank : report.figures) {
-    non_finite.q += rank.non_finite.q;
-    non_finite.k += rank.non_finite.k;
-    non_finite.v += rank.non_finite.v;
+  json.key("non_finite_inputs");
+  if (report.figures.empty()) {
+    json.null();
+  } else {
+    NonFinite non_finite;
+    for (const RankFigures& rank : report.figures) {
+      non_finite.q += rank.non_finite.q;
+      non_finite.k += rank.non_finite.k;
+      non_finite.v += rank.non_finite.v;
+    }
+    json.begin_object();
+    json.member("q", non_finite.q).member("k", non_finite.k).member("v", non_finite.v).end_object();
   }
-  json.key("non_finite_inputs").begin_object();
-  json.member("q", non_finite.q).member("k", non_finite.k).member("v", non_finite.v).end_object();
   if (report.verdict.empty()) {
     json.key("verdict").null();
   } else {
@@ -231,6 +253,7 @@ void gather_world(Report& report, Attention& attention, Transport& world, double
   report.kernel = attention.kernel().row->name;
   report.kernel_reason = attention.kernel().reason;
   report.flops = job_flops(attention.job());
+  report.job = attention.job();
   report.hosts = gather_texts(world, host_name(), timeout);
   report.devices = gather_texts(world, fmt::format("{} ({})", cpu_model(), attention.backend().identity()), timeout);
   const Plan& plan = attention.plan();

@@ -47,6 +47,7 @@ struct Report {
   std::string transport;
   std::vector<std::string> hosts;    // of each rank
   std::vector<std::string> devices;  // of each rank
+  std::optional<Job> job;
   std::string kernel;
   std::string kernel_reason;
   std::optional<PlanFigures> plan;

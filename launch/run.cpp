@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <set>
 
-#include "attention/safetensors_writer.hpp"
 #include "base/size.hpp"
 #include "base/text_file.hpp"
 #include "launch/commands.hpp"
@@ -13,6 +12,7 @@
 #include "launch/help.hpp"
 #include "launch/job_input.hpp"
 #include "launch/job_text.hpp"
+#include "launch/outputs.hpp"
 #include "launch/progress.hpp"
 #include "launch/report.hpp"
 #include "launch/screen.hpp"
@@ -23,13 +23,6 @@
 namespace ringattn {
 
 namespace {
-
-// What a failure at the end of hours of work would be: asked before.
-void check_outputs(const JobOptions& options) {
-  if (!options.output.empty()) check_output_path(options.output, options.force);
-  if (!options.json.empty() && options.json != "-") check_new_file(options.json, options.force, "--json");
-  if (!options.trace.empty()) check_new_file(options.trace, options.force, "--trace");
-}
 
 std::string percent(double part, double whole) {
   return fmt::format("{:.1f}", whole > 0.0 ? 100.0 * part / whole : 0.0);

@@ -3,6 +3,8 @@
 // against a golden file. The comparison of shapes is verify_shapes.cpp.
 #include <fmt/format.h>
 
+#include <memory>
+
 #include "attention/accuracy.hpp"
 #include "attention/difference.hpp"
 #include "attention/golden.hpp"
@@ -12,6 +14,7 @@
 #include "launch/execution.hpp"
 #include "launch/job_input.hpp"
 #include "launch/job_text.hpp"
+#include "launch/outputs.hpp"
 #include "launch/progress.hpp"
 #include "launch/report.hpp"
 #include "launch/screen.hpp"
@@ -94,6 +97,33 @@ bool check_against_oracle(const SingleRun& run) {
                    shape_text(tensor.info->shape), dtype, shape_text(shape)));
 }
 
+struct AgainstFile {
+  std::unique_ptr<const SafetensorsFile> file;
+  TensorSource out;
+  TensorSource lse;
+};
+
+// An output file of `run` for a job of this shape; throws kFile if it isn't one.
+AgainstFile open_against(const std::string& path, const JobInput& input) {
+  AgainstFile against{std::make_unique<const SafetensorsFile>(path), {}, {}};
+  for (const std::string_view name : {"out", "lse"}) {
+    if (against.file->contains(name)) continue;
+    fail(ErrorCode::kFile, fmt::format("{} can't be compared", path), fmt::format("it has no tensor {}", name),
+         "--against takes an output file of `ringattn run`.");
+  }
+  against.out = against.file->tensor("out");
+  against.lse = against.file->tensor("lse");
+  const RowGrid& grid = input.out_grid();
+  const FileDtype dtype = file_dtype(input.job().spec.dtype);
+  if (against.out.info->shape != grid.shape() || against.out.info->dtype != dtype) {
+    refuse_file(path, against.out, grid.shape(), file_dtype_name(dtype));
+  }
+  if (against.lse.info->shape != lse_shape(grid) || against.lse.info->dtype != FileDtype::kF32) {
+    refuse_file(path, against.lse, lse_shape(grid), file_dtype_name(FileDtype::kF32));
+  }
+  return against;
+}
+
 bool check_against_file(const SingleRun& run) {
   const FoldSpec& spec = run.input.job().spec;
   const RowGrid& grid = run.input.out_grid();
@@ -101,23 +131,15 @@ bool check_against_file(const SingleRun& run) {
   const std::int64_t rows = run.result.rows;
   std::optional<Difference> mine;
   together(run.world, run.options().timeout, [&] {
-    const SafetensorsFile file(run.options().against);
-    const TensorSource out_source = file.tensor("out");
-    const TensorSource lse_source = file.tensor("lse");
-    if (out_source.info->shape != grid.shape() || out_source.info->dtype != file_dtype(spec.dtype)) {
-      refuse_file(file.path(), out_source, grid.shape(), file_dtype_name(file_dtype(spec.dtype)));
-    }
-    if (lse_source.info->shape != lse_shape(grid) || lse_source.info->dtype != FileDtype::kF32) {
-      refuse_file(file.path(), lse_source, lse_shape(grid), file_dtype_name(FileDtype::kF32));
-    }
+    const AgainstFile against = open_against(run.options().against, run.input);
     const Buffer out_bytes = allocate_host(run.result.out.bytes());
     const Buffer lse_bytes = allocate_host(run.result.lse.bytes());
     const MutableTensorView out_rows =
         dense_view(static_cast<void*>(out_bytes.data()), spec.dtype, rows, spec.heads, spec.head_dim_v);
     const MutableTensorView lse_rows =
         dense_view(static_cast<void*>(lse_bytes.data()), Dtype::kF32, rows, spec.heads, 1);
-    read_rows(out_source, grid, run.result.runs, out_rows);
-    read_rows(lse_source, lse, run.result.runs, lse_rows);
+    read_rows(against.out, grid, run.result.runs, out_rows);
+    read_rows(against.lse, lse, run.result.runs, lse_rows);
     mine = first_difference(false, run.result.out_view(spec), out_rows, run.result.runs);
     if (!mine) {
       const TensorView computed =
@@ -218,17 +240,16 @@ int verify_job(const Invocation& invocation, Transport& world, Report& report) {
     check_flags(config);
     input.emplace(config, true);
     library = library_options(config, input->job());
-    if (!first) return;
-    if (!options.json.empty() && options.json != "-") check_new_file(options.json, options.force, "--json");
-    if (!options.record.empty()) check_new_file(options.record, options.force, "--record");
+    if (!options.against.empty() && options.against != "oracle") open_against(options.against, *input);
+    if (first) check_outputs(options);
   });
   const bool shapes = options.against.empty() && options.record.empty() && options.golden.empty();
   const bool pass = shapes ? verify_shapes(invocation, *input, library, screen, world, report)
                            : verify_single(invocation, *input, library, screen, world, report);
   report.verdict = pass ? "pass" : "fail";
   if (!options.dry_run) {
-    screen.print(pass ? fmt::format("{}\n", screen.painted("PASS", Paint::kGood))
-                      : fmt::format("{}\n", screen.painted("FAIL", Paint::kBad)));
+    const std::string_view verdict = !pass ? "FAIL" : options.record.empty() ? "PASS" : "RECORDED";
+    screen.print(fmt::format("{}\n", screen.painted(verdict, pass ? Paint::kGood : Paint::kBad)));
   }
   together(world, options.timeout, [&] {
     if (first) write_report(report);

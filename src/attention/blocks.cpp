@@ -35,10 +35,10 @@ constexpr std::int64_t kMostFirst = 16;
 constexpr double kUnlimited = std::numeric_limits<double>::infinity();
 
 // "512k", "37m": bytes as the command line takes them, rounded up.
+// A number of bytes that --memory takes: in whole mebibytes, rounded up, or as it is.
 std::string byte_size(double bytes) {
   constexpr double kMega = 1024.0 * 1024.0;
-  if (bytes <= kMega) return fmt::format("{:.0f}k", std::max(1.0, std::ceil(bytes / 1024.0)));
-  return fmt::format("{:.0f}m", std::ceil(bytes / kMega));
+  return bytes < kMega ? fmt::format("{:.0f}", bytes) : fmt::format("{:.0f}m", std::ceil(bytes / kMega));
 }
 
 class BlockCutter {
@@ -97,12 +97,12 @@ class BlockCutter {
          tokens /= 2) {
       const std::int64_t whole_tiles = tokens / key_tile_ * key_tile_;
       if (!fits(equal_blocks(whole_tiles))) continue;
-      fail(ErrorCode::kMemory,
-           fmt::format("blocks of {} tokens don't fit into the memory budget", options_.block_tokens),
-           fmt::format("{} of {} are left for two of them, at {} bytes a token",
-                       byte_size(static_cast<double>(options_.memory_budget - options_.fixed_bytes)),
-                       byte_size(static_cast<double>(options_.memory_budget)), kv_token_bytes(job_.spec)),
-           fmt::format("--block {} would fit.", whole_tiles));
+      fail(
+          ErrorCode::kMemory,
+          fmt::format("blocks of {} tokens don't fit into the memory budget", options_.block_tokens),
+          fmt::format("{} bytes of {} are left for two of them, at {} bytes a token",
+                      options_.memory_budget - options_.fixed_bytes, options_.memory_budget, kv_token_bytes(job_.spec)),
+          fmt::format("--block {} would fit.", whole_tiles));
     }
     refuse_budget();
   }
@@ -219,16 +219,12 @@ class BlockCutter {
       tile_rows = std::max(tile_rows, needs_.bound(tile, tile + 1).all);
     }
     const auto fixed = static_cast<double>(options_.fixed_bytes);
-    const auto budget = static_cast<double>(options_.memory_budget);
     const double buffers = 2.0 * static_cast<double>(tile_rows) * row_bytes_;
-    std::string advice = fmt::format("Give it at least {}", byte_size(fixed + buffers));
-    if (budget > buffers && fixed > budget - buffers) {  // shards and state shrink with the number of ranks
-      advice += fmt::format(", or about {:.0f} ranks", std::ceil(fixed * needs_.world() / (budget - buffers)));
-    }
-    fail(ErrorCode::kMemory, fmt::format("a memory budget of {} a rank is too small", byte_size(budget)),
-         fmt::format("{} for shards, state and scratch, and {} for two blocks of one key tile", byte_size(fixed),
-                     byte_size(buffers)),
-         advice + ".");
+    fail(
+        ErrorCode::kMemory,
+        fmt::format("a memory budget of {:.0f} bytes a rank is too small", static_cast<double>(options_.memory_budget)),
+        fmt::format("{:.0f} for shards, state and scratch, and {:.0f} for two blocks of one key tile", fixed, buffers),
+        fmt::format("{} is enough; with more ranks, shards and state are smaller.", byte_size(fixed + buffers)));
   }
 
   const Job& job_;

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <set>
 
 #include "tests/cli/report_schema.hpp"
@@ -95,6 +96,41 @@ TEST(Run, TakesPackedSequencesOffsetsAndSinks) {
   EXPECT_NE(digest_of(from_file.out), at_end);
   shape.integers.clear();  // bottom-right: 40 − 10
   EXPECT_EQ(digest_of(tool({"run", "--input", folder.write("end.safetensors", safetensors_bytes(shape))}).out), at_end);
+}
+
+TEST(Run, NeverWritesOverWhatItReadsOrWritesTwice) {
+  const TemporaryFolder folder;
+  const std::string bytes = safetensors_bytes(FileShape());
+  const std::string input = folder.write("in.safetensors", bytes);
+  const std::string other = folder.file("x");
+  const std::string dotted = folder.file("./x");
+  const Words clashes[] = {{"--output", input},
+                           {"--json", input},
+                           {"--trace", input},
+                           {"--output", other, "--json", dotted},
+                           {"--output", other, "--trace", other}};
+  for (const Words& clash : clashes) {
+    const Finished run = tool(Words{"run", "--force", "--input", input} + clash);
+    EXPECT_EQ(run.code, 2) << run.out;
+    EXPECT_TRUE(has(run.err, "are the same file")) << run.err;
+    EXPECT_TRUE(read_whole(input) == bytes);
+    EXPECT_FALSE(std::filesystem::exists(other));
+  }
+}
+
+TEST(Run, SaysTheJobOfAFileInReportAndConfiguration) {
+  const TemporaryFolder folder;
+  const std::string input = folder.write("in.safetensors", safetensors_bytes(FileShape()));
+  const Finished run = tool({"run", "--input", input, "--json", "-"});
+  ASSERT_EQ(run.code, 0) << run.err;
+  EXPECT_EQ(json_at(run.out, "/job/q_tokens"), "40");
+  EXPECT_EQ(json_at(run.out, "/job/heads"), "4");
+  EXPECT_EQ(json_at(run.out, "/job/kv_heads"), "2");
+  EXPECT_EQ(json_at(run.out, "/job/head_dim"), "16");
+  const Finished printed = tool({"run", "--input", input, "--print-config"});
+  EXPECT_TRUE(has(printed.out, "# seq comes from the input")) << printed.out;
+  const Finished again = tool({"run", "--config", folder.write("c.toml", printed.out), "--json", "-"});
+  EXPECT_EQ(json_at(again.out, "/digest/out"), json_at(run.out, "/digest/out")) << again.err;
 }
 
 TEST(Run, AcceptsNanAndSaysSo) {

@@ -60,6 +60,12 @@ TEST(Verify, ComparesWithAFile) {
   const Finished shape = tool(Words{"verify", "--against", path, "--synthetic", "7", "--seq", "200"});
   EXPECT_EQ(shape.code, 3) << shape.err;
   EXPECT_EQ(tool(Words{"verify", "--against", folder.file("none")} + small_job()).code, 3);
+  // Before anything is computed.
+  EXPECT_EQ(tool(Words{"verify", "--dry-run", "--against", folder.file("none")} + small_job()).code, 3);
+  const std::string input = folder.write("in.safetensors", safetensors_bytes(FileShape()));
+  const Finished no_output = tool({"verify", "--input", input, "--against", input});
+  EXPECT_EQ(no_output.code, 3) << no_output.out;
+  EXPECT_TRUE(has(no_output.err, "has no tensor out")) << no_output.err;
 }
 
 TEST(Verify, ComparesWithTheOracle) {

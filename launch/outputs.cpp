@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launch/outputs.hpp"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <vector>
+
+#include "attention/safetensors_writer.hpp"
+#include "base/error.hpp"
+#include "base/text_file.hpp"
+
+namespace ringattn {
+
+namespace {
+
+struct NamedFile {
+  std::string_view flag;
+  const std::string& path;
+  bool written;
+};
+
+bool same_file(const std::string& a, const std::string& b) {
+  std::error_code error;
+  if (std::filesystem::equivalent(a, b, error) && !error) return true;
+  const auto first = std::filesystem::weakly_canonical(a, error);
+  if (error) return a == b;
+  const auto second = std::filesystem::weakly_canonical(b, error);
+  return error ? a == b : first == second;
+}
+
+}  // namespace
+
+void check_distinct_files(const JobOptions& options) {
+  const std::vector<NamedFile> files = {
+      {"--output", options.output, true},  {"--json", options.json, true},        {"--trace", options.trace, true},
+      {"--record", options.record, true},  {"--input", options.input, false},     {"--against", options.against, false},
+      {"--golden", options.golden, false}, {"--machine", options.machine, false}, {"--config", options.config, false}};
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    if (!files[i].written || files[i].path.empty() || files[i].path == "-") continue;
+    for (std::size_t j = i + 1; j < files.size(); ++j) {
+      if (files[j].path.empty() || !same_file(files[i].path, files[j].path)) continue;
+      fail(ErrorCode::kUsage, fmt::format("{} and {} are the same file", files[i].flag, files[j].flag),
+           files[j].written ? fmt::format("both write {}", files[i].path)
+                            : fmt::format("{} would be written over what is read", files[i].path),
+           "Give each its own file.");
+    }
+  }
+}
+
+void check_outputs(const JobOptions& options) {
+  if (!options.output.empty()) check_output_path(options.output, options.force);
+  if (!options.json.empty() && options.json != "-") check_new_file(options.json, options.force, "--json");
+  if (!options.trace.empty()) check_new_file(options.trace, options.force, "--trace");
+  if (!options.record.empty()) check_new_file(options.record, options.force, "--record");
+}
+
+}  // namespace ringattn

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// The files that a job is going to write, checked before it starts: a failure at the end of hours of work, or a result
+// written over its own input, would come too late.
+#pragma once
+
+#include "launch/options.hpp"
+
+namespace ringattn {
+
+// Throws kUsage when a file to be written is also read, or written twice, under whatever spelling of its path.
+void check_distinct_files(const JobOptions& options);
+
+// Throws kFile when a file to be written exists and may not be replaced, or can't be made.
+void check_outputs(const JobOptions& options);
+
+}  // namespace ringattn
