@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <set>
 
+#include "launch/commands.hpp"
 #include "tests/cli/report_schema.hpp"
 #include "tests/cli/tool.hpp"
 #include "tests/support/temporary_folder.hpp"
@@ -448,11 +449,24 @@ TEST(Program, MessagesAreOneLine) {
 }
 
 TEST(Program, ExamplesOfTheHelpRun) {
-  EXPECT_EQ(tool({"run", "--synthetic", "7", "--seq", "1k"}).code, 0);
-  EXPECT_EQ(tool({"plan", "--world", "8", "--seq", "1m"}).code, 0);
-  EXPECT_EQ(tool({"plan", "--world", "2-1k*2", "--seq", "64k,2m", "--heads", "32", "--kv-heads", "8", "--quiet"}).code,
-            0);
-  EXPECT_EQ(tool({"info"}).code, 0);
+  int examples = 0;
+  for (const CommandRow& command : command_table()) {
+    for (const std::string_view example : command.examples) {
+      // Those of one process that need no file.
+      if (!example.starts_with("ringattn ") || has(example, "--input")) continue;
+      Words words;
+      for (std::size_t at = std::string_view("ringattn ").size(); at < example.size();) {
+        const std::size_t end = std::min(example.find(' ', at), example.size());
+        words.emplace_back(example.substr(at, end - at));
+        at = end + 1;
+      }
+      if (words.front() == "run" || words.front() == "verify") words.emplace_back("--dry-run");  // seconds, else
+      const Finished run = tool(words);
+      EXPECT_EQ(run.code, 0) << example << "\n" << run.err;
+      ++examples;
+    }
+  }
+  EXPECT_EQ(examples, 5);
 }
 
 }  // namespace
