@@ -3,11 +3,14 @@
 
 #include <mpi.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <iostream>
+#include <memory>
+#include <string>
 #include <thread>
 #include <utility>
 

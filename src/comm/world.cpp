@@ -7,6 +7,8 @@
 #include <array>
 #include <cstdlib>
 #include <exception>
+#include <initializer_list>
+#include <memory>
 #include <vector>
 
 #include "comm/failure.hpp"

@@ -114,11 +114,11 @@ TEST(PlanProperty, MemoryBudgets) {
       ++refused;
       ASSERT_EQ(error.code(), ErrorCode::kMemory) << error.what();
       const std::string message = error.what();
-      const std::size_t at = message.find("Give it at least ");
-      ASSERT_NE(at, std::string::npos) << message;
+      const std::size_t at = message.rfind("). ");
+      ASSERT_NE(message.find(" is enough"), std::string::npos) << message;
       char* unit = nullptr;
-      const double number = std::strtod(message.c_str() + at + 17, &unit);
-      random.options.memory_budget = static_cast<std::size_t>(number * (*unit == 'k' ? 1024.0 : 1024.0 * 1024.0));
+      const double number = std::strtod(message.c_str() + at + 3, &unit);
+      random.options.memory_budget = static_cast<std::size_t>(number * (*unit == 'm' ? 1024.0 * 1024.0 : 1.0));
     }
     expect_promises(random, layout, seed);
   });

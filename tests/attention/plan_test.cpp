@@ -308,18 +308,14 @@ TEST(Plan, ABudgetTooSmallSaysWhatWouldFit) {
   options.memory_budget = 50 << 20;
   EXPECT_EQ(
       refusal(plan, ErrorCode::kMemory),
-      "a memory budget of 50m a rank is too small (100m for shards, state and scratch, and 256k for two blocks of "
-      "one key tile). Give it at least 101m, or about 9 ranks.");
-  options.memory_budget = 100 << 20;
-  EXPECT_EQ(
-      refusal(plan, ErrorCode::kMemory),
-      "a memory budget of 100m a rank is too small (100m for shards, state and scratch, and 256k for two blocks of "
-      "one key tile). Give it at least 101m, or about 5 ranks.");
+      "a memory budget of 52428800 bytes a rank is too small (104857600 for shards, state and scratch, and 262144 "
+      "for two blocks of one key tile). 101m is enough; with more ranks, shards and state are smaller.");
   options.memory_budget = 110 << 20;
   options.block_tokens = 16384;
-  EXPECT_EQ(refusal(plan, ErrorCode::kMemory),
-            "blocks of 16384 tokens don't fit into the memory budget (10m of 110m are left for two of them, at 1024 "
-            "bytes a token). --block 4096 would fit.");
+  EXPECT_EQ(
+      refusal(plan, ErrorCode::kMemory),
+      "blocks of 16384 tokens don't fit into the memory budget (10485760 bytes of 115343360 are left for two of them, "
+      "at 1024 bytes a token). --block 4096 would fit.");
   options.block_tokens = 4096;
   EXPECT_EQ(refusal(plan, ErrorCode::kMemory), "");
 }

@@ -138,7 +138,8 @@ def mutant(rng):
         data_bytes = max(0, data_bytes + rng.choice([-1, 1, 4]))
     blob = file_of(header, b"x" * data_bytes)
     if rng.random() < 0.05:
-        blob = struct.pack("<Q", rng.choice([0, 1, len(header) + 1, 1 << 40, (1 << 64) - 1, len(header) - 1 if header else 0])) + blob[8:]
+        lengths = [0, 1, len(header) + 1, 1 << 40, (1 << 64) - 1, len(header) - 1 if header else 0]
+        blob = struct.pack("<Q", rng.choice(lengths)) + blob[8:]
     return blob
 
 

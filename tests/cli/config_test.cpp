@@ -104,7 +104,8 @@ TEST(PrintedConfig, IsReadBackAsTheSame) {
   for (const CommandRow& command : command_table()) {
     std::vector<GivenFlag> flags;
     for (const FlagRow* row : flags_of(command.bit)) {
-      if (row->name == "config" || row->name == "print-config") continue;
+      if (row->name == "config" || row->name == "print-config" || row->name == "input")
+        continue;  // a file has the shape
       flags.push_back({row, std::string(samples_of(row->name)->values[2])});
     }
     const Config first = load_config(command.bit, flags);
@@ -120,12 +121,22 @@ TEST(PrintedConfig, IsReadBackAsTheSame) {
 TEST(PrintedConfig, NamesSourcesAndPrintsSizesInFullDigits) {
   const ScopedEnvironment environment("RINGATTN_HEADS", "32");
   const std::string text =
-      print_config(load_config(kRun, {given(kRun, "seq", "2m"), given(kRun, "input", "a \"b\\\n")}));
+      print_config(load_config(kRun, {given(kRun, "seq", "2m"), given(kRun, "trace", "a \"b\\\n")}));
   EXPECT_NE(text.find("seq = 2097152  # flag\n"), std::string::npos) << text;
   EXPECT_NE(text.find("heads = 32  # environment\n"), std::string::npos) << text;
   EXPECT_NE(text.find("mask = \"causal\"  # default\n"), std::string::npos) << text;
   EXPECT_NE(text.find("# output is not set\n"), std::string::npos) << text;
-  EXPECT_NE(text.find("input = \"a \\\"b\\\\\\u000A\"  # flag\n"), std::string::npos) << text;
+  EXPECT_NE(text.find("trace = \"a \\\"b\\\\\\u000A\"  # flag\n"), std::string::npos) << text;
+}
+
+TEST(PrintedConfig, LeavesTheShapeToTheInput) {
+  const TemporaryFolder folder;
+  const Config first = load_config(kRun, {given(kRun, "input", "a.safetensors")});
+  const std::string text = print_config(first);
+  EXPECT_NE(text.find("# seq comes from the input\n"), std::string::npos) << text;
+  const Config second = load_config(kRun, {given(kRun, "config", folder.write("printed.toml", text))});
+  EXPECT_TRUE(second.given("input"));
+  EXPECT_FALSE(second.given("seq"));
 }
 
 TEST(FlagTable, IsConsistent) {

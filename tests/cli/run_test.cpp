@@ -6,7 +6,6 @@
 #include <filesystem>
 #include <set>
 
-#include "launch/commands.hpp"
 #include "tests/cli/report_schema.hpp"
 #include "tests/cli/tool.hpp"
 #include "tests/support/temporary_folder.hpp"
@@ -407,66 +406,6 @@ TEST(Run, OneTokenAndNoToken) {
     ASSERT_EQ(three.code, 0) << three.err;
     EXPECT_EQ(digest_of(three.out), digest_of(one.out));
   }
-}
-
-TEST(Program, HelpAndVersion) {
-  for (const Words& words :
-       {Words{"--help"}, {"run", "--help"}, {"verify", "-h"}, {"plan", "--help"}, {"info", "--help"}}) {
-    const Finished help = tool(words);
-    EXPECT_EQ(help.code, 0);
-    EXPECT_EQ(help.err, "");
-    EXPECT_EQ(help.out.rfind("Examples:\n", 0), 0U) << help.out;
-    EXPECT_TRUE(has(help.out, "Exit codes")) << help.out;
-  }
-  EXPECT_TRUE(has(tool({"run", "--help"}).out, "--mask full|causal")) << tool({"run", "--help"}).out;
-  EXPECT_EQ(tool({"--version"}).out.rfind("ringattn ", 0), 0U);
-}
-
-TEST(Program, UnknownWordsAreUsageErrors) {
-  const std::pair<Words, const char*> cases[] = {{{}, "no subcommand"},
-                                                 {{"rum"}, "Did you mean run?"},
-                                                 {{"frobnicate"}, "unknown subcommand frobnicate"},
-                                                 {{"--synthetic", "7"}, "--synthetic stands before a subcommand"},
-                                                 {{"run", "--softcp", "1"}, "Did you mean --softcap?"}};
-  for (const auto& [words, expected] : cases) {
-    const Finished run = tool(words);
-    EXPECT_EQ(run.code, 2) << run.err;
-    EXPECT_EQ(run.out, "");
-    EXPECT_EQ(count_messages(run.err), 1) << run.err;
-    EXPECT_TRUE(has(run.err, expected)) << run.err;
-  }
-  const Finished variable = tool(Words{"run"} + small_job(), {{"RINGATTN_PACE", "fast"}});
-  EXPECT_EQ(variable.code, 2) << variable.err;
-  EXPECT_TRUE(has(variable.err, "RINGATTN_PACE is \"fast\"")) << variable.err;
-}
-
-TEST(Program, MessagesAreOneLine) {
-  const TemporaryFolder folder;
-  const std::string file = folder.write("job.toml", "\"he\\nads\" = 8\n");
-  const Finished run = tool({"run", "--config", file});
-  EXPECT_EQ(run.code, 2) << run.err;
-  EXPECT_EQ(std::count(run.err.begin(), run.err.end(), '\n'), 1) << run.err;
-}
-
-TEST(Program, ExamplesOfTheHelpRun) {
-  int examples = 0;
-  for (const CommandRow& command : command_table()) {
-    for (const std::string_view example : command.examples) {
-      // Those of one process that need no file.
-      if (!example.starts_with("ringattn ") || has(example, "--input")) continue;
-      Words words;
-      for (std::size_t at = std::string_view("ringattn ").size(); at < example.size();) {
-        const std::size_t end = std::min(example.find(' ', at), example.size());
-        words.emplace_back(example.substr(at, end - at));
-        at = end + 1;
-      }
-      if (words.front() == "run" || words.front() == "verify") words.emplace_back("--dry-run");  // seconds, else
-      const Finished run = tool(words);
-      EXPECT_EQ(run.code, 0) << example << "\n" << run.err;
-      ++examples;
-    }
-  }
-  EXPECT_EQ(examples, 5);
 }
 
 }  // namespace

@@ -2,10 +2,12 @@
 // The clock of a paced transport. Lower bounds only: a busy machine may be slower, a link never faster.
 #include "comm/paced.hpp"
 
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <limits>
+#include <memory>
+#include <string>
 #include <vector>
 
 #include "comm/self.hpp"

@@ -5,23 +5,32 @@
 #include <mpi.h>
 
 #include <cstdio>
+#include <string>
 
 namespace {
 
+// Prints a rank's failures and ends the job: the other ranks would wait for this one in the next test.
 class FailuresOfRank : public testing::EmptyTestEventListener {
  public:
   explicit FailuresOfRank(int rank) : rank_(rank) {}
 
+  void OnTestStart(const testing::TestInfo& test) override {
+    test_ = std::string(test.test_suite_name()) + "." + test.name();
+  }
+
   void OnTestPartResult(const testing::TestPartResult& result) override {
     if (!result.failed()) return;
-    const testing::TestInfo* test = testing::UnitTest::GetInstance()->current_test_info();
-    std::fprintf(stderr, "rank %d: %s.%s: %s:%d: %s\n", rank_, test == nullptr ? "" : test->test_suite_name(),
-                 test == nullptr ? "" : test->name(), result.file_name() == nullptr ? "?" : result.file_name(),
-                 result.line_number(), result.message());
+    std::fprintf(stderr, "rank %d: %s: %s:%d: %s\n", rank_, test_.c_str(),
+                 result.file_name() == nullptr ? "?" : result.file_name(), result.line_number(), result.message());
+  }
+
+  void OnTestEnd(const testing::TestInfo& test) override {
+    if (test.result()->Failed()) MPI_Abort(MPI_COMM_WORLD, 1);
   }
 
  private:
   int rank_;
+  std::string test_;
 };
 
 }  // namespace
@@ -32,11 +41,9 @@ int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
   int rank = 0;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-  if (rank != 0) {
-    testing::TestEventListeners& listeners = testing::UnitTest::GetInstance()->listeners();
-    delete listeners.Release(listeners.default_result_printer());
-    listeners.Append(new FailuresOfRank(rank));
-  }
+  testing::TestEventListeners& listeners = testing::UnitTest::GetInstance()->listeners();
+  if (rank != 0) delete listeners.Release(listeners.default_result_printer());
+  listeners.Append(new FailuresOfRank(rank));
   const int mine = RUN_ALL_TESTS();
   int all = 0;
   MPI_Allreduce(&mine, &all, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+// The program's own words: help, version, unknown words, the shape of messages.
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <set>
+
+#include "launch/commands.hpp"
+#include "tests/cli/report_schema.hpp"
+#include "tests/cli/tool.hpp"
+#include "tests/support/temporary_folder.hpp"
+
+namespace ringattn::testing {
+namespace {
+
+TEST(Program, HelpAndVersion) {
+  for (const Words& words :
+       {Words{"--help"}, {"run", "--help"}, {"verify", "-h"}, {"plan", "--help"}, {"info", "--help"}}) {
+    const Finished help = tool(words);
+    EXPECT_EQ(help.code, 0);
+    EXPECT_EQ(help.err, "");
+    EXPECT_EQ(help.out.rfind("Examples:\n", 0), 0U) << help.out;
+    EXPECT_TRUE(has(help.out, "Exit codes")) << help.out;
+  }
+  EXPECT_TRUE(has(tool({"run", "--help"}).out, "--mask full|causal")) << tool({"run", "--help"}).out;
+  EXPECT_EQ(tool({"--version"}).out.rfind("ringattn ", 0), 0U);
+}
+
+TEST(Program, UnknownWordsAreUsageErrors) {
+  const std::pair<Words, const char*> cases[] = {{{}, "no subcommand"},
+                                                 {{"rum"}, "Did you mean run?"},
+                                                 {{"frobnicate"}, "unknown subcommand frobnicate"},
+                                                 {{"--synthetic", "7"}, "--synthetic stands before a subcommand"},
+                                                 {{"run", "--softcp", "1"}, "Did you mean --softcap?"}};
+  for (const auto& [words, expected] : cases) {
+    const Finished run = tool(words);
+    EXPECT_EQ(run.code, 2) << run.err;
+    EXPECT_EQ(run.out, "");
+    EXPECT_EQ(count_messages(run.err), 1) << run.err;
+    EXPECT_TRUE(has(run.err, expected)) << run.err;
+  }
+  const Finished variable = tool(Words{"run"} + small_job(), {{"RINGATTN_PACE", "fast"}});
+  EXPECT_EQ(variable.code, 2) << variable.err;
+  EXPECT_TRUE(has(variable.err, "RINGATTN_PACE is \"fast\"")) << variable.err;
+}
+
+TEST(Program, AFlagWithoutItsValueTakesNoOther) {
+  const Words empty[] = {{"run", "--output=", "--force"},    {"run", "--json", "-q"},
+                         {"run", "--softmax-scale=", "0.5"}, {"run", "--trace", "--ranks", "3"},
+                         {"run", "--seq", "--help"},         {"run", "--seq"}};
+  for (const Words& words : empty) {
+    const Finished run = tool(words);
+    EXPECT_EQ(run.code, 2) << run.out;
+    EXPECT_TRUE(has(run.err, "has no value (it takes one)")) << run.err;
+  }
+}
+
+TEST(Program, FilesThatAreNoFilesAreRefusedAtOnce) {
+  const TemporaryFolder folder;
+  const std::string fifo = folder.file("fifo");
+  ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
+  const std::string link = folder.file("link");
+  folder.write("target", "kept");
+  ASSERT_EQ(::symlink(folder.file("target").c_str(), link.c_str()), 0);
+  const Words refused[] = {{"--config", fifo},          {"--machine", fifo}, {"--json", fifo},
+                           {"--trace", fifo},           {"--output", fifo},  {"--output", link, "--force"},
+                           {"--json", link, "--force"}, {"--input", fifo}};
+  for (const Words& words : refused) {
+    const Words job = words[0] == "--input" ? Words{} : small_job();
+    EXPECT_EQ(tool(Words{"run"} + words + job).code, 3) << words[0] << " " << words[1];
+  }
+  EXPECT_EQ(read_whole(folder.file("target")), "kept");
+}
+
+TEST(Program, AStdoutThatTakesNothingIsAnError) {
+  const std::string command =
+      std::string(RINGATTN_TOOL) + " run --synthetic 1 --seq 8 --heads 1 --kv-heads 1 --head-dim 8";
+  const auto code_of = [&](const std::string& redirection) {
+    return WEXITSTATUS(std::system((command + redirection).c_str()));
+  };
+  EXPECT_EQ(code_of(" > /dev/full 2> /dev/null"), 3);
+  EXPECT_EQ(code_of(" >&- 2> /dev/null"), 3);
+  EXPECT_EQ(code_of(" > /dev/null 2>&-"), 0);
+}
+
+TEST(Program, MessagesAreOneLine) {
+  const TemporaryFolder folder;
+  const std::string file = folder.write("job.toml", "\"he\\nads\" = 8\n");
+  const Finished run = tool({"run", "--config", file});
+  EXPECT_EQ(run.code, 2) << run.err;
+  EXPECT_EQ(std::count(run.err.begin(), run.err.end(), '\n'), 1) << run.err;
+}
+
+TEST(Program, ExamplesOfTheHelpRun) {
+  int examples = 0;
+  for (const CommandRow& command : command_table()) {
+    for (const std::string_view example : command.examples) {
+      // Those of one process that need no file.
+      if (!example.starts_with("ringattn ") || has(example, "--input")) continue;
+      Words words;
+      for (std::size_t at = std::string_view("ringattn ").size(); at < example.size();) {
+        const std::size_t end = std::min(example.find(' ', at), example.size());
+        words.emplace_back(example.substr(at, end - at));
+        at = end + 1;
+      }
+      if (words.front() == "run" || words.front() == "verify") words.emplace_back("--dry-run");  // seconds, else
+      const Finished run = tool(words);
+      EXPECT_EQ(run.code, 0) << example << "\n" << run.err;
+      ++examples;
+    }
+  }
+  EXPECT_EQ(examples, 5);
+}
+
+}  // namespace
+}  // namespace ringattn::testing
