@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The program's own words: help, version, unknown words, the shape of messages.
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <set>
 
 #include "tests/cli/report_schema.hpp"
@@ -41,6 +45,45 @@ TEST(Program, UnknownWordsAreUsageErrors) {
   const Finished variable = tool(Words{"run"} + small_job(), {{"RINGATTN_PACE", "fast"}});
   EXPECT_EQ(variable.code, 2) << variable.err;
   EXPECT_TRUE(has(variable.err, "RINGATTN_PACE is \"fast\"")) << variable.err;
+}
+
+TEST(Program, AFlagWithoutItsValueTakesNoOther) {
+  const Words empty[] = {{"run", "--output=", "--force"},    {"run", "--json", "-q"},
+                         {"run", "--softmax-scale=", "0.5"}, {"run", "--trace", "--ranks", "3"},
+                         {"run", "--seq", "--help"},         {"run", "--seq"}};
+  for (const Words& words : empty) {
+    const Finished run = tool(words);
+    EXPECT_EQ(run.code, 2) << run.out;
+    EXPECT_TRUE(has(run.err, "has no value (it takes one)")) << run.err;
+  }
+}
+
+TEST(Program, FilesThatAreNoFilesAreRefusedAtOnce) {
+  const TemporaryFolder folder;
+  const std::string fifo = folder.file("fifo");
+  ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
+  const std::string link = folder.file("link");
+  folder.write("target", "kept");
+  ASSERT_EQ(::symlink(folder.file("target").c_str(), link.c_str()), 0);
+  const Words refused[] = {{"--config", fifo},          {"--machine", fifo}, {"--json", fifo},
+                           {"--trace", fifo},           {"--output", fifo},  {"--output", link, "--force"},
+                           {"--json", link, "--force"}, {"--input", fifo}};
+  for (const Words& words : refused) {
+    const Words job = words[0] == "--input" ? Words{} : small_job();
+    EXPECT_EQ(tool(Words{"run"} + words + job).code, 3) << words[0] << " " << words[1];
+  }
+  EXPECT_EQ(read_whole(folder.file("target")), "kept");
+}
+
+TEST(Program, AStdoutThatTakesNothingIsAnError) {
+  const std::string command =
+      std::string(RINGATTN_TOOL) + " run --synthetic 1 --seq 8 --heads 1 --kv-heads 1 --head-dim 8";
+  const auto code_of = [&](const std::string& redirection) {
+    return WEXITSTATUS(std::system((command + redirection).c_str()));
+  };
+  EXPECT_EQ(code_of(" > /dev/full 2> /dev/null"), 3);
+  EXPECT_EQ(code_of(" >&- 2> /dev/null"), 3);
+  EXPECT_EQ(code_of(" > /dev/null 2>&-"), 0);
 }
 
 TEST(Program, MessagesAreOneLine) {
