@@ -44,10 +44,40 @@ std::string flag_name(const FlagRow& row) {
        nearest.empty() ? help : fmt::format("Did you mean --{}?", nearest));
 }
 
+// CLI11 takes whatever follows a flag as its value, another flag too, and "--flag=" as a flag alone.
+void check_values(unsigned command, std::string_view command_name, const std::vector<std::string>& arguments) {
+  const std::vector<const FlagRow*> rows = flags_of(command);
+  const auto flag_of = [&](std::string_view text) -> const FlagRow* {
+    const auto names = [&](const FlagRow* row) {
+      return (row->letter != 0 && text == std::string{'-', row->letter}) ||
+             (text.starts_with("--") && text.substr(2, text.find('=') - 2) == row->name);
+    };
+    const auto found = std::find_if(rows.begin(), rows.end(), names);
+    return found == rows.end() ? nullptr : *found;
+  };
+  const auto is_flag = [&](std::string_view text) {
+    return text == "-h" || text == "--help" || flag_of(text) != nullptr;
+  };
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const std::string_view argument = arguments[i];
+    const std::size_t equals = argument.find('=');
+    const FlagRow* row = flag_of(argument);
+    if (row == nullptr || row->kind == FlagKind::kSwitch) continue;
+    const bool inside = equals != std::string_view::npos;
+    const bool empty = inside ? equals + 1 == argument.size() : i + 1 == arguments.size() || is_flag(arguments[i + 1]);
+    if (empty) {
+      fail(ErrorCode::kUsage, fmt::format("--{} has no value", row->name), "it takes one",
+           fmt::format("See `ringattn {} --help`.", command_name));
+    }
+    if (!inside) ++i;
+  }
+}
+
 }  // namespace
 
 CommandLine split_command_line(unsigned command, std::string_view command_name,
                                const std::vector<std::string>& arguments) {
+  check_values(command, command_name, arguments);
   CommandLine line;
   const std::vector<const FlagRow*> rows = flags_of(command);
   std::vector<std::vector<std::string>> texts(rows.size());
@@ -70,10 +100,6 @@ CommandLine split_command_line(unsigned command, std::string_view command_name,
   try {
     std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());  // CLI11's order
     app.parse(reversed);
-  } catch (const CLI::ArgumentMismatch& error) {
-    // The only way to get here: the last argument is a flag that takes a value.
-    fail(ErrorCode::kUsage, fmt::format("{} has no value", arguments.back()), "it takes one",
-         fmt::format("See `ringattn {} --help`.", command_name));
   } catch (const CLI::ParseError& error) {
     fail(ErrorCode::kUsage, "the arguments can't be read", error.what(),
          fmt::format("See `ringattn {} --help`.", command_name));

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launch/program.hpp"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
+#include <csignal>
 #include <cstdio>
 #include <exception>
 #include <functional>
@@ -44,6 +47,16 @@ const CommandRow& find_command(const std::string& name) {
   const std::string nearest = nearest_name(name, names.data(), names.size());
   fail(ErrorCode::kUsage, fmt::format("unknown subcommand {}", name), "",
        nearest.empty() ? "See `ringattn --help`." : fmt::format("Did you mean {}?", nearest));
+}
+
+// A write beyond a limit is an error to report, not the end of the process; and no file that is opened later takes the
+// number of a standard stream that was closed.
+void prepare_process() {
+  std::signal(SIGXFSZ, SIG_IGN);
+  for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    // A closed stdout stays one that can't be written to.
+    if (::fcntl(fd, F_GETFD) == -1) static_cast<void>(::open("/dev/null", fd == STDERR_FILENO ? O_WRONLY : O_RDONLY));
+  }
 }
 
 // What the arguments ask for.
@@ -156,6 +169,7 @@ int execute(const Request& request) {
 }  // namespace
 
 int run_program(const std::vector<std::string>& arguments) {
+  prepare_process();
   const Request request = read_arguments(arguments);
   if (!request.text.empty() && !request.error) {
     if (request.invocation.first_process) {

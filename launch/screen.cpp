@@ -4,7 +4,11 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <cstring>
+
 #include "base/environment.hpp"
+#include "base/error.hpp"
 #include "comm/world.hpp"
 
 namespace ringattn {
@@ -18,8 +22,10 @@ Screen::Screen(const JobOptions& options, bool shown)
 
 void Screen::print(std::string_view text) const {
   if (!shown_) return;
-  fmt::print(file_, "{}", text);
-  std::fflush(file_);
+  const bool written = std::fwrite(text.data(), 1, text.size(), file_) == text.size() && std::fflush(file_) == 0;
+  if (!written && file_ == stdout) {
+    fail(ErrorCode::kFile, "the result can't be written to stdout", std::strerror(errno));
+  }
 }
 
 void Screen::context(std::string_view text) const {

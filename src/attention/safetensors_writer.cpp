@@ -152,8 +152,9 @@ void check_output_path(const std::string& path, bool force) {
     return;
   }
   if (S_ISDIR(status.st_mode)) fail(ErrorCode::kFile, problem, "it is a directory", "Name a file in it.");
-  if (!S_ISREG(status.st_mode) && !S_ISLNK(status.st_mode)) {
-    fail(ErrorCode::kFile, problem, "it exists and is no regular file", "Choose another name.");
+  if (!S_ISREG(status.st_mode)) {
+    fail(ErrorCode::kFile, problem, S_ISLNK(status.st_mode) ? "it is a link" : "it exists and is no regular file",
+         "Name the file itself.");
   }
   if (!force) fail_exists(path);
 }

@@ -17,6 +17,8 @@ namespace ringattn {
 
 namespace {
 
+constexpr std::size_t kLongestName = 255 - 16;  // what file systems take, less the temporary file's ending
+
 class Descriptor {
  public:
   explicit Descriptor(int fd) : fd_(fd) {}
@@ -31,9 +33,10 @@ class Descriptor {
   int fd_;
 };
 
+// Of the path itself: a link is a link.
 std::optional<mode_t> kind_of(const std::string& path) {
   struct stat status {};
-  if (::stat(path.c_str(), &status) != 0) return std::nullopt;
+  if (::lstat(path.c_str(), &status) != 0) return std::nullopt;
   return status.st_mode;
 }
 
@@ -53,8 +56,12 @@ int write_all(int fd, std::string_view text) {
 }  // namespace
 
 std::string read_text_file(const std::string& path, std::size_t limit) {
-  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));  // a FIFO would wait for a writer
   if (file.get() < 0) fail(ErrorCode::kFile, fmt::format("can't read {}", path), std::strerror(errno));
+  struct stat status {};
+  if (::fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode)) {
+    fail(ErrorCode::kFile, fmt::format("can't read {}", path), "it is no regular file");
+  }
   std::string text;
   char piece[16384];
   for (;;) {
@@ -71,21 +78,25 @@ std::string read_text_file(const std::string& path, std::size_t limit) {
   }
 }
 
-bool file_exists(const std::string& path) {
-  const auto kind = kind_of(path);
-  return kind && S_ISREG(*kind);
-}
+bool file_exists(const std::string& path) { return kind_of(path).has_value(); }
 
 void check_new_file(const std::string& path, bool force, std::string_view flag) {
   const auto kind = kind_of(path);
   if (kind && S_ISDIR(*kind)) {
     fail(ErrorCode::kFile, fmt::format("{} {} can't be written", flag, path), "it is a directory");
   }
-  if (kind && S_ISREG(*kind) && !force) {
+  if (kind && !S_ISREG(*kind)) {
+    fail(ErrorCode::kFile, fmt::format("{} {} can't be written", flag, path), "it exists and is no regular file",
+         "Name a file; - is stdout, where the flag takes it.");
+  }
+  if (kind && !force) {
     fail(ErrorCode::kFile, fmt::format("{} {} exists", flag, path), "it is not overwritten",
          "Use --force to replace it.");
   }
   if (kind) return;
+  if (std::filesystem::path(path).filename().string().size() > kLongestName) {
+    fail(ErrorCode::kFile, fmt::format("{} {} can't be written", flag, path), "its name is too long");
+  }
   const std::string parent = std::filesystem::path(path).parent_path().string();
   const std::string directory = parent.empty() ? "." : parent;
   const auto parent_kind = kind_of(directory);
@@ -105,13 +116,6 @@ void write_text_file(const std::string& path, std::string_view text, bool force,
   const auto refuse = [&](int error) {
     fail(ErrorCode::kFile, fmt::format("{} {} can't be written", flag, path), std::strerror(error));
   };
-  const auto kind = kind_of(path);
-  if (kind && !S_ISREG(*kind)) {
-    const Descriptor file(::open(path.c_str(), O_WRONLY | O_CLOEXEC));
-    if (file.get() < 0) refuse(errno);
-    if (const int error = write_all(file.get(), text); error != 0) refuse(error);
-    return;
-  }
   const std::string temporary = fmt::format("{}.{}.tmp", path, ::getpid());
   int error = 0;
   {

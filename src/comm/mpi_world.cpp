@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/mpi_world.hpp"
 
+#include <fmt/format.h>
 #include <mpi.h>
 
 #include <algorithm>
 #include <chrono>
+#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <iostream>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
@@ -64,10 +67,52 @@ int meet_to_end(Transport& world, int code, const Deadline& deadline) {
   return code;
 }
 
+// MPI_Init and the first communicator have no deadline of their own: ends the process when they outlast `seconds`, as
+// they do where a rank is stopped or runs another program.
+class StartWatch {
+ public:
+  StartWatch(double seconds, const std::function<void(const Error&)>& print_error)
+      : thread_([this, seconds, &print_error] {
+          // A little apart, so that one rank prints, and mpirun then ends the others.
+          const std::chrono::duration<double> patience(seconds + 0.1 * std::min(rank_by_environment(), 20));
+          std::unique_lock lock(mutex_);
+          if (ended_.wait_for(lock, patience, [this] { return started_; })) return;
+          print_error(Error(ErrorCode::kPeer,
+                            fmt::format("MPI did not start within {} s (a rank has not come). Check that all ranks run "
+                                        "the same command, and that their hosts answer.",
+                                        seconds)));
+          flush_output();
+          std::_Exit(static_cast<int>(ErrorCode::kPeer));
+        }) {}
+
+  ~StartWatch() {
+    {
+      const std::lock_guard lock(mutex_);
+      started_ = true;
+    }
+    ended_.notify_one();
+    thread_.join();
+  }
+
+ private:
+  static int rank_by_environment() {
+    for (const char* variable : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"}) {
+      if (const char* rank = std::getenv(variable)) return std::atoi(rank);
+    }
+    return 0;
+  }
+
+  std::mutex mutex_;
+  std::condition_variable ended_;
+  bool started_ = false;
+  std::thread thread_;
+};
+
 }  // namespace
 
 int run_mpi_world(const WorldRequest& request, const Error* refusal, const std::function<int(Transport&)>& rank_main,
                   const std::function<void(const Error&)>& print_error) {
+  auto watch = std::make_unique<StartWatch>(request.timeout, print_error);
   int provided = MPI_THREAD_SINGLE;
   if (MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided) != MPI_SUCCESS) {
     fail(ErrorCode::kUnsupported, "can't start MPI", "MPI_Init_thread failed",
@@ -77,6 +122,7 @@ int run_mpi_world(const WorldRequest& request, const Error* refusal, const std::
   std::unique_ptr<Transport> world;
   try {
     world = make_mpi_transport(MPI_COMM_WORLD);
+    watch.reset();
     if (request.pace > 0.0) world = make_paced_transport(std::move(world), request.pace);
     try {
       agree(*world, refusal, Deadline::after(request.timeout));
