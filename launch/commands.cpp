@@ -49,7 +49,7 @@ constexpr CommandRow kTable[] = {
     {"plan",
      kPlan,
      "say what a run would do: no MPI, no GPU, nothing computed",
-     {"ringattn plan --world 8 --seq 1m", "ringattn plan --world 2-1k*2 --seq 64k,2m --heads 32 --kv-heads 8"},
+     {"ringattn plan --world 8 --seq 1m", "ringattn plan --world 8-64*2 --seq 64k,2m --heads 32 --kv-heads 8"},
      "Plans the job for --world ranks: who owns what, blocks, bytes, balance, memory, and the time that a machine "
      "model\n"
      "predicts.",
