@@ -26,6 +26,9 @@ struct Params {
   CUtensorMap q;            // [rows, heads, head_dim], boxes of kQueryTile × 1 × 64
   CUtensorMap k[kMaxMaps];  // [rows, kv_heads, head_dim], boxes of kKeyTile × 1 × 64
   CUtensorMap v[kMaxMaps];
+  CUtensorMap out;          // [rows, heads, head_dim], boxes of 64 × 1 × 64; sm90_turns only, as the next two
+  float* state_b;           // [rows, heads, head_dim]
+  float* scratch;           // what a CTA's warpgroups keep outside their registers
   int items;
   int section_heads;  // query heads whose K and V share the L2 cache at a time; divides base.heads
 };
