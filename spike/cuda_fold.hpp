@@ -115,8 +115,8 @@ class CudaFold {
   explicit CudaFold(const FoldSpec& spec, std::size_t staging_bytes = std::size_t{1} << 20)
       : spec_(spec), ring_(4, staging_bytes) {
     if constexpr (is_turns<C>()) {
-      CUDA_CHECK(
-          cudaFuncSetAttribute(sm90::turns_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, C::kSharedBytes));
+      for (auto* kernel : {sm90::turns_kernel<C, false>, sm90::turns_kernel<C, true>})
+        CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, C::kSharedBytes));
       CUDA_CHECK(cudaMalloc(&scratch_, std::size_t{256} * 2 * C::kScratchFloats * 4));
     } else if constexpr (is_hopper<C>()) {
       CUDA_CHECK(
@@ -131,7 +131,8 @@ class CudaFold {
   int key_tile() const { return C::kKeyTile; }
   int query_tile() const { return C::kQueryTile; }
   std::size_t state_bytes(std::int64_t rows) const {
-    return static_cast<std::size_t>(rows) * static_cast<std::size_t>(spec_.heads) * ((is_turns<C>() ? 2 : 1) * C::kHeadDim + 8) * 4;
+    return static_cast<std::size_t>(rows) * static_cast<std::size_t>(spec_.heads) *
+           ((is_turns<C>() ? 2 : 1) * C::kHeadDim + 8) * 4;
   }
   int grown() const { return ring_.grown; }
 
@@ -179,7 +180,8 @@ class CudaFold {
     for (std::size_t i = 0, now = 0; i < items_.size(); ++i) {
       order[i] = i;
       if (i == 0 || sequences_[i] != sequences_[i - 1]) {
-        const std::int64_t bytes = task.key_lengths[static_cast<std::size_t>(sequences_[i])] * spec_.kv_heads * C::kHeadDim * 4;
+        const std::int64_t bytes =
+            task.key_lengths[static_cast<std::size_t>(sequences_[i])] * spec_.kv_heads * C::kHeadDim * 4;
         if (section_sequences && filled > 0 && filled + bytes > l2_bytes) {
           ++now;
           filled = 0;
@@ -272,11 +274,11 @@ class CudaFold {
           out.head_stride = task.finish->out.head_stride;
           hopper.out = tensor_map(out, 64);
         }
-        sm90::turns_kernel<C>
-            <<<std::min(grid, static_cast<unsigned>(multiprocessors)), C::kThreads, C::kSharedBytes, s>>>(hopper);
+        auto* kernel = task.resume || task.save ? sm90::turns_kernel<C, true> : sm90::turns_kernel<C, false>;
+        kernel<<<std::min(grid, static_cast<unsigned>(multiprocessors)), C::kThreads, C::kSharedBytes, s>>>(hopper);
       } else
-      sm90::fold_kernel<C>
-          <<<std::min(grid, static_cast<unsigned>(multiprocessors)), C::kThreads, C::kSharedBytes, s>>>(hopper);
+        sm90::fold_kernel<C>
+            <<<std::min(grid, static_cast<unsigned>(multiprocessors)), C::kThreads, C::kSharedBytes, s>>>(hopper);
     } else {
       sm80::fold_kernel<C><<<grid, C::kThreads, C::kSharedBytes, s>>>(p);
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fold on Hopper, second form: two warpgroups of 64 rows in turn, Q Kᵀ of the next tile beside P V of this one, also
-// from one item to the next. The tensor cores sum into O over a group of kGroup key tiles at fixed tile indices; a full
-// group is added by one fp32 fma an element to a sum that rests outside the registers. One producer warp.
+// The fold on Hopper, second form: two warpgroups of 64 rows in turn, Q Kᵀ of the next tile beside P V of this one,
+// also from one item to the next. The tensor cores sum into O over a group of kGroup key tiles at fixed tile indices; a
+// full group is added by one fp32 fma an element to a sum that rests outside the registers. One producer warp.
 //
 // State of a row: m, l as four partials, A (the open group, relative to m), B (the full groups, relative to mb).
 #pragma once
@@ -10,7 +10,8 @@
 
 namespace ringattn::sm90 {
 
-template <int kGroup_, bool kLazy_ = true, bool kBulkOut_ = true, bool kChain_ = true>
+template <int kGroup_, bool kLazy_ = true, int kBulkOut_ = 0, bool kChain_ = true, int kSeam_ = 1, int kProducer_ = 40,
+          bool kAhead_ = false>
 struct Turns {
   static constexpr bool kHopper = true;
   static constexpr bool kTurns = true;
@@ -20,10 +21,14 @@ struct Turns {
   static constexpr int kConsumers = 2;
   static constexpr int kQueryTile = 128;
   static constexpr int kStages = 2;
-  static constexpr int kGroup = kGroup_;        // key tiles that the tensor cores sum, a power of two
-  static constexpr bool kLazy = kLazy_;         // a row's reference moves only when its maximum outgrows it by 2^8
-  static constexpr bool kBulkOut = kBulkOut_;   // outputs through shared memory
-  static constexpr bool kChain = kChain_;       // the next item's first Q Kᵀ beside this item's last P V
+  static constexpr int kGroup = kGroup_;      // key tiles that the tensor cores sum, a power of two
+  static constexpr bool kLazy = kLazy_;       // a row's reference moves only when its maximum outgrows it by 2^8
+  static constexpr int kBulkOut = kBulkOut_;  // outputs through shared memory; 2: only so (a bench's whole tiles)
+  static constexpr bool kChain = kChain_;     // the next item's first Q Kᵀ beside this item's last P V
+  static constexpr int kSeam = kSeam_;
+  static constexpr int kProducerRegisters = kProducer_;
+  static constexpr int kConsumerRegisters = kProducer_ > 32 ? 232 : 240;
+  static constexpr bool kAhead = kAhead_;  // the producer reads an item one item ahead
   static constexpr int kThreads = 384;
   static constexpr int kPanelBytes = 128 * 128;
   static constexpr int kTileBytes = 2 * kPanelBytes;
@@ -32,7 +37,7 @@ struct Turns {
   static constexpr int kOutOffset = 2 * kQueryBytes + kTileBytes * 2 * kStages;
   static constexpr int kBarriersOffset = kOutOffset + (kBulkOut ? kQueryBytes : 0);
   static constexpr int kSharedBytes = 1024 + kBarriersOffset + 8 * (4 + 4 * kStages);
-  static constexpr int kScratchFloats = 17 * 128 * 4;  // of a warpgroup: B in 16 pieces of four, and mb
+  static constexpr int kScratchFloats = 16 * 128 * 4;  // of a warpgroup: B in 16 pieces of four, and mb
 };
 
 __device__ __forceinline__ void store_box(const CUtensorMap* map, std::uint32_t source, int column, int head, int row) {
@@ -47,10 +52,11 @@ __device__ __forceinline__ void store_matrices(std::uint32_t address, std::uint3
                : "memory");
 }
 
-template <class C>
+template <class C, bool kState>
 __global__ void __launch_bounds__(C::kThreads, 1) turns_kernel(const __grid_constant__ Params params) {
   constexpr int kD = C::kHeadDim;
   const sm80::Params& p = params.base;
+  const bool resume = kState && p.resume, save = kState && p.save, finish = !kState || p.finish;
   extern __shared__ unsigned char shared[];
   const std::uint32_t base = (shared_address(shared) + 1023) & ~1023U;
   const auto q_tile = [&](int round) { return base + static_cast<std::uint32_t>(C::kQueryBytes * (round % 2)); };
@@ -106,50 +112,73 @@ __global__ void __launch_bounds__(C::kThreads, 1) turns_kernel(const __grid_cons
   const int group = static_cast<int>(threadIdx.x) / 128;
 
   if (group == 0) {
-    registers_shrink<24>();
+    registers_shrink<C::kProducerRegisters>();
     if (threadIdx.x == 0) {
+      // K of a tile is asked for before V of the tile before it.
       int it = 0;
+      Tile waiting{};  // whose V hasn't been asked for
+      int waiting_head = -1;
+      const auto copy_values = [&] {
+        if (waiting_head < 0) return;
+        const int i = it - 1, row = static_cast<int>(waiting.row);
+        if (i >= C::kStages) barrier_wait(v_empty(i), phase(i) ^ 1U);
+        barrier_expect(v_full(i), C::kTileBytes);
+        copy_box(v_tile(i), &params.v[waiting.source], v_full(i), 0, waiting_head, row);
+        copy_box(v_tile(i) + C::kPanelBytes, &params.v[waiting.source], v_full(i), 64, waiting_head, row);
+        waiting_head = -1;
+      };
+      const auto read = [&](int round, Work& now, Item& item, Tile& first) {
+        now.head = -1;
+        item.tiles = 0;
+        if (work_of(round) >= work) return;
+        now = split(work_of(round));
+        item = p.items[now.item];
+        if (item.tiles > 0) first = p.tiles[item.table];
+      };
+      Work now{}, then{};
+      Item item{}, later{};
+      Tile next{}, later_tile{};
+      read(0, now, item, next);
       for (int round = 0;; ++round) {
-        const bool end = work_of(round) >= work;
-        Work now{};
-        Item item{};
-        if (!end) {
-          now = split(work_of(round));
-          item = p.items[now.item];
-        }
+        if (item.tiles == 0) copy_values();
         if (round >= 2) barrier_wait(q_empty(round), q_phase(round) ^ 1U);
         items[round % 2] = item;
-        heads[round % 2] = end ? -1 : now.head;
+        heads[round % 2] = now.head;
+        if (C::kAhead && now.head >= 0) read(round + 1, then, later, later_tile);
         if (item.tiles == 0) {
           barrier_arrive(q_full(round));
-          if (end) break;
-          continue;
+          if (now.head < 0) break;
+        } else {
+          const int kv_head = now.head / p.group, q_row = static_cast<int>(item.row);
+          barrier_expect(q_full(round), C::kQueryBytes);
+          copy_box(q_tile(round), &params.q, q_full(round), 0, now.head, q_row);
+          copy_box(q_tile(round) + C::kQueryPanelBytes, &params.q, q_full(round), 64, now.head, q_row);
+          for (int i = 0; i < item.tiles; ++i, ++it) {
+            const Tile tile = next;
+            if (i + 1 < item.tiles) next = p.tiles[item.table + i + 1];
+            const int row = static_cast<int>(tile.row);
+            if (it >= C::kStages) barrier_wait(k_empty(it), phase(it) ^ 1U);
+            barrier_expect(k_full(it), C::kTileBytes);
+            copy_box(k_tile(it), &params.k[tile.source], k_full(it), 0, kv_head, row);
+            copy_box(k_tile(it) + C::kPanelBytes, &params.k[tile.source], k_full(it), 64, kv_head, row);
+            copy_values();
+            waiting = tile;
+            waiting_head = kv_head;
+          }
         }
-        const int head = now.head, kv_head = head / p.group;
-        barrier_expect(q_full(round), C::kQueryBytes);
-        copy_box(q_tile(round), &params.q, q_full(round), 0, head, static_cast<int>(item.row));
-        copy_box(q_tile(round) + C::kQueryPanelBytes, &params.q, q_full(round), 64, head, static_cast<int>(item.row));
-        const Tile* map = p.tiles + item.table;
-        Tile next = map[0];
-        for (int i = 0; i < item.tiles; ++i, ++it) {
-          const Tile tile = next;
-          if (i + 1 < item.tiles) next = map[i + 1];
-          const int row = static_cast<int>(tile.row);
-          if (it >= C::kStages) barrier_wait(k_empty(it), phase(it) ^ 1U);
-          barrier_expect(k_full(it), C::kTileBytes);
-          copy_box(k_tile(it), &params.k[tile.source], k_full(it), 0, kv_head, row);
-          copy_box(k_tile(it) + C::kPanelBytes, &params.k[tile.source], k_full(it), 64, kv_head, row);
-          if (it >= C::kStages) barrier_wait(v_empty(it), phase(it) ^ 1U);
-          barrier_expect(v_full(it), C::kTileBytes);
-          copy_box(v_tile(it), &params.v[tile.source], v_full(it), 0, kv_head, row);
-          copy_box(v_tile(it) + C::kPanelBytes, &params.v[tile.source], v_full(it), 64, kv_head, row);
+        if constexpr (C::kAhead) {
+          now = then;
+          item = later;
+          next = later_tile;
+        } else {
+          read(round + 1, now, item, next);
         }
       }
     }
     return;
   }
 
-  registers_grow<240>();
+  registers_grow<C::kConsumerRegisters>();
   const int consumer = group - 1;
   const int thread = static_cast<int>(threadIdx.x) % 128;
   const int lane = thread % 32;
@@ -158,7 +187,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) turns_kernel(const __grid_cons
 
   float o[16][4], s[16][4];
   std::uint32_t probability[8][4];
-  float m[2], l[2], scale[2] = {1.0F, 1.0F}, m_before[2], l_before[2], shift[2], sum[2];
+  float m[2], l[2], scale[2] = {1.0F, 1.0F}, m_before[2], l_before[2], shift[2], sum[2], mb[2] = {0.0F, 0.0F};
   int plain_begin = 0, plain_end = 0, whole = 0;
 
   const auto state_index = [&](const Item& item, int head, int half) {
@@ -171,7 +200,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) turns_kernel(const __grid_cons
   const auto begin_item = [&](const Item& item, int head) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const bool read = p.resume && present(item, half);
+      const bool read = resume && present(item, half);
       const float* from = p.state_l + state_index(item, head, half) * 8;
       m[half] = read ? from[4] : -INFINITY;
       l[half] = read ? from[lane % 4] : 0.0F;
@@ -191,7 +220,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) turns_kernel(const __grid_cons
   };
   // Whether a group of the item's rows was full before this task.
   const auto has_groups = [&](const Item& item) {
-    if (!p.resume) return false;
+    if (!resume) return false;
     const std::int64_t from = p.mask_left < 0 ? 0 : item.position - p.mask_left;
     const int first = static_cast<int>((from < 0 ? 0 : from) / C::kKeyTile);
     int at = item.first_tile;
@@ -207,7 +236,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) turns_kernel(const __grid_cons
     for (int n = 0; n < 16; ++n)
 #pragma unroll
       for (int i = 0; i < 4; ++i) o[n][i] = 0.0F;
-    if (p.resume) {
+    if (resume) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         if (!present(item, half)) continue;
@@ -220,39 +249,55 @@ __global__ void __launch_bounds__(C::kThreads, 1) turns_kernel(const __grid_cons
           o[2 * n][2 * half + 1] = x.y;
           o[2 * n + 1][2 * half] = x.z;
           o[2 * n + 1][2 * half + 1] = x.w;
-          if (groups) *reinterpret_cast<float4*>(scratch + (8 * half + n) * 512) = *reinterpret_cast<const float4*>(from_b + n * 16);
+          if (groups)
+            __stcg(reinterpret_cast<float4*>(scratch + (8 * half + n) * 512),
+                   *reinterpret_cast<const float4*>(from_b + n * 16));
         }
-        if (groups) scratch[16 * 512 + half] = p.state_l[state_index(item, head, half) * 8 + 5];
+        if (groups) mb[half] = p.state_l[state_index(item, head, half) * 8 + 5];
       }
     }
   };
   // B ← fma(B, 2^(mb − m), A), into A.
-  const auto add_groups = [&](const float(&at)[2]) {
+  const auto add_half = [&](const int half, float at) {
+    const float to = at == -INFINITY ? 0.0F : at;
+    const float factor = exp2_approx(__fmul_rn(__fsub_rn(mb[half], to), p.scale_log2));
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float to = at[half] == -INFINITY ? 0.0F : at[half];
-      const float factor = exp2_approx(__fmul_rn(__fsub_rn(scratch[16 * 512 + half], to), p.scale_log2));
-#pragma unroll
-      for (int n = 0; n < 8; ++n) {
-        const float4 b = *reinterpret_cast<const float4*>(scratch + (8 * half + n) * 512);
-        o[2 * n][2 * half] = __fmaf_rn(b.x, factor, o[2 * n][2 * half]);
-        o[2 * n][2 * half + 1] = __fmaf_rn(b.y, factor, o[2 * n][2 * half + 1]);
-        o[2 * n + 1][2 * half] = __fmaf_rn(b.z, factor, o[2 * n + 1][2 * half]);
-        o[2 * n + 1][2 * half + 1] = __fmaf_rn(b.w, factor, o[2 * n + 1][2 * half + 1]);
-      }
+    for (int n = 0; n < 8; ++n) {
+      const float4 b = __ldcg(reinterpret_cast<const float4*>(scratch + (8 * half + n) * 512));
+      o[2 * n][2 * half] = __fmaf_rn(b.x, factor, o[2 * n][2 * half]);
+      o[2 * n][2 * half + 1] = __fmaf_rn(b.y, factor, o[2 * n][2 * half + 1]);
+      o[2 * n + 1][2 * half] = __fmaf_rn(b.z, factor, o[2 * n + 1][2 * half]);
+      o[2 * n + 1][2 * half + 1] = __fmaf_rn(b.w, factor, o[2 * n + 1][2 * half + 1]);
     }
+  };
+  const auto add_groups = [&](const float(&at)[2]) {
+    add_half(0, at[0]);
+    add_half(1, at[1]);
   };
   // The group that ends with this tile goes to B.
   const auto close_group = [&](int tile, bool& groups, const float(&at)[2]) {
     if ((tile + 1) % C::kGroup != 0) return;
-    if (groups) add_groups(at);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      scratch[16 * 512 + half] = at[half];
+      // The usual case, a reference that hasn't moved, needs no answer from memory. Which case it is is the row's own
+      // affair: red flushes subnormal numbers, fma doesn't.
+      if (groups && mb[half] == at[half]) {
 #pragma unroll
-      for (int n = 0; n < 8; ++n)
-        *reinterpret_cast<float4*>(scratch + (8 * half + n) * 512) =
-            float4{o[2 * n][2 * half], o[2 * n][2 * half + 1], o[2 * n + 1][2 * half], o[2 * n + 1][2 * half + 1]};
+        for (int n = 0; n < 8; ++n)
+          asm volatile(
+              "red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(scratch + (8 * half + n) * 512),
+              "f"(o[2 * n][2 * half]), "f"(o[2 * n][2 * half + 1]), "f"(o[2 * n + 1][2 * half]),
+              "f"(o[2 * n + 1][2 * half + 1])
+              : "memory");
+      } else {
+        if (groups) add_half(half, at[half]);
+#pragma unroll
+        for (int n = 0; n < 8; ++n)
+          __stcg(
+              reinterpret_cast<float4*>(scratch + (8 * half + n) * 512),
+              float4{o[2 * n][2 * half], o[2 * n][2 * half + 1], o[2 * n + 1][2 * half], o[2 * n + 1][2 * half + 1]});
+        mb[half] = at[half];
+      }
     }
 #pragma unroll
     for (int n = 0; n < 16; ++n)
@@ -334,11 +379,12 @@ __global__ void __launch_bounds__(C::kThreads, 1) turns_kernel(const __grid_cons
   const auto reference = [&] {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float maximum = s[0][2 * half];
+      float most[4] = {s[0][2 * half], s[0][2 * half + 1], s[1][2 * half], s[1][2 * half + 1]};  // four short chains
 #pragma unroll
-      for (int n = 0; n < 16; ++n)
+      for (int n = 2; n < 16; ++n)
 #pragma unroll
-        for (int i = 0; i < 2; ++i) maximum = fmaxf(maximum, s[n][2 * half + i]);
+        for (int i = 0; i < 2; ++i) most[n % 2 * 2 + i] = fmaxf(most[n % 2 * 2 + i], s[n][2 * half + i]);
+      float maximum = fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3]));
       maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffffU, maximum, 1));
       maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffffU, maximum, 2));
       float m_new = fmaxf(m[half], maximum);
@@ -364,10 +410,11 @@ __global__ void __launch_bounds__(C::kThreads, 1) turns_kernel(const __grid_cons
 #pragma unroll
     for (int half = 0; half < 2; ++half) l[half] = __fmaf_rn(l[half], scale[half], sum[half]);
   };
-  // Without it the compiler sinks the softmax behind the wait for P V, which it is to run beside.
-  const auto pin_softmax = [&] {
-    pin(s);
-    asm volatile("" : "+f"(l[0]), "+f"(l[1]), "+f"(scale[0]), "+f"(scale[1])::"memory");
+  // ptxas sinks the softmax behind the wait for P V, which it is to run beside, unless a branch needs its result.
+  const auto seam = [&] {
+    const bool never = l[0] < 0.0F || l[1] < 0.0F;
+    if (C::kSeam == 1 && never) asm volatile("trap;");
+    if (C::kSeam >= 2 && __any_sync(0xffffffffU, never)) asm volatile("trap;");
   };
   const auto pack = [&] {
 #pragma unroll
@@ -378,25 +425,27 @@ __global__ void __launch_bounds__(C::kThreads, 1) turns_kernel(const __grid_cons
   };
   // Saves or finishes an item with m_before and l_before.
   const auto end_item = [&](const Item& item, int head, bool groups) {
-    if (p.save) {
+    if (save) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         if (!present(item, half)) continue;
         const std::int64_t index = state_index(item, head, half);
         p.state_l[index * 8 + lane % 4] = l_before[half];
         if (lane % 4 == 0) p.state_l[index * 8 + 4] = m_before[half];
-        if (groups && lane % 4 == 0) p.state_l[index * 8 + 5] = scratch[16 * 512 + half];
+        if (groups && lane % 4 == 0) p.state_l[index * 8 + 5] = mb[half];
         float* to = p.state_o + index * kD + lane % 4 * 4;
         float* to_b = params.state_b + index * kD + lane % 4 * 4;
 #pragma unroll
         for (int n = 0; n < 8; ++n) {
           *reinterpret_cast<float4*>(to + n * 16) =
               float4{o[2 * n][2 * half], o[2 * n][2 * half + 1], o[2 * n + 1][2 * half], o[2 * n + 1][2 * half + 1]};
-          if (groups) *reinterpret_cast<float4*>(to_b + n * 16) = *reinterpret_cast<const float4*>(scratch + (8 * half + n) * 512);
+          if (groups)
+            *reinterpret_cast<float4*>(to_b + n * 16) =
+                __ldcg(reinterpret_cast<const float4*>(scratch + (8 * half + n) * 512));
         }
       }
     }
-    if (!p.finish) return;
+    if (!finish) return;
     if (groups) add_groups(m_before);
     float inverse[2];
 #pragma unroll
@@ -411,7 +460,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) turns_kernel(const __grid_cons
             empty ? -INFINITY : __fmaf_rn(m_before[half], p.scale, logf(total));
     }
     const bool all = item.slot_begin <= 64 * consumer && item.slot_end >= 64 * consumer + 64;
-    if (C::kBulkOut && all) {
+    if (C::kBulkOut == 2 || (C::kBulkOut == 1 && all)) {
       const std::uint32_t staging = base + static_cast<std::uint32_t>(C::kOutOffset + consumer * (C::kQueryBytes / 2));
       if (thread == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
       named_sync(3 + consumer, 128);
@@ -422,7 +471,8 @@ __global__ void __launch_bounds__(C::kThreads, 1) turns_kernel(const __grid_cons
         const std::uint32_t address = staging + static_cast<std::uint32_t>(n / 8 * 64 * 128 + row * 128) +
                                       ((column ^ static_cast<std::uint32_t>(row % 8)) << 4);
         const auto pair = [&](int block, int half) {
-          return pack_bf16(__fmul_rn(o[block][2 * half], inverse[half]), __fmul_rn(o[block][2 * half + 1], inverse[half]));
+          return pack_bf16(__fmul_rn(o[block][2 * half], inverse[half]),
+                           __fmul_rn(o[block][2 * half + 1], inverse[half]));
         };
         store_matrices(address, pair(n, 0), pair(n, 1), pair(n + 1, 0), pair(n + 1, 1));
       }
@@ -494,7 +544,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) turns_kernel(const __grid_cons
           mask(*item, i + 1);
           reference();
           exponentials();
-          pin_softmax();
+          seam();
           wgmma_wait<0>();
           pin(o);
           if (thread == 0) barrier_arrive(v_empty(it));
@@ -522,7 +572,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) turns_kernel(const __grid_cons
           mask(*next, 0);
           reference();
           exponentials();
-          pin_softmax();
+          if (C::kSeam == 3) seam();
           wgmma_wait<0>();
           pin(o);
           if (thread == 0) barrier_arrive(v_empty(it));

@@ -31,16 +31,22 @@ struct Timer {
   template <class F>
   std::vector<double> operator()(F&& f, int repeats) {
     for (int i = 0; i < 2; ++i) f();
+    // Everything is enqueued first: the host's work hides behind the device's, as it does in a run.
     std::vector<double> ms;
-    for (int i = 0; i < repeats; ++i) {
-      CUDA_CHECK(cudaEventRecord(a));
+    std::vector<cudaEvent_t> events(static_cast<std::size_t>(repeats) + 1);
+    for (auto& event : events) CUDA_CHECK(cudaEventCreate(&event));
+    CUDA_CHECK(cudaEventRecord(events[0]));
+    for (std::size_t i = 1; i < events.size(); ++i) {
       f();
-      CUDA_CHECK(cudaEventRecord(b));
-      CUDA_CHECK(cudaEventSynchronize(b));
+      CUDA_CHECK(cudaEventRecord(events[i]));
+    }
+    CUDA_CHECK(cudaDeviceSynchronize());
+    for (std::size_t i = 1; i < events.size(); ++i) {
       float t = 0;
-      CUDA_CHECK(cudaEventElapsedTime(&t, a, b));
+      CUDA_CHECK(cudaEventElapsedTime(&t, events[i - 1], events[i]));
       ms.push_back(static_cast<double>(t));
     }
+    for (auto& event : events) CUDA_CHECK(cudaEventDestroy(event));
     std::sort(ms.begin(), ms.end());
     return ms;
   }
@@ -281,12 +287,11 @@ int main(int argc, char** argv) {
   const char* name = SPIKE_NAME;
   const std::string what = argc > 1 ? argv[1] : "speed";
   if (what == "speed") {
-    for (int repeat = 0; repeat < 2; ++repeat)
+    for (int repeat = 0; repeat < (argc > 2 ? 3 : 1); ++repeat)
       for (const std::int64_t n : {1024, 2048, 4096, 8192, 16384, 32768}) {
         const int batch = n < 16384 ? static_cast<int>(16384 / n) : 1;
         Bench<V> b(name, 32, 8, batch * n, batch * n);
         b.speed(batch, n, Mask{-1, 0});
-        if (n == 1024 || n == 2048) b.speed(batch, n, Mask{-1, 0}, 16), b.speed(batch, n, Mask{-1, 0}, 32, false);
         if (n == 8192) b.speed(batch, n, Mask{-1, -1});
       }
   } else if (what == "long") {
