@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "kernels/fold.hpp"
-#include "sm90_fold.cuh"
+#include "sm90_turns.cuh"
 
 #define CUDA_CHECK(call)                                                                              \
   do {                                                                                                \
@@ -101,13 +101,24 @@ constexpr bool is_hopper() {
 }
 
 template <class C>
+constexpr bool is_turns() {
+  if constexpr (requires { C::kTurns; }) return true;
+  return false;
+}
+
+template <class C>
 class CudaFold {
  public:
   std::int64_t l2_bytes = std::int64_t{32} << 20;
+  bool section_sequences = true;
 
   explicit CudaFold(const FoldSpec& spec, std::size_t staging_bytes = std::size_t{1} << 20)
       : spec_(spec), ring_(4, staging_bytes) {
-    if constexpr (is_hopper<C>()) {
+    if constexpr (is_turns<C>()) {
+      for (auto* kernel : {sm90::turns_kernel<C, false>, sm90::turns_kernel<C, true>})
+        CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, C::kSharedBytes));
+      CUDA_CHECK(cudaMalloc(&scratch_, std::size_t{256} * 2 * C::kScratchFloats * 4));
+    } else if constexpr (is_hopper<C>()) {
       CUDA_CHECK(
           cudaFuncSetAttribute(sm90::fold_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, C::kSharedBytes));
     } else {
@@ -115,15 +126,19 @@ class CudaFold {
           cudaFuncSetAttribute(sm80::fold_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, C::kSharedBytes));
     }
   }
+  CudaFold(const CudaFold&) = delete;
+  ~CudaFold() { cudaFree(scratch_); }
   int key_tile() const { return C::kKeyTile; }
   int query_tile() const { return C::kQueryTile; }
   std::size_t state_bytes(std::int64_t rows) const {
-    return static_cast<std::size_t>(rows) * static_cast<std::size_t>(spec_.heads) * (C::kHeadDim + 8) * 4;
+    return static_cast<std::size_t>(rows) * static_cast<std::size_t>(spec_.heads) *
+           ((is_turns<C>() ? 2 : 1) * C::kHeadDim + 8) * 4;
   }
   int grown() const { return ring_.grown; }
 
   void fold(const FoldTask& task, Stream stream) {
     items_.clear();
+    sequences_.clear();
     std::map<std::int32_t, const KeyRun*> run_of;  // spike: one key run of a sequence
     for (const KeyRun& run : task.key_runs) run_of[run.sequence] = &run;
     for (const QueryRun& run : task.queries) {
@@ -151,12 +166,35 @@ class CudaFold {
           }
         }
         const bool must_write = task.finish != nullptr || (task.save && !task.resume);
-        if (item.tiles > 0 || must_write) items_.push_back(item);
+        if (item.tiles > 0 || must_write) {
+          items_.push_back(item);
+          sequences_.push_back(run.sequence);
+        }
         begin = end;
       }
     }
     if (items_.empty()) return;
-    std::stable_sort(items_.begin(), items_.end(), [](const auto& a, const auto& b) { return a.tiles > b.tiles; });
+    // Sections of sequences whose K and V fit the L2 cache; in each the longest first.
+    std::vector<std::size_t> order(items_.size()), section(items_.size());
+    std::int64_t filled = 0;
+    for (std::size_t i = 0, now = 0; i < items_.size(); ++i) {
+      order[i] = i;
+      if (i == 0 || sequences_[i] != sequences_[i - 1]) {
+        const std::int64_t bytes =
+            task.key_lengths[static_cast<std::size_t>(sequences_[i])] * spec_.kv_heads * C::kHeadDim * 4;
+        if (section_sequences && filled > 0 && filled + bytes > l2_bytes) {
+          ++now;
+          filled = 0;
+        }
+        filled += bytes;
+      }
+      section[i] = now;
+    }
+    std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+      return section[a] != section[b] ? section[a] < section[b] : items_[a].tiles > items_[b].tiles;
+    });
+    const std::vector<sm80::Item> unsorted = items_;
+    for (std::size_t i = 0; i < order.size(); ++i) items_[i] = unsorted[order[i]];
 
     const std::size_t item_bytes = items_.size() * sizeof(sm80::Item);
     const std::size_t tile_bytes = task.tiles.size() * sizeof(sm80::Tile);
@@ -222,8 +260,25 @@ class CudaFold {
         CUDA_CHECK(cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, 0));
         return n;
       }();
-      sm90::fold_kernel<C>
-          <<<std::min(grid, static_cast<unsigned>(multiprocessors)), C::kThreads, C::kSharedBytes, s>>>(hopper);
+      hopper.scratch = scratch_;
+      hopper.state_b = p.state_l + task.q.tokens * spec_.heads * 8;
+      if constexpr (is_turns<C>()) {
+        if (task.finish != nullptr) {
+          TensorView out{};
+          out.data = task.finish->out.data;
+          out.dtype = task.finish->out.dtype;
+          out.tokens = task.finish->out.tokens;
+          out.heads = task.finish->out.heads;
+          out.dim = task.finish->out.dim;
+          out.token_stride = task.finish->out.token_stride;
+          out.head_stride = task.finish->out.head_stride;
+          hopper.out = tensor_map(out, 64);
+        }
+        auto* kernel = task.resume || task.save ? sm90::turns_kernel<C, true> : sm90::turns_kernel<C, false>;
+        kernel<<<std::min(grid, static_cast<unsigned>(multiprocessors)), C::kThreads, C::kSharedBytes, s>>>(hopper);
+      } else
+        sm90::fold_kernel<C>
+            <<<std::min(grid, static_cast<unsigned>(multiprocessors)), C::kThreads, C::kSharedBytes, s>>>(hopper);
     } else {
       sm80::fold_kernel<C><<<grid, C::kThreads, C::kSharedBytes, s>>>(p);
     }
@@ -234,7 +289,9 @@ class CudaFold {
  private:
   FoldSpec spec_;
   StagingRing ring_;
+  float* scratch_ = nullptr;
   std::vector<sm80::Item> items_;
+  std::vector<std::int32_t> sequences_;
 };
 
 }  // namespace ringattn

@@ -12,14 +12,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 def median_ms(f, repeats):
     for _ in range(3):
         f()
-    times = []
-    for _ in range(repeats):
-        a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        a.record()
+    # Everything is enqueued first: the host's work hides behind the device's.
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
+    events[0].record()
+    for event in events[1:]:
         f()
-        b.record()
-        b.synchronize()
-        times.append(a.elapsed_time(b))
+        event.record()
+    torch.cuda.synchronize()
+    times = [a.elapsed_time(b) for a, b in zip(events, events[1:])]
     return statistics.median(times)
 
 

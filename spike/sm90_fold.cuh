@@ -26,6 +26,9 @@ struct Params {
   CUtensorMap q;            // [rows, heads, head_dim], boxes of kQueryTile × 1 × 64
   CUtensorMap k[kMaxMaps];  // [rows, kv_heads, head_dim], boxes of kKeyTile × 1 × 64
   CUtensorMap v[kMaxMaps];
+  CUtensorMap out;  // [rows, heads, head_dim], boxes of 64 × 1 × 64; sm90_turns only, as the next two
+  float* state_b;   // [rows, heads, head_dim]
+  float* scratch;   // what a CTA's warpgroups keep outside their registers
   int items;
   int section_heads;  // query heads whose K and V share the L2 cache at a time; divides base.heads
 };
@@ -370,11 +373,13 @@ __global__ void __launch_bounds__(C::kThreads, 1) fold_kernel(const __grid_const
         const auto reference = [&] {
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
-            float maximum = s[0][2 * half];
+            float most[4] = {s[0][2 * half], s[0][2 * half + 1], s[1][2 * half],
+                             s[1][2 * half + 1]};  // four short chains
 #pragma unroll
-            for (int n = 0; n < 16; ++n)
+            for (int n = 2; n < 16; ++n)
 #pragma unroll
-              for (int i = 0; i < 2; ++i) maximum = fmaxf(maximum, s[n][2 * half + i]);
+              for (int i = 0; i < 2; ++i) most[n % 2 * 2 + i] = fmaxf(most[n % 2 * 2 + i], s[n][2 * half + i]);
+            float maximum = fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3]));
             maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffffU, maximum, 1));
             maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffffU, maximum, 2));
             const float m_new = fmaxf(m[half], maximum);

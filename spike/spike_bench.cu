@@ -31,16 +31,22 @@ struct Timer {
   template <class F>
   std::vector<double> operator()(F&& f, int repeats) {
     for (int i = 0; i < 2; ++i) f();
+    // Everything is enqueued first: the host's work hides behind the device's, as it does in a run.
     std::vector<double> ms;
-    for (int i = 0; i < repeats; ++i) {
-      CUDA_CHECK(cudaEventRecord(a));
+    std::vector<cudaEvent_t> events(static_cast<std::size_t>(repeats) + 1);
+    for (auto& event : events) CUDA_CHECK(cudaEventCreate(&event));
+    CUDA_CHECK(cudaEventRecord(events[0]));
+    for (std::size_t i = 1; i < events.size(); ++i) {
       f();
-      CUDA_CHECK(cudaEventRecord(b));
-      CUDA_CHECK(cudaEventSynchronize(b));
+      CUDA_CHECK(cudaEventRecord(events[i]));
+    }
+    CUDA_CHECK(cudaDeviceSynchronize());
+    for (std::size_t i = 1; i < events.size(); ++i) {
       float t = 0;
-      CUDA_CHECK(cudaEventElapsedTime(&t, a, b));
+      CUDA_CHECK(cudaEventElapsedTime(&t, events[i - 1], events[i]));
       ms.push_back(static_cast<double>(t));
     }
+    for (auto& event : events) CUDA_CHECK(cudaEventDestroy(event));
     std::sort(ms.begin(), ms.end());
     return ms;
   }
@@ -62,7 +68,7 @@ struct Bench {
     k = device_array<std::uint16_t>(static_cast<std::size_t>(kt * hk * C::kHeadDim));
     v = device_array<std::uint16_t>(static_cast<std::size_t>(kt * hk * C::kHeadDim));
     lse = device_array<float>(static_cast<std::size_t>(qt * h));
-    state = device_array<std::byte>(static_cast<std::size_t>(qt * h) * (C::kHeadDim + 8) * 4);
+    state = device_array<std::byte>(static_cast<std::size_t>(qt * h) * (2 * C::kHeadDim + 8) * 4);
     synthetic_fill<<<1024, 256>>>(q, qt, h, C::kHeadDim, 1, 0, 0);
     synthetic_fill<<<1024, 256>>>(k, kt, hk, C::kHeadDim, 1, 1, 0);
     synthetic_fill<<<1024, 256>>>(v, kt, hk, C::kHeadDim, 1, 2, 0);
@@ -115,9 +121,10 @@ struct Bench {
     t.task.finish = &t.finish;
   }
 
-  void speed(int batch, std::int64_t n, Mask mask, std::int64_t l2_mib = 32) {
+  void speed(int batch, std::int64_t n, Mask mask, std::int64_t l2_mib = 32, bool section_sequences = true) {
     CudaFold<C> kernel(spec(mask), std::size_t{8} << 20);
     kernel.l2_bytes = l2_mib << 20;
+    kernel.section_sequences = section_sequences;
     Tables t;
     fill(t, batch, n, n, 0, (n + C::kKeyTile - 1) / C::kKeyTile);
     Timer timer;
@@ -231,16 +238,20 @@ void bias(const char* name, std::int64_t n) {
   kernel.fold(t.task, Stream{});
   CUDA_CHECK(cudaDeviceSynchronize());
   std::vector<double> mean(C::kHeadDim);
-  std::vector<float> state(C::kQueryTile * (C::kHeadDim + 8));
+  std::vector<float> state(kernel.state_bytes(C::kQueryTile) / 4);
   CUDA_CHECK(cudaMemcpy(mean.data(), means, mean.size() * 8, cudaMemcpyDeviceToHost));
   CUDA_CHECK(cudaMemcpy(state.data(), b.state, state.size() * 4, cudaMemcpyDeviceToHost));
   double sum = 0, worst = 0, l = 0;
   for (int i = 0; i < 4; ++i)
     l += static_cast<double>(state[static_cast<std::size_t>(C::kQueryTile * C::kHeadDim + i)]);
+  // Where the sum is: in the open group, or, since n is a multiple of a group, in the full ones.
+  std::size_t at = 0;
+  if constexpr (is_turns<C>())
+    if (!C::kInPlace) at = C::kQueryTile * (C::kHeadDim + 8);
   for (int d = 0; d < C::kHeadDim; ++d) {
     const int place = d / 16 * 16 + d % 8 / 2 * 4 + d % 16 / 8 * 2 + d % 2;
     const double error =
-        static_cast<double>(state[static_cast<std::size_t>(place)]) / l / mean[static_cast<std::size_t>(d)] - 1;
+        static_cast<double>(state[at + static_cast<std::size_t>(place)]) / l / mean[static_cast<std::size_t>(d)] - 1;
     sum += error;
     worst = std::max(worst, std::abs(error));
   }
@@ -267,6 +278,37 @@ void speeds(const char* name) {
   }
 }
 
+#ifdef SPIKE_VARIANT
+}  // namespace
+
+// One variant, named on the command line of the compiler; repeated, since the card's clock wanders.
+int main(int argc, char** argv) {
+  using V = SPIKE_VARIANT;
+  const char* name = SPIKE_NAME;
+  const std::string what = argc > 1 ? argv[1] : "speed";
+  if (what == "speed") {
+    for (int repeat = 0; repeat < (argc > 2 ? 3 : 1); ++repeat)
+      for (const std::int64_t n : {1024, 2048, 4096, 8192, 16384, 32768}) {
+        const int batch = n < 16384 ? static_cast<int>(16384 / n) : 1;
+        Bench<V> b(name, 32, 8, batch * n, batch * n);
+        b.speed(batch, n, Mask{-1, 0});
+        if (n == 8192) b.speed(batch, n, Mask{-1, -1});
+      }
+  } else if (what == "long") {
+    for (const std::int64_t n : {65536, 131072}) {
+      Bench<V> b(name, 32, 8, n, n);
+      b.speed(1, n, Mask{-1, 0});
+    }
+  } else if (what == "state") {
+    Bench<V> b(name, 32, 8, 32768, 32768);
+    for (const std::int64_t tiles : {8, 32, 128}) b.state_cost(32768, tiles);
+    b.finish_cost(32768);
+  } else if (what == "bias") {
+    for (const int log : {11, 14, 17, 19, 21}) bias<V>(name, std::int64_t{1} << log);
+  }
+  return 0;
+}
+#else
 using Portable128 = sm80::Config<128, 64, 4, 2, 2, 2, false, 1>;
 using Portable128Tile128 = sm80::Config<128, 128, 8, 1, 2, 1, false, 2, false>;
 using Portable128InPlace = sm80::Config<128, 64, 4, 2, 2, 2, true>;
@@ -326,3 +368,4 @@ int main(int argc, char** argv) {
   }
   return 0;
 }
+#endif
