@@ -3,7 +3,8 @@
 """Measures how much of a job its ranks wait for blocks, on a link slowed to the rate of the computation.
 
 Runs a full-mask job on two ranks as fast as it goes, then with RINGATTN_PACE such that moving the blocks takes as long
-as folding them, with and without overlap, as threads and under mpirun. Prints one JSON line a run.
+as folding them, with and without overlap, as threads and under mpirun. The plan knows both rates. Prints a JSON line
+a run.
 Usage: bench/overlap.py [--ringattn PROGRAM] [--max-exposed PERCENT] > results.jsonl"""
 import argparse
 import json
@@ -13,15 +14,19 @@ import subprocess
 import sys
 import tempfile
 
-JOB = ["run", "--synthetic", "1", "--seq", "8k", "--heads", "4", "--kv-heads", "2", "--head-dim", "128",
-       "--mask", "full", "--threads", "1", "--block", "256"]
+JOB = ["run", "--synthetic", "1", "--seq", "16k", "--heads", "4", "--kv-heads", "2", "--head-dim", "128",
+       "--mask", "full", "--threads", "1"]
 MPIRUN = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", "2"]
 
 
-def measure(ringattn, world, pace, overlap):
+def measure(ringattn, world, pace, flops, overlap):
     with tempfile.TemporaryDirectory() as folder:
         report = os.path.join(folder, "report.json")
-        words = [ringattn, *JOB, "--overlap", overlap, "--json", report, "--quiet"]
+        machine = os.path.join(folder, "machine.json")
+        with open(machine, "w") as file:
+            json.dump({"name": "paced", "flops_per_second": flops, "link_bytes_per_second": pace or 5e9,
+                       "latency_seconds": 2e-5}, file)
+        words = [ringattn, *JOB, "--overlap", overlap, "--machine", machine, "--json", report, "--quiet"]
         command = [*MPIRUN, *words] if world == "mpi" else [*words, "--ranks", "2"]
         environment = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
         if pace:
@@ -38,16 +43,17 @@ def main():
     arguments = parser.parse_args()
     worst = 0.0
     for world in ["threads"] + (["mpi"] if shutil.which("mpirun") else []):
-        fast = measure(arguments.ringattn, world, 0, "on")
+        fast = measure(arguments.ringattn, world, 0, 5e10, "on")
+        flops = fast["tflops_per_rank"] * 1e12
         pace = fast["plan"]["bytes_moved"] / 2 / (fast["time_ms"]["median"] / 1e3)
         for overlap in ["on", "off"]:
-            report = measure(arguments.ringattn, world, pace, overlap)
+            report = measure(arguments.ringattn, world, pace, flops, overlap)
             percent = 100.0 * report["exposed_ms"] / report["time_ms"]["median"]
             if overlap == "on":
                 worst = max(worst, percent)
             print(json.dumps({"what": "overlap", "world": world, "overlap": overlap, "pace_bytes_per_second": int(pace),
                               "time_ms": report["time_ms"]["median"], "exposed_ms": report["exposed_ms"],
-                              "exposed_percent": round(percent, 2), "git": report["tool"]["git"],
+                              "exposed_percent": round(percent, 2), "blocks": report["plan"]["blocks"], "git": report["tool"]["git"],
                               "command": " ".join(report["argv"][1:])}), flush=True)
     if arguments.max_exposed is not None and worst > arguments.max_exposed:
         print(f"exposed waiting of {worst:.1f} % is above {arguments.max_exposed} %", file=sys.stderr)

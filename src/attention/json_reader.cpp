@@ -13,7 +13,7 @@ void TextSource::refuse(std::string_view why) const {
   fail(ErrorCode::kFile, fmt::format("{} is no valid {}", path, kind), why, suggestion);
 }
 
-std::string quoted(std::string_view name) {
+std::string in_quotes(std::string_view name) {
   constexpr std::size_t kShown = 80;
   std::string text = "`";
   for (const char c : name.substr(0, kShown)) {

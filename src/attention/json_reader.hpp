@@ -21,7 +21,7 @@ struct TextSource {
 };
 
 // A name from a file, fit for a one-line message: in backquotes, unprintable bytes as \xNN, long ones cut.
-std::string quoted(std::string_view name);
+std::string in_quotes(std::string_view name);
 
 struct JsonLimits {
   int depth = 4;

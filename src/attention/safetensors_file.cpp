@@ -40,7 +40,7 @@ SafetensorsShard::SafetensorsShard(std::string path)
 void SafetensorsShard::read(const TensorInfo& tensor, std::int64_t offset, std::span<std::byte> target) const {
   const auto bytes = static_cast<std::int64_t>(target.size());
   if (offset < 0 || bytes > tensor.bytes() || offset > tensor.bytes() - bytes) {
-    fail(ErrorCode::kInternal, fmt::format("read past tensor {} of {}", quoted(tensor.name), path_),
+    fail(ErrorCode::kInternal, fmt::format("read past tensor {} of {}", in_quotes(tensor.name), path_),
          fmt::format("{} bytes at {} of {}", bytes, offset, tensor.bytes()));
   }
   read_exactly(file_, path_, header_.data_offset + tensor.begin + offset, target);
@@ -53,7 +53,7 @@ void SafetensorsShard::check_unchanged() const {
   }
 }
 
-std::string TensorSource::text() const { return fmt::format("{} of {}", quoted(info->name), shard->path()); }
+std::string TensorSource::text() const { return fmt::format("{} of {}", in_quotes(info->name), shard->path()); }
 
 SafetensorsFile::SafetensorsFile(std::string path) : path_(std::move(path)) {
   if (!path_.ends_with(kIndexSuffix)) {
@@ -93,7 +93,7 @@ TensorSource SafetensorsFile::tensor(std::string_view name) const {
   const SafetensorsShard& holder = shard(entry->second);
   const TensorInfo* info = holder.header().find(name);
   if (info == nullptr) {
-    fail(ErrorCode::kFile, fmt::format("{} has no tensor {}", holder.path(), quoted(name)),
+    fail(ErrorCode::kFile, fmt::format("{} has no tensor {}", holder.path(), in_quotes(name)),
          fmt::format("{} says it does", path_), "Check that the model was copied whole.");
   }
   return {&holder, info};
@@ -120,7 +120,7 @@ void SafetensorsFile::fail_unknown(std::string_view name) const {
   std::string holds = "it holds no tensors";
   if (!known.empty()) {
     std::vector<std::string> shown;
-    for (std::size_t i = 0; i < std::min(kListed, known.size()); ++i) shown.push_back(quoted(known[i]));
+    for (std::size_t i = 0; i < std::min(kListed, known.size()); ++i) shown.push_back(in_quotes(known[i]));
     holds = fmt::format("it holds {}{}", fmt::join(shown, ", "),
                         known.size() > kListed ? fmt::format(" and {} more", known.size() - kListed) : "");
   }
@@ -129,8 +129,8 @@ void SafetensorsFile::fail_unknown(std::string_view name) const {
   });
   known.resize(std::min(known.size(), kCompared));
   const std::string near = nearest_name(name, known.data(), known.size());
-  fail(ErrorCode::kFile, fmt::format("{} has no tensor {}", path_, quoted(name)), holds,
-       near.empty() ? "Name it with --tensors." : fmt::format("Did you mean {}?", quoted(near)));
+  fail(ErrorCode::kFile, fmt::format("{} has no tensor {}", path_, in_quotes(name)), holds,
+       near.empty() ? "Name it with --tensors." : fmt::format("Did you mean {}?", in_quotes(near)));
 }
 
 }  // namespace ringattn

@@ -129,16 +129,16 @@ class HeaderEvents final : public JsonEvents {
   void string(std::string& value) override {
     if (state_ == State::kDtype) {
       const auto dtype = parse_file_dtype(value);
-      if (!dtype) source_.refuse(fmt::format("{} has the unknown dtype {}", subject(), quoted(value)));
+      if (!dtype) source_.refuse(fmt::format("{} has the unknown dtype {}", subject(), in_quotes(value)));
       tensor_.dtype = *dtype;
       state_ = State::kField;
     } else if (state_ == State::kMetadataValue) {
       if (!header_.metadata.emplace(metadata_key_, std::move(value)).second) {
-        source_.refuse(fmt::format("its metadata names {} twice", quoted(metadata_key_)));
+        source_.refuse(fmt::format("its metadata names {} twice", in_quotes(metadata_key_)));
       }
       state_ = State::kMetadataKey;
     } else {
-      unexpected(fmt::format("the string {}", quoted(value)));
+      unexpected(fmt::format("the string {}", in_quotes(value)));
     }
   }
 
@@ -178,7 +178,7 @@ class HeaderEvents final : public JsonEvents {
     kEnd,
   };
 
-  std::string subject() const { return "tensor " + quoted(tensor_.name); }
+  std::string subject() const { return "tensor " + in_quotes(tensor_.name); }
 
   void begin_entry(const std::string& name) {
     if (name == kMetadataName) {
@@ -215,7 +215,7 @@ class HeaderEvents final : public JsonEvents {
       seen = &has_offsets_;
       state_ = State::kOffsets;
     } else {
-      source_.refuse(fmt::format("{} has the unknown field {}", subject(), quoted(name)));
+      source_.refuse(fmt::format("{} has the unknown field {}", subject(), in_quotes(name)));
     }
     if (*seen) source_.refuse(fmt::format("{} has two fields {}", subject(), name));
     *seen = true;
@@ -234,7 +234,7 @@ class HeaderEvents final : public JsonEvents {
       case State::kMetadata:
         source_.refuse(fmt::format("its __metadata__ is {}, not an object", what));
       case State::kMetadataValue:
-        source_.refuse(fmt::format("its metadata {} is {}, not a string", quoted(metadata_key_), what));
+        source_.refuse(fmt::format("its metadata {} is {}, not a string", in_quotes(metadata_key_), what));
       case State::kTensor:
         source_.refuse(fmt::format("{} is {}, not an object", subject(), what));
       default:
@@ -260,7 +260,7 @@ void check_data(const TextSource& source, const SafetensorsHeader& header) {
   by_offset.reserve(header.tensors.size());
   for (const TensorInfo& tensor : header.tensors) {
     const auto subject = [&] {
-      return fmt::format("tensor {} of {} {}", quoted(tensor.name), file_dtype_name(tensor.dtype),
+      return fmt::format("tensor {} of {} {}", in_quotes(tensor.name), file_dtype_name(tensor.dtype),
                          shape_text(tensor.shape));
     };
     const auto bits = bits_of_shape(tensor.shape, tensor.dtype);
@@ -284,7 +284,7 @@ void check_data(const TextSource& source, const SafetensorsHeader& header) {
   for (const TensorInfo* tensor : by_offset) {
     if (tensor->begin != covered) {
       source.refuse(fmt::format(
-          "tensor {} begins at byte {}, {} {}", quoted(tensor->name), tensor->begin,
+          "tensor {} begins at byte {}, {} {}", in_quotes(tensor->name), tensor->begin,
           tensor->begin < covered ? "inside another that ends at" : "behind a hole that starts at", covered));
     }
     covered = tensor->end;
@@ -379,7 +379,7 @@ SafetensorsHeader SafetensorsHeaderReader::finish() const {
             [](const TensorInfo& a, const TensorInfo& b) { return a.name < b.name; });
   const auto twice = std::adjacent_find(header.tensors.begin(), header.tensors.end(),
                                         [](const TensorInfo& a, const TensorInfo& b) { return a.name == b.name; });
-  if (twice != header.tensors.end()) source_.refuse(fmt::format("it names tensor {} twice", quoted(twice->name)));
+  if (twice != header.tensors.end()) source_.refuse(fmt::format("it names tensor {} twice", in_quotes(twice->name)));
   check_data(source_, header);
   return header;
 }

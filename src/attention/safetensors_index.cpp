@@ -65,11 +65,11 @@ class IndexEvents final : public JsonEvents {
     check_value("a string", depth_ == 2 && in_map_);
     if (!in_map_ || depth_ != 2) return;
     if (!stays_inside(value)) {
-      source_.refuse(fmt::format("tensor {} lies in {}, which is no file inside the index's folder", quoted(tensor_),
-                                 quoted(value)));
+      source_.refuse(fmt::format("tensor {} lies in {}, which is no file inside the index's folder", in_quotes(tensor_),
+                                 in_quotes(value)));
     }
     if (!index_.weight_map.emplace(tensor_, std::move(value)).second) {
-      source_.refuse(fmt::format("it names tensor {} twice", quoted(tensor_)));
+      source_.refuse(fmt::format("it names tensor {} twice", in_quotes(tensor_)));
     }
   }
   void integer(std::uint64_t value) override { check_value(fmt::format("the number {}", value), false); }
@@ -82,7 +82,7 @@ class IndexEvents final : public JsonEvents {
     if (depth_ == 0) source_.refuse(fmt::format("it is {}, not an object", what));
     if (!in_map_) return;
     if (depth_ == 1) source_.refuse(fmt::format("its weight_map is {}, not an object", what));
-    source_.refuse(fmt::format("the file of tensor {} is {}, not a name", quoted(tensor_), what));
+    source_.refuse(fmt::format("the file of tensor {} is {}, not a name", in_quotes(tensor_), what));
   }
 
   void close() { --depth_; }

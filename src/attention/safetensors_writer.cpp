@@ -104,7 +104,7 @@ SafetensorsPlan plan_safetensors(std::vector<OutputTensor> tensors, const FileMe
     const std::int64_t begin = offset;
     if (__builtin_add_overflow(offset, bytes, &offset) || offset > std::numeric_limits<std::int64_t>::max() / 2) {
       fail(ErrorCode::kUsage,
-           fmt::format("can't write tensor {} of shape {}", quoted(tensor.name), shape_text(tensor.shape)),
+           fmt::format("can't write tensor {} of shape {}", in_quotes(tensor.name), shape_text(tensor.shape)),
            "no file is that large");
     }
     separate();
@@ -222,7 +222,7 @@ void SafetensorsWriter::reserve_space() {
 
 const TensorInfo& SafetensorsWriter::planned(std::string_view tensor) const {
   const TensorInfo* info = plan_.header.find(tensor);
-  if (info == nullptr) fail(ErrorCode::kInternal, fmt::format("tensor {} wasn't planned", quoted(tensor)));
+  if (info == nullptr) fail(ErrorCode::kInternal, fmt::format("tensor {} wasn't planned", in_quotes(tensor)));
   return *info;
 }
 
@@ -233,7 +233,7 @@ void SafetensorsWriter::write_rows(std::string_view tensor, const RowGrid& grid,
   const std::int64_t bytes = grid.tokens() * grid.heads * grid.dim * static_cast<std::int64_t>(element);
   if (info.dtype != file_dtype(rows.dtype) || info.bytes() != bytes || rows.tokens != total_tokens(runs) ||
       rows.heads != grid.heads || rows.dim != grid.dim) {
-    fail(ErrorCode::kInternal, fmt::format("rows for tensor {} don't fit the plan", quoted(tensor)));
+    fail(ErrorCode::kInternal, fmt::format("rows for tensor {} don't fit the plan", in_quotes(tensor)));
   }
   const std::int64_t origin = plan_.header.data_offset + info.begin;
   const auto row_bytes = static_cast<std::size_t>(grid.dim) * element;
@@ -261,7 +261,7 @@ void SafetensorsWriter::write_lse(std::string_view tensor, const RowGrid& grid, 
 void SafetensorsWriter::write_bytes(std::string_view tensor, std::span<const std::byte> data) {
   const TensorInfo& info = planned(tensor);
   if (static_cast<std::int64_t>(data.size()) != info.bytes()) {
-    fail(ErrorCode::kInternal, fmt::format("{} bytes for tensor {}", data.size(), quoted(tensor)),
+    fail(ErrorCode::kInternal, fmt::format("{} bytes for tensor {}", data.size(), in_quotes(tensor)),
          fmt::format("{} were planned", info.bytes()));
   }
   write_exactly(file_, temporary_path_, plan_.header.data_offset + info.begin, data);
@@ -272,7 +272,7 @@ void SafetensorsWriter::set_metadata(std::string_view key, std::string_view valu
   const std::string json = json_string(value);
   const auto planned_value = plan_.header.metadata.find(key);
   if (at == plan_.metadata_at.end() || json_string(planned_value->second).size() != json.size()) {
-    fail(ErrorCode::kInternal, fmt::format("metadata {} of {} bytes wasn't planned", quoted(key), json.size()));
+    fail(ErrorCode::kInternal, fmt::format("metadata {} of {} bytes wasn't planned", in_quotes(key), json.size()));
   }
   write_exactly(file_, temporary_path_, static_cast<std::int64_t>(at->second), std::as_bytes(std::span(json)));
 }

@@ -3,6 +3,7 @@
 #include "attention/digest.hpp"
 
 #include <gtest/gtest.h>
+#define XXH_INLINE_ALL
 #include <xxhash.h>
 
 #include <cstring>

@@ -73,7 +73,7 @@ TEST(TextFiles, AppearWholeAndAreKept) {
   EXPECT_EQ(code_of([&] { check_new_file(folder.path(), true, "--json"); }), ErrorCode::kFile);
   EXPECT_EQ(code_of([&] { check_new_file(folder.file("none/b"), true, "--json"); }), ErrorCode::kFile);
   EXPECT_EQ(code_of([&] { check_new_file(path + "/b", true, "--json"); }), ErrorCode::kFile);
-  write_text_file("/dev/null", "to a device", false, "--json");
+  EXPECT_EQ(code_of([&] { write_text_file("/dev/null", "to a device", true, "--json"); }), ErrorCode::kFile);
 }
 
 TEST(TextFiles, AreBounded) {
