@@ -78,8 +78,6 @@ std::string read_text_file(const std::string& path, std::size_t limit) {
   }
 }
 
-bool file_exists(const std::string& path) { return kind_of(path).has_value(); }
-
 void check_new_file(const std::string& path, bool force, std::string_view flag) {
   const auto kind = kind_of(path);
   if (kind && S_ISDIR(*kind)) {
@@ -99,11 +97,12 @@ void check_new_file(const std::string& path, bool force, std::string_view flag) 
   }
   const std::string parent = std::filesystem::path(path).parent_path().string();
   const std::string directory = parent.empty() ? "." : parent;
-  const auto parent_kind = kind_of(directory);
-  if (!parent_kind || !S_ISDIR(*parent_kind)) {
+  struct stat parent_status {};  // a link to a directory will do
+  const bool parent_exists = ::stat(directory.c_str(), &parent_status) == 0;
+  if (!parent_exists || !S_ISDIR(parent_status.st_mode)) {
     fail(ErrorCode::kFile, fmt::format("{} {} can't be written", flag, path),
-         parent_kind ? fmt::format("{} is no directory", directory)
-                     : fmt::format("the directory {} doesn't exist", directory));
+         parent_exists ? fmt::format("{} is no directory", directory)
+                       : fmt::format("the directory {} doesn't exist", directory));
   }
   if (::access(directory.c_str(), W_OK) != 0) {
     fail(ErrorCode::kFile, fmt::format("{} {} can't be written", flag, path),

@@ -8,18 +8,15 @@
 
 namespace ringattn {
 
-// Throws kFile when the file can't be read, is no regular file or pipe, or is longer than `limit` bytes.
+// Throws kFile when the file can't be read, is no regular file, or is longer than `limit` bytes.
 std::string read_text_file(const std::string& path, std::size_t limit = std::size_t{1} << 20);
 
-// Whether something that a new file would replace is there already: a regular file.
-bool file_exists(const std::string& path);
-
-// Throws kFile when `path` exists and `force` is not set, is a directory, or its directory doesn't exist. What a
-// program asks before it starts to work for hours. `flag` names the path in the message, e.g. "--json".
+// Throws kFile when `path` exists and `force` is not set, is no regular file (a link, too), or its directory doesn't
+// exist. What a program asks before it starts to work for hours. `flag` names the path in the message, e.g. "--json".
 void check_new_file(const std::string& path, bool force, std::string_view flag);
 
-// Writes a temporary file beside `path`, syncs it and renames it; pipes and devices are written to directly. Throws
-// kFile, and leaves nothing behind, when that fails, or when `path` exists and `force` is not set.
+// Writes a temporary file beside `path`, syncs it and renames it. Throws kFile, and leaves nothing behind, when
+// that fails, and where check_new_file() does.
 void write_text_file(const std::string& path, std::string_view text, bool force, std::string_view flag);
 
 }  // namespace ringattn

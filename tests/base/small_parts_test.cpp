@@ -76,6 +76,17 @@ TEST(TextFiles, AppearWholeAndAreKept) {
   EXPECT_EQ(code_of([&] { write_text_file("/dev/null", "to a device", true, "--json"); }), ErrorCode::kFile);
 }
 
+TEST(TextFiles, AppearBehindLinksToDirectoriesAndNeverThroughLinksToFiles) {
+  const TemporaryFolder folder;
+  std::filesystem::create_directory(folder.file("real"));
+  std::filesystem::create_directory_symlink(folder.file("real"), folder.file("linked"));
+  write_text_file(folder.file("linked/a"), "text", false, "--json");
+  EXPECT_EQ(read_text_file(folder.file("real/a")), "text");
+  std::filesystem::create_symlink(folder.file("real/a"), folder.file("link"));
+  EXPECT_EQ(code_of([&] { write_text_file(folder.file("link"), "other", true, "--json"); }), ErrorCode::kFile);
+  EXPECT_EQ(read_text_file(folder.file("real/a")), "text");
+}
+
 TEST(TextFiles, AreBounded) {
   const TemporaryFolder folder;
   const std::string path = folder.write("a", "12345");
@@ -118,13 +129,13 @@ TEST(EnvironmentTable, ListsEntriesByPrefix) {
 }
 
 TEST(PeakMemory, KeepsWhatIsFreed) {
-  const std::size_t before = peak_resident_bytes();
+  constexpr std::size_t kSlack = std::size_t{8} << 20;  // the kernel counts resident pages in batches
   constexpr std::size_t kBytes = std::size_t{96} << 20;
   {
     std::vector<char> touched(kBytes, 1);
     EXPECT_EQ(touched[kBytes / 3], 1);
   }
-  EXPECT_GE(peak_resident_bytes(), std::max(before, kBytes));
+  EXPECT_GE(peak_resident_bytes(), kBytes - kSlack);
 }
 
 }  // namespace
