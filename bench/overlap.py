@@ -51,10 +51,11 @@ def main():
             percent = 100.0 * report["exposed_ms"] / report["time_ms"]["median"]
             if overlap == "on":
                 worst = max(worst, percent)
-            print(json.dumps({"what": "overlap", "world": world, "overlap": overlap, "pace_bytes_per_second": int(pace),
-                              "time_ms": report["time_ms"]["median"], "exposed_ms": report["exposed_ms"],
-                              "exposed_percent": round(percent, 2), "blocks": report["plan"]["blocks"], "git": report["tool"]["git"],
-                              "command": " ".join(report["argv"][1:])}), flush=True)
+            line = {"what": "overlap", "world": world, "overlap": overlap, "pace_bytes_per_second": int(pace),
+                    "time_ms": report["time_ms"]["median"], "exposed_ms": report["exposed_ms"],
+                    "exposed_percent": round(percent, 2), "blocks": report["plan"]["blocks"],
+                    "git": report["tool"]["git"], "command": " ".join(report["argv"][1:])}
+            print(json.dumps(line), flush=True)
     if arguments.max_exposed is not None and worst > arguments.max_exposed:
         print(f"exposed waiting of {worst:.1f} % is above {arguments.max_exposed} %", file=sys.stderr)
         return 1
