@@ -12,6 +12,7 @@
 #include "base/build.hpp"
 #include "base/environment.hpp"
 #include "base/error.hpp"
+#include "launch/staging.hpp"
 #include "launch/together.hpp"
 
 namespace ringattn {
@@ -75,48 +76,90 @@ RowView RankResult::lse_view(const FoldSpec& spec) const {
   return {reinterpret_cast<float*>(lse.data()), spec.heads, 1};
 }
 
-RankResult execute_job(const JobInput& input, Attention& attention, Transport& world, double timeout,
-                       const BlockDone& block_done) {
+LoadedJob::LoadedJob(const JobInput& input, Attention& attention, Transport& world, double timeout,
+                     const StepDone& step_done)
+    : attention_(attention), world_(world), timeout_(timeout) {
   const Job& job = input.job();
   const FoldSpec& spec = job.spec;
   const std::size_t element = size_of(spec.dtype);
   const std::int64_t q_rows = attention.q_rows();
   const std::int64_t k_rows = attention.k_rows();
   const JobLayout& layout = attention.layout();
-  const int rank = world.rank();
-
-  RankResult result;
-  result.rows = q_rows;
-  result.runs = packed_runs(layout.queries.runs(rank), job.cu_q());
-  Buffer q, k, v, workspace;
-  MutableTensorView views[3];
+  result_.rows = q_rows;
+  result_.runs = packed_runs(layout.queries.runs(world.rank()), job.cu_q());
   together(world, timeout, [&] {
     Backend& backend = attention.backend();
-    q = backend.allocate(bytes_of(q_rows, spec.heads, spec.head_dim, element));
-    k = backend.allocate(bytes_of(k_rows, spec.kv_heads, spec.head_dim, element));
-    v = backend.allocate(bytes_of(k_rows, spec.kv_heads, spec.head_dim_v, element));
-    result.out = backend.allocate(bytes_of(q_rows, spec.heads, spec.head_dim_v, element));
-    result.lse = backend.allocate(bytes_of(q_rows, spec.heads, 1, sizeof(float)));
-    workspace = backend.allocate(attention.workspace_bytes());
-    views[0] = dense_view(static_cast<void*>(q.data()), spec.dtype, q_rows, spec.heads, spec.head_dim);
-    views[1] = dense_view(static_cast<void*>(k.data()), spec.dtype, k_rows, spec.kv_heads, spec.head_dim);
-    views[2] = dense_view(static_cast<void*>(v.data()), spec.dtype, k_rows, spec.kv_heads, spec.head_dim_v);
-    const std::vector<PackedRun> key_runs = packed_runs(layout.keys.runs(rank), job.cu_k());
-    input.read(SyntheticTensor::kQ, result.runs, views[0]);
-    input.read(SyntheticTensor::kK, key_runs, views[1]);
-    input.read(SyntheticTensor::kV, key_runs, views[2]);
-    result.non_finite = {count_non_finite(views[0]), count_non_finite(views[1]), count_non_finite(views[2])};
-  });
+    q_ = backend.allocate(bytes_of(q_rows, spec.heads, spec.head_dim, element));
+    k_ = backend.allocate(bytes_of(k_rows, spec.kv_heads, spec.head_dim, element));
+    v_ = backend.allocate(bytes_of(k_rows, spec.kv_heads, spec.head_dim_v, element));
+    result_.out = backend.allocate(bytes_of(q_rows, spec.heads, spec.head_dim_v, element));
+    result_.lse = backend.allocate(bytes_of(q_rows, spec.heads, 1, sizeof(float)));
+    workspace_ = backend.allocate(attention.workspace_bytes());
 
-  Inputs inputs{views[0], views[1], views[2], spec.sinks ? input.sinks().data() : nullptr};
-  const Outputs outputs{
-      dense_view(static_cast<void*>(result.out.data()), spec.dtype, q_rows, spec.heads, spec.head_dim_v),
-      result.lse_view(spec), std::nullopt};
-  result.stats =
-      attention.run(inputs, outputs, std::span<std::byte>(workspace.data(), workspace.bytes()), {}, block_done);
+    Staging staging(backend, timeout);
+    std::int64_t before = 0;
+    const auto load = [&](SyntheticTensor tensor, const std::vector<PackedRun>& runs, const MutableTensorView& rows,
+                          std::int64_t& non_finite) {
+      const auto fill = [&](std::span<const PackedRun> piece, const MutableTensorView& host) {
+        input.read(tensor, piece, host);
+        non_finite += count_non_finite(host);
+      };
+      staging.load(runs, rows, fill, [&](std::int64_t done) {
+        if (step_done) step_done("row of input", before + done, q_rows + 2 * k_rows);
+      });
+      before += rows.tokens;
+      return rows;
+    };
+    const std::vector<PackedRun> key_runs = packed_runs(layout.keys.runs(world.rank()), job.cu_k());
+    const auto view = [&](const Buffer& buffer, std::int64_t rows, int heads, int dim) {
+      return dense_view(static_cast<void*>(buffer.data()), spec.dtype, rows, heads, dim);
+    };
+    NonFinite& found = result_.non_finite;
+    inputs_.q = load(SyntheticTensor::kQ, result_.runs, view(q_, q_rows, spec.heads, spec.head_dim), found.q);
+    inputs_.k = load(SyntheticTensor::kK, key_runs, view(k_, k_rows, spec.kv_heads, spec.head_dim), found.k);
+    inputs_.v = load(SyntheticTensor::kV, key_runs, view(v_, k_rows, spec.kv_heads, spec.head_dim_v), found.v);
+    if (spec.sinks) {
+      const auto bytes = static_cast<std::int64_t>(input.sinks().size() * sizeof(float));
+      sinks_ = backend.allocate(static_cast<std::size_t>(bytes));
+      backend.copy_rows(sinks_.data(), bytes, input.sinks().data(), bytes, bytes, 1, backend.stream());
+      backend.synchronize(backend.mark(backend.stream()), Deadline::after(timeout), {});
+      inputs_.sinks = reinterpret_cast<const float*>(sinks_.data());
+    }
+    outputs_ = {view(result_.out, q_rows, spec.heads, spec.head_dim_v), result_.lse_view(spec), std::nullopt};
+  });
+}
+
+RunStats LoadedJob::run(RunMode mode, const StepDone& step_done) {
+  BlockDone block_done;
+  if (step_done) {
+    block_done = [&step_done](std::int64_t done, std::int64_t all) { step_done("block", done, all); };
+  }
+  world_.barrier(Deadline::after(timeout_));
+  const RunStats stats = attention_.run(inputs_, outputs_, std::span<std::byte>(workspace_.data(), workspace_.bytes()),
+                                        attention_.backend().stream(), block_done, mode);
   // Ranks may end far apart, where their sequences have nothing to do with each other.
-  world.barrier(Deadline::after(timeout + attention.prediction().seconds));
-  return result;
+  world_.barrier(Deadline::after(timeout_ + attention_.prediction().seconds));
+  return stats;
+}
+
+RankResult LoadedJob::fetch(const RunStats& stats) {
+  result_.stats = stats;
+  if (attention_.backend().memory() == MemoryKind::kHost) return std::move(result_);
+  together(world_, timeout_, [&] {
+    Staging staging(attention_.backend(), timeout_);
+    for (Buffer* buffer : {&result_.out, &result_.lse}) {
+      Buffer host = allocate_host(buffer->bytes());
+      staging.store(buffer->data(), host.data(), buffer->bytes());
+      *buffer = std::move(host);
+    }
+  });
+  return std::move(result_);
+}
+
+RankResult execute_job(const JobInput& input, Attention& attention, Transport& world, double timeout,
+                       const StepDone& step_done) {
+  LoadedJob loaded(input, attention, world, timeout, step_done);
+  return loaded.fetch(loaded.run(RunMode::kWhole, step_done));
 }
 
 Digests digest_result(const JobInput& input, const RankResult& result, Transport& world, double timeout) {

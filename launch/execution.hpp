@@ -3,7 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "attention/attention.hpp"
@@ -40,9 +42,35 @@ struct RankResult {
   RowView lse_view(const FoldSpec& spec) const;
 };
 
-// Collective over `world`, in which `attention` was made.
+// Called with the steps that are done of all of `what` ("row of input", "block"); for progress displays.
+using StepDone = std::function<void(std::string_view what, std::int64_t done, std::int64_t all)>;
+
+// This rank's rows of a job in the memory of its kernel, ready to be computed any number of times. All calls are
+// collective over `world`, in which `attention` was made; all of them outlive the object.
+class LoadedJob {
+ public:
+  // Allocates everything and reads the rows.
+  LoadedJob(const JobInput& input, Attention& attention, Transport& world, double timeout,
+            const StepDone& step_done = {});
+
+  // Begins on all ranks at once and returns when all are done.
+  RunStats run(RunMode mode = RunMode::kWhole, const StepDone& step_done = {});
+  // The rows of the last run, in host memory. Ends the object's use.
+  RankResult fetch(const RunStats& stats);
+
+ private:
+  Attention& attention_;
+  Transport& world_;
+  double timeout_;
+  RankResult result_;
+  Buffer q_, k_, v_, sinks_, workspace_;
+  Inputs inputs_;
+  Outputs outputs_;
+};
+
+// Loads, runs once and fetches.
 RankResult execute_job(const JobInput& input, Attention& attention, Transport& world, double timeout,
-                       const BlockDone& block_done = {});
+                       const StepDone& step_done = {});
 
 struct Digests {
   std::string out;

@@ -219,7 +219,7 @@ int plan_job(const Invocation& invocation) {
   const Options library = library_options(config, inputs.front().job());
   const KernelChoice choice = choose_kernel(inputs.front().job().spec, library.kernel);
   const std::unique_ptr<Backend> backend =
-      choice.row->make_backend({library.threads > 0 ? library.threads : usable_processors().count, library.device});
+      choice.row->make_backend({library.threads > 0 ? library.threads : usable_processors().count, 0});
   const std::unique_ptr<FoldKernel> kernel = choice.row->make_kernel(inputs.front().job().spec, *backend);
 
   const Route route = planned_route(config);

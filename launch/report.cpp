@@ -276,8 +276,7 @@ void gather_world(Report& report, Attention& attention, Transport& world, double
   report.plan = figures;
 }
 
-void gather_figures(Report& report, const Attention& attention, const RankResult& result, Transport& world,
-                    double timeout) {
+void gather_figures(Report& report, Attention& attention, const RankResult& result, Transport& world, double timeout) {
   const Plan& plan = attention.plan();
   RankFigures mine;
   mine.seconds = result.stats.seconds;
@@ -285,7 +284,8 @@ void gather_figures(Report& report, const Attention& attention, const RankResult
   mine.flops = plan.flops();
   // Ranks that are threads share the process and its memory.
   const std::size_t ranks_here = world.name().ends_with("threads") ? static_cast<std::size_t>(world.size()) : 1;
-  mine.memory_peak = peak_resident_bytes() / ranks_here;
+  const bool shared = attention.backend().memory() == MemoryKind::kHost;
+  mine.memory_peak = attention.backend().peak_memory() / (shared ? ranks_here : 1);
   mine.memory_planned = plan.memory_bytes;
   mine.tokens = result.rows;
   mine.bytes_received = plan.bytes_received();

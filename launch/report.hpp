@@ -82,7 +82,6 @@ int run_reported(std::string_view command, const Invocation& invocation, Transpo
 
 // Collective; every rank gets all.
 void gather_world(Report& report, Attention& attention, Transport& world, double timeout);
-void gather_figures(Report& report, const Attention& attention, const RankResult& result, Transport& world,
-                    double timeout);
+void gather_figures(Report& report, Attention& attention, const RankResult& result, Transport& world, double timeout);
 
 }  // namespace ringattn

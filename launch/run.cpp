@@ -100,9 +100,9 @@ int run_job(const Invocation& invocation, Transport& world, Report& report) {
   }
 
   ProgressDisplay progress(options, first);
-  const RankResult result =
-      execute_job(*input, attention, world, options.timeout,
-                  [&](std::int64_t done, std::int64_t all) { progress.update("block", done, all); });
+  const RankResult result = execute_job(
+      *input, attention, world, options.timeout,
+      [&](std::string_view what, std::int64_t done, std::int64_t all) { progress.update(what, done, all); });
   progress.clear();
   report.digests = digest_result(*input, result, world, options.timeout);
   gather_figures(report, attention, result, world, options.timeout);

@@ -217,8 +217,9 @@ bool verify_single(const Invocation& invocation, const JobInput& input, const Op
     return true;
   }
   ProgressDisplay progress(options, world.rank() == 0);
-  RankResult result = execute_job(input, attention, world, options.timeout,
-                                  [&](std::int64_t done, std::int64_t all) { progress.update("block", done, all); });
+  RankResult result = execute_job(
+      input, attention, world, options.timeout,
+      [&](std::string_view what, std::int64_t done, std::int64_t all) { progress.update(what, done, all); });
   progress.clear();
   report.digests = digest_result(input, result, world, options.timeout);
   gather_figures(report, attention, result, world, options.timeout);

@@ -81,7 +81,7 @@ class Runner {
   const Layout& even() const { return even_; }
   std::int64_t rows() const { return even_.tokens(world_.rank()); }
 
-  EvenResult run(const Shape& shape, const BlockDone& block_done) {
+  EvenResult run(const Shape& shape) {
     const FoldSpec& spec = input_.job().spec;
     const std::unique_ptr<Transport> part = world_.split(shape.ranks, Deadline::after(timeout_));
     Options options = library_;
@@ -95,7 +95,7 @@ class Runner {
         Attention attention(input_.job(), *part, options);
         layout = attention.layout().queries;
         blocks_ = static_cast<std::int64_t>(attention.plan().blocks.size());
-        result = execute_job(input_, attention, *part, timeout_, block_done);
+        result = execute_job(input_, attention, *part, timeout_);
       } catch (const AgreedError& error) {
         agreed = error;
       }
@@ -111,8 +111,8 @@ class Runner {
       even.lse = allocate_host(bytes(rows(), lse_bytes(spec)));
     });
     const Layout from = widened(*layout, input_.job(), world_.size());
-    reshard(world_, from, even_, result.out.data(), even.out.data(), out_bytes(spec), Deadline::after(timeout_));
-    reshard(world_, from, even_, result.lse.data(), even.lse.data(), lse_bytes(spec), Deadline::after(timeout_));
+    reshard(world_.host(), from, even_, result.out.data(), even.out.data(), out_bytes(spec), Deadline::after(timeout_));
+    reshard(world_.host(), from, even_, result.lse.data(), even.lse.data(), lse_bytes(spec), Deadline::after(timeout_));
     return even;
   }
 
@@ -145,7 +145,7 @@ class Runner {
   // The layout that the shape's ranks deal, on a rank that isn't among them.
   Layout dealt_layout(const Shape& shape, const Options& options) const {
     const KernelChoice choice = choose_kernel(input_.job().spec, options.kernel);
-    const auto backend = choice.row->make_backend({std::max(1, options.threads), options.device});
+    const auto backend = choice.row->make_backend({std::max(1, options.threads), world_.device()});
     const auto kernel = choice.row->make_kernel(input_.job().spec, *backend);
     return make_layout(input_.job(), shape.ranks, shape.layout, kernel->query_tile(), kernel->key_tile()).queries;
   }
@@ -187,7 +187,7 @@ bool verify_shapes(const Invocation& invocation, const JobInput& input, const Op
   Table table({{"ranks"}, {"layout"}, {"stripe", "(tokens)"}, {"block", "(tokens)"}, {"blocks"}, {"verdict"}});
   for (std::size_t i = 0; i < shapes.size(); ++i) {
     const Shape& shape = shapes[i];
-    EvenResult result = runner.run(shape, {});
+    EvenResult result = runner.run(shape);
     progress.update("shape", static_cast<std::int64_t>(i + 1), static_cast<std::int64_t>(shapes.size()));
     std::optional<Difference> difference;
     if (i == 0) {

@@ -7,6 +7,7 @@
 
 #include "attention/engine.hpp"
 #include "attention/handshake.hpp"
+#include "attention/machine_model.hpp"
 #include "attention/workspace.hpp"
 #include "base/error.hpp"
 #include "base/host.hpp"
@@ -136,6 +137,14 @@ struct Attention::Impl {
   std::unique_ptr<Backend> backend;
   std::unique_ptr<FoldKernel> kernel;
   std::optional<Forecast> forecast;
+  Buffer block_buffers;  // on devices
+
+  // Peers write to a device's block buffers, so they are memory that transports may map: not the caller's.
+  bool owns_block_buffers() const { return backend->memory() == MemoryKind::kDevice && transport.size() > 1; }
+  WorkspaceLayout workspace(std::int64_t q_rows, std::int64_t staged_rows) const {
+    return workspace_layout(job.spec, kernel->state_bytes(q_rows),
+                            owns_block_buffers() ? 0 : forecast->plan.buffer_rows, staged_rows);
+  }
 
   Deadline deadline() const { return Deadline::after(options.timeout_seconds); }
 
@@ -153,13 +162,14 @@ struct Attention::Impl {
 };
 
 Attention::Attention(Job job, Transport& transport, Options options)
-    : impl_(new Impl{std::move(job), std::move(options), transport, {}, nullptr, nullptr, std::nullopt}) {
+    : impl_(new Impl{std::move(job), std::move(options), transport, {}, nullptr, nullptr, std::nullopt, {}}) {
   Impl& impl = *impl_;
   if (impl.options.threads == 0) impl.options.threads = share_of_processors(transport, impl.deadline());
   impl.together([&impl] {
     check_job(impl.job);
     impl.choice = choose_kernel(impl.job.spec, impl.options.kernel);
-    impl.backend = impl.choice.row->make_backend({impl.options.threads, impl.options.device});
+    impl.backend = impl.choice.row->make_backend({impl.options.threads, impl.transport.device()});
+    if (impl.options.machine == MachineModel{}) impl.options.machine = default_machine(impl.choice.row->backend);
     impl.kernel = impl.choice.row->make_kernel(impl.job.spec, *impl.backend);
     if (impl.backend->memory() != impl.transport.memory() && impl.transport.size() > 1) {
       fail(ErrorCode::kUnsupported,
@@ -175,6 +185,10 @@ Attention::Attention(Job job, Transport& transport, Options options)
     impl.forecast = ringattn::forecast(impl.job, impl.options, *impl.kernel, impl.transport.route(),
                                        impl.transport.size(), impl.transport.rank());
     impl.kernel->reserve(task_limits(impl.forecast->plan));
+    if (impl.owns_block_buffers()) {
+      impl.block_buffers =
+          impl.backend->allocate(block_buffers_layout(impl.job.spec, impl.forecast->plan.buffer_rows).bytes);
+    }
   });
 }
 
@@ -193,11 +207,11 @@ std::int64_t Attention::k_rows() const { return layout().keys.tokens(impl_->tran
 
 std::size_t Attention::workspace_bytes(bool dense_kv) const {
   const std::int64_t staged_rows = dense_kv || impl_->transport.size() == 1 ? 0 : k_rows();
-  return workspace_layout(impl_->job.spec, impl_->kernel->state_bytes(q_rows()), plan().buffer_rows, staged_rows).bytes;
+  return impl_->workspace(q_rows(), staged_rows).bytes;
 }
 
 RunStats Attention::run(const Inputs& inputs, const Outputs& outputs, std::span<std::byte> workspace, Stream stream,
-                        const BlockDone& block_done) {
+                        const BlockDone& block_done, RunMode mode) {
   Impl& impl = *impl_;
   const FoldSpec& spec = impl.job.spec;
   const bool dense_kv = inputs.k.is_dense() && inputs.v.is_dense();
@@ -220,10 +234,17 @@ RunStats Attention::run(const Inputs& inputs, const Outputs& outputs, std::span<
     }
   });
   const std::int64_t staged_rows = dense_kv || impl.transport.size() == 1 ? 0 : k_rows();
-  const WorkspaceLayout layout =
-      workspace_layout(spec, impl.kernel->state_bytes(q_rows()), plan().buffer_rows, staged_rows);
+  const WorkspaceLayout layout = impl.workspace(q_rows(), staged_rows);
+  const auto rows_at = [](std::byte* base, const std::size_t(&at)[2]) { return KvRows{base + at[0], base + at[1]}; };
+  const WorkspaceLayout own = block_buffers_layout(spec, plan().buffer_rows);
+  std::array<KvRows, 2> buffers;
+  for (std::size_t parity = 0; parity < 2; ++parity) {
+    buffers[parity] = impl.owns_block_buffers() ? rows_at(impl.block_buffers.data(), own.buffers[parity])
+                                                : rows_at(workspace.data(), layout.buffers[parity]);
+  }
   return run_engine({plan(), spec, impl.options, impl.transport, *impl.backend, *impl.kernel, inputs, outputs,
-                     workspace.data(), layout, stream, block_done});
+                     workspace.data() + layout.state, buffers, rows_at(workspace.data(), layout.staged), stream,
+                     block_done, mode});
 }
 
 }  // namespace ringattn

@@ -44,10 +44,10 @@ struct Options {
   bool checksum = false;          // verify each part of a block after its travels
   bool state_out = false;         // run() also writes Outputs::state
   int threads = 0;                // of a host kernel; 0: this rank's share of the processors it may use
-  int device = 0;                 // of a device kernel
   // Of every single wait for a peer that should be ready. A wait for one that computes lasts longer by ten times what
   // the machine model predicts for the longest block.
   double timeout_seconds = 60.0;
+  // What the plan and the deadlines assume; left as it is, default_machine() of the kernel's backend.
   MachineModel machine;
 };
 
@@ -66,9 +66,9 @@ struct Outputs {
   std::optional<FoldStateView> state;  // with Options::state_out
 };
 
-// What happened in a block on this rank; seconds since run() began.
+// What happened in a block on this rank; seconds since run() began, on a device by the clock of its stream.
 struct BlockTimes {
-  double posted = 0.0;      // transfer handed to the transport
+  double posted = 0.0;      // its transfer may begin
   double wait_begin = 0.0;  // nothing left to fold until it arrives
   double fold_begin = 0.0;
   double fold_end = 0.0;
@@ -79,6 +79,10 @@ struct RunStats {
   double exposed_seconds = 0.0;  // waiting for blocks
   std::vector<BlockTimes> blocks;
 };
+
+// Whether blocks travel. kFoldsOnly leaves the transfers out and folds what an earlier run left in the block buffers:
+// the time of the computation alone, for measurements. Its results mean nothing.
+enum class RunMode { kWhole, kFoldsOnly };
 
 // Called after each block with the number of blocks done and of all blocks; for progress displays.
 using BlockDone = std::function<void(std::int64_t done, std::int64_t all)>;
@@ -103,15 +107,15 @@ class Attention {
   std::int64_t q_rows() const;  // rows of this rank's q, out and lse
   std::int64_t k_rows() const;  // rows of this rank's k and v
 
-  // Bytes run() needs beside inputs and outputs: fold state, two blocks, and a dense copy of k and v if the caller's
-  // are strided (`dense_kv` false).
+  // Bytes run() needs beside inputs and outputs: fold state, two blocks (on devices those are the object's own, because
+  // peers write to them), and a dense copy of k and v if the caller's are strided (`dense_kv` false).
   std::size_t workspace_bytes(bool dense_kv = true) const;
 
   // Collective. Computes this rank's rows of O and LSE. `workspace` is at least workspace_bytes() long, aligned to 256,
   // in the kernel's kind of memory. On devices the work is enqueued on `stream` and complete when run() returns.
   // Throws kUsage for shapes that don't fit the job, kPeer for a deadline or a dead peer.
   RunStats run(const Inputs& inputs, const Outputs& outputs, std::span<std::byte> workspace, Stream stream = {},
-               const BlockDone& block_done = {});
+               const BlockDone& block_done = {}, RunMode mode = RunMode::kWhole);
 
  private:
   struct Impl;

@@ -3,6 +3,9 @@
 // folds.
 #pragma once
 
+#include <array>
+#include <cstddef>
+
 #include "attention/attention.hpp"
 #include "attention/workspace.hpp"
 
@@ -17,10 +20,12 @@ struct EngineRun {
   FoldKernel& kernel;
   const Inputs& inputs;
   const Outputs& outputs;
-  std::byte* workspace;  // as `layout` says
-  const WorkspaceLayout& layout;
+  std::byte* state;               // FoldKernel::state_bytes()
+  std::array<KvRows, 2> buffers;  // block b uses buffers[b % 2]
+  KvRows staged;                  // for the dense copy of a strided shard
   Stream stream;
   const BlockDone& block_done;
+  RunMode mode;
 };
 
 RunStats run_engine(const EngineRun& run);

@@ -16,6 +16,9 @@ struct MachineModel {
   bool operator==(const MachineModel&) const = default;
 };
 
+// What is assumed of a backend's machine where nobody has measured it; "cpu" is MachineModel's own.
+MachineModel default_machine(std::string_view backend);
+
 // A file's text with the four members of MachineModel by these names: TOML if `path` ends in ".toml", else JSON. Throws
 // kFile for anything else: other names, missing names, numbers that aren't positive (latency: negative).
 MachineModel parse_machine_model(std::string_view text, const std::string& path);

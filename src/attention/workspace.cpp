@@ -33,4 +33,8 @@ WorkspaceLayout workspace_layout(const FoldSpec& spec, std::size_t state_bytes, 
   return layout;
 }
 
+WorkspaceLayout block_buffers_layout(const FoldSpec& spec, std::int64_t buffer_rows) {
+  return workspace_layout(spec, 0, buffer_rows, 0);
+}
+
 }  // namespace ringattn

@@ -29,6 +29,9 @@ struct WorkspaceLayout {
 WorkspaceLayout workspace_layout(const FoldSpec& spec, std::size_t state_bytes, std::int64_t buffer_rows,
                                  std::int64_t staged_rows);
 
+// The two block buffers alone.
+WorkspaceLayout block_buffers_layout(const FoldSpec& spec, std::int64_t buffer_rows);
+
 // Bytes of one token's row of K or of V.
 std::int64_t k_row_bytes(const FoldSpec& spec);
 std::int64_t v_row_bytes(const FoldSpec& spec);

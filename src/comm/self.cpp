@@ -15,12 +15,13 @@ namespace {
 
 class SelfTransport final : public Transport {
  public:
-  explicit SelfTransport(MemoryKind memory) : memory_(memory) {}
+  SelfTransport(MemoryKind memory, int device) : memory_(memory), device_(device) {}
 
   int rank() const override { return 0; }
   int size() const override { return 1; }
   std::string_view name() const override { return "self"; }
   MemoryKind memory() const override { return memory_; }
+  int device() const override { return device_; }
   Route route() const override { return Route::kDirect; }
 
   std::vector<std::string> all_gather(std::string_view bytes, const Deadline&) override {
@@ -49,7 +50,7 @@ class SelfTransport final : public Transport {
   std::unique_ptr<Transport> split(int size, const Deadline&) override {
     check_alive();
     check_split(size, 1);
-    return make_self_transport(memory_);
+    return make_self_transport(memory_, device_);
   }
 
   bool abort(const Error& error) override {
@@ -64,6 +65,7 @@ class SelfTransport final : public Transport {
   }
 
   MemoryKind memory_;
+  int device_;
   Ticket posted_ = 0;
   Ticket waited_ = 0;
   std::optional<Error> aborted_;
@@ -71,6 +73,8 @@ class SelfTransport final : public Transport {
 
 }  // namespace
 
-std::unique_ptr<Transport> make_self_transport(MemoryKind memory) { return std::make_unique<SelfTransport>(memory); }
+std::unique_ptr<Transport> make_self_transport(MemoryKind memory, int device) {
+  return std::make_unique<SelfTransport>(memory, device);
+}
 
 }  // namespace ringattn

@@ -8,7 +8,7 @@
 
 namespace ringattn {
 
-// `memory` is the kind of memory that the job's backend uses.
-std::unique_ptr<Transport> make_self_transport(MemoryKind memory = MemoryKind::kHost);
+// `memory` is the kind of memory that the job's backend uses, `device` its device.
+std::unique_ptr<Transport> make_self_transport(MemoryKind memory = MemoryKind::kHost, int device = 0);
 
 }  // namespace ringattn

@@ -84,6 +84,8 @@ class Transport : public Bootstrap {
  public:
   virtual std::string_view name() const = 0;
   virtual MemoryKind memory() const = 0;
+  // Of device transports: the device whose memory this rank moves, by its index in this process.
+  virtual int device() const { return 0; }
   virtual Route route() const = 0;
 
   // Spans stay valid, and the sends' data unchanged, until wait() has returned for the ticket; on devices until the
@@ -99,6 +101,10 @@ class Transport : public Bootstrap {
   // Gives up every exchange in flight: when it returns, nothing is written to this rank's spans any more. For a rank
   // that fails between post() and wait(), before it frees them.
   virtual void abandon() noexcept = 0;
+
+  // The same ranks as a transport of host memory: of device transports the one beside them, else itself. Not while
+  // exchanges are in flight here.
+  virtual Transport& host() { return *this; }
 
   // Ranks 0 … size − 1 of this world as a world of their own, nullptr on the others. Collective over the whole world.
   virtual std::unique_ptr<Transport> split(int size, const Deadline& deadline) = 0;

@@ -129,15 +129,23 @@ class Backend {
   virtual std::string identity() const = 0;
   // Throws kMemory when the device is too small.
   virtual Buffer allocate(std::size_t bytes) = 0;
+  // A queue of the backend's own, for callers that have none.
+  virtual Stream stream() = 0;
   // Copies `rows` rows of `row_bytes`; strides in bytes. Ordered on `stream`.
   virtual void copy_rows(void* target, std::int64_t target_stride, const void* source, std::int64_t source_stride,
                          std::int64_t row_bytes, std::int64_t rows, Stream stream) = 0;
-  // Marks what has been enqueued on `stream` so far.
+  // Marks what has been enqueued on `stream` so far. Valid until forget_marks().
   virtual Mark mark(Stream stream) = 0;
   // Returns when the stream has passed the mark. Calls `progress` while it waits; throws kPeer past the deadline.
   virtual void synchronize(Mark mark, const Deadline& deadline, const Progress& progress) = 0;
+  // Seconds between two marks that the stream has passed.
+  virtual double elapsed(Mark from, Mark to) = 0;
+  virtual void forget_marks() = 0;
   // How many blocks the host may enqueue before the device has finished them; 0 where fold() does the work itself.
   virtual int blocks_ahead() const = 0;
+  // The most bytes in use so far: of a host, by this process; of a device, since the backend was made, by whoever uses
+  // it.
+  virtual std::size_t peak_memory() = 0;
 };
 
 // One fold kernel for one FoldSpec on one backend.

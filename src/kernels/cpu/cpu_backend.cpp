@@ -38,4 +38,15 @@ void CpuBackend::copy_rows(void* target, std::int64_t target_stride, const void*
   }
 }
 
+Mark CpuBackend::mark(Stream) {
+  marks_.push_back(std::chrono::steady_clock::now());
+  return static_cast<Mark>(marks_.size()) - 1;
+}
+
+double CpuBackend::elapsed(Mark from, Mark to) {
+  return std::chrono::duration<double>(marks_.at(static_cast<std::size_t>(to)) -
+                                       marks_.at(static_cast<std::size_t>(from)))
+      .count();
+}
+
 }  // namespace ringattn::cpu

@@ -2,10 +2,13 @@
 // The cpu backend: host memory, a number of threads, and the SIMD target that its kernels use.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
+#include "base/host.hpp"
 #include "kernels/cpu/tile_ops.hpp"
 #include "kernels/fold.hpp"
 
@@ -22,16 +25,21 @@ class CpuBackend final : public Backend {
   MemoryKind memory() const override { return MemoryKind::kHost; }
   std::string identity() const override { return tile_ops_.target; }
   Buffer allocate(std::size_t bytes) override { return allocate_host(bytes); }
+  Stream stream() override { return {}; }
   void copy_rows(void* target, std::int64_t target_stride, const void* source, std::int64_t source_stride,
                  std::int64_t row_bytes, std::int64_t rows, Stream stream) override;
-  // Host work is finished when its call returns: there is nothing to wait for.
-  Mark mark(Stream) override { return 0; }
+  // Host work is finished when its call returns: a mark is the time of its call, and there is nothing to wait for.
+  Mark mark(Stream) override;
   void synchronize(Mark, const Deadline&, const Progress&) override {}
+  double elapsed(Mark from, Mark to) override;
+  void forget_marks() override { marks_.clear(); }
   int blocks_ahead() const override { return 0; }
+  std::size_t peak_memory() override { return peak_resident_bytes(); }
 
  private:
   int threads_;
   const TileOps& tile_ops_;
+  std::vector<std::chrono::steady_clock::time_point> marks_;
 };
 
 }  // namespace ringattn::cpu

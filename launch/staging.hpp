@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rows on their way between host code (files, digests) and the memory of a backend. Host memory needs no way. A
+// device's rows go through two pinned buffers: one is filled or emptied by the host while the other is copied.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <span>
+
+#include "attention/packed_run.hpp"
+#include "base/tensor.hpp"
+#include "kernels/fold.hpp"
+
+namespace ringattn {
+
+class Staging {
+ public:
+  // Puts the tokens of `runs` into `rows`, [total_tokens(runs), heads, dim] in host memory.
+  using Fill = std::function<void(std::span<const PackedRun> runs, const MutableTensorView& rows)>;
+  // Called with the rows that are done of those asked for.
+  using Moved = std::function<void(std::int64_t rows)>;
+
+  // `seconds`: the most that the copy of one buffer may take.
+  Staging(Backend& backend, double seconds);
+
+  // Fills `target` (dense, [total_tokens(runs), heads, dim], in the backend's memory) piece by piece, in order.
+  void load(std::span<const PackedRun> runs, const MutableTensorView& target, const Fill& fill, const Moved& moved);
+  // Copies dense rows of the backend's memory to the host.
+  void store(const std::byte* source, std::byte* target, std::size_t bytes);
+
+ private:
+  struct Half {
+    Buffer bytes;
+    Mark copied = 0;
+    bool in_flight = false;
+  };
+
+  // The next of the two buffers, once its last copy is done.
+  Half& take();
+  void send(Half& half, void* target, const void* source, std::size_t bytes);
+  void finish();
+
+  Backend& backend_;
+  double seconds_;
+  Half halves_[2];
+  int next_ = 0;
+};
+
+}  // namespace ringattn

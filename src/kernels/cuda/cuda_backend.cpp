@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cuda/cuda_backend.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <thread>
+
+#include "base/error.hpp"
+#include "base/gpu.hpp"
+
+namespace ringattn::cuda {
+
+namespace {
+
+const Gpu& gpu_of(int device) {
+  const auto gpus = visible_gpus();
+  if (device < 0 || static_cast<std::size_t>(device) >= gpus.size()) {
+    const std::string why = gpus_unavailable();
+    fail(ErrorCode::kUnsupported, fmt::format("there is no GPU {}", device),
+         why.empty() ? fmt::format("this process sees {}", gpus.size()) : why, "See `ringattn info`.");
+  }
+  return gpus[static_cast<std::size_t>(device)];
+}
+
+CudaStream make_stream(int device) {
+  const DeviceGuard guard(device);
+  return {};
+}
+
+}  // namespace
+
+CudaBackend::CudaBackend(int device) : device_(gpu_of(device).device), stream_(make_stream(device)) {
+  const Gpu& gpu = gpu_of(device);
+  identity_ = fmt::format("{} (sm_{}{})", gpu.name, gpu.compute_major, gpu.compute_minor);
+  free_before_ = least_free_ = gpu_memory(device_).free;
+}
+
+Buffer CudaBackend::allocate(std::size_t bytes) {
+  Buffer buffer = allocate_device(bytes, device_);
+  see_memory();
+  return buffer;
+}
+
+void CudaBackend::copy_rows(void* target, std::int64_t target_stride, const void* source, std::int64_t source_stride,
+                            std::int64_t row_bytes, std::int64_t rows, Stream stream) {
+  if (rows <= 0 || row_bytes <= 0) return;
+  const DeviceGuard guard(device_);
+  if (target_stride == row_bytes && source_stride == row_bytes) {
+    check_cuda(cudaMemcpyAsync(target, source, static_cast<std::size_t>(row_bytes * rows), cudaMemcpyDefault,
+                               cuda_stream(stream)),
+               "cudaMemcpyAsync");
+    return;
+  }
+  check_cuda(cudaMemcpy2DAsync(target, static_cast<std::size_t>(target_stride), source,
+                               static_cast<std::size_t>(source_stride), static_cast<std::size_t>(row_bytes),
+                               static_cast<std::size_t>(rows), cudaMemcpyDefault, cuda_stream(stream)),
+             "cudaMemcpy2DAsync");
+}
+
+Mark CudaBackend::mark(Stream stream) {
+  const DeviceGuard guard(device_);
+  if (marks_ == events_.size()) events_.emplace_back(true);
+  events_[marks_].record(cuda_stream(stream));
+  return static_cast<Mark>(marks_++);
+}
+
+const CudaEvent& CudaBackend::event(Mark mark) const {
+  if (mark < 0 || static_cast<std::size_t>(mark) >= marks_) {
+    fail(ErrorCode::kInternal, fmt::format("there is no mark {}", mark), fmt::format("{} are known", marks_));
+  }
+  return events_[static_cast<std::size_t>(mark)];
+}
+
+void CudaBackend::synchronize(Mark mark, const Deadline& deadline, const Progress& progress) {
+  const DeviceGuard guard(device_);
+  const CudaEvent& awaited = event(mark);
+  while (!awaited.passed()) {
+    if (progress) progress();
+    if (deadline.expired()) {
+      fail(ErrorCode::kPeer, fmt::format("GPU {} did not finish within {} s", device_, deadline.seconds()),
+           "its work waits for a peer, or is slower than predicted", "Raise --timeout if it is only slow.");
+    }
+    std::this_thread::yield();
+  }
+  see_memory();
+}
+
+double CudaBackend::elapsed(Mark from, Mark to) {
+  const DeviceGuard guard(device_);
+  float milliseconds = 0.0F;
+  check_cuda(cudaEventElapsedTime(&milliseconds, event(from).get(), event(to).get()), "cudaEventElapsedTime");
+  return static_cast<double>(milliseconds) * 1e-3;
+}
+
+void CudaBackend::see_memory() { least_free_ = std::min(least_free_, gpu_memory(device_).free); }
+
+std::size_t CudaBackend::peak_memory() {
+  see_memory();
+  return free_before_ - least_free_;
+}
+
+}  // namespace ringattn::cuda

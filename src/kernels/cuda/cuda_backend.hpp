@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// The cuda backend: one GPU's memory, a stream of its own, and marks that are events.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "base/cuda.hpp"
+#include "kernels/fold.hpp"
+
+namespace ringattn::cuda {
+
+class CudaBackend final : public Backend {
+ public:
+  // Throws kUnsupported where there is no such device.
+  explicit CudaBackend(int device);
+
+  int device() const { return device_; }
+
+  MemoryKind memory() const override { return MemoryKind::kDevice; }
+  std::string identity() const override { return identity_; }
+  Buffer allocate(std::size_t bytes) override;
+  Stream stream() override { return {stream_.get()}; }
+  void copy_rows(void* target, std::int64_t target_stride, const void* source, std::int64_t source_stride,
+                 std::int64_t row_bytes, std::int64_t rows, Stream stream) override;
+  Mark mark(Stream stream) override;
+  void synchronize(Mark mark, const Deadline& deadline, const Progress& progress) override;
+  double elapsed(Mark from, Mark to) override;
+  void forget_marks() override { marks_ = 0; }
+  int blocks_ahead() const override { return 2; }
+  std::size_t peak_memory() override;
+
+ private:
+  const CudaEvent& event(Mark mark) const;
+  void see_memory();
+
+  const int device_;
+  std::string identity_;
+  CudaStream stream_;
+  std::vector<CudaEvent> events_;  // the first marks_ of them are marks
+  std::size_t marks_ = 0;
+  std::size_t free_before_ = 0;  // bytes of the device when the backend was made
+  std::size_t least_free_ = 0;
+};
+
+}  // namespace ringattn::cuda
