@@ -16,7 +16,8 @@ namespace ringattn {
 struct Invocation {
   Config config;
   std::vector<std::string> arguments;
-  bool first_process = true;  // without a world: this process prints and writes
+  bool first_process = true;     // without a world: this process prints and writes
+  std::string transport_reason;  // what was passed over, and why
 };
 
 struct CommandRow {

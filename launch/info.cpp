@@ -6,6 +6,7 @@
 
 #include "base/build.hpp"
 #include "base/environment.hpp"
+#include "base/gpu.hpp"
 #include "base/host.hpp"
 #include "base/json_writer.hpp"
 #include "base/size.hpp"
@@ -75,6 +76,12 @@ void print_tables(const Screen& screen, const DeviceInfo& device) {
   text += fmt::format("build id    {}\n", build_id().empty() ? "none" : build_id());
   text += fmt::format("host        {}: {}, {} processors for this process, {}\n", device.host, device.cpu,
                       device.processors, device.target);
+  for (const Gpu& gpu : visible_gpus()) {
+    text += fmt::format("GPU {:<7} {}, compute capability {}.{}, {} multiprocessors, {}\n", gpu.device, gpu.name,
+                        gpu.compute_major, gpu.compute_minor, gpu.multiprocessors,
+                        format_bytes(static_cast<double>(gpu.memory)));
+  }
+  if (visible_gpus().empty()) text += fmt::format("GPU         none ({})\n", gpus_unavailable());
   text += "\nkernels, in order of preference\n";
   for (const KernelRow& row : kernel_table()) {
     const std::string obstacle = row.unavailable();
@@ -107,7 +114,13 @@ std::string info_json(const Invocation& invocation, const DeviceInfo& device, co
   json.member("compiler", compiler()).member("build_type", build_type());
   json.key("device").begin_object().member("host", device.host).member("cpu", device.cpu);
   json.member("processors", device.processors).member("target", device.target).end_object();
-  json.key("kernels").begin_array();
+  json.key("gpus").begin_array();
+  for (const Gpu& gpu : visible_gpus()) {
+    json.begin_object().member("device", gpu.device).member("name", gpu.name).member("uuid", gpu.uuid);
+    json.member("compute_capability", fmt::format("{}.{}", gpu.compute_major, gpu.compute_minor));
+    json.member("multiprocessors", gpu.multiprocessors).member("memory_bytes", gpu.memory).end_object();
+  }
+  json.end_array().key("kernels").begin_array();
   for (const KernelRow& row : kernel_table()) {
     const std::string obstacle = row.unavailable();
     json.begin_object().member("name", row.name).member("backend", row.backend).member("supports", row.supports);

@@ -29,12 +29,17 @@ void print_job(const Screen& screen, const JobInput& input, const Attention& att
   const std::string tool = version_line();
   const std::size_t hosts = std::set<std::string>(report.hosts.begin(), report.hosts.end()).size();
   screen.context(tool.substr(0, tool.size() - 1));
-  screen.context(fmt::format("world: {} rank{} on {} host{}, transport {}", report.ranks, report.ranks == 1 ? "" : "s",
-                             hosts, hosts == 1 ? "" : "s", report.transport));
+  const std::string& reason = report.invocation->transport_reason;
+  screen.context(fmt::format("world: {} rank{} on {} host{}, transport {}{}", report.ranks,
+                             report.ranks == 1 ? "" : "s", hosts, hosts == 1 ? "" : "s", report.transport,
+                             reason.empty() || reason == "forced" ? "" : fmt::format(" (passed over: {})", reason)));
   screen.context(fmt::format("input: {}", input.source()));
   screen.context(fmt::format("job: {}", job_text(input.job())));
-  screen.context(fmt::format("kernel: {}, {} thread{} a rank; {}", report.kernel, attention.options().threads,
-                             attention.options().threads == 1 ? "" : "s", report.kernel_reason));
+  const int threads = attention.options().threads;
+  const std::string per_rank = attention.kernel().row->backend == "cpu"
+                                   ? fmt::format(", {} thread{} a rank", threads, threads == 1 ? "" : "s")
+                                   : "";
+  screen.context(fmt::format("kernel: {}{}; {}", report.kernel, per_rank, report.kernel_reason));
   screen.context(fmt::format("layout: {}; {} block{}, {} moved, {} planned for a rank",
                              layout_text(attention.layout().request), report.plan->blocks,
                              report.plan->blocks == 1 ? "" : "s",

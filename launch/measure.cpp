@@ -4,8 +4,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
+#include <memory>
 #include <vector>
 
 #include "attention/attention.hpp"
@@ -29,8 +29,11 @@ constexpr int kLatencyRounds = 50;
 double slowest(const std::vector<double>& values) { return *std::max_element(values.begin(), values.end()); }
 
 // Seconds for `rounds` exchanges of `bytes` with both neighbours; the best round counts, for others' noise only adds.
-double best_round(Transport& world, std::size_t bytes, int rounds, double timeout) {
-  std::vector<std::byte> out(bytes), in(bytes);
+double best_round(Transport& world, Backend& backend, std::size_t bytes, int rounds, double timeout) {
+  const Buffer out = backend.allocate(bytes);
+  const Buffer in = backend.allocate(bytes);
+  const Stream stream = backend.stream();
+  const Progress progress = [&world] { world.progress(); };
   const int next = (world.rank() + 1) % world.size();
   const int previous = (world.rank() + world.size() - 1) % world.size();
   double best = INFINITY;
@@ -40,20 +43,18 @@ double best_round(Transport& world, std::size_t bytes, int rounds, double timeou
     exchange.sends.push_back({next, 0, {{out.data(), bytes}}});
     exchange.receives.push_back({previous, 0, {{in.data(), bytes}}});
     world.barrier(Deadline::after(timeout));
-    const auto start = std::chrono::steady_clock::now();
-    world.wait(world.post(std::move(exchange), {}), {}, Deadline::after(timeout));
-    best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    backend.forget_marks();
+    const Mark start = backend.mark(stream);
+    world.wait(world.post(std::move(exchange), stream), stream, Deadline::after(timeout));
+    const Mark end = backend.mark(stream);
+    backend.synchronize(end, Deadline::after(timeout), progress);
+    best = std::min(best, backend.elapsed(start, end));
   }
   return best;
 }
 
-// Operations per second of this rank's folds in a causal job of `tokens` a rank, with the seconds they took.
-struct FoldRate {
-  double seconds = 0.0;
-  double flops_per_second = 0.0;
-};
-
-FoldRate fold_rate(const Config& config, Transport& world, std::int64_t tokens) {
+// A causal job of `tokens` a rank, to be measured with.
+std::unique_ptr<Attention> measured_job(const Config& config, Transport& world, std::int64_t tokens) {
   Job job;
   job.spec.heads = 8;
   job.spec.kv_heads = 2;
@@ -61,10 +62,20 @@ FoldRate fold_rate(const Config& config, Transport& world, std::int64_t tokens) 
   job.sequences = uniform_sequences(1, tokens * world.size(), tokens * world.size());
   Config without_model = config;  // --machine names what is written here
   without_model.options.machine.clear();
-  const Options options = library_options(without_model, job);
-  Attention attention(job, world, options);
-  const JobInput input = JobInput::synthetic(job, 1, attention.options().threads);
-  const RankResult result = execute_job(input, attention, world, options.timeout_seconds);
+  return std::make_unique<Attention>(job, world, library_options(without_model, job));
+}
+
+// Operations per second of this rank's folds, with the seconds they took. The second of two runs, warmed up.
+struct FoldRate {
+  double seconds = 0.0;
+  double flops_per_second = 0.0;
+};
+
+FoldRate fold_rate(Attention& attention, Transport& world) {
+  const JobInput input = JobInput::synthetic(attention.job(), 1, attention.options().threads);
+  LoadedJob loaded(input, attention, world, attention.options().timeout_seconds);
+  loaded.run();
+  const RankResult result = loaded.fetch(loaded.run());
   FoldRate rate;
   for (const BlockTimes& block : result.stats.blocks) rate.seconds += block.fold_end - block.fold_begin;
   rate.flops_per_second = rate.seconds > 0.0 ? attention.plan().flops() / rate.seconds : 0.0;
@@ -76,11 +87,10 @@ FoldRate fold_rate(const Config& config, Transport& world, std::int64_t tokens) 
 MachineModel measure_machine(const Config& config, Transport& world) {
   const double timeout = config.options.timeout;
   MachineModel machine;
-  machine.name =
-      fmt::format("{}, {} rank{}, {}", cpu_model(), world.size(), world.size() == 1 ? "" : "s", world.name());
-
+  std::unique_ptr<Attention> attention;
   for (std::int64_t tokens = kFirstTokens; tokens <= kMostTokens; tokens *= 2) {
-    const std::vector<FoldRate> rates = gather_values(world, fold_rate(config, world, tokens), timeout);
+    attention = measured_job(config, world, tokens);
+    const std::vector<FoldRate> rates = gather_values(world, fold_rate(*attention, world), timeout);
     std::vector<double> seconds_per_flop;
     double longest = 0.0;
     for (const FoldRate& rate : rates) {
@@ -90,9 +100,15 @@ MachineModel measure_machine(const Config& config, Transport& world) {
     if (!seconds_per_flop.empty()) machine.flops_per_second = 1.0 / slowest(seconds_per_flop);
     if (longest >= kFoldSeconds) break;
   }
+  const std::string device =
+      attention->backend().memory() == MemoryKind::kDevice ? attention->backend().identity() : cpu_model();
+  machine.name = fmt::format("{}, {} rank{}, {}", device, world.size(), world.size() == 1 ? "" : "s", world.name());
   if (world.size() == 1) return machine;
-  const double small = slowest(gather_values(world, best_round(world, 8, kLatencyRounds, timeout), timeout));
-  const double large = slowest(gather_values(world, best_round(world, kLinkBytes, kLinkRounds, timeout), timeout));
+  const auto slowest_round = [&](std::size_t bytes, int rounds) {
+    return slowest(gather_values(world, best_round(world, attention->backend(), bytes, rounds, timeout), timeout));
+  };
+  const double small = slowest_round(8, kLatencyRounds);
+  const double large = slowest_round(kLinkBytes, kLinkRounds);
   machine.latency_seconds = small;
   machine.link_bytes_per_second = static_cast<double>(kLinkBytes) / std::max(large - small, large / 2);
   return machine;

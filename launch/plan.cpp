@@ -216,8 +216,9 @@ int plan_job(const Invocation& invocation) {
   } else {
     for (const std::int64_t seq : options.seq) inputs.emplace_back(config, seq);
   }
-  const Options library = library_options(config, inputs.front().job());
+  Options library = library_options(config, inputs.front().job());
   const KernelChoice choice = choose_kernel(inputs.front().job().spec, library.kernel);
+  if (library.machine == MachineModel{}) library.machine = default_machine(choice.row->backend);
   const std::unique_ptr<Backend> backend =
       choice.row->make_backend({library.threads > 0 ? library.threads : usable_processors().count, 0});
   const std::unique_ptr<FoldKernel> kernel = choice.row->make_kernel(inputs.front().job().spec, *backend);

@@ -15,6 +15,7 @@
 #include "base/environment.hpp"
 #include "base/error.hpp"
 #include "comm/world.hpp"
+#include "kernels/registry.hpp"
 #include "launch/commands.hpp"
 #include "launch/help.hpp"
 #include "launch/outputs.hpp"
@@ -127,6 +128,16 @@ void agree_on_configuration(const Config& config, Transport& world) {
   }
 }
 
+// The kind of memory that the options' kernel works in.
+WantedMemory wanted_memory(const JobOptions& options) {
+  std::string_view backend = options.backend;
+  for (const KernelRow& row : kernel_table()) {
+    if (row.name == options.kernel) backend = row.backend;
+  }
+  if (backend == "cpu") return WantedMemory::kHost;
+  return backend == "cuda" ? WantedMemory::kDevice : WantedMemory::kAny;
+}
+
 // Runs `work`; what isn't an Error becomes one.
 int guarded(const std::function<int()>& work) {
   try {
@@ -140,8 +151,8 @@ int guarded(const std::function<int()>& work) {
   }
 }
 
-int execute(const Request& request) {
-  const Invocation& invocation = request.invocation;
+int execute(Request& request) {
+  Invocation& invocation = request.invocation;
   const JobOptions& options = invocation.config.options;
   const auto print_error = [&](const Error& error) { print_error_line(error.what(), options.color); };
   try {
@@ -149,8 +160,15 @@ int execute(const Request& request) {
     if (!request.command->needs_world(invocation.config)) {
       return guarded([&] { return request.command->main(invocation, nullptr); });
     }
+    WorldRequest world_request;
+    world_request.transport = options.transport;
+    world_request.ranks = request.command->ranks(invocation.config);
+    world_request.memory = wanted_memory(options);
+    world_request.pace = environment().pace;
+    world_request.timeout = options.timeout;
+    world_request.chosen = [&](std::string_view, const std::string& reason) { invocation.transport_reason = reason; };
     return run_world(
-        {options.transport, request.command->ranks(invocation.config), environment().pace, options.timeout},
+        world_request,
         [&](Transport& world) {
           return guarded([&] {
             agree_on_configuration(invocation.config, world);
@@ -170,7 +188,7 @@ int execute(const Request& request) {
 
 int run_program(const std::vector<std::string>& arguments) {
   prepare_process();
-  const Request request = read_arguments(arguments);
+  Request request = read_arguments(arguments);
   if (!request.text.empty() && !request.error) {
     if (request.invocation.first_process) {
       std::fputs(request.text.c_str(), stdout);

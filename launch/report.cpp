@@ -131,6 +131,7 @@ std::string report_text(const Report& report) {
     json.key("world").null();
   } else {
     json.key("world").begin_object().member("ranks", report.ranks).member("transport", report.transport);
+    json.member("transport_reason", report.invocation->transport_reason);
     write_texts(json, "hosts", report.hosts);
     write_texts(json, "devices", report.devices);
     json.end_object();
@@ -255,7 +256,11 @@ void gather_world(Report& report, Attention& attention, Transport& world, double
   report.flops = job_flops(attention.job());
   report.job = attention.job();
   report.hosts = gather_texts(world, host_name(), timeout);
-  report.devices = gather_texts(world, fmt::format("{} ({})", cpu_model(), attention.backend().identity()), timeout);
+  const std::string identity = attention.backend().identity();
+  const std::string device = attention.backend().memory() == MemoryKind::kDevice
+                                 ? fmt::format("GPU {}: {}", world.device(), identity)
+                                 : fmt::format("{} ({})", cpu_model(), identity);
+  report.devices = gather_texts(world, device, timeout);
   const Plan& plan = attention.plan();
   PlanFigures figures;
   figures.blocks = static_cast<std::int64_t>(plan.blocks.size());

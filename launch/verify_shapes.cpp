@@ -144,7 +144,7 @@ class Runner {
 
   // The layout that the shape's ranks deal, on a rank that isn't among them.
   Layout dealt_layout(const Shape& shape, const Options& options) const {
-    const KernelChoice choice = choose_kernel(input_.job().spec, options.kernel);
+    const KernelChoice choice = choose_kernel(input_.job().spec, fitting_request(options.kernel, world_));
     const auto backend = choice.row->make_backend({std::max(1, options.threads), world_.device()});
     const auto kernel = choice.row->make_kernel(input_.job().spec, *backend);
     return make_layout(input_.job(), shape.ranks, shape.layout, kernel->query_tile(), kernel->key_tile()).queries;
@@ -160,7 +160,7 @@ class Runner {
 
 }  // namespace
 
-bool verify_shapes(const Invocation& invocation, const JobInput& input, const Options& library, const Screen& screen,
+bool verify_shapes(const Invocation& invocation, const JobInput& input, Options library, const Screen& screen,
                    Transport& world, Report& report) {
   const Config& config = invocation.config;
   const double timeout = config.options.timeout;
@@ -171,6 +171,7 @@ bool verify_shapes(const Invocation& invocation, const JobInput& input, const Op
     gather_world(report, attention, world, timeout);
     print_job(screen, input, attention, report);
     key_tile = attention.plan().kernel.key_tile;
+    library.machine = attention.options().machine;
   }
   const std::vector<Shape> shapes = shapes_of(config, library, input.job(), key_tile, world);
   screen.context(fmt::format("{} shapes, bit for bit", shapes.size()));

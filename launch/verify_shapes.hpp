@@ -12,7 +12,7 @@ namespace ringattn {
 // Runs the job in worlds of several sizes, split from `world`, with every layout and two block sizes, and compares out
 // and lse with those of the first shape. Prints a table of shapes and the first difference; true if there is none.
 // Collective.
-bool verify_shapes(const Invocation& invocation, const JobInput& input, const Options& library, const Screen& screen,
+bool verify_shapes(const Invocation& invocation, const JobInput& input, Options library, const Screen& screen,
                    Transport& world, Report& report);
 
 // Ranks that verify makes in this process where neither --ranks nor mpirun says how many.

@@ -114,6 +114,14 @@ void check_view(std::string_view name, const TensorView& view, const FoldSpec& s
 
 }  // namespace
 
+KernelRequest fitting_request(const KernelRequest& request, const Transport& transport) {
+  KernelRequest fitting = request;
+  if (transport.size() > 1 && request.backend == "auto" && request.kernel == "auto") {
+    fitting.backend = transport.memory() == MemoryKind::kDevice ? "cuda" : "cpu";
+  }
+  return fitting;
+}
+
 Forecasts::Forecasts(const Job& job, const Options& options, const FoldKernel& kernel, Route route, int world,
                      bool staged_kv)
     : job_(job),
@@ -167,7 +175,7 @@ Attention::Attention(Job job, Transport& transport, Options options)
   if (impl.options.threads == 0) impl.options.threads = share_of_processors(transport, impl.deadline());
   impl.together([&impl] {
     check_job(impl.job);
-    impl.choice = choose_kernel(impl.job.spec, impl.options.kernel);
+    impl.choice = choose_kernel(impl.job.spec, fitting_request(impl.options.kernel, impl.transport));
     impl.backend = impl.choice.row->make_backend({impl.options.threads, impl.transport.device()});
     if (impl.options.machine == MachineModel{}) impl.options.machine = default_machine(impl.choice.row->backend);
     impl.kernel = impl.choice.row->make_kernel(impl.job.spec, *impl.backend);

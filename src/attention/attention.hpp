@@ -122,6 +122,9 @@ class Attention {
   std::unique_ptr<Impl> impl_;
 };
 
+// The request of a job over `transport`: of several ranks, those kernels alone whose memory the transport moves.
+KernelRequest fitting_request(const KernelRequest& request, const Transport& transport);
+
 // The plans of a world of `world` ranks, without ranks, devices or MPI: what `plan` prints and the constructor uses.
 // `staged_kv`: the caller's k and v are strided. Throws what the constructor of Attention throws of kUsage and kMemory.
 class Forecasts {

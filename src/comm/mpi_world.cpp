@@ -17,6 +17,7 @@
 #include <thread>
 #include <utility>
 
+#include "comm/device_world.hpp"
 #include "comm/failure.hpp"
 #include "comm/mpi.hpp"
 #include "comm/paced.hpp"
@@ -126,7 +127,11 @@ int run_mpi_world(const WorldRequest& request, const Error* refusal, const std::
     if (request.pace > 0.0) world = make_paced_transport(std::move(world), request.pace);
     try {
       agree(*world, refusal, Deadline::after(request.timeout));
-      code = rank_main(*world);
+      DeviceWorld device;
+      if (refusal == nullptr) device = make_device_world(*world, request);
+      Transport& chosen = device.transport ? *device.transport : *world;
+      if (refusal == nullptr && request.chosen) request.chosen(chosen.name(), device.reason);
+      code = rank_main(chosen);
     } catch (const AgreedError& error) {
       if (world->rank() == 0) print_error(error);
       flush_output();

@@ -11,6 +11,8 @@
 #include <memory>
 #include <vector>
 
+#include "base/gpu.hpp"
+#include "comm/device_world.hpp"
 #include "comm/failure.hpp"
 #include "comm/paced.hpp"
 #include "comm/self.hpp"
@@ -35,11 +37,23 @@ std::string always_available() { return {}; }
 std::string mpi_unavailable() { return launched_by_mpi() ? "" : "this process was not started by mpirun or srun"; }
 #endif
 
+#if defined(RINGATTN_HAVE_CUDA)
+std::string device_unavailable() { return gpus_unavailable(); }
+#endif
+
 constexpr TransportRow kTable[] = {
     {"self", "any", "one rank, nothing moves", Route::kDirect, always_available},
     {"threads", "host", "N ranks are N threads of this process", Route::kDirect, always_available},
 #if defined(RINGATTN_HAVE_MPI)
     {"mpi", "host", "non-blocking sends and receives between processes", Route::kChain, mpi_unavailable},
+#endif
+#if defined(RINGATTN_HAVE_NCCL)
+    {"nccl", "device", "NCCL's grouped sends and receives, also across hosts; one rank a GPU", Route::kDirect,
+     device_unavailable},
+#endif
+#if defined(RINGATTN_HAVE_CUDA)
+    {"p2p", "device", "copy engines write to peers' memory on one host; ranks of one process may share a GPU",
+     Route::kDirect, device_unavailable},
 #endif
 };
 
@@ -78,6 +92,15 @@ std::string_view choose_transport(const WorldRequest& request) {
   if (request.ranks && *request.ranks < 1) {
     fail(ErrorCode::kUsage, fmt::format("can't run on {} ranks", *request.ranks), "--ranks counts from 1");
   }
+  const bool device = wanted == "nccl" || wanted == "p2p";
+  if (request.pace > 0.0 && device) {
+    fail(ErrorCode::kUsage, fmt::format("RINGATTN_PACE contradicts --transport {}", wanted),
+         "only host transports can be paced", "Leave one of them out.");
+  }
+  if (request.memory == WantedMemory::kHost && device) {
+    fail(ErrorCode::kUsage, fmt::format("--transport {} contradicts the backend", wanted),
+         "it moves device memory, and the kernel works in host memory", "Leave one of them out.");
+  }
   if (launched) {
     if (request.ranks) {
       fail(ErrorCode::kUsage, fmt::format("--ranks {} contradicts mpirun", *request.ranks),
@@ -85,13 +108,13 @@ std::string_view choose_transport(const WorldRequest& request) {
     }
     if (wanted == "threads" || (wanted == "self" && launched_size != 1)) {
       fail(ErrorCode::kUsage, fmt::format("--transport {} contradicts mpirun", wanted),
-           "its ranks are processes, and only transport mpi joins them", "Run without mpirun, or leave it out.");
+           "its ranks are processes, and that transport does not join them", "Run without mpirun, or leave it out.");
     }
-    if (!kHaveMpi && wanted == "auto") {
+    if (!kHaveMpi && wanted != "self") {
       fail(ErrorCode::kUnsupported, "can't join the ranks that mpirun has started", "this build has no MPI",
            "Build with MPI, or run without mpirun and with --ranks N.");
     }
-    return wanted == "auto" ? "mpi" : wanted;
+    return wanted == "self" ? "self" : "mpi";
   }
   const int ranks = request.ranks.value_or(1);
   if (wanted == "self" && ranks > 1) {
@@ -104,15 +127,27 @@ std::string_view choose_transport(const WorldRequest& request) {
   if (wanted == "auto") return ranks > 1 ? "threads" : "self";
   if (const std::string why = find_row(wanted).unavailable(); !why.empty()) {
     fail(ErrorCode::kUnsupported, fmt::format("transport {} can't be used here", wanted), why,
-         fmt::format("Start the program with mpirun, or use --transport {}.", ranks > 1 ? "threads" : "self"));
+         wanted == "mpi"
+             ? fmt::format("Start the program with mpirun, or use --transport {}.", ranks > 1 ? "threads" : "self")
+             : std::string("Leave --transport out, or see `ringattn info`."));
   }
-  return wanted;
+  return device ? "threads" : wanted;
 }
 
 int code_of(const Error& error, const std::function<void(const Error&)>& print_error) {
   print_error(error);
   return static_cast<int>(error.code());
 }
+
+// One rank alone, on the GPU unless host memory is wanted or there is none.
+std::unique_ptr<Transport> make_lone_world(const WorldRequest& request) {
+  const bool device = request.memory != WantedMemory::kHost && !visible_gpus().empty();
+  return make_self_transport(device ? MemoryKind::kDevice : MemoryKind::kHost);
+}
+
+// Ranks of one process that share a GPU must not wait for each other in one of its hardware queues: streams need queues
+// of their own, of which there are few unless asked for before CUDA starts.
+void ask_for_queues() { ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); }
 
 // Worlds that live in this process.
 int run_local_world(std::string_view transport, const WorldRequest& request,
@@ -121,15 +156,27 @@ int run_local_world(std::string_view transport, const WorldRequest& request,
   const int size = request.ranks.value_or(1);
   std::vector<int> codes(static_cast<std::size_t>(size));
   const auto play = [&](Transport& rank) { codes[static_cast<std::size_t>(rank.rank())] = rank_main(rank); };
+  const auto tell = [&](const Transport& chosen, const std::string& reason) {
+    if (request.chosen) request.chosen(chosen.name(), reason);
+  };
   try {
     if (transport == "self") {
-      play(*make_self_transport());
+      const std::unique_ptr<Transport> world = make_lone_world(request);
+      tell(*world, {});
+      play(*world);
     } else {
       std::vector<std::unique_ptr<Transport>> world = make_threads_world(size);
       for (auto& rank : world) {
         if (request.pace > 0.0) rank = make_paced_transport(std::move(rank), request.pace);
       }
-      run_ranks(std::move(world), play);
+      if (request.memory != WantedMemory::kHost) ask_for_queues();
+      run_ranks(std::move(world), [&](Transport& rank) {
+        const DeviceWorld device = make_device_world(rank, request);
+        Transport& chosen = device.transport ? *device.transport : rank;
+        if (rank.rank() == 0) tell(chosen, device.reason);
+        rank.barrier(Deadline::after(request.timeout));  // nobody begins before it is told
+        play(chosen);
+      });
     }
   } catch (...) {
     return code_of(as_error(std::current_exception()), print_error);

@@ -25,21 +25,28 @@ struct TransportRow {
 
 std::span<const TransportRow> transport_table();
 
+// The kind of memory that the job's kernel works in.
+enum class WantedMemory { kAny, kHost, kDevice };
+
 struct WorldRequest {
   std::string transport = "auto";
-  std::optional<int> ranks;  // ranks in this process (threads)
-  double pace = 0.0;         // bytes per second; 0: as fast as it goes (comm/paced.hpp)
-  double timeout = 60.0;     // seconds that ranks wait for each other at the start and at the end
+  std::optional<int> ranks;  // ranks in this process
+  WantedMemory memory = WantedMemory::kAny;
+  double pace = 0.0;      // bytes per second of a host transport; 0: as fast as it goes (comm/paced.hpp)
+  double timeout = 60.0;  // seconds that ranks wait for each other at the start and at the end
+  // Told the name of the transport and why it is not another one, once in each process, before any rank begins.
+  std::function<void(std::string_view transport, const std::string& reason)> chosen;
 };
 
 // Whether this process was started by mpirun or srun with MPI, judged from the environment, without initialising MPI.
 bool launched_by_mpi();
 
-// Makes the world (under mpirun: mpirun's; otherwise `ranks` threads, or one rank alone), runs `rank_main` once a rank,
-// ends the world and returns the exit code, the same on every rank: the highest that rank_main returned. An Error that
-// rank_main throws becomes the code: an AgreedError is known to all and ends the world in order, any other aborts the
-// other ranks. Exactly one rank calls `print_error`. Throws kUsage for an unknown or contradictory request,
-// kUnsupported for a transport that can't be used here.
+// Makes the world (under mpirun: mpirun's; otherwise `ranks` threads, or one rank alone). Unless the request forces a
+// transport or host memory, ranks that can have a GPU each (ranks of one process: share them) get a device transport.
+// Runs `rank_main` once a rank, ends the world and returns the exit code, the same on every rank: the highest that
+// rank_main returned. An Error that rank_main throws becomes the code: an AgreedError is known to all and ends the
+// world in order, any other aborts the other ranks. Exactly one rank calls `print_error`. Throws kUsage for an unknown
+// or contradictory request, kUnsupported for a transport that can't be used here.
 int run_world(const WorldRequest& request, const std::function<int(Transport&)>& rank_main,
               const std::function<void(const Error&)>& print_error);
 

@@ -4,9 +4,12 @@
 #include <mpi.h>
 
 #include <cstring>
+#include <memory>
 #include <string>
 
+#include "comm/device_world.hpp"
 #include "comm/mpi.hpp"
+#include "comm/self.hpp"
 #include "tests/support/ring_job.hpp"
 
 namespace ringattn::testing {
@@ -35,23 +38,50 @@ Tally tally_of(const Job& job, const JobResult& result, const JobResult& referen
   return tally;
 }
 
-void expect_same_bits(const Job& job, const Options& options, const std::string& what) {
-  const JobTensors tensors = random_tensors(job, 11);
-  Options alone;
-  alone.threads = 1;
-  const JobResult reference = run_job(job, alone, tensors, 1);
+// Over each transport that joins processes. Without a GPU for each rank the device transports are skipped.
+class MpiInvariance : public ::testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    host_ = make_mpi_transport(MPI_COMM_WORLD);
+    if (GetParam() == "mpi") return;
+    WorldRequest request;
+    request.transport = GetParam();
+    try {
+      device_ = make_device_world(*host_, request).transport;
+    } catch (const AgreedError& error) {
+      skip(error.what());
+      return;
+    }
+    if (device_ == nullptr) skip("this build has no such transport");
+  }
 
-  const auto transport = make_mpi_transport(MPI_COMM_WORLD);
-  JobResult result = poisoned_result(job, transport->size());
-  run_rank(job, options, tensors, *transport, result);
+  void expect_same_bits(const Job& job, Options options, const std::string& what) {
+    const JobTensors tensors = random_tensors(job, 11);
+    Transport& transport = device_ ? *device_ : *host_;
+    options.kernel.backend = device_ ? "cuda" : "cpu";
+    Options alone;
+    alone.threads = 1;
+    alone.kernel = options.kernel;
+    JobResult reference = poisoned_result(job, 1);
+    run_rank(job, alone, tensors, *make_self_transport(transport.memory(), transport.device()), reference);
 
-  const Tally mine = tally_of(job, result, reference);
-  EXPECT_EQ(mine.equal + mine.untouched, job.q_tokens())
-      << what << ": a row of rank " << transport->rank() << " differs";
-  long long equal = 0;
-  MPI_Allreduce(&mine.equal, &equal, 1, MPI_LONG_LONG, MPI_SUM, MPI_COMM_WORLD);
-  EXPECT_EQ(equal, job.q_tokens()) << what << ": every token is computed by exactly one rank";
-}
+    JobResult result = poisoned_result(job, transport.size());
+    run_rank(job, options, tensors, transport, result);
+
+    const Tally mine = tally_of(job, result, reference);
+    EXPECT_EQ(mine.equal + mine.untouched, job.q_tokens())
+        << what << ": a row of rank " << transport.rank() << " differs";
+    long long equal = 0;
+    MPI_Allreduce(&mine.equal, &equal, 1, MPI_LONG_LONG, MPI_SUM, MPI_COMM_WORLD);
+    EXPECT_EQ(equal, job.q_tokens()) << what << ": every token is computed by exactly one rank";
+  }
+
+ private:
+  static void skip(const std::string& why) { GTEST_SKIP() << "needs a GPU for each rank: " << why; }
+
+  std::unique_ptr<Transport> host_;
+  std::unique_ptr<Transport> device_;
+};
 
 FoldSpec small_spec(Mask mask) {
   FoldSpec spec;
@@ -64,7 +94,7 @@ FoldSpec small_spec(Mask mask) {
   return spec;
 }
 
-TEST(MpiInvariance, CausalOnAllLayouts) {
+TEST_P(MpiInvariance, CausalOnAllLayouts) {
   const Job job{small_spec({-1, 0}), uniform_sequences(1, 2111, 2111)};
   for (const LayoutKind kind : {LayoutKind::kStriped, LayoutKind::kZigzag, LayoutKind::kContiguous}) {
     for (const std::int64_t block : {0, 128, 640}) {
@@ -78,7 +108,7 @@ TEST(MpiInvariance, CausalOnAllLayouts) {
   }
 }
 
-TEST(MpiInvariance, RaggedBatchFullMaskOddStripes) {
+TEST_P(MpiInvariance, RaggedBatchFullMaskOddStripes) {
   const Job job{small_spec({-1, -1}), {{300, 300, 0}, {1, 1, 0}, {0, 0, 0}, {77, 500, 423}, {129, 64, 0}}};
   for (const std::int64_t stripe : {37, 128}) {
     Options options;
@@ -89,7 +119,7 @@ TEST(MpiInvariance, RaggedBatchFullMaskOddStripes) {
   }
 }
 
-TEST(MpiInvariance, SlidingWindowMovesOnlyItsHalo) {
+TEST_P(MpiInvariance, SlidingWindowMovesOnlyItsHalo) {
   const Job job{small_spec({150, 0}), uniform_sequences(1, 3000, 3000)};
   Options options;
   options.threads = 1;
@@ -97,12 +127,15 @@ TEST(MpiInvariance, SlidingWindowMovesOnlyItsHalo) {
   expect_same_bits(job, options, "window");
 }
 
-TEST(MpiInvariance, OneToken) {
+TEST_P(MpiInvariance, OneToken) {
   const Job job{small_spec({-1, 0}), uniform_sequences(1, 1, 1)};
   Options options;
   options.threads = 1;
   expect_same_bits(job, options, "one token");
 }
+
+INSTANTIATE_TEST_SUITE_P(Transports, MpiInvariance, ::testing::Values("mpi", "p2p", "nccl"),
+                         [](const auto& test) { return test.param; });
 
 }  // namespace
 }  // namespace ringattn::testing

@@ -6,7 +6,9 @@
 #include <limits>
 #include <random>
 
+#include "base/error.hpp"
 #include "comm/self.hpp"
+#include "comm/world.hpp"
 
 namespace ringattn::testing {
 
@@ -72,23 +74,53 @@ void run_rank(const Job& job, const Options& options, const JobTensors& tensors,
 
   const std::int64_t q_rows = attention.q_rows();
   const std::int64_t k_rows = attention.k_rows();
-  std::vector<std::byte> out(static_cast<std::size_t>(q_rows) * out_token_bytes(job), std::byte{0xff});
-  std::vector<float> lse(static_cast<std::size_t>(q_rows * spec.heads), std::numeric_limits<float>::quiet_NaN());
-  std::vector<std::byte> workspace(attention.workspace_bytes(), std::byte{0xff});
+  Backend& backend = attention.backend();
+  const Stream stream = backend.stream();
+  const auto land = [&] { backend.synchronize(backend.mark(stream), Deadline::after(60.0), {}); };
+  // In the kernel's kind of memory.
+  const auto upload = [&](const void* source, std::size_t bytes) {
+    Buffer buffer = backend.allocate(bytes);
+    const auto size = static_cast<std::int64_t>(bytes);
+    backend.copy_rows(buffer.data(), size, source, size, size, 1, stream);
+    land();
+    return buffer;
+  };
+  const auto upload_bytes = [&](const std::vector<std::byte>& bytes) { return upload(bytes.data(), bytes.size()); };
+  const auto poison = [&](std::size_t bytes) { return upload_bytes(std::vector<std::byte>(bytes, std::byte{0xff})); };
+  const auto download = [&](const Buffer& buffer, void* target) {
+    const auto size = static_cast<std::int64_t>(buffer.bytes());
+    backend.copy_rows(target, size, buffer.data(), size, size, 1, stream);
+    land();
+  };
+  const Buffer q_there = upload_bytes(q);
+  const Buffer k_there = upload_bytes(k);
+  const Buffer v_there = upload_bytes(v);
+  const Buffer sinks_there = upload(tensors.sinks.data(), tensors.sinks.size() * sizeof(float));
+  const Buffer out_there = poison(static_cast<std::size_t>(q_rows) * out_token_bytes(job));
+  const Buffer lse_there = poison(static_cast<std::size_t>(q_rows * spec.heads) * sizeof(float));
+  const Buffer workspace = poison(attention.workspace_bytes());
 
-  const Inputs inputs{
-      dense_view(static_cast<const void*>(q.data()), spec.dtype, q_rows, spec.heads, spec.head_dim),
-      dense_view(static_cast<const void*>(k.data()), spec.dtype, k_rows, spec.kv_heads, spec.head_dim),
-      dense_view(static_cast<const void*>(v.data()), spec.dtype, k_rows, spec.kv_heads, spec.head_dim_v),
-      spec.sinks ? tensors.sinks.data() : nullptr};
-  const Outputs outputs{dense_view(static_cast<void*>(out.data()), spec.dtype, q_rows, spec.heads, spec.head_dim_v),
-                        {lse.data(), spec.heads, 1},
+  const auto view = [&spec](const Buffer& buffer, std::int64_t rows, int heads, int dim) {
+    return dense_view(static_cast<void*>(buffer.data()), spec.dtype, rows, heads, dim);
+  };
+  const Inputs inputs{view(q_there, q_rows, spec.heads, spec.head_dim),
+                      view(k_there, k_rows, spec.kv_heads, spec.head_dim),
+                      view(v_there, k_rows, spec.kv_heads, spec.head_dim_v),
+                      spec.sinks ? reinterpret_cast<const float*>(sinks_there.data()) : nullptr};
+  const Outputs outputs{view(out_there, q_rows, spec.heads, spec.head_dim_v),
+                        {reinterpret_cast<float*>(lse_there.data()), spec.heads, 1},
                         std::nullopt};
-  result.stats[static_cast<std::size_t>(rank)] = attention.run(inputs, outputs, workspace);
+  result.stats[static_cast<std::size_t>(rank)] =
+      attention.run(inputs, outputs, {workspace.data(), workspace.bytes()}, stream);
 
+  std::vector<std::byte> out(out_there.bytes());
+  std::vector<float> lse(lse_there.bytes() / sizeof(float));
+  download(out_there, out.data());
+  download(lse_there, lse.data());
   queries.unshard(rank, out.data(), result.out.data(), static_cast<std::int64_t>(out_token_bytes(job)));
   queries.unshard(rank, reinterpret_cast<const std::byte*>(lse.data()), reinterpret_cast<std::byte*>(result.lse.data()),
                   spec.heads * static_cast<std::int64_t>(sizeof(float)));
+  transport.barrier(Deadline::after(60.0));  // a device frees memory only when nobody's work is on its way
 }
 
 JobResult run_job(const Job& job, const Options& options, const JobTensors& tensors, int world,
@@ -100,6 +132,25 @@ JobResult run_job(const Job& job, const Options& options, const JobTensors& tens
     return result;
   }
   run_threads_world(world, delivery, [&](Transport& transport) { run_rank(job, options, tensors, transport, result); });
+  return result;
+}
+
+JobResult run_gpu_job(const Job& job, const Options& options, const JobTensors& tensors, int world,
+                      std::string_view transport) {
+  JobResult result = poisoned_result(job, world);
+  WorldRequest request;
+  request.transport = transport;
+  request.memory = WantedMemory::kDevice;
+  request.ranks = world;
+  std::string failure;
+  const int code = run_world(
+      request,
+      [&](Transport& rank) {
+        run_rank(job, options, tensors, rank, result);
+        return 0;
+      },
+      [&](const Error& error) { failure = error.what(); });
+  if (code != 0) fail(static_cast<ErrorCode>(code), failure);
   return result;
 }
 

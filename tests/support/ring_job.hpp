@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 #include <vector>
 
 #include "attention/attention.hpp"
@@ -39,6 +40,11 @@ void run_rank(const Job& job, const Options& options, const JobTensors& tensors,
 // A world of `world` threads (self for 1).
 JobResult run_job(const Job& job, const Options& options, const JobTensors& tensors, int world,
                   const ThreadsDelivery& delivery = {});
+
+// On the GPUs that there are: alone for a world of 1, else `world` ranks of this process (they share GPUs where there
+// are too few) over a transport of the table.
+JobResult run_gpu_job(const Job& job, const Options& options, const JobTensors& tensors, int world,
+                      std::string_view transport = "auto");
 
 // A result of the job's size, filled with NaN patterns so that unwritten rows are seen.
 JobResult poisoned_result(const Job& job, int world);

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/device_world.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <span>
+#include <utility>
+
+#include "base/error.hpp"
+#include "comm/placement.hpp"
+#if defined(RINGATTN_HAVE_CUDA)
+#include "comm/p2p.hpp"
+#endif
+#if defined(RINGATTN_HAVE_NCCL)
+#include "comm/nccl.hpp"
+#endif
+
+namespace ringattn {
+
+namespace {
+
+// A device transport that this build has.
+struct Candidate {
+  std::string_view name;
+  bool across_hosts;
+  bool shares_gpus;
+  std::unique_ptr<Transport> (*make)(std::unique_ptr<Transport> control, int device);
+};
+
+#if defined(RINGATTN_HAVE_CUDA)
+constexpr Candidate kCandidates[] = {
+    {"p2p", false, true,
+     [](std::unique_ptr<Transport> control, int device) { return make_p2p_transport(std::move(control), device, {}); }},
+#if defined(RINGATTN_HAVE_NCCL)
+    {"nccl", true, false,
+     [](std::unique_ptr<Transport> control, int device) {
+       return make_nccl_transport(std::move(control), device, {});
+     }},
+#endif
+};
+std::span<const Candidate> candidates() { return kCandidates; }
+#else
+std::span<const Candidate> candidates() { return {}; }
+#endif
+
+// Why a candidate can't serve a placement; empty: it may.
+std::string obstacle(const Candidate& candidate, const Placement& placement) {
+  if (!placement.obstacle.empty()) return placement.obstacle;
+  if (!placement.one_host && !candidate.across_hosts) return "the ranks are on several hosts";
+  if (placement.shared && !candidate.shares_gpus) return "two ranks would share a GPU";
+  return {};
+}
+
+[[noreturn]] void refuse(std::string_view what, const std::string& why, std::string_view suggestion) {
+  throw AgreedError(ErrorCode::kUnsupported, fmt::format("{} ({}). {}", what, why, suggestion));
+}
+
+}  // namespace
+
+DeviceWorld make_device_world(Transport& host, const WorldRequest& request) {
+  const bool automatic = request.transport == "auto";
+  const bool forced = std::any_of(candidates().begin(), candidates().end(),
+                                  [&](const Candidate& candidate) { return request.transport == candidate.name; });
+  if (!automatic && !forced) return {nullptr, "forced"};
+  const bool host_wanted = request.memory == WantedMemory::kHost || request.pace > 0.0;
+  if (automatic && (host_wanted || host.size() == 1)) return {};
+  const Deadline deadline = Deadline::after(request.timeout);
+  const Placement placement = place_world(host, deadline);
+  std::string passed_over;
+  for (const Candidate& candidate : candidates()) {
+    if (forced && request.transport != candidate.name) continue;
+    std::string why = obstacle(candidate, placement);
+    if (why.empty()) {
+      try {
+        const int device = placement.devices[static_cast<std::size_t>(host.rank())];
+        return {candidate.make(host.split(host.size(), deadline), device), forced ? "forced" : passed_over};
+      } catch (const AgreedError& error) {
+        why = error.what();
+      }
+    }
+    if (forced) {
+      refuse(fmt::format("transport {} can't be used here", candidate.name), why,
+             "Start one rank a GPU, or leave --transport out.");
+    }
+    if (!passed_over.empty()) passed_over += "; ";
+    passed_over += fmt::format("{}: {}", candidate.name, why);
+  }
+  if (request.memory == WantedMemory::kDevice) {
+    refuse("the ranks can't have GPUs", passed_over.empty() ? "this build has no CUDA" : passed_over,
+           "Start one rank a GPU, or use --backend cpu.");
+  }
+  return {nullptr, passed_over};
+}
+
+}  // namespace ringattn
