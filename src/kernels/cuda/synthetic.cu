@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <algorithm>
+#include <thread>
+
+#include "base/cuda.hpp"
+#include "base/deadline.hpp"
+#include "base/error.hpp"
+#include "base/gpu.hpp"
+#include "kernels/cuda/synthetic.hpp"
+
+namespace ringattn::cuda {
+
+namespace {
+
+constexpr int kThreads = 256;
+constexpr std::size_t kRunsOfLaunch = 128;  // travel as kernel arguments: nothing is uploaded, nothing waited for
+constexpr double kWaitSeconds = 600.0;
+
+struct FillParams {
+  std::uint64_t seed;
+  SyntheticTensor tensor;
+  MutableTensorView rows;
+  std::int64_t token[kRunsOfLaunch];  // the packed token of a run's first row
+  std::int64_t row[kRunsOfLaunch + 1];
+};
+
+__device__ float rounded(float value, float /*type*/) { return value; }
+__device__ __nv_bfloat16 rounded(float value, __nv_bfloat16 /*type*/) { return __float2bfloat16_rn(value); }
+__device__ __half rounded(float value, __half /*type*/) { return __float2half_rn(value); }
+
+template <class Element>
+struct Pair {
+  Element first, second;
+};
+
+// A block of Philox words makes two neighbouring elements. A CTA makes rows, a thread such pairs; blockIdx.y is the run.
+template <class Element>
+__global__ void __launch_bounds__(kThreads) fill_kernel(const __grid_constant__ FillParams p) {
+  const auto pairs_of_head = static_cast<std::uint32_t>((p.rows.dim + 1) / 2);
+  const std::uint32_t pairs = static_cast<std::uint32_t>(p.rows.heads) * pairs_of_head;
+  const bool together = p.rows.dim % 2 == 0 && p.rows.token_stride % 2 == 0 && p.rows.head_stride % 2 == 0 &&
+                        reinterpret_cast<std::uint64_t>(p.rows.data) % sizeof(Pair<Element>) == 0;
+  const std::int64_t first = p.row[blockIdx.y];
+  for (std::int64_t row = first + blockIdx.x; row < p.row[blockIdx.y + 1]; row += gridDim.x) {
+    const std::int64_t token = p.token[blockIdx.y] + row - first;
+    for (std::uint32_t i = threadIdx.x; i < pairs; i += kThreads) {
+      const std::uint32_t head = i / pairs_of_head;
+      const std::uint32_t pair = i % pairs_of_head;
+      const PhiloxWords words = philox4x32_10(synthetic_counter(p.tensor, token, head, pair), p.seed);
+      const Pair<Element> made{rounded(synthetic_from_words(words.word[0], words.word[1]), Element()),
+                               rounded(synthetic_from_words(words.word[2], words.word[3]), Element())};
+      Element* to =
+          static_cast<Element*>(p.rows.data) + row * p.rows.token_stride + head * p.rows.head_stride + 2 * pair;
+      if (together) {
+        // One store of both: a pair is as large as its alignment.
+        if constexpr (sizeof(Element) == 2) {
+          *reinterpret_cast<std::uint32_t*>(to) = __builtin_bit_cast(std::uint32_t, made);
+        } else {
+          *reinterpret_cast<float2*>(to) = float2{made.first, made.second};
+        }
+      } else {
+        to[0] = made.first;
+        if (2 * pair + 1 < p.rows.dim) to[1] = made.second;
+      }
+    }
+  }
+}
+
+template <class Element>
+void launch_fill(const FillParams& params, std::size_t runs, Stream stream) {
+  std::int64_t longest = 0;
+  for (std::size_t i = 0; i < runs; ++i) longest = std::max(longest, params.row[i + 1] - params.row[i]);
+  constexpr std::int64_t kMostBlocks = 1 << 16;
+  const std::int64_t blocks = std::min(kMostBlocks, longest);
+  if (blocks == 0) return;
+  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(runs));
+  fill_kernel<Element><<<grid, kThreads, 0, cuda_stream(stream)>>>(params);
+  check_cuda(cudaGetLastError(), "fill_synthetic");
+}
+
+__device__ bool is_finite(float x) { return isfinite(x); }
+__device__ bool is_finite(__nv_bfloat16 x) { return isfinite(__bfloat162float(x)); }
+__device__ bool is_finite(__half x) { return isfinite(__half2float(x)); }
+
+template <class Element>
+__global__ void count_kernel(TensorView view, unsigned long long* count) {
+  unsigned long long mine = 0;
+  const std::int64_t elements = view.tokens * view.heads * view.dim;
+  for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < elements;
+       i += std::int64_t{gridDim.x} * kThreads) {
+    const std::int64_t row = i / view.dim;
+    const Element x = static_cast<const Element*>(
+        view.data)[row / view.heads * view.token_stride + row % view.heads * view.head_stride + i % view.dim];
+    if (!is_finite(x)) ++mine;
+  }
+  if (mine != 0) atomicAdd(count, mine);
+}
+
+// Calls launch.operator()<Element>() with the element type of `dtype`.
+template <class Call>
+void with_element(Dtype dtype, Call call) {
+  switch (dtype) {
+    case Dtype::kF32:
+      return call(float());
+    case Dtype::kBf16:
+      return call(__nv_bfloat16());
+    case Dtype::kF16:
+      return call(__half());
+  }
+}
+
+}  // namespace
+
+void fill_synthetic(std::uint64_t seed, SyntheticTensor tensor, std::span<const TokenRun> runs,
+                    const MutableTensorView& rows, Stream stream) {
+  FillParams params{};
+  params.seed = seed;
+  params.tensor = tensor;
+  params.rows = rows;
+  std::int64_t row = 0;
+  for (std::size_t first = 0; first < runs.size(); first += kRunsOfLaunch) {
+    const std::size_t count = std::min(kRunsOfLaunch, runs.size() - first);
+    for (std::size_t i = 0; i < count; ++i) {
+      params.token[i] = runs[first + i].begin;
+      params.row[i] = row;
+      row += runs[first + i].end - runs[first + i].begin;
+    }
+    params.row[count] = row;
+    with_element(rows.dtype, [&](auto element) { launch_fill<decltype(element)>(params, count, stream); });
+  }
+}
+
+std::int64_t count_non_finite(const TensorView& view, Stream stream) {
+  int device = 0;
+  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+  const Buffer count = allocate_device(sizeof(unsigned long long), device);
+  const Buffer result = allocate_pinned(sizeof(unsigned long long));
+  const cudaStream_t queue = cuda_stream(stream);
+  auto* on_device = reinterpret_cast<unsigned long long*>(count.data());
+  check_cuda(cudaMemsetAsync(on_device, 0, sizeof *on_device, queue), "cudaMemsetAsync");
+  if (view.tokens * view.heads * view.dim > 0) {
+    with_element(view.dtype,
+                 [&](auto element) { count_kernel<decltype(element)><<<2048, kThreads, 0, queue>>>(view, on_device); });
+    check_cuda(cudaGetLastError(), "count_non_finite");
+  }
+  check_cuda(cudaMemcpyAsync(result.data(), on_device, sizeof *on_device, cudaMemcpyDeviceToHost, queue),
+             "cudaMemcpyAsync");
+  CudaEvent counted;
+  counted.record(queue);
+  const Deadline deadline = Deadline::after(kWaitSeconds);
+  while (!counted.passed()) {
+    if (deadline.expired()) fail(ErrorCode::kPeer, "a GPU did not count non-finite values within 600 s");
+    std::this_thread::yield();
+  }
+  return static_cast<std::int64_t>(*reinterpret_cast<const unsigned long long*>(result.data()));
+}
+
+}  // namespace ringattn::cuda
