@@ -8,12 +8,25 @@
 
 #include "base/error.hpp"
 #include "kernels/cpu/cpu_fold.hpp"
+#ifdef RINGATTN_HAVE_CUDA
+#include "kernels/cuda/cuda_fold.hpp"
+#include "kernels/sm80/config.hpp"
+#include "kernels/sm80/sm80_fold.hpp"
+#include "kernels/sm80/sm80_plain.hpp"
+#endif
 
 namespace ringattn {
 
 namespace {
 
 constexpr KernelRow kTable[] = {
+#ifdef RINGATTN_HAVE_CUDA
+    {"sm80_fold", "cuda",
+     "bf16, fp16; head_dim 64, 96, 128, 256, and 192 with head_dim_v 128; every mask, softcap, sinks",
+     cuda::cuda_unavailable, sm80::fold_missing, cuda::make_cuda_backend, sm80::make_fold},
+    {"sm80_plain", "cuda", "fp32, bf16, fp16; head dims that are multiples of 8 up to 256; every mask, softcap, sinks",
+     cuda::cuda_unavailable, sm80::plain_missing, cuda::make_cuda_backend, sm80::make_plain},
+#endif
     {"cpu_fold", "cpu", "fp32, bf16, fp16; head dims that are multiples of 8 up to 256; every mask, softcap, sinks",
      [] { return std::string(); }, cpu::cpu_fold_missing, cpu::make_cpu_backend, cpu::make_cpu_fold},
 };
@@ -53,9 +66,9 @@ void check_kernel(const KernelRequest& request) {
   fail(ErrorCode::kUsage, fmt::format("there is no kernel \"{}\"", request.kernel), {}, suggest(request.kernel, names));
 }
 
-// Why a row can't do the job here; empty: it can.
-std::string obstacle(const KernelRow& row, const FoldSpec& spec) {
-  const std::string unavailable = row.unavailable();
+// Why a row can't do the job; empty: it can.
+std::string obstacle(const KernelRow& row, const FoldSpec& spec, KernelPlace place) {
+  const std::string unavailable = place == KernelPlace::kHere ? row.unavailable() : std::string();
   if (!unavailable.empty()) return unavailable;
   const std::vector<std::string> missing = row.missing(spec);
   if (missing.empty()) return {};
@@ -66,7 +79,7 @@ std::string obstacle(const KernelRow& row, const FoldSpec& spec) {
 
 std::span<const KernelRow> kernel_table() { return kTable; }
 
-KernelChoice choose_kernel(const FoldSpec& spec, const KernelRequest& request) {
+KernelChoice choose_kernel(const FoldSpec& spec, const KernelRequest& request, KernelPlace place) {
   check_backend(request.backend);
   check_kernel(request);
   KernelChoice choice;
@@ -75,7 +88,7 @@ KernelChoice choose_kernel(const FoldSpec& spec, const KernelRequest& request) {
   for (const KernelRow& row : kernel_table()) {
     if (request.kernel != "auto" && request.kernel != row.name) continue;
     if (request.backend != "auto" && request.backend != row.backend) continue;
-    const std::string reason = obstacle(row, spec);
+    const std::string reason = obstacle(row, spec, place);
     if (reason.empty()) {
       if (choice.row == nullptr) choice.row = &row;
       ++able;
