@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """bench/peers without a GPU: the programs compile and explain themselves, shapes and sizes are read as ringattn reads
 them, and, where PyTorch is installed, the zigzag ring is right on one to three gloo ranks. Usage: peers_test.py
-[unit|torch]; exits 77 where the part can't run."""
+[unit | torch [PROGRAM]]; exits 77 where the part can't run."""
 
 import argparse
 import importlib.util
@@ -74,6 +74,19 @@ class WithTorch(unittest.TestCase):
             self.assertEqual(done.stdout.count(f"zigzag ring of {ranks}"), 2, done.stdout)
             self.assertNotIn("WRONG", done.stdout)
 
+    def test_ringattn_sums_the_same_values(self):
+        import long_sum
+        import torch
+
+        world = common.World(torch, wanted=False)
+        for dtype, least, most in [("fp32", 0, 1e-5), ("bf16", 0, 0.01)]:
+            shape = common.Shape(3000, 1, 4, 2, 16, 16, dtype, "full")
+            found, kernel = long_sum.run_ours(world, PROGRAM, shape, 5, 1)
+            self.assertEqual(kernel, "cpu_fold")
+            self.assertTrue(least <= found["largest"] <= most, found)
+        with self.assertRaises(RuntimeError):  # what the program refuses is the line's error
+            long_sum.run_ours(world, PROGRAM, common.Shape(100, 1, 3, 2, 16, 16, "fp32", "full"), 5, 1)
+
     def test_lines_have_the_schema(self):
         import torch
 
@@ -97,6 +110,7 @@ class WithTorch(unittest.TestCase):
 
 if __name__ == "__main__":
     part = sys.argv.pop(1) if sys.argv[1:] else "unit"
+    PROGRAM = sys.argv.pop(1) if sys.argv[1:] else "ringattn"
     if part == "torch" and importlib.util.find_spec("torch") is None:
         print("skipped: needs PyTorch (pip install torch==2.11.*)")
         sys.exit(common.SKIPPED)
