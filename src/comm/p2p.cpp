@@ -60,9 +60,12 @@ struct Flight {
   // Where spans go, by peer, in the order of its messages: offered by this rank, and told by the others.
   std::vector<std::vector<P2pAddress>> offered;
   std::vector<std::vector<P2pAddress>> told;
-  std::optional<Ticket> mail;    // the host exchange that carries them, until it is done
-  bool pushed = false;           // all pushes are enqueued
-  std::vector<CudaEvent> lanes;  // behind the last push of each lane used
+  std::optional<Ticket> mail;            // the host exchange that carries them, until it is done
+  std::vector<std::size_t> order;        // of exchange.sends: how they are pushed
+  std::size_t next_push = 0;             // in `order`
+  std::vector<std::size_t> used_places;  // of told, by peer
+  bool pushed = false;                   // all pushes are enqueued
+  std::vector<CudaEvent> lanes;          // behind the last push of each lane used
   // From wait() on.
   bool waited = false;
   double patience = 0.0;
@@ -88,6 +91,9 @@ class P2pTransport final : public Transport {
     }
     names_ = RankNames(hosts);
     check_ranks(ranks);
+    for (std::size_t a = 0; a < ranks.size(); ++a) {
+      for (std::size_t b = 0; b < a; ++b) host_waits_ = host_waits_ || ranks[a].gpu == ranks[b].gpu;
+    }
     flags_.emplace(*control_, device, deadline);
     const DeviceGuard guard(device_);
     for (int lane = 0; lane < std::min(options_.lanes, size() - 1); ++lane) lanes_.emplace_back();
@@ -149,13 +155,15 @@ class P2pTransport final : public Transport {
       check_ticket(ticket, waited_, posted_);
       const DeviceGuard guard(device_);
       Flight& flight = flights_.front();
-      for (push_what_can_be(); !flight.pushed; progress()) {
+      const std::vector<P2pFlags::Operation> arrivals = arrivals_of(flight);
+      for (push_what_can_be(); !flight.pushed || (host_waits_ && !all_reached(arrivals)); progress()) {
         if (deadline.expired()) {
-          fail_late(exchange_name(flight.exchange, ticket), deadline, names_, rank(), silent_peers(flight));
+          fail_late(exchange_name(flight.exchange, ticket), deadline, names_, rank(),
+                    flight.mail ? silent_peers(flight) : late_peers(flight));
         }
         std::this_thread::yield();
       }
-      enqueue_wait(flight, cuda_stream(stream));
+      enqueue_wait(flight, arrivals, cuda_stream(stream));
       flight.waited = true;
       flight.patience = deadline.seconds();
       passing_.push_back(std::move(flight));
@@ -359,84 +367,88 @@ class P2pTransport final : public Transport {
   void push_what_can_be() {
     for (Flight& flight : flights_) {
       if (flight.pushed) continue;
-      control_->progress();
-      if (!control_->finished(*flight.mail)) return;
-      control_->wait(*flight.mail, {}, Deadline::after(kSetupSeconds));
-      flight.mail.reset();
-      push(flight);
+      if (flight.mail) {
+        control_->progress();
+        if (!control_->finished(*flight.mail)) return;
+        control_->wait(*flight.mail, {}, Deadline::after(kSetupSeconds));
+        flight.mail.reset();
+        order_pushes(flight);
+      }
+      while (flight.next_push < flight.order.size()) {
+        if (!push(flight, flight.order[flight.next_push])) return;
+        ++flight.next_push;
+      }
+      for (std::size_t lane = 0; lane < lanes_.size() && !flight.order.empty(); ++lane) {
+        flight.lanes.emplace_back().record(lanes_[lane].get());
+      }
       flight.pushed = true;
     }
   }
 
-  void push(Flight& flight) {
-    // Peers in the order of the ring, so that not all ranks push to the same one at once.
-    std::vector<std::size_t> order(flight.exchange.sends.size());
-    for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
-    const auto distance = [this](const SendMessage& message) { return (message.peer - rank() + size()) % size(); };
-    std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-      const SendMessage& left = flight.exchange.sends[a];
-      const SendMessage& right = flight.exchange.sends[b];
-      return left.round != right.round ? left.round < right.round : distance(left) < distance(right);
+  // By round, and in it in the order of the ring from this rank on, so that not all ranks push to the same one at once.
+  void order_pushes(Flight& flight) const {
+    const std::vector<SendMessage>& sends = flight.exchange.sends;
+    for (std::size_t i = 0; i < sends.size(); ++i) flight.order.push_back(i);
+    std::sort(flight.order.begin(), flight.order.end(), [&](std::size_t a, std::size_t b) {
+      return std::pair(sends[a].round, distance(sends[a].peer)) < std::pair(sends[b].round, distance(sends[b].peer));
     });
-    std::vector<std::size_t> used(index(size()));  // spans of each peer's list
-    std::vector<bool> begun(lanes_.size());
-    for (const std::size_t i : order) {
-      const SendMessage& message = flight.exchange.sends[i];
-      const std::size_t lane = static_cast<std::size_t>(distance(message) - 1) % lanes_.size();
-      const cudaStream_t stream = lanes_[lane].get();
-      if (!begun[lane]) check_cuda(cudaStreamWaitEvent(stream, flight.posted.get()), "cudaStreamWaitEvent");
-      begun[lane] = true;
-      std::vector<P2pFlags::Operation> before;
-      for (std::size_t r = 0; r < flight.exchange.receives.size(); ++r) {
-        const ReceiveMessage& receive = flight.exchange.receives[r];
-        if (receive.round < message.round) {
-          before.push_back({true, P2pFlag::kDone, receive.peer, rank(), flight.receive_numbers[r]});
-        }
-      }
-      before.push_back({true, P2pFlag::kReady, message.peer, rank(), flight.send_numbers[i]});
-      flags_->enqueue(before, stream);
-      copy_spans(flight, message, used[index(message.peer)], stream);
-      used[index(message.peer)] += message.spans.size();
-      flags_->enqueue({{false, P2pFlag::kDone, rank(), message.peer, flight.send_numbers[i]}}, stream);
-    }
-    for (std::size_t lane = 0; lane < lanes_.size(); ++lane) {
-      if (begun[lane]) flight.lanes.emplace_back().record(lanes_[lane].get());
+    flight.used_places.resize(index(size()));
+    for (const CudaStream& lane : lanes_) {
+      check_cuda(cudaStreamWaitEvent(lane.get(), flight.posted.get()), "cudaStreamWaitEvent");
     }
   }
 
-  // Copies the spans of a message to the peer's places from `first` of its list on; neighbours on both sides travel as
-  // one.
+  int distance(int peer) const { return (peer - rank() + size()) % size(); }
+
+  // Enqueues one push. Where the host does the waiting: whether its time has come.
+  bool push(Flight& flight, std::size_t number) {
+    const SendMessage& message = flight.exchange.sends[number];
+    std::vector<P2pFlags::Operation> before;
+    for (std::size_t r = 0; r < flight.exchange.receives.size(); ++r) {
+      const ReceiveMessage& receive = flight.exchange.receives[r];
+      if (receive.round < message.round) {
+        before.push_back({true, P2pFlag::kDone, receive.peer, rank(), flight.receive_numbers[r]});
+      }
+    }
+    before.push_back({true, P2pFlag::kReady, message.peer, rank(), flight.send_numbers[number]});
+    if (host_waits_ && !all_reached(before)) return false;
+    const cudaStream_t stream = lanes_[index(distance(message.peer) - 1) % lanes_.size()].get();
+    if (!host_waits_) flags_->enqueue(before, stream);
+    std::size_t& used = flight.used_places[index(message.peer)];
+    copy_spans(flight, message, used, stream);
+    used += message.spans.size();
+    flags_->enqueue({{false, P2pFlag::kDone, rank(), message.peer, flight.send_numbers[number]}}, stream);
+    return true;
+  }
+
+  bool all_reached(const std::vector<P2pFlags::Operation>& waits) const {
+    return std::all_of(waits.begin(), waits.end(), [this](const P2pFlags::Operation& wait) {
+      return P2pFlags::reached(flags_->read(wait.flag, wait.from, wait.to), wait.value);
+    });
+  }
+
+  // Copies the spans of a message to the peer's places from `first` of its list on.
   void copy_spans(const Flight& flight, const SendMessage& message, std::size_t first, cudaStream_t stream) {
     const auto& told = flight.told[index(message.peer)];
-    std::byte* target = nullptr;
-    const std::byte* source = nullptr;
-    std::size_t bytes = 0;
-    const auto flush = [&] {
-      if (bytes > 0) check_cuda(cudaMemcpyAsync(target, source, bytes, cudaMemcpyDefault, stream), "cudaMemcpyAsync");
-      bytes = 0;
-    };
     for (std::size_t i = 0; i < message.spans.size(); ++i) {
       const SendSpan& span = message.spans[i];
       if (span.bytes == 0) continue;
-      std::byte* to = imports_.resolve(message.peer, neighbours_[index(message.peer)], told[first + i]);
-      if (bytes > 0 && to == target + bytes && span.data == source + bytes) {
-        bytes += span.bytes;
-        continue;
-      }
-      flush();
-      target = to;
-      source = span.data;
-      bytes = span.bytes;
+      std::byte* target = imports_.resolve(message.peer, neighbours_[index(message.peer)], told[first + i]);
+      check_cuda(cudaMemcpyAsync(target, span.data, span.bytes, cudaMemcpyDefault, stream), "cudaMemcpyAsync");
     }
-    flush();
   }
 
-  void enqueue_wait(const Flight& flight, cudaStream_t stream) {
-    std::vector<P2pFlags::Operation> operations{{false, P2pFlag::kReached, rank(), rank(), count_of(flight)}};
+  std::vector<P2pFlags::Operation> arrivals_of(const Flight& flight) const {
+    std::vector<P2pFlags::Operation> arrivals;
     for (std::size_t i = 0; i < flight.exchange.receives.size(); ++i) {
-      operations.push_back({true, P2pFlag::kDone, flight.exchange.receives[i].peer, rank(), flight.receive_numbers[i]});
+      arrivals.push_back({true, P2pFlag::kDone, flight.exchange.receives[i].peer, rank(), flight.receive_numbers[i]});
     }
-    flags_->enqueue(operations, stream);
+    return arrivals;
+  }
+
+  void enqueue_wait(const Flight& flight, const std::vector<P2pFlags::Operation>& arrivals, cudaStream_t stream) {
+    flags_->enqueue({{false, P2pFlag::kReached, rank(), rank(), count_of(flight)}}, stream);
+    if (!host_waits_) flags_->enqueue(arrivals, stream);
     for (const CudaEvent& lane : flight.lanes) {
       check_cuda(cudaStreamWaitEvent(stream, lane.get()), "cudaStreamWaitEvent");
     }
@@ -493,6 +505,7 @@ class P2pTransport final : public Transport {
   P2pOptions options_;
   RankNames names_;
   std::vector<bool> neighbours_;  // [ranks] threads of this process
+  bool host_waits_ = false;       // ranks share a GPU: nothing on it waits for another rank
   std::optional<P2pFlags> flags_;
   P2pExports exports_;
   P2pImports imports_;

@@ -12,9 +12,9 @@
 // Streams share hardware queues, so a rank's operations, read in the order in which they are enqueued, must not wait
 // for what comes later: an exchange's ready flags are enqueued before its pushes, those before the waits for its data,
 // and a push waits for another rank's ready flag of the same exchange and for pushes of earlier rounds only. By
-// induction over exchanges and rounds nobody waits for ever, with a single queue too. That holds for one rank a
-// process; ranks that share a device in one process need queues of their own (CUDA_DEVICE_MAX_CONNECTIONS=32, set
-// before CUDA starts).
+// induction over exchanges and rounds nobody waits for ever, with a single queue too. Ranks that share a GPU would wait
+// in each other's queues: there the hosts do the waiting, and a push or a wait is enqueued when it need not wait any
+// more.
 #pragma once
 
 #include <memory>
