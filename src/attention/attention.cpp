@@ -159,8 +159,6 @@ struct Attention::Impl {
   // A byte from everyone to everyone: transports map memory and build their channels when they first use them, which
   // takes far longer than a block should.
   void connect() {
-    const auto size = static_cast<std::size_t>(transport.size());
-    if (block_buffers.bytes() < size) return;
     Exchange exchange;
     exchange.label = "first contact";
     std::byte* bytes = block_buffers.data();
@@ -212,8 +210,8 @@ Attention::Attention(Job job, Transport& transport, Options options)
                                        impl.transport.size(), impl.transport.rank());
     impl.kernel->reserve(task_limits(impl.forecast->plan));
     if (impl.owns_block_buffers()) {
-      impl.block_buffers =
-          impl.backend->allocate(block_buffers_layout(impl.job.spec, impl.forecast->plan.buffer_rows).bytes);
+      const std::size_t bytes = block_buffers_layout(impl.job.spec, impl.forecast->plan.buffer_rows).bytes;
+      impl.block_buffers = impl.backend->allocate(std::max(bytes, static_cast<std::size_t>(impl.transport.size())));
     }
   });
   if (impl.owns_block_buffers()) impl.connect();
