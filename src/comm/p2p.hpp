@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// Transport `p2p`: copy engines write straight into the memory of peers on the same host; no multiprocessor works for a
+// transfer. Present only where the build found CUDA.
+//
+// Push only. Receive spans lie in memory of allocate_device(): post() tells each sender where its message may be put
+// (allocation, offset), through a mailbox in shared host memory. Ranks of other processes open an allocation once by
+// CUDA IPC, ranks of this process use its address. What is sent may lie anywhere that the device can read.
+//
+// Flags are counters of messages between two ranks, in host memory that all devices and CPUs see, written and waited
+// for by stream memory operations: `ready` by the receiver's stream in post(), `done` by the sender's behind the
+// copies. CPUs read them to blame, and write them to release a stream when the world has failed.
+//
+// The device never waits for a host: **a wait is enqueued only after the operation that satisfies it**. A push (wait
+// for `ready`, copy, `done`) is enqueued when the receiver has told where, which it does after it has enqueued `ready`;
+// and when the pushes of lower rounds that it waits for are enqueued (`pushed`, a counter between CPUs). wait()
+// enqueues the wait of a stream when all pushes to this rank are. So host time orders all operations such that each
+// waits for an earlier one only, every hardware queue carries out its operations in that order, and the operation that
+// was enqueued first among those not done can always proceed: no queue is ever stuck, however streams share queues
+// (CUDA_DEVICE_MAX_CONNECTIONS=1), however many ranks share a GPU, and while a call such as cudaFree waits for the
+// whole device. Ranks that share a GPU still want a queue for each stream, 1 + lanes a rank, to overlap: set
+// CUDA_DEVICE_MAX_CONNECTIONS (at most 32) before CUDA starts. The price: wait() blocks the host until the peers' hosts
+// have come to their post(); it does not wait for any device.
+//
+// Failure. The host's part of wait() has the deadline; the device's part gets the same length from the moment the
+// stream comes to the wait (a counter that the stream writes), and progress() throws past it. abandon() makes this
+// rank's streams go on by themselves, by writing the flags that they wait for. Memory that peers know of stays
+// allocated until they have closed it: what was freed goes back to the device at the next all-gather, or with the
+// transport.
+#pragma once
+
+#include <memory>
+
+#include "comm/transport.hpp"
+
+namespace ringattn {
+
+struct P2pOptions {
+  // Streams that carry this rank's pushes; each peer has one of them, and all serve a message where there are fewer
+  // peers than lanes.
+  int lanes = 2;
+  double setup_seconds = 60.0;  // for peers to come and memory to be opened
+};
+
+// A transport of device memory beside `control`, a host transport of the same ranks, for this rank's memory on
+// `device`. Collective. Throws an AgreedError (kUnsupported) where ranks are on several hosts, two processes share a
+// GPU, or a rank can't write to a peer's memory, which is tried out.
+std::unique_ptr<Transport> make_p2p_transport(std::unique_ptr<Transport> control, int device,
+                                              const P2pOptions& options = {});
+
+}  // namespace ringattn

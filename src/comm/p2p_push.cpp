@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+// The sender's half of transport `p2p`: enqueues pushes as receivers tell where they may land.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "comm/exchange.hpp"
+#include "comm/p2p_transport.hpp"
+
+namespace ringattn {
+
+namespace {
+
+// Less than this isn't worth the events between lanes.
+constexpr std::size_t kSpreadBytes = std::size_t{1} << 20;
+
+}  // namespace
+
+void P2pTransport::pump() {
+  mail_.move(*memory_);
+  for (Flight& flight : flights_) {
+    if (flight.waiting == 0) continue;
+    for (const std::size_t send : flight.order) {
+      if (flight.pushes[send] == Push::kWaiting && may_push(flight, send)) push(flight, send);
+    }
+  }
+}
+
+// Messages to a peer are pushed in their order, each after what it waits for.
+bool P2pTransport::may_push(const Flight& flight, std::size_t send) {
+  const SendMessage& message = flight.exchange.sends[send];
+  return flight.send_numbers[send] == pushed_to_[static_cast<std::size_t>(message.peer)] + 1 &&
+         !mail_.landings(message.peer).empty() && may_send(flight, message.round, &PairCounters::pushed);
+}
+
+bool P2pTransport::may_send(const Flight& flight, int round, Counter PairCounters::*counter) const {
+  for (std::size_t i = 0; i < flight.receive_numbers.size(); ++i) {
+    const ReceiveMessage& receive = flight.exchange.receives[i];
+    if (receive.round >= round) break;  // ascending
+    if (!(from(receive.peer).*counter).reached(flight.receive_numbers[i])) return false;
+  }
+  return true;
+}
+
+void P2pTransport::push(Flight& flight, std::size_t send) {
+  const SendMessage& message = flight.exchange.sends[send];
+  const std::uint32_t number = flight.send_numbers[send];
+  const Landing landing = std::move(mail_.landings(message.peer).front());
+  mail_.landings(message.peer).pop_front();
+  const std::vector<Piece> pieces = pieces_of(flight, send, landing);
+  ++pushed_to_[static_cast<std::size_t>(message.peer)];
+  --flight.waiting;
+
+  // A receiver that gives up first says so and then looks who is pushing, here it is the other way round: one of the
+  // two sees the other.
+  PairCounters& pair = to(message.peer);
+  const std::uint32_t before = pair.pushing.now();
+  pair.pushing.value.store(number, std::memory_order_seq_cst);
+  if (segment_->rank(message.peer).given_up.value.load(std::memory_order_seq_cst) != 0) {
+    pair.pushing.value.store(before, std::memory_order_release);
+    flight.pushes[send] = Push::kDropped;
+    return;
+  }
+
+  const std::size_t home = static_cast<std::size_t>(distance_to(message.peer) - 1) % lanes_.size();
+  const cudaStream_t lane = lanes_[home].get();
+  check_cuda(cudaStreamWaitEvent(lane, flight.posted->get(), 0), "cudaStreamWaitEvent");
+  MemoryOperations waits = segment_->operations();
+  for (std::size_t i = 0; i < flight.receive_numbers.size(); ++i) {
+    const ReceiveMessage& receive = flight.exchange.receives[i];
+    if (receive.round >= message.round) break;
+    const Counter& done = from(receive.peer).done;
+    if (!done.reached(flight.receive_numbers[i])) waits.wait(done, flight.receive_numbers[i]);
+  }
+  if (!pair.ready.reached(number)) waits.wait(pair.ready, number);
+  waits.enqueue(lane);
+
+  const std::size_t lanes =
+      flight.spread && pieces.size() > 1 && message_bytes(message) >= kSpreadBytes ? lanes_.size() : 1;
+  if (lanes > 1) gate_->record(lane);
+  for (std::size_t i = 1; i < lanes; ++i) {
+    const std::size_t helper = (home + i) % lanes_.size();
+    std::optional<CudaEvent>& last = flight.last[helper];
+    if (!last) last.emplace(take_event());
+    check_cuda(cudaStreamWaitEvent(lanes_[helper].get(), gate_->get(), 0), "cudaStreamWaitEvent");
+    copy(pieces, i, lanes, lanes_[helper].get());
+    last->record(lanes_[helper].get());
+  }
+  copy(pieces, 0, lanes, lane);
+  for (std::size_t i = 1; i < lanes; ++i) {
+    check_cuda(cudaStreamWaitEvent(lane, flight.last[(home + i) % lanes_.size()]->get(), 0), "cudaStreamWaitEvent");
+  }
+  MemoryOperations done = segment_->operations();
+  done.write(pair.done, number);
+  done.enqueue(lane);
+  if (!flight.last[home]) flight.last[home].emplace(take_event());
+  flight.last[home]->record(lane);
+  flight.pushes[send] = Push::kEnqueued;
+  pair.pushed.value.store(number, std::memory_order_release);
+}
+
+// The bytes of a message are cut where either side's memory jumps.
+std::vector<P2pTransport::Piece> P2pTransport::pieces_of(const Flight& flight, std::size_t send,
+                                                         const Landing& landing) const {
+  const SendMessage& message = flight.exchange.sends[send];
+  std::uint64_t wanted = 0;
+  for (const Run& run : landing.runs) wanted += run.bytes;
+  const std::uint64_t bytes = message_bytes(message);
+  if (landing.ticket != flight.ticket || landing.round != message.round ||
+      landing.number != flight.send_numbers[send] || wanted != bytes) {
+    fail(ErrorCode::kInternal,
+         fmt::format("the two sides of {} don't fit", exchange_name(flight.exchange, flight.ticket)),
+         fmt::format("{} sends {} bytes in round {}, {} receives {} in round {} of exchange {}", names_.name(rank_),
+                     bytes, message.round, names_.name(message.peer), wanted, landing.round, landing.ticket),
+         "This is a bug in the plan.");
+  }
+  std::vector<Piece> pieces;
+  auto run = landing.runs.begin();
+  std::uint64_t at = 0;  // in *run
+  for (const SendSpan& span : message.spans) {
+    for (std::size_t done = 0; done < span.bytes;) {
+      if (at == run->bytes) {
+        ++run;
+        at = 0;
+      }
+      const std::size_t count = std::min<std::size_t>(span.bytes - done, run->bytes - at);
+      std::byte* target = memory_->address(message.peer, run->allocation, run->offset + at, count);
+      const std::byte* source = span.data + done;
+      Piece* last = pieces.empty() ? nullptr : &pieces.back();
+      if (last != nullptr && last->target + last->bytes == target && last->source + last->bytes == source) {
+        last->bytes += count;
+      } else {
+        pieces.push_back({target, source, count});
+      }
+      done += count;
+      at += count;
+    }
+  }
+  return pieces;
+}
+
+void P2pTransport::copy(const std::vector<Piece>& pieces, std::size_t begin, std::size_t step,
+                        cudaStream_t stream) const {
+  for (std::size_t i = begin; i < pieces.size(); i += step) {
+    check_cuda(cudaMemcpyAsync(pieces[i].target, pieces[i].source, pieces[i].bytes, cudaMemcpyDefault, stream),
+               "cudaMemcpyAsync");
+  }
+}
+
+bool P2pTransport::all_pushed(const Flight& flight) const {
+  for (std::size_t i = 0; i < flight.receive_numbers.size(); ++i) {
+    if (!from(flight.exchange.receives[i].peer).pushed.reached(flight.receive_numbers[i])) return false;
+  }
+  return true;
+}
+
+bool P2pTransport::received(const Flight& flight, std::size_t receive) const {
+  return from(flight.exchange.receives[receive].peer).done.reached(flight.receive_numbers[receive]);
+}
+
+bool P2pTransport::sent(const Flight& flight, std::size_t send) const {
+  if (flight.pushes[send] != Push::kEnqueued) return flight.pushes[send] == Push::kDropped;
+  return to(flight.exchange.sends[send].peer).done.reached(flight.send_numbers[send]);
+}
+
+}  // namespace ringattn
