@@ -22,8 +22,8 @@ class BlockMover {
 
   BlockMover(const Plan& plan, const FoldSpec& spec, Transport& transport, Backend& backend, const Memory& memory,
              bool checksum);
-  // Unless settled: gives up what is still in flight, so that nothing is written to memory that a failed run is about to
-  // free, and no device waits for a peer for ever.
+  // Unless settled: gives up what is still in flight, so that nothing is written to memory that a failed run is about
+  // to free, and no device waits for a peer for ever.
   ~BlockMover();
   BlockMover(const BlockMover&) = delete;
   BlockMover& operator=(const BlockMover&) = delete;

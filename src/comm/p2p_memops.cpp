@@ -8,24 +8,11 @@
 
 #include "base/cuda.hpp"
 #include "base/error.hpp"
+#include "comm/p2p_driver.hpp"
 
 namespace ringattn {
 
 namespace {
-
-// The driver's function, found at run time, so that nothing links libcuda and the program starts without a driver.
-template <typename Function>
-Function driver_function(const char* name, unsigned version) {
-  void* address = nullptr;
-  cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-  check_cuda(cudaGetDriverEntryPointByVersion(name, &address, version, cudaEnableDefault, &found),
-             "cudaGetDriverEntryPointByVersion");
-  if (found != cudaDriverEntryPointSuccess || address == nullptr) {
-    fail(ErrorCode::kUnsupported, fmt::format("the GPU driver has no {}", name), "it is older than CUDA 12",
-         "Update the driver, or use --transport nccl.");
-  }
-  return reinterpret_cast<Function>(address);
-}
 
 PFN_cuStreamBatchMemOp_v11070 batch_function() {
   static const auto function = driver_function<PFN_cuStreamBatchMemOp_v11070>("cuStreamBatchMemOp", 11070);

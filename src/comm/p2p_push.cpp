@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The sender's half of transport `p2p`: enqueues pushes as receivers tell where they may land.
+#include <cudaTypedefs.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 
 #include "comm/exchange.hpp"
+#include "comm/p2p_driver.hpp"
 #include "comm/p2p_transport.hpp"
 
 namespace ringattn {
@@ -13,6 +15,26 @@ namespace {
 
 // Less than this isn't worth the events between lanes.
 constexpr std::size_t kSpreadBytes = std::size_t{1} << 20;
+
+// Where the allocation of an address ends, whoever made it. Asked for neighbouring addresses in turn.
+class AllocationEnds {
+ public:
+  const std::byte* of(const std::byte* data) {
+    if (data >= begin_ && data < end_) return end_;
+    static const auto address_range = driver_function<PFN_cuMemGetAddressRange_v3020>("cuMemGetAddressRange", 3020);
+    CUdeviceptr base = 0;
+    std::size_t bytes = 0;
+    // Host memory has no range: its spans are copied as they are.
+    if (address_range(&base, &bytes, reinterpret_cast<CUdeviceptr>(data)) != CUDA_SUCCESS) return data;
+    begin_ = reinterpret_cast<const std::byte*>(base);
+    end_ = begin_ + bytes;
+    return end_;
+  }
+
+ private:
+  const std::byte* begin_ = nullptr;
+  const std::byte* end_ = nullptr;
+};
 
 }  // namespace
 
@@ -115,11 +137,13 @@ std::vector<P2pTransport::Piece> P2pTransport::pieces_of(const Flight& flight, s
          "This is a bug in the plan.");
   }
   std::vector<Piece> pieces;
+  AllocationEnds ends;
   auto run = landing.runs.begin();
   std::uint64_t at = 0;  // in *run
   for (const SendSpan& span : message.spans) {
     for (std::size_t done = 0; done < span.bytes;) {
-      if (at == run->bytes) {
+      const bool new_run = at == run->bytes;
+      if (new_run) {
         ++run;
         at = 0;
       }
@@ -127,7 +151,9 @@ std::vector<P2pTransport::Piece> P2pTransport::pieces_of(const Flight& flight, s
       std::byte* target = memory_->address(message.peer, run->allocation, run->offset + at, count);
       const std::byte* source = span.data + done;
       Piece* last = pieces.empty() ? nullptr : &pieces.back();
-      if (last != nullptr && last->target + last->bytes == target && last->source + last->bytes == source) {
+      // Neighbours in memory may belong to two allocations, which no copy may touch at once.
+      if (!new_run && last != nullptr && last->target + last->bytes == target && last->source + last->bytes == source &&
+          source + count <= ends.of(last->source)) {
         last->bytes += count;
       } else {
         pieces.push_back({target, source, count});

@@ -5,15 +5,30 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 #include "base/error.hpp"
 #include "kernels/cpu/cpu_fold.hpp"
+#ifdef RINGATTN_HAVE_CUDA
+#include "kernels/cuda/cuda_fold.hpp"
+#include "kernels/sm80/config.hpp"
+#include "kernels/sm80/sm80_fold.hpp"
+#include "kernels/sm80/sm80_plain.hpp"
+#endif
 
 namespace ringattn {
 
 namespace {
 
 constexpr KernelRow kTable[] = {
+#ifdef RINGATTN_HAVE_CUDA
+    {"sm80_fold", "cuda",
+     "bf16, fp16; head_dim 64, 96, 128, 256, and 192 with head_dim_v 128; every mask, softcap, sinks",
+     cuda::cuda_unavailable, sm80::fold_missing, cuda::make_cuda_backend, sm80::make_fold},
+    {"sm80_plain", "cuda", "fp32, bf16, fp16; head dims that are multiples of 8 up to 256; every mask, softcap, sinks",
+     cuda::cuda_unavailable, sm80::plain_missing, cuda::make_cuda_backend, sm80::make_plain},
+#endif
     {"cpu_fold", "cpu", "fp32, bf16, fp16; head dims that are multiples of 8 up to 256; every mask, softcap, sinks",
      [] { return std::string(); }, cpu::cpu_fold_missing, cpu::make_cpu_backend, cpu::make_cpu_fold},
 };
@@ -53,9 +68,9 @@ void check_kernel(const KernelRequest& request) {
   fail(ErrorCode::kUsage, fmt::format("there is no kernel \"{}\"", request.kernel), {}, suggest(request.kernel, names));
 }
 
-// Why a row can't do the job here; empty: it can.
-std::string obstacle(const KernelRow& row, const FoldSpec& spec) {
-  const std::string unavailable = row.unavailable();
+// Why a row can't do the job; empty: it can.
+std::string obstacle(const KernelRow& row, const FoldSpec& spec, KernelPlace place) {
+  const std::string unavailable = place == KernelPlace::kHere ? row.unavailable() : std::string();
   if (!unavailable.empty()) return unavailable;
   const std::vector<std::string> missing = row.missing(spec);
   if (missing.empty()) return {};
@@ -66,33 +81,39 @@ std::string obstacle(const KernelRow& row, const FoldSpec& spec) {
 
 std::span<const KernelRow> kernel_table() { return kTable; }
 
-KernelChoice choose_kernel(const FoldSpec& spec, const KernelRequest& request) {
+KernelChoice choose_kernel(const FoldSpec& spec, const KernelRequest& request, KernelPlace place) {
   check_backend(request.backend);
   check_kernel(request);
   KernelChoice choice;
   std::size_t able = 0;
-  std::string obstacles;
+  std::vector<std::pair<std::string, std::string>> obstacles;  // names of rows, and what they have in common
   for (const KernelRow& row : kernel_table()) {
     if (request.kernel != "auto" && request.kernel != row.name) continue;
     if (request.backend != "auto" && request.backend != row.backend) continue;
-    const std::string reason = obstacle(row, spec);
+    const std::string reason = obstacle(row, spec, place);
     if (reason.empty()) {
       if (choice.row == nullptr) choice.row = &row;
       ++able;
     } else {
-      obstacles += fmt::format("; {}: {}", row.name, reason);
+      if (!obstacles.empty() && obstacles.back().second == reason) {
+        obstacles.back().first += fmt::format(", {}", row.name);
+      } else {
+        obstacles.emplace_back(row.name, reason);
+      }
     }
   }
+  std::string passed_over;
+  for (const auto& [names, reason] : obstacles) passed_over += fmt::format("; {}: {}", names, reason);
   if (choice.row == nullptr) {
     fail(ErrorCode::kUnsupported,
          request.kernel == "auto" ? std::string("no kernel can do this job")
                                   : fmt::format("kernel {} can't do this job", request.kernel),
-         fmt::format("required: {}{}", describe(spec), obstacles));
+         fmt::format("required: {}{}", describe(spec), passed_over));
   }
   choice.reason = request.kernel != "auto"
                       ? fmt::format("forced: {} ({})", choice.row->name, describe(spec))
                       : fmt::format("first of {} that can: {} ({})", able, choice.row->name, describe(spec));
-  if (choice.row != nullptr && !obstacles.empty()) choice.reason += fmt::format("; passed over{}", obstacles.substr(1));
+  if (!passed_over.empty()) choice.reason += fmt::format("; passed over{}", passed_over.substr(1));
   return choice;
 }
 

@@ -18,35 +18,11 @@
 #include "kernels/cpu/cpu_backend.hpp"
 #include "kernels/cpu/fold_state.hpp"
 #include "kernels/cpu/row_group.hpp"
+#include "kernels/fold_task.hpp"
 
 namespace ringattn::cpu {
 
 namespace {
-
-void check_view(std::string_view name, const TensorView& view, Dtype dtype, std::int64_t heads, std::int64_t dim) {
-  if (view.dtype == dtype && view.heads == heads && view.dim == dim) return;
-  fail(ErrorCode::kInternal,
-       fmt::format("{} of a fold task is {} [{}, {}, {}]", name, dtype_name(view.dtype), view.tokens, view.heads,
-                   view.dim),
-       fmt::format("the kernel was made for {} [tokens, {}, {}]", dtype_name(dtype), heads, dim));
-}
-
-void check_task(const FoldSpec& spec, const FoldTask& task) {
-  check_view("q", task.q, spec.dtype, spec.heads, spec.head_dim);
-  for (const KeySource& source : task.sources) {
-    check_view("k", source.k, spec.dtype, spec.kv_heads, spec.head_dim);
-    check_view("v", source.v, spec.dtype, spec.kv_heads, spec.head_dim_v);
-  }
-  if (task.state == nullptr && task.q.tokens > 0 && (task.resume || task.save)) {
-    fail(ErrorCode::kInternal, "a fold task has no state", "it resumes or saves one");
-  }
-  if (task.finish == nullptr) return;
-  check_view("out", task.finish->out, spec.dtype, spec.heads, spec.head_dim_v);
-  if (spec.sinks != (task.finish->sinks != nullptr)) {
-    fail(ErrorCode::kInternal, fmt::format("a fold task has {}sinks", spec.sinks ? "no " : ""),
-         fmt::format("the kernel was made {} them", spec.sinks ? "with" : "without"));
-  }
-}
 
 // Items of work that a team of threads takes one after the other, until all are done or one thread fails.
 class Team {
@@ -109,7 +85,7 @@ class CpuFold final : public FoldKernel {
   }
 
   void fold(const FoldTask& task, Stream, const Progress& progress) override {
-    check_task(spec_, task);
+    check_fold_task(spec_, task);
     const std::vector<RowGroup> groups = make_row_groups(task.queries, group_rows(task.q.tokens));
     const auto group_count = static_cast<std::int64_t>(groups.size());
     Team team(group_count * spec_.kv_heads);

@@ -8,6 +8,7 @@
 
 #include "base/error.hpp"
 #include "base/gpu.hpp"
+#include "kernels/cuda/synthetic.hpp"
 
 namespace ringattn::cuda {
 
@@ -23,15 +24,13 @@ const Gpu& gpu_of(int device) {
   return gpus[static_cast<std::size_t>(device)];
 }
 
-CudaStream make_stream(int device) {
-  const DeviceGuard guard(device);
-  return {};
-}
-
 }  // namespace
 
-CudaBackend::CudaBackend(int device) : device_(gpu_of(device).device), stream_(make_stream(device)) {
+CudaBackend::CudaBackend(int device) : device_(device) {
+  if (device == kNoDevice) return;
   const Gpu& gpu = gpu_of(device);
+  const DeviceGuard guard(device);
+  stream_.emplace();
   identity_ = fmt::format("{} (sm_{}{})", gpu.name, gpu.compute_major, gpu.compute_minor);
   free_before_ = least_free_ = gpu_memory(device_).free;
 }
@@ -56,6 +55,12 @@ void CudaBackend::copy_rows(void* target, std::int64_t target_stride, const void
                                static_cast<std::size_t>(source_stride), static_cast<std::size_t>(row_bytes),
                                static_cast<std::size_t>(rows), cudaMemcpyDefault, cuda_stream(stream)),
              "cudaMemcpy2DAsync");
+}
+
+void CudaBackend::fill_synthetic(std::uint64_t seed, SyntheticTensor tensor, std::span<const PackedRun> runs,
+                                 const MutableTensorView& rows, Stream stream) {
+  const DeviceGuard guard(device_);
+  cuda::fill_synthetic(seed, tensor, runs, rows, stream);
 }
 
 Mark CudaBackend::mark(Stream stream) {

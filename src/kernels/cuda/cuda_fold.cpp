@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cuda/cuda_fold.hpp"
+
+#include <fmt/format.h>
+
+#include <cstdint>
+
+#include "base/cuda.hpp"
+#include "base/error.hpp"
+#include "base/gpu.hpp"
+#include "kernels/cuda/cuda_backend.hpp"
+#include "kernels/cuda/staging_ring.hpp"
+#include "kernels/fold_task.hpp"
+
+namespace ringattn::cuda {
+
+namespace {
+
+constexpr float kLog2E = 1.44269504F;
+constexpr std::uintptr_t kStateAlignment = 16;
+
+// K and V that stay in the cache beside Q, O and what has just been used: five eighths of it.
+std::int64_t cache_for_keys(int device) {
+  int bytes = 0;
+  check_cuda(cudaDeviceGetAttribute(&bytes, cudaDevAttrL2CacheSize, device), "cudaDeviceGetAttribute");
+  return std::int64_t{bytes} / 8 * 5;
+}
+
+// What doesn't change from task to task.
+FoldParams params_of(const FoldSpec& spec) {
+  FoldParams p{};
+  p.mask_left = spec.mask.left;
+  p.mask_right = spec.mask.right;
+  p.heads = spec.heads;
+  p.kv_heads = spec.kv_heads;
+  p.head_dim = spec.head_dim;
+  p.head_dim_v = spec.head_dim_v;
+  p.dtype = static_cast<std::int32_t>(spec.dtype);
+  p.softmax_scale = spec.softmax_scale;
+  p.softcap = spec.softcap;
+  // The greatest score keeps its place under a positive factor only.
+  p.scaled_first = spec.softcap > 0.0F || !(spec.softmax_scale > 0.0F);
+  p.exponent = p.scaled_first ? 1.0F : spec.softmax_scale;
+  p.exponent_base2 = p.exponent * kLog2E;
+  return p;
+}
+
+class CudaFold final : public FoldKernel {
+ public:
+  CudaFold(const FoldSpec& spec, const DeviceKernel& kernel, const CudaBackend& backend)
+      : spec_(spec), kernel_(kernel), device_(backend.device()), params_(params_of(spec)) {}
+
+  int key_tile() const override { return kernel_.shape.key_tile; }
+  int query_tile() const override { return kernel_.shape.query_tile; }
+  std::size_t state_bytes(std::int64_t rows) const override {
+    return static_cast<std::size_t>(rows) * static_cast<std::size_t>(spec_.heads) * kernel_.state_floats *
+           sizeof(float);
+  }
+  std::size_t scratch_bytes(const FoldLimits& limits) const override {
+    return kStagingSlots * table_bytes(kernel_.shape, limits);
+  }
+  void reserve(const FoldLimits& limits) override {
+    const DeviceGuard guard(device_);
+    kernel_.shape.cache_bytes = cache_for_keys(device_);
+    ring_.reserve(table_bytes(kernel_.shape, limits), device_);
+    builder_.reserve(kernel_.shape, limits);
+  }
+
+  void fold(const FoldTask& task, Stream stream, const Progress& progress) override {
+    check_fold_task(spec_, task);
+    if (reinterpret_cast<std::uintptr_t>(task.state) % kStateAlignment != 0) {
+      fail(ErrorCode::kInternal, "a fold task's state is not aligned",
+           fmt::format("it must lie at a multiple of {} bytes", kStateAlignment));
+    }
+    if (progress) progress();
+    if (task.q.tokens == 0 || (task.finish == nullptr && !task.save)) return;
+    const DeviceGuard guard(device_);
+    const TableLayout layout = builder_.build(spec_, task, kernel_.shape, ring_.next(progress));
+    if (layout.item_count == 0) return;
+
+    const cudaStream_t queue = cuda_stream(stream);
+    const std::byte* tables = ring_.upload(layout.bytes, queue);
+    FoldParams p = params_;
+    p.q = task.q.data;
+    p.q_token_stride = task.q.token_stride;
+    p.q_head_stride = task.q.head_stride;
+    if (task.finish != nullptr) {
+      const FoldOutput& output = *task.finish;
+      p.out = output.out.data;
+      p.out_token_stride = output.out.token_stride;
+      p.out_head_stride = output.out.head_stride;
+      p.lse = output.lse.data;
+      p.lse_token_stride = output.lse.token_stride;
+      p.lse_head_stride = output.lse.head_stride;
+      p.sinks = output.sinks;
+    }
+    p.items = reinterpret_cast<const WorkItem*>(tables + layout.items);
+    p.runs = reinterpret_cast<const RunEntry*>(tables + layout.runs);
+    p.tiles = reinterpret_cast<const TileEntry*>(tables + layout.tiles);
+    p.sources = reinterpret_cast<const SourceEntry*>(tables + layout.sources);
+    p.item_count = layout.item_count;
+    p.section_heads = layout.section_heads;
+    p.state = static_cast<float*>(task.state);
+    p.rows = task.q.tokens;
+    p.resume = task.resume;
+    p.save = task.save;
+    p.finish = task.finish != nullptr;
+    kernel_.launch(p, stream);
+    ring_.release(queue);
+  }
+
+  void export_state(const void* state, std::int64_t rows, const FoldStateView& view, Stream stream) override {
+    if (rows == 0) return;
+    const DeviceGuard guard(device_);
+    kernel_.export_state(
+        {static_cast<const float*>(state), rows, spec_.heads, spec_.head_dim_v, params_.exponent, view.m.data,
+         view.m.token_stride, view.m.head_stride, view.l.data, view.l.token_stride, view.l.head_stride,
+         static_cast<float*>(view.o.data), view.o.token_stride, view.o.head_stride},
+        stream);
+  }
+
+ private:
+  FoldSpec spec_;
+  DeviceKernel kernel_;
+  int device_;
+  FoldParams params_;
+  StagingRing ring_;
+  WorkBuilder builder_;
+};
+
+}  // namespace
+
+std::unique_ptr<FoldKernel> make_cuda_fold(const FoldSpec& spec, const DeviceKernel& kernel, Backend& backend) {
+  return std::make_unique<CudaFold>(spec, kernel, static_cast<const CudaBackend&>(backend));
+}
+
+std::unique_ptr<Backend> make_cuda_backend(const BackendOptions& options) {
+  return std::make_unique<CudaBackend>(options.device);
+}
+
+std::string cuda_unavailable() {
+  const std::string none = gpus_unavailable();
+  if (!none.empty()) return none;
+  for (const Gpu& gpu : visible_gpus()) {
+    if (gpu.compute_major < 8) {
+      return fmt::format("GPU {} ({}) has compute capability {}.{}, 8.0 is needed", gpu.device, gpu.name,
+                         gpu.compute_major, gpu.compute_minor);
+    }
+  }
+  return {};
+}
+
+}  // namespace ringattn::cuda

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// A FoldKernel on a GPU: everything but the arithmetic. A fold kernel of this backend says how it cuts its work, how
+// large a row's state is, and how it is launched.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#include "kernels/cuda/fold_params.hpp"
+#include "kernels/cuda/work_items.hpp"
+#include "kernels/fold.hpp"
+
+namespace ringattn::cuda {
+
+// Both enqueue, and throw what the launch fails with.
+using Launch = void (*)(const FoldParams& params, Stream stream);
+using Export = void (*)(const ExportParams& params, Stream stream);
+
+struct DeviceKernel {
+  WorkShape shape{};             // without the cache, which is the device's
+  std::size_t state_floats = 0;  // of a row and head
+  Launch launch = nullptr;
+  Export export_state = nullptr;
+};
+
+// `backend` is a CudaBackend and outlives the kernel. fold() neither allocates nor waits (see StagingRing::next()).
+std::unique_ptr<FoldKernel> make_cuda_fold(const FoldSpec& spec, const DeviceKernel& kernel, Backend& backend);
+
+std::unique_ptr<Backend> make_cuda_backend(const BackendOptions& options);
+
+// Why no kernel of this backend can run here: no driver, no GPU, or one that is older than sm_80. Empty: they can.
+std::string cuda_unavailable();
+
+}  // namespace ringattn::cuda

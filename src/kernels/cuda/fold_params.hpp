@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a CUDA fold kernel is given: a FoldTask's tables as they lie in device memory, and the numbers of the job.
+// Plain data without vendor types, shared by the host that fills it and the kernels that read it.
+#pragma once
+
+#include <cstdint>
+
+namespace ringattn::cuda {
+
+// kernels/fold.hpp's KeyTile, KeySource and KeyRun for the device. Strides count elements.
+struct TileEntry {
+  std::int32_t source;
+  std::int64_t row;
+};
+struct SourceEntry {
+  const void* k;  // [rows, kv_heads, head_dim]
+  const void* v;  // [rows, kv_heads, head_dim_v]
+  std::int64_t k_token_stride, k_head_stride;
+  std::int64_t v_token_stride, v_head_stride;
+};
+// The tiles of a sequence in a task are counted through its runs: this one's are number first, first + 1, …
+struct RunEntry {
+  std::int64_t first_tile;
+  std::int64_t first;
+  std::int64_t table;
+};
+
+// Rows of one query run that walk over the key tiles together, for every head. Slots [slot_begin, slot_end) of an item
+// are rows; the others are absent: their memory belongs to somebody else.
+struct WorkItem {
+  std::int64_t row;         // of q: of slot 0
+  std::int64_t position;    // of slot 0
+  std::int64_t key_length;  // of the sequence
+  std::int64_t first;       // number of the first tile that the item folds, through the sequence's runs
+  std::int32_t tiles;
+  std::int32_t run_begin, runs;  // the sequence's entries in FoldParams::runs
+  std::int32_t slot_begin, slot_end;
+  std::int32_t padding;
+};
+
+struct FoldParams {
+  const void* q;  // [rows, heads, head_dim]
+  std::int64_t q_token_stride, q_head_stride;
+  void* out;  // [rows, heads, head_dim_v]
+  std::int64_t out_token_stride, out_head_stride;
+  float* lse;  // [rows, heads], or null
+  std::int64_t lse_token_stride, lse_head_stride;
+  const float* sinks;  // [heads], or null
+
+  const WorkItem* items;
+  const RunEntry* runs;
+  const TileEntry* tiles;
+  const SourceEntry* sources;
+  std::int32_t item_count;
+
+  float* state;       // as the kernel lays it out
+  std::int64_t rows;  // of q and of the state
+
+  std::int64_t mask_left, mask_right;  // −1: unlimited
+  std::int32_t heads, kv_heads;
+  std::int32_t section_heads;  // query heads that are folded at a time, so that their K and V stay in the L2 cache
+  std::int32_t head_dim, head_dim_v;
+  std::int32_t dtype;  // a ringattn::Dtype
+  float softmax_scale;
+  float softcap;  // 0: off
+  // Scores are scaled, and capped, before their maximum is taken; else the scale waits for the exponential.
+  bool scaled_first;
+  float exponent;        // the factor that is left for the exponential: 1 or softmax_scale
+  float exponent_base2;  // the same for base 2
+  bool resume, save, finish;
+};
+
+// A state as numbers (FoldStateView): where to, and from what.
+struct ExportParams {
+  const float* state;
+  std::int64_t rows;
+  std::int32_t heads, head_dim_v;
+  float exponent;  // FoldParams::exponent
+  float* m;        // [rows, heads]
+  std::int64_t m_token_stride, m_head_stride;
+  float* l;  // [rows, heads]
+  std::int64_t l_token_stride, l_head_stride;
+  float* o;  // [rows, heads, head_dim_v]
+  std::int64_t o_token_stride, o_head_stride;
+};
+
+}  // namespace ringattn::cuda

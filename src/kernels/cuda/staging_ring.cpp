@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cuda/staging_ring.hpp"
+
+#include <fmt/format.h>
+
+#include <thread>
+
+#include "base/error.hpp"
+#include "base/gpu.hpp"
+
+namespace ringattn::cuda {
+
+namespace {
+
+// Far longer than any task; whoever waits for peers gives up earlier, through `progress`.
+constexpr double kSlotWaitSeconds = 3600.0;
+
+}  // namespace
+
+void StagingRing::reserve(std::size_t bytes, int device) {
+  if (!slots_.empty() && slots_.front().host.bytes() >= bytes) return;
+  // A slot that is still read may not go: its memory is freed, which waits for the device.
+  slots_.clear();
+  for (std::size_t i = 0; i < kStagingSlots; ++i) {
+    slots_.push_back({allocate_pinned(bytes), allocate_device(bytes, device), CudaEvent()});
+  }
+  current_ = 0;
+}
+
+std::span<std::byte> StagingRing::next(const Progress& progress) {
+  if (slots_.empty()) fail(ErrorCode::kInternal, "a fold task came before reserve()");
+  current_ = (current_ + 1) % slots_.size();
+  const Slot& slot = slots_[current_];
+  if (!slot.read.passed()) {
+    const Deadline deadline = Deadline::after(kSlotWaitSeconds);
+    while (!slot.read.passed()) {
+      if (progress) progress();
+      if (deadline.expired()) {
+        fail(ErrorCode::kPeer, fmt::format("a fold task did not end within {} s", deadline.seconds()),
+             fmt::format("{} tasks are enqueued", slots_.size()));
+      }
+      std::this_thread::yield();
+    }
+  }
+  return {slot.host.data(), slot.host.bytes()};
+}
+
+std::byte* StagingRing::upload(std::size_t bytes, cudaStream_t stream) {
+  const Slot& slot = slots_[current_];
+  check_cuda(cudaMemcpyAsync(slot.device.data(), slot.host.data(), bytes, cudaMemcpyHostToDevice, stream),
+             "cudaMemcpyAsync");
+  return slot.device.data();
+}
+
+void StagingRing::release(cudaStream_t stream) { slots_[current_].read.record(stream); }
+
+}  // namespace ringattn::cuda

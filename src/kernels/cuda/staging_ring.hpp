@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// Small tables on their way to a device: pinned host memory with a device twin, in slots that are used in turn. A slot
+// is free again when the stream has passed the kernel that reads it.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "base/cuda.hpp"
+#include "kernels/fold.hpp"
+
+namespace ringattn::cuda {
+
+// The engine enqueues at most Backend::blocks_ahead() = 2 blocks beyond the one that the device is at, so that with
+// four slots the next one is always free.
+inline constexpr std::size_t kStagingSlots = 4;
+
+class StagingRing {
+ public:
+  // kStagingSlots slots of `bytes`; slots are kept where they are large enough already.
+  void reserve(std::size_t bytes, int device);
+
+  // The host memory of the next slot. A caller that is further ahead than the ring has slots waits here for the oldest
+  // task, and `progress` is called meanwhile.
+  std::span<std::byte> next(const Progress& progress);
+  // Enqueues the copy of the slot's first `bytes`; returns where they will be on the device.
+  std::byte* upload(std::size_t bytes, cudaStream_t stream);
+  // Says that everything which reads the slot is enqueued.
+  void release(cudaStream_t stream);
+
+ private:
+  struct Slot {
+    Buffer host;
+    Buffer device;
+    CudaEvent read;
+  };
+  std::vector<Slot> slots_;
+  std::size_t current_ = 0;
+};
+
+}  // namespace ringattn::cuda

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cuda/work_items.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "base/error.hpp"
+
+namespace ringattn::cuda {
+
+namespace {
+
+constexpr std::size_t kTableAlignment = 256;
+
+// Tile maps are copied as they are.
+static_assert(sizeof(TileEntry) == sizeof(KeyTile) && offsetof(TileEntry, source) == offsetof(KeyTile, source) &&
+              offsetof(TileEntry, row) == offsetof(KeyTile, row));
+
+std::size_t place(std::size_t& bytes, std::size_t size) {
+  const std::size_t offset = bytes;
+  bytes += (size + kTableAlignment - 1) / kTableAlignment * kTableAlignment;
+  return offset;
+}
+
+TableLayout lay_out(std::size_t runs, std::size_t tiles, std::size_t sources, std::size_t items) {
+  TableLayout layout;
+  layout.runs = place(layout.bytes, runs * sizeof(RunEntry));
+  layout.tiles = place(layout.bytes, tiles * sizeof(TileEntry));
+  layout.sources = place(layout.bytes, sources * sizeof(SourceEntry));
+  layout.items = place(layout.bytes, items * sizeof(WorkItem));
+  return layout;
+}
+
+// Every run may begin and end inside a tile.
+std::int64_t most_items(const WorkShape& shape, const FoldLimits& limits) {
+  return std::min(limits.rows, limits.rows / shape.item_rows + 2 * limits.query_runs);
+}
+
+// The key runs of one sequence of a task.
+class SequenceRuns {
+ public:
+  SequenceRuns(std::span<const RunEntry> entries, std::span<const KeyRun> runs) : entries_(entries), runs_(runs) {}
+
+  // How many tiles of the sequence in this task lie in front of `tile`.
+  std::int64_t number_of(std::int64_t tile) const {
+    const auto after = std::upper_bound(runs_.begin(), runs_.end(), tile,
+                                        [](std::int64_t t, const KeyRun& run) { return t < run.first_tile; });
+    if (after == runs_.begin()) return 0;
+    const auto index = static_cast<std::size_t>(after - runs_.begin() - 1);
+    return entries_[index].first + std::min(tile - runs_[index].first_tile, runs_[index].tiles);
+  }
+  std::int64_t tiles() const { return runs_.empty() ? 0 : entries_.back().first + runs_.back().tiles; }
+
+ private:
+  std::span<const RunEntry> entries_;
+  std::span<const KeyRun> runs_;
+};
+
+// The first slot of an item lies at the start of a canonical tile, or, without those, at a row.
+std::int64_t first_position(std::int64_t position, int query_tile) {
+  if (query_tile == 1) return position;
+  const std::int64_t tile = position / query_tile * query_tile;
+  return tile > position ? tile - query_tile : tile;
+}
+
+// The tiles that some row at [first, last] folds.
+TileRange tiles_of_rows(const FoldSpec& spec, const WorkShape& shape, std::int64_t first, std::int64_t last,
+                        std::int64_t key_length) {
+  const auto folded = [&](std::int64_t position) {
+    return folded_tiles(spec.mask, position, key_length, shape.query_tile, shape.key_tile);
+  };
+  if (shape.query_tile > 1) return folded(first);
+  // Rows that see nothing stand in front of or behind those that see something, and both ends ascend with the position.
+  const std::int64_t sees_from = spec.mask.right < 0 ? first : std::max(first, -spec.mask.right);
+  const std::int64_t sees_to = spec.mask.left < 0 ? last : std::min(last, key_length - 1 + spec.mask.left);
+  if (sees_from > sees_to) return {};
+  return {folded(sees_from).begin, folded(sees_to).end};
+}
+
+}  // namespace
+
+std::size_t table_bytes(const WorkShape& shape, const FoldLimits& limits) {
+  const auto count = [](std::int64_t n) { return static_cast<std::size_t>(n); };
+  return lay_out(count(limits.key_runs), count(limits.tiles), count(limits.sources), count(most_items(shape, limits)))
+      .bytes;
+}
+
+void WorkBuilder::reserve(const WorkShape& shape, const FoldLimits& limits) {
+  const auto items = static_cast<std::size_t>(most_items(shape, limits));
+  items_.reserve(items);
+  order_.reserve(items);
+  runs_.reserve(static_cast<std::size_t>(limits.key_runs));
+}
+
+void WorkBuilder::collect(const FoldSpec& spec, const FoldTask& task, const WorkShape& shape) {
+  items_.clear();
+  order_.clear();
+  runs_.clear();
+  // Rows that fold nothing here are written all the same, unless their state stays as it is.
+  const bool all_rows = task.finish != nullptr || (task.save && !task.resume);
+  const std::int64_t token_bytes =
+      std::int64_t{spec.kv_heads} * (spec.head_dim + spec.head_dim_v) * static_cast<std::int64_t>(size_of(spec.dtype));
+
+  std::int32_t section = 0;
+  std::int64_t section_bytes = 0;
+  auto next_run = task.key_runs.begin();
+  for (auto run = task.queries.begin(); run != task.queries.end();) {
+    const std::int32_t sequence = run->sequence;
+    const std::int64_t key_length = task.key_lengths[static_cast<std::size_t>(sequence)];
+    while (next_run != task.key_runs.end() && next_run->sequence < sequence) ++next_run;
+    const auto first_run = next_run;
+    const std::size_t first_entry = runs_.size();
+    std::int64_t tiles = 0;
+    for (; next_run != task.key_runs.end() && next_run->sequence == sequence; ++next_run) {
+      runs_.push_back({next_run->first_tile, tiles, next_run->table});
+      tiles += next_run->tiles;
+    }
+    const SequenceRuns keys(std::span<const RunEntry>(runs_).subspan(first_entry), {first_run, next_run});
+    const std::int64_t bytes = tiles * shape.key_tile * token_bytes;
+    if (section_bytes > 0 && section_bytes + bytes > shape.cache_bytes) {
+      ++section;
+      section_bytes = 0;
+    }
+    section_bytes += bytes;
+
+    for (; run != task.queries.end() && run->sequence == sequence; ++run) {
+      const std::int64_t run_end = run->position + run->rows;
+      for (std::int64_t begin = run->position; begin < run_end;) {
+        WorkItem item{};
+        item.position = first_position(begin, shape.query_tile);
+        const std::int64_t end = std::min(item.position + shape.item_rows, run_end);
+        item.row = run->row + (item.position - run->position);
+        item.key_length = key_length;
+        item.slot_begin = static_cast<std::int32_t>(begin - item.position);
+        item.slot_end = static_cast<std::int32_t>(end - item.position);
+        item.run_begin = static_cast<std::int32_t>(first_entry);
+        item.runs = static_cast<std::int32_t>(runs_.size() - first_entry);
+        const TileRange range = tiles_of_rows(spec, shape, begin, end - 1, key_length);
+        if (!range.empty()) {
+          item.first = keys.number_of(range.begin);
+          item.tiles = static_cast<std::int32_t>(keys.number_of(range.end) - item.first);
+        }
+        if (item.tiles > 0 || all_rows) {
+          order_.push_back({section, item.tiles, static_cast<std::int32_t>(items_.size())});
+          items_.push_back(item);
+        }
+        begin = end;
+      }
+    }
+  }
+}
+
+// Sections one after the other, in each the longest items first: what starts last should be short. Most tasks are in
+// order already, or, under a causal mask, in order from behind.
+void WorkBuilder::sort() {
+  if (std::is_sorted(order_.begin(), order_.end())) return;
+  if (order_.front().section == order_.back().section && std::is_sorted(order_.rbegin(), order_.rend())) {
+    std::reverse(order_.begin(), order_.end());
+    return;
+  }
+  std::sort(order_.begin(), order_.end(), [](const Order& a, const Order& b) {
+    if (a < b || b < a) return a < b;
+    return a.item < b.item;
+  });
+}
+
+TableLayout WorkBuilder::build(const FoldSpec& spec, const FoldTask& task, const WorkShape& shape,
+                               std::span<std::byte> memory) {
+  collect(spec, task, shape);
+  TableLayout layout = lay_out(runs_.size(), task.tiles.size(), task.sources.size(), items_.size());
+  if (layout.bytes > memory.size()) {
+    fail(ErrorCode::kInternal, fmt::format("a fold task needs {} bytes of tables", layout.bytes),
+         fmt::format("{} were reserved", memory.size()));
+  }
+  if (items_.size() > static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max() / spec.heads)) {
+    fail(ErrorCode::kUnsupported, fmt::format("a fold task has {} items of work", items_.size()),
+         "more than a grid holds", "Use more ranks.");
+  }
+  layout.item_count = static_cast<std::int32_t>(items_.size());
+  if (items_.empty()) return layout;
+  sort();
+
+  std::int64_t most_tiles = 0;
+  for (const Order& order : order_) most_tiles = std::max<std::int64_t>(most_tiles, order.tiles);
+  const std::int64_t head_bytes =
+      most_tiles * shape.key_tile * (spec.head_dim + spec.head_dim_v) * static_cast<std::int64_t>(size_of(spec.dtype));
+  int kv_heads = spec.kv_heads;
+  while (kv_heads > 1 && (kv_heads * head_bytes > shape.cache_bytes || spec.kv_heads % kv_heads != 0)) {
+    --kv_heads;
+  }
+  layout.section_heads = kv_heads * (spec.heads / spec.kv_heads);
+
+  const auto copy = [&memory](std::size_t offset, const void* from, std::size_t bytes) {
+    if (bytes > 0) std::memcpy(memory.data() + offset, from, bytes);
+  };
+  copy(layout.runs, runs_.data(), runs_.size() * sizeof(RunEntry));
+  copy(layout.tiles, task.tiles.data(), task.tiles.size() * sizeof(TileEntry));
+  auto* sources = reinterpret_cast<SourceEntry*>(memory.data() + layout.sources);
+  for (const KeySource& source : task.sources) {
+    *sources++ = {source.k.data,        source.v.data,         source.k.token_stride,
+                  source.k.head_stride, source.v.token_stride, source.v.head_stride};
+  }
+  auto* items = reinterpret_cast<WorkItem*>(memory.data() + layout.items);
+  for (const Order& order : order_) *items++ = items_[static_cast<std::size_t>(order.item)];
+  return layout;
+}
+
+}  // namespace ringattn::cuda

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// A FoldTask's host tables → the tables that a CUDA fold kernel reads, in one piece of memory: work items in the order
+// in which they should start, key runs, the tile map, sources. Plain host code, for every fold kernel.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kernels/cuda/fold_params.hpp"
+#include "kernels/fold.hpp"
+
+namespace ringattn::cuda {
+
+// How a kernel cuts its work.
+struct WorkShape {
+  int item_rows;   // query rows of an item, at most
+  int query_tile;  // FoldKernel::query_tile(); larger than 1: items are a run's parts of canonical tiles
+  int key_tile;
+  std::int64_t cache_bytes = 0;  // K and V that are folded at a time should not exceed this
+};
+
+// Where the tables lie in their memory, in bytes from its start.
+struct TableLayout {
+  std::size_t runs = 0;
+  std::size_t tiles = 0;
+  std::size_t sources = 0;
+  std::size_t items = 0;
+  std::size_t bytes = 0;  // in all
+  std::int32_t item_count = 0;
+  std::int32_t section_heads = 1;  // see FoldParams
+};
+
+// The most bytes that any task within `limits` needs.
+std::size_t table_bytes(const WorkShape& shape, const FoldLimits& limits);
+
+// Builds tables; keeps its lists between tasks, so that building allocates nothing once they have grown.
+class WorkBuilder {
+ public:
+  // Room for every task within `limits`.
+  void reserve(const WorkShape& shape, const FoldLimits& limits);
+  // Writes the task's tables into `memory`. Throws kInternal when it is too small, as reserve() promised more.
+  TableLayout build(const FoldSpec& spec, const FoldTask& task, const WorkShape& shape, std::span<std::byte> memory);
+
+ private:
+  struct Order {
+    std::int32_t section;
+    std::int32_t tiles;
+    std::int32_t item;
+
+    bool operator<(const Order& other) const {
+      return section != other.section ? section < other.section : tiles > other.tiles;
+    }
+  };
+
+  void collect(const FoldSpec& spec, const FoldTask& task, const WorkShape& shape);
+  void sort();
+
+  std::vector<RunEntry> runs_;
+  std::vector<WorkItem> items_;
+  std::vector<Order> order_;  // [items]: starts with the items' own
+};
+
+}  // namespace ringattn::cuda

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/cuda.hpp"
+#include "kernels/sm80/export_state.hpp"
+
+namespace ringattn::sm80 {
+
+namespace {
+
+// sm80_fold: O [rows, heads, head_dim_v] in the order of fragments, then l0 l1 l2 l3 m - - - for each row and head.
+struct FoldLayout {
+  static __device__ float m(const cuda::ExportParams& p, std::int64_t index) {
+    return p.state[p.rows * p.heads * p.head_dim_v + index * 8 + 4] * p.exponent;
+  }
+  static __device__ float l(const cuda::ExportParams& p, std::int64_t index) {
+    const float* partial = p.state + p.rows * p.heads * p.head_dim_v + index * 8;
+    return (partial[0] + partial[1]) + (partial[2] + partial[3]);
+  }
+  static __device__ float o(const cuda::ExportParams& p, std::int64_t index, int dim) {
+    // Thread t of a quad holds columns 2t, 2t + 1, 2t + 8 and 2t + 9 of 16, side by side.
+    const int place = dim / 16 * 16 + dim % 8 / 2 * 4 + dim % 16 / 8 * 2 + dim % 2;
+    return p.state[index * p.head_dim_v + place];
+  }
+};
+
+// sm80_plain: m, l, O[head_dim_v] for each row and head.
+struct PlainLayout {
+  static __device__ const float* at(const cuda::ExportParams& p, std::int64_t index) {
+    return p.state + index * (p.head_dim_v + 2);
+  }
+  static __device__ float m(const cuda::ExportParams& p, std::int64_t index) { return at(p, index)[0]; }
+  static __device__ float l(const cuda::ExportParams& p, std::int64_t index) { return at(p, index)[1]; }
+  static __device__ float o(const cuda::ExportParams& p, std::int64_t index, int dim) { return at(p, index)[2 + dim]; }
+};
+
+template <class Layout>
+__global__ void export_kernel(const __grid_constant__ cuda::ExportParams p) {
+  for (std::int64_t index = blockIdx.x; index < p.rows * p.heads; index += gridDim.x) {
+    const std::int64_t row = index / p.heads;
+    const std::int64_t head = index % p.heads;
+    if (threadIdx.x == 0) {
+      p.m[row * p.m_token_stride + head * p.m_head_stride] = Layout::m(p, index);
+      p.l[row * p.l_token_stride + head * p.l_head_stride] = Layout::l(p, index);
+    }
+    float* o = p.o + row * p.o_token_stride + head * p.o_head_stride;
+    for (int dim = static_cast<int>(threadIdx.x); dim < p.head_dim_v; dim += static_cast<int>(blockDim.x)) {
+      o[dim] = Layout::o(p, index, dim);
+    }
+  }
+}
+
+template <class Layout>
+void launch_export(const cuda::ExportParams& params, Stream stream) {
+  constexpr std::int64_t kMostBlocks = 1 << 16;
+  const std::int64_t rows = params.rows * params.heads;
+  const auto blocks = static_cast<unsigned>(rows < kMostBlocks ? rows : kMostBlocks);
+  export_kernel<Layout><<<blocks, 64, 0, cuda_stream(stream)>>>(params);
+  check_cuda(cudaGetLastError(), "export_state");
+}
+
+}  // namespace
+
+void export_fold_state(const cuda::ExportParams& params, Stream stream) { launch_export<FoldLayout>(params, stream); }
+void export_plain_state(const cuda::ExportParams& params, Stream stream) { launch_export<PlainLayout>(params, stream); }
+
+}  // namespace ringattn::sm80

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+// Saved states of this folder's kernels as numbers: (m, l, O), see FoldKernel::export_state().
+#pragma once
+
+#include "base/memory.hpp"
+#include "kernels/cuda/fold_params.hpp"
+
+namespace ringattn::sm80 {
+
+void export_fold_state(const cuda::ExportParams& params, Stream stream);
+void export_plain_state(const cuda::ExportParams& params, Stream stream);
+
+}  // namespace ringattn::sm80

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// From a configuration to a kernel and its launch; the fold_*.cu files instantiate it.
+#pragma once
+
+#include "base/cuda.hpp"
+#include "kernels/sm80/fold.cuh"
+#include "kernels/sm80/fold.hpp"
+
+namespace ringattn::sm80 {
+
+template <class Element_, FoldConfig kConfig>
+struct KernelConfig {
+  using Element = Element_;
+  static constexpr int kDim = kConfig.head_dim;
+  static constexpr int kDimV = kConfig.head_dim_v;
+  static constexpr int kKeyTile = kConfig.key_tile;
+  static constexpr int kQueryTile = kConfig.query_tile();
+  static constexpr int kRowBlocks = kConfig.rows_of_warp / 16;
+  static constexpr int kThreads = kConfig.threads();
+  static constexpr int kStages = kConfig.stages;
+  static constexpr int kCtas = kConfig.ctas;
+  static constexpr int kColumnsAtOnce = kConfig.columns_at_once;
+  static constexpr bool kLate = kConfig.late;
+};
+
+template <class Element, FoldConfig kConfig>
+void launch_fold(const cuda::FoldParams& params, Stream stream) {
+  using C = KernelConfig<Element, kConfig>;
+  static_assert(SharedLayout<C>::kBytes == kConfig.shared_bytes());
+  // Once a device, and cheap enough for every launch.
+  check_cuda(cudaFuncSetAttribute(fold_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, SharedLayout<C>::kBytes),
+             "cudaFuncSetAttribute");
+  const auto blocks = static_cast<unsigned>(params.item_count) * static_cast<unsigned>(params.heads);
+  fold_kernel<C><<<blocks, C::kThreads, SharedLayout<C>::kBytes, cuda_stream(stream)>>>(params);
+  check_cuda(cudaGetLastError(), "sm80_fold");
+}
+
+}  // namespace ringattn::sm80

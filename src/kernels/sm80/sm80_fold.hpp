@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernel row `sm80_fold`: tensor cores through mma.sync, Ampere and newer. bf16 and fp16; head_dim 64, 96, 128, 256
+// and 192 with head_dim_v 128; every mask, soft-cap, sinks.
+#pragma once
+
+#include <memory>
+
+#include "kernels/fold.hpp"
+
+namespace ringattn::sm80 {
+
+// `backend` is a CudaBackend and outlives the kernel; config.hpp says which specs it can do. Throws kUnsupported where
+// the device has too little shared memory.
+std::unique_ptr<FoldKernel> make_fold(const FoldSpec& spec, Backend& backend);
+
+}  // namespace ringattn::sm80

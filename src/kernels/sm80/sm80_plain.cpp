@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/sm80/sm80_plain.hpp"
+
+#include <fmt/format.h>
+
+#include <string_view>
+
+#include "kernels/cuda/cuda_fold.hpp"
+#include "kernels/sm80/export_state.hpp"
+#include "kernels/sm80/plain.hpp"
+
+namespace ringattn::sm80 {
+
+namespace {
+
+void require_dim(std::string_view name, int dim, std::vector<std::string>& missing) {
+  if (dim >= 8 && dim <= kPlainMaxHeadDim && dim % 8 == 0) return;
+  missing.push_back(fmt::format("{} {} (supported: multiples of 8 up to {})", name, dim, kPlainMaxHeadDim));
+}
+
+}  // namespace
+
+std::vector<std::string> plain_missing(const FoldSpec& spec) {
+  std::vector<std::string> missing;
+  require_dim("head_dim", spec.head_dim, missing);
+  if (spec.head_dim_v != spec.head_dim) require_dim("head_dim_v", spec.head_dim_v, missing);
+  return missing;
+}
+
+std::unique_ptr<FoldKernel> make_plain(const FoldSpec& spec, Backend& backend) {
+  cuda::DeviceKernel kernel;
+  kernel.shape = {kPlainItemRows, /*query_tile=*/1, kPlainKeyTile};
+  kernel.state_floats = static_cast<std::size_t>(spec.head_dim_v) + 2;
+  kernel.launch = launch_plain;
+  kernel.export_state = export_plain_state;
+  return cuda::make_cuda_fold(spec, kernel, backend);
+}
+
+}  // namespace ringattn::sm80

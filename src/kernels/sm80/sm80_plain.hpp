@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernel row `sm80_plain`: fp32 arithmetic without tensor cores, for accuracy and generality. fp32, bf16, fp16;
+// head dims that are multiples of 8 up to 256, equal or not; every mask, soft-cap, sinks. A row folds exactly the keys
+// that it sees, so NaN and ∞ come out where the oracle has them.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/fold.hpp"
+
+namespace ringattn::sm80 {
+
+std::vector<std::string> plain_missing(const FoldSpec& spec);
+
+// `backend` is a CudaBackend and outlives the kernel.
+std::unique_ptr<FoldKernel> make_plain(const FoldSpec& spec, Backend& backend);
+
+}  // namespace ringattn::sm80

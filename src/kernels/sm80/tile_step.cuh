@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+// The one tile step, (m, l, O) ← fold((m, l, O), tile), in registers:
+//   x  = S, −∞ where masked                 m′ = max(m, max x)
+//   p  = exp2(x · c − m′ · c)               s  = exp2((m − m′) · c)
+//   l′ = l · s + Σ p                        O′ = O · s + Σ p · v
+// S is Q Kᵀ, and c = softmax_scale · log₂ e; with a soft-cap, or a scale that is not positive, S is capped and scaled
+// first and c = log₂ e. Σ p · v of a tile is summed from zero by the tensor cores, which truncate; tiles are added by
+// the fp32 units, rounded to nearest.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "kernels/cuda/fold_params.hpp"
+#include "kernels/sm80/tile_copy.cuh"
+
+namespace ringattn::sm80 {
+
+// What a warp's threads hold of its rows, in the order of the products' fragments: thread t of a quad holds columns
+// 8n + 2t and 8n + 2t + 1 of row r (elements 0, 1) and of row r + 8 (elements 2, 3).
+template <class C>
+struct RowState {
+  float o[C::kRowBlocks][C::kDimV / 8][4];
+  float m[C::kRowBlocks][2];
+  float l[C::kRowBlocks][2];
+};
+
+template <class C>
+class TileStep {
+ public:
+  using Element = typename C::Element;
+
+  __device__ TileStep(const cuda::FoldParams& p, const cuda::WorkItem& item, std::uint32_t q_tile)
+      : p_(p), item_(item), q_tile_(q_tile) {}
+
+  // k_tile, v_tile and first_key (int64) are addresses in shared memory. `between` runs once the tile of K has been
+  // read.
+  template <class Between>
+  __device__ __forceinline__ void fold(RowState<C>& state, std::uint32_t k_tile, std::uint32_t v_tile, bool masked,
+                                       std::uint32_t first_key, Between&& between) const {
+    float s[C::kRowBlocks][C::kKeyTile / 8][4];
+    multiply_q_k(s, k_tile);
+    if constexpr (!C::kLate) between();
+    if (p_.scaled_first) scale_scores(s);
+    if (masked) mask_scores(s, first_key);
+
+    std::uint32_t probability[C::kRowBlocks][C::kKeyTile / 16][4];
+    float scale[C::kRowBlocks][2];
+    exponentiate(state, s, probability, scale);
+    // Never taken. It ends the basic block: with softmax and P V in one, ptxas (13.0) chains P V's products two at a
+    // time.
+    if (p_.heads == 0) __trap();
+    if constexpr (C::kLate) between();
+    add_p_v(state, probability, scale, v_tile);
+  }
+
+ private:
+  using Scores = float[C::kRowBlocks][C::kKeyTile / 8][4];
+  using Probabilities = std::uint32_t[C::kRowBlocks][C::kKeyTile / 16][4];
+
+  static __device__ int lane() { return static_cast<int>(threadIdx.x) % 32; }
+  static __device__ int warp() { return static_cast<int>(threadIdx.x) / 32; }
+
+  __device__ __forceinline__ void multiply_q_k(Scores& s, std::uint32_t k_tile) const {
+    const std::uint32_t q_at = q_tile_ + swizzled(warp() * C::kRowBlocks * 16 + lane() % 16, lane() / 16);
+    const std::uint32_t k_at = k_tile + swizzled(lane() % 8 + lane() / 16 * 8, lane() / 8 % 2);
+#pragma unroll
+    for (int step = 0; step < C::kDim / 16; ++step) {
+      std::uint32_t a[C::kRowBlocks][4];
+#pragma unroll
+      for (int b = 0; b < C::kRowBlocks; ++b) {
+        load_matrix(a[b], at_columns<C::kQueryTile>(q_at, step) + static_cast<std::uint32_t>(b * 16 * kPanelRowBytes));
+      }
+#pragma unroll
+      for (int n = 0; n < C::kKeyTile / 16; ++n) {
+        std::uint32_t k[4];
+        load_matrix(k, at_columns<C::kKeyTile>(k_at, step) + static_cast<std::uint32_t>(n * 16 * kPanelRowBytes));
+#pragma unroll
+        for (int b = 0; b < C::kRowBlocks; ++b) {
+          multiply<Element>(s[b][2 * n], a[b], k[0], k[1], step == 0);
+          multiply<Element>(s[b][2 * n + 1], a[b], k[2], k[3], step == 0);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void scale_scores(Scores& s) const {
+    const float scale = p_.softmax_scale;
+    // cap · tanh(x / cap) = cap − 2 cap / (e^(2x / cap) + 1); the absolute error is a few 2⁻²³ of the cap.
+    const float inner = p_.softcap > 0.0F ? 2.88539008F * scale / p_.softcap : 0.0F;
+    const float outer = -2.0F * p_.softcap;
+#pragma unroll
+    for (int b = 0; b < C::kRowBlocks; ++b) {
+#pragma unroll
+      for (int n = 0; n < C::kKeyTile / 8; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          float& x = s[b][n][i];
+          x = p_.softcap > 0.0F
+                  ? __fmaf_rn(outer, reciprocal_approx(__fadd_rn(exp2_approx(__fmul_rn(x, inner)), 1.0F)), p_.softcap)
+                  : __fmul_rn(x, scale);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void mask_scores(Scores& s, std::uint32_t first_key_at) const {
+    std::int64_t first_key;
+    asm volatile("ld.shared.s64 %0, [%1];" : "=l"(first_key) : "r"(first_key_at) : "memory");
+#pragma unroll
+    for (int b = 0; b < C::kRowBlocks; ++b) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const std::int64_t position =
+            item_.position + (warp() * C::kRowBlocks + b) * 16 + lane() / 4 + 8 * half - first_key;
+        // Keys [low, high) of the tile.
+        const std::int64_t begin = p_.mask_left < 0 ? 0 : position - p_.mask_left;
+        std::int64_t end = item_.key_length - first_key;
+        if (p_.mask_right >= 0 && end > position + p_.mask_right) end = position + p_.mask_right + 1;
+        const int low = begin > C::kKeyTile ? C::kKeyTile : begin < 0 ? 0 : static_cast<int>(begin);
+        const int high = end > C::kKeyTile ? C::kKeyTile : end < 0 ? 0 : static_cast<int>(end);
+#pragma unroll
+        for (int n = 0; n < C::kKeyTile / 8; ++n) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            const int key = n * 8 + lane() % 4 * 2 + i;
+            if (key < low || key >= high) s[b][n][2 * half + i] = -INFINITY;
+          }
+        }
+      }
+    }
+  }
+
+  // Scores → probabilities; moves m and l on. fmaxf passes NaN over: its p is NaN.
+  __device__ __forceinline__ void exponentiate(RowState<C>& state, Scores& s, Probabilities& probability,
+                                               float (&scale)[C::kRowBlocks][2]) const {
+    const float c = p_.exponent_base2;
+#pragma unroll
+    for (int b = 0; b < C::kRowBlocks; ++b) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float maximum = s[b][0][2 * half];
+#pragma unroll
+        for (int n = 0; n < C::kKeyTile / 8; ++n) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) maximum = fmaxf(maximum, s[b][n][2 * half + i]);
+        }
+        maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffffU, maximum, 1));
+        maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffffU, maximum, 2));
+        const float m_old = state.m[b][half];
+        const float m_new = fmaxf(m_old, maximum);
+        const float reference = m_new == -INFINITY ? 0.0F : m_new;  // every score so far is −∞: exp2(−∞) = 0
+        state.m[b][half] = m_new;
+        // The difference first: an unchanged maximum scales by exactly 1.
+        scale[b][half] = exp2_approx(__fmul_rn(__fsub_rn(m_old, reference), c));
+        const float shift = __fmul_rn(-reference, c);
+        float sum = 0.0F;
+#pragma unroll
+        for (int n = 0; n < C::kKeyTile / 8; ++n) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            float& x = s[b][n][2 * half + i];
+            x = exp2_approx(__fmaf_rn(x, c, shift));
+            sum = __fadd_rn(sum, x);
+          }
+        }
+        state.l[b][half] = __fmaf_rn(state.l[b][half], scale[b][half], sum);
+#pragma unroll
+        for (int n = 0; n < C::kKeyTile / 8; ++n) {
+          probability[b][n / 2][2 * (n % 2) + half] = Products<Element>::pack(s[b][n][2 * half], s[b][n][2 * half + 1]);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void add_p_v(RowState<C>& state, const Probabilities& probability,
+                                          const float (&scale)[C::kRowBlocks][2], std::uint32_t v_tile) const {
+    const std::uint32_t v_at = v_tile + swizzled(lane() % 16, lane() / 16);
+    constexpr int kColumns = C::kColumnsAtOnce;  // blocks of 16 columns in flight
+#pragma unroll
+    for (int n = 0; n < C::kDimV / 16; n += kColumns) {
+      float sum[kColumns][C::kRowBlocks][2][4];
+#pragma unroll
+      for (int k = 0; k < C::kKeyTile / 16; ++k) {
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c) {
+          std::uint32_t v[4];
+          load_matrix_transposed(
+              v, at_columns<C::kKeyTile>(v_at, n + c) + static_cast<std::uint32_t>(k * 16 * kPanelRowBytes));
+#pragma unroll
+          for (int b = 0; b < C::kRowBlocks; ++b) {
+            multiply<Element>(sum[c][b][0], probability[b][k], v[0], v[1], k == 0);
+            multiply<Element>(sum[c][b][1], probability[b][k], v[2], v[3], k == 0);
+          }
+        }
+      }
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) {
+#pragma unroll
+        for (int b = 0; b < C::kRowBlocks; ++b) {
+#pragma unroll
+          for (int h = 0; h < 2; ++h) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+              float& o = state.o[b][2 * (n + c) + h][i];
+              o = __fmaf_rn(o, scale[b][i / 2], sum[c][b][h][i]);
+            }
+          }
+        }
+      }
+    }
+  }
+
+  const cuda::FoldParams& p_;
+  const cuda::WorkItem& item_;
+  std::uint32_t q_tile_;
+};
+
+}  // namespace ringattn::sm80
