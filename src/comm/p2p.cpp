@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <numeric>
 #include <thread>
 
@@ -47,7 +48,10 @@ P2pTransport::P2pTransport(std::unique_ptr<Transport> control, std::unique_ptr<P
       received_from_(static_cast<std::size_t>(size_)),
       pushed_to_(static_cast<std::size_t>(size_)) {
   const DeviceGuard guard(device_);
-  for (int lane = 0; lane < options_.lanes; ++lane) lanes_.emplace_back();
+  for (int lane = 0; lane < options_.lanes; ++lane) {
+    lanes_.emplace_back();
+    joins_.emplace_back();
+  }
   gate_.emplace();
   last_.emplace();
 }
@@ -167,7 +171,6 @@ Ticket P2pTransport::post(Exchange exchange, Stream stream) {
   flight.ticket = ticket;
   flight.waiting = flight.exchange.sends.size();
   flight.pushes.assign(flight.waiting, Push::kWaiting);
-  flight.last.resize(lanes_.size());
   flight.order.resize(flight.waiting);
   std::iota(flight.order.begin(), flight.order.end(), std::size_t{0});
   const auto& sends = flight.exchange.sends;
@@ -240,28 +243,22 @@ void P2pTransport::wait(Ticket ticket, Stream stream, const Deadline& deadline) 
 
 void P2pTransport::enqueue_wait(Flight& flight, cudaStream_t stream) {
   follow_last(stream);
-  std::vector<std::uint32_t> numbers(static_cast<std::size_t>(size_));
-  std::vector<bool> senders(static_cast<std::size_t>(size_));
+  // Numbers of a pair ascend, so its last one stands for all.
+  std::map<const Counter*, std::uint32_t> last;
   for (std::size_t i = 0; i < flight.receive_numbers.size(); ++i) {
-    const auto peer = static_cast<std::size_t>(flight.exchange.receives[i].peer);
-    numbers[peer] = flight.receive_numbers[i];  // ascending
-    senders[peer] = true;
+    last[&from(flight.exchange.receives[i].peer).done] = flight.receive_numbers[i];
   }
-  MemoryOperations waits = segment_->operations();
-  waits.write(segment_->rank(rank_).reached, counted(flight.ticket));
-  for (int peer = 0; peer < size_; ++peer) {
-    const auto at = static_cast<std::size_t>(peer);
-    if (senders[at] && !from(peer).done.reached(numbers[at])) waits.wait(from(peer).done, numbers[at]);
+  for (std::size_t i = 0; i < flight.send_numbers.size(); ++i) {
+    if (flight.pushes[i] == Push::kEnqueued) last[&to(flight.exchange.sends[i].peer).done] = flight.send_numbers[i];
   }
-  waits.enqueue(stream);
-  for (std::optional<CudaEvent>& last : flight.last) {
-    if (last) check_cuda(cudaStreamWaitEvent(stream, last->get(), 0), "cudaStreamWaitEvent");
-    give_event(last);
+  MemoryOperations operations = segment_->operations();
+  operations.write(segment_->rank(rank_).reached, counted(flight.ticket));
+  for (const auto& [counter, number] : last) {
+    if (!counter->reached(number)) operations.wait(*counter, number);
   }
+  operations.write(segment_->rank(rank_).passed, counted(flight.ticket));
+  operations.enqueue(stream);
   give_event(flight.posted);
-  MemoryOperations passed = segment_->operations();
-  passed.write(segment_->rank(rank_).passed, counted(flight.ticket));
-  passed.enqueue(stream);
   remember_last(stream);
 }
 

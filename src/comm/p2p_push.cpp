@@ -16,6 +16,9 @@ namespace {
 // Less than this isn't worth the events between lanes.
 constexpr std::size_t kSpreadBytes = std::size_t{1} << 20;
 
+// So many copies go to the driver in one call, where CUDA has such a call.
+[[maybe_unused]] constexpr std::size_t kBatch = 4;
+
 // Where the allocation of an address ends, whoever made it. Asked for neighbouring addresses in turn.
 class AllocationEnds {
  public:
@@ -97,26 +100,22 @@ void P2pTransport::push(Flight& flight, std::size_t send) {
   if (!pair.ready.reached(number)) waits.wait(pair.ready, number);
   waits.enqueue(lane);
 
-  const std::size_t lanes =
-      flight.spread && pieces.size() > 1 && message_bytes(message) >= kSpreadBytes ? lanes_.size() : 1;
+  const std::size_t bytes = message_bytes(message);
+  const std::size_t lanes = flight.spread && bytes >= kSpreadBytes ? lanes_.size() : 1;
   if (lanes > 1) gate_->record(lane);
-  for (std::size_t i = 1; i < lanes; ++i) {
-    const std::size_t helper = (home + i) % lanes_.size();
-    std::optional<CudaEvent>& last = flight.last[helper];
-    if (!last) last.emplace(take_event());
-    check_cuda(cudaStreamWaitEvent(lanes_[helper].get(), gate_->get(), 0), "cudaStreamWaitEvent");
-    copy(pieces, i, lanes, lanes_[helper].get());
-    last->record(lanes_[helper].get());
+  for (std::size_t i = lanes; i-- > 0;) {
+    const std::size_t serving = (home + i) % lanes_.size();
+    const cudaStream_t stream = lanes_[serving].get();
+    if (i > 0) check_cuda(cudaStreamWaitEvent(stream, gate_->get(), 0), "cudaStreamWaitEvent");
+    copy(cut(pieces, bytes * i / lanes, bytes * (i + 1) / lanes), stream);
+    if (i > 0) joins_[serving].record(stream);
   }
-  copy(pieces, 0, lanes, lane);
   for (std::size_t i = 1; i < lanes; ++i) {
-    check_cuda(cudaStreamWaitEvent(lane, flight.last[(home + i) % lanes_.size()]->get(), 0), "cudaStreamWaitEvent");
+    check_cuda(cudaStreamWaitEvent(lane, joins_[(home + i) % lanes_.size()].get(), 0), "cudaStreamWaitEvent");
   }
   MemoryOperations done = segment_->operations();
   done.write(pair.done, number);
   done.enqueue(lane);
-  if (!flight.last[home]) flight.last[home].emplace(take_event());
-  flight.last[home]->record(lane);
   flight.pushes[send] = Push::kEnqueued;
   pair.pushed.value.store(number, std::memory_order_release);
 }
@@ -165,11 +164,42 @@ std::vector<P2pTransport::Piece> P2pTransport::pieces_of(const Flight& flight, s
   return pieces;
 }
 
-void P2pTransport::copy(const std::vector<Piece>& pieces, std::size_t begin, std::size_t step,
-                        cudaStream_t stream) const {
-  for (std::size_t i = begin; i < pieces.size(); i += step) {
-    check_cuda(cudaMemcpyAsync(pieces[i].target, pieces[i].source, pieces[i].bytes, cudaMemcpyDefault, stream),
-               "cudaMemcpyAsync");
+// The bytes [begin, end) of what `pieces` are one behind the other.
+std::vector<P2pTransport::Piece> P2pTransport::cut(const std::vector<Piece>& pieces, std::size_t begin,
+                                                   std::size_t end) {
+  std::vector<Piece> part;
+  std::size_t at = 0;
+  for (const Piece& piece : pieces) {
+    const std::size_t from = std::max(begin, at);
+    const std::size_t to = std::min(end, at + piece.bytes);
+    if (from < to) part.push_back({piece.target + (from - at), piece.source + (from - at), to - from});
+    at += piece.bytes;
+  }
+  return part;
+}
+
+void P2pTransport::copy(const std::vector<Piece>& pieces, cudaStream_t stream) {
+#if CUDART_VERSION >= 13000
+  if (pieces.size() >= kBatch) {
+    std::vector<void*> targets;
+    std::vector<const void*> sources;
+    std::vector<std::size_t> sizes;
+    for (const Piece& piece : pieces) {
+      targets.push_back(piece.target);
+      sources.push_back(piece.source);
+      sizes.push_back(piece.bytes);
+    }
+    cudaMemcpyAttributes attributes{};
+    attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
+    std::size_t first = 0;
+    check_cuda(cudaMemcpyBatchAsync(targets.data(), sources.data(), sizes.data(), pieces.size(), &attributes, &first, 1,
+                                    stream),
+               "cudaMemcpyBatchAsync");
+    return;
+  }
+#endif
+  for (const Piece& piece : pieces) {
+    check_cuda(cudaMemcpyAsync(piece.target, piece.source, piece.bytes, cudaMemcpyDefault, stream), "cudaMemcpyAsync");
   }
 }
 

@@ -62,7 +62,6 @@ class P2pTransport final : public Transport {
     std::size_t waiting = 0;                     // sends not enqueued yet
     bool spread = false;                         // fewer receivers than lanes: all lanes serve each
     std::optional<CudaEvent> posted;             // what is sent may be read
-    std::vector<std::optional<CudaEvent>> last;  // [lanes] the last push of each
     double seconds = 0.0;                        // that the device may wait
     std::optional<Clock::time_point> reached;    // when the device was first seen to wait
   };
@@ -91,7 +90,8 @@ class P2pTransport final : public Transport {
   bool may_push(const Flight& flight, std::size_t send);
   void push(Flight& flight, std::size_t send);
   std::vector<Piece> pieces_of(const Flight& flight, std::size_t send, const Landing& landing) const;
-  void copy(const std::vector<Piece>& pieces, std::size_t begin, std::size_t step, cudaStream_t stream) const;
+  static std::vector<Piece> cut(const std::vector<Piece>& pieces, std::size_t begin, std::size_t end);
+  static void copy(const std::vector<Piece>& pieces, cudaStream_t stream);
   void enqueue_wait(Flight& flight, cudaStream_t stream);
 
   bool all_pushed(const Flight& flight) const;
@@ -118,7 +118,8 @@ class P2pTransport final : public Transport {
   P2pMail mail_;
   std::vector<CudaStream> lanes_;
   std::vector<CudaEvent> events_;  // to be used again
-  std::optional<CudaEvent> gate_;  // between lanes that share a message
+  std::optional<CudaEvent> gate_;  // lanes that help with a message start behind it
+  std::vector<CudaEvent> joins_;   // [lanes] and are done with it here
 
   std::vector<std::uint32_t> sent_to_;        // [size] messages posted so far
   std::vector<std::uint32_t> received_from_;  // [size]

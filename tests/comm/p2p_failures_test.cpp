@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <thread>
 #include <utility>
 
@@ -86,6 +87,10 @@ Exchange swap(const Transport& world, const Memory& out, const Memory& in, std::
 }
 
 TEST_F(P2p, NamesThePeerWhoseStreamDoesNotCome) {
+  const char* queues = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+  if (visible_gpus().size() < 2 && queues != nullptr && std::string(queues) == "1") {
+    GTEST_SKIP() << "needs a hardware queue that the held stream doesn't hold too";
+  }
   Brake brake;
   std::atomic<bool> blamed{false};
   EXPECT_THROW(run_p2p(2,
@@ -119,27 +124,24 @@ TEST_F(P2p, NamesThePeerWhoseStreamDoesNotCome) {
 
 TEST_F(P2p, AnAbortReachesARankWhoseStreamWaits) {
   Brake brake;
-  std::atomic<bool> heard{false};
-  EXPECT_THROW(run_p2p(2,
-                       [&](Transport& world, cudaStream_t stream) {
-                         const Memory out(world, Bytes(kBytes));
-                         const Memory in(world, Bytes(kBytes));
-                         if (world.rank() == 1) brake.hold(stream);
-                         world.wait(world.post(swap(world, out, in), rank_stream()), rank_stream(), patience());
-                         if (world.rank() == 1) {
-                           world.abort(Error(ErrorCode::kFile, "the disk is on fire."));
-                           brake.release();
-                           expect_drains(stream);
-                           throw Error(ErrorCode::kFile, "the disk is on fire.");
-                         }
-                         const Error error = error_of_progress(world);
-                         EXPECT_EQ(error.code(), ErrorCode::kFile) << error.what();
-                         heard = true;
-                         world.abandon();
-                         expect_drains(stream);
-                       }),
-               Error);
-  EXPECT_TRUE(heard);
+  std::atomic<int> heard{0};
+  run_p2p(2, [&](Transport& world, cudaStream_t stream) {
+    const Memory out(world, Bytes(kBytes));
+    const Memory in(world, Bytes(kBytes));
+    if (world.rank() == 1) brake.hold(stream);
+    world.wait(world.post(swap(world, out, in), rank_stream()), rank_stream(), patience());
+    if (world.rank() == 1) {
+      EXPECT_TRUE(world.abort(Error(ErrorCode::kFile, "the disk is on fire.")));
+      brake.release();
+    } else {
+      const Error error = error_of_progress(world);
+      EXPECT_EQ(error.code(), ErrorCode::kFile) << error.what();
+      ++heard;
+      world.abandon();
+    }
+    expect_drains(stream);
+  });
+  EXPECT_EQ(heard, 1);
 }
 
 // The caller's part is over before the device's is: the transport ends in order behind it.
