@@ -2,7 +2,8 @@
 // Measures device transports through the Transport interface alone, two GPUs at a time: time of an exchange in which
 // both ranks send, from the stream's post to its wait, medians of event times on the slower rank. One line of JSON a
 // case.
-//   transports_bench p2p|nccl [lanes or CTAs, 0: the default] [samples]      (ranks are threads, one a GPU)
+//   transports_bench p2p|nccl [lanes or CTAs, 0: the default] [samples]      (ranks are threads, one a GPU, two at
+//   least) mpirun -np 2 transports_bench p2p|nccl 0 [samples]
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -19,6 +20,7 @@
 #endif
 #include "comm/p2p.hpp"
 #include "comm/threads.hpp"
+#include "comm/world.hpp"
 
 namespace ringattn {
 namespace {
@@ -144,15 +146,26 @@ int main_of(int argc, char** argv) {
     fmt::print(stderr, "transports_bench needs GPUs: {}\n", gpus_unavailable());
     return 4;
   }
-  const int ranks = std::max(2, gpus);
-  const std::string label = option > 0 ? fmt::format("{} {}", name, option) : name;
+  const auto complain = [](const Error& error) { fmt::print(stderr, "{}\n", error.what()); };
   try {
+    if (launched_by_mpi()) {
+      WorldRequest request;
+      request.transport = name;
+      request.memory = WantedMemory::kDevice;
+      const auto rank_main = [&](Transport& world) {
+        measure(world, name + ", processes", samples);
+        return 0;
+      };
+      return run_world(request, rank_main, complain);
+    }
+    const int ranks = std::max(2, gpus);
+    const std::string label = fmt::format("{}{}, threads", name, option > 0 ? fmt::format(" {}", option) : "");
     run_threads_world(ranks, {}, [&](Transport& host) {
       const auto world = make(name, host.split(ranks, Deadline::after(kPatience)), host.rank() % gpus, option);
       measure(*world, label, samples);
     });
   } catch (const Error& error) {
-    fmt::print(stderr, "{}\n", error.what());
+    complain(error);
     return static_cast<int>(error.code());
   }
   return 0;
