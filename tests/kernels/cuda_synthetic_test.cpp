@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Synthetic input made on a GPU: the host's bits, and nothing beside them.
-#include "kernels/cuda/synthetic.hpp"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -10,6 +8,7 @@
 
 #include "base/gpu.hpp"
 #include "kernels/cuda/cuda_backend.hpp"
+#include "kernels/cuda/synthetic.hpp"
 #include "tests/support/device_array.hpp"
 
 namespace ringattn::cuda {
@@ -54,7 +53,8 @@ class CudaSynthetic : public ::testing::Test {
 };
 
 TEST_F(CudaSynthetic, MakesTheHostsBits) {
-  const std::vector<TokenRun> few = {{3, 200}, {1'000, 1'001}, {(std::int64_t{5} << 32) + 7, (std::int64_t{5} << 32) + 90}};
+  const std::vector<TokenRun> few = {
+      {3, 200}, {1'000, 1'001}, {(std::int64_t{5} << 32) + 7, (std::int64_t{5} << 32) + 90}};
   std::vector<TokenRun> many;  // more than one launch takes
   for (std::int64_t i = 0; i < 300; ++i) many.push_back({10 * i, 10 * i + i % 4});
   for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16, Dtype::kF16}) {

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The tables that CUDA fold kernels read, checked on the host: every row of a task once, with exactly the tiles that it
 // folds, in order; the longest items first.
-#include "kernels/cuda/work_items.hpp"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,6 +8,7 @@
 #include <random>
 
 #include "base/error.hpp"
+#include "kernels/cuda/work_items.hpp"
 #include "tests/support/fold_inputs.hpp"
 
 namespace ringattn::cuda {
@@ -76,7 +75,7 @@ struct Built {
 
 FoldLimits limits_of(const FoldTask& task) {
   const auto count = [](const auto& list) { return static_cast<std::int64_t>(list.size()); };
-  return {task.q.tokens,       count(task.queries), count(task.key_runs),
+  return {task.q.tokens,     count(task.queries), count(task.key_runs),
           count(task.tiles), count(task.sources), count(task.key_lengths)};
 }
 
@@ -118,9 +117,8 @@ TEST(WorkItems, EveryRowOnceWithItsTilesInOrder) {
         for (std::int64_t slot = item.slot_begin; slot < item.slot_end; ++slot) {
           const std::int64_t row = item.row + slot;
           ++visits[static_cast<std::size_t>(row)];
-          const auto run = std::find_if(random.queries.begin(), random.queries.end(), [&](const QueryRun& q) {
-            return q.row <= row && row < q.row + q.rows;
-          });
+          const auto run = std::find_if(random.queries.begin(), random.queries.end(),
+                                        [&](const QueryRun& q) { return q.row <= row && row < q.row + q.rows; });
           ASSERT_EQ(item.position + slot, run->position + row - run->row);
           const std::int64_t length = random.key_lengths[static_cast<std::size_t>(run->sequence)];
           ASSERT_EQ(item.key_length, length);

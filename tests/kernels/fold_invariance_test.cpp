@@ -88,8 +88,8 @@ TEST_P(FoldInvariance, WithNonFiniteValues) {
   }
 }
 
-// A value that a row doesn't see decides which path the tile takes, but no bit of the row. Where rows share query tiles,
-// those that fold the value's tile may become NaN, and no others.
+// A value that a row doesn't see decides which path the tile takes, but no bit of the row. Where rows share query
+// tiles, those that fold the value's tile may become NaN, and no others.
 TEST_P(FoldInvariance, UnseenNanMovesNoBit) {
   const FoldSpec spec = make_spec(Dtype::kBf16, 4, 2, 64, {-1, 0});
   if (!cannot_run(row(), spec).empty()) GTEST_SKIP() << cannot_run(row(), spec);
