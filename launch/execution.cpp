@@ -104,9 +104,13 @@ LoadedJob::LoadedJob(const JobInput& input, Attention& attention, Transport& wor
         input.read(tensor, piece, host);
         non_finite += count_non_finite(host);
       };
-      staging.load(runs, rows, fill, [&](std::int64_t done) {
-        if (step_done) step_done("row of input", before + done, q_rows + 2 * k_rows);
-      });
+      if (input.seed()) {
+        backend.fill_synthetic(*input.seed(), tensor, runs, rows, backend.stream());
+      } else {
+        staging.load(runs, rows, fill, [&](std::int64_t done) {
+          if (step_done) step_done("row of input", before + done, q_rows + 2 * k_rows);
+        });
+      }
       before += rows.tokens;
       return rows;
     };
@@ -118,6 +122,7 @@ LoadedJob::LoadedJob(const JobInput& input, Attention& attention, Transport& wor
     inputs_.q = load(SyntheticTensor::kQ, result_.runs, view(q_, q_rows, spec.heads, spec.head_dim), found.q);
     inputs_.k = load(SyntheticTensor::kK, key_runs, view(k_, k_rows, spec.kv_heads, spec.head_dim), found.k);
     inputs_.v = load(SyntheticTensor::kV, key_runs, view(v_, k_rows, spec.kv_heads, spec.head_dim_v), found.v);
+    backend.synchronize(backend.mark(backend.stream()), Deadline::after(timeout), {});
     if (spec.sinks) {
       const auto bytes = static_cast<std::int64_t>(input.sinks().size() * sizeof(float));
       sinks_ = backend.allocate(static_cast<std::size_t>(bytes));

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "attention/synthetic.hpp"
 #include "base/error.hpp"
 
 namespace ringattn {

@@ -34,7 +34,10 @@ class JobInput {
   const std::vector<float>& sinks() const { return sinks_; }  // [heads], or empty
   // How out lies in a file.
   const RowGrid& out_grid() const { return out_grid_; }
-  // Fills `rows` with the tokens of `runs` (packed tokens of q, or of k and v). `tensor` is kQ, kK or kV.
+  // Of synthetic input.
+  const std::optional<std::uint64_t>& seed() const { return seed_; }
+  // Fills `rows`, in host memory, with the tokens of `runs` (packed tokens of q, or of k and v). `tensor` is kQ, kK or
+  // kV.
   void read(SyntheticTensor tensor, std::span<const PackedRun> runs, const MutableTensorView& rows) const;
   // One line for people: the file, or the seed.
   std::string source() const;

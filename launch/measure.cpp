@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "attention/attention.hpp"
-#include "attention/synthetic.hpp"
 #include "base/host.hpp"
 #include "launch/execution.hpp"
 #include "launch/job_input.hpp"

@@ -22,7 +22,7 @@ BlockMover::BlockMover(const Plan& plan, const FoldSpec& spec, Transport& transp
     : plan_(plan), spec_(spec), transport_(transport), backend_(backend), memory_(memory), checksum_(checksum) {}
 
 BlockMover::~BlockMover() {
-  if (in_flight_ > 0) transport_.abandon();
+  if (!settled_) transport_.abandon();
 }
 
 KvRows BlockMover::rows_of(const Part& part, std::int64_t block) const {
@@ -67,13 +67,11 @@ void BlockMover::post(std::int64_t block, Stream stream) {
   for (const PartMessage& message : planned.receives) {
     add_spans(message, exchange.receives.emplace_back(ReceiveMessage{message.peer, message.round, {}}).spans);
   }
-  ++in_flight_;
   tickets_[parity] = transport_.post(std::move(exchange), stream);
 }
 
 void BlockMover::wait(std::int64_t block, Stream stream, const Deadline& deadline) {
   transport_.wait(tickets_[static_cast<std::size_t>(block % 2)], stream, deadline);
-  --in_flight_;
   if (checksum_) verify(block);
   const KvRows& buffer = memory_.buffers[static_cast<std::size_t>(block % 2)];
   for (const RowCopy& copy : plan_.blocks[static_cast<std::size_t>(block)].copies) {

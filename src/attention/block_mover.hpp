@@ -22,7 +22,8 @@ class BlockMover {
 
   BlockMover(const Plan& plan, const FoldSpec& spec, Transport& transport, Backend& backend, const Memory& memory,
              bool checksum);
-  // Gives up what is still in flight, so that nothing is written to memory that a failed run is about to free.
+  // Unless settled: gives up what is still in flight, so that nothing is written to memory that a failed run is about
+  // to free, and no device waits for a peer for ever.
   ~BlockMover();
   BlockMover(const BlockMover&) = delete;
   BlockMover& operator=(const BlockMover&) = delete;
@@ -32,6 +33,8 @@ class BlockMover {
   // Returns (or on devices: lets `stream` go on) when the block is here, its straddling tiles assembled. Throws kPeer
   // past the deadline or when a part arrived damaged.
   void wait(std::int64_t block, Stream stream, const Deadline& deadline);
+  // Called when every block has been waited for and folded, on devices too.
+  void settle() { settled_ = true; }
   // The block buffer as a source of the tile map.
   KeySource buffer_source(std::int64_t block) const;
 
@@ -46,7 +49,7 @@ class BlockMover {
   Memory memory_;
   bool checksum_;
   std::array<Ticket, 2> tickets_{};
-  int in_flight_ = 0;
+  bool settled_ = false;
   std::array<std::vector<std::uint64_t>, 2> checksums_;  // of the block's parts, by index
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs on the packed token axis: how files, digests and synthetic input name a rank's rows. Sequences lie one after the
-// other on that axis; in a batch order packed token = batch index · length + token.
+// A rank's rows as runs of the packed token axis, by which files, digests and synthetic input name them. In a batch
+// order packed token = batch index · length + token.
 #pragma once
 
 #include <cstdint>
@@ -8,23 +8,9 @@
 #include <vector>
 
 #include "attention/layout.hpp"
+#include "kernels/synthetic.hpp"
 
 namespace ringattn {
-
-// Packed tokens [begin, end).
-struct PackedRun {
-  std::int64_t begin = 0;
-  std::int64_t end = 0;
-
-  std::int64_t tokens() const { return end - begin; }
-  bool operator==(const PackedRun&) const = default;
-};
-
-inline std::int64_t total_tokens(std::span<const PackedRun> runs) {
-  std::int64_t tokens = 0;
-  for (const PackedRun& run : runs) tokens += run.tokens();
-  return tokens;
-}
 
 // The runs of a rank on the packed axis; neighbours are joined, also over a sequence's end. `packed_begin` holds the
 // packed token at which each sequence begins (Job::cu_q() or cu_k()).

@@ -19,6 +19,7 @@
 #include "base/memory.hpp"
 #include "base/tensor.hpp"
 #include "kernels/mask.hpp"
+#include "kernels/synthetic.hpp"
 
 namespace ringattn {
 
@@ -134,6 +135,10 @@ class Backend {
   // Copies `rows` rows of `row_bytes`; strides in bytes. Ordered on `stream`.
   virtual void copy_rows(void* target, std::int64_t target_stride, const void* source, std::int64_t source_stride,
                          std::int64_t row_bytes, std::int64_t rows, Stream stream) = 0;
+  // Fills `rows`, [total_tokens(runs), heads, dim] of the backend's memory, with synthetic input
+  // (kernels/synthetic.hpp); every backend makes the same bits. Ordered on `stream`; `runs` is read before it returns.
+  virtual void fill_synthetic(std::uint64_t seed, SyntheticTensor tensor, std::span<const PackedRun> runs,
+                              const MutableTensorView& rows, Stream stream) = 0;
   // Marks what has been enqueued on `stream` so far. Valid until forget_marks().
   virtual Mark mark(Stream stream) = 0;
   // Returns when the stream has passed the mark. Calls `progress` while it waits; throws kPeer past the deadline.

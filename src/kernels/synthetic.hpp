@@ -8,8 +8,11 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
+#include <vector>
 
 #include "base/philox.hpp"
+#include "base/tensor.hpp"
 
 namespace ringattn {
 
@@ -37,5 +40,28 @@ RINGATTN_HOST_DEVICE inline float synthetic_value(std::uint64_t seed, SyntheticT
   return dim % 2 == 0 ? synthetic_from_words(words.word[0], words.word[1])
                       : synthetic_from_words(words.word[2], words.word[3]);
 }
+
+// Tokens [begin, end) of the packed axis, on which sequences lie one after the other.
+struct PackedRun {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+
+  std::int64_t tokens() const { return end - begin; }
+  bool operator==(const PackedRun&) const = default;
+};
+
+inline std::int64_t total_tokens(std::span<const PackedRun> runs) {
+  std::int64_t tokens = 0;
+  for (const PackedRun& run : runs) tokens += run.tokens();
+  return tokens;
+}
+
+// On the host: `rows`, [total_tokens(runs), heads, dim], get the elements of the runs' tokens, rounded to nearest even.
+// `threads` of 0 is as many as OpenMP chooses; the values don't depend on it.
+void fill_synthetic(std::uint64_t seed, SyntheticTensor tensor, std::span<const PackedRun> runs,
+                    const MutableTensorView& rows, int threads = 0);
+
+// A sink logit for each query head.
+std::vector<float> synthetic_sinks(std::uint64_t seed, std::int64_t heads);
 
 }  // namespace ringattn

@@ -25,17 +25,16 @@ class CudaSynthetic : public ::testing::Test {
 
   // Fills on the device and compares with synthetic_value(), element by element; what lies between is untouched.
   void check(Dtype dtype, std::int64_t heads, std::int64_t dim, std::int64_t token_stride, std::int64_t head_stride,
-             std::int64_t shift, const std::vector<TokenRun>& runs) {
-    std::int64_t rows = 0;
-    for (const TokenRun& run : runs) rows += run.end - run.begin;
+             std::int64_t shift, const std::vector<PackedRun>& runs) {
+    const std::int64_t rows = total_tokens(runs);
     const std::size_t size = size_of(dtype);
     DeviceArray array(*backend_, static_cast<std::size_t>(rows * token_stride + shift) * size);
     const MutableTensorView view{
         array.data() + static_cast<std::size_t>(shift) * size, dtype, rows, heads, dim, token_stride, head_stride};
-    fill_synthetic(77, SyntheticTensor::kV, runs, view, backend_->stream());
+    backend_->fill_synthetic(77, SyntheticTensor::kV, runs, view, backend_->stream());
     std::vector<std::byte> expected(static_cast<std::size_t>(rows * token_stride + shift) * size, std::byte{0xff});
     std::int64_t row = 0;
-    for (const TokenRun& run : runs) {
+    for (const PackedRun& run : runs) {
       for (std::int64_t token = run.begin; token < run.end; ++token, ++row) {
         for (std::int64_t head = 0; head < heads; ++head) {
           for (std::int64_t d = 0; d < dim; ++d) {
@@ -53,9 +52,9 @@ class CudaSynthetic : public ::testing::Test {
 };
 
 TEST_F(CudaSynthetic, MakesTheHostsBits) {
-  const std::vector<TokenRun> few = {
+  const std::vector<PackedRun> few = {
       {3, 200}, {1'000, 1'001}, {(std::int64_t{5} << 32) + 7, (std::int64_t{5} << 32) + 90}};
-  std::vector<TokenRun> many;  // more than one launch takes
+  std::vector<PackedRun> many;  // more than one launch takes
   for (std::int64_t i = 0; i < 300; ++i) many.push_back({10 * i, 10 * i + i % 4});
   for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16, Dtype::kF16}) {
     check(dtype, 5, 128, 640, 128, 0, few);

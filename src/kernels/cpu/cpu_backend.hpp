@@ -28,6 +28,10 @@ class CpuBackend final : public Backend {
   Stream stream() override { return {}; }
   void copy_rows(void* target, std::int64_t target_stride, const void* source, std::int64_t source_stride,
                  std::int64_t row_bytes, std::int64_t rows, Stream stream) override;
+  void fill_synthetic(std::uint64_t seed, SyntheticTensor tensor, std::span<const PackedRun> runs,
+                      const MutableTensorView& rows, Stream) override {
+    ringattn::fill_synthetic(seed, tensor, runs, rows, threads_);
+  }
   // Host work is finished when its call returns: a mark is the time of its call, and there is nothing to wait for.
   Mark mark(Stream) override;
   void synchronize(Mark, const Deadline&, const Progress&) override {}

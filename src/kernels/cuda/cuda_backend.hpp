@@ -24,6 +24,8 @@ class CudaBackend final : public Backend {
   Stream stream() override { return {stream_.get()}; }
   void copy_rows(void* target, std::int64_t target_stride, const void* source, std::int64_t source_stride,
                  std::int64_t row_bytes, std::int64_t rows, Stream stream) override;
+  void fill_synthetic(std::uint64_t seed, SyntheticTensor tensor, std::span<const PackedRun> runs,
+                      const MutableTensorView& rows, Stream stream) override;
   Mark mark(Stream stream) override;
   void synchronize(Mark mark, const Deadline& deadline, const Progress& progress) override;
   double elapsed(Mark from, Mark to) override;

@@ -17,7 +17,7 @@ using Launch = void (*)(const FoldParams& params, Stream stream);
 using Export = void (*)(const ExportParams& params, Stream stream);
 
 struct DeviceKernel {
-  WorkShape shape{};  // without the cache, which is the device's
+  WorkShape shape{};             // without the cache, which is the device's
   std::size_t state_floats = 0;  // of a row and head
   Launch launch = nullptr;
   Export export_state = nullptr;

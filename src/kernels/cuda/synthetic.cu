@@ -36,7 +36,8 @@ struct Pair {
   Element first, second;
 };
 
-// A block of Philox words makes two neighbouring elements. A CTA makes rows, a thread such pairs; blockIdx.y is the run.
+// A block of Philox words makes two neighbouring elements. A CTA makes rows, a thread such pairs; blockIdx.y is the
+// run.
 template <class Element>
 __global__ void __launch_bounds__(kThreads) fill_kernel(const __grid_constant__ FillParams p) {
   const auto pairs_of_head = static_cast<std::uint32_t>((p.rows.dim + 1) / 2);
@@ -114,7 +115,7 @@ void with_element(Dtype dtype, Call call) {
 
 }  // namespace
 
-void fill_synthetic(std::uint64_t seed, SyntheticTensor tensor, std::span<const TokenRun> runs,
+void fill_synthetic(std::uint64_t seed, SyntheticTensor tensor, std::span<const PackedRun> runs,
                     const MutableTensorView& rows, Stream stream) {
   FillParams params{};
   params.seed = seed;
@@ -126,7 +127,7 @@ void fill_synthetic(std::uint64_t seed, SyntheticTensor tensor, std::span<const 
     for (std::size_t i = 0; i < count; ++i) {
       params.token[i] = runs[first + i].begin;
       params.row[i] = row;
-      row += runs[first + i].end - runs[first + i].begin;
+      row += runs[first + i].tokens();
     }
     params.row[count] = row;
     with_element(rows.dtype, [&](auto element) { launch_fill<decltype(element)>(params, count, stream); });

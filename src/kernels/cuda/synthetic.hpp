@@ -12,15 +12,9 @@
 
 namespace ringattn::cuda {
 
-// Packed tokens [begin, end).
-struct TokenRun {
-  std::int64_t begin = 0;
-  std::int64_t end = 0;
-};
-
 // Enqueues: `rows`, [tokens of all runs, heads, dim] in device memory, get the elements of the runs' tokens, one run
 // after the other, rounded to nearest even. `runs` is read before the call returns.
-void fill_synthetic(std::uint64_t seed, SyntheticTensor tensor, std::span<const TokenRun> runs,
+void fill_synthetic(std::uint64_t seed, SyntheticTensor tensor, std::span<const PackedRun> runs,
                     const MutableTensorView& rows, Stream stream);
 
 // How many elements of a tensor in device memory are NaN or ∞. Waits for the stream; throws kPeer after ten minutes.

@@ -188,8 +188,7 @@ TableLayout WorkBuilder::build(const FoldSpec& spec, const FoldTask& task, const
   const std::int64_t head_bytes =
       most_tiles * shape.key_tile * (spec.head_dim + spec.head_dim_v) * static_cast<std::int64_t>(size_of(spec.dtype));
   int kv_heads = spec.kv_heads;
-  while (kv_heads > 1 &&
-         (kv_heads * head_bytes > shape.cache_bytes || spec.kv_heads % kv_heads != 0)) {
+  while (kv_heads > 1 && (kv_heads * head_bytes > shape.cache_bytes || spec.kv_heads % kv_heads != 0)) {
     --kv_heads;
   }
   layout.section_heads = kv_heads * (spec.heads / spec.kv_heads);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "attention/synthetic.hpp"
+#include "kernels/synthetic.hpp"
 
 #include <fmt/format.h>
 

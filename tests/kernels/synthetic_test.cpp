@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Synthetic input is a function of (seed, tensor, token, head, dim): golden values, moments, independence of the shard.
-#include "attention/synthetic.hpp"
+#include "kernels/synthetic.hpp"
 
 #include <gtest/gtest.h>
 
