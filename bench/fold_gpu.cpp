@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Measures the fold kernels of the cuda backend alone, through FoldKernel: speed over shapes, the cost of state and of
 // enqueueing, and the error of long sums. One JSON line a figure; TFLOP/s by the field's convention, 4 · pairs · heads
-// · head_dim, causal half. All repeats are enqueued before anything is waited for.
+// · head_dim, causal half,
+// a window as many as its reach. All repeats are enqueued before anything is waited for.
 //   fold_gpu_bench speed|state|host|bias [kernel]
 #include <fmt/format.h>
 
@@ -167,6 +168,7 @@ void measure_speed(Device& device, const FoldSpec& spec, std::int64_t batch, std
   const FoldTask task = jobs.task();
   double pairs = static_cast<double>(tokens) * static_cast<double>(tokens);
   if (spec.mask.is_causal()) pairs /= 2.0;
+  if (spec.mask.left >= 0) pairs = static_cast<double>(tokens) * static_cast<double>(spec.mask.left + 1);
   const double flops = 2.0 * static_cast<double>(batch) * pairs * spec.heads * (spec.head_dim + spec.head_dim_v);
   const auto ms = time_repeats(device, flops > 1e13 ? 3 : flops > 2e12 ? 7 : 15, [&] { jobs.fold(task); });
   fmt::print(
