@@ -3,7 +3,7 @@
 // enqueueing, and the error of long sums. One JSON line a figure; TFLOP/s by the field's convention, 4 · pairs · heads
 // · head_dim, causal half,
 // a window as many as its reach. All repeats are enqueued before anything is waited for.
-//   fold_gpu_bench speed|state|host|bias [kernel]
+//   fold_gpu_bench speed|state|host|bias|generator [kernel]
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -317,6 +317,24 @@ void measure_bias(Device& device, Dtype dtype) {
   }
 }
 
+// Synthetic input made on the device: one tensor of 2m tokens, whole and in runs of 128 tokens.
+void measure_generator(Device& device) {
+  constexpr std::int64_t kTokens = 1 << 21;
+  constexpr std::int64_t kHeads = 32;
+  constexpr std::int64_t kDim = 128;
+  const Buffer memory = device.backend->allocate(static_cast<std::size_t>(kTokens * kHeads * kDim) * 2);
+  const MutableTensorView rows = dense_view(static_cast<void*>(memory.data()), Dtype::kBf16, kTokens, kHeads, kDim);
+  for (const std::int64_t run_tokens : {kTokens, std::int64_t{128}}) {
+    std::vector<PackedRun> runs;
+    for (std::int64_t begin = 0; begin < kTokens; begin += run_tokens)
+      runs.push_back({8 * begin, 8 * begin + run_tokens});
+    const double ms = median(time_repeats(
+        device, 3, [&] { device.backend->fill_synthetic(1, SyntheticTensor::kQ, runs, rows, device.stream()); }));
+    fmt::print("{{\"what\":\"generator\",\"tokens\":{},\"heads\":{},\"head_dim\":{},\"runs\":{},\"ms\":{:.2f}}}\n",
+               kTokens, kHeads, kDim, runs.size(), ms);
+  }
+}
+
 int run(const std::string& what, const std::string& kernel) {
   for (const KernelRow& row : kernel_table()) {
     if (row.backend != "cuda" || (!kernel.empty() && row.name != kernel)) continue;
@@ -329,6 +347,7 @@ int run(const std::string& what, const std::string& kernel) {
     if (what == "speed") measure_speeds(device);
     if (what == "state") measure_state(device);
     if (what == "host") measure_host(device);
+    if (what == "generator") measure_generator(device);
     if (what == "bias") {
       for (const Dtype dtype : {Dtype::kBf16, Dtype::kF32}) measure_bias(device, dtype);
     }

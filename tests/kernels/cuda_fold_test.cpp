@@ -101,6 +101,21 @@ TEST_P(CudaFoldTest, SeveralKeyRunsOfASequence) {
   });
 }
 
+TEST_P(CudaFoldTest, AnyNumberOfSources) {
+  for_all_dims({-1, 0}, [&](const FoldSpec& spec) {
+    const FoldInputs inputs = random_inputs(spec, {{140, 900, 760}}, 91);
+    CudaSequence one(row(), inputs);
+    one.enqueue_all(0);
+    one.wait();
+    for (const std::int64_t sources : {2, 4, 5, 13}) {
+      CudaSequence many(row(), inputs, {.sources = sources});
+      many.enqueue_all(0);
+      many.wait();
+      EXPECT_EQ(many.result(0), one.result(0)) << sources;
+    }
+  });
+}
+
 TEST_P(CudaFoldTest, ViewsOfAnyAlignment) {
   for_all_dims({-1, 0}, [&](const FoldSpec& spec) {
     const FoldInputs inputs = random_inputs(spec, {{140, 300, 160}}, 83);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/kernels/cuda_sequence.hpp"
 
+#include <algorithm>
 #include <cstring>
 
 namespace ringattn::testing {
@@ -34,7 +35,7 @@ CudaSequence::CudaSequence(const KernelRow& row, const FoldInputs& inputs, const
     sinks_->write(bytes_of(inputs.sinks));
   }
   state_ = std::make_unique<DeviceArray>(*backend_, kernel_->state_bytes(shape_.q_len));
-  kernel_->reserve({shape_.q_len, 1, tiles_, tiles_, 1, 1});
+  kernel_->reserve({shape_.q_len, 1, tiles_, tiles_, placement_.sources, 1});
   make_results(1);
 }
 
@@ -75,16 +76,29 @@ void CudaSequence::enqueue(const std::vector<Tiles>& runs, bool resume, int resu
   std::vector<KeyTile> map;
   for (const Tiles& run : runs) {
     key_runs.push_back({0, placement_.first_tile + run.first, run.count, static_cast<std::int64_t>(map.size())});
-    for (std::int64_t i = 0; i < run.count; ++i) map.push_back({0, (run.first + i) * kernel_->key_tile()});
+    for (std::int64_t tile = run.first; tile < run.first + run.count; ++tile) {
+      const std::int64_t source = tile % placement_.sources;
+      map.push_back({static_cast<std::int32_t>(source), (tile - source) * kernel_->key_tile()});
+    }
   }
-  const KeySource source{k_.view, v_.view};
+  // Source i begins at tile i.
+  std::vector<KeySource> sources;
+  for (std::int64_t i = 0; i < std::min(placement_.sources, tiles_); ++i) {
+    const auto from = [&](const TensorView& view) {
+      TensorView moved = view;
+      moved.data = view.at(i * kernel_->key_tile(), 0);
+      moved.tokens -= i * kernel_->key_tile();
+      return moved;
+    };
+    sources.push_back({from(k_.view), from(v_.view)});
+  }
   FoldTask task;
   task.q = q_.view;
   task.queries = {&queries, 1};
   task.key_lengths = {&key_length_, 1};
   task.key_runs = key_runs;
   task.tiles = map;
-  task.sources = {&source, 1};
+  task.sources = sources;
   task.state = state_->data();
   task.resume = resume;
   task.save = result < 0;

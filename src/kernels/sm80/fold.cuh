@@ -237,7 +237,7 @@ __device__ __forceinline__ void finish_rows(const cuda::FoldParams& p, const cud
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, C::kCtas) fold_kernel(const __grid_constant__ cuda::FoldParams p) {
   using Layout = SharedLayout<C>;
-  extern __shared__ __align__(1024) unsigned char shared[];
+  extern __shared__ __align__(128) unsigned char shared[];
   __shared__ cuda::WorkItem item;  // not in registers: most of it is wanted at both ends only
 
   const int section = static_cast<int>(blockIdx.x) / (p.item_count * p.section_heads);
