@@ -189,10 +189,11 @@ void write_row(JsonWriter& json, const WorldFigures& figures) {
 }
 
 // How blocks will travel: as the named transport lets them or, for auto, as the one that joins processes does.
-Route planned_route(const Config& config) {
+Route planned_route(const Config& config, std::string_view backend) {
   const std::string& name = config.options.transport;
   const auto rows = transport_table();
-  if (name == "auto") return rows.back().route;
+  if (name == "auto" && backend == "cpu") return Route::kChain;  // mpi's, whether this build has it or not
+  if (name == "auto") return Route::kDirect;                     // p2p's and nccl's
   std::vector<std::string_view> names{"auto"};
   for (const TransportRow& row : rows) {
     if (row.name == name) return row.route;
@@ -217,13 +218,16 @@ int plan_job(const Invocation& invocation) {
     for (const std::int64_t seq : options.seq) inputs.emplace_back(config, seq);
   }
   Options library = library_options(config, inputs.front().job());
-  const KernelChoice choice = choose_kernel(inputs.front().job().spec, library.kernel);
+  // What is forced is meant for another machine, perhaps; what is not is this one's.
+  const bool forced = options.backend != "auto" || options.kernel != "auto";
+  const KernelPlace place = forced ? KernelPlace::kAnywhere : KernelPlace::kHere;
+  const KernelChoice choice = choose_kernel(inputs.front().job().spec, library.kernel, place);
   if (library.machine == MachineModel{}) library.machine = default_machine(choice.row->backend);
   const std::unique_ptr<Backend> backend =
-      choice.row->make_backend({library.threads > 0 ? library.threads : usable_processors().count, 0});
+      choice.row->make_backend({library.threads > 0 ? library.threads : usable_processors().count, kNoDevice});
   const std::unique_ptr<FoldKernel> kernel = choice.row->make_kernel(inputs.front().job().spec, *backend);
 
-  const Route route = planned_route(config);
+  const Route route = planned_route(config, choice.row->backend);
   const std::string tool = version_line();
   screen.context(tool.substr(0, tool.size() - 1));
   screen.context(fmt::format(

@@ -112,6 +112,9 @@ struct FoldLimits {
   std::int64_t sequences = 0;
 };
 
+// A device backend without a device: its kernels answer for plans (tiles, bytes) and can do nothing else.
+inline constexpr int kNoDevice = -1;
+
 struct BackendOptions {
   int threads = 1;  // of a host backend
   int device = 0;   // of a device backend

@@ -66,9 +66,9 @@ void check_kernel(const KernelRequest& request) {
   fail(ErrorCode::kUsage, fmt::format("there is no kernel \"{}\"", request.kernel), {}, suggest(request.kernel, names));
 }
 
-// Why a row can't do the job here; empty: it can.
-std::string obstacle(const KernelRow& row, const FoldSpec& spec) {
-  const std::string unavailable = row.unavailable();
+// Why a row can't do the job; empty: it can.
+std::string obstacle(const KernelRow& row, const FoldSpec& spec, KernelPlace place) {
+  const std::string unavailable = place == KernelPlace::kHere ? row.unavailable() : std::string();
   if (!unavailable.empty()) return unavailable;
   const std::vector<std::string> missing = row.missing(spec);
   if (missing.empty()) return {};
@@ -79,7 +79,7 @@ std::string obstacle(const KernelRow& row, const FoldSpec& spec) {
 
 std::span<const KernelRow> kernel_table() { return kTable; }
 
-KernelChoice choose_kernel(const FoldSpec& spec, const KernelRequest& request) {
+KernelChoice choose_kernel(const FoldSpec& spec, const KernelRequest& request, KernelPlace place) {
   check_backend(request.backend);
   check_kernel(request);
   KernelChoice choice;
@@ -88,7 +88,7 @@ KernelChoice choose_kernel(const FoldSpec& spec, const KernelRequest& request) {
   for (const KernelRow& row : kernel_table()) {
     if (request.kernel != "auto" && request.kernel != row.name) continue;
     if (request.backend != "auto" && request.backend != row.backend) continue;
-    const std::string reason = obstacle(row, spec);
+    const std::string reason = obstacle(row, spec, place);
     if (reason.empty()) {
       if (choice.row == nullptr) choice.row = &row;
       ++able;

@@ -43,9 +43,12 @@ struct KernelChoice {
   std::string reason;  // e.g. "first of 1 that can: cpu_fold (bf16, head_dim 128, causal)"
 };
 
-// The first row that can do `spec` here and matches the request. Throws kUsage for an unknown name, and kUnsupported,
+// Whether a kernel is to run on this machine, or is asked about for another one.
+enum class KernelPlace { kHere, kAnywhere };
+
+// The first row that can do `spec` (here) and matches the request. Throws kUsage for an unknown name, and kUnsupported,
 // listing required, supported and missing, when no row (or not the forced one) can.
-KernelChoice choose_kernel(const FoldSpec& spec, const KernelRequest& request);
+KernelChoice choose_kernel(const FoldSpec& spec, const KernelRequest& request, KernelPlace place = KernelPlace::kHere);
 
 // Throws kUsage when heads, dims, scale or soft-cap contradict each other. Names the configuration ("MHA", "GQA 4:1",
 // "MQA").

@@ -2,9 +2,7 @@
 // Synthetic input made on a GPU: the host's bits, and nothing beside them.
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <cstring>
-#include <limits>
 
 #include "base/gpu.hpp"
 #include "kernels/cuda/cuda_backend.hpp"
@@ -62,30 +60,6 @@ TEST_F(CudaSynthetic, MakesTheHostsBits) {
     check(dtype, 3, 64, 200, 66, 3, many);
     check(dtype, 1, 8, 8, 8, 0, {});
   }
-}
-
-TEST_F(CudaSynthetic, CountsWhatIsNotFinite) {
-  constexpr std::int64_t kTokens = 1000;
-  for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16, Dtype::kF16}) {
-    const std::size_t size = size_of(dtype);
-    // Two heads of 6, with room behind each that doesn't count.
-    std::vector<std::byte> host(kTokens * 16 * size, std::byte{0xff});
-    for (std::size_t token = 0; token < kTokens; ++token) {
-      for (std::size_t at : {std::size_t{0}, std::size_t{8}}) {
-        for (std::size_t d = 0; d < 6; ++d) store_element(host.data() + (token * 16 + at + d) * size, dtype, -3.5F);
-      }
-    }
-    DeviceArray array(*backend_, host.size());
-    array.write(host);
-    const TensorView view{array.data(), dtype, kTokens, 2, 6, 16, 8};
-    EXPECT_EQ(count_non_finite(view, backend_->stream()), 0);
-    store_element(host.data() + (17 * 16 + 3) * size, dtype, std::numeric_limits<float>::infinity());
-    store_element(host.data() + (999 * 16 + 13) * size, dtype, std::numeric_limits<float>::quiet_NaN());
-    store_element(host.data() + (999 * 16 + 8) * size, dtype, -std::numeric_limits<float>::infinity());
-    array.write(host);
-    EXPECT_EQ(count_non_finite(view, backend_->stream()), 3);
-  }
-  EXPECT_EQ(count_non_finite(TensorView{nullptr, Dtype::kF32, 0, 2, 6, 12, 6}, backend_->stream()), 0);
 }
 
 }  // namespace

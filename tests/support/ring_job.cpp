@@ -150,7 +150,7 @@ JobResult run_gpu_job(const Job& job, const Options& options, const JobTensors& 
         return 0;
       },
       [&](const Error& error) { failure = error.what(); });
-  if (code != 0) fail(static_cast<ErrorCode>(code), failure);
+  if (code != 0) throw Error(static_cast<ErrorCode>(code), failure);
   return result;
 }
 

@@ -24,15 +24,13 @@ const Gpu& gpu_of(int device) {
   return gpus[static_cast<std::size_t>(device)];
 }
 
-CudaStream make_stream(int device) {
-  const DeviceGuard guard(device);
-  return {};
-}
-
 }  // namespace
 
-CudaBackend::CudaBackend(int device) : device_(gpu_of(device).device), stream_(make_stream(device)) {
+CudaBackend::CudaBackend(int device) : device_(device) {
+  if (device == kNoDevice) return;
   const Gpu& gpu = gpu_of(device);
+  const DeviceGuard guard(device);
+  stream_.emplace();
   identity_ = fmt::format("{} (sm_{}{})", gpu.name, gpu.compute_major, gpu.compute_minor);
   free_before_ = least_free_ = gpu_memory(device_).free;
 }

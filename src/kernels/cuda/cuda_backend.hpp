@@ -3,6 +3,9 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -13,7 +16,7 @@ namespace ringattn::cuda {
 
 class CudaBackend final : public Backend {
  public:
-  // Throws kUnsupported where there is no such device.
+  // `device` may be kNoDevice. Throws kUnsupported where there is no such device.
   explicit CudaBackend(int device);
 
   int device() const { return device_; }
@@ -21,7 +24,7 @@ class CudaBackend final : public Backend {
   MemoryKind memory() const override { return MemoryKind::kDevice; }
   std::string identity() const override { return identity_; }
   Buffer allocate(std::size_t bytes) override;
-  Stream stream() override { return {stream_.get()}; }
+  Stream stream() override { return {stream_.value().get()}; }
   void copy_rows(void* target, std::int64_t target_stride, const void* source, std::int64_t source_stride,
                  std::int64_t row_bytes, std::int64_t rows, Stream stream) override;
   void fill_synthetic(std::uint64_t seed, SyntheticTensor tensor, std::span<const PackedRun> runs,
@@ -39,7 +42,7 @@ class CudaBackend final : public Backend {
 
   const int device_;
   std::string identity_;
-  CudaStream stream_;
+  std::optional<CudaStream> stream_;
   std::vector<CudaEvent> events_;  // the first marks_ of them are marks
   std::size_t marks_ = 0;
   std::size_t free_before_ = 0;  // bytes of the device when the backend was made

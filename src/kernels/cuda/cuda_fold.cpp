@@ -49,9 +49,7 @@ FoldParams params_of(const FoldSpec& spec) {
 class CudaFold final : public FoldKernel {
  public:
   CudaFold(const FoldSpec& spec, const DeviceKernel& kernel, const CudaBackend& backend)
-      : spec_(spec), kernel_(kernel), device_(backend.device()), params_(params_of(spec)) {
-    kernel_.shape.cache_bytes = cache_for_keys(device_);
-  }
+      : spec_(spec), kernel_(kernel), device_(backend.device()), params_(params_of(spec)) {}
 
   int key_tile() const override { return kernel_.shape.key_tile; }
   int query_tile() const override { return kernel_.shape.query_tile; }
@@ -64,6 +62,7 @@ class CudaFold final : public FoldKernel {
   }
   void reserve(const FoldLimits& limits) override {
     const DeviceGuard guard(device_);
+    kernel_.shape.cache_bytes = cache_for_keys(device_);
     ring_.reserve(table_bytes(kernel_.shape, limits), device_);
     builder_.reserve(kernel_.shape, limits);
   }

@@ -3,12 +3,8 @@
 #include <cuda_fp16.h>
 
 #include <algorithm>
-#include <thread>
 
 #include "base/cuda.hpp"
-#include "base/deadline.hpp"
-#include "base/error.hpp"
-#include "base/gpu.hpp"
 #include "kernels/cuda/synthetic.hpp"
 
 namespace ringattn::cuda {
@@ -17,7 +13,6 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr std::size_t kRunsOfLaunch = 128;  // travel as kernel arguments: nothing is uploaded, nothing waited for
-constexpr double kWaitSeconds = 600.0;
 
 struct FillParams {
   std::uint64_t seed;
@@ -82,24 +77,6 @@ void launch_fill(const FillParams& params, std::size_t runs, Stream stream) {
   check_cuda(cudaGetLastError(), "fill_synthetic");
 }
 
-__device__ bool is_finite(float x) { return isfinite(x); }
-__device__ bool is_finite(__nv_bfloat16 x) { return isfinite(__bfloat162float(x)); }
-__device__ bool is_finite(__half x) { return isfinite(__half2float(x)); }
-
-template <class Element>
-__global__ void count_kernel(TensorView view, unsigned long long* count) {
-  unsigned long long mine = 0;
-  const std::int64_t elements = view.tokens * view.heads * view.dim;
-  for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < elements;
-       i += std::int64_t{gridDim.x} * kThreads) {
-    const std::int64_t row = i / view.dim;
-    const Element x = static_cast<const Element*>(
-        view.data)[row / view.heads * view.token_stride + row % view.heads * view.head_stride + i % view.dim];
-    if (!is_finite(x)) ++mine;
-  }
-  if (mine != 0) atomicAdd(count, mine);
-}
-
 // Calls launch.operator()<Element>() with the element type of `dtype`.
 template <class Call>
 void with_element(Dtype dtype, Call call) {
@@ -132,31 +109,6 @@ void fill_synthetic(std::uint64_t seed, SyntheticTensor tensor, std::span<const 
     params.row[count] = row;
     with_element(rows.dtype, [&](auto element) { launch_fill<decltype(element)>(params, count, stream); });
   }
-}
-
-std::int64_t count_non_finite(const TensorView& view, Stream stream) {
-  int device = 0;
-  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
-  const Buffer count = allocate_device(sizeof(unsigned long long), device);
-  const Buffer result = allocate_pinned(sizeof(unsigned long long));
-  const cudaStream_t queue = cuda_stream(stream);
-  auto* on_device = reinterpret_cast<unsigned long long*>(count.data());
-  check_cuda(cudaMemsetAsync(on_device, 0, sizeof *on_device, queue), "cudaMemsetAsync");
-  if (view.tokens * view.heads * view.dim > 0) {
-    with_element(view.dtype,
-                 [&](auto element) { count_kernel<decltype(element)><<<2048, kThreads, 0, queue>>>(view, on_device); });
-    check_cuda(cudaGetLastError(), "count_non_finite");
-  }
-  check_cuda(cudaMemcpyAsync(result.data(), on_device, sizeof *on_device, cudaMemcpyDeviceToHost, queue),
-             "cudaMemcpyAsync");
-  CudaEvent counted;
-  counted.record(queue);
-  const Deadline deadline = Deadline::after(kWaitSeconds);
-  while (!counted.passed()) {
-    if (deadline.expired()) fail(ErrorCode::kPeer, "a GPU did not count non-finite values within 600 s");
-    std::this_thread::yield();
-  }
-  return static_cast<std::int64_t>(*reinterpret_cast<const unsigned long long*>(result.data()));
 }
 
 }  // namespace ringattn::cuda

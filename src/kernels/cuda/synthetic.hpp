@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Synthetic input made on the device (kernels/synthetic.hpp), with exactly the bits of the host's, and a check of what
-// a tensor in device memory holds.
+// Synthetic input made on the device (kernels/synthetic.hpp), with exactly the bits of the host's.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +15,5 @@ namespace ringattn::cuda {
 // after the other, rounded to nearest even. `runs` is read before the call returns.
 void fill_synthetic(std::uint64_t seed, SyntheticTensor tensor, std::span<const PackedRun> runs,
                     const MutableTensorView& rows, Stream stream);
-
-// How many elements of a tensor in device memory are NaN or ∞. Waits for the stream; throws kPeer after ten minutes.
-std::int64_t count_non_finite(const TensorView& view, Stream stream);
 
 }  // namespace ringattn::cuda
