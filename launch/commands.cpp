@@ -46,6 +46,17 @@ constexpr CommandRow kTable[] = {
      always,
      verify_ranks,
      verify_main},
+    {"bench",
+     kBench,
+     "time the job, lengths and block sizes in lists",
+     {"ringattn bench --seq 1k,2k --samples 3",
+      "mpirun -np 8 ringattn bench --seq 256k,1m --heads 32 --kv-heads 8 --against folds --jsonl results.jsonl"},
+     "Measures each point of the lists: warm-up, then at least 10 samples and 0.5 s; a sample is the time of the rank\n"
+     "that was slowest in it. Shows median, p10 and p90, and the machine model's prediction beside them. Input is\n"
+     "synthetic, with seed 1 if none is given, unless --input names a file.",
+     always,
+     asked_ranks,
+     bench_main},
     {"plan",
      kPlan,
      "say what a run would do: no MPI, no GPU, nothing computed",

@@ -42,6 +42,7 @@ std::string command_names(unsigned bits);
 int run_main(const Invocation& invocation, Transport* world);
 int verify_main(const Invocation& invocation, Transport* world);
 int plan_main(const Invocation& invocation, Transport* world);
+int bench_main(const Invocation& invocation, Transport* world);
 int info_main(const Invocation& invocation, Transport* world);
 
 }  // namespace ringattn

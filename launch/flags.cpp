@@ -82,16 +82,16 @@ void set_window(JobOptions& options, std::string_view text) {
 
 constexpr FlagRow kTable[] = {
     // Input
-    {"input", 0, kRun | kVerify | kPlan, FlagGroup::kInput, FlagKind::kText, "FILE", "",
+    {"input", 0, kJobs, FlagGroup::kInput, FlagKind::kText, "FILE", "",
      "safetensors file, or its *.index.json, with tensors q, k, v and, if wanted, cu_seqlens_q, cu_seqlens_k, "
      "q_offset, sinks",
      set_path<&JobOptions::input>},
-    {"tensors", 0, kRun | kVerify | kPlan, FlagGroup::kInput, FlagKind::kText, "q=NAME,k=NAME,v=NAME", "",
+    {"tensors", 0, kJobs, FlagGroup::kInput, FlagKind::kText, "q=NAME,k=NAME,v=NAME", "",
      "other names of the input's tensors, e.g. q=layers.3.q; the optional ones too", set_tensors},
-    {"synthetic", 0, kRun | kVerify | kPlan, FlagGroup::kInput, FlagKind::kNumber, "SEED", "",
+    {"synthetic", 0, kJobs, FlagGroup::kInput, FlagKind::kNumber, "SEED", "",
      "instead of a file: input as a function of (seed, tensor, token, head, dim), the same on every machine",
      [](JobOptions& options, std::string_view text) { options.synthetic = parse_seed(text); }},
-    {"order", 0, kRun | kVerify | kPlan, FlagGroup::kInput, FlagKind::kText, "thd|htd|bthd|bhtd", "",
+    {"order", 0, kJobs, FlagGroup::kInput, FlagKind::kText, "thd|htd|bthd|bhtd", "",
      "axis order of q, k, v and out [thd for three axes, bthd for four]",
      [](JobOptions& options, std::string_view text) {
        constexpr std::string_view kChoices[] = {"thd", "htd", "bthd", "bhtd"};
@@ -103,20 +103,23 @@ constexpr FlagRow kTable[] = {
      [](JobOptions& options, std::string_view text) {
        options.seq = {parse_size_value(text, "tokens", 0, kMaxTokens)};
      }},
-    {"seq", 0, kPlan, FlagGroup::kShape, FlagKind::kText, "LIST", "16k",
+    {"seq", 0, kPlan | kBench, FlagGroup::kShape, FlagKind::kText, "LIST", "16k",
      "tokens of each sequence; a list such as 8k,64k or 8k-2m*2 gives one row each",
      [](JobOptions& options, std::string_view text) { options.seq = parse_size_list(text, "tokens", 0, kMaxTokens); }},
-    {"batch", 0, kRun | kVerify | kPlan, FlagGroup::kShape, FlagKind::kNumber, "B", "1", "sequences",
+    {"batch", 0, kJobs, FlagGroup::kShape, FlagKind::kNumber, "B", "1", "sequences",
      [](JobOptions& options, std::string_view text) { options.batch = parse_integer(text, 1, 1 << 24); }},
-    {"heads", 0, kRun | kVerify | kPlan, FlagGroup::kShape, FlagKind::kNumber, "H", "8", "query heads",
+    {"total-tokens", 0, kBench, FlagGroup::kShape, FlagKind::kSize, "TOKENS", "",
+     "batches of short sequences: as many as make so many tokens, at least one; instead of --batch",
+     set_tokens<&JobOptions::total_tokens, 1>},
+    {"heads", 0, kJobs, FlagGroup::kShape, FlagKind::kNumber, "H", "8", "query heads",
      set_count<&JobOptions::heads, 1 << 16>},
-    {"kv-heads", 0, kRun | kVerify | kPlan, FlagGroup::kShape, FlagKind::kNumber, "HK", "2",
+    {"kv-heads", 0, kJobs, FlagGroup::kShape, FlagKind::kNumber, "HK", "2",
      "K/V heads; they divide the query heads", set_count<&JobOptions::kv_heads, 1 << 16>},
-    {"head-dim", 0, kRun | kVerify | kPlan, FlagGroup::kShape, FlagKind::kNumber, "D", "128", "dimension of q and k; `ringattn info` says what kernels take",
+    {"head-dim", 0, kJobs, FlagGroup::kShape, FlagKind::kNumber, "D", "128", "dimension of q and k; `ringattn info` says what kernels take",
      set_count<&JobOptions::head_dim, 1 << 16>},
-    {"head-dim-v", 0, kRun | kVerify | kPlan, FlagGroup::kShape, FlagKind::kNumber, "DV", "",
+    {"head-dim-v", 0, kJobs, FlagGroup::kShape, FlagKind::kNumber, "DV", "",
      "dimension of v and out [head-dim]", set_count<&JobOptions::head_dim_v, 1 << 16>},
-    {"dtype", 0, kRun | kVerify | kPlan, FlagGroup::kShape, FlagKind::kText, "bf16|fp16|fp32", "bf16",
+    {"dtype", 0, kJobs, FlagGroup::kShape, FlagKind::kText, "bf16|fp16|fp32", "bf16",
      "type of q, k, v and out",
      [](JobOptions& options, std::string_view text) {
        constexpr std::string_view kChoices[] = {"bf16", "fp16", "fp32"};
@@ -124,25 +127,25 @@ constexpr FlagRow kTable[] = {
      }},
 
     // Numerics
-    {"mask", 0, kRun | kVerify | kPlan, FlagGroup::kNumerics, FlagKind::kText, "full|causal", "causal",
+    {"mask", 0, kJobs, FlagGroup::kNumerics, FlagKind::kText, "full|causal", "causal",
      "causal: row i stands at key position i + offset and sees no later key",
      [](JobOptions& options, std::string_view text) {
        constexpr std::string_view kChoices[] = {"full", "causal"};
        options.mask = static_cast<MaskKind>(parse_choice(text, kChoices));
      }},
-    {"query-offset", 0, kRun | kVerify | kPlan, FlagGroup::kNumerics, FlagKind::kNumber, "N", "",
+    {"query-offset", 0, kJobs, FlagGroup::kNumerics, FlagKind::kNumber, "N", "",
      "position of the first query among the keys; overrides q_offset [k_len - q_len of each sequence]",
      [](JobOptions& options, std::string_view text) {
        options.query_offset = parse_integer(text, -kMaxTokens, kMaxTokens);
      }},
-    {"window", 0, kRun | kVerify | kPlan, FlagGroup::kNumerics, FlagKind::kText, "L,R", "-1,-1",
+    {"window", 0, kJobs, FlagGroup::kNumerics, FlagKind::kText, "L,R", "-1,-1",
      "the row at p sees keys p-L ... p+R inclusive, -1 = unlimited; causal sets R = 0; a sliding_window W of Hugging "
      "Face is L = W-1",
      set_window},
-    {"softmax-scale", 0, kRun | kVerify | kPlan, FlagGroup::kNumerics, FlagKind::kNumber, "X", "",
+    {"softmax-scale", 0, kJobs, FlagGroup::kNumerics, FlagKind::kNumber, "X", "",
      "scores are multiplied by it [1/sqrt(head-dim)]",
      [](JobOptions& options, std::string_view text) { options.softmax_scale = parse_fp32(text, -1e30, 1e30); }},
-    {"softcap", 0, kRun | kVerify | kPlan, FlagGroup::kNumerics, FlagKind::kNumber, "X", "0",
+    {"softcap", 0, kJobs, FlagGroup::kNumerics, FlagKind::kNumber, "X", "0",
      "score becomes X * tanh(score / X), after scaling; 0 is off",
      [](JobOptions& options, std::string_view text) { options.softcap = parse_fp32(text, 0.0, 1e30); }},
 
@@ -150,34 +153,37 @@ constexpr FlagRow kTable[] = {
     {"world", 0, kPlan, FlagGroup::kParallelism, FlagKind::kText, "LIST", "1",
      "ranks to plan for; a list such as 8,64 or 2-1k*2 gives one row each",
      [](JobOptions& options, std::string_view text) { options.world = parse_size_list(text, "ranks", 1, kMostRanks); }},
-    {"machine", 0, kRun | kVerify | kPlan | kInfo, FlagGroup::kParallelism, FlagKind::kText, "FILE", "",
+    {"machine", 0, kAllCommands, FlagGroup::kParallelism, FlagKind::kText, "FILE", "",
      "machine model (JSON or TOML) that block sizes and predictions rest on; `info --measure` writes it",
      set_path<&JobOptions::machine>},
-    {"backend", 0, kRun | kVerify | kPlan | kInfo, FlagGroup::kParallelism, FlagKind::kText, "NAME", "auto",
+    {"backend", 0, kAllCommands, FlagGroup::kParallelism, FlagKind::kText, "NAME", "auto",
      "auto, or the backend that must be used: `ringattn info` shows each kernel's", set_name<&JobOptions::backend>},
-    {"kernel", 0, kRun | kVerify | kPlan | kInfo, FlagGroup::kParallelism, FlagKind::kText, "NAME", "auto",
+    {"kernel", 0, kAllCommands, FlagGroup::kParallelism, FlagKind::kText, "NAME", "auto",
      "auto, or a kernel that must be used; `ringattn info` lists them", set_name<&JobOptions::kernel>},
-    {"transport", 0, kRun | kVerify | kPlan | kInfo, FlagGroup::kParallelism, FlagKind::kText, "NAME", "auto",
+    {"transport", 0, kAllCommands, FlagGroup::kParallelism, FlagKind::kText, "NAME", "auto",
      "auto, or a transport that must be used; `ringattn info` lists them", set_name<&JobOptions::transport>},
-    {"ranks", 0, kRun | kVerify | kInfo, FlagGroup::kParallelism, FlagKind::kNumber, "N", "",
+    {"ranks", 0, kRun | kVerify | kInfo | kBench, FlagGroup::kParallelism, FlagKind::kNumber, "N", "",
      "makes N ranks in this process; under mpirun the world is mpirun's", set_count<&JobOptions::ranks, 1024>},
-    {"layout", 0, kRun | kVerify | kPlan, FlagGroup::kParallelism, FlagKind::kText, "striped|zigzag|contiguous", "",
+    {"layout", 0, kJobs, FlagGroup::kParallelism, FlagKind::kText, "striped|zigzag|contiguous", "",
      "how tokens are dealt to ranks [striped, or contiguous for a sliding window]",
      [](JobOptions& options, std::string_view text) {
        constexpr std::string_view kChoices[] = {"striped", "zigzag", "contiguous"};
        constexpr LayoutKind kKinds[] = {LayoutKind::kStriped, LayoutKind::kZigzag, LayoutKind::kContiguous};
        options.layout = kKinds[parse_choice(text, kChoices)];
      }},
-    {"stripe", 0, kRun | kVerify | kPlan, FlagGroup::kParallelism, FlagKind::kSize, "TOKENS", "",
+    {"stripe", 0, kJobs, FlagGroup::kParallelism, FlagKind::kSize, "TOKENS", "",
      "tokens that stay together on a rank [from the kernel's tiles]", set_tokens<&JobOptions::stripe, 1>},
     {"block", 0, kRun | kVerify | kPlan, FlagGroup::kParallelism, FlagKind::kSize, "TOKENS", "",
      "tokens of a block of keys [from the machine model and --memory]", set_tokens<&JobOptions::block, 1>},
-    {"memory", 0, kRun | kVerify | kPlan, FlagGroup::kParallelism, FlagKind::kSize, "BYTES", "",
+    {"block", 0, kBench, FlagGroup::kParallelism, FlagKind::kText, "LIST", "",
+     "tokens of a block of keys; a list gives one point each [from the machine model and --memory]",
+     [](JobOptions& options, std::string_view text) { options.blocks = parse_size_list(text, "tokens", 1, kMaxTokens); }},
+    {"memory", 0, kJobs, FlagGroup::kParallelism, FlagKind::kSize, "BYTES", "",
      "what the job may use of a rank's memory, inputs and outputs included; MPI's own buffers come on top [no limit]",
      [](JobOptions& options, std::string_view text) { options.memory = parse_size_value(text, "bytes", 1, kMost); }},
-    {"overlap", 0, kRun | kVerify | kPlan, FlagGroup::kParallelism, FlagKind::kText, "on|off", "on",
+    {"overlap", 0, kJobs, FlagGroup::kParallelism, FlagKind::kText, "on|off", "on",
      "the next block travels while this one is folded", set_switch<&JobOptions::overlap>},
-    {"threads", 0, kRun | kVerify | kPlan | kInfo, FlagGroup::kParallelism, FlagKind::kNumber, "N", "all",
+    {"threads", 0, kAllCommands, FlagGroup::kParallelism, FlagKind::kNumber, "N", "all",
      "threads of a rank on the CPU; all: the processors, divided among the ranks that share them",
      [](JobOptions& options, std::string_view text) {
        try {
@@ -191,45 +197,52 @@ constexpr FlagRow kTable[] = {
     {"output", 0, kRun, FlagGroup::kOutput, FlagKind::kText, "FILE", "",
      "safetensors file for out (in --order) and lse (natural logarithm, [heads, tokens] or [batch, heads, tokens]) "
      "[nothing is written]", set_path<&JobOptions::output>},
-    {"force", 0, kRun | kVerify | kPlan | kInfo, FlagGroup::kOutput, FlagKind::kSwitch, "", "off",
+    {"force", 0, kAllCommands, FlagGroup::kOutput, FlagKind::kSwitch, "", "off",
      "replace files that exist", set_switch<&JobOptions::force>},
-    {"json", 0, kRun | kVerify | kPlan | kInfo, FlagGroup::kOutput, FlagKind::kText, "FILE|-", "",
+    {"json", 0, kAllCommands, FlagGroup::kOutput, FlagKind::kText, "FILE|-", "",
      "report, also on failure; with - it goes to stdout and the table to stderr", set_path<&JobOptions::json>},
+    {"jsonl", 0, kBench, FlagGroup::kOutput, FlagKind::kText, "FILE|-", "",
+     "one line of JSON a point, as soon as it is measured; with - they go to stdout and the table to stderr",
+     set_path<&JobOptions::jsonl>},
     {"trace", 0, kRun, FlagGroup::kOutput, FlagKind::kText, "FILE", "",
      "timeline of every rank's blocks, for Perfetto or chrome://tracing", set_path<&JobOptions::trace>},
-    {"progress", 0, kRun | kVerify, FlagGroup::kOutput, FlagKind::kText, "auto|on|off", "auto",
+    {"progress", 0, kRun | kVerify | kBench, FlagGroup::kOutput, FlagKind::kText, "auto|on|off", "auto",
      "auto: one line on a terminal, else a line every 10 s; on: a line for every block",
      set_when<&JobOptions::progress>},
-    {"color", 0, kRun | kVerify | kPlan | kInfo, FlagGroup::kOutput, FlagKind::kText, "auto|always|never", "auto",
+    {"color", 0, kAllCommands, FlagGroup::kOutput, FlagKind::kText, "auto|always|never", "auto",
      "auto: on a terminal, unless NO_COLOR is set",
      [](JobOptions& options, std::string_view text) {
        constexpr std::string_view kChoices[] = {"auto", "always", "never"};
        options.color = static_cast<When>(parse_choice(text, kChoices));
      }},
-    {"quiet", 'q', kRun | kVerify | kPlan | kInfo, FlagGroup::kOutput, FlagKind::kSwitch, "", "off",
+    {"quiet", 'q', kAllCommands, FlagGroup::kOutput, FlagKind::kSwitch, "", "off",
      "the result's line alone, without context", set_switch<&JobOptions::quiet>},
-    {"verbose", 'v', kRun | kVerify | kPlan | kInfo, FlagGroup::kOutput, FlagKind::kSwitch, "", "off",
+    {"verbose", 'v', kAllCommands, FlagGroup::kOutput, FlagKind::kSwitch, "", "off",
      "more context: every rank, every block", set_switch<&JobOptions::verbose>},
-    {"config", 0, kRun | kVerify | kPlan | kInfo, FlagGroup::kOutput, FlagKind::kText, "FILE", "",
+    {"config", 0, kAllCommands, FlagGroup::kOutput, FlagKind::kText, "FILE", "",
      "TOML table of flags; flags beat the environment, the environment beats the file",
      set_path<&JobOptions::config>},
-    {"print-config", 0, kRun | kVerify | kPlan | kInfo, FlagGroup::kOutput, FlagKind::kSwitch, "", "off",
+    {"print-config", 0, kAllCommands, FlagGroup::kOutput, FlagKind::kSwitch, "", "off",
      "print the effective configuration, with the source of each value, and stop",
      set_switch<&JobOptions::print_config>},
-    {"dry-run", 0, kRun | kVerify, FlagGroup::kOutput, FlagKind::kSwitch, "", "off", "validate, plan, and stop",
+    {"dry-run", 0, kRun | kVerify | kBench, FlagGroup::kOutput, FlagKind::kSwitch, "", "off", "validate, plan, and stop",
      set_switch<&JobOptions::dry_run>},
 
     // Failure
-    {"timeout", 0, kRun | kVerify | kInfo, FlagGroup::kFailure, FlagKind::kNumber, "SECONDS", "60",
+    {"timeout", 0, kRun | kVerify | kInfo | kBench, FlagGroup::kFailure, FlagKind::kNumber, "SECONDS", "60",
      "of a wait for a rank that should be ready, after which the job ends with code 6; what a rank is predicted to "
      "compute or move meanwhile comes on top",
      [](JobOptions& options, std::string_view text) { options.timeout = parse_real(text, 0.001, 1e6); }},
-    {"checksum", 0, kRun | kVerify | kPlan, FlagGroup::kFailure, FlagKind::kSwitch, "", "off",
+    {"checksum", 0, kJobs, FlagGroup::kFailure, FlagKind::kSwitch, "", "off",
      "verify each part of a block after its travels", set_switch<&JobOptions::checksum>},
 
     // Verification
     {"against", 0, kVerify, FlagGroup::kVerification, FlagKind::kText, "FILE|oracle", "",
      "compare bits with an output file of `run`, or sampled rows with fp64", set_path<&JobOptions::against>},
+    {"against", 0, kBench, FlagGroup::kMeasurement, FlagKind::kText, "folds|sgemm|FILE", "",
+     "folds: each point without transfers too, sample by sample in turn; sgemm: beside the rate of the BLAS of this "
+     "machine (CPU); FILE: beside the lines of bench or of bench/peers that have the same job and number of ranks",
+     set_path<&JobOptions::against>},
     {"rows", 0, kVerify, FlagGroup::kVerification, FlagKind::kNumber, "N", "64",
      "rows, each of one token and head, that --against oracle samples, the first and the last among them",
      [](JobOptions& options, std::string_view text) { options.rows = parse_integer(text, 1, 1 << 20); }},
@@ -239,6 +252,24 @@ constexpr FlagRow kTable[] = {
      "check digests against a golden file; one of another kernel, SIMD target or build is refused with code 4", set_path<&JobOptions::golden>},
 
     // Measurement
+    {"samples", 0, kBench, FlagGroup::kMeasurement, FlagKind::kNumber, "N", "",
+     "repeats of each point behind the warm-up [10, or as many as take 0.5 s]",
+     [](JobOptions& options, std::string_view text) { options.samples = parse_integer(text, 1, 1000000); }},
+    {"compute-only", 0, kBench, FlagGroup::kMeasurement, FlagKind::kSwitch, "", "off",
+     "the same folds without transfers, every block in place: what the ranks compute on their own",
+     set_switch<&JobOptions::compute_only>},
+    {"baseline", 0, kBench, FlagGroup::kMeasurement, FlagKind::kText, "FILE", "",
+     "lines of an earlier --jsonl; code 1 when a point is slower than there", set_path<&JobOptions::baseline>},
+    {"fail-above", 0, kBench, FlagGroup::kMeasurement, FlagKind::kText, "PERCENT", "5%",
+     "how much slower than the baseline a point may be",
+     [](JobOptions& options, std::string_view text) {
+       if (text.ends_with('%')) text.remove_suffix(1);
+       try {
+         options.fail_above = parse_real(text, 0.0, 1e6) / 100.0;
+       } catch (BadValue& bad) {
+         throw BadValue{"percent such as 5%"};
+       }
+     }},
     {"measure", 0, kInfo, FlagGroup::kMeasurement, FlagKind::kSwitch, "", "off",
      "measure compute rate, link rate and latency; written to --machine FILE, or printed",
      set_switch<&JobOptions::measure>},

@@ -17,6 +17,9 @@ inline constexpr unsigned kRun = 1;
 inline constexpr unsigned kVerify = 2;
 inline constexpr unsigned kPlan = 4;
 inline constexpr unsigned kInfo = 8;
+inline constexpr unsigned kBench = 16;
+inline constexpr unsigned kJobs = kRun | kVerify | kPlan | kBench;
+inline constexpr unsigned kAllCommands = kJobs | kInfo;
 
 enum class FlagGroup { kInput, kShape, kNumerics, kParallelism, kOutput, kFailure, kVerification, kMeasurement };
 inline constexpr std::string_view kGroupTitles[] = {

@@ -25,7 +25,7 @@ struct JobOptions {
   std::optional<AxisOrder> order;
 
   // Shape of synthetic input
-  std::vector<std::int64_t> seq;  // one for a job, any number for `plan`
+  std::vector<std::int64_t> seq;  // one for a job, any number for `plan` and `bench`
   std::int64_t batch = 1;
   int heads = 8;
   int kv_heads = 2;
@@ -73,13 +73,20 @@ struct JobOptions {
   bool checksum = false;
 
   // Verification
-  std::string against;  // "oracle", a file, or empty
+  std::string against;  // "oracle" (of `bench`: "folds", "sgemm"), a file, or empty
   std::int64_t rows = 64;
   std::string record;
   std::string golden;
 
   // Measurement
   bool measure = false;
+  std::int64_t total_tokens = 0;     // of short sequences in a batch; 0: --batch says
+  std::vector<std::int64_t> blocks;  // of `bench`; empty: as `block`
+  std::int64_t samples = 0;          // 0: as many as give a figure
+  bool compute_only = false;
+  std::string jsonl;  // "-": stdout; empty: no lines
+  std::string baseline;
+  double fail_above = 0.05;  // of the baseline's time
 };
 
 }  // namespace ringattn

@@ -35,10 +35,12 @@ bool same_file(const std::string& a, const std::string& b) {
 }  // namespace
 
 void check_distinct_files(const JobOptions& options) {
-  const std::vector<NamedFile> files = {
-      {"--output", options.output, true},  {"--json", options.json, true},        {"--trace", options.trace, true},
-      {"--record", options.record, true},  {"--input", options.input, false},     {"--against", options.against, false},
-      {"--golden", options.golden, false}, {"--machine", options.machine, false}, {"--config", options.config, false}};
+  const std::vector<NamedFile> files = {{"--output", options.output, true},      {"--json", options.json, true},
+                                        {"--trace", options.trace, true},        {"--record", options.record, true},
+                                        {"--jsonl", options.jsonl, true},        {"--input", options.input, false},
+                                        {"--against", options.against, false},   {"--golden", options.golden, false},
+                                        {"--baseline", options.baseline, false}, {"--machine", options.machine, false},
+                                        {"--config", options.config, false}};
   for (std::size_t i = 0; i < files.size(); ++i) {
     if (!files[i].written || files[i].path.empty() || files[i].path == "-") continue;
     for (std::size_t j = i + 1; j < files.size(); ++j) {
@@ -55,6 +57,7 @@ void check_outputs(const JobOptions& options) {
   if (!options.output.empty()) check_output_path(options.output, options.force);
   if (!options.json.empty() && options.json != "-") check_new_file(options.json, options.force, "--json");
   if (!options.trace.empty()) check_new_file(options.trace, options.force, "--trace");
+  if (!options.jsonl.empty() && options.jsonl != "-") check_new_file(options.jsonl, options.force, "--jsonl");
   if (!options.record.empty()) check_new_file(options.record, options.force, "--record");
 }
 

@@ -42,8 +42,7 @@ const CommandRow& find_command(const std::string& name) {
   }
   if (name.starts_with("-")) {
     fail(ErrorCode::kUsage, fmt::format("{} stands before a subcommand", name),
-         fmt::format("the first argument is {}", command_names(kRun | kVerify | kPlan | kInfo)),
-         "See `ringattn --help`.");
+         fmt::format("the first argument is {}", command_names(kAllCommands)), "See `ringattn --help`.");
   }
   const std::string nearest = nearest_name(name, names.data(), names.size());
   fail(ErrorCode::kUsage, fmt::format("unknown subcommand {}", name), "",
@@ -74,7 +73,7 @@ Request read_arguments(const std::vector<std::string>& arguments) {
   request.invocation.first_process = is_first_process();
   try {
     if (arguments.size() < 2) {
-      fail(ErrorCode::kUsage, "no subcommand", command_names(kRun | kVerify | kPlan | kInfo), "See `ringattn --help`.");
+      fail(ErrorCode::kUsage, "no subcommand", command_names(kAllCommands), "See `ringattn --help`.");
     }
     const std::string& first = arguments[1];
     if (first == "--help" || first == "-h" || first == "help") {

@@ -14,7 +14,7 @@
 namespace ringattn {
 
 Screen::Screen(const JobOptions& options, bool shown)
-    : file_(options.json == "-" ? stderr : stdout),
+    : file_(options.json == "-" || options.jsonl == "-" ? stderr : stdout),
       shown_(shown),
       quiet_(options.quiet),
       verbose_(options.verbose),

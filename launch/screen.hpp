@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a subcommand prints: the result on stdout (on stderr when the report takes stdout), context lines with '#',
+// Where a subcommand prints: the result on stdout (on stderr when a report takes stdout), context lines with '#',
 // colour only where it is wanted.
 #pragma once
 

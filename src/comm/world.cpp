@@ -145,10 +145,6 @@ std::unique_ptr<Transport> make_lone_world(const WorldRequest& request) {
   return make_self_transport(device ? MemoryKind::kDevice : MemoryKind::kHost);
 }
 
-// Ranks of one process that share a GPU must not wait for each other in one of its hardware queues: streams need queues
-// of their own, of which there are few unless asked for before CUDA starts.
-void ask_for_queues() { ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); }
-
 // Worlds that live in this process.
 int run_local_world(std::string_view transport, const WorldRequest& request,
                     const std::function<int(Transport&)>& rank_main,
@@ -169,7 +165,6 @@ int run_local_world(std::string_view transport, const WorldRequest& request,
       for (auto& rank : world) {
         if (request.pace > 0.0) rank = make_paced_transport(std::move(rank), request.pace);
       }
-      if (request.memory != WantedMemory::kHost) ask_for_queues();
       run_ranks(std::move(world), [&](Transport& rank) {
         const DeviceWorld device = make_device_world(rank, request);
         Transport& chosen = device.transport ? *device.transport : rank;

@@ -5,6 +5,8 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 #include "base/error.hpp"
 #include "kernels/cpu/cpu_fold.hpp"
@@ -84,7 +86,7 @@ KernelChoice choose_kernel(const FoldSpec& spec, const KernelRequest& request, K
   check_kernel(request);
   KernelChoice choice;
   std::size_t able = 0;
-  std::string obstacles;
+  std::vector<std::pair<std::string, std::string>> obstacles;  // names of rows, and what they have in common
   for (const KernelRow& row : kernel_table()) {
     if (request.kernel != "auto" && request.kernel != row.name) continue;
     if (request.backend != "auto" && request.backend != row.backend) continue;
@@ -93,19 +95,25 @@ KernelChoice choose_kernel(const FoldSpec& spec, const KernelRequest& request, K
       if (choice.row == nullptr) choice.row = &row;
       ++able;
     } else {
-      obstacles += fmt::format("; {}: {}", row.name, reason);
+      if (!obstacles.empty() && obstacles.back().second == reason) {
+        obstacles.back().first += fmt::format(", {}", row.name);
+      } else {
+        obstacles.emplace_back(row.name, reason);
+      }
     }
   }
+  std::string passed_over;
+  for (const auto& [names, reason] : obstacles) passed_over += fmt::format("; {}: {}", names, reason);
   if (choice.row == nullptr) {
     fail(ErrorCode::kUnsupported,
          request.kernel == "auto" ? std::string("no kernel can do this job")
                                   : fmt::format("kernel {} can't do this job", request.kernel),
-         fmt::format("required: {}{}", describe(spec), obstacles));
+         fmt::format("required: {}{}", describe(spec), passed_over));
   }
   choice.reason = request.kernel != "auto"
                       ? fmt::format("forced: {} ({})", choice.row->name, describe(spec))
                       : fmt::format("first of {} that can: {} ({})", able, choice.row->name, describe(spec));
-  if (choice.row != nullptr && !obstacles.empty()) choice.reason += fmt::format("; passed over{}", obstacles.substr(1));
+  if (!passed_over.empty()) choice.reason += fmt::format("; passed over{}", passed_over.substr(1));
   return choice;
 }
 

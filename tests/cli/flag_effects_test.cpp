@@ -48,6 +48,13 @@ void with_file(const std::function<void(const TemporaryFolder&, const std::strin
   use(folder, folder.file("file"));
 }
 
+Words bench_words() {
+  return {"bench", "--seq", "50", "--heads", "2", "--kv-heads", "1", "--head-dim", "8", "--samples", "2"};
+}
+
+// The line of a benchmark's only point.
+std::string bench_line(const Words& flags) { return out_of(bench_words() + Words{"--jsonl", "-"} + flags); }
+
 const std::map<std::string_view, std::function<void()>>& effects() {
   static const std::map<std::string_view, std::function<void()>> table{
       {"input",
@@ -301,6 +308,28 @@ const std::map<std::string_view, std::function<void()>>& effects() {
       {"measure",
        [] {
          EXPECT_TRUE(has(out_of({"info", "--measure"}), "flops_per_second"));
+       }},
+      // What these show in full: bench_test.cpp.
+      {"total-tokens",
+       [] {
+         EXPECT_EQ(json_at(bench_line({"--total-tokens", "100"}), "/job/batch"), "2");
+       }},
+      {"jsonl", [] { EXPECT_EQ(json_at(bench_line({}), "/schema"), "\"ringattn.bench/1\""); }},
+      {"samples", [] { EXPECT_EQ(json_at(bench_line({}), "/samples"), "2"); }},
+      {"compute-only", [] { EXPECT_EQ(json_at(bench_line({"--compute-only"}), "/mode"), "\"folds\""); }},
+      {"baseline",
+       [] {
+         with_file([](const TemporaryFolder& folder, const std::string& path) {
+           folder.write("file", bench_line({}));
+           EXPECT_TRUE(has(tool(bench_words() + Words{"--baseline", path}).out, " 1 point"));
+         });
+       }},
+      {"fail-above",
+       [] {
+         with_file([](const TemporaryFolder& folder, const std::string& path) {
+           folder.write("file", bench_line({}));
+           EXPECT_TRUE(has(out_of(bench_words() + Words{"--baseline", path, "--fail-above", "100000%"}), "PASS"));
+         });
        }},
   };
   return table;

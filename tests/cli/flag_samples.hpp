@@ -20,6 +20,7 @@ inline constexpr FlagSamples kFlagSamples[] = {
     {"order", {"thd", "htd", "bhtd"}},
     {"seq", {"100", "2k", "3m"}},
     {"batch", {"2", "3", "4"}},
+    {"total-tokens", {"2k", "16k", "4096"}},
     {"heads", {"2", "4", "6"}},
     {"kv-heads", {"1", "3", "4"}},
     {"head-dim", {"16", "64", "96"}},
@@ -45,6 +46,7 @@ inline constexpr FlagSamples kFlagSamples[] = {
     {"output", {"a.safetensors", "b.safetensors", "c.safetensors"}},
     {"force", {"true", "false", "true"}},
     {"json", {"a.json", "-", "c.json"}},
+    {"jsonl", {"a.jsonl", "-", "c.jsonl"}},
     {"trace", {"a.json", "b.json", "c.json"}},
     {"progress", {"auto", "on", "off"}},
     {"color", {"auto", "always", "never"}},
@@ -59,6 +61,10 @@ inline constexpr FlagSamples kFlagSamples[] = {
     {"record", {"a.json", "b.json", "c.json"}},
     {"golden", {"a.json", "b.json", "c.json"}},
     {"measure", {"true", "false", "true"}},
+    {"samples", {"1", "10", "100"}},
+    {"compute-only", {"true", "false", "true"}},
+    {"baseline", {"a.jsonl", "b.jsonl", "c.jsonl"}},
+    {"fail-above", {"5%", "10", "0.5%"}},
 };
 
 inline const FlagSamples* samples_of(std::string_view flag) {

@@ -2,6 +2,8 @@
 // The program under mpirun: the same bytes, one message, one exit code.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "tests/cli/report_schema.hpp"
 #include "tests/cli/tool.hpp"
 #include "tests/support/temporary_folder.hpp"
@@ -70,6 +72,22 @@ TEST(Mpi, FailuresAreOneMessageAndOneCode) {
     EXPECT_EQ(count_messages(run.err), 1) << run.err;
   }
   EXPECT_EQ(folder.entries().size(), 1U);
+}
+
+TEST(Mpi, BenchIsOneTableAndTheSlowestRanksLines) {
+  const Words words{"bench", "--seq",      "100,300", "--heads",   "2", "--kv-heads",
+                    "1",     "--head-dim", "16",      "--samples", "2"};
+  const Finished run = mpi_tool(3, words + Words{"--against", "folds", "--jsonl", "-"});
+  ASSERT_EQ(run.code, 0) << run.err;
+  EXPECT_EQ(std::count(run.out.begin(), run.out.end(), '\n'), 4) << run.out;
+  EXPECT_EQ(json_at(run.out.substr(0, run.out.find('\n')), "/world"), "3");
+  EXPECT_TRUE(has(run.err, "of folds")) << run.err;
+  // The gate's verdict is rank 0's, and every rank leaves with it.
+  const TemporaryFolder folder;
+  const std::string lines = folder.file("lines");
+  ASSERT_EQ(mpi_tool(2, words + Words{"--jsonl", lines}).code, 0);
+  EXPECT_EQ(mpi_tool(2, words + Words{"--baseline", lines, "--fail-above", "1000000"}).code, 0);
+  EXPECT_EQ(mpi_tool(3, words + Words{"--baseline", lines}).code, 3);
 }
 
 TEST(Mpi, PrintsOnce) {

@@ -18,8 +18,12 @@ namespace ringattn::testing {
 namespace {
 
 TEST(Program, HelpAndVersion) {
-  for (const Words& words :
-       {Words{"--help"}, {"run", "--help"}, {"verify", "-h"}, {"plan", "--help"}, {"info", "--help"}}) {
+  for (const Words& words : {Words{"--help"},
+                             {"run", "--help"},
+                             {"verify", "-h"},
+                             {"bench", "--help"},
+                             {"plan", "--help"},
+                             {"info", "--help"}}) {
     const Finished help = tool(words);
     EXPECT_EQ(help.code, 0);
     EXPECT_EQ(help.err, "");
@@ -107,13 +111,13 @@ TEST(Program, ExamplesOfTheHelpRun) {
         words.emplace_back(example.substr(at, end - at));
         at = end + 1;
       }
-      if (words.front() == "run" || words.front() == "verify") words.emplace_back("--dry-run");  // seconds, else
+      if (words.front() != "plan" && words.front() != "info") words.emplace_back("--dry-run");  // seconds, else
       const Finished run = tool(words);
       EXPECT_EQ(run.code, 0) << example << "\n" << run.err;
       ++examples;
     }
   }
-  EXPECT_EQ(examples, 5);
+  EXPECT_EQ(examples, 6);
 }
 
 }  // namespace

@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "base/gpu.hpp"
-#include "kernels/registry.hpp"
+#include "tests/kernels/kernel_row_test.hpp"
 #include "tests/support/long_tests.hpp"
 #include "tests/support/ring_job.hpp"
 

@@ -1,0 +1,75 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""PyTorch's scaled_dot_product_attention on one GPU, forced to cuDNN's kernel and to FlashAttention-2.
+
+    bench/peers/sdpa.py --seq 1k-128k*2 --jsonl results.jsonl
+    bench/peers/sdpa.py --seq 4k-32k*2 --heads 32 --kv-heads 32 --head-dim 64
+    bench/peers/sdpa.py --self-check
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import common
+
+BACKENDS = {"cudnn": "CUDNN_ATTENTION", "flash_attention_2": "FLASH_ATTENTION", "math": "MATH"}
+
+
+def attention(torch: Any, backend: str, q: Any, k: Any, v: Any, causal: bool) -> Any:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    with sdpa_kernel(getattr(SDPBackend, BACKENDS[backend])):
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
+
+
+def inputs(world: common.World, shape: common.Shape, seed: int) -> tuple[Any, Any, Any]:
+    return (
+        common.random_rows(world, shape, shape.seq, shape.heads, shape.head_dim, seed),
+        common.random_rows(world, shape, shape.seq, shape.kv_heads, shape.head_dim, seed + 1),
+        common.random_rows(world, shape, shape.seq, shape.kv_heads, shape.head_dim_v, seed + 2),
+    )
+
+
+def self_check(world: common.World) -> int:
+    good = True
+    for backend in ["cudnn", "flash_attention_2"] if world.on_gpu else ["math"]:
+        for mask in ["causal", "full"]:
+            shape = common.Shape(384, 2, 8, 2, 64, 64, "bf16" if world.on_gpu else "fp32", mask)
+            q, k, v = inputs(world, shape, 1)
+            found = attention(world.torch, backend, q, k, v, shape.causal)
+            error = (found.double() - common.plain_attention(world.torch, q, k, v, shape.causal)).abs().max()
+            good &= common.judge(world, f"{backend}, {mask}", float(error), shape.dtype)
+    return 0 if good else 1
+
+
+def main() -> int:
+    parser = common.describe(__doc__)
+    common.add_job_flags(parser, "1k-128k*2")
+    parser.add_argument("--kernels", default="cudnn,flash_attention_2", help="of %(default)s,math")
+    arguments = parser.parse_args()
+    kernels = arguments.kernels.split(",")
+    for kernel in kernels:
+        if kernel not in BACKENDS:
+            parser.error(f"--kernels has {kernel}, which is none of {', '.join(BACKENDS)}")
+    torch = common.import_torch(arguments.self_check)
+    world = common.World(torch, wanted=False)
+    if arguments.self_check:
+        return self_check(world)
+    with common.open_lines(arguments.jsonl) as file:
+        for kernel in kernels:
+            for shape in common.shapes(arguments):
+                try:
+                    q, k, v = inputs(world, shape, arguments.seed)
+                    found = common.measured(
+                        world, shape, arguments.samples, lambda: attention(torch, kernel, q, k, v, shape.causal)
+                    )
+                except RuntimeError as error:  # the input alone doesn't fit
+                    found = {"error": common.reason(error)}
+                common.write(world, file, common.line(world, "pytorch sdpa", "self", kernel, shape, **found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,194 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Runs the benchmarks of this host's GPUs in parts of a few minutes: bench/run.sh does what fits into 10 minutes, and
+# called again goes on where it stopped. bench/run.sh --list shows the parts, --help the options.
+#
+# A part writes bench/results/<gpu>/<date>-<part>.jsonl, whole or not at all; each line holds its command and the source
+# revision. Environment: BENCH_DATE resumes an earlier day's run, BENCH_MODEL names the folder (else the GPU's name),
+# PYTHON has PyTorch (else python3), RINGATTN_PROGRAM is a program that is built already.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+# shellcheck source=tests/support/parts.sh
+source tests/support/parts.sh
+
+gpus=$(count_gpus)
+model=${BENCH_MODEL:-$(gpu_name | tr '[:upper:] ' '[:lower:]-')}
+results=bench/results/${model:-cpu-$(nproc)-cores}
+date=${BENCH_DATE:-$(date +%F)}
+python=${PYTHON:-python3}
+machine=$results/$date-machine.json
+ringattn=${RINGATTN_PROGRAM:-$PWD/build/release/bin/ringattn}
+
+# The shape that peers are measured at, and others (head_dim 64 and 256, full mask).
+main_shape=(--heads 32 --kv-heads 8 --head-dim 128 --dtype bf16 --mask causal)
+
+part machine 1 "measure the machine model that plans and predictions rest on"
+part one-gpu 2 "ours on one GPU, 1k to 128k tokens, three head dims, causal and full"
+part one-gpu-peers 2 "PyTorch SDPA with cuDNN and with FlashAttention-2, the same shapes"
+part ring-p2p 3 "ours on all GPUs, 32k to 1m tokens, beside the folds alone, transport p2p"
+part ring-nccl 3 "the same, transport nccl"
+part ring-peers 4 "zigzag ring and PyTorch context_parallel on all GPUs, the same shapes"
+part two-million 3 "2,097,152 tokens on all GPUs: time, memory, digest, 64 rows against fp64"
+part two-million-one 5 "2,097,152 tokens on one GPU: the same digest"
+part two-million-peers 2 "the zigzag ring at 2,097,152 tokens"
+part long-sum 3 "the bias of sums over up to 2m keys: cuDNN, FlashAttention-2, ours"
+part cpu 2 "ours on the CPU, one rank and two under mpirun, beside the folds alone (any host)"
+
+part_file() { echo "$results/$date-$1.jsonl"; }
+part_is_done() {
+  if [[ $1 == machine ]]; then [[ -s $machine ]]; else [[ -s $(part_file "$1") ]]; fi
+}
+
+prepare() {
+  mkdir -p "$results"
+  if [[ -z ${RINGATTN_PROGRAM:-} ]]; then build_preset release ringattn_program; fi
+  [[ -x $ringattn ]] || { echo "$ringattn can't be run. Check RINGATTN_PROGRAM." >&2; exit 4; }
+  export RINGATTN_PROGRAM=$ringattn
+  # Peers name the revision that our program was built from, also where the checkout isn't one.
+  BENCH_GIT=$("$ringattn" --version | sed -n 's/.*(git \([^,]*\),.*/\1/p')
+  export BENCH_GIT
+  lines=$(mktemp "$results/.lines.XXXXXX")
+  trap 'rm -f "$lines" "$lines.one" "$lines.json"' EXIT
+}
+
+finish() {  # the part's file appears whole
+  [[ -s $lines ]] || { echo "nothing was measured" >&2; exit 1; }
+  chmod 644 "$lines"
+  mv "$lines" "$(part_file "$1")"
+  echo "wrote $(part_file "$1")"
+}
+
+# ours RANKS WORDS…: lines of `ringattn bench`.
+ours() {
+  local ranks=$1
+  shift
+  local -a command=(env -u RINGATTN_PROGRAM "$ringattn") flags=()
+  # Several ranks plan with what was measured of the links.
+  if ((ranks > 1)); then
+    command=(launch/ringattn-mpirun -np "$ranks")
+    if [[ $1 != --backend && -s $machine ]]; then flags=(--machine "$machine"); fi
+  fi
+  "${command[@]}" bench "$@" "${flags[@]}" --jsonl "$lines.one" --force
+  cat "$lines.one" >>"$lines"
+}
+
+# whole RANKS WORDS…: the report of `ringattn run` or `verify`, as a line.
+whole() {
+  local ranks=$1
+  shift
+  local -a command=(env -u RINGATTN_PROGRAM "$ringattn")
+  ((ranks == 1)) || command=(launch/ringattn-mpirun -np "$ranks")
+  "${command[@]}" "$@" --json "$lines.json" --force
+  python3 -c 'import json, sys; print(json.dumps(json.load(open(sys.argv[1]))))' "$lines.json" >>"$lines"
+}
+
+peer() { "$python" "bench/peers/$1.py" "${@:2}" --jsonl "$lines"; }
+peers() {
+  "$python" -m torch.distributed.run --standalone --nproc-per-node "$gpus" "bench/peers/$1.py" "${@:2}" --jsonl "$lines"
+}
+need_gpus() { need test "$gpus" -ge "$1" -- "$1 GPU$([[ $1 == 1 ]] || echo s), there are $gpus"; }
+need_torch() {
+  need "$python" -c 'import torch; assert torch.cuda.is_available()' -- "PyTorch with CUDA (PYTHON=$python has none)"
+}
+
+part_machine() {
+  need_gpus 1
+  prepare
+  launch/ringattn-mpirun -np "$gpus" info --measure --machine "$machine" --force
+}
+
+# each_shape COMMAND…: with the flags of each family of shapes.
+each_shape() {
+  "$@" --seq 1k-128k*2 --total-tokens 16k "${main_shape[@]}"
+  "$@" --seq 8k,16k --total-tokens 16k --heads 32 --kv-heads 8 --head-dim 128 --mask full
+  "$@" --seq 4k-32k*2 --total-tokens 16k --heads 32 --kv-heads 32 --head-dim 64 --mask causal
+  "$@" --seq 4k-32k*2 --total-tokens 16k --heads 8 --kv-heads 8 --head-dim 256 --mask causal
+}
+
+part_one_gpu() {
+  need_gpus 1
+  prepare
+  export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
+  each_shape ours 1
+  finish one-gpu
+}
+
+part_one_gpu_peers() {
+  need_gpus 1
+  need_torch
+  prepare
+  each_shape peer sdpa
+  finish one-gpu-peers
+}
+
+ring() {
+  need_gpus 2
+  prepare
+  ours "$gpus" --seq 32k,128k,256k,512k "${main_shape[@]}" --transport "$1" --against folds
+  ours "$gpus" --seq 1m --samples 5 "${main_shape[@]}" --transport "$1" --against folds
+  finish "ring-$1"
+}
+part_ring_p2p() { ring p2p; }
+part_ring_nccl() { ring nccl; }
+
+part_ring_peers() {
+  need_gpus 2
+  need_torch
+  prepare
+  local -a tokens=(--seq "32k,128k,256k,512k")
+  peers zigzag_ring "${tokens[@]}" "${main_shape[@]}"
+  peers zigzag_ring --seq 1m --samples 5 "${main_shape[@]}"
+  peers context_parallel "${tokens[@]}" "${main_shape[@]}"
+  peers context_parallel --seq 1m --samples 5 "${main_shape[@]}"
+  finish ring-peers
+}
+
+# One rank needs the memory of its share of 2m tokens: 78 GB on one GPU.
+two_million=(--synthetic 7 --seq 2m "${main_shape[@]}")
+
+part_two_million() {
+  need_gpus 2
+  prepare
+  ours "$gpus" --seq 2m --samples 3 "${main_shape[@]}" --transport p2p
+  whole "$gpus" run "${two_million[@]}"
+  whole "$gpus" verify "${two_million[@]}" --against oracle --rows 64
+  finish two-million
+}
+
+part_two_million_one() {
+  need_gpus 1
+  prepare
+  export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
+  whole 1 run "${two_million[@]}"
+  finish two-million-one
+}
+
+part_two_million_peers() {
+  need_gpus 2
+  need_torch
+  prepare
+  peers zigzag_ring --seq 2m --samples 3 "${main_shape[@]}"
+  finish two-million-peers
+}
+
+part_long_sum() {
+  need_gpus 1
+  need_torch
+  prepare
+  local dtype
+  for dtype in fp16 bf16; do
+    env -u RINGATTN_PROGRAM "$python" bench/peers/long_sum.py --seq 16k,128k,2m --heads 8 --kv-heads 1 --rows 4096 \
+      --dtype "$dtype" --ringattn "$ringattn" --jsonl "$lines"
+  done
+  finish long-sum
+}
+
+part_cpu() {
+  prepare
+  local -a job=(--backend cpu --seq 4k --heads 8 --kv-heads 2 --samples 5 --against folds)
+  ours 1 "${job[@]}"
+  ours 2 "${job[@]}"
+  finish cpu
+}
+
+run_parts "$@"

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+// `ringattn bench`: a sweep, its tables, and what it is compared with.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "base/json_writer.hpp"
+#include "launch/bench_points.hpp"
+#include "launch/bench_sweep.hpp"
+#include "launch/bench_table.hpp"
+#include "launch/commands.hpp"
+#include "launch/execution.hpp"
+#include "launch/outputs.hpp"
+#include "launch/report.hpp"
+#include "launch/screen.hpp"
+#include "launch/sgemm.hpp"
+#include "launch/together.hpp"
+
+namespace ringattn {
+
+namespace {
+
+// Files to compare with, read before anything is measured: one that has no such job would be noticed too late.
+struct Yardsticks {
+  std::vector<BenchPoint> against;
+  std::vector<BenchPoint> baseline;
+};
+
+std::vector<BenchPoint> read_comparable(const std::string& path, std::string_view flag,
+                                        const std::vector<Setting>& settings, int world) {
+  std::vector<BenchPoint> points = read_points(path, flag);
+  const bool any = std::any_of(points.begin(), points.end(), [&](const BenchPoint& point) {
+    return point.measured() && point.world == world &&
+           std::any_of(settings.begin(), settings.end(),
+                       [&](const Setting& setting) { return setting.job == point.job; });
+  });
+  if (!any) {
+    fail(ErrorCode::kFile, fmt::format("{} has no point to compare with", path),
+         fmt::format("none is a job of this sweep on {} rank{}", world, world == 1 ? "" : "s"),
+         fmt::format("Its first point is: {}; {} rank{}.", label(points.front().job), points.front().world,
+                     points.front().world == 1 ? "" : "s"));
+  }
+  return points;
+}
+
+bool is_file(const JobOptions& options) {
+  return !options.against.empty() && options.against != "folds" && options.against != "sgemm";
+}
+
+Yardsticks read_yardsticks(const JobOptions& options, const std::vector<Setting>& settings, int world) {
+  Yardsticks yardsticks;
+  if (is_file(options)) yardsticks.against = read_comparable(options.against, "--against", settings, world);
+  if (!options.baseline.empty()) {
+    yardsticks.baseline = read_comparable(options.baseline, "--baseline", settings, world);
+  }
+  return yardsticks;
+}
+
+// Prints each point that is slower than the gate lets through. Returns the exit code.
+int check_baseline(const Screen& screen, const JobOptions& options, std::span<const BenchPoint> points,
+                   std::span<const BenchPoint> baseline) {
+  const std::vector<PointPair> pairs = pair_with_baseline(points, baseline);
+  int slower = 0;
+  for (const auto& [ours, theirs] : pairs) {
+    if (ours.devices.front() != theirs.devices.front()) {
+      fail(ErrorCode::kUnsupported, fmt::format("{} was measured on another machine", options.baseline),
+           fmt::format("{} there, {} here", theirs.devices.front(), ours.devices.front()),
+           "Record a baseline here with --jsonl.");
+    }
+    const double excess = ours.ms.median / theirs.ms.median - 1.0;
+    const std::string text = fmt::format("{}: {:.3f} ms, baseline {:.3f} ms ({:+.1f} %)", label(ours.job),
+                                         ours.ms.median, theirs.ms.median, 100.0 * excess);
+    if (excess > options.fail_above) {
+      ++slower;
+      screen.print(fmt::format("{} {}\n", screen.painted("slower:", Paint::kBad), text));
+    } else {
+      screen.detail(text);
+    }
+  }
+  if (pairs.empty()) {
+    fail(ErrorCode::kFile, fmt::format("{} has no point to compare with", options.baseline),
+         "the jobs are there, but with another kernel, transport, layout, block size or mode");
+  }
+  const double percent = 100.0 * options.fail_above;
+  if (slower > 0) {
+    screen.print(fmt::format("{}: {} of {} point{} slower than the baseline by more than {:g} %\n",
+                             screen.painted("FAIL", Paint::kBad), slower, pairs.size(), pairs.size() == 1 ? "" : "s",
+                             percent));
+    return static_cast<int>(ErrorCode::kWrongResult);
+  }
+  screen.print(fmt::format("{}: {} point{}, none slower than the baseline by more than {:g} %\n",
+                           screen.painted("PASS", Paint::kGood), pairs.size(), pairs.size() == 1 ? "" : "s", percent));
+  return 0;
+}
+
+void write_bench_report(const Invocation& invocation, std::span<const BenchPoint> points,
+                        std::span<const PointPair> pairs, const std::optional<SgemmRate>& sgemm, int code) {
+  JsonWriter json;
+  json.begin_object();
+  write_document_head(json, "bench", invocation);
+  json.key("points").begin_array();
+  for (const BenchPoint& point : points) write_point(json, point, invocation.arguments);
+  json.end_array().key("against").begin_array();
+  for (const PointPair& pair : pairs) {
+    json.begin_object().member("tokens", pair.ours.job.tokens).member("they", who(pair.theirs));
+    json.member("ours_tflops", pair.ours.tflops_per_rank).member("theirs_tflops", pair.theirs.tflops_per_rank);
+    json.member("ratio", pair.speed()).end_object();
+  }
+  json.end_array().key("sgemm_flops_per_second");
+  if (sgemm) {
+    json.value(sgemm->flops_per_second);
+  } else {
+    json.null();
+  }
+  json.member("verdict", code == 0 ? "ok" : "fail").key("error").null().end_object();
+  write_json_document(invocation.config.options, json.text());
+}
+
+// Every rank measures at once, as the folds do, and with as many threads; the slowest counts. `job`: whose kernel is
+// the one to stand beside.
+std::optional<SgemmRate> sgemm_of(const Config& config, const Job& job, Transport& world) {
+  const double timeout = config.options.timeout;
+  if (config.options.against != "sgemm") return std::nullopt;
+  Job small = job;
+  small.sequences = uniform_sequences(1, 1, 1);
+  Attention attention(small, world, library_options(config, small));
+  SgemmRate rate;
+  together(world, timeout, [&] {
+    if (attention.backend().memory() == MemoryKind::kDevice) {
+      fail(ErrorCode::kUnsupported, "--against sgemm has no meaning on a GPU", "it measures the BLAS of the CPU",
+           "Compare with lines of bench/peers, or add --backend cpu.");
+    }
+    rate = measure_sgemm(attention.options().threads);
+  });
+  rate.flops_per_second = 1.0 / slowest(world, {1.0 / rate.flops_per_second}, timeout).front();
+  return rate;
+}
+
+int bench_job_list(const Invocation& invocation, Transport& world, Report&) {
+  const Config& config = invocation.config;
+  const JobOptions& options = config.options;
+  const bool first = world.rank() == 0;
+  const Screen screen(options, first);
+
+  std::vector<Setting> settings;
+  Yardsticks yardsticks;
+  together(world, options.timeout, [&] {
+    if (options.json == "-" && options.jsonl == "-") {
+      fail(ErrorCode::kUsage, "--json and --jsonl both go to stdout", "a reader couldn't tell them apart",
+           "Give one of them a file.");
+    }
+    if (options.compute_only && options.against == "folds") {
+      fail(ErrorCode::kUsage, "--compute-only and --against folds are both given",
+           "there would be no whole run to compare with", "Leave one of them out.");
+    }
+    settings = settings_of(config);
+    for (const Setting& setting : settings) library_options(config, setting.input.job());
+    if (first) {
+      check_outputs(options);
+      yardsticks = read_yardsticks(options, settings, world.size());
+    }
+  });
+  Sweep sweep(invocation, world, screen);
+  if (options.dry_run) {
+    for (const Setting& setting : settings) sweep.describe(setting);
+    screen.context("dry run: nothing is measured");
+    return 0;
+  }
+  const std::optional<SgemmRate> sgemm = sgemm_of(config, settings.front().input.job(), world);
+  for (const Setting& setting : settings) sweep.measure(setting, settings.size() == 1);
+
+  const std::vector<BenchPoint>& points = sweep.points();
+  if (std::none_of(points.begin(), points.end(), [](const BenchPoint& point) { return point.measured(); })) {
+    throw AgreedError(*sweep.failure());
+  }
+  int code = 0;
+  together(world, options.timeout, [&] {
+    if (!first) return;
+    screen.print(points_text(points, sgemm ? std::optional(sgemm->flops_per_second) : std::nullopt, !options.quiet));
+    if (sgemm) screen.context(fmt::format("SGEMM: {:.1f} GFLOP/s ({})", sgemm->flops_per_second / 1e9, sgemm->library));
+    const std::vector<PointPair> pairs = pair_points(points, yardsticks.against);
+    if (!pairs.empty()) screen.print(pairs_text(pairs));
+    if (!yardsticks.baseline.empty()) code = check_baseline(screen, options, points, yardsticks.baseline);
+    write_bench_report(invocation, points, pairs, sgemm, code);
+  });
+  return gather_values(world, code, options.timeout).front();
+}
+
+}  // namespace
+
+int bench_main(const Invocation& invocation, Transport* world) {
+  return run_reported("bench", invocation, *world,
+                      [&](Report& report) { return bench_job_list(invocation, *world, report); });
+}
+
+}  // namespace ringattn

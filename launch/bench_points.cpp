@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launch/bench_points.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "base/build.hpp"
+#include "base/error.hpp"
+#include "base/json_writer.hpp"
+#include "base/text_file.hpp"
+#include "kernels/registry.hpp"
+
+namespace ringattn {
+
+namespace {
+
+using nlohmann::json;
+
+constexpr std::size_t kMostBytes = std::size_t{64} << 20;
+
+BenchJob read_job(const json& job) {
+  BenchJob result;
+  result.tokens = job.at("tokens").get<std::int64_t>();
+  result.batch = job.at("batch").get<std::int64_t>();
+  result.heads = job.at("heads").get<int>();
+  result.kv_heads = job.at("kv_heads").get<int>();
+  result.head_dim = job.at("head_dim").get<int>();
+  result.head_dim_v = job.at("head_dim_v").get<int>();
+  result.dtype = job.at("dtype").get<std::string>();
+  result.mask = job.at("mask").get<std::string>();
+  result.source = job.value("source", "");
+  return result;
+}
+
+BenchPoint read_point(const json& line) {
+  BenchPoint point;
+  point.tool = line.at("tool").at("name").get<std::string>();
+  point.git = line.at("git").get<std::string>();
+  point.host = line.at("host").get<std::string>();
+  point.devices = line.at("devices").get<std::vector<std::string>>();
+  point.world = line.at("world").get<int>();
+  point.transport = line.at("transport").get<std::string>();
+  point.kernel = line.at("kernel").get<std::string>();
+  point.job = read_job(line.at("job"));
+  point.samples = line.at("samples").get<std::int64_t>();
+  point.error = line.value("error", "");
+  // What only our own lines have.
+  point.mode = line.value("mode", std::string(kWholeMode));
+  point.layout = line.value("layout", "");
+  point.stripe = line.value("stripe", std::int64_t{0});
+  point.block = line.value("block", std::int64_t{0});
+  point.blocks = line.value("blocks", std::int64_t{0});
+  point.overlap = line.value("overlap", true);
+  if (!line.at("ms").is_null()) {
+    const json& ms = line.at("ms");
+    point.ms = {ms.at("median").get<double>(), ms.at("p10").get<double>(), ms.at("p90").get<double>()};
+    point.tflops_per_rank = line.at("tflops_per_rank").get<double>();
+  }
+  return point;
+}
+
+}  // namespace
+
+BenchJob bench_job(const Job& job, std::string source) {
+  const FoldSpec& spec = job.spec;
+  std::string mask = describe(spec.mask);
+  if (spec.softcap > 0.0F) mask += fmt::format(", softcap {}", spec.softcap);
+  if (spec.sinks) mask += ", sinks";
+  return {job.q_tokens(),
+          static_cast<std::int64_t>(job.sequences.size()),
+          spec.heads,
+          spec.kv_heads,
+          spec.head_dim,
+          spec.head_dim_v,
+          std::string(dtype_name(spec.dtype)),
+          mask,
+          std::move(source)};
+}
+
+BenchTimes summarise(std::vector<double> milliseconds) {
+  if (milliseconds.empty()) return {};
+  std::sort(milliseconds.begin(), milliseconds.end());
+  const auto quantile = [&](double part) {
+    const double at = part * static_cast<double>(milliseconds.size() - 1);
+    const auto low = static_cast<std::size_t>(at);
+    const std::size_t high = std::min(low + 1, milliseconds.size() - 1);
+    return milliseconds[low] + (milliseconds[high] - milliseconds[low]) * (at - static_cast<double>(low));
+  };
+  return {quantile(0.5), quantile(0.1), quantile(0.9)};
+}
+
+void write_point(JsonWriter& json, const BenchPoint& point, std::span<const std::string> arguments) {
+  json.begin_object().member("schema", kBenchSchema);
+  json.key("tool").begin_object().member("name", point.tool).member("version", version());
+  json.member("git", git_revision()).member("dirty", git_dirty()).member("build_id", build_id()).end_object();
+  json.key("argv").begin_array(true);
+  for (const std::string& argument : arguments) json.value(argument);
+  json.end_array();
+  json.member("git", point.git).member("host", point.host).key("devices").begin_array(true);
+  for (const std::string& device : point.devices) json.value(device);
+  json.end_array();
+  json.member("world", point.world).member("transport", point.transport).member("kernel", point.kernel);
+  json.member("mode", point.mode);
+  const BenchJob& job = point.job;
+  json.key("job").begin_object().member("tokens", job.tokens).member("seq", job.seq()).member("batch", job.batch);
+  json.member("heads", job.heads).member("kv_heads", job.kv_heads).member("head_dim", job.head_dim);
+  json.member("head_dim_v", job.head_dim_v).member("dtype", job.dtype).member("mask", job.mask);
+  if (!job.source.empty()) json.member("source", job.source);
+  json.end_object();
+  json.member("layout", point.layout).member("stripe", point.stripe).member("block", point.block);
+  json.member("blocks", point.blocks).member("overlap", point.overlap).member("samples", point.samples);
+  if (point.measured()) {
+    json.key("ms").begin_object().member("median", point.ms.median).member("p10", point.ms.p10);
+    json.member("p90", point.ms.p90).end_object();
+    json.member("tflops_per_rank", point.tflops_per_rank).member("exposed_ms", point.exposed_ms);
+    json.member("predicted_ms", point.predicted_ms).member("memory_peak_bytes", point.memory_peak);
+    json.member("memory_planned_bytes", point.memory_planned);
+  } else {
+    for (const char* name : {"ms", "tflops_per_rank", "exposed_ms", "predicted_ms", "memory_peak_bytes"}) {
+      json.key(name).null();
+    }
+  }
+  if (!point.error.empty()) json.member("error", point.error);
+  json.end_object();
+}
+
+std::vector<BenchPoint> read_points(const std::string& path, std::string_view flag) {
+  const std::string text = read_text_file(path, kMostBytes);
+  std::vector<BenchPoint> points;
+  std::size_t number = 0;
+  for (std::size_t begin = 0; begin < text.size();) {
+    const std::size_t end = std::min(text.find('\n', begin), text.size());
+    const std::string_view line(text.data() + begin, end - begin);
+    begin = end + 1;
+    ++number;
+    if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
+    const json parsed = json::parse(line, nullptr, false);
+    if (!parsed.is_object()) {
+      fail(ErrorCode::kFile, fmt::format("line {} of {} is no JSON object", number, path),
+           fmt::format("{} takes lines that bench or bench/peers wrote", flag));
+    }
+    const auto schema = parsed.find("schema");
+    if (schema == parsed.end() || *schema != kBenchSchema) continue;
+    try {
+      points.push_back(read_point(parsed));
+    } catch (const json::exception& error) {
+      fail(ErrorCode::kFile, fmt::format("line {} of {} is no whole point", number, path), error.what());
+    }
+  }
+  if (points.empty()) {
+    fail(ErrorCode::kFile, fmt::format("{} holds no point of a benchmark", path),
+         fmt::format("no line has the schema \"{}\"", kBenchSchema), "Write one with `ringattn bench --jsonl FILE`.");
+  }
+  return points;
+}
+
+std::string who(const BenchPoint& point) {
+  std::string name = fmt::format("{} {}", point.tool, point.kernel);
+  if (point.world > 1) name += fmt::format(", {}", point.transport);
+  if (point.mode == kFoldsMode) name += ", folds alone";
+  return name;
+}
+
+}  // namespace ringattn

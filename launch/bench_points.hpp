@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// A point of a benchmark: a job on a world, with its figures. One line of JSON each (schema "ringattn.bench/1"), which
+// bench/peers writes too and bench/compare.py reads.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "attention/job.hpp"
+
+namespace ringattn {
+
+class JsonWriter;
+
+inline constexpr std::string_view kBenchSchema = "ringattn.bench/1";
+
+// What makes points comparable, beside the number of ranks.
+struct BenchJob {
+  std::int64_t tokens = 0;  // queries, of all sequences
+  std::int64_t batch = 0;   // sequences
+  int heads = 0;
+  int kv_heads = 0;
+  int head_dim = 0;
+  int head_dim_v = 0;
+  std::string dtype;
+  std::string mask;    // "causal", "full", "window 1023,0", with whatever else changes the computation behind it
+  std::string source;  // a file; empty: made up
+
+  bool operator==(const BenchJob&) const = default;
+  std::int64_t seq() const { return batch > 0 ? tokens / batch : 0; }
+};
+
+// `source`: as BenchJob::source.
+BenchJob bench_job(const Job& job, std::string source);
+
+// Milliseconds; the quantiles lie linearly between the two nearest samples.
+struct BenchTimes {
+  double median = 0.0;
+  double p10 = 0.0;
+  double p90 = 0.0;
+};
+BenchTimes summarise(std::vector<double> milliseconds);
+
+// Whole runs, or the same folds without transfers.
+inline constexpr std::string_view kWholeMode = "whole";
+inline constexpr std::string_view kFoldsMode = "folds";
+
+struct BenchPoint {
+  std::string tool = "ringattn";  // or a peer's name
+  std::string git;
+  std::string host;
+  std::vector<std::string> devices;  // of each rank
+  int world = 0;
+  std::string transport;
+  std::string kernel;
+  std::string mode = std::string(kWholeMode);
+  BenchJob job;
+  std::string layout;
+  std::int64_t stripe = 0;
+  std::int64_t block = 0;   // tokens of a block as asked for; 0: the plan's choice
+  std::int64_t blocks = 0;  // that the plan has
+  bool overlap = true;
+  std::int64_t samples = 0;
+  BenchTimes ms;
+  double tflops_per_rank = 0.0;
+  double exposed_ms = 0.0;    // median over the samples of the rank that waited longest
+  double predicted_ms = 0.0;  // by the machine model, for the slowest rank
+  std::size_t memory_peak = 0;
+  std::size_t memory_planned = 0;
+  std::string error;  // why there are no figures
+
+  bool measured() const { return samples > 0 && error.empty(); }
+};
+
+// One object: a line, if `json` isn't pretty. `arguments`: the command line.
+void write_point(JsonWriter& json, const BenchPoint& point, std::span<const std::string> arguments);
+
+// The points of a file of lines; other objects, such as those of older schemas, are left out. Throws kFile for a file
+// that can't be read, a line that is no JSON object, a point without its members, and for no point at all. `flag` names
+// the file in messages.
+std::vector<BenchPoint> read_points(const std::string& path, std::string_view flag);
+
+// "ringattn sm80_fold, p2p", "pytorch sdpa cudnn": who measured.
+std::string who(const BenchPoint& point);
+
+}  // namespace ringattn

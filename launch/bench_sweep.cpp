@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launch/bench_sweep.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+
+#include "base/build.hpp"
+#include "base/json_writer.hpp"
+#include "launch/bench_table.hpp"
+#include "launch/job_text.hpp"
+#include "launch/progress.hpp"
+#include "launch/together.hpp"
+
+namespace ringattn {
+
+namespace {
+
+constexpr std::int64_t kLeastSamples = 10;
+constexpr std::int64_t kMostSamples = 10000;
+constexpr double kLeastSeconds = 0.5;  // of all samples
+constexpr double kShortSeconds = 0.1;  // a run that deserves more than one to warm up
+constexpr std::uint64_t kSeed = 1;
+
+std::string revision() { return fmt::format("{}{}", git_revision(), git_dirty() ? "-dirty" : ""); }
+
+// This rank's samples of one mode.
+struct Samples {
+  std::vector<double> milliseconds;
+  std::vector<double> exposed;
+
+  void add(const RunStats& stats) {
+    milliseconds.push_back(stats.seconds * 1e3);
+    exposed.push_back(stats.exposed_seconds * 1e3);
+  }
+};
+
+}  // namespace
+
+std::vector<Setting> settings_of(const Config& config) {
+  const JobOptions& options = config.options;
+  if (config.given("batch") && config.given("total-tokens")) {
+    fail(ErrorCode::kUsage,
+         fmt::format("{} and {} are both given", config.origin("batch"), config.origin("total-tokens")),
+         "each says how many sequences there are", "Leave one of them out.");
+  }
+  if (config.given("input") && config.given("total-tokens")) {
+    fail(ErrorCode::kUsage, fmt::format("{} contradicts {}", config.origin("total-tokens"), config.origin("input")),
+         "the file's header gives the shape", "Leave it out.");
+  }
+  std::vector<std::int64_t> blocks = options.blocks;
+  if (blocks.empty()) blocks.push_back(0);
+  std::vector<Setting> settings;
+  const auto add = [&](const JobInput& input, const std::string& source) {
+    for (const std::int64_t block : blocks) settings.push_back({input, bench_job(input.job(), source), block});
+  };
+  if (config.given("input")) {
+    add(JobInput(config, true), options.input);
+    return settings;
+  }
+  for (const std::int64_t seq : options.seq) {
+    Config one = config;
+    if (options.total_tokens > 0) {
+      one.options.batch = std::max<std::int64_t>(1, options.total_tokens / std::max<std::int64_t>(1, seq));
+    }
+    const JobInput shape(one, seq);
+    add(JobInput::synthetic(shape.job(), options.synthetic.value_or(kSeed), options.threads), "");
+  }
+  return settings;
+}
+
+std::vector<double> slowest(Transport& world, const std::vector<double>& mine, double timeout) {
+  const std::string_view bytes(reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(double));
+  std::vector<double> most(mine.size(), 0.0);
+  for (const std::string& theirs : gather_texts(world, bytes, timeout)) {
+    for (std::size_t i = 0; i < most.size(); ++i) {
+      double value = 0.0;
+      std::memcpy(&value, theirs.data() + i * sizeof value, sizeof value);
+      most[i] = std::max(most[i], value);
+    }
+  }
+  return most;
+}
+
+void BenchLines::write(const BenchPoint& point, std::span<const std::string> arguments) {
+  if (path_.empty()) return;
+  if (path_ != "-" && !file_) file_.reset(std::fopen(path_.c_str(), "w"));
+  std::FILE* file = path_ == "-" ? stdout : file_.get();
+  JsonWriter json(false);
+  write_point(json, point, arguments);
+  if (file == nullptr || std::fprintf(file, "%s\n", json.text().c_str()) < 0 || std::fflush(file) != 0) {
+    fail(ErrorCode::kFile, fmt::format("a line can't be written to --jsonl {}", path_), std::strerror(errno));
+  }
+}
+
+Sweep::Sweep(const Invocation& invocation, Transport& world, const Screen& screen)
+    : invocation_(invocation),
+      options_(invocation.config.options),
+      world_(world),
+      screen_(screen),
+      lines_(world.rank() == 0 ? options_.jsonl : "") {}
+
+void Sweep::measure(const Setting& setting, bool only) {
+  try {
+    measure_modes(setting);
+  } catch (const AgreedError& error) {
+    // Every rank knows of it.
+    if (only || (error.code() != ErrorCode::kMemory && error.code() != ErrorCode::kUnsupported)) throw;
+    BenchPoint point;
+    point.job = setting.job;
+    point.block = setting.block;
+    point.world = world_.size();
+    point.transport = world_.name();
+    point.git = revision();
+    point.mode = options_.compute_only ? kFoldsMode : kWholeMode;
+    point.error = error.what();
+    if (!failure_) failure_ = error;
+    screen_.context(fmt::format("{}: {}", label(setting.job), error.what()));
+    keep(point);
+  }
+}
+
+void Sweep::describe(const Setting& setting) {
+  Attention attention(setting.input.job(), world_, library(setting));
+  Report report = report_of(attention);
+  print_job(screen_, setting.input, attention, report);
+}
+
+Options Sweep::library(const Setting& setting) const {
+  Options options = library_options(invocation_.config, setting.input.job());
+  options.block_tokens = setting.block;
+  return options;
+}
+
+Report Sweep::report_of(Attention& attention) {
+  Report report;
+  report.command = "bench";
+  report.invocation = &invocation_;
+  gather_world(report, attention, world_, options_.timeout);
+  return report;
+}
+
+void Sweep::measure_modes(const Setting& setting) {
+  ProgressDisplay progress(options_, world_.rank() == 0);
+  const auto step = [&](std::string_view what, std::int64_t done, std::int64_t all) {
+    progress.update(what, done, all);
+  };
+  Attention attention(setting.input.job(), world_, library(setting));
+  Report report = report_of(attention);
+  if (points_.empty()) print_job(screen_, setting.input, attention, report);
+  LoadedJob loaded(setting.input, attention, world_, options_.timeout, step);
+
+  std::vector<RunMode> modes{options_.compute_only ? RunMode::kFoldsOnly : RunMode::kWhole};
+  if (options_.against == "folds") modes.push_back(RunMode::kFoldsOnly);
+  const std::int64_t count = warm_up(loaded, modes);
+  std::vector<Samples> samples(modes.size());
+  for (std::int64_t i = 0; i < count; ++i) {
+    // In turn: both see the machine in the same temper.
+    for (std::size_t mode = 0; mode < modes.size(); ++mode) samples[mode].add(loaded.run(modes[mode]));
+    progress.update("sample", i + 1, count);
+  }
+  progress.clear();
+
+  RankResult last;  // without rows: they needn't leave the device
+  last.rows = attention.q_rows();
+  gather_figures(report, attention, last, world_, options_.timeout);
+  for (std::size_t mode = 0; mode < modes.size(); ++mode) {
+    BenchPoint point = point_of(setting, attention, report);
+    if (modes[mode] == RunMode::kFoldsOnly) point.mode = kFoldsMode;
+    point.samples = count;
+    point.ms = summarise(slowest(world_, samples[mode].milliseconds, options_.timeout));
+    point.exposed_ms = summarise(slowest(world_, samples[mode].exposed, options_.timeout)).median;
+    point.tflops_per_rank = point.ms.median > 0.0 ? report.flops / point.ms.median / world_.size() * 1e-9 : 0.0;
+    keep(point);
+  }
+}
+
+// Runs until caches, clocks and allocations are what they will be; returns how many samples to take. The first run is
+// a whole one, so that folds without transfers find every block in its place.
+std::int64_t Sweep::warm_up(LoadedJob& loaded, const std::vector<RunMode>& modes) {
+  double seconds = loaded.run().seconds;
+  seconds = slowest(world_, {seconds}, options_.timeout).front();
+  if (seconds < kShortSeconds) {
+    for (int i = 0; i < 2; ++i) {
+      for (const RunMode mode : modes) seconds = loaded.run(mode).seconds;
+    }
+    seconds = slowest(world_, {seconds}, options_.timeout).front();
+  }
+  if (options_.samples > 0) return options_.samples;
+  const double wanted = std::ceil(kLeastSeconds / std::max(seconds, 1e-9));
+  return std::max(kLeastSamples, static_cast<std::int64_t>(std::min(wanted, static_cast<double>(kMostSamples))));
+}
+
+BenchPoint Sweep::point_of(const Setting& setting, const Attention& attention, const Report& report) const {
+  BenchPoint point;
+  point.git = revision();
+  point.host = report.hosts.front();
+  point.devices = report.devices;
+  point.world = report.ranks;
+  point.transport = report.transport;
+  point.kernel = report.kernel;
+  point.job = setting.job;
+  point.layout = report.plan->layout;
+  point.stripe = report.plan->stripe;
+  point.block = setting.block;
+  point.blocks = report.plan->blocks;
+  point.overlap = attention.options().overlap;
+  point.predicted_ms = report.plan->predicted_seconds * 1e3;
+  point.memory_peak = report.memory_peak();
+  point.memory_planned = report.plan->memory_per_rank;
+  return point;
+}
+
+void Sweep::keep(const BenchPoint& point) {
+  together(world_, options_.timeout, [&] { lines_.write(point, invocation_.arguments); });
+  points_.push_back(point);
+}
+
+}  // namespace ringattn

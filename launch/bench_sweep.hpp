@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// The points of a sweep and their measurement: warm-up, then samples until the figure stands; the slowest rank counts.
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "attention/attention.hpp"
+#include "comm/failure.hpp"
+#include "launch/bench_points.hpp"
+#include "launch/commands.hpp"
+#include "launch/execution.hpp"
+#include "launch/job_input.hpp"
+#include "launch/report.hpp"
+#include "launch/screen.hpp"
+
+namespace ringattn {
+
+// A point to be measured.
+struct Setting {
+  JobInput input;
+  BenchJob job;
+  std::int64_t block = 0;  // tokens; 0: the plan's choice
+};
+
+// Lengths × block sizes, or the file of --input × block sizes. Throws kUsage and kFile.
+std::vector<Setting> settings_of(const Config& config);
+
+// Of each of a rank's values the largest of all ranks. Collective.
+std::vector<double> slowest(Transport& world, const std::vector<double>& mine, double timeout);
+
+// A file of lines, written as they come: a sweep that is ended early leaves what it has measured.
+class BenchLines {
+ public:
+  // `path`: "-" is stdout, empty writes nothing. Opened by the first line.
+  explicit BenchLines(std::string path) : path_(std::move(path)) {}
+  // Throws kFile.
+  void write(const BenchPoint& point, std::span<const std::string> arguments);
+
+ private:
+  struct Close {
+    void operator()(std::FILE* file) const { std::fclose(file); }
+  };
+  std::string path_;
+  std::unique_ptr<std::FILE, Close> file_;
+};
+
+// What follows is collective.
+class Sweep {
+ public:
+  Sweep(const Invocation& invocation, Transport& world, const Screen& screen);
+
+  // `only`: there is no other point, so a failure is the command's; else a job that doesn't fit is an answer.
+  void measure(const Setting& setting, bool only);
+  // Plans the point and says what would be measured.
+  void describe(const Setting& setting);
+  const std::vector<BenchPoint>& points() const { return points_; }
+  // Of the first point that can't be measured.
+  const std::optional<AgreedError>& failure() const { return failure_; }
+
+ private:
+  Options library(const Setting& setting) const;
+  Report report_of(Attention& attention);
+  void measure_modes(const Setting& setting);
+  std::int64_t warm_up(LoadedJob& loaded, const std::vector<RunMode>& modes);
+  BenchPoint point_of(const Setting& setting, const Attention& attention, const Report& report) const;
+  void keep(const BenchPoint& point);
+
+  const Invocation& invocation_;
+  const JobOptions& options_;
+  Transport& world_;
+  const Screen& screen_;
+  BenchLines lines_;
+  std::vector<BenchPoint> points_;
+  std::optional<AgreedError> failure_;
+};
+
+}  // namespace ringattn

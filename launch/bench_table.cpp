@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launch/bench_table.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+
+#include "launch/table.hpp"
+
+namespace ringattn {
+
+namespace {
+
+bool comparable(const BenchPoint& left, const BenchPoint& right) {
+  return left.measured() && right.measured() && left.world == right.world && left.job == right.job;
+}
+
+// Lines of 10 TFLOP/s and more, and those of a CPU, both readable.
+std::string rate_text(double tflops, bool tera) { return fmt::format("{:.1f}", tera ? tflops : tflops * 1e3); }
+
+bool in_tera(std::span<const BenchPoint> points) {
+  return std::any_of(points.begin(), points.end(),
+                     [](const BenchPoint& point) { return point.tflops_per_rank >= 1.0; });
+}
+
+std::string dims_text(const BenchJob& job) {
+  return job.head_dim == job.head_dim_v ? fmt::format("{}", job.head_dim)
+                                        : fmt::format("{}/{}", job.head_dim, job.head_dim_v);
+}
+
+}  // namespace
+
+std::string label(const BenchJob& job) {
+  return fmt::format("{} tokens, {} sequence{}, {} {}/{} x {} {}", job.tokens, job.batch, job.batch == 1 ? "" : "s",
+                     job.dtype, job.heads, job.kv_heads, dims_text(job), job.mask);
+}
+
+std::vector<PointPair> pair_points(std::span<const BenchPoint> ours, std::span<const BenchPoint> theirs) {
+  std::vector<PointPair> pairs;
+  for (const BenchPoint& mine : ours) {
+    std::map<std::string, const BenchPoint*> last;
+    for (const BenchPoint& other : theirs) {
+      if (comparable(mine, other)) last[who(other)] = &other;
+    }
+    for (const auto& [name, other] : last) pairs.push_back({mine, *other});
+  }
+  return pairs;
+}
+
+std::vector<PointPair> pair_with_baseline(std::span<const BenchPoint> ours, std::span<const BenchPoint> baseline) {
+  std::vector<PointPair> pairs;
+  for (const BenchPoint& mine : ours) {
+    const BenchPoint* last = nullptr;
+    for (const BenchPoint& other : baseline) {
+      const bool same = who(mine) == who(other) && mine.layout == other.layout && mine.block == other.block &&
+                        mine.overlap == other.overlap;
+      if (same && comparable(mine, other)) last = &other;
+    }
+    if (last != nullptr) pairs.push_back({mine, *last});
+  }
+  return pairs;
+}
+
+std::string points_text(std::span<const BenchPoint> points, std::optional<double> sgemm, bool with_header) {
+  const bool tera = in_tera(points);
+  std::vector<Table::Column> columns{{"tokens"},
+                                     {"seqs"},
+                                     {"block"},
+                                     {"mode"},
+                                     {"samples"},
+                                     {"median", "(ms)"},
+                                     {"p10", "(ms)"},
+                                     {"p90", "(ms)"},
+                                     {tera ? "TFLOP/s" : "GFLOP/s", "per rank"},
+                                     {"exposed", "(%)"},
+                                     {"predicted", "(ms)"},
+                                     {"mem/rank", "(MiB)"}};
+  // Whole runs beside the folds alone: the part of the time in which a rank computes.
+  const bool folds = std::any_of(points.begin(), points.end(), [&](const BenchPoint& point) {
+    return point.mode == kWholeMode && point.measured() &&
+           std::any_of(points.begin(), points.end(), [&](const BenchPoint& other) {
+             return other.mode == kFoldsMode && other.block == point.block && comparable(point, other);
+           });
+  });
+  if (folds) columns.push_back({"of folds", "(%)"});
+  if (sgemm) columns.push_back({"of SGEMM", "(%)"});
+  Table table(columns);
+  for (const BenchPoint& point : points) {
+    std::vector<std::string> cells{fmt::format("{}", point.job.tokens), fmt::format("{}", point.job.batch),
+                                   point.block > 0 ? fmt::format("{}", point.block) : "auto", point.mode,
+                                   fmt::format("{}", point.samples)};
+    if (!point.measured()) {
+      cells.resize(columns.size(), "-");
+      table.add(std::move(cells));
+      continue;
+    }
+    cells.push_back(fmt::format("{:.3f}", point.ms.median));
+    cells.push_back(fmt::format("{:.3f}", point.ms.p10));
+    cells.push_back(fmt::format("{:.3f}", point.ms.p90));
+    cells.push_back(rate_text(point.tflops_per_rank, tera));
+    cells.push_back(fmt::format("{:.1f}", point.ms.median > 0.0 ? 100.0 * point.exposed_ms / point.ms.median : 0.0));
+    cells.push_back(fmt::format("{:.3f}", point.predicted_ms));
+    cells.push_back(fmt::format("{:.1f}", static_cast<double>(point.memory_peak) / 0x1p20));
+    if (folds) {
+      std::string percent = "-";
+      for (const BenchPoint& other : points) {
+        if (point.mode != kWholeMode || other.mode != kFoldsMode || other.block != point.block) continue;
+        if (comparable(point, other)) percent = fmt::format("{:.1f}", 100.0 * other.ms.median / point.ms.median);
+      }
+      cells.push_back(percent);
+    }
+    if (sgemm) cells.push_back(fmt::format("{:.1f}", 100.0 * point.tflops_per_rank * 1e12 / *sgemm));
+    table.add(std::move(cells));
+  }
+  return table.text(with_header);
+}
+
+std::string pairs_text(std::span<const PointPair> pairs) {
+  std::vector<BenchPoint> points;
+  for (const PointPair& pair : pairs) points.push_back(pair.ours);
+  const bool tera = in_tera(points);
+  const std::string_view unit = tera ? "(TFLOP/s)" : "(GFLOP/s)";
+  Table table({{"tokens"}, {"seqs"}, {"ours", unit}, {"theirs", unit}, {"ours/theirs"}, {"they"}});
+  for (const PointPair& pair : pairs) {
+    std::string name = who(pair.theirs);
+    std::replace(name.begin(), name.end(), ' ', '_');  // one word a column
+    table.add({fmt::format("{}", pair.ours.job.tokens), fmt::format("{}", pair.ours.job.batch),
+               rate_text(pair.ours.tflops_per_rank, tera), rate_text(pair.theirs.tflops_per_rank, tera),
+               fmt::format("{:.3f}", pair.speed()), name});
+  }
+  return table.text();
+}
+
+}  // namespace ringattn

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""bench/peers without a GPU: the programs compile and explain themselves, shapes and sizes are read as ringattn reads
+them, and, where PyTorch is installed, the zigzag ring is right on one to three gloo ranks. Usage: peers_test.py
+[unit | torch [PROGRAM]]; exits 77 where the part can't run."""
+
+import argparse
+import importlib.util
+import json
+import os
+import pathlib
+import py_compile
+import subprocess
+import sys
+import tempfile
+import unittest
+
+PEERS = pathlib.Path(__file__).resolve().parents[2] / "bench" / "peers"
+PROGRAMS = sorted(path for path in PEERS.glob("*.py") if path.name != "common.py")
+sys.path.insert(0, str(PEERS))
+sys.dont_write_bytecode = True
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the same on every machine
+
+import common  # noqa: E402  (it lies in bench/peers)
+
+
+def run(*words: str) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, "-B", *words], capture_output=True, text=True)
+
+
+class Unit(unittest.TestCase):
+    def test_programs_compile_and_have_help(self):
+        self.assertEqual(len(PROGRAMS), 4)
+        for program in PROGRAMS:
+            with tempfile.TemporaryDirectory() as folder:
+                py_compile.compile(str(program), cfile=f"{folder}/compiled", doraise=True)
+            done = run(str(program), "--help")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn("--seq LIST", done.stdout)
+
+    def test_sizes_are_ringattns(self):
+        self.assertEqual(common.parse_sizes("8k,64k"), [8192, 65536])
+        self.assertEqual(common.parse_sizes("8k-64k*2,2m"), [8192, 16384, 32768, 65536, 2097152])
+        for text in ["", "k", "-1", "0", "8k-64k", "8k-64k*1", "8q"]:
+            with self.assertRaises(argparse.ArgumentTypeError, msg=text):
+                common.parse_sizes(text)
+
+    def test_short_sequences_are_batched(self):
+        parser = common.describe("")
+        common.add_job_flags(parser, "1k,16k,64k")
+        self.assertEqual([shape.batch for shape in common.shapes(parser.parse_args([]))], [16, 1, 1])
+        shape = common.shapes(parser.parse_args(["--seq", "3", "--batch", "2", "--heads", "4", "--head-dim", "8"]))[0]
+        self.assertEqual(shape.flops(), 2 * 2 * (1 + 2 + 3) * 4 * (8 + 8))
+        self.assertEqual(shape.as_json()["tokens"], 6)
+        self.assertEqual(shape.as_json()["head_dim_v"], 8)
+
+    def test_quantiles(self):
+        self.assertEqual(common.quantile([3.0, 1.0, 2.0], 0.5), 2.0)
+        self.assertAlmostEqual(common.quantile([float(i) for i in range(11)], 0.9), 9.0)
+        self.assertEqual(common.quantile([5.0], 0.1), 5.0)
+
+
+class WithTorch(unittest.TestCase):
+    def test_self_checks(self):
+        for program in PROGRAMS:
+            done = run(str(program), "--self-check")
+            expected = common.SKIPPED if "skipped:" in done.stdout else 0
+            self.assertEqual(done.returncode, expected, f"{program.name}\n{done.stdout}{done.stderr}")
+
+    def test_zigzag_ring_is_right_on_several_ranks(self):
+        for ranks in (2, 3):
+            done = run("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks),
+                       str(PEERS / "zigzag_ring.py"), "--self-check")  # fmt: skip
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            self.assertEqual(done.stdout.count(f"zigzag ring of {ranks}"), 2, done.stdout)
+            self.assertNotIn("WRONG", done.stdout)
+
+    def test_ringattn_sums_the_same_values(self):
+        import long_sum
+        import torch
+
+        world = common.World(torch, wanted=False)
+        for dtype, least, most in [("fp32", 0, 1e-5), ("bf16", 0, 0.01)]:
+            shape = common.Shape(3000, 1, 4, 2, 16, 16, dtype, "full")
+            found, kernel = long_sum.run_ours(world, PROGRAM, shape, 5, 1)
+            self.assertEqual(kernel, "cpu_fold")
+            self.assertTrue(least <= found["largest"] <= most, found)
+        with self.assertRaises(RuntimeError):  # what the program refuses is the line's error
+            long_sum.run_ours(world, PROGRAM, common.Shape(100, 1, 3, 2, 16, 16, "fp32", "full"), 5, 1)
+
+    def test_lines_have_the_schema(self):
+        import torch
+
+        world = common.World(torch, wanted=False)
+        shape = common.Shape(64, 1, 2, 1, 16, 16, "fp32", "causal")
+        found = common.measured(world, shape, None, lambda: torch.ones(1000).sum())
+        line = json.loads(json.dumps(common.line(world, "tool", "self", "kernel", shape, **found)))
+        self.assertEqual(line["schema"], "ringattn.bench/1")
+        self.assertGreaterEqual(line["samples"], common.LEAST_SAMPLES)
+        self.assertLessEqual(line["ms"]["p10"], line["ms"]["median"])
+        self.assertLessEqual(line["ms"]["median"], line["ms"]["p90"])
+        self.assertAlmostEqual(line["tflops_per_rank"], shape.flops() / line["ms"]["median"] * 1e-9)
+
+        def refuses() -> None:
+            raise RuntimeError("no kernel\nfor this shape")
+
+        found = common.measured(world, shape, None, refuses)
+        line = common.line(world, "tool", "self", "kernel", shape, **found)
+        self.assertEqual((line["error"], line["ms"]), ("no kernel", None))
+
+
+if __name__ == "__main__":
+    part = sys.argv.pop(1) if sys.argv[1:] else "unit"
+    PROGRAM = sys.argv.pop(1) if sys.argv[1:] else "ringattn"
+    if part == "torch" and importlib.util.find_spec("torch") is None:
+        print("skipped: needs PyTorch (pip install torch==2.11.*)")
+        sys.exit(common.SKIPPED)
+    unittest.main(defaultTest="WithTorch" if part == "torch" else "Unit")

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""bench/compare.py and bench/plot.py on small files of lines, and the runner of resumable parts. Usage: tools_test.py
+[unit | plot]; exits 77 where the part can't run. What is drawn is checked as series; that pictures are written, only where
+matplotlib is installed."""
+
+import importlib.util
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+LINES = pathlib.Path(__file__).resolve().parent / "lines"
+OURS, PEERS = str(LINES / "ours.jsonl"), str(LINES / "peers.jsonl")
+sys.path.insert(0, str(ROOT / "bench"))
+sys.dont_write_bytecode = True
+
+import compare  # noqa: E402  (these lie in bench)
+import plot  # noqa: E402
+import points  # noqa: E402
+
+TRACE = {
+    "traceEvents": [
+        {"ph": "M", "name": "process_name", "pid": 0, "tid": 0, "args": {"name": "rank 0 on node1"}},
+        {"ph": "M", "name": "thread_name", "pid": 0, "tid": 0, "args": {"name": "fold"}},
+        {"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "args": {"name": "rank 1 on node1"}},
+        {"ph": "X", "name": "block 0", "cat": "fold", "pid": 0, "tid": 0, "ts": 1000.0, "dur": 2500.0},
+        {"ph": "X", "name": "block 0", "cat": "wait", "pid": 1, "tid": 1, "ts": 0.0, "dur": 500.0},
+        {"ph": "X", "name": "block 0", "cat": "transfer", "pid": 1, "tid": 2, "ts": 0.0, "dur": 0.0},
+    ]
+}
+
+
+def run(*words: str) -> subprocess.CompletedProcess:
+    return subprocess.run(words, capture_output=True, text=True)
+
+
+def tool(name: str, *words: str) -> subprocess.CompletedProcess:
+    return run(sys.executable, "-B", str(ROOT / "bench" / name), *words)
+
+
+class Compare(unittest.TestCase):
+    def rows(self):
+        return compare.pair(points.read([OURS, PEERS]))
+
+    def ratios(self, name: str):
+        rows = [row for row in self.rows() if row.theirs and row.theirs.name == name]
+        return {(row.ours.job.seq, row.ours.transport): row.ratio for row in rows}
+
+    def test_pairs_have_the_same_job_and_world(self):
+        self.assertEqual(self.ratios("pytorch sdpa cudnn"), {(1024, "self"): 0.5, (8192, "self"): 0.5})
+        self.assertEqual(self.ratios("pytorch sdpa flash_attention_2"), {(1024, "self"): None, (8192, "self"): 340 / 320})
+        zigzag = self.ratios("zigzag ring cudnn, compiled merge, nccl")
+        self.assertEqual(zigzag, {(32768, "p2p"): 320 / 305, (32768, "nccl"): 300 / 305})
+
+    def test_folds_stand_beside_the_run_of_their_own_transport(self):
+        self.assertEqual(self.ratios("ringattn sm80_fold, p2p, folds alone"), {(32768, "p2p"): 320 / 325})
+        self.assertEqual(self.ratios("ringattn sm80_fold, nccl, folds alone"), {(32768, "nccl"): 300 / 326})
+
+    def test_the_last_of_several_measurements_counts(self):
+        mine = [point for point in points.read([OURS]) if point.job.seq == 8192]
+        self.assertEqual([point.tflops for point in mine], [340.0])
+
+    def test_a_point_without_peers_is_shown(self):
+        alone = [row for row in self.rows() if row.theirs is None]
+        self.assertEqual([(row.ours.job.seq, row.ours.world) for row in alone], [(32768, 1)])
+
+    def test_tables(self):
+        text = tool("compare.py", OURS, PEERS)
+        self.assertEqual(text.returncode, 0, text.stderr)
+        self.assertIn("can't (No available kernel)", text.stdout)
+        self.assertIn("1k x 16", text.stdout)
+        self.assertIn("1 points of peers have none of ours beside them", text.stderr)
+        markdown = tool("compare.py", "--markdown", OURS, PEERS).stdout.splitlines()
+        self.assertEqual(len(markdown), 2 + len(self.rows()))
+        self.assertTrue(all(line.count("|") == len(compare.HEAD) + 1 for line in markdown), markdown)
+
+    def test_needs_are_gates(self):
+        passes = ["flash_attention_2=1.0", "p2p, folds alone=0.97"]
+        self.assertEqual(tool("compare.py", "--need", passes[0], "--need", passes[1], OURS, PEERS).returncode, 0)
+        for need in ["flash_attention_2=1.1", "nccl, folds alone=0.97", "nobody=0.1"]:
+            done = tool("compare.py", "--need", need, OURS, PEERS)
+            self.assertEqual(done.returncode, 1, need)
+            self.assertIn("too slow: ", done.stderr)
+        self.assertEqual(tool("compare.py", "--need", "x", OURS).returncode, 2)
+
+    def test_what_is_no_line_is_refused(self):
+        with tempfile.TemporaryDirectory() as folder:
+            bad = pathlib.Path(folder, "bad")
+            for text in ["nonsense", "[1]", '{"schema": "ringattn.bench/1"}', '{"schema": "ringattn.bench/1", "job": 3}']:
+                bad.write_text("\n" + text + "\n")
+                done = tool("compare.py", str(bad))
+                self.assertEqual(done.returncode, 3, text)
+                self.assertIn("error: line 2 of ", done.stderr)
+        self.assertEqual(tool("compare.py", "/nonexistent").returncode, 3)
+        self.assertEqual(tool("compare.py", PEERS).returncode, 3, "nothing of ours")
+
+    def test_sizes(self):
+        written = {0: "0", 100: "100", 1000: "1000", 1024: "1k", 1536: "1536", 1 << 20: "1m", 3 << 19: "1536k"}
+        self.assertEqual({tokens: points.size(tokens) for tokens in written}, written)
+
+
+class Plot(unittest.TestCase):
+    def test_speed(self):
+        (kind, series), *others = plot.speed_series(points.read([OURS, PEERS])).items()
+        self.assertEqual((kind, others), ("bf16 32/8 x 128 causal", []))
+        self.assertEqual(series["ringattn sm80_fold"], [(1024, 200.0), (8192, 340.0), (32768, 350.0)])
+        self.assertEqual(series["zigzag ring cudnn, compiled merge, nccl, 8 ranks"], [(32768, 305.0), (131072, 520.0)])
+
+    def test_scaling_needs_one_rank_and_several(self):
+        series = plot.scaling_series(points.read([OURS, PEERS]))
+        self.assertEqual(list(series.values()), [[(1, 1.0), (8, 300 / 350)], [(1, 1.0), (8, 320 / 350)]])
+
+    def test_timeline(self):
+        ranks, bars = plot.timeline_bars(TRACE)
+        self.assertEqual(ranks, ["rank 0 on node1", "rank 1 on node1"])
+        self.assertEqual(bars, [(0, "fold", 1.0, 2.5), (1, "wait", 0.0, 0.5)])
+
+    def test_missing_things_are_named(self):
+        for words in (["speed", "/nonexistent"], ["timeline", OURS], ["timeline", "/nonexistent"], ["scaling", PEERS]):
+            done = tool("plot.py", *words, "-o", "/nonexistent/x.svg")
+            self.assertEqual(done.returncode, 3, words)
+            self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
+        if importlib.util.find_spec("matplotlib") is None:
+            done = tool("plot.py", "speed", OURS, "-o", "/nonexistent/x.svg")
+            self.assertEqual(done.returncode, 4)
+            self.assertIn("matplotlib isn't installed", done.stderr)
+
+
+class Parts(unittest.TestCase):
+    """A script of four parts: one that leaves a mark, one that can't run here, one that fails, one that takes long."""
+
+    SCRIPT = """
+set -euo pipefail
+source "{root}/tests/support/parts.sh"
+part first-one 1 "leaves a mark"
+part gpu-one 1 "can't run here"
+part bad 1 "fails"
+part long 100 "takes long"
+part_is_done() {{ [[ -e $1.mark ]]; }}
+part_first_one() {{ echo ran >>runs; touch first-one.mark; }}
+part_gpu_one() {{ need false -- "a GPU"; echo never; }}
+part_bad() {{ false; echo "errexit is off"; }}
+part_long() {{ touch long.mark; }}
+run_parts "$@"
+"""
+
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.script = pathlib.Path(self.folder.name, "script.sh")
+        self.script.write_text(self.SCRIPT.format(root=ROOT))
+
+    def tearDown(self):
+        self.folder.cleanup()
+
+    def run_script(self, *words: str) -> subprocess.CompletedProcess:
+        return subprocess.run(["bash", str(self.script), *words], cwd=self.folder.name, capture_output=True, text=True)
+
+    def runs(self) -> int:
+        return len(pathlib.Path(self.folder.name, "runs").read_text().splitlines())
+
+    def test_done_parts_are_skipped_unless_again(self):
+        self.assertEqual(self.run_script("first-one").returncode, 0)
+        again = self.run_script("first-one")
+        self.assertIn("first-one: done before", again.stdout)
+        self.assertEqual(self.runs(), 1)
+        self.run_script("--again", "first-one")
+        self.assertEqual(self.runs(), 2)
+        self.assertRegex(self.run_script("--list").stdout, r"first-one +done +about +1 min")
+
+    def test_failures_and_skips_are_told_apart(self):
+        failed = self.run_script("bad", "first-one")
+        self.assertEqual(failed.returncode, 1)
+        self.assertNotIn("errexit is off", failed.stdout)
+        self.assertIn("failed: bad", failed.stdout)
+        self.assertEqual(self.runs(), 1, "the parts behind a failure run")
+        skipped = self.run_script("gpu-one")
+        self.assertEqual(skipped.returncode, 0)
+        self.assertIn("skipped: needs a GPU", skipped.stdout)
+        self.assertNotIn("never", skipped.stdout)
+
+    def test_what_takes_too_long_is_put_off(self):
+        first = self.run_script("first-one", "long")
+        self.assertEqual(first.returncode, 75)
+        self.assertIn("put off, call", first.stdout)
+        self.assertEqual(self.run_script("first-one", "long").returncode, 0, "the first part that isn't done always runs")
+
+    def test_unknown_words(self):
+        for words in (["none"], ["--minutes", "x"], ["--minutes"]):
+            self.assertEqual(self.run_script(*words).returncode, 2, words)
+
+    def test_the_scripts_name_a_function_for_each_part(self):
+        for script in ("bench/run.sh", "tests/run_gpu.sh"):
+            listed = run(str(ROOT / script), "--list")
+            self.assertEqual(listed.returncode, 0, listed.stderr)
+            names = [line.split()[0] for line in listed.stdout.splitlines()]
+            self.assertGreater(len(names), 5)
+            text = (ROOT / script).read_text()
+            for name in names:
+                self.assertIn(f"part_{name.replace('-', '_')}() {{", text)
+
+
+class Pictures(unittest.TestCase):
+    def test_each_kind_is_written(self):
+        with tempfile.TemporaryDirectory() as folder:
+            trace = pathlib.Path(folder, "trace.json")
+            trace.write_text(json.dumps(TRACE))
+            for what, files in [("speed", [OURS, PEERS]), ("scaling", [OURS]), ("timeline", [str(trace)])]:
+                picture = pathlib.Path(folder, f"{what}.svg")
+                done = tool("plot.py", what, *files, "-o", str(picture))
+                self.assertEqual(done.returncode, 0, done.stderr)
+                self.assertIn("<svg", picture.read_text())
+
+
+if __name__ == "__main__":
+    part = sys.argv.pop(1) if sys.argv[1:] else "unit"
+    if part == "plot" and importlib.util.find_spec("matplotlib") is None:
+        print("skipped: needs matplotlib")
+        sys.exit(77)
+    unittest.main(defaultTest=["Pictures"] if part == "plot" else ["Compare", "Plot", "Parts"])

@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: Apache-2.0
+// `ringattn bench`: what it measures, writes, compares and refuses. Figures themselves are not asserted: a machine may
+// be busy.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <sstream>
+
+#include "base/error.hpp"
+#include "base/json_writer.hpp"
+#include "launch/bench_points.hpp"
+#include "launch/bench_table.hpp"
+#include "tests/cli/report_schema.hpp"
+#include "tests/cli/tool.hpp"
+#include "tests/support/temporary_folder.hpp"
+
+namespace ringattn::testing {
+namespace {
+
+Words bench(const Words& flags) {
+  return Words{"bench", "--heads", "4", "--kv-heads", "2", "--head-dim", "16", "--samples", "2"} + flags;
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
+}
+
+// A line of someone's at the job of bench({"--seq", seq}), with the given figures.
+std::string line(int seq, double milliseconds, const std::string& tool, const std::string& device = "") {
+  BenchPoint point;
+  point.tool = tool;
+  point.devices = {device};
+  point.world = 1;
+  point.transport = "self";
+  point.kernel = tool == "ringattn" ? "cpu_fold" : "its kernel";
+  point.job = {seq, 1, 4, 2, 16, 16, "bf16", "causal", ""};
+  point.layout = "striped";
+  point.samples = 10;
+  point.ms = {milliseconds, milliseconds, milliseconds};
+  point.tflops_per_rank = 2.0 * seq * (seq + 1) / 2 * 4 * 32 / milliseconds * 1e-9;
+  JsonWriter json(false);
+  write_point(json, point, {});
+  return json.text() + "\n";
+}
+
+TEST(BenchPoints, QuantilesLieBetweenSamples) {
+  const BenchTimes times = summarise({5, 1, 3, 2, 4, 6, 7, 8, 9, 10, 11});
+  EXPECT_EQ(times.median, 6.0);
+  EXPECT_DOUBLE_EQ(times.p10, 2.0);
+  EXPECT_DOUBLE_EQ(times.p90, 10.0);
+  EXPECT_EQ(summarise({1, 2}).median, 1.5);
+  EXPECT_EQ(summarise({7}).p90, 7.0);
+}
+
+TEST(BenchPoints, ALineIsReadBackAsItWas) {
+  const TemporaryFolder folder;
+  BenchPoint point;
+  point.git = "abc-dirty";
+  point.host = "node \"1\"";
+  point.devices = {"NVIDIA H200 (sm_90)", "NVIDIA H200 (sm_90)"};
+  point.world = 2;
+  point.transport = "p2p";
+  point.kernel = "sm80_fold";
+  point.mode = kFoldsMode;
+  point.job = {8192, 2, 32, 8, 192, 128, "fp16", "window 1023,0, softcap 50", "in.safetensors"};
+  point.layout = "zigzag";
+  point.stripe = 128;
+  point.block = 4096;
+  point.blocks = 2;
+  point.overlap = false;
+  point.samples = 12;
+  point.ms = {1.5, 1.25, 2.0};
+  point.tflops_per_rank = 345.5;
+  JsonWriter json(false);
+  write_point(json, point, {});
+  const std::string path = folder.write("lines", "\n{\"what\": \"an older schema\"}\n" + json.text() + "\n");
+  const std::vector<BenchPoint> read = read_points(path, "--against");
+  ASSERT_EQ(read.size(), 1U);
+  const BenchPoint& same = read.front();
+  EXPECT_EQ(same.git, point.git);
+  EXPECT_EQ(same.host, point.host);
+  EXPECT_EQ(same.devices, point.devices);
+  EXPECT_EQ(same.job, point.job);
+  EXPECT_EQ(same.job.seq(), 4096);
+  EXPECT_EQ(same.ms.p10, 1.25);
+  EXPECT_EQ(same.tflops_per_rank, 345.5);
+  EXPECT_EQ(same.samples, 12);
+  EXPECT_FALSE(same.overlap);
+  EXPECT_EQ(pair_with_baseline(read, read).size(), 1U);
+  EXPECT_EQ(who(same), "ringattn sm80_fold, p2p, folds alone");
+}
+
+TEST(BenchPoints, WhatIsNoLineIsRefused) {
+  const TemporaryFolder folder;
+  const std::pair<std::string, const char*> cases[] = {
+      {"", "holds no point"},
+      {"{}\n{\"schema\": \"other/1\"}\n", "holds no point"},
+      {"nonsense\n", "line 1 of"},
+      {"{}\n[1]\n", "line 2 of"},
+      {"{\"schema\": \"ringattn.bench/1\"}\n", "is no whole point"},
+      {"{\"schema\": \"ringattn.bench/1\", \"tool\": 7}\n", "is no whole point"}};
+  for (const auto& [text, expected] : cases) {
+    const std::string path = folder.write("lines", text);
+    try {
+      read_points(path, "--against");
+      ADD_FAILURE() << "accepted: " << text;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kFile);
+      EXPECT_TRUE(has(error.what(), expected)) << error.what();
+    }
+  }
+}
+
+TEST(BenchPoints, PairsAreOfTheSameJobAndWorld) {
+  const TemporaryFolder folder;
+  const std::vector<BenchPoint> ours = read_points(folder.write("ours", line(64, 2.0, "ringattn")), "");
+  std::vector<BenchPoint> theirs =
+      read_points(folder.write("theirs", line(64, 4.0, "peer") + line(64, 1.0, "peer") + line(65, 1.0, "peer")), "");
+  const std::vector<PointPair> pairs = pair_points(ours, theirs);
+  ASSERT_EQ(pairs.size(), 1U) << "the last line of a peer counts";
+  EXPECT_DOUBLE_EQ(pairs.front().speed(), 0.5);
+  for (BenchPoint& point : theirs) point.world = 8;
+  EXPECT_TRUE(pair_points(ours, theirs).empty());
+  for (BenchPoint& point : theirs) point = {ours.front()};
+  theirs.front().error = "no kernel";
+  EXPECT_EQ(pair_points(ours, std::span(theirs).first(1)).size(), 0U);
+}
+
+TEST(Bench, EveryPointOfTheListsIsALine) {
+  const Finished run = tool(bench({"--seq", "40,300", "--block", "128,256", "--ranks", "2", "--jsonl", "-"}));
+  ASSERT_EQ(run.code, 0) << run.err;
+  const std::vector<std::string> lines = lines_of(run.out);
+  ASSERT_EQ(lines.size(), 4U) << run.out;
+  EXPECT_EQ(json_at(lines[0], "/job/tokens"), "40");
+  EXPECT_EQ(json_at(lines[3], "/job/tokens"), "300");
+  EXPECT_EQ(json_at(lines[2], "/block"), "128");
+  EXPECT_EQ(json_at(lines[2], "/blocks"), "3");
+  EXPECT_EQ(json_at(lines[3], "/blocks"), "2");
+  for (const std::string& text : lines) {
+    EXPECT_EQ(json_at(text, "/schema"), "\"ringattn.bench/1\"");
+    EXPECT_EQ(json_at(text, "/world"), "2");
+    EXPECT_EQ(json_at(text, "/transport"), "\"threads\"");
+    EXPECT_EQ(json_at(text, "/mode"), "\"whole\"");
+    EXPECT_EQ(json_at(text, "/job/mask"), "\"causal\"");
+    EXPECT_EQ(json_at(text, "/samples"), "2");
+    EXPECT_EQ(json_at(text, "/argv/1"), "\"bench\"");
+    const double median = std::stod(json_at(text, "/ms/median"));
+    const double tokens = std::stod(json_at(text, "/job/tokens"));
+    const double flops = 2.0 * tokens * (tokens + 1) / 2 * 4 * (16 + 16);
+    EXPECT_GT(median, 0.0);
+    EXPECT_LE(std::stod(json_at(text, "/ms/p10")), median);
+    EXPECT_GE(std::stod(json_at(text, "/ms/p90")), median);
+    EXPECT_NEAR(std::stod(json_at(text, "/tflops_per_rank")) * median * 2 / (flops * 1e-9), 1.0, 1e-6);
+    for (const char* member : {"/exposed_ms", "/predicted_ms", "/memory_peak_bytes", "/git", "/host", "/devices/1"}) {
+      EXPECT_NE(json_at(text, member), "absent") << member;
+    }
+  }
+  EXPECT_TRUE(has(run.err, "GFLOP/s")) << "the table goes to stderr: " << run.err;
+}
+
+TEST(Bench, TakesTenSamplesAndMoreWhereRunsAreShort) {
+  const Finished run =
+      tool({"bench", "--seq", "64", "--heads", "1", "--kv-heads", "1", "--head-dim", "8", "--jsonl", "-"});
+  ASSERT_EQ(run.code, 0) << run.err;
+  EXPECT_GE(std::stoi(json_at(run.out, "/samples")), 10);
+}
+
+TEST(Bench, ShortSequencesAreBatched) {
+  const Finished run = tool(bench({"--seq", "30,50,200", "--total-tokens", "100", "--jsonl", "-"}));
+  ASSERT_EQ(run.code, 0) << run.err;
+  const std::vector<std::string> lines = lines_of(run.out);
+  ASSERT_EQ(lines.size(), 3U);
+  const char* expected[] = {"3", "2", "1"};
+  for (std::size_t i = 0; i < 3; ++i) EXPECT_EQ(json_at(lines[i], "/job/batch"), expected[i]);
+  EXPECT_EQ(json_at(lines[0], "/job/tokens"), "90");
+  EXPECT_EQ(json_at(lines[0], "/job/seq"), "30");
+}
+
+TEST(Bench, FoldsAloneWaitForNothing) {
+  const Finished run =
+      tool(bench({"--seq", "500", "--block", "128", "--ranks", "3", "--against", "folds", "--jsonl", "-"}));
+  ASSERT_EQ(run.code, 0) << run.err;
+  const std::vector<std::string> lines = lines_of(run.out);
+  ASSERT_EQ(lines.size(), 2U);
+  EXPECT_EQ(json_at(lines[0], "/mode"), "\"whole\"");
+  EXPECT_EQ(json_at(lines[1], "/mode"), "\"folds\"");
+  EXPECT_TRUE(has(run.err, "of folds")) << run.err;
+  // On a link of 1 MB/s the whole runs wait for 64 KB and more, and the folds don't touch it.
+  const Variables slow{{"RINGATTN_PACE", "1m"}};
+  const auto exposed = [&](const Words& flags) {
+    const Finished paced = tool(bench({"--seq", "500", "--ranks", "2", "--jsonl", "-"}) + flags, slow);
+    EXPECT_EQ(paced.code, 0) << paced.err;
+    return std::stod(json_at(paced.out, "/exposed_ms"));
+  };
+  EXPECT_GT(exposed({}), 10.0);
+  EXPECT_LT(exposed({"--compute-only"}), 10.0);
+}
+
+TEST(Bench, LinesOfOthersStandBeside) {
+  const TemporaryFolder folder;
+  const std::string peers = folder.write("peers", line(64, 1e9, "slow peer") + line(64, 1e-6, "fast peer"));
+  const Finished run = tool(bench({"--seq", "64", "--against", peers, "--json", "-"}));
+  ASSERT_EQ(run.code, 0) << run.err;
+  EXPECT_EQ(json_at(run.out, "/against/0/they"), "\"fast peer its kernel\"");
+  EXPECT_LT(std::stod(json_at(run.out, "/against/0/ratio")), 1.0);
+  EXPECT_EQ(json_at(run.out, "/against/1/they"), "\"slow peer its kernel\"");
+  EXPECT_GT(std::stod(json_at(run.out, "/against/1/ratio")), 1.0);
+  EXPECT_EQ(json_at(run.out, "/points/0/job/tokens"), "64");
+  EXPECT_TRUE(has(run.err, "ours/theirs")) << run.err;
+
+  const Finished other = tool(bench({"--seq", "65", "--against", peers}));
+  EXPECT_EQ(other.code, 3);
+  EXPECT_TRUE(has(other.err, "has no point to compare with")) << other.err;
+}
+
+TEST(Bench, TheBaselineIsAGate) {
+  const TemporaryFolder folder;
+  const Finished here = tool(bench({"--seq", "64", "--jsonl", "-"}));
+  const std::string named = json_at(here.out, "/devices/0");
+  const std::string device = named.substr(1, named.size() - 2);
+  const std::string fast = folder.write("fast", line(64, 1e-6, "ringattn", device));
+  const std::string slow = folder.write("slow", line(64, 1e9, "ringattn", device));
+  const Finished slower = tool(bench({"--seq", "64", "--baseline", fast}));
+  EXPECT_EQ(slower.code, 1) << slower.err;
+  EXPECT_TRUE(has(slower.out, "slower: 64 tokens")) << slower.out;
+  EXPECT_TRUE(has(slower.out, "FAIL")) << slower.out;
+  const Finished faster = tool(bench({"--seq", "64", "--baseline", slow, "--fail-above", "0"}));
+  EXPECT_EQ(faster.code, 0) << faster.err;
+  EXPECT_TRUE(has(faster.out, "PASS: 1 point,")) << faster.out;
+  const std::string elsewhere = folder.write("elsewhere", line(64, 1e9, "ringattn", "another machine"));
+  const Finished refused = tool(bench({"--seq", "64", "--baseline", elsewhere}));
+  EXPECT_EQ(refused.code, 4);
+  EXPECT_TRUE(has(refused.err, "was measured on another machine")) << refused.err;
+  EXPECT_EQ(tool(bench({"--seq", "64", "--baseline", slow, "--block", "128"})).code, 3) << "another block size";
+}
+
+TEST(Bench, AJobThatDoesNotFitIsAnAnswerInASweepAndAFailureAlone) {
+  const Words sweep = bench({"--seq", "64,64m", "--memory", "50m", "--jsonl", "-"});
+  const Finished run = tool(sweep);
+  ASSERT_EQ(run.code, 0) << run.err;
+  const std::vector<std::string> lines = lines_of(run.out);
+  ASSERT_EQ(lines.size(), 2U);
+  EXPECT_EQ(json_at(lines[0], "/error"), "absent");
+  EXPECT_EQ(json_at(lines[1], "/ms"), "null");
+  EXPECT_TRUE(has(json_at(lines[1], "/error"), "memory budget")) << lines[1];
+  EXPECT_EQ(tool(bench({"--seq", "64m", "--memory", "50m"})).code, 5);
+  EXPECT_EQ(tool(bench({"--seq", "64m,32m", "--memory", "50m"})).code, 5);
+}
+
+TEST(Bench, ContradictionsAreUsageErrors) {
+  const std::pair<Words, const char*> cases[] = {
+      {{"--batch", "2", "--total-tokens", "100"}, "each says how many sequences there are"},
+      {{"--input", "a", "--total-tokens", "100"}, "the file's header gives the shape"},
+      {{"--compute-only", "--against", "folds"}, "no whole run to compare with"},
+      {{"--json", "-", "--jsonl", "-"}, "both go to stdout"},
+      {{"--seq", "8k-2m"}, "--seq is"},
+      {{"--fail-above", "-1"}, "percent such as 5%"},
+      {{"--samples", "0"}, "--samples is"},
+      {{"--output", "x"}, "--output"}};
+  for (const auto& [words, expected] : cases) {
+    const Finished run = tool(Words{"bench"} + words);
+    EXPECT_EQ(run.code, 2) << run.err;
+    EXPECT_EQ(count_messages(run.err), 1) << run.err;
+    EXPECT_TRUE(has(run.err, expected)) << run.err;
+  }
+}
+
+TEST(Bench, FilesAreNotReplacedUnasked) {
+  const TemporaryFolder folder;
+  const std::string kept = folder.write("kept", line(64, 1.0, "ringattn"));
+  const std::string before = read_whole(kept);
+  EXPECT_EQ(tool(bench({"--seq", "64", "--jsonl", kept})).code, 3);
+  EXPECT_EQ(tool(bench({"--seq", "64", "--jsonl", kept, "--baseline", kept, "--force"})).code, 2) << "read and written";
+  EXPECT_EQ(read_whole(kept), before);
+  EXPECT_EQ(tool(bench({"--seq", "64", "--jsonl", kept, "--force"})).code, 0);
+  EXPECT_EQ(lines_of(read_whole(kept)).size(), 1U);
+  EXPECT_NE(read_whole(kept), before);
+  EXPECT_EQ(tool(bench({"--seq", "64", "--jsonl", folder.file("none"), "--dry-run"})).code, 0);
+  EXPECT_EQ(folder.entries().size(), 1U) << "a dry run writes nothing";
+}
+
+TEST(Bench, SgemmIsMeasuredOrSaysWhyNot) {
+  const Finished run = tool(bench({"--seq", "64", "--against", "sgemm", "--threads", "1"}));
+  if (run.code == 4) {
+    EXPECT_TRUE(has(run.err, "SGEMM can't be measured (no BLAS is installed")) << run.err;
+  } else {
+    ASSERT_EQ(run.code, 0) << run.err;
+    EXPECT_TRUE(has(run.out, "of SGEMM")) << run.out;
+  }
+}
+
+}  // namespace
+}  // namespace ringattn::testing

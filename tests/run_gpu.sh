@@ -1,0 +1,139 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Runs the GPU half of the suite on a GPU host, in parts of a few minutes: tests/run_gpu.sh does what fits into 10
+# minutes, and called again goes on where it stopped. --list shows the parts, --help the options.
+#
+# A part that passed leaves build/gpu/<part>.passed with the build it was; a new build does them all anew. The log of
+# each part is build/gpu/<part>.log. Environment: GPU_PRESET, the CMake preset [dev]; RINGATTN_TEST_LONG=1, long
+# variants too.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+# shellcheck source=tests/support/parts.sh
+source tests/support/parts.sh
+
+preset=${GPU_PRESET:-dev}
+state=build/gpu
+gpus=$(count_gpus)
+ringattn=build/$preset/bin/ringattn
+mkdir -p "$state"
+
+part build 8 "configure and build, preset $preset"
+part gpu-tests 4 "every test that is labelled gpu"
+part folds 4 "devices, generator, the fold table, adversarial and invariance tests, on every kernel row"
+part transports 3 "the conformance suite of the device transports, as threads and under mpirun"
+part worlds 3 "the same digest on 1 … N GPUs, layouts and block sizes, p2p and nccl, under mpirun"
+part one-connection 2 "p2p with CUDA_DEVICE_MAX_CONNECTIONS=1: no deadlock, the same digest"
+part several-a-gpu 2 "worlds of 2 to 7 ranks on one GPU, as threads, p2p: the same bits"
+part oracle 2 "256k tokens on all GPUs: 64 rows against fp64"
+part faults 2 "a killed rank ends the others with code 6"
+
+job=(--synthetic 7 --heads 32 --kv-heads 8 --head-dim 128 --dtype bf16)
+
+build_id() { "$ringattn" info --json - 2>/dev/null | sed -n 's/.*"build_id": "\([0-9a-f]*\)".*/\1/p'; }
+
+part_is_done() {
+  [[ $1 != build && -x $ringattn && -s $state/$1.passed && $(cat "$state/$1.passed") == "$(build_id)" ]]
+}
+
+# logged NAME COMMAND…: the log, and the mark of a part that passed.
+logged() {
+  local name=$1
+  shift
+  if ! "$@" >"$state/$name.log" 2>&1; then
+    tail -n 40 "$state/$name.log"
+    echo "the whole log: $state/$name.log"
+    return 1
+  fi
+  grep -E '^[0-9]+% tests passed|^PASS|skipped' "$state/$name.log" | tail -n 12 || true
+  build_id >"$state/$name.passed"
+}
+
+need_build() { need test -x "$ringattn" -- "a build: tests/run_gpu.sh build"; }
+need_gpus() { need test "$gpus" -ge "$1" -- "$1 GPU$([[ $1 == 1 ]] || echo s), there are $gpus"; }
+# on_gpus RANKS [OPTIONS of the launcher] SUBCOMMAND FLAGS…
+on_gpus() { RINGATTN_PROGRAM=$ringattn launch/ringattn-mpirun -np "$@"; }
+
+# tests NAME ARGUMENTS…: of ctest. One at a time where a test has the GPU to itself.
+tests() {
+  need_build
+  need_gpus 1
+  local name=$1
+  shift
+  logged "$name" ctest --preset "$preset" --parallel "${GPU_PARALLEL:-2}" "$@"
+}
+
+part_build() {
+  need_gpus 1
+  build_preset "$preset"
+  "$ringattn" info
+}
+
+part_gpu_tests() { tests gpu-tests --label-regex gpu; }
+part_folds() { tests folds --tests-regex '^(base_test|fold_test|synthetic_test|cuda_)' --label-exclude gpu; }
+part_transports() { tests transports --tests-regex '^(comm_|device_|nccl|p2p)' --label-exclude gpu; }
+
+worlds() {
+  local transport
+  for transport in p2p nccl; do
+    on_gpus "$gpus" verify "${job[@]}" --seq 10000 --mask causal --transport "$transport"
+    on_gpus "$gpus" verify "${job[@]}" --seq 3001 --batch 3 --mask full --transport "$transport"
+  done
+  # Recorded on one GPU, found again on all of them.
+  "$ringattn" verify "${job[@]}" --seq 64k --record "$state/golden.json" --force
+  for transport in p2p nccl; do
+    on_gpus "$gpus" verify "${job[@]}" --seq 64k --golden "$state/golden.json" --transport "$transport"
+  done
+}
+part_worlds() {
+  need_build
+  need_gpus 2
+  logged worlds worlds
+}
+
+one_connection() {
+  export CUDA_DEVICE_MAX_CONNECTIONS=1
+  local block
+  for block in 1k 4k 16k; do
+    on_gpus "$gpus" -x CUDA_DEVICE_MAX_CONNECTIONS run "${job[@]}" --seq 64k --block "$block" --transport p2p
+  done | tee "$state/one-connection.digests"
+  [[ $(grep -v '^#' "$state/one-connection.digests" | awk '{print $NF}' | sort -u | wc -l) == 1 ]]
+}
+part_one_connection() {
+  need_build
+  need_gpus 2
+  logged one-connection one_connection
+}
+
+part_several_a_gpu() {
+  need_build
+  need_gpus 1
+  logged several-a-gpu env CUDA_VISIBLE_DEVICES="${CUDA_VISIBLE_DEVICES:-0}" "$ringattn" verify "${job[@]}" --seq 5003 \
+    --ranks 7 --transport p2p
+}
+
+part_oracle() {
+  need_build
+  need_gpus 1
+  logged oracle on_gpus "$gpus" verify "${job[@]}" --seq 256k --against oracle --rows 64
+}
+
+# Rank 1 ends itself as it starts; the launcher says 6, and nobody hangs.
+faults() {
+  local code=0
+  cat >"$state/dying-rank.sh" <<END
+#!/bin/sh
+[ "\$OMPI_COMM_WORLD_RANK" = 1 ] && kill -9 \$\$
+exec "$PWD/$ringattn" "\$@"
+END
+  chmod +x "$state/dying-rank.sh"
+  RINGATTN_PROGRAM=$state/dying-rank.sh timeout 120 launch/ringattn-mpirun -np 2 run "${job[@]}" --seq 64k --timeout 10 || code=$?
+  echo "code $code"
+  ((code == 6))
+}
+part_faults() {
+  need_build
+  need_gpus 2
+  logged faults faults
+}
+
+run_parts "$@"
