@@ -18,6 +18,7 @@
 
 #include "base/error.hpp"
 #include "kernels/registry.hpp"
+#include "kernels/sm80/config.hpp"
 
 namespace ringattn {
 namespace {
@@ -185,6 +186,11 @@ void measure_speeds(Device& device) {
   constexpr Heads kHeads[] = {
       {32, 8, 128, 128}, {32, 32, 64, 64}, {8, 8, 256, 256}, {32, 8, 96, 96}, {16, 16, 192, 128}};
   for (const Heads& heads : kHeads) {
+    const auto config = sm80::choose_config(spec_of(Dtype::kBf16, heads, {-1, 0}));
+    if (device.row.name == "sm80_fold" && config) {
+      fmt::print("{{\"what\":\"config\",\"kernel\":\"{}\",\"head_dim\":{},\"head_dim_v\":{},\"config\":\"{}\"}}\n",
+                 device.row.name, heads.head_dim, heads.head_dim_v, describe(*config));
+    }
     for (int log = 10; log <= 17; ++log) {
       const std::int64_t tokens = std::int64_t{1} << log;
       if ((heads.head_dim != 128 && log > 15) || (device.row.name == "sm80_plain" && log > 13)) continue;
