@@ -36,21 +36,30 @@ struct Device {
   std::unique_ptr<Backend> backend;
 };
 
-// Milliseconds of each repeat, ascending.
-std::vector<double> time_repeats(Device& device, int repeats, const std::function<void()>& enqueue) {
+constexpr int kLeastSamples = 10;
+constexpr int kMostSamples = 1000;
+constexpr double kLeastMilliseconds = 500.0;
+
+// Milliseconds of each repeat, ascending: ten, or what half a second holds.
+std::vector<double> time_repeats(Device& device, const std::function<void()>& enqueue) {
   Backend& backend = *device.backend;
-  for (int i = 0; i < 2; ++i) enqueue();
-  std::vector<Mark> marks{backend.mark(device.stream())};
-  for (int i = 0; i < repeats; ++i) {
-    enqueue();
-    marks.push_back(backend.mark(device.stream()));
-  }
-  backend.synchronize(marks.back(), kPatience, {});
-  std::vector<double> milliseconds;
-  for (std::size_t i = 1; i < marks.size(); ++i) milliseconds.push_back(1e3 * backend.elapsed(marks[i - 1], marks[i]));
-  backend.forget_marks();
-  std::sort(milliseconds.begin(), milliseconds.end());
-  return milliseconds;
+  const auto time = [&](int repeats) {
+    std::vector<Mark> marks{backend.mark(device.stream())};
+    for (int i = 0; i < repeats; ++i) {
+      enqueue();
+      marks.push_back(backend.mark(device.stream()));
+    }
+    backend.synchronize(marks.back(), kPatience, {});
+    std::vector<double> milliseconds;
+    for (std::size_t i = 1; i < marks.size(); ++i) {
+      milliseconds.push_back(1e3 * backend.elapsed(marks[i - 1], marks[i]));
+    }
+    backend.forget_marks();
+    std::sort(milliseconds.begin(), milliseconds.end());
+    return milliseconds;
+  };
+  const double warm_up = time(2).front();
+  return time(std::clamp(static_cast<int>(kLeastMilliseconds / warm_up), kLeastSamples, kMostSamples));
 }
 
 double median(const std::vector<double>& sorted) { return sorted[sorted.size() / 2]; }
@@ -171,13 +180,14 @@ void measure_speed(Device& device, const FoldSpec& spec, std::int64_t batch, std
   if (spec.mask.is_causal()) pairs /= 2.0;
   if (spec.mask.left >= 0) pairs = static_cast<double>(tokens) * static_cast<double>(spec.mask.left + 1);
   const double flops = 2.0 * static_cast<double>(batch) * pairs * spec.heads * (spec.head_dim + spec.head_dim_v);
-  const auto ms = time_repeats(device, flops > 1e13 ? 3 : flops > 2e12 ? 7 : 15, [&] { jobs.fold(task); });
+  const auto ms = time_repeats(device, [&] { jobs.fold(task); });
   fmt::print(
       "{{\"what\":\"speed\",\"kernel\":\"{}\",\"dtype\":\"{}\",\"mask\":\"{}\",\"batch\":{},\"seq\":{},\"heads\":{},"
-      "\"kv_heads\":{},\"head_dim\":{},\"head_dim_v\":{},\"softcap\":{},\"ms\":{:.4f},\"ms_min\":{:.4f},\"tflops\":{:."
+      "\"kv_heads\":{},\"head_dim\":{},\"head_dim_v\":{},\"softcap\":{},\"samples\":{},\"ms\":{:.4f},\"ms_min\":{:.4f},"
+      "\"tflops\":{:."
       "1f}}}\n",
       device.row.name, dtype_name(spec.dtype), describe(spec.mask), batch, tokens, spec.heads, spec.kv_heads,
-      spec.head_dim, spec.head_dim_v, spec.softcap, median(ms), ms.front(), flops / median(ms) * 1e-9);
+      spec.head_dim, spec.head_dim_v, spec.softcap, ms.size(), median(ms), ms.front(), flops / median(ms) * 1e-9);
   std::fflush(stdout);
 }
 
@@ -216,7 +226,7 @@ void measure_state(Device& device) {
     Batch jobs(device, spec, 1, kRows, keys);
     const auto time = [&](bool resume, bool save, bool finish) {
       const FoldTask task = jobs.task(resume, save, finish);
-      return median(time_repeats(device, 15, [&] { jobs.fold(task); }));
+      return median(time_repeats(device, [&] { jobs.fold(task); }));
     };
     const double save = time(false, true, false);
     const double both = time(true, true, false);
@@ -234,7 +244,7 @@ void measure_state(Device& device) {
   jobs.fold(task);
   task = jobs.task(true, false, true);
   task.key_runs = {};
-  const double ms = median(time_repeats(device, 15, [&] { jobs.fold(task); }));
+  const double ms = median(time_repeats(device, [&] { jobs.fold(task); }));
   fmt::print("{{\"what\":\"finish_only\",\"kernel\":\"{}\",\"rows\":{},\"heads\":{},\"ms\":{:.4f}}}\n", device.row.name,
              kRows, spec.heads, ms);
 }

@@ -180,6 +180,7 @@ template <class C>
 __device__ __forceinline__ void finish_rows(const cuda::FoldParams& p, const cuda::WorkItem& item, int head,
                                             std::uint32_t q_tile, RowState<C>& state) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
+  __syncwarp();  // Q has been read
   for_each_row<C>([&](int block, int half, int slot) {
     float l = state.l[block][half];
     l = __fadd_rn(l, __shfl_xor_sync(0xffffffffU, l, 1));
