@@ -345,7 +345,7 @@ void measure_generator(Device& device) {
     for (std::int64_t begin = 0; begin < kTokens; begin += run_tokens)
       runs.push_back({8 * begin, 8 * begin + run_tokens});
     const double ms = median(time_repeats(
-        device, 3, [&] { device.backend->fill_synthetic(1, SyntheticTensor::kQ, runs, rows, device.stream()); }));
+        device, [&] { device.backend->fill_synthetic(1, SyntheticTensor::kQ, runs, rows, device.stream()); }));
     fmt::print("{{\"what\":\"generator\",\"tokens\":{},\"heads\":{},\"head_dim\":{},\"runs\":{},\"ms\":{:.2f}}}\n",
                kTokens, kHeads, kDim, runs.size(), ms);
   }
