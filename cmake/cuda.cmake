@@ -21,6 +21,8 @@ if(CMAKE_CUDA_COMPILER)
     set(CMAKE_CUDA_STANDARD 20)
     set(CMAKE_CUDA_STANDARD_REQUIRED ON)
     set(CMAKE_CUDA_EXTENSIONS OFF)
+    list(APPEND CMAKE_MODULE_PATH ${CMAKE_CURRENT_LIST_DIR})
+    find_package(NCCL 2.19)  # non-blocking communicators that can be aborted
   endif()
 endif()
 message(STATUS "CUDA: ${RINGATTN_CUDA_FOUND}")

@@ -3,6 +3,10 @@
 
 #include <fmt/format.h>
 
+#include <functional>
+#include <map>
+#include <mutex>
+#include <utility>
 #include <vector>
 
 #include "base/error.hpp"
@@ -52,6 +56,48 @@ const Found& found_gpus() {
   return found;
 }
 
+// The allocations that live, by address.
+class Allocations {
+ public:
+  static Allocations& table() {
+    static auto* const table = new Allocations;  // outlives every Buffer
+    return *table;
+  }
+
+  std::shared_ptr<const DeviceAllocation> add(std::byte* base, std::size_t bytes, int device) {
+    const std::lock_guard lock(mutex_);
+    std::shared_ptr<const DeviceAllocation> allocation(new DeviceAllocation{++last_id_, base, bytes, device},
+                                                       [this](const DeviceAllocation* dead) { remove(dead); });
+    by_address_[base] = allocation;
+    return allocation;
+  }
+
+  std::shared_ptr<const DeviceAllocation> find(const std::byte* data, std::size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    auto after = by_address_.upper_bound(data);
+    if (after == by_address_.begin()) return nullptr;
+    const std::shared_ptr<const DeviceAllocation> found = std::prev(after)->second.lock();
+    if (found == nullptr) return nullptr;
+    const auto offset = static_cast<std::size_t>(data - found->base);
+    return offset <= found->bytes && bytes <= found->bytes - offset ? found : nullptr;
+  }
+
+ private:
+  void remove(const DeviceAllocation* dead) {
+    {
+      // Before the memory goes back: its address may be given out again at once.
+      const std::lock_guard lock(mutex_);
+      by_address_.erase(dead->base);
+    }
+    cudaFree(dead->base);
+    delete dead;
+  }
+
+  std::mutex mutex_;
+  std::uint64_t last_id_ = 0;
+  std::map<const std::byte*, std::weak_ptr<const DeviceAllocation>, std::less<>> by_address_;
+};
+
 }  // namespace
 
 void check_cuda(cudaError_t result, std::string_view call) {
@@ -90,7 +136,13 @@ Buffer allocate_device(std::size_t bytes, int device) {
          fmt::format("{} of {} bytes are free", memory.free, memory.total), "Use more ranks, or set --memory.");
   }
   check_cuda(result, "cudaMalloc");
-  return {static_cast<std::byte*>(data), bytes, MemoryKind::kDevice, [](std::byte* p) { cudaFree(p); }};
+  auto allocation = Allocations::table().add(static_cast<std::byte*>(data), bytes, device);
+  return {static_cast<std::byte*>(data), bytes, MemoryKind::kDevice,
+          [allocation = std::move(allocation)](std::byte*) mutable { allocation.reset(); }};
+}
+
+std::shared_ptr<const DeviceAllocation> find_device_allocation(const void* data, std::size_t bytes) {
+  return Allocations::table().find(static_cast<const std::byte*>(data), bytes);
 }
 
 Buffer allocate_pinned(std::size_t bytes) {
@@ -127,6 +179,8 @@ std::string gpus_unavailable() { return kNoCuda; }
 Buffer allocate_device(std::size_t bytes, int device) {
   fail(ErrorCode::kUnsupported, fmt::format("can't allocate {} bytes on GPU {}", bytes, device), kNoCuda);
 }
+
+std::shared_ptr<const DeviceAllocation> find_device_allocation(const void*, std::size_t) { return nullptr; }
 
 Buffer allocate_pinned(std::size_t bytes) { return allocate_host(bytes); }
 

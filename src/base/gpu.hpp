@@ -4,6 +4,8 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 
@@ -30,6 +32,18 @@ std::string gpus_unavailable();
 // Plain memory of a device (cudaMalloc), aligned to 256 bytes; other processes can map it. Throws kMemory when the
 // device has no more, kUnsupported where there is no such device.
 Buffer allocate_device(std::size_t bytes, int device);
+
+// What allocate_device() has given out. It lives as long as somebody holds it: the Buffer, and transports whose peers
+// have mapped it, for memory must not go back to the device under a peer's mapping.
+struct DeviceAllocation {
+  std::uint64_t id = 0;  // of this process, and never used again, as addresses are
+  std::byte* base = nullptr;
+  std::size_t bytes = 0;
+  int device = 0;
+};
+
+// The allocation of allocate_device() that the `bytes` at `data` lie in; nullptr if there is none.
+std::shared_ptr<const DeviceAllocation> find_device_allocation(const void* data, std::size_t bytes);
 
 // Host memory that devices copy from and to without the host's help. Throws kMemory.
 Buffer allocate_pinned(std::size_t bytes);

@@ -1,20 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
-// Transport `p2p`: copy engines write to peers' memory on one host, and use no multiprocessor. Ranks are processes,
-// each with a GPU of its own (memory mapped through CUDA IPC), or threads of one process, which may share GPUs.
+// Transport `p2p`: copy engines write straight into the memory of peers on the same host; no multiprocessor works for a
+// transfer. Present only where the build found CUDA.
 //
-// Push only. Receive spans lie in memory of cudaMalloc (base/gpu.hpp), which the receiver exports; sources may be any
-// device memory. A receiver tells its senders by a host message where the spans of an exchange go, and by a flag when
-// its stream has come to post(), so that the memory is free. A sender waits for that flag on a stream of its own,
-// copies, and raises a flag behind the data, for which the receiver's stream waits. Flags lie in pinned memory that all
-// ranks share: GPUs wait for and write them by stream memory operations, CPUs read them for blame and write them to
-// release the streams of a broken world.
+// Push only. Receive spans lie in memory of allocate_device(): post() tells each sender where its message may be put
+// (allocation, offset), through a mailbox in shared host memory. Ranks of other processes open an allocation once by
+// CUDA IPC, ranks of this process use its address. What is sent may lie anywhere that the device can read.
 //
-// Streams share hardware queues, so a rank's operations, read in the order in which they are enqueued, must not wait
-// for what comes later: an exchange's ready flags are enqueued before its pushes, those before the waits for its data,
-// and a push waits for another rank's ready flag of the same exchange and for pushes of earlier rounds only. By
-// induction over exchanges and rounds nobody waits for ever, with a single queue too. Ranks that share a GPU would wait
-// in each other's queues: there the hosts do the waiting, and a push or a wait is enqueued when it need not wait any
-// more.
+// Flags are counters of messages between two ranks, in host memory that all devices and CPUs see, written and waited
+// for by stream memory operations: `ready` by the receiver's stream in post(), `done` by the sender's behind the
+// copies. CPUs read them to blame, and write them to release a stream when the world has failed.
+//
+// The device never waits for a host: **a wait is enqueued only after the operation that satisfies it**. A push (wait
+// for `ready`, copy, `done`) is enqueued when the receiver has told where, which it does after it has enqueued `ready`;
+// and when the pushes of lower rounds that it waits for are enqueued (`pushed`, a counter between CPUs). wait()
+// enqueues the wait of a stream when all pushes to this rank are. So host time orders all operations such that each
+// waits for an earlier one only, every hardware queue carries out its operations in that order, and the operation that
+// was enqueued first among those not done can always proceed: no queue is ever stuck, however streams share queues
+// (CUDA_DEVICE_MAX_CONNECTIONS=1), however many ranks share a GPU, and while a call such as cudaFree waits for the
+// whole device. Ranks that share a GPU still want a queue for each stream, 1 + lanes a rank, to overlap: set
+// CUDA_DEVICE_MAX_CONNECTIONS (at most 32) before CUDA starts. The price: wait() blocks the host until the peers' hosts
+// have come to their post(); it does not wait for any device.
+//
+// Failure. The host's part of wait() has the deadline; the device's part gets the same length from the moment the
+// stream comes to the wait (a counter that the stream writes), and progress() throws past it. abandon() makes this
+// rank's streams go on by themselves, by writing the flags that they wait for. Memory that peers know of stays
+// allocated until they have closed it: what was freed goes back to the device at the next all-gather, or with the
+// transport.
 #pragma once
 
 #include <memory>
@@ -24,13 +35,15 @@
 namespace ringattn {
 
 struct P2pOptions {
-  // Streams for pushes. Two keep a copy engine busy while another one starts; each takes a hardware queue.
+  // Streams that carry this rank's pushes; each peer has one of them, and all serve a message where there are fewer
+  // peers than lanes.
   int lanes = 2;
+  double setup_seconds = 60.0;  // for peers to come and memory to be opened
 };
 
-// Collective over `control`, a world of host memory with the same ranks, which the transport keeps for bootstrap, small
-// messages and failures. Throws an AgreedError (kUnsupported) where the ranks are on several hosts, two processes share
-// a GPU, or peers' memory can't be written. All exchanges in flight are posted on one stream.
+// A transport of device memory beside `control`, a host transport of the same ranks, for this rank's memory on
+// `device`. Collective. Throws an AgreedError (kUnsupported) where ranks are on several hosts, two processes share a
+// GPU, or a rank can't write to a peer's memory, which is tried out.
 std::unique_ptr<Transport> make_p2p_transport(std::unique_ptr<Transport> control, int device,
                                               const P2pOptions& options = {});
 

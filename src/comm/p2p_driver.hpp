@@ -1,25 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-// Inside transport `p2p`: the calls of CUDA's driver that the runtime library has no form of. Found at run time, so the
-// program starts on machines without a driver.
+// Inside transport `p2p`: the driver's functions, found at run time, so that nothing links libcuda and the program
+// starts where there is no driver.
 #pragma once
 
-#include <cuda.h>
+#include <cuda_runtime.h>
+#include <fmt/format.h>
 
-#include <string_view>
+#include "base/cuda.hpp"
+#include "base/error.hpp"
 
 namespace ringattn {
 
-struct Driver {
-  CUresult (*stream_batch_mem_op)(CUstream, unsigned int, CUstreamBatchMemOpParams*, unsigned int);
-  CUresult (*get_address_range)(CUdeviceptr*, std::size_t*, CUdeviceptr);
-  CUresult (*get_pointer_attribute)(void*, CUpointer_attribute, CUdeviceptr);
-  CUresult (*get_error_string)(CUresult, const char**);
-};
-
-// Throws kUnsupported where the driver lacks one of them.
-const Driver& driver();
-
-// Throws kInternal with the driver's own text unless `result` is CUDA_SUCCESS.
-void check_driver(CUresult result, std::string_view call);
+// Throws kUnsupported where the driver has no such function.
+template <typename Function>
+Function driver_function(const char* name, unsigned version) {
+  void* address = nullptr;
+  cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+  check_cuda(cudaGetDriverEntryPointByVersion(name, &address, version, cudaEnableDefault, &found),
+             "cudaGetDriverEntryPointByVersion");
+  if (found != cudaDriverEntryPointSuccess || address == nullptr) {
+    fail(ErrorCode::kUnsupported, fmt::format("the GPU driver has no {}", name), "it is older than CUDA 12",
+         "Update the driver, or use --transport nccl.");
+  }
+  return reinterpret_cast<Function>(address);
+}
 
 }  // namespace ringattn

@@ -1,63 +1,86 @@
 // SPDX-License-Identifier: Apache-2.0
-// Inside transport `p2p`: how a rank describes its memory to others, and how they reach it.
+// Inside transport `p2p`: device memory across ranks. A rank exports the allocations that it receives into, and opens
+// those of its peers: by CUDA IPC across processes, by plain pointers inside one.
+//
+// Every allocation that a peer was told of is held here, so that it can't go back to the device under a peer's mapping.
+// Once nobody else holds it, the next all-gather lets the peers close it and then frees it. Splits share their parent's
+// memory.
 #pragma once
 
+#include <cuda_runtime.h>
+
+#include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
+#include <set>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "base/cuda.hpp"
-#include "comm/transport.hpp"
+#include "base/gpu.hpp"
+#include "comm/device_peers.hpp"
 
 namespace ringattn {
 
-// A place in a rank's device memory, as it travels.
-struct P2pAddress {
-  cudaIpcMemHandle_t handle{};   // of the allocation
-  std::uint64_t allocation = 0;  // its number, never used again in its process
-  std::uint64_t offset = 0;      // bytes from its begin
-  std::uint64_t address = 0;     // in its own process
+// What a rank says of an allocation to those who push into it.
+struct ExportedMemory {
+  std::uint64_t id = 0;
+  std::byte* base = nullptr;  // in the exporter
+  std::size_t bytes = 0;
+  int device = 0;  // in the exporter
+  cudaIpcMemHandle_t handle{};
 };
 
-// What this rank lets others write to.
-class P2pExports {
+class P2pMemory {
  public:
-  explicit P2pExports(int device) : device_(device) {}
+  P2pMemory(int rank, int device, std::vector<DevicePeer> peers);
+  // Closes and frees, unless told to leak.
+  ~P2pMemory();
+  P2pMemory(const P2pMemory&) = delete;
+  P2pMemory& operator=(const P2pMemory&) = delete;
 
-  // Throws kUsage for memory that can't be exported: not cudaMalloc's.
-  P2pAddress describe(const std::byte* data, std::size_t bytes);
+  int device() const { return device_; }
+
+  // Holds an allocation from now on and describes it for `peer`.
+  ExportedMemory export_to(int peer, const std::shared_ptr<const DeviceAllocation>& allocation);
+  // Opens a peer's allocation, unless it is open.
+  void import_from(int peer, const ExportedMemory& memory);
+  // Where this process finds the bytes; throws kInternal where they are outside of what the peer has exported.
+  std::byte* address(int peer, std::uint64_t id, std::uint64_t offset, std::uint64_t bytes) const;
+
+  // Exported allocations that nobody else holds any more.
+  std::vector<std::uint64_t> dead() const;
+  void close(int peer, std::uint64_t id);
+  // The ranks below `size` have closed their mappings of the dead.
+  void closed_by(int size, const std::vector<std::uint64_t>& dead);
+
+  bool exports_to_processes() const;
+  // Closes all that was opened.
+  void close_all();
+  // Keeps everything for the life of the process.
+  void leak();
 
  private:
-  struct Allocation {
-    std::uint64_t number = 0;
+  struct Export {
+    std::shared_ptr<const DeviceAllocation> allocation;
     cudaIpcMemHandle_t handle{};
+    std::set<int> told;
   };
-  int device_;
-  std::map<std::uintptr_t, Allocation> allocations_;  // by first byte
-};
-
-// What this rank has mapped of the others.
-class P2pImports {
- public:
-  explicit P2pImports(int device) : device_(device) {}
-  ~P2pImports();
-  P2pImports(const P2pImports&) = delete;
-  P2pImports& operator=(const P2pImports&) = delete;
-
-  // Where the place lies in this process; maps its allocation once. `neighbour`: the peer is a thread of this process.
-  std::byte* resolve(int peer, bool neighbour, const P2pAddress& place);
-  // Unmaps what `peer` has replaced by now: everything but the last allocation used. No push may be on its way.
-  void release_old(int peer);
-
- private:
-  struct Mapping {
-    std::byte* base = nullptr;
-    std::uint64_t last_use = 0;
+  struct Import {
+    std::byte* base = nullptr;  // here
+    std::size_t bytes = 0;
+    bool opened = false;  // by CUDA IPC
   };
-  int device_;
-  std::uint64_t uses_ = 0;
-  std::map<std::pair<int, std::uint64_t>, Mapping> mappings_;  // by peer and allocation
+
+  bool in_this_process(int peer) const;
+
+  const int rank_;
+  const int device_;
+  const std::vector<DevicePeer> peers_;
+  std::map<std::uint64_t, Export> exports_;                  // by id
+  std::map<std::pair<int, std::uint64_t>, Import> imports_;  // by peer and id
 };
 
 }  // namespace ringattn

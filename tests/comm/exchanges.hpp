@@ -12,13 +12,12 @@
 
 #include "base/philox.hpp"
 #include "comm/transport.hpp"
+#include "tests/comm/memory.hpp"
 
 namespace ringattn {
 
 // A deadline that only a failing test reaches.
 inline Deadline patience() { return Deadline::after(20.0); }
-
-using Bytes = std::vector<std::byte>;
 
 // Bytes that only their owner's seed makes.
 inline Bytes payload_of(std::uint32_t seed, int owner, std::size_t bytes) {
@@ -42,10 +41,7 @@ class RingAllGather {
         size_(world.size()),
         seed_(seed),
         bytes_(bytes),
-        memory_(1 + slots() * (bytes + 1), kUntouched) {
-    const Bytes own = payload_of(seed, rank_, bytes);
-    std::copy(own.begin(), own.end(), slot(rank_));
-  }
+        memory_(world, initial(world, seed, bytes)) {}
 
   Exchange exchange() {
     Exchange all;
@@ -60,30 +56,40 @@ class RingAllGather {
   }
 
   void expect_complete() {
+    const Bytes all = memory_.read();
     for (int owner = 0; owner < size_; ++owner) {
       const Bytes expected = payload_of(seed_, owner, bytes_);
-      EXPECT_TRUE(std::equal(expected.begin(), expected.end(), slot(owner)))
+      const std::byte* found = all.data() + offset_of(owner, bytes_);
+      EXPECT_TRUE(std::equal(expected.begin(), expected.end(), found))
           << "rank " << rank_ << " has a wrong copy of rank " << owner << "'s " << bytes_ << " bytes";
-      EXPECT_EQ(slot(owner)[-1], kUntouched);
-      EXPECT_EQ(slot(owner)[bytes_], kUntouched);
+      EXPECT_EQ(found[-1], kUntouched);
+      EXPECT_EQ(found[bytes_], kUntouched);
     }
   }
 
  private:
-  std::size_t slots() const { return static_cast<std::size_t>(size_); }
-  std::byte* slot(int owner) { return memory_.data() + 1 + static_cast<std::size_t>(owner) * (bytes_ + 1); }
+  static std::size_t offset_of(int owner, std::size_t bytes) {
+    return 1 + static_cast<std::size_t>(owner) * (bytes + 1);
+  }
+  static Bytes initial(const Transport& world, std::uint32_t seed, std::size_t bytes) {
+    Bytes all(offset_of(world.size(), bytes), kUntouched);
+    const Bytes own = payload_of(seed, world.rank(), bytes);
+    std::copy(own.begin(), own.end(), all.begin() + static_cast<std::ptrdiff_t>(offset_of(world.rank(), bytes)));
+    return all;
+  }
+  std::byte* slot(int owner) { return memory_.data() + offset_of(owner, bytes_); }
 
   int rank_;
   int size_;
   std::uint32_t seed_;
   std::size_t bytes_;
-  Bytes memory_;
+  Memory memory_;
 };
 
 // Posts, waits and checks one ring.
 inline void expect_ring(Transport& world, std::uint32_t seed, std::size_t bytes) {
   RingAllGather ring(world, seed, bytes);
-  world.wait(world.post(ring.exchange(), Stream{}), Stream{}, patience());
+  world.wait(world.post(ring.exchange(), rank_stream()), rank_stream(), patience());
   ring.expect_complete();
 }
 
@@ -96,22 +102,23 @@ struct RandomExchange {
       for (int from = 0; from < world.size(); ++from) {
         for (int to = 0; to < world.size(); ++to) {
           if (from == to || draw(seed, round, from, to, 1) >= density * 0x1p32) continue;
-          if (from == world.rank()) add_send(seed, round, from, to);
-          if (to == world.rank()) add_receive(seed, round, from, to);
+          if (from == world.rank()) add_send(world, seed, round, from, to);
+          if (to == world.rank()) add_receive(world, seed, round, from, to);
         }
       }
     }
   }
 
   void expect_complete(int rank) const {
+    for (const Memory& bytes : sent) bytes.read();  // the stream has passed its sends too
     for (std::size_t i = 0; i < expected.size(); ++i) {
-      EXPECT_TRUE(received[i] == expected[i]) << "rank " << rank << ", " << exchange.label << ", receive " << i;
+      EXPECT_TRUE(received[i].read() == expected[i]) << "rank " << rank << ", " << exchange.label << ", receive " << i;
     }
   }
 
   Exchange exchange;
-  std::vector<Bytes> sent;
-  std::vector<Bytes> received;
+  std::vector<Memory> sent;
+  std::vector<Memory> received;
   std::vector<Bytes> expected;
 
  private:
@@ -135,8 +142,8 @@ struct RandomExchange {
     return payload_of(draw(seed, round, from, to, 99), from, total);
   }
 
-  void add_send(std::uint32_t seed, int round, int from, int to) {
-    const Bytes& bytes = sent.emplace_back(content(seed, round, from, to));
+  void add_send(const Transport& world, std::uint32_t seed, int round, int from, int to) {
+    const Memory& bytes = sent.emplace_back(world, content(seed, round, from, to));
     SendMessage& message = exchange.sends.emplace_back(SendMessage{to, round, {}});
     std::size_t at = 0;
     for (const std::size_t length : span_sizes(seed, round, from, to)) {
@@ -144,9 +151,9 @@ struct RandomExchange {
       at += length;
     }
   }
-  void add_receive(std::uint32_t seed, int round, int from, int to) {
+  void add_receive(const Transport& world, std::uint32_t seed, int round, int from, int to) {
     expected.push_back(content(seed, round, from, to));
-    Bytes& bytes = received.emplace_back(expected.back().size(), kUntouched);
+    const Memory& bytes = received.emplace_back(world, Bytes(expected.back().size(), kUntouched));
     ReceiveMessage& message = exchange.receives.emplace_back(ReceiveMessage{from, round, {}});
     std::size_t at = 0;
     for (const std::size_t length : span_sizes(seed, round, from, to)) {

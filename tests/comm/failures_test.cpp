@@ -18,7 +18,12 @@ namespace {
 const double kShort = 0.05;
 const double kSlack = 5.0;
 
-class Failures : public testing::TestWithParam<WorldCase> {};
+class Failures : public testing::TestWithParam<WorldCase> {
+ protected:
+  void SetUp() override {
+    if (!GetParam().needs.empty()) GTEST_SKIP() << "needs " << GetParam().needs;
+  }
+};
 
 // Runs `call`, which must throw; the caller checks what.
 Error error_of(const std::function<void()>& call) {
@@ -56,9 +61,9 @@ TEST_P(Failures, NamesThePeerThatNeverSends) {
   expect_blame(
       GetParam(),
       [](Transport& world, const Deadline& deadline) {
-        std::byte byte{};
-        Exchange exchange{"block 3 of 12", {}, {{0, 0, {{&byte, 1}}}}};
-        world.wait(world.post(exchange, Stream{}), Stream{}, deadline);
+        const Memory byte(world, Bytes(1));
+        Exchange exchange{"block 3 of 12", {}, {{0, 0, {{byte.data(), 1}}}}};
+        world.wait(world.post(exchange, rank_stream()), rank_stream(), deadline);
       },
       "block 3 of 12");
 }
@@ -67,9 +72,10 @@ TEST_P(Failures, NamesThePeerThatNeverReceives) {
   expect_blame(
       GetParam(),
       [](Transport& world, const Deadline& deadline) {
-        const Bytes large(1 << 20);  // more than any transport takes ahead of its receive
-        Exchange exchange{"block 4 of 12", {{0, 0, {{large.data(), large.size()}}}}, {}};
-        world.wait(world.post(exchange, Stream{}), Stream{}, deadline);
+        constexpr std::size_t kLarge = 1 << 20;  // more than any transport takes ahead of its receive
+        const Memory large(world, Bytes(kLarge));
+        Exchange exchange{"block 4 of 12", {{0, 0, {{large.data(), kLarge}}}}, {}};
+        world.wait(world.post(exchange, rank_stream()), rank_stream(), deadline);
       },
       "block 4 of 12");
 }
@@ -93,10 +99,11 @@ TEST_P(Failures, NamesTheRankThatMissesASplit) {
 TEST_P(Failures, BlamesOnlyTheRankThatIsWaitedFor) {
   GetParam().run([&](Transport& world) {
     if (world.size() < 3 || world.rank() != 1) return 0;  // nobody else posts
-    Bytes buffer(1 << 20);
-    Exchange exchange{"chain", {{2, 1, {{buffer.data(), buffer.size()}}}}, {{0, 0, {{buffer.data(), buffer.size()}}}}};
+    constexpr std::size_t kLarge = 1 << 20;
+    const Memory buffer(world, Bytes(kLarge));
+    Exchange exchange{"chain", {{2, 1, {{buffer.data(), kLarge}}}}, {{0, 0, {{buffer.data(), kLarge}}}}};
     const Error error =
-        error_of([&] { world.wait(world.post(exchange, Stream{}), Stream{}, Deadline::after(kShort)); });
+        error_of([&] { world.wait(world.post(exchange, rank_stream()), rank_stream(), Deadline::after(kShort)); });
     EXPECT_NE(std::string(error.what()).find("waits for rank 0"), std::string::npos) << error.what();
     EXPECT_EQ(std::string(error.what()).find("rank 2"), std::string::npos) << error.what();
     return 0;
@@ -135,9 +142,9 @@ void expect_aborted(const WorldCase& world_case, const std::function<void(Transp
 
 TEST_P(Failures, AbortsAWait) {
   expect_aborted(GetParam(), [](Transport& world) {
-    std::byte byte{};
-    Exchange exchange{"never", {}, {{world.size() - 1, 0, {{&byte, 1}}}}};
-    world.wait(world.post(exchange, Stream{}), Stream{}, patience());
+    const Memory byte(world, Bytes(1));
+    Exchange exchange{"never", {}, {{world.size() - 1, 0, {{byte.data(), 1}}}}};
+    world.wait(world.post(exchange, rank_stream()), rank_stream(), patience());
   });
 }
 
@@ -190,7 +197,7 @@ TEST_P(Failures, AbandonsExchangesInFlight) {
     if (world.size() == 1) return 0;
     constexpr std::size_t kBytes = 200'000;
     const bool gives_up = world.rank() == 0;
-    auto memory = std::make_unique<Bytes>(kBytes * static_cast<std::size_t>(world.size()));
+    auto memory = std::make_unique<Memory>(world, Bytes(kBytes * static_cast<std::size_t>(world.size())));
     Exchange exchange{"abandoned", {}, {}};
     if (gives_up) {
       for (int peer = 1; peer < world.size(); ++peer) {
@@ -201,14 +208,14 @@ TEST_P(Failures, AbandonsExchangesInFlight) {
     }
     if (gives_up) {
       world.barrier(patience());
-      world.post(exchange, Stream{});
+      world.post(exchange, rank_stream());
       world.abandon();
       memory.reset();
       world.abort(Error(ErrorCode::kInternal, "given up."));
     } else {
       try {
         world.barrier(patience());
-        world.wait(world.post(exchange, Stream{}), Stream{}, patience());  // may have been sent before
+        world.wait(world.post(exchange, rank_stream()), rank_stream(), patience());  // may have been sent before
       } catch (const Error& error) {
         EXPECT_NE(std::string(error.what()).find("given up."), std::string::npos) << error.what();
       }
@@ -228,12 +235,12 @@ TEST_P(Failures, FindsSidesThatDoNotFit) {
         EXPECT_GT(world.rank(), 1);  // who may hear of the end before the barrier's own
       }
       if (world.rank() > 1) return 0;
-      Bytes bytes(8);
+      const Memory bytes(world, Bytes(8));
       Exchange exchange{"unequal", {}, {}};
       if (world.rank() == 0) exchange.sends.push_back({1, 0, {{bytes.data(), sent}}});
       if (world.rank() == 1) exchange.receives.push_back({0, 0, {{bytes.data(), wanted}}});
       try {
-        world.wait(world.post(exchange, Stream{}), Stream{}, patience());
+        world.wait(world.post(exchange, rank_stream()), rank_stream(), patience());
       } catch (const Error& error) {
         EXPECT_EQ(error.code(), ErrorCode::kInternal) << error.what();
         EXPECT_NE(std::string(error.what()).find("two sides of unequal"), std::string::npos) << error.what();

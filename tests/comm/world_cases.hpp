@@ -16,6 +16,8 @@ struct WorldCase {
   std::string name;  // of the test
   // Runs the function on every rank of a fresh world and returns the sum of what all ranks returned. Rethrows.
   std::function<int(const std::function<int(Transport&)>&)> run;
+  MemoryKind memory = MemoryKind::kHost;
+  std::string needs{};  // what it would take to run it here; empty: nothing
 };
 
 inline void PrintTo(const WorldCase& world, std::ostream* out) { *out << world.name; }

@@ -1,0 +1,337 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/nccl.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <deque>
+#include <limits>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "base/cuda.hpp"
+#include "comm/device_peers.hpp"
+#include "comm/exchange.hpp"
+#include "comm/nccl_communicator.hpp"
+
+namespace ringattn {
+
+namespace {
+
+// How long work that waits for nobody any more gets to end.
+constexpr double kDrainSeconds = 5.0;
+
+// An exchange from post() until the device has passed its wait.
+struct Flight {
+  Exchange exchange;
+  Ticket ticket = 0;
+  std::vector<int> rounds;             // ascending
+  std::size_t submitted = 0;           // of rounds
+  std::vector<int> peers;              // ascending
+  std::vector<std::byte> hello;        // [peers] not 0: it has posted too
+  std::optional<Ticket> greeting;      // the control exchange in which they say so, until it is done
+  CudaEvent posted;                    // the spans may be used
+  CudaEvent moved;                     // the last round is done
+  bool enqueued = false;               // moved is recorded
+  std::optional<CudaEvent> reached{};  // the caller's stream has come to the wait
+  double seconds = 0.0;                // that it may wait
+  std::optional<Deadline::Clock::time_point> waits_since{};
+};
+
+constexpr std::byte kHello{1};
+
+class NcclTransport final : public Transport {
+ public:
+  NcclTransport(std::unique_ptr<Transport> control, std::unique_ptr<NcclCommunicator> communicator, int device,
+                RankNames names, const NcclOptions& options)
+      : control_(std::move(control)),
+        communicator_(std::move(communicator)),
+        device_(device),
+        names_(std::move(names)),
+        options_(options),
+        rank_(control_->rank()),
+        size_(control_->size()) {
+    const DeviceGuard guard(device_);
+    stream_.emplace();
+  }
+
+  ~NcclTransport() override {
+    if (!broken_ && flights_.empty()) drain([this] { return landing_.empty(); });
+    abandon();
+    if (!drain([this] { return cudaStreamQuery(stream_->get()) != cudaErrorNotReady; })) {
+      static_cast<void>(new auto(std::move(*stream_)));
+    }
+  }
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  std::string_view name() const override { return "nccl"; }
+  MemoryKind memory() const override { return MemoryKind::kDevice; }
+  int device() const override { return device_; }
+  Route route() const override { return Route::kDirect; }
+  Transport& host() override { return *control_; }
+
+  std::vector<std::string> all_gather(std::string_view bytes, const Deadline& deadline) override {
+    return control_->all_gather(bytes, deadline);
+  }
+  void barrier(const Deadline& deadline) override { control_->barrier(deadline); }
+
+  Ticket post(Exchange exchange, Stream stream) override {
+    control_->progress();
+    check_exchange(exchange, rank_, size_);
+    const Ticket ticket = next_ticket();
+    if (broken_) {
+      fail(ErrorCode::kInternal, fmt::format("rank {} can't post {}", rank_, exchange_name(exchange, ticket)),
+           "it has given up earlier exchanges", "Abort the world after a failure.");
+    }
+    const DeviceGuard guard(device_);
+    Flight flight{std::move(exchange), ticket, {}, 0, {}, {}, {}, CudaEvent(), CudaEvent()};
+    const auto note = [&](const auto& messages) {
+      for (const auto& message : messages) {
+        flight.rounds.push_back(message.round);
+        flight.peers.push_back(message.peer);
+      }
+    };
+    note(flight.exchange.sends);
+    note(flight.exchange.receives);
+    for (std::vector<int>* numbers : {&flight.rounds, &flight.peers}) {
+      std::sort(numbers->begin(), numbers->end());
+      numbers->erase(std::unique(numbers->begin(), numbers->end()), numbers->end());
+    }
+    flight.posted.record(cuda_stream(stream));
+    flight.hello.resize(flight.peers.size());
+    Exchange greeting{flight.exchange.label, {}, {}};
+    for (std::size_t i = 0; i < flight.peers.size(); ++i) {
+      greeting.sends.push_back({flight.peers[i], 0, {{&kHello, 1}}});
+      greeting.receives.push_back({flight.peers[i], 0, {{&flight.hello[i], 1}}});
+    }
+    flight.greeting = control_->post(std::move(greeting), Stream{});
+    flights_.push_back(std::move(flight));
+    pump();
+    return ticket;
+  }
+
+  void wait(Ticket ticket, Stream stream, const Deadline& deadline) override {
+    try {
+      control_->progress();
+      check_ticket(ticket, waited_, next_ticket());
+      const DeviceGuard guard(device_);
+      Flight& flight = flights_.front();
+      pump();
+      for (; !flight.enqueued; progress()) {
+        if (deadline.expired()) {
+          fail_late(exchange_name(flight.exchange, ticket), deadline, names_, rank_, awaited(flight));
+        }
+        std::this_thread::yield();
+      }
+      flight.seconds = flight.moved.passed() ? std::numeric_limits<double>::infinity() : deadline.seconds();
+      flight.reached.emplace();
+      flight.reached->record(cuda_stream(stream));
+      check_cuda(cudaStreamWaitEvent(cuda_stream(stream), flight.moved.get(), 0), "cudaStreamWaitEvent");
+      landing_.push_back(std::move(flight));
+      flights_.pop_front();
+      ++waited_;
+      forget_landed();
+    } catch (...) {
+      abandon();
+      throw;
+    }
+  }
+
+  void progress() override {
+    control_->progress();
+    if (broken_) return;
+    const DeviceGuard guard(device_);
+    pump();
+    if (!landing_.empty()) communicator_->ready();  // throws what failed meanwhile
+    forget_landed();
+    check_landing();
+  }
+
+  bool finished(Ticket ticket) override {
+    const auto index = static_cast<std::size_t>(ticket - waited_);
+    return ticket >= waited_ && index < flights_.size() && flights_[index].enqueued && flights_[index].moved.passed();
+  }
+
+  void abandon() noexcept override {
+    try {
+      forget_landed();
+    } catch (...) {
+      // A broken device: the communicator is to be aborted in any case.
+    }
+    if (flights_.empty() && landing_.empty()) return;
+    broken_ = true;
+    control_->abandon();
+    // NCCL's kernels end without their peers; then nothing writes to spans any more, and streams that wait go on.
+    communicator_->abort();
+    drain([this] { return cudaStreamQuery(stream_->get()) != cudaErrorNotReady; });
+    waited_ = next_ticket();
+    flights_.clear();
+    landing_.clear();
+  }
+
+  std::unique_ptr<Transport> split(int size, const Deadline& deadline) override {
+    control_->progress();
+    check_split(size, size_);
+    std::unique_ptr<Transport> control = control_->split(size, deadline);
+    if (control == nullptr) return nullptr;
+    try {
+      auto communicator = std::make_unique<NcclCommunicator>(*control, device_, options_, deadline);
+      return std::make_unique<NcclTransport>(std::move(control), std::move(communicator), device_, names_, options_);
+    } catch (const AgreedError& error) {
+      throw Error(error.code(), error.what());  // agreed among these ranks only
+    }
+  }
+
+  bool abort(const Error& error) override {
+    const bool prints = control_->abort(error);
+    abandon();
+    return prints;
+  }
+
+ private:
+  Ticket next_ticket() const { return waited_ + static_cast<Ticket>(flights_.size()); }
+
+  // Hands NCCL what it can take, strictly in order: all ranks then have the same order.
+  void pump() {
+    for (Flight& flight : flights_) {
+      if (flight.enqueued) continue;
+      if (flight.greeting) {
+        if (!control_->finished(*flight.greeting)) return;
+        control_->wait(*flight.greeting, Stream{}, Deadline::after(0.0));  // finished: returns at once
+        flight.greeting.reset();
+        check_cuda(cudaStreamWaitEvent(stream_->get(), flight.posted.get(), 0), "cudaStreamWaitEvent");
+      }
+      for (; flight.submitted < flight.rounds.size(); ++flight.submitted) {
+        if (!communicator_->ready()) return;
+        submit(flight, flight.rounds[flight.submitted]);
+      }
+      if (!communicator_->ready()) return;
+      flight.moved.record(stream_->get());
+      flight.enqueued = true;
+    }
+  }
+
+  void submit(const Flight& flight, int round) {
+    const ncclComm_t communicator = communicator_->get();
+    communicator_->check(ncclGroupStart(), "ncclGroupStart");
+    for (const ReceiveMessage& message : flight.exchange.receives) {
+      for (const ReceiveSpan& span : message.spans) {
+        if (message.round != round || span.bytes == 0) continue;
+        communicator_->check(ncclRecv(span.data, span.bytes, ncclInt8, message.peer, communicator, stream_->get()),
+                             "ncclRecv");
+      }
+    }
+    for (const SendMessage& message : flight.exchange.sends) {
+      for (const SendSpan& span : message.spans) {
+        if (message.round != round || span.bytes == 0) continue;
+        communicator_->check(ncclSend(span.data, span.bytes, ncclInt8, message.peer, communicator, stream_->get()),
+                             "ncclSend");
+      }
+    }
+    communicator_->check(ncclGroupEnd(), "ncclGroupEnd");
+  }
+
+  // Whether a peer has posted this exchange too. Written by a thread of the control transport.
+  static bool has_come(Flight& flight, int peer) {
+    const auto at = std::lower_bound(flight.peers.begin(), flight.peers.end(), peer) - flight.peers.begin();
+    return std::atomic_ref<std::byte>(flight.hello[static_cast<std::size_t>(at)]).load() == kHello;
+  }
+
+  static std::vector<int> awaited(Flight& flight) {
+    std::vector<int> missing;
+    int held = std::numeric_limits<int>::max();  // sends of later rounds are held back by this rank's own receives
+    for (const ReceiveMessage& message : flight.exchange.receives) {
+      if (has_come(flight, message.peer)) continue;
+      missing.push_back(message.peer);
+      held = std::min(held, message.round);
+    }
+    for (const SendMessage& message : flight.exchange.sends) {
+      if (message.round <= held && !has_come(flight, message.peer)) missing.push_back(message.peer);
+    }
+    if (missing.empty()) missing = flight.peers;  // all are here, but NCCL does not go on
+    std::sort(missing.begin(), missing.end());
+    missing.erase(std::unique(missing.begin(), missing.end()), missing.end());
+    return missing;
+  }
+
+  void forget_landed() {
+    while (!landing_.empty() && landing_.front().moved.passed()) landing_.pop_front();
+  }
+
+  void check_landing() {
+    if (landing_.empty()) return;
+    Flight& flight = landing_.front();
+    if (!flight.reached->passed()) return;
+    const auto now = Deadline::Clock::now();
+    if (!flight.waits_since) flight.waits_since = now;
+    if (std::chrono::duration<double>(now - *flight.waits_since).count() <= flight.seconds) return;
+    fail_late(exchange_name(flight.exchange, flight.ticket), Deadline::after(flight.seconds), names_, rank_,
+              flight.peers);
+  }
+
+  // Polls until `done()`; false when that took too long.
+  template <typename Done>
+  bool drain(const Done& done) noexcept {
+    const Deadline deadline = Deadline::after(kDrainSeconds);
+    try {
+      for (; !done(); forget_landed()) {
+        if (deadline.expired()) return false;
+        std::this_thread::yield();
+      }
+    } catch (...) {
+      return false;
+    }
+    return true;
+  }
+
+  const std::unique_ptr<Transport> control_;
+  const std::unique_ptr<NcclCommunicator> communicator_;
+  const int device_;
+  const RankNames names_;
+  const NcclOptions options_;
+  const int rank_;
+  const int size_;
+  std::optional<CudaStream> stream_;  // of NCCL's kernels
+  std::deque<Flight> flights_;        // posted and not yet waited for, in order
+  std::deque<Flight> landing_;        // waited for; the device may not have passed them yet
+  Ticket waited_ = 0;                 // number of the first of flights_
+  bool broken_ = false;               // gave up exchanges
+};
+
+// Every rank sees the same, so every rank throws the same.
+void check_peers(const std::vector<DevicePeer>& peers) {
+  const auto refuse = [](const std::string& why) {
+    throw AgreedError(
+        ErrorCode::kUnsupported,
+        fmt::format("nccl can't join these ranks ({}). Start one rank a GPU, or use --transport p2p.", why));
+  };
+  for (std::size_t i = 0; i < peers.size(); ++i) {
+    if (peers[i].gpu.empty()) refuse(fmt::format("rank {} has no GPU", i));
+    for (std::size_t j = 0; j < i; ++j) {
+      if (peers[i].gpu == peers[j].gpu) refuse(fmt::format("ranks {} and {} share {}", j, i, peers[i].gpu));
+    }
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<Transport> make_nccl_transport(std::unique_ptr<Transport> control, int device,
+                                               const NcclOptions& options) {
+  const Deadline deadline = Deadline::after(options.setup_seconds);
+  const std::vector<DevicePeer> peers = gather_device_peers(*control, device, deadline);
+  check_peers(peers);
+  try {
+    auto communicator = std::make_unique<NcclCommunicator>(*control, device, options, deadline);
+    return std::make_unique<NcclTransport>(std::move(control), std::move(communicator), device,
+                                           name_device_peers(peers), options);
+  } catch (const AgreedError& error) {
+    throw AgreedError(
+        ErrorCode::kUnsupported,
+        fmt::format("nccl can't join these ranks (rank {}: {}). Use another transport.", error.rank(), error.what()));
+  }
+}
+
+}  // namespace ringattn

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/nccl_communicator.hpp"
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "base/cuda.hpp"
+#include "comm/failure.hpp"
+
+namespace ringattn {
+
+namespace {
+
+// How long NCCL gets to leave; its threads may hang with those of a dead peer.
+constexpr std::chrono::seconds kLeaveSeconds{5};
+
+// Multicast is of no use here, and programs that use it have put hosts' GPUs out of service.
+void keep_multicast_off() {
+  static std::once_flag once;
+  std::call_once(once, [] { ::setenv("NCCL_NVLS_ENABLE", "0", 0); });
+}
+
+}  // namespace
+
+NcclCommunicator::NcclCommunicator(Transport& control, int device, const NcclOptions& options, const Deadline& deadline)
+    : device_(device) {
+  keep_multicast_off();
+  ncclUniqueId id{};
+  do_together(control, deadline, [&] {
+    if (control.rank() == 0) check(ncclGetUniqueId(&id), "ncclGetUniqueId");
+  });
+  const std::string theirs = control.all_gather(std::string_view(id.internal, sizeof id.internal), deadline)[0];
+  std::memcpy(id.internal, theirs.data(), sizeof id.internal);
+  const auto join = [&] {
+    const DeviceGuard guard(device_);
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    if (options.max_ctas > 0) config.maxCTAs = options.max_ctas;
+    check(ncclCommInitRankConfig(&communicator_, control.size(), id, control.rank(), &config), "ncclCommInitRank");
+    while (!ready()) {
+      if (deadline.expired()) {
+        fail(ErrorCode::kPeer, fmt::format("NCCL did not join the ranks within {:g} s", deadline.seconds()),
+             "a rank has not come, or its host can't be reached", "See NCCL_DEBUG=INFO.");
+      }
+      control.progress();
+      std::this_thread::yield();
+    }
+  };
+  try {
+    // Who waits for a rank that has failed already hears of it at the deadline only; agreeing takes longer than that.
+    do_together(control, Deadline::after(2.0 * deadline.seconds()), join);
+  } catch (...) {
+    abort();
+    throw;
+  }
+}
+
+NcclCommunicator::~NcclCommunicator() {
+  if (communicator_ == nullptr) return;
+  leave(communicator_, device_, [](ncclComm_t communicator) {
+    ncclResult_t state = ncclCommFinalize(communicator);
+    while (state == ncclInProgress) {
+      std::this_thread::yield();
+      if (ncclCommGetAsyncError(communicator, &state) != ncclSuccess) break;
+    }
+    ncclCommDestroy(communicator);
+  });
+}
+
+void NcclCommunicator::abort() noexcept {
+  if (communicator_ == nullptr) return;
+  leave(communicator_, device_, [](ncclComm_t communicator) { ncclCommAbort(communicator); });
+  communicator_ = nullptr;
+}
+
+// On a thread of its own, for NCCL has no deadlines here.
+template <typename Leave>
+void NcclCommunicator::leave(ncclComm_t communicator, int device, const Leave& how) noexcept {
+  try {
+    const auto left = std::make_shared<std::promise<void>>();
+    std::future<void> done = left->get_future();
+    std::thread([communicator, device, how, left] {
+      cudaSetDevice(device);
+      how(communicator);
+      left->set_value();
+    }).detach();
+    done.wait_for(kLeaveSeconds);
+  } catch (...) {
+    // No thread to be had: the process's end takes the communicator along.
+  }
+}
+
+bool NcclCommunicator::ready() const {
+  ncclResult_t state = ncclSuccess;
+  check(ncclCommGetAsyncError(communicator_, &state), "ncclCommGetAsyncError");
+  check(state, "NCCL");
+  return state != ncclInProgress;
+}
+
+void NcclCommunicator::check(ncclResult_t result, std::string_view call) const {
+  if (result == ncclSuccess || result == ncclInProgress) return;
+  const char* last = ncclGetLastError(communicator_);
+  const bool remote = result == ncclRemoteError || result == ncclSystemError;
+  fail(remote ? ErrorCode::kPeer : ErrorCode::kInternal, fmt::format("{} failed", call),
+       fmt::format("{}{}{}", ncclGetErrorString(result), last == nullptr || *last == '\0' ? "" : ": ",
+                   last == nullptr ? "" : last),
+       "NCCL_DEBUG=WARN says more.");
+}
+
+}  // namespace ringattn

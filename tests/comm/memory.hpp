@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// Bytes in the kind of memory that a world moves, written and read from the host.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "base/memory.hpp"
+#include "comm/transport.hpp"
+
+namespace ringattn {
+
+using Bytes = std::vector<std::byte>;
+
+// The stream that this rank's thread posts on and waits on. Worlds of devices may set it; it stays the legacy default
+// stream where they don't.
+Stream& rank_stream();
+
+class Memory {
+ public:
+  Memory(const Transport& world, const Bytes& content);
+
+  std::byte* data() const { return buffer_.data(); }
+  // Its content, after everything that is on the rank's stream by now.
+  Bytes read() const;
+
+ private:
+  Buffer buffer_;
+};
+
+}  // namespace ringattn
