@@ -124,8 +124,8 @@ part_one_gpu_peers() {
 ring() {
   need_gpus 2
   prepare
-  ours "$gpus" --seq 32k,128k,256k,512k "${main_shape[@]}" --transport "$1" --against folds
-  ours "$gpus" --seq 1m --samples 5 "${main_shape[@]}" --transport "$1" --against folds
+  ours "$gpus" --seq 32k,128k,256k "${main_shape[@]}" --transport "$1" --against folds
+  ours "$gpus" --seq 1m --samples 3 "${main_shape[@]}" --transport "$1" --against folds
   finish "ring-$1"
 }
 part_ring_p2p() { ring p2p; }
@@ -135,11 +135,11 @@ part_ring_peers() {
   need_gpus 2
   need_torch
   prepare
-  local -a tokens=(--seq "32k,128k,256k,512k")
+  local -a tokens=(--seq "32k,128k,256k")
   peers zigzag_ring "${tokens[@]}" "${main_shape[@]}"
-  peers zigzag_ring --seq 1m --samples 5 "${main_shape[@]}"
+  peers zigzag_ring --seq 1m --samples 3 "${main_shape[@]}"
   peers context_parallel "${tokens[@]}" "${main_shape[@]}"
-  peers context_parallel --seq 1m --samples 5 "${main_shape[@]}"
+  peers context_parallel --seq 1m --samples 3 "${main_shape[@]}"
   finish ring-peers
 }
 
@@ -149,7 +149,6 @@ two_million=(--synthetic 7 --seq 2m "${main_shape[@]}")
 part_two_million() {
   need_gpus 2
   prepare
-  ours "$gpus" --seq 2m --samples 3 "${main_shape[@]}" --transport p2p
   whole "$gpus" run "${two_million[@]}"
   whole "$gpus" verify "${two_million[@]}" --against oracle --rows 64
   finish two-million
@@ -167,7 +166,7 @@ part_two_million_peers() {
   need_gpus 2
   need_torch
   prepare
-  peers zigzag_ring --seq 2m --samples 3 "${main_shape[@]}"
+  peers zigzag_ring --seq 2m --samples 1 "${main_shape[@]}"
   finish two-million-peers
 }
 

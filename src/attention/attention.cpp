@@ -156,6 +156,22 @@ struct Attention::Impl {
 
   Deadline deadline() const { return Deadline::after(options.timeout_seconds); }
 
+  // A byte from everyone to everyone: transports map memory and build their channels when they first use them, which
+  // takes far longer than a block should.
+  void connect() {
+    Exchange exchange;
+    exchange.label = "first contact";
+    std::byte* bytes = block_buffers.data();
+    for (int peer = 0; peer < transport.size(); ++peer) {
+      if (peer == transport.rank()) continue;
+      exchange.sends.push_back({peer, 0, {{bytes + transport.rank(), 1}}});
+      exchange.receives.push_back({peer, 0, {{bytes + peer, 1}}});
+    }
+    const Stream stream = backend->stream();
+    transport.wait(transport.post(std::move(exchange), stream), stream, deadline());
+    backend->synchronize(backend->mark(stream), deadline(), [this] { transport.progress(); });
+  }
+
   // Runs a phase in which a rank may fail alone, so that all throw together.
   template <typename Phase>
   void together(Phase phase) {
@@ -194,10 +210,11 @@ Attention::Attention(Job job, Transport& transport, Options options)
                                        impl.transport.size(), impl.transport.rank());
     impl.kernel->reserve(task_limits(impl.forecast->plan));
     if (impl.owns_block_buffers()) {
-      impl.block_buffers =
-          impl.backend->allocate(block_buffers_layout(impl.job.spec, impl.forecast->plan.buffer_rows).bytes);
+      const std::size_t bytes = block_buffers_layout(impl.job.spec, impl.forecast->plan.buffer_rows).bytes;
+      impl.block_buffers = impl.backend->allocate(std::max(bytes, static_cast<std::size_t>(impl.transport.size())));
     }
   });
+  if (impl.owns_block_buffers()) impl.connect();
 }
 
 Attention::~Attention() = default;

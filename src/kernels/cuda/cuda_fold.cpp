@@ -64,6 +64,7 @@ class CudaFold final : public FoldKernel {
     kernel_.shape.cache_bytes = cache_for_keys(device_);
     ring_.reserve(table_bytes(kernel_.shape, limits), device_);
     builder_.reserve(kernel_.shape, limits);
+    kernel_.launch(params_, {});  // loaded now, not while peers wait
   }
 
   void fold(const FoldTask& task, Stream stream, const Progress& progress) override {

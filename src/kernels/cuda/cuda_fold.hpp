@@ -12,7 +12,7 @@
 
 namespace ringattn::cuda {
 
-// Both enqueue, and throw what the launch fails with.
+// Both enqueue, and throw what the launch fails with. A launch of no items only loads the kernel.
 using Launch = void (*)(const FoldParams& params, Stream stream);
 using Export = void (*)(const ExportParams& params, Stream stream);
 

@@ -257,6 +257,7 @@ void launch_plain(const cuda::FoldParams& params, Stream stream) {
   const std::size_t shared = shared_bytes(params);
   check_cuda(cudaFuncSetAttribute(plain_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)),
              "cudaFuncSetAttribute");
+  if (params.item_count == 0) return;
   const auto blocks = static_cast<unsigned>(params.item_count) * static_cast<unsigned>(params.heads);
   plain_kernel<<<blocks, kWarps * 32, shared, cuda_stream(stream)>>>(params);
   check_cuda(cudaGetLastError(), "sm80_plain");
