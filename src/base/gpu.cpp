@@ -73,10 +73,11 @@ class Allocations {
   }
 
   std::shared_ptr<const DeviceAllocation> find(const std::byte* data, std::size_t bytes) {
+    std::shared_ptr<const DeviceAllocation> found;  // outlives the lock: it may be the last to let go
     const std::lock_guard lock(mutex_);
-    auto after = by_address_.upper_bound(data);
+    const auto after = by_address_.upper_bound(data);
     if (after == by_address_.begin()) return nullptr;
-    const std::shared_ptr<const DeviceAllocation> found = std::prev(after)->second.lock();
+    found = std::prev(after)->second.lock();
     if (found == nullptr) return nullptr;
     const auto offset = static_cast<std::size_t>(data - found->base);
     return offset <= found->bytes && bytes <= found->bytes - offset ? found : nullptr;

@@ -25,21 +25,24 @@ using Make = std::function<std::unique_ptr<Transport>(std::unique_ptr<Transport>
 
 WorldCase device_case(std::string name, const Make& make) {
   const auto run = [=](const std::function<int(Transport&)>& rank_main) {
+    const std::unique_ptr<Transport> control = make_mpi_transport(MPI_COMM_WORLD);
+    const int device = control->rank();  // all ranks are on this host: see below
+    const DeviceGuard guard(device);
+    const CudaStream stream;
+    rank_stream() = Stream{stream.get()};
     int mine = 0;
     std::exception_ptr failure;
+    std::unique_ptr<Transport> world;
     try {
-      std::unique_ptr<Transport> control = make_mpi_transport(MPI_COMM_WORLD);
-      const int device = control->rank();  // all ranks are on this host: see below
-      const DeviceGuard guard(device);
-      const CudaStream stream;
-      rank_stream() = Stream{stream.get()};
-      const std::unique_ptr<Transport> world = make(std::move(control), device);
+      world = make(control->split(control->size(), Deadline::after(20.0)), device);
       mine = rank_main(*world);
     } catch (...) {
       failure = std::current_exception();
     }
+    // The ranks meet before a world's communicators go: a failed rank's messages may still be on their way.
     int sum = 0;
-    MPI_Allreduce(&mine, &sum, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);  // the ranks meet before the next test
+    MPI_Allreduce(&mine, &sum, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+    world.reset();
     if (failure != nullptr) std::rethrow_exception(failure);
     return sum;
   };
