@@ -12,6 +12,10 @@
 #include "base/philox.hpp"
 #include "kernels/oracle.hpp"
 
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
 namespace ringattn {
 
 namespace {
@@ -121,6 +125,16 @@ struct CheckedRow {
   StraightforwardRow straightforward;
   bool tainted = false;  // a folded tile holds a non-finite V
 };
+
+// Calls visit(i) for rows that have nothing to do with each other, on as many threads as there are rows at most.
+template <typename Visit>
+void for_each_row(std::size_t rows, const Visit& visit) {
+#ifdef _OPENMP
+  const int threads = std::max(1, std::min(omp_get_max_threads(), static_cast<int>(rows)));
+#endif
+#pragma omp parallel for schedule(dynamic) num_threads(threads)
+  for (std::size_t i = 0; i < rows; ++i) visit(i);
+}
 
 // Streams keys [range) of a sequence, that begins at packed token `origin`, in pieces.
 template <typename Visit>
@@ -234,14 +248,14 @@ void check_sequence(const AccuracyInputs& inputs, const Sequence& shape, std::in
   }
   if (range.begin < range.end) {
     stream_keys(inputs, origin_k, range, [&](std::int64_t first_key, const TensorView& k, const TensorView& v) {
-      feed_rows(oracles, first_key, k, v);
-      for (CheckedRow& row : rows) {
-        row.straightforward.find_maximum(first_key, k);
-        row.tainted = row.tainted || taints(v, first_key, row, inputs.kernel.key_tile);
-      }
+      for_each_row(rows.size(), [&](std::size_t i) {
+        feed_rows({&oracles[i], 1}, first_key, k, v);
+        rows[i].straightforward.find_maximum(first_key, k);
+        rows[i].tainted = rows[i].tainted || taints(v, first_key, rows[i], inputs.kernel.key_tile);
+      });
     });
     stream_keys(inputs, origin_k, range, [&](std::int64_t first_key, const TensorView& k, const TensorView& v) {
-      for (CheckedRow& row : rows) row.straightforward.accumulate(first_key, k, v);
+      for_each_row(rows.size(), [&](std::size_t i) { rows[i].straightforward.accumulate(first_key, k, v); });
     });
   }
   for (std::size_t i = 0; i < rows.size(); ++i) {

@@ -26,7 +26,7 @@ VENDORS = {
     r"nccl\.h": r"src/comm/nccl[^/]*",
     r"cuda.*": r"src/kernels/.*|src/comm/(nccl|p2p)[^/]*|src/base/.*",
     r"hwy/.*": r"src/kernels/cpu/.*|tests/kernels/.*",
-    r"omp\.h": r"src/kernels/cpu/.*|src/kernels/synthetic.*",
+    r"omp\.h": r"src/kernels/cpu/.*|src/kernels/synthetic.*|src/attention/accuracy.*",
     r"nlohmann/.*": r"src/attention/.*|launch/.*|tests/.*",
     r"toml\+\+/.*": r"src/attention/flat_toml[^/]*",
     r"CLI/.*": r"launch/.*",
