@@ -6,6 +6,7 @@
 
 #include "base/gpu.hpp"
 #include "kernels/cuda/cuda_backend.hpp"
+#include "kernels/cuda/synthetic.hpp"
 #include "tests/support/device_array.hpp"
 
 namespace ringattn::cuda {
@@ -23,8 +24,7 @@ class CudaSynthetic : public ::testing::Test {
   // Fills on the device and compares with synthetic_value(), element by element; what lies between is untouched.
   void check(Dtype dtype, std::int64_t heads, std::int64_t dim, std::int64_t token_stride, std::int64_t head_stride,
              std::int64_t shift, const std::vector<PackedRun>& runs) {
-    std::int64_t rows = 0;
-    for (const PackedRun& run : runs) rows += run.end - run.begin;
+    const std::int64_t rows = total_tokens(runs);
     const std::size_t size = size_of(dtype);
     DeviceArray array(*backend_, static_cast<std::size_t>(rows * token_stride + shift) * size);
     const MutableTensorView view{

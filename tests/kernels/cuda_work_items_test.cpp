@@ -98,6 +98,10 @@ std::vector<std::int64_t> walk(const Built& built, const WorkItem& item) {
     const std::int64_t index = number - runs[run].first;
     const std::int64_t row = built.at<TileEntry>(built.layout.tiles)[runs[run].table + index].row;
     EXPECT_EQ(row % 100'000, runs[run].first_tile + index);
+    if (item.runs == 1) {  // what the item itself says
+      EXPECT_EQ(runs[run].table + index, item.table + number - item.first);
+      EXPECT_EQ(runs[run].first_tile + index, item.first_tile + number - item.first);
+    }
     tiles.push_back(row);
   }
   return tiles;

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdint>
 
 #include "base/cuda.hpp"
@@ -99,6 +100,10 @@ class CudaFold final : public FoldKernel {
     p.runs = reinterpret_cast<const RunEntry*>(tables + layout.runs);
     p.tiles = reinterpret_cast<const TileEntry*>(tables + layout.tiles);
     p.sources = reinterpret_cast<const SourceEntry*>(tables + layout.sources);
+    for (std::size_t i = 0; i < std::min<std::size_t>(kNearSources, task.sources.size()); ++i) {
+      p.near_sources[i] = source_entry(task.sources[i]);
+    }
+    p.all_near = task.sources.size() <= kNearSources;
     p.item_count = layout.item_count;
     p.section_heads = layout.section_heads;
     p.state = static_cast<float*>(task.state);

@@ -18,7 +18,7 @@ struct SourceEntry {
   std::int64_t k_token_stride, k_head_stride;
   std::int64_t v_token_stride, v_head_stride;
 };
-// The tiles of a sequence in a task are counted through its runs: this one's are number first, first + 1, …
+// The tiles of a sequence in a task are numbered through its runs: this one's are first, first + 1, …
 struct RunEntry {
   std::int64_t first_tile;
   std::int64_t first;
@@ -32,11 +32,15 @@ struct WorkItem {
   std::int64_t position;    // of slot 0
   std::int64_t key_length;  // of the sequence
   std::int64_t first;       // number of the first tile that the item folds, through the sequence's runs
+  std::int64_t first_tile;  // that tile, and its place in the map: all that is needed where they lie in one run
+  std::int64_t table;
   std::int32_t tiles;
-  std::int32_t run_begin, runs;  // the sequence's entries in FoldParams::runs
+  std::int32_t run_begin, runs;  // the entries in FoldParams::runs that hold the tiles
   std::int32_t slot_begin, slot_end;
   std::int32_t padding;
 };
+
+inline constexpr int kNearSources = 4;
 
 struct FoldParams {
   const void* q;  // [rows, heads, head_dim]
@@ -50,7 +54,9 @@ struct FoldParams {
   const WorkItem* items;
   const RunEntry* runs;
   const TileEntry* tiles;
-  const SourceEntry* sources;
+  SourceEntry near_sources[kNearSources];  // the first ones; they are the nearest to hand, so nobody waits for them
+  const SourceEntry* sources;              // all of them, where there are more
+  bool all_near;
   std::int32_t item_count;
 
   float* state;       // as the kernel lays it out

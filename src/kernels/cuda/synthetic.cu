@@ -104,7 +104,7 @@ void fill_synthetic(std::uint64_t seed, SyntheticTensor tensor, std::span<const 
     for (std::size_t i = 0; i < count; ++i) {
       params.token[i] = runs[first + i].begin;
       params.row[i] = row;
-      row += runs[first + i].end - runs[first + i].begin;
+      row += runs[first + i].tokens();
     }
     params.row[count] = row;
     with_element(rows.dtype, [&](auto element) { launch_fill<decltype(element)>(params, count, stream); });

@@ -44,15 +44,24 @@ class SequenceRuns {
  public:
   SequenceRuns(std::span<const RunEntry> entries, std::span<const KeyRun> runs) : entries_(entries), runs_(runs) {}
 
-  // How many tiles of the sequence in this task lie in front of `tile`.
-  std::int64_t number_of(std::int64_t tile) const {
-    const auto after = std::upper_bound(runs_.begin(), runs_.end(), tile,
-                                        [](std::int64_t t, const KeyRun& run) { return t < run.first_tile; });
-    if (after == runs_.begin()) return 0;
-    const auto index = static_cast<std::size_t>(after - runs_.begin() - 1);
-    return entries_[index].first + std::min(tile - runs_[index].first_tile, runs_[index].tiles);
+  // Sets which tiles the item folds: those of `range` that the task has.
+  void assign(const TileRange& range, std::size_t first_entry, WorkItem& item) const {
+    const auto ends_before = [](const KeyRun& run, std::int64_t tile) { return run.first_tile + run.tiles <= tile; };
+    const auto begins_before = [](const KeyRun& run, std::int64_t tile) { return run.first_tile < tile; };
+    const auto begin = std::lower_bound(runs_.begin(), runs_.end(), range.begin, ends_before);
+    const auto end = std::lower_bound(begin, runs_.end(), range.end, begins_before);
+    if (begin == end) return;
+    const auto index = static_cast<std::size_t>(begin - runs_.begin());
+    const auto last = static_cast<std::size_t>(end - runs_.begin() - 1);
+    item.first_tile = std::max(range.begin, begin->first_tile);
+    const std::int64_t skipped = item.first_tile - begin->first_tile;
+    item.table = begin->table + skipped;
+    item.first = entries_[index].first + skipped;
+    item.tiles = static_cast<std::int32_t>(
+        entries_[last].first + std::min(range.end - runs_[last].first_tile, runs_[last].tiles) - item.first);
+    item.run_begin = static_cast<std::int32_t>(first_entry + index);
+    item.runs = static_cast<std::int32_t>(last - index + 1);
   }
-  std::int64_t tiles() const { return runs_.empty() ? 0 : entries_.back().first + runs_.back().tiles; }
 
  private:
   std::span<const RunEntry> entries_;
@@ -81,6 +90,11 @@ TileRange tiles_of_rows(const FoldSpec& spec, const WorkShape& shape, std::int64
 }
 
 }  // namespace
+
+SourceEntry source_entry(const KeySource& source) {
+  return {source.k.data,        source.v.data,         source.k.token_stride,
+          source.k.head_stride, source.v.token_stride, source.v.head_stride};
+}
 
 std::size_t table_bytes(const WorkShape& shape, const FoldLimits& limits) {
   const auto count = [](std::int64_t n) { return static_cast<std::size_t>(n); };
@@ -136,13 +150,8 @@ void WorkBuilder::collect(const FoldSpec& spec, const FoldTask& task, const Work
         item.key_length = key_length;
         item.slot_begin = static_cast<std::int32_t>(begin - item.position);
         item.slot_end = static_cast<std::int32_t>(end - item.position);
-        item.run_begin = static_cast<std::int32_t>(first_entry);
-        item.runs = static_cast<std::int32_t>(runs_.size() - first_entry);
         const TileRange range = tiles_of_rows(spec, shape, begin, end - 1, key_length);
-        if (!range.empty()) {
-          item.first = keys.number_of(range.begin);
-          item.tiles = static_cast<std::int32_t>(keys.number_of(range.end) - item.first);
-        }
+        if (!range.empty()) keys.assign(range, first_entry, item);
         if (item.tiles > 0 || all_rows) {
           order_.push_back({section, item.tiles, static_cast<std::int32_t>(items_.size())});
           items_.push_back(item);
@@ -170,7 +179,8 @@ void WorkBuilder::sort() {
 TableLayout WorkBuilder::build(const FoldSpec& spec, const FoldTask& task, const WorkShape& shape,
                                std::span<std::byte> memory) {
   collect(spec, task, shape);
-  TableLayout layout = lay_out(runs_.size(), task.tiles.size(), task.sources.size(), items_.size());
+  const std::size_t far_sources = task.sources.size() > kNearSources ? task.sources.size() : 0;
+  TableLayout layout = lay_out(runs_.size(), task.tiles.size(), far_sources, items_.size());
   if (layout.bytes > memory.size()) {
     fail(ErrorCode::kInternal, fmt::format("a fold task needs {} bytes of tables", layout.bytes),
          fmt::format("{} were reserved", memory.size()));
@@ -199,10 +209,7 @@ TableLayout WorkBuilder::build(const FoldSpec& spec, const FoldTask& task, const
   copy(layout.runs, runs_.data(), runs_.size() * sizeof(RunEntry));
   copy(layout.tiles, task.tiles.data(), task.tiles.size() * sizeof(TileEntry));
   auto* sources = reinterpret_cast<SourceEntry*>(memory.data() + layout.sources);
-  for (const KeySource& source : task.sources) {
-    *sources++ = {source.k.data,        source.v.data,         source.k.token_stride,
-                  source.k.head_stride, source.v.token_stride, source.v.head_stride};
-  }
+  for (std::size_t i = 0; i < far_sources; ++i) sources[i] = source_entry(task.sources[i]);
   auto* items = reinterpret_cast<WorkItem*>(memory.data() + layout.items);
   for (const Order& order : order_) *items++ = items_[static_cast<std::size_t>(order.item)];
   return layout;

@@ -25,12 +25,14 @@ struct WorkShape {
 struct TableLayout {
   std::size_t runs = 0;
   std::size_t tiles = 0;
-  std::size_t sources = 0;
+  std::size_t sources = 0;  // empty unless there are more than kNearSources
   std::size_t items = 0;
   std::size_t bytes = 0;  // in all
   std::int32_t item_count = 0;
   std::int32_t section_heads = 1;  // see FoldParams
 };
+
+SourceEntry source_entry(const KeySource& source);
 
 // The most bytes that any task within `limits` needs.
 std::size_t table_bytes(const WorkShape& shape, const FoldLimits& limits);

@@ -20,7 +20,7 @@ struct FoldConfig {
   int stages = 0;           // K and V tiles in shared memory; 1: K and V of a tile are fetched in turn
   int ctas = 0;             // of a multiprocessor: what registers and shared memory are cut for
   int columns_at_once = 0;  // blocks of 16 columns of O that P V works on side by side
-  bool late = false;        // with one stage: the next K is fetched after the softmax, not before
+  bool seam = true;         // see TileStep::fold()
 
   constexpr int query_tile() const { return warps * rows_of_warp; }
   constexpr int threads() const { return 32 * warps; }
@@ -33,46 +33,11 @@ struct FoldConfig {
 
 // The rows of the table below that kernels are compiled for. Chosen by speed on an H200 (bench/NOTES.md).
 inline constexpr FoldConfig kFoldConfigs[] = {
-    {.head_dim = 64,
-     .head_dim_v = 64,
-     .key_tile = 128,
-     .warps = 4,
-     .rows_of_warp = 32,
-     .stages = 2,
-     .ctas = 2,
-     .columns_at_once = 1},
-    {.head_dim = 96,
-     .head_dim_v = 96,
-     .key_tile = 64,
-     .warps = 4,
-     .rows_of_warp = 32,
-     .stages = 2,
-     .ctas = 2,
-     .columns_at_once = 1},
-    {.head_dim = 128,
-     .head_dim_v = 128,
-     .key_tile = 64,
-     .warps = 4,
-     .rows_of_warp = 32,
-     .stages = 2,
-     .ctas = 2,
-     .columns_at_once = 1},
-    {.head_dim = 192,
-     .head_dim_v = 128,
-     .key_tile = 64,
-     .warps = 4,
-     .rows_of_warp = 32,
-     .stages = 1,
-     .ctas = 2,
-     .columns_at_once = 1},
-    {.head_dim = 256,
-     .head_dim_v = 256,
-     .key_tile = 64,
-     .warps = 4,
-     .rows_of_warp = 16,
-     .stages = 1,
-     .ctas = 2,
-     .columns_at_once = 1},
+    {64, 64, /*key_tile=*/128, /*warps=*/4, /*rows_of_warp=*/32, /*stages=*/2, /*ctas=*/2, /*columns_at_once=*/1},
+    {96, 96, 64, 4, 32, 2, 2, 2},
+    {128, 128, 64, 4, 32, 2, 2, 1},
+    {192, 128, 64, 4, 32, 1, 2, 1},
+    {256, 256, 64, 4, 16, 1, 2, 1, /*seam=*/false},
 };
 
 // The configuration for a spec; none: the kernel can't do it, and fold_missing() says why.

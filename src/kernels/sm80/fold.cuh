@@ -25,7 +25,7 @@ struct Place {
 };
 inline constexpr int kPlaces = 32;  // of the tile map that are held resolved: two halves, one in use, one ahead
 inline constexpr int kPlaceBytes = 48;
-static_assert(sizeof(Place) == kPlaceBytes);
+static_assert(sizeof(Place) == kPlaceBytes && kPlaces <= 32);
 
 template <class C>
 struct SharedLayout {
@@ -57,30 +57,33 @@ struct TileMap {
   Place* places;
   int kv_head;
 
-  // Resolves entries [first, first + kPlaces / 2) of the item; for the first warp.
-  __device__ void resolve(int first) const {
+  // Resolves entries [first, first + count) of the item, count ≤ 32; for the first warp.
+  __device__ void resolve(int first, int count) const {
     const int i = first + static_cast<int>(threadIdx.x);
-    if (static_cast<int>(threadIdx.x) >= kPlaces / 2 || i >= item.tiles) return;
-    const std::int64_t number = item.first + i;
-    int run = item.run_begin;  // the last one that begins at `number` or before
-    for (int count = item.runs; count > 1;) {
-      const int half = count / 2;
-      if (p.runs[run + half].first <= number) {
-        run += half;
-        count -= half;
-      } else {
-        count = half;
+    if (static_cast<int>(threadIdx.x) >= count || i >= item.tiles) return;
+    std::int64_t tile_number = item.first_tile + i;
+    std::int64_t index = item.table + i;
+    if (item.runs > 1) {
+      const std::int64_t number = item.first + i;
+      int run = item.run_begin;  // the last one that begins at `number` or before
+      for (int runs = item.runs; runs > 1;) {
+        const int half = runs / 2;
+        const bool behind = p.runs[run + half].first <= number;
+        run += behind ? half : 0;
+        runs = behind ? runs - half : half;
       }
+      const cuda::RunEntry& entry = p.runs[run];
+      tile_number = entry.first_tile + number - entry.first;
+      index = entry.table + number - entry.first;
     }
-    const cuda::RunEntry& entry = p.runs[run];
-    const cuda::TileEntry tile = p.tiles[entry.table + number - entry.first];
-    const cuda::SourceEntry& source = p.sources[tile.source];
+    const cuda::TileEntry tile = p.tiles[index];
+    const cuda::SourceEntry& source = p.all_near ? p.near_sources[tile.source] : p.sources[tile.source];
     Place place;
     const std::int64_t k_offset = tile.row * source.k_token_stride + kv_head * source.k_head_stride;
     const std::int64_t v_offset = tile.row * source.v_token_stride + kv_head * source.v_head_stride;
     place.k = {static_cast<const char*>(source.k) + 2 * k_offset, 2 * source.k_token_stride};
     place.v = {static_cast<const char*>(source.v) + 2 * v_offset, 2 * source.v_token_stride};
-    place.first_key = (entry.first_tile + number - entry.first) * C::kKeyTile;
+    place.first_key = tile_number * C::kKeyTile;
     const std::int64_t left = item.key_length - place.first_key;
     place.keys = left < C::kKeyTile ? static_cast<std::int32_t>(left) : C::kKeyTile;
     // The last key is the first to hide from the first row, the first key from the last row.
@@ -93,7 +96,7 @@ struct TileMap {
   // Called with tile numbers in order; resolves the next half where the one before it is free.
   __device__ void resolve_ahead(int next) const {
     if (next % (kPlaces / 2) == kPlaces / 4 && next > kPlaces / 2) {
-      resolve(next / (kPlaces / 2) * (kPlaces / 2) + kPlaces / 2);
+      resolve(next / (kPlaces / 2) * (kPlaces / 2) + kPlaces / 2, kPlaces / 2);
     }
   }
 
@@ -177,6 +180,7 @@ template <class C>
 __device__ __forceinline__ void finish_rows(const cuda::FoldParams& p, const cuda::WorkItem& item, int head,
                                             std::uint32_t q_tile, RowState<C>& state) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
+  __syncwarp();  // Q has been read
   for_each_row<C>([&](int block, int half, int slot) {
     float l = state.l[block][half];
     l = __fadd_rn(l, __shfl_xor_sync(0xffffffffU, l, 1));
@@ -234,7 +238,7 @@ __device__ __forceinline__ void finish_rows(const cuda::FoldParams& p, const cud
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, C::kCtas) fold_kernel(const __grid_constant__ cuda::FoldParams p) {
   using Layout = SharedLayout<C>;
-  extern __shared__ __align__(1024) unsigned char shared[];
+  extern __shared__ __align__(128) unsigned char shared[];
   __shared__ cuda::WorkItem item;  // not in registers: most of it is wanted at both ends only
 
   const int section = static_cast<int>(blockIdx.x) / (p.item_count * p.section_heads);
@@ -248,15 +252,16 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas) fold_kernel(const __gri
   const std::uint32_t v_tiles = k_tiles + C::kStages * Layout::kKBytes;
   const TileMap<C> map{p, item, reinterpret_cast<Place*>(shared + Layout::kPlaces), head / (p.heads / p.kv_heads)};
   const int tiles = item.tiles;
-  map.resolve(0);
-  map.resolve(kPlaces / 2);
+  if (tiles > 0) {
+    const char* q = static_cast<const char*>(p.q) + 2 * (item.row * p.q_token_stride + head * p.q_head_stride);
+    copy_tile<C::kQueryTile, C::kDim, C::kThreads>(q_tile, {q, 2 * p.q_token_stride}, item.slot_begin, item.slot_end);
+  }
+  map.resolve(0, kPlaces);
   __syncthreads();
 
   const auto k_stage = [&](int i) { return k_tiles + static_cast<std::uint32_t>(i % C::kStages * Layout::kKBytes); };
   const auto v_stage = [&](int i) { return v_tiles + static_cast<std::uint32_t>(i % C::kStages * Layout::kVBytes); };
   if (tiles > 0) {
-    const char* q = static_cast<const char*>(p.q) + 2 * (item.row * p.q_token_stride + head * p.q_head_stride);
-    copy_tile<C::kQueryTile, C::kDim, C::kThreads>(q_tile, {q, 2 * p.q_token_stride}, item.slot_begin, item.slot_end);
     map.copy_k(0, k_stage(0));
     if constexpr (C::kStages > 1) map.copy_v(0, v_stage(0));
   }

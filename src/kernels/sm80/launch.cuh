@@ -20,13 +20,15 @@ struct KernelConfig {
   static constexpr int kStages = kConfig.stages;
   static constexpr int kCtas = kConfig.ctas;
   static constexpr int kColumnsAtOnce = kConfig.columns_at_once;
-  static constexpr bool kLate = kConfig.late;
+  static constexpr bool kSeam = kConfig.seam;
 };
 
 template <class Element, FoldConfig kConfig>
 void launch_fold(const cuda::FoldParams& params, Stream stream) {
   using C = KernelConfig<Element, kConfig>;
+  // With the work item no more than 99 KiB: what a CTA gets on every device from sm_80 on.
   static_assert(SharedLayout<C>::kBytes == kConfig.shared_bytes());
+  static_assert(SharedLayout<C>::kBytes + 128 <= 99 * 1024);
   // Once a device, and cheap enough for every launch.
   check_cuda(cudaFuncSetAttribute(fold_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, SharedLayout<C>::kBytes),
              "cudaFuncSetAttribute");

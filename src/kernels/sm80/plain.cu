@@ -206,7 +206,7 @@ __global__ void __launch_bounds__(kWarps * 32) plain_kernel(const __grid_constan
     while (run + 1 < item.run_begin + item.runs && p.runs[run + 1].first <= number) ++run;
     const cuda::RunEntry entry = p.runs[run];
     const cuda::TileEntry tile = p.tiles[entry.table + number - entry.first];
-    const cuda::SourceEntry source = p.sources[tile.source];
+    const cuda::SourceEntry source = p.all_near ? p.near_sources[tile.source] : p.sources[tile.source];
     for (int begin = 0; begin < kPlainKeyTile; begin += kStepKeys) {
       const std::int64_t first_key = (entry.first_tile + number - entry.first) * kPlainKeyTile + begin;
       const std::int64_t left = item.key_length - first_key;

@@ -9,8 +9,7 @@
 
 namespace ringattn::sm80 {
 
-// `backend` is a CudaBackend and outlives the kernel; config.hpp says which specs it can do. Throws kUnsupported where
-// the device has too little shared memory.
+// `backend` is a CudaBackend and outlives the kernel; config.hpp says which specs it can do.
 std::unique_ptr<FoldKernel> make_fold(const FoldSpec& spec, Backend& backend);
 
 }  // namespace ringattn::sm80

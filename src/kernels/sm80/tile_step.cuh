@@ -40,17 +40,16 @@ class TileStep {
                                        std::uint32_t first_key, Between&& between) const {
     float s[C::kRowBlocks][C::kKeyTile / 8][4];
     multiply_q_k(s, k_tile);
-    if constexpr (!C::kLate) between();
+    between();
     if (p_.scaled_first) scale_scores(s);
     if (masked) mask_scores(s, first_key);
 
     std::uint32_t probability[C::kRowBlocks][C::kKeyTile / 16][4];
     float scale[C::kRowBlocks][2];
     exponentiate(state, s, probability, scale);
-    // Never taken. It ends the basic block: with softmax and P V in one, ptxas (13.0) chains P V's products two at a
-    // time.
-    if (p_.heads == 0) __trap();
-    if constexpr (C::kLate) between();
+    // Never taken. It ends the basic block: where softmax and P V are one and registers are short, ptxas (13.0) chains
+    // P V's products two at a time. Elsewhere it is better off without.
+    if (C::kSeam && p_.heads == 0) __trap();
     add_p_v(state, probability, scale, v_tile);
   }
 

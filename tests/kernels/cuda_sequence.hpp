@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+// One sequence in device memory, placed as a test likes, and folds of it as any list of key runs: what FoldRunner,
+// which every backend shares, does not do.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "kernels/registry.hpp"
+#include "tests/support/device_array.hpp"
+#include "tests/support/fold_inputs.hpp"
+
+namespace ringattn::testing {
+
+struct CudaPlacement {
+  std::int64_t shift = 0;       // elements that each tensor lies behind an aligned address
+  std::int64_t extra = 0;       // elements behind each head and each token
+  std::int64_t first_tile = 0;  // tiles that the keys lie behind position 0; queries move with them
+  std::int64_t sources = 1;     // that the tiles are mapped to in turn
+};
+
+class CudaSequence {
+ public:
+  // `inputs` has one sequence. The backend is the sequence's own where none is given.
+  CudaSequence(const KernelRow& row, const FoldInputs& inputs, const CudaPlacement& placement = {},
+               Backend* backend = nullptr);
+
+  Backend& backend() { return *backend_; }
+  FoldKernel& kernel() { return *kernel_; }
+  std::int64_t tiles() const { return tiles_; }
+  std::int64_t rows() const { return shape_.q_len; }
+
+  // Enqueues one task over tiles [first, first + count) for each pair, from 0 as if nothing lay behind; rows are
+  // finished into result `result` where it is not negative.
+  struct Tiles {
+    std::int64_t first;
+    std::int64_t count;
+  };
+  void enqueue(const std::vector<Tiles>& runs, bool resume, int result);
+  // All tiles at once.
+  void enqueue_all(int result) { enqueue({{0, tiles_}}, false, result); }
+  // Makes room for results 0 … count − 1.
+  void make_results(int count);
+  void wait();
+
+  struct Result {
+    std::vector<std::byte> out;  // [rows, heads, head_dim_v]
+    std::vector<std::byte> lse;
+    bool operator==(const Result&) const = default;
+  };
+  Result result(int index) const;
+  const void* state() const { return state_->data(); }
+
+ private:
+  struct Placed {
+    std::unique_ptr<DeviceArray> memory;
+    TensorView view;
+  };
+  Placed place(const TensorView& dense) const;
+
+  FoldSpec spec_;
+  SequenceShape shape_;
+  CudaPlacement placement_;
+  std::unique_ptr<Backend> own_backend_;
+  Backend* backend_;
+  std::unique_ptr<FoldKernel> kernel_;
+  std::int64_t tiles_ = 0;
+  std::int64_t key_length_ = 0;
+  Placed q_, k_, v_;
+  std::unique_ptr<DeviceArray> sinks_;
+  std::unique_ptr<DeviceArray> state_;
+  struct Output {
+    Placed out;
+    std::unique_ptr<DeviceArray> lse;
+  };
+  std::vector<Output> outputs_;
+};
+
+}  // namespace ringattn::testing
