@@ -28,6 +28,7 @@ struct Flight {
   Exchange exchange;
   Ticket ticket = 0;
   std::vector<int> rounds;             // ascending
+  std::size_t submitted = 0;           // of rounds
   std::vector<int> peers;              // ascending
   std::vector<std::byte> hello;        // [peers] not 0: it has posted too
   std::optional<Ticket> greeting;      // the control exchange in which they say so, until it is done
@@ -86,7 +87,7 @@ class NcclTransport final : public Transport {
            "it has given up earlier exchanges", "Abort the world after a failure.");
     }
     const DeviceGuard guard(device_);
-    Flight flight{std::move(exchange), ticket, {}, {}, {}, {}, CudaEvent(), CudaEvent()};
+    Flight flight{std::move(exchange), ticket, {}, 0, {}, {}, {}, CudaEvent(), CudaEvent()};
     const auto note = [&](const auto& messages) {
       for (const auto& message : messages) {
         flight.rounds.push_back(message.round);
@@ -144,7 +145,7 @@ class NcclTransport final : public Transport {
     if (broken_) return;
     const DeviceGuard guard(device_);
     pump();
-    if (!landing_.empty()) communicator_->check_alive();
+    if (!landing_.empty()) communicator_->ready();  // throws what failed meanwhile
     forget_landed();
     check_landing();
   }
@@ -203,7 +204,11 @@ class NcclTransport final : public Transport {
         flight.greeting.reset();
         check_cuda(cudaStreamWaitEvent(stream_->get(), flight.posted.get(), 0), "cudaStreamWaitEvent");
       }
-      for (const int round : flight.rounds) submit(flight, round);
+      for (; flight.submitted < flight.rounds.size(); ++flight.submitted) {
+        if (!communicator_->ready()) return;
+        submit(flight, flight.rounds[flight.submitted]);
+      }
+      if (!communicator_->ready()) return;
       flight.moved.record(stream_->get());
       flight.enqueued = true;
     }

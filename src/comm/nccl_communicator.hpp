@@ -22,15 +22,18 @@ class NcclCommunicator {
 
   ncclComm_t get() const { return communicator_; }
 
-  // Throws kPeer or kInternal, with NCCL's text, when something that was enqueued has failed.
-  void check_alive() const;
-  // Throws the same unless `result` is a success.
+  // Whether everything asked for so far is enqueued. Throws kPeer or kInternal with NCCL's text when it failed.
+  bool ready() const;
+  // Throws unless `result` is a success, be it in progress.
   void check(ncclResult_t result, std::string_view call) const;
 
   // Ends what is on its way. Nothing but the destructor may follow.
   void abort() noexcept;
 
  private:
+  template <typename Leave>
+  static void leave(ncclComm_t communicator, int device, const Leave& how) noexcept;
+
   const int device_;
   ncclComm_t communicator_ = nullptr;
 };
