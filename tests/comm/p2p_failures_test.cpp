@@ -138,10 +138,14 @@ TEST_F(P2p, AnAbortReachesARankWhoseStreamWaits) {
     if (world.rank() == 1) brake.hold(stream);
     world.wait(world.post(swap(world, out, in), rank_stream()), rank_stream(), patience());
     if (world.rank() == 1) {
+      world.barrier(patience());
       EXPECT_TRUE(world.abort(Error(ErrorCode::kFile, "the disk is on fire.")));
       brake.release();
     } else {
-      const Error error = error_of_progress(world);
+      const Error error = error_of([&] {
+        world.barrier(patience());  // may be late enough to hear of the abort itself
+        throw error_of_progress(world);
+      });
       EXPECT_EQ(error.code(), ErrorCode::kFile) << error.what();
       ++heard;
       world.abandon();
