@@ -110,6 +110,7 @@ RunStats run_engine(const EngineRun& run) {
   for (std::int64_t b = std::max<std::int64_t>(0, count - ahead); b < count; ++b) await_fold(b);
   const Mark end = run.backend.mark(run.stream);
   run.backend.synchronize(end, deadline(), progress);
+  progress();  // a peer that gave up may have let this rank's stream go on: its failure must be heard before the end
   mover.settle();
   return stats_of(run.backend, start, end, marks);
 }
