@@ -3,13 +3,14 @@
 // enqueueing, and the error of long sums. One JSON line a figure; TFLOP/s by the field's convention, 4 · pairs · heads
 // · head_dim, causal half,
 // a window as many as its reach. All repeats are enqueued before anything is waited for.
-//   fold_gpu_bench speed|state|host|bias|generator [kernel]
+//   fold_gpu_bench speed|state|host|bias|generator [kernel [head_dim [tokens]]]  (the last two: of speed)
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <optional>
@@ -192,10 +193,11 @@ void measure_speed(Device& device, const FoldSpec& spec, std::int64_t batch, std
 }
 
 // The house's shapes: 16k tokens in all up to 16k, one sequence beyond.
-void measure_speeds(Device& device) {
+void measure_speeds(Device& device, int only_head_dim, std::int64_t only_tokens) {
   constexpr Heads kHeads[] = {
       {32, 8, 128, 128}, {32, 32, 64, 64}, {8, 8, 256, 256}, {32, 8, 96, 96}, {16, 16, 192, 128}};
   for (const Heads& heads : kHeads) {
+    if (only_head_dim != 0 && heads.head_dim != only_head_dim) continue;
     const auto config = sm80::choose_config(spec_of(Dtype::kBf16, heads, {-1, 0}));
     if (device.row.name == "sm80_fold" && config) {
       fmt::print("{{\"what\":\"config\",\"kernel\":\"{}\",\"head_dim\":{},\"head_dim_v\":{},\"config\":\"{}\"}}\n",
@@ -203,6 +205,7 @@ void measure_speeds(Device& device) {
     }
     for (int log = 10; log <= 17; ++log) {
       const std::int64_t tokens = std::int64_t{1} << log;
+      if (only_tokens != 0 && tokens != only_tokens) continue;
       if ((heads.head_dim != 128 && log > 15) || (device.row.name == "sm80_plain" && log > 13)) continue;
       const std::int64_t batch = std::max<std::int64_t>(1, 16384 / tokens);
       measure_speed(device, spec_of(Dtype::kBf16, heads, {-1, 0}), batch, tokens);
@@ -210,6 +213,7 @@ void measure_speeds(Device& device) {
       if (log == 13) measure_speed(device, spec_of(Dtype::kF16, heads, {-1, 0}), batch, tokens);
     }
   }
+  if (only_head_dim != 0) return;
   const Heads usual{32, 8, 128, 128};
   FoldSpec capped = spec_of(Dtype::kBf16, usual, {-1, 0});
   capped.softcap = 50.0F;
@@ -351,7 +355,7 @@ void measure_generator(Device& device) {
   }
 }
 
-int run(const std::string& what, const std::string& kernel) {
+int run(const std::string& what, const std::string& kernel, int head_dim, std::int64_t tokens) {
   for (const KernelRow& row : kernel_table()) {
     if (row.backend != "cuda" || (!kernel.empty() && row.name != kernel)) continue;
     const std::string reason = row.unavailable();
@@ -360,7 +364,7 @@ int run(const std::string& what, const std::string& kernel) {
       return 4;
     }
     Device device(row);
-    if (what == "speed") measure_speeds(device);
+    if (what == "speed") measure_speeds(device, head_dim, tokens);
     if (what == "state") measure_state(device);
     if (what == "host") measure_host(device);
     if (what == "generator") measure_generator(device);
@@ -376,7 +380,8 @@ int run(const std::string& what, const std::string& kernel) {
 
 int main(int argc, char** argv) {
   try {
-    return ringattn::run(argc > 1 ? argv[1] : "speed", argc > 2 ? argv[2] : "");
+    return ringattn::run(argc > 1 ? argv[1] : "speed", argc > 2 ? argv[2] : "", argc > 3 ? std::atoi(argv[3]) : 0,
+                         argc > 4 ? std::atoll(argv[4]) : 0);
   } catch (const ringattn::Error& error) {
     fmt::print(stderr, "{}\n", error.what());
     return static_cast<int>(error.code());

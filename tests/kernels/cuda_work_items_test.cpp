@@ -15,7 +15,7 @@ namespace ringattn::cuda {
 namespace {
 
 constexpr Mask kMasks[] = {{-1, -1}, {-1, 0}, {300, 0}, {40, 25}, {-1, 70}, {10, -1}};
-constexpr WorkShape kShapes[] = {{128, 128, 64, 1 << 30}, {64, 64, 128, 100'000}, {16, 1, 128, 1 << 20}};
+constexpr WorkShape kShapes[] = {{128, 128, 64, 1, 1 << 30}, {64, 64, 128, 1, 100'000}, {16, 1, 128, 1, 1 << 20}};
 
 struct RandomTask {
   std::vector<QueryRun> queries;
@@ -81,9 +81,9 @@ FoldLimits limits_of(const FoldTask& task) {
 
 Built build(const FoldSpec& spec, const FoldTask& task, const WorkShape& shape) {
   Built built;
-  built.memory.resize(table_bytes(shape, limits_of(task)));
+  built.memory.resize(table_bytes(spec, shape, limits_of(task)));
   WorkBuilder builder;
-  builder.reserve(shape, limits_of(task));
+  builder.reserve(spec, shape, limits_of(task));
   built.layout = builder.build(spec, task, shape, built.memory);
   return built;
 }

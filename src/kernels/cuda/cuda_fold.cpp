@@ -27,6 +27,14 @@ std::int64_t cache_for_keys(int device) {
   return std::int64_t{bytes} / 8 * 5;
 }
 
+int multiprocessors_of(int device) {
+  constexpr int kUsual = 132;  // of an H100 or H200: what plans without a device count with
+  if (device == kNoDevice) return kUsual;
+  int count = 0;
+  check_cuda(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
+  return count;
+}
+
 // What doesn't change from task to task.
 FoldParams params_of(const FoldSpec& spec) {
   FoldParams p{};
@@ -49,7 +57,11 @@ FoldParams params_of(const FoldSpec& spec) {
 class CudaFold final : public FoldKernel {
  public:
   CudaFold(const FoldSpec& spec, const DeviceKernel& kernel, const CudaBackend& backend)
-      : spec_(spec), kernel_(kernel), device_(backend.device()), params_(params_of(spec)) {}
+      : spec_(spec),
+        kernel_(kernel),
+        device_(backend.device()),
+        multiprocessors_(multiprocessors_of(backend.device())),
+        params_(params_of(spec)) {}
 
   int key_tile() const override { return kernel_.shape.key_tile; }
   int query_tile() const override { return kernel_.shape.query_tile; }
@@ -58,13 +70,14 @@ class CudaFold final : public FoldKernel {
            sizeof(float);
   }
   std::size_t scratch_bytes(const FoldLimits& limits) const override {
-    return kStagingSlots * table_bytes(kernel_.shape, limits);
+    return kStagingSlots * table_bytes(spec_, kernel_.shape, limits) + own_bytes();
   }
   void reserve(const FoldLimits& limits) override {
     const DeviceGuard guard(device_);
     kernel_.shape.cache_bytes = cache_for_keys(device_);
-    ring_.reserve(table_bytes(kernel_.shape, limits), device_);
-    builder_.reserve(kernel_.shape, limits);
+    ring_.reserve(table_bytes(spec_, kernel_.shape, limits), device_);
+    builder_.reserve(spec_, kernel_.shape, limits);
+    if (own_bytes() > scratch_.bytes()) scratch_ = allocate_device(own_bytes(), device_);
     kernel_.launch(params_, {});  // loaded now, not while peers wait
   }
 
@@ -104,7 +117,11 @@ class CudaFold final : public FoldKernel {
       p.near_sources[i] = source_entry(task.sources[i]);
     }
     p.all_near = task.sources.size() <= kNearSources;
+    p.bundles = reinterpret_cast<const WorkBundle*>(tables + layout.bundles);
     p.item_count = layout.item_count;
+    p.bundle_count = layout.bundle_count;
+    p.multiprocessors = multiprocessors_;
+    p.scratch = reinterpret_cast<float*>(scratch_.data());
     p.section_heads = layout.section_heads;
     p.state = static_cast<float*>(task.state);
     p.rows = task.q.tokens;
@@ -118,19 +135,25 @@ class CudaFold final : public FoldKernel {
   void export_state(const void* state, std::int64_t rows, const FoldStateView& view, Stream stream) override {
     if (rows == 0) return;
     const DeviceGuard guard(device_);
-    kernel_.export_state(
-        {static_cast<const float*>(state), rows, spec_.heads, spec_.head_dim_v, params_.exponent, view.m.data,
-         view.m.token_stride, view.m.head_stride, view.l.data, view.l.token_stride, view.l.head_stride,
-         static_cast<float*>(view.o.data), view.o.token_stride, view.o.head_stride},
-        stream);
+    kernel_.export_state({static_cast<const float*>(state), rows, spec_.heads, spec_.head_dim_v,
+                          kernel_.reference_unit == 0.0F ? params_.exponent : kernel_.reference_unit, view.m.data,
+                          view.m.token_stride, view.m.head_stride, view.l.data, view.l.token_stride, view.l.head_stride,
+                          static_cast<float*>(view.o.data), view.o.token_stride, view.o.head_stride},
+                         stream);
   }
 
  private:
+  std::size_t own_bytes() const {
+    return static_cast<std::size_t>(multiprocessors_) * kernel_.scratch_floats * sizeof(float);
+  }
+
   FoldSpec spec_;
   DeviceKernel kernel_;
   int device_;
+  int multiprocessors_;
   FoldParams params_;
   StagingRing ring_;
+  Buffer scratch_;
   WorkBuilder builder_;
 };
 

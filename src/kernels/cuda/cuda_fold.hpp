@@ -17,8 +17,10 @@ using Launch = void (*)(const FoldParams& params, Stream stream);
 using Export = void (*)(const ExportParams& params, Stream stream);
 
 struct DeviceKernel {
-  WorkShape shape{};             // without the cache, which is the device's
-  std::size_t state_floats = 0;  // of a row and head
+  WorkShape shape{};               // without the cache, which is the device's
+  std::size_t state_floats = 0;    // of a row and head
+  std::size_t scratch_floats = 0;  // of a multiprocessor
+  float reference_unit = 0.0F;     // of the state's reference maxima, in scaled scores; 0: FoldParams::exponent
   Launch launch = nullptr;
   Export export_state = nullptr;
 };

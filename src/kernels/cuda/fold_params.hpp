@@ -15,6 +15,7 @@ struct TileEntry {
 struct SourceEntry {
   const void* k;  // [rows, kv_heads, head_dim]
   const void* v;  // [rows, kv_heads, head_dim_v]
+  std::int64_t rows;
   std::int64_t k_token_stride, k_head_stride;
   std::int64_t v_token_stride, v_head_stride;
 };
@@ -40,6 +41,18 @@ struct WorkItem {
   std::int32_t padding;
 };
 
+// Units of work that walk over their key tiles side by side, for kernels that fold several query tiles at a time: unit
+// n is query head (head + n) mod group of item + (head + n) / group, where a group of query heads shares a KV head. The
+// units are of one sequence; the walk covers all that any of them folds.
+struct WorkBundle {
+  std::int64_t first;       // number of the walk's first tile, through the sequence's runs
+  std::int64_t first_tile;  // that tile, and its place in the map, where the walk lies in one run
+  std::int64_t table;
+  std::int32_t tiles;
+  std::int32_t run_begin, runs;
+  std::int32_t item, head, units;
+};
+
 inline constexpr int kNearSources = 4;
 
 struct FoldParams {
@@ -51,16 +64,19 @@ struct FoldParams {
   std::int64_t lse_token_stride, lse_head_stride;
   const float* sinks;  // [heads], or null
 
-  const WorkItem* items;
+  const WorkItem* items;      // [item_count]
+  const WorkBundle* bundles;  // [bundle_count], for every KV head; of kernels that work in bundles
   const RunEntry* runs;
   const TileEntry* tiles;
   SourceEntry near_sources[kNearSources];  // the first ones; they are the nearest to hand, so nobody waits for them
   const SourceEntry* sources;              // all of them, where there are more
   bool all_near;
-  std::int32_t item_count;
+  std::int32_t item_count, bundle_count;
 
-  float* state;       // as the kernel lays it out
-  std::int64_t rows;  // of q and of the state
+  std::int32_t multiprocessors;  // of the device
+  float* scratch;                // what the kernel's CTAs keep outside their registers during a task
+  float* state;                  // as the kernel lays it out
+  std::int64_t rows;             // of q and of the state
 
   std::int64_t mask_left, mask_right;  // −1: unlimited
   std::int32_t heads, kv_heads;
@@ -81,8 +97,8 @@ struct ExportParams {
   const float* state;
   std::int64_t rows;
   std::int32_t heads, head_dim_v;
-  float exponent;  // FoldParams::exponent
-  float* m;        // [rows, heads]
+  float unit;  // of the state's reference maxima, in scaled scores
+  float* m;    // [rows, heads]
   std::int64_t m_token_stride, m_head_stride;
   float* l;  // [rows, heads]
   std::int64_t l_token_stride, l_head_stride;

@@ -25,18 +25,25 @@ std::size_t place(std::size_t& bytes, std::size_t size) {
   return offset;
 }
 
-TableLayout lay_out(std::size_t runs, std::size_t tiles, std::size_t sources, std::size_t items) {
+TableLayout lay_out(std::size_t runs, std::size_t tiles, std::size_t sources, std::size_t items, std::size_t bundles) {
   TableLayout layout;
   layout.runs = place(layout.bytes, runs * sizeof(RunEntry));
   layout.tiles = place(layout.bytes, tiles * sizeof(TileEntry));
   layout.sources = place(layout.bytes, sources * sizeof(SourceEntry));
   layout.items = place(layout.bytes, items * sizeof(WorkItem));
+  layout.bundles = place(layout.bytes, bundles * sizeof(WorkBundle));
   return layout;
 }
 
 // Every run may begin and end inside a tile.
 std::int64_t most_items(const WorkShape& shape, const FoldLimits& limits) {
   return std::min(limits.rows, limits.rows / shape.item_rows + 2 * limits.query_runs);
+}
+
+// The last bundle of a sequence may lack units.
+std::int64_t most_bundles(const FoldSpec& spec, const WorkShape& shape, const FoldLimits& limits) {
+  if (shape.units == 1) return 0;
+  return most_items(shape, limits) * (spec.heads / spec.kv_heads) / shape.units + limits.sequences;
 }
 
 // The key runs of one sequence of a task.
@@ -92,25 +99,29 @@ TileRange tiles_of_rows(const FoldSpec& spec, const WorkShape& shape, std::int64
 }  // namespace
 
 SourceEntry source_entry(const KeySource& source) {
-  return {source.k.data,        source.v.data,         source.k.token_stride,
+  return {source.k.data,        source.v.data,         source.k.tokens,     source.k.token_stride,
           source.k.head_stride, source.v.token_stride, source.v.head_stride};
 }
 
-std::size_t table_bytes(const WorkShape& shape, const FoldLimits& limits) {
+std::size_t table_bytes(const FoldSpec& spec, const WorkShape& shape, const FoldLimits& limits) {
   const auto count = [](std::int64_t n) { return static_cast<std::size_t>(n); };
-  return lay_out(count(limits.key_runs), count(limits.tiles), count(limits.sources), count(most_items(shape, limits)))
+  return lay_out(count(limits.key_runs), count(limits.tiles), count(limits.sources), count(most_items(shape, limits)),
+                 count(most_bundles(spec, shape, limits)))
       .bytes;
 }
 
-void WorkBuilder::reserve(const WorkShape& shape, const FoldLimits& limits) {
+void WorkBuilder::reserve(const FoldSpec& spec, const WorkShape& shape, const FoldLimits& limits) {
   const auto items = static_cast<std::size_t>(most_items(shape, limits));
+  const auto bundles = static_cast<std::size_t>(most_bundles(spec, shape, limits));
   items_.reserve(items);
-  order_.reserve(items);
+  bundles_.reserve(bundles);
+  order_.reserve(std::max(items, bundles));
   runs_.reserve(static_cast<std::size_t>(limits.key_runs));
 }
 
 void WorkBuilder::collect(const FoldSpec& spec, const FoldTask& task, const WorkShape& shape) {
   items_.clear();
+  bundles_.clear();
   order_.clear();
   runs_.clear();
   // Rows that fold nothing here are written all the same, unless their state stays as it is.
@@ -139,6 +150,7 @@ void WorkBuilder::collect(const FoldSpec& spec, const FoldTask& task, const Work
       section_bytes = 0;
     }
     section_bytes += bytes;
+    const std::size_t first_item = items_.size();
 
     for (; run != task.queries.end() && run->sequence == sequence; ++run) {
       const std::int64_t run_end = run->position + run->rows;
@@ -153,12 +165,43 @@ void WorkBuilder::collect(const FoldSpec& spec, const FoldTask& task, const Work
         const TileRange range = tiles_of_rows(spec, shape, begin, end - 1, key_length);
         if (!range.empty()) keys.assign(range, first_entry, item);
         if (item.tiles > 0 || all_rows) {
-          order_.push_back({section, item.tiles, static_cast<std::int32_t>(items_.size())});
+          if (shape.units == 1) order_.push_back({section, item.tiles, static_cast<std::int32_t>(items_.size())});
           items_.push_back(item);
         }
         begin = end;
       }
     }
+    if (shape.units > 1) bundle(spec, shape, first_item, section);
+  }
+}
+
+// Bundles the items of one sequence, [first_item, …), with all heads of a group: neighbours fold nearly the same tiles.
+void WorkBuilder::bundle(const FoldSpec& spec, const WorkShape& shape, std::size_t first_item, std::int32_t section) {
+  const auto group = static_cast<std::size_t>(spec.heads / spec.kv_heads);
+  const std::size_t units = (items_.size() - first_item) * group;
+  for (std::size_t unit = 0; unit < units; unit += static_cast<std::size_t>(shape.units)) {
+    const std::size_t count = std::min(units - unit, static_cast<std::size_t>(shape.units));
+    WorkBundle bundle{};
+    bundle.item = static_cast<std::int32_t>(first_item + unit / group);
+    bundle.head = static_cast<std::int32_t>(unit % group);
+    bundle.units = static_cast<std::int32_t>(count);
+    std::int64_t end = 0;
+    for (std::size_t i = first_item + unit / group; i <= first_item + (unit + count - 1) / group; ++i) {
+      const WorkItem& item = items_[i];
+      if (item.tiles == 0) continue;
+      const std::int32_t run_end = std::max(item.run_begin + item.runs, bundle.run_begin + bundle.runs);
+      if (end == 0 || item.first < bundle.first) {
+        bundle.first = item.first;
+        bundle.first_tile = item.first_tile;
+        bundle.table = item.table;
+        bundle.run_begin = item.run_begin;
+      }
+      bundle.runs = run_end - bundle.run_begin;
+      end = std::max(end, item.first + item.tiles);
+    }
+    bundle.tiles = static_cast<std::int32_t>(end - bundle.first);
+    order_.push_back({section, bundle.tiles, static_cast<std::int32_t>(bundles_.size())});
+    bundles_.push_back(bundle);
   }
 }
 
@@ -172,7 +215,7 @@ void WorkBuilder::sort() {
   }
   std::sort(order_.begin(), order_.end(), [](const Order& a, const Order& b) {
     if (a < b || b < a) return a < b;
-    return a.item < b.item;
+    return a.index < b.index;
   });
 }
 
@@ -180,7 +223,7 @@ TableLayout WorkBuilder::build(const FoldSpec& spec, const FoldTask& task, const
                                std::span<std::byte> memory) {
   collect(spec, task, shape);
   const std::size_t far_sources = task.sources.size() > kNearSources ? task.sources.size() : 0;
-  TableLayout layout = lay_out(runs_.size(), task.tiles.size(), far_sources, items_.size());
+  TableLayout layout = lay_out(runs_.size(), task.tiles.size(), far_sources, items_.size(), bundles_.size());
   if (layout.bytes > memory.size()) {
     fail(ErrorCode::kInternal, fmt::format("a fold task needs {} bytes of tables", layout.bytes),
          fmt::format("{} were reserved", memory.size()));
@@ -190,6 +233,7 @@ TableLayout WorkBuilder::build(const FoldSpec& spec, const FoldTask& task, const
          "more than a grid holds", "Use more ranks.");
   }
   layout.item_count = static_cast<std::int32_t>(items_.size());
+  layout.bundle_count = static_cast<std::int32_t>(bundles_.size());
   if (items_.empty()) return layout;
   sort();
 
@@ -211,7 +255,13 @@ TableLayout WorkBuilder::build(const FoldSpec& spec, const FoldTask& task, const
   auto* sources = reinterpret_cast<SourceEntry*>(memory.data() + layout.sources);
   for (std::size_t i = 0; i < far_sources; ++i) sources[i] = source_entry(task.sources[i]);
   auto* items = reinterpret_cast<WorkItem*>(memory.data() + layout.items);
-  for (const Order& order : order_) *items++ = items_[static_cast<std::size_t>(order.item)];
+  if (bundles_.empty()) {
+    for (const Order& order : order_) *items++ = items_[static_cast<std::size_t>(order.index)];
+    return layout;
+  }
+  copy(layout.items, items_.data(), items_.size() * sizeof(WorkItem));
+  auto* bundles = reinterpret_cast<WorkBundle*>(memory.data() + layout.bundles);
+  for (const Order& order : order_) *bundles++ = bundles_[static_cast<std::size_t>(order.index)];
   return layout;
 }
 

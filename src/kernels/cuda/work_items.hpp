@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A FoldTask's host tables → the tables that a CUDA fold kernel reads, in one piece of memory: work items in the order
-// in which they should start, key runs, the tile map, sources. Plain host code, for every fold kernel.
+// A FoldTask's host tables → the tables that a CUDA fold kernel reads, in one piece of memory: work items, or bundles
+// of them, in the order in which they should start, key runs, the tile map, sources. Plain host code, for every fold
+// kernel.
 #pragma once
 
 #include <cstddef>
@@ -18,6 +19,7 @@ struct WorkShape {
   int item_rows;   // query rows of an item, at most
   int query_tile;  // FoldKernel::query_tile(); larger than 1: items are a run's parts of canonical tiles
   int key_tile;
+  int units = 1;                 // query tiles, of one KV head, that are folded side by side; 1: no bundles
   std::int64_t cache_bytes = 0;  // K and V that are folded at a time should not exceed this
 };
 
@@ -27,21 +29,23 @@ struct TableLayout {
   std::size_t tiles = 0;
   std::size_t sources = 0;  // empty unless there are more than kNearSources
   std::size_t items = 0;
+  std::size_t bundles = 0;
   std::size_t bytes = 0;  // in all
   std::int32_t item_count = 0;
+  std::int32_t bundle_count = 0;
   std::int32_t section_heads = 1;  // see FoldParams
 };
 
 SourceEntry source_entry(const KeySource& source);
 
 // The most bytes that any task within `limits` needs.
-std::size_t table_bytes(const WorkShape& shape, const FoldLimits& limits);
+std::size_t table_bytes(const FoldSpec& spec, const WorkShape& shape, const FoldLimits& limits);
 
 // Builds tables; keeps its lists between tasks, so that building allocates nothing once they have grown.
 class WorkBuilder {
  public:
   // Room for every task within `limits`.
-  void reserve(const WorkShape& shape, const FoldLimits& limits);
+  void reserve(const FoldSpec& spec, const WorkShape& shape, const FoldLimits& limits);
   // Writes the task's tables into `memory`. Throws kInternal when it is too small, as reserve() promised more.
   TableLayout build(const FoldSpec& spec, const FoldTask& task, const WorkShape& shape, std::span<std::byte> memory);
 
@@ -49,7 +53,7 @@ class WorkBuilder {
   struct Order {
     std::int32_t section;
     std::int32_t tiles;
-    std::int32_t item;
+    std::int32_t index;  // of an item or a bundle
 
     bool operator<(const Order& other) const {
       return section != other.section ? section < other.section : tiles > other.tiles;
@@ -57,11 +61,13 @@ class WorkBuilder {
   };
 
   void collect(const FoldSpec& spec, const FoldTask& task, const WorkShape& shape);
+  void bundle(const FoldSpec& spec, const WorkShape& shape, std::size_t first_item, std::int32_t section);
   void sort();
 
   std::vector<RunEntry> runs_;
   std::vector<WorkItem> items_;
-  std::vector<Order> order_;  // [items]: starts with the items' own
+  std::vector<WorkBundle> bundles_;
+  std::vector<Order> order_;  // of the bundles, or, without those, of the items
 };
 
 }  // namespace ringattn::cuda

@@ -9,16 +9,28 @@ namespace {
 // sm80_fold: O [rows, heads, head_dim_v] in the order of fragments, then l0 l1 l2 l3 m - - - for each row and head.
 struct FoldLayout {
   static __device__ float m(const cuda::ExportParams& p, std::int64_t index) {
-    return p.state[p.rows * p.heads * p.head_dim_v + index * 8 + 4] * p.exponent;
+    return p.state[p.rows * p.heads * p.head_dim_v + index * 8 + 4] * p.unit;
   }
   static __device__ float l(const cuda::ExportParams& p, std::int64_t index) {
     const float* partial = p.state + p.rows * p.heads * p.head_dim_v + index * 8;
     return (partial[0] + partial[1]) + (partial[2] + partial[3]);
   }
   static __device__ float o(const cuda::ExportParams& p, std::int64_t index, int dim) {
-    // Thread t of a quad holds columns 2t, 2t + 1, 2t + 8 and 2t + 9 of 16, side by side.
-    const int place = dim / 16 * 16 + dim % 8 / 2 * 4 + dim % 16 / 8 * 2 + dim % 2;
-    return p.state[index * p.head_dim_v + place];
+    return p.state[index * p.head_dim_v + place(dim)];
+  }
+  // Thread t of a quad holds columns 2t, 2t + 1, 2t + 8 and 2t + 9 of 16, side by side.
+  static __device__ int place(int dim) { return dim / 16 * 16 + dim % 8 / 2 * 4 + dim % 16 / 8 * 2 + dim % 2; }
+};
+
+// sm90_fold: as sm80_fold, with O twice: of the open group of tiles before, of the full groups behind. The sixth number
+// says which of them are there: 1 the full ones, 2 the open one.
+struct GroupedLayout : FoldLayout {
+  static __device__ float o(const cuda::ExportParams& p, std::int64_t index, int dim) {
+    const std::int64_t all = p.rows * p.heads;
+    const int has = static_cast<int>(p.state[all * p.head_dim_v + index * 8 + 5]);
+    const float* sums = p.state + all * (p.head_dim_v + 8);
+    const std::int64_t at = index * p.head_dim_v + place(dim);
+    return ((has & 1) != 0 ? sums[at] : 0.0F) + ((has & 2) != 0 ? p.state[at] : 0.0F);
   }
 };
 
@@ -60,6 +72,9 @@ void launch_export(const cuda::ExportParams& params, Stream stream) {
 }  // namespace
 
 void export_fold_state(const cuda::ExportParams& params, Stream stream) { launch_export<FoldLayout>(params, stream); }
+void export_grouped_state(const cuda::ExportParams& params, Stream stream) {
+  launch_export<GroupedLayout>(params, stream);
+}
 void export_plain_state(const cuda::ExportParams& params, Stream stream) { launch_export<PlainLayout>(params, stream); }
 
 }  // namespace ringattn::sm80

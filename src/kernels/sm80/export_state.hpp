@@ -8,6 +8,7 @@
 namespace ringattn::sm80 {
 
 void export_fold_state(const cuda::ExportParams& params, Stream stream);
+void export_grouped_state(const cuda::ExportParams& params, Stream stream);  // sm90_fold's
 void export_plain_state(const cuda::ExportParams& params, Stream stream);
 
 }  // namespace ringattn::sm80

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/sm90/config.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace ringattn::sm90 {
+
+std::optional<FoldConfig> choose_config(const FoldSpec& spec) {
+  if (spec.dtype == Dtype::kF32) return std::nullopt;
+  const auto found = std::find_if(std::begin(kFoldConfigs), std::end(kFoldConfigs), [&](const FoldConfig& config) {
+    return config.head_dim == spec.head_dim && config.head_dim_v == spec.head_dim_v;
+  });
+  if (found == std::end(kFoldConfigs)) return std::nullopt;
+  return *found;
+}
+
+std::vector<std::string> fold_missing(const FoldSpec& spec) {
+  std::vector<std::string> missing;
+  if (spec.dtype == Dtype::kF32) missing.push_back("fp32 (supported: bf16, fp16)");
+  const bool known = std::any_of(std::begin(kFoldConfigs), std::end(kFoldConfigs), [&](const FoldConfig& config) {
+    return config.head_dim == spec.head_dim && config.head_dim_v == spec.head_dim_v;
+  });
+  if (!known) {
+    missing.push_back(fmt::format("head_dim {} with head_dim_v {} (supported: 128)", spec.head_dim, spec.head_dim_v));
+  }
+  return missing;
+}
+
+std::string describe(const FoldConfig& config) {
+  return fmt::format("tile {}x{}x{}, {} stages of keys, {:.1f} KiB, {} registers", config.warpgroups, kQueryTile,
+                     config.key_tile, config.stages, static_cast<double>(config.tile_bytes()) / 1024.0,
+                     config.fold_registers());
+}
+
+}  // namespace ringattn::sm90

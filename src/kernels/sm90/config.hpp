@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// How sm90_fold computes a FoldSpec: tiles, warpgroups and shared memory. A pure function of the description, so that
+// ranks agree on it; launching is elsewhere (fold.hpp).
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "kernels/fold.hpp"
+
+namespace ringattn::sm90 {
+
+inline constexpr int kQueryTile = 64;  // rows of a warpgroup's products
+
+// The tensor cores truncate when they add: the sum of P V over this many key tiles, at fixed tile numbers, is theirs,
+// and such sums are added by the fp32 units (bench/NOTES.md has the errors).
+inline constexpr int kSumTiles = 64;
+
+struct FoldConfig {
+  int head_dim = 0;
+  int head_dim_v = 0;
+  int key_tile = 0;    // keys of a tile
+  int warpgroups = 0;  // that fold, each its own query tile; one more fetches
+  int stages = 0;      // K and V tiles in shared memory
+  int rounds = 2;      // of query tiles in shared memory: the next ones come while these are folded
+
+  constexpr int threads() const { return 128 * (warpgroups + 1); }
+  // Registers of a thread: 65,536 of a multiprocessor, shared out in eights.
+  constexpr int fetch_registers() const { return warpgroups == 3 ? 32 : 40; }
+  constexpr int fold_registers() const { return warpgroups == 3 ? 160 : 232; }
+  static constexpr int row_bytes(int dim) { return (dim + 63) / 64 * 128; }
+  constexpr int q_bytes() const { return kQueryTile * row_bytes(head_dim); }  // of one query tile
+  constexpr int k_bytes() const { return key_tile * row_bytes(head_dim); }
+  constexpr int v_bytes() const { return key_tile * row_bytes(head_dim_v); }
+  constexpr int tile_bytes() const { return rounds * warpgroups * q_bytes() + stages * (k_bytes() + v_bytes()); }
+};
+
+// The rows of the table below that kernels are compiled for. Chosen by speed on an H200 (bench/NOTES.md).
+inline constexpr FoldConfig kFoldConfigs[] = {
+    {128, 128, /*key_tile=*/128, /*warpgroups=*/3, /*stages=*/2},
+};
+
+// The configuration for a spec; none: the kernel can't do it, and fold_missing() says why.
+std::optional<FoldConfig> choose_config(const FoldSpec& spec);
+// See KernelRow::missing.
+std::vector<std::string> fold_missing(const FoldSpec& spec);
+
+// One line, e.g. "tile 3x64x128, 2 stages of keys, 224.0 KiB, 160 registers".
+std::string describe(const FoldConfig& config);
+
+}  // namespace ringattn::sm90

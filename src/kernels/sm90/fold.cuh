@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// The fold on Hopper: TMA, wgmma, and warps that each do one thing. A CTA stays on its multiprocessor and folds bundles
+// of query tiles, one unit a warpgroup, over the key tiles that they share. Every number is a function of the row, its
+// keys, the job and the template parameters; bundles, rounds and turns only say where and when.
+//
+// Read on in shared_map.cuh (what lies where) → producer.cuh → consumer.cuh → tile_step.cuh, redo.cuh → rows.cuh.
+#pragma once
+
+#include "kernels/sm90/consumer.cuh"
+#include "kernels/sm90/producer.cuh"
+#include "kernels/sm90/ptx/threads.cuh"
+
+namespace ringattn::sm90 {
+
+template <class C>
+__device__ __forceinline__ void init_barriers(const SharedMap<C>& map) {
+  for (std::uint32_t i = 0; i < kRounds; ++i) {
+    barrier_init(map.work_full(i), 1);
+    barrier_init(map.q_full(i), 1);
+    barrier_init(map.q_empty(i), C::kUnits);
+  }
+  for (std::uint32_t i = 0; i < C::kStages; ++i) {
+    barrier_init(map.k_full(i), 1);
+    barrier_init(map.v_full(i), 1);
+    barrier_init(map.empty(i), C::kUnits);
+  }
+  barrier_init(map.tail_landed(), 1);
+  barrier_init(map.tail_told(), 1);
+  barrier_init(map.tail_done(), 1);
+  barrier_init_fence();
+}
+
+template <class C>
+__global__ void __launch_bounds__(C::kThreads, 1) fold_kernel(const __grid_constant__ HopperParams params) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const SharedMap<C> map;
+  if (threadIdx.x == 0) init_barriers<C>(map);
+  __syncthreads();
+
+  const int warpgroup = static_cast<int>(threadIdx.x) / kWarpgroup;
+  if (warpgroup == 0) {
+    give_registers<C::kFetchRegisters>();
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    if (warp == 0) fetch<C>(params, map, shared);
+    if (warp == 1) schedule<C>(params, map, shared);
+    if (warp == 2) clear_tails<C>(map);
+  } else {
+    take_registers<C::kFoldRegisters>();
+    consume<C>(params, map, warpgroup - 1);
+  }
+}
+
+}  // namespace ringattn::sm90

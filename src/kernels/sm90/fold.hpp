@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+// Launches of sm90_fold: one entry for each pair of element type and configuration that is compiled (fold_*.cu).
+#pragma once
+
+#include "base/memory.hpp"
+#include "kernels/cuda/fold_params.hpp"
+
+namespace ringattn::sm90 {
+
+// Each enqueues the fold of params.bundle_count bundles for every KV head, and throws what the launch fails with.
+void launch_bf16_128(const cuda::FoldParams& params, Stream stream);
+void launch_fp16_128(const cuda::FoldParams& params, Stream stream);
+
+}  // namespace ringattn::sm90

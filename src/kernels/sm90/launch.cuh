@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// From a configuration to a kernel and its launch; the fold_*.cu files instantiate it.
+#pragma once
+
+#include "base/cuda.hpp"
+#include "kernels/sm90/fold.cuh"
+#include "kernels/sm90/fold.hpp"
+#include "kernels/sm90/hopper_params.hpp"
+
+namespace ringattn::sm90 {
+
+template <class Element_, FoldConfig kConfig>
+struct KernelConfig {
+  using Element = Element_;
+  static constexpr int kDim = kConfig.head_dim;
+  static constexpr int kDimV = kConfig.head_dim_v;
+  static constexpr int kPanels = (kDim + kPanelColumns - 1) / kPanelColumns;
+  static constexpr int kPanelsV = (kDimV + kPanelColumns - 1) / kPanelColumns;
+  static constexpr int kKeyTile = kConfig.key_tile;
+  static constexpr int kUnits = kConfig.warpgroups;
+  static constexpr int kStages = kConfig.stages;
+  static constexpr int kThreads = kConfig.threads();
+  static constexpr int kFetchRegisters = kConfig.fetch_registers();
+  static constexpr int kFoldRegisters = kConfig.fold_registers();
+  static constexpr int kQBytes = kConfig.q_bytes();
+  static constexpr int kKBytes = kConfig.k_bytes();
+  static constexpr int kVBytes = kConfig.v_bytes();
+};
+
+template <class Element, FoldConfig kConfig>
+void launch_fold(const cuda::FoldParams& p, Stream stream) {
+  using C = KernelConfig<Element, kConfig>;
+  constexpr int kSharedBytes = SharedMap<C>::kBytes;
+  // Once a device, and cheap enough for every launch.
+  check_reserved_shared_memory();
+  check_cuda(cudaFuncSetAttribute(fold_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
+             "cudaFuncSetAttribute");
+  if (p.bundle_count == 0) return;
+  const HopperParams params = hopper_params(p, kConfig);
+  const std::int64_t work = std::int64_t{p.bundle_count} * p.kv_heads;
+  const auto ctas = static_cast<unsigned>(work < p.multiprocessors ? work : p.multiprocessors);
+  fold_kernel<C><<<ctas, C::kThreads, kSharedBytes, cuda_stream(stream)>>>(params);
+  check_cuda(cudaGetLastError(), "sm90_fold");
+}
+
+}  // namespace ringattn::sm90

@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+// The warps that bring work: one decides what comes next, one has the copy engine fetch query and key tiles, one clears
+// what a value tile holds past its sequence's end.
+#pragma once
+
+#include "kernels/sm90/hopper_params.hpp"
+#include "kernels/sm90/ptx/mbarrier.cuh"
+#include "kernels/sm90/ptx/tma.cuh"
+#include "kernels/sm90/shared_map.cuh"
+
+namespace ringattn::sm90 {
+
+// Tiles whose keys all rows of a unit see. Where the first row's keys end and the last row's begin decides.
+template <class C>
+__device__ __forceinline__ void set_plain_tiles(const cuda::FoldParams& p, UnitWork& unit) {
+  std::int64_t begin = 0;
+  std::int64_t end = unit.key_length / C::kKeyTile;
+  if (p.mask_right >= 0) {
+    const std::int64_t key = unit.position + p.mask_right + 1;
+    const std::int64_t tiles = key < 0 ? 0 : key / C::kKeyTile;
+    end = tiles < end ? tiles : end;
+  }
+  if (p.mask_left >= 0) {
+    const std::int64_t key = unit.position + kQueryTile - 1 - p.mask_left;
+    begin = key < 0 ? 0 : (key + C::kKeyTile - 1) / C::kKeyTile;
+  }
+  unit.plain_begin = static_cast<int>(begin);
+  unit.plain_end = static_cast<int>(end);
+}
+
+// Work is sections of KV heads, in each the bundles, the longest first, and of a bundle the section's heads one after
+// the other. It is dealt to the CTAs like a snake.
+template <class C>
+__device__ __forceinline__ void schedule(const HopperParams& params, const SharedMap<C>& map, unsigned char* shared) {
+  const cuda::FoldParams& p = params.fold;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int group = p.heads / p.kv_heads;
+  const int section_heads = p.section_heads / group;
+  const int section_work = p.bundle_count * section_heads;
+  const int all_work = p.bundle_count * p.kv_heads;
+  RingCursor<kRounds> cursor;
+  for (int round = 0;; ++round, cursor.advance()) {
+    const int place = static_cast<int>(round % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
+    const int index = round * static_cast<int>(gridDim.x) + place;
+    auto* work = work_of<C>(shared, cursor.stage());
+    if (round >= kRounds) barrier_wait(map.q_empty(cursor.stage()), cursor.parity() ^ 1U);
+    const bool any = index < all_work;
+    if (any) {
+      const int in_section = index % section_work;
+      const cuda::WorkBundle& bundle = p.bundles[in_section / section_heads];
+      const int kv_head = index / section_work * section_heads + in_section % section_heads;
+      if (lane < C::kUnits) {
+        UnitWork unit{};
+        if (lane < bundle.units) {
+          const int in_group = bundle.head + lane;
+          const cuda::WorkItem& item = p.items[bundle.item + in_group / group];
+          unit.row = item.row;
+          unit.position = item.position;
+          unit.key_length = item.key_length;
+          unit.slot_begin = item.slot_begin;
+          unit.slot_end = item.slot_end;
+          unit.head = kv_head * group + in_group % group;
+          if (item.tiles > 0) {
+            unit.begin = static_cast<int>(item.first - bundle.first);
+            unit.end = unit.begin + item.tiles;
+          }
+          set_plain_tiles<C>(p, unit);
+        }
+        work->unit[lane] = unit;
+      }
+      if (lane == 0) {
+        work->first = bundle.first;
+        work->first_tile = bundle.first_tile;
+        work->table = bundle.table;
+        work->key_length = p.items[bundle.item].key_length;
+        work->run_begin = bundle.run_begin;
+        work->runs = bundle.runs;
+        work->kv_head = kv_head;
+        work->units = bundle.units;
+        work->tiles = bundle.tiles;
+      }
+    } else if (lane == 0) {
+      work->tiles = -1;
+    }
+    __syncwarp();
+    if (lane == 0) barrier_arrive(map.work_full(cursor.stage()));
+    if (!any) return;
+  }
+}
+
+// Where a key tile lies: in which source, at which row, and which tile of its sequence it is.
+struct TilePlace {
+  int source;
+  int row;
+  int number;
+};
+
+template <int kUnits>
+__device__ __forceinline__ TilePlace find_tile(const cuda::FoldParams& p, const BundleWork<kUnits>& work, int i) {
+  std::int64_t tile = work.first_tile + i;
+  std::int64_t index = work.table + i;
+  if (work.runs > 1) {
+    const std::int64_t number = work.first + i;
+    int run = work.run_begin;  // the last one that begins at `number` or before
+    for (int runs = work.runs; runs > 1;) {
+      const int half = runs / 2;
+      const bool behind = p.runs[run + half].first <= number;
+      run += behind ? half : 0;
+      runs = behind ? runs - half : half;
+    }
+    const cuda::RunEntry& entry = p.runs[run];
+    tile = entry.first_tile + number - entry.first;
+    index = entry.table + number - entry.first;
+  }
+  const cuda::TileEntry& entry = p.tiles[index];
+  return {entry.source, static_cast<int>(entry.row), static_cast<int>(tile)};
+}
+
+template <class C>
+__device__ __forceinline__ void fetch_queries(const HopperParams& params, const SharedMap<C>& map,
+                                              const typename SharedMap<C>::Work& work, std::uint32_t round) {
+  if (work.tiles <= 0) {
+    barrier_arrive(map.q_full(round));
+    return;
+  }
+  barrier_arrive_expect(map.q_full(round), work.units * C::kQBytes);
+  for (int unit = 0; unit < work.units; ++unit) {
+    const int row = static_cast<int>(work.unit[unit].row);
+#pragma unroll
+    for (int panel = 0; panel < C::kPanels; ++panel) {
+      load_box(map.q(round, unit) + static_cast<std::uint32_t>(panel * SharedMap<C>::kQPanel), &params.q,
+               map.q_full(round), panel * kPanelColumns, work.unit[unit].head, row);
+    }
+  }
+}
+
+template <class C>
+__device__ __forceinline__ void fetch(const HopperParams& params, const SharedMap<C>& map, unsigned char* shared) {
+  using Map = SharedMap<C>;
+  const cuda::FoldParams& p = params.fold;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  RingCursor<kRounds> round;
+  RingCursor<C::kStages> ring;
+  std::uint32_t tails = 0;  // told so far
+  int filled = 0;           // stages, in all, up to their number
+  for (;; round.advance()) {
+    barrier_wait(map.work_full(round.stage()), round.parity());
+    const typename Map::Work& work = *work_of<C>(shared, round.stage());
+    const int tiles = work.tiles;
+    if (lane == 0) fetch_queries<C>(params, map, work, round.stage());
+    if (tiles < 0) break;
+    const int kv_head = work.kv_head;
+    const std::int64_t key_length = work.key_length;
+    // Thirty-two tiles are looked up at a time, a lane each, one batch ahead.
+    TilePlace ahead{};
+    if (lane < tiles) ahead = find_tile(p, work, lane);
+    for (int first = 0; first < tiles; first += 32) {
+      const TilePlace batch = ahead;
+      if (first + 32 + lane < tiles) ahead = find_tile(p, work, first + 32 + lane);
+      const int end = tiles - first < 32 ? tiles - first : 32;
+      for (int i = 0; i < end; ++i, ring.advance()) {
+        const int source = __shfl_sync(0xffffffffU, batch.source, i);
+        const int row = __shfl_sync(0xffffffffU, batch.row, i);
+        const int number = __shfl_sync(0xffffffffU, batch.number, i);
+        const std::uint32_t stage = ring.stage();
+        if (filled >= C::kStages) {
+          barrier_wait(map.empty(stage), ring.parity() ^ 1U);
+        } else {
+          ++filled;
+        }
+        if (lane == 0) {
+          store_number(map.number(stage), number);
+          barrier_arrive_expect(map.k_full(stage), C::kKBytes);
+#pragma unroll
+          for (int panel = 0; panel < C::kPanels; ++panel) {
+            load_box(map.k(stage) + static_cast<std::uint32_t>(panel * Map::kTilePanel), &params.k[source],
+                     map.k_full(stage), panel * kPanelColumns, kv_head, row);
+          }
+          // Rows past the sequence's end belong to somebody else: their V must not reach a product with 0.
+          const std::int64_t left = key_length - static_cast<std::int64_t>(number) * C::kKeyTile;
+          const bool whole = left >= C::kKeyTile;
+          std::uint32_t landed = map.v_full(stage);
+          if (!whole) {
+            landed = map.tail_landed();
+            if (tails > 0) barrier_wait(map.tail_done(), (tails - 1) & 1U);
+          }
+          barrier_arrive_expect(landed, C::kVBytes);
+#pragma unroll
+          for (int panel = 0; panel < C::kPanelsV; ++panel) {
+            load_box(map.v(stage) + static_cast<std::uint32_t>(panel * Map::kTilePanel), &params.v[source], landed,
+                     panel * kPanelColumns, kv_head, row);
+          }
+          if (!whole) {
+            store_number(map.tail(), static_cast<int>(stage));
+            store_number(map.tail() + 4, static_cast<int>(left));
+            barrier_arrive(map.tail_told());
+            ++tails;
+          }
+        }
+      }
+    }
+  }
+  if (lane == 0) {
+    if (tails > 0) barrier_wait(map.tail_done(), (tails - 1) & 1U);
+    store_number(map.tail(), -1);
+    barrier_arrive(map.tail_told());
+  }
+}
+
+// Makes zeros of the rows of a V tile that lie past its sequence's end, before the consumers hear of it.
+template <class C>
+__device__ __forceinline__ void clear_tails(const SharedMap<C>& map) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  for (std::uint32_t parity = 0;; parity ^= 1U) {
+    barrier_wait(map.tail_told(), parity);
+    const int stage = load_number(map.tail());
+    const int rows = load_number(map.tail() + 4);
+    if (stage < 0) return;
+    barrier_wait(map.tail_landed(), parity);
+    for (int panel = 0; panel < C::kPanelsV; ++panel) {
+      for (int chunk = rows * 8 + lane; chunk < C::kKeyTile * 8; chunk += 32) {
+        asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(
+                         map.v(static_cast<std::uint32_t>(stage)) +
+                         static_cast<std::uint32_t>(panel * SharedMap<C>::kTilePanel + chunk * 16)),
+                     "r"(0)
+                     : "memory");
+      }
+    }
+    proxy_fence();
+    __syncwarp();
+    if (lane == 0) {
+      barrier_arrive(map.v_full(static_cast<std::uint32_t>(stage)));
+      barrier_arrive(map.tail_done());
+    }
+  }
+}
+
+}  // namespace ringattn::sm90

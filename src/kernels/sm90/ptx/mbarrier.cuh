@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// mbarriers in shared memory: a phase ends when all arrivals that it expects, and all bytes, are there. Addresses are
+// of the shared window. PTX ISA, "Parallel Synchronization and Communication Instructions: mbarrier".
+#pragma once
+
+#include <cstdint>
+
+namespace ringattn::sm90 {
+
+inline constexpr int kBarrierBytes = 8;
+
+__device__ __forceinline__ void barrier_init(std::uint32_t barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+// Makes initialised barriers visible to the copy engine; a __syncthreads() makes them visible to the threads.
+__device__ __forceinline__ void barrier_init_fence() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+__device__ __forceinline__ void barrier_arrive(std::uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+// Arrives, and has the phase wait for `bytes` of copies too.
+__device__ __forceinline__ void barrier_arrive_expect(std::uint32_t barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+// Waits until the phase of this parity has ended. The one before the first counts as ended with parity 1.
+__device__ __forceinline__ void barrier_wait(std::uint32_t barrier, std::uint32_t parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred ended;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 ended, [%0], %1;\n"
+      "@ended bra through;\n"
+      "bra again;\n"
+      "through:\n"
+      "}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
+// Which place of a ring of kStages is next, and the parity of the phase that it is in: places are filled and emptied in
+// turn. One register.
+template <int kStages>
+struct RingCursor {
+  std::uint32_t at = 0;  // stage + kStages · parity
+
+  __device__ __forceinline__ std::uint32_t stage() const {
+    return (kStages & (kStages - 1)) == 0 ? at % kStages : at >= kStages ? at - kStages : at;
+  }
+  __device__ __forceinline__ std::uint32_t parity() const { return at / kStages; }
+  __device__ __forceinline__ void advance() { at = at + 1 == 2 * kStages ? 0 : at + 1; }
+};
+
+}  // namespace ringattn::sm90

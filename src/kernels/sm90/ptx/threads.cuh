@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// Threads' places, named barriers among warps, and registers moved from one warpgroup to another.
+#pragma once
+
+namespace ringattn::sm90 {
+
+inline constexpr int kWarpgroup = 128;  // threads
+
+// The thread's index, read anew wherever it is asked for: what hangs on it is then not kept in registers over the main
+// loop, which has none to spare.
+__device__ __forceinline__ int thread_of_cta() {
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
+}
+__device__ __forceinline__ int thread_of_warpgroup() { return thread_of_cta() % kWarpgroup; }
+// The first of the warpgroup's rows, of 64, that the thread has a share of; the other one is 8 behind.
+__device__ __forceinline__ int slot_of_thread() {
+  const int thread = thread_of_warpgroup();
+  return thread / 32 * 16 + thread % 32 / 4;
+}
+
+// Barrier 0 is __syncthreads()'s.
+__device__ __forceinline__ void named_sync(int barrier, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+// Counts as one that has come, and goes on.
+__device__ __forceinline__ void named_arrive(int barrier, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+// Every warp of a warpgroup says so; kCount is a multiple of 8.
+template <int kCount>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+template <int kCount>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+
+}  // namespace ringattn::sm90

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// Bulk tensor copies between global and shared memory: boxes of a 3-d tensor [rows, heads, columns], with coordinates
+// in the order column, head, row. What lies outside the tensor is read as zero and not written. PTX ISA,
+// "cp.async.bulk.tensor".
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+namespace ringattn::sm90 {
+
+// The barrier's phase ends once the box's bytes, those outside included, have arrived.
+__device__ __forceinline__ void load_box(std::uint32_t target, const CUtensorMap* map, std::uint32_t barrier,
+                                         int column, int head, int row) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::
+          "r"(target),
+      "l"(map), "r"(barrier), "r"(column), "r"(head), "r"(row)
+      : "memory");
+}
+__device__ __forceinline__ void store_box(const CUtensorMap* map, std::uint32_t source, int column, int head, int row) {
+  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
+               "r"(source), "r"(column), "r"(head), "r"(row)
+               : "memory");
+}
+__device__ __forceinline__ void store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Waits until this thread's stores have read shared memory.
+__device__ __forceinline__ void store_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+// Waits until they are done.
+__device__ __forceinline__ void store_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
+// This thread's ordinary writes to shared memory come before what the copy engine and the tensor cores do there next.
+__device__ __forceinline__ void proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+}  // namespace ringattn::sm90

@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rows between tiles: their state in memory, sums of full groups, and, at the end, the division and the way out.
+//
+// State: O of the open group [rows, heads, head_dim_v], then for each (row, head) l0 l1 l2 l3 r and what is there (1:
+// full groups, 2: an open one) and two floats of padding, then the full groups' O as the first. O is in the order of
+// fragments, as sm80_fold's.
+#pragma once
+
+#include "kernels/sm80/tile_copy.cuh"
+#include "kernels/sm90/hopper_params.hpp"
+#include "kernels/sm90/ptx/threads.cuh"
+#include "kernels/sm90/ptx/tma.cuh"
+#include "kernels/sm90/tile_step.cuh"
+
+namespace ringattn::sm90 {
+
+inline constexpr float kLn2 = 0.693147182F;
+inline constexpr int kHasSums = 1;
+inline constexpr int kHasOpen = 2;
+
+template <class C>
+struct StateMemory {
+  float* open;  // of this thread's share
+  float* sums;
+  float* row;
+
+  __device__ StateMemory(const cuda::FoldParams& p, std::int64_t row_of_q, int head) {
+    const std::int64_t index = row_of_q * p.heads + head;
+    const std::int64_t all = p.rows * p.heads;
+    open = p.state + index * C::kDimV + threadIdx.x % 4 * 4;
+    sums = open + all * (C::kDimV + 8);
+    row = p.state + all * C::kDimV + index * 8;
+  }
+};
+
+__device__ __forceinline__ bool present(const Unit& unit, int slot) {
+  return slot >= unit.slot_begin() && slot < unit.slot_end();
+}
+
+// The thread's place in its warpgroup's scratch memory: [2 halves][kDimV / 16][128 threads] of four floats.
+template <class C>
+__device__ __forceinline__ float4* scratch_of(const cuda::FoldParams& p) {
+  constexpr std::int64_t kFloats = std::int64_t{kQueryTile} * C::kDimV;
+  const int consumer = thread_of_cta() / kWarpgroup - 1;
+  return reinterpret_cast<float4*>(p.scratch +
+                                   (static_cast<std::int64_t>(blockIdx.x) * C::kUnits + consumer) * kFloats) +
+         thread_of_warpgroup();
+}
+
+template <class C>
+__device__ __forceinline__ void begin_rows(const cuda::FoldParams& p, const Unit& unit, Rows<C>& rows) {
+  const int slot = slot_of_thread();
+  float4* const scratch = scratch_of<C>(p);
+  rows.flags &= Rows<C>::kWriting;
+#pragma unroll
+  for (int n = 0; n < C::kDimV / 8; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) rows.o[n][i] = 0.0F;
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    rows.shift[half] = 0.0F;
+    rows.l[half] = 0.0F;
+    if (!p.resume || !present(unit, slot + 8 * half)) continue;
+    const StateMemory<C> memory(p, unit.row() + slot + 8 * half, unit.head());
+    rows.l[half] = memory.row[threadIdx.x % 4];
+    const float reference = memory.row[4];
+    const int has = static_cast<int>(memory.row[5]);
+    const bool seen = reference != -INFINITY;
+    rows.shift[half] = seen ? -reference : 0.0F;
+    rows.flags |= (seen ? Rows<C>::kSeen << half : 0U) | ((has & kHasSums) != 0 ? Rows<C>::kSummed << half : 0U);
+    if ((has & kHasOpen) != 0) {
+      rows.flags |= Rows<C>::kOpen;
+#pragma unroll
+      for (int n = 0; n < C::kDimV / 16; ++n) {
+        const float4 x = reinterpret_cast<const float4*>(memory.open)[4 * n];
+        rows.o[2 * n][2 * half] = x.x;
+        rows.o[2 * n][2 * half + 1] = x.y;
+        rows.o[2 * n + 1][2 * half] = x.z;
+        rows.o[2 * n + 1][2 * half + 1] = x.w;
+      }
+    }
+    if (rows.summed(half)) {
+#pragma unroll
+      for (int n = 0; n < C::kDimV / 16; ++n) {
+        __stcg(scratch + (half * (C::kDimV / 16) + n) * kWarpgroup,
+               reinterpret_cast<const float4*>(memory.sums)[4 * n]);
+      }
+    }
+  }
+}
+
+// The open group is full: its sum joins those before it.
+template <class C>
+__device__ __forceinline__ void close_group(const cuda::FoldParams& p, Rows<C>& rows) {
+  float4* const scratch = scratch_of<C>(p);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+#pragma unroll
+    for (int n = 0; n < C::kDimV / 16; ++n) {
+      float4* at = scratch + (half * (C::kDimV / 16) + n) * kWarpgroup;
+      const float4 x{rows.o[2 * n][2 * half], rows.o[2 * n][2 * half + 1], rows.o[2 * n + 1][2 * half],
+                     rows.o[2 * n + 1][2 * half + 1]};
+      if (rows.summed(half)) {
+        asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(at), "f"(x.x), "f"(x.y),
+                     "f"(x.z), "f"(x.w)
+                     : "memory");
+      } else {
+        __stcg(at, x);
+      }
+    }
+  }
+#pragma unroll
+  for (int n = 0; n < C::kDimV / 8; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) rows.o[n][i] = 0.0F;
+  }
+  rows.flags = (rows.flags | Rows<C>::kSummed | Rows<C>::kSummed << 1) & ~Rows<C>::kOpen;
+}
+
+template <class C>
+__device__ __forceinline__ void save_rows(const cuda::FoldParams& p, const Unit& unit, const Rows<C>& rows) {
+  const int slot = slot_of_thread();
+  const float4* const scratch = scratch_of<C>(p);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if (!present(unit, slot + 8 * half)) continue;
+    const StateMemory<C> memory(p, unit.row() + slot + 8 * half, unit.head());
+    memory.row[threadIdx.x % 4] = rows.l[half];
+    if (threadIdx.x % 4 == 0) {
+      memory.row[4] = rows.seen(half) ? -rows.shift[half] : -INFINITY;
+      memory.row[5] = static_cast<float>((rows.summed(half) ? kHasSums : 0) | (rows.open() ? kHasOpen : 0));
+    }
+#pragma unroll
+    for (int n = 0; n < C::kDimV / 16; ++n) {
+      if (rows.open()) {
+        reinterpret_cast<float4*>(memory.open)[4 * n] =
+            float4{rows.o[2 * n][2 * half], rows.o[2 * n][2 * half + 1], rows.o[2 * n + 1][2 * half],
+                   rows.o[2 * n + 1][2 * half + 1]};
+      }
+      if (rows.summed(half)) {
+        reinterpret_cast<float4*>(memory.sums)[4 * n] = __ldcg(scratch + (half * (C::kDimV / 16) + n) * kWarpgroup);
+      }
+    }
+  }
+}
+
+// Divides, writes LSE, and leaves the rounded rows in shared memory, in panels as Q lay there.
+template <class C>
+__device__ __forceinline__ void finish_rows(const cuda::FoldParams& p, const Unit& unit, std::uint32_t staging,
+                                            Rows<C>& rows) {
+  const int slot = slot_of_thread();
+  const float4* const scratch = scratch_of<C>(p);
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  float inverse[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if (rows.summed(half)) {
+#pragma unroll
+      for (int n = 0; n < C::kDimV / 16; ++n) {
+        const float4 x = __ldcg(scratch + (half * (C::kDimV / 16) + n) * kWarpgroup);
+        rows.o[2 * n][2 * half] = __fadd_rn(x.x, rows.o[2 * n][2 * half]);
+        rows.o[2 * n][2 * half + 1] = __fadd_rn(x.y, rows.o[2 * n][2 * half + 1]);
+        rows.o[2 * n + 1][2 * half] = __fadd_rn(x.z, rows.o[2 * n + 1][2 * half]);
+        rows.o[2 * n + 1][2 * half + 1] = __fadd_rn(x.w, rows.o[2 * n + 1][2 * half + 1]);
+      }
+    }
+    float l = rows.l[half];
+    l = __fadd_rn(l, __shfl_xor_sync(0xffffffffU, l, 1));
+    l = __fadd_rn(l, __shfl_xor_sync(0xffffffffU, l, 2));
+    const float m = rows.seen(half) ? __fmul_rn(-rows.shift[half], kLn2) : -INFINITY;
+    float reference = m;
+    float weight = 1.0F;
+    if (p.sinks != nullptr) {
+      // One more score, without a value.
+      const float sink = p.sinks[unit.head()];
+      reference = sink > m || sink != sink ? sink : m;
+      const float finite = reference == -INFINITY ? 0.0F : reference;
+      weight = expf(__fsub_rn(m, finite));
+      l = __fmaf_rn(l, weight, expf(__fsub_rn(sink, finite)));
+    }
+    // Nothing was seen: O is 0, and log 0 is −∞.
+    inverse[half] = __fmul_rn(weight, __frcp_rn(l == 0.0F ? 1.0F : l));
+    if (p.lse != nullptr && lane % 4 == 0 && present(unit, slot + 8 * half)) {
+      p.lse[(unit.row() + slot + 8 * half) * p.lse_token_stride + unit.head() * p.lse_head_stride] =
+          __fadd_rn(reference, logf(l));
+    }
+  }
+  const int row = static_cast<int>(threadIdx.x) % kWarpgroup / 32 * 16 + lane % 16;
+#pragma unroll
+  for (int n = 0; n < C::kDimV / 8; n += 2) {
+    const auto pair = [&](int block, int half) {
+      return sm80::Products<typename C::Element>::pack(__fmul_rn(rows.o[block][2 * half], inverse[half]),
+                                                       __fmul_rn(rows.o[block][2 * half + 1], inverse[half]));
+    };
+    const std::uint32_t to =
+        staging + static_cast<std::uint32_t>(n / 8 * SharedMap<C>::kQPanel) + sm80::swizzled(row, n % 8 + lane / 16);
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(pair(n, 0)),
+                 "r"(pair(n, 1)), "r"(pair(n + 1, 0)), "r"(pair(n + 1, 1))
+                 : "memory");
+  }
+}
+
+// The rows that finish_rows() has left in shared memory, by all threads of the warpgroup: where some are absent, or the
+// copy engine can't write them.
+template <class C>
+__device__ __noinline__ void write_rows(const cuda::FoldParams& p, const Unit& unit, std::uint32_t staging) {
+  constexpr int kChunks = C::kDimV / 8;
+  auto* const out = static_cast<std::uint16_t*>(p.out);
+  const bool aligned = ((reinterpret_cast<std::uint64_t>(out) |
+                         static_cast<std::uint64_t>(2 * (p.out_token_stride | p.out_head_stride))) &
+                        15U) == 0;
+#pragma unroll 1
+  for (int i = static_cast<int>(threadIdx.x) % kWarpgroup; i < kQueryTile * kChunks; i += kWarpgroup) {
+    const int slot = i / kChunks;
+    const int chunk = i % kChunks;
+    if (!present(unit, slot)) continue;
+    const uint4 elements = sm80::load_shared_16(
+        staging + static_cast<std::uint32_t>(chunk / 8 * SharedMap<C>::kQPanel) + sm80::swizzled(slot, chunk % 8));
+    std::uint16_t* to = out + (unit.row() + slot) * p.out_token_stride + unit.head() * p.out_head_stride + chunk * 8;
+    if (aligned) {
+      *reinterpret_cast<uint4*>(to) = elements;
+    } else {
+      const std::uint32_t words[4] = {elements.x, elements.y, elements.z, elements.w};
+      for (int w = 0; w < 4; ++w) {
+        to[2 * w] = static_cast<std::uint16_t>(words[w]);
+        to[2 * w + 1] = static_cast<std::uint16_t>(words[w] >> 16);
+      }
+    }
+  }
+}
+
+}  // namespace ringattn::sm90

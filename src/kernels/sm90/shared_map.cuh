@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+// What lies where in the shared memory of a CTA, who fills it and who waits for it.
+//
+//   Q      [rounds][units][64 rows]     copies → consumers; then a unit's finished rows on their way out
+//   K, V   [stages][key_tile rows]      copies → consumers
+//   work   [rounds]                     scheduler → copies, consumers
+//   number [stages]                     copies → consumers: the tile's number in its sequence
+//
+// A tile of [rows, dim] is cut into panels of 64 columns, rows of 128 bytes with the 128-byte swizzle.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/sm90/hopper_params.hpp"
+#include "kernels/sm90/ptx/mbarrier.cuh"
+
+namespace ringattn::sm90 {
+
+inline constexpr int kPanelRowBytes = 128;
+inline constexpr int kPanelColumns = 64;
+inline constexpr int kRounds = 2;
+
+__device__ __forceinline__ int load_number(std::uint32_t address) {
+  int number;
+  asm volatile("ld.shared.s32 %0, [%1];" : "=r"(number) : "r"(address) : "memory");
+  return number;
+}
+__device__ __forceinline__ void store_number(std::uint32_t address, int number) {
+  asm volatile("st.shared.s32 [%0], %1;" ::"r"(address), "r"(number) : "memory");
+}
+
+// Sixty-four rows of one query head: what a warpgroup folds. Slots [slot_begin, slot_end) are rows; the others are
+// absent: their memory belongs to somebody else.
+struct UnitWork {
+  std::int64_t row;       // of q: of slot 0
+  std::int64_t position;  // of slot 0
+  std::int64_t key_length;
+  std::int32_t begin, end;  // of the bundle's walk: its own tiles
+  std::int32_t slot_begin, slot_end;
+  std::int32_t plain_begin, plain_end;  // numbers of the tiles whose keys all 64 rows see
+  std::int32_t head;
+  std::int32_t padding;
+};
+
+// The same as consumers read it: from shared memory each time, for the sake of registers.
+struct Unit {
+  std::uint32_t address;
+
+  __device__ std::int64_t row() const { return load_wide(offsetof(UnitWork, row)); }
+  __device__ std::int64_t position() const { return load_wide(offsetof(UnitWork, position)); }
+  __device__ std::int64_t key_length() const { return load_wide(offsetof(UnitWork, key_length)); }
+  __device__ int begin() const { return load_number(address + offsetof(UnitWork, begin)); }
+  __device__ int end() const { return load_number(address + offsetof(UnitWork, end)); }
+  __device__ int slot_begin() const { return load_number(address + offsetof(UnitWork, slot_begin)); }
+  __device__ int slot_end() const { return load_number(address + offsetof(UnitWork, slot_end)); }
+  __device__ bool plain(int number) const {
+    return number >= load_number(address + offsetof(UnitWork, plain_begin)) &&
+           number < load_number(address + offsetof(UnitWork, plain_end));
+  }
+  __device__ int head() const { return load_number(address + offsetof(UnitWork, head)); }
+
+ private:
+  __device__ std::int64_t load_wide(std::size_t offset) const {
+    std::int64_t number;
+    asm volatile("ld.shared.s64 %0, [%1];"
+                 : "=l"(number)
+                 : "r"(address + static_cast<std::uint32_t>(offset))
+                 : "memory");
+    return number;
+  }
+};
+
+// What the consumers fold next, side by side, over one walk of key tiles.
+template <int kUnits>
+struct BundleWork {
+  std::int64_t first, first_tile, table;  // as in cuda::WorkBundle
+  std::int64_t key_length;
+  std::int32_t tiles;  // −1: nothing more
+  std::int32_t run_begin, runs;
+  std::int32_t kv_head;
+  std::int32_t units;
+  std::int32_t padding;
+  UnitWork unit[kUnits];
+};
+
+template <class C>
+struct SharedMap {
+  using Work = BundleWork<C::kUnits>;
+
+  static constexpr int kQPanel = kQueryTile * kPanelRowBytes;
+  static constexpr int kTilePanel = C::kKeyTile * kPanelRowBytes;
+  static constexpr int kQOffset = 0;
+  static constexpr int kKOffset = kRounds * C::kUnits * C::kQBytes;
+  static constexpr int kVOffset = kKOffset + C::kStages * C::kKBytes;
+  static constexpr int kWorkOffset = kVOffset + C::kStages * C::kVBytes;
+  static constexpr int kNumberOffset = kWorkOffset + kRounds * static_cast<int>(sizeof(Work));
+  static constexpr int kBarrierOffset = kNumberOffset + (C::kStages + 2) / 2 * 2 * 4;
+  static constexpr int kTailOffset = kBarrierOffset + (3 * kRounds + 3 * C::kStages + 3) * kBarrierBytes;
+  static constexpr int kBytes = kTailOffset + 16;
+  static_assert(kWorkOffset % 1024 == 0 && kBarrierOffset % kBarrierBytes == 0 && kBytes <= 232448);
+
+  // Address of the whole in the shared window: behind what the device keeps for itself (hopper_params.hpp). As a
+  // constant it costs no register.
+  static constexpr std::uint32_t base = kReservedBytes;
+
+  __device__ std::uint32_t at(int offset, std::uint32_t index, int bytes) const {
+    return base + static_cast<std::uint32_t>(offset) + index * static_cast<std::uint32_t>(bytes);
+  }
+  __device__ std::uint32_t q(std::uint32_t round, int unit) const {
+    return at(kQOffset, round * C::kUnits + static_cast<std::uint32_t>(unit), C::kQBytes);
+  }
+  __device__ Unit unit(std::uint32_t round, int unit) const {
+    return {at(kWorkOffset, round, sizeof(Work)) + static_cast<std::uint32_t>(offsetof(Work, unit)) +
+            static_cast<std::uint32_t>(unit) * static_cast<std::uint32_t>(sizeof(UnitWork))};
+  }
+  __device__ std::uint32_t tiles(std::uint32_t round) const {
+    return at(kWorkOffset, round, sizeof(Work)) + static_cast<std::uint32_t>(offsetof(Work, tiles));
+  }
+  __device__ std::uint32_t k(std::uint32_t stage) const { return at(kKOffset, stage, C::kKBytes); }
+  __device__ std::uint32_t v(std::uint32_t stage) const { return at(kVOffset, stage, C::kVBytes); }
+  __device__ std::uint32_t number(std::uint32_t stage) const { return at(kNumberOffset, stage, 4); }
+
+  // The scheduler has written a round's work; its Q is there; everyone is done with both.
+  __device__ std::uint32_t work_full(std::uint32_t round) const { return at(kBarrierOffset, round, kBarrierBytes); }
+  __device__ std::uint32_t q_full(std::uint32_t round) const { return work_full(kRounds + round); }
+  __device__ std::uint32_t q_empty(std::uint32_t round) const { return work_full(2 * kRounds + round); }
+  // A stage's K and its number are there; its V is; every consumer is done with them.
+  __device__ std::uint32_t k_full(std::uint32_t stage) const { return work_full(3 * kRounds + stage); }
+  __device__ std::uint32_t v_full(std::uint32_t stage) const { return work_full(3 * kRounds + C::kStages + stage); }
+  __device__ std::uint32_t empty(std::uint32_t stage) const { return work_full(3 * kRounds + 2 * C::kStages + stage); }
+  // A V tile that reaches past its sequence's end: it has arrived; the tail warp is told; it is done.
+  __device__ std::uint32_t tail_landed() const { return work_full(3 * kRounds + 3 * C::kStages); }
+  __device__ std::uint32_t tail_told() const { return work_full(3 * kRounds + 3 * C::kStages + 1); }
+  __device__ std::uint32_t tail_done() const { return work_full(3 * kRounds + 3 * C::kStages + 2); }
+  __device__ std::uint32_t tail() const { return base + kTailOffset; }
+};
+
+// Generic addresses of the same memory, for plain data.
+template <class C>
+__device__ __forceinline__ typename SharedMap<C>::Work* work_of(unsigned char* shared, std::uint32_t round) {
+  return reinterpret_cast<typename SharedMap<C>::Work*>(shared + SharedMap<C>::kWorkOffset) + round;
+}
+
+}  // namespace ringattn::sm90

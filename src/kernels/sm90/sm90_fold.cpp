@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/sm90/sm90_fold.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+
+#include "base/error.hpp"
+#include "base/gpu.hpp"
+#include "kernels/cuda/cuda_fold.hpp"
+#include "kernels/registry.hpp"
+#include "kernels/sm80/export_state.hpp"
+#include "kernels/sm90/config.hpp"
+#include "kernels/sm90/fold.hpp"
+
+namespace ringattn::sm90 {
+
+namespace {
+
+struct CompiledFold {
+  Dtype dtype;
+  int head_dim;
+  cuda::Launch launch;
+};
+constexpr CompiledFold kCompiled[] = {
+    {Dtype::kBf16, 128, launch_bf16_128},
+    {Dtype::kF16, 128, launch_fp16_128},
+};
+
+constexpr int kRowFloats = 8;  // of a state, beside O twice: four partial sums, the reference, what is there, padding
+constexpr float kLn2 = 0.693147182F;
+
+}  // namespace
+
+std::string fold_unavailable() {
+  const std::string none = cuda::cuda_unavailable();
+  if (!none.empty()) return none;
+  for (const Gpu& gpu : visible_gpus()) {
+    if (gpu.compute_major != 9 || gpu.compute_minor != 0) {
+      return fmt::format("GPU {} ({}) has compute capability {}.{}, 9.0 is needed", gpu.device, gpu.name,
+                         gpu.compute_major, gpu.compute_minor);
+    }
+  }
+  return {};
+}
+
+std::unique_ptr<FoldKernel> make_fold(const FoldSpec& spec, Backend& backend) {
+  const auto config = choose_config(spec);
+  const auto compiled = std::find_if(std::begin(kCompiled), std::end(kCompiled), [&](const CompiledFold& entry) {
+    return entry.dtype == spec.dtype && entry.head_dim == spec.head_dim;
+  });
+  if (!config || compiled == std::end(kCompiled)) {
+    fail(ErrorCode::kInternal, fmt::format("sm90_fold was made for {}", describe(spec)), "it can't do that");
+  }
+  cuda::DeviceKernel kernel;
+  kernel.shape = {kQueryTile, kQueryTile, config->key_tile, config->warpgroups};
+  kernel.state_floats = static_cast<std::size_t>(2 * spec.head_dim_v + kRowFloats);
+  kernel.scratch_floats = static_cast<std::size_t>(config->warpgroups * kQueryTile * spec.head_dim_v);
+  kernel.reference_unit = kLn2;
+  kernel.launch = compiled->launch;
+  kernel.export_state = sm80::export_grouped_state;
+  return cuda::make_cuda_fold(spec, kernel, backend);
+}
+
+}  // namespace ringattn::sm90

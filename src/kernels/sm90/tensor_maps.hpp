@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tensor maps: how the copy engine finds boxes of a tensor in global memory.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "base/dtype.hpp"
+
+namespace ringattn::sm90 {
+
+// A tensor [rows, heads, columns] of 16-bit elements with contiguous columns; strides count elements.
+struct MappedTensor {
+  const void* data;
+  std::int64_t rows, heads, columns;
+  std::int64_t token_stride, head_stride;
+};
+
+// Whether the copy engine can read and write it: 16-byte alignment of its start and strides, and sizes within bounds.
+bool can_map(const MappedTensor& tensor);
+
+// Boxes of box_rows rows of 64 columns of one head, with the 128-byte swizzle. Throws kInternal where the driver
+// refuses what can_map() allows.
+CUtensorMap map_tensor(const MappedTensor& tensor, Dtype dtype, int box_rows);
+
+}  // namespace ringattn::sm90

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+// The one tile step, in registers: scores of 64 rows and one key tile → probabilities, and (r, l) on the way:
+//   t = S · c − r       p = exp2(t)       l ← l + Σ p       O ← O + Σ p · v
+// where S is Q Kᵀ, −∞ where masked, and c = softmax_scale · log₂ e; with a soft-cap, or a scale that is not positive, S
+// is capped and scaled first and c = log₂ e.
+//
+// The reference r is not the running maximum. It is set, once, to the ceiling of the largest S · c of the first tile in
+// which the row sees a score, and moves only when it is outgrown: when a thread's share of Σ p exceeds 2^10. Then the
+// row's tile is done again (redo.cuh), with a new ceiling. So most tiles need no maximum and no rescaling, and since
+// references are whole numbers, rescaling multiplies by powers of two. Whether a row's reference moves is the row's own
+// affair: other rows of the warp go through the same motions with a factor of 1.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "kernels/cuda/fold_params.hpp"
+#include "kernels/sm80/ptx.cuh"
+#include "kernels/sm90/ptx/threads.cuh"
+#include "kernels/sm90/shared_map.cuh"
+
+namespace ringattn::sm90 {
+
+inline constexpr float kOutgrown = 1024.0F;
+
+// What a thread holds of its two rows, row r (half 0) and row r + 8 (half 1) of its warp's 16, in the products' order.
+template <class C>
+struct Rows {
+  float o[C::kDimV / 8][4];  // sum of the open group of kSumTiles tiles
+  float shift[2];            // −r; 0 as long as nothing is seen
+  float l[2];                // of this thread's columns
+  std::uint32_t flags;
+
+  static constexpr std::uint32_t kSeen = 1;      // r is set; 2: of half 1
+  static constexpr std::uint32_t kSummed = 4;    // groups before the open one are in the scratch memory; 8: of half 1
+  static constexpr std::uint32_t kOpen = 16;     // the open group may hold something
+  static constexpr std::uint32_t kSettled = 32;  // r is set in all of the warp's rows
+
+  static constexpr std::uint32_t kWriting = 64;  // the last round's finished rows may be on their way out
+
+  __device__ bool seen(int half) const { return (flags & kSeen << half) != 0; }
+  __device__ bool summed(int half) const { return (flags & kSummed << half) != 0; }
+  __device__ bool open() const { return (flags & kOpen) != 0; }
+  __device__ bool settled() const { return (flags & kSettled) != 0; }
+};
+
+// Keys of a tile that a row sees: columns [low, high), counted from the thread's first column.
+struct Columns {
+  int low, high;
+};
+
+template <class C>
+__device__ __forceinline__ Columns visible_columns(const cuda::FoldParams& p, const Unit& unit, int half, int number) {
+  const int column = thread_of_cta() % 4 * 2;
+  const std::int64_t first_key = static_cast<std::int64_t>(number) * C::kKeyTile;
+  const std::int64_t position = unit.position() + slot_of_thread() + 8 * half - first_key;
+  const std::int64_t begin = p.mask_left < 0 ? 0 : position - p.mask_left;
+  std::int64_t end = unit.key_length() - first_key;
+  if (p.mask_right >= 0 && end > position + p.mask_right) end = position + p.mask_right + 1;
+  const int low = begin > C::kKeyTile ? C::kKeyTile : begin < 0 ? 0 : static_cast<int>(begin);
+  const int high = end > C::kKeyTile ? C::kKeyTile : end < 0 ? 0 : static_cast<int>(end);
+  return {low - column, high - column};
+}
+
+template <int kBlocks>
+__device__ __forceinline__ void mask_scores(float (&s)[kBlocks][4], int half, const Columns& columns, int first = 0) {
+#pragma unroll
+  for (int j = 0; j < kBlocks; ++j) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int column = (first + j) * 8 + i;
+      if (column < columns.low || column >= columns.high) s[j][2 * half + i] = -INFINITY;
+    }
+  }
+}
+
+// cap · tanh(x / cap) = cap − 2 cap / (e^(2x / cap) + 1); the absolute error is a few 2⁻²³ of the cap.
+template <int kBlocks>
+__device__ __forceinline__ void scale_scores(const cuda::FoldParams& p, float (&s)[kBlocks][4]) {
+  const float scale = p.softmax_scale;
+  const float inner = p.softcap > 0.0F ? 2.88539008F * scale / p.softcap : 0.0F;
+  const float outer = -2.0F * p.softcap;
+#pragma unroll
+  for (int j = 0; j < kBlocks; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float& x = s[j][i];
+      x = p.softcap > 0.0F
+              ? __fmaf_rn(outer, sm80::reciprocal_approx(__fadd_rn(sm80::exp2_approx(__fmul_rn(x, inner)), 1.0F)),
+                          p.softcap)
+              : __fmul_rn(x, scale);
+    }
+  }
+}
+
+// The row's largest score; fmaxf passes NaN over.
+__device__ __forceinline__ float over_quad(float maximum) {
+  maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffffU, maximum, 1));
+  return fmaxf(maximum, __shfl_xor_sync(0xffffffffU, maximum, 2));
+}
+
+// Sets the references of rows that have none and see something here.
+template <class C, int kBlocks>
+__device__ __forceinline__ void settle(const cuda::FoldParams& p, Rows<C>& rows, const float (&s)[kBlocks][4]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float most[2] = {s[0][2 * half], s[0][2 * half + 1]};
+#pragma unroll
+    for (int j = 1; j < kBlocks; ++j) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) most[i] = fmaxf(most[i], s[j][2 * half + i]);
+    }
+    const float maximum = over_quad(fmaxf(most[0], most[1]));
+    if (!rows.seen(half) && maximum > -INFINITY) {
+      rows.flags |= Rows<C>::kSeen << half;
+      rows.shift[half] = -ceilf(__fmul_rn(maximum, p.exponent_base2));
+    }
+  }
+  if (__all_sync(0xffffffffU, rows.seen(0) && rows.seen(1))) rows.flags |= Rows<C>::kSettled;
+}
+
+// Scores → probabilities, in place, and the thread's shares of their sums.
+template <class C, int kBlocks>
+__device__ __forceinline__ void exponentiate(const cuda::FoldParams& p, const float (&shift)[2], float (&s)[kBlocks][4],
+                                             float (&sum)[2]) {
+  const float c = p.exponent_base2;
+  float chain[2][4] = {};  // short chains, so that sums don't wait for each other
+#pragma unroll
+  for (int j = 0; j < kBlocks; ++j) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float& x = s[j][2 * half + i];
+        x = sm80::exp2_approx(__fmaf_rn(x, c, shift[half]));
+        float& part = chain[half][j % 2 * 2 + i];
+        part = __fadd_rn(part, x);
+      }
+    }
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    sum[half] = __fadd_rn(__fadd_rn(chain[half][0], chain[half][1]), __fadd_rn(chain[half][2], chain[half][3]));
+  }
+}
+
+// Rounded, in the order of the second product's fragments.
+template <class C, int kBlocks>
+__device__ __forceinline__ void pack(const float (&s)[kBlocks][4], std::uint32_t (&probability)[kBlocks / 2][4]) {
+#pragma unroll
+  for (int j = 0; j < kBlocks; ++j) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      probability[j / 2][2 * (j % 2) + half] =
+          sm80::Products<typename C::Element>::pack(s[j][2 * half], s[j][2 * half + 1]);
+    }
+  }
+}
+
+}  // namespace ringattn::sm90
