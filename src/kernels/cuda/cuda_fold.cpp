@@ -94,7 +94,7 @@ class CudaFold final : public FoldKernel {
     if (layout.item_count == 0) return;
 
     const cudaStream_t queue = cuda_stream(stream);
-    const std::byte* tables = ring_.upload(layout.bytes, queue);
+    std::byte* tables = ring_.upload(layout.bytes, queue);
     FoldParams p = params_;
     p.q = task.q.data;
     p.q_token_stride = task.q.token_stride;
@@ -120,6 +120,7 @@ class CudaFold final : public FoldKernel {
     p.bundles = reinterpret_cast<const WorkBundle*>(tables + layout.bundles);
     p.item_count = layout.item_count;
     p.bundle_count = layout.bundle_count;
+    p.taken = reinterpret_cast<std::int32_t*>(tables + layout.counter);
     p.multiprocessors = multiprocessors_;
     p.scratch = reinterpret_cast<float*>(scratch_.data());
     p.section_heads = layout.section_heads;

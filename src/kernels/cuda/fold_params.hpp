@@ -73,6 +73,7 @@ struct FoldParams {
   bool all_near;
   std::int32_t item_count, bundle_count;
 
+  std::int32_t* taken;           // counter of work that CTAs have taken, 0 at the start
   std::int32_t multiprocessors;  // of the device
   float* scratch;                // what the kernel's CTAs keep outside their registers during a task
   float* state;                  // as the kernel lays it out

@@ -32,6 +32,7 @@ TableLayout lay_out(std::size_t runs, std::size_t tiles, std::size_t sources, st
   layout.sources = place(layout.bytes, sources * sizeof(SourceEntry));
   layout.items = place(layout.bytes, items * sizeof(WorkItem));
   layout.bundles = place(layout.bytes, bundles * sizeof(WorkBundle));
+  layout.counter = place(layout.bytes, sizeof(std::int32_t));
   return layout;
 }
 
@@ -259,6 +260,7 @@ TableLayout WorkBuilder::build(const FoldSpec& spec, const FoldTask& task, const
     for (const Order& order : order_) *items++ = items_[static_cast<std::size_t>(order.index)];
     return layout;
   }
+  std::memset(memory.data() + layout.counter, 0, sizeof(std::int32_t));
   copy(layout.items, items_.data(), items_.size() * sizeof(WorkItem));
   auto* bundles = reinterpret_cast<WorkBundle*>(memory.data() + layout.bundles);
   for (const Order& order : order_) *bundles++ = bundles_[static_cast<std::size_t>(order.index)];

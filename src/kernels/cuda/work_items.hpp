@@ -30,6 +30,7 @@ struct TableLayout {
   std::size_t sources = 0;  // empty unless there are more than kNearSources
   std::size_t items = 0;
   std::size_t bundles = 0;
+  std::size_t counter = 0;  // an int32, 0
   std::size_t bytes = 0;  // in all
   std::int32_t item_count = 0;
   std::int32_t bundle_count = 0;

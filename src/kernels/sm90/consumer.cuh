@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a folding warpgroup does: for each round, its unit's 64 rows over the bundle's walk of key tiles.
-//
-// The warpgroups take turns at the exponentials, in their order: while one is at them, the tensor cores work for the
-// others. A warpgroup lets the tiles pass that its own rows don't fold.
+// What a folding warpgroup does: for each round, its unit's 64 rows over the bundle's walk of key tiles. It lets the
+// tiles pass that its own rows don't fold. While it is at its exponentials, the tensor cores work for the others.
 #pragma once
 
 #include "kernels/sm90/ptx/wgmma.cuh"
@@ -11,20 +9,8 @@
 
 namespace ringattn::sm90 {
 
-// Named barriers: a warpgroup's turn, and its threads among themselves.
 template <class C>
-struct Turns {
-  int consumer;
-
-  __device__ void wait() const { named_sync(1 + consumer, 2 * kWarpgroup); }
-  __device__ void pass_on() const { named_arrive(1 + (consumer + 1) % C::kUnits, 2 * kWarpgroup); }
-  __device__ void meet() const { named_sync(1 + C::kUnits + consumer, kWarpgroup); }
-};
-
-template <class C>
-__device__ __forceinline__ void multiply_q_k(float (&s)[C::kKeyTile / 8][4], std::uint32_t q_tile,
-                                             std::uint32_t k_tile) {
-  const std::uint32_t q = descriptor_low(q_tile);
+__device__ __forceinline__ void multiply_q_k(float (&s)[C::kKeyTile / 8][4], std::uint32_t q, std::uint32_t k_tile) {
   const std::uint32_t k = descriptor_low(k_tile);
   pin(s);
   wgmma_fence();
@@ -56,17 +42,17 @@ __device__ __forceinline__ void add_p_v(float (&o)[C::kDimV / 8][4],
 template <class C>
 __device__ __forceinline__ void consume(const HopperParams& params, const SharedMap<C>& map, int consumer) {
   const cuda::FoldParams& p = params.fold;
-  const Turns<C> turns{consumer};
-  if (consumer == C::kUnits - 1) turns.pass_on();
+  const auto meet = [&] { named_sync(1 + consumer, kWarpgroup); };
 
   RingCursor<C::kStages> ring;
   RingCursor<kRounds> round;
   // A round's shared memory is given back when the copy engine has read its finished rows: in the next round.
   Rows<C> rows;
-  rows.flags = 0;
+  rows.flags = thread_of_warpgroup() == 0 ? Rows<C>::kLeader : 0U;
   const auto give_back = [&] {
-    if ((rows.flags & Rows<C>::kWriting) == 0) return;
-    if (thread_of_warpgroup() == 0) {
+    if ((rows.flags & Rows<C>::kWriting) == 0) [[likely]]
+      return;
+    if (rows.has(Rows<C>::kLeader)) {
       store_wait_read();
       barrier_arrive(map.q_empty(round.stage() ^ 1U));
     }
@@ -75,12 +61,10 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
   const auto let_pass = [&](int count) {
 #pragma unroll 1
     for (int i = 0; i < count; ++i, ring.advance()) {
-      turns.wait();
-      turns.pass_on();
       barrier_wait(map.k_full(ring.stage()), ring.parity());
       barrier_wait(map.v_full(ring.stage()), ring.parity());
-      turns.meet();  // no warp may fall behind by a turn of the stages
-      if (thread_of_warpgroup() == 0) barrier_arrive(map.empty(ring.stage()));
+      meet();  // no warp may fall behind by a turn of the stages
+      if (rows.has(Rows<C>::kLeader)) barrier_arrive(map.empty(ring.stage()));
     }
   };
 
@@ -91,57 +75,88 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
     const auto q_tile = [&] { return map.q(round.stage(), consumer); };
     begin_rows<C>(p, unit, rows);
 
+    std::uint32_t q_low = descriptor_low(q_tile());
+    keep(q_low);
+
     let_pass(unit.begin());
-#pragma unroll 1
-    for (int left = unit.end() - unit.begin(); left > 0; --left, ring.advance()) {
-      float s[C::kKeyTile / 8][4];
-      std::uint32_t probability[C::kKeyTile / 16][4];
-      float sum[2];
+    int left = unit.end() - unit.begin();  // of its tiles
+    if (left > 0) rows.flags |= Rows<C>::kOpen;
+    float s[C::kKeyTile / 8][4];
+    float sum[2] = {};
+    const auto outgrown = [&] { return __any_sync(0xffffffffU, sum[0] > kOutgrown || sum[1] > kOutgrown) != 0; };
+    const auto number = [&] { return load_number(map.number(ring.stage())); };
+    // The halves of a tile step: to the exponentials, and from there on.
+    const auto score = [&]<bool kPlain>() {
       barrier_wait(map.k_full(ring.stage()), ring.parity());
-      multiply_q_k<C>(s, q_tile(), map.k(ring.stage()));
-      // Which tile it is; read whenever it is needed, for the sake of registers.
-      const auto number = [&] { return load_number(map.number(ring.stage())); };
-      give_back();
+      multiply_q_k<C>(s, q_low, map.k(ring.stage()));
+      if constexpr (!kPlain) give_back();
       wgmma_wait();
       pin(s);
-      if (p.scaled_first) scale_scores(p, s);
-      if (!unit.plain(number())) {
+      if constexpr (!kPlain) {
+        if (p.scaled_first) scale_scores(p, s);
 #pragma unroll
         for (int half = 0; half < 2; ++half) mask_scores(s, half, visible_columns<C>(p, unit, half, number()));
+        if (rows.has(Rows<C>::kSpecial)) settle<C>(p, rows, s);
       }
-      if (!rows.settled()) settle<C>(p, rows, s);
-      turns.wait();
       exponentiate<C>(p, rows.shift, s, sum);
-      turns.pass_on();
-      if (__any_sync(0xffffffffU, sum[0] > kOutgrown || sum[1] > kOutgrown)) {
-        Redone<C> redone;
-        redo<C>(params, unit, number(), q_tile(), map.k(ring.stage()), rows.shift[0], rows.shift[1], sum[0], sum[1],
-                rows.flags, redone);
-        take_over<C>(redone, rows, s, sum);
-      }
+    };
+    const auto add = [&] {
+      std::uint32_t probability[C::kKeyTile / 16][4];
       rows.l[0] = __fadd_rn(rows.l[0], sum[0]);
       rows.l[1] = __fadd_rn(rows.l[1], sum[1]);
       pack<C>(s, probability);
       barrier_wait(map.v_full(ring.stage()), ring.parity());
       add_p_v<C>(rows.o, probability, map.v(ring.stage()));
-      const bool last_of_group = (number() + 1) % kSumTiles == 0;
       wgmma_wait();
       pin(rows.o);
-      if (thread_of_warpgroup() == 0) barrier_arrive(map.empty(ring.stage()));
-      rows.flags |= Rows<C>::kOpen;
-      if (last_of_group) close_group<C>(p, rows);
+      if (rows.has(Rows<C>::kLeader)) barrier_arrive(map.empty(ring.stage()));
+    };
+    while (left > 0) {
+      // Down to where `left` is this, tiles need no more than the plain steps.
+      const int stop = rows.has(Rows<C>::kSpecial) ? left : unit.stop(left);
+      bool again = false;
+      if (left > stop) {
+#pragma unroll 1
+        for (;;) {
+          score.template operator()<true>();
+          again = outgrown();
+          if (again) break;
+          add();
+          --left;
+          ring.advance();
+          if (left == stop) break;
+        }
+        if (!again) continue;
+      } else {
+        score.template operator()<false>();
+        again = outgrown();
+      }
+      if (again) {
+        Redone<C> redone;
+        redo<C>(params, unit, number(), q_tile(), map.k(ring.stage()), rows.shift[0], rows.shift[1], sum[0], sum[1],
+                rows.flags, redone);
+        take_over<C>(redone, rows, s, sum);
+      }
+      const bool ends_group = (number() + 1) % kSumTiles == 0;
+      add();
+      --left;
+      ring.advance();
+      if (ends_group) {
+        close_group<C>(p, rows);
+        if (left > 0) rows.flags |= Rows<C>::kOpen;
+      }
     }
     let_pass(load_number(map.tiles(round.stage())) - unit.end());
     give_back();
 
     if (p.save) save_rows<C>(p, unit, rows);
-    turns.meet();  // everyone has read Q
+    meet();  // everyone has read Q
     if (p.finish && unit.slot_begin() < unit.slot_end()) {
       finish_rows<C>(p, unit, q_tile(), rows);
       if (params.bulk_out && unit.slot_begin() == 0 && unit.slot_end() == kQueryTile) {
         proxy_fence();
-        turns.meet();
-        if (thread_of_warpgroup() == 0) {
+        meet();
+        if (rows.has(Rows<C>::kLeader)) {
 #pragma unroll
           for (int panel = 0; panel < C::kPanelsV; ++panel) {
             store_box(&params.out, q_tile() + static_cast<std::uint32_t>(panel * SharedMap<C>::kQPanel),
@@ -150,15 +165,15 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
           store_commit();
         }
       } else {
-        turns.meet();
+        meet();
         write_rows<C>(p, unit, q_tile());
-        turns.meet();
+        meet();
       }
     }
-    rows.flags = Rows<C>::kWriting;
+    rows.flags = Rows<C>::kWriting | (rows.flags & Rows<C>::kLeader);
   }
   give_back();
-  if (thread_of_warpgroup() == 0) store_wait();
+  if (rows.has(Rows<C>::kLeader)) store_wait();
 }
 
 }  // namespace ringattn::sm90

@@ -10,26 +10,36 @@
 
 namespace ringattn::sm90 {
 
-// Tiles whose keys all rows of a unit see. Where the first row's keys end and the last row's begin decides.
+// Where a unit's tiles need no more than the plain steps: where all of its rows see all keys, and no group ends. Where
+// the first row's keys end and the last row's begin decides. `first`: the number of its first tile; tiles of several
+// runs are not looked at one by one.
 template <class C>
-__device__ __forceinline__ void set_plain_tiles(const cuda::FoldParams& p, UnitWork& unit) {
+__device__ __forceinline__ void set_plain_tiles(const cuda::FoldParams& p, std::int64_t first, bool one_run,
+                                                UnitWork& unit) {
+  const int tiles = unit.end - unit.begin;
   std::int64_t begin = 0;
   std::int64_t end = unit.key_length / C::kKeyTile;
   if (p.mask_right >= 0) {
     const std::int64_t key = unit.position + p.mask_right + 1;
-    const std::int64_t tiles = key < 0 ? 0 : key / C::kKeyTile;
-    end = tiles < end ? tiles : end;
+    const std::int64_t whole = key < 0 ? 0 : key / C::kKeyTile;
+    end = whole < end ? whole : end;
   }
   if (p.mask_left >= 0) {
     const std::int64_t key = unit.position + kQueryTile - 1 - p.mask_left;
     begin = key < 0 ? 0 : (key + C::kKeyTile - 1) / C::kKeyTile;
   }
-  unit.plain_begin = static_cast<int>(begin);
-  unit.plain_end = static_cast<int>(end);
+  const auto left_before = [&](std::int64_t number) {
+    const std::int64_t left = first + tiles - number;
+    return static_cast<int>(left < 0 ? 0 : left < tiles ? left : tiles);
+  };
+  unit.head = left_before(begin);
+  unit.tail = one_run && !p.scaled_first ? left_before(end) : tiles;
+  unit.group = static_cast<int>((first + tiles + 1) % kSumTiles);
+  unit.closes = !one_run || (first + tiles) / kSumTiles > first / kSumTiles;
 }
 
 // Work is sections of KV heads, in each the bundles, the longest first, and of a bundle the section's heads one after
-// the other. It is dealt to the CTAs like a snake.
+// the other. A CTA that is done takes what comes next.
 template <class C>
 __device__ __forceinline__ void schedule(const HopperParams& params, const SharedMap<C>& map, unsigned char* shared) {
   const cuda::FoldParams& p = params.fold;
@@ -40,8 +50,11 @@ __device__ __forceinline__ void schedule(const HopperParams& params, const Share
   const int all_work = p.bundle_count * p.kv_heads;
   RingCursor<kRounds> cursor;
   for (int round = 0;; ++round, cursor.advance()) {
-    const int place = static_cast<int>(round % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
-    const int index = round * static_cast<int>(gridDim.x) + place;
+    int index = static_cast<int>(blockIdx.x);
+    if (round > 0) {
+      if (lane == 0) index = static_cast<int>(gridDim.x) + atomicAdd(p.taken, 1);
+      index = __shfl_sync(0xffffffffU, index, 0);
+    }
     auto* work = work_of<C>(shared, cursor.stage());
     if (round >= kRounds) barrier_wait(map.q_empty(cursor.stage()), cursor.parity() ^ 1U);
     const bool any = index < all_work;
@@ -59,12 +72,12 @@ __device__ __forceinline__ void schedule(const HopperParams& params, const Share
           unit.key_length = item.key_length;
           unit.slot_begin = item.slot_begin;
           unit.slot_end = item.slot_end;
-          unit.head = kv_head * group + in_group % group;
+          unit.query_head = kv_head * group + in_group % group;
           if (item.tiles > 0) {
             unit.begin = static_cast<int>(item.first - bundle.first);
             unit.end = unit.begin + item.tiles;
+            set_plain_tiles<C>(p, item.first_tile, item.runs == 1, unit);
           }
-          set_plain_tiles<C>(p, unit);
         }
         work->unit[lane] = unit;
       }
@@ -129,7 +142,7 @@ __device__ __forceinline__ void fetch_queries(const HopperParams& params, const 
 #pragma unroll
     for (int panel = 0; panel < C::kPanels; ++panel) {
       load_box(map.q(round, unit) + static_cast<std::uint32_t>(panel * SharedMap<C>::kQPanel), &params.q,
-               map.q_full(round), panel * kPanelColumns, work.unit[unit].head, row);
+               map.q_full(round), panel * kPanelColumns, work.unit[unit].query_head, row);
     }
   }
 }

@@ -98,7 +98,7 @@ __device__ __noinline__ void redo(const HopperParams& params, Unit unit, int num
   }
 #pragma unroll 1
   for (int half = 0; half < 2; ++half) {
-    if (!result.outgrown[half] || (flags & Rows<C>::kSummed << half) == 0) continue;
+    if (!result.outgrown[half] || (flags & Rows<C>::kSummed) == 0) continue;
 #pragma unroll 1
     for (int n = 0; n < C::kDimV / 16; ++n) {
       float4* at = scratch_of<C>(p) + (half * (C::kDimV / 16) + n) * kWarpgroup;

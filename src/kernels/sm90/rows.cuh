@@ -51,7 +51,8 @@ template <class C>
 __device__ __forceinline__ void begin_rows(const cuda::FoldParams& p, const Unit& unit, Rows<C>& rows) {
   const int slot = slot_of_thread();
   float4* const scratch = scratch_of<C>(p);
-  rows.flags &= Rows<C>::kWriting;
+  rows.flags = (rows.flags & (Rows<C>::kWriting | Rows<C>::kLeader)) | Rows<C>::kSpecial;
+  const bool closes = unit.closes();
 #pragma unroll
   for (int n = 0; n < C::kDimV / 8; ++n) {
 #pragma unroll
@@ -61,30 +62,40 @@ __device__ __forceinline__ void begin_rows(const cuda::FoldParams& p, const Unit
   for (int half = 0; half < 2; ++half) {
     rows.shift[half] = 0.0F;
     rows.l[half] = 0.0F;
-    if (!p.resume || !present(unit, slot + 8 * half)) continue;
-    const StateMemory<C> memory(p, unit.row() + slot + 8 * half, unit.head());
-    rows.l[half] = memory.row[threadIdx.x % 4];
-    const float reference = memory.row[4];
-    const int has = static_cast<int>(memory.row[5]);
-    const bool seen = reference != -INFINITY;
-    rows.shift[half] = seen ? -reference : 0.0F;
-    rows.flags |= (seen ? Rows<C>::kSeen << half : 0U) | ((has & kHasSums) != 0 ? Rows<C>::kSummed << half : 0U);
-    if ((has & kHasOpen) != 0) {
-      rows.flags |= Rows<C>::kOpen;
+    bool summed = false;
+    if (p.resume && present(unit, slot + 8 * half)) {
+      const StateMemory<C> memory(p, unit.row() + slot + 8 * half, unit.head());
+      rows.l[half] = memory.row[threadIdx.x % 4];
+      const float reference = memory.row[4];
+      const int has = static_cast<int>(memory.row[5]);
+      const bool seen = reference != -INFINITY;
+      rows.shift[half] = seen ? -reference : 0.0F;
+      rows.flags |= seen ? Rows<C>::kSeen << half : 0U;
+      summed = (has & kHasSums) != 0;
+      if ((has & kHasOpen) != 0) {
+        rows.flags |= Rows<C>::kOpen;
 #pragma unroll
-      for (int n = 0; n < C::kDimV / 16; ++n) {
-        const float4 x = reinterpret_cast<const float4*>(memory.open)[4 * n];
-        rows.o[2 * n][2 * half] = x.x;
-        rows.o[2 * n][2 * half + 1] = x.y;
-        rows.o[2 * n + 1][2 * half] = x.z;
-        rows.o[2 * n + 1][2 * half + 1] = x.w;
+        for (int n = 0; n < C::kDimV / 16; ++n) {
+          const float4 x = reinterpret_cast<const float4*>(memory.open)[4 * n];
+          rows.o[2 * n][2 * half] = x.x;
+          rows.o[2 * n][2 * half + 1] = x.y;
+          rows.o[2 * n + 1][2 * half] = x.z;
+          rows.o[2 * n + 1][2 * half + 1] = x.w;
+        }
+      }
+      if (summed) {
+        rows.flags |= Rows<C>::kSummed;
+#pragma unroll
+        for (int n = 0; n < C::kDimV / 16; ++n) {
+          __stcg(scratch + (half * (C::kDimV / 16) + n) * kWarpgroup,
+                 reinterpret_cast<const float4*>(memory.sums)[4 * n]);
+        }
       }
     }
-    if (rows.summed(half)) {
+    if (closes && !summed) {
 #pragma unroll
       for (int n = 0; n < C::kDimV / 16; ++n) {
-        __stcg(scratch + (half * (C::kDimV / 16) + n) * kWarpgroup,
-               reinterpret_cast<const float4*>(memory.sums)[4 * n]);
+        __stcg(scratch + (half * (C::kDimV / 16) + n) * kWarpgroup, float4{0.0F, 0.0F, 0.0F, 0.0F});
       }
     }
   }
@@ -101,13 +112,9 @@ __device__ __forceinline__ void close_group(const cuda::FoldParams& p, Rows<C>& 
       float4* at = scratch + (half * (C::kDimV / 16) + n) * kWarpgroup;
       const float4 x{rows.o[2 * n][2 * half], rows.o[2 * n][2 * half + 1], rows.o[2 * n + 1][2 * half],
                      rows.o[2 * n + 1][2 * half + 1]};
-      if (rows.summed(half)) {
-        asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(at), "f"(x.x), "f"(x.y),
-                     "f"(x.z), "f"(x.w)
-                     : "memory");
-      } else {
-        __stcg(at, x);
-      }
+      asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(at), "f"(x.x), "f"(x.y), "f"(x.z),
+                   "f"(x.w)
+                   : "memory");
     }
   }
 #pragma unroll
@@ -115,7 +122,7 @@ __device__ __forceinline__ void close_group(const cuda::FoldParams& p, Rows<C>& 
 #pragma unroll
     for (int i = 0; i < 4; ++i) rows.o[n][i] = 0.0F;
   }
-  rows.flags = (rows.flags | Rows<C>::kSummed | Rows<C>::kSummed << 1) & ~Rows<C>::kOpen;
+  rows.flags = (rows.flags | Rows<C>::kSummed) & ~Rows<C>::kOpen;
 }
 
 template <class C>
@@ -129,16 +136,17 @@ __device__ __forceinline__ void save_rows(const cuda::FoldParams& p, const Unit&
     memory.row[threadIdx.x % 4] = rows.l[half];
     if (threadIdx.x % 4 == 0) {
       memory.row[4] = rows.seen(half) ? -rows.shift[half] : -INFINITY;
-      memory.row[5] = static_cast<float>((rows.summed(half) ? kHasSums : 0) | (rows.open() ? kHasOpen : 0));
+      memory.row[5] =
+          static_cast<float>((rows.has(Rows<C>::kSummed) ? kHasSums : 0) | (rows.has(Rows<C>::kOpen) ? kHasOpen : 0));
     }
 #pragma unroll
     for (int n = 0; n < C::kDimV / 16; ++n) {
-      if (rows.open()) {
+      if (rows.has(Rows<C>::kOpen)) {
         reinterpret_cast<float4*>(memory.open)[4 * n] =
             float4{rows.o[2 * n][2 * half], rows.o[2 * n][2 * half + 1], rows.o[2 * n + 1][2 * half],
                    rows.o[2 * n + 1][2 * half + 1]};
       }
-      if (rows.summed(half)) {
+      if (rows.has(Rows<C>::kSummed)) {
         reinterpret_cast<float4*>(memory.sums)[4 * n] = __ldcg(scratch + (half * (C::kDimV / 16) + n) * kWarpgroup);
       }
     }
@@ -155,7 +163,7 @@ __device__ __forceinline__ void finish_rows(const cuda::FoldParams& p, const Uni
   float inverse[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    if (rows.summed(half)) {
+    if (rows.has(Rows<C>::kSummed)) {
 #pragma unroll
       for (int n = 0; n < C::kDimV / 16; ++n) {
         const float4 x = __ldcg(scratch + (half * (C::kDimV / 16) + n) * kWarpgroup);

@@ -38,9 +38,11 @@ struct UnitWork {
   std::int64_t key_length;
   std::int32_t begin, end;  // of the bundle's walk: its own tiles
   std::int32_t slot_begin, slot_end;
-  std::int32_t plain_begin, plain_end;  // numbers of the tiles whose keys all 64 rows see
-  std::int32_t head;
-  std::int32_t padding;
+  // What takes more than the plain steps, counted as the tiles that are left before them: the first ones down to
+  // `head`, the last ones from `tail` on, and every kSumTiles-th, that ends a group, from `group` down.
+  std::int32_t head, tail, group;
+  std::int32_t query_head;
+  std::int32_t closes;  // whether one of its tiles may end a group
 };
 
 // The same as consumers read it: from shared memory each time, for the sake of registers.
@@ -54,11 +56,17 @@ struct Unit {
   __device__ int end() const { return load_number(address + offsetof(UnitWork, end)); }
   __device__ int slot_begin() const { return load_number(address + offsetof(UnitWork, slot_begin)); }
   __device__ int slot_end() const { return load_number(address + offsetof(UnitWork, slot_end)); }
-  __device__ bool plain(int number) const {
-    return number >= load_number(address + offsetof(UnitWork, plain_begin)) &&
-           number < load_number(address + offsetof(UnitWork, plain_end));
+  __device__ bool closes() const { return load_number(address + offsetof(UnitWork, closes)) != 0; }
+  __device__ int head() const { return load_number(address + offsetof(UnitWork, query_head)); }
+  // With `left` tiles to come: what will be left when the next one comes that takes more than the plain steps.
+  __device__ int stop(int left) const {
+    if (left > load_number(address + offsetof(UnitWork, head))) return left;
+    const int tail = load_number(address + offsetof(UnitWork, tail));
+    const int group = load_number(address + offsetof(UnitWork, group));  // modulo kSumTiles
+    const int ends = left - ((left - group) & (kSumTiles - 1));
+    const int stop = ends > tail ? ends : tail;
+    return stop < left ? stop : left;
   }
-  __device__ int head() const { return load_number(address + offsetof(UnitWork, head)); }
 
  private:
   __device__ std::int64_t load_wide(std::size_t offset) const {
@@ -95,7 +103,7 @@ struct SharedMap {
   static constexpr int kVOffset = kKOffset + C::kStages * C::kKBytes;
   static constexpr int kWorkOffset = kVOffset + C::kStages * C::kVBytes;
   static constexpr int kNumberOffset = kWorkOffset + kRounds * static_cast<int>(sizeof(Work));
-  static constexpr int kBarrierOffset = kNumberOffset + (C::kStages + 2) / 2 * 2 * 4;
+  static constexpr int kBarrierOffset = kNumberOffset + (C::kStages + 1) / 2 * 8;
   static constexpr int kTailOffset = kBarrierOffset + (3 * kRounds + 3 * C::kStages + 3) * kBarrierBytes;
   static constexpr int kBytes = kTailOffset + 16;
   static_assert(kWorkOffset % 1024 == 0 && kBarrierOffset % kBarrierBytes == 0 && kBytes <= 232448);

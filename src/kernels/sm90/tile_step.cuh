@@ -31,17 +31,16 @@ struct Rows {
   float l[2];                // of this thread's columns
   std::uint32_t flags;
 
-  static constexpr std::uint32_t kSeen = 1;      // r is set; 2: of half 1
-  static constexpr std::uint32_t kSummed = 4;    // groups before the open one are in the scratch memory; 8: of half 1
-  static constexpr std::uint32_t kOpen = 16;     // the open group may hold something
-  static constexpr std::uint32_t kSettled = 32;  // r is set in all of the warp's rows
+  static constexpr std::uint32_t kSpecial = 1;  // a tile takes more than the plain steps: for rows without a reference,
+                                                // or, always, for scores that are scaled first
+  static constexpr std::uint32_t kSeen = 2;     // r is set; 4: of half 1
+  static constexpr std::uint32_t kSummed = 8;   // groups before the open one are in the scratch memory
+  static constexpr std::uint32_t kOpen = 16;    // the open group may hold something
+  static constexpr std::uint32_t kWriting = 32;  // the last round's finished rows may be on their way out
+  static constexpr std::uint32_t kLeader = 64;   // the first thread of the warpgroup
 
-  static constexpr std::uint32_t kWriting = 64;  // the last round's finished rows may be on their way out
-
-  __device__ bool seen(int half) const { return (flags & kSeen << half) != 0; }
-  __device__ bool summed(int half) const { return (flags & kSummed << half) != 0; }
-  __device__ bool open() const { return (flags & kOpen) != 0; }
-  __device__ bool settled() const { return (flags & kSettled) != 0; }
+  __device__ bool has(std::uint32_t flag) const { return (flags & flag) != 0; }
+  __device__ bool seen(int half) const { return has(kSeen << half); }
 };
 
 // Keys of a tile that a row sees: columns [low, high), counted from the thread's first column.
@@ -116,7 +115,7 @@ __device__ __forceinline__ void settle(const cuda::FoldParams& p, Rows<C>& rows,
       rows.shift[half] = -ceilf(__fmul_rn(maximum, p.exponent_base2));
     }
   }
-  if (__all_sync(0xffffffffU, rows.seen(0) && rows.seen(1))) rows.flags |= Rows<C>::kSettled;
+  if (!p.scaled_first && __all_sync(0xffffffffU, rows.seen(0) && rows.seen(1))) rows.flags &= ~Rows<C>::kSpecial;
 }
 
 // Scores → probabilities, in place, and the thread's shares of their sums.

@@ -13,11 +13,17 @@ __device__ __forceinline__ int thread_of_cta() {
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
   return thread;
 }
-__device__ __forceinline__ int thread_of_warpgroup() { return thread_of_cta() % kWarpgroup; }
+__device__ __forceinline__ int thread_of_warpgroup() { return thread_of_cta() & (kWarpgroup - 1); }
 // The first of the warpgroup's rows, of 64, that the thread has a share of; the other one is 8 behind.
 __device__ __forceinline__ int slot_of_thread() {
   const int thread = thread_of_warpgroup();
   return thread / 32 * 16 + thread % 32 / 4;
+}
+
+// Has the compiler keep a number in a register instead of working it out anew.
+template <class Number>
+__device__ __forceinline__ void keep(Number& number) {
+  asm volatile("" : "+r"(number));
 }
 
 // Barrier 0 is __syncthreads()'s.
