@@ -52,7 +52,7 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
   const auto give_back = [&] {
     if ((rows.flags & Rows<C>::kWriting) == 0) [[likely]]
       return;
-    if (rows.has(Rows<C>::kLeader)) {
+    if (thread_of_cta() % 32 == 0) {
       store_wait_read();
       barrier_arrive(map.q_empty(round.stage() ^ 1U));
     }
@@ -94,8 +94,10 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
       pin(s);
       if constexpr (!kPlain) {
         if (p.scaled_first) scale_scores(p, s);
+        if (unit.masked(left)) {
 #pragma unroll
-        for (int half = 0; half < 2; ++half) mask_scores(s, half, visible_columns<C>(p, unit, half, number()));
+          for (int half = 0; half < 2; ++half) mask_scores(p, s, half, visible_columns<C>(unit, half, number()));
+        }
         if (rows.has(Rows<C>::kSpecial)) settle<C>(p, rows, s);
       }
       exponentiate<C>(p, rows.shift, s, sum);
@@ -150,30 +152,11 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
     give_back();
 
     if (p.save) save_rows<C>(p, unit, rows);
-    meet();  // everyone has read Q
-    if (p.finish && unit.slot_begin() < unit.slot_end()) {
-      finish_rows<C>(p, unit, q_tile(), rows);
-      if (params.bulk_out && unit.slot_begin() == 0 && unit.slot_end() == kQueryTile) {
-        proxy_fence();
-        meet();
-        if (rows.has(Rows<C>::kLeader)) {
-#pragma unroll
-          for (int panel = 0; panel < C::kPanelsV; ++panel) {
-            store_box(&params.out, q_tile() + static_cast<std::uint32_t>(panel * SharedMap<C>::kQPanel),
-                      panel * kPanelColumns, unit.head(), static_cast<int>(unit.row()));
-          }
-          store_commit();
-        }
-      } else {
-        meet();
-        write_rows<C>(p, unit, q_tile());
-        meet();
-      }
-    }
+    if (p.finish) finish_rows<C>(params, unit, q_tile(), rows);
     rows.flags = Rows<C>::kWriting | (rows.flags & Rows<C>::kLeader);
   }
   give_back();
-  if (rows.has(Rows<C>::kLeader)) store_wait();
+  if (thread_of_cta() % 32 == 0) store_wait();
 }
 
 }  // namespace ringattn::sm90

@@ -17,7 +17,7 @@ __device__ __forceinline__ void init_barriers(const SharedMap<C>& map) {
   for (std::uint32_t i = 0; i < kRounds; ++i) {
     barrier_init(map.work_full(i), 1);
     barrier_init(map.q_full(i), 1);
-    barrier_init(map.q_empty(i), C::kUnits);
+    barrier_init(map.q_empty(i), 4 * C::kUnits);  // of warps
   }
   for (std::uint32_t i = 0; i < C::kStages; ++i) {
     barrier_init(map.k_full(i), 1);

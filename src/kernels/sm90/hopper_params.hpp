@@ -11,7 +11,7 @@ namespace ringattn::sm90 {
 
 struct HopperParams {
   cuda::FoldParams fold;
-  // Boxes of 64 columns of one head: query tiles of 64 rows, key tiles of key_tile.
+  // Boxes of 64 columns of one head: query tiles of 64 rows, a warp's 16 rows of the output, key tiles of key_tile.
   CUtensorMap q;
   CUtensorMap out;
   CUtensorMap k[cuda::kNearSources];

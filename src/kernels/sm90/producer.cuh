@@ -10,30 +10,28 @@
 
 namespace ringattn::sm90 {
 
-// Where a unit's tiles need no more than the plain steps: where all of its rows see all keys, and no group ends. Where
-// the first row's keys end and the last row's begin decides. `first`: the number of its first tile; tiles of several
-// runs are not looked at one by one.
+// What a unit's rows see of its tiles, and which of those need no more than the plain steps: where all rows see all
+// keys, and no group ends. Where the first row's keys end and the last row's begin decides. `first` is the number of
+// its first tile; tiles of several runs are not looked at one by one.
 template <class C>
-__device__ __forceinline__ void set_plain_tiles(const cuda::FoldParams& p, std::int64_t first, bool one_run,
-                                                UnitWork& unit) {
+__device__ __forceinline__ void set_edges(const cuda::FoldParams& p, const cuda::WorkItem& item, std::int64_t first,
+                                          bool one_run, UnitWork& unit) {
   const int tiles = unit.end - unit.begin;
-  std::int64_t begin = 0;
-  std::int64_t end = unit.key_length / C::kKeyTile;
-  if (p.mask_right >= 0) {
-    const std::int64_t key = unit.position + p.mask_right + 1;
-    const std::int64_t whole = key < 0 ? 0 : key / C::kKeyTile;
-    end = whole < end ? whole : end;
-  }
-  if (p.mask_left >= 0) {
-    const std::int64_t key = unit.position + kQueryTile - 1 - p.mask_left;
-    begin = key < 0 ? 0 : (key + C::kKeyTile - 1) / C::kKeyTile;
-  }
-  const auto left_before = [&](std::int64_t number) {
-    const std::int64_t left = first + tiles - number;
-    return static_cast<int>(left < 0 ? 0 : left < tiles ? left : tiles);
+  const std::int64_t origin = first * C::kKeyTile;
+  const auto edge = [&](std::int64_t key) {
+    const std::int64_t from_origin = key - origin;
+    return static_cast<int>(from_origin < -kNoEdge ? -kNoEdge : from_origin > kNoEdge ? kNoEdge : from_origin);
   };
-  unit.head = left_before(begin);
-  unit.tail = one_run && !p.scaled_first ? left_before(end) : tiles;
+  unit.origin = static_cast<int>(first);
+  unit.from = p.mask_left < 0 ? -kNoEdge : edge(item.position - p.mask_left);
+  unit.to = p.mask_right < 0 ? kNoEdge : edge(item.position + p.mask_right + 1);
+  unit.length = edge(item.key_length);
+
+  const auto tiles_before = [](int key) { return key < 0 ? 0 : key / C::kKeyTile; };
+  const int plain_begin = p.mask_left < 0 ? 0 : tiles_before(unit.from + kQueryTile - 1 + C::kKeyTile - 1);
+  const int plain_end = tiles_before(unit.to < unit.length ? unit.to : unit.length);
+  unit.head = tiles - (plain_begin < tiles ? plain_begin : tiles);
+  unit.tail = one_run ? tiles - (plain_end < tiles ? plain_end : tiles) : tiles;
   unit.group = static_cast<int>((first + tiles + 1) % kSumTiles);
   unit.closes = !one_run || (first + tiles) / kSumTiles > first / kSumTiles;
 }
@@ -68,15 +66,13 @@ __device__ __forceinline__ void schedule(const HopperParams& params, const Share
           const int in_group = bundle.head + lane;
           const cuda::WorkItem& item = p.items[bundle.item + in_group / group];
           unit.row = item.row;
-          unit.position = item.position;
-          unit.key_length = item.key_length;
           unit.slot_begin = item.slot_begin;
           unit.slot_end = item.slot_end;
           unit.query_head = kv_head * group + in_group % group;
           if (item.tiles > 0) {
             unit.begin = static_cast<int>(item.first - bundle.first);
             unit.end = unit.begin + item.tiles;
-            set_plain_tiles<C>(p, item.first_tile, item.runs == 1, unit);
+            set_edges<C>(p, item, item.first_tile, item.runs == 1, unit);
           }
         }
         work->unit[lane] = unit;

@@ -53,7 +53,7 @@ __device__ __noinline__ void redo(const HopperParams& params, Unit unit, int num
   const cuda::FoldParams& p = params.fold;
   const float old_shift[2] = {shift0, shift1};
   const float old_sum[2] = {sum0, sum1};
-  const Columns columns[2] = {visible_columns<C>(p, unit, 0, number), visible_columns<C>(p, unit, 1, number)};
+  const Columns columns[2] = {visible_columns<C>(unit, 0, number), visible_columns<C>(unit, 1, number)};
   float most[2] = {-INFINITY, -INFINITY};
 #pragma unroll 1
   for (int block = 0; block < C::kKeyTile / 16; ++block) {
@@ -61,7 +61,7 @@ __device__ __noinline__ void redo(const HopperParams& params, Unit unit, int num
     scores_again<C>(p, s, q_tile, k_tile, block);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      mask_scores(s, half, columns[half], 2 * block);
+      mask_scores(p, s, half, columns[half], 2 * block);
       most[half] = fmaxf(most[half],
                          fmaxf(fmaxf(s[0][2 * half], s[0][2 * half + 1]), fmaxf(s[1][2 * half], s[1][2 * half + 1])));
     }
@@ -84,7 +84,7 @@ __device__ __noinline__ void redo(const HopperParams& params, Unit unit, int num
     scores_again<C>(p, s, q_tile, k_tile, block);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      mask_scores(s, half, columns[half], 2 * block);
+      mask_scores(p, s, half, columns[half], 2 * block);
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
 #pragma unroll

@@ -64,7 +64,7 @@ __device__ __forceinline__ void begin_rows(const cuda::FoldParams& p, const Unit
     rows.l[half] = 0.0F;
     bool summed = false;
     if (p.resume && present(unit, slot + 8 * half)) {
-      const StateMemory<C> memory(p, unit.row() + slot + 8 * half, unit.head());
+      const StateMemory<C> memory(p, unit.row() + slot + 8 * half, unit.query_head());
       rows.l[half] = memory.row[threadIdx.x % 4];
       const float reference = memory.row[4];
       const int has = static_cast<int>(memory.row[5]);
@@ -132,7 +132,7 @@ __device__ __forceinline__ void save_rows(const cuda::FoldParams& p, const Unit&
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     if (!present(unit, slot + 8 * half)) continue;
-    const StateMemory<C> memory(p, unit.row() + slot + 8 * half, unit.head());
+    const StateMemory<C> memory(p, unit.row() + slot + 8 * half, unit.query_head());
     memory.row[threadIdx.x % 4] = rows.l[half];
     if (threadIdx.x % 4 == 0) {
       memory.row[4] = rows.seen(half) ? -rows.shift[half] : -INFINITY;
@@ -153,79 +153,24 @@ __device__ __forceinline__ void save_rows(const cuda::FoldParams& p, const Unit&
   }
 }
 
-// Divides, writes LSE, and leaves the rounded rows in shared memory, in panels as Q lay there.
+// The rows that a warp has left in shared memory: where some are absent, or the copy engine can't write them.
 template <class C>
-__device__ __forceinline__ void finish_rows(const cuda::FoldParams& p, const Unit& unit, std::uint32_t staging,
-                                            Rows<C>& rows) {
-  const int slot = slot_of_thread();
-  const float4* const scratch = scratch_of<C>(p);
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  float inverse[2];
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    if (rows.has(Rows<C>::kSummed)) {
-#pragma unroll
-      for (int n = 0; n < C::kDimV / 16; ++n) {
-        const float4 x = __ldcg(scratch + (half * (C::kDimV / 16) + n) * kWarpgroup);
-        rows.o[2 * n][2 * half] = __fadd_rn(x.x, rows.o[2 * n][2 * half]);
-        rows.o[2 * n][2 * half + 1] = __fadd_rn(x.y, rows.o[2 * n][2 * half + 1]);
-        rows.o[2 * n + 1][2 * half] = __fadd_rn(x.z, rows.o[2 * n + 1][2 * half]);
-        rows.o[2 * n + 1][2 * half + 1] = __fadd_rn(x.w, rows.o[2 * n + 1][2 * half + 1]);
-      }
-    }
-    float l = rows.l[half];
-    l = __fadd_rn(l, __shfl_xor_sync(0xffffffffU, l, 1));
-    l = __fadd_rn(l, __shfl_xor_sync(0xffffffffU, l, 2));
-    const float m = rows.seen(half) ? __fmul_rn(-rows.shift[half], kLn2) : -INFINITY;
-    float reference = m;
-    float weight = 1.0F;
-    if (p.sinks != nullptr) {
-      // One more score, without a value.
-      const float sink = p.sinks[unit.head()];
-      reference = sink > m || sink != sink ? sink : m;
-      const float finite = reference == -INFINITY ? 0.0F : reference;
-      weight = expf(__fsub_rn(m, finite));
-      l = __fmaf_rn(l, weight, expf(__fsub_rn(sink, finite)));
-    }
-    // Nothing was seen: O is 0, and log 0 is −∞.
-    inverse[half] = __fmul_rn(weight, __frcp_rn(l == 0.0F ? 1.0F : l));
-    if (p.lse != nullptr && lane % 4 == 0 && present(unit, slot + 8 * half)) {
-      p.lse[(unit.row() + slot + 8 * half) * p.lse_token_stride + unit.head() * p.lse_head_stride] =
-          __fadd_rn(reference, logf(l));
-    }
-  }
-  const int row = static_cast<int>(threadIdx.x) % kWarpgroup / 32 * 16 + lane % 16;
-#pragma unroll
-  for (int n = 0; n < C::kDimV / 8; n += 2) {
-    const auto pair = [&](int block, int half) {
-      return sm80::Products<typename C::Element>::pack(__fmul_rn(rows.o[block][2 * half], inverse[half]),
-                                                       __fmul_rn(rows.o[block][2 * half + 1], inverse[half]));
-    };
-    const std::uint32_t to =
-        staging + static_cast<std::uint32_t>(n / 8 * SharedMap<C>::kQPanel) + sm80::swizzled(row, n % 8 + lane / 16);
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(pair(n, 0)),
-                 "r"(pair(n, 1)), "r"(pair(n + 1, 0)), "r"(pair(n + 1, 1))
-                 : "memory");
-  }
-}
-
-// The rows that finish_rows() has left in shared memory, by all threads of the warpgroup: where some are absent, or the
-// copy engine can't write them.
-template <class C>
-__device__ __noinline__ void write_rows(const cuda::FoldParams& p, const Unit& unit, std::uint32_t staging) {
+__device__ __noinline__ void write_rows(const cuda::FoldParams& p, Unit unit, std::uint32_t staging) {
   constexpr int kChunks = C::kDimV / 8;
   auto* const out = static_cast<std::uint16_t*>(p.out);
   const bool aligned = ((reinterpret_cast<std::uint64_t>(out) |
                          static_cast<std::uint64_t>(2 * (p.out_token_stride | p.out_head_stride))) &
                         15U) == 0;
+  const int first = thread_of_warpgroup() / 32 * 16;
 #pragma unroll 1
-  for (int i = static_cast<int>(threadIdx.x) % kWarpgroup; i < kQueryTile * kChunks; i += kWarpgroup) {
-    const int slot = i / kChunks;
+  for (int i = thread_of_cta() % 32; i < 16 * kChunks; i += 32) {
+    const int slot = first + i / kChunks;
     const int chunk = i % kChunks;
     if (!present(unit, slot)) continue;
     const uint4 elements = sm80::load_shared_16(
         staging + static_cast<std::uint32_t>(chunk / 8 * SharedMap<C>::kQPanel) + sm80::swizzled(slot, chunk % 8));
-    std::uint16_t* to = out + (unit.row() + slot) * p.out_token_stride + unit.head() * p.out_head_stride + chunk * 8;
+    std::uint16_t* to =
+        out + (unit.row() + slot) * p.out_token_stride + unit.query_head() * p.out_head_stride + chunk * 8;
     if (aligned) {
       *reinterpret_cast<uint4*>(to) = elements;
     } else {
@@ -235,6 +180,88 @@ __device__ __noinline__ void write_rows(const cuda::FoldParams& p, const Unit& u
         to[2 * w + 1] = static_cast<std::uint16_t>(words[w] >> 16);
       }
     }
+  }
+}
+
+// Divides, writes LSE, and sends the rounded rows out, a warp its 16, through the shared memory where their Q was: a
+// product of the whole warpgroup has come behind the last one that read Q.
+template <class C>
+__device__ __forceinline__ void finish_rows(const HopperParams& params, const Unit& unit, std::uint32_t staging,
+                                            Rows<C>& rows) {
+  const cuda::FoldParams& p = params.fold;
+  const int slot = slot_of_thread();
+  const int lane = thread_of_cta() % 32;
+  const int first = slot - lane / 4;  // of the warp's rows
+  const int slot_begin = unit.slot_begin();
+  const int slot_end = unit.slot_end();
+  if (slot_begin >= first + 16 || slot_end <= first) return;  // none of the warp's rows is present
+  const int head = unit.query_head();
+  const std::int64_t row = unit.row();
+  if (rows.has(Rows<C>::kSummed)) {
+    const float4* const scratch = scratch_of<C>(p);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int n = 0; n < C::kDimV / 16; ++n) {
+        const float4 x = __ldcg(scratch + (half * (C::kDimV / 16) + n) * kWarpgroup);
+        rows.o[2 * n][2 * half] = __fadd_rn(x.x, rows.o[2 * n][2 * half]);
+        rows.o[2 * n][2 * half + 1] = __fadd_rn(x.y, rows.o[2 * n][2 * half + 1]);
+        rows.o[2 * n + 1][2 * half] = __fadd_rn(x.z, rows.o[2 * n + 1][2 * half]);
+        rows.o[2 * n + 1][2 * half + 1] = __fadd_rn(x.w, rows.o[2 * n + 1][2 * half + 1]);
+      }
+    }
+  }
+  float inverse[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float l = rows.l[half];
+    l = __fadd_rn(l, __shfl_xor_sync(0xffffffffU, l, 1));
+    l = __fadd_rn(l, __shfl_xor_sync(0xffffffffU, l, 2));
+    const float m = rows.seen(half) ? __fmul_rn(-rows.shift[half], kLn2) : -INFINITY;
+    float reference = m;
+    float weight = 1.0F;
+    if (p.sinks != nullptr) {
+      // One more score, without a value.
+      const float sink = p.sinks[head];
+      reference = sink > m || sink != sink ? sink : m;
+      const float finite = reference == -INFINITY ? 0.0F : reference;
+      weight = expf(__fsub_rn(m, finite));
+      l = __fmaf_rn(l, weight, expf(__fsub_rn(sink, finite)));
+    }
+    // Nothing was seen: O is 0, and log 0 is −∞.
+    inverse[half] = __fmul_rn(weight, __frcp_rn(l == 0.0F ? 1.0F : l));
+    const int at = slot + 8 * half;
+    if (p.lse != nullptr && lane % 4 == 0 && at >= slot_begin && at < slot_end) {
+      p.lse[(row + at) * p.lse_token_stride + head * p.lse_head_stride] = __fadd_rn(reference, logf(l));
+    }
+  }
+  const std::uint32_t to = staging + sm80::swizzled(first + lane % 16, lane / 16);
+#pragma unroll
+  for (int n = 0; n < C::kDimV / 8; n += 2) {
+    const auto pair = [&](int block, int half) {
+      return sm80::Products<typename C::Element>::pack(__fmul_rn(rows.o[block][2 * half], inverse[half]),
+                                                       __fmul_rn(rows.o[block][2 * half + 1], inverse[half]));
+    };
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                     sm80::at_columns<kQueryTile>(to, n / 2)),
+                 "r"(pair(n, 0)), "r"(pair(n, 1)), "r"(pair(n + 1, 0)), "r"(pair(n + 1, 1))
+                 : "memory");
+  }
+  if (!params.bulk_out || slot_begin > first || slot_end < first + 16) {
+    __syncwarp();
+    write_rows<C>(p, unit, staging);
+    return;
+  }
+  proxy_fence();
+  __syncwarp();
+  if (lane == 0) {
+#pragma unroll
+    for (int panel = 0; panel < C::kPanelsV; ++panel) {
+      store_box(&params.out,
+                staging + static_cast<std::uint32_t>(panel * SharedMap<C>::kQPanel + first * kPanelRowBytes),
+                panel * kPanelColumns, head, static_cast<int>(row) + first);
+    }
+    store_commit();
   }
 }
 

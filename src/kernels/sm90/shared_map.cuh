@@ -33,53 +33,58 @@ __device__ __forceinline__ void store_number(std::uint32_t address, int number) 
 // Sixty-four rows of one query head: what a warpgroup folds. Slots [slot_begin, slot_end) are rows; the others are
 // absent: their memory belongs to somebody else.
 struct UnitWork {
-  std::int64_t row;       // of q: of slot 0
-  std::int64_t position;  // of slot 0
-  std::int64_t key_length;
+  std::int64_t row;         // of q: of slot 0
   std::int32_t begin, end;  // of the bundle's walk: its own tiles
   std::int32_t slot_begin, slot_end;
+  std::int32_t query_head;
+  // Keys that slot 0 sees, and where the sequence ends, counted from the first key of tile `origin`.
+  std::int32_t origin;
+  std::int32_t from, to, length;
   // What takes more than the plain steps, counted as the tiles that are left before them: the first ones down to
   // `head`, the last ones from `tail` on, and every kSumTiles-th, that ends a group, from `group` down.
   std::int32_t head, tail, group;
-  std::int32_t query_head;
   std::int32_t closes;  // whether one of its tiles may end a group
+  std::int32_t padding;
 };
+inline constexpr int kNoEdge = 1 << 30;  // farther than any key of the walk, in either direction
 
 // The same as consumers read it: from shared memory each time, for the sake of registers.
 struct Unit {
   std::uint32_t address;
 
-  __device__ std::int64_t row() const { return load_wide(offsetof(UnitWork, row)); }
-  __device__ std::int64_t position() const { return load_wide(offsetof(UnitWork, position)); }
-  __device__ std::int64_t key_length() const { return load_wide(offsetof(UnitWork, key_length)); }
-  __device__ int begin() const { return load_number(address + offsetof(UnitWork, begin)); }
-  __device__ int end() const { return load_number(address + offsetof(UnitWork, end)); }
-  __device__ int slot_begin() const { return load_number(address + offsetof(UnitWork, slot_begin)); }
-  __device__ int slot_end() const { return load_number(address + offsetof(UnitWork, slot_end)); }
-  __device__ bool closes() const { return load_number(address + offsetof(UnitWork, closes)) != 0; }
-  __device__ int head() const { return load_number(address + offsetof(UnitWork, query_head)); }
-  // With `left` tiles to come: what will be left when the next one comes that takes more than the plain steps.
+  __device__ std::int64_t row() const {
+    std::int64_t number;
+    asm volatile("ld.shared.s64 %0, [%1];" : "=l"(number) : "r"(address) : "memory");
+    return number;
+  }
+  __device__ int begin() const { return load(offsetof(UnitWork, begin)); }
+  __device__ int end() const { return load(offsetof(UnitWork, end)); }
+  __device__ int slot_begin() const { return load(offsetof(UnitWork, slot_begin)); }
+  __device__ int slot_end() const { return load(offsetof(UnitWork, slot_end)); }
+  __device__ int query_head() const { return load(offsetof(UnitWork, query_head)); }
+  __device__ int origin() const { return load(offsetof(UnitWork, origin)); }
+  __device__ int from() const { return load(offsetof(UnitWork, from)); }
+  __device__ int to() const { return load(offsetof(UnitWork, to)); }
+  __device__ int length() const { return load(offsetof(UnitWork, length)); }
+  __device__ bool closes() const { return load(offsetof(UnitWork, closes)) != 0; }
+  // Whether the tile that comes with `left` tiles to go has keys that some row doesn't see.
+  __device__ bool masked(int left) const {
+    return left > load(offsetof(UnitWork, head)) || left <= load(offsetof(UnitWork, tail));
+  }
+  // What will be left when the next tile comes that takes more than the plain steps.
   __device__ int stop(int left) const {
-    if (left > load_number(address + offsetof(UnitWork, head))) return left;
-    const int tail = load_number(address + offsetof(UnitWork, tail));
-    const int group = load_number(address + offsetof(UnitWork, group));  // modulo kSumTiles
+    if (left > load(offsetof(UnitWork, head))) return left;
+    const int tail = load(offsetof(UnitWork, tail));
+    const int group = load(offsetof(UnitWork, group));
     const int ends = left - ((left - group) & (kSumTiles - 1));
     const int stop = ends > tail ? ends : tail;
     return stop < left ? stop : left;
   }
 
  private:
-  __device__ std::int64_t load_wide(std::size_t offset) const {
-    std::int64_t number;
-    asm volatile("ld.shared.s64 %0, [%1];"
-                 : "=l"(number)
-                 : "r"(address + static_cast<std::uint32_t>(offset))
-                 : "memory");
-    return number;
-  }
+  __device__ int load(std::size_t offset) const { return load_number(address + static_cast<std::uint32_t>(offset)); }
 };
 
-// What the consumers fold next, side by side, over one walk of key tiles.
 template <int kUnits>
 struct BundleWork {
   std::int64_t first, first_tile, table;  // as in cuda::WorkBundle

@@ -43,32 +43,38 @@ struct Rows {
   __device__ bool seen(int half) const { return has(kSeen << half); }
 };
 
-// Keys of a tile that a row sees: columns [low, high), counted from the thread's first column.
+// Keys of a tile that a row sees: columns [low, high), counted from the thread's first column. They may lie outside of
+// the tile.
 struct Columns {
   int low, high;
 };
 
 template <class C>
-__device__ __forceinline__ Columns visible_columns(const cuda::FoldParams& p, const Unit& unit, int half, int number) {
+__device__ __forceinline__ Columns visible_columns(const Unit& unit, int half, int number) {
   const int column = thread_of_cta() % 4 * 2;
-  const std::int64_t first_key = static_cast<std::int64_t>(number) * C::kKeyTile;
-  const std::int64_t position = unit.position() + slot_of_thread() + 8 * half - first_key;
-  const std::int64_t begin = p.mask_left < 0 ? 0 : position - p.mask_left;
-  std::int64_t end = unit.key_length() - first_key;
-  if (p.mask_right >= 0 && end > position + p.mask_right) end = position + p.mask_right + 1;
-  const int low = begin > C::kKeyTile ? C::kKeyTile : begin < 0 ? 0 : static_cast<int>(begin);
-  const int high = end > C::kKeyTile ? C::kKeyTile : end < 0 ? 0 : static_cast<int>(end);
-  return {low - column, high - column};
+  const int key = (number - unit.origin()) * C::kKeyTile + column;  // from the origin
+  const int slot = slot_of_thread() + 8 * half;
+  const int to = unit.to() + slot;
+  const int length = unit.length();
+  return {unit.from() + slot - key, (to < length ? to : length) - key};
 }
 
 template <int kBlocks>
-__device__ __forceinline__ void mask_scores(float (&s)[kBlocks][4], int half, const Columns& columns, int first = 0) {
+__device__ __forceinline__ void mask_scores(const cuda::FoldParams& p, float (&s)[kBlocks][4], int half,
+                                            const Columns& columns, int first = 0) {
 #pragma unroll
   for (int j = 0; j < kBlocks; ++j) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int column = (first + j) * 8 + i;
-      if (column < columns.low || column >= columns.high) s[j][2 * half + i] = -INFINITY;
+      if ((first + j) * 8 + i >= columns.high) s[j][2 * half + i] = -INFINITY;
+    }
+  }
+  if (p.mask_left < 0) return;
+#pragma unroll
+  for (int j = 0; j < kBlocks; ++j) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if ((first + j) * 8 + i < columns.low) s[j][2 * half + i] = -INFINITY;
     }
   }
 }
