@@ -23,7 +23,10 @@ std::vector<std::string> fold_missing(const FoldSpec& spec) {
     return config.head_dim == spec.head_dim && config.head_dim_v == spec.head_dim_v;
   });
   if (!known) {
-    missing.push_back(fmt::format("head_dim {} with head_dim_v {} (supported: 128)", spec.head_dim, spec.head_dim_v));
+    missing.push_back(
+        spec.head_dim == spec.head_dim_v
+            ? fmt::format("head_dim {} (supported: 64, 96, 128, 256)", spec.head_dim)
+            : fmt::format("head_dim {} with head_dim_v {} (supported: 192 with 128)", spec.head_dim, spec.head_dim_v));
   }
   return missing;
 }

@@ -38,7 +38,11 @@ struct FoldConfig {
 
 // The rows of the table below that kernels are compiled for. Chosen by speed on an H200 (bench/NOTES.md).
 inline constexpr FoldConfig kFoldConfigs[] = {
-    {128, 128, /*key_tile=*/128, /*warpgroups=*/3, /*stages=*/2},
+    {64, 64, /*key_tile=*/128, /*warpgroups=*/3, /*stages=*/4},
+    {96, 96, 128, 3, 2},
+    {128, 128, 128, 3, 2},
+    {192, 128, 96, 3, 2, /*rounds=*/1},
+    {256, 256, 64, 2, 2, 1},
 };
 
 // The configuration for a spec; none: the kernel can't do it, and fold_missing() says why.

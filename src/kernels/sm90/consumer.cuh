@@ -45,7 +45,7 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
   const auto meet = [&] { named_sync(1 + consumer, kWarpgroup); };
 
   RingCursor<C::kStages> ring;
-  RingCursor<kRounds> round;
+  RingCursor<C::kRounds> round;
   // A round's shared memory is given back when the copy engine has read its finished rows: in the next round.
   Rows<C> rows;
   rows.flags = thread_of_warpgroup() == 0 ? Rows<C>::kLeader : 0U;
@@ -54,7 +54,7 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
       return;
     if (thread_of_cta() % 32 == 0) {
       store_wait_read();
-      barrier_arrive(map.q_empty(round.stage() ^ 1U));
+      barrier_arrive(map.q_empty(C::kRounds == 1 ? 0U : round.stage() ^ 1U));
     }
     rows.flags &= ~Rows<C>::kWriting;
   };
@@ -80,7 +80,6 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
 
     let_pass(unit.begin());
     int left = unit.end() - unit.begin();  // of its tiles
-    if (left > 0) rows.flags |= Rows<C>::kOpen;
     float s[C::kKeyTile / 8][4];
     float sum[2] = {};
     const auto outgrown = [&] { return __any_sync(0xffffffffU, sum[0] > kOutgrown || sum[1] > kOutgrown) != 0; };
@@ -99,6 +98,7 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
           for (int half = 0; half < 2; ++half) mask_scores(p, s, half, visible_columns<C>(unit, half, number()));
         }
         if (rows.has(Rows<C>::kSpecial)) settle<C>(p, rows, s);
+        if (number() % kSumTiles == 0 && rows.has(Rows<C>::kOpen)) close_group<C>(p, rows);
       }
       exponentiate<C>(p, rows.shift, s, sum);
     };
@@ -139,21 +139,23 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
                 rows.flags, redone);
         take_over<C>(redone, rows, s, sum);
       }
-      const bool ends_group = (number() + 1) % kSumTiles == 0;
+      if (left == 1 && p.save && (number() + 1) % kSumTiles == 0) rows.flags |= Rows<C>::kFull;
+      rows.flags |= Rows<C>::kOpen;
       add();
       --left;
       ring.advance();
-      if (ends_group) {
-        close_group<C>(p, rows);
-        if (left > 0) rows.flags |= Rows<C>::kOpen;
-      }
     }
     let_pass(load_number(map.tiles(round.stage())) - unit.end());
     give_back();
 
-    if (p.save) save_rows<C>(p, unit, rows);
+    if (p.save) {
+      // The next task would begin with it: here it halves the state.
+      if (rows.has(Rows<C>::kFull)) close_group<C>(p, rows);
+      save_rows<C>(p, unit, rows);
+    }
     if (p.finish) finish_rows<C>(params, unit, q_tile(), rows);
     rows.flags = Rows<C>::kWriting | (rows.flags & Rows<C>::kLeader);
+    if constexpr (C::kRounds == 1) give_back();
   }
   give_back();
   if (thread_of_cta() % 32 == 0) store_wait();

@@ -3,18 +3,20 @@
 // of query tiles, one unit a warpgroup, over the key tiles that they share. Every number is a function of the row, its
 // keys, the job and the template parameters; bundles, rounds and turns only say where and when.
 //
-// Read on in shared_map.cuh (what lies where) → producer.cuh → consumer.cuh → tile_step.cuh, redo.cuh → rows.cuh.
+// Read on in shared_map.cuh (what lies where) → producer.cuh, thread_fetch.cuh → consumer.cuh → tile_step.cuh, redo.cuh
+// → rows.cuh.
 #pragma once
 
 #include "kernels/sm90/consumer.cuh"
 #include "kernels/sm90/producer.cuh"
 #include "kernels/sm90/ptx/threads.cuh"
+#include "kernels/sm90/thread_fetch.cuh"
 
 namespace ringattn::sm90 {
 
 template <class C>
 __device__ __forceinline__ void init_barriers(const SharedMap<C>& map) {
-  for (std::uint32_t i = 0; i < kRounds; ++i) {
+  for (std::uint32_t i = 0; i < C::kRounds; ++i) {
     barrier_init(map.work_full(i), 1);
     barrier_init(map.q_full(i), 1);
     barrier_init(map.q_empty(i), 4 * C::kUnits);  // of warps
@@ -41,9 +43,15 @@ __global__ void __launch_bounds__(C::kThreads, 1) fold_kernel(const __grid_const
   if (warpgroup == 0) {
     give_registers<C::kFetchRegisters>();
     const int warp = static_cast<int>(threadIdx.x) / 32;
-    if (warp == 0) fetch<C>(params, map, shared);
-    if (warp == 1) schedule<C>(params, map, shared);
-    if (warp == 2) clear_tails<C>(map);
+    if (warp == 1) {
+      schedule<C>(params, map, shared);
+    } else if (!params.bulk_in) {
+      fetch_by_threads<C>(params, map, shared, static_cast<int>(threadIdx.x) - (warp == 0 ? 0 : 32));
+    } else if (warp == 0) {
+      fetch<C>(params, map, shared);
+    } else if (warp == 2) {
+      clear_tails<C>(map);
+    }
   } else {
     take_registers<C::kFoldRegisters>();
     consume<C>(params, map, warpgroup - 1);

@@ -8,7 +8,15 @@
 namespace ringattn::sm90 {
 
 // Each enqueues the fold of params.bundle_count bundles for every KV head, and throws what the launch fails with.
+void launch_bf16_64(const cuda::FoldParams& params, Stream stream);
+void launch_bf16_96(const cuda::FoldParams& params, Stream stream);
 void launch_bf16_128(const cuda::FoldParams& params, Stream stream);
+void launch_bf16_192(const cuda::FoldParams& params, Stream stream);
+void launch_bf16_256(const cuda::FoldParams& params, Stream stream);
+void launch_fp16_64(const cuda::FoldParams& params, Stream stream);
+void launch_fp16_96(const cuda::FoldParams& params, Stream stream);
 void launch_fp16_128(const cuda::FoldParams& params, Stream stream);
+void launch_fp16_192(const cuda::FoldParams& params, Stream stream);
+void launch_fp16_256(const cuda::FoldParams& params, Stream stream);
 
 }  // namespace ringattn::sm90

@@ -4,7 +4,7 @@
 namespace ringattn::sm90 {
 
 void launch_bf16_128(const cuda::FoldParams& params, Stream stream) {
-  launch_fold<__nv_bfloat16, kFoldConfigs[0]>(params, stream);
+  launch_fold<__nv_bfloat16, kFoldConfigs[2]>(params, stream);
 }
 
 }  // namespace ringattn::sm90

@@ -4,7 +4,7 @@
 namespace ringattn::sm90 {
 
 void launch_fp16_128(const cuda::FoldParams& params, Stream stream) {
-  launch_fold<__half, kFoldConfigs[0]>(params, stream);
+  launch_fold<__half, kFoldConfigs[2]>(params, stream);
 }
 
 }  // namespace ringattn::sm90

@@ -19,6 +19,7 @@ struct KernelConfig {
   static constexpr int kKeyTile = kConfig.key_tile;
   static constexpr int kUnits = kConfig.warpgroups;
   static constexpr int kStages = kConfig.stages;
+  static constexpr int kRounds = kConfig.rounds;
   static constexpr int kThreads = kConfig.threads();
   static constexpr int kFetchRegisters = kConfig.fetch_registers();
   static constexpr int kFoldRegisters = kConfig.fold_registers();

@@ -32,8 +32,10 @@ __device__ __forceinline__ void set_edges(const cuda::FoldParams& p, const cuda:
   const int plain_end = tiles_before(unit.to < unit.length ? unit.to : unit.length);
   unit.head = tiles - (plain_begin < tiles ? plain_begin : tiles);
   unit.tail = one_run ? tiles - (plain_end < tiles ? plain_end : tiles) : tiles;
-  unit.group = static_cast<int>((first + tiles + 1) % kSumTiles);
-  unit.closes = !one_run || (first + tiles) / kSumTiles > first / kSumTiles;
+  if (p.save && (first + tiles) % kSumTiles == 0 && unit.tail == 0) unit.tail = 1;  // consume() looks at it
+  unit.group = static_cast<int>((first + tiles) % kSumTiles);
+  unit.closes = !one_run || (first + tiles - 1) / kSumTiles > first / kSumTiles ||
+                (p.resume && first % kSumTiles == 0) || (p.save && (first + tiles) % kSumTiles == 0);
 }
 
 // Work is sections of KV heads, in each the bundles, the longest first, and of a bundle the section's heads one after
@@ -46,7 +48,7 @@ __device__ __forceinline__ void schedule(const HopperParams& params, const Share
   const int section_heads = p.section_heads / group;
   const int section_work = p.bundle_count * section_heads;
   const int all_work = p.bundle_count * p.kv_heads;
-  RingCursor<kRounds> cursor;
+  RingCursor<C::kRounds> cursor;
   for (int round = 0;; ++round, cursor.advance()) {
     int index = static_cast<int>(blockIdx.x);
     if (round > 0) {
@@ -54,7 +56,7 @@ __device__ __forceinline__ void schedule(const HopperParams& params, const Share
       index = __shfl_sync(0xffffffffU, index, 0);
     }
     auto* work = work_of<C>(shared, cursor.stage());
-    if (round >= kRounds) barrier_wait(map.q_empty(cursor.stage()), cursor.parity() ^ 1U);
+    if (round >= C::kRounds) barrier_wait(map.q_empty(cursor.stage()), cursor.parity() ^ 1U);
     const bool any = index < all_work;
     if (any) {
       const int in_section = index % section_work;
@@ -100,8 +102,8 @@ __device__ __forceinline__ void schedule(const HopperParams& params, const Share
 // Where a key tile lies: in which source, at which row, and which tile of its sequence it is.
 struct TilePlace {
   int source;
-  int row;
   int number;
+  std::int64_t row;
 };
 
 template <int kUnits>
@@ -122,7 +124,7 @@ __device__ __forceinline__ TilePlace find_tile(const cuda::FoldParams& p, const 
     index = entry.table + number - entry.first;
   }
   const cuda::TileEntry& entry = p.tiles[index];
-  return {entry.source, static_cast<int>(entry.row), static_cast<int>(tile)};
+  return {entry.source, static_cast<int>(tile), entry.row};
 }
 
 template <class C>
@@ -148,7 +150,7 @@ __device__ __forceinline__ void fetch(const HopperParams& params, const SharedMa
   using Map = SharedMap<C>;
   const cuda::FoldParams& p = params.fold;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  RingCursor<kRounds> round;
+  RingCursor<C::kRounds> round;
   RingCursor<C::kStages> ring;
   std::uint32_t tails = 0;  // told so far
   int filled = 0;           // stages, in all, up to their number
@@ -169,7 +171,7 @@ __device__ __forceinline__ void fetch(const HopperParams& params, const SharedMa
       const int end = tiles - first < 32 ? tiles - first : 32;
       for (int i = 0; i < end; ++i, ring.advance()) {
         const int source = __shfl_sync(0xffffffffU, batch.source, i);
-        const int row = __shfl_sync(0xffffffffU, batch.row, i);
+        const int row = __shfl_sync(0xffffffffU, static_cast<int>(batch.row), i);
         const int number = __shfl_sync(0xffffffffU, batch.number, i);
         const std::uint32_t stage = ring.stage();
         if (filled >= C::kStages) {

@@ -101,7 +101,9 @@ __device__ __forceinline__ void begin_rows(const cuda::FoldParams& p, const Unit
   }
 }
 
-// The open group is full: its sum joins those before it.
+// The open group is full, and a tile of the next one comes: its sum joins those before it. This is done when that tile
+// is known to come, or else the state is saved, so that it doesn't depend on where a task ends; it is the same addition
+// as at the end (add_flushed), in memory.
 template <class C>
 __device__ __forceinline__ void close_group(const cuda::FoldParams& p, Rows<C>& rows) {
   float4* const scratch = scratch_of<C>(p);
@@ -122,7 +124,7 @@ __device__ __forceinline__ void close_group(const cuda::FoldParams& p, Rows<C>& 
 #pragma unroll
     for (int i = 0; i < 4; ++i) rows.o[n][i] = 0.0F;
   }
-  rows.flags = (rows.flags | Rows<C>::kSummed) & ~Rows<C>::kOpen;
+  rows.flags = (rows.flags | Rows<C>::kSummed) & ~(Rows<C>::kOpen | Rows<C>::kFull);
 }
 
 template <class C>
@@ -183,6 +185,13 @@ __device__ __noinline__ void write_rows(const cuda::FoldParams& p, Unit unit, st
   }
 }
 
+// As `red` adds: what is smaller than the normal numbers is zero.
+__device__ __forceinline__ float add_flushed(float a, float b) {
+  float sum;
+  asm("add.rn.ftz.f32 %0, %1, %2;" : "=f"(sum) : "f"(a), "f"(b));
+  return sum;
+}
+
 // Divides, writes LSE, and sends the rounded rows out, a warp its 16, through the shared memory where their Q was: a
 // product of the whole warpgroup has come behind the last one that read Q.
 template <class C>
@@ -197,18 +206,17 @@ __device__ __forceinline__ void finish_rows(const HopperParams& params, const Un
   if (slot_begin >= first + 16 || slot_end <= first) return;  // none of the warp's rows is present
   const int head = unit.query_head();
   const std::int64_t row = unit.row();
-  if (rows.has(Rows<C>::kSummed)) {
-    const float4* const scratch = scratch_of<C>(p);
+  const float4* const scratch = scratch_of<C>(p);
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
+  for (int half = 0; half < 2; ++half) {
 #pragma unroll
-      for (int n = 0; n < C::kDimV / 16; ++n) {
-        const float4 x = __ldcg(scratch + (half * (C::kDimV / 16) + n) * kWarpgroup);
-        rows.o[2 * n][2 * half] = __fadd_rn(x.x, rows.o[2 * n][2 * half]);
-        rows.o[2 * n][2 * half + 1] = __fadd_rn(x.y, rows.o[2 * n][2 * half + 1]);
-        rows.o[2 * n + 1][2 * half] = __fadd_rn(x.z, rows.o[2 * n + 1][2 * half]);
-        rows.o[2 * n + 1][2 * half + 1] = __fadd_rn(x.w, rows.o[2 * n + 1][2 * half + 1]);
-      }
+    for (int n = 0; n < C::kDimV / 16; ++n) {
+      float4 x{0.0F, 0.0F, 0.0F, 0.0F};
+      if (rows.has(Rows<C>::kSummed)) x = __ldcg(scratch + (half * (C::kDimV / 16) + n) * kWarpgroup);
+      rows.o[2 * n][2 * half] = add_flushed(x.x, rows.o[2 * n][2 * half]);
+      rows.o[2 * n][2 * half + 1] = add_flushed(x.y, rows.o[2 * n][2 * half + 1]);
+      rows.o[2 * n + 1][2 * half] = add_flushed(x.z, rows.o[2 * n + 1][2 * half]);
+      rows.o[2 * n + 1][2 * half + 1] = add_flushed(x.w, rows.o[2 * n + 1][2 * half + 1]);
     }
   }
   float inverse[2];

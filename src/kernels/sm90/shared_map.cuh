@@ -19,7 +19,6 @@ namespace ringattn::sm90 {
 
 inline constexpr int kPanelRowBytes = 128;
 inline constexpr int kPanelColumns = 64;
-inline constexpr int kRounds = 2;
 
 __device__ __forceinline__ int load_number(std::uint32_t address) {
   int number;
@@ -41,9 +40,9 @@ struct UnitWork {
   std::int32_t origin;
   std::int32_t from, to, length;
   // What takes more than the plain steps, counted as the tiles that are left before them: the first ones down to
-  // `head`, the last ones from `tail` on, and every kSumTiles-th, that ends a group, from `group` down.
+  // `head`, the last ones from `tail` on, and, from `group` down, every kSumTiles-th: it begins a group.
   std::int32_t head, tail, group;
-  std::int32_t closes;  // whether one of its tiles may end a group
+  std::int32_t closes;  // whether a group may be closed
   std::int32_t padding;
 };
 inline constexpr int kNoEdge = 1 << 30;  // farther than any key of the walk, in either direction
@@ -76,8 +75,8 @@ struct Unit {
     if (left > load(offsetof(UnitWork, head))) return left;
     const int tail = load(offsetof(UnitWork, tail));
     const int group = load(offsetof(UnitWork, group));
-    const int ends = left - ((left - group) & (kSumTiles - 1));
-    const int stop = ends > tail ? ends : tail;
+    const int begins = left - ((left - group) & (kSumTiles - 1));
+    const int stop = begins > tail ? begins : tail;
     return stop < left ? stop : left;
   }
 
@@ -104,12 +103,12 @@ struct SharedMap {
   static constexpr int kQPanel = kQueryTile * kPanelRowBytes;
   static constexpr int kTilePanel = C::kKeyTile * kPanelRowBytes;
   static constexpr int kQOffset = 0;
-  static constexpr int kKOffset = kRounds * C::kUnits * C::kQBytes;
+  static constexpr int kKOffset = C::kRounds * C::kUnits * C::kQBytes;
   static constexpr int kVOffset = kKOffset + C::kStages * C::kKBytes;
   static constexpr int kWorkOffset = kVOffset + C::kStages * C::kVBytes;
-  static constexpr int kNumberOffset = kWorkOffset + kRounds * static_cast<int>(sizeof(Work));
+  static constexpr int kNumberOffset = kWorkOffset + C::kRounds * static_cast<int>(sizeof(Work));
   static constexpr int kBarrierOffset = kNumberOffset + (C::kStages + 1) / 2 * 8;
-  static constexpr int kTailOffset = kBarrierOffset + (3 * kRounds + 3 * C::kStages + 3) * kBarrierBytes;
+  static constexpr int kTailOffset = kBarrierOffset + (3 * C::kRounds + 3 * C::kStages + 3) * kBarrierBytes;
   static constexpr int kBytes = kTailOffset + 16;
   static_assert(kWorkOffset % 1024 == 0 && kBarrierOffset % kBarrierBytes == 0 && kBytes <= 232448);
 
@@ -136,16 +135,18 @@ struct SharedMap {
 
   // The scheduler has written a round's work; its Q is there; everyone is done with both.
   __device__ std::uint32_t work_full(std::uint32_t round) const { return at(kBarrierOffset, round, kBarrierBytes); }
-  __device__ std::uint32_t q_full(std::uint32_t round) const { return work_full(kRounds + round); }
-  __device__ std::uint32_t q_empty(std::uint32_t round) const { return work_full(2 * kRounds + round); }
+  __device__ std::uint32_t q_full(std::uint32_t round) const { return work_full(C::kRounds + round); }
+  __device__ std::uint32_t q_empty(std::uint32_t round) const { return work_full(2 * C::kRounds + round); }
   // A stage's K and its number are there; its V is; every consumer is done with them.
-  __device__ std::uint32_t k_full(std::uint32_t stage) const { return work_full(3 * kRounds + stage); }
-  __device__ std::uint32_t v_full(std::uint32_t stage) const { return work_full(3 * kRounds + C::kStages + stage); }
-  __device__ std::uint32_t empty(std::uint32_t stage) const { return work_full(3 * kRounds + 2 * C::kStages + stage); }
+  __device__ std::uint32_t k_full(std::uint32_t stage) const { return work_full(3 * C::kRounds + stage); }
+  __device__ std::uint32_t v_full(std::uint32_t stage) const { return work_full(3 * C::kRounds + C::kStages + stage); }
+  __device__ std::uint32_t empty(std::uint32_t stage) const {
+    return work_full(3 * C::kRounds + 2 * C::kStages + stage);
+  }
   // A V tile that reaches past its sequence's end: it has arrived; the tail warp is told; it is done.
-  __device__ std::uint32_t tail_landed() const { return work_full(3 * kRounds + 3 * C::kStages); }
-  __device__ std::uint32_t tail_told() const { return work_full(3 * kRounds + 3 * C::kStages + 1); }
-  __device__ std::uint32_t tail_done() const { return work_full(3 * kRounds + 3 * C::kStages + 2); }
+  __device__ std::uint32_t tail_landed() const { return work_full(3 * C::kRounds + 3 * C::kStages); }
+  __device__ std::uint32_t tail_told() const { return work_full(3 * C::kRounds + 3 * C::kStages + 1); }
+  __device__ std::uint32_t tail_done() const { return work_full(3 * C::kRounds + 3 * C::kStages + 2); }
   __device__ std::uint32_t tail() const { return base + kTailOffset; }
 };
 

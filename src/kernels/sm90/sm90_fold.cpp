@@ -24,8 +24,10 @@ struct CompiledFold {
   cuda::Launch launch;
 };
 constexpr CompiledFold kCompiled[] = {
-    {Dtype::kBf16, 128, launch_bf16_128},
-    {Dtype::kF16, 128, launch_fp16_128},
+    {Dtype::kBf16, 64, launch_bf16_64},   {Dtype::kBf16, 96, launch_bf16_96},   {Dtype::kBf16, 128, launch_bf16_128},
+    {Dtype::kBf16, 192, launch_bf16_192}, {Dtype::kBf16, 256, launch_bf16_256}, {Dtype::kF16, 64, launch_fp16_64},
+    {Dtype::kF16, 96, launch_fp16_96},    {Dtype::kF16, 128, launch_fp16_128},  {Dtype::kF16, 192, launch_fp16_192},
+    {Dtype::kF16, 256, launch_fp16_256},
 };
 
 constexpr int kRowFloats = 8;  // of a state, beside O twice: four partial sums, the reference, what is there, padding

@@ -38,6 +38,7 @@ struct Rows {
   static constexpr std::uint32_t kOpen = 16;    // the open group may hold something
   static constexpr std::uint32_t kWriting = 32;  // the last round's finished rows may be on their way out
   static constexpr std::uint32_t kLeader = 64;   // the first thread of the warpgroup
+  static constexpr std::uint32_t kFull = 128;    // the open group ends with the last tile of the task
 
   __device__ bool has(std::uint32_t flag) const { return (flags & flag) != 0; }
   __device__ bool seen(int half) const { return has(kSeen << half); }
