@@ -109,7 +109,7 @@ TEST_P(FoldState, SizesGrowWithRows) {
   FoldRunner four(row(), spec, 4);
   const std::size_t numbers = 4U * (64 + 2) * sizeof(float);  // m, l, O of every head
   EXPECT_GE(one.kernel().state_bytes(1000), 1000 * numbers);
-  EXPECT_LE(one.kernel().state_bytes(1000), 2 * 1000 * numbers);
+  EXPECT_LE(one.kernel().state_bytes(1000), 3 * 1000 * numbers);  // O in two parts, l in pieces
   EXPECT_EQ(one.kernel().state_bytes(0), 0U);
   FoldLimits limits;
   limits.rows = 1000;

@@ -75,6 +75,7 @@ class CudaFold final : public FoldKernel {
   void reserve(const FoldLimits& limits) override {
     const DeviceGuard guard(device_);
     kernel_.shape.cache_bytes = cache_for_keys(device_);
+    kernel_.shape.ctas = multiprocessors_;
     ring_.reserve(table_bytes(spec_, kernel_.shape, limits), device_);
     builder_.reserve(spec_, kernel_.shape, limits);
     if (own_bytes() > scratch_.bytes()) scratch_ = allocate_device(own_bytes(), device_);

@@ -14,6 +14,8 @@ namespace ringattn::cuda {
 namespace {
 
 constexpr std::size_t kTableAlignment = 256;
+// Of a section's work, the longest pieces first, so many for each CTA even out.
+constexpr std::int64_t kWorkOfCta = 4;
 
 // Tile maps are copied as they are.
 static_assert(sizeof(TileEntry) == sizeof(KeyTile) && offsetof(TileEntry, source) == offsetof(KeyTile, source) &&
@@ -206,6 +208,19 @@ void WorkBuilder::bundle(const FoldSpec& spec, const WorkShape& shape, std::size
   }
 }
 
+// When the last section begins, CTAs run out of other work: it should be large enough to even out by itself.
+void WorkBuilder::merge_last_section(const FoldSpec& spec, const WorkShape& shape) {
+  if (order_.empty()) return;
+  const std::int64_t heads = shape.units == 1 ? spec.heads : spec.kv_heads;
+  for (;;) {
+    const std::int32_t last = order_.back().section;
+    const auto of_last = [last](const Order& order) { return order.section == last; };
+    const auto pieces = std::count_if(order_.begin(), order_.end(), of_last);
+    if (last == 0 || pieces * heads >= kWorkOfCta * shape.ctas) return;
+    for (Order& order : order_) order.section = std::min(order.section, last - 1);
+  }
+}
+
 // Sections one after the other, in each the longest items first: what starts last should be short. Most tasks are in
 // order already, or, under a causal mask, in order from behind.
 void WorkBuilder::sort() {
@@ -236,6 +251,7 @@ TableLayout WorkBuilder::build(const FoldSpec& spec, const FoldTask& task, const
   layout.item_count = static_cast<std::int32_t>(items_.size());
   layout.bundle_count = static_cast<std::int32_t>(bundles_.size());
   if (items_.empty()) return layout;
+  merge_last_section(spec, shape);
   sort();
 
   std::int64_t most_tiles = 0;
@@ -243,8 +259,14 @@ TableLayout WorkBuilder::build(const FoldSpec& spec, const FoldTask& task, const
   const std::int64_t head_bytes =
       most_tiles * shape.key_tile * (spec.head_dim + spec.head_dim_v) * static_cast<std::int64_t>(size_of(spec.dtype));
   int kv_heads = spec.kv_heads;
-  while (kv_heads > 1 && (kv_heads * head_bytes > shape.cache_bytes || spec.kv_heads % kv_heads != 0)) {
-    --kv_heads;
+  const std::int64_t last_pieces = std::count_if(
+      order_.begin(), order_.end(), [this](const Order& order) { return order.section == order_.back().section; });
+  const std::int64_t head_pieces = shape.units == 1 ? last_pieces * (spec.heads / spec.kv_heads) : last_pieces;
+  // As few KV heads at a time as are still enough to do, and none more than the cache holds beyond that.
+  for (int fewer = kv_heads - 1; fewer >= 1 && kv_heads * head_bytes > shape.cache_bytes; --fewer) {
+    if (spec.kv_heads % fewer != 0) continue;
+    if (fewer * head_pieces < kWorkOfCta * shape.ctas) break;
+    kv_heads = fewer;
   }
   layout.section_heads = kv_heads * (spec.heads / spec.kv_heads);
 

@@ -21,6 +21,7 @@ struct WorkShape {
   int key_tile;
   int units = 1;                 // query tiles, of one KV head, that are folded side by side; 1: no bundles
   std::int64_t cache_bytes = 0;  // K and V that are folded at a time should not exceed this
+  std::int64_t ctas = 1;         // that work at a time: what is folded together should keep them busy
 };
 
 // Where the tables lie in their memory, in bytes from its start.
@@ -31,7 +32,7 @@ struct TableLayout {
   std::size_t items = 0;
   std::size_t bundles = 0;
   std::size_t counter = 0;  // an int32, 0
-  std::size_t bytes = 0;  // in all
+  std::size_t bytes = 0;    // in all
   std::int32_t item_count = 0;
   std::int32_t bundle_count = 0;
   std::int32_t section_heads = 1;  // see FoldParams
@@ -63,6 +64,7 @@ class WorkBuilder {
 
   void collect(const FoldSpec& spec, const FoldTask& task, const WorkShape& shape);
   void bundle(const FoldSpec& spec, const WorkShape& shape, std::size_t first_item, std::int32_t section);
+  void merge_last_section(const FoldSpec& spec, const WorkShape& shape);
   void sort();
 
   std::vector<RunEntry> runs_;

@@ -82,7 +82,8 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
     int left = unit.end() - unit.begin();  // of its tiles
     float s[C::kKeyTile / 8][4];
     float sum[2] = {};
-    const auto outgrown = [&] { return __any_sync(0xffffffffU, sum[0] > kOutgrown || sum[1] > kOutgrown) != 0; };
+    constexpr float kMost = kOutgrown<typename C::Element>;
+    const auto outgrown = [&] { return __any_sync(0xffffffffU, sum[0] > kMost || sum[1] > kMost) != 0; };
     const auto number = [&] { return load_number(map.number(ring.stage())); };
     // The halves of a tile step: to the exponentials, and from there on.
     const auto score = [&]<bool kPlain>() {

@@ -69,10 +69,10 @@ __device__ __noinline__ void redo(const HopperParams& params, Unit unit, int num
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     // The quad decides together.
-    int any = old_sum[half] > kOutgrown ? 1 : 0;
+    int any = old_sum[half] > kOutgrown<typename C::Element> ? 1 : 0;
     any |= __shfl_xor_sync(0xffffffffU, any, 1);
     any |= __shfl_xor_sync(0xffffffffU, any, 2);
-    const float reference = fmaxf(-old_shift[half], ceilf(__fmul_rn(over_quad(most[half]), p.exponent_base2)));
+    const float reference = fmaxf(-old_shift[half], __fmul_rn(over_quad(most[half]), p.exponent_base2));
     result.outgrown[half] = any != 0;
     result.shift[half] = any != 0 ? -reference : old_shift[half];
     result.factor[half] = sm80::exp2_approx(__fsub_rn(result.shift[half], old_shift[half]));

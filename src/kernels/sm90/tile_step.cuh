@@ -4,14 +4,12 @@
 // where S is Q Kᵀ, −∞ where masked, and c = softmax_scale · log₂ e; with a soft-cap, or a scale that is not positive, S
 // is capped and scaled first and c = log₂ e.
 //
-// The reference r is not the running maximum. It is set, once, to the ceiling of the largest S · c of the first tile in
-// which the row sees a score, and moves only when it is outgrown: when a thread's share of Σ p exceeds 2^10. Then the
-// row's tile is done again (redo.cuh), with a new ceiling. So most tiles need no maximum and no rescaling, and since
-// references are whole numbers, rescaling multiplies by powers of two. Whether a row's reference moves is the row's own
-// affair: other rows of the warp go through the same motions with a factor of 1.
+// The reference r is not the running maximum. It is the largest S · c of the first tile in which the row sees a score,
+// and moves only when it is outgrown by far (kOutgrown). Then the row's tile is done again (redo.cuh), with the larger
+// one of both. So most tiles need no maximum and no rescaling. Whether a row's reference moves
+// is the row's own affair: other rows of the warp keep what they have.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 
 #include "kernels/cuda/fold_params.hpp"
@@ -21,7 +19,12 @@
 
 namespace ringattn::sm90 {
 
-inline constexpr float kOutgrown = 1024.0F;
+// What a thread's share of a tile's Σ p may not exceed. p keeps its precision at any size in bf16, and, below the
+// largest number, in fp16; what is left up to fp32's 2^128 is for the sum over 2^31 keys and for V.
+template <class Element>
+inline constexpr float kOutgrown = 0x1p60F;
+template <>
+inline constexpr float kOutgrown<__half> = 0x1p15F;
 
 // What a thread holds of its two rows, row r (half 0) and row r + 8 (half 1) of its warp's 16, in the products' order.
 template <class C>
@@ -119,7 +122,7 @@ __device__ __forceinline__ void settle(const cuda::FoldParams& p, Rows<C>& rows,
     const float maximum = over_quad(fmaxf(most[0], most[1]));
     if (!rows.seen(half) && maximum > -INFINITY) {
       rows.flags |= Rows<C>::kSeen << half;
-      rows.shift[half] = -ceilf(__fmul_rn(maximum, p.exponent_base2));
+      rows.shift[half] = -__fmul_rn(maximum, p.exponent_base2);
     }
   }
   if (!p.scaled_first && __all_sync(0xffffffffU, rows.seen(0) && rows.seen(1))) rows.flags &= ~Rows<C>::kSpecial;
