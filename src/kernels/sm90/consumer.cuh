@@ -99,7 +99,7 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
           for (int half = 0; half < 2; ++half) mask_scores(p, s, half, visible_columns<C>(unit, half, number()));
         }
         if (rows.has(Rows<C>::kSpecial)) settle<C>(p, rows, s);
-        if (number() % kSumTiles == 0 && rows.has(Rows<C>::kOpen)) close_group<C>(p, rows);
+        if (number() % kSumTiles == 0 && rows.has(Rows<C>::kOpen)) close_group<C>(p, unit, rows);
       }
       exponentiate<C>(p, rows.shift, s, sum);
     };
@@ -151,7 +151,7 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
 
     if (p.save) {
       // The next task would begin with it: here it halves the state.
-      if (rows.has(Rows<C>::kFull)) close_group<C>(p, rows);
+      if (rows.has(Rows<C>::kFull)) close_group<C>(p, unit, rows);
       save_rows<C>(p, unit, rows);
     }
     if (p.finish) finish_rows<C>(params, unit, q_tile(), rows);

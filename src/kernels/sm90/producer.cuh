@@ -34,8 +34,6 @@ __device__ __forceinline__ void set_edges(const cuda::FoldParams& p, const cuda:
   unit.tail = one_run ? tiles - (plain_end < tiles ? plain_end : tiles) : tiles;
   if (p.save && (first + tiles) % kSumTiles == 0 && unit.tail == 0) unit.tail = 1;  // consume() looks at it
   unit.group = static_cast<int>((first + tiles) % kSumTiles);
-  unit.closes = !one_run || (first + tiles - 1) / kSumTiles > first / kSumTiles ||
-                (p.resume && first % kSumTiles == 0) || (p.save && (first + tiles) % kSumTiles == 0);
 }
 
 // Work is sections of KV heads, in each the bundles, the longest first, and of a bundle the section's heads one after

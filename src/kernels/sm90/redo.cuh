@@ -44,7 +44,7 @@ struct Redone {
   bool outgrown[2];
 };
 
-// Sums of earlier groups move with the reference here, in the scratch memory; the rest is the caller's. A function of
+// Sums of earlier groups move with the reference here, in memory; the rest is the caller's. A function of
 // its own, with its results in memory, so that the main loop's registers don't know of it.
 template <class C>
 __device__ __noinline__ void redo(const HopperParams& params, Unit unit, int number, std::uint32_t q_tile,
@@ -98,10 +98,10 @@ __device__ __noinline__ void redo(const HopperParams& params, Unit unit, int num
   }
 #pragma unroll 1
   for (int half = 0; half < 2; ++half) {
-    if (!result.outgrown[half] || (flags & Rows<C>::kSummed) == 0) continue;
+    if (!result.outgrown[half] || (flags & Rows<C>::kSummed << half) == 0) continue;
 #pragma unroll 1
     for (int n = 0; n < C::kDimV / 16; ++n) {
-      float4* at = scratch_of<C>(p) + (half * (C::kDimV / 16) + n) * kWarpgroup;
+      float4* at = sums_of<C>(p, unit, half) + 4 * n;
       const float4 x = __ldcg(at);
       const float factor = result.factor[half];
       __stcg(at,

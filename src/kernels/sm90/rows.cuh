@@ -37,22 +37,25 @@ __device__ __forceinline__ bool present(const Unit& unit, int slot) {
   return slot >= unit.slot_begin() && slot < unit.slot_end();
 }
 
-// The thread's place in its warpgroup's scratch memory: [2 halves][kDimV / 16][128 threads] of four floats.
+// Where the sums of a row's full groups are: in its state, or, without one, in its warpgroup's scratch memory. The
+// thread's share of columns 16n … 16n + 15 is at [4 n].
 template <class C>
-__device__ __forceinline__ float4* scratch_of(const cuda::FoldParams& p) {
-  constexpr std::int64_t kFloats = std::int64_t{kQueryTile} * C::kDimV;
-  const int consumer = thread_of_cta() / kWarpgroup - 1;
-  return reinterpret_cast<float4*>(p.scratch +
-                                   (static_cast<std::int64_t>(blockIdx.x) * C::kUnits + consumer) * kFloats) +
-         thread_of_warpgroup();
+__device__ __forceinline__ float4* sums_of(const cuda::FoldParams& p, const Unit& unit, int half) {
+  const int slot = slot_of_thread() + 8 * half;
+  float* sums;
+  if ((p.resume || p.save) && present(unit, slot)) {
+    sums = StateMemory<C>(p, unit.row() + slot, unit.query_head()).sums;
+  } else {
+    const std::int64_t warpgroup = std::int64_t{blockIdx.x} * C::kUnits + thread_of_cta() / kWarpgroup - 1;
+    sums = p.scratch + (warpgroup * kQueryTile + slot) * C::kDimV + thread_of_cta() % 4 * 4;
+  }
+  return reinterpret_cast<float4*>(sums);
 }
 
 template <class C>
 __device__ __forceinline__ void begin_rows(const cuda::FoldParams& p, const Unit& unit, Rows<C>& rows) {
   const int slot = slot_of_thread();
-  float4* const scratch = scratch_of<C>(p);
   rows.flags = (rows.flags & (Rows<C>::kWriting | Rows<C>::kLeader)) | Rows<C>::kSpecial;
-  const bool closes = unit.closes();
 #pragma unroll
   for (int n = 0; n < C::kDimV / 8; ++n) {
 #pragma unroll
@@ -62,41 +65,23 @@ __device__ __forceinline__ void begin_rows(const cuda::FoldParams& p, const Unit
   for (int half = 0; half < 2; ++half) {
     rows.shift[half] = 0.0F;
     rows.l[half] = 0.0F;
-    bool summed = false;
-    if (p.resume && present(unit, slot + 8 * half)) {
-      const StateMemory<C> memory(p, unit.row() + slot + 8 * half, unit.query_head());
-      rows.l[half] = memory.row[threadIdx.x % 4];
-      const float reference = memory.row[4];
-      const int has = static_cast<int>(memory.row[5]);
-      const bool seen = reference != -INFINITY;
-      rows.shift[half] = seen ? -reference : 0.0F;
-      rows.flags |= seen ? Rows<C>::kSeen << half : 0U;
-      summed = (has & kHasSums) != 0;
-      if ((has & kHasOpen) != 0) {
-        rows.flags |= Rows<C>::kOpen;
+    if (!p.resume || !present(unit, slot + 8 * half)) continue;
+    const StateMemory<C> memory(p, unit.row() + slot + 8 * half, unit.query_head());
+    rows.l[half] = memory.row[threadIdx.x % 4];
+    const float reference = memory.row[4];
+    const int has = static_cast<int>(memory.row[5]);
+    const bool seen = reference != -INFINITY;
+    rows.shift[half] = seen ? -reference : 0.0F;
+    rows.flags |= (seen ? Rows<C>::kSeen << half : 0U) | ((has & kHasSums) != 0 ? Rows<C>::kSummed << half : 0U);
+    if ((has & kHasOpen) == 0) continue;
+    rows.flags |= Rows<C>::kOpen;
 #pragma unroll
-        for (int n = 0; n < C::kDimV / 16; ++n) {
-          const float4 x = reinterpret_cast<const float4*>(memory.open)[4 * n];
-          rows.o[2 * n][2 * half] = x.x;
-          rows.o[2 * n][2 * half + 1] = x.y;
-          rows.o[2 * n + 1][2 * half] = x.z;
-          rows.o[2 * n + 1][2 * half + 1] = x.w;
-        }
-      }
-      if (summed) {
-        rows.flags |= Rows<C>::kSummed;
-#pragma unroll
-        for (int n = 0; n < C::kDimV / 16; ++n) {
-          __stcg(scratch + (half * (C::kDimV / 16) + n) * kWarpgroup,
-                 reinterpret_cast<const float4*>(memory.sums)[4 * n]);
-        }
-      }
-    }
-    if (closes && !summed) {
-#pragma unroll
-      for (int n = 0; n < C::kDimV / 16; ++n) {
-        __stcg(scratch + (half * (C::kDimV / 16) + n) * kWarpgroup, float4{0.0F, 0.0F, 0.0F, 0.0F});
-      }
+    for (int n = 0; n < C::kDimV / 16; ++n) {
+      const float4 x = reinterpret_cast<const float4*>(memory.open)[4 * n];
+      rows.o[2 * n][2 * half] = x.x;
+      rows.o[2 * n][2 * half + 1] = x.y;
+      rows.o[2 * n + 1][2 * half] = x.z;
+      rows.o[2 * n + 1][2 * half + 1] = x.w;
     }
   }
 }
@@ -105,18 +90,22 @@ __device__ __forceinline__ void begin_rows(const cuda::FoldParams& p, const Unit
 // is known to come, or else the state is saved, so that it doesn't depend on where a task ends; it is the same addition
 // as at the end (add_flushed), in memory.
 template <class C>
-__device__ __forceinline__ void close_group(const cuda::FoldParams& p, Rows<C>& rows) {
-  float4* const scratch = scratch_of<C>(p);
+__device__ __forceinline__ void close_group(const cuda::FoldParams& p, const Unit& unit, Rows<C>& rows) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
+    float4* const sums = sums_of<C>(p, unit, half);
+    const bool summed = rows.summed(half);
 #pragma unroll
     for (int n = 0; n < C::kDimV / 16; ++n) {
-      float4* at = scratch + (half * (C::kDimV / 16) + n) * kWarpgroup;
       const float4 x{rows.o[2 * n][2 * half], rows.o[2 * n][2 * half + 1], rows.o[2 * n + 1][2 * half],
                      rows.o[2 * n + 1][2 * half + 1]};
-      asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(at), "f"(x.x), "f"(x.y), "f"(x.z),
-                   "f"(x.w)
-                   : "memory");
+      if (summed) {
+        asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(sums + 4 * n), "f"(x.x),
+                     "f"(x.y), "f"(x.z), "f"(x.w)
+                     : "memory");
+      } else {
+        __stcg(sums + 4 * n, x);
+      }
     }
   }
 #pragma unroll
@@ -124,13 +113,12 @@ __device__ __forceinline__ void close_group(const cuda::FoldParams& p, Rows<C>& 
 #pragma unroll
     for (int i = 0; i < 4; ++i) rows.o[n][i] = 0.0F;
   }
-  rows.flags = (rows.flags | Rows<C>::kSummed) & ~(Rows<C>::kOpen | Rows<C>::kFull);
+  rows.flags = (rows.flags | Rows<C>::kSummed | Rows<C>::kSummed << 1) & ~(Rows<C>::kOpen | Rows<C>::kFull);
 }
 
 template <class C>
 __device__ __forceinline__ void save_rows(const cuda::FoldParams& p, const Unit& unit, const Rows<C>& rows) {
   const int slot = slot_of_thread();
-  const float4* const scratch = scratch_of<C>(p);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     if (!present(unit, slot + 8 * half)) continue;
@@ -139,20 +127,23 @@ __device__ __forceinline__ void save_rows(const cuda::FoldParams& p, const Unit&
     if (threadIdx.x % 4 == 0) {
       memory.row[4] = rows.seen(half) ? -rows.shift[half] : -INFINITY;
       memory.row[5] =
-          static_cast<float>((rows.has(Rows<C>::kSummed) ? kHasSums : 0) | (rows.has(Rows<C>::kOpen) ? kHasOpen : 0));
+          static_cast<float>((rows.summed(half) ? kHasSums : 0) | (rows.has(Rows<C>::kOpen) ? kHasOpen : 0));
     }
+    if (!rows.has(Rows<C>::kOpen)) continue;
 #pragma unroll
     for (int n = 0; n < C::kDimV / 16; ++n) {
-      if (rows.has(Rows<C>::kOpen)) {
-        reinterpret_cast<float4*>(memory.open)[4 * n] =
-            float4{rows.o[2 * n][2 * half], rows.o[2 * n][2 * half + 1], rows.o[2 * n + 1][2 * half],
-                   rows.o[2 * n + 1][2 * half + 1]};
-      }
-      if (rows.has(Rows<C>::kSummed)) {
-        reinterpret_cast<float4*>(memory.sums)[4 * n] = __ldcg(scratch + (half * (C::kDimV / 16) + n) * kWarpgroup);
-      }
+      reinterpret_cast<float4*>(memory.open)[4 * n] =
+          float4{rows.o[2 * n][2 * half], rows.o[2 * n][2 * half + 1], rows.o[2 * n + 1][2 * half],
+                 rows.o[2 * n + 1][2 * half + 1]};
     }
   }
+}
+
+// As `red` adds: what is smaller than the normal numbers is zero.
+__device__ __forceinline__ float add_flushed(float a, float b) {
+  float sum;
+  asm("add.rn.ftz.f32 %0, %1, %2;" : "=f"(sum) : "f"(a), "f"(b));
+  return sum;
 }
 
 // The rows that a warp has left in shared memory: where some are absent, or the copy engine can't write them.
@@ -185,13 +176,6 @@ __device__ __noinline__ void write_rows(const cuda::FoldParams& p, Unit unit, st
   }
 }
 
-// As `red` adds: what is smaller than the normal numbers is zero.
-__device__ __forceinline__ float add_flushed(float a, float b) {
-  float sum;
-  asm("add.rn.ftz.f32 %0, %1, %2;" : "=f"(sum) : "f"(a), "f"(b));
-  return sum;
-}
-
 // Divides, writes LSE, and sends the rounded rows out, a warp its 16, through the shared memory where their Q was: a
 // product of the whole warpgroup has come behind the last one that read Q.
 template <class C>
@@ -206,13 +190,14 @@ __device__ __forceinline__ void finish_rows(const HopperParams& params, const Un
   if (slot_begin >= first + 16 || slot_end <= first) return;  // none of the warp's rows is present
   const int head = unit.query_head();
   const std::int64_t row = unit.row();
-  const float4* const scratch = scratch_of<C>(p);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
+    const bool summed = rows.summed(half);
+    const float4* const sums = sums_of<C>(p, unit, half);
 #pragma unroll
     for (int n = 0; n < C::kDimV / 16; ++n) {
       float4 x{0.0F, 0.0F, 0.0F, 0.0F};
-      if (rows.has(Rows<C>::kSummed)) x = __ldcg(scratch + (half * (C::kDimV / 16) + n) * kWarpgroup);
+      if (summed) x = __ldcg(sums + 4 * n);
       rows.o[2 * n][2 * half] = add_flushed(x.x, rows.o[2 * n][2 * half]);
       rows.o[2 * n][2 * half + 1] = add_flushed(x.y, rows.o[2 * n][2 * half + 1]);
       rows.o[2 * n + 1][2 * half] = add_flushed(x.z, rows.o[2 * n + 1][2 * half]);

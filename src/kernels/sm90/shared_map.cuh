@@ -42,8 +42,6 @@ struct UnitWork {
   // What takes more than the plain steps, counted as the tiles that are left before them: the first ones down to
   // `head`, the last ones from `tail` on, and, from `group` down, every kSumTiles-th: it begins a group.
   std::int32_t head, tail, group;
-  std::int32_t closes;  // whether a group may be closed
-  std::int32_t padding;
 };
 inline constexpr int kNoEdge = 1 << 30;  // farther than any key of the walk, in either direction
 
@@ -65,7 +63,6 @@ struct Unit {
   __device__ int from() const { return load(offsetof(UnitWork, from)); }
   __device__ int to() const { return load(offsetof(UnitWork, to)); }
   __device__ int length() const { return load(offsetof(UnitWork, length)); }
-  __device__ bool closes() const { return load(offsetof(UnitWork, closes)) != 0; }
   // Whether the tile that comes with `left` tiles to go has keys that some row doesn't see.
   __device__ bool masked(int left) const {
     return left > load(offsetof(UnitWork, head)) || left <= load(offsetof(UnitWork, tail));

@@ -37,14 +37,15 @@ struct Rows {
   static constexpr std::uint32_t kSpecial = 1;  // a tile takes more than the plain steps: for rows without a reference,
                                                 // or, always, for scores that are scaled first
   static constexpr std::uint32_t kSeen = 2;     // r is set; 4: of half 1
-  static constexpr std::uint32_t kSummed = 8;   // groups before the open one are in the scratch memory
-  static constexpr std::uint32_t kOpen = 16;    // the open group may hold something
-  static constexpr std::uint32_t kWriting = 32;  // the last round's finished rows may be on their way out
-  static constexpr std::uint32_t kLeader = 64;   // the first thread of the warpgroup
-  static constexpr std::uint32_t kFull = 128;    // the open group ends with the last tile of the task
+  static constexpr std::uint32_t kSummed = 8;   // there are groups before the open one; 16: of half 1
+  static constexpr std::uint32_t kOpen = 32;    // the open group holds something
+  static constexpr std::uint32_t kFull = 64;    // the open group ends with the last tile of the task
+  static constexpr std::uint32_t kWriting = 128;  // the last round's finished rows may be on their way out
+  static constexpr std::uint32_t kLeader = 256;   // the first thread of the warpgroup
 
   __device__ bool has(std::uint32_t flag) const { return (flags & flag) != 0; }
   __device__ bool seen(int half) const { return has(kSeen << half); }
+  __device__ bool summed(int half) const { return has(kSummed << half); }
 };
 
 // Keys of a tile that a row sees: columns [low, high), counted from the thread's first column. They may lie outside of
