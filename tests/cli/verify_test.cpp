@@ -2,6 +2,7 @@
 // `ringattn verify`, `plan` and `info` end to end.
 #include <gtest/gtest.h>
 
+#include "comm/world.hpp"
 #include "tests/cli/report_schema.hpp"
 #include "tests/cli/tool.hpp"
 #include "tests/support/temporary_folder.hpp"
@@ -186,6 +187,18 @@ TEST(Plan, ReadsMachineModels) {
   for (const char* text : {"", "{}", "{\"flops_per_second\": -1}", "{\"flops\": 1}"}) {
     const Finished bad = tool({"plan", "--machine", folder.write("bad.json", text)});
     EXPECT_EQ(bad.code, 3) << text << bad.err;
+  }
+}
+
+TEST(Plan, RefusesATransportThatTheKernelCanNotUse) {
+  EXPECT_EQ(tool({"plan", "--backend", "cpu", "--transport", "threads"}).code, 0);
+  for (const TransportRow& row : transport_table()) {
+    if (row.memory != "device") continue;
+    const Finished run = tool({"plan", "--backend", "cpu", "--transport", std::string(row.name)});
+    EXPECT_EQ(run.code, 2) << row.name;
+    EXPECT_TRUE(has(run.err, "contradicts kernel cpu_fold (one moves device memory")) << run.err;
+    EXPECT_EQ(tool({"plan", "--backend", "cuda", "--transport", std::string(row.name)}).code, 0) << row.name;
+    EXPECT_EQ(tool({"plan", "--backend", "cuda", "--transport", "threads"}).code, 2);
   }
 }
 
