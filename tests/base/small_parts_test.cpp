@@ -4,7 +4,9 @@
 
 #include <cmath>
 #include <cstdlib>
+#include <limits>
 
+#include "base/deadline.hpp"
 #include "base/environment.hpp"
 #include "base/error.hpp"
 #include "base/host.hpp"
@@ -49,6 +51,14 @@ TEST(JsonWriter, KeepsNumbersExactly) {
   json.begin_array().value(std::int64_t{-9223372036854775807}).value(std::uint64_t{18446744073709551615U}).value(0.1);
   json.end_array();
   EXPECT_EQ(json.text(), "[-9223372036854775807,18446744073709551615,0.1]");
+}
+
+TEST(Deadlines, OfAnyLengthAreInTheFuture) {
+  for (const double seconds : {1.0, 1e9, 1e10, 1e300, std::numeric_limits<double>::infinity()}) {
+    EXPECT_FALSE(Deadline::after(seconds).expired()) << seconds;
+  }
+  EXPECT_TRUE(Deadline::after(0.0).expired());
+  EXPECT_TRUE(Deadline::after(-1.0).expired());
 }
 
 ErrorCode code_of(const std::function<void()>& work) {
