@@ -2,7 +2,9 @@
 // `ringattn verify`, `plan` and `info` end to end.
 #include <gtest/gtest.h>
 
+#include "attention/machine_model.hpp"
 #include "comm/world.hpp"
+#include "kernels/registry.hpp"
 #include "tests/cli/report_schema.hpp"
 #include "tests/cli/tool.hpp"
 #include "tests/support/temporary_folder.hpp"
@@ -223,6 +225,23 @@ TEST(Info, ShowsTablesAndReasons) {
   EXPECT_NE(json_at(json.out, "/transports/0/name"), "absent");
   EXPECT_NE(json_at(json.out, "/variables/0/name"), "absent");
   EXPECT_EQ(json_at(json.out, "/machine"), "null");
+}
+
+TEST(Info, ReportsFailures) {
+  const Finished run = tool({"info", "--measure", "--machine", "/nonexistent/m.json", "--json", "-"});
+  EXPECT_EQ(run.code, 3);
+  EXPECT_EQ(json_at(run.out, "/error/code"), "3") << run.out;
+}
+
+TEST(Info, OneRankMeasuresNoLink) {
+  const TemporaryFolder folder;
+  for (const KernelRow& row : kernel_table()) {
+    if (!row.unavailable().empty()) continue;
+    const std::string path = folder.file(std::string(row.name) + ".json");
+    ASSERT_EQ(tool({"info", "--measure", "--kernel", std::string(row.name), "--machine", path}).code, 0) << row.name;
+    const double link = default_machine(row).link_bytes_per_second;
+    EXPECT_DOUBLE_EQ(std::stod(json_at(read_whole(path), "/link_bytes_per_second")), link) << row.name;
+  }
 }
 
 TEST(Info, MeasuresAMachineModelThatPlanReads) {
