@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Our figures beside theirs: each of our points with every peer's at the same job on as many ranks, and the ratio.
 
-    bench/compare.py bench/results/nvidia-h200/*.jsonl
+    bench/compare.py bench/results/nvidia-h200-x4/*.jsonl
     bench/compare.py --markdown ours.jsonl peers.jsonl > table.md
     bench/compare.py --need "pytorch sdpa flash_attention_2=1.0" *.jsonl      # code 1 where we are slower than that peer
 
@@ -27,9 +27,9 @@ class Row:
 
     @property
     def ratio(self) -> float | None:
-        if self.theirs is None or not self.theirs.tflops or not self.ours.tflops:
+        if self.theirs is None or not self.theirs.tflops:
             return None
-        return self.ours.tflops / self.theirs.tflops
+        return (self.ours.tflops or 0.0) / self.theirs.tflops  # what we can't do and they can misses every need
 
     def cells(self) -> list[str]:
         job = self.ours.job
@@ -78,7 +78,7 @@ def as_markdown(rows: list[Row]) -> str:
 def parse_need(text: str) -> tuple[str, float]:
     name, _, least = text.rpartition("=")
     try:
-        return name, float(least)
+        return name, points.as_figure(float(least))
     except ValueError:
         raise argparse.ArgumentTypeError(f'"{text}" is no "PEER=RATIO"') from None
 

@@ -36,18 +36,15 @@ def measure(ringattn, world, pace, flops, overlap):
             return json.load(file)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ringattn", default="build/release/bin/ringattn")
-    parser.add_argument("--max-exposed", type=float, help="fail above this percentage of exposed waiting")
-    arguments = parser.parse_args()
+def measure_worlds(ringattn):
+    """Prints the lines; returns the greatest percentage that was exposed with overlap."""
     worst = 0.0
     for world in ["threads"] + (["mpi"] if shutil.which("mpirun") else []):
-        fast = measure(arguments.ringattn, world, 0, 5e10, "on")
+        fast = measure(ringattn, world, 0, 5e10, "on")
         flops = fast["tflops_per_rank"] * 1e12
         pace = fast["plan"]["bytes_moved"] / 2 / (fast["time_ms"]["median"] / 1e3)
         for overlap in ["on", "off"]:
-            report = measure(arguments.ringattn, world, pace, flops, overlap)
+            report = measure(ringattn, world, pace, flops, overlap)
             percent = 100.0 * report["exposed_ms"] / report["time_ms"]["median"]
             if overlap == "on":
                 worst = max(worst, percent)
@@ -56,6 +53,19 @@ def main():
                     "exposed_percent": round(percent, 2), "blocks": report["plan"]["blocks"],
                     "git": report["tool"]["git"], "command": " ".join(report["argv"][1:])}
             print(json.dumps(line), flush=True)
+    return worst
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ringattn", default="build/release/bin/ringattn")
+    parser.add_argument("--max-exposed", type=float, help="fail above this percentage of exposed waiting")
+    arguments = parser.parse_args()
+    try:
+        worst = measure_worlds(arguments.ringattn)
+    except (OSError, subprocess.CalledProcessError) as error:  # a run's own message stands above
+        print(f"error: a run failed ({error}).", file=sys.stderr)
+        return 4
     if arguments.max_exposed is not None and worst > arguments.max_exposed:
         print(f"exposed waiting of {worst:.1f} % is above {arguments.max_exposed} %", file=sys.stderr)
         return 1

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws benchmarks: speed against length, scaling over ranks, what each rank did when.
 
-    bench/plot.py speed bench/results/nvidia-h200/*.jsonl -o speed.svg
+    bench/plot.py speed bench/results/nvidia-h200-x4/*.jsonl -o speed.svg
     bench/plot.py scaling bench/results/nvidia-h200/*.jsonl -o scaling.svg    # TFLOP/s of a rank, over that of one rank
     ringattn run --trace trace.json ... && bench/plot.py timeline trace.json -o timeline.svg
 

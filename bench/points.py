@@ -5,8 +5,10 @@ write them. Lines of other schemas are left out."""
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 SCHEMA = "ringattn.bench/1"
 OURS = "ringattn"
@@ -70,24 +72,47 @@ class Point:
         return text + (", folds alone" if self.mode == "folds" else "")
 
 
+def as_text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
+
+
+def as_count(value: Any, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{value!r} is no whole number, at least {least}")
+    return value
+
+
+def as_figure(value: Any) -> float:
+    # A NaN would pass every gate.
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+        raise ValueError(f"{value!r} is no figure")
+    return value
+
+
 def parse(line: dict) -> Point:
     job = line["job"]
     found = Job(
-        **{name: job[name] for name in ("tokens", "batch", "heads", "kv_heads", "head_dim", "head_dim_v", "dtype", "mask")},
-        source=job.get("source", ""),
+        tokens=as_count(job["tokens"], 0),
+        batch=as_count(job["batch"], 1),
+        **{name: as_count(job[name], 1) for name in ("heads", "kv_heads", "head_dim", "head_dim_v")},
+        dtype=as_text(job["dtype"]),
+        mask=as_text(job["mask"]),
+        source=as_text(job.get("source", "")),
     )
-    ms = line["ms"]
+    ms, tflops, error = line["ms"], line["tflops_per_rank"], line.get("error")
     return Point(
-        line["tool"]["name"],
-        line["kernel"],
-        line["transport"],
-        line.get("mode", "whole"),
-        line["world"],
-        line.get("block", 0),
+        as_text(line["tool"]["name"]),
+        as_text(line["kernel"]),
+        as_text(line["transport"]),
+        as_text(line.get("mode", "whole")),
+        as_count(line["world"], 1),
+        as_count(line.get("block", 0), 0),
         found,
-        ms["median"] if ms else None,
-        line["tflops_per_rank"],
-        line.get("error"),
+        None if ms is None else as_figure(ms["median"]),
+        None if tflops is None else as_figure(tflops),
+        None if error is None else as_text(error),
     )
 
 
@@ -97,9 +122,11 @@ def read(paths: Iterable[str]) -> list[Point]:
     for path in paths:
         try:
             with open(path, encoding="utf-8") as file:
-                lines = file.read().splitlines()
+                lines = file.read().split("\n")
         except OSError as error:
             raise BadLine(f"{path} can't be read ({error.strerror})") from error
+        except UnicodeDecodeError as error:
+            raise BadLine(f"{path} can't be read (it is no UTF-8 text)") from error
         for number, text in enumerate(lines, 1):
             if not text.strip():
                 continue

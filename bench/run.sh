@@ -40,9 +40,9 @@ part_is_done() {
 }
 
 prepare() {
-  mkdir -p "$results"
   if [[ -z ${RINGATTN_PROGRAM:-} ]]; then build_preset release ringattn_program; fi
   [[ -x $ringattn ]] || { echo "$ringattn can't be run. Check RINGATTN_PROGRAM." >&2; exit 4; }
+  mkdir -p "$results"
   export RINGATTN_PROGRAM=$ringattn
   # Peers name the revision that our program was built from, also where the checkout isn't one.
   BENCH_GIT=$("$ringattn" --version | sed -n 's/.*(git \([^,]*\),.*/\1/p')

@@ -48,16 +48,19 @@ void apply(Config& config, const FlagRow& row, const std::string& text, Source s
 }
 
 void check_environment_names(std::span<const EnvironmentEntry> entries) {
+  // Without the prefix, which would make them all look alike.
+  const auto stem = [](const std::string& name) { return name.substr(kPrefix[0].size()); };
   std::vector<std::string> known;
-  for (const FlagRow& row : flag_table()) known.push_back(environment_twin(row.name));
-  for (const EnvironmentVariable& variable : environment_table()) known.emplace_back(variable.name);
+  for (const FlagRow& row : flag_table()) known.push_back(stem(environment_twin(row.name)));
+  for (const EnvironmentVariable& variable : environment_table()) known.push_back(stem(std::string(variable.name)));
   const std::vector<std::string_view> names(known.begin(), known.end());
   for (const EnvironmentEntry& entry : entries) {
-    if (std::find(names.begin(), names.end(), entry.name) != names.end()) continue;
-    const std::string nearest = nearest_name(entry.name, names.data(), names.size());
+    const std::string name = stem(entry.name);
+    if (std::find(names.begin(), names.end(), name) != names.end()) continue;
+    const std::string nearest = nearest_name(name, names.data(), names.size());
     fail(ErrorCode::kUsage, fmt::format("unknown environment variable {}", entry.name),
          "every RINGATTN_ variable must mean something",
-         nearest.empty() ? "`ringattn info` lists them." : fmt::format("Did you mean {}?", nearest));
+         nearest.empty() ? "`ringattn info` lists them." : fmt::format("Did you mean {}{}?", kPrefix[0], nearest));
   }
 }
 

@@ -171,7 +171,7 @@ int measure_here(const Invocation& invocation, Transport& world) {
   const MachineModel machine = measure_machine(config, world);
   together(world, options.timeout, [&] {
     if (!first) return;
-    screen.context(fmt::format("measured on {} ranks: {}", world.size(), machine_line(machine)));
+    screen.context(fmt::format("measured: {}", machine_line(machine)));
     if (world.size() == 1) screen.context("one rank alone has no link: link rate and latency are the defaults");
     const std::string text = machine_model_text(machine, options.machine);
     if (options.machine.empty()) {
@@ -188,7 +188,9 @@ int measure_here(const Invocation& invocation, Transport& world) {
 }  // namespace
 
 int info_main(const Invocation& invocation, Transport* world) {
-  if (world != nullptr) return measure_here(invocation, *world);
+  if (world != nullptr) {
+    return run_reported("info", invocation, *world, [&](Report&) { return measure_here(invocation, *world); });
+  }
   const JobOptions& options = invocation.config.options;
   for (const std::string_view flag : {"ranks", "transport", "kernel", "backend", "timeout"}) {
     if (invocation.config.value(flag).source == Source::kFlag) {

@@ -85,8 +85,8 @@ FoldRate fold_rate(Attention& attention, Transport& world) {
 
 MachineModel measure_machine(const Config& config, Transport& world) {
   const double timeout = config.options.timeout;
-  MachineModel machine;
   std::unique_ptr<Attention> attention;
+  double flops_per_second = 0.0;
   for (std::int64_t tokens = kFirstTokens; tokens <= kMostTokens; tokens *= 2) {
     attention = measured_job(config, world, tokens);
     const std::vector<FoldRate> rates = gather_values(world, fold_rate(*attention, world), timeout);
@@ -96,9 +96,11 @@ MachineModel measure_machine(const Config& config, Transport& world) {
       longest = std::max(longest, rate.seconds);
       if (rate.flops_per_second > 0.0) seconds_per_flop.push_back(1.0 / rate.flops_per_second);
     }
-    if (!seconds_per_flop.empty()) machine.flops_per_second = 1.0 / slowest(seconds_per_flop);
+    if (!seconds_per_flop.empty()) flops_per_second = 1.0 / slowest(seconds_per_flop);
     if (longest >= kFoldSeconds) break;
   }
+  MachineModel machine = attention->options().machine;  // for what can't be measured, the kernel's defaults
+  if (flops_per_second > 0.0) machine.flops_per_second = flops_per_second;
   const std::string device =
       attention->backend().memory() == MemoryKind::kDevice ? attention->backend().identity() : cpu_model();
   machine.name = fmt::format("{}, {} rank{}, {}", device, world.size(), world.size() == 1 ? "" : "s", world.name());

@@ -23,12 +23,18 @@ struct NamedFile {
   bool written;
 };
 
+// The path that a file has or would have; absolute, for a relative name whose file isn't there yet would stay relative.
+std::filesystem::path whole_path(const std::string& path, std::error_code& error) {
+  const auto absolute = std::filesystem::absolute(path, error);
+  return error ? absolute : std::filesystem::weakly_canonical(absolute, error);
+}
+
 bool same_file(const std::string& a, const std::string& b) {
   std::error_code error;
   if (std::filesystem::equivalent(a, b, error) && !error) return true;
-  const auto first = std::filesystem::weakly_canonical(a, error);
+  const auto first = whole_path(a, error);
   if (error) return a == b;
-  const auto second = std::filesystem::weakly_canonical(b, error);
+  const auto second = whole_path(b, error);
   return error ? a == b : first == second;
 }
 

@@ -189,15 +189,21 @@ void write_row(JsonWriter& json, const WorldFigures& figures) {
 }
 
 // How blocks will travel: as the named transport lets them or, for auto, as the one that joins processes does.
-Route planned_route(const Config& config, std::string_view backend) {
+Route planned_route(const Config& config, const KernelRow& kernel) {
+  const std::string_view backend = kernel.backend;
+  const std::string_view memory = backend == "cpu" ? "host" : "device";
   const std::string& name = config.options.transport;
   const auto rows = transport_table();
   if (name == "auto" && backend == "cpu") return Route::kChain;  // mpi's, whether this build has it or not
   if (name == "auto") return Route::kDirect;                     // p2p's and nccl's
   std::vector<std::string_view> names{"auto"};
   for (const TransportRow& row : rows) {
-    if (row.name == name) return row.route;
     names.push_back(row.name);
+    if (row.name != name) continue;
+    if (row.memory == memory || row.memory == "any") return row.route;
+    fail(ErrorCode::kUsage, fmt::format("{} {} contradicts kernel {}", config.origin("transport"), name, kernel.name),
+         fmt::format("one moves {} memory, the other works in {} memory", row.memory, memory),
+         "Choose both with --backend and --transport.");
   }
   const std::string nearest = nearest_name(name, names.data(), names.size());
   fail(ErrorCode::kUsage, fmt::format("{} is \"{}\"", config.origin("transport"), name),
@@ -222,12 +228,12 @@ int plan_job(const Invocation& invocation) {
   const bool forced = options.backend != "auto" || options.kernel != "auto";
   const KernelPlace place = forced ? KernelPlace::kAnywhere : KernelPlace::kHere;
   const KernelChoice choice = choose_kernel(inputs.front().job().spec, library.kernel, place);
-  if (library.machine == MachineModel{}) library.machine = default_machine(choice.row->backend);
+  if (library.machine == MachineModel{}) library.machine = default_machine(*choice.row);
   const std::unique_ptr<Backend> backend =
       choice.row->make_backend({library.threads > 0 ? library.threads : usable_processors().count, kNoDevice});
   const std::unique_ptr<FoldKernel> kernel = choice.row->make_kernel(inputs.front().job().spec, *backend);
 
-  const Route route = planned_route(config, choice.row->backend);
+  const Route route = planned_route(config, *choice.row);
   const std::string tool = version_line();
   screen.context(tool.substr(0, tool.size() - 1));
   screen.context(fmt::format(

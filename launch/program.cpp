@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <csignal>
 #include <cstdio>
 #include <exception>
@@ -154,6 +155,12 @@ int execute(Request& request) {
   Invocation& invocation = request.invocation;
   const JobOptions& options = invocation.config.options;
   const auto print_error = [&](const Error& error) { print_error_line(error.what(), options.color); };
+  const auto report = [&](const Error& error) {
+    if (invocation.first_process) {
+      report_failure(invocation, request.command == nullptr ? "" : request.command->name, error);
+    }
+  };
+  std::atomic<bool> begun{false};  // the command's own work, which reports its own failures
   try {
     if (request.error) throw Error(*request.error);
     if (!request.command->needs_world(invocation.config)) {
@@ -171,14 +178,16 @@ int execute(Request& request) {
         [&](Transport& world) {
           return guarded([&] {
             agree_on_configuration(invocation.config, world);
+            begun = true;
             return request.command->main(invocation, &world);
           });
         },
-        print_error);
+        [&](const Error& error) {
+          print_error(error);
+          if (!begun) report(error);
+        });
   } catch (const Error& error) {
-    if (invocation.first_process) {
-      report_failure(invocation, request.command == nullptr ? "" : request.command->name, error);
-    }
+    report(error);
     return end_without_world(error, print_error);
   }
 }

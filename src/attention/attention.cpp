@@ -193,7 +193,7 @@ Attention::Attention(Job job, Transport& transport, Options options)
     check_job(impl.job);
     impl.choice = choose_kernel(impl.job.spec, fitting_request(impl.options.kernel, impl.transport));
     impl.backend = impl.choice.row->make_backend({impl.options.threads, impl.transport.device()});
-    if (impl.options.machine == MachineModel{}) impl.options.machine = default_machine(impl.choice.row->backend);
+    if (impl.options.machine == MachineModel{}) impl.options.machine = default_machine(*impl.choice.row);
     impl.kernel = impl.choice.row->make_kernel(impl.job.spec, *impl.backend);
     if (impl.backend->memory() != impl.transport.memory() && impl.transport.size() > 1) {
       fail(ErrorCode::kUnsupported,

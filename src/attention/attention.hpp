@@ -47,7 +47,7 @@ struct Options {
   // Of every single wait for a peer that should be ready. A wait for one that computes lasts longer by ten times what
   // the machine model predicts for the longest block.
   double timeout_seconds = 60.0;
-  // What the plan and the deadlines assume; left as it is, default_machine() of the kernel's backend.
+  // What the plan and the deadlines assume; left as it is, default_machine() of the kernel.
   MachineModel machine;
 };
 

@@ -11,6 +11,7 @@
 #include "base/error.hpp"
 #include "base/json_writer.hpp"
 #include "base/text_file.hpp"
+#include "kernels/registry.hpp"
 
 namespace ringattn {
 
@@ -43,9 +44,11 @@ void take_member(MachineModel& machine, const Member& member, const FlatEntry& e
 
 }  // namespace
 
-MachineModel default_machine(std::string_view backend) {
-  if (backend != "cuda") return {};
-  return {"default GPU", 3.5e14, 2.5e11, 1.5e-5};  // an H200 and its NVLink with the portable kernel, rounded down
+MachineModel default_machine(const KernelRow& kernel) {
+  MachineModel machine;
+  if (kernel.backend == "cuda") machine = {"default GPU", 0.0, 2.5e11, 1.5e-5};  // NVLink of an H200, rounded down
+  machine.flops_per_second = kernel.flops_per_second;
+  return machine;
 }
 
 MachineModel parse_machine_model(std::string_view text, const std::string& path) {

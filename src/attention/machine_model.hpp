@@ -7,6 +7,8 @@
 
 namespace ringattn {
 
+struct KernelRow;
+
 struct MachineModel {
   std::string name = "default";
   double flops_per_second = 5e10;      // of one rank's fold, by the convention of job_flops()
@@ -16,8 +18,8 @@ struct MachineModel {
   bool operator==(const MachineModel&) const = default;
 };
 
-// What is assumed of a backend's machine where nobody has measured it; "cpu" is MachineModel's own.
-MachineModel default_machine(std::string_view backend);
+// What is assumed of the machine that a kernel runs on where nobody has measured it.
+MachineModel default_machine(const KernelRow& kernel);
 
 // A file's text with the four members of MachineModel by these names: TOML if `path` ends in ".toml", else JSON. Throws
 // kFile for anything else: other names, missing names, numbers that aren't positive (latency: negative).

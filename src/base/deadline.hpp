@@ -10,7 +10,11 @@ class Deadline {
  public:
   using Clock = std::chrono::steady_clock;
 
+  // Decades are endless enough, and the clock's whole numbers don't wrap: what is predicted may be any number.
+  static constexpr double kLongest = 1e9;
+
   static Deadline after(double seconds) {
+    if (!(seconds < kLongest)) seconds = kLongest;
     return Deadline(Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds)),
                     seconds);
   }

@@ -38,7 +38,10 @@ Found find_gpus() {
   const cudaError_t result = cudaGetDeviceCount(&count);
   if (result != cudaSuccess) {
     cudaGetLastError();
-    found.why = fmt::format("no GPU can be used: {}", cudaGetErrorString(result));
+    int driver = 0;  // stays 0 where there is none, which CUDA reports as one that is too old
+    const bool none =
+        result == cudaErrorInsufficientDriver && cudaDriverGetVersion(&driver) == cudaSuccess && driver == 0;
+    found.why = fmt::format("no GPU can be used: {}", none ? "no NVIDIA driver was found" : cudaGetErrorString(result));
     return found;
   }
   for (int device = 0; device < count; ++device) {

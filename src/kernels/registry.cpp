@@ -34,12 +34,13 @@ constexpr KernelRow kTable[] = {
 #ifdef RINGATTN_HAVE_CUDA
     {"sm80_fold", "cuda",
      "bf16, fp16; head_dim 64, 96, 128, 256, and 192 with head_dim_v 128; every mask, softcap, sinks",
+     3.5e14,  // an H200, rounded down, as below
      cuda::cuda_unavailable, sm80::fold_missing, cuda::make_cuda_backend, sm80::make_fold},
     {"sm80_plain", "cuda", "fp32, bf16, fp16; head dims that are multiples of 8 up to 256; every mask, softcap, sinks",
-     cuda::cuda_unavailable, sm80::plain_missing, cuda::make_cuda_backend, sm80::make_plain},
+     3e12, cuda::cuda_unavailable, sm80::plain_missing, cuda::make_cuda_backend, sm80::make_plain},
 #endif
     {"cpu_fold", "cpu", "fp32, bf16, fp16; head dims that are multiples of 8 up to 256; every mask, softcap, sinks",
-     [] { return std::string(); }, cpu::cpu_fold_missing, cpu::make_cpu_backend, cpu::make_cpu_fold},
+     5e10, [] { return std::string(); }, cpu::cpu_fold_missing, cpu::make_cpu_backend, cpu::make_cpu_fold},
 };
 
 constexpr std::string_view kBackends[] = {"auto", "cpu", "cuda"};

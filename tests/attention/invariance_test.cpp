@@ -20,18 +20,6 @@ struct Case {
   friend std::ostream& operator<<(std::ostream& stream, const Case& c) { return stream << c.name; }
 };
 
-FoldSpec spec_of(Dtype dtype, int heads, int kv_heads, int dim, int dim_v, Mask mask) {
-  FoldSpec spec;
-  spec.dtype = dtype;
-  spec.heads = heads;
-  spec.kv_heads = kv_heads;
-  spec.head_dim = dim;
-  spec.head_dim_v = dim_v;
-  spec.mask = mask;
-  spec.softmax_scale = 0.125F;
-  return spec;
-}
-
 FoldSpec with_everything(FoldSpec spec) {
   spec.softcap = 20.0F;
   spec.sinks = true;

@@ -9,6 +9,7 @@
 #include "attention/golden.hpp"
 #include "attention/machine_model.hpp"
 #include "base/error.hpp"
+#include "kernels/registry.hpp"
 
 namespace ringattn {
 namespace {
@@ -47,6 +48,17 @@ TEST(MachineModelFiles, RefuseEverythingElse) {
        {"flops_per_second = 1", "flops_per_second = nan\nlink_bytes_per_second = 1\nlatency_seconds = 1",
         "x = ", "[a]\nb = 1"}) {
     refused([&] { parse_machine_model(text, "m.toml"); }, ErrorCode::kFile);
+  }
+}
+
+// Time limits rest on it: one that is far too fast ends a slow job that does well.
+TEST(DefaultMachine, IsAsFastAsTheKernel) {
+  for (const KernelRow& row : kernel_table()) {
+    const MachineModel machine = default_machine(row);
+    EXPECT_GT(row.flops_per_second, 0.0) << row.name;
+    EXPECT_EQ(machine.flops_per_second, row.flops_per_second) << row.name;
+    EXPECT_GT(machine.link_bytes_per_second, 0.0) << row.name;
+    EXPECT_TRUE(row.name != "sm80_plain" || row.flops_per_second < 1e13) << "fp32 arithmetic, without tensor cores";
   }
 }
 

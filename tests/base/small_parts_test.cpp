@@ -4,12 +4,15 @@
 
 #include <cmath>
 #include <cstdlib>
+#include <limits>
 
+#include "base/deadline.hpp"
 #include "base/environment.hpp"
 #include "base/error.hpp"
 #include "base/host.hpp"
 #include "base/json_writer.hpp"
 #include "base/text_file.hpp"
+#include "tests/support/error_of.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 namespace ringattn {
@@ -51,13 +54,12 @@ TEST(JsonWriter, KeepsNumbersExactly) {
   EXPECT_EQ(json.text(), "[-9223372036854775807,18446744073709551615,0.1]");
 }
 
-ErrorCode code_of(const std::function<void()>& work) {
-  try {
-    work();
-  } catch (const Error& error) {
-    return error.code();
+TEST(Deadlines, OfAnyLengthAreInTheFuture) {
+  for (const double seconds : {1.0, 1e9, 1e10, 1e300, std::numeric_limits<double>::infinity()}) {
+    EXPECT_FALSE(Deadline::after(seconds).expired()) << seconds;
   }
-  return ErrorCode::kInternal;
+  EXPECT_TRUE(Deadline::after(0.0).expired());
+  EXPECT_TRUE(Deadline::after(-1.0).expired());
 }
 
 TEST(TextFiles, AppearWholeAndAreKept) {
@@ -65,15 +67,15 @@ TEST(TextFiles, AppearWholeAndAreKept) {
   const std::string path = folder.file("a");
   write_text_file(path, "first", false, "--json");
   EXPECT_EQ(read_text_file(path), "first");
-  EXPECT_EQ(code_of([&] { write_text_file(path, "second", false, "--json"); }), ErrorCode::kFile);
+  EXPECT_EQ(error_of([&] { write_text_file(path, "second", false, "--json"); }).code(), ErrorCode::kFile);
   EXPECT_EQ(read_text_file(path), "first");
   write_text_file(path, "second", true, "--json");
   EXPECT_EQ(read_text_file(path), "second");
   EXPECT_EQ(folder.entries().size(), 1U);  // no temporary file
-  EXPECT_EQ(code_of([&] { check_new_file(folder.path(), true, "--json"); }), ErrorCode::kFile);
-  EXPECT_EQ(code_of([&] { check_new_file(folder.file("none/b"), true, "--json"); }), ErrorCode::kFile);
-  EXPECT_EQ(code_of([&] { check_new_file(path + "/b", true, "--json"); }), ErrorCode::kFile);
-  EXPECT_EQ(code_of([&] { write_text_file("/dev/null", "to a device", true, "--json"); }), ErrorCode::kFile);
+  EXPECT_EQ(error_of([&] { check_new_file(folder.path(), true, "--json"); }).code(), ErrorCode::kFile);
+  EXPECT_EQ(error_of([&] { check_new_file(folder.file("none/b"), true, "--json"); }).code(), ErrorCode::kFile);
+  EXPECT_EQ(error_of([&] { check_new_file(path + "/b", true, "--json"); }).code(), ErrorCode::kFile);
+  EXPECT_EQ(error_of([&] { write_text_file("/dev/null", "to a device", true, "--json"); }).code(), ErrorCode::kFile);
 }
 
 TEST(TextFiles, AppearBehindLinksToDirectoriesAndNeverThroughLinksToFiles) {
@@ -83,7 +85,7 @@ TEST(TextFiles, AppearBehindLinksToDirectoriesAndNeverThroughLinksToFiles) {
   write_text_file(folder.file("linked/a"), "text", false, "--json");
   EXPECT_EQ(read_text_file(folder.file("real/a")), "text");
   std::filesystem::create_symlink(folder.file("real/a"), folder.file("link"));
-  EXPECT_EQ(code_of([&] { write_text_file(folder.file("link"), "other", true, "--json"); }), ErrorCode::kFile);
+  EXPECT_EQ(error_of([&] { write_text_file(folder.file("link"), "other", true, "--json"); }).code(), ErrorCode::kFile);
   EXPECT_EQ(read_text_file(folder.file("real/a")), "text");
 }
 
@@ -91,9 +93,9 @@ TEST(TextFiles, AreBounded) {
   const TemporaryFolder folder;
   const std::string path = folder.write("a", "12345");
   EXPECT_EQ(read_text_file(path, 5), "12345");
-  EXPECT_EQ(code_of([&] { read_text_file(path, 4); }), ErrorCode::kFile);
-  EXPECT_EQ(code_of([&] { read_text_file(folder.file("none")); }), ErrorCode::kFile);
-  EXPECT_EQ(code_of([&] { read_text_file(folder.path()); }), ErrorCode::kFile);
+  EXPECT_EQ(error_of([&] { read_text_file(path, 4); }).code(), ErrorCode::kFile);
+  EXPECT_EQ(error_of([&] { read_text_file(folder.file("none")); }).code(), ErrorCode::kFile);
+  EXPECT_EQ(error_of([&] { read_text_file(folder.path()); }).code(), ErrorCode::kFile);
 }
 
 TEST(EnvironmentTable, TakesGoodValuesAndRefusesBadOnes) {

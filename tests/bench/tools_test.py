@@ -3,6 +3,7 @@
 [unit | plot]; exits 77 where the part can't run. What is drawn is checked as series; that pictures are written, only where
 matplotlib is installed."""
 
+import dataclasses
 import importlib.util
 import json
 import pathlib
@@ -84,7 +85,13 @@ class Compare(unittest.TestCase):
             done = tool("compare.py", "--need", need, OURS, PEERS)
             self.assertEqual(done.returncode, 1, need)
             self.assertIn("too slow: ", done.stderr)
-        self.assertEqual(tool("compare.py", "--need", "x", OURS).returncode, 2)
+        for need in ["x", "nobody=", "nobody=nan"]:
+            self.assertEqual(tool("compare.py", "--need", need, OURS).returncode, 2, need)
+
+    def test_a_point_that_only_a_peer_can_do_misses_needs(self):
+        mine, theirs = points.read([OURS, PEERS])[0], next(p for p in points.read([PEERS]) if p.tflops)
+        rows = [compare.Row(dataclasses.replace(mine, tflops=None, error="out of memory"), theirs)]
+        self.assertEqual(len(compare.misses(rows, theirs.name, 0.1)), 1)
 
     def test_what_is_no_line_is_refused(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -94,8 +101,24 @@ class Compare(unittest.TestCase):
                 done = tool("compare.py", str(bad))
                 self.assertEqual(done.returncode, 3, text)
                 self.assertIn("error: line 2 of ", done.stderr)
+            bad.write_bytes(b"\xff\xfe{}")
+            self.assertEqual(tool("compare.py", str(bad)).returncode, 3, "no text")
         self.assertEqual(tool("compare.py", "/nonexistent").returncode, 3)
         self.assertEqual(tool("compare.py", PEERS).returncode, 3, "nothing of ours")
+
+    def test_members_of_another_kind_are_refused(self):
+        good = json.loads(pathlib.Path(OURS).read_text().splitlines()[0])
+        points.parse(good)
+        jobs = [{"batch": 0}, {"batch": True}, {"tokens": "1k"}, {"heads": [1]}, {"dtype": None}, {"mask": 3}]
+        lines = [{"job": {**good["job"], **wrong}} for wrong in jobs]
+        lines += [{"tflops_per_rank": wrong} for wrong in ("fast", float("nan"), float("inf"), -1.0)]
+        lines += [{"world": "8"}, {"tool": 5}, {"ms": {"median": None}}, {"error": 7}, {"block": -1}]
+        with tempfile.TemporaryDirectory() as folder:
+            bad = pathlib.Path(folder, "bad")
+            for wrong in lines:
+                bad.write_text(json.dumps({**good, **wrong}))
+                with self.assertRaisesRegex(points.BadLine, "line 1 of .* is no whole point", msg=wrong):
+                    points.read([str(bad)])
 
     def test_sizes(self):
         written = {0: "0", 100: "100", 1000: "1000", 1024: "1k", 1536: "1536", 1 << 20: "1m", 3 << 19: "1536k"}

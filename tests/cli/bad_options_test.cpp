@@ -237,6 +237,10 @@ TEST(BadEnvironment, UnknownVariablesAreRefused) {
               "unknown environment variable RINGATTN_TIMOUT (every RINGATTN_ variable must mean something). Did you "
               "mean RINGATTN_TIMEOUT?");
   }
+  {
+    const ScopedEnvironment environment("RINGATTN_FOO", "5");  // like all of them, were it for the prefix
+    EXPECT_NE(refusal("run", {"--synthetic", "7"}).find("`ringattn info` lists them."), std::string::npos);
+  }
   const ScopedEnvironment environment("RINGATTN_", "5");
   EXPECT_NE(refusal("run", {"--synthetic", "7"}).find("unknown environment variable RINGATTN_ "), std::string::npos);
 }

@@ -140,9 +140,14 @@ TEST(Launcher, AHostfilesSlotsAreTheRanks) {
   EXPECT_FALSE(has(command, "--oversubscribe")) << command;
   EXPECT_FALSE(has(machine.command({"--host", "a:2,b:2", "run"}), "-np"));
 
-  const Finished bare = machine.start({"--hostfile", machine.folder().write("bare", "node1\n"), "run"});
-  EXPECT_EQ(bare.code, 3);
-  EXPECT_TRUE(has(bare.err, "line 1, has no slots (mpirun would start a rank for every core).")) << bare.err;
+  const std::string most = machine.folder().write("most", "node1 max_slots=16 slots=8 max-slots=16\n");
+  EXPECT_TRUE(has(machine.command({"--hostfile", most, "run"}), " -np 8 "));
+
+  for (const char* line : {"node1", "node1 max_slots=4", "node1 slots=", "node1 slots=8x", "node1 slots=99999999999"}) {
+    const Finished bare = machine.start({"--hostfile", machine.folder().write("bare", line), "run"});
+    EXPECT_EQ(bare.code, 3) << line;
+    EXPECT_TRUE(has(bare.err, "line 1, has no slots (mpirun would start a rank for every core).")) << bare.err;
+  }
   const std::string example = std::string(RINGATTN_SOURCE) + "/launch/hostfile.example";
   EXPECT_TRUE(has(machine.command({"--hostfile", example, "run"}), " -np 16 "));
 }
@@ -202,6 +207,7 @@ TEST(Launcher, BadOptionsAreOneMessage) {
       {{}, "no subcommand (there is nothing to start)."},
       {{"-np", "0", "run"}, "-np is \"0\" (it takes a number of ranks)."},
       {{"-np"}, "-np has no value (it takes one)."},
+      {{"--host", "", "run"}, "--host has no value (it takes one)."},
       {{"--mca", "btl"}, "--mca has no value (it takes a name and a value)."},
       {{"--frobnicate", "run"}, "unknown option --frobnicate ("},
       {{"--launcher", "ssh", "run"}, "--launcher is \"ssh\" (it takes mpirun or srun)."},

@@ -103,15 +103,19 @@ TEST(Mpi, PrintsOnce) {
 }
 
 TEST(Mpi, RanksThatWereConfiguredDifferentlyRefuse) {
-  // Rank 1 alone reads another length.
-  const Finished run =
-      run_program({"sh", "-c",
-                   std::string(RINGATTN_MPIRUN) + " " + RINGATTN_MPIRUN_FLAGS + " -np 1 " + RINGATTN_TOOL +
-                       " run --synthetic 7 --seq 64 : -np 1 " + RINGATTN_TOOL + " run --synthetic 7 --seq 65"},
-                  {{"OMPI_ALLOW_RUN_AS_ROOT", "1"}, {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}});
+  // Rank 1 alone reads another length. The report is rank 0's, though no rank has begun with the job.
+  const TemporaryFolder folder;
+  const std::string report = folder.file("report.json");
+  const Finished run = run_program({"sh", "-c",
+                                    std::string(RINGATTN_MPIRUN) + " " + RINGATTN_MPIRUN_FLAGS + " -np 1 " +
+                                        RINGATTN_TOOL + " run --synthetic 7 --seq 64 --json " + report + " : -np 1 " +
+                                        RINGATTN_TOOL + " run --synthetic 7 --seq 65"},
+                                   {{"OMPI_ALLOW_RUN_AS_ROOT", "1"}, {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}});
   EXPECT_EQ(run.code, 2) << run.err;
   EXPECT_EQ(count_messages(run.err), 1) << run.err;
   EXPECT_TRUE(has(run.err, "seq = 65")) << run.err;
+  EXPECT_EQ(check_report(read_whole(report)), "") << run.err;
+  EXPECT_EQ(json_at(read_whole(report), "/error/code"), "2");
 }
 
 }  // namespace

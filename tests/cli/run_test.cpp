@@ -108,7 +108,9 @@ TEST(Run, NeverWritesOverWhatItReadsOrWritesTwice) {
                            {"--json", input},
                            {"--trace", input},
                            {"--output", other, "--json", dotted},
-                           {"--output", other, "--trace", other}};
+                           {"--output", other, "--trace", other},
+                           // Names of files that aren't there, relative to the working folder.
+                           {"--dry-run", "--output", "no_such_file", "--trace", "./no_such_file"}};
   for (const Words& clash : clashes) {
     const Finished run = tool(Words{"run", "--force", "--input", input} + clash);
     EXPECT_EQ(run.code, 2) << run.out;

@@ -2,6 +2,9 @@
 // `ringattn verify`, `plan` and `info` end to end.
 #include <gtest/gtest.h>
 
+#include "attention/machine_model.hpp"
+#include "comm/world.hpp"
+#include "kernels/registry.hpp"
 #include "tests/cli/report_schema.hpp"
 #include "tests/cli/tool.hpp"
 #include "tests/support/temporary_folder.hpp"
@@ -189,6 +192,18 @@ TEST(Plan, ReadsMachineModels) {
   }
 }
 
+TEST(Plan, RefusesATransportThatTheKernelCanNotUse) {
+  EXPECT_EQ(tool({"plan", "--backend", "cpu", "--transport", "threads"}).code, 0);
+  for (const TransportRow& row : transport_table()) {
+    if (row.memory != "device") continue;
+    const Finished run = tool({"plan", "--backend", "cpu", "--transport", std::string(row.name)});
+    EXPECT_EQ(run.code, 2) << row.name;
+    EXPECT_TRUE(has(run.err, "contradicts kernel cpu_fold (one moves device memory")) << run.err;
+    EXPECT_EQ(tool({"plan", "--backend", "cuda", "--transport", std::string(row.name)}).code, 0) << row.name;
+    EXPECT_EQ(tool({"plan", "--backend", "cuda", "--transport", "threads"}).code, 2);
+  }
+}
+
 TEST(Plan, PlansAFile) {
   const TemporaryFolder folder;
   const std::string input = folder.write("in.safetensors", safetensors_bytes({}));
@@ -210,6 +225,23 @@ TEST(Info, ShowsTablesAndReasons) {
   EXPECT_NE(json_at(json.out, "/transports/0/name"), "absent");
   EXPECT_NE(json_at(json.out, "/variables/0/name"), "absent");
   EXPECT_EQ(json_at(json.out, "/machine"), "null");
+}
+
+TEST(Info, ReportsFailures) {
+  const Finished run = tool({"info", "--measure", "--machine", "/nonexistent/m.json", "--json", "-"});
+  EXPECT_EQ(run.code, 3);
+  EXPECT_EQ(json_at(run.out, "/error/code"), "3") << run.out;
+}
+
+TEST(Info, OneRankMeasuresNoLink) {
+  const TemporaryFolder folder;
+  for (const KernelRow& row : kernel_table()) {
+    if (!row.unavailable().empty()) continue;
+    const std::string path = folder.file(std::string(row.name) + ".json");
+    ASSERT_EQ(tool({"info", "--measure", "--kernel", std::string(row.name), "--machine", path}).code, 0) << row.name;
+    const double link = default_machine(row).link_bytes_per_second;
+    EXPECT_DOUBLE_EQ(std::stod(json_at(read_whole(path), "/link_bytes_per_second")), link) << row.name;
+  }
 }
 
 TEST(Info, MeasuresAMachineModelThatPlanReads) {

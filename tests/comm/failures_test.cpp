@@ -10,6 +10,7 @@
 
 #include "tests/comm/exchanges.hpp"
 #include "tests/comm/world_cases.hpp"
+#include "tests/support/error_of.hpp"
 
 namespace ringattn {
 namespace {
@@ -24,17 +25,6 @@ class Failures : public testing::TestWithParam<WorldCase> {
     if (!GetParam().needs.empty()) GTEST_SKIP() << "needs " << GetParam().needs;
   }
 };
-
-// Runs `call`, which must throw; the caller checks what.
-Error error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error;
-  }
-  ADD_FAILURE() << "nothing was thrown";
-  return Error(ErrorCode::kInternal, "");
-}
 
 double seconds_since(Deadline::Clock::time_point start) {
   return std::chrono::duration<double>(Deadline::Clock::now() - start).count();

@@ -15,6 +15,7 @@
 #include "comm/p2p.hpp"
 #include "comm/threads.hpp"
 #include "tests/comm/exchanges.hpp"
+#include "tests/support/error_of.hpp"
 
 namespace ringattn {
 namespace {
@@ -64,16 +65,6 @@ class Brake {
  private:
   std::atomic<bool> released_{false};
 };
-
-Error error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error;
-  }
-  ADD_FAILURE() << "nothing was thrown";
-  return Error(ErrorCode::kInternal, "");
-}
 
 // Polls as an engine does; returns what progress() throws.
 Error error_of_progress(Transport& world) {

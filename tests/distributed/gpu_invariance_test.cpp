@@ -50,18 +50,6 @@ class GpuInvariance : public ::testing::TestWithParam<KernelRow> {
   }
 };
 
-FoldSpec spec_of(Dtype dtype, int heads, int kv_heads, int dim, int dim_v, Mask mask) {
-  FoldSpec spec;
-  spec.dtype = dtype;
-  spec.heads = heads;
-  spec.kv_heads = kv_heads;
-  spec.head_dim = dim;
-  spec.head_dim_v = dim_v;
-  spec.mask = mask;
-  spec.softmax_scale = 1.0F / 11.0F;
-  return spec;
-}
-
 Options shape(LayoutKind kind, std::int64_t stripe, std::int64_t block, bool overlap = true) {
   Options options;
   options.layout = {kind, stripe};
