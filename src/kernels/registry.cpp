@@ -28,7 +28,7 @@ namespace {
 constexpr KernelRow kTable[] = {
 #ifdef RINGATTN_HAVE_HOPPER
     {"sm90_fold", "cuda",
-     "bf16, fp16; head_dim 64, 96, 128, 256, and 192 with head_dim_v 128; every mask, softcap, sinks",
+     "bf16, fp16; head_dim 64, 96, 128, 256, and 192 with head_dim_v 128; every mask, softcap, sinks", 5.5e14,
      sm90::fold_unavailable, sm90::fold_missing, cuda::make_cuda_backend, sm90::make_fold},
 #endif
 #ifdef RINGATTN_HAVE_CUDA
