@@ -70,6 +70,7 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
   };
 
   for (;; round.advance()) {
+    barrier_wait(map.work_full(round.stage()), round.parity());
     barrier_wait(map.q_full(round.stage()), round.parity());
     if (load_number(map.tiles(round.stage())) < 0) break;
     const Unit unit = map.unit(round.stage(), consumer);

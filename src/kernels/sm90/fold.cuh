@@ -19,7 +19,7 @@ __device__ __forceinline__ void init_barriers(const SharedMap<C>& map) {
   for (std::uint32_t i = 0; i < C::kRounds; ++i) {
     barrier_init(map.work_full(i), 1);
     barrier_init(map.q_full(i), 1);
-    barrier_init(map.q_empty(i), 4 * C::kUnits);  // of warps
+    barrier_init(map.q_empty(i), 4 * C::kUnits + 1);  // of warps that fold, and of the one that fetches
   }
   for (std::uint32_t i = 0; i < C::kStages; ++i) {
     barrier_init(map.k_full(i), 1);

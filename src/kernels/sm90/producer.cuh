@@ -208,6 +208,8 @@ __device__ __forceinline__ void fetch(const HopperParams& params, const SharedMa
         }
       }
     }
+    __syncwarp();  // all lanes have read the round's work
+    if (lane == 0) barrier_arrive(map.q_empty(round.stage()));
   }
   if (lane == 0) {
     if (tails > 0) barrier_wait(map.tail_done(), (tails - 1) & 1U);

@@ -90,6 +90,8 @@ __device__ __forceinline__ void fetch_by_threads(const HopperParams& params, con
         barrier_arrive(map.v_full(stage));
       }
     }
+    named_sync(kFetchBarrier, kFetchThreads);  // all have read the round's work
+    if (thread == 0) barrier_arrive(map.q_empty(round.stage()));
   }
 }
 
