@@ -78,10 +78,6 @@ class SequenceRuns {
   std::span<const KeyRun> runs_;
 };
 
-bool goes_on(const KeyRun& run, const KeyRun& next) {
-  return next.first_tile == run.first_tile + run.tiles && next.table == run.table + run.tiles;
-}
-
 // The first slot of an item lies at the start of a canonical tile, or, without those, at a row.
 std::int64_t first_position(std::int64_t position, int query_tile) {
   if (query_tile == 1) return position;
@@ -124,7 +120,6 @@ void WorkBuilder::reserve(const FoldSpec& spec, const WorkShape& shape, const Fo
   bundles_.reserve(bundles);
   order_.reserve(std::max(items, bundles));
   runs_.reserve(static_cast<std::size_t>(limits.key_runs));
-  key_runs_.reserve(static_cast<std::size_t>(limits.key_runs));
 }
 
 void WorkBuilder::collect(const FoldSpec& spec, const FoldTask& task, const WorkShape& shape) {
@@ -144,20 +139,14 @@ void WorkBuilder::collect(const FoldSpec& spec, const FoldTask& task, const Work
     const std::int32_t sequence = run->sequence;
     const std::int64_t key_length = task.key_lengths[static_cast<std::size_t>(sequence)];
     while (next_run != task.key_runs.end() && next_run->sequence < sequence) ++next_run;
+    const auto first_run = next_run;
     const std::size_t first_entry = runs_.size();
     std::int64_t tiles = 0;
-    key_runs_.clear();
     for (; next_run != task.key_runs.end() && next_run->sequence == sequence; ++next_run) {
+      runs_.push_back({next_run->first_tile, tiles, next_run->table});
       tiles += next_run->tiles;
-      // What goes on where the run before it ended, in the sequence and in the map, is one run: kernels take it faster.
-      if (!key_runs_.empty() && goes_on(key_runs_.back(), *next_run)) {
-        key_runs_.back().tiles += next_run->tiles;
-        continue;
-      }
-      runs_.push_back({next_run->first_tile, tiles - next_run->tiles, next_run->table});
-      key_runs_.push_back(*next_run);
     }
-    const SequenceRuns keys(std::span<const RunEntry>(runs_).subspan(first_entry), key_runs_);
+    const SequenceRuns keys(std::span<const RunEntry>(runs_).subspan(first_entry), {first_run, next_run});
     const std::int64_t bytes = tiles * shape.key_tile * token_bytes;
     if (section_bytes > 0 && section_bytes + bytes > shape.cache_bytes) {
       ++section;

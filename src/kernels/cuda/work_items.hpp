@@ -68,7 +68,6 @@ class WorkBuilder {
   void sort();
 
   std::vector<RunEntry> runs_;
-  std::vector<KeyRun> key_runs_;  // of one sequence, joined where they go on
   std::vector<WorkItem> items_;
   std::vector<WorkBundle> bundles_;
   std::vector<Order> order_;  // of the bundles, or, without those, of the items

@@ -17,7 +17,7 @@ HopperParams hopper_params(const cuda::FoldParams& p, const FoldConfig& config) 
   params.bulk_in = p.all_near && can_map(q);
   for (int i = 0; params.bulk_in && i < cuda::kNearSources; ++i) {
     const cuda::SourceEntry& source = p.near_sources[i];
-    if (source.k == nullptr) break;
+    if (source.rows == 0) continue;  // nothing to fetch from it
     const MappedTensor k{source.k, source.rows, p.kv_heads, p.head_dim, source.k_token_stride, source.k_head_stride};
     const MappedTensor v{source.v, source.rows, p.kv_heads, p.head_dim_v, source.v_token_stride, source.v_head_stride};
     params.bulk_in = can_map(k) && can_map(v);
