@@ -100,9 +100,14 @@ part_machine() {
 # each_shape COMMAND…: with the flags of each family of shapes.
 each_shape() {
   "$@" --seq 1k-128k*2 --total-tokens 16k "${main_shape[@]}"
-  "$@" --seq 8k,16k --total-tokens 16k --heads 32 --kv-heads 8 --head-dim 128 --mask full
-  "$@" --seq 4k-32k*2 --total-tokens 16k --heads 32 --kv-heads 32 --head-dim 64 --mask causal
-  "$@" --seq 4k-32k*2 --total-tokens 16k --heads 8 --kv-heads 8 --head-dim 256 --mask causal
+  "$@" --seq 4k-32k*2 --total-tokens 16k --heads 32 --kv-heads 8 --head-dim 128 --mask full
+  "$@" --seq 4k-32k*2 --total-tokens 16k --heads 16 --kv-heads 16 --head-dim 128 --mask causal
+  local mask
+  for mask in causal full; do
+    "$@" --seq 4k-32k*2 --total-tokens 16k --heads 32 --kv-heads 32 --head-dim 64 --mask "$mask"
+    "$@" --seq 4k-32k*2 --total-tokens 16k --heads 8 --kv-heads 8 --head-dim 256 --mask "$mask"
+  done
+  "$@" --seq 8k --heads 128 --kv-heads 128 --head-dim 192 --head-dim-v 128 --mask causal
 }
 
 part_one_gpu() {
@@ -110,6 +115,9 @@ part_one_gpu() {
   prepare
   export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
   each_shape ours 1
+  # A sliding window, and one sequence in one piece and with its state saved and resumed every 32k tokens.
+  ours 1 --seq 128k --heads 32 --kv-heads 8 --head-dim 128 --window 4095,0
+  ours 1 --seq 128k --block 128k,32k "${main_shape[@]}"
   finish one-gpu
 }
 
