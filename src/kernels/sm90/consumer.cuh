@@ -52,11 +52,8 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
   const auto give_back = [&] {
     if ((rows.flags & Rows<C>::kWriting) == 0) [[likely]]
       return;
-    __syncwarp();  // all lanes have read the round's work
-    if (thread_of_cta() % 32 == 0) {
-      store_wait_read();
-      barrier_arrive(map.q_empty(C::kRounds == 1 ? 0U : round.stage() ^ 1U));
-    }
+    if (thread_of_cta() % 32 == 0) store_wait_read();
+    barrier_arrive(map.q_empty(C::kRounds == 1 ? 0U : round.stage() ^ 1U));
     rows.flags &= ~Rows<C>::kWriting;
   };
   const auto let_pass = [&](int count) {

@@ -17,9 +17,9 @@ namespace ringattn::sm90 {
 template <class C>
 __device__ __forceinline__ void init_barriers(const SharedMap<C>& map) {
   for (std::uint32_t i = 0; i < C::kRounds; ++i) {
-    barrier_init(map.work_full(i), 1);
+    barrier_init(map.work_full(i), 32);
     barrier_init(map.q_full(i), 1);
-    barrier_init(map.q_empty(i), 4 * C::kUnits + 1);  // of warps that fold, and of the one that fetches
+    barrier_init(map.q_empty(i), kWarpgroup * C::kUnits + 32);  // all that fold, and a warp that fetches
   }
   for (std::uint32_t i = 0; i < C::kStages; ++i) {
     barrier_init(map.k_full(i), 1);

@@ -91,8 +91,7 @@ __device__ __forceinline__ void schedule(const HopperParams& params, const Share
     } else if (lane == 0) {
       work->tiles = -1;
     }
-    __syncwarp();
-    if (lane == 0) barrier_arrive(map.work_full(cursor.stage()));
+    barrier_arrive(map.work_full(cursor.stage()));
     if (!any) return;
   }
 }
@@ -208,8 +207,7 @@ __device__ __forceinline__ void fetch(const HopperParams& params, const SharedMa
         }
       }
     }
-    __syncwarp();  // all lanes have read the round's work
-    if (lane == 0) barrier_arrive(map.q_empty(round.stage()));
+    barrier_arrive(map.q_empty(round.stage()));
   }
   if (lane == 0) {
     if (tails > 0) barrier_wait(map.tail_done(), (tails - 1) & 1U);

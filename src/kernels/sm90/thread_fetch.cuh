@@ -91,7 +91,7 @@ __device__ __forceinline__ void fetch_by_threads(const HopperParams& params, con
       }
     }
     named_sync(kFetchBarrier, kFetchThreads);  // all have read the round's work
-    if (thread == 0) barrier_arrive(map.q_empty(round.stage()));
+    if (thread < 32) barrier_arrive(map.q_empty(round.stage()));
   }
 }
 
