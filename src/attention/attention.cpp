@@ -168,6 +168,8 @@ struct Attention::Impl {
       exchange.receives.push_back({peer, 0, {{bytes + peer, 1}}});
     }
     const Stream stream = backend->stream();
+    constexpr std::byte kGreeting{1};
+    backend->copy_rows(bytes + transport.rank(), 1, &kGreeting, 1, 1, 1, stream);
     transport.wait(transport.post(std::move(exchange), stream), stream, deadline());
     backend->synchronize(backend->mark(stream), deadline(), [this] { transport.progress(); });
   }

@@ -61,7 +61,9 @@ class CudaFold final : public FoldKernel {
         kernel_(kernel),
         device_(backend.device()),
         multiprocessors_(multiprocessors_of(backend.device())),
-        params_(params_of(spec)) {}
+        params_(params_of(spec)) {
+    kernel_.shape.ctas = multiprocessors_;
+  }
 
   int key_tile() const override { return kernel_.shape.key_tile; }
   int query_tile() const override { return kernel_.shape.query_tile; }
@@ -75,7 +77,6 @@ class CudaFold final : public FoldKernel {
   void reserve(const FoldLimits& limits) override {
     const DeviceGuard guard(device_);
     kernel_.shape.cache_bytes = cache_for_keys(device_);
-    kernel_.shape.ctas = multiprocessors_;
     ring_.reserve(table_bytes(spec_, kernel_.shape, limits), device_);
     builder_.reserve(spec_, kernel_.shape, limits);
     if (own_bytes() > scratch_.bytes()) scratch_ = allocate_device(own_bytes(), device_);
@@ -121,7 +122,9 @@ class CudaFold final : public FoldKernel {
     p.bundles = reinterpret_cast<const WorkBundle*>(tables + layout.bundles);
     p.item_count = layout.item_count;
     p.bundle_count = layout.bundle_count;
-    p.taken = reinterpret_cast<std::int32_t*>(tables + layout.counter);
+    p.taken = reinterpret_cast<std::int32_t*>(tables + layout.counters);
+    p.paces = p.taken + 1;
+    p.pace_tiles = layout.keep_pace ? (getenv("PACE_TILES") ? atoi(getenv("PACE_TILES")) : 0) : 0;
     p.multiprocessors = multiprocessors_;
     p.scratch = reinterpret_cast<float*>(scratch_.data());
     p.section_heads = layout.section_heads;

@@ -74,6 +74,8 @@ struct FoldParams {
   std::int32_t item_count, bundle_count;
 
   std::int32_t* taken;           // counter of work that CTAs have taken, 0 at the start
+  std::int32_t* paces;           // [multiprocessors]: tiles that each CTA has come to; 0: not begun
+  std::int32_t pace_tiles;       // how far a CTA may be ahead of the others; 0: as far as it comes
   std::int32_t multiprocessors;  // of the device
   float* scratch;                // what the kernel's CTAs keep outside their registers during a task
   float* state;                  // as the kernel lays it out

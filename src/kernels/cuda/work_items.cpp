@@ -27,14 +27,15 @@ std::size_t place(std::size_t& bytes, std::size_t size) {
   return offset;
 }
 
-TableLayout lay_out(std::size_t runs, std::size_t tiles, std::size_t sources, std::size_t items, std::size_t bundles) {
+TableLayout lay_out(std::size_t runs, std::size_t tiles, std::size_t sources, std::size_t items, std::size_t bundles,
+                   std::int64_t ctas) {
   TableLayout layout;
   layout.runs = place(layout.bytes, runs * sizeof(RunEntry));
   layout.tiles = place(layout.bytes, tiles * sizeof(TileEntry));
   layout.sources = place(layout.bytes, sources * sizeof(SourceEntry));
   layout.items = place(layout.bytes, items * sizeof(WorkItem));
   layout.bundles = place(layout.bytes, bundles * sizeof(WorkBundle));
-  layout.counter = place(layout.bytes, sizeof(std::int32_t));
+  layout.counters = place(layout.bytes, static_cast<std::size_t>(1 + ctas) * sizeof(std::int32_t));
   return layout;
 }
 
@@ -109,7 +110,7 @@ SourceEntry source_entry(const KeySource& source) {
 std::size_t table_bytes(const FoldSpec& spec, const WorkShape& shape, const FoldLimits& limits) {
   const auto count = [](std::int64_t n) { return static_cast<std::size_t>(n); };
   return lay_out(count(limits.key_runs), count(limits.tiles), count(limits.sources), count(most_items(shape, limits)),
-                 count(most_bundles(spec, shape, limits)))
+                 count(most_bundles(spec, shape, limits)), shape.ctas)
       .bytes;
 }
 
@@ -239,7 +240,7 @@ TableLayout WorkBuilder::build(const FoldSpec& spec, const FoldTask& task, const
                                std::span<std::byte> memory) {
   collect(spec, task, shape);
   const std::size_t far_sources = task.sources.size() > kNearSources ? task.sources.size() : 0;
-  TableLayout layout = lay_out(runs_.size(), task.tiles.size(), far_sources, items_.size(), bundles_.size());
+  TableLayout layout = lay_out(runs_.size(), task.tiles.size(), far_sources, items_.size(), bundles_.size(), shape.ctas);
   if (layout.bytes > memory.size()) {
     fail(ErrorCode::kInternal, fmt::format("a fold task needs {} bytes of tables", layout.bytes),
          fmt::format("{} were reserved", memory.size()));
@@ -269,6 +270,7 @@ TableLayout WorkBuilder::build(const FoldSpec& spec, const FoldTask& task, const
     kv_heads = fewer;
   }
   layout.section_heads = kv_heads * (spec.heads / spec.kv_heads);
+  layout.keep_pace = kv_heads * head_bytes > shape.cache_bytes;
 
   const auto copy = [&memory](std::size_t offset, const void* from, std::size_t bytes) {
     if (bytes > 0) std::memcpy(memory.data() + offset, from, bytes);
@@ -282,7 +284,7 @@ TableLayout WorkBuilder::build(const FoldSpec& spec, const FoldTask& task, const
     for (const Order& order : order_) *items++ = items_[static_cast<std::size_t>(order.index)];
     return layout;
   }
-  std::memset(memory.data() + layout.counter, 0, sizeof(std::int32_t));
+  std::memset(memory.data() + layout.counters, 0, static_cast<std::size_t>(1 + shape.ctas) * sizeof(std::int32_t));
   copy(layout.items, items_.data(), items_.size() * sizeof(WorkItem));
   auto* bundles = reinterpret_cast<WorkBundle*>(memory.data() + layout.bundles);
   for (const Order& order : order_) *bundles++ = bundles_[static_cast<std::size_t>(order.index)];

@@ -31,11 +31,12 @@ struct TableLayout {
   std::size_t sources = 0;  // empty unless there are more than kNearSources
   std::size_t items = 0;
   std::size_t bundles = 0;
-  std::size_t counter = 0;  // an int32, 0
+  std::size_t counters = 0;  // int32: work taken, and of each CTA how far it is; all 0
   std::size_t bytes = 0;    // in all
   std::int32_t item_count = 0;
   std::int32_t bundle_count = 0;
   std::int32_t section_heads = 1;  // see FoldParams
+  bool keep_pace = false;          // K and V that are folded at a time exceed the cache
 };
 
 SourceEntry source_entry(const KeySource& source);

@@ -102,12 +102,13 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
       }
       exponentiate<C>(p, rows.shift, s, sum);
     };
-    const auto add = [&] {
+    const auto add = [&]<bool kPlain>() {
       std::uint32_t probability[C::kKeyTile / 16][4];
       rows.l[0] = __fadd_rn(rows.l[0], sum[0]);
       rows.l[1] = __fadd_rn(rows.l[1], sum[1]);
       pack<C>(s, probability);
       barrier_wait(map.v_full(ring.stage()), ring.parity());
+      if constexpr (!kPlain) meet();  // every thread has read the tile's number before it is given back
       add_p_v<C>(rows.o, probability, map.v(ring.stage()));
       wgmma_wait();
       pin(rows.o);
@@ -123,7 +124,7 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
           score.template operator()<true>();
           again = outgrown();
           if (again) break;
-          add();
+          add.template operator()<true>();
           --left;
           ring.advance();
           if (left == stop) break;
@@ -141,7 +142,7 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
       }
       if (left == 1 && p.save && (number() + 1) % kSumTiles == 0) rows.flags |= Rows<C>::kFull;
       rows.flags |= Rows<C>::kOpen;
-      add();
+      add.template operator()<false>();
       --left;
       ring.advance();
     }

@@ -28,7 +28,7 @@ __device__ __forceinline__ void init_barriers(const SharedMap<C>& map) {
   }
   barrier_init(map.tail_landed(), 1);
   barrier_init(map.tail_told(), 1);
-  barrier_init(map.tail_done(), 1);
+  barrier_init(map.tail_done(), 32);
   barrier_init_fence();
 }
 

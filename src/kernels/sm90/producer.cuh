@@ -4,6 +4,7 @@
 #pragma once
 
 #include "kernels/sm90/hopper_params.hpp"
+#include "kernels/sm90/pace.cuh"
 #include "kernels/sm90/ptx/mbarrier.cuh"
 #include "kernels/sm90/ptx/tma.cuh"
 #include "kernels/sm90/shared_map.cuh"
@@ -151,6 +152,7 @@ __device__ __forceinline__ void fetch(const HopperParams& params, const SharedMa
   RingCursor<C::kStages> ring;
   std::uint32_t tails = 0;  // told so far
   int filled = 0;           // stages, in all, up to their number
+  Pace pace(p);
   for (;; round.advance()) {
     barrier_wait(map.work_full(round.stage()), round.parity());
     const typename Map::Work& work = *work_of<C>(shared, round.stage());
@@ -166,6 +168,7 @@ __device__ __forceinline__ void fetch(const HopperParams& params, const SharedMa
       const TilePlace batch = ahead;
       if (first + 32 + lane < tiles) ahead = find_tile(p, work, first + 32 + lane);
       const int end = tiles - first < 32 ? tiles - first : 32;
+      pace.go(end);
       for (int i = 0; i < end; ++i, ring.advance()) {
         const int source = __shfl_sync(0xffffffffU, batch.source, i);
         const int row = __shfl_sync(0xffffffffU, static_cast<int>(batch.row), i);
@@ -209,6 +212,7 @@ __device__ __forceinline__ void fetch(const HopperParams& params, const SharedMa
     }
     barrier_arrive(map.q_empty(round.stage()));
   }
+  pace.leave();
   if (lane == 0) {
     if (tails > 0) barrier_wait(map.tail_done(), (tails - 1) & 1U);
     store_number(map.tail(), -1);
@@ -237,10 +241,8 @@ __device__ __forceinline__ void clear_tails(const SharedMap<C>& map) {
     }
     proxy_fence();
     __syncwarp();
-    if (lane == 0) {
-      barrier_arrive(map.v_full(static_cast<std::uint32_t>(stage)));
-      barrier_arrive(map.tail_done());
-    }
+    if (lane == 0) barrier_arrive(map.v_full(static_cast<std::uint32_t>(stage)));
+    barrier_arrive(map.tail_done());
   }
 }
 
