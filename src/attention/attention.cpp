@@ -53,7 +53,7 @@ FoldLimits largest_task(const Job& job, const JobLayout& layout, const FoldKerne
   return limits;
 }
 
-// What a rank needs whatever the blocks are: its shards, results, fold state, scratch and the dense copy.
+// What a rank needs whatever the blocks are: its shards, results, scratch and the dense copy.
 std::size_t fixed_bytes(const Job& job, const JobLayout& layout, const FoldKernel& kernel, int rank, bool staged) {
   const FoldSpec& spec = job.spec;
   const std::int64_t q_rows = layout.queries.tokens(rank);
@@ -62,7 +62,7 @@ std::size_t fixed_bytes(const Job& job, const JobLayout& layout, const FoldKerne
   const std::int64_t q_bytes = q_rows * spec.heads * spec.head_dim * element;
   const std::int64_t o_bytes = q_rows * spec.heads * (spec.head_dim_v * element + 4);
   const std::int64_t kv_bytes = k_rows * kv_token_bytes(spec);
-  return static_cast<std::size_t>(q_bytes + o_bytes + (staged ? 2 : 1) * kv_bytes) + kernel.state_bytes(q_rows) +
+  return static_cast<std::size_t>(q_bytes + o_bytes + (staged ? 2 : 1) * kv_bytes) +
          kernel.scratch_bytes(largest_task(job, layout, kernel, rank));
 }
 
@@ -72,10 +72,12 @@ PlanOptions plan_options(const Job& job, const JobLayout& layout, const Options&
   result.route = route;
   result.block_tokens = options.block_tokens;
   result.memory_budget = options.memory_budget;
+  result.state_out = options.state_out;
   result.checksum = options.checksum;
   const int world = layout.queries.world();
   for (int rank = 0; rank < world; ++rank) {  // ranks must cut the same blocks, so the neediest decides
     result.fixed_bytes = std::max(result.fixed_bytes, fixed_bytes(job, layout, kernel, rank, staged_kv && world > 1));
+    result.state_bytes = std::max(result.state_bytes, kernel.state_bytes(layout.queries.tokens(rank)));
   }
   return result;
 }
@@ -150,7 +152,7 @@ struct Attention::Impl {
   // Peers write to a device's block buffers, so they are memory that transports may map: not the caller's.
   bool owns_block_buffers() const { return backend->memory() == MemoryKind::kDevice && transport.size() > 1; }
   WorkspaceLayout workspace(std::int64_t q_rows, std::int64_t staged_rows) const {
-    return workspace_layout(job.spec, kernel->state_bytes(q_rows),
+    return workspace_layout(job.spec, forecast->plan.keeps_state ? kernel->state_bytes(q_rows) : 0,
                             owns_block_buffers() ? 0 : forecast->plan.buffer_rows, staged_rows);
   }
 

@@ -53,21 +53,28 @@ class BlockCutter {
         options_(options),
         row_bytes_(static_cast<double>(kv_token_bytes(job.spec))),
         latency_(machine.latency_seconds * (options.route == Route::kChain ? std::max(1, needs.world() - 1) : 1)),
+        fixed_bytes_(options.fixed_bytes + (options.state_out || !one_block() ? options.state_bytes : 0)),
         most_rows_(std::numeric_limits<std::int64_t>::max()) {
-    if (options.memory_budget > 0 && options.memory_budget >= options.fixed_bytes) {
+    if (options.memory_budget > 0 && options.memory_budget >= fixed_bytes_) {
       const auto two_tokens = static_cast<std::size_t>(2 * kv_token_bytes(job.spec));
-      most_rows_ = static_cast<std::int64_t>((options.memory_budget - options.fixed_bytes) / two_tokens);
+      most_rows_ = static_cast<std::int64_t>((options.memory_budget - fixed_bytes_) / two_tokens);
     }
   }
 
   std::vector<std::int64_t> cut() const {
-    if (options_.memory_budget > 0 && options_.memory_budget < options_.fixed_bytes) refuse_budget();
+    if (options_.memory_budget > 0 && options_.memory_budget < fixed_bytes_) refuse_budget();
     if (options_.block_tokens > 0) return cut_fixed();
-    if (needs_.largest(0, axis_.tiles()).received == 0) return {0, axis_.tiles()};
+    if (one_block()) return {0, axis_.tiles()};
     return cut_hidden();
   }
 
  private:
+  // Whether there will be only one, as far as can be told beforehand.
+  bool one_block() const {
+    if (options_.block_tokens > 0) return options_.block_tokens >= axis_.token(axis_.tiles());
+    return needs_.largest(0, axis_.tiles()).received == 0;
+  }
+
   std::vector<std::int64_t> equal_blocks(std::int64_t block_tokens) const {
     std::vector<std::int64_t> boundaries{0};
     do {
@@ -101,7 +108,7 @@ class BlockCutter {
           ErrorCode::kMemory,
           fmt::format("blocks of {} tokens don't fit into the memory budget", options_.block_tokens),
           fmt::format("{} bytes of {} are left for two of them, at {} bytes a token",
-                      options_.memory_budget - options_.fixed_bytes, options_.memory_budget, kv_token_bytes(job_.spec)),
+                      options_.memory_budget - fixed_bytes_, options_.memory_budget, kv_token_bytes(job_.spec)),
           fmt::format("--block {} would fit.", whole_tiles));
     }
     refuse_budget();
@@ -218,7 +225,7 @@ class BlockCutter {
     for (std::int64_t tile = 0; moves && tile < axis_.tiles(); ++tile) {
       tile_rows = std::max(tile_rows, needs_.bound(tile, tile + 1).all);
     }
-    const auto fixed = static_cast<double>(options_.fixed_bytes);
+    const auto fixed = static_cast<double>(fixed_bytes_);
     const double buffers = 2.0 * static_cast<double>(tile_rows) * row_bytes_;
     fail(
         ErrorCode::kMemory,
@@ -235,6 +242,7 @@ class BlockCutter {
   const PlanOptions& options_;
   double row_bytes_;        // of a token's K and V
   double latency_;          // of a block's messages, one after the other
+  std::size_t fixed_bytes_;  // whatever the blocks are
   std::int64_t most_rows_;  // of a block buffer, by the memory budget
 };
 

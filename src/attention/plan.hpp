@@ -30,8 +30,10 @@ struct PlanOptions {
   Route route = Route::kDirect;
   std::int64_t block_tokens = 0;  // 0: chosen from the machine model and the memory budget
   std::size_t memory_budget = 0;  // bytes a rank may use, all of it; 0: no limit
-  std::size_t fixed_bytes = 0;    // what a rank needs whatever the blocks are: shards, state, scratch, staging; the
-                                  // most of any rank, for all ranks cut the same blocks
+  std::size_t fixed_bytes = 0;    // what a rank needs whatever the blocks are: shards, scratch, staging; the most of
+                                  // any rank, for all ranks cut the same blocks
+  std::size_t state_bytes = 0;    // of the fold state, likewise
+  bool state_out = false;         // the state is wanted; else one block alone needs none
   bool checksum = false;          // kChecksumBytes travel with each part
 };
 
@@ -86,7 +88,8 @@ struct Plan {
   std::vector<BlockPlan> blocks;
   std::int64_t buffer_rows = 0;        // of each of the two block buffers: the largest block's
   std::size_t block_buffer_bytes = 0;  // of each of the two
-  std::size_t memory_bytes = 0;        // predicted peak of the rank: fixed_bytes and both buffers
+  bool keeps_state = true;             // the rows' state outlives a block
+  std::size_t memory_bytes = 0;        // predicted peak of the rank: fixed_bytes, the state if kept, and both buffers
 
   double flops() const;
   std::int64_t bytes_received() const;

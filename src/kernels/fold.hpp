@@ -85,7 +85,7 @@ struct FoldTask {
   std::span<const KeyRun> key_runs;  // ascending by (sequence, first_tile), disjoint; a sequence may have several
   std::span<const KeyTile> tiles;    // the map that key_runs index
   std::span<const KeySource> sources;
-  void* state = nullptr;  // FoldKernel::state_bytes(), of the kernel's memory kind
+  void* state = nullptr;  // FoldKernel::state_bytes(), of the kernel's memory kind; unused if neither resume nor save
   bool resume = false;    // false: the state is not read, every row starts from the identity
   bool save = true;       // rows that fold nothing here are saved too; false: the state need not survive this task
   const FoldOutput* finish = nullptr;  // not null: after this task every row is divided, rounded and written
