@@ -123,8 +123,8 @@ class CudaFold final : public FoldKernel {
     p.item_count = layout.item_count;
     p.bundle_count = layout.bundle_count;
     p.taken = reinterpret_cast<std::int32_t*>(tables + layout.counters);
-    p.paces = p.taken + 1;
-    p.pace_tiles = layout.keep_pace ? (getenv("PACE_TILES") ? atoi(getenv("PACE_TILES")) : 0) : 0;
+    p.tiles_done = p.taken + 1;
+    p.keep_pace = layout.keep_pace;
     p.multiprocessors = multiprocessors_;
     p.scratch = reinterpret_cast<float*>(scratch_.data());
     p.section_heads = layout.section_heads;

@@ -74,8 +74,7 @@ struct FoldParams {
   std::int32_t item_count, bundle_count;
 
   std::int32_t* taken;           // counter of work that CTAs have taken, 0 at the start
-  std::int32_t* paces;           // [multiprocessors]: tiles that each CTA has come to; 0: not begun
-  std::int32_t pace_tiles;       // how far a CTA may be ahead of the others; 0: as far as it comes
+  std::int32_t* tiles_done;      // [multiprocessors], 0 at the start: how far CTAs are that keep pace
   std::int32_t multiprocessors;  // of the device
   float* scratch;                // what the kernel's CTAs keep outside their registers during a task
   float* state;                  // as the kernel lays it out
@@ -93,6 +92,7 @@ struct FoldParams {
   float exponent;        // the factor that is left for the exponential: 1 or softmax_scale
   float exponent_base2;  // the same for base 2
   bool resume, save, finish;
+  bool keep_pace;  // one head's K and V are far more than the cache holds: CTAs should read them at about the same time
 };
 
 // A state as numbers (FoldStateView): where to, and from what.

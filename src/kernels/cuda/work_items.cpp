@@ -17,6 +17,9 @@ constexpr std::size_t kTableAlignment = 256;
 // Of a section's work, the longest pieces first, so many for each CTA even out.
 constexpr std::int64_t kWorkOfCta = 4;
 
+// Walks over more than so many times the cache are long enough for CTAs to lose each other.
+constexpr std::int64_t kFarBeyondCache = 4;
+
 // Tile maps are copied as they are.
 static_assert(sizeof(TileEntry) == sizeof(KeyTile) && offsetof(TileEntry, source) == offsetof(KeyTile, source) &&
               offsetof(TileEntry, row) == offsetof(KeyTile, row));
@@ -270,7 +273,7 @@ TableLayout WorkBuilder::build(const FoldSpec& spec, const FoldTask& task, const
     kv_heads = fewer;
   }
   layout.section_heads = kv_heads * (spec.heads / spec.kv_heads);
-  layout.keep_pace = kv_heads * head_bytes > shape.cache_bytes;
+  layout.keep_pace = head_bytes > kFarBeyondCache * shape.cache_bytes;
 
   const auto copy = [&memory](std::size_t offset, const void* from, std::size_t bytes) {
     if (bytes > 0) std::memcpy(memory.data() + offset, from, bytes);

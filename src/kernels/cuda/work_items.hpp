@@ -36,7 +36,7 @@ struct TableLayout {
   std::int32_t item_count = 0;
   std::int32_t bundle_count = 0;
   std::int32_t section_heads = 1;  // see FoldParams
-  bool keep_pace = false;          // K and V that are folded at a time exceed the cache
+  bool keep_pace = false;          // see FoldParams
 };
 
 SourceEntry source_entry(const KeySource& source);

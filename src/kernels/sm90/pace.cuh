@@ -9,15 +9,16 @@
 
 namespace ringattn::sm90 {
 
-inline constexpr int kPaceReads = 5;  // of 32 CTAs each
+inline constexpr int kPaceTiles = 256;  // a CTA may be ahead of the last one
+inline constexpr int kPaceReads = 5;    // of 32 CTAs each: more than a device of this kind has
 inline constexpr int kPaceTries = 64;
 inline constexpr unsigned kPaceNanoseconds = 1000;
 
 // One warp's, all lanes together.
 class Pace {
  public:
-  __device__ __forceinline__ explicit Pace(const cuda::FoldParams& p) : done_by_(p.paces), window_(p.pace_tiles) {
-    if (window_ == 0) return;
+  __device__ __forceinline__ explicit Pace(const cuda::FoldParams& p) : done_by_(p.tiles_done), keeps_(p.keep_pace) {
+    if (!keeps_) return;
     ask();
     const int least = least_of_all();
     done_ = least == kLeft ? 1 : least;
@@ -25,13 +26,13 @@ class Pace {
   }
   // Before the next `tiles`.
   __device__ __forceinline__ void go(int tiles) {
-    if (window_ == 0) return;
+    if (!keeps_) return;
     done_ += tiles;
     publish(done_);
-    for (int i = 0; done_ - least_of_all() > window_; ++i) {
+    for (int i = 0; done_ - least_of_all() > kPaceTiles; ++i) {
       if (i == kPaceTries) {
         leave();
-        window_ = 0;
+        keeps_ = false;
         return;
       }
       __nanosleep(kPaceNanoseconds);
@@ -40,7 +41,7 @@ class Pace {
     ask();  // the answers are there when they are needed
   }
   __device__ __forceinline__ void leave() {
-    if (window_ != 0) publish(kLeft);
+    if (keeps_) publish(kLeft);
   }
 
  private:
@@ -70,7 +71,7 @@ class Pace {
   }
 
   std::int32_t* done_by_;  // tiles, of each CTA; 0: not begun
-  int window_;             // 0: no more
+  bool keeps_;
   int done_ = 0;
   int seen_[kPaceReads] = {};
 };

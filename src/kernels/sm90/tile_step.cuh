@@ -134,7 +134,6 @@ template <class C, int kBlocks>
 __device__ __forceinline__ void exponentiate(const cuda::FoldParams& p, const float (&shift)[2], float (&s)[kBlocks][4],
                                              float (&sum)[2]) {
   const float c = p.exponent_base2;
-  float chain[2][4] = {};  // short chains, so that sums don't wait for each other
 #pragma unroll
   for (int j = 0; j < kBlocks; ++j) {
 #pragma unroll
@@ -143,14 +142,9 @@ __device__ __forceinline__ void exponentiate(const cuda::FoldParams& p, const fl
       for (int i = 0; i < 2; ++i) {
         float& x = s[j][2 * half + i];
         x = sm80::exp2_approx(__fmaf_rn(x, c, shift[half]));
-        float& part = chain[half][j % 2 * 2 + i];
-        part = __fadd_rn(part, x);
+        sum[half] = j + i == 0 ? x : __fadd_rn(sum[half], x);
       }
     }
-  }
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    sum[half] = __fadd_rn(__fadd_rn(chain[half][0], chain[half][1]), __fadd_rn(chain[half][2], chain[half][3]));
   }
 }
 
