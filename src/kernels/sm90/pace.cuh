@@ -11,7 +11,7 @@ namespace ringattn::sm90 {
 
 inline constexpr int kPaceTiles = 256;  // a CTA may be ahead of the last one
 inline constexpr int kPaceReads = 5;    // of 32 CTAs each: more than a device of this kind has
-inline constexpr int kPaceTries = 64;
+inline constexpr int kPaceTries = 2000;
 inline constexpr unsigned kPaceNanoseconds = 1000;
 
 // One warp's, all lanes together.
