@@ -67,7 +67,7 @@ std::vector<Setting> settings_of(const Config& config) {
       one.options.batch = std::max<std::int64_t>(1, options.total_tokens / std::max<std::int64_t>(1, seq));
     }
     const JobInput shape(one, seq);
-    add(JobInput::synthetic(shape.job(), options.synthetic.value_or(kSeed), options.threads), "");
+    add(JobInput::synthetic(shape.job(), options.synthetic.value_or(kSeed)), "");
   }
   return settings;
 }

@@ -101,7 +101,7 @@ LoadedJob::LoadedJob(const JobInput& input, Attention& attention, Transport& wor
     const auto load = [&](SyntheticTensor tensor, const std::vector<PackedRun>& runs, const MutableTensorView& rows,
                           std::int64_t& non_finite) {
       const auto fill = [&](std::span<const PackedRun> piece, const MutableTensorView& host) {
-        input.read(tensor, piece, host);
+        input.read(tensor, piece, host, attention.options().threads);
         non_finite += count_non_finite(host);
       };
       if (input.seed()) {

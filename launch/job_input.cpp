@@ -43,7 +43,7 @@ void check_source(const Config& config, bool require_source) {
 
 }  // namespace
 
-JobInput::JobInput(const Config& config, bool require_source) : threads_(config.options.threads) {
+JobInput::JobInput(const Config& config, bool require_source) {
   check_source(config, require_source);
   if (config.given("input")) {
     open_file(config.options);
@@ -59,11 +59,10 @@ JobInput::JobInput(const Config& config, std::int64_t seq) {
   take_numerics(config);
 }
 
-JobInput JobInput::synthetic(Job job, std::uint64_t seed, int threads) {
+JobInput JobInput::synthetic(Job job, std::uint64_t seed) {
   JobInput input;
   input.job_ = std::move(job);
   input.seed_ = seed;
-  input.threads_ = threads;
   const FoldSpec& spec = input.job_.spec;
   input.out_grid_ = {AxisOrder::kThd, 1, input.job_.q_tokens(), spec.heads, spec.head_dim_v};
   return input;
@@ -142,9 +141,10 @@ void JobInput::take_numerics(const Config& config) {
   check_job(job_);
 }
 
-void JobInput::read(SyntheticTensor tensor, std::span<const PackedRun> runs, const MutableTensorView& rows) const {
+void JobInput::read(SyntheticTensor tensor, std::span<const PackedRun> runs, const MutableTensorView& rows,
+                    int threads) const {
   if (seed_) {
-    fill_synthetic(*seed_, tensor, runs, rows, threads_);
+    fill_synthetic(*seed_, tensor, runs, rows, threads);
     return;
   }
   const auto index = static_cast<std::size_t>(tensor);

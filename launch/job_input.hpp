@@ -28,7 +28,7 @@ class JobInput {
   JobInput(const Config& config, std::int64_t seq);
 
   // Synthetic input for a job that the caller made.
-  static JobInput synthetic(Job job, std::uint64_t seed, int threads);
+  static JobInput synthetic(Job job, std::uint64_t seed);
 
   const Job& job() const { return job_; }
   const std::vector<float>& sinks() const { return sinks_; }  // [heads], or empty
@@ -37,8 +37,8 @@ class JobInput {
   // Of synthetic input.
   const std::optional<std::uint64_t>& seed() const { return seed_; }
   // Fills `rows`, in host memory, with the tokens of `runs` (packed tokens of q, or of k and v). `tensor` is kQ, kK or
-  // kV.
-  void read(SyntheticTensor tensor, std::span<const PackedRun> runs, const MutableTensorView& rows) const;
+  // kV. Synthetic input is made by `threads` threads.
+  void read(SyntheticTensor tensor, std::span<const PackedRun> runs, const MutableTensorView& rows, int threads) const;
   // One line for people: the file, or the seed.
   std::string source() const;
 
@@ -53,7 +53,6 @@ class JobInput {
   TensorSource tensors_[3];  // q, k, v
   RowGrid grids_[3];
   std::optional<std::uint64_t> seed_;
-  int threads_ = 0;
   Job job_;
   std::vector<float> sinks_;
   RowGrid out_grid_;

@@ -71,7 +71,7 @@ struct FoldRate {
 };
 
 FoldRate fold_rate(Attention& attention, Transport& world) {
-  const JobInput input = JobInput::synthetic(attention.job(), 1, attention.options().threads);
+  const JobInput input = JobInput::synthetic(attention.job(), 1);
   LoadedJob loaded(input, attention, world, attention.options().timeout_seconds);
   loaded.run();
   const RankResult result = loaded.fetch(loaded.run());

@@ -56,9 +56,10 @@ std::string place(const RowSample& sample) { return fmt::format("token {}, head 
 
 bool check_against_oracle(const SingleRun& run) {
   const JobInput& input = run.input;
-  const auto reader = [&input](SyntheticTensor tensor) {
-    return [&input, tensor](std::span<const PackedRun> runs, const MutableTensorView& rows) {
-      input.read(tensor, runs, rows);
+  const int threads = run.attention.options().threads;  // of the processors that this rank shares with others
+  const auto reader = [&input, threads](SyntheticTensor tensor) {
+    return [&input, threads, tensor](std::span<const PackedRun> runs, const MutableTensorView& rows) {
+      input.read(tensor, runs, rows, threads);
     };
   };
   const AccuracyInputs inputs{input.job(),
@@ -66,7 +67,8 @@ bool check_against_oracle(const SingleRun& run) {
                               input.sinks().empty() ? nullptr : input.sinks().data(),
                               reader(SyntheticTensor::kQ),
                               reader(SyntheticTensor::kK),
-                              reader(SyntheticTensor::kV)};
+                              reader(SyntheticTensor::kV),
+                              threads};
   const FoldSpec& spec = input.job().spec;
   const std::vector<RowSample> samples = sample_rows(input.job(), run.options().rows, kSampleSeed);
   Accuracy mine;

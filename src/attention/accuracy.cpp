@@ -12,10 +12,6 @@
 #include "base/philox.hpp"
 #include "kernels/oracle.hpp"
 
-#ifdef _OPENMP
-#include <omp.h>
-#endif
-
 namespace ringattn {
 
 namespace {
@@ -128,10 +124,7 @@ struct CheckedRow {
 
 // Calls visit(i) for rows that have nothing to do with each other, on as many threads as there are rows at most.
 template <typename Visit>
-void for_each_row(std::size_t rows, const Visit& visit) {
-#ifdef _OPENMP
-  const int threads = std::max(1, std::min(omp_get_max_threads(), static_cast<int>(rows)));
-#endif
+void for_each_row(std::size_t rows, [[maybe_unused]] int threads, const Visit& visit) {
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
   for (std::size_t i = 0; i < rows; ++i) visit(i);
 }
@@ -248,14 +241,15 @@ void check_sequence(const AccuracyInputs& inputs, const Sequence& shape, std::in
   }
   if (range.begin < range.end) {
     stream_keys(inputs, origin_k, range, [&](std::int64_t first_key, const TensorView& k, const TensorView& v) {
-      for_each_row(rows.size(), [&](std::size_t i) {
+      for_each_row(rows.size(), inputs.threads, [&](std::size_t i) {
         feed_rows({&oracles[i], 1}, first_key, k, v);
         rows[i].straightforward.find_maximum(first_key, k);
         rows[i].tainted = rows[i].tainted || taints(v, first_key, rows[i], inputs.kernel.key_tile);
       });
     });
     stream_keys(inputs, origin_k, range, [&](std::int64_t first_key, const TensorView& k, const TensorView& v) {
-      for_each_row(rows.size(), [&](std::size_t i) { rows[i].straightforward.accumulate(first_key, k, v); });
+      for_each_row(rows.size(), inputs.threads,
+                   [&](std::size_t i) { rows[i].straightforward.accumulate(first_key, k, v); });
     });
   }
   for (std::size_t i = 0; i < rows.size(); ++i) {

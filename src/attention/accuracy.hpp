@@ -46,6 +46,7 @@ struct AccuracyInputs {
   ReadRows q;
   ReadRows k;
   ReadRows v;
+  int threads = 1;  // that compute
 };
 
 // Plain bytes: ranks tell each other.

@@ -104,12 +104,11 @@ class BlockCutter {
          tokens /= 2) {
       const std::int64_t whole_tiles = tokens / key_tile_ * key_tile_;
       if (!fits(equal_blocks(whole_tiles))) continue;
-      fail(
-          ErrorCode::kMemory,
-          fmt::format("blocks of {} tokens don't fit into the memory budget", options_.block_tokens),
-          fmt::format("{} bytes of {} are left for two of them, at {} bytes a token",
-                      options_.memory_budget - fixed_bytes_, options_.memory_budget, kv_token_bytes(job_.spec)),
-          fmt::format("--block {} would fit.", whole_tiles));
+      fail(ErrorCode::kMemory,
+           fmt::format("blocks of {} tokens don't fit into the memory budget", options_.block_tokens),
+           fmt::format("{} bytes of {} are left for two of them, at {} bytes a token",
+                       options_.memory_budget - fixed_bytes_, options_.memory_budget, kv_token_bytes(job_.spec)),
+           fmt::format("--block {} would fit.", whole_tiles));
     }
     refuse_budget();
   }
@@ -240,10 +239,10 @@ class BlockCutter {
   int key_tile_;
   const MachineModel& machine_;
   const PlanOptions& options_;
-  double row_bytes_;        // of a token's K and V
-  double latency_;          // of a block's messages, one after the other
+  double row_bytes_;         // of a token's K and V
+  double latency_;           // of a block's messages, one after the other
   std::size_t fixed_bytes_;  // whatever the blocks are
-  std::int64_t most_rows_;  // of a block buffer, by the memory budget
+  std::int64_t most_rows_;   // of a block buffer, by the memory budget
 };
 
 void check_rate(std::string_view name, double value) {

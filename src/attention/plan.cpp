@@ -283,8 +283,8 @@ Plan Planner::plan(int rank) const {
   }
   plan.block_buffer_bytes = static_cast<std::size_t>(plan.buffer_rows * kv_token_bytes(shared.job.spec));
   plan.keeps_state = plan.blocks.size() > 1 || shared.options.state_out;
-  plan.memory_bytes = shared.options.fixed_bytes + (plan.keeps_state ? shared.options.state_bytes : 0) +
-                      2 * plan.block_buffer_bytes;
+  plan.memory_bytes =
+      shared.options.fixed_bytes + (plan.keeps_state ? shared.options.state_bytes : 0) + 2 * plan.block_buffer_bytes;
   return plan;
 }
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdint>
 #include <deque>
 #include <limits>
 #include <optional>
@@ -30,7 +31,8 @@ struct Flight {
   std::vector<int> rounds;             // ascending
   std::size_t submitted = 0;           // of rounds
   std::vector<int> peers;              // ascending
-  std::vector<std::byte> hello;        // [peers] not 0: it has posted too
+  std::vector<std::uint64_t> mine;     // [peers] what this rank says of the spans between them
+  std::vector<std::uint64_t> theirs;   // [peers] the same of the peer, seen from here; 0: it hasn't posted yet
   std::optional<Ticket> greeting;      // the control exchange in which they say so, until it is done
   CudaEvent posted;                    // the spans may be used
   CudaEvent moved;                     // the last round is done
@@ -40,7 +42,25 @@ struct Flight {
   std::optional<Deadline::Clock::time_point> waits_since{};
 };
 
-constexpr std::byte kHello{1};
+// The sizes and rounds of the spans that go to `peer`, or come from it, as a number other than 0. NCCL itself doesn't
+// notice when the two sides differ.
+template <typename Message>
+std::uint32_t spans_of_peer(const std::vector<Message>& messages, int peer) {
+  std::uint64_t hash = 0xCBF29CE484222325U;  // FNV-1a
+  const auto mix = [&hash](std::uint64_t number) { hash = (hash ^ number) * 0x100000001B3U; };
+  for (const Message& message : messages) {
+    if (message.peer != peer) continue;
+    for (const auto& span : message.spans) {
+      if (span.bytes == 0) continue;
+      mix(static_cast<std::uint64_t>(message.round));
+      mix(span.bytes);
+    }
+  }
+  return static_cast<std::uint32_t>(hash >> 32) | 1U;
+}
+
+// Two halves as one number: what goes and what comes.
+std::uint64_t both(std::uint32_t sent, std::uint32_t received) { return std::uint64_t{sent} << 32 | received; }
 
 class NcclTransport final : public Transport {
  public:
@@ -87,7 +107,7 @@ class NcclTransport final : public Transport {
            "it has given up earlier exchanges", "Abort the world after a failure.");
     }
     const DeviceGuard guard(device_);
-    Flight flight{std::move(exchange), ticket, {}, 0, {}, {}, {}, CudaEvent(), CudaEvent()};
+    Flight flight{std::move(exchange), ticket, {}, 0, {}, {}, {}, {}, CudaEvent(), CudaEvent()};
     const auto note = [&](const auto& messages) {
       for (const auto& message : messages) {
         flight.rounds.push_back(message.round);
@@ -101,11 +121,16 @@ class NcclTransport final : public Transport {
       numbers->erase(std::unique(numbers->begin(), numbers->end()), numbers->end());
     }
     flight.posted.record(cuda_stream(stream));
-    flight.hello.resize(flight.peers.size());
+    flight.mine.resize(flight.peers.size());
+    flight.theirs.resize(flight.peers.size());
     Exchange greeting{flight.exchange.label, {}, {}};
     for (std::size_t i = 0; i < flight.peers.size(); ++i) {
-      greeting.sends.push_back({flight.peers[i], 0, {{&kHello, 1}}});
-      greeting.receives.push_back({flight.peers[i], 0, {{&flight.hello[i], 1}}});
+      const int peer = flight.peers[i];
+      flight.mine[i] = both(spans_of_peer(flight.exchange.sends, peer), spans_of_peer(flight.exchange.receives, peer));
+      greeting.sends.push_back(
+          {peer, 0, {{reinterpret_cast<const std::byte*>(&flight.mine[i]), sizeof(std::uint64_t)}}});
+      greeting.receives.push_back(
+          {peer, 0, {{reinterpret_cast<std::byte*>(&flight.theirs[i]), sizeof(std::uint64_t)}}});
     }
     flight.greeting = control_->post(std::move(greeting), Stream{});
     flights_.push_back(std::move(flight));
@@ -202,6 +227,7 @@ class NcclTransport final : public Transport {
         if (!control_->finished(*flight.greeting)) return;
         control_->wait(*flight.greeting, Stream{}, Deadline::after(0.0));  // finished: returns at once
         flight.greeting.reset();
+        check_sides(flight);
         check_cuda(cudaStreamWaitEvent(stream_->get(), flight.posted.get(), 0), "cudaStreamWaitEvent");
       }
       for (; flight.submitted < flight.rounds.size(); ++flight.submitted) {
@@ -211,6 +237,19 @@ class NcclTransport final : public Transport {
       if (!communicator_->ready()) return;
       flight.moved.record(stream_->get());
       flight.enqueued = true;
+    }
+  }
+
+  // What one side sends must be what the other one receives.
+  void check_sides(const Flight& flight) const {
+    for (std::size_t i = 0; i < flight.peers.size(); ++i) {
+      const auto sent = static_cast<std::uint32_t>(flight.mine[i] >> 32);
+      const auto received = static_cast<std::uint32_t>(flight.mine[i]);
+      if (flight.theirs[i] == both(received, sent)) continue;
+      fail(ErrorCode::kInternal,
+           fmt::format("the two sides of {} don't fit", exchange_name(flight.exchange, flight.ticket)),
+           fmt::format("{} and {} have named other spans", names_.name(rank_), names_.name(flight.peers[i])),
+           "This is a bug in the plan.");
     }
   }
 
@@ -237,7 +276,7 @@ class NcclTransport final : public Transport {
   // Whether a peer has posted this exchange too. Written by a thread of the control transport.
   static bool has_come(Flight& flight, int peer) {
     const auto at = std::lower_bound(flight.peers.begin(), flight.peers.end(), peer) - flight.peers.begin();
-    return std::atomic_ref<std::byte>(flight.hello[static_cast<std::size_t>(at)]).load() == kHello;
+    return std::atomic_ref<std::uint64_t>(flight.theirs[static_cast<std::size_t>(at)]).load() != 0;
   }
 
   static std::vector<int> awaited(Flight& flight) {

@@ -31,7 +31,7 @@ std::size_t place(std::size_t& bytes, std::size_t size) {
 }
 
 TableLayout lay_out(std::size_t runs, std::size_t tiles, std::size_t sources, std::size_t items, std::size_t bundles,
-                   std::int64_t ctas) {
+                    std::int64_t ctas) {
   TableLayout layout;
   layout.runs = place(layout.bytes, runs * sizeof(RunEntry));
   layout.tiles = place(layout.bytes, tiles * sizeof(TileEntry));
@@ -243,7 +243,8 @@ TableLayout WorkBuilder::build(const FoldSpec& spec, const FoldTask& task, const
                                std::span<std::byte> memory) {
   collect(spec, task, shape);
   const std::size_t far_sources = task.sources.size() > kNearSources ? task.sources.size() : 0;
-  TableLayout layout = lay_out(runs_.size(), task.tiles.size(), far_sources, items_.size(), bundles_.size(), shape.ctas);
+  TableLayout layout =
+      lay_out(runs_.size(), task.tiles.size(), far_sources, items_.size(), bundles_.size(), shape.ctas);
   if (layout.bytes > memory.size()) {
     fail(ErrorCode::kInternal, fmt::format("a fold task needs {} bytes of tables", layout.bytes),
          fmt::format("{} were reserved", memory.size()));
