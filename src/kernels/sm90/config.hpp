@@ -41,8 +41,8 @@ inline constexpr FoldConfig kFoldConfigs[] = {
     {64, 64, /*key_tile=*/128, /*warpgroups=*/3, /*stages=*/4},
     {96, 96, 128, 3, 2},
     {128, 128, 128, 3, 2},
-    {192, 128, 96, 3, 2, /*rounds=*/1},
-    {256, 256, 64, 2, 2, 1},
+    {192, 128, 112, 3, 2, /*rounds=*/1},
+    {256, 256, 80, 2, 2, 1},
 };
 
 // The configuration for a spec; none: the kernel can't do it, and fold_missing() says why.

@@ -9,9 +9,15 @@
 
 namespace ringattn::sm90 {
 
+// A number that all lanes have, told so that the compiler knows it: descriptors are then worked out once a warp, in
+// uniform registers, a quarter of the loop's instructions less.
+__device__ __forceinline__ std::uint32_t of_warp(std::uint32_t number) { return __shfl_sync(0xffffffffU, number, 0); }
+
 template <class C>
-__device__ __forceinline__ void multiply_q_k(float (&s)[C::kKeyTile / 8][4], std::uint32_t q, std::uint32_t k_tile) {
-  const std::uint32_t k = descriptor_low(k_tile);
+__device__ __forceinline__ void multiply_q_k(float (&s)[C::kKeyTile / 8][4], std::uint32_t q_tile,
+                                             std::uint32_t k_tile) {
+  const std::uint32_t q = of_warp(q_tile);
+  const std::uint32_t k = of_warp(descriptor_low(k_tile));
   pin(s);
   wgmma_fence();
 #pragma unroll
@@ -28,7 +34,7 @@ __device__ __forceinline__ void multiply_q_k(float (&s)[C::kKeyTile / 8][4], std
 template <class C>
 __device__ __forceinline__ void add_p_v(float (&o)[C::kDimV / 8][4],
                                         const std::uint32_t (&probability)[C::kKeyTile / 16][4], std::uint32_t v_tile) {
-  const std::uint32_t v = descriptor_low(v_tile, SharedMap<C>::kTilePanel);
+  const std::uint32_t v = of_warp(descriptor_low(v_tile, SharedMap<C>::kTilePanel));
   pin(o);
   wgmma_fence();
 #pragma unroll
