@@ -89,7 +89,7 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
     float sum[2] = {};
     constexpr float kMost = kOutgrown<typename C::Element>;
     const auto outgrown = [&] { return __any_sync(0xffffffffU, sum[0] > kMost || sum[1] > kMost) != 0; };
-    const auto number = [&] { return load_number(map.number(ring.stage())); };
+    const auto number = [&] { return unit.number(p, left); };
     // The halves of a tile step: to the exponentials, and from there on.
     const auto score = [&]<bool kPlain>() {
       barrier_wait(map.k_full(ring.stage()), ring.parity());
@@ -99,22 +99,22 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
       pin(s);
       if constexpr (!kPlain) {
         if (p.scaled_first) scale_scores(p, s);
+        const int tile = number();
         if (unit.masked(left)) {
 #pragma unroll
-          for (int half = 0; half < 2; ++half) mask_scores(p, s, half, visible_columns<C>(unit, half, number()));
+          for (int half = 0; half < 2; ++half) mask_scores(p, s, half, visible_columns<C>(unit, half, tile));
         }
         if (rows.has(Rows<C>::kSpecial)) settle<C>(p, rows, s);
-        if (number() % kSumTiles == 0 && rows.has(Rows<C>::kOpen)) close_group<C>(p, unit, rows);
+        if (tile % kSumTiles == 0 && rows.has(Rows<C>::kOpen)) close_group<C>(p, unit, rows);
       }
       exponentiate<C>(p, rows.shift, s, sum);
     };
-    const auto add = [&]<bool kPlain>() {
+    const auto add = [&] {
       std::uint32_t probability[C::kKeyTile / 16][4];
       rows.l[0] = __fadd_rn(rows.l[0], sum[0]);
       rows.l[1] = __fadd_rn(rows.l[1], sum[1]);
       pack<C>(s, probability);
       barrier_wait(map.v_full(ring.stage()), ring.parity());
-      if constexpr (!kPlain) meet();  // every thread has read the tile's number before it is given back
       add_p_v<C>(rows.o, probability, map.v(ring.stage()));
       wgmma_wait();
       pin(rows.o);
@@ -130,7 +130,7 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
           score.template operator()<true>();
           again = outgrown();
           if (again) break;
-          add.template operator()<true>();
+          add();
           --left;
           ring.advance();
           if (left == stop) break;
@@ -148,7 +148,7 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
       }
       if (left == 1 && p.save && (number() + 1) % kSumTiles == 0) rows.flags |= Rows<C>::kFull;
       rows.flags |= Rows<C>::kOpen;
-      add.template operator()<false>();
+      add();
       --left;
       ring.advance();
     }

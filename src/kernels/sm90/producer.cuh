@@ -67,6 +67,9 @@ __device__ __forceinline__ void schedule(const HopperParams& params, const Share
           const int in_group = bundle.head + lane;
           const cuda::WorkItem& item = p.items[bundle.item + in_group / group];
           unit.row = item.row;
+          unit.first = item.first;
+          unit.run_begin = item.run_begin;
+          unit.runs = item.runs;
           unit.slot_begin = item.slot_begin;
           unit.slot_end = item.slot_end;
           unit.query_head = kv_head * group + in_group % group;
@@ -110,14 +113,7 @@ __device__ __forceinline__ TilePlace find_tile(const cuda::FoldParams& p, const 
   std::int64_t index = work.table + i;
   if (work.runs > 1) {
     const std::int64_t number = work.first + i;
-    int run = work.run_begin;  // the last one that begins at `number` or before
-    for (int runs = work.runs; runs > 1;) {
-      const int half = runs / 2;
-      const bool behind = p.runs[run + half].first <= number;
-      run += behind ? half : 0;
-      runs = behind ? runs - half : half;
-    }
-    const cuda::RunEntry& entry = p.runs[run];
+    const cuda::RunEntry& entry = find_run(p.runs + work.run_begin, work.runs, number);
     tile = entry.first_tile + number - entry.first;
     index = entry.table + number - entry.first;
   }
@@ -180,7 +176,6 @@ __device__ __forceinline__ void fetch(const HopperParams& params, const SharedMa
           ++filled;
         }
         if (lane == 0) {
-          store_number(map.number(stage), number);
           barrier_arrive_expect(map.k_full(stage), C::kKBytes);
 #pragma unroll
           for (int panel = 0; panel < C::kPanels; ++panel) {

@@ -4,7 +4,6 @@
 //   Q      [rounds][units][64 rows]     copies → consumers; then a unit's finished rows on their way out
 //   K, V   [stages][key_tile rows]      copies → consumers
 //   work   [rounds]                     scheduler → copies, consumers
-//   number [stages]                     copies → consumers: the tile's number in its sequence
 //
 // A tile of [rows, dim] is cut into panels of 64 columns, rows of 128 bytes with the 128-byte swizzle.
 #pragma once
@@ -14,6 +13,7 @@
 
 #include "kernels/sm90/hopper_params.hpp"
 #include "kernels/sm90/ptx/mbarrier.cuh"
+#include "kernels/sm90/walk.cuh"
 
 namespace ringattn::sm90 {
 
@@ -33,15 +33,18 @@ __device__ __forceinline__ void store_number(std::uint32_t address, int number) 
 // absent: their memory belongs to somebody else.
 struct UnitWork {
   std::int64_t row;         // of q: of slot 0
+  std::int64_t first;       // as in cuda::WorkItem
   std::int32_t begin, end;  // of the bundle's walk: its own tiles
   std::int32_t slot_begin, slot_end;
   std::int32_t query_head;
+  std::int32_t run_begin, runs;  // as in cuda::WorkItem
   // Keys that slot 0 sees, and where the sequence ends, counted from the first key of tile `origin`.
   std::int32_t origin;
   std::int32_t from, to, length;
   // What takes more than the plain steps, counted as the tiles that are left before them: the first ones down to
   // `head`, the last ones from `tail` on, and, from `group` down, every kSumTiles-th: it begins a group.
   std::int32_t head, tail, group;
+  std::int32_t padding;
 };
 inline constexpr int kNoEdge = 1 << 30;  // farther than any key of the walk, in either direction
 
@@ -49,11 +52,7 @@ inline constexpr int kNoEdge = 1 << 30;  // farther than any key of the walk, in
 struct Unit {
   std::uint32_t address;
 
-  __device__ std::int64_t row() const {
-    std::int64_t number;
-    asm volatile("ld.shared.s64 %0, [%1];" : "=l"(number) : "r"(address) : "memory");
-    return number;
-  }
+  __device__ std::int64_t row() const { return load_wide(offsetof(UnitWork, row)); }
   __device__ int begin() const { return load(offsetof(UnitWork, begin)); }
   __device__ int end() const { return load(offsetof(UnitWork, end)); }
   __device__ int slot_begin() const { return load(offsetof(UnitWork, slot_begin)); }
@@ -63,6 +62,15 @@ struct Unit {
   __device__ int from() const { return load(offsetof(UnitWork, from)); }
   __device__ int to() const { return load(offsetof(UnitWork, to)); }
   __device__ int length() const { return load(offsetof(UnitWork, length)); }
+  // Which tile of the sequence comes with `left` tiles to go.
+  __device__ int number(const cuda::FoldParams& p, int left) const {
+    const int nth = end() - begin() - left;
+    const int runs = load(offsetof(UnitWork, runs));
+    if (runs == 1) return origin() + nth;
+    const std::int64_t in_runs = load_wide(offsetof(UnitWork, first)) + nth;
+    const cuda::RunEntry& run = find_run(p.runs + load(offsetof(UnitWork, run_begin)), runs, in_runs);
+    return static_cast<int>(run.first_tile + in_runs - run.first);
+  }
   // Whether the tile that comes with `left` tiles to go has keys that some row doesn't see.
   __device__ bool masked(int left) const {
     return left > load(offsetof(UnitWork, head)) || left <= load(offsetof(UnitWork, tail));
@@ -79,6 +87,14 @@ struct Unit {
 
  private:
   __device__ int load(std::size_t offset) const { return load_number(address + static_cast<std::uint32_t>(offset)); }
+  __device__ std::int64_t load_wide(std::size_t offset) const {
+    std::int64_t number;
+    asm volatile("ld.shared.s64 %0, [%1];"
+                 : "=l"(number)
+                 : "r"(address + static_cast<std::uint32_t>(offset))
+                 : "memory");
+    return number;
+  }
 };
 
 template <int kUnits>
@@ -103,8 +119,7 @@ struct SharedMap {
   static constexpr int kKOffset = C::kRounds * C::kUnits * C::kQBytes;
   static constexpr int kVOffset = kKOffset + C::kStages * C::kKBytes;
   static constexpr int kWorkOffset = kVOffset + C::kStages * C::kVBytes;
-  static constexpr int kNumberOffset = kWorkOffset + C::kRounds * static_cast<int>(sizeof(Work));
-  static constexpr int kBarrierOffset = kNumberOffset + (C::kStages + 1) / 2 * 8;
+  static constexpr int kBarrierOffset = kWorkOffset + C::kRounds * static_cast<int>(sizeof(Work));
   static constexpr int kTailOffset = kBarrierOffset + (3 * C::kRounds + 3 * C::kStages + 3) * kBarrierBytes;
   static constexpr int kBytes = kTailOffset + 16;
   static_assert(kWorkOffset % 1024 == 0 && kBarrierOffset % kBarrierBytes == 0 && kBytes <= 232448);
@@ -128,13 +143,12 @@ struct SharedMap {
   }
   __device__ std::uint32_t k(std::uint32_t stage) const { return at(kKOffset, stage, C::kKBytes); }
   __device__ std::uint32_t v(std::uint32_t stage) const { return at(kVOffset, stage, C::kVBytes); }
-  __device__ std::uint32_t number(std::uint32_t stage) const { return at(kNumberOffset, stage, 4); }
 
   // The scheduler has written a round's work; its Q is there; everyone is done with both.
   __device__ std::uint32_t work_full(std::uint32_t round) const { return at(kBarrierOffset, round, kBarrierBytes); }
   __device__ std::uint32_t q_full(std::uint32_t round) const { return work_full(C::kRounds + round); }
   __device__ std::uint32_t q_empty(std::uint32_t round) const { return work_full(2 * C::kRounds + round); }
-  // A stage's K and its number are there; its V is; every consumer is done with them.
+  // A stage's K is there; its V is; every consumer is done with them.
   __device__ std::uint32_t k_full(std::uint32_t stage) const { return work_full(3 * C::kRounds + stage); }
   __device__ std::uint32_t v_full(std::uint32_t stage) const { return work_full(3 * C::kRounds + C::kStages + stage); }
   __device__ std::uint32_t empty(std::uint32_t stage) const {

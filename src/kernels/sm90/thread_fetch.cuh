@@ -83,7 +83,6 @@ __device__ __forceinline__ void fetch_by_threads(const HopperParams& params, con
                       2 * (tile.row * source.v_token_stride + work.kv_head * source.v_head_stride);
       copy_rows(map.k(stage), {k, 2 * source.k_token_stride}, C::kDim, C::kKeyTile, 0, keys, thread);
       copy_rows(map.v(stage), {v, 2 * source.v_token_stride}, C::kDimV, C::kKeyTile, 0, keys, thread);
-      if (thread == 0) store_number(map.number(stage), tile.number);
       publish();
       if (thread == 0) {
         barrier_arrive(map.k_full(stage));
