@@ -49,6 +49,8 @@ template <class C>
 __device__ __forceinline__ void consume(const HopperParams& params, const SharedMap<C>& map, int consumer) {
   const cuda::FoldParams& p = params.fold;
   const auto meet = [&] { named_sync(1 + consumer, kWarpgroup); };
+  // The warps of a warpgroup take the same way through the products, as wgmma demands, so they decide together.
+  const auto any = [&](bool mine) { return named_any(1 + consumer, kWarpgroup, mine); };
 
   RingCursor<C::kStages> ring;
   RingCursor<C::kRounds> round;
@@ -85,13 +87,14 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
 
     let_pass(unit.begin());
     int left = unit.end() - unit.begin();  // of its tiles
-    float s[C::kKeyTile / 8][4];
     float sum[2] = {};
+    std::uint32_t probability[C::kKeyTile / 16][4];
     constexpr float kMost = kOutgrown<typename C::Element>;
-    const auto outgrown = [&] { return __any_sync(0xffffffffU, sum[0] > kMost || sum[1] > kMost) != 0; };
+    const auto outgrown = [&] { return any(sum[0] > kMost || sum[1] > kMost); };
     const auto number = [&] { return unit.number(p, left); };
-    // The halves of a tile step: to the exponentials, and from there on.
+    // The halves of a tile step: to the probabilities, and from there on.
     const auto score = [&]<bool kPlain>() {
+      float s[C::kKeyTile / 8][4];
       barrier_wait(map.k_full(ring.stage()), ring.parity());
       multiply_q_k<C>(s, q_low, map.k(ring.stage()));
       if constexpr (!kPlain) give_back();
@@ -104,16 +107,18 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
 #pragma unroll
           for (int half = 0; half < 2; ++half) mask_scores(p, s, half, visible_columns<C>(unit, half, tile));
         }
-        if (rows.has(Rows<C>::kSpecial)) settle<C>(p, rows, s);
+        if (rows.has(Rows<C>::kSpecial)) {
+          settle<C>(p, rows, s);
+          if (!any(p.scaled_first || !rows.seen(0) || !rows.seen(1))) rows.flags &= ~Rows<C>::kSpecial;
+        }
         if (tile % kSumTiles == 0 && rows.has(Rows<C>::kOpen)) close_group<C>(p, unit, rows);
       }
       exponentiate<C>(p, rows.shift, s, sum);
+      pack<C>(s, probability);
     };
     const auto add = [&] {
-      std::uint32_t probability[C::kKeyTile / 16][4];
       rows.l[0] = __fadd_rn(rows.l[0], sum[0]);
       rows.l[1] = __fadd_rn(rows.l[1], sum[1]);
-      pack<C>(s, probability);
       barrier_wait(map.v_full(ring.stage()), ring.parity());
       add_p_v<C>(rows.o, probability, map.v(ring.stage()));
       wgmma_wait();
@@ -144,7 +149,7 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
         Redone<C> redone;
         redo<C>(params, unit, number(), q_tile(), map.k(ring.stage()), rows.shift[0], rows.shift[1], sum[0], sum[1],
                 rows.flags, redone);
-        take_over<C>(redone, rows, s, sum);
+        take_over<C>(redone, rows, probability, sum);
       }
       if (left == 1 && p.save && (number() + 1) % kSumTiles == 0) rows.flags |= Rows<C>::kFull;
       rows.flags |= Rows<C>::kOpen;

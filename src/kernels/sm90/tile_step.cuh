@@ -126,7 +126,6 @@ __device__ __forceinline__ void settle(const cuda::FoldParams& p, Rows<C>& rows,
       rows.shift[half] = -__fmul_rn(maximum, p.exponent_base2);
     }
   }
-  if (!p.scaled_first && __all_sync(0xffffffffU, rows.seen(0) && rows.seen(1))) rows.flags &= ~Rows<C>::kSpecial;
 }
 
 // Scores → probabilities, in place, and the thread's shares of their sums.

@@ -30,6 +30,21 @@ __device__ __forceinline__ void keep(Number& number) {
 __device__ __forceinline__ void named_sync(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
+// Whether `mine` holds for any of the `threads` that meet here.
+__device__ __forceinline__ bool named_any(int barrier, int threads, bool mine) {
+  int any;
+  asm volatile(
+      "{\n"
+      ".reg .pred one, all;\n"
+      "setp.ne.s32 one, %3, 0;\n"
+      "bar.red.or.pred all, %1, %2, one;\n"
+      "selp.s32 %0, 1, 0, all;\n"
+      "}"
+      : "=r"(any)
+      : "r"(barrier), "r"(threads), "r"(static_cast<int>(mine))
+      : "memory");
+  return any != 0;
+}
 // Counts as one that has come, and goes on.
 __device__ __forceinline__ void named_arrive(int barrier, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
