@@ -49,8 +49,6 @@ template <class C>
 __device__ __forceinline__ void consume(const HopperParams& params, const SharedMap<C>& map, int consumer) {
   const cuda::FoldParams& p = params.fold;
   const auto meet = [&] { named_sync(1 + consumer, kWarpgroup); };
-  // The warps of a warpgroup take the same way through the products, as wgmma demands, so they decide together.
-  const auto any = [&](bool mine) { return named_any(1 + consumer, kWarpgroup, mine); };
 
   RingCursor<C::kStages> ring;
   RingCursor<C::kRounds> round;
@@ -90,7 +88,6 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
     float sum[2] = {};
     std::uint32_t probability[C::kKeyTile / 16][4];
     constexpr float kMost = kOutgrown<typename C::Element>;
-    const auto outgrown = [&] { return any(sum[0] > kMost || sum[1] > kMost); };
     const auto number = [&] { return unit.number(p, left); };
     // The halves of a tile step: to the probabilities, and from there on.
     const auto score = [&]<bool kPlain>() {
@@ -109,12 +106,20 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
         }
         if (rows.has(Rows<C>::kSpecial)) {
           settle<C>(p, rows, s);
-          if (!any(p.scaled_first || !rows.seen(0) || !rows.seen(1))) rows.flags &= ~Rows<C>::kSpecial;
+          // The warps of a warpgroup take the same way through the products, as wgmma demands.
+          const bool more = p.scaled_first || !rows.seen(0) || !rows.seen(1);
+          if (!named_any(1 + consumer, kWarpgroup, more)) rows.flags &= ~Rows<C>::kSpecial;
         }
         if (tile % kSumTiles == 0 && rows.has(Rows<C>::kOpen)) close_group<C>(p, unit, rows);
       }
       exponentiate<C>(p, rows.shift, s, sum);
       pack<C>(s, probability);
+      if (__any_sync(0xffffffffU, sum[0] > kMost || sum[1] > kMost)) [[unlikely]] {
+        Redone<C> redone;
+        redo<C>(params, unit, number(), q_tile(), map.k(ring.stage()), rows.shift[0], rows.shift[1], sum[0], sum[1],
+                rows.flags, redone);
+        take_over<C>(redone, rows, probability, sum);
+      }
     };
     const auto add = [&] {
       rows.l[0] = __fadd_rn(rows.l[0], sum[0]);
@@ -128,29 +133,13 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
     while (left > 0) {
       // Down to where `left` is this, tiles need no more than the plain steps.
       const int stop = rows.has(Rows<C>::kSpecial) ? left : unit.stop(left);
-      bool again = false;
-      if (left > stop) {
 #pragma unroll 1
-        for (;;) {
-          score.template operator()<true>();
-          again = outgrown();
-          if (again) break;
-          add();
-          --left;
-          ring.advance();
-          if (left == stop) break;
-        }
-        if (!again) continue;
-      } else {
-        score.template operator()<false>();
-        again = outgrown();
+      for (; left > stop; --left, ring.advance()) {
+        score.template operator()<true>();
+        add();
       }
-      if (again) {
-        Redone<C> redone;
-        redo<C>(params, unit, number(), q_tile(), map.k(ring.stage()), rows.shift[0], rows.shift[1], sum[0], sum[1],
-                rows.flags, redone);
-        take_over<C>(redone, rows, probability, sum);
-      }
+      if (left == 0) break;
+      score.template operator()<false>();
       if (left == 1 && p.save && (number() + 1) % kSumTiles == 0) rows.flags |= Rows<C>::kFull;
       rows.flags |= Rows<C>::kOpen;
       add();
