@@ -3,11 +3,12 @@
 // of query tiles, one unit a warpgroup, over the key tiles that they share. Every number is a function of the row, its
 // keys, the job and the template parameters; bundles, rounds and turns only say where and when.
 //
-// Read on in shared_map.cuh (what lies where) → producer.cuh, thread_fetch.cuh → consumer.cuh → tile_step.cuh, redo.cuh
-// → rows.cuh.
+// Read on in shared_map.cuh (what lies where) → producer.cuh, thread_fetch.cuh, pace.cuh → consumer.cuh →
+// tile_step.cuh, redo.cuh → rows.cuh.
 #pragma once
 
 #include "kernels/sm90/consumer.cuh"
+#include "kernels/sm90/pace.cuh"
 #include "kernels/sm90/producer.cuh"
 #include "kernels/sm90/ptx/threads.cuh"
 #include "kernels/sm90/thread_fetch.cuh"
@@ -29,6 +30,8 @@ __device__ __forceinline__ void init_barriers(const SharedMap<C>& map) {
   barrier_init(map.tail_landed(), 1);
   barrier_init(map.tail_told(), 1);
   barrier_init(map.tail_done(), 32);
+  barrier_init(map.pace_told(), 1);
+  barrier_init(map.pace_free(), 32);
   barrier_init_fence();
 }
 
@@ -51,6 +54,8 @@ __global__ void __launch_bounds__(C::kThreads, 1) fold_kernel(const __grid_const
       fetch<C>(params, map, shared);
     } else if (warp == 2) {
       clear_tails<C>(map);
+    } else if (params.fold.keep_pace) {
+      keep_pace<C>(params.fold, map);
     }
   } else {
     take_registers<C::kFoldRegisters>();

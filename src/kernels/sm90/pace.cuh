@@ -5,7 +5,7 @@
 // who stands still is waited for a little, then no more.
 #pragma once
 
-#include "kernels/cuda/fold_params.hpp"
+#include "kernels/sm90/shared_map.cuh"
 
 namespace ringattn::sm90 {
 
@@ -17,8 +17,7 @@ inline constexpr unsigned kPaceNanoseconds = 1000;
 // One warp's, all lanes together.
 class Pace {
  public:
-  __device__ __forceinline__ explicit Pace(const cuda::FoldParams& p) : done_by_(p.tiles_done), keeps_(p.keep_pace) {
-    if (!keeps_) return;
+  __device__ __forceinline__ explicit Pace(const cuda::FoldParams& p) : done_by_(p.tiles_done) {
     ask();
     const int least = least_of_all();
     done_ = least == kLeft ? 1 : least;
@@ -71,9 +70,23 @@ class Pace {
   }
 
   std::int32_t* done_by_;  // tiles, of each CTA; 0: not begun
-  bool keeps_;
+  bool keeps_ = true;
   int done_ = 0;
   int seen_[kPaceReads] = {};
 };
+
+// The pace warp's work.
+template <class C>
+__device__ __forceinline__ void keep_pace(const cuda::FoldParams& p, const SharedMap<C>& map) {
+  Pace pace(p);
+  for (std::uint32_t parity = 0;; parity ^= 1U) {
+    barrier_wait(map.pace_told(), parity);
+    const int tiles = load_number(map.pace());
+    if (tiles < 0) break;
+    pace.go(tiles);
+    barrier_arrive(map.pace_free());
+  }
+  pace.leave();
+}
 
 }  // namespace ringattn::sm90

@@ -4,7 +4,6 @@
 #pragma once
 
 #include "kernels/sm90/hopper_params.hpp"
-#include "kernels/sm90/pace.cuh"
 #include "kernels/sm90/ptx/mbarrier.cuh"
 #include "kernels/sm90/ptx/tma.cuh"
 #include "kernels/sm90/shared_map.cuh"
@@ -148,7 +147,7 @@ __device__ __forceinline__ void fetch(const HopperParams& params, const SharedMa
   RingCursor<C::kStages> ring;
   std::uint32_t tails = 0;  // told so far
   int filled = 0;           // stages, in all, up to their number
-  Pace pace(p);
+  std::uint32_t paced = 0;  // parity
   for (;; round.advance()) {
     barrier_wait(map.work_full(round.stage()), round.parity());
     const typename Map::Work& work = *work_of<C>(shared, round.stage());
@@ -164,7 +163,14 @@ __device__ __forceinline__ void fetch(const HopperParams& params, const SharedMa
       const TilePlace batch = ahead;
       if (first + 32 + lane < tiles) ahead = find_tile(p, work, first + 32 + lane);
       const int end = tiles - first < 32 ? tiles - first : 32;
-      pace.go(end);
+      if (p.keep_pace) {
+        if (lane == 0) {
+          store_number(map.pace(), end);
+          barrier_arrive(map.pace_told());
+        }
+        barrier_wait(map.pace_free(), paced);
+        paced ^= 1U;
+      }
       for (int i = 0; i < end; ++i, ring.advance()) {
         const int source = __shfl_sync(0xffffffffU, batch.source, i);
         const int row = __shfl_sync(0xffffffffU, static_cast<int>(batch.row), i);
@@ -207,8 +213,11 @@ __device__ __forceinline__ void fetch(const HopperParams& params, const SharedMa
     }
     barrier_arrive(map.q_empty(round.stage()));
   }
-  pace.leave();
   if (lane == 0) {
+    if (p.keep_pace) {
+      store_number(map.pace(), -1);
+      barrier_arrive(map.pace_told());
+    }
     if (tails > 0) barrier_wait(map.tail_done(), (tails - 1) & 1U);
     store_number(map.tail(), -1);
     barrier_arrive(map.tail_told());

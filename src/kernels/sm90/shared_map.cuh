@@ -120,7 +120,7 @@ struct SharedMap {
   static constexpr int kVOffset = kKOffset + C::kStages * C::kKBytes;
   static constexpr int kWorkOffset = kVOffset + C::kStages * C::kVBytes;
   static constexpr int kBarrierOffset = kWorkOffset + C::kRounds * static_cast<int>(sizeof(Work));
-  static constexpr int kTailOffset = kBarrierOffset + (3 * C::kRounds + 3 * C::kStages + 3) * kBarrierBytes;
+  static constexpr int kTailOffset = kBarrierOffset + (3 * C::kRounds + 3 * C::kStages + 5) * kBarrierBytes;
   static constexpr int kBytes = kTailOffset + 16;
   static_assert(kWorkOffset % 1024 == 0 && kBarrierOffset % kBarrierBytes == 0 && kBytes <= 232448);
 
@@ -159,6 +159,10 @@ struct SharedMap {
   __device__ std::uint32_t tail_told() const { return work_full(3 * C::kRounds + 3 * C::kStages + 1); }
   __device__ std::uint32_t tail_done() const { return work_full(3 * C::kRounds + 3 * C::kStages + 2); }
   __device__ std::uint32_t tail() const { return base + kTailOffset; }
+  // The pace warp is told how many tiles come next; it lets them come.
+  __device__ std::uint32_t pace_told() const { return work_full(3 * C::kRounds + 3 * C::kStages + 3); }
+  __device__ std::uint32_t pace_free() const { return work_full(3 * C::kRounds + 3 * C::kStages + 4); }
+  __device__ std::uint32_t pace() const { return tail() + 8; }
 };
 
 // Generic addresses of the same memory, for plain data.
