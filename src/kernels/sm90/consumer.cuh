@@ -113,13 +113,13 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
         if (tile % kSumTiles == 0 && rows.has(Rows<C>::kOpen)) close_group<C>(p, unit, rows);
       }
       exponentiate<C>(p, rows.shift, s, sum);
-      pack<C>(s, probability);
       if (__any_sync(0xffffffffU, sum[0] > kMost || sum[1] > kMost)) [[unlikely]] {
         Redone<C> redone;
         redo<C>(params, unit, number(), q_tile(), map.k(ring.stage()), rows.shift[0], rows.shift[1], sum[0], sum[1],
                 rows.flags, redone);
-        take_over<C>(redone, rows, probability, sum);
+        take_over<C>(redone, rows, s, sum);
       }
+      pack<C>(s, probability);
     };
     const auto add = [&] {
       rows.l[0] = __fadd_rn(rows.l[0], sum[0]);

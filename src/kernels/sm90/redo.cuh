@@ -37,7 +37,7 @@ __device__ __forceinline__ void scores_again(const cuda::FoldParams& p, float (&
 // What comes of it, for both rows of a thread.
 template <class C>
 struct Redone {
-  std::uint32_t probability[C::kKeyTile / 16][4];
+  float s[C::kKeyTile / 8][4];  // probabilities
   float sum[2];
   float shift[2];
   float factor[2];  // of what was summed with the old reference
@@ -89,16 +89,12 @@ __device__ __noinline__ void redo(const HopperParams& params, Unit unit, int num
       for (int j = 0; j < 2; ++j) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          float& x = s[j][2 * half + i];
-          x = sm80::exp2_approx(__fmaf_rn(x, p.exponent_base2, result.shift[half]));
+          const float x = sm80::exp2_approx(__fmaf_rn(s[j][2 * half + i], p.exponent_base2, result.shift[half]));
           result.sum[half] = __fadd_rn(result.sum[half], x);
+          result.s[2 * block + j][2 * half + i] = x;
         }
       }
     }
-    std::uint32_t probability[1][4];
-    pack<C>(s, probability);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) result.probability[block][i] = probability[0][i];
   }
 #pragma unroll 1
   for (int half = 0; half < 2; ++half) {
@@ -116,8 +112,8 @@ __device__ __noinline__ void redo(const HopperParams& params, Unit unit, int num
 
 // Takes over what was redone.
 template <class C>
-__device__ __forceinline__ void take_over(const Redone<C>& redone, Rows<C>& rows,
-                                          std::uint32_t (&probability)[C::kKeyTile / 16][4], float (&sum)[2]) {
+__device__ __forceinline__ void take_over(const Redone<C>& redone, Rows<C>& rows, float (&s)[C::kKeyTile / 8][4],
+                                          float (&sum)[2]) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     if (!redone.outgrown[half]) continue;
@@ -130,9 +126,9 @@ __device__ __forceinline__ void take_over(const Redone<C>& redone, Rows<C>& rows
       rows.o[n][2 * half + 1] = __fmul_rn(rows.o[n][2 * half + 1], redone.factor[half]);
     }
 #pragma unroll
-    for (int block = 0; block < C::kKeyTile / 16; ++block) {
-      probability[block][half] = redone.probability[block][half];
-      probability[block][2 + half] = redone.probability[block][2 + half];
+    for (int j = 0; j < C::kKeyTile / 8; ++j) {
+      s[j][2 * half] = redone.s[j][2 * half];
+      s[j][2 * half + 1] = redone.s[j][2 * half + 1];
     }
   }
 }
