@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <numeric>
 
 #include "base/error.hpp"
 
@@ -85,7 +86,7 @@ class SequenceRuns {
 // The first slot of an item lies at the start of a canonical tile, or, without those, at a row.
 std::int64_t first_position(std::int64_t position, int query_tile) {
   if (query_tile == 1) return position;
-  const std::int64_t tile = position / query_tile * query_tile;
+  const std::int64_t tile = quotient(position, query_tile) * query_tile;
   return tile > position ? tile - query_tile : tile;
 }
 
@@ -123,6 +124,8 @@ void WorkBuilder::reserve(const FoldSpec& spec, const WorkShape& shape, const Fo
   items_.reserve(items);
   bundles_.reserve(bundles);
   order_.reserve(std::max(items, bundles));
+  unsorted_.reserve(std::max(items, bundles));
+  places_.resize(4 * std::max(items, bundles));
   runs_.reserve(static_cast<std::size_t>(limits.key_runs));
 }
 
@@ -162,7 +165,7 @@ void WorkBuilder::collect(const FoldSpec& spec, const FoldTask& task, const Work
     for (; run != task.queries.end() && run->sequence == sequence; ++run) {
       const std::int64_t run_end = run->position + run->rows;
       for (std::int64_t begin = run->position; begin < run_end;) {
-        WorkItem item{};
+        WorkItem& item = items_.emplace_back();  // in place: copies of what was just written are slow
         item.position = first_position(begin, shape.query_tile);
         const std::int64_t end = std::min(item.position + shape.item_rows, run_end);
         item.row = run->row + (item.position - run->position);
@@ -171,9 +174,10 @@ void WorkBuilder::collect(const FoldSpec& spec, const FoldTask& task, const Work
         item.slot_end = static_cast<std::int32_t>(end - item.position);
         const TileRange range = tiles_of_rows(spec, shape, begin, end - 1, key_length);
         if (!range.empty()) keys.assign(range, first_entry, item);
-        if (item.tiles > 0 || all_rows) {
-          if (shape.units == 1) order_.push_back({section, item.tiles, static_cast<std::int32_t>(items_.size())});
-          items_.push_back(item);
+        if (item.tiles == 0 && !all_rows) {
+          items_.pop_back();
+        } else if (shape.units == 1) {
+          order_.push_back({section, item.tiles, static_cast<std::int32_t>(items_.size() - 1)});
         }
         begin = end;
       }
@@ -184,16 +188,18 @@ void WorkBuilder::collect(const FoldSpec& spec, const FoldTask& task, const Work
 
 // Bundles the items of one sequence, [first_item, …), with all heads of a group: neighbours fold nearly the same tiles.
 void WorkBuilder::bundle(const FoldSpec& spec, const WorkShape& shape, std::size_t first_item, std::int32_t section) {
-  const auto group = static_cast<std::size_t>(spec.heads / spec.kv_heads);
-  const std::size_t units = (items_.size() - first_item) * group;
-  for (std::size_t unit = 0; unit < units; unit += static_cast<std::size_t>(shape.units)) {
-    const std::size_t count = std::min(units - unit, static_cast<std::size_t>(shape.units));
-    WorkBundle bundle{};
-    bundle.item = static_cast<std::int32_t>(first_item + unit / group);
+  const auto group = static_cast<std::uint32_t>(spec.heads / spec.kv_heads);
+  const auto units = static_cast<std::uint32_t>(items_.size() - first_item) * group;
+  for (std::uint32_t unit = 0; unit < units; unit += static_cast<std::uint32_t>(shape.units)) {
+    const std::uint32_t count = std::min(units - unit, static_cast<std::uint32_t>(shape.units));
+    const std::size_t first = first_item + unit / group;
+    const std::size_t last = first_item + (unit + count - 1) / group;
+    WorkBundle& bundle = bundles_.emplace_back();
+    bundle.item = static_cast<std::int32_t>(first);
     bundle.head = static_cast<std::int32_t>(unit % group);
     bundle.units = static_cast<std::int32_t>(count);
     std::int64_t end = 0;
-    for (std::size_t i = first_item + unit / group; i <= first_item + (unit + count - 1) / group; ++i) {
+    for (std::size_t i = first; i <= last; ++i) {
       const WorkItem& item = items_[i];
       if (item.tiles == 0) continue;
       const std::int32_t run_end = std::max(item.run_begin + item.runs, bundle.run_begin + bundle.runs);
@@ -207,8 +213,7 @@ void WorkBuilder::bundle(const FoldSpec& spec, const WorkShape& shape, std::size
       end = std::max(end, item.first + item.tiles);
     }
     bundle.tiles = static_cast<std::int32_t>(end - bundle.first);
-    order_.push_back({section, bundle.tiles, static_cast<std::int32_t>(bundles_.size())});
-    bundles_.push_back(bundle);
+    order_.push_back({section, bundle.tiles, static_cast<std::int32_t>(bundles_.size() - 1)});
   }
 }
 
@@ -225,18 +230,41 @@ void WorkBuilder::merge_last_section(const FoldSpec& spec, const WorkShape& shap
   }
 }
 
-// Sections one after the other, in each the longest items first: what starts last should be short. Most tasks are in
-// order already, or, under a causal mask, in order from behind.
+// Sections follow each other; in each the longest pieces come first: what starts last should be short.
 void WorkBuilder::sort() {
-  if (std::is_sorted(order_.begin(), order_.end())) return;
-  if (order_.front().section == order_.back().section && std::is_sorted(order_.rbegin(), order_.rend())) {
-    std::reverse(order_.begin(), order_.end());
+  for (auto begin = order_.begin(); begin != order_.end();) {
+    const std::int32_t section = begin->section;
+    const auto end = std::find_if(begin, order_.end(), [&](const Order& order) { return order.section != section; });
+    sort_section({begin, end});
+    begin = end;
+  }
+}
+
+void WorkBuilder::sort_section(std::span<Order> section) {
+  // Most are in order already, or, under a causal mask, in order from behind.
+  if (std::is_sorted(section.begin(), section.end())) return;
+  if (std::is_sorted(section.rbegin(), section.rend())) {
+    std::reverse(section.begin(), section.end());
     return;
   }
-  std::sort(order_.begin(), order_.end(), [](const Order& a, const Order& b) {
-    if (a < b || b < a) return a < b;
-    return a.index < b.index;
-  });
+  const auto by_tiles = [](const Order& a, const Order& b) { return a.tiles < b.tiles; };
+  const auto most = static_cast<std::size_t>(std::max_element(section.begin(), section.end(), by_tiles)->tiles);
+  if (most >= places_.size()) {
+    std::sort(section.begin(), section.end(), [](const Order& a, const Order& b) {
+      if (a < b || b < a) return a < b;
+      return a.index < b.index;
+    });
+    return;
+  }
+  // As many lengths as pieces, about: each piece's place is counted.
+  std::fill_n(places_.begin(), most + 1, 0);
+  for (const Order& order : section) ++places_[most - static_cast<std::size_t>(order.tiles)];
+  std::exclusive_scan(places_.begin(), places_.begin() + static_cast<std::ptrdiff_t>(most) + 1, places_.begin(), 0);
+  unsorted_.assign(section.begin(), section.end());
+  for (std::size_t i = 0; i < section.size(); ++i) {
+    std::int32_t& place = places_[most - static_cast<std::size_t>(unsorted_[i].tiles)];
+    section[static_cast<std::size_t>(place++)] = unsorted_[i];
+  }
 }
 
 TableLayout WorkBuilder::build(const FoldSpec& spec, const FoldTask& task, const WorkShape& shape,

@@ -32,7 +32,7 @@ struct TableLayout {
   std::size_t items = 0;
   std::size_t bundles = 0;
   std::size_t counters = 0;  // int32: work taken, and of each CTA how far it is; all 0
-  std::size_t bytes = 0;    // in all
+  std::size_t bytes = 0;     // in all
   std::int32_t item_count = 0;
   std::int32_t bundle_count = 0;
   std::int32_t section_heads = 1;  // see FoldParams
@@ -58,20 +58,21 @@ class WorkBuilder {
     std::int32_t tiles;
     std::int32_t index;  // of an item or a bundle
 
-    bool operator<(const Order& other) const {
-      return section != other.section ? section < other.section : tiles > other.tiles;
-    }
+    bool operator<(const Order& other) const { return tiles > other.tiles; }  // within a section
   };
 
   void collect(const FoldSpec& spec, const FoldTask& task, const WorkShape& shape);
   void bundle(const FoldSpec& spec, const WorkShape& shape, std::size_t first_item, std::int32_t section);
   void merge_last_section(const FoldSpec& spec, const WorkShape& shape);
   void sort();
+  void sort_section(std::span<Order> section);
 
   std::vector<RunEntry> runs_;
   std::vector<WorkItem> items_;
   std::vector<WorkBundle> bundles_;
-  std::vector<Order> order_;  // of the bundles, or, without those, of the items
+  std::vector<Order> order_;  // of the bundles, or, without those, of the items; sections ascend
+  std::vector<Order> unsorted_;
+  std::vector<std::int32_t> places_;
 };
 
 }  // namespace ringattn::cuda

@@ -32,11 +32,12 @@ template <class Element, FoldConfig kConfig>
 void launch_fold(const cuda::FoldParams& p, Stream stream) {
   using C = KernelConfig<Element, kConfig>;
   constexpr int kSharedBytes = SharedMap<C>::kBytes;
-  // Once a device, and cheap enough for every launch.
-  check_reserved_shared_memory();
-  check_cuda(cudaFuncSetAttribute(fold_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
-             "cudaFuncSetAttribute");
-  if (p.bundle_count == 0) return;
+  if (p.bundle_count == 0) {  // FoldKernel::reserve(), for this device
+    check_reserved_shared_memory();
+    check_cuda(cudaFuncSetAttribute(fold_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
+               "cudaFuncSetAttribute");
+    return;
+  }
   const HopperParams params = hopper_params(p, kConfig);
   const std::int64_t work = std::int64_t{p.bundle_count} * p.kv_heads;
   const auto ctas = static_cast<unsigned>(work < p.multiprocessors ? work : p.multiprocessors);
