@@ -25,6 +25,7 @@ part worlds 3 "the same digest on 1 … N GPUs, layouts and block sizes, p2p and
 part one-connection 2 "p2p with CUDA_DEVICE_MAX_CONNECTIONS=1: no deadlock, the same digest"
 part several-a-gpu 2 "worlds of 2 to 7 ranks on one GPU, as threads, p2p: the same bits"
 part oracle 2 "256k tokens on all GPUs: 64 rows against fp64"
+part sanitizers 9 "compute-sanitizer's four tools over a reduced suite: fold, worlds on one GPU, p2p"
 part faults 2 "a killed rank ends the others with code 6"
 
 job=(--synthetic 7 --heads 32 --kv-heads 8 --head-dim 128 --dtype bf16)
@@ -115,6 +116,31 @@ part_oracle() {
   need_build
   need_gpus 1
   logged oracle on_gpus "$gpus" verify "${job[@]}" --seq 256k --against oracle --rows 64
+}
+
+# One short test of each kind: the tools slow kernels down a hundredfold. A filter that finds nothing, or only skipped
+# tests, is a failure too.
+sanitizers() {
+  local tool entry program failed=0
+  for tool in memcheck racecheck initcheck synccheck; do
+    for entry in 'fold_test Kernels/FoldExact.RowsWithoutKeysAreZero/sm80*' \
+      'cuda_fold_test *CudaFoldTest.NanInAValueStaysInItsTile*' \
+      'gpu_invariance_test *GpuInvariance.FewTokensManyRanks*' 'comm_p2p_test P2p.FreedMemoryGoesBackAtTheNextAllGather'; do
+      echo "== $tool: $entry"
+      program=$(find "build/$preset" -type f -executable -name "${entry%% *}")
+      timeout 120 compute-sanitizer --tool "$tool" --error-exitcode 9 "$program" --gtest_filter="${entry#* }" \
+        >"$state/sanitizer.log" 2>&1 || failed=1
+      cat "$state/sanitizer.log"
+      grep -qE '^\[  PASSED  \] [1-9]' "$state/sanitizer.log" || failed=1
+    done
+  done
+  return "$failed"
+}
+part_sanitizers() {
+  need_build
+  need_gpus 1
+  need command -v compute-sanitizer -- "compute-sanitizer of the CUDA Toolkit"
+  logged sanitizers sanitizers
 }
 
 # Rank 1 ends itself as it starts; the launcher says 6, and nobody hangs.
