@@ -90,7 +90,11 @@ class Simulator {
       }
       require(plan.buffer_rows == rows, "rank {} says {} buffer rows, needs {}", plan.rank, plan.buffer_rows, rows);
       require(static_cast<std::int64_t>(plan.block_buffer_bytes) == rows * kv_token_bytes(job_.spec), "buffer bytes");
-      require(plan.memory_bytes == random_.options.fixed_bytes + 2 * plan.block_buffer_bytes, "memory bytes");
+      require(plan.keeps_state == (plan.blocks.size() > 1 || random_.options.state_out), "rank {} keeps state: {}",
+              plan.rank, plan.keeps_state);
+      const std::size_t state_bytes = plan.keeps_state ? random_.options.state_bytes : 0;
+      require(plan.memory_bytes == random_.options.fixed_bytes + state_bytes + 2 * plan.block_buffer_bytes,
+              "memory bytes");
       require(random_.options.memory_budget == 0 || plan.memory_bytes <= random_.options.memory_budget,
               "rank {} takes {} bytes of {}", plan.rank, plan.memory_bytes, random_.options.memory_budget);
     }

@@ -8,40 +8,14 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
-#include <functional>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "base/error.hpp"
+#include "tests/attention/plan_cases.hpp"
 
 namespace ringattn::test {
 namespace {
-
-constexpr KernelShape kKernel{128, 1};
-
-Job causal_job(std::int64_t tokens, std::int64_t batch = 1) {
-  Job job;
-  job.spec.heads = 8;
-  job.spec.kv_heads = 2;
-  job.spec.mask = {-1, 0};
-  job.sequences = uniform_sequences(batch, tokens, tokens);
-  return job;
-}
-
-JobLayout layout_of(const Job& job, int world, LayoutKind kind = LayoutKind::kStriped, std::int64_t stripe = 0) {
-  return make_layout(job, world, {kind, stripe}, kKernel.query_tile, kKernel.key_tile);
-}
-
-std::string refusal(const std::function<void()>& call, ErrorCode code) {
-  try {
-    call();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code);
-    return error.what();
-  }
-  return {};
-}
 
 TEST(Plan, OneRankFoldsEverythingInOneBlockInPlace) {
   const Job job = causal_job(1000, 3);
@@ -282,42 +256,6 @@ TEST(Plan, PredictionFollowsTheTwoBuffers) {
   plan.blocks[0].receives.front().round = 2;  // three messages, one after the other
   const MachineModel slow{"", 1.0, 1.0, 1.0};
   EXPECT_DOUBLE_EQ(predict(plan, slow).exposed_seconds, 5.0 + 5.0);
-}
-
-TEST(Plan, ABudgetBoundsTheBuffers) {
-  const Job job = causal_job(262144);
-  const JobLayout layout = layout_of(job, 4);
-  PlanOptions options;
-  options.fixed_bytes = 1 << 20;
-  options.memory_budget = options.fixed_bytes + 2 * 4096 * static_cast<std::size_t>(kv_token_bytes(job.spec));
-  const Planner planner(job, layout, kKernel, {}, options);
-  for (int rank = 0; rank < 4; ++rank) {
-    const Plan plan = planner.plan(rank);
-    EXPECT_LE(plan.memory_bytes, options.memory_budget);
-    EXPECT_GT(plan.memory_bytes, options.memory_budget * 9 / 10);  // and is used
-  }
-}
-
-TEST(Plan, ABudgetTooSmallSaysWhatWouldFit) {
-  const Job job = causal_job(65536);
-  const JobLayout layout = layout_of(job, 4);
-  ASSERT_EQ(kv_token_bytes(job.spec), 1024);
-  PlanOptions options;
-  options.fixed_bytes = 100 << 20;
-  const auto plan = [&] { block_boundaries(job, layout, kKernel, {}, options); };
-  options.memory_budget = 50 << 20;
-  EXPECT_EQ(
-      refusal(plan, ErrorCode::kMemory),
-      "a memory budget of 52428800 bytes a rank is too small (104857600 for shards, state and scratch, and 262144 "
-      "for two blocks of one key tile). 101m is enough; with more ranks, shards and state are smaller.");
-  options.memory_budget = 110 << 20;
-  options.block_tokens = 16384;
-  EXPECT_EQ(
-      refusal(plan, ErrorCode::kMemory),
-      "blocks of 16384 tokens don't fit into the memory budget (10485760 bytes of 115343360 are left for two of them, "
-      "at 1024 bytes a token). --block 4096 would fit.");
-  options.block_tokens = 4096;
-  EXPECT_EQ(refusal(plan, ErrorCode::kMemory), "");
 }
 
 TEST(Plan, RefusesWhatMakesNoSense) {

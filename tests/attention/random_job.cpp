@@ -74,15 +74,19 @@ RandomJob random_job(std::uint64_t seed, std::int64_t most_tokens, int most_rank
   random.machine.flops_per_second = static_cast<double>(draw.size(1LL << 40));
   random.machine.link_bytes_per_second = static_cast<double>(draw.size(1LL << 40));
   random.machine.latency_seconds = draw.chance(30) ? 0.0 : 1e-9 * static_cast<double>(draw.size(1LL << 30));
+  random.options.state_bytes = static_cast<std::size_t>(draw.size(1 << 20));
+  random.options.state_out = draw.chance(20);
   return random;
 }
 
 std::string RandomJob::description() const {
   std::string text = fmt::format(
-      "{} ranks, mask {},{}, {} stripe {}, tiles {}/{}, {}, block {}, rates {}/{}/{}, sequences (q, k, offset):", world,
-      job.spec.mask.left, job.spec.mask.right, layout_name(request.kind), request.stripe, kernel.query_tile,
-      kernel.key_tile, options.route == Route::kChain ? "chain" : "direct", options.block_tokens,
-      machine.flops_per_second, machine.link_bytes_per_second, machine.latency_seconds);
+      "{} ranks, mask {},{}, {} stripe {}, tiles {}/{}, {}, block {}, state {}{}, rates {}/{}/{}, sequences (q, k, "
+      "offset):",
+      world, job.spec.mask.left, job.spec.mask.right, layout_name(request.kind), request.stripe, kernel.query_tile,
+      kernel.key_tile, options.route == Route::kChain ? "chain" : "direct", options.block_tokens, options.state_bytes,
+      options.state_out ? " out" : "", machine.flops_per_second, machine.link_bytes_per_second,
+      machine.latency_seconds);
   for (const Sequence& s : job.sequences) text += fmt::format(" ({}, {}, {})", s.q_len, s.k_len, s.q_offset);
   return text;
 }

@@ -1,65 +1,109 @@
 // SPDX-License-Identifier: Apache-2.0
 // The tables that CUDA fold kernels read, checked on the host: every row of a task once, with exactly the tiles that it
-// folds, in order; the longest items first.
+// folds, in order; bundles that hold every item's heads once; the longest of both first.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <random>
+#include <utility>
 
 #include "base/error.hpp"
 #include "kernels/cuda/work_items.hpp"
+#include "kernels/registry.hpp"
 #include "tests/support/fold_inputs.hpp"
 
 namespace ringattn::cuda {
 namespace {
 
 constexpr Mask kMasks[] = {{-1, -1}, {-1, 0}, {300, 0}, {40, 25}, {-1, 70}, {10, -1}};
-constexpr WorkShape kShapes[] = {{128, 128, 64, 1, 1 << 30}, {64, 64, 128, 1, 100'000}, {16, 1, 128, 1, 1 << 20}};
+constexpr WorkShape kShapes[] = {
+    {128, 128, 64, 1, 1 << 30}, {64, 64, 128, 1, 100'000}, {16, 1, 128, 1, 1 << 20}, {64, 64, 80, 2, 1 << 20, 132}};
+constexpr WorkShape kBundleShapes[] = {{64, 64, 128, 3, 1 << 20, 132}, {64, 64, 80, 2, std::int64_t{1} << 40, 7}};
 
-struct RandomTask {
+struct HostTask {
   std::vector<QueryRun> queries;
   std::vector<std::int64_t> key_lengths;
   std::vector<KeyRun> key_runs;
   std::vector<KeyTile> tiles;
   std::vector<KeySource> sources;
+  std::int64_t rows = 0;
   FoldTask task;
+
+  void add_sequence(std::int64_t key_length) { key_lengths.push_back(key_length); }
+  void add_queries(std::int64_t position, std::int64_t count) {
+    queries.push_back({sequence(), position, rows, count});
+    rows += count;
+  }
+  void add_keys(std::int64_t first_tile, std::int64_t count) {
+    key_runs.push_back({sequence(), first_tile, count, static_cast<std::int64_t>(tiles.size())});
+    for (std::int64_t i = 0; i < count; ++i) tiles.push_back({0, 100'000 * sequence() + first_tile + i});
+  }
+  void finish() {
+    sources.resize(1);
+    task.q.tokens = rows;
+    task.queries = queries;
+    task.key_lengths = key_lengths;
+    task.key_runs = key_runs;
+    task.tiles = tiles;
+    task.sources = sources;
+  }
+  std::int32_t sequence() const { return static_cast<std::int32_t>(key_lengths.size()) - 1; }
 };
 
 // Sequences with random runs of queries and of key tiles, some without either.
-RandomTask random_task(const WorkShape& shape, std::uint64_t seed) {
+HostTask random_task(const WorkShape& shape, std::uint64_t seed) {
   std::mt19937_64 random(seed);
   const auto below = [&random](std::int64_t n) {
     return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(n));
   };
-  RandomTask t;
-  std::int64_t row = 0;
-  const auto sequences = static_cast<std::int32_t>(1 + below(5));
-  for (std::int32_t s = 0; s < sequences; ++s) {
+  HostTask t;
+  const std::int64_t sequences = 1 + below(5);
+  for (std::int64_t s = 0; s < sequences; ++s) {
     const std::int64_t length = below(4) == 0 ? below(3) : below(3000);
-    t.key_lengths.push_back(length);
+    t.add_sequence(length);
     std::int64_t position = below(500) - 200;
     for (std::int64_t runs = below(6); runs > 0; --runs) {
       const std::int64_t rows = 1 + below(400);
-      t.queries.push_back({s, position, row, rows});
-      row += rows;
+      t.add_queries(position, rows);
       position += rows + below(3) * 57;
     }
     const std::int64_t tiles = (length + shape.key_tile - 1) / shape.key_tile;
     for (std::int64_t tile = below(3); tile < tiles;) {
       const std::int64_t count = std::min(1 + below(7), tiles - tile);
-      t.key_runs.push_back({s, tile, count, static_cast<std::int64_t>(t.tiles.size())});
-      for (std::int64_t i = 0; i < count; ++i) t.tiles.push_back({0, 100'000 * s + tile + i});
+      t.add_keys(tile, count);
       tile += count + below(4);
     }
   }
-  t.sources.resize(1);
-  t.task.q.tokens = row;
-  t.task.queries = t.queries;
-  t.task.key_lengths = t.key_lengths;
-  t.task.key_runs = t.key_runs;
-  t.task.tiles = t.tiles;
-  t.task.sources = t.sources;
+  t.finish();
+  return t;
+}
+
+// Causal sequences as they come in a batch: long ones, one of one token, one of none, one without keys, one with a
+// prefix of its keys elsewhere. Every fourth tile is missing.
+HostTask ragged_task(const WorkShape& shape) {
+  HostTask t;
+  for (const auto& [queries, keys] :
+       {std::pair<std::int64_t, std::int64_t>{1500, 1500}, {1, 1}, {0, 0}, {70, 0}, {333, 2000}, {1, 900}}) {
+    t.add_sequence(keys);
+    if (queries > 0) t.add_queries(keys - queries, queries);
+    const std::int64_t tiles = (keys + shape.key_tile - 1) / shape.key_tile;
+    for (std::int64_t tile = 0; tile < tiles; tile += 4) t.add_keys(tile, std::min<std::int64_t>(3, tiles - tile));
+  }
+  t.finish();
+  return t;
+}
+
+// Sequences of `tokens` queries and as many keys, all of them in the task.
+HostTask whole_task(const WorkShape& shape, int sequences, std::int64_t tokens) {
+  HostTask t;
+  for (int s = 0; s < sequences; ++s) {
+    t.add_sequence(tokens);
+    t.add_queries(0, tokens);
+    t.add_keys(0, (tokens + shape.key_tile - 1) / shape.key_tile);
+  }
+  t.finish();
   return t;
 }
 
@@ -81,15 +125,16 @@ FoldLimits limits_of(const FoldTask& task) {
 
 Built build(const FoldSpec& spec, const FoldTask& task, const WorkShape& shape) {
   Built built;
-  built.memory.resize(table_bytes(spec, shape, limits_of(task)));
+  built.memory.assign(table_bytes(spec, shape, limits_of(task)), std::byte{0xff});
   WorkBuilder builder;
   builder.reserve(spec, shape, limits_of(task));
   built.layout = builder.build(spec, task, shape, built.memory);
   return built;
 }
 
-// The rows of the tile map (100'000 · sequence + tile) that an item walks over.
-std::vector<std::int64_t> walk(const Built& built, const WorkItem& item) {
+// The rows of the tile map (100'000 · sequence + tile) that an item or a bundle walks over.
+template <typename Work>
+std::vector<std::int64_t> walk(const Built& built, const Work& item) {
   std::vector<std::int64_t> tiles;
   for (std::int64_t number = item.first; number < item.first + item.tiles; ++number) {
     const auto* runs = built.at<RunEntry>(built.layout.runs) + item.run_begin;
@@ -110,7 +155,7 @@ std::vector<std::int64_t> walk(const Built& built, const WorkItem& item) {
 TEST(WorkItems, EveryRowOnceWithItsTilesInOrder) {
   for (std::uint64_t seed = 1; seed <= 120; ++seed) {
     for (const WorkShape& shape : kShapes) {
-      const RandomTask random = random_task(shape, seed);
+      const HostTask random = random_task(shape, seed);
       FoldSpec spec = testing::make_spec(Dtype::kBf16, 8, 2, 64, kMasks[seed % std::size(kMasks)]);
       const Built built = build(spec, random.task, shape);
       std::vector<int> visits(static_cast<std::size_t>(random.task.q.tokens), 0);
@@ -150,7 +195,7 @@ TEST(WorkItems, EveryRowOnceWithItsTilesInOrder) {
 TEST(WorkItems, RowsThatNothingHappensToAreLeftOut) {
   const WorkShape& shape = kShapes[0];
   const FoldSpec spec = testing::make_spec(Dtype::kBf16, 8, 2, 64, {-1, 0});
-  RandomTask random = random_task(shape, 3);
+  HostTask random = random_task(shape, 3);
   random.task.resume = true;
   const Built built = build(spec, random.task, shape);
   for (std::int32_t i = 0; i < built.layout.item_count; ++i) {
@@ -166,22 +211,8 @@ TEST(WorkItems, LongestFirst) {
     WorkShape shape = kShapes[0];
     shape.cache_bytes = cache;
     const FoldSpec spec = testing::make_spec(Dtype::kBf16, 8, 2, 64, {-1, 0});
-    std::vector<QueryRun> queries;
-    std::vector<KeyRun> runs;
-    std::vector<KeyTile> tiles;
-    const std::vector<std::int64_t> lengths(3, 1024);
-    for (std::int32_t s = 0; s < 3; ++s) {
-      queries.push_back({s, 0, 1024 * s, 1024});
-      runs.push_back({s, 0, 16, 16 * s});
-      for (int i = 0; i < 16; ++i) tiles.push_back({0, 100'000 * s + i});
-    }
-    FoldTask task;
-    task.q.tokens = 3 * 1024;
-    task.queries = queries;
-    task.key_lengths = lengths;
-    task.key_runs = runs;
-    task.tiles = tiles;
-    const Built built = build(spec, task, shape);
+    const HostTask task = whole_task(shape, 3, 1024);
+    const Built built = build(spec, task.task, shape);
     ASSERT_EQ(built.layout.item_count, 24);
     EXPECT_EQ(built.layout.section_heads, cache == 1 ? 4 : 8);
     const auto* items = built.at<WorkItem>(built.layout.items);
@@ -193,9 +224,133 @@ TEST(WorkItems, LongestFirst) {
   }
 }
 
+class WorkBundles : public ::testing::Test {
+ protected:
+  void check(const FoldSpec& spec, const HostTask& host, const WorkShape& shape) {
+    SCOPED_TRACE(describe(spec));
+    const Built built = build(spec, host.task, shape);
+    ASSERT_LE(built.layout.bytes, built.memory.size());
+    const auto* items = built.at<WorkItem>(built.layout.items);
+    const int group = spec.heads / spec.kv_heads;
+    std::vector<int> visits(static_cast<std::size_t>(built.layout.item_count * group), 0);
+    for (std::int32_t i = 0; i < built.layout.bundle_count; ++i) {
+      const WorkBundle& bundle = built.at<WorkBundle>(built.layout.bundles)[i];
+      ASSERT_GE(bundle.units, 1);
+      ASSERT_LE(bundle.units, shape.units);
+      ASSERT_LT(bundle.head, group);
+      const std::vector<std::int64_t> tiles = walk(built, bundle);
+      std::int64_t begin = std::numeric_limits<std::int64_t>::max();
+      std::int64_t end = 0;
+      for (std::int32_t n = 0; n < bundle.units; ++n) {
+        const std::int32_t index = bundle.item + (bundle.head + n) / group;
+        ASSERT_LT(index, built.layout.item_count);
+        ++visits[static_cast<std::size_t>(index * group + (bundle.head + n) % group)];
+        const WorkItem& item = items[index];
+        ASSERT_EQ(sequence_of(host, item), sequence_of(host, items[bundle.item]));
+        if (item.tiles == 0) continue;
+        begin = std::min(begin, item.first);
+        end = std::max(end, item.first + item.tiles);
+        // The unit's tiles are a part of the walk, where the kernel looks for them.
+        const std::vector<std::int64_t> own = walk(built, item);
+        ASSERT_LE(item.first - bundle.first + item.tiles, bundle.tiles);
+        ASSERT_TRUE(std::equal(own.begin(), own.end(), tiles.begin() + (item.first - bundle.first)));
+      }
+      if (end == 0) {
+        EXPECT_EQ(bundle.tiles, 0);
+      } else {
+        EXPECT_EQ(bundle.first, begin);
+        EXPECT_EQ(bundle.first + bundle.tiles, end);
+      }
+    }
+    ASSERT_EQ(visits, std::vector<int>(visits.size(), 1));
+    if (built.layout.bundle_count > 0) expect_counters_are_zero(built, shape);
+  }
+
+  static std::int32_t sequence_of(const HostTask& host, const WorkItem& item) {
+    const std::int64_t row = item.row + item.slot_begin;
+    const auto run = std::find_if(host.queries.begin(), host.queries.end(),
+                                  [row](const QueryRun& q) { return q.row <= row && row < q.row + q.rows; });
+    return run->sequence;
+  }
+
+  static void expect_counters_are_zero(const Built& built, const WorkShape& shape) {
+    const auto count = static_cast<std::size_t>(1 + shape.ctas);
+    ASSERT_LE(built.layout.counters + count * sizeof(std::int32_t), built.memory.size());
+    const auto* counters = built.at<std::int32_t>(built.layout.counters);
+    for (std::size_t i = 0; i < count; ++i) ASSERT_EQ(counters[i], 0) << i;
+  }
+
+  static FoldSpec spec_of(int group, const Mask& mask) {
+    return testing::make_spec(Dtype::kBf16, 2 * group, 2, 64, mask);
+  }
+};
+
+TEST_F(WorkBundles, EveryItemAndHeadOnce) {
+  for (const WorkShape& shape : kBundleShapes) {
+    for (const Mask& mask : kMasks) {
+      for (const int group : {1, 3, 4, 8}) {
+        const FoldSpec spec = spec_of(group, mask);
+        for (const bool resume : {false, true}) {
+          HostTask ragged = ragged_task(shape);
+          ragged.task.resume = resume;
+          check(spec, ragged, shape);
+        }
+        for (std::uint64_t seed = 1; seed <= 30; ++seed) check(spec, random_task(shape, seed), shape);
+      }
+    }
+  }
+}
+
+// As many items as rows, and a rest in every sequence: the most that table_bytes() must make room for.
+TEST_F(WorkBundles, ManyShortSequencesHaveRoom) {
+  for (const WorkShape& shape : kBundleShapes) {
+    for (const int group : {1, 4}) check(spec_of(group, {-1, 0}), whole_task(shape, 500, 1), shape);
+  }
+}
+
+TEST_F(WorkBundles, LongestFirst) {
+  for (const Mask& mask : {Mask{-1, -1}, Mask{-1, 0}, Mask{300, 0}}) {
+    // Everything in the cache; sequences that fill it one by one, with enough to do in each; too little to do in each.
+    for (const auto& [cache, ctas] : {std::pair{std::int64_t{1} << 40, 1}, {1, 1}, {1, 132}}) {
+      WorkShape shape = kBundleShapes[0];
+      shape.cache_bytes = cache;
+      shape.ctas = ctas;
+      const Built built = build(spec_of(4, mask), whole_task(shape, 3, 1024).task, shape);
+      constexpr std::int32_t kOfSequence = (1024 / 64 * 4 + 2) / 3;
+      ASSERT_EQ(built.layout.bundle_count, 3 * kOfSequence);
+      const bool sections = cache == 1 && ctas == 1;
+      EXPECT_EQ(built.layout.section_heads, sections ? 4 : 8);
+      const auto* bundles = built.at<WorkBundle>(built.layout.bundles);
+      for (std::int32_t i = 0; i + 1 < built.layout.bundle_count; ++i) {
+        const bool new_section = sections && (i + 1) % kOfSequence == 0;
+        EXPECT_TRUE(new_section || bundles[i].tiles >= bundles[i + 1].tiles) << i;
+        EXPECT_TRUE(!sections || bundles[i].item / 16 == i / kOfSequence) << i;
+      }
+    }
+  }
+}
+
+TEST_F(WorkBundles, CtasKeepPaceOnWalksFarBeyondTheCache) {
+  for (const int group : {1, 4}) {
+    const FoldSpec spec = spec_of(group, {-1, -1});
+    WorkShape shape = kBundleShapes[0];
+    const HostTask one = whole_task(shape, 1, 64 * 128);
+    const HostTask many = whole_task(shape, 64, 128);
+    const std::int64_t head_bytes = std::int64_t{64} * 128 * (64 + 64) * 2;
+    shape.cache_bytes = head_bytes / 4;
+    EXPECT_FALSE(build(spec, one.task, shape).layout.keep_pace);
+    shape.cache_bytes = head_bytes / 4 - 1;
+    EXPECT_TRUE(build(spec, one.task, shape).layout.keep_pace);
+    // As many keys in all, but no walk is long.
+    EXPECT_FALSE(build(spec, many.task, shape).layout.keep_pace);
+    // A window makes the walk short, however long the sequence is.
+    EXPECT_FALSE(build(spec_of(group, {256, 0}), one.task, shape).layout.keep_pace);
+  }
+}
+
 TEST(WorkItems, RefusesMoreThanWasReserved) {
   const WorkShape& shape = kShapes[0];
-  const RandomTask random = random_task(shape, 5);
+  const HostTask random = random_task(shape, 5);
   const FoldSpec spec = testing::make_spec(Dtype::kBf16, 8, 2, 64, {-1, 0});
   std::vector<std::byte> memory(64);
   WorkBuilder builder;

@@ -12,8 +12,10 @@ namespace {
 constexpr Mask kMasks[] = {{-1, -1}, {-1, 0}, {100, 0}, {150, 33}};
 
 std::string to_string(const Arrangement& a) {
-  return fmt::format("threads {}, tiles per task {}, run rows {}, shuffle {}, strided {}, separate finish {}",
-                     a.threads, a.tiles_per_task, a.run_rows, a.shuffle, a.strided, a.separate_finish);
+  return fmt::format(
+      "threads {}, tiles per task {}, run rows {}, shuffle {}, sources {}, strided {}, separate finish {}, odd {}{}{}",
+      a.threads, a.tiles_per_task, a.run_rows, a.shuffle, a.sources, a.strided, a.separate_finish, a.odd_q ? "q" : "",
+      a.odd_keys ? "k" : "", a.odd_out ? "o" : "");
 }
 
 class FoldInvariance : public KernelRowTest {
@@ -60,6 +62,27 @@ TEST_P(FoldInvariance, RowsGroupedAndPlacedAnyhow) {
                                      {.run_rows = 7, .shuffle = 32},
                                      {.run_rows = 64, .shuffle = 33, .strided = true},
                                      {.tiles_per_task = 2, .run_rows = 19, .shuffle = 34}});
+    }
+  }
+}
+
+// Kernels may fetch in different ways, by how many sources there are and how views are aligned, in tasks of one state.
+TEST_P(FoldInvariance, AnyNumberOfSourcesAtAnyAlignment) {
+  for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16, Dtype::kF16}) {
+    for (const int head_dim : {64, 128}) {
+      const FoldSpec spec = make_spec(dtype, 4, 2, head_dim, {-1, 0});
+      if (!cannot_run(row(), spec).empty()) continue;
+      expect_same(inputs_for(spec),
+                  {{.shuffle = 81, .sources = 4},
+                   {.shuffle = 82, .sources = 5},
+                   {.tiles_per_task = 3, .shuffle = 83, .sources = 40},
+                   {.odd_q = true},
+                   {.odd_keys = true},
+                   {.odd_out = true},
+                   {.tiles_per_task = 1, .odd_q = true},
+                   {.tiles_per_task = 2, .shuffle = 84, .sources = 4, .odd_keys = true},
+                   {.tiles_per_task = 3, .shuffle = 85, .strided = true, .odd_q = true, .odd_out = true},
+                   {.run_rows = 9, .shuffle = 86, .sources = 7, .odd_q = true, .odd_keys = true, .odd_out = true}});
     }
   }
 }

@@ -44,14 +44,51 @@ class Bytes {
   std::size_t size_;
 };
 
-// Where rows of [heads, dim] lie: dense, or with room behind each head and each token.
-struct Strides {
+// Where elements of [tokens, heads, dim] lie: dense, or with room behind each head and each token, or at odd elements.
+struct Lattice {
+  std::int64_t shift;  // of the first
   std::int64_t token;
   std::int64_t head;
+
+  std::size_t at(std::int64_t token_index, std::int64_t head_index) const {
+    return static_cast<std::size_t>(shift + token_index * token + head_index * head);
+  }
+  std::size_t size(std::int64_t tokens) const { return static_cast<std::size_t>(shift + tokens * token); }
 };
-Strides strides_of(const Arrangement& arrangement, std::int64_t heads, std::int64_t dim) {
-  if (!arrangement.strided) return {heads * dim, dim};
-  return {heads * (dim + 16) + 24, dim + 16};
+Lattice lattice_of(bool strided, bool odd, std::int64_t heads, std::int64_t dim) {
+  const std::int64_t gap = (strided ? 16 : 0) + (odd ? 2 : 0);
+  return {odd ? 1 : 0, heads * (dim + gap) + (strided ? 24 : 0), dim + gap};
+}
+
+// A tensor in the backend's memory.
+struct PlacedTensor {
+  Bytes bytes;
+  TensorView view;
+};
+PlacedTensor place(Backend& backend, const std::vector<std::byte>& host, const Lattice& lattice, Dtype dtype,
+                   std::int64_t tokens, std::int64_t heads, std::int64_t dim) {
+  PlacedTensor placed{Bytes(backend, host.size()), {}};
+  placed.bytes.write(host);
+  placed.view = {placed.bytes.data() + static_cast<std::size_t>(lattice.shift) * size_of(dtype),
+                 dtype,
+                 tokens,
+                 heads,
+                 dim,
+                 lattice.token,
+                 lattice.head};
+  return placed;
+}
+
+// Dense rows, moved apart.
+std::vector<std::byte> spread(const std::vector<std::byte>& dense, const Lattice& lattice, std::size_t element,
+                              std::int64_t tokens, std::int64_t heads, std::int64_t dim) {
+  std::vector<std::byte> host(lattice.size(tokens) * element, kPoison);
+  const std::size_t row = static_cast<std::size_t>(dim) * element;
+  for (std::int64_t i = 0; i < tokens * heads; ++i) {
+    std::memcpy(host.data() + lattice.at(i / heads, i % heads) * element,
+                dense.data() + static_cast<std::size_t>(i) * row, row);
+  }
+  return host;
 }
 
 // A run of query rows and the packed token that it begins with.
@@ -110,12 +147,11 @@ PlacedKeys place_keys(const FoldInputs& inputs, const Arrangement& arrangement, 
     keys.v = {inputs.v};
     return keys;
   }
-  constexpr std::size_t kSources = 3;
   const auto k_row = static_cast<std::size_t>(inputs.spec.kv_heads * inputs.spec.head_dim) * size_of(inputs.spec.dtype);
   const auto v_row =
       static_cast<std::size_t>(inputs.spec.kv_heads * inputs.spec.head_dim_v) * size_of(inputs.spec.dtype);
-  keys.k.resize(kSources);
-  keys.v.resize(kSources);
+  keys.k.resize(arrangement.sources);
+  keys.v.resize(arrangement.sources);
   std::vector<std::size_t> order(keys.tiles.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
   std::mt19937_64 generator(arrangement.shuffle + 1);
@@ -125,9 +161,9 @@ PlacedKeys place_keys(const FoldInputs& inputs, const Arrangement& arrangement, 
     const std::int64_t length = inputs.sequences[static_cast<std::size_t>(tile.sequence)].k_len;
     const auto rows = static_cast<std::size_t>(std::min<std::int64_t>(key_tile, length - tile.tile * key_tile));
     const auto from = static_cast<std::size_t>(tile.place.row);
-    std::vector<std::byte>& k = keys.k[n % kSources];
-    std::vector<std::byte>& v = keys.v[n % kSources];
-    tile.place = {static_cast<std::int32_t>(n % kSources), static_cast<std::int64_t>(k.size() / k_row)};
+    std::vector<std::byte>& k = keys.k[n % arrangement.sources];
+    std::vector<std::byte>& v = keys.v[n % arrangement.sources];
+    tile.place = {static_cast<std::int32_t>(n % arrangement.sources), static_cast<std::int64_t>(k.size() / k_row)};
     k.insert(k.end(), inputs.k.begin() + static_cast<std::ptrdiff_t>(from * k_row),
              inputs.k.begin() + static_cast<std::ptrdiff_t>((from + rows) * k_row));
     v.insert(v.end(), inputs.v.begin() + static_cast<std::ptrdiff_t>(from * v_row),
@@ -169,31 +205,35 @@ FoldResult FoldRunner::run(const FoldInputs& inputs, const Arrangement& arrangem
   const std::int64_t rows = inputs.q_tokens();
   const std::vector<PlacedRun> placed = place_runs(inputs, arrangement);
 
-  const Strides q_strides = strides_of(arrangement, spec.heads, spec.head_dim);
-  std::vector<std::byte> q_host(static_cast<std::size_t>(rows * q_strides.token) * element, kPoison);
   const auto q_row = static_cast<std::size_t>(spec.head_dim) * element;
-  for (const PlacedRun& piece : placed) {
-    for (std::int64_t i = 0; i < piece.run.rows * spec.heads; ++i) {
-      const std::int64_t to = (piece.run.row + i / spec.heads) * q_strides.token + i % spec.heads * q_strides.head;
-      std::memcpy(q_host.data() + static_cast<std::size_t>(to) * element,
-                  inputs.q.data() + static_cast<std::size_t>(piece.packed * spec.heads + i) * q_row, q_row);
+  std::vector<PlacedTensor> q;  // that tasks read in turn
+  for (const bool odd : arrangement.odd_q ? std::vector<bool>{true, false} : std::vector<bool>{false}) {
+    const Lattice lattice = lattice_of(arrangement.strided, odd, spec.heads, spec.head_dim);
+    std::vector<std::byte> host(lattice.size(rows) * element, kPoison);
+    for (const PlacedRun& piece : placed) {
+      for (std::int64_t i = 0; i < piece.run.rows * spec.heads; ++i) {
+        std::memcpy(host.data() + lattice.at(piece.run.row + i / spec.heads, i % spec.heads) * element,
+                    inputs.q.data() + static_cast<std::size_t>(piece.packed * spec.heads + i) * q_row, q_row);
+      }
     }
+    q.push_back(place(*backend_, host, lattice, spec.dtype, rows, spec.heads, spec.head_dim));
   }
-  Bytes q(*backend_, q_host.size());
-  q.write(q_host);
 
   const PlacedKeys keys = place_keys(inputs, arrangement, kernel_->key_tile());
-  std::vector<Bytes> k_bytes;
-  std::vector<Bytes> v_bytes;
+  std::vector<PlacedTensor> k;
+  std::vector<PlacedTensor> v;
   std::vector<KeySource> sources;
-  k_bytes.reserve(keys.k.size());
-  v_bytes.reserve(keys.v.size());
   for (std::size_t i = 0; i < keys.k.size(); ++i) {
-    k_bytes.emplace_back(*backend_, keys.k[i].size()).write(keys.k[i]);
-    v_bytes.emplace_back(*backend_, keys.v[i].size()).write(keys.v[i]);
+    const bool odd = arrangement.odd_keys && i % 2 == 0;
     const auto tokens = static_cast<std::int64_t>(keys.k[i].size() / element) / (spec.kv_heads * spec.head_dim);
-    sources.push_back({dense_view(k_bytes[i].data(), spec.dtype, tokens, spec.kv_heads, spec.head_dim),
-                       dense_view(v_bytes[i].data(), spec.dtype, tokens, spec.kv_heads, spec.head_dim_v)});
+    const auto place_rows = [&](const std::vector<std::byte>& dense, std::int64_t dim) {
+      const Lattice lattice = lattice_of(false, odd, spec.kv_heads, dim);
+      return place(*backend_, spread(dense, lattice, element, tokens, spec.kv_heads, dim), lattice, spec.dtype, tokens,
+                   spec.kv_heads, dim);
+    };
+    k.push_back(place_rows(keys.k[i], spec.head_dim));
+    v.push_back(place_rows(keys.v[i], spec.head_dim_v));
+    sources.push_back({k[i].view, v[i].view});
   }
 
   std::vector<std::byte> sinks_host(inputs.sinks.size() * sizeof(float));
@@ -201,8 +241,8 @@ FoldResult FoldRunner::run(const FoldInputs& inputs, const Arrangement& arrangem
   Bytes sinks(*backend_, sinks_host.size());
   sinks.write(sinks_host);
 
-  const Strides out_strides = strides_of(arrangement, spec.heads, spec.head_dim_v);
-  Bytes out(*backend_, static_cast<std::size_t>(rows * out_strides.token) * element);
+  const Lattice out_lattice = lattice_of(arrangement.strided, arrangement.odd_out, spec.heads, spec.head_dim_v);
+  Bytes out(*backend_, out_lattice.size(rows) * element);
   Bytes lse(*backend_, static_cast<std::size_t>(rows * spec.heads) * sizeof(float));
   Bytes state(*backend_, kernel_->state_bytes(rows));
 
@@ -211,10 +251,10 @@ FoldResult FoldRunner::run(const FoldInputs& inputs, const Arrangement& arrangem
   std::vector<QueryRun> queries;
   for (const PlacedRun& piece : placed) queries.push_back(piece.run);
   // LSE head by head, as it stands in files.
-  const FoldOutput output{
-      {out.data(), spec.dtype, rows, spec.heads, spec.head_dim_v, out_strides.token, out_strides.head},
-      {reinterpret_cast<float*>(lse.data()), 1, rows},
-      spec.sinks ? reinterpret_cast<const float*>(sinks.data()) : nullptr};
+  const FoldOutput output{{out.data() + static_cast<std::size_t>(out_lattice.shift) * element, spec.dtype, rows,
+                           spec.heads, spec.head_dim_v, out_lattice.token, out_lattice.head},
+                          {reinterpret_cast<float*>(lse.data()), 1, rows},
+                          spec.sinks ? reinterpret_cast<const float*>(sinks.data()) : nullptr};
 
   const std::size_t per_task =
       arrangement.tiles_per_task == 0 ? keys.tiles.size() : static_cast<std::size_t>(arrangement.tiles_per_task);
@@ -223,13 +263,14 @@ FoldResult FoldRunner::run(const FoldInputs& inputs, const Arrangement& arrangem
   std::vector<KeyRun> key_runs;
   std::vector<KeyTile> tiles;
   bool finished = false;
+  std::size_t task_number = 0;
   for (std::size_t begin = 0; !finished;) {
     const std::size_t end = std::min(begin + per_task, keys.tiles.size());
     const bool folds = begin < end || begin == 0;
     map_tiles(keys, begin, end, key_runs, tiles);
     finished = end == keys.tiles.size() && (!arrangement.separate_finish || !folds || keys.tiles.empty());
     FoldTask task;
-    task.q = {q.data(), spec.dtype, rows, spec.heads, spec.head_dim, q_strides.token, q_strides.head};
+    task.q = q[task_number++ % q.size()].view;
     task.queries = queries;
     task.key_lengths = key_lengths;
     task.key_runs = key_runs;
@@ -255,8 +296,7 @@ FoldResult FoldRunner::run(const FoldInputs& inputs, const Arrangement& arrangem
       const std::int64_t row = piece.run.row + i / spec.heads;
       const std::int64_t head = i % spec.heads;
       const auto packed = static_cast<std::size_t>(piece.packed * spec.heads + i);
-      const auto from = static_cast<std::size_t>(row * out_strides.token + head * out_strides.head);
-      std::memcpy(result.out.data() + packed * out_row, out_host.data() + from * element, out_row);
+      std::memcpy(result.out.data() + packed * out_row, out_host.data() + out_lattice.at(row, head) * element, out_row);
       std::memcpy(&result.lse[packed], lse_host.data() + static_cast<std::size_t>(head * rows + row) * sizeof(float),
                   sizeof(float));
     }

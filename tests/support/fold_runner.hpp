@@ -17,9 +17,15 @@ struct Arrangement {
   int threads = 1;
   std::int64_t tiles_per_task = 0;  // tiles (of all sequences, in order) folded by one task; 0: all by one
   std::int64_t run_rows = 0;        // rows of a query run; 0: one run per sequence
-  std::uint64_t shuffle = 0;        // not 0: runs lie in q, and tiles in three sources, in an order of this seed
+  std::uint64_t shuffle = 0;        // not 0: runs lie in q, and tiles in several sources, in an order of this seed
+  std::size_t sources = 3;          // so many; some hold nothing where there are fewer tiles
   bool strided = false;             // tokens and heads of q and out lie apart
   bool separate_finish = false;     // the last task only finishes
+  // Rows lie at odd elements, where no vector load can read or write them: of q in the first, third, … task; of every
+  // other source of keys and values; of out.
+  bool odd_q = false;
+  bool odd_keys = false;
+  bool odd_out = false;
 };
 
 struct FoldResult {
