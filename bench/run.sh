@@ -151,7 +151,7 @@ part_ring_peers() {
   finish ring-peers
 }
 
-# One rank needs the memory of its share of 2m tokens: 78 GB on one GPU.
+# One rank needs the memory of its share of 2m tokens: 43 GB on one GPU.
 two_million=(--synthetic 7 --seq 2m "${main_shape[@]}")
 
 part_two_million() {

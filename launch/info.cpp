@@ -87,6 +87,7 @@ void print_tables(const Screen& screen, const DeviceInfo& device) {
     const std::string obstacle = row.unavailable();
     text += fmt::format("  {:<16} {:<5} runs here: {}{}\n                   {}\n", row.name, row.backend,
                         state_of(obstacle), obstacle.empty() ? "" : fmt::format(" ({})", obstacle), row.supports);
+    for (const std::string& config : row.configs()) text += fmt::format("                     {}\n", config);
   }
   text += "\ntransports\n";
   for (const TransportRow& row : transport_table()) {
@@ -124,6 +125,9 @@ std::string info_json(const Invocation& invocation, const DeviceInfo& device, co
   for (const KernelRow& row : kernel_table()) {
     const std::string obstacle = row.unavailable();
     json.begin_object().member("name", row.name).member("backend", row.backend).member("supports", row.supports);
+    json.key("configs").begin_array();
+    for (const std::string& config : row.configs()) json.value(config);
+    json.end_array();
     json.member("available", obstacle.empty()).member("reason", obstacle).end_object();
   }
   json.end_array().key("transports").begin_array();

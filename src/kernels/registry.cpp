@@ -25,22 +25,24 @@ namespace ringattn {
 
 namespace {
 
+std::vector<std::string> one_for_all() { return {}; }
+
 constexpr KernelRow kTable[] = {
 #ifdef RINGATTN_HAVE_HOPPER
     {"sm90_fold", "cuda",
-     "bf16, fp16; head_dim 64, 96, 128, 256, and 192 with head_dim_v 128; every mask, softcap, sinks", 5.5e14,
-     sm90::fold_unavailable, sm90::fold_missing, cuda::make_cuda_backend, sm90::make_fold},
+     "bf16, fp16; head_dim 64, 96, 128, 256, and 192 with head_dim_v 128; every mask, softcap, sinks",
+     sm90::fold_configs, 5.5e14, sm90::fold_unavailable, sm90::fold_missing, cuda::make_cuda_backend, sm90::make_fold},
 #endif
 #ifdef RINGATTN_HAVE_CUDA
     {"sm80_fold", "cuda",
      "bf16, fp16; head_dim 64, 96, 128, 256, and 192 with head_dim_v 128; every mask, softcap, sinks",
-     3.5e14,  // an H200, rounded down, as below
+     sm80::fold_configs, 3.5e14,  // an H200, rounded down, as below
      cuda::cuda_unavailable, sm80::fold_missing, cuda::make_cuda_backend, sm80::make_fold},
     {"sm80_plain", "cuda", "fp32, bf16, fp16; head dims that are multiples of 8 up to 256; every mask, softcap, sinks",
-     3e12, cuda::cuda_unavailable, sm80::plain_missing, cuda::make_cuda_backend, sm80::make_plain},
+     one_for_all, 3e12, cuda::cuda_unavailable, sm80::plain_missing, cuda::make_cuda_backend, sm80::make_plain},
 #endif
     {"cpu_fold", "cpu", "fp32, bf16, fp16; head dims that are multiples of 8 up to 256; every mask, softcap, sinks",
-     5e10, [] { return std::string(); }, cpu::cpu_fold_missing, cpu::make_cpu_backend, cpu::make_cpu_fold},
+     one_for_all, 5e10, [] { return std::string(); }, cpu::cpu_fold_missing, cpu::make_cpu_backend, cpu::make_cpu_fold},
 };
 
 constexpr std::string_view kBackends[] = {"auto", "cpu", "cuda"};

@@ -20,6 +20,8 @@ struct KernelRow {
   std::string_view name;      // e.g. "cpu_fold"; the architecture first
   std::string_view backend;   // "cpu", "cuda"
   std::string_view supports;  // one line for people: dtypes, dims, masks
+  // How it computes each shape that it is compiled for, a line each; empty: all alike.
+  std::vector<std::string> (*configs)();
   // What it reaches where nobody has measured, by the convention of job_flops(): plans and time limits rest on it.
   double flops_per_second;
   // Why the kernel can't run on this machine at all; empty: it can.

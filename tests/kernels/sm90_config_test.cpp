@@ -127,5 +127,12 @@ TEST(Sm90Config, DescribesItself) {
             "tile 3x64x128, 4 stages of keys, 176.0 KiB, 160 registers");
 }
 
+TEST(Sm90Config, ListsWhatIsCompiled) {
+  const std::vector<std::string> lines = fold_configs();
+  ASSERT_EQ(lines.size(), std::size(kFoldConfigs));
+  EXPECT_EQ(lines[2], "head_dim 128: tile 3x64x128, 2 stages of keys, 224.0 KiB, 160 registers");
+  EXPECT_TRUE(lines[3].starts_with("head_dim 192/128: "));
+}
+
 }  // namespace
 }  // namespace ringattn::sm90

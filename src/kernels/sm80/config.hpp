@@ -47,5 +47,7 @@ std::vector<std::string> fold_missing(const FoldSpec& spec);
 
 // One line, e.g. "tile 128x64, 4 warps of 32 rows, 2 stages of keys, 97.5 KiB".
 std::string describe(const FoldConfig& config);
+// All of them, with the head dims in front. See KernelRow::configs.
+std::vector<std::string> fold_configs();
 
 }  // namespace ringattn::sm80

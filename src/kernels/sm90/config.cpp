@@ -37,4 +37,15 @@ std::string describe(const FoldConfig& config) {
                      config.fold_registers());
 }
 
+std::vector<std::string> fold_configs() {
+  std::vector<std::string> lines;
+  for (const FoldConfig& config : kFoldConfigs) {
+    const std::string dims = config.head_dim == config.head_dim_v
+                                 ? fmt::format("{}", config.head_dim)
+                                 : fmt::format("{}/{}", config.head_dim, config.head_dim_v);
+    lines.push_back(fmt::format("head_dim {}: {}", dims, describe(config)));
+  }
+  return lines;
+}
+
 }  // namespace ringattn::sm90

@@ -52,5 +52,7 @@ std::vector<std::string> fold_missing(const FoldSpec& spec);
 
 // One line, e.g. "tile 3x64x128, 2 stages of keys, 224.0 KiB, 160 registers".
 std::string describe(const FoldConfig& config);
+// All of them, with the head dims in front. See KernelRow::configs.
+std::vector<std::string> fold_configs();
 
 }  // namespace ringattn::sm90

@@ -9,8 +9,8 @@
 
 namespace ringattn::sm90 {
 
-// A number that all lanes have, told so that the compiler knows it: descriptors are then worked out once a warp, in
-// uniform registers, a quarter of the loop's instructions less.
+// A number that all lanes have, told so that the compiler knows it: what follows from it, descriptors above all, is
+// then worked out once a warp, in uniform registers.
 __device__ __forceinline__ std::uint32_t of_warp(std::uint32_t number) { return __shfl_sync(0xffffffffU, number, 0); }
 
 template <class C>

@@ -45,11 +45,6 @@ __device__ __forceinline__ bool named_any(int barrier, int threads, bool mine) {
       : "memory");
   return any != 0;
 }
-// Counts as one that has come, and goes on.
-__device__ __forceinline__ void named_arrive(int barrier, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-
 // Every warp of a warpgroup says so; kCount is a multiple of 8.
 template <int kCount>
 __device__ __forceinline__ void give_registers() {
