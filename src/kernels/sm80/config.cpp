@@ -3,32 +3,18 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
+#include <span>
+
+#include "kernels/cuda/config_table.hpp"
 
 namespace ringattn::sm80 {
 
 std::optional<FoldConfig> choose_config(const FoldSpec& spec) {
-  if (spec.dtype == Dtype::kF32) return std::nullopt;
-  const auto found = std::find_if(std::begin(kFoldConfigs), std::end(kFoldConfigs), [&](const FoldConfig& config) {
-    return config.head_dim == spec.head_dim && config.head_dim_v == spec.head_dim_v;
-  });
-  if (found == std::end(kFoldConfigs)) return std::nullopt;
-  return *found;
+  return cuda::find_config(std::span<const FoldConfig>(kFoldConfigs), spec);
 }
 
 std::vector<std::string> fold_missing(const FoldSpec& spec) {
-  std::vector<std::string> missing;
-  if (spec.dtype == Dtype::kF32) missing.push_back("fp32 (supported: bf16, fp16)");
-  const bool known = std::any_of(std::begin(kFoldConfigs), std::end(kFoldConfigs), [&](const FoldConfig& config) {
-    return config.head_dim == spec.head_dim && config.head_dim_v == spec.head_dim_v;
-  });
-  if (!known) {
-    missing.push_back(
-        spec.head_dim == spec.head_dim_v
-            ? fmt::format("head_dim {} (supported: 64, 96, 128, 256)", spec.head_dim)
-            : fmt::format("head_dim {} with head_dim_v {} (supported: 192 with 128)", spec.head_dim, spec.head_dim_v));
-  }
-  return missing;
+  return cuda::missing_in_table(std::span<const FoldConfig>(kFoldConfigs), spec);
 }
 
 std::string describe(const FoldConfig& config) {
@@ -37,15 +23,6 @@ std::string describe(const FoldConfig& config) {
                      static_cast<double>(config.shared_bytes()) / 1024.0);
 }
 
-std::vector<std::string> fold_configs() {
-  std::vector<std::string> lines;
-  for (const FoldConfig& config : kFoldConfigs) {
-    const std::string dims = config.head_dim == config.head_dim_v
-                                 ? fmt::format("{}", config.head_dim)
-                                 : fmt::format("{}/{}", config.head_dim, config.head_dim_v);
-    lines.push_back(fmt::format("head_dim {}: {}", dims, describe(config)));
-  }
-  return lines;
-}
+std::vector<std::string> fold_configs() { return cuda::config_lines(std::span<const FoldConfig>(kFoldConfigs)); }
 
 }  // namespace ringattn::sm80

@@ -223,15 +223,7 @@ __device__ __forceinline__ void finish_rows(const cuda::FoldParams& p, const cud
         q_tile + static_cast<std::uint32_t>(chunk / 8 * C::kQueryTile * kPanelRowBytes) + swizzled(slot, chunk % 8));
     if (slot < item.slot_begin || slot >= item.slot_end) continue;
     std::uint16_t* to = out + (item.row + slot) * p.out_token_stride + head * p.out_head_stride + chunk * 8;
-    if (aligned) {
-      *reinterpret_cast<uint4*>(to) = elements;
-    } else {
-      const std::uint32_t words[4] = {elements.x, elements.y, elements.z, elements.w};
-      for (int w = 0; w < 4; ++w) {
-        to[2 * w] = static_cast<std::uint16_t>(words[w]);
-        to[2 * w + 1] = static_cast<std::uint16_t>(words[w] >> 16);
-      }
-    }
+    store_elements(to, elements, aligned);
   }
 }
 

@@ -111,4 +111,17 @@ __device__ __forceinline__ void copy_tile(std::uint32_t target, const RowsOf& ro
   }
 }
 
+// Eight elements of a row on their way out; `aligned`: to 16 bytes.
+__device__ __forceinline__ void store_elements(std::uint16_t* to, const uint4& elements, bool aligned) {
+  if (aligned) {
+    *reinterpret_cast<uint4*>(to) = elements;
+    return;
+  }
+  const std::uint32_t words[4] = {elements.x, elements.y, elements.z, elements.w};
+  for (int w = 0; w < 4; ++w) {
+    to[2 * w] = static_cast<std::uint16_t>(words[w]);
+    to[2 * w + 1] = static_cast<std::uint16_t>(words[w] >> 16);
+  }
+}
+
 }  // namespace ringattn::sm80

@@ -164,15 +164,7 @@ __device__ __noinline__ void write_rows(const cuda::FoldParams& p, Unit unit, st
         staging + static_cast<std::uint32_t>(chunk / 8 * SharedMap<C>::kQPanel) + sm80::swizzled(slot, chunk % 8));
     std::uint16_t* to =
         out + (unit.row() + slot) * p.out_token_stride + unit.query_head() * p.out_head_stride + chunk * 8;
-    if (aligned) {
-      *reinterpret_cast<uint4*>(to) = elements;
-    } else {
-      const std::uint32_t words[4] = {elements.x, elements.y, elements.z, elements.w};
-      for (int w = 0; w < 4; ++w) {
-        to[2 * w] = static_cast<std::uint16_t>(words[w]);
-        to[2 * w + 1] = static_cast<std::uint16_t>(words[w] >> 16);
-      }
-    }
+    sm80::store_elements(to, elements, aligned);
   }
 }
 

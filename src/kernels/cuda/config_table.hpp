@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// What tables of compiled configurations have in common: an entry for each pair of head dims, bf16 and fp16 alike.
+#pragma once
+
+#include <algorithm>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernels/fold.hpp"
+
+namespace ringattn::cuda {
+
+// The entry for the spec's head dims; none: the kernel can't do the spec.
+template <class Config>
+std::optional<Config> find_config(std::span<const Config> table, const FoldSpec& spec) {
+  const auto found = std::find_if(table.begin(), table.end(), [&](const Config& config) {
+    return config.head_dim == spec.head_dim && config.head_dim_v == spec.head_dim_v;
+  });
+  if (spec.dtype == Dtype::kF32 || found == table.end()) return std::nullopt;
+  return *found;
+}
+
+// What a kernel with such a table lacks for the spec (KernelRow::missing); `known`: its head dims are in the table.
+std::vector<std::string> missing_in_table(const FoldSpec& spec, bool known);
+
+// "head_dim 192/128: " and the description.
+std::string config_line(int head_dim, int head_dim_v, const std::string& description);
+
+template <class Config>
+std::vector<std::string> missing_in_table(std::span<const Config> table, FoldSpec spec) {
+  FoldSpec of_table = spec;
+  of_table.dtype = Dtype::kBf16;
+  return missing_in_table(spec, find_config(table, of_table).has_value());
+}
+
+// See KernelRow::configs.
+template <class Config>
+std::vector<std::string> config_lines(std::span<const Config> table) {
+  std::vector<std::string> lines;
+  for (const Config& config : table) {
+    lines.push_back(config_line(config.head_dim, config.head_dim_v, describe(config)));
+  }
+  return lines;
+}
+
+}  // namespace ringattn::cuda
