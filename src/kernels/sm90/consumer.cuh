@@ -33,14 +33,16 @@ __device__ __forceinline__ void multiply_q_k(float (&s)[C::kKeyTile / 8][4], std
 
 template <class C>
 __device__ __forceinline__ void add_p_v(float (&o)[C::kDimV / 8][4],
-                                        const std::uint32_t (&probability)[C::kKeyTile / 16][4], std::uint32_t v_tile) {
+                                        const std::uint32_t (&probability)[C::kKeyTile / 16][4], std::uint32_t v_tile,
+                                        bool first) {
   const std::uint32_t v = of_warp(descriptor_low(v_tile, SharedMap<C>::kTilePanel));
   pin(o);
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < C::kKeyTile / 16; ++step) {
     Wgmma<typename C::Element, C::kDimV>::rs(
-        o, probability[step], descriptor(v + static_cast<std::uint32_t>(step * 16 * kPanelRowBytes >> 4)));
+        o, probability[step], descriptor(v + static_cast<std::uint32_t>(step * 16 * kPanelRowBytes >> 4)),
+        step > 0 || !first);
   }
   wgmma_commit();
 }
@@ -121,11 +123,11 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
       }
       pack<C>(s, probability);
     };
-    const auto add = [&] {
+    const auto add = [&](bool first) {
       rows.l[0] = __fadd_rn(rows.l[0], sum[0]);
       rows.l[1] = __fadd_rn(rows.l[1], sum[1]);
       barrier_wait(map.v_full(ring.stage()), ring.parity());
-      add_p_v<C>(rows.o, probability, map.v(ring.stage()));
+      add_p_v<C>(rows.o, probability, map.v(ring.stage()), first);
       wgmma_wait();
       pin(rows.o);
       if (rows.has(Rows<C>::kLeader)) barrier_arrive(map.empty(ring.stage()));
@@ -136,13 +138,13 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
 #pragma unroll 1
       for (; left > stop; --left, ring.advance()) {
         score.template operator()<true>();
-        add();
+        add(false);
       }
       if (left == 0) break;
       score.template operator()<false>();
       if (left == 1 && p.save && (number() + 1) % kSumTiles == 0) rows.flags |= Rows<C>::kFull;
       rows.flags |= Rows<C>::kOpen;
-      add();
+      add(!p.resume && left == unit.end() - unit.begin());
       --left;
       ring.advance();
     }

@@ -52,15 +52,20 @@ __device__ __forceinline__ float4* sums_of(const cuda::FoldParams& p, const Unit
   return reinterpret_cast<float4*>(sums);
 }
 
+template <int kBlocks>
+__device__ __forceinline__ void clear(float (&o)[kBlocks][4]) {
+#pragma unroll
+  for (int n = 0; n < kBlocks; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) o[n][i] = 0.0F;
+  }
+}
+
 template <class C>
 __device__ __forceinline__ void begin_rows(const cuda::FoldParams& p, const Unit& unit, Rows<C>& rows) {
   const int slot = slot_of_thread();
   rows.flags = (rows.flags & (Rows<C>::kWriting | Rows<C>::kLeader)) | Rows<C>::kSpecial;
-#pragma unroll
-  for (int n = 0; n < C::kDimV / 8; ++n) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) rows.o[n][i] = 0.0F;
-  }
+  if (p.resume || unit.end() == unit.begin()) clear(rows.o);  // else the first tile does it
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     rows.shift[half] = 0.0F;
@@ -108,11 +113,7 @@ __device__ __forceinline__ void close_group(const cuda::FoldParams& p, const Uni
       }
     }
   }
-#pragma unroll
-  for (int n = 0; n < C::kDimV / 8; ++n) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) rows.o[n][i] = 0.0F;
-  }
+  clear(rows.o);
   rows.flags = (rows.flags | Rows<C>::kSummed | Rows<C>::kSummed << 1) & ~(Rows<C>::kOpen | Rows<C>::kFull);
 }
 
@@ -144,6 +145,13 @@ __device__ __forceinline__ float add_flushed(float a, float b) {
   float sum;
   asm("add.rn.ftz.f32 %0, %1, %2;" : "=f"(sum) : "f"(a), "f"(b));
   return sum;
+}
+// Scales what add_flushed() has added, or what had nothing to be added to: a · b is the same whether a came from 0 + a,
+// also for −0 and subnormal numbers.
+__device__ __forceinline__ float scale_flushed(float a, float b) {
+  float product;
+  asm("fma.rn.ftz.f32 %0, %1, %2, 0f00000000;" : "=f"(product) : "f"(a), "f"(b));
+  return product;
 }
 
 // The rows that a warp has left in shared memory: where some are absent, or the copy engine can't write them.
@@ -184,12 +192,11 @@ __device__ __forceinline__ void finish_rows(const HopperParams& params, const Un
   const std::int64_t row = unit.row();
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const bool summed = rows.summed(half);
+    if (!rows.summed(half)) continue;
     const float4* const sums = sums_of<C>(p, unit, half);
 #pragma unroll
     for (int n = 0; n < C::kDimV / 16; ++n) {
-      float4 x{0.0F, 0.0F, 0.0F, 0.0F};
-      if (summed) x = __ldcg(sums + 4 * n);
+      const float4 x = __ldcg(sums + 4 * n);
       rows.o[2 * n][2 * half] = add_flushed(x.x, rows.o[2 * n][2 * half]);
       rows.o[2 * n][2 * half + 1] = add_flushed(x.y, rows.o[2 * n][2 * half + 1]);
       rows.o[2 * n + 1][2 * half] = add_flushed(x.z, rows.o[2 * n + 1][2 * half]);
@@ -197,35 +204,42 @@ __device__ __forceinline__ void finish_rows(const HopperParams& params, const Un
     }
   }
   float inverse[2];
+  float total[2];
+  float reference[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    float l = rows.l[half];
+    float& l = total[half];
+    l = rows.l[half];
     l = __fadd_rn(l, __shfl_xor_sync(0xffffffffU, l, 1));
     l = __fadd_rn(l, __shfl_xor_sync(0xffffffffU, l, 2));
     const float m = rows.seen(half) ? __fmul_rn(-rows.shift[half], kLn2) : -INFINITY;
-    float reference = m;
+    reference[half] = m;
     float weight = 1.0F;
     if (p.sinks != nullptr) {
       // One more score, without a value.
       const float sink = p.sinks[head];
-      reference = sink > m || sink != sink ? sink : m;
-      const float finite = reference == -INFINITY ? 0.0F : reference;
+      reference[half] = sink > m || sink != sink ? sink : m;
+      const float finite = reference[half] == -INFINITY ? 0.0F : reference[half];
       weight = expf(__fsub_rn(m, finite));
       l = __fmaf_rn(l, weight, expf(__fsub_rn(sink, finite)));
     }
     // Nothing was seen: O is 0, and log 0 is −∞.
     inverse[half] = __fmul_rn(weight, __frcp_rn(l == 0.0F ? 1.0F : l));
+  }
+  if (p.lse != nullptr && lane % 4 < 2) {  // of a row's four threads, one; the next one for the other half
+    const int half = lane % 4;
     const int at = slot + 8 * half;
-    if (p.lse != nullptr && lane % 4 == 0 && at >= slot_begin && at < slot_end) {
-      p.lse[(row + at) * p.lse_token_stride + head * p.lse_head_stride] = __fadd_rn(reference, logf(l));
+    if (at >= slot_begin && at < slot_end) {
+      p.lse[(row + at) * p.lse_token_stride + head * p.lse_head_stride] =
+          __fadd_rn(half == 0 ? reference[0] : reference[1], logf(half == 0 ? total[0] : total[1]));
     }
   }
   const std::uint32_t to = staging + sm80::swizzled(first + lane % 16, lane / 16);
 #pragma unroll
   for (int n = 0; n < C::kDimV / 8; n += 2) {
     const auto pair = [&](int block, int half) {
-      return sm80::Products<typename C::Element>::pack(__fmul_rn(rows.o[block][2 * half], inverse[half]),
-                                                       __fmul_rn(rows.o[block][2 * half + 1], inverse[half]));
+      return sm80::Products<typename C::Element>::pack(scale_flushed(rows.o[block][2 * half], inverse[half]),
+                                                       scale_flushed(rows.o[block][2 * half + 1], inverse[half]));
     };
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
                      sm80::at_columns<kQueryTile>(to, n / 2)),

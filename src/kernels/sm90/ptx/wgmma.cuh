@@ -67,7 +67,7 @@ struct Wgmma;
   "%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 
 // kRegisters is the number of D's registers, a, b, … the numbers of the operands behind them.
-#define RINGATTN_WGMMA(Element_, type, columns, kRegisters, a, b, c, e, f)                                            \
+#define RINGATTN_WGMMA(Element_, type, columns, kRegisters, a, b, c, e, f, g)                                         \
   template <>                                                                                                         \
   struct Wgmma<Element_, columns> {                                                                                   \
     __device__ static __forceinline__ void ss(float (&d)[columns / 8][4], std::uint64_t q, std::uint64_t k,           \
@@ -80,24 +80,24 @@ struct Wgmma;
                    : "l"(q), "l"(k), "r"(static_cast<int>(accumulate)));                                              \
     }                                                                                                                 \
     __device__ static __forceinline__ void rs(float (&d)[columns / 8][4], const std::uint32_t (&p)[4],                \
-                                              std::uint64_t v) {                                                      \
-      asm volatile(                                                                                                   \
-          "{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"                                                                  \
-          "wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." type "." type " {" RINGATTN_N_##kRegisters          \
-          "}, {%" #a ", %" #b ", %" #c ", %" #e "}, %" #f ", p, 1, 1, 1;\n}"                                          \
-          : RINGATTN_D_##kRegisters                                                                                   \
-          : "r"(p[0]), "r"(p[1]), "r"(p[2]), "r"(p[3]), "l"(v));                                                      \
+                                              std::uint64_t v, bool accumulate) {                                     \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #g                                                            \
+                   ", 0;\n"                                                                                           \
+                   "wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." type "." type " {" RINGATTN_N_##kRegisters \
+                   "}, {%" #a ", %" #b ", %" #c ", %" #e "}, %" #f ", p, 1, 1, 1;\n}"                                 \
+                   : RINGATTN_D_##kRegisters                                                                          \
+                   : "r"(p[0]), "r"(p[1]), "r"(p[2]), "r"(p[3]), "l"(v), "r"(static_cast<int>(accumulate)));          \
     }                                                                                                                 \
   };
 #define RINGATTN_WGMMA_BOTH(...)                     \
   RINGATTN_WGMMA(__nv_bfloat16, "bf16", __VA_ARGS__) \
   RINGATTN_WGMMA(__half, "f16", __VA_ARGS__)
-RINGATTN_WGMMA_BOTH(64, 32, 32, 33, 34, 35, 36)
-RINGATTN_WGMMA_BOTH(80, 40, 40, 41, 42, 43, 44)
-RINGATTN_WGMMA_BOTH(96, 48, 48, 49, 50, 51, 52)
-RINGATTN_WGMMA_BOTH(112, 56, 56, 57, 58, 59, 60)
-RINGATTN_WGMMA_BOTH(128, 64, 64, 65, 66, 67, 68)
-RINGATTN_WGMMA_BOTH(256, 128, 128, 129, 130, 131, 132)
+RINGATTN_WGMMA_BOTH(64, 32, 32, 33, 34, 35, 36, 37)
+RINGATTN_WGMMA_BOTH(80, 40, 40, 41, 42, 43, 44, 45)
+RINGATTN_WGMMA_BOTH(96, 48, 48, 49, 50, 51, 52, 53)
+RINGATTN_WGMMA_BOTH(112, 56, 56, 57, 58, 59, 60, 61)
+RINGATTN_WGMMA_BOTH(128, 64, 64, 65, 66, 67, 68, 69)
+RINGATTN_WGMMA_BOTH(256, 128, 128, 129, 130, 131, 132, 133)
 #undef RINGATTN_WGMMA_BOTH
 #undef RINGATTN_WGMMA
 #undef RINGATTN_N_128
