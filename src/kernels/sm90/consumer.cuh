@@ -16,7 +16,7 @@ __device__ __forceinline__ std::uint32_t of_warp(std::uint32_t number) { return 
 template <class C>
 __device__ __forceinline__ void multiply_q_k(float (&s)[C::kKeyTile / 8][4], std::uint32_t q_tile,
                                              std::uint32_t k_tile) {
-  const std::uint32_t q = of_warp(q_tile);
+  const std::uint32_t q = of_warp(descriptor_low(q_tile));
   const std::uint32_t k = of_warp(descriptor_low(k_tile));
   pin(s);
   wgmma_fence();
@@ -48,12 +48,12 @@ __device__ __forceinline__ void add_p_v(float (&o)[C::kDimV / 8][4],
 }
 
 template <class C>
-__device__ __forceinline__ void consume(const HopperParams& params, const SharedMap<C>& map, int consumer) {
+__device__ __forceinline__ void consume(const HopperParams& params, const SharedMap<C>& map) {
   const cuda::FoldParams& p = params.fold;
-  const auto meet = [&] { named_sync(1 + consumer, kWarpgroup); };
+  // The first warpgroup fetches; barrier 0 is __syncthreads()'s.
+  const auto warpgroup = [] { return thread_of_cta() / kWarpgroup; };
 
   RingCursor<C::kStages> ring;
-  RingCursor<C::kRounds> round;
   // A round's shared memory is given back when the copy engine has read its finished rows: in the next round.
   Rows<C> rows;
   rows.flags = thread_of_warpgroup() == 0 ? Rows<C>::kLeader : 0U;
@@ -61,7 +61,7 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
     if ((rows.flags & Rows<C>::kWriting) == 0) [[likely]]
       return;
     if (thread_of_cta() % 32 == 0) store_wait_read();
-    barrier_arrive(map.q_empty(C::kRounds == 1 ? 0U : round.stage() ^ 1U));
+    barrier_arrive(map.q_empty(C::kRounds == 1 ? 0U : rows.round().stage() ^ 1U));
     rows.flags &= ~Rows<C>::kWriting;
   };
   const auto let_pass = [&](int count) {
@@ -69,21 +69,18 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
     for (int i = 0; i < count; ++i, ring.advance()) {
       barrier_wait(map.k_full(ring.stage()), ring.parity());
       barrier_wait(map.v_full(ring.stage()), ring.parity());
-      meet();  // no warp may fall behind by a turn of the stages
+      named_sync(warpgroup(), kWarpgroup);  // no warp may fall behind by a turn of the stages
       if (rows.has(Rows<C>::kLeader)) barrier_arrive(map.empty(ring.stage()));
     }
   };
 
-  for (;; round.advance()) {
-    barrier_wait(map.work_full(round.stage()), round.parity());
-    barrier_wait(map.q_full(round.stage()), round.parity());
-    if (load_number(map.tiles(round.stage())) < 0) break;
-    const Unit unit = map.unit(round.stage(), consumer);
-    const auto q_tile = [&] { return map.q(round.stage(), consumer); };
+  for (;; rows.flags += Rows<C>::kNextRound) {
+    barrier_wait(map.work_full(rows.round().stage()), rows.round().parity());
+    barrier_wait(map.q_full(rows.round().stage()), rows.round().parity());
+    Unit unit = map.unit(rows.round().stage(), warpgroup() - 1);
+    keep(unit.address);
+    if (unit.walk() < 0) break;
     begin_rows<C>(p, unit, rows);
-
-    std::uint32_t q_low = descriptor_low(q_tile());
-    keep(q_low);
 
     let_pass(unit.begin());
     int left = unit.end() - unit.begin();  // of its tiles
@@ -95,29 +92,26 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
     const auto score = [&]<bool kPlain>() {
       float s[C::kKeyTile / 8][4];
       barrier_wait(map.k_full(ring.stage()), ring.parity());
-      multiply_q_k<C>(s, q_low, map.k(ring.stage()));
+      multiply_q_k<C>(s, map.q(unit), map.k(ring.stage()));
       if constexpr (!kPlain) give_back();
       wgmma_wait();
       pin(s);
       if constexpr (!kPlain) {
         if (p.scaled_first) scale_scores(p, s);
         const int tile = number();
-        if (unit.masked(left)) {
-#pragma unroll
-          for (int half = 0; half < 2; ++half) mask_scores(p, s, half, visible_columns<C>(unit, half, tile));
-        }
+        if (unit.masked(left)) mask_tile<C>(p, unit, tile, s);
         if (rows.has(Rows<C>::kSpecial)) {
           settle<C>(p, rows, s);
           // The warps of a warpgroup take the same way through the products, as wgmma demands.
           const bool more = p.scaled_first || !rows.seen(0) || !rows.seen(1);
-          if (!named_any(1 + consumer, kWarpgroup, more)) rows.flags &= ~Rows<C>::kSpecial;
+          if (!named_any(warpgroup(), kWarpgroup, more)) rows.flags &= ~Rows<C>::kSpecial;
         }
         if (tile % kSumTiles == 0 && rows.has(Rows<C>::kOpen)) close_group<C>(p, unit, rows);
       }
       exponentiate<C>(p, rows.shift, s, sum);
       if (__any_sync(0xffffffffU, sum[0] > kMost || sum[1] > kMost)) [[unlikely]] {
         Redone<C> redone;
-        redo<C>(params, unit, number(), q_tile(), map.k(ring.stage()), rows.shift[0], rows.shift[1], sum[0], sum[1],
+        redo<C>(params, unit, number(), map.q(unit), map.k(ring.stage()), rows.shift[0], rows.shift[1], sum[0], sum[1],
                 rows.flags, redone);
         take_over<C>(redone, rows, s, sum);
       }
@@ -148,7 +142,7 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
       --left;
       ring.advance();
     }
-    let_pass(load_number(map.tiles(round.stage())) - unit.end());
+    let_pass(unit.walk() - unit.end());
     give_back();
 
     if (p.save) {
@@ -156,8 +150,8 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
       if (rows.has(Rows<C>::kFull)) close_group<C>(p, unit, rows);
       save_rows<C>(p, unit, rows);
     }
-    if (p.finish) finish_rows<C>(params, unit, q_tile(), rows);
-    rows.flags = Rows<C>::kWriting | (rows.flags & Rows<C>::kLeader);
+    if (p.finish) finish_rows<C>(params, unit, map.q(unit), rows);
+    rows.flags = Rows<C>::kWriting | (rows.flags & Rows<C>::kKept);
     if constexpr (C::kRounds == 1) give_back();
   }
   give_back();

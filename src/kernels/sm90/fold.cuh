@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) fold_kernel(const __grid_const
     }
   } else {
     take_registers<C::kFoldRegisters>();
-    consume<C>(params, map, warpgroup - 1);
+    consume<C>(params, map);
   }
 }
 

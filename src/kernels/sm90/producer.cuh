@@ -53,7 +53,8 @@ __device__ __forceinline__ void schedule(const HopperParams& params, const Share
       if (lane == 0) index = static_cast<int>(gridDim.x) + atomicAdd(p.taken, 1);
       index = __shfl_sync(0xffffffffU, index, 0);
     }
-    auto* work = work_of<C>(shared, cursor.stage());
+    BundleWork* const work = work_of<C>(shared, cursor.stage());
+    UnitWork* const units = units_of<C>(shared, cursor.stage());
     if (round >= C::kRounds) barrier_wait(map.q_empty(cursor.stage()), cursor.parity() ^ 1U);
     const bool any = index < all_work;
     if (any) {
@@ -62,6 +63,7 @@ __device__ __forceinline__ void schedule(const HopperParams& params, const Share
       const int kv_head = index / section_work * section_heads + in_section % section_heads;
       if (lane < C::kUnits) {
         UnitWork unit{};
+        unit.walk = bundle.tiles;
         if (lane < bundle.units) {
           const int in_group = bundle.head + lane;
           const cuda::WorkItem& item = p.items[bundle.item + in_group / group];
@@ -78,7 +80,7 @@ __device__ __forceinline__ void schedule(const HopperParams& params, const Share
             set_edges<C>(p, item, item.first_tile, item.runs == 1, unit);
           }
         }
-        work->unit[lane] = unit;
+        units[lane] = unit;
       }
       if (lane == 0) {
         work->first = bundle.first;
@@ -91,8 +93,9 @@ __device__ __forceinline__ void schedule(const HopperParams& params, const Share
         work->units = bundle.units;
         work->tiles = bundle.tiles;
       }
-    } else if (lane == 0) {
-      work->tiles = -1;
+    } else {
+      if (lane < C::kUnits) units[lane].walk = -1;
+      if (lane == 0) work->tiles = -1;
     }
     barrier_arrive(map.work_full(cursor.stage()));
     if (!any) return;
@@ -106,8 +109,7 @@ struct TilePlace {
   std::int64_t row;
 };
 
-template <int kUnits>
-__device__ __forceinline__ TilePlace find_tile(const cuda::FoldParams& p, const BundleWork<kUnits>& work, int i) {
+__device__ __forceinline__ TilePlace find_tile(const cuda::FoldParams& p, const BundleWork& work, int i) {
   std::int64_t tile = work.first_tile + i;
   std::int64_t index = work.table + i;
   if (work.runs > 1) {
@@ -122,18 +124,18 @@ __device__ __forceinline__ TilePlace find_tile(const cuda::FoldParams& p, const 
 
 template <class C>
 __device__ __forceinline__ void fetch_queries(const HopperParams& params, const SharedMap<C>& map,
-                                              const typename SharedMap<C>::Work& work, std::uint32_t round) {
+                                              const BundleWork& work, const UnitWork* units, std::uint32_t round) {
   if (work.tiles <= 0) {
     barrier_arrive(map.q_full(round));
     return;
   }
   barrier_arrive_expect(map.q_full(round), work.units * C::kQBytes);
   for (int unit = 0; unit < work.units; ++unit) {
-    const int row = static_cast<int>(work.unit[unit].row);
+    const int row = static_cast<int>(units[unit].row);
 #pragma unroll
     for (int panel = 0; panel < C::kPanels; ++panel) {
       load_box(map.q(round, unit) + static_cast<std::uint32_t>(panel * SharedMap<C>::kQPanel), &params.q,
-               map.q_full(round), panel * kPanelColumns, work.unit[unit].query_head, row);
+               map.q_full(round), panel * kPanelColumns, units[unit].query_head, row);
     }
   }
 }
@@ -150,9 +152,9 @@ __device__ __forceinline__ void fetch(const HopperParams& params, const SharedMa
   std::uint32_t paced = 0;  // parity
   for (;; round.advance()) {
     barrier_wait(map.work_full(round.stage()), round.parity());
-    const typename Map::Work& work = *work_of<C>(shared, round.stage());
+    const BundleWork& work = *work_of<C>(shared, round.stage());
     const int tiles = work.tiles;
-    if (lane == 0) fetch_queries<C>(params, map, work, round.stage());
+    if (lane == 0) fetch_queries<C>(params, map, work, units_of<C>(shared, round.stage()), round.stage());
     if (tiles < 0) break;
     const int kv_head = work.kv_head;
     const std::int64_t key_length = work.key_length;

@@ -61,7 +61,7 @@ __device__ __noinline__ void redo(const HopperParams& params, Unit unit, int num
     scores_again<C>(p, s, q_tile, k_tile, block);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      mask_scores(p, s, half, columns[half], 2 * block);
+      mask_scores<0, 2>(p, s, half, columns[half], 2 * block);
       most[half] = fmaxf(most[half],
                          fmaxf(fmaxf(s[0][2 * half], s[0][2 * half + 1]), fmaxf(s[1][2 * half], s[1][2 * half + 1])));
     }
@@ -84,7 +84,7 @@ __device__ __noinline__ void redo(const HopperParams& params, Unit unit, int num
     scores_again<C>(p, s, q_tile, k_tile, block);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      mask_scores(p, s, half, columns[half], 2 * block);
+      mask_scores<0, 2>(p, s, half, columns[half], 2 * block);
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
 #pragma unroll

@@ -64,7 +64,7 @@ __device__ __forceinline__ void clear(float (&o)[kBlocks][4]) {
 template <class C>
 __device__ __forceinline__ void begin_rows(const cuda::FoldParams& p, const Unit& unit, Rows<C>& rows) {
   const int slot = slot_of_thread();
-  rows.flags = (rows.flags & (Rows<C>::kWriting | Rows<C>::kLeader)) | Rows<C>::kSpecial;
+  rows.flags |= Rows<C>::kSpecial;
   if (p.resume || unit.end() == unit.begin()) clear(rows.o);  // else the first tile does it
 #pragma unroll
   for (int half = 0; half < 2; ++half) {

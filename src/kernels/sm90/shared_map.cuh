@@ -3,7 +3,8 @@
 //
 //   Q      [rounds][units][64 rows]     copies → consumers; then a unit's finished rows on their way out
 //   K, V   [stages][key_tile rows]      copies → consumers
-//   work   [rounds]                     scheduler → copies, consumers
+//   units  [rounds][units]              scheduler → copies, consumers: a unit's part of the work
+//   work   [rounds]                     scheduler → copies
 //
 // A tile of [rows, dim] is cut into panels of 64 columns, rows of 128 bytes with the 128-byte swizzle.
 #pragma once
@@ -34,7 +35,8 @@ __device__ __forceinline__ void store_number(std::uint32_t address, int number) 
 struct UnitWork {
   std::int64_t row;         // of q: of slot 0
   std::int64_t first;       // as in cuda::WorkItem
-  std::int32_t begin, end;  // of the bundle's walk: its own tiles
+  std::int32_t walk;        // tiles of the bundle's walk; −1: nothing more
+  std::int32_t begin, end;  // of the walk: its own tiles
   std::int32_t slot_begin, slot_end;
   std::int32_t query_head;
   std::int32_t run_begin, runs;  // as in cuda::WorkItem
@@ -44,8 +46,9 @@ struct UnitWork {
   // What takes more than the plain steps, counted as the tiles that are left before them: the first ones down to
   // `head`, the last ones from `tail` on, and, from `group` down, every kSumTiles-th: it begins a group.
   std::int32_t head, tail, group;
-  std::int32_t padding;
+  std::int32_t padding[12];
 };
+static_assert(sizeof(UnitWork) == 128);
 inline constexpr int kNoEdge = 1 << 30;  // farther than any key of the walk, in either direction
 
 // The same as consumers read it: from shared memory each time, for the sake of registers.
@@ -53,6 +56,7 @@ struct Unit {
   std::uint32_t address;
 
   __device__ std::int64_t row() const { return load_wide(offsetof(UnitWork, row)); }
+  __device__ int walk() const { return load(offsetof(UnitWork, walk)); }
   __device__ int begin() const { return load(offsetof(UnitWork, begin)); }
   __device__ int end() const { return load(offsetof(UnitWork, end)); }
   __device__ int slot_begin() const { return load(offsetof(UnitWork, slot_begin)); }
@@ -97,7 +101,6 @@ struct Unit {
   }
 };
 
-template <int kUnits>
 struct BundleWork {
   std::int64_t first, first_tile, table;  // as in cuda::WorkBundle
   std::int64_t key_length;
@@ -106,23 +109,21 @@ struct BundleWork {
   std::int32_t kv_head;
   std::int32_t units;
   std::int32_t padding;
-  UnitWork unit[kUnits];
 };
 
 template <class C>
 struct SharedMap {
-  using Work = BundleWork<C::kUnits>;
-
   static constexpr int kQPanel = kQueryTile * kPanelRowBytes;
   static constexpr int kTilePanel = C::kKeyTile * kPanelRowBytes;
   static constexpr int kQOffset = 0;
   static constexpr int kKOffset = C::kRounds * C::kUnits * C::kQBytes;
   static constexpr int kVOffset = kKOffset + C::kStages * C::kKBytes;
-  static constexpr int kWorkOffset = kVOffset + C::kStages * C::kVBytes;
-  static constexpr int kBarrierOffset = kWorkOffset + C::kRounds * static_cast<int>(sizeof(Work));
+  static constexpr int kUnitOffset = kVOffset + C::kStages * C::kVBytes;
+  static constexpr int kWorkOffset = kUnitOffset + C::kRounds * C::kUnits * static_cast<int>(sizeof(UnitWork));
+  static constexpr int kBarrierOffset = kWorkOffset + C::kRounds * static_cast<int>(sizeof(BundleWork));
   static constexpr int kTailOffset = kBarrierOffset + (3 * C::kRounds + 3 * C::kStages + 5) * kBarrierBytes;
   static constexpr int kBytes = kTailOffset + 16;
-  static_assert(kWorkOffset % 1024 == 0 && kBarrierOffset % kBarrierBytes == 0 && kBytes <= 232448);
+  static_assert(kUnitOffset % 1024 == 0 && kBarrierOffset % kBarrierBytes == 0 && kBytes <= 232448);
 
   // Address of the whole in the shared window: behind what the device keeps for itself (hopper_params.hpp). As a
   // constant it costs no register.
@@ -135,11 +136,12 @@ struct SharedMap {
     return at(kQOffset, round * C::kUnits + static_cast<std::uint32_t>(unit), C::kQBytes);
   }
   __device__ Unit unit(std::uint32_t round, int unit) const {
-    return {at(kWorkOffset, round, sizeof(Work)) + static_cast<std::uint32_t>(offsetof(Work, unit)) +
-            static_cast<std::uint32_t>(unit) * static_cast<std::uint32_t>(sizeof(UnitWork))};
+    return {at(kUnitOffset, round * C::kUnits + static_cast<std::uint32_t>(unit), sizeof(UnitWork))};
   }
-  __device__ std::uint32_t tiles(std::uint32_t round) const {
-    return at(kWorkOffset, round, sizeof(Work)) + static_cast<std::uint32_t>(offsetof(Work, tiles));
+  // Q of a unit, from where its work is: one register tells both.
+  __device__ std::uint32_t q(const Unit& unit) const {
+    static_assert(C::kQBytes % sizeof(UnitWork) == 0);
+    return at(kQOffset, unit.address - (base + kUnitOffset), C::kQBytes / sizeof(UnitWork));
   }
   __device__ std::uint32_t k(std::uint32_t stage) const { return at(kKOffset, stage, C::kKBytes); }
   __device__ std::uint32_t v(std::uint32_t stage) const { return at(kVOffset, stage, C::kVBytes); }
@@ -167,8 +169,12 @@ struct SharedMap {
 
 // Generic addresses of the same memory, for plain data.
 template <class C>
-__device__ __forceinline__ typename SharedMap<C>::Work* work_of(unsigned char* shared, std::uint32_t round) {
-  return reinterpret_cast<typename SharedMap<C>::Work*>(shared + SharedMap<C>::kWorkOffset) + round;
+__device__ __forceinline__ BundleWork* work_of(unsigned char* shared, std::uint32_t round) {
+  return reinterpret_cast<BundleWork*>(shared + SharedMap<C>::kWorkOffset) + round;
+}
+template <class C>
+__device__ __forceinline__ UnitWork* units_of(unsigned char* shared, std::uint32_t round) {
+  return reinterpret_cast<UnitWork*>(shared + SharedMap<C>::kUnitOffset) + round * C::kUnits;
 }
 
 }  // namespace ringattn::sm90

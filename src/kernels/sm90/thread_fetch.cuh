@@ -54,10 +54,11 @@ __device__ __forceinline__ void fetch_by_threads(const HopperParams& params, con
   int filled = 0;
   for (;; round.advance()) {
     barrier_wait(map.work_full(round.stage()), round.parity());
-    const auto& work = *work_of<C>(shared, round.stage());
+    const BundleWork& work = *work_of<C>(shared, round.stage());
+    const UnitWork* const units = units_of<C>(shared, round.stage());
     const int tiles = work.tiles;
     for (int unit = 0; tiles > 0 && unit < work.units; ++unit) {
-      const UnitWork& rows = work.unit[unit];
+      const UnitWork& rows = units[unit];
       const char* q =
           static_cast<const char*>(p.q) + 2 * (rows.row * p.q_token_stride + rows.query_head * p.q_head_stride);
       copy_rows(map.q(round.stage(), unit), {q, 2 * p.q_token_stride}, C::kDim, kQueryTile, rows.slot_begin,

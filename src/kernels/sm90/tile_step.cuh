@@ -42,6 +42,14 @@ struct Rows {
   static constexpr std::uint32_t kFull = 64;    // the open group ends with the last tile of the task
   static constexpr std::uint32_t kWriting = 128;  // the last round's finished rows may be on their way out
   static constexpr std::uint32_t kLeader = 256;   // the first thread of the warpgroup
+  // Above: where the warpgroup is in the ring of rounds. Counting on it wraps around by itself.
+  static constexpr int kRoundShift = C::kRounds == 1 ? 31 : 30;
+  static_assert(C::kRounds <= 2);
+  static constexpr std::uint32_t kNextRound = 1U << kRoundShift;
+
+  static constexpr std::uint32_t kKept = kLeader | ~(kNextRound - 1);  // from unit to unit
+
+  __device__ RingCursor<C::kRounds> round() const { return {flags >> kRoundShift}; }
 
   __device__ bool has(std::uint32_t flag) const { return (flags & flag) != 0; }
   __device__ bool seen(int half) const { return has(kSeen << half); }
@@ -64,11 +72,12 @@ __device__ __forceinline__ Columns visible_columns(const Unit& unit, int half, i
   return {unit.from() + slot - key, (to < length ? to : length) - key};
 }
 
-template <int kBlocks>
+// Blocks [kFrom, kTo) of s hold the columns from `first` · 8 on.
+template <int kFrom, int kTo, int kBlocks>
 __device__ __forceinline__ void mask_scores(const cuda::FoldParams& p, float (&s)[kBlocks][4], int half,
                                             const Columns& columns, int first = 0) {
 #pragma unroll
-  for (int j = 0; j < kBlocks; ++j) {
+  for (int j = kFrom; j < kTo; ++j) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       if ((first + j) * 8 + i >= columns.high) s[j][2 * half + i] = -INFINITY;
@@ -76,12 +85,27 @@ __device__ __forceinline__ void mask_scores(const cuda::FoldParams& p, float (&s
   }
   if (p.mask_left < 0) return;
 #pragma unroll
-  for (int j = 0; j < kBlocks; ++j) {
+  for (int j = kFrom; j < kTo; ++j) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       if ((first + j) * 8 + i < columns.low) s[j][2 * half + i] = -INFINITY;
     }
   }
+}
+
+// The keys that rows don't see. Where all rows see the first ones, those need no look.
+template <class C, int kBlocks>
+__device__ __forceinline__ void mask_tile(const cuda::FoldParams& p, const Unit& unit, int number,
+                                          float (&s)[kBlocks][4]) {
+  constexpr int kFirst = kBlocks / 2;
+  const Columns columns[2] = {visible_columns<C>(unit, 0, number), visible_columns<C>(unit, 1, number)};
+  const int end = (number - unit.origin()) * C::kKeyTile + kFirst * 8;
+  if (p.mask_left >= 0 || unit.to() < end || unit.length() < end) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) mask_scores<0, kFirst>(p, s, half, columns[half]);
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) mask_scores<kFirst, kBlocks>(p, s, half, columns[half]);
 }
 
 // cap · tanh(x / cap) = cap − 2 cap / (e^(2x / cap) + 1); the absolute error is a few 2⁻²³ of the cap.
