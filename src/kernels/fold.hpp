@@ -46,6 +46,8 @@ struct QueryRun {
   std::int64_t position = 0;
   std::int64_t row = 0;
   std::int64_t rows = 0;
+
+  bool operator==(const QueryRun&) const = default;
 };
 
 // Where keys and values lie. Dense or strided; the rows of k and v with the same index belong to the same token.
@@ -58,6 +60,8 @@ struct KeySource {
 struct KeyTile {
   std::int32_t source = 0;
   std::int64_t row = 0;
+
+  bool operator==(const KeyTile&) const = default;
 };
 
 // Tiles [first_tile, first_tile + tiles) of one sequence, mapped by FoldTask::tiles[table …]. Tile t of a sequence of n
@@ -67,6 +71,8 @@ struct KeyRun {
   std::int64_t first_tile = 0;
   std::int64_t tiles = 0;
   std::int64_t table = 0;
+
+  bool operator==(const KeyRun&) const = default;
 };
 
 // Where finished rows go.

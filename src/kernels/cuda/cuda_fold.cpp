@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 
 #include "base/cuda.hpp"
@@ -79,6 +80,7 @@ class CudaFold final : public FoldKernel {
     kernel_.shape.cache_bytes = cache_for_keys(device_);
     ring_.reserve(table_bytes(spec_, kernel_.shape, limits), device_);
     builder_.reserve(spec_, kernel_.shape, limits);
+    for (Built& built : built_) built.geometry.reserve(limits);
     if (own_bytes() > scratch_.bytes()) scratch_ = allocate_device(own_bytes(), device_);
     kernel_.launch(params_, {});  // loaded now, not while peers wait
   }
@@ -92,11 +94,23 @@ class CudaFold final : public FoldKernel {
     if (progress) progress();
     if (task.q.tokens == 0 || (task.finish == nullptr && !task.save)) return;
     const DeviceGuard guard(device_);
-    const TableLayout layout = builder_.build(spec_, task, kernel_.shape, ring_.next(progress));
-    if (layout.item_count == 0) return;
-
     const cudaStream_t queue = cuda_stream(stream);
-    std::byte* tables = ring_.upload(layout.bytes, queue);
+    std::byte* tables = nullptr;
+    TableLayout layout;
+    const auto known = std::ranges::find_if(built_, [&](const Built& built) { return built.geometry.fits(task); });
+    if (known != built_.end()) {
+      layout = known->layout;
+      if (layout.item_count == 0) return;
+      tables = ring_.again(static_cast<std::size_t>(known - built_.begin()), queue);
+    } else {
+      const std::span<std::byte> memory = ring_.next(progress);
+      Built& built = built_[ring_.current()];
+      built.geometry.forget();
+      layout = built.layout = builder_.build(spec_, task, kernel_.shape, memory);
+      if (layout.item_count > 0) tables = ring_.upload(layout.bytes, queue);
+      built.geometry.remember(task);
+      if (layout.item_count == 0) return;
+    }
     FoldParams p = params_;
     p.q = task.q.data;
     p.q_token_stride = task.q.token_stride;
@@ -148,6 +162,12 @@ class CudaFold final : public FoldKernel {
   }
 
  private:
+  // What a slot of the ring holds.
+  struct Built {
+    TaskGeometry geometry;
+    TableLayout layout;
+  };
+
   std::size_t own_bytes() const {
     return static_cast<std::size_t>(multiprocessors_) * kernel_.scratch_floats * sizeof(float);
   }
@@ -158,6 +178,7 @@ class CudaFold final : public FoldKernel {
   int multiprocessors_;
   FoldParams params_;
   StagingRing ring_;
+  std::array<Built, kStagingSlots> built_;
   Buffer scratch_;
   WorkBuilder builder_;
 };

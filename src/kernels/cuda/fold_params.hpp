@@ -73,8 +73,8 @@ struct FoldParams {
   bool all_near;
   std::int32_t item_count, bundle_count;
 
-  std::int32_t* taken;           // counter of work that CTAs have taken, 0 at the start
-  std::int32_t* tiles_done;      // [multiprocessors], 0 at the start: how far CTAs are that keep pace
+  std::int32_t* taken;           // counter of work that CTAs have taken, 0 at the start and when the kernel ends
+  std::int32_t* tiles_done;      // [multiprocessors]: how far CTAs are that keep pace; at the start 0, or as they left
   std::int32_t multiprocessors;  // of the device
   float* scratch;                // what the kernel's CTAs keep outside their registers during a task
   float* state;                  // as the kernel lays it out

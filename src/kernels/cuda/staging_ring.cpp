@@ -52,6 +52,12 @@ std::byte* StagingRing::upload(std::size_t bytes, cudaStream_t stream) {
   return slot.device.data();
 }
 
+std::byte* StagingRing::again(std::size_t slot, cudaStream_t stream) {
+  current_ = slot;
+  check_cuda(cudaStreamWaitEvent(stream, slots_[slot].read.get()), "cudaStreamWaitEvent");
+  return slots_[slot].device.data();
+}
+
 void StagingRing::release(cudaStream_t stream) { slots_[current_].read.record(stream); }
 
 }  // namespace ringattn::cuda

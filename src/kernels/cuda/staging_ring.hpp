@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Small tables on their way to a device: pinned host memory with a device twin, in slots that are used in turn. A slot
-// is free again when the stream has passed the kernel that reads it.
+// is free again when the stream has passed the kernel that reads it, and keeps its tables until it is used again.
 #pragma once
 
 #include <cstddef>
@@ -24,8 +24,12 @@ class StagingRing {
   // The host memory of the next slot. A caller that is further ahead than the ring has slots waits here for the oldest
   // task, and `progress` is called meanwhile.
   std::span<std::byte> next(const Progress& progress);
+  // The slot that next() gave out last.
+  std::size_t current() const { return current_; }
   // Enqueues the copy of the slot's first `bytes`; returns where they will be on the device.
   std::byte* upload(std::size_t bytes, cudaStream_t stream);
+  // What the slot was last uploaded with, once more: `stream` waits for those who read it before.
+  std::byte* again(std::size_t slot, cudaStream_t stream);
   // Says that everything which reads the slot is enqueued.
   void release(cudaStream_t stream);
 

@@ -267,6 +267,30 @@ void WorkBuilder::sort_section(std::span<Order> section) {
   }
 }
 
+void TaskGeometry::reserve(const FoldLimits& limits) {
+  forget();
+  queries_.reserve(static_cast<std::size_t>(limits.query_runs));
+  key_lengths_.reserve(static_cast<std::size_t>(limits.sequences));
+  key_runs_.reserve(static_cast<std::size_t>(limits.key_runs));
+  tiles_.reserve(static_cast<std::size_t>(limits.tiles));
+}
+
+void TaskGeometry::remember(const FoldTask& task) {
+  known_ = task.sources.size() <= kNearSources;
+  if (!known_) return;
+  rows_ = task.q.tokens;
+  queries_.assign(task.queries.begin(), task.queries.end());
+  key_lengths_.assign(task.key_lengths.begin(), task.key_lengths.end());
+  key_runs_.assign(task.key_runs.begin(), task.key_runs.end());
+  tiles_.assign(task.tiles.begin(), task.tiles.end());
+}
+
+bool TaskGeometry::fits(const FoldTask& task) const {
+  return known_ && task.sources.size() <= kNearSources && rows_ == task.q.tokens &&
+         std::ranges::equal(queries_, task.queries) && std::ranges::equal(key_lengths_, task.key_lengths) &&
+         std::ranges::equal(key_runs_, task.key_runs) && std::ranges::equal(tiles_, task.tiles);
+}
+
 TableLayout WorkBuilder::build(const FoldSpec& spec, const FoldTask& task, const WorkShape& shape,
                                std::span<std::byte> memory) {
   collect(spec, task, shape);

@@ -41,6 +41,25 @@ struct TableLayout {
 
 SourceEntry source_entry(const KeySource& source);
 
+// What of a task its tables depend on. A job does the same tasks layer by layer, with other tensors.
+class TaskGeometry {
+ public:
+  // Room for every task within `limits`.
+  void reserve(const FoldLimits& limits);
+  void remember(const FoldTask& task);
+  void forget() { known_ = false; }
+  // Whether `task` has the same tables as what was remembered last. Never with sources that the tables hold.
+  bool fits(const FoldTask& task) const;
+
+ private:
+  bool known_ = false;
+  std::int64_t rows_ = 0;
+  std::vector<QueryRun> queries_;
+  std::vector<std::int64_t> key_lengths_;
+  std::vector<KeyRun> key_runs_;
+  std::vector<KeyTile> tiles_;
+};
+
 // The most bytes that any task within `limits` needs.
 std::size_t table_bytes(const FoldSpec& spec, const WorkShape& shape, const FoldLimits& limits);
 

@@ -50,7 +50,13 @@ __device__ __forceinline__ void schedule(const HopperParams& params, const Share
   for (int round = 0;; ++round, cursor.advance()) {
     int index = static_cast<int>(blockIdx.x);
     if (round > 0) {
-      if (lane == 0) index = static_cast<int>(gridDim.x) + atomicAdd(p.taken, 1);
+      if (lane == 0) {
+        const int taken = atomicAdd(p.taken, 1);
+        // Each CTA takes once more than there is, so this one is the last of all. The next task may find the same
+        // tables.
+        if (taken == all_work - 1) atomicExch(p.taken, 0);
+        index = static_cast<int>(gridDim.x) + taken;
+      }
       index = __shfl_sync(0xffffffffU, index, 0);
     }
     BundleWork* const work = work_of<C>(shared, cursor.stage());
