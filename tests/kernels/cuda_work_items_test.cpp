@@ -348,6 +348,70 @@ TEST_F(WorkBundles, CtasKeepPaceOnWalksFarBeyondTheCache) {
   }
 }
 
+// Tables that are kept for a task must be the ones that another task would get: every change of a task that can change
+// them is noticed, and the same task with other tensors is not taken for another one.
+TEST(TaskGeometry, FitsWhatHasTheSameTables) {
+  const WorkShape& shape = kBundleShapes[0];
+  const FoldSpec spec = testing::make_spec(Dtype::kBf16, 8, 2, 64, {-1, 0});
+  FoldOutput output;
+  std::vector<HostTask> tasks;
+  for (std::uint64_t seed = 0; seed < 40; ++seed) {
+    for (int change = 0; change < 8; ++change) {
+      HostTask t = random_task(shape, seed);
+      if (change == 1) t.task.finish = &output;
+      if (change == 2) t.task.resume = true;
+      if (change == 3) t.task.save = false;
+      if (change == 4 && !t.queries.empty()) t.queries.back().position += 64;
+      if (change == 5 && !t.queries.empty()) t.queries.front().row += 1;
+      if (change == 6) t.key_lengths.front() += 1000;
+      if (change == 7 && !t.tiles.empty()) t.tiles.back().row += 128;
+      tasks.push_back(std::move(t));
+    }
+  }
+  int fitting = 0;
+  for (const HostTask& kept : tasks) {
+    TaskGeometry geometry;
+    EXPECT_FALSE(geometry.fits(kept.task));
+    geometry.reserve(limits_of(kept.task));
+    geometry.remember(kept.task);
+    EXPECT_TRUE(geometry.fits(kept.task));
+    const Built expected = build(spec, kept.task, shape);
+    for (const HostTask& other : tasks) {
+      if (&other == &kept || !geometry.fits(other.task)) continue;
+      ++fitting;
+      const Built found = build(spec, other.task, shape);
+      ASSERT_EQ(found.layout, expected.layout);
+      const auto same = [&](std::size_t from, std::size_t to) {
+        return std::memcmp(found.memory.data() + from, expected.memory.data() + from, to - from) == 0;
+      };
+      ASSERT_TRUE(same(0, expected.layout.tiles));
+      for (std::size_t i = 0; i < kept.tiles.size(); ++i) {  // tile entries have gaps, which may hold anything
+        ASSERT_EQ(found.at<TileEntry>(found.layout.tiles)[i].row, expected.at<TileEntry>(found.layout.tiles)[i].row);
+      }
+      ASSERT_TRUE(same(expected.layout.sources, expected.layout.bytes));
+    }
+    geometry.forget();
+    EXPECT_FALSE(geometry.fits(kept.task));
+  }
+  EXPECT_GT(fitting, 40);  // the unchanged task, and the one that resumes nothing and saves nothing
+}
+
+TEST(TaskGeometry, NeverFitsSourcesThatTheTablesHold) {
+  HostTask t = random_task(kShapes[0], 3);
+  TaskGeometry geometry;
+  t.sources.resize(kNearSources + 1);
+  t.task.sources = t.sources;
+  geometry.reserve(limits_of(t.task));
+  geometry.remember(t.task);
+  EXPECT_FALSE(geometry.fits(t.task));
+  t.task.sources = std::span(t.sources).first(kNearSources);
+  EXPECT_FALSE(geometry.fits(t.task));
+  geometry.remember(t.task);
+  EXPECT_TRUE(geometry.fits(t.task));
+  t.task.sources = t.sources;
+  EXPECT_FALSE(geometry.fits(t.task));
+}
+
 TEST(WorkItems, RefusesMoreThanWasReserved) {
   const WorkShape& shape = kShapes[0];
   const HostTask random = random_task(shape, 5);

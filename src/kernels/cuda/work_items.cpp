@@ -54,6 +54,9 @@ std::int64_t most_bundles(const FoldSpec& spec, const WorkShape& shape, const Fo
   return most_items(shape, limits) * (spec.heads / spec.kv_heads) / shape.units + limits.sequences;
 }
 
+// Rows that fold nothing in a task are written all the same, unless their state stays as it is.
+bool takes_all_rows(const FoldTask& task) { return task.finish != nullptr || (task.save && !task.resume); }
+
 // The key runs of one sequence of a task.
 class SequenceRuns {
  public:
@@ -134,8 +137,7 @@ void WorkBuilder::collect(const FoldSpec& spec, const FoldTask& task, const Work
   bundles_.clear();
   order_.clear();
   runs_.clear();
-  // Rows that fold nothing here are written all the same, unless their state stays as it is.
-  const bool all_rows = task.finish != nullptr || (task.save && !task.resume);
+  const bool all_rows = takes_all_rows(task);
   const std::int64_t token_bytes =
       std::int64_t{spec.kv_heads} * (spec.head_dim + spec.head_dim_v) * static_cast<std::int64_t>(size_of(spec.dtype));
 
@@ -278,6 +280,7 @@ void TaskGeometry::reserve(const FoldLimits& limits) {
 void TaskGeometry::remember(const FoldTask& task) {
   known_ = task.sources.size() <= kNearSources;
   if (!known_) return;
+  all_rows_ = takes_all_rows(task);
   rows_ = task.q.tokens;
   queries_.assign(task.queries.begin(), task.queries.end());
   key_lengths_.assign(task.key_lengths.begin(), task.key_lengths.end());
@@ -286,7 +289,7 @@ void TaskGeometry::remember(const FoldTask& task) {
 }
 
 bool TaskGeometry::fits(const FoldTask& task) const {
-  return known_ && task.sources.size() <= kNearSources && rows_ == task.q.tokens &&
+  return known_ && task.sources.size() <= kNearSources && all_rows_ == takes_all_rows(task) && rows_ == task.q.tokens &&
          std::ranges::equal(queries_, task.queries) && std::ranges::equal(key_lengths_, task.key_lengths) &&
          std::ranges::equal(key_runs_, task.key_runs) && std::ranges::equal(tiles_, task.tiles);
 }

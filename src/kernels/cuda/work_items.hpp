@@ -37,6 +37,8 @@ struct TableLayout {
   std::int32_t bundle_count = 0;
   std::int32_t section_heads = 1;  // see FoldParams
   bool keep_pace = false;          // see FoldParams
+
+  bool operator==(const TableLayout&) const = default;
 };
 
 SourceEntry source_entry(const KeySource& source);
@@ -53,6 +55,7 @@ class TaskGeometry {
 
  private:
   bool known_ = false;
+  bool all_rows_ = false;
   std::int64_t rows_ = 0;
   std::vector<QueryRun> queries_;
   std::vector<std::int64_t> key_lengths_;
