@@ -65,7 +65,8 @@ struct KeyTile {
 };
 
 // Tiles [first_tile, first_tile + tiles) of one sequence, mapped by FoldTask::tiles[table …]. Tile t of a sequence of n
-// keys holds keys [t · key_tile, min((t + 1) · key_tile, n)).
+// keys holds keys [t · key_tile, min((t + 1) · key_tile, n)). Bits don't depend on how a sequence's tiles are spread
+// over tasks as long as every tile up to the last is folded, or left out by the mask.
 struct KeyRun {
   std::int32_t sequence = 0;
   std::int64_t first_tile = 0;

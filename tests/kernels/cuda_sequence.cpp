@@ -115,6 +115,16 @@ void CudaSequence::enqueue(const std::vector<Tiles>& runs, bool resume, int resu
   kernel_->fold(task, backend_->stream(), {});
 }
 
+void CudaSequence::clear_results() {
+  const auto clear = [](DeviceArray& memory) {
+    memory.write(std::vector<std::byte>(memory.read().size(), std::byte{0xff}));
+  };
+  for (Output& output : outputs_) {
+    clear(*output.out.memory);
+    clear(*output.lse);
+  }
+}
+
 void CudaSequence::wait() {
   backend_->synchronize(backend_->mark(backend_->stream()), Deadline::after(120.0), {});
   backend_->forget_marks();

@@ -42,6 +42,8 @@ class CudaSequence {
   void enqueue_all(int result) { enqueue({{0, tiles_}}, false, result); }
   // Makes room for results 0 … count − 1.
   void make_results(int count);
+  // Fills them with NaN again.
+  void clear_results();
   void wait();
 
   struct Result {

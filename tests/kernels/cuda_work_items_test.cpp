@@ -356,7 +356,7 @@ TEST(TaskGeometry, FitsWhatHasTheSameTables) {
   FoldOutput output;
   std::vector<HostTask> tasks;
   for (std::uint64_t seed = 0; seed < 40; ++seed) {
-    for (int change = 0; change < 8; ++change) {
+    for (int change = 0; change < 10; ++change) {
       HostTask t = random_task(shape, seed);
       if (change == 1) t.task.finish = &output;
       if (change == 2) t.task.resume = true;
@@ -364,6 +364,8 @@ TEST(TaskGeometry, FitsWhatHasTheSameTables) {
       if (change == 4 && !t.queries.empty()) t.queries.back().position += 64;
       if (change == 5 && !t.queries.empty()) t.queries.front().row += 1;
       if (change == 6) t.key_lengths.front() += 1000;
+      if (change == 8 && !t.key_runs.empty()) t.key_runs.front().first_tile -= 1;
+      if (change == 9) t.task.q.tokens += 1;
       if (change == 7 && !t.tiles.empty()) t.tiles.back().row += 128;
       tasks.push_back(std::move(t));
     }

@@ -78,9 +78,9 @@ class CudaFold final : public FoldKernel {
   void reserve(const FoldLimits& limits) override {
     const DeviceGuard guard(device_);
     kernel_.shape.cache_bytes = cache_for_keys(device_);
+    for (Built& built : built_) built.geometry.reserve(limits);  // and forget
     ring_.reserve(table_bytes(spec_, kernel_.shape, limits), device_);
     builder_.reserve(spec_, kernel_.shape, limits);
-    for (Built& built : built_) built.geometry.reserve(limits);
     if (own_bytes() > scratch_.bytes()) scratch_ = allocate_device(own_bytes(), device_);
     kernel_.launch(params_, {});  // loaded now, not while peers wait
   }
@@ -98,18 +98,16 @@ class CudaFold final : public FoldKernel {
     std::byte* tables = nullptr;
     TableLayout layout;
     const auto known = std::ranges::find_if(built_, [&](const Built& built) { return built.geometry.fits(task); });
-    if (known != built_.end()) {
+    const bool again = known != built_.end();
+    if (again) {
       layout = known->layout;
-      if (layout.item_count == 0) return;
       tables = ring_.again(static_cast<std::size_t>(known - built_.begin()), queue);
     } else {
       const std::span<std::byte> memory = ring_.next(progress);
-      Built& built = built_[ring_.current()];
-      built.geometry.forget();
-      layout = built.layout = builder_.build(spec_, task, kernel_.shape, memory);
-      if (layout.item_count > 0) tables = ring_.upload(layout.bytes, queue);
-      built.geometry.remember(task);
+      built_[ring_.current()].geometry.forget();
+      layout = builder_.build(spec_, task, kernel_.shape, memory);
       if (layout.item_count == 0) return;
+      tables = ring_.upload(layout.bytes, queue);
     }
     FoldParams p = params_;
     p.q = task.q.data;
@@ -149,6 +147,10 @@ class CudaFold final : public FoldKernel {
     p.finish = task.finish != nullptr;
     kernel_.launch(p, stream);
     ring_.release(queue);
+    if (again) return;
+    Built& built = built_[ring_.current()];
+    built.layout = layout;
+    built.geometry.remember(task);
   }
 
   void export_state(const void* state, std::int64_t rows, const FoldStateView& view, Stream stream) override {

@@ -26,6 +26,9 @@ struct DeviceKernel {
 };
 
 // `backend` is a CudaBackend and outlives the kernel. fold() neither allocates nor waits (see StagingRing::next()).
+// Tasks of one kernel follow each other in one stream, or wait for each other: they share the kernel's scratch memory.
+// What the tables of the last kStagingSlots different tasks were built from is remembered, so a job of so many blocks
+// builds and uploads them once for all its layers.
 std::unique_ptr<FoldKernel> make_cuda_fold(const FoldSpec& spec, const DeviceKernel& kernel, Backend& backend);
 
 std::unique_ptr<Backend> make_cuda_backend(const BackendOptions& options);

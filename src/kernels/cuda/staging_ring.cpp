@@ -3,7 +3,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <thread>
+#include <utility>
 
 #include "base/error.hpp"
 #include "base/gpu.hpp"
@@ -21,16 +23,18 @@ void StagingRing::reserve(std::size_t bytes, int device) {
   if (!slots_.empty() && slots_.front().host.bytes() >= bytes) return;
   // A slot that is still read may not go: its memory is freed, which waits for the device.
   slots_.clear();
+  std::vector<Slot> slots;
   for (std::size_t i = 0; i < kStagingSlots; ++i) {
-    slots_.push_back({allocate_pinned(bytes), allocate_device(bytes, device), CudaEvent()});
+    slots.push_back({allocate_pinned(bytes), allocate_device(bytes, device), CudaEvent()});
   }
-  current_ = 0;
+  slots_ = std::move(slots);
 }
 
 std::span<std::byte> StagingRing::next(const Progress& progress) {
   if (slots_.empty()) fail(ErrorCode::kInternal, "a fold task came before reserve()");
-  current_ = (current_ + 1) % slots_.size();
-  const Slot& slot = slots_[current_];
+  const auto oldest = std::ranges::min_element(slots_, {}, &Slot::used);
+  current_ = static_cast<std::size_t>(oldest - slots_.begin());
+  const Slot& slot = *oldest;
   if (!slot.read.passed()) {
     const Deadline deadline = Deadline::after(kSlotWaitSeconds);
     while (!slot.read.passed()) {
@@ -58,6 +62,10 @@ std::byte* StagingRing::again(std::size_t slot, cudaStream_t stream) {
   return slots_[slot].device.data();
 }
 
-void StagingRing::release(cudaStream_t stream) { slots_[current_].read.record(stream); }
+void StagingRing::release(cudaStream_t stream) {
+  Slot& slot = slots_[current_];
+  slot.read.record(stream);
+  slot.used = ++uses_;
+}
 
 }  // namespace ringattn::cuda

@@ -278,20 +278,22 @@ void TaskGeometry::reserve(const FoldLimits& limits) {
 }
 
 void TaskGeometry::remember(const FoldTask& task) {
-  known_ = task.sources.size() <= kNearSources;
-  if (!known_) return;
+  forget();
+  if (task.sources.size() > kNearSources) return;
   all_rows_ = takes_all_rows(task);
   rows_ = task.q.tokens;
   queries_.assign(task.queries.begin(), task.queries.end());
   key_lengths_.assign(task.key_lengths.begin(), task.key_lengths.end());
   key_runs_.assign(task.key_runs.begin(), task.key_runs.end());
   tiles_.assign(task.tiles.begin(), task.tiles.end());
+  known_ = true;
 }
 
 bool TaskGeometry::fits(const FoldTask& task) const {
+  // Blocks of a plan differ in their keys, so those are looked at first.
   return known_ && task.sources.size() <= kNearSources && all_rows_ == takes_all_rows(task) && rows_ == task.q.tokens &&
-         std::ranges::equal(queries_, task.queries) && std::ranges::equal(key_lengths_, task.key_lengths) &&
-         std::ranges::equal(key_runs_, task.key_runs) && std::ranges::equal(tiles_, task.tiles);
+         std::ranges::equal(key_runs_, task.key_runs) && std::ranges::equal(tiles_, task.tiles) &&
+         std::ranges::equal(queries_, task.queries) && std::ranges::equal(key_lengths_, task.key_lengths);
 }
 
 TableLayout WorkBuilder::build(const FoldSpec& spec, const FoldTask& task, const WorkShape& shape,

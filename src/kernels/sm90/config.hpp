@@ -17,6 +17,8 @@ inline constexpr int kQueryTile = 64;  // rows of a warpgroup's products
 // and such sums are added by the fp32 units (bench/NOTES.md has the errors).
 inline constexpr int kSumTiles = 64;
 
+inline constexpr float kLn2 = 0.693147182F;  // the unit of a state's reference maxima
+
 struct FoldConfig {
   int head_dim = 0;
   int head_dim_v = 0;

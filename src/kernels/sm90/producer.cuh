@@ -108,13 +108,14 @@ __device__ __forceinline__ void schedule(const HopperParams& params, const Share
   }
 }
 
-// Where a key tile lies: in which source, at which row, and which tile of its sequence it is.
+// Where a key tile lies, in which source and at which row, and how many keys it has.
 struct TilePlace {
   int source;
-  int number;
+  int keys;
   std::int64_t row;
 };
 
+template <class C>
 __device__ __forceinline__ TilePlace find_tile(const cuda::FoldParams& p, const BundleWork& work, int i) {
   std::int64_t tile = work.first_tile + i;
   std::int64_t index = work.table + i;
@@ -125,7 +126,8 @@ __device__ __forceinline__ TilePlace find_tile(const cuda::FoldParams& p, const 
     index = entry.table + number - entry.first;
   }
   const cuda::TileEntry& entry = p.tiles[index];
-  return {entry.source, static_cast<int>(tile), entry.row};
+  const std::int64_t left = work.key_length - tile * C::kKeyTile;
+  return {entry.source, left < C::kKeyTile ? static_cast<int>(left) : C::kKeyTile, entry.row};
 }
 
 template <class C>
@@ -163,13 +165,12 @@ __device__ __forceinline__ void fetch(const HopperParams& params, const SharedMa
     if (lane == 0) fetch_queries<C>(params, map, work, units_of<C>(shared, round.stage()), round.stage());
     if (tiles < 0) break;
     const int kv_head = work.kv_head;
-    const std::int64_t key_length = work.key_length;
     // Thirty-two tiles are looked up at a time, a lane each, one batch ahead.
     TilePlace ahead{};
-    if (lane < tiles) ahead = find_tile(p, work, lane);
+    if (lane < tiles) ahead = find_tile<C>(p, work, lane);
     for (int first = 0; first < tiles; first += 32) {
       const TilePlace batch = ahead;
-      if (first + 32 + lane < tiles) ahead = find_tile(p, work, first + 32 + lane);
+      if (first + 32 + lane < tiles) ahead = find_tile<C>(p, work, first + 32 + lane);
       const int end = tiles - first < 32 ? tiles - first : 32;
       if (p.keep_pace) {
         if (lane == 0) {
@@ -182,7 +183,7 @@ __device__ __forceinline__ void fetch(const HopperParams& params, const SharedMa
       for (int i = 0; i < end; ++i, ring.advance()) {
         const int source = __shfl_sync(0xffffffffU, batch.source, i);
         const int row = __shfl_sync(0xffffffffU, static_cast<int>(batch.row), i);
-        const int number = __shfl_sync(0xffffffffU, batch.number, i);
+        const int keys = __shfl_sync(0xffffffffU, batch.keys, i);
         const std::uint32_t stage = ring.stage();
         if (filled >= C::kStages) {
           barrier_wait(map.empty(stage), ring.parity() ^ 1U);
@@ -197,8 +198,7 @@ __device__ __forceinline__ void fetch(const HopperParams& params, const SharedMa
                      map.k_full(stage), panel * kPanelColumns, kv_head, row);
           }
           // Rows past the sequence's end belong to somebody else: their V must not reach a product with 0.
-          const std::int64_t left = key_length - static_cast<std::int64_t>(number) * C::kKeyTile;
-          const bool whole = left >= C::kKeyTile;
+          const bool whole = keys == C::kKeyTile;
           std::uint32_t landed = map.v_full(stage);
           if (!whole) {
             landed = map.tail_landed();
@@ -212,7 +212,7 @@ __device__ __forceinline__ void fetch(const HopperParams& params, const SharedMa
           }
           if (!whole) {
             store_number(map.tail(), static_cast<int>(stage));
-            store_number(map.tail() + 4, static_cast<int>(left));
+            store_number(map.tail() + 4, keys);
             barrier_arrive(map.tail_told());
             ++tails;
           }

@@ -14,7 +14,6 @@
 
 namespace ringattn::sm90 {
 
-inline constexpr float kLn2 = 0.693147182F;
 inline constexpr int kHasSums = 1;
 inline constexpr int kHasOpen = 2;
 
@@ -161,7 +160,7 @@ __device__ __forceinline__ float add_flushed(float a, float b) {
   return sum;
 }
 // Scales what add_flushed() has added, or what had nothing to be added to: a · b is the same whether a came from 0 + a,
-// also for −0 and subnormal numbers.
+// also for −0 and subnormal numbers. A subnormal b counts as 0.
 __device__ __forceinline__ float scale_flushed(float a, float b) {
   float product;
   asm("fma.rn.ftz.f32 %0, %1, %2, 0f00000000;" : "=f"(product) : "f"(a), "f"(b));
@@ -260,13 +259,12 @@ __device__ __forceinline__ void finish_rows(const HopperParams& params, const Un
                  "r"(pair(n, 0)), "r"(pair(n, 1)), "r"(pair(n + 1, 0)), "r"(pair(n + 1, 1))
                  : "memory");
   }
+  proxy_fence();
+  __syncwarp();
   if (!params.bulk_out || slot_begin > first || slot_end < first + 16) {
-    __syncwarp();
     write_rows<C>(p, unit, staging);
     return;
   }
-  proxy_fence();
-  __syncwarp();
   if (lane == 0) {
 #pragma unroll
     for (int panel = 0; panel < C::kPanelsV; ++panel) {

@@ -12,14 +12,15 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/sm80/tile_copy.cuh"
 #include "kernels/sm90/hopper_params.hpp"
 #include "kernels/sm90/ptx/mbarrier.cuh"
 #include "kernels/sm90/walk.cuh"
 
 namespace ringattn::sm90 {
 
-inline constexpr int kPanelRowBytes = 128;
-inline constexpr int kPanelColumns = 64;
+using sm80::kPanelColumns;
+using sm80::kPanelRowBytes;
 
 __device__ __forceinline__ int load_number(std::uint32_t address) {
   int number;

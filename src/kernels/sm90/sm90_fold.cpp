@@ -31,7 +31,6 @@ constexpr CompiledFold kCompiled[] = {
 };
 
 constexpr int kRowFloats = 8;  // of a state, beside O twice: four partial sums, the reference, what is there, padding
-constexpr float kLn2 = 0.693147182F;
 
 }  // namespace
 

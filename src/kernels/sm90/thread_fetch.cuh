@@ -68,10 +68,8 @@ __device__ __forceinline__ void fetch_by_threads(const HopperParams& params, con
     if (thread == 0) barrier_arrive(map.q_full(round.stage()));
     if (tiles < 0) return;
     for (int i = 0; i < tiles; ++i, ring.advance()) {
-      const TilePlace tile = find_tile(p, work, i);
+      const TilePlace tile = find_tile<C>(p, work, i);
       const cuda::SourceEntry& source = p.all_near ? p.near_sources[tile.source] : p.sources[tile.source];
-      const std::int64_t left = work.key_length - static_cast<std::int64_t>(tile.number) * C::kKeyTile;
-      const int keys = left < C::kKeyTile ? static_cast<int>(left) : C::kKeyTile;
       const std::uint32_t stage = ring.stage();
       if (filled >= C::kStages) {
         barrier_wait(map.empty(stage), ring.parity() ^ 1U);
@@ -82,8 +80,8 @@ __device__ __forceinline__ void fetch_by_threads(const HopperParams& params, con
                       2 * (tile.row * source.k_token_stride + work.kv_head * source.k_head_stride);
       const char* v = static_cast<const char*>(source.v) +
                       2 * (tile.row * source.v_token_stride + work.kv_head * source.v_head_stride);
-      copy_rows(map.k(stage), {k, 2 * source.k_token_stride}, C::kDim, C::kKeyTile, 0, keys, thread);
-      copy_rows(map.v(stage), {v, 2 * source.v_token_stride}, C::kDimV, C::kKeyTile, 0, keys, thread);
+      copy_rows(map.k(stage), {k, 2 * source.k_token_stride}, C::kDim, C::kKeyTile, 0, tile.keys, thread);
+      copy_rows(map.v(stage), {v, 2 * source.v_token_stride}, C::kDimV, C::kKeyTile, 0, tile.keys, thread);
       publish();
       if (thread == 0) {
         barrier_arrive(map.k_full(stage));
