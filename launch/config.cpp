@@ -60,7 +60,8 @@ void check_environment_names(std::span<const EnvironmentEntry> entries) {
     const std::string nearest = nearest_name(name, names.data(), names.size());
     fail(ErrorCode::kUsage, fmt::format("unknown environment variable {}", entry.name),
          "every RINGATTN_ variable must mean something",
-         nearest.empty() ? "`ringattn info` lists them." : fmt::format("Did you mean {}{}?", kPrefix[0], nearest));
+         nearest.empty() ? fmt::format("Unset it; `env -u {} ringattn info` lists those that do.", entry.name)
+                         : fmt::format("Did you mean {}{}?", kPrefix[0], nearest));
   }
 }
 

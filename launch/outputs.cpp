@@ -4,11 +4,12 @@
 #include <fmt/format.h>
 
 #include <filesystem>
+#include <set>
 #include <string>
-#include <string_view>
 #include <system_error>
 #include <vector>
 
+#include "attention/safetensors_index.hpp"
 #include "attention/safetensors_writer.hpp"
 #include "base/error.hpp"
 #include "base/text_file.hpp"
@@ -18,10 +19,23 @@ namespace ringattn {
 namespace {
 
 struct NamedFile {
-  std::string_view flag;
-  const std::string& path;
+  std::string flag;
+  std::string path;
   bool written;
 };
+
+// The files that an index names are read too. One that can't be read is refused where it is read.
+void add_shards(const std::string& index, std::vector<NamedFile>& files) {
+  if (!index.ends_with(kIndexSuffix)) return;
+  std::set<std::string> shards;
+  try {
+    for (const auto& [tensor, file] : read_safetensors_index(index).weight_map) shards.insert(file);
+  } catch (const Error&) {
+    return;
+  }
+  const std::string folder = index.substr(0, index.rfind('/') + 1);  // npos + 1 is 0: no folder
+  for (const std::string& file : shards) files.push_back({fmt::format("{} of --input", file), folder + file, false});
+}
 
 // The path that a file has or would have; absolute, for a relative name whose file isn't there yet would stay relative.
 std::filesystem::path whole_path(const std::string& path, std::error_code& error) {
@@ -41,14 +55,20 @@ bool same_file(const std::string& a, const std::string& b) {
 }  // namespace
 
 void check_distinct_files(const JobOptions& options) {
-  const std::vector<NamedFile> files = {{"--output", options.output, true},      {"--json", options.json, true},
-                                        {"--trace", options.trace, true},        {"--record", options.record, true},
-                                        {"--jsonl", options.jsonl, true},        {"--input", options.input, false},
-                                        {"--against", options.against, false},   {"--golden", options.golden, false},
-                                        {"--baseline", options.baseline, false}, {"--machine", options.machine, false},
-                                        {"--config", options.config, false}};
+  std::vector<NamedFile> files = {{"--output", options.output, true},      {"--json", options.json, true},
+                                  {"--trace", options.trace, true},        {"--record", options.record, true},
+                                  {"--jsonl", options.jsonl, true},        {"--input", options.input, false},
+                                  {"--against", options.against, false},   {"--golden", options.golden, false},
+                                  {"--baseline", options.baseline, false}, {"--machine", options.machine, false},
+                                  {"--config", options.config, false}};
+  add_shards(options.input, files);
   for (std::size_t i = 0; i < files.size(); ++i) {
-    if (!files[i].written || files[i].path.empty() || files[i].path == "-") continue;
+    if (!files[i].written || files[i].path.empty()) continue;
+    if (files[i].path == "-") {
+      if (files[i].flag == "--json" || files[i].flag == "--jsonl") continue;
+      fail(ErrorCode::kUsage, fmt::format("{} is \"-\"", files[i].flag),
+           "only --json and --jsonl are written to standard output", "Name a file.");
+    }
     for (std::size_t j = i + 1; j < files.size(); ++j) {
       if (files[j].path.empty() || !same_file(files[i].path, files[j].path)) continue;
       fail(ErrorCode::kUsage, fmt::format("{} and {} are the same file", files[i].flag, files[j].flag),

@@ -188,6 +188,17 @@ void write_row(JsonWriter& json, const WorldFigures& figures) {
   json.end_array().end_object();
 }
 
+// What a run of the same flags would refuse.
+void check_as_run(const Config& config, const Backend& backend) {
+  const JobOptions& options = config.options;
+  const std::int64_t most = *std::max_element(options.world.begin(), options.world.end());
+  if (options.transport == "self" && most > 1) {
+    fail(ErrorCode::kUsage, fmt::format("{} self contradicts --world {}", config.origin("transport"), most),
+         "it is a world of one rank", "Leave it out.");
+  }
+  if (options.checksum) check_checksum(backend);
+}
+
 // How blocks will travel: as the named transport lets them or, for auto, as the one that joins processes does.
 Route planned_route(const Config& config, const KernelRow& kernel) {
   const std::string_view backend = kernel.backend;
@@ -233,6 +244,7 @@ int plan_job(const Invocation& invocation) {
       choice.row->make_backend({library.threads > 0 ? library.threads : usable_processors().count, kNoDevice});
   const std::unique_ptr<FoldKernel> kernel = choice.row->make_kernel(inputs.front().job().spec, *backend);
 
+  check_as_run(config, *backend);
   const Route route = planned_route(config, *choice.row);
   const std::string tool = version_line();
   screen.context(tool.substr(0, tool.size() - 1));

@@ -15,6 +15,7 @@
 
 #include "base/environment.hpp"
 #include "base/error.hpp"
+#include "base/unfinished_file.hpp"
 #include "comm/world.hpp"
 #include "kernels/registry.hpp"
 #include "launch/commands.hpp"
@@ -50,10 +51,11 @@ const CommandRow& find_command(const std::string& name) {
        nearest.empty() ? "See `ringattn --help`." : fmt::format("Did you mean {}?", nearest));
 }
 
-// A write beyond a limit is an error to report, not the end of the process; and no file that is opened later takes the
-// number of a standard stream that was closed.
+// A write beyond a limit is an error to report, not the end of the process; who ends it leaves no temporary file; and
+// no file that is opened later takes the number of a standard stream that was closed.
 void prepare_process() {
   std::signal(SIGXFSZ, SIG_IGN);
+  remove_unfinished_files_on_signals();
   for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     // A closed stdout stays one that can't be written to.
     if (::fcntl(fd, F_GETFD) == -1) static_cast<void>(::open("/dev/null", fd == STDERR_FILENO ? O_WRONLY : O_RDONLY));

@@ -5,6 +5,11 @@
 # Usage: ./launch/quickstart.sh
 set -euo pipefail
 cd "$(dirname "$0")/.."
+if (($# > 0)); then
+  echo "Usage: ./launch/quickstart.sh, without arguments; it takes some minutes." >&2
+  [[ $1 == --help || $1 == -h ]] && exit 0
+  exit 2
+fi
 
 ./launch/install-deps.sh
 build=build/quickstart

@@ -114,7 +114,32 @@ void check_view(std::string_view name, const TensorView& view, const FoldSpec& s
        "Rows follow Attention::layout().");
 }
 
+// Tables grow with a job before it is known what it needs; beyond this no machine has its tensors.
+const Job& check_size(const Job& job, int key_tile, int world) {
+  constexpr std::int64_t kMostTiles = std::int64_t{1} << 20;  // 134 million keys in tiles of 128
+  constexpr std::int64_t kMostOfAllRanks = std::int64_t{1} << 26;
+  std::int64_t tiles = 0;
+  for (const Sequence& sequence : job.sequences) {
+    const std::int64_t longest = std::max<std::int64_t>({sequence.k_len, sequence.q_len, 1});
+    tiles += (longest - 1) / key_tile + 1;
+    if (tiles > kMostTiles) break;
+  }
+  if (tiles > kMostTiles || tiles > kMostOfAllRanks / std::max(world, 1)) {
+    fail(ErrorCode::kMemory, fmt::format("the job is too large for {} {}", world, world == 1 ? "rank" : "ranks"),
+         fmt::format("a plan holds at most {} tiles of {} keys, and {} in the tables of all its ranks", kMostTiles,
+                     key_tile, kMostOfAllRanks),
+         "Use fewer tokens or sequences, or fewer ranks.");
+  }
+  return job;
+}
+
 }  // namespace
+
+void check_checksum(const Backend& backend) {
+  if (backend.memory() != MemoryKind::kDevice) return;
+  fail(ErrorCode::kUnsupported, "checksums of device memory are not computed", "--checksum works on the host",
+       "Leave it out, or use --backend cpu.");
+}
 
 KernelRequest fitting_request(const KernelRequest& request, const Transport& transport) {
   KernelRequest fitting = request;
@@ -126,7 +151,7 @@ KernelRequest fitting_request(const KernelRequest& request, const Transport& tra
 
 Forecasts::Forecasts(const Job& job, const Options& options, const FoldKernel& kernel, Route route, int world,
                      bool staged_kv)
-    : job_(job),
+    : job_(check_size(job, kernel.key_tile(), world)),
       layout_(layout_of(job_, options, kernel, world)),
       planner_(job_, layout_, {kernel.key_tile(), kernel.query_tile()}, options.machine,
                plan_options(job_, layout_, options, kernel, route, staged_kv)) {}
@@ -204,9 +229,7 @@ Attention::Attention(Job job, Transport& transport, Options options)
            fmt::format("kernel {} and transport {} don't fit", impl.choice.row->name, impl.transport.name()),
            "one works in host memory, the other in device memory", "Choose both with --backend and --transport.");
     }
-    if (impl.options.checksum && impl.backend->memory() == MemoryKind::kDevice) {
-      fail(ErrorCode::kUnsupported, "checksums of device memory are not computed", "--checksum works on the host");
-    }
+    if (impl.options.checksum) check_checksum(*impl.backend);
   });
   handshake(transport, identities(impl.job, impl.options, impl.choice, *impl.backend), impl.deadline());
   impl.together([&impl] {

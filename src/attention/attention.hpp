@@ -125,6 +125,9 @@ class Attention {
 // The request of a job over `transport`: of several ranks, those kernels alone whose memory the transport moves.
 KernelRequest fitting_request(const KernelRequest& request, const Transport& transport);
 
+// Options::checksum in a backend's memory. Throws kUnsupported for device memory.
+void check_checksum(const Backend& backend);
+
 // The plans of a world of `world` ranks, without ranks, devices or MPI: what `plan` prints and the constructor uses.
 // `staged_kv`: the caller's k and v are strided. Throws what the constructor of Attention throws of kUsage and kMemory.
 class Forecasts {

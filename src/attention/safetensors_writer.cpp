@@ -180,7 +180,7 @@ std::unique_ptr<SafetensorsWriter> SafetensorsWriter::create(const SafetensorsPl
   if (!writer) fail_file(fmt::format("can't create a temporary file beside {}", path), EEXIST);
   writer->path_ = path;
   writer->force_ = force;
-  writer->owner_ = true;
+  writer->unfinished_.emplace(writer->temporary_path_);
   writer->reserve_space();
   write_exactly(writer->file_, writer->temporary_path_, 0, std::as_bytes(std::span(plan.head)));
   writer->sync();  // the other ranks' hosts must see it
@@ -282,20 +282,20 @@ void SafetensorsWriter::sync() {
 }
 
 void SafetensorsWriter::commit() {
-  if (!owner_) fail(ErrorCode::kInternal, fmt::format("{} isn't this rank's to commit", temporary_path_));
+  if (!unfinished_) fail(ErrorCode::kInternal, fmt::format("{} isn't this rank's to commit", temporary_path_));
   sync();
   if (!force_) {
     rename_new(temporary_path_, path_);
   } else if (::rename(temporary_path_.c_str(), path_.c_str()) != 0) {
     fail_file(fmt::format("can't rename {} to {}", temporary_path_, path_), errno);
   }
-  owner_ = false;
+  unfinished_.reset();
   sync_folder(path_);
 }
 
 void SafetensorsWriter::discard() noexcept {
-  if (owner_) ::unlink(temporary_path_.c_str());
-  owner_ = false;
+  if (unfinished_) ::unlink(temporary_path_.c_str());
+  unfinished_.reset();
 }
 
 }  // namespace ringattn

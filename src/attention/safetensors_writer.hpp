@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -25,6 +26,7 @@
 #include "attention/safetensors_header.hpp"
 #include "attention/safetensors_rows.hpp"
 #include "base/tensor.hpp"
+#include "base/unfinished_file.hpp"
 
 namespace ringattn {
 
@@ -96,7 +98,7 @@ class SafetensorsWriter {
   std::string temporary_path_;
   FileDescriptor file_;
   bool force_ = false;
-  bool owner_ = false;  // the temporary file is to be removed
+  std::optional<UnfinishedFile> unfinished_;  // the temporary file is this rank's, to commit or to remove
 };
 
 }  // namespace ringattn

@@ -24,6 +24,8 @@ constexpr EnvironmentVariable kTable[] = {
        environment.pace = static_cast<double>(*pace);
        return true;
      }},
+    {"RINGATTN_PROGRAM", "a path", "launch/ringattn-mpirun starts this program; nothing else looks at it",
+     [](Environment&, std::string_view) { return true; }},
     {"RINGATTN_TEST_LONG", "0 or 1", "the project's own tests also run their long variants",
      [](Environment& environment, std::string_view value) {
        environment.test_long = value == "1";

@@ -12,6 +12,7 @@
 #include <optional>
 
 #include "base/error.hpp"
+#include "base/unfinished_file.hpp"
 
 namespace ringattn {
 
@@ -116,6 +117,7 @@ void write_text_file(const std::string& path, std::string_view text, bool force,
     fail(ErrorCode::kFile, fmt::format("{} {} can't be written", flag, path), std::strerror(error));
   };
   const std::string temporary = fmt::format("{}.{}.tmp", path, ::getpid());
+  const UnfinishedFile unfinished(temporary);
   int error = 0;
   {
     const Descriptor file(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644));

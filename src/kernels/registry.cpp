@@ -120,7 +120,10 @@ KernelChoice choose_kernel(const FoldSpec& spec, const KernelRequest& request, K
     fail(ErrorCode::kUnsupported,
          request.kernel == "auto" ? std::string("no kernel can do this job")
                                   : fmt::format("kernel {} can't do this job", request.kernel),
-         fmt::format("required: {}{}", describe(spec), passed_over));
+         fmt::format("required: {}{}", describe(spec), passed_over),
+         request.kernel == "auto" && request.backend == "auto"
+             ? "See `ringattn info` for what kernels do."
+             : "Leave --kernel and --backend out, or see `ringattn info`.");
   }
   choice.reason = request.kernel != "auto"
                       ? fmt::format("forced: {} ({})", choice.row->name, describe(spec))

@@ -179,6 +179,30 @@ TEST(Plan, KeepsTheMemoryBudgetOrSaysWhatDoesNotFit) {
   EXPECT_TRUE(has(list.out, "# world 2, 262144 tokens: ")) << list.out;
 }
 
+TEST(Plan, RefusesWhatARunRefuses) {
+  const Finished self = tool({"plan", "--world", "1,4", "--transport", "self"});
+  EXPECT_EQ(self.code, 2) << self.out;
+  EXPECT_TRUE(has(self.err, "--transport self contradicts --world 4")) << self.err;
+  EXPECT_EQ(tool({"plan", "--world", "1", "--transport", "self"}).code, 0);
+  EXPECT_EQ(tool({"plan", "--checksum"}).code, 0);
+  if (tool({"plan", "--backend", "cuda"}).code != 0) GTEST_SKIP() << "this build has no CUDA";
+  const Finished device = tool({"plan", "--backend", "cuda", "--checksum"});
+  EXPECT_EQ(device.code, 4) << device.out;
+  EXPECT_TRUE(has(device.err, "checksums of device memory are not computed")) << device.err;
+}
+
+// Tables of such jobs would take minutes, or all memory, before anyone could say that they fit nowhere.
+TEST(Plan, RefusesJobsBeyondAllMachinesAtOnce) {
+  for (const Words& job : {Words{"--seq", "1g"}, Words{"--seq", "1024g"}, Words{"--world", "1m", "--seq", "1m"},
+                           Words{"--seq", "300", "--batch", "16777216"}}) {
+    const Finished run = tool(Words{"plan"} + job);
+    EXPECT_EQ(run.code, 5) << run.out << run.err;
+    EXPECT_TRUE(has(run.err, "a plan holds at most")) << run.err;
+  }
+  EXPECT_EQ(tool({"run", "--seq", "1024g", "--synthetic", "1", "--ranks", "4"}).code, 5);
+  EXPECT_EQ(tool({"verify", "--seq", "1024g", "--synthetic", "1"}).code, 5);
+}
+
 TEST(Plan, ReadsMachineModels) {
   const TemporaryFolder folder;
   const std::string fast = folder.write("fast.toml",
