@@ -102,7 +102,8 @@ one_connection() {
     on_gpus "$gpus" -x CUDA_DEVICE_MAX_CONNECTIONS run "${job[@]}" --seq 64k --block "$block" --transport p2p
   done | tee "$state/one-connection.digests"
   # Three digests, all the same.
-  grep -v '^#' "$state/one-connection.digests" | awk '{print $NF}' | sort | uniq -c | awk '{n[NR] = $1} END {exit !(NR == 1 && n[1] == 3)}'
+  grep -v '^#' "$state/one-connection.digests" | awk '{print $NF}' | sort | uniq -c |
+    awk '{n[NR] = $1} END {exit !(NR == 1 && n[1] == 3)}'
 }
 part_one_connection() {
   need_build

@@ -25,7 +25,7 @@ constexpr EnvironmentVariable kTable[] = {
        return true;
      }},
     {"RINGATTN_PROGRAM", "a path", "launch/ringattn-mpirun starts this program; nothing else looks at it",
-     [](Environment&, std::string_view) { return true; }},
+     [](Environment&, std::string_view value) { return !value.empty(); }},
     {"RINGATTN_TEST_LONG", "0 or 1", "the project's own tests also run their long variants",
      [](Environment& environment, std::string_view value) {
        environment.test_long = value == "1";

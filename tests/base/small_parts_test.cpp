@@ -104,8 +104,10 @@ TEST(EnvironmentTable, TakesGoodValuesAndRefusesBadOnes) {
     std::string_view good;
     std::string_view bad;
   };
-  const Case cases[] = {
-      {"RINGATTN_PACE", "100m", "0"}, {"RINGATTN_TEST_LONG", "1", "yes"}, {"RINGATTN_TEST_SEED", "7", "x"}};
+  const Case cases[] = {{"RINGATTN_PACE", "100m", "0"},
+                        {"RINGATTN_PROGRAM", "/bin/ringattn", ""},
+                        {"RINGATTN_TEST_LONG", "1", "yes"},
+                        {"RINGATTN_TEST_SEED", "7", "x"}};
   ASSERT_EQ(std::size(cases), environment_table().size());
   for (std::size_t i = 0; i < std::size(cases); ++i) {
     const EnvironmentVariable& row = environment_table()[i];

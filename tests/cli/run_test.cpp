@@ -98,69 +98,6 @@ TEST(Run, TakesPackedSequencesOffsetsAndSinks) {
   EXPECT_EQ(digest_of(tool({"run", "--input", folder.write("end.safetensors", safetensors_bytes(shape))}).out), at_end);
 }
 
-TEST(Run, NeverWritesOverWhatItReadsOrWritesTwice) {
-  const TemporaryFolder folder;
-  const std::string bytes = safetensors_bytes(FileShape());
-  const std::string input = folder.write("in.safetensors", bytes);
-  const std::string other = folder.file("x");
-  const std::string dotted = folder.file("./x");
-  const Words clashes[] = {{"--output", input},
-                           {"--json", input},
-                           {"--trace", input},
-                           {"--output", other, "--json", dotted},
-                           {"--output", other, "--trace", other},
-                           // Names of files that aren't there, relative to the working folder.
-                           {"--dry-run", "--output", "no_such_file", "--trace", "./no_such_file"}};
-  for (const Words& clash : clashes) {
-    const Finished run = tool(Words{"run", "--force", "--input", input} + clash);
-    EXPECT_EQ(run.code, 2) << run.out;
-    EXPECT_TRUE(has(run.err, "are the same file")) << run.err;
-    EXPECT_TRUE(read_whole(input) == bytes);
-    EXPECT_FALSE(std::filesystem::exists(other));
-  }
-}
-
-TEST(Run, NeverWritesOverFilesThatAnIndexNames) {
-  const TemporaryFolder folder;
-  const std::string bytes = safetensors_bytes(FileShape());
-  const std::string shard = folder.write("s1.safetensors", bytes);
-  const std::string index =
-      folder.write("x.safetensors.index.json",
-                   R"({"weight_map": {"q": "s1.safetensors", "k": "s1.safetensors", "v": "s1.safetensors"}})");
-  for (const char* flag : {"--output", "--json", "--trace"}) {
-    const Finished run = tool({"run", "--force", "--input", index, flag, shard});
-    EXPECT_EQ(run.code, 2) << run.out;
-    EXPECT_TRUE(has(run.err, "s1.safetensors of --input are the same file")) << run.err;
-    EXPECT_TRUE(read_whole(shard) == bytes);
-  }
-  EXPECT_EQ(tool({"run", "--input", index}).code, 0);
-}
-
-TEST(Run, LeavesNoTemporaryFileWhenItIsEnded) {
-  const TemporaryFolder folder;
-  const std::string script =
-      "cd " + folder.path() + " || exit\n" + RINGATTN_TOOL +
-      " run --synthetic 1 --seq 64k --heads 8 --kv-heads 8 --head-dim 128 --dtype fp32 --window 0,0 --output out &\n"
-      "job=$!\n"
-      "until ls out.*.tmp; do kill -0 $job || exit 9; sleep 0.01; done\n"
-      "kill -TERM $job\n"
-      "wait $job; echo code $?; ls\n";
-  const Finished run = run_program({"bash", "-c", script});
-  EXPECT_TRUE(has(run.out, "code 143")) << run.out << run.err;
-  EXPECT_TRUE(std::filesystem::is_empty(folder.path())) << run.out;
-}
-
-TEST(Run, WritesOnlyReportsToStandardOutput) {
-  const TemporaryFolder folder;
-  const std::string input = folder.write("in.safetensors", safetensors_bytes(FileShape()));
-  for (const char* flag : {"--output", "--trace"}) {
-    const Finished run = tool({"run", "--input", input, flag, "-"});
-    EXPECT_EQ(run.code, 2) << run.out;
-    EXPECT_TRUE(has(run.err, std::string(flag) + " is \"-\" (only --json and --jsonl")) << run.err;
-  }
-  EXPECT_EQ(tool({"verify", "--input", input, "--record", "-"}).code, 2);
-}
-
 TEST(Run, SaysTheJobOfAFileInReportAndConfiguration) {
   const TemporaryFolder folder;
   const std::string input = folder.write("in.safetensors", safetensors_bytes(FileShape()));
