@@ -3,7 +3,7 @@
 // enqueueing, and the error of long sums. One JSON line a figure; TFLOP/s by the field's convention, 4 · pairs · heads
 // · head_dim, causal half,
 // a window as many as its reach. All repeats are enqueued before anything is waited for.
-//   fold_gpu_bench speed|state|host|bias|generator [kernel [head_dim [tokens]]]  (the last two: of speed)
+//   fold_gpu_bench speed|touched|state|host|bias|generator [kernel [head_dim [tokens]]]  (the last two: of speed)
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -84,32 +84,44 @@ FoldSpec spec_of(Dtype dtype, const Heads& heads, const Mask& mask) {
   return spec;
 }
 
-// `batch` sequences of as many queries and keys each, in device memory, and tasks over them.
+struct Lengths {
+  std::int64_t queries;
+  std::int64_t keys;
+};
+
+// Sequences in device memory, the queries at the end of the keys, and tasks over them.
 class Batch {
  public:
+  // `batch` sequences of the same lengths.
   Batch(Device& device, const FoldSpec& spec, std::int64_t batch, std::int64_t queries, std::int64_t keys)
+      : Batch(device, spec, std::vector<Lengths>(static_cast<std::size_t>(batch), {queries, keys})) {}
+
+  Batch(Device& device, const FoldSpec& spec, const std::vector<Lengths>& sequences)
       : device_(device), spec_(spec), kernel_(device.row.make_kernel(spec, *device.backend)) {
-    const std::int64_t rows = batch * queries;
+    std::int64_t rows = 0;
+    std::int64_t key_rows = 0;
+    for (const Lengths& lengths : sequences) {
+      const auto sequence = static_cast<std::int32_t>(lengths_.size());
+      const auto table = static_cast<std::int64_t>(tiles_.size());
+      queries_.push_back({sequence, lengths.keys - lengths.queries, rows, lengths.queries});
+      lengths_.push_back(lengths.keys);
+      for (std::int64_t key = 0; key < lengths.keys; key += kernel_->key_tile()) tiles_.push_back({0, key_rows + key});
+      runs_.push_back({sequence, 0, static_cast<std::int64_t>(tiles_.size()) - table, table});
+      rows += lengths.queries;
+      key_rows += lengths.keys;
+    }
     make(q_, q_memory_, SyntheticTensor::kQ, rows, spec.heads, spec.head_dim);
-    make(k_, k_memory_, SyntheticTensor::kK, batch * keys, spec.kv_heads, spec.head_dim);
-    make(v_, v_memory_, SyntheticTensor::kV, batch * keys, spec.kv_heads, spec.head_dim_v);
+    make(k_, k_memory_, SyntheticTensor::kK, key_rows, spec.kv_heads, spec.head_dim);
+    make(v_, v_memory_, SyntheticTensor::kV, key_rows, spec.kv_heads, spec.head_dim_v);
     out_ =
         device.backend->allocate(static_cast<std::size_t>(rows * spec.heads * spec.head_dim_v) * size_of(spec.dtype));
     lse_ = device.backend->allocate(static_cast<std::size_t>(rows * spec.heads) * sizeof(float));
-    const std::int64_t key_tile = kernel_->key_tile();
-    const std::int64_t tiles = (keys + key_tile - 1) / key_tile;
-    for (std::int64_t b = 0; b < batch; ++b) {
-      const auto sequence = static_cast<std::int32_t>(b);
-      queries_.push_back({sequence, keys - queries, b * queries, queries});
-      lengths_.push_back(keys);
-      runs_.push_back({sequence, 0, tiles, b * tiles});
-      for (std::int64_t tile = 0; tile < tiles; ++tile) tiles_.push_back({0, b * keys + tile * key_tile});
-    }
     sources_.push_back({k_, v_});
     output_ = {dense_view(static_cast<void*>(out_.data()), spec.dtype, rows, spec.heads, spec.head_dim_v),
                {reinterpret_cast<float*>(lse_.data()), spec.heads, 1},
                nullptr};
-    kernel_->reserve({rows, batch, batch, batch * tiles, 1, batch});
+    const auto count = static_cast<std::int64_t>(sequences.size());
+    kernel_->reserve({rows, count, count, static_cast<std::int64_t>(tiles_.size()), 1, count});
   }
 
   // Whole, from the identity to the result.
@@ -220,6 +232,54 @@ void measure_speeds(Device& device, int only_head_dim, std::int64_t only_tokens)
   measure_speed(device, capped, 2, 8192);
   measure_speed(device, spec_of(Dtype::kBf16, usual, {1023, 0}), 1, 32768);
   if (device.row.name == "sm80_plain") measure_speed(device, spec_of(Dtype::kF32, usual, {-1, 0}), 4, 4096);
+}
+
+// Pairs of query and key in the tiles that a kernel touches: each query tile with every key tile of which a row sees
+// something.
+std::int64_t touched_pairs(const FoldKernel& kernel, const Mask& mask, const std::vector<Lengths>& sequences) {
+  const std::int64_t rows = kernel.query_tile();
+  const std::int64_t keys = kernel.key_tile();
+  std::int64_t tiles = 0;
+  for (const Lengths& lengths : sequences) {
+    for (std::int64_t row = 0; row < lengths.queries; row += rows) {
+      const std::int64_t first = lengths.keys - lengths.queries + row;
+      const std::int64_t last = std::min(first + rows, lengths.keys) - 1;
+      const std::int64_t from = mask.left < 0 ? 0 : std::max<std::int64_t>(0, first - mask.left);
+      const std::int64_t to = mask.right < 0 ? lengths.keys : std::min(lengths.keys, last + mask.right + 1);
+      tiles += (to + keys - 1) / keys - from / keys;
+    }
+  }
+  return tiles * rows * keys;
+}
+
+// A sliding window and a ragged batch beside dense ones, by the tiles that are touched.
+void measure_touched(Device& device) {
+  const Heads heads{32, 8, 128, 128};
+  const std::vector<Lengths> one{{131072, 131072}};
+  const std::vector<Lengths> dense(4, {4096, 4096});
+  std::vector<Lengths> ragged;  // as many tokens
+  for (const std::int64_t n : {7019, 1, 3000, 17, 2049, 64, 1500, 100, 1024, 333, 777, 500}) ragged.push_back({n, n});
+  struct Case {
+    const char* name;
+    const std::vector<Lengths>& sequences;
+    Mask mask;
+  };
+  for (const Case& c :
+       {Case{"128k, causal", one, {-1, 0}}, Case{"128k, window 4096", one, {4095, 0}},
+        Case{"4 of 4k, causal", dense, {-1, 0}}, Case{"1 to 7k, 16k in all, causal", ragged, {-1, 0}}}) {
+    const FoldSpec spec = spec_of(Dtype::kBf16, heads, c.mask);
+    if (!can_run(device.row, spec)) continue;
+    Batch jobs(device, spec, c.sequences);
+    const FoldTask task = jobs.task();
+    const auto ms = time_repeats(device, [&] { jobs.fold(task); });
+    const double flops = 2.0 * static_cast<double>(touched_pairs(jobs.kernel(), c.mask, c.sequences)) * spec.heads *
+                         (spec.head_dim + spec.head_dim_v);
+    fmt::print(
+        "{{\"what\":\"touched\",\"kernel\":\"{}\",\"case\":\"{}\",\"samples\":{},\"ms\":{:.4f},\"tflops_touched\":{:."
+        "1f}}}\n",
+        device.row.name, c.name, ms.size(), median(ms), flops / median(ms) * 1e-9);
+    std::fflush(stdout);
+  }
 }
 
 // Every row folds the same keys, with and without state; and a last task that finds nothing to fold.
@@ -365,6 +425,7 @@ int run(const std::string& what, const std::string& kernel, int head_dim, std::i
     }
     Device device(row);
     if (what == "speed") measure_speeds(device, head_dim, tokens);
+    if (what == "touched") measure_touched(device);
     if (what == "state") measure_state(device);
     if (what == "host") measure_host(device);
     if (what == "generator") measure_generator(device);
