@@ -150,6 +150,10 @@ int bench_job_list(const Invocation& invocation, Transport& world, Report&) {
       fail(ErrorCode::kUsage, "--json and --jsonl both go to stdout", "a reader couldn't tell them apart",
            "Give one of them a file.");
     }
+    if (config.given("fail-above") && options.baseline.empty()) {
+      fail(ErrorCode::kUsage, fmt::format("{} needs --baseline", config.origin("fail-above")),
+           "it says how much slower a point may be", "Add --baseline FILE.");
+    }
     if (options.compute_only && options.against == "folds") {
       fail(ErrorCode::kUsage, "--compute-only and --against folds are both given",
            "there would be no whole run to compare with", "Leave one of them out.");

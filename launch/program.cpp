@@ -79,7 +79,9 @@ Request read_arguments(const std::vector<std::string>& arguments) {
       fail(ErrorCode::kUsage, "no subcommand", command_names(kAllCommands), "See `ringattn --help`.");
     }
     const std::string& first = arguments[1];
-    if (first == "--help" || first == "-h" || first == "help") {
+    if (first == "help" && arguments.size() > 2) {
+      request.text = command_help(find_command(arguments[2]));
+    } else if (first == "--help" || first == "-h" || first == "help") {
       request.text = program_help();
     } else if (first == "--version") {
       request.text = version_line();
@@ -96,6 +98,11 @@ Request read_arguments(const std::vector<std::string>& arguments) {
       }
       request.invocation.config = load_config(request.command->bit, line.flags);
       JobOptions& options = request.invocation.config.options;
+      if (options.quiet && options.verbose) {
+        const Config& config = request.invocation.config;
+        fail(ErrorCode::kUsage, fmt::format("{} contradicts {}", config.origin("quiet"), config.origin("verbose")),
+             "one says less, the other more", "Leave one of them out.");
+      }
       try {
         check_distinct_files(options);
       } catch (const Error&) {

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <set>
 
 #include "base/error.hpp"
@@ -125,6 +126,7 @@ void SafetensorsFile::fail_unknown(std::string_view name) const {
                         known.size() > kListed ? fmt::format(" and {} more", known.size() - kListed) : "");
   }
   std::erase_if(known, [&](std::string_view other) {
+    if (name.size() == 1) return other.size() != 1 || std::tolower(other[0]) != std::tolower(name[0]);
     return other.size() > 2 * name.size() + 8;  // can't be near, and is long to compare
   });
   known.resize(std::min(known.size(), kCompared));

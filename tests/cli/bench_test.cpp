@@ -258,6 +258,8 @@ TEST(Bench, ContradictionsAreUsageErrors) {
       {{"--json", "-", "--jsonl", "-"}, "both go to stdout"},
       {{"--seq", "8k-2m"}, "--seq is"},
       {{"--fail-above", "-1"}, "percent such as 5%"},
+      {{"--fail-above", "5"}, "--fail-above needs --baseline"},
+      {{"--quiet", "--verbose"}, "--quiet contradicts --verbose"},
       {{"--samples", "0"}, "--samples is"},
       {{"--output", "x"}, "--output"}};
   for (const auto& [words, expected] : cases) {

@@ -31,12 +31,14 @@ TEST(Program, HelpAndVersion) {
     EXPECT_TRUE(has(help.out, "Exit codes")) << help.out;
   }
   EXPECT_TRUE(has(tool({"run", "--help"}).out, "--mask full|causal")) << tool({"run", "--help"}).out;
+  EXPECT_EQ(tool({"help", "run"}).out, tool({"run", "--help"}).out);
   EXPECT_EQ(tool({"--version"}).out.rfind("ringattn ", 0), 0U);
 }
 
 TEST(Program, UnknownWordsAreUsageErrors) {
   const std::pair<Words, const char*> cases[] = {{{}, "no subcommand"},
                                                  {{"rum"}, "Did you mean run?"},
+                                                 {{"help", "rum"}, "Did you mean run?"},
                                                  {{"frobnicate"}, "unknown subcommand frobnicate"},
                                                  {{"--synthetic", "7"}, "--synthetic stands before a subcommand"},
                                                  {{"run", "--softcp", "1"}, "Did you mean --softcap?"}};
