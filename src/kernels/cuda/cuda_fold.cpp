@@ -13,6 +13,7 @@
 #include "kernels/cuda/cuda_backend.hpp"
 #include "kernels/cuda/staging_ring.hpp"
 #include "kernels/fold_task.hpp"
+#include "kernels/registry.hpp"
 
 namespace ringattn::cuda {
 
@@ -186,6 +187,17 @@ class CudaFold final : public FoldKernel {
 };
 
 }  // namespace
+
+Launch launch_of(std::string_view kernel, std::span<const CompiledFold> compiled, const FoldSpec& spec,
+                 bool configured) {
+  const auto found = std::ranges::find_if(compiled, [&](const CompiledFold& entry) {
+    return entry.dtype == spec.dtype && entry.head_dim == spec.head_dim;
+  });
+  if (!configured || found == compiled.end()) {
+    fail(ErrorCode::kInternal, fmt::format("{} was made for {}", kernel, describe(spec)), "it can't do that");
+  }
+  return found->launch;
+}
 
 std::unique_ptr<FoldKernel> make_cuda_fold(const FoldSpec& spec, const DeviceKernel& kernel, Backend& backend) {
   return std::make_unique<CudaFold>(spec, kernel, static_cast<const CudaBackend&>(backend));

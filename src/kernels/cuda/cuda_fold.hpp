@@ -5,6 +5,9 @@
 
 #include <cstddef>
 #include <memory>
+#include <span>
+#include <string>
+#include <string_view>
 
 #include "kernels/cuda/fold_params.hpp"
 #include "kernels/cuda/work_items.hpp"
@@ -15,6 +18,18 @@ namespace ringattn::cuda {
 // Both enqueue, and throw what the launch fails with. A launch of no items only loads the kernel.
 using Launch = void (*)(const FoldParams& params, Stream stream);
 using Export = void (*)(const ExportParams& params, Stream stream);
+
+// A kernel's launches, one for each element type and head_dim that is compiled.
+struct CompiledFold {
+  Dtype dtype;
+  int head_dim;
+  Launch launch;
+};
+
+// The one for a spec, which the kernel has a configuration for or not. Throws kInternal where there is none: the
+// registry asks the kernel first what it can do.
+Launch launch_of(std::string_view kernel, std::span<const CompiledFold> compiled, const FoldSpec& spec,
+                 bool configured);
 
 struct DeviceKernel {
   WorkShape shape{};               // without the cache, which is the device's

@@ -1,12 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/sm80/sm80_fold.hpp"
 
-#include <fmt/format.h>
-
-#include <algorithm>
-#include <iterator>
-
-#include "base/error.hpp"
 #include "kernels/cuda/cuda_fold.hpp"
 #include "kernels/registry.hpp"
 #include "kernels/sm80/config.hpp"
@@ -17,12 +11,7 @@ namespace ringattn::sm80 {
 
 namespace {
 
-struct CompiledFold {
-  Dtype dtype;
-  int head_dim;
-  cuda::Launch launch;
-};
-constexpr CompiledFold kCompiled[] = {
+constexpr cuda::CompiledFold kCompiled[] = {
     {Dtype::kBf16, 64, launch_bf16_64},   {Dtype::kBf16, 96, launch_bf16_96},   {Dtype::kBf16, 128, launch_bf16_128},
     {Dtype::kBf16, 192, launch_bf16_192}, {Dtype::kBf16, 256, launch_bf16_256}, {Dtype::kF16, 64, launch_fp16_64},
     {Dtype::kF16, 96, launch_fp16_96},    {Dtype::kF16, 128, launch_fp16_128},  {Dtype::kF16, 192, launch_fp16_192},
@@ -35,16 +24,11 @@ constexpr int kRowFloats = 8;  // of a state, beside O: four partial sums, the m
 
 std::unique_ptr<FoldKernel> make_fold(const FoldSpec& spec, Backend& backend) {
   const auto config = choose_config(spec);
-  const auto compiled = std::find_if(std::begin(kCompiled), std::end(kCompiled), [&](const CompiledFold& entry) {
-    return entry.dtype == spec.dtype && entry.head_dim == spec.head_dim;
-  });
-  if (!config || compiled == std::end(kCompiled)) {
-    fail(ErrorCode::kInternal, fmt::format("sm80_fold was made for {}", describe(spec)), "it can't do that");
-  }
+  const cuda::Launch launch = cuda::launch_of("sm80_fold", kCompiled, spec, config.has_value());
   cuda::DeviceKernel kernel;
   kernel.shape = {config->query_tile(), config->query_tile(), config->key_tile};
   kernel.state_floats = static_cast<std::size_t>(spec.head_dim_v + kRowFloats);
-  kernel.launch = compiled->launch;
+  kernel.launch = launch;
   kernel.export_state = export_fold_state;
   return cuda::make_cuda_fold(spec, kernel, backend);
 }
