@@ -19,6 +19,8 @@ namespace ringattn {
 namespace {
 
 constexpr std::size_t kLongestName = 255 - 16;  // what file systems take, less the temporary file's ending
+constexpr const char* kReadAdvice = "Check the path, and name a readable text file.";
+constexpr const char* kWriteAdvice = "Name a file in a directory that you may write to.";
 
 class Descriptor {
  public:
@@ -58,10 +60,10 @@ int write_all(int fd, std::string_view text) {
 
 std::string read_text_file(const std::string& path, std::size_t limit) {
   const Descriptor file(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));  // a FIFO would wait for a writer
-  if (file.get() < 0) fail(ErrorCode::kFile, fmt::format("can't read {}", path), std::strerror(errno));
+  if (file.get() < 0) fail(ErrorCode::kFile, fmt::format("can't read {}", path), std::strerror(errno), kReadAdvice);
   struct stat status {};
   if (::fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode)) {
-    fail(ErrorCode::kFile, fmt::format("can't read {}", path), "it is no regular file");
+    fail(ErrorCode::kFile, fmt::format("can't read {}", path), "it is no regular file", kReadAdvice);
   }
   std::string text;
   char piece[16384];
@@ -69,12 +71,13 @@ std::string read_text_file(const std::string& path, std::size_t limit) {
     const ssize_t got = ::read(file.get(), piece, sizeof piece);
     if (got < 0) {
       if (errno == EINTR) continue;
-      fail(ErrorCode::kFile, fmt::format("can't read {}", path), std::strerror(errno));
+      fail(ErrorCode::kFile, fmt::format("can't read {}", path), std::strerror(errno), kReadAdvice);
     }
     if (got == 0) return text;
     text.append(piece, static_cast<std::size_t>(got));
     if (text.size() > limit) {
-      fail(ErrorCode::kFile, fmt::format("{} is too long", path), fmt::format("at most {} bytes are read", limit));
+      fail(ErrorCode::kFile, fmt::format("{} is too long", path), fmt::format("at most {} bytes are read", limit),
+           kReadAdvice);
     }
   }
 }
@@ -82,7 +85,7 @@ std::string read_text_file(const std::string& path, std::size_t limit) {
 void check_new_file(const std::string& path, bool force, std::string_view flag) {
   const auto kind = kind_of(path);
   if (kind && S_ISDIR(*kind)) {
-    fail(ErrorCode::kFile, fmt::format("{} {} can't be written", flag, path), "it is a directory");
+    fail(ErrorCode::kFile, fmt::format("{} {} can't be written", flag, path), "it is a directory", kWriteAdvice);
   }
   if (kind && !S_ISREG(*kind)) {
     fail(ErrorCode::kFile, fmt::format("{} {} can't be written", flag, path), "it exists and is no regular file",
@@ -94,7 +97,7 @@ void check_new_file(const std::string& path, bool force, std::string_view flag) 
   }
   if (kind) return;
   if (std::filesystem::path(path).filename().string().size() > kLongestName) {
-    fail(ErrorCode::kFile, fmt::format("{} {} can't be written", flag, path), "its name is too long");
+    fail(ErrorCode::kFile, fmt::format("{} {} can't be written", flag, path), "its name is too long", kWriteAdvice);
   }
   const std::string parent = std::filesystem::path(path).parent_path().string();
   const std::string directory = parent.empty() ? "." : parent;
@@ -103,18 +106,19 @@ void check_new_file(const std::string& path, bool force, std::string_view flag) 
   if (!parent_exists || !S_ISDIR(parent_status.st_mode)) {
     fail(ErrorCode::kFile, fmt::format("{} {} can't be written", flag, path),
          parent_exists ? fmt::format("{} is no directory", directory)
-                       : fmt::format("the directory {} doesn't exist", directory));
+                       : fmt::format("the directory {} doesn't exist", directory),
+         "Create the directory, or name another.");
   }
   if (::access(directory.c_str(), W_OK) != 0) {
     fail(ErrorCode::kFile, fmt::format("{} {} can't be written", flag, path),
-         fmt::format("{}: {}", directory, std::strerror(errno)));
+         fmt::format("{}: {}", directory, std::strerror(errno)), kWriteAdvice);
   }
 }
 
 void write_text_file(const std::string& path, std::string_view text, bool force, std::string_view flag) {
   check_new_file(path, force, flag);
   const auto refuse = [&](int error) {
-    fail(ErrorCode::kFile, fmt::format("{} {} can't be written", flag, path), std::strerror(error));
+    fail(ErrorCode::kFile, fmt::format("{} {} can't be written", flag, path), std::strerror(error), kWriteAdvice);
   };
   const std::string temporary = fmt::format("{}.{}.tmp", path, ::getpid());
   const UnfinishedFile unfinished(temporary);

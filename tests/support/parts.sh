@@ -22,7 +22,8 @@ Usage: $parts_program [--list] [--again] [--minutes N] [PART …]
   --list        the parts, and which are done
   --again       do parts that are done anew
   --minutes N   put off parts that would not end in time; the first one always runs [10]
-Without PART: all of them. Exit codes: 0 done, 1 a part failed, 2 usage, 75 parts were put off: call it again.
+Without PART: all of them. Exit codes: 0 done, 1 a part failed, 2 usage, 75 parts were put off: call it again, 77 nothing
+of it can run here.
 END
 }
 
@@ -89,6 +90,7 @@ run_parts() {
     return 1
   fi
   ((${#later[@]} == 0)) || return 75
+  ((${#skipped[@]} < ${#wanted[@]})) || return 77
 }
 
 # need CONDITION-COMMAND… -- "what is needed": ends a part that can't run here.
