@@ -6,6 +6,7 @@ matplotlib is installed."""
 import dataclasses
 import importlib.util
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -200,9 +201,45 @@ run_parts "$@"
         self.assertIn("failed: bad", failed.stdout)
         self.assertEqual(self.runs(), 1, "the parts behind a failure run")
         skipped = self.run_script("gpu-one")
-        self.assertEqual(skipped.returncode, 0)
+        self.assertEqual(skipped.returncode, 77)
         self.assertIn("skipped: needs a GPU", skipped.stdout)
+        self.assertEqual(self.run_script("first-one", "gpu-one").returncode, 0)
         self.assertNotIn("never", skipped.stdout)
+
+    def test_parts_of_the_gpu_suite_fail_with_their_first_command(self):
+        """tests/run_gpu.sh with a launcher and a program that are not the real ones: whatever fails is seen."""
+        root = pathlib.Path(self.folder.name, "checkout")
+        for name in ("tests/run_gpu.sh", "tests/support/parts.sh"):
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_bytes((ROOT / name).read_bytes())
+
+        def executable(path: pathlib.Path, text: str) -> None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("#!/bin/sh\n" + text)
+            path.chmod(0o755)
+
+        executable(root / "launch/ringattn-mpirun", 'shift 2; [ "$1" != -x ] || shift 2; exec "$RINGATTN_PROGRAM" "$@"\n')
+        executable(root / "bin/nvidia-smi", 'printf "GPU 0: a\\nGPU 1: b\\n"\n')
+        program = """case "$*" in *info*) echo '"build_id": "abc",'; exit 0;; {case}) echo FAIL; exit {code};; esac
+echo PASS 12ab
+"""
+        environment = {**os.environ, "GPU_PRESET": "fake", "PATH": f"{root}/bin:{os.environ['PATH']}"}
+        environment.pop("CUDA_VISIBLE_DEVICES", None)
+        for part, case, code in (
+            ("worlds", "*nothing*", 0),
+            ("worlds", "*causal*p2p*", 1),
+            ("worlds", "*record*", 1),
+            ("worlds", "*golden*nccl*", 1),
+            ("one-connection", "*nothing*", 0),
+            ("one-connection", "*4k*", 6),
+            ("one-connection", "*16k*", 6),
+        ):
+            with self.subTest(part=part, case=case):
+                executable(root / "build/fake/bin/ringattn", program.format(case=case, code=code))
+                words = ["bash", str(root / "tests/run_gpu.sh"), "--again", part]
+                done = subprocess.run(words, capture_output=True, text=True, env=environment)
+                self.assertEqual(done.returncode, 1 if code else 0, done.stdout + done.stderr)
+                (root / f"build/gpu/{part}.passed").unlink(missing_ok=True)
 
     def test_what_takes_too_long_is_put_off(self):
         first = self.run_script("first-one", "long")
