@@ -9,6 +9,7 @@
 #include <csignal>
 #include <cstdio>
 #include <exception>
+#include <filesystem>
 #include <functional>
 #include <new>
 #include <optional>
@@ -73,6 +74,10 @@ struct Request {
 Request read_arguments(const std::vector<std::string>& arguments) {
   Request request;
   request.invocation.arguments = arguments;
+  // Reports name the program, not where it lies on this machine.
+  if (!arguments.empty()) {
+    request.invocation.arguments[0] = std::filesystem::path(arguments[0]).filename().string();
+  }
   request.invocation.first_process = is_first_process();
   try {
     if (arguments.size() < 2) {

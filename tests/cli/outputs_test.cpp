@@ -63,6 +63,16 @@ TEST(Outputs, LeavesNoTemporaryFileWhenItIsEnded) {
   EXPECT_TRUE(std::filesystem::is_empty(folder.path())) << run.out;
 }
 
+TEST(Outputs, ReportsDontSayWhereTheProgramLies) {
+  for (const Words& words : {Words{"run", "--json", "-"}, Words{"bench", "--samples", "1", "--jsonl", "-"}}) {
+    const Finished run = tool(words + small_job());
+    ASSERT_EQ(run.code, 0) << run.err;
+    const std::string line = run.out.substr(run.out.find('{'));
+    EXPECT_EQ(json_at(line, "/argv/0"), R"("ringattn")");
+    EXPECT_EQ(json_at(line, "/argv/1"), '"' + words[0] + '"');
+  }
+}
+
 TEST(Outputs, WritesOnlyReportsToStandardOutput) {
   const TemporaryFolder folder;
   const std::string input = folder.write("in.safetensors", safetensors_bytes(FileShape()));

@@ -39,8 +39,7 @@ class CudaFoldTest : public KernelRowTest {
   template <typename Check>
   void for_all_dims(const Mask& mask, Check check) {
     for (const Dims& dims : kDims) {
-      FoldSpec spec = make_spec(dims.dtype, 4, 2, dims.head_dim, mask);
-      spec.head_dim_v = dims.head_dim_v;
+      FoldSpec spec = make_spec(dims.dtype, 4, 2, dims.head_dim, mask, dims.head_dim_v);
       if (!cannot_run(row(), spec).empty()) continue;
       SCOPED_TRACE(describe(spec));
       check(spec);

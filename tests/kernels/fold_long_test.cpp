@@ -22,8 +22,7 @@ struct Dims {
 template <typename Check>
 void for_dims(const KernelRow& row, std::span<const Dims> list, Check check) {
   for (const Dims& dims : list) {
-    FoldSpec spec = make_spec(dims.dtype, 2, 1, dims.head_dim, {-1, 0});
-    spec.head_dim_v = dims.head_dim_v;
+    FoldSpec spec = make_spec(dims.dtype, 2, 1, dims.head_dim, {-1, 0}, dims.head_dim_v);
     if (!cannot_run(row, spec).empty()) continue;
     SCOPED_TRACE(describe(spec));
     check(spec);

@@ -5,7 +5,7 @@
 
 #include "kernels/registry.hpp"
 #include "kernels/sm90/config.hpp"
-#include "tests/support/fold_inputs.hpp"
+#include "tests/kernels/config_cases.hpp"
 
 namespace ringattn::sm90 {
 namespace {
@@ -14,11 +14,7 @@ constexpr int kMultiprocessorRegisters = 65536;
 constexpr int kMostSharedBytes = 227 * 1024;  // of a CTA
 constexpr int kPanelBytes = 1024;             // a tile's panels are swizzled in pieces of this size
 
-FoldSpec spec_of(Dtype dtype, int head_dim, int head_dim_v) {
-  FoldSpec spec = testing::make_spec(dtype, 8, 2, head_dim, {-1, 0});
-  spec.head_dim_v = head_dim_v;
-  return spec;
-}
+using testing::spec_of_dims;
 
 bool in_table(int head_dim, int head_dim_v) {
   for (const FoldConfig& config : kFoldConfigs) {
@@ -28,23 +24,13 @@ bool in_table(int head_dim, int head_dim_v) {
 }
 
 TEST(Sm90Config, DependsOnDtypeAndDimsOnly) {
-  for (const FoldConfig& config : kFoldConfigs) {
-    for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16}) {
-      FoldSpec spec = spec_of(dtype, config.head_dim, config.head_dim_v);
-      for (const Mask& mask : {Mask{-1, -1}, Mask{-1, 0}, Mask{100, 3}}) {
-        spec.mask = mask;
-        spec.softcap = mask.left > 0 ? 20.0F : 0.0F;
-        spec.sinks = mask.left > 0;
-        spec.softmax_scale = mask.right < 0 ? -1.0F : 0.1F;
-        spec.kv_heads = mask.right < 0 ? 8 : 1;
-        const auto chosen = choose_config(spec);
-        ASSERT_TRUE(chosen.has_value()) << config.head_dim;
-        EXPECT_EQ(chosen->head_dim_v, config.head_dim_v);
-        EXPECT_EQ(describe(*chosen), describe(config));
-        EXPECT_TRUE(fold_missing(spec).empty());
-      }
-    }
-  }
+  testing::for_specs_of(kFoldConfigs, [](const FoldConfig& config, const FoldSpec& spec) {
+    const auto chosen = choose_config(spec);
+    ASSERT_TRUE(chosen.has_value());
+    EXPECT_EQ(chosen->head_dim_v, config.head_dim_v);
+    EXPECT_EQ(describe(*chosen), describe(config));
+    EXPECT_TRUE(fold_missing(spec).empty());
+  });
 }
 
 TEST(Sm90Config, TakesTheUsualHeadDims) {
@@ -56,7 +42,7 @@ TEST(Sm90Config, RefusesEverythingElse) {
   for (int dim = 8; dim <= 512; dim += 8) {
     for (const int dim_v : {dim, 64, 128, 192, 256}) {
       for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16, Dtype::kF16}) {
-        const FoldSpec spec = spec_of(dtype, dim, dim_v);
+        const FoldSpec spec = spec_of_dims(dtype, dim, dim_v);
         const bool supported = dtype != Dtype::kF32 && in_table(dim, dim_v);
         EXPECT_EQ(choose_config(spec).has_value(), supported) << describe(spec);
         EXPECT_EQ(fold_missing(spec).empty(), supported) << describe(spec);
@@ -66,16 +52,10 @@ TEST(Sm90Config, RefusesEverythingElse) {
 }
 
 TEST(Sm90Config, SaysWhatIsMissing) {
-  const auto missing = [](Dtype dtype, int head_dim, int head_dim_v) {
-    return fold_missing(spec_of(dtype, head_dim, head_dim_v));
-  };
-  using Texts = std::vector<std::string>;
-  EXPECT_EQ(missing(Dtype::kF32, 128, 128), Texts{"fp32 (supported: bf16, fp16)"});
-  EXPECT_EQ(missing(Dtype::kBf16, 80, 80), Texts{"head_dim 80 (supported: 64, 96, 128, 256)"});
-  EXPECT_EQ(missing(Dtype::kF16, 192, 192), Texts{"head_dim 192 (supported: 64, 96, 128, 256)"});
-  EXPECT_EQ(missing(Dtype::kF16, 128, 64), Texts{"head_dim 128 with head_dim_v 64 (supported: 192 with 128)"});
-  EXPECT_EQ(missing(Dtype::kF32, 40, 40),
-            (Texts{"fp32 (supported: bf16, fp16)", "head_dim 40 (supported: 64, 96, 128, 256)"}));
+  testing::expect_missing_texts([](const FoldSpec& spec) {
+    EXPECT_FALSE(choose_config(spec).has_value());
+    return fold_missing(spec);
+  });
 }
 
 // What the kernel asks of the hardware; what else lies in shared memory is checked where it is laid out.
@@ -109,7 +89,7 @@ TEST(Sm90Config, EveryConfigurationHasAKernel) {
     const auto backend = row.make_backend({1, kNoDevice});
     for (const FoldConfig& config : kFoldConfigs) {
       for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16}) {
-        const FoldSpec spec = spec_of(dtype, config.head_dim, config.head_dim_v);
+        const FoldSpec spec = spec_of_dims(dtype, config.head_dim, config.head_dim_v);
         const auto kernel = row.make_kernel(spec, *backend);
         EXPECT_EQ(kernel->key_tile(), config.key_tile) << describe(spec);
         EXPECT_EQ(kernel->query_tile(), kQueryTile) << describe(spec);
@@ -121,9 +101,9 @@ TEST(Sm90Config, EveryConfigurationHasAKernel) {
 }
 
 TEST(Sm90Config, DescribesItself) {
-  EXPECT_EQ(describe(*choose_config(spec_of(Dtype::kBf16, 128, 128))),
+  EXPECT_EQ(describe(*choose_config(spec_of_dims(Dtype::kBf16, 128, 128))),
             "tile 3x64x128, 2 stages of keys, 224.0 KiB, 160 registers");
-  EXPECT_EQ(describe(*choose_config(spec_of(Dtype::kF16, 64, 64))),
+  EXPECT_EQ(describe(*choose_config(spec_of_dims(Dtype::kF16, 64, 64))),
             "tile 3x64x128, 4 stages of keys, 176.0 KiB, 160 registers");
 }
 

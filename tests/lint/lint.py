@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """The house's rules that a compiler does not enforce: which folder includes which, which files see a vendor's header,
-file lengths, licence lines, formatting. Prints each breach as path:line: rule; exits 1 if there is one, 77 (skipped)
-only where git can't list the files."""
+file lengths, licence lines, formatting, paths in committed results. Prints each breach as path:line: rule; exits 1 if
+there is one, 77 (skipped) only where git can't list the files."""
 import pathlib
 import re
 import shutil
@@ -83,6 +83,14 @@ def format_breaches(paths):
                 yield path, "clang-format -i would change it"
 
 
+def result_breaches():
+    """Committed figures tell a command that works in any checkout, not where things lay on one machine."""
+    for path in sorted((ROOT / "bench" / "results").rglob("*.json*")):
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if re.search(r'"/[A-Za-z0-9_.-]', line):
+                yield path, number, "a result names no absolute path"
+
+
 def main():
     try:
         paths = tracked_sources()
@@ -91,6 +99,7 @@ def main():
         return 77
     found = [f"{path.relative_to(ROOT)}:{number}: {rule}" for path in paths for number, rule in breaches_of(path)]
     found += [f"{path.relative_to(ROOT)}:1: {rule}" for path, rule in format_breaches(paths)]
+    found += [f"{path.relative_to(ROOT)}:{number}: {rule}" for path, number, rule in result_breaches()]
     print("\n".join(found) if found else f"{len(paths)} files keep the rules")
     return 1 if found else 0
 

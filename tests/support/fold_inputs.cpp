@@ -62,13 +62,13 @@ void FoldInputs::set_v(std::int64_t token, int head, int dim, float value) {
   set_element(v, spec.dtype, (token * spec.kv_heads + head) * spec.head_dim_v + dim, value);
 }
 
-FoldSpec make_spec(Dtype dtype, int heads, int kv_heads, int head_dim, Mask mask) {
+FoldSpec make_spec(Dtype dtype, int heads, int kv_heads, int head_dim, Mask mask, int head_dim_v) {
   FoldSpec spec;
   spec.dtype = dtype;
   spec.heads = heads;
   spec.kv_heads = kv_heads;
   spec.head_dim = head_dim;
-  spec.head_dim_v = head_dim;
+  spec.head_dim_v = head_dim_v > 0 ? head_dim_v : head_dim;
   spec.mask = mask;
   spec.softmax_scale = 1.0F / std::sqrt(static_cast<float>(head_dim));
   return spec;

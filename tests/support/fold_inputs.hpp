@@ -41,7 +41,8 @@ struct FoldInputs {
 };
 
 // heads / kv_heads heads, equal head dims, scale 1/√head_dim.
-FoldSpec make_spec(Dtype dtype, int heads, int kv_heads, int head_dim, Mask mask);
+// head_dim_v 0: as head_dim.
+FoldSpec make_spec(Dtype dtype, int heads, int kv_heads, int head_dim, Mask mask, int head_dim_v = 0);
 
 // Standard normal values (and sinks, where the spec has them), the same for the same seed.
 FoldInputs random_inputs(const FoldSpec& spec, std::vector<SequenceShape> sequences, std::uint64_t seed);
