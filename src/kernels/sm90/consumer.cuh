@@ -74,11 +74,16 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
     }
   };
 
-  for (;; rows.flags += Rows<C>::kNextRound) {
+  const auto take_round = [&] {
     barrier_wait(map.work_full(rows.round().stage()), rows.round().parity());
     barrier_wait(map.q_full(rows.round().stage()), rows.round().parity());
     Unit unit = map.unit(rows.round().stage(), warpgroup() - 1);
     keep(unit.address);
+    return unit;
+  };
+
+  for (;;) {
+    Unit unit = take_round();
     if (unit.walk() < 0) break;
     begin_rows<C>(p, unit, rows);
 
@@ -126,24 +131,66 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
       pin(rows.o);
       if (rows.has(Rows<C>::kLeader)) barrier_arrive(map.empty(ring.stage()));
     };
-    while (left > 0) {
-      // Down to where `left` is this, tiles need no more than the plain steps.
-      const int stop = rows.has(Rows<C>::kSpecial) ? left : unit.stop(left);
-#pragma unroll 1
-      for (; left > stop; --left, ring.advance()) {
-        score.template operator()<true>();
-        add(false);
-      }
-      if (left == 0) break;
-      score.template operator()<false>();
-      if (left == 1 && p.save && (number() + 1) % kSumTiles == 0) rows.flags |= Rows<C>::kFull;
-      rows.flags |= Rows<C>::kOpen;
-      add(!p.resume && left == unit.end() - unit.begin());
+    // From unit to unit without a pause: the next one's first product runs beside the end of this one.
+    const auto chain = [&](const Unit& next) {
+      float s[C::kKeyTile / 8][4];
+      barrier_wait(map.k_full(ring.stage()), ring.parity());
+      multiply_q_k<C>(s, map.q(next), map.k(ring.stage()));
+      float inverse[2];
+      end_sums<C>(p, unit, rows, inverse);
+      stage_rows<C>(rows, inverse, map.q(unit));
+      send_rows<C>(params, unit, map.q(unit));
+      rows.flags = Rows<C>::kWriting | (rows.flags & Rows<C>::kKept) | Rows<C>::kSpecial | Rows<C>::kNear |
+                   Rows<C>::kOpen;
+      unit.address = next.address;
+      keep(unit.address);
+      left = unit.end();
+      rows.shift[0] = 0.0F;
+      rows.shift[1] = 0.0F;
+      wgmma_wait();
+      pin(s);
+      if (unit.masked(left)) mask_tile<C>(p, unit, unit.origin(), s);
+      settle<C>(p, rows, s);
+      if (!named_any(warpgroup(), kWarpgroup, !rows.seen(0) || !rows.seen(1))) rows.flags &= ~Rows<C>::kSpecial;
+      exponentiate<C>(p, rows.shift, s, sum);
+      if (__any_sync(0xffffffffU, sum[0] > kMost || sum[1] > kMost)) [[unlikely]] __trap();
+      pack<C>(s, probability);
+      rows.l[0] = 0.0F;
+      rows.l[1] = 0.0F;
+      give_back();
+      add(true);
       --left;
       ring.advance();
+    };
+    for (;;) {
+      while (left > 0) {
+        // Down to where `left` is this, tiles need no more than the plain steps.
+        const int stop = rows.has(Rows<C>::kSpecial) ? left : unit.stop(left);
+#pragma unroll 1
+        for (; left > stop; --left, ring.advance()) {
+          score.template operator()<true>();
+          add(false);
+        }
+        if (left == 0) break;
+        score.template operator()<false>();
+        if (left == 1 && p.save && (number() + 1) % kSumTiles == 0) rows.flags |= Rows<C>::kFull;
+        rows.flags |= Rows<C>::kOpen;
+        add(!p.resume && left == unit.end() - unit.begin());
+        --left;
+        ring.advance();
+      }
+      let_pass(unit.walk() - unit.end());
+      give_back();
+      rows.flags += Rows<C>::kNextRound;
+      if constexpr (C::kRounds == 1) {
+        break;
+      } else {
+        if (!params.chains || !unit.whole() || rows.summed(0)) break;
+        const Unit next = take_round();
+        if (next.walk() <= 0 || next.begin() > 0 || next.end() == 0) break;
+        chain(next);
+      }
     }
-    let_pass(unit.walk() - unit.end());
-    give_back();
 
     if (p.save) {
       // The next task would begin with it: here it halves the state.

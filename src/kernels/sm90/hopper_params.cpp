@@ -29,6 +29,7 @@ HopperParams hopper_params(const cuda::FoldParams& p, const FoldConfig& config) 
   const MappedTensor out{p.out, p.rows, p.heads, p.head_dim_v, p.out_token_stride, p.out_head_stride};
   params.bulk_out = p.finish && can_map(out);
   if (params.bulk_out) params.out = map_tensor(out, dtype, kQueryTile / 4);
+  params.chains = params.bulk_out && !p.resume && !p.save && !p.scaled_first;
   return params;
 }
 

@@ -18,6 +18,7 @@ struct HopperParams {
   CUtensorMap v[cuda::kNearSources];
   bool bulk_in;   // q and every source can be fetched by the copy engine; else threads copy
   bool bulk_out;  // so can the output be written
+  bool chains;    // the next unit's first product may run while a unit's rows are finished
 };
 
 // Fills the tensor maps. Those of what the copy engine can't reach stay empty, and the flags say so.

@@ -189,34 +189,13 @@ __device__ __noinline__ void write_rows(const cuda::FoldParams& p, Unit unit, st
   }
 }
 
-// Divides, writes LSE, and sends the rounded rows out, a warp its 16, through the shared memory where their Q was: a
-// product of the whole warpgroup has come behind the last one that read Q.
+// What a thread's two rows are scaled by at the end. LSE is written on the way.
 template <class C>
-__device__ __forceinline__ void finish_rows(const HopperParams& params, const Unit& unit, std::uint32_t staging,
-                                            Rows<C>& rows) {
-  const cuda::FoldParams& p = params.fold;
+__device__ __forceinline__ void end_sums(const cuda::FoldParams& p, const Unit& unit, const Rows<C>& rows,
+                                         float (&inverse)[2]) {
   const int slot = slot_of_thread();
   const int lane = thread_of_cta() % 32;
-  const int first = slot - lane / 4;  // of the warp's rows
-  const int slot_begin = unit.slot_begin();
-  const int slot_end = unit.slot_end();
-  if (slot_begin >= first + 16 || slot_end <= first) return;  // none of the warp's rows is present
   const int head = unit.query_head();
-  const std::int64_t row = unit.row();
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    if (!rows.summed(half)) continue;
-    const float4* const sums = sums_of<C>(p, unit, half, rows.flags);
-#pragma unroll
-    for (int n = 0; n < C::kDimV / 16; ++n) {
-      const float4 x = __ldcg(sums + 4 * n);
-      rows.o[2 * n][2 * half] = add_flushed(x.x, rows.o[2 * n][2 * half]);
-      rows.o[2 * n][2 * half + 1] = add_flushed(x.y, rows.o[2 * n][2 * half + 1]);
-      rows.o[2 * n + 1][2 * half] = add_flushed(x.z, rows.o[2 * n + 1][2 * half]);
-      rows.o[2 * n + 1][2 * half + 1] = add_flushed(x.w, rows.o[2 * n + 1][2 * half + 1]);
-    }
-  }
-  float inverse[2];
   float total[2];
   float reference[2];
 #pragma unroll
@@ -242,12 +221,19 @@ __device__ __forceinline__ void finish_rows(const HopperParams& params, const Un
   if (p.lse != nullptr && lane % 4 < 2) {  // of a row's four threads, one; the next one for the other half
     const int half = lane % 4;
     const int at = slot + 8 * half;
-    if (at >= slot_begin && at < slot_end) {
-      p.lse[(row + at) * p.lse_token_stride + head * p.lse_head_stride] =
+    if (at >= unit.slot_begin() && at < unit.slot_end()) {
+      p.lse[(unit.row() + at) * p.lse_token_stride + head * p.lse_head_stride] =
           __fadd_rn(half == 0 ? reference[0] : reference[1], logf(half == 0 ? total[0] : total[1]));
     }
   }
-  const std::uint32_t to = staging + sm80::swizzled(first + lane % 16, lane / 16);
+}
+
+// Scales a warp's 16 rows and leaves them, rounded, in the shared memory where their Q was: a product of the whole
+// warpgroup has come behind the last one that read Q.
+template <class C>
+__device__ __forceinline__ void stage_rows(const Rows<C>& rows, const float (&inverse)[2], std::uint32_t staging) {
+  const int lane = thread_of_cta() % 32;
+  const std::uint32_t to = staging + sm80::swizzled(thread_of_warpgroup() / 32 * 16 + lane % 16, lane / 16);
 #pragma unroll
   for (int n = 0; n < C::kDimV / 8; n += 2) {
     const auto pair = [&](int block, int half) {
@@ -261,18 +247,51 @@ __device__ __forceinline__ void finish_rows(const HopperParams& params, const Un
   }
   proxy_fence();
   __syncwarp();
+}
+
+// The copy engine writes a warp's rows.
+template <class C>
+__device__ __forceinline__ void send_rows(const HopperParams& params, const Unit& unit, std::uint32_t staging) {
+  if (thread_of_cta() % 32 != 0) return;
+  const int first = thread_of_warpgroup() / 32 * 16;
+#pragma unroll
+  for (int panel = 0; panel < C::kPanelsV; ++panel) {
+    store_box(&params.out,
+              staging + static_cast<std::uint32_t>(panel * SharedMap<C>::kQPanel + first * kPanelRowBytes),
+              panel * kPanelColumns, unit.query_head(), static_cast<int>(unit.row()) + first);
+  }
+  store_commit();
+}
+
+// Divides, writes LSE, and sends the rounded rows out, a warp its 16.
+template <class C>
+__device__ __forceinline__ void finish_rows(const HopperParams& params, const Unit& unit, std::uint32_t staging,
+                                            Rows<C>& rows) {
+  const cuda::FoldParams& p = params.fold;
+  const int first = thread_of_warpgroup() / 32 * 16;
+  const int slot_begin = unit.slot_begin();
+  const int slot_end = unit.slot_end();
+  if (slot_begin >= first + 16 || slot_end <= first) return;  // none of the warp's rows is present
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if (!rows.summed(half)) continue;
+    const float4* const sums = sums_of<C>(p, unit, half, rows.flags);
+#pragma unroll
+    for (int n = 0; n < C::kDimV / 16; ++n) {
+      const float4 x = __ldcg(sums + 4 * n);
+      rows.o[2 * n][2 * half] = add_flushed(x.x, rows.o[2 * n][2 * half]);
+      rows.o[2 * n][2 * half + 1] = add_flushed(x.y, rows.o[2 * n][2 * half + 1]);
+      rows.o[2 * n + 1][2 * half] = add_flushed(x.z, rows.o[2 * n + 1][2 * half]);
+      rows.o[2 * n + 1][2 * half + 1] = add_flushed(x.w, rows.o[2 * n + 1][2 * half + 1]);
+    }
+  }
+  float inverse[2];
+  end_sums<C>(p, unit, rows, inverse);
+  stage_rows<C>(rows, inverse, staging);
   if (!params.bulk_out || slot_begin > first || slot_end < first + 16) {
     write_rows<C>(p, unit, staging);
-    return;
-  }
-  if (lane == 0) {
-#pragma unroll
-    for (int panel = 0; panel < C::kPanelsV; ++panel) {
-      store_box(&params.out,
-                staging + static_cast<std::uint32_t>(panel * SharedMap<C>::kQPanel + first * kPanelRowBytes),
-                panel * kPanelColumns, head, static_cast<int>(row) + first);
-    }
-    store_commit();
+  } else {
+    send_rows<C>(params, unit, staging);
   }
 }
 

@@ -62,6 +62,7 @@ struct Unit {
   __device__ int end() const { return load(offsetof(UnitWork, end)); }
   __device__ int slot_begin() const { return load(offsetof(UnitWork, slot_begin)); }
   __device__ int slot_end() const { return load(offsetof(UnitWork, slot_end)); }
+  __device__ bool whole() const { return slot_begin() == 0 && slot_end() == kQueryTile; }  // no row is absent
   __device__ int query_head() const { return load(offsetof(UnitWork, query_head)); }
   __device__ int origin() const { return load(offsetof(UnitWork, origin)); }
   __device__ int from() const { return load(offsetof(UnitWork, from)); }
