@@ -26,7 +26,11 @@ struct FoldConfig {
   int warpgroups = 0;  // that fold, each its own query tile; one more fetches
   int stages = 0;      // K and V tiles in shared memory
   int rounds = 2;      // of query tiles in shared memory: the next ones come while these are folded
+  // Whether a warpgroup's softmax runs beside its own P V of the tile before, not only beside the others' products.
+  bool overlaps = false;
 
+  // Where tiles overlap and stages are few, K of a stage goes back, and its next one comes, ahead of V.
+  constexpr bool keys_ahead() const { return overlaps && stages == 2; }
   constexpr int threads() const { return 128 * (warpgroups + 1); }
   // Registers of a thread: 65,536 of a multiprocessor, shared out in eights.
   constexpr int fetch_registers() const { return warpgroups == 3 ? 32 : 40; }
@@ -40,11 +44,11 @@ struct FoldConfig {
 
 // The rows of the table below that kernels are compiled for. Chosen by speed on an H200 (bench/NOTES.md).
 inline constexpr FoldConfig kFoldConfigs[] = {
-    {64, 64, /*key_tile=*/128, /*warpgroups=*/3, /*stages=*/4},
+    {64, 64, /*key_tile=*/128, /*warpgroups=*/3, /*stages=*/4, /*rounds=*/2, /*overlaps=*/true},
     {96, 96, 128, 3, 2},
     {128, 128, 128, 3, 2},
-    {192, 128, 112, 3, 2, /*rounds=*/1},
-    {256, 256, 80, 2, 2, 1},
+    {192, 128, 112, 3, 2, 1},
+    {256, 256, 80, 2, 2, 1, true},
 };
 
 // The configuration for a spec; none: the kernel can't do it, and fold_missing() says why.

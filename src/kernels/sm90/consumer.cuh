@@ -64,13 +64,21 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
     barrier_arrive(map.q_empty(C::kRounds == 1 ? 0U : rows.round().stage() ^ 1U));
     rows.flags &= ~Rows<C>::kWriting;
   };
+  // A stage goes back; where K goes ahead, each warp says when it is done with it.
+  const auto give_k = [&](std::uint32_t stage) {
+    if (thread_of_cta() % 32 == 0) barrier_arrive(map.empty(stage));
+  };
+  const auto give_v = [&] {
+    if (rows.has(Rows<C>::kLeader)) barrier_arrive(map.v_empty(ring.stage()));
+  };
   const auto let_pass = [&](int count) {
 #pragma unroll 1
     for (int i = 0; i < count; ++i, ring.advance()) {
       barrier_wait(map.k_full(ring.stage()), ring.parity());
       barrier_wait(map.v_full(ring.stage()), ring.parity());
       named_sync(warpgroup(), kWarpgroup);  // no warp may fall behind by a turn of the stages
-      if (rows.has(Rows<C>::kLeader)) barrier_arrive(map.empty(ring.stage()));
+      if constexpr (C::kKeysAhead) give_k(ring.stage());
+      give_v();
     }
   };
 
@@ -89,18 +97,13 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
 
     let_pass(unit.begin());
     int left = unit.end() - unit.begin();  // of its tiles
+    using Scores = float[C::kKeyTile / 8][4];
     float sum[2] = {};
     std::uint32_t probability[C::kKeyTile / 16][4];
     constexpr float kMost = kOutgrown<typename C::Element>;
     const auto number = [&] { return unit.number(p, left); };
-    // The halves of a tile step: to the probabilities, and from there on.
-    const auto score = [&]<bool kPlain>() {
-      float s[C::kKeyTile / 8][4];
-      barrier_wait(map.k_full(ring.stage()), ring.parity());
-      multiply_q_k<C>(s, map.q(unit), map.k(ring.stage()));
-      if constexpr (!kPlain) give_back();
-      wgmma_wait();
-      pin(s);
+    // Scores → probabilities. Whether a row has outgrown its reference.
+    const auto weigh = [&]<bool kPlain>(Scores& s) {
       if constexpr (!kPlain) {
         if (p.scaled_first) scale_scores(p, s);
         const int tile = number();
@@ -111,43 +114,113 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
           const bool more = p.scaled_first || !rows.seen(0) || !rows.seen(1);
           if (!named_any(warpgroup(), kWarpgroup, more)) rows.flags &= ~Rows<C>::kSpecial;
         }
-        if (tile % kSumTiles == 0 && rows.has(Rows<C>::kOpen)) close_group<C>(p, unit, rows);
+        if (!C::kOverlaps && tile % kSumTiles == 0 && rows.has(Rows<C>::kOpen)) close_group<C>(p, unit, rows);
       }
       exponentiate<C>(p, rows.shift, s, sum);
-      if (__any_sync(0xffffffffU, sum[0] > kMost || sum[1] > kMost)) [[unlikely]] {
-        Redone<C> redone;
-        redo<C>(params, unit, number(), map.q(unit), map.k(ring.stage()), rows.shift[0], rows.shift[1], sum[0], sum[1],
-                rows.flags, redone);
-        take_over<C>(redone, rows, s, sum);
-      }
-      pack<C>(s, probability);
+      return __any_sync(0xffffffffU, sum[0] > kMost || sum[1] > kMost) != 0;
     };
-    const auto add = [&](bool first) {
+    const auto weigh_again = [&](Scores& s) {
+      Redone<C> redone;
+      redo<C>(params, unit, number(), map.q(unit), map.k(ring.stage()), rows.shift[0], rows.shift[1], sum[0], sum[1],
+              rows.flags, redone);
+      take_over<C>(redone, rows, s, sum);
+    };
+    const auto end_group = [&] {
+      if (number() % kSumTiles == 0 && rows.has(Rows<C>::kOpen)) close_group<C>(p, unit, rows);
+    };
+    const auto add_sums = [&] {
       rows.l[0] = __fadd_rn(rows.l[0], sum[0]);
       rows.l[1] = __fadd_rn(rows.l[1], sum[1]);
+    };
+    // A tile in turn: its scores and probabilities, then its part of the outputs.
+    const auto score = [&]<bool kPlain>() {
+      Scores s;
+      barrier_wait(map.k_full(ring.stage()), ring.parity());
+      multiply_q_k<C>(s, map.q(unit), map.k(ring.stage()));
+      if constexpr (!kPlain) give_back();
+      wgmma_wait<0>();
+      pin(s);
+      if constexpr (C::kOverlaps) end_group();
+      if (weigh.template operator()<kPlain>(s)) [[unlikely]] weigh_again(s);
+      if constexpr (C::kKeysAhead) give_k(ring.stage());
+      pack<C>(s, probability);
+      add_sums();
+    };
+    const auto add = [&](bool first) {
       barrier_wait(map.v_full(ring.stage()), ring.parity());
       add_p_v<C>(rows.o, probability, map.v(ring.stage()), first);
-      wgmma_wait();
+      wgmma_wait<0>();
       pin(rows.o);
-      if (rows.has(Rows<C>::kLeader)) barrier_arrive(map.empty(ring.stage()));
+      give_v();
+    };
+    // The last tile's part of the outputs, and beside it this one's scores and probabilities.
+    const auto add_and_score = [&]<bool kPlain>() {
+      RingCursor<C::kStages> next = ring;
+      next.advance();
+      Scores s;
+      barrier_wait(map.k_full(next.stage()), next.parity());
+      multiply_q_k<C>(s, map.q(unit), map.k(next.stage()));
+      barrier_wait(map.v_full(ring.stage()), ring.parity());
+      add_p_v<C>(rows.o, probability, map.v(ring.stage()), rows.has(Rows<C>::kFresh));
+      rows.flags = (rows.flags | Rows<C>::kOpen) & ~Rows<C>::kFresh;
+      wgmma_wait<1>();
+      pin(s);
+      if constexpr (!kPlain) give_back();
+      const bool outgrown = weigh.template operator()<kPlain>(s);
+      if (p.heads == 0) __trap();
+      if (C::kKeysAhead && !outgrown) give_k(next.stage());
+      wgmma_wait<0>();
+      pin(rows.o);
+      give_v();
+      ring = next;
+      if constexpr (!kPlain) end_group();
+      if (outgrown) [[unlikely]] {
+        weigh_again(s);
+        if constexpr (C::kKeysAhead) give_k(ring.stage());
+      }
+      pack<C>(s, probability);
+      add_sums();
+    };
+    const auto note_full = [&] {
+      if (left == 1 && p.save && (number() + 1) % kSumTiles == 0) rows.flags |= Rows<C>::kFull;
+    };
+    const auto fold_overlapped = [&](bool pending) {
+      if (!pending) {
+        if (left == 0) return;
+        if (!p.resume) rows.flags |= Rows<C>::kFresh;
+        score.template operator()<false>();
+        note_full();
+        --left;
+      }
+      while (left > 0) {
+        const int stop = rows.has(Rows<C>::kSpecial) ? left : unit.stop(left);
+#pragma unroll 1
+        for (; left > stop; --left) add_and_score.template operator()<true>();
+        if (left == 0) break;
+        add_and_score.template operator()<false>();
+        note_full();
+        --left;
+      }
+      add(rows.has(Rows<C>::kFresh));
+      rows.flags |= Rows<C>::kOpen;
+      ring.advance();
     };
     // From unit to unit without a pause: the next one's first product runs beside the end of this one.
     const auto chain = [&](const Unit& next) {
-      float s[C::kKeyTile / 8][4];
+      Scores s;
       barrier_wait(map.k_full(ring.stage()), ring.parity());
       multiply_q_k<C>(s, map.q(next), map.k(ring.stage()));
       float inverse[2];
       end_sums<C>(p, unit, rows, inverse);
       stage_rows<C>(rows, inverse, map.q(unit));
       send_rows<C>(params, unit, map.q(unit));
-      rows.flags = Rows<C>::kWriting | (rows.flags & Rows<C>::kKept) | Rows<C>::kSpecial | Rows<C>::kNear |
-                   Rows<C>::kOpen;
+      rows.flags = Rows<C>::kWriting | (rows.flags & Rows<C>::kKept) | Rows<C>::kSpecial | Rows<C>::kOpen;
       unit.address = next.address;
       keep(unit.address);
       left = unit.end();
       rows.shift[0] = 0.0F;
       rows.shift[1] = 0.0F;
-      wgmma_wait();
+      wgmma_wait<0>();
       pin(s);
       if (unit.masked(left)) mask_tile<C>(p, unit, unit.origin(), s);
       settle<C>(p, rows, s);
@@ -158,12 +231,20 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
       rows.l[0] = 0.0F;
       rows.l[1] = 0.0F;
       give_back();
-      add(true);
+      if constexpr (C::kOverlaps) {
+        rows.flags = (rows.flags | Rows<C>::kFresh) & ~Rows<C>::kOpen;
+        add_sums();
+      } else {
+        add_sums();
+        add(true);
+        ring.advance();
+      }
       --left;
-      ring.advance();
     };
-    for (;;) {
-      while (left > 0) {
+    for (bool pending = false;; pending = true) {
+      if constexpr (C::kOverlaps) {
+        fold_overlapped(pending);
+      } else while (left > 0) {
         // Down to where `left` is this, tiles need no more than the plain steps.
         const int stop = rows.has(Rows<C>::kSpecial) ? left : unit.stop(left);
 #pragma unroll 1
@@ -173,7 +254,7 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
         }
         if (left == 0) break;
         score.template operator()<false>();
-        if (left == 1 && p.save && (number() + 1) % kSumTiles == 0) rows.flags |= Rows<C>::kFull;
+        note_full();
         rows.flags |= Rows<C>::kOpen;
         add(!p.resume && left == unit.end() - unit.begin());
         --left;

@@ -20,6 +20,8 @@ struct KernelConfig {
   static constexpr int kUnits = kConfig.warpgroups;
   static constexpr int kStages = kConfig.stages;
   static constexpr int kRounds = kConfig.rounds;
+  static constexpr bool kOverlaps = kConfig.overlaps;
+  static constexpr bool kKeysAhead = kConfig.keys_ahead();
   static constexpr int kThreads = kConfig.threads();
   static constexpr int kFetchRegisters = kConfig.fetch_registers();
   static constexpr int kFoldRegisters = kConfig.fold_registers();

@@ -154,9 +154,9 @@ __device__ __forceinline__ void fetch(const HopperParams& params, const SharedMa
   const cuda::FoldParams& p = params.fold;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   RingCursor<C::kRounds> round;
-  RingCursor<C::kStages> ring;
+  RingCursor<C::kStages> ring_k;
+  RingCursor<C::kStages> ring_v;
   std::uint32_t tails = 0;  // told so far
-  int filled = 0;           // stages, in all, up to their number
   std::uint32_t paced = 0;  // parity
   for (;; round.advance()) {
     barrier_wait(map.work_full(round.stage()), round.parity());
@@ -165,6 +165,46 @@ __device__ __forceinline__ void fetch(const HopperParams& params, const SharedMa
     if (lane == 0) fetch_queries<C>(params, map, work, units_of<C>(shared, round.stage()), round.stage());
     if (tiles < 0) break;
     const int kv_head = work.kv_head;
+    const auto load_k = [&](int source, int row) {
+      const std::uint32_t stage = ring_k.stage();
+      barrier_wait(map.empty(stage), ring_k.parity() ^ 1U);
+      ring_k.advance();
+      if (lane != 0) return;
+      barrier_arrive_expect(map.k_full(stage), C::kKBytes);
+#pragma unroll
+      for (int panel = 0; panel < C::kPanels; ++panel) {
+        load_box(map.k(stage) + static_cast<std::uint32_t>(panel * Map::kTilePanel), &params.k[source],
+                 map.k_full(stage), panel * kPanelColumns, kv_head, row);
+      }
+    };
+    const auto load_v = [&](int source, int row, int keys) {
+      const std::uint32_t stage = ring_v.stage();
+      if (C::kKeysAhead) barrier_wait(map.v_empty(stage), ring_v.parity() ^ 1U);
+      ring_v.advance();
+      if (lane != 0) return;
+      // Rows past the sequence's end belong to somebody else: their V must not reach a product with 0.
+      const bool whole = keys == C::kKeyTile;
+      std::uint32_t landed = map.v_full(stage);
+      if (!whole) {
+        landed = map.tail_landed();
+        if (tails > 0) barrier_wait(map.tail_done(), (tails - 1) & 1U);
+      }
+      barrier_arrive_expect(landed, C::kVBytes);
+#pragma unroll
+      for (int panel = 0; panel < C::kPanelsV; ++panel) {
+        load_box(map.v(stage) + static_cast<std::uint32_t>(panel * Map::kTilePanel), &params.v[source], landed,
+                 panel * kPanelColumns, kv_head, row);
+      }
+      if (!whole) {
+        store_number(map.tail(), static_cast<int>(stage));
+        store_number(map.tail() + 4, keys);
+        barrier_arrive(map.tail_told());
+        ++tails;
+      }
+    };
+    int last_source = 0;
+    int last_row = 0;
+    int last_keys = 0;
     // Thirty-two tiles are looked up at a time, a lane each, one batch ahead.
     TilePlace ahead{};
     if (lane < tiles) ahead = find_tile<C>(p, work, lane);
@@ -180,45 +220,22 @@ __device__ __forceinline__ void fetch(const HopperParams& params, const SharedMa
         barrier_wait(map.pace_free(), paced);
         paced ^= 1U;
       }
-      for (int i = 0; i < end; ++i, ring.advance()) {
+      for (int i = 0; i < end; ++i) {
         const int source = __shfl_sync(0xffffffffU, batch.source, i);
         const int row = __shfl_sync(0xffffffffU, static_cast<int>(batch.row), i);
         const int keys = __shfl_sync(0xffffffffU, batch.keys, i);
-        const std::uint32_t stage = ring.stage();
-        if (filled >= C::kStages) {
-          barrier_wait(map.empty(stage), ring.parity() ^ 1U);
+        load_k(source, row);
+        if (C::kKeysAhead) {
+          if (first + i > 0) load_v(last_source, last_row, last_keys);
+          last_source = source;
+          last_row = row;
+          last_keys = keys;
         } else {
-          ++filled;
-        }
-        if (lane == 0) {
-          barrier_arrive_expect(map.k_full(stage), C::kKBytes);
-#pragma unroll
-          for (int panel = 0; panel < C::kPanels; ++panel) {
-            load_box(map.k(stage) + static_cast<std::uint32_t>(panel * Map::kTilePanel), &params.k[source],
-                     map.k_full(stage), panel * kPanelColumns, kv_head, row);
-          }
-          // Rows past the sequence's end belong to somebody else: their V must not reach a product with 0.
-          const bool whole = keys == C::kKeyTile;
-          std::uint32_t landed = map.v_full(stage);
-          if (!whole) {
-            landed = map.tail_landed();
-            if (tails > 0) barrier_wait(map.tail_done(), (tails - 1) & 1U);
-          }
-          barrier_arrive_expect(landed, C::kVBytes);
-#pragma unroll
-          for (int panel = 0; panel < C::kPanelsV; ++panel) {
-            load_box(map.v(stage) + static_cast<std::uint32_t>(panel * Map::kTilePanel), &params.v[source], landed,
-                     panel * kPanelColumns, kv_head, row);
-          }
-          if (!whole) {
-            store_number(map.tail(), static_cast<int>(stage));
-            store_number(map.tail() + 4, keys);
-            barrier_arrive(map.tail_told());
-            ++tails;
-          }
+          load_v(source, row, keys);
         }
       }
     }
+    if (C::kKeysAhead && tiles > 0) load_v(last_source, last_row, last_keys);
     barrier_arrive(map.q_empty(round.stage()));
   }
   if (lane == 0) {

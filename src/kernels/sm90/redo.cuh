@@ -101,7 +101,7 @@ __device__ __noinline__ void redo(const HopperParams& params, Unit unit, int num
     if (!result.outgrown[half] || (flags & Rows<C>::kSummed << half) == 0) continue;
 #pragma unroll 1
     for (int n = 0; n < C::kDimV / 16; ++n) {
-      float4* at = sums_of<C>(p, unit, half, flags) + 4 * n;
+      float4* at = sums_of<C>(p, unit, half) + 4 * n;
       const float4 x = __ldcg(at);
       const float factor = result.factor[half];
       __stcg(at,

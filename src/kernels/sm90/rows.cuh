@@ -36,22 +36,17 @@ __device__ __forceinline__ bool present(const Unit& unit, int slot) {
   return slot >= unit.slot_begin() && slot < unit.slot_end();
 }
 
-// The sums of a row's full groups: in its state between tasks, in its warpgroup's scratch memory, which stays in the
-// cache, from the first group on that a task closes. The thread's share of columns 16n … 16n + 15 is at [4 n].
+// The sums of a row's full groups: in its state, where the task has one; else in its warpgroup's scratch memory. The
+// thread's share of columns 16n … 16n + 15 is at [4 n].
+__device__ __forceinline__ bool sums_in_state(const cuda::FoldParams& p) { return p.save || p.resume; }
 template <class C>
-__device__ __forceinline__ float4* sums_in_state(const cuda::FoldParams& p, const Unit& unit, int half) {
+__device__ __forceinline__ float4* sums_of(const cuda::FoldParams& p, const Unit& unit, int half) {
   const int slot = slot_of_thread() + 8 * half;
-  return reinterpret_cast<float4*>(StateMemory<C>(p, unit.row() + slot, unit.query_head()).sums);
-}
-template <class C>
-__device__ __forceinline__ float4* sums_near(const cuda::FoldParams& p, int half) {
-  const int slot = slot_of_thread() + 8 * half;
+  if (sums_in_state(p)) {
+    return reinterpret_cast<float4*>(StateMemory<C>(p, unit.row() + slot, unit.query_head()).sums);
+  }
   const std::int64_t warpgroup = std::int64_t{blockIdx.x} * C::kUnits + thread_of_cta() / kWarpgroup - 1;
   return reinterpret_cast<float4*>(p.scratch + (warpgroup * kQueryTile + slot) * C::kDimV + thread_of_cta() % 4 * 4);
-}
-template <class C>
-__device__ __forceinline__ float4* sums_of(const cuda::FoldParams& p, const Unit& unit, int half, std::uint32_t flags) {
-  return (flags & Rows<C>::kNear) != 0 ? sums_near<C>(p, half) : sums_in_state<C>(p, unit, half);
 }
 
 template <int kBlocks>
@@ -66,22 +61,33 @@ __device__ __forceinline__ void clear(float (&o)[kBlocks][4]) {
 template <class C>
 __device__ __forceinline__ void begin_rows(const cuda::FoldParams& p, const Unit& unit, Rows<C>& rows) {
   const int slot = slot_of_thread();
-  rows.flags |= Rows<C>::kSpecial | (p.resume ? 0U : Rows<C>::kNear);
+  rows.flags |= Rows<C>::kSpecial;
   if (p.resume || unit.end() == unit.begin()) clear(rows.o);  // else the first tile does it
+  rows.shift[0] = 0.0F;
+  rows.shift[1] = 0.0F;
+  rows.l[0] = 0.0F;
+  rows.l[1] = 0.0F;
+  if (!p.resume) return;
+  float references[2] = {-INFINITY, -INFINITY};
+  float parts[2] = {};
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    rows.shift[half] = 0.0F;
-    rows.l[half] = 0.0F;
-    if (!p.resume || !present(unit, slot + 8 * half)) continue;
+  for (int half = 0; half < 2; ++half) {  // of both rows at once: memory is far
+    if (!present(unit, slot + 8 * half)) continue;
     const StateMemory<C> memory(p, unit.row() + slot + 8 * half, unit.query_head());
     rows.l[half] = memory.row[threadIdx.x % 4];
-    const float reference = memory.row[4];
-    const int has = static_cast<int>(memory.row[5]);
+    references[half] = memory.row[4];
+    parts[half] = memory.row[5];
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float reference = references[half];
+    const int has = static_cast<int>(parts[half]);
     const bool seen = reference != -INFINITY;
     rows.shift[half] = seen ? -reference : 0.0F;
     rows.flags |= (seen ? Rows<C>::kSeen << half : 0U) | ((has & kHasSums) != 0 ? Rows<C>::kSummed << half : 0U);
     if ((has & kHasOpen) == 0) continue;
     rows.flags |= Rows<C>::kOpen;
+    const StateMemory<C> memory(p, unit.row() + slot + 8 * half, unit.query_head());
 #pragma unroll
     for (int n = 0; n < C::kDimV / 16; ++n) {
       const float4 x = reinterpret_cast<const float4*>(memory.open)[4 * n];
@@ -93,27 +99,20 @@ __device__ __forceinline__ void begin_rows(const cuda::FoldParams& p, const Unit
   }
 }
 
-template <class C>
-__device__ __forceinline__ void copy_sums(float4* to, const float4* from) {
-#pragma unroll 2
-  for (int n = 0; n < C::kDimV / 16; ++n) __stcg(to + 4 * n, __ldcg(from + 4 * n));
-}
-
 // The open group is full, and a tile of the next one comes: its sum joins those before it. This is done when that tile
 // is known to come, or else the state is saved, so that it doesn't depend on where a task ends; it is the same addition
-// as at the end (add_flushed), in memory.
+// as at the end (add_flushed), in memory, and nobody waits for it.
 template <class C>
 __device__ __forceinline__ void close_group(const cuda::FoldParams& p, const Unit& unit, Rows<C>& rows) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    float4* const sums = sums_near<C>(p, half);
-    const bool summed = rows.summed(half);
-    if (summed && !rows.has(Rows<C>::kNear)) copy_sums<C>(sums, sums_in_state<C>(p, unit, half));
+    if (sums_in_state(p) && !present(unit, slot_of_thread() + 8 * half)) continue;
+    float4* const sums = sums_of<C>(p, unit, half);
 #pragma unroll
     for (int n = 0; n < C::kDimV / 16; ++n) {
       const float4 x{rows.o[2 * n][2 * half], rows.o[2 * n][2 * half + 1], rows.o[2 * n + 1][2 * half],
                      rows.o[2 * n + 1][2 * half + 1]};
-      if (summed) {
+      if (rows.summed(half)) {
         asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(sums + 4 * n), "f"(x.x),
                      "f"(x.y), "f"(x.z), "f"(x.w)
                      : "memory");
@@ -121,10 +120,10 @@ __device__ __forceinline__ void close_group(const cuda::FoldParams& p, const Uni
         __stcg(sums + 4 * n, x);
       }
     }
+    rows.flags |= Rows<C>::kSummed << half;
   }
   clear(rows.o);
-  rows.flags =
-      (rows.flags | Rows<C>::kSummed | Rows<C>::kSummed << 1 | Rows<C>::kNear) & ~(Rows<C>::kOpen | Rows<C>::kFull);
+  rows.flags &= ~(Rows<C>::kOpen | Rows<C>::kFull);
 }
 
 template <class C>
@@ -139,9 +138,6 @@ __device__ __forceinline__ void save_rows(const cuda::FoldParams& p, const Unit&
       memory.row[4] = rows.seen(half) ? -rows.shift[half] : -INFINITY;
       memory.row[5] =
           static_cast<float>((rows.summed(half) ? kHasSums : 0) | (rows.has(Rows<C>::kOpen) ? kHasOpen : 0));
-    }
-    if (rows.summed(half) && rows.has(Rows<C>::kNear)) {
-      copy_sums<C>(reinterpret_cast<float4*>(memory.sums), sums_near<C>(p, half));
     }
     if (!rows.has(Rows<C>::kOpen)) continue;
 #pragma unroll
@@ -275,7 +271,7 @@ __device__ __forceinline__ void finish_rows(const HopperParams& params, const Un
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     if (!rows.summed(half)) continue;
-    const float4* const sums = sums_of<C>(p, unit, half, rows.flags);
+    const float4* const sums = sums_of<C>(p, unit, half);
 #pragma unroll
     for (int n = 0; n < C::kDimV / 16; ++n) {
       const float4 x = __ldcg(sums + 4 * n);

@@ -123,7 +123,7 @@ struct SharedMap {
   static constexpr int kUnitOffset = kVOffset + C::kStages * C::kVBytes;
   static constexpr int kWorkOffset = kUnitOffset + C::kRounds * C::kUnits * static_cast<int>(sizeof(UnitWork));
   static constexpr int kBarrierOffset = kWorkOffset + C::kRounds * static_cast<int>(sizeof(BundleWork));
-  static constexpr int kTailOffset = kBarrierOffset + (3 * C::kRounds + 3 * C::kStages + 5) * kBarrierBytes;
+  static constexpr int kTailOffset = kBarrierOffset + (3 * C::kRounds + 4 * C::kStages + 5) * kBarrierBytes;
   static constexpr int kBytes = kTailOffset + 16;
   static_assert(kUnitOffset % 1024 == 0 && kBarrierOffset % kBarrierBytes == 0 && kBytes <= 232448);
 
@@ -152,11 +152,14 @@ struct SharedMap {
   __device__ std::uint32_t work_full(std::uint32_t round) const { return at(kBarrierOffset, round, kBarrierBytes); }
   __device__ std::uint32_t q_full(std::uint32_t round) const { return work_full(C::kRounds + round); }
   __device__ std::uint32_t q_empty(std::uint32_t round) const { return work_full(2 * C::kRounds + round); }
-  // A stage's K is there; its V is; every consumer is done with them.
+  // A stage's K is there; its V is; every consumer is done with both, or with K alone and with V.
   __device__ std::uint32_t k_full(std::uint32_t stage) const { return work_full(3 * C::kRounds + stage); }
   __device__ std::uint32_t v_full(std::uint32_t stage) const { return work_full(3 * C::kRounds + C::kStages + stage); }
   __device__ std::uint32_t empty(std::uint32_t stage) const {
     return work_full(3 * C::kRounds + 2 * C::kStages + stage);
+  }
+  __device__ std::uint32_t v_empty(std::uint32_t stage) const {
+    return C::kKeysAhead ? work_full(3 * C::kRounds + 3 * C::kStages + 5 + stage) : empty(stage);
   }
   // A V tile that reaches past its sequence's end: it has arrived; the tail warp is told; it is done.
   __device__ std::uint32_t tail_landed() const { return work_full(3 * C::kRounds + 3 * C::kStages); }

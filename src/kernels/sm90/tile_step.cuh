@@ -41,8 +41,8 @@ struct Rows {
   static constexpr std::uint32_t kOpen = 32;    // the open group holds something
   static constexpr std::uint32_t kFull = 64;    // the open group ends with the last tile of the task
   static constexpr std::uint32_t kWriting = 128;  // the last round's finished rows may be on their way out
-  static constexpr std::uint32_t kNear = 512;     // sums of earlier groups are in scratch memory, not in the state
   static constexpr std::uint32_t kLeader = 256;   // the first thread of the warpgroup
+  static constexpr std::uint32_t kFresh = 512;    // the next product begins O; the same for the whole warpgroup
   // Above: where the warpgroup is in the ring of rounds. Counting on it wraps around by itself.
   static constexpr int kRoundShift = C::kRounds == 1 ? 31 : 30;
   static_assert(C::kRounds <= 2);
