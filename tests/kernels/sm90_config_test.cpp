@@ -104,7 +104,7 @@ TEST(Sm90Config, DescribesItself) {
   EXPECT_EQ(describe(*choose_config(spec_of_dims(Dtype::kBf16, 128, 128))),
             "tile 3x64x128, 2 stages of keys, 224.0 KiB, 160 registers");
   EXPECT_EQ(describe(*choose_config(spec_of_dims(Dtype::kF16, 64, 64))),
-            "tile 3x64x128, 4 stages of keys, 176.0 KiB, 160 registers");
+            "tile 3x64x128 overlapped, 4 stages of keys, 176.0 KiB, 160 registers");
 }
 
 TEST(Sm90Config, ListsWhatIsCompiled) {

@@ -36,6 +36,8 @@ struct FoldConfig {
   constexpr int fetch_registers() const { return warpgroups == 3 ? 32 : 40; }
   constexpr int fold_registers() const { return warpgroups == 3 ? 160 : 232; }
   static constexpr int row_bytes(int dim) { return (dim + 63) / 64 * 128; }
+  // Of a copy: all columns where they fill panels of 64, else a panel.
+  static constexpr int box_columns(int dim) { return dim % 64 == 0 ? dim : 64; }
   constexpr int q_bytes() const { return kQueryTile * row_bytes(head_dim); }  // of one query tile
   constexpr int k_bytes() const { return key_tile * row_bytes(head_dim); }
   constexpr int v_bytes() const { return key_tile * row_bytes(head_dim_v); }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a folding warpgroup does: for each round, its unit's 64 rows over the bundle's walk of key tiles. It lets the
-// tiles pass that its own rows don't fold. While it is at its exponentials, the tensor cores work for the others.
+// tiles pass that its own rows don't fold. While it is at its exponentials, the tensor cores work for the others, and,
+// where registers allow it (C::kOverlaps), for its own tile before.
 #pragma once
 
 #include "kernels/sm90/ptx/wgmma.cuh"
@@ -45,6 +46,12 @@ __device__ __forceinline__ void add_p_v(float (&o)[C::kDimV / 8][4],
         step > 0 || !first);
   }
   wgmma_commit();
+}
+
+// A branch that is never taken. It ends the basic block: else ptxas (13.0) moves the softmax behind the wait that it
+// should come before, or runs out of registers between it and P V.
+__device__ __forceinline__ void end_block(const cuda::FoldParams& p) {
+  if (p.heads == 0) __trap();
 }
 
 template <class C>
@@ -141,7 +148,8 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
       wgmma_wait<0>();
       pin(s);
       if constexpr (C::kOverlaps) end_group();
-      if (weigh.template operator()<kPlain>(s)) [[unlikely]] weigh_again(s);
+      if (weigh.template operator()<kPlain>(s)) [[unlikely]]
+        weigh_again(s);
       if constexpr (C::kKeysAhead) give_k(ring.stage());
       pack<C>(s, probability);
       add_sums();
@@ -153,7 +161,7 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
       pin(rows.o);
       give_v();
     };
-    // The last tile's part of the outputs, and beside it this one's scores and probabilities.
+    // The part of the outputs of the tile before, whose probabilities are there; beside it this tile's.
     const auto add_and_score = [&]<bool kPlain>() {
       RingCursor<C::kStages> next = ring;
       next.advance();
@@ -167,7 +175,7 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
       pin(s);
       if constexpr (!kPlain) give_back();
       const bool outgrown = weigh.template operator()<kPlain>(s);
-      if (p.heads == 0) __trap();
+      end_block(p);
       if (C::kKeysAhead && !outgrown) give_k(next.stage());
       wgmma_wait<0>();
       pin(rows.o);
@@ -184,6 +192,25 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
     const auto note_full = [&] {
       if (left == 1 && p.save && (number() + 1) % kSumTiles == 0) rows.flags |= Rows<C>::kFull;
     };
+    const auto fold_in_turn = [&] {
+      while (left > 0) {
+        // Down to where `left` is this, tiles need no more than the plain steps.
+        const int stop = rows.has(Rows<C>::kSpecial) ? left : unit.stop(left);
+#pragma unroll 1
+        for (; left > stop; --left, ring.advance()) {
+          score.template operator()<true>();
+          add(false);
+        }
+        if (left == 0) break;
+        score.template operator()<false>();
+        note_full();
+        rows.flags |= Rows<C>::kOpen;
+        add(!p.resume && left == unit.end() - unit.begin());
+        --left;
+        ring.advance();
+      }
+    };
+    // `pending`: a tile has its probabilities already.
     const auto fold_overlapped = [&](bool pending) {
       if (!pending) {
         if (left == 0) return;
@@ -205,7 +232,8 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
       rows.flags |= Rows<C>::kOpen;
       ring.advance();
     };
-    // From unit to unit without a pause: the next one's first product runs beside the end of this one.
+    // From unit to unit without a pause: the next one's first product runs beside the end of this one. Rows that see
+    // something of its first tile take their references from it, so doing it again would change nothing.
     const auto chain = [&](const Unit& next) {
       Scores s;
       barrier_wait(map.k_full(ring.stage()), ring.parity());
@@ -214,7 +242,8 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
       end_sums<C>(p, unit, rows, inverse);
       stage_rows<C>(rows, inverse, map.q(unit));
       send_rows<C>(params, unit, map.q(unit));
-      rows.flags = Rows<C>::kWriting | (rows.flags & Rows<C>::kKept) | Rows<C>::kSpecial | Rows<C>::kOpen;
+      rows.flags = Rows<C>::kWriting | (rows.flags & Rows<C>::kKept) | Rows<C>::kSpecial |
+                   (C::kOverlaps ? Rows<C>::kFresh : Rows<C>::kOpen);
       unit.address = next.address;
       keep(unit.address);
       left = unit.end();
@@ -226,16 +255,14 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
       settle<C>(p, rows, s);
       if (!named_any(warpgroup(), kWarpgroup, !rows.seen(0) || !rows.seen(1))) rows.flags &= ~Rows<C>::kSpecial;
       exponentiate<C>(p, rows.shift, s, sum);
-      if (__any_sync(0xffffffffU, sum[0] > kMost || sum[1] > kMost)) [[unlikely]] __trap();
+      if (__any_sync(0xffffffffU, sum[0] < 0.0F || sum[1] < 0.0F)) __trap();  // as end_block(): no sum is negative
       pack<C>(s, probability);
       rows.l[0] = 0.0F;
       rows.l[1] = 0.0F;
+      add_sums();
       give_back();
-      if constexpr (C::kOverlaps) {
-        rows.flags = (rows.flags | Rows<C>::kFresh) & ~Rows<C>::kOpen;
-        add_sums();
-      } else {
-        add_sums();
+      if constexpr (C::kKeysAhead) give_k(ring.stage());
+      if constexpr (!C::kOverlaps) {
         add(true);
         ring.advance();
       }
@@ -244,33 +271,18 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
     for (bool pending = false;; pending = true) {
       if constexpr (C::kOverlaps) {
         fold_overlapped(pending);
-      } else while (left > 0) {
-        // Down to where `left` is this, tiles need no more than the plain steps.
-        const int stop = rows.has(Rows<C>::kSpecial) ? left : unit.stop(left);
-#pragma unroll 1
-        for (; left > stop; --left, ring.advance()) {
-          score.template operator()<true>();
-          add(false);
-        }
-        if (left == 0) break;
-        score.template operator()<false>();
-        note_full();
-        rows.flags |= Rows<C>::kOpen;
-        add(!p.resume && left == unit.end() - unit.begin());
-        --left;
-        ring.advance();
+      } else {
+        fold_in_turn();
       }
       let_pass(unit.walk() - unit.end());
       give_back();
       rows.flags += Rows<C>::kNextRound;
-      if constexpr (C::kRounds == 1) {
-        break;
-      } else {
-        if (!params.chains || !unit.whole() || rows.summed(0)) break;
-        const Unit next = take_round();
-        if (next.walk() <= 0 || next.begin() > 0 || next.end() == 0) break;
-        chain(next);
-      }
+      if constexpr (C::kRounds == 1) break;
+      // Sums of groups would have to be waited for.
+      if (!params.chains || !unit.whole() || rows.summed(0)) break;
+      const Unit next = take_round();
+      if (next.walk() <= 0 || next.begin() > 0 || next.end() == 0) break;
+      chain(next);
     }
 
     if (p.save) {

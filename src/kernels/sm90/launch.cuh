@@ -16,6 +16,8 @@ struct KernelConfig {
   static constexpr int kDimV = kConfig.head_dim_v;
   static constexpr int kPanels = (kDim + kPanelColumns - 1) / kPanelColumns;
   static constexpr int kPanelsV = (kDimV + kPanelColumns - 1) / kPanelColumns;
+  static constexpr int kBoxColumns = FoldConfig::box_columns(kDim);
+  static constexpr int kBoxColumnsV = FoldConfig::box_columns(kDimV);
   static constexpr int kKeyTile = kConfig.key_tile;
   static constexpr int kUnits = kConfig.warpgroups;
   static constexpr int kStages = kConfig.stages;

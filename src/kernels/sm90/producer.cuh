@@ -115,6 +115,12 @@ struct TilePlace {
   std::int64_t row;
 };
 
+struct TileBox {  // the same as the copy engine is told
+  int source;
+  int row;
+  int keys;
+};
+
 template <class C>
 __device__ __forceinline__ TilePlace find_tile(const cuda::FoldParams& p, const BundleWork& work, int i) {
   std::int64_t tile = work.first_tile + i;
@@ -141,9 +147,9 @@ __device__ __forceinline__ void fetch_queries(const HopperParams& params, const 
   for (int unit = 0; unit < work.units; ++unit) {
     const int row = static_cast<int>(units[unit].row);
 #pragma unroll
-    for (int panel = 0; panel < C::kPanels; ++panel) {
-      load_box(map.q(round, unit) + static_cast<std::uint32_t>(panel * SharedMap<C>::kQPanel), &params.q,
-               map.q_full(round), panel * kPanelColumns, units[unit].query_head, row);
+    for (int column = 0; column < C::kDim; column += C::kBoxColumns) {
+      load_box(map.q(round, unit) + static_cast<std::uint32_t>(column / kPanelColumns * SharedMap<C>::kQPanel),
+               &params.q, map.q_full(round), column, units[unit].query_head, row);
     }
   }
 }
@@ -154,10 +160,10 @@ __device__ __forceinline__ void fetch(const HopperParams& params, const SharedMa
   const cuda::FoldParams& p = params.fold;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   RingCursor<C::kRounds> round;
-  RingCursor<C::kStages> ring_k;
-  RingCursor<C::kStages> ring_v;
-  std::uint32_t tails = 0;  // told so far
-  std::uint32_t paced = 0;  // parity
+  RingCursor<C::kStages> ring;
+  RingCursor<C::kStages> ring_v;  // where K goes ahead
+  std::uint32_t tails = 0;        // told so far
+  std::uint32_t paced = 0;        // parity
   for (;; round.advance()) {
     barrier_wait(map.work_full(round.stage()), round.parity());
     const BundleWork& work = *work_of<C>(shared, round.stage());
@@ -165,25 +171,18 @@ __device__ __forceinline__ void fetch(const HopperParams& params, const SharedMa
     if (lane == 0) fetch_queries<C>(params, map, work, units_of<C>(shared, round.stage()), round.stage());
     if (tiles < 0) break;
     const int kv_head = work.kv_head;
-    const auto load_k = [&](int source, int row) {
-      const std::uint32_t stage = ring_k.stage();
-      barrier_wait(map.empty(stage), ring_k.parity() ^ 1U);
-      ring_k.advance();
-      if (lane != 0) return;
+    // Of one lane: the copies of a tile's K, and of its V.
+    const auto copy_k = [&](const TileBox& tile, std::uint32_t stage) {
       barrier_arrive_expect(map.k_full(stage), C::kKBytes);
 #pragma unroll
-      for (int panel = 0; panel < C::kPanels; ++panel) {
-        load_box(map.k(stage) + static_cast<std::uint32_t>(panel * Map::kTilePanel), &params.k[source],
-                 map.k_full(stage), panel * kPanelColumns, kv_head, row);
+      for (int column = 0; column < C::kDim; column += C::kBoxColumns) {
+        load_box(map.k(stage) + static_cast<std::uint32_t>(column / kPanelColumns * Map::kTilePanel),
+                 &params.k[tile.source], map.k_full(stage), column, kv_head, tile.row);
       }
     };
-    const auto load_v = [&](int source, int row, int keys) {
-      const std::uint32_t stage = ring_v.stage();
-      if (C::kKeysAhead) barrier_wait(map.v_empty(stage), ring_v.parity() ^ 1U);
-      ring_v.advance();
-      if (lane != 0) return;
+    const auto copy_v = [&](const TileBox& tile, std::uint32_t stage) {
       // Rows past the sequence's end belong to somebody else: their V must not reach a product with 0.
-      const bool whole = keys == C::kKeyTile;
+      const bool whole = tile.keys == C::kKeyTile;
       std::uint32_t landed = map.v_full(stage);
       if (!whole) {
         landed = map.tail_landed();
@@ -191,20 +190,23 @@ __device__ __forceinline__ void fetch(const HopperParams& params, const SharedMa
       }
       barrier_arrive_expect(landed, C::kVBytes);
 #pragma unroll
-      for (int panel = 0; panel < C::kPanelsV; ++panel) {
-        load_box(map.v(stage) + static_cast<std::uint32_t>(panel * Map::kTilePanel), &params.v[source], landed,
-                 panel * kPanelColumns, kv_head, row);
+      for (int column = 0; column < C::kDimV; column += C::kBoxColumnsV) {
+        load_box(map.v(stage) + static_cast<std::uint32_t>(column / kPanelColumns * Map::kTilePanel),
+                 &params.v[tile.source], landed, column, kv_head, tile.row);
       }
       if (!whole) {
         store_number(map.tail(), static_cast<int>(stage));
-        store_number(map.tail() + 4, keys);
+        store_number(map.tail() + 4, tile.keys);
         barrier_arrive(map.tail_told());
         ++tails;
       }
     };
-    int last_source = 0;
-    int last_row = 0;
-    int last_keys = 0;
+    TileBox last{};  // where K goes ahead: the tile whose V comes next
+    const auto copy_last_v = [&] {
+      barrier_wait(map.v_empty(ring_v.stage()), ring_v.parity() ^ 1U);
+      if (lane == 0) copy_v(last, ring_v.stage());
+      ring_v.advance();
+    };
     // Thirty-two tiles are looked up at a time, a lane each, one batch ahead.
     TilePlace ahead{};
     if (lane < tiles) ahead = find_tile<C>(p, work, lane);
@@ -220,22 +222,23 @@ __device__ __forceinline__ void fetch(const HopperParams& params, const SharedMa
         barrier_wait(map.pace_free(), paced);
         paced ^= 1U;
       }
-      for (int i = 0; i < end; ++i) {
-        const int source = __shfl_sync(0xffffffffU, batch.source, i);
-        const int row = __shfl_sync(0xffffffffU, static_cast<int>(batch.row), i);
-        const int keys = __shfl_sync(0xffffffffU, batch.keys, i);
-        load_k(source, row);
-        if (C::kKeysAhead) {
-          if (first + i > 0) load_v(last_source, last_row, last_keys);
-          last_source = source;
-          last_row = row;
-          last_keys = keys;
+      for (int i = 0; i < end; ++i, ring.advance()) {
+        const TileBox tile{__shfl_sync(0xffffffffU, batch.source, i),
+                           __shfl_sync(0xffffffffU, static_cast<int>(batch.row), i),
+                           __shfl_sync(0xffffffffU, batch.keys, i)};
+        barrier_wait(map.empty(ring.stage()), ring.parity() ^ 1U);
+        if constexpr (C::kKeysAhead) {
+          if (lane == 0) copy_k(tile, ring.stage());
+          if (first + i > 0) copy_last_v();
+          last = tile;
         } else {
-          load_v(source, row, keys);
+          if (lane == 0) copy_k(tile, ring.stage());
+          __syncwarp();
+          if (lane == 0) copy_v(tile, ring.stage());
         }
       }
     }
-    if (C::kKeysAhead && tiles > 0) load_v(last_source, last_row, last_keys);
+    if (C::kKeysAhead && tiles > 0) copy_last_v();
     barrier_arrive(map.q_empty(round.stage()));
   }
   if (lane == 0) {

@@ -252,8 +252,7 @@ __device__ __forceinline__ void send_rows(const HopperParams& params, const Unit
   const int first = thread_of_warpgroup() / 32 * 16;
 #pragma unroll
   for (int panel = 0; panel < C::kPanelsV; ++panel) {
-    store_box(&params.out,
-              staging + static_cast<std::uint32_t>(panel * SharedMap<C>::kQPanel + first * kPanelRowBytes),
+    store_box(&params.out, staging + static_cast<std::uint32_t>(panel * SharedMap<C>::kQPanel + first * kPanelRowBytes),
               panel * kPanelColumns, unit.query_head(), static_cast<int>(unit.row()) + first);
   }
   store_commit();

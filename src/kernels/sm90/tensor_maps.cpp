@@ -14,6 +14,7 @@ namespace {
 
 constexpr std::int64_t kElementBytes = 2;
 constexpr std::int64_t kAlignment = 16;
+constexpr int kPanelColumns = 64;
 
 // The driver's function, found at run time so that a program without a driver starts.
 decltype(&cuTensorMapEncodeTiled) encoder() {
@@ -43,15 +44,17 @@ bool can_map(const MappedTensor& tensor) {
          tensor.rows < std::numeric_limits<std::int32_t>::max();
 }
 
-CUtensorMap map_tensor(const MappedTensor& tensor, Dtype dtype, int box_rows) {
+CUtensorMap map_tensor(const MappedTensor& tensor, Dtype dtype, int box_rows, int box_columns) {
   const auto size = [](std::int64_t n) { return static_cast<cuuint64_t>(n); };
-  const cuuint64_t sizes[3] = {size(tensor.columns), size(tensor.heads), size(tensor.rows)};
-  const cuuint64_t strides[2] = {size(tensor.head_stride * kElementBytes), size(tensor.token_stride * kElementBytes)};
-  const cuuint32_t box[3] = {64, 1, static_cast<cuuint32_t>(box_rows)};
-  const cuuint32_t steps[3] = {1, 1, 1};
+  const std::int64_t panels = box_columns / kPanelColumns;
+  const cuuint64_t sizes[4] = {size(tensor.columns / panels), size(tensor.rows), size(panels), size(tensor.heads)};
+  const cuuint64_t strides[3] = {size(tensor.token_stride * kElementBytes), size(kPanelColumns * kElementBytes),
+                                 size(tensor.head_stride * kElementBytes)};
+  const cuuint32_t box[4] = {kPanelColumns, static_cast<cuuint32_t>(box_rows), static_cast<cuuint32_t>(panels), 1};
+  const cuuint32_t steps[4] = {1, 1, 1, 1};
   CUtensorMap map;
   const CUresult result =
-      encoder()(&map, dtype == Dtype::kBf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 3,
+      encoder()(&map, dtype == Dtype::kBf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4,
                 const_cast<void*>(tensor.data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
                 CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {

@@ -20,8 +20,9 @@ struct MappedTensor {
 // Whether the copy engine can read and write it: 16-byte alignment of its start and strides, and sizes within bounds.
 bool can_map(const MappedTensor& tensor);
 
-// Boxes of box_rows rows of 64 columns of one head, with the 128-byte swizzle. Throws kInternal where the driver
-// refuses what can_map() allows.
-CUtensorMap map_tensor(const MappedTensor& tensor, Dtype dtype, int box_rows);
+// Boxes of box_rows rows and box_columns columns of one head, in panels of 64 columns, [panels][rows][64], with the
+// 128-byte swizzle. box_columns is 64, or else all columns, when those are a multiple of it. Throws kInternal where the
+// driver refuses what can_map() allows.
+CUtensorMap map_tensor(const MappedTensor& tensor, Dtype dtype, int box_rows, int box_columns);
 
 }  // namespace ringattn::sm90

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bulk tensor copies between global and shared memory: boxes of a 3-d tensor [rows, heads, columns], with coordinates
-// in the order column, head, row. What lies outside the tensor is read as zero and not written. PTX ISA,
+// Bulk tensor copies between global and shared memory: boxes of a tensor [heads, panels, rows, columns] as
+// tensor_maps.hpp makes them. What lies outside the tensor is read as zero and not written. PTX ISA,
 // "cp.async.bulk.tensor".
 #pragma once
 
@@ -14,14 +14,14 @@ namespace ringattn::sm90 {
 __device__ __forceinline__ void load_box(std::uint32_t target, const CUtensorMap* map, std::uint32_t barrier,
                                          int column, int head, int row) {
   asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::
-          "r"(target),
-      "l"(map), "r"(barrier), "r"(column), "r"(head), "r"(row)
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
+      "[%2];" ::"r"(target),
+      "l"(map), "r"(barrier), "r"(column), "r"(row), "r"(0), "r"(head)
       : "memory");
 }
 __device__ __forceinline__ void store_box(const CUtensorMap* map, std::uint32_t source, int column, int head, int row) {
-  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
-               "r"(source), "r"(column), "r"(head), "r"(row)
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
+               "r"(source), "r"(column), "r"(row), "r"(0), "r"(head)
                : "memory");
 }
 __device__ __forceinline__ void store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
