@@ -13,7 +13,6 @@ namespace ringattn::testing {
 namespace {
 
 constexpr std::byte kPoison{0xff};  // NaN in every dtype
-const Deadline kNoWait = Deadline::after(60.0);
 
 // Bytes in the backend's kind of memory.
 class Bytes {
@@ -27,13 +26,13 @@ class Bytes {
   void write(const std::vector<std::byte>& bytes) {
     const auto size = static_cast<std::int64_t>(bytes.size());
     backend_.copy_rows(buffer_.data(), size, bytes.data(), size, size, 1, {});
-    backend_.synchronize(backend_.mark({}), kNoWait, {});
+    backend_.synchronize(backend_.mark({}), Deadline::after(60.0), {});
   }
   std::vector<std::byte> read() const {
     std::vector<std::byte> bytes(size_);
     const auto size = static_cast<std::int64_t>(size_);
     backend_.copy_rows(bytes.data(), size, buffer_.data(), size, size, 1, {});
-    backend_.synchronize(backend_.mark({}), kNoWait, {});
+    backend_.synchronize(backend_.mark({}), Deadline::after(60.0), {});
     return bytes;
   }
   std::byte* data() const { return buffer_.data(); }
@@ -281,7 +280,7 @@ FoldResult FoldRunner::run(const FoldInputs& inputs, const Arrangement& arrangem
     task.save = !finished;
     task.finish = finished ? &output : nullptr;
     kernel_->fold(task, {}, progress);
-    backend_->synchronize(backend_->mark({}), kNoWait, {});
+    backend_->synchronize(backend_->mark({}), Deadline::after(60.0), {});
     begin = end;
   }
 
