@@ -107,8 +107,8 @@ RunStats run_engine(const EngineRun& run) {
   if (run.options.state_out) {
     run.kernel.export_state(run.state, run.inputs.q.tokens, *run.outputs.state, run.stream);
   }
+  const Mark end = run.backend.mark(run.stream);  // before the host waits, which is not the job's time
   for (std::int64_t b = std::max<std::int64_t>(0, count - ahead); b < count; ++b) await_fold(b);
-  const Mark end = run.backend.mark(run.stream);
   run.backend.synchronize(end, deadline(), progress);
   progress();  // a peer that gave up may have let this rank's stream go on: its failure must be heard before the end
   mover.settle();
