@@ -134,6 +134,8 @@ class FoldLong : public KernelRowTest {
     for (const std::int64_t tiles : cuts) {
       ASSERT_TRUE(runner.run(inputs, {.tiles_per_task = tiles}).same_bits(whole)) << tiles << " tiles a task";
     }
+    ASSERT_TRUE(runner.run(inputs, {.keep_state = true}).same_bits(whole));
+    ASSERT_TRUE(runner.run(inputs, {.tiles_per_task = kSum + 1, .keep_state = true}).same_bits(whole));
   }
 };
 

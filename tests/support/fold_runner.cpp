@@ -277,7 +277,7 @@ FoldResult FoldRunner::run(const FoldInputs& inputs, const Arrangement& arrangem
     task.sources = sources;
     task.state = state.data();
     task.resume = begin > 0;
-    task.save = !finished;
+    task.save = !finished || arrangement.keep_state;
     task.finish = finished ? &output : nullptr;
     kernel_->fold(task, {}, progress);
     backend_->synchronize(backend_->mark({}), Deadline::after(60.0), {});
@@ -287,6 +287,22 @@ FoldResult FoldRunner::run(const FoldInputs& inputs, const Arrangement& arrangem
   const std::vector<std::byte> out_host = out.read();
   const std::vector<std::byte> lse_host = lse.read();
   FoldResult result;
+  if (arrangement.keep_state) {
+    out.write(std::vector<std::byte>(out_host.size(), kPoison));
+    lse.write(std::vector<std::byte>(lse_host.size(), kPoison));
+    FoldTask task;
+    task.q = q.front().view;
+    task.queries = queries;
+    task.key_lengths = key_lengths;
+    task.sources = sources;
+    task.state = state.data();
+    task.resume = true;
+    task.save = false;
+    task.finish = &output;
+    kernel_->fold(task, {}, progress);
+    backend_->synchronize(backend_->mark({}), Deadline::after(60.0), {});
+    if (out.read() != out_host || lse.read() != lse_host) return result;  // equals no other
+  }
   const auto out_row = static_cast<std::size_t>(spec.head_dim_v) * element;
   result.out.resize(static_cast<std::size_t>(rows * spec.heads) * out_row);
   result.lse.resize(static_cast<std::size_t>(rows * spec.heads));

@@ -21,6 +21,7 @@ struct Arrangement {
   std::size_t sources = 3;          // so many; some hold nothing where there are fewer tiles
   bool strided = false;             // tokens and heads of q and out lie apart
   bool separate_finish = false;     // the last task only finishes
+  bool keep_state = false;          // the last task saves as well, and what it saved must give the same rows once more
   // Rows lie at odd elements, where no vector load can read or write them: of q in the first, third, … task; of every
   // other source of keys and values; of out.
   bool odd_q = false;

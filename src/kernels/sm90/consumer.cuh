@@ -73,7 +73,7 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
   };
   // A stage goes back; where K goes ahead, each warp says when it is done with it.
   const auto give_k = [&](std::uint32_t stage) {
-    if (thread_of_cta() % 32 == 0) barrier_arrive(map.empty(stage));
+    if (thread_of_cta() % 32 == 0) barrier_arrive(map.k_empty(stage));
   };
   const auto give_v = [&] {
     if (rows.has(Rows<C>::kLeader)) barrier_arrive(map.v_empty(ring.stage()));
@@ -233,13 +233,14 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
       ring.advance();
     };
     // From unit to unit without a pause: the next one's first product runs beside the end of this one. Rows that see
-    // something of its first tile take their references from it, so doing it again would change nothing.
+    // something of its first tile take their references from it, so doing it again (by mma.sync, which gives the same
+    // scores) would change nothing.
     const auto chain = [&](const Unit& next) {
       Scores s;
       barrier_wait(map.k_full(ring.stage()), ring.parity());
       multiply_q_k<C>(s, map.q(next), map.k(ring.stage()));
       float inverse[2];
-      end_sums<C>(p, unit, rows, inverse);
+      end_softmax<C>(p, unit, rows, inverse);
       stage_rows<C>(rows, inverse, map.q(unit));
       send_rows<C>(params, unit, map.q(unit));
       rows.flags = Rows<C>::kWriting | (rows.flags & Rows<C>::kKept) | Rows<C>::kSpecial |
@@ -278,7 +279,7 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
       give_back();
       rows.flags += Rows<C>::kNextRound;
       if constexpr (C::kRounds == 1) break;
-      // Sums of groups would have to be waited for.
+      // Sums of groups would have to be waited for. Without a state both halves have them or none.
       if (!params.chains || !unit.whole() || rows.summed(0)) break;
       const Unit next = take_round();
       if (next.walk() <= 0 || next.begin() > 0 || next.end() == 0) break;

@@ -25,7 +25,7 @@ __device__ __forceinline__ void init_barriers(const SharedMap<C>& map) {
   for (std::uint32_t i = 0; i < C::kStages; ++i) {
     barrier_init(map.k_full(i), 1);
     barrier_init(map.v_full(i), 1);
-    barrier_init(map.empty(i), C::kKeysAhead ? C::kUnits * kWarpgroup / 32 : C::kUnits);
+    barrier_init(map.k_empty(i), C::kKeysAhead ? C::kUnits * kWarpgroup / 32 : C::kUnits);
     if (C::kKeysAhead) barrier_init(map.v_empty(i), C::kUnits);
   }
   barrier_init(map.tail_landed(), 1);

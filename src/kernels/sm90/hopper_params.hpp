@@ -11,7 +11,8 @@ namespace ringattn::sm90 {
 
 struct HopperParams {
   cuda::FoldParams fold;
-  // Boxes of 64 columns of one head: query tiles of 64 rows, a warp's 16 rows of the output, key tiles of key_tile.
+  // Boxes of one head: query tiles of 64 rows and key tiles of key_tile, with all columns where those fill panels of
+  // 64; a warp's 16 rows of the output by panels.
   CUtensorMap q;
   CUtensorMap out;
   CUtensorMap k[cuda::kNearSources];

@@ -115,7 +115,7 @@ struct TilePlace {
   std::int64_t row;
 };
 
-struct TileBox {  // the same as the copy engine is told
+struct TileBox {  // the same, where the copy engine reaches it: can_map() keeps rows within 32 bits
   int source;
   int row;
   int keys;
@@ -226,7 +226,7 @@ __device__ __forceinline__ void fetch(const HopperParams& params, const SharedMa
         const TileBox tile{__shfl_sync(0xffffffffU, batch.source, i),
                            __shfl_sync(0xffffffffU, static_cast<int>(batch.row), i),
                            __shfl_sync(0xffffffffU, batch.keys, i)};
-        barrier_wait(map.empty(ring.stage()), ring.parity() ^ 1U);
+        barrier_wait(map.k_empty(ring.stage()), ring.parity() ^ 1U);
         if constexpr (C::kKeysAhead) {
           if (lane == 0) copy_k(tile, ring.stage());
           if (first + i > 0) copy_last_v();

@@ -187,8 +187,8 @@ __device__ __noinline__ void write_rows(const cuda::FoldParams& p, Unit unit, st
 
 // What a thread's two rows are scaled by at the end. LSE is written on the way.
 template <class C>
-__device__ __forceinline__ void end_sums(const cuda::FoldParams& p, const Unit& unit, const Rows<C>& rows,
-                                         float (&inverse)[2]) {
+__device__ __forceinline__ void end_softmax(const cuda::FoldParams& p, const Unit& unit, const Rows<C>& rows,
+                                            float (&inverse)[2]) {
   const int slot = slot_of_thread();
   const int lane = thread_of_cta() % 32;
   const int head = unit.query_head();
@@ -281,7 +281,7 @@ __device__ __forceinline__ void finish_rows(const HopperParams& params, const Un
     }
   }
   float inverse[2];
-  end_sums<C>(p, unit, rows, inverse);
+  end_softmax<C>(p, unit, rows, inverse);
   stage_rows<C>(rows, inverse, staging);
   if (!params.bulk_out || slot_begin > first || slot_end < first + 16) {
     write_rows<C>(p, unit, staging);

@@ -152,14 +152,14 @@ struct SharedMap {
   __device__ std::uint32_t work_full(std::uint32_t round) const { return at(kBarrierOffset, round, kBarrierBytes); }
   __device__ std::uint32_t q_full(std::uint32_t round) const { return work_full(C::kRounds + round); }
   __device__ std::uint32_t q_empty(std::uint32_t round) const { return work_full(2 * C::kRounds + round); }
-  // A stage's K is there; its V is; every consumer is done with both, or with K alone and with V.
+  // A stage's K is there; its V is; every consumer is done with K, and with V: with both at once unless K goes ahead.
   __device__ std::uint32_t k_full(std::uint32_t stage) const { return work_full(3 * C::kRounds + stage); }
   __device__ std::uint32_t v_full(std::uint32_t stage) const { return work_full(3 * C::kRounds + C::kStages + stage); }
-  __device__ std::uint32_t empty(std::uint32_t stage) const {
+  __device__ std::uint32_t k_empty(std::uint32_t stage) const {
     return work_full(3 * C::kRounds + 2 * C::kStages + stage);
   }
   __device__ std::uint32_t v_empty(std::uint32_t stage) const {
-    return C::kKeysAhead ? work_full(3 * C::kRounds + 3 * C::kStages + 5 + stage) : empty(stage);
+    return C::kKeysAhead ? work_full(3 * C::kRounds + 3 * C::kStages + 5 + stage) : k_empty(stage);
   }
   // A V tile that reaches past its sequence's end: it has arrived; the tail warp is told; it is done.
   __device__ std::uint32_t tail_landed() const { return work_full(3 * C::kRounds + 3 * C::kStages); }

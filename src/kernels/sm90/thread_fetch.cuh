@@ -72,7 +72,7 @@ __device__ __forceinline__ void fetch_by_threads(const HopperParams& params, con
       const cuda::SourceEntry& source = p.all_near ? p.near_sources[tile.source] : p.sources[tile.source];
       const std::uint32_t stage = ring.stage();
       if (filled >= C::kStages) {
-        barrier_wait(map.empty(stage), ring.parity() ^ 1U);
+        barrier_wait(map.k_empty(stage), ring.parity() ^ 1U);
         if (C::kKeysAhead) barrier_wait(map.v_empty(stage), ring.parity() ^ 1U);
       } else {
         ++filled;
