@@ -57,7 +57,8 @@ Yardsticks read_yardsticks(const JobOptions& options, const std::vector<Setting>
   return yardsticks;
 }
 
-// Prints each point that is slower than the gate lets through. Returns the exit code.
+// Prints each point that is slower than the gate lets through, or that the baseline has and this run doesn't. Returns
+// the exit code.
 int check_baseline(const Screen& screen, const JobOptions& options, std::span<const BenchPoint> points,
                    std::span<const BenchPoint> baseline) {
   const std::vector<PointPair> pairs = pair_with_baseline(points, baseline);
@@ -78,15 +79,26 @@ int check_baseline(const Screen& screen, const JobOptions& options, std::span<co
       screen.detail(text);
     }
   }
-  if (pairs.empty()) {
+  int missing = 0;
+  for (const BenchPoint& point : points) {
+    const auto had = [&](const BenchPoint& other) {
+      return other.measured() && other.job == point.job && other.world == point.world && other.block == point.block &&
+             other.mode == point.mode;
+    };
+    if (point.measured() || std::none_of(baseline.begin(), baseline.end(), had)) continue;
+    ++missing;
+    screen.print(
+        fmt::format("{} {}, which the baseline has\n", screen.painted("not measured:", Paint::kBad), label(point.job)));
+  }
+  if (pairs.empty() && missing == 0) {
     fail(ErrorCode::kFile, fmt::format("{} has no point to compare with", options.baseline),
          "the jobs are there, but with another kernel, transport, layout, block size or mode");
   }
   const double percent = 100.0 * options.fail_above;
-  if (slower > 0) {
-    screen.print(fmt::format("{}: {} of {} point{} slower than the baseline by more than {:g} %\n",
+  if (slower + missing > 0) {
+    screen.print(fmt::format("{}: {} of {} point{} slower than the baseline by more than {:g} %{}\n",
                              screen.painted("FAIL", Paint::kBad), slower, pairs.size(), pairs.size() == 1 ? "" : "s",
-                             percent));
+                             percent, missing == 0 ? "" : fmt::format(", {} not measured", missing)));
     return static_cast<int>(ErrorCode::kWrongResult);
   }
   screen.print(fmt::format("{}: {} point{}, none slower than the baseline by more than {:g} %\n",

@@ -235,6 +235,17 @@ TEST(Bench, TheBaselineIsAGate) {
   EXPECT_EQ(refused.code, 4);
   EXPECT_TRUE(has(refused.err, "was measured on another machine")) << refused.err;
   EXPECT_EQ(tool(bench({"--seq", "64", "--baseline", slow, "--block", "128"})).code, 3) << "another block size";
+
+  // A point that no longer fits doesn't slip through.
+  constexpr std::int64_t kMany = std::int64_t{64} << 20;
+  const std::string both =
+      folder.write("both", line(64, 1e9, "ringattn", device) + line(kMany, 1e9, "ringattn", device));
+  const Words sweep = bench({"--seq", "64,64m", "--memory", "50m"});
+  const Finished missing = tool(sweep + Words{"--baseline", both});
+  EXPECT_EQ(missing.code, 1) << missing.err;
+  EXPECT_TRUE(has(missing.out, "not measured: 67108864 tokens")) << missing.out;
+  EXPECT_TRUE(has(missing.out, "FAIL: 0 of 1 point slower")) << missing.out;
+  EXPECT_EQ(tool(sweep + Words{"--baseline", slow}).code, 0) << "the baseline doesn't have it either";
 }
 
 TEST(Bench, AJobThatDoesNotFitIsAnAnswerInASweepAndAFailureAlone) {
