@@ -67,8 +67,13 @@ RunStats run_engine(const EngineRun& run) {
   BlockMover mover(run.plan, run.spec, run.transport, run.backend, {dense_shard(run), run.buffers},
                    run.options.checksum);
   const bool moves = run.mode == RunMode::kWhole;
+  // Where nothing is ever exchanged, nothing is marked around it: a mark is a microsecond of a short job.
+  const bool alone = run.plan.world == 1;
+  Mark last = start;
+  const auto mark_now = [&] { return last = run.backend.mark(run.stream); };
+  const auto mark_exchange = [&] { return alone ? last : mark_now(); };
   const auto post = [&](std::int64_t block) {
-    marks[static_cast<std::size_t>(block)].posted = run.backend.mark(run.stream);
+    marks[static_cast<std::size_t>(block)].posted = mark_exchange();
     if (moves) mover.post(block, run.stream);
   };
   const auto await_fold = [&](std::int64_t block) {
@@ -80,9 +85,9 @@ RunStats run_engine(const EngineRun& run) {
   post(0);
   for (std::int64_t b = 0; b < count; ++b) {
     BlockMarks& mark = marks[static_cast<std::size_t>(b)];
-    mark.wait_begin = run.backend.mark(run.stream);
+    mark.wait_begin = mark_exchange();
     if (moves) mover.wait(b, run.stream, deadline());
-    mark.fold_begin = run.backend.mark(run.stream);
+    mark.fold_begin = mark_exchange();
     if (run.options.overlap && b + 1 < count) post(b + 1);
 
     const BlockPlan& block = blocks[static_cast<std::size_t>(b)];
@@ -99,7 +104,7 @@ RunStats run_engine(const EngineRun& run) {
     task.save = b + 1 < count || run.options.state_out;
     task.finish = b + 1 < count ? nullptr : &output;
     run.kernel.fold(task, run.stream, progress);
-    mark.fold_end = run.backend.mark(run.stream);
+    mark.fold_end = mark_now();
 
     if (!run.options.overlap && b + 1 < count) post(b + 1);
     if (b >= ahead) await_fold(b - ahead);
@@ -107,7 +112,8 @@ RunStats run_engine(const EngineRun& run) {
   if (run.options.state_out) {
     run.kernel.export_state(run.state, run.inputs.q.tokens, *run.outputs.state, run.stream);
   }
-  const Mark end = run.backend.mark(run.stream);  // before the host waits, which is not the job's time
+  // Before the host waits, which is not the job's time.
+  const Mark end = run.options.state_out ? run.backend.mark(run.stream) : last;
   for (std::int64_t b = std::max<std::int64_t>(0, count - ahead); b < count; ++b) await_fold(b);
   run.backend.synchronize(end, deadline(), progress);
   progress();  // a peer that gave up may have let this rank's stream go on: its failure must be heard before the end
