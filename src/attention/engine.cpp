@@ -67,7 +67,7 @@ RunStats run_engine(const EngineRun& run) {
   BlockMover mover(run.plan, run.spec, run.transport, run.backend, {dense_shard(run), run.buffers},
                    run.options.checksum);
   const bool moves = run.mode == RunMode::kWhole;
-  // Where nothing is ever exchanged, nothing is marked around it: a mark is a microsecond of a short job.
+  // Where nothing is ever exchanged, nothing is marked around it: two marks on a GPU are 3 us apart.
   const bool alone = run.plan.world == 1;
   Mark last = start;
   const auto mark_now = [&] { return last = run.backend.mark(run.stream); };
