@@ -317,10 +317,14 @@ TEST_P(CudaFoldTest, ScalesOfZeroAndBelow) {
 TEST_P(CudaFoldTest, TilesInARow) {
   constexpr std::int64_t kLengths[] = {64, 128, 200, 64, 320, 1, 256, 77, 640, 0, 64, 129};
   std::vector<SequenceShape> sequences;
+  std::int64_t query_tiles = 0;
   for (std::size_t i = 0; i < 80; ++i) {
     const std::int64_t n = kLengths[i % std::size(kLengths)];
+    query_tiles += (n + 63) / 64;
     sequences.push_back(i % 7 == 3 ? SequenceShape{n, n + 150, 150} : SequenceShape{n, n, 0});
   }
+  // Of four heads, three at a time, on 132 multiprocessors.
+  ASSERT_GT(query_tiles * 4 / 3, 2 * 132);
   const auto check = [&](const FoldInputs& inputs) {
     const FoldResult in_a_row = fold_with(row(), inputs);
     return fold_with(row(), inputs, {.tiles_per_task = 1000, .separate_finish = true}).same_bits(in_a_row);

@@ -40,8 +40,7 @@ struct FoldInputs {
   void set_v(std::int64_t token, int head, int dim, float value);
 };
 
-// heads / kv_heads heads, equal head dims, scale 1/√head_dim.
-// head_dim_v 0: as head_dim.
+// heads / kv_heads heads, scale 1/√head_dim; head_dim_v 0: as head_dim.
 FoldSpec make_spec(Dtype dtype, int heads, int kv_heads, int head_dim, Mask mask, int head_dim_v = 0);
 
 // Standard normal values (and sinks, where the spec has them), the same for the same seed.

@@ -14,6 +14,8 @@ namespace {
 
 constexpr std::byte kPoison{0xff};  // NaN in every dtype
 
+void wait_for(Backend& backend) { backend.synchronize(backend.mark({}), Deadline::after(60.0), {}); }
+
 // Bytes in the backend's kind of memory.
 class Bytes {
  public:
@@ -26,13 +28,13 @@ class Bytes {
   void write(const std::vector<std::byte>& bytes) {
     const auto size = static_cast<std::int64_t>(bytes.size());
     backend_.copy_rows(buffer_.data(), size, bytes.data(), size, size, 1, {});
-    backend_.synchronize(backend_.mark({}), Deadline::after(60.0), {});
+    wait_for(backend_);
   }
   std::vector<std::byte> read() const {
     std::vector<std::byte> bytes(size_);
     const auto size = static_cast<std::int64_t>(size_);
     backend_.copy_rows(bytes.data(), size, buffer_.data(), size, size, 1, {});
-    backend_.synchronize(backend_.mark({}), Deadline::after(60.0), {});
+    wait_for(backend_);
     return bytes;
   }
   std::byte* data() const { return buffer_.data(); }
@@ -263,11 +265,7 @@ FoldResult FoldRunner::run(const FoldInputs& inputs, const Arrangement& arrangem
   std::vector<KeyTile> tiles;
   bool finished = false;
   std::size_t task_number = 0;
-  for (std::size_t begin = 0; !finished;) {
-    const std::size_t end = std::min(begin + per_task, keys.tiles.size());
-    const bool folds = begin < end || begin == 0;
-    map_tiles(keys, begin, end, key_runs, tiles);
-    finished = end == keys.tiles.size() && (!arrangement.separate_finish || !folds || keys.tiles.empty());
+  const auto fold = [&](bool resume, bool save, bool finish) {
     FoldTask task;
     task.q = q[task_number++ % q.size()].view;
     task.queries = queries;
@@ -276,11 +274,18 @@ FoldResult FoldRunner::run(const FoldInputs& inputs, const Arrangement& arrangem
     task.tiles = tiles;
     task.sources = sources;
     task.state = state.data();
-    task.resume = begin > 0;
-    task.save = !finished || arrangement.keep_state;
-    task.finish = finished ? &output : nullptr;
+    task.resume = resume;
+    task.save = save;
+    task.finish = finish ? &output : nullptr;
     kernel_->fold(task, {}, progress);
-    backend_->synchronize(backend_->mark({}), Deadline::after(60.0), {});
+    wait_for(*backend_);
+  };
+  for (std::size_t begin = 0; !finished;) {
+    const std::size_t end = std::min(begin + per_task, keys.tiles.size());
+    const bool folds = begin < end || begin == 0;
+    map_tiles(keys, begin, end, key_runs, tiles);
+    finished = end == keys.tiles.size() && (!arrangement.separate_finish || !folds || keys.tiles.empty());
+    fold(begin > 0, !finished || arrangement.keep_state, finished);
     begin = end;
   }
 
@@ -290,17 +295,9 @@ FoldResult FoldRunner::run(const FoldInputs& inputs, const Arrangement& arrangem
   if (arrangement.keep_state) {
     out.write(std::vector<std::byte>(out_host.size(), kPoison));
     lse.write(std::vector<std::byte>(lse_host.size(), kPoison));
-    FoldTask task;
-    task.q = q.front().view;
-    task.queries = queries;
-    task.key_lengths = key_lengths;
-    task.sources = sources;
-    task.state = state.data();
-    task.resume = true;
-    task.save = false;
-    task.finish = &output;
-    kernel_->fold(task, {}, progress);
-    backend_->synchronize(backend_->mark({}), Deadline::after(60.0), {});
+    key_runs.clear();
+    tiles.clear();
+    fold(true, false, true);
     if (out.read() != out_host || lse.read() != lse_host) return result;  // equals no other
   }
   const auto out_row = static_cast<std::size_t>(spec.head_dim_v) * element;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/fold.hpp"
+#include "kernels/sm80/panels.hpp"
 
 namespace ringattn::sm80 {
 
@@ -26,8 +27,8 @@ struct FoldConfig {
   constexpr int threads() const { return 32 * warps; }
   // Shared memory of a CTA: Q, stages of K and V, and 32 resolved addresses of tiles. Rows are padded to 64 columns.
   constexpr int shared_bytes() const {
-    const auto row = [](int dim) { return (dim + 63) / 64 * 128; };
-    return query_tile() * row(head_dim) + stages * key_tile * (row(head_dim) + row(head_dim_v)) + 32 * 48;
+    const int k_row = padded_row_bytes(head_dim);
+    return query_tile() * k_row + stages * key_tile * (k_row + padded_row_bytes(head_dim_v)) + 32 * 48;
   }
 };
 

@@ -6,15 +6,13 @@
 
 #include <cstdint>
 
+#include "kernels/sm80/panels.hpp"
 #include "kernels/sm80/ptx.cuh"
 
 namespace ringattn::sm80 {
 
-inline constexpr int kPanelColumns = 64;
-inline constexpr int kPanelRowBytes = 128;
-
 template <int kRows, int kDim>
-inline constexpr int kTileBytes = kRows* kPanelRowBytes*((kDim + kPanelColumns - 1) / kPanelColumns);
+inline constexpr int kTileBytes = kRows* padded_row_bytes(kDim);
 
 // Byte offset of chunk `chunk` (0 … 7) of a row in its panel.
 __device__ inline std::uint32_t swizzled(int row, int chunk) {

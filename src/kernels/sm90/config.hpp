@@ -8,8 +8,12 @@
 #include <vector>
 
 #include "kernels/fold.hpp"
+#include "kernels/sm80/panels.hpp"
 
 namespace ringattn::sm90 {
+
+using sm80::kPanelColumns;
+using sm80::kPanelRowBytes;
 
 inline constexpr int kQueryTile = 64;  // rows of a warpgroup's products
 
@@ -35,12 +39,11 @@ struct FoldConfig {
   // Registers of a thread: 65,536 of a multiprocessor, shared out in eights.
   constexpr int fetch_registers() const { return warpgroups == 3 ? 32 : 40; }
   constexpr int fold_registers() const { return warpgroups == 3 ? 160 : 232; }
-  static constexpr int row_bytes(int dim) { return (dim + 63) / 64 * 128; }
-  // Of a copy: all columns where they fill panels of 64, else a panel.
-  static constexpr int box_columns(int dim) { return dim % 64 == 0 ? dim : 64; }
-  constexpr int q_bytes() const { return kQueryTile * row_bytes(head_dim); }  // of one query tile
-  constexpr int k_bytes() const { return key_tile * row_bytes(head_dim); }
-  constexpr int v_bytes() const { return key_tile * row_bytes(head_dim_v); }
+  // Of a copy: all columns where they fill panels, else a panel.
+  static constexpr int box_columns(int dim) { return dim % kPanelColumns == 0 ? dim : kPanelColumns; }
+  constexpr int q_bytes() const { return kQueryTile * sm80::padded_row_bytes(head_dim); }  // of one query tile
+  constexpr int k_bytes() const { return key_tile * sm80::padded_row_bytes(head_dim); }
+  constexpr int v_bytes() const { return key_tile * sm80::padded_row_bytes(head_dim_v); }
   constexpr int tile_bytes() const { return rounds * warpgroups * q_bytes() + stages * (k_bytes() + v_bytes()); }
 };
 

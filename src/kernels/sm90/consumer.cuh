@@ -109,6 +109,9 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
     std::uint32_t probability[C::kKeyTile / 16][4];
     constexpr float kMost = kOutgrown<typename C::Element>;
     const auto number = [&] { return unit.number(p, left); };
+    const auto end_group = [&](int tile) {
+      if (tile % kSumTiles == 0 && rows.has(Rows<C>::kOpen)) close_group<C>(p, unit, rows);
+    };
     // Scores → probabilities. Whether a row has outgrown its reference.
     const auto weigh = [&]<bool kPlain>(Scores& s) {
       if constexpr (!kPlain) {
@@ -121,7 +124,7 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
           const bool more = p.scaled_first || !rows.seen(0) || !rows.seen(1);
           if (!named_any(warpgroup(), kWarpgroup, more)) rows.flags &= ~Rows<C>::kSpecial;
         }
-        if (!C::kOverlaps && tile % kSumTiles == 0 && rows.has(Rows<C>::kOpen)) close_group<C>(p, unit, rows);
+        if constexpr (!C::kOverlaps) end_group(tile);
       }
       exponentiate<C>(p, rows.shift, s, sum);
       return __any_sync(0xffffffffU, sum[0] > kMost || sum[1] > kMost) != 0;
@@ -131,9 +134,6 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
       redo<C>(params, unit, number(), map.q(unit), map.k(ring.stage()), rows.shift[0], rows.shift[1], sum[0], sum[1],
               rows.flags, redone);
       take_over<C>(redone, rows, s, sum);
-    };
-    const auto end_group = [&] {
-      if (number() % kSumTiles == 0 && rows.has(Rows<C>::kOpen)) close_group<C>(p, unit, rows);
     };
     const auto add_sums = [&] {
       rows.l[0] = __fadd_rn(rows.l[0], sum[0]);
@@ -147,7 +147,7 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
       if constexpr (!kPlain) give_back();
       wgmma_wait<0>();
       pin(s);
-      if constexpr (C::kOverlaps) end_group();
+      if constexpr (C::kOverlaps) end_group(number());
       if (weigh.template operator()<kPlain>(s)) [[unlikely]]
         weigh_again(s);
       if constexpr (C::kKeysAhead) give_k(ring.stage());
@@ -181,7 +181,7 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
       pin(rows.o);
       give_v();
       ring = next;
-      if constexpr (!kPlain) end_group();
+      if constexpr (!kPlain) end_group(number());
       if (outgrown) [[unlikely]] {
         weigh_again(s);
         if constexpr (C::kKeysAhead) give_k(ring.stage());

@@ -28,7 +28,7 @@ HopperParams hopper_params(const cuda::FoldParams& p, const FoldConfig& config) 
   if (params.bulk_in) params.q = map_tensor(q, dtype, kQueryTile, FoldConfig::box_columns(p.head_dim));
   const MappedTensor out{p.out, p.rows, p.heads, p.head_dim_v, p.out_token_stride, p.out_head_stride};
   params.bulk_out = p.finish && can_map(out);
-  if (params.bulk_out) params.out = map_tensor(out, dtype, kQueryTile / 4, 64);
+  if (params.bulk_out) params.out = map_tensor(out, dtype, kQueryTile / 4, kPanelColumns);
   params.chains = params.bulk_out && !p.resume && !p.save && !p.scaled_first;
   return params;
 }

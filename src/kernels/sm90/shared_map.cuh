@@ -19,9 +19,6 @@
 
 namespace ringattn::sm90 {
 
-using sm80::kPanelColumns;
-using sm80::kPanelRowBytes;
-
 __device__ __forceinline__ int load_number(std::uint32_t address) {
   int number;
   asm volatile("ld.shared.s32 %0, [%1];" : "=r"(number) : "r"(address) : "memory");

@@ -7,6 +7,7 @@
 
 #include "base/cuda.hpp"
 #include "base/error.hpp"
+#include "kernels/sm90/config.hpp"
 
 namespace ringattn::sm90 {
 
@@ -14,7 +15,6 @@ namespace {
 
 constexpr std::int64_t kElementBytes = 2;
 constexpr std::int64_t kAlignment = 16;
-constexpr int kPanelColumns = 64;
 
 // The driver's function, found at run time so that a program without a driver starts.
 decltype(&cuTensorMapEncodeTiled) encoder() {
