@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <random>
+#include <span>
 #include <utility>
 
 #include "base/error.hpp"
@@ -205,6 +207,25 @@ TEST(WorkItems, RowsThatNothingHappensToAreLeftOut) {
   EXPECT_EQ(build(spec, random.task, shape).layout.item_count, 0);
 }
 
+// What is folded in sections comes longest first in each; then what is left for last, longest first too, shorter than all
+// before and none longer than a quarter of the longest. `section_of` the n-th piece.
+template <typename Work>
+void expect_order(const Built& built, std::span<const Work> pieces, const std::function<int(std::size_t)>& section_of) {
+  const auto early = static_cast<std::size_t>(built.layout.early_count);
+  ASSERT_LE(early, pieces.size());
+  const auto by_tiles = [](const Work& a, const Work& b) { return a.tiles < b.tiles; };
+  const auto most = std::max_element(pieces.begin(), pieces.end(), by_tiles)->tiles;
+  for (std::size_t i = 0; i + 1 < pieces.size(); ++i) {
+    const bool new_section = i + 1 < early && section_of(i) != section_of(i + 1);
+    EXPECT_TRUE(new_section || pieces[i].tiles >= pieces[i + 1].tiles) << i;
+    EXPECT_TRUE(!new_section || section_of(i) < section_of(i + 1)) << i;
+  }
+  for (std::size_t i = 0; i < early; ++i) {
+    EXPECT_TRUE(early == pieces.size() || pieces[i].tiles > pieces[early].tiles) << i;
+  }
+  for (std::size_t i = early; i < pieces.size(); ++i) EXPECT_LE(pieces[i].tiles, most / 4) << i;
+}
+
 TEST(WorkItems, LongestFirst) {
   // One long causal sequence, then a batch whose sequences fill the cache one by one.
   for (const std::int64_t cache : {std::int64_t{1} << 40, std::int64_t{1}}) {
@@ -215,12 +236,9 @@ TEST(WorkItems, LongestFirst) {
     const Built built = build(spec, task.task, shape);
     ASSERT_EQ(built.layout.item_count, 24);
     EXPECT_EQ(built.layout.section_heads, cache == 1 ? 4 : 8);
-    const auto* items = built.at<WorkItem>(built.layout.items);
-    for (std::int32_t i = 0; i + 1 < 24; ++i) {
-      const bool new_section = cache == 1 && (i + 1) % 8 == 0;
-      EXPECT_TRUE(new_section || items[i].tiles >= items[i + 1].tiles) << i;
-      EXPECT_TRUE(cache != 1 || items[i].run_begin == i / 8) << i;
-    }
+    const std::span items(built.at<WorkItem>(built.layout.items), 24);
+    expect_order(built, items, [&](std::size_t i) { return cache == 1 ? items[i].run_begin : 0; });
+    EXPECT_EQ(built.layout.early_count, 21);  // of each sequence the first item
   }
 }
 
@@ -238,6 +256,11 @@ class WorkBundles : public ::testing::Test {
       ASSERT_GE(bundle.units, 1);
       ASSERT_LE(bundle.units, shape.units);
       ASSERT_LT(bundle.head, group);
+      if (bundle.units < shape.units) {  // the first one of its sequence
+        EXPECT_EQ(bundle.head, 0);
+        EXPECT_TRUE(bundle.item == 0 ||
+                    sequence_of(host, items[bundle.item - 1]) != sequence_of(host, items[bundle.item]));
+      }
       const std::vector<std::int64_t> tiles = walk(built, bundle);
       std::int64_t begin = std::numeric_limits<std::int64_t>::max();
       std::int64_t end = 0;
@@ -310,7 +333,7 @@ TEST_F(WorkBundles, ManyShortSequencesHaveRoom) {
 
 TEST_F(WorkBundles, LongestFirst) {
   for (const Mask& mask : {Mask{-1, -1}, Mask{-1, 0}, Mask{300, 0}}) {
-    // Everything in the cache; sequences that fill it one by one, with enough to do in each; too little to do in each.
+    // Everything in the cache; sequences that fill it one by one.
     for (const auto& [cache, ctas] : {std::pair{std::int64_t{1} << 40, 1}, {1, 1}, {1, 132}}) {
       WorkShape shape = kBundleShapes[0];
       shape.cache_bytes = cache;
@@ -318,16 +341,50 @@ TEST_F(WorkBundles, LongestFirst) {
       const Built built = build(spec_of(4, mask), whole_task(shape, 3, 1024).task, shape);
       constexpr std::int32_t kOfSequence = (1024 / 64 * 4 + 2) / 3;
       ASSERT_EQ(built.layout.bundle_count, 3 * kOfSequence);
-      const bool sections = cache == 1 && ctas == 1;
-      EXPECT_EQ(built.layout.section_heads, sections ? 4 : 8);
-      const auto* bundles = built.at<WorkBundle>(built.layout.bundles);
-      for (std::int32_t i = 0; i + 1 < built.layout.bundle_count; ++i) {
-        const bool new_section = sections && (i + 1) % kOfSequence == 0;
-        EXPECT_TRUE(new_section || bundles[i].tiles >= bundles[i + 1].tiles) << i;
-        EXPECT_TRUE(!sections || bundles[i].item / 16 == i / kOfSequence) << i;
-      }
+      EXPECT_EQ(built.layout.section_heads, cache == 1 ? 4 : 8);
+      const std::span bundles(built.at<WorkBundle>(built.layout.bundles), 3 * kOfSequence);
+      expect_order(built, bundles, [&](std::size_t i) { return cache == 1 ? bundles[i].item / 16 : 0; });
+      EXPECT_EQ(built.layout.early_count == built.layout.bundle_count, mask == Mask(-1, -1));
     }
   }
+}
+
+// Half of the longest piece for each CTA: of a long sequence as many as that takes, of a short one all short ones.
+TEST_F(WorkBundles, EnoughIsLeftForLast) {
+  for (const std::int64_t tokens : {std::int64_t{2048}, std::int64_t{1} << 16}) {
+    const WorkShape& shape = kBundleShapes[0];
+    const FoldSpec spec = spec_of(4, {-1, 0});
+    const Built built = build(spec, whole_task(shape, 2, tokens).task, shape);
+    const auto* bundles = built.at<WorkBundle>(built.layout.bundles);
+    const std::int64_t most = tokens / shape.key_tile;
+    const std::int64_t enough = shape.ctas * most / 2;
+    std::int64_t work = 0;
+    std::int64_t of_longest = 0;
+    for (std::int32_t i = built.layout.early_count; i < built.layout.bundle_count; ++i) {
+      work += std::int64_t{bundles[i].tiles} * spec.kv_heads;
+      if (bundles[i].tiles == bundles[built.layout.early_count].tiles) {
+        of_longest += std::int64_t{bundles[i].tiles} * spec.kv_heads;
+      }
+    }
+    EXPECT_LE(work - of_longest, enough);
+    if (tokens == 2048) {
+      EXPECT_EQ(bundles[built.layout.early_count].tiles, most / 4);
+    } else {
+      EXPECT_LT(bundles[built.layout.early_count].tiles, most / 4);
+      EXPECT_GT(work, enough);
+    }
+  }
+}
+
+// Nothing depends on how long the walks are against how many there are.
+TEST_F(WorkBundles, FewRowsOfManyKeys) {
+  const WorkShape& shape = kBundleShapes[0];
+  HostTask t;
+  t.add_sequence(1 << 20);
+  t.add_queries((1 << 20) - 5, 5);
+  t.add_keys(0, (1 << 20) / shape.key_tile);
+  t.finish();
+  for (const Mask& mask : {Mask{-1, -1}, Mask{-1, 0}}) check(spec_of(4, mask), t, shape);
 }
 
 TEST_F(WorkBundles, CtasKeepPaceOnWalksFarBeyondTheCache) {
@@ -337,9 +394,9 @@ TEST_F(WorkBundles, CtasKeepPaceOnWalksFarBeyondTheCache) {
     const HostTask one = whole_task(shape, 1, 64 * 128);
     const HostTask many = whole_task(shape, 64, 128);
     const std::int64_t head_bytes = std::int64_t{64} * 128 * (64 + 64) * 2;
-    shape.cache_bytes = head_bytes / 4;
+    shape.cache_bytes = (head_bytes + 5) / 6;
     EXPECT_FALSE(build(spec, one.task, shape).layout.keep_pace);
-    shape.cache_bytes = head_bytes / 4 - 1;
+    shape.cache_bytes -= 1;
     EXPECT_TRUE(build(spec, one.task, shape).layout.keep_pace);
     // As many keys in all, but no walk is long.
     EXPECT_FALSE(build(spec, many.task, shape).layout.keep_pace);

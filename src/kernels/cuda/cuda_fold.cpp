@@ -22,11 +22,11 @@ namespace {
 constexpr float kLog2E = 1.44269504F;
 constexpr std::uintptr_t kStateAlignment = 16;
 
-// K and V that stay in the cache beside Q, O and what has just been used: five eighths of it.
+// K and V that stay in the cache: a section's, while the one before comes to its end.
 std::int64_t cache_for_keys(int device) {
   int bytes = 0;
   check_cuda(cudaDeviceGetAttribute(&bytes, cudaDevAttrL2CacheSize, device), "cudaDeviceGetAttribute");
-  return std::int64_t{bytes} / 8 * 5;
+  return std::int64_t{bytes} / 8 * 3;
 }
 
 int multiprocessors_of(int device) {
@@ -141,6 +141,7 @@ class CudaFold final : public FoldKernel {
     p.multiprocessors = multiprocessors_;
     p.scratch = reinterpret_cast<float*>(scratch_.data());
     p.section_heads = layout.section_heads;
+    p.early_count = layout.early_count;
     p.state = static_cast<float*>(task.state);
     p.rows = task.q.tokens;
     p.resume = task.resume;

@@ -15,11 +15,14 @@ namespace ringattn::cuda {
 namespace {
 
 constexpr std::size_t kTableAlignment = 256;
-// Of a section's work, the longest pieces first, so many for each CTA even out.
-constexpr std::int64_t kWorkOfCta = 4;
+// Of the longest piece: the longest that is left for last, and how much of such work each CTA should find.
+constexpr std::int64_t kLastPiece = 4;
+constexpr std::int64_t kLastWork = 2;
+// The section of what is left for last.
+constexpr std::int32_t kLast = std::numeric_limits<std::int32_t>::max();
 
 // Walks over more than so many times the cache are long enough for CTAs to lose each other.
-constexpr std::int64_t kFarBeyondCache = 4;
+constexpr std::int64_t kFarBeyondCache = 6;
 
 // Tile maps are copied as they are.
 static_assert(sizeof(TileEntry) == sizeof(KeyTile) && offsetof(TileEntry, source) == offsetof(KeyTile, source) &&
@@ -192,8 +195,10 @@ void WorkBuilder::collect(const FoldSpec& spec, const FoldTask& task, const Work
 void WorkBuilder::bundle(const FoldSpec& spec, const WorkShape& shape, std::size_t first_item, std::int32_t section) {
   const auto group = static_cast<std::uint32_t>(spec.heads / spec.kv_heads);
   const auto units = static_cast<std::uint32_t>(items_.size() - first_item) * group;
-  for (std::uint32_t unit = 0; unit < units; unit += static_cast<std::uint32_t>(shape.units)) {
-    const std::uint32_t count = std::min(units - unit, static_cast<std::uint32_t>(shape.units));
+  const auto most = static_cast<std::uint32_t>(shape.units);
+  // Where units don't come out even, it is the first bundle that lacks some: under a causal mask the shortest one.
+  std::uint32_t count = units % most == 0 ? most : units % most;
+  for (std::uint32_t unit = 0; unit < units; unit += count, count = most) {
     const std::size_t first = first_item + unit / group;
     const std::size_t last = first_item + (unit + count - 1) / group;
     WorkBundle& bundle = bundles_.emplace_back();
@@ -219,17 +224,32 @@ void WorkBuilder::bundle(const FoldSpec& spec, const WorkShape& shape, std::size
   }
 }
 
-// When the last section begins, CTAs run out of other work: it should be large enough to even out by itself.
-void WorkBuilder::merge_last_section(const FoldSpec& spec, const WorkShape& shape) {
-  if (order_.empty()) return;
-  const std::int64_t heads = shape.units == 1 ? spec.heads : spec.kv_heads;
-  for (;;) {
-    const std::int32_t last = order_.back().section;
-    const auto of_last = [last](const Order& order) { return order.section == last; };
-    const auto pieces = std::count_if(order_.begin(), order_.end(), of_last);
-    if (last == 0 || pieces * heads >= kWorkOfCta * shape.ctas) return;
-    for (Order& order : order_) order.section = std::min(order.section, last - 1);
+// CTAs run out of work when the last pieces of all are folded. So those should be short, and there should be enough of
+// them to make up for the differences that longer ones leave: short pieces of all sections, but not so many that it
+// matters what the cache holds then. `most`: tiles of the longest piece. Returns how many pieces come before.
+std::int32_t WorkBuilder::leave_for_last(const WorkShape& shape, std::int64_t heads, std::int64_t most) {
+  const std::int64_t longest = std::min(most / kLastPiece, static_cast<std::int64_t>(places_.size()) - 1);
+  std::fill_n(places_.begin(), longest + 1, 0);
+  for (const Order& order : order_) {
+    if (order.tiles <= longest) ++places_[static_cast<std::size_t>(order.tiles)];
   }
+  std::int64_t room = shape.ctas * most / kLastWork;
+  std::int64_t tiles = -1;  // of the longest that are left
+  while (tiles < longest && room >= 0) {
+    ++tiles;
+    room -= tiles * places_[static_cast<std::size_t>(tiles)] * heads;
+  }
+  unsorted_.clear();
+  std::size_t early = 0;
+  for (const Order& order : order_) {
+    if (order.tiles > tiles) {
+      order_[early++] = order;
+    } else {
+      unsorted_.push_back({kLast, order.tiles, order.index});
+    }
+  }
+  std::ranges::copy(unsorted_, order_.begin() + static_cast<std::ptrdiff_t>(early));
+  return static_cast<std::int32_t>(early);
 }
 
 // Sections follow each other; in each the longest pieces come first: what starts last should be short.
@@ -313,23 +333,15 @@ TableLayout WorkBuilder::build(const FoldSpec& spec, const FoldTask& task, const
   layout.item_count = static_cast<std::int32_t>(items_.size());
   layout.bundle_count = static_cast<std::int32_t>(bundles_.size());
   if (items_.empty()) return layout;
-  merge_last_section(spec, shape);
-  sort();
-
   std::int64_t most_tiles = 0;
   for (const Order& order : order_) most_tiles = std::max<std::int64_t>(most_tiles, order.tiles);
+  layout.early_count = leave_for_last(shape, shape.units == 1 ? spec.heads : spec.kv_heads, most_tiles);
+  sort();
+
   const std::int64_t head_bytes =
       most_tiles * shape.key_tile * (spec.head_dim + spec.head_dim_v) * static_cast<std::int64_t>(size_of(spec.dtype));
   int kv_heads = spec.kv_heads;
-  const std::int64_t last_pieces = std::count_if(
-      order_.begin(), order_.end(), [this](const Order& order) { return order.section == order_.back().section; });
-  const std::int64_t head_pieces = shape.units == 1 ? last_pieces * (spec.heads / spec.kv_heads) : last_pieces;
-  // As few KV heads at a time as are still enough to do, and none more than the cache holds beyond that.
-  for (int fewer = kv_heads - 1; fewer >= 1 && kv_heads * head_bytes > shape.cache_bytes; --fewer) {
-    if (spec.kv_heads % fewer != 0) continue;
-    if (fewer * head_pieces < kWorkOfCta * shape.ctas) break;
-    kv_heads = fewer;
-  }
+  while (kv_heads > 1 && (kv_heads * head_bytes > shape.cache_bytes || spec.kv_heads % kv_heads != 0)) --kv_heads;
   layout.section_heads = kv_heads * (spec.heads / spec.kv_heads);
   layout.keep_pace = head_bytes > kFarBeyondCache * shape.cache_bytes;
 

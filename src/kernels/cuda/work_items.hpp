@@ -21,7 +21,7 @@ struct WorkShape {
   int key_tile;
   int units = 1;                 // query tiles, of one KV head, that are folded side by side; 1: no bundles
   std::int64_t cache_bytes = 0;  // K and V that are folded at a time should not exceed this
-  std::int64_t ctas = 1;         // that work at a time: what is folded together should keep them busy
+  std::int64_t ctas = 1;         // that work at a time, and should end together
 };
 
 // Where the tables lie in their memory, in bytes from its start.
@@ -36,6 +36,7 @@ struct TableLayout {
   std::int32_t item_count = 0;
   std::int32_t bundle_count = 0;
   std::int32_t section_heads = 1;  // see FoldParams
+  std::int32_t early_count = 0;    // see FoldParams
   bool keep_pace = false;          // see FoldParams
 
   bool operator==(const TableLayout&) const = default;
@@ -85,7 +86,7 @@ class WorkBuilder {
 
   void collect(const FoldSpec& spec, const FoldTask& task, const WorkShape& shape);
   void bundle(const FoldSpec& spec, const WorkShape& shape, std::size_t first_item, std::int32_t section);
-  void merge_last_section(const FoldSpec& spec, const WorkShape& shape);
+  std::int32_t leave_for_last(const WorkShape& shape, std::int64_t heads, std::int64_t most);
   void sort();
   void sort_section(std::span<Order> section);
 

@@ -6,8 +6,11 @@ namespace ringattn::sm80 {
 
 namespace {
 
-// sm80_fold: O [rows, heads, head_dim_v] in the order of fragments, then l0 l1 l2 l3 m - - - for each row and head.
+// sm80_fold: O [heads, rows, head_dim_v] in the order of fragments, then l0 l1 l2 l3 m - - - for each head and row.
 struct FoldLayout {
+  static __device__ std::int64_t index(const cuda::ExportParams& p, std::int64_t row, std::int64_t head) {
+    return head * p.rows + row;
+  }
   static __device__ float m(const cuda::ExportParams& p, std::int64_t index) {
     return p.state[p.rows * p.heads * p.head_dim_v + index * 8 + 4] * p.unit;
   }
@@ -36,6 +39,9 @@ struct GroupedLayout : FoldLayout {
 
 // sm80_plain: m, l, O[head_dim_v] for each row and head.
 struct PlainLayout {
+  static __device__ std::int64_t index(const cuda::ExportParams& p, std::int64_t row, std::int64_t head) {
+    return row * p.heads + head;
+  }
   static __device__ const float* at(const cuda::ExportParams& p, std::int64_t index) {
     return p.state + index * (p.head_dim_v + 2);
   }
@@ -46,9 +52,10 @@ struct PlainLayout {
 
 template <class Layout>
 __global__ void export_kernel(const __grid_constant__ cuda::ExportParams p) {
-  for (std::int64_t index = blockIdx.x; index < p.rows * p.heads; index += gridDim.x) {
-    const std::int64_t row = index / p.heads;
-    const std::int64_t head = index % p.heads;
+  for (std::int64_t n = blockIdx.x; n < p.rows * p.heads; n += gridDim.x) {
+    const std::int64_t row = n / p.heads;
+    const std::int64_t head = n % p.heads;
+    const std::int64_t index = Layout::index(p, row, head);
     if (threadIdx.x == 0) {
       p.m[row * p.m_token_stride + head * p.m_head_stride] = Layout::m(p, index);
       p.l[row * p.l_token_stride + head * p.l_head_stride] = Layout::l(p, index);

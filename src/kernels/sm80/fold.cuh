@@ -9,6 +9,7 @@
 #pragma once
 
 #include "kernels/cuda/fold_params.hpp"
+#include "kernels/cuda/work_order.cuh"
 #include "kernels/sm80/config.hpp"
 #include "kernels/sm80/tile_copy.cuh"
 #include "kernels/sm80/tile_step.cuh"
@@ -126,14 +127,14 @@ __device__ __forceinline__ void for_each_row(Visit visit) {
   }
 }
 
-// State in memory: O [rows, heads, head_dim_v], then for each (row, head) l0 l1 l2 l3 m and three floats of padding.
+// State in memory: O [heads, rows, head_dim_v], then for each (head, row) l0 l1 l2 l3 m and three floats of padding.
 template <class C>
 struct StateMemory {
   float* o;   // of this thread's share
   float* ml;  // of the row
 
   __device__ StateMemory(const cuda::FoldParams& p, std::int64_t row, int head) {
-    const std::int64_t index = row * p.heads + head;
+    const std::int64_t index = head * p.rows + row;
     o = p.state + index * C::kDimV + threadIdx.x % 4 * 4;
     ml = p.state + p.rows * p.heads * C::kDimV + index * 8;
   }
@@ -233,10 +234,9 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas) fold_kernel(const __gri
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ cuda::WorkItem item;  // not in registers: most of it is wanted at both ends only
 
-  const int section = static_cast<int>(blockIdx.x) / (p.item_count * p.section_heads);
-  const int in_section = static_cast<int>(blockIdx.x) % (p.item_count * p.section_heads);
-  const int head = section * p.section_heads + in_section % p.section_heads;
-  if (threadIdx.x == 0) item = p.items[in_section / p.section_heads];
+  const cuda::WorkPlace place = cuda::work_place(p, p.heads, p.section_heads, static_cast<int>(blockIdx.x));
+  const int head = place.head;
+  if (threadIdx.x == 0) item = p.items[place.piece];
   __syncthreads();
 
   const std::uint32_t q_tile = shared_address(shared);

@@ -33,6 +33,7 @@ __device__ __forceinline__ void init_barriers(const SharedMap<C>& map) {
   barrier_init(map.tail_done(), 32);
   barrier_init(map.pace_told(), 1);
   barrier_init(map.pace_free(), 32);
+  barrier_init(map.work_wanted(), 1);
   barrier_init_fence();
 }
 

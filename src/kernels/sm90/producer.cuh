@@ -3,6 +3,7 @@
 // what a value tile holds past its sequence's end.
 #pragma once
 
+#include "kernels/cuda/work_order.cuh"
 #include "kernels/sm90/hopper_params.hpp"
 #include "kernels/sm90/ptx/mbarrier.cuh"
 #include "kernels/sm90/ptx/tma.cuh"
@@ -36,20 +37,27 @@ __device__ __forceinline__ void set_edges(const cuda::FoldParams& p, const cuda:
   unit.group = static_cast<int>((first + tiles) % kSumTiles);
 }
 
-// Work is sections of KV heads, in each the bundles, the longest first, and of a bundle the section's heads one after
-// the other. A CTA that is done takes what comes next.
+// So many tiles of a round are still to be fetched when the next one is taken, at most: early enough for its tables and
+// its Q, late enough that CTAs end together. What is taken sooner, nobody can take who is done sooner.
+inline constexpr int kTilesAhead = 4;
+
+// A CTA that is nearly done with a round takes what comes next (work_order.cuh).
 template <class C>
 __device__ __forceinline__ void schedule(const HopperParams& params, const SharedMap<C>& map, unsigned char* shared) {
   const cuda::FoldParams& p = params.fold;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int group = p.heads / p.kv_heads;
-  const int section_heads = p.section_heads / group;
-  const int section_work = p.bundle_count * section_heads;
   const int all_work = p.bundle_count * p.kv_heads;
   RingCursor<C::kRounds> cursor;
+  int tiles = 0;             // of the round before
+  std::uint32_t wanted = 0;  // parity
   for (int round = 0;; ++round, cursor.advance()) {
     int index = static_cast<int>(blockIdx.x);
     if (round > 0) {
+      if (tiles > kTilesAhead) {
+        barrier_wait(map.work_wanted(), wanted);
+        wanted ^= 1U;
+      }
       if (lane == 0) {
         const int taken = atomicAdd(p.taken, 1);
         // Each CTA takes once more than there is, so this one is the last of all. The next task may find the same
@@ -64,9 +72,10 @@ __device__ __forceinline__ void schedule(const HopperParams& params, const Share
     if (round >= C::kRounds) barrier_wait(map.q_empty(cursor.stage()), cursor.parity() ^ 1U);
     const bool any = index < all_work;
     if (any) {
-      const int in_section = index % section_work;
-      const cuda::WorkBundle& bundle = p.bundles[in_section / section_heads];
-      const int kv_head = index / section_work * section_heads + in_section % section_heads;
+      const cuda::WorkPlace place = cuda::work_place(p, p.kv_heads, p.section_heads / group, index);
+      const cuda::WorkBundle& bundle = p.bundles[place.piece];
+      const int kv_head = place.head;
+      tiles = bundle.tiles;
       if (lane < C::kUnits) {
         UnitWork unit{};
         unit.walk = bundle.tiles;
@@ -226,6 +235,7 @@ __device__ __forceinline__ void fetch(const HopperParams& params, const SharedMa
         const TileBox tile{__shfl_sync(0xffffffffU, batch.source, i),
                            __shfl_sync(0xffffffffU, static_cast<int>(batch.row), i),
                            __shfl_sync(0xffffffffU, batch.keys, i)};
+        if (lane == 0 && first + i == tiles - kTilesAhead - 1) barrier_arrive(map.work_wanted());
         barrier_wait(map.k_empty(ring.stage()), ring.parity() ^ 1U);
         if constexpr (C::kKeysAhead) {
           if (lane == 0) copy_k(tile, ring.stage());

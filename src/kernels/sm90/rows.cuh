@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rows between tiles: their state in memory, sums of full groups, and, at the end, the division and the way out.
 //
-// State: O of the open group [rows, heads, head_dim_v], then for each (row, head) l0 l1 l2 l3 r and what is there (1:
+// State: O of the open group [heads, rows, head_dim_v], then for each (head, row) l0 l1 l2 l3 r and what is there (1:
 // full groups, 2: an open one) and two floats of padding, then the full groups' O as the first. O is in the order of
 // fragments, as sm80_fold's.
 #pragma once
@@ -24,7 +24,7 @@ struct StateMemory {
   float* row;
 
   __device__ StateMemory(const cuda::FoldParams& p, std::int64_t row_of_q, int head) {
-    const std::int64_t index = row_of_q * p.heads + head;
+    const std::int64_t index = head * p.rows + row_of_q;
     const std::int64_t all = p.rows * p.heads;
     open = p.state + index * C::kDimV + threadIdx.x % 4 * 4;
     sums = open + all * (C::kDimV + 8);

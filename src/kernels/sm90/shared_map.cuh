@@ -120,7 +120,7 @@ struct SharedMap {
   static constexpr int kUnitOffset = kVOffset + C::kStages * C::kVBytes;
   static constexpr int kWorkOffset = kUnitOffset + C::kRounds * C::kUnits * static_cast<int>(sizeof(UnitWork));
   static constexpr int kBarrierOffset = kWorkOffset + C::kRounds * static_cast<int>(sizeof(BundleWork));
-  static constexpr int kTailOffset = kBarrierOffset + (3 * C::kRounds + 4 * C::kStages + 5) * kBarrierBytes;
+  static constexpr int kTailOffset = kBarrierOffset + (3 * C::kRounds + 4 * C::kStages + 6) * kBarrierBytes;
   static constexpr int kBytes = kTailOffset + 16;
   static_assert(kUnitOffset % 1024 == 0 && kBarrierOffset % kBarrierBytes == 0 && kBytes <= 232448);
 
@@ -156,7 +156,7 @@ struct SharedMap {
     return work_full(3 * C::kRounds + 2 * C::kStages + stage);
   }
   __device__ std::uint32_t v_empty(std::uint32_t stage) const {
-    return C::kKeysAhead ? work_full(3 * C::kRounds + 3 * C::kStages + 5 + stage) : k_empty(stage);
+    return C::kKeysAhead ? work_full(3 * C::kRounds + 3 * C::kStages + 6 + stage) : k_empty(stage);
   }
   // A V tile that reaches past its sequence's end: it has arrived; the tail warp is told; it is done.
   __device__ std::uint32_t tail_landed() const { return work_full(3 * C::kRounds + 3 * C::kStages); }
@@ -167,6 +167,8 @@ struct SharedMap {
   __device__ std::uint32_t pace_told() const { return work_full(3 * C::kRounds + 3 * C::kStages + 3); }
   __device__ std::uint32_t pace_free() const { return work_full(3 * C::kRounds + 3 * C::kStages + 4); }
   __device__ std::uint32_t pace() const { return tail() + 8; }
+  // The tiles of a round come to their end: the scheduler may take what comes next.
+  __device__ std::uint32_t work_wanted() const { return work_full(3 * C::kRounds + 3 * C::kStages + 5); }
 };
 
 // Generic addresses of the same memory, for plain data.
