@@ -127,13 +127,16 @@ TEST_P(CudaFoldTest, ViewsOfAnyAlignment) {
     CudaSequence aligned(row(), inputs);
     aligned.enqueue_all(0);
     aligned.wait();
-    for (const CudaPlacement& placement : {CudaPlacement{.shift = 1}, CudaPlacement{.shift = 4, .extra = 8},
-                                           CudaPlacement{.extra = 3}, CudaPlacement{.shift = 8, .extra = 16}}) {
+    for (const CudaPlacement& placement :
+         {CudaPlacement{.shift = 1}, CudaPlacement{.shift = 4, .extra = 8}, CudaPlacement{.extra = 3},
+          CudaPlacement{.shift = 8, .extra = 16}, CudaPlacement{.heads_outside = true},
+          CudaPlacement{.extra = 8, .heads_outside = true}, CudaPlacement{.extra = 3, .heads_outside = true}}) {
       CudaSequence moved(row(), inputs, placement);
       moved.enqueue({{0, 1}}, false, -1);
       moved.enqueue({{1, moved.tiles() - 1}}, true, 0);
       moved.wait();
-      EXPECT_EQ(moved.result(0), aligned.result(0)) << placement.shift << ", " << placement.extra;
+      EXPECT_EQ(moved.result(0), aligned.result(0))
+          << placement.shift << ", " << placement.extra << ", " << placement.heads_outside;
     }
   });
 }
@@ -348,6 +351,39 @@ TEST_P(CudaFoldTest, TilesInARow) {
       }
     }
     EXPECT_TRUE(check(inputs)) << "logits of 1e9";
+  });
+}
+
+// A query tile of few key tiles, and, begun while that one is finished, one of so many that their sums close groups.
+TEST_P(CudaFoldTest, LongBehindShortTiles) {
+  if (row().name == "sm80_plain") GTEST_SKIP() << "too slow, and begins nothing early";
+  for_all_dims({-1, -1}, [&](FoldSpec spec) {
+    spec.heads = 16;
+    spec.kv_heads = 8;
+    // The short sequence comes first: it is not that short, and both together are more than the cache holds.
+    const FoldInputs inputs = random_inputs(spec, {{1280, 2560, 0}, {1280, 9000, 0}}, 94);
+    const FoldResult in_a_row = fold_with(row(), inputs);
+    EXPECT_TRUE(fold_with(row(), inputs, {.tiles_per_task = 50}).same_bits(in_a_row));
+  });
+}
+
+// Query tiles in a row whose key tiles come as several runs.
+TEST_P(CudaFoldTest, SeveralKeyRunsInARow) {
+  if (row().name == "sm80_plain") GTEST_SKIP() << "too slow, and begins nothing early";
+  for_all_dims({-1, -1}, [&](FoldSpec spec) {
+    spec.heads = 48;
+    spec.kv_heads = 1;
+    CudaSequence sequence(row(), random_inputs(spec, {{1500, 1000, 0}}, 95));
+    sequence.make_results(3);
+    sequence.enqueue_all(0);
+    std::vector<CudaSequence::Tiles> ones;
+    for (std::int64_t i = 0; i < sequence.tiles(); ++i) ones.push_back({i, 1});
+    sequence.enqueue(ones, false, 1);
+    sequence.enqueue({{0, 3}}, false, -1);
+    sequence.enqueue({{3, sequence.tiles() - 3}}, true, 2);
+    sequence.wait();
+    EXPECT_EQ(sequence.result(1), sequence.result(0));
+    EXPECT_EQ(sequence.result(2), sequence.result(0));
   });
 }
 

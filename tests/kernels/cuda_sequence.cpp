@@ -42,10 +42,13 @@ CudaSequence::CudaSequence(const KernelRow& row, const FoldInputs& inputs, const
 CudaSequence::Placed CudaSequence::place(const TensorView& dense) const {
   Placed placed;
   placed.view = dense;
-  placed.view.head_stride = dense.dim + placement_.extra;
-  placed.view.token_stride = dense.heads * placed.view.head_stride + placement_.extra;
+  const std::int64_t row = dense.dim + placement_.extra;
+  const std::int64_t rows = (placement_.heads_outside ? dense.tokens : dense.heads) * row + placement_.extra;
+  placed.view.head_stride = placement_.heads_outside ? rows : row;
+  placed.view.token_stride = placement_.heads_outside ? row : rows;
   const std::size_t element = size_of(dense.dtype);
-  const auto elements = static_cast<std::size_t>(dense.tokens * placed.view.token_stride + placement_.shift);
+  const std::int64_t outside = placement_.heads_outside ? dense.heads : dense.tokens;
+  const auto elements = static_cast<std::size_t>(outside * rows + placement_.shift);
   std::vector<std::byte> host(elements * element, std::byte{0xff});
   for (std::int64_t token = 0; dense.data != nullptr && token < dense.tokens; ++token) {
     for (std::int64_t head = 0; head < dense.heads; ++head) {

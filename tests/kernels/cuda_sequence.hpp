@@ -18,6 +18,7 @@ struct CudaPlacement {
   std::int64_t extra = 0;       // elements behind each head and each token
   std::int64_t first_tile = 0;  // tiles that the keys lie behind position 0; queries move with them
   std::int64_t sources = 1;     // that the tiles are mapped to in turn
+  bool heads_outside = false;   // [heads, tokens, dim]
 };
 
 class CudaSequence {
