@@ -367,6 +367,41 @@ TEST_P(CudaFoldTest, LongBehindShortTiles) {
   });
 }
 
+// Sixteen heads of the same keys: CTAs may share every walk, and there is more of it than they do at a time.
+TEST_P(CudaFoldTest, ManyHeadsOfTheSameKeys) {
+  if (row().name == "sm80_plain") GTEST_SKIP() << "too slow, and shares nothing";
+  std::vector<SequenceShape> sequences;
+  for (int i = 0; i < 3; ++i) {
+    for (const SequenceShape& shape : {SequenceShape{1, 1, 0},
+                                       {200, 350, 150},
+                                       {64, 64, 0},
+                                       {0, 90, 0},
+                                       {77, 77, 0},
+                                       {640, 641, 1},
+                                       {3, 1000, 997},
+                                       {129, 129, -40}}) {
+      sequences.push_back(shape);
+    }
+  }
+  for_all_dims({-1, 0}, [&](FoldSpec spec) {
+    spec.heads = 16;
+    spec.kv_heads = 1;
+    FoldInputs inputs = random_inputs(spec, sequences, 96);
+    const FoldInputs few = random_inputs(spec, {{77, 77, 0}, {150, 250, 100}}, 97);
+    const FoldResult result = fold_with(row(), few);
+    EXPECT_EQ(check_accuracy(few, result.out, result.lse), "");
+    for (const Mask& mask : {Mask{-1, 0}, Mask{-1, -1}, Mask{100, 20}}) {
+      inputs.spec.mask = mask;
+      SCOPED_TRACE(describe(inputs.spec));
+      const FoldResult whole = fold_with(row(), inputs);
+      EXPECT_TRUE(fold_with(row(), inputs, {.tiles_per_task = 1000, .separate_finish = true}).same_bits(whole));
+      EXPECT_TRUE(fold_with(row(), inputs, {.tiles_per_task = 3, .run_rows = 100, .shuffle = 8}).same_bits(whole));
+      const Arrangement fetched_by_threads{.shuffle = 7, .sources = 5, .odd_keys = true};
+      EXPECT_TRUE(fold_with(row(), inputs, fetched_by_threads).same_bits(whole));
+    }
+  });
+}
+
 // Query tiles in a row whose key tiles come as several runs.
 TEST_P(CudaFoldTest, SeveralKeyRunsInARow) {
   if (row().name == "sm80_plain") GTEST_SKIP() << "too slow, and begins nothing early";
