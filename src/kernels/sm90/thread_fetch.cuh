@@ -67,7 +67,7 @@ __device__ __forceinline__ void fetch_by_threads(const HopperParams& params, con
     publish();
     if (thread == 0) barrier_arrive(map.q_full(round.stage()));
     if (tiles < 0) return;
-    const int wanted = wanted_with<C>(tiles);
+    const int wanted = wanted_with(tiles);
     for (int i = 0; i < tiles; ++i, ring.advance()) {
       if (thread == 0 && i == wanted) barrier_arrive(map.work_wanted());
       const TilePlace tile = find_tile<C>(p, work, i);
