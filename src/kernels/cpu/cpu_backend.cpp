@@ -38,6 +38,10 @@ void CpuBackend::copy_rows(void* target, std::int64_t target_stride, const void*
   }
 }
 
+void CpuBackend::fill_bytes(void* target, std::uint8_t value, std::size_t bytes, Stream) {
+  if (bytes > 0) std::memset(target, value, bytes);
+}
+
 Mark CpuBackend::mark(Stream) {
   marks_.push_back(std::chrono::steady_clock::now());
   return static_cast<Mark>(marks_.size()) - 1;
