@@ -363,7 +363,17 @@ TEST_P(CudaFoldTest, LongBehindShortTiles) {
     // The short sequence comes first: it is not that short, and both together are more than the cache holds.
     const FoldInputs inputs = random_inputs(spec, {{1280, 2560, 0}, {1280, 9000, 0}}, 94);
     const FoldResult in_a_row = fold_with(row(), inputs);
+    EXPECT_TRUE(std::ranges::none_of(in_a_row.lse, [](float x) { return std::isnan(x); }));
     EXPECT_TRUE(fold_with(row(), inputs, {.tiles_per_task = 50}).same_bits(in_a_row));
+    // Sections of heads, and query tiles that are left for last.
+    const FoldInputs causal = [&] {
+      FoldSpec of = spec;
+      of.mask = {-1, 0};
+      return random_inputs(of, {{7000, 7000, 0}}, 98);
+    }();
+    const FoldResult whole = fold_with(row(), causal);
+    EXPECT_TRUE(std::ranges::none_of(whole.lse, [](float x) { return std::isnan(x); }));
+    EXPECT_TRUE(fold_with(row(), causal, {.tiles_per_task = 30}).same_bits(whole));
   });
 }
 
@@ -394,6 +404,7 @@ TEST_P(CudaFoldTest, ManyHeadsOfTheSameKeys) {
       inputs.spec.mask = mask;
       SCOPED_TRACE(describe(inputs.spec));
       const FoldResult whole = fold_with(row(), inputs);
+      EXPECT_TRUE(std::ranges::none_of(whole.lse, [](float x) { return std::isnan(x); }));
       EXPECT_TRUE(fold_with(row(), inputs, {.tiles_per_task = 1000, .separate_finish = true}).same_bits(whole));
       EXPECT_TRUE(fold_with(row(), inputs, {.tiles_per_task = 3, .run_rows = 100, .shuffle = 8}).same_bits(whole));
       const Arrangement fetched_by_threads{.shuffle = 7, .sources = 5, .odd_keys = true};

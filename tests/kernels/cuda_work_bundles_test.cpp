@@ -2,6 +2,10 @@
 // Bundles of work items, checked on the host: every item's heads once, in the order in which they should start.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <limits>
+
+#include "kernels/cuda/work_order.hpp"
 #include "kernels/registry.hpp"
 #include "tests/kernels/work_tables.hpp"
 
@@ -111,6 +115,39 @@ TEST_F(WorkBundles, LongestFirst) {
       const std::span bundles(built.at<WorkBundle>(built.layout.bundles), 3 * kOfSequence);
       expect_order(built, bundles, [&](std::size_t i) { return cache == 1 ? bundles[i].item / 16 : 0; });
       EXPECT_EQ(built.layout.early_count == built.layout.bundle_count, mask == Mask(-1, -1));
+    }
+  }
+}
+
+// Sections are of equally many heads, as many as the cache holds.
+TEST_F(WorkBundles, SectionsDivideTheHeads) {
+  WorkShape shape = kBundleShapes[0];
+  const HostTask task = whole_task(shape, 1, 1024);
+  FoldSpec spec = testing::make_spec(Dtype::kBf16, 12, 6, 64, {-1, 0});
+  const std::int64_t head_bytes = std::int64_t{1024} * (64 + 64) * 2;
+  for (const auto& [heads, expected] : {std::pair{6, 6}, {5, 3}, {4, 3}, {3, 3}, {2, 2}, {1, 1}, {0, 1}}) {
+    shape.cache_bytes = heads * head_bytes;
+    EXPECT_EQ(build(spec, task.task, shape).layout.section_heads, 2 * expected) << heads;
+  }
+}
+
+TEST(WorkOrder, EveryPieceAndHeadOnce) {
+  constexpr int kPieces = 7;
+  constexpr int kHeads = 6;
+  for (int early = 0; early <= kPieces; ++early) {
+    for (const int section : {1, 2, 3, 6}) {
+      int last_section = 0;
+      std::vector<int> visits(kPieces * kHeads, 0);
+      for (int index = 0; index < kPieces * kHeads; ++index) {
+        const WorkPlace place = work_place(early, kHeads, section, index);
+        ASSERT_TRUE(place.piece >= 0 && place.piece < kPieces && place.head >= 0 && place.head < kHeads);
+        ++visits[static_cast<std::size_t>(place.piece * kHeads + place.head)];
+        ASSERT_EQ(place.piece < early, index < early * kHeads);
+        if (place.piece >= early) continue;
+        ASSERT_GE(place.head / section, last_section);
+        last_section = place.head / section;
+      }
+      EXPECT_EQ(visits, std::vector<int>(visits.size(), 1)) << early << ", " << section;
     }
   }
 }

@@ -3,6 +3,8 @@
 // folds, in order; the longest first; and which tasks have the same ones.
 #include <gtest/gtest.h>
 
+#include <cstring>
+
 #include "base/error.hpp"
 #include "tests/kernels/work_tables.hpp"
 
@@ -63,7 +65,7 @@ TEST(WorkItems, RowsThatNothingHappensToAreLeftOut) {
 }
 
 TEST(WorkItems, LongestFirst) {
-  // One long causal sequence, then a batch whose sequences fill the cache one by one.
+  // A batch of causal sequences, in the cache together, or filling it one by one.
   for (const std::int64_t cache : {std::int64_t{1} << 40, std::int64_t{1}}) {
     WorkShape shape = kShapes[0];
     shape.cache_bytes = cache;
@@ -74,7 +76,7 @@ TEST(WorkItems, LongestFirst) {
     EXPECT_EQ(built.layout.section_heads, cache == 1 ? 4 : 8);
     const std::span items(built.at<WorkItem>(built.layout.items), 24);
     expect_order(built, items, [&](std::size_t i) { return cache == 1 ? items[i].run_begin : 0; });
-    EXPECT_EQ(built.layout.early_count, 21);  // of each sequence the first item
+    EXPECT_EQ(built.layout.early_count, 21);  // all but the first item of each sequence
   }
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cpu/cpu_backend.hpp"
 
+#include <algorithm>
 #include <cstring>
 
 #ifdef _OPENMP
@@ -39,7 +40,15 @@ void CpuBackend::copy_rows(void* target, std::int64_t target_stride, const void*
 }
 
 void CpuBackend::fill_bytes(void* target, std::uint8_t value, std::size_t bytes, Stream) {
-  if (bytes > 0) std::memset(target, value, bytes);
+  // By all threads: those that will write it are on all NUMA nodes.
+  constexpr std::size_t kPiece = std::size_t{1} << 20;
+  auto* const to = static_cast<std::byte*>(target);
+  const auto pieces = static_cast<std::int64_t>((bytes + kPiece - 1) / kPiece);
+#pragma omp parallel for num_threads(threads_) schedule(static)
+  for (std::int64_t i = 0; i < pieces; ++i) {
+    const std::size_t at = static_cast<std::size_t>(i) * kPiece;
+    std::memset(to + at, value, std::min(kPiece, bytes - at));
+  }
 }
 
 Mark CpuBackend::mark(Stream) {

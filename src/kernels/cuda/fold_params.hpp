@@ -82,8 +82,8 @@ struct FoldParams {
 
   std::int64_t mask_left, mask_right;  // −1: unlimited
   std::int32_t heads, kv_heads;
-  std::int32_t section_heads;  // query heads that are folded at a time, so that their K and V stay in the L2 cache
-  std::int32_t early_count;    // items, or bundles, that are folded in sections; the others come last (work_order.cuh)
+  std::int32_t section_heads;  // query heads that early pieces are folded for at a time: K and V stay in the L2 cache
+  std::int32_t early_count;    // items, or bundles, that are folded in sections; the others come last (work_order.hpp)
   std::int32_t head_dim, head_dim_v;
   std::int32_t dtype;  // a ringattn::Dtype
   float softmax_scale;

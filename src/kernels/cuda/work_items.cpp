@@ -51,7 +51,7 @@ std::int64_t most_items(const WorkShape& shape, const FoldLimits& limits) {
   return std::min(limits.rows, limits.rows / shape.item_rows + 2 * limits.query_runs);
 }
 
-// The last bundle of a sequence may lack units.
+// The first bundle of a sequence may lack units.
 std::int64_t most_bundles(const FoldSpec& spec, const WorkShape& shape, const FoldLimits& limits) {
   if (shape.units == 1) return 0;
   return most_items(shape, limits) * (spec.heads / spec.kv_heads) / shape.units + limits.sequences;
@@ -225,8 +225,9 @@ void WorkBuilder::bundle(const FoldSpec& spec, const WorkShape& shape, std::size
 }
 
 // CTAs run out of work when the last pieces of all are folded. So those should be short, and there should be enough of
-// them to make up for the differences that longer ones leave: short pieces of all sections, but not so many that it
-// matters what the cache holds then. `most`: tiles of the longest piece. Returns how many pieces come before.
+// them to make up for the differences that longer ones leave: short pieces of all sections, but only about as many as
+// that takes, as they are not folded by what the cache holds. `most`: tiles of the longest piece. Returns how many
+// pieces come before.
 std::int32_t WorkBuilder::leave_for_last(const WorkShape& shape, std::int64_t heads, std::int64_t most) {
   const std::int64_t longest = std::min(most / kLastPiece, static_cast<std::int64_t>(places_.size()) - 1);
   std::fill_n(places_.begin(), longest + 1, 0);

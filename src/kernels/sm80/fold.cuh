@@ -9,7 +9,7 @@
 #pragma once
 
 #include "kernels/cuda/fold_params.hpp"
-#include "kernels/cuda/work_order.cuh"
+#include "kernels/cuda/work_order.hpp"
 #include "kernels/sm80/config.hpp"
 #include "kernels/sm80/tile_copy.cuh"
 #include "kernels/sm80/tile_step.cuh"
@@ -234,7 +234,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas) fold_kernel(const __gri
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ cuda::WorkItem item;  // not in registers: most of it is wanted at both ends only
 
-  const cuda::WorkPlace place = cuda::work_place(p, p.heads, p.section_heads, static_cast<int>(blockIdx.x));
+  const cuda::WorkPlace place = cuda::work_place(p.early_count, p.heads, p.section_heads, static_cast<int>(blockIdx.x));
   const int head = place.head;
   if (threadIdx.x == 0) item = p.items[place.piece];
   __syncthreads();

@@ -59,7 +59,7 @@ __device__ __forceinline__ void fetch_queries(const HopperParams& params, const 
 
 // K or V of a tile.
 template <class C, int kColumns, int kBox>
-__device__ __forceinline__ void load_keys(std::uint32_t target, const CUtensorMap* from, std::uint32_t barrier,
+__device__ __forceinline__ void load_tile(std::uint32_t target, const CUtensorMap* from, std::uint32_t barrier,
                                           int head, int row) {
 #pragma unroll
   for (int column = 0; column < kColumns; column += kBox) {
@@ -70,7 +70,6 @@ __device__ __forceinline__ void load_keys(std::uint32_t target, const CUtensorMa
 
 template <class C>
 __device__ __forceinline__ void fetch(const HopperParams& params, const SharedMap<C>& map, unsigned char* shared) {
-  using Map = SharedMap<C>;
   const cuda::FoldParams& p = params.fold;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   RingCursor<C::kRounds> round;
@@ -89,7 +88,7 @@ __device__ __forceinline__ void fetch(const HopperParams& params, const SharedMa
     // Of one lane: the copies of a tile's K, and of its V.
     const auto copy_k = [&](const TileBox& tile, std::uint32_t stage) {
       barrier_arrive_expect(map.k_full(stage), C::kKBytes);
-      load_keys<C, C::kDim, C::kBoxColumns>(map.k(stage), &params.k[tile.source], map.k_full(stage), kv_head, tile.row);
+      load_tile<C, C::kDim, C::kBoxColumns>(map.k(stage), &params.k[tile.source], map.k_full(stage), kv_head, tile.row);
     };
     const auto copy_v = [&](const TileBox& tile, std::uint32_t stage) {
       // Rows past the sequence's end belong to somebody else: their V must not reach a product with 0.
@@ -100,7 +99,7 @@ __device__ __forceinline__ void fetch(const HopperParams& params, const SharedMa
         if (tails > 0) barrier_wait(map.tail_done(), (tails - 1) & 1U);
       }
       barrier_arrive_expect(landed, C::kVBytes);
-      load_keys<C, C::kDimV, C::kBoxColumnsV>(map.v(stage), &params.v[tile.source], landed, kv_head, tile.row);
+      load_tile<C, C::kDimV, C::kBoxColumnsV>(map.v(stage), &params.v[tile.source], landed, kv_head, tile.row);
       if (!whole) {
         store_number(map.tail(), static_cast<int>(stage));
         store_number(map.tail() + 4, tile.keys);

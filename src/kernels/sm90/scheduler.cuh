@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// The warp that decides what a CTA folds next. CTAs take from one counter, as late as they can: what one has taken
-// nobody else can take who is done sooner. Of CTAs that walk side by side the first one takes, and sends the others
-// word.
+// The warp that decides what a CTA folds next. CTAs take from one counter, and late: what one has taken nobody else can
+// take who is done sooner.
 #pragma once
 
-#include "kernels/cuda/work_order.cuh"
+#include "kernels/cuda/work_order.hpp"
 #include "kernels/sm90/shared_map.cuh"
 
 namespace ringattn::sm90 {
 
-// So many tiles of a round are still to be fetched when the next one is taken, at most: early enough for its tables and
-// its Q.
+// So many tiles of a round come behind the one that is fetched next when the next round is taken: early enough for its
+// tables and its Q. Rounds that are no longer than that are not waited for: their next one is taken at once.
 inline constexpr int kTilesAhead = 4;
 
 // With which of a round's tiles the scheduler is told so; −1: with none, as the round is short.
@@ -74,7 +73,7 @@ __device__ __forceinline__ void schedule(const cuda::FoldParams& p, const Shared
     if (round >= C::kRounds) barrier_wait(map.q_empty(cursor.stage()), cursor.parity() ^ 1U);
     const bool any = index < all_work;
     if (any) {
-      const cuda::WorkPlace place = cuda::work_place(p, p.kv_heads, p.section_heads / group, index);
+      const cuda::WorkPlace place = cuda::work_place(p.early_count, p.kv_heads, p.section_heads / group, index);
       const cuda::WorkBundle& bundle = p.bundles[place.piece];
       const int kv_head = place.head;
       tiles = bundle.tiles;

@@ -6,6 +6,12 @@
 
 #include "kernels/cuda/fold_params.hpp"
 
+#ifdef __CUDACC__
+#define RINGATTN_HOST_DEVICE __host__ __device__
+#else
+#define RINGATTN_HOST_DEVICE
+#endif
+
 namespace ringattn::cuda {
 
 struct WorkPlace {
@@ -14,10 +20,10 @@ struct WorkPlace {
 };
 
 // The index-th of pieces × `heads`, in sections of `section_heads`.
-__device__ __forceinline__ WorkPlace work_place(const FoldParams& p, int heads, int section_heads, int index) {
-  const int early = p.early_count * heads;
-  if (index >= early) return {p.early_count + (index - early) / heads, (index - early) % heads};
-  const int section_work = p.early_count * section_heads;
+RINGATTN_HOST_DEVICE inline WorkPlace work_place(int early_count, int heads, int section_heads, int index) {
+  const int early = early_count * heads;
+  if (index >= early) return {early_count + (index - early) / heads, (index - early) % heads};
+  const int section_work = early_count * section_heads;
   const int in_section = index % section_work;
   return {in_section / section_heads, index / section_work * section_heads + in_section % section_heads};
 }
