@@ -96,7 +96,7 @@ LoadedJob::LoadedJob(const JobInput& input, Attention& attention, Transport& wor
     result_.lse = backend.allocate(bytes_of(q_rows, spec.heads, 1, sizeof(float)));
     workspace_ = backend.allocate(attention.workspace_bytes());
     // A row that is handed out without having been written shows: it is NaN, not what an earlier job left there.
-    constexpr std::uint8_t kUnwritten = 0xff;
+    constexpr std::byte kUnwritten{0xff};
     for (const Buffer* buffer : {&result_.out, &result_.lse}) {
       backend.fill_bytes(buffer->data(), kUnwritten, buffer->bytes(), backend.stream());
     }

@@ -5,11 +5,7 @@
 
 #include <cstdint>
 
-#if defined(__CUDACC__)
-#define RINGATTN_HOST_DEVICE __host__ __device__
-#else
-#define RINGATTN_HOST_DEVICE
-#endif
+#include "base/host_device.hpp"
 
 namespace ringattn {
 

@@ -146,7 +146,7 @@ class Backend {
   virtual void copy_rows(void* target, std::int64_t target_stride, const void* source, std::int64_t source_stride,
                          std::int64_t row_bytes, std::int64_t rows, Stream stream) = 0;
   // Sets `bytes` bytes to `value`. Ordered on `stream`.
-  virtual void fill_bytes(void* target, std::uint8_t value, std::size_t bytes, Stream stream) = 0;
+  virtual void fill_bytes(void* target, std::byte value, std::size_t bytes, Stream stream) = 0;
   // Fills `rows`, [total_tokens(runs), heads, dim] of the backend's memory, with synthetic input
   // (kernels/synthetic.hpp); every backend makes the same bits. Ordered on `stream`; `runs` is read before it returns.
   virtual void fill_synthetic(std::uint64_t seed, SyntheticTensor tensor, std::span<const PackedRun> runs,

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "base/philox.hpp"
+#include "base/host_device.hpp"
 
 namespace ringattn {
 

@@ -27,8 +27,8 @@ TEST(CpuBackend, CopiesStridedRows) {
   backend.copy_rows(target.data(), 2, source.data(), 2, 2, 3, {});
   EXPECT_EQ(std::string(target.begin(), target.end()), "abcdef..");
   backend.copy_rows(target.data(), 2, nullptr, 2, 2, 0, {});
-  backend.fill_bytes(target.data() + 1, 'x', 3, {});
-  backend.fill_bytes(nullptr, 'x', 0, {});
+  backend.fill_bytes(target.data() + 1, std::byte{'x'}, 3, {});
+  backend.fill_bytes(nullptr, std::byte{'x'}, 0, {});
   EXPECT_EQ(std::string(target.begin(), target.end()), "axxxef..");
   EXPECT_EQ(backend.allocate(100).kind(), MemoryKind::kHost);
   EXPECT_FALSE(backend.identity().empty());

@@ -119,12 +119,9 @@ void CudaSequence::enqueue(const std::vector<Tiles>& runs, bool resume, int resu
 }
 
 void CudaSequence::clear_results() {
-  const auto clear = [](DeviceArray& memory) {
-    memory.write(std::vector<std::byte>(memory.read().size(), std::byte{0xff}));
-  };
   for (Output& output : outputs_) {
-    clear(*output.out.memory);
-    clear(*output.lse);
+    output.out.memory->clear();
+    output.lse->clear();
   }
 }
 

@@ -14,7 +14,12 @@ class DeviceArray {
  public:
   // Filled with 0xff: NaN in every dtype.
   DeviceArray(Backend& backend, std::size_t size) : backend_(backend), buffer_(backend.allocate(size)), size_(size) {
-    write(std::vector<std::byte>(size, std::byte{0xff}));
+    clear();
+  }
+
+  void clear() {
+    backend_.fill_bytes(buffer_.data(), std::byte{0xff}, size_, backend_.stream());
+    wait();
   }
 
   void write(const std::vector<std::byte>& bytes) { copy(buffer_.data(), bytes.data(), bytes.size()); }
@@ -35,10 +40,10 @@ class DeviceArray {
  private:
   void copy(void* target, const void* source, std::size_t size) const {
     const auto bytes = static_cast<std::int64_t>(size);
-    const Stream stream = backend_.stream();
-    backend_.copy_rows(target, bytes, source, bytes, bytes, 1, stream);
-    backend_.synchronize(backend_.mark(stream), Deadline::after(60.0), {});
+    backend_.copy_rows(target, bytes, source, bytes, bytes, 1, backend_.stream());
+    wait();
   }
+  void wait() const { backend_.synchronize(backend_.mark(backend_.stream()), Deadline::after(60.0), {}); }
 
   Backend& backend_;
   Buffer buffer_;

@@ -21,8 +21,8 @@ class Bytes {
  public:
   Bytes(Backend& backend, std::size_t size)
       : backend_(backend), buffer_(backend.allocate(std::max<std::size_t>(size, 1))), size_(size) {
-    const std::vector<std::byte> poison(size, kPoison);
-    write(poison);
+    backend_.fill_bytes(buffer_.data(), kPoison, size, {});
+    wait_for(backend_);
   }
 
   void write(const std::vector<std::byte>& bytes) {

@@ -39,7 +39,7 @@ void CpuBackend::copy_rows(void* target, std::int64_t target_stride, const void*
   }
 }
 
-void CpuBackend::fill_bytes(void* target, std::uint8_t value, std::size_t bytes, Stream) {
+void CpuBackend::fill_bytes(void* target, std::byte value, std::size_t bytes, Stream) {
   // By all threads: those that will write it are on all NUMA nodes.
   constexpr std::size_t kPiece = std::size_t{1} << 20;
   auto* const to = static_cast<std::byte*>(target);
@@ -47,7 +47,7 @@ void CpuBackend::fill_bytes(void* target, std::uint8_t value, std::size_t bytes,
 #pragma omp parallel for num_threads(threads_) schedule(static)
   for (std::int64_t i = 0; i < pieces; ++i) {
     const std::size_t at = static_cast<std::size_t>(i) * kPiece;
-    std::memset(to + at, value, std::min(kPiece, bytes - at));
+    std::memset(to + at, std::to_integer<int>(value), std::min(kPiece, bytes - at));
   }
 }
 

@@ -63,10 +63,10 @@ void CudaBackend::fill_synthetic(std::uint64_t seed, SyntheticTensor tensor, std
   cuda::fill_synthetic(seed, tensor, runs, rows, stream);
 }
 
-void CudaBackend::fill_bytes(void* target, std::uint8_t value, std::size_t bytes, Stream stream) {
+void CudaBackend::fill_bytes(void* target, std::byte value, std::size_t bytes, Stream stream) {
   if (bytes == 0) return;
   const DeviceGuard guard(device_);
-  check_cuda(cudaMemsetAsync(target, value, bytes, cuda_stream(stream)), "cudaMemsetAsync");
+  check_cuda(cudaMemsetAsync(target, std::to_integer<int>(value), bytes, cuda_stream(stream)), "cudaMemsetAsync");
 }
 
 Mark CudaBackend::mark(Stream stream) {

@@ -15,7 +15,8 @@ namespace ringattn::cuda {
 namespace {
 
 constexpr std::size_t kTableAlignment = 256;
-// Of the longest piece: the longest that is left for last, and how much of such work each CTA should find.
+// What is left for last: pieces of at most a quarter of the longest one, and of such work about half of it for each
+// CTA.
 constexpr std::int64_t kLastPiece = 4;
 constexpr std::int64_t kLastWork = 2;
 // The section of what is left for last.

@@ -4,13 +4,7 @@
 // pieces, each for all heads.
 #pragma once
 
-#include "kernels/cuda/fold_params.hpp"
-
-#ifdef __CUDACC__
-#define RINGATTN_HOST_DEVICE __host__ __device__
-#else
-#define RINGATTN_HOST_DEVICE
-#endif
+#include "base/host_device.hpp"
 
 namespace ringattn::cuda {
 

@@ -63,7 +63,7 @@ __device__ __forceinline__ void schedule(const cuda::FoldParams& p, const Shared
   int tiles = 0;             // of the round before
   std::uint32_t wanted = 0;  // parity
   for (int round = 0;; ++round, cursor.advance()) {
-    if (tiles > kTilesAhead) {
+    if (wanted_with(tiles) >= 0) {
       barrier_wait(map.work_wanted(), wanted);
       wanted ^= 1U;
     }
