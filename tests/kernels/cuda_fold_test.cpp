@@ -6,55 +6,14 @@
 #include <cstring>
 #include <limits>
 
+#include "tests/kernels/cuda_fold_fixture.hpp"
 #include "tests/kernels/cuda_sequence.hpp"
-#include "tests/kernels/kernel_row_test.hpp"
 #include "tests/support/accuracy.hpp"
 
 namespace ringattn::testing {
 namespace {
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-
-struct Dims {
-  Dtype dtype;
-  int head_dim;
-  int head_dim_v;
-};
-constexpr Dims kDims[] = {{Dtype::kBf16, 64, 64},   {Dtype::kBf16, 96, 96},   {Dtype::kBf16, 128, 128},
-                          {Dtype::kBf16, 192, 128}, {Dtype::kBf16, 256, 256}, {Dtype::kF16, 64, 64},
-                          {Dtype::kF16, 96, 96},    {Dtype::kF16, 128, 128},  {Dtype::kF16, 192, 128},
-                          {Dtype::kF16, 256, 256},  {Dtype::kF32, 72, 40}};
-
-std::vector<KernelRow> cuda_rows() {
-  std::vector<KernelRow> rows;
-  for (const KernelRow& row : kernel_table()) {
-    if (row.backend == "cuda") rows.push_back(row);
-  }
-  return rows;
-}
-
-// Whether no element is as it was before the fold: NaN, which finite inputs don't give.
-bool all_written(const FoldResult& result, Dtype dtype) {
-  const auto nan = [](float x) { return std::isnan(x); };
-  for (std::size_t at = 0; at < result.out.size(); at += size_of(dtype)) {
-    if (nan(load_element(result.out.data() + at, dtype))) return false;
-  }
-  return std::ranges::none_of(result.lse, nan);
-}
-
-class CudaFoldTest : public KernelRowTest {
- protected:
-  // Calls check(spec) for all dims that the row can do.
-  template <typename Check>
-  void for_all_dims(const Mask& mask, Check check) {
-    for (const Dims& dims : kDims) {
-      FoldSpec spec = make_spec(dims.dtype, 4, 2, dims.head_dim, mask, dims.head_dim_v);
-      if (!cannot_run(row(), spec).empty()) continue;
-      SCOPED_TRACE(describe(spec));
-      check(spec);
-    }
-  }
-};
 
 // Every compiled configuration against the oracle, and cut into tasks; the tables of other tests know head_dim 64 best.
 TEST_P(CudaFoldTest, EveryConfiguration) {
@@ -324,121 +283,7 @@ TEST_P(CudaFoldTest, ScalesOfZeroAndBelow) {
   });
 }
 
-// More work than the device does at a time: one query tile is begun while the one before it is finished, which a job in
-// several tasks never does. Logits of 1e9 leave exponents that are wrong by dozens, whatever the reference.
-TEST_P(CudaFoldTest, TilesInARow) {
-  constexpr std::int64_t kLengths[] = {64, 128, 200, 64, 320, 1, 256, 77, 640, 0, 64, 129};
-  std::vector<SequenceShape> sequences;
-  std::int64_t query_tiles = 0;
-  for (std::size_t i = 0; i < 80; ++i) {
-    const std::int64_t n = kLengths[i % std::size(kLengths)];
-    query_tiles += (n + 63) / 64;
-    sequences.push_back(i % 7 == 3 ? SequenceShape{n, n + 150, 150} : SequenceShape{n, n, 0});
-  }
-  // Of four heads, three at a time, on 132 multiprocessors.
-  ASSERT_GT(query_tiles * 4 / 3, 2 * 132);
-  const auto check = [&](const FoldInputs& inputs) {
-    const FoldResult in_a_row = fold_with(row(), inputs);
-    return fold_with(row(), inputs, {.tiles_per_task = 1000, .separate_finish = true}).same_bits(in_a_row);
-  };
-  for_all_dims({-1, 0}, [&](const FoldSpec& spec) {
-    FoldInputs inputs = random_inputs(spec, sequences, 93);
-    EXPECT_TRUE(check(inputs));
-    const Arrangement fetched_by_threads{.shuffle = 7, .sources = 5, .odd_keys = true};
-    EXPECT_TRUE(fold_with(row(), inputs, fetched_by_threads).same_bits(fold_with(row(), inputs)));
-    inputs.spec.mask = {-1, -1};
-    EXPECT_TRUE(check(inputs)) << "full";
-    inputs.spec.mask = {100, 20};
-    inputs.spec.sinks = true;
-    inputs.sinks = {0.5F, -1.0F, 2.0F, 0.0F};
-    EXPECT_TRUE(check(inputs)) << "window and sinks";
-    inputs.spec.mask = {-1, 0};
-    for (std::vector<std::byte>* tensor : {&inputs.q, &inputs.k}) {
-      for (std::size_t at = 0; at < tensor->size(); at += size_of(spec.dtype)) {
-        const float large = 3e4F * load_element(tensor->data() + at, spec.dtype);
-        store_element(tensor->data() + at, spec.dtype, std::clamp(large, -6e4F, 6e4F));  // fp16 ends at 65,504
-      }
-    }
-    EXPECT_TRUE(check(inputs)) << "logits of 1e9";
-  });
-}
-
-// A query tile of few key tiles, and, begun while that one is finished, one of so many that their sums close groups.
-TEST_P(CudaFoldTest, LongBehindShortTiles) {
-  if (row().name == "sm80_plain") GTEST_SKIP() << "too slow, and begins nothing early";
-  for_all_dims({-1, -1}, [&](FoldSpec spec) {
-    spec.heads = 16;
-    spec.kv_heads = 8;
-    // The short sequence comes first: it is not that short, and both together are more than the cache holds.
-    const FoldInputs inputs = random_inputs(spec, {{1280, 2560, 0}, {1280, 9000, 0}}, 94);
-    const FoldResult in_a_row = fold_with(row(), inputs);
-    EXPECT_TRUE(all_written(in_a_row, spec.dtype));
-    EXPECT_TRUE(fold_with(row(), inputs, {.tiles_per_task = 50}).same_bits(in_a_row));
-  });
-}
-
-// Sections of heads, as all K and V are more than the cache holds, and query tiles that are left for last.
-TEST_P(CudaFoldTest, SectionsOfHeads) {
-  if (row().name == "sm80_plain") GTEST_SKIP() << "too slow, and has no sections";
-  for_all_dims({-1, 0}, [&](FoldSpec spec) {
-    spec.heads = 16;
-    spec.kv_heads = 8;
-    const FoldInputs inputs = random_inputs(spec, {{7000, 7000, 0}}, 98);
-    const FoldResult whole = fold_with(row(), inputs);
-    EXPECT_TRUE(all_written(whole, spec.dtype));
-    EXPECT_TRUE(fold_with(row(), inputs, {.tiles_per_task = 30}).same_bits(whole));
-  });
-}
-
-// Sixteen heads of the same keys, of many sequences: more work than the device does at a time, cut and brought any way.
-TEST_P(CudaFoldTest, ManyHeadsOfTheSameKeys) {
-  if (row().name == "sm80_plain") GTEST_SKIP() << "too slow";
-  const SequenceShape shapes[] = {{1, 1, 0},   {200, 350, 150}, {64, 64, 0},    {0, 90, 0},
-                                  {77, 77, 0}, {640, 641, 1},   {3, 1000, 997}, {129, 129, -40}};
-  std::vector<SequenceShape> sequences;
-  for (int i = 0; i < 3; ++i) sequences.insert(sequences.end(), std::begin(shapes), std::end(shapes));
-  for_all_dims({-1, 0}, [&](FoldSpec spec) {
-    spec.heads = 16;
-    spec.kv_heads = 1;
-    FoldInputs inputs = random_inputs(spec, sequences, 96);
-    const FoldInputs few = random_inputs(spec, {{77, 77, 0}, {150, 250, 100}}, 97);
-    const FoldResult result = fold_with(row(), few);
-    EXPECT_EQ(check_accuracy(few, result.out, result.lse), "");
-    for (const Mask& mask : {Mask{-1, 0}, Mask{-1, -1}, Mask{100, 20}}) {
-      inputs.spec.mask = mask;
-      SCOPED_TRACE(describe(inputs.spec));
-      const FoldResult whole = fold_with(row(), inputs);
-      EXPECT_TRUE(all_written(whole, spec.dtype));
-      EXPECT_TRUE(fold_with(row(), inputs, {.tiles_per_task = 1000, .separate_finish = true}).same_bits(whole));
-      EXPECT_TRUE(fold_with(row(), inputs, {.tiles_per_task = 3, .run_rows = 100, .shuffle = 8}).same_bits(whole));
-      const Arrangement fetched_by_threads{.shuffle = 7, .sources = 5, .odd_keys = true};
-      EXPECT_TRUE(fold_with(row(), inputs, fetched_by_threads).same_bits(whole));
-    }
-  });
-}
-
-// Query tiles in a row whose key tiles come as several runs.
-TEST_P(CudaFoldTest, SeveralKeyRunsInARow) {
-  if (row().name == "sm80_plain") GTEST_SKIP() << "too slow, and begins nothing early";
-  for_all_dims({-1, -1}, [&](FoldSpec spec) {
-    spec.heads = 48;
-    spec.kv_heads = 1;
-    CudaSequence sequence(row(), random_inputs(spec, {{1500, 1000, 0}}, 95));
-    sequence.make_results(3);
-    sequence.enqueue_all(0);
-    std::vector<CudaSequence::Tiles> ones;
-    for (std::int64_t i = 0; i < sequence.tiles(); ++i) ones.push_back({i, 1});
-    sequence.enqueue(ones, false, 1);
-    sequence.enqueue({{0, 3}}, false, -1);
-    sequence.enqueue({{3, sequence.tiles() - 3}}, true, 2);
-    sequence.wait();
-    EXPECT_EQ(sequence.result(1), sequence.result(0));
-    EXPECT_EQ(sequence.result(2), sequence.result(0));
-  });
-}
-
-INSTANTIATE_TEST_SUITE_P(Kernels, CudaFoldTest, ::testing::ValuesIn(cuda_rows()),
-                         [](const auto& test) { return std::string(test.param.name); });
+RINGATTN_FOR_EVERY_CUDA_KERNEL(CudaFoldTest);
 
 }  // namespace
 }  // namespace ringattn::testing

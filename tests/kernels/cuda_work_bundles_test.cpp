@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bundles of work items, checked on the host: every item's heads once, in the order in which they should start.
+// Bundles of work items, checked on the host: every item's heads once, in the order in which they should start, and for
+// how many CTAs.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -20,13 +21,14 @@ class WorkBundles : public ::testing::Test {
     ASSERT_LE(built.layout.bytes, built.memory.size());
     const auto* items = built.at<WorkItem>(built.layout.items);
     const int group = spec.heads / spec.kv_heads;
+    const int units = shape.units * built.layout.walk_ctas;
     std::vector<int> visits(static_cast<std::size_t>(built.layout.item_count * group), 0);
     for (std::int32_t i = 0; i < built.layout.bundle_count; ++i) {
       const WorkBundle& bundle = built.at<WorkBundle>(built.layout.bundles)[i];
       ASSERT_GE(bundle.units, 1);
-      ASSERT_LE(bundle.units, shape.units);
+      ASSERT_LE(bundle.units, units);
       ASSERT_LT(bundle.head, group);
-      if (bundle.units < shape.units) {  // the first one of its sequence
+      if (bundle.units < units) {  // the first one of its sequence
         EXPECT_EQ(bundle.head, 0);
         EXPECT_TRUE(bundle.item == 0 ||
                     sequence_of(host, items[bundle.item - 1]) != sequence_of(host, items[bundle.item]));
@@ -177,6 +179,28 @@ TEST_F(WorkBundles, EnoughIsLeftForLast) {
       EXPECT_GT(work, enough);
     }
   }
+}
+
+// Side by side unless CTAs would too often have nothing to fold: at the ends of short causal walks, or all along.
+TEST_F(WorkBundles, SideBySideWhereThatPays) {
+  const WorkShape& shape = kBundleShapes[2];
+  const auto walk_ctas = [&](const Mask& mask, int group, int sequences, std::int64_t tokens) {
+    return build(spec_of(group, mask), whole_task(shape, sequences, tokens).task, shape).layout.walk_ctas;
+  };
+  for (const int group : {1, 4}) {
+    EXPECT_EQ(walk_ctas({-1, -1}, group, 3, 4096), 2);
+    EXPECT_EQ(walk_ctas({-1, 0}, group, 3, 8192), 2);
+  }
+  EXPECT_EQ(walk_ctas({-1, 0}, 1, 3, 1024), 1);
+  EXPECT_EQ(walk_ctas({-1, 0}, 4, 3, 1024), 2);  // heads of the same rows
+  EXPECT_EQ(walk_ctas({-1, -1}, 1, 3, 128), 1);  // a CTA's units
+  EXPECT_EQ(walk_ctas({-1, -1}, 1, 3, 256), 2);
+  EXPECT_EQ(walk_ctas({-1, -1}, 1, 3, 1), 1);
+  EXPECT_EQ(walk_ctas({4000, 0}, 1, 1, 65536), 2);
+  EXPECT_EQ(walk_ctas({100, 0}, 1, 1, 65536), 1);
+  // Whatever the shape allows where it allows one.
+  EXPECT_EQ(build(spec_of(1, {-1, -1}), whole_task(kBundleShapes[0], 1, 4096).task, kBundleShapes[0]).layout.walk_ctas,
+            1);
 }
 
 // Nothing depends on how long the walks are against how many there are.

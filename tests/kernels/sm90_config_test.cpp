@@ -105,6 +105,15 @@ TEST(Sm90Config, DescribesItself) {
             "tile 3x64x128, 2 stages of keys, 224.0 KiB, 160 registers");
   EXPECT_EQ(describe(*choose_config(spec_of_dims(Dtype::kF16, 64, 64))),
             "tile 3x64x128 overlapped, 4 stages of keys, 176.0 KiB, 160 registers");
+  EXPECT_EQ(describe(*choose_config(spec_of_dims(Dtype::kBf16, 256, 256))),
+            "tile 2x64x80 overlapped, 2 CTAs side by side, 2 stages of keys, 224.0 KiB, 232 registers");
+}
+
+TEST(Sm90Config, SharesOfCtasFillPanels) {
+  for (const FoldConfig& config : kFoldConfigs) {
+    if (config.walk_ctas == 1) continue;
+    for (const int dim : {config.head_dim, config.head_dim_v}) EXPECT_EQ(dim % (config.walk_ctas * kPanelColumns), 0);
+  }
 }
 
 TEST(Sm90Config, ListsWhatIsCompiled) {

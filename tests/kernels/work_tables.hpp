@@ -19,8 +19,8 @@ namespace ringattn::cuda {
 inline constexpr Mask kMasks[] = {{-1, -1}, {-1, 0}, {300, 0}, {40, 25}, {-1, 70}, {10, -1}};
 inline constexpr WorkShape kShapes[] = {
     {128, 128, 64, 1, 1 << 30}, {64, 64, 128, 1, 100'000}, {16, 1, 128, 1, 1 << 20}, {64, 64, 80, 2, 1 << 20, 132}};
-inline constexpr WorkShape kBundleShapes[] = {{64, 64, 128, 3, 1 << 20, 132},
-                                              {64, 64, 80, 2, std::int64_t{1} << 40, 7}};
+inline constexpr WorkShape kBundleShapes[] = {
+    {64, 64, 128, 3, 1 << 20, 132}, {64, 64, 80, 2, std::int64_t{1} << 40, 7}, {64, 64, 80, 2, 1 << 20, 132, 2}};
 
 struct HostTask {
   std::vector<QueryRun> queries;

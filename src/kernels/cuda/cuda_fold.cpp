@@ -139,6 +139,7 @@ class CudaFold final : public FoldKernel {
     p.tiles_done = p.taken + 1;
     p.keep_pace = layout.keep_pace;
     p.multiprocessors = multiprocessors_;
+    p.walk_ctas = layout.walk_ctas;
     p.scratch = reinterpret_cast<float*>(scratch_.data());
     p.section_heads = layout.section_heads;
     p.early_count = layout.early_count;

@@ -76,6 +76,7 @@ struct FoldParams {
   std::int32_t* taken;           // counter of work that CTAs have taken, 0 at the start and when the kernel ends
   std::int32_t* tiles_done;      // [multiprocessors]: how far CTAs are that keep pace; at the start 0, or as they left
   std::int32_t multiprocessors;  // of the device
+  std::int32_t walk_ctas;        // CTAs that fold a bundle side by side, each its part of the units
   float* scratch;                // what the kernel's CTAs keep outside their registers during a task
   float* state;                  // as the kernel lays it out
   std::int64_t rows;             // of q and of the state

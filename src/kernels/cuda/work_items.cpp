@@ -19,6 +19,8 @@ constexpr std::size_t kTableAlignment = 256;
 // CTA.
 constexpr std::int64_t kLastPiece = 4;
 constexpr std::int64_t kLastWork = 2;
+// CTAs walk side by side where, of so many tiles, at most one more is walked over than alone.
+constexpr std::int64_t kWorthwhile = 24;
 // The section of what is left for last.
 constexpr std::int32_t kLast = std::numeric_limits<std::int32_t>::max();
 
@@ -136,7 +138,7 @@ void WorkBuilder::reserve(const FoldSpec& spec, const WorkShape& shape, const Fo
   runs_.reserve(static_cast<std::size_t>(limits.key_runs));
 }
 
-void WorkBuilder::collect(const FoldSpec& spec, const FoldTask& task, const WorkShape& shape) {
+void WorkBuilder::collect(const FoldSpec& spec, const FoldTask& task, const WorkShape& shape, int units) {
   items_.clear();
   bundles_.clear();
   order_.clear();
@@ -182,21 +184,21 @@ void WorkBuilder::collect(const FoldSpec& spec, const FoldTask& task, const Work
         if (!range.empty()) keys.assign(range, first_entry, item);
         if (item.tiles == 0 && !all_rows) {
           items_.pop_back();
-        } else if (shape.units == 1) {
+        } else if (units == 1) {
           order_.push_back({section, item.tiles, static_cast<std::int32_t>(items_.size() - 1)});
         }
         begin = end;
       }
     }
-    if (shape.units > 1) bundle(spec, shape, first_item, section);
+    if (units > 1) bundle(spec, units, first_item, section);
   }
 }
 
 // Bundles the items of one sequence, [first_item, …), with all heads of a group: neighbours fold nearly the same tiles.
-void WorkBuilder::bundle(const FoldSpec& spec, const WorkShape& shape, std::size_t first_item, std::int32_t section) {
+void WorkBuilder::bundle(const FoldSpec& spec, int units_of_bundle, std::size_t first_item, std::int32_t section) {
   const auto group = static_cast<std::uint32_t>(spec.heads / spec.kv_heads);
   const auto units = static_cast<std::uint32_t>(items_.size() - first_item) * group;
-  const auto most = static_cast<std::uint32_t>(shape.units);
+  const auto most = static_cast<std::uint32_t>(units_of_bundle);
   // Where units don't come out even, it is the first bundle that lacks some: under a causal mask the shortest one.
   std::uint32_t count = units % most == 0 ? most : units % most;
   for (std::uint32_t unit = 0; unit < units; unit += count, count = most) {
@@ -225,17 +227,45 @@ void WorkBuilder::bundle(const FoldSpec& spec, const WorkShape& shape, std::size
   }
 }
 
+// Collects a task's work for CTAs that walk side by side, or, where they would too often have nothing to fold on the
+// way, for CTAs that walk alone. Returns how many share a bundle.
+std::int32_t WorkBuilder::choose_walk(const FoldSpec& spec, const FoldTask& task, const WorkShape& shape) {
+  collect(spec, task, shape, shape.units * shape.walk_ctas);
+  if (shape.walk_ctas == 1) return 1;
+  const int group = spec.heads / spec.kv_heads;
+  std::int64_t together = 0;  // tiles that CTAs walk over
+  std::int64_t alone = 0;
+  for (const WorkBundle& bundle : bundles_) {
+    together += std::int64_t{bundle.tiles} * shape.walk_ctas;
+    for (int unit = 0; unit < bundle.units; unit += shape.units) {
+      const auto item_of = [&](int n) { return static_cast<std::size_t>(bundle.item + (bundle.head + n) / group); };
+      const std::size_t last = item_of(std::min(unit + shape.units, bundle.units) - 1);
+      std::int64_t begin = bundle.first + bundle.tiles;
+      std::int64_t end = 0;
+      for (std::size_t i = item_of(unit); i <= last; ++i) {
+        if (items_[i].tiles == 0) continue;
+        begin = std::min(begin, items_[i].first);
+        end = std::max(end, items_[i].first + items_[i].tiles);
+      }
+      alone += std::max<std::int64_t>(0, end - begin);
+    }
+  }
+  if (together * kWorthwhile <= alone * (kWorthwhile + 1)) return shape.walk_ctas;
+  collect(spec, task, shape, shape.units);
+  return 1;
+}
+
 // CTAs run out of work when the last pieces of all are folded. So those should be short, and there should be enough of
 // them to make up for the differences that longer ones leave: short pieces of all sections, but only about as many as
-// that takes, as they are not folded by what the cache holds. `most`: tiles of the longest piece. Returns how many
-// pieces come before.
-std::int32_t WorkBuilder::leave_for_last(const WorkShape& shape, std::int64_t heads, std::int64_t most) {
+// that takes, as they are not folded by what the cache holds. `most`: tiles of the longest piece; `workers`: CTAs, or
+// clusters of them, that take pieces. Returns how many pieces come before.
+std::int32_t WorkBuilder::leave_for_last(std::int64_t workers, std::int64_t heads, std::int64_t most) {
   const std::int64_t longest = std::min(most / kLastPiece, static_cast<std::int64_t>(places_.size()) - 1);
   std::fill_n(places_.begin(), longest + 1, 0);
   for (const Order& order : order_) {
     if (order.tiles <= longest) ++places_[static_cast<std::size_t>(order.tiles)];
   }
-  std::int64_t room = shape.ctas * most / kLastWork;
+  std::int64_t room = workers * most / kLastWork;
   std::int64_t tiles = -1;  // of the longest that are left
   while (tiles < longest && room >= 0) {
     ++tiles;
@@ -320,7 +350,7 @@ bool TaskGeometry::fits(const FoldTask& task) const {
 
 TableLayout WorkBuilder::build(const FoldSpec& spec, const FoldTask& task, const WorkShape& shape,
                                std::span<std::byte> memory) {
-  collect(spec, task, shape);
+  const std::int32_t walk_ctas = choose_walk(spec, task, shape);
   const std::size_t far_sources = task.sources.size() > kNearSources ? task.sources.size() : 0;
   TableLayout layout =
       lay_out(runs_.size(), task.tiles.size(), far_sources, items_.size(), bundles_.size(), shape.ctas);
@@ -334,10 +364,12 @@ TableLayout WorkBuilder::build(const FoldSpec& spec, const FoldTask& task, const
   }
   layout.item_count = static_cast<std::int32_t>(items_.size());
   layout.bundle_count = static_cast<std::int32_t>(bundles_.size());
+  layout.walk_ctas = walk_ctas;
   if (items_.empty()) return layout;
   std::int64_t most_tiles = 0;
   for (const Order& order : order_) most_tiles = std::max<std::int64_t>(most_tiles, order.tiles);
-  layout.early_count = leave_for_last(shape, shape.units == 1 ? spec.heads : spec.kv_heads, most_tiles);
+  layout.early_count =
+      leave_for_last(shape.ctas / walk_ctas, shape.units == 1 ? spec.heads : spec.kv_heads, most_tiles);
   sort();
 
   const std::int64_t head_bytes =

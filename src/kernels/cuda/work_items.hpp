@@ -19,9 +19,10 @@ struct WorkShape {
   int item_rows;   // query rows of an item, at most
   int query_tile;  // FoldKernel::query_tile(); larger than 1: items are a run's parts of canonical tiles
   int key_tile;
-  int units = 1;                 // query tiles, of one KV head, that are folded side by side; 1: no bundles
+  int units = 1;                 // query tiles, of one KV head, that a CTA folds side by side; 1: no bundles
   std::int64_t cache_bytes = 0;  // K and V that are folded at a time should not exceed this
   std::int64_t ctas = 1;         // that work at a time, and should end together
+  int walk_ctas = 1;             // that may share a bundle, which then has as many times the units
 };
 
 // Where the tables lie in their memory, in bytes from its start.
@@ -37,6 +38,7 @@ struct TableLayout {
   std::int32_t bundle_count = 0;
   std::int32_t section_heads = 1;  // see FoldParams
   std::int32_t early_count = 0;    // see FoldParams
+  std::int32_t walk_ctas = 1;      // see FoldParams
   bool keep_pace = false;          // see FoldParams
 
   bool operator==(const TableLayout&) const = default;
@@ -84,9 +86,10 @@ class WorkBuilder {
     bool operator<(const Order& other) const { return tiles > other.tiles; }  // within a section
   };
 
-  void collect(const FoldSpec& spec, const FoldTask& task, const WorkShape& shape);
-  void bundle(const FoldSpec& spec, const WorkShape& shape, std::size_t first_item, std::int32_t section);
-  std::int32_t leave_for_last(const WorkShape& shape, std::int64_t heads, std::int64_t most);
+  void collect(const FoldSpec& spec, const FoldTask& task, const WorkShape& shape, int units);
+  void bundle(const FoldSpec& spec, int units, std::size_t first_item, std::int32_t section);
+  std::int32_t choose_walk(const FoldSpec& spec, const FoldTask& task, const WorkShape& shape);
+  std::int32_t leave_for_last(std::int64_t workers, std::int64_t heads, std::int64_t most);
   void sort();
   void sort_section(std::span<Order> section);
 

@@ -18,8 +18,9 @@ std::vector<std::string> fold_missing(const FoldSpec& spec) {
 }
 
 std::string describe(const FoldConfig& config) {
-  return fmt::format("tile {}x{}x{}{}, {} stages of keys, {:.1f} KiB, {} registers", config.warpgroups, kQueryTile,
-                     config.key_tile, config.overlaps ? " overlapped" : "", config.stages,
+  return fmt::format("tile {}x{}x{}{}{}, {} stages of keys, {:.1f} KiB, {} registers", config.warpgroups, kQueryTile,
+                     config.key_tile, config.overlaps ? " overlapped" : "",
+                     config.walk_ctas > 1 ? fmt::format(", {} CTAs side by side", config.walk_ctas) : "", config.stages,
                      static_cast<double>(config.tile_bytes()) / 1024.0, config.fold_registers());
 }
 

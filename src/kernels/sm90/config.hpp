@@ -32,6 +32,7 @@ struct FoldConfig {
   int rounds = 2;      // of query tiles in shared memory: the next ones come while these are folded
   // Whether a warpgroup's softmax runs beside its own P V of the tile before, not only beside the others' products.
   bool overlaps = false;
+  int walk_ctas = 1;  // CTAs that may walk over their keys side by side: each fetches its share of the columns for all
 
   // Where tiles overlap and stages are few, K of a stage goes back, and its next one comes, ahead of V.
   constexpr bool keys_ahead() const { return overlaps && stages == 2; }
@@ -41,6 +42,7 @@ struct FoldConfig {
   constexpr int fold_registers() const { return warpgroups == 3 ? 160 : 232; }
   // Of a copy: all columns where they fill panels, else a panel.
   static constexpr int box_columns(int dim) { return dim % kPanelColumns == 0 ? dim : kPanelColumns; }
+  constexpr int key_box_columns(int dim) const { return walk_ctas == 1 ? box_columns(dim) : dim / walk_ctas; }
   constexpr int q_bytes() const { return kQueryTile * sm80::padded_row_bytes(head_dim); }  // of one query tile
   constexpr int k_bytes() const { return key_tile * sm80::padded_row_bytes(head_dim); }
   constexpr int v_bytes() const { return key_tile * sm80::padded_row_bytes(head_dim_v); }
@@ -53,7 +55,7 @@ inline constexpr FoldConfig kFoldConfigs[] = {
     {96, 96, 128, 3, 2},
     {128, 128, 128, 3, 2},
     {192, 128, 112, 3, 2, 1},
-    {256, 256, 80, 2, 2, 1, true},
+    {256, 256, 80, 2, 2, 1, true, /*walk_ctas=*/2},
 };
 
 // The configuration for a spec; none: the kernel can't do it, and fold_missing() says why.

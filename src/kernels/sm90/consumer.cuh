@@ -4,6 +4,7 @@
 // where registers allow it (C::kOverlaps), for its own tile before.
 #pragma once
 
+#include "kernels/sm90/ptx/cluster.cuh"
 #include "kernels/sm90/ptx/wgmma.cuh"
 #include "kernels/sm90/redo.cuh"
 #include "kernels/sm90/rows.cuh"
@@ -63,7 +64,8 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
   RingCursor<C::kStages> ring;
   // A round's shared memory is given back when the copy engine has read its finished rows: in the next round.
   Rows<C> rows;
-  rows.flags = thread_of_warpgroup() == 0 ? Rows<C>::kLeader : 0U;
+  const auto walk_ctas = [&] { return C::kWalkCtas > 1 ? p.walk_ctas : 1; };
+  rows.flags = thread_of_warpgroup() < walk_ctas() ? Rows<C>::kLeader : 0U;
   const auto give_back = [&] {
     if ((rows.flags & Rows<C>::kWriting) == 0) [[likely]]
       return;
@@ -71,12 +73,20 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
     barrier_arrive(map.q_empty(C::kRounds == 1 ? 0U : rows.round().stage() ^ 1U));
     rows.flags &= ~Rows<C>::kWriting;
   };
+  // All CTAs that walk side by side hear of it, each from another thread.
+  const auto tell = [](std::uint32_t barrier) {
+    if constexpr (C::kWalkCtas > 1) {
+      barrier_arrive_at(in_cta(barrier, static_cast<std::uint32_t>(thread_of_cta() % 32)));
+    } else {
+      barrier_arrive(barrier);
+    }
+  };
   // A stage goes back; where K goes ahead, each warp says when it is done with it.
   const auto give_k = [&](std::uint32_t stage) {
-    if (thread_of_cta() % 32 == 0) barrier_arrive(map.k_empty(stage));
+    if (thread_of_cta() % 32 < walk_ctas()) tell(map.k_empty(stage));
   };
   const auto give_v = [&] {
-    if (rows.has(Rows<C>::kLeader)) barrier_arrive(map.v_empty(ring.stage()));
+    if (rows.has(Rows<C>::kLeader)) tell(map.v_empty(ring.stage()));
   };
   const auto let_pass = [&](int count) {
 #pragma unroll 1

@@ -10,40 +10,55 @@
 #include "kernels/sm90/consumer.cuh"
 #include "kernels/sm90/pace.cuh"
 #include "kernels/sm90/producer.cuh"
+#include "kernels/sm90/ptx/cluster.cuh"
 #include "kernels/sm90/ptx/threads.cuh"
 #include "kernels/sm90/scheduler.cuh"
 #include "kernels/sm90/thread_fetch.cuh"
 
 namespace ringattn::sm90 {
 
+// `fetching`: threads that read a round's work and fetch what it takes.
 template <class C>
-__device__ __forceinline__ void init_barriers(const SharedMap<C>& map) {
+__device__ __forceinline__ void init_barriers(const SharedMap<C>& map, int walk_ctas, int fetching) {
   for (std::uint32_t i = 0; i < C::kRounds; ++i) {
     barrier_init(map.work_full(i), 32);
     barrier_init(map.q_full(i), 1);
-    barrier_init(map.q_empty(i), kWarpgroup * C::kUnits + 32);  // all that fold, and a warp that fetches
+    barrier_init(map.q_empty(i), kWarpgroup * C::kUnits + fetching);
   }
   for (std::uint32_t i = 0; i < C::kStages; ++i) {
     barrier_init(map.k_full(i), 1);
     barrier_init(map.v_full(i), 1);
-    barrier_init(map.k_empty(i), C::kKeysAhead ? C::kUnits * kWarpgroup / 32 : C::kUnits);
-    if (C::kKeysAhead) barrier_init(map.v_empty(i), C::kUnits);
+    barrier_init(map.k_empty(i), walk_ctas * (C::kKeysAhead ? C::kUnits * kWarpgroup / 32 : C::kUnits));
+    if (C::kKeysAhead) barrier_init(map.v_empty(i), walk_ctas * C::kUnits);
   }
   barrier_init(map.tail_landed(), 1);
   barrier_init(map.tail_told(), 1);
-  barrier_init(map.tail_done(), 32);
+  barrier_init(map.tail_done(), walk_ctas * 32);
   barrier_init(map.pace_told(), 1);
   barrier_init(map.pace_free(), 32);
   barrier_init(map.work_wanted(), 1);
+  barrier_init(map.word_sent(), 1);
+  barrier_init(map.word_read(), 1);
   barrier_init_fence();
+}
+
+// All threads, of all CTAs that walk side by side.
+template <class C>
+__device__ __forceinline__ void sync_all() {
+  if constexpr (C::kWalkCtas > 1) {
+    __syncwarp();
+    cluster_sync();
+  } else {
+    __syncthreads();
+  }
 }
 
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, 1) fold_kernel(const __grid_constant__ HopperParams params) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const SharedMap<C> map;
-  if (threadIdx.x == 0) init_barriers<C>(map);
-  __syncthreads();
+  if (threadIdx.x == 0) init_barriers<C>(map, params.fold.walk_ctas, params.bulk_in ? 32 : kFetchThreads);
+  sync_all<C>();
 
   const int warpgroup = static_cast<int>(threadIdx.x) / kWarpgroup;
   if (warpgroup == 0) {
@@ -56,7 +71,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) fold_kernel(const __grid_const
     } else if (warp == 0) {
       fetch<C>(params, map, shared);
     } else if (warp == 2) {
-      clear_tails<C>(map);
+      clear_tails<C>(params.fold, map);
     } else if (params.fold.keep_pace) {
       keep_pace<C>(params.fold, map);
     }
@@ -64,6 +79,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) fold_kernel(const __grid_const
     take_registers<C::kFoldRegisters>();
     consume<C>(params, map);
   }
+  if constexpr (C::kWalkCtas > 1) sync_all<C>();  // until then others may still write here
 }
 
 }  // namespace ringattn::sm90

@@ -17,7 +17,9 @@ struct KernelConfig {
   static constexpr int kPanels = (kDim + kPanelColumns - 1) / kPanelColumns;
   static constexpr int kPanelsV = (kDimV + kPanelColumns - 1) / kPanelColumns;
   static constexpr int kBoxColumns = FoldConfig::box_columns(kDim);
-  static constexpr int kBoxColumnsV = FoldConfig::box_columns(kDimV);
+  static constexpr int kWalkCtas = kConfig.walk_ctas;
+  static constexpr int kBoxColumnsK = kConfig.key_box_columns(kDim);
+  static constexpr int kBoxColumnsV = kConfig.key_box_columns(kDimV);
   static constexpr int kKeyTile = kConfig.key_tile;
   static constexpr int kUnits = kConfig.warpgroups;
   static constexpr int kStages = kConfig.stages;
@@ -44,9 +46,18 @@ void launch_fold(const cuda::FoldParams& p, Stream stream) {
   }
   const HopperParams params = hopper_params(p, kConfig);
   const std::int64_t work = std::int64_t{p.bundle_count} * p.kv_heads;
-  const auto ctas = static_cast<unsigned>(work < p.multiprocessors ? work : p.multiprocessors);
-  fold_kernel<C><<<ctas, C::kThreads, kSharedBytes, cuda_stream(stream)>>>(params);
-  check_cuda(cudaGetLastError(), "sm90_fold");
+  const std::int64_t most = p.multiprocessors / p.walk_ctas;
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {static_cast<unsigned>(p.walk_ctas), 1, 1};
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = static_cast<unsigned>((work < most ? work : most) * p.walk_ctas);
+  launch.blockDim = C::kThreads;
+  launch.dynamicSmemBytes = kSharedBytes;
+  launch.stream = cuda_stream(stream);
+  launch.attrs = &cluster;
+  launch.numAttrs = p.walk_ctas > 1 ? 1 : 0;
+  check_cuda(cudaLaunchKernelEx(&launch, fold_kernel<C>, params), "sm90_fold");
 }
 
 }  // namespace ringattn::sm90

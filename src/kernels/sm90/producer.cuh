@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The warps that bring tiles: one has the copy engine fetch those of queries and keys, one clears what a value tile
-// holds past its sequence's end.
+// holds past its sequence's end. CTAs that walk side by side fetch a share of each key tile's columns, for all of them.
 #pragma once
 
 #include "kernels/sm90/hopper_params.hpp"
+#include "kernels/sm90/ptx/cluster.cuh"
 #include "kernels/sm90/ptx/mbarrier.cuh"
 #include "kernels/sm90/ptx/tma.cuh"
 #include "kernels/sm90/scheduler.cuh"
@@ -57,14 +58,22 @@ __device__ __forceinline__ void fetch_queries(const HopperParams& params, const 
   }
 }
 
-// K or V of a tile.
+// K or V of a tile. Side by side each CTA fetches the box of its rank, for all: their barriers wait for the whole tile.
 template <class C, int kColumns, int kBox>
-__device__ __forceinline__ void load_tile(std::uint32_t target, const CUtensorMap* from, std::uint32_t barrier,
-                                          int head, int row) {
+__device__ __forceinline__ void load_keys(int walk_ctas, std::uint32_t target, const CUtensorMap* from,
+                                          std::uint32_t barrier, int head, int row) {
+  const auto panel = [](int column) {
+    return static_cast<std::uint32_t>(column / kPanelColumns * SharedMap<C>::kTilePanel);
+  };
+  if (C::kWalkCtas > 1 && walk_ctas > 1) {
+    static_assert(C::kWalkCtas == 1 || kColumns == C::kWalkCtas * kBox);
+    const int column = static_cast<int>(rank_in_cluster()) * kBox;
+    load_box_for((1U << C::kWalkCtas) - 1U, target + panel(column), from, barrier, column, head, row);
+  } else {
 #pragma unroll
-  for (int column = 0; column < kColumns; column += kBox) {
-    load_box(target + static_cast<std::uint32_t>(column / kPanelColumns * SharedMap<C>::kTilePanel), from, barrier,
-             column, head, row);
+    for (int column = 0; column < kColumns; column += kBox) {
+      load_box(target + panel(column), from, barrier, column, head, row);
+    }
   }
 }
 
@@ -84,11 +93,12 @@ __device__ __forceinline__ void fetch(const HopperParams& params, const SharedMa
     if (lane == 0) fetch_queries<C>(params, map, work, units_of<C>(shared, round.stage()), round.stage());
     if (tiles < 0) break;
     const int kv_head = work.kv_head;
-    const int wanted = wanted_with(tiles);
+    const int wanted = wanted_with<C>(tiles);
     // Of one lane: the copies of a tile's K, and of its V.
     const auto copy_k = [&](const TileBox& tile, std::uint32_t stage) {
       barrier_arrive_expect(map.k_full(stage), C::kKBytes);
-      load_tile<C, C::kDim, C::kBoxColumns>(map.k(stage), &params.k[tile.source], map.k_full(stage), kv_head, tile.row);
+      load_keys<C, C::kDim, C::kBoxColumnsK>(p.walk_ctas, map.k(stage), &params.k[tile.source], map.k_full(stage),
+                                             kv_head, tile.row);
     };
     const auto copy_v = [&](const TileBox& tile, std::uint32_t stage) {
       // Rows past the sequence's end belong to somebody else: their V must not reach a product with 0.
@@ -99,7 +109,8 @@ __device__ __forceinline__ void fetch(const HopperParams& params, const SharedMa
         if (tails > 0) barrier_wait(map.tail_done(), (tails - 1) & 1U);
       }
       barrier_arrive_expect(landed, C::kVBytes);
-      load_tile<C, C::kDimV, C::kBoxColumnsV>(map.v(stage), &params.v[tile.source], landed, kv_head, tile.row);
+      load_keys<C, C::kDimV, C::kBoxColumnsV>(p.walk_ctas, map.v(stage), &params.v[tile.source], landed, kv_head,
+                                              tile.row);
       if (!whole) {
         store_number(map.tail(), static_cast<int>(stage));
         store_number(map.tail() + 4, tile.keys);
@@ -110,6 +121,7 @@ __device__ __forceinline__ void fetch(const HopperParams& params, const SharedMa
     TileBox last{};  // where K goes ahead: the tile whose V comes next
     const auto copy_last_v = [&] {
       barrier_wait(map.v_empty(ring_v.stage()), ring_v.parity() ^ 1U);
+      __syncwarp();
       if (lane == 0) copy_v(last, ring_v.stage());
       ring_v.advance();
     };
@@ -134,6 +146,7 @@ __device__ __forceinline__ void fetch(const HopperParams& params, const SharedMa
                            __shfl_sync(0xffffffffU, batch.keys, i)};
         if (lane == 0 && first + i == wanted) barrier_arrive(map.work_wanted());
         barrier_wait(map.k_empty(ring.stage()), ring.parity() ^ 1U);
+        __syncwarp();  // all lanes have passed it before its next turn can come
         if constexpr (C::kKeysAhead) {
           if (lane == 0) copy_k(tile, ring.stage());
           if (first + i > 0) copy_last_v();
@@ -161,7 +174,7 @@ __device__ __forceinline__ void fetch(const HopperParams& params, const SharedMa
 
 // Makes zeros of the rows of a V tile that lie past its sequence's end, before the consumers hear of it.
 template <class C>
-__device__ __forceinline__ void clear_tails(const SharedMap<C>& map) {
+__device__ __forceinline__ void clear_tails(const cuda::FoldParams& p, const SharedMap<C>& map) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   for (std::uint32_t parity = 0;; parity ^= 1U) {
     barrier_wait(map.tail_told(), parity);
@@ -182,6 +195,7 @@ __device__ __forceinline__ void clear_tails(const SharedMap<C>& map) {
     __syncwarp();
     if (lane == 0) barrier_arrive(map.v_full(static_cast<std::uint32_t>(stage)));
     barrier_arrive(map.tail_done());
+    if (C::kWalkCtas > 1 && p.walk_ctas > 1) barrier_arrive_at(in_cta(map.tail_done(), rank_in_cluster() ^ 1U));
   }
 }
 

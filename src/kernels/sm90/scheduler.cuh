@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The warp that decides what a CTA folds next. CTAs take from one counter, and late: what one has taken nobody else can
-// take who is done sooner.
+// take who is done sooner. Of CTAs that walk side by side the first one takes, and sends the other one word.
 #pragma once
 
 #include "kernels/cuda/work_order.hpp"
+#include "kernels/sm90/ptx/cluster.cuh"
 #include "kernels/sm90/shared_map.cuh"
 
 namespace ringattn::sm90 {
@@ -12,8 +13,13 @@ namespace ringattn::sm90 {
 // tables and its Q. Rounds that are no longer than that are not waited for: their next one is taken at once.
 inline constexpr int kTilesAhead = 4;
 
-// With which of a round's tiles the scheduler is told so; −1: with none, as the round is short.
-__device__ __forceinline__ int wanted_with(int tiles) { return tiles > kTilesAhead ? tiles - kTilesAhead - 1 : -1; }
+// With which of a round's tiles its CTA tells the scheduler so; −1: with none, as the round is short, or another CTA
+// takes.
+template <class C>
+__device__ __forceinline__ int wanted_with(int tiles) {
+  const bool takes = C::kWalkCtas == 1 || rank_in_cluster() == 0;
+  return takes && tiles > kTilesAhead ? tiles - kTilesAhead - 1 : -1;
+}
 
 // What a unit's rows see of its tiles, and which of those need no more than the plain steps: where all rows see all
 // keys, and no group ends. Where the first row's keys end and the last row's begin decides. `first` is the number of
@@ -41,37 +47,77 @@ __device__ __forceinline__ void set_edges(const cuda::FoldParams& p, const cuda:
   unit.group = static_cast<int>((first + tiles) % kSumTiles);
 }
 
-// The number of what comes next; from `all_work` on there is nothing more. One warp's, all lanes together.
-__device__ __forceinline__ int take_work(const cuda::FoldParams& p, int all_work) {
-  int taken = 0;
-  if (threadIdx.x % 32 == 0) {
-    taken = atomicAdd(p.taken, 1);
-    // Each CTA takes once more than there is, so this one is the last of all. The next task may find the same tables.
-    if (taken == all_work - 1) atomicExch(p.taken, 0);
-    taken += static_cast<int>(gridDim.x);
+// Tells the number of what comes next. One warp's, all lanes together.
+template <class C>
+class Counter {
+ public:
+  __device__ __forceinline__ Counter(const cuda::FoldParams& p, const SharedMap<C>& map)
+      : p_(p), map_(map), rank_(C::kWalkCtas > 1 ? rank_in_cluster() : 0) {}
+
+  __device__ __forceinline__ std::uint32_t rank() const { return rank_; }
+  __device__ __forceinline__ int work() const { return p_.bundle_count * p_.kv_heads; }
+
+  __device__ __forceinline__ int first() const { return static_cast<int>(blockIdx.x) / walk_ctas(); }
+  // From work() on: there is nothing more.
+  __device__ __forceinline__ int take() {
+    if (rank_ > 0) return told();
+    int taken = 0;
+    if (threadIdx.x % 32 == 0) {
+      taken = atomicAdd(p_.taken, 1);
+      // Each takes once more than there is, so this one is the last of all. The next task may find the same tables.
+      if (taken == work() - 1) atomicExch(p_.taken, 0);
+      taken += static_cast<int>(gridDim.x) / walk_ctas();
+      if (walk_ctas() > 1) tell(taken);
+    }
+    return __shfl_sync(0xffffffffU, taken, 0);
   }
-  return __shfl_sync(0xffffffffU, taken, 0);
-}
+
+ private:
+  __device__ __forceinline__ int walk_ctas() const { return C::kWalkCtas > 1 ? p_.walk_ctas : 1; }
+  __device__ __forceinline__ void tell(int taken) {
+    static_assert(C::kWalkCtas <= 2);
+    barrier_wait(map_.word_read(), parity_ ^ 1U);
+    parity_ ^= 1U;
+    send_number(in_cta(map_.word(), 1), in_cta(map_.word_sent(), 1), taken);
+  }
+  __device__ __forceinline__ int told() {
+    if (threadIdx.x % 32 == 0) barrier_arrive_expect(map_.word_sent(), sizeof(int));
+    barrier_wait(map_.word_sent(), parity_);
+    cluster_fence();
+    parity_ ^= 1U;
+    // The next word may come as soon as this one counts as read, so it is used before that: a load that has only been
+    // issued was seen to bring the next one.
+    const int taken = __shfl_sync(0xffffffffU, load_number(map_.word()), 0);
+    if (threadIdx.x % 32 == 0) barrier_release_at(in_cta(map_.word_read(), 0));
+    return taken;
+  }
+
+  const cuda::FoldParams& p_;
+  const SharedMap<C>& map_;
+  std::uint32_t rank_;
+  std::uint32_t parity_ = 0;
+};
 
 // For each round its units and what is to be fetched for them.
 template <class C>
 __device__ __forceinline__ void schedule(const cuda::FoldParams& p, const SharedMap<C>& map, unsigned char* shared) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int group = p.heads / p.kv_heads;
-  const int all_work = p.bundle_count * p.kv_heads;
+  Counter<C> counter(p, map);
+  const int first_unit = static_cast<int>(counter.rank()) * C::kUnits;
   RingCursor<C::kRounds> cursor;
   int tiles = 0;             // of the round before
   std::uint32_t wanted = 0;  // parity
   for (int round = 0;; ++round, cursor.advance()) {
-    if (wanted_with(tiles) >= 0) {
+    if (wanted_with<C>(tiles) >= 0) {
       barrier_wait(map.work_wanted(), wanted);
       wanted ^= 1U;
     }
-    const int index = round == 0 ? static_cast<int>(blockIdx.x) : take_work(p, all_work);
+    const int index = round == 0 ? counter.first() : counter.take();
     BundleWork* const work = work_of<C>(shared, cursor.stage());
     UnitWork* const units = units_of<C>(shared, cursor.stage());
     if (round >= C::kRounds) barrier_wait(map.q_empty(cursor.stage()), cursor.parity() ^ 1U);
-    const bool any = index < all_work;
+    const bool any = index < counter.work();
     if (any) {
       const cuda::WorkPlace place = cuda::work_place(p.early_count, p.kv_heads, p.section_heads / group, index);
       const cuda::WorkBundle& bundle = p.bundles[place.piece];
@@ -80,8 +126,8 @@ __device__ __forceinline__ void schedule(const cuda::FoldParams& p, const Shared
       if (lane < C::kUnits) {
         UnitWork unit{};
         unit.walk = bundle.tiles;
-        if (lane < bundle.units) {
-          const int in_group = bundle.head + lane;
+        if (first_unit + lane < bundle.units) {
+          const int in_group = bundle.head + first_unit + lane;
           const cuda::WorkItem& item = p.items[bundle.item + in_group / group];
           unit.row = item.row;
           unit.first = item.first;
@@ -106,7 +152,8 @@ __device__ __forceinline__ void schedule(const cuda::FoldParams& p, const Shared
         work->run_begin = bundle.run_begin;
         work->runs = bundle.runs;
         work->kv_head = kv_head;
-        work->units = bundle.units;
+        const int own = bundle.units - first_unit;
+        work->units = own < 0 ? 0 : own < C::kUnits ? own : C::kUnits;
         work->tiles = bundle.tiles;
       }
     } else {

@@ -14,6 +14,7 @@
 
 #include "kernels/sm80/tile_copy.cuh"
 #include "kernels/sm90/hopper_params.hpp"
+#include "kernels/sm90/ptx/cluster.cuh"
 #include "kernels/sm90/ptx/mbarrier.cuh"
 #include "kernels/sm90/walk.cuh"
 
@@ -120,16 +121,19 @@ struct SharedMap {
   static constexpr int kUnitOffset = kVOffset + C::kStages * C::kVBytes;
   static constexpr int kWorkOffset = kUnitOffset + C::kRounds * C::kUnits * static_cast<int>(sizeof(UnitWork));
   static constexpr int kBarrierOffset = kWorkOffset + C::kRounds * static_cast<int>(sizeof(BundleWork));
-  static constexpr int kTailOffset = kBarrierOffset + (3 * C::kRounds + 4 * C::kStages + 6) * kBarrierBytes;
-  static constexpr int kBytes = kTailOffset + 16;
+  static constexpr int kTailOffset = kBarrierOffset + (3 * C::kRounds + 4 * C::kStages + 8) * kBarrierBytes;
+  static constexpr int kBytes = kTailOffset + 32;
   static_assert(kUnitOffset % 1024 == 0 && kBarrierOffset % kBarrierBytes == 0 && kBytes <= 232448);
 
   // Address of the whole in the shared window: behind what the device keeps for itself (hopper_params.hpp). As a
   // constant it costs no register.
-  static constexpr std::uint32_t base = kReservedBytes;
+  static __device__ std::uint32_t base() {
+    if constexpr (C::kWalkCtas > 1) return in_cta(kReservedBytes, rank_in_cluster());
+    return kReservedBytes;
+  }
 
   __device__ std::uint32_t at(int offset, std::uint32_t index, int bytes) const {
-    return base + static_cast<std::uint32_t>(offset) + index * static_cast<std::uint32_t>(bytes);
+    return base() + static_cast<std::uint32_t>(offset) + index * static_cast<std::uint32_t>(bytes);
   }
   __device__ std::uint32_t q(std::uint32_t round, int unit) const {
     return at(kQOffset, round * C::kUnits + static_cast<std::uint32_t>(unit), C::kQBytes);
@@ -140,7 +144,7 @@ struct SharedMap {
   // Q of a unit, from where its work is: one register tells both.
   __device__ std::uint32_t q(const Unit& unit) const {
     static_assert(C::kQBytes % sizeof(UnitWork) == 0);
-    return at(kQOffset, unit.address - (base + kUnitOffset), C::kQBytes / sizeof(UnitWork));
+    return at(kQOffset, unit.address - (base() + kUnitOffset), C::kQBytes / sizeof(UnitWork));
   }
   __device__ std::uint32_t k(std::uint32_t stage) const { return at(kKOffset, stage, C::kKBytes); }
   __device__ std::uint32_t v(std::uint32_t stage) const { return at(kVOffset, stage, C::kVBytes); }
@@ -156,19 +160,23 @@ struct SharedMap {
     return work_full(3 * C::kRounds + 2 * C::kStages + stage);
   }
   __device__ std::uint32_t v_empty(std::uint32_t stage) const {
-    return C::kKeysAhead ? work_full(3 * C::kRounds + 3 * C::kStages + 6 + stage) : k_empty(stage);
+    return C::kKeysAhead ? work_full(3 * C::kRounds + 3 * C::kStages + 8 + stage) : k_empty(stage);
   }
   // A V tile that reaches past its sequence's end: it has arrived; the tail warp is told; it is done.
   __device__ std::uint32_t tail_landed() const { return work_full(3 * C::kRounds + 3 * C::kStages); }
   __device__ std::uint32_t tail_told() const { return work_full(3 * C::kRounds + 3 * C::kStages + 1); }
   __device__ std::uint32_t tail_done() const { return work_full(3 * C::kRounds + 3 * C::kStages + 2); }
-  __device__ std::uint32_t tail() const { return base + kTailOffset; }
+  __device__ std::uint32_t tail() const { return base() + kTailOffset; }
   // The pace warp is told how many tiles come next; it lets them come.
   __device__ std::uint32_t pace_told() const { return work_full(3 * C::kRounds + 3 * C::kStages + 3); }
   __device__ std::uint32_t pace_free() const { return work_full(3 * C::kRounds + 3 * C::kStages + 4); }
   __device__ std::uint32_t pace() const { return tail() + 8; }
   // The tiles of a round come to their end: the scheduler may take what comes next.
   __device__ std::uint32_t work_wanted() const { return work_full(3 * C::kRounds + 3 * C::kStages + 5); }
+  // Where CTAs walk side by side: the first one has sent word of what comes next; it has been read.
+  __device__ std::uint32_t word_sent() const { return work_full(3 * C::kRounds + 3 * C::kStages + 6); }
+  __device__ std::uint32_t word_read() const { return work_full(3 * C::kRounds + 3 * C::kStages + 7); }
+  __device__ std::uint32_t word() const { return tail() + 16; }
 };
 
 // Generic addresses of the same memory, for plain data.

@@ -42,6 +42,7 @@ std::unique_ptr<FoldKernel> make_fold(const FoldSpec& spec, Backend& backend) {
   const cuda::Launch launch = cuda::launch_of("sm90_fold", kCompiled, spec, config.has_value());
   cuda::DeviceKernel kernel;
   kernel.shape = {kQueryTile, kQueryTile, config->key_tile, config->warpgroups};
+  kernel.shape.walk_ctas = config->walk_ctas;
   kernel.state_floats = static_cast<std::size_t>(2 * spec.head_dim_v + kRowFloats);
   kernel.scratch_floats = static_cast<std::size_t>(config->warpgroups * kQueryTile * spec.head_dim_v);
   kernel.reference_unit = kLn2;

@@ -47,7 +47,8 @@ bool can_map(const MappedTensor& tensor) {
 CUtensorMap map_tensor(const MappedTensor& tensor, Dtype dtype, int box_rows, int box_columns) {
   const auto size = [](std::int64_t n) { return static_cast<cuuint64_t>(n); };
   const std::int64_t panels = box_columns / kPanelColumns;
-  const cuuint64_t sizes[4] = {size(tensor.columns / panels), size(tensor.rows), size(panels), size(tensor.heads)};
+  const cuuint64_t sizes[4] = {size(tensor.columns - (panels - 1) * kPanelColumns), size(tensor.rows), size(panels),
+                               size(tensor.heads)};
   const cuuint64_t strides[3] = {size(tensor.token_stride * kElementBytes), size(kPanelColumns * kElementBytes),
                                  size(tensor.head_stride * kElementBytes)};
   const cuuint32_t box[4] = {kPanelColumns, static_cast<cuuint32_t>(box_rows), static_cast<cuuint32_t>(panels), 1};

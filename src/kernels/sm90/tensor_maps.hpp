@@ -21,7 +21,7 @@ struct MappedTensor {
 bool can_map(const MappedTensor& tensor);
 
 // Boxes of box_rows rows and box_columns columns of one head, in panels of 64 columns, [panels][rows][64], with the
-// 128-byte swizzle. box_columns is 64, or else all columns, when those are a multiple of it. Throws kInternal where the
+// 128-byte swizzle. box_columns is 64, or a multiple of it of which the columns are one. Throws kInternal where the
 // driver refuses what can_map() allows.
 CUtensorMap map_tensor(const MappedTensor& tensor, Dtype dtype, int box_rows, int box_columns);
 

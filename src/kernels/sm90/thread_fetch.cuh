@@ -51,7 +51,6 @@ __device__ __forceinline__ void fetch_by_threads(const HopperParams& params, con
   };
   RingCursor<C::kRounds> round;
   RingCursor<C::kStages> ring;
-  int filled = 0;
   for (;; round.advance()) {
     barrier_wait(map.work_full(round.stage()), round.parity());
     const BundleWork& work = *work_of<C>(shared, round.stage());
@@ -67,18 +66,14 @@ __device__ __forceinline__ void fetch_by_threads(const HopperParams& params, con
     publish();
     if (thread == 0) barrier_arrive(map.q_full(round.stage()));
     if (tiles < 0) return;
-    const int wanted = wanted_with(tiles);
+    const int wanted = wanted_with<C>(tiles);
     for (int i = 0; i < tiles; ++i, ring.advance()) {
       if (thread == 0 && i == wanted) barrier_arrive(map.work_wanted());
       const TilePlace tile = find_tile<C>(p, work, i);
       const cuda::SourceEntry& source = p.all_near ? p.near_sources[tile.source] : p.sources[tile.source];
       const std::uint32_t stage = ring.stage();
-      if (filled >= C::kStages) {
-        barrier_wait(map.k_empty(stage), ring.parity() ^ 1U);
-        if (C::kKeysAhead) barrier_wait(map.v_empty(stage), ring.parity() ^ 1U);
-      } else {
-        ++filled;
-      }
+      barrier_wait(map.k_empty(stage), ring.parity() ^ 1U);
+      if (C::kKeysAhead) barrier_wait(map.v_empty(stage), ring.parity() ^ 1U);
       const char* k = static_cast<const char*>(source.k) +
                       2 * (tile.row * source.k_token_stride + work.kv_head * source.k_head_stride);
       const char* v = static_cast<const char*>(source.v) +
@@ -91,8 +86,7 @@ __device__ __forceinline__ void fetch_by_threads(const HopperParams& params, con
         barrier_arrive(map.v_full(stage));
       }
     }
-    named_sync(kFetchBarrier, kFetchThreads);  // all have read the round's work
-    if (thread < 32) barrier_arrive(map.q_empty(round.stage()));
+    barrier_arrive(map.q_empty(round.stage()));
   }
 }
 

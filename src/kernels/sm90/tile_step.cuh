@@ -41,7 +41,7 @@ struct Rows {
   static constexpr std::uint32_t kOpen = 32;    // the open group holds something
   static constexpr std::uint32_t kFull = 64;    // the open group ends with the last tile of the task
   static constexpr std::uint32_t kWriting = 128;  // the last round's finished rows may be on their way out
-  static constexpr std::uint32_t kLeader = 256;   // the first thread of the warpgroup
+  static constexpr std::uint32_t kLeader = 256;   // tells a CTA that a stage is empty, for the warpgroup
   static constexpr std::uint32_t kFresh = 512;    // the next product begins O; the same for the whole warpgroup
   // Above: where the warpgroup is in the ring of rounds. Counting on it wraps around by itself.
   static constexpr int kRoundShift = C::kRounds == 1 ? 31 : 30;

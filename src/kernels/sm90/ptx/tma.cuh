@@ -19,6 +19,16 @@ __device__ __forceinline__ void load_box(std::uint32_t target, const CUtensorMap
       "l"(map), "r"(barrier), "r"(column), "r"(row), "r"(0), "r"(head)
       : "memory");
 }
+// The same into the shared memory of all CTAs of `ctas`, bits by rank in the cluster, at the same place in each; and
+// their barriers at the place of `barrier`.
+__device__ __forceinline__ void load_box_for(std::uint16_t ctas, std::uint32_t target, const CUtensorMap* map,
+                                             std::uint32_t barrier, int column, int head, int row) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, "
+      "%4, %5, %6}], [%2], %7;" ::"r"(target),
+      "l"(map), "r"(barrier), "r"(column), "r"(row), "r"(0), "r"(head), "h"(ctas)
+      : "memory");
+}
 __device__ __forceinline__ void store_box(const CUtensorMap* map, std::uint32_t source, int column, int head, int row) {
   asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
                "r"(source), "r"(column), "r"(row), "r"(0), "r"(head)

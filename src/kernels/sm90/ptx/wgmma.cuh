@@ -33,7 +33,7 @@ __device__ __forceinline__ void pin(float (&d)[kBlocks][4]) {
 // the address of its first element, and, where it is walked along the columns (V), the bytes from panel to panel.
 inline constexpr std::uint32_t kDescriptorHigh = 1U << 30 | 1024U >> 4;
 __device__ __forceinline__ std::uint32_t descriptor_low(std::uint32_t address, int panel_bytes = 16) {
-  return address >> 4 | static_cast<std::uint32_t>(panel_bytes >> 4) << 16;
+  return (address & 0x3FFFFU) >> 4 | static_cast<std::uint32_t>(panel_bytes >> 4) << 16;
 }
 __device__ __forceinline__ std::uint64_t descriptor(std::uint32_t low) {
   std::uint64_t d;

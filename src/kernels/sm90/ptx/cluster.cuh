@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// CTAs of one cluster: each other's shared memory and barriers. PTX ISA, "mapa", "barrier.cluster", "st.async".
+#pragma once
+
+#include <cstdint>
+
+namespace ringattn::sm90 {
+
+__device__ __forceinline__ std::uint32_t rank_in_cluster() {
+  std::uint32_t rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+// What lies in this CTA's shared memory at `address`, in that of the CTA of this rank: an address of the cluster's
+// shared window.
+__device__ __forceinline__ std::uint32_t in_cta(std::uint32_t address, std::uint32_t rank) {
+  std::uint32_t there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+  return there;
+}
+
+// At a barrier of any CTA of the cluster. Tells of reads of shared memory that are done; not of writes elsewhere, which
+// would take a fence that waits for the whole device's memory.
+__device__ __forceinline__ void barrier_arrive_at(std::uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+// The same, and tells of all that this thread has read and written: such a fence. Once a bundle, not once a tile.
+__device__ __forceinline__ void barrier_release_at(std::uint32_t barrier) {
+  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+// Behind a wait: what CTAs of the cluster have written before what ended it is seen from here on.
+__device__ __forceinline__ void cluster_fence() { asm volatile("fence.acq_rel.cluster;" ::: "memory"); }
+// Writes a number; the barrier, of the same CTA, counts its four bytes when it is there.
+__device__ __forceinline__ void send_number(std::uint32_t address, std::uint32_t barrier, int number) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(address), "r"(number),
+               "r"(barrier)
+               : "memory");
+}
+
+// All threads of all CTAs, whole warps.
+__device__ __forceinline__ void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+}  // namespace ringattn::sm90
