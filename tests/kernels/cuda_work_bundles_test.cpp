@@ -156,13 +156,14 @@ TEST(WorkOrder, EveryPieceAndHeadOnce) {
 
 // Half of the longest piece for each CTA: of a long sequence as many as that takes, of a short one all short ones.
 TEST_F(WorkBundles, EnoughIsLeftForLast) {
-  for (const std::int64_t tokens : {std::int64_t{2048}, std::int64_t{1} << 16}) {
-    const WorkShape& shape = kBundleShapes[0];
+  for (const auto& [tokens, n] : {std::pair{2048, 0}, {1 << 16, 0}, {2048, 2}, {1 << 16, 2}}) {
+    const WorkShape& shape = kBundleShapes[n];
     const FoldSpec spec = spec_of(4, {-1, 0});
     const Built built = build(spec, whole_task(shape, 2, tokens).task, shape);
+    ASSERT_EQ(built.layout.walk_ctas, shape.walk_ctas);
     const auto* bundles = built.at<WorkBundle>(built.layout.bundles);
-    const std::int64_t most = tokens / shape.key_tile;
-    const std::int64_t enough = shape.ctas * most / 2;
+    const std::int64_t most = (tokens + shape.key_tile - 1) / shape.key_tile;
+    const std::int64_t enough = shape.ctas / shape.walk_ctas * most / 2;
     std::int64_t work = 0;
     std::int64_t of_longest = 0;
     for (std::int32_t i = built.layout.early_count; i < built.layout.bundle_count; ++i) {

@@ -102,24 +102,26 @@ TEST(Sm90Config, EveryConfigurationHasAKernel) {
 
 TEST(Sm90Config, DescribesItself) {
   EXPECT_EQ(describe(*choose_config(spec_of_dims(Dtype::kBf16, 128, 128))),
-            "tile 3x64x128, 2 stages of keys, 224.0 KiB, 160 registers");
+            "tile 3x64x128, 2 CTAs side by side, 2 stages of keys, 224.0 KiB, 160 registers");
   EXPECT_EQ(describe(*choose_config(spec_of_dims(Dtype::kF16, 64, 64))),
             "tile 3x64x128 overlapped, 4 stages of keys, 176.0 KiB, 160 registers");
   EXPECT_EQ(describe(*choose_config(spec_of_dims(Dtype::kBf16, 256, 256))),
             "tile 2x64x80 overlapped, 2 CTAs side by side, 2 stages of keys, 224.0 KiB, 232 registers");
 }
 
-TEST(Sm90Config, SharesOfCtasFillPanels) {
+// The swizzle repeats every eight rows.
+TEST(Sm90Config, SharesOfCtasAreWholeSwizzles) {
   for (const FoldConfig& config : kFoldConfigs) {
-    if (config.walk_ctas == 1) continue;
-    for (const int dim : {config.head_dim, config.head_dim_v}) EXPECT_EQ(dim % (config.walk_ctas * kPanelColumns), 0);
+    EXPECT_EQ(config.key_tile, config.key_box_rows() * config.walk_ctas);
+    EXPECT_EQ(config.key_box_rows() % 8, 0);
+    EXPECT_EQ(config.alone().key_box_rows(), config.key_tile);
   }
 }
 
 TEST(Sm90Config, ListsWhatIsCompiled) {
   const std::vector<std::string> lines = fold_configs();
   ASSERT_EQ(lines.size(), std::size(kFoldConfigs));
-  EXPECT_EQ(lines[2], "head_dim 128: tile 3x64x128, 2 stages of keys, 224.0 KiB, 160 registers");
+  EXPECT_EQ(lines[2], "head_dim 128: tile 3x64x128, 2 CTAs side by side, 2 stages of keys, 224.0 KiB, 160 registers");
   EXPECT_TRUE(lines[3].starts_with("head_dim 192/128: "));
 }
 

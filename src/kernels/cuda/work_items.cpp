@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::size_t kTableAlignment = 256;
 // What is left for last: pieces of at most a quarter of the longest one, and of such work about half of it for each
-// CTA.
+// CTA, or for each pair that walks side by side.
 constexpr std::int64_t kLastPiece = 4;
 constexpr std::int64_t kLastWork = 2;
 // CTAs walk side by side where, of so many tiles, at most one more is walked over than alone.
@@ -136,12 +136,12 @@ void WorkBuilder::reserve(const FoldSpec& spec, const WorkShape& shape, const Fo
   unsorted_.reserve(std::max(items, bundles));
   places_.resize(4 * std::max(items, bundles));
   runs_.reserve(static_cast<std::size_t>(limits.key_runs));
+  sequences_.reserve(static_cast<std::size_t>(limits.sequences));
 }
 
-void WorkBuilder::collect(const FoldSpec& spec, const FoldTask& task, const WorkShape& shape, int units) {
+void WorkBuilder::collect(const FoldSpec& spec, const FoldTask& task, const WorkShape& shape) {
   items_.clear();
-  bundles_.clear();
-  order_.clear();
+  sequences_.clear();
   runs_.clear();
   const bool all_rows = takes_all_rows(task);
   const std::int64_t token_bytes =
@@ -168,7 +168,6 @@ void WorkBuilder::collect(const FoldSpec& spec, const FoldTask& task, const Work
       section_bytes = 0;
     }
     section_bytes += bytes;
-    const std::size_t first_item = items_.size();
 
     for (; run != task.queries.end() && run->sequence == sequence; ++run) {
       const std::int64_t run_end = run->position + run->rows;
@@ -182,22 +181,36 @@ void WorkBuilder::collect(const FoldSpec& spec, const FoldTask& task, const Work
         item.slot_end = static_cast<std::int32_t>(end - item.position);
         const TileRange range = tiles_of_rows(spec, shape, begin, end - 1, key_length);
         if (!range.empty()) keys.assign(range, first_entry, item);
-        if (item.tiles == 0 && !all_rows) {
-          items_.pop_back();
-        } else if (units == 1) {
-          order_.push_back({section, item.tiles, static_cast<std::int32_t>(items_.size() - 1)});
-        }
+        if (item.tiles == 0 && !all_rows) items_.pop_back();
         begin = end;
       }
     }
-    if (units > 1) bundle(spec, units, first_item, section);
+    sequences_.push_back({items_.size(), section});
   }
 }
 
-// Bundles the items of one sequence, [first_item, …), with all heads of a group: neighbours fold nearly the same tiles.
-void WorkBuilder::bundle(const FoldSpec& spec, int units_of_bundle, std::size_t first_item, std::int32_t section) {
+// What is folded in a piece: items, or bundles of `units` units.
+void WorkBuilder::cut(const FoldSpec& spec, int units) {
+  bundles_.clear();
+  order_.clear();
+  std::size_t first_item = 0;
+  for (const Sequence& sequence : sequences_) {
+    if (units > 1) {
+      bundle(spec, units, first_item, sequence);
+    } else {
+      for (std::size_t i = first_item; i < sequence.end_item; ++i) {
+        order_.push_back({sequence.section, items_[i].tiles, static_cast<std::int32_t>(i)});
+      }
+    }
+    first_item = sequence.end_item;
+  }
+}
+
+// Bundles the items of one sequence, from first_item on, with all heads of a group: neighbours fold nearly the same
+// tiles.
+void WorkBuilder::bundle(const FoldSpec& spec, int units_of_bundle, std::size_t first_item, const Sequence& sequence) {
   const auto group = static_cast<std::uint32_t>(spec.heads / spec.kv_heads);
-  const auto units = static_cast<std::uint32_t>(items_.size() - first_item) * group;
+  const auto units = static_cast<std::uint32_t>(sequence.end_item - first_item) * group;
   const auto most = static_cast<std::uint32_t>(units_of_bundle);
   // Where units don't come out even, it is the first bundle that lacks some: under a causal mask the shortest one.
   std::uint32_t count = units % most == 0 ? most : units % most;
@@ -223,14 +236,14 @@ void WorkBuilder::bundle(const FoldSpec& spec, int units_of_bundle, std::size_t 
       end = std::max(end, item.first + item.tiles);
     }
     bundle.tiles = static_cast<std::int32_t>(end - bundle.first);
-    order_.push_back({section, bundle.tiles, static_cast<std::int32_t>(bundles_.size() - 1)});
+    order_.push_back({sequence.section, bundle.tiles, static_cast<std::int32_t>(bundles_.size() - 1)});
   }
 }
 
-// Collects a task's work for CTAs that walk side by side, or, where they would too often have nothing to fold on the
-// way, for CTAs that walk alone. Returns how many share a bundle.
-std::int32_t WorkBuilder::choose_walk(const FoldSpec& spec, const FoldTask& task, const WorkShape& shape) {
-  collect(spec, task, shape, shape.units * shape.walk_ctas);
+// Cuts for CTAs that walk side by side, or, where they would too often have nothing to fold on the way, for CTAs that
+// walk alone. Returns how many share a bundle.
+std::int32_t WorkBuilder::cut_for_walks(const FoldSpec& spec, const WorkShape& shape) {
+  cut(spec, shape.units * shape.walk_ctas);
   if (shape.walk_ctas == 1) return 1;
   const int group = spec.heads / spec.kv_heads;
   std::int64_t together = 0;  // tiles that CTAs walk over
@@ -251,7 +264,7 @@ std::int32_t WorkBuilder::choose_walk(const FoldSpec& spec, const FoldTask& task
     }
   }
   if (together * kWorthwhile <= alone * (kWorthwhile + 1)) return shape.walk_ctas;
-  collect(spec, task, shape, shape.units);
+  cut(spec, shape.units);
   return 1;
 }
 
@@ -350,7 +363,8 @@ bool TaskGeometry::fits(const FoldTask& task) const {
 
 TableLayout WorkBuilder::build(const FoldSpec& spec, const FoldTask& task, const WorkShape& shape,
                                std::span<std::byte> memory) {
-  const std::int32_t walk_ctas = choose_walk(spec, task, shape);
+  collect(spec, task, shape);
+  const std::int32_t walk_ctas = cut_for_walks(spec, shape);
   const std::size_t far_sources = task.sources.size() > kNearSources ? task.sources.size() : 0;
   TableLayout layout =
       lay_out(runs_.size(), task.tiles.size(), far_sources, items_.size(), bundles_.size(), shape.ctas);

@@ -86,14 +86,21 @@ class WorkBuilder {
     bool operator<(const Order& other) const { return tiles > other.tiles; }  // within a section
   };
 
-  void collect(const FoldSpec& spec, const FoldTask& task, const WorkShape& shape, int units);
-  void bundle(const FoldSpec& spec, int units, std::size_t first_item, std::int32_t section);
-  std::int32_t choose_walk(const FoldSpec& spec, const FoldTask& task, const WorkShape& shape);
+  struct Sequence {  // its items begin where the one before ends
+    std::size_t end_item;
+    std::int32_t section;
+  };
+
+  void collect(const FoldSpec& spec, const FoldTask& task, const WorkShape& shape);
+  void cut(const FoldSpec& spec, int units);
+  void bundle(const FoldSpec& spec, int units, std::size_t first_item, const Sequence& sequence);
+  std::int32_t cut_for_walks(const FoldSpec& spec, const WorkShape& shape);
   std::int32_t leave_for_last(std::int64_t workers, std::int64_t heads, std::int64_t most);
   void sort();
   void sort_section(std::span<Order> section);
 
   std::vector<RunEntry> runs_;
+  std::vector<Sequence> sequences_;
   std::vector<WorkItem> items_;
   std::vector<WorkBundle> bundles_;
   std::vector<Order> order_;  // of the bundles, or, without those, of the items; sections ascend

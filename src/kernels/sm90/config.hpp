@@ -32,7 +32,7 @@ struct FoldConfig {
   int rounds = 2;      // of query tiles in shared memory: the next ones come while these are folded
   // Whether a warpgroup's softmax runs beside its own P V of the tile before, not only beside the others' products.
   bool overlaps = false;
-  int walk_ctas = 1;  // CTAs that may walk over their keys side by side: each fetches its share of the columns for all
+  int walk_ctas = 1;  // CTAs that walk over their keys side by side where that pays: each fetches its share for all
 
   // Where tiles overlap and stages are few, K of a stage goes back, and its next one comes, ahead of V.
   constexpr bool keys_ahead() const { return overlaps && stages == 2; }
@@ -40,9 +40,17 @@ struct FoldConfig {
   // Registers of a thread: 65,536 of a multiprocessor, shared out in eights.
   constexpr int fetch_registers() const { return warpgroups == 3 ? 32 : 40; }
   constexpr int fold_registers() const { return warpgroups == 3 ? 160 : 232; }
+  // Where it doesn't.
+  constexpr FoldConfig alone() const {
+    FoldConfig config = *this;
+    config.walk_ctas = 1;
+    return config;
+  }
   // Of a copy: all columns where they fill panels, else a panel.
   static constexpr int box_columns(int dim) { return dim % kPanelColumns == 0 ? dim : kPanelColumns; }
-  constexpr int key_box_columns(int dim) const { return walk_ctas == 1 ? box_columns(dim) : dim / walk_ctas; }
+  // Of a copy of K or V: a CTA's share of the rows lies in each panel by itself.
+  constexpr int key_box_rows() const { return key_tile / walk_ctas; }
+  constexpr int key_box_columns(int dim) const { return walk_ctas == 1 ? box_columns(dim) : kPanelColumns; }
   constexpr int q_bytes() const { return kQueryTile * sm80::padded_row_bytes(head_dim); }  // of one query tile
   constexpr int k_bytes() const { return key_tile * sm80::padded_row_bytes(head_dim); }
   constexpr int v_bytes() const { return key_tile * sm80::padded_row_bytes(head_dim_v); }
@@ -53,9 +61,9 @@ struct FoldConfig {
 inline constexpr FoldConfig kFoldConfigs[] = {
     {64, 64, /*key_tile=*/128, /*warpgroups=*/3, /*stages=*/4, /*rounds=*/2, /*overlaps=*/true},
     {96, 96, 128, 3, 2},
-    {128, 128, 128, 3, 2},
+    {128, 128, 128, 3, 2, 2, false, /*walk_ctas=*/2},
     {192, 128, 112, 3, 2, 1},
-    {256, 256, 80, 2, 2, 1, true, /*walk_ctas=*/2},
+    {256, 256, 80, 2, 2, 1, true, 2},
 };
 
 // The configuration for a spec; none: the kernel can't do it, and fold_missing() says why.
@@ -63,7 +71,7 @@ std::optional<FoldConfig> choose_config(const FoldSpec& spec);
 // See KernelRow::missing.
 std::vector<std::string> fold_missing(const FoldSpec& spec);
 
-// One line, e.g. "tile 3x64x128, 2 stages of keys, 224.0 KiB, 160 registers".
+// One line, e.g. "tile 3x64x112, 2 stages of keys, 212.0 KiB, 160 registers".
 std::string describe(const FoldConfig& config);
 // All of them, with the head dims in front. See KernelRow::configs.
 std::vector<std::string> fold_configs();

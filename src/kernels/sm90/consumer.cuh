@@ -64,8 +64,7 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
   RingCursor<C::kStages> ring;
   // A round's shared memory is given back when the copy engine has read its finished rows: in the next round.
   Rows<C> rows;
-  const auto walk_ctas = [&] { return C::kWalkCtas > 1 ? p.walk_ctas : 1; };
-  rows.flags = thread_of_warpgroup() < walk_ctas() ? Rows<C>::kLeader : 0U;
+  rows.flags = thread_of_warpgroup() < C::kWalkCtas ? Rows<C>::kLeader : 0U;
   const auto give_back = [&] {
     if ((rows.flags & Rows<C>::kWriting) == 0) [[likely]]
       return;
@@ -73,8 +72,8 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
     barrier_arrive(map.q_empty(C::kRounds == 1 ? 0U : rows.round().stage() ^ 1U));
     rows.flags &= ~Rows<C>::kWriting;
   };
-  // All CTAs that walk side by side hear of it, each from another thread.
-  const auto tell = [](std::uint32_t barrier) {
+  // In each CTA that walks along, by another thread.
+  const auto arrive_in_each = [](std::uint32_t barrier) {
     if constexpr (C::kWalkCtas > 1) {
       barrier_arrive_at(in_cta(barrier, static_cast<std::uint32_t>(thread_of_cta() % 32)));
     } else {
@@ -83,10 +82,10 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
   };
   // A stage goes back; where K goes ahead, each warp says when it is done with it.
   const auto give_k = [&](std::uint32_t stage) {
-    if (thread_of_cta() % 32 < walk_ctas()) tell(map.k_empty(stage));
+    if (thread_of_cta() % 32 < C::kWalkCtas) arrive_in_each(map.k_empty(stage));
   };
   const auto give_v = [&] {
-    if (rows.has(Rows<C>::kLeader)) tell(map.v_empty(ring.stage()));
+    if (rows.has(Rows<C>::kLeader)) arrive_in_each(map.v_empty(ring.stage()));
   };
   const auto let_pass = [&](int count) {
 #pragma unroll 1

@@ -19,7 +19,7 @@ namespace ringattn::sm90 {
 
 // `fetching`: threads that read a round's work and fetch what it takes.
 template <class C>
-__device__ __forceinline__ void init_barriers(const SharedMap<C>& map, int walk_ctas, int fetching) {
+__device__ __forceinline__ void init_barriers(const SharedMap<C>& map, int fetching) {
   for (std::uint32_t i = 0; i < C::kRounds; ++i) {
     barrier_init(map.work_full(i), 32);
     barrier_init(map.q_full(i), 1);
@@ -28,12 +28,12 @@ __device__ __forceinline__ void init_barriers(const SharedMap<C>& map, int walk_
   for (std::uint32_t i = 0; i < C::kStages; ++i) {
     barrier_init(map.k_full(i), 1);
     barrier_init(map.v_full(i), 1);
-    barrier_init(map.k_empty(i), walk_ctas * (C::kKeysAhead ? C::kUnits * kWarpgroup / 32 : C::kUnits));
-    if (C::kKeysAhead) barrier_init(map.v_empty(i), walk_ctas * C::kUnits);
+    barrier_init(map.k_empty(i), C::kWalkCtas * (C::kKeysAhead ? C::kUnits * kWarpgroup / 32 : C::kUnits));
+    if (C::kKeysAhead) barrier_init(map.v_empty(i), C::kWalkCtas * C::kUnits);
   }
   barrier_init(map.tail_landed(), 1);
   barrier_init(map.tail_told(), 1);
-  barrier_init(map.tail_done(), walk_ctas * 32);
+  barrier_init(map.tail_done(), C::kWalkCtas * 32);
   barrier_init(map.pace_told(), 1);
   barrier_init(map.pace_free(), 32);
   barrier_init(map.work_wanted(), 1);
@@ -57,7 +57,7 @@ template <class C>
 __global__ void __launch_bounds__(C::kThreads, 1) fold_kernel(const __grid_constant__ HopperParams params) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const SharedMap<C> map;
-  if (threadIdx.x == 0) init_barriers<C>(map, params.fold.walk_ctas, params.bulk_in ? 32 : kFetchThreads);
+  if (threadIdx.x == 0) init_barriers<C>(map, params.bulk_in ? 32 : kFetchThreads);
   sync_all<C>();
 
   const int warpgroup = static_cast<int>(threadIdx.x) / kWarpgroup;
@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) fold_kernel(const __grid_const
     } else if (warp == 0) {
       fetch<C>(params, map, shared);
     } else if (warp == 2) {
-      clear_tails<C>(params.fold, map);
+      clear_tails<C>(map);
     } else if (params.fold.keep_pace) {
       keep_pace<C>(params.fold, map);
     }

@@ -22,8 +22,8 @@ HopperParams hopper_params(const cuda::FoldParams& p, const FoldConfig& config) 
     const MappedTensor v{source.v, source.rows, p.kv_heads, p.head_dim_v, source.v_token_stride, source.v_head_stride};
     params.bulk_in = can_map(k) && can_map(v);
     if (!params.bulk_in) break;
-    params.k[i] = map_tensor(k, dtype, config.key_tile, config.key_box_columns(p.head_dim));
-    params.v[i] = map_tensor(v, dtype, config.key_tile, config.key_box_columns(p.head_dim_v));
+    params.k[i] = map_tensor(k, dtype, config.key_box_rows(), config.key_box_columns(p.head_dim));
+    params.v[i] = map_tensor(v, dtype, config.key_box_rows(), config.key_box_columns(p.head_dim_v));
   }
   if (params.bulk_in) params.q = map_tensor(q, dtype, kQueryTile, FoldConfig::box_columns(p.head_dim));
   const MappedTensor out{p.out, p.rows, p.heads, p.head_dim_v, p.out_token_stride, p.out_head_stride};

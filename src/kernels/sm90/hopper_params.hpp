@@ -11,8 +11,8 @@ namespace ringattn::sm90 {
 
 struct HopperParams {
   cuda::FoldParams fold;
-  // Boxes of one head: query tiles of 64 rows and key tiles of key_tile, with all columns where those fill panels of
-  // 64; a warp's 16 rows of the output by panels.
+  // Boxes of one head: query tiles of 64 rows, with all columns where those fill panels of 64;
+  // FoldConfig::key_box_rows() × key_box_columns() of key tiles; a warp's 16 rows of the output by panels.
   CUtensorMap q;
   CUtensorMap out;
   CUtensorMap k[cuda::kNearSources];

@@ -18,6 +18,7 @@ struct KernelConfig {
   static constexpr int kPanelsV = (kDimV + kPanelColumns - 1) / kPanelColumns;
   static constexpr int kBoxColumns = FoldConfig::box_columns(kDim);
   static constexpr int kWalkCtas = kConfig.walk_ctas;
+  static constexpr int kKeyBoxRows = kConfig.key_box_rows();
   static constexpr int kBoxColumnsK = kConfig.key_box_columns(kDim);
   static constexpr int kBoxColumnsV = kConfig.key_box_columns(kDimV);
   static constexpr int kKeyTile = kConfig.key_tile;
@@ -35,29 +36,41 @@ struct KernelConfig {
 };
 
 template <class Element, FoldConfig kConfig>
-void launch_fold(const cuda::FoldParams& p, Stream stream) {
+void launch_kernel(const cuda::FoldParams& p, Stream stream) {
   using C = KernelConfig<Element, kConfig>;
+  static_assert(C::kUnits > 1);  // WorkBuilder makes bundles of units
+  static_assert(C::kWalkCtas <= 2);
   constexpr int kSharedBytes = SharedMap<C>::kBytes;
-  if (p.bundle_count == 0) {  // FoldKernel::reserve(), for this device
-    check_reserved_shared_memory();
+  if (p.bundle_count == 0) {
     check_cuda(cudaFuncSetAttribute(fold_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
                "cudaFuncSetAttribute");
     return;
   }
   const HopperParams params = hopper_params(p, kConfig);
   const std::int64_t work = std::int64_t{p.bundle_count} * p.kv_heads;
-  const std::int64_t most = p.multiprocessors / p.walk_ctas;
+  const std::int64_t most = p.multiprocessors / C::kWalkCtas;
   cudaLaunchAttribute cluster{};
   cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {static_cast<unsigned>(p.walk_ctas), 1, 1};
+  cluster.val.clusterDim = {C::kWalkCtas, 1, 1};
   cudaLaunchConfig_t launch{};
-  launch.gridDim = static_cast<unsigned>((work < most ? work : most) * p.walk_ctas);
+  launch.gridDim = static_cast<unsigned>((work < most ? work : most) * C::kWalkCtas);
   launch.blockDim = C::kThreads;
   launch.dynamicSmemBytes = kSharedBytes;
   launch.stream = cuda_stream(stream);
   launch.attrs = &cluster;
-  launch.numAttrs = p.walk_ctas > 1 ? 1 : 0;
+  launch.numAttrs = C::kWalkCtas > 1 ? 1 : 0;
   check_cuda(cudaLaunchKernelEx(&launch, fold_kernel<C>, params), "sm90_fold");
+}
+
+// CTAs that walk alone have a kernel of their own.
+template <class Element, FoldConfig kConfig>
+void launch_fold(const cuda::FoldParams& p, Stream stream) {
+  const bool all = p.bundle_count == 0;  // FoldKernel::reserve(), for this device
+  if (all) check_reserved_shared_memory();
+  if (all || p.walk_ctas == kConfig.walk_ctas) launch_kernel<Element, kConfig>(p, stream);
+  if constexpr (kConfig.walk_ctas > 1) {
+    if (all || p.walk_ctas == 1) launch_kernel<Element, kConfig.alone()>(p, stream);
+  }
 }
 
 }  // namespace ringattn::sm90

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The warps that bring tiles: one has the copy engine fetch those of queries and keys, one clears what a value tile
-// holds past its sequence's end. CTAs that walk side by side fetch a share of each key tile's columns, for all of them.
+// holds past its sequence's end. CTAs that walk side by side fetch a share of each key tile's rows, for all of them.
 #pragma once
 
 #include "kernels/sm90/hopper_params.hpp"
@@ -58,21 +58,19 @@ __device__ __forceinline__ void fetch_queries(const HopperParams& params, const 
   }
 }
 
-// K or V of a tile. Side by side each CTA fetches the box of its rank, for all: their barriers wait for the whole tile.
+// K or V of a tile. Side by side each CTA fetches its share of the rows, for all: their barriers wait for all of them.
 template <class C, int kColumns, int kBox>
-__device__ __forceinline__ void load_keys(int walk_ctas, std::uint32_t target, const CUtensorMap* from,
-                                          std::uint32_t barrier, int head, int row) {
-  const auto panel = [](int column) {
-    return static_cast<std::uint32_t>(column / kPanelColumns * SharedMap<C>::kTilePanel);
-  };
-  if (C::kWalkCtas > 1 && walk_ctas > 1) {
-    static_assert(C::kWalkCtas == 1 || kColumns == C::kWalkCtas * kBox);
-    const int column = static_cast<int>(rank_in_cluster()) * kBox;
-    load_box_for((1U << C::kWalkCtas) - 1U, target + panel(column), from, barrier, column, head, row);
-  } else {
+__device__ __forceinline__ void load_keys(std::uint32_t target, const CUtensorMap* from, std::uint32_t barrier,
+                                          int head, int row) {
+  const int first = C::kWalkCtas > 1 ? static_cast<int>(rank_in_cluster()) * C::kKeyBoxRows : 0;
 #pragma unroll
-    for (int column = 0; column < kColumns; column += kBox) {
-      load_box(target + panel(column), from, barrier, column, head, row);
+  for (int column = 0; column < kColumns; column += kBox) {
+    const std::uint32_t box =
+        target + static_cast<std::uint32_t>(column / kPanelColumns * SharedMap<C>::kTilePanel + first * kPanelRowBytes);
+    if constexpr (C::kWalkCtas > 1) {
+      load_box_for((1U << C::kWalkCtas) - 1U, box, from, barrier, column, head, row + first);
+    } else {
+      load_box(box, from, barrier, column, head, row);
     }
   }
 }
@@ -97,8 +95,8 @@ __device__ __forceinline__ void fetch(const HopperParams& params, const SharedMa
     // Of one lane: the copies of a tile's K, and of its V.
     const auto copy_k = [&](const TileBox& tile, std::uint32_t stage) {
       barrier_arrive_expect(map.k_full(stage), C::kKBytes);
-      load_keys<C, C::kDim, C::kBoxColumnsK>(p.walk_ctas, map.k(stage), &params.k[tile.source], map.k_full(stage),
-                                             kv_head, tile.row);
+      load_keys<C, C::kDim, C::kBoxColumnsK>(map.k(stage), &params.k[tile.source], map.k_full(stage), kv_head,
+                                             tile.row);
     };
     const auto copy_v = [&](const TileBox& tile, std::uint32_t stage) {
       // Rows past the sequence's end belong to somebody else: their V must not reach a product with 0.
@@ -109,8 +107,7 @@ __device__ __forceinline__ void fetch(const HopperParams& params, const SharedMa
         if (tails > 0) barrier_wait(map.tail_done(), (tails - 1) & 1U);
       }
       barrier_arrive_expect(landed, C::kVBytes);
-      load_keys<C, C::kDimV, C::kBoxColumnsV>(p.walk_ctas, map.v(stage), &params.v[tile.source], landed, kv_head,
-                                              tile.row);
+      load_keys<C, C::kDimV, C::kBoxColumnsV>(map.v(stage), &params.v[tile.source], landed, kv_head, tile.row);
       if (!whole) {
         store_number(map.tail(), static_cast<int>(stage));
         store_number(map.tail() + 4, tile.keys);
@@ -174,7 +171,7 @@ __device__ __forceinline__ void fetch(const HopperParams& params, const SharedMa
 
 // Makes zeros of the rows of a V tile that lie past its sequence's end, before the consumers hear of it.
 template <class C>
-__device__ __forceinline__ void clear_tails(const cuda::FoldParams& p, const SharedMap<C>& map) {
+__device__ __forceinline__ void clear_tails(const SharedMap<C>& map) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   for (std::uint32_t parity = 0;; parity ^= 1U) {
     barrier_wait(map.tail_told(), parity);
@@ -195,7 +192,7 @@ __device__ __forceinline__ void clear_tails(const cuda::FoldParams& p, const Sha
     __syncwarp();
     if (lane == 0) barrier_arrive(map.v_full(static_cast<std::uint32_t>(stage)));
     barrier_arrive(map.tail_done());
-    if (C::kWalkCtas > 1 && p.walk_ctas > 1) barrier_arrive_at(in_cta(map.tail_done(), rank_in_cluster() ^ 1U));
+    if constexpr (C::kWalkCtas > 1) barrier_arrive_at(in_cta(map.tail_done(), rank_in_cluster() ^ 1U));
   }
 }
 

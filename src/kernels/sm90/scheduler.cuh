@@ -57,39 +57,39 @@ class Counter {
   __device__ __forceinline__ std::uint32_t rank() const { return rank_; }
   __device__ __forceinline__ int work() const { return p_.bundle_count * p_.kv_heads; }
 
-  __device__ __forceinline__ int first() const { return static_cast<int>(blockIdx.x) / walk_ctas(); }
+  __device__ __forceinline__ int first() const { return static_cast<int>(blockIdx.x) / C::kWalkCtas; }
   // From work() on: there is nothing more.
   __device__ __forceinline__ int take() {
-    if (rank_ > 0) return told();
-    int taken = 0;
-    if (threadIdx.x % 32 == 0) {
-      taken = atomicAdd(p_.taken, 1);
-      // Each takes once more than there is, so this one is the last of all. The next task may find the same tables.
-      if (taken == work() - 1) atomicExch(p_.taken, 0);
-      taken += static_cast<int>(gridDim.x) / walk_ctas();
-      if (walk_ctas() > 1) tell(taken);
-    }
-    return __shfl_sync(0xffffffffU, taken, 0);
+    const bool leads = threadIdx.x % 32 == 0;
+    int number = 0;
+    if (leads) number = rank_ > 0 ? told() : taken();
+    number = __shfl_sync(0xffffffffU, number, 0);
+    // The next word may come as soon as this one counts as read. So the lane that has read it says so, with a release
+    // of the cluster, and behind the number's use: an arrival overtakes a load that has only been issued.
+    if (rank_ > 0 && leads) barrier_release_at(in_cta(map_.word_read(), 0));
+    return number;
   }
 
  private:
-  __device__ __forceinline__ int walk_ctas() const { return C::kWalkCtas > 1 ? p_.walk_ctas : 1; }
-  __device__ __forceinline__ void tell(int taken) {
-    static_assert(C::kWalkCtas <= 2);
-    barrier_wait(map_.word_read(), parity_ ^ 1U);
+  // These are of one lane.
+  __device__ __forceinline__ int taken() {
+    int number = atomicAdd(p_.taken, 1);
+    // Each takes once more than there is, so this one is the last of all. The next task may find the same tables.
+    if (number == work() - 1) atomicExch(p_.taken, 0);
+    number += static_cast<int>(gridDim.x) / C::kWalkCtas;
+    if constexpr (C::kWalkCtas > 1) tell(number);
+    return number;
+  }
+  __device__ __forceinline__ void tell(int number) {
+    barrier_acquire(map_.word_read(), parity_ ^ 1U);
     parity_ ^= 1U;
-    send_number(in_cta(map_.word(), 1), in_cta(map_.word_sent(), 1), taken);
+    send_number(in_cta(map_.word(), 1), in_cta(map_.word_sent(), 1), number);
   }
   __device__ __forceinline__ int told() {
-    if (threadIdx.x % 32 == 0) barrier_arrive_expect(map_.word_sent(), sizeof(int));
-    barrier_wait(map_.word_sent(), parity_);
-    cluster_fence();
+    barrier_arrive_expect(map_.word_sent(), sizeof(int));
+    barrier_acquire(map_.word_sent(), parity_);
     parity_ ^= 1U;
-    // The next word may come as soon as this one counts as read, so it is used before that: a load that has only been
-    // issued was seen to bring the next one.
-    const int taken = __shfl_sync(0xffffffffU, load_number(map_.word()), 0);
-    if (threadIdx.x % 32 == 0) barrier_release_at(in_cta(map_.word_read(), 0));
-    return taken;
+    return load_number(map_.word());
   }
 
   const cuda::FoldParams& p_;

@@ -126,7 +126,7 @@ struct SharedMap {
   static_assert(kUnitOffset % 1024 == 0 && kBarrierOffset % kBarrierBytes == 0 && kBytes <= 232448);
 
   // Address of the whole in the shared window: behind what the device keeps for itself (hopper_params.hpp). As a
-  // constant it costs no register.
+  // constant it costs no register. In a cluster addresses name their CTA, as copies and arrivals take those of any.
   static __device__ std::uint32_t base() {
     if constexpr (C::kWalkCtas > 1) return in_cta(kReservedBytes, rank_in_cluster());
     return kReservedBytes;
@@ -162,7 +162,8 @@ struct SharedMap {
   __device__ std::uint32_t v_empty(std::uint32_t stage) const {
     return C::kKeysAhead ? work_full(3 * C::kRounds + 3 * C::kStages + 8 + stage) : k_empty(stage);
   }
-  // A V tile that reaches past its sequence's end: it has arrived; the tail warp is told; it is done.
+  // A V tile that reaches past its sequence's end: it has arrived; the tail warp is told; it is done, side by side in
+  // both CTAs, as the next one's halves arrive at both.
   __device__ std::uint32_t tail_landed() const { return work_full(3 * C::kRounds + 3 * C::kStages); }
   __device__ std::uint32_t tail_told() const { return work_full(3 * C::kRounds + 3 * C::kStages + 1); }
   __device__ std::uint32_t tail_done() const { return work_full(3 * C::kRounds + 3 * C::kStages + 2); }

@@ -21,8 +21,8 @@ struct MappedTensor {
 bool can_map(const MappedTensor& tensor);
 
 // Boxes of box_rows rows and box_columns columns of one head, in panels of 64 columns, [panels][rows][64], with the
-// 128-byte swizzle. box_columns is 64, or a multiple of it of which the columns are one. Throws kInternal where the
-// driver refuses what can_map() allows.
+// 128-byte swizzle. box_columns is a multiple of 64, and, but for 64 itself, one that divides the columns. Throws
+// kInternal where the driver refuses what can_map() allows.
 CUtensorMap map_tensor(const MappedTensor& tensor, Dtype dtype, int box_rows, int box_columns);
 
 }  // namespace ringattn::sm90

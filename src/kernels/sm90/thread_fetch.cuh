@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What producer.cuh has the copy engine do, done by threads: for tensors that it can't reach (rows that are not 16-byte
 // aligned, more sources than a launch has tensor maps for). The same tiles in the same places, slowly.
+// Side by side each CTA copies all of a tile, and yet waits for both to be done with a stage.
 #pragma once
 
 #include "kernels/sm80/tile_copy.cuh"

@@ -20,17 +20,29 @@ __device__ __forceinline__ std::uint32_t in_cta(std::uint32_t address, std::uint
   return there;
 }
 
-// At a barrier of any CTA of the cluster. Tells of reads of shared memory that are done; not of writes elsewhere, which
-// would take a fence that waits for the whole device's memory.
+// At a barrier of any CTA of the cluster, once this thread has used what it read, as products that it has waited for.
+// It releases nothing beyond this CTA: a release of the cluster is a fence of the whole device's memory.
 __device__ __forceinline__ void barrier_arrive_at(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-// The same, and tells of all that this thread has read and written: such a fence. Once a bundle, not once a tile.
+// The same with such a release: of all that this thread has read and written.
 __device__ __forceinline__ void barrier_release_at(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-// Behind a wait: what CTAs of the cluster have written before what ended it is seen from here on.
-__device__ __forceinline__ void cluster_fence() { asm volatile("fence.acq_rel.cluster;" ::: "memory"); }
+// As barrier_wait(); what CTAs of the cluster did before what ended the phase is seen from here on.
+__device__ __forceinline__ void barrier_acquire(std::uint32_t barrier, std::uint32_t parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred ended;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 ended, [%0], %1;\n"
+      "@ended bra through;\n"
+      "bra again;\n"
+      "through:\n"
+      "}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
 // Writes a number; the barrier, of the same CTA, counts its four bytes when it is there.
 __device__ __forceinline__ void send_number(std::uint32_t address, std::uint32_t barrier, int number) {
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(address), "r"(number),

@@ -12,7 +12,8 @@ inline constexpr int kBarrierBytes = 8;
 __device__ __forceinline__ void barrier_init(std::uint32_t barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
-// Makes initialised barriers visible to the copy engine; a __syncthreads() makes them visible to the threads.
+// Makes initialised barriers visible to the copy engine; what all threads then wait at makes them visible to the
+// threads.
 __device__ __forceinline__ void barrier_init_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
