@@ -197,8 +197,18 @@ TEST_F(WorkBundles, SideBySideWhereThatPays) {
   EXPECT_EQ(walk_ctas({-1, -1}, 1, 3, 128), 1);  // a CTA's units
   EXPECT_EQ(walk_ctas({-1, -1}, 1, 3, 256), 2);
   EXPECT_EQ(walk_ctas({-1, -1}, 1, 3, 1), 1);
-  EXPECT_EQ(walk_ctas({4000, 0}, 1, 1, 65536), 2);
+  EXPECT_EQ(walk_ctas({8000, 0}, 1, 1, 65536), 2);
   EXPECT_EQ(walk_ctas({100, 0}, 1, 1, 65536), 1);
+  // Three units of a CTA gain less.
+  const WorkShape three{64, 64, 128, 3, std::int64_t{1} << 40, 132, 2};
+  const auto walk_of_three = [&](int group, std::int64_t tokens) {
+    return build(spec_of(group, {-1, 0}), whole_task(three, 3, tokens).task, three).layout.walk_ctas;
+  };
+  EXPECT_EQ(walk_ctas({-1, 0}, 1, 3, 4096), 2);
+  EXPECT_EQ(walk_of_three(1, 4096), 1);
+  EXPECT_EQ(walk_of_three(1, 8192), 2);
+  EXPECT_EQ(walk_of_three(4, 1024), 1);
+  EXPECT_EQ(walk_of_three(4, 2048), 2);
   // Whatever the shape allows where it allows one.
   EXPECT_EQ(build(spec_of(1, {-1, -1}), whole_task(kBundleShapes[0], 1, 4096).task, kBundleShapes[0]).layout.walk_ctas,
             1);

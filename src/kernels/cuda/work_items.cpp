@@ -19,8 +19,9 @@ constexpr std::size_t kTableAlignment = 256;
 // CTA, or for each pair that walks side by side.
 constexpr std::int64_t kLastPiece = 4;
 constexpr std::int64_t kLastWork = 2;
-// CTAs walk side by side where, of so many tiles, at most one more is walked over than alone.
-constexpr std::int64_t kWorthwhile = 24;
+// CTAs walk side by side where, of so many tiles for each unit of a CTA, at most one more is walked over than alone:
+// the more units share a tile in one CTA, the less there is to gain.
+constexpr std::int64_t kWorthwhile = 16;
 // The section of what is left for last.
 constexpr std::int32_t kLast = std::numeric_limits<std::int32_t>::max();
 
@@ -263,7 +264,8 @@ std::int32_t WorkBuilder::cut_for_walks(const FoldSpec& spec, const WorkShape& s
       alone += std::max<std::int64_t>(0, end - begin);
     }
   }
-  if (together * kWorthwhile <= alone * (kWorthwhile + 1)) return shape.walk_ctas;
+  const std::int64_t worthwhile = kWorthwhile * shape.units;
+  if (together * worthwhile <= alone * (worthwhile + 1)) return shape.walk_ctas;
   cut(spec, shape.units);
   return 1;
 }
