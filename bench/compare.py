@@ -7,17 +7,21 @@
     bench/compare.py --need "pytorch sdpa flash_attention_2=1.0" *.jsonl      # code 1 where we are slower than that peer
 
 A ratio above 1 is ours being faster. "folds alone" is our own computation without transfers: the ratio to it is the part
-of the time in which ranks compute. Points that were measured several times count as they were measured last.
+of the time in which ranks compute. "one run" is a job that `ringattn run` ran once. What was measured several times is
+shown as it was measured last: of the files that have it the last one, in the order given, and of that file the last line;
+FlashAttention-3 by the faster of its assemblers in that file. A line on stderr for each file says which of its lines are
+left out, and why.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from dataclasses import dataclass
 
 import points
-from points import Point
+from points import File, Point
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,23 @@ def misses(rows: list[Row], name: str, least: float) -> list[str]:
     ]
 
 
+def leave_out_unpaired(files: list[File], rows: list[Row]) -> None:
+    shown = {point for row in rows for point in (row.ours, row.theirs)}
+    for file in files:
+        alone = sum(point not in shown for point in file.points.values())
+        if alone:
+            file.left_out["of peers or of folds alone, with none of ours beside them"] += alone
+
+
+def contents(files: list[File]) -> str:
+    """What files hold that have nothing of ours."""
+    kinds = Counter(f"points of {point.tool}" for file in files for point in file.points.values())
+    for file in files:
+        kinds.update(file.others)
+        kinds.update(file.left_out)
+    return ", ".join(f"{count} {kind}" for kind, count in kinds.most_common()) or "no lines"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", help="files of lines, ours and peers' in any order")
@@ -105,18 +126,21 @@ def main() -> int:
     )
     arguments = parser.parse_args()
     try:
-        found = points.read(arguments.files)
+        files = points.read_files(arguments.files)
     except points.BadLine as error:
         print(f"error: {error}.", file=sys.stderr)
         return 3
-    rows = pair(found)
+    rows = pair([point for file in files for point in file.points.values()])
     if not rows:
-        print(f"error: no line is ours (no tool is named {points.OURS}). Add a file of ringattn bench.", file=sys.stderr)
+        why = f"no tool is named {points.OURS}; there are {contents(files)}"
+        print(f"error: no line is ours ({why}). Add a file of ringattn bench.", file=sys.stderr)
         return 3
     print(as_markdown(rows) if arguments.markdown else as_text(rows))
-    alone = [point for point in found if not point.ours and point.mode == "whole" and all(row.theirs != point for row in rows)]
-    if alone:
-        print(f"# {len(alone)} points of peers have none of ours beside them", file=sys.stderr)
+    leave_out_unpaired(files, rows)
+    for note in filter(None, (file.note() for file in files)):
+        print(f"# {note}", file=sys.stderr)
+    if any("measured again" in why for file in files for why in file.left_out):
+        print("# what was measured again is shown as the last file has it, in the order given, in its last line", file=sys.stderr)
     wrong = [text for name, least in arguments.need for text in misses(rows, name, least)]
     for text in wrong:
         print(f"too slow: {text}", file=sys.stderr)

@@ -1,17 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Points of benchmarks out of files of lines (schema "ringattn.bench/1"), as `ringattn bench --jsonl` and bench/peers
-write them. Lines of other schemas are left out."""
+"""Points of benchmarks out of files of lines: of `ringattn bench --jsonl` and bench/peers (schema "ringattn.bench/1"), of
+reports of `ringattn run`, and of the program that measures FlashAttention-3. Other lines are left out, and counted.
+
+What the same tool measured several times at the same job counts as it was measured last: of the files that have it the
+last one, in the order given, and of that file the last line. What FlashAttention-3 measured as built in several ways
+(assembled by several versions of ptxas) in one file counts as the fastest of them did it."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 SCHEMA = "ringattn.bench/1"
+REPORT = 1  # the schema of a report of `ringattn run`
 OURS = "ringattn"
+# What `ringattn run` took where its command names nothing else, when the lines of runs were kept that name no job.
+RUN_DEFAULTS = {"--heads": "8", "--kv-heads": "2", "--head-dim": "128", "--dtype": "bf16", "--mask": "causal"}
 
 
 class BadLine(Exception):
@@ -43,33 +52,45 @@ class Job:
         text = f"{self.dtype} {self.heads}/{self.kv_heads} x {dims} {self.mask}"
         return f"{text}, {self.source}" if self.source else text
 
+    @property
+    def flops(self) -> float | None:
+        """By the field's convention, as ours and the peers count; None for a mask that is neither causal nor full."""
+        pairs = {"causal": self.seq * (self.seq + 1) / 2, "full": float(self.seq) ** 2}.get(self.mask)
+        return None if pairs is None else 2.0 * self.batch * pairs * self.heads * (self.head_dim + self.head_dim_v)
+
 
 @dataclass(frozen=True)
 class Point:
     tool: str
     kernel: str
     transport: str
-    mode: str  # "whole", or "folds": ours without transfers
+    mode: str  # "whole"; "run": a whole job that ran once; "folds": ours without transfers
     world: int
     block: int  # asked for; 0: chosen by the plan
     job: Job
     median_ms: float | None  # None: see error
     tflops: float | None  # of a rank
     error: str | None
+    build: str = ""  # of several of the same kernel in one file, the fastest counts
 
     @property
     def ours(self) -> bool:
-        return self.tool == OURS and self.mode == "whole"
+        return self.tool == OURS and self.mode in ("whole", "run")
 
     @property
     def name(self) -> str:
         """Who measured: "ringattn sm80_fold, p2p", "pytorch sdpa cudnn"."""
-        text = f"{self.tool} {self.kernel}"
+        text = f"{self.tool} {self.kernel}".rstrip()
         if self.world > 1:
             text += f", {self.transport}"
         if self.block:
             text += f", block {self.block}"
-        return text + (", folds alone" if self.mode == "folds" else "")
+        return text + {"folds": ", folds alone", "run": ", one run"}.get(self.mode, "")
+
+    @property
+    def key(self) -> tuple:
+        """Points that differ in more stand side by side."""
+        return (self.name, self.world, self.job)
 
 
 def as_text(value: Any) -> str:
@@ -116,30 +137,153 @@ def parse(line: dict) -> Point:
     )
 
 
-def read(paths: Iterable[str]) -> list[Point]:
-    """Of points that were measured several times by the same, the last one counts: what is measured anew replaces."""
-    last: dict[tuple, Point] = {}
-    for path in paths:
+def check_rate(stated: float, job: Job, ms: float, world: int) -> None:
+    """The line's figure is the one that its own job and time make, so the job is what was read into the line."""
+    if job.flops is not None and not math.isclose(stated, job.flops / ms / world * 1e-9, rel_tol=2e-3):
+        raise ValueError(f"{stated:g} TFLOP/s, where its job and time make {job.flops / ms / world * 1e-9:g}")
+
+
+def parse_flash_attention_3(line: dict) -> Point:
+    """A line of the program that measures FlashAttention-3, in bf16. It counts seq^2 / 2 pairs under a causal mask, where
+    ours and the other peers count seq * (seq + 1) / 2: the rate is that of its time."""
+    seq, batch = as_count(line["seq"], 1), as_count(line["batch"], 1)
+    dims = {ours: as_count(line[theirs], 1) for ours, theirs in (("head_dim", "dim"), ("head_dim_v", "dim_v"))}
+    heads = {name: as_count(line[name], 1) for name in ("heads", "kv_heads")}
+    mask = "causal" if as_count(line["causal"], 0) else "full"
+    job = Job(seq * batch, batch, **heads, **dims, dtype=as_text(line.get("dtype", "bf16")), mask=mask, source="")
+    ms = as_figure(line["median_ms"])
+    check_rate(as_figure(line["tflops"]), job, ms, 1)
+    return Point(as_text(line["peer"]), "", "self", "whole", 1, 0, job, ms, job.flops / ms * 1e-9, None, as_text(line["ptxas"]))
+
+
+def parse_report(line: dict) -> Point | str:
+    """A report of `ringattn run`, or why it is no point."""
+    found, time = line["job"], line["time_ms"]
+    if time is None or found is None:
+        return "of runs that were not timed"
+    tokens, batch = as_count(found["q_tokens"], 1), as_count(found["sequences"], 1)
+    if found["softcap"] or found["sinks"] or found["k_tokens"] != tokens or tokens % batch:
+        return "of runs of jobs that bench does not have (soft-cap, sinks, other keys than queries)"
+    counts = {name: as_count(found[name], 1) for name in ("heads", "kv_heads", "head_dim", "head_dim_v")}
+    job = Job(tokens, batch, **counts, dtype=as_text(found["dtype"]), mask=as_text(found["mask"]), source="")
+    world, transport = as_count(line["world"]["ranks"], 1), as_text(line["world"]["transport"])
+    ms, tflops = as_figure(time["median"]), as_figure(line["tflops_per_rank"])
+    try:
+        check_rate(tflops, job, ms, world)
+    except ValueError:
+        if batch == 1:
+            raise
+        # The report has the tokens of all sequences, not each one's.
+        return "of runs of sequences that differ in length"
+    block = as_count(line["config"].get("block") or 0, 0)
+    return Point(OURS, as_text(line["kernel"]), transport, "run", world, block, job, ms, tflops, None)
+
+
+def parse_kept_run(line: dict) -> Point:
+    """What was kept of such a report: the job is what the command names, and the program's defaults."""
+    words = as_text(line["command"]).split()
+    named = {**RUN_DEFAULTS, **{flag: value for flag, value in zip(words, words[1:]) if flag in RUN_DEFAULTS}}
+    heads, kv_heads, dim = (as_count(int(named[flag]), 1) for flag in ("--heads", "--kv-heads", "--head-dim"))
+    tokens, world, ms = as_count(line["tokens"], 1), as_count(line["ranks"], 1), as_figure(line["time_ms"])
+    job = Job(tokens, 1, heads, kv_heads, dim, dim, named["--dtype"], named["--mask"], "")
+    tflops = as_figure(line["tflops_per_rank"])
+    check_rate(tflops, job, ms, world)
+    return Point(OURS, "", as_text(line["transport"]), "run", world, 0, job, ms, tflops, None)
+
+
+@dataclass
+class File:
+    """What became of a file's lines: each is a point, or left out."""
+
+    path: str
+    lines: int = 0
+    points: dict[tuple, Point] = field(default_factory=dict)
+    left_out: Counter[str] = field(default_factory=Counter)  # why: how many lines
+    others: Counter[str] = field(default_factory=Counter)  # left out as no points, by what they call themselves
+
+    def note(self) -> str | None:
+        parts = [f"{count} {why}" for why, count in self.left_out.most_common()]
+        if self.others:
+            kinds = ", ".join(f"{count} {kind}" for kind, count in self.others.most_common())
+            parts.insert(0, f"{sum(self.others.values())} of other formats ({kinds})")
+        total = sum(self.others.values()) + sum(self.left_out.values())
+        return f"{self.path}: {total} of {self.lines} lines left out: {', '.join(parts)}" if parts else None
+
+    def take(self, line: dict) -> Point | None:
+        """The line's point, or None where it was counted as left out."""
+        schema, what = line.get("schema"), line.get("what")
+        point: Point | str | None = None
+        if schema == SCHEMA:
+            # Sums have errors instead of times, and nothing to compare here.
+            point = "of the accuracy of sums, not timed" if "accuracy" in line else parse(line)
+        elif schema == REPORT and line.get("command") == "run":
+            point = parse_report(line)
+        elif schema is None and "peer" in line and "ptxas" in line:
+            point = parse_flash_attention_3(line)
+        elif schema is None and what == "run":
+            point = parse_kept_run(line)
+        if isinstance(point, Point):
+            return point
+        if point is not None:
+            self.left_out[point] += 1
+        elif schema == REPORT:
+            self.others[f"reports of {line.get('command')}"] += 1
+        elif schema is not None:
+            self.others[str(schema)] += 1
+        else:
+            self.others["meta" if line.get("meta") else what if isinstance(what, str) else "unnamed"] += 1
+        return None
+
+
+def read_file(path: str) -> File:
+    try:
+        with open(path, encoding="utf-8") as opened:
+            lines = opened.read().split("\n")
+    except OSError as error:
+        raise BadLine(f"{path} can't be read ({error.strerror})") from error
+    except UnicodeDecodeError as error:
+        raise BadLine(f"{path} can't be read (it is no UTF-8 text)") from error
+    file = File(path)
+    last: dict[tuple, dict[str, Point]] = {}  # of each build
+    for number, text in enumerate(lines, 1):
+        if not text.strip():
+            continue
         try:
-            with open(path, encoding="utf-8") as file:
-                lines = file.read().split("\n")
-        except OSError as error:
-            raise BadLine(f"{path} can't be read ({error.strerror})") from error
-        except UnicodeDecodeError as error:
-            raise BadLine(f"{path} can't be read (it is no UTF-8 text)") from error
-        for number, text in enumerate(lines, 1):
-            if not text.strip():
-                continue
-            try:
-                line = json.loads(text)
-                # Sums have errors instead of times, and nothing to compare here.
-                if line.get("schema") != SCHEMA or "accuracy" in line:
-                    continue
-                point = parse(line)
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise BadLine(f"line {number} of {path} is no whole point ({type(error).__name__}: {error})") from error
-            last[(point.name, point.world, point.job)] = point
-    return list(last.values())
+            point = file.take(json.loads(text))
+        except (ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
+            raise BadLine(f"line {number} of {path} is no whole point ({type(error).__name__}: {error})") from error
+        file.lines += 1
+        if point is None:
+            continue
+        builds = last.setdefault(point.key, {})
+        if point.build in builds:
+            file.left_out["measured again further down"] += 1
+        builds[point.build] = point
+    for key, builds in last.items():
+        file.points[key] = max(builds.values(), key=lambda point: point.tflops or 0.0)
+        if len(builds) > 1:
+            file.left_out["slower than as another ptxas assembled it"] += len(builds) - 1
+    return file
+
+
+def read_files(paths: Iterable[str]) -> list[File]:
+    """What is measured anew replaces: a point stands in the last file that has it."""
+    files: list[File] = []
+    holders: dict[tuple, File] = {}
+    for path in paths:
+        file = read_file(path)
+        for key in file.points:
+            if older := holders.get(key):
+                del older.points[key]
+                near = os.path.dirname(path) == os.path.dirname(older.path)
+                older.left_out[f"measured again in {os.path.basename(path) if near else path}"] += 1
+            holders[key] = file
+        files.append(file)
+    return files
+
+
+def read(paths: Iterable[str]) -> list[Point]:
+    return [point for file in read_files(paths) for point in file.points.values()]
 
 
 def size(tokens: int) -> str:

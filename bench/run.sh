@@ -5,7 +5,8 @@
 #
 # A part writes bench/results/<gpu>/<date>-<part>.jsonl, whole or not at all; each line holds its command and the source
 # revision. Environment: BENCH_DATE resumes an earlier day's run, BENCH_MODEL names the folder (else the GPU's name),
-# PYTHON has PyTorch (else python3), RINGATTN_PROGRAM is a program that is built already.
+# PYTHON has PyTorch (else python3), RINGATTN_PROGRAM is a program that is built already, fold_gpu_bench beside it for
+# one-gpu-more.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=tests/support/parts.sh
@@ -18,6 +19,7 @@ date=${BENCH_DATE:-$(date +%F)}
 python=${PYTHON:-python3}
 machine=$results/$date-machine.json
 ringattn=${RINGATTN_PROGRAM:-$PWD/build/release/bin/ringattn}
+beside=$(dirname "$ringattn")
 
 # The shape that peers are measured at, and others (head_dim 64 and 256, full mask).
 main_shape=(--heads 32 --kv-heads 8 --head-dim 128 --dtype bf16 --mask causal)
@@ -25,6 +27,7 @@ main_shape=(--heads 32 --kv-heads 8 --head-dim 128 --dtype bf16 --mask causal)
 part machine 1 "measure the machine model that plans and predictions rest on"
 part one-gpu 2 "ours on one GPU, 1k to 128k tokens, three head dims, causal and full"
 part one-gpu-peers 2 "PyTorch SDPA with cuDNN and with FlashAttention-2, the same shapes"
+part one-gpu-more 4 "fp16 beside bf16, cuDNN too; by tiles touched; soft-cap; state in and out; host time of a call"
 part ring-p2p 3 "ours on all GPUs, 32k to 1m tokens, beside the folds alone, transport p2p"
 part ring-nccl 3 "the same, transport nccl"
 part ring-peers 4 "zigzag ring and PyTorch context_parallel on all GPUs, the same shapes"
@@ -39,9 +42,16 @@ part_is_done() {
   if [[ $1 == machine ]]; then [[ -s $machine ]]; else [[ -s $(part_file "$1") ]]; fi
 }
 
+# prepare [PROGRAM …]: ours, and programs of bench/ beside it, are built.
 prepare() {
-  if [[ -z ${RINGATTN_PROGRAM:-} ]]; then build_preset release ringattn_program; fi
+  if [[ -z ${RINGATTN_PROGRAM:-} ]]; then build_preset release ringattn_program "$@"; fi
   [[ -x $ringattn ]] || { echo "$ringattn can't be run. Check RINGATTN_PROGRAM." >&2; exit 4; }
+  local program
+  for program in "$@"; do
+    [[ -x $beside/$program ]] && continue
+    echo "$program isn't in $beside (RINGATTN_PROGRAM lies there). Build its target, too, or unset RINGATTN_PROGRAM." >&2
+    exit 4
+  done
   mkdir -p "$results"
   export RINGATTN_PROGRAM=$ringattn
   # Peers name the revision that our program was built from, also where the checkout isn't one.
@@ -82,6 +92,17 @@ whole() {
   python3 -c 'import json, sys; print(json.dumps(json.load(open(sys.argv[1]))))' "$lines.json" >>"$lines"
 }
 
+# kernel_alone WORDS…: lines of fold_gpu_bench, each with its command and the revision.
+kernel_alone() {
+  "$beside/fold_gpu_bench" "$@" >"$lines.one"
+  [[ -s $lines.one ]] || { echo "fold_gpu_bench $* measured nothing" >&2; return 1; }
+  python3 -c '
+import json, os, sys
+for text in open(sys.argv[1]):
+    print(json.dumps({**json.loads(text), "command": " ".join(sys.argv[2:]), "git": os.environ["BENCH_GIT"]}))
+' "$lines.one" fold_gpu_bench "$@" >>"$lines"
+}
+
 peer() { "$python" "bench/peers/$1.py" "${@:2}" --jsonl "$lines"; }
 peers() {
   "$python" -m torch.distributed.run --standalone --nproc-per-node "$gpus" "bench/peers/$1.py" "${@:2}" --jsonl "$lines"
@@ -107,7 +128,7 @@ each_shape() {
     "$@" --seq 4k-32k*2 --total-tokens 16k --heads 32 --kv-heads 32 --head-dim 64 --mask "$mask"
     "$@" --seq 4k-32k*2 --total-tokens 16k --heads 8 --kv-heads 8 --head-dim 256 --mask "$mask"
   done
-  "$@" --seq 8k --heads 128 --kv-heads 128 --head-dim 192 --head-dim-v 128 --mask causal
+  "$@" --seq 8k --total-tokens 16k --heads 128 --kv-heads 128 --head-dim 192 --head-dim-v 128 --mask causal
 }
 
 part_one_gpu() {
@@ -127,6 +148,25 @@ part_one_gpu_peers() {
   prepare
   each_shape peer sdpa
   finish one-gpu-peers
+}
+
+part_one_gpu_more() {
+  need_gpus 1
+  need_torch
+  prepare fold_gpu_bench
+  export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
+  local dtype kernel
+  local -a job=(--seq "8k,32k" --total-tokens 16k --heads 32 --kv-heads 8 --head-dim 128 --mask causal)
+  for dtype in bf16 fp16 bf16 fp16; do  # in turn: the card's clock changes between them, too
+    ours 1 "${job[@]}" --dtype "$dtype"
+    peer sdpa --kernels cudnn "${job[@]}" --dtype "$dtype"
+  done
+  kernel=$(python3 -c 'import json, sys; print(json.loads(open(sys.argv[1]).readline())["kernel"])' "$lines")
+  kernel_alone touched "$kernel"
+  kernel_alone host "$kernel"
+  kernel_alone state "$kernel"
+  kernel_alone speed "$kernel" 0 8192  # a soft-cap and a short window, beside 8k without
+  finish one-gpu-more
 }
 
 ring() {

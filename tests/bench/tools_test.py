@@ -74,7 +74,10 @@ class Compare(unittest.TestCase):
         self.assertEqual(text.returncode, 0, text.stderr)
         self.assertIn("can't (No available kernel)", text.stdout)
         self.assertIn("1k x 16", text.stdout)
-        self.assertIn("1 points of peers have none of ours beside them", text.stderr)
+        other = "1 of other formats (1 speed)"
+        self.assertIn(f"# {OURS}: 2 of 9 lines left out: {other}, 1 measured again further down", text.stderr)
+        self.assertIn(f"# {PEERS}: 2 of 7 lines left out: 1 of the accuracy of sums", text.stderr)
+        self.assertIn("1 of peers or of folds alone, with none of ours beside them", text.stderr)
         markdown = tool("compare.py", "--markdown", OURS, PEERS).stdout.splitlines()
         self.assertEqual(len(markdown), 2 + len(self.rows()))
         self.assertTrue(all(line.count("|") == len(compare.HEAD) + 1 for line in markdown), markdown)
@@ -240,6 +243,58 @@ echo PASS 12ab
                 done = subprocess.run(words, capture_output=True, text=True, env=environment)
                 self.assertEqual(done.returncode, 1 if code else 0, done.stdout + done.stderr)
                 (root / f"build/gpu/{part}.passed").unlink(missing_ok=True)
+
+    def test_benchmarks_of_one_gpu_write_what_was_measured(self):
+        """bench/run.sh with programs that only write down their words: ours and the peers get the same shapes, and what
+        one-gpu-more measures comes in its order, or not at all."""
+        root = pathlib.Path(self.folder.name, "checkout")
+        for name in ("bench/run.sh", "tests/support/parts.sh"):
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_bytes((ROOT / name).read_bytes())
+
+        def executable(name: str, text: str) -> None:
+            path = root / "bin" / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_text("#!/bin/sh\n" + text)
+            path.chmod(0o755)
+
+        writes = """for word; do
+  case $last in --dtype) dtype=$word;; --jsonl) file=$word;; esac; last=$word
+done
+"""
+        members = '"tool": "%s", "kernel": "sm90_fold", "dtype": "%s", "words": "%s"'
+        line = f"""printf '{{{members}}}\\n' TOOL "$dtype" "$*" >MODE"$file"\n"""
+        version = "[ \"$1\" != --version ] || { echo 'ringattn 1 (git abc, x)'; exit 0; }\n"
+        executable("nvidia-smi", 'echo "GPU 0: a"\n')
+        executable("ringattn", version + writes + line.replace("TOOL", "ours").replace("MODE", ""))
+        executable("torch", '[ "$1" != -c ] || exit 0\n' + writes + line.replace("TOOL", "peer").replace("MODE", ">"))
+        environment = {**os.environ, "PATH": f"{root}/bin:{os.environ['PATH']}", "PYTHON": f"{root}/bin/torch"}
+        environment |= {"RINGATTN_PROGRAM": f"{root}/bin/ringattn", "BENCH_MODEL": "a", "BENCH_DATE": "day"}
+        environment.pop("CUDA_VISIBLE_DEVICES", None)
+
+        def measure(part: str, code: int) -> list[dict]:
+            words = ["bash", str(root / "bench/run.sh"), part]
+            done = subprocess.run(words, capture_output=True, text=True, env=environment)
+            self.assertEqual(done.returncode, code, done.stdout + done.stderr)
+            self.assertEqual(list((root / "bench/results/a").glob(".lines*")), [])
+            path = root / f"bench/results/a/day-{part}.jsonl"
+            return [json.loads(text) for text in path.read_text().splitlines()] if path.exists() else []
+
+        shapes = [[line["words"].split(" --seq ")[1].split(" --jsonl")[0] for line in measure(part, 0)]
+                  for part in ("one-gpu", "one-gpu-peers")]
+        self.assertEqual(shapes[0][: len(shapes[1])], shapes[1])
+        self.assertTrue(all("--total-tokens 16k" in shape for shape in shapes[1]), shapes)
+
+        self.assertEqual(measure("one-gpu-more", 1), [], "fold_gpu_bench isn't there")
+        executable("fold_gpu_bench", "exit 0\n")
+        self.assertEqual(measure("one-gpu-more", 1), [], "it measured nothing")
+        executable("fold_gpu_bench", """printf '{"what": "%s", "kernel": "%s"}\\n' "$1" "$2"\n""")
+        lines = measure("one-gpu-more", 0)
+        turns = [(line["tool"], line["dtype"]) for line in lines[:8]]
+        self.assertEqual(turns, [(tool, dtype) for dtype in ("bf16", "fp16") for tool in ("ours", "peer")] * 2)
+        self.assertEqual([line["what"] for line in lines[8:]], ["touched", "host", "state", "speed"])
+        self.assertEqual(lines[8]["command"], "fold_gpu_bench touched sm90_fold")
+        self.assertEqual({line["git"] for line in lines[8:]}, {"abc"})
 
     def test_what_takes_too_long_is_put_off(self):
         first = self.run_script("first-one", "long")

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""bench/compare.py on the results that are kept in bench/results: it reads every folder, and accounts for every line; and
+on the kinds of lines that lie there beside those of `ringattn bench`."""
+
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "bench" / "results"
+LINES = pathlib.Path(__file__).resolve().parent / "lines"
+sys.path.insert(0, str(ROOT / "bench"))
+sys.dont_write_bytecode = True
+
+import compare  # noqa: E402  (these lie in bench)
+import points  # noqa: E402
+
+
+def run(*paths: pathlib.Path) -> subprocess.CompletedProcess:
+    words = [sys.executable, "-B", str(ROOT / "bench" / "compare.py"), *map(str, paths)]
+    return subprocess.run(words, capture_output=True, text=True)
+
+
+def kept(path: pathlib.Path) -> list[dict]:
+    return [json.loads(text) for text in path.read_text().splitlines() if text.strip()]
+
+
+class Committed(unittest.TestCase):
+    def test_every_folder_is_read_and_every_line_accounted_for(self):
+        folders = sorted(path for path in RESULTS.iterdir() if path.is_dir())
+        self.assertGreaterEqual(len(folders), 3)
+        for folder in folders:
+            with self.subTest(folder=folder.name):
+                paths = sorted(folder.glob("*.jsonl"))
+                done = run(*paths)
+                self.assertEqual(done.returncode, 0, done.stderr)
+                shown = 0
+                for path in paths:
+                    notes = [line for line in done.stderr.splitlines() if line.startswith(f"# {path}: ")]
+                    lines = len(kept(path))
+                    left_out = 0
+                    if notes:
+                        self.assertEqual(len(notes), 1, "one line a file")
+                        found = re.match(r"(\d+) of (\d+) lines left out: (.*)", notes[0].removeprefix(f"# {path}: "))
+                        left_out = int(found[1])
+                        self.assertEqual(int(found[2]), lines)
+                        reasons = re.findall(r"(?:^|, )(\d+) ", re.sub(r" \([^)]*\)", "", found[3]))
+                        self.assertEqual(sum(map(int, reasons)), left_out, notes[0])
+                    shown += lines - left_out
+                rows = compare.pair(points.read(map(str, paths)))
+                self.assertEqual(len(done.stdout.splitlines()), 1 + len(rows))
+                in_table = {point for row in rows for point in (row.ours, row.theirs) if point}
+                self.assertEqual(len(in_table), shown, "what isn't in the table is said to be left out")
+
+    def test_the_cpu_table_has_its_runs(self):
+        found = points.read([str(path) for path in sorted((RESULTS / "cpu-xeon-16").glob("*.jsonl"))])
+        self.assertEqual({(p.job.kind, p.mode) for p in found}, {("bf16 8/2 x 128 causal", "run")})
+        self.assertEqual([(p.job.seq >> 10, p.world) for p in found], [(32, 1), (128, 1), (64, 1), (64, 8)])
+
+    def test_flash_attention_3_stands_beside_ours_at_every_shape_that_both_have(self):
+        rows = compare.pair(points.read([str(path) for path in sorted((RESULTS / "nvidia-h200").glob("*.jsonl"))]))
+        rows = [row for row in rows if row.theirs and row.theirs.tool == "flash_attention_3"]
+        seen = {(row.ours.job.kind, row.ours.job.seq): row for row in rows}
+        self.assertEqual(len(seen), 8 + 4 + 4 + 4 + 4 + 4 + 4)
+        row = seen[("bf16 32/8 x 128 causal", 32768)]
+        self.assertEqual(round(row.theirs.tflops, 1), 664.6, "of 662.1 and 664.6, by ptxas 13.0 and 12.8")
+
+    def test_rates_of_flash_attention_3_are_those_of_its_times(self):
+        lines = [line for path in RESULTS.glob("*/*.jsonl") for line in kept(path) if "ptxas" in line]
+        self.assertGreaterEqual(len(lines), 91)
+        for line in lines:
+            point = points.parse_flash_attention_3(line)
+            # Theirs are rounded to two digits, and count seq^2 / 2 pairs.
+            pairs = (line["seq"] + 1) / line["seq"] if line["causal"] else 1.0
+            self.assertAlmostEqual(point.tflops / (line["tflops"] * pairs), 1.0, delta=5e-5)
+
+    def test_the_two_million_have_their_peer(self):
+        rows = compare.pair(points.read([str(path) for path in sorted((RESULTS / "nvidia-h200-x4").glob("*.jsonl"))]))
+        long = [(row.ours.name, row.theirs.tool) for row in rows if row.ours.job.seq == 1 << 21]
+        self.assertEqual(long, [(f"ringattn sm90_fold, {via}, one run", "zigzag ring") for via in ("nccl", "p2p")])
+
+
+class Kinds(unittest.TestCase):
+    """Small files in a folder of the test."""
+
+    FLASH = {"peer": "flash_attention_3", "dim": 128, "dim_v": 128, "heads": 32, "kv_heads": 8, "causal": 1}
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        self.ours = json.loads((LINES / "ours.jsonl").read_text().splitlines()[0])
+
+    def write(self, name: str, *lines: dict) -> pathlib.Path:
+        path = self.folder / name
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return path
+
+    def flash(self, ptxas: str, ms: float, **more: object) -> dict:
+        tflops = 2 * 16 * 1024**2 / 2 * 32 * 256 / ms * 1e-9
+        return {**self.FLASH, "seq": 1024, "batch": 16, "ptxas": ptxas, "median_ms": ms, "tflops": tflops, **more}
+
+    def test_the_faster_assembler_of_a_file_counts_and_of_an_assembler_the_last_reading(self):
+        lines = [self.flash("13", 0.25), self.flash("13", 0.40), self.flash("12", 0.32), self.flash("12", 0.36)]
+        (file,) = points.read_files([str(self.write("a", *lines))])
+        self.assertEqual([point.median_ms for point in file.points.values()], [0.36])
+        self.assertEqual(file.left_out, {"measured again further down": 2, "slower than as another ptxas assembled it": 1})
+
+    def test_a_later_file_replaces_whoever_was_faster(self):
+        first, second = self.write("a", self.flash("13", 0.25)), self.write("b", self.flash("12", 0.30))
+        done = run(first, second, self.write("c", self.ours))
+        self.assertIn(f"# {first}: 1 of 1 lines left out: 1 measured again in b\n", done.stderr)
+        self.assertIn("in the order given", done.stderr)
+        self.assertIn("flash_attention_3  458.6", done.stdout)
+        self.assertIn("flash_attention_3  550.3", run(second, first, self.folder / "c").stdout, "as the order has it")
+
+    def test_a_rate_that_its_own_time_does_not_make_is_refused(self):
+        for wrong in ({"tflops": 500.0}, {"heads": 16}, {"median_ms": 0}, {"dim": None}):
+            with self.assertRaisesRegex(points.BadLine, "line 1 of .* is no whole point", msg=wrong):
+                points.read([str(self.write("a", self.flash("13", 0.25, **wrong)))])
+        run_line = {"what": "run", "command": "run --heads 16", "tokens": 4096, "ranks": 1, "transport": "self"}
+        rate = 2 * 4096 * 4097 / 2 * 16 * 256 / 10.0 * 1e-9
+        good = self.write("a", {**run_line, "time_ms": 10.0, "tflops_per_rank": rate})
+        self.assertEqual(points.read([str(good)])[0].job.heads, 16)
+        with self.assertRaises(points.BadLine):  # of 8 heads, the default
+            points.read([str(self.write("a", {**run_line, "command": "run", "time_ms": 10.0, "tflops_per_rank": rate}))])
+
+    def report(self, **job: object) -> dict:
+        shape = {"dtype": "bf16", "heads": 8, "kv_heads": 2, "head_dim": 128, "head_dim_v": 128, "mask": "causal"}
+        shape |= {"softcap": 0, "sinks": False, "sequences": 2, "q_tokens": 8192, "k_tokens": 8192, **job}
+        rate = 2 * 2 * 4096 * 4097 / 2 * 8 * 256 / 10.0 / 2 * 1e-9
+        return {
+            "schema": 1,
+            "command": "run",
+            "config": {"block": None},
+            "world": {"ranks": 2, "transport": "mpi"},
+            "kernel": "cpu_fold",
+            "job": shape,
+            "time_ms": {"median": 10.0},
+            "tflops_per_rank": rate,
+        }
+
+    def test_reports_of_runs(self):
+        (point,) = points.read([str(self.write("a", self.report()))])
+        self.assertEqual((point.name, point.job.seq, point.ours), ("ringattn cpu_fold, mpi, one run", 4096, True))
+        for line in (
+            self.report(softcap=50.0),
+            self.report(sinks=True),
+            self.report(k_tokens=16384),
+            {**self.report(), "tflops_per_rank": 1e-3},  # one long sequence and a short one
+            {**self.report(), "time_ms": None, "tflops_per_rank": None},
+        ):
+            (file,) = points.read_files([str(self.write("a", line))])
+            self.assertEqual((len(file.points), sum(file.left_out.values())), (0, 1), line)
+        (file,) = points.read_files([str(self.write("a", {**self.report(), "command": "verify"}))])
+        self.assertEqual(file.others, {"reports of verify": 1})
+
+    def test_where_nothing_is_ours_the_error_says_what_there_is(self):
+        path = self.write("a", {"what": "fold_cpu"}, {"what": "fold_cpu"}, self.flash("13", 0.25), {"meta": True, "what": "x"})
+        done = run(path)
+        self.assertEqual(done.returncode, 3)
+        self.assertEqual(
+            done.stderr,
+            "error: no line is ours (no tool is named ringattn; there are 2 fold_cpu, 1 points of flash_attention_3, 1 meta). "
+            "Add a file of ringattn bench.\n",
+        )
+        done = run(self.write("a"))
+        self.assertIn("there are no lines", done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
