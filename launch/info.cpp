@@ -17,6 +17,7 @@
 #include "launch/execution.hpp"
 #include "launch/help.hpp"
 #include "launch/measure.hpp"
+#include "launch/outputs.hpp"
 #include "launch/report.hpp"
 #include "launch/screen.hpp"
 #include "launch/together.hpp"
@@ -169,8 +170,13 @@ int measure_here(const Invocation& invocation, Transport& world) {
   const Screen screen(options, first);
   together(world, options.timeout, [&] {
     if (!first) return;
-    if (!options.machine.empty()) check_new_file(options.machine, options.force, "--machine");
-    if (!options.json.empty() && options.json != "-") check_new_file(options.json, options.force, "--json");
+    check_outputs(options);
+    if (options.machine.empty()) return;
+    if (!options.machine.ends_with(".json") && !options.machine.ends_with(".toml")) {
+      fail(ErrorCode::kUsage, fmt::format("--machine {} names no machine model", options.machine),
+           "it is written as JSON or as TOML, and the name's end says which", "End it with .json or .toml.");
+    }
+    check_new_file(options.machine, options.force, "--machine");
   });
   const MachineModel machine = measure_machine(config, world);
   together(world, options.timeout, [&] {
@@ -198,12 +204,14 @@ int info_main(const Invocation& invocation, Transport* world) {
   const JobOptions& options = invocation.config.options;
   for (const std::string_view flag : {"ranks", "transport", "kernel", "backend", "timeout"}) {
     if (invocation.config.value(flag).source == Source::kFlag) {
-      fail(ErrorCode::kUsage, fmt::format("--{} needs --measure", flag), "info alone starts no ranks and no kernel");
+      fail(ErrorCode::kUsage, fmt::format("--{} needs --measure", flag), "info alone starts no ranks and no kernel",
+           "Add --measure, or leave it out.");
     }
   }
   const DeviceInfo device = find_device(options);
   std::optional<MachineModel> machine;
   if (!options.machine.empty()) machine = read_machine_model(options.machine);
+  if (invocation.first_process) check_outputs(options);
   const Screen screen(options, invocation.first_process);
   print_tables(screen, device);
   if (machine) screen.print(fmt::format("\nmachine model\n  {}\n", machine_line(*machine)));

@@ -4,8 +4,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <cstdio>
+#include <cstring>
 
 #include "base/build.hpp"
 #include "base/environment.hpp"
@@ -84,6 +86,27 @@ void write_measurements(JsonWriter& json, const Report& report) {
   json.member("tflops_per_rank", report.flops_per_second_per_rank() / 1e12);
   json.member("exposed_ms", report.most_exposed_seconds() * 1e3);
   json.member("memory_peak_bytes", report.memory_peak());
+}
+
+void write_accuracy(JsonWriter& json, const std::optional<Accuracy>& accuracy) {
+  json.key("accuracy");
+  if (!accuracy) {
+    json.null();
+    return;
+  }
+  const auto write = [&](std::string_view tensor, double error, double allowed, const RowSample& row) {
+    json.key(tensor);
+    if (accuracy->rows == 0 || allowed == 0.0) {
+      json.null();
+      return;
+    }
+    json.begin_object().member("greatest_error", error).member("allowed", allowed).member("token", row.token);
+    json.member("head", row.head).end_object();
+  };
+  json.begin_object().member("rows", accuracy->rows);
+  write("out", accuracy->error, accuracy->allowed(), accuracy->worst);
+  write("lse", accuracy->lse_error * accuracy->lse_allowed, accuracy->lse_allowed, accuracy->worst_lse);
+  json.member("misplaced", accuracy->misplaced).end_object();
 }
 
 }  // namespace
@@ -170,6 +193,7 @@ std::string report_text(const Report& report) {
     json.begin_object();
     json.member("q", non_finite.q).member("k", non_finite.k).member("v", non_finite.v).end_object();
   }
+  write_accuracy(json, report.accuracy);
   if (report.verdict.empty()) {
     json.key("verdict").null();
   } else {
@@ -194,8 +218,11 @@ std::string report_text(const Report& report) {
 void write_json_document(const JobOptions& options, std::string_view text) {
   if (options.json.empty()) return;
   if (options.json == "-") {
-    std::fwrite(text.data(), 1, text.size(), stdout);
-    if (std::fflush(stdout) != 0) fail(ErrorCode::kFile, "the report can't be written to stdout");
+    const bool written = std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0;
+    if (!written) {
+      fail(ErrorCode::kFile, "the report can't be written to stdout", std::strerror(errno),
+           "Lead stdout elsewhere, or name a file: --json FILE.");
+    }
     return;
   }
   write_text_file(options.json, text, options.force, "--json");

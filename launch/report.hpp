@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "attention/accuracy.hpp"
 #include "attention/attention.hpp"
 #include "base/error.hpp"
 #include "launch/commands.hpp"
@@ -54,7 +55,8 @@ struct Report {
   std::vector<RankFigures> figures;  // of each rank; empty: nothing was computed
   double flops = 0.0;                // of the job
   std::optional<Digests> digests;
-  std::string verdict;  // "ok", "pass", "fail"; empty: none
+  std::optional<Accuracy> accuracy;  // against fp64
+  std::string verdict;               // "ok", "pass", "fail"; empty: none
   std::optional<Error> error;
   std::optional<int> error_rank;  // the rank that failed, where one is known
 

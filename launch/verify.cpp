@@ -9,6 +9,7 @@
 #include "attention/difference.hpp"
 #include "attention/golden.hpp"
 #include "base/build.hpp"
+#include "base/size.hpp"
 #include "base/text_file.hpp"
 #include "launch/commands.hpp"
 #include "launch/execution.hpp"
@@ -32,10 +33,12 @@ void check_flags(const Config& config) {
   const int modes =
       (options.against.empty() ? 0 : 1) + (options.record.empty() ? 0 : 1) + (options.golden.empty() ? 0 : 1);
   if (modes > 1) {
-    fail(ErrorCode::kUsage, "--against, --record and --golden exclude each other", "one check at a time");
+    fail(ErrorCode::kUsage, "--against, --record and --golden exclude each other", "one check at a time",
+         "Leave out all but one of them.");
   }
   if (config.given("rows") && options.against != "oracle") {
-    fail(ErrorCode::kUsage, fmt::format("{} needs --against oracle", config.origin("rows")), "it samples rows for it");
+    fail(ErrorCode::kUsage, fmt::format("{} needs --against oracle", config.origin("rows")), "it samples rows for it",
+         "Add --against oracle, or leave it out.");
   }
 }
 
@@ -79,7 +82,12 @@ bool check_against_oracle(const SingleRun& run) {
     mine = check_rows(inputs, samples, run.result.runs, run.result.out_view(spec), run.result.lse_view(spec));
   });
   const Accuracy all = combine(run.world, mine, Deadline::after(run.options().timeout));
-  run.screen.context(fmt::format("{} rows against the fp64 oracle", all.rows));
+  run.report.accuracy = all;
+  run.screen.context(fmt::format("{} against the fp64 oracle", counted(static_cast<std::uint64_t>(all.rows), "row")));
+  if (all.rows == 0) {
+    run.screen.print("  the job has no rows: nothing is compared\n");
+    return true;
+  }
   run.screen.print(
       fmt::format("  out: greatest error {:.3g} at {}; allowed {:.3g} (a straightforward computation has {:.3g})\n",
                   all.error, place(all.worst), all.allowed(), all.straightforward_error));
@@ -96,7 +104,8 @@ bool check_against_oracle(const SingleRun& run) {
                               std::string_view dtype) {
   fail(ErrorCode::kFile, fmt::format("{} can't be compared", path),
        fmt::format("{} is {} {}, the job gives {} {}", tensor.text(), file_dtype_name(tensor.info->dtype),
-                   shape_text(tensor.info->shape), dtype, shape_text(shape)));
+                   shape_text(tensor.info->shape), dtype, shape_text(shape)),
+       "Give the job that the file was made with.");
 }
 
 struct AgainstFile {

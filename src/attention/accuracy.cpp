@@ -206,8 +206,9 @@ void judge_lse(const FoldSpec& spec, const CheckedRow& row, double oracle, doubl
   const double allowed = spec.dtype == Dtype::kF32 ? kLseRelativeF32 * std::max(1.0, std::abs(oracle))
                                                    : std::max(kLseAbsolute16Bit, kLseRelative16Bit * std::abs(oracle));
   const double error = std::abs(value - oracle) / allowed;
-  if (error > accuracy.lse_error) {
+  if (error > accuracy.lse_error || accuracy.lse_allowed == 0.0) {
     accuracy.lse_error = error;
+    accuracy.lse_allowed = allowed;
     accuracy.worst_lse = row.sample;
   }
 }
@@ -323,8 +324,9 @@ Accuracy combine(Bootstrap& world, const Accuracy& mine, const Deadline& deadlin
       all.worst = theirs.worst;
     }
     all.straightforward_error = std::max(all.straightforward_error, theirs.straightforward_error);
-    if (theirs.lse_error > all.lse_error) {
+    if (theirs.lse_error > all.lse_error || all.lse_allowed == 0.0) {
       all.lse_error = theirs.lse_error;
+      all.lse_allowed = theirs.lse_allowed;
       all.worst_lse = theirs.worst_lse;
     }
     if (all.misplaced == 0) all.first_misplaced = theirs.first_misplaced;

@@ -55,7 +55,8 @@ struct Accuracy {
   double error = 0.0;  // of O, the greatest
   RowSample worst;
   double straightforward_error = 0.0;
-  double lse_error = 0.0;  // the greatest, as a part of what is allowed
+  double lse_error = 0.0;    // the greatest, as a part of what is allowed
+  double lse_allowed = 0.0;  // there; 0: no lse is finite
   RowSample worst_lse;
   std::int64_t misplaced = 0;  // values that are NaN or infinite where the oracle's are not, or the other way round
   RowSample first_misplaced;

@@ -15,4 +15,7 @@ std::optional<std::int64_t> parse_size(std::string_view text);
 // For people: "512 B", "1.5 MiB".
 std::string format_bytes(double bytes);
 
+// "1 byte", "2 bytes".
+std::string counted(std::uint64_t count, std::string_view what);
+
 }  // namespace ringattn

@@ -28,7 +28,7 @@ constexpr Member kMembers[] = {
     {"/time_ms", "object|null"},    {"/tflops_per_rank", "number|null"},
     {"/exposed_ms", "number|null"}, {"/memory_peak_bytes", "number|null"},
     {"/digest", "object|null"},     {"/verdict", "string|null"},
-    {"/error", "object|null"},
+    {"/error", "object|null"},      {"/accuracy", "object|null"},
 };
 constexpr const char* kWithWorld[] = {"/world/ranks", "/world/hosts", "/world/devices"};
 constexpr const char* kWithPlan[] = {"/plan/blocks", "/plan/stripe", "/plan/bytes_moved", "/plan/memory_per_rank"};

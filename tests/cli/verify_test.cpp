@@ -85,6 +85,36 @@ TEST(Verify, ComparesWithTheOracle) {
   EXPECT_TRUE(has(whole.out, "# 72 rows against")) << whole.out << whole.err;
 }
 
+TEST(Verify, ReportsTheComparisonWithTheOracle) {
+  const auto report = [](const Words& flags) {
+    const Finished run = tool(Words{"verify", "--against", "oracle", "--json", "-"} + flags);
+    EXPECT_EQ(run.code, 0) << run.err;
+    EXPECT_EQ(check_report(run.out), "");
+    return std::make_pair(run.out, run.err);
+  };
+  const auto [text, printed] = report(Words{"--rows", "40", "--ranks", "2"} + small_job());
+  EXPECT_EQ(json_at(text, "/verdict"), "\"pass\"");
+  EXPECT_EQ(json_at(text, "/accuracy/rows"), "40");
+  EXPECT_EQ(json_at(text, "/accuracy/misplaced"), "0");
+  for (const std::string tensor : {"/accuracy/out", "/accuracy/lse"}) {
+    const auto number = [&](const char* member) { return std::stod(json_at(text, tensor + member)); };
+    EXPECT_GT(number("/greatest_error"), 0.0) << tensor;  // of fp32
+    EXPECT_LE(number("/greatest_error"), number("/allowed")) << tensor;
+    EXPECT_LT(number("/token"), 300.0) << tensor;
+    EXPECT_LT(number("/head"), 4.0) << tensor;
+  }
+  EXPECT_TRUE(has(printed, "at token " + json_at(text, "/accuracy/out/token") + ", head " +
+                               json_at(text, "/accuracy/out/head") + "; allowed"))
+      << printed;
+  const auto [none, words] = report({"--synthetic", "7", "--seq", "0", "--head-dim", "16"});
+  EXPECT_EQ(json_at(none, "/accuracy/rows"), "0");
+  EXPECT_EQ(json_at(none, "/accuracy/out"), "null");
+  EXPECT_TRUE(has(words, "the job has no rows: nothing is compared")) << words;
+  EXPECT_FALSE(has(words, "greatest error")) << words;
+  const Finished run = tool(Words{"run", "--json", "-"} + small_job());
+  EXPECT_EQ(json_at(run.out, "/accuracy"), "null");
+}
+
 TEST(Verify, TheOracleFollowsMasksSinksAndNan) {
   const TemporaryFolder folder;
   FileShape shape;
@@ -257,6 +287,14 @@ TEST(Info, ReportsFailures) {
   EXPECT_EQ(json_at(run.out, "/error/code"), "3") << run.out;
 }
 
+TEST(Info, RefusesAReportThatExistsBeforeItPrints) {
+  const TemporaryFolder folder;
+  const Finished run = tool({"info", "--json", folder.write("r.json", "mine")});
+  EXPECT_EQ(run.code, 3);
+  EXPECT_EQ(run.out, "");
+  EXPECT_TRUE(has(run.err, "exists (it is not overwritten). Use --force to replace it.")) << run.err;
+}
+
 TEST(Info, OneRankMeasuresNoLink) {
   const TemporaryFolder folder;
   for (const KernelRow& row : kernel_table()) {
@@ -278,7 +316,10 @@ TEST(Info, MeasuresAMachineModelThatPlanReads) {
   EXPECT_LT(std::stod(json_at(read_whole(path), "/latency_seconds")), 1.0);
   EXPECT_EQ(tool({"plan", "--world", "4", "--machine", path}).code, 0);
   EXPECT_EQ(tool({"info", "--measure", "--machine", path}).code, 3);  // exists
-  EXPECT_EQ(tool({"info", "--ranks", "2"}).code, 2);                  // nothing to do with ranks
+  const Finished csv = tool({"info", "--measure", "--machine", folder.file("machine.csv")});
+  EXPECT_EQ(csv.code, 2) << csv.out;
+  EXPECT_TRUE(has(csv.err, "End it with .json or .toml.")) << csv.err;
+  EXPECT_EQ(tool({"info", "--ranks", "2"}).code, 2);  // nothing to do with ranks
 }
 
 }  // namespace
