@@ -92,7 +92,8 @@ int check_baseline(const Screen& screen, const JobOptions& options, std::span<co
   }
   if (pairs.empty() && missing == 0) {
     fail(ErrorCode::kFile, fmt::format("{} has no point to compare with", options.baseline),
-         "the jobs are there, but with another kernel, transport, layout, block size or mode");
+         "the jobs are there, but with another kernel, transport, layout, block size or mode",
+         "Give the flags that it was recorded with.");
   }
   const double percent = 100.0 * options.fail_above;
   if (slower + missing > 0) {

@@ -16,6 +16,8 @@ namespace ringattn {
 
 namespace {
 
+constexpr std::string_view kAdvice = "Write one with `ringattn bench --jsonl FILE`.";
+
 using nlohmann::json;
 
 constexpr std::size_t kMostBytes = std::size_t{64} << 20;
@@ -139,19 +141,19 @@ std::vector<BenchPoint> read_points(const std::string& path, std::string_view fl
     const json parsed = json::parse(line, nullptr, false);
     if (!parsed.is_object()) {
       fail(ErrorCode::kFile, fmt::format("line {} of {} is no JSON object", number, path),
-           fmt::format("{} takes lines that bench or bench/peers wrote", flag));
+           fmt::format("{} takes lines that bench or bench/peers wrote", flag), kAdvice);
     }
     const auto schema = parsed.find("schema");
     if (schema == parsed.end() || *schema != kBenchSchema) continue;
     try {
       points.push_back(read_point(parsed));
     } catch (const json::exception& error) {
-      fail(ErrorCode::kFile, fmt::format("line {} of {} is no whole point", number, path), error.what());
+      fail(ErrorCode::kFile, fmt::format("line {} of {} is no whole point", number, path), error.what(), kAdvice);
     }
   }
   if (points.empty()) {
     fail(ErrorCode::kFile, fmt::format("{} holds no point of a benchmark", path),
-         fmt::format("no line has the schema \"{}\"", kBenchSchema), "Write one with `ringattn bench --jsonl FILE`.");
+         fmt::format("no line has the schema \"{}\"", kBenchSchema), kAdvice);
   }
   return points;
 }

@@ -92,7 +92,8 @@ void BenchLines::write(const BenchPoint& point, std::span<const std::string> arg
   JsonWriter json(false);
   write_point(json, point, arguments);
   if (file == nullptr || std::fprintf(file, "%s\n", json.text().c_str()) < 0 || std::fflush(file) != 0) {
-    fail(ErrorCode::kFile, fmt::format("a line can't be written to --jsonl {}", path_), std::strerror(errno));
+    fail(ErrorCode::kFile, fmt::format("a line can't be written to --jsonl {}", path_), std::strerror(errno),
+         "Lead it to a place with room; the lines before are whole.");
   }
 }
 

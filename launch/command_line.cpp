@@ -40,7 +40,8 @@ std::string flag_name(const FlagRow& row) {
          fmt::format("it belongs to {}", command_names(elsewhere)), help);
   }
   const std::string nearest = nearest_name(stem, here.data(), here.size());
-  fail(ErrorCode::kUsage, fmt::format("unknown flag {}", argument.substr(0, argument.find('='))), "",
+  fail(ErrorCode::kUsage, fmt::format("unknown flag {}", argument.substr(0, argument.find('='))),
+       fmt::format("{} has no flag of that name", command_name),
        nearest.empty() ? help : fmt::format("Did you mean --{}?", nearest));
 }
 
@@ -111,7 +112,7 @@ CommandLine split_command_line(unsigned command, std::string_view command_name,
     if (count == 0) continue;
     if (count > 1 || texts[i].size() != 1) {
       fail(ErrorCode::kUsage, fmt::format("--{} is given {} times", rows[i]->name, std::max(count, texts[i].size())),
-           "one value would be ignored");
+           "one value would be ignored", "Give it once.");
     }
     line.flags.push_back({rows[i], texts[i].front()});
   }

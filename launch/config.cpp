@@ -29,6 +29,18 @@ const FlagRow* find_flag(std::string_view name, unsigned command) {
   return elsewhere;
 }
 
+// "Try --seq 16k, the default.", in the words of the layer that `origin` names.
+std::string suggested_value(const FlagRow& row, Source source, std::string_view origin) {
+  const bool is_switch = row.kind == FlagKind::kSwitch;
+  const bool example = is_switch || !row.example.empty();
+  const std::string_view value = is_switch ? "on" : example ? row.example : row.fallback;
+  const std::string_view what = example ? "for example" : "the default";
+  if (source == Source::kEnvironment) return fmt::format("Try {}={}, {}.", origin, value, what);
+  if (source == Source::kFile) return fmt::format("Try {} = {}, {}.", row.name, toml_quoted(value), what);
+  if (is_switch) return fmt::format("Give --{} alone, or leave it out.", row.name);
+  return fmt::format("Try --{} {}, {}.", row.name, value, what);
+}
+
 // Takes `text` over into `options` and `value`. `origin` names it in messages: "--mask", "RINGATTN_MASK", "mask in
 // job.toml".
 void apply(Config& config, const FlagRow& row, const std::string& text, Source source, std::string_view origin) {
@@ -36,7 +48,7 @@ void apply(Config& config, const FlagRow& row, const std::string& text, Source s
     row.set(config.options, text);
   } catch (const BadValue& bad) {
     fail(ErrorCode::kUsage, fmt::format("{} is \"{}\"", origin, text), fmt::format("it takes {}", bad.accepted),
-         bad.suggestion);
+         bad.suggestion.empty() ? suggested_value(row, source, origin) : bad.suggestion);
   }
   for (ConfigValue& value : config.values) {
     if (value.row != &row) continue;
@@ -111,13 +123,15 @@ std::vector<GivenFlag> read_config_text(unsigned command, std::string_view text,
   std::vector<GivenFlag> given;
   for (FlatEntry& entry : parse_toml_table(text, name, ErrorCode::kUsage)) {
     if (entry.key == "config") {
-      fail(ErrorCode::kUsage, fmt::format("{}, line {}: a config file can't name another", name, entry.line));
+      fail(ErrorCode::kUsage, fmt::format("{}, line {}: {} is set", name, entry.line, entry.key),
+           "a config file can't name another", "Put all keys into one file.");
     }
     const FlagRow* row = find_flag(entry.key, command);
     if (row == nullptr) {
       const std::string nearest = nearest_name(entry.key, keys.data(), keys.size());
-      fail(ErrorCode::kUsage, fmt::format("{}, line {}: unknown key {}", name, entry.line, entry.key),
-           "keys are the long flags", nearest.empty() ? "" : fmt::format("Did you mean {}?", nearest));
+      fail(ErrorCode::kUsage, fmt::format("{}, line {}: there is no key {}", name, entry.line, entry.key),
+           "keys are the long flags, without dashes",
+           nearest.empty() ? "`ringattn run --print-config` shows them." : fmt::format("Did you mean {}?", nearest));
     }
     given.push_back({row, std::move(entry.text)});
   }
@@ -177,6 +191,22 @@ std::string print_config(const Config& config) {
         fmt::format("{} = {}  # {}\n", name, bare ? value.text : toml_quoted(value.text), source_name(value.source));
   }
   return text;
+}
+
+std::string config_difference(const std::string& mine, const std::string& other) {
+  std::size_t at = 0;
+  while (at < mine.size() && at < other.size() && mine[at] == other[at]) ++at;
+  const auto value = [at](const std::string& text) {
+    const std::size_t begin = at == 0 ? 0 : text.rfind('\n', at - 1) + 1;
+    const std::string line = text.substr(begin, text.find('\n', begin) - begin);
+    if (line.starts_with("# ")) return fmt::format("--{}", line.substr(2));  // of a flag without a value
+    const std::size_t equals = line.find(" = ");
+    const std::size_t source = line.rfind("  # ");
+    if (equals == std::string::npos || source == std::string::npos) return line;
+    return fmt::format("--{} {} ({})", line.substr(0, equals), line.substr(equals + 3, source - equals - 3),
+                       line.substr(source + 4));
+  };
+  return fmt::format("{} against {}", value(mine), value(other));
 }
 
 }  // namespace ringattn

@@ -44,4 +44,7 @@ std::vector<GivenFlag> read_config_text(unsigned command, std::string_view text,
 // Valid TOML that --config reads back, each value with its source in a comment.
 std::string print_config(const Config& config);
 
+// The first values in which two texts of print_config differ, as in "--seq 16384 (default) against --seq 4096 (flag)".
+std::string config_difference(const std::string& mine, const std::string& other);
+
 }  // namespace ringattn

@@ -85,18 +85,18 @@ constexpr FlagRow kTable[] = {
     {"input", 0, kJobs, FlagGroup::kInput, FlagKind::kText, "FILE", "",
      "safetensors file, or its *.index.json, with tensors q, k, v and, if wanted, cu_seqlens_q, cu_seqlens_k, "
      "q_offset, sinks",
-     set_path<&JobOptions::input>},
+     set_path<&JobOptions::input>, "in.safetensors"},
     {"tensors", 0, kJobs, FlagGroup::kInput, FlagKind::kText, "q=NAME,k=NAME,v=NAME", "",
-     "other names of the input's tensors, e.g. q=layers.3.q; the optional ones too", set_tensors},
+     "other names of the input's tensors, e.g. q=layers.3.q; the optional ones too", set_tensors, "q=layers.3.q,k=layers.3.k"},
     {"synthetic", 0, kJobs, FlagGroup::kInput, FlagKind::kNumber, "SEED", "",
      "instead of a file: input as a function of (seed, tensor, token, head, dim), the same on every machine",
-     [](JobOptions& options, std::string_view text) { options.synthetic = parse_seed(text); }},
+     [](JobOptions& options, std::string_view text) { options.synthetic = parse_seed(text); }, "7"},
     {"order", 0, kJobs, FlagGroup::kInput, FlagKind::kText, "thd|htd|bthd|bhtd", "",
      "axis order of q, k, v and out [thd for three axes, bthd for four]",
      [](JobOptions& options, std::string_view text) {
        constexpr std::string_view kChoices[] = {"thd", "htd", "bthd", "bhtd"};
        options.order = static_cast<AxisOrder>(parse_choice(text, kChoices));
-     }},
+     }, "thd"},
 
     // Shape
     {"seq", 0, kRun | kVerify, FlagGroup::kShape, FlagKind::kSize, "TOKENS", "16k", "tokens of each sequence",
@@ -110,7 +110,7 @@ constexpr FlagRow kTable[] = {
      [](JobOptions& options, std::string_view text) { options.batch = parse_integer(text, 1, 1 << 24); }},
     {"total-tokens", 0, kBench, FlagGroup::kShape, FlagKind::kSize, "TOKENS", "",
      "batches of short sequences: as many as make so many tokens, at least one; instead of --batch",
-     set_tokens<&JobOptions::total_tokens, 1>},
+     set_tokens<&JobOptions::total_tokens, 1>, "64k"},
     {"heads", 0, kJobs, FlagGroup::kShape, FlagKind::kNumber, "H", "8", "query heads",
      set_count<&JobOptions::heads, 1 << 16>},
     {"kv-heads", 0, kJobs, FlagGroup::kShape, FlagKind::kNumber, "HK", "2",
@@ -118,7 +118,7 @@ constexpr FlagRow kTable[] = {
     {"head-dim", 0, kJobs, FlagGroup::kShape, FlagKind::kNumber, "D", "128", "dimension of q and k; `ringattn info` says what kernels take",
      set_count<&JobOptions::head_dim, 1 << 16>},
     {"head-dim-v", 0, kJobs, FlagGroup::kShape, FlagKind::kNumber, "DV", "",
-     "dimension of v and out [head-dim]", set_count<&JobOptions::head_dim_v, 1 << 16>},
+     "dimension of v and out [head-dim]", set_count<&JobOptions::head_dim_v, 1 << 16>, "128"},
     {"dtype", 0, kJobs, FlagGroup::kShape, FlagKind::kText, "bf16|fp16|fp32", "bf16",
      "type of q, k, v and out",
      [](JobOptions& options, std::string_view text) {
@@ -137,14 +137,14 @@ constexpr FlagRow kTable[] = {
      "position of the first query among the keys; overrides q_offset [k_len - q_len of each sequence]",
      [](JobOptions& options, std::string_view text) {
        options.query_offset = parse_integer(text, -kMaxTokens, kMaxTokens);
-     }},
+     }, "0"},
     {"window", 0, kJobs, FlagGroup::kNumerics, FlagKind::kText, "L,R", "-1,-1",
      "the row at p sees keys p-L ... p+R inclusive, -1 = unlimited; causal sets R = 0; a sliding_window W of Hugging "
      "Face is L = W-1",
-     set_window},
+     set_window, "4095,0"},
     {"softmax-scale", 0, kJobs, FlagGroup::kNumerics, FlagKind::kNumber, "X", "",
      "scores are multiplied by it [1/sqrt(head-dim)]",
-     [](JobOptions& options, std::string_view text) { options.softmax_scale = parse_fp32(text, -1e30, 1e30); }},
+     [](JobOptions& options, std::string_view text) { options.softmax_scale = parse_fp32(text, -1e30, 1e30); }, "0.125"},
     {"softcap", 0, kJobs, FlagGroup::kNumerics, FlagKind::kNumber, "X", "0",
      "score becomes X * tanh(score / X), after scaling; 0 is off",
      [](JobOptions& options, std::string_view text) { options.softcap = parse_fp32(text, 0.0, 1e30); }},
@@ -155,7 +155,7 @@ constexpr FlagRow kTable[] = {
      [](JobOptions& options, std::string_view text) { options.world = parse_size_list(text, "ranks", 1, kMostRanks); }},
     {"machine", 0, kAllCommands, FlagGroup::kParallelism, FlagKind::kText, "FILE", "",
      "machine model (JSON or TOML) that block sizes and predictions rest on; `info --measure` writes it",
-     set_path<&JobOptions::machine>},
+     set_path<&JobOptions::machine>, "machine.json"},
     {"backend", 0, kAllCommands, FlagGroup::kParallelism, FlagKind::kText, "NAME", "auto",
      "auto, or the backend that must be used: `ringattn info` shows each kernel's", set_name<&JobOptions::backend>},
     {"kernel", 0, kAllCommands, FlagGroup::kParallelism, FlagKind::kText, "NAME", "auto",
@@ -163,24 +163,24 @@ constexpr FlagRow kTable[] = {
     {"transport", 0, kAllCommands, FlagGroup::kParallelism, FlagKind::kText, "NAME", "auto",
      "auto, or a transport that must be used; `ringattn info` lists them", set_name<&JobOptions::transport>},
     {"ranks", 0, kRun | kVerify | kInfo | kBench, FlagGroup::kParallelism, FlagKind::kNumber, "N", "",
-     "makes N ranks in this process; under mpirun the world is mpirun's", set_count<&JobOptions::ranks, 1024>},
+     "makes N ranks in this process; under mpirun the world is mpirun's", set_count<&JobOptions::ranks, 1024>, "4"},
     {"layout", 0, kJobs, FlagGroup::kParallelism, FlagKind::kText, "striped|zigzag|contiguous", "",
      "how tokens are dealt to ranks [striped, or contiguous for a sliding window]",
      [](JobOptions& options, std::string_view text) {
        constexpr std::string_view kChoices[] = {"striped", "zigzag", "contiguous"};
        constexpr LayoutKind kKinds[] = {LayoutKind::kStriped, LayoutKind::kZigzag, LayoutKind::kContiguous};
        options.layout = kKinds[parse_choice(text, kChoices)];
-     }},
+     }, "striped"},
     {"stripe", 0, kJobs, FlagGroup::kParallelism, FlagKind::kSize, "TOKENS", "",
-     "tokens that stay together on a rank [from the kernel's tiles]", set_tokens<&JobOptions::stripe, 1>},
+     "tokens that stay together on a rank [from the kernel's tiles]", set_tokens<&JobOptions::stripe, 1>, "128"},
     {"block", 0, kRun | kVerify | kPlan, FlagGroup::kParallelism, FlagKind::kSize, "TOKENS", "",
-     "tokens of a block of keys [from the machine model and --memory]", set_tokens<&JobOptions::block, 1>},
+     "tokens of a block of keys [from the machine model and --memory]", set_tokens<&JobOptions::block, 1>, "4k"},
     {"block", 0, kBench, FlagGroup::kParallelism, FlagKind::kText, "LIST", "",
      "tokens of a block of keys; a list gives one point each [from the machine model and --memory]",
-     [](JobOptions& options, std::string_view text) { options.blocks = parse_size_list(text, "tokens", 1, kMaxTokens); }},
+     [](JobOptions& options, std::string_view text) { options.blocks = parse_size_list(text, "tokens", 1, kMaxTokens); }, "4k"},
     {"memory", 0, kJobs, FlagGroup::kParallelism, FlagKind::kSize, "BYTES", "",
      "what the job may use of a rank's memory, inputs and outputs included; MPI's own buffers come on top [no limit]",
-     [](JobOptions& options, std::string_view text) { options.memory = parse_size_value(text, "bytes", 1, kMost); }},
+     [](JobOptions& options, std::string_view text) { options.memory = parse_size_value(text, "bytes", 1, kMost); }, "8g"},
     {"overlap", 0, kJobs, FlagGroup::kParallelism, FlagKind::kText, "on|off", "on",
      "the next block travels while this one is folded", set_switch<&JobOptions::overlap>},
     {"threads", 0, kAllCommands, FlagGroup::kParallelism, FlagKind::kNumber, "N", "all",
@@ -196,16 +196,16 @@ constexpr FlagRow kTable[] = {
     // Output
     {"output", 0, kRun, FlagGroup::kOutput, FlagKind::kText, "FILE", "",
      "safetensors file for out (in --order) and lse (natural logarithm, [heads, tokens] or [batch, heads, tokens]) "
-     "[nothing is written]", set_path<&JobOptions::output>},
+     "[nothing is written]", set_path<&JobOptions::output>, "out.safetensors"},
     {"force", 0, kAllCommands, FlagGroup::kOutput, FlagKind::kSwitch, "", "off",
      "replace files that exist", set_switch<&JobOptions::force>},
     {"json", 0, kAllCommands, FlagGroup::kOutput, FlagKind::kText, "FILE|-", "",
-     "report, also on failure; with - it goes to stdout and the table to stderr", set_path<&JobOptions::json>},
+     "report, also on failure; with - it goes to stdout and the table to stderr", set_path<&JobOptions::json>, "report.json"},
     {"jsonl", 0, kBench, FlagGroup::kOutput, FlagKind::kText, "FILE|-", "",
      "one line of JSON a point, as soon as it is measured; with - they go to stdout and the table to stderr",
-     set_path<&JobOptions::jsonl>},
+     set_path<&JobOptions::jsonl>, "points.jsonl"},
     {"trace", 0, kRun, FlagGroup::kOutput, FlagKind::kText, "FILE", "",
-     "timeline of every rank's blocks, for Perfetto or chrome://tracing", set_path<&JobOptions::trace>},
+     "timeline of every rank's blocks, for Perfetto or chrome://tracing", set_path<&JobOptions::trace>, "trace.json"},
     {"progress", 0, kRun | kVerify | kBench, FlagGroup::kOutput, FlagKind::kText, "auto|on|off", "auto",
      "auto: one line on a terminal, else a line every 10 s; on: a line for every block",
      set_when<&JobOptions::progress>},
@@ -221,7 +221,7 @@ constexpr FlagRow kTable[] = {
      "more context: every rank, every block", set_switch<&JobOptions::verbose>},
     {"config", 0, kAllCommands, FlagGroup::kOutput, FlagKind::kText, "FILE", "",
      "TOML table of flags; flags beat the environment, the environment beats the file",
-     set_path<&JobOptions::config>},
+     set_path<&JobOptions::config>, "job.toml"},
     {"print-config", 0, kAllCommands, FlagGroup::kOutput, FlagKind::kSwitch, "", "off",
      "print the effective configuration, with the source of each value, and stop",
      set_switch<&JobOptions::print_config>},
@@ -238,28 +238,28 @@ constexpr FlagRow kTable[] = {
 
     // Verification
     {"against", 0, kVerify, FlagGroup::kVerification, FlagKind::kText, "FILE|oracle", "",
-     "compare bits with an output file of `run`, or sampled rows with fp64", set_path<&JobOptions::against>},
+     "compare bits with an output file of `run`, or sampled rows with fp64", set_path<&JobOptions::against>, "oracle"},
     {"against", 0, kBench, FlagGroup::kMeasurement, FlagKind::kText, "folds|sgemm|FILE", "",
      "folds: each point without transfers too, sample by sample in turn; sgemm: beside the rate of the BLAS of this "
      "machine (CPU); FILE: beside the lines of bench or of bench/peers that have the same job and number of ranks",
-     set_path<&JobOptions::against>},
+     set_path<&JobOptions::against>, "folds"},
     {"rows", 0, kVerify, FlagGroup::kVerification, FlagKind::kNumber, "N", "64",
      "rows, each of one token and head, that --against oracle samples, the first and the last among them",
      [](JobOptions& options, std::string_view text) { options.rows = parse_integer(text, 1, 1 << 20); }},
     {"record", 0, kVerify, FlagGroup::kVerification, FlagKind::kText, "FILE", "",
-     "write a golden file: digests, kernel, build, job", set_path<&JobOptions::record>},
+     "write a golden file: digests, kernel, build, job", set_path<&JobOptions::record>, "golden.json"},
     {"golden", 0, kVerify, FlagGroup::kVerification, FlagKind::kText, "FILE", "",
-     "check digests against a golden file; one of another kernel, SIMD target or build is refused with code 4", set_path<&JobOptions::golden>},
+     "check digests against a golden file; one of another kernel, SIMD target or build is refused with code 4", set_path<&JobOptions::golden>, "golden.json"},
 
     // Measurement
     {"samples", 0, kBench, FlagGroup::kMeasurement, FlagKind::kNumber, "N", "",
      "repeats of each point behind the warm-up [10, or as many as take 0.5 s]",
-     [](JobOptions& options, std::string_view text) { options.samples = parse_integer(text, 1, 1000000); }},
+     [](JobOptions& options, std::string_view text) { options.samples = parse_integer(text, 1, 1000000); }, "10"},
     {"compute-only", 0, kBench, FlagGroup::kMeasurement, FlagKind::kSwitch, "", "off",
      "the same folds without transfers, every block in place: what the ranks compute on their own",
      set_switch<&JobOptions::compute_only>},
     {"baseline", 0, kBench, FlagGroup::kMeasurement, FlagKind::kText, "FILE", "",
-     "lines of an earlier --jsonl; code 1 when a point is slower than there", set_path<&JobOptions::baseline>},
+     "lines of an earlier --jsonl; code 1 when a point is slower than there", set_path<&JobOptions::baseline>, "points.jsonl"},
     {"fail-above", 0, kBench, FlagGroup::kMeasurement, FlagKind::kText, "PERCENT", "5%",
      "how much slower than the baseline a point may be",
      [](JobOptions& options, std::string_view text) {
@@ -271,7 +271,7 @@ constexpr FlagRow kTable[] = {
        }
      }},
     {"measure", 0, kInfo, FlagGroup::kMeasurement, FlagKind::kSwitch, "", "off",
-     "measure compute rate, link rate and latency; written to --machine FILE, or printed",
+     "measure compute rate, link rate and latency; written to --machine FILE (.json or .toml), or printed",
      set_switch<&JobOptions::measure>},
 };
 

@@ -39,6 +39,7 @@ struct FlagRow {
   std::string_view help;
   // Takes over a value; throws BadValue.
   void (*set)(JobOptions& options, std::string_view text);
+  std::string_view example = {};  // what a message suggests where there is no default, or none that says enough
 };
 
 std::span<const FlagRow> flag_table();

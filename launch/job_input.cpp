@@ -30,7 +30,7 @@ void check_source(const Config& config, bool require_source) {
   }
   if (!file && config.given("tensors")) {
     fail(ErrorCode::kUsage, fmt::format("{} needs --input", config.origin("tensors")),
-         "it renames the tensors of a file");
+         "it renames the tensors of a file", "Add --input FILE, or leave it out.");
   }
   if (!file) return;
   for (const std::string_view flag : kShapeFlags) {
@@ -84,7 +84,7 @@ void JobInput::make_synthetic(const JobOptions& options, std::int64_t seq) {
                           std::max(spec.head_dim, spec.head_dim_v);
   if (elements > kMostElements) {
     fail(ErrorCode::kUsage, fmt::format("--seq {} with --batch {} and {} heads", seq, options.batch, spec.heads),
-         "a tensor would have more than 2^60 elements");
+         "a tensor would have more than 2^60 elements", "Use fewer tokens, sequences or heads.");
   }
   job_.sequences = uniform_sequences(options.batch, seq, seq);
   const AxisOrder order = options.order.value_or(options.batch == 1 ? AxisOrder::kThd : AxisOrder::kBthd);

@@ -219,7 +219,7 @@ Route planned_route(const Config& config, const KernelRow& kernel) {
   const std::string nearest = nearest_name(name, names.data(), names.size());
   fail(ErrorCode::kUsage, fmt::format("{} is \"{}\"", config.origin("transport"), name),
        fmt::format("this build has {}", join_choices(names)),
-       nearest.empty() ? "" : fmt::format("Did you mean \"{}\"?", nearest));
+       nearest.empty() ? "Leave it out, or see `ringattn info`." : fmt::format("Did you mean \"{}\"?", nearest));
 }
 
 int plan_job(const Invocation& invocation) {

@@ -6,8 +6,10 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
+#include <cstring>
 #include <exception>
 #include <filesystem>
 #include <functional>
@@ -48,7 +50,8 @@ const CommandRow& find_command(const std::string& name) {
          fmt::format("the first argument is {}", command_names(kAllCommands)), "See `ringattn --help`.");
   }
   const std::string nearest = nearest_name(name, names.data(), names.size());
-  fail(ErrorCode::kUsage, fmt::format("unknown subcommand {}", name), "",
+  fail(ErrorCode::kUsage, fmt::format("unknown subcommand {}", name),
+       fmt::format("there are {}", command_names(kAllCommands)),
        nearest.empty() ? "See `ringattn --help`." : fmt::format("Did you mean {}?", nearest));
 }
 
@@ -81,7 +84,8 @@ Request read_arguments(const std::vector<std::string>& arguments) {
   request.invocation.first_process = is_first_process();
   try {
     if (arguments.size() < 2) {
-      fail(ErrorCode::kUsage, "no subcommand", command_names(kAllCommands), "See `ringattn --help`.");
+      fail(ErrorCode::kUsage, "no subcommand", fmt::format("there are {}", command_names(kAllCommands)),
+           "See `ringattn --help`.");
     }
     const std::string& first = arguments[1];
     if (first == "help" && arguments.size() > 2) {
@@ -128,17 +132,11 @@ void agree_on_configuration(const Config& config, Transport& world) {
   const std::vector<std::string> all = world.all_gather(mine, Deadline::after(config.options.timeout));
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
     if (all[rank] == all[0]) continue;
-    std::size_t at = 0;
-    while (at < all[rank].size() && at < all[0].size() && all[rank][at] == all[0][at]) ++at;
-    const auto line = [at](const std::string& text) {
-      const std::size_t begin = at == 0 ? 0 : text.rfind('\n', at - 1) + 1;
-      return text.substr(begin, text.find('\n', begin) - begin);
-    };
     throw AgreedError(
         ErrorCode::kUsage,
-        fmt::format("rank {} and rank 0 have different configurations ({} against {}). Give all ranks the "
-                    "same flags, environment and config file.",
-                    rank, line(all[rank]), line(all[0])));
+        fmt::format("rank {} and rank 0 have different configurations ({}). Give all ranks the same flags, "
+                    "environment and config file.",
+                    rank, config_difference(all[rank], all[0])));
   }
 }
 
@@ -159,7 +157,8 @@ int guarded(const std::function<int()>& work) {
   } catch (const Error&) {
     throw;
   } catch (const std::bad_alloc&) {
-    fail(ErrorCode::kMemory, "out of host memory", "an allocation was refused", "Use more ranks, or set --memory.");
+    fail(ErrorCode::kMemory, "out of host memory", "an allocation was refused",
+         "Use more hosts, or fewer tokens; `ringattn plan` says what a rank needs.");
   } catch (const std::exception& error) {
     fail(ErrorCode::kInternal, "a bug", error.what(), "Please report it with the output of `ringattn info`.");
   }
@@ -214,7 +213,12 @@ int run_program(const std::vector<std::string>& arguments) {
   if (!request.text.empty() && !request.error) {
     if (request.invocation.first_process) {
       std::fputs(request.text.c_str(), stdout);
-      if (std::fflush(stdout) != 0) return static_cast<int>(ErrorCode::kFile);
+      if (std::fflush(stdout) != 0) {
+        print_error_line(fmt::format("the text can't be written to stdout ({}). Lead stdout to a place that takes it.",
+                                     std::strerror(errno)),
+                         When::kAuto);
+        return static_cast<int>(ErrorCode::kFile);
+      }
     }
     return 0;
   }

@@ -24,7 +24,8 @@ void Screen::print(std::string_view text) const {
   if (!shown_) return;
   const bool written = std::fwrite(text.data(), 1, text.size(), file_) == text.size() && std::fflush(file_) == 0;
   if (!written && file_ == stdout) {
-    fail(ErrorCode::kFile, "the result can't be written to stdout", std::strerror(errno));
+    fail(ErrorCode::kFile, "the result can't be written to stdout", std::strerror(errno),
+         "Lead stdout to a place that takes it.");
   }
 }
 

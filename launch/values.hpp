@@ -14,7 +14,7 @@ namespace ringattn {
 // Thrown by everything here; the layer that knows the text's origin makes an Error of it.
 struct BadValue {
   std::string accepted;         // e.g. "a number of tokens such as 4096, 8k or 2m"
-  std::string suggestion = {};  // a sentence, or nothing
+  std::string suggestion = {};  // a sentence, or nothing where a value that is taken says enough
 };
 
 inline constexpr std::int64_t kMaxTokens = std::int64_t{1} << 60;

@@ -46,7 +46,7 @@ Environment read_environment() {
     const auto value = environment_value(variable.name);
     if (value && !variable.set(result, *value)) {
       fail(ErrorCode::kUsage, fmt::format("{} is \"{}\"", variable.name, *value),
-           fmt::format("it takes {}", variable.accepts));
+           fmt::format("it takes {}", variable.accepts), "Unset it, or give it such a value.");
     }
   }
   return result;

@@ -12,9 +12,9 @@ namespace ringattn {
 // Values are the program's exit codes.
 enum class ErrorCode : int {
   kWrongResult = 1,  // wrong result, difference or gate
-  kUsage = 2,        // flags, environment, config, unknown names, a job that contradicts itself
+  kUsage = 2,        // flags, environment, config, unknown names, contradictions, also between ranks
   kFile = 3,         // a file is missing, malformed, unwritable or exists
-  kUnsupported = 4,  // can't be done here: forced kernel, missing device or library, unlike ranks
+  kUnsupported = 4,  // can't be done here: forced kernel, missing device or library, unlike programs
   kMemory = 5,       // budget or device too small
   kPeer = 6,         // a peer failed or a deadline passed
   kInternal = 7,     // a bug
@@ -33,7 +33,7 @@ class Error : public std::runtime_error {
   ErrorCode code_;
 };
 
-// Throws Error with the text "problem (why). suggestion."; an empty `why` or `suggestion` is left out.
+// Throws Error with the text "problem (why). suggestion."; only a bug may lack one.
 [[noreturn]] void fail(ErrorCode code, std::string_view problem, std::string_view why = {},
                        std::string_view suggestion = {});
 

@@ -80,7 +80,7 @@ const TransportRow& find_row(std::string_view name) {
   }
   const std::string nearest = nearest_name(name, names.data(), names.size());
   fail(ErrorCode::kUsage, fmt::format("unknown transport '{}'", name), fmt::format("this build has {}", known),
-       nearest.empty() ? std::string() : fmt::format("Did you mean '{}'?", nearest));
+       nearest.empty() ? "Leave it out, or see `ringattn info`." : fmt::format("Did you mean '{}'?", nearest));
 }
 
 // The transport that a request means here, as a name of the table. Throws what run_world() promises.
@@ -90,7 +90,8 @@ std::string_view choose_transport(const WorldRequest& request) {
   const std::string_view wanted =
       request.transport == "auto" ? std::string_view("auto") : find_row(request.transport).name;
   if (request.ranks && *request.ranks < 1) {
-    fail(ErrorCode::kUsage, fmt::format("can't run on {} ranks", *request.ranks), "--ranks counts from 1");
+    fail(ErrorCode::kUsage, fmt::format("can't run on {} ranks", *request.ranks), "--ranks counts from 1",
+         "Give --ranks 1 or more.");
   }
   const bool device = wanted == "nccl" || wanted == "p2p";
   if (request.pace > 0.0 && device) {

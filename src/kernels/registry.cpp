@@ -49,12 +49,13 @@ constexpr std::string_view kBackends[] = {"auto", "cpu", "cuda"};
 
 std::string suggest(std::string_view name, const std::vector<std::string_view>& known) {
   const std::string nearest = nearest_name(name, known.data(), known.size());
-  return nearest.empty() ? fmt::format("Known: {}.", fmt::join(known, ", ")) : fmt::format("Did you mean {}?", nearest);
+  return nearest.empty() ? "Use auto, or see `ringattn info`." : fmt::format("Did you mean {}?", nearest);
 }
 
 void check_backend(std::string_view backend) {
   if (std::find(std::begin(kBackends), std::end(kBackends), backend) == std::end(kBackends)) {
-    fail(ErrorCode::kUsage, fmt::format("there is no backend \"{}\"", backend), {},
+    fail(ErrorCode::kUsage, fmt::format("there is no backend \"{}\"", backend),
+         fmt::format("known: {}", fmt::join(kBackends, ", ")),
          suggest(backend, {std::begin(kBackends), std::end(kBackends)}));
   }
   if (backend == "auto") return;
@@ -77,7 +78,8 @@ void check_kernel(const KernelRequest& request) {
     fail(ErrorCode::kUsage, fmt::format("kernel {} does not run on backend {}", row.name, request.backend),
          fmt::format("it is a {} kernel", row.backend), fmt::format("Use --backend {}.", row.backend));
   }
-  fail(ErrorCode::kUsage, fmt::format("there is no kernel \"{}\"", request.kernel), {}, suggest(request.kernel, names));
+  fail(ErrorCode::kUsage, fmt::format("there is no kernel \"{}\"", request.kernel),
+       fmt::format("known: {}", fmt::join(names, ", ")), suggest(request.kernel, names));
 }
 
 // Why a row can't do the job; empty: it can.

@@ -22,6 +22,13 @@ TEST(Error, SuggestsOnlyWhatIsNear) {
   EXPECT_EQ(nearest_name("zig-zag", names, 3), "zigzag");
   EXPECT_EQ(nearest_name("stripe", names, 3), "striped");
   EXPECT_EQ(nearest_name("blockwise", names, 3), "");
+  const std::string_view letters[] = {"q", "k", "v", "seq", "run"};
+  EXPECT_EQ(nearest_name("zz", letters, 5), "");
+  EXPECT_EQ(nearest_name("x", letters, 5), "");
+  EXPECT_EQ(nearest_name("foo", letters, 5), "");
+  EXPECT_EQ(nearest_name("kk", letters, 5), "k");
+  EXPECT_EQ(nearest_name("rn", letters, 5), "run");
+  EXPECT_EQ(nearest_name("Q", letters, 5), "q");
 }
 
 }  // namespace

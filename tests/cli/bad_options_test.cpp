@@ -37,6 +37,9 @@ std::string refusal(std::string_view command, const Words& words, ErrorCode code
     EXPECT_EQ(error.code(), code) << message;
     EXPECT_EQ(message.find('\n'), std::string::npos) << message;
     EXPECT_TRUE(message.ends_with(".") || message.ends_with("?")) << message;
+    // All three parts: the one in brackets, and a sentence behind it.
+    EXPECT_NE(message.find(" ("), std::string::npos) << message;
+    EXPECT_NE(message.find("). "), std::string::npos) << message;
     return message;
   }
   ADD_FAILURE() << fmt::format("accepted: {}", fmt::join(words, " "));
@@ -165,6 +168,25 @@ TEST(BadValues, OfKeysNameTheKeyAndTheFile) {
   }
 }
 
+TEST(BadValues, AreAnsweredWithOneThatIsTaken) {
+  for (const FlagRow& row : flag_table()) {
+    const std::string_view value = row.example.empty() ? row.fallback : row.example;
+    ASSERT_FALSE(value.empty()) << row.name << " has neither a default nor an example to suggest";
+    JobOptions options;
+    EXPECT_NO_THROW(row.set(options, value)) << row.name;
+  }
+  EXPECT_EQ(refusal("run", {"--seq=-5"}),
+            "--seq is \"-5\" (it takes a number of tokens such as 4096, 8k or 2m, at most 1152921504606846976). Try "
+            "--seq 16k, the default.");
+  EXPECT_EQ(refusal("run", {"--force=maybe"}),
+            "--force is \"maybe\" (it takes on or off (also true, false, 1, 0)). Give --force alone, or leave it out.");
+  const TemporaryFolder folder;
+  const std::string file = folder.write("job.toml", "memory = '8gb'\n");
+  EXPECT_TRUE(refusal("run", {"--config", file}).ends_with("). Try memory = \"8g\", for example."));
+  const ScopedEnvironment environment("RINGATTN_SEQ", "many");
+  EXPECT_TRUE(refusal("run", {}).ends_with("). Try RINGATTN_SEQ=16k, the default."));
+}
+
 TEST(BadValues, AreFoundInLayersThatOthersReplace) {
   const ScopedEnvironment environment("RINGATTN_HEADS", "none");
   EXPECT_NE(refusal("run", {"--synthetic", "7", "--heads", "8"}).find("RINGATTN_HEADS"), std::string::npos);
@@ -186,14 +208,14 @@ TEST(BadArguments, AreRefusedWithASuggestion) {
       {"verify", {"--output", "a"}, "it belongs to run"},
       {"plan", {"--ranks", "4"}, "it belongs to run, verify, bench and info"},
       {"info", {"--seq", "4"}, "it belongs to run, verify, bench and plan"},
-      {"run", {"--frobnicate"}, "unknown flag --frobnicate. See `ringattn run --help`."},
+      {"run", {"--frobnicate"}, "unknown flag --frobnicate (run has no flag of that name). See `ringattn run --help`."},
       {"run", {"-x"}, "unknown flag -x"},
       {"run", {"input.safetensors"}, "\"input.safetensors\" belongs to no flag"},
       {"run", {"--seq", "16k", "extra"}, "\"extra\" belongs to no flag"},
       {"run", {"-"}, "belongs to no flag"},
       {"run", {"--seq"}, "--seq has no value"},
       {"run", {"--heads", "8", "--mask"}, "--mask has no value"},
-      {"run", {"--heads", "8", "--heads", "4"}, "--heads is given 2 times"},
+      {"run", {"--heads", "8", "--heads", "4"}, "--heads is given 2 times (one value would be ignored). Give it once."},
       {"run", {"--force", "--force"}, "--force is given 2 times"},
       {"run", {"--synthetic", "7", "--mask", "--softcap"}, "--mask has no value"},
   };
@@ -251,16 +273,16 @@ TEST(BadConfigFiles, AreRefused) {
   const std::pair<std::string_view, std::string_view> cases[] = {
       {"heads = ", "is not valid TOML (line 1"},
       {"heads = 8\nheads = 8\n", "is not valid TOML (line 2"},
-      {"[run]\nheads = 8\n", "unknown key run.heads"},
+      {"[run]\nheads = 8\n", "there is no key run.heads"},
       {"head = 8\n", "Did you mean heads?"},
       {"heads = [8]\n", "heads is a list or a date"},
       {"heads = 2024-01-01\n", "heads is a list or a date"},
-      {"heads = { x = 8 }\n", "unknown key heads.x"},
+      {"heads = { x = 8 }\n", "there is no key heads.x"},
       {"heads = 8.5\n", "heads in "},
       {"heads = true\n", "heads in "},
       {"heads = 99999999999999999999\n", "is not valid TOML"},
       {"config = 'other.toml'\n", "a config file can't name another"},
-      {"RINGATTN_HEADS = 8\n", "unknown key RINGATTN_HEADS"},
+      {"RINGATTN_HEADS = 8\n", "there is no key RINGATTN_HEADS"},
       {std::string_view("heads = \"8\0\"\n", 13), "TOML"},
       {"\xff\xfe", "is not valid TOML"},
       {"a = {b = {c = {d = {e = {f = {g = {h = {i = {j = 1}}}}}}}}}\n", "lies too deep"},

@@ -110,6 +110,7 @@ TEST(BenchPoints, WhatIsNoLineIsRefused) {
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::kFile);
       EXPECT_TRUE(has(error.what(), expected)) << error.what();
+      EXPECT_TRUE(has(error.what(), "). Write one with `ringattn bench --jsonl FILE`.")) << error.what();
     }
   }
 }

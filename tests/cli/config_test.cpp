@@ -129,6 +129,19 @@ TEST(PrintedConfig, NamesSourcesAndPrintsSizesInFullDigits) {
   EXPECT_NE(text.find("trace = \"a \\\"b\\\\\\u000A\"  # flag\n"), std::string::npos) << text;
 }
 
+TEST(PrintedConfig, DifferencesAreShownAsFlags) {
+  const auto printed = [](const std::vector<GivenFlag>& flags) { return print_config(load_config(kRun, flags)); };
+  const std::string plain = printed({given(kRun, "synthetic", "1")});
+  EXPECT_EQ(config_difference(plain, printed({given(kRun, "synthetic", "0")})),
+            "--synthetic 1 (flag) against --synthetic 0 (flag)");
+  EXPECT_EQ(config_difference(plain, printed({})), "--synthetic 1 (flag) against --synthetic is not set");
+  EXPECT_EQ(config_difference(printed({given(kRun, "mask", "full")}), printed({})),
+            "--mask \"full\" (flag) against --mask \"causal\" (default)");
+  const ScopedEnvironment environment("RINGATTN_SEQ", "4k");
+  EXPECT_EQ(config_difference(printed({given(kRun, "synthetic", "1")}), plain),
+            "--seq 4096 (environment) against --seq 16384 (default)");
+}
+
 TEST(PrintedConfig, LeavesTheShapeToTheInput) {
   const TemporaryFolder folder;
   const Config first = load_config(kRun, {given(kRun, "input", "a.safetensors")});

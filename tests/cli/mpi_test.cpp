@@ -113,7 +113,7 @@ TEST(Mpi, RanksThatWereConfiguredDifferentlyRefuse) {
                                    {{"OMPI_ALLOW_RUN_AS_ROOT", "1"}, {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}});
   EXPECT_EQ(run.code, 2) << run.err;
   EXPECT_EQ(count_messages(run.err), 1) << run.err;
-  EXPECT_TRUE(has(run.err, "seq = 65")) << run.err;
+  EXPECT_TRUE(has(run.err, "different configurations (--seq 65 (flag) against --seq 64 (flag)). Give")) << run.err;
   EXPECT_EQ(check_report(read_whole(report)), "") << run.err;
   EXPECT_EQ(json_at(read_whole(report), "/error/code"), "2");
 }

@@ -36,12 +36,14 @@ TEST(Program, HelpAndVersion) {
 }
 
 TEST(Program, UnknownWordsAreUsageErrors) {
-  const std::pair<Words, const char*> cases[] = {{{}, "no subcommand"},
-                                                 {{"rum"}, "Did you mean run?"},
-                                                 {{"help", "rum"}, "Did you mean run?"},
-                                                 {{"frobnicate"}, "unknown subcommand frobnicate"},
-                                                 {{"--synthetic", "7"}, "--synthetic stands before a subcommand"},
-                                                 {{"run", "--softcp", "1"}, "Did you mean --softcap?"}};
+  const std::pair<Words, const char*> cases[] = {
+      {{}, "no subcommand"},
+      {{"rum"}, "Did you mean run?"},
+      {{"help", "rum"}, "Did you mean run?"},
+      {{"frobnicate"},
+       "unknown subcommand frobnicate (there are run, verify, bench, plan and info). See `ringattn --help`."},
+      {{"--synthetic", "7"}, "--synthetic stands before a subcommand"},
+      {{"run", "--softcp", "1"}, "Did you mean --softcap?"}};
   for (const auto& [words, expected] : cases) {
     const Finished run = tool(words);
     EXPECT_EQ(run.code, 2) << run.err;
@@ -51,7 +53,9 @@ TEST(Program, UnknownWordsAreUsageErrors) {
   }
   const Finished variable = tool(Words{"run"} + small_job(), {{"RINGATTN_PACE", "fast"}});
   EXPECT_EQ(variable.code, 2) << variable.err;
-  EXPECT_TRUE(has(variable.err, "RINGATTN_PACE is \"fast\"")) << variable.err;
+  EXPECT_TRUE(
+      has(variable.err, "RINGATTN_PACE is \"fast\" (it takes bytes per second, e.g. 100m). Unset it, or give it"))
+      << variable.err;
 }
 
 TEST(Program, AFlagWithoutItsValueTakesNoOther) {
@@ -91,6 +95,15 @@ TEST(Program, AStdoutThatTakesNothingIsAnError) {
   EXPECT_EQ(code_of(" > /dev/full 2> /dev/null"), 3);
   EXPECT_EQ(code_of(" >&- 2> /dev/null"), 3);
   EXPECT_EQ(code_of(" > /dev/null 2>&-"), 0);
+  const TemporaryFolder folder;
+  const std::string messages = folder.file("messages");
+  for (const char* flags : {"", " --json -"}) {
+    EXPECT_EQ(code_of(std::string(flags) + " > /dev/full 2> " + messages), 3) << flags;
+    EXPECT_TRUE(has(read_whole(messages), " can't be written to stdout (No space left on device). Lead stdout "))
+        << read_whole(messages);
+  }
+  EXPECT_EQ(WEXITSTATUS(std::system((std::string(RINGATTN_TOOL) + " --help > /dev/full 2> " + messages).c_str())), 3);
+  EXPECT_TRUE(has(read_whole(messages), "can't be written to stdout (No space")) << read_whole(messages);
 }
 
 TEST(Program, MessagesAreOneLine) {
