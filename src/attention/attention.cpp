@@ -30,7 +30,7 @@ JobLayout layout_of(const Job& job, const Options& options, const FoldKernel& ke
     if (!stated) return;
     if (static_cast<int>(stated->size()) != world) {
       fail(ErrorCode::kUsage, fmt::format("{} runs are stated for {} ranks", side, stated->size()),
-           fmt::format("the world has {}", world));
+           fmt::format("the world has {}", world), "State one list of runs for each rank.");
     }
     dealt = Layout(lengths, *stated);
   };
@@ -274,11 +274,12 @@ RunStats Attention::run(const Inputs& inputs, const Outputs& outputs, std::span<
     check_view("out", outputs.out, spec, q_rows(), spec.heads, spec.head_dim_v);
     if (spec.sinks != (inputs.sinks != nullptr)) {
       fail(ErrorCode::kUsage, spec.sinks ? "sinks are missing" : "sinks are given",
-           spec.sinks ? "the job has them" : "the job has none");
+           spec.sinks ? "the job has them" : "the job has none", "FoldSpec::sinks says whether a job has sinks.");
     }
     if (impl.options.state_out != outputs.state.has_value()) {
       fail(ErrorCode::kUsage, impl.options.state_out ? "no place for the fold state" : "a place for the fold state",
-           impl.options.state_out ? "Options::state_out asks for it" : "Options::state_out is off");
+           impl.options.state_out ? "Options::state_out asks for it" : "Options::state_out is off",
+           "Give Outputs::state exactly where Options::state_out is on.");
     }
     if (workspace.size() < workspace_bytes(dense_kv)) {
       fail(ErrorCode::kUsage, fmt::format("the workspace has {} bytes", workspace.size()),

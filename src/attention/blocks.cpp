@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "base/size.hpp"
 
 namespace ringattn {
 
@@ -226,11 +227,10 @@ class BlockCutter {
     }
     const auto fixed = static_cast<double>(fixed_bytes_);
     const double buffers = 2.0 * static_cast<double>(tile_rows) * row_bytes_;
-    fail(
-        ErrorCode::kMemory,
-        fmt::format("a memory budget of {:.0f} bytes a rank is too small", static_cast<double>(options_.memory_budget)),
-        fmt::format("{:.0f} for shards, state and scratch, and {:.0f} for two blocks of one key tile", fixed, buffers),
-        fmt::format("{} is enough; with more ranks, shards and state are smaller.", byte_size(fixed + buffers)));
+    fail(ErrorCode::kMemory,
+         fmt::format("a memory budget of {} a rank is too small", counted(options_.memory_budget, "byte")),
+         fmt::format("{:.0f} for shards, state and scratch, and {:.0f} for two blocks of one key tile", fixed, buffers),
+         fmt::format("{} is enough; with more ranks, shards and state are smaller.", byte_size(fixed + buffers)));
   }
 
   const Job& job_;
@@ -245,10 +245,12 @@ class BlockCutter {
   std::int64_t most_rows_;   // of a block buffer, by the memory budget
 };
 
+constexpr std::string_view kMachineAdvice = "`ringattn info --measure` measures one.";
+
 void check_rate(std::string_view name, double value) {
   if (!(value > 0.0) || !std::isfinite(value)) {
-    fail(ErrorCode::kUsage, fmt::format("the machine model's {} is {}", name, value),
-         "a rate is above zero and finite");
+    fail(ErrorCode::kUsage, fmt::format("the machine model's {} is {}", name, value), "a rate is above zero and finite",
+         kMachineAdvice);
   }
 }
 
@@ -261,11 +263,11 @@ std::vector<std::int64_t> cut_blocks(const Job& job, const TileAxis& axis, const
   check_rate("link_bytes_per_second", machine.link_bytes_per_second);
   if (!(machine.latency_seconds >= 0.0) || !std::isfinite(machine.latency_seconds)) {
     fail(ErrorCode::kUsage, fmt::format("the machine model's latency_seconds is {}", machine.latency_seconds),
-         "a latency is at least zero and finite");
+         "a latency is at least zero and finite", kMachineAdvice);
   }
   if (options.block_tokens < 0) {
     fail(ErrorCode::kUsage, fmt::format("blocks of {} tokens", options.block_tokens),
-         "a block holds at least one token; 0 lets the plan choose");
+         "a block holds at least one token", "0 lets the plan choose.");
   }
   return BlockCutter(job, axis, needs, kernel, machine, options).cut();
 }

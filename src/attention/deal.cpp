@@ -176,10 +176,13 @@ class Dealer {
 }  // namespace
 
 JobLayout make_layout(const Job& job, int world, const LayoutRequest& request, int query_tile, int key_tile) {
-  if (world < 1) fail(ErrorCode::kUsage, fmt::format("a world of {} ranks", world), "a world has at least one");
+  if (world < 1) {
+    fail(ErrorCode::kUsage, fmt::format("a world of {} ranks", world), "a world has at least one",
+         "Give the number of ranks.");
+  }
   if (request.stripe < 0) {
-    fail(ErrorCode::kUsage, fmt::format("a stripe of {} tokens", request.stripe),
-         "a stripe holds at least one token; 0 lets the layout choose");
+    fail(ErrorCode::kUsage, fmt::format("a stripe of {} tokens", request.stripe), "a stripe holds at least one token",
+         "0 lets the layout choose.");
   }
   return Dealer(job, world, request, query_tile, key_tile).deal();
 }

@@ -77,7 +77,8 @@ class FlatHandler : public nlohmann::json_sax<nlohmann::json> {
 
 }  // namespace
 
-std::vector<FlatEntry> parse_json_table(std::string_view text, std::string_view name, ErrorCode code) {
+std::vector<FlatEntry> parse_json_table(std::string_view text, std::string_view name, ErrorCode code,
+                                        std::string_view suggestion) {
   FlatHandler handler;
   if (text.find('\0') != std::string_view::npos) {
     handler.refusal = "it holds a NUL byte";
@@ -86,7 +87,9 @@ std::vector<FlatEntry> parse_json_table(std::string_view text, std::string_view 
   } else {
     nlohmann::json::sax_parse(text.begin(), text.end(), &handler);
   }
-  if (!handler.refusal.empty()) fail(code, fmt::format("{} is not a valid JSON table", name), handler.refusal);
+  if (!handler.refusal.empty()) {
+    fail(code, fmt::format("{} is not a valid JSON table", name), handler.refusal, suggestion);
+  }
   return std::move(handler.entries);
 }
 

@@ -15,6 +15,7 @@ namespace ringattn {
 namespace {
 
 constexpr std::string_view kSchema = "1";
+constexpr std::string_view kAdvice = "`ringattn verify --record` writes one.";
 
 struct Member {
   std::string_view key;
@@ -27,7 +28,7 @@ constexpr Member kMembers[] = {{"version", &Golden::version},       {"git", &Gol
                                {"digest_out", &Golden::digest_out}, {"digest_lse", &Golden::digest_lse}};
 
 [[noreturn]] void refuse(const std::string& path, std::string_view why) {
-  fail(ErrorCode::kFile, fmt::format("{} is no golden file", path), why, "`ringattn verify --record` writes one.");
+  fail(ErrorCode::kFile, fmt::format("{} is no golden file", path), why, kAdvice);
 }
 
 bool is_digest(std::string_view text) {
@@ -48,7 +49,7 @@ Golden parse_golden(std::string_view text, const std::string& path) {
   bool schema = false;
   std::vector<std::string_view> missing;
   for (const Member& member : kMembers) missing.push_back(member.key);
-  for (const FlatEntry& entry : parse_json_table(text, path, ErrorCode::kFile)) {
+  for (const FlatEntry& entry : parse_json_table(text, path, ErrorCode::kFile, kAdvice)) {
     if (entry.key == "schema") {
       if (entry.kind != FlatKind::kInteger || entry.text != kSchema) {
         refuse(path, fmt::format("its schema is {}, and must be {}", entry.text, kSchema));

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "base/error.hpp"
+#include "base/size.hpp"
 #include "kernels/registry.hpp"
 
 namespace ringattn {
@@ -44,7 +45,8 @@ void check_cumulative(std::string_view name, std::span<const std::int64_t> cu) {
   for (std::size_t i = 1; i < cu.size(); ++i) {
     if (cu[i] < cu[i - 1]) {
       fail(ErrorCode::kFile, fmt::format("{} descends at entry {}", name, i),
-           fmt::format("{} after {}", cu[i], cu[i - 1]));
+           fmt::format("{} after {}", cu[i], cu[i - 1]),
+           "It holds the ends of the sequences, each at least the one before.");
     }
   }
 }
@@ -72,11 +74,11 @@ std::vector<Sequence> packed_sequences(std::span<const std::int64_t> cu_q, std::
   if (cu_q.size() != cu_k.size()) {
     fail(ErrorCode::kFile,
          fmt::format("cu_seqlens_q names {} sequences, cu_seqlens_k {}", cu_q.size() - 1, cu_k.size() - 1),
-         "every sequence has queries and keys");
+         "every sequence has queries and keys", "Give both as many entries; a sequence may be empty on either side.");
   }
   if (!q_offset.empty() && q_offset.size() != cu_q.size() - 1) {
     fail(ErrorCode::kFile, fmt::format("q_offset has {} entries", q_offset.size()),
-         fmt::format("there are {} sequences", cu_q.size() - 1), "It holds one position per sequence.");
+         fmt::format("the job has {}", counted(cu_q.size() - 1, "sequence")), "It holds one position per sequence.");
   }
   std::vector<Sequence> sequences;
   sequences.reserve(cu_q.size() - 1);
@@ -115,17 +117,17 @@ void check_job(const Job& job) {
   const Mask& mask = job.spec.mask;
   if (mask.left < -1 || mask.right < -1 || mask.left > kFar || mask.right > kFar) {
     fail(ErrorCode::kUsage, fmt::format("window {},{}", mask.left, mask.right),
-         "each side is a number of tokens, or -1 for unlimited");
+         "each side is a number of tokens, or -1 for unlimited", "Use -1, or 0 to 2^62 tokens.");
   }
   for (std::size_t i = 0; i < job.sequences.size(); ++i) {
     const Sequence& s = job.sequences[i];
     if (s.q_len < 0 || s.k_len < 0 || s.q_len > kFar / 4 || s.k_len > kFar / 4) {
       fail(ErrorCode::kUsage, fmt::format("sequence {} has {} queries and {} keys", i, s.q_len, s.k_len),
-           "lengths lie between 0 and 2^60");
+           "lengths lie between 0 and 2^60", "Check the lengths of the job's sequences.");
     }
     if (s.q_offset > kFar / 4 || s.q_offset < -kFar / 4) {
       fail(ErrorCode::kUsage, fmt::format("sequence {} starts at position {}", i, s.q_offset),
-           "positions lie between -2^60 and 2^60");
+           "positions lie between -2^60 and 2^60", "Check --query-offset, or q_offset.");
     }
   }
 }

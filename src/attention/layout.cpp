@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "base/size.hpp"
 
 namespace ringattn {
 
@@ -19,17 +20,18 @@ namespace {
 std::vector<TokenRun> join_runs(int rank, std::span<const std::int64_t> lengths, std::span<const TokenRun> runs) {
   std::vector<TokenRun> joined;
   for (const TokenRun& run : runs) {
-    const auto refuse = [&](std::string_view why, std::string_view suggestion = {}) {
+    const auto refuse = [&](std::string_view why, std::string_view suggestion) {
       fail(ErrorCode::kUsage,
            fmt::format("rank {} states tokens [{}, {}) of sequence {}", rank, run.begin, run.end, run.sequence), why,
            suggestion);
     };
     if (run.sequence < 0 || static_cast<std::size_t>(run.sequence) >= lengths.size()) {
-      refuse(fmt::format("there are {} sequences", lengths.size()));
+      refuse(fmt::format("the job has {}", counted(lengths.size(), "sequence")), "Sequences count from 0.");
     }
     const std::int64_t length = lengths[static_cast<std::size_t>(run.sequence)];
     if (run.begin < 0 || run.begin >= run.end || run.end > length) {
-      refuse(fmt::format("a run holds at least one of the sequence's {} tokens", length));
+      refuse(fmt::format("a run holds at least one of the sequence's {} tokens", length),
+             "State [begin, end) with 0 <= begin < end, and leave empty runs out.");
     }
     if (!joined.empty()) {
       TokenRun& last = joined.back();
@@ -46,6 +48,8 @@ std::vector<TokenRun> join_runs(int rank, std::span<const std::int64_t> lengths,
   }
   return joined;
 }
+
+constexpr std::string_view kOnce = "State each token on exactly one rank.";
 
 // "token 5 of sequence 2" for a token of the packed axis.
 std::string token_name(std::span<const std::int64_t> cu, std::int64_t packed) {
@@ -69,7 +73,10 @@ std::string_view layout_name(LayoutKind kind) {
 
 Layout::Layout(std::span<const std::int64_t> lengths, std::vector<std::vector<TokenRun>> runs)
     : packed_begin_(lengths.size() + 1, 0), runs_(std::move(runs)), rows_(runs_.size()) {
-  if (runs_.empty()) fail(ErrorCode::kUsage, "a layout of no ranks", "a world has at least one");
+  if (runs_.empty()) {
+    fail(ErrorCode::kUsage, "a layout of no ranks", "a world has at least one",
+         "State one list of runs for each rank.");
+  }
   std::partial_sum(lengths.begin(), lengths.end(), packed_begin_.begin() + 1);
   for (std::size_t rank = 0; rank < runs_.size(); ++rank) {
     runs_[rank] = join_runs(static_cast<int>(rank), lengths, runs_[rank]);
@@ -92,14 +99,15 @@ Layout::Layout(std::span<const std::int64_t> lengths, std::vector<std::vector<To
     if (run.token > covered) break;
     if (run.token < covered) {
       fail(ErrorCode::kUsage, fmt::format("{} belongs to two ranks", token_name(packed_begin_, run.token)),
-           fmt::format("ranks {} and {} state it", std::min(last_owner, run.owner), std::max(last_owner, run.owner)));
+           fmt::format("ranks {} and {} state it", std::min(last_owner, run.owner), std::max(last_owner, run.owner)),
+           kOnce);
     }
     covered = run.end();
     last_owner = run.owner;
   }
   if (covered < packed_begin_.back()) {
     fail(ErrorCode::kUsage, fmt::format("{} belongs to no rank", token_name(packed_begin_, covered)),
-         "the runs of all ranks together hold every token");
+         "the runs of all ranks together hold every token", kOnce);
   }
 }
 

@@ -14,6 +14,7 @@
 #include "attention/parts.hpp"
 #include "attention/tile_axis.hpp"
 #include "base/error.hpp"
+#include "base/size.hpp"
 
 namespace ringattn {
 
@@ -210,14 +211,16 @@ class BlockPlanner {
 void check_layout(const Job& job, const JobLayout& layout) {
   if (layout.queries.world() != layout.keys.world()) {
     fail(ErrorCode::kUsage, fmt::format("queries on {} ranks, keys on {}", layout.queries.world(), layout.keys.world()),
-         "both layouts are of one world");
+         "both layouts are of one world", "Make both for the same number of ranks.");
   }
   const auto check = [](std::string_view what, std::span<const std::int64_t> stated,
                         const std::vector<std::int64_t>& expected) {
     if (std::equal(stated.begin(), stated.end(), expected.begin(), expected.end())) return;
     fail(ErrorCode::kUsage,
-         fmt::format("the layout of the {} holds {} tokens in {} sequences", what, stated.back(), stated.size() - 1),
-         fmt::format("the job has {} in {}, or divides them otherwise", expected.back(), expected.size() - 1));
+         fmt::format("the layout of the {} holds {} tokens in {}", what, stated.back(),
+                     counted(stated.size() - 1, "sequence")),
+         fmt::format("the job has {} in {}, or divides them otherwise", expected.back(), expected.size() - 1),
+         "Make the layout from the lengths of the job's sequences.");
   };
   check("queries", layout.queries.cu(), job.cu_q());
   check("keys", layout.keys.cu(), job.cu_k());

@@ -17,6 +17,7 @@ namespace ringattn {
 namespace {
 
 constexpr std::size_t kLargestTransfer = std::size_t{1} << 30;  // the system cuts at 2 GiB less a page
+constexpr std::string_view kReadAdvice = "Check the disk, or copy the file to another.";
 
 }  // namespace
 
@@ -38,13 +39,13 @@ void fail_file(std::string_view problem, int error_number, std::string_view sugg
 
 FileIdentity identify(const FileDescriptor& file, const std::string& path) {
   struct stat status;
-  if (::fstat(file.get(), &status) != 0) fail_file(fmt::format("can't examine {}", path), errno);
+  if (::fstat(file.get(), &status) != 0) fail_file(fmt::format("can't examine {}", path), errno, kReadAdvice);
   return {status.st_size, status.st_dev, status.st_ino, status.st_mtim.tv_sec, status.st_mtim.tv_nsec};
 }
 
 FileDescriptor open_regular(const std::string& path) {
   if (path.find('\0') != std::string::npos) {
-    fail(ErrorCode::kFile, "can't open a file", "its path holds a byte of value 0");
+    fail(ErrorCode::kFile, "can't open a file", "its path holds a byte of value 0", "Give a path without one.");
   }
   // O_NONBLOCK: opening a fifo or a device must not wait for its other side.
   FileDescriptor file(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
@@ -54,7 +55,7 @@ FileDescriptor open_regular(const std::string& path) {
               error_number == ENOENT ? "Check the path." : "Check the path and its permissions.");
   }
   struct stat status;
-  if (::fstat(file.get(), &status) != 0) fail_file(fmt::format("can't examine {}", path), errno);
+  if (::fstat(file.get(), &status) != 0) fail_file(fmt::format("can't examine {}", path), errno, kReadAdvice);
   if (!S_ISREG(status.st_mode)) {
     fail(ErrorCode::kFile, fmt::format("can't read {}", path),
          S_ISDIR(status.st_mode) ? "it is a directory" : "it is no regular file", "Give a safetensors file.");
@@ -68,7 +69,7 @@ void read_exactly(const FileDescriptor& file, const std::string& path, std::int6
     const ssize_t got =
         ::pread(file.get(), target.data(), std::min(target.size(), kLargestTransfer), static_cast<off_t>(offset));
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) fail_file(fmt::format("can't read {} at byte {}", path, offset), errno);
+    if (got < 0) fail_file(fmt::format("can't read {} at byte {}", path, offset), errno, kReadAdvice);
     if (got == 0) {
       fail(ErrorCode::kFile, fmt::format("{} ends at byte {}", path, offset), "it has shrunk since it was opened",
            "Leave input files alone while a job reads them.");

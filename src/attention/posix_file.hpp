@@ -33,7 +33,7 @@ class FileDescriptor {
 };
 
 // Throws kFile "problem (what the system says of error_number). suggestion."
-[[noreturn]] void fail_file(std::string_view problem, int error_number, std::string_view suggestion = {});
+[[noreturn]] void fail_file(std::string_view problem, int error_number, std::string_view suggestion);
 
 // Which file, and which of its states.
 struct FileIdentity {

@@ -29,11 +29,11 @@ std::vector<std::byte> read_vector(const TensorSource& tensor) {
   const TensorInfo& info = *tensor.info;
   if (info.shape.size() != 1) {
     fail(ErrorCode::kFile, fmt::format("{} has shape {}", tensor.text(), shape_text(info.shape)),
-         "it must be a list, of one dimension");
+         "it must be a list, of one dimension", "Write it with one axis, such as shape [n].");
   }
   if (info.bytes() > kSmallTensorBytes) {
     fail(ErrorCode::kFile, fmt::format("{} has {} bytes", tensor.text(), info.bytes()),
-         fmt::format("at most {} are read at once", kSmallTensorBytes));
+         fmt::format("at most {} are read at once", kSmallTensorBytes), "Check that --tensors names the right one.");
   }
   std::vector<std::byte> bytes(static_cast<std::size_t>(info.bytes()));
   tensor.shard->read(info, 0, bytes);
@@ -99,7 +99,7 @@ Dtype row_dtype(const TensorSource& tensor) {
   const auto dtype = attention_dtype(tensor.info->dtype);
   if (!dtype) {
     fail(ErrorCode::kFile, fmt::format("{} has dtype {}", tensor.text(), file_dtype_name(tensor.info->dtype)),
-         "q, k and v are BF16, F16 or F32");
+         "q, k and v are BF16, F16 or F32", "Convert it to one of them.");
   }
   return *dtype;
 }
@@ -195,7 +195,7 @@ std::vector<std::int64_t> read_integers(const TensorSource& tensor) {
   const FileDtype dtype = tensor.info->dtype;
   if (dtype != FileDtype::kI32 && dtype != FileDtype::kI64) {
     fail(ErrorCode::kFile, fmt::format("{} has dtype {}", tensor.text(), file_dtype_name(dtype)),
-         "it must be I32 or I64");
+         "it must be I32 or I64", "Convert it to one of them.");
   }
   const std::vector<std::byte> bytes = read_vector(tensor);
   if (dtype == FileDtype::kI64) {
@@ -212,7 +212,7 @@ std::vector<float> read_floats(const TensorSource& tensor) {
   const auto dtype = attention_dtype(tensor.info->dtype);
   if (!dtype) {
     fail(ErrorCode::kFile, fmt::format("{} has dtype {}", tensor.text(), file_dtype_name(tensor.info->dtype)),
-         "it must be F32, BF16 or F16");
+         "it must be F32, BF16 or F16", "Convert it to one of them.");
   }
   const std::vector<std::byte> bytes = read_vector(tensor);
   std::vector<float> values(bytes.size() / size_of(*dtype));

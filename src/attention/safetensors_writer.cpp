@@ -19,6 +19,7 @@ namespace ringattn {
 
 namespace {
 
+constexpr std::string_view kWriteAdvice = "Choose another folder, on a disk that is in order.";
 constexpr std::string_view kForceHint = "Choose another name, or replace it with --force.";
 
 // The folder that holds `path`.
@@ -52,7 +53,7 @@ void rename_new(const std::string& from, const std::string& to) {
   if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE) == 0) return;
   if (errno == EEXIST) fail_exists(to);
   if (errno != EINVAL && errno != ENOSYS && errno != ENOTSUP) {
-    fail_file(fmt::format("can't rename {} to {}", from, to), errno);
+    fail_file(fmt::format("can't rename {} to {}", from, to), errno, kWriteAdvice);
   }
   if (::link(from.c_str(), to.c_str()) == 0) {
     ::unlink(from.c_str());
@@ -62,7 +63,9 @@ void rename_new(const std::string& from, const std::string& to) {
   // No hard links either. A look just before the rename is all that is left on such a file system.
   struct stat status;
   if (::lstat(to.c_str(), &status) == 0) fail_exists(to);
-  if (::rename(from.c_str(), to.c_str()) != 0) fail_file(fmt::format("can't rename {} to {}", from, to), errno);
+  if (::rename(from.c_str(), to.c_str()) != 0) {
+    fail_file(fmt::format("can't rename {} to {}", from, to), errno, kWriteAdvice);
+  }
 }
 
 void sync_folder(const std::string& path) {
@@ -105,7 +108,7 @@ SafetensorsPlan plan_safetensors(std::vector<OutputTensor> tensors, const FileMe
     if (__builtin_add_overflow(offset, bytes, &offset) || offset > std::numeric_limits<std::int64_t>::max() / 2) {
       fail(ErrorCode::kUsage,
            fmt::format("can't write tensor {} of shape {}", in_quotes(tensor.name), shape_text(tensor.shape)),
-           "no file is that large");
+           "no file is that large", "Use fewer tokens or sequences.");
     }
     separate();
     json += fmt::format(R"({}:{{"dtype":"{}","shape":{},"data_offsets":[{},{}]}})", json_string(tensor.name),
@@ -126,14 +129,17 @@ SafetensorsPlan plan_safetensors(std::vector<OutputTensor> tensors, const FileMe
     reader.feed(json);
     plan.header = reader.finish();
   } catch (const Error& error) {
-    fail(ErrorCode::kUsage, "can't describe the output as a safetensors file", error.what());
+    fail(ErrorCode::kUsage, "can't describe the output as a safetensors file", error.what(),
+         "Use shorter names and texts.");
   }
   return plan;
 }
 
 void check_output_path(const std::string& path, bool force) {
   const std::string problem = fmt::format("can't write {}", path.empty() ? "the output" : path);
-  if (path.empty() || path.find('\0') != std::string::npos) fail(ErrorCode::kFile, problem, "it is no path");
+  if (path.empty() || path.find('\0') != std::string::npos) {
+    fail(ErrorCode::kFile, problem, "it is no path", "Name a file.");
+  }
   const std::string folder = folder_of(path);
   struct stat status;
   if (::stat(folder.c_str(), &status) != 0) {
@@ -141,14 +147,16 @@ void check_output_path(const std::string& path, bool force) {
          fmt::format("its folder {}: {}", folder, std::error_code(errno, std::generic_category()).message()),
          "Create the folder first.");
   }
-  if (!S_ISDIR(status.st_mode)) fail(ErrorCode::kFile, problem, fmt::format("{} is no folder", folder));
+  if (!S_ISDIR(status.st_mode)) {
+    fail(ErrorCode::kFile, problem, fmt::format("{} is no folder", folder), "Choose a folder.");
+  }
   if (::faccessat(AT_FDCWD, folder.c_str(), W_OK | X_OK, AT_EACCESS) != 0) {
     fail(ErrorCode::kFile, problem,
          fmt::format("its folder {}: {}", folder, std::error_code(errno, std::generic_category()).message()),
          "Choose a folder that you may write to.");
   }
   if (::lstat(path.c_str(), &status) != 0) {
-    if (errno != ENOENT) fail_file(problem, errno);
+    if (errno != ENOENT) fail_file(problem, errno, kWriteAdvice);
     return;
   }
   if (S_ISDIR(status.st_mode)) fail(ErrorCode::kFile, problem, "it is a directory", "Name a file in it.");
@@ -177,7 +185,10 @@ std::unique_ptr<SafetensorsWriter> SafetensorsWriter::create(const SafetensorsPl
       fail_file(fmt::format("can't create {}", name), errno, "Choose a folder that you may write to.");
     }
   }
-  if (!writer) fail_file(fmt::format("can't create a temporary file beside {}", path), EEXIST);
+  if (!writer) {
+    fail_file(fmt::format("can't create a temporary file beside {}", path), EEXIST,
+              "Remove what earlier runs have left there.");
+  }
   writer->path_ = path;
   writer->force_ = force;
   writer->unfinished_.emplace(writer->temporary_path_);
@@ -278,7 +289,9 @@ void SafetensorsWriter::set_metadata(std::string_view key, std::string_view valu
 }
 
 void SafetensorsWriter::sync() {
-  if (::fsync(file_.get()) != 0) fail_file(fmt::format("can't bring {} to the disk", temporary_path_), errno);
+  if (::fsync(file_.get()) != 0) {
+    fail_file(fmt::format("can't bring {} to the disk", temporary_path_), errno, kWriteAdvice);
+  }
 }
 
 void SafetensorsWriter::commit() {
@@ -287,7 +300,7 @@ void SafetensorsWriter::commit() {
   if (!force_) {
     rename_new(temporary_path_, path_);
   } else if (::rename(temporary_path_.c_str(), path_.c_str()) != 0) {
-    fail_file(fmt::format("can't rename {} to {}", temporary_path_, path_), errno);
+    fail_file(fmt::format("can't rename {} to {}", temporary_path_, path_), errno, kWriteAdvice);
   }
   unfinished_.reset();
   sync_folder(path_);

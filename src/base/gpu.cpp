@@ -110,7 +110,8 @@ void check_cuda(cudaError_t result, std::string_view call) {
   const std::string why = fmt::format("{}: {}", cudaGetErrorName(result), cudaGetErrorString(result));
   switch (result) {
     case cudaErrorMemoryAllocation:
-      fail(ErrorCode::kMemory, fmt::format("{} failed", call), why, "Use more ranks, or set --memory.");
+      fail(ErrorCode::kMemory, fmt::format("{} failed", call), why,
+           "Use more GPUs, or fewer tokens; --memory bounds the blocks alone.");
     case cudaErrorNoDevice:
     case cudaErrorInvalidDevice:
     case cudaErrorInsufficientDriver:
@@ -137,7 +138,8 @@ Buffer allocate_device(std::size_t bytes, int device) {
     cudaGetLastError();
     const GpuMemory memory = gpu_memory(device);
     fail(ErrorCode::kMemory, fmt::format("can't allocate {} bytes on GPU {}", bytes, device),
-         fmt::format("{} of {} bytes are free", memory.free, memory.total), "Use more ranks, or set --memory.");
+         fmt::format("{} of {} bytes are free", memory.free, memory.total),
+         "Use more GPUs, or fewer tokens; --memory bounds the blocks alone.");
   }
   check_cuda(result, "cudaMalloc");
   auto allocation = Allocations::table().add(static_cast<std::byte*>(data), bytes, device);
@@ -173,6 +175,7 @@ GpuMemory gpu_memory(int device) {
 namespace {
 
 constexpr const char* kNoCuda = "this build has no CUDA";
+constexpr const char* kNoCudaAdvice = "Use --backend cpu, or a build with CUDA.";
 
 }  // namespace
 
@@ -181,14 +184,17 @@ std::span<const Gpu> visible_gpus() { return {}; }
 std::string gpus_unavailable() { return kNoCuda; }
 
 Buffer allocate_device(std::size_t bytes, int device) {
-  fail(ErrorCode::kUnsupported, fmt::format("can't allocate {} bytes on GPU {}", bytes, device), kNoCuda);
+  fail(ErrorCode::kUnsupported, fmt::format("can't allocate {} bytes on GPU {}", bytes, device), kNoCuda,
+       kNoCudaAdvice);
 }
 
 std::shared_ptr<const DeviceAllocation> find_device_allocation(const void*, std::size_t) { return nullptr; }
 
 Buffer allocate_pinned(std::size_t bytes) { return allocate_host(bytes); }
 
-GpuMemory gpu_memory(int device) { fail(ErrorCode::kUnsupported, fmt::format("there is no GPU {}", device), kNoCuda); }
+GpuMemory gpu_memory(int device) {
+  fail(ErrorCode::kUnsupported, fmt::format("there is no GPU {}", device), kNoCuda, kNoCudaAdvice);
+}
 
 #endif
 

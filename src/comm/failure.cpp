@@ -41,7 +41,9 @@ Error as_error(const std::exception_ptr& exception) {
   } catch (const Error& error) {
     return error;
   } catch (const std::bad_alloc&) {
-    return Error(ErrorCode::kMemory, "can't allocate memory (the host has no more to give). Use more ranks.");
+    return Error(ErrorCode::kMemory,
+                 "can't allocate memory (the host has no more to give). Use more hosts, or "
+                 "fewer tokens; `ringattn plan` says what a rank needs.");
   } catch (const std::exception& error) {
     return Error(ErrorCode::kInternal, fmt::format("unexpected exception ({}). This is a bug.", error.what()));
   } catch (...) {

@@ -106,7 +106,10 @@ void probe_memory(Bootstrap& control, P2pMemory& memory, const CudaStream& strea
 
 std::unique_ptr<Transport> make_p2p_transport(std::unique_ptr<Transport> control, int device,
                                               const P2pOptions& options) {
-  if (options.lanes < 1) fail(ErrorCode::kUsage, "p2p can't work without lanes", {}, "Ask for one at least.");
+  if (options.lanes < 1) {
+    fail(ErrorCode::kUsage, "p2p can't work without lanes", fmt::format("{} were asked for", options.lanes),
+         "Ask for one at least.");
+  }
   const Deadline deadline = Deadline::after(options.setup_seconds);
   const std::vector<DevicePeer> peers = gather_device_peers(*control, device, deadline);
   check_peers(peers);

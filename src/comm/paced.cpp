@@ -160,7 +160,8 @@ class PacedTransport final : public Transport {
       inner_in_flight_.pop_front();
     }
     fail(ErrorCode::kPeer, fmt::format("{} did not finish within {:g} s", flight.label, deadline.seconds()),
-         fmt::format("rank {} passes {:g} bytes per second", rank(), rate_), "Raise --timeout or RINGATTN_PACE.");
+         fmt::format("rank {} passes {:g} byte{} per second", rank(), rate_, rate_ == 1.0 ? "" : "s"),
+         "Raise --timeout or RINGATTN_PACE.");
   }
 
   const std::unique_ptr<Transport> inner_;

@@ -295,7 +295,8 @@ std::unique_ptr<Transport> make_transport(std::shared_ptr<ThreadsWorld> world, i
 
 std::vector<std::unique_ptr<Transport>> make_threads_world(int size, const ThreadsDelivery& delivery) {
   if (size < 1) {
-    fail(ErrorCode::kUsage, fmt::format("can't make a world of {} ranks", size), "it takes at least one");
+    fail(ErrorCode::kUsage, fmt::format("can't make a world of {} ranks", size), "it takes at least one",
+         "Ask for one rank or more.");
   }
   const auto world = std::make_shared<ThreadsWorld>(std::make_shared<ThreadsFamily>(size, delivery), size);
   std::vector<std::unique_ptr<Transport>> transports;

@@ -127,7 +127,9 @@ TEST(InputTensors, RefusesTensorsThatDisagree) {
                   {{"cu_seqlens_q", {0, 10}}, {"cu_seqlens_k", {0, 12}}}),
        {},
        "has an axis for the batch"},
-      {with_lists(good(), {{"q_offset", {1, 2}}}), {}, "there are 1 sequences"},
+      {with_lists(good(), {{"q_offset", {1, 2}}}),
+       {},
+       "the job has 1 sequence). It holds one position for each sequence"},
       {with_lists(good(), {{"q_offset", {std::int64_t{1} << 61}}}), {}, "beyond 2^60"},
       {plus("q_offset", FileDtype::kI32, {1}), {}, "it must be I64"},
       {plus("q_offset", FileDtype::kI64, {1, 1}), {}, "one dimension"},
@@ -146,6 +148,7 @@ TEST(InputTensors, RefusesTensorsThatDisagree) {
       EXPECT_EQ(error.code(), ErrorCode::kFile) << message;
       EXPECT_NE(message.find(bad.why), std::string::npos) << message;
       EXPECT_NE(message.find(file.path()), std::string::npos) << message;
+      EXPECT_NE(message.find("). "), std::string::npos) << message << ": it lacks a suggestion";
     }
   }
 }

@@ -265,22 +265,25 @@ TEST(Plan, RefusesWhatMakesNoSense) {
     return refusal([&] { block_boundaries(job, layout, kKernel, machine, options); }, ErrorCode::kUsage);
   };
   EXPECT_EQ(plan({"", 0.0, 1.0, 0.0}, {}),
-            "the machine model's flops_per_second is 0 (a rate is above zero and finite).");
+            "the machine model's flops_per_second is 0 (a rate is above zero and finite). `ringattn info --measure` "
+            "measures one.");
   EXPECT_EQ(plan({"", 1.0, std::nan(""), 0.0}, {}),
-            "the machine model's link_bytes_per_second is nan (a rate is above zero and finite).");
+            "the machine model's link_bytes_per_second is nan (a rate is above zero and finite). `ringattn info "
+            "--measure` measures one.");
   EXPECT_EQ(plan({"", 1.0, 1.0, -1.0}, {}),
-            "the machine model's latency_seconds is -1 (a latency is at least zero and finite).");
+            "the machine model's latency_seconds is -1 (a latency is at least zero and finite). `ringattn info "
+            "--measure` measures one.");
   PlanOptions options;
   options.block_tokens = -5;
-  EXPECT_EQ(plan({}, options), "blocks of -5 tokens (a block holds at least one token; 0 lets the plan choose).");
+  EXPECT_EQ(plan({}, options), "blocks of -5 tokens (a block holds at least one token). 0 lets the plan choose.");
 
   const Job other = causal_job(4095);
   EXPECT_EQ(refusal([&] { block_boundaries(other, layout, kKernel, {}, {}); }, ErrorCode::kUsage),
-            "the layout of the queries holds 4096 tokens in 1 sequences (the job has 4095 in 1, or divides them "
-            "otherwise).");
+            "the layout of the queries holds 4096 tokens in 1 sequence (the job has 4095 in 1, or divides them "
+            "otherwise). Make the layout from the lengths of the job's sequences.");
   const JobLayout mixed{{}, layout.queries, layout_of(job, 3).keys};
   EXPECT_EQ(refusal([&] { block_boundaries(job, mixed, kKernel, {}, {}); }, ErrorCode::kUsage),
-            "queries on 2 ranks, keys on 3 (both layouts are of one world).");
+            "queries on 2 ranks, keys on 3 (both layouts are of one world). Make both for the same number of ranks.");
 }
 
 // Every rank of 1,024 cuts the same blocks of a 2M-token job, and neighbours agree on what they exchange.

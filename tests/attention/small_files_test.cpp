@@ -18,8 +18,10 @@ std::string refused(const std::function<void()>& read, ErrorCode code) {
   try {
     read();
   } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    return error.what();
+    const std::string message = error.what();
+    EXPECT_EQ(error.code(), code) << message;
+    EXPECT_NE(message.find("). "), std::string::npos) << message << ": it lacks a reason or a suggestion";
+    return message;
   }
   ADD_FAILURE() << "accepted";
   return {};

@@ -246,7 +246,7 @@ TEST(Run, RefusesFilesThatDoNotFit) {
        }),
        {},
        3,
-       "there are 1 sequences"},
+       "the job has 1 sequence"},
       {"sinks", changed([](FileShape& s) { s.sinks = {1.0F}; }), {}, 3, "q has 4 heads"},
       {"kernel",
        changed([](FileShape& s) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Expects an Error about a file (kFile) whose message holds a text.
+// Expects an Error about a file (kFile) whose message has its three parts and holds a text.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -15,8 +15,10 @@ std::string file_error(const F& f) {
   try {
     f();
   } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kFile) << error.what();
-    return error.what();
+    const std::string message = error.what();
+    EXPECT_EQ(error.code(), ErrorCode::kFile) << message;
+    EXPECT_NE(message.find("). "), std::string::npos) << message << ": it lacks a reason or a suggestion";
+    return message;
   }
   ADD_FAILURE() << "no error";
   return {};
