@@ -10,7 +10,9 @@ for flag in "$@"; do
   case $flag in
     --tests) packages+=(libgtest-dev python3 python3-numpy python3-venv) ;;
     --sanitizers) packages+=(clang libomp-dev libclang-rt-14-dev) ;;
-    *) echo "install-deps.sh: unknown argument $flag. Use --tests or --sanitizers." >&2; exit 2 ;;
+    *)
+      echo "install-deps.sh: error: unknown argument $flag (it takes --tests and --sanitizers). Leave it out." >&2
+      exit 2 ;;
   esac
 done
 

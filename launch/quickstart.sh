@@ -6,8 +6,11 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if (($# > 0)); then
-  echo "Usage: ./launch/quickstart.sh, without arguments; it takes some minutes." >&2
-  [[ $1 == --help || $1 == -h ]] && exit 0
+  if [[ $1 == --help || $1 == -h ]]; then
+    echo "Usage: ./launch/quickstart.sh, without arguments; it takes some minutes."
+    exit 0
+  fi
+  echo "quickstart.sh: error: unknown argument $1 (it takes none). Try ./launch/quickstart.sh alone." >&2
   exit 2
 fi
 

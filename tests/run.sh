@@ -10,7 +10,7 @@ all=0
 case "${1:-}" in
   "") ;;
   --all) all=1 ;;
-  *) echo "run.sh: unknown argument $1. Use --all or nothing." >&2; exit 2 ;;
+  *) echo "run.sh: error: unknown argument $1 (it takes --all or nothing). Try ./tests/run.sh alone." >&2; exit 2 ;;
 esac
 
 deps=(--tests)

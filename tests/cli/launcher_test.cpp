@@ -302,5 +302,21 @@ TEST(LauncherWithMpirun, ASignalReachesTheRanksAndLeavesNone) {
 
 #endif
 
+TEST(Scripts, RefuseWhatTheyDoNotTakeInTheGrammarOfMessages) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"tests/run.sh",
+       "run.sh: error: unknown argument --nope (it takes --all or nothing). Try ./tests/run.sh alone.\n"},
+      {"tests/run_gpu.sh", "error: unknown part or option --nope (the parts are build "},
+      {"launch/quickstart.sh",
+       "quickstart.sh: error: unknown argument --nope (it takes none). Try ./launch/quickstart.sh alone.\n"},
+      {"launch/install-deps.sh",
+       "install-deps.sh: error: unknown argument --nope (it takes --tests and --sanitizers). Leave it out.\n"}};
+  for (const auto& [script, message] : cases) {
+    const Finished run = run_program({"bash", std::string(RINGATTN_SOURCE) + "/" + script, "--nope"}, {});
+    EXPECT_EQ(run.code, 2) << script;
+    EXPECT_TRUE(has(run.err, message)) << run.err;
+  }
+}
+
 }  // namespace
 }  // namespace ringattn::testing

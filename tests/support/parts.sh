@@ -37,12 +37,15 @@ run_parts() {
       --list) list=1 ;;
       --again) again=1 ;;
       --minutes)
-        [[ ${2:-} =~ ^[1-9][0-9]*$ ]] || { echo "$0: --minutes takes a whole number." >&2; return 2; }
+        if [[ ! ${2:-} =~ ^[1-9][0-9]*$ ]]; then
+          echo "$0: error: --minutes is \"${2:-}\" (it takes a whole number, at least 1). Try --minutes 10." >&2
+          return 2
+        fi
         budget=$2; shift ;;
       -h | --help) parts_usage; return 0 ;;
       *)
         if [[ -z ${part_minutes[$1]:-} ]]; then
-          echo "$0: unknown part or option $1. The parts are: ${part_names[*]}." >&2
+          echo "$0: error: unknown part or option $1 (the parts are ${part_names[*]}). See $0 --help." >&2
           return 2
         fi
         wanted+=("$1") ;;
