@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """The house's rules that a compiler does not enforce: which folder includes which, which files see a vendor's header,
-file lengths, licence lines, formatting, paths in committed results. Prints each breach as path:line: rule; exits 1 if
-there is one, 77 (skipped) only where git can't list the files."""
+file lengths, licence lines, formatting, the parts of messages, paths in committed results. Prints each breach as
+path:line: rule; exits 1 if there is one, 77 (skipped) only where git can't list the files."""
 import pathlib
 import re
 import shutil
@@ -45,9 +45,36 @@ def tracked_sources():
             if re.search(r"\.(c|cpp|cu|h|hpp|cuh|py|sh)$", name) and (ROOT / name).exists()]
 
 
+def arguments_at(text, start):
+    """The arguments of the call whose first argument starts at `start`."""
+    depth, begin, arguments = 0, start, []
+    for token in re.finditer(r'"(?:\\.|[^"\\])*"|[()\[\]{},]', text[start:]):
+        if token[0] in ("(", "[", "{"):
+            depth += 1
+        elif token[0] in (")", "]", "}"):
+            depth -= 1
+        if depth < 0 or (depth == 0 and token[0] == ","):
+            arguments.append(text[begin:start + token.start()].strip())
+            begin = start + token.end()
+        if depth < 0:
+            break
+    return arguments
+
+
+def short_messages(text):
+    """Calls of fail() that leave a part of "problem (why). suggestion." out; a bug need not suggest anything."""
+    for call in re.finditer(r"(?<![\w.>])fail\(", text):
+        arguments = arguments_at(text, call.end())
+        whole = len(arguments) == 4 and not {"{}", '""'} & set(arguments)
+        if not whole and "kInternal" not in arguments[0]:
+            yield text.count("\n", 0, call.start()) + 1, "a message has all its parts: problem (why). suggestion."
+
+
 def breaches_of(path):
     name = path.relative_to(ROOT).as_posix()
     lines = path.read_text().splitlines()
+    if name.startswith(("src/", "launch/")) and path.suffix != ".sh":
+        yield from short_messages("\n".join(lines))
     if not any("SPDX-License-Identifier: Apache-2.0" in line for line in lines[:3]):
         yield 1, "the first lines name the licence (SPDX-License-Identifier: Apache-2.0)"
     if len(lines) > MAX_LINES:
