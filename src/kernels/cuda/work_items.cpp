@@ -114,6 +114,23 @@ TileRange tiles_of_rows(const FoldSpec& spec, const WorkShape& shape, std::int64
   return {folded(sees_from).begin, folded(sees_to).end};
 }
 
+// Where units don't come out even, it is the first bundle of `most` that lacks some: under a causal mask the shortest
+// one.
+std::size_t first_count(std::size_t units, std::size_t most) { return units % most == 0 ? most : units % most; }
+
+// The tiles of items, from the first to the last.
+struct Walk {
+  std::int64_t begin = std::numeric_limits<std::int64_t>::max();
+  std::int64_t end = 0;
+
+  void add(const WorkItem& item) {
+    if (item.tiles == 0) return;
+    begin = std::min(begin, item.first);
+    end = std::max(end, item.first + item.tiles);
+  }
+  std::int64_t tiles() const { return std::max<std::int64_t>(0, end - begin); }
+};
+
 }  // namespace
 
 SourceEntry source_entry(const KeySource& source) {
@@ -213,8 +230,7 @@ void WorkBuilder::bundle(const FoldSpec& spec, int units_of_bundle, std::size_t 
   const auto group = static_cast<std::uint32_t>(spec.heads / spec.kv_heads);
   const auto units = static_cast<std::uint32_t>(sequence.end_item - first_item) * group;
   const auto most = static_cast<std::uint32_t>(units_of_bundle);
-  // Where units don't come out even, it is the first bundle that lacks some: under a causal mask the shortest one.
-  std::uint32_t count = units % most == 0 ? most : units % most;
+  auto count = static_cast<std::uint32_t>(first_count(units, most));
   for (std::uint32_t unit = 0; unit < units; unit += count, count = most) {
     const std::size_t first = first_item + unit / group;
     const std::size_t last = first_item + (unit + count - 1) / group;
@@ -241,33 +257,33 @@ void WorkBuilder::bundle(const FoldSpec& spec, int units_of_bundle, std::size_t 
   }
 }
 
-// Cuts for CTAs that walk side by side, or, where they would too often have nothing to fold on the way, for CTAs that
-// walk alone. Returns how many share a bundle.
-std::int32_t WorkBuilder::cut_for_walks(const FoldSpec& spec, const WorkShape& shape) {
-  cut(spec, shape.units * shape.walk_ctas);
-  if (shape.walk_ctas == 1) return 1;
-  const int group = spec.heads / spec.kv_heads;
+// Whether CTAs that walk side by side would find enough to fold on the way.
+bool WorkBuilder::walks_pay(const FoldSpec& spec, const WorkShape& shape) const {
+  const auto group = static_cast<std::size_t>(spec.heads / spec.kv_heads);
+  const auto of_cta = static_cast<std::size_t>(shape.units);
+  const std::size_t most = of_cta * static_cast<std::size_t>(shape.walk_ctas);
   std::int64_t together = 0;  // tiles that CTAs walk over
   std::int64_t alone = 0;
-  for (const WorkBundle& bundle : bundles_) {
-    together += std::int64_t{bundle.tiles} * shape.walk_ctas;
-    for (int unit = 0; unit < bundle.units; unit += shape.units) {
-      const auto item_of = [&](int n) { return static_cast<std::size_t>(bundle.item + (bundle.head + n) / group); };
-      const std::size_t last = item_of(std::min(unit + shape.units, bundle.units) - 1);
-      std::int64_t begin = bundle.first + bundle.tiles;
-      std::int64_t end = 0;
-      for (std::size_t i = item_of(unit); i <= last; ++i) {
-        if (items_[i].tiles == 0) continue;
-        begin = std::min(begin, items_[i].first);
-        end = std::max(end, items_[i].first + items_[i].tiles);
+  std::size_t first_item = 0;
+  for (const Sequence& sequence : sequences_) {
+    const std::size_t units = (sequence.end_item - first_item) * group;
+    std::size_t count = first_count(units, most);
+    for (std::size_t unit = 0; unit < units; unit += count, count = most) {
+      Walk shared;
+      for (std::size_t part = unit; part < unit + count; part += of_cta) {
+        const std::size_t last = std::min(part + of_cta, unit + count) - 1;
+        Walk own;
+        for (std::size_t i = first_item + part / group; i <= first_item + last / group; ++i) own.add(items_[i]);
+        alone += own.tiles();
+        shared.begin = std::min(shared.begin, own.begin);
+        shared.end = std::max(shared.end, own.end);
       }
-      alone += std::max<std::int64_t>(0, end - begin);
+      together += shape.walk_ctas * shared.tiles();
     }
+    first_item = sequence.end_item;
   }
   const std::int64_t worthwhile = kWorthwhile * shape.units;
-  if (together * worthwhile <= alone * (worthwhile + 1)) return shape.walk_ctas;
-  cut(spec, shape.units);
-  return 1;
+  return together * worthwhile <= alone * (worthwhile + 1);
 }
 
 // CTAs run out of work when the last pieces of all are folded. So those should be short, and there should be enough of
@@ -366,7 +382,8 @@ bool TaskGeometry::fits(const FoldTask& task) const {
 TableLayout WorkBuilder::build(const FoldSpec& spec, const FoldTask& task, const WorkShape& shape,
                                std::span<std::byte> memory) {
   collect(spec, task, shape);
-  const std::int32_t walk_ctas = cut_for_walks(spec, shape);
+  const std::int32_t walk_ctas = shape.walk_ctas > 1 && walks_pay(spec, shape) ? shape.walk_ctas : 1;
+  cut(spec, shape.units * walk_ctas);
   const std::size_t far_sources = task.sources.size() > kNearSources ? task.sources.size() : 0;
   TableLayout layout =
       lay_out(runs_.size(), task.tiles.size(), far_sources, items_.size(), bundles_.size(), shape.ctas);

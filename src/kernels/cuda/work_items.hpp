@@ -94,7 +94,7 @@ class WorkBuilder {
   void collect(const FoldSpec& spec, const FoldTask& task, const WorkShape& shape);
   void cut(const FoldSpec& spec, int units);
   void bundle(const FoldSpec& spec, int units, std::size_t first_item, const Sequence& sequence);
-  std::int32_t cut_for_walks(const FoldSpec& spec, const WorkShape& shape);
+  bool walks_pay(const FoldSpec& spec, const WorkShape& shape) const;
   std::int32_t leave_for_last(std::int64_t workers, std::int64_t heads, std::int64_t most);
   void sort();
   void sort_section(std::span<Order> section);
