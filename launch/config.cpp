@@ -130,8 +130,8 @@ std::vector<GivenFlag> read_config_text(unsigned command, std::string_view text,
     if (row == nullptr) {
       const std::string nearest = nearest_name(entry.key, keys.data(), keys.size());
       fail(ErrorCode::kUsage, fmt::format("{}, line {}: there is no key {}", name, entry.line, entry.key),
-           "keys are the long flags, without dashes",
-           nearest.empty() ? "`ringattn run --print-config` shows them." : fmt::format("Did you mean {}?", nearest));
+           "keys are the long flags, without the dashes in front",
+           nearest.empty() ? "The subcommands' --help lists them." : fmt::format("Did you mean {}?", nearest));
     }
     given.push_back({row, std::move(entry.text)});
   }

@@ -94,9 +94,9 @@ void write_accuracy(JsonWriter& json, const std::optional<Accuracy>& accuracy) {
     json.null();
     return;
   }
-  const auto write = [&](std::string_view tensor, double error, double allowed, const RowSample& row) {
+  const auto write = [&](std::string_view tensor, bool compared, double error, double allowed, const RowSample& row) {
     json.key(tensor);
-    if (accuracy->rows == 0 || allowed == 0.0) {
+    if (!compared) {
       json.null();
       return;
     }
@@ -104,8 +104,9 @@ void write_accuracy(JsonWriter& json, const std::optional<Accuracy>& accuracy) {
     json.member("head", row.head).end_object();
   };
   json.begin_object().member("rows", accuracy->rows);
-  write("out", accuracy->error, accuracy->allowed(), accuracy->worst);
-  write("lse", accuracy->lse_error * accuracy->lse_allowed, accuracy->lse_allowed, accuracy->worst_lse);
+  write("out", accuracy->compared > 0, accuracy->error, accuracy->allowed(), accuracy->worst);
+  write("lse", accuracy->lse_allowed > 0.0, accuracy->lse_error * accuracy->lse_allowed, accuracy->lse_allowed,
+        accuracy->worst_lse);
   json.member("misplaced", accuracy->misplaced).end_object();
 }
 

@@ -88,11 +88,19 @@ bool check_against_oracle(const SingleRun& run) {
     run.screen.print("  the job has no rows: nothing is compared\n");
     return true;
   }
-  run.screen.print(
-      fmt::format("  out: greatest error {:.3g} at {}; allowed {:.3g} (a straightforward computation has {:.3g})\n",
-                  all.error, place(all.worst), all.allowed(), all.straightforward_error));
-  run.screen.print(
-      fmt::format("  lse: greatest error {:.3g} of what is allowed, at {}\n", all.lse_error, place(all.worst_lse)));
+  if (all.compared == 0) {
+    run.screen.print("  out: no value is finite here and in fp64\n");
+  } else {
+    run.screen.print(
+        fmt::format("  out: greatest error {:.3g} at {}; allowed {:.3g} (a straightforward computation has {:.3g})\n",
+                    all.error, place(all.worst), all.allowed(), all.straightforward_error));
+  }
+  if (all.lse_allowed > 0.0) {
+    run.screen.print(
+        fmt::format("  lse: greatest error {:.3g} of what is allowed, at {}\n", all.lse_error, place(all.worst_lse)));
+  } else {
+    run.screen.print("  lse: no value is finite here and in fp64\n");
+  }
   if (all.misplaced > 0) {
     run.screen.print(fmt::format("  {} values are NaN or infinite where fp64 has others, the first at {}\n",
                                  all.misplaced, place(all.first_misplaced)));

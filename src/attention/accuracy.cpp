@@ -187,6 +187,7 @@ void judge_out(const FoldSpec& spec, CheckedRow& row, const std::vector<double>&
       continue;
     }
     if (!std::isfinite(expected)) continue;
+    ++accuracy.compared;
     const double error = std::abs(value - oracle[i]);
     if (error > accuracy.error) {
       accuracy.error = error;
@@ -319,6 +320,7 @@ Accuracy combine(Bootstrap& world, const Accuracy& mine, const Deadline& deadlin
     Accuracy theirs;
     std::memcpy(&theirs, text.data(), sizeof theirs);
     all.rows += theirs.rows;
+    all.compared += theirs.compared;
     if (theirs.error > all.error) {
       all.error = theirs.error;
       all.worst = theirs.worst;

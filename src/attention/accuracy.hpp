@@ -52,7 +52,8 @@ struct AccuracyInputs {
 // Plain bytes: ranks tell each other.
 struct Accuracy {
   std::int64_t rows = 0;
-  double error = 0.0;  // of O, the greatest
+  std::int64_t compared = 0;  // values of O, where both are finite
+  double error = 0.0;         // of those, the greatest
   RowSample worst;
   double straightforward_error = 0.0;
   double lse_error = 0.0;    // the greatest, as a part of what is allowed

@@ -156,7 +156,7 @@ void check_output_path(const std::string& path, bool force) {
          "Choose a folder that you may write to.");
   }
   if (::lstat(path.c_str(), &status) != 0) {
-    if (errno != ENOENT) fail_file(problem, errno, kWriteAdvice);
+    if (errno != ENOENT) fail_file(problem, errno, errno == ENAMETOOLONG ? "Choose a shorter name." : kWriteAdvice);
     return;
   }
   if (S_ISDIR(status.st_mode)) fail(ErrorCode::kFile, problem, "it is a directory", "Name a file in it.");

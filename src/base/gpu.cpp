@@ -111,7 +111,7 @@ void check_cuda(cudaError_t result, std::string_view call) {
   switch (result) {
     case cudaErrorMemoryAllocation:
       fail(ErrorCode::kMemory, fmt::format("{} failed", call), why,
-           "Use more GPUs, or fewer tokens; --memory bounds the blocks alone.");
+           "Use more GPUs, or fewer tokens; a smaller --block makes the buffers of blocks smaller.");
     case cudaErrorNoDevice:
     case cudaErrorInvalidDevice:
     case cudaErrorInsufficientDriver:
@@ -139,7 +139,7 @@ Buffer allocate_device(std::size_t bytes, int device) {
     const GpuMemory memory = gpu_memory(device);
     fail(ErrorCode::kMemory, fmt::format("can't allocate {} bytes on GPU {}", bytes, device),
          fmt::format("{} of {} bytes are free", memory.free, memory.total),
-         "Use more GPUs, or fewer tokens; --memory bounds the blocks alone.");
+         "Use more GPUs, or fewer tokens; a smaller --block makes the buffers of blocks smaller.");
   }
   check_cuda(result, "cudaMalloc");
   auto allocation = Allocations::table().add(static_cast<std::byte*>(data), bytes, device);

@@ -12,7 +12,8 @@ namespace ringattn {
 
 Buffer allocate_host(std::size_t bytes) {
   constexpr std::size_t kAlignment = 4096;
-  constexpr std::string_view kAdvice = "Use more hosts, or fewer tokens; `ringattn plan` says what a rank needs.";
+  constexpr std::string_view kAdvice =
+      "Use more hosts, fewer tokens, or a smaller --block; `ringattn plan` says what a rank needs.";
   if (bytes > std::numeric_limits<std::size_t>::max() / 2) {
     fail(ErrorCode::kMemory, fmt::format("can't allocate {} bytes", bytes), "more than the address space holds",
          kAdvice);

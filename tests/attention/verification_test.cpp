@@ -218,6 +218,11 @@ TEST(AccuracyCheck, FailsNanWhereThereIsNone) {
   store_element(wrong.result.out.data(), Dtype::kF32, std::numeric_limits<float>::quiet_NaN());
   EXPECT_EQ(wrong.check().misplaced, 1);
   EXPECT_FALSE(wrong.check().passes());
+  EXPECT_EQ(wrong.check().compared, 58 * 4 * 8 - 1);
+  for (std::size_t at = 0; at < wrong.result.out.size(); at += 4) {
+    store_element(wrong.result.out.data() + at, Dtype::kF32, std::numeric_limits<float>::quiet_NaN());
+  }
+  EXPECT_EQ(wrong.check().compared, 0);
 }
 
 TEST(AccuracyCheck, AllowsNanThatATileSpreads) {

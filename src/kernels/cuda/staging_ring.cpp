@@ -41,7 +41,7 @@ std::span<std::byte> StagingRing::next(const Progress& progress) {
       if (progress) progress();
       if (deadline.expired()) {
         fail(ErrorCode::kPeer, fmt::format("a fold task did not end within {} s", deadline.seconds()),
-             fmt::format("{} tasks are enqueued", slots_.size()), "Raise --timeout if the GPU is only slow.");
+             fmt::format("{} tasks are enqueued", slots_.size()), "See whether the GPU still answers (nvidia-smi).");
       }
       std::this_thread::yield();
     }

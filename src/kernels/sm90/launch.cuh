@@ -3,6 +3,7 @@
 #pragma once
 
 #include "base/cuda.hpp"
+#include "base/error.hpp"
 #include "kernels/sm90/fold.cuh"
 #include "kernels/sm90/fold.hpp"
 #include "kernels/sm90/hopper_params.hpp"
@@ -67,6 +68,9 @@ template <class Element, FoldConfig kConfig>
 void launch_fold(const cuda::FoldParams& p, Stream stream) {
   const bool all = p.bundle_count == 0;  // FoldKernel::reserve(), for this device
   if (all) check_reserved_shared_memory();
+  if (!all && p.walk_ctas != 1 && p.walk_ctas != kConfig.walk_ctas) {
+    fail(ErrorCode::kInternal, "sm90_fold has no kernel for a task", "so many CTAs side by side are not its own");
+  }
   if (all || p.walk_ctas == kConfig.walk_ctas) launch_kernel<Element, kConfig>(p, stream);
   if constexpr (kConfig.walk_ctas > 1) {
     if (all || p.walk_ctas == 1) launch_kernel<Element, kConfig.alone()>(p, stream);
