@@ -161,22 +161,29 @@ def parse_report(line: dict) -> Point | str:
     found, time = line["job"], line["time_ms"]
     if time is None or found is None:
         return "of runs that were not timed"
-    tokens, batch = as_count(found["q_tokens"], 1), as_count(found["sequences"], 1)
+    tokens, median, config = as_count(found["q_tokens"], 0), as_figure(time["median"]), line["config"]
+    if not tokens or not median:
+        return "of runs of nothing"
+    if config.get("input") or config.get("query-offset") is not None:
+        return "of runs whose input or offset bench does not have"
+    batch = as_count(found["sequences"], 1)
     if found["softcap"] or found["sinks"] or found["k_tokens"] != tokens or tokens % batch:
         return "of runs of jobs that bench does not have (soft-cap, sinks, other keys than queries)"
     counts = {name: as_count(found[name], 1) for name in ("heads", "kv_heads", "head_dim", "head_dim_v")}
     job = Job(tokens, batch, **counts, dtype=as_text(found["dtype"]), mask=as_text(found["mask"]), source="")
     world, transport = as_count(line["world"]["ranks"], 1), as_text(line["world"]["transport"])
-    ms, tflops = as_figure(time["median"]), as_figure(line["tflops_per_rank"])
+    tflops = as_figure(line["tflops_per_rank"])
+    # The report has the tokens of all sequences, not each one's: only the rate tells whether they differ.
+    if job.flops is None and batch > 1:
+        return "of runs of sequences whose lengths can't be told under a window"
     try:
-        check_rate(tflops, job, ms, world)
+        check_rate(tflops, job, median, world)
     except ValueError:
         if batch == 1:
             raise
-        # The report has the tokens of all sequences, not each one's.
         return "of runs of sequences that differ in length"
-    block = as_count(line["config"].get("block") or 0, 0)
-    return Point(OURS, as_text(line["kernel"]), transport, "run", world, block, job, ms, tflops, None)
+    block = as_count(config.get("block") or 0, 0)
+    return Point(OURS, as_text(line["kernel"]), transport, "run", world, block, job, median, tflops, None)
 
 
 def parse_kept_run(line: dict) -> Point:

@@ -159,6 +159,26 @@ class Kinds(unittest.TestCase):
         (file,) = points.read_files([str(self.write("a", {**self.report(), "command": "verify"}))])
         self.assertEqual(file.others, {"reports of verify": 1})
 
+    def test_reports_of_runs_that_bench_can_not_have_are_left_out(self):
+        one = self.report(sequences=1)
+        twice = {**one, "tflops_per_rank": 2 * 8192**2 * 8 * 256 / 10.0 / 2 * 1e-9}  # every query sees every key
+        nothing = "of runs of nothing"
+        offset = "of runs whose input or offset bench does not have"
+        windows = "of runs of sequences whose lengths can't be told under a window"
+        for line, why in (
+            ({**twice, "config": {"input": None, "query-offset": 8192, "block": None}}, offset),
+            ({**twice, "config": {"input": "a.safetensors", "query-offset": None}}, offset),
+            ({**self.report(q_tokens=0, k_tokens=0, sequences=0), "tflops_per_rank": None}, nothing),
+            ({**one, "time_ms": {"median": 0.0}, "tflops_per_rank": None}, nothing),
+            (self.report(mask="window 4095,0"), windows),
+        ):
+            (file,) = points.read_files([str(self.write("a", line))])
+            self.assertEqual((len(file.points), file.left_out), (0, {why: 1}), line)
+        with self.assertRaises(points.BadLine):  # nothing names what makes the rate differ
+            points.read([str(self.write("a", twice))])
+        (point,) = points.read([str(self.write("a", self.report(mask="window 4095,0", sequences=1)))])
+        self.assertEqual((point.job.kind, point.job.seq), ("bf16 8/2 x 128 window 4095,0", 8192))
+
     def test_where_nothing_is_ours_the_error_says_what_there_is(self):
         path = self.write("a", {"what": "fold_cpu"}, {"what": "fold_cpu"}, self.flash("13", 0.25), {"meta": True, "what": "x"})
         done = run(path)
