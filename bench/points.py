@@ -143,6 +143,30 @@ def check_rate(stated: float, job: Job, ms: float, world: int) -> None:
         raise ValueError(f"{stated:g} TFLOP/s, where its job and time make {job.flops / ms / world * 1e-9:g}")
 
 
+def asked(line: dict, flag: str) -> str | None:
+    """What the command of a line says for a flag, the last time."""
+    words = [as_text(word) for word in line.get("argv") or []]
+    said = [after for word, after in zip(words, words[1:]) if word == flag]
+    said += [word.removeprefix(f"{flag}=") for word in words if word.startswith(f"{flag}=")]
+    return said[-1] if said else None
+
+
+def differs(point: Point, line: dict) -> bool:
+    """Whether a line's job is not the one that was timed: it has no --query-offset, but the figures and the command do."""
+    job = point.job
+    if job.source:  # of a file, with lengths and offsets of its own
+        return False
+    if job.flops is None:
+        return asked(line, "--query-offset") is not None
+    if point.tflops is None or not point.median_ms:
+        return False
+    try:
+        check_rate(point.tflops, job, point.median_ms, point.world)
+    except ValueError:
+        return True
+    return False
+
+
 def parse_flash_attention_3(line: dict) -> Point:
     """A line of the program that measures FlashAttention-3, in bf16. It counts seq^2 / 2 pairs under a causal mask, where
     ours and the other peers count seq * (seq + 1) / 2: the rate is that of its time."""
@@ -229,6 +253,8 @@ class File:
             point = parse_flash_attention_3(line)
         elif schema is None and what == "run":
             point = parse_kept_run(line)
+        if schema == SCHEMA and isinstance(point, Point) and differs(point, line):
+            point = "of jobs that differ from what their line names"
         if isinstance(point, Point):
             return point
         if point is not None:

@@ -179,6 +179,21 @@ class Kinds(unittest.TestCase):
         (point,) = points.read([str(self.write("a", self.report(mask="window 4095,0", sequences=1)))])
         self.assertEqual((point.job.kind, point.job.seq), ("bf16 8/2 x 128 window 4095,0", 8192))
 
+    def test_lines_whose_figures_are_of_another_job_are_left_out(self):
+        job, rate = self.ours["job"], self.ours["tflops_per_rank"]
+        twice = {**self.ours, "tflops_per_rank": 2 * rate}  # of an offset
+        window = {**self.ours, "job": {**job, "mask": "window 4095,0"}}
+        away = [twice, *({**window, "argv": ["x", "bench", *words]} for words in (["--query-offset", "9"], ["--query-offset=9"]))]
+        path = self.write("a", self.ours, *away)
+        (file,) = points.read_files([str(path)])
+        self.assertEqual(file.left_out, {"of jobs that differ from what their line names": 3})
+        self.assertEqual([point.tflops for point in file.points.values()], [rate])
+        nothing = {**self.ours, "job": {**job, "tokens": 0}, "ms": {"median": 0.0}, "tflops_per_rank": 0.0}
+        error = {**self.ours, "ms": None, "tflops_per_rank": None, "error": "out of memory"}
+        for line in (window, {**twice, "job": {**job, "source": "a.safetensors"}}, nothing, error):
+            (file,) = points.read_files([str(self.write("a", line))])
+            self.assertEqual((len(file.points), file.left_out), (1, {}), line)
+
     def test_where_nothing_is_ours_the_error_says_what_there_is(self):
         path = self.write("a", {"what": "fold_cpu"}, {"what": "fold_cpu"}, self.flash("13", 0.25), {"meta": True, "what": "x"})
         done = run(path)
