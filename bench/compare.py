@@ -16,6 +16,7 @@ left out, and why.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 from collections import Counter
 from dataclasses import dataclass
@@ -59,8 +60,9 @@ def pair(found: list[Point]) -> list[Row]:
     ours = [point for point in found if point.ours]
     for mine in sorted(ours, key=lambda point: (point.job.kind, point.world, point.job.seq, point.name)):
         same = [p for p in found if not p.ours and p.world == mine.world and p.job == mine.job]
-        # Folds alone are the yardstick of the run that has their transport and blocks.
-        same = [p for p in same if p.mode == "whole" or p.name == f"{mine.name}, folds alone"]
+        # Folds alone are the yardstick of the run that has their transport, blocks and layout.
+        folds = dataclasses.replace(mine, mode="folds").key if mine.mode == "whole" else None
+        same = [p for p in same if p.mode == "whole" or p.key == folds]
         for theirs in sorted(same, key=lambda point: point.name):
             rows.append(Row(mine, theirs))
         if not same:

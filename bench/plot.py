@@ -47,20 +47,21 @@ def speed_series(found: list[Point]) -> dict[str, dict[str, list[tuple[int, floa
 
 def scaling_series(found: list[Point]) -> dict[str, list[tuple[int, float]]]:
     """For each job and tool that was also measured on one rank: (ranks, rate of a rank over the rate of one alone)."""
-    worlds: dict[tuple[Job, str, str, str], dict[int, float]] = defaultdict(dict)
+    worlds: dict[tuple[Job, str, str, str, str], dict[int, float]] = defaultdict(dict)
     alone: dict[tuple[Job, str, str], float] = {}
     for point in found:
         if point.tflops is None or point.mode != "whole":
             continue
         if point.world == 1:
-            alone[(point.job, point.tool, point.kernel)] = point.tflops
+            if not point.form or (point.job, point.tool, point.kernel) not in alone:
+                alone[(point.job, point.tool, point.kernel)] = point.tflops
         else:
-            worlds[(point.job, point.tool, point.kernel, point.transport)][point.world] = point.tflops
+            worlds[(point.job, point.tool, point.kernel, point.transport, point.form)][point.world] = point.tflops
     series = {}
-    for (job, tool, kernel, transport), rates in worlds.items():
+    for (job, tool, kernel, transport, form), rates in worlds.items():
         base = alone.get((job, tool, kernel))
         if base:
-            name = f"{tool} {kernel}, {transport}, {points.size(job.seq)}, {job.kind}"
+            name = f"{tool} {kernel}, {transport}{form}, {points.size(job.seq)}, {job.kind}"
             series[name] = [(1, 1.0), *sorted((ranks, rate / base) for ranks, rate in rates.items())]
     return dict(sorted(series.items()))
 

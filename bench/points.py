@@ -71,6 +71,9 @@ class Point:
     median_ms: float | None  # None: see error
     tflops: float | None  # of a rank
     error: str | None
+    layout: str = ""  # of ours; empty: nothing says
+    stripe: int = 0  # asked for; 0: chosen from the kernel's tiles
+    overlap: bool = True
     build: str = ""  # of several of the same kernel in one file, the fastest counts
 
     @property
@@ -78,18 +81,27 @@ class Point:
         return self.tool == OURS and self.mode in ("whole", "run")
 
     @property
+    def form(self) -> str:
+        """How the job was cut, where that isn't the default: ", block 4096, zigzag, no overlap"."""
+        text = f", block {self.block}" if self.block else ""
+        default = "contiguous" if self.job.mask.startswith("window ") and not self.stripe else "striped"
+        if self.layout not in ("", default):
+            text += f", {self.layout}"
+        if self.stripe:
+            text += f", stripe {self.stripe}"
+        return text if self.overlap else text + ", no overlap"
+
+    @property
     def name(self) -> str:
         """Who measured: "ringattn sm80_fold, p2p", "pytorch sdpa cudnn"."""
         text = f"{self.tool} {self.kernel}".rstrip()
         if self.world > 1:
             text += f", {self.transport}"
-        if self.block:
-            text += f", block {self.block}"
-        return text + {"folds": ", folds alone", "run": ", one run"}.get(self.mode, "")
+        return text + self.form + {"folds": ", folds alone", "run": ", one run"}.get(self.mode, "")
 
     @property
     def key(self) -> tuple:
-        """Points that differ in more stand side by side."""
+        """Points that differ in more stand side by side; what tells them apart is in their names."""
         return (self.name, self.world, self.job)
 
 
@@ -105,11 +117,25 @@ def as_count(value: Any, least: int) -> int:
     return value
 
 
+def as_switch(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{value!r} is neither true nor false")
+    return value
+
+
 def as_figure(value: Any) -> float:
     # A NaN would pass every gate.
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
         raise ValueError(f"{value!r} is no figure")
     return value
+
+
+def asked(line: dict, flag: str) -> str | None:
+    """What the command of a line says for a flag, the last time."""
+    words = [as_text(word) for word in line.get("argv") or []]
+    said = [after for word, after in zip(words, words[1:]) if word == flag]
+    said += [word.removeprefix(f"{flag}=") for word in words if word.startswith(f"{flag}=")]
+    return said[-1] if said else None
 
 
 def parse(line: dict) -> Point:
@@ -134,6 +160,9 @@ def parse(line: dict) -> Point:
         None if ms is None else as_figure(ms["median"]),
         None if tflops is None else as_figure(tflops),
         None if error is None else as_text(error),
+        as_text(line.get("layout", "")),
+        as_count(line.get("stripe", 0), 0) if asked(line, "--stripe") else 0,
+        as_switch(line.get("overlap", True)),
     )
 
 
@@ -141,14 +170,6 @@ def check_rate(stated: float, job: Job, ms: float, world: int) -> None:
     """The line's figure is the one that its own job and time make, so the job is what was read into the line."""
     if job.flops is not None and not math.isclose(stated, job.flops / ms / world * 1e-9, rel_tol=2e-3):
         raise ValueError(f"{stated:g} TFLOP/s, where its job and time make {job.flops / ms / world * 1e-9:g}")
-
-
-def asked(line: dict, flag: str) -> str | None:
-    """What the command of a line says for a flag, the last time."""
-    words = [as_text(word) for word in line.get("argv") or []]
-    said = [after for word, after in zip(words, words[1:]) if word == flag]
-    said += [word.removeprefix(f"{flag}=") for word in words if word.startswith(f"{flag}=")]
-    return said[-1] if said else None
 
 
 def differs(point: Point, line: dict) -> bool:
@@ -177,7 +198,8 @@ def parse_flash_attention_3(line: dict) -> Point:
     job = Job(seq * batch, batch, **heads, **dims, dtype=as_text(line.get("dtype", "bf16")), mask=mask, source="")
     ms = as_figure(line["median_ms"])
     check_rate(as_figure(line["tflops"]), job, ms, 1)
-    return Point(as_text(line["peer"]), "", "self", "whole", 1, 0, job, ms, job.flops / ms * 1e-9, None, as_text(line["ptxas"]))
+    build = as_text(line["ptxas"])
+    return Point(as_text(line["peer"]), "", "self", "whole", 1, 0, job, ms, job.flops / ms * 1e-9, None, build=build)
 
 
 def parse_report(line: dict) -> Point | str:
@@ -207,7 +229,12 @@ def parse_report(line: dict) -> Point | str:
             raise
         return "of runs of sequences that differ in length"
     block = as_count(config.get("block") or 0, 0)
-    return Point(OURS, as_text(line["kernel"]), transport, "run", world, block, job, median, tflops, None)
+    form = {
+        "layout": as_text((line.get("plan") or {}).get("layout", "")),
+        "stripe": as_count(config.get("stripe") or 0, 0),
+        "overlap": as_text(config.get("overlap", "on")) != "off",
+    }
+    return Point(OURS, as_text(line["kernel"]), transport, "run", world, block, job, median, tflops, None, **form)
 
 
 def parse_kept_run(line: dict) -> Point:

@@ -147,6 +147,9 @@ class Kinds(unittest.TestCase):
     def test_reports_of_runs(self):
         (point,) = points.read([str(self.write("a", self.report()))])
         self.assertEqual((point.name, point.job.seq, point.ours), ("ringattn cpu_fold, mpi, one run", 4096, True))
+        config, plan = {"block": None, "stripe": 256, "overlap": "off"}, {"layout": "striped", "stripe": 256}
+        (point,) = points.read([str(self.write("a", {**self.report(), "config": config, "plan": plan}))])
+        self.assertEqual(point.name, "ringattn cpu_fold, mpi, stripe 256, no overlap, one run")
         for line in (
             self.report(softcap=50.0),
             self.report(sinks=True),

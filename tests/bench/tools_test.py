@@ -61,6 +61,39 @@ class Compare(unittest.TestCase):
         self.assertEqual(self.ratios("ringattn sm80_fold, p2p, folds alone"), {(32768, "p2p"): 320 / 325})
         self.assertEqual(self.ratios("ringattn sm80_fold, nccl, folds alone"), {(32768, "nccl"): 300 / 326})
 
+    def test_layouts_stripes_and_overlap_stand_side_by_side(self):
+        first = json.loads(pathlib.Path(OURS).read_text().splitlines()[4]) | {"layout": "striped", "stripe": 128, "overlap": True}
+        self.assertEqual((first["world"], first["transport"]), (8, "p2p"))
+        forms = [
+            ({}, ""),
+            ({"layout": "zigzag", "stripe": 2048}, ", zigzag"),
+            ({"stripe": 256, "argv": ["x", "bench", "--stripe", "256"]}, ", stripe 256"),
+            ({"overlap": False}, ", no overlap"),
+            ({"layout": "zigzag", "overlap": False, "block": 4096}, ", block 4096, zigzag, no overlap"),
+        ]
+        lines = [{**first, **more, "mode": mode} for more, _ in forms for mode in ("whole", "folds")]
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder, "a")
+            path.write_text("\n".join(map(json.dumps, lines)))
+            (file,) = points.read_files([str(path)])
+            again = {**first, "stripe": 320}  # chosen from the tiles of a newer kernel
+            path.write_text("\n".join(map(json.dumps, [first, again])))
+            self.assertEqual(len(points.read([str(path)])), 1)
+        self.assertEqual((len(file.points), file.left_out), (len(lines), {}))
+        names = {(row.ours.name, row.theirs.name) for row in compare.pair(list(file.points.values()))}
+        whole = [f"ringattn sm80_fold, p2p{text}" for _, text in forms]
+        self.assertEqual(names, {(name, f"{name}, folds alone") for name in whole})
+        alone = dataclasses.replace(points.parse(first), world=1, transport="self")
+        series = plot.scaling_series([alone, dataclasses.replace(alone, block=4096, tflops=1.0), *file.points.values()])
+        self.assertEqual(list(series.values()), [[(1, 1.0), (8, 1.0)]] * len(forms))
+
+    def test_a_window_is_contiguous_unless_asked(self):
+        point = points.read([OURS])[0]
+        window = dataclasses.replace(point, job=dataclasses.replace(point.job, mask="window 4095,0"), layout="contiguous")
+        self.assertEqual((point.form, window.form), ("", ""))
+        self.assertEqual(dataclasses.replace(window, layout="striped").form, ", striped")
+        self.assertEqual(dataclasses.replace(window, layout="striped", stripe=128).form, ", stripe 128")
+
     def test_the_last_of_several_measurements_counts(self):
         mine = [point for point in points.read([OURS]) if point.job.seq == 8192]
         self.assertEqual([point.tflops for point in mine], [340.0])
@@ -116,7 +149,7 @@ class Compare(unittest.TestCase):
         jobs = [{"batch": 0}, {"batch": True}, {"tokens": "1k"}, {"heads": [1]}, {"dtype": None}, {"mask": 3}]
         lines = [{"job": {**good["job"], **wrong}} for wrong in jobs]
         lines += [{"tflops_per_rank": wrong} for wrong in ("fast", float("nan"), float("inf"), -1.0)]
-        lines += [{"world": "8"}, {"tool": 5}, {"ms": {"median": None}}, {"error": 7}, {"block": -1}]
+        lines += [{"world": "8"}, {"tool": 5}, {"ms": {"median": None}}, {"error": 7}, {"block": -1}, {"overlap": 1}]
         with tempfile.TemporaryDirectory() as folder:
             bad = pathlib.Path(folder, "bad")
             for wrong in lines:
