@@ -267,6 +267,12 @@ class File:
         total = sum(self.others.values()) + sum(self.left_out.values())
         return f"{self.path}: {total} of {self.lines} lines left out: {', '.join(parts)}" if parts else None
 
+    def leave_out(self, key: tuple, newer: str) -> None:
+        """A point of this file that a newer file has, or a line of this file further down."""
+        del self.points[key]
+        where = os.path.basename(newer) if os.path.dirname(newer) == os.path.dirname(self.path) else newer
+        self.left_out["measured again further down" if newer == self.path else f"measured again in {where}"] += 1
+
     def take(self, line: dict) -> Point | None:
         """The line's point, or None where it was counted as left out."""
         schema, what = line.get("schema"), line.get("what")
@@ -315,7 +321,7 @@ def read_file(path: str) -> File:
         file.lines += 1
         if point is None:
             continue
-        builds = last.setdefault(point.key, {})
+        builds = last[point.key] = last.pop(point.key, {})  # in the order of their last lines
         if point.build in builds:
             file.left_out["measured again further down"] += 1
         builds[point.build] = point
@@ -327,17 +333,25 @@ def read_file(path: str) -> File:
 
 
 def read_files(paths: Iterable[str]) -> list[File]:
-    """What is measured anew replaces: a point stands in the last file that has it."""
+    """What is measured anew replaces: a point stands in the last file that has it. A failure of ours names neither kernel
+    nor layout, so whatever is measured of its job later replaces it."""
     files: list[File] = []
     holders: dict[tuple, File] = {}
+    failures: dict[tuple, tuple] = {}  # the key of the point that failed last
     for path in paths:
         file = read_file(path)
-        for key in file.points:
-            if older := holders.get(key):
-                del older.points[key]
-                near = os.path.dirname(path) == os.path.dirname(older.path)
-                older.left_out[f"measured again in {os.path.basename(path) if near else path}"] += 1
+        for key, point in list(file.points.items()):
+            if key in holders:
+                holders[key].leave_out(key, path)
             holders[key] = file
+            if point.tool != OURS:
+                continue
+            effort = (point.world, point.transport, point.block, point.mode, point.job)
+            failure = failures.pop(effort, key)
+            if failure != key:
+                holders.pop(failure).leave_out(failure, path)
+            if point.error:
+                failures[effort] = key
         files.append(file)
     return files
 

@@ -118,6 +118,32 @@ class Kinds(unittest.TestCase):
         self.assertIn("flash_attention_3  458.6", done.stdout)
         self.assertIn("flash_attention_3  550.3", run(second, first, self.folder / "c").stdout, "as the order has it")
 
+    def test_a_failure_is_replaced_by_what_is_measured_later(self):
+        no_figures = {"kernel": "", "layout": "", "stripe": 0, "ms": None, "tflops_per_rank": None}
+        failed = {**self.ours, **no_figures, "error": "out of memory"}
+        (file,) = points.read_files([str(self.write("a", failed, self.ours))])
+        self.assertEqual([point.error for point in file.points.values()], [None])
+        self.assertEqual(file.left_out, {"measured again further down": 1})
+        files = points.read_files([str(self.write("a", failed)), str(self.write("b", self.ours))])
+        self.assertEqual([(len(file.points), dict(file.left_out)) for file in files], [(0, {"measured again in b": 1}), (1, {})])
+        self.write("c", self.flash("13", 1.0))
+        words = [sys.executable, "-B", str(ROOT / "bench" / "compare.py"), "--need", "flash_attention_3=0.1"]
+        for names, code in (("abc", 0), ("bac", 1)):
+            done = subprocess.run([*words, *(str(self.folder / name) for name in names)], capture_output=True, text=True)
+            self.assertEqual(done.returncode, code, done.stderr)
+        for lines, errors in (
+            ((self.ours, failed), 1),
+            ((failed, self.ours, failed), 1),
+            ((failed, {**self.ours, "block": 4096}), 1),
+            ((failed, {**self.ours, "mode": "folds"}), 1),
+            ((failed, {**self.ours, "transport": "p2p", "world": 2, "tflops_per_rank": 100.0}), 1),
+            ((failed, failed), 1),
+            ((failed, self.ours, failed, self.ours), 0),
+        ):
+            (file,) = points.read_files([str(self.write("a", *lines))])
+            self.assertEqual(sum(point.error is not None for point in file.points.values()), errors, lines)
+            self.assertEqual(len(file.points) + sum(file.left_out.values()), len(lines))
+
     def test_a_rate_that_its_own_time_does_not_make_is_refused(self):
         for wrong in ({"tflops": 500.0}, {"heads": 16}, {"median_ms": 0}, {"dim": None}):
             with self.assertRaisesRegex(points.BadLine, "line 1 of .* is no whole point", msg=wrong):
