@@ -6,7 +6,7 @@
 # A part writes bench/results/<gpu>/<date>-<part>.jsonl, whole or not at all; each line holds its command and the source
 # revision. Environment: BENCH_DATE resumes an earlier day's run, BENCH_MODEL names the folder (else the GPU's name),
 # PYTHON has PyTorch (else python3), RINGATTN_PROGRAM is a program that is built already, fold_gpu_bench beside it for
-# one-gpu-more.
+# precision-and-state.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=tests/support/parts.sh
@@ -24,10 +24,12 @@ beside=$(dirname "$ringattn")
 # The shape that peers are measured at, and others (head_dim 64 and 256, full mask).
 main_shape=(--heads 32 --kv-heads 8 --head-dim 128 --dtype bf16 --mask causal)
 
+# Of what several files have, bench/compare.py shows the last one's, by name: precision-and-state measures shapes of one-gpu
+# and one-gpu-peers again, and sorts behind both in every locale.
 part machine 1 "measure the machine model that plans and predictions rest on"
 part one-gpu 2 "ours on one GPU, 1k to 128k tokens, three head dims, causal and full"
 part one-gpu-peers 2 "PyTorch SDPA with cuDNN and with FlashAttention-2, the same shapes"
-part one-gpu-more 4 "fp16 beside bf16, cuDNN too; by tiles touched; soft-cap; state in and out; host time of a call"
+part precision-and-state 4 "fp16 beside bf16, cuDNN too; by tiles touched; soft-cap; state in and out; host time of a call"
 part ring-p2p 3 "ours on all GPUs, 32k to 1m tokens, beside the folds alone, transport p2p"
 part ring-nccl 3 "the same, transport nccl"
 part ring-peers 4 "zigzag ring and PyTorch context_parallel on all GPUs, the same shapes"
@@ -150,7 +152,7 @@ part_one_gpu_peers() {
   finish one-gpu-peers
 }
 
-part_one_gpu_more() {
+part_precision_and_state() {
   need_gpus 1
   need_torch
   prepare fold_gpu_bench
@@ -166,7 +168,7 @@ part_one_gpu_more() {
   kernel_alone host "$kernel"
   kernel_alone state "$kernel"
   kernel_alone speed "$kernel" 0 8192  # a soft-cap and a short window, beside 8k without
-  finish one-gpu-more
+  finish precision-and-state
 }
 
 ring() {

@@ -279,7 +279,7 @@ echo PASS 12ab
 
     def test_benchmarks_of_one_gpu_write_what_was_measured(self):
         """bench/run.sh with programs that only write down their words: ours and the peers get the same shapes, and what
-        one-gpu-more measures comes in its order, or not at all."""
+        precision-and-state measures comes in its order, or not at all."""
         root = pathlib.Path(self.folder.name, "checkout")
         for name in ("bench/run.sh", "tests/support/parts.sh"):
             (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -318,16 +318,26 @@ done
         self.assertEqual(shapes[0][: len(shapes[1])], shapes[1])
         self.assertTrue(all("--total-tokens 16k" in shape for shape in shapes[1]), shapes)
 
-        self.assertEqual(measure("one-gpu-more", 1), [], "fold_gpu_bench isn't there")
+        self.assertEqual(measure("precision-and-state", 1), [], "fold_gpu_bench isn't there")
         executable("fold_gpu_bench", "exit 0\n")
-        self.assertEqual(measure("one-gpu-more", 1), [], "it measured nothing")
+        self.assertEqual(measure("precision-and-state", 1), [], "it measured nothing")
         executable("fold_gpu_bench", """printf '{"what": "%s", "kernel": "%s"}\\n' "$1" "$2"\n""")
-        lines = measure("one-gpu-more", 0)
+        lines = measure("precision-and-state", 0)
         turns = [(line["tool"], line["dtype"]) for line in lines[:8]]
         self.assertEqual(turns, [(tool, dtype) for dtype in ("bf16", "fp16") for tool in ("ours", "peer")] * 2)
         self.assertEqual([line["what"] for line in lines[8:]], ["touched", "host", "state", "speed"])
         self.assertEqual(lines[8]["command"], "fold_gpu_bench touched sm90_fold")
         self.assertEqual({line["git"] for line in lines[8:]}, {"abc"})
+
+    def test_the_part_that_measures_shapes_again_sorts_last(self):
+        """In the C locale, and where only letters and digits count."""
+        listed = run(str(ROOT / "bench/run.sh"), "--list").stdout
+        names = [line.split()[0] for line in listed.splitlines()]
+        again = "precision-and-state"
+        self.assertLess({again, "one-gpu", "one-gpu-peers"}, set(names))
+        for key in (str, lambda name: "".join(filter(str.isalnum, name))):
+            files = sorted((f"2026-11-21-{name}.jsonl" for name in names if name.startswith("one-gpu") or name == again), key=key)
+            self.assertEqual(files[-1], f"2026-11-21-{again}.jsonl")
 
     def test_what_takes_too_long_is_put_off(self):
         first = self.run_script("first-one", "long")

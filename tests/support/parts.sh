@@ -56,7 +56,7 @@ run_parts() {
 
   if ((list)); then
     for name in "${wanted[@]}"; do
-      printf '%-18s %-5s about %2s min  %s\n' "$name" "$(part_is_done "$name" && echo "done")" "${part_minutes[$name]}" \
+      printf '%-20s %-5s about %2s min  %s\n' "$name" "$(part_is_done "$name" && echo "done")" "${part_minutes[$name]}" \
         "${part_what[$name]}"
     done
     return 0
