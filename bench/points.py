@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Points of benchmarks out of files of lines: of `ringattn bench --jsonl` and bench/peers (schema "ringattn.bench/1"), of
-reports of `ringattn run`, and of the program that measures FlashAttention-3. Other lines are left out, and counted.
+reports of `ringattn run` (a line each, or a file as it was written), and of the program that measures FlashAttention-3.
+Other lines are left out, and counted.
 
 What the same tool measured several times at the same job counts as it was measured last: of the files that have it the
 last one, in the order given, and of that file the last line. What FlashAttention-3 measured as built in several ways
@@ -304,11 +305,13 @@ class File:
 def read_file(path: str) -> File:
     try:
         with open(path, encoding="utf-8") as opened:
-            lines = opened.read().split("\n")
+            whole = opened.read()
     except OSError as error:
         raise BadLine(f"{path} can't be read ({error.strerror})") from error
     except UnicodeDecodeError as error:
         raise BadLine(f"{path} can't be read (it is no UTF-8 text)") from error
+    # As `ringattn run --json` writes its report: one document of several lines.
+    lines = [whole] if whole.lstrip().partition("\n")[0].strip() == "{" else whole.split("\n")
     file = File(path)
     last: dict[tuple, dict[str, Point]] = {}  # of each build
     for number, text in enumerate(lines, 1):

@@ -188,6 +188,17 @@ class Kinds(unittest.TestCase):
         (file,) = points.read_files([str(self.write("a", {**self.report(), "command": "verify"}))])
         self.assertEqual(file.others, {"reports of verify": 1})
 
+    def test_a_report_is_read_as_it_is_written(self):
+        path = self.folder / "r.json"
+        path.write_text(json.dumps(self.report(), indent=2) + "\n")
+        (file,) = points.read_files([str(path)])
+        self.assertEqual((file.lines, list(file.points.values())), (1, points.read([str(self.write("a", self.report()))])))
+        self.assertEqual(run(path).returncode, 0)
+        for wrong in (path.read_text()[:-9], path.read_text() * 2):
+            path.write_text(wrong)
+            with self.assertRaisesRegex(points.BadLine, "line 1 of .* is no whole point"):
+                points.read([str(path)])
+
     def test_reports_of_runs_that_bench_can_not_have_are_left_out(self):
         one = self.report(sequences=1)
         twice = {**one, "tflops_per_rank": 2 * 8192**2 * 8 * 256 / 10.0 / 2 * 1e-9}  # every query sees every key
