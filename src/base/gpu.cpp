@@ -102,6 +102,9 @@ class Allocations {
   std::map<const std::byte*, std::weak_ptr<const DeviceAllocation>, std::less<>> by_address_;
 };
 
+constexpr std::string_view kMemoryAdvice =
+    "Use more GPUs, or fewer tokens; a smaller --block makes the buffers of blocks smaller.";
+
 }  // namespace
 
 void check_cuda(cudaError_t result, std::string_view call) {
@@ -110,8 +113,7 @@ void check_cuda(cudaError_t result, std::string_view call) {
   const std::string why = fmt::format("{}: {}", cudaGetErrorName(result), cudaGetErrorString(result));
   switch (result) {
     case cudaErrorMemoryAllocation:
-      fail(ErrorCode::kMemory, fmt::format("{} failed", call), why,
-           "Use more GPUs, or fewer tokens; a smaller --block makes the buffers of blocks smaller.");
+      fail(ErrorCode::kMemory, fmt::format("{} failed", call), why, kMemoryAdvice);
     case cudaErrorNoDevice:
     case cudaErrorInvalidDevice:
     case cudaErrorInsufficientDriver:
@@ -138,8 +140,7 @@ Buffer allocate_device(std::size_t bytes, int device) {
     cudaGetLastError();
     const GpuMemory memory = gpu_memory(device);
     fail(ErrorCode::kMemory, fmt::format("can't allocate {} bytes on GPU {}", bytes, device),
-         fmt::format("{} of {} bytes are free", memory.free, memory.total),
-         "Use more GPUs, or fewer tokens; a smaller --block makes the buffers of blocks smaller.");
+         fmt::format("{} of {} bytes are free", memory.free, memory.total), kMemoryAdvice);
   }
   check_cuda(result, "cudaMalloc");
   auto allocation = Allocations::table().add(static_cast<std::byte*>(data), bytes, device);

@@ -116,7 +116,7 @@ TileRange tiles_of_rows(const FoldSpec& spec, const WorkShape& shape, std::int64
 
 // Where units don't come out even, it is the first bundle of `most` that lacks some: under a causal mask the shortest
 // one.
-std::size_t first_count(std::size_t units, std::size_t most) { return units % most == 0 ? most : units % most; }
+std::size_t units_of_first(std::size_t units, std::size_t most) { return units % most == 0 ? most : units % most; }
 
 // The tiles of items, from the first to the last.
 struct Walk {
@@ -124,9 +124,11 @@ struct Walk {
   std::int64_t end = 0;
 
   void add(const WorkItem& item) {
-    if (item.tiles == 0) return;
-    begin = std::min(begin, item.first);
-    end = std::max(end, item.first + item.tiles);
+    if (item.tiles > 0) add(Walk{item.first, item.first + item.tiles});
+  }
+  void add(const Walk& other) {
+    begin = std::min(begin, other.begin);
+    end = std::max(end, other.end);
   }
   std::int64_t tiles() const { return std::max<std::int64_t>(0, end - begin); }
 };
@@ -230,7 +232,7 @@ void WorkBuilder::bundle(const FoldSpec& spec, int units_of_bundle, std::size_t 
   const auto group = static_cast<std::uint32_t>(spec.heads / spec.kv_heads);
   const auto units = static_cast<std::uint32_t>(sequence.end_item - first_item) * group;
   const auto most = static_cast<std::uint32_t>(units_of_bundle);
-  auto count = static_cast<std::uint32_t>(first_count(units, most));
+  auto count = static_cast<std::uint32_t>(units_of_first(units, most));
   for (std::uint32_t unit = 0; unit < units; unit += count, count = most) {
     const std::size_t first = first_item + unit / group;
     const std::size_t last = first_item + (unit + count - 1) / group;
@@ -267,7 +269,7 @@ bool WorkBuilder::walks_pay(const FoldSpec& spec, const WorkShape& shape) const 
   std::size_t first_item = 0;
   for (const Sequence& sequence : sequences_) {
     const std::size_t units = (sequence.end_item - first_item) * group;
-    std::size_t count = first_count(units, most);
+    std::size_t count = units_of_first(units, most);
     for (std::size_t unit = 0; unit < units; unit += count, count = most) {
       Walk shared;
       for (std::size_t part = unit; part < unit + count; part += of_cta) {
@@ -275,8 +277,7 @@ bool WorkBuilder::walks_pay(const FoldSpec& spec, const WorkShape& shape) const 
         Walk own;
         for (std::size_t i = first_item + part / group; i <= first_item + last / group; ++i) own.add(items_[i]);
         alone += own.tiles();
-        shared.begin = std::min(shared.begin, own.begin);
-        shared.end = std::max(shared.end, own.end);
+        shared.add(own);
       }
       together += shape.walk_ctas * shared.tiles();
     }
