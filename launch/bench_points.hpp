@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "attention/job.hpp"
+#include "attention/tokens/job.hpp"
 
 namespace ringattn {
 

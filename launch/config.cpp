@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "attention/flat_table.hpp"
+#include "attention/files/flat_table.hpp"
 #include "base/environment.hpp"
 #include "base/error.hpp"
 #include "base/size.hpp"

@@ -7,8 +7,8 @@
 #include <cmath>
 #include <span>
 
-#include "attention/digest.hpp"
-#include "attention/safetensors_writer.hpp"
+#include "attention/check/digest.hpp"
+#include "attention/files/safetensors_writer.hpp"
 #include "base/build.hpp"
 #include "base/environment.hpp"
 #include "base/error.hpp"

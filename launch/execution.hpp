@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "attention/attention.hpp"
-#include "attention/packed_run.hpp"
+#include "attention/tokens/packed_run.hpp"
 #include "base/memory.hpp"
 #include "launch/config.hpp"
 #include "launch/job_input.hpp"

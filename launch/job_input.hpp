@@ -7,11 +7,11 @@
 #include <span>
 #include <vector>
 
-#include "attention/input_tensors.hpp"
-#include "attention/job.hpp"
-#include "attention/packed_run.hpp"
-#include "attention/safetensors_file.hpp"
-#include "attention/safetensors_rows.hpp"
+#include "attention/files/input_tensors.hpp"
+#include "attention/files/safetensors_file.hpp"
+#include "attention/files/safetensors_rows.hpp"
+#include "attention/tokens/job.hpp"
+#include "attention/tokens/packed_run.hpp"
 #include "base/tensor.hpp"
 #include "kernels/synthetic.hpp"
 #include "launch/config.hpp"

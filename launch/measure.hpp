@@ -2,7 +2,7 @@
 // `info --measure`: the machine model of this world, measured on its ranks at once.
 #pragma once
 
-#include "attention/machine_model.hpp"
+#include "attention/ring/machine_model.hpp"
 #include "comm/transport.hpp"
 #include "launch/config.hpp"
 

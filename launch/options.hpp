@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "attention/input_tensors.hpp"
-#include "attention/layout.hpp"
-#include "attention/safetensors_rows.hpp"
+#include "attention/files/input_tensors.hpp"
+#include "attention/files/safetensors_rows.hpp"
+#include "attention/tokens/layout.hpp"
 #include "base/dtype.hpp"
 
 namespace ringattn {

@@ -9,8 +9,8 @@
 #include <system_error>
 #include <vector>
 
-#include "attention/safetensors_index.hpp"
-#include "attention/safetensors_writer.hpp"
+#include "attention/files/safetensors_index.hpp"
+#include "attention/files/safetensors_writer.hpp"
 #include "base/error.hpp"
 #include "base/text_file.hpp"
 

@@ -9,8 +9,8 @@
 #include <string_view>
 #include <vector>
 
-#include "attention/accuracy.hpp"
 #include "attention/attention.hpp"
+#include "attention/check/accuracy.hpp"
 #include "base/error.hpp"
 #include "launch/commands.hpp"
 #include "launch/execution.hpp"

@@ -7,7 +7,7 @@
 #include <functional>
 #include <span>
 
-#include "attention/packed_run.hpp"
+#include "attention/tokens/packed_run.hpp"
 #include "base/tensor.hpp"
 #include "kernels/fold.hpp"
 

@@ -5,9 +5,9 @@
 
 #include <memory>
 
-#include "attention/accuracy.hpp"
-#include "attention/difference.hpp"
-#include "attention/golden.hpp"
+#include "attention/check/accuracy.hpp"
+#include "attention/check/difference.hpp"
+#include "attention/check/golden.hpp"
 #include "base/build.hpp"
 #include "base/size.hpp"
 #include "base/text_file.hpp"

@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <numeric>
 
-#include "attention/difference.hpp"
-#include "attention/reshard.hpp"
+#include "attention/check/difference.hpp"
+#include "attention/ring/reshard.hpp"
 #include "launch/execution.hpp"
 #include "launch/job_text.hpp"
 #include "launch/progress.hpp"

@@ -5,10 +5,10 @@
 
 #include <algorithm>
 
-#include "attention/engine.hpp"
-#include "attention/handshake.hpp"
-#include "attention/machine_model.hpp"
-#include "attention/workspace.hpp"
+#include "attention/ring/engine.hpp"
+#include "attention/ring/handshake.hpp"
+#include "attention/ring/machine_model.hpp"
+#include "attention/ring/workspace.hpp"
 #include "base/error.hpp"
 #include "base/host.hpp"
 

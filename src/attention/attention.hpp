@@ -19,10 +19,10 @@
 #include <string>
 #include <vector>
 
-#include "attention/job.hpp"
-#include "attention/layout.hpp"
-#include "attention/machine_model.hpp"
-#include "attention/plan.hpp"
+#include "attention/ring/machine_model.hpp"
+#include "attention/ring/plan.hpp"
+#include "attention/tokens/job.hpp"
+#include "attention/tokens/layout.hpp"
 #include "base/memory.hpp"
 #include "base/tensor.hpp"
 #include "comm/transport.hpp"

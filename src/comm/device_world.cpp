@@ -10,7 +10,7 @@
 #include "base/error.hpp"
 #include "comm/placement.hpp"
 #if defined(RINGATTN_HAVE_CUDA)
-#include "comm/p2p.hpp"
+#include "comm/p2p/p2p.hpp"
 #endif
 #if defined(RINGATTN_HAVE_NCCL)
 #include "comm/nccl.hpp"

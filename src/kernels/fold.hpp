@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fold: (m, l, O) ← fold((m, l, O), key tile), in ascending token order, and at the end one division and one
-// rounding. This header is what a kernel promises to the engine; it knows devices and tiles, and nothing of ranks.
+// The fold. Within a group of key tiles (r, l, A) ← fold((r, l, A), key tile), in ascending token order; then a row's
+// groups are merged, in ascending order too (merge.hpp), and at the end stand one division and one rounding. This
+// header is what a kernel promises to the engine; it knows devices and tiles, and nothing of ranks.
 //
 // A kernel's result for a query row is a pure function of the row, its position, its sequence's keys and values, and
 // the FoldSpec. It depends on nothing that a FoldTask says about *where* tiles lie, how they are grouped into tasks,
@@ -9,17 +10,15 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
-#include <string>
 
-#include "base/deadline.hpp"
 #include "base/dtype.hpp"
 #include "base/memory.hpp"
 #include "base/tensor.hpp"
+#include "kernels/backend.hpp"
 #include "kernels/mask.hpp"
-#include "kernels/synthetic.hpp"
+#include "kernels/merge.hpp"
 
 namespace ringattn {
 
@@ -98,16 +97,12 @@ struct FoldTask {
   const FoldOutput* finish = nullptr;  // not null: after this task every row is divided, rounded and written
 };
 
-// The state of rows as numbers, whatever the kernel really holds. O is not normalised.
+// The state of rows as numbers, all groups merged, whatever the kernel really holds. O is not normalised.
 struct FoldStateView {
-  RowView m;  // [rows, heads] reference maximum of the scaled (and capped) score; −∞ where nothing was folded
-  RowView l;  // [rows, heads] sum of exp(score − m)
+  RowView m;            // [rows, heads] reference of the scaled (and capped) score; −∞ where nothing was folded
+  RowView l;            // [rows, heads] sum of exp(score − m)
   MutableTensorView o;  // [rows, heads, head_dim_v] fp32: sum of exp(score − m) · v
 };
-
-// Called between tiles, on the calling thread, by kernels whose fold() does its work before it returns. It may throw;
-// fold() then stops, and throws the same exception once no thread of it runs any more.
-using Progress = std::function<void()>;
 
 // The most of each kind that any one task of a plan holds.
 struct FoldLimits {
@@ -117,52 +112,6 @@ struct FoldLimits {
   std::int64_t tiles = 0;
   std::int64_t sources = 0;
   std::int64_t sequences = 0;
-};
-
-// A device backend without a device: its kernels answer for plans (tiles, bytes) and can do nothing else.
-inline constexpr int kNoDevice = -1;
-
-struct BackendOptions {
-  int threads = 1;  // of a host backend
-  int device = 0;   // of a device backend
-};
-
-// A point in a stream's work.
-using Mark = std::int64_t;
-
-// A device's memory and queues. One object serves one rank; its calls may come from any thread, one at a time.
-class Backend {
- public:
-  virtual ~Backend() = default;
-
-  virtual MemoryKind memory() const = 0;
-  // Device model and instruction set, e.g. "AVX2": ranks must agree on it for their bits to be equal.
-  virtual std::string identity() const = 0;
-  // Throws kMemory when the device is too small.
-  virtual Buffer allocate(std::size_t bytes) = 0;
-  // A queue of the backend's own, for callers that have none.
-  virtual Stream stream() = 0;
-  // Copies `rows` rows of `row_bytes`; strides in bytes. Ordered on `stream`.
-  virtual void copy_rows(void* target, std::int64_t target_stride, const void* source, std::int64_t source_stride,
-                         std::int64_t row_bytes, std::int64_t rows, Stream stream) = 0;
-  // Sets `bytes` bytes to `value`. Ordered on `stream`.
-  virtual void fill_bytes(void* target, std::byte value, std::size_t bytes, Stream stream) = 0;
-  // Fills `rows`, [total_tokens(runs), heads, dim] of the backend's memory, with synthetic input
-  // (kernels/synthetic.hpp); every backend makes the same bits. Ordered on `stream`; `runs` is read before it returns.
-  virtual void fill_synthetic(std::uint64_t seed, SyntheticTensor tensor, std::span<const PackedRun> runs,
-                              const MutableTensorView& rows, Stream stream) = 0;
-  // Marks what has been enqueued on `stream` so far. Valid until forget_marks().
-  virtual Mark mark(Stream stream) = 0;
-  // Returns when the stream has passed the mark. Calls `progress` while it waits; throws kPeer past the deadline.
-  virtual void synchronize(Mark mark, const Deadline& deadline, const Progress& progress) = 0;
-  // Seconds between two marks that the stream has passed.
-  virtual double elapsed(Mark from, Mark to) = 0;
-  virtual void forget_marks() = 0;
-  // How many blocks the host may enqueue before the device has finished them; 0 where fold() does the work itself.
-  virtual int blocks_ahead() const = 0;
-  // The most bytes in use so far: of a host, by this process; of a device, since the backend was made, by whoever uses
-  // it.
-  virtual std::size_t peak_memory() = 0;
 };
 
 // One fold kernel for one FoldSpec on one backend.

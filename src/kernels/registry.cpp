@@ -17,8 +17,8 @@
 #include "kernels/sm80/sm80_plain.hpp"
 #endif
 #ifdef RINGATTN_HAVE_HOPPER
-#include "kernels/sm90/config.hpp"
-#include "kernels/sm90/sm90_fold.hpp"
+#include "kernels/sm90/fold/config.hpp"
+#include "kernels/sm90/fold/sm90_fold.hpp"
 #endif
 
 namespace ringattn {

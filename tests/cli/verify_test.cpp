@@ -2,7 +2,7 @@
 // `ringattn verify`, `plan` and `info` end to end.
 #include <gtest/gtest.h>
 
-#include "attention/machine_model.hpp"
+#include "attention/ring/machine_model.hpp"
 #include "comm/world.hpp"
 #include "kernels/registry.hpp"
 #include "tests/cli/report_schema.hpp"

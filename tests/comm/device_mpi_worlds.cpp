@@ -13,7 +13,7 @@
 #if defined(RINGATTN_TEST_NCCL)
 #include "comm/nccl.hpp"
 #endif
-#include "comm/p2p.hpp"
+#include "comm/p2p/p2p.hpp"
 #include "tests/comm/memory.hpp"
 #include "tests/comm/world_cases.hpp"
 

@@ -3,9 +3,9 @@
 #include <filesystem>
 #include <optional>
 
-#include "attention/safetensors_index.hpp"
+#include "attention/files/safetensors_index.hpp"
 #include "base/error.hpp"
-#include "tests/attention/safetensors_cases.hpp"
+#include "tests/attention/files/safetensors_cases.hpp"
 #include "tests/fuzz/fuzz_target.hpp"
 
 namespace ringattn {

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <span>
 
-#include "attention/safetensors_header.hpp"
-#include "attention/safetensors_writer.hpp"
+#include "attention/files/safetensors_header.hpp"
+#include "attention/files/safetensors_writer.hpp"
 #include "base/error.hpp"
-#include "tests/attention/safetensors_cases.hpp"
+#include "tests/attention/files/safetensors_cases.hpp"
 #include "tests/fuzz/fuzz_target.hpp"
 
 namespace ringattn {

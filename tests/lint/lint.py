@@ -24,11 +24,11 @@ LAYERS = {
 VENDORS = {
     r"mpi\.h": r"src/comm/mpi[^/]*|tests/.*mpi.*|tests/readme/.*",
     r"nccl\.h": r"src/comm/nccl[^/]*",
-    r"cuda.*": r"src/kernels/.*|src/comm/(nccl|p2p)[^/]*|src/base/.*",
+    r"cuda.*": r"src/kernels/.*|src/comm/(nccl[^/]*|p2p/.*)|src/base/.*",
     r"hwy/.*": r"src/kernels/cpu/.*|tests/kernels/.*",
-    r"omp\.h": r"src/kernels/cpu/.*|src/kernels/synthetic.*|src/attention/accuracy.*",
+    r"omp\.h": r"src/kernels/cpu/.*|src/kernels/synthetic.*|src/attention/check/accuracy.*",
     r"nlohmann/.*": r"src/attention/.*|launch/.*|tests/.*",
-    r"toml\+\+/.*": r"src/attention/flat_toml[^/]*",
+    r"toml\+\+/.*": r"src/attention/files/flat_toml[^/]*",
     r"CLI/.*": r"launch/.*",
     r"xxhash\.h": r"src/attention/.*|tests/attention/.*",
 }

@@ -7,7 +7,7 @@
 #include <random>
 #include <vector>
 
-#include "attention/packed_run.hpp"
+#include "attention/tokens/packed_run.hpp"
 
 namespace ringattn {
 

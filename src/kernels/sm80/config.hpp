@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "kernels/cuda/device/panels.hpp"
 #include "kernels/fold.hpp"
-#include "kernels/sm80/panels.hpp"
 
 namespace ringattn::sm80 {
 
@@ -27,8 +27,8 @@ struct FoldConfig {
   constexpr int threads() const { return 32 * warps; }
   // Shared memory of a CTA: Q, stages of K and V, and 32 resolved addresses of tiles. Rows are padded to 64 columns.
   constexpr int shared_bytes() const {
-    const int k_row = padded_row_bytes(head_dim);
-    return query_tile() * k_row + stages * key_tile * (k_row + padded_row_bytes(head_dim_v)) + 32 * 48;
+    const int k_row = cuda::padded_row_bytes(head_dim);
+    return query_tile() * k_row + stages * key_tile * (k_row + cuda::padded_row_bytes(head_dim_v)) + 32 * 48;
   }
 };
 

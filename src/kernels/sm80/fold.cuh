@@ -8,18 +8,18 @@
 // fragments.
 #pragma once
 
+#include "kernels/cuda/device/tile_copy.cuh"
 #include "kernels/cuda/fold_params.hpp"
 #include "kernels/cuda/work_order.hpp"
 #include "kernels/sm80/config.hpp"
-#include "kernels/sm80/tile_copy.cuh"
 #include "kernels/sm80/tile_step.cuh"
 
 namespace ringattn::sm80 {
 
 // Where one head of a key tile lies, in shared memory: 48 bytes.
 struct Place {
-  RowsOf k;
-  RowsOf v;
+  cuda::RowsOf k;
+  cuda::RowsOf v;
   std::int64_t first_key;  // position in its sequence
   std::int32_t keys;       // that the sequence has of the tile
   std::int32_t masked;     // whether some row of the query tile doesn't see some key of it
@@ -30,16 +30,16 @@ static_assert(sizeof(Place) == kPlaceBytes && kPlaces <= 32);
 
 template <class C>
 struct SharedLayout {
-  static constexpr int kQBytes = kTileBytes<C::kQueryTile, C::kDim>;
-  static constexpr int kKBytes = kTileBytes<C::kKeyTile, C::kDim>;
-  static constexpr int kVBytes = kTileBytes<C::kKeyTile, C::kDimV>;
+  static constexpr int kQBytes = cuda::kTileBytes<C::kQueryTile, C::kDim>;
+  static constexpr int kKBytes = cuda::kTileBytes<C::kKeyTile, C::kDim>;
+  static constexpr int kVBytes = cuda::kTileBytes<C::kKeyTile, C::kDimV>;
   static constexpr int kPlaces = kQBytes + C::kStages * (kKBytes + kVBytes);
   static constexpr int kBytes = kPlaces + sm80::kPlaces * kPlaceBytes;
 };
 
 // Loads by explicit instructions: what the compiler loads for itself here it makes uniform, and everyone waits.
-__device__ inline RowsOf load_rows(std::uint32_t data_at, std::uint32_t stride_at) {
-  RowsOf rows;
+__device__ inline cuda::RowsOf load_rows(std::uint32_t data_at, std::uint32_t stride_at) {
+  cuda::RowsOf rows;
   asm volatile("ld.shared.u64 %0, [%1];" : "=l"(rows.data) : "r"(data_at) : "memory");
   asm volatile("ld.shared.u64 %0, [%1];" : "=l"(rows.stride) : "r"(stride_at) : "memory");
   return rows;
@@ -102,15 +102,15 @@ struct TileMap {
   }
 
   __device__ std::uint32_t place(int tile) const {
-    return shared_address(places) + static_cast<std::uint32_t>(tile % kPlaces * kPlaceBytes);
+    return cuda::shared_address(places) + static_cast<std::uint32_t>(tile % kPlaces * kPlaceBytes);
   }
   __device__ __forceinline__ void copy_k(int tile, std::uint32_t target) const {
     const std::uint32_t at = place(tile);
-    copy_tile<C::kKeyTile, C::kDim, C::kThreads>(target, load_rows(at, at + 8), 0, load_number(at + 40));
+    cuda::copy_tile<C::kKeyTile, C::kDim, C::kThreads>(target, load_rows(at, at + 8), 0, load_number(at + 40));
   }
   __device__ __forceinline__ void copy_v(int tile, std::uint32_t target) const {
     const std::uint32_t at = place(tile);
-    copy_tile<C::kKeyTile, C::kDimV, C::kThreads>(target, load_rows(at + 16, at + 24), 0, load_number(at + 40));
+    cuda::copy_tile<C::kKeyTile, C::kDimV, C::kThreads>(target, load_rows(at + 16, at + 24), 0, load_number(at + 40));
   }
   __device__ bool masked(int tile) const { return load_number(place(tile) + 44) != 0; }
 };
@@ -204,10 +204,11 @@ __device__ __forceinline__ void finish_rows(const cuda::FoldParams& p, const cud
     }
 #pragma unroll
     for (int n = 0; n < C::kDimV / 8; ++n) {
-      const std::uint32_t to = q_tile + static_cast<std::uint32_t>(n / 8 * C::kQueryTile * kPanelRowBytes) +
-                               swizzled(slot, n % 8) + static_cast<std::uint32_t>(lane % 4 * 4);
-      store_shared(to, Products<typename C::Element>::pack(__fmul_rn(state.o[block][n][2 * half], inverse),
-                                                           __fmul_rn(state.o[block][n][2 * half + 1], inverse)));
+      const std::uint32_t to = q_tile + static_cast<std::uint32_t>(n / 8 * C::kQueryTile * cuda::kPanelRowBytes) +
+                               cuda::swizzled(slot, n % 8) + static_cast<std::uint32_t>(lane % 4 * 4);
+      cuda::store_shared(
+          to, cuda::Products<typename C::Element>::pack(__fmul_rn(state.o[block][n][2 * half], inverse),
+                                                        __fmul_rn(state.o[block][n][2 * half + 1], inverse)));
     }
   });
   __syncwarp();
@@ -220,11 +221,12 @@ __device__ __forceinline__ void finish_rows(const cuda::FoldParams& p, const cud
   for (int i = lane; i < C::kRowBlocks * 16 * kChunks; i += 32) {
     const int slot = first_slot + i / kChunks;
     const int chunk = i % kChunks;
-    const uint4 elements = load_shared_16(
-        q_tile + static_cast<std::uint32_t>(chunk / 8 * C::kQueryTile * kPanelRowBytes) + swizzled(slot, chunk % 8));
+    const uint4 elements =
+        cuda::load_shared_16(q_tile + static_cast<std::uint32_t>(chunk / 8 * C::kQueryTile * cuda::kPanelRowBytes) +
+                             cuda::swizzled(slot, chunk % 8));
     if (slot < item.slot_begin || slot >= item.slot_end) continue;
     std::uint16_t* to = out + (item.row + slot) * p.out_token_stride + head * p.out_head_stride + chunk * 8;
-    store_elements(to, elements, aligned);
+    cuda::store_elements(to, elements, aligned);
   }
 }
 
@@ -239,14 +241,15 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas) fold_kernel(const __gri
   if (threadIdx.x == 0) item = p.items[place.piece];
   __syncthreads();
 
-  const std::uint32_t q_tile = shared_address(shared);
+  const std::uint32_t q_tile = cuda::shared_address(shared);
   const std::uint32_t k_tiles = q_tile + Layout::kQBytes;
   const std::uint32_t v_tiles = k_tiles + C::kStages * Layout::kKBytes;
   const TileMap<C> map{p, item, reinterpret_cast<Place*>(shared + Layout::kPlaces), head / (p.heads / p.kv_heads)};
   const int tiles = item.tiles;
   if (tiles > 0) {
     const char* q = static_cast<const char*>(p.q) + 2 * (item.row * p.q_token_stride + head * p.q_head_stride);
-    copy_tile<C::kQueryTile, C::kDim, C::kThreads>(q_tile, {q, 2 * p.q_token_stride}, item.slot_begin, item.slot_end);
+    cuda::copy_tile<C::kQueryTile, C::kDim, C::kThreads>(q_tile, {q, 2 * p.q_token_stride}, item.slot_begin,
+                                                         item.slot_end);
   }
   map.resolve(0, kPlaces);
   __syncthreads();
@@ -257,14 +260,14 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas) fold_kernel(const __gri
     map.copy_k(0, k_stage(0));
     if constexpr (C::kStages > 1) map.copy_v(0, v_stage(0));
   }
-  copy_commit();
+  cuda::copy_commit();
 
   RowState<C> state;
   load_state<C>(p, item, head, state);
 
   const TileStep<C> step(p, item, q_tile);
   for (int i = 0; i < tiles; ++i) {
-    copy_wait<0>();
+    cuda::copy_wait<0>();
     __syncthreads();
     if constexpr (C::kStages > 1) {
       // Tile i is here, and everyone is past tile i − 1.
@@ -272,19 +275,19 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas) fold_kernel(const __gri
         map.copy_k(i + 1, k_stage(i + 1));
         map.copy_v(i + 1, v_stage(i + 1));
       }
-      copy_commit();
+      cuda::copy_commit();
       map.resolve_ahead(i + 1);
       step.fold(state, k_stage(i), v_stage(i), map.masked(i), map.place(i) + 32, [] {});
     } else {
       // K of tile i is here, and everyone is past V of tile i − 1.
       map.copy_v(i, v_stage(i));
-      copy_commit();
+      cuda::copy_commit();
       map.resolve_ahead(i + 1);
       step.fold(state, k_stage(i), v_stage(i), map.masked(i), map.place(i) + 32, [&] {
-        copy_wait<0>();
+        cuda::copy_wait<0>();
         __syncthreads();  // V is here, and everyone is past K
         if (i + 1 < tiles) map.copy_k(i + 1, k_stage(i + 1));
-        copy_commit();
+        cuda::copy_commit();
       });
     }
   }

@@ -2,9 +2,9 @@
 #include "kernels/sm80/sm80_fold.hpp"
 
 #include "kernels/cuda/cuda_fold.hpp"
+#include "kernels/cuda/device/export_state.hpp"
 #include "kernels/registry.hpp"
 #include "kernels/sm80/config.hpp"
-#include "kernels/sm80/export_state.hpp"
 #include "kernels/sm80/fold.hpp"
 
 namespace ringattn::sm80 {
@@ -29,7 +29,7 @@ std::unique_ptr<FoldKernel> make_fold(const FoldSpec& spec, Backend& backend) {
   kernel.shape = {config->query_tile(), config->query_tile(), config->key_tile};
   kernel.state_floats = static_cast<std::size_t>(spec.head_dim_v + kRowFloats);
   kernel.launch = launch;
-  kernel.export_state = export_fold_state;
+  kernel.export_state = cuda::export_fold_state;
   return cuda::make_cuda_fold(spec, kernel, backend);
 }
 

@@ -6,16 +6,16 @@
 #include <string_view>
 
 #include "kernels/cuda/cuda_fold.hpp"
-#include "kernels/sm80/export_state.hpp"
-#include "kernels/sm80/plain.hpp"
+#include "kernels/cuda/device/export_state.hpp"
+#include "kernels/cuda/device/plain.hpp"
 
 namespace ringattn::sm80 {
 
 namespace {
 
 void require_dim(std::string_view name, int dim, std::vector<std::string>& missing) {
-  if (dim >= 8 && dim <= kPlainMaxHeadDim && dim % 8 == 0) return;
-  missing.push_back(fmt::format("{} {} (supported: multiples of 8 up to {})", name, dim, kPlainMaxHeadDim));
+  if (dim >= 8 && dim <= cuda::kPlainMaxHeadDim && dim % 8 == 0) return;
+  missing.push_back(fmt::format("{} {} (supported: multiples of 8 up to {})", name, dim, cuda::kPlainMaxHeadDim));
 }
 
 }  // namespace
@@ -29,10 +29,10 @@ std::vector<std::string> plain_missing(const FoldSpec& spec) {
 
 std::unique_ptr<FoldKernel> make_plain(const FoldSpec& spec, Backend& backend) {
   cuda::DeviceKernel kernel;
-  kernel.shape = {kPlainItemRows, /*query_tile=*/1, kPlainKeyTile};
+  kernel.shape = {cuda::kPlainItemRows, /*query_tile=*/1, cuda::kPlainKeyTile};
   kernel.state_floats = static_cast<std::size_t>(spec.head_dim_v) + 2;
-  kernel.launch = launch_plain;
-  kernel.export_state = export_plain_state;
+  kernel.launch = cuda::launch_plain;
+  kernel.export_state = cuda::export_plain_state;
   return cuda::make_cuda_fold(spec, kernel, backend);
 }
 

@@ -11,8 +11,8 @@
 #include <cmath>
 #include <cstdint>
 
+#include "kernels/cuda/device/tile_copy.cuh"
 #include "kernels/cuda/fold_params.hpp"
-#include "kernels/sm80/tile_copy.cuh"
 
 namespace ringattn::sm80 {
 
@@ -61,23 +61,25 @@ class TileStep {
   static __device__ int warp() { return static_cast<int>(threadIdx.x) / 32; }
 
   __device__ __forceinline__ void multiply_q_k(Scores& s, std::uint32_t k_tile) const {
-    const std::uint32_t q_at = q_tile_ + swizzled(warp() * C::kRowBlocks * 16 + lane() % 16, lane() / 16);
-    const std::uint32_t k_at = k_tile + swizzled(lane() % 8 + lane() / 16 * 8, lane() / 8 % 2);
+    const std::uint32_t q_at = q_tile_ + cuda::swizzled(warp() * C::kRowBlocks * 16 + lane() % 16, lane() / 16);
+    const std::uint32_t k_at = k_tile + cuda::swizzled(lane() % 8 + lane() / 16 * 8, lane() / 8 % 2);
 #pragma unroll
     for (int step = 0; step < C::kDim / 16; ++step) {
       std::uint32_t a[C::kRowBlocks][4];
 #pragma unroll
       for (int b = 0; b < C::kRowBlocks; ++b) {
-        load_matrix(a[b], at_columns<C::kQueryTile>(q_at, step) + static_cast<std::uint32_t>(b * 16 * kPanelRowBytes));
+        cuda::load_matrix(a[b], cuda::at_columns<C::kQueryTile>(q_at, step) +
+                                    static_cast<std::uint32_t>(b * 16 * cuda::kPanelRowBytes));
       }
 #pragma unroll
       for (int n = 0; n < C::kKeyTile / 16; ++n) {
         std::uint32_t k[4];
-        load_matrix(k, at_columns<C::kKeyTile>(k_at, step) + static_cast<std::uint32_t>(n * 16 * kPanelRowBytes));
+        cuda::load_matrix(
+            k, cuda::at_columns<C::kKeyTile>(k_at, step) + static_cast<std::uint32_t>(n * 16 * cuda::kPanelRowBytes));
 #pragma unroll
         for (int b = 0; b < C::kRowBlocks; ++b) {
-          multiply<Element>(s[b][2 * n], a[b], k[0], k[1], step == 0);
-          multiply<Element>(s[b][2 * n + 1], a[b], k[2], k[3], step == 0);
+          cuda::multiply<Element>(s[b][2 * n], a[b], k[0], k[1], step == 0);
+          cuda::multiply<Element>(s[b][2 * n + 1], a[b], k[2], k[3], step == 0);
         }
       }
     }
@@ -96,7 +98,8 @@ class TileStep {
         for (int i = 0; i < 4; ++i) {
           float& x = s[b][n][i];
           x = p_.softcap > 0.0F
-                  ? __fmaf_rn(outer, reciprocal_approx(__fadd_rn(exp2_approx(__fmul_rn(x, inner)), 1.0F)), p_.softcap)
+                  ? __fmaf_rn(outer, cuda::reciprocal_approx(__fadd_rn(cuda::exp2_approx(__fmul_rn(x, inner)), 1.0F)),
+                              p_.softcap)
                   : __fmul_rn(x, scale);
         }
       }
@@ -151,7 +154,7 @@ class TileStep {
         const float reference = m_new == -INFINITY ? 0.0F : m_new;  // every score so far is −∞: exp2(−∞) = 0
         state.m[b][half] = m_new;
         // The difference first: an unchanged maximum scales by exactly 1.
-        scale[b][half] = exp2_approx(__fmul_rn(__fsub_rn(m_old, reference), c));
+        scale[b][half] = cuda::exp2_approx(__fmul_rn(__fsub_rn(m_old, reference), c));
         const float shift = __fmul_rn(-reference, c);
         float sum = 0.0F;
 #pragma unroll
@@ -159,14 +162,15 @@ class TileStep {
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
             float& x = s[b][n][2 * half + i];
-            x = exp2_approx(__fmaf_rn(x, c, shift));
+            x = cuda::exp2_approx(__fmaf_rn(x, c, shift));
             sum = __fadd_rn(sum, x);
           }
         }
         state.l[b][half] = __fmaf_rn(state.l[b][half], scale[b][half], sum);
 #pragma unroll
         for (int n = 0; n < C::kKeyTile / 8; ++n) {
-          probability[b][n / 2][2 * (n % 2) + half] = Products<Element>::pack(s[b][n][2 * half], s[b][n][2 * half + 1]);
+          probability[b][n / 2][2 * (n % 2) + half] =
+              cuda::Products<Element>::pack(s[b][n][2 * half], s[b][n][2 * half + 1]);
         }
       }
     }
@@ -174,7 +178,7 @@ class TileStep {
 
   __device__ __forceinline__ void add_p_v(RowState<C>& state, const Probabilities& probability,
                                           const float (&scale)[C::kRowBlocks][2], std::uint32_t v_tile) const {
-    const std::uint32_t v_at = v_tile + swizzled(lane() % 16, lane() / 16);
+    const std::uint32_t v_at = v_tile + cuda::swizzled(lane() % 16, lane() / 16);
     constexpr int kColumns = C::kColumnsAtOnce;  // blocks of 16 columns in flight
 #pragma unroll
     for (int n = 0; n < C::kDimV / 16; n += kColumns) {
@@ -184,12 +188,12 @@ class TileStep {
 #pragma unroll
         for (int c = 0; c < kColumns; ++c) {
           std::uint32_t v[4];
-          load_matrix_transposed(
-              v, at_columns<C::kKeyTile>(v_at, n + c) + static_cast<std::uint32_t>(k * 16 * kPanelRowBytes));
+          cuda::load_matrix_transposed(v, cuda::at_columns<C::kKeyTile>(v_at, n + c) +
+                                              static_cast<std::uint32_t>(k * 16 * cuda::kPanelRowBytes));
 #pragma unroll
           for (int b = 0; b < C::kRowBlocks; ++b) {
-            multiply<Element>(sum[c][b][0], probability[b][k], v[0], v[1], k == 0);
-            multiply<Element>(sum[c][b][1], probability[b][k], v[2], v[3], k == 0);
+            cuda::multiply<Element>(sum[c][b][0], probability[b][k], v[0], v[1], k == 0);
+            cuda::multiply<Element>(sum[c][b][1], probability[b][k], v[2], v[3], k == 0);
           }
         }
       }

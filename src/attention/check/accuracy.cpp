@@ -1,0 +1,340 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/check/accuracy.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <set>
+#include <utility>
+
+#include "base/memory.hpp"
+#include "base/philox.hpp"
+#include "kernels/oracle.hpp"
+
+namespace ringattn {
+
+namespace {
+
+constexpr std::int64_t kPieceTokens = 1024;
+constexpr std::int64_t kAccumulatedKeys = 128;
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+float rounded(Dtype dtype, float value) {
+  std::byte bytes[sizeof(float)];
+  store_element(bytes, dtype, value);
+  return load_element(bytes, dtype);
+}
+
+void load_row(const TensorView& view, std::int64_t token, std::int64_t head, std::vector<float>& row) {
+  row.resize(static_cast<std::size_t>(view.dim));
+  const std::byte* at = view.at(token, head);
+  for (float& value : row) {
+    value = load_element(at, view.dtype);
+    at += size_of(view.dtype);
+  }
+}
+
+// One row by the straightforward computation, in two passes over its keys: the maximum, then P and O.
+class StraightforwardRow {
+ public:
+  StraightforwardRow(const FoldSpec& spec, int head, std::int64_t position, std::int64_t key_length,
+                     std::vector<float> q, float sink)
+      : spec_(spec),
+        kv_head_(head / (spec.heads / spec.kv_heads)),
+        keys_(visible_keys(spec.mask, position, key_length)),
+        q_(std::move(q)),
+        sink_(sink),
+        max_(sink),
+        o_(static_cast<std::size_t>(spec.head_dim_v), 0.0F),
+        run_(o_.size(), 0.0F) {}
+
+  const KeyRange& keys() const { return keys_; }
+  int kv_head() const { return kv_head_; }
+
+  void find_maximum(std::int64_t first_key, const TensorView& k) {
+    for_each_key(first_key, k.tokens, [&](std::int64_t row) { max_ = std::max(max_, score(k, row)); });
+  }
+
+  void accumulate(std::int64_t first_key, const TensorView& k, const TensorView& v) {
+    for_each_key(first_key, k.tokens, [&](std::int64_t row) {
+      const float p = std::exp(score(k, row) - max_);
+      run_sum_ += p;
+      const float weight = rounded(spec_.dtype, p);
+      load_row(v, row, kv_head_, values_);
+      for (std::size_t i = 0; i < run_.size(); ++i) run_[i] += weight * values_[i];
+      if (++run_keys_ == kAccumulatedKeys) close_run();
+    });
+  }
+
+  // O of each dim, rounded to the dtype.
+  std::vector<float> finish() {
+    close_run();
+    const float sum = sum_ + (sink_ == -kInfinity ? 0.0F : std::exp(sink_ - max_));
+    std::vector<float> out;
+    for (const float o : o_) out.push_back(rounded(spec_.dtype, sum == 0.0F ? 0.0F : o / sum));
+    return out;
+  }
+
+ private:
+  template <typename Visit>
+  void for_each_key(std::int64_t first_key, std::int64_t tokens, const Visit& visit) {
+    const std::int64_t begin = std::max(keys_.begin, first_key);
+    const std::int64_t end = std::min(keys_.end, first_key + tokens);
+    for (std::int64_t key = begin; key < end; ++key) visit(key - first_key);
+  }
+
+  float score(const TensorView& k, std::int64_t row) {
+    load_row(k, row, kv_head_, keys_row_);
+    float s = 0.0F;
+    for (std::size_t i = 0; i < q_.size(); ++i) s += q_[i] * keys_row_[i];
+    const float x = rounded(spec_.dtype, s) * spec_.softmax_scale;
+    return spec_.softcap > 0.0F ? spec_.softcap * std::tanh(x / spec_.softcap) : x;
+  }
+
+  void close_run() {
+    sum_ += std::exchange(run_sum_, 0.0F);
+    for (std::size_t i = 0; i < o_.size(); ++i) o_[i] += std::exchange(run_[i], 0.0F);
+    run_keys_ = 0;
+  }
+
+  FoldSpec spec_;
+  int kv_head_;
+  KeyRange keys_;
+  std::vector<float> q_;
+  float sink_;  // −∞: none
+  float max_;
+  float sum_ = 0.0F;
+  std::vector<float> o_;
+  float run_sum_ = 0.0F;
+  std::vector<float> run_;
+  std::int64_t run_keys_ = 0;
+  std::vector<float> keys_row_;
+  std::vector<float> values_;
+};
+
+// A sample with everything that is computed for it.
+struct CheckedRow {
+  RowSample sample;
+  std::int64_t row = 0;  // of this rank's results
+  TileRange tiles;       // that the kernel folds
+  StraightforwardRow straightforward;
+  bool tainted = false;  // a folded tile holds a non-finite V
+};
+
+// Calls visit(i) for rows that have nothing to do with each other, on as many threads as there are rows at most.
+template <typename Visit>
+void for_each_row(std::size_t rows, [[maybe_unused]] int threads, const Visit& visit) {
+#pragma omp parallel for schedule(dynamic) num_threads(threads)
+  for (std::size_t i = 0; i < rows; ++i) visit(i);
+}
+
+// Streams keys [range) of a sequence, that begins at packed token `origin`, in pieces.
+template <typename Visit>
+void stream_keys(const AccuracyInputs& inputs, std::int64_t origin, KeyRange range, const Visit& visit) {
+  const FoldSpec& spec = inputs.job.spec;
+  const std::int64_t piece = std::min(kPieceTokens, range.end - range.begin);
+  const std::size_t element = size_of(spec.dtype);
+  const Buffer k_bytes = allocate_host(static_cast<std::size_t>(piece * spec.kv_heads * spec.head_dim) * element);
+  const Buffer v_bytes = allocate_host(static_cast<std::size_t>(piece * spec.kv_heads * spec.head_dim_v) * element);
+  for (std::int64_t key = range.begin; key < range.end; key += piece) {
+    const std::int64_t tokens = std::min(piece, range.end - key);
+    const MutableTensorView k =
+        dense_view(static_cast<void*>(k_bytes.data()), spec.dtype, tokens, spec.kv_heads, spec.head_dim);
+    const MutableTensorView v =
+        dense_view(static_cast<void*>(v_bytes.data()), spec.dtype, tokens, spec.kv_heads, spec.head_dim_v);
+    const PackedRun run{origin + key, origin + key + tokens};
+    inputs.k({&run, 1}, k);
+    inputs.v({&run, 1}, v);
+    visit(key, TensorView(k), TensorView(v));
+  }
+}
+
+// Whether any V of the keys that `row` folds, of its own K/V head, is not finite.
+bool taints(const TensorView& v, std::int64_t first_key, const CheckedRow& row, std::int64_t key_tile) {
+  const std::int64_t begin = std::max(row.tiles.begin * key_tile, first_key);
+  const std::int64_t end = std::min(row.tiles.end * key_tile, first_key + v.tokens);
+  for (std::int64_t key = begin; key < end; ++key) {
+    const std::byte* at = v.at(key - first_key, row.straightforward.kv_head());
+    for (std::int64_t i = 0; i < v.dim; ++i, at += size_of(v.dtype)) {
+      if (!std::isfinite(load_element(at, v.dtype))) return true;
+    }
+  }
+  return false;
+}
+
+enum class Kind { kFinite, kNan, kPlus, kMinus };
+Kind kind_of(double value) {
+  if (std::isnan(value)) return Kind::kNan;
+  if (std::isinf(value)) return value > 0 ? Kind::kPlus : Kind::kMinus;
+  return Kind::kFinite;
+}
+
+void note_misplaced(Accuracy& accuracy, const RowSample& sample) {
+  if (accuracy.misplaced++ == 0) accuracy.first_misplaced = sample;
+}
+
+void judge_out(const FoldSpec& spec, CheckedRow& row, const std::vector<double>& oracle, const TensorView& out,
+               Accuracy& accuracy) {
+  const std::vector<float> straightforward = row.straightforward.finish();
+  const std::byte* at = out.at(row.row, row.sample.head);
+  for (std::size_t i = 0; i < oracle.size(); ++i, at += size_of(spec.dtype)) {
+    const auto value = static_cast<double>(load_element(at, spec.dtype));
+    // Beyond the dtype's range a value is rounded to ∞.
+    const auto expected = static_cast<double>(rounded(spec.dtype, static_cast<float>(oracle[i])));
+    if (kind_of(value) != kind_of(expected)) {
+      if (!row.tainted || std::isfinite(value)) note_misplaced(accuracy, row.sample);
+      continue;
+    }
+    if (!std::isfinite(expected)) continue;
+    ++accuracy.compared;
+    const double error = std::abs(value - oracle[i]);
+    if (error > accuracy.error) {
+      accuracy.error = error;
+      accuracy.worst = row.sample;
+    }
+    const double simple = std::abs(static_cast<double>(straightforward[i]) - oracle[i]);
+    if (std::isfinite(simple)) accuracy.straightforward_error = std::max(accuracy.straightforward_error, simple);
+  }
+}
+
+void judge_lse(const FoldSpec& spec, const CheckedRow& row, double oracle, double value, Accuracy& accuracy) {
+  if (kind_of(value) != kind_of(static_cast<double>(static_cast<float>(oracle)))) {
+    note_misplaced(accuracy, row.sample);
+    return;
+  }
+  if (!std::isfinite(value)) return;
+  const double allowed = spec.dtype == Dtype::kF32 ? kLseRelativeF32 * std::max(1.0, std::abs(oracle))
+                                                   : std::max(kLseAbsolute16Bit, kLseRelative16Bit * std::abs(oracle));
+  const double error = std::abs(value - oracle) / allowed;
+  if (error > accuracy.lse_error || accuracy.lse_allowed == 0.0) {
+    accuracy.lse_error = error;
+    accuracy.lse_allowed = allowed;
+    accuracy.worst_lse = row.sample;
+  }
+}
+
+// The samples of one sequence that this rank owns.
+void check_sequence(const AccuracyInputs& inputs, const Sequence& shape, std::int64_t origin_q, std::int64_t origin_k,
+                    std::span<const std::pair<RowSample, std::int64_t>> samples, const TensorView& out,
+                    const RowView& lse, Accuracy& accuracy) {
+  const FoldSpec& spec = inputs.job.spec;
+  std::vector<CheckedRow> rows;
+  std::vector<OracleRow> oracles;
+  const Buffer q_bytes = allocate_host(static_cast<std::size_t>(spec.heads) * static_cast<std::size_t>(spec.head_dim) *
+                                       size_of(spec.dtype));
+  const MutableTensorView q = dense_view(static_cast<void*>(q_bytes.data()), spec.dtype, 1, spec.heads, spec.head_dim);
+  KeyRange range{shape.k_len, 0};
+  for (const auto& [sample, row] : samples) {
+    const PackedRun run{sample.token, sample.token + 1};
+    inputs.q({&run, 1}, q);
+    std::vector<float> q_row;
+    load_row(q, 0, sample.head, q_row);
+    const std::int64_t position = sample.token - origin_q + shape.q_offset;
+    oracles.emplace_back(spec, sample.head, position, shape.k_len, std::vector<double>(q_row.begin(), q_row.end()));
+    const float sink = spec.sinks ? inputs.sinks[sample.head] : -kInfinity;
+    const TileRange tiles =
+        folded_tiles(spec.mask, position, shape.k_len, inputs.kernel.query_tile, inputs.kernel.key_tile);
+    rows.push_back({sample, row, tiles,
+                    StraightforwardRow(spec, sample.head, position, shape.k_len, std::move(q_row), sink), false});
+    if (tiles.empty()) continue;
+    range.begin = std::min(range.begin, tiles.begin * inputs.kernel.key_tile);
+    range.end = std::max(range.end, std::min(tiles.end * inputs.kernel.key_tile, shape.k_len));
+  }
+  if (range.begin < range.end) {
+    stream_keys(inputs, origin_k, range, [&](std::int64_t first_key, const TensorView& k, const TensorView& v) {
+      for_each_row(rows.size(), inputs.threads, [&](std::size_t i) {
+        feed_rows({&oracles[i], 1}, first_key, k, v);
+        rows[i].straightforward.find_maximum(first_key, k);
+        rows[i].tainted = rows[i].tainted || taints(v, first_key, rows[i], inputs.kernel.key_tile);
+      });
+    });
+    stream_keys(inputs, origin_k, range, [&](std::int64_t first_key, const TensorView& k, const TensorView& v) {
+      for_each_row(rows.size(), inputs.threads,
+                   [&](std::size_t i) { rows[i].straightforward.accumulate(first_key, k, v); });
+    });
+  }
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    std::vector<double> expected;
+    const double sink = spec.sinks ? static_cast<double>(inputs.sinks[rows[i].sample.head]) : 0.0;
+    const double expected_lse = oracles[i].finish(sink, expected);
+    judge_out(spec, rows[i], expected, out, accuracy);
+    judge_lse(spec, rows[i], expected_lse, static_cast<double>(lse.at(rows[i].row, rows[i].sample.head)), accuracy);
+    ++accuracy.rows;
+  }
+}
+
+}  // namespace
+
+std::vector<RowSample> sample_rows(const Job& job, std::int64_t count, std::uint64_t seed) {
+  const std::int64_t tokens = job.q_tokens();
+  const std::int64_t heads = job.spec.heads;
+  std::vector<RowSample> samples;
+  if (tokens <= count / heads) {
+    for (std::int64_t row = 0; row < tokens * heads; ++row) {
+      samples.push_back({row / heads, static_cast<int>(row % heads)});
+    }
+    return samples;
+  }
+  // Rows are counted token · heads + head; heads take turns so that all are seen.
+  std::set<std::pair<std::int64_t, int>> chosen{{0, 0}};
+  if (count > 1) chosen.insert({tokens - 1, static_cast<int>(heads - 1)});
+  for (std::uint32_t i = 0; static_cast<std::int64_t>(chosen.size()) < count; ++i) {
+    const PhiloxWords words = philox4x32_10({{i, 0, 0, 0}}, seed);
+    const std::uint64_t random = std::uint64_t{words.word[0]} << 32 | words.word[1];
+    chosen.insert({static_cast<std::int64_t>(random % static_cast<std::uint64_t>(tokens)),
+                   static_cast<int>(i % static_cast<std::uint32_t>(heads))});
+  }
+  for (const auto& [token, head] : chosen) samples.push_back({token, head});
+  return samples;
+}
+
+Accuracy check_rows(const AccuracyInputs& inputs, std::span<const RowSample> samples, std::span<const PackedRun> runs,
+                    const TensorView& out, const RowView& lse) {
+  Accuracy accuracy;
+  const std::vector<std::int64_t> cu_q = inputs.job.cu_q();
+  const std::vector<std::int64_t> cu_k = inputs.job.cu_k();
+  // The samples that are this rank's, with their rows, by sequence.
+  std::vector<std::vector<std::pair<RowSample, std::int64_t>>> mine(inputs.job.sequences.size());
+  std::int64_t row = 0;
+  for (const PackedRun& run : runs) {
+    for (const RowSample& sample : samples) {
+      if (sample.token < run.begin || sample.token >= run.end) continue;
+      const auto sequence = std::upper_bound(cu_q.begin(), cu_q.end() - 1, sample.token) - cu_q.begin() - 1;
+      mine[static_cast<std::size_t>(sequence)].emplace_back(sample, row + sample.token - run.begin);
+    }
+    row += run.tokens();
+  }
+  for (std::size_t s = 0; s < mine.size(); ++s) {
+    if (!mine[s].empty()) {
+      check_sequence(inputs, inputs.job.sequences[s], cu_q[s], cu_k[s], mine[s], out, lse, accuracy);
+    }
+  }
+  return accuracy;
+}
+
+Accuracy combine(Bootstrap& world, const Accuracy& mine, const Deadline& deadline) {
+  Accuracy all;
+  const std::string_view bytes(reinterpret_cast<const char*>(&mine), sizeof mine);
+  for (const std::string& text : world.all_gather(bytes, deadline)) {
+    Accuracy theirs;
+    std::memcpy(&theirs, text.data(), sizeof theirs);
+    all.rows += theirs.rows;
+    all.compared += theirs.compared;
+    if (theirs.error > all.error) {
+      all.error = theirs.error;
+      all.worst = theirs.worst;
+    }
+    all.straightforward_error = std::max(all.straightforward_error, theirs.straightforward_error);
+    if (theirs.lse_error > all.lse_error || all.lse_allowed == 0.0) {
+      all.lse_error = theirs.lse_error;
+      all.lse_allowed = theirs.lse_allowed;
+      all.worst_lse = theirs.worst_lse;
+    }
+    if (all.misplaced == 0) all.first_misplaced = theirs.first_misplaced;
+    all.misplaced += theirs.misplaced;
+  }
+  return all;
+}
+
+}  // namespace ringattn

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+// The promised accuracy, checked against the fp64 oracle on sampled rows: the greatest error of O is at most twice that
+// of a straightforward computation, which rounds S and P to the input dtype and accumulates in fp32 (in runs of 128
+// keys, so that its own error doesn't grow with the context), plus 1e-6. Keys and values are streamed, so rows of any
+// length fit.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "attention/ring/plan.hpp"
+#include "attention/tokens/job.hpp"
+#include "attention/tokens/packed_run.hpp"
+#include "base/tensor.hpp"
+#include "comm/transport.hpp"
+
+namespace ringattn {
+
+inline constexpr double kOutSlack = 1e-6;             // absolute, beside twice the straightforward error
+inline constexpr double kLseRelativeF32 = 1e-5;       // of max(1, |lse|)
+inline constexpr double kLseAbsolute16Bit = 1e-3;     // or, for large lse,
+inline constexpr double kLseRelative16Bit = 0x1p-21;  // an fp32 score can't be told any finer
+
+// A query row of one head, by packed token.
+struct RowSample {
+  std::int64_t token = 0;
+  int head = 0;
+
+  bool operator==(const RowSample&) const = default;
+};
+
+// `count` different rows, ascending, the first and the last among them; all rows if there are no more. The same for the
+// same seed.
+std::vector<RowSample> sample_rows(const Job& job, std::int64_t count, std::uint64_t seed);
+
+// Fills rows with the packed tokens of `runs`.
+using ReadRows = std::function<void(std::span<const PackedRun> runs, const MutableTensorView& rows)>;
+
+struct AccuracyInputs {
+  const Job& job;
+  KernelShape kernel;  // tiles: what a non-finite value in V may reach
+  const float* sinks;  // [heads], or null
+  ReadRows q;
+  ReadRows k;
+  ReadRows v;
+  int threads = 1;  // that compute
+};
+
+// Plain bytes: ranks tell each other.
+struct Accuracy {
+  std::int64_t rows = 0;
+  std::int64_t compared = 0;  // values of O, where both are finite
+  double error = 0.0;         // of those, the greatest
+  RowSample worst;
+  double straightforward_error = 0.0;
+  double lse_error = 0.0;    // the greatest, as a part of what is allowed
+  double lse_allowed = 0.0;  // there; 0: no lse is finite
+  RowSample worst_lse;
+  std::int64_t misplaced = 0;  // values that are NaN or infinite where the oracle's are not, or the other way round
+  RowSample first_misplaced;
+
+  double allowed() const { return 2.0 * straightforward_error + kOutSlack; }
+  bool passes() const { return misplaced == 0 && error <= allowed() && lse_error <= 1.0; }
+};
+
+// Checks the samples among this rank's rows: `runs` with out, [rows, heads, head_dim_v], and lse, [rows, heads].
+Accuracy check_rows(const AccuracyInputs& inputs, std::span<const RowSample> samples, std::span<const PackedRun> runs,
+                    const TensorView& out, const RowView& lse);
+
+// All ranks' checks as one. Collective.
+Accuracy combine(Bootstrap& world, const Accuracy& mine, const Deadline& deadline);
+
+}  // namespace ringattn

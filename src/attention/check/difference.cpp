@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/check/difference.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <tuple>
+
+namespace ringattn {
+
+namespace {
+
+std::uint32_t bits_at(const std::byte* address, Dtype dtype) {
+  if (dtype == Dtype::kF32) {
+    std::uint32_t bits = 0;
+    std::memcpy(&bits, address, sizeof bits);
+    return bits;
+  }
+  std::uint16_t bits = 0;
+  std::memcpy(&bits, address, sizeof bits);
+  return bits;
+}
+
+float value_of(std::uint32_t bits, Dtype dtype) {
+  if (dtype == Dtype::kF32) return std::bit_cast<float>(bits);
+  const auto half = static_cast<std::uint16_t>(bits);
+  return dtype == Dtype::kBf16 ? bf16_to_float(half) : f16_to_float(half);
+}
+
+// Representable values in ascending order as consecutive integers.
+std::int64_t ordinal(std::uint32_t bits, Dtype dtype) {
+  const std::uint32_t sign = dtype == Dtype::kF32 ? 0x80000000U : 0x8000U;
+  const auto magnitude = static_cast<std::int64_t>(bits & (sign - 1));
+  return (bits & sign) != 0 ? -magnitude - 1 : magnitude;
+}
+
+std::string value_text(std::uint32_t bits, Dtype dtype) {
+  return fmt::format("{} (0x{:0{}x})", value_of(bits, dtype), bits, dtype == Dtype::kF32 ? 8 : 4);
+}
+
+}  // namespace
+
+std::int64_t ulp_distance(std::uint32_t left, std::uint32_t right, Dtype dtype) {
+  if (std::isnan(value_of(left, dtype)) || std::isnan(value_of(right, dtype))) return -1;
+  return std::abs(ordinal(left, dtype) - ordinal(right, dtype));
+}
+
+std::string describe(const Difference& difference, const Job& job) {
+  const std::vector<std::int64_t> cu = job.cu_q();
+  const auto after = std::upper_bound(cu.begin(), cu.end() - 1, difference.token);
+  const auto sequence = after - cu.begin() - 1;
+  std::string text = fmt::format("{} at sequence {}, token {}, head {}", difference.in_lse ? "lse" : "out", sequence,
+                                 difference.token - *(after - 1), difference.head);
+  if (!difference.in_lse) text += fmt::format(", dim {}", difference.dim);
+  text += fmt::format(": {} against {}", value_text(difference.left_bits, difference.dtype),
+                      value_text(difference.right_bits, difference.dtype));
+  const std::int64_t ulps = ulp_distance(difference.left_bits, difference.right_bits, difference.dtype);
+  return ulps < 0 ? text : text + fmt::format(", {} ulp apart", ulps);
+}
+
+std::optional<Difference> first_difference(bool in_lse, const TensorView& left, const TensorView& right,
+                                           std::span<const PackedRun> runs) {
+  const std::size_t element = size_of(left.dtype);
+  const std::size_t row_bytes = static_cast<std::size_t>(left.dim) * element;
+  std::int64_t row = 0;
+  for (const PackedRun& run : runs) {
+    for (std::int64_t token = run.begin; token < run.end; ++token, ++row) {
+      for (std::int64_t head = 0; head < left.heads; ++head) {
+        const std::byte* a = left.at(row, head);
+        const std::byte* b = right.at(row, head);
+        if (row_bytes == 0 || std::memcmp(a, b, row_bytes) == 0) continue;
+        std::size_t at = 0;
+        while (bits_at(a + at, left.dtype) == bits_at(b + at, left.dtype)) at += element;
+        return Difference{in_lse,
+                          token,
+                          head,
+                          static_cast<std::int64_t>(at / element),
+                          left.dtype,
+                          bits_at(a + at, left.dtype),
+                          bits_at(b + at, left.dtype)};
+      }
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<Difference> earliest(Bootstrap& world, const std::optional<Difference>& mine, const Deadline& deadline) {
+  std::string bytes;
+  if (mine) bytes.assign(reinterpret_cast<const char*>(&*mine), sizeof *mine);
+  std::optional<Difference> first;
+  const auto order = [](const Difference& d) { return std::tuple(d.in_lse, d.token, d.head, d.dim); };
+  for (const std::string& theirs : world.all_gather(bytes, deadline)) {
+    if (theirs.empty()) continue;
+    Difference difference;
+    std::memcpy(&difference, theirs.data(), sizeof difference);
+    if (!first || order(difference) < order(*first)) first = difference;
+  }
+  return first;
+}
+
+}  // namespace ringattn

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// Results compared bit for bit, and the first difference in words that lead to it.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "attention/tokens/job.hpp"
+#include "attention/tokens/packed_run.hpp"
+#include "base/tensor.hpp"
+#include "comm/transport.hpp"
+
+namespace ringattn {
+
+// One element in which two results differ. Plain bytes: ranks tell each other.
+struct Difference {
+  bool in_lse = false;     // else in out
+  std::int64_t token = 0;  // packed
+  std::int64_t head = 0;
+  std::int64_t dim = 0;  // 0 in lse
+  Dtype dtype = Dtype::kF32;
+  std::uint32_t left_bits = 0;
+  std::uint32_t right_bits = 0;
+};
+
+// How many representable values `left` and `right` lie apart, −0 and +0 as neighbours; −1 where one is NaN.
+std::int64_t ulp_distance(std::uint32_t left, std::uint32_t right, Dtype dtype);
+
+// "out at sequence 0, token 17, head 3, dim 5: 0.5 (0x3f00) against 0.503906 (0x3f01), 1 ulp apart"
+std::string describe(const Difference& difference, const Job& job);
+
+// The first element, in order of rows, heads and dims, whose bits differ. Both are [total_tokens(runs), heads, dim] of
+// the same dtype, rows as `runs`.
+std::optional<Difference> first_difference(bool in_lse, const TensorView& left, const TensorView& right,
+                                           std::span<const PackedRun> runs);
+
+// The difference of the lowest token of any rank (out before lse). Collective; every rank gets it.
+std::optional<Difference> earliest(Bootstrap& world, const std::optional<Difference>& mine, const Deadline& deadline);
+
+}  // namespace ringattn

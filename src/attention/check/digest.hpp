@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// The digest of an output: one hex string that is equal for any world size, layout and kernel.
+//
+//   digest = hex(XXH3-128(h₀ ‖ h₁ ‖ …)),  hᵢ = XXH3-128(rows of packed tokens [128·i, 128·(i + 1)))
+//
+// A row's bytes are [heads, dim] (LSE: [heads] fp32), little endian, as they are: −0 and each NaN count. hᵢ enter in
+// xxHash's canonical form, 16 bytes big endian, and the hex string is that form too. Seed 0, default secret.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "attention/tokens/packed_run.hpp"
+#include "base/tensor.hpp"
+#include "comm/transport.hpp"
+
+namespace ringattn {
+
+inline constexpr std::int64_t kDigestTokens = 128;
+
+// `rows`, [total_tokens(runs), heads, dim] in host memory, are this rank's; the runs of all ranks cover [0, tokens)
+// once. Collective; every rank gets the digest. Where ranks share 128 tokens, they hand on the state of the hash, 576
+// bytes, not rows. Each wait lasts at most `timeout_seconds`. Throws kInternal when tokens are missing.
+std::string digest(Bootstrap& world, const TensorView& rows, std::span<const PackedRun> runs, std::int64_t tokens,
+                   double timeout_seconds);
+
+// The same of an LSE, [total_tokens(runs), heads].
+std::string digest(Bootstrap& world, const RowView& lse, std::int64_t heads, std::span<const PackedRun> runs,
+                   std::int64_t tokens, double timeout_seconds);
+
+}  // namespace ringattn

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/check/golden.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "attention/files/flat_table.hpp"
+#include "base/error.hpp"
+#include "base/json_writer.hpp"
+
+namespace ringattn {
+
+namespace {
+
+constexpr std::string_view kSchema = "1";
+constexpr std::string_view kAdvice = "`ringattn verify --record` writes one.";
+
+struct Member {
+  std::string_view key;
+  std::string Golden::*value;
+};
+
+constexpr Member kMembers[] = {{"version", &Golden::version},       {"git", &Golden::git},
+                               {"build_id", &Golden::build_id},     {"kernel", &Golden::kernel},
+                               {"target", &Golden::target},         {"job", &Golden::job},
+                               {"digest_out", &Golden::digest_out}, {"digest_lse", &Golden::digest_lse}};
+
+[[noreturn]] void refuse(const std::string& path, std::string_view why) {
+  fail(ErrorCode::kFile, fmt::format("{} is no golden file", path), why, kAdvice);
+}
+
+bool is_digest(std::string_view text) {
+  return text.size() == 32 && text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
+}
+
+}  // namespace
+
+std::string golden_text(const Golden& golden) {
+  JsonWriter json;
+  json.begin_object().member("schema", 1);
+  for (const Member& member : kMembers) json.member(member.key, golden.*member.value);
+  return json.end_object().text();
+}
+
+Golden parse_golden(std::string_view text, const std::string& path) {
+  Golden golden;
+  bool schema = false;
+  std::vector<std::string_view> missing;
+  for (const Member& member : kMembers) missing.push_back(member.key);
+  for (const FlatEntry& entry : parse_json_table(text, path, ErrorCode::kFile, kAdvice)) {
+    if (entry.key == "schema") {
+      if (entry.kind != FlatKind::kInteger || entry.text != kSchema) {
+        refuse(path, fmt::format("its schema is {}, and must be {}", entry.text, kSchema));
+      }
+      schema = true;
+      continue;
+    }
+    const auto* member = std::find_if(std::begin(kMembers), std::end(kMembers),
+                                      [&](const Member& candidate) { return candidate.key == entry.key; });
+    if (member == std::end(kMembers)) refuse(path, fmt::format("it has a member \"{}\"", entry.key));
+    if (entry.kind != FlatKind::kText) refuse(path, fmt::format("\"{}\" is no text", entry.key));
+    golden.*member->value = entry.text;
+    std::erase(missing, member->key);
+  }
+  if (!schema) refuse(path, "\"schema\" is missing");
+  if (!missing.empty()) refuse(path, fmt::format("\"{}\" is missing", missing.front()));
+  if (!is_digest(golden.digest_out) || !is_digest(golden.digest_lse)) refuse(path, "a digest is no 32 hex digits");
+  return golden;
+}
+
+void check_comparable(const Golden& recorded, const Golden& now, const std::string& path) {
+  if (recorded.job != now.job) {
+    fail(ErrorCode::kUsage, fmt::format("{} belongs to another job", path),
+         fmt::format("recorded: {}; now: {}", recorded.job, now.job), "Give the flags that it was recorded with.");
+  }
+  constexpr std::string_view kRecordAgain = "Record it again with this program on this machine.";
+  for (const Member& member : kMembers) {
+    const bool decides =
+        member.key == "kernel" || member.key == "target" || member.key == "version" || member.key == "build_id";
+    if (!decides || recorded.*member.value == now.*member.value) continue;
+    fail(ErrorCode::kUnsupported, fmt::format("{} was made by another {}", path, member.key),
+         fmt::format("\"{}\", this is \"{}\"", recorded.*member.value, now.*member.value), kRecordAgain);
+  }
+}
+
+}  // namespace ringattn

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/files/input_tensors.hpp"
+
+#include <fmt/format.h>
+
+#include <string_view>
+
+#include "base/error.hpp"
+#include "base/size.hpp"
+
+namespace ringattn {
+
+namespace {
+
+constexpr std::int64_t kFarthestOffset = std::int64_t{1} << 60;
+constexpr std::string_view kPair = "k and v are of the same tokens and K/V heads; --order says which axis is which.";
+constexpr std::string_view kCumulative = "Write 0, and behind it the end of every sequence in packed tokens.";
+constexpr std::string_view kOffsets =
+    "It holds one position for each sequence: that of its first query among its keys.";
+
+std::string job_has(std::size_t sequences) { return fmt::format("the job has {}", counted(sequences, "sequence")); }
+
+std::string described(const TensorSource& tensor) {
+  return fmt::format("{} has {} {}", tensor.text(), file_dtype_name(tensor.info->dtype),
+                     shape_text(tensor.info->shape));
+}
+
+// Refuses `tensor` unless `agrees`; `why` says what it should be.
+void require(bool agrees, const TensorSource& tensor, std::string_view why, std::string_view suggestion) {
+  if (!agrees) fail(ErrorCode::kFile, described(tensor), why, suggestion);
+}
+
+std::optional<TensorSource> find_optional(const SafetensorsFile& file, const std::optional<std::string>& name,
+                                          std::string_view role) {
+  if (name) return file.tensor(*name);
+  if (!file.contains(role)) return std::nullopt;
+  return file.tensor(role);
+}
+
+void check_shapes(const InputTensors& input) {
+  const RowGrid& q = input.q_grid;
+  const RowGrid& k = input.k_grid;
+  const RowGrid& v = input.v_grid;
+  const std::pair<const TensorSource*, const RowGrid*> all[] = {{&input.q, &q}, {&input.k, &k}, {&input.v, &v}};
+  for (const auto& [tensor, grid] : all) {
+    require(grid->heads > 0 && grid->dim > 0, *tensor, "it needs at least one head and one dim",
+            "Check how it was written; --order says which axis is which.");
+    require(row_dtype(*tensor) == input.dtype, *tensor, fmt::format("q is {}", file_dtype_name(input.q.info->dtype)),
+            "q, k and v have one dtype.");
+    require(grid->order == q.order, *tensor, fmt::format("q has {} axes", input.q.info->shape.size()),
+            "q, k and v have one order of axes.");
+    require(grid->batch == q.batch, *tensor, fmt::format("q has a batch of {}", q.batch),
+            "q, k and v hold the same sequences.");
+  }
+  require(k.dim == q.dim, input.k, fmt::format("q's head_dim is {}", q.dim),
+          fmt::format("--order says which axis is which; this is {}.", axis_order_name(q.order)));
+  require(v.heads == k.heads, input.v, fmt::format("k has {} heads", k.heads), kPair);
+  require(v.length == k.length, input.v, fmt::format("k has {} tokens", k.length), kPair);
+  if (q.heads % k.heads != 0) {
+    fail(ErrorCode::kFile, fmt::format("K has {} heads, Q has {}", k.heads, q.heads),
+         fmt::format("{} is not a multiple of {}", q.heads, k.heads),
+         fmt::format("Check the file's k shape {}. It is {}, read as {}.", shape_text(input.k.info->shape),
+                     input.k.text(), axis_order_name(q.order)));
+  }
+}
+
+std::vector<std::int64_t> read_cumulative(const TensorSource& tensor, const RowGrid& grid, std::string_view side) {
+  std::vector<std::int64_t> cumulative = read_integers(tensor);
+  require(cumulative.size() >= 2, tensor, "it holds 0 and one entry for each sequence", kCumulative);
+  require(cumulative.back() == grid.tokens(), tensor,
+          fmt::format("its last entry is {} and {} has {} tokens", cumulative.back(), side, grid.tokens()),
+          kCumulative);
+  return cumulative;
+}
+
+std::vector<Sequence> read_sequences(const SafetensorsFile& file, const InputNames& names, const InputTensors& input) {
+  const auto cu_q = find_optional(file, names.cu_seqlens_q, "cu_seqlens_q");
+  const auto cu_k = find_optional(file, names.cu_seqlens_k, "cu_seqlens_k");
+  const auto offset = find_optional(file, names.q_offset, "q_offset");
+  std::vector<std::int64_t> offsets;
+  if (offset) {
+    require(offset->info->dtype == FileDtype::kI64, *offset, "it must be I64", "Write the positions as I64.");
+    offsets = read_integers(*offset);
+    for (const std::int64_t value : offsets) {
+      require(value >= -kFarthestOffset && value <= kFarthestOffset, *offset,
+              fmt::format("it holds {}, beyond 2^60 tokens", value), kOffsets);
+    }
+  }
+  // Keys packed as the queries are need no list of their own.
+  const bool shared = cu_q && !cu_k && input.q_grid.tokens() == input.k_grid.tokens();
+  if (cu_q.has_value() != cu_k.has_value() && !shared) {
+    fail(ErrorCode::kFile, fmt::format("{} is there alone", (cu_q ? cu_q : cu_k)->text()),
+         "lengths of sequences are given for queries and keys", "Add the other of cu_seqlens_q and cu_seqlens_k.");
+  }
+  if (!cu_q) {
+    std::vector<Sequence> sequences = uniform_sequences(input.q_grid.batch, input.q_grid.length, input.k_grid.length);
+    if (!offset) return sequences;
+    require(offsets.size() == sequences.size(), *offset, job_has(sequences.size()), kOffsets);
+    for (std::size_t i = 0; i < sequences.size(); ++i) sequences[i].q_offset = offsets[i];
+    return sequences;
+  }
+  require(!input.q_grid.has_batch(), *cu_q,
+          fmt::format("order {} has an axis for the batch already", axis_order_name(input.q_grid.order)),
+          "Leave the cu_seqlens out, or pack all sequences into one axis of tokens.");
+  const auto packed_q = read_cumulative(*cu_q, input.q_grid, "q");
+  const auto packed_k = shared ? packed_q : read_cumulative(*cu_k, input.k_grid, "k");
+  if (offset) {
+    require(offsets.size() + 1 == packed_q.size(), *offset, job_has(packed_q.size() - 1), kOffsets);
+  }
+  try {
+    return packed_sequences(packed_q, packed_k, offsets);
+  } catch (const Error& error) {
+    throw Error(error.code(), fmt::format("{}: {}", file.path(), error.what()));
+  }
+}
+
+}  // namespace
+
+RowGrid InputTensors::out_grid() const {
+  RowGrid grid = q_grid;
+  grid.dim = v_grid.dim;
+  return grid;
+}
+
+InputTensors find_input(const SafetensorsFile& file, const InputNames& names, std::optional<AxisOrder> order) {
+  InputTensors input;
+  input.q = file.tensor(names.q.value_or("q"));
+  input.k = file.tensor(names.k.value_or("k"));
+  input.v = file.tensor(names.v.value_or("v"));
+  input.q_grid = row_grid(input.q, order);
+  input.k_grid = row_grid(input.k, order);
+  input.v_grid = row_grid(input.v, order);
+  input.dtype = row_dtype(input.q);
+  check_shapes(input);
+  input.sequences = read_sequences(file, names, input);
+  if (const auto sinks = find_optional(file, names.sinks, "sinks")) {
+    input.sinks = read_floats(*sinks);
+    require(static_cast<std::int64_t>(input.sinks.size()) == input.q_grid.heads, *sinks,
+            fmt::format("q has {} heads", input.q_grid.heads), "It holds one value for each head of q.");
+  }
+  return input;
+}
+
+}  // namespace ringattn

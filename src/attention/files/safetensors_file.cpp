@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/files/safetensors_file.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <set>
+
+#include "base/error.hpp"
+
+namespace ringattn {
+
+namespace {
+
+SafetensorsHeader read_header(const FileDescriptor& file, const std::string& path, std::int64_t file_bytes) {
+  constexpr std::size_t kPiece = std::size_t{1} << 20;
+  SafetensorsHeaderReader::check_file_size(path, file_bytes);
+  std::array<std::byte, 8> length;
+  read_exactly(file, path, 0, length);
+  SafetensorsHeaderReader reader(path, length, file_bytes);
+  std::string piece;
+  for (std::int64_t offset = 8; reader.missing() > 0; offset += static_cast<std::int64_t>(piece.size())) {
+    piece.resize(std::min(kPiece, reader.missing()));
+    read_exactly(file, path, offset, std::as_writable_bytes(std::span(piece)));
+    reader.feed(piece);
+  }
+  return reader.finish();
+}
+
+}  // namespace
+
+SafetensorsShard::SafetensorsShard(std::string path)
+    : path_(std::move(path)),
+      file_(open_regular(path_)),
+      identity_(identify(file_, path_)),
+      header_(read_header(file_, path_, identity_.bytes)) {}
+
+void SafetensorsShard::read(const TensorInfo& tensor, std::int64_t offset, std::span<std::byte> target) const {
+  const auto bytes = static_cast<std::int64_t>(target.size());
+  if (offset < 0 || bytes > tensor.bytes() || offset > tensor.bytes() - bytes) {
+    fail(ErrorCode::kInternal, fmt::format("read past tensor {} of {}", in_quotes(tensor.name), path_),
+         fmt::format("{} bytes at {} of {}", bytes, offset, tensor.bytes()));
+  }
+  read_exactly(file_, path_, header_.data_offset + tensor.begin + offset, target);
+}
+
+void SafetensorsShard::check_unchanged() const {
+  if (identify(file_, path_) != identity_) {
+    fail(ErrorCode::kFile, fmt::format("{} has changed", path_), "it was written to since it was opened",
+         "Leave input files alone while a job reads them.");
+  }
+}
+
+std::string TensorSource::text() const { return fmt::format("{} of {}", in_quotes(info->name), shard->path()); }
+
+SafetensorsFile::SafetensorsFile(std::string path) : path_(std::move(path)) {
+  if (!path_.ends_with(kIndexSuffix)) {
+    single_ = std::make_unique<SafetensorsShard>(path_);
+    return;
+  }
+  index_ = read_safetensors_index(path_);
+  folder_ = path_.substr(0, path_.rfind('/') + 1);  // npos + 1 is 0: no folder
+  std::set<std::string_view> checked;
+  for (const auto& [tensor, file] : index_.weight_map) {
+    if (checked.insert(file).second) open_regular(folder_ + file);
+  }
+}
+
+std::vector<std::string_view> SafetensorsFile::names() const {
+  std::vector<std::string_view> names;
+  if (single_) {
+    for (const TensorInfo& tensor : single_->header().tensors) names.push_back(tensor.name);
+  } else {
+    for (const auto& [tensor, file] : index_.weight_map) names.push_back(tensor);
+  }
+  return names;
+}
+
+bool SafetensorsFile::contains(std::string_view name) const {
+  return single_ ? single_->header().find(name) != nullptr : index_.weight_map.contains(name);
+}
+
+TensorSource SafetensorsFile::tensor(std::string_view name) const {
+  if (single_) {
+    const TensorInfo* info = single_->header().find(name);
+    if (info == nullptr) fail_unknown(name);
+    return {single_.get(), info};
+  }
+  const auto entry = index_.weight_map.find(name);
+  if (entry == index_.weight_map.end()) fail_unknown(name);
+  const SafetensorsShard& holder = shard(entry->second);
+  const TensorInfo* info = holder.header().find(name);
+  if (info == nullptr) {
+    fail(ErrorCode::kFile, fmt::format("{} has no tensor {}", holder.path(), in_quotes(name)),
+         fmt::format("{} says it does", path_), "Check that the model was copied whole.");
+  }
+  return {&holder, info};
+}
+
+const std::string* SafetensorsFile::metadata(std::string_view key) const {
+  if (!single_) return nullptr;
+  const auto& metadata = single_->header().metadata;
+  const auto at = metadata.find(key);
+  return at == metadata.end() ? nullptr : &at->second;
+}
+
+const SafetensorsShard& SafetensorsFile::shard(const std::string& file) const {
+  const std::lock_guard lock(mutex_);
+  auto& slot = shards_[file];
+  if (!slot) slot = std::make_unique<SafetensorsShard>(folder_ + file);
+  return *slot;
+}
+
+void SafetensorsFile::fail_unknown(std::string_view name) const {
+  constexpr std::size_t kListed = 8;
+  constexpr std::size_t kCompared = 10'000;  // the edit distance of a hundred thousand names takes a while
+  std::vector<std::string_view> known = names();
+  std::string holds = "it holds no tensors";
+  if (!known.empty()) {
+    std::vector<std::string> shown;
+    for (std::size_t i = 0; i < std::min(kListed, known.size()); ++i) shown.push_back(in_quotes(known[i]));
+    holds = fmt::format("it holds {}{}", fmt::join(shown, ", "),
+                        known.size() > kListed ? fmt::format(" and {} more", known.size() - kListed) : "");
+  }
+  std::erase_if(known, [&](std::string_view other) {
+    if (name.size() == 1) return other.size() != 1 || std::tolower(other[0]) != std::tolower(name[0]);
+    return other.size() > 2 * name.size() + 8;  // can't be near, and is long to compare
+  });
+  known.resize(std::min(known.size(), kCompared));
+  const std::string near = nearest_name(name, known.data(), known.size());
+  fail(ErrorCode::kFile, fmt::format("{} has no tensor {}", path_, in_quotes(name)), holds,
+       near.empty() ? "Name it with --tensors." : fmt::format("Did you mean {}?", in_quotes(near)));
+}
+
+}  // namespace ringattn

@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0
+// The next block travels while this one is folded, so a block should be as large as its transfer can be hidden. The
+// first is small, for nothing hides it; the next ones grow by the ratio of compute rate to link rate, and shrink again
+// at the end of a causal job, where few queries are left to see the keys.
+#include "attention/ring/blocks.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "base/error.hpp"
+#include "base/size.hpp"
+
+namespace ringattn {
+
+namespace {
+
+// Where the links are slower than the fold no size hides a transfer, and small blocks would only add latency: the
+// blocks of such a job (or of its end) hold at least one in this many of its tiles.
+constexpr std::int64_t kLeastShare = 128;
+// A block moves at most this many times what the one before it moved, so that a machine model which is wrong by an
+// order of magnitude costs little.
+constexpr double kMostGrowth = 16.0;
+// Above this a block's fixed costs (reading and writing the fold state, a launch) are below half a percent of its fold,
+// and larger blocks would only take memory.
+constexpr std::int64_t kEnoughRows = 65536;
+// What is left behind a block joins it if it moves no more than this share of the block.
+constexpr double kRest = 0.25;
+// The largest number of tiles that is tried for the first block, whatever its messages' latency.
+constexpr std::int64_t kMostFirst = 16;
+constexpr double kUnlimited = std::numeric_limits<double>::infinity();
+
+// "512k", "37m": bytes as the command line takes them, rounded up.
+// A number of bytes that --memory takes: in whole mebibytes, rounded up, or as it is.
+std::string byte_size(double bytes) {
+  constexpr double kMega = 1024.0 * 1024.0;
+  return bytes < kMega ? fmt::format("{:.0f}", bytes) : fmt::format("{:.0f}m", std::ceil(bytes / kMega));
+}
+
+class BlockCutter {
+ public:
+  BlockCutter(const Job& job, const TileAxis& axis, const Needs& needs, const KernelShape& kernel,
+              const MachineModel& machine, const PlanOptions& options)
+      : job_(job),
+        axis_(axis),
+        needs_(needs),
+        key_tile_(kernel.key_tile),
+        machine_(machine),
+        options_(options),
+        row_bytes_(static_cast<double>(kv_token_bytes(job.spec))),
+        latency_(machine.latency_seconds * (options.route == Route::kChain ? std::max(1, needs.world() - 1) : 1)),
+        fixed_bytes_(options.fixed_bytes + (options.state_out || !one_block() ? options.state_bytes : 0)),
+        most_rows_(std::numeric_limits<std::int64_t>::max()) {
+    if (options.memory_budget > 0 && options.memory_budget >= fixed_bytes_) {
+      const auto two_tokens = static_cast<std::size_t>(2 * kv_token_bytes(job.spec));
+      most_rows_ = static_cast<std::int64_t>((options.memory_budget - fixed_bytes_) / two_tokens);
+    }
+  }
+
+  std::vector<std::int64_t> cut() const {
+    if (options_.memory_budget > 0 && options_.memory_budget < fixed_bytes_) refuse_budget();
+    if (options_.block_tokens > 0) return cut_fixed();
+    if (one_block()) return {0, axis_.tiles()};
+    return cut_hidden();
+  }
+
+ private:
+  // Whether there will be only one, as far as can be told beforehand.
+  bool one_block() const {
+    if (options_.block_tokens > 0) return options_.block_tokens >= axis_.token(axis_.tiles());
+    return needs_.largest(0, axis_.tiles()).received == 0;
+  }
+
+  std::vector<std::int64_t> equal_blocks(std::int64_t block_tokens) const {
+    std::vector<std::int64_t> boundaries{0};
+    do {
+      const std::int64_t begin = axis_.token(boundaries.back());
+      const std::int64_t tokens = std::min(block_tokens, axis_.token(axis_.tiles()) - begin);
+      boundaries.push_back(axis_.boundary_from(begin + tokens));
+    } while (boundaries.back() < axis_.tiles());
+    return boundaries;
+  }
+
+  // Whether every rank's buffer for the block is of at most `rows` rows.
+  bool fits(std::int64_t first_tile, std::int64_t last_tile, std::int64_t rows) const {
+    return needs_.bound(first_tile, last_tile).all <= rows || needs_.largest(first_tile, last_tile).all <= rows;
+  }
+
+  bool fits(const std::vector<std::int64_t>& boundaries) const {
+    for (std::size_t i = 0; i + 1 < boundaries.size(); ++i) {
+      if (!fits(boundaries[i], boundaries[i + 1], most_rows_)) return false;
+    }
+    return true;
+  }
+
+  std::vector<std::int64_t> cut_fixed() const {
+    std::vector<std::int64_t> boundaries = equal_blocks(options_.block_tokens);
+    if (fits(boundaries)) return boundaries;
+    for (std::int64_t tokens = std::min(options_.block_tokens, axis_.token(axis_.tiles())) / 2; tokens >= key_tile_;
+         tokens /= 2) {
+      const std::int64_t whole_tiles = tokens / key_tile_ * key_tile_;
+      if (!fits(equal_blocks(whole_tiles))) continue;
+      fail(ErrorCode::kMemory,
+           fmt::format("blocks of {} tokens don't fit into the memory budget", options_.block_tokens),
+           fmt::format("{} bytes of {} are left for two of them, at {} bytes a token",
+                       options_.memory_budget - fixed_bytes_, options_.memory_budget, kv_token_bytes(job_.spec)),
+           fmt::format("--block {} would fit.", whole_tiles));
+    }
+    refuse_budget();
+  }
+
+  // Of several ways to cut, the one that is predicted to be fastest.
+  std::vector<std::int64_t> cut_hidden() const {
+    std::vector<std::int64_t> best = cut_hidden_from(1);
+    double best_seconds = predicted_seconds(best);
+    // A block of few tiles doesn't come from all ranks alike: to the rank that owns none of it all of it must travel,
+    // up to P / (P − 1) times what a block in which all have equal parts costs. Among few ranks that matters.
+    for (std::int64_t first = 2; first <= kMostFirst && needs_.world() <= kMostFirst; first *= 2) {
+      std::vector<std::int64_t> boundaries = cut_hidden_from(first);
+      const double seconds = predicted_seconds(boundaries);
+      if (seconds >= best_seconds) continue;
+      best = std::move(boundaries);
+      best_seconds = seconds;
+    }
+    return best;
+  }
+
+  // Where the budget allows it the first block, and those that no size would hide, have at least `first_tiles` tiles.
+  std::vector<std::int64_t> cut_hidden_from(std::int64_t first_tiles) const {
+    const std::int64_t tiles = axis_.tiles();
+    const std::int64_t enough = std::min(kEnoughRows, most_rows_);
+    const double half_tile = transfer_seconds({key_tile_, key_tile_}) / 2.0;
+    std::vector<std::int64_t> boundaries{0};
+    double limit = latency_;  // of a transfer, latency aside: the first takes as long again as its messages take anyway
+    std::int64_t least_tiles = first_tiles;
+    while (boundaries.back() < tiles) {
+      const std::int64_t begin = boundaries.back();
+      if (!fits(begin, begin + 1, most_rows_)) refuse_budget();
+      std::int64_t end = farthest_end(begin, limit + half_tile, enough);  // to the nearest: always down would add up
+      end = std::min(tiles, std::max(begin + least_tiles, end));
+      if (!fits(begin, end, enough)) end = farthest_end(begin, kUnlimited, enough);
+      const double transfer = transfer_seconds(needs_.largest(begin, end));
+      const bool small_rest = begin > 0 && transfer_seconds(needs_.largest(begin, tiles)) <= (1.0 + kRest) * transfer;
+      if (small_rest && fits(begin, tiles, enough)) end = tiles;
+      boundaries.push_back(end);
+
+      limit = std::min(fold_seconds(begin, end) - latency_, kMostGrowth * std::max(transfer, latency_));
+      // A growth that is lost in rounding down to whole tiles would be lost for good.
+      least_tiles = limit > transfer ? end - begin + 1 : std::max(first_tiles, (tiles + kLeastShare - 1) / kLeastShare);
+      limit = std::max(limit, latency_);
+    }
+    return boundaries;
+  }
+
+  // As predict() does for one rank.
+  double predicted_seconds(const std::vector<std::int64_t>& boundaries) const {
+    double arrived = 0.0;
+    double folded = 0.0;
+    double folded_before = 0.0;
+    for (std::size_t i = 0; i + 1 < boundaries.size(); ++i) {
+      const double transfer = transfer_seconds(needs_.largest(boundaries[i], boundaries[i + 1]));
+      arrived = std::max(arrived, folded_before) + (transfer > 0.0 ? transfer + latency_ : 0.0);
+      folded_before = folded;
+      folded = std::max(folded, arrived) + fold_seconds(boundaries[i], boundaries[i + 1]);
+    }
+    return folded;
+  }
+
+  // The end of the largest block from `begin` whose transfer takes at most `seconds` and whose buffers hold at most
+  // `most` rows; at least one tile.
+  std::int64_t farthest_end(std::int64_t begin, double seconds, std::int64_t most) const {
+    const auto is_good = [&](const BufferRows& rows) { return transfer_seconds(rows) <= seconds && rows.all <= most; };
+    const auto is_bound_good = [&](std::int64_t end) { return is_good(needs_.bound(begin, end)); };
+    const auto is_largest_good = [&](std::int64_t end) { return is_good(needs_.largest(begin, end)); };
+    // Looking at every rank's needs is slow: start where the bound leads, and go on in growing steps.
+    const std::int64_t start = last_good(begin + 1, axis_.tiles(), is_bound_good);
+    std::int64_t step = 1;
+    while (start + step < axis_.tiles() && is_largest_good(start + step)) step *= 2;
+    return last_good(start + step / 2, std::min(start + step, axis_.tiles()), is_largest_good);
+  }
+
+  // The last of [first, last] that is good, where the good ones come first; `first` if none is.
+  template <typename IsGood>
+  static std::int64_t last_good(std::int64_t first, std::int64_t last, const IsGood& is_good) {
+    while (first < last) {
+      const std::int64_t middle = first + (last - first + 1) / 2;
+      if (is_good(middle)) {
+        first = middle;
+      } else {
+        last = middle - 1;
+      }
+    }
+    return first;
+  }
+
+  // Latency aside.
+  double transfer_seconds(const BufferRows& rows) const {
+    return static_cast<double>(rows.received) * row_bytes_ / machine_.link_bytes_per_second;
+  }
+
+  // Mean over the ranks.
+  double fold_seconds(std::int64_t first_tile, std::int64_t last_tile) const {
+    const FoldSpec& spec = job_.spec;
+    double pairs = 0.0;
+    for (std::int64_t tile = first_tile; tile < last_tile;) {
+      const std::int32_t sequence = axis_.sequence(tile);
+      const Sequence& s = job_.sequences[static_cast<std::size_t>(sequence)];
+      const std::int64_t end = std::min(last_tile, axis_.first(sequence + 1));
+      const std::int64_t origin = axis_.token(axis_.first(sequence));
+      pairs += visible_pairs(spec.mask, s.q_offset, s.q_len, {axis_.token(tile) - origin, axis_.token(end) - origin});
+      tile = end;
+    }
+    return 2.0 * pairs * spec.heads * (spec.head_dim + spec.head_dim_v) / needs_.world() / machine_.flops_per_second;
+  }
+
+  [[noreturn]] void refuse_budget() const {
+    // Blocks of one tile, whichever it is.
+    std::int64_t tile_rows = 0;
+    const bool moves = needs_.largest(0, axis_.tiles()).received > 0;
+    for (std::int64_t tile = 0; moves && tile < axis_.tiles(); ++tile) {
+      tile_rows = std::max(tile_rows, needs_.bound(tile, tile + 1).all);
+    }
+    const auto fixed = static_cast<double>(fixed_bytes_);
+    const double buffers = 2.0 * static_cast<double>(tile_rows) * row_bytes_;
+    fail(ErrorCode::kMemory,
+         fmt::format("a memory budget of {} a rank is too small", counted(options_.memory_budget, "byte")),
+         fmt::format("{:.0f} for shards, state and scratch, and {:.0f} for two blocks of one key tile", fixed, buffers),
+         fmt::format("{} is enough; with more ranks, shards and state are smaller.", byte_size(fixed + buffers)));
+  }
+
+  const Job& job_;
+  const TileAxis& axis_;
+  const Needs& needs_;
+  int key_tile_;
+  const MachineModel& machine_;
+  const PlanOptions& options_;
+  double row_bytes_;         // of a token's K and V
+  double latency_;           // of a block's messages, one after the other
+  std::size_t fixed_bytes_;  // whatever the blocks are
+  std::int64_t most_rows_;   // of a block buffer, by the memory budget
+};
+
+constexpr std::string_view kMachineAdvice = "`ringattn info --measure` measures one.";
+
+void check_rate(std::string_view name, double value) {
+  if (!(value > 0.0) || !std::isfinite(value)) {
+    fail(ErrorCode::kUsage, fmt::format("the machine model's {} is {}", name, value), "a rate is above zero and finite",
+         kMachineAdvice);
+  }
+}
+
+}  // namespace
+
+std::vector<std::int64_t> cut_blocks(const Job& job, const TileAxis& axis, const Needs& needs,
+                                     const KernelShape& kernel, const MachineModel& machine,
+                                     const PlanOptions& options) {
+  check_rate("flops_per_second", machine.flops_per_second);
+  check_rate("link_bytes_per_second", machine.link_bytes_per_second);
+  if (!(machine.latency_seconds >= 0.0) || !std::isfinite(machine.latency_seconds)) {
+    fail(ErrorCode::kUsage, fmt::format("the machine model's latency_seconds is {}", machine.latency_seconds),
+         "a latency is at least zero and finite", kMachineAdvice);
+  }
+  if (options.block_tokens < 0) {
+    fail(ErrorCode::kUsage, fmt::format("blocks of {} tokens", options.block_tokens),
+         "a block holds at least one token", "0 lets the plan choose.");
+  }
+  return BlockCutter(job, axis, needs, kernel, machine, options).cut();
+}
+
+}  // namespace ringattn

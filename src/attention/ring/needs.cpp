@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/ring/needs.hpp"
+
+#include <algorithm>
+
+namespace ringattn {
+
+namespace {
+
+std::int64_t query_tile_begin(std::int64_t position, int query_tile) {
+  const std::int64_t begin = position / query_tile * query_tile;
+  return begin > position ? begin - query_tile : begin;
+}
+
+// Key tiles of its sequence that any of `rows` consecutive rows folds (folded_tiles() of each of them). Neighbouring
+// rows see overlapping or adjacent keys, so the union has no holes and is what one large query tile would fold.
+TileRange folded_tiles_of_rows(const Mask& mask, std::int64_t position, std::int64_t rows, std::int64_t key_length,
+                               int query_tile, int key_tile) {
+  const std::int64_t first = query_tile_begin(position, query_tile);
+  const std::int64_t last = query_tile_begin(position + rows - 1, query_tile) + query_tile - 1;
+  const std::int64_t begin = visible_keys(mask, first, key_length).begin;
+  const std::int64_t end = visible_keys(mask, last, key_length).end;
+  if (begin >= end) return {0, 0};
+  return {begin / key_tile, (end + key_tile - 1) / key_tile};
+}
+
+BufferRows operator+(const BufferRows& a, const BufferRows& b) { return {a.received + b.received, a.all + b.all}; }
+
+}  // namespace
+
+Needs::Needs(const Job& job, const JobLayout& layout, const TileAxis& axis, int query_tile, int key_tile)
+    : keys_(&layout.keys), axis_(&axis), spans_(static_cast<std::size_t>(layout.queries.world())) {
+  find_scattered();
+  find_spans(job, layout.queries, query_tile, key_tile);
+}
+
+void Needs::find_scattered() {
+  scattered_tokens_.reserve(static_cast<std::size_t>(axis_->tiles()) + 1);
+  scattered_tokens_.push_back(0);
+  auto run = keys_->owners().begin();
+  for (std::int64_t tile = 0; tile < axis_->tiles(); ++tile) {
+    const std::int64_t begin = axis_->token(tile);
+    const std::int64_t end = axis_->token(tile + 1);
+    while (run->end() <= begin) ++run;
+    scattered_tokens_.push_back(scattered_tokens_.back() + (run->end() < end ? end - begin : 0));
+  }
+}
+
+void Needs::find_spans(const Job& job, const Layout& queries, int query_tile, int key_tile) {
+  for (int rank = 0; rank < world(); ++rank) {
+    std::vector<Span>& spans = spans_[static_cast<std::size_t>(rank)];
+    for (const TokenRun& run : queries.runs(rank)) {
+      const Sequence& s = job.sequences[static_cast<std::size_t>(run.sequence)];
+      TileRange tiles =
+          folded_tiles_of_rows(job.spec.mask, s.q_offset + run.begin, run.tokens(), s.k_len, query_tile, key_tile);
+      if (tiles.empty()) continue;
+      tiles.begin += axis_->first(run.sequence);
+      tiles.end += axis_->first(run.sequence);
+      if (!spans.empty() && tiles.begin <= spans.back().tiles.end) {
+        spans.back().tiles.end = std::max(spans.back().tiles.end, tiles.end);
+      } else {
+        spans.push_back({tiles, {}});
+      }
+    }
+    for (std::size_t i = 1; i < spans.size(); ++i) {
+      const Span& last = spans[i - 1];
+      spans[i].before = last.before + rows_of_needed(rank, last.tiles.begin, last.tiles.end);
+    }
+  }
+}
+
+std::vector<TileRange> Needs::spans(int rank, std::int64_t first, std::int64_t last) const {
+  const std::vector<Span>& all = spans_[static_cast<std::size_t>(rank)];
+  std::vector<TileRange> inside;
+  auto span = std::partition_point(all.begin(), all.end(), [&](const Span& s) { return s.tiles.end <= first; });
+  for (; span != all.end() && span->tiles.begin < last; ++span) {
+    inside.push_back({std::max(first, span->tiles.begin), std::min(last, span->tiles.end)});
+  }
+  return inside;
+}
+
+std::int64_t Needs::scattered(std::int64_t first, std::int64_t last) const {
+  return scattered_tokens_[static_cast<std::size_t>(last)] - scattered_tokens_[static_cast<std::size_t>(first)];
+}
+
+BufferRows Needs::rows_of_needed(int rank, std::int64_t first, std::int64_t last) const {
+  const std::int64_t own = keys_->rows_before(rank, axis_->token(last)) - keys_->rows_before(rank, axis_->token(first));
+  const std::int64_t received = axis_->token(last) - axis_->token(first) - own;
+  return {received, received + scattered(first, last)};
+}
+
+BufferRows Needs::rows_before(int rank, std::int64_t tile) const {
+  const std::vector<Span>& all = spans_[static_cast<std::size_t>(rank)];
+  const auto after = std::partition_point(all.begin(), all.end(), [&](const Span& s) { return s.tiles.begin < tile; });
+  if (after == all.begin()) return {};
+  const Span& span = *std::prev(after);
+  return span.before + rows_of_needed(rank, span.tiles.begin, std::min(tile, span.tiles.end));
+}
+
+BufferRows Needs::largest(std::int64_t first, std::int64_t last) const {
+  BufferRows most;
+  for (int rank = 0; rank < world(); ++rank) {
+    const BufferRows begin = rows_before(rank, first);
+    const BufferRows end = rows_before(rank, last);
+    most.received = std::max(most.received, end.received - begin.received);
+    most.all = std::max(most.all, end.all - begin.all);
+  }
+  return most;
+}
+
+BufferRows Needs::bound(std::int64_t first, std::int64_t last) const {
+  const std::int64_t tokens = axis_->token(last) - axis_->token(first);
+  return {tokens, tokens + scattered(first, last)};
+}
+
+}  // namespace ringattn

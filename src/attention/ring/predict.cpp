@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
+#include "attention/ring/plan.hpp"
+
+namespace ringattn {
+
+namespace {
+
+// A rank sends and receives at once; each round waits for the messages of the one before it.
+double transfer_seconds(const BlockPlan& block, const MachineModel& machine) {
+  int rounds = 0;
+  if (!block.sends.empty()) rounds = block.sends.back().round + 1;
+  if (!block.receives.empty()) rounds = std::max(rounds, block.receives.back().round + 1);
+  const auto bytes = static_cast<double>(std::max(block.bytes_sent, block.bytes_received));
+  return rounds * machine.latency_seconds + bytes / machine.link_bytes_per_second;
+}
+
+}  // namespace
+
+Prediction predict(const Plan& plan, const MachineModel& machine) {
+  Prediction prediction;
+  double arrived = 0.0;        // end of the last transfer
+  double folded = 0.0;         // end of the last fold
+  double folded_before = 0.0;  // end of the fold before it
+  for (const BlockPlan& block : plan.blocks) {
+    arrived = std::max(arrived, folded_before) + transfer_seconds(block, machine);
+    prediction.exposed_seconds += std::max(0.0, arrived - folded);
+    folded_before = folded;
+    folded = std::max(folded, arrived) + block.flops / machine.flops_per_second;
+  }
+  prediction.seconds = folded;
+  return prediction;
+}
+
+}  // namespace ringattn

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/ring/reshard.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <vector>
+
+namespace ringattn {
+
+namespace {
+
+std::vector<std::int64_t> query_lengths(const Job& job) {
+  std::vector<std::int64_t> lengths;
+  for (const Sequence& sequence : job.sequences) lengths.push_back(sequence.q_len);
+  return lengths;
+}
+
+}  // namespace
+
+Layout even_query_layout(const Job& job, int world) {
+  const std::vector<std::int64_t> cu = job.cu_q();
+  const std::int64_t tokens = cu.back();
+  std::vector<std::vector<TokenRun>> runs(static_cast<std::size_t>(world));
+  std::size_t sequence = 0;
+  for (int rank = 0; rank < world; ++rank) {
+    // tokens · rank / world without the product's overflow
+    const auto cut = [&](int r) { return tokens / world * r + tokens % world * r / world; };
+    const std::int64_t end = cut(rank + 1);
+    for (std::int64_t token = cut(rank); token < end;) {
+      while (cu[sequence + 1] <= token) ++sequence;
+      const std::int64_t until = std::min(end, cu[sequence + 1]);
+      runs[static_cast<std::size_t>(rank)].push_back(
+          {static_cast<std::int32_t>(sequence), token - cu[sequence], until - cu[sequence]});
+      token = until;
+    }
+  }
+  return {query_lengths(job), std::move(runs)};
+}
+
+Layout widened(const Layout& layout, const Job& job, int world) {
+  std::vector<std::vector<TokenRun>> runs(static_cast<std::size_t>(world));
+  for (int rank = 0; rank < layout.world(); ++rank) {
+    runs[static_cast<std::size_t>(rank)].assign(layout.runs(rank).begin(), layout.runs(rank).end());
+  }
+  return {query_lengths(job), std::move(runs)};
+}
+
+void reshard(Transport& world, const Layout& from, const Layout& to, const std::byte* rows, std::byte* target,
+             std::int64_t token_bytes, const Deadline& deadline) {
+  const int self = world.rank();
+  std::map<int, std::vector<SendSpan>> sends;
+  std::map<int, std::vector<ReceiveSpan>> receives;
+  const auto owners = to.owners();
+  auto there = owners.begin();
+  for (const OwnedRun& here : from.owners()) {
+    for (std::int64_t token = here.token; token < here.end();) {
+      while (there->end() <= token) ++there;
+      const std::int64_t until = std::min(here.end(), there->end());
+      const auto bytes = static_cast<std::size_t>((until - token) * token_bytes);
+      const std::byte* source = rows + (here.row + token - here.token) * token_bytes;
+      std::byte* place = target + (there->row + token - there->token) * token_bytes;
+      if (here.owner == self && there->owner == self) {
+        std::memcpy(place, source, bytes);
+      } else if (here.owner == self) {
+        sends[there->owner].push_back({source, bytes});
+      } else if (there->owner == self) {
+        receives[here.owner].push_back({place, bytes});
+      }
+      token = until;
+    }
+  }
+  Exchange exchange;
+  exchange.label = "results for a comparison";
+  for (auto& [peer, spans] : sends) exchange.sends.push_back({peer, 0, std::move(spans)});
+  for (auto& [peer, spans] : receives) exchange.receives.push_back({peer, 0, std::move(spans)});
+  world.wait(world.post(std::move(exchange), {}), {}, deadline);
+}
+
+}  // namespace ringattn

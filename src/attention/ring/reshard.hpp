@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// Moves rows from one distribution over the ranks to another.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "attention/tokens/job.hpp"
+#include "attention/tokens/layout.hpp"
+#include "comm/transport.hpp"
+
+namespace ringattn {
+
+// The queries of a job in P equal pieces of the packed axis, a piece a rank: what results of different layouts are
+// brought to before they are compared.
+Layout even_query_layout(const Job& job, int world);
+
+// A layout of fewer ranks as one of `world` ranks, the others without tokens.
+Layout widened(const Layout& layout, const Job& job, int world);
+
+// Moves this rank's rows, `token_bytes` each and laid out as `from`, to `target`, laid out as `to`; both are layouts of
+// this world's ranks, of the same tokens, in host memory. Collective. Throws kPeer past the deadline.
+void reshard(Transport& world, const Layout& from, const Layout& to, const std::byte* rows, std::byte* target,
+             std::int64_t token_bytes, const Deadline& deadline);
+
+}  // namespace ringattn

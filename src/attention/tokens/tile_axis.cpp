@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/tokens/tile_axis.hpp"
+
+#include <algorithm>
+
+namespace ringattn {
+
+TileAxis::TileAxis(const Job& job, int key_tile) : first_{0} {
+  std::int64_t packed = 0;
+  for (const Sequence& s : job.sequences) {
+    for (std::int64_t begin = 0; begin < s.k_len; begin += key_tile) token_.push_back(packed + begin);
+    packed += s.k_len;
+    first_.push_back(static_cast<std::int64_t>(token_.size()));
+  }
+  token_.push_back(packed);
+}
+
+std::int32_t TileAxis::sequence(std::int64_t tile) const {
+  return static_cast<std::int32_t>(std::upper_bound(first_.begin(), first_.end(), tile) - first_.begin() - 1);
+}
+
+std::int64_t TileAxis::boundary_from(std::int64_t token) const {
+  return std::lower_bound(token_.begin(), token_.end(), token) - token_.begin();
+}
+
+}  // namespace ringattn

@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+// How transport `p2p` ends when ranks don't come, fail or disagree: deadlines of the device, blame, giving up, and the
+// end of the transport itself. Nothing here waits for a peer without bound, and no stream of this rank is left waiting.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "comm/exchange.hpp"
+#include "comm/p2p/p2p_transport.hpp"
+
+namespace ringattn {
+
+namespace {
+
+// How long pushes that have begun get to end, and peers to close what they have opened.
+constexpr double kMoment = 0.2;
+// How long this rank's own work, which waits for nobody any more, gets to end.
+constexpr double kDrainSeconds = 5.0;
+// How long a peer that gave up gets to say why.
+constexpr double kReasonSeconds = 1.0;
+
+// Polls until `done()`; false when that took longer than `seconds`.
+template <typename Done>
+bool poll(double seconds, const Done& done) {
+  const Deadline deadline = Deadline::after(seconds);
+  while (!done()) {
+    if (deadline.expired()) return false;
+    std::this_thread::yield();
+  }
+  return true;
+}
+
+std::vector<int> each_once(std::vector<int> peers) {
+  std::sort(peers.begin(), peers.end());
+  peers.erase(std::unique(peers.begin(), peers.end()), peers.end());
+  return peers;
+}
+
+}  // namespace
+
+void P2pTransport::check_alive() {
+  control_->progress();
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer == rank_ || from(peer).forced.now() == 0) continue;
+    poll(kReasonSeconds, [&] {
+      control_->progress();
+      return false;
+    });
+    fail(ErrorCode::kPeer, fmt::format("{} gave up", names_.name(peer)),
+         fmt::format("it did not wait for {} to be ready for its data", names_.name(rank_)), "See its own message.");
+  }
+}
+
+// Whom the host waits for before it can enqueue the device's wait.
+std::vector<int> P2pTransport::awaited_by_host(const Flight& flight) {
+  std::vector<int> peers;
+  for (std::size_t i = 0; i < flight.receive_numbers.size(); ++i) {
+    const int peer = flight.exchange.receives[i].peer;
+    if (!from(peer).pushed.reached(flight.receive_numbers[i])) peers.push_back(peer);
+  }
+  for (std::size_t i = 0; i < flight.send_numbers.size(); ++i) {
+    const SendMessage& message = flight.exchange.sends[i];
+    // A send held back by this rank's own receives is nobody else's fault.
+    if (flight.pushes[i] == Push::kWaiting && may_send(flight, message.round, &PairCounters::pushed)) {
+      peers.push_back(message.peer);
+    }
+  }
+  return each_once(std::move(peers));
+}
+
+std::vector<int> P2pTransport::awaited_by_device(const Flight& flight) const {
+  std::vector<int> peers;
+  for (std::size_t i = 0; i < flight.receive_numbers.size(); ++i) {
+    if (!received(flight, i)) peers.push_back(flight.exchange.receives[i].peer);
+  }
+  for (std::size_t i = 0; i < flight.send_numbers.size(); ++i) {
+    const SendMessage& message = flight.exchange.sends[i];
+    if (!sent(flight, i) && may_send(flight, message.round, &PairCounters::done)) peers.push_back(message.peer);
+  }
+  return each_once(std::move(peers));
+}
+
+void P2pTransport::forget_landed() {
+  const Counter& passed = segment_->rank(rank_).passed;
+  while (!landing_.empty() && passed.reached(static_cast<std::uint32_t>(landing_.front().ticket + 1))) {
+    landing_.pop_front();
+  }
+}
+
+// The deadline of what the device waits for at this moment.
+void P2pTransport::check_landing() {
+  if (landing_.empty()) return;
+  Flight& flight = landing_.front();
+  if (!segment_->rank(rank_).reached.reached(static_cast<std::uint32_t>(flight.ticket + 1))) return;
+  const Clock::time_point now = Clock::now();
+  if (!flight.reached) flight.reached = now;
+  if (std::chrono::duration<double>(now - *flight.reached).count() <= flight.seconds) return;
+  fail_late(exchange_name(flight.exchange, flight.ticket), Deadline::after(flight.seconds), names_, rank_,
+            awaited_by_device(flight));
+}
+
+bool P2pTransport::lanes_idle() const {
+  return std::all_of(lanes_.begin(), lanes_.end(), [](const CudaStream& lane) {
+    const cudaError_t result = cudaStreamQuery(lane.get());
+    if (result != cudaSuccess) cudaGetLastError();
+    return result != cudaErrorNotReady;  // a broken device runs nothing either
+  });
+}
+
+void P2pTransport::abandon() noexcept {
+  try {
+    forget_landed();
+    if (!flights_.empty() || !landing_.empty()) give_up();
+  } catch (...) {
+    unsafe_ = true;  // the driver refuses everything: nobody knows what still runs
+  }
+}
+
+void P2pTransport::give_up() {
+  broken_ = true;
+  const DeviceGuard guard(device_);
+  segment_->rank(rank_).given_up.value.store(1, std::memory_order_seq_cst);
+
+  // Pushes to this rank that are enqueued can't be taken back: let them come, ready or not, for what they overwrite
+  // belongs to exchanges that are given up. Pushes of this rank end by themselves while their receivers live.
+  const auto peers_are_done = [&] {
+    bool done = true;
+    for (int peer = 0; peer < size_; ++peer) {
+      if (peer == rank_) continue;
+      PairCounters& pair = from(peer);
+      const std::uint32_t pushing = pair.pushing.value.load(std::memory_order_seq_cst);
+      if (!pair.ready.reached(pushing)) pair.ready.value.store(pushing, std::memory_order_release);
+      done = done && pair.done.reached(pushing);
+    }
+    return done;
+  };
+  const bool all_done = poll(kMoment, [&] { return peers_are_done() && lanes_idle(); });
+  if (!all_done && !peers_are_done()) unsafe_ = true;
+
+  // What this rank's streams still wait for would not come, or too late.
+  for (const std::deque<Flight>* flights : {&landing_, &flights_}) {
+    for (const Flight& flight : *flights) {
+      for (std::size_t i = 0; i < flight.receive_numbers.size(); ++i) {
+        Counter& done = from(flight.exchange.receives[i].peer).done;
+        if (!done.reached(flight.receive_numbers[i])) {
+          done.value.store(flight.receive_numbers[i], std::memory_order_release);
+        }
+      }
+      for (std::size_t i = 0; i < flight.send_numbers.size(); ++i) {
+        PairCounters& pair = to(flight.exchange.sends[i].peer);
+        const std::uint32_t number = flight.send_numbers[i];
+        if (flight.pushes[i] != Push::kEnqueued || pair.done.reached(number) || pair.ready.reached(number)) continue;
+        pair.forced.value.store(1, std::memory_order_seq_cst);
+        pair.ready.value.store(number, std::memory_order_release);
+      }
+    }
+  }
+  waited_ = next_ticket();
+  flights_.clear();
+  landing_.clear();
+}
+
+bool P2pTransport::abort(const Error& error) {
+  const bool prints = control_->abort(error);  // first of all: peers wait
+  abandon();
+  return prints;
+}
+
+P2pTransport::~P2pTransport() {
+  forget_landed();
+  // Exchanges that a stream has not passed yet are in order as long as nothing was given up.
+  if (!broken_ && flights_.empty()) {
+    poll(kMoment, [&] {
+      forget_landed();
+      return landing_.empty();
+    });
+  }
+  abandon();
+  const auto idle = [&] {
+    if (!lanes_idle()) return false;
+    const cudaError_t result = last_stream_ ? cudaEventQuery(last_->get()) : cudaSuccess;
+    if (result != cudaSuccess) cudaGetLastError();
+    return result != cudaErrorNotReady;
+  };
+  const bool drained = poll(kDrainSeconds, idle);
+  if (!drained) {
+    segment_->leak();
+    static_cast<void>(new auto(std::move(lanes_)));
+  }
+  if (memory_.use_count() > 1) return;  // of the world that this one was split from, or the other way round
+  if (!drained || unsafe_) {
+    memory_->leak();
+    return;
+  }
+  memory_->close_all();
+  segment_->rank(rank_).gone.value.store(1, std::memory_order_release);
+  // Memory is freed after peers have closed it, if they come to it in time.
+  if (!memory_->exports_to_processes()) return;
+  poll(kMoment, [&] {
+    for (int peer = 0; peer < size_; ++peer) {
+      if (peer != rank_ && segment_->rank(peer).gone.now() == 0) return false;
+    }
+    return true;
+  });
+}
+
+}  // namespace ringattn

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// Inside transport `p2p`: what ranks tell each other through the mailboxes. A receiver says where a message may be put;
+// before it names an allocation for the first time it describes it.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "comm/p2p/memory.hpp"
+#include "comm/p2p/segment.hpp"
+#include "comm/transport.hpp"
+
+namespace ringattn {
+
+// A piece of an exported allocation. Spans that lie next to each other travel as one run.
+struct Run {
+  std::uint64_t allocation = 0;
+  std::uint64_t offset = 0;
+  std::uint64_t bytes = 0;
+};
+
+// Where the receiver of a message wants it.
+struct Landing {
+  std::uint32_t number = 0;  // of the message, between its two ranks
+  Ticket ticket = 0;
+  int round = 0;
+  std::vector<Run> runs;
+};
+
+class P2pMail {
+ public:
+  P2pMail(const P2pSegment& segment, int rank, int size);
+
+  // Both only queue; move() sends.
+  void describe(int peer, const ExportedMemory& memory);
+  void tell(int peer, const Landing& landing);
+  bool has_described(int peer, std::uint64_t allocation) const { return at(peer).described.contains(allocation); }
+
+  // Sends what there is room for and takes what has come: opens described allocations, queues landings.
+  void move(P2pMemory& memory);
+
+  // Landings that `peer` has told of and that nobody has taken yet, in order.
+  std::deque<Landing>& landings(int peer) { return at(peer).landings; }
+
+ private:
+  struct Correspondent {
+    std::string outgoing;
+    std::size_t sent = 0;  // of outgoing
+    std::string incoming;
+    std::set<std::uint64_t> described;
+    std::deque<Landing> landings;
+  };
+
+  const Correspondent& at(int peer) const { return correspondents_[static_cast<std::size_t>(peer)]; }
+  Correspondent& at(int peer) { return correspondents_[static_cast<std::size_t>(peer)]; }
+  void take(int peer, P2pMemory& memory);
+
+  const P2pSegment& segment_;
+  const int rank_;
+  const int size_;
+  std::vector<Correspondent> correspondents_;  // [size]
+};
+
+}  // namespace ringattn

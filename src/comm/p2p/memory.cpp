@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/p2p/memory.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/cuda.hpp"
+#include "base/error.hpp"
+
+namespace ringattn {
+
+P2pMemory::P2pMemory(int rank, int device, std::vector<DevicePeer> peers)
+    : rank_(rank), device_(device), peers_(std::move(peers)) {}
+
+P2pMemory::~P2pMemory() { close_all(); }
+
+bool P2pMemory::in_this_process(int peer) const {
+  return peers_[static_cast<std::size_t>(peer)].process == peers_[static_cast<std::size_t>(rank_)].process;
+}
+
+ExportedMemory P2pMemory::export_to(int peer, const std::shared_ptr<const DeviceAllocation>& allocation) {
+  Export& entry = exports_[allocation->id];
+  if (entry.allocation == nullptr) entry.allocation = allocation;
+  if (!in_this_process(peer) &&
+      std::none_of(entry.told.begin(), entry.told.end(), [this](int told) { return !in_this_process(told); })) {
+    const DeviceGuard guard(device_);
+    check_cuda(cudaIpcGetMemHandle(&entry.handle, allocation->base), "cudaIpcGetMemHandle");
+  }
+  entry.told.insert(peer);
+  return {allocation->id, allocation->base, allocation->bytes, allocation->device, entry.handle};
+}
+
+void P2pMemory::import_from(int peer, const ExportedMemory& memory) {
+  if (imports_.contains({peer, memory.id})) return;
+  const DeviceGuard guard(device_);
+  Import entry{memory.base, memory.bytes, false};
+  if (!in_this_process(peer)) {
+    void* base = nullptr;
+    check_cuda(cudaIpcOpenMemHandle(&base, memory.handle, cudaIpcMemLazyEnablePeerAccess), "cudaIpcOpenMemHandle");
+    entry = {static_cast<std::byte*>(base), memory.bytes, true};
+  } else if (memory.device != device_) {
+    const cudaError_t result = cudaDeviceEnablePeerAccess(memory.device, 0);
+    if (result == cudaErrorPeerAccessAlreadyEnabled) {
+      cudaGetLastError();
+    } else {
+      check_cuda(result, "cudaDeviceEnablePeerAccess");
+    }
+  }
+  imports_[{peer, memory.id}] = entry;
+}
+
+std::byte* P2pMemory::address(int peer, std::uint64_t id, std::uint64_t offset, std::uint64_t bytes) const {
+  const auto found = imports_.find({peer, id});
+  if (found == imports_.end() || offset > found->second.bytes || bytes > found->second.bytes - offset) {
+    fail(ErrorCode::kInternal, fmt::format("rank {} can't push to rank {}", rank_, peer),
+         fmt::format("{} bytes at {} of allocation {} are not exported", bytes, offset, id));
+  }
+  return found->second.base + offset;
+}
+
+std::vector<std::uint64_t> P2pMemory::dead() const {
+  std::vector<std::uint64_t> ids;
+  for (const auto& [id, entry] : exports_) {
+    if (entry.allocation.use_count() == 1) ids.push_back(id);
+  }
+  return ids;
+}
+
+void P2pMemory::close(int peer, std::uint64_t id) {
+  const auto found = imports_.find({peer, id});
+  if (found == imports_.end()) return;
+  if (found->second.opened) {
+    const DeviceGuard guard(device_);
+    cudaIpcCloseMemHandle(found->second.base);
+  }
+  imports_.erase(found);
+}
+
+void P2pMemory::closed_by(int size, const std::vector<std::uint64_t>& dead) {
+  for (const std::uint64_t id : dead) {
+    const auto found = exports_.find(id);
+    if (found == exports_.end()) continue;
+    std::set<int>& told = found->second.told;
+    told.erase(told.begin(), told.lower_bound(size));
+    if (told.empty()) exports_.erase(found);
+  }
+}
+
+bool P2pMemory::exports_to_processes() const {
+  return std::any_of(exports_.begin(), exports_.end(), [this](const auto& entry) {
+    const std::set<int>& told = entry.second.told;
+    return std::any_of(told.begin(), told.end(), [this](int peer) { return !in_this_process(peer); });
+  });
+}
+
+void P2pMemory::close_all() {
+  for (const auto& [key, entry] : imports_) {
+    if (entry.opened) cudaIpcCloseMemHandle(entry.base);
+  }
+  imports_.clear();
+}
+
+void P2pMemory::leak() {
+  imports_.clear();
+  static_cast<void>(new auto(std::move(exports_)));
+  exports_.clear();
+}
+
+}  // namespace ringattn

@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: Apache-2.0
+// Posting and waiting of transport `p2p`; pushes are in p2p_push.cpp, failures in p2p_failure.cpp.
+#include "comm/p2p/p2p.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <map>
+#include <numeric>
+#include <thread>
+
+#include "comm/exchange.hpp"
+#include "comm/p2p/p2p_transport.hpp"
+
+namespace ringattn {
+
+namespace {
+
+// What a host that waits for other hosts does between two looks.
+void rest(int idle) {
+  constexpr int kYields = 2000;
+  constexpr std::chrono::microseconds kSleep{20};
+  if (idle < kYields) {
+    std::this_thread::yield();
+  } else {
+    std::this_thread::sleep_for(kSleep);  // leaves the core to ranks that share it
+  }
+}
+
+std::uint32_t counted(Ticket ticket) { return static_cast<std::uint32_t>(ticket + 1); }
+
+}  // namespace
+
+P2pTransport::P2pTransport(std::unique_ptr<Transport> control, std::unique_ptr<P2pSegment> segment,
+                           std::shared_ptr<P2pMemory> memory, RankNames names, const P2pOptions& options)
+    : control_(std::move(control)),
+      segment_(std::move(segment)),
+      memory_(std::move(memory)),
+      names_(std::move(names)),
+      options_(options),
+      rank_(control_->rank()),
+      size_(control_->size()),
+      device_(memory_->device()),
+      mail_(*segment_, rank_, size_),
+      sent_to_(static_cast<std::size_t>(size_)),
+      received_from_(static_cast<std::size_t>(size_)),
+      pushed_to_(static_cast<std::size_t>(size_)) {
+  const DeviceGuard guard(device_);
+  for (int lane = 0; lane < options_.lanes; ++lane) {
+    lanes_.emplace_back();
+    joins_.emplace_back();
+  }
+  gate_.emplace();
+  last_.emplace();
+}
+
+// What peers have freed is closed here, where all ranks are, and goes back to its device once all have done so.
+std::vector<std::string> P2pTransport::all_gather(std::string_view bytes, const Deadline& deadline) {
+  const std::vector<std::uint64_t> dead = broken_ ? std::vector<std::uint64_t>() : memory_->dead();
+  const std::uint64_t count = dead.size();
+  std::string mine(reinterpret_cast<const char*>(&count), sizeof count);
+  mine.append(reinterpret_cast<const char*>(dead.data()), dead.size() * sizeof(std::uint64_t));
+  mine.append(bytes);
+  std::vector<std::string> all = control_->all_gather(mine, deadline);
+  bool any = false;
+  for (int peer = 0; peer < size_; ++peer) {
+    std::string& theirs = all[static_cast<std::size_t>(peer)];
+    std::uint64_t freed = 0;
+    std::memcpy(&freed, theirs.data(), sizeof freed);
+    for (std::uint64_t i = 0; i < freed; ++i) {
+      std::uint64_t id = 0;
+      std::memcpy(&id, theirs.data() + (1 + i) * sizeof id, sizeof id);
+      if (peer != rank_) memory_->close(peer, id);
+      any = true;
+    }
+    theirs.erase(0, (1 + freed) * sizeof(std::uint64_t));
+  }
+  if (any) {
+    control_->barrier(deadline);
+    memory_->closed_by(size_, dead);
+  }
+  return all;
+}
+
+void P2pTransport::check_stream(Stream stream, std::string_view what) const {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  const cudaError_t result = cudaStreamIsCapturing(cuda_stream(stream), &status);
+  if (result == cudaErrorStreamCaptureImplicit) cudaGetLastError();
+  if (result != cudaErrorStreamCaptureImplicit) check_cuda(result, "cudaStreamIsCapturing");
+  if (result == cudaSuccess && status == cudaStreamCaptureStatusNone) return;
+  fail(ErrorCode::kUsage, fmt::format("can't {} on a stream that is being captured", what),
+       "a graph would replay the flags of this one exchange", "Capture around it.");
+}
+
+// Makes `stream` follow the stream of the call before, where that was another one.
+void P2pTransport::follow_last(cudaStream_t stream) {
+  if (last_stream_ && *last_stream_ != stream) {
+    check_cuda(cudaStreamWaitEvent(stream, last_->get(), 0), "cudaStreamWaitEvent");
+  }
+}
+
+void P2pTransport::remember_last(cudaStream_t stream) {
+  last_->record(stream);
+  last_stream_ = stream;
+}
+
+CudaEvent P2pTransport::take_event() {
+  if (events_.empty()) return CudaEvent();
+  CudaEvent event = std::move(events_.back());
+  events_.pop_back();
+  return event;
+}
+
+void P2pTransport::give_event(std::optional<CudaEvent>& event) {
+  if (event) events_.push_back(std::move(*event));
+  event.reset();
+}
+
+// Where a message may be put. The allocations are held from here on.
+Landing P2pTransport::find_landing(const ReceiveMessage& message, const std::string& name) {
+  Landing landing;
+  landing.round = message.round;
+  std::shared_ptr<const DeviceAllocation> allocation;
+  for (const ReceiveSpan& span : message.spans) {
+    if (span.bytes == 0) continue;
+    const auto inside = [&] {
+      return allocation != nullptr && span.data >= allocation->base &&
+             span.data + span.bytes <= allocation->base + allocation->bytes;
+    };
+    if (!inside()) {
+      allocation = find_device_allocation(span.data, span.bytes);
+      if (allocation == nullptr || allocation->device != device_) {
+        fail(ErrorCode::kUsage, fmt::format("{} can't receive {}", names_.name(rank_), name),
+             fmt::format("the {} bytes at {} are not memory of allocate_device() on GPU {}, which peers could map",
+                         span.bytes, static_cast<const void*>(span.data), device_),
+             "Receive into such a Buffer, or use --transport nccl.");
+      }
+      if (!mail_.has_described(message.peer, allocation->id)) {
+        mail_.describe(message.peer, memory_->export_to(message.peer, allocation));
+      }
+    }
+    const auto offset = static_cast<std::uint64_t>(span.data - allocation->base);
+    Run* last = landing.runs.empty() ? nullptr : &landing.runs.back();
+    if (last != nullptr && last->allocation == allocation->id && last->offset + last->bytes == offset) {
+      last->bytes += span.bytes;
+    } else {
+      landing.runs.push_back({allocation->id, offset, span.bytes});
+    }
+  }
+  return landing;
+}
+
+Ticket P2pTransport::post(Exchange exchange, Stream stream) {
+  check_alive();
+  check_exchange(exchange, rank_, size_);
+  const Ticket ticket = next_ticket();
+  const std::string name = exchange_name(exchange, ticket);
+  if (broken_) {
+    fail(ErrorCode::kInternal, fmt::format("rank {} can't post {}", rank_, name), "it has given up earlier exchanges",
+         "Abort the world after a failure.");
+  }
+  const DeviceGuard guard(device_);
+  check_stream(stream, "post");
+  std::vector<Landing> landings;
+  for (const ReceiveMessage& message : exchange.receives) landings.push_back(find_landing(message, name));
+
+  Flight flight;
+  flight.exchange = std::move(exchange);
+  flight.ticket = ticket;
+  flight.waiting = flight.exchange.sends.size();
+  flight.pushes.assign(flight.waiting, Push::kWaiting);
+  flight.order.resize(flight.waiting);
+  std::iota(flight.order.begin(), flight.order.end(), std::size_t{0});
+  const auto& sends = flight.exchange.sends;
+  std::stable_sort(flight.order.begin(), flight.order.end(), [&](std::size_t a, std::size_t b) {
+    return std::pair(sends[a].round, distance_to(sends[a].peer)) <
+           std::pair(sends[b].round, distance_to(sends[b].peer));
+  });
+  std::vector<bool> receivers(static_cast<std::size_t>(size_));
+  for (const SendMessage& message : sends) receivers[static_cast<std::size_t>(message.peer)] = true;
+  flight.spread = std::count(receivers.begin(), receivers.end(), true) < static_cast<std::ptrdiff_t>(lanes_.size());
+
+  // All of this exchange's memory is free at once, so one word a sender says so.
+  std::vector<std::uint32_t> numbers = received_from_;
+  for (std::size_t i = 0; i < landings.size(); ++i) {
+    const ReceiveMessage& message = flight.exchange.receives[i];
+    landings[i].ticket = ticket;
+    landings[i].number = ++numbers[static_cast<std::size_t>(message.peer)];
+    flight.receive_numbers.push_back(landings[i].number);
+  }
+  follow_last(cuda_stream(stream));
+  MemoryOperations ready = segment_->operations();
+  for (int peer = 0; peer < size_; ++peer) {
+    const std::uint32_t number = numbers[static_cast<std::size_t>(peer)];
+    if (number != received_from_[static_cast<std::size_t>(peer)]) ready.write(from(peer).ready, number);
+  }
+  ready.enqueue(cuda_stream(stream));
+  if (flight.waiting > 0) {
+    flight.posted.emplace(take_event());
+    flight.posted->record(cuda_stream(stream));
+  }
+  remember_last(cuda_stream(stream));
+
+  received_from_ = std::move(numbers);
+  for (const SendMessage& message : sends) {
+    flight.send_numbers.push_back(++sent_to_[static_cast<std::size_t>(message.peer)]);
+  }
+  for (std::size_t i = 0; i < landings.size(); ++i) mail_.tell(flight.exchange.receives[i].peer, landings[i]);
+  flights_.push_back(std::move(flight));
+  pump();
+  return ticket;
+}
+
+void P2pTransport::wait(Ticket ticket, Stream stream, const Deadline& deadline) {
+  try {
+    check_alive();
+    check_ticket(ticket, waited_, next_ticket());
+    const DeviceGuard guard(device_);
+    check_stream(stream, "wait");
+    Flight& flight = flights_.front();
+    pump();
+    for (int idle = 0; flight.waiting > 0 || !all_pushed(flight); ++idle) {
+      if (deadline.expired()) {
+        fail_late(exchange_name(flight.exchange, ticket), deadline, names_, rank_, awaited_by_host(flight));
+      }
+      rest(idle);
+      progress();
+    }
+    const bool done = finished(ticket);
+    enqueue_wait(flight, cuda_stream(stream));
+    flight.seconds = done ? std::numeric_limits<double>::infinity() : deadline.seconds();
+    landing_.push_back(std::move(flight));
+    flights_.pop_front();
+    ++waited_;
+    forget_landed();
+  } catch (...) {
+    abandon();
+    throw;
+  }
+}
+
+void P2pTransport::enqueue_wait(Flight& flight, cudaStream_t stream) {
+  follow_last(stream);
+  // Numbers of a pair ascend, so its last one stands for all.
+  std::map<const Counter*, std::uint32_t> last;
+  for (std::size_t i = 0; i < flight.receive_numbers.size(); ++i) {
+    last[&from(flight.exchange.receives[i].peer).done] = flight.receive_numbers[i];
+  }
+  for (std::size_t i = 0; i < flight.send_numbers.size(); ++i) {
+    if (flight.pushes[i] == Push::kEnqueued) last[&to(flight.exchange.sends[i].peer).done] = flight.send_numbers[i];
+  }
+  MemoryOperations operations = segment_->operations();
+  operations.write(segment_->rank(rank_).reached, counted(flight.ticket));
+  for (const auto& [counter, number] : last) {
+    if (!counter->reached(number)) operations.wait(*counter, number);
+  }
+  operations.write(segment_->rank(rank_).passed, counted(flight.ticket));
+  operations.enqueue(stream);
+  give_event(flight.posted);
+  remember_last(stream);
+}
+
+void P2pTransport::progress() {
+  check_alive();
+  if (broken_) return;
+  const DeviceGuard guard(device_);
+  pump();
+  forget_landed();
+  check_landing();
+}
+
+bool P2pTransport::finished(Ticket ticket) {
+  const auto index = static_cast<std::size_t>(ticket - waited_);
+  if (ticket < waited_ || index >= flights_.size()) return false;
+  const Flight& flight = flights_[index];
+  if (flight.waiting > 0) return false;
+  for (std::size_t i = 0; i < flight.send_numbers.size(); ++i) {
+    if (!sent(flight, i)) return false;
+  }
+  for (std::size_t i = 0; i < flight.receive_numbers.size(); ++i) {
+    if (!received(flight, i)) return false;
+  }
+  return true;
+}
+
+std::unique_ptr<Transport> P2pTransport::split(int size, const Deadline& deadline) {
+  check_alive();
+  check_split(size, size_);
+  std::unique_ptr<Transport> control = control_->split(size, deadline);
+  if (control == nullptr) return nullptr;
+  try {
+    auto segment = std::make_unique<P2pSegment>(*control, deadline);
+    return std::make_unique<P2pTransport>(std::move(control), std::move(segment), memory_, names_, options_);
+  } catch (const AgreedError& error) {
+    throw Error(error.code(), error.what());  // agreed among these ranks only
+  }
+}
+
+}  // namespace ringattn

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+// Inside transport `p2p`: the transport itself, once its memory is shared (comm/p2p/setup.cpp).
+#pragma once
+
+#include <chrono>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/cuda.hpp"
+#include "comm/failure.hpp"
+#include "comm/p2p/mail.hpp"
+#include "comm/p2p/memory.hpp"
+#include "comm/p2p/p2p.hpp"
+#include "comm/p2p/segment.hpp"
+
+namespace ringattn {
+
+class P2pTransport final : public Transport {
+ public:
+  P2pTransport(std::unique_ptr<Transport> control, std::unique_ptr<P2pSegment> segment,
+               std::shared_ptr<P2pMemory> memory, RankNames names, const P2pOptions& options);
+  ~P2pTransport() override;
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  std::string_view name() const override { return "p2p"; }
+  MemoryKind memory() const override { return MemoryKind::kDevice; }
+  int device() const override { return device_; }
+  Route route() const override { return Route::kDirect; }
+  Transport& host() override { return *control_; }
+
+  std::vector<std::string> all_gather(std::string_view bytes, const Deadline& deadline) override;
+  void barrier(const Deadline& deadline) override { control_->barrier(deadline); }
+
+  Ticket post(Exchange exchange, Stream stream) override;
+  void wait(Ticket ticket, Stream stream, const Deadline& deadline) override;
+  void progress() override;
+  bool finished(Ticket ticket) override;
+  void abandon() noexcept override;
+
+  std::unique_ptr<Transport> split(int size, const Deadline& deadline) override;
+  bool abort(const Error& error) override;
+
+ private:
+  using Clock = Deadline::Clock;
+
+  enum class Push { kWaiting, kEnqueued, kDropped };
+
+  // An exchange from post() until the device has passed its wait.
+  struct Flight {
+    Exchange exchange;
+    Ticket ticket = 0;
+    std::vector<std::uint32_t> receive_numbers;  // as exchange.receives
+    std::vector<std::uint32_t> send_numbers;     // as exchange.sends
+    std::vector<Push> pushes;                    // as exchange.sends
+    std::vector<std::size_t> order;              // of exchange.sends, by round, the right-hand neighbour first
+    std::size_t waiting = 0;                     // sends not enqueued yet
+    bool spread = false;                         // fewer receivers than lanes: all lanes serve each
+    std::optional<CudaEvent> posted;             // what is sent may be read
+    double seconds = 0.0;                        // that the device may wait
+    std::optional<Clock::time_point> reached;    // when the device was first seen to wait
+  };
+
+  struct Piece {
+    std::byte* target;
+    const std::byte* source;
+    std::size_t bytes;
+  };
+
+  PairCounters& to(int peer) const { return segment_->pair(rank_, peer); }
+  PairCounters& from(int peer) const { return segment_->pair(peer, rank_); }
+  Ticket next_ticket() const { return waited_ + static_cast<Ticket>(flights_.size()); }
+  int distance_to(int peer) const { return (peer - rank_ + size_) % size_; }
+
+  void check_alive();
+  void check_stream(Stream stream, std::string_view what) const;
+  void follow_last(cudaStream_t stream);
+  void remember_last(cudaStream_t stream);
+
+  Landing find_landing(const ReceiveMessage& message, const std::string& name);
+  CudaEvent take_event();
+  void give_event(std::optional<CudaEvent>& event);
+
+  void pump();
+  bool may_push(const Flight& flight, std::size_t send);
+  void push(Flight& flight, std::size_t send);
+  std::vector<Piece> pieces_of(const Flight& flight, std::size_t send, const Landing& landing) const;
+  static std::vector<Piece> cut(const std::vector<Piece>& pieces, std::size_t begin, std::size_t end);
+  static void copy(const std::vector<Piece>& pieces, cudaStream_t stream);
+  void enqueue_wait(Flight& flight, cudaStream_t stream);
+
+  bool all_pushed(const Flight& flight) const;
+  bool received(const Flight& flight, std::size_t receive) const;
+  bool sent(const Flight& flight, std::size_t send) const;
+  // Whether what a send of `round` waits for has happened, by `counter` of the pairs.
+  bool may_send(const Flight& flight, int round, Counter PairCounters::*counter) const;
+  std::vector<int> awaited_by_host(const Flight& flight);
+  std::vector<int> awaited_by_device(const Flight& flight) const;
+
+  void forget_landed();
+  void check_landing();
+  void give_up();
+  bool lanes_idle() const;
+
+  const std::unique_ptr<Transport> control_;
+  const std::unique_ptr<P2pSegment> segment_;
+  std::shared_ptr<P2pMemory> memory_;
+  const RankNames names_;
+  const P2pOptions options_;
+  const int rank_;
+  const int size_;
+  const int device_;
+  P2pMail mail_;
+  std::vector<CudaStream> lanes_;
+  std::vector<CudaEvent> events_;  // to be used again
+  std::optional<CudaEvent> gate_;  // lanes that help with a message start behind it
+  std::vector<CudaEvent> joins_;   // [lanes] and are done with it here
+
+  std::vector<std::uint32_t> sent_to_;        // [size] messages posted so far
+  std::vector<std::uint32_t> received_from_;  // [size]
+  std::vector<std::uint32_t> pushed_to_;      // [size] messages enqueued or dropped so far
+  std::deque<Flight> flights_;                // posted and not yet waited for, in order
+  std::deque<Flight> landing_;                // waited for; the device may not have passed them yet
+  Ticket waited_ = 0;                         // number of the first of flights_
+  bool broken_ = false;                       // gave up exchanges
+  bool unsafe_ = false;                       // a peer may still write to memory of this rank
+
+  // Work of different streams of the caller is put in the order of the calls: counters only go up.
+  std::optional<cudaStream_t> last_stream_;
+  std::optional<CudaEvent> last_;
+};
+
+}  // namespace ringattn

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// A device's memory and queues, as the runtime sees them: one object a rank. What runs on them is in fold.hpp.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+
+#include "base/deadline.hpp"
+#include "base/memory.hpp"
+#include "base/tensor.hpp"
+#include "kernels/synthetic.hpp"
+
+namespace ringattn {
+
+// Called between tiles, on the calling thread, by kernels whose fold() does its work before it returns. It may throw;
+// fold() then stops, and throws the same exception once no thread of it runs any more.
+using Progress = std::function<void()>;
+
+// A device backend without a device: its kernels answer for plans (tiles, bytes) and can do nothing else.
+inline constexpr int kNoDevice = -1;
+
+struct BackendOptions {
+  int threads = 1;  // of a host backend
+  int device = 0;   // of a device backend
+};
+
+// A point in a stream's work.
+using Mark = std::int64_t;
+
+// A device's memory and queues. One object serves one rank; its calls may come from any thread, one at a time.
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  virtual MemoryKind memory() const = 0;
+  // Device model and instruction set, e.g. "AVX2": ranks must agree on it for their bits to be equal.
+  virtual std::string identity() const = 0;
+  // Throws kMemory when the device is too small.
+  virtual Buffer allocate(std::size_t bytes) = 0;
+  // A queue of the backend's own, for callers that have none.
+  virtual Stream stream() = 0;
+  // Copies `rows` rows of `row_bytes`; strides in bytes. Ordered on `stream`.
+  virtual void copy_rows(void* target, std::int64_t target_stride, const void* source, std::int64_t source_stride,
+                         std::int64_t row_bytes, std::int64_t rows, Stream stream) = 0;
+  // Sets `bytes` bytes to `value`. Ordered on `stream`.
+  virtual void fill_bytes(void* target, std::byte value, std::size_t bytes, Stream stream) = 0;
+  // Fills `rows`, [total_tokens(runs), heads, dim] of the backend's memory, with synthetic input
+  // (kernels/synthetic.hpp); every backend makes the same bits. Ordered on `stream`; `runs` is read before it returns.
+  virtual void fill_synthetic(std::uint64_t seed, SyntheticTensor tensor, std::span<const PackedRun> runs,
+                              const MutableTensorView& rows, Stream stream) = 0;
+  // Marks what has been enqueued on `stream` so far. Valid until forget_marks().
+  virtual Mark mark(Stream stream) = 0;
+  // Returns when the stream has passed the mark. Calls `progress` while it waits; throws kPeer past the deadline.
+  virtual void synchronize(Mark mark, const Deadline& deadline, const Progress& progress) = 0;
+  // Seconds between two marks that the stream has passed.
+  virtual double elapsed(Mark from, Mark to) = 0;
+  virtual void forget_marks() = 0;
+  // How many blocks the host may enqueue before the device has finished them; 0 where fold() does the work itself.
+  virtual int blocks_ahead() const = 0;
+  // The most bytes in use so far: of a host, by this process; of a device, since the backend was made, by whoever uses
+  // it.
+  virtual std::size_t peak_memory() = 0;
+};
+
+}  // namespace ringattn

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// The fold state of the CUDA kernels in memory, for `rows` query rows of `heads` heads: one layout, read and written by
+// folds, by the export and by the merge of states.
+//
+//   open    [heads, rows, head_dim_v]  A of the group that is not finished yet
+//   numbers [heads, rows, 8]           l of that group, as the four partial sums that a row's threads hold; its r; R
+//   and
+//                                      L of the groups before it; which of both parts are there
+//   closed  [heads, rows, head_dim_v]  B: the groups before it, merged (kernels/merge.hpp)
+//
+// Columns lie in the order in which the tensor cores' fragments hold them, so that a thread's share is whole vectors.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/device/ptx.cuh"
+#include "kernels/merge.hpp"
+
+namespace ringattn::cuda {
+
+inline constexpr int kStateNumbers = 8;  // of a row and head, beside A and B
+inline constexpr int kOpenReference = 4;
+inline constexpr int kClosedReference = 5;
+inline constexpr int kClosedSum = 6;
+inline constexpr int kStateParts = 7;
+inline constexpr int kHasClosed = 1;  // flags in numbers[kStateParts]
+inline constexpr int kHasOpen = 2;
+
+// Where the parts of one (head, row) are.
+struct StatePlace {
+  float* open;
+  float* numbers;
+  float* closed;
+
+  __device__ __forceinline__ StatePlace(float* state, std::int64_t rows, std::int64_t heads, int head_dim_v,
+                                        std::int64_t row, std::int64_t head) {
+    const std::int64_t index = head * rows + row;
+    const std::int64_t all = heads * rows;
+    open = state + index * head_dim_v;
+    numbers = state + all * head_dim_v + index * kStateNumbers;
+    closed = open + all * (head_dim_v + kStateNumbers);
+  }
+};
+
+// Where column `dim` lies: thread t of a quad holds columns 2t, 2t + 1, 2t + 8 and 2t + 9 of 16, side by side.
+__device__ __forceinline__ int fragment_place(int dim) {
+  return dim / 16 * 16 + dim % 8 / 2 * 4 + dim % 16 / 8 * 2 + dim % 2;
+}
+
+// The merge step of the tensor-core kernels, whose references are in units of `unit` powers of two.
+__device__ __forceinline__ MergeStep merge_rows(float closed_reference, float closed_sum, float reference, float sum,
+                                                float unit) {
+  return merge_step(closed_reference, closed_sum, reference, sum, unit, [](float x) { return exp2_approx(x); });
+}
+
+// Sums of outputs: as red.global.add adds them, numbers below the normal ones are zero.
+__device__ __forceinline__ float add_flushed(float a, float b) {
+  float sum;
+  asm("add.rn.ftz.f32 %0, %1, %2;" : "=f"(sum) : "f"(a), "f"(b));
+  return sum;
+}
+__device__ __forceinline__ float multiply_flushed(float a, float b) {
+  float product;
+  asm("mul.rn.ftz.f32 %0, %1, %2;" : "=f"(product) : "f"(a), "f"(b));
+  return product;
+}
+
+}  // namespace ringattn::cuda

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tiles of 16-bit elements in shared memory, and copies into them. A tile of [rows, dim] is cut into panels of 64
+// columns; in a panel a row is 128 bytes, and its 16-byte chunks are XORed with the row, so that eight rows of one
+// column of chunks lie in different banks.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/device/panels.hpp"
+#include "kernels/cuda/device/ptx.cuh"
+
+namespace ringattn::cuda {
+
+template <int kRows, int kDim>
+inline constexpr int kTileBytes = kRows* padded_row_bytes(kDim);
+
+// Byte offset of chunk `chunk` (0 … 7) of a row in its panel.
+__device__ inline std::uint32_t swizzled(int row, int chunk) {
+  return static_cast<std::uint32_t>(row * kPanelRowBytes + ((chunk ^ (row & 7)) << 4));
+}
+
+// Where the 16 columns of step `step` begin, given the address of the same row's chunk 0 or 1: moving on by 16 columns
+// flips bits of a swizzled address; 16 rows add to it.
+template <int kRows>
+__device__ __forceinline__ std::uint32_t at_columns(std::uint32_t address, int step) {
+  return (address ^ static_cast<std::uint32_t>(step % 4 << 5)) +
+         static_cast<std::uint32_t>(step / 4 * kRows * kPanelRowBytes);
+}
+
+// Rows of a tensor in global memory; consecutive ones lie `stride` bytes apart.
+struct RowsOf {
+  const char* data;
+  std::int64_t stride;
+
+  __device__ bool aligned() const {
+    return ((static_cast<std::uint32_t>(reinterpret_cast<std::uint64_t>(data)) | static_cast<std::uint32_t>(stride)) &
+            15U) == 0;
+  }
+  __device__ const char* at(int row) const { return data + static_cast<std::int64_t>(row) * stride; }
+};
+
+// Columns [kFirst, kFirst + kWidth) of rows [begin, end); the tile's other rows become zeros.
+template <int kRows, int kThreads, int kFirst, int kWidth>
+__device__ __forceinline__ void copy_columns_checked(std::uint32_t target, const RowsOf& rows, int begin, int end) {
+  constexpr int kChunks = kWidth / 8;
+#pragma unroll 1
+  for (int i = static_cast<int>(threadIdx.x); i < kRows * kChunks; i += kThreads) {
+    const int row = i / kChunks;
+    const int chunk = i % kChunks + kFirst / 8;
+    const bool present = row >= begin && row < end;
+    const std::uint32_t to =
+        target + static_cast<std::uint32_t>(chunk / 8 * kRows * kPanelRowBytes) + swizzled(row, chunk % 8);
+    const char* from = rows.at(present ? row : begin) + chunk * 16;
+    if (rows.aligned()) {
+      copy_16(to, from, present);
+    } else {
+      const auto* elements = reinterpret_cast<const std::uint16_t*>(from);
+      std::uint32_t words[4] = {};
+      for (int w = 0; present && w < 4; ++w) {
+        words[w] = elements[2 * w] | static_cast<std::uint32_t>(elements[2 * w + 1]) << 16;
+      }
+      store_shared(to, uint4{words[0], words[1], words[2], words[3]});
+    }
+  }
+}
+
+// Copies rows [begin, end) of a tile, all threads together; its other rows become zeros. Whole tiles of 16-byte aligned
+// rows take the fast way. `begin` < `end`.
+template <int kRows, int kDim, int kThreads>
+__device__ __forceinline__ void copy_tile(std::uint32_t target, const RowsOf& rows, int begin, int end) {
+  constexpr int kPanels = kDim / kPanelColumns;
+  constexpr int kTail = kDim % kPanelColumns;  // columns of the last, narrower panel
+  if (begin != 0 || end != kRows || !rows.aligned()) {
+    copy_columns_checked<kRows, kThreads, 0, kDim>(target, rows, begin, end);
+    return;
+  }
+  {
+    constexpr int kStep = kThreads / 8;  // rows of one pass, a multiple of 8: the swizzle is the same in each
+    static_assert(kRows % kStep == 0 && kStep % 8 == 0);
+    const int chunk = static_cast<int>(threadIdx.x) % 8;
+    const int row = static_cast<int>(threadIdx.x) / 8;
+    const std::uint32_t to = target + swizzled(row, chunk);
+    const char* from = rows.at(row) + chunk * 16;
+    const std::int64_t step = rows.stride * kStep;
+#pragma unroll
+    for (int i = 0; i < kRows / kStep; ++i) {
+#pragma unroll
+      for (int panel = 0; panel < kPanels; ++panel) {
+        copy_16(to + static_cast<std::uint32_t>((panel * kRows + i * kStep) * kPanelRowBytes),
+                from + panel * kPanelRowBytes, true);
+      }
+      from += step;
+    }
+  }
+  if constexpr (kTail > 0) {
+    constexpr int kChunks = kTail / 8;
+    constexpr int kStep = kThreads / kChunks;
+    static_assert(kRows % kStep == 0 && kStep % 8 == 0);
+    const int chunk = static_cast<int>(threadIdx.x) % kChunks;
+    const int row = static_cast<int>(threadIdx.x) / kChunks;
+    const std::uint32_t to =
+        target + static_cast<std::uint32_t>(kPanels * kRows * kPanelRowBytes) + swizzled(row, chunk);
+    const char* from = rows.at(row) + kPanels * kPanelRowBytes + chunk * 16;
+#pragma unroll
+    for (int i = 0; i < kRows / kStep; ++i) {
+      copy_16(to + static_cast<std::uint32_t>(i * kStep * kPanelRowBytes), from, true);
+      from += rows.stride * kStep;
+    }
+  }
+}
+
+// Eight elements of a row on their way out; `aligned`: to 16 bytes.
+__device__ __forceinline__ void store_elements(std::uint16_t* to, const uint4& elements, bool aligned) {
+  if (aligned) {
+    *reinterpret_cast<uint4*>(to) = elements;
+    return;
+  }
+  const std::uint32_t words[4] = {elements.x, elements.y, elements.z, elements.w};
+  for (int w = 0; w < 4; ++w) {
+    to[2 * w] = static_cast<std::uint16_t>(words[w]);
+    to[2 * w + 1] = static_cast<std::uint16_t>(words[w] >> 16);
+  }
+}
+
+}  // namespace ringattn::cuda

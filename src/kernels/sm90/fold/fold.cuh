@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// The fold on Hopper: TMA, wgmma, and warps that each do one thing. A CTA stays on its multiprocessor and folds bundles
+// of query tiles, one unit a warpgroup, over the key tiles that they share. Every number is a function of the row, its
+// keys, the job and the template parameters; bundles, rounds and turns only say where and when.
+//
+// Read on in shared_map.cuh (what lies where) → scheduler.cuh → producer.cuh, thread_fetch.cuh, pace.cuh → consumer.cuh
+// → tile_step.cuh, redo.cuh → rows.cuh.
+#pragma once
+
+#include "kernels/sm90/fold/consumer.cuh"
+#include "kernels/sm90/fold/pace.cuh"
+#include "kernels/sm90/fold/producer.cuh"
+#include "kernels/sm90/fold/scheduler.cuh"
+#include "kernels/sm90/fold/thread_fetch.cuh"
+#include "kernels/sm90/ptx/cluster.cuh"
+#include "kernels/sm90/ptx/threads.cuh"
+
+namespace ringattn::sm90 {
+
+// `fetching`: threads that read a round's work and fetch what it takes.
+template <class C>
+__device__ __forceinline__ void init_barriers(const SharedMap<C>& map, int fetching) {
+  for (std::uint32_t i = 0; i < C::kRounds; ++i) {
+    barrier_init(map.work_full(i), 32);
+    barrier_init(map.q_full(i), 1);
+    barrier_init(map.q_empty(i), kWarpgroup * C::kUnits + fetching);
+  }
+  for (std::uint32_t i = 0; i < C::kStages; ++i) {
+    barrier_init(map.k_full(i), 1);
+    barrier_init(map.v_full(i), 1);
+    barrier_init(map.k_empty(i), C::kWalkCtas * (C::kKeysAhead ? C::kUnits * kWarpgroup / 32 : C::kUnits));
+    if (C::kKeysAhead) barrier_init(map.v_empty(i), C::kWalkCtas * C::kUnits);
+  }
+  barrier_init(map.tail_landed(), 1);
+  barrier_init(map.tail_told(), 1);
+  barrier_init(map.tail_done(), C::kWalkCtas * 32);
+  barrier_init(map.pace_told(), 1);
+  barrier_init(map.pace_free(), 32);
+  barrier_init(map.work_wanted(), 1);
+  barrier_init(map.word_sent(), 1);
+  barrier_init(map.word_read(), 1);
+  barrier_init_fence();
+}
+
+// All threads, of all CTAs that walk side by side.
+template <class C>
+__device__ __forceinline__ void sync_all() {
+  if constexpr (C::kWalkCtas > 1) {
+    __syncwarp();
+    cluster_sync();
+  } else {
+    __syncthreads();
+  }
+}
+
+template <class C>
+__global__ void __launch_bounds__(C::kThreads, 1) fold_kernel(const __grid_constant__ HopperParams params) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const SharedMap<C> map;
+  if (threadIdx.x == 0) init_barriers<C>(map, params.bulk_in ? 32 : kFetchThreads);
+  sync_all<C>();
+
+  const int warpgroup = static_cast<int>(threadIdx.x) / kWarpgroup;
+  if (warpgroup == 0) {
+    give_registers<C::kFetchRegisters>();
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    if (warp == 1) {
+      schedule<C>(params.fold, map, shared);
+    } else if (!params.bulk_in) {
+      fetch_by_threads<C>(params, map, shared, static_cast<int>(threadIdx.x) - (warp == 0 ? 0 : 32));
+    } else if (warp == 0) {
+      fetch<C>(params, map, shared);
+    } else if (warp == 2) {
+      clear_tails<C>(map);
+    } else if (params.fold.keep_pace) {
+      keep_pace<C>(params.fold, map);
+    }
+  } else {
+    take_registers<C::kFoldRegisters>();
+    consume<C>(params, map);
+  }
+  if constexpr (C::kWalkCtas > 1) sync_all<C>();  // until then others may still write here
+}
+
+}  // namespace ringattn::sm90

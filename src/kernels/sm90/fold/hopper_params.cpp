@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/sm90/fold/hopper_params.hpp"
+
+#include <fmt/format.h>
+
+#include "base/cuda.hpp"
+#include "base/error.hpp"
+#include "kernels/sm90/fold/tensor_maps.hpp"
+
+namespace ringattn::sm90 {
+
+HopperParams hopper_params(const cuda::FoldParams& p, const FoldConfig& config) {
+  HopperParams params{};
+  params.fold = p;
+  const auto dtype = static_cast<Dtype>(p.dtype);
+  const MappedTensor q{p.q, p.rows, p.heads, p.head_dim, p.q_token_stride, p.q_head_stride};
+  params.bulk_in = p.all_near && can_map(q);
+  for (int i = 0; params.bulk_in && i < cuda::kNearSources; ++i) {
+    const cuda::SourceEntry& source = p.near_sources[i];
+    if (source.rows == 0) continue;  // nothing to fetch from it
+    const MappedTensor k{source.k, source.rows, p.kv_heads, p.head_dim, source.k_token_stride, source.k_head_stride};
+    const MappedTensor v{source.v, source.rows, p.kv_heads, p.head_dim_v, source.v_token_stride, source.v_head_stride};
+    params.bulk_in = can_map(k) && can_map(v);
+    if (!params.bulk_in) break;
+    params.k[i] = map_tensor(k, dtype, config.key_box_rows(), config.key_box_columns(p.head_dim));
+    params.v[i] = map_tensor(v, dtype, config.key_box_rows(), config.key_box_columns(p.head_dim_v));
+  }
+  if (params.bulk_in) params.q = map_tensor(q, dtype, kQueryTile, FoldConfig::box_columns(p.head_dim));
+  const MappedTensor out{p.out, p.rows, p.heads, p.head_dim_v, p.out_token_stride, p.out_head_stride};
+  params.bulk_out = p.finish && can_map(out);
+  if (params.bulk_out) params.out = map_tensor(out, dtype, kQueryTile / 4, kPanelColumns);
+  params.chains = params.bulk_out && !p.resume && !p.save && !p.scaled_first;
+  return params;
+}
+
+void check_reserved_shared_memory() {
+  int device = 0;
+  int bytes = 0;
+  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+  check_cuda(cudaDeviceGetAttribute(&bytes, cudaDevAttrReservedSharedMemoryPerBlock, device), "cudaDeviceGetAttribute");
+  if (bytes != kReservedBytes) {
+    fail(ErrorCode::kUnsupported, "sm90_fold can't run with this driver",
+         fmt::format("it reserves {} bytes of a CTA's shared memory, not {}", bytes, kReservedBytes),
+         "Use --kernel sm80_fold.");
+  }
+}
+
+}  // namespace ringattn::sm90

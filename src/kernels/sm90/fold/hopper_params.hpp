@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a launch of sm90_fold is given: the tables of every CUDA fold kernel, and tensor maps for the copy engine.
+#pragma once
+
+#include <cuda.h>
+
+#include "kernels/cuda/fold_params.hpp"
+#include "kernels/sm90/fold/config.hpp"
+
+namespace ringattn::sm90 {
+
+struct HopperParams {
+  cuda::FoldParams fold;
+  // Boxes of one head: query tiles of 64 rows, with all columns where those fill panels of 64;
+  // FoldConfig::key_box_rows() × key_box_columns() of key tiles; a warp's 16 rows of the output by panels.
+  CUtensorMap q;
+  CUtensorMap out;
+  CUtensorMap k[cuda::kNearSources];
+  CUtensorMap v[cuda::kNearSources];
+  bool bulk_in;   // q and every source can be fetched by the copy engine; else threads copy
+  bool bulk_out;  // so can the output be written
+  bool chains;    // the next unit's first product may run while a unit's rows are finished
+};
+
+// Fills the tensor maps. Those of what the copy engine can't reach stay empty, and the flags say so.
+HopperParams hopper_params(const cuda::FoldParams& fold, const FoldConfig& config);
+
+// The kernel takes for a constant how much of a CTA's shared memory the device keeps for itself. Throws kUnsupported
+// where it keeps another size.
+inline constexpr int kReservedBytes = 1024;
+void check_reserved_shared_memory();
+
+}  // namespace ringattn::sm90

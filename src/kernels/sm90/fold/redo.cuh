@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+// The tile step once more, for rows that have outgrown their reference: seldom, so it is short rather than fast. A warp
+// works out its 16 rows' scores again by mma.sync, 16 keys at a time, first for their maximum, then for their
+// exponentials. Rows that have not outgrown theirs keep what they have.
+#pragma once
+
+#include "kernels/cuda/device/tile_copy.cuh"
+#include "kernels/sm90/fold/rows.cuh"
+
+namespace ringattn::sm90 {
+
+// Scores of 16 keys, scaled and capped but not masked.
+template <class C>
+__device__ __forceinline__ void scores_again(const cuda::FoldParams& p, float (&s)[2][4], std::uint32_t q_tile,
+                                             std::uint32_t k_tile, int block) {
+  const int lane = thread_of_cta() % 32;
+  const int warp = thread_of_cta() / 32 % 4;
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) s[j][i] = 0.0F;
+  }
+  const std::uint32_t q_at = q_tile + cuda::swizzled(warp * 16 + lane % 16, lane / 16);
+  const std::uint32_t k_at = k_tile + cuda::swizzled(block * 16 + lane % 8 + lane / 16 * 8, lane / 8 % 2);
+#pragma unroll 1
+  for (int step = 0; step < C::kDim / 16; ++step) {
+    std::uint32_t a[4];
+    std::uint32_t b[4];
+    cuda::load_matrix(a, cuda::at_columns<kQueryTile>(q_at, step));
+    cuda::load_matrix(b, cuda::at_columns<C::kKeyTile>(k_at, step));
+    cuda::Products<typename C::Element>::mma(s[0], a, b[0], b[1], s[0]);
+    cuda::Products<typename C::Element>::mma(s[1], a, b[2], b[3], s[1]);
+  }
+  if (p.scaled_first) scale_scores(p, s);
+}
+
+// What comes of it, for both rows of a thread.
+template <class C>
+struct Redone {
+  float s[C::kKeyTile / 8][4];  // probabilities
+  float sum[2];
+  float shift[2];
+  float factor[2];  // of what was summed with the old reference
+  bool outgrown[2];
+};
+
+// Sums of earlier groups move with the reference here, in memory; the rest is the caller's. A function of
+// its own, with its results in memory, so that the main loop's registers don't know of it.
+template <class C>
+__device__ __noinline__ void redo(const HopperParams& params, Unit unit, int number, std::uint32_t q_tile,
+                                  std::uint32_t k_tile, float shift0, float shift1, float sum0, float sum1,
+                                  std::uint32_t flags, Redone<C>& result) {
+  const cuda::FoldParams& p = params.fold;
+  const float old_shift[2] = {shift0, shift1};
+  const float old_sum[2] = {sum0, sum1};
+  const Columns columns[2] = {visible_columns<C>(unit, 0, number), visible_columns<C>(unit, 1, number)};
+  float most[2] = {-INFINITY, -INFINITY};
+#pragma unroll 1
+  for (int block = 0; block < C::kKeyTile / 16; ++block) {
+    float s[2][4];
+    scores_again<C>(p, s, q_tile, k_tile, block);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      mask_scores<0, 2>(p, s, half, columns[half], 2 * block);
+      most[half] = fmaxf(most[half],
+                         fmaxf(fmaxf(s[0][2 * half], s[0][2 * half + 1]), fmaxf(s[1][2 * half], s[1][2 * half + 1])));
+    }
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    // The quad decides together.
+    int any = old_sum[half] > kOutgrown<typename C::Element> ? 1 : 0;
+    any |= __shfl_xor_sync(0xffffffffU, any, 1);
+    any |= __shfl_xor_sync(0xffffffffU, any, 2);
+    const float reference = fmaxf(-old_shift[half], __fmul_rn(over_quad(most[half]), p.exponent_base2));
+    result.outgrown[half] = any != 0;
+    result.shift[half] = any != 0 ? -reference : old_shift[half];
+    result.factor[half] = cuda::exp2_approx(__fsub_rn(result.shift[half], old_shift[half]));
+    result.sum[half] = 0.0F;
+  }
+#pragma unroll 1
+  for (int block = 0; block < C::kKeyTile / 16; ++block) {
+    float s[2][4];
+    scores_again<C>(p, s, q_tile, k_tile, block);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      mask_scores<0, 2>(p, s, half, columns[half], 2 * block);
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const float x = cuda::exp2_approx(__fmaf_rn(s[j][2 * half + i], p.exponent_base2, result.shift[half]));
+          result.sum[half] = __fadd_rn(result.sum[half], x);
+          result.s[2 * block + j][2 * half + i] = x;
+        }
+      }
+    }
+  }
+#pragma unroll 1
+  for (int half = 0; half < 2; ++half) {
+    if (!result.outgrown[half] || (flags & Rows<C>::kSummed << half) == 0) continue;
+#pragma unroll 1
+    for (int n = 0; n < C::kDimV / 16; ++n) {
+      float4* at = sums_of<C>(p, unit, half) + 4 * n;
+      const float4 x = __ldcg(at);
+      const float factor = result.factor[half];
+      __stcg(at,
+             float4{__fmul_rn(x.x, factor), __fmul_rn(x.y, factor), __fmul_rn(x.z, factor), __fmul_rn(x.w, factor)});
+    }
+  }
+}
+
+// Takes over what was redone.
+template <class C>
+__device__ __forceinline__ void take_over(const Redone<C>& redone, Rows<C>& rows, float (&s)[C::kKeyTile / 8][4],
+                                          float (&sum)[2]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if (!redone.outgrown[half]) continue;
+    sum[half] = redone.sum[half];
+    rows.shift[half] = redone.shift[half];
+    rows.l[half] = __fmul_rn(rows.l[half], redone.factor[half]);
+#pragma unroll
+    for (int n = 0; n < C::kDimV / 8; ++n) {
+      rows.o[n][2 * half] = __fmul_rn(rows.o[n][2 * half], redone.factor[half]);
+      rows.o[n][2 * half + 1] = __fmul_rn(rows.o[n][2 * half + 1], redone.factor[half]);
+    }
+#pragma unroll
+    for (int j = 0; j < C::kKeyTile / 8; ++j) {
+      s[j][2 * half] = redone.s[j][2 * half];
+      s[j][2 * half + 1] = redone.s[j][2 * half + 1];
+    }
+  }
+}
+
+}  // namespace ringattn::sm90

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/sm90/fold/sm90_fold.hpp"
+
+#include <fmt/format.h>
+
+#include "base/gpu.hpp"
+#include "kernels/cuda/cuda_fold.hpp"
+#include "kernels/cuda/device/export_state.hpp"
+#include "kernels/registry.hpp"
+#include "kernels/sm90/fold/config.hpp"
+#include "kernels/sm90/fold/fold.hpp"
+
+namespace ringattn::sm90 {
+
+namespace {
+
+constexpr cuda::CompiledFold kCompiled[] = {
+    {Dtype::kBf16, 64, launch_bf16_64},   {Dtype::kBf16, 96, launch_bf16_96},   {Dtype::kBf16, 128, launch_bf16_128},
+    {Dtype::kBf16, 192, launch_bf16_192}, {Dtype::kBf16, 256, launch_bf16_256}, {Dtype::kF16, 64, launch_fp16_64},
+    {Dtype::kF16, 96, launch_fp16_96},    {Dtype::kF16, 128, launch_fp16_128},  {Dtype::kF16, 192, launch_fp16_192},
+    {Dtype::kF16, 256, launch_fp16_256},
+};
+
+constexpr int kRowFloats = 8;  // of a state, beside O twice: four partial sums, the reference, what is there, padding
+
+}  // namespace
+
+std::string fold_unavailable() {
+  const std::string none = cuda::cuda_unavailable();
+  if (!none.empty()) return none;
+  for (const Gpu& gpu : visible_gpus()) {
+    if (gpu.compute_major != 9 || gpu.compute_minor != 0) {
+      return fmt::format("GPU {} ({}) has compute capability {}.{}, 9.0 is needed", gpu.device, gpu.name,
+                         gpu.compute_major, gpu.compute_minor);
+    }
+  }
+  return {};
+}
+
+std::unique_ptr<FoldKernel> make_fold(const FoldSpec& spec, Backend& backend) {
+  const auto config = choose_config(spec);
+  const cuda::Launch launch = cuda::launch_of("sm90_fold", kCompiled, spec, config.has_value());
+  cuda::DeviceKernel kernel;
+  kernel.shape = {kQueryTile, kQueryTile, config->key_tile, config->warpgroups};
+  kernel.shape.walk_ctas = config->walk_ctas;
+  kernel.state_floats = static_cast<std::size_t>(2 * spec.head_dim_v + kRowFloats);
+  kernel.scratch_floats = static_cast<std::size_t>(config->warpgroups * kQueryTile * spec.head_dim_v);
+  kernel.reference_unit = kLn2;
+  kernel.launch = launch;
+  kernel.export_state = cuda::export_grouped_state;
+  return cuda::make_cuda_fold(spec, kernel, backend);
+}
+
+}  // namespace ringattn::sm90

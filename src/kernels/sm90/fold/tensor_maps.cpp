@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/sm90/fold/tensor_maps.hpp"
+
+#include <fmt/format.h>
+
+#include <limits>
+
+#include "base/cuda.hpp"
+#include "base/error.hpp"
+#include "kernels/sm90/fold/config.hpp"
+
+namespace ringattn::sm90 {
+
+namespace {
+
+constexpr std::int64_t kElementBytes = 2;
+constexpr std::int64_t kAlignment = 16;
+
+// The driver's function, found at run time so that a program without a driver starts.
+decltype(&cuTensorMapEncodeTiled) encoder() {
+  static const auto found = [] {
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult result{};
+    check_cuda(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &result),
+               "cudaGetDriverEntryPointByVersion");
+    if (result != cudaDriverEntryPointSuccess) {
+      fail(ErrorCode::kUnsupported, "the CUDA driver has no tensor maps", "cuTensorMapEncodeTiled was not found",
+           "Use a newer driver, or --kernel sm80_fold.");
+    }
+    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
+  }();
+  return found;
+}
+
+}  // namespace
+
+bool can_map(const MappedTensor& tensor) {
+  constexpr std::int64_t kMostStride = std::int64_t{1} << 40;  // bytes, exclusive
+  const auto aligned = [](std::int64_t elements) {
+    return elements > 0 && elements * kElementBytes % kAlignment == 0 && elements * kElementBytes < kMostStride;
+  };
+  return reinterpret_cast<std::uintptr_t>(tensor.data) % static_cast<std::uintptr_t>(kAlignment) == 0 &&
+         aligned(tensor.token_stride) && aligned(tensor.head_stride) && tensor.rows > 0 &&
+         tensor.rows < std::numeric_limits<std::int32_t>::max();
+}
+
+CUtensorMap map_tensor(const MappedTensor& tensor, Dtype dtype, int box_rows, int box_columns) {
+  const auto size = [](std::int64_t n) { return static_cast<cuuint64_t>(n); };
+  const std::int64_t panels = box_columns / kPanelColumns;
+  const cuuint64_t sizes[4] = {size(tensor.columns - (panels - 1) * kPanelColumns), size(tensor.rows), size(panels),
+                               size(tensor.heads)};
+  const cuuint64_t strides[3] = {size(tensor.token_stride * kElementBytes), size(kPanelColumns * kElementBytes),
+                                 size(tensor.head_stride * kElementBytes)};
+  const cuuint32_t box[4] = {kPanelColumns, static_cast<cuuint32_t>(box_rows), static_cast<cuuint32_t>(panels), 1};
+  const cuuint32_t steps[4] = {1, 1, 1, 1};
+  CUtensorMap map;
+  const CUresult result =
+      encoder()(&map, dtype == Dtype::kBf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4,
+                const_cast<void*>(tensor.data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result != CUDA_SUCCESS) {
+    fail(ErrorCode::kInternal, "the driver refuses a tensor map",
+         fmt::format("error {} for [{}, {}, {}], strides {} and {}", static_cast<int>(result), tensor.rows,
+                     tensor.heads, tensor.columns, tensor.token_stride, tensor.head_stride));
+  }
+  return map;
+}
+
+}  // namespace ringattn::sm90

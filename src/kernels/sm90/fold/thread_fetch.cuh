@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// What producer.cuh has the copy engine do, done by threads: for tensors that it can't reach (rows that are not 16-byte
+// aligned, more sources than a launch has tensor maps for). The same tiles in the same places, slowly.
+// Side by side each CTA copies all of a tile, and yet waits for both to be done with a stage.
+#pragma once
+
+#include "kernels/cuda/device/tile_copy.cuh"
+#include "kernels/sm90/fold/producer.cuh"
+#include "kernels/sm90/ptx/threads.cuh"
+
+namespace ringattn::sm90 {
+
+inline constexpr int kFetchThreads = 96;  // all warps of the first warpgroup but the scheduler's
+inline constexpr int kFetchBarrier = 8;
+
+// Rows [begin, end) of a tile of `tile_rows`, in panels; its other rows become zeros.
+__device__ __forceinline__ void copy_rows(std::uint32_t target, const cuda::RowsOf& rows, int columns, int tile_rows,
+                                          int begin, int end, int thread) {
+  const int chunks = (columns + kPanelColumns - 1) / kPanelColumns * 8;
+#pragma unroll 1
+  for (int i = thread; i < tile_rows * chunks; i += kFetchThreads) {
+    const int row = i / chunks;
+    const int chunk = i % chunks;
+    uint4 elements{0, 0, 0, 0};
+    if (row >= begin && row < end && chunk * 8 < columns) {
+      const char* from = rows.at(row) + chunk * 16;
+      if (rows.aligned()) {
+        elements = *reinterpret_cast<const uint4*>(from);
+      } else {
+        const auto* halves = reinterpret_cast<const std::uint16_t*>(from);
+        elements.x = halves[0] | static_cast<std::uint32_t>(halves[1]) << 16;
+        elements.y = halves[2] | static_cast<std::uint32_t>(halves[3]) << 16;
+        elements.z = halves[4] | static_cast<std::uint32_t>(halves[5]) << 16;
+        elements.w = halves[6] | static_cast<std::uint32_t>(halves[7]) << 16;
+      }
+    }
+    cuda::store_shared(
+        target + static_cast<std::uint32_t>(chunk / 8 * tile_rows * kPanelRowBytes) + cuda::swizzled(row, chunk % 8),
+        elements);
+  }
+}
+
+// `thread`: 0 … kFetchThreads − 1.
+template <class C>
+__device__ __forceinline__ void fetch_by_threads(const HopperParams& params, const SharedMap<C>& map,
+                                                 unsigned char* shared, int thread) {
+  const cuda::FoldParams& p = params.fold;
+  // What all threads have written is there for the products.
+  const auto publish = [&] {
+    proxy_fence();
+    named_sync(kFetchBarrier, kFetchThreads);
+  };
+  RingCursor<C::kRounds> round;
+  RingCursor<C::kStages> ring;
+  for (;; round.advance()) {
+    barrier_wait(map.work_full(round.stage()), round.parity());
+    const BundleWork& work = *work_of<C>(shared, round.stage());
+    const UnitWork* const units = units_of<C>(shared, round.stage());
+    const int tiles = work.tiles;
+    for (int unit = 0; tiles > 0 && unit < work.units; ++unit) {
+      const UnitWork& rows = units[unit];
+      const char* q =
+          static_cast<const char*>(p.q) + 2 * (rows.row * p.q_token_stride + rows.query_head * p.q_head_stride);
+      copy_rows(map.q(round.stage(), unit), {q, 2 * p.q_token_stride}, C::kDim, kQueryTile, rows.slot_begin,
+                rows.slot_end, thread);
+    }
+    publish();
+    if (thread == 0) barrier_arrive(map.q_full(round.stage()));
+    if (tiles < 0) return;
+    const int wanted = wanted_with<C>(tiles);
+    for (int i = 0; i < tiles; ++i, ring.advance()) {
+      if (thread == 0 && i == wanted) barrier_arrive(map.work_wanted());
+      const TilePlace tile = find_tile<C>(p, work, i);
+      const cuda::SourceEntry& source = p.all_near ? p.near_sources[tile.source] : p.sources[tile.source];
+      const std::uint32_t stage = ring.stage();
+      barrier_wait(map.k_empty(stage), ring.parity() ^ 1U);
+      if (C::kKeysAhead) barrier_wait(map.v_empty(stage), ring.parity() ^ 1U);
+      const char* k = static_cast<const char*>(source.k) +
+                      2 * (tile.row * source.k_token_stride + work.kv_head * source.k_head_stride);
+      const char* v = static_cast<const char*>(source.v) +
+                      2 * (tile.row * source.v_token_stride + work.kv_head * source.v_head_stride);
+      copy_rows(map.k(stage), {k, 2 * source.k_token_stride}, C::kDim, C::kKeyTile, 0, tile.keys, thread);
+      copy_rows(map.v(stage), {v, 2 * source.v_token_stride}, C::kDimV, C::kKeyTile, 0, tile.keys, thread);
+      publish();
+      if (thread == 0) {
+        barrier_arrive(map.k_full(stage));
+        barrier_arrive(map.v_full(stage));
+      }
+    }
+    barrier_arrive(map.q_empty(round.stage()));
+  }
+}
+
+}  // namespace ringattn::sm90

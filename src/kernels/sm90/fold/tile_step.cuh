@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+// The one tile step, in registers: scores of 64 rows and one key tile → probabilities, and (r, l) on the way:
+//   t = S · c − r       p = exp2(t)       l ← l + Σ p       O ← O + Σ p · v
+// where S is Q Kᵀ, −∞ where masked, and c = softmax_scale · log₂ e; with a soft-cap, or a scale that is not positive, S
+// is capped and scaled first and c = log₂ e.
+//
+// The reference r is not the running maximum. It is the largest S · c of the first tile in which the row sees a score,
+// and moves only when it is outgrown by far (kOutgrown). Then the row's tile is done again (redo.cuh), with the larger
+// one of both. So most tiles need no maximum and no rescaling. Whether a row's reference moves
+// is the row's own affair: other rows of the warp keep what they have.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/device/ptx.cuh"
+#include "kernels/cuda/fold_params.hpp"
+#include "kernels/sm90/fold/shared_map.cuh"
+#include "kernels/sm90/ptx/threads.cuh"
+
+namespace ringattn::sm90 {
+
+// What a thread's share of a tile's Σ p may not exceed. p keeps its precision at any size in bf16, and, below the
+// largest number, in fp16; what is left up to fp32's 2^128 is for the sum over 2^31 keys and for V.
+template <class Element>
+inline constexpr float kOutgrown = 0x1p60F;
+template <>
+inline constexpr float kOutgrown<__half> = 0x1p15F;
+
+// What a thread holds of its two rows, row r (half 0) and row r + 8 (half 1) of its warp's 16, in the products' order.
+template <class C>
+struct Rows {
+  float o[C::kDimV / 8][4];  // sum of the open group of kSumTiles tiles
+  float shift[2];            // −r; 0 as long as nothing is seen
+  float l[2];                // of this thread's columns
+  std::uint32_t flags;
+
+  static constexpr std::uint32_t kSpecial = 1;  // a tile takes more than the plain steps: for rows without a reference,
+                                                // or, always, for scores that are scaled first
+  static constexpr std::uint32_t kSeen = 2;     // r is set; 4: of half 1
+  static constexpr std::uint32_t kSummed = 8;   // there are groups before the open one; 16: of half 1
+  static constexpr std::uint32_t kOpen = 32;    // the open group holds something
+  static constexpr std::uint32_t kFull = 64;    // the open group ends with the last tile of the task
+  static constexpr std::uint32_t kWriting = 128;  // the last round's finished rows may be on their way out
+  static constexpr std::uint32_t kLeader = 256;   // tells a CTA that a stage is empty, for the warpgroup
+  static constexpr std::uint32_t kFresh = 512;    // the next product begins O; the same for the whole warpgroup
+  // Above: where the warpgroup is in the ring of rounds. Counting on it wraps around by itself.
+  static constexpr int kRoundShift = C::kRounds == 1 ? 31 : 30;
+  static_assert(C::kRounds <= 2);
+  static constexpr std::uint32_t kNextRound = 1U << kRoundShift;
+
+  static constexpr std::uint32_t kKept = kLeader | ~(kNextRound - 1);  // from unit to unit
+
+  __device__ RingCursor<C::kRounds> round() const { return {flags >> kRoundShift}; }
+
+  __device__ bool has(std::uint32_t flag) const { return (flags & flag) != 0; }
+  __device__ bool seen(int half) const { return has(kSeen << half); }
+  __device__ bool summed(int half) const { return has(kSummed << half); }
+};
+
+// Keys of a tile that a row sees: columns [low, high), counted from the thread's first column. They may lie outside of
+// the tile.
+struct Columns {
+  int low, high;
+};
+
+template <class C>
+__device__ __forceinline__ Columns visible_columns(const Unit& unit, int half, int number) {
+  const int column = thread_of_cta() % 4 * 2;
+  const int key = (number - unit.origin()) * C::kKeyTile + column;  // from the origin
+  const int slot = slot_of_thread() + 8 * half;
+  const int to = unit.to() + slot;
+  const int length = unit.length();
+  return {unit.from() + slot - key, (to < length ? to : length) - key};
+}
+
+// Blocks [kFrom, kTo) of s hold the columns from `first` · 8 on.
+template <int kFrom, int kTo, int kBlocks>
+__device__ __forceinline__ void mask_scores(const cuda::FoldParams& p, float (&s)[kBlocks][4], int half,
+                                            const Columns& columns, int first = 0) {
+#pragma unroll
+  for (int j = kFrom; j < kTo; ++j) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if ((first + j) * 8 + i >= columns.high) s[j][2 * half + i] = -INFINITY;
+    }
+  }
+  if (p.mask_left < 0) return;
+#pragma unroll
+  for (int j = kFrom; j < kTo; ++j) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if ((first + j) * 8 + i < columns.low) s[j][2 * half + i] = -INFINITY;
+    }
+  }
+}
+
+// The keys that rows don't see. Where all rows see the first ones, those need no look.
+template <class C, int kBlocks>
+__device__ __forceinline__ void mask_tile(const cuda::FoldParams& p, const Unit& unit, int number,
+                                          float (&s)[kBlocks][4]) {
+  constexpr int kFirst = kBlocks / 2;
+  const Columns columns[2] = {visible_columns<C>(unit, 0, number), visible_columns<C>(unit, 1, number)};
+  const int end = (number - unit.origin()) * C::kKeyTile + kFirst * 8;
+  if (p.mask_left >= 0 || unit.to() < end || unit.length() < end) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) mask_scores<0, kFirst>(p, s, half, columns[half]);
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) mask_scores<kFirst, kBlocks>(p, s, half, columns[half]);
+}
+
+// cap · tanh(x / cap) = cap − 2 cap / (e^(2x / cap) + 1); the absolute error is a few 2⁻²³ of the cap.
+template <int kBlocks>
+__device__ __forceinline__ void scale_scores(const cuda::FoldParams& p, float (&s)[kBlocks][4]) {
+  const float scale = p.softmax_scale;
+  const float inner = p.softcap > 0.0F ? 2.88539008F * scale / p.softcap : 0.0F;
+  const float outer = -2.0F * p.softcap;
+#pragma unroll
+  for (int j = 0; j < kBlocks; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float& x = s[j][i];
+      x = p.softcap > 0.0F
+              ? __fmaf_rn(outer, cuda::reciprocal_approx(__fadd_rn(cuda::exp2_approx(__fmul_rn(x, inner)), 1.0F)),
+                          p.softcap)
+              : __fmul_rn(x, scale);
+    }
+  }
+}
+
+// The row's largest score; fmaxf passes NaN over.
+__device__ __forceinline__ float over_quad(float maximum) {
+  maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffffU, maximum, 1));
+  return fmaxf(maximum, __shfl_xor_sync(0xffffffffU, maximum, 2));
+}
+
+// Sets the references of rows that have none and see something here.
+template <class C, int kBlocks>
+__device__ __forceinline__ void settle(const cuda::FoldParams& p, Rows<C>& rows, const float (&s)[kBlocks][4]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float most[2] = {s[0][2 * half], s[0][2 * half + 1]};
+#pragma unroll
+    for (int j = 1; j < kBlocks; ++j) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) most[i] = fmaxf(most[i], s[j][2 * half + i]);
+    }
+    const float maximum = over_quad(fmaxf(most[0], most[1]));
+    if (!rows.seen(half) && maximum > -INFINITY) {
+      rows.flags |= Rows<C>::kSeen << half;
+      rows.shift[half] = -__fmul_rn(maximum, p.exponent_base2);
+    }
+  }
+}
+
+// Scores → probabilities, in place, and the thread's shares of their sums.
+template <class C, int kBlocks>
+__device__ __forceinline__ void exponentiate(const cuda::FoldParams& p, const float (&shift)[2], float (&s)[kBlocks][4],
+                                             float (&sum)[2]) {
+  const float c = p.exponent_base2;
+#pragma unroll
+  for (int j = 0; j < kBlocks; ++j) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float& x = s[j][2 * half + i];
+        x = cuda::exp2_approx(__fmaf_rn(x, c, shift[half]));
+        sum[half] = j + i == 0 ? x : __fadd_rn(sum[half], x);
+      }
+    }
+  }
+}
+
+// Rounded, in the order of the second product's fragments.
+template <class C, int kBlocks>
+__device__ __forceinline__ void pack(const float (&s)[kBlocks][4], std::uint32_t (&probability)[kBlocks / 2][4]) {
+#pragma unroll
+  for (int j = 0; j < kBlocks; ++j) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      probability[j / 2][2 * (j % 2) + half] =
+          cuda::Products<typename C::Element>::pack(s[j][2 * half], s[j][2 * half + 1]);
+    }
+  }
+}
+
+}  // namespace ringattn::sm90

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+// Inputs whose tensors disagree are refused with code 3 and a message that names the tensor; good ones give the job.
+#include "attention/files/input_tensors.hpp"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "attention/files/safetensors_writer.hpp"
+#include "base/error.hpp"
+#include "tests/support/temporary_folder.hpp"
+
+namespace ringattn {
+namespace {
+
+struct Input {
+  std::vector<OutputTensor> tensors;
+  std::vector<std::pair<std::string, std::vector<std::int64_t>>> lists;  // values of I64 tensors among them
+};
+
+std::vector<OutputTensor> qkv(std::vector<std::int64_t> q, std::vector<std::int64_t> k, std::vector<std::int64_t> v,
+                              FileDtype dtype = FileDtype::kBf16) {
+  return {{"q", dtype, std::move(q)}, {"k", dtype, std::move(k)}, {"v", dtype, std::move(v)}};
+}
+
+Input with_lists(std::vector<OutputTensor> tensors,
+                 std::vector<std::pair<std::string, std::vector<std::int64_t>>> lists) {
+  for (const auto& [name, values] : lists) {
+    tensors.push_back({name, FileDtype::kI64, {static_cast<std::int64_t>(values.size())}});
+  }
+  return {std::move(tensors), std::move(lists)};
+}
+
+std::string write_input(const TemporaryFolder& folder, const Input& input) {
+  const std::string path = folder.file("input.safetensors");
+  const auto writer = SafetensorsWriter::create(plan_safetensors(input.tensors, {}), path, true);
+  for (const auto& [name, values] : input.lists) writer->write_bytes(name, std::as_bytes(std::span(values)));
+  writer->commit();
+  return path;
+}
+
+TEST(InputTensors, GivesTheJob) {
+  const TemporaryFolder folder;
+  {
+    const SafetensorsFile file(write_input(folder, {qkv({10, 8, 16}, {12, 2, 16}, {12, 2, 24}), {}}));
+    const InputTensors input = find_input(file, {}, {});
+    EXPECT_EQ(input.dtype, Dtype::kBf16);
+    EXPECT_EQ(input.sequences, (std::vector<Sequence>{{10, 12, 2}}));
+    EXPECT_EQ(input.out_grid().shape(), (std::vector<std::int64_t>{10, 8, 24}));
+    EXPECT_EQ(lse_shape(input.out_grid()), (std::vector<std::int64_t>{8, 10}));
+    EXPECT_TRUE(input.sinks.empty());
+  }
+  {
+    const Input batch = with_lists(qkv({2, 8, 5, 16}, {2, 4, 6, 16}, {2, 4, 6, 16}), {{"q_offset", {0, -3}}});
+    const SafetensorsFile file(write_input(folder, batch));
+    const InputTensors input = find_input(file, {}, AxisOrder::kBhtd);
+    EXPECT_EQ(input.sequences, (std::vector<Sequence>{{5, 6, 0}, {5, 6, -3}}));
+    EXPECT_EQ(input.out_grid().shape(), (std::vector<std::int64_t>{2, 8, 5, 16}));
+    EXPECT_EQ(lse_shape(input.out_grid()), (std::vector<std::int64_t>{2, 8, 5}));
+  }
+  {
+    Input packed =
+        with_lists(qkv({10, 4, 16}, {12, 4, 16}, {12, 4, 16}),
+                   {{"cu_seqlens_q", {0, 3, 3, 10}}, {"cu_seqlens_k", {0, 3, 5, 12}}, {"my_offsets", {0, 1, 2}}});
+    packed.tensors.push_back({"sinks", FileDtype::kF32, {4}});
+    const SafetensorsFile file(write_input(folder, packed));
+    InputNames names;
+    EXPECT_EQ(find_input(file, names, {}).sequences, (std::vector<Sequence>{{3, 3, 0}, {0, 2, 2}, {7, 7, 0}}));
+    EXPECT_EQ(find_input(file, names, {}).sinks, std::vector<float>(4));
+    names.q_offset = "my_offsets";
+    EXPECT_EQ(find_input(file, names, {}).sequences, (std::vector<Sequence>{{3, 3, 0}, {0, 2, 1}, {7, 7, 2}}));
+  }
+}
+
+TEST(InputTensors, TheQueriesListServesAsManyKeys) {
+  const TemporaryFolder folder;
+  const SafetensorsFile file(
+      write_input(folder, with_lists(qkv({10, 4, 16}, {10, 4, 16}, {10, 4, 16}), {{"cu_seqlens_q", {0, 3, 10}}})));
+  EXPECT_EQ(find_input(file, {}, {}).sequences, (std::vector<Sequence>{{3, 3, 0}, {7, 7, 0}}));
+}
+
+TEST(InputTensors, RefusesTensorsThatDisagree) {
+  const TemporaryFolder folder;
+  const auto good = [] { return qkv({10, 8, 16}, {12, 2, 16}, {12, 2, 16}); };
+  const auto plus = [&](std::string name, FileDtype dtype, std::vector<std::int64_t> shape) {
+    auto tensors = good();
+    tensors.push_back({std::move(name), dtype, std::move(shape)});
+    return Input{tensors, {}};
+  };
+  auto mixed = good();
+  mixed[2].dtype = FileDtype::kF16;
+  auto missing = good();
+  missing.pop_back();
+  struct Case {
+    Input input;
+    std::optional<AxisOrder> order;
+    std::string why;
+  };
+  const Case cases[] = {
+      {{missing, {}}, {}, "has no tensor `v`"},
+      {{qkv({16}, {16}, {16}), {}}, {}, "it must have 3 axes"},
+      {{qkv({}, {}, {}), {}}, AxisOrder::kBthd, "order bthd has 4 axes"},
+      {{qkv({10, 8, 16}, {1, 12, 2, 16}, {12, 2, 16}), {}}, {}, "q has 3 axes"},
+      {{qkv({10, 8, 16}, {12, 2, 24}, {12, 2, 16}), {}}, {}, "q's head_dim is 16"},
+      {{qkv({10, 8, 16}, {12, 3, 16}, {12, 3, 16}), {}},
+       {},
+       "K has 3 heads, Q has 8 (8 is not a multiple of 3). Check the file's k shape [12, 3, 16]."},
+      {{qkv({10, 2, 16}, {12, 4, 16}, {12, 4, 16}), {}}, {}, "not a multiple"},
+      {{qkv({10, 8, 16}, {12, 2, 16}, {12, 4, 16}), {}}, {}, "k has 2 heads"},
+      {{qkv({10, 8, 16}, {12, 2, 16}, {11, 2, 16}), {}}, {}, "k has 12 tokens"},
+      {{qkv({10, 0, 16}, {12, 2, 16}, {12, 2, 16}), {}}, {}, "at least one head"},
+      {{qkv({10, 8, 0}, {12, 2, 0}, {12, 2, 16}), {}}, {}, "at least one head"},
+      {{qkv({1, 10, 8, 16}, {2, 12, 2, 16}, {2, 12, 2, 16}), {}}, {}, "q has a batch of 1"},
+      {{qkv({10, 8, 16}, {12, 2, 16}, {12, 2, 16}, FileDtype::kF64), {}}, {}, "q, k and v are BF16, F16 or F32"},
+      {{mixed, {}}, {}, "q is BF16"},
+      {with_lists(good(), {{"cu_seqlens_q", {0, 10}}}), {}, "there alone"},
+      {with_lists(good(), {{"cu_seqlens_q", {0, 9}}, {"cu_seqlens_k", {0, 12}}}), {}, "its last entry is 9"},
+      {with_lists(good(), {{"cu_seqlens_q", {0}}, {"cu_seqlens_k", {0, 12}}}), {}, "one entry for each sequence"},
+      {with_lists(good(), {{"cu_seqlens_q", {}}, {"cu_seqlens_k", {}}}), {}, "one entry for each sequence"},
+      {with_lists(good(), {{"cu_seqlens_q", {1, 10}}, {"cu_seqlens_k", {0, 12}}}), {}, "starts with 1"},
+      {with_lists(good(), {{"cu_seqlens_q", {0, 11, 10}}, {"cu_seqlens_k", {0, 6, 12}}}), {}, "descends"},
+      {with_lists(good(), {{"cu_seqlens_q", {0, 5, 10}}, {"cu_seqlens_k", {0, 12}}}), {}, "names 2 sequences"},
+      {with_lists(qkv({1, 10, 8, 16}, {1, 12, 2, 16}, {1, 12, 2, 16}),
+                  {{"cu_seqlens_q", {0, 10}}, {"cu_seqlens_k", {0, 12}}}),
+       {},
+       "has an axis for the batch"},
+      {with_lists(good(), {{"q_offset", {1, 2}}}),
+       {},
+       "the job has 1 sequence). It holds one position for each sequence"},
+      {with_lists(good(), {{"q_offset", {std::int64_t{1} << 61}}}), {}, "beyond 2^60"},
+      {plus("q_offset", FileDtype::kI32, {1}), {}, "it must be I64"},
+      {plus("q_offset", FileDtype::kI64, {1, 1}), {}, "one dimension"},
+      {plus("cu_seqlens_q", FileDtype::kF32, {2}), {}, "there alone"},
+      {plus("sinks", FileDtype::kF32, {2}), {}, "q has 8 heads"},
+      {plus("sinks", FileDtype::kI32, {8}), {}, "F32, BF16 or F16"},
+  };
+  for (const Case& bad : cases) {
+    SCOPED_TRACE(bad.why);
+    const SafetensorsFile file(write_input(folder, bad.input));
+    try {
+      find_input(file, {}, bad.order);
+      ADD_FAILURE() << "accepted";
+    } catch (const Error& error) {
+      const std::string message = error.what();
+      EXPECT_EQ(error.code(), ErrorCode::kFile) << message;
+      EXPECT_NE(message.find(bad.why), std::string::npos) << message;
+      EXPECT_NE(message.find(file.path()), std::string::npos) << message;
+      EXPECT_NE(message.find("). "), std::string::npos) << message << ": it lacks a suggestion";
+    }
+  }
+}
+
+TEST(InputTensors, FindsOnlyTheNamesThatWereGiven) {
+  const TemporaryFolder folder;
+  const SafetensorsFile file(write_input(folder, {qkv({10, 8, 16}, {12, 2, 16}, {12, 2, 16}), {}}));
+  InputNames names;
+  names.sinks = "my_sinks";
+  EXPECT_THROW(find_input(file, names, {}), Error);
+  names = {};
+  names.q = "Q";
+  EXPECT_THROW(find_input(file, names, {}), Error);
+}
+
+// NaN is data: it is read, and comes out where attention puts it.
+TEST(InputTensors, ReadsNan) {
+  const TemporaryFolder folder;
+  const std::string path = folder.file("nan.safetensors");
+  const auto writer = SafetensorsWriter::create(
+      plan_safetensors(qkv({1, 1, 1}, {1, 1, 1}, {1, 1, 1}, FileDtype::kF32), {}), path, true);
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  writer->write_bytes("q", std::as_bytes(std::span(&nan, 1)));
+  writer->commit();
+  const SafetensorsFile file(path);
+  const InputTensors input = find_input(file, {}, {});
+  float value = 0.0F;
+  const PackedRun all[] = {{0, 1}};
+  read_rows(input.q, input.q_grid, all, dense_view(&value, Dtype::kF32, 1, 1, 1));
+  EXPECT_TRUE(std::isnan(value));
+}
+
+}  // namespace
+}  // namespace ringattn

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+// Machine models and golden files: what is written is read back, everything else is refused with kFile.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "attention/check/golden.hpp"
+#include "attention/files/flat_table.hpp"
+#include "attention/ring/machine_model.hpp"
+#include "base/error.hpp"
+#include "kernels/registry.hpp"
+
+namespace ringattn {
+namespace {
+
+std::string refused(const std::function<void()>& read, ErrorCode code) {
+  try {
+    read();
+  } catch (const Error& error) {
+    const std::string message = error.what();
+    EXPECT_EQ(error.code(), code) << message;
+    EXPECT_NE(message.find("). "), std::string::npos) << message << ": it lacks a reason or a suggestion";
+    return message;
+  }
+  ADD_FAILURE() << "accepted";
+  return {};
+}
+
+TEST(MachineModelFiles, AreReadBack) {
+  const MachineModel machine{"a \"machine\"\n", 6.5e14, 3.0e11, 0.0};
+  for (const char* path : {"m.json", "m.toml"}) {
+    EXPECT_EQ(parse_machine_model(machine_model_text(machine, path), path), machine) << path;
+  }
+}
+
+TEST(MachineModelFiles, RefuseEverythingElse) {
+  const std::string good = R"("flops_per_second": 1e9, "link_bytes_per_second": 1e9)";
+  for (const std::string& text :
+       {std::string(), std::string("{}"), std::string("[]"), std::string("7"), std::string("null"), "{" + good + "}",
+        "{" + good + R"(, "latency_seconds": -1})", "{" + good + R"(, "latency_seconds": "1"})",
+        "{" + good + R"(, "latency_seconds": 1e999})", "{" + good + R"(, "latency_seconds": 1, "latency": 1})",
+        "{" + good + R"(, "latency_seconds": 1, "name": 7})", "{" + good + R"(, "latency_seconds": [1]})",
+        "{" + good + R"(, "latency_seconds": 1, "latency_seconds": 1})", "{" + good + R"(, "latency_seconds": 1} x)",
+        "\xEF\xBB\xBF{" + good + R"(, "latency_seconds": 1})", "{" + good + R"(, "latency_seconds": 1})" + '\0',
+        std::string(R"({"flops_per_second": 0, "link_bytes_per_second": 1, "latency_seconds": 1})")}) {
+    refused([&] { parse_machine_model(text, "m.json"); }, ErrorCode::kFile);
+  }
+  for (const char* text :
+       {"flops_per_second = 1", "flops_per_second = nan\nlink_bytes_per_second = 1\nlatency_seconds = 1",
+        "x = ", "[a]\nb = 1"}) {
+    refused([&] { parse_machine_model(text, "m.toml"); }, ErrorCode::kFile);
+  }
+}
+
+// Time limits rest on it: one that is far too fast ends a slow job that does well.
+TEST(DefaultMachine, IsAsFastAsTheKernel) {
+  for (const KernelRow& row : kernel_table()) {
+    const MachineModel machine = default_machine(row);
+    EXPECT_GT(row.flops_per_second, 0.0) << row.name;
+    EXPECT_EQ(machine.flops_per_second, row.flops_per_second) << row.name;
+    EXPECT_GT(machine.link_bytes_per_second, 0.0) << row.name;
+    EXPECT_TRUE(row.name != "sm80_plain" || row.flops_per_second < 1e13) << "fp32 arithmetic, without tensor cores";
+  }
+}
+
+TEST(FlatTables, RefuseDepthAndDuplicates) {
+  std::string deep;
+  for (int i = 0; i < 20; ++i) deep += "{\"a\":";
+  refused([&] { parse_json_table(deep + "1" + std::string(20, '}'), "f", ErrorCode::kFile); }, ErrorCode::kFile);
+  const std::string twice =
+      refused([] { parse_json_table(R"({"a":{"b":1},"a":2})", "f", ErrorCode::kUsage); }, ErrorCode::kUsage);
+  EXPECT_NE(twice.find("\"a\" stands there twice"), std::string::npos) << twice;
+  const auto entries = parse_json_table(R"({"a":{"b":1,"c":-2},"d":"x","e":true,"f":0.5,"g":18446744073709551615})",
+                                        "f", ErrorCode::kFile);
+  ASSERT_EQ(entries.size(), 6U);
+  EXPECT_EQ(entries[0].key + entries[0].text, "a.b1");
+  EXPECT_EQ(entries[1].key + entries[1].text, "a.c-2");
+  EXPECT_EQ(entries[5].text, "18446744073709551615");
+  EXPECT_EQ(parse_toml_table("s = " + toml_quoted("a\"\\\n\x7f"), "f", ErrorCode::kFile).at(0).text, "a\"\\\n\x7f");
+}
+
+Golden golden() {
+  return {"0.1.0", "0123456789ab", "feed", "cpu_fold", "AVX2", "a job", std::string(32, 'a'), std::string(32, '0')};
+}
+
+TEST(GoldenFiles, AreReadBack) {
+  const Golden read = parse_golden(golden_text(golden()), "g");
+  EXPECT_EQ(read.kernel, "cpu_fold");
+  EXPECT_EQ(read.digest_out, std::string(32, 'a'));
+  EXPECT_NO_THROW(check_comparable(read, golden(), "g"));
+}
+
+TEST(GoldenFiles, RefuseEverythingElse) {
+  const std::string text = golden_text(golden());
+  for (std::size_t length = 0; length + 2 < text.size(); ++length) {
+    refused([&] { parse_golden(text.substr(0, length), "g"); }, ErrorCode::kFile);
+  }
+  Golden bad = golden();
+  bad.digest_lse = std::string(32, 'G');
+  refused([&] { parse_golden(golden_text(bad), "g"); }, ErrorCode::kFile);
+}
+
+TEST(GoldenFiles, OfOtherProgramsAreNotComparable) {
+  const auto other = [](auto change) {
+    Golden changed = golden();
+    change(changed);
+    return changed;
+  };
+  const std::pair<Golden, ErrorCode> cases[] = {
+      {other([](Golden& g) { g.kernel = "other"; }), ErrorCode::kUnsupported},
+      {other([](Golden& g) { g.target = "SSE4"; }), ErrorCode::kUnsupported},
+      {other([](Golden& g) { g.build_id = "beef"; }), ErrorCode::kUnsupported},
+      {other([](Golden& g) { g.version = "0.2.0"; }), ErrorCode::kUnsupported},
+      {other([](Golden& g) { g.job = "another job"; }), ErrorCode::kUsage},
+  };
+  for (const auto& [recorded, code] : cases) {
+    refused([&, &mine = recorded] { check_comparable(mine, golden(), "g"); }, code);
+  }
+  EXPECT_NO_THROW(check_comparable(other([](Golden& g) { g.git = "another"; }), golden(), "g"));
+}
+
+}  // namespace
+}  // namespace ringattn

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runs the plans of all ranks together, with token numbers for keys: messages, copies and tile addresses as the engine
+// would use them. Knows what a plan must do from the job alone.
+#pragma once
+
+#include <string>
+
+#include "tests/attention/ring/random_job.hpp"
+
+namespace ringattn::test {
+
+// The first broken promise, or nothing: every (row, tile) pair that the rows fold exactly once and in ascending order,
+// and no others; every tile's address leads to its tokens; sends match receives and send only what is there; nothing
+// arrives that isn't needed, or twice; no buffer is overrun; the sums of flops and bytes are right.
+std::string broken_promise(const RandomJob& random, const JobLayout& layout);
+
+}  // namespace ringattn::test

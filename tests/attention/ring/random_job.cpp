@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/attention/ring/random_job.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+namespace ringattn::test {
+
+namespace {
+
+Mask random_mask(Draw& draw, std::int64_t most_tokens) {
+  switch (draw.between(0, 4)) {
+    case 0:
+      return {-1, -1};
+    case 1:
+    case 2:
+      return {-1, 0};
+    case 3:
+      return {draw.between(0, draw.size(most_tokens)), 0};
+    default:
+      return {draw.chance(20) ? -1 : draw.between(0, draw.size(most_tokens)),
+              draw.chance(20) ? -1 : draw.between(0, draw.size(most_tokens))};
+  }
+}
+
+Sequence random_sequence(Draw& draw, std::int64_t most_tokens) {
+  Sequence s;
+  s.k_len = draw.chance(10) ? 0 : draw.size(most_tokens);
+  s.q_len = draw.chance(60) ? s.k_len : draw.chance(10) ? 0 : draw.size(most_tokens);
+  s.q_offset = s.k_len - s.q_len;
+  if (draw.chance(15)) s.q_offset = draw.between(-most_tokens, 2 * most_tokens);
+  return s;
+}
+
+}  // namespace
+
+std::int64_t Draw::size(std::int64_t high) {
+  int orders = 0;
+  while (high >> orders > 1) ++orders;
+  const std::int64_t bound = std::int64_t{2} << between(0, orders);
+  return between(1, std::min(bound, high));
+}
+
+RandomJob random_job(std::uint64_t seed, std::int64_t most_tokens, int most_ranks) {
+  Draw draw(seed);
+  RandomJob random;
+  FoldSpec& spec = random.job.spec;
+  spec.kv_heads = static_cast<int>(draw.between(1, 3));
+  spec.heads = spec.kv_heads * static_cast<int>(draw.between(1, 4));
+  spec.head_dim = static_cast<int>(draw.between(1, 8)) * 8;
+  spec.head_dim_v = draw.chance(70) ? spec.head_dim : 8;
+  spec.dtype = draw.chance(50) ? Dtype::kBf16 : Dtype::kF32;
+  spec.mask = random_mask(draw, most_tokens);
+  const std::int64_t sequences = draw.chance(50) ? 1 : draw.size(30);
+  for (std::int64_t i = 0; i < sequences; ++i) {
+    const bool large = i == 0 || draw.chance(20);
+    random.job.sequences.push_back(
+        random_sequence(draw, large ? most_tokens : std::max<std::int64_t>(1, most_tokens / 30)));
+  }
+
+  random.world = static_cast<int>(draw.size(most_ranks));
+  const int key_tiles[] = {1, 8, 16, 64, 128};
+  const int query_tiles[] = {1, 1, 64, 128, 24};
+  random.kernel = {key_tiles[draw.between(0, 4)], query_tiles[draw.between(0, 4)]};
+  random.request.kind = static_cast<LayoutKind>(draw.between(0, 2));
+  if (draw.chance(50)) random.request.stripe = draw.size(most_tokens);
+  random.options.route = draw.chance(50) ? Route::kChain : Route::kDirect;
+  random.options.checksum = draw.chance(30);
+  if (draw.chance(60)) random.options.block_tokens = draw.chance(20) ? 2 * most_tokens : draw.size(most_tokens);
+  // From links slower than any fold to links without cost, so that every way of cutting and routing comes up.
+  random.machine.flops_per_second = static_cast<double>(draw.size(1LL << 40));
+  random.machine.link_bytes_per_second = static_cast<double>(draw.size(1LL << 40));
+  random.machine.latency_seconds = draw.chance(30) ? 0.0 : 1e-9 * static_cast<double>(draw.size(1LL << 30));
+  random.options.state_bytes = static_cast<std::size_t>(draw.size(1 << 20));
+  random.options.state_out = draw.chance(20);
+  return random;
+}
+
+std::string RandomJob::description() const {
+  std::string text = fmt::format(
+      "{} ranks, mask {},{}, {} stripe {}, tiles {}/{}, {}, block {}, state {}{}, rates {}/{}/{}, sequences (q, k, "
+      "offset):",
+      world, job.spec.mask.left, job.spec.mask.right, layout_name(request.kind), request.stripe, kernel.query_tile,
+      kernel.key_tile, options.route == Route::kChain ? "chain" : "direct", options.block_tokens, options.state_bytes,
+      options.state_out ? " out" : "", machine.flops_per_second, machine.link_bytes_per_second,
+      machine.latency_seconds);
+  for (const Sequence& s : job.sequences) text += fmt::format(" ({}, {}, {})", s.q_len, s.k_len, s.q_offset);
+  return text;
+}
+
+JobLayout stated_layout(const Job& job, int world, std::uint64_t seed) {
+  Draw draw(seed);
+  const auto deal = [&](auto length_of) {
+    std::vector<std::int64_t> lengths;
+    std::vector<std::vector<TokenRun>> runs(static_cast<std::size_t>(world));
+    for (std::size_t i = 0; i < job.sequences.size(); ++i) {
+      lengths.push_back(length_of(job.sequences[i]));
+      for (std::int64_t begin = 0; begin < lengths.back();) {
+        const std::int64_t end = std::min(lengths.back(), begin + draw.size(lengths.back()));
+        runs[static_cast<std::size_t>(draw.between(0, world - 1))].push_back(
+            {static_cast<std::int32_t>(i), begin, end});
+        begin = end;
+      }
+    }
+    return Layout(lengths, std::move(runs));
+  };
+  Layout queries = deal([](const Sequence& s) { return s.q_len; });
+  Layout keys = deal([](const Sequence& s) { return s.k_len; });
+  return {{}, std::move(queries), std::move(keys)};
+}
+
+}  // namespace ringattn::test

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// Random jobs for property tests: everything that a plan depends on, drawn from a seed.
+#pragma once
+
+#include <cstdint>
+#include <random>
+#include <string>
+
+#include "attention/ring/plan.hpp"
+
+namespace ringattn::test {
+
+// Draws the same numbers with every standard library.
+class Draw {
+ public:
+  explicit Draw(std::uint64_t seed) : engine_(seed) {}
+
+  // In [low, high].
+  std::int64_t between(std::int64_t low, std::int64_t high) {
+    return low + static_cast<std::int64_t>(engine_() % static_cast<std::uint64_t>(high - low + 1));
+  }
+  // In [1, high], of every order of magnitude.
+  std::int64_t size(std::int64_t high);
+  bool chance(int percent) { return between(1, 100) <= percent; }
+
+ private:
+  std::mt19937_64 engine_;
+};
+
+struct RandomJob {
+  Job job;
+  int world = 1;
+  LayoutRequest request;
+  KernelShape kernel;
+  MachineModel machine;
+  PlanOptions options;
+
+  JobLayout layout() const { return make_layout(job, world, request, kernel.query_tile, kernel.key_tile); }
+  std::string description() const;
+};
+
+// A job of at most about `most_tokens` tokens on 1 … `most_ranks` ranks. The memory budget is not set.
+RandomJob random_job(std::uint64_t seed, std::int64_t most_tokens, int most_ranks);
+
+// A layout whose runs a caller might state: any cut of the tokens, dealt at random; queries and keys on their own.
+JobLayout stated_layout(const Job& job, int world, std::uint64_t seed);
+
+}  // namespace ringattn::test

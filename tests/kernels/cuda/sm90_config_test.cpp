@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+// The choice of sm90_fold's configuration: a pure function of the description, which explains itself, and keeps to what
+// a multiprocessor has.
+#include <gtest/gtest.h>
+
+#include "kernels/registry.hpp"
+#include "kernels/sm90/fold/config.hpp"
+#include "tests/kernels/cuda/config_cases.hpp"
+
+namespace ringattn::sm90 {
+namespace {
+
+constexpr int kMultiprocessorRegisters = 65536;
+constexpr int kMostSharedBytes = 227 * 1024;  // of a CTA
+constexpr int kPanelBytes = 1024;             // a tile's panels are swizzled in pieces of this size
+
+using testing::spec_of_dims;
+
+bool in_table(int head_dim, int head_dim_v) {
+  for (const FoldConfig& config : kFoldConfigs) {
+    if (config.head_dim == head_dim && config.head_dim_v == head_dim_v) return true;
+  }
+  return false;
+}
+
+TEST(Sm90Config, DependsOnDtypeAndDimsOnly) {
+  testing::for_specs_of(kFoldConfigs, [](const FoldConfig& config, const FoldSpec& spec) {
+    const auto chosen = choose_config(spec);
+    ASSERT_TRUE(chosen.has_value());
+    EXPECT_EQ(chosen->head_dim_v, config.head_dim_v);
+    EXPECT_EQ(describe(*chosen), describe(config));
+    EXPECT_TRUE(fold_missing(spec).empty());
+  });
+}
+
+TEST(Sm90Config, TakesTheUsualHeadDims) {
+  for (const int dim : {64, 96, 128, 256}) EXPECT_TRUE(in_table(dim, dim)) << dim;
+  EXPECT_TRUE(in_table(192, 128));
+}
+
+TEST(Sm90Config, RefusesEverythingElse) {
+  for (int dim = 8; dim <= 512; dim += 8) {
+    for (const int dim_v : {dim, 64, 128, 192, 256}) {
+      for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16, Dtype::kF16}) {
+        const FoldSpec spec = spec_of_dims(dtype, dim, dim_v);
+        const bool supported = dtype != Dtype::kF32 && in_table(dim, dim_v);
+        EXPECT_EQ(choose_config(spec).has_value(), supported) << describe(spec);
+        EXPECT_EQ(fold_missing(spec).empty(), supported) << describe(spec);
+      }
+    }
+  }
+}
+
+TEST(Sm90Config, SaysWhatIsMissing) {
+  testing::expect_missing_texts([](const FoldSpec& spec) {
+    EXPECT_FALSE(choose_config(spec).has_value());
+    return fold_missing(spec);
+  });
+}
+
+// What the kernel asks of the hardware; what else lies in shared memory is checked where it is laid out.
+TEST(Sm90Config, FitsAMultiprocessor) {
+  for (const FoldConfig& config : kFoldConfigs) {
+    SCOPED_TRACE(describe(config));
+    EXPECT_LT(config.tile_bytes(), kMostSharedBytes);
+    for (const int bytes : {config.q_bytes(), config.k_bytes(), config.v_bytes()}) EXPECT_EQ(bytes % kPanelBytes, 0);
+    EXPECT_GE(config.k_bytes(), config.key_tile * config.head_dim * 2);
+    EXPECT_GE(config.stages, 1);
+    EXPECT_GE(config.rounds, 1);
+    EXPECT_EQ(config.key_tile % 16, 0);  // the second product takes 16 keys at a time
+    EXPECT_LE(config.key_tile, 256);     // rows of one copy
+
+    EXPECT_EQ(config.threads(), 128 * (config.warpgroups + 1));
+    EXPECT_LE(128 * (config.fetch_registers() + config.warpgroups * config.fold_registers()), kMultiprocessorRegisters);
+    for (const int registers : {config.fetch_registers(), config.fold_registers()}) {
+      EXPECT_EQ(registers % 8, 0);
+      EXPECT_GE(registers, 24);
+      EXPECT_LE(registers, 256);
+    }
+    // Registers change hands after the launch, which gives every thread as many.
+    EXPECT_LE(config.fetch_registers(), kMultiprocessorRegisters / config.threads());
+    EXPECT_GE(config.fold_registers(), kMultiprocessorRegisters / config.threads() / 8 * 8);
+  }
+}
+
+TEST(Sm90Config, EveryConfigurationHasAKernel) {
+  for (const KernelRow& row : kernel_table()) {
+    if (row.name != "sm90_fold") continue;
+    const auto backend = row.make_backend({1, kNoDevice});
+    for (const FoldConfig& config : kFoldConfigs) {
+      for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16}) {
+        const FoldSpec spec = spec_of_dims(dtype, config.head_dim, config.head_dim_v);
+        const auto kernel = row.make_kernel(spec, *backend);
+        EXPECT_EQ(kernel->key_tile(), config.key_tile) << describe(spec);
+        EXPECT_EQ(kernel->query_tile(), kQueryTile) << describe(spec);
+      }
+    }
+    return;
+  }
+  FAIL() << "the table has no sm90_fold";
+}
+
+TEST(Sm90Config, DescribesItself) {
+  EXPECT_EQ(describe(*choose_config(spec_of_dims(Dtype::kBf16, 128, 128))),
+            "tile 3x64x128, 2 CTAs side by side, 2 stages of keys, 224.0 KiB, 160 registers");
+  EXPECT_EQ(describe(*choose_config(spec_of_dims(Dtype::kF16, 64, 64))),
+            "tile 3x64x128 overlapped, 4 stages of keys, 176.0 KiB, 160 registers");
+  EXPECT_EQ(describe(*choose_config(spec_of_dims(Dtype::kBf16, 256, 256))),
+            "tile 2x64x80 overlapped, 2 CTAs side by side, 2 stages of keys, 224.0 KiB, 232 registers");
+}
+
+// The swizzle repeats every eight rows.
+TEST(Sm90Config, SharesOfCtasAreWholeSwizzles) {
+  for (const FoldConfig& config : kFoldConfigs) {
+    EXPECT_EQ(config.key_tile, config.key_box_rows() * config.walk_ctas);
+    EXPECT_EQ(config.key_box_rows() % 8, 0);
+    EXPECT_EQ(config.alone().key_box_rows(), config.key_tile);
+  }
+}
+
+TEST(Sm90Config, ListsWhatIsCompiled) {
+  const std::vector<std::string> lines = fold_configs();
+  ASSERT_EQ(lines.size(), std::size(kFoldConfigs));
+  EXPECT_EQ(lines[2], "head_dim 128: tile 3x64x128, 2 CTAs side by side, 2 stages of keys, 224.0 KiB, 160 registers");
+  EXPECT_TRUE(lines[3].starts_with("head_dim 192/128: "));
+}
+
+}  // namespace
+}  // namespace ringattn::sm90
