@@ -57,6 +57,7 @@ TEST(WorkItems, RowsThatNothingHappensToAreLeftOut) {
   HostTask random = random_task(shape, 3);
   random.task.resume = true;
   const Built built = build(spec, random.task, shape);
+  ASSERT_GT(built.layout.item_count, 0);
   for (std::int32_t i = 0; i < built.layout.item_count; ++i) {
     EXPECT_GT(built.at<WorkItem>(built.layout.items)[i].tiles, 0);
   }
