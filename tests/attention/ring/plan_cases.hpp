@@ -11,7 +11,7 @@
 #include "attention/ring/plan.hpp"
 #include "base/error.hpp"
 
-namespace ringattn::test {
+namespace ringattn::testing {
 
 inline constexpr KernelShape kKernel{128, 1};
 
@@ -39,4 +39,4 @@ inline std::string refusal(const std::function<void()>& call, ErrorCode code) {
   return {};
 }
 
-}  // namespace ringattn::test
+}  // namespace ringattn::testing

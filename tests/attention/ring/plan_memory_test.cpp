@@ -4,7 +4,7 @@
 
 #include "tests/attention/ring/plan_cases.hpp"
 
-namespace ringattn::test {
+namespace ringattn::testing {
 namespace {
 
 TEST(PlanMemory, ABudgetBoundsTheBuffers) {
@@ -131,4 +131,4 @@ TEST(PlanMemory, ABudgetCountsTheStateWhereItIsKept) {
 }
 
 }  // namespace
-}  // namespace ringattn::test
+}  // namespace ringattn::testing

@@ -13,7 +13,7 @@
 
 #include "base/error.hpp"
 
-namespace ringattn::test {
+namespace ringattn::testing {
 
 namespace {
 
@@ -347,4 +347,4 @@ std::string broken_promise(const RandomJob& random, const JobLayout& layout) {
   return {};
 }
 
-}  // namespace ringattn::test
+}  // namespace ringattn::testing

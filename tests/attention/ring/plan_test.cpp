@@ -14,7 +14,7 @@
 #include "base/error.hpp"
 #include "tests/attention/ring/plan_cases.hpp"
 
-namespace ringattn::test {
+namespace ringattn::testing {
 namespace {
 
 TEST(Plan, OneRankFoldsEverythingInOneBlockInPlace) {
@@ -315,4 +315,4 @@ TEST(Plan, TwoMillionTokensOnAThousandRanks) {
 }
 
 }  // namespace
-}  // namespace ringattn::test
+}  // namespace ringattn::testing
