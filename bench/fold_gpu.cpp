@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "kernels/fold_spec.hpp"
 #include "kernels/registry.hpp"
 #include "kernels/sm80/config.hpp"
 
@@ -72,16 +73,8 @@ struct Heads {
   int head_dim_v;
 };
 
-FoldSpec spec_of(Dtype dtype, const Heads& heads, const Mask& mask) {
-  FoldSpec spec;
-  spec.dtype = dtype;
-  spec.heads = heads.heads;
-  spec.kv_heads = heads.kv_heads;
-  spec.head_dim = heads.head_dim;
-  spec.head_dim_v = heads.head_dim_v;
-  spec.mask = mask;
-  spec.softmax_scale = 1.0F / std::sqrt(static_cast<float>(heads.head_dim));
-  return spec;
+FoldSpec make_spec(Dtype dtype, const Heads& heads, const Mask& mask) {
+  return make_spec(dtype, heads.heads, heads.kv_heads, heads.head_dim, mask, heads.head_dim_v);
 }
 
 struct Lengths {
@@ -210,7 +203,7 @@ void measure_speeds(Device& device, int only_head_dim, std::int64_t only_tokens)
       {32, 8, 128, 128}, {32, 32, 64, 64}, {8, 8, 256, 256}, {32, 8, 96, 96}, {16, 16, 192, 128}};
   for (const Heads& heads : kHeads) {
     if (only_head_dim != 0 && heads.head_dim != only_head_dim) continue;
-    const auto config = sm80::choose_config(spec_of(Dtype::kBf16, heads, {-1, 0}));
+    const auto config = sm80::choose_config(make_spec(Dtype::kBf16, heads, {-1, 0}));
     if (device.row.name == "sm80_fold" && config) {
       fmt::print("{{\"what\":\"config\",\"kernel\":\"{}\",\"head_dim\":{},\"head_dim_v\":{},\"config\":\"{}\"}}\n",
                  device.row.name, heads.head_dim, heads.head_dim_v, describe(*config));
@@ -220,18 +213,18 @@ void measure_speeds(Device& device, int only_head_dim, std::int64_t only_tokens)
       if (only_tokens != 0 && tokens != only_tokens) continue;
       if ((heads.head_dim != 128 && log > 15) || (device.row.name == "sm80_plain" && log > 13)) continue;
       const std::int64_t batch = std::max<std::int64_t>(1, 16384 / tokens);
-      measure_speed(device, spec_of(Dtype::kBf16, heads, {-1, 0}), batch, tokens);
-      if (log == 13) measure_speed(device, spec_of(Dtype::kBf16, heads, {-1, -1}), batch, tokens);
-      if (log == 13) measure_speed(device, spec_of(Dtype::kF16, heads, {-1, 0}), batch, tokens);
+      measure_speed(device, make_spec(Dtype::kBf16, heads, {-1, 0}), batch, tokens);
+      if (log == 13) measure_speed(device, make_spec(Dtype::kBf16, heads, {-1, -1}), batch, tokens);
+      if (log == 13) measure_speed(device, make_spec(Dtype::kF16, heads, {-1, 0}), batch, tokens);
     }
   }
   if (only_head_dim != 0) return;
   const Heads usual{32, 8, 128, 128};
-  FoldSpec capped = spec_of(Dtype::kBf16, usual, {-1, 0});
+  FoldSpec capped = make_spec(Dtype::kBf16, usual, {-1, 0});
   capped.softcap = 50.0F;
   measure_speed(device, capped, 2, 8192);
-  measure_speed(device, spec_of(Dtype::kBf16, usual, {1023, 0}), 1, 32768);
-  if (device.row.name == "sm80_plain") measure_speed(device, spec_of(Dtype::kF32, usual, {-1, 0}), 4, 4096);
+  measure_speed(device, make_spec(Dtype::kBf16, usual, {1023, 0}), 1, 32768);
+  if (device.row.name == "sm80_plain") measure_speed(device, make_spec(Dtype::kF32, usual, {-1, 0}), 4, 4096);
 }
 
 // Pairs of query and key in the tiles that a kernel touches: each query tile with every key tile of which a row sees
@@ -267,7 +260,7 @@ void measure_touched(Device& device) {
   for (const Case& c :
        {Case{"128k, causal", one, {-1, 0}}, Case{"128k, window 4096", one, {4095, 0}},
         Case{"4 of 4k, causal", dense, {-1, 0}}, Case{"1 to 7k, 16k in all, causal", ragged, {-1, 0}}}) {
-    const FoldSpec spec = spec_of(Dtype::kBf16, heads, c.mask);
+    const FoldSpec spec = make_spec(Dtype::kBf16, heads, c.mask);
     if (!can_run(device.row, spec)) continue;
     Batch jobs(device, spec, c.sequences);
     const FoldTask task = jobs.task();
@@ -284,7 +277,7 @@ void measure_touched(Device& device) {
 
 // Every row folds the same keys, with and without state; and a last task that finds nothing to fold.
 void measure_state(Device& device) {
-  const FoldSpec spec = spec_of(Dtype::kBf16, {32, 8, 128, 128}, {-1, -1});
+  const FoldSpec spec = make_spec(Dtype::kBf16, {32, 8, 128, 128}, {-1, -1});
   constexpr std::int64_t kRows = 32768;
   for (const std::int64_t keys : {1024, 4096, 16384}) {
     Batch jobs(device, spec, 1, kRows, keys);
@@ -316,7 +309,7 @@ void measure_state(Device& device) {
 // Host time of fold() while the device is busy.
 void measure_host(Device& device) {
   const auto measure = [&](std::int64_t rows, std::int64_t keys, std::int64_t run_rows) {
-    const FoldSpec spec = spec_of(Dtype::kBf16, {8, 2, 128, 128}, {-1, 0});
+    const FoldSpec spec = make_spec(Dtype::kBf16, {8, 2, 128, 128}, {-1, 0});
     Batch jobs(device, spec, 1, rows, keys);
     FoldTask task = jobs.task(false, true, false);
     // Runs of a striped layout over eight ranks.
@@ -353,7 +346,7 @@ void measure_host(Device& device) {
 // Q = 0 and V uniform in (0, 1): O / l is the plain mean of V, known exactly in fp64.
 void measure_bias(Device& device, Dtype dtype) {
   const Heads heads{1, 1, 128, 128};
-  const FoldSpec spec = spec_of(dtype, heads, {-1, -1});
+  const FoldSpec spec = make_spec(dtype, heads, {-1, -1});
   if (!can_run(device.row, spec)) return;
   for (const int log : {11, 14, 17, 19, 21}) {
     const std::int64_t keys = std::int64_t{1} << log;

@@ -4,9 +4,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 
 #include "base/error.hpp"
+#include "kernels/fold_spec.hpp"
 
 namespace ringattn {
 
@@ -132,8 +132,8 @@ void JobInput::take_numerics(const Config& config) {
     }
     spec.mask.right = 0;
   }
-  spec.softmax_scale = options.softmax_scale ? static_cast<float>(*options.softmax_scale)
-                                             : static_cast<float>(1.0 / std::sqrt(static_cast<double>(spec.head_dim)));
+  spec.softmax_scale =
+      options.softmax_scale ? static_cast<float>(*options.softmax_scale) : default_softmax_scale(spec.head_dim);
   spec.softcap = static_cast<float>(options.softcap);
   if (options.query_offset) {
     for (Sequence& sequence : job_.sequences) sequence.q_offset = *options.query_offset;
