@@ -136,7 +136,7 @@ std::optional<SgemmRate> sgemm_of(const Config& config, const Job& job, Transpor
   const double timeout = config.options.timeout;
   if (config.options.against != "sgemm") return std::nullopt;
   Job small = job;
-  small.sequences = uniform_sequences(1, 1, 1);
+  small.batch = uniform_batch(1, 1, 1);
   Attention attention(small, world, library_options(config, small));
   SgemmRate rate;
   together(world, timeout, [&] {

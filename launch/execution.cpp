@@ -86,7 +86,7 @@ LoadedJob::LoadedJob(const JobInput& input, Attention& attention, Transport& wor
   const std::int64_t k_rows = attention.k_rows();
   const JobLayout& layout = attention.layout();
   result_.rows = q_rows;
-  result_.runs = packed_runs(layout.queries.runs(world.rank()), job.cu_q());
+  result_.runs = packed_runs(layout.queries.runs(world.rank()), job.batch.cu_q());
   together(world, timeout, [&] {
     Backend& backend = attention.backend();
     q_ = backend.allocate(bytes_of(q_rows, spec.heads, spec.head_dim, element));
@@ -119,7 +119,7 @@ LoadedJob::LoadedJob(const JobInput& input, Attention& attention, Transport& wor
       before += rows.tokens;
       return rows;
     };
-    const std::vector<PackedRun> key_runs = packed_runs(layout.keys.runs(world.rank()), job.cu_k());
+    const std::vector<PackedRun> key_runs = packed_runs(layout.keys.runs(world.rank()), job.batch.cu_k());
     const auto view = [&](const Buffer& buffer, std::int64_t rows, int heads, int dim) {
       return dense_view(static_cast<void*>(buffer.data()), spec.dtype, rows, heads, dim);
     };
@@ -174,7 +174,7 @@ RankResult execute_job(const JobInput& input, Attention& attention, Transport& w
 
 Digests digest_result(const JobInput& input, const RankResult& result, Transport& world, double timeout) {
   const FoldSpec& spec = input.job().spec;
-  const std::int64_t tokens = input.job().q_tokens();
+  const std::int64_t tokens = input.job().batch.q_tokens();
   return {digest(world, result.out_view(spec), result.runs, tokens, timeout),
           digest(world, result.lse_view(spec), spec.heads, result.runs, tokens, timeout)};
 }

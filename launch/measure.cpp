@@ -58,7 +58,7 @@ std::unique_ptr<Attention> measured_job(const Config& config, Transport& world, 
   job.spec.heads = 8;
   job.spec.kv_heads = 2;
   job.spec.softmax_scale = 0.088F;
-  job.sequences = uniform_sequences(1, tokens * world.size(), tokens * world.size());
+  job.batch = uniform_batch(1, tokens * world.size(), tokens * world.size());
   Config without_model = config;  // --machine names what is written here
   without_model.options.machine.clear();
   return std::make_unique<Attention>(job, world, library_options(without_model, job));

@@ -65,8 +65,8 @@ void write_job(JsonWriter& json, const std::optional<Job>& job) {
   json.member("kv_heads", spec.kv_heads).member("head_dim", spec.head_dim).member("head_dim_v", spec.head_dim_v);
   json.member("mask", describe(spec.mask)).member("softmax_scale", static_cast<double>(spec.softmax_scale));
   json.member("softcap", static_cast<double>(spec.softcap)).member("sinks", spec.sinks);
-  json.member("sequences", static_cast<std::int64_t>(job->sequences.size()));
-  json.member("q_tokens", job->q_tokens()).member("k_tokens", job->k_tokens()).end_object();
+  json.member("sequences", static_cast<std::int64_t>(job->batch.sequences.size()));
+  json.member("q_tokens", job->batch.q_tokens()).member("k_tokens", job->batch.k_tokens()).end_object();
 }
 
 void write_measurements(JsonWriter& json, const Report& report) {

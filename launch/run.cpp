@@ -48,9 +48,10 @@ void print_result(const Report& report, const Job& job, const Screen& screen, bo
                                                            : fmt::format("{}/{}", spec.head_dim, spec.head_dim_v);
   std::string mask = describe(spec.mask);
   std::replace(mask.begin(), mask.end(), ' ', ':');  // one word a column
-  table.add({fmt::format("{}", job.q_tokens()), fmt::format("{}", job.sequences.size()), fmt::format("{}", spec.heads),
-             fmt::format("{}", spec.kv_heads), dim, std::string(dtype_name(spec.dtype)), mask,
-             fmt::format("{:.3f}", report.slowest_seconds() * 1e3), fmt::format("{:.1f}", rate / (tera ? 1e12 : 1e9)),
+  table.add({fmt::format("{}", job.batch.q_tokens()), fmt::format("{}", job.batch.sequences.size()),
+             fmt::format("{}", spec.heads), fmt::format("{}", spec.kv_heads), dim, std::string(dtype_name(spec.dtype)),
+             mask, fmt::format("{:.3f}", report.slowest_seconds() * 1e3),
+             fmt::format("{:.1f}", rate / (tera ? 1e12 : 1e9)),
              percent(report.most_exposed_seconds(), report.slowest_seconds()),
              fmt::format("{:.1f}", static_cast<double>(report.memory_peak()) / 0x1p20), report.digests->out});
   screen.print(table.text(!quiet));

@@ -76,7 +76,7 @@ bool check_against_oracle(const SingleRun& run) {
   const std::vector<RowSample> samples = sample_rows(input.job(), run.options().rows, kSampleSeed);
   Accuracy mine;
   // One rank may own all the sampled rows; a processor computes some 1e8 products a second in fp64 at the least.
-  const double products = static_cast<double>(samples.size()) * static_cast<double>(input.job().k_tokens()) *
+  const double products = static_cast<double>(samples.size()) * static_cast<double>(input.job().batch.k_tokens()) *
                           (spec.head_dim + spec.head_dim_v);
   together(run.world, run.options().timeout + products * 1e-8, [&] {
     mine = check_rows(inputs, samples, run.result.runs, run.result.out_view(spec), run.result.lse_view(spec));
@@ -176,8 +176,8 @@ bool check_against_file(const SingleRun& run) {
 Golden golden_of(const JobInput& input, Attention& attention, bool synthetic) {
   const Job& job = input.job();
   std::string sequences;
-  if (job.sequences.size() <= 8) {
-    for (const Sequence& s : job.sequences) sequences += fmt::format(" {}x{}@{}", s.q_len, s.k_len, s.q_offset);
+  if (job.batch.sequences.size() <= 8) {
+    for (const Sequence& s : job.batch.sequences) sequences += fmt::format(" {}x{}@{}", s.q_len, s.k_len, s.q_offset);
   }
   const std::string source = synthetic ? input.source() : "a file";
   return {std::string(version()),

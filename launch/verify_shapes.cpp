@@ -36,7 +36,7 @@ std::vector<int> world_sizes(const Config& config, const Transport& world) {
 // A size that cuts the longest sequence into a handful of blocks, at places where the plan's own blocks don't end.
 std::int64_t second_block_size(const Job& job, int key_tile) {
   std::int64_t longest = 1;
-  for (const Sequence& sequence : job.sequences) longest = std::max(longest, sequence.k_len);
+  for (const Sequence& sequence : job.batch.sequences) longest = std::max(longest, sequence.k_len);
   const std::int64_t tiles = (longest + key_tile - 1) / key_tile;
   return (tiles / 5 + 1) * key_tile;
 }
@@ -76,7 +76,7 @@ class Runner {
         library_(library),
         world_(world),
         timeout_(timeout),
-        even_(even_query_layout(input.job(), world.size())) {}
+        even_(even_query_layout(input.job().batch, world.size())) {}
 
   const Layout& even() const { return even_; }
   std::int64_t rows() const { return even_.tokens(world_.rank()); }
@@ -110,7 +110,7 @@ class Runner {
       even.out = allocate_host(bytes(rows(), out_bytes(spec)));
       even.lse = allocate_host(bytes(rows(), lse_bytes(spec)));
     });
-    const Layout from = widened(*layout, input_.job(), world_.size());
+    const Layout from = widened(*layout, input_.job().batch, world_.size());
     reshard(world_.host(), from, even_, result.out.data(), even.out.data(), out_bytes(spec), Deadline::after(timeout_));
     reshard(world_.host(), from, even_, result.lse.data(), even.lse.data(), lse_bytes(spec), Deadline::after(timeout_));
     return even;
@@ -118,7 +118,7 @@ class Runner {
 
   std::optional<Difference> compare(const EvenResult& left, const EvenResult& right) {
     const FoldSpec& spec = input_.job().spec;
-    const std::vector<PackedRun> runs = packed_runs(even_.runs(world_.rank()), input_.job().cu_q());
+    const std::vector<PackedRun> runs = packed_runs(even_.runs(world_.rank()), input_.job().batch.cu_q());
     const auto out = [&](const EvenResult& result) {
       return dense_view(static_cast<const void*>(result.out.data()), spec.dtype, rows(), spec.heads, spec.head_dim_v);
     };

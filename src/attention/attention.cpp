@@ -16,13 +16,6 @@ namespace ringattn {
 
 namespace {
 
-std::vector<std::int64_t> lengths_of(const Job& job, std::int64_t Sequence::*length) {
-  std::vector<std::int64_t> lengths;
-  lengths.reserve(job.sequences.size());
-  for (const Sequence& sequence : job.sequences) lengths.push_back(sequence.*length);
-  return lengths;
-}
-
 JobLayout layout_of(const Job& job, const Options& options, const FoldKernel& kernel, int world) {
   JobLayout layout = make_layout(job, world, options.layout, kernel.query_tile(), kernel.key_tile());
   const auto state_runs = [world](Layout& dealt, const auto& stated, std::string_view side,
@@ -34,8 +27,8 @@ JobLayout layout_of(const Job& job, const Options& options, const FoldKernel& ke
     }
     dealt = Layout(lengths, *stated);
   };
-  state_runs(layout.queries, options.query_runs, "query", lengths_of(job, &Sequence::q_len));
-  state_runs(layout.keys, options.key_runs, "key", lengths_of(job, &Sequence::k_len));
+  state_runs(layout.queries, options.query_runs, "query", job.batch.q_lengths());
+  state_runs(layout.keys, options.key_runs, "key", job.batch.k_lengths());
   return layout;
 }
 
@@ -44,12 +37,12 @@ FoldLimits largest_task(const Job& job, const JobLayout& layout, const FoldKerne
   FoldLimits limits;
   limits.rows = layout.queries.tokens(rank);
   limits.query_runs = static_cast<std::int64_t>(layout.queries.runs(rank).size());
-  for (const Sequence& sequence : job.sequences) {
+  for (const Sequence& sequence : job.batch.sequences) {
     limits.tiles += (sequence.k_len + kernel.key_tile() - 1) / kernel.key_tile();
   }
   limits.key_runs = limits.tiles;
   limits.sources = 2;
-  limits.sequences = static_cast<std::int64_t>(job.sequences.size());
+  limits.sequences = static_cast<std::int64_t>(job.batch.sequences.size());
   return limits;
 }
 
@@ -119,7 +112,7 @@ const Job& check_size(const Job& job, int key_tile, int world) {
   constexpr std::int64_t kMostTiles = std::int64_t{1} << 20;  // 134 million keys in tiles of 128
   constexpr std::int64_t kMostOfAllRanks = std::int64_t{1} << 26;
   std::int64_t tiles = 0;
-  for (const Sequence& sequence : job.sequences) {
+  for (const Sequence& sequence : job.batch.sequences) {
     const std::int64_t longest = std::max<std::int64_t>({sequence.k_len, sequence.q_len, 1});
     tiles += (longest - 1) / key_tile + 1;
     if (tiles > kMostTiles) break;

@@ -49,7 +49,7 @@ std::int64_t ulp_distance(std::uint32_t left, std::uint32_t right, Dtype dtype) 
 }
 
 std::string describe(const Difference& difference, const Job& job) {
-  const std::vector<std::int64_t> cu = job.cu_q();
+  const std::vector<std::int64_t> cu = job.batch.cu_q();
   const auto after = std::upper_bound(cu.begin(), cu.end() - 1, difference.token);
   const auto sequence = after - cu.begin() - 1;
   std::string text = fmt::format("{} at sequence {}, token {}, head {}", difference.in_lse ? "lse" : "out", sequence,

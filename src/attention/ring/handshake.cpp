@@ -18,7 +18,7 @@ std::string hashed(const std::string& text) { return fmt::format("{:016x}", XXH3
 std::string job_text(const Job& job) {
   const FoldSpec& spec = job.spec;
   std::string text = fmt::format("{} scale {:a}", describe(spec), spec.softmax_scale);
-  for (const Sequence& s : job.sequences) text += fmt::format(";{},{},{}", s.q_len, s.k_len, s.q_offset);
+  for (const Sequence& s : job.batch.sequences) text += fmt::format(";{},{},{}", s.q_len, s.k_len, s.q_offset);
   return text;
 }
 
