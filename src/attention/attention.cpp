@@ -11,6 +11,7 @@
 #include "attention/ring/workspace.hpp"
 #include "base/error.hpp"
 #include "base/host.hpp"
+#include "comm/meeting.hpp"
 
 namespace ringattn {
 
@@ -77,10 +78,10 @@ PlanOptions plan_options(const Job& job, const JobLayout& layout, const Options&
 
 // Threads for a host kernel where the caller names none: this process's processors, shared with the ranks that have the
 // same ones. Collective.
-int share_of_processors(Bootstrap& world, const Deadline& deadline) {
+int share_of_processors(const Meeting& meeting) {
   const Processors processors = usable_processors();
   const std::string mine = host_name() + ' ' + processors.set;
-  const std::vector<std::string> all = world.all_gather(mine, deadline);
+  const std::vector<std::string> all = meeting.gather(mine);
   const auto sharing = std::count(all.begin(), all.end(), mine);
   return std::max(1, processors.count / static_cast<int>(sharing));
 }
@@ -158,9 +159,16 @@ Forecast forecast(const Job& job, const Options& options, const FoldKernel& kern
 }
 
 struct Attention::Impl {
+  Impl(Job the_job, Transport& the_transport, Options the_options)
+      : job(std::move(the_job)),
+        options(std::move(the_options)),
+        transport(the_transport),
+        meeting(transport, Patience(options.timeout_seconds)) {}
+
   Job job;
   Options options;
   Transport& transport;
+  Meeting meeting;
   KernelChoice choice;
   std::unique_ptr<Backend> backend;
   std::unique_ptr<FoldKernel> kernel;
@@ -174,7 +182,7 @@ struct Attention::Impl {
                             owns_block_buffers() ? 0 : forecast->plan.buffer_rows, staged_rows);
   }
 
-  Deadline deadline() const { return Deadline::after(options.timeout_seconds); }
+  Deadline deadline() const { return meeting.patience().for_peer(); }
 
   // A byte from everyone to everyone: transports map memory and build their channels when they first use them, which
   // takes far longer than a block should.
@@ -193,25 +201,13 @@ struct Attention::Impl {
     transport.wait(transport.post(std::move(exchange), stream), stream, deadline());
     backend->synchronize(backend->mark(stream), deadline(), [this] { transport.progress(); });
   }
-
-  // Runs a phase in which a rank may fail alone, so that all throw together.
-  template <typename Phase>
-  void together(Phase phase) {
-    std::optional<Error> error;
-    try {
-      phase();
-    } catch (const Error& caught) {
-      error = caught;
-    }
-    agree(transport, error ? &*error : nullptr, deadline());
-  }
 };
 
 Attention::Attention(Job job, Transport& transport, Options options)
-    : impl_(new Impl{std::move(job), std::move(options), transport, {}, nullptr, nullptr, std::nullopt, {}}) {
+    : impl_(std::make_unique<Impl>(std::move(job), transport, std::move(options))) {
   Impl& impl = *impl_;
-  if (impl.options.threads == 0) impl.options.threads = share_of_processors(transport, impl.deadline());
-  impl.together([&impl] {
+  if (impl.options.threads == 0) impl.options.threads = share_of_processors(impl.meeting);
+  impl.meeting.together([&impl] {
     check_job(impl.job);
     impl.choice = choose_kernel(impl.job.spec, fitting_request(impl.options.kernel, impl.transport));
     impl.backend = impl.choice.row->make_backend({impl.options.threads, impl.transport.device()});
@@ -224,8 +220,8 @@ Attention::Attention(Job job, Transport& transport, Options options)
     }
     if (impl.options.checksum) check_checksum(*impl.backend);
   });
-  handshake(transport, identities(impl.job, impl.options, impl.choice, *impl.backend), impl.deadline());
-  impl.together([&impl] {
+  handshake(impl.meeting, identities(impl.job, impl.options, impl.choice, *impl.backend));
+  impl.meeting.together([&impl] {
     impl.forecast = ringattn::forecast(impl.job, impl.options, *impl.kernel, impl.transport.route(),
                                        impl.transport.size(), impl.transport.rank());
     impl.kernel->reserve(task_limits(impl.forecast->plan));
@@ -260,7 +256,7 @@ RunStats Attention::run(const Inputs& inputs, const Outputs& outputs, std::span<
   Impl& impl = *impl_;
   const FoldSpec& spec = impl.job.spec;
   const bool dense_kv = inputs.k.is_dense() && inputs.v.is_dense();
-  impl.together([&] {
+  impl.meeting.together([&] {
     check_view("q", inputs.q, spec, q_rows(), spec.heads, spec.head_dim);
     check_view("k", inputs.k, spec, k_rows(), spec.kv_heads, spec.head_dim);
     check_view("v", inputs.v, spec, k_rows(), spec.kv_heads, spec.head_dim_v);

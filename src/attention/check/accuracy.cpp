@@ -313,10 +313,10 @@ Accuracy check_rows(const AccuracyInputs& inputs, std::span<const RowSample> sam
   return accuracy;
 }
 
-Accuracy combine(Bootstrap& world, const Accuracy& mine, const Deadline& deadline) {
+Accuracy combine(const Meeting& meeting, const Accuracy& mine) {
   Accuracy all;
   const std::string_view bytes(reinterpret_cast<const char*>(&mine), sizeof mine);
-  for (const std::string& text : world.all_gather(bytes, deadline)) {
+  for (const std::string& text : meeting.world().all_gather(bytes, meeting.patience().for_peer())) {
     Accuracy theirs;
     std::memcpy(&theirs, text.data(), sizeof theirs);
     all.rows += theirs.rows;

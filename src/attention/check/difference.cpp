@@ -87,12 +87,12 @@ std::optional<Difference> first_difference(bool in_lse, const TensorView& left, 
   return std::nullopt;
 }
 
-std::optional<Difference> earliest(Bootstrap& world, const std::optional<Difference>& mine, const Deadline& deadline) {
+std::optional<Difference> earliest(const Meeting& meeting, const std::optional<Difference>& mine) {
   std::string bytes;
   if (mine) bytes.assign(reinterpret_cast<const char*>(&*mine), sizeof *mine);
   std::optional<Difference> first;
   const auto order = [](const Difference& d) { return std::tuple(d.in_lse, d.token, d.head, d.dim); };
-  for (const std::string& theirs : world.all_gather(bytes, deadline)) {
+  for (const std::string& theirs : meeting.world().all_gather(bytes, meeting.patience().for_peer())) {
     if (theirs.empty()) continue;
     Difference difference;
     std::memcpy(&difference, theirs.data(), sizeof difference);

@@ -89,11 +89,11 @@ TEST(FirstDifference, IsDescribedInTheSequencesOwnTokens) {
 
 TEST(FirstDifference, OfAllRanksIsTheEarliest) {
   run_threads_world(3, {}, [](Transport& world) {
-    const Deadline deadline = Deadline::after(30);
-    EXPECT_FALSE(earliest(world, std::nullopt, deadline));
+    const Meeting meeting(world, Patience(30.0));
+    EXPECT_FALSE(earliest(meeting, std::nullopt));
     std::optional<Difference> mine;
     if (world.rank() > 0) mine = Difference{false, 100 - 10 * world.rank(), 1, 2, Dtype::kF32, 1, 2};
-    const auto first = earliest(world, mine, deadline);
+    const auto first = earliest(meeting, mine);
     ASSERT_TRUE(first);
     EXPECT_EQ(first->token, 80);
   });
@@ -252,7 +252,7 @@ TEST(AccuracyCheck, IsCombinedOverRanks) {
     mine.straightforward_error = 0.3;
     mine.misplaced = world.rank() == 2 ? 1 : 0;
     mine.first_misplaced = {7, 1};
-    const Accuracy all = combine(world, mine, Deadline::after(30));
+    const Accuracy all = combine(Meeting(world, Patience(30.0)), mine);
     EXPECT_EQ(all.rows, 6);
     EXPECT_EQ(all.error, 0.5);
     EXPECT_EQ(all.worst, (RowSample{1, 0}));
