@@ -56,7 +56,7 @@ void deal_sequence(std::int32_t sequence, std::int64_t length, std::int64_t stri
 
 // Work in units of a visible pair; a token costs about as much as one more, so that bins without pairs fill evenly too.
 double work_of(const Mask& mask, const Sequence& s) {
-  return visible_pairs(mask, s.q_offset, s.q_len, {0, s.k_len}) + static_cast<double>(s.q_len) +
+  return Visibility(mask, s.k_len).pairs(s.q_offset, s.q_len) + static_cast<double>(s.q_len) +
          static_cast<double>(s.k_len);
 }
 
@@ -132,7 +132,7 @@ class Dealer {
       double work = 0.0;
       for (const TokenRun& run : query_runs_[rank]) {
         const Sequence& s = job_.sequences[static_cast<std::size_t>(run.sequence)];
-        work += visible_pairs(job_.spec.mask, s.q_offset + run.begin, run.tokens(), {0, s.k_len}) +
+        work += Visibility(job_.spec.mask, s.k_len).pairs(s.q_offset + run.begin, run.tokens()) +
                 static_cast<double>(run.tokens());
       }
       for (const TokenRun& run : key_runs_[rank]) work += static_cast<double>(run.tokens());

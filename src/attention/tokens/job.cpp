@@ -23,17 +23,6 @@ std::vector<std::int64_t> cumulate(const std::vector<Sequence>& sequences, Lengt
   return cumulative;
 }
 
-// Sum of clamp(first + i, low, high) over i in [0, count): the number of keys that consecutive rows see on one side.
-double clamped_sum(std::int64_t first, std::int64_t count, std::int64_t low, std::int64_t high) {
-  if (count <= 0) return 0.0;
-  const std::int64_t below = std::clamp(low - first, std::int64_t{0}, count);  // rows at `low`
-  const std::int64_t until = std::clamp(high - first, below, count);           // rows before `high` is reached
-  const auto ramp = static_cast<double>(until - below);
-  const double ramp_sum = ramp * static_cast<double>(first + below) + ramp * (ramp - 1.0) / 2.0;
-  return static_cast<double>(below) * static_cast<double>(low) + ramp_sum +
-         static_cast<double>(count - until) * static_cast<double>(high);
-}
-
 void check_cumulative(std::string_view name, std::span<const std::int64_t> cu) {
   if (cu.size() < 2 || cu[0] != 0) {
     fail(ErrorCode::kFile, fmt::format("{} is no list of cumulative lengths", name),
@@ -90,21 +79,9 @@ std::vector<Sequence> packed_sequences(std::span<const std::int64_t> cu_q, std::
   return sequences;
 }
 
-double visible_pairs(const Mask& mask, std::int64_t position, std::int64_t rows, KeyRange keys) {
-  if (keys.empty() || rows <= 0) return 0.0;
-  // Row at p sees [clamp(p − left), clamp(p + right + 1)) of the keys; where that is empty both clamp to the same
-  // bound.
-  const auto all = static_cast<double>(rows);
-  const double ends = mask.right < 0 ? all * static_cast<double>(keys.end)
-                                     : clamped_sum(position + mask.right + 1, rows, keys.begin, keys.end);
-  const double begins = mask.left < 0 ? all * static_cast<double>(keys.begin)
-                                      : clamped_sum(position - mask.left, rows, keys.begin, keys.end);
-  return ends - begins;
-}
-
 double visible_pairs(const Job& job) {
   double pairs = 0.0;
-  for (const Sequence& s : job.sequences) pairs += visible_pairs(job.spec.mask, s.q_offset, s.q_len, {0, s.k_len});
+  for (const Sequence& s : job.sequences) pairs += Visibility(job.spec.mask, s.k_len).pairs(s.q_offset, s.q_len);
   return pairs;
 }
 
