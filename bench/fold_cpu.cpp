@@ -69,7 +69,7 @@ struct Shape {
 void measure_fold(const Shape& shape, int threads, int runs) {
   const FoldSpec& spec = shape.spec;
   const std::int64_t n = shape.tokens;
-  const KernelChoice choice = choose_kernel(spec, {"cpu", "auto"});
+  const FoldChoice choice = choose_kernel(spec, {"cpu", "auto"});
   const auto backend = choice.row->make_backend({threads, 0});
   const auto kernel = choice.row->make_kernel(spec, *backend);
   kernel->reserve({});

@@ -28,12 +28,12 @@ using Clock = std::chrono::steady_clock;
 const Deadline kPatience = Deadline::after(3600.0);
 
 struct Device {
-  explicit Device(const KernelRow& kernel_row) : row(kernel_row), backend(row.make_backend({1, 0})) {}
+  explicit Device(const FoldRow& kernel_row) : row(kernel_row), backend(row.make_backend({1, 0})) {}
 
   void wait() { backend->synchronize(backend->mark(stream()), kPatience, {}); }
   Stream stream() const { return backend->stream(); }
 
-  const KernelRow& row;
+  const FoldRow& row;
   std::unique_ptr<Backend> backend;
 };
 
@@ -183,7 +183,7 @@ class Batch {
   FoldOutput output_;
 };
 
-bool can_run(const KernelRow& row, const FoldSpec& spec) { return row.missing(spec).empty(); }
+bool can_run(const FoldRow& row, const FoldSpec& spec) { return row.missing(spec).empty(); }
 
 void measure_speed(Device& device, const FoldSpec& spec, std::int64_t batch, std::int64_t tokens) {
   if (!can_run(device.row, spec)) return;
@@ -416,7 +416,7 @@ void measure_generator(Device& device) {
 }
 
 int run(const std::string& what, const std::string& kernel, int head_dim, std::int64_t tokens) {
-  for (const KernelRow& row : kernel_table()) {
+  for (const FoldRow& row : kernel_table<FoldSpec>()) {
     if (row.backend != "cuda" || (!kernel.empty() && row.name != kernel)) continue;
     const std::string reason = row.unavailable();
     if (!reason.empty()) {

@@ -22,9 +22,13 @@
 
 namespace ringattn {
 
+class FoldKernel;
+
 // What is computed: all that the choice of a kernel and its arithmetic may depend on. Lengths, batch and ranks are
 // absent.
 struct FoldSpec {
+  using Kernel = FoldKernel;  // what computes it (registry.hpp)
+
   Dtype dtype = Dtype::kBf16;  // of q, k, v and out; state and LSE are fp32
   int heads = 1;               // query heads
   int kv_heads = 1;            // divides heads
