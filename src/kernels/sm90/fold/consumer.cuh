@@ -118,22 +118,19 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
     std::uint32_t probability[C::kKeyTile / 16][4];
     constexpr float kMost = kOutgrown<typename C::Element>;
     const auto number = [&] { return unit.number(p, left); };
-    const auto end_group = [&](int tile) {
-      if (tile % kSumTiles == 0 && rows.has(Rows<C>::kOpen)) close_group<C>(p, unit, rows);
-    };
+    // Whether the tile that comes begins a group while the one before is open.
+    const auto group_is_full = [&] { return number() % kGroupTiles == 0 && rows.has(Rows<C>::kOpen); };
     // Scores → probabilities. Whether a row has outgrown its reference.
     const auto weigh = [&]<bool kPlain>(Scores& s) {
       if constexpr (!kPlain) {
         if (p.scaled_first) scale_scores(p, s);
-        const int tile = number();
-        if (unit.masked(left)) mask_tile<C>(p, unit, tile, s);
+        if (unit.masked(left)) mask_tile<C>(p, unit, number(), s);
         if (rows.has(Rows<C>::kSpecial)) {
           settle<C>(p, rows, s);
           // The warps of a warpgroup take the same way through the products, as wgmma demands.
           const bool more = p.scaled_first || !rows.seen(0) || !rows.seen(1);
           if (!named_any(warpgroup(), kWarpgroup, more)) rows.flags &= ~Rows<C>::kSpecial;
         }
-        if constexpr (!C::kOverlaps) end_group(tile);
       }
       exponentiate<C>(p, rows.shift, s, sum);
       return __any_sync(0xffffffffU, sum[0] > kMost || sum[1] > kMost) != 0;
@@ -141,7 +138,7 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
     const auto weigh_again = [&](Scores& s) {
       Redone<C> redone;
       redo<C>(params, unit, number(), map.q(unit), map.k(ring.stage()), rows.shift[0], rows.shift[1], sum[0], sum[1],
-              rows.flags, redone);
+              redone);
       take_over<C>(redone, rows, s, sum);
     };
     const auto add_sums = [&] {
@@ -156,7 +153,6 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
       if constexpr (!kPlain) give_back();
       wgmma_wait<0>();
       pin(s);
-      if constexpr (C::kOverlaps) end_group(number());
       if (weigh.template operator()<kPlain>(s)) [[unlikely]]
         weigh_again(s);
       if constexpr (C::kKeysAhead) give_k(ring.stage());
@@ -190,7 +186,6 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
       pin(rows.o);
       give_v();
       ring = next;
-      if constexpr (!kPlain) end_group(number());
       if (outgrown) [[unlikely]] {
         weigh_again(s);
         if constexpr (C::kKeysAhead) give_k(ring.stage());
@@ -199,7 +194,7 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
       add_sums();
     };
     const auto note_full = [&] {
-      if (left == 1 && p.save && (number() + 1) % kSumTiles == 0) rows.flags |= Rows<C>::kFull;
+      if (left == 1 && p.save && (number() + 1) % kGroupTiles == 0) rows.flags |= Rows<C>::kFull;
     };
     const auto fold_in_turn = [&] {
       while (left > 0) {
@@ -211,35 +206,39 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
           add(false);
         }
         if (left == 0) break;
+        if (group_is_full()) close_group<C>(p, unit, rows);
         score.template operator()<false>();
         note_full();
-        rows.flags |= Rows<C>::kOpen;
-        add(!p.resume && left == unit.end() - unit.begin());
+        const bool first = rows.has(Rows<C>::kFresh);
+        rows.flags = (rows.flags | Rows<C>::kOpen) & ~Rows<C>::kFresh;
+        add(first);
         --left;
         ring.advance();
       }
     };
-    // `pending`: a tile has its probabilities already.
+    // `pending`: a tile has its probabilities already. A group begins with a tile by itself: the one before is closed
+    // once its last products are there.
     const auto fold_overlapped = [&](bool pending) {
-      if (!pending) {
-        if (left == 0) return;
-        if (!p.resume) rows.flags |= Rows<C>::kFresh;
-        score.template operator()<false>();
-        note_full();
-        --left;
-      }
-      while (left > 0) {
-        const int stop = rows.has(Rows<C>::kSpecial) ? left : unit.stop(left);
+      for (; pending || left > 0; pending = false) {
+        if (!pending) {
+          if (group_is_full()) close_group<C>(p, unit, rows);
+          score.template operator()<false>();
+          note_full();
+          --left;
+        }
+        while (left > 0) {
+          const int stop = rows.has(Rows<C>::kSpecial) ? left : unit.stop(left);
 #pragma unroll 1
-        for (; left > stop; --left) add_and_score.template operator()<true>();
-        if (left == 0) break;
-        add_and_score.template operator()<false>();
-        note_full();
-        --left;
+          for (; left > stop; --left) add_and_score.template operator()<true>();
+          if (left == 0 || number() % kGroupTiles == 0) break;
+          add_and_score.template operator()<false>();
+          note_full();
+          --left;
+        }
+        add(rows.has(Rows<C>::kFresh));
+        rows.flags = (rows.flags | Rows<C>::kOpen) & ~Rows<C>::kFresh;
+        ring.advance();
       }
-      add(rows.has(Rows<C>::kFresh));
-      rows.flags |= Rows<C>::kOpen;
-      ring.advance();
     };
     // From unit to unit without a pause: the next one's first product runs beside the end of this one. Rows that see
     // something of its first tile take their references from it, so doing it again (by mma.sync, which gives the same
@@ -248,8 +247,10 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
       Scores s;
       barrier_wait(map.k_full(ring.stage()), ring.parity());
       multiply_q_k<C>(s, map.q(next), map.k(ring.stage()));
+      const float references[2] = {reference_of(rows, 0), reference_of(rows, 1)};
+      const float sums[2] = {sum_of_quad(rows.l[0]), sum_of_quad(rows.l[1])};
       float inverse[2];
-      end_softmax<C>(p, unit, rows, inverse);
+      end_softmax(p, unit, references, sums, inverse);
       stage_rows<C>(rows, inverse, map.q(unit));
       send_rows<C>(params, unit, map.q(unit));
       rows.flags = Rows<C>::kWriting | (rows.flags & Rows<C>::kKept) | Rows<C>::kSpecial |

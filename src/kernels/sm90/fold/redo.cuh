@@ -44,12 +44,11 @@ struct Redone {
   bool outgrown[2];
 };
 
-// Sums of earlier groups move with the reference here, in memory; the rest is the caller's. A function of
-// its own, with its results in memory, so that the main loop's registers don't know of it.
+// A function of its own, with its results in memory, so that the main loop's registers don't know of it.
 template <class C>
 __device__ __noinline__ void redo(const HopperParams& params, Unit unit, int number, std::uint32_t q_tile,
                                   std::uint32_t k_tile, float shift0, float shift1, float sum0, float sum1,
-                                  std::uint32_t flags, Redone<C>& result) {
+                                  Redone<C>& result) {
   const cuda::FoldParams& p = params.fold;
   const float old_shift[2] = {shift0, shift1};
   const float old_sum[2] = {sum0, sum1};
@@ -94,18 +93,6 @@ __device__ __noinline__ void redo(const HopperParams& params, Unit unit, int num
           result.s[2 * block + j][2 * half + i] = x;
         }
       }
-    }
-  }
-#pragma unroll 1
-  for (int half = 0; half < 2; ++half) {
-    if (!result.outgrown[half] || (flags & Rows<C>::kSummed << half) == 0) continue;
-#pragma unroll 1
-    for (int n = 0; n < C::kDimV / 16; ++n) {
-      float4* at = sums_of<C>(p, unit, half) + 4 * n;
-      const float4 x = __ldcg(at);
-      const float factor = result.factor[half];
-      __stcg(at,
-             float4{__fmul_rn(x.x, factor), __fmul_rn(x.y, factor), __fmul_rn(x.z, factor), __fmul_rn(x.w, factor)});
     }
   }
 }

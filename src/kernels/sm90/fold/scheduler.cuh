@@ -48,8 +48,8 @@ __device__ __forceinline__ void set_edges(const cuda::FoldParams& p, const cuda:
   const int plain_end = tiles_before(edge(common.end));
   unit.head = tiles - (plain_begin < tiles ? plain_begin : tiles);
   unit.tail = one_run ? tiles - (plain_end < tiles ? plain_end : tiles) : tiles;
-  if (p.save && (first + tiles) % kSumTiles == 0 && unit.tail == 0) unit.tail = 1;  // consume() looks at it
-  unit.group = static_cast<int>((first + tiles) % kSumTiles);
+  if (p.save && (first + tiles) % kGroupTiles == 0 && unit.tail == 0) unit.tail = 1;  // consume() looks at it
+  unit.group = static_cast<int>((first + tiles) % kGroupTiles);
 }
 
 // Tells the number of what comes next. One warp's, all lanes together.

@@ -29,7 +29,7 @@ inline constexpr float kOutgrown<__half> = 0x1p15F;
 // What a thread holds of its two rows, row r (half 0) and row r + 8 (half 1) of its warp's 16, in the products' order.
 template <class C>
 struct Rows {
-  float o[C::kDimV / 8][4];  // sum of the open group of kSumTiles tiles
+  float o[C::kDimV / 8][4];  // sum of the open group of kGroupTiles tiles
   float shift[2];            // −r; 0 as long as nothing is seen
   float l[2];                // of this thread's columns
   std::uint32_t flags;
