@@ -158,7 +158,7 @@ void measure_generator(Device& device) {
 }
 
 int run(const std::string& what, const std::string& kernel, int head_dim, std::int64_t tokens) {
-  for (const KernelRow& row : kernel_table()) {
+  for (const FoldRow& row : kernel_table<FoldSpec>()) {
     if (row.backend != "cuda" || (!kernel.empty() && row.name != kernel)) continue;
     const std::string reason = row.unavailable();
     if (!reason.empty()) {

@@ -17,12 +17,12 @@ namespace ringattn {
 inline const Deadline kPatience = Deadline::after(3600.0);
 
 struct Device {
-  explicit Device(const KernelRow& kernel_row) : row(kernel_row), backend(row.make_backend({1, 0})) {}
+  explicit Device(const FoldRow& kernel_row) : row(kernel_row), backend(row.make_backend({1, 0})) {}
 
   void wait() { backend->synchronize(backend->mark(stream()), kPatience, {}); }
   Stream stream() const { return backend->stream(); }
 
-  const KernelRow& row;
+  const FoldRow& row;
   std::unique_ptr<Backend> backend;
 };
 
@@ -172,7 +172,7 @@ class GpuJob {
   FoldOutput output_;
 };
 
-inline bool can_run(const KernelRow& row, const FoldSpec& spec) { return row.missing(spec).empty(); }
+inline bool can_run(const FoldRow& row, const FoldSpec& spec) { return row.missing(spec).empty(); }
 
 // Prints JSON lines. `head_dim` and `tokens` of 0 are all.
 void measure_speeds(Device& device, int head_dim, std::int64_t tokens);

@@ -20,7 +20,7 @@ struct Dims {
 
 // Calls check(spec) for those that the row can do.
 template <typename Check>
-void for_dims(const KernelRow& row, std::span<const Dims> list, Check check) {
+void for_dims(const FoldRow& row, std::span<const Dims> list, Check check) {
   for (const Dims& dims : list) {
     FoldSpec spec = make_spec(dims.dtype, 2, 1, dims.head_dim, {-1, 0}, dims.head_dim_v);
     if (!cannot_run(row, spec).empty()) continue;

@@ -13,24 +13,25 @@
 
 namespace ringattn::testing {
 
-class KernelRowTest : public ::testing::TestWithParam<KernelRow> {
+class KernelRowTest : public ::testing::TestWithParam<FoldRow> {
  protected:
   void SetUp() override {
     const std::string reason = GetParam().unavailable();
     if (!reason.empty()) GTEST_SKIP() << "needs: " << reason;
   }
 
-  const KernelRow& row() const { return GetParam(); }
+  const FoldRow& row() const { return GetParam(); }
 };
 
 }  // namespace ringattn::testing
 
 namespace ringattn {
-inline void PrintTo(const KernelRow& row, std::ostream* stream) { *stream << row.name; }
+inline void PrintTo(const FoldRow& row, std::ostream* stream) { *stream << row.name; }
 }  // namespace ringattn
 
 // For every row of the table.
-#define RINGATTN_FOR_EVERY_KERNEL(fixture)                                                                            \
-  INSTANTIATE_TEST_SUITE_P(Kernels, fixture,                                                                          \
-                           ::testing::ValuesIn(::ringattn::kernel_table().begin(), ::ringattn::kernel_table().end()), \
-                           [](const auto& test) { return std::string(test.param.name); })
+#define RINGATTN_FOR_EVERY_KERNEL(fixture)                                                                           \
+  INSTANTIATE_TEST_SUITE_P(                                                                                          \
+      Kernels, fixture,                                                                                              \
+      ::testing::ValuesIn(::ringattn::kernel_table<FoldSpec>().begin(), ::ringattn::kernel_table<FoldSpec>().end()), \
+      [](const auto& test) { return std::string(test.param.name); })
