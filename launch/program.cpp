@@ -19,6 +19,7 @@
 #include "base/environment.hpp"
 #include "base/error.hpp"
 #include "base/unfinished_file.hpp"
+#include "comm/launcher.hpp"
 #include "comm/world.hpp"
 #include "kernels/registry.hpp"
 #include "launch/commands.hpp"
@@ -30,14 +31,6 @@
 namespace ringattn {
 
 namespace {
-
-// Whether this process is the one that speaks for the job before its ranks know each other, or when they never will.
-bool is_first_process() {
-  for (const char* variable : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"}) {
-    if (const auto rank = environment_value(variable)) return *rank == "0";
-  }
-  return true;
-}
 
 const CommandRow& find_command(const std::string& name) {
   std::vector<std::string_view> names;
@@ -81,7 +74,7 @@ Request read_arguments(const std::vector<std::string>& arguments) {
   if (!arguments.empty()) {
     request.invocation.arguments[0] = std::filesystem::path(arguments[0]).filename().string();
   }
-  request.invocation.first_process = is_first_process();
+  request.invocation.first_process = speaks_for_launched();
   try {
     if (arguments.size() < 2) {
       fail(ErrorCode::kUsage, "no subcommand", fmt::format("there are {}", command_names(kAllCommands)),

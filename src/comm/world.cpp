@@ -4,16 +4,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
-#include <cstdlib>
 #include <exception>
-#include <initializer_list>
 #include <memory>
 #include <vector>
 
 #include "base/gpu.hpp"
 #include "comm/device_world.hpp"
 #include "comm/failure.hpp"
+#include "comm/launcher.hpp"
 #include "comm/paced.hpp"
 #include "comm/self.hpp"
 #include "comm/threads.hpp"
@@ -57,19 +55,6 @@ constexpr TransportRow kTable[] = {
 #endif
 };
 
-// A number that the launcher has put into the environment, `otherwise` if it has not.
-int launcher_number(std::initializer_list<const char*> names, int otherwise) {
-  for (const char* name : names) {
-    if (const char* text = std::getenv(name)) return std::atoi(text);
-  }
-  return otherwise;
-}
-
-// Ranks that the launcher has started; 0 if it doesn't say.
-int launched_ranks() { return launcher_number({"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"}, 0); }
-
-int launched_rank() { return launcher_number({"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"}, 0); }
-
 const TransportRow& find_row(std::string_view name) {
   std::vector<std::string_view> names;
   std::string known = "auto";
@@ -86,7 +71,6 @@ const TransportRow& find_row(std::string_view name) {
 // The transport that a request means here, as a name of the table. Throws what run_world() promises.
 std::string_view choose_transport(const WorldRequest& request) {
   const bool launched = launched_by_mpi();
-  const int launched_size = launched_ranks();
   const std::string_view wanted =
       request.transport == "auto" ? std::string_view("auto") : find_row(request.transport).name;
   if (request.ranks && *request.ranks < 1) {
@@ -107,7 +91,7 @@ std::string_view choose_transport(const WorldRequest& request) {
       fail(ErrorCode::kUsage, fmt::format("--ranks {} contradicts mpirun", *request.ranks),
            "under mpirun the world is mpirun's", "Give mpirun -np instead, or run without mpirun.");
     }
-    if (wanted == "threads" || (wanted == "self" && launched_size != 1)) {
+    if (wanted == "threads" || (wanted == "self" && launched_ranks() != 1)) {
       fail(ErrorCode::kUsage, fmt::format("--transport {} contradicts mpirun", wanted),
            "its ranks are processes, and that transport does not join them", "Run without mpirun, or leave it out.");
     }
@@ -184,11 +168,6 @@ int run_local_world(std::string_view transport, const WorldRequest& request,
 
 std::span<const TransportRow> transport_table() { return kTable; }
 
-bool launched_by_mpi() {
-  constexpr std::array kMarks = {"OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE", "PMIX_RANK"};
-  return std::any_of(kMarks.begin(), kMarks.end(), [](const char* name) { return std::getenv(name) != nullptr; });
-}
-
 int run_world(const WorldRequest& request, const std::function<int(Transport&)>& rank_main,
               const std::function<void(const Error&)>& print_error) {
   const std::string_view transport = choose_transport(request);
@@ -204,7 +183,7 @@ int end_without_world(const Error& error, const std::function<void(const Error&)
     return run_mpi_world(
         {}, &error, [](Transport&) { return 0; }, print_error);
 #endif
-  if (launched_rank() != 0) return static_cast<int>(error.code());
+  if (!speaks_for_launched()) return static_cast<int>(error.code());
   return code_of(error, print_error);
 }
 

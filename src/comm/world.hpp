@@ -38,9 +38,6 @@ struct WorldRequest {
   std::function<void(std::string_view transport, const std::string& reason)> chosen;
 };
 
-// Whether this process was started by mpirun or srun with MPI, judged from the environment, without initialising MPI.
-bool launched_by_mpi();
-
 // Makes the world (under mpirun: mpirun's; otherwise `ranks` threads, or one rank alone). Unless the request forces a
 // transport or host memory, ranks that can have a GPU each (ranks of one process: share them) get a device transport.
 // Runs `rank_main` once a rank, ends the world and returns the exit code, the same on every rank: the highest that

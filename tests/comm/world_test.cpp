@@ -143,17 +143,7 @@ TEST(RunWorld, RefusesContradictions) {
 
 TEST(RunWorld, RunsSelfUnderMpirunWithOneRank) {
   const Launched launched("1");
-  EXPECT_TRUE(launched_by_mpi());
   EXPECT_EQ(run(request_of("self"), nothing).transport, "self");
-}
-
-TEST(RunWorld, KnowsLaunchers) {
-  EXPECT_FALSE(launched_by_mpi());
-  for (const char* mark : {"OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE", "PMIX_RANK"}) {
-    setenv(mark, "0", 1);
-    EXPECT_TRUE(launched_by_mpi()) << mark;
-    unsetenv(mark);
-  }
 }
 
 TEST(RunWorld, ReturnsTheHighestCode) {
