@@ -27,6 +27,7 @@
 #include "launch/outputs.hpp"
 #include "launch/report.hpp"
 #include "launch/screen.hpp"
+#include "launch/wording.hpp"
 
 namespace ringattn {
 
@@ -125,11 +126,9 @@ void agree_on_configuration(const Config& config, Transport& world) {
   const std::vector<std::string> all = world.all_gather(mine, Deadline::after(config.options.timeout));
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
     if (all[rank] == all[0]) continue;
-    throw AgreedError(
-        ErrorCode::kUsage,
-        fmt::format("rank {} and rank 0 have different configurations ({}). Give all ranks the same flags, "
-                    "environment and config file.",
-                    rank, config_difference(all[rank], all[0])));
+    throw AgreedError(Error(ErrorCode::kUsage, fmt::format("rank {} and rank 0 have different configurations", rank),
+                            config_difference(all[rank], all[0]),
+                            "Give all ranks the same flags, environment and config file."));
   }
 }
 
@@ -160,7 +159,7 @@ int guarded(const std::function<int()>& work) {
 int execute(Request& request) {
   Invocation& invocation = request.invocation;
   const JobOptions& options = invocation.config.options;
-  const auto print_error = [&](const Error& error) { print_error_line(error.what(), options.color); };
+  const auto print_error = [&](const Error& error) { print_error_line(program_text(error), options.color); };
   const auto report = [&](const Error& error) {
     if (invocation.first_process) {
       report_failure(invocation, request.command == nullptr ? "" : request.command->name, error);
@@ -178,7 +177,9 @@ int execute(Request& request) {
     world_request.memory = wanted_memory(options);
     world_request.pace = environment().pace;
     world_request.timeout = options.timeout;
-    world_request.chosen = [&](std::string_view, const std::string& reason) { invocation.transport_reason = reason; };
+    world_request.chosen = [&](std::string_view, const Wording& reason) {
+      invocation.transport_reason = program_text(reason);
+    };
     return run_world(
         world_request,
         [&](Transport& world) {

@@ -79,10 +79,9 @@ class StartWatch {
           const std::chrono::duration<double> patience(seconds + 0.1 * std::min(launched_rank().value_or(0), 20));
           std::unique_lock lock(mutex_);
           if (ended_.wait_for(lock, patience, [this] { return started_; })) return;
-          print_error(Error(ErrorCode::kPeer,
-                            fmt::format("MPI did not start within {} s (a rank has not come). Check that all ranks run "
-                                        "the same command, and that their hosts answer.",
-                                        seconds)));
+          print_error(Error(ErrorCode::kPeer, fmt::format("MPI did not start within {} s", seconds),
+                            "a rank has not come",
+                            "Check that all ranks run the same command, and that their hosts answer."));
           flush_output();
           std::_Exit(static_cast<int>(ErrorCode::kPeer));
         }) {}

@@ -47,9 +47,10 @@ constexpr KernelRow kTable[] = {
 
 constexpr std::string_view kBackends[] = {"auto", "cpu", "cuda"};
 
-std::string suggest(std::string_view name, const std::vector<std::string_view>& known) {
+Wording suggest(std::string_view name, const std::vector<std::string_view>& known) {
   const std::string nearest = nearest_name(name, known.data(), known.size());
-  return nearest.empty() ? "Use auto, or see `ringattn info`." : fmt::format("Did you mean {}?", nearest);
+  return nearest.empty() ? Wording{"Use auto, or see ", command("info"), "."}
+                         : Wording(fmt::format("Did you mean {}?", nearest));
 }
 
 void check_backend(std::string_view backend) {
@@ -63,7 +64,7 @@ void check_backend(std::string_view backend) {
     if (row.backend == backend) return;
   }
   fail(ErrorCode::kUnsupported, fmt::format("this build has no {} kernels", backend),
-       fmt::format("it was built without {}", backend), "Use --backend auto, or another build.");
+       fmt::format("it was built without {}", backend), {"Use ", setting("backend", "auto"), ", or another build."});
 }
 
 void check_kernel(const KernelRequest& request) {
@@ -76,7 +77,7 @@ void check_kernel(const KernelRequest& request) {
     }
     if (request.backend == "auto" || request.backend == row.backend) return;
     fail(ErrorCode::kUsage, fmt::format("kernel {} does not run on backend {}", row.name, request.backend),
-         fmt::format("it is a {} kernel", row.backend), fmt::format("Use --backend {}.", row.backend));
+         fmt::format("it is a {} kernel", row.backend), {"Use ", setting("backend", row.backend), "."});
   }
   fail(ErrorCode::kUsage, fmt::format("there is no kernel \"{}\"", request.kernel),
        fmt::format("known: {}", fmt::join(names, ", ")), suggest(request.kernel, names));
@@ -119,13 +120,14 @@ KernelChoice choose_kernel(const FoldSpec& spec, const KernelRequest& request, K
   std::string passed_over;
   for (const auto& [names, reason] : obstacles) passed_over += fmt::format("; {}: {}", names, reason);
   if (choice.row == nullptr) {
-    fail(ErrorCode::kUnsupported,
-         request.kernel == "auto" ? std::string("no kernel can do this job")
-                                  : fmt::format("kernel {} can't do this job", request.kernel),
-         fmt::format("required: {}{}", describe(spec), passed_over),
-         request.kernel == "auto" && request.backend == "auto"
-             ? "See `ringattn info` for what kernels do."
-             : "Leave --kernel and --backend out, or see `ringattn info`.");
+    fail(
+        ErrorCode::kUnsupported,
+        request.kernel == "auto" ? std::string("no kernel can do this job")
+                                 : fmt::format("kernel {} can't do this job", request.kernel),
+        fmt::format("required: {}{}", describe(spec), passed_over),
+        request.kernel == "auto" && request.backend == "auto"
+            ? Wording{"See ", command("info"), " for what kernels do."}
+            : Wording{"Leave ", setting("kernel"), " and ", setting("backend"), " out, or see ", command("info"), "."});
   }
   choice.reason = request.kernel != "auto"
                       ? fmt::format("forced: {} ({})", choice.row->name, describe(spec))

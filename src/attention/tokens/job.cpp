@@ -127,7 +127,7 @@ void check_job(const Job& job) {
     }
     if (s.q_offset > kFar / 4 || s.q_offset < -kFar / 4) {
       fail(ErrorCode::kUsage, fmt::format("sequence {} starts at position {}", i, s.q_offset),
-           "positions lie between -2^60 and 2^60", "Check --query-offset, or q_offset.");
+           "positions lie between -2^60 and 2^60", {"Check ", setting("query_offset"), ", or q_offset."});
     }
   }
 }
