@@ -11,6 +11,7 @@
 #include "base/json_writer.hpp"
 #include "base/size.hpp"
 #include "base/text_file.hpp"
+#include "comm/meeting.hpp"
 #include "comm/world.hpp"
 #include "kernels/registry.hpp"
 #include "launch/commands.hpp"
@@ -20,7 +21,6 @@
 #include "launch/outputs.hpp"
 #include "launch/report.hpp"
 #include "launch/screen.hpp"
-#include "launch/together.hpp"
 
 namespace ringattn {
 
@@ -168,7 +168,8 @@ int measure_here(const Invocation& invocation, Transport& world) {
   const JobOptions& options = config.options;
   const bool first = world.rank() == 0;
   const Screen screen(options, first);
-  together(world, options.timeout, [&] {
+  const Meeting meeting(world, Patience(options.timeout));
+  meeting.together([&] {
     if (!first) return;
     check_outputs(options);
     if (options.machine.empty()) return;
@@ -179,7 +180,7 @@ int measure_here(const Invocation& invocation, Transport& world) {
     check_new_file(options.machine, options.force, "machine");
   });
   const MachineModel machine = measure_machine(config, world);
-  together(world, options.timeout, [&] {
+  meeting.together([&] {
     if (!first) return;
     screen.context(fmt::format("measured: {}", machine_line(machine)));
     if (world.size() == 1) screen.context("one rank alone has no link: link rate and latency are the defaults");

@@ -20,6 +20,7 @@
 #include "base/error.hpp"
 #include "base/unfinished_file.hpp"
 #include "comm/launcher.hpp"
+#include "comm/patience.hpp"
 #include "comm/world.hpp"
 #include "kernels/registry.hpp"
 #include "launch/commands.hpp"
@@ -123,7 +124,7 @@ Request read_arguments(const std::vector<std::string>& arguments) {
 // Ranks that were started on different hosts may have read different configurations.
 void agree_on_configuration(const Config& config, Transport& world) {
   const std::string mine = print_config(config);
-  const std::vector<std::string> all = world.all_gather(mine, Deadline::after(config.options.timeout));
+  const std::vector<std::string> all = world.all_gather(mine, Patience(config.options.timeout).for_peer());
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
     if (all[rank] == all[0]) continue;
     throw AgreedError(Error(ErrorCode::kUsage, fmt::format("rank {} and rank 0 have different configurations", rank),

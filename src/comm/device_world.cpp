@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "comm/patience.hpp"
 #include "comm/placement.hpp"
 #if defined(RINGATTN_HAVE_CUDA)
 #include "comm/p2p/p2p.hpp"
@@ -65,7 +66,7 @@ DeviceWorld make_device_world(Transport& host, const WorldRequest& request) {
   if (!automatic && !forced) return {nullptr, "forced"};
   const bool host_wanted = request.memory == WantedMemory::kHost || request.pace > 0.0;
   if (automatic && (host_wanted || host.size() == 1)) return {};
-  const Deadline deadline = Deadline::after(request.timeout);
+  const Deadline deadline = Patience(request.timeout).for_peer();
   const Placement placement = place_world(host, deadline);
   Wording passed_over;
   for (const Candidate& candidate : candidates()) {

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <exception>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -38,18 +37,5 @@ Error aborted_error(const RankNames& names, int rank, const Error& error);
 
 // Any exception as an Error: a failed allocation is kMemory, what else is no Error is kInternal.
 Error as_error(const std::exception_ptr& exception);
-
-// Runs `work` on every rank; when it throws on any of them, all throw the error of the lowest such rank, agreed.
-// Collective.
-template <typename Work>
-void do_together(Bootstrap& world, const Deadline& deadline, const Work& work) {
-  std::optional<Error> error;
-  try {
-    work();
-  } catch (...) {
-    error = as_error(std::current_exception());
-  }
-  agree(world, error ? &*error : nullptr, deadline);
-}
 
 }  // namespace ringattn

@@ -22,6 +22,7 @@
 #include "comm/launcher.hpp"
 #include "comm/mpi.hpp"
 #include "comm/paced.hpp"
+#include "comm/patience.hpp"
 
 namespace ringattn {
 
@@ -119,7 +120,7 @@ int run_mpi_world(const WorldRequest& request, const Error* refusal, const std::
     watch.reset();
     if (request.pace > 0.0) world = make_paced_transport(std::move(world), request.pace);
     try {
-      agree(*world, refusal, Deadline::after(request.timeout));
+      agree(*world, refusal, Patience(request.timeout).for_peer());
       DeviceWorld device;
       if (refusal == nullptr) device = make_device_world(*world, request);
       Transport& chosen = device.transport ? *device.transport : *world;
@@ -130,7 +131,7 @@ int run_mpi_world(const WorldRequest& request, const Error* refusal, const std::
       flush_output();
       code = static_cast<int>(error.code());
     }
-    code = meet_to_end(*world, code, Deadline::after(request.timeout));
+    code = meet_to_end(*world, code, Patience(request.timeout).for_peer());
   } catch (...) {
     end_alone(world.get(), as_error(std::current_exception()), print_error);
   }

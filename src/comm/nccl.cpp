@@ -16,6 +16,7 @@
 #include "comm/device_peers.hpp"
 #include "comm/exchange.hpp"
 #include "comm/nccl_communicator.hpp"
+#include "comm/patience.hpp"
 
 namespace ringattn {
 
@@ -358,7 +359,7 @@ void check_peers(const std::vector<DevicePeer>& peers) {
 
 std::unique_ptr<Transport> make_nccl_transport(std::unique_ptr<Transport> control, int device,
                                                const NcclOptions& options) {
-  const Deadline deadline = Deadline::after(options.setup_seconds);
+  const Deadline deadline = Patience(options.setup_seconds).for_peer();
   const std::vector<DevicePeer> peers = gather_device_peers(*control, device, deadline);
   check_peers(peers);
   try {

@@ -13,6 +13,7 @@
 #include "comm/failure.hpp"
 #include "comm/launcher.hpp"
 #include "comm/paced.hpp"
+#include "comm/patience.hpp"
 #include "comm/self.hpp"
 #include "comm/threads.hpp"
 #if defined(RINGATTN_HAVE_MPI)
@@ -156,7 +157,7 @@ int run_local_world(std::string_view transport, const WorldRequest& request,
         const DeviceWorld device = make_device_world(rank, request);
         Transport& chosen = device.transport ? *device.transport : rank;
         if (rank.rank() == 0) tell(chosen, device.reason);
-        rank.barrier(Deadline::after(request.timeout));  // nobody begins before it is told
+        rank.barrier(Patience(request.timeout).for_peer());  // nobody begins before it is told
         play(chosen);
       });
     }

@@ -96,7 +96,8 @@ std::vector<Sequence> read_sequences(const SafetensorsFile& file, const InputNam
          "lengths of sequences are given for queries and keys", "Add the other of cu_seqlens_q and cu_seqlens_k.");
   }
   if (!cu_q) {
-    std::vector<Sequence> sequences = uniform_sequences(input.q_grid.batch, input.q_grid.length, input.k_grid.length);
+    std::vector<Sequence> sequences =
+        uniform_batch(input.q_grid.batch, input.q_grid.length, input.k_grid.length).sequences;
     if (!offset) return sequences;
     require(offsets.size() == sequences.size(), *offset, job_has(sequences.size()), kOffsets);
     for (std::size_t i = 0; i < sequences.size(); ++i) sequences[i].q_offset = offsets[i];
@@ -111,7 +112,7 @@ std::vector<Sequence> read_sequences(const SafetensorsFile& file, const InputNam
     require(offsets.size() + 1 == packed_q.size(), *offset, job_has(packed_q.size() - 1), kOffsets);
   }
   try {
-    return packed_sequences(packed_q, packed_k, offsets);
+    return packed_batch(packed_q, packed_k, offsets).sequences;
   } catch (const Error& error) {
     throw Error(error.code(), {file.path(), ": ", error.problem()}, error.why(), error.remedy());
   }

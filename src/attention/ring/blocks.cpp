@@ -209,7 +209,7 @@ class BlockCutter {
     double pairs = 0.0;
     for (std::int64_t tile = first_tile; tile < last_tile;) {
       const std::int32_t sequence = axis_.sequence(tile);
-      const Sequence& s = job_.sequences[static_cast<std::size_t>(sequence)];
+      const Sequence& s = job_.batch.sequences[static_cast<std::size_t>(sequence)];
       const std::int64_t end = std::min(last_tile, axis_.first(sequence + 1));
       const std::int64_t origin = axis_.token(axis_.first(sequence));
       pairs += visible_pairs(spec.mask, s.q_offset, s.q_len, {axis_.token(tile) - origin, axis_.token(end) - origin});

@@ -18,7 +18,7 @@ std::string hashed(const std::string& text) { return fmt::format("{:016x}", XXH3
 std::string job_text(const Job& job) {
   const FoldSpec& spec = job.spec;
   std::string text = fmt::format("{} scale {:a}", describe(spec), spec.softmax_scale);
-  for (const Sequence& s : job.sequences) text += fmt::format(";{},{},{}", s.q_len, s.k_len, s.q_offset);
+  for (const Sequence& s : job.batch.sequences) text += fmt::format(";{},{},{}", s.q_len, s.k_len, s.q_offset);
   return text;
 }
 
@@ -49,10 +49,10 @@ std::vector<Identity> identities(const Job& job, const Options& options, const K
           {"options", hashed(options_text(options))}};
 }
 
-void handshake(Bootstrap& world, const std::vector<Identity>& mine, const Deadline& deadline) {
+void handshake(const Meeting& meeting, const std::vector<Identity>& mine) {
   std::string text;
   for (const Identity& identity : mine) text += identity.value + '\n';
-  const std::vector<std::string> theirs = world.all_gather(text, deadline);
+  const std::vector<std::string> theirs = meeting.gather(text);
   for (std::size_t rank = 1; rank < theirs.size(); ++rank) {
     std::size_t at = 0;
     std::size_t at_zero = 0;

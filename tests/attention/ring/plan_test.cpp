@@ -32,7 +32,7 @@ TEST(Plan, OneRankFoldsEverythingInOneBlockInPlace) {
 TEST(Plan, AJobOfNothingHasOneBlockOfNothing) {
   for (const auto& sequences : {std::vector<Sequence>{}, std::vector<Sequence>{{0, 0, 0}}, {{5, 0, 0}}}) {
     Job job = causal_job(1);
-    job.sequences = sequences;
+    job.batch.sequences = sequences;
     const JobLayout layout = layout_of(job, 4);
     for (const std::int64_t block : {0, 128}) {
       PlanOptions options;
