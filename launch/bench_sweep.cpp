@@ -13,6 +13,7 @@
 #include "launch/bench_table.hpp"
 #include "launch/job_text.hpp"
 #include "launch/progress.hpp"
+#include "launch/wording.hpp"
 
 namespace ringattn {
 
@@ -117,9 +118,9 @@ void Sweep::measure(const Setting& setting, bool only) {
     point.transport = world_.name();
     point.git = revision();
     point.mode = options_.compute_only ? kFoldsMode : kWholeMode;
-    point.error = error.what();
+    point.error = program_text(error);
     if (!failure_) failure_ = error;
-    screen_.context(fmt::format("{}: {}", label(setting.job), error.what()));
+    screen_.context(fmt::format("{}: {}", label(setting.job), point.error));
     keep(point);
   }
 }

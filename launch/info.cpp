@@ -177,7 +177,7 @@ int measure_here(const Invocation& invocation, Transport& world) {
       fail(ErrorCode::kUsage, fmt::format("--machine {} names no machine model", options.machine),
            "it is written as JSON or as TOML, and the name's end says which", "End it with .json or .toml.");
     }
-    check_new_file(options.machine, options.force, "--machine");
+    check_new_file(options.machine, options.force, "machine");
   });
   const MachineModel machine = measure_machine(config, world);
   meeting.together([&] {
@@ -188,7 +188,7 @@ int measure_here(const Invocation& invocation, Transport& world) {
     if (options.machine.empty()) {
       screen.print(text);
     } else {
-      write_text_file(options.machine, text, options.force, "--machine");
+      write_text_file(options.machine, text, options.force, "machine");
       screen.context(fmt::format("machine model: {}", options.machine));
     }
     write_json_document(options, info_json(invocation, find_device(options), &machine));

@@ -19,6 +19,7 @@
 #include "launch/screen.hpp"
 #include "launch/table.hpp"
 #include "launch/values.hpp"
+#include "launch/wording.hpp"
 
 namespace ringattn {
 
@@ -226,7 +227,7 @@ int plan_job(const Invocation& invocation) {
   const Config& config = invocation.config;
   const JobOptions& options = config.options;
   const Screen screen(options, invocation.first_process);
-  if (!options.json.empty() && options.json != "-") check_new_file(options.json, options.force, "--json");
+  if (!options.json.empty() && options.json != "-") check_new_file(options.json, options.force, "json");
 
   std::vector<JobInput> inputs;
   if (config.given("input")) {
@@ -279,9 +280,10 @@ int plan_job(const Invocation& invocation) {
         // In a list, a world that is too small is an answer.
         if (error.code() != ErrorCode::kMemory || rows == 1) throw;
         if (!misfit) misfit = error;
-        screen.context(fmt::format("world {}, {} tokens: {}", world, input.job().batch.q_tokens(), error.what()));
+        screen.context(
+            fmt::format("world {}, {} tokens: {}", world, input.job().batch.q_tokens(), program_text(error)));
         json.begin_object().member("world", world).member("tokens", input.job().batch.q_tokens());
-        json.member("does_not_fit", error.what()).end_object();
+        json.member("does_not_fit", program_text(error)).end_object();
       }
     }
   }

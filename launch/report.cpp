@@ -14,6 +14,7 @@
 #include "base/host.hpp"
 #include "base/json_writer.hpp"
 #include "base/text_file.hpp"
+#include "launch/wording.hpp"
 
 namespace ringattn {
 
@@ -201,7 +202,7 @@ std::string report_text(const Report& report) {
   }
   if (report.error) {
     json.key("error").begin_object().member("code", static_cast<int>(report.error->code()));
-    json.member("name", error_name(report.error->code())).member("message", report.error->what());
+    json.member("name", error_name(report.error->code())).member("message", program_text(*report.error));
     json.key("rank");
     if (report.error_rank) {
       json.value(*report.error_rank);
@@ -225,7 +226,7 @@ void write_json_document(const JobOptions& options, std::string_view text) {
     }
     return;
   }
-  write_text_file(options.json, text, options.force, "--json");
+  write_text_file(options.json, text, options.force, "json");
 }
 
 void write_report(const Report& report) {

@@ -120,7 +120,7 @@ int run_job(const Invocation& invocation, Transport& world, Report& report) {
     print_result(report, input->job(), screen, options.quiet);
     if (!options.output.empty()) screen.context(fmt::format("output: {}", options.output));
     if (!options.trace.empty()) {
-      write_text_file(options.trace, trace_text(timeline, report.hosts), options.force, "--trace");
+      write_text_file(options.trace, trace_text(timeline, report.hosts), options.force, "trace");
       screen.context(fmt::format("trace: {}", options.trace));
     }
     write_report(report);

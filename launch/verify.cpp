@@ -215,7 +215,7 @@ bool write_golden(const SingleRun& run, Golden golden) {
   golden.digest_lse = run.report.digests->lse;
   run.meeting.together([&] {
     if (run.meeting.rank() != 0) return;
-    write_text_file(run.options().record, golden_text(golden), run.options().force, "--record");
+    write_text_file(run.options().record, golden_text(golden), run.options().force, "record");
   });
   run.screen.context(fmt::format("golden file: {}", run.options().record));
   return true;

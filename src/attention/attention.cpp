@@ -131,8 +131,8 @@ const Job& check_size(const Job& job, int key_tile, int world) {
 
 void check_checksum(const Backend& backend) {
   if (backend.memory() != MemoryKind::kDevice) return;
-  fail(ErrorCode::kUnsupported, "checksums of device memory are not computed", "--checksum works on the host",
-       "Leave it out, or use --backend cpu.");
+  fail(ErrorCode::kUnsupported, "checksums of device memory are not computed",
+       {setting("checksum"), " works on the host"}, {"Leave it out, or use ", setting("backend", "cpu"), "."});
 }
 
 KernelRequest fitting_request(const KernelRequest& request, const Transport& transport) {
@@ -216,7 +216,8 @@ Attention::Attention(Job job, Transport& transport, Options options)
     if (impl.backend->memory() != impl.transport.memory() && impl.transport.size() > 1) {
       fail(ErrorCode::kUnsupported,
            fmt::format("kernel {} and transport {} don't fit", impl.choice.row->name, impl.transport.name()),
-           "one works in host memory, the other in device memory", "Choose both with --backend and --transport.");
+           "one works in host memory, the other in device memory",
+           {"Choose both with ", setting("backend"), " and ", setting("transport"), "."});
     }
     if (impl.options.checksum) check_checksum(*impl.backend);
   });

@@ -32,8 +32,8 @@ class RankNames {
 [[noreturn]] void fail_late(std::string_view what, const Deadline& deadline, const RankNames& names, int rank,
                             std::span<const int> awaited);
 
-// What the calls of a world throw once `rank` has aborted it with `code` and `text`.
-Error aborted_error(const RankNames& names, int rank, ErrorCode code, std::string_view text);
+// What the calls of a world throw once `rank` has aborted it with `error`.
+Error aborted_error(const RankNames& names, int rank, const Error& error);
 
 // Any exception as an Error: a failed allocation is kMemory, what else is no Error is kInternal.
 Error as_error(const std::exception_ptr& exception);

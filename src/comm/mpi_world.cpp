@@ -19,6 +19,7 @@
 
 #include "comm/device_world.hpp"
 #include "comm/failure.hpp"
+#include "comm/launcher.hpp"
 #include "comm/mpi.hpp"
 #include "comm/paced.hpp"
 #include "comm/patience.hpp"
@@ -76,13 +77,12 @@ class StartWatch {
   StartWatch(double seconds, const std::function<void(const Error&)>& print_error)
       : thread_([this, seconds, &print_error] {
           // A little apart, so that one rank prints, and mpirun then ends the others.
-          const std::chrono::duration<double> patience(seconds + 0.1 * std::min(rank_by_environment(), 20));
+          const std::chrono::duration<double> patience(seconds + 0.1 * std::min(launched_rank().value_or(0), 20));
           std::unique_lock lock(mutex_);
           if (ended_.wait_for(lock, patience, [this] { return started_; })) return;
-          print_error(Error(ErrorCode::kPeer,
-                            fmt::format("MPI did not start within {} s (a rank has not come). Check that all ranks run "
-                                        "the same command, and that their hosts answer.",
-                                        seconds)));
+          print_error(Error(ErrorCode::kPeer, fmt::format("MPI did not start within {} s", seconds),
+                            "a rank has not come",
+                            "Check that all ranks run the same command, and that their hosts answer."));
           flush_output();
           std::_Exit(static_cast<int>(ErrorCode::kPeer));
         }) {}
@@ -97,13 +97,6 @@ class StartWatch {
   }
 
  private:
-  static int rank_by_environment() {
-    for (const char* variable : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"}) {
-      if (const char* rank = std::getenv(variable)) return std::atoi(rank);
-    }
-    return 0;
-  }
-
   std::mutex mutex_;
   std::condition_variable ended_;
   bool started_ = false;

@@ -325,8 +325,9 @@ void run_ranks(std::vector<std::unique_ptr<Transport>> transports, const std::fu
   try {
     for (auto& transport : transports) threads.emplace_back([&play, &transport] { play(*transport); });
   } catch (const std::system_error& error) {
-    const Error refused(ErrorCode::kUnsupported, fmt::format("can't start thread {} of {} ({}). Use fewer ranks.",
-                                                             threads.size(), transports.size(), error.what()));
+    const Error refused(ErrorCode::kUnsupported,
+                        fmt::format("can't start thread {} of {}", threads.size(), transports.size()), error.what(),
+                        "Use fewer ranks.");
     if (transports[0]->abort(refused)) record(std::make_exception_ptr(refused));
   }
   for (std::thread& thread : threads) thread.join();

@@ -63,11 +63,11 @@ void handshake(const Meeting& meeting, const std::vector<Identity>& mine) {
       const std::string value_zero = theirs[0].substr(at_zero, end_zero - at_zero);
       if (value != value_zero) {
         // Everyone sees the same table, so everyone throws the same.
-        throw AgreedError(
-            ErrorCode::kUnsupported,
-            fmt::format("rank {} and rank 0 differ in {} ({} against {}). Start the same program with the "
-                        "same job on the same model of machine; forcing one --kernel may help.",
-                        rank, identity.what, value, value_zero));
+        throw AgreedError(Error(ErrorCode::kUnsupported,
+                                fmt::format("rank {} and rank 0 differ in {}", rank, identity.what),
+                                fmt::format("{} against {}", value, value_zero),
+                                {"Start the same program with the same job on the same model of machine; forcing one ",
+                                 setting("kernel"), " may help."}));
       }
       at = end + 1;
       at_zero = end_zero + 1;

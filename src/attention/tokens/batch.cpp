@@ -90,7 +90,7 @@ void check_batch(const Batch& batch) {
     }
     if (s.q_offset > kFar || s.q_offset < -kFar) {
       fail(ErrorCode::kUsage, fmt::format("sequence {} starts at position {}", i, s.q_offset),
-           "positions lie between -2^60 and 2^60", "Check --query-offset, or q_offset.");
+           "positions lie between -2^60 and 2^60", {"Check ", setting("query_offset"), ", or q_offset."});
     }
   }
 }

@@ -16,9 +16,9 @@ namespace {
 
 constexpr double kProbeSeconds = 10.0;
 
-[[noreturn]] void refuse(const std::string& why) {
-  throw AgreedError(ErrorCode::kUnsupported,
-                    fmt::format("p2p can't join these ranks ({}). Use --transport nccl, or leave it out.", why));
+[[noreturn]] void refuse(const Wording& why) {
+  throw AgreedError(Error(ErrorCode::kUnsupported, "p2p can't join these ranks", why,
+                          {"Use ", setting("transport", "nccl"), ", or leave it out."}));
 }
 
 // Every rank sees the same, so every rank throws the same.
@@ -49,7 +49,7 @@ void probe_counters(const P2pSegment& segment, int rank, const CudaStream& strea
   while (counters.passed.now() != 1) {
     if (deadline.expired()) {
       fail(ErrorCode::kUnsupported, "the GPU does not write to shared host memory",
-           fmt::format("nothing came within {:g} s", kProbeSeconds), "Use --transport nccl.");
+           fmt::format("nothing came within {:g} s", kProbeSeconds), {"Use ", setting("transport", "nccl"), "."});
     }
     std::this_thread::yield();
   }
@@ -95,7 +95,7 @@ void probe_memory(Bootstrap& control, P2pMemory& memory, const CudaStream& strea
     for (int peer = 0; peer < size; ++peer) {
       if (peer == rank || found[static_cast<std::size_t>(peer)] == peer) continue;
       fail(ErrorCode::kUnsupported, fmt::format("rank {} can't write to the GPU of rank {}", peer, rank),
-           "what it wrote did not arrive", "Use --transport nccl.");
+           "what it wrote did not arrive", {"Use ", setting("transport", "nccl"), "."});
     }
     for (int peer = 0; peer < size; ++peer) {
       if (peer != rank) memory.close(peer, theirs[static_cast<std::size_t>(peer)].id);
@@ -129,7 +129,7 @@ std::unique_ptr<Transport> make_p2p_transport(std::unique_ptr<Transport> control
     return std::make_unique<P2pTransport>(std::move(control), std::move(segment), std::move(memory),
                                           name_device_peers(peers), options);
   } catch (const AgreedError& error) {
-    refuse(fmt::format("rank {}: {}", error.rank(), error.what()));
+    refuse({fmt::format("rank {}: ", error.rank()), error.message()});
   }
 }
 
