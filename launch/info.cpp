@@ -11,6 +11,7 @@
 #include "base/json_writer.hpp"
 #include "base/size.hpp"
 #include "base/text_file.hpp"
+#include "comm/meeting.hpp"
 #include "comm/world.hpp"
 #include "kernels/registry.hpp"
 #include "launch/commands.hpp"
@@ -20,7 +21,6 @@
 #include "launch/outputs.hpp"
 #include "launch/report.hpp"
 #include "launch/screen.hpp"
-#include "launch/together.hpp"
 
 namespace ringattn {
 
@@ -35,9 +35,9 @@ struct DeviceInfo {
 
 DeviceInfo find_device(const JobOptions& options) {
   DeviceInfo device;
-  for (const KernelRow& row : kernel_table()) {
-    if (row.backend == "cpu" && row.unavailable().empty()) {
-      device.target = row.make_backend({std::max(1, options.threads)})->identity();
+  for (const KernelEntry* row : all_kernels()) {
+    if (row->backend == "cpu" && row->unavailable().empty()) {
+      device.target = row->make_backend({std::max(1, options.threads)})->identity();
       break;
     }
   }
@@ -84,11 +84,11 @@ void print_tables(const Screen& screen, const DeviceInfo& device) {
   }
   if (visible_gpus().empty()) text += fmt::format("GPU         none ({})\n", gpus_unavailable());
   text += "\nkernels, in order of preference\n";
-  for (const KernelRow& row : kernel_table()) {
-    const std::string obstacle = row.unavailable();
-    text += fmt::format("  {:<16} {:<5} runs here: {}{}\n                   {}\n", row.name, row.backend,
-                        state_of(obstacle), obstacle.empty() ? "" : fmt::format(" ({})", obstacle), row.supports);
-    for (const std::string& config : row.configs()) text += fmt::format("                     {}\n", config);
+  for (const KernelEntry* row : all_kernels()) {
+    const std::string obstacle = row->unavailable();
+    text += fmt::format("  {:<16} {:<5} runs here: {}{}\n                   {}\n", row->name, row->backend,
+                        state_of(obstacle), obstacle.empty() ? "" : fmt::format(" ({})", obstacle), row->supports);
+    for (const std::string& config : row->configs()) text += fmt::format("                     {}\n", config);
   }
   text += "\ntransports\n";
   for (const TransportRow& row : transport_table()) {
@@ -123,11 +123,11 @@ std::string info_json(const Invocation& invocation, const DeviceInfo& device, co
     json.member("multiprocessors", gpu.multiprocessors).member("memory_bytes", gpu.memory).end_object();
   }
   json.end_array().key("kernels").begin_array();
-  for (const KernelRow& row : kernel_table()) {
-    const std::string obstacle = row.unavailable();
-    json.begin_object().member("name", row.name).member("backend", row.backend).member("supports", row.supports);
+  for (const KernelEntry* row : all_kernels()) {
+    const std::string obstacle = row->unavailable();
+    json.begin_object().member("name", row->name).member("backend", row->backend).member("supports", row->supports);
     json.key("configs").begin_array();
-    for (const std::string& config : row.configs()) json.value(config);
+    for (const std::string& config : row->configs()) json.value(config);
     json.end_array();
     json.member("available", obstacle.empty()).member("reason", obstacle).end_object();
   }
@@ -168,7 +168,8 @@ int measure_here(const Invocation& invocation, Transport& world) {
   const JobOptions& options = config.options;
   const bool first = world.rank() == 0;
   const Screen screen(options, first);
-  together(world, options.timeout, [&] {
+  const Meeting meeting(world, Patience(options.timeout));
+  meeting.together([&] {
     if (!first) return;
     check_outputs(options);
     if (options.machine.empty()) return;
@@ -176,10 +177,10 @@ int measure_here(const Invocation& invocation, Transport& world) {
       fail(ErrorCode::kUsage, fmt::format("--machine {} names no machine model", options.machine),
            "it is written as JSON or as TOML, and the name's end says which", "End it with .json or .toml.");
     }
-    check_new_file(options.machine, options.force, "--machine");
+    check_new_file(options.machine, options.force, "machine");
   });
   const MachineModel machine = measure_machine(config, world);
-  together(world, options.timeout, [&] {
+  meeting.together([&] {
     if (!first) return;
     screen.context(fmt::format("measured: {}", machine_line(machine)));
     if (world.size() == 1) screen.context("one rank alone has no link: link rate and latency are the defaults");
@@ -187,7 +188,7 @@ int measure_here(const Invocation& invocation, Transport& world) {
     if (options.machine.empty()) {
       screen.print(text);
     } else {
-      write_text_file(options.machine, text, options.force, "--machine");
+      write_text_file(options.machine, text, options.force, "machine");
       screen.context(fmt::format("machine model: {}", options.machine));
     }
     write_json_document(options, info_json(invocation, find_device(options), &machine));

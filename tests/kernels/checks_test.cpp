@@ -22,10 +22,10 @@ std::vector<std::string> missing_of_tensor_cores(const FoldSpec& spec) {
 std::vector<std::string> missing_everything(const FoldSpec&) { return {"everything"}; }
 
 // It runs everywhere, and no row of it folds a key that it doesn't see.
-const KernelRow& cpu_row() { return *std::ranges::find(kernel_table(), "cpu_fold", &KernelRow::name); }
+const FoldRow& cpu_row() { return *std::ranges::find(kernel_table<FoldSpec>(), "cpu_fold", &FoldRow::name); }
 
-KernelRow row_with(std::vector<std::string> (*missing)(const FoldSpec&)) {
-  KernelRow row = cpu_row();
+FoldRow row_with(std::vector<std::string> (*missing)(const FoldSpec&)) {
+  FoldRow row = cpu_row();
   row.missing = missing;
   return row;
 }
@@ -95,7 +95,7 @@ TEST(Checks, ValuesThatAreNotFiniteTaintTheirTile) {
 }
 
 TEST(Checks, EveryRowHasShapes) {
-  for (const KernelRow& row : kernel_table()) {
+  for (const FoldRow& row : kernel_table<FoldSpec>()) {
     SCOPED_TRACE(row.name);
     EXPECT_FALSE(usual_dims(row).empty());
     EXPECT_FALSE(unequal_dims(row).empty());
@@ -104,7 +104,7 @@ TEST(Checks, EveryRowHasShapes) {
 }
 
 TEST(Checks, ShapesAreTheRowsOwn) {
-  const KernelRow row = row_with(missing_of_tensor_cores);
+  const FoldRow row = row_with(missing_of_tensor_cores);
   using List = std::vector<Dims>;
   EXPECT_EQ(usual_dims(row), (List{{Dtype::kBf16, 64, 64}, {Dtype::kF16, 64, 64}}));
   EXPECT_EQ(unequal_dims(row), (List{{Dtype::kBf16, 192, 128}, {Dtype::kF16, 192, 128}}));

@@ -132,8 +132,8 @@ TEST_P(FoldExact, UnseenKeysMoveNoBit) {
       const FoldSpec spec = make_spec(dims, 4, 2, mask);
       FoldInputs inputs = random_inputs(spec, {{50, 420, 200}}, 8);
       const FoldResult before = fold_with(row(), inputs);
-      const KeyRange first = visible_keys(mask, 200, 420);
-      const KeyRange last = visible_keys(mask, 249, 420);
+      const KeyRange first = Visibility(mask, 420).keys(200);
+      const KeyRange last = Visibility(mask, 420).keys(249);
       for (std::int64_t key = 0; key < 420; ++key) {
         if (key >= first.begin && key < last.end) continue;
         for (int dim = 0; dim < dims.head_dim; ++dim) inputs.set_k(key, 0, dim, -9.0F);

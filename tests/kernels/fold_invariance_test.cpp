@@ -116,7 +116,8 @@ TEST_P(FoldInvariance, UnseenNanMovesNoBit) {
   const int query_tile = runner.kernel().query_tile();
   const int key_tile = runner.kernel().key_tile();
   std::int64_t untouched = 290;
-  while (query_tile > 1 && folded_tiles(spec.mask, 400 + untouched - 1, 700, query_tile, key_tile).end > 690 / key_tile)
+  while (query_tile > 1 &&
+         Visibility(spec.mask, 700).tiles(400 + untouched - 1, {query_tile, key_tile}).end > 690 / key_tile)
     --untouched;
   ASSERT_GT(untouched, 100);
   const std::size_t seen_bytes = static_cast<std::size_t>(untouched * 4 * spec.head_dim_v) * size_of(spec.dtype);

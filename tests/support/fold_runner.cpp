@@ -209,7 +209,7 @@ bool FoldResult::same_bits(const FoldResult& other) const {
          std::memcmp(lse.data(), other.lse.data(), lse.size() * sizeof(float)) == 0;
 }
 
-FoldRunner::FoldRunner(const KernelRow& row, const FoldSpec& spec, int threads)
+FoldRunner::FoldRunner(const FoldRow& row, const FoldSpec& spec, int threads)
     : backend_(row.make_backend({threads, 0})), kernel_(row.make_kernel(spec, *backend_)) {}
 
 FoldResult FoldRunner::run(const FoldInputs& inputs, const Arrangement& arrangement, const Progress& progress) {
@@ -328,11 +328,11 @@ FoldResult FoldRunner::run(const FoldInputs& inputs, const Arrangement& arrangem
   return result;
 }
 
-FoldResult fold_with(const KernelRow& row, const FoldInputs& inputs, const Arrangement& arrangement) {
+FoldResult fold_with(const FoldRow& row, const FoldInputs& inputs, const Arrangement& arrangement) {
   return FoldRunner(row, inputs.spec, arrangement.threads).run(inputs, arrangement);
 }
 
-std::string cannot_run(const KernelRow& row, const FoldSpec& spec) {
+std::string cannot_run(const FoldRow& row, const FoldSpec& spec) {
   const std::string unavailable = row.unavailable();
   if (!unavailable.empty()) return fmt::format("{}: {}", row.name, unavailable);
   const std::vector<std::string> missing = row.missing(spec);

@@ -43,7 +43,7 @@ struct FoldResult {
 // A kernel of the table, made for a spec.
 class FoldRunner {
  public:
-  FoldRunner(const KernelRow& row, const FoldSpec& spec, int threads = 1);
+  FoldRunner(const FoldRow& row, const FoldSpec& spec, int threads = 1);
 
   // Folds everything. State and output are NaN before, and so is every row of a source that no tile maps.
   FoldResult run(const FoldInputs& inputs, const Arrangement& arrangement = {}, const Progress& progress = {});
@@ -57,9 +57,9 @@ class FoldRunner {
 };
 
 // Makes the kernel and folds everything once.
-FoldResult fold_with(const KernelRow& row, const FoldInputs& inputs, const Arrangement& arrangement = {});
+FoldResult fold_with(const FoldRow& row, const FoldInputs& inputs, const Arrangement& arrangement = {});
 
 // Why a kernel can't run `spec` here; empty: it can.
-std::string cannot_run(const KernelRow& row, const FoldSpec& spec);
+std::string cannot_run(const FoldRow& row, const FoldSpec& spec);
 
 }  // namespace ringattn::testing

@@ -26,7 +26,7 @@ bool is_equal(const Dims& dims) { return dims.head_dim == dims.head_dim_v; }
 
 // The first of each dtype for which `wanted` holds.
 template <typename Wanted>
-std::vector<Dims> first_of_each_dtype(const KernelRow& row, Wanted wanted) {
+std::vector<Dims> first_of_each_dtype(const FoldRow& row, Wanted wanted) {
   std::vector<Dims> chosen;
   for (const Dims& dims : all_dims(row)) {
     if (wanted(dims) && (chosen.empty() || chosen.back().dtype != dims.dtype)) chosen.push_back(dims);
@@ -36,7 +36,7 @@ std::vector<Dims> first_of_each_dtype(const KernelRow& row, Wanted wanted) {
 
 }  // namespace
 
-std::vector<Dims> all_dims(const KernelRow& row) {
+std::vector<Dims> all_dims(const FoldRow& row) {
   std::vector<Dims> able;
   for (const Dtype dtype : kDtypes) {
     for (const Pair& pair : kPairs) {
@@ -48,20 +48,20 @@ std::vector<Dims> all_dims(const KernelRow& row) {
   return able;
 }
 
-std::vector<Dims> usual_dims(const KernelRow& row) { return first_of_each_dtype(row, is_equal); }
+std::vector<Dims> usual_dims(const FoldRow& row) { return first_of_each_dtype(row, is_equal); }
 
-std::optional<Dims> usual_dims(const KernelRow& row, Dtype dtype) {
+std::optional<Dims> usual_dims(const FoldRow& row, Dtype dtype) {
   for (const Dims& dims : usual_dims(row)) {
     if (dims.dtype == dtype) return dims;
   }
   return std::nullopt;
 }
 
-std::vector<Dims> unequal_dims(const KernelRow& row) {
+std::vector<Dims> unequal_dims(const FoldRow& row) {
   return first_of_each_dtype(row, [](const Dims& dims) { return !is_equal(dims); });
 }
 
-std::vector<Dims> varied_dims(const KernelRow& row) {
+std::vector<Dims> varied_dims(const FoldRow& row) {
   std::vector<Dims> varied = usual_dims(row);
   const std::vector<Dims> unequal = unequal_dims(row);
   varied.insert(varied.end(), unequal.begin(), unequal.end());

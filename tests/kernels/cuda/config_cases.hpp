@@ -65,8 +65,9 @@ void expect_taken_dims(Able able, Missing missing) {
 
 // What the kernel that is really made for the dims says of its tiles.
 inline void expect_made_tiles(std::string_view name, const HeadDims& dims, int query_tile, int key_tile) {
-  const auto row = std::ranges::find(kernel_table(), name, &KernelRow::name);
-  ASSERT_NE(row, kernel_table().end()) << "the table has no " << name;
+  const auto table = kernel_table<FoldSpec>();
+  const auto row = std::ranges::find(table, name, &FoldRow::name);
+  ASSERT_NE(row, table.end()) << "the table has no " << name;
   const auto backend = row->make_backend({1, kNoDevice});
   for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16}) {
     const FoldSpec spec = spec_of_dims(dtype, dims.head_dim, dims.head_dim_v);

@@ -12,9 +12,9 @@
 
 namespace ringattn::testing {
 
-inline std::vector<KernelRow> cuda_rows() {
-  std::vector<KernelRow> rows;
-  for (const KernelRow& row : kernel_table()) {
+inline std::vector<FoldRow> cuda_rows() {
+  std::vector<FoldRow> rows;
+  for (const FoldRow& row : kernel_table<FoldSpec>()) {
     if (row.backend == "cuda") rows.push_back(row);
   }
   return rows;

@@ -41,7 +41,7 @@ void check_reserved_shared_memory() {
   if (bytes != kReservedBytes) {
     fail(ErrorCode::kUnsupported, "sm90_fold can't run with this driver",
          fmt::format("it reserves {} bytes of a CTA's shared memory, not {}", bytes, kReservedBytes),
-         "Use --kernel sm80_fold.");
+         {"Use ", setting("kernel", "sm80_fold"), "."});
   }
 }
 
