@@ -21,7 +21,11 @@ struct Arrangement {
   std::size_t sources = 3;          // so many; some hold nothing where there are fewer tiles
   bool strided = false;             // tokens and heads of q and out lie apart
   bool separate_finish = false;     // the last task only finishes
-  bool keep_state = false;          // the last task saves as well, and what it saved must give the same rows once more
+  bool export_state = false;        // the last task saves as well, and the result has what it saved
+  // Not 0: each group of key tiles is folded by tasks of its own, in an order of this seed, into a state of its own and
+  // from copies of the keys of its own. Then they are merged; of even seeds the last group is folded in place instead.
+  std::uint64_t apart = 0;
+  bool keep_state = false;  // the last task saves as well, and what it saved must give the same rows once more
   // Rows lie at odd elements, where no vector load can read or write them: of q in the first, third, … task; of every
   // other source of keys and values; of out.
   bool odd_q = false;
@@ -32,6 +36,7 @@ struct Arrangement {
 struct FoldResult {
   std::vector<std::byte> out;  // [q_tokens, heads, head_dim_v] of spec.dtype
   std::vector<float> lse;      // [q_tokens, heads]
+  std::vector<float> state;    // [q_tokens, heads, head_dim_v + 2]: m, l and O, where the state was exported
 
   // Whether every byte is equal, NaN patterns and signs of zero included.
   bool same_bits(const FoldResult& other) const;
