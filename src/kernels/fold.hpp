@@ -136,6 +136,11 @@ class FoldKernel {
   virtual void reserve(const FoldLimits& limits) = 0;
   // Enqueues the task on `stream` (device) or does it (host).
   virtual void fold(const FoldTask& task, Stream stream, const Progress& progress) = 0;
+  // Merges `partial` into `state`, both saved states of the same `rows` rows: `partial` holds one group (its tasks
+  // began without resume and folded tiles of one group alone), and all of `state` comes before that group. What `state`
+  // holds of an unfinished group counts as that whole group. Merging all groups of rows in ascending order, wherever
+  // each was folded, leaves what folding them in one place would. Enqueued on `stream` (device) or done (host).
+  virtual void merge_state(void* state, const void* partial, std::int64_t rows, Stream stream) = 0;
   // Writes the saved state of `rows` rows as (m, l, O).
   virtual void export_state(const void* state, std::int64_t rows, const FoldStateView& view, Stream stream) = 0;
 };

@@ -65,6 +65,7 @@ class CudaFold final : public FoldKernel {
         multiprocessors_(multiprocessors_of(backend.device())),
         params_(params_of(spec)) {
     kernel_.shape.ctas = multiprocessors_;
+    if (kernel_.reference_unit.base2 == 0.0F) kernel_.reference_unit = {params_.exponent, params_.exponent_base2};
   }
 
   int key_tile() const override { return kernel_.shape.key_tile; }
@@ -82,7 +83,11 @@ class CudaFold final : public FoldKernel {
     for (Built& built : built_) built.geometry.reserve(limits);  // and forget
     ring_.reserve(table_bytes(spec_, kernel_.shape, limits), device_);
     builder_.reserve(spec_, kernel_.shape, limits);
-    if (own_bytes() > scratch_.bytes()) scratch_ = allocate_device(own_bytes(), device_);
+    if (own_bytes() > scratch_.bytes()) {
+      scratch_ = allocate_device(own_bytes(), device_);
+      check_cuda(cudaMemset(scratch_.data(), 0, own_bytes()), "cudaMemset");
+      check_cuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");  // tasks may be in any stream
+    }
     kernel_.launch(params_, {});  // loaded now, not while peers wait
   }
 
@@ -156,14 +161,22 @@ class CudaFold final : public FoldKernel {
     built.geometry.remember(task);
   }
 
+  void merge_state(void* state, const void* partial, std::int64_t rows, Stream stream) override {
+    if (rows == 0) return;
+    const DeviceGuard guard(device_);
+    kernel_.merge_state({static_cast<float*>(state), static_cast<const float*>(partial), rows, spec_.heads,
+                         spec_.head_dim_v, kernel_.reference_unit},
+                        stream);
+  }
+
   void export_state(const void* state, std::int64_t rows, const FoldStateView& view, Stream stream) override {
     if (rows == 0) return;
     const DeviceGuard guard(device_);
-    kernel_.export_state({static_cast<const float*>(state), rows, spec_.heads, spec_.head_dim_v,
-                          kernel_.reference_unit == 0.0F ? params_.exponent : kernel_.reference_unit, view.m.data,
-                          view.m.token_stride, view.m.head_stride, view.l.data, view.l.token_stride, view.l.head_stride,
-                          static_cast<float*>(view.o.data), view.o.token_stride, view.o.head_stride},
-                         stream);
+    kernel_.export_state(
+        {static_cast<const float*>(state), rows, spec_.heads, spec_.head_dim_v, kernel_.reference_unit, view.m.data,
+         view.m.token_stride, view.m.head_stride, view.l.data, view.l.token_stride, view.l.head_stride,
+         static_cast<float*>(view.o.data), view.o.token_stride, view.o.head_stride},
+        stream);
   }
 
  private:

@@ -15,8 +15,9 @@
 
 namespace ringattn::cuda {
 
-// Both enqueue, and throw what the launch fails with. A launch of no items only loads the kernel.
+// They enqueue, and throw what the launch fails with. A launch of no items only loads the kernel.
 using Launch = void (*)(const FoldParams& params, Stream stream);
+using Merge = void (*)(const MergeParams& params, Stream stream);
 using Export = void (*)(const ExportParams& params, Stream stream);
 
 // A kernel's launches, one for each element type and head_dim that is compiled.
@@ -34,9 +35,10 @@ Launch launch_of(std::string_view kernel, std::span<const CompiledFold> compiled
 struct DeviceKernel {
   WorkShape shape{};               // without the cache, which is the device's
   std::size_t state_floats = 0;    // of a row and head
-  std::size_t scratch_floats = 0;  // of a multiprocessor
-  float reference_unit = 0.0F;     // of the state's reference maxima, in scaled scores; 0: FoldParams::exponent
+  std::size_t scratch_floats = 0;  // of a multiprocessor; zeros before the first task
+  ReferenceUnit reference_unit{};  // of the state; zeros: FoldParams::exponent and exponent_base2
   Launch launch = nullptr;
+  Merge merge_state = nullptr;
   Export export_state = nullptr;
 };
 

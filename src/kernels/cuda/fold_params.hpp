@@ -78,7 +78,7 @@ struct FoldParams {
   std::int32_t multiprocessors;  // of the device
   std::int32_t walk_ctas;        // CTAs that fold a bundle side by side, each its part of the units
   float* scratch;                // what the kernel's CTAs keep outside their registers during a task
-  float* state;                  // as the kernel lays it out
+  float* state;                  // device/fold_state.cuh
   std::int64_t rows;             // of q and of the state
 
   std::int64_t mask_left, mask_right;  // −1: unlimited
@@ -97,13 +97,34 @@ struct FoldParams {
   bool keep_pace;  // one head's K and V are far more than the cache holds: CTAs should read them at about the same time
 };
 
+// What a state's references count.
+struct ReferenceUnit {
+  float natural;  // one of them, in scaled scores
+  float base2;    // the same in powers of two: what the merge step counts in
+};
+
+// Numbers of a row and head in a state, beside the two parts of O (device/fold_state.cuh).
+inline constexpr int kStateNumbers = 8;
+
+// Floats of a row and head in a state.
+constexpr int state_floats(int head_dim_v) { return 2 * head_dim_v + kStateNumbers; }
+
+// FoldKernel::merge_state().
+struct MergeParams {
+  float* state;
+  const float* partial;
+  std::int64_t rows;
+  std::int32_t heads, head_dim_v;
+  ReferenceUnit unit;
+};
+
 // A state as numbers (FoldStateView): where to, and from what.
 struct ExportParams {
   const float* state;
   std::int64_t rows;
   std::int32_t heads, head_dim_v;
-  float unit;  // of the state's reference maxima, in scaled scores
-  float* m;    // [rows, heads]
+  ReferenceUnit unit;
+  float* m;  // [rows, heads]
   std::int64_t m_token_stride, m_head_stride;
   float* l;  // [rows, heads]
   std::int64_t l_token_stride, l_head_stride;

@@ -25,6 +25,8 @@ struct FoldConfig {
 
   constexpr int query_tile() const { return warps * rows_of_warp; }
   constexpr int threads() const { return 32 * warps; }
+  // Scratch memory of a multiprocessor: for each CTA the rows' closed groups, and whether somebody has them.
+  constexpr int scratch_floats() const { return ctas * (query_tile() * (head_dim_v + 2) + 1); }
   // Shared memory of a CTA: Q, stages of K and V, and 32 resolved addresses of tiles. Rows are padded to 64 columns.
   constexpr int shared_bytes() const {
     const int k_row = cuda::padded_row_bytes(head_dim);

@@ -3,6 +3,7 @@
 
 #include "kernels/cuda/cuda_fold.hpp"
 #include "kernels/cuda/device/export_state.hpp"
+#include "kernels/cuda/device/merge_state.hpp"
 #include "kernels/registry.hpp"
 #include "kernels/sm80/config.hpp"
 #include "kernels/sm80/fold.hpp"
@@ -18,8 +19,6 @@ constexpr cuda::CompiledFold kCompiled[] = {
     {Dtype::kF16, 256, launch_fp16_256},
 };
 
-constexpr int kRowFloats = 8;  // of a state, beside O: four partial sums, the maximum, padding
-
 }  // namespace
 
 std::unique_ptr<FoldKernel> make_fold(const FoldSpec& spec, Backend& backend) {
@@ -27,9 +26,11 @@ std::unique_ptr<FoldKernel> make_fold(const FoldSpec& spec, Backend& backend) {
   const cuda::Launch launch = cuda::launch_of("sm80_fold", kCompiled, spec, config.has_value());
   cuda::DeviceKernel kernel;
   kernel.shape = {config->query_tile(), config->query_tile(), config->key_tile};
-  kernel.state_floats = static_cast<std::size_t>(spec.head_dim_v + kRowFloats);
+  kernel.state_floats = static_cast<std::size_t>(cuda::state_floats(spec.head_dim_v));
+  kernel.scratch_floats = static_cast<std::size_t>(config->scratch_floats());
   kernel.launch = launch;
-  kernel.export_state = cuda::export_fold_state;
+  kernel.merge_state = cuda::merge_tensor_state;
+  kernel.export_state = cuda::export_tensor_state;
   return cuda::make_cuda_fold(spec, kernel, backend);
 }
 

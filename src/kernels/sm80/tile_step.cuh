@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one tile step, (m, l, O) ← fold((m, l, O), tile), in registers:
+// The one tile step within a group, (m, l, O) ← fold((m, l, O), tile), in registers:
 //   x  = S, −∞ where masked                 m′ = max(m, max x)
 //   p  = exp2(x · c − m′ · c)               s  = exp2((m − m′) · c)
 //   l′ = l · s + Σ p                        O′ = O · s + Σ p · v

@@ -118,50 +118,65 @@ __device__ __noinline__ void move_closed(float4* outputs, float kept) {
   }
 }
 
-// Closes the open group: merges its partial into the groups before it (kernels/merge.hpp). This is done when a tile of
+// A group is closed by merging its partial into the groups before it (kernels/merge.hpp). This is done when a tile of
 // the next group is known to come, or else when the state is saved; at the end of a row finish_rows() does the same in
-// registers. So it does not matter where a task ends. The sums are added in memory, and nobody waits for them.
+// registers. So it does not matter where a task ends.
+//
+// First (r, l) of a row are merged; this gives the factor of its outputs. From then on (r, l) are the next group's.
+template <class C>
+__device__ __forceinline__ float merge_numbers(const cuda::FoldParams& p, const Unit& unit, Rows<C>& rows, int half) {
+  const std::uint32_t numbers = closed_numbers<C>(half);
+  float reference = reference_of(rows, half);
+  float sum = sum_of_quad(rows.l[half]);
+  float factor = 1.0F;
+  if (rows.summed(half)) {
+    const float2 closed = load_pair(numbers);
+    const MergeStep step = cuda::merge_rows(closed.x, closed.y, reference, sum, kReferenceUnit);
+    factor = step.factor;
+    reference = step.reference;
+    sum = step.sum;
+    if (step.moves) move_closed<C>(closed_outputs<C>(p, unit, half), step.kept);
+  }
+  __syncwarp();  // the row's other threads have read
+  if (thread_of_cta() % 4 == 0) store_pair(numbers, reference, sum);
+  rows.l[half] = 0.0F;
+  rows.shift[half] = 0.0F;
+  return factor;
+}
+// Then its outputs are added to those of the groups before, in memory; nobody waits for it.
+template <class C>
+__device__ __forceinline__ void merge_outputs(const cuda::FoldParams& p, const Unit& unit, Rows<C>& rows, int half,
+                                              float factor) {
+  if (task_has_state(p) && !present(unit, slot_of_thread() + 8 * half)) return;
+  float4* const sums = closed_outputs<C>(p, unit, half);
+#pragma unroll
+  for (int n = 0; n < C::kDimV / 16; ++n) {
+    const float4 x{rows.o[2 * n][2 * half], rows.o[2 * n][2 * half + 1], rows.o[2 * n + 1][2 * half],
+                   rows.o[2 * n + 1][2 * half + 1]};
+    if (rows.summed(half)) {
+      asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(sums + 4 * n),
+                   "f"(cuda::multiply_flushed(x.x, factor)), "f"(cuda::multiply_flushed(x.y, factor)),
+                   "f"(cuda::multiply_flushed(x.z, factor)), "f"(cuda::multiply_flushed(x.w, factor))
+                   : "memory");
+    } else {
+      __stcg(sums + 4 * n, x);
+    }
+  }
+  rows.flags |= Rows<C>::kSummed << half;
+}
+// And at last the rows wait for the next group's first tile, which sets their references.
+template <class C>
+__device__ __forceinline__ void await_group(Rows<C>& rows) {
+  rows.flags &= ~(Rows<C>::kOpen | Rows<C>::kFull | Rows<C>::kSeen | Rows<C>::kSeen << 1);
+  rows.flags |= Rows<C>::kSpecial | Rows<C>::kFresh;
+  __syncwarp();  // the numbers are there for all threads
+}
+
 template <class C>
 __device__ __forceinline__ void close_group(const cuda::FoldParams& p, const Unit& unit, Rows<C>& rows) {
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const bool exists = !task_has_state(p) || present(unit, slot_of_thread() + 8 * half);
-    float4* const sums = closed_outputs<C>(p, unit, half);
-    const std::uint32_t numbers = closed_numbers<C>(half);
-    float reference = reference_of(rows, half);
-    float sum = sum_of_quad(rows.l[half]);
-    float factor = 1.0F;
-    if (rows.summed(half)) {
-      const float2 closed = load_pair(numbers);
-      const MergeStep step = cuda::merge_rows(closed.x, closed.y, reference, sum, kReferenceUnit);
-      factor = step.factor;
-      reference = step.reference;
-      sum = step.sum;
-      if (step.moves) move_closed<C>(sums, step.kept);
-    }
-    __syncwarp();  // the row's other threads have read
-    if (thread_of_cta() % 4 == 0) store_pair(numbers, reference, sum);
-    rows.l[half] = 0.0F;
-    rows.shift[half] = 0.0F;
-    if (!exists) continue;
-#pragma unroll
-    for (int n = 0; n < C::kDimV / 16; ++n) {
-      const float4 x{rows.o[2 * n][2 * half], rows.o[2 * n][2 * half + 1], rows.o[2 * n + 1][2 * half],
-                     rows.o[2 * n + 1][2 * half + 1]};
-      if (rows.summed(half)) {
-        asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(sums + 4 * n),
-                     "f"(cuda::multiply_flushed(x.x, factor)), "f"(cuda::multiply_flushed(x.y, factor)),
-                     "f"(cuda::multiply_flushed(x.z, factor)), "f"(cuda::multiply_flushed(x.w, factor))
-                     : "memory");
-      } else {
-        __stcg(sums + 4 * n, x);
-      }
-    }
-    rows.flags |= Rows<C>::kSummed << half;
-  }
-  rows.flags &= ~(Rows<C>::kOpen | Rows<C>::kFull | Rows<C>::kSeen | Rows<C>::kSeen << 1);
-  rows.flags |= Rows<C>::kSpecial | Rows<C>::kFresh;  // the next group's first tile sets its references
-  __syncwarp();
+  for (int half = 0; half < 2; ++half) merge_outputs<C>(p, unit, rows, half, merge_numbers<C>(p, unit, rows, half));
+  await_group<C>(rows);
 }
 
 template <class C>

@@ -6,6 +6,7 @@
 #include "base/gpu.hpp"
 #include "kernels/cuda/cuda_fold.hpp"
 #include "kernels/cuda/device/export_state.hpp"
+#include "kernels/cuda/device/merge_state.hpp"
 #include "kernels/registry.hpp"
 #include "kernels/sm90/fold/config.hpp"
 #include "kernels/sm90/fold/fold.hpp"
@@ -45,9 +46,10 @@ std::unique_ptr<FoldKernel> make_fold(const FoldSpec& spec, Backend& backend) {
   kernel.shape.walk_ctas = config->walk_ctas;
   kernel.state_floats = static_cast<std::size_t>(2 * spec.head_dim_v + kRowFloats);
   kernel.scratch_floats = static_cast<std::size_t>(config->warpgroups * config->scratch_floats());
-  kernel.reference_unit = kLn2;
+  kernel.reference_unit = {kLn2, kReferenceUnit};  // powers of two
   kernel.launch = launch;
-  kernel.export_state = cuda::export_grouped_state;
+  kernel.merge_state = cuda::merge_tensor_state;
+  kernel.export_state = cuda::export_tensor_state;
   return cuda::make_cuda_fold(spec, kernel, backend);
 }
 
