@@ -126,6 +126,39 @@ TEST_P(FoldInvariance, UnseenNanMovesNoBit) {
   EXPECT_FALSE(clean.same_bits(planted));
 }
 
+// A sum that underflows to −0 keeps that sign only until +0 is added: the products of masked keys, which a kernel
+// multiplies for a row's neighbours and skips for the row alone, would be just that.
+TEST_P(FoldInvariance, SignsOfZeroDontTellWhatIsMultiplied) {
+  for (const Dims& dims : usual_dims(row())) {
+    if (dims.dtype == Dtype::kF16) continue;  // its least values are too large to underflow
+    const FoldSpec spec = make_spec(dims, 1, 1, {-1, 0});
+    const int key_tile = FoldRunner(row(), spec).kernel().key_tile();
+    constexpr std::int64_t kRows = 20;
+    const std::int64_t keys = 2 * key_tile + 40;
+    FoldInputs together = random_inputs(spec, {{kRows, keys, keys - kRows}}, 65);
+    std::fill(together.q.begin(), together.q.end(), std::byte{0});
+    std::fill(together.k.begin(), together.k.end(), std::byte{0});
+    for (std::int64_t token = 0; token < kRows; ++token) together.set_q(token, 0, 0, 64.0F);
+    together.set_k(key_tile, 0, 0, 64.0F);  // outweighs all others by far
+    for (std::int64_t key = 0; key < keys; ++key) {
+      const float tiny = -1e-39F;
+      // Less than nothing in the first tile; then weighed down to −0; then −0 is added; then keys that few rows see.
+      together.set_v(key, 0, 3, key < key_tile ? tiny : key < 2 * key_tile ? 0.0F : key < keys - kRows ? tiny : 1.0F);
+    }
+    // The first row alone: the same keys, of which it sees all but the last ones.
+    FoldInputs alone = together;
+    alone.sequences[0].q_len = 1;
+    alone.q.resize(alone.q.size() / kRows);
+    alone.set_v(keys - kRows, 0, 3, -1e-39F);
+    together.set_v(keys - kRows, 0, 3, -1e-39F);
+    const FoldResult expected = fold_with(row(), alone);
+    const FoldResult result = fold_with(row(), together);
+    EXPECT_TRUE(std::equal(expected.out.begin(), expected.out.end(), result.out.begin())) << describe(spec);
+    EXPECT_EQ(expected.lse[0], result.lse[0]);
+    count_check();
+  }
+}
+
 // What a sequence is packed with, and the queries beside a query, don't matter: chunked prefill is whole prefill.
 TEST_P(FoldInvariance, BatchAndChunksMoveNoBit) {
   const FoldSpec spec = make_spec(usual_dims(row()).front(), 4, 2, {-1, 0});
