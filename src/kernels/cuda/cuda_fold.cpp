@@ -40,19 +40,18 @@ int multiprocessors_of(int device) {
 // What doesn't change from task to task.
 FoldParams params_of(const FoldSpec& spec) {
   FoldParams p{};
-  p.mask_left = spec.mask.left;
-  p.mask_right = spec.mask.right;
+  p.mask = spec.mask;
   p.heads = spec.heads;
   p.kv_heads = spec.kv_heads;
   p.head_dim = spec.head_dim;
   p.head_dim_v = spec.head_dim_v;
   p.dtype = static_cast<std::int32_t>(spec.dtype);
-  p.softmax_scale = spec.softmax_scale;
-  p.softcap = spec.softcap;
+  p.softmax.scale = spec.softmax_scale;
+  p.softmax.cap = spec.softcap;
   // The greatest score keeps its place under a positive factor only.
-  p.scaled_first = spec.softcap > 0.0F || !(spec.softmax_scale > 0.0F);
-  p.exponent = p.scaled_first ? 1.0F : spec.softmax_scale;
-  p.exponent_base2 = p.exponent * kLog2E;
+  p.softmax.scaled_first = spec.softcap > 0.0F || !(spec.softmax_scale > 0.0F);
+  p.softmax.exponent = p.softmax.scaled_first ? 1.0F : spec.softmax_scale;
+  p.softmax.exponent_base2 = p.softmax.exponent * kLog2E;
   return p;
 }
 
@@ -111,42 +110,42 @@ class CudaFold final : public FoldKernel {
       tables = ring_.upload(layout.bytes, queue);
     }
     FoldParams p = params_;
-    p.q = task.q.data;
-    p.q_token_stride = task.q.token_stride;
-    p.q_head_stride = task.q.head_stride;
+    p.q.data = task.q.data;
+    p.q.token_stride = task.q.token_stride;
+    p.q.head_stride = task.q.head_stride;
     if (task.finish != nullptr) {
       const FoldOutput& output = *task.finish;
-      p.out = output.out.data;
-      p.out_token_stride = output.out.token_stride;
-      p.out_head_stride = output.out.head_stride;
-      p.lse = output.lse.data;
-      p.lse_token_stride = output.lse.token_stride;
-      p.lse_head_stride = output.lse.head_stride;
+      p.out.data = output.out.data;
+      p.out.token_stride = output.out.token_stride;
+      p.out.head_stride = output.out.head_stride;
+      p.lse.data = output.lse.data;
+      p.lse.token_stride = output.lse.token_stride;
+      p.lse.head_stride = output.lse.head_stride;
       p.sinks = output.sinks;
     }
-    p.items = reinterpret_cast<const WorkItem*>(tables + layout.items);
-    p.runs = reinterpret_cast<const RunEntry*>(tables + layout.runs);
-    p.tiles = reinterpret_cast<const TileEntry*>(tables + layout.tiles);
-    p.sources = reinterpret_cast<const SourceEntry*>(tables + layout.sources);
+    p.tables.items = reinterpret_cast<const WorkItem*>(tables + layout.items);
+    p.tables.runs = reinterpret_cast<const RunEntry*>(tables + layout.runs);
+    p.tables.tiles = reinterpret_cast<const TileEntry*>(tables + layout.tiles);
+    p.tables.sources = reinterpret_cast<const SourceEntry*>(tables + layout.sources);
     for (std::size_t i = 0; i < std::min<std::size_t>(kNearSources, task.sources.size()); ++i) {
-      p.near_sources[i] = source_entry(task.sources[i]);
+      p.tables.near_sources[i] = source_entry(task.sources[i]);
     }
-    p.all_near = task.sources.size() <= kNearSources;
-    p.bundles = reinterpret_cast<const WorkBundle*>(tables + layout.bundles);
-    p.item_count = layout.item_count;
-    p.bundle_count = layout.bundle_count;
-    p.taken = reinterpret_cast<std::int32_t*>(tables + layout.counters);
-    p.tiles_done = p.taken + 1;
-    p.keep_pace = layout.keep_pace;
-    p.multiprocessors = multiprocessors_;
-    p.walk_ctas = layout.walk_ctas;
-    p.scratch = reinterpret_cast<float*>(scratch_.data());
-    p.section_heads = layout.section_heads;
-    p.early_count = layout.early_count;
-    p.state = static_cast<float*>(task.state);
+    p.tables.all_near = task.sources.size() <= kNearSources;
+    p.tables.bundles = reinterpret_cast<const WorkBundle*>(tables + layout.bundles);
+    p.tables.item_count = layout.item_count;
+    p.tables.bundle_count = layout.bundle_count;
+    p.schedule.taken = reinterpret_cast<std::int32_t*>(tables + layout.counters);
+    p.schedule.tiles_done = p.schedule.taken + 1;
+    p.schedule.keep_pace = layout.keep_pace;
+    p.schedule.multiprocessors = multiprocessors_;
+    p.schedule.walk_ctas = layout.walk_ctas;
+    p.state.scratch = reinterpret_cast<float*>(scratch_.data());
+    p.schedule.section_heads = layout.section_heads;
+    p.schedule.early_count = layout.early_count;
+    p.state.memory = static_cast<float*>(task.state);
     p.rows = task.q.tokens;
-    p.resume = task.resume;
-    p.save = task.save;
+    p.state.resume = task.resume;
+    p.state.save = task.save;
     p.finish = task.finish != nullptr;
     kernel_.launch(p, stream);
     ring_.release(queue);
@@ -159,11 +158,12 @@ class CudaFold final : public FoldKernel {
   void export_state(const void* state, std::int64_t rows, const FoldStateView& view, Stream stream) override {
     if (rows == 0) return;
     const DeviceGuard guard(device_);
-    kernel_.export_state({static_cast<const float*>(state), rows, spec_.heads, spec_.head_dim_v,
-                          kernel_.reference_unit == 0.0F ? params_.exponent : kernel_.reference_unit, view.m.data,
-                          view.m.token_stride, view.m.head_stride, view.l.data, view.l.token_stride, view.l.head_stride,
-                          static_cast<float*>(view.o.data), view.o.token_stride, view.o.head_stride},
-                         stream);
+    kernel_.export_state(
+        {static_cast<const float*>(state), rows, spec_.heads, spec_.head_dim_v,
+         kernel_.reference_unit == 0.0F ? params_.softmax.exponent : kernel_.reference_unit, view.m.data,
+         view.m.token_stride, view.m.head_stride, view.l.data, view.l.token_stride, view.l.head_stride,
+         static_cast<float*>(view.o.data), view.o.token_stride, view.o.head_stride},
+        stream);
   }
 
  private:

@@ -35,7 +35,7 @@ struct DeviceKernel {
   WorkShape shape{};               // without the cache, which is the device's
   std::size_t state_floats = 0;    // of a row and head
   std::size_t scratch_floats = 0;  // of a multiprocessor
-  float reference_unit = 0.0F;     // of the state's reference maxima, in scaled scores; 0: FoldParams::exponent
+  float reference_unit = 0.0F;  // of the state's reference maxima, in scaled scores; 0: FoldParams::Softmax::exponent
   Launch launch = nullptr;
   Export export_state = nullptr;
 };

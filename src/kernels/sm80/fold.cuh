@@ -4,7 +4,7 @@
 // work item only says where things lie and where to stop.
 //
 // (m, l, O) as the loop holds it, and as a saved state holds it: m is the running maximum of the scores before
-// FoldParams::exponent is applied, l the four partial sums of the row's quad of threads, O is in the order of
+// FoldParams::Softmax::exponent is applied, l the four partial sums of the row's quad of threads, O is in the order of
 // fragments.
 #pragma once
 
@@ -69,16 +69,17 @@ struct TileMap {
       int run = item.run_begin;  // the last one that begins at `number` or before
       for (int runs = item.runs; runs > 1;) {
         const int half = runs / 2;
-        const bool behind = p.runs[run + half].first <= number;
+        const bool behind = p.tables.runs[run + half].first <= number;
         run += behind ? half : 0;
         runs = behind ? runs - half : half;
       }
-      const cuda::RunEntry& entry = p.runs[run];
+      const cuda::RunEntry& entry = p.tables.runs[run];
       tile_number = entry.first_tile + number - entry.first;
       index = entry.table + number - entry.first;
     }
-    const cuda::TileEntry tile = p.tiles[index];
-    const cuda::SourceEntry& source = p.all_near ? p.near_sources[tile.source] : p.sources[tile.source];
+    const cuda::TileEntry tile = p.tables.tiles[index];
+    const cuda::SourceEntry& source =
+        p.tables.all_near ? p.tables.near_sources[tile.source] : p.tables.sources[tile.source];
     Place place;
     const std::int64_t k_offset = tile.row * source.k_token_stride + kv_head * source.k_head_stride;
     const std::int64_t v_offset = tile.row * source.v_token_stride + kv_head * source.v_head_stride;
@@ -89,8 +90,8 @@ struct TileMap {
     place.keys = left < C::kKeyTile ? static_cast<std::int32_t>(left) : C::kKeyTile;
     // The last key is the first to hide from the first row, the first key from the last row.
     place.masked = place.keys < C::kKeyTile ||
-                   (p.mask_right >= 0 && place.first_key + C::kKeyTile - 1 > item.position + p.mask_right) ||
-                   (p.mask_left >= 0 && place.first_key < item.position + C::kQueryTile - 1 - p.mask_left);
+                   (p.mask.right >= 0 && place.first_key + C::kKeyTile - 1 > item.position + p.mask.right) ||
+                   (p.mask.left >= 0 && place.first_key < item.position + C::kQueryTile - 1 - p.mask.left);
     places[i % kPlaces] = place;
   }
 
@@ -135,8 +136,8 @@ struct StateMemory {
 
   __device__ StateMemory(const cuda::FoldParams& p, std::int64_t row, int head) {
     const std::int64_t index = head * p.rows + row;
-    o = p.state + index * C::kDimV + threadIdx.x % 4 * 4;
-    ml = p.state + p.rows * p.heads * C::kDimV + index * 8;
+    o = p.state.memory + index * C::kDimV + threadIdx.x % 4 * 4;
+    ml = p.state.memory + p.rows * p.heads * C::kDimV + index * 8;
   }
 };
 
@@ -144,7 +145,7 @@ template <class C>
 __device__ __forceinline__ void load_state(const cuda::FoldParams& p, const cuda::WorkItem& item, int head,
                                            RowState<C>& state) {
   for_each_row<C>([&](int block, int half, int slot) {
-    const bool read = p.resume && slot >= item.slot_begin && slot < item.slot_end;
+    const bool read = p.state.resume && slot >= item.slot_begin && slot < item.slot_end;
     const StateMemory<C> memory(p, item.row + slot, head);
     state.m[block][half] = read ? memory.ml[4] : -INFINITY;
     state.l[block][half] = read ? memory.ml[threadIdx.x % 4] : 0.0F;
@@ -186,7 +187,7 @@ __device__ __forceinline__ void finish_rows(const cuda::FoldParams& p, const cud
     float l = state.l[block][half];
     l = __fadd_rn(l, __shfl_xor_sync(0xffffffffU, l, 1));
     l = __fadd_rn(l, __shfl_xor_sync(0xffffffffU, l, 2));
-    const float m = __fmul_rn(state.m[block][half], p.exponent);
+    const float m = __fmul_rn(state.m[block][half], p.softmax.exponent);
     float reference = m;
     float weight = 1.0F;
     if (p.sinks != nullptr) {
@@ -199,8 +200,8 @@ __device__ __forceinline__ void finish_rows(const cuda::FoldParams& p, const cud
     }
     // Nothing was seen: O is 0, and log 0 is −∞.
     const float inverse = __fmul_rn(weight, __frcp_rn(l == 0.0F ? 1.0F : l));
-    if (p.lse != nullptr && lane % 4 == 0 && slot >= item.slot_begin && slot < item.slot_end) {
-      p.lse[(item.row + slot) * p.lse_token_stride + head * p.lse_head_stride] = __fadd_rn(reference, logf(l));
+    if (p.lse.data != nullptr && lane % 4 == 0 && slot >= item.slot_begin && slot < item.slot_end) {
+      p.lse.data[(item.row + slot) * p.lse.token_stride + head * p.lse.head_stride] = __fadd_rn(reference, logf(l));
     }
 #pragma unroll
     for (int n = 0; n < C::kDimV / 8; ++n) {
@@ -214,9 +215,9 @@ __device__ __forceinline__ void finish_rows(const cuda::FoldParams& p, const cud
   __syncwarp();
   constexpr int kChunks = C::kDimV / 8;
   const int first_slot = static_cast<int>(threadIdx.x) / 32 * C::kRowBlocks * 16;
-  auto* const out = static_cast<std::uint16_t*>(p.out);
+  auto* const out = static_cast<std::uint16_t*>(p.out.data);
   const bool aligned = ((reinterpret_cast<std::uint64_t>(out) |
-                         static_cast<std::uint64_t>(2 * (p.out_token_stride | p.out_head_stride))) &
+                         static_cast<std::uint64_t>(2 * (p.out.token_stride | p.out.head_stride))) &
                         15U) == 0;
   for (int i = lane; i < C::kRowBlocks * 16 * kChunks; i += 32) {
     const int slot = first_slot + i / kChunks;
@@ -225,7 +226,7 @@ __device__ __forceinline__ void finish_rows(const cuda::FoldParams& p, const cud
         cuda::load_shared_16(q_tile + static_cast<std::uint32_t>(chunk / 8 * C::kQueryTile * cuda::kPanelRowBytes) +
                              cuda::swizzled(slot, chunk % 8));
     if (slot < item.slot_begin || slot >= item.slot_end) continue;
-    std::uint16_t* to = out + (item.row + slot) * p.out_token_stride + head * p.out_head_stride + chunk * 8;
+    std::uint16_t* to = out + (item.row + slot) * p.out.token_stride + head * p.out.head_stride + chunk * 8;
     cuda::store_elements(to, elements, aligned);
   }
 }
@@ -236,9 +237,10 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas) fold_kernel(const __gri
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ cuda::WorkItem item;  // not in registers: most of it is wanted at both ends only
 
-  const cuda::WorkPlace place = cuda::work_place(p.early_count, p.heads, p.section_heads, static_cast<int>(blockIdx.x));
+  const cuda::WorkPlace place =
+      cuda::work_place(p.schedule.early_count, p.heads, p.schedule.section_heads, static_cast<int>(blockIdx.x));
   const int head = place.head;
-  if (threadIdx.x == 0) item = p.items[place.piece];
+  if (threadIdx.x == 0) item = p.tables.items[place.piece];
   __syncthreads();
 
   const std::uint32_t q_tile = cuda::shared_address(shared);
@@ -247,8 +249,8 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas) fold_kernel(const __gri
   const TileMap<C> map{p, item, reinterpret_cast<Place*>(shared + Layout::kPlaces), head / (p.heads / p.kv_heads)};
   const int tiles = item.tiles;
   if (tiles > 0) {
-    const char* q = static_cast<const char*>(p.q) + 2 * (item.row * p.q_token_stride + head * p.q_head_stride);
-    cuda::copy_tile<C::kQueryTile, C::kDim, C::kThreads>(q_tile, {q, 2 * p.q_token_stride}, item.slot_begin,
+    const char* q = static_cast<const char*>(p.q.data) + 2 * (item.row * p.q.token_stride + head * p.q.head_stride);
+    cuda::copy_tile<C::kQueryTile, C::kDim, C::kThreads>(q_tile, {q, 2 * p.q.token_stride}, item.slot_begin,
                                                          item.slot_end);
   }
   map.resolve(0, kPlaces);
@@ -292,7 +294,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas) fold_kernel(const __gri
     }
   }
 
-  if (p.save) save_state<C>(p, item, head, state);
+  if (p.state.save) save_state<C>(p, item, head, state);
   if (p.finish) finish_rows<C>(p, item, head, q_tile, state);
 }
 

@@ -7,7 +7,7 @@
 
 namespace ringattn::sm80 {
 
-// Each enqueues the fold of params.item_count items for every head, and throws what the launch fails with.
+// Each enqueues the fold of params.tables.item_count items for every head, and throws what the launch fails with.
 void launch_bf16_64(const cuda::FoldParams& params, Stream stream);
 void launch_bf16_96(const cuda::FoldParams& params, Stream stream);
 void launch_bf16_128(const cuda::FoldParams& params, Stream stream);

@@ -32,8 +32,8 @@ void launch_fold(const cuda::FoldParams& params, Stream stream) {
   // Once a device, and cheap enough for every launch.
   check_cuda(cudaFuncSetAttribute(fold_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, SharedLayout<C>::kBytes),
              "cudaFuncSetAttribute");
-  if (params.item_count == 0) return;
-  const auto blocks = static_cast<unsigned>(params.item_count) * static_cast<unsigned>(params.heads);
+  if (params.tables.item_count == 0) return;
+  const auto blocks = static_cast<unsigned>(params.tables.item_count) * static_cast<unsigned>(params.heads);
   fold_kernel<C><<<blocks, C::kThreads, SharedLayout<C>::kBytes, cuda_stream(stream)>>>(params);
   check_cuda(cudaGetLastError(), "sm80_fold");
 }

@@ -73,8 +73,8 @@ struct Seen {
 };
 __device__ Seen keys_seen(const cuda::FoldParams& p, std::int64_t position, std::int64_t key_length) {
   Seen seen{0, key_length};
-  if (p.mask_left >= 0 && position - p.mask_left > 0) seen.low = position - p.mask_left;
-  if (p.mask_right >= 0 && position + p.mask_right + 1 < key_length) seen.high = position + p.mask_right + 1;
+  if (p.mask.left >= 0 && position - p.mask.left > 0) seen.low = position - p.mask.left;
+  if (p.mask.right >= 0 && position + p.mask.right + 1 < key_length) seen.high = position + p.mask.right + 1;
   return seen;
 }
 
@@ -104,8 +104,8 @@ std::size_t shared_bytes(const cuda::FoldParams& p) {
 __device__ float score(const cuda::FoldParams& p, const float* q, const float* k) {
   float s = 0.0F;
   for (int dim = 0; dim < p.head_dim; ++dim) s = __fmaf_rn(q[dim], k[dim], s);
-  s = __fmul_rn(s, p.softmax_scale);
-  return p.softcap > 0.0F ? __fmul_rn(p.softcap, tanhf(__fdiv_rn(s, p.softcap))) : s;
+  s = __fmul_rn(s, p.softmax.scale);
+  return p.softmax.cap > 0.0F ? __fmul_rn(p.softmax.cap, tanhf(__fdiv_rn(s, p.softmax.cap))) : s;
 }
 
 // Folds the keys of one step that the row sees: bits [low, high) of the 32.
@@ -150,14 +150,14 @@ __device__ void finish_row(const cuda::FoldParams& p, const Row& row, std::int64
   }
   // Nothing was seen: O is 0, and log 0 is −∞.
   const float divisor = l == 0.0F ? 1.0F : l;
-  const std::int64_t out = at * p.out_token_stride + head * p.out_head_stride;
+  const std::int64_t out = at * p.out.token_stride + head * p.out.head_stride;
 #pragma unroll
   for (int i = 0; i < kDimsOfLane; ++i) {
     const int dim = lane + 32 * i;
-    if (dim < p.head_dim_v) store(p.out, p.dtype, out + dim, __fdiv_rn(__fmul_rn(row.o[i], scale), divisor));
+    if (dim < p.head_dim_v) store(p.out.data, p.dtype, out + dim, __fdiv_rn(__fmul_rn(row.o[i], scale), divisor));
   }
-  if (p.lse != nullptr && lane == 0) {
-    p.lse[at * p.lse_token_stride + head * p.lse_head_stride] = __fadd_rn(reference, logf(l));
+  if (p.lse.data != nullptr && lane == 0) {
+    p.lse.data[at * p.lse.token_stride + head * p.lse.head_stride] = __fadd_rn(reference, logf(l));
   }
 }
 
@@ -173,7 +173,7 @@ __device__ void load_rows(const void* data, int dtype, std::int64_t offset, std:
 __global__ void __launch_bounds__(kWarps * 32) plain_kernel(const __grid_constant__ cuda::FoldParams p) {
   extern __shared__ float memory[];
   const Shared shared(memory, p);
-  const cuda::WorkItem item = p.items[static_cast<int>(blockIdx.x) / p.heads];
+  const cuda::WorkItem item = p.tables.items[static_cast<int>(blockIdx.x) / p.heads];
   const int head = static_cast<int>(blockIdx.x) % p.heads;
   const int kv_head = head / (p.heads / p.kv_heads);
   const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -184,8 +184,8 @@ __global__ void __launch_bounds__(kWarps * 32) plain_kernel(const __grid_constan
 #pragma unroll
   for (int r = 0; r < kRowsOfWarp; ++r) {
     const int slot = warp * kRowsOfWarp + r;
-    const bool read = p.resume && slot < item.slot_end;
-    const float* state = p.state + ((item.row + slot) * p.heads + head) * state_floats;
+    const bool read = p.state.resume && slot < item.slot_end;
+    const float* state = p.state.memory + ((item.row + slot) * p.heads + head) * state_floats;
     rows[r].m = read ? state[0] : -INFINITY;
     rows[r].l = read ? state[1] : 0.0F;
 #pragma unroll
@@ -196,17 +196,18 @@ __global__ void __launch_bounds__(kWarps * 32) plain_kernel(const __grid_constan
   if (item.tiles > 0) {
     for (int i = static_cast<int>(threadIdx.x); i < item.slot_end * p.head_dim; i += kWarps * 32) {
       const std::int64_t row = item.row + i / p.head_dim;
-      shared.q[i] = element(p.q, p.dtype, row * p.q_token_stride + head * p.q_head_stride + i % p.head_dim);
+      shared.q[i] = element(p.q.data, p.dtype, row * p.q.token_stride + head * p.q.head_stride + i % p.head_dim);
     }
   }
 
   int run = item.run_begin;
   for (int t = 0; t < item.tiles; ++t) {
     const std::int64_t number = item.first + t;
-    while (run + 1 < item.run_begin + item.runs && p.runs[run + 1].first <= number) ++run;
-    const cuda::RunEntry entry = p.runs[run];
-    const cuda::TileEntry tile = p.tiles[entry.table + number - entry.first];
-    const cuda::SourceEntry source = p.all_near ? p.near_sources[tile.source] : p.sources[tile.source];
+    while (run + 1 < item.run_begin + item.runs && p.tables.runs[run + 1].first <= number) ++run;
+    const cuda::RunEntry entry = p.tables.runs[run];
+    const cuda::TileEntry tile = p.tables.tiles[entry.table + number - entry.first];
+    const cuda::SourceEntry source =
+        p.tables.all_near ? p.tables.near_sources[tile.source] : p.tables.sources[tile.source];
     for (int begin = 0; begin < kPlainKeyTile; begin += kStepKeys) {
       const std::int64_t first_key = (entry.first_tile + number - entry.first) * kPlainKeyTile + begin;
       const std::int64_t left = item.key_length - first_key;
@@ -236,8 +237,8 @@ __global__ void __launch_bounds__(kWarps * 32) plain_kernel(const __grid_constan
   for (int r = 0; r < kRowsOfWarp; ++r) {
     const int slot = warp * kRowsOfWarp + r;
     if (slot >= item.slot_end) continue;
-    if (p.save) {
-      float* state = p.state + ((item.row + slot) * p.heads + head) * state_floats;
+    if (p.state.save) {
+      float* state = p.state.memory + ((item.row + slot) * p.heads + head) * state_floats;
       if (lane == 0) {
         state[0] = rows[r].m;
         state[1] = rows[r].l;
@@ -257,8 +258,8 @@ void launch_plain(const cuda::FoldParams& params, Stream stream) {
   const std::size_t shared = shared_bytes(params);
   check_cuda(cudaFuncSetAttribute(plain_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)),
              "cudaFuncSetAttribute");
-  if (params.item_count == 0) return;
-  const auto blocks = static_cast<unsigned>(params.item_count) * static_cast<unsigned>(params.heads);
+  if (params.tables.item_count == 0) return;
+  const auto blocks = static_cast<unsigned>(params.tables.item_count) * static_cast<unsigned>(params.heads);
   plain_kernel<<<blocks, kWarps * 32, shared, cuda_stream(stream)>>>(params);
   check_cuda(cudaGetLastError(), "sm80_plain");
 }

@@ -11,7 +11,7 @@ inline constexpr int kPlainKeyTile = 128;
 inline constexpr int kPlainItemRows = 16;
 inline constexpr int kPlainMaxHeadDim = 256;
 
-// Enqueues the fold of params.item_count items for every head. Throws what the launch fails with.
+// Enqueues the fold of params.tables.item_count items for every head. Throws what the launch fails with.
 void launch_plain(const cuda::FoldParams& params, Stream stream);
 
 }  // namespace ringattn::cuda

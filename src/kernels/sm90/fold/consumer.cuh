@@ -123,12 +123,12 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
     // Scores → probabilities. Whether a row has outgrown its reference.
     const auto weigh = [&]<bool kPlain>(Scores& s) {
       if constexpr (!kPlain) {
-        if (p.scaled_first) scale_scores(p, s);
+        if (p.softmax.scaled_first) scale_scores(p, s);
         if (unit.masked(left)) mask_tile<C>(p, unit, number(), s);
         if (rows.has(Rows<C>::kSpecial)) {
           settle<C>(p, rows, s);
           // The warps of a warpgroup take the same way through the products, as wgmma demands.
-          const bool more = p.scaled_first || !rows.seen(0) || !rows.seen(1);
+          const bool more = p.softmax.scaled_first || !rows.seen(0) || !rows.seen(1);
           if (!named_any(warpgroup(), kWarpgroup, more)) rows.flags &= ~Rows<C>::kSpecial;
         }
       }
@@ -194,7 +194,7 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
       add_sums();
     };
     const auto note_full = [&] {
-      if (left == 1 && p.save && (number() + 1) % kGroupTiles == 0) rows.flags |= Rows<C>::kFull;
+      if (left == 1 && p.state.save && (number() + 1) % kGroupTiles == 0) rows.flags |= Rows<C>::kFull;
     };
     const auto fold_in_turn = [&] {
       while (left > 0) {
@@ -296,7 +296,7 @@ __device__ __forceinline__ void consume(const HopperParams& params, const Shared
       chain(next);
     }
 
-    if (p.save) {
+    if (p.state.save) {
       // The next task would begin with it: here it halves the state.
       if (rows.has(Rows<C>::kFull)) close_group<C>(p, unit, rows);
       save_rows<C>(p, unit, rows);

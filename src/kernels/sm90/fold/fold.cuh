@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) fold_kernel(const __grid_const
       fetch<C>(params, map, shared);
     } else if (warp == 2) {
       clear_tails<C>(map);
-    } else if (params.fold.keep_pace) {
+    } else if (params.fold.schedule.keep_pace) {
       keep_pace<C>(params.fold, map);
     }
   } else {

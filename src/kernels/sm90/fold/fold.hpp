@@ -7,7 +7,8 @@
 
 namespace ringattn::sm90 {
 
-// Each enqueues the fold of params.bundle_count bundles for every KV head, and throws what the launch fails with.
+// Each enqueues the fold of params.tables.bundle_count bundles for every KV head, and throws what the launch fails
+// with.
 void launch_bf16_64(const cuda::FoldParams& params, Stream stream);
 void launch_bf16_96(const cuda::FoldParams& params, Stream stream);
 void launch_bf16_128(const cuda::FoldParams& params, Stream stream);

@@ -43,14 +43,14 @@ void launch_kernel(const cuda::FoldParams& p, Stream stream) {
   static_assert(C::kUnits > 1);  // WorkBuilder makes bundles of units
   static_assert(C::kWalkCtas <= 2);
   constexpr int kSharedBytes = SharedMap<C>::kBytes;
-  if (p.bundle_count == 0) {
+  if (p.tables.bundle_count == 0) {
     check_cuda(cudaFuncSetAttribute(fold_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
                "cudaFuncSetAttribute");
     return;
   }
   const HopperParams params = hopper_params(p, kConfig);
-  const std::int64_t work = std::int64_t{p.bundle_count} * p.kv_heads;
-  const std::int64_t most = p.multiprocessors / C::kWalkCtas;
+  const std::int64_t work = std::int64_t{p.tables.bundle_count} * p.kv_heads;
+  const std::int64_t most = p.schedule.multiprocessors / C::kWalkCtas;
   cudaLaunchAttribute cluster{};
   cluster.id = cudaLaunchAttributeClusterDimension;
   cluster.val.clusterDim = {C::kWalkCtas, 1, 1};
@@ -67,14 +67,14 @@ void launch_kernel(const cuda::FoldParams& p, Stream stream) {
 // CTAs that walk alone have a kernel of their own.
 template <class Element, FoldConfig kConfig>
 void launch_fold(const cuda::FoldParams& p, Stream stream) {
-  const bool all = p.bundle_count == 0;  // FoldKernel::reserve(), for this device
+  const bool all = p.tables.bundle_count == 0;  // FoldKernel::reserve(), for this device
   if (all) check_reserved_shared_memory();
-  if (!all && p.walk_ctas != 1 && p.walk_ctas != kConfig.walk_ctas) {
+  if (!all && p.schedule.walk_ctas != 1 && p.schedule.walk_ctas != kConfig.walk_ctas) {
     fail(ErrorCode::kInternal, "sm90_fold has no kernel for a task", "so many CTAs side by side are not its own");
   }
-  if (all || p.walk_ctas == kConfig.walk_ctas) launch_kernel<Element, kConfig>(p, stream);
+  if (all || p.schedule.walk_ctas == kConfig.walk_ctas) launch_kernel<Element, kConfig>(p, stream);
   if constexpr (kConfig.walk_ctas > 1) {
-    if (all || p.walk_ctas == 1) launch_kernel<Element, kConfig.alone()>(p, stream);
+    if (all || p.schedule.walk_ctas == 1) launch_kernel<Element, kConfig.alone()>(p, stream);
   }
 }
 

@@ -17,7 +17,7 @@ inline constexpr unsigned kPaceNanoseconds = 1000;
 // One warp's, all lanes together.
 class Pace {
  public:
-  __device__ __forceinline__ explicit Pace(const cuda::FoldParams& p) : done_by_(p.tiles_done) {
+  __device__ __forceinline__ explicit Pace(const cuda::FoldParams& p) : done_by_(p.schedule.tiles_done) {
     ask();
     const int least = least_of_all();
     done_ = least == kLeft ? 1 : least;

@@ -31,11 +31,11 @@ __device__ __forceinline__ TilePlace find_tile(const cuda::FoldParams& p, const 
   std::int64_t index = work.table + i;
   if (work.runs > 1) {
     const std::int64_t number = work.first + i;
-    const cuda::RunEntry& entry = find_run(p.runs + work.run_begin, work.runs, number);
+    const cuda::RunEntry& entry = find_run(p.tables.runs + work.run_begin, work.runs, number);
     tile = entry.first_tile + number - entry.first;
     index = entry.table + number - entry.first;
   }
-  const cuda::TileEntry& entry = p.tiles[index];
+  const cuda::TileEntry& entry = p.tables.tiles[index];
   const std::int64_t left = work.key_length - tile * C::kKeyTile;
   return {entry.source, left < C::kKeyTile ? static_cast<int>(left) : C::kKeyTile, entry.row};
 }
@@ -129,7 +129,7 @@ __device__ __forceinline__ void fetch(const HopperParams& params, const SharedMa
       const TilePlace batch = ahead;
       if (first + 32 + lane < tiles) ahead = find_tile<C>(p, work, first + 32 + lane);
       const int end = tiles - first < 32 ? tiles - first : 32;
-      if (p.keep_pace) {
+      if (p.schedule.keep_pace) {
         if (lane == 0) {
           store_number(map.pace(), end);
           barrier_arrive(map.pace_told());
@@ -159,7 +159,7 @@ __device__ __forceinline__ void fetch(const HopperParams& params, const SharedMa
     barrier_arrive(map.q_empty(round.stage()));
   }
   if (lane == 0) {
-    if (p.keep_pace) {
+    if (p.schedule.keep_pace) {
       store_number(map.pace(), -1);
       barrier_arrive(map.pace_told());
     }

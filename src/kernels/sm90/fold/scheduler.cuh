@@ -35,7 +35,7 @@ __device__ __forceinline__ void set_edges(const cuda::FoldParams& p, const cuda:
     const std::int64_t from_origin = key - origin;
     return static_cast<int>(from_origin < -kNoEdge ? -kNoEdge : from_origin > kNoEdge ? kNoEdge : from_origin);
   };
-  const Visibility visibility({p.mask_left, p.mask_right}, item.key_length);
+  const Visibility visibility(p.mask, item.key_length);
   const KeyRange reach = visibility.reach(item.position);
   unit.origin = static_cast<int>(first);
   unit.from = edge(reach.begin);
@@ -48,7 +48,7 @@ __device__ __forceinline__ void set_edges(const cuda::FoldParams& p, const cuda:
   const int plain_end = tiles_before(edge(common.end));
   unit.head = tiles - (plain_begin < tiles ? plain_begin : tiles);
   unit.tail = one_run ? tiles - (plain_end < tiles ? plain_end : tiles) : tiles;
-  if (p.save && (first + tiles) % kGroupTiles == 0 && unit.tail == 0) unit.tail = 1;  // consume() looks at it
+  if (p.state.save && (first + tiles) % kGroupTiles == 0 && unit.tail == 0) unit.tail = 1;  // consume() looks at it
   unit.group = static_cast<int>((first + tiles) % kGroupTiles);
 }
 
@@ -60,7 +60,7 @@ class Counter {
       : p_(p), map_(map), rank_(C::kWalkCtas > 1 ? rank_in_cluster() : 0) {}
 
   __device__ __forceinline__ std::uint32_t rank() const { return rank_; }
-  __device__ __forceinline__ int work() const { return p_.bundle_count * p_.kv_heads; }
+  __device__ __forceinline__ int work() const { return p_.tables.bundle_count * p_.kv_heads; }
 
   __device__ __forceinline__ int first() const { return static_cast<int>(blockIdx.x) / C::kWalkCtas; }
   // From work() on: there is nothing more.
@@ -78,9 +78,9 @@ class Counter {
  private:
   // These are of one lane.
   __device__ __forceinline__ int taken() {
-    int number = atomicAdd(p_.taken, 1);
+    int number = atomicAdd(p_.schedule.taken, 1);
     // Each takes once more than there is, so this one is the last of all. The next task may find the same tables.
-    if (number == work() - 1) atomicExch(p_.taken, 0);
+    if (number == work() - 1) atomicExch(p_.schedule.taken, 0);
     number += static_cast<int>(gridDim.x) / C::kWalkCtas;
     if constexpr (C::kWalkCtas > 1) tell(number);
     return number;
@@ -124,8 +124,9 @@ __device__ __forceinline__ void schedule(const cuda::FoldParams& p, const Shared
     if (round >= C::kRounds) barrier_wait(map.q_empty(cursor.stage()), cursor.parity() ^ 1U);
     const bool any = index < counter.work();
     if (any) {
-      const cuda::WorkPlace place = cuda::work_place(p.early_count, p.kv_heads, p.section_heads / group, index);
-      const cuda::WorkBundle& bundle = p.bundles[place.piece];
+      const cuda::WorkPlace place =
+          cuda::work_place(p.schedule.early_count, p.kv_heads, p.schedule.section_heads / group, index);
+      const cuda::WorkBundle& bundle = p.tables.bundles[place.piece];
       const int kv_head = place.head;
       tiles = bundle.tiles;
       if (lane < C::kUnits) {
@@ -133,7 +134,7 @@ __device__ __forceinline__ void schedule(const cuda::FoldParams& p, const Shared
         unit.walk = bundle.tiles;
         if (first_unit + lane < bundle.units) {
           const int in_group = bundle.head + first_unit + lane;
-          const cuda::WorkItem& item = p.items[bundle.item + in_group / group];
+          const cuda::WorkItem& item = p.tables.items[bundle.item + in_group / group];
           unit.row = item.row;
           unit.first = item.first;
           unit.run_begin = item.run_begin;
@@ -153,7 +154,7 @@ __device__ __forceinline__ void schedule(const cuda::FoldParams& p, const Shared
         work->first = bundle.first;
         work->first_tile = bundle.first_tile;
         work->table = bundle.table;
-        work->key_length = p.items[bundle.item].key_length;
+        work->key_length = p.tables.items[bundle.item].key_length;
         work->run_begin = bundle.run_begin;
         work->runs = bundle.runs;
         work->kv_head = kv_head;

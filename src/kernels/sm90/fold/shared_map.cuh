@@ -82,7 +82,7 @@ struct Unit {
     const int runs = load(offsetof(UnitWork, runs));
     if (runs == 1) return origin() + nth;
     const std::int64_t in_runs = load_wide(offsetof(UnitWork, first)) + nth;
-    const cuda::RunEntry& run = find_run(p.runs + load(offsetof(UnitWork, run_begin)), runs, in_runs);
+    const cuda::RunEntry& run = find_run(p.tables.runs + load(offsetof(UnitWork, run_begin)), runs, in_runs);
     return static_cast<int>(run.first_tile + in_runs - run.first);
   }
   // Whether the tile that comes with `left` tiles to go has keys that some row doesn't see.

@@ -60,8 +60,8 @@ __device__ __forceinline__ void fetch_by_threads(const HopperParams& params, con
     for (int unit = 0; tiles > 0 && unit < work.units; ++unit) {
       const UnitWork& rows = units[unit];
       const char* q =
-          static_cast<const char*>(p.q) + 2 * (rows.row * p.q_token_stride + rows.query_head * p.q_head_stride);
-      copy_rows(map.q(round.stage(), unit), {q, 2 * p.q_token_stride}, C::kDim, kQueryTile, rows.slot_begin,
+          static_cast<const char*>(p.q.data) + 2 * (rows.row * p.q.token_stride + rows.query_head * p.q.head_stride);
+      copy_rows(map.q(round.stage(), unit), {q, 2 * p.q.token_stride}, C::kDim, kQueryTile, rows.slot_begin,
                 rows.slot_end, thread);
     }
     publish();
@@ -71,7 +71,8 @@ __device__ __forceinline__ void fetch_by_threads(const HopperParams& params, con
     for (int i = 0; i < tiles; ++i, ring.advance()) {
       if (thread == 0 && i == wanted) barrier_arrive(map.work_wanted());
       const TilePlace tile = find_tile<C>(p, work, i);
-      const cuda::SourceEntry& source = p.all_near ? p.near_sources[tile.source] : p.sources[tile.source];
+      const cuda::SourceEntry& source =
+          p.tables.all_near ? p.tables.near_sources[tile.source] : p.tables.sources[tile.source];
       const std::uint32_t stage = ring.stage();
       barrier_wait(map.k_empty(stage), ring.parity() ^ 1U);
       if (C::kKeysAhead) barrier_wait(map.v_empty(stage), ring.parity() ^ 1U);
