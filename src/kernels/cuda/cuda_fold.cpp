@@ -82,7 +82,7 @@ class CudaFold final : public FoldKernel {
     ring_.reserve(table_bytes(spec_, kernel_.shape, limits), device_);
     builder_.reserve(spec_, kernel_.shape, limits);
     if (own_bytes() > scratch_.bytes()) scratch_ = allocate_device(own_bytes(), device_);
-    kernel_.launch(params_, {});  // loaded now, not while peers wait
+    kernel_.launcher->prepare();
   }
 
   void fold(const FoldTask& task, Stream stream, const Progress& progress) override {
@@ -110,44 +110,13 @@ class CudaFold final : public FoldKernel {
       tables = ring_.upload(layout.bytes, queue);
     }
     FoldParams p = params_;
-    p.q.data = task.q.data;
-    p.q.token_stride = task.q.token_stride;
-    p.q.head_stride = task.q.head_stride;
-    if (task.finish != nullptr) {
-      const FoldOutput& output = *task.finish;
-      p.out.data = output.out.data;
-      p.out.token_stride = output.out.token_stride;
-      p.out.head_stride = output.out.head_stride;
-      p.lse.data = output.lse.data;
-      p.lse.token_stride = output.lse.token_stride;
-      p.lse.head_stride = output.lse.head_stride;
-      p.sinks = output.sinks;
-    }
-    p.tables.items = reinterpret_cast<const WorkItem*>(tables + layout.items);
-    p.tables.runs = reinterpret_cast<const RunEntry*>(tables + layout.runs);
-    p.tables.tiles = reinterpret_cast<const TileEntry*>(tables + layout.tiles);
-    p.tables.sources = reinterpret_cast<const SourceEntry*>(tables + layout.sources);
-    for (std::size_t i = 0; i < std::min<std::size_t>(kNearSources, task.sources.size()); ++i) {
-      p.tables.near_sources[i] = source_entry(task.sources[i]);
-    }
-    p.tables.all_near = task.sources.size() <= kNearSources;
-    p.tables.bundles = reinterpret_cast<const WorkBundle*>(tables + layout.bundles);
-    p.tables.item_count = layout.item_count;
-    p.tables.bundle_count = layout.bundle_count;
-    p.schedule.taken = reinterpret_cast<std::int32_t*>(tables + layout.counters);
-    p.schedule.tiles_done = p.schedule.taken + 1;
-    p.schedule.keep_pace = layout.keep_pace;
-    p.schedule.multiprocessors = multiprocessors_;
-    p.schedule.walk_ctas = layout.walk_ctas;
-    p.state.scratch = reinterpret_cast<float*>(scratch_.data());
-    p.schedule.section_heads = layout.section_heads;
-    p.schedule.early_count = layout.early_count;
+    set_tensors(task, p);
+    set_tables(task, layout, tables, p);
     p.state.memory = static_cast<float*>(task.state);
-    p.rows = task.q.tokens;
     p.state.resume = task.resume;
     p.state.save = task.save;
-    p.finish = task.finish != nullptr;
-    kernel_.launch(p, stream);
+    p.state.scratch = reinterpret_cast<float*>(scratch_.data());
+    kernel_.launcher->launch(p, stream);
     ring_.release(queue);
     if (again) return;
     Built& built = built_[ring_.current()];
@@ -173,6 +142,42 @@ class CudaFold final : public FoldKernel {
     TableLayout layout;
   };
 
+  static void set_tensors(const FoldTask& task, FoldParams& p) {
+    p.rows = task.q.tokens;
+    p.q = {task.q.data, task.q.token_stride, task.q.head_stride};
+    p.finish = task.finish != nullptr;
+    if (!p.finish) return;
+    const auto& [out, lse, sinks] = *task.finish;
+    p.out = {out.data, out.token_stride, out.head_stride};
+    p.lse = {lse.data, lse.token_stride, lse.head_stride};
+    p.sinks = sinks;
+  }
+
+  // `tables` is where the tables of `layout` are on the device.
+  void set_tables(const FoldTask& task, const TableLayout& layout, std::byte* tables, FoldParams& p) const {
+    const auto at = [tables]<class Entry>(const Entry*& entries, std::size_t offset) {
+      entries = reinterpret_cast<const Entry*>(tables + offset);
+    };
+    at(p.tables.items, layout.items);
+    at(p.tables.bundles, layout.bundles);
+    at(p.tables.runs, layout.runs);
+    at(p.tables.tiles, layout.tiles);
+    at(p.tables.sources, layout.sources);
+    for (std::size_t i = 0; i < std::min<std::size_t>(kNearSources, task.sources.size()); ++i) {
+      p.tables.near_sources[i] = source_entry(task.sources[i]);
+    }
+    p.tables.all_near = task.sources.size() <= kNearSources;
+    p.tables.item_count = layout.item_count;
+    p.tables.bundle_count = layout.bundle_count;
+    p.schedule.taken = reinterpret_cast<std::int32_t*>(tables + layout.counters);
+    p.schedule.tiles_done = p.schedule.taken + 1;
+    p.schedule.multiprocessors = multiprocessors_;
+    p.schedule.walk_ctas = layout.walk_ctas;
+    p.schedule.section_heads = layout.section_heads;
+    p.schedule.early_count = layout.early_count;
+    p.schedule.keep_pace = layout.keep_pace;
+  }
+
   std::size_t own_bytes() const {
     return static_cast<std::size_t>(multiprocessors_) * kernel_.scratch_floats * sizeof(float);
   }
@@ -190,15 +195,15 @@ class CudaFold final : public FoldKernel {
 
 }  // namespace
 
-Launch launch_of(std::string_view kernel, std::span<const CompiledFold> compiled, const FoldSpec& spec,
-                 bool configured) {
+const Launcher& launcher_of(std::string_view kernel, std::span<const CompiledFold> compiled, const FoldSpec& spec,
+                            bool configured) {
   const auto found = std::ranges::find_if(compiled, [&](const CompiledFold& entry) {
     return entry.dtype == spec.dtype && entry.head_dim == spec.head_dim;
   });
   if (!configured || found == compiled.end()) {
     fail(ErrorCode::kInternal, fmt::format("{} was made for {}", kernel, describe(spec)), "it can't do that");
   }
-  return found->launch;
+  return *found->launcher;
 }
 
 std::unique_ptr<FoldKernel> make_cuda_fold(const FoldSpec& spec, const DeviceKernel& kernel, Backend& backend) {

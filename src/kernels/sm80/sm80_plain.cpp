@@ -31,7 +31,7 @@ std::unique_ptr<FoldKernel> make_plain(const FoldSpec& spec, Backend& backend) {
   cuda::DeviceKernel kernel;
   kernel.shape = {cuda::kPlainItemRows, /*query_tile=*/1, cuda::kPlainKeyTile};
   kernel.state_floats = static_cast<std::size_t>(spec.head_dim_v) + 2;
-  kernel.launch = cuda::launch_plain;
+  kernel.launcher = &cuda::plain_fold;
   kernel.export_state = cuda::export_plain_state;
   return cuda::make_cuda_fold(spec, kernel, backend);
 }

@@ -95,9 +95,8 @@ struct Shared {
   __device__ Shared(float* memory, const cuda::FoldParams& p)
       : q(memory), k(q + kPlainItemRows * p.head_dim), v(k + kStepKeys * (p.head_dim + 1)) {}
 };
-std::size_t shared_bytes(const cuda::FoldParams& p) {
-  return static_cast<std::size_t>(kPlainItemRows * p.head_dim + kStepKeys * (p.head_dim + 1) +
-                                  kStepKeys * p.head_dim_v) *
+constexpr std::size_t shared_bytes(int head_dim, int head_dim_v) {
+  return static_cast<std::size_t>(kPlainItemRows * head_dim + kStepKeys * (head_dim + 1) + kStepKeys * head_dim_v) *
          sizeof(float);
 }
 
@@ -252,16 +251,22 @@ __global__ void __launch_bounds__(kWarps * 32) plain_kernel(const __grid_constan
   }
 }
 
-}  // namespace
+// One kernel serves all head dims, so it is made ready for the largest.
+void prepare_plain() {
+  constexpr auto kMost = static_cast<int>(shared_bytes(kPlainMaxHeadDim, kPlainMaxHeadDim));
+  check_cuda(cudaFuncSetAttribute(plain_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMost),
+             "cudaFuncSetAttribute");
+}
 
 void launch_plain(const cuda::FoldParams& params, Stream stream) {
-  const std::size_t shared = shared_bytes(params);
-  check_cuda(cudaFuncSetAttribute(plain_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)),
-             "cudaFuncSetAttribute");
-  if (params.tables.item_count == 0) return;
+  const std::size_t shared = shared_bytes(params.head_dim, params.head_dim_v);
   const auto blocks = static_cast<unsigned>(params.tables.item_count) * static_cast<unsigned>(params.heads);
   plain_kernel<<<blocks, kWarps * 32, shared, cuda_stream(stream)>>>(params);
   check_cuda(cudaGetLastError(), "sm80_plain");
 }
+
+}  // namespace
+
+constinit const Launcher plain_fold{prepare_plain, launch_plain};
 
 }  // namespace ringattn::cuda

@@ -33,14 +33,28 @@ HopperParams hopper_params(const cuda::FoldParams& p, const FoldConfig& config) 
   return params;
 }
 
-void check_reserved_shared_memory() {
+std::string device_obstacle(int reserved_bytes, int multiprocessors) {
+  if (reserved_bytes != kReservedBytes) {
+    return fmt::format("its driver reserves {} bytes of a CTA's shared memory, not {}", reserved_bytes, kReservedBytes);
+  }
+  if (multiprocessors > kMostCtas) {
+    return fmt::format("it has {} multiprocessors, and the kernel counts with {} at most", multiprocessors, kMostCtas);
+  }
+  return {};
+}
+
+void check_device() {
   int device = 0;
-  int bytes = 0;
   check_cuda(cudaGetDevice(&device), "cudaGetDevice");
-  check_cuda(cudaDeviceGetAttribute(&bytes, cudaDevAttrReservedSharedMemoryPerBlock, device), "cudaDeviceGetAttribute");
-  if (bytes != kReservedBytes) {
-    fail(ErrorCode::kUnsupported, "sm90_fold can't run with this driver",
-         fmt::format("it reserves {} bytes of a CTA's shared memory, not {}", bytes, kReservedBytes),
+  const auto attribute = [device](cudaDeviceAttr name) {
+    int value = 0;
+    check_cuda(cudaDeviceGetAttribute(&value, name, device), "cudaDeviceGetAttribute");
+    return value;
+  };
+  const std::string obstacle =
+      device_obstacle(attribute(cudaDevAttrReservedSharedMemoryPerBlock), attribute(cudaDevAttrMultiProcessorCount));
+  if (!obstacle.empty()) {
+    fail(ErrorCode::kUnsupported, fmt::format("sm90_fold can't run on GPU {}", device), obstacle,
          "Use --kernel sm80_fold.");
   }
 }
