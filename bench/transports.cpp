@@ -18,6 +18,7 @@
 #if defined(RINGATTN_BENCH_NCCL)
 #include "comm/nccl.hpp"
 #endif
+#include "comm/launcher.hpp"
 #include "comm/p2p/p2p.hpp"
 #include "comm/threads.hpp"
 #include "comm/world.hpp"

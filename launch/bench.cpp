@@ -15,7 +15,6 @@
 #include "launch/report.hpp"
 #include "launch/screen.hpp"
 #include "launch/sgemm.hpp"
-#include "launch/together.hpp"
 
 namespace ringattn {
 
@@ -133,32 +132,33 @@ void write_bench_report(const Invocation& invocation, std::span<const BenchPoint
 // Every rank measures at once, as the folds do, and with as many threads; the slowest counts. `job`: whose kernel is
 // the one to stand beside.
 std::optional<SgemmRate> sgemm_of(const Config& config, const Job& job, Transport& world) {
-  const double timeout = config.options.timeout;
+  const Meeting meeting(world, Patience(config.options.timeout));
   if (config.options.against != "sgemm") return std::nullopt;
   Job small = job;
-  small.sequences = uniform_sequences(1, 1, 1);
+  small.batch = uniform_batch(1, 1, 1);
   Attention attention(small, world, library_options(config, small));
   SgemmRate rate;
-  together(world, timeout, [&] {
+  meeting.together([&] {
     if (attention.backend().memory() == MemoryKind::kDevice) {
       fail(ErrorCode::kUnsupported, "--against sgemm has no meaning on a GPU", "it measures the BLAS of the CPU",
            "Compare with lines of bench/peers, or add --backend cpu.");
     }
     rate = measure_sgemm(attention.options().threads);
   });
-  rate.flops_per_second = 1.0 / slowest(world, {1.0 / rate.flops_per_second}, timeout).front();
+  rate.flops_per_second = 1.0 / slowest(meeting, {1.0 / rate.flops_per_second}).front();
   return rate;
 }
 
 int bench_job_list(const Invocation& invocation, Transport& world, Report&) {
   const Config& config = invocation.config;
   const JobOptions& options = config.options;
+  const Meeting meeting(world, Patience(options.timeout));
   const bool first = world.rank() == 0;
   const Screen screen(options, first);
 
   std::vector<Setting> settings;
   Yardsticks yardsticks;
-  together(world, options.timeout, [&] {
+  meeting.together([&] {
     if (options.json == "-" && options.jsonl == "-") {
       fail(ErrorCode::kUsage, "--json and --jsonl both go to stdout", "a reader couldn't tell them apart",
            "Give one of them a file.");
@@ -192,7 +192,7 @@ int bench_job_list(const Invocation& invocation, Transport& world, Report&) {
     throw AgreedError(*sweep.failure());
   }
   int code = 0;
-  together(world, options.timeout, [&] {
+  meeting.together([&] {
     if (!first) return;
     screen.print(points_text(points, sgemm ? std::optional(sgemm->flops_per_second) : std::nullopt, !options.quiet));
     if (sgemm) screen.context(fmt::format("SGEMM: {:.1f} GFLOP/s ({})", sgemm->flops_per_second / 1e9, sgemm->library));
@@ -201,7 +201,7 @@ int bench_job_list(const Invocation& invocation, Transport& world, Report&) {
     if (!yardsticks.baseline.empty()) code = check_baseline(screen, options, points, yardsticks.baseline);
     write_bench_report(invocation, points, pairs, sgemm, code);
   });
-  return gather_values(world, code, options.timeout).front();
+  return meeting.gather_values(code).front();
 }
 
 }  // namespace

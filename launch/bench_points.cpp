@@ -70,8 +70,8 @@ BenchJob bench_job(const Job& job, std::string source) {
   std::string mask = describe(spec.mask);
   if (spec.softcap > 0.0F) mask += fmt::format(", softcap {}", spec.softcap);
   if (spec.sinks) mask += ", sinks";
-  return {job.q_tokens(),
-          static_cast<std::int64_t>(job.sequences.size()),
+  return {job.batch.q_tokens(),
+          static_cast<std::int64_t>(job.batch.sequences.size()),
           spec.heads,
           spec.kv_heads,
           spec.head_dim,

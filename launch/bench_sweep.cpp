@@ -13,7 +13,7 @@
 #include "launch/bench_table.hpp"
 #include "launch/job_text.hpp"
 #include "launch/progress.hpp"
-#include "launch/together.hpp"
+#include "launch/wording.hpp"
 
 namespace ringattn {
 
@@ -72,10 +72,10 @@ std::vector<Setting> settings_of(const Config& config) {
   return settings;
 }
 
-std::vector<double> slowest(Transport& world, const std::vector<double>& mine, double timeout) {
+std::vector<double> slowest(const Meeting& meeting, const std::vector<double>& mine) {
   const std::string_view bytes(reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(double));
   std::vector<double> most(mine.size(), 0.0);
-  for (const std::string& theirs : gather_texts(world, bytes, timeout)) {
+  for (const std::string& theirs : meeting.gather(bytes)) {
     for (std::size_t i = 0; i < most.size(); ++i) {
       double value = 0.0;
       std::memcpy(&value, theirs.data() + i * sizeof value, sizeof value);
@@ -101,6 +101,7 @@ Sweep::Sweep(const Invocation& invocation, Transport& world, const Screen& scree
     : invocation_(invocation),
       options_(invocation.config.options),
       world_(world),
+      meeting_(world, Patience(options_.timeout)),
       screen_(screen),
       lines_(world.rank() == 0 ? options_.jsonl : "") {}
 
@@ -117,9 +118,9 @@ void Sweep::measure(const Setting& setting, bool only) {
     point.transport = world_.name();
     point.git = revision();
     point.mode = options_.compute_only ? kFoldsMode : kWholeMode;
-    point.error = error.what();
+    point.error = program_text(error);
     if (!failure_) failure_ = error;
-    screen_.context(fmt::format("{}: {}", label(setting.job), error.what()));
+    screen_.context(fmt::format("{}: {}", label(setting.job), point.error));
     keep(point);
   }
 }
@@ -140,7 +141,7 @@ Report Sweep::report_of(Attention& attention) {
   Report report;
   report.command = "bench";
   report.invocation = &invocation_;
-  gather_world(report, attention, world_, options_.timeout);
+  gather_world(report, attention, world_, meeting_);
   return report;
 }
 
@@ -152,7 +153,7 @@ void Sweep::measure_modes(const Setting& setting) {
   Attention attention(setting.input.job(), world_, library(setting));
   Report report = report_of(attention);
   if (points_.empty()) print_job(screen_, setting.input, attention, report);
-  LoadedJob loaded(setting.input, attention, world_, options_.timeout, step);
+  LoadedJob loaded(setting.input, attention, meeting_, step);
 
   std::vector<RunMode> modes{options_.compute_only ? RunMode::kFoldsOnly : RunMode::kWhole};
   if (options_.against == "folds") modes.push_back(RunMode::kFoldsOnly);
@@ -167,13 +168,13 @@ void Sweep::measure_modes(const Setting& setting) {
 
   RankResult last;  // without rows: they needn't leave the device
   last.rows = attention.q_rows();
-  gather_figures(report, attention, last, world_, options_.timeout);
+  gather_figures(report, attention, last, world_, meeting_);
   for (std::size_t mode = 0; mode < modes.size(); ++mode) {
     BenchPoint point = point_of(setting, attention, report);
     if (modes[mode] == RunMode::kFoldsOnly) point.mode = kFoldsMode;
     point.samples = count;
-    point.ms = summarise(slowest(world_, samples[mode].milliseconds, options_.timeout));
-    point.exposed_ms = summarise(slowest(world_, samples[mode].exposed, options_.timeout)).median;
+    point.ms = summarise(slowest(meeting_, samples[mode].milliseconds));
+    point.exposed_ms = summarise(slowest(meeting_, samples[mode].exposed)).median;
     point.tflops_per_rank = point.ms.median > 0.0 ? report.flops / point.ms.median / world_.size() * 1e-9 : 0.0;
     keep(point);
   }
@@ -183,12 +184,12 @@ void Sweep::measure_modes(const Setting& setting) {
 // a whole one, so that folds without transfers find every block in its place.
 std::int64_t Sweep::warm_up(LoadedJob& loaded, const std::vector<RunMode>& modes) {
   double seconds = loaded.run().seconds;
-  seconds = slowest(world_, {seconds}, options_.timeout).front();
+  seconds = slowest(meeting_, {seconds}).front();
   if (seconds < kShortSeconds) {
     for (int i = 0; i < 2; ++i) {
       for (const RunMode mode : modes) seconds = loaded.run(mode).seconds;
     }
-    seconds = slowest(world_, {seconds}, options_.timeout).front();
+    seconds = slowest(meeting_, {seconds}).front();
   }
   if (options_.samples > 0) return options_.samples;
   const double wanted = std::ceil(kLeastSeconds / std::max(seconds, 1e-9));
@@ -216,7 +217,7 @@ BenchPoint Sweep::point_of(const Setting& setting, const Attention& attention, c
 }
 
 void Sweep::keep(const BenchPoint& point) {
-  together(world_, options_.timeout, [&] { lines_.write(point, invocation_.arguments); });
+  meeting_.together([&] { lines_.write(point, invocation_.arguments); });
   points_.push_back(point);
 }
 

@@ -31,7 +31,7 @@ struct Setting {
 std::vector<Setting> settings_of(const Config& config);
 
 // Of each of a rank's values the largest of all ranks. Collective.
-std::vector<double> slowest(Transport& world, const std::vector<double>& mine, double timeout);
+std::vector<double> slowest(const Meeting& meeting, const std::vector<double>& mine);
 
 // A file of lines, written as they come: a sweep that is ended early leaves what it has measured.
 class BenchLines {
@@ -73,6 +73,7 @@ class Sweep {
   const Invocation& invocation_;
   const JobOptions& options_;
   Transport& world_;
+  Meeting meeting_;
   const Screen& screen_;
   BenchLines lines_;
   std::vector<BenchPoint> points_;

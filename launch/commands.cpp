@@ -3,7 +3,7 @@
 
 #include <fmt/format.h>
 
-#include "comm/world.hpp"
+#include "comm/launcher.hpp"
 #include "launch/verify_shapes.hpp"
 
 namespace ringattn {

@@ -13,7 +13,6 @@
 #include "base/environment.hpp"
 #include "base/error.hpp"
 #include "launch/staging.hpp"
-#include "launch/together.hpp"
 
 namespace ringattn {
 
@@ -76,9 +75,8 @@ RowView RankResult::lse_view(const FoldSpec& spec) const {
   return {reinterpret_cast<float*>(lse.data()), spec.heads, 1};
 }
 
-LoadedJob::LoadedJob(const JobInput& input, Attention& attention, Transport& world, double timeout,
-                     const StepDone& step_done)
-    : attention_(attention), world_(world), timeout_(timeout) {
+LoadedJob::LoadedJob(const JobInput& input, Attention& attention, const Meeting& meeting, const StepDone& step_done)
+    : attention_(attention), meeting_(meeting) {
   const Job& job = input.job();
   const FoldSpec& spec = job.spec;
   const std::size_t element = size_of(spec.dtype);
@@ -86,8 +84,8 @@ LoadedJob::LoadedJob(const JobInput& input, Attention& attention, Transport& wor
   const std::int64_t k_rows = attention.k_rows();
   const JobLayout& layout = attention.layout();
   result_.rows = q_rows;
-  result_.runs = packed_runs(layout.queries.runs(world.rank()), job.cu_q());
-  together(world, timeout, [&] {
+  result_.runs = packed_runs(layout.queries.runs(meeting.rank()), job.batch.cu_q());
+  meeting.together([&] {
     Backend& backend = attention.backend();
     q_ = backend.allocate(bytes_of(q_rows, spec.heads, spec.head_dim, element));
     k_ = backend.allocate(bytes_of(k_rows, spec.kv_heads, spec.head_dim, element));
@@ -101,7 +99,7 @@ LoadedJob::LoadedJob(const JobInput& input, Attention& attention, Transport& wor
       backend.fill_bytes(buffer->data(), kUnwritten, buffer->bytes(), backend.stream());
     }
 
-    Staging staging(backend, timeout);
+    Staging staging(backend, meeting.patience());
     std::int64_t before = 0;
     const auto load = [&](SyntheticTensor tensor, const std::vector<PackedRun>& runs, const MutableTensorView& rows,
                           std::int64_t& non_finite) {
@@ -119,7 +117,7 @@ LoadedJob::LoadedJob(const JobInput& input, Attention& attention, Transport& wor
       before += rows.tokens;
       return rows;
     };
-    const std::vector<PackedRun> key_runs = packed_runs(layout.keys.runs(world.rank()), job.cu_k());
+    const std::vector<PackedRun> key_runs = packed_runs(layout.keys.runs(meeting.rank()), job.batch.cu_k());
     const auto view = [&](const Buffer& buffer, std::int64_t rows, int heads, int dim) {
       return dense_view(static_cast<void*>(buffer.data()), spec.dtype, rows, heads, dim);
     };
@@ -127,12 +125,12 @@ LoadedJob::LoadedJob(const JobInput& input, Attention& attention, Transport& wor
     inputs_.q = load(SyntheticTensor::kQ, result_.runs, view(q_, q_rows, spec.heads, spec.head_dim), found.q);
     inputs_.k = load(SyntheticTensor::kK, key_runs, view(k_, k_rows, spec.kv_heads, spec.head_dim), found.k);
     inputs_.v = load(SyntheticTensor::kV, key_runs, view(v_, k_rows, spec.kv_heads, spec.head_dim_v), found.v);
-    backend.synchronize(backend.mark(backend.stream()), Deadline::after(timeout), {});
+    backend.synchronize(backend.mark(backend.stream()), meeting.patience().for_peer(), {});
     if (spec.sinks) {
       const auto bytes = static_cast<std::int64_t>(input.sinks().size() * sizeof(float));
       sinks_ = backend.allocate(static_cast<std::size_t>(bytes));
       backend.copy_rows(sinks_.data(), bytes, input.sinks().data(), bytes, bytes, 1, backend.stream());
-      backend.synchronize(backend.mark(backend.stream()), Deadline::after(timeout), {});
+      backend.synchronize(backend.mark(backend.stream()), meeting.patience().for_peer(), {});
       inputs_.sinks = reinterpret_cast<const float*>(sinks_.data());
     }
     outputs_ = {view(result_.out, q_rows, spec.heads, spec.head_dim_v), result_.lse_view(spec), std::nullopt};
@@ -144,19 +142,19 @@ RunStats LoadedJob::run(RunMode mode, const StepDone& step_done) {
   if (step_done) {
     block_done = [&step_done](std::int64_t done, std::int64_t all) { step_done("block", done, all); };
   }
-  world_.barrier(Deadline::after(timeout_));
+  meeting_.barrier();
   const RunStats stats = attention_.run(inputs_, outputs_, std::span<std::byte>(workspace_.data(), workspace_.bytes()),
                                         attention_.backend().stream(), block_done, mode);
   // Ranks may end far apart, where their sequences have nothing to do with each other.
-  world_.barrier(Deadline::after(timeout_ + attention_.prediction().seconds));
+  meeting_.barrier(attention_.prediction().seconds);
   return stats;
 }
 
 RankResult LoadedJob::fetch(const RunStats& stats) {
   result_.stats = stats;
   if (attention_.backend().memory() == MemoryKind::kHost) return std::move(result_);
-  together(world_, timeout_, [&] {
-    Staging staging(attention_.backend(), timeout_);
+  meeting_.together([&] {
+    Staging staging(attention_.backend(), meeting_.patience());
     for (Buffer* buffer : {&result_.out, &result_.lse}) {
       Buffer host = allocate_host(buffer->bytes());
       staging.store(buffer->data(), host.data(), buffer->bytes());
@@ -166,42 +164,41 @@ RankResult LoadedJob::fetch(const RunStats& stats) {
   return std::move(result_);
 }
 
-RankResult execute_job(const JobInput& input, Attention& attention, Transport& world, double timeout,
-                       const StepDone& step_done) {
-  LoadedJob loaded(input, attention, world, timeout, step_done);
+RankResult execute_job(const JobInput& input, Attention& attention, const Meeting& meeting, const StepDone& step_done) {
+  LoadedJob loaded(input, attention, meeting, step_done);
   return loaded.fetch(loaded.run(RunMode::kWhole, step_done));
 }
 
-Digests digest_result(const JobInput& input, const RankResult& result, Transport& world, double timeout) {
+Digests digest_result(const JobInput& input, const RankResult& result, const Meeting& meeting) {
   const FoldSpec& spec = input.job().spec;
-  const std::int64_t tokens = input.job().q_tokens();
-  return {digest(world, result.out_view(spec), result.runs, tokens, timeout),
-          digest(world, result.lse_view(spec), spec.heads, result.runs, tokens, timeout)};
+  const std::int64_t tokens = input.job().batch.q_tokens();
+  return {digest(meeting, result.out_view(spec), result.runs, tokens),
+          digest(meeting, result.lse_view(spec), spec.heads, result.runs, tokens)};
 }
 
 void write_output(const JobInput& input, const RankResult& result, const std::string& path, bool force,
-                  const std::vector<std::pair<std::string, std::string>>& metadata, Transport& world, double timeout) {
+                  const std::vector<std::pair<std::string, std::string>>& metadata, const Meeting& meeting) {
   const FoldSpec& spec = input.job().spec;
   const RowGrid& grid = input.out_grid();
   SafetensorsPlan plan;
   std::unique_ptr<SafetensorsWriter> writer;
-  together(world, timeout, [&] {
+  meeting.together([&] {
     plan = plan_safetensors({{"out", file_dtype(spec.dtype), grid.shape()}, {"lse", FileDtype::kF32, lse_shape(grid)}},
                             metadata);
-    if (world.rank() == 0) writer = SafetensorsWriter::create(plan, path, force);
+    if (meeting.rank() == 0) writer = SafetensorsWriter::create(plan, path, force);
   });
   const std::string mine = writer ? writer->temporary_path() : std::string();
-  const std::string temporary = gather_texts(world, mine, timeout).front();
-  together(world, timeout, [&] {
+  const std::string temporary = meeting.gather(mine).front();
+  meeting.together([&] {
     if (!writer) writer = SafetensorsWriter::open_existing(plan, temporary);
   });
-  together(world, timeout, [&] {
+  meeting.together([&] {
     writer->write_rows("out", grid, result.runs, result.out_view(spec));
     writer->write_lse("lse", grid, result.runs, result.lse_view(spec));
     writer->sync();
   });
-  together(world, timeout, [&] {
-    if (world.rank() == 0) writer->commit();
+  meeting.together([&] {
+    if (meeting.rank() == 0) writer->commit();
   });
 }
 

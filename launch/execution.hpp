@@ -11,6 +11,7 @@
 #include "attention/attention.hpp"
 #include "attention/tokens/packed_run.hpp"
 #include "base/memory.hpp"
+#include "comm/meeting.hpp"
 #include "launch/config.hpp"
 #include "launch/job_input.hpp"
 
@@ -46,12 +47,11 @@ struct RankResult {
 using StepDone = std::function<void(std::string_view what, std::int64_t done, std::int64_t all)>;
 
 // This rank's rows of a job in the memory of its kernel, ready to be computed any number of times. All calls are
-// collective over `world`, in which `attention` was made; all of them outlive the object.
+// collective over `meeting`, in whose world `attention` was made; `attention` outlives the object.
 class LoadedJob {
  public:
   // Allocates everything and reads the rows.
-  LoadedJob(const JobInput& input, Attention& attention, Transport& world, double timeout,
-            const StepDone& step_done = {});
+  LoadedJob(const JobInput& input, Attention& attention, const Meeting& meeting, const StepDone& step_done = {});
 
   // Begins on all ranks at once and returns when all are done.
   RunStats run(RunMode mode = RunMode::kWhole, const StepDone& step_done = {});
@@ -60,8 +60,7 @@ class LoadedJob {
 
  private:
   Attention& attention_;
-  Transport& world_;
-  double timeout_;
+  Meeting meeting_;
   RankResult result_;
   Buffer q_, k_, v_, sinks_, workspace_;
   Inputs inputs_;
@@ -69,7 +68,7 @@ class LoadedJob {
 };
 
 // Loads, runs once and fetches.
-RankResult execute_job(const JobInput& input, Attention& attention, Transport& world, double timeout,
+RankResult execute_job(const JobInput& input, Attention& attention, const Meeting& meeting,
                        const StepDone& step_done = {});
 
 struct Digests {
@@ -78,11 +77,11 @@ struct Digests {
 };
 
 // Collective.
-Digests digest_result(const JobInput& input, const RankResult& result, Transport& world, double timeout);
+Digests digest_result(const JobInput& input, const RankResult& result, const Meeting& meeting);
 
 // Writes the output file. Collective. `metadata` stands in the file's header.
 void write_output(const JobInput& input, const RankResult& result, const std::string& path, bool force,
-                  const std::vector<std::pair<std::string, std::string>>& metadata, Transport& world, double timeout);
+                  const std::vector<std::pair<std::string, std::string>>& metadata, const Meeting& meeting);
 
 // What the output's header says: the part of the configuration that decides the result, and nothing of how it was run,
 // so that files of different worlds are equal byte for byte.

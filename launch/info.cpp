@@ -11,6 +11,7 @@
 #include "base/json_writer.hpp"
 #include "base/size.hpp"
 #include "base/text_file.hpp"
+#include "comm/meeting.hpp"
 #include "comm/world.hpp"
 #include "kernels/registry.hpp"
 #include "launch/commands.hpp"
@@ -20,7 +21,6 @@
 #include "launch/outputs.hpp"
 #include "launch/report.hpp"
 #include "launch/screen.hpp"
-#include "launch/together.hpp"
 
 namespace ringattn {
 
@@ -168,7 +168,8 @@ int measure_here(const Invocation& invocation, Transport& world) {
   const JobOptions& options = config.options;
   const bool first = world.rank() == 0;
   const Screen screen(options, first);
-  together(world, options.timeout, [&] {
+  const Meeting meeting(world, Patience(options.timeout));
+  meeting.together([&] {
     if (!first) return;
     check_outputs(options);
     if (options.machine.empty()) return;
@@ -176,10 +177,10 @@ int measure_here(const Invocation& invocation, Transport& world) {
       fail(ErrorCode::kUsage, fmt::format("--machine {} names no machine model", options.machine),
            "it is written as JSON or as TOML, and the name's end says which", "End it with .json or .toml.");
     }
-    check_new_file(options.machine, options.force, "--machine");
+    check_new_file(options.machine, options.force, "machine");
   });
   const MachineModel machine = measure_machine(config, world);
-  together(world, options.timeout, [&] {
+  meeting.together([&] {
     if (!first) return;
     screen.context(fmt::format("measured: {}", machine_line(machine)));
     if (world.size() == 1) screen.context("one rank alone has no link: link rate and latency are the defaults");
@@ -187,7 +188,7 @@ int measure_here(const Invocation& invocation, Transport& world) {
     if (options.machine.empty()) {
       screen.print(text);
     } else {
-      write_text_file(options.machine, text, options.force, "--machine");
+      write_text_file(options.machine, text, options.force, "machine");
       screen.context(fmt::format("machine model: {}", options.machine));
     }
     write_json_document(options, info_json(invocation, find_device(options), &machine));

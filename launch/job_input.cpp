@@ -64,7 +64,7 @@ JobInput JobInput::synthetic(Job job, std::uint64_t seed) {
   input.job_ = std::move(job);
   input.seed_ = seed;
   const FoldSpec& spec = input.job_.spec;
-  input.out_grid_ = {AxisOrder::kThd, 1, input.job_.q_tokens(), spec.heads, spec.head_dim_v};
+  input.out_grid_ = {AxisOrder::kThd, 1, input.job_.batch.q_tokens(), spec.heads, spec.head_dim_v};
   return input;
 }
 
@@ -86,7 +86,7 @@ void JobInput::make_synthetic(const JobOptions& options, std::int64_t seq) {
     fail(ErrorCode::kUsage, fmt::format("--seq {} with --batch {} and {} heads", seq, options.batch, spec.heads),
          "a tensor would have more than 2^60 elements", "Use fewer tokens, sequences or heads.");
   }
-  job_.sequences = uniform_sequences(options.batch, seq, seq);
+  job_.batch = uniform_batch(options.batch, seq, seq);
   const AxisOrder order = options.order.value_or(options.batch == 1 ? AxisOrder::kThd : AxisOrder::kBthd);
   const bool batched = order == AxisOrder::kBthd || order == AxisOrder::kBhtd;
   out_grid_ = {order, batched ? options.batch : 1, batched ? seq : seq * options.batch, spec.heads, spec.head_dim_v};
@@ -110,7 +110,7 @@ void JobInput::open_file(const JobOptions& options) {
   grids_[1] = found.k_grid;
   grids_[2] = found.v_grid;
   out_grid_ = found.out_grid();
-  job_.sequences = std::move(found.sequences);
+  job_.batch.sequences = std::move(found.sequences);
   sinks_ = std::move(found.sinks);
   FoldSpec& spec = job_.spec;
   spec.dtype = found.dtype;
@@ -136,7 +136,7 @@ void JobInput::take_numerics(const Config& config) {
                                              : static_cast<float>(1.0 / std::sqrt(static_cast<double>(spec.head_dim)));
   spec.softcap = static_cast<float>(options.softcap);
   if (options.query_offset) {
-    for (Sequence& sequence : job_.sequences) sequence.q_offset = *options.query_offset;
+    for (Sequence& sequence : job_.batch.sequences) sequence.q_offset = *options.query_offset;
   }
   check_job(job_);
 }

@@ -11,9 +11,9 @@
 namespace ringattn {
 
 std::string job_text(const Job& job) {
-  const std::size_t count = job.sequences.size();
-  const std::int64_t queries = job.q_tokens();
-  const std::int64_t keys = job.k_tokens();
+  const std::size_t count = job.batch.sequences.size();
+  const std::int64_t queries = job.batch.q_tokens();
+  const std::int64_t keys = job.batch.k_tokens();
   const std::string tokens =
       queries == keys ? fmt::format("{} tokens", queries) : fmt::format("{} queries, {} keys", queries, keys);
   return fmt::format("{}; {} sequence{}, {}", describe(job.spec), count, count == 1 ? "" : "s", tokens);

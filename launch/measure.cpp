@@ -12,7 +12,6 @@
 #include "base/host.hpp"
 #include "launch/execution.hpp"
 #include "launch/job_input.hpp"
-#include "launch/together.hpp"
 
 namespace ringattn {
 
@@ -28,7 +27,7 @@ constexpr int kLatencyRounds = 50;
 double slowest(const std::vector<double>& values) { return *std::max_element(values.begin(), values.end()); }
 
 // Seconds for `rounds` exchanges of `bytes` with both neighbours; the best round counts, for others' noise only adds.
-double best_round(Transport& world, Backend& backend, std::size_t bytes, int rounds, double timeout) {
+double best_round(Transport& world, Backend& backend, std::size_t bytes, int rounds, const Meeting& meeting) {
   const Buffer out = backend.allocate(bytes);
   const Buffer in = backend.allocate(bytes);
   const Stream stream = backend.stream();
@@ -41,12 +40,12 @@ double best_round(Transport& world, Backend& backend, std::size_t bytes, int rou
     exchange.label = "measurement";
     exchange.sends.push_back({next, 0, {{out.data(), bytes}}});
     exchange.receives.push_back({previous, 0, {{in.data(), bytes}}});
-    world.barrier(Deadline::after(timeout));
+    meeting.barrier();
     backend.forget_marks();
     const Mark start = backend.mark(stream);
-    world.wait(world.post(std::move(exchange), stream), stream, Deadline::after(timeout));
+    world.wait(world.post(std::move(exchange), stream), stream, meeting.patience().for_peer());
     const Mark end = backend.mark(stream);
-    backend.synchronize(end, Deadline::after(timeout), progress);
+    backend.synchronize(end, meeting.patience().for_peer(), progress);
     best = std::min(best, backend.elapsed(start, end));
   }
   return best;
@@ -58,7 +57,7 @@ std::unique_ptr<Attention> measured_job(const Config& config, Transport& world, 
   job.spec.heads = 8;
   job.spec.kv_heads = 2;
   job.spec.softmax_scale = 0.088F;
-  job.sequences = uniform_sequences(1, tokens * world.size(), tokens * world.size());
+  job.batch = uniform_batch(1, tokens * world.size(), tokens * world.size());
   Config without_model = config;  // --machine names what is written here
   without_model.options.machine.clear();
   return std::make_unique<Attention>(job, world, library_options(without_model, job));
@@ -70,9 +69,9 @@ struct FoldRate {
   double flops_per_second = 0.0;
 };
 
-FoldRate fold_rate(Attention& attention, Transport& world) {
+FoldRate fold_rate(Attention& attention, const Meeting& meeting) {
   const JobInput input = JobInput::synthetic(attention.job(), 1);
-  LoadedJob loaded(input, attention, world, attention.options().timeout_seconds);
+  LoadedJob loaded(input, attention, meeting);
   loaded.run();
   const RankResult result = loaded.fetch(loaded.run());
   FoldRate rate;
@@ -84,12 +83,12 @@ FoldRate fold_rate(Attention& attention, Transport& world) {
 }  // namespace
 
 MachineModel measure_machine(const Config& config, Transport& world) {
-  const double timeout = config.options.timeout;
+  const Meeting meeting(world, Patience(config.options.timeout));
   std::unique_ptr<Attention> attention;
   double flops_per_second = 0.0;
   for (std::int64_t tokens = kFirstTokens; tokens <= kMostTokens; tokens *= 2) {
     attention = measured_job(config, world, tokens);
-    const std::vector<FoldRate> rates = gather_values(world, fold_rate(*attention, world), timeout);
+    const std::vector<FoldRate> rates = meeting.gather_values(fold_rate(*attention, meeting));
     std::vector<double> seconds_per_flop;
     double longest = 0.0;
     for (const FoldRate& rate : rates) {
@@ -106,7 +105,7 @@ MachineModel measure_machine(const Config& config, Transport& world) {
   machine.name = fmt::format("{}, {} rank{}, {}", device, world.size(), world.size() == 1 ? "" : "s", world.name());
   if (world.size() == 1) return machine;
   const auto slowest_round = [&](std::size_t bytes, int rounds) {
-    return slowest(gather_values(world, best_round(world, attention->backend(), bytes, rounds, timeout), timeout));
+    return slowest(meeting.gather_values(best_round(world, attention->backend(), bytes, rounds, meeting)));
   };
   const double small = slowest_round(8, kLatencyRounds);
   const double large = slowest_round(kLinkBytes, kLinkRounds);

@@ -81,10 +81,10 @@ void check_distinct_files(const JobOptions& options) {
 
 void check_outputs(const JobOptions& options) {
   if (!options.output.empty()) check_output_path(options.output, options.force);
-  if (!options.json.empty() && options.json != "-") check_new_file(options.json, options.force, "--json");
-  if (!options.trace.empty()) check_new_file(options.trace, options.force, "--trace");
-  if (!options.jsonl.empty() && options.jsonl != "-") check_new_file(options.jsonl, options.force, "--jsonl");
-  if (!options.record.empty()) check_new_file(options.record, options.force, "--record");
+  if (!options.json.empty() && options.json != "-") check_new_file(options.json, options.force, "json");
+  if (!options.trace.empty()) check_new_file(options.trace, options.force, "trace");
+  if (!options.jsonl.empty() && options.jsonl != "-") check_new_file(options.jsonl, options.force, "jsonl");
+  if (!options.record.empty()) check_new_file(options.record, options.force, "record");
 }
 
 }  // namespace ringattn

@@ -19,6 +19,7 @@
 #include "launch/screen.hpp"
 #include "launch/table.hpp"
 #include "launch/values.hpp"
+#include "launch/wording.hpp"
 
 namespace ringattn {
 
@@ -73,7 +74,7 @@ Prediction predict_run(const Plan& plan, const Options& options) {
 
 WorldFigures plan_world(const Job& job, const Options& options, const FoldKernel& kernel, Route route, int world) {
   const Forecasts forecasts(job, options, kernel, route, world);
-  WorldFigures figures{world, job.q_tokens(), forecasts.layout(), {}, {}, 0, 0, 0, 0.0, 0.0};
+  WorldFigures figures{world, job.batch.q_tokens(), forecasts.layout(), {}, {}, 0, 0, 0, 0.0, 0.0};
   for (int rank = 0; rank < world; ++rank) {
     const Plan plan = forecasts.plan(rank);
     const Prediction prediction = predict_run(plan, options);
@@ -226,7 +227,7 @@ int plan_job(const Invocation& invocation) {
   const Config& config = invocation.config;
   const JobOptions& options = config.options;
   const Screen screen(options, invocation.first_process);
-  if (!options.json.empty() && options.json != "-") check_new_file(options.json, options.force, "--json");
+  if (!options.json.empty() && options.json != "-") check_new_file(options.json, options.force, "json");
 
   std::vector<JobInput> inputs;
   if (config.given("input")) {
@@ -279,9 +280,10 @@ int plan_job(const Invocation& invocation) {
         // In a list, a world that is too small is an answer.
         if (error.code() != ErrorCode::kMemory || rows == 1) throw;
         if (!misfit) misfit = error;
-        screen.context(fmt::format("world {}, {} tokens: {}", world, input.job().q_tokens(), error.what()));
-        json.begin_object().member("world", world).member("tokens", input.job().q_tokens());
-        json.member("does_not_fit", error.what()).end_object();
+        screen.context(
+            fmt::format("world {}, {} tokens: {}", world, input.job().batch.q_tokens(), program_text(error)));
+        json.begin_object().member("world", world).member("tokens", input.job().batch.q_tokens());
+        json.member("does_not_fit", program_text(error)).end_object();
       }
     }
   }

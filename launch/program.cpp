@@ -19,6 +19,8 @@
 #include "base/environment.hpp"
 #include "base/error.hpp"
 #include "base/unfinished_file.hpp"
+#include "comm/launcher.hpp"
+#include "comm/patience.hpp"
 #include "comm/world.hpp"
 #include "kernels/registry.hpp"
 #include "launch/commands.hpp"
@@ -26,18 +28,11 @@
 #include "launch/outputs.hpp"
 #include "launch/report.hpp"
 #include "launch/screen.hpp"
+#include "launch/wording.hpp"
 
 namespace ringattn {
 
 namespace {
-
-// Whether this process is the one that speaks for the job before its ranks know each other, or when they never will.
-bool is_first_process() {
-  for (const char* variable : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"}) {
-    if (const auto rank = environment_value(variable)) return *rank == "0";
-  }
-  return true;
-}
 
 const CommandRow& find_command(const std::string& name) {
   std::vector<std::string_view> names;
@@ -81,7 +76,7 @@ Request read_arguments(const std::vector<std::string>& arguments) {
   if (!arguments.empty()) {
     request.invocation.arguments[0] = std::filesystem::path(arguments[0]).filename().string();
   }
-  request.invocation.first_process = is_first_process();
+  request.invocation.first_process = speaks_for_launched();
   try {
     if (arguments.size() < 2) {
       fail(ErrorCode::kUsage, "no subcommand", fmt::format("there are {}", command_names(kAllCommands)),
@@ -129,14 +124,12 @@ Request read_arguments(const std::vector<std::string>& arguments) {
 // Ranks that were started on different hosts may have read different configurations.
 void agree_on_configuration(const Config& config, Transport& world) {
   const std::string mine = print_config(config);
-  const std::vector<std::string> all = world.all_gather(mine, Deadline::after(config.options.timeout));
+  const std::vector<std::string> all = world.all_gather(mine, Patience(config.options.timeout).for_peer());
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
     if (all[rank] == all[0]) continue;
-    throw AgreedError(
-        ErrorCode::kUsage,
-        fmt::format("rank {} and rank 0 have different configurations ({}). Give all ranks the same flags, "
-                    "environment and config file.",
-                    rank, config_difference(all[rank], all[0])));
+    throw AgreedError(Error(ErrorCode::kUsage, fmt::format("rank {} and rank 0 have different configurations", rank),
+                            config_difference(all[rank], all[0]),
+                            "Give all ranks the same flags, environment and config file."));
   }
 }
 
@@ -167,7 +160,7 @@ int guarded(const std::function<int()>& work) {
 int execute(Request& request) {
   Invocation& invocation = request.invocation;
   const JobOptions& options = invocation.config.options;
-  const auto print_error = [&](const Error& error) { print_error_line(error.what(), options.color); };
+  const auto print_error = [&](const Error& error) { print_error_line(program_text(error), options.color); };
   const auto report = [&](const Error& error) {
     if (invocation.first_process) {
       report_failure(invocation, request.command == nullptr ? "" : request.command->name, error);
@@ -185,7 +178,9 @@ int execute(Request& request) {
     world_request.memory = wanted_memory(options);
     world_request.pace = environment().pace;
     world_request.timeout = options.timeout;
-    world_request.chosen = [&](std::string_view, const std::string& reason) { invocation.transport_reason = reason; };
+    world_request.chosen = [&](std::string_view, const Wording& reason) {
+      invocation.transport_reason = program_text(reason);
+    };
     return run_world(
         world_request,
         [&](Transport& world) {

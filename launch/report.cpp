@@ -14,7 +14,7 @@
 #include "base/host.hpp"
 #include "base/json_writer.hpp"
 #include "base/text_file.hpp"
-#include "launch/together.hpp"
+#include "launch/wording.hpp"
 
 namespace ringattn {
 
@@ -65,8 +65,8 @@ void write_job(JsonWriter& json, const std::optional<Job>& job) {
   json.member("kv_heads", spec.kv_heads).member("head_dim", spec.head_dim).member("head_dim_v", spec.head_dim_v);
   json.member("mask", describe(spec.mask)).member("softmax_scale", static_cast<double>(spec.softmax_scale));
   json.member("softcap", static_cast<double>(spec.softcap)).member("sinks", spec.sinks);
-  json.member("sequences", static_cast<std::int64_t>(job->sequences.size()));
-  json.member("q_tokens", job->q_tokens()).member("k_tokens", job->k_tokens()).end_object();
+  json.member("sequences", static_cast<std::int64_t>(job->batch.sequences.size()));
+  json.member("q_tokens", job->batch.q_tokens()).member("k_tokens", job->batch.k_tokens()).end_object();
 }
 
 void write_measurements(JsonWriter& json, const Report& report) {
@@ -202,7 +202,7 @@ std::string report_text(const Report& report) {
   }
   if (report.error) {
     json.key("error").begin_object().member("code", static_cast<int>(report.error->code()));
-    json.member("name", error_name(report.error->code())).member("message", report.error->what());
+    json.member("name", error_name(report.error->code())).member("message", program_text(*report.error));
     json.key("rank");
     if (report.error_rank) {
       json.value(*report.error_rank);
@@ -226,7 +226,7 @@ void write_json_document(const JobOptions& options, std::string_view text) {
     }
     return;
   }
-  write_text_file(options.json, text, options.force, "--json");
+  write_text_file(options.json, text, options.force, "json");
 }
 
 void write_report(const Report& report) {
@@ -276,19 +276,19 @@ int run_reported(std::string_view command, const Invocation& invocation, Transpo
   }
 }
 
-void gather_world(Report& report, Attention& attention, Transport& world, double timeout) {
+void gather_world(Report& report, Attention& attention, Transport& world, const Meeting& meeting) {
   report.ranks = world.size();
   report.transport = world.name();
   report.kernel = attention.kernel().row->name;
   report.kernel_reason = attention.kernel().reason;
   report.flops = job_flops(attention.job());
   report.job = attention.job();
-  report.hosts = gather_texts(world, host_name(), timeout);
+  report.hosts = meeting.gather(host_name());
   const std::string identity = attention.backend().identity();
   const std::string device = attention.backend().memory() == MemoryKind::kDevice
                                  ? fmt::format("GPU {}: {}", world.device(), identity)
                                  : fmt::format("{} ({})", cpu_model(), identity);
-  report.devices = gather_texts(world, device, timeout);
+  report.devices = meeting.gather(device);
   const Plan& plan = attention.plan();
   PlanFigures figures;
   figures.blocks = static_cast<std::int64_t>(plan.blocks.size());
@@ -301,7 +301,7 @@ void gather_world(Report& report, Attention& attention, Transport& world, double
     double seconds;
   };
   for (const Mine& theirs :
-       gather_values(world, Mine{plan.bytes_received(), plan.memory_bytes, figures.predicted_seconds}, timeout)) {
+       meeting.gather_values(Mine{plan.bytes_received(), plan.memory_bytes, figures.predicted_seconds})) {
     figures.bytes_moved += theirs.bytes_received;
     figures.memory_per_rank = std::max(figures.memory_per_rank, theirs.memory);
     figures.predicted_seconds = std::max(figures.predicted_seconds, theirs.seconds);
@@ -309,7 +309,8 @@ void gather_world(Report& report, Attention& attention, Transport& world, double
   report.plan = figures;
 }
 
-void gather_figures(Report& report, Attention& attention, const RankResult& result, Transport& world, double timeout) {
+void gather_figures(Report& report, Attention& attention, const RankResult& result, Transport& world,
+                    const Meeting& meeting) {
   const Plan& plan = attention.plan();
   RankFigures mine;
   mine.seconds = result.stats.seconds;
@@ -324,7 +325,7 @@ void gather_figures(Report& report, Attention& attention, const RankResult& resu
   mine.bytes_received = plan.bytes_received();
   mine.bytes_sent = plan.bytes_sent();
   mine.non_finite = result.non_finite;
-  report.figures = gather_values(world, mine, timeout);
+  report.figures = meeting.gather_values(mine);
 }
 
 }  // namespace ringattn

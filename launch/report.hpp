@@ -83,7 +83,8 @@ int run_reported(std::string_view command, const Invocation& invocation, Transpo
                  const std::function<int(Report&)>& job);
 
 // Collective; every rank gets all.
-void gather_world(Report& report, Attention& attention, Transport& world, double timeout);
-void gather_figures(Report& report, Attention& attention, const RankResult& result, Transport& world, double timeout);
+void gather_world(Report& report, Attention& attention, Transport& world, const Meeting& meeting);
+void gather_figures(Report& report, Attention& attention, const RankResult& result, Transport& world,
+                    const Meeting& meeting);
 
 }  // namespace ringattn

@@ -17,7 +17,6 @@
 #include "launch/report.hpp"
 #include "launch/screen.hpp"
 #include "launch/table.hpp"
-#include "launch/together.hpp"
 #include "launch/trace.hpp"
 
 namespace ringattn {
@@ -48,9 +47,10 @@ void print_result(const Report& report, const Job& job, const Screen& screen, bo
                                                            : fmt::format("{}/{}", spec.head_dim, spec.head_dim_v);
   std::string mask = describe(spec.mask);
   std::replace(mask.begin(), mask.end(), ' ', ':');  // one word a column
-  table.add({fmt::format("{}", job.q_tokens()), fmt::format("{}", job.sequences.size()), fmt::format("{}", spec.heads),
-             fmt::format("{}", spec.kv_heads), dim, std::string(dtype_name(spec.dtype)), mask,
-             fmt::format("{:.3f}", report.slowest_seconds() * 1e3), fmt::format("{:.1f}", rate / (tera ? 1e12 : 1e9)),
+  table.add({fmt::format("{}", job.batch.q_tokens()), fmt::format("{}", job.batch.sequences.size()),
+             fmt::format("{}", spec.heads), fmt::format("{}", spec.kv_heads), dim, std::string(dtype_name(spec.dtype)),
+             mask, fmt::format("{:.3f}", report.slowest_seconds() * 1e3),
+             fmt::format("{:.1f}", rate / (tera ? 1e12 : 1e9)),
              percent(report.most_exposed_seconds(), report.slowest_seconds()),
              fmt::format("{:.1f}", static_cast<double>(report.memory_peak()) / 0x1p20), report.digests->out});
   screen.print(table.text(!quiet));
@@ -81,16 +81,17 @@ int run_job(const Invocation& invocation, Transport& world, Report& report) {
   const JobOptions& options = config.options;
   const bool first = world.rank() == 0;
   const Screen screen(options, first);
+  const Meeting meeting(world, Patience(options.timeout));
 
   std::optional<JobInput> input;
   Options library;
-  together(world, options.timeout, [&] {
+  meeting.together([&] {
     input.emplace(config, true);
     library = library_options(config, input->job());
     if (first) check_outputs(options);
   });
   Attention attention(input->job(), world, library);
-  gather_world(report, attention, world, options.timeout);
+  gather_world(report, attention, world, meeting);
   print_job(screen, *input, attention, report);
   if (options.dry_run) {
     screen.context("dry run: nothing is computed");
@@ -101,26 +102,25 @@ int run_job(const Invocation& invocation, Transport& world, Report& report) {
 
   ProgressDisplay progress(options, first);
   const RankResult result = execute_job(
-      *input, attention, world, options.timeout,
+      *input, attention, meeting,
       [&](std::string_view what, std::int64_t done, std::int64_t all) { progress.update(what, done, all); });
   progress.clear();
-  report.digests = digest_result(*input, result, world, options.timeout);
-  gather_figures(report, attention, result, world, options.timeout);
+  report.digests = digest_result(*input, result, meeting);
+  gather_figures(report, attention, result, world, meeting);
   if (!options.output.empty()) {
     write_output(*input, result, options.output, options.force,
-                 output_metadata(config, attention, attention.backend().identity(), *report.digests), world,
-                 options.timeout);
+                 output_metadata(config, attention, attention.backend().identity(), *report.digests), meeting);
   }
   std::vector<std::vector<BlockTimes>> timeline;
-  if (!options.trace.empty()) timeline = gather_block_times(result.stats.blocks, world, options.timeout);
+  if (!options.trace.empty()) timeline = gather_block_times(result.stats.blocks, meeting);
   report.verdict = "ok";
-  together(world, options.timeout, [&] {
+  meeting.together([&] {
     if (!first) return;
     print_details(report, screen);
     print_result(report, input->job(), screen, options.quiet);
     if (!options.output.empty()) screen.context(fmt::format("output: {}", options.output));
     if (!options.trace.empty()) {
-      write_text_file(options.trace, trace_text(timeline, report.hosts), options.force, "--trace");
+      write_text_file(options.trace, trace_text(timeline, report.hosts), options.force, "trace");
       screen.context(fmt::format("trace: {}", options.trace));
     }
     write_report(report);

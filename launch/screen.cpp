@@ -9,7 +9,7 @@
 
 #include "base/environment.hpp"
 #include "base/error.hpp"
-#include "comm/world.hpp"
+#include "comm/launcher.hpp"
 
 namespace ringattn {
 

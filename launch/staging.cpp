@@ -33,7 +33,7 @@ std::vector<PackedRun> cut(std::span<const PackedRun> runs, std::int64_t skip, s
 
 }  // namespace
 
-Staging::Staging(Backend& backend, double seconds) : backend_(backend), seconds_(seconds) {
+Staging::Staging(Backend& backend, const Patience& patience) : backend_(backend), patience_(patience) {
   if (backend.memory() == MemoryKind::kHost) return;
   backend.forget_marks();
   for (Half& half : halves_) half.bytes = allocate_pinned(kHalfBytes);
@@ -78,7 +78,7 @@ void Staging::store(const std::byte* source, std::byte* target, std::size_t byte
   std::vector<Landed> landing;  // copies on their way, the oldest first
   const auto land = [&] {
     const Landed& first = landing.front();
-    backend_.synchronize(first.half->copied, Deadline::after(seconds_), {});
+    backend_.synchronize(first.half->copied, patience_.for_peer(), {});
     std::memcpy(first.target, first.half->bytes.data(), first.bytes);
     first.half->in_flight = false;
     landing.erase(landing.begin());
@@ -96,7 +96,7 @@ void Staging::store(const std::byte* source, std::byte* target, std::size_t byte
 Staging::Half& Staging::take() {
   Half& half = halves_[next_];
   next_ = 1 - next_;
-  if (half.in_flight) backend_.synchronize(half.copied, Deadline::after(seconds_), {});
+  if (half.in_flight) backend_.synchronize(half.copied, patience_.for_peer(), {});
   half.in_flight = false;
   return half;
 }
@@ -110,7 +110,7 @@ void Staging::send(Half& half, void* target, const void* source, std::size_t byt
 
 void Staging::finish() {
   for (Half& half : halves_) {
-    if (half.in_flight) backend_.synchronize(half.copied, Deadline::after(seconds_), {});
+    if (half.in_flight) backend_.synchronize(half.copied, patience_.for_peer(), {});
     half.in_flight = false;
   }
 }

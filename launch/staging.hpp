@@ -9,6 +9,7 @@
 
 #include "attention/tokens/packed_run.hpp"
 #include "base/tensor.hpp"
+#include "comm/patience.hpp"
 #include "kernels/fold.hpp"
 
 namespace ringattn {
@@ -20,8 +21,8 @@ class Staging {
   // Called with the rows that are done of those asked for.
   using Moved = std::function<void(std::int64_t rows)>;
 
-  // `seconds`: the most that the copy of one buffer may take.
-  Staging(Backend& backend, double seconds);
+  // `patience`: for the copy of one buffer.
+  Staging(Backend& backend, const Patience& patience);
 
   // Fills `target` (dense, [total_tokens(runs), heads, dim], in the backend's memory) piece by piece, in order.
   void load(std::span<const PackedRun> runs, const MutableTensorView& target, const Fill& fill, const Moved& moved);
@@ -41,7 +42,7 @@ class Staging {
   void finish();
 
   Backend& backend_;
-  double seconds_;
+  Patience patience_;
   Half halves_[2];
   int next_ = 0;
 };

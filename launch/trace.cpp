@@ -7,7 +7,6 @@
 #include <string_view>
 
 #include "base/json_writer.hpp"
-#include "launch/together.hpp"
 
 namespace ringattn {
 
@@ -50,11 +49,10 @@ std::string trace_text(const std::vector<std::vector<BlockTimes>>& ranks, const 
   return json.end_array().end_object().text() + '\n';
 }
 
-std::vector<std::vector<BlockTimes>> gather_block_times(const std::vector<BlockTimes>& mine, Transport& world,
-                                                        double timeout) {
+std::vector<std::vector<BlockTimes>> gather_block_times(const std::vector<BlockTimes>& mine, const Meeting& meeting) {
   const std::string_view bytes(reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(BlockTimes));
   std::vector<std::vector<BlockTimes>> all;
-  for (const std::string& theirs : gather_texts(world, bytes, timeout)) {
+  for (const std::string& theirs : meeting.gather(bytes)) {
     std::vector<BlockTimes>& blocks = all.emplace_back(theirs.size() / sizeof(BlockTimes));
     if (!blocks.empty()) std::memcpy(blocks.data(), theirs.data(), theirs.size());
   }

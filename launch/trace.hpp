@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "attention/attention.hpp"
+#include "comm/meeting.hpp"
 
 namespace ringattn {
 
@@ -14,7 +15,6 @@ namespace ringattn {
 std::string trace_text(const std::vector<std::vector<BlockTimes>>& ranks, const std::vector<std::string>& hosts);
 
 // Every rank's block times. Collective.
-std::vector<std::vector<BlockTimes>> gather_block_times(const std::vector<BlockTimes>& mine, Transport& world,
-                                                        double timeout);
+std::vector<std::vector<BlockTimes>> gather_block_times(const std::vector<BlockTimes>& mine, const Meeting& meeting);
 
 }  // namespace ringattn

@@ -19,7 +19,6 @@
 #include "launch/progress.hpp"
 #include "launch/report.hpp"
 #include "launch/screen.hpp"
-#include "launch/together.hpp"
 #include "launch/verify_shapes.hpp"
 
 namespace ringattn {
@@ -49,7 +48,7 @@ struct SingleRun {
   const Screen& screen;
   Attention& attention;
   RankResult result;
-  Transport& world;
+  const Meeting& meeting;
   Report& report;
 
   const JobOptions& options() const { return invocation.config.options; }
@@ -75,13 +74,15 @@ bool check_against_oracle(const SingleRun& run) {
   const FoldSpec& spec = input.job().spec;
   const std::vector<RowSample> samples = sample_rows(input.job(), run.options().rows, kSampleSeed);
   Accuracy mine;
-  // One rank may own all the sampled rows; a processor computes some 1e8 products a second in fp64 at the least.
-  const double products = static_cast<double>(samples.size()) * static_cast<double>(input.job().k_tokens()) *
+  // One rank may own all the sampled rows; a processor computes some 1e9 products a second in fp64.
+  const double products = static_cast<double>(samples.size()) * static_cast<double>(input.job().batch.k_tokens()) *
                           (spec.head_dim + spec.head_dim_v);
-  together(run.world, run.options().timeout + products * 1e-8, [&] {
-    mine = check_rows(inputs, samples, run.result.runs, run.result.out_view(spec), run.result.lse_view(spec));
-  });
-  const Accuracy all = combine(run.world, mine, Deadline::after(run.options().timeout));
+  run.meeting.together(
+      [&] {
+        mine = check_rows(inputs, samples, run.result.runs, run.result.out_view(spec), run.result.lse_view(spec));
+      },
+      products * 1e-9);
+  const Accuracy all = combine(run.meeting, mine);
   run.report.accuracy = all;
   run.screen.context(fmt::format("{} against the fp64 oracle", counted(static_cast<std::uint64_t>(all.rows), "row")));
   if (all.rows == 0) {
@@ -149,7 +150,7 @@ bool check_against_file(const SingleRun& run) {
   const RowGrid lse = lse_grid(grid);
   const std::int64_t rows = run.result.rows;
   std::optional<Difference> mine;
-  together(run.world, run.options().timeout, [&] {
+  run.meeting.together([&] {
     const AgainstFile against = open_against(run.options().against, run.input);
     const Buffer out_bytes = allocate_host(run.result.out.bytes());
     const Buffer lse_bytes = allocate_host(run.result.lse.bytes());
@@ -166,7 +167,7 @@ bool check_against_file(const SingleRun& run) {
       mine = first_difference(true, computed, lse_rows, run.result.runs);
     }
   });
-  const auto difference = earliest(run.world, mine, Deadline::after(run.options().timeout));
+  const auto difference = earliest(run.meeting, mine);
   run.screen.context(fmt::format("against {}, bit for bit", run.options().against));
   if (difference) run.screen.print(fmt::format("  first difference: {}\n", describe(*difference, run.input.job())));
   return !difference;
@@ -176,8 +177,8 @@ bool check_against_file(const SingleRun& run) {
 Golden golden_of(const JobInput& input, Attention& attention, bool synthetic) {
   const Job& job = input.job();
   std::string sequences;
-  if (job.sequences.size() <= 8) {
-    for (const Sequence& s : job.sequences) sequences += fmt::format(" {}x{}@{}", s.q_len, s.k_len, s.q_offset);
+  if (job.batch.sequences.size() <= 8) {
+    for (const Sequence& s : job.batch.sequences) sequences += fmt::format(" {}x{}@{}", s.q_len, s.k_len, s.q_offset);
   }
   const std::string source = synthetic ? input.source() : "a file";
   return {std::string(version()),
@@ -212,9 +213,9 @@ bool check_golden(const SingleRun& run, const Golden& recorded) {
 bool write_golden(const SingleRun& run, Golden golden) {
   golden.digest_out = run.report.digests->out;
   golden.digest_lse = run.report.digests->lse;
-  together(run.world, run.options().timeout, [&] {
-    if (run.world.rank() != 0) return;
-    write_text_file(run.options().record, golden_text(golden), run.options().force, "--record");
+  run.meeting.together([&] {
+    if (run.meeting.rank() != 0) return;
+    write_text_file(run.options().record, golden_text(golden), run.options().force, "record");
   });
   run.screen.context(fmt::format("golden file: {}", run.options().record));
   return true;
@@ -224,11 +225,12 @@ bool write_golden(const SingleRun& run, Golden golden) {
 bool verify_single(const Invocation& invocation, const JobInput& input, const Options& library, const Screen& screen,
                    Transport& world, Report& report) {
   const JobOptions& options = invocation.config.options;
+  const Meeting meeting(world, Patience(options.timeout));
   Attention attention(input.job(), world, library);
-  gather_world(report, attention, world, options.timeout);
+  gather_world(report, attention, world, meeting);
   print_job(screen, input, attention, report);
   Golden golden = golden_of(input, attention, options.synthetic.has_value());
-  together(world, options.timeout, [&] {
+  meeting.together([&] {
     if (!options.golden.empty()) golden = read_golden(options.golden, golden);
   });
   if (options.dry_run) {
@@ -237,12 +239,12 @@ bool verify_single(const Invocation& invocation, const JobInput& input, const Op
   }
   ProgressDisplay progress(options, world.rank() == 0);
   RankResult result = execute_job(
-      input, attention, world, options.timeout,
+      input, attention, meeting,
       [&](std::string_view what, std::int64_t done, std::int64_t all) { progress.update(what, done, all); });
   progress.clear();
-  report.digests = digest_result(input, result, world, options.timeout);
-  gather_figures(report, attention, result, world, options.timeout);
-  const SingleRun run{invocation, input, screen, attention, std::move(result), world, report};
+  report.digests = digest_result(input, result, meeting);
+  gather_figures(report, attention, result, world, meeting);
+  const SingleRun run{invocation, input, screen, attention, std::move(result), meeting, report};
   screen.context(fmt::format("digests: out {}, lse {}", report.digests->out, report.digests->lse));
   if (!options.record.empty()) return write_golden(run, std::move(golden));
   if (!options.golden.empty()) return check_golden(run, golden);
@@ -254,9 +256,10 @@ int verify_job(const Invocation& invocation, Transport& world, Report& report) {
   const JobOptions& options = config.options;
   const bool first = world.rank() == 0;
   const Screen screen(options, first);
+  const Meeting meeting(world, Patience(options.timeout));
   std::optional<JobInput> input;
   Options library;
-  together(world, options.timeout, [&] {
+  meeting.together([&] {
     check_flags(config);
     input.emplace(config, true);
     library = library_options(config, input->job());
@@ -271,7 +274,7 @@ int verify_job(const Invocation& invocation, Transport& world, Report& report) {
     const std::string_view verdict = !pass ? "FAIL" : options.record.empty() ? "PASS" : "RECORDED";
     screen.print(fmt::format("{}\n", screen.painted(verdict, pass ? Paint::kGood : Paint::kBad)));
   }
-  together(world, options.timeout, [&] {
+  meeting.together([&] {
     if (first) write_report(report);
   });
   return pass ? 0 : static_cast<int>(ErrorCode::kWrongResult);

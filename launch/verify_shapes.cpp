@@ -12,7 +12,6 @@
 #include "launch/job_text.hpp"
 #include "launch/progress.hpp"
 #include "launch/table.hpp"
-#include "launch/together.hpp"
 
 namespace ringattn {
 
@@ -36,7 +35,7 @@ std::vector<int> world_sizes(const Config& config, const Transport& world) {
 // A size that cuts the longest sequence into a handful of blocks, at places where the plan's own blocks don't end.
 std::int64_t second_block_size(const Job& job, int key_tile) {
   std::int64_t longest = 1;
-  for (const Sequence& sequence : job.sequences) longest = std::max(longest, sequence.k_len);
+  for (const Sequence& sequence : job.batch.sequences) longest = std::max(longest, sequence.k_len);
   const std::int64_t tiles = (longest + key_tile - 1) / key_tile;
   return (tiles / 5 + 1) * key_tile;
 }
@@ -71,19 +70,19 @@ struct EvenResult {
 // A shape's own world: ranks 0 … size − 1, and null elsewhere. A failure inside it is one of the whole world.
 class Runner {
  public:
-  Runner(const JobInput& input, const Options& library, Transport& world, double timeout)
+  Runner(const JobInput& input, const Options& library, Transport& world, const Meeting& meeting)
       : input_(input),
         library_(library),
         world_(world),
-        timeout_(timeout),
-        even_(even_query_layout(input.job(), world.size())) {}
+        meeting_(meeting),
+        even_(even_query_layout(input.job().batch, world.size())) {}
 
   const Layout& even() const { return even_; }
   std::int64_t rows() const { return even_.tokens(world_.rank()); }
 
   EvenResult run(const Shape& shape) {
     const FoldSpec& spec = input_.job().spec;
-    const std::unique_ptr<Transport> part = world_.split(shape.ranks, Deadline::after(timeout_));
+    const std::unique_ptr<Transport> part = world_.split(shape.ranks, meeting_.patience().for_peer());
     Options options = library_;
     options.layout = shape.layout;
     options.block_tokens = shape.block;
@@ -95,30 +94,32 @@ class Runner {
         Attention attention(input_.job(), *part, options);
         layout = attention.layout().queries;
         blocks_ = static_cast<std::int64_t>(attention.plan().blocks.size());
-        result = execute_job(input_, attention, *part, timeout_);
+        result = execute_job(input_, attention, Meeting(*part, meeting_.patience()));
       } catch (const AgreedError& error) {
         agreed = error;
       }
     }
     // The others have nothing to do but wait for the shape's ranks.
     const double predicted = job_flops(input_.job()) / (shape.ranks * library_.machine.flops_per_second);
-    agree(world_, agreed ? &*agreed : nullptr, Deadline::after(timeout_ + 10.0 * predicted));
+    agree(world_, agreed ? &*agreed : nullptr, meeting_.patience().for_work(predicted));
     if (!layout) layout = dealt_layout(shape, options);
 
     EvenResult even;
-    together(world_, timeout_, [&] {
+    meeting_.together([&] {
       even.out = allocate_host(bytes(rows(), out_bytes(spec)));
       even.lse = allocate_host(bytes(rows(), lse_bytes(spec)));
     });
-    const Layout from = widened(*layout, input_.job(), world_.size());
-    reshard(world_.host(), from, even_, result.out.data(), even.out.data(), out_bytes(spec), Deadline::after(timeout_));
-    reshard(world_.host(), from, even_, result.lse.data(), even.lse.data(), lse_bytes(spec), Deadline::after(timeout_));
+    const Layout from = widened(*layout, input_.job().batch, world_.size());
+    reshard(world_.host(), from, even_, result.out.data(), even.out.data(), out_bytes(spec),
+            meeting_.patience().for_peer());
+    reshard(world_.host(), from, even_, result.lse.data(), even.lse.data(), lse_bytes(spec),
+            meeting_.patience().for_peer());
     return even;
   }
 
   std::optional<Difference> compare(const EvenResult& left, const EvenResult& right) {
     const FoldSpec& spec = input_.job().spec;
-    const std::vector<PackedRun> runs = packed_runs(even_.runs(world_.rank()), input_.job().cu_q());
+    const std::vector<PackedRun> runs = packed_runs(even_.runs(world_.rank()), input_.job().batch.cu_q());
     const auto out = [&](const EvenResult& result) {
       return dense_view(static_cast<const void*>(result.out.data()), spec.dtype, rows(), spec.heads, spec.head_dim_v);
     };
@@ -127,7 +128,7 @@ class Runner {
     };
     std::optional<Difference> mine = first_difference(false, out(left), out(right), runs);
     if (!mine) mine = first_difference(true, lse(left), lse(right), runs);
-    return earliest(world_, mine, Deadline::after(timeout_));
+    return earliest(meeting_, mine);
   }
 
   // Of the last shape that this rank took part in.
@@ -153,7 +154,7 @@ class Runner {
   const JobInput& input_;
   const Options& library_;
   Transport& world_;
-  double timeout_;
+  Meeting meeting_;
   Layout even_;
   std::int64_t blocks_ = 0;
 };
@@ -163,12 +164,12 @@ class Runner {
 bool verify_shapes(const Invocation& invocation, const JobInput& input, Options library, const Screen& screen,
                    Transport& world, Report& report) {
   const Config& config = invocation.config;
-  const double timeout = config.options.timeout;
+  const Meeting meeting(world, Patience(config.options.timeout));
   int key_tile = 1;
   {
     // Throws on every rank what the shapes would throw: no kernel, unlike ranks, too little memory.
     Attention attention(input.job(), world, library);
-    gather_world(report, attention, world, timeout);
+    gather_world(report, attention, world, meeting);
     print_job(screen, input, attention, report);
     key_tile = attention.plan().kernel.key_tile;
     library.machine = attention.options().machine;
@@ -180,7 +181,7 @@ bool verify_shapes(const Invocation& invocation, const JobInput& input, Options 
     return true;
   }
 
-  Runner runner(input, library, world, timeout);
+  Runner runner(input, library, world, meeting);
   ProgressDisplay progress(config.options, world.rank() == 0);
   EvenResult baseline;
   std::optional<Difference> first;

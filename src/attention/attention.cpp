@@ -11,17 +11,11 @@
 #include "attention/ring/workspace.hpp"
 #include "base/error.hpp"
 #include "base/host.hpp"
+#include "comm/meeting.hpp"
 
 namespace ringattn {
 
 namespace {
-
-std::vector<std::int64_t> lengths_of(const Job& job, std::int64_t Sequence::*length) {
-  std::vector<std::int64_t> lengths;
-  lengths.reserve(job.sequences.size());
-  for (const Sequence& sequence : job.sequences) lengths.push_back(sequence.*length);
-  return lengths;
-}
 
 JobLayout layout_of(const Job& job, const Options& options, const FoldKernel& kernel, int world) {
   JobLayout layout = make_layout(job, world, options.layout, kernel.query_tile(), kernel.key_tile());
@@ -34,8 +28,8 @@ JobLayout layout_of(const Job& job, const Options& options, const FoldKernel& ke
     }
     dealt = Layout(lengths, *stated);
   };
-  state_runs(layout.queries, options.query_runs, "query", lengths_of(job, &Sequence::q_len));
-  state_runs(layout.keys, options.key_runs, "key", lengths_of(job, &Sequence::k_len));
+  state_runs(layout.queries, options.query_runs, "query", job.batch.q_lengths());
+  state_runs(layout.keys, options.key_runs, "key", job.batch.k_lengths());
   return layout;
 }
 
@@ -44,12 +38,12 @@ FoldLimits largest_task(const Job& job, const JobLayout& layout, const FoldKerne
   FoldLimits limits;
   limits.rows = layout.queries.tokens(rank);
   limits.query_runs = static_cast<std::int64_t>(layout.queries.runs(rank).size());
-  for (const Sequence& sequence : job.sequences) {
+  for (const Sequence& sequence : job.batch.sequences) {
     limits.tiles += (sequence.k_len + kernel.key_tile() - 1) / kernel.key_tile();
   }
   limits.key_runs = limits.tiles;
   limits.sources = 2;
-  limits.sequences = static_cast<std::int64_t>(job.sequences.size());
+  limits.sequences = static_cast<std::int64_t>(job.batch.sequences.size());
   return limits;
 }
 
@@ -84,10 +78,10 @@ PlanOptions plan_options(const Job& job, const JobLayout& layout, const Options&
 
 // Threads for a host kernel where the caller names none: this process's processors, shared with the ranks that have the
 // same ones. Collective.
-int share_of_processors(Bootstrap& world, const Deadline& deadline) {
+int share_of_processors(const Meeting& meeting) {
   const Processors processors = usable_processors();
   const std::string mine = host_name() + ' ' + processors.set;
-  const std::vector<std::string> all = world.all_gather(mine, deadline);
+  const std::vector<std::string> all = meeting.gather(mine);
   const auto sharing = std::count(all.begin(), all.end(), mine);
   return std::max(1, processors.count / static_cast<int>(sharing));
 }
@@ -119,7 +113,7 @@ const Job& check_size(const Job& job, int key_tile, int world) {
   constexpr std::int64_t kMostTiles = std::int64_t{1} << 20;  // 134 million keys in tiles of 128
   constexpr std::int64_t kMostOfAllRanks = std::int64_t{1} << 26;
   std::int64_t tiles = 0;
-  for (const Sequence& sequence : job.sequences) {
+  for (const Sequence& sequence : job.batch.sequences) {
     const std::int64_t longest = std::max<std::int64_t>({sequence.k_len, sequence.q_len, 1});
     tiles += (longest - 1) / key_tile + 1;
     if (tiles > kMostTiles) break;
@@ -137,8 +131,8 @@ const Job& check_size(const Job& job, int key_tile, int world) {
 
 void check_checksum(const Backend& backend) {
   if (backend.memory() != MemoryKind::kDevice) return;
-  fail(ErrorCode::kUnsupported, "checksums of device memory are not computed", "--checksum works on the host",
-       "Leave it out, or use --backend cpu.");
+  fail(ErrorCode::kUnsupported, "checksums of device memory are not computed",
+       {setting("checksum"), " works on the host"}, {"Leave it out, or use ", setting("backend", "cpu"), "."});
 }
 
 KernelRequest fitting_request(const KernelRequest& request, const Transport& transport) {
@@ -165,9 +159,16 @@ Forecast forecast(const Job& job, const Options& options, const FoldKernel& kern
 }
 
 struct Attention::Impl {
+  Impl(Job the_job, Transport& the_transport, Options the_options)
+      : job(std::move(the_job)),
+        options(std::move(the_options)),
+        transport(the_transport),
+        meeting(transport, Patience(options.timeout_seconds)) {}
+
   Job job;
   Options options;
   Transport& transport;
+  Meeting meeting;
   FoldChoice choice;
   std::unique_ptr<Backend> backend;
   std::unique_ptr<FoldKernel> kernel;
@@ -181,7 +182,7 @@ struct Attention::Impl {
                             owns_block_buffers() ? 0 : forecast->plan.buffer_rows, staged_rows);
   }
 
-  Deadline deadline() const { return Deadline::after(options.timeout_seconds); }
+  Deadline deadline() const { return meeting.patience().for_peer(); }
 
   // A byte from everyone to everyone: transports map memory and build their channels when they first use them, which
   // takes far longer than a block should.
@@ -200,25 +201,13 @@ struct Attention::Impl {
     transport.wait(transport.post(std::move(exchange), stream), stream, deadline());
     backend->synchronize(backend->mark(stream), deadline(), [this] { transport.progress(); });
   }
-
-  // Runs a phase in which a rank may fail alone, so that all throw together.
-  template <typename Phase>
-  void together(Phase phase) {
-    std::optional<Error> error;
-    try {
-      phase();
-    } catch (const Error& caught) {
-      error = caught;
-    }
-    agree(transport, error ? &*error : nullptr, deadline());
-  }
 };
 
 Attention::Attention(Job job, Transport& transport, Options options)
-    : impl_(new Impl{std::move(job), std::move(options), transport, {}, nullptr, nullptr, std::nullopt, {}}) {
+    : impl_(std::make_unique<Impl>(std::move(job), transport, std::move(options))) {
   Impl& impl = *impl_;
-  if (impl.options.threads == 0) impl.options.threads = share_of_processors(transport, impl.deadline());
-  impl.together([&impl] {
+  if (impl.options.threads == 0) impl.options.threads = share_of_processors(impl.meeting);
+  impl.meeting.together([&impl] {
     check_job(impl.job);
     impl.choice = choose_kernel(impl.job.spec, fitting_request(impl.options.kernel, impl.transport));
     impl.backend = impl.choice.row->make_backend({impl.options.threads, impl.transport.device()});
@@ -227,12 +216,13 @@ Attention::Attention(Job job, Transport& transport, Options options)
     if (impl.backend->memory() != impl.transport.memory() && impl.transport.size() > 1) {
       fail(ErrorCode::kUnsupported,
            fmt::format("kernel {} and transport {} don't fit", impl.choice.row->name, impl.transport.name()),
-           "one works in host memory, the other in device memory", "Choose both with --backend and --transport.");
+           "one works in host memory, the other in device memory",
+           {"Choose both with ", setting("backend"), " and ", setting("transport"), "."});
     }
     if (impl.options.checksum) check_checksum(*impl.backend);
   });
-  handshake(transport, identities(impl.job, impl.options, impl.choice, *impl.backend), impl.deadline());
-  impl.together([&impl] {
+  handshake(impl.meeting, identities(impl.job, impl.options, impl.choice, *impl.backend));
+  impl.meeting.together([&impl] {
     impl.forecast = ringattn::forecast(impl.job, impl.options, *impl.kernel, impl.transport.route(),
                                        impl.transport.size(), impl.transport.rank());
     impl.kernel->reserve(task_limits(impl.forecast->plan));
@@ -267,7 +257,7 @@ RunStats Attention::run(const Inputs& inputs, const Outputs& outputs, std::span<
   Impl& impl = *impl_;
   const FoldSpec& spec = impl.job.spec;
   const bool dense_kv = inputs.k.is_dense() && inputs.v.is_dense();
-  impl.together([&] {
+  impl.meeting.together([&] {
     check_view("q", inputs.q, spec, q_rows(), spec.heads, spec.head_dim);
     check_view("k", inputs.k, spec, k_rows(), spec.kv_heads, spec.head_dim);
     check_view("v", inputs.v, spec, k_rows(), spec.kv_heads, spec.head_dim_v);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 namespace ringattn {
@@ -27,12 +28,72 @@ std::string_view error_name(ErrorCode code) {
   return "internal";
 }
 
-void fail(ErrorCode code, std::string_view problem, std::string_view why, std::string_view suggestion) {
-  std::string message(problem);
-  if (!why.empty()) message.append(" (").append(why).append(")");
-  message.append(".");
-  if (!suggestion.empty()) message.append(" ").append(suggestion);
-  throw Error(code, std::move(message));
+namespace {
+
+Wording whole_message(const Wording& problem, const Wording& why, const Wording& remedy) {
+  Wording message = problem;
+  if (!why.empty()) message += {" (", why, ")"};
+  // A problem that is a whole message already brings its own end.
+  const std::string text = message.text();
+  if (!text.empty() && std::string_view(".?!").find(text.back()) == std::string_view::npos) message += ".";
+  if (!remedy.empty()) message += {" ", remedy};
+  return message;
+}
+
+// Removes the bytes up to the next NUL from `bytes` and returns them.
+std::string take_text(std::string_view& bytes) {
+  const std::string_view text = bytes.substr(0, bytes.find('\0'));
+  bytes.remove_prefix(std::min(bytes.size(), text.size() + 1));
+  return std::string(text);
+}
+
+}  // namespace
+
+Error::Error(ErrorCode code, Wording problem, Wording why, Wording remedy)
+    : std::runtime_error(whole_message(problem, why, remedy).text()),
+      code_(code),
+      parts_(std::make_shared<const Parts>(Parts{std::move(problem), std::move(why), std::move(remedy)})) {}
+
+Wording Error::message() const { return whole_message(problem(), why(), remedy()); }
+
+void fail(ErrorCode code, const Wording& problem, const Wording& why, const Wording& remedy) {
+  throw Error(code, problem, why, remedy);
+}
+
+// Code, then the three parts: a piece is its kind, its name and its value, each text with a NUL behind; a NUL in place
+// of a kind ends the part.
+std::string pack_error(const Error& error) {
+  std::string bytes(1, static_cast<char>(error.code()));
+  const auto append = [&bytes](std::string text) {
+    std::replace(text.begin(), text.end(), '\0', ' ');  // a name out of a file may hold anything
+    bytes.append(text).push_back('\0');
+  };
+  for (const Wording* part : {&error.problem(), &error.why(), &error.remedy()}) {
+    for (const WordingPiece& piece : part->pieces()) {
+      bytes.push_back(static_cast<char>(piece.kind));
+      append(piece.name);
+      append(piece.value);
+    }
+    bytes.push_back('\0');
+  }
+  return bytes;
+}
+
+Error unpack_error(std::string_view bytes) {
+  const auto code = static_cast<ErrorCode>(bytes.front());
+  bytes.remove_prefix(1);
+  Wording parts[3];
+  for (Wording& part : parts) {
+    while (!bytes.empty()) {
+      const char kind = bytes.front();
+      bytes.remove_prefix(1);
+      if (kind == '\0') break;
+      std::string name = take_text(bytes);
+      std::string value = take_text(bytes);
+      part += WordingPiece{static_cast<WordingPiece::Kind>(kind), std::move(name), std::move(value)};
+    }
+  }
+  return Error(code, std::move(parts[0]), std::move(parts[1]), std::move(parts[2]));
 }
 
 namespace {

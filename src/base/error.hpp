@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one error type of the library, and the grammar of its messages: "problem (why). suggestion."
-// Library code throws Error and never prints or exits; launch/main turns it into one message and one exit code.
+// The one error type of the library, and the grammar of its messages: "problem (why). remedy."
+// Library code throws Error and never prints or exits; launch/ turns it into one message, in the program's words, and
+// one exit code.
 #pragma once
 
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <string_view>
+
+#include "base/wording.hpp"
 
 namespace ringattn {
 
@@ -23,19 +27,34 @@ enum class ErrorCode : int {
 // Short stable name of a code, as it stands in reports: "usage", "file", ...
 std::string_view error_name(ErrorCode code);
 
+// what() is the message for a caller of the library; message().text(vocabulary) says the same in other words.
 class Error : public std::runtime_error {
  public:
-  Error(ErrorCode code, std::string message) : std::runtime_error(std::move(message)), code_(code) {}
+  // A message known only as a whole is a problem without the other parts.
+  explicit Error(ErrorCode code, Wording problem, Wording why = {}, Wording remedy = {});
 
   ErrorCode code() const { return code_; }
+  const Wording& problem() const { return parts_->problem; }
+  const Wording& why() const { return parts_->why; }
+  const Wording& remedy() const { return parts_->remedy; }
+  Wording message() const;
 
  private:
+  struct Parts {
+    Wording problem, why, remedy;
+  };
+
   ErrorCode code_;
+  std::shared_ptr<const Parts> parts_;  // shared, for a copy of an exception must not throw
 };
 
-// Throws Error with the text "problem (why). suggestion."; only a bug may lack one.
-[[noreturn]] void fail(ErrorCode code, std::string_view problem, std::string_view why = {},
-                       std::string_view suggestion = {});
+// Throws Error with the text "problem (why). remedy."; only a bug may lack a part.
+[[noreturn]] void fail(ErrorCode code, const Wording& problem, const Wording& why = {}, const Wording& remedy = {});
+
+// An error as bytes for other ranks, parts and settings included. The first byte is the code, which is never 0.
+std::string pack_error(const Error& error);
+// Takes what pack_error() gave; of bytes that were cut off somewhere, as much as there is.
+Error unpack_error(std::string_view bytes);
 
 // The candidate nearest to `name` by edit distance, or empty if none is near enough to be meant.
 // Serves "Did you mean …?" suggestions. `candidates` yields string_view-like values.

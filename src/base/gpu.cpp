@@ -102,8 +102,9 @@ class Allocations {
   std::map<const std::byte*, std::weak_ptr<const DeviceAllocation>, std::less<>> by_address_;
 };
 
-constexpr std::string_view kMemoryAdvice =
-    "Use more GPUs, or fewer tokens; a smaller --block makes the buffers of blocks smaller.";
+Wording how_to_need_less() {
+  return {"Use more GPUs, or fewer tokens; a smaller ", setting("block"), " makes the buffers of blocks smaller."};
+}
 
 }  // namespace
 
@@ -113,7 +114,7 @@ void check_cuda(cudaError_t result, std::string_view call) {
   const std::string why = fmt::format("{}: {}", cudaGetErrorName(result), cudaGetErrorString(result));
   switch (result) {
     case cudaErrorMemoryAllocation:
-      fail(ErrorCode::kMemory, fmt::format("{} failed", call), why, kMemoryAdvice);
+      fail(ErrorCode::kMemory, fmt::format("{} failed", call), why, how_to_need_less());
     case cudaErrorNoDevice:
     case cudaErrorInvalidDevice:
     case cudaErrorInsufficientDriver:
@@ -121,7 +122,7 @@ void check_cuda(cudaError_t result, std::string_view call) {
     case cudaErrorUnsupportedPtxVersion:
     case cudaErrorDevicesUnavailable:
     case cudaErrorNotSupported:
-      fail(ErrorCode::kUnsupported, fmt::format("{} failed", call), why, "See `ringattn info`.");
+      fail(ErrorCode::kUnsupported, fmt::format("{} failed", call), why, {"See ", command("info"), "."});
     default:
       fail(ErrorCode::kInternal, fmt::format("{} failed", call), why,
            "If the GPU is in order (nvidia-smi), please report it.");
@@ -140,7 +141,7 @@ Buffer allocate_device(std::size_t bytes, int device) {
     cudaGetLastError();
     const GpuMemory memory = gpu_memory(device);
     fail(ErrorCode::kMemory, fmt::format("can't allocate {} bytes on GPU {}", bytes, device),
-         fmt::format("{} of {} bytes are free", memory.free, memory.total), kMemoryAdvice);
+         fmt::format("{} of {} bytes are free", memory.free, memory.total), how_to_need_less());
   }
   check_cuda(result, "cudaMalloc");
   auto allocation = Allocations::table().add(static_cast<std::byte*>(data), bytes, device);
@@ -176,7 +177,8 @@ GpuMemory gpu_memory(int device) {
 namespace {
 
 constexpr const char* kNoCuda = "this build has no CUDA";
-constexpr const char* kNoCudaAdvice = "Use --backend cpu, or a build with CUDA.";
+
+Wording how_to_do_without() { return {"Use ", setting("backend", "cpu"), ", or a build with CUDA."}; }
 
 }  // namespace
 
@@ -186,7 +188,7 @@ std::string gpus_unavailable() { return kNoCuda; }
 
 Buffer allocate_device(std::size_t bytes, int device) {
   fail(ErrorCode::kUnsupported, fmt::format("can't allocate {} bytes on GPU {}", bytes, device), kNoCuda,
-       kNoCudaAdvice);
+       how_to_do_without());
 }
 
 std::shared_ptr<const DeviceAllocation> find_device_allocation(const void*, std::size_t) { return nullptr; }
@@ -194,7 +196,7 @@ std::shared_ptr<const DeviceAllocation> find_device_allocation(const void*, std:
 Buffer allocate_pinned(std::size_t bytes) { return allocate_host(bytes); }
 
 GpuMemory gpu_memory(int device) {
-  fail(ErrorCode::kUnsupported, fmt::format("there is no GPU {}", device), kNoCuda, kNoCudaAdvice);
+  fail(ErrorCode::kUnsupported, fmt::format("there is no GPU {}", device), kNoCuda, how_to_do_without());
 }
 
 #endif

@@ -82,43 +82,43 @@ std::string read_text_file(const std::string& path, std::size_t limit) {
   }
 }
 
-void check_new_file(const std::string& path, bool force, std::string_view flag) {
+void check_new_file(const std::string& path, bool force, std::string_view name) {
+  const Wording cant_be_written{setting(name, path), " can't be written"};
   const auto kind = kind_of(path);
   if (kind && S_ISDIR(*kind)) {
-    fail(ErrorCode::kFile, fmt::format("{} {} can't be written", flag, path), "it is a directory", kWriteAdvice);
+    fail(ErrorCode::kFile, cant_be_written, "it is a directory", kWriteAdvice);
   }
   if (kind && !S_ISREG(*kind)) {
-    fail(ErrorCode::kFile, fmt::format("{} {} can't be written", flag, path), "it exists and is no regular file",
-         "Name a file; - is stdout, where the flag takes it.");
+    fail(ErrorCode::kFile, cant_be_written, "it exists and is no regular file",
+         "Name a file; - is stdout, where that is taken.");
   }
   if (kind && !force) {
-    fail(ErrorCode::kFile, fmt::format("{} {} exists", flag, path), "it is not overwritten",
-         "Use --force to replace it.");
+    fail(ErrorCode::kFile, {setting(name, path), " exists"}, "it is not overwritten",
+         {"Use ", setting("force"), " to replace it."});
   }
   if (kind) return;
   if (std::filesystem::path(path).filename().string().size() > kLongestName) {
-    fail(ErrorCode::kFile, fmt::format("{} {} can't be written", flag, path), "its name is too long", kWriteAdvice);
+    fail(ErrorCode::kFile, cant_be_written, "its name is too long", kWriteAdvice);
   }
   const std::string parent = std::filesystem::path(path).parent_path().string();
   const std::string directory = parent.empty() ? "." : parent;
   struct stat parent_status {};  // a link to a directory will do
   const bool parent_exists = ::stat(directory.c_str(), &parent_status) == 0;
   if (!parent_exists || !S_ISDIR(parent_status.st_mode)) {
-    fail(ErrorCode::kFile, fmt::format("{} {} can't be written", flag, path),
+    fail(ErrorCode::kFile, cant_be_written,
          parent_exists ? fmt::format("{} is no directory", directory)
                        : fmt::format("the directory {} doesn't exist", directory),
          "Create the directory, or name another.");
   }
   if (::access(directory.c_str(), W_OK) != 0) {
-    fail(ErrorCode::kFile, fmt::format("{} {} can't be written", flag, path),
-         fmt::format("{}: {}", directory, std::strerror(errno)), kWriteAdvice);
+    fail(ErrorCode::kFile, cant_be_written, fmt::format("{}: {}", directory, std::strerror(errno)), kWriteAdvice);
   }
 }
 
-void write_text_file(const std::string& path, std::string_view text, bool force, std::string_view flag) {
-  check_new_file(path, force, flag);
+void write_text_file(const std::string& path, std::string_view text, bool force, std::string_view name) {
+  check_new_file(path, force, name);
   const auto refuse = [&](int error) {
-    fail(ErrorCode::kFile, fmt::format("{} {} can't be written", flag, path), std::strerror(error), kWriteAdvice);
+    fail(ErrorCode::kFile, {setting(name, path), " can't be written"}, std::strerror(error), kWriteAdvice);
   };
   const std::string temporary = fmt::format("{}.{}.tmp", path, ::getpid());
   const UnfinishedFile unfinished(temporary);

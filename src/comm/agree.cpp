@@ -7,14 +7,11 @@
 namespace ringattn {
 
 void agree(Bootstrap& world, const Error* error, const Deadline& deadline) {
-  // One byte of code (0: no error), then the text.
-  std::string mine(1, error == nullptr ? '\0' : static_cast<char>(error->code()));
-  if (error != nullptr) mine += error->what();
+  // Nothing from ranks without an error.
+  const std::string mine = error == nullptr ? std::string() : pack_error(*error);
   const std::vector<std::string> all = world.all_gather(mine, deadline);
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
-    const std::string& theirs = all[rank];
-    if (theirs[0] == '\0') continue;
-    throw AgreedError(static_cast<ErrorCode>(theirs[0]), theirs.substr(1), static_cast<int>(rank));
+    if (!all[rank].empty()) throw AgreedError(unpack_error(all[rank]), static_cast<int>(rank));
   }
 }
 

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "comm/patience.hpp"
 #include "comm/placement.hpp"
 #if defined(RINGATTN_HAVE_CUDA)
 #include "comm/p2p/p2p.hpp"
@@ -52,8 +53,8 @@ std::string obstacle(const Candidate& candidate, const Placement& placement) {
   return {};
 }
 
-[[noreturn]] void refuse(std::string_view what, const std::string& why, std::string_view suggestion) {
-  throw AgreedError(ErrorCode::kUnsupported, fmt::format("{} ({}). {}", what, why, suggestion));
+[[noreturn]] void refuse(const Wording& problem, const Wording& why, const Wording& remedy) {
+  throw AgreedError(Error(ErrorCode::kUnsupported, problem, why, remedy));
 }
 
 }  // namespace
@@ -65,30 +66,30 @@ DeviceWorld make_device_world(Transport& host, const WorldRequest& request) {
   if (!automatic && !forced) return {nullptr, "forced"};
   const bool host_wanted = request.memory == WantedMemory::kHost || request.pace > 0.0;
   if (automatic && (host_wanted || host.size() == 1)) return {};
-  const Deadline deadline = Deadline::after(request.timeout);
+  const Deadline deadline = Patience(request.timeout).for_peer();
   const Placement placement = place_world(host, deadline);
-  std::string passed_over;
+  Wording passed_over;
   for (const Candidate& candidate : candidates()) {
     if (forced && request.transport != candidate.name) continue;
-    std::string why = obstacle(candidate, placement);
+    Wording why = obstacle(candidate, placement);
     if (why.empty()) {
       try {
         const int device = placement.devices[static_cast<std::size_t>(host.rank())];
-        return {candidate.make(host.split(host.size(), deadline), device), forced ? "forced" : passed_over};
+        return {candidate.make(host.split(host.size(), deadline), device), forced ? Wording("forced") : passed_over};
       } catch (const AgreedError& error) {
-        why = error.what();
+        why = error.message();
       }
     }
     if (forced) {
       refuse(fmt::format("transport {} can't be used here", candidate.name), why,
-             "Start one rank a GPU, or leave --transport out.");
+             {"Start one rank a GPU, or leave ", setting("transport"), " out."});
     }
     if (!passed_over.empty()) passed_over += "; ";
-    passed_over += fmt::format("{}: {}", candidate.name, why);
+    passed_over += {candidate.name, ": ", why};
   }
   if (request.memory == WantedMemory::kDevice) {
-    refuse("the ranks can't have GPUs", passed_over.empty() ? "this build has no CUDA" : passed_over,
-           "Start one rank a GPU, or use --backend cpu.");
+    refuse("the ranks can't have GPUs", passed_over.empty() ? Wording("this build has no CUDA") : passed_over,
+           {"Start one rank a GPU, or use ", setting("backend", "cpu"), "."});
   }
   return {nullptr, passed_over};
 }

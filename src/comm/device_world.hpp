@@ -4,7 +4,6 @@
 #pragma once
 
 #include <memory>
-#include <string>
 
 #include "comm/world.hpp"
 
@@ -12,7 +11,7 @@ namespace ringattn {
 
 struct DeviceWorld {
   std::unique_ptr<Transport> transport;  // nullptr: the host's world is the answer
-  std::string reason;                    // "forced", or what was passed over and why; empty: there was no choice
+  Wording reason;                        // "forced", or what was passed over and why; empty: there was no choice
 };
 
 // The transport of device memory for the ranks of `host`, with a world split from it as its control channel.

@@ -28,11 +28,11 @@ void fail_late(std::string_view what, const Deadline& deadline, const RankNames&
                std::span<const int> awaited) {
   fail(ErrorCode::kPeer, fmt::format("{} did not finish within {:g} s", what, deadline.seconds()),
        fmt::format("{} waits for {}", names.name(rank), names.list(awaited)),
-       "See whether they failed or were stopped; raise --timeout if they are only slow.");
+       {"See whether they failed or were stopped; raise ", setting("timeout"), " if they are only slow."});
 }
 
-Error aborted_error(const RankNames& names, int rank, ErrorCode code, std::string_view text) {
-  return Error(code, fmt::format("{} failed: {}", names.name(rank), text));
+Error aborted_error(const RankNames& names, int rank, const Error& error) {
+  return Error(error.code(), {names.name(rank), " failed: ", error.problem()}, error.why(), error.remedy());
 }
 
 Error as_error(const std::exception_ptr& exception) {
@@ -41,13 +41,12 @@ Error as_error(const std::exception_ptr& exception) {
   } catch (const Error& error) {
     return error;
   } catch (const std::bad_alloc&) {
-    return Error(ErrorCode::kMemory,
-                 "can't allocate memory (the host has no more to give). Use more hosts, or "
-                 "fewer tokens; `ringattn plan` says what a rank needs.");
+    return Error(ErrorCode::kMemory, "can't allocate memory", "the host has no more to give",
+                 {"Use more hosts, or fewer tokens; ", command("plan"), " says what a rank needs."});
   } catch (const std::exception& error) {
-    return Error(ErrorCode::kInternal, fmt::format("unexpected exception ({}). This is a bug.", error.what()));
+    return Error(ErrorCode::kInternal, "unexpected exception", error.what(), "This is a bug.");
   } catch (...) {
-    return Error(ErrorCode::kInternal, "unexpected exception (of an unknown type). This is a bug.");
+    return Error(ErrorCode::kInternal, "unexpected exception", "of an unknown type", "This is a bug.");
   }
 }
 

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <exception>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -33,23 +32,10 @@ class RankNames {
 [[noreturn]] void fail_late(std::string_view what, const Deadline& deadline, const RankNames& names, int rank,
                             std::span<const int> awaited);
 
-// What the calls of a world throw once `rank` has aborted it with `code` and `text`.
-Error aborted_error(const RankNames& names, int rank, ErrorCode code, std::string_view text);
+// What the calls of a world throw once `rank` has aborted it with `error`.
+Error aborted_error(const RankNames& names, int rank, const Error& error);
 
 // Any exception as an Error: a failed allocation is kMemory, what else is no Error is kInternal.
 Error as_error(const std::exception_ptr& exception);
-
-// Runs `work` on every rank; when it throws on any of them, all throw the error of the lowest such rank, agreed.
-// Collective.
-template <typename Work>
-void do_together(Bootstrap& world, const Deadline& deadline, const Work& work) {
-  std::optional<Error> error;
-  try {
-    work();
-  } catch (...) {
-    error = as_error(std::current_exception());
-  }
-  agree(world, error ? &*error : nullptr, deadline);
-}
 
 }  // namespace ringattn

@@ -170,7 +170,7 @@ class MpiTransport final : public Transport {
 
  private:
   // A collective call on its way.
-  struct Meeting {
+  struct Gathering {
     std::string mine;
     std::vector<std::string> all;  // [size]
     std::vector<bool> came;        // [size]
@@ -294,7 +294,7 @@ class MpiTransport final : public Transport {
   std::vector<std::string> meet(std::string_view what, std::string_view bytes, const Deadline& deadline) {
     family_->check_alive();
     const int tag = options_.max_exchanges + static_cast<int>(meetings_++ % 2);
-    auto meeting = std::make_unique<Meeting>();
+    auto meeting = std::make_unique<Gathering>();
     try {
       take_part(*meeting, tag, what, bytes, deadline);
     } catch (...) {
@@ -306,7 +306,7 @@ class MpiTransport final : public Transport {
     return std::move(meeting->all);
   }
 
-  void take_part(Meeting& meeting, int tag, std::string_view what, std::string_view bytes, const Deadline& deadline) {
+  void take_part(Gathering& meeting, int tag, std::string_view what, std::string_view bytes, const Deadline& deadline) {
     meeting.mine = bytes;
     meeting.all.resize(static_cast<std::size_t>(size_));
     meeting.came.resize(static_cast<std::size_t>(size_));
@@ -349,7 +349,7 @@ class MpiTransport final : public Transport {
   }
 
   // Who has not come; when all have, but don't take what they are sent, everybody else.
-  std::vector<int> absent(const Meeting& meeting) const {
+  std::vector<int> absent(const Gathering& meeting) const {
     std::vector<int> missing;
     for (int peer = 0; peer < size_; ++peer) {
       if (!meeting.came[static_cast<std::size_t>(peer)]) missing.push_back(peer);

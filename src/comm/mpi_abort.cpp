@@ -75,7 +75,7 @@ void MpiFamily::hear() {
     int bytes = 0;
     MPI_Get_count(&status, MPI_CHAR, &bytes);
     const std::string_view notice(notice_.data(), static_cast<std::size_t>(bytes));
-    reports_[status.MPI_SOURCE] = {static_cast<ErrorCode>(notice.front()), std::string(notice.substr(1))};
+    reports_.emplace(status.MPI_SOURCE, unpack_error(notice));
     listen();
     check_mpi(MPI_Test(&listening_, &arrived, &status), "MPI_Test");
   }
@@ -85,7 +85,7 @@ void MpiFamily::check_alive() {
   hear();
   if (reports_.empty()) return;
   const auto& [rank, report] = *reports_.begin();
-  throw aborted_error(names_, rank, report.code, report.text);
+  throw aborted_error(names_, rank, report);
 }
 
 bool MpiFamily::abort(const Error& error) {
@@ -93,20 +93,19 @@ bool MpiFamily::abort(const Error& error) {
   if (!reports_.empty()) return false;
   // On the heap and not freed unless all are sent: MPI may read them as long as the process lives.
   struct Notices {
-    std::string text;
+    std::string bytes;
     std::vector<MPI_Request> requests;
   };
   auto notices = std::make_unique<Notices>();
-  notices->text.assign(1, static_cast<char>(error.code()));
-  notices->text += error.what();
-  notices->text.resize(std::min(notices->text.size(), kNoticeBytes));
+  notices->bytes = pack_error(error);
+  notices->bytes.resize(std::min(notices->bytes.size(), kNoticeBytes));
   notices->requests.assign(static_cast<std::size_t>(size_), MPI_REQUEST_NULL);
   for (int peer = 0; peer < size_; ++peer) {
     if (peer == rank_) continue;
-    MPI_Isend(notices->text.data(), static_cast<int>(notices->text.size()), MPI_CHAR, peer, tag_, communicator_,
+    MPI_Isend(notices->bytes.data(), static_cast<int>(notices->bytes.size()), MPI_CHAR, peer, tag_, communicator_,
               &notices->requests[static_cast<std::size_t>(peer)]);
   }
-  reports_[rank_] = {error.code(), error.what()};
+  reports_.emplace(rank_, error);
 
   const Deadline deadline = Deadline::after(kReportSeconds);
   int sent = 0;

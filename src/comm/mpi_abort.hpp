@@ -48,11 +48,6 @@ class MpiFamily {
   void check_alive();
 
  private:
-  struct Report {
-    ErrorCode code;
-    std::string text;
-  };
-
   void listen();  // posts the receive of the next notice
   void hear();    // takes the notices that have come
 
@@ -66,9 +61,9 @@ class MpiFamily {
   RankNames names_;
   bool crowded_ = false;  // this host has more ranks than cores
   bool broken_ = false;
-  std::array<char, kNoticeBytes> notice_;  // code, then text
+  std::array<char, kNoticeBytes> notice_;  // an error as pack_error() writes it
   MPI_Request listening_ = MPI_REQUEST_NULL;
-  std::map<int, Report> reports_;  // by rank
+  std::map<int, Error> reports_;  // by rank
 };
 
 }  // namespace ringattn

@@ -19,8 +19,10 @@
 
 #include "comm/device_world.hpp"
 #include "comm/failure.hpp"
+#include "comm/launcher.hpp"
 #include "comm/mpi.hpp"
 #include "comm/paced.hpp"
+#include "comm/patience.hpp"
 
 namespace ringattn {
 
@@ -75,13 +77,12 @@ class StartWatch {
   StartWatch(double seconds, const std::function<void(const Error&)>& print_error)
       : thread_([this, seconds, &print_error] {
           // A little apart, so that one rank prints, and mpirun then ends the others.
-          const std::chrono::duration<double> patience(seconds + 0.1 * std::min(rank_by_environment(), 20));
+          const std::chrono::duration<double> patience(seconds + 0.1 * std::min(launched_rank().value_or(0), 20));
           std::unique_lock lock(mutex_);
           if (ended_.wait_for(lock, patience, [this] { return started_; })) return;
-          print_error(Error(ErrorCode::kPeer,
-                            fmt::format("MPI did not start within {} s (a rank has not come). Check that all ranks run "
-                                        "the same command, and that their hosts answer.",
-                                        seconds)));
+          print_error(Error(ErrorCode::kPeer, fmt::format("MPI did not start within {} s", seconds),
+                            "a rank has not come",
+                            "Check that all ranks run the same command, and that their hosts answer."));
           flush_output();
           std::_Exit(static_cast<int>(ErrorCode::kPeer));
         }) {}
@@ -96,13 +97,6 @@ class StartWatch {
   }
 
  private:
-  static int rank_by_environment() {
-    for (const char* variable : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"}) {
-      if (const char* rank = std::getenv(variable)) return std::atoi(rank);
-    }
-    return 0;
-  }
-
   std::mutex mutex_;
   std::condition_variable ended_;
   bool started_ = false;
@@ -126,7 +120,7 @@ int run_mpi_world(const WorldRequest& request, const Error* refusal, const std::
     watch.reset();
     if (request.pace > 0.0) world = make_paced_transport(std::move(world), request.pace);
     try {
-      agree(*world, refusal, Deadline::after(request.timeout));
+      agree(*world, refusal, Patience(request.timeout).for_peer());
       DeviceWorld device;
       if (refusal == nullptr) device = make_device_world(*world, request);
       Transport& chosen = device.transport ? *device.transport : *world;
@@ -137,7 +131,7 @@ int run_mpi_world(const WorldRequest& request, const Error* refusal, const std::
       flush_output();
       code = static_cast<int>(error.code());
     }
-    code = meet_to_end(*world, code, Deadline::after(request.timeout));
+    code = meet_to_end(*world, code, Patience(request.timeout).for_peer());
   } catch (...) {
     end_alone(world.get(), as_error(std::current_exception()), print_error);
   }

@@ -16,6 +16,7 @@
 #include "comm/device_peers.hpp"
 #include "comm/exchange.hpp"
 #include "comm/nccl_communicator.hpp"
+#include "comm/patience.hpp"
 
 namespace ringattn {
 
@@ -206,7 +207,7 @@ class NcclTransport final : public Transport {
       auto communicator = std::make_unique<NcclCommunicator>(*control, device_, options_, deadline);
       return std::make_unique<NcclTransport>(std::move(control), std::move(communicator), device_, names_, options_);
     } catch (const AgreedError& error) {
-      throw Error(error.code(), error.what());  // agreed among these ranks only
+      throw Error(error);  // agreed among these ranks only
     }
   }
 
@@ -343,9 +344,8 @@ class NcclTransport final : public Transport {
 // Every rank sees the same, so every rank throws the same.
 void check_peers(const std::vector<DevicePeer>& peers) {
   const auto refuse = [](const std::string& why) {
-    throw AgreedError(
-        ErrorCode::kUnsupported,
-        fmt::format("nccl can't join these ranks ({}). Start one rank a GPU, or use --transport p2p.", why));
+    throw AgreedError(Error(ErrorCode::kUnsupported, "nccl can't join these ranks", why,
+                            {"Start one rank a GPU, or use ", setting("transport", "p2p"), "."}));
   };
   for (std::size_t i = 0; i < peers.size(); ++i) {
     if (peers[i].gpu.empty()) refuse(fmt::format("rank {} has no GPU", i));
@@ -359,7 +359,7 @@ void check_peers(const std::vector<DevicePeer>& peers) {
 
 std::unique_ptr<Transport> make_nccl_transport(std::unique_ptr<Transport> control, int device,
                                                const NcclOptions& options) {
-  const Deadline deadline = Deadline::after(options.setup_seconds);
+  const Deadline deadline = Patience(options.setup_seconds).for_peer();
   const std::vector<DevicePeer> peers = gather_device_peers(*control, device, deadline);
   check_peers(peers);
   try {
@@ -367,9 +367,8 @@ std::unique_ptr<Transport> make_nccl_transport(std::unique_ptr<Transport> contro
     return std::make_unique<NcclTransport>(std::move(control), std::move(communicator), device,
                                            name_device_peers(peers), options);
   } catch (const AgreedError& error) {
-    throw AgreedError(
-        ErrorCode::kUnsupported,
-        fmt::format("nccl can't join these ranks (rank {}: {}). Use another transport.", error.rank(), error.what()));
+    throw AgreedError(Error(ErrorCode::kUnsupported, "nccl can't join these ranks",
+                            {fmt::format("rank {}: ", error.rank()), error.message()}, "Use another transport."));
   }
 }
 

@@ -14,6 +14,7 @@
 
 #include "base/cuda.hpp"
 #include "comm/failure.hpp"
+#include "comm/meeting.hpp"
 
 namespace ringattn {
 
@@ -33,8 +34,10 @@ void keep_multicast_off() {
 NcclCommunicator::NcclCommunicator(Transport& control, int device, const NcclOptions& options, const Deadline& deadline)
     : device_(device) {
   keep_multicast_off();
+  // Who waits for a rank that has failed already hears of it at the deadline only; agreeing takes longer than that.
+  const Meeting meeting(control, Patience(2.0 * deadline.seconds()));
   ncclUniqueId id{};
-  do_together(control, deadline, [&] {
+  meeting.together([&] {
     if (control.rank() == 0) check(ncclGetUniqueId(&id), "ncclGetUniqueId");
   });
   const std::string theirs = control.all_gather(std::string_view(id.internal, sizeof id.internal), deadline)[0];
@@ -55,8 +58,7 @@ NcclCommunicator::NcclCommunicator(Transport& control, int device, const NcclOpt
     }
   };
   try {
-    // Who waits for a rank that has failed already hears of it at the deadline only; agreeing takes longer than that.
-    do_together(control, Deadline::after(2.0 * deadline.seconds()), join);
+    meeting.together(join);
   } catch (...) {
     abort();
     throw;

@@ -161,7 +161,7 @@ class PacedTransport final : public Transport {
     }
     fail(ErrorCode::kPeer, fmt::format("{} did not finish within {:g} s", flight.label, deadline.seconds()),
          fmt::format("rank {} passes {:g} byte{} per second", rank(), rate_, rate_ == 1.0 ? "" : "s"),
-         "Raise --timeout or RINGATTN_PACE.");
+         {"Raise ", setting("timeout"), " or RINGATTN_PACE."});
   }
 
   const std::unique_ptr<Transport> inner_;

@@ -55,13 +55,13 @@ class SelfTransport final : public Transport {
 
   bool abort(const Error& error) override {
     if (aborted_) return false;
-    aborted_.emplace(error.code(), error.what());
+    aborted_ = error;
     return true;
   }
 
  private:
   void check_alive() const {
-    if (aborted_) throw aborted_error(RankNames(), 0, aborted_->code(), aborted_->what());
+    if (aborted_) throw aborted_error(RankNames(), 0, *aborted_);
   }
 
   MemoryKind memory_;

@@ -22,7 +22,7 @@ namespace ringattn {
 namespace {
 
 // A collective call that ranks are coming to.
-struct Meeting {
+struct Gathering {
   std::vector<std::optional<std::string>> bytes;  // [ranks], of those that have come
   std::size_t came = 0;
 };
@@ -43,12 +43,12 @@ class ThreadsWorld {
     std::unique_lock lock(family_->mutex);
     family_->check_alive_locked();
     const std::int64_t number = at(rank).meetings++;
-    std::shared_ptr<Meeting>& entry = meetings_[number];
+    std::shared_ptr<Gathering>& entry = meetings_[number];
     if (entry == nullptr) {
-      entry = std::make_shared<Meeting>();
+      entry = std::make_shared<Gathering>();
       entry->bytes.resize(ranks_.size());
     }
-    const std::shared_ptr<Meeting> meeting = entry;
+    const std::shared_ptr<Gathering> meeting = entry;
     meeting->bytes[static_cast<std::size_t>(rank)] = bytes;
     if (++meeting->came == ranks_.size()) {
       meetings_.erase(number);
@@ -243,8 +243,8 @@ class ThreadsWorld {
 
   const std::shared_ptr<ThreadsFamily> family_;
   std::vector<Rank> ranks_;
-  std::map<std::int64_t, std::shared_ptr<Meeting>> meetings_;  // that not all have come to
-  std::map<std::int64_t, Child> children_;                     // that not all have fetched
+  std::map<std::int64_t, std::shared_ptr<Gathering>> meetings_;  // that not all have come to
+  std::map<std::int64_t, Child> children_;                       // that not all have fetched
 };
 
 // One rank's view of the world.
@@ -325,8 +325,9 @@ void run_ranks(std::vector<std::unique_ptr<Transport>> transports, const std::fu
   try {
     for (auto& transport : transports) threads.emplace_back([&play, &transport] { play(*transport); });
   } catch (const std::system_error& error) {
-    const Error refused(ErrorCode::kUnsupported, fmt::format("can't start thread {} of {} ({}). Use fewer ranks.",
-                                                             threads.size(), transports.size(), error.what()));
+    const Error refused(ErrorCode::kUnsupported,
+                        fmt::format("can't start thread {} of {}", threads.size(), transports.size()), error.what(),
+                        "Use fewer ranks.");
     if (transports[0]->abort(refused)) record(std::make_exception_ptr(refused));
   }
   for (std::thread& thread : threads) thread.join();

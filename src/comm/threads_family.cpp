@@ -24,7 +24,7 @@ ThreadsFamily::ThreadsFamily(int size, const ThreadsDelivery& delivery)
 bool ThreadsFamily::abort(int rank, const Error& error) {
   const std::lock_guard lock(mutex);
   if (aborted_) return false;
-  aborted_.emplace(aborted_error(RankNames(), rank, error.code(), error.what()));
+  aborted_ = aborted_error(RankNames(), rank, error);
   over_.store(true, std::memory_order_release);
   for (std::condition_variable& wake : wake_) wake.notify_all();
   return true;

@@ -118,7 +118,7 @@ class Transport : public Bootstrap {
 class AgreedError : public Error {
  public:
   // `rank`: where it happened; −1 if no rank is to be named.
-  AgreedError(ErrorCode code, std::string message, int rank = -1) : Error(code, std::move(message)), rank_(rank) {}
+  explicit AgreedError(Error error, int rank = -1) : Error(std::move(error)), rank_(rank) {}
 
   int rank() const { return rank_; }
 
@@ -127,7 +127,8 @@ class AgreedError : public Error {
 };
 
 // If any rank passes an error, every rank throws that of the lowest such rank as an AgreedError, with the same code and
-// text. Collective: for phases that all ranks run, in which any of them may fail alone (open a file, allocate memory).
+// message. Collective: for phases that all ranks run, in which any of them may fail alone (open a file, allocate
+// memory).
 void agree(Bootstrap& world, const Error* error, const Deadline& deadline);
 
 }  // namespace ringattn

@@ -4,17 +4,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
-#include <cstdlib>
 #include <exception>
-#include <initializer_list>
 #include <memory>
 #include <vector>
 
 #include "base/gpu.hpp"
 #include "comm/device_world.hpp"
 #include "comm/failure.hpp"
+#include "comm/launcher.hpp"
 #include "comm/paced.hpp"
+#include "comm/patience.hpp"
 #include "comm/self.hpp"
 #include "comm/threads.hpp"
 #if defined(RINGATTN_HAVE_MPI)
@@ -57,19 +56,6 @@ constexpr TransportRow kTable[] = {
 #endif
 };
 
-// A number that the launcher has put into the environment, `otherwise` if it has not.
-int launcher_number(std::initializer_list<const char*> names, int otherwise) {
-  for (const char* name : names) {
-    if (const char* text = std::getenv(name)) return std::atoi(text);
-  }
-  return otherwise;
-}
-
-// Ranks that the launcher has started; 0 if it doesn't say.
-int launched_ranks() { return launcher_number({"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"}, 0); }
-
-int launched_rank() { return launcher_number({"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"}, 0); }
-
 const TransportRow& find_row(std::string_view name) {
   std::vector<std::string_view> names;
   std::string known = "auto";
@@ -80,57 +66,58 @@ const TransportRow& find_row(std::string_view name) {
   }
   const std::string nearest = nearest_name(name, names.data(), names.size());
   fail(ErrorCode::kUsage, fmt::format("unknown transport '{}'", name), fmt::format("this build has {}", known),
-       nearest.empty() ? "Leave it out, or see `ringattn info`." : fmt::format("Did you mean '{}'?", nearest));
+       nearest.empty() ? Wording{"Leave it out, or see ", command("info"), "."}
+                       : Wording(fmt::format("Did you mean '{}'?", nearest)));
 }
 
 // The transport that a request means here, as a name of the table. Throws what run_world() promises.
 std::string_view choose_transport(const WorldRequest& request) {
   const bool launched = launched_by_mpi();
-  const int launched_size = launched_ranks();
   const std::string_view wanted =
       request.transport == "auto" ? std::string_view("auto") : find_row(request.transport).name;
   if (request.ranks && *request.ranks < 1) {
-    fail(ErrorCode::kUsage, fmt::format("can't run on {} ranks", *request.ranks), "--ranks counts from 1",
-         "Give --ranks 1 or more.");
+    fail(ErrorCode::kUsage, fmt::format("can't run on {} ranks", *request.ranks), "a world has at least one",
+         {"Give ", setting("ranks", 1), " or more."});
   }
   const bool device = wanted == "nccl" || wanted == "p2p";
   if (request.pace > 0.0 && device) {
-    fail(ErrorCode::kUsage, fmt::format("RINGATTN_PACE contradicts --transport {}", wanted),
+    fail(ErrorCode::kUsage, {"RINGATTN_PACE contradicts ", setting("transport", wanted)},
          "only host transports can be paced", "Leave one of them out.");
   }
   if (request.memory == WantedMemory::kHost && device) {
-    fail(ErrorCode::kUsage, fmt::format("--transport {} contradicts the backend", wanted),
+    fail(ErrorCode::kUsage, {setting("transport", wanted), " contradicts the backend"},
          "it moves device memory, and the kernel works in host memory", "Leave one of them out.");
   }
   if (launched) {
     if (request.ranks) {
-      fail(ErrorCode::kUsage, fmt::format("--ranks {} contradicts mpirun", *request.ranks),
+      fail(ErrorCode::kUsage, {setting("ranks", *request.ranks), " contradicts mpirun"},
            "under mpirun the world is mpirun's", "Give mpirun -np instead, or run without mpirun.");
     }
-    if (wanted == "threads" || (wanted == "self" && launched_size != 1)) {
-      fail(ErrorCode::kUsage, fmt::format("--transport {} contradicts mpirun", wanted),
+    if (wanted == "threads" || (wanted == "self" && launched_ranks() != 1)) {
+      fail(ErrorCode::kUsage, {setting("transport", wanted), " contradicts mpirun"},
            "its ranks are processes, and that transport does not join them", "Run without mpirun, or leave it out.");
     }
     if (!kHaveMpi && wanted != "self") {
       fail(ErrorCode::kUnsupported, "can't join the ranks that mpirun has started", "this build has no MPI",
-           "Build with MPI, or run without mpirun and with --ranks N.");
+           {"Build with MPI, or run without mpirun and with ", setting("ranks", "N"), "."});
     }
     return wanted == "self" ? "self" : "mpi";
   }
   const int ranks = request.ranks.value_or(1);
   if (wanted == "self" && ranks > 1) {
-    fail(ErrorCode::kUsage, fmt::format("--transport self contradicts --ranks {}", ranks), "it is a world of one rank",
-         "Use --transport threads.");
+    fail(ErrorCode::kUsage, {setting("transport", "self"), " contradicts ", setting("ranks", ranks)},
+         "it is a world of one rank", {"Use ", setting("transport", "threads"), "."});
   }
   if (wanted == "threads" && !request.ranks) {
-    fail(ErrorCode::kUsage, "--transport threads doesn't say how many", "--ranks is not given", "Add --ranks N.");
+    fail(ErrorCode::kUsage, {setting("transport", "threads"), " doesn't say how many"},
+         {setting("ranks"), " is not given"}, {"Add ", setting("ranks", "N"), "."});
   }
   if (wanted == "auto") return ranks > 1 ? "threads" : "self";
   if (const std::string why = find_row(wanted).unavailable(); !why.empty()) {
     fail(ErrorCode::kUnsupported, fmt::format("transport {} can't be used here", wanted), why,
-         wanted == "mpi"
-             ? fmt::format("Start the program with mpirun, or use --transport {}.", ranks > 1 ? "threads" : "self")
-             : std::string("Leave --transport out, or see `ringattn info`."));
+         wanted == "mpi" ? Wording{"Start the program with mpirun, or use ",
+                                   setting("transport", ranks > 1 ? "threads" : "self"), "."}
+                         : Wording{"Leave ", setting("transport"), " out, or see ", command("info"), "."});
   }
   return device ? "threads" : wanted;
 }
@@ -153,7 +140,7 @@ int run_local_world(std::string_view transport, const WorldRequest& request,
   const int size = request.ranks.value_or(1);
   std::vector<int> codes(static_cast<std::size_t>(size));
   const auto play = [&](Transport& rank) { codes[static_cast<std::size_t>(rank.rank())] = rank_main(rank); };
-  const auto tell = [&](const Transport& chosen, const std::string& reason) {
+  const auto tell = [&](const Transport& chosen, const Wording& reason) {
     if (request.chosen) request.chosen(chosen.name(), reason);
   };
   try {
@@ -170,7 +157,7 @@ int run_local_world(std::string_view transport, const WorldRequest& request,
         const DeviceWorld device = make_device_world(rank, request);
         Transport& chosen = device.transport ? *device.transport : rank;
         if (rank.rank() == 0) tell(chosen, device.reason);
-        rank.barrier(Deadline::after(request.timeout));  // nobody begins before it is told
+        rank.barrier(Patience(request.timeout).for_peer());  // nobody begins before it is told
         play(chosen);
       });
     }
@@ -183,11 +170,6 @@ int run_local_world(std::string_view transport, const WorldRequest& request,
 }  // namespace
 
 std::span<const TransportRow> transport_table() { return kTable; }
-
-bool launched_by_mpi() {
-  constexpr std::array kMarks = {"OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE", "PMIX_RANK"};
-  return std::any_of(kMarks.begin(), kMarks.end(), [](const char* name) { return std::getenv(name) != nullptr; });
-}
 
 int run_world(const WorldRequest& request, const std::function<int(Transport&)>& rank_main,
               const std::function<void(const Error&)>& print_error) {
@@ -204,7 +186,7 @@ int end_without_world(const Error& error, const std::function<void(const Error&)
     return run_mpi_world(
         {}, &error, [](Transport&) { return 0; }, print_error);
 #endif
-  if (launched_rank() != 0) return static_cast<int>(error.code());
+  if (!speaks_for_launched()) return static_cast<int>(error.code());
   return code_of(error, print_error);
 }
 

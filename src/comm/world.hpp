@@ -35,11 +35,8 @@ struct WorldRequest {
   double pace = 0.0;      // bytes per second of a host transport; 0: as fast as it goes (comm/paced.hpp)
   double timeout = 60.0;  // seconds that ranks wait for each other at the start and at the end
   // Told the name of the transport and why it is not another one, once in each process, before any rank begins.
-  std::function<void(std::string_view transport, const std::string& reason)> chosen;
+  std::function<void(std::string_view transport, const Wording& reason)> chosen;
 };
-
-// Whether this process was started by mpirun or srun with MPI, judged from the environment, without initialising MPI.
-bool launched_by_mpi();
 
 // Makes the world (under mpirun: mpirun's; otherwise `ranks` threads, or one rank alone). Unless the request forces a
 // transport or host memory, ranks that can have a GPU each (ranks of one process: share them) get a device transport.

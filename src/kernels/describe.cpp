@@ -39,7 +39,7 @@ std::string describe(const FoldSpec& spec) {
 std::string check_heads(const FoldSpec& spec) {
   if (spec.heads < 1 || spec.kv_heads < 1) {
     fail(ErrorCode::kUsage, fmt::format("{} query heads and {} kv heads", spec.heads, spec.kv_heads),
-         "both must be at least 1", "Check --heads and --kv-heads.");
+         "both must be at least 1", {"Check ", setting("heads"), " and ", setting("kv_heads"), "."});
   }
   if (spec.heads % spec.kv_heads != 0) {
     fail(ErrorCode::kUsage, fmt::format("K has {} heads, Q has {} heads", spec.kv_heads, spec.heads),
@@ -48,7 +48,7 @@ std::string check_heads(const FoldSpec& spec) {
   }
   if (spec.head_dim < 1 || spec.head_dim_v < 1) {
     fail(ErrorCode::kUsage, fmt::format("head_dim {} and head_dim_v {}", spec.head_dim, spec.head_dim_v),
-         "both must be at least 1", "Check --head-dim and --head-dim-v.");
+         "both must be at least 1", {"Check ", setting("head_dim"), " and ", setting("head_dim_v"), "."});
   }
   if (!std::isfinite(spec.softmax_scale)) {
     fail(ErrorCode::kUsage, fmt::format("softmax scale {}", spec.softmax_scale), "it must be finite",

@@ -19,9 +19,10 @@ using Rows = std::span<const KernelEntry* const>;
 
 constexpr std::string_view kBackends[] = {"auto", "cpu", "cuda"};
 
-std::string suggest(std::string_view name, const std::vector<std::string_view>& known) {
+Wording suggest(std::string_view name, const std::vector<std::string_view>& known) {
   const std::string nearest = nearest_name(name, known.data(), known.size());
-  return nearest.empty() ? "Use auto, or see `ringattn info`." : fmt::format("Did you mean {}?", nearest);
+  return nearest.empty() ? Wording{"Use auto, or see ", command("info"), "."}
+                         : Wording(fmt::format("Did you mean {}?", nearest));
 }
 
 void check_backend(Rows rows, std::string_view backend) {
@@ -35,7 +36,7 @@ void check_backend(Rows rows, std::string_view backend) {
     if (row->backend == backend) return;
   }
   fail(ErrorCode::kUnsupported, fmt::format("this build has no {} kernels", backend),
-       fmt::format("it was built without {}", backend), "Use --backend auto, or another build.");
+       fmt::format("it was built without {}", backend), {"Use ", setting("backend", "auto"), ", or another build."});
 }
 
 void check_kernel(Rows rows, const KernelRequest& request) {
@@ -48,7 +49,7 @@ void check_kernel(Rows rows, const KernelRequest& request) {
     }
     if (request.backend == "auto" || request.backend == row->backend) return;
     fail(ErrorCode::kUsage, fmt::format("kernel {} does not run on backend {}", row->name, request.backend),
-         fmt::format("it is a {} kernel", row->backend), fmt::format("Use --backend {}.", row->backend));
+         fmt::format("it is a {} kernel", row->backend), {"Use ", setting("backend", row->backend), "."});
   }
   fail(ErrorCode::kUsage, fmt::format("there is no kernel \"{}\"", request.kernel),
        fmt::format("known: {}", fmt::join(names, ", ")), suggest(request.kernel, names));
@@ -103,13 +104,14 @@ RowChoice choose_row(Rows rows, const std::function<std::vector<std::string>(std
   std::string passed_over;
   for (const auto& [names, reason] : obstacles) passed_over += fmt::format("; {}: {}", names, reason);
   if (!chosen) {
-    fail(ErrorCode::kUnsupported,
-         request.kernel == "auto" ? std::string("no kernel can do this job")
-                                  : fmt::format("kernel {} can't do this job", request.kernel),
-         fmt::format("required: {}{}", required, passed_over),
-         request.kernel == "auto" && request.backend == "auto"
-             ? "See `ringattn info` for what kernels do."
-             : "Leave --kernel and --backend out, or see `ringattn info`.");
+    fail(
+        ErrorCode::kUnsupported,
+        request.kernel == "auto" ? std::string("no kernel can do this job")
+                                 : fmt::format("kernel {} can't do this job", request.kernel),
+        fmt::format("required: {}{}", required, passed_over),
+        request.kernel == "auto" && request.backend == "auto"
+            ? Wording{"See ", command("info"), " for what kernels do."}
+            : Wording{"Leave ", setting("kernel"), " and ", setting("backend"), " out, or see ", command("info"), "."});
   }
   const std::string_view name = rows[*chosen]->name;
   std::string reason = request.kernel != "auto" ? fmt::format("forced: {} ({})", name, required)

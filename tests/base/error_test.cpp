@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <string>
+#include <vector>
+
 namespace ringattn {
 namespace {
 
@@ -15,6 +18,61 @@ TEST(Error, FollowsTheGrammar) {
     EXPECT_EQ(error.code(), ErrorCode::kFile);
   }
   EXPECT_THROW(fail(ErrorCode::kInternal, "x"), Error);
+}
+
+TEST(Error, NamesSettingsInTheWordsOfWhoeverShowsIt) {
+  const Error error(ErrorCode::kUsage, {setting("ranks", 3), " contradicts mpirun"}, {setting("kv_heads"), " is free"},
+                    {"Use ", setting("backend", "cpu"), ", or see ", command("info", "measure"), "."});
+  EXPECT_STREQ(error.what(),
+               "ranks = 3 contradicts mpirun (kv_heads is free). Use backend = cpu, or see ringattn's info with "
+               "measure.");
+  const Vocabulary upper{
+      [](std::string_view name, std::string_view value) {
+        return "SET " + std::string(name) + ":" + std::string(value);
+      },
+      [](std::string_view name, std::string_view with) { return "DO " + std::string(name) + "/" + std::string(with); }};
+  EXPECT_EQ(error.message().text(upper),
+            "SET ranks:3 contradicts mpirun (SET kv_heads: is free). Use SET backend:cpu, or see DO info/measure.");
+  const std::vector<WordingPiece> remedy{{WordingPiece::Kind::kText, "Use ", ""},
+                                         {WordingPiece::Kind::kSetting, "backend", "cpu"},
+                                         {WordingPiece::Kind::kText, ", or see ", ""},
+                                         {WordingPiece::Kind::kCommand, "info", "measure"},
+                                         {WordingPiece::Kind::kText, ".", ""}};
+  EXPECT_EQ(error.remedy().pieces(), remedy);
+}
+
+TEST(Error, TakesAWholeMessageAsItIs) {
+  EXPECT_STREQ(Error(ErrorCode::kFile, "can't open x.").what(), "can't open x.");
+  EXPECT_STREQ(Error(ErrorCode::kFile, "a (b). Did you mean c?").what(), "a (b). Did you mean c?");
+  EXPECT_STREQ(Error(ErrorCode::kFile, "").what(), "");
+}
+
+TEST(Error, TravelsAsBytes) {
+  const Error sent(ErrorCode::kMemory, {"blocks of ", setting("block", 7)}, "\xe2\x88\x9e > 3",
+                   {command("plan"), " says what fits."});
+  const std::string bytes = pack_error(sent);
+  const Error received = unpack_error(bytes);
+  EXPECT_EQ(received.code(), sent.code());
+  EXPECT_EQ(received.problem(), sent.problem());
+  EXPECT_EQ(received.why(), sent.why());
+  EXPECT_EQ(received.remedy(), sent.remedy());
+  EXPECT_STREQ(received.what(), sent.what());
+}
+
+TEST(Error, SurvivesBytesThatAreCutOff) {
+  const Error sent(ErrorCode::kMemory, {"blocks of ", setting("block", 7)}, "too large", "Use less.");
+  const std::string bytes = pack_error(sent);
+  for (std::size_t length = 1; length <= bytes.size(); ++length) {
+    const Error received = unpack_error(bytes.substr(0, length));
+    EXPECT_EQ(received.code(), sent.code());
+    EXPECT_TRUE(received.problem().empty() || received.problem().pieces()[0].name.starts_with("b"));
+  }
+  EXPECT_STREQ(unpack_error(bytes.substr(0, 6)).what(), "bloc.");
+}
+
+TEST(Error, TravelsWithoutTheNulsOfAFilesNames) {
+  const Error received = unpack_error(pack_error(Error(ErrorCode::kFile, std::string("a\0b", 3), "why", "remedy.")));
+  EXPECT_STREQ(received.what(), "a b (why). remedy.");
 }
 
 TEST(Error, SuggestsOnlyWhatIsNear) {

@@ -65,27 +65,27 @@ TEST(Deadlines, OfAnyLengthAreInTheFuture) {
 TEST(TextFiles, AppearWholeAndAreKept) {
   const TemporaryFolder folder;
   const std::string path = folder.file("a");
-  write_text_file(path, "first", false, "--json");
+  write_text_file(path, "first", false, "json");
   EXPECT_EQ(read_text_file(path), "first");
-  EXPECT_EQ(error_of([&] { write_text_file(path, "second", false, "--json"); }).code(), ErrorCode::kFile);
+  EXPECT_EQ(error_of([&] { write_text_file(path, "second", false, "json"); }).code(), ErrorCode::kFile);
   EXPECT_EQ(read_text_file(path), "first");
-  write_text_file(path, "second", true, "--json");
+  write_text_file(path, "second", true, "json");
   EXPECT_EQ(read_text_file(path), "second");
   EXPECT_EQ(folder.entries().size(), 1U);  // no temporary file
-  EXPECT_EQ(error_of([&] { check_new_file(folder.path(), true, "--json"); }).code(), ErrorCode::kFile);
-  EXPECT_EQ(error_of([&] { check_new_file(folder.file("none/b"), true, "--json"); }).code(), ErrorCode::kFile);
-  EXPECT_EQ(error_of([&] { check_new_file(path + "/b", true, "--json"); }).code(), ErrorCode::kFile);
-  EXPECT_EQ(error_of([&] { write_text_file("/dev/null", "to a device", true, "--json"); }).code(), ErrorCode::kFile);
+  EXPECT_EQ(error_of([&] { check_new_file(folder.path(), true, "json"); }).code(), ErrorCode::kFile);
+  EXPECT_EQ(error_of([&] { check_new_file(folder.file("none/b"), true, "json"); }).code(), ErrorCode::kFile);
+  EXPECT_EQ(error_of([&] { check_new_file(path + "/b", true, "json"); }).code(), ErrorCode::kFile);
+  EXPECT_EQ(error_of([&] { write_text_file("/dev/null", "to a device", true, "json"); }).code(), ErrorCode::kFile);
 }
 
 TEST(TextFiles, AppearBehindLinksToDirectoriesAndNeverThroughLinksToFiles) {
   const TemporaryFolder folder;
   std::filesystem::create_directory(folder.file("real"));
   std::filesystem::create_directory_symlink(folder.file("real"), folder.file("linked"));
-  write_text_file(folder.file("linked/a"), "text", false, "--json");
+  write_text_file(folder.file("linked/a"), "text", false, "json");
   EXPECT_EQ(read_text_file(folder.file("real/a")), "text");
   std::filesystem::create_symlink(folder.file("real/a"), folder.file("link"));
-  EXPECT_EQ(error_of([&] { write_text_file(folder.file("link"), "other", true, "--json"); }).code(), ErrorCode::kFile);
+  EXPECT_EQ(error_of([&] { write_text_file(folder.file("link"), "other", true, "json"); }).code(), ErrorCode::kFile);
   EXPECT_EQ(read_text_file(folder.file("real/a")), "text");
 }
 

@@ -7,7 +7,8 @@
 #include "launch/commands.hpp"
 #include "launch/execution.hpp"
 #include "launch/job_input.hpp"
-#include "tests/cli/scoped_environment.hpp"
+#include "launch/wording.hpp"
+#include "tests/support/scoped_environment.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 namespace ringattn {
@@ -33,7 +34,7 @@ std::string refusal(std::string_view command, const Words& words, ErrorCode code
   try {
     read_all(command, words);
   } catch (const Error& error) {
-    const std::string message = error.what();
+    const std::string message = program_text(error);
     EXPECT_EQ(error.code(), code) << message;
     EXPECT_EQ(message.find('\n'), std::string::npos) << message;
     EXPECT_TRUE(message.ends_with(".") || message.ends_with("?")) << message;

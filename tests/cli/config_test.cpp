@@ -8,7 +8,7 @@
 #include "base/error.hpp"
 #include "launch/commands.hpp"
 #include "tests/cli/flag_samples.hpp"
-#include "tests/cli/scoped_environment.hpp"
+#include "tests/support/scoped_environment.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 namespace ringattn {

@@ -15,12 +15,12 @@ namespace {
 
 TEST(LoadedJob, HandsOutNanWhereNothingWasWritten) {
   for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
-    const Job job{testing::spec_of(dtype, 4, 2, 64, 64, {-1, 0}), uniform_sequences(1, 300, 300)};
+    const Job job{testing::spec_of(dtype, 4, 2, 64, 64, {-1, 0}), uniform_batch(1, 300, 300)};
     const auto self = make_self_transport();
     Options options;
     options.kernel.backend = "cpu";
     Attention attention(job, *self, options);
-    LoadedJob loaded(JobInput::synthetic(job, 1), attention, *self, 10.0);
+    LoadedJob loaded(JobInput::synthetic(job, 1), attention, Meeting(*self, Patience(10.0)));
     const RankResult result = loaded.fetch({});
     const TensorView out = result.out_view(job.spec);
     for (std::int64_t token = 0; token < 300; ++token) {

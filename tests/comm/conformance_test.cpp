@@ -236,14 +236,17 @@ TEST_P(Conformance, AgreesOnTheLowestFailure) {
   run([](Transport& world) {
     const int first = world.size() / 2;
     const Error mine(world.rank() % 2 == 0 ? ErrorCode::kFile : ErrorCode::kMemory,
-                     fmt::format("rank {} can't.", world.rank()));
+                     fmt::format("rank {} can't", world.rank()), "it is told so",
+                     {"Use ", setting("ranks", first), "."});
     bool agreed = false;
     try {
       agree(world, world.rank() >= first ? &mine : nullptr, patience());
     } catch (const AgreedError& error) {
       agreed = true;
       EXPECT_EQ(error.code(), first % 2 == 0 ? ErrorCode::kFile : ErrorCode::kMemory);
-      EXPECT_EQ(error.what(), fmt::format("rank {} can't.", first));
+      EXPECT_EQ(error.what(), fmt::format("rank {0} can't (it is told so). Use ranks = {0}.", first));
+      EXPECT_EQ(error.remedy(), mine.remedy());
+      EXPECT_EQ(error.rank(), first);
     }
     EXPECT_TRUE(agreed);
     agree(world, nullptr, patience());  // the world lives on

@@ -100,15 +100,17 @@ TEST_P(Failures, BlamesOnlyTheRankThatIsWaitedFor) {
   });
 }
 
-// The last rank aborts while all others are blocked in `call`; each of them learns its code and text.
+// The last rank aborts while all others are blocked in `call`; each of them learns its code and text, with the remedy
+// in its parts.
 void expect_aborted(const WorldCase& world_case, const std::function<void(Transport&)>& call) {
+  const Wording remedy{"Raise ", setting("timeout", 5), "."};
   const int printers = world_case.run([&](Transport& world) {
     const int failed = world.size() - 1;
     const auto start = Deadline::Clock::now();
     int prints = 0;
     if (world.rank() == failed) {
       world.barrier(patience());  // nobody is on the way into the world any more
-      if (world.abort(Error(ErrorCode::kFile, "the disk is on fire."))) prints = 1;
+      if (world.abort(Error(ErrorCode::kFile, "the disk is on fire.", {}, remedy))) prints = 1;
     } else {
       const Error error = error_of([&] {
         world.barrier(patience());  // may be late enough to hear of the abort itself
@@ -117,6 +119,7 @@ void expect_aborted(const WorldCase& world_case, const std::function<void(Transp
       EXPECT_EQ(error.code(), ErrorCode::kFile) << error.what();
       EXPECT_NE(std::string(error.what()).find("the disk is on fire."), std::string::npos) << error.what();
       EXPECT_NE(std::string(error.what()).find(fmt::format("rank {}", failed)), std::string::npos) << error.what();
+      EXPECT_EQ(error.remedy(), remedy) << error.what();
       if (world.abort(error)) prints = 1;  // as a program would, with what it was told
     }
     EXPECT_LT(seconds_since(start), kSlack);

@@ -23,7 +23,7 @@ Job stream_job() {
   job.spec.kv_heads = kKvHeads;
   job.spec.head_dim = job.spec.head_dim_v = kDim;
   job.spec.softmax_scale = 0.088F;
-  job.sequences = uniform_sequences(1, kTokens, kTokens);
+  job.batch = uniform_batch(1, kTokens, kTokens);
   return job;
 }
 

@@ -23,7 +23,7 @@ struct Tally {
 
 Tally tally_of(const Job& job, const JobResult& result, const JobResult& reference) {
   const JobResult poison = poisoned_result(job, 1);
-  const auto tokens = static_cast<std::size_t>(job.q_tokens());
+  const auto tokens = static_cast<std::size_t>(job.batch.q_tokens());
   const std::size_t out_bytes = reference.out.size() / tokens;
   const std::size_t heads = reference.lse.size() / tokens;
   Tally tally;
@@ -69,11 +69,11 @@ class MpiInvariance : public ::testing::TestWithParam<std::string> {
     run_rank(job, options, tensors, transport, result);
 
     const Tally mine = tally_of(job, result, reference);
-    EXPECT_EQ(mine.equal + mine.untouched, job.q_tokens())
+    EXPECT_EQ(mine.equal + mine.untouched, job.batch.q_tokens())
         << what << ": a row of rank " << transport.rank() << " differs";
     long long equal = 0;
     MPI_Allreduce(&mine.equal, &equal, 1, MPI_LONG_LONG, MPI_SUM, MPI_COMM_WORLD);
-    EXPECT_EQ(equal, job.q_tokens()) << what << ": every token is computed by exactly one rank";
+    EXPECT_EQ(equal, job.batch.q_tokens()) << what << ": every token is computed by exactly one rank";
   }
 
  private:
@@ -95,7 +95,7 @@ FoldSpec small_spec(Mask mask) {
 }
 
 TEST_P(MpiInvariance, CausalOnAllLayouts) {
-  const Job job{small_spec({-1, 0}), uniform_sequences(1, 2111, 2111)};
+  const Job job{small_spec({-1, 0}), uniform_batch(1, 2111, 2111)};
   for (const LayoutKind kind : {LayoutKind::kStriped, LayoutKind::kZigzag, LayoutKind::kContiguous}) {
     for (const std::int64_t block : {0, 128, 640}) {
       Options options;
@@ -120,7 +120,7 @@ TEST_P(MpiInvariance, RaggedBatchFullMaskOddStripes) {
 }
 
 TEST_P(MpiInvariance, SlidingWindowMovesOnlyItsHalo) {
-  const Job job{small_spec({150, 0}), uniform_sequences(1, 3000, 3000)};
+  const Job job{small_spec({150, 0}), uniform_batch(1, 3000, 3000)};
   Options options;
   options.threads = 1;
   options.layout.kind = LayoutKind::kContiguous;
@@ -128,7 +128,7 @@ TEST_P(MpiInvariance, SlidingWindowMovesOnlyItsHalo) {
 }
 
 TEST_P(MpiInvariance, OneToken) {
-  const Job job{small_spec({-1, 0}), uniform_sequences(1, 1, 1)};
+  const Job job{small_spec({-1, 0}), uniform_batch(1, 1, 1)};
   Options options;
   options.threads = 1;
   expect_same_bits(job, options, "one token");

@@ -85,7 +85,7 @@ TEST(Registry, UnknownNamesGetASuggestion) {
   EXPECT_TRUE(contains(kernel, "there is no kernel \"cpu_flod\" (known: auto, ")) << kernel;
   EXPECT_TRUE(contains(kernel, "cpu_fold). Did you mean cpu_fold?")) << kernel;
   EXPECT_TRUE(contains(message_of(usual(), {"quantum", "auto"}, ErrorCode::kUsage),
-                       "(known: auto, cpu, cuda). Use auto, or see `ringattn info`."));
+                       "(known: auto, cpu, cuda). Use auto, or see ringattn's info."));
 }
 
 TEST(Registry, BackendsThatTheBuildLacks) {

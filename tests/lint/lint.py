@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """The house's rules that a compiler does not enforce: which folder includes which, which files see a vendor's header,
-file lengths, licence lines, formatting, the parts of messages, paths in committed results. Prints each breach as
+file lengths, licence lines, formatting, the parts and words of messages, paths in committed results. Prints each breach as
 path:line: rule; exits 1 if there is one, 77 (skipped) only where git can't list the files."""
 import pathlib
 import re
@@ -11,14 +11,30 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
-# A folder of src/ and the folders whose headers it may include.
-LAYERS = {
-    "base": {"base"},
-    "comm": {"base", "comm"},
-    "kernels": {"base", "kernels"},
-    "attention": {"base", "comm", "kernels", "attention"},
-    "launch": {"base", "comm", "kernels", "attention", "launch"},
+# A room of src/ (the folder that a file lies in, or the nearest one above it that is named here) and the rooms whose
+# headers it may include besides its own. Data goes one way: launch, front doors, check, ring, files, tokens, then comm
+# and kernels, then base.
+INNER = ["attention/tokens", "attention/files", "attention/ring", "attention/check"]
+ROOMS = {
+    "base": [],
+    "comm": ["base", "comm/p2p"],
+    "comm/p2p": ["base", "comm"],
+    "kernels": ["base"],
+    "kernels/cpu": ["base", "kernels"],
+    "kernels/cuda": ["base", "kernels", "kernels/cuda/device"],
+    "kernels/cuda/device": ["base", "kernels", "kernels/cuda"],
+    "kernels/sm80": ["base", "kernels", "kernels/cuda", "kernels/cuda/device"],
+    "kernels/sm90": ["base", "kernels", "kernels/cuda", "kernels/cuda/device"],
+    "attention/tokens": ["base", "comm", "kernels"],
+    "attention/files": ["base", "kernels", *INNER[:1]],
+    "attention/ring": ["base", "comm", "kernels", *INNER[:2]],
+    "attention/check": ["base", "comm", "kernels", *INNER[:3]],
+    "attention": ["base", "comm", "kernels", *INNER],  # the front doors
+    "launch": ["base", "comm", "kernels", "attention", *INNER],
 }
+
+# The tables that name every implementation, and so include them all.
+TABLES = {"src/kernels/fold_table.cpp": [room for room in ROOMS if room.startswith("kernels/")]}
 
 # A vendor's header and the files that may include it.
 VENDORS = {
@@ -62,38 +78,95 @@ def arguments_at(text, start):
 
 
 def short_messages(text):
-    """Calls of fail() that leave a part of "problem (why). suggestion." out; a bug need not suggest anything."""
+    """Calls of fail() that leave a part of "problem (why). remedy." out; a bug need not suggest anything."""
     for call in re.finditer(r"(?<![\w.>])fail\(", text):
         arguments = arguments_at(text, call.end())
         whole = len(arguments) == 4 and not {"{}", '""'} & set(arguments)
         if not whole and "kInternal" not in arguments[0]:
-            yield text.count("\n", 0, call.start()) + 1, "a message has all its parts: problem (why). suggestion."
+            yield text.count("\n", 0, call.start()) + 1, "a message has all its parts: problem (why). remedy."
 
 
-def breaches_of(path):
-    name = path.relative_to(ROOT).as_posix()
-    lines = path.read_text().splitlines()
-    if name.startswith(("src/", "launch/")) and path.suffix != ".sh":
-        yield from short_messages("\n".join(lines))
-    if not any("SPDX-License-Identifier: Apache-2.0" in line for line in lines[:3]):
-        yield 1, "the first lines name the licence (SPDX-License-Identifier: Apache-2.0)"
-    if len(lines) > MAX_LINES:
-        yield len(lines), f"a file has at most {MAX_LINES} lines: this is two files"
-    folder = name.split("/")[1] if name.startswith("src/") else name.split("/")[0]
-    for number, line in enumerate(lines, 1):
-        if len(line) > MAX_COLUMNS and path.suffix in {".py", ".sh"}:  # clang-format knows about the others
-            yield number, f"a line has at most {MAX_COLUMNS} columns"
+def room_of(folder):
+    """The room that a folder ("kernels/sm90/fold") belongs to; None where it is in none."""
+    while folder and folder not in ROOMS:
+        folder = folder.rpartition("/")[0]
+    return folder or None
+
+
+def include_breaches(name, text):
+    folder = name.removeprefix("src/").rpartition("/")[0]
+    room = room_of(folder) if name.startswith(("src/", "launch/")) else None
+    for number, line in enumerate(text.splitlines(), 1):
         include = re.match(r'\s*#\s*include\s*([<"])([^>"]+)[>"]', line)
         if not include:
             continue
         header = include.group(2)
-        if include.group(1) == '"' and folder in LAYERS:
-            target = header.split("/")[0]
-            if "/" in header and target not in LAYERS[folder] and "hwy/" not in header:
-                yield number, f"{folder} does not include {target}"
+        target = room_of(header.rpartition("/")[0])
+        if include.group(1) == '"' and room and target not in (None, room, *ROOMS[room], *TABLES.get(name, [])):
+            yield number, f"{room} does not include {target}"
         for vendor, allowed in VENDORS.items():
             if re.fullmatch(vendor, header) and not re.fullmatch(allowed, name):
                 yield number, f"only {allowed} sees {header}"
+
+
+def literals(text):
+    """The string literals of C++ code, with the number of the line that each begins in. Comments hold none."""
+    for token in re.finditer(r'//[^\n]*|/\*.*?\*/|\'(?:\\.|[^\'\\\n])\'|"(?:\\.|[^"\\\n])*"', text, re.DOTALL):
+        if token[0].startswith('"'):
+            yield text.count("\n", 0, token.start()) + 1, token[0]
+
+
+def spelled_flags(text):
+    """The library names settings and commands, base/wording.hpp; how a program's user spells them it does not know."""
+    for number, literal in literals(text):
+        if re.search(r"--[a-z]", literal):
+            yield number, 'the library spells no flag: setting("name")'
+        if re.search(r'^"ringattn |`ringattn ', literal):
+            yield number, 'the library spells no command: command("name")'
+
+
+def unknown_settings(text, flags, commands):
+    """Settings and commands in messages of the library that the program's user could not use."""
+    for call in re.finditer(r'\b(setting|command)\("([^"]*)"(?:, "([^"]*)")?', text):
+        kind, name, second = call.groups()
+        named_flags = [name] if kind == "setting" else [second] if second else []
+        number = text.count("\n", 0, call.start()) + 1
+        if kind == "command" and name not in commands:
+            yield number, f"{name} is no command of launch/commands.cpp"
+        for flag in named_flags:
+            if flag.replace("_", "-") not in flags:
+                yield number, f"{flag} is no flag of launch/flags.cpp"
+
+
+def table_names(path):
+    """The names of the rows of a table in launch/: the first literal behind a brace that begins a line."""
+    return set(re.findall(r'^    \{"([a-z-]+)"', (ROOT / path).read_text(), re.MULTILINE))
+
+
+def length_breaches(name, text):
+    lines = text.splitlines()
+    if len(lines) > MAX_LINES:
+        yield len(lines), f"a file has at most {MAX_LINES} lines: this is two files"
+    for number, line in enumerate(lines, 1):
+        if len(line) > MAX_COLUMNS and name.endswith((".py", ".sh")):  # clang-format knows about the others
+            yield number, f"a line has at most {MAX_COLUMNS} columns"
+
+
+def licence_breaches(text):
+    if not any("SPDX-License-Identifier: Apache-2.0" in line for line in text.splitlines()[:3]):
+        yield 1, "the first lines name the licence (SPDX-License-Identifier: Apache-2.0)"
+
+
+def breaches_of(name, text, flags, commands):
+    """All breaches of one file, as (line, rule)."""
+    if name.startswith(("src/", "launch/")) and not name.endswith(".sh"):
+        yield from short_messages(text)
+    if name.startswith("src/"):
+        yield from spelled_flags(text)
+        yield from unknown_settings(text, flags, commands)
+    yield from licence_breaches(text)
+    yield from length_breaches(name, text)
+    yield from include_breaches(name, text)
 
 
 def format_breaches(paths):
@@ -124,7 +197,11 @@ def main():
     except (OSError, subprocess.CalledProcessError):
         print("skipped: needs git to list the sources")
         return 77
-    found = [f"{path.relative_to(ROOT)}:{number}: {rule}" for path in paths for number, rule in breaches_of(path)]
+    flags, commands = table_names("launch/flags.cpp"), table_names("launch/commands.cpp")
+    found = []
+    for path in paths:
+        name = path.relative_to(ROOT).as_posix()
+        found += [f"{name}:{number}: {rule}" for number, rule in breaches_of(name, path.read_text(), flags, commands)]
     found += [f"{path.relative_to(ROOT)}:1: {rule}" for path, rule in format_breaches(paths)]
     found += [f"{path.relative_to(ROOT)}:{number}: {rule}" for path, number, rule in result_breaches()]
     print("\n".join(found) if found else f"{len(paths)} files keep the rules")

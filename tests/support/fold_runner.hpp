@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,8 @@ struct Arrangement {
   bool strided = false;             // tokens and heads of q and out lie apart
   bool separate_finish = false;     // the last task only finishes
   bool keep_state = false;          // the last task saves as well, and what it saved must give the same rows once more
+  // Where there is a shuffle: what lies in memory behind a tile's last key, up to the length of a whole tile.
+  float behind = std::numeric_limits<float>::quiet_NaN();
   // Rows lie at odd elements, where no vector load can read or write them: of q in the first, third, … task; of every
   // other source of keys and values; of out.
   bool odd_q = false;
@@ -33,8 +36,8 @@ struct FoldResult {
   std::vector<std::byte> out;  // [q_tokens, heads, head_dim_v] of spec.dtype
   std::vector<float> lse;      // [q_tokens, heads]
 
-  // Whether every byte is equal, NaN patterns and signs of zero included.
-  bool same_bits(const FoldResult& other) const;
+  // Whether every byte is equal, NaN patterns and signs of zero included. Counts as a check where there are bytes.
+  [[nodiscard]] bool same_bits(const FoldResult& other) const;
 };
 
 // A kernel of the table, made for a spec.

@@ -46,9 +46,9 @@ JobTensors random_tensors(const Job& job, std::uint64_t seed) {
   const FoldSpec& spec = job.spec;
   std::mt19937_64 generator(seed);
   JobTensors tensors;
-  tensors.q = random_bytes_of(job.q_tokens() * spec.heads * spec.head_dim, spec.dtype, generator);
-  tensors.k = random_bytes_of(job.k_tokens() * spec.kv_heads * spec.head_dim, spec.dtype, generator);
-  tensors.v = random_bytes_of(job.k_tokens() * spec.kv_heads * spec.head_dim_v, spec.dtype, generator);
+  tensors.q = random_bytes_of(job.batch.q_tokens() * spec.heads * spec.head_dim, spec.dtype, generator);
+  tensors.k = random_bytes_of(job.batch.k_tokens() * spec.kv_heads * spec.head_dim, spec.dtype, generator);
+  tensors.v = random_bytes_of(job.batch.k_tokens() * spec.kv_heads * spec.head_dim_v, spec.dtype, generator);
   std::normal_distribution<float> normal;
   for (int head = 0; head < spec.heads && spec.sinks; ++head) tensors.sinks.push_back(normal(generator));
   return tensors;
@@ -61,8 +61,9 @@ bool JobResult::same_bits(const JobResult& other) const {
 
 JobResult poisoned_result(const Job& job, int world) {
   JobResult result;
-  result.out.assign(static_cast<std::size_t>(job.q_tokens()) * out_token_bytes(job), std::byte{0xff});
-  result.lse.assign(static_cast<std::size_t>(job.q_tokens() * job.spec.heads), std::numeric_limits<float>::quiet_NaN());
+  result.out.assign(static_cast<std::size_t>(job.batch.q_tokens()) * out_token_bytes(job), std::byte{0xff});
+  result.lse.assign(static_cast<std::size_t>(job.batch.q_tokens() * job.spec.heads),
+                    std::numeric_limits<float>::quiet_NaN());
   result.stats.resize(static_cast<std::size_t>(world));
   return result;
 }

@@ -267,7 +267,7 @@ void check_sequence(const AccuracyInputs& inputs, const Sequence& shape, std::in
 }  // namespace
 
 std::vector<RowSample> sample_rows(const Job& job, std::int64_t count, std::uint64_t seed) {
-  const std::int64_t tokens = job.q_tokens();
+  const std::int64_t tokens = job.batch.q_tokens();
   const std::int64_t heads = job.spec.heads;
   std::vector<RowSample> samples;
   if (tokens <= count / heads) {
@@ -292,10 +292,10 @@ std::vector<RowSample> sample_rows(const Job& job, std::int64_t count, std::uint
 Accuracy check_rows(const AccuracyInputs& inputs, std::span<const RowSample> samples, std::span<const PackedRun> runs,
                     const TensorView& out, const RowView& lse) {
   Accuracy accuracy;
-  const std::vector<std::int64_t> cu_q = inputs.job.cu_q();
-  const std::vector<std::int64_t> cu_k = inputs.job.cu_k();
+  const std::vector<std::int64_t> cu_q = inputs.job.batch.cu_q();
+  const std::vector<std::int64_t> cu_k = inputs.job.batch.cu_k();
   // The samples that are this rank's, with their rows, by sequence.
-  std::vector<std::vector<std::pair<RowSample, std::int64_t>>> mine(inputs.job.sequences.size());
+  std::vector<std::vector<std::pair<RowSample, std::int64_t>>> mine(inputs.job.batch.sequences.size());
   std::int64_t row = 0;
   for (const PackedRun& run : runs) {
     for (const RowSample& sample : samples) {
@@ -307,16 +307,16 @@ Accuracy check_rows(const AccuracyInputs& inputs, std::span<const RowSample> sam
   }
   for (std::size_t s = 0; s < mine.size(); ++s) {
     if (!mine[s].empty()) {
-      check_sequence(inputs, inputs.job.sequences[s], cu_q[s], cu_k[s], mine[s], out, lse, accuracy);
+      check_sequence(inputs, inputs.job.batch.sequences[s], cu_q[s], cu_k[s], mine[s], out, lse, accuracy);
     }
   }
   return accuracy;
 }
 
-Accuracy combine(Bootstrap& world, const Accuracy& mine, const Deadline& deadline) {
+Accuracy combine(const Meeting& meeting, const Accuracy& mine) {
   Accuracy all;
   const std::string_view bytes(reinterpret_cast<const char*>(&mine), sizeof mine);
-  for (const std::string& text : world.all_gather(bytes, deadline)) {
+  for (const std::string& text : meeting.world().all_gather(bytes, meeting.patience().for_peer())) {
     Accuracy theirs;
     std::memcpy(&theirs, text.data(), sizeof theirs);
     all.rows += theirs.rows;

@@ -15,7 +15,7 @@
 #include "attention/tokens/job.hpp"
 #include "attention/tokens/packed_run.hpp"
 #include "base/tensor.hpp"
-#include "comm/transport.hpp"
+#include "comm/meeting.hpp"
 
 namespace ringattn {
 
@@ -71,6 +71,6 @@ Accuracy check_rows(const AccuracyInputs& inputs, std::span<const RowSample> sam
                     const TensorView& out, const RowView& lse);
 
 // All ranks' checks as one. Collective.
-Accuracy combine(Bootstrap& world, const Accuracy& mine, const Deadline& deadline);
+Accuracy combine(const Meeting& meeting, const Accuracy& mine);
 
 }  // namespace ringattn

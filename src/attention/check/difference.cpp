@@ -49,7 +49,7 @@ std::int64_t ulp_distance(std::uint32_t left, std::uint32_t right, Dtype dtype) 
 }
 
 std::string describe(const Difference& difference, const Job& job) {
-  const std::vector<std::int64_t> cu = job.cu_q();
+  const std::vector<std::int64_t> cu = job.batch.cu_q();
   const auto after = std::upper_bound(cu.begin(), cu.end() - 1, difference.token);
   const auto sequence = after - cu.begin() - 1;
   std::string text = fmt::format("{} at sequence {}, token {}, head {}", difference.in_lse ? "lse" : "out", sequence,
@@ -87,12 +87,12 @@ std::optional<Difference> first_difference(bool in_lse, const TensorView& left, 
   return std::nullopt;
 }
 
-std::optional<Difference> earliest(Bootstrap& world, const std::optional<Difference>& mine, const Deadline& deadline) {
+std::optional<Difference> earliest(const Meeting& meeting, const std::optional<Difference>& mine) {
   std::string bytes;
   if (mine) bytes.assign(reinterpret_cast<const char*>(&*mine), sizeof *mine);
   std::optional<Difference> first;
   const auto order = [](const Difference& d) { return std::tuple(d.in_lse, d.token, d.head, d.dim); };
-  for (const std::string& theirs : world.all_gather(bytes, deadline)) {
+  for (const std::string& theirs : meeting.world().all_gather(bytes, meeting.patience().for_peer())) {
     if (theirs.empty()) continue;
     Difference difference;
     std::memcpy(&difference, theirs.data(), sizeof difference);

@@ -10,7 +10,7 @@
 #include "attention/tokens/job.hpp"
 #include "attention/tokens/packed_run.hpp"
 #include "base/tensor.hpp"
-#include "comm/transport.hpp"
+#include "comm/meeting.hpp"
 
 namespace ringattn {
 
@@ -37,6 +37,6 @@ std::optional<Difference> first_difference(bool in_lse, const TensorView& left, 
                                            std::span<const PackedRun> runs);
 
 // The difference of the lowest token of any rank (out before lse). Collective; every rank gets it.
-std::optional<Difference> earliest(Bootstrap& world, const std::optional<Difference>& mine, const Deadline& deadline);
+std::optional<Difference> earliest(const Meeting& meeting, const std::optional<Difference>& mine);
 
 }  // namespace ringattn

@@ -91,8 +91,8 @@ struct OpenRun {
 // What one rank contributes to a digest.
 class RankDigest {
  public:
-  RankDigest(Bootstrap& world, const TensorView& rows, std::int64_t tokens, double timeout_seconds)
-      : world_(world), rows_(rows), tokens_(tokens), timeout_seconds_(timeout_seconds) {}
+  RankDigest(const Meeting& meeting, const TensorView& rows, std::int64_t tokens)
+      : meeting_(meeting), rows_(rows), tokens_(tokens) {}
 
   // Hashes the 128-token runs that the rank holds alone and remembers the others' pieces.
   void add(std::span<const PackedRun> runs) {
@@ -130,7 +130,7 @@ class RankDigest {
         open_.front().hash.append_to(message);
       }
       any = false;
-      for (const std::string& theirs : world_.all_gather(message, Deadline::after(timeout_seconds_))) {
+      for (const std::string& theirs : meeting_.world().all_gather(message, meeting_.patience().for_peer())) {
         any = any || !theirs.empty();
         for (std::size_t at = 0; at + kBytes <= theirs.size(); at += kBytes) {
           std::int64_t next = 0;
@@ -155,7 +155,7 @@ class RankDigest {
       }
       std::array<Hash, kPerRound> hashes;
       std::bitset<kPerRound> present;
-      for (const std::string& theirs : world_.all_gather(message, Deadline::after(timeout_seconds_))) {
+      for (const std::string& theirs : meeting_.world().all_gather(message, meeting_.patience().for_peer())) {
         for (std::size_t at = 0; at + 1 + sizeof(Hash) <= theirs.size(); at += 1 + sizeof(Hash)) {
           const auto index = static_cast<unsigned char>(theirs[at]);
           std::memcpy(hashes[index].data(), theirs.data() + at + 1, sizeof(Hash));
@@ -199,10 +199,9 @@ class RankDigest {
     finished_[begin / kDigestTokens] = run.hash.finish();
   }
 
-  Bootstrap& world_;
+  Meeting meeting_;
   const TensorView& rows_;
   std::int64_t tokens_;
-  double timeout_seconds_;
   std::map<std::int64_t, Piece> pieces_;   // by first packed token
   std::map<std::int64_t, Hash> finished_;  // by run of 128 tokens
   std::deque<OpenRun> open_;               // waiting for their next owner
@@ -210,22 +209,22 @@ class RankDigest {
 
 }  // namespace
 
-std::string digest(Bootstrap& world, const TensorView& rows, std::span<const PackedRun> runs, std::int64_t tokens,
-                   double timeout_seconds) {
+std::string digest(const Meeting& meeting, const TensorView& rows, std::span<const PackedRun> runs,
+                   std::int64_t tokens) {
   if (rows.tokens != total_tokens(runs)) {
     fail(ErrorCode::kInternal, fmt::format("digest of {} rows for {} tokens", rows.tokens, total_tokens(runs)));
   }
-  RankDigest rank(world, rows, tokens, timeout_seconds);
+  RankDigest rank(meeting, rows, tokens);
   rank.add(runs);
   rank.finish_shared_runs();
   return rank.combine();
 }
 
-std::string digest(Bootstrap& world, const RowView& lse, std::int64_t heads, std::span<const PackedRun> runs,
-                   std::int64_t tokens, double timeout_seconds) {
-  return digest(world,
+std::string digest(const Meeting& meeting, const RowView& lse, std::int64_t heads, std::span<const PackedRun> runs,
+                   std::int64_t tokens) {
+  return digest(meeting,
                 TensorView{lse.data, Dtype::kF32, total_tokens(runs), heads, 1, lse.token_stride, lse.head_stride},
-                runs, tokens, timeout_seconds);
+                runs, tokens);
 }
 
 }  // namespace ringattn

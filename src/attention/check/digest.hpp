@@ -13,7 +13,7 @@
 
 #include "attention/tokens/packed_run.hpp"
 #include "base/tensor.hpp"
-#include "comm/transport.hpp"
+#include "comm/meeting.hpp"
 
 namespace ringattn {
 
@@ -21,12 +21,12 @@ inline constexpr std::int64_t kDigestTokens = 128;
 
 // `rows`, [total_tokens(runs), heads, dim] in host memory, are this rank's; the runs of all ranks cover [0, tokens)
 // once. Collective; every rank gets the digest. Where ranks share 128 tokens, they hand on the state of the hash, 576
-// bytes, not rows. Each wait lasts at most `timeout_seconds`. Throws kInternal when tokens are missing.
-std::string digest(Bootstrap& world, const TensorView& rows, std::span<const PackedRun> runs, std::int64_t tokens,
-                   double timeout_seconds);
+// bytes, not rows. Throws kInternal when tokens are missing.
+std::string digest(const Meeting& meeting, const TensorView& rows, std::span<const PackedRun> runs,
+                   std::int64_t tokens);
 
 // The same of an LSE, [total_tokens(runs), heads].
-std::string digest(Bootstrap& world, const RowView& lse, std::int64_t heads, std::span<const PackedRun> runs,
-                   std::int64_t tokens, double timeout_seconds);
+std::string digest(const Meeting& meeting, const RowView& lse, std::int64_t heads, std::span<const PackedRun> runs,
+                   std::int64_t tokens);
 
 }  // namespace ringattn

@@ -15,7 +15,7 @@ namespace ringattn {
 namespace {
 
 constexpr std::string_view kSchema = "1";
-constexpr std::string_view kAdvice = "`ringattn verify --record` writes one.";
+Wording how_to_make_one() { return {command("verify", "record"), " writes one."}; }
 
 struct Member {
   std::string_view key;
@@ -28,7 +28,7 @@ constexpr Member kMembers[] = {{"version", &Golden::version},       {"git", &Gol
                                {"digest_out", &Golden::digest_out}, {"digest_lse", &Golden::digest_lse}};
 
 [[noreturn]] void refuse(const std::string& path, std::string_view why) {
-  fail(ErrorCode::kFile, fmt::format("{} is no golden file", path), why, kAdvice);
+  fail(ErrorCode::kFile, fmt::format("{} is no golden file", path), why, how_to_make_one());
 }
 
 bool is_digest(std::string_view text) {
@@ -49,7 +49,7 @@ Golden parse_golden(std::string_view text, const std::string& path) {
   bool schema = false;
   std::vector<std::string_view> missing;
   for (const Member& member : kMembers) missing.push_back(member.key);
-  for (const FlatEntry& entry : parse_json_table(text, path, ErrorCode::kFile, kAdvice)) {
+  for (const FlatEntry& entry : parse_json_table(text, path, ErrorCode::kFile, how_to_make_one())) {
     if (entry.key == "schema") {
       if (entry.kind != FlatKind::kInteger || entry.text != kSchema) {
         refuse(path, fmt::format("its schema is {}, and must be {}", entry.text, kSchema));
@@ -73,7 +73,7 @@ Golden parse_golden(std::string_view text, const std::string& path) {
 void check_comparable(const Golden& recorded, const Golden& now, const std::string& path) {
   if (recorded.job != now.job) {
     fail(ErrorCode::kUsage, fmt::format("{} belongs to another job", path),
-         fmt::format("recorded: {}; now: {}", recorded.job, now.job), "Give the flags that it was recorded with.");
+         fmt::format("recorded: {}; now: {}", recorded.job, now.job), "Give the job that it was recorded for.");
   }
   constexpr std::string_view kRecordAgain = "Record it again with this program on this machine.";
   for (const Member& member : kMembers) {

@@ -78,7 +78,7 @@ class FlatHandler : public nlohmann::json_sax<nlohmann::json> {
 }  // namespace
 
 std::vector<FlatEntry> parse_json_table(std::string_view text, std::string_view name, ErrorCode code,
-                                        std::string_view suggestion) {
+                                        const Wording& remedy) {
   FlatHandler handler;
   if (text.find('\0') != std::string_view::npos) {
     handler.refusal = "it holds a NUL byte";
@@ -88,7 +88,7 @@ std::vector<FlatEntry> parse_json_table(std::string_view text, std::string_view 
     nlohmann::json::sax_parse(text.begin(), text.end(), &handler);
   }
   if (!handler.refusal.empty()) {
-    fail(code, fmt::format("{} is not a valid JSON table", name), handler.refusal, suggestion);
+    fail(code, fmt::format("{} is not a valid JSON table", name), handler.refusal, remedy);
   }
   return std::move(handler.entries);
 }

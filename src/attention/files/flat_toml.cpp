@@ -14,7 +14,7 @@ namespace {
 constexpr int kMaxDepth = 8;
 
 void flatten(const toml::table& table, const std::string& prefix, int depth, std::string_view name, ErrorCode code,
-             std::string_view suggestion, std::vector<FlatEntry>& entries) {
+             const Wording& remedy, std::vector<FlatEntry>& entries) {
   for (const auto& [key, node] : table) {
     FlatEntry entry;
     entry.key = prefix + std::string(key.str());
@@ -22,9 +22,9 @@ void flatten(const toml::table& table, const std::string& prefix, int depth, std
     if (const toml::table* inner = node.as_table()) {
       if (depth == kMaxDepth) {
         fail(code, fmt::format("{}, line {}: {} lies too deep", name, entry.line, entry.key), "8 levels at most",
-             suggestion);
+             remedy);
       }
-      flatten(*inner, entry.key + ".", depth + 1, name, code, suggestion, entries);
+      flatten(*inner, entry.key + ".", depth + 1, name, code, remedy, entries);
       continue;
     }
     if (const auto* text = node.as_string()) {
@@ -40,7 +40,7 @@ void flatten(const toml::table& table, const std::string& prefix, int depth, std
       entry.text = truth->get() ? "true" : "false";
     } else {
       fail(code, fmt::format("{}, line {}: {} is a list or a date", name, entry.line, entry.key),
-           "values are text, numbers, true or false", suggestion);
+           "values are text, numbers, true or false", remedy);
     }
     entries.push_back(std::move(entry));
   }
@@ -49,13 +49,13 @@ void flatten(const toml::table& table, const std::string& prefix, int depth, std
 }  // namespace
 
 std::vector<FlatEntry> parse_toml_table(std::string_view text, std::string_view name, ErrorCode code,
-                                        std::string_view suggestion) {
+                                        const Wording& remedy) {
   std::vector<FlatEntry> entries;
   try {
-    flatten(toml::parse(text, name), "", 1, name, code, suggestion, entries);
+    flatten(toml::parse(text, name), "", 1, name, code, remedy, entries);
   } catch (const toml::parse_error& error) {
     fail(code, fmt::format("{} is not valid TOML", name),
-         fmt::format("line {}: {}", error.source().begin.line, error.description()), suggestion);
+         fmt::format("line {}: {}", error.source().begin.line, error.description()), remedy);
   }
   std::stable_sort(entries.begin(), entries.end(),
                    [](const FlatEntry& a, const FlatEntry& b) { return a.line < b.line; });

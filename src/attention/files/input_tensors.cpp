@@ -13,10 +13,13 @@ namespace ringattn {
 namespace {
 
 constexpr std::int64_t kFarthestOffset = std::int64_t{1} << 60;
-constexpr std::string_view kPair = "k and v are of the same tokens and K/V heads; --order says which axis is which.";
 constexpr std::string_view kCumulative = "Write 0, and behind it the end of every sequence in packed tokens.";
 constexpr std::string_view kOffsets =
     "It holds one position for each sequence: that of its first query among its keys.";
+
+Wording one_pair() {
+  return {"k and v are of the same tokens and K/V heads; ", setting("order"), " says which axis is which."};
+}
 
 std::string job_has(std::size_t sequences) { return fmt::format("the job has {}", counted(sequences, "sequence")); }
 
@@ -26,8 +29,8 @@ std::string described(const TensorSource& tensor) {
 }
 
 // Refuses `tensor` unless `agrees`; `why` says what it should be.
-void require(bool agrees, const TensorSource& tensor, std::string_view why, std::string_view suggestion) {
-  if (!agrees) fail(ErrorCode::kFile, described(tensor), why, suggestion);
+void require(bool agrees, const TensorSource& tensor, const Wording& why, const Wording& remedy) {
+  if (!agrees) fail(ErrorCode::kFile, described(tensor), why, remedy);
 }
 
 std::optional<TensorSource> find_optional(const SafetensorsFile& file, const std::optional<std::string>& name,
@@ -44,7 +47,7 @@ void check_shapes(const InputTensors& input) {
   const std::pair<const TensorSource*, const RowGrid*> all[] = {{&input.q, &q}, {&input.k, &k}, {&input.v, &v}};
   for (const auto& [tensor, grid] : all) {
     require(grid->heads > 0 && grid->dim > 0, *tensor, "it needs at least one head and one dim",
-            "Check how it was written; --order says which axis is which.");
+            {"Check how it was written; ", setting("order"), " says which axis is which."});
     require(row_dtype(*tensor) == input.dtype, *tensor, fmt::format("q is {}", file_dtype_name(input.q.info->dtype)),
             "q, k and v have one dtype.");
     require(grid->order == q.order, *tensor, fmt::format("q has {} axes", input.q.info->shape.size()),
@@ -53,9 +56,9 @@ void check_shapes(const InputTensors& input) {
             "q, k and v hold the same sequences.");
   }
   require(k.dim == q.dim, input.k, fmt::format("q's head_dim is {}", q.dim),
-          fmt::format("--order says which axis is which; this is {}.", axis_order_name(q.order)));
-  require(v.heads == k.heads, input.v, fmt::format("k has {} heads", k.heads), kPair);
-  require(v.length == k.length, input.v, fmt::format("k has {} tokens", k.length), kPair);
+          {setting("order"), " says which axis is which; this is ", axis_order_name(q.order), "."});
+  require(v.heads == k.heads, input.v, fmt::format("k has {} heads", k.heads), one_pair());
+  require(v.length == k.length, input.v, fmt::format("k has {} tokens", k.length), one_pair());
   if (q.heads % k.heads != 0) {
     fail(ErrorCode::kFile, fmt::format("K has {} heads, Q has {}", k.heads, q.heads),
          fmt::format("{} is not a multiple of {}", q.heads, k.heads),
@@ -93,7 +96,8 @@ std::vector<Sequence> read_sequences(const SafetensorsFile& file, const InputNam
          "lengths of sequences are given for queries and keys", "Add the other of cu_seqlens_q and cu_seqlens_k.");
   }
   if (!cu_q) {
-    std::vector<Sequence> sequences = uniform_sequences(input.q_grid.batch, input.q_grid.length, input.k_grid.length);
+    std::vector<Sequence> sequences =
+        uniform_batch(input.q_grid.batch, input.q_grid.length, input.k_grid.length).sequences;
     if (!offset) return sequences;
     require(offsets.size() == sequences.size(), *offset, job_has(sequences.size()), kOffsets);
     for (std::size_t i = 0; i < sequences.size(); ++i) sequences[i].q_offset = offsets[i];
@@ -108,9 +112,9 @@ std::vector<Sequence> read_sequences(const SafetensorsFile& file, const InputNam
     require(offsets.size() + 1 == packed_q.size(), *offset, job_has(packed_q.size() - 1), kOffsets);
   }
   try {
-    return packed_sequences(packed_q, packed_k, offsets);
+    return packed_batch(packed_q, packed_k, offsets).sequences;
   } catch (const Error& error) {
-    throw Error(error.code(), fmt::format("{}: {}", file.path(), error.what()));
+    throw Error(error.code(), {file.path(), ": ", error.problem()}, error.why(), error.remedy());
   }
 }
 

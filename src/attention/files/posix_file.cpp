@@ -33,8 +33,8 @@ FileDescriptor::~FileDescriptor() {
   if (fd_ >= 0) ::close(fd_);
 }
 
-void fail_file(std::string_view problem, int error_number, std::string_view suggestion) {
-  fail(ErrorCode::kFile, problem, std::error_code(error_number, std::generic_category()).message(), suggestion);
+void fail_file(std::string_view problem, int error_number, const Wording& remedy) {
+  fail(ErrorCode::kFile, problem, std::error_code(error_number, std::generic_category()).message(), remedy);
 }
 
 FileIdentity identify(const FileDescriptor& file, const std::string& path) {

@@ -9,6 +9,8 @@
 #include <string>
 #include <string_view>
 
+#include "base/wording.hpp"
+
 namespace ringattn {
 
 class FileDescriptor {
@@ -32,8 +34,8 @@ class FileDescriptor {
   int fd_ = -1;
 };
 
-// Throws kFile "problem (what the system says of error_number). suggestion."
-[[noreturn]] void fail_file(std::string_view problem, int error_number, std::string_view suggestion);
+// Throws kFile "problem (what the system says of error_number). remedy."
+[[noreturn]] void fail_file(std::string_view problem, int error_number, const Wording& remedy);
 
 // Which file, and which of its states.
 struct FileIdentity {

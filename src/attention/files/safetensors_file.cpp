@@ -132,7 +132,8 @@ void SafetensorsFile::fail_unknown(std::string_view name) const {
   known.resize(std::min(known.size(), kCompared));
   const std::string near = nearest_name(name, known.data(), known.size());
   fail(ErrorCode::kFile, fmt::format("{} has no tensor {}", path_, in_quotes(name)), holds,
-       near.empty() ? "Name it with --tensors." : fmt::format("Did you mean {}?", in_quotes(near)));
+       near.empty() ? Wording{"Name it with ", setting("tensors"), "."}
+                    : Wording(fmt::format("Did you mean {}?", in_quotes(near))));
 }
 
 }  // namespace ringattn

@@ -33,7 +33,8 @@ std::vector<std::byte> read_vector(const TensorSource& tensor) {
   }
   if (info.bytes() > kSmallTensorBytes) {
     fail(ErrorCode::kFile, fmt::format("{} has {} bytes", tensor.text(), info.bytes()),
-         fmt::format("at most {} are read at once", kSmallTensorBytes), "Check that --tensors names the right one.");
+         fmt::format("at most {} are read at once", kSmallTensorBytes),
+         {"Check that ", setting("tensors"), " names the right one."});
   }
   std::vector<std::byte> bytes(static_cast<std::size_t>(info.bytes()));
   tensor.shard->read(info, 0, bytes);
@@ -65,14 +66,15 @@ RowGrid row_grid(const TensorSource& tensor, std::optional<AxisOrder> order) {
   const std::vector<std::int64_t>& shape = tensor.info->shape;
   if (!order && shape.size() != 3 && shape.size() != 4) {
     fail(ErrorCode::kFile, fmt::format("{} has shape {}", tensor.text(), shape_text(shape)),
-         "it must have 3 axes (tokens, heads, dim) or 4 (batch, tokens, heads, dim)", "--order names other orders.");
+         "it must have 3 axes (tokens, heads, dim) or 4 (batch, tokens, heads, dim)",
+         {setting("order"), " names other orders."});
   }
   RowGrid grid;
   grid.order = order.value_or(shape.size() == 3 ? AxisOrder::kThd : AxisOrder::kBthd);
   if (shape.size() != (grid.has_batch() ? 4U : 3U)) {
     fail(ErrorCode::kFile, fmt::format("{} has shape {}", tensor.text(), shape_text(shape)),
          fmt::format("order {} has {} axes", axis_order_name(grid.order), grid.has_batch() ? 4 : 3),
-         "Name the file's order with --order.");
+         {"Name the file's order with ", setting("order"), "."});
   }
   const std::size_t first = grid.has_batch() ? 1 : 0;
   if (grid.has_batch()) grid.batch = shape[0];

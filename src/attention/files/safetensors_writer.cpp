@@ -20,7 +20,6 @@ namespace ringattn {
 namespace {
 
 constexpr std::string_view kWriteAdvice = "Choose another folder, on a disk that is in order.";
-constexpr std::string_view kForceHint = "Choose another name, or replace it with --force.";
 
 // The folder that holds `path`.
 std::string folder_of(const std::string& path) {
@@ -30,7 +29,8 @@ std::string folder_of(const std::string& path) {
 }
 
 [[noreturn]] void fail_exists(const std::string& path) {
-  fail(ErrorCode::kFile, fmt::format("can't write {}", path), "it exists", kForceHint);
+  fail(ErrorCode::kFile, fmt::format("can't write {}", path), "it exists",
+       {"Choose another name, or replace it with ", setting("force"), "."});
 }
 
 std::string json_string(std::string_view text) {

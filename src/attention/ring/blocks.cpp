@@ -109,7 +109,7 @@ class BlockCutter {
            fmt::format("blocks of {} tokens don't fit into the memory budget", options_.block_tokens),
            fmt::format("{} bytes of {} are left for two of them, at {} bytes a token",
                        options_.memory_budget - fixed_bytes_, options_.memory_budget, kv_token_bytes(job_.spec)),
-           fmt::format("--block {} would fit.", whole_tiles));
+           {setting("block", whole_tiles), " would fit."});
     }
     refuse_budget();
   }
@@ -209,7 +209,7 @@ class BlockCutter {
     double pairs = 0.0;
     for (std::int64_t tile = first_tile; tile < last_tile;) {
       const std::int32_t sequence = axis_.sequence(tile);
-      const Sequence& s = job_.sequences[static_cast<std::size_t>(sequence)];
+      const Sequence& s = job_.batch.sequences[static_cast<std::size_t>(sequence)];
       const std::int64_t end = std::min(last_tile, axis_.first(sequence + 1));
       const std::int64_t origin = axis_.token(axis_.first(sequence));
       pairs += Visibility(spec.mask, s.k_len)
@@ -246,12 +246,12 @@ class BlockCutter {
   std::int64_t most_rows_;   // of a block buffer, by the memory budget
 };
 
-constexpr std::string_view kMachineAdvice = "`ringattn info --measure` measures one.";
+Wording how_to_measure_one() { return {command("info", "measure"), " measures one."}; }
 
 void check_rate(std::string_view name, double value) {
   if (!(value > 0.0) || !std::isfinite(value)) {
     fail(ErrorCode::kUsage, fmt::format("the machine model's {} is {}", name, value), "a rate is above zero and finite",
-         kMachineAdvice);
+         how_to_measure_one());
   }
 }
 
@@ -264,7 +264,7 @@ std::vector<std::int64_t> cut_blocks(const Job& job, const TileAxis& axis, const
   check_rate("link_bytes_per_second", machine.link_bytes_per_second);
   if (!(machine.latency_seconds >= 0.0) || !std::isfinite(machine.latency_seconds)) {
     fail(ErrorCode::kUsage, fmt::format("the machine model's latency_seconds is {}", machine.latency_seconds),
-         "a latency is at least zero and finite", kMachineAdvice);
+         "a latency is at least zero and finite", how_to_measure_one());
   }
   if (options.block_tokens < 0) {
     fail(ErrorCode::kUsage, fmt::format("blocks of {} tokens", options.block_tokens),

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "attention/ring/block_mover.hpp"
+#include "comm/patience.hpp"
 
 namespace ringattn {
 
@@ -59,7 +60,8 @@ RunStats run_engine(const EngineRun& run) {
   double longest_fold = 0.0;
   for (const BlockPlan& block : blocks) longest_fold = std::max(longest_fold, block.flops);
   longest_fold /= run.options.machine.flops_per_second;
-  const auto deadline = [&] { return Deadline::after(run.options.timeout_seconds + 10.0 * longest_fold); };
+  const Patience patience(run.options.timeout_seconds);
+  const auto deadline = [&] { return patience.for_work(longest_fold); };
 
   run.backend.forget_marks();
   const Mark start = run.backend.mark(run.stream);

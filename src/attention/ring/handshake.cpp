@@ -18,7 +18,7 @@ std::string hashed(const std::string& text) { return fmt::format("{:016x}", XXH3
 std::string job_text(const Job& job) {
   const FoldSpec& spec = job.spec;
   std::string text = fmt::format("{} scale {:a}", describe(spec), spec.softmax_scale);
-  for (const Sequence& s : job.sequences) text += fmt::format(";{},{},{}", s.q_len, s.k_len, s.q_offset);
+  for (const Sequence& s : job.batch.sequences) text += fmt::format(";{},{},{}", s.q_len, s.k_len, s.q_offset);
   return text;
 }
 
@@ -49,10 +49,10 @@ std::vector<Identity> identities(const Job& job, const Options& options, const F
           {"options", hashed(options_text(options))}};
 }
 
-void handshake(Bootstrap& world, const std::vector<Identity>& mine, const Deadline& deadline) {
+void handshake(const Meeting& meeting, const std::vector<Identity>& mine) {
   std::string text;
   for (const Identity& identity : mine) text += identity.value + '\n';
-  const std::vector<std::string> theirs = world.all_gather(text, deadline);
+  const std::vector<std::string> theirs = meeting.gather(text);
   for (std::size_t rank = 1; rank < theirs.size(); ++rank) {
     std::size_t at = 0;
     std::size_t at_zero = 0;
@@ -63,11 +63,11 @@ void handshake(Bootstrap& world, const std::vector<Identity>& mine, const Deadli
       const std::string value_zero = theirs[0].substr(at_zero, end_zero - at_zero);
       if (value != value_zero) {
         // Everyone sees the same table, so everyone throws the same.
-        throw AgreedError(
-            ErrorCode::kUnsupported,
-            fmt::format("rank {} and rank 0 differ in {} ({} against {}). Start the same program with the "
-                        "same job on the same model of machine; forcing one --kernel may help.",
-                        rank, identity.what, value, value_zero));
+        throw AgreedError(Error(ErrorCode::kUnsupported,
+                                fmt::format("rank {} and rank 0 differ in {}", rank, identity.what),
+                                fmt::format("{} against {}", value, value_zero),
+                                {"Start the same program with the same job on the same model of machine; forcing one ",
+                                 setting("kernel"), " may help."}));
       }
       at = end + 1;
       at_zero = end_zero + 1;

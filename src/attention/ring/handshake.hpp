@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "attention/attention.hpp"
+#include "comm/meeting.hpp"
 
 namespace ringattn {
 
@@ -20,6 +21,6 @@ std::vector<Identity> identities(const Job& job, const Options& options, const F
                                  const Backend& backend);
 
 // Collective. Throws kUnsupported (as an AgreedError), naming the first thing and rank that differ from rank 0.
-void handshake(Bootstrap& world, const std::vector<Identity>& mine, const Deadline& deadline);
+void handshake(const Meeting& meeting, const std::vector<Identity>& mine);
 
 }  // namespace ringattn

@@ -27,7 +27,7 @@ constexpr Member kMembers[] = {{"flops_per_second", &MachineModel::flops_per_sec
                                {"link_bytes_per_second", &MachineModel::link_bytes_per_second, false},
                                {"latency_seconds", &MachineModel::latency_seconds, true}};
 
-constexpr std::string_view kAdvice = "`ringattn info --measure` writes one.";
+Wording how_to_make_one() { return {command("info", "measure"), " writes one."}; }
 
 bool is_toml(std::string_view path) { return path.ends_with(".toml"); }
 
@@ -40,7 +40,7 @@ void take_member(MachineModel& machine, const Member& member, const FlatEntry& e
     fail(ErrorCode::kFile, fmt::format("{} is no machine model", path),
          fmt::format("{} is {}, and must be a {} number", member.name, entry.text,
                      member.may_be_zero ? "non-negative" : "positive"),
-         kAdvice);
+         how_to_make_one());
   }
   machine.*member.value = value;
 }
@@ -58,8 +58,8 @@ MachineModel parse_machine_model(std::string_view text, const std::string& path)
   MachineModel machine;
   machine.name.clear();
   bool seen[std::size(kMembers)] = {};
-  const auto entries = is_toml(path) ? parse_toml_table(text, path, ErrorCode::kFile, kAdvice)
-                                     : parse_json_table(text, path, ErrorCode::kFile, kAdvice);
+  const auto entries = is_toml(path) ? parse_toml_table(text, path, ErrorCode::kFile, how_to_make_one())
+                                     : parse_json_table(text, path, ErrorCode::kFile, how_to_make_one());
   for (const FlatEntry& entry : entries) {
     bool known = entry.key == "name" && entry.kind == FlatKind::kText;
     if (known) machine.name = entry.text;
@@ -70,13 +70,13 @@ MachineModel parse_machine_model(std::string_view text, const std::string& path)
     }
     if (!known) {
       fail(ErrorCode::kFile, fmt::format("{} is no machine model", path), fmt::format("it names {}", entry.key),
-           kAdvice);
+           how_to_make_one());
     }
   }
   for (std::size_t i = 0; i < std::size(kMembers); ++i) {
     if (!seen[i]) {
       fail(ErrorCode::kFile, fmt::format("{} is no machine model", path),
-           fmt::format("{} is missing", kMembers[i].name), kAdvice);
+           fmt::format("{} is missing", kMembers[i].name), how_to_make_one());
     }
   }
   if (machine.name.empty()) machine.name = path;

@@ -33,7 +33,7 @@ void Needs::find_spans(const Job& job, const Layout& queries, int query_tile, in
   for (int rank = 0; rank < world(); ++rank) {
     std::vector<Span>& spans = spans_[static_cast<std::size_t>(rank)];
     for (const TokenRun& run : queries.runs(rank)) {
-      const Sequence& s = job.sequences[static_cast<std::size_t>(run.sequence)];
+      const Sequence& s = job.batch.sequences[static_cast<std::size_t>(run.sequence)];
       TileRange tiles =
           Visibility(job.spec.mask, s.k_len).tiles(s.q_offset + run.begin, run.tokens(), {query_tile, key_tile});
       if (tiles.empty()) continue;

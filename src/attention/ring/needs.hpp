@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "attention/tokens/job.hpp"
 #include "attention/tokens/layout.hpp"
 #include "attention/tokens/tile_axis.hpp"
 #include "kernels/fold.hpp"

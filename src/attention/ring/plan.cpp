@@ -188,7 +188,7 @@ class BlockPlanner {
     for (std::size_t i = 0; i < block.key_runs.size(); ++i) {
       const std::int32_t sequence = block.key_runs[i].sequence;
       if (i > 0 && block.key_runs[i - 1].sequence == sequence) continue;
-      const Sequence& s = job_.sequences[static_cast<std::size_t>(sequence)];
+      const Sequence& s = job_.batch.sequences[static_cast<std::size_t>(sequence)];
       const std::int64_t origin = layout_.keys.cu()[static_cast<std::size_t>(sequence)];
       const KeyRange keys{std::max<std::int64_t>(0, block.first_token - origin),
                           std::min(s.k_len, block.last_token - origin)};
@@ -222,8 +222,8 @@ void check_layout(const Job& job, const JobLayout& layout) {
          fmt::format("the job has {} in {}, or divides them otherwise", expected.back(), expected.size() - 1),
          "Make the layout from the lengths of the job's sequences.");
   };
-  check("queries", layout.queries.cu(), job.cu_q());
-  check("keys", layout.keys.cu(), job.cu_k());
+  check("queries", layout.queries.cu(), job.batch.cu_q());
+  check("keys", layout.keys.cu(), job.batch.cu_k());
 }
 
 }  // namespace
@@ -236,7 +236,7 @@ struct Planner::Shared {
         layout(the_layout),
         kernel(the_kernel),
         options(the_options),
-        axis(job, kernel.key_tile),
+        axis(job.batch, kernel.key_tile),
         needs(job, layout, axis, kernel.query_tile, kernel.key_tile),
         tile_boundaries(cut_blocks(job, axis, needs, kernel, machine, options)),
         parts(cut_parts(axis, needs, layout.keys, tile_boundaries, options.route, machine, kv_token_bytes(job.spec))) {
@@ -274,10 +274,10 @@ Plan Planner::plan(int rank) const {
   const Layout& queries = shared.layout.queries;
   for (std::size_t i = 0; i < queries.runs(rank).size(); ++i) {
     const TokenRun& run = queries.runs(rank)[i];
-    const Sequence& s = shared.job.sequences[static_cast<std::size_t>(run.sequence)];
+    const Sequence& s = shared.job.batch.sequences[static_cast<std::size_t>(run.sequence)];
     plan.queries.push_back({run.sequence, run.begin + s.q_offset, queries.run_rows(rank)[i], run.tokens()});
   }
-  for (const Sequence& s : shared.job.sequences) plan.key_lengths.push_back(s.k_len);
+  for (const Sequence& s : shared.job.batch.sequences) plan.key_lengths.push_back(s.k_len);
   const BlockPlanner planner(shared.job, shared.layout, shared.axis, shared.needs, shared.options, rank);
   for (std::size_t i = 0; i < shared.parts.blocks.size(); ++i) {
     plan.blocks.push_back(planner.plan(shared.tile_boundaries[i], shared.tile_boundaries[i + 1], shared.parts.blocks[i],

@@ -8,18 +8,8 @@
 
 namespace ringattn {
 
-namespace {
-
-std::vector<std::int64_t> query_lengths(const Job& job) {
-  std::vector<std::int64_t> lengths;
-  for (const Sequence& sequence : job.sequences) lengths.push_back(sequence.q_len);
-  return lengths;
-}
-
-}  // namespace
-
-Layout even_query_layout(const Job& job, int world) {
-  const std::vector<std::int64_t> cu = job.cu_q();
+Layout even_query_layout(const Batch& batch, int world) {
+  const std::vector<std::int64_t> cu = batch.cu_q();
   const std::int64_t tokens = cu.back();
   std::vector<std::vector<TokenRun>> runs(static_cast<std::size_t>(world));
   std::size_t sequence = 0;
@@ -35,15 +25,15 @@ Layout even_query_layout(const Job& job, int world) {
       token = until;
     }
   }
-  return {query_lengths(job), std::move(runs)};
+  return {batch.q_lengths(), std::move(runs)};
 }
 
-Layout widened(const Layout& layout, const Job& job, int world) {
+Layout widened(const Layout& layout, const Batch& batch, int world) {
   std::vector<std::vector<TokenRun>> runs(static_cast<std::size_t>(world));
   for (int rank = 0; rank < layout.world(); ++rank) {
     runs[static_cast<std::size_t>(rank)].assign(layout.runs(rank).begin(), layout.runs(rank).end());
   }
-  return {query_lengths(job), std::move(runs)};
+  return {batch.q_lengths(), std::move(runs)};
 }
 
 void reshard(Transport& world, const Layout& from, const Layout& to, const std::byte* rows, std::byte* target,

@@ -5,18 +5,18 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "attention/tokens/job.hpp"
+#include "attention/tokens/batch.hpp"
 #include "attention/tokens/layout.hpp"
 #include "comm/transport.hpp"
 
 namespace ringattn {
 
-// The queries of a job in P equal pieces of the packed axis, a piece a rank: what results of different layouts are
+// The queries of a batch in P equal pieces of the packed axis, a piece a rank: what results of different layouts are
 // brought to before they are compared.
-Layout even_query_layout(const Job& job, int world);
+Layout even_query_layout(const Batch& batch, int world);
 
 // A layout of fewer ranks as one of `world` ranks, the others without tokens.
-Layout widened(const Layout& layout, const Job& job, int world);
+Layout widened(const Layout& layout, const Batch& batch, int world);
 
 // Moves this rank's rows, `token_bytes` each and laid out as `from`, to `target`, laid out as `to`; both are layouts of
 // this world's ranks, of the same tokens, in host memory. Collective. Throws kPeer past the deadline.

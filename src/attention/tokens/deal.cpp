@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Deals a job's tokens to ranks: stripes like a snake, short sequences whole into bins.
+// Deals a batch's tokens to ranks: stripes like a snake, short sequences whole into bins.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -54,58 +54,56 @@ void deal_sequence(std::int32_t sequence, std::int64_t length, std::int64_t stri
   }
 }
 
-// Work in units of a visible pair; a token costs about as much as one more, so that bins without pairs fill evenly too.
-double work_of(const Mask& mask, const Sequence& s) {
-  return Visibility(mask, s.k_len).pairs(s.q_offset, s.q_len) + static_cast<double>(s.q_len) +
-         static_cast<double>(s.k_len);
-}
-
 class Dealer {
  public:
-  Dealer(const Job& job, int world, const LayoutRequest& request, int query_tile, int key_tile)
-      : job_(job),
+  Dealer(const Batch& batch, const QueryWork& work, int world, const LayoutRequest& request, int query_tile,
+         int key_tile)
+      : batch_(batch),
+        query_work_(work),
         world_(world),
         request_(request),
         query_tile_(query_tile),
         key_tile_(key_tile),
         query_runs_(static_cast<std::size_t>(world)),
         key_runs_(static_cast<std::size_t>(world)) {
-    for (const Sequence& s : job.sequences) total_work_ += work_of(job.spec.mask, s);
+    for (std::size_t i = 0; i < batch.sequences.size(); ++i) total_work_ += work_of(i);
   }
 
   JobLayout deal() {
     std::vector<std::size_t> whole;
-    for (std::size_t i = 0; i < job_.sequences.size(); ++i) {
-      if (is_whole(job_.sequences[i])) {
+    for (std::size_t i = 0; i < batch_.sequences.size(); ++i) {
+      if (is_whole(i)) {
         whole.push_back(i);
       } else {
         split(static_cast<std::int32_t>(i));
       }
     }
     pack(std::move(whole));
-    std::vector<std::int64_t> query_lengths;
-    std::vector<std::int64_t> key_lengths;
-    for (const Sequence& s : job_.sequences) {
-      query_lengths.push_back(s.q_len);
-      key_lengths.push_back(s.k_len);
-    }
     LayoutRequest used = request_;
     if (used.stripe == 0 && one_stripe_) used.stripe = stripe_;
-    return {used, Layout(query_lengths, std::move(query_runs_)), Layout(key_lengths, std::move(key_runs_))};
+    return {used, Layout(batch_.q_lengths(), std::move(query_runs_)), Layout(batch_.k_lengths(), std::move(key_runs_))};
   }
 
  private:
-  bool is_whole(const Sequence& s) const {
+  // A token costs about as much as one more pair, so that bins without pairs fill evenly too.
+  double work_of(std::size_t sequence) const {
+    const Sequence& s = batch_.sequences[sequence];
+    return query_work_({static_cast<std::int32_t>(sequence), 0, s.q_len}) + static_cast<double>(s.q_len) +
+           static_cast<double>(s.k_len);
+  }
+
+  bool is_whole(std::size_t sequence) const {
+    const Sequence& s = batch_.sequences[sequence];
     const auto is_short = [&](std::int64_t length, int tile) {
       const std::int64_t stripe = stripe_of(request_, length, world_, query_tile_, key_tile_, tile);
       return (length - 1) / stripe + 1 < 2 * std::int64_t{world_};
     };
     return is_short(s.k_len, key_tile_) && is_short(s.q_len, query_tile_) &&
-           work_of(job_.spec.mask, s) * world_ <= kWholeShare * total_work_;
+           work_of(sequence) * world_ <= kWholeShare * total_work_;
   }
 
   void split(std::int32_t sequence) {
-    const Sequence& s = job_.sequences[static_cast<std::size_t>(sequence)];
+    const Sequence& s = batch_.sequences[static_cast<std::size_t>(sequence)];
     if (request_.kind == LayoutKind::kContiguous) {  // rank order is token order
       query_snake_ = Snake(world_);
       key_snake_ = Snake(world_);
@@ -131,21 +129,19 @@ class Dealer {
     for (std::size_t rank = 0; rank < query_runs_.size(); ++rank) {
       double work = 0.0;
       for (const TokenRun& run : query_runs_[rank]) {
-        const Sequence& s = job_.sequences[static_cast<std::size_t>(run.sequence)];
-        work += Visibility(job_.spec.mask, s.k_len).pairs(s.q_offset + run.begin, run.tokens()) +
-                static_cast<double>(run.tokens());
+        work += query_work_(run) + static_cast<double>(run.tokens());
       }
       for (const TokenRun& run : key_runs_[rank]) work += static_cast<double>(run.tokens());
       bins.emplace(work, rank);
     }
-    std::vector<double> work(job_.sequences.size());
-    for (const std::size_t i : whole) work[i] = work_of(job_.spec.mask, job_.sequences[i]);
+    std::vector<double> work(batch_.sequences.size());
+    for (const std::size_t i : whole) work[i] = work_of(i);
     std::stable_sort(whole.begin(), whole.end(), [&](std::size_t a, std::size_t b) { return work[a] > work[b]; });
     for (const std::size_t i : whole) {
       const auto [load, rank] = bins.top();
       bins.pop();
       bins.emplace(load + work[i], rank);
-      const Sequence& s = job_.sequences[i];
+      const Sequence& s = batch_.sequences[i];
       const auto sequence = static_cast<std::int32_t>(i);
       if (s.q_len > 0) query_runs_[rank].push_back({sequence, 0, s.q_len});
       if (s.k_len > 0) key_runs_[rank].push_back({sequence, 0, s.k_len});
@@ -159,7 +155,8 @@ class Dealer {
     }
   }
 
-  const Job& job_;
+  const Batch& batch_;
+  const QueryWork& query_work_;
   int world_;
   LayoutRequest request_;
   int query_tile_;
@@ -175,7 +172,8 @@ class Dealer {
 
 }  // namespace
 
-JobLayout make_layout(const Job& job, int world, const LayoutRequest& request, int query_tile, int key_tile) {
+JobLayout make_layout(const Batch& batch, const QueryWork& work, int world, const LayoutRequest& request,
+                      int query_tile, int key_tile) {
   if (world < 1) {
     fail(ErrorCode::kUsage, fmt::format("a world of {} ranks", world), "a world has at least one",
          "Give the number of ranks.");
@@ -184,7 +182,7 @@ JobLayout make_layout(const Job& job, int world, const LayoutRequest& request, i
     fail(ErrorCode::kUsage, fmt::format("a stripe of {} tokens", request.stripe), "a stripe holds at least one token",
          "0 lets the layout choose.");
   }
-  return Dealer(job, world, request, query_tile, key_tile).deal();
+  return Dealer(batch, work, world, request, query_tile, key_tile).deal();
 }
 
 }  // namespace ringattn

@@ -6,11 +6,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string_view>
 #include <vector>
 
-#include "attention/tokens/job.hpp"
+#include "attention/tokens/batch.hpp"
 
 namespace ringattn {
 
@@ -80,17 +81,22 @@ class Layout {
   std::vector<OwnedRun> owners_;
 };
 
-// The layouts of a job's queries and of its keys.
+// The layouts of a batch's queries and of its keys.
 struct JobLayout {
   LayoutRequest request;  // with the stripe that was used, where it is one number for all sequences
   Layout queries;
   Layout keys;
 };
 
-// Deals a job's tokens. Queries and keys of a sequence get the same runs where they are equally many, otherwise each
+// How much work it is to compute a run of queries against all keys of their sequence, in units of a visible
+// (query, key) pair.
+using QueryWork = std::function<double(const TokenRun& queries)>;
+
+// Deals a batch's tokens. Queries and keys of a sequence get the same runs where they are equally many, otherwise each
 // side is dealt on its own. A sequence of fewer than 2P stripes whose work is at most a quarter of a rank's share lives
 // whole on one rank, keys and queries: the least loaded one, the largest such sequences first. Every rank gets the same
 // answer. Throws kUsage for a negative stripe or an empty world.
-JobLayout make_layout(const Job& job, int world, const LayoutRequest& request, int query_tile, int key_tile);
+JobLayout make_layout(const Batch& batch, const QueryWork& work, int world, const LayoutRequest& request,
+                      int query_tile, int key_tile);
 
 }  // namespace ringattn

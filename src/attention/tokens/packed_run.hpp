@@ -13,7 +13,7 @@
 namespace ringattn {
 
 // The runs of a rank on the packed axis; neighbours are joined, also over a sequence's end. `packed_begin` holds the
-// packed token at which each sequence begins (Job::cu_q() or cu_k()).
+// packed token at which each sequence begins (Batch::cu_q() or cu_k()).
 inline std::vector<PackedRun> packed_runs(std::span<const TokenRun> runs, std::span<const std::int64_t> packed_begin) {
   std::vector<PackedRun> packed;
   for (const TokenRun& run : runs) {

@@ -5,9 +5,9 @@
 
 namespace ringattn {
 
-TileAxis::TileAxis(const Job& job, int key_tile) : first_{0} {
+TileAxis::TileAxis(const Batch& batch, int key_tile) : first_{0} {
   std::int64_t packed = 0;
-  for (const Sequence& s : job.sequences) {
+  for (const Sequence& s : batch.sequences) {
     for (std::int64_t begin = 0; begin < s.k_len; begin += key_tile) token_.push_back(packed + begin);
     packed += s.k_len;
     first_.push_back(static_cast<std::int64_t>(token_.size()));

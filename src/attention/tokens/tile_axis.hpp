@@ -6,13 +6,13 @@
 #include <cstdint>
 #include <vector>
 
-#include "attention/tokens/job.hpp"
+#include "attention/tokens/batch.hpp"
 
 namespace ringattn {
 
 class TileAxis {
  public:
-  TileAxis(const Job& job, int key_tile);
+  TileAxis(const Batch& batch, int key_tile);
 
   std::int64_t tiles() const { return static_cast<std::int64_t>(token_.size()) - 1; }
   // Packed token at which a tile begins; of tiles(): all tokens.

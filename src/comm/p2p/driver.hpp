@@ -20,7 +20,7 @@ Function driver_function(const char* name, unsigned version) {
              "cudaGetDriverEntryPointByVersion");
   if (found != cudaDriverEntryPointSuccess || address == nullptr) {
     fail(ErrorCode::kUnsupported, fmt::format("the GPU driver has no {}", name), "it is older than CUDA 12",
-         "Update the driver, or use --transport nccl.");
+         {"Update the driver, or use ", setting("transport", "nccl"), "."});
   }
   return reinterpret_cast<Function>(address);
 }

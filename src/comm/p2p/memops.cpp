@@ -47,7 +47,7 @@ void MemoryOperations::enqueue(cudaStream_t stream) {
     if (result == CUDA_SUCCESS) continue;
     fail(result == CUDA_ERROR_NOT_SUPPORTED ? ErrorCode::kUnsupported : ErrorCode::kInternal,
          "cuStreamBatchMemOp failed", fmt::format("the driver's error {}", static_cast<int>(result)),
-         "Use --transport nccl.");
+         {"Use ", setting("transport", "nccl"), "."});
   }
   operations_.clear();
 }

@@ -135,7 +135,7 @@ Landing P2pTransport::find_landing(const ReceiveMessage& message, const std::str
         fail(ErrorCode::kUsage, fmt::format("{} can't receive {}", names_.name(rank_), name),
              fmt::format("the {} bytes at {} are not memory of allocate_device() on GPU {}, which peers could map",
                          span.bytes, static_cast<const void*>(span.data), device_),
-             "Receive into such a Buffer, or use --transport nccl.");
+             {"Receive into such a Buffer, or use ", setting("transport", "nccl"), "."});
       }
       if (!mail_.has_described(message.peer, allocation->id)) {
         mail_.describe(message.peer, memory_->export_to(message.peer, allocation));
@@ -294,7 +294,7 @@ std::unique_ptr<Transport> P2pTransport::split(int size, const Deadline& deadlin
     auto segment = std::make_unique<P2pSegment>(*control, deadline);
     return std::make_unique<P2pTransport>(std::move(control), std::move(segment), memory_, names_, options_);
   } catch (const AgreedError& error) {
-    throw Error(error.code(), error.what());  // agreed among these ranks only
+    throw Error(error);  // agreed among these ranks only
   }
 }
 

@@ -14,6 +14,7 @@
 
 #include "base/cuda.hpp"
 #include "comm/failure.hpp"
+#include "comm/meeting.hpp"
 
 namespace ringattn {
 
@@ -137,15 +138,16 @@ class P2pSegment::Mapping {
 void P2pSegment::Unmap::operator()(Mapping* mapping) const { delete mapping; }
 
 P2pSegment::P2pSegment(Bootstrap& control, const Deadline& deadline) : size_(control.size()) {
+  const Meeting meeting(control, Patience(deadline.seconds()));
   SharedName name;
   const auto map = [&](const std::string& text, bool create) { mapping_.reset(new Mapping(text, create, size_)); };
-  do_together(control, deadline, [&] {
+  meeting.together([&] {
     if (control.rank() != 0) return;
     name.choose();
     map(name.text(), true);
   });
   const std::string shared = control.all_gather(name.text(), deadline)[0];
-  do_together(control, deadline, [&] {
+  meeting.together([&] {
     if (control.rank() != 0) map(shared, false);
     map_.emplace(mapping_->memory(), mapping_->give_to_devices(counter_bytes(size_)));
   });

@@ -7,6 +7,7 @@
 
 #include "base/gpu.hpp"
 #include "comm/device_peers.hpp"
+#include "comm/meeting.hpp"
 #include "comm/p2p/p2p_transport.hpp"
 
 namespace ringattn {
@@ -15,9 +16,9 @@ namespace {
 
 constexpr double kProbeSeconds = 10.0;
 
-[[noreturn]] void refuse(const std::string& why) {
-  throw AgreedError(ErrorCode::kUnsupported,
-                    fmt::format("p2p can't join these ranks ({}). Use --transport nccl, or leave it out.", why));
+[[noreturn]] void refuse(const Wording& why) {
+  throw AgreedError(Error(ErrorCode::kUnsupported, "p2p can't join these ranks", why,
+                          {"Use ", setting("transport", "nccl"), ", or leave it out."}));
 }
 
 // Every rank sees the same, so every rank throws the same.
@@ -48,7 +49,7 @@ void probe_counters(const P2pSegment& segment, int rank, const CudaStream& strea
   while (counters.passed.now() != 1) {
     if (deadline.expired()) {
       fail(ErrorCode::kUnsupported, "the GPU does not write to shared host memory",
-           fmt::format("nothing came within {:g} s", kProbeSeconds), "Use --transport nccl.");
+           fmt::format("nothing came within {:g} s", kProbeSeconds), {"Use ", setting("transport", "nccl"), "."});
     }
     std::this_thread::yield();
   }
@@ -60,9 +61,10 @@ void probe_memory(Bootstrap& control, P2pMemory& memory, const CudaStream& strea
   const int rank = control.rank();
   const int size = control.size();
   const auto bytes = static_cast<std::size_t>(size) * sizeof(int);
+  const Meeting meeting(control, Patience(deadline.seconds()));
   Buffer slots;
   std::string mine;
-  do_together(control, deadline, [&] {
+  meeting.together([&] {
     slots = allocate_device(bytes, memory.device());
     check_cuda(cudaMemsetAsync(slots.data(), 0xff, bytes, stream.get()), "cudaMemsetAsync");
     check_cuda(cudaStreamSynchronize(stream.get()), "cudaStreamSynchronize");
@@ -76,7 +78,7 @@ void probe_memory(Bootstrap& control, P2pMemory& memory, const CudaStream& strea
   const std::vector<std::string> all = control.all_gather(mine, deadline);
   std::vector<ExportedMemory> theirs(all.size());
   for (std::size_t i = 0; i < all.size(); ++i) std::memcpy(&theirs[i], all[i].data(), sizeof theirs[i]);
-  do_together(control, deadline, [&] {
+  meeting.together([&] {
     for (int peer = 0; peer < size; ++peer) {
       if (peer == rank) continue;
       const ExportedMemory& exported = theirs[static_cast<std::size_t>(peer)];
@@ -86,14 +88,14 @@ void probe_memory(Bootstrap& control, P2pMemory& memory, const CudaStream& strea
     }
     check_cuda(cudaStreamSynchronize(stream.get()), "cudaStreamSynchronize");
   });
-  do_together(control, deadline, [&] {
+  meeting.together([&] {
     std::vector<int> found(static_cast<std::size_t>(size));
     check_cuda(cudaMemcpyAsync(found.data(), slots.data(), bytes, cudaMemcpyDefault, stream.get()), "cudaMemcpyAsync");
     check_cuda(cudaStreamSynchronize(stream.get()), "cudaStreamSynchronize");
     for (int peer = 0; peer < size; ++peer) {
       if (peer == rank || found[static_cast<std::size_t>(peer)] == peer) continue;
       fail(ErrorCode::kUnsupported, fmt::format("rank {} can't write to the GPU of rank {}", peer, rank),
-           "what it wrote did not arrive", "Use --transport nccl.");
+           "what it wrote did not arrive", {"Use ", setting("transport", "nccl"), "."});
     }
     for (int peer = 0; peer < size; ++peer) {
       if (peer != rank) memory.close(peer, theirs[static_cast<std::size_t>(peer)].id);
@@ -110,23 +112,24 @@ std::unique_ptr<Transport> make_p2p_transport(std::unique_ptr<Transport> control
     fail(ErrorCode::kUsage, "p2p can't work without lanes", fmt::format("{} were asked for", options.lanes),
          "Ask for one at least.");
   }
-  const Deadline deadline = Deadline::after(options.setup_seconds);
+  const Meeting meeting(*control, Patience(options.setup_seconds));
+  const Deadline deadline = meeting.patience().for_peer();
   const std::vector<DevicePeer> peers = gather_device_peers(*control, device, deadline);
   check_peers(peers);
   try {
-    do_together(*control, deadline, check_memory_operations);
+    meeting.together(check_memory_operations);
     auto segment = std::make_unique<P2pSegment>(*control, deadline);
     auto memory = std::make_shared<P2pMemory>(control->rank(), device, peers);
     {
       const DeviceGuard guard(device);
       const CudaStream stream;
-      do_together(*control, deadline, [&] { probe_counters(*segment, control->rank(), stream); });
+      meeting.together([&] { probe_counters(*segment, control->rank(), stream); });
       if (control->size() > 1) probe_memory(*control, *memory, stream, deadline);
     }
     return std::make_unique<P2pTransport>(std::move(control), std::move(segment), std::move(memory),
                                           name_device_peers(peers), options);
   } catch (const AgreedError& error) {
-    refuse(fmt::format("rank {}: {}", error.rank(), error.what()));
+    refuse({fmt::format("rank {}: ", error.rank()), error.message()});
   }
 }
 

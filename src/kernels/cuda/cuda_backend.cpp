@@ -19,7 +19,7 @@ const Gpu& gpu_of(int device) {
   if (device < 0 || static_cast<std::size_t>(device) >= gpus.size()) {
     const std::string why = gpus_unavailable();
     fail(ErrorCode::kUnsupported, fmt::format("there is no GPU {}", device),
-         why.empty() ? fmt::format("this process sees {}", gpus.size()) : why, "See `ringattn info`.");
+         why.empty() ? fmt::format("this process sees {}", gpus.size()) : why, {"See ", command("info"), "."});
   }
   return gpus[static_cast<std::size_t>(device)];
 }
@@ -90,7 +90,8 @@ void CudaBackend::synchronize(Mark mark, const Deadline& deadline, const Progres
     if (progress) progress();
     if (deadline.expired()) {
       fail(ErrorCode::kPeer, fmt::format("GPU {} did not finish within {} s", device_, deadline.seconds()),
-           "its work waits for a peer, or is slower than predicted", "Raise --timeout if it is only slow.");
+           "its work waits for a peer, or is slower than predicted",
+           {"Raise ", setting("timeout"), " if it is only slow."});
     }
     std::this_thread::yield();
   }

@@ -25,7 +25,7 @@ Job ragged_job(Dtype dtype) {
   job.spec.head_dim = 16;
   job.spec.head_dim_v = 8;
   job.spec.softmax_scale = 0.25F;
-  job.sequences = {{37, 37, 0}, {0, 5, 5}, {1, 1, 0}, {20, 150, 130}};
+  job.batch.sequences = {{37, 37, 0}, {0, 5, 5}, {1, 1, 0}, {20, 150, 130}};
   return job;
 }
 
@@ -41,7 +41,7 @@ TEST(UlpDistance, CountsRepresentableValues) {
 
 TEST(FirstDifference, IsFoundWhereverItIs) {
   const Job job = ragged_job(Dtype::kBf16);
-  const std::int64_t tokens = job.q_tokens();
+  const std::int64_t tokens = job.batch.q_tokens();
   std::vector<std::uint16_t> left(static_cast<std::size_t>(tokens * 4 * 8), 0x3f80);
   const auto view = [&](const std::vector<std::uint16_t>& values) {
     return dense_view(static_cast<const void*>(values.data()), Dtype::kBf16, tokens, 4, 8);
@@ -89,11 +89,11 @@ TEST(FirstDifference, IsDescribedInTheSequencesOwnTokens) {
 
 TEST(FirstDifference, OfAllRanksIsTheEarliest) {
   run_threads_world(3, {}, [](Transport& world) {
-    const Deadline deadline = Deadline::after(30);
-    EXPECT_FALSE(earliest(world, std::nullopt, deadline));
+    const Meeting meeting(world, Patience(30.0));
+    EXPECT_FALSE(earliest(meeting, std::nullopt));
     std::optional<Difference> mine;
     if (world.rank() > 0) mine = Difference{false, 100 - 10 * world.rank(), 1, 2, Dtype::kF32, 1, 2};
-    const auto first = earliest(world, mine, deadline);
+    const auto first = earliest(meeting, mine);
     ASSERT_TRUE(first);
     EXPECT_EQ(first->token, 80);
   });
@@ -103,13 +103,13 @@ TEST(Reshard, BringsEveryRowToItsPlace) {
   const Job job = ragged_job(Dtype::kF32);
   constexpr int kWorld = 4;
   constexpr std::int64_t kTokenBytes = 12;
-  std::vector<std::byte> packed(static_cast<std::size_t>(job.q_tokens() * kTokenBytes));
+  std::vector<std::byte> packed(static_cast<std::size_t>(job.batch.q_tokens() * kTokenBytes));
   for (std::size_t i = 0; i < packed.size(); ++i) packed[i] = static_cast<std::byte>(i * 31 % 251);
-  const Layout even = even_query_layout(job, kWorld);
-  EXPECT_EQ(even.tokens(0) + even.tokens(1) + even.tokens(2) + even.tokens(3), job.q_tokens());
+  const Layout even = even_query_layout(job.batch, kWorld);
+  EXPECT_EQ(even.tokens(0) + even.tokens(1) + even.tokens(2) + even.tokens(3), job.batch.q_tokens());
   for (const int dealt : {1, 2, 4}) {
     const LayoutRequest request{LayoutKind::kStriped, 8};
-    const Layout from = widened(make_layout(job, dealt, request, 1, 8).queries, job, kWorld);
+    const Layout from = widened(make_layout(job, dealt, request, 1, 8).queries, job.batch, kWorld);
     run_threads_world(kWorld, {}, [&](Transport& world) {
       const int rank = world.rank();
       std::vector<std::byte> rows(static_cast<std::size_t>(from.tokens(rank) * kTokenBytes));
@@ -127,16 +127,16 @@ TEST(SampledRows, AreDifferentAndHoldTheFirstAndTheLast) {
   const Job job = ragged_job(Dtype::kF32);
   for (const std::int64_t count : {1, 2, 3, 64, 231, 232, 10000}) {
     const std::vector<RowSample> rows = sample_rows(job, count, 5);
-    EXPECT_EQ(static_cast<std::int64_t>(rows.size()), std::min<std::int64_t>(count, job.q_tokens() * 4));
+    EXPECT_EQ(static_cast<std::int64_t>(rows.size()), std::min<std::int64_t>(count, job.batch.q_tokens() * 4));
     EXPECT_EQ(rows.front(), (RowSample{0, 0}));
     if (count > 1) {
-      EXPECT_EQ(rows.back(), (RowSample{job.q_tokens() - 1, 3}));
+      EXPECT_EQ(rows.back(), (RowSample{job.batch.q_tokens() - 1, 3}));
     }
     for (std::size_t i = 1; i < rows.size(); ++i) EXPECT_FALSE(rows[i - 1] == rows[i]);
     EXPECT_EQ(rows, sample_rows(job, count, 5));
   }
   Job empty = job;
-  empty.sequences = {{0, 9, 9}};
+  empty.batch.sequences = {{0, 9, 9}};
   EXPECT_TRUE(sample_rows(empty, 64, 5).empty());
 }
 
@@ -166,10 +166,10 @@ struct Judged {
                                 reader(tensors.k, spec.kv_heads, spec.head_dim),
                                 reader(tensors.v, spec.kv_heads, spec.head_dim_v)};
     const std::vector<RowSample> rows = sample_rows(job, 1 << 20, 1);
-    const PackedRun whole{0, job.q_tokens()};
+    const PackedRun whole{0, job.batch.q_tokens()};
     return check_rows(inputs, rows, {&whole, 1},
-                      dense_view(static_cast<const void*>(result.out.data()), spec.dtype, job.q_tokens(), spec.heads,
-                                 spec.head_dim_v),
+                      dense_view(static_cast<const void*>(result.out.data()), spec.dtype, job.batch.q_tokens(),
+                                 spec.heads, spec.head_dim_v),
                       {const_cast<float*>(result.lse.data()), spec.heads, 1});
   }
 };
@@ -252,7 +252,7 @@ TEST(AccuracyCheck, IsCombinedOverRanks) {
     mine.straightforward_error = 0.3;
     mine.misplaced = world.rank() == 2 ? 1 : 0;
     mine.first_misplaced = {7, 1};
-    const Accuracy all = combine(world, mine, Deadline::after(30));
+    const Accuracy all = combine(Meeting(world, Patience(30.0)), mine);
     EXPECT_EQ(all.rows, 6);
     EXPECT_EQ(all.error, 0.5);
     EXPECT_EQ(all.worst, (RowSample{1, 0}));

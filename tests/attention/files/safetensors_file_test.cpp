@@ -250,7 +250,7 @@ TEST(SafetensorsRows, ChecksShapesAndTypes) {
   EXPECT_NE(message([&] { read_floats(file.tensor("c")); }).find("F32, BF16 or F16"), std::string::npos);
   EXPECT_NE(message([&] { read_floats(file.tensor("q")); }).find("one dimension"), std::string::npos);
   EXPECT_NE(message([&] { file.tensor("Q"); }).find("Did you mean `q`?"), std::string::npos);
-  EXPECT_NE(message([&] { file.tensor("v"); }).find("Name it with --tensors."), std::string::npos);
+  EXPECT_NE(message([&] { file.tensor("v"); }).find("Name it with tensors."), std::string::npos);
   EXPECT_NE(message([&] { file.tensor("weights"); }).find("it holds `b`, `c`, `l`, `q`"), std::string::npos);
 }
 

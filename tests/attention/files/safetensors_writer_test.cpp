@@ -44,7 +44,7 @@ TEST(SafetensorsWriter, ReplacesOnlyByForce) {
   const TemporaryFolder folder;
   const std::string path = folder.write("out", "precious");
   EXPECT_FILE_ERROR(check_output_path(path, false), "it exists");
-  EXPECT_FILE_ERROR(SafetensorsWriter::create(small_plan(), path, false), "--force");
+  EXPECT_FILE_ERROR(SafetensorsWriter::create(small_plan(), path, false), "replace it with force");
   check_output_path(path, true);
   EXPECT_EQ(read_whole(path), "precious");
   const auto writer = SafetensorsWriter::create(small_plan(), path, true);

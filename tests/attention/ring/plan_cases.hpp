@@ -20,7 +20,7 @@ inline Job causal_job(std::int64_t tokens, std::int64_t batch = 1) {
   job.spec.heads = 8;
   job.spec.kv_heads = 2;
   job.spec.mask = {-1, 0};
-  job.sequences = uniform_sequences(batch, tokens, tokens);
+  job.batch = uniform_batch(batch, tokens, tokens);
   return job;
 }
 

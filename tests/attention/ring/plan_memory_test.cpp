@@ -38,7 +38,7 @@ TEST(PlanMemory, ABudgetTooSmallSaysWhatWouldFit) {
   EXPECT_EQ(
       refusal(plan, ErrorCode::kMemory),
       "blocks of 16384 tokens don't fit into the memory budget (10485760 bytes of 115343360 are left for two of them, "
-      "at 1024 bytes a token). --block 4096 would fit.");
+      "at 1024 bytes a token). block = 4096 would fit.");
   options.block_tokens = 4096;
   EXPECT_EQ(refusal(plan, ErrorCode::kMemory), "");
 }

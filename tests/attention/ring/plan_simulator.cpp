@@ -33,7 +33,7 @@ constexpr std::int64_t kStale = -1;
 class Simulator {
  public:
   Simulator(const RandomJob& random, const JobLayout& layout)
-      : random_(random), job_(random.job), layout_(layout), cu_k_(random.job.cu_k()) {
+      : random_(random), job_(random.job), layout_(layout), cu_k_(random.job.batch.cu_k()) {
     const Planner planner(job_, layout, random.kernel, random.machine, random.options);
     boundaries_ = planner.boundaries();
     for (int rank = 0; rank < random.world; ++rank) {
@@ -78,7 +78,7 @@ class Simulator {
     std::int64_t received = 0;
     for (const Plan& plan : plans_) {
       require(plan.blocks.size() + 1 == boundaries_.size(), "rank {} has {} blocks", plan.rank, plan.blocks.size());
-      require(plan.key_lengths.size() == job_.sequences.size(), "key_lengths of rank {}", plan.rank);
+      require(plan.key_lengths.size() == job_.batch.sequences.size(), "key_lengths of rank {}", plan.rank);
       flops += plan.flops();
       sent += plan.bytes_sent();
       received += plan.bytes_received();
@@ -106,13 +106,14 @@ class Simulator {
   // The runs cover every row once, in order, and stand where the layout says.
   void check_queries(const Plan& plan) const {
     const std::vector<std::int64_t> tokens = layout_.queries.packed_tokens(plan.rank);
-    const std::vector<std::int64_t> cu_q = job_.cu_q();
+    const std::vector<std::int64_t> cu_q = job_.batch.cu_q();
     std::int64_t row = 0;
     for (const QueryRun& run : plan.queries) {
       require(run.row == row && run.rows > 0, "query run of rank {} at row {}", plan.rank, row);
       const auto s = static_cast<std::size_t>(run.sequence);
       for (std::int64_t i = 0; i < run.rows; ++i, ++row) {
-        const std::int64_t position = tokens[static_cast<std::size_t>(row)] - cu_q[s] + job_.sequences[s].q_offset;
+        const std::int64_t position =
+            tokens[static_cast<std::size_t>(row)] - cu_q[s] + job_.batch.sequences[s].q_offset;
         require(run.position + i == position, "row {} of rank {} at position {}, not {}", row, plan.rank,
                 run.position + i, position);
       }
@@ -122,14 +123,14 @@ class Simulator {
 
   // Over all blocks, a rank's tiles are exactly those that its rows fold, each once, ascending, each in its block.
   void check_tasks(const Plan& plan) const {
-    std::vector<std::vector<int>> changes(job_.sequences.size());  // of the number of rows that fold a tile
+    std::vector<std::vector<int>> changes(job_.batch.sequences.size());  // of the number of rows that fold a tile
     for (std::size_t s = 0; s < changes.size(); ++s) {
-      changes[s].assign(static_cast<std::size_t>(job_.sequences[s].k_len / random_.kernel.key_tile) + 2, 0);
+      changes[s].assign(static_cast<std::size_t>(job_.batch.sequences[s].k_len / random_.kernel.key_tile) + 2, 0);
     }
     for (const QueryRun& run : plan.queries) {
       const auto s = static_cast<std::size_t>(run.sequence);
       for (std::int64_t i = 0; i < run.rows; ++i) {
-        const TileRange tiles = Visibility(job_.spec.mask, job_.sequences[s].k_len)
+        const TileRange tiles = Visibility(job_.spec.mask, job_.batch.sequences[s].k_len)
                                     .tiles(run.position + i, {random_.kernel.query_tile, random_.kernel.key_tile});
         if (tiles.empty()) continue;
         ++changes[s][static_cast<std::size_t>(tiles.begin)];
@@ -166,7 +167,7 @@ class Simulator {
   std::pair<std::int64_t, std::int64_t> tile_tokens(std::int32_t sequence, std::int64_t tile) const {
     const auto s = static_cast<std::size_t>(sequence);
     const std::int64_t begin = tile * random_.kernel.key_tile;
-    const std::int64_t end = std::min(begin + random_.kernel.key_tile, job_.sequences[s].k_len);
+    const std::int64_t end = std::min(begin + random_.kernel.key_tile, job_.batch.sequences[s].k_len);
     return {cu_k_[s] + begin, cu_k_[s] + end};
   }
 

@@ -32,7 +32,7 @@ TEST(Plan, OneRankFoldsEverythingInOneBlockInPlace) {
 TEST(Plan, AJobOfNothingHasOneBlockOfNothing) {
   for (const auto& sequences : {std::vector<Sequence>{}, std::vector<Sequence>{{0, 0, 0}}, {{5, 0, 0}}}) {
     Job job = causal_job(1);
-    job.sequences = sequences;
+    job.batch.sequences = sequences;
     const JobLayout layout = layout_of(job, 4);
     for (const std::int64_t block : {0, 128}) {
       PlanOptions options;
@@ -265,14 +265,14 @@ TEST(Plan, RefusesWhatMakesNoSense) {
     return refusal([&] { block_boundaries(job, layout, kKernel, machine, options); }, ErrorCode::kUsage);
   };
   EXPECT_EQ(plan({"", 0.0, 1.0, 0.0}, {}),
-            "the machine model's flops_per_second is 0 (a rate is above zero and finite). `ringattn info --measure` "
-            "measures one.");
+            "the machine model's flops_per_second is 0 (a rate is above zero and finite). ringattn's info with "
+            "measure measures one.");
   EXPECT_EQ(plan({"", 1.0, std::nan(""), 0.0}, {}),
-            "the machine model's link_bytes_per_second is nan (a rate is above zero and finite). `ringattn info "
-            "--measure` measures one.");
+            "the machine model's link_bytes_per_second is nan (a rate is above zero and finite). ringattn's info "
+            "with measure measures one.");
   EXPECT_EQ(plan({"", 1.0, 1.0, -1.0}, {}),
-            "the machine model's latency_seconds is -1 (a latency is at least zero and finite). `ringattn info "
-            "--measure` measures one.");
+            "the machine model's latency_seconds is -1 (a latency is at least zero and finite). ringattn's info "
+            "with measure measures one.");
   PlanOptions options;
   options.block_tokens = -5;
   EXPECT_EQ(plan({}, options), "blocks of -5 tokens (a block holds at least one token). 0 lets the plan choose.");

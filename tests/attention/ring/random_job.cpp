@@ -57,7 +57,7 @@ RandomJob random_job(std::uint64_t seed, std::int64_t most_tokens, int most_rank
   const std::int64_t sequences = draw.chance(50) ? 1 : draw.size(30);
   for (std::int64_t i = 0; i < sequences; ++i) {
     const bool large = i == 0 || draw.chance(20);
-    random.job.sequences.push_back(
+    random.job.batch.sequences.push_back(
         random_sequence(draw, large ? most_tokens : std::max<std::int64_t>(1, most_tokens / 30)));
   }
 
@@ -87,7 +87,7 @@ std::string RandomJob::description() const {
       kernel.key_tile, options.route == Route::kChain ? "chain" : "direct", options.block_tokens, options.state_bytes,
       options.state_out ? " out" : "", machine.flops_per_second, machine.link_bytes_per_second,
       machine.latency_seconds);
-  for (const Sequence& s : job.sequences) text += fmt::format(" ({}, {}, {})", s.q_len, s.k_len, s.q_offset);
+  for (const Sequence& s : job.batch.sequences) text += fmt::format(" ({}, {}, {})", s.q_len, s.k_len, s.q_offset);
   return text;
 }
 
@@ -96,8 +96,8 @@ JobLayout stated_layout(const Job& job, int world, std::uint64_t seed) {
   const auto deal = [&](auto length_of) {
     std::vector<std::int64_t> lengths;
     std::vector<std::vector<TokenRun>> runs(static_cast<std::size_t>(world));
-    for (std::size_t i = 0; i < job.sequences.size(); ++i) {
-      lengths.push_back(length_of(job.sequences[i]));
+    for (std::size_t i = 0; i < job.batch.sequences.size(); ++i) {
+      lengths.push_back(length_of(job.batch.sequences[i]));
       for (std::int64_t begin = 0; begin < lengths.back();) {
         const std::int64_t end = std::min(lengths.back(), begin + draw.size(lengths.back()));
         runs[static_cast<std::size_t>(draw.between(0, world - 1))].push_back(

@@ -19,7 +19,7 @@ namespace {
 
 constexpr std::size_t kAlignment = 256;
 
-Job small_job() { return {spec_of(Dtype::kBf16, 4, 2, 64, 64, {-1, 0}), uniform_sequences(1, 1000, 1000)}; }
+Job small_job() { return {spec_of(Dtype::kBf16, 4, 2, 64, 64, {-1, 0}), uniform_batch(1, 1000, 1000)}; }
 
 Options on_cpu(std::int64_t block_tokens = 0, bool state_out = false) {
   Options options;

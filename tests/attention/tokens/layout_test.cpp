@@ -22,10 +22,10 @@ using Runs = std::vector<std::vector<TokenRun>>;
 
 constexpr int kKeyTile = 128;
 
-Job job_of(std::vector<Sequence> sequences, Mask mask = {-1, 0}) {
+Job job_of(Batch batch, Mask mask = {-1, 0}) {
   Job job;
   job.spec.mask = mask;
-  job.sequences = std::move(sequences);
+  job.batch = std::move(batch);
   return job;
 }
 
@@ -51,15 +51,14 @@ std::string refusal(std::vector<std::int64_t> lengths, Runs runs) {
 double work_of(const Job& job, const Layout& queries, int rank) {
   double pairs = 0.0;
   for (const TokenRun& run : queries.runs(rank)) {
-    const Sequence& s = job.sequences[static_cast<std::size_t>(run.sequence)];
+    const Sequence& s = job.batch.sequences[static_cast<std::size_t>(run.sequence)];
     pairs += Visibility(job.spec.mask, s.k_len).pairs(s.q_offset + run.begin, run.tokens());
   }
   return pairs;
 }
 
 TEST(Layout, StripesAreDealtLikeASnake) {
-  const JobLayout layout =
-      make_layout(job_of(uniform_sequences(1, 950, 950)), 3, {LayoutKind::kStriped, 100}, 1, kKeyTile);
+  const JobLayout layout = make_layout(job_of(uniform_batch(1, 950, 950)), 3, {LayoutKind::kStriped, 100}, 1, kKeyTile);
   const Runs expected = {
       {{0, 0, 100}, {0, 500, 700}},  // stripes 0, 5, 6: neighbours are joined
       {{0, 100, 200}, {0, 400, 500}, {0, 700, 800}},
@@ -71,20 +70,18 @@ TEST(Layout, StripesAreDealtLikeASnake) {
 }
 
 TEST(Layout, TheDealGoesOnFromSequenceToSequence) {
-  const JobLayout layout =
-      make_layout(job_of(uniform_sequences(2, 30, 30)), 4, {LayoutKind::kStriped, 10}, 1, kKeyTile);
+  const JobLayout layout = make_layout(job_of(uniform_batch(2, 30, 30)), 4, {LayoutKind::kStriped, 10}, 1, kKeyTile);
   const Runs expected = {{{0, 0, 10}}, {{0, 10, 20}}, {{0, 20, 30}, {1, 20, 30}}, {{1, 0, 20}}};
   EXPECT_EQ(runs_of(layout.keys), expected);
 }
 
 TEST(Layout, StripedUsesTheLeastCommonMultipleOfTheTiles) {
-  EXPECT_EQ(make_layout(job_of(uniform_sequences(1, 9000, 9000)), 2, {}, 64, 128).request.stripe, 128);
-  EXPECT_EQ(make_layout(job_of(uniform_sequences(1, 9000, 9000)), 2, {}, 192, 128).request.stripe, 384);
+  EXPECT_EQ(make_layout(job_of(uniform_batch(1, 9000, 9000)), 2, {}, 64, 128).request.stripe, 128);
+  EXPECT_EQ(make_layout(job_of(uniform_batch(1, 9000, 9000)), 2, {}, 192, 128).request.stripe, 384);
 }
 
 TEST(Layout, ZigzagHasTwoStripesARank) {
-  const JobLayout layout =
-      make_layout(job_of(uniform_sequences(1, 2048, 2048)), 4, {LayoutKind::kZigzag, 0}, 1, kKeyTile);
+  const JobLayout layout = make_layout(job_of(uniform_batch(1, 2048, 2048)), 4, {LayoutKind::kZigzag, 0}, 1, kKeyTile);
   const Runs expected = {{{0, 0, 256}, {0, 1792, 2048}},
                          {{0, 256, 512}, {0, 1536, 1792}},
                          {{0, 512, 768}, {0, 1280, 1536}},
@@ -95,7 +92,7 @@ TEST(Layout, ZigzagHasTwoStripesARank) {
 
 TEST(Layout, ContiguousKeepsTokenOrder) {
   // Each sequence starts with rank 0; lengths that divide nothing are rounded up to tiles.
-  const Job job = job_of(uniform_sequences(2, 1000, 1000));
+  const Job job = job_of(uniform_batch(2, 1000, 1000));
   const JobLayout layout = make_layout(job, 3, {LayoutKind::kContiguous, 0}, 1, kKeyTile);
   const Runs expected = {{{0, 0, 384}, {1, 0, 384}}, {{0, 384, 768}, {1, 384, 768}}, {{0, 768, 1000}, {1, 768, 1000}}};
   EXPECT_EQ(runs_of(layout.keys), expected);
@@ -103,7 +100,7 @@ TEST(Layout, ContiguousKeepsTokenOrder) {
 }
 
 TEST(Layout, MoreRanksThanStripesLeavesRanksEmpty) {
-  const JobLayout layout = make_layout(job_of(uniform_sequences(1, 1, 1)), 1024, {}, 1, kKeyTile);
+  const JobLayout layout = make_layout(job_of(uniform_batch(1, 1, 1)), 1024, {}, 1, kKeyTile);
   EXPECT_EQ(layout.keys.tokens(0), 1);
   for (int rank = 1; rank < 1024; ++rank) EXPECT_EQ(layout.keys.tokens(rank), 0);
 }
@@ -118,7 +115,7 @@ TEST(Layout, QueriesOfAnotherLengthAreDealtOnTheirOwn) {
 TEST(Layout, ShortSequencesLiveWholeOnTheLeastLoadedRank) {
   // One long sequence and a hundred short ones: the short ones are not cut, and every rank has the same work.
   constexpr double kTolerance = 0.01;
-  std::vector<Sequence> sequences = uniform_sequences(1, 32768, 32768);
+  std::vector<Sequence> sequences = uniform_batch(1, 32768, 32768).sequences;
   for (std::int64_t i = 0; i < 100; ++i) sequences.push_back({200 + 7 * i, 200 + 7 * i, 0});
   const Job job = job_of(sequences);
   const JobLayout layout = make_layout(job, 8, {}, 1, kKeyTile);
@@ -174,13 +171,13 @@ TEST(Layout, ASequenceOfManyQueriesOrKeysIsSplit) {
 
 TEST(Layout, FewSequencesAreAlwaysSplit) {
   // Short by their stripes, but each is more than a quarter of a rank's share.
-  const JobLayout layout = make_layout(job_of(uniform_sequences(2, 512, 512)), 8, {}, 1, kKeyTile);
+  const JobLayout layout = make_layout(job_of(uniform_batch(2, 512, 512)), 8, {}, 1, kKeyTile);
   for (int rank = 0; rank < 8; ++rank) EXPECT_EQ(layout.keys.tokens(rank), 128);
 }
 
 TEST(Layout, CausalWorkIsEqualOnAllRanks) {
   constexpr double kTolerance = 0.005;
-  const Job job = job_of(uniform_sequences(1, 65536, 65536));
+  const Job job = job_of(uniform_batch(1, 65536, 65536));
   for (const LayoutKind kind : {LayoutKind::kStriped, LayoutKind::kZigzag}) {
     const JobLayout layout = make_layout(job, 8, {kind, 0}, 1, kKeyTile);
     for (int rank = 0; rank < 8; ++rank) {
@@ -192,7 +189,7 @@ TEST(Layout, CausalWorkIsEqualOnAllRanks) {
 
 TEST(Layout, AppendingToASequenceMovesNothing) {
   const auto striped = [](std::int64_t tokens) {
-    return make_layout(job_of(uniform_sequences(1, tokens, tokens)), 5, {}, 1, kKeyTile);
+    return make_layout(job_of(uniform_batch(1, tokens, tokens)), 5, {}, 1, kKeyTile);
   };
   const JobLayout before = striped(10000);
   const JobLayout after = striped(12345);
@@ -205,7 +202,7 @@ TEST(Layout, AppendingToASequenceMovesNothing) {
 }
 
 TEST(Layout, RefusesRequestsThatMakeNoSense) {
-  const Job job = job_of(uniform_sequences(1, 10, 10));
+  const Job job = job_of(uniform_batch(1, 10, 10));
   EXPECT_THROW(make_layout(job, 0, {}, 1, kKeyTile), Error);
   EXPECT_THROW(make_layout(job, 2, {LayoutKind::kStriped, -1}, 1, kKeyTile), Error);
 }
@@ -291,14 +288,14 @@ TEST(LayoutProperty, EveryTokenHasOnePlace) {
   for (std::uint64_t seed = first; seed < (replayed_seed() ? first + 1 : count) && !HasFailure(); ++seed) {
     const RandomJob random = random_job(seed, 600, 40);
     for (const JobLayout& layout : {random.layout(), stated_layout(random.job, random.world, seed)}) {
-      check(layout.queries, random.job.q_tokens(), seed);
-      check(layout.keys, random.job.k_tokens(), seed);
+      check(layout.queries, random.job.batch.q_tokens(), seed);
+      check(layout.keys, random.job.batch.k_tokens(), seed);
     }
     // The same runs for both sides where both are equally long.
     const JobLayout layout = random.layout();
     for (int rank = 0; rank < random.world; ++rank) {
       for (const TokenRun& run : layout.keys.runs(rank)) {
-        const Sequence& s = random.job.sequences[static_cast<std::size_t>(run.sequence)];
+        const Sequence& s = random.job.batch.sequences[static_cast<std::size_t>(run.sequence)];
         if (s.q_len != s.k_len) continue;
         const auto queries = layout.queries.runs(rank);
         ASSERT_NE(std::find(queries.begin(), queries.end(), run), queries.end()) << "RINGATTN_TEST_SEED=" << seed;

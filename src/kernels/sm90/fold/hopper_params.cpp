@@ -55,7 +55,7 @@ void check_device() {
       device_obstacle(attribute(cudaDevAttrReservedSharedMemoryPerBlock), attribute(cudaDevAttrMultiProcessorCount));
   if (!obstacle.empty()) {
     fail(ErrorCode::kUnsupported, fmt::format("sm90_fold can't run on GPU {}", device), obstacle,
-         "Use --kernel sm80_fold.");
+         {"Use ", setting("kernel", "sm80_fold"), "."});
   }
 }
 

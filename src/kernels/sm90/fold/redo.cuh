@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tile step once more, for rows that have outgrown their reference: seldom, so it is short rather than fast. A warp
-// works out its 16 rows' scores again by mma.sync, 16 keys at a time, first for their maximum, then for their
-// exponentials. Rows that have not outgrown theirs keep what they have.
+// The tile step once more, for rows that have outgrown their reference. This is seldom needed, so it is short rather
+// than fast. A warp works out its 16 rows' scores again by mma.sync, 16 keys at a time: once for their maximum, and
+// once more for their exponentials. Rows that have not outgrown their reference keep what they have.
 #pragma once
 
 #include "kernels/cuda/device/tile_copy.cuh"
@@ -98,7 +98,8 @@ __device__ __noinline__ void redo(const HopperParams& params, Unit unit, int num
   }
 }
 
-// Takes over what was redone.
+// Takes over what was done again. What the open group held before moves with its reference; closed groups have their
+// own.
 template <class C>
 __device__ __forceinline__ void take_over(const Redone<C>& redone, Rows<C>& rows, float (&s)[C::kKeyTile / 8][4],
                                           float (&sum)[2]) {

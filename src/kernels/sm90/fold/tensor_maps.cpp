@@ -25,7 +25,7 @@ decltype(&cuTensorMapEncodeTiled) encoder() {
                "cudaGetDriverEntryPointByVersion");
     if (result != cudaDriverEntryPointSuccess) {
       fail(ErrorCode::kUnsupported, "the CUDA driver has no tensor maps", "cuTensorMapEncodeTiled was not found",
-           "Use a newer driver, or --kernel sm80_fold.");
+           {"Use a newer driver, or ", setting("kernel", "sm80_fold"), "."});
     }
     return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
   }();

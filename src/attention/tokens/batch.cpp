@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/tokens/batch.hpp"
+
+#include <fmt/format.h>
+
+#include <string_view>
+
+#include "base/error.hpp"
+#include "base/size.hpp"
+
+namespace ringattn {
+
+namespace {
+
+constexpr std::int64_t kFar = std::int64_t{1} << 60;
+
+std::vector<std::int64_t> lengths(const std::vector<Sequence>& sequences, std::int64_t Sequence::*length) {
+  std::vector<std::int64_t> result;
+  result.reserve(sequences.size());
+  for (const Sequence& sequence : sequences) result.push_back(sequence.*length);
+  return result;
+}
+
+std::vector<std::int64_t> cumulate(const std::vector<Sequence>& sequences, std::int64_t Sequence::*length) {
+  std::vector<std::int64_t> cumulative{0};
+  cumulative.reserve(sequences.size() + 1);
+  for (const Sequence& sequence : sequences) cumulative.push_back(cumulative.back() + sequence.*length);
+  return cumulative;
+}
+
+void check_cumulative(std::string_view name, std::span<const std::int64_t> cu) {
+  if (cu.size() < 2 || cu[0] != 0) {
+    fail(ErrorCode::kFile, fmt::format("{} is no list of cumulative lengths", name),
+         cu.empty()      ? "it is empty"
+         : cu.size() < 2 ? "it has one entry"
+                         : fmt::format("it starts with {}", cu[0]),
+         "It starts with 0 and holds one entry more than there are sequences.");
+  }
+  for (std::size_t i = 1; i < cu.size(); ++i) {
+    if (cu[i] < cu[i - 1]) {
+      fail(ErrorCode::kFile, fmt::format("{} descends at entry {}", name, i),
+           fmt::format("{} after {}", cu[i], cu[i - 1]),
+           "It holds the ends of the sequences, each at least the one before.");
+    }
+  }
+}
+
+}  // namespace
+
+std::int64_t Batch::q_tokens() const { return cu_q().back(); }
+std::int64_t Batch::k_tokens() const { return cu_k().back(); }
+std::vector<std::int64_t> Batch::q_lengths() const { return lengths(sequences, &Sequence::q_len); }
+std::vector<std::int64_t> Batch::k_lengths() const { return lengths(sequences, &Sequence::k_len); }
+std::vector<std::int64_t> Batch::cu_q() const { return cumulate(sequences, &Sequence::q_len); }
+std::vector<std::int64_t> Batch::cu_k() const { return cumulate(sequences, &Sequence::k_len); }
+
+Batch uniform_batch(std::int64_t count, std::int64_t q_len, std::int64_t k_len) {
+  return std::vector<Sequence>(static_cast<std::size_t>(count), Sequence{q_len, k_len, k_len - q_len});
+}
+
+Batch packed_batch(std::span<const std::int64_t> cu_q, std::span<const std::int64_t> cu_k,
+                   std::span<const std::int64_t> q_offset) {
+  check_cumulative("cu_seqlens_q", cu_q);
+  check_cumulative("cu_seqlens_k", cu_k);
+  if (cu_q.size() != cu_k.size()) {
+    fail(ErrorCode::kFile,
+         fmt::format("cu_seqlens_q names {} sequences, cu_seqlens_k {}", cu_q.size() - 1, cu_k.size() - 1),
+         "every sequence has queries and keys", "Give both as many entries; a sequence may be empty on either side.");
+  }
+  if (!q_offset.empty() && q_offset.size() != cu_q.size() - 1) {
+    fail(ErrorCode::kFile, fmt::format("q_offset has {} entries", q_offset.size()),
+         fmt::format("the job has {}", counted(cu_q.size() - 1, "sequence")), "It holds one position per sequence.");
+  }
+  std::vector<Sequence> sequences;
+  sequences.reserve(cu_q.size() - 1);
+  for (std::size_t i = 0; i + 1 < cu_q.size(); ++i) {
+    const std::int64_t q_len = cu_q[i + 1] - cu_q[i];
+    const std::int64_t k_len = cu_k[i + 1] - cu_k[i];
+    sequences.push_back({q_len, k_len, q_offset.empty() ? k_len - q_len : q_offset[i]});
+  }
+  return sequences;
+}
+
+void check_batch(const Batch& batch) {
+  for (std::size_t i = 0; i < batch.sequences.size(); ++i) {
+    const Sequence& s = batch.sequences[i];
+    if (s.q_len < 0 || s.k_len < 0 || s.q_len > kFar || s.k_len > kFar) {
+      fail(ErrorCode::kUsage, fmt::format("sequence {} has {} queries and {} keys", i, s.q_len, s.k_len),
+           "lengths lie between 0 and 2^60", "Check the lengths of the job's sequences.");
+    }
+    if (s.q_offset > kFar || s.q_offset < -kFar) {
+      fail(ErrorCode::kUsage, fmt::format("sequence {} starts at position {}", i, s.q_offset),
+           "positions lie between -2^60 and 2^60", {"Check ", setting("query_offset"), ", or q_offset."});
+    }
+  }
+}
+
+}  // namespace ringattn

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/launcher.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+#include <iterator>
+
+namespace ringattn {
+
+namespace {
+
+// The variables of one launcher.
+struct LauncherRow {
+  const char* rank;
+  const char* ranks;  // nullptr: it has none
+  bool joins;         // its processes are ranks of MPI
+};
+
+// The first that is set counts: an mpirun inside a Slurm job sets both.
+constexpr LauncherRow kTable[] = {
+    {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", true},  // Open MPI
+    {"PMIX_RANK", nullptr, true},                            // PMIx, also that of srun
+    {"PMI_RANK", "PMI_SIZE", true},                          // MPICH and its kin
+    {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", false},         // srun, with or without MPI
+};
+
+const char* value_of(const char* name) { return name == nullptr ? nullptr : std::getenv(name); }
+
+std::optional<int> first_number(const char* LauncherRow::*name) {
+  for (const LauncherRow& row : kTable) {
+    if (const char* text = value_of(row.*name)) return std::atoi(text);
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+bool launched_by_mpi() {
+  return std::any_of(std::begin(kTable), std::end(kTable), [](const LauncherRow& row) {
+    return row.joins && (value_of(row.rank) != nullptr || value_of(row.ranks) != nullptr);
+  });
+}
+
+std::optional<int> launched_rank() { return first_number(&LauncherRow::rank); }
+
+std::optional<int> launched_ranks() { return first_number(&LauncherRow::ranks); }
+
+bool speaks_for_launched() { return launched_rank().value_or(0) == 0; }
+
+}  // namespace ringattn

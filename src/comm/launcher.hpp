@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a launcher (mpirun, srun) tells the processes that it starts, read from the environment: before MPI is
+// initialised, or without it.
+#pragma once
+
+#include <optional>
+
+namespace ringattn {
+
+// Whether this process was started by mpirun or srun with MPI.
+bool launched_by_mpi();
+
+// This process's rank among those that the launcher has started, and their number; nothing where it doesn't say.
+std::optional<int> launched_rank();
+std::optional<int> launched_ranks();
+
+// Whether this process speaks for the job while its ranks don't know each other: rank 0, or one alone.
+bool speaks_for_launched();
+
+}  // namespace ringattn

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks that meet: phases that all of them run and any may fail alone, and small values that they tell each other. Each
+// call is collective; what it waits for, and how long, is Patience's rule.
+#pragma once
+
+#include <cstring>
+#include <exception>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include "base/error.hpp"
+#include "comm/failure.hpp"
+#include "comm/patience.hpp"
+#include "comm/transport.hpp"
+
+namespace ringattn {
+
+class Meeting {
+ public:
+  // `world` outlives the object.
+  Meeting(Bootstrap& world, Patience patience) : world_(&world), patience_(patience) {}
+
+  int rank() const { return world_->rank(); }
+  int size() const { return world_->size(); }
+  Bootstrap& world() const { return *world_; }
+  const Patience& patience() const { return patience_; }
+
+  // Runs `phase` on every rank. Where it throws on any of them, whatever it throws, all throw the failure of the lowest
+  // such rank as an AgreedError, so nobody is left waiting. An AgreedError passes as it is: the others have it too. The
+  // ranks wait for each other as for work of `predicted` seconds.
+  template <typename Phase>
+  void together(const Phase& phase, double predicted = 0.0) const {
+    std::optional<Error> error;
+    try {
+      phase();
+    } catch (const AgreedError&) {
+      throw;
+    } catch (...) {
+      error = as_error(std::current_exception());
+    }
+    agree(*world_, error ? &*error : nullptr, patience_.for_work(predicted));
+  }
+
+  // Every rank's text, of any length, in order of rank.
+  std::vector<std::string> gather(std::string_view text) const;
+
+  // Every rank's value of a plain struct, in order of rank.
+  template <typename Value>
+  std::vector<Value> gather_values(const Value& value) const {
+    static_assert(std::is_trivially_copyable_v<Value>);
+    std::vector<Value> values;
+    const std::string_view bytes(reinterpret_cast<const char*>(&value), sizeof value);
+    for (const std::string& theirs : world_->all_gather(bytes, patience_.for_peer())) {
+      std::memcpy(&values.emplace_back(), theirs.data(), sizeof value);
+    }
+    return values;
+  }
+
+  // Waits for the others as for work of `predicted` seconds.
+  void barrier(double predicted = 0.0) const { world_->barrier(patience_.for_work(predicted)); }
+
+ private:
+  Bootstrap* world_;
+  Patience patience_;
+};
+
+}  // namespace ringattn

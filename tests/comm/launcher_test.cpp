@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/launcher.hpp"
+
+#include <gtest/gtest.h>
+
+#include "tests/support/scoped_environment.hpp"
+
+namespace ringattn {
+namespace {
+
+TEST(Launcher, KnowsThoseOfMpi) {
+  EXPECT_FALSE(launched_by_mpi());
+  for (const char* mark : {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE", "PMIX_RANK"}) {
+    const testing::ScopedEnvironment variable(mark, "0");
+    EXPECT_TRUE(launched_by_mpi()) << mark;
+  }
+  const testing::ScopedEnvironment slurm("SLURM_PROCID", "0");  // srun starts programs without MPI, too
+  EXPECT_FALSE(launched_by_mpi());
+}
+
+TEST(Launcher, ReadsRankAndRanks) {
+  EXPECT_FALSE(launched_rank());
+  EXPECT_FALSE(launched_ranks());
+  for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"}) {
+    const testing::ScopedEnvironment rank(name, "3");
+    EXPECT_EQ(launched_rank(), 3) << name;
+    EXPECT_FALSE(speaks_for_launched()) << name;
+  }
+  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"}) {
+    const testing::ScopedEnvironment ranks(name, "8");
+    EXPECT_EQ(launched_ranks(), 8) << name;
+  }
+}
+
+TEST(Launcher, TakesTheWordOfTheInnerLauncher) {
+  const testing::ScopedEnvironment outer("SLURM_PROCID", "5");
+  const testing::ScopedEnvironment inner("OMPI_COMM_WORLD_RANK", "0");
+  EXPECT_EQ(launched_rank(), 0);
+  EXPECT_TRUE(speaks_for_launched());
+}
+
+TEST(Launcher, LetsAProcessAloneSpeak) { EXPECT_TRUE(speaks_for_launched()); }
+
+}  // namespace
+}  // namespace ringattn

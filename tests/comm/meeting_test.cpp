@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks that meet: whatever goes wrong on one of them reaches all, at once and with the same words.
+#include "comm/meeting.hpp"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <functional>
+#include <new>
+#include <stdexcept>
+
+#include "comm/self.hpp"
+#include "comm/threads.hpp"
+#include "tests/support/error_of.hpp"
+
+namespace ringattn {
+namespace {
+
+constexpr int kRanks = 4;
+// Nobody may need it: a test whose ranks wait for one that has failed takes longer than kMoment.
+constexpr double kLong = 60.0;
+constexpr double kMoment = 20.0;
+
+// What together() throws on each rank when `fail` is run on rank `failing`; every rank must throw.
+std::vector<AgreedError> errors_of(int failing, const std::function<void()>& fail) {
+  const Deadline moment = Deadline::after(kMoment);
+  std::vector<AgreedError> errors(kRanks, AgreedError(ErrorCode::kInternal, "nothing was thrown"));
+  run_threads_world(kRanks, {}, [&](Transport& world) {
+    const Meeting meeting(world, Patience(kLong));
+    try {
+      meeting.together([&] {
+        if (world.rank() == failing) fail();
+      });
+    } catch (const AgreedError& error) {
+      errors[static_cast<std::size_t>(world.rank())] = error;
+    }
+  });
+  EXPECT_FALSE(moment.expired()) << "ranks waited for one that had failed";
+  return errors;
+}
+
+TEST(Together, AFailedAllocationReachesEveryRank) {
+  for (const AgreedError& error : errors_of(2, [] { throw std::bad_alloc(); })) {
+    EXPECT_EQ(error.code(), ErrorCode::kMemory) << error.what();
+    EXPECT_EQ(error.rank(), 2);
+  }
+}
+
+TEST(Together, SoDoErrorsAndWhatIsNoneOfOurs) {
+  for (const AgreedError& error : errors_of(0, [] { throw Error(ErrorCode::kFile, "no such file."); })) {
+    EXPECT_EQ(error.code(), ErrorCode::kFile);
+    EXPECT_STREQ(error.what(), "no such file.");
+    EXPECT_EQ(error.rank(), 0);
+  }
+  for (const AgreedError& error : errors_of(3, [] { throw std::out_of_range("at"); })) {
+    EXPECT_EQ(error.code(), ErrorCode::kInternal);
+  }
+  for (const AgreedError& error : errors_of(1, [] { throw 5; })) EXPECT_EQ(error.code(), ErrorCode::kInternal);
+}
+
+TEST(Together, TheLowestRankIsHeard) {
+  run_threads_world(kRanks, {}, [](Transport& world) {
+    const Meeting meeting(world, Patience(kLong));
+    const Error error = error_of([&] {
+      meeting.together([&] {
+        if (world.rank() > 0) throw Error(ErrorCode::kFile, "rank " + std::to_string(world.rank()) + ".");
+      });
+    });
+    EXPECT_STREQ(error.what(), "rank 1.");
+    meeting.barrier();  // the world lives on
+  });
+}
+
+// An AgreedError is known to all ranks already: agreeing on it once more would be a meeting too many.
+TEST(Together, PassesAgreedErrorsOn) {
+  run_threads_world(kRanks, {}, [](Transport& world) {
+    const Meeting meeting(world, Patience(kLong));
+    const Error error = error_of([&] {
+      meeting.together([&] {
+        meeting.together([&] {
+          if (world.rank() == 1) throw Error(ErrorCode::kUsage, "inside.");
+        });
+      });
+    });
+    EXPECT_STREQ(error.what(), "inside.");
+    EXPECT_EQ(meeting.gather_values(world.rank()), (std::vector<int>{0, 1, 2, 3}));
+  });
+}
+
+TEST(Together, ReturnsWhereNothingFails) {
+  std::atomic<int> ran{0};
+  run_threads_world(kRanks, {}, [&](Transport& world) { Meeting(world, Patience(kLong)).together([&] { ++ran; }); });
+  EXPECT_EQ(ran, kRanks);
+}
+
+TEST(Gather, TakesTextsOfAnyLength) {
+  const auto text_of = [](int rank) {
+    return std::string(rank == 2 ? 0 : static_cast<std::size_t>(rank) * 5000 + 3, static_cast<char>('a' + rank));
+  };
+  run_threads_world(kRanks, {}, [&](Transport& world) {
+    const std::vector<std::string> all = Meeting(world, Patience(kLong)).gather(text_of(world.rank()));
+    ASSERT_EQ(all.size(), static_cast<std::size_t>(kRanks));
+    for (int rank = 0; rank < kRanks; ++rank) EXPECT_EQ(all[static_cast<std::size_t>(rank)], text_of(rank));
+  });
+  const auto alone = make_self_transport();
+  EXPECT_EQ(Meeting(*alone, Patience(kLong)).gather("x"), std::vector<std::string>{"x"});
+}
+
+// The rank that doesn't come is named, after the time that the rule allows for what it is said to do.
+TEST(Patience, RuleIsOnePlace) {
+  EXPECT_EQ(Patience(2.0).for_peer().seconds(), 2.0);
+  EXPECT_EQ(Patience(2.0).for_work(0.0).seconds(), 2.0);
+  EXPECT_EQ(Patience(2.0).for_work(0.5).seconds(), 7.0);
+  auto world = make_threads_world(2);
+  const Error error = error_of([&] { Meeting(*world[0], Patience(0.05)).barrier(0.001); });
+  EXPECT_EQ(error.code(), ErrorCode::kPeer);
+  EXPECT_NE(std::string(error.what()).find("within 0.06 s (rank 0 waits for rank 1)"), std::string::npos)
+      << error.what();
+}
+
+}  // namespace
+}  // namespace ringattn

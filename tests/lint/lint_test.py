@@ -1,0 +1,114 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The lint itself: each rule finds the breach that it is there for, and leaves good code alone."""
+import unittest
+
+import lint
+
+FLAGS = {"kv-heads", "backend", "measure"}
+COMMANDS = {"info"}
+
+
+def include(name, header):
+    return [rule for _, rule in lint.include_breaches(name, f'#include "{header}"\n')]
+
+
+class Rooms(unittest.TestCase):
+    def test_data_goes_one_way(self):
+        order = ["launch", "src/attention", "src/attention/check", "src/attention/ring", "src/attention/files",
+                 "src/attention/tokens", "src/kernels", "src/base"]
+        for upper, folder in enumerate(order):
+            for lower, target in enumerate(order):
+                header = f"{target.removeprefix('src/')}/x.hpp"
+                allowed = upper <= lower
+                self.assertEqual(include(f"{folder}/y.cpp", header) == [], allowed, f"{folder} includes {header}")
+
+    def test_comm_and_kernels_do_not_know_each_other(self):
+        self.assertEqual(include("src/comm/x.cpp", "kernels/fold.hpp"), ["comm does not include kernels"])
+        self.assertEqual(include("src/kernels/x.cpp", "comm/self.hpp"), ["kernels does not include comm"])
+        self.assertEqual(include("src/kernels/x.cpp", "attention/attention.hpp"), ["kernels does not include attention"])
+
+    def test_files_do_not_know_ranks(self):
+        self.assertEqual(include("src/attention/files/x.cpp", "comm/self.hpp"), ["attention/files does not include comm"])
+
+    def test_inner_rooms_of_comm_and_kernels(self):
+        self.assertEqual(include("src/comm/world.cpp", "comm/p2p/p2p.hpp"), [])
+        self.assertEqual(include("src/attention/ring/x.cpp", "comm/p2p/p2p.hpp"),
+                         ["attention/ring does not include comm/p2p"])
+        self.assertEqual(include("src/kernels/sm80/x.cpp", "kernels/cuda/device/ptx.cuh"), [])
+        self.assertEqual(include("src/kernels/sm80/x.cpp", "kernels/sm90/fold/fold.cuh"),
+                         ["kernels/sm80 does not include kernels/sm90"])
+        self.assertEqual(include("src/kernels/sm90/fold/x.cu", "kernels/sm80/fold.cuh"),
+                         ["kernels/sm90 does not include kernels/sm80"])
+        self.assertEqual(include("src/kernels/cpu/x.cpp", "kernels/cuda/fold_params.hpp"),
+                         ["kernels/cpu does not include kernels/cuda"])
+        self.assertEqual(include("src/kernels/cuda/x.cpp", "kernels/cpu/cpu_fold.hpp"),
+                         ["kernels/cuda does not include kernels/cpu"])
+        self.assertEqual(include("src/attention/attention.cpp", "kernels/cuda/device/ptx.cuh"),
+                         ["attention does not include kernels/cuda/device"])
+
+    def test_a_table_includes_what_it_lists(self):
+        self.assertEqual(include("src/kernels/fold_table.cpp", "kernels/sm90/fold/fold.hpp"), [])
+        self.assertEqual(include("src/kernels/synthetic.cpp", "kernels/sm90/fold/fold.hpp"),
+                         ["kernels does not include kernels/sm90"])
+
+    def test_tests_include_everything(self):
+        self.assertEqual(include("tests/comm/x.cpp", "launch/config.hpp"), [])
+
+    def test_vendors(self):
+        self.assertEqual(len(list(lint.include_breaches("src/attention/x.cpp", "#include <mpi.h>\n"))), 1)
+        self.assertEqual(list(lint.include_breaches("src/comm/mpi.cpp", "#include <mpi.h>\n")), [])
+
+
+class Messages(unittest.TestCase):
+    def test_all_parts(self):
+        self.assertEqual([line for line, _ in lint.short_messages('\nfail(ErrorCode::kFile, "a", "b");\n')], [2])
+        self.assertEqual(len(list(lint.short_messages('fail(ErrorCode::kFile, "a", "", "c");'))), 1)
+        self.assertEqual(list(lint.short_messages('fail(ErrorCode::kFile, {"a", f(x, y)}, "b", {"c", "d"});')), [])
+        self.assertEqual(list(lint.short_messages('fail(ErrorCode::kInternal, "a");')), [])
+
+    def test_no_spelled_flags(self):
+        self.assertEqual([line for line, _ in lint.spelled_flags('f();\ng("Use --backend cpu.");')], [2])
+        self.assertEqual(len(list(lint.spelled_flags('"See `ringattn info`."'))), 1)
+        self.assertEqual(len(list(lint.spelled_flags('"ringattn plan says it"'))), 1)
+
+    def test_flags_elsewhere_than_in_literals(self):
+        self.assertEqual(list(lint.spelled_flags("--count; x--; // as --backend does\n/* `ringattn info` */")), [])
+        self.assertEqual(list(lint.spelled_flags("const char quote = '\"'; --count; f('\"');")), [])
+        self.assertEqual(list(lint.spelled_flags('"a - b", "-- ", "https://x"')), [])
+
+    def test_known_settings(self):
+        def rules(text):
+            return [rule for _, rule in lint.unknown_settings(text, FLAGS, COMMANDS)]
+
+        self.assertEqual(rules('{setting("kv_heads"), setting("backend", "cpu"), command("info", "measure")}'), [])
+        self.assertEqual(rules('setting("backends")'), ["backends is no flag of launch/flags.cpp"])
+        self.assertEqual(rules('command("inform")'), ["inform is no command of launch/commands.cpp"])
+        self.assertEqual(rules('command("info", "measured")'), ["measured is no flag of launch/flags.cpp"])
+
+    def test_names_come_from_the_tables(self):
+        flags = lint.table_names("launch/flags.cpp")
+        self.assertTrue({"input", "kv-heads", "timeout"} <= flags, flags)
+        self.assertTrue({"run", "info"} <= lint.table_names("launch/commands.cpp"))
+
+
+class Files(unittest.TestCase):
+    def test_licence(self):
+        self.assertEqual(len(list(lint.licence_breaches("int x;\n"))), 1)
+        self.assertEqual(list(lint.licence_breaches("// SPDX-License-Identifier: Apache-2.0\n")), [])
+
+    def test_lengths(self):
+        self.assertEqual(len(list(lint.length_breaches("src/x.cpp", "\n" * (lint.MAX_LINES + 1)))), 1)
+        self.assertEqual(list(lint.length_breaches("src/x.cpp", "\n" * lint.MAX_LINES)), [])
+        self.assertEqual(len(list(lint.length_breaches("x.py", "x" * (lint.MAX_COLUMNS + 1)))), 1)
+
+    def test_a_file_is_held_to_all_rules(self):
+        text = '#include "launch/config.hpp"\nfail(ErrorCode::kFile, "--a", setting("b"));\n'
+        rules = {rule.split(":")[0] for _, rule in lint.breaches_of("src/base/x.cpp", text, FLAGS, COMMANDS)}
+        self.assertEqual(rules, {"a message has all its parts", "the library spells no flag", "b is no flag of launch/flags.cpp",
+                                 "the first lines name the licence (SPDX-License-Identifier",
+                                 "base does not include launch"})
+
+
+if __name__ == "__main__":
+    unittest.main()
