@@ -12,6 +12,7 @@
 #include "base/gpu.hpp"
 #include "kernels/cuda/cuda_backend.hpp"
 #include "kernels/cuda/staging_ring.hpp"
+#include "kernels/cuda/task_geometry.hpp"
 #include "kernels/fold_task.hpp"
 #include "kernels/registry.hpp"
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a CUDA fold kernel is given: a FoldTask's tables as they lie in device memory, and the numbers of the job.
-// Plain data without vendor types, shared by the host that fills it and the kernels that read it.
+// What a CUDA fold kernel is given: the tables of a FoldTask as they lie in device memory, and the numbers of the job.
+// Plain data without vendor types: the host fills it, and kernels read it. The words are explained in
+// kernels/README.md.
 #pragma once
 
 #include <cstdint>
@@ -21,40 +22,39 @@ struct SourceEntry {
   std::int64_t k_token_stride, k_head_stride;
   std::int64_t v_token_stride, v_head_stride;
 };
-// The tiles of a sequence in a task are numbered through its runs: this one's are first, first + 1, …
+// The tiles of a sequence that a task has are numbered 0, 1, … through all of its runs. A run's first tile has number
+// `first`; it is tile `first_tile` of the sequence, and entry `table` of the map of tiles.
 struct RunEntry {
   std::int64_t first_tile;
   std::int64_t first;
   std::int64_t table;
 };
 
-// Rows of one query run that walk over the key tiles together, for every head. Slots [slot_begin, slot_end) of an item
-// are rows; the others are absent: their memory belongs to somebody else.
+// Query rows of one run, which fold the same tiles, or nearly so where there are no query tiles. Slots [slot_begin,
+// slot_end) hold rows; the memory of the others belongs to somebody else. Every head has the same items.
 struct WorkItem {
-  std::int64_t row;         // of q: of slot 0
+  std::int64_t row;         // where slot 0's row would be in q
   std::int64_t position;    // of slot 0
   std::int64_t key_length;  // of the sequence
-  std::int64_t first;       // number of the first tile that the item folds, through the sequence's runs
-  std::int64_t first_tile;  // that tile, and its place in the map: all that is needed where they lie in one run
-  std::int64_t table;
+  // The first tile that the item folds: its number, counted through the sequence's runs; its number in the sequence;
+  // its entry in the map of tiles. Where the item's tiles lie in one run, the others follow it in all three.
+  std::int64_t first, first_tile, table;
   std::int32_t tiles;
   std::int32_t run_begin, runs;  // the entries in FoldParams::Tables::runs that hold the tiles
   std::int32_t slot_begin, slot_end;
   std::int32_t padding;
 };
 
-// Units of work that walk over their key tiles side by side, for kernels that fold several query tiles at a time: unit
-// n is query head (head + n) mod group of item + (head + n) / group, where a group of query heads shares a KV head. The
-// units are of one sequence; the walk covers all that any of them folds.
+// Units of one sequence that are folded side by side. Where `ratio` query heads share a KV head, unit n is the one of
+// item `item` + (head + n) / ratio and of number (head + n) % ratio among those query heads.
 struct WorkBundle {
-  std::int64_t first;       // number of the walk's first tile, through the sequence's runs
-  std::int64_t first_tile;  // that tile, and its place in the map, where the walk lies in one run
-  std::int64_t table;
+  std::int64_t first, first_tile, table;  // of the walk's first tile, as in WorkItem
   std::int32_t tiles;
   std::int32_t run_begin, runs;
   std::int32_t item, head, units;
 };
 
+// Sources that stand in the launch's parameters themselves.
 inline constexpr int kNearSources = 4;
 
 // Rows of a tensor for each of its heads; a row's elements lie side by side. Strides count elements.

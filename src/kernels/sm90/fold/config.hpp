@@ -83,4 +83,13 @@ std::string describe(const FoldConfig& config);
 // All of them, with the head dims in front. See KernelRow::configs.
 std::vector<std::string> fold_configs();
 
+// What the kernel takes for granted of a device: how much of a CTA's shared memory the device keeps for itself, and how
+// many CTAs, one a multiprocessor, there are at most (pace.cuh looks at each of them).
+inline constexpr int kReservedBytes = 1024;
+inline constexpr int kMostCtas = 160;
+
+// Why the kernel can't run on a device that keeps so much shared memory of a CTA and has so many multiprocessors;
+// empty: it can.
+std::string device_obstacle(int reserved_bytes, int multiprocessors);
+
 }  // namespace ringattn::sm90

@@ -37,8 +37,8 @@ __device__ __forceinline__ void init_barriers(const SharedMap<C>& map, int fetch
   barrier_init(map.pace_told(), 1);
   barrier_init(map.pace_free(), 32);
   barrier_init(map.work_wanted(), 1);
-  barrier_init(map.word_sent(), 1);
-  barrier_init(map.word_read(), 1);
+  barrier_init(map.number_sent(), 1);
+  barrier_init(map.number_read(), 1);
   barrier_init_fence();
 }
 

@@ -33,16 +33,6 @@ HopperParams hopper_params(const cuda::FoldParams& p, const FoldConfig& config) 
   return params;
 }
 
-std::string device_obstacle(int reserved_bytes, int multiprocessors) {
-  if (reserved_bytes != kReservedBytes) {
-    return fmt::format("its driver reserves {} bytes of a CTA's shared memory, not {}", reserved_bytes, kReservedBytes);
-  }
-  if (multiprocessors > kMostCtas) {
-    return fmt::format("it has {} multiprocessors, and the kernel counts with {} at most", multiprocessors, kMostCtas);
-  }
-  return {};
-}
-
 void check_device() {
   int device = 0;
   check_cuda(cudaGetDevice(&device), "cudaGetDevice");

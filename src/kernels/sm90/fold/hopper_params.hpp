@@ -4,8 +4,6 @@
 
 #include <cuda.h>
 
-#include <string>
-
 #include "kernels/cuda/fold_params.hpp"
 #include "kernels/sm90/fold/config.hpp"
 
@@ -27,15 +25,7 @@ struct HopperParams {
 // Fills the tensor maps. Those of what the copy engine can't reach stay empty, and the flags say so.
 HopperParams hopper_params(const cuda::FoldParams& fold, const FoldConfig& config);
 
-// What the kernel takes for granted of a device: how much of a CTA's shared memory the device keeps for itself, and how
-// many CTAs, one a multiprocessor, there are at most (pace.cuh looks at each of them).
-inline constexpr int kReservedBytes = 1024;
-inline constexpr int kMostCtas = 160;
-
-// Why the kernel can't run on a device that keeps so much shared memory of a CTA and has so many multiprocessors;
-// empty: it can.
-std::string device_obstacle(int reserved_bytes, int multiprocessors);
-// Throws kUnsupported where the current device has one.
+// Throws kUnsupported where the current device has a device_obstacle().
 void check_device();
 
 }  // namespace ringattn::sm90
