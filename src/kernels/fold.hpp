@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The fold. Within a group of key tiles (r, l, A) ← fold((r, l, A), key tile), in ascending token order; then a row's
 // groups are merged, in ascending order too (merge.hpp), and at the end stand one division and one rounding. This
-// header is what a kernel promises to the engine; it knows devices and tiles, and nothing of ranks.
+// header is what a kernel promises to the engine. Kernels know nothing of ranks. README.md explains the words.
 //
 // A kernel's result for a query row is a pure function of the row, its position, its sequence's keys and values, and
 // the FoldSpec. It depends on nothing that a FoldTask says about *where* tiles lie, how they are grouped into tasks,
