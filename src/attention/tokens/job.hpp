@@ -21,9 +21,6 @@ double visible_pairs(const Job& job);
 // The same for `rows` consecutive queries of one sequence, the first at `position`, and the sequence's keys `keys`.
 double visible_pairs(const Mask& mask, std::int64_t position, std::int64_t rows, KeyRange keys);
 
-// The field's convention, whatever is skipped or masked inside tiles: 2 · pairs · heads · (head_dim + head_dim_v).
-double job_flops(const Job& job);
-
 // The visible pairs of a run of the job's queries. `job` outlives the function.
 QueryWork query_work(const Job& job);
 
