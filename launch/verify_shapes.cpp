@@ -8,6 +8,7 @@
 
 #include "attention/check/difference.hpp"
 #include "attention/ring/reshard.hpp"
+#include "attention/tokens/cost.hpp"
 #include "launch/execution.hpp"
 #include "launch/job_text.hpp"
 #include "launch/progress.hpp"

@@ -24,10 +24,6 @@ double visible_pairs(const Job& job) {
   return pairs;
 }
 
-double job_flops(const Job& job) {
-  return 2.0 * visible_pairs(job) * job.spec.heads * (job.spec.head_dim + job.spec.head_dim_v);
-}
-
 void check_job(const Job& job) {
   check_heads(job.spec);
   const Mask& mask = job.spec.mask;

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <utility>
+#include <vector>
 
 #include "base/cuda.hpp"
 #include "base/error.hpp"
@@ -76,7 +78,8 @@ class CudaFold final : public FoldKernel {
            sizeof(float);
   }
   std::size_t scratch_bytes(const FoldLimits& limits) const override {
-    return kStagingSlots * table_bytes(spec_, kernel_.shape, limits) + own_bytes();
+    const std::size_t slots = kStagingSlots + static_cast<std::size_t>(limits.prepared);
+    return slots * table_bytes(spec_, kernel_.shape, limits) + own_bytes();
   }
   void reserve(const FoldLimits& limits) override {
     const DeviceGuard guard(device_);
@@ -84,12 +87,35 @@ class CudaFold final : public FoldKernel {
     for (Built& built : built_) built.geometry.reserve(limits);  // and forget
     ring_.reserve(table_bytes(spec_, kernel_.shape, limits), device_);
     builder_.reserve(spec_, kernel_.shape, limits);
+    prepared_.clear();
+    prepared_.reserve(static_cast<std::size_t>(limits.prepared));
     if (own_bytes() > scratch_.bytes()) {
       scratch_ = allocate_device(own_bytes(), device_);
       check_cuda(cudaMemset(scratch_.data(), 0, own_bytes()), "cudaMemset");
       check_cuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");  // tasks may be in any stream
     }
     kernel_.launcher->prepare();
+  }
+
+  // The tables are the task's own, so nobody overwrites them and nobody has to wait: not even a graph's launches do.
+  PreparedTask prepare(const FoldTask& task) override {
+    if (task.sources.size() > kNearSources) {
+      fail(ErrorCode::kInternal, fmt::format("a fold task of {} sources can't be prepared", task.sources.size()),
+           fmt::format("the addresses of more than {} stand in its tables", kNearSources));
+    }
+    const DeviceGuard guard(device_);
+    const CudaStream queue;
+    const std::span<std::byte> memory = ring_.next({});
+    built_[ring_.current()].geometry.forget();
+    PreparedTables tables;
+    tables.layout = builder_.build(spec_, task, kernel_.shape, memory);
+    tables.memory = allocate_device(tables.layout.bytes, device_);
+    check_cuda(
+        cudaMemcpyAsync(tables.memory.data(), memory.data(), tables.layout.bytes, cudaMemcpyHostToDevice, queue.get()),
+        "cudaMemcpyAsync");
+    check_cuda(cudaStreamSynchronize(queue.get()), "cudaStreamSynchronize");
+    prepared_.push_back(std::move(tables));
+    return static_cast<PreparedTask>(prepared_.size()) - 1;
   }
 
   void fold(const FoldTask& task, Stream stream, const Progress& progress) override {
@@ -101,6 +127,11 @@ class CudaFold final : public FoldKernel {
     if (progress) progress();
     if (task.q.tokens == 0 || (task.finish == nullptr && !task.save)) return;
     const DeviceGuard guard(device_);
+    if (task.prepared != kNotPrepared) {
+      const PreparedTables& prepared = prepared_.at(static_cast<std::size_t>(task.prepared));
+      if (prepared.layout.item_count > 0) launch(task, prepared.layout, prepared.memory.data(), stream);
+      return;
+    }
     const cudaStream_t queue = cuda_stream(stream);
     std::byte* tables = nullptr;
     TableLayout layout;
@@ -116,14 +147,7 @@ class CudaFold final : public FoldKernel {
       if (layout.item_count == 0) return;
       tables = ring_.upload(layout.bytes, queue);
     }
-    FoldParams p = params_;
-    set_tensors(task, p);
-    set_tables(task, layout, tables, p);
-    p.state.memory = static_cast<float*>(task.state);
-    p.state.resume = task.resume;
-    p.state.save = task.save;
-    p.state.scratch = reinterpret_cast<float*>(scratch_.data());
-    kernel_.launcher->launch(p, stream);
+    launch(task, layout, tables, stream);
     ring_.release(queue);
     if (again) return;
     Built& built = built_[ring_.current()];
@@ -155,6 +179,23 @@ class CudaFold final : public FoldKernel {
     TaskGeometry geometry;
     TableLayout layout;
   };
+
+  struct PreparedTables {
+    TableLayout layout;
+    Buffer memory;
+  };
+
+  // `tables`: on the device, as `layout` says.
+  void launch(const FoldTask& task, const TableLayout& layout, std::byte* tables, Stream stream) const {
+    FoldParams p = params_;
+    set_tensors(task, p);
+    set_tables(task, layout, tables, p);
+    p.state.memory = static_cast<float*>(task.state);
+    p.state.resume = task.resume;
+    p.state.save = task.save;
+    p.state.scratch = reinterpret_cast<float*>(scratch_.data());
+    kernel_.launcher->launch(p, stream);
+  }
 
   static void set_tensors(const FoldTask& task, FoldParams& p) {
     p.rows = task.q.tokens;
@@ -203,6 +244,7 @@ class CudaFold final : public FoldKernel {
   FoldParams params_;
   StagingRing ring_;
   std::array<Built, kStagingSlots> built_;
+  std::vector<PreparedTables> prepared_;  // by PreparedTask
   Buffer scratch_;
   WorkBuilder builder_;
 };
