@@ -130,7 +130,8 @@ struct Prediction {
   double seconds = 0.0;
   double exposed_seconds = 0.0;  // in which the rank waits for bytes
 };
-Prediction predict(const Plan& plan, const MachineModel& machine);
+// Without overlap each block is waited for before it is folded, and the next transfer starts after the fold.
+Prediction predict(const Plan& plan, const MachineModel& machine, bool overlap = true);
 
 // Bytes of one token's K and V rows on the wire.
 std::int64_t kv_token_bytes(const FoldSpec& spec);
