@@ -69,7 +69,7 @@ struct Shape {
 void measure_fold(const Shape& shape, int threads, int runs) {
   const FoldSpec& spec = shape.spec;
   const std::int64_t n = shape.tokens;
-  const KernelChoice choice = choose_kernel(spec, {"cpu", "auto"});
+  const FoldChoice choice = choose_kernel(spec, {"cpu", "auto"});
   const auto backend = choice.row->make_backend({threads, 0});
   const auto kernel = choice.row->make_kernel(spec, *backend);
   kernel->reserve({});
@@ -101,7 +101,7 @@ void measure_fold(const Shape& shape, int threads, int runs) {
 
   double pairs = 0.0;
   for (std::int64_t p = 0; p < n; ++p) {
-    const KeyRange seen = visible_keys(spec.mask, p, n);
+    const KeyRange seen = Visibility(spec.mask, n).keys(p);
     pairs += static_cast<double>(seen.end - seen.begin);
   }
   const double flops = 2.0 * pairs * spec.heads * (spec.head_dim + spec.head_dim_v);

@@ -35,9 +35,9 @@ struct DeviceInfo {
 
 DeviceInfo find_device(const JobOptions& options) {
   DeviceInfo device;
-  for (const KernelRow& row : kernel_table()) {
-    if (row.backend == "cpu" && row.unavailable().empty()) {
-      device.target = row.make_backend({std::max(1, options.threads)})->identity();
+  for (const KernelEntry* row : all_kernels()) {
+    if (row->backend == "cpu" && row->unavailable().empty()) {
+      device.target = row->make_backend({std::max(1, options.threads)})->identity();
       break;
     }
   }
@@ -84,11 +84,11 @@ void print_tables(const Screen& screen, const DeviceInfo& device) {
   }
   if (visible_gpus().empty()) text += fmt::format("GPU         none ({})\n", gpus_unavailable());
   text += "\nkernels, in order of preference\n";
-  for (const KernelRow& row : kernel_table()) {
-    const std::string obstacle = row.unavailable();
-    text += fmt::format("  {:<16} {:<5} runs here: {}{}\n                   {}\n", row.name, row.backend,
-                        state_of(obstacle), obstacle.empty() ? "" : fmt::format(" ({})", obstacle), row.supports);
-    for (const std::string& config : row.configs()) text += fmt::format("                     {}\n", config);
+  for (const KernelEntry* row : all_kernels()) {
+    const std::string obstacle = row->unavailable();
+    text += fmt::format("  {:<16} {:<5} runs here: {}{}\n                   {}\n", row->name, row->backend,
+                        state_of(obstacle), obstacle.empty() ? "" : fmt::format(" ({})", obstacle), row->supports);
+    for (const std::string& config : row->configs()) text += fmt::format("                     {}\n", config);
   }
   text += "\ntransports\n";
   for (const TransportRow& row : transport_table()) {
@@ -123,11 +123,11 @@ std::string info_json(const Invocation& invocation, const DeviceInfo& device, co
     json.member("multiprocessors", gpu.multiprocessors).member("memory_bytes", gpu.memory).end_object();
   }
   json.end_array().key("kernels").begin_array();
-  for (const KernelRow& row : kernel_table()) {
-    const std::string obstacle = row.unavailable();
-    json.begin_object().member("name", row.name).member("backend", row.backend).member("supports", row.supports);
+  for (const KernelEntry* row : all_kernels()) {
+    const std::string obstacle = row->unavailable();
+    json.begin_object().member("name", row->name).member("backend", row->backend).member("supports", row->supports);
     json.key("configs").begin_array();
-    for (const std::string& config : row.configs()) json.value(config);
+    for (const std::string& config : row->configs()) json.value(config);
     json.end_array();
     json.member("available", obstacle.empty()).member("reason", obstacle).end_object();
   }

@@ -186,7 +186,7 @@ void check_as_run(const Config& config, const Backend& backend) {
 }
 
 // How blocks will travel: as the named transport lets them or, for auto, as the one that joins processes does.
-Route planned_route(const Config& config, const KernelRow& kernel) {
+Route planned_route(const Config& config, const KernelEntry& kernel) {
   const std::string_view backend = kernel.backend;
   const std::string_view memory = backend == "cpu" ? "host" : "device";
   const std::string& name = config.options.transport;
@@ -224,7 +224,7 @@ int plan_job(const Invocation& invocation) {
   // What is forced is meant for another machine, perhaps; what is not is this one's.
   const bool forced = options.backend != "auto" || options.kernel != "auto";
   const KernelPlace place = forced ? KernelPlace::kAnywhere : KernelPlace::kHere;
-  const KernelChoice choice = choose_kernel(inputs.front().job().spec, library.kernel, place);
+  const FoldChoice choice = choose_kernel(inputs.front().job().spec, library.kernel, place);
   if (library.machine == MachineModel{}) library.machine = default_machine(*choice.row);
   const std::unique_ptr<Backend> backend =
       choice.row->make_backend({library.threads > 0 ? library.threads : usable_processors().count, kNoDevice});

@@ -136,8 +136,8 @@ void agree_on_configuration(const Config& config, Transport& world) {
 // The kind of memory that the options' kernel works in.
 WantedMemory wanted_memory(const JobOptions& options) {
   std::string_view backend = options.backend;
-  for (const KernelRow& row : kernel_table()) {
-    if (row.name == options.kernel) backend = row.backend;
+  for (const KernelEntry* row : all_kernels()) {
+    if (row->name == options.kernel) backend = row->backend;
   }
   if (backend == "cpu") return WantedMemory::kHost;
   return backend == "cuda" ? WantedMemory::kDevice : WantedMemory::kAny;

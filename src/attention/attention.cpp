@@ -169,7 +169,7 @@ struct Attention::Impl {
   Options options;
   Transport& transport;
   Meeting meeting;
-  KernelChoice choice;
+  FoldChoice choice;
   std::unique_ptr<Backend> backend;
   std::unique_ptr<FoldKernel> kernel;
   std::optional<Forecast> forecast;
@@ -239,7 +239,7 @@ Attention::Attention(Attention&&) noexcept = default;
 
 const Job& Attention::job() const { return impl_->job; }
 const Options& Attention::options() const { return impl_->options; }
-const KernelChoice& Attention::kernel() const { return impl_->choice; }
+const FoldChoice& Attention::kernel() const { return impl_->choice; }
 Backend& Attention::backend() { return *impl_->backend; }
 const JobLayout& Attention::layout() const { return impl_->forecast->layout; }
 const Plan& Attention::plan() const { return impl_->forecast->plan; }

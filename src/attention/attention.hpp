@@ -99,7 +99,7 @@ class Attention {
 
   const Job& job() const;
   const Options& options() const;
-  const KernelChoice& kernel() const;
+  const FoldChoice& kernel() const;
   Backend& backend();
   const JobLayout& layout() const;
   const Plan& plan() const;

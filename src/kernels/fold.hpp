@@ -17,14 +17,18 @@
 #include "base/memory.hpp"
 #include "base/tensor.hpp"
 #include "kernels/backend.hpp"
-#include "kernels/mask.hpp"
 #include "kernels/merge.hpp"
+#include "kernels/visibility.hpp"
 
 namespace ringattn {
+
+class FoldKernel;
 
 // What is computed: all that the choice of a kernel and its arithmetic may depend on. Lengths, batch and ranks are
 // absent.
 struct FoldSpec {
+  using Kernel = FoldKernel;  // what computes it (registry.hpp)
+
   Dtype dtype = Dtype::kBf16;  // of q, k, v and out; state and LSE are fp32
   int heads = 1;               // query heads
   int kv_heads = 1;            // divides heads
@@ -135,34 +139,5 @@ class FoldKernel {
   // Writes the saved state of `rows` rows as (m, l, O).
   virtual void export_state(const void* state, std::int64_t rows, const FoldStateView& view, Stream stream) = 0;
 };
-
-// Key tiles [begin, end) of a sequence.
-struct TileRange {
-  std::int64_t begin = 0;
-  std::int64_t end = 0;
-
-  RINGATTN_HOST_DEVICE bool empty() const { return begin >= end; }
-};
-
-// a / b for b > 0. Processors divide numbers of 32 bits several times faster, and positions mostly are.
-RINGATTN_HOST_DEVICE inline std::int64_t quotient(std::int64_t a, int b) {
-  const auto bits = static_cast<std::uint64_t>(a);
-  return bits >> 32 == 0 ? static_cast<std::uint32_t>(bits) / static_cast<std::uint32_t>(b) : a / b;
-}
-
-// The key tiles that the row at `position` folds (see FoldKernel::query_tile). Where not empty, both ends ascend with
-// the position.
-RINGATTN_HOST_DEVICE inline TileRange folded_tiles(const Mask& mask, std::int64_t position, std::int64_t key_length,
-                                                   int query_tile, int key_tile) {
-  std::int64_t first = position;
-  if (query_tile > 1) {
-    first = quotient(position, query_tile) * query_tile;
-    if (first > position) first -= query_tile;  // round down also below zero
-  }
-  const std::int64_t begin = visible_keys(mask, first, key_length).begin;
-  const std::int64_t end = visible_keys(mask, first + query_tile - 1, key_length).end;
-  if (begin >= end) return {0, 0};
-  return {quotient(begin, key_tile), quotient(end + key_tile - 1, key_tile)};
-}
 
 }  // namespace ringattn

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The table of fold kernels in order of preference, and the choice among them. Choosing is pure and explains itself;
-// making a kernel is a row's own function.
+// The tables of kernels, one for each op, and the choice among a table's rows. Choosing is pure and explains itself,
+// and is the same for every op; making a kernel is a row's own function. An op is known by its spec: the spec's type
+// selects the table, and Spec::Kernel is what its rows make.
 #pragma once
 
-#include <cstdint>
+#include <cstddef>
+#include <functional>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -15,8 +16,8 @@
 
 namespace ringattn {
 
-// A kernel = one row. `missing` says what the kernel lacks for a spec, or nothing if it can do it.
-struct KernelRow {
+// What the row of every kernel says, whichever op it computes.
+struct KernelEntry {
   std::string_view name;      // e.g. "cpu_fold"; the architecture first
   std::string_view backend;   // "cpu", "cuda"
   std::string_view supports;  // one line for people: dtypes, dims, masks
@@ -26,15 +27,25 @@ struct KernelRow {
   double flops_per_second;
   // Why the kernel can't run on this machine at all; empty: it can.
   std::string (*unavailable)();
-  // What the spec requires that the kernel lacks, one entry each, e.g. "head_dim 260 (supported: multiples of 8 up to
-  // 256)".
-  std::vector<std::string> (*missing)(const FoldSpec& spec);
   std::unique_ptr<Backend> (*make_backend)(const BackendOptions& options);
-  // `backend` is what this row's make_backend made and outlives the kernel.
-  std::unique_ptr<FoldKernel> (*make_kernel)(const FoldSpec& spec, Backend& backend);
 };
 
-std::span<const KernelRow> kernel_table();
+// A kernel of the op that `Spec` describes = one row.
+template <class Spec>
+struct KernelRow : KernelEntry {
+  // What the spec requires that the kernel lacks, one entry each, e.g. "head_dim 260 (supported: multiples of 8 up to
+  // 256)".
+  std::vector<std::string> (*missing)(const Spec& spec);
+  // `backend` is what this row's make_backend made and outlives the kernel.
+  std::unique_ptr<typename Spec::Kernel> (*make_kernel)(const Spec& spec, Backend& backend);
+};
+
+// An op's kernels in order of preference. Each op specialises it in a file of its own.
+template <class Spec>
+std::span<const KernelRow<Spec>> kernel_table();
+
+// The rows of all tables, one table after the other.
+std::span<const KernelEntry* const> all_kernels();
 
 // What the caller asked for: "auto" or a name.
 struct KernelRequest {
@@ -42,17 +53,44 @@ struct KernelRequest {
   std::string kernel = "auto";
 };
 
+template <class Spec>
 struct KernelChoice {
-  const KernelRow* row = nullptr;
+  const KernelRow<Spec>* row = nullptr;
   std::string reason;  // e.g. "first of 1 that can: cpu_fold (bf16, head_dim 128, causal)"
 };
 
 // Whether a kernel is to run on this machine, or is asked about for another one.
 enum class KernelPlace { kHere, kAnywhere };
 
+// The same choice for every op: the number of a row among `rows`, and why. `missing` says what the row of a number
+// lacks, and `required` describes the spec. See choose_kernel().
+struct RowChoice {
+  std::size_t row = 0;
+  std::string reason;
+};
+RowChoice choose_row(std::span<const KernelEntry* const> rows,
+                     const std::function<std::vector<std::string>(std::size_t)>& missing, const std::string& required,
+                     const KernelRequest& request, KernelPlace place);
+
 // The first row that can do `spec` (here) and matches the request. Throws kUsage for an unknown name, and kUnsupported,
-// listing required, supported and missing, when no row (or not the forced one) can.
-KernelChoice choose_kernel(const FoldSpec& spec, const KernelRequest& request, KernelPlace place = KernelPlace::kHere);
+// listing required, supported and missing, when no row (or not the forced one) can. A describe(spec) that says in one
+// line what the spec needs belongs to every op.
+template <class Spec>
+KernelChoice<Spec> choose_kernel(const Spec& spec, const KernelRequest& request,
+                                 KernelPlace place = KernelPlace::kHere) {
+  const std::span<const KernelRow<Spec>> table = kernel_table<Spec>();
+  std::vector<const KernelEntry*> rows;
+  for (const KernelRow<Spec>& row : table) rows.push_back(&row);
+  const RowChoice choice = choose_row(
+      rows, [&](std::size_t row) { return table[row].missing(spec); }, describe(spec), request, place);
+  return {&table[choice.row], choice.reason};
+}
+
+// The fold.
+using FoldRow = KernelRow<FoldSpec>;
+using FoldChoice = KernelChoice<FoldSpec>;
+template <>
+std::span<const FoldRow> kernel_table<FoldSpec>();
 
 // Throws kUsage when heads, dims, scale or soft-cap contradict each other. Names the configuration ("MHA", "GQA 4:1",
 // "MQA").

@@ -297,7 +297,7 @@ TEST(Info, RefusesAReportThatExistsBeforeItPrints) {
 
 TEST(Info, OneRankMeasuresNoLink) {
   const TemporaryFolder folder;
-  for (const KernelRow& row : kernel_table()) {
+  for (const FoldRow& row : kernel_table<FoldSpec>()) {
     if (!row.unavailable().empty()) continue;
     const std::string path = folder.file(std::string(row.name) + ".json");
     ASSERT_EQ(tool({"info", "--measure", "--kernel", std::string(row.name), "--machine", path}).code, 0) << row.name;

@@ -15,7 +15,7 @@ namespace ringattn::testing {
 namespace {
 
 // Once for each kernel of the cuda backend.
-class GpuInvariance : public ::testing::TestWithParam<KernelRow> {
+class GpuInvariance : public ::testing::TestWithParam<FoldRow> {
  protected:
   void SetUp() override {
     const std::string reason = GetParam().unavailable();
@@ -147,9 +147,9 @@ TEST_P(GpuInvariance, RepeatsAreEqual) {
   }
 }
 
-std::vector<KernelRow> cuda_kernels() {
-  std::vector<KernelRow> rows;
-  for (const KernelRow& row : kernel_table()) {
+std::vector<FoldRow> cuda_kernels() {
+  std::vector<FoldRow> rows;
+  for (const FoldRow& row : kernel_table<FoldSpec>()) {
     if (row.backend == "cuda") rows.push_back(row);
   }
   return rows;

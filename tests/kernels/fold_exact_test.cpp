@@ -34,107 +34,113 @@ float out_at(const FoldInputs& inputs, const FoldResult& result, std::int64_t to
 class FoldExact : public KernelRowTest {};
 
 TEST_P(FoldExact, ValuesOfOneGiveOne) {
-  for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16, Dtype::kF16}) {
-    const FoldSpec spec = make_spec(dtype, 4, 2, 64, {-1, 0});
-    if (!cannot_run(row(), spec).empty()) continue;
+  for (const Dims& dims : varied_dims(row())) {
+    const FoldSpec spec = make_spec(dims, 4, 2, {-1, 0});
     FoldInputs inputs = random_inputs(spec, {{600, 600, 0}}, 3);
-    for (std::size_t at = 0; at < inputs.v.size(); at += size_of(dtype)) {
-      store_element(inputs.v.data() + at, dtype, 1.0F);
+    for (std::size_t at = 0; at < inputs.v.size(); at += size_of(dims.dtype)) {
+      store_element(inputs.v.data() + at, dims.dtype, 1.0F);
     }
     const FoldResult result = fold_with(row(), inputs);
     for (std::int64_t token = 0; token < 600; ++token) {
       for (int head = 0; head < 4; ++head) {
-        for (const int dim : {0, 37, 63}) {
-          ASSERT_NEAR(out_at(inputs, result, token, head, dim), 1.0F, one_tolerance(dtype)) << token;
+        for (const int dim : {0, dims.head_dim_v / 2 + 3, dims.head_dim_v - 1}) {
+          ASSERT_NEAR(out_at(inputs, result, token, head, dim), 1.0F, one_tolerance(dims.dtype)) << token;
         }
       }
     }
+    count_check();
   }
 }
 
+// v = position: the mean of 0 … p is p / 2, every partial sum is an exact integer, and as far as positions and their
+// halves are numbers of the dtype, so is the result.
 TEST_P(FoldExact, QueriesOfZeroGiveMeans) {
-  const FoldSpec spec = make_spec(Dtype::kF32, 2, 1, 64, {-1, 0});
-  if (!cannot_run(row(), spec).empty()) GTEST_SKIP() << cannot_run(row(), spec);
-  constexpr std::int64_t kTokens = 700;
-  FoldInputs inputs = random_inputs(spec, {{kTokens, kTokens, 0}}, 4);
-  std::fill(inputs.q.begin(), inputs.q.end(), std::byte{0});
-  // v = position: the mean of 0 … p is p / 2, and every partial sum is an exact integer.
-  for (std::int64_t token = 0; token < kTokens; ++token) inputs.set_v(token, 0, 5, static_cast<float>(token));
-  const FoldResult result = fold_with(row(), inputs);
-  for (std::int64_t token = 0; token < kTokens; ++token) {
-    ASSERT_EQ(out_at(inputs, result, token, 1, 5), static_cast<float>(token) / 2.0F);
-    ASSERT_NEAR(result.lse[static_cast<std::size_t>(token * 2)], std::log(static_cast<double>(token + 1)), 1e-6);
+  for (const Dims& dims : usual_dims(row())) {
+    const FoldSpec spec = make_spec(dims, 2, 1, {-1, 0});
+    const std::int64_t tokens = dims.dtype == Dtype::kBf16 ? 257 : 700;
+    FoldInputs inputs = random_inputs(spec, {{tokens, tokens, 0}}, 4);
+    std::fill(inputs.q.begin(), inputs.q.end(), std::byte{0});
+    for (std::int64_t token = 0; token < tokens; ++token) inputs.set_v(token, 0, 5, static_cast<float>(token));
+    const FoldResult result = fold_with(row(), inputs);
+    for (std::int64_t token = 0; token < tokens; ++token) {
+      ASSERT_EQ(out_at(inputs, result, token, 1, 5), static_cast<float>(token) / 2.0F) << describe(spec);
+      ASSERT_NEAR(result.lse[static_cast<std::size_t>(token * 2)], std::log(static_cast<double>(token + 1)), 1e-6);
+    }
+    count_check();
   }
 }
 
 // One key that outweighs all others: O is its value, bit for bit, wherever it lies.
 TEST_P(FoldExact, NeedleAtEveryPosition) {
-  const FoldSpec spec = make_spec(Dtype::kBf16, 2, 1, 64, {-1, -1});
-  if (!cannot_run(row(), spec).empty()) GTEST_SKIP() << cannot_run(row(), spec);
-  constexpr std::int64_t kKeys = 400;
-  FoldInputs inputs = random_inputs(spec, {{kKeys, kKeys, 0}}, 5);
-  // Query i finds key i: both are large in dim i mod 64 and in nothing else, with signs that tell apart the keys which
-  // share it.
-  std::fill(inputs.q.begin(), inputs.q.end(), std::byte{0});
-  std::fill(inputs.k.begin(), inputs.k.end(), std::byte{0});
-  for (std::int64_t i = 0; i < kKeys; ++i) {
-    const int group = static_cast<int>(i / 32);
-    const int dim = static_cast<int>(i % 32);
-    for (int head = 0; head < 2; ++head) {
-      inputs.set_q(i, head, dim, 64.0F);
-      inputs.set_q(i, head, 32 + group, 64.0F);
+  for (const Dims& dims : usual_dims(row())) {
+    const FoldSpec spec = make_spec(dims, 2, 1, {-1, -1});
+    constexpr std::int64_t kKeys = 400;
+    const int half = dims.head_dim / 2;
+    ASSERT_GE(half * half, kKeys) << "each key has a pair of dims of its own";
+    FoldInputs inputs = random_inputs(spec, {{kKeys, kKeys, 0}}, 5);
+    // Query i finds key i: both are large in dims i mod half and half + i / half, and in nothing else.
+    std::fill(inputs.q.begin(), inputs.q.end(), std::byte{0});
+    std::fill(inputs.k.begin(), inputs.k.end(), std::byte{0});
+    for (std::int64_t i = 0; i < kKeys; ++i) {
+      for (const int dim : {static_cast<int>(i % half), half + static_cast<int>(i / half)}) {
+        for (int head = 0; head < 2; ++head) inputs.set_q(i, head, dim, 64.0F);
+        inputs.set_k(i, 0, dim, 64.0F);
+      }
     }
-    inputs.set_k(i, 0, dim, 64.0F);
-    inputs.set_k(i, 0, 32 + group, 64.0F);
-  }
-  const FoldResult result = fold_with(row(), inputs);
-  const std::size_t row_bytes = static_cast<std::size_t>(spec.head_dim_v) * size_of(spec.dtype);
-  for (std::size_t token = 0; token < kKeys; ++token) {
-    for (std::size_t head = 0; head < 2; ++head) {
-      ASSERT_EQ(std::memcmp(result.out.data() + (token * 2 + head) * row_bytes, inputs.v.data() + token * row_bytes,
-                            row_bytes),
-                0)
-          << "query " << token << ", head " << head;
+    const FoldResult result = fold_with(row(), inputs);
+    const std::size_t row_bytes = static_cast<std::size_t>(spec.head_dim_v) * size_of(spec.dtype);
+    for (std::size_t token = 0; token < kKeys; ++token) {
+      for (std::size_t head = 0; head < 2; ++head) {
+        ASSERT_EQ(std::memcmp(result.out.data() + (token * 2 + head) * row_bytes, inputs.v.data() + token * row_bytes,
+                              row_bytes),
+                  0)
+            << describe(spec) << ", query " << token << ", head " << head;
+      }
     }
+    count_check();
   }
 }
 
 TEST_P(FoldExact, RowsWithoutKeysAreZero) {
-  for (const bool sinks : {false, true}) {
-    FoldSpec spec = make_spec(Dtype::kF16, 4, 1, 64, {-1, 0});
-    spec.sinks = sinks;
-    if (!cannot_run(row(), spec).empty()) continue;
-    // Rows −30 … −1 stand before the first key; the second sequence has no keys.
-    const FoldInputs inputs = random_inputs(spec, {{40, 200, -30}, {3, 0, 0}}, 6);
-    const FoldResult result = fold_with(row(), inputs, {.tiles_per_task = 1});
-    for (std::int64_t token = 0; token < 43; ++token) {
-      if (token >= 30 && token < 40) continue;
-      for (int head = 0; head < 4; ++head) {
-        for (int dim = 0; dim < 64; ++dim) ASSERT_EQ(out_at(inputs, result, token, head, dim), 0.0F) << token;
-        ASSERT_EQ(result.lse[static_cast<std::size_t>(token * 4 + head)],
-                  sinks ? inputs.sinks[static_cast<std::size_t>(head)] : -kInfinity);
+  for (const Dims& dims : varied_dims(row())) {
+    for (const bool sinks : {false, true}) {
+      FoldSpec spec = make_spec(dims, 4, 1, {-1, 0});
+      spec.sinks = sinks;
+      // Rows −30 … −1 stand before the first key; the second sequence has no keys.
+      const FoldInputs inputs = random_inputs(spec, {{40, 200, -30}, {3, 0, 0}}, 6);
+      const FoldResult result = fold_with(row(), inputs, {.tiles_per_task = 1});
+      for (std::int64_t token = 0; token < 43; ++token) {
+        if (token >= 30 && token < 40) continue;
+        for (int head = 0; head < 4; ++head) {
+          for (int dim = 0; dim < dims.head_dim_v; ++dim) {
+            ASSERT_EQ(out_at(inputs, result, token, head, dim), 0.0F) << token;
+          }
+          ASSERT_EQ(result.lse[static_cast<std::size_t>(token * 4 + head)],
+                    sinks ? inputs.sinks[static_cast<std::size_t>(head)] : -kInfinity);
+        }
       }
+      count_check();
     }
   }
 }
 
-// Keys that no row sees don't matter, whatever they hold.
+// Keys that no row sees don't matter, whatever finite numbers they hold.
 TEST_P(FoldExact, UnseenKeysMoveNoBit) {
-  for (const Mask& mask : {Mask{-1, 0}, Mask{40, 0}, Mask{20, 15}}) {
-    const FoldSpec spec = make_spec(Dtype::kBf16, 4, 2, 64, mask);
-    if (!cannot_run(row(), spec).empty()) continue;
-    FoldInputs inputs = random_inputs(spec, {{50, 420, 200}}, 8);
-    const FoldResult before = fold_with(row(), inputs);
-    const KeyRange first = visible_keys(mask, 200, 420);
-    const KeyRange last = visible_keys(mask, 249, 420);
-    for (std::int64_t key = 0; key < 420; ++key) {
-      if (key >= first.begin && key < last.end) continue;
-      for (int dim = 0; dim < 64; ++dim) {
-        inputs.set_k(key, 0, dim, -9.0F);
-        inputs.set_v(key, 1, dim, -3e30F);
+  for (const Dims& dims : usual_dims(row())) {
+    const float huge = dims.dtype == Dtype::kF16 ? -6e4F : -3e30F;
+    for (const Mask& mask : {Mask{-1, 0}, Mask{40, 0}, Mask{20, 15}}) {
+      const FoldSpec spec = make_spec(dims, 4, 2, mask);
+      FoldInputs inputs = random_inputs(spec, {{50, 420, 200}}, 8);
+      const FoldResult before = fold_with(row(), inputs);
+      const KeyRange first = Visibility(mask, 420).keys(200);
+      const KeyRange last = Visibility(mask, 420).keys(249);
+      for (std::int64_t key = 0; key < 420; ++key) {
+        if (key >= first.begin && key < last.end) continue;
+        for (int dim = 0; dim < dims.head_dim; ++dim) inputs.set_k(key, 0, dim, -9.0F);
+        for (int dim = 0; dim < dims.head_dim_v; ++dim) inputs.set_v(key, 1, dim, huge);
       }
+      EXPECT_TRUE(fold_with(row(), inputs).same_bits(before)) << describe(spec);
     }
-    EXPECT_TRUE(fold_with(row(), inputs).same_bits(before)) << describe(mask);
   }
 }
 

@@ -38,10 +38,9 @@ class FoldInvariance : public KernelRowTest {
 };
 
 TEST_P(FoldInvariance, ResumesAtEveryTile) {
-  for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16, Dtype::kF16}) {
+  for (const Dims& dims : usual_dims(row())) {
     for (const Mask& mask : kMasks) {
-      const FoldSpec spec = make_spec(dtype, 4, 2, 64, mask);
-      if (!cannot_run(row(), spec).empty()) continue;
+      const FoldSpec spec = make_spec(dims, 4, 2, mask);
       expect_same(inputs_for(spec), {{.tiles_per_task = 1},
                                      {.tiles_per_task = 2},
                                      {.tiles_per_task = 5},
@@ -54,10 +53,9 @@ TEST_P(FoldInvariance, ResumesAtEveryTile) {
 TEST_P(FoldInvariance, RowsGroupedAndPlacedAnyhow) {
   for (const int kv_heads : {1, 2, 6}) {
     for (const Mask& mask : kMasks) {
-      FoldSpec spec = make_spec(Dtype::kBf16, 6, kv_heads, 64, mask);
+      FoldSpec spec = make_spec(usual_dims(row()).front(), 6, kv_heads, mask);
       spec.softcap = 25.0F;
       spec.sinks = true;
-      if (!cannot_run(row(), spec).empty()) continue;
       expect_same(inputs_for(spec), {{.run_rows = 1, .shuffle = 31},
                                      {.run_rows = 7, .shuffle = 32},
                                      {.run_rows = 64, .shuffle = 33, .strided = true},
@@ -68,28 +66,23 @@ TEST_P(FoldInvariance, RowsGroupedAndPlacedAnyhow) {
 
 // Kernels may fetch in different ways, by how many sources there are and how views are aligned, in tasks of one state.
 TEST_P(FoldInvariance, AnyNumberOfSourcesAtAnyAlignment) {
-  for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16, Dtype::kF16}) {
-    for (const int head_dim : {64, 128}) {
-      const FoldSpec spec = make_spec(dtype, 4, 2, head_dim, {-1, 0});
-      if (!cannot_run(row(), spec).empty()) continue;
-      expect_same(inputs_for(spec),
-                  {{.shuffle = 81, .sources = 4},
-                   {.shuffle = 82, .sources = 5},
-                   {.tiles_per_task = 3, .shuffle = 83, .sources = 40},
-                   {.odd_q = true},
-                   {.odd_keys = true},
-                   {.odd_out = true},
-                   {.tiles_per_task = 1, .odd_q = true},
-                   {.tiles_per_task = 2, .shuffle = 84, .sources = 4, .odd_keys = true},
-                   {.tiles_per_task = 3, .shuffle = 85, .strided = true, .odd_q = true, .odd_out = true},
-                   {.run_rows = 9, .shuffle = 86, .sources = 7, .odd_q = true, .odd_keys = true, .odd_out = true}});
-    }
+  for (const Dims& dims : varied_dims(row())) {
+    expect_same(inputs_for(make_spec(dims, 4, 2, {-1, 0})),
+                {{.shuffle = 81, .sources = 4},
+                 {.shuffle = 82, .sources = 5},
+                 {.tiles_per_task = 3, .shuffle = 83, .sources = 40},
+                 {.odd_q = true},
+                 {.odd_keys = true},
+                 {.odd_out = true},
+                 {.tiles_per_task = 1, .odd_q = true},
+                 {.tiles_per_task = 2, .shuffle = 84, .sources = 4, .odd_keys = true},
+                 {.tiles_per_task = 3, .shuffle = 85, .strided = true, .odd_q = true, .odd_out = true},
+                 {.run_rows = 9, .shuffle = 86, .sources = 7, .odd_q = true, .odd_keys = true, .odd_out = true}});
   }
 }
 
 TEST_P(FoldInvariance, AnyNumberOfThreads) {
-  const FoldSpec spec = make_spec(Dtype::kBf16, 8, 2, 128, {-1, 0});
-  if (!cannot_run(row(), spec).empty()) GTEST_SKIP() << cannot_run(row(), spec);
+  const FoldSpec spec = make_spec(usual_dims(row()).front(), 8, 2, {-1, 0});
   expect_same(inputs_for(spec), {{.threads = 0},
                                  {.threads = 2},
                                  {.threads = 3, .tiles_per_task = 1},
@@ -99,23 +92,22 @@ TEST_P(FoldInvariance, AnyNumberOfThreads) {
 
 // NaN and ∞ take their own path through a tile: it must be the same for every arrangement too.
 TEST_P(FoldInvariance, WithNonFiniteValues) {
-  for (const Mask& mask : kMasks) {
-    const FoldSpec spec = make_spec(Dtype::kF32, 4, 2, 40, mask);
-    if (!cannot_run(row(), spec).empty()) continue;
-    FoldInputs inputs = inputs_for(spec);
-    inputs.set_v(600, 0, 3, std::numeric_limits<float>::quiet_NaN());
-    inputs.set_v(500, 1, 4, std::numeric_limits<float>::infinity());
-    inputs.set_k(450, 1, 4, -std::numeric_limits<float>::infinity());
-    inputs.set_q(299, 1, 4, std::numeric_limits<float>::quiet_NaN());
-    expect_same(inputs, {{.tiles_per_task = 1}, {.threads = 3, .run_rows = 5, .shuffle = 51, .strided = true}});
+  for (const Dims& dims : usual_dims(row())) {
+    for (const Mask& mask : kMasks) {
+      FoldInputs inputs = inputs_for(make_spec(dims, 4, 2, mask));
+      inputs.set_v(600, 0, 3, std::numeric_limits<float>::quiet_NaN());
+      inputs.set_v(500, 1, 4, std::numeric_limits<float>::infinity());
+      inputs.set_k(450, 1, 4, -std::numeric_limits<float>::infinity());
+      inputs.set_q(299, 1, 4, std::numeric_limits<float>::quiet_NaN());
+      expect_same(inputs, {{.tiles_per_task = 1}, {.threads = 3, .run_rows = 5, .shuffle = 51, .strided = true}});
+    }
   }
 }
 
 // A value that a row doesn't see decides which path the tile takes, but no bit of the row. Where rows share query
 // tiles, those that fold the value's tile may become NaN, and no others.
 TEST_P(FoldInvariance, UnseenNanMovesNoBit) {
-  const FoldSpec spec = make_spec(Dtype::kBf16, 4, 2, 64, {-1, 0});
-  if (!cannot_run(row(), spec).empty()) GTEST_SKIP() << cannot_run(row(), spec);
+  const FoldSpec spec = make_spec(usual_dims(row()).front(), 4, 2, {-1, 0});
   FoldInputs inputs = inputs_for(spec);
   const FoldResult clean = fold_with(row(), inputs);
   inputs.set_v(690, 0, 1, std::numeric_limits<float>::quiet_NaN());  // seen from row 290 on
@@ -124,10 +116,11 @@ TEST_P(FoldInvariance, UnseenNanMovesNoBit) {
   const int query_tile = runner.kernel().query_tile();
   const int key_tile = runner.kernel().key_tile();
   std::int64_t untouched = 290;
-  while (query_tile > 1 && folded_tiles(spec.mask, 400 + untouched - 1, 700, query_tile, key_tile).end > 690 / key_tile)
+  while (query_tile > 1 &&
+         Visibility(spec.mask, 700).tiles(400 + untouched - 1, {query_tile, key_tile}).end > 690 / key_tile)
     --untouched;
   ASSERT_GT(untouched, 100);
-  const std::size_t seen_bytes = static_cast<std::size_t>(untouched) * 4 * 64 * size_of(spec.dtype);
+  const std::size_t seen_bytes = static_cast<std::size_t>(untouched * 4 * spec.head_dim_v) * size_of(spec.dtype);
   EXPECT_TRUE(
       std::equal(clean.out.begin(), clean.out.begin() + static_cast<std::ptrdiff_t>(seen_bytes), planted.out.begin()));
   EXPECT_FALSE(clean.same_bits(planted));
@@ -135,13 +128,13 @@ TEST_P(FoldInvariance, UnseenNanMovesNoBit) {
 
 // What a sequence is packed with, and the queries beside a query, don't matter: chunked prefill is whole prefill.
 TEST_P(FoldInvariance, BatchAndChunksMoveNoBit) {
-  const FoldSpec spec = make_spec(Dtype::kBf16, 4, 2, 64, {-1, 0});
-  if (!cannot_run(row(), spec).empty()) GTEST_SKIP() << cannot_run(row(), spec);
+  const FoldSpec spec = make_spec(usual_dims(row()).front(), 4, 2, {-1, 0});
   const FoldInputs whole = random_inputs(spec, {{333, 333, 0}}, 61);
   const FoldResult expected = fold_with(row(), whole);
 
-  const std::size_t q_row = 4U * 64 * size_of(spec.dtype);
-  const std::size_t k_row = 2U * 64 * size_of(spec.dtype);
+  // The usual head_dim_v is head_dim: rows of out are as long as those of q.
+  const std::size_t q_row = static_cast<std::size_t>(4 * spec.head_dim) * size_of(spec.dtype);
+  const std::size_t k_row = static_cast<std::size_t>(2 * spec.head_dim) * size_of(spec.dtype);
   FoldResult chunks;
   for (const auto& [begin, end] : {std::pair<std::size_t, std::size_t>{0, 1}, {1, 100}, {100, 257}, {257, 333}}) {
     FoldInputs chunk;
@@ -167,17 +160,18 @@ TEST_P(FoldInvariance, BatchAndChunksMoveNoBit) {
 
 // Scratch keeps what the last fold left there.
 TEST_P(FoldInvariance, ScratchLeavesNoTrace) {
-  const FoldSpec spec = make_spec(Dtype::kF16, 4, 2, 72, {-1, 0});
-  if (!cannot_run(row(), spec).empty()) GTEST_SKIP() << cannot_run(row(), spec);
-  const FoldInputs clean = inputs_for(spec);
-  FoldInputs poison = clean;
-  for (std::vector<std::byte>* tensor : {&poison.q, &poison.k, &poison.v}) {
-    std::fill(tensor->begin(), tensor->end(), std::byte{0xff});
+  for (const Dims& dims : usual_dims(row())) {
+    const FoldSpec spec = make_spec(dims, 4, 2, {-1, 0});
+    const FoldInputs clean = inputs_for(spec);
+    FoldInputs poison = clean;
+    for (std::vector<std::byte>* tensor : {&poison.q, &poison.k, &poison.v}) {
+      std::fill(tensor->begin(), tensor->end(), std::byte{0xff});
+    }
+    FoldRunner runner(row(), spec, 2);
+    const FoldResult expected = runner.run(clean);
+    runner.run(poison);
+    EXPECT_TRUE(runner.run(clean).same_bits(expected)) << describe(spec);
   }
-  FoldRunner runner(row(), spec, 2);
-  const FoldResult expected = runner.run(clean);
-  runner.run(poison);
-  EXPECT_TRUE(runner.run(clean).same_bits(expected));
 }
 
 RINGATTN_FOR_EVERY_KERNEL(FoldInvariance);

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <stdexcept>
 #include <thread>
 
@@ -18,8 +19,9 @@ class FoldState : public KernelRowTest {};
 
 // m, l and O, exported after every task, give the finished row: O / l and m + log l.
 TEST_P(FoldState, ExportsNumbers) {
-  const FoldSpec spec = make_spec(Dtype::kF32, 4, 2, 64, {-1, 0});
-  if (!cannot_run(row(), spec).empty()) GTEST_SKIP() << cannot_run(row(), spec);
+  const std::optional<Dims> dims = usual_dims(row(), Dtype::kF32);
+  if (!dims) GTEST_SKIP() << row().name << " has no kernel for fp32";
+  const FoldSpec spec = make_spec(*dims, 4, 2, {-1, 0});
   FoldRunner runner(row(), spec);
   if (runner.backend().memory() != MemoryKind::kHost) GTEST_SKIP() << "reads the state in place";
   constexpr std::int64_t kRows = 150;
@@ -29,8 +31,11 @@ TEST_P(FoldState, ExportsNumbers) {
   const Buffer state = runner.backend().allocate(runner.kernel().state_bytes(kRows));
   const QueryRun queries{0, -20, 0, kRows};
   const std::int64_t length = kRows;
-  const KeyRun key_run{0, 0, 2, 0};
-  const KeyTile tiles[] = {{0, 0}, {0, 128}};
+  const std::int64_t key_tile = runner.kernel().key_tile();
+  std::vector<KeyTile> tiles;
+  for (std::int64_t key = 0; key < length; key += key_tile) tiles.push_back({0, key});
+  const auto tile_count = static_cast<std::int64_t>(tiles.size());
+  const KeyRun key_run{0, 0, tile_count, 0};
   const KeySource source{inputs.k_view(0), inputs.v_view(0)};
   FoldTask task;
   task.q = inputs.q_view(0);
@@ -40,13 +45,15 @@ TEST_P(FoldState, ExportsNumbers) {
   task.tiles = tiles;
   task.sources = {&source, 1};
   task.state = state.data();
-  runner.kernel().reserve({kRows, 1, 1, 2, 1, 1});
+  runner.kernel().reserve({kRows, 1, 1, tile_count, 1, 1});
   runner.kernel().fold(task, {}, {});
 
   std::vector<float> m(kRows * 4);
   std::vector<float> l(kRows * 4);
-  std::vector<float> o(kRows * 4 * 64);
-  const FoldStateView view{{m.data(), 4, 1}, {l.data(), 4, 1}, dense_view(o.data(), Dtype::kF32, kRows, 4, 64)};
+  const auto dim_v = static_cast<std::size_t>(spec.head_dim_v);
+  std::vector<float> o(kRows * 4 * dim_v);
+  const FoldStateView view{
+      {m.data(), 4, 1}, {l.data(), 4, 1}, dense_view(o.data(), Dtype::kF32, kRows, 4, spec.head_dim_v)};
   runner.kernel().export_state(state.data(), kRows, view, {});
   for (std::size_t i = 0; i < m.size(); ++i) {
     if (i < 20 * 4) {
@@ -55,14 +62,16 @@ TEST_P(FoldState, ExportsNumbers) {
       continue;
     }
     ASSERT_NEAR(static_cast<double>(m[i]) + std::log(static_cast<double>(l[i])), expected.lse[i], 1e-6);
-    const float out = load_element(expected.out.data() + i * 64 * sizeof(float), Dtype::kF32);
-    ASSERT_FLOAT_EQ(o[i * 64] / l[i], out);
+    for (std::size_t d = 0; d < dim_v; ++d) {
+      const float out = load_element(expected.out.data() + (i * dim_v + d) * sizeof(float), Dtype::kF32);
+      ASSERT_FLOAT_EQ(o[i * dim_v + d] / l[i], out);
+    }
   }
+  count_check();
 }
 
 TEST_P(FoldState, ProgressRunsOnTheCallingThread) {
-  const FoldSpec spec = make_spec(Dtype::kBf16, 4, 2, 64, {-1, -1});
-  if (!cannot_run(row(), spec).empty()) GTEST_SKIP() << cannot_run(row(), spec);
+  const FoldSpec spec = make_spec(usual_dims(row()).front(), 4, 2, {-1, -1});
   FoldRunner runner(row(), spec, 3);
   const FoldInputs inputs = random_inputs(spec, {{300, 900, 0}}, 72);
   const FoldResult expected = runner.run(inputs);
@@ -80,8 +89,7 @@ TEST_P(FoldState, ProgressRunsOnTheCallingThread) {
 
 // What progress throws ends the fold on all threads and comes out unchanged; the kernel is as good as before.
 TEST_P(FoldState, ProgressMayThrow) {
-  const FoldSpec spec = make_spec(Dtype::kBf16, 4, 2, 64, {-1, -1});
-  if (!cannot_run(row(), spec).empty()) GTEST_SKIP() << cannot_run(row(), spec);
+  const FoldSpec spec = make_spec(usual_dims(row()).front(), 4, 2, {-1, -1});
   for (const int threads : {1, 4}) {
     FoldRunner runner(row(), spec, threads);
     const FoldInputs inputs = random_inputs(spec, {{300, 900, 0}}, 73);
@@ -103,17 +111,17 @@ TEST_P(FoldState, ProgressMayThrow) {
 }
 
 TEST_P(FoldState, SizesGrowWithRows) {
-  const FoldSpec spec = make_spec(Dtype::kBf16, 4, 2, 64, {-1, 0});
-  if (!cannot_run(row(), spec).empty()) GTEST_SKIP() << cannot_run(row(), spec);
+  const FoldSpec spec = make_spec(usual_dims(row()).front(), 4, 2, {-1, 0});
   FoldRunner one(row(), spec, 1);
   FoldRunner four(row(), spec, 4);
-  const std::size_t numbers = 4U * (64 + 2) * sizeof(float);  // m, l, O of every head
+  const std::size_t numbers = 4U * static_cast<std::size_t>(spec.head_dim_v + 2) * sizeof(float);  // m, l, O, all heads
   EXPECT_GE(one.kernel().state_bytes(1000), 1000 * numbers);
   EXPECT_LE(one.kernel().state_bytes(1000), 3 * 1000 * numbers);  // O in two parts, l in pieces
   EXPECT_EQ(one.kernel().state_bytes(0), 0U);
   FoldLimits limits;
   limits.rows = 1000;
   EXPECT_GE(four.kernel().scratch_bytes(limits), one.kernel().scratch_bytes(limits));
+  count_check();
 }
 
 RINGATTN_FOR_EVERY_KERNEL(FoldState);

@@ -3,10 +3,47 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <memory>
 #include <set>
+#include <span>
+#include <string>
+#include <vector>
 
 #include "base/error.hpp"
 #include "tests/support/fold_inputs.hpp"
+
+// An op of the test's own: it adds up to a limit.
+namespace ringattn {
+
+struct SumKernel {
+  int limit;
+};
+struct SumSpec {
+  using Kernel = SumKernel;
+
+  int terms = 1;
+};
+std::string describe(const SumSpec& spec) { return std::to_string(spec.terms) + " terms"; }
+
+template <>
+std::span<const KernelRow<SumSpec>> kernel_table<SumSpec>() {
+  static const auto nothing = [] { return std::string(); };
+  static const auto no_configs = [] { return std::vector<std::string>(); };
+  static const auto no_backend = [](const BackendOptions&) { return std::unique_ptr<Backend>(); };
+  static const KernelRow<SumSpec> kTable[] = {
+      {{"sum_short", "cpu", "up to 4 terms", no_configs, 1.0, nothing, no_backend},
+       [](const SumSpec& spec) { return std::vector<std::string>(spec.terms > 4 ? 1 : 0, "more than 4 terms"); },
+       [](const SumSpec&, Backend&) { return std::make_unique<SumKernel>(4); }},
+      {{"sum_elsewhere", "cpu", "everything", no_configs, 1.0, [] { return std::string("it is elsewhere"); },
+        no_backend},
+       [](const SumSpec&) { return std::vector<std::string>(); },
+       [](const SumSpec&, Backend&) { return std::make_unique<SumKernel>(1000); }},
+  };
+  return kTable;
+}
+
+}  // namespace ringattn
 
 namespace ringattn::testing {
 namespace {
@@ -28,12 +65,12 @@ bool contains(const std::string& text, std::string_view part) { return text.find
 
 TEST(Registry, NamesAreUnique) {
   std::set<std::string_view> names;
-  for (const KernelRow& row : kernel_table()) EXPECT_TRUE(names.insert(row.name).second) << row.name;
+  for (const FoldRow& row : kernel_table<FoldSpec>()) EXPECT_TRUE(names.insert(row.name).second) << row.name;
   EXPECT_FALSE(names.empty());
 }
 
 TEST(Registry, ChoosesAndSaysWhy) {
-  const KernelChoice choice = choose_kernel(usual(), {"cpu", "auto"});
+  const FoldChoice choice = choose_kernel(usual(), {"cpu", "auto"});
   EXPECT_EQ(choice.row->name, "cpu_fold");
   EXPECT_EQ(choice.reason, "first of 1 that can: cpu_fold (bf16, heads 8/2 (GQA 4:1), head_dim 128, causal)");
   EXPECT_EQ(choose_kernel(usual(), {"auto", "cpu_fold"}).reason,
@@ -52,7 +89,7 @@ TEST(Registry, UnknownNamesGetASuggestion) {
 }
 
 TEST(Registry, BackendsThatTheBuildLacks) {
-  for (const KernelRow& row : kernel_table()) {
+  for (const FoldRow& row : kernel_table<FoldSpec>()) {
     if (row.backend == "cuda") GTEST_SKIP() << "this build has cuda kernels";
   }
   EXPECT_TRUE(
@@ -73,6 +110,30 @@ TEST(Registry, ForcedKernelListsRequiredSupportedMissing) {
   FoldSpec spec = usual();
   spec.head_dim_v = 12;
   EXPECT_TRUE(contains(message_of(spec, {"auto", "cpu_fold"}, ErrorCode::kUnsupported), "missing: head_dim_v 12"));
+}
+
+TEST(Registry, EveryOpChoosesFromItsOwnTable) {
+  const KernelChoice<SumSpec> choice = choose_kernel(SumSpec{3}, {});
+  EXPECT_EQ(choice.row->name, "sum_short");
+  EXPECT_EQ(choice.reason, "first of 1 that can: sum_short (3 terms); passed over sum_elsewhere: it is elsewhere");
+  EXPECT_EQ(choose_kernel(SumSpec{5}, {}, KernelPlace::kAnywhere).row->name, "sum_elsewhere");
+  try {
+    choose_kernel(SumSpec{5}, {});
+    ADD_FAILURE() << "nothing was refused";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kUnsupported);
+    EXPECT_STREQ(
+        error.what(),
+        "no kernel can do this job (required: 5 terms; sum_short: supported: up to 4 terms; missing: more than "
+        "4 terms; sum_elsewhere: it is elsewhere). See `ringattn info` for what kernels do.");
+  }
+  EXPECT_THROW(choose_kernel(SumSpec{3}, {"auto", "cpu_fold"}), Error);  // another op's
+}
+
+TEST(Registry, AllKernelsAreThoseOfTheTables) {
+  std::vector<const KernelEntry*> expected;
+  for (const FoldRow& row : kernel_table<FoldSpec>()) expected.push_back(&row);
+  EXPECT_TRUE(std::ranges::equal(all_kernels(), expected));
 }
 
 TEST(Registry, HeadConfigurations) {

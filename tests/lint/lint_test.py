@@ -48,7 +48,7 @@ class Rooms(unittest.TestCase):
                          ["attention does not include kernels/cuda/device"])
 
     def test_a_table_includes_what_it_lists(self):
-        self.assertEqual(include("src/kernels/registry.cpp", "kernels/sm90/fold/fold.hpp"), [])
+        self.assertEqual(include("src/kernels/fold_table.cpp", "kernels/sm90/fold/fold.hpp"), [])
         self.assertEqual(include("src/kernels/synthetic.cpp", "kernels/sm90/fold/fold.hpp"),
                          ["kernels does not include kernels/sm90"])
 

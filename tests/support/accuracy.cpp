@@ -9,6 +9,7 @@
 
 #include "kernels/oracle.hpp"
 #include "kernels/registry.hpp"
+#include "tests/support/checks.hpp"
 
 namespace ringattn::testing {
 
@@ -76,6 +77,35 @@ void straightforward_head(const FoldInputs& inputs, std::size_t sequence, int he
   }
 }
 
+// Whether the row's tiles hold a value that is not finite, for each element of out [tokens, heads, head_dim_v].
+std::vector<bool> tainted_elements(const FoldInputs& inputs, const FoldTiles& tiles) {
+  const FoldSpec& spec = inputs.spec;
+  std::vector<bool> tainted(static_cast<std::size_t>(inputs.q_tokens() * spec.heads * spec.head_dim_v), false);
+  if (tiles.query_tile == 1) return tainted;
+  for (std::size_t s = 0; s < inputs.sequences.size(); ++s) {
+    const SequenceShape& shape = inputs.sequences[s];
+    for (std::int64_t key = 0; key < shape.k_len; ++key) {
+      for (int kv_head = 0; kv_head < spec.kv_heads; ++kv_head) {
+        const std::vector<float> v = floats(inputs.v_view(s), key, kv_head);
+        for (std::size_t i = 0; i < v.size(); ++i) {
+          if (std::isfinite(v[i])) continue;
+          for (std::int64_t token = 0; token < shape.q_len; ++token) {
+            const TileRange folded =
+                folded_tiles(spec.mask, shape.q_offset + token, shape.k_len, tiles.query_tile, tiles.key_tile);
+            if (key / tiles.key_tile < folded.begin || key / tiles.key_tile >= folded.end) continue;
+            const int group = spec.heads / spec.kv_heads;
+            for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
+              const std::int64_t row = (inputs.q_begin(s) + token) * spec.heads + head;
+              tainted[static_cast<std::size_t>(row) * v.size() + i] = true;
+            }
+          }
+        }
+      }
+    }
+  }
+  return tainted;
+}
+
 // "nan", "inf", "-inf", or "" for a finite value.
 const char* kind(double value) {
   if (std::isnan(value)) return "nan";
@@ -110,22 +140,30 @@ Numbers straightforward_numbers(const FoldInputs& inputs) {
   return numbers;
 }
 
-std::string check_accuracy(const FoldInputs& inputs, const std::vector<std::byte>& out, const std::vector<float>& lse) {
+std::string check_accuracy(const FoldInputs& inputs, const std::vector<std::byte>& out, const std::vector<float>& lse,
+                           const FoldTiles& tiles) {
   const FoldSpec& spec = inputs.spec;
   const Numbers oracle = oracle_numbers(inputs);
   const Numbers straightforward = straightforward_numbers(inputs);
+  const std::vector<bool> tainted = tainted_elements(inputs, tiles);
   const auto row_size = static_cast<std::size_t>(spec.head_dim_v);
   const auto heads = static_cast<std::size_t>(spec.heads);
   const auto place = [&](std::size_t row) { return fmt::format("token {}, head {}", row / heads, row % heads); };
   if (out.size() != oracle.out.size() * size_of(spec.dtype) || lse.size() != oracle.lse.size()) {
     return fmt::format("out has {} bytes and lse {} rows", out.size(), lse.size());
   }
+  if (!lse.empty()) count_check();
 
   double error = 0.0;
   double allowed = 0.0;
   std::size_t worst = 0;
   for (std::size_t i = 0; i < oracle.out.size(); ++i) {
     const auto value = static_cast<double>(load_element(out.data() + i * size_of(spec.dtype), spec.dtype));
+    if (tainted[i]) {
+      if (!std::isfinite(value)) continue;
+      return fmt::format("out at {}, dim {} is {}, and its tiles hold a value that is not finite", place(i / row_size),
+                         i % row_size, value);
+    }
     // A value beyond the dtype's range is rounded to ∞.
     const double expected = static_cast<double>(round_to(spec.dtype, static_cast<float>(oracle.out[i])));
     if (kind(value) != kind(expected)) {
@@ -158,6 +196,38 @@ std::string check_accuracy(const FoldInputs& inputs, const std::vector<std::byte
     if (std::abs(value - expected) > tolerance) {
       return fmt::format("lse at {} is {}, the oracle has {}, allowed {:.3g}", place(row), value, expected, tolerance);
     }
+  }
+  return {};
+}
+
+std::string check_weights(const FoldInputs& inputs, const std::vector<std::byte>& out, const std::vector<float>& lse,
+                          double score_error) {
+  const Dtype dtype = inputs.spec.dtype;
+  const double rounding = dtype == Dtype::kBf16 ? 0x1p-8 : dtype == Dtype::kF16 ? 0x1p-11 : 0.0;
+  const Numbers oracle = oracle_numbers(inputs);
+  FoldInputs positive = inputs;
+  for (std::size_t at = 0; at < inputs.v.size(); at += size_of(dtype)) {
+    store_element(positive.v.data() + at, dtype, std::abs(load_element(inputs.v.data() + at, dtype)));
+  }
+  const Numbers magnitudes = oracle_numbers(positive);
+  if (out.size() != oracle.out.size() * size_of(dtype) || lse.size() != oracle.lse.size()) {
+    return fmt::format("out has {} bytes and lse {} rows", out.size(), lse.size());
+  }
+  if (!lse.empty()) count_check();
+  // Written so that NaN is an error.
+  const auto near = [](double value, double expected, double allowed) {
+    return value == expected || std::abs(value - expected) <= allowed;
+  };
+  for (std::size_t i = 0; i < oracle.out.size(); ++i) {
+    const double value = load_element(out.data() + i * size_of(dtype), dtype);
+    const double allowed = (2.0 * rounding + score_error) * magnitudes.out[i];
+    if (near(value, oracle.out[i], allowed)) continue;
+    return fmt::format("out[{}] is {}, the oracle has {}, allowed {:.3g}", i, value, oracle.out[i], allowed);
+  }
+  for (std::size_t i = 0; i < oracle.lse.size(); ++i) {
+    const double allowed = std::max(kLseAbsoluteSixteenBit, kLseUlps * std::abs(oracle.lse[i]));
+    if (near(lse[i], oracle.lse[i], allowed)) continue;
+    return fmt::format("lse[{}] is {}, the oracle has {}, allowed {:.3g}", i, lse[i], oracle.lse[i], allowed);
   }
   return {};
 }

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,8 @@ struct Arrangement {
   bool strided = false;             // tokens and heads of q and out lie apart
   bool separate_finish = false;     // the last task only finishes
   bool keep_state = false;          // the last task saves as well, and what it saved must give the same rows once more
+  // Where there is a shuffle: what lies in memory behind a tile's last key, up to the length of a whole tile.
+  float behind = std::numeric_limits<float>::quiet_NaN();
   // Rows lie at odd elements, where no vector load can read or write them: of q in the first, third, … task; of every
   // other source of keys and values; of out.
   bool odd_q = false;
@@ -33,14 +36,14 @@ struct FoldResult {
   std::vector<std::byte> out;  // [q_tokens, heads, head_dim_v] of spec.dtype
   std::vector<float> lse;      // [q_tokens, heads]
 
-  // Whether every byte is equal, NaN patterns and signs of zero included.
-  bool same_bits(const FoldResult& other) const;
+  // Whether every byte is equal, NaN patterns and signs of zero included. Counts as a check where there are bytes.
+  [[nodiscard]] bool same_bits(const FoldResult& other) const;
 };
 
 // A kernel of the table, made for a spec.
 class FoldRunner {
  public:
-  FoldRunner(const KernelRow& row, const FoldSpec& spec, int threads = 1);
+  FoldRunner(const FoldRow& row, const FoldSpec& spec, int threads = 1);
 
   // Folds everything. State and output are NaN before, and so is every row of a source that no tile maps.
   FoldResult run(const FoldInputs& inputs, const Arrangement& arrangement = {}, const Progress& progress = {});
@@ -54,9 +57,9 @@ class FoldRunner {
 };
 
 // Makes the kernel and folds everything once.
-FoldResult fold_with(const KernelRow& row, const FoldInputs& inputs, const Arrangement& arrangement = {});
+FoldResult fold_with(const FoldRow& row, const FoldInputs& inputs, const Arrangement& arrangement = {});
 
 // Why a kernel can't run `spec` here; empty: it can.
-std::string cannot_run(const KernelRow& row, const FoldSpec& spec);
+std::string cannot_run(const FoldRow& row, const FoldSpec& spec);
 
 }  // namespace ringattn::testing

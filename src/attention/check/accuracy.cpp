@@ -42,7 +42,7 @@ class StraightforwardRow {
                      std::vector<float> q, float sink)
       : spec_(spec),
         kv_head_(head / (spec.heads / spec.kv_heads)),
-        keys_(visible_keys(spec.mask, position, key_length)),
+        keys_(Visibility(spec.mask, key_length).keys(position)),
         q_(std::move(q)),
         sink_(sink),
         max_(sink),
@@ -234,7 +234,7 @@ void check_sequence(const AccuracyInputs& inputs, const Sequence& shape, std::in
     oracles.emplace_back(spec, sample.head, position, shape.k_len, std::vector<double>(q_row.begin(), q_row.end()));
     const float sink = spec.sinks ? inputs.sinks[sample.head] : -kInfinity;
     const TileRange tiles =
-        folded_tiles(spec.mask, position, shape.k_len, inputs.kernel.query_tile, inputs.kernel.key_tile);
+        Visibility(spec.mask, shape.k_len).tiles(position, {inputs.kernel.query_tile, inputs.kernel.key_tile});
     rows.push_back({sample, row, tiles,
                     StraightforwardRow(spec, sample.head, position, shape.k_len, std::move(q_row), sink), false});
     if (tiles.empty()) continue;

@@ -103,7 +103,7 @@ class Runner {
 
   // The layout that the shape's ranks deal, on a rank that isn't among them.
   Layout dealt_layout(const Shape& shape, const Options& options) const {
-    const KernelChoice choice = choose_kernel(input_.job().spec, fitting_request(options.kernel, world_));
+    const FoldChoice choice = choose_kernel(input_.job().spec, fitting_request(options.kernel, world_));
     const auto backend = choice.row->make_backend({std::max(1, options.threads), world_.device()});
     const auto kernel = choice.row->make_kernel(input_.job().spec, *backend);
     return make_layout(input_.job(), shape.ranks, shape.layout, kernel->query_tile(), kernel->key_tile()).queries;

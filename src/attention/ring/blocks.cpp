@@ -212,7 +212,8 @@ class BlockCutter {
       const Sequence& s = job_.batch.sequences[static_cast<std::size_t>(sequence)];
       const std::int64_t end = std::min(last_tile, axis_.first(sequence + 1));
       const std::int64_t origin = axis_.token(axis_.first(sequence));
-      pairs += visible_pairs(spec.mask, s.q_offset, s.q_len, {axis_.token(tile) - origin, axis_.token(end) - origin});
+      pairs += Visibility(spec.mask, s.k_len)
+                   .pairs(s.q_offset, s.q_len, {axis_.token(tile) - origin, axis_.token(end) - origin});
       tile = end;
     }
     return 2.0 * pairs * spec.heads * (spec.head_dim + spec.head_dim_v) / needs_.world() / machine_.flops_per_second;

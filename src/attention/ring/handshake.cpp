@@ -40,7 +40,7 @@ std::string options_text(const Options& options) {
 
 }  // namespace
 
-std::vector<Identity> identities(const Job& job, const Options& options, const KernelChoice& choice,
+std::vector<Identity> identities(const Job& job, const Options& options, const FoldChoice& choice,
                                  const Backend& backend) {
   return {{"build", fmt::format("{} {}", version(), build_id())},
           {"kernel", std::string(choice.row->name)},

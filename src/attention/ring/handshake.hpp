@@ -17,7 +17,7 @@ struct Identity {
 };
 
 // Build, kernel, device, job and options of this rank.
-std::vector<Identity> identities(const Job& job, const Options& options, const KernelChoice& choice,
+std::vector<Identity> identities(const Job& job, const Options& options, const FoldChoice& choice,
                                  const Backend& backend);
 
 // Collective. Throws kUnsupported (as an AgreedError), naming the first thing and rank that differ from rank 0.

@@ -7,7 +7,7 @@
 
 namespace ringattn {
 
-struct KernelRow;
+struct KernelEntry;
 
 struct MachineModel {
   std::string name = "default";
@@ -19,7 +19,7 @@ struct MachineModel {
 };
 
 // What is assumed of the machine that a kernel runs on where nobody has measured it.
-MachineModel default_machine(const KernelRow& kernel);
+MachineModel default_machine(const KernelEntry& kernel);
 
 // A file's text with the four members of MachineModel by these names: TOML if `path` ends in ".toml", else JSON. Throws
 // kFile for anything else: other names, missing names, numbers that aren't positive (latency: negative).

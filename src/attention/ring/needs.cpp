@@ -7,23 +7,6 @@ namespace ringattn {
 
 namespace {
 
-std::int64_t query_tile_begin(std::int64_t position, int query_tile) {
-  const std::int64_t begin = position / query_tile * query_tile;
-  return begin > position ? begin - query_tile : begin;
-}
-
-// Key tiles of its sequence that any of `rows` consecutive rows folds (folded_tiles() of each of them). Neighbouring
-// rows see overlapping or adjacent keys, so the union has no holes and is what one large query tile would fold.
-TileRange folded_tiles_of_rows(const Mask& mask, std::int64_t position, std::int64_t rows, std::int64_t key_length,
-                               int query_tile, int key_tile) {
-  const std::int64_t first = query_tile_begin(position, query_tile);
-  const std::int64_t last = query_tile_begin(position + rows - 1, query_tile) + query_tile - 1;
-  const std::int64_t begin = visible_keys(mask, first, key_length).begin;
-  const std::int64_t end = visible_keys(mask, last, key_length).end;
-  if (begin >= end) return {0, 0};
-  return {begin / key_tile, (end + key_tile - 1) / key_tile};
-}
-
 BufferRows operator+(const BufferRows& a, const BufferRows& b) { return {a.received + b.received, a.all + b.all}; }
 
 }  // namespace
@@ -52,7 +35,7 @@ void Needs::find_spans(const Job& job, const Layout& queries, int query_tile, in
     for (const TokenRun& run : queries.runs(rank)) {
       const Sequence& s = job.batch.sequences[static_cast<std::size_t>(run.sequence)];
       TileRange tiles =
-          folded_tiles_of_rows(job.spec.mask, s.q_offset + run.begin, run.tokens(), s.k_len, query_tile, key_tile);
+          Visibility(job.spec.mask, s.k_len).tiles(s.q_offset + run.begin, run.tokens(), {query_tile, key_tile});
       if (tiles.empty()) continue;
       tiles.begin += axis_->first(run.sequence);
       tiles.end += axis_->first(run.sequence);

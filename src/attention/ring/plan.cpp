@@ -194,7 +194,7 @@ class BlockPlanner {
                           std::min(s.k_len, block.last_token - origin)};
       run = std::partition_point(run, queries.end(), [&](const TokenRun& r) { return r.sequence < sequence; });
       for (; run != queries.end() && run->sequence == sequence; ++run) {
-        pairs += visible_pairs(spec.mask, s.q_offset + run->begin, run->tokens(), keys);
+        pairs += Visibility(spec.mask, s.k_len).pairs(s.q_offset + run->begin, run->tokens(), keys);
       }
     }
     return 2.0 * pairs * spec.heads * (spec.head_dim + spec.head_dim_v);

@@ -14,35 +14,12 @@ namespace {
 
 constexpr std::int64_t kFar = std::int64_t{1} << 62;
 
-// Sum of clamp(first + i, low, high) over i in [0, count): the number of keys that consecutive rows see on one side.
-double clamped_sum(std::int64_t first, std::int64_t count, std::int64_t low, std::int64_t high) {
-  if (count <= 0) return 0.0;
-  const std::int64_t below = std::clamp(low - first, std::int64_t{0}, count);  // rows at `low`
-  const std::int64_t until = std::clamp(high - first, below, count);           // rows before `high` is reached
-  const auto ramp = static_cast<double>(until - below);
-  const double ramp_sum = ramp * static_cast<double>(first + below) + ramp * (ramp - 1.0) / 2.0;
-  return static_cast<double>(below) * static_cast<double>(low) + ramp_sum +
-         static_cast<double>(count - until) * static_cast<double>(high);
-}
-
 }  // namespace
-
-double visible_pairs(const Mask& mask, std::int64_t position, std::int64_t rows, KeyRange keys) {
-  if (keys.empty() || rows <= 0) return 0.0;
-  // Row at p sees [clamp(p − left), clamp(p + right + 1)) of the keys; where that is empty both clamp to the same
-  // bound.
-  const auto all = static_cast<double>(rows);
-  const double ends = mask.right < 0 ? all * static_cast<double>(keys.end)
-                                     : clamped_sum(position + mask.right + 1, rows, keys.begin, keys.end);
-  const double begins = mask.left < 0 ? all * static_cast<double>(keys.begin)
-                                      : clamped_sum(position - mask.left, rows, keys.begin, keys.end);
-  return ends - begins;
-}
 
 double visible_pairs(const Job& job) {
   double pairs = 0.0;
   for (const Sequence& s : job.batch.sequences) {
-    pairs += visible_pairs(job.spec.mask, s.q_offset, s.q_len, {0, s.k_len});
+    pairs += Visibility(job.spec.mask, s.k_len).pairs(s.q_offset, s.q_len);
   }
   return pairs;
 }
@@ -73,7 +50,7 @@ void check_job(const Job& job) {
 QueryWork query_work(const Job& job) {
   return [&job](const TokenRun& queries) {
     const Sequence& s = job.batch.sequences[static_cast<std::size_t>(queries.sequence)];
-    return visible_pairs(job.spec.mask, s.q_offset + queries.begin, queries.tokens(), {0, s.k_len});
+    return Visibility(job.spec.mask, s.k_len).pairs(s.q_offset + queries.begin, queries.tokens());
   };
 }
 

@@ -18,9 +18,6 @@ struct Job {
 // (query, key) pairs that the mask lets through, all sequences.
 double visible_pairs(const Job& job);
 
-// The same for `rows` consecutive queries of one sequence, the first at `position`, and the sequence's keys `keys`.
-double visible_pairs(const Mask& mask, std::int64_t position, std::int64_t rows, KeyRange keys);
-
 // The field's convention, whatever is skipped or masked inside tiles: 2 · pairs · heads · (head_dim + head_dim_v).
 double job_flops(const Job& job);
 

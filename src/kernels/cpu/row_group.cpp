@@ -38,15 +38,16 @@ class GroupFold {
         o_stride_(static_cast<std::size_t>(ops.o_stride(spec.head_dim_v))),
         sequence_(task.queries[static_cast<std::size_t>(group.run)].sequence),
         key_length_(task.key_lengths[static_cast<std::size_t>(sequence_)]) {
-    for_each_piece(
-        task.queries, group, [&](std::int64_t first, std::int64_t count, const QueryRun& run, std::int64_t offset) {
-          for (std::int64_t i = 0; i < count; ++i) {
-            const std::int64_t position = run.position + offset + i;
-            scratch_.row[first + i] = run.row + offset + i;
-            scratch_.keys[first + i] = visible_keys(spec_.mask, position, key_length_);
-            scratch_.key_tiles[first + i] = folded_tiles(spec_.mask, position, key_length_, /*query_tile=*/1, kKeyTile);
-          }
-        });
+    for_each_piece(task.queries, group,
+                   [&](std::int64_t first, std::int64_t count, const QueryRun& run, std::int64_t offset) {
+                     for (std::int64_t i = 0; i < count; ++i) {
+                       const std::int64_t position = run.position + offset + i;
+                       scratch_.row[first + i] = run.row + offset + i;
+                       scratch_.keys[first + i] = Visibility(spec_.mask, key_length_).keys(position);
+                       scratch_.key_tiles[first + i] =
+                           Visibility(spec_.mask, key_length_).tiles(position, {/*query_tile=*/1, kKeyTile});
+                     }
+                   });
   }
 
   // The key runs of the group's sequence.

@@ -93,27 +93,6 @@ class SequenceRuns {
   std::span<const KeyRun> runs_;
 };
 
-// The first slot of an item lies at the start of a canonical tile, or, without those, at a row.
-std::int64_t first_position(std::int64_t position, int query_tile) {
-  if (query_tile == 1) return position;
-  const std::int64_t tile = quotient(position, query_tile) * query_tile;
-  return tile > position ? tile - query_tile : tile;
-}
-
-// The tiles that some row at [first, last] folds.
-TileRange tiles_of_rows(const FoldSpec& spec, const WorkShape& shape, std::int64_t first, std::int64_t last,
-                        std::int64_t key_length) {
-  const auto folded = [&](std::int64_t position) {
-    return folded_tiles(spec.mask, position, key_length, shape.query_tile, shape.key_tile);
-  };
-  if (shape.query_tile > 1) return folded(first);
-  // Rows that see nothing stand in front of or behind those that see something, and both ends ascend with the position.
-  const std::int64_t sees_from = spec.mask.right < 0 ? first : std::max(first, -spec.mask.right);
-  const std::int64_t sees_to = spec.mask.left < 0 ? last : std::min(last, key_length - 1 + spec.mask.left);
-  if (sees_from > sees_to) return {};
-  return {folded(sees_from).begin, folded(sees_to).end};
-}
-
 // Where units don't come out even, it is the first bundle of `most` that lacks some: under a causal mask the shortest
 // one.
 std::size_t units_of_first(std::size_t units, std::size_t most) { return units % most == 0 ? most : units % most; }
@@ -189,17 +168,20 @@ void WorkBuilder::collect(const FoldSpec& spec, const FoldTask& task, const Work
     }
     section_bytes += bytes;
 
+    const Visibility visibility(spec.mask, key_length);
     for (; run != task.queries.end() && run->sequence == sequence; ++run) {
       const std::int64_t run_end = run->position + run->rows;
       for (std::int64_t begin = run->position; begin < run_end;) {
         WorkItem& item = items_.emplace_back();  // in place: copies of what was just written are slow
-        item.position = first_position(begin, shape.query_tile);
+        item.position = query_tile_begin(begin, shape.query_tile);
         const std::int64_t end = std::min(item.position + shape.item_rows, run_end);
         item.row = run->row + (item.position - run->position);
         item.key_length = key_length;
         item.slot_begin = static_cast<std::int32_t>(begin - item.position);
         item.slot_end = static_cast<std::int32_t>(end - item.position);
-        const TileRange range = tiles_of_rows(spec, shape, begin, end - 1, key_length);
+        // All rows of a query tile fold the same tiles; without query tiles a row folds what it sees.
+        const std::int64_t last = shape.query_tile > 1 ? item.position + shape.query_tile - 1 : end - 1;
+        const TileRange range = tiles_of(visibility.keys(item.position, last), shape.key_tile);
         if (!range.empty()) keys.assign(range, first_entry, item);
         if (item.tiles == 0 && !all_rows) items_.pop_back();
         begin = end;

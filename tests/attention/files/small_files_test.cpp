@@ -55,7 +55,7 @@ TEST(MachineModelFiles, RefuseEverythingElse) {
 
 // Time limits rest on it: one that is far too fast ends a slow job that does well.
 TEST(DefaultMachine, IsAsFastAsTheKernel) {
-  for (const KernelRow& row : kernel_table()) {
+  for (const FoldRow& row : kernel_table<FoldSpec>()) {
     const MachineModel machine = default_machine(row);
     EXPECT_GT(row.flops_per_second, 0.0) << row.name;
     EXPECT_EQ(machine.flops_per_second, row.flops_per_second) << row.name;

@@ -130,8 +130,8 @@ class Simulator {
     for (const QueryRun& run : plan.queries) {
       const auto s = static_cast<std::size_t>(run.sequence);
       for (std::int64_t i = 0; i < run.rows; ++i) {
-        const TileRange tiles = folded_tiles(job_.spec.mask, run.position + i, job_.batch.sequences[s].k_len,
-                                             random_.kernel.query_tile, random_.kernel.key_tile);
+        const TileRange tiles = Visibility(job_.spec.mask, job_.batch.sequences[s].k_len)
+                                    .tiles(run.position + i, {random_.kernel.query_tile, random_.kernel.key_tile});
         if (tiles.empty()) continue;
         ++changes[s][static_cast<std::size_t>(tiles.begin)];
         --changes[s][static_cast<std::size_t>(tiles.end)];

@@ -52,7 +52,7 @@ double work_of(const Job& job, const Layout& queries, int rank) {
   double pairs = 0.0;
   for (const TokenRun& run : queries.runs(rank)) {
     const Sequence& s = job.batch.sequences[static_cast<std::size_t>(run.sequence)];
-    pairs += visible_pairs(job.spec.mask, s.q_offset + run.begin, run.tokens(), {0, s.k_len});
+    pairs += Visibility(job.spec.mask, s.k_len).pairs(s.q_offset + run.begin, run.tokens());
   }
   return pairs;
 }

@@ -12,8 +12,8 @@
 namespace ringattn::testing {
 namespace {
 
-const KernelRow& cpu_row() {
-  for (const KernelRow& row : kernel_table()) {
+const FoldRow& cpu_row() {
+  for (const FoldRow& row : kernel_table<FoldSpec>()) {
     if (row.name == "cpu_fold") return row;
   }
   throw std::logic_error("no cpu_fold in the table");

@@ -22,9 +22,9 @@ inline constexpr Dims kDims[] = {{Dtype::kBf16, 64, 64},   {Dtype::kBf16, 96, 96
                                  {Dtype::kF16, 96, 96},    {Dtype::kF16, 128, 128},  {Dtype::kF16, 192, 128},
                                  {Dtype::kF16, 256, 256},  {Dtype::kF32, 72, 40}};
 
-inline std::vector<KernelRow> cuda_rows() {
-  std::vector<KernelRow> rows;
-  for (const KernelRow& row : kernel_table()) {
+inline std::vector<FoldRow> cuda_rows() {
+  std::vector<FoldRow> rows;
+  for (const FoldRow& row : kernel_table<FoldSpec>()) {
     if (row.backend == "cuda") rows.push_back(row);
   }
   return rows;

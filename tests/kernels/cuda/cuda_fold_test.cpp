@@ -252,7 +252,7 @@ TEST_P(CudaFoldTest, NanInAValueStaysInItsTile) {
     const std::size_t size = size_of(spec.dtype);
     for (std::size_t token = 0; token < 600; ++token) {
       const auto position = static_cast<std::int64_t>(token);
-      const TileRange folded = folded_tiles(spec.mask, position, 600, query_tile, key_tile);
+      const TileRange folded = Visibility(spec.mask, 600).tiles(position, {query_tile, key_tile});
       const bool tainted =
           query_tile == 1 ? position >= kKey : folded.begin <= kKey / key_tile && kKey / key_tile < folded.end;
       for (std::size_t head = 0; head < 4; ++head) {

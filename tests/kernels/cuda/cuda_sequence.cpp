@@ -16,7 +16,7 @@ std::vector<std::byte> bytes_of(const std::vector<float>& values) {
 
 }  // namespace
 
-CudaSequence::CudaSequence(const KernelRow& row, const FoldInputs& inputs, const CudaPlacement& placement,
+CudaSequence::CudaSequence(const FoldRow& row, const FoldInputs& inputs, const CudaPlacement& placement,
                            Backend* backend)
     : spec_(inputs.spec), shape_(inputs.sequences.at(0)), placement_(placement), backend_(backend) {
   if (backend_ == nullptr) {

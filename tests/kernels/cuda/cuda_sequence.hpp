@@ -24,7 +24,7 @@ struct CudaPlacement {
 class CudaSequence {
  public:
   // `inputs` has one sequence. The backend is the sequence's own where none is given.
-  CudaSequence(const KernelRow& row, const FoldInputs& inputs, const CudaPlacement& placement = {},
+  CudaSequence(const FoldRow& row, const FoldInputs& inputs, const CudaPlacement& placement = {},
                Backend* backend = nullptr);
 
   Backend& backend() { return *backend_; }

@@ -31,7 +31,7 @@ TEST(WorkItems, EveryRowOnceWithItsTilesInOrder) {
           const std::int64_t length = random.key_lengths[static_cast<std::size_t>(run->sequence)];
           ASSERT_EQ(item.key_length, length);
           const TileRange folded =
-              folded_tiles(spec.mask, item.position + slot, length, shape.query_tile, shape.key_tile);
+              Visibility(spec.mask, length).tiles(item.position + slot, {shape.query_tile, shape.key_tile});
           std::vector<std::int64_t> expected;
           for (const KeyRun& keys : random.key_runs) {
             if (keys.sequence != run->sequence) continue;

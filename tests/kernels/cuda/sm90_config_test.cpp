@@ -84,7 +84,7 @@ TEST(Sm90Config, FitsAMultiprocessor) {
 }
 
 TEST(Sm90Config, EveryConfigurationHasAKernel) {
-  for (const KernelRow& row : kernel_table()) {
+  for (const FoldRow& row : kernel_table<FoldSpec>()) {
     if (row.name != "sm90_fold") continue;
     const auto backend = row.make_backend({1, kNoDevice});
     for (const FoldConfig& config : kFoldConfigs) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/cuda.hpp"
 #include "kernels/cuda/device/export_state.hpp"
+#include "kernels/cuda/device/fold_state.cuh"
 
 namespace ringattn::cuda {
 
@@ -25,15 +26,30 @@ struct FoldLayout {
   static __device__ int place(int dim) { return dim / 16 * 16 + dim % 8 / 2 * 4 + dim % 16 / 8 * 2 + dim % 2; }
 };
 
-// sm90_fold: as sm80_fold, with O twice: of the open group of tiles before, of the full groups behind. The sixth number
-// says which of them are there: 1 the full ones, 2 the open one.
+// sm90_fold: the layout of fold_state.cuh; the open group joins the closed ones as the fold would merge it.
 struct GroupedLayout : FoldLayout {
+  static __device__ MergeStep merged(const cuda::ExportParams& p, std::int64_t index) {
+    const float* n = p.state + p.rows * p.heads * p.head_dim_v + index * kStateNumbers;
+    const int has = static_cast<int>(n[kStateParts]);
+    const float l = (n[0] + n[1]) + (n[2] + n[3]);
+    if ((has & kHasOpen) == 0)
+      return {(has & kHasClosed) != 0 ? n[kClosedReference] : -INFINITY, (has & kHasClosed) != 0 ? n[kClosedSum] : 0.0F,
+              false, 1.0F, 0.0F};
+    if ((has & kHasClosed) == 0) return {n[kOpenReference], l, false, 0.0F, 1.0F};
+    return merge_rows(n[kClosedReference], n[kClosedSum], n[kOpenReference], l, 1.0F);
+  }
+  static __device__ float m(const cuda::ExportParams& p, std::int64_t index) {
+    return merged(p, index).reference * p.unit;
+  }
+  static __device__ float l(const cuda::ExportParams& p, std::int64_t index) { return merged(p, index).sum; }
   static __device__ float o(const cuda::ExportParams& p, std::int64_t index, int dim) {
     const std::int64_t all = p.rows * p.heads;
-    const int has = static_cast<int>(p.state[all * p.head_dim_v + index * 8 + 5]);
-    const float* sums = p.state + all * (p.head_dim_v + 8);
+    const int has = static_cast<int>(p.state[all * p.head_dim_v + index * kStateNumbers + kStateParts]);
+    const float* closed = p.state + all * (p.head_dim_v + kStateNumbers);
     const std::int64_t at = index * p.head_dim_v + place(dim);
-    return ((has & 1) != 0 ? sums[at] : 0.0F) + ((has & 2) != 0 ? p.state[at] : 0.0F);
+    const MergeStep step = merged(p, index);
+    const float before = (has & kHasClosed) != 0 ? multiply_flushed(closed[at], step.kept) : 0.0F;
+    return (has & kHasOpen) != 0 ? add_flushed(before, multiply_flushed(p.state[at], step.factor)) : before;
   }
 };
 

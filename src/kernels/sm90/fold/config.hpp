@@ -17,11 +17,10 @@ using cuda::kPanelRowBytes;
 
 inline constexpr int kQueryTile = 64;  // rows of a warpgroup's products
 
-// The tensor cores truncate when they add: the sum of P V over this many key tiles, at fixed tile numbers, is theirs,
-// and such sums are added by the fp32 units (bench/NOTES.md has the errors).
-inline constexpr int kSumTiles = 64;
-
-inline constexpr float kLn2 = 0.693147182F;  // the unit of a state's reference maxima
+// References are powers of two: times this, a difference of theirs is its logarithm to base 2; times kLn2 they are
+// natural logarithms.
+inline constexpr float kReferenceUnit = 1.0F;
+inline constexpr float kLn2 = 0.693147182F;
 
 struct FoldConfig {
   int head_dim = 0;
@@ -40,6 +39,8 @@ struct FoldConfig {
   // Registers of a thread: 65,536 of a multiprocessor, shared out in eights.
   constexpr int fetch_registers() const { return warpgroups == 3 ? 32 : 40; }
   constexpr int fold_registers() const { return warpgroups == 3 ? 160 : 232; }
+  // What a warpgroup keeps of its rows' closed groups while a task has no state: B.
+  constexpr int scratch_floats() const { return kQueryTile * head_dim_v; }
   // Where it doesn't.
   constexpr FoldConfig alone() const {
     FoldConfig config = *this;

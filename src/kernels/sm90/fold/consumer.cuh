@@ -1,311 +1,333 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a folding warpgroup does: for each round, its unit's 64 rows over the bundle's walk of key tiles. It lets the
-// tiles pass that its own rows don't fold. While it is at its exponentials, the tensor cores work for the others, and,
-// where registers allow it (C::kOverlaps), for its own tile before.
+// A folding warpgroup. For each round it folds its unit, 64 query rows of one head, over the unit's part of the
+// bundle's walk over key tiles, and lets the other tiles of the walk pass. While it works at its exponentials, the
+// tensor cores work for the other warpgroups, and where registers allow it (C::kOverlaps) for its own tile before.
+//
+// A tile takes one of two ways. Most are plain: every row sees every key and has its reference. The others mask scores,
+// set references, begin a group, or give a round's memory back; where they come is known from the unit (Unit::stop()).
 #pragma once
 
+#include "kernels/sm90/fold/products.cuh"
 #include "kernels/sm90/fold/redo.cuh"
 #include "kernels/sm90/fold/rows.cuh"
 #include "kernels/sm90/ptx/cluster.cuh"
-#include "kernels/sm90/ptx/wgmma.cuh"
 
 namespace ringattn::sm90 {
 
-// A number that all lanes have, told so that the compiler knows it: what follows from it, descriptors above all, is
-// then worked out once a warp, in uniform registers.
-__device__ __forceinline__ std::uint32_t of_warp(std::uint32_t number) { return __shfl_sync(0xffffffffU, number, 0); }
-
 template <class C>
-__device__ __forceinline__ void multiply_q_k(float (&s)[C::kKeyTile / 8][4], std::uint32_t q_tile,
-                                             std::uint32_t k_tile) {
-  const std::uint32_t q = of_warp(descriptor_low(q_tile));
-  const std::uint32_t k = of_warp(descriptor_low(k_tile));
-  pin(s);
-  wgmma_fence();
-#pragma unroll
-  for (int step = 0; step < C::kDim / 16; ++step) {
-    const auto at = [step](int panel_bytes) {
-      return static_cast<std::uint32_t>((step / 4 * panel_bytes + step % 4 * 32) >> 4);
-    };
-    Wgmma<typename C::Element, C::kKeyTile>::ss(s, descriptor(q + at(SharedMap<C>::kQPanel)),
-                                                descriptor(k + at(SharedMap<C>::kTilePanel)), step > 0);
+class Consumer {
+ public:
+  __device__ __forceinline__ Consumer(const HopperParams& params, const SharedMap<C>& map)
+      : params_(params), p_(params.fold), map_(map) {
+    rows_.flags = thread_of_warpgroup() < C::kWalkCtas ? Rows<C>::kLeader : 0U;
   }
-  wgmma_commit();
-}
 
-template <class C>
-__device__ __forceinline__ void add_p_v(float (&o)[C::kDimV / 8][4],
-                                        const std::uint32_t (&probability)[C::kKeyTile / 16][4], std::uint32_t v_tile,
-                                        bool first) {
-  const std::uint32_t v = of_warp(descriptor_low(v_tile, SharedMap<C>::kTilePanel));
-  pin(o);
-  wgmma_fence();
-#pragma unroll
-  for (int step = 0; step < C::kKeyTile / 16; ++step) {
-    Wgmma<typename C::Element, C::kDimV>::rs(
-        o, probability[step], descriptor(v + static_cast<std::uint32_t>(step * 16 * kPanelRowBytes >> 4)),
-        step > 0 || !first);
+  __device__ __forceinline__ void run() {
+    for (;;) {
+      unit_ = take_round();
+      if (unit_.walk() < 0) break;
+      begin_rows<C>(p_, unit_, rows_);
+      let_pass(unit_.begin());
+      left_ = unit_.end() - unit_.begin();
+      fold_unit_and_chained_ones();
+      save_and_finish();
+    }
+    give_round_back();
+    if (thread_of_cta() % 32 == 0) store_wait();
   }
-  wgmma_commit();
-}
 
-// A branch that is never taken. It ends the basic block: else ptxas (13.0) moves the softmax behind the wait that it
-// should come before, or runs out of registers between it and P V.
-__device__ __forceinline__ void end_block(const cuda::FoldParams& p) {
-  if (p.heads == 0) __trap();
-}
+ private:
+  using Scores = float[C::kKeyTile / 8][4];
+  enum class Tile { kPlain, kSpecial };
 
-template <class C>
-__device__ __forceinline__ void consume(const HopperParams& params, const SharedMap<C>& map) {
-  const cuda::FoldParams& p = params.fold;
-  // The first warpgroup fetches; barrier 0 is __syncthreads()'s.
-  const auto warpgroup = [] { return thread_of_cta() / kWarpgroup; };
+  // The first warpgroup fetches, so this one's number is at least 1; named barrier 0 is __syncthreads()'s.
+  static __device__ __forceinline__ int warpgroup() { return thread_of_cta() / kWarpgroup; }
 
-  RingCursor<C::kStages> ring;
-  // A round's shared memory is given back when the copy engine has read its finished rows: in the next round.
-  Rows<C> rows;
-  rows.flags = thread_of_warpgroup() < C::kWalkCtas ? Rows<C>::kLeader : 0U;
-  const auto give_back = [&] {
-    if ((rows.flags & Rows<C>::kWriting) == 0) [[likely]]
+  // --- Rounds: a unit's work, its Q, and the shared memory that both lie in.
+
+  __device__ __forceinline__ Unit take_round() {
+    barrier_wait(map_.work_full(rows_.round().stage()), rows_.round().parity());
+    barrier_wait(map_.q_full(rows_.round().stage()), rows_.round().parity());
+    Unit unit = map_.unit(rows_.round().stage(), warpgroup() - 1);
+    keep(unit.address);
+    return unit;
+  }
+
+  // A round's finished rows leave from where its Q was. So its memory is given back in the next round, when the copy
+  // engine has read them.
+  __device__ __forceinline__ void give_round_back() {
+    if ((rows_.flags & Rows<C>::kWriting) == 0) [[likely]]
       return;
     if (thread_of_cta() % 32 == 0) store_wait_read();
-    barrier_arrive(map.q_empty(C::kRounds == 1 ? 0U : rows.round().stage() ^ 1U));
-    rows.flags &= ~Rows<C>::kWriting;
-  };
-  // In each CTA that walks along, by another thread.
-  const auto arrive_in_each = [](std::uint32_t barrier) {
+    barrier_arrive(map_.q_empty(C::kRounds == 1 ? 0U : rows_.round().stage() ^ 1U));
+    rows_.flags &= ~Rows<C>::kWriting;
+  }
+
+  // --- Stages of K and V. Where K goes back ahead of V, each warp says when it is done with K.
+
+  // Where CTAs walk side by side, one thread for each of them arrives there.
+  static __device__ __forceinline__ void arrive_in_each_cta(std::uint32_t barrier) {
     if constexpr (C::kWalkCtas > 1) {
       barrier_arrive_at(in_cta(barrier, static_cast<std::uint32_t>(thread_of_cta() % 32)));
     } else {
       barrier_arrive(barrier);
     }
-  };
-  // A stage goes back; where K goes ahead, each warp says when it is done with it.
-  const auto give_k = [&](std::uint32_t stage) {
-    if (thread_of_cta() % 32 < C::kWalkCtas) arrive_in_each(map.k_empty(stage));
-  };
-  const auto give_v = [&] {
-    if (rows.has(Rows<C>::kLeader)) arrive_in_each(map.v_empty(ring.stage()));
-  };
-  const auto let_pass = [&](int count) {
+  }
+  __device__ __forceinline__ void give_k_back(std::uint32_t stage) const {
+    if (thread_of_cta() % 32 < C::kWalkCtas) arrive_in_each_cta(map_.k_empty(stage));
+  }
+  __device__ __forceinline__ void give_v_back() const {
+    if (rows_.has(Rows<C>::kLeader)) arrive_in_each_cta(map_.v_empty(ring_.stage()));
+  }
+  // Tiles of the walk that none of the unit's rows folds.
+  __device__ __forceinline__ void let_pass(int count) {
 #pragma unroll 1
-    for (int i = 0; i < count; ++i, ring.advance()) {
-      barrier_wait(map.k_full(ring.stage()), ring.parity());
-      barrier_wait(map.v_full(ring.stage()), ring.parity());
+    for (int i = 0; i < count; ++i, ring_.advance()) {
+      barrier_wait(map_.k_full(ring_.stage()), ring_.parity());
+      barrier_wait(map_.v_full(ring_.stage()), ring_.parity());
       named_sync(warpgroup(), kWarpgroup);  // no warp may fall behind by a turn of the stages
-      if constexpr (C::kKeysAhead) give_k(ring.stage());
-      give_v();
+      if constexpr (C::kKeysAhead) give_k_back(ring_.stage());
+      give_v_back();
     }
-  };
+  }
 
-  const auto take_round = [&] {
-    barrier_wait(map.work_full(rows.round().stage()), rows.round().parity());
-    barrier_wait(map.q_full(rows.round().stage()), rows.round().parity());
-    Unit unit = map.unit(rows.round().stage(), warpgroup() - 1);
-    keep(unit.address);
-    return unit;
-  };
+  // --- The tile that comes next.
 
-  for (;;) {
-    Unit unit = take_round();
-    if (unit.walk() < 0) break;
-    begin_rows<C>(p, unit, rows);
+  __device__ __forceinline__ int number() const { return unit_.number(p_, left_); }  // in its sequence
+  // Whether it begins a group while the one before is open.
+  __device__ __forceinline__ bool begins_next_group() const {
+    return number() % kGroupTiles == 0 && rows_.has(Rows<C>::kOpen);
+  }
+  // How many tiles will be left when the next one comes that needs more than the plain way.
+  __device__ __forceinline__ int next_stop() const { return rows_.has(Rows<C>::kSpecial) ? left_ : unit_.stop(left_); }
+  // Called once a tile is scored. A group that ends with the task's last tile is closed before the state is saved.
+  __device__ __forceinline__ void note_full_group() {
+    if (left_ == 1 && p_.save && (number() + 1) % kGroupTiles == 0) rows_.flags |= Rows<C>::kFull;
+  }
 
-    let_pass(unit.begin());
-    int left = unit.end() - unit.begin();  // of its tiles
-    using Scores = float[C::kKeyTile / 8][4];
-    float sum[2] = {};
-    std::uint32_t probability[C::kKeyTile / 16][4];
-    constexpr float kMost = kOutgrown<typename C::Element>;
-    const auto number = [&] { return unit.number(p, left); };
-    const auto end_group = [&](int tile) {
-      if (tile % kSumTiles == 0 && rows.has(Rows<C>::kOpen)) close_group<C>(p, unit, rows);
-    };
-    // Scores → probabilities. Whether a row has outgrown its reference.
-    const auto weigh = [&]<bool kPlain>(Scores& s) {
-      if constexpr (!kPlain) {
-        if (p.scaled_first) scale_scores(p, s);
-        const int tile = number();
-        if (unit.masked(left)) mask_tile<C>(p, unit, tile, s);
-        if (rows.has(Rows<C>::kSpecial)) {
-          settle<C>(p, rows, s);
-          // The warps of a warpgroup take the same way through the products, as wgmma demands.
-          const bool more = p.scaled_first || !rows.seen(0) || !rows.seen(1);
-          if (!named_any(warpgroup(), kWarpgroup, more)) rows.flags &= ~Rows<C>::kSpecial;
-        }
-        if constexpr (!C::kOverlaps) end_group(tile);
+  // --- Scores and probabilities.
+
+  // Scores → probabilities and the thread's shares of their sums. Returns whether a row of the warp has outgrown its
+  // reference.
+  template <Tile kTile>
+  __device__ __forceinline__ bool weigh(Scores& s) {
+    if constexpr (kTile == Tile::kSpecial) {
+      if (p_.scaled_first) scale_scores(p_, s);
+      if (unit_.masked(left_)) mask_tile<C>(p_, unit_, number(), s);
+      if (rows_.has(Rows<C>::kSpecial)) {
+        settle<C>(p_, rows_, s);
+        // The warps of a warpgroup take the same way through the products, as wgmma demands.
+        const bool more = p_.scaled_first || !rows_.seen(0) || !rows_.seen(1);
+        if (!named_any(warpgroup(), kWarpgroup, more)) rows_.flags &= ~Rows<C>::kSpecial;
       }
-      exponentiate<C>(p, rows.shift, s, sum);
-      return __any_sync(0xffffffffU, sum[0] > kMost || sum[1] > kMost) != 0;
-    };
-    const auto weigh_again = [&](Scores& s) {
-      Redone<C> redone;
-      redo<C>(params, unit, number(), map.q(unit), map.k(ring.stage()), rows.shift[0], rows.shift[1], sum[0], sum[1],
-              rows.flags, redone);
-      take_over<C>(redone, rows, s, sum);
-    };
-    const auto add_sums = [&] {
-      rows.l[0] = __fadd_rn(rows.l[0], sum[0]);
-      rows.l[1] = __fadd_rn(rows.l[1], sum[1]);
-    };
-    // A tile in turn: its scores and probabilities, then its part of the outputs.
-    const auto score = [&]<bool kPlain>() {
-      Scores s;
-      barrier_wait(map.k_full(ring.stage()), ring.parity());
-      multiply_q_k<C>(s, map.q(unit), map.k(ring.stage()));
-      if constexpr (!kPlain) give_back();
-      wgmma_wait<0>();
-      pin(s);
-      if constexpr (C::kOverlaps) end_group(number());
-      if (weigh.template operator()<kPlain>(s)) [[unlikely]]
-        weigh_again(s);
-      if constexpr (C::kKeysAhead) give_k(ring.stage());
-      pack<C>(s, probability);
-      add_sums();
-    };
-    const auto add = [&](bool first) {
-      barrier_wait(map.v_full(ring.stage()), ring.parity());
-      add_p_v<C>(rows.o, probability, map.v(ring.stage()), first);
-      wgmma_wait<0>();
-      pin(rows.o);
-      give_v();
-    };
-    // The part of the outputs of the tile before, whose probabilities are there; beside it this tile's.
-    const auto add_and_score = [&]<bool kPlain>() {
-      RingCursor<C::kStages> next = ring;
-      next.advance();
-      Scores s;
-      barrier_wait(map.k_full(next.stage()), next.parity());
-      multiply_q_k<C>(s, map.q(unit), map.k(next.stage()));
-      barrier_wait(map.v_full(ring.stage()), ring.parity());
-      add_p_v<C>(rows.o, probability, map.v(ring.stage()), rows.has(Rows<C>::kFresh));
-      rows.flags = (rows.flags | Rows<C>::kOpen) & ~Rows<C>::kFresh;
-      wgmma_wait<1>();
-      pin(s);
-      if constexpr (!kPlain) give_back();
-      const bool outgrown = weigh.template operator()<kPlain>(s);
-      end_block(p);
-      if (C::kKeysAhead && !outgrown) give_k(next.stage());
-      wgmma_wait<0>();
-      pin(rows.o);
-      give_v();
-      ring = next;
-      if constexpr (!kPlain) end_group(number());
-      if (outgrown) [[unlikely]] {
-        weigh_again(s);
-        if constexpr (C::kKeysAhead) give_k(ring.stage());
+    }
+    exponentiate<C>(p_, rows_.shift, s, sum_);
+    return __any_sync(0xffffffffU, sum_[0] > kMost || sum_[1] > kMost) != 0;
+  }
+  // Does the tile again for the rows of this warp that have outgrown their reference.
+  __device__ __forceinline__ void weigh_again(Scores& s) {
+    Redone<C> redone;
+    redo<C>(params_, unit_, number(), map_.q(unit_), map_.k(ring_.stage()), rows_.shift[0], rows_.shift[1], sum_[0],
+            sum_[1], redone);
+    take_over<C>(redone, rows_, s, sum_);
+  }
+  __device__ __forceinline__ void add_sums() {
+    rows_.l[0] = __fadd_rn(rows_.l[0], sum_[0]);
+    rows_.l[1] = __fadd_rn(rows_.l[1], sum_[1]);
+  }
+
+  // A tile's scores and probabilities, with nothing of this warpgroup beside them.
+  template <Tile kTile>
+  __device__ __forceinline__ void score() {
+    Scores s;
+    barrier_wait(map_.k_full(ring_.stage()), ring_.parity());
+    multiply_q_k<C>(s, map_.q(unit_), map_.k(ring_.stage()));
+    if constexpr (kTile == Tile::kSpecial) give_round_back();
+    wgmma_wait<0>();
+    pin(s);
+    if (weigh<kTile>(s)) [[unlikely]]
+      weigh_again(s);
+    if constexpr (C::kKeysAhead) give_k_back(ring_.stage());
+    pack<C>(s, probability_);
+    add_sums();
+  }
+  // Its part of the outputs.
+  __device__ __forceinline__ void add_outputs(bool first) {
+    barrier_wait(map_.v_full(ring_.stage()), ring_.parity());
+    add_p_v<C>(rows_.o, probability_, map_.v(ring_.stage()), first);
+    wgmma_wait<0>();
+    pin(rows_.o);
+    give_v_back();
+  }
+  // The outputs of the tile before, whose probabilities are there, and beside that product this tile's probabilities.
+  template <Tile kTile>
+  __device__ __forceinline__ void add_outputs_and_score() {
+    RingCursor<C::kStages> next = ring_;
+    next.advance();
+    Scores s;
+    barrier_wait(map_.k_full(next.stage()), next.parity());
+    multiply_q_k<C>(s, map_.q(unit_), map_.k(next.stage()));
+    barrier_wait(map_.v_full(ring_.stage()), ring_.parity());
+    add_p_v<C>(rows_.o, probability_, map_.v(ring_.stage()), begin_outputs());
+    wgmma_wait<1>();
+    pin(s);
+    bool closed = false;
+    if constexpr (kTile == Tile::kSpecial) {
+      give_round_back();
+      closed = begins_next_group();
+      if (closed) {
+        wgmma_wait<0>();
+        pin(rows_.o);
+        give_v_back();
+        close_group<C>(p_, unit_, rows_);
       }
-      pack<C>(s, probability);
-      add_sums();
-    };
-    const auto note_full = [&] {
-      if (left == 1 && p.save && (number() + 1) % kSumTiles == 0) rows.flags |= Rows<C>::kFull;
-    };
-    const auto fold_in_turn = [&] {
-      while (left > 0) {
-        // Down to where `left` is this, tiles need no more than the plain steps.
-        const int stop = rows.has(Rows<C>::kSpecial) ? left : unit.stop(left);
+    }
+    const bool outgrown = weigh<kTile>(s);
+    end_block(p_);
+    if (C::kKeysAhead && !outgrown) give_k_back(next.stage());
+    wgmma_wait<0>();
+    pin(rows_.o);
+    if (!closed) give_v_back();
+    ring_ = next;
+    if (outgrown) [[unlikely]] {
+      weigh_again(s);
+      if constexpr (C::kKeysAhead) give_k_back(ring_.stage());
+    }
+    pack<C>(s, probability_);
+    add_sums();
+  }
+  // Whether the product that comes is the first of its group; from now on the group is open.
+  __device__ __forceinline__ bool begin_outputs() {
+    const bool first = rows_.has(Rows<C>::kFresh);
+    rows_.flags = (rows_.flags | Rows<C>::kOpen) & ~Rows<C>::kFresh;
+    return first;
+  }
+
+  // --- The tiles of a unit.
+
+  __device__ __forceinline__ void fold_in_turn() {
+    while (left_ > 0) {
+      const int stop = next_stop();
 #pragma unroll 1
-        for (; left > stop; --left, ring.advance()) {
-          score.template operator()<true>();
-          add(false);
-        }
-        if (left == 0) break;
-        score.template operator()<false>();
-        note_full();
-        rows.flags |= Rows<C>::kOpen;
-        add(!p.resume && left == unit.end() - unit.begin());
-        --left;
-        ring.advance();
+      for (; left_ > stop; --left_, ring_.advance()) {
+        score<Tile::kPlain>();
+        add_outputs(false);
       }
-    };
-    // `pending`: a tile has its probabilities already.
-    const auto fold_overlapped = [&](bool pending) {
-      if (!pending) {
-        if (left == 0) return;
-        if (!p.resume) rows.flags |= Rows<C>::kFresh;
-        score.template operator()<false>();
-        note_full();
-        --left;
-      }
-      while (left > 0) {
-        const int stop = rows.has(Rows<C>::kSpecial) ? left : unit.stop(left);
+      if (left_ == 0) break;
+      if (begins_next_group()) close_group<C>(p_, unit_, rows_);
+      score<Tile::kSpecial>();
+      note_full_group();
+      add_outputs(begin_outputs());
+      --left_;
+      ring_.advance();
+    }
+  }
+  // `scored`: the first tile has its probabilities already.
+  __device__ __forceinline__ void fold_overlapped(bool scored) {
+    if (!scored) {
+      if (left_ == 0) return;
+      if (begins_next_group()) close_group<C>(p_, unit_, rows_);
+      score<Tile::kSpecial>();
+      note_full_group();
+      --left_;
+    }
+    while (left_ > 0) {
+      const int stop = next_stop();
 #pragma unroll 1
-        for (; left > stop; --left) add_and_score.template operator()<true>();
-        if (left == 0) break;
-        add_and_score.template operator()<false>();
-        note_full();
-        --left;
-      }
-      add(rows.has(Rows<C>::kFresh));
-      rows.flags |= Rows<C>::kOpen;
-      ring.advance();
-    };
-    // From unit to unit without a pause: the next one's first product runs beside the end of this one. Rows that see
-    // something of its first tile take their references from it, so doing it again (by mma.sync, which gives the same
-    // scores) would change nothing.
-    const auto chain = [&](const Unit& next) {
-      Scores s;
-      barrier_wait(map.k_full(ring.stage()), ring.parity());
-      multiply_q_k<C>(s, map.q(next), map.k(ring.stage()));
-      float inverse[2];
-      end_softmax<C>(p, unit, rows, inverse);
-      stage_rows<C>(rows, inverse, map.q(unit));
-      send_rows<C>(params, unit, map.q(unit));
-      rows.flags = Rows<C>::kWriting | (rows.flags & Rows<C>::kKept) | Rows<C>::kSpecial |
-                   (C::kOverlaps ? Rows<C>::kFresh : Rows<C>::kOpen);
-      unit.address = next.address;
-      keep(unit.address);
-      left = unit.end();
-      rows.shift[0] = 0.0F;
-      rows.shift[1] = 0.0F;
-      wgmma_wait<0>();
-      pin(s);
-      if (unit.masked(left)) mask_tile<C>(p, unit, unit.origin(), s);
-      settle<C>(p, rows, s);
-      if (!named_any(warpgroup(), kWarpgroup, !rows.seen(0) || !rows.seen(1))) rows.flags &= ~Rows<C>::kSpecial;
-      exponentiate<C>(p, rows.shift, s, sum);
-      if (__any_sync(0xffffffffU, sum[0] < 0.0F || sum[1] < 0.0F)) __trap();  // as end_block(): no sum is negative
-      pack<C>(s, probability);
-      rows.l[0] = 0.0F;
-      rows.l[1] = 0.0F;
-      add_sums();
-      give_back();
-      if constexpr (C::kKeysAhead) give_k(ring.stage());
-      if constexpr (!C::kOverlaps) {
-        add(true);
-        ring.advance();
-      }
-      --left;
-    };
-    for (bool pending = false;; pending = true) {
+      for (; left_ > stop; --left_) add_outputs_and_score<Tile::kPlain>();
+      if (left_ == 0) break;
+      add_outputs_and_score<Tile::kSpecial>();
+      note_full_group();
+      --left_;
+    }
+    add_outputs(begin_outputs());
+    ring_.advance();
+  }
+
+  // --- From unit to unit.
+
+  __device__ __forceinline__ void fold_unit_and_chained_ones() {
+    for (bool scored = false;; scored = true) {
       if constexpr (C::kOverlaps) {
-        fold_overlapped(pending);
+        fold_overlapped(scored);
       } else {
         fold_in_turn();
       }
-      let_pass(unit.walk() - unit.end());
-      give_back();
-      rows.flags += Rows<C>::kNextRound;
-      if constexpr (C::kRounds == 1) break;
-      // Sums of groups would have to be waited for. Without a state both halves have them or none.
-      if (!params.chains || !unit.whole() || rows.summed(0)) break;
+      let_pass(unit_.walk() - unit_.end());
+      give_round_back();
+      rows_.flags += Rows<C>::kNextRound;
+      if constexpr (C::kRounds == 1) return;
+      // Closed groups would have to be waited for. In a task without a state both halves have them or none.
+      if (!params_.chains || !unit_.whole() || rows_.summed(0)) return;
       const Unit next = take_round();
-      if (next.walk() <= 0 || next.begin() > 0 || next.end() == 0) break;
+      if (next.walk() <= 0 || next.begin() > 0 || next.end() == 0) return;
       chain(next);
     }
-
-    if (p.save) {
-      // The next task would begin with it: here it halves the state.
-      if (rows.has(Rows<C>::kFull)) close_group<C>(p, unit, rows);
-      save_rows<C>(p, unit, rows);
-    }
-    if (p.finish) finish_rows<C>(params, unit, map.q(unit), rows);
-    rows.flags = Rows<C>::kWriting | (rows.flags & Rows<C>::kKept);
-    if constexpr (C::kRounds == 1) give_back();
   }
-  give_back();
-  if (thread_of_cta() % 32 == 0) store_wait();
+  // The next unit's first product runs beside the end of this unit. Rows that see something of that tile take their
+  // references from it, so none can have outgrown them: the tile need not be done again.
+  __device__ __forceinline__ void chain(const Unit& next) {
+    Scores s;
+    barrier_wait(map_.k_full(ring_.stage()), ring_.parity());
+    multiply_q_k<C>(s, map_.q(next), map_.k(ring_.stage()));
+    const float references[2] = {reference_of(rows_, 0), reference_of(rows_, 1)};
+    const float sums[2] = {sum_of_quad(rows_.l[0]), sum_of_quad(rows_.l[1])};
+    float inverse[2];
+    end_softmax(p_, unit_, references, sums, inverse);
+    stage_rows<C>(rows_, inverse, map_.q(unit_));
+    send_rows<C>(params_, unit_, map_.q(unit_));
+    rows_.flags = Rows<C>::kWriting | (rows_.flags & Rows<C>::kKept) | Rows<C>::kSpecial |
+                  (C::kOverlaps ? Rows<C>::kFresh : Rows<C>::kOpen);
+    unit_.address = next.address;
+    keep(unit_.address);
+    left_ = unit_.end();
+    rows_.shift[0] = 0.0F;
+    rows_.shift[1] = 0.0F;
+    wgmma_wait<0>();
+    pin(s);
+    if (unit_.masked(left_)) mask_tile<C>(p_, unit_, unit_.origin(), s);
+    settle<C>(p_, rows_, s);
+    if (!named_any(warpgroup(), kWarpgroup, !rows_.seen(0) || !rows_.seen(1))) rows_.flags &= ~Rows<C>::kSpecial;
+    exponentiate<C>(p_, rows_.shift, s, sum_);
+    if (__any_sync(0xffffffffU, sum_[0] < 0.0F || sum_[1] < 0.0F)) __trap();  // as end_block(): no sum is negative
+    pack<C>(s, probability_);
+    rows_.l[0] = 0.0F;
+    rows_.l[1] = 0.0F;
+    add_sums();
+    give_round_back();
+    if constexpr (C::kKeysAhead) give_k_back(ring_.stage());
+    if constexpr (!C::kOverlaps) {
+      add_outputs(true);
+      ring_.advance();
+    }
+    --left_;
+  }
+  __device__ __forceinline__ void save_and_finish() {
+    if (p_.save) {
+      if (rows_.has(Rows<C>::kFull)) close_group<C>(p_, unit_, rows_);  // else both would have to be saved
+      save_rows<C>(p_, unit_, rows_);
+    }
+    if (p_.finish) finish_rows<C>(params_, unit_, map_.q(unit_), rows_);
+    rows_.flags = Rows<C>::kWriting | (rows_.flags & Rows<C>::kKept);
+    if constexpr (C::kRounds == 1) give_round_back();
+  }
+
+  static constexpr float kMost = kOutgrown<typename C::Element>;
+
+  const HopperParams& params_;
+  const cuda::FoldParams& p_;
+  const SharedMap<C>& map_;
+  RingCursor<C::kStages> ring_;
+  Rows<C> rows_;
+  Unit unit_;
+  int left_ = 0;       // tiles of the unit
+  float sum_[2] = {};  // Σ p of this thread's columns of the tile
+  std::uint32_t probability_[C::kKeyTile / 16][4];
+};
+
+template <class C>
+__device__ __forceinline__ void consume(const HopperParams& params, const SharedMap<C>& map) {
+  Consumer<C>(params, map).run();
 }
 
 }  // namespace ringattn::sm90

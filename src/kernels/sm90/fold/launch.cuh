@@ -34,6 +34,7 @@ struct KernelConfig {
   static constexpr int kQBytes = kConfig.q_bytes();
   static constexpr int kKBytes = kConfig.k_bytes();
   static constexpr int kVBytes = kConfig.v_bytes();
+  static constexpr int kScratchFloats = kConfig.scratch_floats();
 };
 
 template <class Element, FoldConfig kConfig>

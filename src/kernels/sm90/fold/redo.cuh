@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tile step once more, for rows that have outgrown their reference: seldom, so it is short rather than fast. A warp
-// works out its 16 rows' scores again by mma.sync, 16 keys at a time, first for their maximum, then for their
-// exponentials. Rows that have not outgrown theirs keep what they have.
+// The tile step once more, for rows that have outgrown their reference. This is seldom needed, so it is short rather
+// than fast. A warp works out its 16 rows' scores again by mma.sync, 16 keys at a time: once for their maximum, and
+// once more for their exponentials. Rows that have not outgrown their reference keep what they have.
 #pragma once
 
 #include "kernels/cuda/device/tile_copy.cuh"
@@ -44,12 +44,11 @@ struct Redone {
   bool outgrown[2];
 };
 
-// Sums of earlier groups move with the reference here, in memory; the rest is the caller's. A function of
-// its own, with its results in memory, so that the main loop's registers don't know of it.
+// A function of its own, with its results in memory, so that the main loop's registers don't know of it.
 template <class C>
 __device__ __noinline__ void redo(const HopperParams& params, Unit unit, int number, std::uint32_t q_tile,
                                   std::uint32_t k_tile, float shift0, float shift1, float sum0, float sum1,
-                                  std::uint32_t flags, Redone<C>& result) {
+                                  Redone<C>& result) {
   const cuda::FoldParams& p = params.fold;
   const float old_shift[2] = {shift0, shift1};
   const float old_sum[2] = {sum0, sum1};
@@ -96,21 +95,10 @@ __device__ __noinline__ void redo(const HopperParams& params, Unit unit, int num
       }
     }
   }
-#pragma unroll 1
-  for (int half = 0; half < 2; ++half) {
-    if (!result.outgrown[half] || (flags & Rows<C>::kSummed << half) == 0) continue;
-#pragma unroll 1
-    for (int n = 0; n < C::kDimV / 16; ++n) {
-      float4* at = sums_of<C>(p, unit, half) + 4 * n;
-      const float4 x = __ldcg(at);
-      const float factor = result.factor[half];
-      __stcg(at,
-             float4{__fmul_rn(x.x, factor), __fmul_rn(x.y, factor), __fmul_rn(x.z, factor), __fmul_rn(x.w, factor)});
-    }
-  }
 }
 
-// Takes over what was redone.
+// Takes over what was done again. What the open group held before moves with its reference; closed groups have their
+// own.
 template <class C>
 __device__ __forceinline__ void take_over(const Redone<C>& redone, Rows<C>& rows, float (&s)[C::kKeyTile / 8][4],
                                           float (&sum)[2]) {

@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows between tiles: their state in memory, sums of full groups, and, at the end, the division and the way out.
-//
-// State: O of the open group [heads, rows, head_dim_v], then for each (head, row) l0 l1 l2 l3 r and what is there (1:
-// full groups, 2: an open one) and two floats of padding, then the full groups' O as the first. O is in the order of
-// fragments, as sm80_fold's.
+// Rows between tiles: their state in memory, the groups of tiles that are closed, and, at the end, the division and the
+// way out. The state's layout is cuda/device/fold_state.cuh's.
 #pragma once
 
+#include "kernels/cuda/device/fold_state.cuh"
 #include "kernels/cuda/device/tile_copy.cuh"
 #include "kernels/sm90/fold/hopper_params.hpp"
 #include "kernels/sm90/fold/tile_step.cuh"
@@ -14,39 +12,30 @@
 
 namespace ringattn::sm90 {
 
-inline constexpr int kHasSums = 1;
-inline constexpr int kHasOpen = 2;
-
-template <class C>
-struct StateMemory {
-  float* open;  // of this thread's share
-  float* sums;
-  float* row;
-
-  __device__ StateMemory(const cuda::FoldParams& p, std::int64_t row_of_q, int head) {
-    const std::int64_t index = head * p.rows + row_of_q;
-    const std::int64_t all = p.rows * p.heads;
-    open = p.state + index * C::kDimV + threadIdx.x % 4 * 4;
-    sums = open + all * (C::kDimV + 8);
-    row = p.state + all * C::kDimV + index * 8;
-  }
-};
-
 __device__ __forceinline__ bool present(const Unit& unit, int slot) {
   return slot >= unit.slot_begin() && slot < unit.slot_end();
 }
 
-// The sums of a row's full groups: in its state, where the task has one; else in its warpgroup's scratch memory. The
-// thread's share of columns 16n … 16n + 15 is at [4 n].
-__device__ __forceinline__ bool sums_in_state(const cuda::FoldParams& p) { return p.save || p.resume; }
 template <class C>
-__device__ __forceinline__ float4* sums_of(const cuda::FoldParams& p, const Unit& unit, int half) {
-  const int slot = slot_of_thread() + 8 * half;
-  if (sums_in_state(p)) {
-    return reinterpret_cast<float4*>(StateMemory<C>(p, unit.row() + slot, unit.query_head()).sums);
-  }
+__device__ __forceinline__ cuda::StatePlace state_of(const cuda::FoldParams& p, const Unit& unit, int half) {
+  return {p.state, p.rows, p.heads, C::kDimV, unit.row() + slot_of_thread() + 8 * half, unit.query_head()};
+}
+
+// B, the outputs of a row's closed groups: in its state, where the task has one; else in its warpgroup's scratch
+// memory. This thread's share of columns 16n … 16n + 15 is at [4 n].
+__device__ __forceinline__ bool task_has_state(const cuda::FoldParams& p) { return p.save || p.resume; }
+template <class C>
+__device__ __forceinline__ float4* closed_outputs(const cuda::FoldParams& p, const Unit& unit, int half) {
+  const int columns = thread_of_cta() % 4 * 4;
+  if (task_has_state(p)) return reinterpret_cast<float4*>(state_of<C>(p, unit, half).closed + columns);
   const std::int64_t warpgroup = std::int64_t{blockIdx.x} * C::kUnits + thread_of_cta() / kWarpgroup - 1;
-  return reinterpret_cast<float4*>(p.scratch + (warpgroup * kQueryTile + slot) * C::kDimV + thread_of_cta() % 4 * 4);
+  const int slot = slot_of_thread() + 8 * half;
+  return reinterpret_cast<float4*>(p.scratch + warpgroup * C::kScratchFloats + slot * C::kDimV + columns);
+}
+// Their R and L, in shared memory.
+template <class C>
+__device__ __forceinline__ std::uint32_t closed_numbers(int half) {
+  return SharedMap<C>().closed(thread_of_cta() / kWarpgroup, slot_of_thread() + 8 * half);
 }
 
 template <int kBlocks>
@@ -62,6 +51,7 @@ template <class C>
 __device__ __forceinline__ void begin_rows(const cuda::FoldParams& p, const Unit& unit, Rows<C>& rows) {
   const int slot = slot_of_thread();
   rows.flags |= Rows<C>::kSpecial;
+  if (!p.resume) rows.flags |= Rows<C>::kFresh;
   if (p.resume || unit.end() == unit.begin()) clear(rows.o);  // else the first tile does it
   rows.shift[0] = 0.0F;
   rows.shift[1] = 0.0F;
@@ -70,51 +60,98 @@ __device__ __forceinline__ void begin_rows(const cuda::FoldParams& p, const Unit
   if (!p.resume) return;
   float references[2] = {-INFINITY, -INFINITY};
   float parts[2] = {};
+  float2 closed[2] = {};
 #pragma unroll
   for (int half = 0; half < 2; ++half) {  // of both rows at once: memory is far
     if (!present(unit, slot + 8 * half)) continue;
-    const StateMemory<C> memory(p, unit.row() + slot + 8 * half, unit.query_head());
-    rows.l[half] = memory.row[threadIdx.x % 4];
-    references[half] = memory.row[4];
-    parts[half] = memory.row[5];
+    const float* const numbers = state_of<C>(p, unit, half).numbers;
+    rows.l[half] = numbers[threadIdx.x % 4];
+    references[half] = numbers[cuda::kOpenReference];
+    parts[half] = numbers[cuda::kStateParts];
+    closed[half] = {numbers[cuda::kClosedReference], numbers[cuda::kClosedSum]};
   }
+  bool open = false;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const float reference = references[half];
     const int has = static_cast<int>(parts[half]);
     const bool seen = reference != -INFINITY;
     rows.shift[half] = seen ? -reference : 0.0F;
-    rows.flags |= (seen ? Rows<C>::kSeen << half : 0U) | ((has & kHasSums) != 0 ? Rows<C>::kSummed << half : 0U);
-    if ((has & kHasOpen) == 0) continue;
-    rows.flags |= Rows<C>::kOpen;
-    const StateMemory<C> memory(p, unit.row() + slot + 8 * half, unit.query_head());
+    rows.flags |=
+        (seen ? Rows<C>::kSeen << half : 0U) | ((has & cuda::kHasClosed) != 0 ? Rows<C>::kSummed << half : 0U);
+    if (threadIdx.x % 4 == 0) store_pair(closed_numbers<C>(half), closed[half].x, closed[half].y);
+    if ((has & cuda::kHasOpen) == 0) continue;
+    open = true;
+    const float* const outputs = state_of<C>(p, unit, half).open + threadIdx.x % 4 * 4;
 #pragma unroll
     for (int n = 0; n < C::kDimV / 16; ++n) {
-      const float4 x = reinterpret_cast<const float4*>(memory.open)[4 * n];
+      const float4 x = reinterpret_cast<const float4*>(outputs)[4 * n];
       rows.o[2 * n][2 * half] = x.x;
       rows.o[2 * n][2 * half + 1] = x.y;
       rows.o[2 * n + 1][2 * half] = x.z;
       rows.o[2 * n + 1][2 * half + 1] = x.w;
     }
   }
+  // Rows of a unit fold the same tiles, so one that is there speaks for those that are not: the warps go the same way.
+  if (named_any(thread_of_cta() / kWarpgroup, kWarpgroup, open)) rows.flags |= Rows<C>::kOpen;
 }
 
-// The open group is full, and a tile of the next one comes: its sum joins those before it. This is done when that tile
-// is known to come, or else the state is saved, so that it doesn't depend on where a task ends; it is the same addition
-// as at the end (add_flushed), in memory, and nobody waits for it.
+__device__ __forceinline__ float sum_of_quad(float x) {
+  x = __fadd_rn(x, __shfl_xor_sync(0xffffffffU, x, 1));
+  return __fadd_rn(x, __shfl_xor_sync(0xffffffffU, x, 2));
+}
+
+// The reference of a thread's row; −∞ where its group has seen nothing.
+template <class C>
+__device__ __forceinline__ float reference_of(const Rows<C>& rows, int half) {
+  return rows.seen(half) ? -rows.shift[half] : -INFINITY;
+}
+
+// The reference of a row has moved: the outputs of its closed groups move with it. Seldom, so a function of its own.
+template <class C>
+__device__ __noinline__ void move_closed(float4* outputs, float kept) {
+#pragma unroll 1
+  for (int n = 0; n < C::kDimV / 16; ++n) {
+    const float4 x = __ldcg(outputs + 4 * n);
+    __stcg(outputs + 4 * n, float4{cuda::multiply_flushed(x.x, kept), cuda::multiply_flushed(x.y, kept),
+                                   cuda::multiply_flushed(x.z, kept), cuda::multiply_flushed(x.w, kept)});
+  }
+}
+
+// Closes the open group: merges its partial into the groups before it (kernels/merge.hpp). This is done when a tile of
+// the next group is known to come, or else when the state is saved; at the end of a row finish_rows() does the same in
+// registers. So it does not matter where a task ends. The sums are added in memory, and nobody waits for them.
 template <class C>
 __device__ __forceinline__ void close_group(const cuda::FoldParams& p, const Unit& unit, Rows<C>& rows) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    if (sums_in_state(p) && !present(unit, slot_of_thread() + 8 * half)) continue;
-    float4* const sums = sums_of<C>(p, unit, half);
+    const bool exists = !task_has_state(p) || present(unit, slot_of_thread() + 8 * half);
+    float4* const sums = closed_outputs<C>(p, unit, half);
+    const std::uint32_t numbers = closed_numbers<C>(half);
+    float reference = reference_of(rows, half);
+    float sum = sum_of_quad(rows.l[half]);
+    float factor = 1.0F;
+    if (rows.summed(half)) {
+      const float2 closed = load_pair(numbers);
+      const MergeStep step = cuda::merge_rows(closed.x, closed.y, reference, sum, kReferenceUnit);
+      factor = step.factor;
+      reference = step.reference;
+      sum = step.sum;
+      if (step.moves) move_closed<C>(sums, step.kept);
+    }
+    __syncwarp();  // the row's other threads have read
+    if (thread_of_cta() % 4 == 0) store_pair(numbers, reference, sum);
+    rows.l[half] = 0.0F;
+    rows.shift[half] = 0.0F;
+    if (!exists) continue;
 #pragma unroll
     for (int n = 0; n < C::kDimV / 16; ++n) {
       const float4 x{rows.o[2 * n][2 * half], rows.o[2 * n][2 * half + 1], rows.o[2 * n + 1][2 * half],
                      rows.o[2 * n + 1][2 * half + 1]};
       if (rows.summed(half)) {
-        asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(sums + 4 * n), "f"(x.x),
-                     "f"(x.y), "f"(x.z), "f"(x.w)
+        asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(sums + 4 * n),
+                     "f"(cuda::multiply_flushed(x.x, factor)), "f"(cuda::multiply_flushed(x.y, factor)),
+                     "f"(cuda::multiply_flushed(x.z, factor)), "f"(cuda::multiply_flushed(x.w, factor))
                      : "memory");
       } else {
         __stcg(sums + 4 * n, x);
@@ -122,8 +159,9 @@ __device__ __forceinline__ void close_group(const cuda::FoldParams& p, const Uni
     }
     rows.flags |= Rows<C>::kSummed << half;
   }
-  clear(rows.o);
-  rows.flags &= ~(Rows<C>::kOpen | Rows<C>::kFull);
+  rows.flags &= ~(Rows<C>::kOpen | Rows<C>::kFull | Rows<C>::kSeen | Rows<C>::kSeen << 1);
+  rows.flags |= Rows<C>::kSpecial | Rows<C>::kFresh;  // the next group's first tile sets its references
+  __syncwarp();
 }
 
 template <class C>
@@ -132,29 +170,26 @@ __device__ __forceinline__ void save_rows(const cuda::FoldParams& p, const Unit&
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     if (!present(unit, slot + 8 * half)) continue;
-    const StateMemory<C> memory(p, unit.row() + slot + 8 * half, unit.query_head());
-    memory.row[threadIdx.x % 4] = rows.l[half];
+    const cuda::StatePlace place = state_of<C>(p, unit, half);
+    place.numbers[threadIdx.x % 4] = rows.l[half];
     if (threadIdx.x % 4 == 0) {
-      memory.row[4] = rows.seen(half) ? -rows.shift[half] : -INFINITY;
-      memory.row[5] =
-          static_cast<float>((rows.summed(half) ? kHasSums : 0) | (rows.has(Rows<C>::kOpen) ? kHasOpen : 0));
+      place.numbers[cuda::kOpenReference] = reference_of(rows, half);
+      place.numbers[cuda::kStateParts] = static_cast<float>((rows.summed(half) ? cuda::kHasClosed : 0) |
+                                                            (rows.has(Rows<C>::kOpen) ? cuda::kHasOpen : 0));
+      const float2 closed = load_pair(closed_numbers<C>(half));
+      place.numbers[cuda::kClosedReference] = closed.x;
+      place.numbers[cuda::kClosedSum] = closed.y;
     }
     if (!rows.has(Rows<C>::kOpen)) continue;
 #pragma unroll
     for (int n = 0; n < C::kDimV / 16; ++n) {
-      reinterpret_cast<float4*>(memory.open)[4 * n] =
+      reinterpret_cast<float4*>(place.open + threadIdx.x % 4 * 4)[4 * n] =
           float4{rows.o[2 * n][2 * half], rows.o[2 * n][2 * half + 1], rows.o[2 * n + 1][2 * half],
                  rows.o[2 * n + 1][2 * half + 1]};
     }
   }
 }
 
-// As `red` adds: what is smaller than the normal numbers is zero.
-__device__ __forceinline__ float add_flushed(float a, float b) {
-  float sum;
-  asm("add.rn.ftz.f32 %0, %1, %2;" : "=f"(sum) : "f"(a), "f"(b));
-  return sum;
-}
 // Scales what add_flushed() has added, or what had nothing to be added to: a · b is the same whether a came from 0 + a,
 // also for −0 and subnormal numbers. A subnormal b counts as 0.
 __device__ __forceinline__ float scale_flushed(float a, float b) {
@@ -185,10 +220,10 @@ __device__ __noinline__ void write_rows(const cuda::FoldParams& p, Unit unit, st
   }
 }
 
-// What a thread's two rows are scaled by at the end. LSE is written on the way.
-template <class C>
-__device__ __forceinline__ void end_softmax(const cuda::FoldParams& p, const Unit& unit, const Rows<C>& rows,
-                                            float (&inverse)[2]) {
+// What a thread's two rows are scaled by at the end, from their references and their sums over all keys. LSE is written
+// on the way.
+__device__ __forceinline__ void end_softmax(const cuda::FoldParams& p, const Unit& unit, const float (&references)[2],
+                                            const float (&sums)[2], float (&inverse)[2]) {
   const int slot = slot_of_thread();
   const int lane = thread_of_cta() % 32;
   const int head = unit.query_head();
@@ -197,10 +232,8 @@ __device__ __forceinline__ void end_softmax(const cuda::FoldParams& p, const Uni
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     float& l = total[half];
-    l = rows.l[half];
-    l = __fadd_rn(l, __shfl_xor_sync(0xffffffffU, l, 1));
-    l = __fadd_rn(l, __shfl_xor_sync(0xffffffffU, l, 2));
-    const float m = rows.seen(half) ? __fmul_rn(-rows.shift[half], kLn2) : -INFINITY;
+    l = sums[half];
+    const float m = __fmul_rn(references[half], kLn2);
     reference[half] = m;
     float weight = 1.0F;
     if (p.sinks != nullptr) {
@@ -258,6 +291,39 @@ __device__ __forceinline__ void send_rows(const HopperParams& params, const Unit
   store_commit();
 }
 
+// Merges a row's open group, if there is one, with the closed ones, as close_group() does, into registers.
+template <class C>
+__device__ __forceinline__ void merge_closed(const cuda::FoldParams& p, const Unit& unit, int half, Rows<C>& rows,
+                                             float& reference, float& sum) {
+  const float4* const sums = closed_outputs<C>(p, unit, half);
+  const float2 closed = load_pair(closed_numbers<C>(half));
+  float kept = 1.0F;
+  float factor = 0.0F;
+  const bool open = rows.has(Rows<C>::kOpen);
+  if (open) {
+    const MergeStep step = cuda::merge_rows(closed.x, closed.y, reference, sum, kReferenceUnit);
+    reference = step.reference;
+    sum = step.sum;
+    kept = step.kept;
+    factor = step.factor;
+  } else {
+    reference = closed.x;
+    sum = closed.y;
+  }
+#pragma unroll
+  for (int n = 0; n < C::kDimV / 16; ++n) {
+    const float4 x = __ldcg(sums + 4 * n);
+    const auto merge = [&](float before, float& o) {
+      before = cuda::multiply_flushed(before, kept);
+      o = open ? cuda::add_flushed(before, cuda::multiply_flushed(o, factor)) : before;
+    };
+    merge(x.x, rows.o[2 * n][2 * half]);
+    merge(x.y, rows.o[2 * n][2 * half + 1]);
+    merge(x.z, rows.o[2 * n + 1][2 * half]);
+    merge(x.w, rows.o[2 * n + 1][2 * half + 1]);
+  }
+}
+
 // Divides, writes LSE, and sends the rounded rows out, a warp its 16.
 template <class C>
 __device__ __forceinline__ void finish_rows(const HopperParams& params, const Unit& unit, std::uint32_t staging,
@@ -267,21 +333,16 @@ __device__ __forceinline__ void finish_rows(const HopperParams& params, const Un
   const int slot_begin = unit.slot_begin();
   const int slot_end = unit.slot_end();
   if (slot_begin >= first + 16 || slot_end <= first) return;  // none of the warp's rows is present
+  float references[2];
+  float totals[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    if (!rows.summed(half)) continue;
-    const float4* const sums = sums_of<C>(p, unit, half);
-#pragma unroll
-    for (int n = 0; n < C::kDimV / 16; ++n) {
-      const float4 x = __ldcg(sums + 4 * n);
-      rows.o[2 * n][2 * half] = add_flushed(x.x, rows.o[2 * n][2 * half]);
-      rows.o[2 * n][2 * half + 1] = add_flushed(x.y, rows.o[2 * n][2 * half + 1]);
-      rows.o[2 * n + 1][2 * half] = add_flushed(x.z, rows.o[2 * n + 1][2 * half]);
-      rows.o[2 * n + 1][2 * half + 1] = add_flushed(x.w, rows.o[2 * n + 1][2 * half + 1]);
-    }
+    references[half] = reference_of(rows, half);
+    totals[half] = sum_of_quad(rows.l[half]);
+    if (rows.summed(half)) merge_closed<C>(p, unit, half, rows, references[half], totals[half]);
   }
   float inverse[2];
-  end_softmax<C>(p, unit, rows, inverse);
+  end_softmax(p, unit, references, totals, inverse);
   stage_rows<C>(rows, inverse, staging);
   if (!params.bulk_out || slot_begin > first || slot_end < first + 16) {
     write_rows<C>(p, unit, staging);

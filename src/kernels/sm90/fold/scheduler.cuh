@@ -6,6 +6,7 @@
 #include "kernels/cuda/work_order.hpp"
 #include "kernels/sm90/fold/shared_map.cuh"
 #include "kernels/sm90/ptx/cluster.cuh"
+#include "kernels/visibility.hpp"
 
 namespace ringattn::sm90 {
 
@@ -21,9 +22,10 @@ __device__ __forceinline__ int wanted_with(int tiles) {
   return takes && tiles > kTilesAhead ? tiles - kTilesAhead - 1 : -1;
 }
 
-// What a unit's rows see of its tiles, and which of those need no more than the plain steps: where all rows see all
-// keys, and no group ends. Where the first row's keys end and the last row's begin decides. `first` is the number of
-// its first tile; tiles of several runs are not looked at one by one.
+// Writes down what a unit's rows see of its tiles, and for which of those the plain steps are enough: the tiles of
+// which every row sees all keys, and with which no group ends. `first` is the number of the unit's first tile in its
+// sequence. Where a unit's tiles lie in several runs (`one_run` is false) they don't follow each other, and all of them
+// count as masked.
 template <class C>
 __device__ __forceinline__ void set_edges(const cuda::FoldParams& p, const cuda::WorkItem& item, std::int64_t first,
                                           bool one_run, UnitWork& unit) {
@@ -33,18 +35,21 @@ __device__ __forceinline__ void set_edges(const cuda::FoldParams& p, const cuda:
     const std::int64_t from_origin = key - origin;
     return static_cast<int>(from_origin < -kNoEdge ? -kNoEdge : from_origin > kNoEdge ? kNoEdge : from_origin);
   };
+  const Visibility visibility({p.mask_left, p.mask_right}, item.key_length);
+  const KeyRange reach = visibility.reach(item.position);
   unit.origin = static_cast<int>(first);
-  unit.from = p.mask_left < 0 ? -kNoEdge : edge(item.position - p.mask_left);
-  unit.to = p.mask_right < 0 ? kNoEdge : edge(item.position + p.mask_right + 1);
+  unit.from = edge(reach.begin);
+  unit.to = edge(reach.end);
   unit.length = edge(item.key_length);
 
   const auto tiles_before = [](int key) { return key < 0 ? 0 : key / C::kKeyTile; };
-  const int plain_begin = p.mask_left < 0 ? 0 : tiles_before(unit.from + kQueryTile - 1 + C::kKeyTile - 1);
-  const int plain_end = tiles_before(unit.to < unit.length ? unit.to : unit.length);
+  const KeyRange common = visibility.common_keys(item.position, item.position + kQueryTile - 1);
+  const int plain_begin = tiles_before(edge(common.begin) + C::kKeyTile - 1);
+  const int plain_end = tiles_before(edge(common.end));
   unit.head = tiles - (plain_begin < tiles ? plain_begin : tiles);
   unit.tail = one_run ? tiles - (plain_end < tiles ? plain_end : tiles) : tiles;
-  if (p.save && (first + tiles) % kSumTiles == 0 && unit.tail == 0) unit.tail = 1;  // consume() looks at it
-  unit.group = static_cast<int>((first + tiles) % kSumTiles);
+  if (p.save && (first + tiles) % kGroupTiles == 0 && unit.tail == 0) unit.tail = 1;  // consume() looks at it
+  unit.group = static_cast<int>((first + tiles) % kGroupTiles);
 }
 
 // Tells the number of what comes next. One warp's, all lanes together.

@@ -5,6 +5,7 @@
 //   K, V   [stages][key_tile rows]      copies → consumers
 //   units  [rounds][units]              scheduler → copies, consumers: a unit's part of the work
 //   work   [rounds]                     scheduler → copies
+//   closed [units][64 rows]             a consumer's own: R and L of its rows' closed groups
 //
 // A tile of [rows, dim] is cut into panels of 64 columns, rows of 128 bytes with the 128-byte swizzle.
 #pragma once
@@ -29,6 +30,15 @@ __device__ __forceinline__ void store_number(std::uint32_t address, int number) 
   asm volatile("st.shared.s32 [%0], %1;" ::"r"(address), "r"(number) : "memory");
 }
 
+__device__ __forceinline__ float2 load_pair(std::uint32_t address) {
+  float2 pair;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(pair.x), "=f"(pair.y) : "r"(address) : "memory");
+  return pair;
+}
+__device__ __forceinline__ void store_pair(std::uint32_t address, float x, float y) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x), "f"(y) : "memory");
+}
+
 // Sixty-four rows of one query head: what a warpgroup folds. Slots [slot_begin, slot_end) are rows; the others are
 // absent: their memory belongs to somebody else.
 struct UnitWork {
@@ -43,7 +53,7 @@ struct UnitWork {
   std::int32_t origin;
   std::int32_t from, to, length;
   // What takes more than the plain steps, counted as the tiles that are left before them: the first ones down to
-  // `head`, the last ones from `tail` on, and, from `group` down, every kSumTiles-th: it begins a group.
+  // `head`, the last ones from `tail` on, and, from `group` down, every kGroupTiles-th: it begins a group.
   std::int32_t head, tail, group;
   std::int32_t padding[12];
 };
@@ -84,7 +94,7 @@ struct Unit {
     if (left > load(offsetof(UnitWork, head))) return left;
     const int tail = load(offsetof(UnitWork, tail));
     const int group = load(offsetof(UnitWork, group));
-    const int begins = left - ((left - group) & (kSumTiles - 1));
+    const int begins = left - ((left - group) & (kGroupTiles - 1));
     const int stop = begins > tail ? begins : tail;
     return stop < left ? stop : left;
   }
@@ -122,7 +132,8 @@ struct SharedMap {
   static constexpr int kWorkOffset = kUnitOffset + C::kRounds * C::kUnits * static_cast<int>(sizeof(UnitWork));
   static constexpr int kBarrierOffset = kWorkOffset + C::kRounds * static_cast<int>(sizeof(BundleWork));
   static constexpr int kTailOffset = kBarrierOffset + (3 * C::kRounds + 4 * C::kStages + 8) * kBarrierBytes;
-  static constexpr int kBytes = kTailOffset + 32;
+  static constexpr int kClosedOffset = kTailOffset + 32;
+  static constexpr int kBytes = kClosedOffset + C::kUnits * kQueryTile * 8;
   static_assert(kUnitOffset % 1024 == 0 && kBarrierOffset % kBarrierBytes == 0 && kBytes <= 232448);
 
   // Address of the whole in the shared window: behind what the device keeps for itself (hopper_params.hpp). As a
@@ -145,6 +156,10 @@ struct SharedMap {
   __device__ std::uint32_t q(const Unit& unit) const {
     static_assert(C::kQBytes % sizeof(UnitWork) == 0);
     return at(kQOffset, unit.address - (base() + kUnitOffset), C::kQBytes / sizeof(UnitWork));
+  }
+  // R and L of a row's closed groups, two floats.
+  __device__ std::uint32_t closed(int warpgroup, int slot) const {
+    return at(kClosedOffset, static_cast<std::uint32_t>((warpgroup - 1) * kQueryTile + slot), 8);
   }
   __device__ std::uint32_t k(std::uint32_t stage) const { return at(kKOffset, stage, C::kKBytes); }
   __device__ std::uint32_t v(std::uint32_t stage) const { return at(kVOffset, stage, C::kVBytes); }

@@ -44,7 +44,7 @@ std::unique_ptr<FoldKernel> make_fold(const FoldSpec& spec, Backend& backend) {
   kernel.shape = {kQueryTile, kQueryTile, config->key_tile, config->warpgroups};
   kernel.shape.walk_ctas = config->walk_ctas;
   kernel.state_floats = static_cast<std::size_t>(2 * spec.head_dim_v + kRowFloats);
-  kernel.scratch_floats = static_cast<std::size_t>(config->warpgroups * kQueryTile * spec.head_dim_v);
+  kernel.scratch_floats = static_cast<std::size_t>(config->warpgroups * config->scratch_floats());
   kernel.reference_unit = kLn2;
   kernel.launch = launch;
   kernel.export_state = cuda::export_grouped_state;

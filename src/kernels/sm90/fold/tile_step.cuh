@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one tile step, in registers: scores of 64 rows and one key tile → probabilities, and (r, l) on the way:
-//   t = S · c − r       p = exp2(t)       l ← l + Σ p       O ← O + Σ p · v
-// where S is Q Kᵀ, −∞ where masked, and c = softmax_scale · log₂ e; with a soft-cap, or a scale that is not positive, S
-// is capped and scaled first and c = log₂ e.
+// The one tile step, in registers: scores of 64 rows and one key tile become probabilities, and (r, l, A) of the open
+// group move on:
+//   t = S · c − r       p = exp2(t)       l ← l + Σ p       A ← A + Σ p · v
+// S is Q Kᵀ, and −∞ where the row does not see the key; c = softmax_scale · log₂ e. With a soft-cap, or a scale that is
+// not positive, S is capped and scaled first, and c = log₂ e.
 //
-// The reference r is not the running maximum. It is the largest S · c of the first tile in which the row sees a score,
-// and moves only when it is outgrown by far (kOutgrown). Then the row's tile is done again (redo.cuh), with the larger
-// one of both. So most tiles need no maximum and no rescaling. Whether a row's reference moves
-// is the row's own affair: other rows of the warp keep what they have.
+// The reference r is not the running maximum. It is the largest S · c of the group's first tile in which the row sees a
+// key. It moves only when the row's probabilities outgrow it by far (kOutgrown): then the tile is done again (redo.cuh)
+// with the larger reference. So most tiles need no maximum and no rescaling. Each row decides for itself; the other
+// rows of its warp keep what they have.
 #pragma once
 
 #include <cstdint>
@@ -19,30 +20,32 @@
 
 namespace ringattn::sm90 {
 
-// What a thread's share of a tile's Σ p may not exceed. p keeps its precision at any size in bf16, and, below the
-// largest number, in fp16; what is left up to fp32's 2^128 is for the sum over 2^31 keys and for V.
+// The most that a thread's share of a tile's Σ p may be. In bf16 p is as precise at any size, in fp16 below its largest
+// number. The rest of fp32's range, up to 2^128, is room for the sum over 2^31 keys and for V.
 template <class Element>
 inline constexpr float kOutgrown = 0x1p60F;
 template <>
 inline constexpr float kOutgrown<__half> = 0x1p15F;
 
-// What a thread holds of its two rows, row r (half 0) and row r + 8 (half 1) of its warp's 16, in the products' order.
+// What a thread holds of its two rows: row n (half 0) and row n + 8 (half 1) of its warp's 16. Columns are in the order
+// of the products' fragments.
 template <class C>
 struct Rows {
-  float o[C::kDimV / 8][4];  // sum of the open group of kSumTiles tiles
-  float shift[2];            // −r; 0 as long as nothing is seen
+  float o[C::kDimV / 8][4];  // A of the open group
+  float shift[2];            // −r; 0 as long as the group has seen nothing
   float l[2];                // of this thread's columns
   std::uint32_t flags;
 
-  static constexpr std::uint32_t kSpecial = 1;  // a tile takes more than the plain steps: for rows without a reference,
-                                                // or, always, for scores that are scaled first
+  static constexpr std::uint32_t kSpecial = 1;  // the next tile is not plain: rows have no reference yet, or scores are
+                                                // scaled first, which is so for every tile
   static constexpr std::uint32_t kSeen = 2;     // r is set; 4: of half 1
-  static constexpr std::uint32_t kSummed = 8;   // there are groups before the open one; 16: of half 1
+  static constexpr std::uint32_t kSummed = 8;   // there are closed groups; 16: of half 1
   static constexpr std::uint32_t kOpen = 32;    // the open group holds something
   static constexpr std::uint32_t kFull = 64;    // the open group ends with the last tile of the task
   static constexpr std::uint32_t kWriting = 128;  // the last round's finished rows may be on their way out
   static constexpr std::uint32_t kLeader = 256;   // tells a CTA that a stage is empty, for the warpgroup
-  static constexpr std::uint32_t kFresh = 512;    // the next product begins O; the same for the whole warpgroup
+  static constexpr std::uint32_t kFresh = 512;    // the next P V is its group's first
+  // kSpecial, kOpen, kFull and kFresh are the same in all threads of a warpgroup.
   // Above: where the warpgroup is in the ring of rounds. Counting on it wraps around by itself.
   static constexpr int kRoundShift = C::kRounds == 1 ? 31 : 30;
   static_assert(C::kRounds <= 2);

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the parts of fold_gpu_bench share: a device, jobs in its memory, and timing. All repeats are enqueued before
+// anything is waited for.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "kernels/registry.hpp"
+
+namespace ringattn {
+
+inline const Deadline kPatience = Deadline::after(3600.0);
+
+struct Device {
+  explicit Device(const FoldRow& kernel_row) : row(kernel_row), backend(row.make_backend({1, 0})) {}
+
+  void wait() { backend->synchronize(backend->mark(stream()), kPatience, {}); }
+  Stream stream() const { return backend->stream(); }
+
+  const FoldRow& row;
+  std::unique_ptr<Backend> backend;
+};
+
+inline constexpr int kLeastSamples = 10;
+inline constexpr int kMostSamples = 1000;
+inline constexpr double kLeastMilliseconds = 500.0;
+
+// Milliseconds of each repeat, ascending: ten, or what half a second holds.
+inline std::vector<double> time_repeats(Device& device, const std::function<void()>& enqueue) {
+  Backend& backend = *device.backend;
+  const auto time = [&](int repeats) {
+    std::vector<Mark> marks{backend.mark(device.stream())};
+    for (int i = 0; i < repeats; ++i) {
+      enqueue();
+      marks.push_back(backend.mark(device.stream()));
+    }
+    backend.synchronize(marks.back(), kPatience, {});
+    std::vector<double> milliseconds;
+    for (std::size_t i = 1; i < marks.size(); ++i) {
+      milliseconds.push_back(1e3 * backend.elapsed(marks[i - 1], marks[i]));
+    }
+    backend.forget_marks();
+    std::sort(milliseconds.begin(), milliseconds.end());
+    return milliseconds;
+  };
+  const double warm_up = time(2).front();
+  return time(std::clamp(static_cast<int>(kLeastMilliseconds / warm_up), kLeastSamples, kMostSamples));
+}
+
+inline double median(const std::vector<double>& sorted) { return sorted[sorted.size() / 2]; }
+
+struct Heads {
+  int heads;
+  int kv_heads;
+  int head_dim;
+  int head_dim_v;
+};
+
+inline FoldSpec spec_of(Dtype dtype, const Heads& heads, const Mask& mask) {
+  FoldSpec spec;
+  spec.dtype = dtype;
+  spec.heads = heads.heads;
+  spec.kv_heads = heads.kv_heads;
+  spec.head_dim = heads.head_dim;
+  spec.head_dim_v = heads.head_dim_v;
+  spec.mask = mask;
+  spec.softmax_scale = 1.0F / std::sqrt(static_cast<float>(heads.head_dim));
+  return spec;
+}
+
+struct Lengths {
+  std::int64_t queries;
+  std::int64_t keys;
+};
+
+// Sequences in device memory, the queries at the end of the keys, and tasks over them.
+class GpuJob {
+ public:
+  // `batch` sequences of the same lengths.
+  GpuJob(Device& device, const FoldSpec& spec, std::int64_t batch, std::int64_t queries, std::int64_t keys)
+      : GpuJob(device, spec, std::vector<Lengths>(static_cast<std::size_t>(batch), {queries, keys})) {}
+
+  GpuJob(Device& device, const FoldSpec& spec, const std::vector<Lengths>& sequences)
+      : device_(device), spec_(spec), kernel_(device.row.make_kernel(spec, *device.backend)) {
+    std::int64_t rows = 0;
+    std::int64_t key_rows = 0;
+    for (const Lengths& lengths : sequences) {
+      const auto sequence = static_cast<std::int32_t>(lengths_.size());
+      const auto table = static_cast<std::int64_t>(tiles_.size());
+      queries_.push_back({sequence, lengths.keys - lengths.queries, rows, lengths.queries});
+      lengths_.push_back(lengths.keys);
+      for (std::int64_t key = 0; key < lengths.keys; key += kernel_->key_tile()) tiles_.push_back({0, key_rows + key});
+      runs_.push_back({sequence, 0, static_cast<std::int64_t>(tiles_.size()) - table, table});
+      rows += lengths.queries;
+      key_rows += lengths.keys;
+    }
+    make(q_, q_memory_, SyntheticTensor::kQ, rows, spec.heads, spec.head_dim);
+    make(k_, k_memory_, SyntheticTensor::kK, key_rows, spec.kv_heads, spec.head_dim);
+    make(v_, v_memory_, SyntheticTensor::kV, key_rows, spec.kv_heads, spec.head_dim_v);
+    out_ =
+        device.backend->allocate(static_cast<std::size_t>(rows * spec.heads * spec.head_dim_v) * size_of(spec.dtype));
+    lse_ = device.backend->allocate(static_cast<std::size_t>(rows * spec.heads) * sizeof(float));
+    sources_.push_back({k_, v_});
+    output_ = {dense_view(static_cast<void*>(out_.data()), spec.dtype, rows, spec.heads, spec.head_dim_v),
+               {reinterpret_cast<float*>(lse_.data()), spec.heads, 1},
+               nullptr};
+    const auto count = static_cast<std::int64_t>(sequences.size());
+    kernel_->reserve({rows, count, count, static_cast<std::int64_t>(tiles_.size()), 1, count});
+  }
+
+  // Whole, from the identity to the result.
+  FoldTask task() const {
+    FoldTask task;
+    task.q = q_;
+    task.queries = queries_;
+    task.key_lengths = lengths_;
+    task.key_runs = runs_;
+    task.tiles = tiles_;
+    task.sources = sources_;
+    task.save = false;
+    task.finish = &output_;
+    return task;
+  }
+  // As above with a state in and out, which is allocated on the first call.
+  FoldTask task(bool resume, bool save, bool finish) {
+    if (state_.data() == nullptr) state_ = device_.backend->allocate(kernel_->state_bytes(q_.tokens));
+    FoldTask task = this->task();
+    task.state = state_.data();
+    task.resume = resume;
+    task.save = save;
+    if (!finish) task.finish = nullptr;
+    return task;
+  }
+  void fold(const FoldTask& task) { kernel_->fold(task, device_.stream(), {}); }
+
+  FoldKernel& kernel() { return *kernel_; }
+  const void* state() const { return state_.data(); }
+  // Overwrites one tensor with elements of the host.
+  void set_q(const std::vector<std::byte>& elements) { upload(q_memory_, elements); }
+  void set_v(const std::vector<std::byte>& elements) { upload(v_memory_, elements); }
+
+ private:
+  void make(TensorView& view, Buffer& memory, SyntheticTensor tensor, std::int64_t tokens, std::int64_t heads,
+            std::int64_t dim) {
+    memory = device_.backend->allocate(static_cast<std::size_t>(tokens * heads * dim) * size_of(spec_.dtype));
+    const MutableTensorView rows = dense_view(static_cast<void*>(memory.data()), spec_.dtype, tokens, heads, dim);
+    const PackedRun all{0, tokens};
+    device_.backend->fill_synthetic(1, tensor, {&all, 1}, rows, device_.stream());
+    view = rows;
+  }
+  void upload(const Buffer& memory, const std::vector<std::byte>& elements) {
+    const auto bytes = static_cast<std::int64_t>(elements.size());
+    device_.backend->copy_rows(memory.data(), bytes, elements.data(), bytes, bytes, 1, device_.stream());
+    device_.wait();
+  }
+
+  Device& device_;
+  FoldSpec spec_;
+  std::unique_ptr<FoldKernel> kernel_;
+  Buffer q_memory_, k_memory_, v_memory_, out_, lse_, state_;
+  TensorView q_, k_, v_;
+  std::vector<QueryRun> queries_;
+  std::vector<std::int64_t> lengths_;
+  std::vector<KeyRun> runs_;
+  std::vector<KeyTile> tiles_;
+  std::vector<KeySource> sources_;
+  FoldOutput output_;
+};
+
+inline bool can_run(const FoldRow& row, const FoldSpec& spec) { return row.missing(spec).empty(); }
+
+// Prints JSON lines. `head_dim` and `tokens` of 0 are all.
+void measure_speeds(Device& device, int head_dim, std::int64_t tokens);
+// Every head_dim, mask and length that a change of the kernel may make slower; fewer repeats of long jobs.
+void measure_gate(Device& device, int head_dim);
+void measure_touched(Device& device);
+
+}  // namespace ringattn

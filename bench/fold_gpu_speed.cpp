@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+// fold_gpu_bench: speed over shapes. TFLOP/s by the field's convention, 4 · pairs · heads · head_dim, causal half, a
+// window as many as its reach.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+
+#include "bench/fold_gpu_jobs.hpp"
+#include "kernels/sm80/config.hpp"
+
+namespace ringattn {
+
+namespace {
+
+void measure_speed(Device& device, const FoldSpec& spec, std::int64_t batch, std::int64_t tokens) {
+  if (!can_run(device.row, spec)) return;
+  GpuJob jobs(device, spec, batch, tokens, tokens);
+  const FoldTask task = jobs.task();
+  double pairs = static_cast<double>(tokens) * static_cast<double>(tokens);
+  if (spec.mask.is_causal()) pairs /= 2.0;
+  if (spec.mask.left >= 0) pairs = static_cast<double>(tokens) * static_cast<double>(spec.mask.left + 1);
+  const double flops = 2.0 * static_cast<double>(batch) * pairs * spec.heads * (spec.head_dim + spec.head_dim_v);
+  const auto ms = time_repeats(device, [&] { jobs.fold(task); });
+  fmt::print(
+      "{{\"what\":\"speed\",\"kernel\":\"{}\",\"dtype\":\"{}\",\"mask\":\"{}\",\"batch\":{},\"seq\":{},\"heads\":{},"
+      "\"kv_heads\":{},\"head_dim\":{},\"head_dim_v\":{},\"softcap\":{},\"samples\":{},\"ms\":{:.4f},\"ms_min\":{:.4f},"
+      "\"tflops\":{:."
+      "1f}}}\n",
+      device.row.name, dtype_name(spec.dtype), describe(spec.mask), batch, tokens, spec.heads, spec.kv_heads,
+      spec.head_dim, spec.head_dim_v, spec.softcap, ms.size(), median(ms), ms.front(), flops / median(ms) * 1e-9);
+  std::fflush(stdout);
+}
+
+// Pairs of query and key in the tiles that a kernel touches: each query tile with every key tile of which a row sees
+// something.
+std::int64_t touched_pairs(const FoldKernel& kernel, const Mask& mask, const std::vector<Lengths>& sequences) {
+  const std::int64_t rows = kernel.query_tile();
+  const std::int64_t keys = kernel.key_tile();
+  std::int64_t tiles = 0;
+  for (const Lengths& lengths : sequences) {
+    for (std::int64_t row = 0; row < lengths.queries; row += rows) {
+      const std::int64_t first = lengths.keys - lengths.queries + row;
+      const std::int64_t last = std::min(first + rows, lengths.keys) - 1;
+      const std::int64_t from = mask.left < 0 ? 0 : std::max<std::int64_t>(0, first - mask.left);
+      const std::int64_t to = mask.right < 0 ? lengths.keys : std::min(lengths.keys, last + mask.right + 1);
+      tiles += (to + keys - 1) / keys - from / keys;
+    }
+  }
+  return tiles * rows * keys;
+}
+
+}  // namespace
+
+// The house's shapes: 16k tokens in all up to 16k, one sequence beyond.
+void measure_speeds(Device& device, int only_head_dim, std::int64_t only_tokens) {
+  constexpr Heads kHeads[] = {
+      {32, 8, 128, 128}, {32, 32, 64, 64}, {8, 8, 256, 256}, {32, 8, 96, 96}, {16, 16, 192, 128}};
+  for (const Heads& heads : kHeads) {
+    if (only_head_dim != 0 && heads.head_dim != only_head_dim) continue;
+    const auto config = sm80::choose_config(spec_of(Dtype::kBf16, heads, {-1, 0}));
+    if (device.row.name == "sm80_fold" && config) {
+      fmt::print("{{\"what\":\"config\",\"kernel\":\"{}\",\"head_dim\":{},\"head_dim_v\":{},\"config\":\"{}\"}}\n",
+                 device.row.name, heads.head_dim, heads.head_dim_v, describe(*config));
+    }
+    for (int log = 10; log <= 17; ++log) {
+      const std::int64_t tokens = std::int64_t{1} << log;
+      if (only_tokens != 0 && tokens != only_tokens) continue;
+      if ((heads.head_dim != 128 && log > 15) || (device.row.name == "sm80_plain" && log > 13)) continue;
+      const std::int64_t batch = std::max<std::int64_t>(1, 16384 / tokens);
+      measure_speed(device, spec_of(Dtype::kBf16, heads, {-1, 0}), batch, tokens);
+      if (log == 13) measure_speed(device, spec_of(Dtype::kBf16, heads, {-1, -1}), batch, tokens);
+      if (log == 13) measure_speed(device, spec_of(Dtype::kF16, heads, {-1, 0}), batch, tokens);
+    }
+  }
+  if (only_head_dim != 0) return;
+  const Heads usual{32, 8, 128, 128};
+  FoldSpec capped = spec_of(Dtype::kBf16, usual, {-1, 0});
+  capped.softcap = 50.0F;
+  measure_speed(device, capped, 2, 8192);
+  measure_speed(device, spec_of(Dtype::kBf16, usual, {1023, 0}), 1, 32768);
+  if (device.row.name == "sm80_plain") measure_speed(device, spec_of(Dtype::kF32, usual, {-1, 0}), 4, 4096);
+}
+
+void measure_gate(Device& device, int head_dim) {
+  constexpr Mask kCausal{-1, 0};
+  constexpr Mask kFull{-1, -1};
+  struct Shape {
+    Heads heads;
+    Mask mask;
+    int longest;  // power of two of tokens
+  };
+  constexpr Shape kShapes[] = {
+      {{32, 8, 128, 128}, kCausal, 17}, {{32, 8, 128, 128}, kFull, 17},    {{16, 16, 128, 128}, kCausal, 17},
+      {{32, 32, 64, 64}, kCausal, 17},  {{32, 32, 64, 64}, kFull, 15},     {{8, 8, 256, 256}, kCausal, 17},
+      {{8, 8, 256, 256}, kFull, 15},    {{16, 16, 192, 128}, kCausal, 17}, {{32, 8, 96, 96}, kCausal, 15}};
+  for (const Shape& shape : kShapes) {
+    if (head_dim != 0 && shape.heads.head_dim != head_dim) continue;
+    for (int log = 10; log <= shape.longest; ++log) {
+      const std::int64_t tokens = std::int64_t{1} << log;
+      measure_speed(device, spec_of(Dtype::kBf16, shape.heads, shape.mask), std::max<std::int64_t>(1, 16384 / tokens),
+                    tokens);
+    }
+  }
+}
+
+// A sliding window and a ragged batch beside dense ones, by the tiles that are touched.
+void measure_touched(Device& device) {
+  const Heads heads{32, 8, 128, 128};
+  const std::vector<Lengths> one{{131072, 131072}};
+  const std::vector<Lengths> dense(4, {4096, 4096});
+  std::vector<Lengths> ragged;  // as many tokens
+  for (const std::int64_t n : {7019, 1, 3000, 17, 2049, 64, 1500, 100, 1024, 333, 777, 500}) ragged.push_back({n, n});
+  struct Case {
+    const char* name;
+    const std::vector<Lengths>& sequences;
+    Mask mask;
+  };
+  for (const Case& c :
+       {Case{"128k, causal", one, {-1, 0}}, Case{"128k, window 4096", one, {4095, 0}},
+        Case{"4 of 4k, causal", dense, {-1, 0}}, Case{"1 to 7k, 16k in all, causal", ragged, {-1, 0}}}) {
+    const FoldSpec spec = spec_of(Dtype::kBf16, heads, c.mask);
+    if (!can_run(device.row, spec)) continue;
+    GpuJob jobs(device, spec, c.sequences);
+    const FoldTask task = jobs.task();
+    const auto ms = time_repeats(device, [&] { jobs.fold(task); });
+    const double flops = 2.0 * static_cast<double>(touched_pairs(jobs.kernel(), c.mask, c.sequences)) * spec.heads *
+                         (spec.head_dim + spec.head_dim_v);
+    fmt::print(
+        "{{\"what\":\"touched\",\"kernel\":\"{}\",\"case\":\"{}\",\"samples\":{},\"ms\":{:.4f},\"tflops_touched\":{:."
+        "1f}}}\n",
+        device.row.name, c.name, ms.size(), median(ms), flops / median(ms) * 1e-9);
+    std::fflush(stdout);
+  }
+}
+
+}  // namespace ringattn

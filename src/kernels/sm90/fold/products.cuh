@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// The two matrix products of a key tile, issued to the tensor cores. They run on while the warpgroup does something
+// else; wgmma_wait() waits for them.
+#pragma once
+
+#include "kernels/sm90/fold/rows.cuh"
+#include "kernels/sm90/fold/shared_map.cuh"
+#include "kernels/sm90/ptx/wgmma.cuh"
+
+namespace ringattn::sm90 {
+
+// Tells the compiler that all lanes have the same number. What follows from it, descriptors above all, is then worked
+// out once a warp, in uniform registers.
+__device__ __forceinline__ std::uint32_t of_warp(std::uint32_t number) { return __shfl_sync(0xffffffffU, number, 0); }
+
+// Issues S = Q Kᵀ for the warpgroup's 64 rows and one key tile. q_tile and k_tile are addresses in shared memory.
+template <class C>
+__device__ __forceinline__ void multiply_q_k(float (&s)[C::kKeyTile / 8][4], std::uint32_t q_tile,
+                                             std::uint32_t k_tile) {
+  const std::uint32_t q = of_warp(descriptor_low(q_tile));
+  const std::uint32_t k = of_warp(descriptor_low(k_tile));
+  pin(s);
+  wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < C::kDim / 16; ++step) {
+    const auto at = [step](int panel_bytes) {
+      return static_cast<std::uint32_t>((step / 4 * panel_bytes + step % 4 * 32) >> 4);
+    };
+    Wgmma<typename C::Element, C::kKeyTile>::ss(s, descriptor(q + at(SharedMap<C>::kQPanel)),
+                                                descriptor(k + at(SharedMap<C>::kTilePanel)), step > 0);
+  }
+  wgmma_commit();
+}
+
+// Issues O += P V, or O = P V where it is the first product of a group.
+template <class C>
+__device__ __forceinline__ void add_p_v(float (&o)[C::kDimV / 8][4],
+                                        const std::uint32_t (&probability)[C::kKeyTile / 16][4], std::uint32_t v_tile,
+                                        bool first) {
+  const std::uint32_t v = of_warp(descriptor_low(v_tile, SharedMap<C>::kTilePanel));
+  pin(o);
+  wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < C::kKeyTile / 16; ++step) {
+    Wgmma<typename C::Element, C::kDimV>::rs(
+        o, probability[step], descriptor(v + static_cast<std::uint32_t>(step * 16 * kPanelRowBytes >> 4)),
+        step > 0 || !first);
+  }
+  wgmma_commit();
+}
+
+// A branch that is never taken. It ends the basic block: without it ptxas (13.0) moves the softmax behind the wait that
+// the softmax should come before, or runs out of registers between the softmax and P V.
+__device__ __forceinline__ void end_block(const cuda::FoldParams& p) {
+  if (p.heads == 0) __trap();
+}
+
+}  // namespace ringattn::sm90

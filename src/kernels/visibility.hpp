@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which keys a query sees, which key tiles it therefore folds, and how many (query, key) pairs that makes. This is the
+// one definition, on the host and on devices: plans, layouts, the tables of the GPU kernels and the kernels themselves
+// ask it. Only the oracle has a definition of its own, so that it can find a mistake in this one.
+#pragma once
+
+#include <cstdint>
+
+#include "base/host_device.hpp"
+
+namespace ringattn {
+
+// A query at position p of its sequence sees keys p − left … p + right inclusive; −1 is unlimited.
+// Full attention is {−1, −1}, causal attention {−1, 0}; anything else is a sliding window.
+struct Mask {
+  std::int64_t left = -1;
+  std::int64_t right = -1;
+
+  bool is_full() const { return left < 0 && right < 0; }
+  bool is_causal() const { return left < 0 && right == 0; }
+  bool operator==(const Mask&) const = default;
+};
+
+// Keys [begin, end) of a sequence.
+struct KeyRange {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+
+  RINGATTN_HOST_DEVICE bool empty() const { return begin >= end; }
+};
+
+// Key tiles [begin, end) of a sequence.
+struct TileRange {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+
+  RINGATTN_HOST_DEVICE bool empty() const { return begin >= end; }
+};
+
+// Columns [begin, end) of a key tile.
+struct ColumnRange {
+  int begin = 0;
+  int end = 0;
+
+  RINGATTN_HOST_DEVICE bool empty() const { return begin >= end; }
+};
+
+// What FoldKernel::query_tile() and FoldKernel::key_tile() say.
+struct TileSizes {
+  int query = 1;
+  int key = 1;
+};
+
+// How much of a key tile a set of queries sees.
+enum class Coverage {
+  kAbsent,   // no query sees a key of it
+  kPartial,  // neither of the two others
+  kWhole,    // every query sees all of its keys, and the sequence has all of them
+};
+
+// a / b for b > 0, rounded towards zero. Processors divide numbers of 32 bits several times faster, and positions
+// mostly are.
+RINGATTN_HOST_DEVICE inline std::int64_t quotient(std::int64_t a, int b) {
+  const auto bits = static_cast<std::uint64_t>(a);
+  return bits >> 32 == 0 ? static_cast<std::uint32_t>(bits) / static_cast<std::uint32_t>(b) : a / b;
+}
+
+// The first position of the query tile that `position` lies in. Positions may be negative.
+RINGATTN_HOST_DEVICE inline std::int64_t query_tile_begin(std::int64_t position, int query_tile) {
+  if (query_tile == 1) return position;
+  const std::int64_t begin = quotient(position, query_tile) * query_tile;
+  return begin > position ? begin - query_tile : begin;
+}
+
+// The key tiles that hold keys of `keys`.
+RINGATTN_HOST_DEVICE inline TileRange tiles_of(const KeyRange& keys, int key_tile) {
+  if (keys.empty()) return {0, 0};
+  return {quotient(keys.begin, key_tile), quotient(keys.end + key_tile - 1, key_tile)};
+}
+
+// The columns of the key tile with keys [first_key, first_key + key_tile) that hold keys of `keys`; both ends lie
+// within 0 … key_tile.
+RINGATTN_HOST_DEVICE inline ColumnRange columns_of(const KeyRange& keys, std::int64_t first_key, int key_tile) {
+  const std::int64_t begin = keys.begin - first_key;
+  const std::int64_t end = keys.end - first_key;
+  return {begin > key_tile ? key_tile : (begin < 0 ? 0 : static_cast<int>(begin)),
+          end > key_tile ? key_tile : (end < 0 ? 0 : static_cast<int>(end))};
+}
+
+// What queries see of one sequence of `key_length` keys. Positions of queries may lie outside of [0, key_length).
+class Visibility {
+ public:
+  RINGATTN_HOST_DEVICE Visibility(const Mask& mask, std::int64_t key_length) : mask_(mask), key_length_(key_length) {}
+
+  // The keys that the mask lets through to the query at `position`, as if the sequence had no ends. The range moves
+  // with the position. An unlimited side ends kUnlimited keys from the sequence's start, farther than any key.
+  RINGATTN_HOST_DEVICE KeyRange reach(std::int64_t position) const {
+    return {mask_.left < 0 ? -kUnlimited : position - mask_.left,
+            mask_.right < 0 ? kUnlimited : position + mask_.right + 1};
+  }
+
+  // The keys that the query at `position` sees.
+  RINGATTN_HOST_DEVICE KeyRange keys(std::int64_t position) const { return keys(position, position); }
+
+  // The keys that some query at first … last sees. There are no gaps, as neighbours see overlapping or adjacent keys.
+  RINGATTN_HOST_DEVICE KeyRange keys(std::int64_t first, std::int64_t last) const {
+    return inside(reach(first).begin, reach(last).end);
+  }
+
+  // The keys that every query at first … last sees.
+  RINGATTN_HOST_DEVICE KeyRange common_keys(std::int64_t first, std::int64_t last) const {
+    return inside(reach(last).begin, reach(first).end);
+  }
+
+  // The key tiles that the row at `position` folds: those that some position of its query tile sees. Where the range is
+  // not empty, both ends ascend with the position.
+  RINGATTN_HOST_DEVICE TileRange tiles(std::int64_t position, const TileSizes& sizes) const {
+    const std::int64_t first = query_tile_begin(position, sizes.query);
+    return tiles_of(keys(first, first + sizes.query - 1), sizes.key);
+  }
+
+  // The key tiles that some of the `rows` rows from `position` on folds.
+  RINGATTN_HOST_DEVICE TileRange tiles(std::int64_t position, std::int64_t rows, const TileSizes& sizes) const {
+    const std::int64_t first = query_tile_begin(position, sizes.query);
+    const std::int64_t last = query_tile_begin(position + rows - 1, sizes.query) + sizes.query - 1;
+    return tiles_of(keys(first, last), sizes.key);
+  }
+
+  // How much of the key tile with keys [first_key, first_key + key_tile) the queries at first … last see.
+  RINGATTN_HOST_DEVICE Coverage coverage(std::int64_t first, std::int64_t last, std::int64_t first_key,
+                                         int key_tile) const {
+    const std::int64_t end = first_key + key_tile;
+    const KeyRange some = keys(first, last);
+    if (some.empty() || some.end <= first_key || some.begin >= end) return Coverage::kAbsent;
+    const KeyRange common = common_keys(first, last);
+    return common.begin <= first_key && end <= common.end ? Coverage::kWhole : Coverage::kPartial;
+  }
+
+  // (query, key) pairs of the `rows` queries from `position` on and the keys that they see.
+  double pairs(std::int64_t position, std::int64_t rows) const { return pairs(position, rows, {0, key_length_}); }
+  // The same for the keys in `keys` alone, a part of the sequence.
+  double pairs(std::int64_t position, std::int64_t rows, const KeyRange& keys) const;
+
+ private:
+  static constexpr std::int64_t kUnlimited = std::int64_t{1} << 62;
+
+  RINGATTN_HOST_DEVICE KeyRange inside(std::int64_t begin, std::int64_t end) const {
+    return {begin < 0 ? 0 : begin, end > key_length_ ? key_length_ : end};
+  }
+
+  Mask mask_;
+  std::int64_t key_length_;
+};
+
+}  // namespace ringattn

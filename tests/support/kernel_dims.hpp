@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// The dtypes and head dims of a kernel, asked from its own row of the table. Tests take their shapes from here, so that
+// each of them has something to fold on every kernel, also on one that is compiled for few head dims.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "kernels/registry.hpp"
+
+namespace ringattn::testing {
+
+struct Dims {
+  Dtype dtype;
+  int head_dim;
+  int head_dim_v;
+
+  bool operator==(const Dims&) const = default;
+};
+
+// Those of a fixed list that the kernel can do: bf16 first, then fp16, then fp32. Throws std::logic_error where there
+// are none: the list lacks the kernel's dims.
+std::vector<Dims> all_dims(const FoldRow& row);
+
+// One for each dtype of the kernel: head_dim 64 where the kernel has it. head_dim_v is the same.
+std::vector<Dims> usual_dims(const FoldRow& row);
+std::optional<Dims> usual_dims(const FoldRow& row, Dtype dtype);
+
+// One for each dtype, with another head_dim_v. A kernel may have none.
+std::vector<Dims> unequal_dims(const FoldRow& row);
+
+// The usual and the unequal ones of each dtype, and all others of one dtype.
+std::vector<Dims> varied_dims(const FoldRow& row);
+
+FoldSpec make_spec(const Dims& dims, int heads, int kv_heads, const Mask& mask);
+
+}  // namespace ringattn::testing
