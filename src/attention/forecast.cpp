@@ -104,7 +104,7 @@ Forecast forecast(const Job& job, const Options& options, const FoldKernel& kern
                   bool staged_kv) {
   const Forecasts all(job, options, kernel, route, world, staged_kv);
   Plan plan = all.plan(rank);
-  const Prediction prediction = predict(plan, options.machine);
+  const Prediction prediction = predict(plan, options.machine, options.overlap);
   return {all.layout(), std::move(plan), prediction};
 }
 

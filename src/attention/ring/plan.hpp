@@ -131,6 +131,7 @@ struct Prediction {
   double seconds = 0.0;
   double exposed_seconds = 0.0;  // in which the rank waits for bytes
 };
-Prediction predict(const Plan& plan, const MachineModel& machine);
+// Without overlap each block is waited for before it is folded, and the next transfer starts after the fold.
+Prediction predict(const Plan& plan, const MachineModel& machine, bool overlap = true);
 
 }  // namespace ringattn

@@ -259,6 +259,20 @@ TEST(Plan, PredictionFollowsTheTwoBuffers) {
   EXPECT_DOUBLE_EQ(predict(plan, slow).exposed_seconds, 5.0 + 5.0);
 }
 
+TEST(Plan, PredictionWithoutOverlapIsTheSum) {
+  const MachineModel machine{"", 1.0, 1.0, 0.0};
+  Plan plan;
+  for (const auto& [flops, bytes] : {std::pair<double, std::int64_t>{1.0, 2}, {10.0, 3}, {4.0, 5}}) {
+    plan.blocks.emplace_back();
+    plan.blocks.back().flops = flops;
+    plan.blocks.back().bytes_received = bytes;
+    plan.blocks.back().receives = {{0, 0, {}}};
+  }
+  EXPECT_DOUBLE_EQ(predict(plan, machine, false).seconds, 1.0 + 2.0 + 10.0 + 3.0 + 4.0 + 5.0);
+  EXPECT_DOUBLE_EQ(predict(plan, machine, false).exposed_seconds, 2.0 + 3.0 + 5.0);
+  EXPECT_LT(predict(plan, machine).seconds, predict(plan, machine, false).seconds);
+}
+
 TEST(Plan, RefusesWhatMakesNoSense) {
   const Job job = causal_job(4096);
   const JobLayout layout = layout_of(job, 2);
