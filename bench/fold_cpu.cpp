@@ -18,6 +18,7 @@
 #endif
 
 #include "base/philox.hpp"
+#include "kernels/fold_spec.hpp"
 #include "kernels/registry.hpp"
 
 namespace ringattn {
@@ -131,14 +132,18 @@ int main(int argc, char** argv) {
   using ringattn::Dtype;
   const int threads = argc > 1 ? std::atoi(argv[1]) : 0;
   const int runs = argc > 2 ? std::atoi(argv[2]) : 3;
-  const float scale = 0.08838835F;  // 1 / √128
-  const std::vector<ringattn::Shape> shapes = {{8192, {Dtype::kBf16, 8, 2, 128, 128, {-1, 0}, scale}},
-                                               {2048, {Dtype::kBf16, 8, 8, 128, 128, {-1, 0}, scale}},
-                                               {2048, {Dtype::kF32, 8, 2, 128, 128, {-1, -1}, scale}},
-                                               {2048, {Dtype::kF16, 8, 2, 64, 64, {-1, 0}, scale}},
-                                               {2048, {Dtype::kBf16, 8, 1, 192, 128, {-1, 0}, scale}},
-                                               {8192, {Dtype::kBf16, 8, 2, 128, 128, {1023, 0}, scale}},
-                                               {2048, {Dtype::kBf16, 8, 2, 128, 128, {-1, 0}, scale, 50.0F}}};
+  const auto causal = [](Dtype dtype, int heads, int kv_heads, int head_dim) {
+    return ringattn::make_spec(dtype, heads, kv_heads, head_dim, {-1, 0});
+  };
+  ringattn::FoldSpec capped = causal(Dtype::kBf16, 8, 2, 128);
+  capped.softcap = 50.0F;
+  const std::vector<ringattn::Shape> shapes = {{8192, causal(Dtype::kBf16, 8, 2, 128)},
+                                               {2048, causal(Dtype::kBf16, 8, 8, 128)},
+                                               {2048, ringattn::make_spec(Dtype::kF32, 8, 2, 128, {-1, -1})},
+                                               {2048, causal(Dtype::kF16, 8, 2, 64)},
+                                               {2048, ringattn::make_spec(Dtype::kBf16, 8, 1, 192, {-1, 0}, 128)},
+                                               {8192, ringattn::make_spec(Dtype::kBf16, 8, 2, 128, {1023, 0})},
+                                               {2048, capped}};
 #ifdef RINGATTN_BENCH_OPENBLAS
   ringattn::measure_sgemm(threads, runs);
 #endif

@@ -26,7 +26,7 @@ using Clock = std::chrono::steady_clock;
 
 // Every row folds the same keys, with and without state; and a last task that finds nothing to fold.
 void measure_state(Device& device) {
-  const FoldSpec spec = spec_of(Dtype::kBf16, {32, 8, 128, 128}, {-1, -1});
+  const FoldSpec spec = make_spec(Dtype::kBf16, {32, 8, 128, 128}, {-1, -1});
   constexpr std::int64_t kRows = 32768;
   for (const std::int64_t keys : {1024, 4096, 16384}) {
     GpuJob jobs(device, spec, 1, kRows, keys);
@@ -58,7 +58,7 @@ void measure_state(Device& device) {
 // Host time of fold() while the device is busy.
 void measure_host(Device& device) {
   const auto measure = [&](std::int64_t rows, std::int64_t keys, std::int64_t run_rows) {
-    const FoldSpec spec = spec_of(Dtype::kBf16, {8, 2, 128, 128}, {-1, 0});
+    const FoldSpec spec = make_spec(Dtype::kBf16, {8, 2, 128, 128}, {-1, 0});
     GpuJob jobs(device, spec, 1, rows, keys);
     FoldTask task = jobs.task(false, true, false);
     // Runs of a striped layout over eight ranks.
@@ -95,7 +95,7 @@ void measure_host(Device& device) {
 // Q = 0 and V uniform in (0, 1): O / l is the plain mean of V, known exactly in fp64.
 void measure_bias(Device& device, Dtype dtype) {
   const Heads heads{1, 1, 128, 128};
-  const FoldSpec spec = spec_of(dtype, heads, {-1, -1});
+  const FoldSpec spec = make_spec(dtype, heads, {-1, -1});
   if (!can_run(device.row, spec)) return;
   for (const int log : {11, 14, 17, 19, 21}) {
     const std::int64_t keys = std::int64_t{1} << log;

@@ -4,12 +4,12 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <vector>
 
+#include "kernels/fold_spec.hpp"
 #include "kernels/registry.hpp"
 
 namespace ringattn {
@@ -61,16 +61,8 @@ struct Heads {
   int head_dim_v;
 };
 
-inline FoldSpec spec_of(Dtype dtype, const Heads& heads, const Mask& mask) {
-  FoldSpec spec;
-  spec.dtype = dtype;
-  spec.heads = heads.heads;
-  spec.kv_heads = heads.kv_heads;
-  spec.head_dim = heads.head_dim;
-  spec.head_dim_v = heads.head_dim_v;
-  spec.mask = mask;
-  spec.softmax_scale = 1.0F / std::sqrt(static_cast<float>(heads.head_dim));
-  return spec;
+inline FoldSpec make_spec(Dtype dtype, const Heads& heads, const Mask& mask) {
+  return make_spec(dtype, heads.heads, heads.kv_heads, heads.head_dim, mask, heads.head_dim_v);
 }
 
 struct Lengths {

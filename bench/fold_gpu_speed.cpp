@@ -58,7 +58,7 @@ void measure_speeds(Device& device, int only_head_dim, std::int64_t only_tokens)
       {32, 8, 128, 128}, {32, 32, 64, 64}, {8, 8, 256, 256}, {32, 8, 96, 96}, {16, 16, 192, 128}};
   for (const Heads& heads : kHeads) {
     if (only_head_dim != 0 && heads.head_dim != only_head_dim) continue;
-    const auto config = sm80::choose_config(spec_of(Dtype::kBf16, heads, {-1, 0}));
+    const auto config = sm80::choose_config(make_spec(Dtype::kBf16, heads, {-1, 0}));
     if (device.row.name == "sm80_fold" && config) {
       fmt::print("{{\"what\":\"config\",\"kernel\":\"{}\",\"head_dim\":{},\"head_dim_v\":{},\"config\":\"{}\"}}\n",
                  device.row.name, heads.head_dim, heads.head_dim_v, describe(*config));
@@ -68,18 +68,18 @@ void measure_speeds(Device& device, int only_head_dim, std::int64_t only_tokens)
       if (only_tokens != 0 && tokens != only_tokens) continue;
       if ((heads.head_dim != 128 && log > 15) || (device.row.name == "sm80_plain" && log > 13)) continue;
       const std::int64_t batch = std::max<std::int64_t>(1, 16384 / tokens);
-      measure_speed(device, spec_of(Dtype::kBf16, heads, {-1, 0}), batch, tokens);
-      if (log == 13) measure_speed(device, spec_of(Dtype::kBf16, heads, {-1, -1}), batch, tokens);
-      if (log == 13) measure_speed(device, spec_of(Dtype::kF16, heads, {-1, 0}), batch, tokens);
+      measure_speed(device, make_spec(Dtype::kBf16, heads, {-1, 0}), batch, tokens);
+      if (log == 13) measure_speed(device, make_spec(Dtype::kBf16, heads, {-1, -1}), batch, tokens);
+      if (log == 13) measure_speed(device, make_spec(Dtype::kF16, heads, {-1, 0}), batch, tokens);
     }
   }
   if (only_head_dim != 0) return;
   const Heads usual{32, 8, 128, 128};
-  FoldSpec capped = spec_of(Dtype::kBf16, usual, {-1, 0});
+  FoldSpec capped = make_spec(Dtype::kBf16, usual, {-1, 0});
   capped.softcap = 50.0F;
   measure_speed(device, capped, 2, 8192);
-  measure_speed(device, spec_of(Dtype::kBf16, usual, {1023, 0}), 1, 32768);
-  if (device.row.name == "sm80_plain") measure_speed(device, spec_of(Dtype::kF32, usual, {-1, 0}), 4, 4096);
+  measure_speed(device, make_spec(Dtype::kBf16, usual, {1023, 0}), 1, 32768);
+  if (device.row.name == "sm80_plain") measure_speed(device, make_spec(Dtype::kF32, usual, {-1, 0}), 4, 4096);
 }
 
 void measure_gate(Device& device, int head_dim) {
@@ -98,7 +98,7 @@ void measure_gate(Device& device, int head_dim) {
     if (head_dim != 0 && shape.heads.head_dim != head_dim) continue;
     for (int log = 10; log <= shape.longest; ++log) {
       const std::int64_t tokens = std::int64_t{1} << log;
-      measure_speed(device, spec_of(Dtype::kBf16, shape.heads, shape.mask), std::max<std::int64_t>(1, 16384 / tokens),
+      measure_speed(device, make_spec(Dtype::kBf16, shape.heads, shape.mask), std::max<std::int64_t>(1, 16384 / tokens),
                     tokens);
     }
   }
@@ -119,7 +119,7 @@ void measure_touched(Device& device) {
   for (const Case& c :
        {Case{"128k, causal", one, {-1, 0}}, Case{"128k, window 4096", one, {4095, 0}},
         Case{"4 of 4k, causal", dense, {-1, 0}}, Case{"1 to 7k, 16k in all, causal", ragged, {-1, 0}}}) {
-    const FoldSpec spec = spec_of(Dtype::kBf16, heads, c.mask);
+    const FoldSpec spec = make_spec(Dtype::kBf16, heads, c.mask);
     if (!can_run(device.row, spec)) continue;
     GpuJob jobs(device, spec, c.sequences);
     const FoldTask task = jobs.task();

@@ -34,16 +34,16 @@ std::vector<Case> cases() {
   const std::vector<Sequence> ragged = {{1, 1, 0},     {300, 300, 0}, {0, 0, 0},     {129, 129, 0}, {5, 700, 695},
                                         {257, 90, 11}, {64, 0, 0},    {900, 900, 0}, {17, 40, -9},  {128, 128, 0}};
   return {
-      {"causal_bf16", {spec_of(Dtype::kBf16, 4, 2, 64, 64, causal), uniform_batch(1, 1531, 1531)}},
-      {"full_fp32", {spec_of(Dtype::kF32, 2, 1, 40, 24, full), uniform_batch(1, 777, 777)}},
-      {"window_fp16", {spec_of(Dtype::kF16, 2, 2, 32, 32, window), uniform_batch(1, 1200, 1200)}},
+      {"causal_bf16", {make_spec(Dtype::kBf16, 4, 2, 64, causal), uniform_batch(1, 1531, 1531)}},
+      {"full_fp32", {make_spec(Dtype::kF32, 2, 1, 40, full, 24), uniform_batch(1, 777, 777)}},
+      {"window_fp16", {make_spec(Dtype::kF16, 2, 2, 32, window), uniform_batch(1, 1200, 1200)}},
       {"both_sides_sinks",
-       {with_everything(spec_of(Dtype::kBf16, 2, 1, 64, 32, both_sides)), uniform_batch(2, 700, 700)}},
-      {"ragged_causal", {with_everything(spec_of(Dtype::kBf16, 2, 1, 32, 32, causal)), ragged}},
-      {"ragged_full", {spec_of(Dtype::kF32, 1, 1, 16, 16, full), ragged}},
-      {"cached_prefix", {spec_of(Dtype::kBf16, 2, 2, 32, 32, causal), uniform_batch(1, 333, 1400)}},
-      {"one_token", {spec_of(Dtype::kBf16, 2, 1, 32, 32, causal), uniform_batch(1, 1, 1)}},
-      {"one_query_many_keys", {spec_of(Dtype::kBf16, 2, 1, 32, 32, causal), uniform_batch(1, 1, 3000)}},
+       {with_everything(make_spec(Dtype::kBf16, 2, 1, 64, both_sides, 32)), uniform_batch(2, 700, 700)}},
+      {"ragged_causal", {with_everything(make_spec(Dtype::kBf16, 2, 1, 32, causal)), ragged}},
+      {"ragged_full", {make_spec(Dtype::kF32, 1, 1, 16, full), ragged}},
+      {"cached_prefix", {make_spec(Dtype::kBf16, 2, 2, 32, causal), uniform_batch(1, 333, 1400)}},
+      {"one_token", {make_spec(Dtype::kBf16, 2, 1, 32, causal), uniform_batch(1, 1, 1)}},
+      {"one_query_many_keys", {make_spec(Dtype::kBf16, 2, 1, 32, causal), uniform_batch(1, 1, 3000)}},
   };
 }
 
@@ -131,7 +131,7 @@ INSTANTIATE_TEST_SUITE_P(Jobs, Invariance, ::testing::ValuesIn(cases()),
 
 // A sequence's bits don't change with what it is packed with.
 TEST(Batch, SequencesDoNotSeeTheirNeighbours) {
-  const FoldSpec spec = spec_of(Dtype::kBf16, 2, 1, 32, 32, {-1, 0});
+  const FoldSpec spec = make_spec(Dtype::kBf16, 2, 1, 32, {-1, 0});
   const std::vector<std::int64_t> lengths = {130, 1, 517, 128, 64};
   Job packed{spec, {}};
   for (const std::int64_t n : lengths) packed.batch.sequences.push_back({n, n, 0});
@@ -160,7 +160,7 @@ TEST(Batch, SequencesDoNotSeeTheirNeighbours) {
 // Prefill in chunks over the growing prefix equals whole prefill, for chunks of any length.
 TEST(ChunkedPrefill, EqualsWholePrefill) {
   for (const Mask mask : {Mask{-1, 0}, Mask{150, 0}}) {
-    const FoldSpec spec = spec_of(Dtype::kBf16, 2, 1, 32, 32, mask);
+    const FoldSpec spec = make_spec(Dtype::kBf16, 2, 1, 32, mask);
     const std::int64_t n = 1000;
     const Job whole{spec, {{n, n, 0}}};
     const JobTensors tensors = random_tensors(whole, 5);

@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <limits>
+#include <utility>
 
 namespace ringattn {
 namespace {
@@ -48,7 +49,11 @@ TEST(Dtype, RoundsToNearestEven) {
 }
 
 TEST(Dtype, NamesParse) {
-  for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16, Dtype::kF16}) EXPECT_EQ(parse_dtype(dtype_name(dtype)), dtype);
+  for (const auto& [name, dtype] :
+       {std::pair{"fp32", Dtype::kF32}, std::pair{"bf16", Dtype::kBf16}, std::pair{"fp16", Dtype::kF16}}) {
+    EXPECT_EQ(dtype_name(dtype), name);
+    EXPECT_EQ(parse_dtype(name), dtype);
+  }
   EXPECT_FALSE(parse_dtype("float"));
 }
 

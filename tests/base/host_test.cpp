@@ -2,18 +2,48 @@
 #include "base/host.hpp"
 
 #include <gtest/gtest.h>
+#include <sched.h>
 
 #include <cstring>
+#include <fstream>
+#include <string>
+#include <thread>
 #include <vector>
 
 namespace ringattn {
 namespace {
 
-TEST(Host, IsDescribed) {
-  EXPECT_FALSE(host_name().empty());
+std::string first_line_of(const char* path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+TEST(Host, IsNamed) {
+  EXPECT_EQ(host_name(), first_line_of("/proc/sys/kernel/hostname"));
   EXPECT_FALSE(cpu_model().empty());
-  EXPECT_GE(usable_processors().count, 1);
-  EXPECT_EQ(usable_processors().set, usable_processors().set);
+}
+
+// A thread that may run on one processor only sees that one: its bit, in text of two digits for eight processors.
+TEST(Host, ProcessorsAreThoseOfTheThread) {
+  cpu_set_t all;
+  ASSERT_EQ(sched_getaffinity(0, sizeof all, &all), 0);
+  EXPECT_EQ(usable_processors().count, CPU_COUNT(&all));
+  for (std::size_t cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (!CPU_ISSET(cpu, &all)) continue;
+    Processors processors;
+    std::thread([&] {
+      cpu_set_t one;
+      CPU_ZERO(&one);
+      CPU_SET(cpu, &one);
+      if (sched_setaffinity(0, sizeof one, &one) == 0) processors = usable_processors();
+    }).join();
+    std::string expected(CPU_SETSIZE / 4, '0');
+    expected[cpu / 8 * 2 + (cpu % 8 < 4 ? 1 : 0)] = "1248"[cpu % 4];
+    EXPECT_EQ(processors.set, expected) << "processor " << cpu;
+    EXPECT_EQ(processors.count, 1) << "processor " << cpu;
+  }
 }
 
 TEST(Host, ResidentMemoryGrowsWithTouchedPages) {

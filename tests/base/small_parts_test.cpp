@@ -18,6 +18,9 @@
 namespace ringattn {
 namespace {
 
+using testing::error_of;
+using testing::TemporaryFolder;
+
 TEST(JsonWriter, WritesObjectsAndLists) {
   JsonWriter json(false);
   json.begin_object().member("a", 1).member("b", "x").key("c").begin_array().value(0.5).value(true).null().end_array();

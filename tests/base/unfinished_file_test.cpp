@@ -15,6 +15,8 @@
 namespace ringattn {
 namespace {
 
+using testing::TemporaryFolder;
+
 TEST(UnfinishedFile, GoesWithASignalUnlessItIsFinished) {
   const TemporaryFolder folder;
   const std::string finished = folder.write("finished", "a");

@@ -14,6 +14,7 @@ namespace ringattn {
 namespace {
 
 using testing::ScopedEnvironment;
+using testing::TemporaryFolder;
 using Words = std::vector<std::string>;
 
 // All that `ringattn COMMAND words…` checks before it looks for ranks.

@@ -17,6 +17,7 @@ namespace {
 using testing::FlagSamples;
 using testing::samples_of;
 using testing::ScopedEnvironment;
+using testing::TemporaryFolder;
 
 GivenFlag given(unsigned command, std::string_view name, std::string_view text) {
   for (const FlagRow* row : flags_of(command)) {

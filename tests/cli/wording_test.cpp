@@ -10,6 +10,8 @@
 namespace ringattn {
 namespace {
 
+using testing::error_of;
+
 TEST(ProgramText, SpellsSettingsAsFlags) {
   EXPECT_EQ(program_text({"Check ", setting("heads"), " and ", setting("kv_heads", 3), "."}),
             "Check --heads and --kv-heads 3.");

@@ -14,7 +14,7 @@
 namespace ringattn {
 namespace {
 
-class Conformance : public testing::TestWithParam<WorldCase> {
+class Conformance : public ::testing::TestWithParam<WorldCase> {
  protected:
   void SetUp() override {
     if (!GetParam().needs.empty()) GTEST_SKIP() << "needs " << GetParam().needs;
@@ -253,8 +253,8 @@ TEST_P(Conformance, AgreesOnTheLowestFailure) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, Conformance, testing::ValuesIn(world_cases()),
-                         [](const testing::TestParamInfo<WorldCase>& world) { return world.param.name; });
+INSTANTIATE_TEST_SUITE_P(Worlds, Conformance, ::testing::ValuesIn(world_cases()),
+                         [](const ::testing::TestParamInfo<WorldCase>& world) { return world.param.name; });
 
 }  // namespace
 }  // namespace ringattn

@@ -15,11 +15,13 @@
 namespace ringattn {
 namespace {
 
+using testing::error_of;
+
 // A deadline that tests let pass, and how much later than that a call may end on a busy machine.
 const double kShort = 0.05;
 const double kSlack = 5.0;
 
-class Failures : public testing::TestWithParam<WorldCase> {
+class Failures : public ::testing::TestWithParam<WorldCase> {
  protected:
   void SetUp() override {
     if (!GetParam().needs.empty()) GTEST_SKIP() << "needs " << GetParam().needs;
@@ -246,8 +248,8 @@ TEST_P(Failures, FindsSidesThatDoNotFit) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, Failures, testing::ValuesIn(world_cases()),
-                         [](const testing::TestParamInfo<WorldCase>& world) { return world.param.name; });
+INSTANTIATE_TEST_SUITE_P(Worlds, Failures, ::testing::ValuesIn(world_cases()),
+                         [](const ::testing::TestParamInfo<WorldCase>& world) { return world.param.name; });
 
 }  // namespace
 }  // namespace ringattn

@@ -16,6 +16,8 @@
 namespace ringattn {
 namespace {
 
+using testing::error_of;
+
 constexpr int kRanks = 4;
 // Nobody may need it: a test whose ranks wait for one that has failed takes longer than kMoment.
 constexpr double kLong = 60.0;

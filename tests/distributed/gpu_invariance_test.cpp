@@ -8,7 +8,7 @@
 
 #include "base/gpu.hpp"
 #include "tests/kernels/kernel_row_test.hpp"
-#include "tests/support/long_tests.hpp"
+#include "tests/support/environment.hpp"
 #include "tests/support/ring_job.hpp"
 
 namespace ringattn::testing {
@@ -67,18 +67,18 @@ std::vector<Options> all_shapes() {
 
 TEST_P(GpuInvariance, CausalInEveryWorldAndShape) {
   const std::int64_t n = scaled(3001);
-  expect_equal_worlds({spec_of(Dtype::kBf16, 8, 2, 128, 128, {-1, 0}), uniform_batch(1, n, n)}, {1, 2, 3, 4, 5, 7},
+  expect_equal_worlds({make_spec(Dtype::kBf16, 8, 2, 128, {-1, 0}), uniform_batch(1, n, n)}, {1, 2, 3, 4, 5, 7},
                       all_shapes());
 }
 
 TEST_P(GpuInvariance, FullFp16) {
   const std::int64_t n = scaled(2050);
-  expect_equal_worlds({spec_of(Dtype::kF16, 4, 1, 64, 64, {-1, -1}), uniform_batch(1, n, n)}, {2, 3},
+  expect_equal_worlds({make_spec(Dtype::kF16, 4, 1, 64, {-1, -1}), uniform_batch(1, n, n)}, {2, 3},
                       {shape(LayoutKind::kStriped, 0, 0), shape(LayoutKind::kStriped, 100, 300)});
 }
 
 TEST_P(GpuInvariance, RaggedBatchWithSinksAndSoftcap) {
-  FoldSpec spec = spec_of(Dtype::kBf16, 4, 2, 128, 128, {-1, 0});
+  FoldSpec spec = make_spec(Dtype::kBf16, 4, 2, 128, {-1, 0});
   spec.sinks = true;
   spec.softcap = 30.0F;
   expect_equal_worlds({spec, {{300, 300, 0}, {1, 1, 0}, {0, 0, 0}, {77, 500, 423}, {129, 64, 0}, {1000, 1000, 0}}},
@@ -87,31 +87,31 @@ TEST_P(GpuInvariance, RaggedBatchWithSinksAndSoftcap) {
 
 TEST_P(GpuInvariance, SlidingWindow) {
   const std::int64_t n = scaled(4100);
-  expect_equal_worlds({spec_of(Dtype::kBf16, 4, 2, 128, 128, {300, 0}), uniform_batch(1, n, n)}, {2, 3},
+  expect_equal_worlds({make_spec(Dtype::kBf16, 4, 2, 128, {300, 0}), uniform_batch(1, n, n)}, {2, 3},
                       {shape(LayoutKind::kContiguous, 0, 0), shape(LayoutKind::kStriped, 0, 512)});
 }
 
 TEST_P(GpuInvariance, OtherHeadDims) {
   for (const auto& [dim, dim_v] : {std::pair{64, 64}, {96, 96}, {192, 128}, {256, 256}, {40, 24}}) {
-    expect_equal_worlds({spec_of(Dtype::kBf16, 4, 2, dim, dim_v, {-1, 0}), uniform_batch(1, 900, 900)}, {3},
+    expect_equal_worlds({make_spec(Dtype::kBf16, 4, 2, dim, {-1, 0}, dim_v), uniform_batch(1, 900, 900)}, {3},
                         {shape(LayoutKind::kStriped, 0, 256)});
   }
 }
 
 TEST_P(GpuInvariance, Fp32) {
-  expect_equal_worlds({spec_of(Dtype::kF32, 2, 1, 64, 64, {-1, 0}), uniform_batch(1, 500, 500)}, {2, 4},
+  expect_equal_worlds({make_spec(Dtype::kF32, 2, 1, 64, {-1, 0}), uniform_batch(1, 500, 500)}, {2, 4},
                       {shape(LayoutKind::kStriped, 0, 0), shape(LayoutKind::kStriped, 64, 128)});
 }
 
 TEST_P(GpuInvariance, FewTokensManyRanks) {
   for (const std::int64_t n : {1, 2, 129}) {
-    expect_equal_worlds({spec_of(Dtype::kBf16, 2, 1, 128, 128, {-1, 0}), uniform_batch(1, n, n)}, {2, 4},
+    expect_equal_worlds({make_spec(Dtype::kBf16, 2, 1, 128, {-1, 0}), uniform_batch(1, n, n)}, {2, 4},
                         {shape(LayoutKind::kStriped, 0, 0)});
   }
 }
 
 TEST_P(GpuInvariance, ChunkedPrefillEqualsWholePrefill) {
-  const FoldSpec spec = spec_of(Dtype::kBf16, 4, 2, 128, 128, {-1, 0});
+  const FoldSpec spec = make_spec(Dtype::kBf16, 4, 2, 128, {-1, 0});
   if (!able(spec)) GTEST_SKIP() << "needs: " << GetParam().missing(spec).front();
   const std::int64_t n = 1500;
   const JobTensors tensors = random_tensors({spec, {{n, n, 0}}}, 5);
@@ -137,7 +137,7 @@ TEST_P(GpuInvariance, ChunkedPrefillEqualsWholePrefill) {
 }
 
 TEST_P(GpuInvariance, RepeatsAreEqual) {
-  const FoldSpec spec = spec_of(Dtype::kBf16, 8, 2, 128, 128, {-1, 0});
+  const FoldSpec spec = make_spec(Dtype::kBf16, 8, 2, 128, {-1, 0});
   if (!able(spec)) GTEST_SKIP() << "needs: " << GetParam().missing(spec).front();
   const Job job{spec, uniform_batch(1, 700, 700)};
   const JobTensors tensors = random_tensors(job, 3);

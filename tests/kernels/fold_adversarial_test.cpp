@@ -22,7 +22,7 @@ class FoldAdversarial : public KernelRowTest {
     SCOPED_TRACE(std::string(what) + ": " + describe(inputs.spec));
     FoldRunner runner(row(), inputs.spec);
     const FoldResult result = runner.run(inputs);
-    const FoldTiles tiles{runner.kernel().query_tile(), runner.kernel().key_tile()};
+    const TileSizes tiles{runner.kernel().query_tile(), runner.kernel().key_tile()};
     EXPECT_EQ(check_accuracy(inputs, result.out, result.lse, tiles), "");
     expect_same_in_tasks(inputs, result);
   }

@@ -53,7 +53,7 @@ class FoldNonFinite : public KernelRowTest {
 
   static void check(FoldRunner& runner, const FoldInputs& inputs) {
     const FoldResult result = runner.run(inputs);
-    const FoldTiles tiles{runner.kernel().query_tile(), runner.kernel().key_tile()};
+    const TileSizes tiles{runner.kernel().query_tile(), runner.kernel().key_tile()};
     ASSERT_EQ(check_accuracy(inputs, result.out, result.lse, tiles), "");
     ASSERT_TRUE(runner.run(inputs, {.tiles_per_task = 1}).same_bits(result));
     ASSERT_TRUE(

@@ -9,7 +9,7 @@
 
 #include "tests/kernels/kernel_row_test.hpp"
 #include "tests/support/accuracy.hpp"
-#include "tests/support/long_tests.hpp"
+#include "tests/support/environment.hpp"
 
 namespace ringattn::testing {
 namespace {

@@ -12,6 +12,8 @@
 namespace ringattn {
 namespace {
 
+using testing::deal_randomly;
+
 std::vector<std::byte> made(std::uint64_t seed, SyntheticTensor tensor, Dtype dtype, std::span<const PackedRun> runs,
                             std::int64_t heads, std::int64_t dim, int threads = 1) {
   const std::int64_t tokens = total_tokens(runs);

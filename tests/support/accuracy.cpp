@@ -78,21 +78,21 @@ void straightforward_head(const FoldInputs& inputs, std::size_t sequence, int he
 }
 
 // Whether the row's tiles hold a value that is not finite, for each element of out [tokens, heads, head_dim_v].
-std::vector<bool> tainted_elements(const FoldInputs& inputs, const FoldTiles& tiles) {
+std::vector<bool> tainted_elements(const FoldInputs& inputs, const TileSizes& tiles) {
   const FoldSpec& spec = inputs.spec;
   std::vector<bool> tainted(static_cast<std::size_t>(inputs.q_tokens() * spec.heads * spec.head_dim_v), false);
-  if (tiles.query_tile == 1) return tainted;
+  if (tiles.query == 1) return tainted;
   for (std::size_t s = 0; s < inputs.sequences.size(); ++s) {
     const SequenceShape& shape = inputs.sequences[s];
+    const Visibility visibility(spec.mask, shape.k_len);
     for (std::int64_t key = 0; key < shape.k_len; ++key) {
       for (int kv_head = 0; kv_head < spec.kv_heads; ++kv_head) {
         const std::vector<float> v = floats(inputs.v_view(s), key, kv_head);
         for (std::size_t i = 0; i < v.size(); ++i) {
           if (std::isfinite(v[i])) continue;
           for (std::int64_t token = 0; token < shape.q_len; ++token) {
-            const TileRange folded =
-                Visibility(spec.mask, shape.k_len).tiles(shape.q_offset + token, {tiles.query_tile, tiles.key_tile});
-            if (key / tiles.key_tile < folded.begin || key / tiles.key_tile >= folded.end) continue;
+            const TileRange folded = visibility.tiles(shape.q_offset + token, tiles);
+            if (key / tiles.key < folded.begin || key / tiles.key >= folded.end) continue;
             const int group = spec.heads / spec.kv_heads;
             for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
               const std::int64_t row = (inputs.q_begin(s) + token) * spec.heads + head;
@@ -141,7 +141,7 @@ Numbers straightforward_numbers(const FoldInputs& inputs) {
 }
 
 std::string check_accuracy(const FoldInputs& inputs, const std::vector<std::byte>& out, const std::vector<float>& lse,
-                           const FoldTiles& tiles) {
+                           const TileSizes& tiles) {
   const FoldSpec& spec = inputs.spec;
   const Numbers oracle = oracle_numbers(inputs);
   const Numbers straightforward = straightforward_numbers(inputs);

@@ -29,18 +29,12 @@ Numbers oracle_numbers(const FoldInputs& inputs);
 // By the straightforward computation; out is rounded to the dtype at the end.
 Numbers straightforward_numbers(const FoldInputs& inputs);
 
-// Which rows fold a key beside those that see it: FoldKernel::query_tile() and key_tile().
-struct FoldTiles {
-  int query_tile = 1;  // 1: none
-  int key_tile = 1;
-};
-
 // Checks a result, out [tokens, heads, head_dim_v] of spec.dtype and lse [tokens, heads]. NaN, ∞ and −∞ must stand
-// exactly where the oracle has them, with one exception: where rows share tiles, a value that is not finite makes its
-// column not finite in every row that folds its tile. Empty if all is well, else what is wrong first. Counts as a check
-// where there are rows.
+// exactly where the oracle has them, with one exception: where rows share tiles (those of the kernel, `tiles`), a value
+// that is not finite makes its column not finite in every row that folds its tile. Empty if all is well, else what is
+// wrong first. Counts as a check where there are rows.
 [[nodiscard]] std::string check_accuracy(const FoldInputs& inputs, const std::vector<std::byte>& out,
-                                         const std::vector<float>& lse, const FoldTiles& tiles = {});
+                                         const std::vector<float>& lse, const TileSizes& tiles = {});
 
 // Checks a result whose weights are finite by what their rounding can do to it, and not by the straightforward
 // computation, which rounds scores, and so says little where they are large: O within the rounding of weights and of O

@@ -7,7 +7,7 @@
 #include <optional>
 #include <string_view>
 
-namespace ringattn::test {
+namespace ringattn::testing {
 
 // RINGATTN_TEST_LONG=1: the long variants too.
 inline bool long_tests() {
@@ -22,4 +22,4 @@ inline std::optional<std::uint64_t> replayed_seed() {
   return std::strtoull(value, nullptr, 10);
 }
 
-}  // namespace ringattn::test
+}  // namespace ringattn::testing

@@ -6,7 +6,7 @@
 
 #include "base/error.hpp"
 
-namespace ringattn {
+namespace ringattn::testing {
 
 // `call` must throw one; the test fails where it doesn't.
 template <typename Call>
@@ -20,4 +20,4 @@ Error error_of(const Call& call) {
   return Error(ErrorCode::kInternal, "");
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::testing

@@ -8,7 +8,7 @@
 
 #include "base/error.hpp"
 
-namespace ringattn {
+namespace ringattn::testing {
 
 template <typename F>
 std::string file_error(const F& f) {
@@ -24,10 +24,10 @@ std::string file_error(const F& f) {
   return {};
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::testing
 
-#define EXPECT_FILE_ERROR(statement, text)                                 \
-  do {                                                                     \
-    const std::string message_ = ringattn::file_error([&] { statement; }); \
-    EXPECT_NE(message_.find(text), std::string::npos) << message_;         \
+#define EXPECT_FILE_ERROR(statement, text)                                          \
+  do {                                                                              \
+    const std::string message_ = ringattn::testing::file_error([&] { statement; }); \
+    EXPECT_NE(message_.find(text), std::string::npos) << message_;                  \
   } while (false)

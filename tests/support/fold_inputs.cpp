@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/support/fold_inputs.hpp"
 
-#include <cmath>
 #include <random>
 
 namespace ringattn::testing {
@@ -60,18 +59,6 @@ void FoldInputs::set_k(std::int64_t token, int head, int dim, float value) {
 }
 void FoldInputs::set_v(std::int64_t token, int head, int dim, float value) {
   set_element(v, spec.dtype, (token * spec.kv_heads + head) * spec.head_dim_v + dim, value);
-}
-
-FoldSpec make_spec(Dtype dtype, int heads, int kv_heads, int head_dim, Mask mask, int head_dim_v) {
-  FoldSpec spec;
-  spec.dtype = dtype;
-  spec.heads = heads;
-  spec.kv_heads = kv_heads;
-  spec.head_dim = head_dim;
-  spec.head_dim_v = head_dim_v > 0 ? head_dim_v : head_dim;
-  spec.mask = mask;
-  spec.softmax_scale = 1.0F / std::sqrt(static_cast<float>(head_dim));
-  return spec;
 }
 
 FoldInputs random_inputs(const FoldSpec& spec, std::vector<SequenceShape> sequences, std::uint64_t seed) {

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/fold.hpp"
+#include "kernels/fold_spec.hpp"
 
 namespace ringattn::testing {
 
@@ -39,9 +39,6 @@ struct FoldInputs {
   void set_k(std::int64_t token, int head, int dim, float value);
   void set_v(std::int64_t token, int head, int dim, float value);
 };
-
-// heads / kv_heads heads, scale 1/√head_dim; head_dim_v 0: as head_dim.
-FoldSpec make_spec(Dtype dtype, int heads, int kv_heads, int head_dim, Mask mask, int head_dim_v = 0);
 
 // Standard normal values (and sinks, where the spec has them), the same for the same seed.
 FoldInputs random_inputs(const FoldSpec& spec, std::vector<SequenceShape> sequences, std::uint64_t seed);

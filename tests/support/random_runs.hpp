@@ -9,7 +9,7 @@
 
 #include "attention/tokens/packed_run.hpp"
 
-namespace ringattn {
+namespace ringattn::testing {
 
 // Deals [0, tokens) to `world` ranks in runs of 1 to `longest` tokens, neighbours joined.
 inline std::vector<std::vector<PackedRun>> deal_randomly(std::int64_t tokens, int world, std::int64_t longest,
@@ -29,4 +29,4 @@ inline std::vector<std::vector<PackedRun>> deal_randomly(std::int64_t tokens, in
   return ranks;
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::testing

@@ -30,18 +30,6 @@ std::size_t out_token_bytes(const Job& job) {
 
 }  // namespace
 
-FoldSpec spec_of(Dtype dtype, int heads, int kv_heads, int dim, int dim_v, Mask mask) {
-  FoldSpec spec;
-  spec.dtype = dtype;
-  spec.heads = heads;
-  spec.kv_heads = kv_heads;
-  spec.head_dim = dim;
-  spec.head_dim_v = dim_v;
-  spec.mask = mask;
-  spec.softmax_scale = 1.0F / 11.0F;
-  return spec;
-}
-
 JobTensors random_tensors(const Job& job, std::uint64_t seed) {
   const FoldSpec& spec = job.spec;
   std::mt19937_64 generator(seed);

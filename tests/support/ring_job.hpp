@@ -10,11 +10,9 @@
 
 #include "attention/attention.hpp"
 #include "comm/threads.hpp"
+#include "kernels/fold_spec.hpp"
 
 namespace ringattn::testing {
-
-// Heads and dims as they come, a scale that is no power of two, neither soft-cap nor sinks.
-FoldSpec spec_of(Dtype dtype, int heads, int kv_heads, int dim, int dim_v, Mask mask);
 
 // Packed inputs of a job: dense [tokens, heads, dim] arrays.
 struct JobTensors {

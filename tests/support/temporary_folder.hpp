@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-namespace ringattn {
+namespace ringattn::testing {
 
 class TemporaryFolder {
  public:
@@ -54,4 +54,4 @@ inline std::string read_whole(const std::string& path) {
   return {std::istreambuf_iterator<char>(stream), {}};
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::testing

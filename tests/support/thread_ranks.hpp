@@ -13,7 +13,7 @@
 
 #include "comm/transport.hpp"
 
-namespace ringattn {
+namespace ringattn::testing {
 
 class ThreadRanks {
  public:
@@ -90,4 +90,4 @@ inline std::size_t run_thread_ranks(int size, const std::function<void(Bootstrap
   return world.most_bytes();
 }
 
-}  // namespace ringattn
+}  // namespace ringattn::testing

@@ -4,9 +4,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 
 #include "base/error.hpp"
+#include "kernels/fold_spec.hpp"
 
 namespace ringattn {
 
@@ -95,8 +95,8 @@ void JobInput::take_shape(const FileInput& input) {
 void JobInput::take_numerics(const Numerics& numerics) {
   FoldSpec& spec = job_.spec;
   spec.mask = numerics.mask;
-  spec.softmax_scale = numerics.softmax_scale ? static_cast<float>(*numerics.softmax_scale)
-                                              : static_cast<float>(1.0 / std::sqrt(static_cast<double>(spec.head_dim)));
+  spec.softmax_scale =
+      numerics.softmax_scale ? static_cast<float>(*numerics.softmax_scale) : default_softmax_scale(spec.head_dim);
   spec.softcap = static_cast<float>(numerics.softcap);
   if (numerics.query_offset) {
     for (Sequence& sequence : job_.batch.sequences) sequence.q_offset = *numerics.query_offset;

@@ -18,6 +18,9 @@
 namespace ringattn {
 namespace {
 
+using testing::deal_randomly;
+using testing::run_thread_ranks;
+
 constexpr double kTimeout = 30.0;
 constexpr std::size_t kMessageBytes = 8192;  // what an all-gather may carry
 

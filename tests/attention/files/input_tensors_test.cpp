@@ -16,6 +16,8 @@
 namespace ringattn {
 namespace {
 
+using testing::TemporaryFolder;
+
 struct Input {
   std::vector<OutputTensor> tensors;
   std::vector<std::pair<std::string, std::vector<std::int64_t>>> lists;  // values of I64 tensors among them

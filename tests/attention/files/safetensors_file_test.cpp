@@ -19,6 +19,9 @@
 namespace ringattn {
 namespace {
 
+using testing::deal_randomly;
+using testing::TemporaryFolder;
+
 constexpr AxisOrder kOrders[] = {AxisOrder::kThd, AxisOrder::kHtd, AxisOrder::kBthd, AxisOrder::kBhtd};
 
 // What element (token, head, dim) of a test tensor holds.

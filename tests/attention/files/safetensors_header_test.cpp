@@ -42,6 +42,8 @@ void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); 
 namespace ringattn {
 namespace {
 
+using testing::TemporaryFolder;
+
 // The largest header that any bad file gets us to hold before it is refused, doubled by growth.
 constexpr std::size_t kMostAllocated = std::size_t{64} << 20;
 constexpr double kMostCpuSeconds = 2.0;  // a guard against quadratic parsing, far above what it takes

@@ -17,6 +17,9 @@
 namespace ringattn {
 namespace {
 
+using testing::read_whole;
+using testing::TemporaryFolder;
+
 SafetensorsPlan small_plan() { return plan_safetensors({{"out", FileDtype::kU8, {16}}}, {{"digest", "????"}}); }
 
 TEST(SafetensorsWriter, LeavesNothingUnlessCommitted) {

@@ -14,7 +14,7 @@ namespace {
 
 TEST(LoadedJob, HandsOutNanWhereNothingWasWritten) {
   for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
-    const Job job{testing::spec_of(dtype, 4, 2, 64, 64, {-1, 0}), uniform_batch(1, 300, 300)};
+    const Job job{make_spec(dtype, 4, 2, 64, {-1, 0}), uniform_batch(1, 300, 300)};
     const auto self = make_self_transport();
     Options options;
     options.kernel.backend = "cpu";

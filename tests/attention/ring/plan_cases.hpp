@@ -12,7 +12,7 @@
 #include "attention/tokens/job.hpp"
 #include "base/error.hpp"
 
-namespace ringattn::test {
+namespace ringattn::testing {
 
 inline constexpr KernelShape kKernel{128, 1};
 
@@ -40,4 +40,4 @@ inline std::string refusal(const std::function<void()>& call, ErrorCode code) {
   return {};
 }
 
-}  // namespace ringattn::test
+}  // namespace ringattn::testing

@@ -5,7 +5,7 @@
 #include "attention/attention_work.hpp"
 #include "tests/attention/ring/plan_cases.hpp"
 
-namespace ringattn::test {
+namespace ringattn::testing {
 namespace {
 
 TEST(PlanMemory, ABudgetBoundsTheBuffers) {
@@ -132,4 +132,4 @@ TEST(PlanMemory, ABudgetCountsTheStateWhereItIsKept) {
 }
 
 }  // namespace
-}  // namespace ringattn::test
+}  // namespace ringattn::testing

@@ -12,7 +12,7 @@
 #include "tests/attention/ring/random_job.hpp"
 #include "tests/support/environment.hpp"
 
-namespace ringattn::test {
+namespace ringattn::testing {
 namespace {
 
 // Calls `check` with `count` seeds (ten times as many in long runs), or with the replayed one. Stops at a failure.
@@ -20,7 +20,7 @@ void for_seeds(std::uint64_t count, const std::function<void(std::uint64_t)>& ch
   if (const auto seed = replayed_seed()) return check(*seed);
   for (std::uint64_t seed = 1; seed <= (long_tests() ? 10 * count : count); ++seed) {
     check(seed);
-    if (testing::Test::HasFailure()) return;
+    if (::testing::Test::HasFailure()) return;
   }
 }
 
@@ -127,4 +127,4 @@ TEST(PlanProperty, MemoryBudgets) {
 }
 
 }  // namespace
-}  // namespace ringattn::test
+}  // namespace ringattn::testing

@@ -14,7 +14,7 @@
 #include "attention/attention_work.hpp"
 #include "base/error.hpp"
 
-namespace ringattn::test {
+namespace ringattn::testing {
 
 namespace {
 
@@ -349,4 +349,4 @@ std::string broken_promise(const RandomJob& random, const JobLayout& layout) {
   return {};
 }
 
-}  // namespace ringattn::test
+}  // namespace ringattn::testing

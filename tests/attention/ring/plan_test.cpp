@@ -15,7 +15,7 @@
 #include "base/error.hpp"
 #include "tests/attention/ring/plan_cases.hpp"
 
-namespace ringattn::test {
+namespace ringattn::testing {
 namespace {
 
 TEST(Plan, OneRankFoldsEverythingInOneBlockInPlace) {
@@ -331,4 +331,4 @@ TEST(Plan, TwoMillionTokensOnAThousandRanks) {
 }
 
 }  // namespace
-}  // namespace ringattn::test
+}  // namespace ringattn::testing

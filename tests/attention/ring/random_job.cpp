@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-namespace ringattn::test {
+namespace ringattn::testing {
 
 namespace {
 
@@ -112,4 +112,4 @@ JobLayout stated_layout(const Job& job, int world, std::uint64_t seed) {
   return {{}, std::move(queries), std::move(keys)};
 }
 
-}  // namespace ringattn::test
+}  // namespace ringattn::testing

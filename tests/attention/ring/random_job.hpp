@@ -9,7 +9,7 @@
 #include "attention/ring/plan.hpp"
 #include "attention/tokens/job.hpp"
 
-namespace ringattn::test {
+namespace ringattn::testing {
 
 // Draws the same numbers with every standard library.
 class Draw {
@@ -46,4 +46,4 @@ RandomJob random_job(std::uint64_t seed, std::int64_t most_tokens, int most_rank
 // A layout whose runs a caller might state: any cut of the tokens, dealt at random; queries and keys on their own.
 JobLayout stated_layout(const Job& job, int world, std::uint64_t seed);
 
-}  // namespace ringattn::test
+}  // namespace ringattn::testing

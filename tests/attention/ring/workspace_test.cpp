@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::size_t kAlignment = 256;
 
-Job small_job() { return {spec_of(Dtype::kBf16, 4, 2, 64, 64, {-1, 0}), uniform_batch(1, 1000, 1000)}; }
+Job small_job() { return {make_spec(Dtype::kBf16, 4, 2, 64, {-1, 0}), uniform_batch(1, 1000, 1000)}; }
 
 Options on_cpu(std::int64_t block_tokens = 0, bool state_out = false) {
   Options options;
@@ -40,7 +40,7 @@ std::size_t state_bytes(Attention& attention) {
 }
 
 TEST(Workspace, PiecesLieApartAndAligned) {
-  const FoldSpec spec = spec_of(Dtype::kBf16, 4, 2, 40, 24, {-1, 0});
+  const FoldSpec spec = make_spec(Dtype::kBf16, 4, 2, 40, {-1, 0}, 24);
   const WorkspaceLayout layout = workspace_layout(kv_streams(spec), 1001, 7, 3);
   const std::size_t k = rounded_up(7 * 2 * 40 * 2), v = rounded_up(7 * 2 * 24 * 2);
   EXPECT_EQ(layout.state, 0U);

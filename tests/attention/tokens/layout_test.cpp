@@ -15,7 +15,7 @@
 #include "tests/attention/ring/random_job.hpp"
 #include "tests/support/environment.hpp"
 
-namespace ringattn::test {
+namespace ringattn::testing {
 namespace {
 
 using Runs = std::vector<std::vector<TokenRun>>;
@@ -305,4 +305,4 @@ TEST(LayoutProperty, EveryTokenHasOnePlace) {
 }
 
 }  // namespace
-}  // namespace ringattn::test
+}  // namespace ringattn::testing

@@ -20,9 +20,11 @@
 namespace ringattn {
 namespace {
 
+using testing::error_of;
+
 constexpr std::size_t kBytes = 100'000;
 
-class P2p : public testing::Test {
+class P2p : public ::testing::Test {
  protected:
   void SetUp() override {
     if (visible_gpus().empty()) GTEST_SKIP() << "needs a GPU: " << gpus_unavailable();

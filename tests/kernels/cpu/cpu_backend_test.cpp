@@ -35,7 +35,7 @@ TEST(CpuBackend, CopiesStridedRows) {
 }
 
 TEST(CpuFold, RefusesTasksOfAnotherShape) {
-  const FoldSpec spec = testing::make_spec(Dtype::kBf16, 4, 2, 64, {-1, 0});
+  const FoldSpec spec = make_spec(Dtype::kBf16, 4, 2, 64, {-1, 0});
   const auto backend = make_cpu_backend({1, 0});
   const auto kernel = make_cpu_fold(spec, *backend);
   kernel->reserve({});
@@ -88,7 +88,7 @@ TEST(RowGroups, CoverEveryRowOnceInOneSequence) {
 }
 
 TEST(FinishRow, SinkJoinsTheDenominator) {
-  FoldSpec spec = testing::make_spec(Dtype::kF32, 1, 1, 8, {-1, 0});
+  FoldSpec spec = make_spec(Dtype::kF32, 1, 1, 8, {-1, 0});
   spec.sinks = true;
   const float o[8] = {3.0F, -6.0F};
   float out[8];
@@ -101,7 +101,7 @@ TEST(FinishRow, SinkJoinsTheDenominator) {
 }
 
 TEST(FinishRow, EveryNanIsTheSame) {
-  const FoldSpec spec = testing::make_spec(Dtype::kF32, 1, 1, 8, {-1, 0});
+  const FoldSpec spec = make_spec(Dtype::kF32, 1, 1, 8, {-1, 0});
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const float o[8] = {nan, -nan, std::bit_cast<float>(0x7fc01234U), std::bit_cast<float>(0xffc00001U)};
   float out[8];

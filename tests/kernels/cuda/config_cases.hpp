@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // What every kernel with a table of configurations promises of its choice: sm80_fold's and sm90_fold's tests share it.
+// Head dims and tiles stand here and in those tests as numbers, and not as the tables under test have them.
 #pragma once
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "kernels/registry.hpp"
 #include "tests/support/fold_inputs.hpp"
 
 namespace ringattn::testing {
@@ -15,22 +19,61 @@ inline FoldSpec spec_of_dims(Dtype dtype, int head_dim, int head_dim_v) {
   return make_spec(dtype, 8, 2, head_dim, {-1, 0}, head_dim_v);
 }
 
-// Calls check(config, spec) for every entry of the table, with all else of the spec varied.
-template <class Configs, class Check>
-void for_specs_of(const Configs& configs, Check check) {
-  for (const auto& config : configs) {
-    for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16}) {
-      FoldSpec spec = spec_of_dims(dtype, config.head_dim, config.head_dim_v);
-      for (const Mask& mask : {Mask{-1, -1}, Mask{-1, 0}, Mask{100, 3}}) {
-        spec.mask = mask;
-        spec.softcap = mask.left > 0 ? 20.0F : 0.0F;
-        spec.sinks = mask.left > 0;
-        spec.softmax_scale = mask.right < 0 ? -1.0F : 0.1F;
-        spec.kv_heads = mask.right < 0 ? 8 : 1;
-        SCOPED_TRACE(describe(config));
-        check(config, spec);
+struct HeadDims {
+  int head_dim;
+  int head_dim_v;
+};
+inline constexpr HeadDims kTensorCoreDims[] = {{64, 64}, {96, 96}, {128, 128}, {192, 128}, {256, 256}};
+
+inline bool tensor_cores_take(int head_dim, int head_dim_v) {
+  return std::ranges::any_of(kTensorCoreDims, [&](const HeadDims& dims) {
+    return dims.head_dim == head_dim && dims.head_dim_v == head_dim_v;
+  });
+}
+
+// Specs of the dims with all else varied: none of it may decide how they are folded.
+inline std::vector<FoldSpec> specs_of(int head_dim, int head_dim_v) {
+  std::vector<FoldSpec> specs;
+  for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16}) {
+    FoldSpec spec = spec_of_dims(dtype, head_dim, head_dim_v);
+    for (const Mask& mask : {Mask{-1, -1}, Mask{-1, 0}, Mask{100, 3}}) {
+      spec.mask = mask;
+      spec.softcap = mask.left > 0 ? 20.0F : 0.0F;
+      spec.sinks = mask.left > 0;
+      spec.softmax_scale = mask.right < 0 ? -1.0F : 0.1F;
+      spec.kv_heads = mask.right < 0 ? 8 : 1;
+      specs.push_back(spec);
+    }
+  }
+  return specs;
+}
+
+// A kernel of the table is made for those dims and no others: `able(spec)` and what it says is missing agree.
+template <class Able, class Missing>
+void expect_taken_dims(Able able, Missing missing) {
+  for (int dim = 8; dim <= 512; dim += 8) {
+    for (const int dim_v : {dim, 64, 128, 192, 256}) {
+      for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16, Dtype::kF16}) {
+        const FoldSpec spec = spec_of_dims(dtype, dim, dim_v);
+        const bool supported = dtype != Dtype::kF32 && tensor_cores_take(dim, dim_v);
+        EXPECT_EQ(able(spec), supported) << describe(spec);
+        EXPECT_EQ(missing(spec).empty(), supported) << describe(spec);
       }
     }
+  }
+}
+
+// What the kernel that is really made for the dims says of its tiles.
+inline void expect_made_tiles(std::string_view name, const HeadDims& dims, int query_tile, int key_tile) {
+  const auto table = kernel_table<FoldSpec>();
+  const auto row = std::ranges::find(table, name, &FoldRow::name);
+  ASSERT_NE(row, table.end()) << "the table has no " << name;
+  const auto backend = row->make_backend({1, kNoDevice});
+  for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16}) {
+    const FoldSpec spec = spec_of_dims(dtype, dims.head_dim, dims.head_dim_v);
+    const auto kernel = row->make_kernel(spec, *backend);
+    EXPECT_EQ(kernel->key_tile(), key_tile) << describe(spec);
+    EXPECT_EQ(kernel->query_tile(), query_tile) << describe(spec);
   }
 }
 

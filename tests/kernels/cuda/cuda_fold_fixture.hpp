@@ -12,16 +12,6 @@
 
 namespace ringattn::testing {
 
-struct Dims {
-  Dtype dtype;
-  int head_dim;
-  int head_dim_v;
-};
-inline constexpr Dims kDims[] = {{Dtype::kBf16, 64, 64},   {Dtype::kBf16, 96, 96},   {Dtype::kBf16, 128, 128},
-                                 {Dtype::kBf16, 192, 128}, {Dtype::kBf16, 256, 256}, {Dtype::kF16, 64, 64},
-                                 {Dtype::kF16, 96, 96},    {Dtype::kF16, 128, 128},  {Dtype::kF16, 192, 128},
-                                 {Dtype::kF16, 256, 256},  {Dtype::kF32, 72, 40}};
-
 inline std::vector<FoldRow> cuda_rows() {
   std::vector<FoldRow> rows;
   for (const FoldRow& row : kernel_table<FoldSpec>()) {
@@ -41,15 +31,26 @@ inline bool all_written(const FoldResult& result, Dtype dtype) {
 
 class CudaFoldTest : public KernelRowTest {
  protected:
-  // Calls check(spec) for all dims that the row can do.
+  // Calls check(spec) for all dims of a kernel that is compiled for few, and for varied ones of another.
   template <typename Check>
   void for_all_dims(const Mask& mask, Check check) {
-    for (const Dims& dims : kDims) {
-      FoldSpec spec = make_spec(dims.dtype, 4, 2, dims.head_dim, mask, dims.head_dim_v);
-      if (!cannot_run(row(), spec).empty()) continue;
+    constexpr std::size_t kFew = 12;
+    const std::vector<Dims> all = all_dims(row());
+    for (const Dims& dims : all.size() <= kFew ? all : varied_dims(row())) {
+      const FoldSpec spec = make_spec(dims, 4, 2, mask);
       SCOPED_TRACE(describe(spec));
       check(spec);
     }
+  }
+
+  // In one dtype, those of 128 columns and more: kernels fold some of them with several CTAs.
+  std::vector<Dims> wide_dims() const {
+    std::vector<Dims> wide = all_dims(row());
+    const Dtype dtype = wide.front().dtype;
+    std::erase_if(wide, [&](const Dims& dims) {
+      return dims.dtype != dtype || dims.head_dim < 128 || dims.head_dim_v != dims.head_dim;
+    });
+    return wide;
   }
 };
 

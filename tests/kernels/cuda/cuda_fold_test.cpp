@@ -128,7 +128,7 @@ TEST_P(CudaFoldTest, PositionsPastTwoToThe32) {
 // More tasks in flight, and more different ones, than the ring of tables has slots, in rounds; every result is the
 // first one's.
 TEST_P(CudaFoldTest, AThousandRepeats) {
-  const FoldSpec spec = make_spec(Dtype::kBf16, 4, 2, 128, {-1, 0});
+  const FoldSpec spec = make_spec(usual_dims(row()).front(), 4, 2, {-1, 0});
   CudaSequence sequence(row(), random_inputs(spec, {{500, 700, 200}}, 85));
   constexpr int kInFlight = 25;
   sequence.make_results(kInFlight + 1);
@@ -156,7 +156,7 @@ TEST_P(CudaFoldTest, AThousandRepeats) {
 TEST_P(CudaFoldTest, TheSameTaskAgain) {
   if (row().name == "sm80_plain") GTEST_SKIP() << "too slow, and its tables hold no counters";
   const auto repeat = [this](int heads, const SequenceShape& shape) {
-    FoldSpec spec = make_spec(Dtype::kBf16, heads, 1, 64, {-1, 0});
+    const FoldSpec spec = make_spec(usual_dims(row()).front(), heads, 1, {-1, 0});
     CudaSequence sequence(row(), random_inputs(spec, {shape}, 92));
     constexpr int kTimes = 6;
     sequence.make_results(kTimes);
@@ -169,7 +169,7 @@ TEST_P(CudaFoldTest, TheSameTaskAgain) {
     for (int i = 0; i < kTimes; ++i) ASSERT_EQ(sequence.result(i), expected) << i;
   };
   repeat(48, {1500, 1700, 200});
-  repeat(600, {64, 600'000, 599'936});  // 154 MB of K and V, one head
+  repeat(600, {64, 600'000, 599'936});  // 154 MB of K and V at 64 columns, one head
 }
 
 TEST_P(CudaFoldTest, EqualBesideABusyNeighbour) {
@@ -179,7 +179,7 @@ TEST_P(CudaFoldTest, EqualBesideABusyNeighbour) {
     sequence.enqueue_all(8);
     sequence.wait();
     // Another kernel on a stream of its own.
-    const FoldSpec other = make_spec(Dtype::kF16, 16, 16, 64, {-1, -1});
+    const FoldSpec other = make_spec(usual_dims(row()).back(), 16, 16, {-1, -1});
     CudaSequence neighbour(row(), random_inputs(other, {{1000, 3000, 0}}, 87));
     for (int i = 0; i < 8; ++i) {
       neighbour.enqueue_all(0);
@@ -231,6 +231,7 @@ TEST_P(CudaFoldTest, ExportsNumbers) {
           }
         }
       }
+      count_check();
     }
   });
 }
@@ -242,8 +243,8 @@ TEST_P(CudaFoldTest, NanInAValueStaysInItsTile) {
     FoldInputs inputs = random_inputs(spec, {{600, 600, 0}}, 89);
     const FoldResult clean = fold_with(row(), inputs);
     constexpr std::int64_t kKey = 330;
-    constexpr int kDim = 37;
-    inputs.set_v(kKey, 1, kDim, kNan);
+    const int planted_dim = 37 % spec.head_dim_v;
+    inputs.set_v(kKey, 1, planted_dim, kNan);
     FoldRunner runner(row(), spec);
     const FoldResult planted = runner.run(inputs, {.run_rows = 50});
     const int query_tile = runner.kernel().query_tile();
@@ -258,7 +259,7 @@ TEST_P(CudaFoldTest, NanInAValueStaysInItsTile) {
       for (std::size_t head = 0; head < 4; ++head) {
         for (std::size_t d = 0; d < dims; ++d) {
           const std::size_t at = ((token * 4 + head) * dims + d) * size;
-          if (tainted && head >= 2 && d == kDim) {
+          if (tainted && head >= 2 && d == static_cast<std::size_t>(planted_dim)) {
             ASSERT_TRUE(std::isnan(load_element(planted.out.data() + at, spec.dtype))) << token;
           } else {
             ASSERT_EQ(std::memcmp(planted.out.data() + at, clean.out.data() + at, size), 0) << token << ", " << d;
@@ -267,6 +268,7 @@ TEST_P(CudaFoldTest, NanInAValueStaysInItsTile) {
       }
     }
     EXPECT_EQ(std::memcmp(planted.lse.data(), clean.lse.data(), clean.lse.size() * sizeof(float)), 0);
+    count_check();
   });
 }
 

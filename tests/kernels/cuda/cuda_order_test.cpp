@@ -152,9 +152,9 @@ TEST_P(CudaOrderTest, SeveralKeyRunsInARow) {
 // Query tiles are folded several at a time, by one CTA or by two: any number of them, so that any number lacks.
 TEST_P(CudaOrderTest, AnyNumberOfQueryTiles) {
   if (row().name == "sm80_plain") GTEST_SKIP() << "too slow, and folds them one by one";
-  for (const int dim : {128, 256}) {
+  for (const Dims& dims : wide_dims()) {
     for (const Mask& mask : {Mask{-1, 0}, Mask{-1, -1}}) {
-      const FoldSpec spec = make_spec(Dtype::kBf16, 8, 8, dim, mask);
+      const FoldSpec spec = make_spec(dims, 8, 8, mask);
       for (const std::int64_t tiles : {109, 110, 111, 112, 113}) {
         SCOPED_TRACE(fmt::format("{}, {} tiles", describe(spec), tiles));
         const std::int64_t tokens = 64 * tiles - 5;
@@ -174,11 +174,11 @@ TEST_P(CudaOrderTest, AnyNumberOfQueryTiles) {
 // don't.
 TEST_P(CudaOrderTest, KeysFarBeyondTheCache) {
   if (row().name == "sm80_plain") GTEST_SKIP() << "too slow, and keeps no pace";
-  for (const int dim : {128, 256}) {
-    SCOPED_TRACE(dim);
-    const std::int64_t tokens = 41'000'000 / dim;  // 164 MB
-    CudaSequence sequence(
-        row(), repeated_inputs(make_spec(Dtype::kBf16, 600, 1, dim, {-1, 0}), {64, tokens, tokens - 64}, 101));
+  for (const Dims& dims : wide_dims()) {
+    const FoldSpec spec = make_spec(dims, 600, 1, {-1, 0});
+    SCOPED_TRACE(describe(spec));
+    const std::int64_t tokens = 41'000'000 / dims.head_dim;  // 164 MB
+    CudaSequence sequence(row(), repeated_inputs(spec, {64, tokens, tokens - 64}, 101));
     sequence.make_results(3);
     const std::int64_t half = sequence.tiles() / 2;
     sequence.enqueue({{0, half}}, false, -1);
@@ -195,10 +195,10 @@ TEST_P(CudaOrderTest, KeysFarBeyondTheCache) {
 // the other, faster than anything else comes. Of this shape sm90_fold once left out query tiles in nearly every run.
 TEST_P(CudaOrderTest, BlocksOfALongSequence) {
   if (row().name == "sm80_plain") GTEST_SKIP() << "too slow";
-  for (const int dim : {128, 256}) {
-    SCOPED_TRACE(dim);
-    CudaSequence sequence(row(),
-                          repeated_inputs(make_spec(Dtype::kBf16, 16, 8, dim, {-1, 0}), {20'001, 20'001, 0}, 99));
+  for (const Dims& dims : wide_dims()) {
+    const FoldSpec spec = make_spec(dims, 16, 8, {-1, 0});
+    SCOPED_TRACE(describe(spec));
+    CudaSequence sequence(row(), repeated_inputs(spec, {20'001, 20'001, 0}, 99));
     sequence.make_results(2);
     sequence.enqueue_all(0);
     sequence.wait();

@@ -75,9 +75,7 @@ class WorkBundles : public ::testing::Test {
     for (std::size_t i = 0; i < count; ++i) ASSERT_EQ(counters[i], 0) << i;
   }
 
-  static FoldSpec spec_of(int group, const Mask& mask) {
-    return testing::make_spec(Dtype::kBf16, 2 * group, 2, 64, mask);
-  }
+  static FoldSpec spec_of(int group, const Mask& mask) { return make_spec(Dtype::kBf16, 2 * group, 2, 64, mask); }
 };
 
 TEST_F(WorkBundles, EveryItemAndHeadOnce) {
@@ -125,7 +123,7 @@ TEST_F(WorkBundles, LongestFirst) {
 TEST_F(WorkBundles, SectionsDivideTheHeads) {
   WorkShape shape = kBundleShapes[0];
   const HostTask task = whole_task(shape, 1, 1024);
-  FoldSpec spec = testing::make_spec(Dtype::kBf16, 12, 6, 64, {-1, 0});
+  FoldSpec spec = make_spec(Dtype::kBf16, 12, 6, 64, {-1, 0});
   const std::int64_t head_bytes = std::int64_t{1024} * (64 + 64) * 2;
   for (const auto& [heads, expected] : {std::pair{6, 6}, {5, 3}, {4, 3}, {3, 3}, {2, 2}, {1, 1}, {0, 1}}) {
     shape.cache_bytes = heads * head_bytes;

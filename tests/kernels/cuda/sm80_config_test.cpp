@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The choice of sm80_fold's configuration: a pure function of the description, which explains itself.
+// The choice of sm80_fold's configuration: a pure function of the description, which explains itself, and keeps to what
+// a multiprocessor has.
 #include <gtest/gtest.h>
 
 #include "kernels/sm80/config.hpp"
@@ -10,15 +11,63 @@ namespace {
 
 using testing::spec_of_dims;
 
+// Of compute capability 8.6 and 8.9, the least among the devices that the kernel runs on (CUDA C++ Programming Guide,
+// technical specifications).
+constexpr int kMostSharedBytes = 99 * 1024;  // of a CTA
+constexpr int kMultiprocessorRegisters = 64 * 1024;
+constexpr int kMostRegisters = 255;  // of a thread
+// Of an H200, whose speed the table was chosen by.
+constexpr int kH200SharedBytes = 228 * 1024;  // of a multiprocessor
+constexpr int kReservedSharedBytes = 1024;    // of each CTA
+
+struct Expected {
+  testing::HeadDims dims;
+  int query_tile;
+  int key_tile;
+  int shared_bytes;
+};
+// Q, K and V rows of 2 bytes a column, padded to 64 columns, and 1,536 bytes of addresses.
+constexpr Expected kExpected[] = {{{64, 64}, 128, 128, 128 * 128 + 2 * 128 * 256 + 1536},
+                                  {{96, 96}, 128, 64, 128 * 256 + 2 * 64 * 512 + 1536},
+                                  {{128, 128}, 128, 64, 128 * 256 + 2 * 64 * 512 + 1536},
+                                  {{192, 128}, 128, 64, 128 * 384 + 64 * (384 + 256) + 1536},
+                                  {{256, 256}, 64, 64, 64 * 512 + 64 * 1024 + 1536}};
+
 TEST(Sm80Config, DependsOnDtypeAndDimsOnly) {
-  testing::for_specs_of(kFoldConfigs, [](const FoldConfig& config, const FoldSpec& spec) {
-    const auto chosen = choose_config(spec);
-    ASSERT_TRUE(chosen.has_value());
-    EXPECT_EQ(chosen->head_dim_v, config.head_dim_v);
-    EXPECT_EQ(chosen->key_tile, config.key_tile);
-    EXPECT_EQ(chosen->query_tile(), config.query_tile());
-    EXPECT_TRUE(fold_missing(spec).empty());
-  });
+  for (const Expected& expected : kExpected) {
+    for (const FoldSpec& spec : testing::specs_of(expected.dims.head_dim, expected.dims.head_dim_v)) {
+      SCOPED_TRACE(ringattn::describe(spec));
+      const auto chosen = choose_config(spec);
+      ASSERT_TRUE(chosen.has_value());
+      EXPECT_EQ(chosen->head_dim, expected.dims.head_dim);
+      EXPECT_EQ(chosen->head_dim_v, expected.dims.head_dim_v);
+      EXPECT_EQ(chosen->query_tile(), expected.query_tile);
+      EXPECT_EQ(chosen->key_tile, expected.key_tile);
+      EXPECT_EQ(chosen->shared_bytes(), expected.shared_bytes);
+    }
+  }
+}
+
+TEST(Sm80Config, TakesItsHeadDimsAndNoOthers) {
+  testing::expect_taken_dims([](const FoldSpec& spec) { return choose_config(spec).has_value(); }, fold_missing);
+}
+
+TEST(Sm80Config, EveryConfigurationHasAKernel) {
+  for (const Expected& expected : kExpected) {
+    testing::expect_made_tiles("sm80_fold", expected.dims, expected.query_tile, expected.key_tile);
+  }
+}
+
+TEST(Sm80Config, FitsAMultiprocessor) {
+  for (const FoldConfig& config : kFoldConfigs) {
+    SCOPED_TRACE(describe(config));
+    EXPECT_LE(config.shared_bytes(), kMostSharedBytes);
+    EXPECT_LE(config.ctas * (config.shared_bytes() + kReservedSharedBytes), kH200SharedBytes);
+    EXPECT_LE(config.ctas * 32 * config.warps * kMostRegisters, kMultiprocessorRegisters);
+    EXPECT_EQ(config.rows_of_warp % 16, 0);  // rows of a product
+    EXPECT_EQ(config.key_tile % 16, 0);      // the second product takes 16 keys at a time
+    EXPECT_GE(config.stages, 1);
+  }
 }
 
 TEST(Sm80Config, SaysWhatIsMissing) {
