@@ -12,11 +12,6 @@
 
 namespace ringattn::testing {
 
-struct Dims {
-  Dtype dtype;
-  int head_dim;
-  int head_dim_v;
-};
 inline constexpr Dims kDims[] = {{Dtype::kBf16, 64, 64},   {Dtype::kBf16, 96, 96},   {Dtype::kBf16, 128, 128},
                                  {Dtype::kBf16, 192, 128}, {Dtype::kBf16, 256, 256}, {Dtype::kF16, 64, 64},
                                  {Dtype::kF16, 96, 96},    {Dtype::kF16, 128, 128},  {Dtype::kF16, 192, 128},
