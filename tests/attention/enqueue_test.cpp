@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "comm/self.hpp"
+#include "kernels/fold_spec.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/ring_job.hpp"
 
@@ -20,7 +21,7 @@ constexpr int kHeads = 4, kKvHeads = 2, kDim = 32;
 constexpr int kLayers = 5;
 
 Job small_job(std::int64_t tokens) {
-  return {spec_of(Dtype::kBf16, kHeads, kKvHeads, kDim, kDim, {-1, 0}), uniform_batch(1, tokens, tokens)};
+  return {make_spec(Dtype::kBf16, kHeads, kKvHeads, kDim, {-1, 0}), uniform_batch(1, tokens, tokens)};
 }
 
 Options on_cpu(std::int64_t block_tokens = 128) {

@@ -14,6 +14,7 @@
 #include "base/gpu.hpp"
 #include "comm/self.hpp"
 #include "comm/world.hpp"
+#include "kernels/fold_spec.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/ring_job.hpp"
 
@@ -24,7 +25,7 @@ constexpr int kHeads = 4, kKvHeads = 2, kDim = 128;
 constexpr int kLayers = 32;
 
 Job job_of(std::int64_t tokens) {
-  return {spec_of(Dtype::kBf16, kHeads, kKvHeads, kDim, kDim, {-1, 0}), uniform_batch(1, tokens, tokens)};
+  return {make_spec(Dtype::kBf16, kHeads, kKvHeads, kDim, {-1, 0}), uniform_batch(1, tokens, tokens)};
 }
 
 Options on_gpu(std::int64_t block_tokens = 0) {

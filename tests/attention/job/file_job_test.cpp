@@ -99,7 +99,7 @@ SyntheticInput synthetic_of(std::optional<std::uint64_t> seed) {
 }
 
 TEST(FileJob, GivesTheSameFileOnOneRankAndOnThree) {
-  const TemporaryFolder folder;
+  const testing::TemporaryFolder folder;
   const std::string input = folder.file("in.safetensors");
   write_input(input, true);
   const std::string one = folder.file("one.safetensors");
@@ -135,7 +135,7 @@ TEST(FileJob, GivesTheSameFileOnOneRankAndOnThree) {
 
 // A file that holds what a seed makes is the same job as the seed; packed in two sequences, it is another one.
 TEST(FileJob, ReadsEveryRowOfItsInput) {
-  const TemporaryFolder folder;
+  const testing::TemporaryFolder folder;
   const std::string whole = folder.file("whole.safetensors");
   const std::string packed = folder.file("packed.safetensors");
   write_input(whole, false);
@@ -168,7 +168,7 @@ TEST(FileJob, AppliesTheNumerics) {
 }
 
 TEST(FileJob, RefusesBeforeItComputes) {
-  const TemporaryFolder folder;
+  const testing::TemporaryFolder folder;
   const std::string input = folder.file("in.safetensors");
   write_input(input, true);
   const std::string taken = folder.file("taken.safetensors");

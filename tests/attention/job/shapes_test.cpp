@@ -6,13 +6,14 @@
 #include <vector>
 
 #include "comm/threads.hpp"
+#include "kernels/fold_spec.hpp"
 #include "tests/support/ring_job.hpp"
 
 namespace ringattn {
 namespace {
 
 Job job_of(std::int64_t tokens) {
-  return {testing::spec_of(Dtype::kBf16, 2, 1, 64, 64, {-1, 0}), uniform_batch(1, tokens, tokens)};
+  return {make_spec(Dtype::kBf16, 2, 1, 64, {-1, 0}), uniform_batch(1, tokens, tokens)};
 }
 
 TEST(Shapes, VaryWhatIsNotHeldFixed) {
