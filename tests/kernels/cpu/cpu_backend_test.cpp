@@ -90,11 +90,11 @@ TEST(RowGroups, CoverEveryRowOnceInOneSequence) {
 TEST(FinishRow, SinkJoinsTheDenominator) {
   FoldSpec spec = testing::make_spec(Dtype::kF32, 1, 1, 8, {-1, 0});
   spec.sinks = true;
-  const float o[8] = {3.0F, -6.0F};
+  float o[8] = {3.0F, -6.0F};
   float out[8];
   const float sink = std::log(3.0F);
   // One score of 0 with weight 3 in all, and a sink that weighs 3: half of it is left.
-  const float lse = finish_row(spec, 0.0F, 3.0F, o, &sink, reinterpret_cast<std::byte*>(out));
+  const float lse = finish_row(spec, {0.0F, 3.0F, o}, &sink, reinterpret_cast<std::byte*>(out));
   EXPECT_FLOAT_EQ(out[0], 0.5F);
   EXPECT_FLOAT_EQ(out[1], -1.0F);
   EXPECT_FLOAT_EQ(lse, std::log(6.0F));
@@ -103,9 +103,9 @@ TEST(FinishRow, SinkJoinsTheDenominator) {
 TEST(FinishRow, EveryNanIsTheSame) {
   const FoldSpec spec = testing::make_spec(Dtype::kF32, 1, 1, 8, {-1, 0});
   const float nan = std::numeric_limits<float>::quiet_NaN();
-  const float o[8] = {nan, -nan, std::bit_cast<float>(0x7fc01234U), std::bit_cast<float>(0xffc00001U)};
+  float o[8] = {nan, -nan, std::bit_cast<float>(0x7fc01234U), std::bit_cast<float>(0xffc00001U)};
   float out[8];
-  const float lse = finish_row(spec, 0.0F, -nan, o, nullptr, reinterpret_cast<std::byte*>(out));
+  const float lse = finish_row(spec, {0.0F, -nan, o}, nullptr, reinterpret_cast<std::byte*>(out));
   for (int i = 0; i < 8; ++i) EXPECT_EQ(std::bit_cast<std::uint32_t>(out[i]), std::bit_cast<std::uint32_t>(nan));
   EXPECT_EQ(std::bit_cast<std::uint32_t>(lse), std::bit_cast<std::uint32_t>(nan));
 }
