@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "attention/tokens/cost.hpp"
 #include "base/build.hpp"
 #include "base/environment.hpp"
 #include "base/host.hpp"

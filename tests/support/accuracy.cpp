@@ -91,7 +91,7 @@ std::vector<bool> tainted_elements(const FoldInputs& inputs, const FoldTiles& ti
           if (std::isfinite(v[i])) continue;
           for (std::int64_t token = 0; token < shape.q_len; ++token) {
             const TileRange folded =
-                folded_tiles(spec.mask, shape.q_offset + token, shape.k_len, tiles.query_tile, tiles.key_tile);
+                Visibility(spec.mask, shape.k_len).tiles(shape.q_offset + token, {tiles.query_tile, tiles.key_tile});
             if (key / tiles.key_tile < folded.begin || key / tiles.key_tile >= folded.end) continue;
             const int group = spec.heads / spec.kv_heads;
             for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {

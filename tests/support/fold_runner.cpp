@@ -6,7 +6,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
+#include <numeric>
+#include <optional>
 #include <random>
+#include <span>
 
 #include "tests/support/checks.hpp"
 
@@ -14,7 +18,8 @@ namespace ringattn::testing {
 
 namespace {
 
-constexpr std::byte kPoison{0xff};  // NaN in every dtype
+constexpr std::byte kPoison{0xff};             // NaN in every dtype
+constexpr std::int64_t kMostSourcesApart = 5;  // of a group that is folded apart
 
 void wait_for(Backend& backend) { backend.synchronize(backend.mark({}), Deadline::after(60.0), {}); }
 
@@ -94,6 +99,19 @@ std::vector<std::byte> spread(const std::vector<std::byte>& dense, const Lattice
   return host;
 }
 
+// 0 … count − 1 in an order of the seed; 0: ascending.
+std::vector<std::size_t> shuffled(std::size_t count, std::uint64_t seed) {
+  std::vector<std::size_t> order(count);
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::mt19937_64 generator(seed);
+  if (seed != 0) std::shuffle(order.begin(), order.end(), generator);
+  return order;
+}
+
+bool same(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
 // A run of query rows and the packed token that it begins with.
 struct PlacedRun {
   QueryRun run;
@@ -111,14 +129,8 @@ std::vector<PlacedRun> place_runs(const FoldInputs& inputs, const Arrangement& a
       runs.push_back({{static_cast<std::int32_t>(s), shape.q_offset + begin, 0, rows}, inputs.q_begin(s) + begin});
     }
   }
-  std::vector<std::size_t> order(runs.size());
-  for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
-  if (arrangement.shuffle != 0) {
-    std::mt19937_64 generator(arrangement.shuffle);
-    std::shuffle(order.begin(), order.end(), generator);
-  }
   std::int64_t row = 0;
-  for (const std::size_t i : order) {
+  for (const std::size_t i : shuffled(runs.size(), arrangement.shuffle)) {
     runs[i].run.row = row;
     row += runs[i].run.rows;
   }
@@ -163,10 +175,7 @@ PlacedKeys place_keys(const FoldInputs& inputs, const Arrangement& arrangement, 
   };
   keys.k.resize(arrangement.sources);
   keys.v.resize(arrangement.sources);
-  std::vector<std::size_t> order(keys.tiles.size());
-  for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
-  std::mt19937_64 generator(arrangement.shuffle + 1);
-  std::shuffle(order.begin(), order.end(), generator);
+  const std::vector<std::size_t> order = shuffled(keys.tiles.size(), arrangement.shuffle + 1);
   for (std::size_t n = 0; n < order.size(); ++n) {
     PlacedTile& tile = keys.tiles[order[n]];
     const std::int64_t length = inputs.sequences[static_cast<std::size_t>(tile.sequence)].k_len;
@@ -186,13 +195,49 @@ PlacedKeys place_keys(const FoldInputs& inputs, const Arrangement& arrangement, 
   return keys;
 }
 
-// Tiles [begin, end) as the runs and the map of one task.
-void map_tiles(const PlacedKeys& keys, std::size_t begin, std::size_t end, std::vector<KeyRun>& runs,
-               std::vector<KeyTile>& tiles) {
+// The tiles of `all` by groups, each with sources of its own.
+std::vector<PlacedKeys> place_groups(const FoldInputs& inputs, const Arrangement& arrangement, const PlacedKeys& all,
+                                     int key_tile) {
+  std::vector<PlacedKeys> groups;
+  for (std::int64_t g = 0;; ++g) {
+    const auto in_group = [&](const PlacedTile& tile) { return tile.tile / kGroupTiles == g; };
+    if (std::none_of(all.tiles.begin(), all.tiles.end(), in_group)) return groups;
+    const auto number = static_cast<std::uint64_t>(g);
+    groups.push_back(place_keys(
+        inputs, {.shuffle = arrangement.apart + number, .sources = 1 + number % kMostSourcesApart}, key_tile));
+    std::erase_if(groups.back().tiles, std::not_fn(in_group));
+  }
+}
+
+// Keys and values in the backend's memory.
+struct PlacedSources {
+  std::vector<PlacedTensor> tensors;
+  std::vector<KeySource> sources;
+};
+PlacedSources place_sources(Backend& backend, const FoldSpec& spec, const PlacedKeys& keys, bool odd_keys) {
+  const std::size_t element = size_of(spec.dtype);
+  PlacedSources placed;
+  for (std::size_t i = 0; i < keys.k.size(); ++i) {
+    const bool odd = odd_keys && i % 2 == 0;
+    const auto tokens = static_cast<std::int64_t>(keys.k[i].size() / element) / (spec.kv_heads * spec.head_dim);
+    const auto place_rows = [&](const std::vector<std::byte>& dense, std::int64_t dim) {
+      const Lattice lattice = lattice_of(false, odd, spec.kv_heads, dim);
+      placed.tensors.push_back(place(backend, spread(dense, lattice, element, tokens, spec.kv_heads, dim), lattice,
+                                     spec.dtype, tokens, spec.kv_heads, dim));
+      return placed.tensors.back().view;
+    };
+    const TensorView k = place_rows(keys.k[i], spec.head_dim);
+    const TensorView v = place_rows(keys.v[i], spec.head_dim_v);
+    placed.sources.push_back({k, v});
+  }
+  return placed;
+}
+
+// Tiles as the runs and the map of one task.
+void map_tiles(std::span<const PlacedTile> placed, std::vector<KeyRun>& runs, std::vector<KeyTile>& tiles) {
   runs.clear();
   tiles.clear();
-  for (std::size_t i = begin; i < end; ++i) {
-    const PlacedTile& tile = keys.tiles[i];
+  for (const PlacedTile& tile : placed) {
     if (runs.empty() || runs.back().sequence != tile.sequence) {
       runs.push_back({tile.sequence, tile.tile, 0, static_cast<std::int64_t>(tiles.size())});
     }
@@ -201,12 +246,42 @@ void map_tiles(const PlacedKeys& keys, std::size_t begin, std::size_t end, std::
   }
 }
 
+// The state as numbers: m, l and O of each row and head, in the order of packed tokens.
+std::vector<float> exported(Backend& backend, FoldKernel& kernel, const Bytes& state, const FoldSpec& spec,
+                            const std::vector<PlacedRun>& runs, std::int64_t rows) {
+  const std::int64_t dim = spec.head_dim_v;
+  const auto all = static_cast<std::size_t>(rows * spec.heads);
+  const Bytes numbers(backend, all * static_cast<std::size_t>(dim + 2) * sizeof(float));
+  auto* const m = reinterpret_cast<float*>(numbers.data());
+  float* const l = m + all;
+  float* const o = l + all;
+  kernel.export_state(
+      state.data(), rows,
+      {{m, spec.heads, 1}, {l, spec.heads, 1}, {o, Dtype::kF32, rows, spec.heads, dim, spec.heads * dim, dim}}, {});
+  wait_for(backend);
+  const std::vector<std::byte> host = numbers.read();
+  std::vector<float> packed(host.size() / sizeof(float));
+  const auto copy = [&](std::size_t from, std::size_t to, std::size_t count) {
+    std::memcpy(&packed[to], host.data() + from * sizeof(float), count * sizeof(float));
+  };
+  const auto width = static_cast<std::size_t>(dim);
+  for (const PlacedRun& piece : runs) {
+    for (std::int64_t i = 0; i < piece.run.rows * spec.heads; ++i) {
+      const auto from = static_cast<std::size_t>(piece.run.row * spec.heads + i);
+      const std::size_t to = static_cast<std::size_t>(piece.packed * spec.heads + i) * (width + 2);
+      copy(from, to, 1);
+      copy(all + from, to + 1, 1);
+      copy(2 * all + from * width, to + 2, width);
+    }
+  }
+  return packed;
+}
+
 }  // namespace
 
 bool FoldResult::same_bits(const FoldResult& other) const {
   if (!lse.empty()) count_check();
-  return out == other.out && lse.size() == other.lse.size() &&
-         std::memcmp(lse.data(), other.lse.data(), lse.size() * sizeof(float)) == 0;
+  return out == other.out && same(lse, other.lse) && same(state, other.state);
 }
 
 FoldRunner::FoldRunner(const FoldRow& row, const FoldSpec& spec, int threads)
@@ -233,21 +308,7 @@ FoldResult FoldRunner::run(const FoldInputs& inputs, const Arrangement& arrangem
   }
 
   const PlacedKeys keys = place_keys(inputs, arrangement, kernel_->key_tile());
-  std::vector<PlacedTensor> k;
-  std::vector<PlacedTensor> v;
-  std::vector<KeySource> sources;
-  for (std::size_t i = 0; i < keys.k.size(); ++i) {
-    const bool odd = arrangement.odd_keys && i % 2 == 0;
-    const auto tokens = static_cast<std::int64_t>(keys.k[i].size() / element) / (spec.kv_heads * spec.head_dim);
-    const auto place_rows = [&](const std::vector<std::byte>& dense, std::int64_t dim) {
-      const Lattice lattice = lattice_of(false, odd, spec.kv_heads, dim);
-      return place(*backend_, spread(dense, lattice, element, tokens, spec.kv_heads, dim), lattice, spec.dtype, tokens,
-                   spec.kv_heads, dim);
-    };
-    k.push_back(place_rows(keys.k[i], spec.head_dim));
-    v.push_back(place_rows(keys.v[i], spec.head_dim_v));
-    sources.push_back({k[i].view, v[i].view});
-  }
+  const PlacedSources placed_keys = place_sources(*backend_, spec, keys, arrangement.odd_keys);
 
   std::vector<std::byte> sinks_host(inputs.sinks.size() * sizeof(float));
   if (!inputs.sinks.empty()) std::memcpy(sinks_host.data(), inputs.sinks.data(), sinks_host.size());
@@ -272,44 +333,71 @@ FoldResult FoldRunner::run(const FoldInputs& inputs, const Arrangement& arrangem
   const std::size_t per_task =
       arrangement.tiles_per_task == 0 ? keys.tiles.size() : static_cast<std::size_t>(arrangement.tiles_per_task);
   const auto count = [](const auto& list) { return static_cast<std::int64_t>(list.size()); };
-  kernel_->reserve({rows, count(queries), count(keys.tiles), count(keys.tiles), count(sources), count(key_lengths)});
+  const std::int64_t sources = std::max(kMostSourcesApart, count(placed_keys.sources));
+  kernel_->reserve({rows, count(queries), count(keys.tiles), count(keys.tiles), sources, count(key_lengths)});
   std::vector<KeyRun> key_runs;
   std::vector<KeyTile> tiles;
-  bool finished = false;
   std::size_t task_number = 0;
-  const auto fold = [&](bool resume, bool save, bool finish) {
+  const auto fold = [&](const Bytes& into, const PlacedSources& from, bool resume, bool save, bool finish) {
     FoldTask task;
     task.q = q[task_number++ % q.size()].view;
     task.queries = queries;
     task.key_lengths = key_lengths;
     task.key_runs = key_runs;
     task.tiles = tiles;
-    task.sources = sources;
-    task.state = state.data();
+    task.sources = from.sources;
+    task.state = into.data();
     task.resume = resume;
     task.save = save;
     task.finish = finish ? &output : nullptr;
     kernel_->fold(task, {}, progress);
     wait_for(*backend_);
   };
-  for (std::size_t begin = 0; !finished;) {
-    const std::size_t end = std::min(begin + per_task, keys.tiles.size());
-    const bool folds = begin < end || begin == 0;
-    map_tiles(keys, begin, end, key_runs, tiles);
-    finished = end == keys.tiles.size() && (!arrangement.separate_finish || !folds || keys.tiles.empty());
-    fold(begin > 0, !finished || arrangement.keep_state, finished);
-    begin = end;
+  const bool keeps = arrangement.keep_state || arrangement.export_state;
+  // Folds all tiles of `from` into a state, which goes on or is new.
+  const auto fold_all = [&](const Bytes& into, const PlacedKeys& from, const PlacedSources& memory, bool resume,
+                            bool finish) {
+    bool finished = false;
+    for (std::size_t begin = 0; !finished;) {
+      const std::size_t end = std::min(begin + per_task, from.tiles.size());
+      const bool folds = begin < end || begin == 0;
+      map_tiles(std::span(from.tiles).subspan(begin, end - begin), key_runs, tiles);
+      finished = end == from.tiles.size() && (!arrangement.separate_finish || !folds || from.tiles.empty());
+      fold(into, memory, resume || begin > 0, !finished || keeps || !finish, finished && finish);
+      begin = end;
+    }
+  };
+  if (arrangement.apart == 0) {
+    fold_all(state, keys, placed_keys, false, true);
+  } else {
+    const PlacedKeys none;
+    fold_all(state, none, placed_keys, false, false);  // begins with the identity
+    const std::vector<PlacedKeys> groups = place_groups(inputs, arrangement, keys, kernel_->key_tile());
+    const bool last_in_place = arrangement.apart % 2 == 0;
+    const std::size_t merged = groups.size() - (last_in_place ? 1 : 0);
+    std::vector<std::optional<Bytes>> partials(merged);
+    for (const std::size_t g : shuffled(merged, arrangement.apart)) {
+      partials[g].emplace(*backend_, kernel_->state_bytes(rows));
+      fold_all(*partials[g], groups[g], place_sources(*backend_, spec, groups[g], g % 2 == 1), false, false);
+    }
+    for (const std::optional<Bytes>& partial : partials) {
+      kernel_->merge_state(state.data(), partial->data(), rows, {});
+      wait_for(*backend_);
+    }
+    const PlacedKeys& last = last_in_place ? groups.back() : none;
+    fold_all(state, last, place_sources(*backend_, spec, last, false), true, true);
   }
 
   const std::vector<std::byte> out_host = out.read();
   const std::vector<std::byte> lse_host = lse.read();
   FoldResult result;
+  if (arrangement.export_state) result.state = exported(*backend_, *kernel_, state, spec, placed, rows);
   if (arrangement.keep_state) {
     out.write(std::vector<std::byte>(out_host.size(), kPoison));
     lse.write(std::vector<std::byte>(lse_host.size(), kPoison));
     key_runs.clear();
     tiles.clear();
-    fold(true, false, true);
+    fold(state, placed_keys, true, false, true);
     if (out.read() != out_host || lse.read() != lse_host) return result;  // equals no other
   }
   const auto out_row = static_cast<std::size_t>(spec.head_dim_v) * element;

@@ -22,7 +22,11 @@ struct Arrangement {
   std::size_t sources = 3;          // so many; some hold nothing where there are fewer tiles
   bool strided = false;             // tokens and heads of q and out lie apart
   bool separate_finish = false;     // the last task only finishes
-  bool keep_state = false;          // the last task saves as well, and what it saved must give the same rows once more
+  bool export_state = false;        // the last task saves as well, and the result has what it saved
+  // Not 0: each group of key tiles is folded by tasks of its own, in an order of this seed, into a state of its own and
+  // from copies of the keys of its own. Then they are merged; of even seeds the last group is folded in place instead.
+  std::uint64_t apart = 0;
+  bool keep_state = false;  // the last task saves as well, and what it saved must give the same rows once more
   // Where there is a shuffle: what lies in memory behind a tile's last key, up to the length of a whole tile.
   float behind = std::numeric_limits<float>::quiet_NaN();
   // Rows lie at odd elements, where no vector load can read or write them: of q in the first, third, … task; of every
@@ -35,6 +39,7 @@ struct Arrangement {
 struct FoldResult {
   std::vector<std::byte> out;  // [q_tokens, heads, head_dim_v] of spec.dtype
   std::vector<float> lse;      // [q_tokens, heads]
+  std::vector<float> state;    // [q_tokens, heads, head_dim_v + 2]: m, l and O, where the state was exported
 
   // Whether every byte is equal, NaN patterns and signs of zero included. Counts as a check where there are bytes.
   [[nodiscard]] bool same_bits(const FoldResult& other) const;

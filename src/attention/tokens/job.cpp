@@ -24,10 +24,6 @@ double visible_pairs(const Job& job) {
   return pairs;
 }
 
-double job_flops(const Job& job) {
-  return 2.0 * visible_pairs(job) * job.spec.heads * (job.spec.head_dim + job.spec.head_dim_v);
-}
-
 std::string describe(const Job& job) {
   const std::size_t count = job.batch.sequences.size();
   const std::int64_t queries = job.batch.q_tokens();

@@ -18,9 +18,6 @@ struct Job {
 // (query, key) pairs that the mask lets through, all sequences.
 double visible_pairs(const Job& job);
 
-// The field's convention, whatever is skipped or masked inside tiles: 2 · pairs · heads · (head_dim + head_dim_v).
-double job_flops(const Job& job);
-
 // The visible pairs of a run of the job's queries. `job` outlives the function.
 QueryWork query_work(const Job& job);
 

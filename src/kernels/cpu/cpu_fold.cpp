@@ -6,9 +6,11 @@
 #include <algorithm>
 #include <atomic>
 #include <exception>
+#include <limits>
 #include <mutex>
 #include <string_view>
 #include <thread>
+#include <vector>
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -123,18 +125,41 @@ class CpuFold final : public FoldKernel {
     team.rethrow();
   }
 
-  void export_state(const void* state, std::int64_t rows, const FoldStateView& view, Stream) override {
+  void merge_state(void* state, const void* partial, std::int64_t rows, Stream) override {
+    std::vector<float> memory(state_floats(spec_));
     for (std::int64_t row = 0; row < rows; ++row) {
       for (std::int64_t head = 0; head < spec_.heads; ++head) {
-        const float* from = state_at(spec_, static_cast<const float*>(state), row, head);
-        view.m.at(row, head) = from[0];
-        view.l.at(row, head) = from[1];
-        std::copy_n(from + 2, spec_.head_dim_v, reinterpret_cast<float*>(view.o.at(row, head)));
+        const RowState group = copy_state(partial, row, head, memory);
+        float* const into = state_at(spec_, static_cast<float*>(state), row, head);
+        RowState merged = read_state(spec_, into);
+        merge_row(spec_, ops_, group, merged);
+        write_state(spec_, merged, into);
+      }
+    }
+  }
+
+  void export_state(const void* state, std::int64_t rows, const FoldStateView& view, Stream) override {
+    std::vector<float> memory(state_floats(spec_));
+    std::vector<float> zeros(static_cast<std::size_t>(spec_.head_dim_v));
+    const Partial nothing{-std::numeric_limits<float>::infinity(), 0.0F, zeros.data()};
+    for (std::int64_t row = 0; row < rows; ++row) {
+      for (std::int64_t head = 0; head < spec_.heads; ++head) {
+        RowState saved = copy_state(state, row, head, memory);
+        const Partial all = saved.parts == 0 ? nothing : merge_all(spec_, ops_, saved);
+        view.m.at(row, head) = all.m;
+        view.l.at(row, head) = one_nan(all.l);
+        std::transform(all.o, all.o + spec_.head_dim_v, reinterpret_cast<float*>(view.o.at(row, head)), one_nan);
       }
     }
   }
 
  private:
+  // One row's saved state, in `memory`.
+  RowState copy_state(const void* state, std::int64_t row, std::int64_t head, std::vector<float>& memory) const {
+    std::copy_n(state_at(spec_, static_cast<const float*>(state), row, head), memory.size(), memory.begin());
+    return read_state(spec_, memory.data());
+  }
+
   // Few rows: smaller groups, down to one score block, so that every thread has several.
   std::int64_t group_rows(std::int64_t rows) const {
     const std::int64_t most = max_group_rows(spec_);

@@ -17,6 +17,8 @@ namespace ringattn::cpu::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
+inline constexpr float kLog2E = 1.44269504F;
+
 // 2^x for x in [−126, 127] or NaN. 2^0 is exactly 1; otherwise within 1.1 ulp.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V exp2_in_range(D d, V x) {
@@ -36,7 +38,8 @@ HWY_INLINE V exp2_in_range(D d, V x) {
   return hn::Mul(p, power);
 }
 
-// The weight 2^x of a score that lies x ≤ 0 (in units of log 2) from the reference maximum: 0 for −∞, NaN for NaN.
+// The weight 2^x of a score that lies x (in units of log 2, at most kMergeThreshold) from its reference: 0 for −∞, NaN
+// for NaN.
 // The weight of a finite score is never less than 2^−100. In exact arithmetic it isn't 0 either, so ∞ in V gives ∞ and
 // not 0 · ∞; and no subnormal slows the sums down.
 template <class D, class V = hn::Vec<D>>

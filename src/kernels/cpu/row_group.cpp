@@ -79,20 +79,26 @@ class GroupFold {
   }
 
   void load_state() {
-    const std::size_t count = index(rows_, 0);
-    if (!task_.resume) {
-      std::fill_n(scratch_.m, count, -std::numeric_limits<float>::infinity());
-      std::fill_n(scratch_.l, count, 0.0F);
-      std::fill_n(scratch_.o, count * o_stride_, 0.0F);
-      return;
+    for (std::size_t at = 0; at < index(rows_, 0); ++at) {
+      scratch_.parts[at] = 0;
+      clear_group(at);
     }
+    if (!task_.resume) return;
     for (int i = 0; i < rows_; ++i) {
       for (int h = 0; h < ratio_; ++h) {
-        const float* state = state_at(spec_, static_cast<const float*>(task_.state), scratch_.row[i], head(h));
-        scratch_.m[index(i, h)] = state[0];
-        scratch_.l[index(i, h)] = state[1];
-        float* o = scratch_.o + index(i, h) * o_stride_;
-        std::fill(std::copy_n(state + 2, spec_.head_dim_v, o), o + o_stride_, 0.0F);
+        const std::size_t at = index(i, h);
+        const RowState saved = read_state(spec_, state_of(i, h));
+        scratch_.parts[at] = saved.parts;
+        if ((saved.parts & kHasOpen) != 0) {
+          scratch_.m[at] = saved.open.m;
+          scratch_.l[at] = saved.open.l;
+          std::copy_n(saved.open.o, spec_.head_dim_v, scratch_.o + at * o_stride_);
+        }
+        if ((saved.parts & kHasClosed) != 0) {
+          scratch_.closed_m[at] = saved.closed.m;
+          scratch_.closed_l[at] = saved.closed.l;
+          std::copy_n(saved.closed.o, spec_.head_dim_v, scratch_.closed_o + at * o_stride_);
+        }
       }
     }
   }
@@ -105,6 +111,9 @@ class GroupFold {
     const auto last = static_cast<int>(std::find_if_not(ranges + first, ranges + rows_, folds) - ranges);
     if (first == last) return;
 
+    // Rows fold consecutive tiles, so what is open when a group begins is another's.
+    if (tile % kGroupTiles == 0) close_groups(index(first, 0), index(last, 0));
+    for (std::size_t at = index(first, 0); at < index(last, 0); ++at) scratch_.parts[at] |= kHasOpen;
     const std::int64_t begin = tile * kKeyTile;
     const std::int64_t keys = std::min<std::int64_t>(kKeyTile, key_length_ - begin);
     for (int i = first; i < last; ++i) {
@@ -129,12 +138,7 @@ class GroupFold {
 
   void save_state() const {
     for (int i = 0; i < rows_; ++i) {
-      for (int h = 0; h < ratio_; ++h) {
-        float* state = state_at(spec_, static_cast<float*>(task_.state), scratch_.row[i], head(h));
-        state[0] = scratch_.m[index(i, h)];
-        state[1] = scratch_.l[index(i, h)];
-        std::copy_n(scratch_.o + index(i, h) * o_stride_, spec_.head_dim_v, state + 2);
-      }
+      for (int h = 0; h < ratio_; ++h) write_state(spec_, row_state(index(i, h)), state_of(i, h));
     }
   }
 
@@ -144,8 +148,8 @@ class GroupFold {
       const std::int64_t row = scratch_.row[i];
       for (int h = 0; h < ratio_; ++h) {
         const float* sink = spec_.sinks ? output.sinks + head(h) : nullptr;
-        const float lse = finish_row(spec_, scratch_.m[index(i, h)], scratch_.l[index(i, h)],
-                                     scratch_.o + index(i, h) * o_stride_, sink, output.out.at(row, head(h)));
+        RowState state = row_state(index(i, h));
+        const float lse = finish_row(spec_, merge_all(spec_, ops_, state), sink, output.out.at(row, head(h)));
         if (output.lse.data != nullptr) output.lse.at(row, head(h)) = lse;
       }
     }
@@ -157,6 +161,32 @@ class GroupFold {
     return static_cast<std::size_t>(row) * static_cast<std::size_t>(ratio_) + static_cast<std::size_t>(head_of_group);
   }
   std::int64_t head(int head_of_group) const { return std::int64_t{kv_head_} * ratio_ + head_of_group; }
+  float* state_of(int row, int head_of_group) const {
+    return state_at(spec_, static_cast<float*>(task_.state), scratch_.row[row], head(head_of_group));
+  }
+
+  RowState row_state(std::size_t at) const {
+    return {scratch_.parts[at],
+            {scratch_.m[at], scratch_.l[at], scratch_.o + at * o_stride_},
+            {scratch_.closed_m[at], scratch_.closed_l[at], scratch_.closed_o + at * o_stride_}};
+  }
+  // The identity, from which a group begins.
+  void clear_group(std::size_t at) {
+    scratch_.m[at] = -std::numeric_limits<float>::infinity();
+    scratch_.l[at] = 0.0F;
+    std::fill_n(scratch_.o + at * o_stride_, o_stride_, 0.0F);
+  }
+  void close_groups(std::size_t begin, std::size_t end) {
+    for (std::size_t at = begin; at < end; ++at) {
+      if ((scratch_.parts[at] & kHasOpen) == 0) continue;
+      RowState row = row_state(at);
+      close_group(spec_, ops_, row);
+      scratch_.parts[at] = row.parts;
+      scratch_.closed_m[at] = row.closed.m;
+      scratch_.closed_l[at] = row.closed.l;
+      clear_group(at);
+    }
+  }
 
   const FoldSpec& spec_;
   const TileOps& ops_;
@@ -211,6 +241,10 @@ std::size_t GroupScratch::layout(const FoldSpec& spec, const TileOps& ops, std::
   take(scratch.o, stacked * static_cast<std::size_t>(ops.o_stride(spec.head_dim_v)));
   take(scratch.m, stacked);
   take(scratch.l, stacked);
+  take(scratch.closed_o, stacked * static_cast<std::size_t>(ops.o_stride(spec.head_dim_v)));
+  take(scratch.closed_m, stacked);
+  take(scratch.closed_l, stacked);
+  take(scratch.parts, stacked);
   take(scratch.scores, static_cast<std::size_t>(ops.row_block) * kKeyTile);
   take(scratch.tile.k, ops.k_floats(spec.head_dim));
   take(scratch.tile.v, ops.v_floats(spec.head_dim_v));

@@ -49,10 +49,16 @@ struct Checkpoint {
 // One thread's scratch: views into one allocation.
 struct GroupScratch {
   float* q = nullptr;       // [max rows × heads per kv head, head_dim]
-  float* o = nullptr;       // [max rows × heads per kv head, o_stride]
-  float* m = nullptr;       // [max rows × heads per kv head]
-  float* l = nullptr;       // [max rows × heads per kv head]
   float* scores = nullptr;  // [row_block, kKeyTile]
+  // Of the open group of key tiles; where there is none, the identity.
+  float* o = nullptr;  // [max rows × heads per kv head, o_stride]
+  float* m = nullptr;  // [max rows × heads per kv head]
+  float* l = nullptr;  // [max rows × heads per kv head]
+  // Of the groups before it, where there are any.
+  float* closed_o = nullptr;  // [max rows × heads per kv head, o_stride]
+  float* closed_m = nullptr;  // [max rows × heads per kv head]
+  float* closed_l = nullptr;  // [max rows × heads per kv head]
+  int* parts = nullptr;       // [max rows × heads per kv head]: RowState::parts
   PackedTile tile;
   KeySpan* visible = nullptr;      // [max rows × heads per kv head]
   std::int64_t* row = nullptr;     // [max rows]: of the task

@@ -9,6 +9,7 @@
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // After foreach_target.h, as Highway wants it.
 #include "hwy/highway.h"
+#include "kernels/cpu/merge-inl.hpp"
 #include "kernels/cpu/pack-inl.hpp"
 #include "kernels/cpu/tile_step-inl.hpp"
 
@@ -53,7 +54,8 @@ const TileOps& tile_ops() {
                            kRowBlock,
                            &widen,
                            &pack,
-                           &fold_tile};
+                           &fold_tile,
+                           &merge};
   return ops;
 }
 

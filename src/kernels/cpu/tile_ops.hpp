@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The arithmetic of the CPU fold, one table of functions per SIMD target: pack a key tile, fold it into rows.
+// The arithmetic of the CPU fold, one table of functions per SIMD target: pack a key tile, fold it into rows, merge
+// groups of tiles.
 // The target is chosen at run time (Highway); everything outside this table is ordinary C++ and moves no bit.
 #pragma once
 
@@ -40,7 +41,14 @@ struct PackedTile {
   bool v_finite = true;  // no value of the tile is NaN or ∞
 };
 
-// Rows that share a kv head, with their state.
+// What a row has folded: of one group of key tiles, or of several, merged (kernels/merge.hpp).
+struct Partial {
+  float m = 0.0F;      // the reference of l and O
+  float l = 0.0F;      // Σ exp(x − m)
+  float* o = nullptr;  // [head_dim_v]: Σ exp(x − m) · v
+};
+
+// Rows that share a kv head, with the partials of their open groups.
 struct RowBatch {
   const float* q = nullptr;          // [rows, head_dim]
   float* m = nullptr;                // [rows]
@@ -63,6 +71,8 @@ struct TileOps {
                PackedTile& tile);
   // (m, l, O) ← fold((m, l, O), tile) for each row of the batch. scores: [row_block, kKeyTile] scratch.
   void (*fold)(const TileShape& shape, const PackedTile& tile, const RowBatch& rows, float* scores);
+  // The merge step: `group` joins what comes before it in the row. Neither O need be aligned.
+  void (*merge)(int head_dim_v, const Partial& group, Partial& row);
 
   // Floats from one row of O to the next, and in a packed tile.
   int o_stride(int head_dim_v) const { return (head_dim_v + lanes - 1) / lanes * lanes; }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tile step, (m, l, O) ← fold((m, l, O), tile):
+// The tile step within a group, (m, l, O) ← fold((m, l, O), tile):
 //   x  = softcap(S · softmax_scale), −∞ where masked        m′ = max(m, max x)
 //   p  = exp(x − m′)                                        s  = exp(m − m′)
 //   l′ = l · s + Σ p                                        O′ = O · s + Σ p · v
@@ -25,7 +25,6 @@ namespace ringattn::cpu::HWY_NAMESPACE {
 
 inline constexpr int kRowBlock = 24;  // S, P and a panel fit into the first-level cache
 inline constexpr std::size_t kRowBlockPadded = (kRowBlock + kLanes - 1) / kLanes * kLanes;
-inline constexpr float kLog2E = 1.44269504F;
 static_assert(kRowBlock % kBlockRows == 0 && kKeyTile % kPanelWidth == 0);
 
 // Up to kRowBlock rows of a batch; `span` holds every key that one of them sees.

@@ -2,16 +2,13 @@
 // The fold on tensor cores through mma.sync, sm_80 and later. One CTA folds the key tiles of one query tile of one
 // head, in ascending order. Every number is a function of the row, its keys, the job and the template parameters; the
 // work item only says where things lie and where to stop.
-//
-// (m, l, O) as the loop holds it, and as a saved state holds it: m is the running maximum of the scores before
-// FoldParams::exponent is applied, l the four partial sums of the row's quad of threads, O is in the order of
-// fragments.
 #pragma once
 
 #include "kernels/cuda/device/tile_copy.cuh"
 #include "kernels/cuda/fold_params.hpp"
 #include "kernels/cuda/work_order.hpp"
 #include "kernels/sm80/config.hpp"
+#include "kernels/sm80/rows.cuh"
 #include "kernels/sm80/tile_step.cuh"
 
 namespace ringattn::sm80 {
@@ -69,16 +66,17 @@ struct TileMap {
       int run = item.run_begin;  // the last one that begins at `number` or before
       for (int runs = item.runs; runs > 1;) {
         const int half = runs / 2;
-        const bool behind = p.runs[run + half].first <= number;
+        const bool behind = p.tables.runs[run + half].first <= number;
         run += behind ? half : 0;
         runs = behind ? runs - half : half;
       }
-      const cuda::RunEntry& entry = p.runs[run];
+      const cuda::RunEntry& entry = p.tables.runs[run];
       tile_number = entry.first_tile + number - entry.first;
       index = entry.table + number - entry.first;
     }
-    const cuda::TileEntry tile = p.tiles[index];
-    const cuda::SourceEntry& source = p.all_near ? p.near_sources[tile.source] : p.sources[tile.source];
+    const cuda::TileEntry tile = p.tables.tiles[index];
+    const cuda::SourceEntry& source =
+        p.tables.all_near ? p.tables.near_sources[tile.source] : p.tables.sources[tile.source];
     Place place;
     const std::int64_t k_offset = tile.row * source.k_token_stride + kv_head * source.k_head_stride;
     const std::int64_t v_offset = tile.row * source.v_token_stride + kv_head * source.v_head_stride;
@@ -89,8 +87,8 @@ struct TileMap {
     place.keys = left < C::kKeyTile ? static_cast<std::int32_t>(left) : C::kKeyTile;
     // The last key is the first to hide from the first row, the first key from the last row.
     place.masked = place.keys < C::kKeyTile ||
-                   (p.mask_right >= 0 && place.first_key + C::kKeyTile - 1 > item.position + p.mask_right) ||
-                   (p.mask_left >= 0 && place.first_key < item.position + C::kQueryTile - 1 - p.mask_left);
+                   (p.mask.right >= 0 && place.first_key + C::kKeyTile - 1 > item.position + p.mask.right) ||
+                   (p.mask.left >= 0 && place.first_key < item.position + C::kQueryTile - 1 - p.mask.left);
     places[i % kPlaces] = place;
   }
 
@@ -115,130 +113,16 @@ struct TileMap {
   __device__ bool masked(int tile) const { return load_number(place(tile) + 44) != 0; }
 };
 
-// Calls visit(block, half, slot) for each row that this thread has a share of.
-template <class C, class Visit>
-__device__ __forceinline__ void for_each_row(Visit visit) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int warp = static_cast<int>(threadIdx.x) / 32;
-#pragma unroll
-  for (int block = 0; block < C::kRowBlocks; ++block) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) visit(block, half, (warp * C::kRowBlocks + block) * 16 + lane / 4 + 8 * half);
-  }
-}
-
-// State in memory: O [heads, rows, head_dim_v], then for each (head, row) l0 l1 l2 l3 m and three floats of padding.
-template <class C>
-struct StateMemory {
-  float* o;   // of this thread's share
-  float* ml;  // of the row
-
-  __device__ StateMemory(const cuda::FoldParams& p, std::int64_t row, int head) {
-    const std::int64_t index = head * p.rows + row;
-    o = p.state + index * C::kDimV + threadIdx.x % 4 * 4;
-    ml = p.state + p.rows * p.heads * C::kDimV + index * 8;
-  }
-};
-
-template <class C>
-__device__ __forceinline__ void load_state(const cuda::FoldParams& p, const cuda::WorkItem& item, int head,
-                                           RowState<C>& state) {
-  for_each_row<C>([&](int block, int half, int slot) {
-    const bool read = p.resume && slot >= item.slot_begin && slot < item.slot_end;
-    const StateMemory<C> memory(p, item.row + slot, head);
-    state.m[block][half] = read ? memory.ml[4] : -INFINITY;
-    state.l[block][half] = read ? memory.ml[threadIdx.x % 4] : 0.0F;
-#pragma unroll
-    for (int n = 0; n < C::kDimV / 16; ++n) {
-      const float4 x = read ? *reinterpret_cast<const float4*>(memory.o + n * 16) : float4{0.0F, 0.0F, 0.0F, 0.0F};
-      state.o[block][2 * n][2 * half] = x.x;
-      state.o[block][2 * n][2 * half + 1] = x.y;
-      state.o[block][2 * n + 1][2 * half] = x.z;
-      state.o[block][2 * n + 1][2 * half + 1] = x.w;
-    }
-  });
-}
-
-template <class C>
-__device__ __forceinline__ void save_state(const cuda::FoldParams& p, const cuda::WorkItem& item, int head,
-                                           const RowState<C>& state) {
-  for_each_row<C>([&](int block, int half, int slot) {
-    if (slot < item.slot_begin || slot >= item.slot_end) return;
-    const StateMemory<C> memory(p, item.row + slot, head);
-    memory.ml[threadIdx.x % 4] = state.l[block][half];
-    if (threadIdx.x % 4 == 0) memory.ml[4] = state.m[block][half];
-#pragma unroll
-    for (int n = 0; n < C::kDimV / 16; ++n) {
-      *reinterpret_cast<float4*>(memory.o + n * 16) =
-          float4{state.o[block][2 * n][2 * half], state.o[block][2 * n][2 * half + 1],
-                 state.o[block][2 * n + 1][2 * half], state.o[block][2 * n + 1][2 * half + 1]};
-    }
-  });
-}
-
-// Divides, rounds and writes. Rows go through the warp's own rows of the Q tile, so that whole lines are written.
-template <class C>
-__device__ __forceinline__ void finish_rows(const cuda::FoldParams& p, const cuda::WorkItem& item, int head,
-                                            std::uint32_t q_tile, RowState<C>& state) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  __syncwarp();  // Q has been read
-  for_each_row<C>([&](int block, int half, int slot) {
-    float l = state.l[block][half];
-    l = __fadd_rn(l, __shfl_xor_sync(0xffffffffU, l, 1));
-    l = __fadd_rn(l, __shfl_xor_sync(0xffffffffU, l, 2));
-    const float m = __fmul_rn(state.m[block][half], p.exponent);
-    float reference = m;
-    float weight = 1.0F;
-    if (p.sinks != nullptr) {
-      // One more score, without a value.
-      const float sink = p.sinks[head];
-      reference = sink > m || sink != sink ? sink : m;
-      const float finite = reference == -INFINITY ? 0.0F : reference;
-      weight = expf(__fsub_rn(m, finite));
-      l = __fmaf_rn(l, weight, expf(__fsub_rn(sink, finite)));
-    }
-    // Nothing was seen: O is 0, and log 0 is −∞.
-    const float inverse = __fmul_rn(weight, __frcp_rn(l == 0.0F ? 1.0F : l));
-    if (p.lse != nullptr && lane % 4 == 0 && slot >= item.slot_begin && slot < item.slot_end) {
-      p.lse[(item.row + slot) * p.lse_token_stride + head * p.lse_head_stride] = __fadd_rn(reference, logf(l));
-    }
-#pragma unroll
-    for (int n = 0; n < C::kDimV / 8; ++n) {
-      const std::uint32_t to = q_tile + static_cast<std::uint32_t>(n / 8 * C::kQueryTile * cuda::kPanelRowBytes) +
-                               cuda::swizzled(slot, n % 8) + static_cast<std::uint32_t>(lane % 4 * 4);
-      cuda::store_shared(
-          to, cuda::Products<typename C::Element>::pack(__fmul_rn(state.o[block][n][2 * half], inverse),
-                                                        __fmul_rn(state.o[block][n][2 * half + 1], inverse)));
-    }
-  });
-  __syncwarp();
-  constexpr int kChunks = C::kDimV / 8;
-  const int first_slot = static_cast<int>(threadIdx.x) / 32 * C::kRowBlocks * 16;
-  auto* const out = static_cast<std::uint16_t*>(p.out);
-  const bool aligned = ((reinterpret_cast<std::uint64_t>(out) |
-                         static_cast<std::uint64_t>(2 * (p.out_token_stride | p.out_head_stride))) &
-                        15U) == 0;
-  for (int i = lane; i < C::kRowBlocks * 16 * kChunks; i += 32) {
-    const int slot = first_slot + i / kChunks;
-    const int chunk = i % kChunks;
-    const uint4 elements =
-        cuda::load_shared_16(q_tile + static_cast<std::uint32_t>(chunk / 8 * C::kQueryTile * cuda::kPanelRowBytes) +
-                             cuda::swizzled(slot, chunk % 8));
-    if (slot < item.slot_begin || slot >= item.slot_end) continue;
-    std::uint16_t* to = out + (item.row + slot) * p.out_token_stride + head * p.out_head_stride + chunk * 8;
-    cuda::store_elements(to, elements, aligned);
-  }
-}
-
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, C::kCtas) fold_kernel(const __grid_constant__ cuda::FoldParams p) {
   using Layout = SharedLayout<C>;
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ cuda::WorkItem item;  // not in registers: most of it is wanted at both ends only
 
-  const cuda::WorkPlace place = cuda::work_place(p.early_count, p.heads, p.section_heads, static_cast<int>(blockIdx.x));
+  const cuda::WorkPlace place =
+      cuda::work_place(p.schedule.early_count, p.heads, p.schedule.section_heads, static_cast<int>(blockIdx.x));
   const int head = place.head;
-  if (threadIdx.x == 0) item = p.items[place.piece];
+  if (threadIdx.x == 0) item = p.tables.items[place.piece];
   __syncthreads();
 
   const std::uint32_t q_tile = cuda::shared_address(shared);
@@ -247,8 +131,8 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas) fold_kernel(const __gri
   const TileMap<C> map{p, item, reinterpret_cast<Place*>(shared + Layout::kPlaces), head / (p.heads / p.kv_heads)};
   const int tiles = item.tiles;
   if (tiles > 0) {
-    const char* q = static_cast<const char*>(p.q) + 2 * (item.row * p.q_token_stride + head * p.q_head_stride);
-    cuda::copy_tile<C::kQueryTile, C::kDim, C::kThreads>(q_tile, {q, 2 * p.q_token_stride}, item.slot_begin,
+    const char* q = static_cast<const char*>(p.q.data) + 2 * (item.row * p.q.token_stride + head * p.q.head_stride);
+    cuda::copy_tile<C::kQueryTile, C::kDim, C::kThreads>(q_tile, {q, 2 * p.q.token_stride}, item.slot_begin,
                                                          item.slot_end);
   }
   map.resolve(0, kPlaces);
@@ -263,37 +147,49 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas) fold_kernel(const __gri
   cuda::copy_commit();
 
   RowState<C> state;
-  load_state<C>(p, item, head, state);
+  Groups groups;
+  load_state<C>(p, item, head, state, groups);
 
   const TileStep<C> step(p, item, q_tile);
-  for (int i = 0; i < tiles; ++i) {
-    cuda::copy_wait<0>();
-    __syncthreads();
-    if constexpr (C::kStages > 1) {
-      // Tile i is here, and everyone is past tile i − 1.
-      if (i + 1 < tiles) {
-        map.copy_k(i + 1, k_stage(i + 1));
-        map.copy_v(i + 1, v_stage(i + 1));
-      }
-      cuda::copy_commit();
-      map.resolve_ahead(i + 1);
-      step.fold(state, k_stage(i), v_stage(i), map.masked(i), map.place(i) + 32, [] {});
-    } else {
-      // K of tile i is here, and everyone is past V of tile i − 1.
-      map.copy_v(i, v_stage(i));
-      cuda::copy_commit();
-      map.resolve_ahead(i + 1);
-      step.fold(state, k_stage(i), v_stage(i), map.masked(i), map.place(i) + 32, [&] {
-        cuda::copy_wait<0>();
-        __syncthreads();  // V is here, and everyone is past K
-        if (i + 1 < tiles) map.copy_k(i + 1, k_stage(i + 1));
+  for (int i = 0; i < tiles;) {
+    // An item's tiles are consecutive, so what is open when a group begins is another's.
+    const int of_group = static_cast<int>((static_cast<std::uint32_t>(item.first_tile) + i) % kGroupTiles);
+    if (of_group == 0 && groups.open) close_group<C>(p, item, head, state, groups);
+    groups.open = true;
+    const int end = min(tiles, i + kGroupTiles - of_group);
+    for (; i < end; ++i) {
+      cuda::copy_wait<0>();
+      __syncthreads();
+      if constexpr (C::kStages > 1) {
+        // Tile i is here, and everyone is past tile i − 1.
+        if (i + 1 < tiles) {
+          map.copy_k(i + 1, k_stage(i + 1));
+          map.copy_v(i + 1, v_stage(i + 1));
+        }
         cuda::copy_commit();
-      });
+        map.resolve_ahead(i + 1);
+        step.fold(state, k_stage(i), v_stage(i), map.masked(i), map.place(i) + 32, [] {});
+      } else {
+        // K of tile i is here, and everyone is past V of tile i − 1.
+        map.copy_v(i, v_stage(i));
+        cuda::copy_commit();
+        map.resolve_ahead(i + 1);
+        step.fold(state, k_stage(i), v_stage(i), map.masked(i), map.place(i) + 32, [&] {
+          cuda::copy_wait<0>();
+          __syncthreads();  // V is here, and everyone is past K
+          if (i + 1 < tiles) map.copy_k(i + 1, k_stage(i + 1));
+          cuda::copy_commit();
+        });
+      }
     }
   }
 
-  if (p.save) save_state<C>(p, item, head, state);
-  if (p.finish) finish_rows<C>(p, item, head, q_tile, state);
+  if (p.state.save) save_state<C>(p, item, head, state, groups);
+  if (p.finish) {
+    if (groups.closed) join_closed<C>(p, item, head, state, groups);
+    finish_rows<C>(p, item, head, q_tile, state);
+  }
+  give_back<C>(p, groups);
 }
 
 }  // namespace ringattn::sm80

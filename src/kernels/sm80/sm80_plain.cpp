@@ -7,11 +7,14 @@
 
 #include "kernels/cuda/cuda_fold.hpp"
 #include "kernels/cuda/device/export_state.hpp"
+#include "kernels/cuda/device/merge_state.hpp"
 #include "kernels/cuda/device/plain.hpp"
 
 namespace ringattn::sm80 {
 
 namespace {
+
+constexpr float kLog2E = 1.44269504F;
 
 void require_dim(std::string_view name, int dim, std::vector<std::string>& missing) {
   if (dim >= 8 && dim <= cuda::kPlainMaxHeadDim && dim % 8 == 0) return;
@@ -30,8 +33,10 @@ std::vector<std::string> plain_missing(const FoldSpec& spec) {
 std::unique_ptr<FoldKernel> make_plain(const FoldSpec& spec, Backend& backend) {
   cuda::DeviceKernel kernel;
   kernel.shape = {cuda::kPlainItemRows, /*query_tile=*/1, cuda::kPlainKeyTile};
-  kernel.state_floats = static_cast<std::size_t>(spec.head_dim_v) + 2;
-  kernel.launch = cuda::launch_plain;
+  kernel.state_floats = static_cast<std::size_t>(cuda::state_floats(spec.head_dim_v));
+  kernel.reference_unit = {1.0F, kLog2E};  // of scaled scores themselves
+  kernel.launcher = &cuda::plain_fold;
+  kernel.merge_state = cuda::merge_plain_state;
   kernel.export_state = cuda::export_plain_state;
   return cuda::make_cuda_fold(spec, kernel, backend);
 }

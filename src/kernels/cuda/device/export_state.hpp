@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Saved states of this folder's kernels as numbers: (m, l, O), see FoldKernel::export_state().
+// Saved states of the CUDA kernels as numbers: (m, l, O), see FoldKernel::export_state().
 #pragma once
 
 #include "base/memory.hpp"
@@ -7,8 +7,7 @@
 
 namespace ringattn::cuda {
 
-void export_fold_state(const cuda::ExportParams& params, Stream stream);
-void export_grouped_state(const cuda::ExportParams& params, Stream stream);  // sm90_fold's
-void export_plain_state(const cuda::ExportParams& params, Stream stream);
+void export_tensor_state(const ExportParams& params, Stream stream);  // of the kernels on tensor cores
+void export_plain_state(const ExportParams& params, Stream stream);   // of sm80_plain
 
 }  // namespace ringattn::cuda

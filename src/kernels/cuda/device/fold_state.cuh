@@ -8,32 +8,34 @@
 //                                      L of the groups before it; which of both parts are there
 //   closed  [heads, rows, head_dim_v]  B: the groups before it, merged (kernels/merge.hpp)
 //
-// Columns lie in the order in which the tensor cores' fragments hold them, so that a thread's share is whole vectors.
+// Columns lie in the order in which the tensor cores' fragments hold them, so that a thread's share is whole vectors. A
+// state begins at a multiple of 16 bytes, and so does each part of a row.
 #pragma once
 
 #include <cstdint>
 
 #include "kernels/cuda/device/ptx.cuh"
+#include "kernels/cuda/fold_params.hpp"
 #include "kernels/merge.hpp"
 
 namespace ringattn::cuda {
 
-inline constexpr int kStateNumbers = 8;  // of a row and head, beside A and B
-inline constexpr int kOpenReference = 4;
+inline constexpr int kOpenReference = 4;  // of a row's kStateNumbers
 inline constexpr int kClosedReference = 5;
 inline constexpr int kClosedSum = 6;
 inline constexpr int kStateParts = 7;
 inline constexpr int kHasClosed = 1;  // flags in numbers[kStateParts]
 inline constexpr int kHasOpen = 2;
 
-// Where the parts of one (head, row) are.
-struct StatePlace {
-  float* open;
-  float* numbers;
-  float* closed;
+// Where the parts of one (head, row) are. Those whose flag isn't set hold nothing, and are never read.
+template <class Number>
+struct BasicStatePlace {
+  Number* open;
+  Number* numbers;
+  Number* closed;
 
-  __device__ __forceinline__ StatePlace(float* state, std::int64_t rows, std::int64_t heads, int head_dim_v,
-                                        std::int64_t row, std::int64_t head) {
+  __device__ __forceinline__ BasicStatePlace(Number* state, std::int64_t rows, std::int64_t heads, int head_dim_v,
+                                             std::int64_t row, std::int64_t head) {
     const std::int64_t index = head * rows + row;
     const std::int64_t all = heads * rows;
     open = state + index * head_dim_v;
@@ -41,10 +43,17 @@ struct StatePlace {
     closed = open + all * (head_dim_v + kStateNumbers);
   }
 };
+using StatePlace = BasicStatePlace<float>;
+using SavedPlace = BasicStatePlace<const float>;
 
 // Where column `dim` lies: thread t of a quad holds columns 2t, 2t + 1, 2t + 8 and 2t + 9 of 16, side by side.
 __device__ __forceinline__ int fragment_place(int dim) {
   return dim / 16 * 16 + dim % 8 / 2 * 4 + dim % 16 / 8 * 2 + dim % 2;
+}
+
+// Where column `dim` of head_dim_v ones lies; fragments are 16 columns wide, so 8 that are left over stay in order.
+__device__ __forceinline__ int state_column(int dim, int head_dim_v) {
+  return dim / 16 * 16 + 16 <= head_dim_v ? fragment_place(dim) : dim;
 }
 
 // The merge step of the tensor-core kernels, whose references are in units of `unit` powers of two.

@@ -5,7 +5,8 @@
 //   p  = exp(x − m′)                        s  = exp(m − m′)
 //   l′ = l · s + Σ p                        O′ = O · s + Σ p · v
 // and a step in which the row sees no key is left out. Steps begin at multiples of 32 in their sequence, so a row's
-// numbers depend on nothing but the row and its keys.
+// numbers depend on nothing but the row and its keys. Each group of key tiles begins anew, and then joins those before
+// it (kernels/merge.hpp).
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -13,7 +14,9 @@
 
 #include "base/cuda.hpp"
 #include "base/dtype.hpp"
+#include "kernels/cuda/device/merge_arithmetic.cuh"
 #include "kernels/cuda/device/plain.hpp"
+#include "kernels/cuda/device/row_end.cuh"
 
 namespace ringattn::cuda {
 
@@ -23,7 +26,7 @@ constexpr int kStepKeys = 32;  // a lane each
 constexpr int kWarps = 4;
 constexpr int kRowsOfWarp = kPlainItemRows / kWarps;
 constexpr int kDimsOfLane = kPlainMaxHeadDim / 32;
-constexpr float kLog2E = 1.44269504F;
+constexpr float kLog2E = PlainArithmetic::kLog2E;
 constexpr unsigned kAllLanes = 0xffffffffU;
 
 __device__ float element(const void* data, int dtype, std::int64_t index) {
@@ -49,12 +52,8 @@ __device__ void store(void* data, int dtype, std::int64_t index, float value) {
   }
 }
 
-// The weight 2^x of a score that lies x ≤ 0 from the reference maximum: 0 for −∞, NaN for NaN. A finite score never
-// weighs 0, as in exact arithmetic: ∞ in V gives ∞ and not 0 · ∞.
-__device__ float weight(float x) {
-  if (x == -INFINITY) return 0.0F;
-  return exp2f(x < -100.0F ? -100.0F : x);
-}
+// exp(x) of a difference of scores.
+__device__ float weight(float x) { return PlainArithmetic::weight(__fmul_rn(x, kLog2E)); }
 
 __device__ float sum_of_lanes(float x) {
 #pragma unroll
@@ -71,54 +70,127 @@ __device__ float greatest_of_lanes(float x) {
 struct Seen {
   std::int64_t low, high;
 };
-__device__ Seen keys_seen(const cuda::FoldParams& p, std::int64_t position, std::int64_t key_length) {
+__device__ Seen keys_seen(const FoldParams& p, std::int64_t position, std::int64_t key_length) {
   Seen seen{0, key_length};
-  if (p.mask_left >= 0 && position - p.mask_left > 0) seen.low = position - p.mask_left;
-  if (p.mask_right >= 0 && position + p.mask_right + 1 < key_length) seen.high = position + p.mask_right + 1;
+  if (p.mask.left >= 0 && position - p.mask.left > 0) seen.low = position - p.mask.left;
+  if (p.mask.right >= 0 && position + p.mask.right + 1 < key_length) seen.high = position + p.mask.right + 1;
   return seen;
 }
 
-// One row on its way: m and l in every lane, O[lane + 32 i] in a lane.
-struct Row {
-  float m;
-  float l;
-  float o[kDimsOfLane];
-};
-
 // In shared memory: q [16, head_dim], k [32, head_dim + 1], v [32, head_dim_v]; the extra float keeps a column of k in
-// different banks.
+// different banks. And of each row the outputs of its closed groups, [16, head_dim_v].
 struct Shared {
   float* q;
   float* k;
   float* v;
+  float* closed;
 
-  __device__ Shared(float* memory, const cuda::FoldParams& p)
-      : q(memory), k(q + kPlainItemRows * p.head_dim), v(k + kStepKeys * (p.head_dim + 1)) {}
+  __device__ Shared(float* memory, const FoldParams& p)
+      : q(memory),
+        k(q + kPlainItemRows * p.head_dim),
+        v(k + kStepKeys * (p.head_dim + 1)),
+        closed(v + kStepKeys * p.head_dim_v) {}
 };
-std::size_t shared_bytes(const cuda::FoldParams& p) {
-  return static_cast<std::size_t>(kPlainItemRows * p.head_dim + kStepKeys * (p.head_dim + 1) +
-                                  kStepKeys * p.head_dim_v) *
+constexpr std::size_t shared_bytes(int head_dim, int head_dim_v) {
+  return static_cast<std::size_t>(kPlainItemRows * head_dim + kStepKeys * (head_dim + 1) +
+                                  (kStepKeys + kPlainItemRows) * head_dim_v) *
          sizeof(float);
 }
 
-__device__ float score(const cuda::FoldParams& p, const float* q, const float* k) {
+// One row on its way: references and sums in every lane, outputs [lane + 32 i] in a lane.
+struct Row {
+  int parts;  // of the two below, which are there: kHasOpen, kHasClosed
+  float m;    // of the open group
+  float l;
+  float o[kDimsOfLane];
+  float closed_m;  // of the groups before it
+  float closed_l;
+  float* closed_o;  // [head_dim_v] in shared memory, where a lane reads and writes its own only
+};
+
+// Calls visit(i, dim) for each output of the lane.
+template <class Visit>
+__device__ __forceinline__ void for_each_output(const FoldParams& p, Visit visit) {
+#pragma unroll
+  for (int i = 0; i < kDimsOfLane; ++i) {
+    const int dim = static_cast<int>(threadIdx.x) % 32 + 32 * i;
+    if (dim < p.head_dim_v) visit(i, dim);
+  }
+}
+
+// The identity, from which a group begins.
+__device__ void begin_group(Row& row) {
+  row.m = -INFINITY;
+  row.l = 0.0F;
+#pragma unroll
+  for (int i = 0; i < kDimsOfLane; ++i) row.o[i] = 0.0F;
+}
+
+// The open group joins those before it.
+__device__ void close_group(const FoldParams& p, Row& row) {
+  if ((row.parts & kHasOpen) == 0) return;
+  const bool joins = (row.parts & kHasClosed) != 0;
+  MergeStep step{};
+  if (joins) step = PlainArithmetic::merge(row.closed_m, row.closed_l, row.m, row.l, kLog2E);
+  for_each_output(p, [&](int i, int dim) {
+    row.closed_o[dim] = joins ? PlainArithmetic::join(row.closed_o[dim], row.o[i], step) : row.o[i];
+  });
+  row.closed_m = joins ? step.reference : row.m;
+  row.closed_l = joins ? step.sum : row.l;
+  row.parts = kHasClosed;
+  begin_group(row);
+}
+
+__device__ void load_row(const FoldParams& p, std::int64_t at, int head, Row& row) {
+  const StatePlace place(p.state.memory, p.rows, p.heads, p.head_dim_v, at, head);
+  row.parts = static_cast<int>(place.numbers[kStateParts]);
+  if ((row.parts & kHasOpen) != 0) {
+    row.m = place.numbers[kOpenReference];
+    row.l = place.numbers[0];  // the other partial sums are 0
+    for_each_output(p, [&](int i, int dim) { row.o[i] = place.open[state_column(dim, p.head_dim_v)]; });
+  }
+  if ((row.parts & kHasClosed) != 0) {
+    row.closed_m = place.numbers[kClosedReference];
+    row.closed_l = place.numbers[kClosedSum];
+    for_each_output(p, [&](int, int dim) { row.closed_o[dim] = place.closed[state_column(dim, p.head_dim_v)]; });
+  }
+}
+
+__device__ void save_row(const FoldParams& p, std::int64_t at, int head, const Row& row) {
+  const StatePlace place(p.state.memory, p.rows, p.heads, p.head_dim_v, at, head);
+  if (threadIdx.x % 32 == 0) {
+    for (int i = 0; i < kOpenReference; ++i) place.numbers[i] = i == 0 ? row.l : 0.0F;
+    place.numbers[kOpenReference] = row.m;
+    place.numbers[kClosedReference] = row.closed_m;
+    place.numbers[kClosedSum] = row.closed_l;
+    place.numbers[kStateParts] = static_cast<float>(row.parts);
+  }
+  if ((row.parts & kHasOpen) != 0) {
+    for_each_output(p, [&](int i, int dim) { place.open[state_column(dim, p.head_dim_v)] = row.o[i]; });
+  }
+  if ((row.parts & kHasClosed) != 0) {
+    for_each_output(p, [&](int, int dim) { place.closed[state_column(dim, p.head_dim_v)] = row.closed_o[dim]; });
+  }
+}
+
+__device__ float score(const FoldParams& p, const float* q, const float* k) {
   float s = 0.0F;
   for (int dim = 0; dim < p.head_dim; ++dim) s = __fmaf_rn(q[dim], k[dim], s);
-  s = __fmul_rn(s, p.softmax_scale);
-  return p.softcap > 0.0F ? __fmul_rn(p.softcap, tanhf(__fdiv_rn(s, p.softcap))) : s;
+  s = __fmul_rn(s, p.softmax.scale);
+  return p.softmax.cap > 0.0F ? __fmul_rn(p.softmax.cap, tanhf(__fdiv_rn(s, p.softmax.cap))) : s;
 }
 
 // Folds the keys of one step that the row sees: bits [low, high) of the 32.
-__device__ void fold_step(const cuda::FoldParams& p, Row& row, const float* q, const Shared& shared, int low,
-                          int high) {
+__device__ void fold_step(const FoldParams& p, Row& row, const float* q, const Shared& shared, int low, int high) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const bool seen = lane >= low && lane < high;
   const float x = seen ? score(p, q, shared.k + lane * (p.head_dim + 1)) : -INFINITY;
   const float m = fmaxf(row.m, greatest_of_lanes(x));  // passes NaN over: its weight is NaN
   const float reference = m == -INFINITY ? 0.0F : m;   // every score so far is −∞ and weighs 0
   // The difference first: an unchanged maximum scales by exactly 1.
-  const float scale = weight(__fmul_rn(__fsub_rn(row.m, reference), kLog2E));
-  const float mine = weight(__fmul_rn(__fsub_rn(x, reference), kLog2E));
+  const float scale = weight(__fsub_rn(row.m, reference));
+  const float mine = weight(__fsub_rn(x, reference));
+  row.parts |= kHasOpen;
   row.m = m;
   row.l = __fmaf_rn(row.l, scale, sum_of_lanes(mine));
   float sum[kDimsOfLane] = {};
@@ -134,30 +206,20 @@ __device__ void fold_step(const cuda::FoldParams& p, Row& row, const float* q, c
   for (int i = 0; i < kDimsOfLane; ++i) row.o[i] = __fmaf_rn(row.o[i], scale, __fadd_rn(sum[i], 0.0F));
 }
 
-// Divides, rounds and writes.
-__device__ void finish_row(const cuda::FoldParams& p, const Row& row, std::int64_t at, int head) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  float reference = row.m;
-  float l = row.l;
-  float scale = 1.0F;
-  if (p.sinks != nullptr) {
-    // One more score, without a value.
-    const float sink = p.sinks[head];
-    if (sink > reference || sink != sink) reference = sink;
-    const float finite = reference == -INFINITY ? 0.0F : reference;
-    scale = weight(__fmul_rn(__fsub_rn(row.m, finite), kLog2E));
-    l = __fmaf_rn(l, scale, expf(__fsub_rn(sink, finite)));
-  }
-  // Nothing was seen: O is 0, and log 0 is −∞.
-  const float divisor = l == 0.0F ? 1.0F : l;
-  const std::int64_t out = at * p.out_token_stride + head * p.out_head_stride;
-#pragma unroll
-  for (int i = 0; i < kDimsOfLane; ++i) {
-    const int dim = lane + 32 * i;
-    if (dim < p.head_dim_v) store(p.out, p.dtype, out + dim, __fdiv_rn(__fmul_rn(row.o[i], scale), divisor));
-  }
-  if (p.lse != nullptr && lane == 0) {
-    p.lse[at * p.lse_token_stride + head * p.lse_head_stride] = __fadd_rn(reference, logf(l));
+// Merges, divides, rounds and writes.
+__device__ void finish_row(const FoldParams& p, Row& row, std::int64_t at, int head) {
+  const bool merged = (row.parts & kHasClosed) != 0;
+  if (merged) close_group(p, row);  // else the open group is the only one, or the identity
+  const float* const sink = p.sinks != nullptr ? p.sinks + head : nullptr;
+  const RowEnd end =
+      end_row(merged ? row.closed_m : row.m, merged ? row.closed_l : row.l, sink, [](float x) { return weight(x); });
+  const std::int64_t out = at * p.out.token_stride + head * p.out.head_stride;
+  for_each_output(p, [&](int i, int dim) {
+    const float o = merged ? row.closed_o[dim] : row.o[i];
+    store(p.out.data, p.dtype, out + dim, __fdiv_rn(__fmul_rn(o, end.weight), end.divisor()));
+  });
+  if (p.lse.data != nullptr && threadIdx.x % 32 == 0) {
+    p.lse.data[at * p.lse.token_stride + head * p.lse.head_stride] = end.lse();
   }
 }
 
@@ -170,45 +232,47 @@ __device__ void load_rows(const void* data, int dtype, std::int64_t offset, std:
   }
 }
 
-__global__ void __launch_bounds__(kWarps * 32) plain_kernel(const __grid_constant__ cuda::FoldParams p) {
+__global__ void __launch_bounds__(kWarps * 32, 3) plain_kernel(const __grid_constant__ FoldParams p) {
   extern __shared__ float memory[];
   const Shared shared(memory, p);
-  const cuda::WorkItem item = p.items[static_cast<int>(blockIdx.x) / p.heads];
+  const WorkItem item = p.tables.items[static_cast<int>(blockIdx.x) / p.heads];
   const int head = static_cast<int>(blockIdx.x) % p.heads;
   const int kv_head = head / (p.heads / p.kv_heads);
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const std::int64_t state_floats = p.head_dim_v + 2;
 
   Row rows[kRowsOfWarp];
 #pragma unroll
   for (int r = 0; r < kRowsOfWarp; ++r) {
     const int slot = warp * kRowsOfWarp + r;
-    const bool read = p.resume && slot < item.slot_end;
-    const float* state = p.state + ((item.row + slot) * p.heads + head) * state_floats;
-    rows[r].m = read ? state[0] : -INFINITY;
-    rows[r].l = read ? state[1] : 0.0F;
-#pragma unroll
-    for (int i = 0; i < kDimsOfLane; ++i) {
-      rows[r].o[i] = read && lane + 32 * i < p.head_dim_v ? state[2 + lane + 32 * i] : 0.0F;
-    }
+    rows[r].parts = 0;
+    rows[r].closed_m = -INFINITY;
+    rows[r].closed_l = 0.0F;
+    rows[r].closed_o = shared.closed + slot * p.head_dim_v;
+    begin_group(rows[r]);
+    if (p.state.resume && slot < item.slot_end) load_row(p, item.row + slot, head, rows[r]);
   }
   if (item.tiles > 0) {
     for (int i = static_cast<int>(threadIdx.x); i < item.slot_end * p.head_dim; i += kWarps * 32) {
       const std::int64_t row = item.row + i / p.head_dim;
-      shared.q[i] = element(p.q, p.dtype, row * p.q_token_stride + head * p.q_head_stride + i % p.head_dim);
+      shared.q[i] = element(p.q.data, p.dtype, row * p.q.token_stride + head * p.q.head_stride + i % p.head_dim);
     }
   }
 
   int run = item.run_begin;
   for (int t = 0; t < item.tiles; ++t) {
     const std::int64_t number = item.first + t;
-    while (run + 1 < item.run_begin + item.runs && p.runs[run + 1].first <= number) ++run;
-    const cuda::RunEntry entry = p.runs[run];
-    const cuda::TileEntry tile = p.tiles[entry.table + number - entry.first];
-    const cuda::SourceEntry source = p.all_near ? p.near_sources[tile.source] : p.sources[tile.source];
+    while (run + 1 < item.run_begin + item.runs && p.tables.runs[run + 1].first <= number) ++run;
+    const RunEntry entry = p.tables.runs[run];
+    const TileEntry tile = p.tables.tiles[entry.table + number - entry.first];
+    const SourceEntry source = p.tables.all_near ? p.tables.near_sources[tile.source] : p.tables.sources[tile.source];
+    const std::int64_t tile_number = entry.first_tile + number - entry.first;
+    if (tile_number % kGroupTiles == 0) {
+      // Rows fold consecutive tiles, so what is open when a group begins is another's.
+#pragma unroll
+      for (int r = 0; r < kRowsOfWarp; ++r) close_group(p, rows[r]);
+    }
     for (int begin = 0; begin < kPlainKeyTile; begin += kStepKeys) {
-      const std::int64_t first_key = (entry.first_tile + number - entry.first) * kPlainKeyTile + begin;
+      const std::int64_t first_key = tile_number * kPlainKeyTile + begin;
       const std::int64_t left = item.key_length - first_key;
       if (left <= 0) break;
       const int keys = left < kStepKeys ? static_cast<int>(left) : kStepKeys;
@@ -236,31 +300,27 @@ __global__ void __launch_bounds__(kWarps * 32) plain_kernel(const __grid_constan
   for (int r = 0; r < kRowsOfWarp; ++r) {
     const int slot = warp * kRowsOfWarp + r;
     if (slot >= item.slot_end) continue;
-    if (p.save) {
-      float* state = p.state + ((item.row + slot) * p.heads + head) * state_floats;
-      if (lane == 0) {
-        state[0] = rows[r].m;
-        state[1] = rows[r].l;
-      }
-#pragma unroll
-      for (int i = 0; i < kDimsOfLane; ++i) {
-        if (lane + 32 * i < p.head_dim_v) state[2 + lane + 32 * i] = rows[r].o[i];
-      }
-    }
+    if (p.state.save) save_row(p, item.row + slot, head, rows[r]);
     if (p.finish) finish_row(p, rows[r], item.row + slot, head);
   }
 }
 
-}  // namespace
-
-void launch_plain(const cuda::FoldParams& params, Stream stream) {
-  const std::size_t shared = shared_bytes(params);
-  check_cuda(cudaFuncSetAttribute(plain_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)),
+// One kernel serves all head dims, so it is made ready for the largest.
+void prepare_plain() {
+  constexpr auto kMost = static_cast<int>(shared_bytes(kPlainMaxHeadDim, kPlainMaxHeadDim));
+  check_cuda(cudaFuncSetAttribute(plain_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMost),
              "cudaFuncSetAttribute");
-  if (params.item_count == 0) return;
-  const auto blocks = static_cast<unsigned>(params.item_count) * static_cast<unsigned>(params.heads);
+}
+
+void launch_plain(const FoldParams& params, Stream stream) {
+  const std::size_t shared = shared_bytes(params.head_dim, params.head_dim_v);
+  const auto blocks = static_cast<unsigned>(params.tables.item_count) * static_cast<unsigned>(params.heads);
   plain_kernel<<<blocks, kWarps * 32, shared, cuda_stream(stream)>>>(params);
   check_cuda(cudaGetLastError(), "sm80_plain");
 }
+
+}  // namespace
+
+constinit const Launcher plain_fold{prepare_plain, launch_plain};
 
 }  // namespace ringattn::cuda

@@ -102,7 +102,7 @@ class Consumer {
   __device__ __forceinline__ int next_stop() const { return rows_.has(Rows<C>::kSpecial) ? left_ : unit_.stop(left_); }
   // Called once a tile is scored. A group that ends with the task's last tile is closed before the state is saved.
   __device__ __forceinline__ void note_full_group() {
-    if (left_ == 1 && p_.save && (number() + 1) % kGroupTiles == 0) rows_.flags |= Rows<C>::kFull;
+    if (left_ == 1 && p_.state.save && (number() + 1) % kGroupTiles == 0) rows_.flags |= Rows<C>::kFull;
   }
 
   // --- Scores and probabilities.
@@ -112,12 +112,12 @@ class Consumer {
   template <Tile kTile>
   __device__ __forceinline__ bool weigh(Scores& s) {
     if constexpr (kTile == Tile::kSpecial) {
-      if (p_.scaled_first) scale_scores(p_, s);
+      if (p_.softmax.scaled_first) scale_scores(p_, s);
       if (unit_.masked(left_)) mask_tile<C>(p_, unit_, number(), s);
       if (rows_.has(Rows<C>::kSpecial)) {
         settle<C>(p_, rows_, s);
         // The warps of a warpgroup take the same way through the products, as wgmma demands.
-        const bool more = p_.scaled_first || !rows_.seen(0) || !rows_.seen(1);
+        const bool more = p_.softmax.scaled_first || !rows_.seen(0) || !rows_.seen(1);
         if (!named_any(warpgroup(), kWarpgroup, more)) rows_.flags &= ~Rows<C>::kSpecial;
       }
     }
@@ -171,15 +171,18 @@ class Consumer {
     add_p_v<C>(rows_.o, probability_, map_.v(ring_.stage()), begin_outputs());
     wgmma_wait<1>();
     pin(s);
-    bool closed = false;
+    bool closes = false;
+    float factor[2];
     if constexpr (kTile == Tile::kSpecial) {
       give_round_back();
-      closed = begins_next_group();
-      if (closed) {
+      closes = begins_next_group();
+      if (closes) {
         wgmma_wait<0>();
         pin(rows_.o);
         give_v_back();
-        close_group<C>(p_, unit_, rows_);
+        factor[0] = merge_numbers<C>(p_, unit_, rows_, 0);
+        factor[1] = merge_numbers<C>(p_, unit_, rows_, 1);
+        await_group<C>(rows_);
       }
     }
     const bool outgrown = weigh<kTile>(s);
@@ -187,7 +190,13 @@ class Consumer {
     if (C::kKeysAhead && !outgrown) give_k_back(next.stage());
     wgmma_wait<0>();
     pin(rows_.o);
-    if (!closed) give_v_back();
+    if constexpr (kTile == Tile::kSpecial) {
+      if (closes) {  // K of the next stage is back by now: copies don't wait for this
+        merge_outputs<C>(p_, unit_, rows_, 0, factor[0]);
+        merge_outputs<C>(p_, unit_, rows_, 1, factor[1]);
+      }
+    }
+    if (!closes) give_v_back();
     ring_ = next;
     if (outgrown) [[unlikely]] {
       weigh_again(s);
@@ -303,7 +312,7 @@ class Consumer {
     --left_;
   }
   __device__ __forceinline__ void save_and_finish() {
-    if (p_.save) {
+    if (p_.state.save) {
       if (rows_.has(Rows<C>::kFull)) close_group<C>(p_, unit_, rows_);  // else both would have to be saved
       save_rows<C>(p_, unit_, rows_);
     }

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// The merge step (kernels/merge.hpp) of one row. A weight is never less than 2^−100, in this step as in a tile's
+// (math-inl.hpp), so ∞ stays ∞ however far a group's scores lie below those of another.
+#if defined(RINGATTN_KERNELS_CPU_MERGE_INL_HPP_) == defined(HWY_TARGET_TOGGLE)
+#ifdef RINGATTN_KERNELS_CPU_MERGE_INL_HPP_
+#undef RINGATTN_KERNELS_CPU_MERGE_INL_HPP_
+#else
+#define RINGATTN_KERNELS_CPU_MERGE_INL_HPP_
+#endif
+
+#include <algorithm>
+
+#include "hwy/highway.h"
+#include "kernels/cpu/math-inl.hpp"
+#include "kernels/cpu/product-inl.hpp"
+#include "kernels/cpu/tile_ops.hpp"
+#include "kernels/merge.hpp"
+
+HWY_BEFORE_NAMESPACE();
+namespace ringattn::cpu::HWY_NAMESPACE {
+
+inline float weight_of(float x) {
+  const Floats d;
+  return hn::GetLane(weight(d, hn::Set(d, x)));
+}
+
+inline void merge(int head_dim_v, const Partial& group, Partial& row) {
+  const MergeStep step = merge_step(row.m, row.l, group.m, group.l, kLog2E, weight_of);
+  row.m = step.reference;
+  row.l = step.sum;
+  const Floats d;
+  const FloatVector kept = hn::Set(d, step.kept);  // 1 where the reference stays: exact
+  const FloatVector factor = hn::Set(d, step.factor);
+  const auto joined = [&](FloatVector before, FloatVector of_group)
+                          HWY_ATTR { return hn::MulAdd(of_group, factor, hn::Mul(before, kept)); };
+  const auto count = static_cast<std::size_t>(head_dim_v);
+  std::size_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    hn::StoreU(joined(hn::LoadU(d, row.o + i), hn::LoadU(d, group.o + i)), d, row.o + i);
+  }
+  if (i == count) return;
+  HWY_ALIGN float before[kLanes] = {};
+  HWY_ALIGN float of_group[kLanes] = {};
+  std::copy(row.o + i, row.o + count, before);
+  std::copy(group.o + i, group.o + count, of_group);
+  hn::Store(joined(hn::Load(d, before), hn::Load(d, of_group)), d, before);
+  std::copy_n(before, count - i, row.o + i);
+}
+
+}  // namespace ringattn::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+// Saved states of groups that were folded elsewhere join a row's: FoldKernel::merge_state() of the CUDA kernels.
+#pragma once
+
+#include "base/memory.hpp"
+#include "kernels/cuda/fold_params.hpp"
+
+namespace ringattn::cuda {
+
+void merge_tensor_state(const MergeParams& params, Stream stream);  // of the kernels on tensor cores
+void merge_plain_state(const MergeParams& params, Stream stream);   // of sm80_plain
+
+}  // namespace ringattn::cuda

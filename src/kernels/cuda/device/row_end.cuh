@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// The end of a row, once its last key is folded: the sink joins, and what remains is to scale the outputs and to take
+// the logarithm. References are in natural units of the scaled scores.
+#pragma once
+
+#include <cmath>
+
+#include "base/host_device.hpp"
+
+namespace ringattn::cuda {
+
+struct RowEnd {
+  float reference;
+  float sum;     // Σ exp(x − reference), with the sink's share
+  float weight;  // exp of how far the reference has moved: what the outputs are multiplied by first
+
+  __device__ __forceinline__ float lse() const { return __fadd_rn(reference, logf(sum)); }
+  // Where nothing was seen, O is 0, and log 0 is −∞.
+  __device__ __forceinline__ float divisor() const { return sum == 0.0F ? 1.0F : sum; }
+  // Of the outputs, where they are multiplied by one number instead of multiplied and divided.
+  __device__ __forceinline__ float factor() const { return __fmul_rn(weight, __frcp_rn(divisor())); }
+};
+
+// `sink` is the head's logit, or null: one more score, without a value. `exp` gives the row's weight.
+template <class Exp>
+__device__ __forceinline__ RowEnd end_row(float reference, float sum, const float* sink, Exp exp) {
+  RowEnd end{reference, sum, 1.0F};
+  if (sink == nullptr) return end;
+  const float logit = *sink;
+  end.reference = logit > reference || logit != logit ? logit : reference;
+  const float finite = end.reference == -INFINITY ? 0.0F : end.reference;
+  end.weight = exp(__fsub_rn(reference, finite));
+  end.sum = __fmaf_rn(sum, end.weight, expf(__fsub_rn(logit, finite)));
+  return end;
+}
+
+// Of the tensor-core kernels.
+__device__ __forceinline__ RowEnd end_row(float reference, float sum, const float* sink) {
+  return end_row(reference, sum, sink, [](float x) { return expf(x); });
+}
+
+}  // namespace ringattn::cuda

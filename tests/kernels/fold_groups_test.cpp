@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+// Groups of key tiles are partials of their own: whoever folds a group, from whichever copy of its keys, in whichever
+// order, a row's bits are those of one task that folds everything. By memcmp of O, LSE and the state, and against the
+// oracle.
+#include <fmt/format.h>
+
+#include <initializer_list>
+#include <limits>
+#include <span>
+
+#include "tests/kernels/kernel_row_test.hpp"
+#include "tests/support/accuracy.hpp"
+
+namespace ringattn::testing {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+struct Dims {
+  Dtype dtype;
+  int head_dim;
+  int head_dim_v;
+};
+constexpr Dims kDims[] = {{Dtype::kF32, 16, 24}, {Dtype::kBf16, 64, 64}, {Dtype::kF16, 64, 64}};
+
+class FoldGroups : public KernelRowTest {
+ protected:
+  // Calls check(spec, keys of a group) for every element type that the row can do, with two query heads a KV head.
+  template <typename Check>
+  void for_dims(const Mask& mask, Check check) {
+    for (const Dims& dims : kDims) {
+      const FoldSpec spec = make_spec(dims.dtype, 4, 2, dims.head_dim, mask, dims.head_dim_v);
+      if (!cannot_run(row(), spec).empty()) continue;
+      const std::int64_t group = std::int64_t{kGroupTiles} * FoldRunner(row(), spec).kernel().key_tile();
+      check(spec, group);
+    }
+  }
+
+  // Whole, in tasks, and group by group.
+  void expect_same_apart(const FoldInputs& inputs) {
+    SCOPED_TRACE(describe(inputs.spec));
+    FoldRunner runner(row(), inputs.spec);
+    const FoldResult whole = runner.run(inputs, {.export_state = true});
+    EXPECT_EQ(check_accuracy(inputs, whole.out, whole.lse), "");
+    // A task's end and a group's are the same or not.
+    for (const std::int64_t tiles : {std::int64_t{kGroupTiles}, std::int64_t{kGroupTiles} + 9}) {
+      EXPECT_TRUE(runner.run(inputs, {.tiles_per_task = tiles, .export_state = true}).same_bits(whole)) << tiles;
+    }
+    for (const Arrangement& arrangement : {Arrangement{.export_state = true, .apart = 101},
+                                           {.tiles_per_task = 23, .export_state = true, .apart = 202},
+                                           {.tiles_per_task = 64, .export_state = true, .apart = 303},
+                                           {.run_rows = 2, .shuffle = 5, .export_state = true, .apart = 404}}) {
+      EXPECT_TRUE(runner.run(inputs, arrangement).same_bits(whole))
+          << "apart " << arrangement.apart << ", tiles per task " << arrangement.tiles_per_task;
+    }
+  }
+
+  // Adds levels[g] to every score of group g, of two query rows at the end of all groups.
+  static FoldInputs with_levels(FoldSpec spec, std::int64_t group, std::initializer_list<float> levels) {
+    const std::int64_t keys = group * static_cast<std::int64_t>(levels.size()) - 3;
+    FoldInputs inputs = random_inputs(spec, {{2, keys, keys - 2}}, 92);
+    for (std::int64_t token = 0; token < 2; ++token) {
+      for (int head = 0; head < spec.heads; ++head) inputs.set_q(token, head, 0, 1.0F / spec.softmax_scale);
+    }
+    for (std::int64_t key = 0; key < keys; ++key) {
+      for (int head = 0; head < spec.kv_heads; ++head) {
+        inputs.set_k(key, head, 0, levels.begin()[static_cast<std::size_t>(key / group)]);
+      }
+    }
+    return inputs;
+  }
+};
+
+// Sequences that end around the edges of groups, together in one batch: some have no key of a group that others have.
+TEST_P(FoldGroups, AroundTheirEdges) {
+  for_dims({-1, 0}, [&](FoldSpec spec, std::int64_t group) {
+    spec.sinks = spec.dtype == Dtype::kBf16;
+    spec.softcap = spec.dtype == Dtype::kF16 ? 20.0F : 0.0F;
+    const std::int64_t longest = 5 * group / 2;
+    expect_same_apart(random_inputs(spec,
+                                    {{2, group - 1, group - 3},
+                                     {3, group, group - 3},
+                                     {4, group + 1, group - 2},  // rows on both sides of the edge
+                                     {2, longest, longest - 2},
+                                     {2, 40, 38}},
+                                    91));
+  });
+}
+
+TEST_P(FoldGroups, EveryKeySeen) {
+  for_dims({-1, -1}, [&](const FoldSpec& spec, std::int64_t group) {
+    expect_same_apart(random_inputs(spec, {{3, 2 * group + 70, 0}}, 93));
+  });
+}
+
+// The window leaves out the first group, and begins inside of the next one.
+TEST_P(FoldGroups, InAWindow) {
+  for_dims({}, [&](FoldSpec spec, std::int64_t group) {
+    spec.mask = {group + group / 3, 0};
+    spec.sinks = true;
+    const std::int64_t keys = 5 * group / 2;
+    expect_same_apart(random_inputs(spec, {{2, keys, keys - 2}, {3, keys, group - 2}}, 94));
+  });
+}
+
+// The reference stays where a group's is larger by less than the threshold, and moves where it is larger by more.
+TEST_P(FoldGroups, ThatLieApart) {
+  for_dims({-1, 0}, [&](const FoldSpec& spec, std::int64_t group) {
+    for (const std::initializer_list<float> levels :
+         {std::initializer_list<float>{0.0F, 6.0F, 3.0F}, {0.0F, 30.0F, 5.0F}, {40.0F, 0.0F}, {0.0F, 200.0F, 400.0F}}) {
+      SCOPED_TRACE(fmt::format("{} and then {}", levels.begin()[0], levels.begin()[1]));
+      expect_same_apart(with_levels(spec, group, levels));
+    }
+  });
+}
+
+// Scores of −∞ in all of the first groups, or of one between others.
+TEST_P(FoldGroups, WithoutAFiniteScore) {
+  for_dims({-1, 0}, [&](const FoldSpec& spec, std::int64_t group) {
+    expect_same_apart(with_levels(spec, group, {-kInfinity, 0.0F}));
+    expect_same_apart(with_levels(spec, group, {0.0F, -kInfinity, 1.0F}));
+    expect_same_apart(with_levels(spec, group, {-kInfinity, -kInfinity}));
+  });
+}
+
+TEST_P(FoldGroups, WithNanInOneOfThem) {
+  for_dims({-1, 0}, [&](const FoldSpec& spec, std::int64_t group) {
+    for (const std::int64_t key : {std::int64_t{5}, group + 1000, 2 * group}) {
+      FoldInputs inputs = random_inputs(spec, {{2, 2 * group + 50, 2 * group + 48}}, 95);
+      inputs.set_v(key, 0, 3, kNan);
+      inputs.set_k(key, 1, 7, kNan);
+      expect_same_apart(inputs);
+    }
+  });
+}
+
+// ∞ keeps its place, however little its group weighs.
+TEST_P(FoldGroups, WithInfinityInALightOne) {
+  for_dims({-1, 0}, [&](const FoldSpec& spec, std::int64_t group) {
+    if (spec.dtype != Dtype::kF32) return;  // a tile of the tensor cores may weigh 0
+    FoldInputs first = with_levels(spec, group, {0.0F, 300.0F});
+    first.set_v(17, 0, 2, kInfinity);
+    expect_same_apart(first);
+    FoldInputs last = with_levels(spec, group, {300.0F, 0.0F});
+    last.set_v(group + 17, 0, 2, -kInfinity);
+    expect_same_apart(last);
+  });
+}
+
+TEST_P(FoldGroups, OfHugeLogits) {
+  for_dims({-1, 0}, [&](const FoldSpec& spec, std::int64_t group) {
+    FoldInputs inputs = random_inputs(spec, {{3, 2 * group + 300, 2 * group + 297}}, 96);
+    for (std::size_t at = 0; at < inputs.q.size(); at += size_of(spec.dtype)) {
+      store_element(inputs.q.data() + at, spec.dtype, 3000.0F * load_element(inputs.q.data() + at, spec.dtype));
+    }
+    expect_same_apart(inputs);
+  });
+}
+
+RINGATTN_FOR_EVERY_KERNEL(FoldGroups);
+
+}  // namespace
+}  // namespace ringattn::testing
