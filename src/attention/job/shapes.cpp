@@ -65,13 +65,13 @@ class Runner {
 
     EvenResult even;
     meeting_.together([&] {
-      even.out = allocate_host(bytes(rows(), out_bytes(spec)));
-      even.lse = allocate_host(bytes(rows(), lse_bytes(spec)));
+      even.out = allocate_host(bytes(rows(), out_token_bytes(spec)));
+      even.lse = allocate_host(bytes(rows(), lse_token_bytes(spec)));
     });
     const Layout from = widened(*layout, input_.job().batch, world_.size());
-    reshard(world_.host(), from, even_, result.out.data(), even.out.data(), out_bytes(spec),
+    reshard(world_.host(), from, even_, result.out.data(), even.out.data(), out_token_bytes(spec),
             meeting_.patience().for_peer());
-    reshard(world_.host(), from, even_, result.lse.data(), even.lse.data(), lse_bytes(spec),
+    reshard(world_.host(), from, even_, result.lse.data(), even.lse.data(), lse_token_bytes(spec),
             meeting_.patience().for_peer());
     return even;
   }
@@ -94,12 +94,6 @@ class Runner {
   std::int64_t blocks() const { return blocks_; }
 
  private:
-  static std::int64_t out_bytes(const FoldSpec& spec) {
-    return std::int64_t{spec.heads} * spec.head_dim_v * static_cast<std::int64_t>(size_of(spec.dtype));
-  }
-  static std::int64_t lse_bytes(const FoldSpec& spec) {
-    return std::int64_t{spec.heads} * static_cast<std::int64_t>(sizeof(float));
-  }
   static std::size_t bytes(std::int64_t count, std::int64_t each) { return static_cast<std::size_t>(count * each); }
 
   // The layout that the shape's ranks deal, on a rank that isn't among them.
