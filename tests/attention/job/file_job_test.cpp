@@ -201,7 +201,7 @@ TEST(FileJob, RefusesShapesThatContradictThemselves) {
   const auto refusal = [](const std::function<void(SyntheticInput&)>& change) {
     SyntheticInput input = synthetic_of(1);
     change(input);
-    return error_of([&] { JobInput(input, {}); });
+    return testing::error_of([&] { JobInput(input, {}); });
   };
   EXPECT_EQ(refusal([](SyntheticInput& input) { input.kv_heads = 3; }).code(), ErrorCode::kUsage);
   EXPECT_EQ(refusal([](SyntheticInput& input) { input.kv_heads = 0; }).code(), ErrorCode::kUsage);
