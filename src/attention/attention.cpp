@@ -60,7 +60,8 @@ KernelRequest fitting_request(const KernelRequest& request, const Transport& tra
 }
 
 struct Attention::Impl {
-  // What is known of the runs that nobody has waited for yet. They end in the order in which they were enqueued.
+  // Marks: where the first of the runs begins that nobody has waited for yet, and where the last one ends. They end in
+  // the order in which they were enqueued.
   enum : std::size_t { kFirstBegins, kLastEnds, kMarks };
 
   Impl(Job the_job, Transport& the_transport, Options the_options)

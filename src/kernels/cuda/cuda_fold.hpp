@@ -42,10 +42,10 @@ struct DeviceKernel {
   Export export_state = nullptr;
 };
 
-// `backend` is a CudaBackend and outlives the kernel. fold() neither allocates nor waits (see StagingRing::next()).
-// Tasks of one kernel follow each other in one stream, or wait for each other: they share the kernel's scratch memory.
-// What the tables of the last kStagingSlots different tasks were built from is remembered, so a job of so many blocks
-// builds and uploads them once for all its layers.
+// `backend` is a CudaBackend and outlives the kernel. fold() doesn't allocate. Tasks of one kernel follow each other in
+// one stream, or wait for each other: they share the kernel's scratch memory. A prepared task has tables of its own,
+// and fold() only launches. The tables of others pass through a StagingRing, where the host may have to wait; what the
+// last kStagingSlots of them were built from is remembered, so that the same tasks again find theirs on the device.
 std::unique_ptr<FoldKernel> make_cuda_fold(const FoldSpec& spec, const DeviceKernel& kernel, Backend& backend);
 
 std::unique_ptr<Backend> make_cuda_backend(const BackendOptions& options);
