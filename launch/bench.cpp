@@ -10,7 +10,7 @@
 #include "launch/bench_sweep.hpp"
 #include "launch/bench_table.hpp"
 #include "launch/commands.hpp"
-#include "launch/execution.hpp"
+#include "launch/job_request.hpp"
 #include "launch/outputs.hpp"
 #include "launch/report.hpp"
 #include "launch/screen.hpp"
@@ -136,7 +136,7 @@ std::optional<SgemmRate> sgemm_of(const Config& config, const Job& job, Transpor
   if (config.options.against != "sgemm") return std::nullopt;
   Job small = job;
   small.batch = uniform_batch(1, 1, 1);
-  Attention attention(small, world, library_options(config, small));
+  Attention attention(small, world, library_options(config));
   SgemmRate rate;
   meeting.together([&] {
     if (attention.backend().memory() == MemoryKind::kDevice) {
@@ -172,7 +172,7 @@ int bench_job_list(const Invocation& invocation, Transport& world, Report&) {
            "there would be no whole run to compare with", "Leave one of them out.");
     }
     settings = settings_of(config);
-    for (const Setting& setting : settings) library_options(config, setting.input.job());
+    library_options(config);  // throws for what they can't be
     if (first) {
       check_outputs(options);
       yardsticks = read_yardsticks(options, settings, world.size());

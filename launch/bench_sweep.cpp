@@ -11,6 +11,7 @@
 #include "base/build.hpp"
 #include "base/json_writer.hpp"
 #include "launch/bench_table.hpp"
+#include "launch/job_request.hpp"
 #include "launch/job_text.hpp"
 #include "launch/progress.hpp"
 #include "launch/wording.hpp"
@@ -58,7 +59,7 @@ std::vector<Setting> settings_of(const Config& config) {
     for (const std::int64_t block : blocks) settings.push_back({input, bench_job(input.job(), source), block});
   };
   if (config.given("input")) {
-    add(JobInput(config, true), options.input);
+    add(open_input(config, true), options.input);
     return settings;
   }
   for (const std::int64_t seq : options.seq) {
@@ -66,7 +67,7 @@ std::vector<Setting> settings_of(const Config& config) {
     if (options.total_tokens > 0) {
       one.options.batch = std::max<std::int64_t>(1, options.total_tokens / std::max<std::int64_t>(1, seq));
     }
-    const JobInput shape(one, seq);
+    const JobInput shape(synthetic_input(one, seq), numerics_of(one));
     add(JobInput::synthetic(shape.job(), options.synthetic.value_or(kSeed)), "");
   }
   return settings;
@@ -132,7 +133,7 @@ void Sweep::describe(const Setting& setting) {
 }
 
 Options Sweep::library(const Setting& setting) const {
-  Options options = library_options(invocation_.config, setting.input.job());
+  Options options = library_options(invocation_.config);
   options.block_tokens = setting.block;
   return options;
 }

@@ -10,11 +10,11 @@
 #include <vector>
 
 #include "attention/attention.hpp"
+#include "attention/files/job_input.hpp"
+#include "attention/job/loaded_job.hpp"
 #include "comm/failure.hpp"
 #include "launch/bench_points.hpp"
 #include "launch/commands.hpp"
-#include "launch/execution.hpp"
-#include "launch/job_input.hpp"
 #include "launch/report.hpp"
 #include "launch/screen.hpp"
 

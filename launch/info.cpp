@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "attention/job/measure.hpp"
 #include "base/build.hpp"
 #include "base/environment.hpp"
 #include "base/gpu.hpp"
@@ -15,9 +16,8 @@
 #include "comm/world.hpp"
 #include "kernels/registry.hpp"
 #include "launch/commands.hpp"
-#include "launch/execution.hpp"
 #include "launch/help.hpp"
-#include "launch/measure.hpp"
+#include "launch/job_request.hpp"
 #include "launch/outputs.hpp"
 #include "launch/report.hpp"
 #include "launch/screen.hpp"
@@ -179,7 +179,9 @@ int measure_here(const Invocation& invocation, Transport& world) {
     }
     check_new_file(options.machine, options.force, "machine");
   });
-  const MachineModel machine = measure_machine(config, world);
+  Config without_model = config;  // --machine names what is written here
+  without_model.options.machine.clear();
+  const MachineModel machine = measure_machine(library_options(without_model), world);
   meeting.together([&] {
     if (!first) return;
     screen.context(fmt::format("measured: {}", machine_line(machine)));

@@ -10,15 +10,6 @@
 
 namespace ringattn {
 
-std::string job_text(const Job& job) {
-  const std::size_t count = job.batch.sequences.size();
-  const std::int64_t queries = job.batch.q_tokens();
-  const std::int64_t keys = job.batch.k_tokens();
-  const std::string tokens =
-      queries == keys ? fmt::format("{} tokens", queries) : fmt::format("{} queries, {} keys", queries, keys);
-  return fmt::format("{}; {} sequence{}, {}", describe(job.spec), count, count == 1 ? "" : "s", tokens);
-}
-
 std::string layout_text(const LayoutRequest& request) {
   std::string text(layout_name(request.kind));
   if (request.stripe > 0) text += fmt::format(", stripe {} tokens", request.stripe);
@@ -34,7 +25,7 @@ void print_job(const Screen& screen, const JobInput& input, const Attention& att
                              report.ranks == 1 ? "" : "s", hosts, hosts == 1 ? "" : "s", report.transport,
                              reason.empty() || reason == "forced" ? "" : fmt::format(" (passed over: {})", reason)));
   screen.context(fmt::format("input: {}", input.source()));
-  screen.context(fmt::format("job: {}", job_text(input.job())));
+  screen.context(fmt::format("job: {}", describe(input.job())));
   const int threads = attention.options().threads;
   const std::string per_rank = attention.kernel().row->backend == "cpu"
                                    ? fmt::format(", {} thread{} a rank", threads, threads == 1 ? "" : "s")

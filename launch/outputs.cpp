@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "attention/files/safetensors_index.hpp"
-#include "attention/files/safetensors_writer.hpp"
 #include "base/error.hpp"
 #include "base/text_file.hpp"
 
@@ -80,7 +79,6 @@ void check_distinct_files(const JobOptions& options) {
 }
 
 void check_outputs(const JobOptions& options) {
-  if (!options.output.empty()) check_output_path(options.output, options.force);
   if (!options.json.empty() && options.json != "-") check_new_file(options.json, options.force, "json");
   if (!options.trace.empty()) check_new_file(options.trace, options.force, "trace");
   if (!options.jsonl.empty() && options.jsonl != "-") check_new_file(options.jsonl, options.force, "jsonl");

@@ -10,7 +10,7 @@ namespace ringattn {
 // Throws kUsage when a file to be written is also read, or written twice, under whatever spelling of its path.
 void check_distinct_files(const JobOptions& options);
 
-// Throws kFile when a file to be written exists and may not be replaced, or can't be made.
+// Throws kFile when a file to be written exists and may not be replaced, or can't be made. The library checks --output.
 void check_outputs(const JobOptions& options);
 
 }  // namespace ringattn

@@ -11,9 +11,8 @@
 #include "base/text_file.hpp"
 #include "comm/world.hpp"
 #include "launch/commands.hpp"
-#include "launch/execution.hpp"
 #include "launch/help.hpp"
-#include "launch/job_input.hpp"
+#include "launch/job_request.hpp"
 #include "launch/job_text.hpp"
 #include "launch/report.hpp"
 #include "launch/screen.hpp"
@@ -58,26 +57,12 @@ struct WorldFigures {
   double rate_per_rank() const { return seconds > 0.0 ? flops() / seconds / world : 0.0; }
 };
 
-// Without overlap each transfer is waited for.
-Prediction predict_run(const Plan& plan, const Options& options) {
-  if (options.overlap) return predict(plan, options.machine);
-  Prediction prediction;
-  for (const BlockPlan& block : plan.blocks) {
-    Plan alone;
-    alone.blocks.push_back(block);
-    const Prediction one = predict(alone, options.machine);
-    prediction.seconds += one.seconds;
-    prediction.exposed_seconds += one.exposed_seconds;
-  }
-  return prediction;
-}
-
 WorldFigures plan_world(const Job& job, const Options& options, const FoldKernel& kernel, Route route, int world) {
   const Forecasts forecasts(job, options, kernel, route, world);
   WorldFigures figures{world, job.batch.q_tokens(), forecasts.layout(), {}, {}, 0, 0, 0, 0.0, 0.0};
   for (int rank = 0; rank < world; ++rank) {
     const Plan plan = forecasts.plan(rank);
-    const Prediction prediction = predict_run(plan, options);
+    const Prediction prediction = predict(plan, options.machine, options.overlap);
     figures.blocks.resize(plan.blocks.size());
     for (std::size_t b = 0; b < plan.blocks.size(); ++b) {
       const BlockPlan& from = plan.blocks[b];
@@ -231,11 +216,11 @@ int plan_job(const Invocation& invocation) {
 
   std::vector<JobInput> inputs;
   if (config.given("input")) {
-    inputs.emplace_back(config, true);
+    inputs.push_back(open_input(config, true));
   } else {
-    for (const std::int64_t seq : options.seq) inputs.emplace_back(config, seq);
+    for (const std::int64_t seq : options.seq) inputs.emplace_back(synthetic_input(config, seq), numerics_of(config));
   }
-  Options library = library_options(config, inputs.front().job());
+  Options library = library_options(config);
   // What is forced is meant for another machine, perhaps; what is not is this one's.
   const bool forced = options.backend != "auto" || options.kernel != "auto";
   const KernelPlace place = forced ? KernelPlace::kAnywhere : KernelPlace::kHere;
@@ -250,7 +235,7 @@ int plan_job(const Invocation& invocation) {
   const std::string tool = version_line();
   screen.context(tool.substr(0, tool.size() - 1));
   screen.context(fmt::format(
-      "job: {}", inputs.size() == 1 ? job_text(inputs.front().job()) : describe(inputs.front().job().spec)));
+      "job: {}", inputs.size() == 1 ? describe(inputs.front().job()) : describe(inputs.front().job().spec)));
   screen.context(fmt::format("kernel: {}; tiles of {} keys", choice.reason, kernel->key_tile()));
   screen.context(fmt::format("machine: {}; {:.4g} GFLOP/s and {:.4g} GB/s a rank, latency {:.4g} us",
                              library.machine.name, library.machine.flops_per_second / 1e9,

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "attention/tokens/cost.hpp"
 #include "base/build.hpp"
 #include "base/environment.hpp"
 #include "base/host.hpp"
@@ -294,7 +295,7 @@ void gather_world(Report& report, Attention& attention, Transport& world, const 
   figures.blocks = static_cast<std::int64_t>(plan.blocks.size());
   figures.layout = layout_name(attention.layout().request.kind);
   figures.stripe = attention.layout().request.stripe;
-  figures.predicted_seconds = predict(plan, attention.options().machine).seconds;
+  figures.predicted_seconds = attention.prediction().seconds;
   struct Mine {
     std::int64_t bytes_received;
     std::size_t memory;

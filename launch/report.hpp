@@ -11,9 +11,10 @@
 
 #include "attention/attention.hpp"
 #include "attention/check/accuracy.hpp"
+#include "attention/job/loaded_job.hpp"
+#include "attention/job/output.hpp"
 #include "base/error.hpp"
 #include "launch/commands.hpp"
-#include "launch/execution.hpp"
 
 namespace ringattn {
 

@@ -3,14 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <set>
+#include <utility>
 
+#include "attention/job/file_job.hpp"
 #include "base/size.hpp"
 #include "base/text_file.hpp"
 #include "launch/commands.hpp"
-#include "launch/execution.hpp"
 #include "launch/help.hpp"
-#include "launch/job_input.hpp"
+#include "launch/job_request.hpp"
 #include "launch/job_text.hpp"
 #include "launch/outputs.hpp"
 #include "launch/progress.hpp"
@@ -83,16 +83,17 @@ int run_job(const Invocation& invocation, Transport& world, Report& report) {
   const Screen screen(options, first);
   const Meeting meeting(world, Patience(options.timeout));
 
-  std::optional<JobInput> input;
+  FileJob job;
   Options library;
   meeting.together([&] {
-    input.emplace(config, true);
-    library = library_options(config, input->job());
+    job = file_job(config);
+    library = library_options(config);
     if (first) check_outputs(options);
   });
-  Attention attention(input->job(), world, library);
+  PreparedFileJob prepared(std::move(job), world, std::move(library));
+  Attention& attention = prepared.attention();
   gather_world(report, attention, world, meeting);
-  print_job(screen, *input, attention, report);
+  print_job(screen, prepared.input(), attention, report);
   if (options.dry_run) {
     screen.context("dry run: nothing is computed");
     report.verdict = "ok";
@@ -101,23 +102,19 @@ int run_job(const Invocation& invocation, Transport& world, Report& report) {
   }
 
   ProgressDisplay progress(options, first);
-  const RankResult result = execute_job(
-      *input, attention, meeting,
+  const FileJobResult result = prepared.run(
       [&](std::string_view what, std::int64_t done, std::int64_t all) { progress.update(what, done, all); });
   progress.clear();
-  report.digests = digest_result(*input, result, meeting);
-  gather_figures(report, attention, result, world, meeting);
-  if (!options.output.empty()) {
-    write_output(*input, result, options.output, options.force,
-                 output_metadata(config, attention, attention.backend().identity(), *report.digests), meeting);
-  }
+  report.digests = result.digests;
+  gather_figures(report, attention, result.rank, world, meeting);
+  prepared.write(result);
   std::vector<std::vector<BlockTimes>> timeline;
-  if (!options.trace.empty()) timeline = gather_block_times(result.stats.blocks, meeting);
+  if (!options.trace.empty()) timeline = gather_block_times(result.rank.stats.blocks, meeting);
   report.verdict = "ok";
   meeting.together([&] {
     if (!first) return;
     print_details(report, screen);
-    print_result(report, input->job(), screen, options.quiet);
+    print_result(report, attention.job(), screen, options.quiet);
     if (!options.output.empty()) screen.context(fmt::format("output: {}", options.output));
     if (!options.trace.empty()) {
       write_text_file(options.trace, trace_text(timeline, report.hosts), options.force, "trace");

@@ -3,17 +3,18 @@
 // against a golden file. The comparison of shapes is verify_shapes.cpp.
 #include <fmt/format.h>
 
-#include <memory>
+#include <optional>
 
 #include "attention/check/accuracy.hpp"
 #include "attention/check/difference.hpp"
 #include "attention/check/golden.hpp"
-#include "base/build.hpp"
+#include "attention/check/output_file.hpp"
+#include "attention/job/loaded_job.hpp"
+#include "attention/job/output.hpp"
 #include "base/size.hpp"
 #include "base/text_file.hpp"
 #include "launch/commands.hpp"
-#include "launch/execution.hpp"
-#include "launch/job_input.hpp"
+#include "launch/job_request.hpp"
 #include "launch/job_text.hpp"
 #include "launch/outputs.hpp"
 #include "launch/progress.hpp"
@@ -24,8 +25,6 @@
 namespace ringattn {
 
 namespace {
-
-constexpr std::uint64_t kSampleSeed = 20;  // any; the same rows each time
 
 void check_flags(const Config& config) {
   const JobOptions& options = config.options;
@@ -57,32 +56,11 @@ struct SingleRun {
 std::string place(const RowSample& sample) { return fmt::format("token {}, head {}", sample.token, sample.head); }
 
 bool check_against_oracle(const SingleRun& run) {
-  const JobInput& input = run.input;
-  const int threads = run.attention.options().threads;  // of the processors that this rank shares with others
-  const auto reader = [&input, threads](SyntheticTensor tensor) {
-    return [&input, threads, tensor](std::span<const PackedRun> runs, const MutableTensorView& rows) {
-      input.read(tensor, runs, rows, threads);
-    };
-  };
-  const AccuracyInputs inputs{input.job(),
-                              run.attention.plan().kernel,
-                              input.sinks().empty() ? nullptr : input.sinks().data(),
-                              reader(SyntheticTensor::kQ),
-                              reader(SyntheticTensor::kK),
-                              reader(SyntheticTensor::kV),
-                              threads};
-  const FoldSpec& spec = input.job().spec;
-  const std::vector<RowSample> samples = sample_rows(input.job(), run.options().rows, kSampleSeed);
-  Accuracy mine;
-  // One rank may own all the sampled rows; a processor computes some 1e9 products a second in fp64.
-  const double products = static_cast<double>(samples.size()) * static_cast<double>(input.job().batch.k_tokens()) *
-                          (spec.head_dim + spec.head_dim_v);
-  run.meeting.together(
-      [&] {
-        mine = check_rows(inputs, samples, run.result.runs, run.result.out_view(spec), run.result.lse_view(spec));
-      },
-      products * 1e-9);
-  const Accuracy all = combine(run.meeting, mine);
+  const FoldSpec& spec = run.input.job().spec;
+  // Its threads are those of the processors that this rank shares with others.
+  const Accuracy all =
+      check_result(run.meeting, run.input, run.attention.plan().kernel, run.options().rows, run.result.runs,
+                   run.result.out_view(spec), run.result.lse_view(spec), run.attention.options().threads);
   run.report.accuracy = all;
   run.screen.context(fmt::format("{} against the fp64 oracle", counted(static_cast<std::uint64_t>(all.rows), "row")));
   if (all.rows == 0) {
@@ -109,86 +87,17 @@ bool check_against_oracle(const SingleRun& run) {
   return all.passes();
 }
 
-[[noreturn]] void refuse_file(const std::string& path, const TensorSource& tensor, std::span<const std::int64_t> shape,
-                              std::string_view dtype) {
-  fail(ErrorCode::kFile, fmt::format("{} can't be compared", path),
-       fmt::format("{} is {} {}, the job gives {} {}", tensor.text(), file_dtype_name(tensor.info->dtype),
-                   shape_text(tensor.info->shape), dtype, shape_text(shape)),
-       "Give the job that the file was made with.");
-}
-
-struct AgainstFile {
-  std::unique_ptr<const SafetensorsFile> file;
-  TensorSource out;
-  TensorSource lse;
-};
-
-// An output file of `run` for a job of this shape; throws kFile if it isn't one.
-AgainstFile open_against(const std::string& path, const JobInput& input) {
-  AgainstFile against{std::make_unique<const SafetensorsFile>(path), {}, {}};
-  for (const std::string_view name : {"out", "lse"}) {
-    if (against.file->contains(name)) continue;
-    fail(ErrorCode::kFile, fmt::format("{} can't be compared", path), fmt::format("it has no tensor {}", name),
-         "--against takes an output file of `ringattn run`.");
-  }
-  against.out = against.file->tensor("out");
-  against.lse = against.file->tensor("lse");
-  const RowGrid& grid = input.out_grid();
-  const FileDtype dtype = file_dtype(input.job().spec.dtype);
-  if (against.out.info->shape != grid.shape() || against.out.info->dtype != dtype) {
-    refuse_file(path, against.out, grid.shape(), file_dtype_name(dtype));
-  }
-  if (against.lse.info->shape != lse_shape(grid) || against.lse.info->dtype != FileDtype::kF32) {
-    refuse_file(path, against.lse, lse_shape(grid), file_dtype_name(FileDtype::kF32));
-  }
-  return against;
-}
-
 bool check_against_file(const SingleRun& run) {
   const FoldSpec& spec = run.input.job().spec;
-  const RowGrid& grid = run.input.out_grid();
-  const RowGrid lse = lse_grid(grid);
-  const std::int64_t rows = run.result.rows;
   std::optional<Difference> mine;
   run.meeting.together([&] {
-    const AgainstFile against = open_against(run.options().against, run.input);
-    const Buffer out_bytes = allocate_host(run.result.out.bytes());
-    const Buffer lse_bytes = allocate_host(run.result.lse.bytes());
-    const MutableTensorView out_rows =
-        dense_view(static_cast<void*>(out_bytes.data()), spec.dtype, rows, spec.heads, spec.head_dim_v);
-    const MutableTensorView lse_rows =
-        dense_view(static_cast<void*>(lse_bytes.data()), Dtype::kF32, rows, spec.heads, 1);
-    read_rows(against.out, grid, run.result.runs, out_rows);
-    read_rows(against.lse, lse, run.result.runs, lse_rows);
-    mine = first_difference(false, run.result.out_view(spec), out_rows, run.result.runs);
-    if (!mine) {
-      const TensorView computed =
-          dense_view(static_cast<const void*>(run.result.lse.data()), Dtype::kF32, rows, spec.heads, 1);
-      mine = first_difference(true, computed, lse_rows, run.result.runs);
-    }
+    const OutputFile file(run.options().against, run.input);
+    mine = file.compare(run.result.runs, run.result.out_view(spec), run.result.lse_view(spec));
   });
   const auto difference = earliest(run.meeting, mine);
   run.screen.context(fmt::format("against {}, bit for bit", run.options().against));
   if (difference) run.screen.print(fmt::format("  first difference: {}\n", describe(*difference, run.input.job())));
   return !difference;
-}
-
-// What a golden file of this job would hold, but for the digests.
-Golden golden_of(const JobInput& input, Attention& attention, bool synthetic) {
-  const Job& job = input.job();
-  std::string sequences;
-  if (job.batch.sequences.size() <= 8) {
-    for (const Sequence& s : job.batch.sequences) sequences += fmt::format(" {}x{}@{}", s.q_len, s.k_len, s.q_offset);
-  }
-  const std::string source = synthetic ? input.source() : "a file";
-  return {std::string(version()),
-          std::string(git_revision()),
-          build_id(),
-          std::string(attention.kernel().row->name),
-          attention.backend().identity(),
-          fmt::format("{}; {}; scale {};{}", source, job_text(job), job.spec.softmax_scale, sequences),
-          {},
-          {}};
 }
 
 // Before anything is computed: the file is sound, and of this job and program.
@@ -229,7 +138,7 @@ bool verify_single(const Invocation& invocation, const JobInput& input, const Op
   Attention attention(input.job(), world, library);
   gather_world(report, attention, world, meeting);
   print_job(screen, input, attention, report);
-  Golden golden = golden_of(input, attention, options.synthetic.has_value());
+  Golden golden = golden_of(input, attention.kernel().row->name, attention.backend().identity());
   meeting.together([&] {
     if (!options.golden.empty()) golden = read_golden(options.golden, golden);
   });
@@ -261,9 +170,9 @@ int verify_job(const Invocation& invocation, Transport& world, Report& report) {
   Options library;
   meeting.together([&] {
     check_flags(config);
-    input.emplace(config, true);
-    library = library_options(config, input->job());
-    if (!options.against.empty() && options.against != "oracle") open_against(options.against, *input);
+    input.emplace(open_input(config, true));
+    library = library_options(config);
+    if (!options.against.empty() && options.against != "oracle") OutputFile(options.against, *input);
     if (first) check_outputs(options);
   });
   const bool shapes = options.against.empty() && options.record.empty() && options.golden.empty();

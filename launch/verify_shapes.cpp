@@ -3,12 +3,11 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <numeric>
+#include <optional>
 
 #include "attention/check/difference.hpp"
-#include "attention/ring/reshard.hpp"
-#include "launch/execution.hpp"
+#include "attention/job/shapes.hpp"
 #include "launch/job_text.hpp"
 #include "launch/progress.hpp"
 #include "launch/table.hpp"
@@ -16,12 +15,6 @@
 namespace ringattn {
 
 namespace {
-
-struct Shape {
-  int ranks = 1;
-  LayoutRequest layout;
-  std::int64_t block = 0;  // 0: the plan's own
-};
 
 // The world's own sizes, or (alone) an assortment that divides nothing.
 std::vector<int> world_sizes(const Config& config, const Transport& world) {
@@ -32,132 +25,14 @@ std::vector<int> world_sizes(const Config& config, const Transport& world) {
   return sizes;
 }
 
-// A size that cuts the longest sequence into a handful of blocks, at places where the plan's own blocks don't end.
-std::int64_t second_block_size(const Job& job, int key_tile) {
-  std::int64_t longest = 1;
-  for (const Sequence& sequence : job.batch.sequences) longest = std::max(longest, sequence.k_len);
-  const std::int64_t tiles = (longest + key_tile - 1) / key_tile;
-  return (tiles / 5 + 1) * key_tile;
+// What the user holds fixed is in every shape.
+ShapeRequest request_of(const Config& config, const Options& library, const Transport& world) {
+  ShapeRequest request;
+  request.ranks = world_sizes(config, world);
+  if (config.given("layout") || config.given("stripe")) request.layout = library.layout;
+  if (config.given("block")) request.block = library.block_tokens;
+  return request;
 }
-
-// What the user holds fixed is in every shape; the rest is varied.
-std::vector<Shape> shapes_of(const Config& config, const Options& library, const Job& job, int key_tile,
-                             const Transport& world) {
-  std::vector<LayoutRequest> layouts;
-  if (config.given("layout") || config.given("stripe")) {
-    layouts = {library.layout};
-  } else {
-    layouts = {{LayoutKind::kStriped, 0}, {LayoutKind::kZigzag, 0}, {LayoutKind::kContiguous, 0}};
-  }
-  std::vector<std::int64_t> blocks{0, second_block_size(job, key_tile)};
-  if (config.given("block")) blocks = {library.block_tokens};
-  std::vector<Shape> shapes;
-  for (const int ranks : world_sizes(config, world)) {
-    for (std::size_t i = 0; i < layouts.size(); ++i) {
-      if (ranks == 1 && i > 0) break;  // one rank owns everything, whatever the layout
-      for (const std::int64_t block : blocks) shapes.push_back({ranks, layouts[i], block});
-    }
-  }
-  return shapes;
-}
-
-// The results of a shape, brought to the even layout of the whole world.
-struct EvenResult {
-  Buffer out;
-  Buffer lse;
-};
-
-// A shape's own world: ranks 0 … size − 1, and null elsewhere. A failure inside it is one of the whole world.
-class Runner {
- public:
-  Runner(const JobInput& input, const Options& library, Transport& world, const Meeting& meeting)
-      : input_(input),
-        library_(library),
-        world_(world),
-        meeting_(meeting),
-        even_(even_query_layout(input.job().batch, world.size())) {}
-
-  const Layout& even() const { return even_; }
-  std::int64_t rows() const { return even_.tokens(world_.rank()); }
-
-  EvenResult run(const Shape& shape) {
-    const FoldSpec& spec = input_.job().spec;
-    const std::unique_ptr<Transport> part = world_.split(shape.ranks, meeting_.patience().for_peer());
-    Options options = library_;
-    options.layout = shape.layout;
-    options.block_tokens = shape.block;
-    RankResult result;
-    std::optional<Layout> layout;
-    std::optional<Error> agreed;  // by the shape's ranks; the others don't know yet
-    if (part) {
-      try {
-        Attention attention(input_.job(), *part, options);
-        layout = attention.layout().queries;
-        blocks_ = static_cast<std::int64_t>(attention.plan().blocks.size());
-        result = execute_job(input_, attention, Meeting(*part, meeting_.patience()));
-      } catch (const AgreedError& error) {
-        agreed = error;
-      }
-    }
-    // The others have nothing to do but wait for the shape's ranks.
-    const double predicted = job_flops(input_.job()) / (shape.ranks * library_.machine.flops_per_second);
-    agree(world_, agreed ? &*agreed : nullptr, meeting_.patience().for_work(predicted));
-    if (!layout) layout = dealt_layout(shape, options);
-
-    EvenResult even;
-    meeting_.together([&] {
-      even.out = allocate_host(bytes(rows(), out_bytes(spec)));
-      even.lse = allocate_host(bytes(rows(), lse_bytes(spec)));
-    });
-    const Layout from = widened(*layout, input_.job().batch, world_.size());
-    reshard(world_.host(), from, even_, result.out.data(), even.out.data(), out_bytes(spec),
-            meeting_.patience().for_peer());
-    reshard(world_.host(), from, even_, result.lse.data(), even.lse.data(), lse_bytes(spec),
-            meeting_.patience().for_peer());
-    return even;
-  }
-
-  std::optional<Difference> compare(const EvenResult& left, const EvenResult& right) {
-    const FoldSpec& spec = input_.job().spec;
-    const std::vector<PackedRun> runs = packed_runs(even_.runs(world_.rank()), input_.job().batch.cu_q());
-    const auto out = [&](const EvenResult& result) {
-      return dense_view(static_cast<const void*>(result.out.data()), spec.dtype, rows(), spec.heads, spec.head_dim_v);
-    };
-    const auto lse = [&](const EvenResult& result) {
-      return dense_view(static_cast<const void*>(result.lse.data()), Dtype::kF32, rows(), spec.heads, 1);
-    };
-    std::optional<Difference> mine = first_difference(false, out(left), out(right), runs);
-    if (!mine) mine = first_difference(true, lse(left), lse(right), runs);
-    return earliest(meeting_, mine);
-  }
-
-  // Of the last shape that this rank took part in.
-  std::int64_t blocks() const { return blocks_; }
-
- private:
-  static std::int64_t out_bytes(const FoldSpec& spec) {
-    return std::int64_t{spec.heads} * spec.head_dim_v * static_cast<std::int64_t>(size_of(spec.dtype));
-  }
-  static std::int64_t lse_bytes(const FoldSpec& spec) {
-    return std::int64_t{spec.heads} * static_cast<std::int64_t>(sizeof(float));
-  }
-  static std::size_t bytes(std::int64_t count, std::int64_t each) { return static_cast<std::size_t>(count * each); }
-
-  // The layout that the shape's ranks deal, on a rank that isn't among them.
-  Layout dealt_layout(const Shape& shape, const Options& options) const {
-    const FoldChoice choice = choose_kernel(input_.job().spec, fitting_request(options.kernel, world_));
-    const auto backend = choice.row->make_backend({std::max(1, options.threads), world_.device()});
-    const auto kernel = choice.row->make_kernel(input_.job().spec, *backend);
-    return make_layout(input_.job(), shape.ranks, shape.layout, kernel->query_tile(), kernel->key_tile()).queries;
-  }
-
-  const JobInput& input_;
-  const Options& library_;
-  Transport& world_;
-  Meeting meeting_;
-  Layout even_;
-  std::int64_t blocks_ = 0;
-};
 
 }  // namespace
 
@@ -174,40 +49,29 @@ bool verify_shapes(const Invocation& invocation, const JobInput& input, Options 
     key_tile = attention.plan().kernel.key_tile;
     library.machine = attention.options().machine;
   }
-  const std::vector<Shape> shapes = shapes_of(config, library, input.job(), key_tile, world);
+  const std::vector<Shape> shapes = shapes_of(request_of(config, library, world), input.job(), key_tile);
   screen.context(fmt::format("{} shapes, bit for bit", shapes.size()));
   if (config.options.dry_run) {
     screen.context("dry run: nothing is computed");
     return true;
   }
 
-  Runner runner(input, library, world, meeting);
   ProgressDisplay progress(config.options, world.rank() == 0);
-  EvenResult baseline;
   std::optional<Difference> first;
-  bool pass = true;
+  std::int64_t done = 0;
   Table table({{"ranks"}, {"layout"}, {"stripe", "(tokens)"}, {"block", "(tokens)"}, {"blocks"}, {"verdict"}});
-  for (std::size_t i = 0; i < shapes.size(); ++i) {
-    const Shape& shape = shapes[i];
-    EvenResult result = runner.run(shape);
-    progress.update("shape", static_cast<std::int64_t>(i + 1), static_cast<std::int64_t>(shapes.size()));
-    std::optional<Difference> difference;
-    if (i == 0) {
-      baseline = std::move(result);
-    } else {
-      difference = runner.compare(baseline, result);
-    }
-    if (difference && !first) first = difference;
-    pass = pass && !difference;
+  run_shapes(input, library, shapes, world, [&](const Shape& shape, const ShapeResult& result) {
     table.add({fmt::format("{}", shape.ranks), std::string(layout_name(shape.layout.kind)),
                shape.layout.stripe > 0 ? fmt::format("{}", shape.layout.stripe) : "auto",
-               shape.block > 0 ? fmt::format("{}", shape.block) : "auto", fmt::format("{}", runner.blocks()),
-               i == 0 ? "baseline" : (difference ? "FAIL" : "PASS")});
-  }
+               shape.block > 0 ? fmt::format("{}", shape.block) : "auto", fmt::format("{}", result.blocks),
+               done == 0 ? "baseline" : (result.difference ? "FAIL" : "PASS")});
+    if (!first) first = result.difference;
+    progress.update("shape", ++done, static_cast<std::int64_t>(shapes.size()));
+  });
   progress.clear();
   screen.print(table.text());
   if (first) screen.print(fmt::format("  first difference: {}\n", describe(*first, input.job())));
-  return pass;
+  return !first;
 }
 
 }  // namespace ringattn

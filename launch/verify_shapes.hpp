@@ -2,8 +2,8 @@
 // `ringattn verify` without a reference: the job in other shapes, compared bit for bit.
 #pragma once
 
+#include "attention/files/job_input.hpp"
 #include "launch/commands.hpp"
-#include "launch/job_input.hpp"
 #include "launch/report.hpp"
 #include "launch/screen.hpp"
 

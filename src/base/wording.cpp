@@ -30,7 +30,9 @@ Wording::Wording(std::string_view text) {
   if (!text.empty()) pieces_.push_back({Kind::kText, std::string(text), {}});
 }
 
-Wording::Wording(WordingPiece piece) { pieces_.push_back(std::move(piece)); }
+Wording::Wording(WordingPiece piece) {
+  if (!piece.name.empty()) pieces_.push_back(std::move(piece));
+}
 
 Wording::Wording(std::initializer_list<Wording> parts) {
   for (const Wording& part : parts) *this += part;

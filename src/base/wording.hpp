@@ -53,7 +53,7 @@ class Wording {
   bool operator==(const Wording&) const = default;
 
  private:
-  std::vector<WordingPiece> pieces_;  // none is an empty text
+  std::vector<WordingPiece> pieces_;  // none has an empty name
 };
 
 WordingPiece setting(std::string_view name, std::string_view value = {});

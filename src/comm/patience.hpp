@@ -19,6 +19,10 @@ class Patience {
   // magnitude off; only what takes longer still is late.
   Deadline for_work(double predicted) const { return Deadline::after(seconds_ + kMargin * predicted); }
 
+  // A wait for work of others in the same queue, which is as long as it is. Whoever waits so keeps looking after what
+  // has a deadline of its own.
+  static Deadline endless() { return Deadline::after(Deadline::kLongest); }
+
  private:
   static constexpr double kMargin = 10.0;
 

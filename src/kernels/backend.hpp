@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <string>
 
@@ -29,6 +30,20 @@ struct BackendOptions {
 
 // A point in a stream's work.
 using Mark = std::int64_t;
+
+// Points in streams, a fixed number of them, each recorded as often as one likes and meaning its last recording. For
+// work that is enqueued again and again: nothing is allocated after they are made.
+class Marks {
+ public:
+  virtual ~Marks() = default;
+
+  virtual void record(std::size_t mark, Stream stream) = 0;
+  // Returns when the stream has passed the mark, at once if it was never recorded. Calls `progress` while it waits;
+  // throws kPeer past the deadline.
+  virtual void synchronize(std::size_t mark, const Deadline& deadline, const Progress& progress) = 0;
+  // Seconds between two marks that the stream has passed. Only of marks that were made `timed`.
+  virtual double elapsed(std::size_t from, std::size_t to) = 0;
+};
 
 // A device's memory and queues. One object serves one rank; its calls may come from any thread, one at a time.
 class Backend {
@@ -58,8 +73,12 @@ class Backend {
   // Seconds between two marks that the stream has passed.
   virtual double elapsed(Mark from, Mark to) = 0;
   virtual void forget_marks() = 0;
-  // How many blocks the host may enqueue before the device has finished them; 0 where fold() does the work itself.
-  virtual int blocks_ahead() const = 0;
+  // `count` marks of their own, which forget_marks() leaves alone. The backend outlives them.
+  virtual std::unique_ptr<Marks> make_marks(std::size_t count, bool timed) = 0;
+  // Whether fold() and the other calls on a stream return before the work is done.
+  virtual bool enqueues() const = 0;
+  // Whether what is enqueued on `stream` goes into a graph instead of being done.
+  virtual bool is_capturing(Stream stream) = 0;
   // The most bytes in use so far: of a host, by this process; of a device, since the backend was made, by whoever uses
   // it.
   virtual std::size_t peak_memory() = 0;

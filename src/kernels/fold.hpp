@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The fold. Within a group of key tiles (r, l, A) ← fold((r, l, A), key tile), in ascending token order; then a row's
 // groups are merged, in ascending order too (merge.hpp), and at the end stand one division and one rounding. This
-// header is what a kernel promises to the engine; it knows devices and tiles, and nothing of ranks.
+// header is what a kernel promises to the engine. Kernels know nothing of ranks. README.md explains the words.
 //
 // A kernel's result for a query row is a pure function of the row, its position, its sequence's keys and values, and
 // the FoldSpec. It depends on nothing that a FoldTask says about *where* tiles lie, how they are grouped into tasks,
@@ -86,6 +86,10 @@ struct FoldOutput {
   const float* sinks = nullptr;  // [heads] fp32, present exactly when FoldSpec::sinks; in the kernel's kind of memory
 };
 
+// What FoldKernel::prepare() has built for tasks of one geometry.
+using PreparedTask = std::int64_t;
+inline constexpr PreparedTask kNotPrepared = -1;
+
 // Folds the tiles of one block into all of a rank's query rows. What the spans point to, and *finish, is read before
 // fold() returns; the memory behind views, state and sinks lives until the stream has passed the task.
 struct FoldTask {
@@ -98,7 +102,8 @@ struct FoldTask {
   void* state = nullptr;  // FoldKernel::state_bytes(), of the kernel's memory kind; unused if neither resume nor save
   bool resume = false;    // false: the state is not read, every row starts from the identity
   bool save = true;       // rows that fold nothing here are saved too; false: the state need not survive this task
-  const FoldOutput* finish = nullptr;  // not null: after this task every row is divided, rounded and written
+  const FoldOutput* finish = nullptr;    // not null: after this task every row is divided, rounded and written
+  PreparedTask prepared = kNotPrepared;  // what prepare() returned for a task of this geometry
 };
 
 // The state of rows as numbers, all groups merged, whatever the kernel really holds. O is not normalised.
@@ -116,6 +121,7 @@ struct FoldLimits {
   std::int64_t tiles = 0;
   std::int64_t sources = 0;
   std::int64_t sequences = 0;
+  std::int64_t prepared = 0;  // tasks that are handed to prepare()
 };
 
 // One fold kernel for one FoldSpec on one backend.
@@ -134,6 +140,10 @@ class FoldKernel {
   virtual std::size_t scratch_bytes(const FoldLimits& limits) const = 0;
   // Called before the first fold(), so that nothing is allocated in the middle of a plan.
   virtual void reserve(const FoldLimits& limits) = 0;
+  // Builds what fold() needs for tasks of this one's geometry, which is everything in a task but the addresses of its
+  // tensors. A task that names the answer is enqueued without a wait, and may be captured in a graph. Called behind
+  // reserve(), whose limits count it; lasts until the next reserve(). kNotPrepared: this kernel gains nothing by it.
+  virtual PreparedTask prepare(const FoldTask&) { return kNotPrepared; }
   // Enqueues the task on `stream` (device) or does it (host).
   virtual void fold(const FoldTask& task, Stream stream, const Progress& progress) = 0;
   // Merges `partial` into `state`, both saved states of the same `rows` rows: `partial` holds one group (its tasks

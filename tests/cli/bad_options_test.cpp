@@ -5,8 +5,7 @@
 
 #include "base/error.hpp"
 #include "launch/commands.hpp"
-#include "launch/execution.hpp"
-#include "launch/job_input.hpp"
+#include "launch/job_request.hpp"
 #include "launch/wording.hpp"
 #include "tests/support/scoped_environment.hpp"
 #include "tests/support/temporary_folder.hpp"
@@ -23,8 +22,8 @@ void read_all(std::string_view name, const Words& words) {
   for (const CommandRow& command : command_table()) {
     if (command.name != name) continue;
     const Config config = load_config(command.bit, split_command_line(command.bit, command.name, words).flags);
-    const JobInput input(config, command.bit != kPlan);
-    library_options(config, input.job());
+    open_input(config, command.bit != kPlan);
+    library_options(config);
     return;
   }
   FAIL() << "no such subcommand";

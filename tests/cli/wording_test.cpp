@@ -23,9 +23,9 @@ TEST(ProgramText, SpellsCommandsAsWhatToType) {
 }
 
 TEST(ProgramText, KeepsTheGrammarOfAnError) {
-  const Error error = error_of([] { choose_kernel({}, {"cpux", "auto"}); });
+  const Error error = error_of([] { choose_kernel(FoldSpec{}, {"cpux", "auto"}); });
   EXPECT_EQ(program_text(error), "there is no backend \"cpux\" (known: auto, cpu, cuda). Did you mean cpu?");
-  const Error far = error_of([] { choose_kernel({}, {"tpu-v5", "auto"}); });
+  const Error far = error_of([] { choose_kernel(FoldSpec{}, {"tpu-v5", "auto"}); });
   EXPECT_EQ(program_text(far),
             "there is no backend \"tpu-v5\" (known: auto, cpu, cuda). Use auto, or see `ringattn info`.");
 }

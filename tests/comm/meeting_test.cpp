@@ -26,7 +26,7 @@ constexpr double kMoment = 20.0;
 // What together() throws on each rank when `fail` is run on rank `failing`; every rank must throw.
 std::vector<AgreedError> errors_of(int failing, const std::function<void()>& fail) {
   const Deadline moment = Deadline::after(kMoment);
-  std::vector<AgreedError> errors(kRanks, AgreedError(ErrorCode::kInternal, "nothing was thrown"));
+  std::vector<AgreedError> errors(kRanks, AgreedError(Error(ErrorCode::kInternal, "nothing was thrown")));
   run_threads_world(kRanks, {}, [&](Transport& world) {
     const Meeting meeting(world, Patience(kLong));
     try {

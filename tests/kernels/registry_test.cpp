@@ -125,7 +125,7 @@ TEST(Registry, EveryOpChoosesFromItsOwnTable) {
     EXPECT_STREQ(
         error.what(),
         "no kernel can do this job (required: 5 terms; sum_short: supported: up to 4 terms; missing: more than "
-        "4 terms; sum_elsewhere: it is elsewhere). See `ringattn info` for what kernels do.");
+        "4 terms; sum_elsewhere: it is elsewhere). See ringattn's info for what kernels do.");
   }
   EXPECT_THROW(choose_kernel(SumSpec{3}, {"auto", "cpu_fold"}), Error);  // another op's
 }

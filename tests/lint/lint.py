@@ -12,8 +12,8 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 # A room of src/ (the folder that a file lies in, or the nearest one above it that is named here) and the rooms whose
-# headers it may include besides its own. Data goes one way: launch, front doors, check, ring, files, tokens, then comm
-# and kernels, then base.
+# headers it may include besides its own. Data goes one way: launch, whole jobs, front doors, check, ring, files, tokens,
+# then comm and kernels, then base.
 INNER = ["attention/tokens", "attention/files", "attention/ring", "attention/check"]
 ROOMS = {
     "base": [],
@@ -29,8 +29,9 @@ ROOMS = {
     "attention/files": ["base", "kernels", *INNER[:1]],
     "attention/ring": ["base", "comm", "kernels", *INNER[:2]],
     "attention/check": ["base", "comm", "kernels", *INNER[:3]],
-    "attention": ["base", "comm", "kernels", *INNER],  # the front doors
-    "launch": ["base", "comm", "kernels", "attention", *INNER],
+    "attention": ["base", "comm", "kernels", *INNER],  # the front doors, one an op
+    "attention/job": ["base", "comm", "kernels", "attention", *INNER],  # whole jobs, from file to file
+    "launch": ["base", "comm", "kernels", "attention", "attention/job", *INNER],
 }
 
 # The tables that name every implementation, and so include them all.
@@ -121,7 +122,7 @@ def spelled_flags(text):
     for number, literal in literals(text):
         if re.search(r"--[a-z]", literal):
             yield number, 'the library spells no flag: setting("name")'
-        if re.search(r'^"ringattn |`ringattn ', literal):
+        if re.search(r'^"ringattn [a-z]|`ringattn ', literal):
             yield number, 'the library spells no command: command("name")'
 
 

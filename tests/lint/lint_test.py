@@ -15,8 +15,8 @@ def include(name, header):
 
 class Rooms(unittest.TestCase):
     def test_data_goes_one_way(self):
-        order = ["launch", "src/attention", "src/attention/check", "src/attention/ring", "src/attention/files",
-                 "src/attention/tokens", "src/kernels", "src/base"]
+        order = ["launch", "src/attention/job", "src/attention", "src/attention/check", "src/attention/ring",
+                 "src/attention/files", "src/attention/tokens", "src/kernels", "src/base"]
         for upper, folder in enumerate(order):
             for lower, target in enumerate(order):
                 header = f"{target.removeprefix('src/')}/x.hpp"

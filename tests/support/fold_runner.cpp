@@ -370,22 +370,25 @@ FoldResult FoldRunner::run(const FoldInputs& inputs, const Arrangement& arrangem
   if (arrangement.apart == 0) {
     fold_all(state, keys, placed_keys, false, true);
   } else {
-    const PlacedKeys none;
-    fold_all(state, none, placed_keys, false, false);  // begins with the identity
+    const PlacedKeys none;  // leaves the identity
     const std::vector<PlacedKeys> groups = place_groups(inputs, arrangement, keys, kernel_->key_tile());
-    const bool last_in_place = arrangement.apart % 2 == 0;
-    const std::size_t merged = groups.size() - (last_in_place ? 1 : 0);
-    std::vector<std::optional<Bytes>> partials(merged);
-    for (const std::size_t g : shuffled(merged, arrangement.apart)) {
+    const std::size_t first = arrangement.apart % 3 == 0 ? 1 : 0;
+    const std::size_t last = groups.size() - (arrangement.apart % 2 == 0 ? 1 : 0);
+    const auto fold_group = [&](const Bytes& into, const PlacedKeys& group, bool odd, bool resume, bool finish) {
+      fold_all(into, group, place_sources(*backend_, spec, group, odd), resume, finish);
+    };
+    fold_group(state, first == 1 ? groups[0] : none, false, false, false);
+    std::vector<std::optional<Bytes>> partials(groups.size());
+    for (const std::size_t g : shuffled(groups.size(), arrangement.apart)) {
+      if (g < first || g >= last) continue;
       partials[g].emplace(*backend_, kernel_->state_bytes(rows));
-      fold_all(*partials[g], groups[g], place_sources(*backend_, spec, groups[g], g % 2 == 1), false, false);
+      fold_group(*partials[g], groups[g], g % 2 == 1, false, false);
     }
-    for (const std::optional<Bytes>& partial : partials) {
-      kernel_->merge_state(state.data(), partial->data(), rows, {});
+    for (std::size_t g = first; g < last; ++g) {
+      kernel_->merge_state(state.data(), partials[g]->data(), rows, {});
       wait_for(*backend_);
     }
-    const PlacedKeys& last = last_in_place ? groups.back() : none;
-    fold_all(state, last, place_sources(*backend_, spec, last, false), true, true);
+    fold_group(state, last < groups.size() ? groups.back() : none, false, true, true);
   }
 
   const std::vector<std::byte> out_host = out.read();

@@ -24,7 +24,8 @@ struct Arrangement {
   bool separate_finish = false;     // the last task only finishes
   bool export_state = false;        // the last task saves as well, and the result has what it saved
   // Not 0: each group of key tiles is folded by tasks of its own, in an order of this seed, into a state of its own and
-  // from copies of the keys of its own. Then they are merged; of even seeds the last group is folded in place instead.
+  // from copies of the keys of its own. Then they are merged, in place with the first group where 3 divides the seed,
+  // and the last group is folded in place where 2 does.
   std::uint64_t apart = 0;
   bool keep_state = false;  // the last task saves as well, and what it saved must give the same rows once more
   // Where there is a shuffle: what lies in memory behind a tile's last key, up to the length of a whole tile.

@@ -337,4 +337,29 @@ Accuracy combine(const Meeting& meeting, const Accuracy& mine) {
   return all;
 }
 
+Accuracy check_result(const Meeting& meeting, const JobInput& input, const KernelShape& kernel, std::int64_t count,
+                      std::span<const PackedRun> runs, const TensorView& out, const RowView& lse, int threads) {
+  constexpr std::uint64_t kSampleSeed = 20;  // any; the same rows each time
+  const auto reader = [&input, threads](SyntheticTensor tensor) {
+    return [&input, threads, tensor](std::span<const PackedRun> wanted, const MutableTensorView& rows) {
+      input.read(tensor, wanted, rows, threads);
+    };
+  };
+  const Job& job = input.job();
+  const AccuracyInputs inputs{job,
+                              kernel,
+                              input.sinks().empty() ? nullptr : input.sinks().data(),
+                              reader(SyntheticTensor::kQ),
+                              reader(SyntheticTensor::kK),
+                              reader(SyntheticTensor::kV),
+                              threads};
+  const std::vector<RowSample> samples = sample_rows(job, count, kSampleSeed);
+  // One rank may own all the sampled rows; a processor computes some 1e9 products a second in fp64.
+  const double products = static_cast<double>(samples.size()) * static_cast<double>(job.batch.k_tokens()) *
+                          (job.spec.head_dim + job.spec.head_dim_v);
+  Accuracy mine;
+  meeting.together([&] { mine = check_rows(inputs, samples, runs, out, lse); }, products * 1e-9);
+  return combine(meeting, mine);
+}
+
 }  // namespace ringattn

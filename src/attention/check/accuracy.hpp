@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "attention/files/job_input.hpp"
 #include "attention/ring/plan.hpp"
 #include "attention/tokens/job.hpp"
 #include "attention/tokens/packed_run.hpp"
@@ -72,5 +73,10 @@ Accuracy check_rows(const AccuracyInputs& inputs, std::span<const RowSample> sam
 
 // All ranks' checks as one. Collective.
 Accuracy combine(const Meeting& meeting, const Accuracy& mine);
+
+// Checks `count` rows of a finished job, the same ones each time, wherever they lie: all ranks' answer. `runs`, out and
+// lse are this rank's rows in host memory, `threads` those that compute on it. Collective.
+Accuracy check_result(const Meeting& meeting, const JobInput& input, const KernelShape& kernel, std::int64_t count,
+                      std::span<const PackedRun> runs, const TensorView& out, const RowView& lse, int threads);
 
 }  // namespace ringattn

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "attention/files/flat_table.hpp"
+#include "base/build.hpp"
 #include "base/error.hpp"
 #include "base/json_writer.hpp"
 
@@ -36,6 +37,23 @@ bool is_digest(std::string_view text) {
 }
 
 }  // namespace
+
+Golden golden_of(const JobInput& input, std::string_view kernel, const std::string& target) {
+  const Job& job = input.job();
+  std::string sequences;
+  if (job.batch.sequences.size() <= 8) {
+    for (const Sequence& s : job.batch.sequences) sequences += fmt::format(" {}x{}@{}", s.q_len, s.k_len, s.q_offset);
+  }
+  Golden golden;
+  golden.version = version();
+  golden.git = git_revision();
+  golden.build_id = build_id();
+  golden.kernel = kernel;
+  golden.target = target;
+  golden.job = fmt::format("{}; {}; scale {};{}", input.seed() ? input.source() : "a file", describe(job),
+                           job.spec.softmax_scale, sequences);
+  return golden;
+}
 
 std::string golden_text(const Golden& golden) {
   JsonWriter json;

@@ -6,6 +6,8 @@
 #include <string>
 #include <string_view>
 
+#include "attention/files/job_input.hpp"
+
 namespace ringattn {
 
 struct Golden {
@@ -18,6 +20,9 @@ struct Golden {
   std::string digest_out;  // hex
   std::string digest_lse;
 };
+
+// What a golden file of this job would hold, but for the digests. `kernel` and `target` compute it.
+Golden golden_of(const JobInput& input, std::string_view kernel, const std::string& target);
 
 std::string golden_text(const Golden& golden);
 

@@ -4,52 +4,47 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "attention/ring/plan.hpp"
-#include "attention/ring/workspace.hpp"
+#include "attention/ring/row_stream.hpp"
 #include "comm/transport.hpp"
-#include "kernels/fold.hpp"
+#include "kernels/backend.hpp"
 
 namespace ringattn {
 
 class BlockMover {
  public:
-  struct Memory {
-    KvRows shard;                   // the rank's own K and V, dense
-    std::array<KvRows, 2> buffers;  // block b uses buffers[b % 2]
-  };
-
-  BlockMover(const Plan& plan, const FoldSpec& spec, Transport& transport, Backend& backend, const Memory& memory,
+  // What it refers to outlives the object.
+  BlockMover(const Plan& plan, std::span<const RowStream> streams, Transport& transport, Backend& backend,
              bool checksum);
-  // Unless settled: gives up what is still in flight, so that nothing is written to memory that a failed run is about
-  // to free, and no device waits for a peer for ever.
-  ~BlockMover();
-  BlockMover(const BlockMover&) = delete;
-  BlockMover& operator=(const BlockMover&) = delete;
+
+  // The memory of the next run: the rank's own rows, dense, and the two block buffers, of which block b uses the one
+  // of its parity. Nothing is read or written yet.
+  void bind(StreamRows shard, std::array<StreamRows, 2> buffers);
 
   // Hands the block's transfers to the transport.
   void post(std::int64_t block, Stream stream);
   // Returns (or on devices: lets `stream` go on) when the block is here, its straddling tiles assembled. Throws kPeer
   // past the deadline or when a part arrived damaged.
   void wait(std::int64_t block, Stream stream, const Deadline& deadline);
-  // Called when every block has been waited for and folded, on devices too.
-  void settle() { settled_ = true; }
-  // The block buffer as a source of the tile map.
-  KeySource buffer_source(std::int64_t block) const;
 
  private:
-  KvRows rows_of(const Part& part, std::int64_t block) const;
+  // Where a part's rows of a stream lie, and their bytes.
+  std::byte* rows_of(const Part& part, std::int64_t block, std::size_t stream) const;
+  std::size_t bytes_of(const Part& part, std::size_t stream) const;
+  std::uint64_t checksum_of(const Part& part, std::int64_t block) const;
   void verify(std::int64_t block) const;
 
   const Plan& plan_;
-  const FoldSpec& spec_;
+  std::span<const RowStream> streams_;
   Transport& transport_;
   Backend& backend_;
-  Memory memory_;
-  bool checksum_;
+  const bool checksum_;
+  StreamRows shard_;
+  std::array<StreamRows, 2> buffers_;
   std::array<Ticket, 2> tickets_{};
-  bool settled_ = false;
   std::array<std::vector<std::uint64_t>, 2> checksums_;  // of the block's parts, by index
 };
 

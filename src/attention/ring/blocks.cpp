@@ -13,6 +13,7 @@
 #include <string_view>
 #include <utility>
 
+#include "attention/tokens/job.hpp"
 #include "base/error.hpp"
 #include "base/size.hpp"
 
@@ -35,7 +36,6 @@ constexpr double kRest = 0.25;
 constexpr std::int64_t kMostFirst = 16;
 constexpr double kUnlimited = std::numeric_limits<double>::infinity();
 
-// "512k", "37m": bytes as the command line takes them, rounded up.
 // A number of bytes that --memory takes: in whole mebibytes, rounded up, or as it is.
 std::string byte_size(double bytes) {
   constexpr double kMega = 1024.0 * 1024.0;
@@ -44,20 +44,20 @@ std::string byte_size(double bytes) {
 
 class BlockCutter {
  public:
-  BlockCutter(const Job& job, const TileAxis& axis, const Needs& needs, const KernelShape& kernel,
+  BlockCutter(const RingWork& work, const TileAxis& axis, const Needs& needs, const KernelShape& kernel,
               const MachineModel& machine, const PlanOptions& options)
-      : job_(job),
+      : work_(work),
         axis_(axis),
         needs_(needs),
         key_tile_(kernel.key_tile),
         machine_(machine),
         options_(options),
-        row_bytes_(static_cast<double>(kv_token_bytes(job.spec))),
+        row_bytes_(static_cast<double>(token_bytes(work.streams))),
         latency_(machine.latency_seconds * (options.route == Route::kChain ? std::max(1, needs.world() - 1) : 1)),
         fixed_bytes_(options.fixed_bytes + (options.state_out || !one_block() ? options.state_bytes : 0)),
         most_rows_(std::numeric_limits<std::int64_t>::max()) {
     if (options.memory_budget > 0 && options.memory_budget >= fixed_bytes_) {
-      const auto two_tokens = static_cast<std::size_t>(2 * kv_token_bytes(job.spec));
+      const auto two_tokens = static_cast<std::size_t>(2 * token_bytes(work.streams));
       most_rows_ = static_cast<std::int64_t>((options.memory_budget - fixed_bytes_) / two_tokens);
     }
   }
@@ -108,7 +108,7 @@ class BlockCutter {
       fail(ErrorCode::kMemory,
            fmt::format("blocks of {} tokens don't fit into the memory budget", options_.block_tokens),
            fmt::format("{} bytes of {} are left for two of them, at {} bytes a token",
-                       options_.memory_budget - fixed_bytes_, options_.memory_budget, kv_token_bytes(job_.spec)),
+                       options_.memory_budget - fixed_bytes_, options_.memory_budget, token_bytes(work_.streams)),
            {setting("block", whole_tiles), " would fit."});
     }
     refuse_budget();
@@ -205,18 +205,17 @@ class BlockCutter {
 
   // Mean over the ranks.
   double fold_seconds(std::int64_t first_tile, std::int64_t last_tile) const {
-    const FoldSpec& spec = job_.spec;
     double pairs = 0.0;
     for (std::int64_t tile = first_tile; tile < last_tile;) {
       const std::int32_t sequence = axis_.sequence(tile);
-      const Sequence& s = job_.batch.sequences[static_cast<std::size_t>(sequence)];
+      const Sequence& s = work_.batch.sequences[static_cast<std::size_t>(sequence)];
       const std::int64_t end = std::min(last_tile, axis_.first(sequence + 1));
       const std::int64_t origin = axis_.token(axis_.first(sequence));
-      pairs += Visibility(spec.mask, s.k_len)
+      pairs += Visibility(work_.mask, s.k_len)
                    .pairs(s.q_offset, s.q_len, {axis_.token(tile) - origin, axis_.token(end) - origin});
       tile = end;
     }
-    return 2.0 * pairs * spec.heads * (spec.head_dim + spec.head_dim_v) / needs_.world() / machine_.flops_per_second;
+    return pairs * work_.pair_flops / needs_.world() / machine_.flops_per_second;
   }
 
   [[noreturn]] void refuse_budget() const {
@@ -234,13 +233,13 @@ class BlockCutter {
          fmt::format("{} is enough; with more ranks, shards and state are smaller.", byte_size(fixed + buffers)));
   }
 
-  const Job& job_;
+  const RingWork& work_;
   const TileAxis& axis_;
   const Needs& needs_;
   int key_tile_;
   const MachineModel& machine_;
   const PlanOptions& options_;
-  double row_bytes_;         // of a token's K and V
+  double row_bytes_;         // of a token
   double latency_;           // of a block's messages, one after the other
   std::size_t fixed_bytes_;  // whatever the blocks are
   std::int64_t most_rows_;   // of a block buffer, by the memory budget
@@ -257,7 +256,7 @@ void check_rate(std::string_view name, double value) {
 
 }  // namespace
 
-std::vector<std::int64_t> cut_blocks(const Job& job, const TileAxis& axis, const Needs& needs,
+std::vector<std::int64_t> cut_blocks(const RingWork& work, const TileAxis& axis, const Needs& needs,
                                      const KernelShape& kernel, const MachineModel& machine,
                                      const PlanOptions& options) {
   check_rate("flops_per_second", machine.flops_per_second);
@@ -270,7 +269,7 @@ std::vector<std::int64_t> cut_blocks(const Job& job, const TileAxis& axis, const
     fail(ErrorCode::kUsage, fmt::format("blocks of {} tokens", options.block_tokens),
          "a block holds at least one token", "0 lets the plan choose.");
   }
-  return BlockCutter(job, axis, needs, kernel, machine, options).cut();
+  return BlockCutter(work, axis, needs, kernel, machine, options).cut();
 }
 
 }  // namespace ringattn

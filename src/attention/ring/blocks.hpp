@@ -8,14 +8,14 @@
 #include "attention/ring/machine_model.hpp"
 #include "attention/ring/needs.hpp"
 #include "attention/ring/plan.hpp"
-#include "attention/tokens/job.hpp"
+#include "attention/ring/ring_work.hpp"
 #include "attention/tokens/tile_axis.hpp"
 
 namespace ringattn {
 
 // First tile of each block, with all tiles behind: [blocks + 1]. There is always a block, if of nothing. Throws kUsage
 // for a machine model or options that make no sense, and kMemory, saying what would fit, when the budget can't hold.
-std::vector<std::int64_t> cut_blocks(const Job& job, const TileAxis& axis, const Needs& needs,
+std::vector<std::int64_t> cut_blocks(const RingWork& work, const TileAxis& axis, const Needs& needs,
                                      const KernelShape& kernel, const MachineModel& machine,
                                      const PlanOptions& options);
 

@@ -1,33 +1,54 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one loop that holds both a Transport and a Backend: walks the plan, the next block in flight while this one
-// folds.
+// The one loop that holds both a Transport and a Backend: walks the plan, the next block in flight while this one is
+// computed. What is computed is a BlockStep's business.
 #pragma once
 
-#include <array>
-#include <cstddef>
+#include <cstdint>
+#include <functional>
 
-#include "attention/attention.hpp"
-#include "attention/ring/workspace.hpp"
+#include "attention/ring/block_mover.hpp"
+#include "attention/ring/plan.hpp"
+#include "attention/ring/timeline.hpp"
+#include "comm/patience.hpp"
+#include "comm/transport.hpp"
+#include "kernels/backend.hpp"
 
 namespace ringattn {
 
-struct EngineRun {
-  const Plan& plan;
-  const FoldSpec& spec;
-  const Options& options;
-  Transport& transport;
-  Backend& backend;
-  FoldKernel& kernel;
-  const Inputs& inputs;
-  const Outputs& outputs;
-  std::byte* state;               // FoldKernel::state_bytes()
-  std::array<KvRows, 2> buffers;  // block b uses buffers[b % 2]
-  KvRows staged;                  // for the dense copy of a strided shard
-  Stream stream;
-  const BlockDone& block_done;
-  RunMode mode;
+// A block whose rows are in place.
+struct ArrivedBlock {
+  std::int64_t index = 0;  // into Plan::blocks; its rows lie in the block buffer of the same parity
+  bool first = false;
+  bool last = false;
 };
 
-RunStats run_engine(const EngineRun& run);
+// What an op does with the blocks of a run. Both calls enqueue on `stream` (devices) or do the work (hosts).
+class BlockStep {
+ public:
+  virtual ~BlockStep() = default;
+
+  virtual void compute(const ArrivedBlock& block, Stream stream, const Progress& progress) = 0;
+  // Behind the last block. Returns whether that was anything.
+  virtual bool finish(Stream stream) = 0;
+};
+
+// Called after each block with the number of blocks done and of all blocks; for progress displays.
+using BlockDone = std::function<void(std::int64_t done, std::int64_t all)>;
+
+struct RingLoop {
+  const Plan& plan;
+  Transport& transport;
+  Backend& backend;
+  BlockStep& step;
+  BlockMover* mover = nullptr;   // bound to this run's memory; nullptr: nothing travels
+  Timeline* timeline = nullptr;  // nullptr: nobody asks for times
+  bool overlap = true;           // the next block travels while this one is computed
+  Patience patience;
+  double longest_block = 0.0;  // predicted seconds of computing one
+};
+
+// Enqueues all blocks of a run. `block_done` is called by backends that do the work before a call returns. A failure
+// gives up whatever is in flight.
+void enqueue_blocks(const RingLoop& loop, Stream stream, const BlockDone& block_done);
 
 }  // namespace ringattn

@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "attention/attention.hpp"
 #include "comm/meeting.hpp"
 
 namespace ringattn {
@@ -15,10 +14,6 @@ struct Identity {
   std::string what;
   std::string value;
 };
-
-// Build, kernel, device, job and options of this rank.
-std::vector<Identity> identities(const Job& job, const Options& options, const FoldChoice& choice,
-                                 const Backend& backend);
 
 // Collective. Throws kUnsupported (as an AgreedError), naming the first thing and rank that differ from rank 0.
 void handshake(const Meeting& meeting, const std::vector<Identity>& mine);

@@ -11,10 +11,10 @@ BufferRows operator+(const BufferRows& a, const BufferRows& b) { return {a.recei
 
 }  // namespace
 
-Needs::Needs(const Job& job, const JobLayout& layout, const TileAxis& axis, int query_tile, int key_tile)
+Needs::Needs(const RingWork& work, const JobLayout& layout, const TileAxis& axis, int query_tile, int key_tile)
     : keys_(&layout.keys), axis_(&axis), spans_(static_cast<std::size_t>(layout.queries.world())) {
   find_scattered();
-  find_spans(job, layout.queries, query_tile, key_tile);
+  find_spans(work, layout.queries, query_tile, key_tile);
 }
 
 void Needs::find_scattered() {
@@ -29,13 +29,13 @@ void Needs::find_scattered() {
   }
 }
 
-void Needs::find_spans(const Job& job, const Layout& queries, int query_tile, int key_tile) {
+void Needs::find_spans(const RingWork& work, const Layout& queries, int query_tile, int key_tile) {
   for (int rank = 0; rank < world(); ++rank) {
     std::vector<Span>& spans = spans_[static_cast<std::size_t>(rank)];
     for (const TokenRun& run : queries.runs(rank)) {
-      const Sequence& s = job.batch.sequences[static_cast<std::size_t>(run.sequence)];
+      const Sequence& s = work.batch.sequences[static_cast<std::size_t>(run.sequence)];
       TileRange tiles =
-          Visibility(job.spec.mask, s.k_len).tiles(s.q_offset + run.begin, run.tokens(), {query_tile, key_tile});
+          Visibility(work.mask, s.k_len).tiles(s.q_offset + run.begin, run.tokens(), {query_tile, key_tile});
       if (tiles.empty()) continue;
       tiles.begin += axis_->first(run.sequence);
       tiles.end += axis_->first(run.sequence);

@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "attention/tokens/job.hpp"
+#include "attention/ring/ring_work.hpp"
 #include "attention/tokens/layout.hpp"
 #include "attention/tokens/tile_axis.hpp"
 #include "kernels/fold.hpp"
@@ -23,7 +23,7 @@ struct BufferRows {
 class Needs {
  public:
   // `layout` and `axis` outlive the object.
-  Needs(const Job& job, const JobLayout& layout, const TileAxis& axis, int query_tile, int key_tile);
+  Needs(const RingWork& work, const JobLayout& layout, const TileAxis& axis, int query_tile, int key_tile);
 
   int world() const { return static_cast<int>(spans_.size()); }
   // Tiles of the axis that the rank folds, in [first, last): disjoint, ascending, not adjacent.
@@ -42,7 +42,7 @@ class Needs {
   };
 
   void find_scattered();
-  void find_spans(const Job& job, const Layout& queries, int query_tile, int key_tile);
+  void find_spans(const RingWork& work, const Layout& queries, int query_tile, int key_tile);
 
   // Tokens of the scattered tiles in [first, last): those whose keys lie in several runs.
   std::int64_t scattered(std::int64_t first, std::int64_t last) const;

@@ -176,7 +176,7 @@ class Router {
 
   Route route_;
   double latency_;
-  double row_seconds_;  // of a token's K and V on a link
+  double row_seconds_;  // of a token on a link
   const std::vector<RankSet>& sets_;
 };
 

@@ -12,6 +12,7 @@
 #include "attention/ring/blocks.hpp"
 #include "attention/ring/needs.hpp"
 #include "attention/ring/parts.hpp"
+#include "attention/tokens/job.hpp"
 #include "attention/tokens/tile_axis.hpp"
 #include "base/error.hpp"
 #include "base/size.hpp"
@@ -45,9 +46,9 @@ std::vector<PartMessage> messages(std::vector<Hop> hops) {
 // Builds one block of one rank's plan.
 class BlockPlanner {
  public:
-  BlockPlanner(const Job& job, const JobLayout& layout, const TileAxis& axis, const Needs& needs,
+  BlockPlanner(const RingWork& work, const JobLayout& layout, const TileAxis& axis, const Needs& needs,
                const PlanOptions& options, int rank)
-      : job_(job), layout_(layout), axis_(axis), needs_(needs), options_(options), rank_(rank) {}
+      : work_(work), layout_(layout), axis_(axis), needs_(needs), options_(options), rank_(rank) {}
 
   BlockPlan plan(std::int64_t first_tile, std::int64_t last_tile, std::span<const WorldPart> parts,
                  std::span<const RankSet> sets) const {
@@ -99,7 +100,7 @@ class BlockPlanner {
   std::int64_t bytes(std::span<const Hop> hops, const BlockPlan& block) const {
     std::int64_t sum = 0;
     for (const Hop& hop : hops) {
-      sum += block.parts[static_cast<std::size_t>(hop.part)].rows * kv_token_bytes(job_.spec);
+      sum += block.parts[static_cast<std::size_t>(hop.part)].rows * token_bytes(work_.streams);
       if (options_.checksum) sum += kChecksumBytes;
     }
     return sum;
@@ -181,26 +182,25 @@ class BlockPlanner {
   }
 
   double flops(const BlockPlan& block) const {
-    const FoldSpec& spec = job_.spec;
     const std::span<const TokenRun> queries = layout_.queries.runs(rank_);
     double pairs = 0.0;
     auto run = queries.begin();
     for (std::size_t i = 0; i < block.key_runs.size(); ++i) {
       const std::int32_t sequence = block.key_runs[i].sequence;
       if (i > 0 && block.key_runs[i - 1].sequence == sequence) continue;
-      const Sequence& s = job_.batch.sequences[static_cast<std::size_t>(sequence)];
+      const Sequence& s = work_.batch.sequences[static_cast<std::size_t>(sequence)];
       const std::int64_t origin = layout_.keys.cu()[static_cast<std::size_t>(sequence)];
       const KeyRange keys{std::max<std::int64_t>(0, block.first_token - origin),
                           std::min(s.k_len, block.last_token - origin)};
       run = std::partition_point(run, queries.end(), [&](const TokenRun& r) { return r.sequence < sequence; });
       for (; run != queries.end() && run->sequence == sequence; ++run) {
-        pairs += Visibility(spec.mask, s.k_len).pairs(s.q_offset + run->begin, run->tokens(), keys);
+        pairs += Visibility(work_.mask, s.k_len).pairs(s.q_offset + run->begin, run->tokens(), keys);
       }
     }
-    return 2.0 * pairs * spec.heads * (spec.head_dim + spec.head_dim_v);
+    return pairs * work_.pair_flops;
   }
 
-  const Job& job_;
+  const RingWork& work_;
   const JobLayout& layout_;
   const TileAxis& axis_;
   const Needs& needs_;
@@ -208,7 +208,7 @@ class BlockPlanner {
   int rank_;
 };
 
-void check_layout(const Job& job, const JobLayout& layout) {
+void check_layout(const Batch& batch, const JobLayout& layout) {
   if (layout.queries.world() != layout.keys.world()) {
     fail(ErrorCode::kUsage, fmt::format("queries on {} ranks, keys on {}", layout.queries.world(), layout.keys.world()),
          "both layouts are of one world", "Make both for the same number of ranks.");
@@ -222,28 +222,28 @@ void check_layout(const Job& job, const JobLayout& layout) {
          fmt::format("the job has {} in {}, or divides them otherwise", expected.back(), expected.size() - 1),
          "Make the layout from the lengths of the job's sequences.");
   };
-  check("queries", layout.queries.cu(), job.batch.cu_q());
-  check("keys", layout.keys.cu(), job.batch.cu_k());
+  check("queries", layout.queries.cu(), batch.cu_q());
+  check("keys", layout.keys.cu(), batch.cu_k());
 }
 
 }  // namespace
 
 // What all ranks' plans have in common.
 struct Planner::Shared {
-  Shared(const Job& the_job, const JobLayout& the_layout, const KernelShape& the_kernel, const MachineModel& machine,
+  Shared(RingWork the_work, const JobLayout& the_layout, const KernelShape& the_kernel, const MachineModel& machine,
          const PlanOptions& the_options)
-      : job(the_job),
+      : work(std::move(the_work)),
         layout(the_layout),
         kernel(the_kernel),
         options(the_options),
-        axis(job.batch, kernel.key_tile),
-        needs(job, layout, axis, kernel.query_tile, kernel.key_tile),
-        tile_boundaries(cut_blocks(job, axis, needs, kernel, machine, options)),
-        parts(cut_parts(axis, needs, layout.keys, tile_boundaries, options.route, machine, kv_token_bytes(job.spec))) {
+        axis(work.batch, kernel.key_tile),
+        needs(work, layout, axis, kernel.query_tile, kernel.key_tile),
+        tile_boundaries(cut_blocks(work, axis, needs, kernel, machine, options)),
+        parts(cut_parts(axis, needs, layout.keys, tile_boundaries, options.route, machine, token_bytes(work.streams))) {
     for (const std::int64_t tile : tile_boundaries) boundaries.push_back(axis.token(tile));
   }
 
-  const Job& job;
+  RingWork work;
   const JobLayout& layout;
   KernelShape kernel;
   PlanOptions options;
@@ -254,10 +254,10 @@ struct Planner::Shared {
   std::vector<std::int64_t> boundaries;
 };
 
-Planner::Planner(const Job& job, const JobLayout& layout, const KernelShape& kernel, const MachineModel& machine,
+Planner::Planner(RingWork work, const JobLayout& layout, const KernelShape& kernel, const MachineModel& machine,
                  const PlanOptions& options) {
-  check_layout(job, layout);
-  shared_ = std::make_unique<const Shared>(job, layout, kernel, machine, options);
+  check_layout(work.batch, layout);
+  shared_ = std::make_unique<const Shared>(std::move(work), layout, kernel, machine, options);
 }
 Planner::~Planner() = default;
 Planner::Planner(Planner&&) noexcept = default;
@@ -274,31 +274,31 @@ Plan Planner::plan(int rank) const {
   const Layout& queries = shared.layout.queries;
   for (std::size_t i = 0; i < queries.runs(rank).size(); ++i) {
     const TokenRun& run = queries.runs(rank)[i];
-    const Sequence& s = shared.job.batch.sequences[static_cast<std::size_t>(run.sequence)];
+    const Sequence& s = shared.work.batch.sequences[static_cast<std::size_t>(run.sequence)];
     plan.queries.push_back({run.sequence, run.begin + s.q_offset, queries.run_rows(rank)[i], run.tokens()});
   }
-  for (const Sequence& s : shared.job.batch.sequences) plan.key_lengths.push_back(s.k_len);
-  const BlockPlanner planner(shared.job, shared.layout, shared.axis, shared.needs, shared.options, rank);
+  for (const Sequence& s : shared.work.batch.sequences) plan.key_lengths.push_back(s.k_len);
+  const BlockPlanner planner(shared.work, shared.layout, shared.axis, shared.needs, shared.options, rank);
   for (std::size_t i = 0; i < shared.parts.blocks.size(); ++i) {
     plan.blocks.push_back(planner.plan(shared.tile_boundaries[i], shared.tile_boundaries[i + 1], shared.parts.blocks[i],
                                        shared.parts.sets));
     plan.buffer_rows = std::max(plan.buffer_rows, plan.blocks.back().buffer_rows);
   }
-  plan.block_buffer_bytes = static_cast<std::size_t>(plan.buffer_rows * kv_token_bytes(shared.job.spec));
+  plan.block_buffer_bytes = static_cast<std::size_t>(plan.buffer_rows * token_bytes(shared.work.streams));
   plan.keeps_state = plan.blocks.size() > 1 || shared.options.state_out;
   plan.memory_bytes =
       shared.options.fixed_bytes + (plan.keeps_state ? shared.options.state_bytes : 0) + 2 * plan.block_buffer_bytes;
   return plan;
 }
 
-std::vector<std::int64_t> block_boundaries(const Job& job, const JobLayout& layout, const KernelShape& kernel,
+std::vector<std::int64_t> block_boundaries(RingWork work, const JobLayout& layout, const KernelShape& kernel,
                                            const MachineModel& machine, const PlanOptions& options) {
-  return Planner(job, layout, kernel, machine, options).boundaries();
+  return Planner(std::move(work), layout, kernel, machine, options).boundaries();
 }
 
-Plan make_plan(const Job& job, const JobLayout& layout, const KernelShape& kernel, const MachineModel& machine,
+Plan make_plan(RingWork work, const JobLayout& layout, const KernelShape& kernel, const MachineModel& machine,
                const PlanOptions& options, int rank) {
-  return Planner(job, layout, kernel, machine, options).plan(rank);
+  return Planner(std::move(work), layout, kernel, machine, options).plan(rank);
 }
 
 double Plan::flops() const {
@@ -317,11 +317,6 @@ std::int64_t Plan::bytes_sent() const {
   std::int64_t sum = 0;
   for (const BlockPlan& block : blocks) sum += block.bytes_sent;
   return sum;
-}
-
-std::int64_t kv_token_bytes(const FoldSpec& spec) {
-  return std::int64_t{spec.kv_heads} * (spec.head_dim + spec.head_dim_v) *
-         static_cast<std::int64_t>(size_of(spec.dtype));
 }
 
 }  // namespace ringattn

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // For one rank: blocks in ascending token order, each with its transfers and its compute task. A pure function of the
-// job, the layout, the kernel's tiles, the machine model and the options; where these are the same on all ranks, every
+// work, the layout, the kernel's tiles, the machine model and the options; where these are the same on all ranks, every
 // rank computes its own plan, and they fit together.
 #pragma once
 
@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "attention/ring/machine_model.hpp"
-#include "attention/tokens/job.hpp"
+#include "attention/ring/ring_work.hpp"
 #include "attention/tokens/layout.hpp"
 #include "comm/transport.hpp"
 #include "kernels/fold.hpp"
@@ -37,7 +37,8 @@ struct PlanOptions {
   bool checksum = false;          // kChecksumBytes travel with each part
 };
 
-// Rows of one owner's K/V shard that travel together: contiguous in the shard and in every buffer that receives them.
+// Rows of one owner's key shard, of every stream, that travel together: contiguous in the shard and in every buffer
+// that receives them.
 struct Part {
   int owner = 0;
   std::int64_t owner_row = 0;  // first row in the owner's shard
@@ -74,7 +75,7 @@ struct BlockPlan {
   std::vector<KeyRun> key_runs;  // the rank's compute task
   std::vector<KeyTile> tiles;
   std::int64_t buffer_rows = 0;  // that the block needs: received rows, then assembled tiles
-  double flops = 0.0;            // of this rank's task, by the convention of job_flops()
+  double flops = 0.0;            // of this rank's task
   std::int64_t bytes_received = 0;
   std::int64_t bytes_sent = 0;
 };
@@ -96,13 +97,13 @@ struct Plan {
   std::int64_t bytes_sent() const;
 };
 
-// All ranks' plans: what they share is worked out once. `job` and `layout` are read by the constructor and by plan(),
-// and outlive the object. The constructor throws kUsage for a layout that doesn't hold the job's tokens and for options
+// All ranks' plans: what they share is worked out once. `layout` is read by the constructor and by plan(), and outlives
+// the object. The constructor throws kUsage for a layout that doesn't hold the batch's tokens and for options
 // or a machine model that make no sense, and kMemory, saying what would fit, when the budget can't hold even the
 // smallest blocks.
 class Planner {
  public:
-  Planner(const Job& job, const JobLayout& layout, const KernelShape& kernel, const MachineModel& machine,
+  Planner(RingWork work, const JobLayout& layout, const KernelShape& kernel, const MachineModel& machine,
           const PlanOptions& options);
   ~Planner();
   Planner(Planner&&) noexcept;
@@ -119,9 +120,9 @@ class Planner {
 };
 
 // Planner::boundaries() and Planner::plan() for those who need one of them once.
-std::vector<std::int64_t> block_boundaries(const Job& job, const JobLayout& layout, const KernelShape& kernel,
+std::vector<std::int64_t> block_boundaries(RingWork work, const JobLayout& layout, const KernelShape& kernel,
                                            const MachineModel& machine, const PlanOptions& options);
-Plan make_plan(const Job& job, const JobLayout& layout, const KernelShape& kernel, const MachineModel& machine,
+Plan make_plan(RingWork work, const JobLayout& layout, const KernelShape& kernel, const MachineModel& machine,
                const PlanOptions& options, int rank);
 
 // Predicted seconds of a plan: each block's fold and transfer, the next in flight while one folds. There are two block
@@ -130,9 +131,7 @@ struct Prediction {
   double seconds = 0.0;
   double exposed_seconds = 0.0;  // in which the rank waits for bytes
 };
-Prediction predict(const Plan& plan, const MachineModel& machine);
-
-// Bytes of one token's K and V rows on the wire.
-std::int64_t kv_token_bytes(const FoldSpec& spec);
+// Without overlap each block is waited for before it is folded, and the next transfer starts after the fold.
+Prediction predict(const Plan& plan, const MachineModel& machine, bool overlap = true);
 
 }  // namespace ringattn

@@ -18,13 +18,14 @@ double transfer_seconds(const BlockPlan& block, const MachineModel& machine) {
 
 }  // namespace
 
-Prediction predict(const Plan& plan, const MachineModel& machine) {
+Prediction predict(const Plan& plan, const MachineModel& machine, bool overlap) {
   Prediction prediction;
   double arrived = 0.0;        // end of the last transfer
   double folded = 0.0;         // end of the last fold
   double folded_before = 0.0;  // end of the fold before it
   for (const BlockPlan& block : plan.blocks) {
-    arrived = std::max(arrived, folded_before) + transfer_seconds(block, machine);
+    const double begins = overlap ? std::max(arrived, folded_before) : folded;
+    arrived = begins + transfer_seconds(block, machine);
     prediction.exposed_seconds += std::max(0.0, arrived - folded);
     folded_before = folded;
     folded = std::max(folded, arrived) + block.flops / machine.flops_per_second;

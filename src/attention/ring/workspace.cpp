@@ -3,15 +3,7 @@
 
 namespace ringattn {
 
-std::int64_t k_row_bytes(const FoldSpec& spec) {
-  return std::int64_t{spec.kv_heads} * spec.head_dim * static_cast<std::int64_t>(size_of(spec.dtype));
-}
-
-std::int64_t v_row_bytes(const FoldSpec& spec) {
-  return std::int64_t{spec.kv_heads} * spec.head_dim_v * static_cast<std::int64_t>(size_of(spec.dtype));
-}
-
-WorkspaceLayout workspace_layout(const FoldSpec& spec, std::size_t state_bytes, std::int64_t buffer_rows,
+WorkspaceLayout workspace_layout(std::span<const RowStream> streams, std::size_t state_bytes, std::int64_t buffer_rows,
                                  std::int64_t staged_rows) {
   constexpr std::size_t kAlignment = 256;
   WorkspaceLayout layout;
@@ -20,21 +12,28 @@ WorkspaceLayout workspace_layout(const FoldSpec& spec, std::size_t state_bytes, 
     layout.bytes += (bytes + kAlignment - 1) / kAlignment * kAlignment;
     return offset;
   };
-  const auto bytes_of = [](std::int64_t rows, std::int64_t row_bytes) {
-    return static_cast<std::size_t>(rows * row_bytes);
+  const auto place_rows = [&](std::int64_t rows) {
+    std::vector<std::size_t> offsets;
+    offsets.reserve(streams.size());
+    for (const RowStream& stream : streams)
+      offsets.push_back(place(static_cast<std::size_t>(rows * stream.token_bytes)));
+    return offsets;
   };
   layout.state = place(state_bytes);
-  for (auto& buffer : layout.buffers) {
-    buffer[0] = place(bytes_of(buffer_rows, k_row_bytes(spec)));
-    buffer[1] = place(bytes_of(buffer_rows, v_row_bytes(spec)));
-  }
-  layout.staged[0] = place(bytes_of(staged_rows, k_row_bytes(spec)));
-  layout.staged[1] = place(bytes_of(staged_rows, v_row_bytes(spec)));
+  for (std::vector<std::size_t>& buffer : layout.buffers) buffer = place_rows(buffer_rows);
+  layout.staged = place_rows(staged_rows);
   return layout;
 }
 
-WorkspaceLayout block_buffers_layout(const FoldSpec& spec, std::int64_t buffer_rows) {
-  return workspace_layout(spec, 0, buffer_rows, 0);
+WorkspaceLayout block_buffers_layout(std::span<const RowStream> streams, std::int64_t buffer_rows) {
+  return workspace_layout(streams, 0, buffer_rows, 0);
+}
+
+StreamRows rows_at(std::byte* base, std::span<const std::size_t> offsets) {
+  StreamRows rows;
+  rows.reserve(offsets.size());
+  for (const std::size_t offset : offsets) rows.push_back(base + offset);
+  return rows;
 }
 
 }  // namespace ringattn

@@ -24,8 +24,13 @@ double visible_pairs(const Job& job) {
   return pairs;
 }
 
-double job_flops(const Job& job) {
-  return 2.0 * visible_pairs(job) * job.spec.heads * (job.spec.head_dim + job.spec.head_dim_v);
+std::string describe(const Job& job) {
+  const std::size_t count = job.batch.sequences.size();
+  const std::int64_t queries = job.batch.q_tokens();
+  const std::int64_t keys = job.batch.k_tokens();
+  const std::string tokens =
+      queries == keys ? fmt::format("{} tokens", queries) : fmt::format("{} queries, {} keys", queries, keys);
+  return fmt::format("{}; {} sequence{}, {}", describe(job.spec), count, count == 1 ? "" : "s", tokens);
 }
 
 void check_job(const Job& job) {

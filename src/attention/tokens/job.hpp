@@ -18,14 +18,14 @@ struct Job {
 // (query, key) pairs that the mask lets through, all sequences.
 double visible_pairs(const Job& job);
 
-// The field's convention, whatever is skipped or masked inside tiles: 2 · pairs · heads · (head_dim + head_dim_v).
-double job_flops(const Job& job);
-
 // The visible pairs of a run of the job's queries. `job` outlives the function.
 QueryWork query_work(const Job& job);
 
 // Deals the job's tokens by the pairs that its queries see (attention/tokens/layout.hpp).
 JobLayout make_layout(const Job& job, int world, const LayoutRequest& request, int query_tile, int key_tile);
+
+// "bf16, heads 8/2 (GQA 4:1), head_dim 128, causal; 3 sequences, 1000 queries, 4096 keys"
+std::string describe(const Job& job);
 
 // Throws kUsage when the job contradicts itself: heads, dims, windows beyond ±2^62, or its batch (check_batch()).
 void check_job(const Job& job);

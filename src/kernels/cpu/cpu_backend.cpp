@@ -21,6 +21,24 @@ int thread_count(int requested) {
 #endif
 }
 
+using Clock = std::chrono::steady_clock;
+
+double seconds_between(Clock::time_point from, Clock::time_point to) {
+  return std::chrono::duration<double>(to - from).count();
+}
+
+class CpuMarks final : public Marks {
+ public:
+  explicit CpuMarks(std::size_t count) : times_(count) {}
+
+  void record(std::size_t mark, Stream) override { times_.at(mark) = Clock::now(); }
+  void synchronize(std::size_t, const Deadline&, const Progress&) override {}
+  double elapsed(std::size_t from, std::size_t to) override { return seconds_between(times_.at(from), times_.at(to)); }
+
+ private:
+  std::vector<Clock::time_point> times_;
+};
+
 }  // namespace
 
 CpuBackend::CpuBackend(int threads) : threads_(thread_count(threads)), tile_ops_(best_tile_ops()) {}
@@ -57,9 +75,9 @@ Mark CpuBackend::mark(Stream) {
 }
 
 double CpuBackend::elapsed(Mark from, Mark to) {
-  return std::chrono::duration<double>(marks_.at(static_cast<std::size_t>(to)) -
-                                       marks_.at(static_cast<std::size_t>(from)))
-      .count();
+  return seconds_between(marks_.at(static_cast<std::size_t>(from)), marks_.at(static_cast<std::size_t>(to)));
 }
+
+std::unique_ptr<Marks> CpuBackend::make_marks(std::size_t count, bool) { return std::make_unique<CpuMarks>(count); }
 
 }  // namespace ringattn::cpu

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -38,7 +39,9 @@ class CpuBackend final : public Backend {
   void synchronize(Mark, const Deadline&, const Progress&) override {}
   double elapsed(Mark from, Mark to) override;
   void forget_marks() override { marks_.clear(); }
-  int blocks_ahead() const override { return 0; }
+  std::unique_ptr<Marks> make_marks(std::size_t count, bool timed) override;
+  bool enqueues() const override { return false; }
+  bool is_capturing(Stream) override { return false; }
   std::size_t peak_memory() override { return peak_resident_bytes(); }
 
  private:

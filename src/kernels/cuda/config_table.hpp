@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <optional>
 #include <span>
 #include <string>
@@ -11,6 +12,15 @@
 #include "kernels/fold.hpp"
 
 namespace ringattn::cuda {
+
+// The entry for these head dims, at compile time. What the table lacks does not compile.
+template <class Config, std::size_t kSize>
+consteval Config config_of_dims(const Config (&table)[kSize], int head_dim, int head_dim_v) {
+  for (const Config& config : table) {
+    if (config.head_dim == head_dim && config.head_dim_v == head_dim_v) return config;
+  }
+  throw "the table has no such configuration";
+}
 
 // The entry for the spec's head dims; none: the kernel can't do the spec.
 template <class Config>

@@ -24,6 +24,51 @@ const Gpu& gpu_of(int device) {
   return gpus[static_cast<std::size_t>(device)];
 }
 
+// Returns when the device has passed the event.
+void await_event(const CudaEvent& event, int device, const Deadline& deadline, const Progress& progress) {
+  while (!event.passed()) {
+    if (progress) progress();
+    if (deadline.expired()) {
+      fail(ErrorCode::kPeer, fmt::format("GPU {} did not finish within {} s", device, deadline.seconds()),
+           "its work waits for a peer, or is slower than predicted",
+           {"Raise ", setting("timeout"), " if it is only slow."});
+    }
+    std::this_thread::yield();
+  }
+}
+
+double seconds_between(const CudaEvent& from, const CudaEvent& to) {
+  float milliseconds = 0.0F;
+  check_cuda(cudaEventElapsedTime(&milliseconds, from.get(), to.get()), "cudaEventElapsedTime");
+  return static_cast<double>(milliseconds) * 1e-3;
+}
+
+class CudaMarks final : public Marks {
+ public:
+  CudaMarks(int device, std::size_t count, bool timed) : device_(device) {
+    const DeviceGuard guard(device_);
+    events_.reserve(count);
+    for (std::size_t i = 0; i < count; ++i) events_.emplace_back(timed);
+  }
+
+  void record(std::size_t mark, Stream stream) override {
+    const DeviceGuard guard(device_);
+    events_.at(mark).record(cuda_stream(stream));
+  }
+  void synchronize(std::size_t mark, const Deadline& deadline, const Progress& progress) override {
+    const DeviceGuard guard(device_);
+    await_event(events_.at(mark), device_, deadline, progress);
+  }
+  double elapsed(std::size_t from, std::size_t to) override {
+    const DeviceGuard guard(device_);
+    return seconds_between(events_.at(from), events_.at(to));
+  }
+
+ private:
+  const int device_;
+  std::vector<CudaEvent> events_;
+};
+
 }  // namespace
 
 CudaBackend::CudaBackend(int device) : device_(device) {
@@ -85,24 +130,30 @@ const CudaEvent& CudaBackend::event(Mark mark) const {
 
 void CudaBackend::synchronize(Mark mark, const Deadline& deadline, const Progress& progress) {
   const DeviceGuard guard(device_);
-  const CudaEvent& awaited = event(mark);
-  while (!awaited.passed()) {
-    if (progress) progress();
-    if (deadline.expired()) {
-      fail(ErrorCode::kPeer, fmt::format("GPU {} did not finish within {} s", device_, deadline.seconds()),
-           "its work waits for a peer, or is slower than predicted",
-           {"Raise ", setting("timeout"), " if it is only slow."});
-    }
-    std::this_thread::yield();
-  }
+  await_event(event(mark), device_, deadline, progress);
   see_memory();
 }
 
 double CudaBackend::elapsed(Mark from, Mark to) {
   const DeviceGuard guard(device_);
-  float milliseconds = 0.0F;
-  check_cuda(cudaEventElapsedTime(&milliseconds, event(from).get(), event(to).get()), "cudaEventElapsedTime");
-  return static_cast<double>(milliseconds) * 1e-3;
+  return seconds_between(event(from), event(to));
+}
+
+std::unique_ptr<Marks> CudaBackend::make_marks(std::size_t count, bool timed) {
+  return std::make_unique<CudaMarks>(device_, count, timed);
+}
+
+bool CudaBackend::is_capturing(Stream stream) {
+  const DeviceGuard guard(device_);
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  const cudaError_t result = cudaStreamIsCapturing(cuda_stream(stream), &status);
+  // The legacy default stream can't be asked while another stream that it waits for is being captured.
+  if (result == cudaErrorStreamCaptureImplicit) {
+    cudaGetLastError();
+    return true;
+  }
+  check_cuda(result, "cudaStreamIsCapturing");
+  return status != cudaStreamCaptureStatusNone;
 }
 
 void CudaBackend::see_memory() { least_free_ = std::min(least_free_, gpu_memory(device_).free); }

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -34,7 +35,9 @@ class CudaBackend final : public Backend {
   void synchronize(Mark mark, const Deadline& deadline, const Progress& progress) override;
   double elapsed(Mark from, Mark to) override;
   void forget_marks() override { marks_ = 0; }
-  int blocks_ahead() const override { return 2; }
+  std::unique_ptr<Marks> make_marks(std::size_t count, bool timed) override;
+  bool enqueues() const override { return true; }
+  bool is_capturing(Stream stream) override;
   std::size_t peak_memory() override;
 
  private:

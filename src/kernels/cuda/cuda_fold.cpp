@@ -6,12 +6,15 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <utility>
+#include <vector>
 
 #include "base/cuda.hpp"
 #include "base/error.hpp"
 #include "base/gpu.hpp"
 #include "kernels/cuda/cuda_backend.hpp"
 #include "kernels/cuda/staging_ring.hpp"
+#include "kernels/cuda/task_geometry.hpp"
 #include "kernels/fold_task.hpp"
 #include "kernels/registry.hpp"
 
@@ -40,19 +43,18 @@ int multiprocessors_of(int device) {
 // What doesn't change from task to task.
 FoldParams params_of(const FoldSpec& spec) {
   FoldParams p{};
-  p.mask_left = spec.mask.left;
-  p.mask_right = spec.mask.right;
+  p.mask = spec.mask;
   p.heads = spec.heads;
   p.kv_heads = spec.kv_heads;
   p.head_dim = spec.head_dim;
   p.head_dim_v = spec.head_dim_v;
   p.dtype = static_cast<std::int32_t>(spec.dtype);
-  p.softmax_scale = spec.softmax_scale;
-  p.softcap = spec.softcap;
+  p.softmax.scale = spec.softmax_scale;
+  p.softmax.cap = spec.softcap;
   // The greatest score keeps its place under a positive factor only.
-  p.scaled_first = spec.softcap > 0.0F || !(spec.softmax_scale > 0.0F);
-  p.exponent = p.scaled_first ? 1.0F : spec.softmax_scale;
-  p.exponent_base2 = p.exponent * kLog2E;
+  p.softmax.scaled_first = spec.softcap > 0.0F || !(spec.softmax_scale > 0.0F);
+  p.softmax.exponent = p.softmax.scaled_first ? 1.0F : spec.softmax_scale;
+  p.softmax.exponent_base2 = p.softmax.exponent * kLog2E;
   return p;
 }
 
@@ -65,7 +67,8 @@ class CudaFold final : public FoldKernel {
         multiprocessors_(multiprocessors_of(backend.device())),
         params_(params_of(spec)) {
     kernel_.shape.ctas = multiprocessors_;
-    if (kernel_.reference_unit.base2 == 0.0F) kernel_.reference_unit = {params_.exponent, params_.exponent_base2};
+    if (kernel_.reference_unit.base2 == 0.0F)
+      kernel_.reference_unit = {params_.softmax.exponent, params_.softmax.exponent_base2};
   }
 
   int key_tile() const override { return kernel_.shape.key_tile; }
@@ -75,7 +78,8 @@ class CudaFold final : public FoldKernel {
            sizeof(float);
   }
   std::size_t scratch_bytes(const FoldLimits& limits) const override {
-    return kStagingSlots * table_bytes(spec_, kernel_.shape, limits) + own_bytes();
+    const std::size_t slots = kStagingSlots + static_cast<std::size_t>(limits.prepared);
+    return slots * table_bytes(spec_, kernel_.shape, limits) + own_bytes();
   }
   void reserve(const FoldLimits& limits) override {
     const DeviceGuard guard(device_);
@@ -83,12 +87,35 @@ class CudaFold final : public FoldKernel {
     for (Built& built : built_) built.geometry.reserve(limits);  // and forget
     ring_.reserve(table_bytes(spec_, kernel_.shape, limits), device_);
     builder_.reserve(spec_, kernel_.shape, limits);
+    prepared_.clear();
+    prepared_.reserve(static_cast<std::size_t>(limits.prepared));
     if (own_bytes() > scratch_.bytes()) {
       scratch_ = allocate_device(own_bytes(), device_);
       check_cuda(cudaMemset(scratch_.data(), 0, own_bytes()), "cudaMemset");
       check_cuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");  // tasks may be in any stream
     }
-    kernel_.launch(params_, {});  // loaded now, not while peers wait
+    kernel_.launcher->prepare();
+  }
+
+  // The tables are the task's own, so nobody overwrites them and nobody has to wait: not even a graph's launches do.
+  PreparedTask prepare(const FoldTask& task) override {
+    if (task.sources.size() > kNearSources) {
+      fail(ErrorCode::kInternal, fmt::format("a fold task of {} sources can't be prepared", task.sources.size()),
+           fmt::format("the addresses of more than {} stand in its tables", kNearSources));
+    }
+    const DeviceGuard guard(device_);
+    const CudaStream queue;
+    const std::span<std::byte> memory = ring_.next({});
+    built_[ring_.current()].geometry.forget();
+    PreparedTables tables;
+    tables.layout = builder_.build(spec_, task, kernel_.shape, memory);
+    tables.memory = allocate_device(tables.layout.bytes, device_);
+    check_cuda(
+        cudaMemcpyAsync(tables.memory.data(), memory.data(), tables.layout.bytes, cudaMemcpyHostToDevice, queue.get()),
+        "cudaMemcpyAsync");
+    check_cuda(cudaStreamSynchronize(queue.get()), "cudaStreamSynchronize");
+    prepared_.push_back(std::move(tables));
+    return static_cast<PreparedTask>(prepared_.size()) - 1;
   }
 
   void fold(const FoldTask& task, Stream stream, const Progress& progress) override {
@@ -100,6 +127,11 @@ class CudaFold final : public FoldKernel {
     if (progress) progress();
     if (task.q.tokens == 0 || (task.finish == nullptr && !task.save)) return;
     const DeviceGuard guard(device_);
+    if (task.prepared != kNotPrepared) {
+      const PreparedTables& prepared = prepared_.at(static_cast<std::size_t>(task.prepared));
+      if (prepared.layout.item_count > 0) launch(task, prepared.layout, prepared.memory.data(), stream);
+      return;
+    }
     const cudaStream_t queue = cuda_stream(stream);
     std::byte* tables = nullptr;
     TableLayout layout;
@@ -115,45 +147,7 @@ class CudaFold final : public FoldKernel {
       if (layout.item_count == 0) return;
       tables = ring_.upload(layout.bytes, queue);
     }
-    FoldParams p = params_;
-    p.q = task.q.data;
-    p.q_token_stride = task.q.token_stride;
-    p.q_head_stride = task.q.head_stride;
-    if (task.finish != nullptr) {
-      const FoldOutput& output = *task.finish;
-      p.out = output.out.data;
-      p.out_token_stride = output.out.token_stride;
-      p.out_head_stride = output.out.head_stride;
-      p.lse = output.lse.data;
-      p.lse_token_stride = output.lse.token_stride;
-      p.lse_head_stride = output.lse.head_stride;
-      p.sinks = output.sinks;
-    }
-    p.items = reinterpret_cast<const WorkItem*>(tables + layout.items);
-    p.runs = reinterpret_cast<const RunEntry*>(tables + layout.runs);
-    p.tiles = reinterpret_cast<const TileEntry*>(tables + layout.tiles);
-    p.sources = reinterpret_cast<const SourceEntry*>(tables + layout.sources);
-    for (std::size_t i = 0; i < std::min<std::size_t>(kNearSources, task.sources.size()); ++i) {
-      p.near_sources[i] = source_entry(task.sources[i]);
-    }
-    p.all_near = task.sources.size() <= kNearSources;
-    p.bundles = reinterpret_cast<const WorkBundle*>(tables + layout.bundles);
-    p.item_count = layout.item_count;
-    p.bundle_count = layout.bundle_count;
-    p.taken = reinterpret_cast<std::int32_t*>(tables + layout.counters);
-    p.tiles_done = p.taken + 1;
-    p.keep_pace = layout.keep_pace;
-    p.multiprocessors = multiprocessors_;
-    p.walk_ctas = layout.walk_ctas;
-    p.scratch = reinterpret_cast<float*>(scratch_.data());
-    p.section_heads = layout.section_heads;
-    p.early_count = layout.early_count;
-    p.state = static_cast<float*>(task.state);
-    p.rows = task.q.tokens;
-    p.resume = task.resume;
-    p.save = task.save;
-    p.finish = task.finish != nullptr;
-    kernel_.launch(p, stream);
+    launch(task, layout, tables, stream);
     ring_.release(queue);
     if (again) return;
     Built& built = built_[ring_.current()];
@@ -186,6 +180,59 @@ class CudaFold final : public FoldKernel {
     TableLayout layout;
   };
 
+  struct PreparedTables {
+    TableLayout layout;
+    Buffer memory;
+  };
+
+  // `tables`: on the device, as `layout` says.
+  void launch(const FoldTask& task, const TableLayout& layout, std::byte* tables, Stream stream) const {
+    FoldParams p = params_;
+    set_tensors(task, p);
+    set_tables(task, layout, tables, p);
+    p.state.memory = static_cast<float*>(task.state);
+    p.state.resume = task.resume;
+    p.state.save = task.save;
+    p.state.scratch = reinterpret_cast<float*>(scratch_.data());
+    kernel_.launcher->launch(p, stream);
+  }
+
+  static void set_tensors(const FoldTask& task, FoldParams& p) {
+    p.rows = task.q.tokens;
+    p.q = {task.q.data, task.q.token_stride, task.q.head_stride};
+    p.finish = task.finish != nullptr;
+    if (!p.finish) return;
+    const auto& [out, lse, sinks] = *task.finish;
+    p.out = {out.data, out.token_stride, out.head_stride};
+    p.lse = {lse.data, lse.token_stride, lse.head_stride};
+    p.sinks = sinks;
+  }
+
+  // `tables` is where the tables of `layout` are on the device.
+  void set_tables(const FoldTask& task, const TableLayout& layout, std::byte* tables, FoldParams& p) const {
+    const auto at = [tables]<class Entry>(const Entry*& entries, std::size_t offset) {
+      entries = reinterpret_cast<const Entry*>(tables + offset);
+    };
+    at(p.tables.items, layout.items);
+    at(p.tables.bundles, layout.bundles);
+    at(p.tables.runs, layout.runs);
+    at(p.tables.tiles, layout.tiles);
+    at(p.tables.sources, layout.sources);
+    for (std::size_t i = 0; i < std::min<std::size_t>(kNearSources, task.sources.size()); ++i) {
+      p.tables.near_sources[i] = source_entry(task.sources[i]);
+    }
+    p.tables.all_near = task.sources.size() <= kNearSources;
+    p.tables.item_count = layout.item_count;
+    p.tables.bundle_count = layout.bundle_count;
+    p.schedule.taken = reinterpret_cast<std::int32_t*>(tables + layout.counters);
+    p.schedule.tiles_done = p.schedule.taken + 1;
+    p.schedule.multiprocessors = multiprocessors_;
+    p.schedule.walk_ctas = layout.walk_ctas;
+    p.schedule.section_heads = layout.section_heads;
+    p.schedule.early_count = layout.early_count;
+    p.schedule.keep_pace = layout.keep_pace;
+  }
+
   std::size_t own_bytes() const {
     return static_cast<std::size_t>(multiprocessors_) * kernel_.scratch_floats * sizeof(float);
   }
@@ -197,21 +244,22 @@ class CudaFold final : public FoldKernel {
   FoldParams params_;
   StagingRing ring_;
   std::array<Built, kStagingSlots> built_;
+  std::vector<PreparedTables> prepared_;  // by PreparedTask
   Buffer scratch_;
   WorkBuilder builder_;
 };
 
 }  // namespace
 
-Launch launch_of(std::string_view kernel, std::span<const CompiledFold> compiled, const FoldSpec& spec,
-                 bool configured) {
+const Launcher& launcher_of(std::string_view kernel, std::span<const CompiledFold> compiled, const FoldSpec& spec,
+                            bool configured) {
   const auto found = std::ranges::find_if(compiled, [&](const CompiledFold& entry) {
     return entry.dtype == spec.dtype && entry.head_dim == spec.head_dim;
   });
   if (!configured || found == compiled.end()) {
     fail(ErrorCode::kInternal, fmt::format("{} was made for {}", kernel, describe(spec)), "it can't do that");
   }
-  return found->launch;
+  return *found->launcher;
 }
 
 std::unique_ptr<FoldKernel> make_cuda_fold(const FoldSpec& spec, const DeviceKernel& kernel, Backend& backend) {

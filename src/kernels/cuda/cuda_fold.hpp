@@ -10,42 +10,42 @@
 #include <string_view>
 
 #include "kernels/cuda/fold_params.hpp"
+#include "kernels/cuda/launcher.hpp"
 #include "kernels/cuda/work_items.hpp"
 #include "kernels/fold.hpp"
 
 namespace ringattn::cuda {
 
-// They enqueue, and throw what the launch fails with. A launch of no items only loads the kernel.
-using Launch = void (*)(const FoldParams& params, Stream stream);
+// They enqueue, and throw what the launch fails with.
 using Merge = void (*)(const MergeParams& params, Stream stream);
 using Export = void (*)(const ExportParams& params, Stream stream);
 
-// A kernel's launches, one for each element type and head_dim that is compiled.
+// A kernel for each element type and head_dim that is compiled.
 struct CompiledFold {
   Dtype dtype;
   int head_dim;
-  Launch launch;
+  const Launcher* launcher;
 };
 
 // The one for a spec, which the kernel has a configuration for or not. Throws kInternal where there is none: the
 // registry asks the kernel first what it can do.
-Launch launch_of(std::string_view kernel, std::span<const CompiledFold> compiled, const FoldSpec& spec,
-                 bool configured);
+const Launcher& launcher_of(std::string_view kernel, std::span<const CompiledFold> compiled, const FoldSpec& spec,
+                            bool configured);
 
 struct DeviceKernel {
   WorkShape shape{};               // without the cache, which is the device's
   std::size_t state_floats = 0;    // of a row and head
   std::size_t scratch_floats = 0;  // of a multiprocessor; zeros before the first task
-  ReferenceUnit reference_unit{};  // of the state; zeros: FoldParams::exponent and exponent_base2
-  Launch launch = nullptr;
+  ReferenceUnit reference_unit{};  // of the state; zeros: FoldParams::Softmax::exponent and exponent_base2
+  const Launcher* launcher = nullptr;
   Merge merge_state = nullptr;
   Export export_state = nullptr;
 };
 
-// `backend` is a CudaBackend and outlives the kernel. fold() neither allocates nor waits (see StagingRing::next()).
-// Tasks of one kernel follow each other in one stream, or wait for each other: they share the kernel's scratch memory.
-// What the tables of the last kStagingSlots different tasks were built from is remembered, so a job of so many blocks
-// builds and uploads them once for all its layers.
+// `backend` is a CudaBackend and outlives the kernel. fold() doesn't allocate. Tasks of one kernel follow each other in
+// one stream, or wait for each other: they share the kernel's scratch memory. A prepared task has tables of its own,
+// and fold() only launches. The tables of others pass through a StagingRing, where the host may have to wait; what the
+// last kStagingSlots of them were built from is remembered, so that the same tasks again find theirs on the device.
 std::unique_ptr<FoldKernel> make_cuda_fold(const FoldSpec& spec, const DeviceKernel& kernel, Backend& backend);
 
 std::unique_ptr<Backend> make_cuda_backend(const BackendOptions& options);

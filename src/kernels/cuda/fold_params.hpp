@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a CUDA fold kernel is given: a FoldTask's tables as they lie in device memory, and the numbers of the job.
-// Plain data without vendor types, shared by the host that fills it and the kernels that read it.
+// What a CUDA fold kernel is given: the tables of a FoldTask as they lie in device memory, and the numbers of the job.
+// Plain data without vendor types: the host fills it, and kernels read it. The words are explained in
+// kernels/README.md.
 #pragma once
 
 #include <cstdint>
+
+#include "kernels/visibility.hpp"
 
 namespace ringattn::cuda {
 
@@ -19,82 +22,109 @@ struct SourceEntry {
   std::int64_t k_token_stride, k_head_stride;
   std::int64_t v_token_stride, v_head_stride;
 };
-// The tiles of a sequence in a task are numbered through its runs: this one's are first, first + 1, …
+// The tiles of a sequence that a task has are numbered 0, 1, … through all of its runs. A run's first tile has number
+// `first`; it is tile `first_tile` of the sequence, and entry `table` of the map of tiles.
 struct RunEntry {
   std::int64_t first_tile;
   std::int64_t first;
   std::int64_t table;
 };
 
-// Rows of one query run that walk over the key tiles together, for every head. Slots [slot_begin, slot_end) of an item
-// are rows; the others are absent: their memory belongs to somebody else.
+// Query rows of one run, which fold the same tiles, or nearly so where there are no query tiles. Slots [slot_begin,
+// slot_end) hold rows; the memory of the others belongs to somebody else. Every head has the same items.
 struct WorkItem {
-  std::int64_t row;         // of q: of slot 0
+  std::int64_t row;         // where slot 0's row would be in q
   std::int64_t position;    // of slot 0
   std::int64_t key_length;  // of the sequence
-  std::int64_t first;       // number of the first tile that the item folds, through the sequence's runs
-  std::int64_t first_tile;  // that tile, and its place in the map: all that is needed where they lie in one run
-  std::int64_t table;
+  // The first tile that the item folds: its number, counted through the sequence's runs; its number in the sequence;
+  // its entry in the map of tiles. Where the item's tiles lie in one run, the others follow it in all three.
+  std::int64_t first, first_tile, table;
   std::int32_t tiles;
-  std::int32_t run_begin, runs;  // the entries in FoldParams::runs that hold the tiles
+  std::int32_t run_begin, runs;  // the entries in FoldParams::Tables::runs that hold the tiles
   std::int32_t slot_begin, slot_end;
   std::int32_t padding;
 };
 
-// Units of work that walk over their key tiles side by side, for kernels that fold several query tiles at a time: unit
-// n is query head (head + n) mod group of item + (head + n) / group, where a group of query heads shares a KV head. The
-// units are of one sequence; the walk covers all that any of them folds.
+// Units of one sequence that are folded side by side. Where `ratio` query heads share a KV head, unit n is the one of
+// item `item` + (head + n) / ratio and of number (head + n) % ratio among those query heads.
 struct WorkBundle {
-  std::int64_t first;       // number of the walk's first tile, through the sequence's runs
-  std::int64_t first_tile;  // that tile, and its place in the map, where the walk lies in one run
-  std::int64_t table;
+  std::int64_t first, first_tile, table;  // of the walk's first tile, as in WorkItem
   std::int32_t tiles;
   std::int32_t run_begin, runs;
   std::int32_t item, head, units;
 };
 
+// Sources that stand in the launch's parameters themselves.
 inline constexpr int kNearSources = 4;
 
+// Rows of a tensor for each of its heads; a row's elements lie side by side. Strides count elements.
+template <class Data>
+struct StridedRows {
+  Data* data;
+  std::int64_t token_stride, head_stride;
+};
+
+// What a launch is given, in parts by who reads them.
 struct FoldParams {
-  const void* q;  // [rows, heads, head_dim]
-  std::int64_t q_token_stride, q_head_stride;
-  void* out;  // [rows, heads, head_dim_v]
-  std::int64_t out_token_stride, out_head_stride;
-  float* lse;  // [rows, heads], or null
-  std::int64_t lse_token_stride, lse_head_stride;
-  const float* sinks;  // [heads], or null
+  // What is folded next and where its keys lie: read where a CTA, or its scheduler, takes work and looks up tiles.
+  struct Tables {
+    const WorkItem* items;      // [item_count]
+    const WorkBundle* bundles;  // [bundle_count], for every KV head; of kernels that work in bundles
+    const RunEntry* runs;
+    const TileEntry* tiles;
+    SourceEntry near_sources[kNearSources];  // the first ones; they arrive with the launch, so nobody waits for them
+    const SourceEntry* sources;              // all of them, where there are more
+    bool all_near;                           // there are not
+    std::int32_t item_count, bundle_count;
+  };
 
-  const WorkItem* items;      // [item_count]
-  const WorkBundle* bundles;  // [bundle_count], for every KV head; of kernels that work in bundles
-  const RunEntry* runs;
-  const TileEntry* tiles;
-  SourceEntry near_sources[kNearSources];  // the first ones; they are the nearest to hand, so nobody waits for them
-  const SourceEntry* sources;              // all of them, where there are more
-  bool all_near;
-  std::int32_t item_count, bundle_count;
+  // In which order, and by whom: read by the launch, the scheduler (work_order.hpp) and the pace warp.
+  struct Schedule {
+    std::int32_t* taken;           // counter of work that CTAs have taken, 0 at the start and when the kernel ends
+    std::int32_t* tiles_done;      // [multiprocessors]: tiles that CTAs which keep pace have begun; 0 before the first
+                                   // task, then what the task before has left
+    std::int32_t multiprocessors;  // of the device
+    std::int32_t walk_ctas;        // CTAs that fold a bundle side by side, each its part of the units
+    std::int32_t section_heads;    // query heads of a section: their K and V stay in the L2 cache
+    std::int32_t early_count;      // items, or bundles, that are folded in sections; the others come last
+    bool keep_pace;  // one head's K and V are far more than the cache holds: CTAs read them at about the same time
+  };
 
-  std::int32_t* taken;           // counter of work that CTAs have taken, 0 at the start and when the kernel ends
-  std::int32_t* tiles_done;      // [multiprocessors]: how far CTAs are that keep pace; at the start 0, or as they left
-  std::int32_t multiprocessors;  // of the device
-  std::int32_t walk_ctas;        // CTAs that fold a bundle side by side, each its part of the units
-  float* scratch;                // what the kernel's CTAs keep outside their registers during a task
-  float* state;                  // device/fold_state.cuh
-  std::int64_t rows;             // of q and of the state
+  // From scores to probabilities: read by the tile step, and where a row ends.
+  struct Softmax {
+    float scale;
+    float cap;             // 0: off
+    bool scaled_first;     // scores are scaled, and capped, before their maximum is taken; else the exponential scales
+    float exponent;        // the factor that is left for the exponential: 1 or scale
+    float exponent_base2;  // the same for base 2
+  };
 
-  std::int64_t mask_left, mask_right;  // −1: unlimited
+  // What outlives a launch, or is too large for registers: read where rows begin, and where groups and rows end.
+  struct State {
+    float* memory;   // device/fold_state.cuh
+    bool resume;     // rows begin with what is there, else with nothing
+    bool save;       // rows leave it there
+    float* scratch;  // of the kernel's CTAs, during a task
+  };
+
+  // The job's shape: read everywhere.
+  std::int64_t rows;  // of q, out, lse and the state
   std::int32_t heads, kv_heads;
-  std::int32_t section_heads;  // query heads that early pieces are folded for at a time: K and V stay in the L2 cache
-  std::int32_t early_count;    // items, or bundles, that are folded in sections; the others come last (work_order.hpp)
   std::int32_t head_dim, head_dim_v;
   std::int32_t dtype;  // a ringattn::Dtype
-  float softmax_scale;
-  float softcap;  // 0: off
-  // Scores are scaled, and capped, before their maximum is taken; else the scale waits for the exponential.
-  bool scaled_first;
-  float exponent;        // the factor that is left for the exponential: 1 or softmax_scale
-  float exponent_base2;  // the same for base 2
-  bool resume, save, finish;
-  bool keep_pace;  // one head's K and V are far more than the cache holds: CTAs should read them at about the same time
+  Mask mask;           // asked through kernels/visibility.hpp
+
+  // The tensors: q is read where a query tile is loaded, the others where a row ends.
+  StridedRows<const void> q;  // [rows, heads, head_dim]
+  StridedRows<void> out;      // [rows, heads, head_dim_v]
+  StridedRows<float> lse;     // [rows, heads], or null
+  const float* sinks;         // [heads], or null
+  bool finish;                // rows end with this task: out and lse are written
+
+  Tables tables;
+  Schedule schedule;
+  Softmax softmax;
+  State state;
 };
 
 // What a state's references count.

@@ -13,8 +13,7 @@
 
 namespace ringattn::cuda {
 
-// The engine enqueues at most Backend::blocks_ahead() = 2 blocks beyond the one that the device is at, so that with
-// four slots the next one is always free.
+// Tasks that are not prepared pass through these: a host that is this many of them ahead of the device waits.
 inline constexpr std::size_t kStagingSlots = 4;
 
 class StagingRing {

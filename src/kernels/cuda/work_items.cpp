@@ -6,29 +6,24 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
-#include <numeric>
 
 #include "base/error.hpp"
+#include "kernels/cuda/task_geometry.hpp"
 
 namespace ringattn::cuda {
 
 namespace {
 
 constexpr std::size_t kTableAlignment = 256;
-// What is left for last: pieces of at most a quarter of the longest one, and of such work about half of it for each
-// CTA, or for each pair that walks side by side.
-constexpr std::int64_t kLastPiece = 4;
-constexpr std::int64_t kLastWork = 2;
-// CTAs walk side by side where, of so many tiles for each unit of a CTA, at most one more is walked over than alone:
-// the more units share a tile in one CTA, the less there is to gain.
+// CTAs walk side by side unless they would let too many tiles pass without folding them: at most one more than alone in
+// every kWorthwhile · units tiles, where units is the number of one CTA. The more units share a tile in one CTA
+// already, the less there is to gain.
 constexpr std::int64_t kWorthwhile = 16;
-// The section of what is left for last.
-constexpr std::int32_t kLast = std::numeric_limits<std::int32_t>::max();
-
-// Walks over more than so many times the cache are long enough for CTAs to lose each other.
+// CTAs keep pace where one head's K and V are more than so many times what the cache holds. On shorter walks they don't
+// drift far apart.
 constexpr std::int64_t kFarBeyondCache = 6;
 
-// Tile maps are copied as they are.
+// The task's map of tiles is copied into the table as it is.
 static_assert(sizeof(TileEntry) == sizeof(KeyTile) && offsetof(TileEntry, source) == offsetof(KeyTile, source) &&
               offsetof(TileEntry, row) == offsetof(KeyTile, row));
 
@@ -50,26 +45,24 @@ TableLayout lay_out(std::size_t runs, std::size_t tiles, std::size_t sources, st
   return layout;
 }
 
-// Every run may begin and end inside a tile.
+// Every query run may begin and end inside of a tile.
 std::int64_t most_items(const WorkShape& shape, const FoldLimits& limits) {
   return std::min(limits.rows, limits.rows / shape.item_rows + 2 * limits.query_runs);
 }
 
-// The first bundle of a sequence may lack units.
+// The first bundle of a sequence may have fewer units than the others.
 std::int64_t most_bundles(const FoldSpec& spec, const WorkShape& shape, const FoldLimits& limits) {
   if (shape.units == 1) return 0;
   return most_items(shape, limits) * (spec.heads / spec.kv_heads) / shape.units + limits.sequences;
 }
-
-// Rows that fold nothing in a task are written all the same, unless their state stays as it is.
-bool takes_all_rows(const FoldTask& task) { return task.finish != nullptr || (task.save && !task.resume); }
 
 // The key runs of one sequence of a task.
 class SequenceRuns {
  public:
   SequenceRuns(std::span<const RunEntry> entries, std::span<const KeyRun> runs) : entries_(entries), runs_(runs) {}
 
-  // Sets which tiles the item folds: those of `range` that the task has.
+  // Sets which tiles the item folds: those in `range` that the task has. Leaves the item without tiles where there are
+  // none.
   void assign(const TileRange& range, std::size_t first_entry, WorkItem& item) const {
     const auto ends_before = [](const KeyRun& run, std::int64_t tile) { return run.first_tile + run.tiles <= tile; };
     const auto begins_before = [](const KeyRun& run, std::int64_t tile) { return run.first_tile < tile; };
@@ -93,11 +86,11 @@ class SequenceRuns {
   std::span<const KeyRun> runs_;
 };
 
-// Where units don't come out even, it is the first bundle of `most` that lacks some: under a causal mask the shortest
-// one.
+// Units of a sequence's first bundle, where the others have `most` each. It is the first one that has fewer where they
+// don't come out even, because under a causal mask its walk is the shortest.
 std::size_t units_of_first(std::size_t units, std::size_t most) { return units % most == 0 ? most : units % most; }
 
-// The tiles of items, from the first to the last.
+// Tiles [begin, end) of a sequence's runs, from the first to the last that one of several items folds.
 struct Walk {
   std::int64_t begin = std::numeric_limits<std::int64_t>::max();
   std::int64_t end = 0;
@@ -132,8 +125,6 @@ void WorkBuilder::reserve(const FoldSpec& spec, const WorkShape& shape, const Fo
   items_.reserve(items);
   bundles_.reserve(bundles);
   order_.reserve(std::max(items, bundles));
-  unsorted_.reserve(std::max(items, bundles));
-  places_.resize(4 * std::max(items, bundles));
   runs_.reserve(static_cast<std::size_t>(limits.key_runs));
   sequences_.reserve(static_cast<std::size_t>(limits.sequences));
 }
@@ -191,7 +182,7 @@ void WorkBuilder::collect(const FoldSpec& spec, const FoldTask& task, const Work
   }
 }
 
-// What is folded in a piece: items, or bundles of `units` units.
+// Makes the pieces: the items themselves, or bundles of `units` units.
 void WorkBuilder::cut(const FoldSpec& spec, int units) {
   bundles_.clear();
   order_.clear();
@@ -201,26 +192,26 @@ void WorkBuilder::cut(const FoldSpec& spec, int units) {
       bundle(spec, units, first_item, sequence);
     } else {
       for (std::size_t i = first_item; i < sequence.end_item; ++i) {
-        order_.push_back({sequence.section, items_[i].tiles, static_cast<std::int32_t>(i)});
+        order_.add({sequence.section, items_[i].tiles, static_cast<std::int32_t>(i)});
       }
     }
     first_item = sequence.end_item;
   }
 }
 
-// Bundles the items of one sequence, from first_item on, with all heads of a group: neighbours fold nearly the same
-// tiles.
+// Makes bundles of the items of one sequence, which are those from `first_item` on. An item's units, one for each query
+// head of a KV head, follow each other, and then come the next item's: neighbours fold nearly the same tiles.
 void WorkBuilder::bundle(const FoldSpec& spec, int units_of_bundle, std::size_t first_item, const Sequence& sequence) {
-  const auto group = static_cast<std::uint32_t>(spec.heads / spec.kv_heads);
-  const auto units = static_cast<std::uint32_t>(sequence.end_item - first_item) * group;
+  const auto heads = static_cast<std::uint32_t>(spec.heads / spec.kv_heads);  // query heads of a KV head
+  const auto units = static_cast<std::uint32_t>(sequence.end_item - first_item) * heads;
   const auto most = static_cast<std::uint32_t>(units_of_bundle);
   auto count = static_cast<std::uint32_t>(units_of_first(units, most));
   for (std::uint32_t unit = 0; unit < units; unit += count, count = most) {
-    const std::size_t first = first_item + unit / group;
-    const std::size_t last = first_item + (unit + count - 1) / group;
+    const std::size_t first = first_item + unit / heads;
+    const std::size_t last = first_item + (unit + count - 1) / heads;
     WorkBundle& bundle = bundles_.emplace_back();
     bundle.item = static_cast<std::int32_t>(first);
-    bundle.head = static_cast<std::int32_t>(unit % group);
+    bundle.head = static_cast<std::int32_t>(unit % heads);
     bundle.units = static_cast<std::int32_t>(count);
     std::int64_t end = 0;
     for (std::size_t i = first; i <= last; ++i) {
@@ -237,27 +228,28 @@ void WorkBuilder::bundle(const FoldSpec& spec, int units_of_bundle, std::size_t 
       end = std::max(end, item.first + item.tiles);
     }
     bundle.tiles = static_cast<std::int32_t>(end - bundle.first);
-    order_.push_back({sequence.section, bundle.tiles, static_cast<std::int32_t>(bundles_.size() - 1)});
+    order_.add({sequence.section, bundle.tiles, static_cast<std::int32_t>(bundles_.size() - 1)});
   }
 }
 
-// Whether CTAs that walk side by side would find enough to fold on the way.
+// Whether CTAs that walk side by side would find enough to fold on the way: their walk covers the tiles of both, and
+// each lets those pass that only the other one folds.
 bool WorkBuilder::walks_pay(const FoldSpec& spec, const WorkShape& shape) const {
-  const auto group = static_cast<std::size_t>(spec.heads / spec.kv_heads);
+  const auto heads = static_cast<std::size_t>(spec.heads / spec.kv_heads);  // query heads of a KV head
   const auto of_cta = static_cast<std::size_t>(shape.units);
   const std::size_t most = of_cta * static_cast<std::size_t>(shape.walk_ctas);
-  std::int64_t together = 0;  // tiles that CTAs walk over
-  std::int64_t alone = 0;
+  std::int64_t together = 0;  // tiles that all CTAs walk over, side by side
+  std::int64_t alone = 0;     // the same where each walks alone
   std::size_t first_item = 0;
   for (const Sequence& sequence : sequences_) {
-    const std::size_t units = (sequence.end_item - first_item) * group;
+    const std::size_t units = (sequence.end_item - first_item) * heads;
     std::size_t count = units_of_first(units, most);
     for (std::size_t unit = 0; unit < units; unit += count, count = most) {
       Walk shared;
       for (std::size_t part = unit; part < unit + count; part += of_cta) {
         const std::size_t last = std::min(part + of_cta, unit + count) - 1;
         Walk own;
-        for (std::size_t i = first_item + part / group; i <= first_item + last / group; ++i) own.add(items_[i]);
+        for (std::size_t i = first_item + part / heads; i <= first_item + last / heads; ++i) own.add(items_[i]);
         alone += own.tiles();
         shared.add(own);
       }
@@ -267,99 +259,6 @@ bool WorkBuilder::walks_pay(const FoldSpec& spec, const WorkShape& shape) const 
   }
   const std::int64_t worthwhile = kWorthwhile * shape.units;
   return together * worthwhile <= alone * (worthwhile + 1);
-}
-
-// CTAs run out of work when the last pieces of all are folded. So those should be short, and there should be enough of
-// them to make up for the differences that longer ones leave: short pieces of all sections, but only about as many as
-// that takes, as they are not folded by what the cache holds. `most`: tiles of the longest piece; `workers`: CTAs, or
-// clusters of them, that take pieces. Returns how many pieces come before.
-std::int32_t WorkBuilder::leave_for_last(std::int64_t workers, std::int64_t heads, std::int64_t most) {
-  const std::int64_t longest = std::min(most / kLastPiece, static_cast<std::int64_t>(places_.size()) - 1);
-  std::fill_n(places_.begin(), longest + 1, 0);
-  for (const Order& order : order_) {
-    if (order.tiles <= longest) ++places_[static_cast<std::size_t>(order.tiles)];
-  }
-  std::int64_t room = workers * most / kLastWork;
-  std::int64_t tiles = -1;  // of the longest that are left
-  while (tiles < longest && room >= 0) {
-    ++tiles;
-    room -= tiles * places_[static_cast<std::size_t>(tiles)] * heads;
-  }
-  unsorted_.clear();
-  std::size_t early = 0;
-  for (const Order& order : order_) {
-    if (order.tiles > tiles) {
-      order_[early++] = order;
-    } else {
-      unsorted_.push_back({kLast, order.tiles, order.index});
-    }
-  }
-  std::ranges::copy(unsorted_, order_.begin() + static_cast<std::ptrdiff_t>(early));
-  return static_cast<std::int32_t>(early);
-}
-
-// Sections follow each other; in each the longest pieces come first: what starts last should be short.
-void WorkBuilder::sort() {
-  for (auto begin = order_.begin(); begin != order_.end();) {
-    const std::int32_t section = begin->section;
-    const auto end = std::find_if(begin, order_.end(), [&](const Order& order) { return order.section != section; });
-    sort_section({begin, end});
-    begin = end;
-  }
-}
-
-void WorkBuilder::sort_section(std::span<Order> section) {
-  // Most are in order already, or, under a causal mask, in order from behind.
-  if (std::is_sorted(section.begin(), section.end())) return;
-  if (std::is_sorted(section.rbegin(), section.rend())) {
-    std::reverse(section.begin(), section.end());
-    return;
-  }
-  const auto by_tiles = [](const Order& a, const Order& b) { return a.tiles < b.tiles; };
-  const auto most = static_cast<std::size_t>(std::max_element(section.begin(), section.end(), by_tiles)->tiles);
-  if (most >= places_.size()) {
-    std::sort(section.begin(), section.end(), [](const Order& a, const Order& b) {
-      if (a < b || b < a) return a < b;
-      return a.index < b.index;
-    });
-    return;
-  }
-  // As many lengths as pieces, about: each piece's place is counted.
-  std::fill_n(places_.begin(), most + 1, 0);
-  for (const Order& order : section) ++places_[most - static_cast<std::size_t>(order.tiles)];
-  std::exclusive_scan(places_.begin(), places_.begin() + static_cast<std::ptrdiff_t>(most) + 1, places_.begin(), 0);
-  unsorted_.assign(section.begin(), section.end());
-  for (std::size_t i = 0; i < section.size(); ++i) {
-    std::int32_t& place = places_[most - static_cast<std::size_t>(unsorted_[i].tiles)];
-    section[static_cast<std::size_t>(place++)] = unsorted_[i];
-  }
-}
-
-void TaskGeometry::reserve(const FoldLimits& limits) {
-  forget();
-  queries_.reserve(static_cast<std::size_t>(limits.query_runs));
-  key_lengths_.reserve(static_cast<std::size_t>(limits.sequences));
-  key_runs_.reserve(static_cast<std::size_t>(limits.key_runs));
-  tiles_.reserve(static_cast<std::size_t>(limits.tiles));
-}
-
-void TaskGeometry::remember(const FoldTask& task) {
-  forget();
-  if (task.sources.size() > kNearSources) return;
-  all_rows_ = takes_all_rows(task);
-  rows_ = task.q.tokens;
-  queries_.assign(task.queries.begin(), task.queries.end());
-  key_lengths_.assign(task.key_lengths.begin(), task.key_lengths.end());
-  key_runs_.assign(task.key_runs.begin(), task.key_runs.end());
-  tiles_.assign(task.tiles.begin(), task.tiles.end());
-  known_ = true;
-}
-
-bool TaskGeometry::fits(const FoldTask& task) const {
-  // Blocks of a plan differ in their keys, so those are looked at first.
-  return known_ && task.sources.size() <= kNearSources && all_rows_ == takes_all_rows(task) && rows_ == task.q.tokens &&
-         std::ranges::equal(key_runs_, task.key_runs) && std::ranges::equal(tiles_, task.tiles) &&
-         std::ranges::equal(queries_, task.queries) && std::ranges::equal(key_lengths_, task.key_lengths);
 }
 
 TableLayout WorkBuilder::build(const FoldSpec& spec, const FoldTask& task, const WorkShape& shape,
@@ -382,11 +281,8 @@ TableLayout WorkBuilder::build(const FoldSpec& spec, const FoldTask& task, const
   layout.bundle_count = static_cast<std::int32_t>(bundles_.size());
   layout.walk_ctas = walk_ctas;
   if (items_.empty()) return layout;
-  std::int64_t most_tiles = 0;
-  for (const Order& order : order_) most_tiles = std::max<std::int64_t>(most_tiles, order.tiles);
-  layout.early_count =
-      leave_for_last(shape.ctas / walk_ctas, shape.units == 1 ? spec.heads : spec.kv_heads, most_tiles);
-  sort();
+  const std::int64_t most_tiles = order_.most_tiles();
+  layout.early_count = order_.sort(shape.ctas / walk_ctas, shape.units == 1 ? spec.heads : spec.kv_heads);
 
   const std::int64_t head_bytes =
       most_tiles * shape.key_tile * (spec.head_dim + spec.head_dim_v) * static_cast<std::int64_t>(size_of(spec.dtype));
@@ -404,13 +300,13 @@ TableLayout WorkBuilder::build(const FoldSpec& spec, const FoldTask& task, const
   for (std::size_t i = 0; i < far_sources; ++i) sources[i] = source_entry(task.sources[i]);
   auto* items = reinterpret_cast<WorkItem*>(memory.data() + layout.items);
   if (bundles_.empty()) {
-    for (const Order& order : order_) *items++ = items_[static_cast<std::size_t>(order.index)];
+    for (const Piece& piece : order_.pieces()) *items++ = items_[static_cast<std::size_t>(piece.index)];
     return layout;
   }
   std::memset(memory.data() + layout.counters, 0, static_cast<std::size_t>(1 + shape.ctas) * sizeof(std::int32_t));
   copy(layout.items, items_.data(), items_.size() * sizeof(WorkItem));
   auto* bundles = reinterpret_cast<WorkBundle*>(memory.data() + layout.bundles);
-  for (const Order& order : order_) *bundles++ = bundles_[static_cast<std::size_t>(order.index)];
+  for (const Piece& piece : order_.pieces()) *bundles++ = bundles_[static_cast<std::size_t>(piece.index)];
   return layout;
 }
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/cuda/config_table.hpp"
 #include "kernels/cuda/device/panels.hpp"
 #include "kernels/fold.hpp"
 
@@ -42,6 +43,11 @@ inline constexpr FoldConfig kFoldConfigs[] = {
     {192, 128, 64, 4, 32, 1, 2, 1},
     {256, 256, 64, 4, 16, 1, 2, 1, /*seam=*/false},
 };
+
+// The one that is compiled for these head dims.
+consteval FoldConfig config_for(int head_dim, int head_dim_v) {
+  return cuda::config_of_dims(kFoldConfigs, head_dim, head_dim_v);
+}
 
 // The configuration for a spec; none: the kernel can't do it, and fold_missing() says why.
 std::optional<FoldConfig> choose_config(const FoldSpec& spec);

@@ -66,16 +66,17 @@ struct TileMap {
       int run = item.run_begin;  // the last one that begins at `number` or before
       for (int runs = item.runs; runs > 1;) {
         const int half = runs / 2;
-        const bool behind = p.runs[run + half].first <= number;
+        const bool behind = p.tables.runs[run + half].first <= number;
         run += behind ? half : 0;
         runs = behind ? runs - half : half;
       }
-      const cuda::RunEntry& entry = p.runs[run];
+      const cuda::RunEntry& entry = p.tables.runs[run];
       tile_number = entry.first_tile + number - entry.first;
       index = entry.table + number - entry.first;
     }
-    const cuda::TileEntry tile = p.tiles[index];
-    const cuda::SourceEntry& source = p.all_near ? p.near_sources[tile.source] : p.sources[tile.source];
+    const cuda::TileEntry tile = p.tables.tiles[index];
+    const cuda::SourceEntry& source =
+        p.tables.all_near ? p.tables.near_sources[tile.source] : p.tables.sources[tile.source];
     Place place;
     const std::int64_t k_offset = tile.row * source.k_token_stride + kv_head * source.k_head_stride;
     const std::int64_t v_offset = tile.row * source.v_token_stride + kv_head * source.v_head_stride;
@@ -86,8 +87,8 @@ struct TileMap {
     place.keys = left < C::kKeyTile ? static_cast<std::int32_t>(left) : C::kKeyTile;
     // The last key is the first to hide from the first row, the first key from the last row.
     place.masked = place.keys < C::kKeyTile ||
-                   (p.mask_right >= 0 && place.first_key + C::kKeyTile - 1 > item.position + p.mask_right) ||
-                   (p.mask_left >= 0 && place.first_key < item.position + C::kQueryTile - 1 - p.mask_left);
+                   (p.mask.right >= 0 && place.first_key + C::kKeyTile - 1 > item.position + p.mask.right) ||
+                   (p.mask.left >= 0 && place.first_key < item.position + C::kQueryTile - 1 - p.mask.left);
     places[i % kPlaces] = place;
   }
 
@@ -118,9 +119,10 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas) fold_kernel(const __gri
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ cuda::WorkItem item;  // not in registers: most of it is wanted at both ends only
 
-  const cuda::WorkPlace place = cuda::work_place(p.early_count, p.heads, p.section_heads, static_cast<int>(blockIdx.x));
+  const cuda::WorkPlace place =
+      cuda::work_place(p.schedule.early_count, p.heads, p.schedule.section_heads, static_cast<int>(blockIdx.x));
   const int head = place.head;
-  if (threadIdx.x == 0) item = p.items[place.piece];
+  if (threadIdx.x == 0) item = p.tables.items[place.piece];
   __syncthreads();
 
   const std::uint32_t q_tile = cuda::shared_address(shared);
@@ -129,8 +131,8 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas) fold_kernel(const __gri
   const TileMap<C> map{p, item, reinterpret_cast<Place*>(shared + Layout::kPlaces), head / (p.heads / p.kv_heads)};
   const int tiles = item.tiles;
   if (tiles > 0) {
-    const char* q = static_cast<const char*>(p.q) + 2 * (item.row * p.q_token_stride + head * p.q_head_stride);
-    cuda::copy_tile<C::kQueryTile, C::kDim, C::kThreads>(q_tile, {q, 2 * p.q_token_stride}, item.slot_begin,
+    const char* q = static_cast<const char*>(p.q.data) + 2 * (item.row * p.q.token_stride + head * p.q.head_stride);
+    cuda::copy_tile<C::kQueryTile, C::kDim, C::kThreads>(q_tile, {q, 2 * p.q.token_stride}, item.slot_begin,
                                                          item.slot_end);
   }
   map.resolve(0, kPlaces);
@@ -182,7 +184,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas) fold_kernel(const __gri
     }
   }
 
-  if (p.save) save_state<C>(p, item, head, state, groups);
+  if (p.state.save) save_state<C>(p, item, head, state, groups);
   if (p.finish) {
     if (groups.closed) join_closed<C>(p, item, head, state, groups);
     finish_rows<C>(p, item, head, q_tile, state);

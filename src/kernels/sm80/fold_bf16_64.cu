@@ -3,8 +3,6 @@
 
 namespace ringattn::sm80 {
 
-void launch_bf16_64(const cuda::FoldParams& params, Stream stream) {
-  launch_fold<__nv_bfloat16, kFoldConfigs[0]>(params, stream);
-}
+constinit const cuda::Launcher fold_bf16_64 = launcher_of<__nv_bfloat16, config_for(64, 64)>();
 
 }  // namespace ringattn::sm80

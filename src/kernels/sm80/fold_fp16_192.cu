@@ -3,8 +3,6 @@
 
 namespace ringattn::sm80 {
 
-void launch_fp16_192(const cuda::FoldParams& params, Stream stream) {
-  launch_fold<__half, kFoldConfigs[3]>(params, stream);
-}
+constinit const cuda::Launcher fold_fp16_192 = launcher_of<__half, config_for(192, 128)>();
 
 }  // namespace ringattn::sm80

@@ -24,18 +24,26 @@ struct KernelConfig {
 };
 
 template <class Element, FoldConfig kConfig>
-void launch_fold(const cuda::FoldParams& params, Stream stream) {
+void prepare_fold() {
   using C = KernelConfig<Element, kConfig>;
   // With the work item no more than 99 KiB: what a CTA gets on every device from sm_80 on.
   static_assert(SharedLayout<C>::kBytes == kConfig.shared_bytes());
   static_assert(SharedLayout<C>::kBytes + 128 <= 99 * 1024);
-  // Once a device, and cheap enough for every launch.
   check_cuda(cudaFuncSetAttribute(fold_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, SharedLayout<C>::kBytes),
              "cudaFuncSetAttribute");
-  if (params.item_count == 0) return;
-  const auto blocks = static_cast<unsigned>(params.item_count) * static_cast<unsigned>(params.heads);
+}
+
+template <class Element, FoldConfig kConfig>
+void launch_fold(const cuda::FoldParams& params, Stream stream) {
+  using C = KernelConfig<Element, kConfig>;
+  const auto blocks = static_cast<unsigned>(params.tables.item_count) * static_cast<unsigned>(params.heads);
   fold_kernel<C><<<blocks, C::kThreads, SharedLayout<C>::kBytes, cuda_stream(stream)>>>(params);
   check_cuda(cudaGetLastError(), "sm80_fold");
+}
+
+template <class Element, FoldConfig kConfig>
+constexpr cuda::Launcher launcher_of() {
+  return {prepare_fold<Element, kConfig>, launch_fold<Element, kConfig>};
 }
 
 }  // namespace ringattn::sm80

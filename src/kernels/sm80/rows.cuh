@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rows between tiles and between groups of tiles: their state in memory, closed groups, and, at the end, the division
-// and the way out. References are running maxima of a group's scores before FoldParams::exponent is applied.
+// and the way out. References are running maxima of a group's scores before FoldParams::Softmax::exponent is applied.
 #pragma once
 
 #include <cmath>
@@ -83,13 +83,14 @@ struct Scratch {
   int* taken;      // [slots]: 0 or 1
   int slots;
 
-  __device__ explicit Scratch(const cuda::FoldParams& p) : sums(p.scratch), slots(p.multiprocessors * C::kCtas) {
+  __device__ explicit Scratch(const cuda::FoldParams& p)
+      : sums(p.state.scratch), slots(p.schedule.multiprocessors * C::kCtas) {
     numbers = sums + static_cast<std::int64_t>(slots) * C::kQueryTile * C::kDimV;
     taken = reinterpret_cast<int*>(numbers + slots * C::kQueryTile * 2);
   }
 };
 
-__device__ __forceinline__ bool closed_in_state(const cuda::FoldParams& p) { return p.save || p.resume; }
+__device__ __forceinline__ bool closed_in_state(const cuda::FoldParams& p) { return p.state.save || p.state.resume; }
 
 template <class C>
 struct ClosedRow {
@@ -101,7 +102,7 @@ struct ClosedRow {
     static_assert(cuda::kClosedSum == cuda::kClosedReference + 1);
     float* of_row;
     if (closed_in_state(p)) {
-      const cuda::StatePlace place(p.state, p.rows, p.heads, C::kDimV, item.row + slot, head);
+      const cuda::StatePlace place(p.state.memory, p.rows, p.heads, C::kDimV, item.row + slot, head);
       of_row = place.closed;
       numbers = place.numbers + cuda::kClosedReference;
     } else {
@@ -154,7 +155,8 @@ __device__ __forceinline__ void close_group(const cuda::FoldParams& p, const cud
         float4 before[C::kDimV / 16];
 #pragma unroll
         for (int n = 0; n < C::kDimV / 16; ++n) before[n] = __ldcg(row.sums + 4 * n);
-        const MergeStep step = cuda::merge_rows(row.numbers[0], row.numbers[1], reference, sum, p.exponent_base2);
+        const MergeStep step =
+            cuda::merge_rows(row.numbers[0], row.numbers[1], reference, sum, p.softmax.exponent_base2);
         reference = step.reference;
         sum = step.sum;
 #pragma unroll
@@ -189,7 +191,7 @@ __device__ __forceinline__ void join_closed(const cuda::FoldParams& p, const cud
     step.reference = row.numbers[0];
     step.sum = row.numbers[1];
     if (groups.open) {
-      step = cuda::merge_rows(step.reference, step.sum, state.m[block][half], sum, p.exponent_base2);
+      step = cuda::merge_rows(step.reference, step.sum, state.m[block][half], sum, p.softmax.exponent_base2);
     }
     state.m[block][half] = step.reference;
     state.l[block][half] = threadIdx.x % 4 == 0 ? step.sum : 0.0F;  // as partial sums
@@ -205,15 +207,15 @@ template <class C>
 __device__ __forceinline__ void load_state(const cuda::FoldParams& p, const cuda::WorkItem& item, int head,
                                            RowState<C>& state, Groups& groups) {
   int parts = 0;
-  if (p.resume) {
-    const cuda::StatePlace first(p.state, p.rows, p.heads, C::kDimV, item.row + item.slot_begin, head);
+  if (p.state.resume) {
+    const cuda::StatePlace first(p.state.memory, p.rows, p.heads, C::kDimV, item.row + item.slot_begin, head);
     parts = static_cast<int>(first.numbers[cuda::kStateParts]);
   }
   groups = {(parts & cuda::kHasOpen) != 0, (parts & cuda::kHasClosed) != 0, -1};
   for_each_row<C>([&](int block, int half, int slot) {
     begin_group(state, block, half);
     if (!groups.open || !present(item, slot)) return;
-    const cuda::StatePlace place(p.state, p.rows, p.heads, C::kDimV, item.row + slot, head);
+    const cuda::StatePlace place(p.state.memory, p.rows, p.heads, C::kDimV, item.row + slot, head);
     state.m[block][half] = place.numbers[cuda::kOpenReference];
     state.l[block][half] = place.numbers[threadIdx.x % 4];
 #pragma unroll
@@ -229,7 +231,7 @@ __device__ __forceinline__ void save_state(const cuda::FoldParams& p, const cuda
                                            const RowState<C>& state, const Groups& groups) {
   for_each_row<C>([&](int block, int half, int slot) {
     if (!present(item, slot)) return;
-    const cuda::StatePlace place(p.state, p.rows, p.heads, C::kDimV, item.row + slot, head);
+    const cuda::StatePlace place(p.state.memory, p.rows, p.heads, C::kDimV, item.row + slot, head);
     if (threadIdx.x % 4 == 0) {
       place.numbers[cuda::kStateParts] =
           static_cast<float>((groups.closed ? cuda::kHasClosed : 0) | (groups.open ? cuda::kHasOpen : 0));
@@ -251,11 +253,12 @@ __device__ __forceinline__ void finish_rows(const cuda::FoldParams& p, const cud
   const int lane = static_cast<int>(threadIdx.x) % 32;
   __syncwarp();  // Q has been read
   for_each_row<C>([&](int block, int half, int slot) {
-    const cuda::RowEnd end = cuda::end_row(__fmul_rn(state.m[block][half], p.exponent), over_quad(state.l[block][half]),
-                                           p.sinks != nullptr ? p.sinks + head : nullptr);
+    const cuda::RowEnd end =
+        cuda::end_row(__fmul_rn(state.m[block][half], p.softmax.exponent), over_quad(state.l[block][half]),
+                      p.sinks != nullptr ? p.sinks + head : nullptr);
     const float inverse = end.factor();
-    if (p.lse != nullptr && lane % 4 == 0 && present(item, slot)) {
-      p.lse[(item.row + slot) * p.lse_token_stride + head * p.lse_head_stride] = end.lse();
+    if (p.lse.data != nullptr && lane % 4 == 0 && present(item, slot)) {
+      p.lse.data[(item.row + slot) * p.lse.token_stride + head * p.lse.head_stride] = end.lse();
     }
 #pragma unroll
     for (int n = 0; n < C::kDimV / 8; ++n) {
@@ -269,9 +272,9 @@ __device__ __forceinline__ void finish_rows(const cuda::FoldParams& p, const cud
   __syncwarp();
   constexpr int kChunks = C::kDimV / 8;
   const int first_slot = static_cast<int>(threadIdx.x) / 32 * C::kRowBlocks * 16;
-  auto* const out = static_cast<std::uint16_t*>(p.out);
+  auto* const out = static_cast<std::uint16_t*>(p.out.data);
   const bool aligned = ((reinterpret_cast<std::uint64_t>(out) |
-                         static_cast<std::uint64_t>(2 * (p.out_token_stride | p.out_head_stride))) &
+                         static_cast<std::uint64_t>(2 * (p.out.token_stride | p.out.head_stride))) &
                         15U) == 0;
   for (int i = lane; i < C::kRowBlocks * 16 * kChunks; i += 32) {
     const int slot = first_slot + i / kChunks;
@@ -280,7 +283,7 @@ __device__ __forceinline__ void finish_rows(const cuda::FoldParams& p, const cud
         cuda::load_shared_16(q_tile + static_cast<std::uint32_t>(chunk / 8 * C::kQueryTile * cuda::kPanelRowBytes) +
                              cuda::swizzled(slot, chunk % 8));
     if (!present(item, slot)) continue;
-    std::uint16_t* to = out + (item.row + slot) * p.out_token_stride + head * p.out_head_stride + chunk * 8;
+    std::uint16_t* to = out + (item.row + slot) * p.out.token_stride + head * p.out.head_stride + chunk * 8;
     cuda::store_elements(to, elements, aligned);
   }
 }

@@ -35,7 +35,7 @@ std::unique_ptr<FoldKernel> make_plain(const FoldSpec& spec, Backend& backend) {
   kernel.shape = {cuda::kPlainItemRows, /*query_tile=*/1, cuda::kPlainKeyTile};
   kernel.state_floats = static_cast<std::size_t>(cuda::state_floats(spec.head_dim_v));
   kernel.reference_unit = {1.0F, kLog2E};  // of scaled scores themselves
-  kernel.launch = cuda::launch_plain;
+  kernel.launcher = &cuda::plain_fold;
   kernel.merge_state = cuda::merge_plain_state;
   kernel.export_state = cuda::export_plain_state;
   return cuda::make_cuda_fold(spec, kernel, backend);

@@ -41,7 +41,7 @@ class TileStep {
     float s[C::kRowBlocks][C::kKeyTile / 8][4];
     multiply_q_k(s, k_tile);
     between();
-    if (p_.scaled_first) scale_scores(s);
+    if (p_.softmax.scaled_first) scale_scores(s);
     if (masked) mask_scores(s, first_key);
 
     std::uint32_t probability[C::kRowBlocks][C::kKeyTile / 16][4];
@@ -86,10 +86,10 @@ class TileStep {
   }
 
   __device__ __forceinline__ void scale_scores(Scores& s) const {
-    const float scale = p_.softmax_scale;
+    const float scale = p_.softmax.scale;
     // cap · tanh(x / cap) = cap − 2 cap / (e^(2x / cap) + 1); the absolute error is a few 2⁻²³ of the cap.
-    const float inner = p_.softcap > 0.0F ? 2.88539008F * scale / p_.softcap : 0.0F;
-    const float outer = -2.0F * p_.softcap;
+    const float inner = p_.softmax.cap > 0.0F ? 2.88539008F * scale / p_.softmax.cap : 0.0F;
+    const float outer = -2.0F * p_.softmax.cap;
 #pragma unroll
     for (int b = 0; b < C::kRowBlocks; ++b) {
 #pragma unroll
@@ -97,9 +97,9 @@ class TileStep {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           float& x = s[b][n][i];
-          x = p_.softcap > 0.0F
+          x = p_.softmax.cap > 0.0F
                   ? __fmaf_rn(outer, cuda::reciprocal_approx(__fadd_rn(cuda::exp2_approx(__fmul_rn(x, inner)), 1.0F)),
-                              p_.softcap)
+                              p_.softmax.cap)
                   : __fmul_rn(x, scale);
         }
       }
@@ -116,9 +116,9 @@ class TileStep {
         const std::int64_t position =
             item_.position + (warp() * C::kRowBlocks + b) * 16 + lane() / 4 + 8 * half - first_key;
         // Keys [low, high) of the tile.
-        const std::int64_t begin = p_.mask_left < 0 ? 0 : position - p_.mask_left;
+        const std::int64_t begin = p_.mask.left < 0 ? 0 : position - p_.mask.left;
         std::int64_t end = item_.key_length - first_key;
-        if (p_.mask_right >= 0 && end > position + p_.mask_right) end = position + p_.mask_right + 1;
+        if (p_.mask.right >= 0 && end > position + p_.mask.right) end = position + p_.mask.right + 1;
         const int low = begin > C::kKeyTile ? C::kKeyTile : begin < 0 ? 0 : static_cast<int>(begin);
         const int high = end > C::kKeyTile ? C::kKeyTile : end < 0 ? 0 : static_cast<int>(end);
 #pragma unroll
@@ -136,7 +136,7 @@ class TileStep {
   // Scores → probabilities; moves m and l on. fmaxf passes NaN over: its p is NaN.
   __device__ __forceinline__ void exponentiate(RowState<C>& state, Scores& s, Probabilities& probability,
                                                float (&scale)[C::kRowBlocks][2]) const {
-    const float c = p_.exponent_base2;
+    const float c = p_.softmax.exponent_base2;
 #pragma unroll
     for (int b = 0; b < C::kRowBlocks; ++b) {
 #pragma unroll

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "attention/ring/plan.hpp"
+#include "attention/tokens/job.hpp"
 #include "base/error.hpp"
 
 namespace ringattn::testing {

@@ -2,6 +2,7 @@
 // What a plan takes of a rank's memory, and what it does with a budget.
 #include <gtest/gtest.h>
 
+#include "attention/attention_work.hpp"
 #include "tests/attention/ring/plan_cases.hpp"
 
 namespace ringattn::testing {
@@ -13,7 +14,7 @@ TEST(PlanMemory, ABudgetBoundsTheBuffers) {
   PlanOptions options;
   options.fixed_bytes = 1 << 20;
   options.memory_budget = options.fixed_bytes + 2 * 4096 * static_cast<std::size_t>(kv_token_bytes(job.spec));
-  const Planner planner(job, layout, kKernel, {}, options);
+  const Planner planner(attention_work(job), layout, kKernel, {}, options);
   for (int rank = 0; rank < 4; ++rank) {
     const Plan plan = planner.plan(rank);
     EXPECT_LE(plan.memory_bytes, options.memory_budget);
@@ -27,7 +28,7 @@ TEST(PlanMemory, ABudgetTooSmallSaysWhatWouldFit) {
   ASSERT_EQ(kv_token_bytes(job.spec), 1024);
   PlanOptions options;
   options.fixed_bytes = 100 << 20;
-  const auto plan = [&] { block_boundaries(job, layout, kKernel, {}, options); };
+  const auto plan = [&] { block_boundaries(attention_work(job), layout, kKernel, {}, options); };
   options.memory_budget = 50 << 20;
   EXPECT_EQ(
       refusal(plan, ErrorCode::kMemory),
@@ -53,7 +54,7 @@ TEST(PlanMemory, OneBlockAloneKeepsNoState) {
     const JobLayout layout = layout_of(job, world);
     const auto expect = [&](bool keeps_state, std::size_t blocks) {
       for (int rank = 0; rank < world; ++rank) {
-        const Plan plan = make_plan(job, layout, kKernel, {}, options, rank);
+        const Plan plan = make_plan(attention_work(job), layout, kKernel, {}, options, rank);
         EXPECT_EQ(plan.blocks.size(), blocks);
         EXPECT_EQ(plan.keeps_state, keeps_state);
         EXPECT_EQ(plan.memory_bytes, 1000 + (keeps_state ? 100'000 : 0) + 2 * plan.block_buffer_bytes);
@@ -82,7 +83,7 @@ TEST(PlanMemory, RanksWithWholeSequencesKeepNoState) {
   options.state_bytes = 100'000;
   options.memory_budget = 1000;
   for (int rank = 0; rank < 8; ++rank)
-    EXPECT_EQ(make_plan(job, layout, kKernel, {}, options, rank).memory_bytes, 1000U);
+    EXPECT_EQ(make_plan(attention_work(job), layout, kKernel, {}, options, rank).memory_bytes, 1000U);
 }
 
 TEST(PlanMemory, ABudgetCountsTheStateWhereItIsKept) {
@@ -98,7 +99,7 @@ TEST(PlanMemory, ABudgetCountsTheStateWhereItIsKept) {
     const JobLayout layout = layout_of(job, world);
     return refusal(
         [&] {
-          const Plan plan = make_plan(job, layout, kKernel, {}, options, 0);
+          const Plan plan = make_plan(attention_work(job), layout, kKernel, {}, options, 0);
           EXPECT_LE(plan.memory_bytes, budget);
         },
         ErrorCode::kMemory);

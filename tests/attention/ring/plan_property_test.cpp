@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 
+#include "attention/attention_work.hpp"
 #include "base/error.hpp"
 #include "tests/attention/ring/plan_simulator.hpp"
 #include "tests/attention/ring/random_job.hpp"
@@ -64,7 +65,7 @@ TEST(PlanProperty, JobsReachEveryCase) {
   for (std::uint64_t seed = 1; seed <= 2000; ++seed) {
     const RandomJob random = random_job(seed, 600, 12);
     const JobLayout layout = random.layout();
-    const Planner planner(random.job, layout, random.kernel, random.machine, random.options);
+    const Planner planner(attention_work(random.job), layout, random.kernel, random.machine, random.options);
     if (planner.boundaries().size() > 3) ++seen.several_blocks;
     for (int rank = 0; rank < random.world; ++rank) {
       const Plan plan = planner.plan(rank);
@@ -109,7 +110,7 @@ TEST(PlanProperty, MemoryBudgets) {
     random.options.memory_budget = random.options.fixed_bytes / 2 +
                                    static_cast<std::size_t>(draw.size(4 * 2000 * kv_token_bytes(random.job.spec)));
     try {
-      block_boundaries(random.job, layout, random.kernel, random.machine, random.options);
+      block_boundaries(attention_work(random.job), layout, random.kernel, random.machine, random.options);
     } catch (const Error& error) {
       ++refused;
       ASSERT_EQ(error.code(), ErrorCode::kMemory) << error.what();

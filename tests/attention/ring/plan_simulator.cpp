@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "attention/attention_work.hpp"
 #include "base/error.hpp"
 
 namespace ringattn::testing {
@@ -34,7 +35,7 @@ class Simulator {
  public:
   Simulator(const RandomJob& random, const JobLayout& layout)
       : random_(random), job_(random.job), layout_(layout), cu_k_(random.job.batch.cu_k()) {
-    const Planner planner(job_, layout, random.kernel, random.machine, random.options);
+    const Planner planner(attention_work(job_), layout, random.kernel, random.machine, random.options);
     boundaries_ = planner.boundaries();
     for (int rank = 0; rank < random.world; ++rank) {
       plans_.push_back(planner.plan(rank));

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "attention/attention_work.hpp"
 #include "base/error.hpp"
 #include "tests/attention/ring/plan_cases.hpp"
 
@@ -20,7 +21,7 @@ namespace {
 TEST(Plan, OneRankFoldsEverythingInOneBlockInPlace) {
   const Job job = causal_job(1000, 3);
   const JobLayout layout = layout_of(job, 1);
-  const Plan plan = make_plan(job, layout, kKernel, {}, {}, 0);
+  const Plan plan = make_plan(attention_work(job), layout, kKernel, {}, {}, 0);
   ASSERT_EQ(plan.blocks.size(), 1U);
   EXPECT_TRUE(plan.blocks[0].parts.empty());
   EXPECT_EQ(plan.buffer_rows, 0);
@@ -37,7 +38,7 @@ TEST(Plan, AJobOfNothingHasOneBlockOfNothing) {
     for (const std::int64_t block : {0, 128}) {
       PlanOptions options;
       options.block_tokens = block;
-      const Planner planner(job, layout, kKernel, {}, options);
+      const Planner planner(attention_work(job), layout, kKernel, {}, options);
       EXPECT_EQ(planner.boundaries(), (std::vector<std::int64_t>{0, 0}));
       EXPECT_TRUE(planner.plan(0).blocks.at(0).key_runs.empty());
     }
@@ -53,7 +54,7 @@ TEST(Plan, StripedCausalIsBalancedBlockByBlock) {
   for (const std::int64_t block_tokens : {std::int64_t{0}, std::int64_t{8192}}) {
     PlanOptions options;
     options.block_tokens = block_tokens;
-    const Planner planner(job, layout, kKernel, {}, options);
+    const Planner planner(attention_work(job), layout, kKernel, {}, options);
     ASSERT_GE(planner.boundaries().size(), 3U);
     std::vector<Plan> plans;
     for (int rank = 0; rank < 8; ++rank) plans.push_back(planner.plan(rank));
@@ -77,7 +78,7 @@ TEST(Plan, ABlockCostsAStepOfTheClassicRing) {
     PlanOptions options;
     options.route = route;
     options.block_tokens = 2048;
-    const Planner planner(job, layout, kKernel, {}, options);
+    const Planner planner(attention_work(job), layout, kKernel, {}, options);
     for (int rank = 0; rank < 4; ++rank) {
       const Plan plan = planner.plan(rank);
       ASSERT_EQ(plan.blocks.size(), 4U);
@@ -102,9 +103,9 @@ TEST(Plan, ChecksumsAreCounted) {
   const JobLayout layout = layout_of(job, 4);
   PlanOptions options;
   options.block_tokens = 4096;
-  const Plan without = make_plan(job, layout, kKernel, {}, options, 1);
+  const Plan without = make_plan(attention_work(job), layout, kKernel, {}, options, 1);
   options.checksum = true;
-  const Plan with = make_plan(job, layout, kKernel, {}, options, 1);
+  const Plan with = make_plan(attention_work(job), layout, kKernel, {}, options, 1);
   std::int64_t received = 0;
   for (const PartMessage& message : with.blocks[0].receives)
     received += static_cast<std::int64_t>(message.parts.size());
@@ -120,7 +121,7 @@ TEST(Plan, ASlidingWindowMovesOnlyTheHalo) {
   for (const std::int64_t block_tokens : {0, 128, 1000, 32768}) {
     PlanOptions options;
     options.block_tokens = block_tokens;
-    const Planner planner(job, layout, kKernel, {}, options);
+    const Planner planner(attention_work(job), layout, kKernel, {}, options);
     for (int rank = 0; rank < 8; ++rank) {
       EXPECT_EQ(planner.plan(rank).bytes_received(), rank == 0 ? 0 : 1024 * kv_token_bytes(job.spec));
       EXPECT_EQ(planner.plan(rank).bytes_sent(), rank == 7 ? 0 : 1024 * kv_token_bytes(job.spec));
@@ -131,7 +132,7 @@ TEST(Plan, ASlidingWindowMovesOnlyTheHalo) {
 TEST(Plan, WholeSequencesMoveNothing) {
   const Job job = causal_job(500, 64);
   const JobLayout layout = layout_of(job, 8);
-  const Planner planner(job, layout, kKernel, {}, {});
+  const Planner planner(attention_work(job), layout, kKernel, {}, {});
   EXPECT_EQ(planner.boundaries().size(), 2U);
   for (int rank = 0; rank < 8; ++rank) {
     EXPECT_EQ(planner.plan(rank).bytes_received(), 0);
@@ -148,7 +149,7 @@ TEST(Plan, ABlockOfOneOwnerIsHandedOnInPieces) {
     PlanOptions options;
     options.route = route;
     options.block_tokens = 8192;
-    const Planner planner(job, layout, kKernel, {}, options);
+    const Planner planner(attention_work(job), layout, kKernel, {}, options);
     for (int rank = 0; rank < 8; ++rank) {
       const BlockPlan block = planner.plan(rank).blocks.at(3);
       EXPECT_LE(block.bytes_sent, 8192 * kv_token_bytes(job.spec));
@@ -165,7 +166,7 @@ TEST(Plan, AShortBlockOfOneOwnerGoesStraight) {
   const JobLayout layout = layout_of(job, 8);
   PlanOptions options;
   options.block_tokens = 128;
-  const BlockPlan block = make_plan(job, layout, kKernel, {}, options, 0).blocks.at(0);
+  const BlockPlan block = make_plan(attention_work(job), layout, kKernel, {}, options, 0).blocks.at(0);
   ASSERT_EQ(block.sends.size(), 7U);
   for (int i = 0; i < 7; ++i) {
     EXPECT_EQ(block.sends[static_cast<std::size_t>(i)].round, 0);
@@ -177,7 +178,7 @@ TEST(Plan, TheFirstBlockIsSmallAndTheNextOnesGrow) {
   Job job = causal_job(1 << 20);
   const MachineModel machine{"", 6.5e14, 3.5e11, 8e-6};
   const JobLayout layout = layout_of(job, 8);
-  const std::vector<std::int64_t> boundaries = block_boundaries(job, layout, kKernel, machine, {});
+  const std::vector<std::int64_t> boundaries = block_boundaries(attention_work(job), layout, kKernel, machine, {});
   ASSERT_GE(boundaries.size(), 4U);
   EXPECT_LT(boundaries[1], 8192);
   EXPECT_GT(boundaries[2] - boundaries[1], 4 * boundaries[1]);
@@ -190,7 +191,7 @@ TEST(Plan, GrowthIsBoundedAndASmallRestIsNoBlock) {
   const Job job = causal_job(75000);
   const JobLayout layout = layout_of(job, 2);
   const MachineModel machine{"", 1e9, 1e15, 0.0};
-  const Plan plan = make_plan(job, layout, kKernel, machine, {}, 1);
+  const Plan plan = make_plan(attention_work(job), layout, kKernel, machine, {}, 1);
   ASSERT_EQ(plan.blocks.size(), 3U);
   EXPECT_EQ(plan.blocks[0].bytes_received, 128 * kv_token_bytes(job.spec));
   EXPECT_GT(plan.blocks[1].bytes_received, 15 * plan.blocks[0].bytes_received);
@@ -207,7 +208,7 @@ TEST(Plan, BlocksGrowFromASingleTile) {
   machine.latency_seconds = 0.0;
   const double fold_seconds = job_flops(job) / 32 / machine.flops_per_second;
   machine.link_bytes_per_second = 65536.0 * static_cast<double>(kv_token_bytes(job.spec)) / fold_seconds * 4.0 / 3.0;
-  EXPECT_LE(block_boundaries(job, layout, kKernel, machine, {}).size(), 30U);
+  EXPECT_LE(block_boundaries(attention_work(job), layout, kKernel, machine, {}).size(), 30U);
 }
 
 // Links as fast as the fold in all, which they never are block by block: little of the job is spent waiting.
@@ -227,7 +228,7 @@ TEST(Plan, TransfersHideBehindTheFold) {
       PlanOptions options;
       options.route = route;
       const double exposed = route == Route::kChain ? kExposedOnChain : kExposedDirect;
-      const Planner planner(job, layout, kKernel, machine, options);
+      const Planner planner(attention_work(job), layout, kKernel, machine, options);
       for (int rank = 0; rank < 4; ++rank) {
         const Prediction prediction = predict(planner.plan(rank), machine);
         EXPECT_LE(prediction.exposed_seconds, exposed * fold_seconds) << mask.right << " rank " << rank;
@@ -258,11 +259,26 @@ TEST(Plan, PredictionFollowsTheTwoBuffers) {
   EXPECT_DOUBLE_EQ(predict(plan, slow).exposed_seconds, 5.0 + 5.0);
 }
 
+TEST(Plan, PredictionWithoutOverlapIsTheSum) {
+  const MachineModel machine{"", 1.0, 1.0, 0.0};
+  Plan plan;
+  for (const auto& [flops, bytes] : {std::pair<double, std::int64_t>{1.0, 2}, {10.0, 3}, {4.0, 5}}) {
+    plan.blocks.emplace_back();
+    plan.blocks.back().flops = flops;
+    plan.blocks.back().bytes_received = bytes;
+    plan.blocks.back().receives = {{0, 0, {}}};
+  }
+  EXPECT_DOUBLE_EQ(predict(plan, machine, false).seconds, 1.0 + 2.0 + 10.0 + 3.0 + 4.0 + 5.0);
+  EXPECT_DOUBLE_EQ(predict(plan, machine, false).exposed_seconds, 2.0 + 3.0 + 5.0);
+  EXPECT_LT(predict(plan, machine).seconds, predict(plan, machine, false).seconds);
+}
+
 TEST(Plan, RefusesWhatMakesNoSense) {
   const Job job = causal_job(4096);
   const JobLayout layout = layout_of(job, 2);
   const auto plan = [&](const MachineModel& machine, const PlanOptions& options) {
-    return refusal([&] { block_boundaries(job, layout, kKernel, machine, options); }, ErrorCode::kUsage);
+    return refusal([&] { block_boundaries(attention_work(job), layout, kKernel, machine, options); },
+                   ErrorCode::kUsage);
   };
   EXPECT_EQ(plan({"", 0.0, 1.0, 0.0}, {}),
             "the machine model's flops_per_second is 0 (a rate is above zero and finite). ringattn's info with "
@@ -278,11 +294,11 @@ TEST(Plan, RefusesWhatMakesNoSense) {
   EXPECT_EQ(plan({}, options), "blocks of -5 tokens (a block holds at least one token). 0 lets the plan choose.");
 
   const Job other = causal_job(4095);
-  EXPECT_EQ(refusal([&] { block_boundaries(other, layout, kKernel, {}, {}); }, ErrorCode::kUsage),
+  EXPECT_EQ(refusal([&] { block_boundaries(attention_work(other), layout, kKernel, {}, {}); }, ErrorCode::kUsage),
             "the layout of the queries holds 4096 tokens in 1 sequence (the job has 4095 in 1, or divides them "
             "otherwise). Make the layout from the lengths of the job's sequences.");
   const JobLayout mixed{{}, layout.queries, layout_of(job, 3).keys};
-  EXPECT_EQ(refusal([&] { block_boundaries(job, mixed, kKernel, {}, {}); }, ErrorCode::kUsage),
+  EXPECT_EQ(refusal([&] { block_boundaries(attention_work(job), mixed, kKernel, {}, {}); }, ErrorCode::kUsage),
             "queries on 2 ranks, keys on 3 (both layouts are of one world). Make both for the same number of ranks.");
 }
 
@@ -292,7 +308,7 @@ TEST(Plan, TwoMillionTokensOnAThousandRanks) {
   const JobLayout layout = layout_of(job, 1024);
   PlanOptions options;
   options.route = Route::kChain;
-  const Planner planner(job, layout, kKernel, {}, options);
+  const Planner planner(attention_work(job), layout, kKernel, {}, options);
   const Plan plan = planner.plan(511);
   const Plan next = planner.plan(512);
   EXPECT_NEAR(plan.flops(), job_flops(job) / 1024, 0.001 * job_flops(job) / 1024);

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "attention/ring/plan.hpp"
+#include "attention/tokens/job.hpp"
 
 namespace ringattn::testing {
 

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <bit>
+#include <chrono>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -32,6 +33,27 @@ TEST(CpuBackend, CopiesStridedRows) {
   EXPECT_EQ(std::string(target.begin(), target.end()), "axxxef..");
   EXPECT_EQ(backend.allocate(100).kind(), MemoryKind::kHost);
   EXPECT_FALSE(backend.identity().empty());
+}
+
+// A mark means its last recording, and marks of their own outlast forget_marks().
+TEST(CpuBackend, MarksAreRecordedAgain) {
+  CpuBackend backend(1);
+  const auto marks = backend.make_marks(2, true);
+  const auto pass_time = [] {
+    const auto begin = std::chrono::steady_clock::now();
+    while (std::chrono::steady_clock::now() - begin < std::chrono::milliseconds(2)) continue;
+  };
+  marks->record(0, {});
+  pass_time();
+  marks->record(1, {});
+  backend.forget_marks();
+  EXPECT_GE(marks->elapsed(0, 1), 2e-3);
+  marks->synchronize(1, Deadline::after(0.0), {});  // host work is done when it has been marked
+  pass_time();
+  marks->record(0, {});
+  EXPECT_LE(marks->elapsed(0, 1), -2e-3);
+  EXPECT_FALSE(backend.enqueues());
+  EXPECT_FALSE(backend.is_capturing({}));
 }
 
 TEST(CpuFold, RefusesTasksOfAnotherShape) {

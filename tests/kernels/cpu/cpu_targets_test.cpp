@@ -62,6 +62,22 @@ TEST_P(CpuTargets, AreAccurateAndInvariant) {
   }
 }
 
+// Groups of key tiles are merged by vectors, and what is left over of a row by part of one.
+TEST_P(CpuTargets, MergeGroups) {
+  const ForcedTarget forced(GetParam());
+  const std::string identity = cpu_row().make_backend({1, 0})->identity();
+  if (identity != hwy::TargetName(GetParam())) GTEST_SKIP() << "needs: a build with " << hwy::TargetName(GetParam());
+  for (const int head_dim_v : {8, 24, 32}) {
+    const FoldSpec spec = make_spec(Dtype::kF32, 2, 1, 8, {-1, 0}, head_dim_v);
+    FoldInputs inputs = random_inputs(spec, {{2, 17'000, 16'998}}, 83);
+    for (std::int64_t key = 8192; key < 16'384; ++key) inputs.set_k(key, 0, 0, 40.0F);  // the reference moves
+    const FoldResult whole = fold_with(cpu_row(), inputs, {.export_state = true});
+    EXPECT_EQ(check_accuracy(inputs, whole.out, whole.lse), "") << identity << ", head_dim_v " << head_dim_v;
+    EXPECT_TRUE(fold_with(cpu_row(), inputs, {.export_state = true, .apart = 84}).same_bits(whole)) << identity;
+    EXPECT_TRUE(fold_with(cpu_row(), inputs, {.export_state = true, .apart = 85}).same_bits(whole)) << identity;
+  }
+}
+
 std::vector<std::int64_t> targets_here() {
   std::vector<std::int64_t> targets;
   for (std::int64_t rest = hwy::SupportedTargets(); rest != 0; rest &= rest - 1) targets.push_back(rest & -rest);

@@ -77,6 +77,12 @@ TEST(Sm80Config, SaysWhatIsMissing) {
   });
 }
 
+// What a .cu file names by its dims is the table's entry.
+TEST(Sm80Config, IsFoundByDims) {
+  static_assert(config_for(64, 64).key_tile == 128 && config_for(192, 128).head_dim_v == 128);
+  EXPECT_EQ(describe(config_for(256, 256)), describe(*choose_config(spec_of_dims(Dtype::kBf16, 256, 256))));
+}
+
 TEST(Sm80Config, DescribesItself) {
   EXPECT_EQ(describe(*choose_config(spec_of_dims(Dtype::kBf16, 128, 128))),
             "tile 128x64, 4 warps of 32 rows, 2 stages of keys, 97.5 KiB");

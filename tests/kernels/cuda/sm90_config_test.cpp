@@ -88,6 +88,20 @@ TEST(Sm90Config, FitsAMultiprocessor) {
   }
 }
 
+// What a .cu file names by its dims is the table's entry.
+TEST(Sm90Config, IsFoundByDims) {
+  static_assert(config_for(192, 128).key_tile == 112 && config_for(256, 256).key_tile == 80);
+  EXPECT_EQ(describe(config_for(128, 128)), describe(*choose_config(spec_of_dims(Dtype::kBf16, 128, 128))));
+}
+
+// What the kernel takes for granted of a device.
+TEST(Sm90Config, KnowsItsDevices) {
+  EXPECT_EQ(device_obstacle(kReservedBytes, 132), "");
+  EXPECT_EQ(device_obstacle(kReservedBytes, kMostCtas), "");
+  EXPECT_EQ(device_obstacle(2048, 132), "its driver reserves 2048 bytes of a CTA's shared memory, not 1024");
+  EXPECT_EQ(device_obstacle(kReservedBytes, 161), "it has 161 multiprocessors, and the kernel counts with 160 at most");
+}
+
 TEST(Sm90Config, DescribesItself) {
   EXPECT_EQ(describe(*choose_config(spec_of_dims(Dtype::kBf16, 128, 128))),
             "tile 3x64x128, 2 CTAs side by side, 2 stages of keys, 224.0 KiB, 160 registers");

@@ -72,8 +72,8 @@ struct Seen {
 };
 __device__ Seen keys_seen(const FoldParams& p, std::int64_t position, std::int64_t key_length) {
   Seen seen{0, key_length};
-  if (p.mask_left >= 0 && position - p.mask_left > 0) seen.low = position - p.mask_left;
-  if (p.mask_right >= 0 && position + p.mask_right + 1 < key_length) seen.high = position + p.mask_right + 1;
+  if (p.mask.left >= 0 && position - p.mask.left > 0) seen.low = position - p.mask.left;
+  if (p.mask.right >= 0 && position + p.mask.right + 1 < key_length) seen.high = position + p.mask.right + 1;
   return seen;
 }
 
@@ -91,9 +91,9 @@ struct Shared {
         v(k + kStepKeys * (p.head_dim + 1)),
         closed(v + kStepKeys * p.head_dim_v) {}
 };
-std::size_t shared_bytes(const FoldParams& p) {
-  return static_cast<std::size_t>(kPlainItemRows * p.head_dim + kStepKeys * (p.head_dim + 1) +
-                                  (kStepKeys + kPlainItemRows) * p.head_dim_v) *
+constexpr std::size_t shared_bytes(int head_dim, int head_dim_v) {
+  return static_cast<std::size_t>(kPlainItemRows * head_dim + kStepKeys * (head_dim + 1) +
+                                  (kStepKeys + kPlainItemRows) * head_dim_v) *
          sizeof(float);
 }
 
@@ -142,7 +142,7 @@ __device__ void close_group(const FoldParams& p, Row& row) {
 }
 
 __device__ void load_row(const FoldParams& p, std::int64_t at, int head, Row& row) {
-  const StatePlace place(p.state, p.rows, p.heads, p.head_dim_v, at, head);
+  const StatePlace place(p.state.memory, p.rows, p.heads, p.head_dim_v, at, head);
   row.parts = static_cast<int>(place.numbers[kStateParts]);
   if ((row.parts & kHasOpen) != 0) {
     row.m = place.numbers[kOpenReference];
@@ -157,7 +157,7 @@ __device__ void load_row(const FoldParams& p, std::int64_t at, int head, Row& ro
 }
 
 __device__ void save_row(const FoldParams& p, std::int64_t at, int head, const Row& row) {
-  const StatePlace place(p.state, p.rows, p.heads, p.head_dim_v, at, head);
+  const StatePlace place(p.state.memory, p.rows, p.heads, p.head_dim_v, at, head);
   if (threadIdx.x % 32 == 0) {
     for (int i = 0; i < kOpenReference; ++i) place.numbers[i] = i == 0 ? row.l : 0.0F;
     place.numbers[kOpenReference] = row.m;
@@ -176,8 +176,8 @@ __device__ void save_row(const FoldParams& p, std::int64_t at, int head, const R
 __device__ float score(const FoldParams& p, const float* q, const float* k) {
   float s = 0.0F;
   for (int dim = 0; dim < p.head_dim; ++dim) s = __fmaf_rn(q[dim], k[dim], s);
-  s = __fmul_rn(s, p.softmax_scale);
-  return p.softcap > 0.0F ? __fmul_rn(p.softcap, tanhf(__fdiv_rn(s, p.softcap))) : s;
+  s = __fmul_rn(s, p.softmax.scale);
+  return p.softmax.cap > 0.0F ? __fmul_rn(p.softmax.cap, tanhf(__fdiv_rn(s, p.softmax.cap))) : s;
 }
 
 // Folds the keys of one step that the row sees: bits [low, high) of the 32.
@@ -213,13 +213,13 @@ __device__ void finish_row(const FoldParams& p, Row& row, std::int64_t at, int h
   const float* const sink = p.sinks != nullptr ? p.sinks + head : nullptr;
   const RowEnd end =
       end_row(merged ? row.closed_m : row.m, merged ? row.closed_l : row.l, sink, [](float x) { return weight(x); });
-  const std::int64_t out = at * p.out_token_stride + head * p.out_head_stride;
+  const std::int64_t out = at * p.out.token_stride + head * p.out.head_stride;
   for_each_output(p, [&](int i, int dim) {
     const float o = merged ? row.closed_o[dim] : row.o[i];
-    store(p.out, p.dtype, out + dim, __fdiv_rn(__fmul_rn(o, end.weight), end.divisor()));
+    store(p.out.data, p.dtype, out + dim, __fdiv_rn(__fmul_rn(o, end.weight), end.divisor()));
   });
-  if (p.lse != nullptr && threadIdx.x % 32 == 0) {
-    p.lse[at * p.lse_token_stride + head * p.lse_head_stride] = end.lse();
+  if (p.lse.data != nullptr && threadIdx.x % 32 == 0) {
+    p.lse.data[at * p.lse.token_stride + head * p.lse.head_stride] = end.lse();
   }
 }
 
@@ -235,7 +235,7 @@ __device__ void load_rows(const void* data, int dtype, std::int64_t offset, std:
 __global__ void __launch_bounds__(kWarps * 32, 3) plain_kernel(const __grid_constant__ FoldParams p) {
   extern __shared__ float memory[];
   const Shared shared(memory, p);
-  const WorkItem item = p.items[static_cast<int>(blockIdx.x) / p.heads];
+  const WorkItem item = p.tables.items[static_cast<int>(blockIdx.x) / p.heads];
   const int head = static_cast<int>(blockIdx.x) % p.heads;
   const int kv_head = head / (p.heads / p.kv_heads);
   const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -249,22 +249,22 @@ __global__ void __launch_bounds__(kWarps * 32, 3) plain_kernel(const __grid_cons
     rows[r].closed_l = 0.0F;
     rows[r].closed_o = shared.closed + slot * p.head_dim_v;
     begin_group(rows[r]);
-    if (p.resume && slot < item.slot_end) load_row(p, item.row + slot, head, rows[r]);
+    if (p.state.resume && slot < item.slot_end) load_row(p, item.row + slot, head, rows[r]);
   }
   if (item.tiles > 0) {
     for (int i = static_cast<int>(threadIdx.x); i < item.slot_end * p.head_dim; i += kWarps * 32) {
       const std::int64_t row = item.row + i / p.head_dim;
-      shared.q[i] = element(p.q, p.dtype, row * p.q_token_stride + head * p.q_head_stride + i % p.head_dim);
+      shared.q[i] = element(p.q.data, p.dtype, row * p.q.token_stride + head * p.q.head_stride + i % p.head_dim);
     }
   }
 
   int run = item.run_begin;
   for (int t = 0; t < item.tiles; ++t) {
     const std::int64_t number = item.first + t;
-    while (run + 1 < item.run_begin + item.runs && p.runs[run + 1].first <= number) ++run;
-    const RunEntry entry = p.runs[run];
-    const TileEntry tile = p.tiles[entry.table + number - entry.first];
-    const SourceEntry source = p.all_near ? p.near_sources[tile.source] : p.sources[tile.source];
+    while (run + 1 < item.run_begin + item.runs && p.tables.runs[run + 1].first <= number) ++run;
+    const RunEntry entry = p.tables.runs[run];
+    const TileEntry tile = p.tables.tiles[entry.table + number - entry.first];
+    const SourceEntry source = p.tables.all_near ? p.tables.near_sources[tile.source] : p.tables.sources[tile.source];
     const std::int64_t tile_number = entry.first_tile + number - entry.first;
     if (tile_number % kGroupTiles == 0) {
       // Rows fold consecutive tiles, so what is open when a group begins is another's.
@@ -300,21 +300,27 @@ __global__ void __launch_bounds__(kWarps * 32, 3) plain_kernel(const __grid_cons
   for (int r = 0; r < kRowsOfWarp; ++r) {
     const int slot = warp * kRowsOfWarp + r;
     if (slot >= item.slot_end) continue;
-    if (p.save) save_row(p, item.row + slot, head, rows[r]);
+    if (p.state.save) save_row(p, item.row + slot, head, rows[r]);
     if (p.finish) finish_row(p, rows[r], item.row + slot, head);
   }
 }
 
-}  // namespace
+// One kernel serves all head dims, so it is made ready for the largest.
+void prepare_plain() {
+  constexpr auto kMost = static_cast<int>(shared_bytes(kPlainMaxHeadDim, kPlainMaxHeadDim));
+  check_cuda(cudaFuncSetAttribute(plain_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMost),
+             "cudaFuncSetAttribute");
+}
 
 void launch_plain(const FoldParams& params, Stream stream) {
-  const std::size_t shared = shared_bytes(params);
-  check_cuda(cudaFuncSetAttribute(plain_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)),
-             "cudaFuncSetAttribute");
-  if (params.item_count == 0) return;
-  const auto blocks = static_cast<unsigned>(params.item_count) * static_cast<unsigned>(params.heads);
+  const std::size_t shared = shared_bytes(params.head_dim, params.head_dim_v);
+  const auto blocks = static_cast<unsigned>(params.tables.item_count) * static_cast<unsigned>(params.heads);
   plain_kernel<<<blocks, kWarps * 32, shared, cuda_stream(stream)>>>(params);
   check_cuda(cudaGetLastError(), "sm80_plain");
 }
+
+}  // namespace
+
+constinit const Launcher plain_fold{prepare_plain, launch_plain};
 
 }  // namespace ringattn::cuda

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The launch of sm80_plain, and how it cuts its work.
+// The compiled kernel of sm80_plain, and how it cuts its work.
 #pragma once
 
-#include "base/memory.hpp"
-#include "kernels/cuda/fold_params.hpp"
+#include "kernels/cuda/launcher.hpp"
 
 namespace ringattn::cuda {
 
@@ -11,7 +10,6 @@ inline constexpr int kPlainKeyTile = 128;
 inline constexpr int kPlainItemRows = 16;
 inline constexpr int kPlainMaxHeadDim = 256;
 
-// Enqueues the fold of params.item_count items for every head. Throws what the launch fails with.
-void launch_plain(const cuda::FoldParams& params, Stream stream);
+extern const Launcher plain_fold;
 
 }  // namespace ringattn::cuda

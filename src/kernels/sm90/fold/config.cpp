@@ -26,4 +26,14 @@ std::string describe(const FoldConfig& config) {
 
 std::vector<std::string> fold_configs() { return cuda::config_lines(std::span<const FoldConfig>(kFoldConfigs)); }
 
+std::string device_obstacle(int reserved_bytes, int multiprocessors) {
+  if (reserved_bytes != kReservedBytes) {
+    return fmt::format("its driver reserves {} bytes of a CTA's shared memory, not {}", reserved_bytes, kReservedBytes);
+  }
+  if (multiprocessors > kMostCtas) {
+    return fmt::format("it has {} multiprocessors, and the kernel counts with {} at most", multiprocessors, kMostCtas);
+  }
+  return {};
+}
+
 }  // namespace ringattn::sm90

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/cuda/config_table.hpp"
 #include "kernels/cuda/device/panels.hpp"
 #include "kernels/fold.hpp"
 
@@ -67,6 +68,11 @@ inline constexpr FoldConfig kFoldConfigs[] = {
     {256, 256, 80, 2, 2, 1, true, 2},
 };
 
+// The one that is compiled for these head dims.
+consteval FoldConfig config_for(int head_dim, int head_dim_v) {
+  return cuda::config_of_dims(kFoldConfigs, head_dim, head_dim_v);
+}
+
 // The configuration for a spec; none: the kernel can't do it, and fold_missing() says why.
 std::optional<FoldConfig> choose_config(const FoldSpec& spec);
 // See KernelRow::missing.
@@ -76,5 +82,14 @@ std::vector<std::string> fold_missing(const FoldSpec& spec);
 std::string describe(const FoldConfig& config);
 // All of them, with the head dims in front. See KernelRow::configs.
 std::vector<std::string> fold_configs();
+
+// What the kernel takes for granted of a device: how much of a CTA's shared memory the device keeps for itself, and how
+// many CTAs, one a multiprocessor, there are at most (pace.cuh looks at each of them).
+inline constexpr int kReservedBytes = 1024;
+inline constexpr int kMostCtas = 160;
+
+// Why the kernel can't run on a device that keeps so much shared memory of a CTA and has so many multiprocessors;
+// empty: it can.
+std::string device_obstacle(int reserved_bytes, int multiprocessors);
 
 }  // namespace ringattn::sm90

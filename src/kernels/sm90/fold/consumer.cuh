@@ -102,7 +102,7 @@ class Consumer {
   __device__ __forceinline__ int next_stop() const { return rows_.has(Rows<C>::kSpecial) ? left_ : unit_.stop(left_); }
   // Called once a tile is scored. A group that ends with the task's last tile is closed before the state is saved.
   __device__ __forceinline__ void note_full_group() {
-    if (left_ == 1 && p_.save && (number() + 1) % kGroupTiles == 0) rows_.flags |= Rows<C>::kFull;
+    if (left_ == 1 && p_.state.save && (number() + 1) % kGroupTiles == 0) rows_.flags |= Rows<C>::kFull;
   }
 
   // --- Scores and probabilities.
@@ -112,12 +112,12 @@ class Consumer {
   template <Tile kTile>
   __device__ __forceinline__ bool weigh(Scores& s) {
     if constexpr (kTile == Tile::kSpecial) {
-      if (p_.scaled_first) scale_scores(p_, s);
+      if (p_.softmax.scaled_first) scale_scores(p_, s);
       if (unit_.masked(left_)) mask_tile<C>(p_, unit_, number(), s);
       if (rows_.has(Rows<C>::kSpecial)) {
         settle<C>(p_, rows_, s);
         // The warps of a warpgroup take the same way through the products, as wgmma demands.
-        const bool more = p_.scaled_first || !rows_.seen(0) || !rows_.seen(1);
+        const bool more = p_.softmax.scaled_first || !rows_.seen(0) || !rows_.seen(1);
         if (!named_any(warpgroup(), kWarpgroup, more)) rows_.flags &= ~Rows<C>::kSpecial;
       }
     }
@@ -312,7 +312,7 @@ class Consumer {
     --left_;
   }
   __device__ __forceinline__ void save_and_finish() {
-    if (p_.save) {
+    if (p_.state.save) {
       if (rows_.has(Rows<C>::kFull)) close_group<C>(p_, unit_, rows_);  // else both would have to be saved
       save_rows<C>(p_, unit_, rows_);
     }

@@ -37,8 +37,8 @@ __device__ __forceinline__ void init_barriers(const SharedMap<C>& map, int fetch
   barrier_init(map.pace_told(), 1);
   barrier_init(map.pace_free(), 32);
   barrier_init(map.work_wanted(), 1);
-  barrier_init(map.word_sent(), 1);
-  barrier_init(map.word_read(), 1);
+  barrier_init(map.number_sent(), 1);
+  barrier_init(map.number_read(), 1);
   barrier_init_fence();
 }
 
@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) fold_kernel(const __grid_const
       fetch<C>(params, map, shared);
     } else if (warp == 2) {
       clear_tails<C>(map);
-    } else if (params.fold.keep_pace) {
+    } else if (params.fold.schedule.keep_pace) {
       keep_pace<C>(params.fold, map);
     }
   } else {

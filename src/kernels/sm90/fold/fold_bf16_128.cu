@@ -3,8 +3,6 @@
 
 namespace ringattn::sm90 {
 
-void launch_bf16_128(const cuda::FoldParams& params, Stream stream) {
-  launch_fold<__nv_bfloat16, kFoldConfigs[2]>(params, stream);
-}
+constinit const cuda::Launcher fold_bf16_128 = launcher_of<__nv_bfloat16, config_for(128, 128)>();
 
 }  // namespace ringattn::sm90

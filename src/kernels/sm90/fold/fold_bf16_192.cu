@@ -3,8 +3,6 @@
 
 namespace ringattn::sm90 {
 
-void launch_bf16_192(const cuda::FoldParams& params, Stream stream) {
-  launch_fold<__nv_bfloat16, kFoldConfigs[3]>(params, stream);
-}
+constinit const cuda::Launcher fold_bf16_192 = launcher_of<__nv_bfloat16, config_for(192, 128)>();
 
 }  // namespace ringattn::sm90

@@ -3,8 +3,6 @@
 
 namespace ringattn::sm90 {
 
-void launch_fp16_128(const cuda::FoldParams& params, Stream stream) {
-  launch_fold<__half, kFoldConfigs[2]>(params, stream);
-}
+constinit const cuda::Launcher fold_fp16_128 = launcher_of<__half, config_for(128, 128)>();
 
 }  // namespace ringattn::sm90

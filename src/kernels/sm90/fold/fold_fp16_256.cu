@@ -3,8 +3,6 @@
 
 namespace ringattn::sm90 {
 
-void launch_fp16_256(const cuda::FoldParams& params, Stream stream) {
-  launch_fold<__half, kFoldConfigs[4]>(params, stream);
-}
+constinit const cuda::Launcher fold_fp16_256 = launcher_of<__half, config_for(256, 256)>();
 
 }  // namespace ringattn::sm90

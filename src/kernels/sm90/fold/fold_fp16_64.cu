@@ -3,8 +3,6 @@
 
 namespace ringattn::sm90 {
 
-void launch_fp16_64(const cuda::FoldParams& params, Stream stream) {
-  launch_fold<__half, kFoldConfigs[0]>(params, stream);
-}
+constinit const cuda::Launcher fold_fp16_64 = launcher_of<__half, config_for(64, 64)>();
 
 }  // namespace ringattn::sm90

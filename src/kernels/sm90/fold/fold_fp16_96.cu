@@ -3,8 +3,6 @@
 
 namespace ringattn::sm90 {
 
-void launch_fp16_96(const cuda::FoldParams& params, Stream stream) {
-  launch_fold<__half, kFoldConfigs[1]>(params, stream);
-}
+constinit const cuda::Launcher fold_fp16_96 = launcher_of<__half, config_for(96, 96)>();
 
 }  // namespace ringattn::sm90

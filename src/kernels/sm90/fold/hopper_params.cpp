@@ -13,10 +13,10 @@ HopperParams hopper_params(const cuda::FoldParams& p, const FoldConfig& config) 
   HopperParams params{};
   params.fold = p;
   const auto dtype = static_cast<Dtype>(p.dtype);
-  const MappedTensor q{p.q, p.rows, p.heads, p.head_dim, p.q_token_stride, p.q_head_stride};
-  params.bulk_in = p.all_near && can_map(q);
+  const MappedTensor q{p.q.data, p.rows, p.heads, p.head_dim, p.q.token_stride, p.q.head_stride};
+  params.bulk_in = p.tables.all_near && can_map(q);
   for (int i = 0; params.bulk_in && i < cuda::kNearSources; ++i) {
-    const cuda::SourceEntry& source = p.near_sources[i];
+    const cuda::SourceEntry& source = p.tables.near_sources[i];
     if (source.rows == 0) continue;  // nothing to fetch from it
     const MappedTensor k{source.k, source.rows, p.kv_heads, p.head_dim, source.k_token_stride, source.k_head_stride};
     const MappedTensor v{source.v, source.rows, p.kv_heads, p.head_dim_v, source.v_token_stride, source.v_head_stride};
@@ -26,21 +26,25 @@ HopperParams hopper_params(const cuda::FoldParams& p, const FoldConfig& config) 
     params.v[i] = map_tensor(v, dtype, config.key_box_rows(), config.key_box_columns(p.head_dim_v));
   }
   if (params.bulk_in) params.q = map_tensor(q, dtype, kQueryTile, FoldConfig::box_columns(p.head_dim));
-  const MappedTensor out{p.out, p.rows, p.heads, p.head_dim_v, p.out_token_stride, p.out_head_stride};
+  const MappedTensor out{p.out.data, p.rows, p.heads, p.head_dim_v, p.out.token_stride, p.out.head_stride};
   params.bulk_out = p.finish && can_map(out);
   if (params.bulk_out) params.out = map_tensor(out, dtype, kQueryTile / 4, kPanelColumns);
-  params.chains = params.bulk_out && !p.resume && !p.save && !p.scaled_first;
+  params.chains = params.bulk_out && !p.state.resume && !p.state.save && !p.softmax.scaled_first;
   return params;
 }
 
-void check_reserved_shared_memory() {
+void check_device() {
   int device = 0;
-  int bytes = 0;
   check_cuda(cudaGetDevice(&device), "cudaGetDevice");
-  check_cuda(cudaDeviceGetAttribute(&bytes, cudaDevAttrReservedSharedMemoryPerBlock, device), "cudaDeviceGetAttribute");
-  if (bytes != kReservedBytes) {
-    fail(ErrorCode::kUnsupported, "sm90_fold can't run with this driver",
-         fmt::format("it reserves {} bytes of a CTA's shared memory, not {}", bytes, kReservedBytes),
+  const auto attribute = [device](cudaDeviceAttr name) {
+    int value = 0;
+    check_cuda(cudaDeviceGetAttribute(&value, name, device), "cudaDeviceGetAttribute");
+    return value;
+  };
+  const std::string obstacle =
+      device_obstacle(attribute(cudaDevAttrReservedSharedMemoryPerBlock), attribute(cudaDevAttrMultiProcessorCount));
+  if (!obstacle.empty()) {
+    fail(ErrorCode::kUnsupported, fmt::format("sm90_fold can't run on GPU {}", device), obstacle,
          {"Use ", setting("kernel", "sm80_fold"), "."});
   }
 }

@@ -25,9 +25,7 @@ struct HopperParams {
 // Fills the tensor maps. Those of what the copy engine can't reach stay empty, and the flags say so.
 HopperParams hopper_params(const cuda::FoldParams& fold, const FoldConfig& config);
 
-// The kernel takes for a constant how much of a CTA's shared memory the device keeps for itself. Throws kUnsupported
-// where it keeps another size.
-inline constexpr int kReservedBytes = 1024;
-void check_reserved_shared_memory();
+// Throws kUnsupported where the current device has a device_obstacle().
+void check_device();
 
 }  // namespace ringattn::sm90

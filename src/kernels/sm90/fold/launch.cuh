@@ -38,44 +38,54 @@ struct KernelConfig {
 };
 
 template <class Element, FoldConfig kConfig>
+void prepare_kernel() {
+  using C = KernelConfig<Element, kConfig>;
+  check_cuda(
+      cudaFuncSetAttribute(fold_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, int{SharedMap<C>::kBytes}),
+      "cudaFuncSetAttribute");
+}
+
+template <class Element, FoldConfig kConfig>
 void launch_kernel(const cuda::FoldParams& p, Stream stream) {
   using C = KernelConfig<Element, kConfig>;
   static_assert(C::kUnits > 1);  // WorkBuilder makes bundles of units
   static_assert(C::kWalkCtas <= 2);
-  constexpr int kSharedBytes = SharedMap<C>::kBytes;
-  if (p.bundle_count == 0) {
-    check_cuda(cudaFuncSetAttribute(fold_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
-               "cudaFuncSetAttribute");
-    return;
-  }
   const HopperParams params = hopper_params(p, kConfig);
-  const std::int64_t work = std::int64_t{p.bundle_count} * p.kv_heads;
-  const std::int64_t most = p.multiprocessors / C::kWalkCtas;
+  const std::int64_t work = std::int64_t{p.tables.bundle_count} * p.kv_heads;
+  const std::int64_t most = p.schedule.multiprocessors / C::kWalkCtas;
   cudaLaunchAttribute cluster{};
   cluster.id = cudaLaunchAttributeClusterDimension;
   cluster.val.clusterDim = {C::kWalkCtas, 1, 1};
   cudaLaunchConfig_t launch{};
   launch.gridDim = static_cast<unsigned>((work < most ? work : most) * C::kWalkCtas);
   launch.blockDim = C::kThreads;
-  launch.dynamicSmemBytes = kSharedBytes;
+  launch.dynamicSmemBytes = SharedMap<C>::kBytes;
   launch.stream = cuda_stream(stream);
   launch.attrs = &cluster;
   launch.numAttrs = C::kWalkCtas > 1 ? 1 : 0;
   check_cuda(cudaLaunchKernelEx(&launch, fold_kernel<C>, params), "sm90_fold");
 }
 
-// CTAs that walk alone have a kernel of their own.
+// A configuration whose CTAs walk side by side has a second kernel, for tasks where they walk alone.
+template <class Element, FoldConfig kConfig>
+void prepare_fold() {
+  check_device();
+  prepare_kernel<Element, kConfig>();
+  if constexpr (kConfig.walk_ctas > 1) prepare_kernel<Element, kConfig.alone()>();
+}
+
 template <class Element, FoldConfig kConfig>
 void launch_fold(const cuda::FoldParams& p, Stream stream) {
-  const bool all = p.bundle_count == 0;  // FoldKernel::reserve(), for this device
-  if (all) check_reserved_shared_memory();
-  if (!all && p.walk_ctas != 1 && p.walk_ctas != kConfig.walk_ctas) {
-    fail(ErrorCode::kInternal, "sm90_fold has no kernel for a task", "so many CTAs side by side are not its own");
-  }
-  if (all || p.walk_ctas == kConfig.walk_ctas) launch_kernel<Element, kConfig>(p, stream);
+  if (p.schedule.walk_ctas == kConfig.walk_ctas) return launch_kernel<Element, kConfig>(p, stream);
   if constexpr (kConfig.walk_ctas > 1) {
-    if (all || p.walk_ctas == 1) launch_kernel<Element, kConfig.alone()>(p, stream);
+    if (p.schedule.walk_ctas == 1) return launch_kernel<Element, kConfig.alone()>(p, stream);
   }
+  fail(ErrorCode::kInternal, "sm90_fold has no kernel for a task", "so many CTAs side by side are not its own");
+}
+
+template <class Element, FoldConfig kConfig>
+constexpr cuda::Launcher launcher_of() {
+  return {prepare_fold<Element, kConfig>, launch_fold<Element, kConfig>};
 }
 
 }  // namespace ringattn::sm90

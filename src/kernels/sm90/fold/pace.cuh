@@ -1,29 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
-// Keeps CTAs close to each other. Those that fold one KV head read the same keys; as long as they do so at about the
-// same time, the L2 cache reads them from memory once for all. Left alone they drift apart over a long walk, and the
-// reads of memory then take the power that the tensor cores could use (bench/NOTES.md). Nothing but time hangs on this:
-// who stands still is waited for a little, then no more.
+// The pace warp keeps CTAs close to each other. CTAs that fold the same KV head read the same keys. As long as they do
+// so at about the same time, a tile is read from memory once, and the others find it in the L2 cache. Left alone they
+// drift apart over a long walk, and reading from memory then takes power that the tensor cores could use
+// (bench/NOTES.md). No result depends on this, only time does: a CTA waits for another one a little while, then goes on
+// without keeping pace.
 #pragma once
 
 #include "kernels/sm90/fold/shared_map.cuh"
 
 namespace ringattn::sm90 {
 
-inline constexpr int kPaceTiles = 256;  // a CTA may be ahead of the last one
-inline constexpr int kPaceReads = 5;    // of 32 CTAs each: more than a device of this kind has
-inline constexpr int kPaceTries = 2000;
-inline constexpr unsigned kPaceNanoseconds = 1000;
+inline constexpr int kPaceTiles = 256;                    // how far a CTA may be ahead of the slowest
+inline constexpr int kPaceReads = (kMostCtas + 31) / 32;  // a lane looks at so many CTAs
+inline constexpr int kPaceTries = 2000;                   // of waiting for the slowest
+inline constexpr unsigned kPaceNanoseconds = 1000;        // between them
 
-// One warp's, all lanes together.
+// Where a CTA is and where the others are, in tiles. All lanes of the warp call it together.
 class Pace {
  public:
-  __device__ __forceinline__ explicit Pace(const cuda::FoldParams& p) : done_by_(p.tiles_done) {
+  __device__ __forceinline__ explicit Pace(const cuda::FoldParams& p) : done_by_(p.schedule.tiles_done) {
     ask();
     const int least = least_of_all();
     done_ = least == kLeft ? 1 : least;
     publish(done_);
   }
-  // Before the next `tiles`.
+  // Returns when the CTA may fetch its next `tiles` tiles.
   __device__ __forceinline__ void go(int tiles) {
     if (!keeps_) return;
     done_ += tiles;
@@ -37,14 +38,15 @@ class Pace {
       __nanosleep(kPaceNanoseconds);
       ask();
     }
-    ask();  // the answers are there when they are needed
+    ask();  // the answers arrive while the tiles are fetched, and are looked at the next time
   }
+  // Nobody waits for this CTA any more.
   __device__ __forceinline__ void leave() {
     if (keeps_) publish(kLeft);
   }
 
  private:
-  static constexpr int kLeft = 0x7FFFFFFF;
+  static constexpr int kLeft = 0x7FFFFFFF;  // instead of a number of tiles: has left
 
   __device__ __forceinline__ void publish(int done) const {
     if (threadIdx.x % 32 == 0) {
@@ -61,7 +63,7 @@ class Pace {
       }
     }
   }
-  // Of the CTAs at work.
+  // Where the slowest of the CTAs is that have begun and not left; kLeft where there is none.
   __device__ __forceinline__ int least_of_all() const {
     int least = kLeft;
 #pragma unroll
@@ -69,20 +71,20 @@ class Pace {
     return __reduce_min_sync(0xffffffffU, least);
   }
 
-  std::int32_t* done_by_;  // tiles, of each CTA; 0: not begun
+  std::int32_t* done_by_;  // [CTAs]: tiles that each has begun, at least 1 as soon as it takes part; 0: not yet
   bool keeps_ = true;
   int done_ = 0;
   int seen_[kPaceReads] = {};
 };
 
-// The pace warp's work.
+// The pace warp's work: the producer says how many tiles it wants to fetch, and waits until it may.
 template <class C>
 __device__ __forceinline__ void keep_pace(const cuda::FoldParams& p, const SharedMap<C>& map) {
   Pace pace(p);
   for (std::uint32_t parity = 0;; parity ^= 1U) {
     barrier_wait(map.pace_told(), parity);
-    const int tiles = load_number(map.pace());
-    if (tiles < 0) break;
+    const int tiles = load_number(map.pace_tiles());
+    if (tiles == kNoMoreWork) break;
     pace.go(tiles);
     barrier_arrive(map.pace_free());
   }

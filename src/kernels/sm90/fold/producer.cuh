@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The warps that bring tiles: one has the copy engine fetch those of queries and keys, one clears what a value tile
-// holds past its sequence's end. CTAs that walk side by side fetch a share of each key tile's rows, for all of them.
+// Two warps of each CTA that bring tiles into shared memory. The producer has the copy engine fetch query and key
+// tiles. The tail warp writes zeros over the rows of a V tile that lie past its sequence's end. CTAs that walk side by
+// side fetch half of each key tile's rows each, and the copy engine writes them to both.
 #pragma once
 
 #include "kernels/sm90/fold/hopper_params.hpp"
@@ -12,6 +13,9 @@
 
 namespace ringattn::sm90 {
 
+// Instead of a stage: no V tile comes any more.
+inline constexpr int kNoMoreTails = -1;
+
 // Where a key tile lies, in which source and at which row, and how many keys it has.
 struct TilePlace {
   int source;
@@ -19,27 +23,22 @@ struct TilePlace {
   std::int64_t row;
 };
 
-struct TileBox {  // the same, where the copy engine reaches it: can_map() keeps rows within 32 bits
+// The same for the copy engine, whose coordinates have 32 bits: can_map() keeps rows within those.
+struct TileBox {
   int source;
   int row;
   int keys;
 };
 
+// The i-th tile of a round's walk.
 template <class C>
 __device__ __forceinline__ TilePlace find_tile(const cuda::FoldParams& p, const BundleWork& work, int i) {
-  std::int64_t tile = work.first_tile + i;
-  std::int64_t index = work.table + i;
-  if (work.runs > 1) {
-    const std::int64_t number = work.first + i;
-    const cuda::RunEntry& entry = find_run(p.runs + work.run_begin, work.runs, number);
-    tile = entry.first_tile + number - entry.first;
-    index = entry.table + number - entry.first;
-  }
-  const cuda::TileEntry& entry = p.tiles[index];
+  const auto& [tile, entry] = cuda::tile_of_walk(p.tables, work, i);
   const std::int64_t left = work.key_length - tile * C::kKeyTile;
   return {entry.source, left < C::kKeyTile ? static_cast<int>(left) : C::kKeyTile, entry.row};
 }
 
+// Fetches the queries of a round's units. One lane calls it.
 template <class C>
 __device__ __forceinline__ void fetch_queries(const HopperParams& params, const SharedMap<C>& map,
                                               const BundleWork& work, const UnitWork* units, std::uint32_t round) {
@@ -58,7 +57,8 @@ __device__ __forceinline__ void fetch_queries(const HopperParams& params, const 
   }
 }
 
-// K or V of a tile. Side by side each CTA fetches its share of the rows, for all: their barriers wait for all of them.
+// Fetches K or V of a tile. Side by side each CTA fetches its share of the rows for both, and each CTA's barrier counts
+// the bytes of both shares.
 template <class C, int kColumns, int kBox>
 __device__ __forceinline__ void load_keys(std::uint32_t target, const CUtensorMap* from, std::uint32_t barrier,
                                           int head, int row) {
@@ -75,31 +75,33 @@ __device__ __forceinline__ void load_keys(std::uint32_t target, const CUtensorMa
   }
 }
 
+// The producer's work. All lanes pass the barriers together, and one of them issues the copies.
 template <class C>
 __device__ __forceinline__ void fetch(const HopperParams& params, const SharedMap<C>& map, unsigned char* shared) {
   const cuda::FoldParams& p = params.fold;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   RingCursor<C::kRounds> round;
   RingCursor<C::kStages> ring;
-  RingCursor<C::kStages> ring_v;  // where K goes ahead
-  std::uint32_t tails = 0;        // told so far
-  std::uint32_t paced = 0;        // parity
+  RingCursor<C::kStages> ring_v;  // where V is fetched behind K (C::kKeysAhead)
+  std::uint32_t tails = 0;        // V tiles so far that the tail warp was told of
+  std::uint32_t paced = 0;        // parity of pace_free()
   for (;; round.advance()) {
     barrier_wait(map.work_full(round.stage()), round.parity());
     const BundleWork& work = *work_of<C>(shared, round.stage());
     const int tiles = work.tiles;
     if (lane == 0) fetch_queries<C>(params, map, work, units_of<C>(shared, round.stage()), round.stage());
-    if (tiles < 0) break;
+    if (tiles == kNoMoreWork) break;
     const int kv_head = work.kv_head;
     const int wanted = wanted_with<C>(tiles);
-    // Of one lane: the copies of a tile's K, and of its V.
+    // The copies of a tile's K, and of its V. One lane calls them.
     const auto copy_k = [&](const TileBox& tile, std::uint32_t stage) {
       barrier_arrive_expect(map.k_full(stage), C::kKBytes);
       load_keys<C, C::kDim, C::kBoxColumnsK>(map.k(stage), &params.k[tile.source], map.k_full(stage), kv_head,
                                              tile.row);
     };
     const auto copy_v = [&](const TileBox& tile, std::uint32_t stage) {
-      // Rows past the sequence's end belong to somebody else: their V must not reach a product with 0.
+      // Rows past the sequence's end belong to somebody else. Their probabilities are 0, but 0 · ∞ would be NaN, so the
+      // tail warp writes zeros there before the consumers hear of the tile.
       const bool whole = tile.keys == C::kKeyTile;
       std::uint32_t landed = map.v_full(stage);
       if (!whole) {
@@ -109,29 +111,29 @@ __device__ __forceinline__ void fetch(const HopperParams& params, const SharedMa
       barrier_arrive_expect(landed, C::kVBytes);
       load_keys<C, C::kDimV, C::kBoxColumnsV>(map.v(stage), &params.v[tile.source], landed, kv_head, tile.row);
       if (!whole) {
-        store_number(map.tail(), static_cast<int>(stage));
-        store_number(map.tail() + 4, tile.keys);
+        store_number(map.tail_stage(), static_cast<int>(stage));
+        store_number(map.tail_keys(), tile.keys);
         barrier_arrive(map.tail_told());
         ++tails;
       }
     };
-    TileBox last{};  // where K goes ahead: the tile whose V comes next
+    TileBox last{};  // the tile whose K was fetched last, and whose V comes next (C::kKeysAhead)
     const auto copy_last_v = [&] {
       barrier_wait(map.v_empty(ring_v.stage()), ring_v.parity() ^ 1U);
       __syncwarp();
       if (lane == 0) copy_v(last, ring_v.stage());
       ring_v.advance();
     };
-    // Thirty-two tiles are looked up at a time, a lane each, one batch ahead.
+    // Each lane looks up one tile of a batch of 32, one batch before it is fetched.
     TilePlace ahead{};
     if (lane < tiles) ahead = find_tile<C>(p, work, lane);
     for (int first = 0; first < tiles; first += 32) {
       const TilePlace batch = ahead;
       if (first + 32 + lane < tiles) ahead = find_tile<C>(p, work, first + 32 + lane);
       const int end = tiles - first < 32 ? tiles - first : 32;
-      if (p.keep_pace) {
+      if (p.schedule.keep_pace) {
         if (lane == 0) {
-          store_number(map.pace(), end);
+          store_number(map.pace_tiles(), end);
           barrier_arrive(map.pace_told());
         }
         barrier_wait(map.pace_free(), paced);
@@ -143,7 +145,7 @@ __device__ __forceinline__ void fetch(const HopperParams& params, const SharedMa
                            __shfl_sync(0xffffffffU, batch.keys, i)};
         if (lane == 0 && first + i == wanted) barrier_arrive(map.work_wanted());
         barrier_wait(map.k_empty(ring.stage()), ring.parity() ^ 1U);
-        __syncwarp();  // all lanes have passed it before its next turn can come
+        __syncwarp();  // all lanes have passed the barrier before its next phase can end
         if constexpr (C::kKeysAhead) {
           if (lane == 0) copy_k(tile, ring.stage());
           if (first + i > 0) copy_last_v();
@@ -159,25 +161,26 @@ __device__ __forceinline__ void fetch(const HopperParams& params, const SharedMa
     barrier_arrive(map.q_empty(round.stage()));
   }
   if (lane == 0) {
-    if (p.keep_pace) {
-      store_number(map.pace(), -1);
+    if (p.schedule.keep_pace) {
+      store_number(map.pace_tiles(), kNoMoreWork);
       barrier_arrive(map.pace_told());
     }
     if (tails > 0) barrier_wait(map.tail_done(), (tails - 1) & 1U);
-    store_number(map.tail(), -1);
+    store_number(map.tail_stage(), kNoMoreTails);
     barrier_arrive(map.tail_told());
   }
 }
 
-// Makes zeros of the rows of a V tile that lie past its sequence's end, before the consumers hear of it.
+// The tail warp's work: writes zeros over the rows of a V tile that lie past its sequence's end, then tells the
+// consumers that the tile has arrived.
 template <class C>
 __device__ __forceinline__ void clear_tails(const SharedMap<C>& map) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   for (std::uint32_t parity = 0;; parity ^= 1U) {
     barrier_wait(map.tail_told(), parity);
-    const int stage = load_number(map.tail());
-    const int rows = load_number(map.tail() + 4);
-    if (stage < 0) return;
+    const int stage = load_number(map.tail_stage());
+    const int rows = load_number(map.tail_keys());
+    if (stage == kNoMoreTails) return;
     barrier_wait(map.tail_landed(), parity);
     for (int panel = 0; panel < C::kPanelsV; ++panel) {
       for (int chunk = rows * 8 + lane; chunk < C::kKeyTile * 8; chunk += 32) {

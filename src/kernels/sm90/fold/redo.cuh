@@ -31,7 +31,7 @@ __device__ __forceinline__ void scores_again(const cuda::FoldParams& p, float (&
     cuda::Products<typename C::Element>::mma(s[0], a, b[0], b[1], s[0]);
     cuda::Products<typename C::Element>::mma(s[1], a, b[2], b[3], s[1]);
   }
-  if (p.scaled_first) scale_scores(p, s);
+  if (p.softmax.scaled_first) scale_scores(p, s);
 }
 
 // What comes of it, for both rows of a thread.
@@ -71,7 +71,7 @@ __device__ __noinline__ void redo(const HopperParams& params, Unit unit, int num
     int any = old_sum[half] > kOutgrown<typename C::Element> ? 1 : 0;
     any |= __shfl_xor_sync(0xffffffffU, any, 1);
     any |= __shfl_xor_sync(0xffffffffU, any, 2);
-    const float reference = fmaxf(-old_shift[half], __fmul_rn(over_quad(most[half]), p.exponent_base2));
+    const float reference = fmaxf(-old_shift[half], __fmul_rn(over_quad(most[half]), p.softmax.exponent_base2));
     result.outgrown[half] = any != 0;
     result.shift[half] = any != 0 ? -reference : old_shift[half];
     result.factor[half] = cuda::exp2_approx(__fsub_rn(result.shift[half], old_shift[half]));
@@ -88,7 +88,8 @@ __device__ __noinline__ void redo(const HopperParams& params, Unit unit, int num
       for (int j = 0; j < 2; ++j) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          const float x = cuda::exp2_approx(__fmaf_rn(s[j][2 * half + i], p.exponent_base2, result.shift[half]));
+          const float x =
+              cuda::exp2_approx(__fmaf_rn(s[j][2 * half + i], p.softmax.exponent_base2, result.shift[half]));
           result.sum[half] = __fadd_rn(result.sum[half], x);
           result.s[2 * block + j][2 * half + i] = x;
         }

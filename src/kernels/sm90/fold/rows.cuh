@@ -18,19 +18,19 @@ __device__ __forceinline__ bool present(const Unit& unit, int slot) {
 
 template <class C>
 __device__ __forceinline__ cuda::StatePlace state_of(const cuda::FoldParams& p, const Unit& unit, int half) {
-  return {p.state, p.rows, p.heads, C::kDimV, unit.row() + slot_of_thread() + 8 * half, unit.query_head()};
+  return {p.state.memory, p.rows, p.heads, C::kDimV, unit.row() + slot_of_thread() + 8 * half, unit.query_head()};
 }
 
 // B, the outputs of a row's closed groups: in its state, where the task has one; else in its warpgroup's scratch
 // memory. This thread's share of columns 16n … 16n + 15 is at [4 n].
-__device__ __forceinline__ bool task_has_state(const cuda::FoldParams& p) { return p.save || p.resume; }
+__device__ __forceinline__ bool task_has_state(const cuda::FoldParams& p) { return p.state.save || p.state.resume; }
 template <class C>
 __device__ __forceinline__ float4* closed_outputs(const cuda::FoldParams& p, const Unit& unit, int half) {
   const int columns = thread_of_cta() % 4 * 4;
   if (task_has_state(p)) return reinterpret_cast<float4*>(state_of<C>(p, unit, half).closed + columns);
   const std::int64_t warpgroup = std::int64_t{blockIdx.x} * C::kUnits + thread_of_cta() / kWarpgroup - 1;
   const int slot = slot_of_thread() + 8 * half;
-  return reinterpret_cast<float4*>(p.scratch + warpgroup * C::kScratchFloats + slot * C::kDimV + columns);
+  return reinterpret_cast<float4*>(p.state.scratch + warpgroup * C::kScratchFloats + slot * C::kDimV + columns);
 }
 // Their R and L, in shared memory.
 template <class C>
@@ -51,13 +51,13 @@ template <class C>
 __device__ __forceinline__ void begin_rows(const cuda::FoldParams& p, const Unit& unit, Rows<C>& rows) {
   const int slot = slot_of_thread();
   rows.flags |= Rows<C>::kSpecial;
-  if (!p.resume) rows.flags |= Rows<C>::kFresh;
-  if (p.resume || unit.end() == unit.begin()) clear(rows.o);  // else the first tile does it
+  if (!p.state.resume) rows.flags |= Rows<C>::kFresh;
+  if (p.state.resume || unit.end() == unit.begin()) clear(rows.o);  // else the first tile does it
   rows.shift[0] = 0.0F;
   rows.shift[1] = 0.0F;
   rows.l[0] = 0.0F;
   rows.l[1] = 0.0F;
-  if (!p.resume) return;
+  if (!p.state.resume) return;
   float references[2] = {-INFINITY, -INFINITY};
   float parts[2] = {};
   float2 closed[2] = {};
@@ -217,9 +217,9 @@ __device__ __forceinline__ float scale_flushed(float a, float b) {
 template <class C>
 __device__ __noinline__ void write_rows(const cuda::FoldParams& p, Unit unit, std::uint32_t staging) {
   constexpr int kChunks = C::kDimV / 8;
-  auto* const out = static_cast<std::uint16_t*>(p.out);
+  auto* const out = static_cast<std::uint16_t*>(p.out.data);
   const bool aligned = ((reinterpret_cast<std::uint64_t>(out) |
-                         static_cast<std::uint64_t>(2 * (p.out_token_stride | p.out_head_stride))) &
+                         static_cast<std::uint64_t>(2 * (p.out.token_stride | p.out.head_stride))) &
                         15U) == 0;
   const int first = thread_of_warpgroup() / 32 * 16;
 #pragma unroll 1
@@ -230,7 +230,7 @@ __device__ __noinline__ void write_rows(const cuda::FoldParams& p, Unit unit, st
     const uint4 elements = cuda::load_shared_16(
         staging + static_cast<std::uint32_t>(chunk / 8 * SharedMap<C>::kQPanel) + cuda::swizzled(slot, chunk % 8));
     std::uint16_t* to =
-        out + (unit.row() + slot) * p.out_token_stride + unit.query_head() * p.out_head_stride + chunk * 8;
+        out + (unit.row() + slot) * p.out.token_stride + unit.query_head() * p.out.head_stride + chunk * 8;
     cuda::store_elements(to, elements, aligned);
   }
 }
@@ -262,11 +262,11 @@ __device__ __forceinline__ void end_softmax(const cuda::FoldParams& p, const Uni
     // Nothing was seen: O is 0, and log 0 is −∞.
     inverse[half] = __fmul_rn(weight, __frcp_rn(l == 0.0F ? 1.0F : l));
   }
-  if (p.lse != nullptr && lane % 4 < 2) {  // of a row's four threads, one; the next one for the other half
+  if (p.lse.data != nullptr && lane % 4 < 2) {  // of a row's four threads, one; the next one for the other half
     const int half = lane % 4;
     const int at = slot + 8 * half;
     if (at >= unit.slot_begin() && at < unit.slot_end()) {
-      p.lse[(unit.row() + at) * p.lse_token_stride + head * p.lse_head_stride] =
+      p.lse.data[(unit.row() + at) * p.lse.token_stride + head * p.lse.head_stride] =
           __fadd_rn(half == 0 ? reference[0] : reference[1], logf(half == 0 ? total[0] : total[1]));
     }
   }

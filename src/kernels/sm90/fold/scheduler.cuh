@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The warp that decides what a CTA folds next. CTAs take from one counter, and late: what one has taken nobody else can
-// take who is done sooner. Of CTAs that walk side by side the first one takes, and sends the other one word.
+// The scheduler: one warp of each CTA, which decides what the CTA folds next and writes it down for the other warps.
+//
+// All CTAs take work from one counter in memory. Each takes as late as it can, because work that it has taken and not
+// begun can't go to another CTA that is free sooner. Of two CTAs that walk side by side the first one takes, and sends
+// the other one the number that it got.
 #pragma once
 
 #include "kernels/cuda/work_order.hpp"
@@ -10,16 +13,18 @@
 
 namespace ringattn::sm90 {
 
-// So many tiles of a round come behind the one that is fetched next when the next round is taken: early enough for its
-// tables and its Q. Rounds that are no longer than that are not waited for: their next one is taken at once.
+// The next round is taken when the producer fetches a tile of this round that has so many tiles behind it. That is
+// early enough for the next round's tables and Q to arrive in time. After a round with no more tiles than that, the
+// scheduler does not wait for the producer, and takes the next one at once.
 inline constexpr int kTilesAhead = 4;
 
-// With which of a round's tiles its CTA tells the scheduler so; −1: with none, as the round is short, or another CTA
-// takes.
+// The number of the tile with which the producer tells the scheduler to take the next round, of a round of `tiles`
+// tiles; kNotTold where it doesn't: the round is short, or the other CTA takes.
+inline constexpr int kNotTold = -1;
 template <class C>
 __device__ __forceinline__ int wanted_with(int tiles) {
   const bool takes = C::kWalkCtas == 1 || rank_in_cluster() == 0;
-  return takes && tiles > kTilesAhead ? tiles - kTilesAhead - 1 : -1;
+  return takes && tiles > kTilesAhead ? tiles - kTilesAhead - 1 : kNotTold;
 }
 
 // Writes down what a unit's rows see of its tiles, and for which of those the plain steps are enough: the tiles of
@@ -35,7 +40,7 @@ __device__ __forceinline__ void set_edges(const cuda::FoldParams& p, const cuda:
     const std::int64_t from_origin = key - origin;
     return static_cast<int>(from_origin < -kNoEdge ? -kNoEdge : from_origin > kNoEdge ? kNoEdge : from_origin);
   };
-  const Visibility visibility({p.mask_left, p.mask_right}, item.key_length);
+  const Visibility visibility(p.mask, item.key_length);
   const KeyRange reach = visibility.reach(item.position);
   unit.origin = static_cast<int>(first);
   unit.from = edge(reach.begin);
@@ -48,11 +53,13 @@ __device__ __forceinline__ void set_edges(const cuda::FoldParams& p, const cuda:
   const int plain_end = tiles_before(edge(common.end));
   unit.head = tiles - (plain_begin < tiles ? plain_begin : tiles);
   unit.tail = one_run ? tiles - (plain_end < tiles ? plain_end : tiles) : tiles;
-  if (p.save && (first + tiles) % kGroupTiles == 0 && unit.tail == 0) unit.tail = 1;  // consume() looks at it
+  if (p.state.save && (first + tiles) % kGroupTiles == 0 && unit.tail == 0)
+    unit.tail = 1;  // the consumer notes there that the group is full
   unit.group = static_cast<int>((first + tiles) % kGroupTiles);
 }
 
-// Tells the number of what comes next. One warp's, all lanes together.
+// Takes numbers of work from the counter. Work n is piece and KV head cuda::work_place(…, n). All lanes of the warp
+// call it together.
 template <class C>
 class Counter {
  public:
@@ -60,41 +67,45 @@ class Counter {
       : p_(p), map_(map), rank_(C::kWalkCtas > 1 ? rank_in_cluster() : 0) {}
 
   __device__ __forceinline__ std::uint32_t rank() const { return rank_; }
-  __device__ __forceinline__ int work() const { return p_.bundle_count * p_.kv_heads; }
+  __device__ __forceinline__ int work() const { return p_.tables.bundle_count * p_.kv_heads; }
 
+  // A CTA's first number; take() goes on behind those of all CTAs.
   __device__ __forceinline__ int first() const { return static_cast<int>(blockIdx.x) / C::kWalkCtas; }
-  // From work() on: there is nothing more.
+  // The next number; there is no more work where it is work() or more.
   __device__ __forceinline__ int take() {
     const bool leads = threadIdx.x % 32 == 0;
     int number = 0;
-    if (leads) number = rank_ > 0 ? told() : taken();
+    if (leads) number = rank_ > 0 ? receive() : take_and_tell();
     number = __shfl_sync(0xffffffffU, number, 0);
-    // The next word may come as soon as this one counts as read. So the lane that has read it says so, with a release
-    // of the cluster, and behind the number's use: an arrival overtakes a load that has only been issued.
-    if (rank_ > 0 && leads) barrier_release_at(in_cta(map_.word_read(), 0));
+    // The first CTA may overwrite the number as soon as it counts as read. A load that has only been issued may be
+    // overtaken by an arrival, so the arrival stands behind the number's use, is made by the lane that has read it, and
+    // releases to the cluster.
+    if (rank_ > 0 && leads) barrier_release_at(in_cta(map_.number_read(), 0));
     return number;
   }
 
  private:
-  // These are of one lane.
-  __device__ __forceinline__ int taken() {
-    int number = atomicAdd(p_.taken, 1);
-    // Each takes once more than there is, so this one is the last of all. The next task may find the same tables.
-    if (number == work() - 1) atomicExch(p_.taken, 0);
+  // One lane calls each of these.
+  __device__ __forceinline__ int take_and_tell() {
+    int number = atomicAdd(p_.schedule.taken, 1);
+    // A CTA's first work is not taken, but each CTA takes once in vain at the end. So as many numbers are taken as
+    // there is work, and whoever gets the last one leaves the counter as the next task that uses these tables expects
+    // it.
+    if (number == work() - 1) atomicExch(p_.schedule.taken, 0);
     number += static_cast<int>(gridDim.x) / C::kWalkCtas;
     if constexpr (C::kWalkCtas > 1) tell(number);
     return number;
   }
   __device__ __forceinline__ void tell(int number) {
-    barrier_acquire(map_.word_read(), parity_ ^ 1U);
+    barrier_acquire(map_.number_read(), parity_ ^ 1U);
     parity_ ^= 1U;
-    send_number(in_cta(map_.word(), 1), in_cta(map_.word_sent(), 1), number);
+    send_number(in_cta(map_.number(), 1), in_cta(map_.number_sent(), 1), number);
   }
-  __device__ __forceinline__ int told() {
-    barrier_arrive_expect(map_.word_sent(), sizeof(int));
-    barrier_acquire(map_.word_sent(), parity_);
+  __device__ __forceinline__ int receive() {
+    barrier_arrive_expect(map_.number_sent(), sizeof(int));
+    barrier_acquire(map_.number_sent(), parity_);
     parity_ ^= 1U;
-    return load_number(map_.word());
+    return load_number(map_.number());
   }
 
   const cuda::FoldParams& p_;
@@ -103,18 +114,18 @@ class Counter {
   std::uint32_t parity_ = 0;
 };
 
-// For each round its units and what is to be fetched for them.
+// The scheduler's work: writes for each round the walk and the units, until there is no more work.
 template <class C>
 __device__ __forceinline__ void schedule(const cuda::FoldParams& p, const SharedMap<C>& map, unsigned char* shared) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int group = p.heads / p.kv_heads;
+  const int ratio = p.heads / p.kv_heads;  // query heads of a KV head
   Counter<C> counter(p, map);
   const int first_unit = static_cast<int>(counter.rank()) * C::kUnits;
   RingCursor<C::kRounds> cursor;
   int tiles = 0;             // of the round before
-  std::uint32_t wanted = 0;  // parity
+  std::uint32_t wanted = 0;  // parity of work_wanted()
   for (int round = 0;; ++round, cursor.advance()) {
-    if (wanted_with<C>(tiles) >= 0) {
+    if (wanted_with<C>(tiles) != kNotTold) {
       barrier_wait(map.work_wanted(), wanted);
       wanted ^= 1U;
     }
@@ -124,23 +135,24 @@ __device__ __forceinline__ void schedule(const cuda::FoldParams& p, const Shared
     if (round >= C::kRounds) barrier_wait(map.q_empty(cursor.stage()), cursor.parity() ^ 1U);
     const bool any = index < counter.work();
     if (any) {
-      const cuda::WorkPlace place = cuda::work_place(p.early_count, p.kv_heads, p.section_heads / group, index);
-      const cuda::WorkBundle& bundle = p.bundles[place.piece];
+      const cuda::WorkPlace place =
+          cuda::work_place(p.schedule.early_count, p.kv_heads, p.schedule.section_heads / ratio, index);
+      const cuda::WorkBundle& bundle = p.tables.bundles[place.piece];
       const int kv_head = place.head;
       tiles = bundle.tiles;
       if (lane < C::kUnits) {
         UnitWork unit{};
         unit.walk = bundle.tiles;
         if (first_unit + lane < bundle.units) {
-          const int in_group = bundle.head + first_unit + lane;
-          const cuda::WorkItem& item = p.items[bundle.item + in_group / group];
+          const int nth = bundle.head + first_unit + lane;
+          const cuda::WorkItem& item = p.tables.items[bundle.item + nth / ratio];
           unit.row = item.row;
           unit.first = item.first;
           unit.run_begin = item.run_begin;
           unit.runs = item.runs;
           unit.slot_begin = item.slot_begin;
           unit.slot_end = item.slot_end;
-          unit.query_head = kv_head * group + in_group % group;
+          unit.query_head = kv_head * ratio + nth % ratio;
           if (item.tiles > 0) {
             unit.begin = static_cast<int>(item.first - bundle.first);
             unit.end = unit.begin + item.tiles;
@@ -153,7 +165,7 @@ __device__ __forceinline__ void schedule(const cuda::FoldParams& p, const Shared
         work->first = bundle.first;
         work->first_tile = bundle.first_tile;
         work->table = bundle.table;
-        work->key_length = p.items[bundle.item].key_length;
+        work->key_length = p.tables.items[bundle.item].key_length;
         work->run_begin = bundle.run_begin;
         work->runs = bundle.runs;
         work->kv_head = kv_head;
@@ -162,8 +174,8 @@ __device__ __forceinline__ void schedule(const cuda::FoldParams& p, const Shared
         work->tiles = bundle.tiles;
       }
     } else {
-      if (lane < C::kUnits) units[lane].walk = -1;
-      if (lane == 0) work->tiles = -1;
+      if (lane < C::kUnits) units[lane].walk = kNoMoreWork;
+      if (lane == 0) work->tiles = kNoMoreWork;
     }
     barrier_arrive(map.work_full(cursor.stage()));
     if (!any) return;

@@ -1,21 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-// What lies where in the shared memory of a CTA, who fills it and who waits for it.
+// What lies where in the shared memory of a CTA, who writes it and who reads it. The words are explained in
+// kernels/README.md.
 //
-//   Q      [rounds][units][64 rows]     copies → consumers; then a unit's finished rows on their way out
-//   K, V   [stages][key_tile rows]      copies → consumers
-//   units  [rounds][units]              scheduler → copies, consumers: a unit's part of the work
-//   work   [rounds]                     scheduler → copies
-//   closed [units][64 rows]             a consumer's own: R and L of its rows' closed groups
+//   Q      [rounds][units][64 rows]     the producer writes it, the consumers read it; then a consumer puts its
+//   finished
+//                                       rows there, from where the copy engine writes them to memory
+//   K, V   [stages][key_tile rows]      the producer writes them, the consumers read them
+//   units  [rounds][units]              the scheduler writes what each unit is, the producer and the consumers read it
+//   work   [rounds]                     the scheduler writes what a round's walk is, the producer reads it
+//   closed [units][64 rows]             a consumer's own: R and L of its rows' closed groups (kernels/merge.hpp)
+//   barriers, and a few numbers that warps leave for each other
 //
-// A tile of [rows, dim] is cut into panels of 64 columns, rows of 128 bytes with the 128-byte swizzle.
+// A tile of [rows, dim] is cut into panels of 64 columns. In a panel a row is 128 bytes, with the 128-byte swizzle.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
 #include "kernels/cuda/device/tile_copy.cuh"
+#include "kernels/cuda/device/tile_lookup.cuh"
 #include "kernels/sm90/fold/hopper_params.hpp"
-#include "kernels/sm90/fold/walk.cuh"
 #include "kernels/sm90/ptx/cluster.cuh"
 #include "kernels/sm90/ptx/mbarrier.cuh"
 
@@ -39,28 +43,34 @@ __device__ __forceinline__ void store_pair(std::uint32_t address, float x, float
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x), "f"(y) : "memory");
 }
 
-// Sixty-four rows of one query head: what a warpgroup folds. Slots [slot_begin, slot_end) are rows; the others are
-// absent: their memory belongs to somebody else.
+// The number of tiles of a round behind which no other comes: there is no more work.
+inline constexpr int kNoMoreWork = -1;
+
+// A unit: 64 slots of one query head, which one warpgroup folds. Slots [slot_begin, slot_end) hold rows; the memory of
+// the others belongs to somebody else.
 struct UnitWork {
-  std::int64_t row;         // of q: of slot 0
+  std::int64_t row;         // where slot 0's row would be in q
   std::int64_t first;       // as in cuda::WorkItem
-  std::int32_t walk;        // tiles of the bundle's walk; −1: nothing more
-  std::int32_t begin, end;  // of the walk: its own tiles
+  std::int32_t walk;        // tiles of the bundle's walk, or kNoMoreWork
+  std::int32_t begin, end;  // the unit's own tiles are numbers [begin, end) of the walk
   std::int32_t slot_begin, slot_end;
   std::int32_t query_head;
   std::int32_t run_begin, runs;  // as in cuda::WorkItem
-  // Keys that slot 0 sees, and where the sequence ends, counted from the first key of tile `origin`.
+  // The unit's first tile is number `origin` of the sequence. Keys are counted from the first one of that tile: slot 0
+  // sees keys [from, to), slot s the keys [from + s, to + s), and the sequence ends before key `length`.
   std::int32_t origin;
   std::int32_t from, to, length;
-  // What takes more than the plain steps, counted as the tiles that are left before them: the first ones down to
-  // `head`, the last ones from `tail` on, and, from `group` down, every kGroupTiles-th: it begins a group.
+  // Most tiles take the plain steps alone: all rows see all of their keys, and they lie inside of a group. The others
+  // are found by how many of the unit's tiles are left when one begins, itself included: those with more than `head`
+  // left and those with at most `tail` left may have masked keys, and a group begins where `group`, `group` −
+  // kGroupTiles, … are left.
   std::int32_t head, tail, group;
   std::int32_t padding[12];
 };
 static_assert(sizeof(UnitWork) == 128);
 inline constexpr int kNoEdge = 1 << 30;  // farther than any key of the walk, in either direction
 
-// The same as consumers read it: from shared memory each time, for the sake of registers.
+// A UnitWork as consumers read it: from shared memory each time that they ask, since they have no registers to spare.
 struct Unit {
   std::uint32_t address;
 
@@ -70,26 +80,26 @@ struct Unit {
   __device__ int end() const { return load(offsetof(UnitWork, end)); }
   __device__ int slot_begin() const { return load(offsetof(UnitWork, slot_begin)); }
   __device__ int slot_end() const { return load(offsetof(UnitWork, slot_end)); }
-  __device__ bool whole() const { return slot_begin() == 0 && slot_end() == kQueryTile; }  // no row is absent
+  __device__ bool whole() const { return slot_begin() == 0 && slot_end() == kQueryTile; }  // every slot holds a row
   __device__ int query_head() const { return load(offsetof(UnitWork, query_head)); }
   __device__ int origin() const { return load(offsetof(UnitWork, origin)); }
   __device__ int from() const { return load(offsetof(UnitWork, from)); }
   __device__ int to() const { return load(offsetof(UnitWork, to)); }
   __device__ int length() const { return load(offsetof(UnitWork, length)); }
-  // Which tile of the sequence comes with `left` tiles to go.
+  // The number in its sequence of the tile that begins when `left` tiles are left.
   __device__ int number(const cuda::FoldParams& p, int left) const {
     const int nth = end() - begin() - left;
     const int runs = load(offsetof(UnitWork, runs));
     if (runs == 1) return origin() + nth;
     const std::int64_t in_runs = load_wide(offsetof(UnitWork, first)) + nth;
-    const cuda::RunEntry& run = find_run(p.runs + load(offsetof(UnitWork, run_begin)), runs, in_runs);
+    const cuda::RunEntry& run = cuda::find_run(p.tables.runs + load(offsetof(UnitWork, run_begin)), runs, in_runs);
     return static_cast<int>(run.first_tile + in_runs - run.first);
   }
-  // Whether the tile that comes with `left` tiles to go has keys that some row doesn't see.
+  // Whether the tile that begins when `left` tiles are left may have keys that some row does not see.
   __device__ bool masked(int left) const {
     return left > load(offsetof(UnitWork, head)) || left <= load(offsetof(UnitWork, tail));
   }
-  // What will be left when the next tile comes that takes more than the plain steps.
+  // How many tiles will be left when the next one begins that takes more than the plain steps; `left` are left now.
   __device__ int stop(int left) const {
     if (left > load(offsetof(UnitWork, head))) return left;
     const int tail = load(offsetof(UnitWork, tail));
@@ -111,11 +121,12 @@ struct Unit {
   }
 };
 
+// A round's bundle: its walk, and how many of its units this CTA folds.
 struct BundleWork {
   std::int64_t first, first_tile, table;  // as in cuda::WorkBundle
-  std::int64_t key_length;
-  std::int32_t tiles;  // −1: nothing more
-  std::int32_t run_begin, runs;
+  std::int64_t key_length;                // of the sequence
+  std::int32_t tiles;                     // of the walk, or kNoMoreWork
+  std::int32_t run_begin, runs;           // as in cuda::WorkBundle
   std::int32_t kv_head;
   std::int32_t units;
   std::int32_t padding;
@@ -123,6 +134,19 @@ struct BundleWork {
 
 template <class C>
 struct SharedMap {
+  // Barriers of which there is one. Those of rounds and stages come before them.
+  enum Single : int {
+    kTailLanded,
+    kTailTold,
+    kTailDone,
+    kPaceTold,
+    kPaceFree,
+    kWorkWanted,
+    kNumberSent,
+    kNumberRead,
+    kSingles
+  };
+
   static constexpr int kQPanel = kQueryTile * kPanelRowBytes;
   static constexpr int kTilePanel = C::kKeyTile * kPanelRowBytes;
   static constexpr int kQOffset = 0;
@@ -131,13 +155,14 @@ struct SharedMap {
   static constexpr int kUnitOffset = kVOffset + C::kStages * C::kVBytes;
   static constexpr int kWorkOffset = kUnitOffset + C::kRounds * C::kUnits * static_cast<int>(sizeof(UnitWork));
   static constexpr int kBarrierOffset = kWorkOffset + C::kRounds * static_cast<int>(sizeof(BundleWork));
-  static constexpr int kTailOffset = kBarrierOffset + (3 * C::kRounds + 4 * C::kStages + 8) * kBarrierBytes;
-  static constexpr int kClosedOffset = kTailOffset + 32;
+  static constexpr int kNumberOffset = kBarrierOffset + (3 * C::kRounds + 4 * C::kStages + kSingles) * kBarrierBytes;
+  static constexpr int kClosedOffset = kNumberOffset + 32;
   static constexpr int kBytes = kClosedOffset + C::kUnits * kQueryTile * 8;
   static_assert(kUnitOffset % 1024 == 0 && kBarrierOffset % kBarrierBytes == 0 && kBytes <= 232448);
 
-  // Address of the whole in the shared window: behind what the device keeps for itself (hopper_params.hpp). As a
-  // constant it costs no register. In a cluster addresses name their CTA, as copies and arrivals take those of any.
+  // Where it all begins in the shared window: behind what the device keeps for itself (config.hpp). A constant
+  // costs no register. Where CTAs walk side by side, an address also says whose memory it is, because copies and
+  // arrivals reach the other CTA's too.
   static __device__ std::uint32_t base() {
     if constexpr (C::kWalkCtas > 1) return in_cta(kReservedBytes, rank_in_cluster());
     return kReservedBytes;
@@ -152,7 +177,7 @@ struct SharedMap {
   __device__ Unit unit(std::uint32_t round, int unit) const {
     return {at(kUnitOffset, round * C::kUnits + static_cast<std::uint32_t>(unit), sizeof(UnitWork))};
   }
-  // Q of a unit, from where its work is: one register tells both.
+  // Q of a unit, worked out from the address of its UnitWork, so that consumers keep one address and not two.
   __device__ std::uint32_t q(const Unit& unit) const {
     static_assert(C::kQBytes % sizeof(UnitWork) == 0);
     return at(kQOffset, unit.address - (base() + kUnitOffset), C::kQBytes / sizeof(UnitWork));
@@ -164,35 +189,41 @@ struct SharedMap {
   __device__ std::uint32_t k(std::uint32_t stage) const { return at(kKOffset, stage, C::kKBytes); }
   __device__ std::uint32_t v(std::uint32_t stage) const { return at(kVOffset, stage, C::kVBytes); }
 
-  // The scheduler has written a round's work; its Q is there; everyone is done with both.
+  // Barriers of a round: the scheduler has written its work; its Q has arrived; everyone is done with both.
   __device__ std::uint32_t work_full(std::uint32_t round) const { return at(kBarrierOffset, round, kBarrierBytes); }
   __device__ std::uint32_t q_full(std::uint32_t round) const { return work_full(C::kRounds + round); }
   __device__ std::uint32_t q_empty(std::uint32_t round) const { return work_full(2 * C::kRounds + round); }
-  // A stage's K is there; its V is; every consumer is done with K, and with V: with both at once unless K goes ahead.
+  // Barriers of a stage: its K has arrived; its V has; every consumer is done with its K; and with its V. The last two
+  // are one barrier unless K is given back before V (C::kKeysAhead).
   __device__ std::uint32_t k_full(std::uint32_t stage) const { return work_full(3 * C::kRounds + stage); }
   __device__ std::uint32_t v_full(std::uint32_t stage) const { return work_full(3 * C::kRounds + C::kStages + stage); }
   __device__ std::uint32_t k_empty(std::uint32_t stage) const {
     return work_full(3 * C::kRounds + 2 * C::kStages + stage);
   }
   __device__ std::uint32_t v_empty(std::uint32_t stage) const {
-    return C::kKeysAhead ? work_full(3 * C::kRounds + 3 * C::kStages + 8 + stage) : k_empty(stage);
+    return C::kKeysAhead ? work_full(3 * C::kRounds + 3 * C::kStages + kSingles + stage) : k_empty(stage);
   }
-  // A V tile that reaches past its sequence's end: it has arrived; the tail warp is told; it is done, side by side in
-  // both CTAs, as the next one's halves arrive at both.
-  __device__ std::uint32_t tail_landed() const { return work_full(3 * C::kRounds + 3 * C::kStages); }
-  __device__ std::uint32_t tail_told() const { return work_full(3 * C::kRounds + 3 * C::kStages + 1); }
-  __device__ std::uint32_t tail_done() const { return work_full(3 * C::kRounds + 3 * C::kStages + 2); }
-  __device__ std::uint32_t tail() const { return base() + kTailOffset; }
-  // The pace warp is told how many tiles come next; it lets them come.
-  __device__ std::uint32_t pace_told() const { return work_full(3 * C::kRounds + 3 * C::kStages + 3); }
-  __device__ std::uint32_t pace_free() const { return work_full(3 * C::kRounds + 3 * C::kStages + 4); }
-  __device__ std::uint32_t pace() const { return tail() + 8; }
-  // The tiles of a round come to their end: the scheduler may take what comes next.
-  __device__ std::uint32_t work_wanted() const { return work_full(3 * C::kRounds + 3 * C::kStages + 5); }
-  // Where CTAs walk side by side: the first one has sent word of what comes next; it has been read.
-  __device__ std::uint32_t word_sent() const { return work_full(3 * C::kRounds + 3 * C::kStages + 6); }
-  __device__ std::uint32_t word_read() const { return work_full(3 * C::kRounds + 3 * C::kStages + 7); }
-  __device__ std::uint32_t word() const { return tail() + 16; }
+  // A V tile that reaches past its sequence's end has arrived; the tail warp has been told of it, with its stage and
+  // how many keys it has; the tail warp is done with it. Side by side the last one waits for both CTAs' tail warps,
+  // since the next such tile arrives in halves at both.
+  __device__ std::uint32_t tail_landed() const { return single(kTailLanded); }
+  __device__ std::uint32_t tail_told() const { return single(kTailTold); }
+  __device__ std::uint32_t tail_done() const { return single(kTailDone); }
+  __device__ std::uint32_t tail_stage() const { return base() + kNumberOffset; }
+  __device__ std::uint32_t tail_keys() const { return base() + kNumberOffset + 4; }
+  // The pace warp has been told how many tiles come next; it lets the producer fetch them.
+  __device__ std::uint32_t pace_told() const { return single(kPaceTold); }
+  __device__ std::uint32_t pace_free() const { return single(kPaceFree); }
+  __device__ std::uint32_t pace_tiles() const { return base() + kNumberOffset + 8; }
+  // A round comes to its end, so the scheduler may take the next one.
+  __device__ std::uint32_t work_wanted() const { return single(kWorkWanted); }
+  // Side by side: the first CTA has sent the number of what both fold next; the other one has read it.
+  __device__ std::uint32_t number_sent() const { return single(kNumberSent); }
+  __device__ std::uint32_t number_read() const { return single(kNumberRead); }
+  __device__ std::uint32_t number() const { return base() + kNumberOffset + 16; }
+
+ private:
+  __device__ std::uint32_t single(Single which) const { return work_full(3 * C::kRounds + 3 * C::kStages + which); }
 };
 
 // Generic addresses of the same memory, for plain data.

@@ -16,10 +16,10 @@ namespace ringattn::sm90 {
 namespace {
 
 constexpr cuda::CompiledFold kCompiled[] = {
-    {Dtype::kBf16, 64, launch_bf16_64},   {Dtype::kBf16, 96, launch_bf16_96},   {Dtype::kBf16, 128, launch_bf16_128},
-    {Dtype::kBf16, 192, launch_bf16_192}, {Dtype::kBf16, 256, launch_bf16_256}, {Dtype::kF16, 64, launch_fp16_64},
-    {Dtype::kF16, 96, launch_fp16_96},    {Dtype::kF16, 128, launch_fp16_128},  {Dtype::kF16, 192, launch_fp16_192},
-    {Dtype::kF16, 256, launch_fp16_256},
+    {Dtype::kBf16, 64, &fold_bf16_64},   {Dtype::kBf16, 96, &fold_bf16_96},   {Dtype::kBf16, 128, &fold_bf16_128},
+    {Dtype::kBf16, 192, &fold_bf16_192}, {Dtype::kBf16, 256, &fold_bf16_256}, {Dtype::kF16, 64, &fold_fp16_64},
+    {Dtype::kF16, 96, &fold_fp16_96},    {Dtype::kF16, 128, &fold_fp16_128},  {Dtype::kF16, 192, &fold_fp16_192},
+    {Dtype::kF16, 256, &fold_fp16_256},
 };
 
 constexpr int kRowFloats = 8;  // of a state, beside O twice: four partial sums, the reference, what is there, padding
@@ -40,14 +40,14 @@ std::string fold_unavailable() {
 
 std::unique_ptr<FoldKernel> make_fold(const FoldSpec& spec, Backend& backend) {
   const auto config = choose_config(spec);
-  const cuda::Launch launch = cuda::launch_of("sm90_fold", kCompiled, spec, config.has_value());
+  const cuda::Launcher& launcher = cuda::launcher_of("sm90_fold", kCompiled, spec, config.has_value());
   cuda::DeviceKernel kernel;
   kernel.shape = {kQueryTile, kQueryTile, config->key_tile, config->warpgroups};
   kernel.shape.walk_ctas = config->walk_ctas;
   kernel.state_floats = static_cast<std::size_t>(2 * spec.head_dim_v + kRowFloats);
   kernel.scratch_floats = static_cast<std::size_t>(config->warpgroups * config->scratch_floats());
   kernel.reference_unit = {kLn2, kReferenceUnit};  // powers of two
-  kernel.launch = launch;
+  kernel.launcher = &launcher;
   kernel.merge_state = cuda::merge_tensor_state;
   kernel.export_state = cuda::export_tensor_state;
   return cuda::make_cuda_fold(spec, kernel, backend);

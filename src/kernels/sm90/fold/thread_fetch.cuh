@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What producer.cuh has the copy engine do, done by threads: for tensors that it can't reach (rows that are not 16-byte
-// aligned, more sources than a launch has tensor maps for). The same tiles in the same places, slowly.
-// Side by side each CTA copies all of a tile, and yet waits for both to be done with a stage.
+// The producer's work done by threads, for tensors that the copy engine can't reach: rows that are not aligned to 16
+// bytes, or more sources than a launch has tensor maps for. The same tiles arrive in the same places, more slowly. CTAs
+// that walk side by side then copy whole tiles, each for itself.
 #pragma once
 
 #include "kernels/cuda/device/tile_copy.cuh"
@@ -10,10 +10,10 @@
 
 namespace ringattn::sm90 {
 
-inline constexpr int kFetchThreads = 96;  // all warps of the first warpgroup but the scheduler's
+inline constexpr int kFetchThreads = 96;  // the first warpgroup without the scheduler
 inline constexpr int kFetchBarrier = 8;
 
-// Rows [begin, end) of a tile of `tile_rows`, in panels; its other rows become zeros.
+// Copies rows [begin, end) of a tile of `tile_rows` rows, in panels; the tile's other rows become zeros.
 __device__ __forceinline__ void copy_rows(std::uint32_t target, const cuda::RowsOf& rows, int columns, int tile_rows,
                                           int begin, int end, int thread) {
   const int chunks = (columns + kPanelColumns - 1) / kPanelColumns * 8;
@@ -40,12 +40,12 @@ __device__ __forceinline__ void copy_rows(std::uint32_t target, const cuda::Rows
   }
 }
 
-// `thread`: 0 … kFetchThreads − 1.
+// `thread` is 0 … kFetchThreads − 1.
 template <class C>
 __device__ __forceinline__ void fetch_by_threads(const HopperParams& params, const SharedMap<C>& map,
                                                  unsigned char* shared, int thread) {
   const cuda::FoldParams& p = params.fold;
-  // What all threads have written is there for the products.
+  // Makes what all of these threads have written visible to the products of the tensor cores.
   const auto publish = [&] {
     proxy_fence();
     named_sync(kFetchBarrier, kFetchThreads);
@@ -60,18 +60,18 @@ __device__ __forceinline__ void fetch_by_threads(const HopperParams& params, con
     for (int unit = 0; tiles > 0 && unit < work.units; ++unit) {
       const UnitWork& rows = units[unit];
       const char* q =
-          static_cast<const char*>(p.q) + 2 * (rows.row * p.q_token_stride + rows.query_head * p.q_head_stride);
-      copy_rows(map.q(round.stage(), unit), {q, 2 * p.q_token_stride}, C::kDim, kQueryTile, rows.slot_begin,
+          static_cast<const char*>(p.q.data) + 2 * (rows.row * p.q.token_stride + rows.query_head * p.q.head_stride);
+      copy_rows(map.q(round.stage(), unit), {q, 2 * p.q.token_stride}, C::kDim, kQueryTile, rows.slot_begin,
                 rows.slot_end, thread);
     }
     publish();
     if (thread == 0) barrier_arrive(map.q_full(round.stage()));
-    if (tiles < 0) return;
+    if (tiles == kNoMoreWork) return;
     const int wanted = wanted_with<C>(tiles);
     for (int i = 0; i < tiles; ++i, ring.advance()) {
       if (thread == 0 && i == wanted) barrier_arrive(map.work_wanted());
       const TilePlace tile = find_tile<C>(p, work, i);
-      const cuda::SourceEntry& source = p.all_near ? p.near_sources[tile.source] : p.sources[tile.source];
+      const cuda::SourceEntry& source = cuda::source_of(p.tables, tile.source);
       const std::uint32_t stage = ring.stage();
       barrier_wait(map.k_empty(stage), ring.parity() ^ 1U);
       if (C::kKeysAhead) barrier_wait(map.v_empty(stage), ring.parity() ^ 1U);

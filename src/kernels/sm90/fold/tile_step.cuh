@@ -87,7 +87,7 @@ __device__ __forceinline__ void mask_scores(const cuda::FoldParams& p, float (&s
       if ((first + j) * 8 + i >= columns.high) s[j][2 * half + i] = -INFINITY;
     }
   }
-  if (p.mask_left < 0) return;
+  if (p.mask.left < 0) return;
 #pragma unroll
   for (int j = kFrom; j < kTo; ++j) {
 #pragma unroll
@@ -104,7 +104,7 @@ __device__ __forceinline__ void mask_tile(const cuda::FoldParams& p, const Unit&
   constexpr int kFirst = kBlocks / 2;
   const Columns columns[2] = {visible_columns<C>(unit, 0, number), visible_columns<C>(unit, 1, number)};
   const int end = (number - unit.origin()) * C::kKeyTile + kFirst * 8;
-  if (p.mask_left >= 0 || unit.to() < end || unit.length() < end) {
+  if (p.mask.left >= 0 || unit.to() < end || unit.length() < end) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) mask_scores<0, kFirst>(p, s, half, columns[half]);
   }
@@ -115,17 +115,17 @@ __device__ __forceinline__ void mask_tile(const cuda::FoldParams& p, const Unit&
 // cap · tanh(x / cap) = cap − 2 cap / (e^(2x / cap) + 1); the absolute error is a few 2⁻²³ of the cap.
 template <int kBlocks>
 __device__ __forceinline__ void scale_scores(const cuda::FoldParams& p, float (&s)[kBlocks][4]) {
-  const float scale = p.softmax_scale;
-  const float inner = p.softcap > 0.0F ? 2.88539008F * scale / p.softcap : 0.0F;
-  const float outer = -2.0F * p.softcap;
+  const float scale = p.softmax.scale;
+  const float inner = p.softmax.cap > 0.0F ? 2.88539008F * scale / p.softmax.cap : 0.0F;
+  const float outer = -2.0F * p.softmax.cap;
 #pragma unroll
   for (int j = 0; j < kBlocks; ++j) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       float& x = s[j][i];
-      x = p.softcap > 0.0F
+      x = p.softmax.cap > 0.0F
               ? __fmaf_rn(outer, cuda::reciprocal_approx(__fadd_rn(cuda::exp2_approx(__fmul_rn(x, inner)), 1.0F)),
-                          p.softcap)
+                          p.softmax.cap)
               : __fmul_rn(x, scale);
     }
   }
@@ -151,7 +151,7 @@ __device__ __forceinline__ void settle(const cuda::FoldParams& p, Rows<C>& rows,
     const float maximum = over_quad(fmaxf(most[0], most[1]));
     if (!rows.seen(half) && maximum > -INFINITY) {
       rows.flags |= Rows<C>::kSeen << half;
-      rows.shift[half] = -__fmul_rn(maximum, p.exponent_base2);
+      rows.shift[half] = -__fmul_rn(maximum, p.softmax.exponent_base2);
     }
   }
 }
@@ -160,7 +160,7 @@ __device__ __forceinline__ void settle(const cuda::FoldParams& p, Rows<C>& rows,
 template <class C, int kBlocks>
 __device__ __forceinline__ void exponentiate(const cuda::FoldParams& p, const float (&shift)[2], float (&s)[kBlocks][4],
                                              float (&sum)[2]) {
-  const float c = p.exponent_base2;
+  const float c = p.softmax.exponent_base2;
 #pragma unroll
   for (int j = 0; j < kBlocks; ++j) {
 #pragma unroll

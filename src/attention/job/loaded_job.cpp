@@ -1,18 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launch/execution.hpp"
-
-#include <fmt/format.h>
+#include "attention/job/loaded_job.hpp"
 
 #include <algorithm>
 #include <cmath>
 #include <span>
 
-#include "attention/check/digest.hpp"
-#include "attention/files/safetensors_writer.hpp"
-#include "base/build.hpp"
-#include "base/environment.hpp"
-#include "base/error.hpp"
-#include "launch/staging.hpp"
+#include "attention/job/staging.hpp"
 
 namespace ringattn {
 
@@ -38,34 +31,6 @@ std::size_t bytes_of(std::int64_t tokens, std::int64_t heads, std::int64_t dim, 
 }
 
 }  // namespace
-
-MachineModel chosen_machine(const JobOptions& options) {
-  return options.machine.empty() ? MachineModel{} : read_machine_model(options.machine);
-}
-
-Options library_options(const Config& config, const Job& job) {
-  const JobOptions& from = config.options;
-  const bool sliding = !job.spec.mask.is_full() && !job.spec.mask.is_causal();
-  Options options;
-  options.kernel = {from.backend, from.kernel};
-  // A stripe was asked for: that is what tells the layouts apart.
-  const LayoutKind unasked = sliding && from.stripe == 0 ? LayoutKind::kContiguous : LayoutKind::kStriped;
-  options.layout = {from.layout.value_or(unasked), from.stripe};
-  if (from.stripe != 0 && options.layout.kind != LayoutKind::kStriped) {
-    fail(ErrorCode::kUsage, fmt::format("{} contradicts {}", config.origin("stripe"), config.origin("layout")),
-         fmt::format("{} sets the stripe", layout_name(options.layout.kind)), "Leave one of them out.");
-  }
-  options.block_tokens = from.block;
-  options.memory_budget = static_cast<std::size_t>(from.memory);
-  options.overlap = from.overlap;
-  options.checksum = from.checksum;
-  options.threads = from.threads;
-  options.timeout_seconds = from.timeout;
-  options.machine = chosen_machine(from);
-  const double pace = environment().pace;
-  if (pace > 0.0) options.machine.link_bytes_per_second = std::min(options.machine.link_bytes_per_second, pace);
-  return options;
-}
 
 TensorView RankResult::out_view(const FoldSpec& spec) const {
   return dense_view(static_cast<const void*>(out.data()), spec.dtype, rows, spec.heads, spec.head_dim_v);
@@ -167,57 +132,6 @@ RankResult LoadedJob::fetch(const RunStats& stats) {
 RankResult execute_job(const JobInput& input, Attention& attention, const Meeting& meeting, const StepDone& step_done) {
   LoadedJob loaded(input, attention, meeting, step_done);
   return loaded.fetch(loaded.run(RunMode::kWhole, step_done));
-}
-
-Digests digest_result(const JobInput& input, const RankResult& result, const Meeting& meeting) {
-  const FoldSpec& spec = input.job().spec;
-  const std::int64_t tokens = input.job().batch.q_tokens();
-  return {digest(meeting, result.out_view(spec), result.runs, tokens),
-          digest(meeting, result.lse_view(spec), spec.heads, result.runs, tokens)};
-}
-
-void write_output(const JobInput& input, const RankResult& result, const std::string& path, bool force,
-                  const std::vector<std::pair<std::string, std::string>>& metadata, const Meeting& meeting) {
-  const FoldSpec& spec = input.job().spec;
-  const RowGrid& grid = input.out_grid();
-  SafetensorsPlan plan;
-  std::unique_ptr<SafetensorsWriter> writer;
-  meeting.together([&] {
-    plan = plan_safetensors({{"out", file_dtype(spec.dtype), grid.shape()}, {"lse", FileDtype::kF32, lse_shape(grid)}},
-                            metadata);
-    if (meeting.rank() == 0) writer = SafetensorsWriter::create(plan, path, force);
-  });
-  const std::string mine = writer ? writer->temporary_path() : std::string();
-  const std::string temporary = meeting.gather(mine).front();
-  meeting.together([&] {
-    if (!writer) writer = SafetensorsWriter::open_existing(plan, temporary);
-  });
-  meeting.together([&] {
-    writer->write_rows("out", grid, result.runs, result.out_view(spec));
-    writer->write_lse("lse", grid, result.runs, result.lse_view(spec));
-    writer->sync();
-  });
-  meeting.together([&] {
-    if (meeting.rank() == 0) writer->commit();
-  });
-}
-
-std::vector<std::pair<std::string, std::string>> output_metadata(const Config& config, const Attention& attention,
-                                                                 const std::string& target, const Digests& digests) {
-  std::vector<std::pair<std::string, std::string>> metadata{
-      {"tool", fmt::format("ringattn {}", version())},
-      {"git", fmt::format("{}{}", git_revision(), git_dirty() ? "-dirty" : "")},
-      {"kernel", std::string(attention.kernel().row->name)},
-      {"target", target},
-      {"digest.out", digests.out},
-      {"digest.lse", digests.lse}};
-  for (const ConfigValue& value : config.values) {
-    const FlagGroup group = value.row->group;
-    const bool decides = group == FlagGroup::kInput || group == FlagGroup::kNumerics ||
-                         (group == FlagGroup::kShape && !config.given("input"));
-    if (decides && !value.text.empty()) metadata.emplace_back(fmt::format("config.{}", value.row->name), value.text);
-  }
-  return metadata;
 }
 
 }  // namespace ringattn

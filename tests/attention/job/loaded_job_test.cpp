@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // A job in memory, before it runs.
-#include "launch/execution.hpp"
+#include "attention/job/loaded_job.hpp"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 
 #include "comm/self.hpp"
-#include "launch/job_input.hpp"
 #include "tests/support/ring_job.hpp"
 
 namespace ringattn {

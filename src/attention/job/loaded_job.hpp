@@ -1,27 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// A job on this rank: options for the library, its rows of the input, the computation, its rows of the result.
+// A job on this rank: its rows of the input, the computation, its rows of the result.
 #pragma once
 
 #include <cstdint>
 #include <functional>
-#include <string>
 #include <string_view>
 #include <vector>
 
 #include "attention/attention.hpp"
+#include "attention/files/job_input.hpp"
 #include "attention/tokens/packed_run.hpp"
 #include "base/memory.hpp"
 #include "comm/meeting.hpp"
-#include "launch/config.hpp"
-#include "launch/job_input.hpp"
 
 namespace ringattn {
-
-// The library's options for a configuration; the layout depends on the job's mask. Throws kUsage and kFile.
-Options library_options(const Config& config, const Job& job);
-
-// The machine model that --machine names, or the default one. Throws kFile.
-MachineModel chosen_machine(const JobOptions& options);
 
 // Values of q, k and v that are NaN or infinite.
 struct NonFinite {
@@ -70,22 +62,5 @@ class LoadedJob {
 // Loads, runs once and fetches.
 RankResult execute_job(const JobInput& input, Attention& attention, const Meeting& meeting,
                        const StepDone& step_done = {});
-
-struct Digests {
-  std::string out;
-  std::string lse;
-};
-
-// Collective.
-Digests digest_result(const JobInput& input, const RankResult& result, const Meeting& meeting);
-
-// Writes the output file. Collective. `metadata` stands in the file's header.
-void write_output(const JobInput& input, const RankResult& result, const std::string& path, bool force,
-                  const std::vector<std::pair<std::string, std::string>>& metadata, const Meeting& meeting);
-
-// What the output's header says: the part of the configuration that decides the result, and nothing of how it was run,
-// so that files of different worlds are equal byte for byte.
-std::vector<std::pair<std::string, std::string>> output_metadata(const Config& config, const Attention& attention,
-                                                                 const std::string& target, const Digests& digests);
 
 }  // namespace ringattn

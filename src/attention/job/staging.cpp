@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launch/staging.hpp"
+#include "attention/job/staging.hpp"
 
 #include <algorithm>
 #include <cstring>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launch/measure.hpp"
+#include "attention/job/measure.hpp"
 
 #include <fmt/format.h>
 
@@ -8,10 +8,8 @@
 #include <memory>
 #include <vector>
 
-#include "attention/attention.hpp"
+#include "attention/job/loaded_job.hpp"
 #include "base/host.hpp"
-#include "launch/execution.hpp"
-#include "launch/job_input.hpp"
 
 namespace ringattn {
 
@@ -52,15 +50,13 @@ double best_round(Transport& world, Backend& backend, std::size_t bytes, int rou
 }
 
 // A causal job of `tokens` a rank, to be measured with.
-std::unique_ptr<Attention> measured_job(const Config& config, Transport& world, std::int64_t tokens) {
+std::unique_ptr<Attention> measured_job(const Options& options, Transport& world, std::int64_t tokens) {
   Job job;
   job.spec.heads = 8;
   job.spec.kv_heads = 2;
   job.spec.softmax_scale = 0.088F;
   job.batch = uniform_batch(1, tokens * world.size(), tokens * world.size());
-  Config without_model = config;  // --machine names what is written here
-  without_model.options.machine.clear();
-  return std::make_unique<Attention>(job, world, library_options(without_model, job));
+  return std::make_unique<Attention>(job, world, options);
 }
 
 // Operations per second of this rank's folds, with the seconds they took. The second of two runs, warmed up.
@@ -82,12 +78,12 @@ FoldRate fold_rate(Attention& attention, const Meeting& meeting) {
 
 }  // namespace
 
-MachineModel measure_machine(const Config& config, Transport& world) {
-  const Meeting meeting(world, Patience(config.options.timeout));
+MachineModel measure_machine(const Options& options, Transport& world) {
+  const Meeting meeting(world, Patience(options.timeout_seconds));
   std::unique_ptr<Attention> attention;
   double flops_per_second = 0.0;
   for (std::int64_t tokens = kFirstTokens; tokens <= kMostTokens; tokens *= 2) {
-    attention = measured_job(config, world, tokens);
+    attention = measured_job(options, world, tokens);
     const std::vector<FoldRate> rates = meeting.gather_values(fold_rate(*attention, meeting));
     std::vector<double> seconds_per_flop;
     double longest = 0.0;

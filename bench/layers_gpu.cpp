@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+// Measures what it costs to enqueue layers one behind the other: their time on the device against the sum of their
+// folds, and the host's time for a call. One JSON line for each length.
+//   layers_gpu_bench [layers [ranks [transport [tokens …]]]]     32 layers on one rank, of 1k to 32k tokens
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "attention/attention.hpp"
+#include "attention/tokens/cost.hpp"
+#include "attention/tokens/packed_run.hpp"
+#include "comm/meeting.hpp"
+#include "comm/world.hpp"
+
+namespace ringattn {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr int kSamples = 11;
+constexpr double kTimeout = 60.0;
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+// Causal, bf16, 32/8 heads of 128.
+Job job_of(std::int64_t tokens) {
+  Job job;
+  job.spec.heads = 32;
+  job.spec.kv_heads = 8;
+  job.spec.softmax_scale = 1.0F / std::sqrt(128.0F);
+  job.batch = uniform_batch(1, tokens, tokens);
+  return job;
+}
+
+// This rank's rows. All layers have the same: what is measured doesn't depend on it.
+class DeviceRows {
+ public:
+  DeviceRows(Attention& attention, int rank) {
+    const FoldSpec& spec = attention.job().spec;
+    const JobLayout& layout = attention.layout();
+    const auto queries = packed_runs(layout.queries.runs(rank), layout.queries.cu());
+    const auto keys = packed_runs(layout.keys.runs(rank), layout.keys.cu());
+    Backend& backend = attention.backend();
+    const auto place = [&](std::int64_t rows, std::int64_t bytes) -> std::byte* {
+      return buffers_.emplace_back(backend.allocate(static_cast<std::size_t>(rows * bytes))).data();
+    };
+    const auto fill = [&](SyntheticTensor tensor, const std::vector<PackedRun>& runs, std::int64_t rows, int heads,
+                          int dim, std::int64_t bytes) {
+      const MutableTensorView view = dense_view(static_cast<void*>(place(rows, bytes)), spec.dtype, rows, heads, dim);
+      backend.fill_synthetic(1, tensor, runs, view, backend.stream());
+      return view;
+    };
+    const std::int64_t q_rows = attention.q_rows();
+    const std::int64_t k_rows = attention.k_rows();
+    inputs.q = fill(SyntheticTensor::kQ, queries, q_rows, spec.heads, spec.head_dim, q_token_bytes(spec));
+    inputs.k = fill(SyntheticTensor::kK, keys, k_rows, spec.kv_heads, spec.head_dim, k_token_bytes(spec));
+    inputs.v = fill(SyntheticTensor::kV, keys, k_rows, spec.kv_heads, spec.head_dim_v, v_token_bytes(spec));
+    void* const out = place(q_rows, out_token_bytes(spec));
+    outputs.out = dense_view(out, spec.dtype, q_rows, spec.heads, spec.head_dim_v);
+    outputs.lse = {reinterpret_cast<float*>(place(q_rows, lse_token_bytes(spec))), spec.heads, 1};
+    const std::size_t bytes = attention.workspace_bytes();
+    workspace = {place(1, static_cast<std::int64_t>(bytes)), bytes};
+  }
+
+  Inputs inputs;
+  Outputs outputs;
+  std::span<std::byte> workspace;
+
+ private:
+  std::vector<Buffer> buffers_;
+};
+
+// What one rank has measured, in milliseconds a layer.
+struct Figures {
+  double folds = 0.0;  // the folds of a run by itself, without anything between them
+  double layer = 0.0;  // of many in a row
+  double host = 0.0;   // of enqueue()
+};
+
+Figures measure(Attention& attention, const DeviceRows& rows, const Meeting& meeting, int layers) {
+  Backend& backend = attention.backend();
+  const Stream stream = backend.stream();
+  Figures figures;
+  std::vector<double> folds, in_a_row, host;
+  const auto marks = backend.make_marks(2, true);
+  for (int sample = 0; sample < kSamples; ++sample) {
+    meeting.barrier();
+    const RunStats stats = attention.run(rows.inputs, rows.outputs, rows.workspace, stream, {}, RunMode::kWhole);
+    double sum = 0.0;
+    for (const BlockTimes& block : stats.blocks) sum += block.fold_end - block.fold_begin;
+    folds.push_back(1e3 * sum);
+
+    meeting.barrier();
+    marks->record(0, stream);
+    const auto begin = Clock::now();
+    for (int i = 0; i < layers; ++i) attention.enqueue(rows.inputs, rows.outputs, rows.workspace, stream);
+    host.push_back(std::chrono::duration<double, std::milli>(Clock::now() - begin).count() / layers);
+    marks->record(1, stream);
+    attention.wait();
+    marks->synchronize(1, meeting.patience().for_peer(), {});
+    in_a_row.push_back(1e3 * marks->elapsed(0, 1) / layers);
+  }
+  figures.folds = median(folds);
+  figures.layer = median(in_a_row);
+  figures.host = median(host);
+  return figures;
+}
+
+void measure_length(Transport& world, std::int64_t tokens, int layers) {
+  Options options;
+  options.kernel.backend = "cuda";
+  options.timeout_seconds = kTimeout;
+  const Meeting meeting(world, Patience(kTimeout));
+  Attention attention(job_of(tokens), world, options);
+  Figures slowest;
+  {
+    const DeviceRows rows(attention, world.rank());
+    for (const Figures& theirs : meeting.gather_values(measure(attention, rows, meeting, layers))) {
+      slowest.folds = std::max(slowest.folds, theirs.folds);
+      slowest.layer = std::max(slowest.layer, theirs.layer);
+      slowest.host = std::max(slowest.host, theirs.host);
+    }
+    meeting.barrier();  // a device frees memory only when nobody's work is on its way
+  }
+  if (world.rank() != 0) return;
+  fmt::print(
+      "{{\"what\":\"layers\",\"kernel\":\"{}\",\"device\":\"{}\",\"transport\":\"{}\",\"ranks\":{},\"tokens\":{},"
+      "\"layers\":{},\"blocks\":{},\"ms_a_layer\":{:.4f},\"folds_ms\":{:.4f},\"lost\":{:.4f},\"host_us\":{:.2f}}}\n",
+      attention.kernel().row->name, attention.backend().identity(), world.name(), world.size(), tokens, layers,
+      attention.plan().blocks.size(), slowest.layer, slowest.folds, slowest.layer / slowest.folds - 1.0,
+      1e3 * slowest.host);
+  std::fflush(stdout);
+}
+
+int run(const std::vector<std::string>& arguments) {
+  const auto argument = [&](std::size_t index, const std::string& otherwise) {
+    return index < arguments.size() ? arguments[index] : otherwise;
+  };
+  const int layers = std::stoi(argument(0, "32"));
+  std::vector<std::int64_t> lengths;
+  for (std::size_t i = 3; i < arguments.size(); ++i) lengths.push_back(std::stoll(arguments[i]));
+  if (lengths.empty()) lengths = {1024, 4096, 8192, 32768};
+  WorldRequest request;
+  request.ranks = std::stoi(argument(1, "1"));
+  request.transport = argument(2, "auto");
+  request.memory = WantedMemory::kDevice;
+  return run_world(
+      request,
+      [&](Transport& world) {
+        for (const std::int64_t tokens : lengths) measure_length(world, tokens, layers);
+        return 0;
+      },
+      [](const Error& error) { fmt::print(stderr, "{}\n", error.what()); });
+}
+
+}  // namespace
+}  // namespace ringattn
+
+int main(int argc, char** argv) {
+  try {
+    return ringattn::run({argv + 1, argv + argc});
+  } catch (const ringattn::Error& error) {
+    fmt::print(stderr, "{}\n", error.what());
+    return static_cast<int>(error.code());
+  }
+}

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launch/job_request.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/environment.hpp"
+#include "base/error.hpp"
+
+namespace ringattn {
+
+namespace {
+
+constexpr std::string_view kShapeFlags[] = {"seq", "batch", "heads", "kv-heads", "head-dim", "head-dim-v", "dtype"};
+
+void check_source(const Config& config, bool require_source) {
+  const bool file = config.given("input");
+  const bool synthetic = config.given("synthetic");
+  if (file && synthetic) {
+    fail(ErrorCode::kUsage, fmt::format("{} and {} are both given", config.origin("input"), config.origin("synthetic")),
+         "a job has one input", "Leave one of them out.");
+  }
+  if (require_source && !file && !synthetic) {
+    fail(ErrorCode::kUsage, "the job has no input", "neither --input nor --synthetic is given",
+         "Try --synthetic 7, or --input FILE.");
+  }
+  if (!file && config.given("tensors")) {
+    fail(ErrorCode::kUsage, fmt::format("{} needs --input", config.origin("tensors")),
+         "it renames the tensors of a file", "Add --input FILE, or leave it out.");
+  }
+  if (!file) return;
+  for (const std::string_view flag : kShapeFlags) {
+    if (config.given(flag)) {
+      fail(ErrorCode::kUsage, fmt::format("{} contradicts {}", config.origin(flag), config.origin("input")),
+           "the file's header gives the shape", "Leave it out, or use --synthetic.");
+    }
+  }
+}
+
+Mask mask_of(const Config& config) {
+  const JobOptions& options = config.options;
+  Mask mask{options.window_left, options.window_right};
+  if (options.mask == MaskKind::kCausal) {
+    if (options.window_right > 0) {
+      fail(ErrorCode::kUsage, fmt::format("{} contradicts the causal mask", config.origin("window")),
+           fmt::format("R is {}, and causal sets R = 0", options.window_right), "Use --mask full, or R = 0.");
+    }
+    mask.right = 0;
+  }
+  return mask;
+}
+
+// Metadata of what decides the result; where and how it was computed does not.
+FileMetadata deciding_values(const Config& config) {
+  FileMetadata metadata;
+  for (const ConfigValue& value : config.values) {
+    const FlagGroup group = value.row->group;
+    const bool decides = group == FlagGroup::kInput || group == FlagGroup::kNumerics ||
+                         (group == FlagGroup::kShape && !config.given("input"));
+    if (decides && !value.text.empty()) metadata.emplace_back(fmt::format("config.{}", value.row->name), value.text);
+  }
+  return metadata;
+}
+
+}  // namespace
+
+InputRequest input_request(const Config& config, bool require_source) {
+  check_source(config, require_source);
+  const JobOptions& options = config.options;
+  if (config.given("input")) return FileInput{options.input, options.tensors, options.order};
+  return synthetic_input(config, options.seq.front());
+}
+
+SyntheticInput synthetic_input(const Config& config, std::int64_t seq) {
+  check_source(config, false);
+  const JobOptions& options = config.options;
+  SyntheticInput input;
+  input.seed = options.synthetic;
+  input.tokens = seq;
+  input.batch = options.batch;
+  input.heads = options.heads;
+  input.kv_heads = options.kv_heads;
+  input.head_dim = options.head_dim;
+  input.head_dim_v = options.head_dim_v;
+  input.dtype = options.dtype;
+  input.order = options.order;
+  return input;
+}
+
+Numerics numerics_of(const Config& config) {
+  const JobOptions& options = config.options;
+  return {mask_of(config), options.softmax_scale, options.softcap, options.query_offset};
+}
+
+JobInput open_input(const Config& config, bool require_source) {
+  return {input_request(config, require_source), numerics_of(config)};
+}
+
+FileJob file_job(const Config& config) {
+  const JobOptions& options = config.options;
+  return {input_request(config, true), numerics_of(config), options.output, options.force, deciding_values(config)};
+}
+
+Options library_options(const Config& config) {
+  const JobOptions& from = config.options;
+  const Mask mask = mask_of(config);
+  const bool sliding = !mask.is_full() && !mask.is_causal();
+  Options options;
+  options.kernel = {from.backend, from.kernel};
+  // A stripe was asked for: that is what tells the layouts apart.
+  const LayoutKind unasked = sliding && from.stripe == 0 ? LayoutKind::kContiguous : LayoutKind::kStriped;
+  options.layout = {from.layout.value_or(unasked), from.stripe};
+  if (from.stripe != 0 && options.layout.kind != LayoutKind::kStriped) {
+    fail(ErrorCode::kUsage, fmt::format("{} contradicts {}", config.origin("stripe"), config.origin("layout")),
+         fmt::format("{} sets the stripe", layout_name(options.layout.kind)), "Leave one of them out.");
+  }
+  options.block_tokens = from.block;
+  options.memory_budget = static_cast<std::size_t>(from.memory);
+  options.overlap = from.overlap;
+  options.checksum = from.checksum;
+  options.threads = from.threads;
+  options.timeout_seconds = from.timeout;
+  if (!from.machine.empty()) options.machine = read_machine_model(from.machine);
+  const double pace = environment().pace;
+  if (pace > 0.0) options.machine.link_bytes_per_second = std::min(options.machine.link_bytes_per_second, pace);
+  return options;
+}
+
+}  // namespace ringattn

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// The library's requests and options, as a configuration means them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "attention/attention.hpp"
+#include "attention/files/job_input.hpp"
+#include "attention/job/file_job.hpp"
+#include "launch/config.hpp"
+
+namespace ringattn {
+
+// Checks the input's flags against each other. Throws kUsage. `require_source`: one of --input and --synthetic must be
+// given; otherwise the shape flags alone will do.
+InputRequest input_request(const Config& config, bool require_source);
+
+// Synthetic input of another length.
+SyntheticInput synthetic_input(const Config& config, std::int64_t seq);
+
+// Throws kUsage.
+Numerics numerics_of(const Config& config);
+
+// The input, open: the three above.
+JobInput open_input(const Config& config, bool require_source);
+
+// What `run` computes and writes. The output's header says the part of the configuration that decides the result.
+FileJob file_job(const Config& config);
+
+// Throws kUsage and kFile.
+Options library_options(const Config& config);
+
+}  // namespace ringattn

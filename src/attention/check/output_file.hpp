@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// A result beside the output file of an earlier run of the same job, bit for bit.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "attention/check/difference.hpp"
+#include "attention/files/job_input.hpp"
+#include "attention/files/safetensors_file.hpp"
+#include "attention/files/safetensors_rows.hpp"
+#include "attention/tokens/packed_run.hpp"
+#include "base/tensor.hpp"
+
+namespace ringattn {
+
+class OutputFile {
+ public:
+  // Throws kFile unless the file holds out and lse of a job of this shape.
+  OutputFile(const std::string& path, const JobInput& input);
+
+  // The first difference of this rank's rows, those of `runs`, from the file's: out, [rows, heads, head_dim_v], in host
+  // memory, then lse, [rows, heads]. Throws kFile.
+  std::optional<Difference> compare(std::span<const PackedRun> runs, const TensorView& out, const RowView& lse) const;
+
+ private:
+  std::unique_ptr<const SafetensorsFile> file_;
+  TensorSource out_;
+  TensorSource lse_;
+  RowGrid grid_;
+};
+
+}  // namespace ringattn

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/fold_step.hpp"
+
+namespace ringattn {
+
+namespace {
+
+// The task of a block, but for its tensors. `sources` and `output` outlive it.
+FoldTask task_of(const Plan& plan, const ArrivedBlock& block, std::span<const KeySource> sources,
+                 const FoldOutput& output, bool exports) {
+  const BlockPlan& planned = plan.blocks[static_cast<std::size_t>(block.index)];
+  FoldTask task;
+  task.queries = plan.queries;
+  task.key_lengths = plan.key_lengths;
+  task.key_runs = planned.key_runs;
+  task.tiles = planned.tiles;
+  task.sources = sources;
+  task.resume = !block.first;
+  task.save = !block.last || exports;
+  task.finish = block.last ? &output : nullptr;
+  return task;
+}
+
+}  // namespace
+
+void FoldStep::compute(const ArrivedBlock& block, Stream stream, const Progress& progress) {
+  const KeySource sources[] = {memory_.own, memory_.buffers[static_cast<std::size_t>(block.index % 2)]};
+  FoldTask task = task_of(plan_, block, sources, memory_.output, memory_.exports.has_value());
+  task.q = memory_.q;
+  task.state = memory_.state;
+  task.prepared = prepared_[static_cast<std::size_t>(block.index)];
+  kernel_.fold(task, stream, progress);
+}
+
+bool FoldStep::finish(Stream stream) {
+  if (!memory_.exports) return false;
+  kernel_.export_state(memory_.state, memory_.q.tokens, *memory_.exports, stream);
+  return true;
+}
+
+std::vector<PreparedTask> prepare_tasks(const Plan& plan, const FoldSpec& spec, FoldKernel& kernel, bool state_out) {
+  const KeySource sources[2];
+  const FoldOutput output;
+  std::int64_t rows = 0;
+  for (const QueryRun& run : plan.queries) rows += run.rows;
+  std::vector<PreparedTask> prepared;
+  const auto count = static_cast<std::int64_t>(plan.blocks.size());
+  for (std::int64_t b = 0; b < count; ++b) {
+    FoldTask task = task_of(plan, {b, b == 0, b + 1 == count}, sources, output, state_out);
+    task.q = dense_view(static_cast<const void*>(nullptr), spec.dtype, rows, spec.heads, spec.head_dim);
+    prepared.push_back(kernel.prepare(task));
+  }
+  return prepared;
+}
+
+}  // namespace ringattn

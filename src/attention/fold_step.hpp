@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention's block step: a block that has arrived is folded into the rank's queries.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "attention/ring/engine.hpp"
+#include "kernels/fold.hpp"
+
+namespace ringattn {
+
+class FoldStep final : public BlockStep {
+ public:
+  // Where a run's rows lie.
+  struct Memory {
+    TensorView q;                          // [q_rows, heads, head_dim]
+    KeySource own;                         // this rank's k and v, as the caller has them
+    std::array<KeySource, 2> buffers;      // block b uses buffers[b % 2]
+    void* state = nullptr;                 // FoldKernel::state_bytes(), where Plan::keeps_state
+    FoldOutput output;                     // for the last block
+    std::optional<FoldStateView> exports;  // the state is wanted as numbers, behind the last block
+  };
+
+  // `prepared`: for each block of the plan what prepare_tasks() returned. What it refers to outlives the object.
+  FoldStep(const Plan& plan, FoldKernel& kernel, std::span<const PreparedTask> prepared, const Memory& memory)
+      : plan_(plan), kernel_(kernel), prepared_(prepared), memory_(memory) {}
+
+  void compute(const ArrivedBlock& block, Stream stream, const Progress& progress) override;
+  bool finish(Stream stream) override;
+
+ private:
+  const Plan& plan_;
+  FoldKernel& kernel_;
+  std::span<const PreparedTask> prepared_;
+  const Memory& memory_;
+};
+
+// Prepares the task of each block, [blocks], as FoldStep will fold it. `state_out`: as in Options.
+std::vector<PreparedTask> prepare_tasks(const Plan& plan, const FoldSpec& spec, FoldKernel& kernel, bool state_out);
+
+}  // namespace ringattn

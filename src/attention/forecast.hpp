@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// The plans of a world without the world: what `plan` prints, and what the constructor of Attention uses. No ranks, no
+// devices, no MPI.
+#pragma once
+
+#include "attention/options.hpp"
+#include "attention/ring/plan.hpp"
+#include "attention/tokens/job.hpp"
+#include "attention/tokens/layout.hpp"
+#include "kernels/fold.hpp"
+
+namespace ringattn {
+
+// The plans of a world of `world` ranks. `staged_kv`: the caller's k and v are strided. Throws what the constructor of
+// Attention throws of kUsage and kMemory.
+class Forecasts {
+ public:
+  Forecasts(const Job& job, const Options& options, const FoldKernel& kernel, Route route, int world,
+            bool staged_kv = false);
+  Forecasts(const Forecasts&) = delete;  // the planner refers to the layout that is kept here
+  Forecasts& operator=(const Forecasts&) = delete;
+
+  const JobLayout& layout() const { return layout_; }
+  Plan plan(int rank) const { return planner_.plan(rank); }
+
+ private:
+  JobLayout layout_;
+  Planner planner_;
+};
+
+// The plan of one rank, with its prediction.
+struct Forecast {
+  JobLayout layout;
+  Plan plan;
+  Prediction prediction;
+};
+Forecast forecast(const Job& job, const Options& options, const FoldKernel& kernel, Route route, int world, int rank,
+                  bool staged_kv = false);
+
+// What the largest task of a plan holds. Its tasks are all prepared, where the memory for that was counted in the plan.
+FoldLimits task_limits(const Job& job, const JobLayout& layout, const Plan& plan, const FoldKernel& kernel);
+
+}  // namespace ringattn

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// The front door to whole jobs: q, k and v from a file or a seed, attention over the ranks of a world, O and LSE to a
+// file.
+//
+//   FileJob job;
+//   job.input = FileInput{"qkv.safetensors"};
+//   job.output = "out.safetensors";
+//   const FileJobResult result = run_file_job(job, *transport, options);  // collective
+//
+// Each rank reads and writes its own rows. The output file is the same byte for byte for any number of ranks.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "attention/attention.hpp"
+#include "attention/files/job_input.hpp"
+#include "attention/files/safetensors_writer.hpp"
+#include "attention/job/loaded_job.hpp"
+#include "attention/job/output.hpp"
+#include "comm/meeting.hpp"
+
+namespace ringattn {
+
+struct FileJob {
+  InputRequest input;
+  Numerics numerics;
+  std::string output;     // empty: no file is written
+  bool replace = false;   // an output file that exists
+  FileMetadata metadata;  // of the output, beside what output_metadata() says
+};
+
+struct FileJobResult {
+  RankResult rank;  // this rank's rows, in host memory
+  Digests digests;
+};
+
+// A file job in steps, for callers that show what they are about to do. Each call is collective; the transport outlives
+// the object.
+class PreparedFileJob {
+ public:
+  // Opens the input, checks that the output can be written, and chooses kernel, layout and plan. Reads no rows. Throws
+  // kFile, and what JobInput and Attention throw.
+  PreparedFileJob(FileJob job, Transport& transport, Options options);
+
+  const JobInput& input() const { return *input_; }
+  Attention& attention() { return *attention_; }
+
+  // Reads, computes, fetches.
+  FileJobResult run(const StepDone& step_done = {});
+  // Writes the output file, if one is asked for.
+  void write(const FileJobResult& result);
+
+ private:
+  FileJob job_;
+  Meeting meeting_;
+  std::optional<JobInput> input_;
+  std::optional<Attention> attention_;
+};
+
+// All steps.
+FileJobResult run_file_job(const FileJob& job, Transport& transport, const Options& options,
+                           const StepDone& step_done = {});
+
+}  // namespace ringattn

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/job/output.hpp"
+
+#include <fmt/format.h>
+
+#include <memory>
+
+#include "attention/check/digest.hpp"
+#include "base/build.hpp"
+
+namespace ringattn {
+
+Digests digest_result(const JobInput& input, const RankResult& result, const Meeting& meeting) {
+  const FoldSpec& spec = input.job().spec;
+  const std::int64_t tokens = input.job().batch.q_tokens();
+  return {digest(meeting, result.out_view(spec), result.runs, tokens),
+          digest(meeting, result.lse_view(spec), spec.heads, result.runs, tokens)};
+}
+
+void write_output(const JobInput& input, const RankResult& result, const std::string& path, bool replace,
+                  const FileMetadata& metadata, const Meeting& meeting) {
+  const FoldSpec& spec = input.job().spec;
+  const RowGrid& grid = input.out_grid();
+  SafetensorsPlan plan;
+  std::unique_ptr<SafetensorsWriter> writer;
+  meeting.together([&] {
+    plan = plan_safetensors({{"out", file_dtype(spec.dtype), grid.shape()}, {"lse", FileDtype::kF32, lse_shape(grid)}},
+                            metadata);
+    if (meeting.rank() == 0) writer = SafetensorsWriter::create(plan, path, replace);
+  });
+  const std::string mine = writer ? writer->temporary_path() : std::string();
+  const std::string temporary = meeting.gather(mine).front();
+  meeting.together([&] {
+    if (!writer) writer = SafetensorsWriter::open_existing(plan, temporary);
+  });
+  meeting.together([&] {
+    writer->write_rows("out", grid, result.runs, result.out_view(spec));
+    writer->write_lse("lse", grid, result.runs, result.lse_view(spec));
+    writer->sync();
+  });
+  meeting.together([&] {
+    if (meeting.rank() == 0) writer->commit();
+  });
+}
+
+FileMetadata output_metadata(Attention& attention, const Digests& digests) {
+  return {{"tool", fmt::format("ringattn {}", version())},
+          {"git", fmt::format("{}{}", git_revision(), git_dirty() ? "-dirty" : "")},
+          {"kernel", std::string(attention.kernel().row->name)},
+          {"target", attention.backend().identity()},
+          {"digest.out", digests.out},
+          {"digest.lse", digests.lse}};
+}
+
+}  // namespace ringattn

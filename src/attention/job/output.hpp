@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// What becomes of a result that lies on many ranks: its digests, and its file.
+#pragma once
+
+#include <string>
+
+#include "attention/attention.hpp"
+#include "attention/files/job_input.hpp"
+#include "attention/files/safetensors_writer.hpp"
+#include "attention/job/loaded_job.hpp"
+#include "comm/meeting.hpp"
+
+namespace ringattn {
+
+struct Digests {
+  std::string out;
+  std::string lse;
+};
+
+// Collective.
+Digests digest_result(const JobInput& input, const RankResult& result, const Meeting& meeting);
+
+// What the header of an output file says of the program, the kernel and the result. Nothing of how the job was run, so
+// that files of different worlds are equal byte for byte.
+FileMetadata output_metadata(Attention& attention, const Digests& digests);
+
+// Writes out, in the input's order of axes, and lse to the safetensors file `path`, which appears whole or not at all.
+// `replace`: also where a file exists. Collective. Throws kFile.
+void write_output(const JobInput& input, const RankResult& result, const std::string& path, bool replace,
+                  const FileMetadata& metadata, const Meeting& meeting);
+
+}  // namespace ringattn

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/job/shapes.hpp"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "attention/job/loaded_job.hpp"
+#include "attention/ring/reshard.hpp"
+#include "attention/tokens/cost.hpp"
+
+namespace ringattn {
+
+namespace {
+
+// A size that cuts the longest sequence into a handful of blocks, at places where the plan's own blocks don't end.
+std::int64_t second_block_size(const Job& job, int key_tile) {
+  std::int64_t longest = 1;
+  for (const Sequence& sequence : job.batch.sequences) longest = std::max(longest, sequence.k_len);
+  const std::int64_t tiles = (longest + key_tile - 1) / key_tile;
+  return (tiles / 5 + 1) * key_tile;
+}
+
+// The results of a shape, brought to the even layout of the whole world.
+struct EvenResult {
+  Buffer out;
+  Buffer lse;
+};
+
+// A shape's own world: ranks 0 … size − 1, and null elsewhere. A failure inside it is one of the whole world.
+class Runner {
+ public:
+  Runner(const JobInput& input, const Options& options, Transport& world)
+      : input_(input),
+        options_(options),
+        world_(world),
+        meeting_(world, Patience(options.timeout_seconds)),
+        even_(even_query_layout(input.job().batch, world.size())) {}
+
+  std::int64_t rows() const { return even_.tokens(world_.rank()); }
+
+  EvenResult run(const Shape& shape) {
+    const FoldSpec& spec = input_.job().spec;
+    const std::unique_ptr<Transport> part = world_.split(shape.ranks, meeting_.patience().for_peer());
+    Options options = options_;
+    options.layout = shape.layout;
+    options.block_tokens = shape.block;
+    RankResult result;
+    std::optional<Layout> layout;
+    std::optional<Error> agreed;  // by the shape's ranks; the others don't know yet
+    if (part) {
+      try {
+        Attention attention(input_.job(), *part, options);
+        layout = attention.layout().queries;
+        blocks_ = static_cast<std::int64_t>(attention.plan().blocks.size());
+        result = execute_job(input_, attention, Meeting(*part, meeting_.patience()));
+      } catch (const AgreedError& error) {
+        agreed = error;
+      }
+    }
+    // The others have nothing to do but wait for the shape's ranks.
+    const double predicted = job_flops(input_.job()) / (shape.ranks * options_.machine.flops_per_second);
+    agree(world_, agreed ? &*agreed : nullptr, meeting_.patience().for_work(predicted));
+    if (!layout) layout = dealt_layout(shape, options);
+
+    EvenResult even;
+    meeting_.together([&] {
+      even.out = allocate_host(bytes(rows(), out_token_bytes(spec)));
+      even.lse = allocate_host(bytes(rows(), lse_token_bytes(spec)));
+    });
+    const Layout from = widened(*layout, input_.job().batch, world_.size());
+    reshard(world_.host(), from, even_, result.out.data(), even.out.data(), out_token_bytes(spec),
+            meeting_.patience().for_peer());
+    reshard(world_.host(), from, even_, result.lse.data(), even.lse.data(), lse_token_bytes(spec),
+            meeting_.patience().for_peer());
+    return even;
+  }
+
+  std::optional<Difference> compare(const EvenResult& left, const EvenResult& right) {
+    const FoldSpec& spec = input_.job().spec;
+    const std::vector<PackedRun> runs = packed_runs(even_.runs(world_.rank()), input_.job().batch.cu_q());
+    const auto out = [&](const EvenResult& result) {
+      return dense_view(static_cast<const void*>(result.out.data()), spec.dtype, rows(), spec.heads, spec.head_dim_v);
+    };
+    const auto lse = [&](const EvenResult& result) {
+      return dense_view(static_cast<const void*>(result.lse.data()), Dtype::kF32, rows(), spec.heads, 1);
+    };
+    std::optional<Difference> mine = first_difference(false, out(left), out(right), runs);
+    if (!mine) mine = first_difference(true, lse(left), lse(right), runs);
+    return earliest(meeting_, mine);
+  }
+
+  // Of the last shape that this rank took part in.
+  std::int64_t blocks() const { return blocks_; }
+
+ private:
+  static std::size_t bytes(std::int64_t count, std::int64_t each) { return static_cast<std::size_t>(count * each); }
+
+  // The layout that the shape's ranks deal, on a rank that isn't among them.
+  Layout dealt_layout(const Shape& shape, const Options& options) const {
+    const FoldChoice choice = choose_kernel(input_.job().spec, fitting_request(options.kernel, world_));
+    const auto backend = choice.row->make_backend({std::max(1, options.threads), world_.device()});
+    const auto kernel = choice.row->make_kernel(input_.job().spec, *backend);
+    return make_layout(input_.job(), shape.ranks, shape.layout, kernel->query_tile(), kernel->key_tile()).queries;
+  }
+
+  const JobInput& input_;
+  const Options& options_;
+  Transport& world_;
+  Meeting meeting_;
+  Layout even_;
+  std::int64_t blocks_ = 0;
+};
+
+}  // namespace
+
+std::vector<Shape> shapes_of(const ShapeRequest& request, const Job& job, int key_tile) {
+  std::vector<LayoutRequest> layouts{{LayoutKind::kStriped, 0}, {LayoutKind::kZigzag, 0}, {LayoutKind::kContiguous, 0}};
+  if (request.layout) layouts = {*request.layout};
+  std::vector<std::int64_t> blocks{0, second_block_size(job, key_tile)};
+  if (request.block) blocks = {*request.block};
+  std::vector<Shape> shapes;
+  for (const int ranks : request.ranks) {
+    for (std::size_t i = 0; i < layouts.size(); ++i) {
+      if (ranks == 1 && i > 0) break;  // one rank owns everything, whatever the layout
+      for (const std::int64_t block : blocks) shapes.push_back({ranks, layouts[i], block});
+    }
+  }
+  return shapes;
+}
+
+void run_shapes(const JobInput& input, const Options& options, std::span<const Shape> shapes, Transport& world,
+                const std::function<void(const Shape&, const ShapeResult&)>& done) {
+  Runner runner(input, options, world);
+  std::optional<EvenResult> first;
+  for (const Shape& shape : shapes) {
+    EvenResult even = runner.run(shape);
+    ShapeResult result{runner.blocks(), std::nullopt};
+    if (first) {
+      result.difference = runner.compare(*first, even);
+    } else {
+      first = std::move(even);
+    }
+    done(shape, result);
+  }
+}
+
+}  // namespace ringattn

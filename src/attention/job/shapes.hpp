@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// A job in several shapes (numbers of ranks, layouts, block sizes), whose results must have the same bits.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "attention/attention.hpp"
+#include "attention/check/difference.hpp"
+#include "attention/files/job_input.hpp"
+#include "comm/transport.hpp"
+
+namespace ringattn {
+
+struct Shape {
+  int ranks = 1;
+  LayoutRequest layout;
+  std::int64_t block = 0;  // tokens; 0: the plan's own
+};
+
+// Sizes of worlds, and what is held fixed in every shape; the rest is varied.
+struct ShapeRequest {
+  std::vector<int> ranks;
+  std::optional<LayoutRequest> layout;
+  std::optional<std::int64_t> block;
+};
+
+// One shape for each choice that makes another one; the first is what the others are compared with. `key_tile`: of the
+// kernel that computes them.
+std::vector<Shape> shapes_of(const ShapeRequest& request, const Job& job, int key_tile);
+
+struct ShapeResult {
+  std::int64_t blocks = 0;               // of the plan; on a rank that the shape leaves out, of an earlier shape
+  std::optional<Difference> difference;  // the first, from the first shape's results
+};
+
+// Runs the job in every shape, in worlds split from `world`, and compares out and lse with those of the first. The
+// result of each shape is given to `done` as soon as it is known. Options stand for what a Shape doesn't say, with a
+// machine model. Collective. Throws what a job throws.
+void run_shapes(const JobInput& input, const Options& options, std::span<const Shape> shapes, Transport& world,
+                const std::function<void(const Shape&, const ShapeResult&)>& done);
+
+}  // namespace ringattn

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a plan must know of a job, and all it knows: the sequences, which keys a query sees, what travels with a token,
+// and how much a pair costs. An op describes itself in these words; attention does in attention/attention_work.hpp.
+#pragma once
+
+#include "attention/ring/row_stream.hpp"
+#include "attention/tokens/batch.hpp"
+#include "kernels/visibility.hpp"
+
+namespace ringattn {
+
+struct RingWork {
+  Batch batch;
+  Mask mask;
+  RowStreams streams;
+  double pair_flops = 0.0;  // operations of one visible (query, key) pair
+};
+
+}  // namespace ringattn

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/tokens/cost.hpp"
+
+namespace ringattn {
+
+namespace {
+
+std::int64_t row_bytes(Dtype dtype, int heads, int dim) {
+  return std::int64_t{heads} * dim * static_cast<std::int64_t>(size_of(dtype));
+}
+
+}  // namespace
+
+double pair_flops(const FoldSpec& spec) { return 2.0 * spec.heads * (spec.head_dim + spec.head_dim_v); }
+
+double job_flops(const Job& job) { return visible_pairs(job) * pair_flops(job.spec); }
+
+std::int64_t q_token_bytes(const FoldSpec& spec) { return row_bytes(spec.dtype, spec.heads, spec.head_dim); }
+std::int64_t k_token_bytes(const FoldSpec& spec) { return row_bytes(spec.dtype, spec.kv_heads, spec.head_dim); }
+std::int64_t v_token_bytes(const FoldSpec& spec) { return row_bytes(spec.dtype, spec.kv_heads, spec.head_dim_v); }
+std::int64_t out_token_bytes(const FoldSpec& spec) { return row_bytes(spec.dtype, spec.heads, spec.head_dim_v); }
+std::int64_t lse_token_bytes(const FoldSpec& spec) { return row_bytes(Dtype::kF32, spec.heads, 1); }
+
+std::int64_t kv_token_bytes(const FoldSpec& spec) { return k_token_bytes(spec) + v_token_bytes(spec); }
+
+std::int64_t shard_bytes(const FoldSpec& spec, std::int64_t q_rows, std::int64_t k_rows) {
+  return q_rows * (q_token_bytes(spec) + out_token_bytes(spec) + lse_token_bytes(spec)) + k_rows * kv_token_bytes(spec);
+}
+
+}  // namespace ringattn

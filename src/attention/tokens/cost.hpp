@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// What attention costs: operations and bytes, each formula once. Plans, predictions, reports and benchmarks take theirs
+// from here.
+#pragma once
+
+#include <cstdint>
+
+#include "attention/tokens/job.hpp"
+
+namespace ringattn {
+
+// Operations of one visible (query, key) pair, all heads. The field's convention: a multiplication and an addition for
+// each element of a key and of a value, whatever is skipped or masked inside tiles.
+double pair_flops(const FoldSpec& spec);
+
+// Operations of a whole job: pair_flops() · visible pairs.
+double job_flops(const Job& job);
+
+// Bytes of one token's row, all heads.
+std::int64_t q_token_bytes(const FoldSpec& spec);
+std::int64_t k_token_bytes(const FoldSpec& spec);
+std::int64_t v_token_bytes(const FoldSpec& spec);
+std::int64_t out_token_bytes(const FoldSpec& spec);
+std::int64_t lse_token_bytes(const FoldSpec& spec);
+
+// Of K and V, which is what travels.
+std::int64_t kv_token_bytes(const FoldSpec& spec);
+
+// Bytes of a rank's own inputs and outputs, for so many rows of q and of k.
+std::int64_t shard_bytes(const FoldSpec& spec, std::int64_t q_rows, std::int64_t k_rows);
+
+}  // namespace ringattn

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cuda/task_geometry.hpp"
+
+#include <algorithm>
+
+#include "kernels/cuda/fold_params.hpp"
+
+namespace ringattn::cuda {
+
+bool takes_all_rows(const FoldTask& task) { return task.finish != nullptr || (task.save && !task.resume); }
+
+void TaskGeometry::reserve(const FoldLimits& limits) {
+  forget();
+  queries_.reserve(static_cast<std::size_t>(limits.query_runs));
+  key_lengths_.reserve(static_cast<std::size_t>(limits.sequences));
+  key_runs_.reserve(static_cast<std::size_t>(limits.key_runs));
+  tiles_.reserve(static_cast<std::size_t>(limits.tiles));
+}
+
+void TaskGeometry::remember(const FoldTask& task) {
+  forget();
+  if (task.sources.size() > kNearSources) return;
+  all_rows_ = takes_all_rows(task);
+  rows_ = task.q.tokens;
+  queries_.assign(task.queries.begin(), task.queries.end());
+  key_lengths_.assign(task.key_lengths.begin(), task.key_lengths.end());
+  key_runs_.assign(task.key_runs.begin(), task.key_runs.end());
+  tiles_.assign(task.tiles.begin(), task.tiles.end());
+  known_ = true;
+}
+
+bool TaskGeometry::fits(const FoldTask& task) const {
+  // Blocks of a plan differ in their keys, so those are compared first.
+  return known_ && task.sources.size() <= kNearSources && all_rows_ == takes_all_rows(task) && rows_ == task.q.tokens &&
+         std::ranges::equal(key_runs_, task.key_runs) && std::ranges::equal(tiles_, task.tiles) &&
+         std::ranges::equal(queries_, task.queries) && std::ranges::equal(key_lengths_, task.key_lengths);
+}
+
+}  // namespace ringattn::cuda

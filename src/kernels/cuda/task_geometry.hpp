@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// What of a task its tables depend on. A job does the same tasks layer by layer with other tensors, so tables that are
+// on the device already can serve again.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/fold.hpp"
+
+namespace ringattn::cuda {
+
+// Whether rows that fold nothing in a task have work all the same: they are written, unless their state stays as it is.
+bool takes_all_rows(const FoldTask& task);
+
+class TaskGeometry {
+ public:
+  // Makes room for every task within `limits`, and forgets.
+  void reserve(const FoldLimits& limits);
+  void remember(const FoldTask& task);
+  void forget() { known_ = false; }
+  // Whether `task` has the same tables as what was remembered last. It never has where tables hold sources, because
+  // those name the tensors.
+  bool fits(const FoldTask& task) const;
+
+ private:
+  bool known_ = false;
+  bool all_rows_ = false;
+  std::int64_t rows_ = 0;
+  std::vector<QueryRun> queries_;
+  std::vector<std::int64_t> key_lengths_;
+  std::vector<KeyRun> key_runs_;
+  std::vector<KeyTile> tiles_;
+};
+
+}  // namespace ringattn::cuda

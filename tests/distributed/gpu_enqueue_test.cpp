@@ -1,0 +1,273 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runs that are enqueued on a GPU's stream, one behind the other or captured in a graph, give the bits that they give
+// one by one.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/cuda.hpp"
+#include "base/gpu.hpp"
+#include "comm/self.hpp"
+#include "comm/world.hpp"
+#include "kernels/fold_spec.hpp"
+#include "tests/support/error_of.hpp"
+#include "tests/support/ring_job.hpp"
+
+namespace ringattn::testing {
+namespace {
+
+constexpr int kHeads = 4, kKvHeads = 2, kDim = 128;
+constexpr int kLayers = 32;
+
+Job job_of(std::int64_t tokens) {
+  return {make_spec(Dtype::kBf16, kHeads, kKvHeads, kDim, {-1, 0}), uniform_batch(1, tokens, tokens)};
+}
+
+Options on_gpu(std::int64_t block_tokens = 0) {
+  Options options;
+  options.kernel.backend = "cuda";
+  options.block_tokens = block_tokens;
+  return options;
+}
+
+// One rank's rows of a layer, on its GPU.
+class DeviceLayer {
+ public:
+  DeviceLayer(Attention& attention, int rank, std::uint64_t seed) : attention_(attention), rank_(rank) {
+    const auto place = [&](std::int64_t rows, int heads) {
+      return attention.backend().allocate(static_cast<std::size_t>(rows * heads * kDim * 2));
+    };
+    q_ = place(attention.q_rows(), kHeads);
+    k_ = place(attention.k_rows(), kKvHeads);
+    v_ = place(attention.k_rows(), kKvHeads);
+    out_ = place(attention.q_rows(), kHeads);
+    lse_ = attention.backend().allocate(static_cast<std::size_t>(attention.q_rows() * kHeads) * sizeof(float));
+    load(seed);
+  }
+
+  // New contents in the same places.
+  void load(std::uint64_t seed) {
+    const JobTensors tensors = random_tensors(attention_.job(), seed);
+    const auto upload = [&](const Buffer& to, const Layout& layout, const std::vector<std::byte>& packed, int heads) {
+      std::vector<std::byte> rows(to.bytes());
+      layout.shard(rank_, packed.data(), rows.data(), heads * kDim * 2);
+      copy(to.data(), rows.data(), rows.size());
+    };
+    upload(q_, attention_.layout().queries, tensors.q, kHeads);
+    upload(k_, attention_.layout().keys, tensors.k, kKvHeads);
+    upload(v_, attention_.layout().keys, tensors.v, kKvHeads);
+    attention_.backend().fill_bytes(out_.data(), std::byte{0xff}, out_.bytes(), stream());
+    attention_.backend().fill_bytes(lse_.data(), std::byte{0xff}, lse_.bytes(), stream());
+    land();
+  }
+
+  Inputs inputs() const {
+    const auto view = [](const Buffer& buffer, std::int64_t rows, int heads) {
+      return dense_view(static_cast<const void*>(buffer.data()), Dtype::kBf16, rows, heads, kDim);
+    };
+    return {view(q_, attention_.q_rows(), kHeads), view(k_, attention_.k_rows(), kKvHeads),
+            view(v_, attention_.k_rows(), kKvHeads)};
+  }
+  Outputs outputs() const {
+    return {dense_view(static_cast<void*>(out_.data()), Dtype::kBf16, attention_.q_rows(), kHeads, kDim),
+            {reinterpret_cast<float*>(lse_.data()), kHeads, 1},
+            {}};
+  }
+  // O, then LSE.
+  std::vector<std::byte> result() const {
+    std::vector<std::byte> bytes(out_.bytes() + lse_.bytes());
+    copy(bytes.data(), out_.data(), out_.bytes());
+    copy(bytes.data() + out_.bytes(), lse_.data(), lse_.bytes());
+    land();
+    return bytes;
+  }
+
+ private:
+  Stream stream() const { return attention_.backend().stream(); }
+  void copy(void* to, const void* from, std::size_t bytes) const {
+    const auto size = static_cast<std::int64_t>(bytes);
+    attention_.backend().copy_rows(to, size, from, size, size, 1, stream());
+    land();
+  }
+  void land() const {
+    Backend& backend = attention_.backend();
+    backend.synchronize(backend.mark(stream()), Deadline::after(60.0), {});
+  }
+
+  Attention& attention_;
+  int rank_;
+  Buffer q_, k_, v_, out_, lse_;
+};
+
+std::vector<DeviceLayer> layers_of(Attention& attention, int rank, int count, std::uint64_t seed) {
+  std::vector<DeviceLayer> layers;
+  for (int i = 0; i < count; ++i) layers.emplace_back(attention, rank, seed + static_cast<std::uint64_t>(i));
+  return layers;
+}
+
+// In the order of the layers what each gives when it is run by itself.
+std::vector<std::vector<std::byte>> results_one_by_one(Attention& attention, std::vector<DeviceLayer>& layers,
+                                                       std::span<std::byte> workspace) {
+  std::vector<std::vector<std::byte>> results;
+  for (DeviceLayer& layer : layers) {
+    attention.run(layer.inputs(), layer.outputs(), workspace, attention.backend().stream());
+    results.push_back(layer.result());
+  }
+  return results;
+}
+
+class GpuEnqueue : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (visible_gpus().empty()) GTEST_SKIP() << "needs a GPU: " << gpus_unavailable();
+  }
+};
+
+void expect_layers_in_a_row(Transport& world, std::int64_t block_tokens) {
+  Attention attention(job_of(1500), world, on_gpu(block_tokens));
+  const Buffer workspace = attention.backend().allocate(attention.workspace_bytes());
+  const std::span<std::byte> space(workspace.data(), workspace.bytes());
+  std::vector<DeviceLayer> layers = layers_of(attention, world.rank(), kLayers, 3);
+  const auto expected = results_one_by_one(attention, layers, space);
+  for (int i = 0; i < kLayers; ++i) layers[static_cast<std::size_t>(i)].load(3 + static_cast<std::uint64_t>(i));
+  for (DeviceLayer& layer : layers) {
+    attention.enqueue(layer.inputs(), layer.outputs(), space, attention.backend().stream());
+  }
+  attention.wait();
+  for (std::size_t i = 0; i < layers.size(); ++i) EXPECT_EQ(layers[i].result(), expected[i]) << "layer " << i;
+  world.barrier(Deadline::after(60.0));  // a device frees memory only when nobody's work is on its way
+}
+
+TEST_F(GpuEnqueue, ThirtyTwoLayersAreThirtyTwoRuns) {
+  const auto self = make_self_transport(MemoryKind::kDevice);
+  for (const std::int64_t block : {0, 512}) expect_layers_in_a_row(*self, block);
+}
+
+TEST_F(GpuEnqueue, ThirtyTwoLayersOfTwoRanks) {
+  for (const char* transport : {"p2p", "nccl"}) {
+    if (transport == std::string("nccl") && visible_gpus().size() < 2) continue;
+    WorldRequest request;
+    request.transport = transport;
+    request.memory = WantedMemory::kDevice;
+    request.ranks = 2;
+    std::string failure;
+    run_world(
+        request,
+        [](Transport& world) {
+          expect_layers_in_a_row(world, 512);
+          return 0;
+        },
+        [&](const Error& error) { failure = error.what(); });
+    EXPECT_EQ(failure, "") << transport;
+  }
+}
+
+TEST_F(GpuEnqueue, TwoJobsShareAStream) {
+  const auto self = make_self_transport(MemoryKind::kDevice);
+  Attention longer(job_of(2000), *self, on_gpu(512));
+  Attention shorter(job_of(700), *self, on_gpu());
+  const Stream stream = longer.backend().stream();
+  const Buffer workspace = longer.backend().allocate(std::max(longer.workspace_bytes(), shorter.workspace_bytes()));
+  const std::span<std::byte> space(workspace.data(), workspace.bytes());
+  std::vector<DeviceLayer> long_layers = layers_of(longer, 0, 8, 1);
+  std::vector<DeviceLayer> short_layers = layers_of(shorter, 0, 8, 50);
+  const auto long_expected = results_one_by_one(longer, long_layers, space);
+  const auto short_expected = results_one_by_one(shorter, short_layers, space);
+  for (std::size_t i = 0; i < 8; ++i) {
+    long_layers[i].load(1 + i);
+    short_layers[i].load(50 + i);
+  }
+  for (std::size_t i = 0; i < 8; ++i) {
+    longer.enqueue(long_layers[i].inputs(), long_layers[i].outputs(), space, stream);
+    shorter.enqueue(short_layers[i].inputs(), short_layers[i].outputs(), space, stream);
+  }
+  shorter.wait();
+  longer.wait();
+  for (std::size_t i = 0; i < 8; ++i) {
+    EXPECT_EQ(long_layers[i].result(), long_expected[i]) << i;
+    EXPECT_EQ(short_layers[i].result(), short_expected[i]) << i;
+  }
+}
+
+// A graph of what `enqueue` puts on the stream.
+class Graph {
+ public:
+  Graph(Stream stream, const std::function<void()>& enqueue) : stream_(cuda_stream(stream)) {
+    check_cuda(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+    enqueue();
+    check_cuda(cudaStreamEndCapture(stream_, &graph_), "cudaStreamEndCapture");
+    check_cuda(cudaGraphInstantiateWithFlags(&executable_, graph_, 0), "cudaGraphInstantiate");
+  }
+  ~Graph() {
+    cudaGraphExecDestroy(executable_);
+    cudaGraphDestroy(graph_);
+  }
+  Graph(const Graph&) = delete;
+  Graph& operator=(const Graph&) = delete;
+
+  void launch() const { check_cuda(cudaGraphLaunch(executable_, stream_), "cudaGraphLaunch"); }
+
+ private:
+  cudaStream_t stream_;
+  cudaGraph_t graph_ = nullptr;
+  cudaGraphExec_t executable_ = nullptr;
+};
+
+TEST_F(GpuEnqueue, AGraphIsReplayedOnOtherContents) {
+  const auto self = make_self_transport(MemoryKind::kDevice);
+  for (const std::int64_t block : {0, 512}) {
+    Attention attention(job_of(1500), *self, on_gpu(block));
+    const Stream stream = attention.backend().stream();
+    const Buffer workspace = attention.backend().allocate(attention.workspace_bytes());
+    const std::span<std::byte> space(workspace.data(), workspace.bytes());
+    std::vector<DeviceLayer> layers = layers_of(attention, 0, 2, 1);
+    const Graph graph(stream, [&] {
+      for (DeviceLayer& layer : layers) attention.enqueue(layer.inputs(), layer.outputs(), space, stream);
+    });
+    for (const std::uint64_t seed : {1, 100, 200}) {
+      for (std::size_t i = 0; i < layers.size(); ++i) layers[i].load(seed + i);
+      const auto expected = results_one_by_one(attention, layers, space);
+      for (std::size_t i = 0; i < layers.size(); ++i) layers[i].load(seed + i);
+      graph.launch();
+      graph.launch();  // at once again: nothing of the first launch is left over
+      for (std::size_t i = 0; i < layers.size(); ++i) EXPECT_EQ(layers[i].result(), expected[i]) << "seed " << seed;
+    }
+  }
+}
+
+TEST_F(GpuEnqueue, AGraphOfSeveralRanksIsRefused) {
+  WorldRequest request;
+  request.transport = "p2p";
+  request.memory = WantedMemory::kDevice;
+  request.ranks = 2;
+  std::string failure;
+  run_world(
+      request,
+      [](Transport& world) {
+        Attention attention(job_of(1500), world, on_gpu());
+        const Stream stream = attention.backend().stream();
+        const Buffer workspace = attention.backend().allocate(attention.workspace_bytes());
+        const std::span<std::byte> space(workspace.data(), workspace.bytes());
+        std::vector<DeviceLayer> layers = layers_of(attention, world.rank(), 1, 1);
+        Error refused(ErrorCode::kInternal, "");
+        const Graph graph(stream, [&] {
+          refused = error_of([&] { attention.enqueue(layers[0].inputs(), layers[0].outputs(), space, stream); });
+        });
+        EXPECT_EQ(refused.code(), ErrorCode::kUnsupported);
+        EXPECT_NE(std::string(refused.what()).find("a replay would not do"), std::string::npos) << refused.what();
+        // The capture and the world are still whole.
+        attention.run(layers[0].inputs(), layers[0].outputs(), space, stream);
+        world.barrier(Deadline::after(60.0));
+        return 0;
+      },
+      [&](const Error& error) { failure = error.what(); });
+  EXPECT_EQ(failure, "");
+}
+
+}  // namespace
+}  // namespace ringattn::testing
