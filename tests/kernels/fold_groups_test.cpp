@@ -4,6 +4,7 @@
 // oracle.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <initializer_list>
 #include <limits>
 #include <span>
