@@ -42,12 +42,12 @@ class FoldGroups : public KernelRowTest {
   }
 
   // Whole, in tasks, and group by group.
-  void expect_same_apart(const FoldInputs& inputs) {
+  void expect_same_apart(const FoldInputs& inputs, double slack = 0.0) {
     SCOPED_TRACE(describe(inputs.spec));
     FoldRunner runner(row(), inputs.spec);
     const FoldResult whole = runner.run(inputs, {.export_state = true});
     const TileSizes sizes{runner.kernel().query_tile(), runner.kernel().key_tile()};
-    EXPECT_EQ(check_accuracy(inputs, whole.out, whole.lse, sizes), "");
+    EXPECT_EQ(check_accuracy(inputs, whole.out, whole.lse, sizes, slack), "");
     // A task's end and a group's are the same or not.
     for (const std::int64_t tiles : {std::int64_t{kGroupTiles}, std::int64_t{kGroupTiles} + 9}) {
       EXPECT_TRUE(runner.run(inputs, {.tiles_per_task = tiles, .export_state = true}).same_bits(whole)) << tiles;
@@ -158,7 +158,7 @@ TEST_P(FoldGroups, OfHugeLogits) {
     for (std::size_t at = 0; at < inputs.q.size(); at += size_of(spec.dtype)) {
       store_element(inputs.q.data() + at, spec.dtype, 3000.0F * load_element(inputs.q.data() + at, spec.dtype));
     }
-    expect_same_apart(inputs);
+    expect_same_apart(inputs, slack_of_towering_scores(spec.dtype));
   });
 }
 

@@ -140,8 +140,14 @@ Numbers straightforward_numbers(const FoldInputs& inputs) {
   return numbers;
 }
 
+double slack_of_towering_scores(Dtype dtype) {
+  constexpr double kMostOfV = 4.0;  // in random inputs
+  if (dtype == Dtype::kF32) return 0.0;
+  return kMostOfV * (dtype == Dtype::kBf16 ? 0x1p-9 : 0x1p-12);
+}
+
 std::string check_accuracy(const FoldInputs& inputs, const std::vector<std::byte>& out, const std::vector<float>& lse,
-                           const TileSizes& tiles) {
+                           const TileSizes& tiles, double slack) {
   const FoldSpec& spec = inputs.spec;
   const Numbers oracle = oracle_numbers(inputs);
   const Numbers straightforward = straightforward_numbers(inputs);
@@ -178,7 +184,7 @@ std::string check_accuracy(const FoldInputs& inputs, const std::vector<std::byte
     const double simple = std::abs(straightforward.out[i] - oracle.out[i]);
     if (std::isfinite(simple)) allowed = std::max(allowed, simple);
   }
-  allowed = 2.0 * allowed + kOutputSlack;
+  allowed = 2.0 * allowed + kOutputSlack + slack;
   if (error > allowed) {
     return fmt::format("out at {}, dim {} is off by {:.3g}, allowed {:.3g} (oracle {})", place(worst / row_size),
                        worst % row_size, error, allowed, oracle.out[worst]);

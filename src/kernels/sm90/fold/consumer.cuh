@@ -171,18 +171,15 @@ class Consumer {
     add_p_v<C>(rows_.o, probability_, map_.v(ring_.stage()), begin_outputs());
     wgmma_wait<1>();
     pin(s);
-    bool closes = false;
-    float factor[2];
+    bool closed = false;
     if constexpr (kTile == Tile::kSpecial) {
       give_round_back();
-      closes = begins_next_group();
-      if (closes) {
+      closed = begins_next_group();
+      if (closed) {
         wgmma_wait<0>();
         pin(rows_.o);
         give_v_back();
-        factor[0] = merge_numbers<C>(p_, unit_, rows_, 0);
-        factor[1] = merge_numbers<C>(p_, unit_, rows_, 1);
-        await_group<C>(rows_);
+        close_group<C>(p_, unit_, rows_);
       }
     }
     const bool outgrown = weigh<kTile>(s);
@@ -190,13 +187,7 @@ class Consumer {
     if (C::kKeysAhead && !outgrown) give_k_back(next.stage());
     wgmma_wait<0>();
     pin(rows_.o);
-    if constexpr (kTile == Tile::kSpecial) {
-      if (closes) {  // K of the next stage is back by now: copies don't wait for this
-        merge_outputs<C>(p_, unit_, rows_, 0, factor[0]);
-        merge_outputs<C>(p_, unit_, rows_, 1, factor[1]);
-      }
-    }
-    if (!closes) give_v_back();
+    if (!closed) give_v_back();
     ring_ = next;
     if (outgrown) [[unlikely]] {
       weigh_again(s);

@@ -3,7 +3,8 @@
 // way out. The state's layout is cuda/device/fold_state.cuh's.
 #pragma once
 
-#include "kernels/cuda/device/fold_state.cuh"
+#include "kernels/cuda/device/merge_arithmetic.cuh"
+#include "kernels/cuda/device/row_end.cuh"
 #include "kernels/cuda/device/tile_copy.cuh"
 #include "kernels/sm90/fold/hopper_params.hpp"
 #include "kernels/sm90/fold/tile_step.cuh"
@@ -118,65 +119,50 @@ __device__ __noinline__ void move_closed(float4* outputs, float kept) {
   }
 }
 
-// A group is closed by merging its partial into the groups before it (kernels/merge.hpp). This is done when a tile of
+// Closes the open group: merges its partial into the groups before it (kernels/merge.hpp). This is done when a tile of
 // the next group is known to come, or else when the state is saved; at the end of a row finish_rows() does the same in
-// registers. So it does not matter where a task ends.
-//
-// First (r, l) of a row are merged; this gives the factor of its outputs. From then on (r, l) are the next group's.
-template <class C>
-__device__ __forceinline__ float merge_numbers(const cuda::FoldParams& p, const Unit& unit, Rows<C>& rows, int half) {
-  const std::uint32_t numbers = closed_numbers<C>(half);
-  float reference = reference_of(rows, half);
-  float sum = sum_of_quad(rows.l[half]);
-  float factor = 1.0F;
-  if (rows.summed(half)) {
-    const float2 closed = load_pair(numbers);
-    const MergeStep step = cuda::merge_rows(closed.x, closed.y, reference, sum, kReferenceUnit);
-    factor = step.factor;
-    reference = step.reference;
-    sum = step.sum;
-    if (step.moves) move_closed<C>(closed_outputs<C>(p, unit, half), step.kept);
-  }
-  __syncwarp();  // the row's other threads have read
-  if (thread_of_cta() % 4 == 0) store_pair(numbers, reference, sum);
-  rows.l[half] = 0.0F;
-  rows.shift[half] = 0.0F;
-  return factor;
-}
-// Then its outputs are added to those of the groups before, in memory; nobody waits for it.
-template <class C>
-__device__ __forceinline__ void merge_outputs(const cuda::FoldParams& p, const Unit& unit, Rows<C>& rows, int half,
-                                              float factor) {
-  if (task_has_state(p) && !present(unit, slot_of_thread() + 8 * half)) return;
-  float4* const sums = closed_outputs<C>(p, unit, half);
-#pragma unroll
-  for (int n = 0; n < C::kDimV / 16; ++n) {
-    const float4 x{rows.o[2 * n][2 * half], rows.o[2 * n][2 * half + 1], rows.o[2 * n + 1][2 * half],
-                   rows.o[2 * n + 1][2 * half + 1]};
-    if (rows.summed(half)) {
-      asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(sums + 4 * n),
-                   "f"(cuda::multiply_flushed(x.x, factor)), "f"(cuda::multiply_flushed(x.y, factor)),
-                   "f"(cuda::multiply_flushed(x.z, factor)), "f"(cuda::multiply_flushed(x.w, factor))
-                   : "memory");
-    } else {
-      __stcg(sums + 4 * n, x);
-    }
-  }
-  rows.flags |= Rows<C>::kSummed << half;
-}
-// And at last the rows wait for the next group's first tile, which sets their references.
-template <class C>
-__device__ __forceinline__ void await_group(Rows<C>& rows) {
-  rows.flags &= ~(Rows<C>::kOpen | Rows<C>::kFull | Rows<C>::kSeen | Rows<C>::kSeen << 1);
-  rows.flags |= Rows<C>::kSpecial | Rows<C>::kFresh;
-  __syncwarp();  // the numbers are there for all threads
-}
-
+// registers. So it does not matter where a task ends. The outputs are added in memory, and nobody waits for them.
 template <class C>
 __device__ __forceinline__ void close_group(const cuda::FoldParams& p, const Unit& unit, Rows<C>& rows) {
 #pragma unroll
-  for (int half = 0; half < 2; ++half) merge_outputs<C>(p, unit, rows, half, merge_numbers<C>(p, unit, rows, half));
-  await_group<C>(rows);
+  for (int half = 0; half < 2; ++half) {
+    const bool exists = !task_has_state(p) || present(unit, slot_of_thread() + 8 * half);
+    float4* const outputs = closed_outputs<C>(p, unit, half);
+    const std::uint32_t numbers = closed_numbers<C>(half);
+    float reference = reference_of(rows, half);
+    float sum = sum_of_quad(rows.l[half]);
+    float factor = 1.0F;
+    if (rows.summed(half)) {
+      const float2 closed = load_pair(numbers);
+      const MergeStep step = cuda::merge_rows(closed.x, closed.y, reference, sum, kReferenceUnit);
+      factor = step.factor;
+      reference = step.reference;
+      sum = step.sum;
+      if (step.moves) move_closed<C>(outputs, step.kept);
+    }
+    __syncwarp();  // the row's other threads have read
+    if (thread_of_cta() % 4 == 0) store_pair(numbers, reference, sum);
+    rows.l[half] = 0.0F;
+    rows.shift[half] = 0.0F;
+    if (!exists) continue;
+#pragma unroll
+    for (int n = 0; n < C::kDimV / 16; ++n) {
+      const float4 x{rows.o[2 * n][2 * half], rows.o[2 * n][2 * half + 1], rows.o[2 * n + 1][2 * half],
+                     rows.o[2 * n + 1][2 * half + 1]};
+      if (rows.summed(half)) {
+        asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(outputs + 4 * n),
+                     "f"(cuda::multiply_flushed(x.x, factor)), "f"(cuda::multiply_flushed(x.y, factor)),
+                     "f"(cuda::multiply_flushed(x.z, factor)), "f"(cuda::multiply_flushed(x.w, factor))
+                     : "memory");
+      } else {
+        __stcg(outputs + 4 * n, x);
+      }
+    }
+    rows.flags |= Rows<C>::kSummed << half;
+  }
+  rows.flags &= ~(Rows<C>::kOpen | Rows<C>::kFull | Rows<C>::kSeen | Rows<C>::kSeen << 1);
+  rows.flags |= Rows<C>::kSpecial | Rows<C>::kFresh;  // the next group's first tile sets its references
+  __syncwarp();                                       // the numbers are there for all threads
 }
 
 template <class C>
@@ -239,41 +225,20 @@ __device__ __noinline__ void write_rows(const cuda::FoldParams& p, Unit unit, st
 // on the way.
 __device__ __forceinline__ void end_softmax(const cuda::FoldParams& p, const Unit& unit, const float (&references)[2],
                                             const float (&sums)[2], float (&inverse)[2]) {
-  const int slot = slot_of_thread();
-  const int lane = thread_of_cta() % 32;
   const int head = unit.query_head();
-  float total[2];
-  float reference[2];
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    float& l = total[half];
-    l = sums[half];
-    const float m = __fmul_rn(references[half], kLn2);
-    reference[half] = m;
-    float weight = 1.0F;
-    if (p.sinks != nullptr) {
-      // One more score, without a value.
-      const float sink = p.sinks[head];
-      reference[half] = sink > m || sink != sink ? sink : m;
-      const float finite = reference[half] == -INFINITY ? 0.0F : reference[half];
-      weight = expf(__fsub_rn(m, finite));
-      l = __fmaf_rn(l, weight, expf(__fsub_rn(sink, finite)));
-    }
-    // Nothing was seen: O is 0, and log 0 is −∞.
-    inverse[half] = __fmul_rn(weight, __frcp_rn(l == 0.0F ? 1.0F : l));
-  }
-  if (p.lse.data != nullptr && lane % 4 < 2) {  // of a row's four threads, one; the next one for the other half
-    const int half = lane % 4;
-    const int at = slot + 8 * half;
-    if (at >= unit.slot_begin() && at < unit.slot_end()) {
-      p.lse.data[(unit.row() + at) * p.lse.token_stride + head * p.lse.head_stride] =
-          __fadd_rn(half == 0 ? reference[0] : reference[1], logf(half == 0 ? total[0] : total[1]));
-    }
-  }
+  const float* const sink = p.sinks == nullptr ? nullptr : p.sinks + head;
+  const cuda::RowEnd ends[2] = {cuda::end_row(__fmul_rn(references[0], kLn2), sums[0], sink),
+                                cuda::end_row(__fmul_rn(references[1], kLn2), sums[1], sink)};
+  inverse[0] = ends[0].factor();
+  inverse[1] = ends[1].factor();
+  const int half = thread_of_cta() % 4;
+  if (p.lse.data == nullptr || half > 1) return;  // of a row's four threads, one; the next one for the other half
+  const int at = slot_of_thread() + 8 * half;
+  if (!present(unit, at)) return;
+  p.lse.data[(unit.row() + at) * p.lse.token_stride + head * p.lse.head_stride] =
+      __fadd_rn(half == 0 ? ends[0].reference : ends[1].reference, logf(half == 0 ? ends[0].sum : ends[1].sum));
 }
 
-// Scales a warp's 16 rows and leaves them, rounded, in the shared memory where their Q was: a product of the whole
-// warpgroup has come behind the last one that read Q.
 template <class C>
 __device__ __forceinline__ void stage_rows(const Rows<C>& rows, const float (&inverse)[2], std::uint32_t staging) {
   const int lane = thread_of_cta() % 32;
@@ -306,37 +271,38 @@ __device__ __forceinline__ void send_rows(const HopperParams& params, const Unit
   store_commit();
 }
 
+// Calls take(closed output, the thread's output at its place) for each of the thread's outputs of a row.
+template <class C, class Take>
+__device__ __forceinline__ void with_closed_outputs(const cuda::FoldParams& p, const Unit& unit, int half,
+                                                    Rows<C>& rows, Take take) {
+  const float4* const outputs = closed_outputs<C>(p, unit, half);
+#pragma unroll
+  for (int n = 0; n < C::kDimV / 16; ++n) {
+    const float4 x = __ldcg(outputs + 4 * n);
+    take(x.x, rows.o[2 * n][2 * half]);
+    take(x.y, rows.o[2 * n][2 * half + 1]);
+    take(x.z, rows.o[2 * n + 1][2 * half]);
+    take(x.w, rows.o[2 * n + 1][2 * half + 1]);
+  }
+}
+
 // Merges a row's open group, if there is one, with the closed ones, as close_group() does, into registers.
 template <class C>
 __device__ __forceinline__ void merge_closed(const cuda::FoldParams& p, const Unit& unit, int half, Rows<C>& rows,
                                              float& reference, float& sum) {
-  const float4* const sums = closed_outputs<C>(p, unit, half);
   const float2 closed = load_pair(closed_numbers<C>(half));
-  float kept = 1.0F;
-  float factor = 0.0F;
-  const bool open = rows.has(Rows<C>::kOpen);
-  if (open) {
-    const MergeStep step = cuda::merge_rows(closed.x, closed.y, reference, sum, kReferenceUnit);
-    reference = step.reference;
-    sum = step.sum;
-    kept = step.kept;
-    factor = step.factor;
-  } else {
+  // A branch around each loop: a choice for each output spills hundreds of bytes at 256 dims.
+  if (!rows.has(Rows<C>::kOpen)) {
     reference = closed.x;
     sum = closed.y;
+    with_closed_outputs<C>(p, unit, half, rows, [](float before, float& o) { o = before; });
+    return;
   }
-#pragma unroll
-  for (int n = 0; n < C::kDimV / 16; ++n) {
-    const float4 x = __ldcg(sums + 4 * n);
-    const auto merge = [&](float before, float& o) {
-      before = cuda::multiply_flushed(before, kept);
-      o = open ? cuda::add_flushed(before, cuda::multiply_flushed(o, factor)) : before;
-    };
-    merge(x.x, rows.o[2 * n][2 * half]);
-    merge(x.y, rows.o[2 * n][2 * half + 1]);
-    merge(x.z, rows.o[2 * n + 1][2 * half]);
-    merge(x.w, rows.o[2 * n + 1][2 * half + 1]);
-  }
+  const MergeStep step = cuda::merge_rows(closed.x, closed.y, reference, sum, kReferenceUnit);
+  reference = step.reference;
+  sum = step.sum;
+  with_closed_outputs<C>(p, unit, half, rows,
+                         [&](float before, float& o) { o = cuda::TensorArithmetic::join(before, o, step); });
 }
 
 // Divides, writes LSE, and sends the rounded rows out, a warp its 16.
