@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Posting and waiting of transport `p2p`; pushes are in p2p_push.cpp, failures in p2p_failure.cpp.
+// Posting and waiting of transport `p2p`; pushes are in push.cpp, failures in failure.cpp.
 #include "comm/p2p/p2p.hpp"
 
 #include <fmt/format.h>

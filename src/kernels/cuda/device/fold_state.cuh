@@ -3,9 +3,9 @@
 // folds, by the export and by the merge of states.
 //
 //   open    [heads, rows, head_dim_v]  A of the group that is not finished yet
-//   numbers [heads, rows, 8]           l of that group, as the four partial sums that a row's threads hold; its r; R
-//   and
-//                                      L of the groups before it; which of both parts are there
+//   numbers [heads, rows, 8]           l of that group, as the four partial sums that a row's threads hold, and its r;
+//                                      R and L of the groups before it;
+//                                      flags that say which of the two parts are there
 //   closed  [heads, rows, head_dim_v]  B: the groups before it, merged (kernels/merge.hpp)
 //
 // Columns lie in the order in which the tensor cores' fragments hold them, so that a thread's share is whole vectors. A
