@@ -47,12 +47,19 @@ std::vector<Case> cases() {
   };
 }
 
+// Also where a GPU is: a world of one rank would take it, and host transports move nothing of its memory.
+Options on_the_cpu() {
+  Options options;
+  options.kernel.backend = "cpu";
+  return options;
+}
+
 class Invariance : public ::testing::TestWithParam<Case> {
  protected:
   void SetUp() override {
     job_ = GetParam().job;
     tensors_ = random_tensors(job_, 7);
-    Options alone;
+    Options alone = on_the_cpu();
     alone.threads = 1;
     reference_ = run_job(job_, alone, tensors_, 1);
   }
@@ -71,7 +78,7 @@ TEST_P(Invariance, WorldsLayoutsAndBlocks) {
   for (const int world : {1, 2, 3, 4, 5, 7, 8}) {
     for (const LayoutKind kind : {LayoutKind::kStriped, LayoutKind::kZigzag, LayoutKind::kContiguous}) {
       for (const std::int64_t block : {0, 128, 512, 1 << 20}) {
-        Options options;
+        Options options = on_the_cpu();
         options.threads = 1;
         options.layout.kind = kind;
         options.block_tokens = block;
@@ -86,7 +93,7 @@ TEST_P(Invariance, WorldsLayoutsAndBlocks) {
 TEST_P(Invariance, StripesOfAnyLength) {
   for (const std::int64_t stripe : {1, 37, 100, 128, 200, 256, 640, 5000}) {
     for (const int world : {2, 3, 8}) {
-      Options options;
+      Options options = on_the_cpu();
       options.threads = 1;
       options.layout.stripe = stripe;
       options.block_tokens = 384;
@@ -99,7 +106,7 @@ TEST_P(Invariance, ShuffledAndDelayedDeliveryOnBothRoutes) {
   for (std::uint64_t seed = 1; seed <= 3; ++seed) {
     for (const Route route : {Route::kDirect, Route::kChain}) {
       for (const int world : {3, 5, 16}) {
-        Options options;
+        Options options = on_the_cpu();
         options.threads = 1;
         options.block_tokens = 256;
         options.checksum = seed == 1;
@@ -113,7 +120,7 @@ TEST_P(Invariance, ShuffledAndDelayedDeliveryOnBothRoutes) {
 
 TEST_P(Invariance, AnyNumberOfThreads) {
   for (const int threads : {2, 3, 8}) {
-    Options options;
+    Options options = on_the_cpu();
     options.threads = threads;
     expect_same(options, 1, {}, std::to_string(threads) + " threads");
     expect_same(options, 2, {}, std::to_string(threads) + " threads, world 2");
@@ -121,7 +128,7 @@ TEST_P(Invariance, AnyNumberOfThreads) {
 }
 
 TEST_P(Invariance, SixtyFourRanks) {
-  Options options;
+  Options options = on_the_cpu();
   options.threads = 1;
   expect_same(options, 64, {}, "world 64");
 }
@@ -136,7 +143,7 @@ TEST(Batch, SequencesDoNotSeeTheirNeighbours) {
   Job packed{spec, {}};
   for (const std::int64_t n : lengths) packed.batch.sequences.push_back({n, n, 0});
   const JobTensors tensors = random_tensors(packed, 3);
-  Options options;
+  Options options = on_the_cpu();
   options.threads = 1;
   const JobResult together = run_job(packed, options, tensors, 4);
 
@@ -164,7 +171,7 @@ TEST(ChunkedPrefill, EqualsWholePrefill) {
     const std::int64_t n = 1000;
     const Job whole{spec, {{n, n, 0}}};
     const JobTensors tensors = random_tensors(whole, 5);
-    Options options;
+    Options options = on_the_cpu();
     options.threads = 1;
     const JobResult reference = run_job(whole, options, tensors, 2);
     const std::size_t q_row = 2 * 32 * 2;
