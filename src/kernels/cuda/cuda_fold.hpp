@@ -32,7 +32,7 @@ struct CompiledFold {
 const Launcher& launcher_of(std::string_view kernel, std::span<const CompiledFold> compiled, const FoldSpec& spec,
                             bool configured);
 
-// How every kernel that is launched for the spec is told to turn scores into probabilities.
+// What every kernel is told about turning scores into probabilities.
 FoldParams::Softmax softmax_of(const FoldSpec& spec);
 
 struct DeviceKernel {
