@@ -25,6 +25,9 @@ inline constexpr int kGroupTiles = 64;
 // moves seldom, as each move multiplies a row's whole output, and nothing overflows.
 inline constexpr float kMergeThreshold = 16.0F;
 
+// log₂ e: e^x is 2^(x · kLog2E), and references that are natural logarithms have this unit.
+inline constexpr float kLog2E = 1.44269504F;
+
 // What a row's merge step multiplies by, and what it leaves.
 struct MergeStep {
   float reference;  // R afterwards

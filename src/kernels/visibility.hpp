@@ -43,6 +43,7 @@ struct ColumnRange {
   int end = 0;
 
   RINGATTN_HOST_DEVICE bool empty() const { return begin >= end; }
+  bool operator==(const ColumnRange&) const = default;
 };
 
 // What FoldKernel::query_tile() and FoldKernel::key_tile() say.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows over many key tiles: scores that grow beyond any reference chosen early, and sums that a kernel closes and opens
-// again on the way. Against the oracle, and, by memcmp, with the state saved and resumed in between.
+// Rows over many key tiles: scores that grow beyond any reference chosen early, and groups of key tiles that a kernel
+// closes and opens again on the way. Against the oracle, and, by memcmp, with the state saved and resumed in between.
 #include <algorithm>
 #include <initializer_list>
 #include <optional>
@@ -71,9 +71,8 @@ RINGATTN_FOR_EVERY_KERNEL(FoldGrowth);
 
 class FoldLong : public KernelRowTest {
  protected:
-  // Sums of sm90_fold hold 64 tiles; no kernel's should show where they begin.
-  static constexpr std::int64_t kTiles = 131;
-  static constexpr std::int64_t kSum = 64;
+  // Two groups of key tiles and the beginning of a third: no result shows where a group begins.
+  static constexpr std::int64_t kTiles = 2 * kGroupTiles + 3;
 
   void check(const std::optional<Dims>& dims) {
     if (!dims) GTEST_SKIP() << row().name << " has no kernel for the dtype";
@@ -81,12 +80,14 @@ class FoldLong : public KernelRowTest {
     SCOPED_TRACE(describe(spec));
     const int key_tile = FoldRunner(row(), spec).kernel().key_tile();
     const std::int64_t keys = kTiles * key_tile + 5;
-    // Rows at the end of all, and rows of which some end with a sum and some just behind it.
-    FoldInputs inputs = random_inputs(spec, {{3, keys, keys - 3}, {4, (kSum + 2) * key_tile, kSum * key_tile - 2}}, 42);
-    expect_right_in_any_cut(inputs, {kSum - 1, kSum, kSum + 1, 2 * kSum, 2 * kSum + 1});
-    // A window that begins inside of a sum.
+    // Rows at the end of all, and rows of which some end with a group and some just behind it.
+    FoldInputs inputs =
+        random_inputs(spec, {{3, keys, keys - 3}, {4, (kGroupTiles + 2) * key_tile, kGroupTiles * key_tile - 2}}, 42);
+    expect_right_in_any_cut(inputs,
+                            {kGroupTiles - 1, kGroupTiles, kGroupTiles + 1, 2 * kGroupTiles, 2 * kGroupTiles + 1});
+    // A window that begins inside of a group.
     inputs.spec.mask = {100 * key_tile + 17, 0};
-    expect_right_in_any_cut(inputs, {kSum - 1, kSum, 2 * kSum + 1});
+    expect_right_in_any_cut(inputs, {kGroupTiles - 1, kGroupTiles, 2 * kGroupTiles + 1});
   }
 
   void expect_right_in_any_cut(const FoldInputs& inputs, std::initializer_list<std::int64_t> cuts) {
@@ -97,7 +98,7 @@ class FoldLong : public KernelRowTest {
       ASSERT_TRUE(runner.run(inputs, {.tiles_per_task = tiles}).same_bits(whole)) << tiles << " tiles a task";
     }
     ASSERT_TRUE(runner.run(inputs, {.keep_state = true}).same_bits(whole));
-    ASSERT_TRUE(runner.run(inputs, {.tiles_per_task = kSum + 1, .keep_state = true}).same_bits(whole));
+    ASSERT_TRUE(runner.run(inputs, {.tiles_per_task = kGroupTiles + 1, .keep_state = true}).same_bits(whole));
   }
 };
 

@@ -17,8 +17,6 @@ namespace ringattn::cpu::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-inline constexpr float kLog2E = 1.44269504F;
-
 // 2^x for x in [−126, 127] or NaN. 2^0 is exactly 1; otherwise within 1.1 ulp.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V exp2_in_range(D d, V x) {

@@ -117,10 +117,7 @@ class GroupFold {
     const std::int64_t begin = tile * kKeyTile;
     const std::int64_t keys = std::min<std::int64_t>(kKeyTile, key_length_ - begin);
     for (int i = first; i < last; ++i) {
-      const KeyRange& seen = scratch_.keys[i];
-      const KeySpan span{static_cast<std::int32_t>(std::max<std::int64_t>(seen.begin - begin, 0)),
-                         static_cast<std::int32_t>(std::min(seen.end - begin, keys))};
-      std::fill_n(scratch_.visible + index(i, 0), ratio_, span);
+      std::fill_n(scratch_.visible + index(i, 0), ratio_, columns_of(scratch_.keys[i], begin, kKeyTile));
     }
     const KeyTile& place = task_.tiles[static_cast<std::size_t>(run.table + tile - run.first_tile)];
     const TileShape shape{spec_.dtype, spec_.head_dim, spec_.head_dim_v, spec_.softmax_scale, spec_.softcap};

@@ -60,7 +60,7 @@ struct GroupScratch {
   float* closed_l = nullptr;  // [max rows × heads per kv head]
   int* parts = nullptr;       // [max rows × heads per kv head]: RowState::parts
   PackedTile tile;
-  KeySpan* visible = nullptr;      // [max rows × heads per kv head]
+  ColumnRange* visible = nullptr;  // [max rows × heads per kv head]
   std::int64_t* row = nullptr;     // [max rows]: of the task
   KeyRange* keys = nullptr;        // [max rows]: that the row sees
   TileRange* key_tiles = nullptr;  // [max rows]: that the row folds

@@ -25,14 +25,6 @@ struct TileShape {
   float softcap = 0.0F;
 };
 
-// Keys [begin, end) of the tile that a row sees.
-struct KeySpan {
-  std::int32_t begin = 0;
-  std::int32_t end = 0;
-
-  bool operator==(const KeySpan&) const = default;
-};
-
 // One head's keys and values of one tile in fp32, cut into panels of TileOps::panel_width columns, so that the inner
 // loop of both products reads memory in order.
 struct PackedTile {
@@ -50,11 +42,11 @@ struct Partial {
 
 // Rows that share a kv head, with the partials of their open groups.
 struct RowBatch {
-  const float* q = nullptr;          // [rows, head_dim]
-  float* m = nullptr;                // [rows]
-  float* l = nullptr;                // [rows]
-  float* o = nullptr;                // [rows, o_stride()]
-  const KeySpan* visible = nullptr;  // [rows], none empty
+  const float* q = nullptr;              // [rows, head_dim]
+  float* m = nullptr;                    // [rows]
+  float* l = nullptr;                    // [rows]
+  float* o = nullptr;                    // [rows, o_stride()]
+  const ColumnRange* visible = nullptr;  // [rows]: of the tile, that the row sees; none empty
   int rows = 0;
 };
 

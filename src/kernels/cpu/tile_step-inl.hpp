@@ -19,6 +19,7 @@
 #include "kernels/cpu/math-inl.hpp"
 #include "kernels/cpu/product-inl.hpp"
 #include "kernels/cpu/tile_ops.hpp"
+#include "kernels/merge.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace ringattn::cpu::HWY_NAMESPACE {
@@ -31,7 +32,7 @@ static_assert(kRowBlock % kBlockRows == 0 && kKeyTile % kPanelWidth == 0);
 struct RowBlock {
   std::size_t first = 0;
   int rows = 0;
-  KeySpan span;
+  ColumnRange span;
 };
 
 struct StoreScores {
@@ -58,7 +59,7 @@ struct FoldOutputs {
 
 // Scores → x in place; returns max(m, max x). A NaN score is passed over here: its p is NaN.
 template <bool kMasked, bool kCapped>
-HWY_INLINE float scale_and_mask(const TileShape& shape, KeySpan block, KeySpan visible, float m, float* row) {
+HWY_INLINE float scale_and_mask(const TileShape& shape, ColumnRange block, ColumnRange visible, float m, float* row) {
   const Floats d;
   const FloatVector scale = hn::Set(d, shape.softmax_scale);
   const FloatVector cap = hn::Set(d, shape.softcap);
@@ -84,7 +85,7 @@ HWY_INLINE float scale_and_mask(const TileShape& shape, KeySpan block, KeySpan v
 }
 
 // x → p in place; returns Σ p.
-HWY_INLINE float exponentiate(KeySpan block, float reference, float* row) {
+HWY_INLINE float exponentiate(ColumnRange block, float reference, float* row) {
   const Floats d;
   const FloatVector shift = hn::Set(d, reference);
   const FloatVector log2e = hn::Set(d, kLog2E);
@@ -165,7 +166,7 @@ inline RowBlock next_block(const PackedTile& tile, const RowBatch& batch, std::s
   RowBlock block{first, 0, batch.visible[first]};
   const int limit = std::min(kRowBlock, batch.rows - static_cast<int>(first));
   while (block.rows < limit) {
-    const KeySpan visible = batch.visible[first + static_cast<std::size_t>(block.rows)];
+    const ColumnRange visible = batch.visible[first + static_cast<std::size_t>(block.rows)];
     if (!tile.v_finite && visible != batch.visible[first]) break;
     block.span = {std::min(block.span.begin, visible.begin), std::max(block.span.end, visible.end)};
     ++block.rows;
@@ -176,8 +177,8 @@ inline RowBlock next_block(const PackedTile& tile, const RowBatch& batch, std::s
 inline bool sees_whole_vectors(const RowBatch& batch, const RowBlock& block) {
   if (static_cast<std::size_t>(block.span.begin) % kLanes != 0) return false;
   if (static_cast<std::size_t>(block.span.end) % kLanes != 0) return false;
-  const KeySpan* visible = batch.visible + block.first;
-  return std::all_of(visible, visible + block.rows, [&](const KeySpan& span) { return span == block.span; });
+  const ColumnRange* visible = batch.visible + block.first;
+  return std::all_of(visible, visible + block.rows, [&](const ColumnRange& span) { return span == block.span; });
 }
 
 inline void fold_tile(const TileShape& shape, const PackedTile& tile, const RowBatch& batch, float* scores) {

@@ -16,13 +16,13 @@
 #include "kernels/cuda/staging_ring.hpp"
 #include "kernels/cuda/task_geometry.hpp"
 #include "kernels/fold_task.hpp"
+#include "kernels/merge.hpp"
 #include "kernels/registry.hpp"
 
 namespace ringattn::cuda {
 
 namespace {
 
-constexpr float kLog2E = 1.44269504F;
 constexpr std::uintptr_t kStateAlignment = 16;
 
 // K and V that stay in the cache: a section's, while the one before comes to its end.
@@ -49,12 +49,7 @@ FoldParams params_of(const FoldSpec& spec) {
   p.head_dim = spec.head_dim;
   p.head_dim_v = spec.head_dim_v;
   p.dtype = static_cast<std::int32_t>(spec.dtype);
-  p.softmax.scale = spec.softmax_scale;
-  p.softmax.cap = spec.softcap;
-  // The greatest score keeps its place under a positive factor only.
-  p.softmax.scaled_first = spec.softcap > 0.0F || !(spec.softmax_scale > 0.0F);
-  p.softmax.exponent = p.softmax.scaled_first ? 1.0F : spec.softmax_scale;
-  p.softmax.exponent_base2 = p.softmax.exponent * kLog2E;
+  p.softmax = softmax_of(spec);
   return p;
 }
 
@@ -67,8 +62,6 @@ class CudaFold final : public FoldKernel {
         multiprocessors_(multiprocessors_of(backend.device())),
         params_(params_of(spec)) {
     kernel_.shape.ctas = multiprocessors_;
-    if (kernel_.reference_unit.base2 == 0.0F)
-      kernel_.reference_unit = {params_.softmax.exponent, params_.softmax.exponent_base2};
   }
 
   int key_tile() const override { return kernel_.shape.key_tile; }
@@ -260,6 +253,17 @@ const Launcher& launcher_of(std::string_view kernel, std::span<const CompiledFol
     fail(ErrorCode::kInternal, fmt::format("{} was made for {}", kernel, describe(spec)), "it can't do that");
   }
   return *found->launcher;
+}
+
+FoldParams::Softmax softmax_of(const FoldSpec& spec) {
+  FoldParams::Softmax softmax{};
+  softmax.scale = spec.softmax_scale;
+  softmax.cap = spec.softcap;
+  // The greatest score keeps its place under a positive factor only.
+  softmax.scaled_first = spec.softcap > 0.0F || !(spec.softmax_scale > 0.0F);
+  softmax.exponent = softmax.scaled_first ? 1.0F : spec.softmax_scale;
+  softmax.exponent_base2 = softmax.exponent * kLog2E;
+  return softmax;
 }
 
 std::unique_ptr<FoldKernel> make_cuda_fold(const FoldSpec& spec, const DeviceKernel& kernel, Backend& backend) {

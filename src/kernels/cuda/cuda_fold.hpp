@@ -32,11 +32,14 @@ struct CompiledFold {
 const Launcher& launcher_of(std::string_view kernel, std::span<const CompiledFold> compiled, const FoldSpec& spec,
                             bool configured);
 
+// What every kernel is told about turning scores into probabilities.
+FoldParams::Softmax softmax_of(const FoldSpec& spec);
+
 struct DeviceKernel {
   WorkShape shape{};               // without the cache, which is the device's
   std::size_t state_floats = 0;    // of a row and head
   std::size_t scratch_floats = 0;  // of a multiprocessor; zeros before the first task
-  ReferenceUnit reference_unit{};  // of the state; zeros: FoldParams::Softmax::exponent and exponent_base2
+  ReferenceUnit reference_unit{};  // of the state
   const Launcher* launcher = nullptr;
   Merge merge_state = nullptr;
   Export export_state = nullptr;

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "kernels/cuda/device/tile_copy.cuh"
+#include "kernels/cuda/device/tile_lookup.cuh"
 #include "kernels/cuda/fold_params.hpp"
 #include "kernels/cuda/work_order.hpp"
 #include "kernels/sm80/config.hpp"
@@ -59,36 +60,20 @@ struct TileMap {
   __device__ void resolve(int first, int count) const {
     const int i = first + static_cast<int>(threadIdx.x);
     if (static_cast<int>(threadIdx.x) >= count || i >= item.tiles) return;
-    std::int64_t tile_number = item.first_tile + i;
-    std::int64_t index = item.table + i;
-    if (item.runs > 1) {
-      const std::int64_t number = item.first + i;
-      int run = item.run_begin;  // the last one that begins at `number` or before
-      for (int runs = item.runs; runs > 1;) {
-        const int half = runs / 2;
-        const bool behind = p.tables.runs[run + half].first <= number;
-        run += behind ? half : 0;
-        runs = behind ? runs - half : half;
-      }
-      const cuda::RunEntry& entry = p.tables.runs[run];
-      tile_number = entry.first_tile + number - entry.first;
-      index = entry.table + number - entry.first;
-    }
-    const cuda::TileEntry tile = p.tables.tiles[index];
-    const cuda::SourceEntry& source =
-        p.tables.all_near ? p.tables.near_sources[tile.source] : p.tables.sources[tile.source];
+    const auto& [tile, entry] = cuda::tile_of_walk(p.tables, item, i);
+    const cuda::SourceEntry& source = cuda::source_of(p.tables, entry.source);
     Place place;
-    const std::int64_t k_offset = tile.row * source.k_token_stride + kv_head * source.k_head_stride;
-    const std::int64_t v_offset = tile.row * source.v_token_stride + kv_head * source.v_head_stride;
+    const std::int64_t k_offset = entry.row * source.k_token_stride + kv_head * source.k_head_stride;
+    const std::int64_t v_offset = entry.row * source.v_token_stride + kv_head * source.v_head_stride;
     place.k = {static_cast<const char*>(source.k) + 2 * k_offset, 2 * source.k_token_stride};
     place.v = {static_cast<const char*>(source.v) + 2 * v_offset, 2 * source.v_token_stride};
-    place.first_key = tile_number * C::kKeyTile;
+    place.first_key = tile * C::kKeyTile;
     const std::int64_t left = item.key_length - place.first_key;
     place.keys = left < C::kKeyTile ? static_cast<std::int32_t>(left) : C::kKeyTile;
-    // The last key is the first to hide from the first row, the first key from the last row.
-    place.masked = place.keys < C::kKeyTile ||
-                   (p.mask.right >= 0 && place.first_key + C::kKeyTile - 1 > item.position + p.mask.right) ||
-                   (p.mask.left >= 0 && place.first_key < item.position + C::kQueryTile - 1 - p.mask.left);
+    const std::int64_t last_position = item.position + C::kQueryTile - 1;
+    place.masked =
+        Visibility(p.mask, item.key_length).coverage(item.position, last_position, place.first_key, C::kKeyTile) !=
+        Coverage::kWhole;
     places[i % kPlaces] = place;
   }
 

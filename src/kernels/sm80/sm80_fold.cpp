@@ -28,6 +28,9 @@ std::unique_ptr<FoldKernel> make_fold(const FoldSpec& spec, Backend& backend) {
   kernel.shape = {config->query_tile(), config->query_tile(), config->key_tile};
   kernel.state_floats = static_cast<std::size_t>(cuda::state_floats(spec.head_dim_v));
   kernel.scratch_floats = static_cast<std::size_t>(config->scratch_floats());
+  // References are scores as they come from the product, or capped and scaled, whichever the maximum is taken of.
+  const cuda::FoldParams::Softmax softmax = cuda::softmax_of(spec);
+  kernel.reference_unit = {softmax.exponent, softmax.exponent_base2};
   kernel.launcher = &launcher;
   kernel.merge_state = cuda::merge_tensor_state;
   kernel.export_state = cuda::export_tensor_state;

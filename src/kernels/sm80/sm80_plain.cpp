@@ -9,12 +9,11 @@
 #include "kernels/cuda/device/export_state.hpp"
 #include "kernels/cuda/device/merge_state.hpp"
 #include "kernels/cuda/device/plain.hpp"
+#include "kernels/merge.hpp"
 
 namespace ringattn::sm80 {
 
 namespace {
-
-constexpr float kLog2E = 1.44269504F;
 
 void require_dim(std::string_view name, int dim, std::vector<std::string>& missing) {
   if (dim >= 8 && dim <= cuda::kPlainMaxHeadDim && dim % 8 == 0) return;

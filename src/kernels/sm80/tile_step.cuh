@@ -109,24 +109,20 @@ class TileStep {
   __device__ __forceinline__ void mask_scores(Scores& s, std::uint32_t first_key_at) const {
     std::int64_t first_key;
     asm volatile("ld.shared.s64 %0, [%1];" : "=l"(first_key) : "r"(first_key_at) : "memory");
+    // Positions count from the tile's first key, as if the sequence began there: registers are short.
+    const Visibility visibility(p_.mask, item_.key_length - first_key);
+    const std::int64_t first_position = item_.position - first_key + warp() * C::kRowBlocks * 16 + lane() / 4;
 #pragma unroll
     for (int b = 0; b < C::kRowBlocks; ++b) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const std::int64_t position =
-            item_.position + (warp() * C::kRowBlocks + b) * 16 + lane() / 4 + 8 * half - first_key;
-        // Keys [low, high) of the tile.
-        const std::int64_t begin = p_.mask.left < 0 ? 0 : position - p_.mask.left;
-        std::int64_t end = item_.key_length - first_key;
-        if (p_.mask.right >= 0 && end > position + p_.mask.right) end = position + p_.mask.right + 1;
-        const int low = begin > C::kKeyTile ? C::kKeyTile : begin < 0 ? 0 : static_cast<int>(begin);
-        const int high = end > C::kKeyTile ? C::kKeyTile : end < 0 ? 0 : static_cast<int>(end);
+        const ColumnRange seen = columns_of(visibility.keys(first_position + 16 * b + 8 * half), 0, C::kKeyTile);
 #pragma unroll
         for (int n = 0; n < C::kKeyTile / 8; ++n) {
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
             const int key = n * 8 + lane() % 4 * 2 + i;
-            if (key < low || key >= high) s[b][n][2 * half + i] = -INFINITY;
+            if (key < seen.begin || key >= seen.end) s[b][n][2 * half + i] = -INFINITY;
           }
         }
       }

@@ -24,8 +24,6 @@ struct TensorArithmetic {
 
 // The kernel in fp32 (plain.cu).
 struct PlainArithmetic {
-  static constexpr float kLog2E = 1.44269504F;
-
   // The weight 2^x of a score that lies x ≤ kMergeThreshold from its reference: 0 for −∞, NaN for NaN. A finite score
   // never weighs 0, as in exact arithmetic: ∞ in V gives ∞ and not 0 · ∞.
   static __device__ __forceinline__ float weight(float x) {

@@ -17,6 +17,7 @@
 #include "kernels/cuda/device/merge_arithmetic.cuh"
 #include "kernels/cuda/device/plain.hpp"
 #include "kernels/cuda/device/row_end.cuh"
+#include "kernels/cuda/device/tile_lookup.cuh"
 
 namespace ringattn::cuda {
 
@@ -26,7 +27,6 @@ constexpr int kStepKeys = 32;  // a lane each
 constexpr int kWarps = 4;
 constexpr int kRowsOfWarp = kPlainItemRows / kWarps;
 constexpr int kDimsOfLane = kPlainMaxHeadDim / 32;
-constexpr float kLog2E = PlainArithmetic::kLog2E;
 constexpr unsigned kAllLanes = 0xffffffffU;
 
 __device__ float element(const void* data, int dtype, std::int64_t index) {
@@ -64,17 +64,6 @@ __device__ float greatest_of_lanes(float x) {
 #pragma unroll
   for (int lane = 16; lane > 0; lane /= 2) x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, lane));
   return x;
-}
-
-// Keys [low, high) of a sequence that the row at `position` sees.
-struct Seen {
-  std::int64_t low, high;
-};
-__device__ Seen keys_seen(const FoldParams& p, std::int64_t position, std::int64_t key_length) {
-  Seen seen{0, key_length};
-  if (p.mask.left >= 0 && position - p.mask.left > 0) seen.low = position - p.mask.left;
-  if (p.mask.right >= 0 && position + p.mask.right + 1 < key_length) seen.high = position + p.mask.right + 1;
-  return seen;
 }
 
 // In shared memory: q [16, head_dim], k [32, head_dim + 1], v [32, head_dim_v]; the extra float keeps a column of k in
@@ -180,11 +169,12 @@ __device__ float score(const FoldParams& p, const float* q, const float* k) {
   return p.softmax.cap > 0.0F ? __fmul_rn(p.softmax.cap, tanhf(__fdiv_rn(s, p.softmax.cap))) : s;
 }
 
-// Folds the keys of one step that the row sees: bits [low, high) of the 32.
-__device__ void fold_step(const FoldParams& p, Row& row, const float* q, const Shared& shared, int low, int high) {
+// Folds the keys of one step that the row sees: columns `seen` of the 32, at least one.
+__device__ void fold_step(const FoldParams& p, Row& row, const float* q, const Shared& shared,
+                          const ColumnRange& seen) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const bool seen = lane >= low && lane < high;
-  const float x = seen ? score(p, q, shared.k + lane * (p.head_dim + 1)) : -INFINITY;
+  const bool sees_mine = lane >= seen.begin && lane < seen.end;
+  const float x = sees_mine ? score(p, q, shared.k + lane * (p.head_dim + 1)) : -INFINITY;
   const float m = fmaxf(row.m, greatest_of_lanes(x));  // passes NaN over: its weight is NaN
   const float reference = m == -INFINITY ? 0.0F : m;   // every score so far is −∞ and weighs 0
   // The difference first: an unchanged maximum scales by exactly 1.
@@ -194,7 +184,7 @@ __device__ void fold_step(const FoldParams& p, Row& row, const float* q, const S
   row.m = m;
   row.l = __fmaf_rn(row.l, scale, sum_of_lanes(mine));
   float sum[kDimsOfLane] = {};
-  for (int key = low; key < high; ++key) {
+  for (int key = seen.begin; key < seen.end; ++key) {
     const float weight_of_key = __shfl_sync(kAllLanes, mine, key);
     const float* v = shared.v + key * p.head_dim_v;
 #pragma unroll
@@ -258,40 +248,32 @@ __global__ void __launch_bounds__(kWarps * 32, 3) plain_kernel(const __grid_cons
     }
   }
 
-  int run = item.run_begin;
+  const Visibility visibility(p.mask, item.key_length);
   for (int t = 0; t < item.tiles; ++t) {
-    const std::int64_t number = item.first + t;
-    while (run + 1 < item.run_begin + item.runs && p.tables.runs[run + 1].first <= number) ++run;
-    const RunEntry entry = p.tables.runs[run];
-    const TileEntry tile = p.tables.tiles[entry.table + number - entry.first];
-    const SourceEntry source = p.tables.all_near ? p.tables.near_sources[tile.source] : p.tables.sources[tile.source];
-    const std::int64_t tile_number = entry.first_tile + number - entry.first;
-    if (tile_number % kGroupTiles == 0) {
+    const auto& [tile, entry] = tile_of_walk(p.tables, item, t);
+    const SourceEntry& source = source_of(p.tables, entry.source);
+    if (tile % kGroupTiles == 0) {
       // Rows fold consecutive tiles, so what is open when a group begins is another's.
 #pragma unroll
       for (int r = 0; r < kRowsOfWarp; ++r) close_group(p, rows[r]);
     }
     for (int begin = 0; begin < kPlainKeyTile; begin += kStepKeys) {
-      const std::int64_t first_key = tile_number * kPlainKeyTile + begin;
+      const std::int64_t first_key = tile * kPlainKeyTile + begin;
       const std::int64_t left = item.key_length - first_key;
       if (left <= 0) break;
       const int keys = left < kStepKeys ? static_cast<int>(left) : kStepKeys;
       __syncthreads();
-      load_rows(source.k, p.dtype, (tile.row + begin) * source.k_token_stride + kv_head * source.k_head_stride,
+      load_rows(source.k, p.dtype, (entry.row + begin) * source.k_token_stride + kv_head * source.k_head_stride,
                 source.k_token_stride, keys, p.head_dim, p.head_dim + 1, shared.k);
-      load_rows(source.v, p.dtype, (tile.row + begin) * source.v_token_stride + kv_head * source.v_head_stride,
+      load_rows(source.v, p.dtype, (entry.row + begin) * source.v_token_stride + kv_head * source.v_head_stride,
                 source.v_token_stride, keys, p.head_dim_v, p.head_dim_v, shared.v);
       __syncthreads();
 #pragma unroll
       for (int r = 0; r < kRowsOfWarp; ++r) {
         const int slot = warp * kRowsOfWarp + r;
         if (slot >= item.slot_end) continue;
-        const Seen seen = keys_seen(p, item.position + slot, item.key_length);
-        const std::int64_t low = seen.low - first_key;
-        const std::int64_t high = seen.high - first_key;
-        if (low >= kStepKeys || high <= 0 || low >= high) continue;
-        fold_step(p, rows[r], shared.q + slot * p.head_dim, shared, low < 0 ? 0 : static_cast<int>(low),
-                  high > kStepKeys ? kStepKeys : static_cast<int>(high));
+        const ColumnRange seen = columns_of(visibility.keys(item.position + slot), first_key, kStepKeys);
+        if (!seen.empty()) fold_step(p, rows[r], shared.q + slot * p.head_dim, shared, seen);
       }
     }
   }

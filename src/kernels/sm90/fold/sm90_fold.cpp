@@ -22,8 +22,6 @@ constexpr cuda::CompiledFold kCompiled[] = {
     {Dtype::kF16, 256, &fold_fp16_256},
 };
 
-constexpr int kRowFloats = 8;  // of a state, beside O twice: four partial sums, the reference, what is there, padding
-
 }  // namespace
 
 std::string fold_unavailable() {
@@ -44,7 +42,7 @@ std::unique_ptr<FoldKernel> make_fold(const FoldSpec& spec, Backend& backend) {
   cuda::DeviceKernel kernel;
   kernel.shape = {kQueryTile, kQueryTile, config->key_tile, config->warpgroups};
   kernel.shape.walk_ctas = config->walk_ctas;
-  kernel.state_floats = static_cast<std::size_t>(2 * spec.head_dim_v + kRowFloats);
+  kernel.state_floats = static_cast<std::size_t>(cuda::state_floats(spec.head_dim_v));
   kernel.scratch_floats = static_cast<std::size_t>(config->warpgroups * config->scratch_floats());
   kernel.reference_unit = {kLn2, kReferenceUnit};  // powers of two
   kernel.launcher = &launcher;
