@@ -121,9 +121,11 @@ Request read_arguments(const std::vector<std::string>& arguments) {
   return request;
 }
 
-// Ranks that were started on different hosts may have read different configurations.
-void agree_on_configuration(const Config& config, Transport& world) {
-  const std::string mine = print_config(config);
+// Ranks that were started on different hosts may have read different configurations, or been given another subcommand.
+void agree_on_configuration(std::string_view command, const Config& config, Bootstrap& world) {
+  const double pace = environment().pace;
+  const std::string mine = fmt::format("`ringattn {}`\nRINGATTN_PACE is {}\n{}", command,
+                                       pace > 0.0 ? fmt::format("{}", pace) : "not set", print_config(config));
   const std::vector<std::string> all = world.all_gather(mine, Patience(config.options.timeout).for_peer());
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
     if (all[rank] == all[0]) continue;
@@ -178,6 +180,9 @@ int execute(Request& request) {
     world_request.memory = wanted_memory(options);
     world_request.pace = environment().pace;
     world_request.timeout = options.timeout;
+    world_request.compare = [&](Bootstrap& world) {
+      agree_on_configuration(request.command->name, invocation.config, world);
+    };
     world_request.chosen = [&](std::string_view, const Wording& reason) {
       invocation.transport_reason = program_text(reason);
     };
@@ -185,7 +190,6 @@ int execute(Request& request) {
         world_request,
         [&](Transport& world) {
           return guarded([&] {
-            agree_on_configuration(invocation.config, world);
             begun = true;
             return request.command->main(invocation, &world);
           });

@@ -121,6 +121,7 @@ int run_mpi_world(const WorldRequest& request, const Error* refusal, const std::
     if (request.pace > 0.0) world = make_paced_transport(std::move(world), request.pace);
     try {
       agree(*world, refusal, Patience(request.timeout).for_peer());
+      if (refusal == nullptr && request.compare) request.compare(*world);
       DeviceWorld device;
       if (refusal == nullptr) device = make_device_world(*world, request);
       Transport& chosen = device.transport ? *device.transport : *world;

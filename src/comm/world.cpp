@@ -146,6 +146,7 @@ int run_local_world(std::string_view transport, const WorldRequest& request,
   try {
     if (transport == "self") {
       const std::unique_ptr<Transport> world = make_lone_world(request);
+      if (request.compare) request.compare(*world);
       tell(*world, {});
       play(*world);
     } else {
@@ -154,6 +155,7 @@ int run_local_world(std::string_view transport, const WorldRequest& request,
         if (request.pace > 0.0) rank = make_paced_transport(std::move(rank), request.pace);
       }
       run_ranks(std::move(world), [&](Transport& rank) {
+        if (request.compare) request.compare(rank);
         const DeviceWorld device = make_device_world(rank, request);
         Transport& chosen = device.transport ? *device.transport : rank;
         if (rank.rank() == 0) tell(chosen, device.reason);

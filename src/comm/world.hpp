@@ -34,6 +34,10 @@ struct WorldRequest {
   WantedMemory memory = WantedMemory::kAny;
   double pace = 0.0;      // bytes per second of a host transport; 0: as fast as it goes (comm/paced.hpp)
   double timeout = 60.0;  // seconds that ranks wait for each other at the start and at the end
+  // Called on every rank, collectively and over host memory, before anything that depends on the request makes the
+  // ranks meet: the place to refuse, with an AgreedError, ranks whose requests differ. Ranks with different requests
+  // would otherwise wait for each other in different calls.
+  std::function<void(Bootstrap& world)> compare;
   // Told the name of the transport and why it is not another one, once in each process, before any rank begins.
   std::function<void(std::string_view transport, const Wording& reason)> chosen;
 };

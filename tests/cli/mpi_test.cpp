@@ -118,5 +118,34 @@ TEST(Mpi, RanksThatWereConfiguredDifferentlyRefuse) {
   EXPECT_EQ(json_at(read_whole(report), "/error/code"), "2");
 }
 
+TEST(Mpi, RanksThatWantDifferentWorldsRefuse) {
+  // What a rank asks of its world decides in which calls it meets the others. So each of these would leave rank 0 and
+  // rank 1 in different ones, if they did not compare first.
+  struct Case {
+    std::string variables;
+    std::string words;
+    std::string difference;
+  };
+  const Case cases[] = {{"", "run --synthetic 7 --seq 64 --kernel cpu_fold",
+                         R"(--kernel "cpu_fold" (flag) against --kernel "auto" (default))"},
+                        {"", "run --synthetic 7 --seq 64 --backend cuda",
+                         R"(--backend "cuda" (flag) against --backend "auto" (default))"},
+                        {"", "run --synthetic 7 --seq 64 --transport mpi",
+                         R"(--transport "mpi" (flag) against --transport "auto" (default))"},
+                        {"-x RINGATTN_PACE=100m ", "run --synthetic 7 --seq 64",
+                         "RINGATTN_PACE is 104857600 against RINGATTN_PACE is not set"},
+                        {"", "verify --synthetic 7 --seq 64", "`ringattn verify` against `ringattn run`"}};
+  for (const Case& other : cases) {
+    const Finished run =
+        run_program({"sh", "-c",
+                     std::string(RINGATTN_MPIRUN) + " " + RINGATTN_MPIRUN_FLAGS + " -np 1 " + RINGATTN_TOOL +
+                         " run --synthetic 7 --seq 64 : -np 1 " + other.variables + RINGATTN_TOOL + " " + other.words},
+                    {{"OMPI_ALLOW_RUN_AS_ROOT", "1"}, {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}});
+    EXPECT_EQ(run.code, 2) << run.err;
+    EXPECT_EQ(count_messages(run.err), 1) << run.err;
+    EXPECT_TRUE(has(run.err, "different configurations (" + other.difference + "). Give")) << run.err;
+  }
+}
+
 }  // namespace
 }  // namespace ringattn::testing

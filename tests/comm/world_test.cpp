@@ -100,6 +100,30 @@ TEST(RunWorld, PacesEveryRank) {
   EXPECT_EQ(run(request, nothing).transport, "paced threads");
 }
 
+TEST(RunWorld, RanksCompareBeforeTheWorldIsChosen) {
+  for (const auto& [transport, size] : {std::pair("self", 1), std::pair("threads", 3)}) {
+    WorldRequest request = request_of(transport, size);
+    std::atomic<int> compared{0};
+    std::atomic<bool> chosen{false};
+    request.compare = [&](Bootstrap& world) {
+      EXPECT_EQ(world.size(), size);
+      EXPECT_FALSE(chosen);
+      world.barrier(patience());  // all ranks are here
+      ++compared;
+      world.barrier(patience());
+      throw AgreedError(Error(ErrorCode::kUsage, "the ranks differ"));
+    };
+    request.chosen = [&](std::string_view, const Wording&) { chosen = true; };
+    const Outcome refused = run(request, nothing);
+    EXPECT_EQ(compared, size);
+    EXPECT_FALSE(chosen);
+    EXPECT_EQ(refused.ranks, 0);
+    EXPECT_EQ(refused.code, static_cast<int>(ErrorCode::kUsage));
+    ASSERT_EQ(refused.printed.size(), 1U);
+    EXPECT_EQ(refused.printed[0], "the ranks differ.");
+  }
+}
+
 TEST(RunWorld, RefusesContradictions) {
   struct Case {
     WorldRequest request;

@@ -64,7 +64,7 @@ Batch packed_batch(std::span<const std::int64_t> cu_q, std::span<const std::int6
   check_cumulative("cu_seqlens_k", cu_k);
   if (cu_q.size() != cu_k.size()) {
     fail(ErrorCode::kFile,
-         fmt::format("cu_seqlens_q names {} sequences, cu_seqlens_k {}", cu_q.size() - 1, cu_k.size() - 1),
+         fmt::format("cu_seqlens_q names {}, cu_seqlens_k {}", counted(cu_q.size() - 1, "sequence"), cu_k.size() - 1),
          "every sequence has queries and keys", "Give both as many entries; a sequence may be empty on either side.");
   }
   if (!q_offset.empty() && q_offset.size() != cu_q.size() - 1) {

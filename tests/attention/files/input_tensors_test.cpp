@@ -125,6 +125,7 @@ TEST(InputTensors, RefusesTensorsThatDisagree) {
       {with_lists(good(), {{"cu_seqlens_q", {1, 10}}, {"cu_seqlens_k", {0, 12}}}), {}, "starts with 1"},
       {with_lists(good(), {{"cu_seqlens_q", {0, 11, 10}}, {"cu_seqlens_k", {0, 6, 12}}}), {}, "descends"},
       {with_lists(good(), {{"cu_seqlens_q", {0, 5, 10}}, {"cu_seqlens_k", {0, 12}}}), {}, "names 2 sequences"},
+      {with_lists(good(), {{"cu_seqlens_q", {0, 10}}, {"cu_seqlens_k", {0, 5, 12}}}), {}, "names 1 sequence, "},
       {with_lists(qkv({1, 10, 8, 16}, {1, 12, 2, 16}, {1, 12, 2, 16}),
                   {{"cu_seqlens_q", {0, 10}}, {"cu_seqlens_k", {0, 12}}}),
        {},
