@@ -19,7 +19,7 @@ mkdir -p "$state"
 
 part build 8 "configure and build, preset $preset"
 part gpu-tests 4 "every test that is labelled gpu"
-part folds 4 "devices, generator, the fold table, adversarial and invariance tests, on every kernel row"
+part folds 8 "devices, generator, the fold table, adversarial and invariance tests, on every kernel row"
 part transports 3 "the conformance suite of the device transports, as threads and under mpirun"
 part worlds 3 "the same digest on 1 … N GPUs, layouts and block sizes, p2p and nccl, under mpirun"
 part one-connection 2 "p2p with CUDA_DEVICE_MAX_CONNECTIONS=1: no deadlock, the same digest"
