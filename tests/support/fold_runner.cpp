@@ -109,7 +109,8 @@ std::vector<std::size_t> shuffled(std::size_t count, std::uint64_t seed) {
 }
 
 bool same(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+  if (a.size() != b.size()) return false;
+  return a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
 // A run of query rows and the packed token that it begins with.
