@@ -13,7 +13,6 @@
 #include <string_view>
 #include <utility>
 
-#include "attention/tokens/job.hpp"
 #include "base/error.hpp"
 #include "base/size.hpp"
 

@@ -12,7 +12,6 @@
 #include "attention/ring/blocks.hpp"
 #include "attention/ring/needs.hpp"
 #include "attention/ring/parts.hpp"
-#include "attention/tokens/job.hpp"
 #include "attention/tokens/tile_axis.hpp"
 #include "base/error.hpp"
 #include "base/size.hpp"
