@@ -17,6 +17,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/end_process.hpp"
 #include "comm/device_world.hpp"
 #include "comm/failure.hpp"
 #include "comm/launcher.hpp"
@@ -44,7 +45,7 @@ void flush_output() {
   const int code = static_cast<int>(error.code());
   std::thread([code] {
     std::this_thread::sleep_for(kEndGrace);
-    std::_Exit(code);
+    end_process(code);
   }).detach();
   if (world == nullptr || world->abort(error)) {
     print_error(error);
@@ -59,7 +60,7 @@ void flush_output() {
     final_code = static_cast<int>(first.code());
   }
   std::this_thread::sleep_for(kEndGrace);
-  std::_Exit(final_code);
+  end_process(final_code);
 }
 
 // The highest code of all ranks. Also makes sure, with a deadline, that MPI_Finalize finds everybody there.
@@ -84,7 +85,7 @@ class StartWatch {
                             "a rank has not come",
                             "Check that all ranks run the same command, and that their hosts answer."));
           flush_output();
-          std::_Exit(static_cast<int>(ErrorCode::kPeer));
+          end_process(static_cast<int>(ErrorCode::kPeer));
         }) {}
 
   ~StartWatch() {
