@@ -32,6 +32,10 @@ int share_of_processors(const Meeting& meeting) {
   return std::max(1, processors.count / static_cast<int>(sharing));
 }
 
+std::array<StreamRows, 2> buffers_at(std::byte* base, const WorkspaceLayout& layout) {
+  return {rows_at(base, layout.buffers[0]), rows_at(base, layout.buffers[1])};
+}
+
 bool is_dense(const Inputs& inputs) { return inputs.k.is_dense() && inputs.v.is_dense(); }
 
 void check_view(std::string_view name, const TensorView& view, const FoldSpec& spec, std::int64_t tokens, int heads,
@@ -154,9 +158,11 @@ void Attention::Impl::allocate() {
   marks = backend->make_marks(kMarks, false);
 }
 
-// A byte from everyone to everyone: transports map memory and build their channels when they first use them, which
-// takes far longer than a block should.
+// Tells peers where blocks will land. Then a byte from everyone to everyone: transports map memory and build their
+// channels when they first use them, which takes far longer than a block should.
 void Attention::Impl::connect() {
+  const WorkspaceLayout layout = block_buffers_layout(streams, plan().buffer_rows);
+  mover->announce(buffers_at(block_buffers.data(), layout), meeting.patience().for_peer());
   Exchange exchange;
   exchange.label = "first contact";
   std::byte* bytes = block_buffers.data();
@@ -238,10 +244,10 @@ void Attention::Impl::enqueue(const Inputs& inputs, const Outputs& outputs, std:
   FoldStep::Memory memory{
       inputs.q,     {inputs.k, inputs.v}, {}, space.data() + layout.state, {outputs.out, outputs.lse, inputs.sinks},
       outputs.state};
-  std::array<StreamRows, 2> buffers;
-  const WorkspaceLayout own = owns_block_buffers() ? block_buffers_layout(streams, plan().buffer_rows) : layout;
+  std::array<StreamRows, 2> buffers =
+      owns_block_buffers() ? buffers_at(block_buffers.data(), block_buffers_layout(streams, plan().buffer_rows))
+                           : buffers_at(space.data(), layout);
   for (std::size_t parity = 0; parity < 2; ++parity) {
-    buffers[parity] = rows_at(owns_block_buffers() ? block_buffers.data() : space.data(), own.buffers[parity]);
     const void* k = buffers[parity][0];
     const void* v = buffers[parity][1];
     memory.buffers[parity] = {dense_view(k, spec.dtype, plan().buffer_rows, spec.kv_heads, spec.head_dim),

@@ -20,6 +20,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -67,10 +68,14 @@ struct ReceiveMessage {
   std::vector<ReceiveSpan> spans;
 };
 
+// An exchange that Transport::announce() has not heard of.
+inline constexpr std::int64_t kNotAnnounced = -1;
+
 struct Exchange {
-  std::string label;                     // for messages about failures, e.g. "block 3 of 12"
-  std::vector<SendMessage> sends;        // ascending by round
-  std::vector<ReceiveMessage> receives;  // ascending by round
+  std::string label;                       // for messages about failures, e.g. "block 3 of 12"
+  std::vector<SendMessage> sends;          // ascending by round
+  std::vector<ReceiveMessage> receives;    // ascending by round
+  std::int64_t announced = kNotAnnounced;  // its number of announce()
 };
 
 // Names a posted exchange until it has been waited for.
@@ -87,6 +92,14 @@ class Transport : public Bootstrap {
   // Of device transports: the device whose memory this rank moves, by its index in this process.
   virtual int device() const { return 0; }
   virtual Route route() const = 0;
+
+  // Collective. Tells peers once what exchanges receive that will be posted many times, each time into the same memory.
+  // Returns the number of the first of them, the others follow it; or kNotAnnounced where this transport has nothing to
+  // tell. What an exchange sends has its sizes here, and need not have an address yet. An announced exchange may be
+  // posted any number of times, as long as all ranks post the same one and the memory lives.
+  virtual std::int64_t announce(std::span<const Exchange> /*exchanges*/, const Deadline& /*deadline*/) {
+    return kNotAnnounced;
+  }
 
   // Spans stay valid, and the sends' data unchanged, until wait() has returned for the ticket; on devices until the
   // stream has passed it.

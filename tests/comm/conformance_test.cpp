@@ -133,6 +133,43 @@ TEST_P(Conformance, KeepsSeveralExchangesInFlight) {
   });
 }
 
+// What is announced once is posted many times, in any order, between exchanges that nobody announced.
+TEST_P(Conformance, RepeatsWhatIsAnnounced) {
+  run([](Transport& world) {
+    RingAllGather ring(world, 31, 3001);
+    RandomExchange all(world, 32, 1.0);
+    std::vector<Exchange> repeated{ring.exchange(), all.exchange};
+    for (Exchange& exchange : repeated) {  // addresses of what is sent may come later
+      for (SendMessage& message : exchange.sends) {
+        for (SendSpan& span : message.spans) span.data = nullptr;
+      }
+    }
+    const std::int64_t first = world.announce(repeated, patience());
+    const std::int64_t second = world.announce({}, patience());
+    EXPECT_EQ(second, first == kNotAnnounced ? kNotAnnounced : first + 2);
+    std::vector<Ticket> tickets;
+    const auto post = [&](Exchange exchange, std::int64_t number) {
+      if (first != kNotAnnounced) exchange.announced = first + number;
+      tickets.push_back(world.post(std::move(exchange), rank_stream()));
+    };
+    for (const int number : {0, 1, 1, 0, 1, 0, 0}) {
+      post(number == 0 ? ring.exchange() : all.exchange, number);
+      RingAllGather other(world, 33, 500);
+      tickets.push_back(world.post(other.exchange(), rank_stream()));
+      for (const Ticket ticket : tickets) world.wait(ticket, rank_stream(), patience());
+      tickets.clear();
+      other.expect_complete();
+      if (number == 0) {
+        ring.expect_complete();
+        ring.clear();
+      } else {
+        all.expect_complete(world.rank());
+        all.clear();
+      }
+    }
+  });
+}
+
 TEST_P(Conformance, FinishesByProgressAlone) {
   run([](Transport& world) {
     RingAllGather ring(world, 21, 5000);

@@ -41,7 +41,8 @@ class RingAllGather {
         size_(world.size()),
         seed_(seed),
         bytes_(bytes),
-        memory_(world, initial(world, seed, bytes)) {}
+        initial_(initial(world, seed, bytes)),
+        memory_(world, initial_) {}
 
   Exchange exchange() {
     Exchange all;
@@ -54,6 +55,9 @@ class RingAllGather {
     }
     return all;
   }
+
+  // As before the exchange.
+  void clear() const { memory_.write(initial_); }
 
   void expect_complete() {
     const Bytes all = memory_.read();
@@ -83,6 +87,7 @@ class RingAllGather {
   int size_;
   std::uint32_t seed_;
   std::size_t bytes_;
+  Bytes initial_;
   Memory memory_;
 };
 
@@ -114,6 +119,11 @@ struct RandomExchange {
     for (std::size_t i = 0; i < expected.size(); ++i) {
       EXPECT_TRUE(received[i].read() == expected[i]) << "rank " << rank << ", " << exchange.label << ", receive " << i;
     }
+  }
+
+  // As before the exchange.
+  void clear() const {
+    for (std::size_t i = 0; i < received.size(); ++i) received[i].write(Bytes(expected[i].size(), kUntouched));
   }
 
   Exchange exchange;

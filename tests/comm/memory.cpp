@@ -31,6 +31,10 @@ Stream& rank_stream() {
 Memory::Memory(const Transport& world, const Bytes& content)
     : buffer_(world.memory() == MemoryKind::kDevice ? allocate_device(content.size(), world.device())
                                                     : allocate_host(content.size())) {
+  write(content);
+}
+
+void Memory::write(const Bytes& content) const {
   if (buffer_.kind() == MemoryKind::kDevice) {
     copy_by_stream(buffer_.data(), content.data(), content.size());
   } else if (!content.empty()) {

@@ -21,6 +21,8 @@ class Memory {
   Memory(const Transport& world, const Bytes& content);
 
   std::byte* data() const { return buffer_.data(); }
+  // As many bytes as it was made with. Behind everything that is on the rank's stream by now.
+  void write(const Bytes& content) const;
   // Its content, after everything that is on the rank's stream by now.
   Bytes read() const;
 

@@ -19,7 +19,22 @@ std::size_t parity_of(std::int64_t block) { return static_cast<std::size_t>(bloc
 
 BlockMover::BlockMover(const Plan& plan, std::span<const RowStream> streams, Transport& transport, Backend& backend,
                        bool checksum)
-    : plan_(plan), streams_(streams), transport_(transport), backend_(backend), checksum_(checksum) {}
+    : plan_(plan),
+      streams_(streams),
+      transport_(transport),
+      backend_(backend),
+      checksum_(checksum),
+      shard_(streams.size(), nullptr) {}
+
+void BlockMover::announce(std::array<StreamRows, 2> buffers, const Deadline& deadline) {
+  if (checksum_) return;  // checksums travel as well, to where a run keeps them
+  buffers_ = std::move(buffers);
+  std::vector<Exchange> exchanges;
+  for (std::size_t block = 0; block < plan_.blocks.size(); ++block) {
+    exchanges.push_back(exchange_of(static_cast<std::int64_t>(block)));
+  }
+  announced_ = transport_.announce(exchanges, deadline);
+}
 
 void BlockMover::bind(StreamRows shard, std::array<StreamRows, 2> buffers) {
   shard_ = std::move(shard);
@@ -29,6 +44,7 @@ void BlockMover::bind(StreamRows shard, std::array<StreamRows, 2> buffers) {
 std::byte* BlockMover::rows_of(const Part& part, std::int64_t block, std::size_t stream) const {
   const bool own = part.owner == plan_.rank;
   const StreamRows& rows = own ? shard_ : buffers_[parity_of(block)];
+  if (rows[stream] == nullptr) return nullptr;
   return rows[stream] + (own ? part.owner_row : part.buffer_row) * streams_[stream].token_bytes;
 }
 
@@ -54,7 +70,13 @@ void BlockMover::post(std::int64_t block, Stream stream) {
       if (planned.parts[i].owner == plan_.rank) checksums[i] = checksum_of(planned.parts[i], block);
     }
   }
+  Exchange exchange = exchange_of(block);
+  if (announced_ != kNotAnnounced) exchange.announced = announced_ + block;
+  tickets_[parity_of(block)] = transport_.post(std::move(exchange), stream);
+}
 
+Exchange BlockMover::exchange_of(std::int64_t block) {
+  const BlockPlan& planned = plan_.blocks[static_cast<std::size_t>(block)];
   Exchange exchange;
   exchange.label = fmt::format("block {} of {}", block + 1, plan_.blocks.size());
   const auto add_spans = [&](const PartMessage& message, auto& spans) {
@@ -65,8 +87,8 @@ void BlockMover::post(std::int64_t block, Stream stream) {
         spans.push_back(SpanType{rows_of(part, block, s), bytes_of(part, s)});
       }
       if (checksum_) {
-        auto* sum = reinterpret_cast<std::byte*>(&checksums[static_cast<std::size_t>(index)]);
-        spans.push_back(SpanType{sum, sizeof(std::uint64_t)});
+        std::uint64_t& checksum = checksums_[parity_of(block)][static_cast<std::size_t>(index)];
+        spans.push_back(SpanType{reinterpret_cast<std::byte*>(&checksum), sizeof checksum});
       }
     }
   };
@@ -76,7 +98,7 @@ void BlockMover::post(std::int64_t block, Stream stream) {
   for (const PartMessage& message : planned.receives) {
     add_spans(message, exchange.receives.emplace_back(ReceiveMessage{message.peer, message.round, {}}).spans);
   }
-  tickets_[parity_of(block)] = transport_.post(std::move(exchange), stream);
+  return exchange;
 }
 
 void BlockMover::wait(std::int64_t block, Stream stream, const Deadline& deadline) {

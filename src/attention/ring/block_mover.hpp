@@ -20,6 +20,9 @@ class BlockMover {
   BlockMover(const Plan& plan, std::span<const RowStream> streams, Transport& transport, Backend& backend,
              bool checksum);
 
+  // Collective. Tells the transport where the blocks of all runs will land; bind() then always names these buffers.
+  void announce(std::array<StreamRows, 2> buffers, const Deadline& deadline);
+
   // The memory of the next run: the rank's own rows, dense, and the two block buffers, of which block b uses the one
   // of its parity. Nothing is read or written yet.
   void bind(StreamRows shard, std::array<StreamRows, 2> buffers);
@@ -31,7 +34,8 @@ class BlockMover {
   void wait(std::int64_t block, Stream stream, const Deadline& deadline);
 
  private:
-  // Where a part's rows of a stream lie, and their bytes.
+  Exchange exchange_of(std::int64_t block);
+  // Where a part's rows of a stream lie (nullptr for the rank's own before bind()), and their bytes.
   std::byte* rows_of(const Part& part, std::int64_t block, std::size_t stream) const;
   std::size_t bytes_of(const Part& part, std::size_t stream) const;
   std::uint64_t checksum_of(const Part& part, std::int64_t block) const;
@@ -44,6 +48,7 @@ class BlockMover {
   const bool checksum_;
   StreamRows shard_;
   std::array<StreamRows, 2> buffers_;
+  std::int64_t announced_ = kNotAnnounced;  // the first block's exchange
   std::array<Ticket, 2> tickets_{};
   std::array<std::vector<std::uint64_t>, 2> checksums_;  // of the block's parts, by index
 };

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/p2p/mail.hpp"
 
+#include <algorithm>
 #include <cstring>
 
 namespace ringattn {
@@ -17,6 +18,7 @@ struct LandingHead {
   std::uint32_t number;
   std::int32_t round;
   std::int64_t ticket;
+  std::int64_t announced;
 };
 
 template <typename T>
@@ -49,8 +51,24 @@ void P2pMail::tell(int peer, const Landing& landing) {
   std::string& outgoing = at(peer).outgoing;
   const std::size_t bytes = sizeof(LandingHead) + landing.runs.size() * sizeof(Run);
   append(outgoing, Head{Kind::kLanding, static_cast<std::uint32_t>(bytes)});
-  append(outgoing, LandingHead{landing.number, landing.round, landing.ticket});
+  append(outgoing, LandingHead{landing.number, landing.round, landing.ticket, landing.announced});
   for (const Run& run : landing.runs) append(outgoing, run);
+}
+
+bool P2pMail::all_sent() const {
+  return std::ranges::all_of(correspondents_, [](const Correspondent& them) { return them.outgoing.empty(); });
+}
+
+const Landing* P2pMail::announced(int peer, std::int64_t exchange, int round) const {
+  const auto found = at(peer).announced.find({exchange, round});
+  return found == at(peer).announced.end() ? nullptr : &found->second;
+}
+
+void P2pMail::forget(int peer, std::uint64_t allocation) {
+  std::erase_if(at(peer).announced, [allocation](const auto& entry) {
+    const std::vector<Run>& runs = entry.second.runs;
+    return std::ranges::any_of(runs, [allocation](const Run& run) { return run.allocation == allocation; });
+  });
 }
 
 void P2pMail::move(P2pMemory& memory) {
@@ -83,7 +101,9 @@ void P2pMail::take(int peer, P2pMemory& memory) {
       continue;
     }
     const auto first = read_at<LandingHead>(them.incoming, body);
-    Landing& landing = them.landings.emplace_back();
+    Landing& landing = first.announced == kNotAnnounced ? them.landings.emplace_back()
+                                                        : them.announced[{first.announced, first.round}];
+    landing.announced = first.announced;
     landing.number = first.number;
     landing.round = first.round;
     landing.ticket = first.ticket;

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <set>
 #include <string>
 #include <utility>
@@ -27,6 +28,7 @@ struct Run {
 struct Landing {
   std::uint32_t number = 0;  // of the message, between its two ranks
   Ticket ticket = 0;
+  std::int64_t announced = kNotAnnounced;  // else `number` and `ticket` mean nothing
   int round = 0;
   std::vector<Run> runs;
 };
@@ -43,8 +45,15 @@ class P2pMail {
   // Sends what there is room for and takes what has come: opens described allocations, queues landings.
   void move(P2pMemory& memory);
 
-  // Landings that `peer` has told of and that nobody has taken yet, in order.
+  // Whether everything that was queued has been sent.
+  bool all_sent() const;
+
+  // Landings of single messages that `peer` has told of and that nobody has taken yet, in order.
   std::deque<Landing>& landings(int peer) { return at(peer).landings; }
+  // The landing of a message of an announced exchange; nullptr while `peer` hasn't told.
+  const Landing* announced(int peer, std::int64_t exchange, int round) const;
+  // Nothing lands in this allocation of `peer` any more.
+  void forget(int peer, std::uint64_t allocation);
 
  private:
   struct Correspondent {
@@ -53,6 +62,7 @@ class P2pMail {
     std::string incoming;
     std::set<std::uint64_t> described;
     std::deque<Landing> landings;
+    std::map<std::pair<std::int64_t, int>, Landing> announced;  // by exchange and round
   };
 
   const Correspondent& at(int peer) const { return correspondents_[static_cast<std::size_t>(peer)]; }

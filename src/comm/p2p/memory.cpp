@@ -19,6 +19,14 @@ bool P2pMemory::in_this_process(int peer) const {
   return peers_[static_cast<std::size_t>(peer)].process == peers_[static_cast<std::size_t>(rank_)].process;
 }
 
+bool P2pMemory::any_share_a_process(int size) const {
+  std::set<std::string> processes;
+  for (int peer = 0; peer < size; ++peer) {
+    if (!processes.insert(peers_[static_cast<std::size_t>(peer)].process).second) return true;
+  }
+  return false;
+}
+
 ExportedMemory P2pMemory::export_to(int peer, const std::shared_ptr<const DeviceAllocation>& allocation) {
   Export& entry = exports_[allocation->id];
   if (entry.allocation == nullptr) entry.allocation = allocation;

@@ -42,6 +42,8 @@ class P2pMemory {
   P2pMemory& operator=(const P2pMemory&) = delete;
 
   int device() const { return device_; }
+  // Whether two of the ranks below `size` are threads of one process.
+  bool any_share_a_process(int size) const;
 
   // Holds an allocation from now on and describes it for `peer`.
   ExportedMemory export_to(int peer, const std::shared_ptr<const DeviceAllocation>& allocation);

@@ -9,6 +9,7 @@
 #include <limits>
 #include <map>
 #include <numeric>
+#include <set>
 #include <thread>
 
 #include "comm/exchange.hpp"
@@ -43,6 +44,7 @@ P2pTransport::P2pTransport(std::unique_ptr<Transport> control, std::unique_ptr<P
       rank_(control_->rank()),
       size_(control_->size()),
       device_(memory_->device()),
+      own_processes_(!memory_->any_share_a_process(size_)),
       mail_(*segment_, rank_, size_),
       sent_to_(static_cast<std::size_t>(size_)),
       received_from_(static_cast<std::size_t>(size_)),
@@ -72,7 +74,10 @@ std::vector<std::string> P2pTransport::all_gather(std::string_view bytes, const 
     for (std::uint64_t i = 0; i < freed; ++i) {
       std::uint64_t id = 0;
       std::memcpy(&id, theirs.data() + (1 + i) * sizeof id, sizeof id);
-      if (peer != rank_) memory_->close(peer, id);
+      if (peer != rank_) {
+        memory_->close(peer, id);
+        mail_.forget(peer, id);
+      }
       any = true;
     }
     theirs.erase(0, (1 + freed) * sizeof(std::uint64_t));
@@ -152,6 +157,38 @@ Landing P2pTransport::find_landing(const ReceiveMessage& message, const std::str
   return landing;
 }
 
+// Returns when this rank's letters are sent and it has heard where its own messages will land.
+std::int64_t P2pTransport::announce(std::span<const Exchange> exchanges, const Deadline& deadline) {
+  check_alive();
+  const DeviceGuard guard(device_);
+  const std::int64_t first = announced_;
+  announced_ += static_cast<std::int64_t>(exchanges.size());
+  for (std::size_t i = 0; i < exchanges.size(); ++i) {
+    for (const ReceiveMessage& message : exchanges[i].receives) {
+      Landing landing = find_landing(message, exchanges[i].label);
+      landing.announced = first + static_cast<std::int64_t>(i);
+      mail_.tell(message.peer, landing);
+    }
+  }
+  const auto not_heard = [&] {
+    std::set<int> peers;
+    for (std::size_t i = 0; i < exchanges.size(); ++i) {
+      for (const SendMessage& message : exchanges[i].sends) {
+        const std::int64_t exchange = first + static_cast<std::int64_t>(i);
+        if (mail_.announced(message.peer, exchange, message.round) == nullptr) peers.insert(message.peer);
+      }
+    }
+    return std::vector<int>(peers.begin(), peers.end());
+  };
+  mail_.move(*memory_);
+  for (int idle = 0; !mail_.all_sent() || !not_heard().empty(); ++idle) {
+    if (deadline.expired()) fail_late("the announcement of exchanges", deadline, names_, rank_, not_heard());
+    rest(idle);
+    progress();
+  }
+  return first;
+}
+
 Ticket P2pTransport::post(Exchange exchange, Stream stream) {
   check_alive();
   check_exchange(exchange, rank_, size_);
@@ -164,7 +201,10 @@ Ticket P2pTransport::post(Exchange exchange, Stream stream) {
   const DeviceGuard guard(device_);
   check_stream(stream, "post");
   std::vector<Landing> landings;
-  for (const ReceiveMessage& message : exchange.receives) landings.push_back(find_landing(message, name));
+  const bool announced = exchange.announced != kNotAnnounced;
+  for (const ReceiveMessage& message : exchange.receives) {
+    landings.push_back(announced ? Landing() : find_landing(message, name));
+  }
 
   Flight flight;
   flight.exchange = std::move(exchange);
@@ -207,7 +247,9 @@ Ticket P2pTransport::post(Exchange exchange, Stream stream) {
   for (const SendMessage& message : sends) {
     flight.send_numbers.push_back(++sent_to_[static_cast<std::size_t>(message.peer)]);
   }
-  for (std::size_t i = 0; i < landings.size(); ++i) mail_.tell(flight.exchange.receives[i].peer, landings[i]);
+  for (std::size_t i = 0; i < landings.size() && !announced; ++i) {
+    mail_.tell(flight.exchange.receives[i].peer, landings[i]);
+  }
   flights_.push_back(std::move(flight));
   pump();
   return ticket;
@@ -215,13 +257,12 @@ Ticket P2pTransport::post(Exchange exchange, Stream stream) {
 
 void P2pTransport::wait(Ticket ticket, Stream stream, const Deadline& deadline) {
   try {
-    check_alive();
     check_ticket(ticket, waited_, next_ticket());
     const DeviceGuard guard(device_);
     check_stream(stream, "wait");
     Flight& flight = flights_.front();
-    pump();
-    for (int idle = 0; flight.waiting > 0 || !all_pushed(flight); ++idle) {
+    progress();
+    for (int idle = 0; flight.waiting > 0 || (waits_for_hosts(flight) && !all_pushed(flight)); ++idle) {
       if (deadline.expired()) {
         fail_late(exchange_name(flight.exchange, ticket), deadline, names_, rank_, awaited_by_host(flight));
       }

@@ -6,6 +6,7 @@
 #include <deque>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -37,6 +38,7 @@ class P2pTransport final : public Transport {
   std::vector<std::string> all_gather(std::string_view bytes, const Deadline& deadline) override;
   void barrier(const Deadline& deadline) override { control_->barrier(deadline); }
 
+  std::int64_t announce(std::span<const Exchange> exchanges, const Deadline& deadline) override;
   Ticket post(Exchange exchange, Stream stream) override;
   void wait(Ticket ticket, Stream stream, const Deadline& deadline) override;
   void progress() override;
@@ -87,6 +89,7 @@ class P2pTransport final : public Transport {
   void give_event(std::optional<CudaEvent>& event);
 
   void pump();
+  const Landing* landing_of(const Flight& flight, std::size_t send);
   bool may_push(const Flight& flight, std::size_t send);
   void push(Flight& flight, std::size_t send);
   std::vector<Piece> pieces_of(const Flight& flight, std::size_t send, const Landing& landing) const;
@@ -94,6 +97,10 @@ class P2pTransport final : public Transport {
   static void copy(const std::vector<Piece>& pieces, cudaStream_t stream);
   void enqueue_wait(Flight& flight, cudaStream_t stream);
 
+  // Whether the hosts of peers have to come to an exchange before this one goes on.
+  bool waits_for_hosts(const Flight& flight) const {
+    return !own_processes_ || flight.exchange.announced == kNotAnnounced;
+  }
   bool all_pushed(const Flight& flight) const;
   bool received(const Flight& flight, std::size_t receive) const;
   bool sent(const Flight& flight, std::size_t send) const;
@@ -115,12 +122,14 @@ class P2pTransport final : public Transport {
   const int rank_;
   const int size_;
   const int device_;
+  const bool own_processes_;  // each rank is a process, with a GPU of its own
   P2pMail mail_;
   std::vector<CudaStream> lanes_;
   std::vector<CudaEvent> events_;  // to be used again
   std::optional<CudaEvent> gate_;  // lanes that help with a message start behind it
   std::vector<CudaEvent> joins_;   // [lanes] and are done with it here
 
+  std::int64_t announced_ = 0;                // exchanges that were announced so far
   std::vector<std::uint32_t> sent_to_;        // [size] messages posted so far
   std::vector<std::uint32_t> received_from_;  // [size]
   std::vector<std::uint32_t> pushed_to_;      // [size] messages enqueued or dropped so far

@@ -46,16 +46,31 @@ void P2pTransport::pump() {
   for (Flight& flight : flights_) {
     if (flight.waiting == 0) continue;
     for (const std::size_t send : flight.order) {
-      if (flight.pushes[send] == Push::kWaiting && may_push(flight, send)) push(flight, send);
+      if (flight.pushes[send] != Push::kWaiting) continue;
+      if (may_push(flight, send)) {
+        push(flight, send);
+      } else if (own_processes_) {
+        return;  // what comes later in the program is enqueued later
+      }
     }
   }
+}
+
+// Where the receiver wants a message; nullptr while it hasn't said.
+const Landing* P2pTransport::landing_of(const Flight& flight, std::size_t send) {
+  const SendMessage& message = flight.exchange.sends[send];
+  const std::int64_t announced = flight.exchange.announced;
+  if (announced != kNotAnnounced) return mail_.announced(message.peer, announced, message.round);
+  const std::deque<Landing>& told = mail_.landings(message.peer);
+  return told.empty() ? nullptr : &told.front();
 }
 
 // Messages to a peer are pushed in their order, each after what it waits for.
 bool P2pTransport::may_push(const Flight& flight, std::size_t send) {
   const SendMessage& message = flight.exchange.sends[send];
   return flight.send_numbers[send] == pushed_to_[static_cast<std::size_t>(message.peer)] + 1 &&
-         !mail_.landings(message.peer).empty() && may_send(flight, message.round, &PairCounters::pushed);
+         landing_of(flight, send) != nullptr &&
+         (!waits_for_hosts(flight) || may_send(flight, message.round, &PairCounters::pushed));
 }
 
 bool P2pTransport::may_send(const Flight& flight, int round, Counter PairCounters::*counter) const {
@@ -70,9 +85,8 @@ bool P2pTransport::may_send(const Flight& flight, int round, Counter PairCounter
 void P2pTransport::push(Flight& flight, std::size_t send) {
   const SendMessage& message = flight.exchange.sends[send];
   const std::uint32_t number = flight.send_numbers[send];
-  const Landing landing = std::move(mail_.landings(message.peer).front());
-  mail_.landings(message.peer).pop_front();
-  const std::vector<Piece> pieces = pieces_of(flight, send, landing);
+  const std::vector<Piece> pieces = pieces_of(flight, send, *landing_of(flight, send));
+  if (flight.exchange.announced == kNotAnnounced) mail_.landings(message.peer).pop_front();
   ++pushed_to_[static_cast<std::size_t>(message.peer)];
   --flight.waiting;
 
@@ -127,8 +141,9 @@ std::vector<P2pTransport::Piece> P2pTransport::pieces_of(const Flight& flight, s
   std::uint64_t wanted = 0;
   for (const Run& run : landing.runs) wanted += run.bytes;
   const std::uint64_t bytes = message_bytes(message);
-  if (landing.ticket != flight.ticket || landing.round != message.round ||
-      landing.number != flight.send_numbers[send] || wanted != bytes) {
+  const bool fits = flight.exchange.announced != kNotAnnounced ||
+                    (landing.ticket == flight.ticket && landing.number == flight.send_numbers[send]);
+  if (!fits || landing.round != message.round || wanted != bytes) {
     fail(ErrorCode::kInternal,
          fmt::format("the two sides of {} don't fit", exchange_name(flight.exchange, flight.ticket)),
          fmt::format("{} sends {} bytes in round {}, {} receives {} in round {} of exchange {}", names_.name(rank_),
