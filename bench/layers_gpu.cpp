@@ -2,6 +2,7 @@
 // Measures what it costs to enqueue layers one behind the other: their time on the device against the sum of their
 // folds, and the host's time for a call. One JSON line for each length.
 //   layers_gpu_bench [layers [ranks [transport [tokens …]]]]     32 layers on one rank, of 1k to 32k tokens
+//   mpirun -np 2 layers_gpu_bench 32 0 p2p                       the ranks are processes
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -151,7 +152,8 @@ int run(const std::vector<std::string>& arguments) {
   for (std::size_t i = 3; i < arguments.size(); ++i) lengths.push_back(std::stoll(arguments[i]));
   if (lengths.empty()) lengths = {1024, 4096, 8192, 32768};
   WorldRequest request;
-  request.ranks = std::stoi(argument(1, "1"));
+  // Under mpirun the ranks are mpirun's: 0 asks for none here.
+  if (const int ranks = std::stoi(argument(1, "1")); ranks > 0) request.ranks = ranks;
   request.transport = argument(2, "auto");
   request.memory = WantedMemory::kDevice;
   return run_world(

@@ -91,9 +91,9 @@ class Attention {
   // in the same order, and the memory behind all views is in use until the stream has passed them. One workspace serves
   // any number of runs, for they follow each other on the stream; runs of other objects of the same transport may lie
   // between. Nothing is agreed on: kUsage is thrown here alone, before anything is enqueued. Nor is anything allocated.
-  // The host doesn't wait for the device, unless the plan has so many blocks that their tables were not prepared; with
-  // several ranks it waits, within the time limit, until the others have enqueued the run too. A host kernel does the
-  // work before this returns.
+  // The host doesn't wait for the device, unless the plan has so many blocks that their tables were not prepared. Nor
+  // does it wait for other ranks on transport p2p, unless they are threads of its process; on nccl as NCCL's own calls
+  // do. A failure of an earlier run may surface here. A host kernel does the work before this returns.
   //
   // While `stream` is being captured the run becomes part of the graph, whose launches read and write the memory that
   // the views name now; the object and the workspace outlive it, and the graph's launches follow other runs of the
