@@ -12,6 +12,7 @@
 #include "attention/attention_work.hpp"
 #include "attention/fold_step.hpp"
 #include "attention/identities.hpp"
+#include "attention/lengths.hpp"
 #include "attention/ring/handshake.hpp"
 #include "attention/ring/workspace.hpp"
 #include "base/error.hpp"
@@ -63,6 +64,30 @@ KernelRequest fitting_request(const KernelRequest& request, const Transport& tra
   return fitting;
 }
 
+// What depends on the lengths of the sequences. A plan is made by every rank for itself.
+struct Attention::Lengths {
+  Lengths(const Job& job, const Options& options, const FoldKernel& kernel, const Transport& transport)
+      : batch(job.batch),
+        forecast(ringattn::forecast(job, options, kernel, transport.route(), transport.size(), transport.rank())),
+        prepared(forecast.plan.blocks.size(), kNotPrepared) {}
+  Lengths(const Lengths&) = delete;  // the mover refers to the plan
+  Lengths& operator=(const Lengths&) = delete;
+
+  const Plan& plan() const { return forecast.plan; }
+  bool all_prepared() const { return std::ranges::find(prepared, kNotPrepared) == prepared.end(); }
+  double longest_fold(const MachineModel& machine) const {
+    double flops = 0.0;
+    for (const BlockPlan& block : plan().blocks) flops = std::max(flops, block.flops);
+    return flops / machine.flops_per_second;
+  }
+
+  Batch batch;
+  Forecast forecast;
+  std::vector<PreparedTask> prepared;  // [blocks]
+  std::optional<BlockMover> mover;     // with several ranks
+  std::optional<Timeline> timeline;    // of run()
+};
+
 struct Attention::Impl {
   // Marks: where the first of the runs begins that nobody has waited for yet, and where the last one ends. They end in
   // the order in which they were enqueued.
@@ -81,26 +106,25 @@ struct Attention::Impl {
   bool several() const { return transport.size() > 1; }
   // Peers write to a device's block buffers, so they are memory that transports may map: not the caller's.
   bool owns_block_buffers() const { return backend->memory() == MemoryKind::kDevice && several(); }
-  const Plan& plan() const { return forecast->plan; }
-  std::int64_t q_rows() const { return forecast->layout.queries.tokens(transport.rank()); }
-  std::int64_t k_rows() const { return forecast->layout.keys.tokens(transport.rank()); }
-  double longest_fold() const {
-    double flops = 0.0;
-    for (const BlockPlan& block : plan().blocks) flops = std::max(flops, block.flops);
-    return flops / options.machine.flops_per_second;
-  }
+  const Lengths& now() const { return others != nullptr ? *others : *prepared; }
+  Lengths& now() { return others != nullptr ? *others : *prepared; }
+  const Plan& plan() const { return now().plan(); }
+  std::int64_t q_rows() const { return now().forecast.layout.queries.tokens(transport.rank()); }
+  std::int64_t k_rows() const { return now().forecast.layout.keys.tokens(transport.rank()); }
+  double longest_fold() const { return now().longest_fold(options.machine); }
   Progress progress() {
     return [this] { transport.progress(); };
   }
 
   WorkspaceLayout workspace(bool dense_kv) const {
     return workspace_layout(streams, plan().keeps_state ? kernel->state_bytes(q_rows()) : 0,
-                            owns_block_buffers() ? 0 : plan().buffer_rows, dense_kv || !several() ? 0 : k_rows());
+                            owns_block_buffers() ? 0 : buffer_rows, dense_kv || !several() ? 0 : k_rows());
   }
 
   void choose();
   void allocate();
   void connect();
+  void set_lengths(const Batch& batch);
   void check(const Inputs& inputs, const Outputs& outputs, std::span<std::byte> workspace) const;
   void check_capture() const;
   void enqueue(const Inputs& inputs, const Outputs& outputs, std::span<std::byte> workspace, Stream stream,
@@ -109,7 +133,7 @@ struct Attention::Impl {
   template <typename Wait>
   void settle(const Wait& wait);
 
-  Job job;
+  Job job;  // with the lengths of now()
   Options options;
   Transport& transport;
   Meeting meeting;
@@ -117,14 +141,13 @@ struct Attention::Impl {
   FoldChoice choice;
   std::unique_ptr<Backend> backend;
   std::unique_ptr<FoldKernel> kernel;
-  std::optional<Forecast> forecast;
-  Buffer block_buffers;                // on devices
-  std::vector<PreparedTask> prepared;  // [blocks]
-  bool all_prepared = false;
-  std::optional<BlockMover> mover;
-  std::optional<Timeline> timeline;
+  std::int64_t buffer_rows = 0;       // of each block buffer
+  Buffer block_buffers;               // on devices
+  std::unique_ptr<Lengths> prepared;  // those that the object was made with
+  std::unique_ptr<Lengths> others;    // of set_lengths(), instead
   std::unique_ptr<Marks> marks;
-  std::int64_t waiting = 0;  // runs that were enqueued and not waited for
+  std::int64_t waiting = 0;      // runs that were enqueued and not waited for
+  double waiting_seconds = 0.0;  // that they are predicted to take
 };
 
 void Attention::Impl::choose() {
@@ -143,26 +166,26 @@ void Attention::Impl::choose() {
 }
 
 void Attention::Impl::allocate() {
-  forecast = ringattn::forecast(job, options, *kernel, transport.route(), transport.size(), transport.rank());
-  const FoldLimits limits = task_limits(job, forecast->layout, plan(), *kernel);
+  prepared = std::make_unique<Lengths>(job, options, *kernel, transport);
+  const FoldLimits limits = reserved_limits(job, options, prepared->forecast.layout, plan(), *kernel);
   kernel->reserve(limits);
-  prepared.assign(plan().blocks.size(), kNotPrepared);
-  if (limits.prepared > 0) prepared = prepare_tasks(plan(), job.spec, *kernel, options.state_out);
-  all_prepared = std::ranges::find(prepared, kNotPrepared) == prepared.end();
+  if (limits.prepared > 0) {
+    prepared->prepared = prepare_tasks(plan(), job.spec, *kernel, options.state_out);
+  }
+  buffer_rows = plan().buffer_rows + spare_rows(job, options, *kernel, transport.size());
   if (owns_block_buffers()) {
-    const std::size_t bytes = block_buffers_layout(streams, plan().buffer_rows).bytes;
+    const std::size_t bytes = block_buffers_layout(streams, buffer_rows).bytes;
     block_buffers = backend->allocate(std::max(bytes, static_cast<std::size_t>(transport.size())));
   }
-  if (several()) mover.emplace(plan(), streams, transport, *backend, options.checksum);
-  timeline.emplace(*backend, plan().blocks.size(), !several());
+  if (several()) prepared->mover.emplace(plan(), streams, transport, *backend, options.checksum);
   marks = backend->make_marks(kMarks, false);
 }
 
 // Tells peers where blocks will land. Then a byte from everyone to everyone: transports map memory and build their
 // channels when they first use them, which takes far longer than a block should.
 void Attention::Impl::connect() {
-  const WorkspaceLayout layout = block_buffers_layout(streams, plan().buffer_rows);
-  mover->announce(buffers_at(block_buffers.data(), layout), meeting.patience().for_peer());
+  const WorkspaceLayout layout = block_buffers_layout(streams, buffer_rows);
+  prepared->mover->announce(buffers_at(block_buffers.data(), layout), meeting.patience().for_peer());
   Exchange exchange;
   exchange.label = "first contact";
   std::byte* bytes = block_buffers.data();
@@ -176,6 +199,22 @@ void Attention::Impl::connect() {
   backend->copy_rows(bytes + transport.rank(), 1, &kGreeting, 1, 1, 1, stream);
   transport.wait(transport.post(std::move(exchange), stream), stream, meeting.patience().for_peer());
   backend->synchronize(backend->mark(stream), meeting.patience().for_peer(), [this] { transport.progress(); });
+}
+
+void Attention::Impl::set_lengths(const Batch& batch) {
+  if (batch == job.batch) return;
+  if (batch == prepared->batch) {
+    others.reset();
+  } else {
+    Job asked = job;
+    asked.batch = prepared->batch;
+    const Options within = options_within(asked, options, batch, *kernel, transport.route(), transport.size());
+    asked.batch = batch;
+    auto lengths = std::make_unique<Lengths>(asked, within, *kernel, transport);
+    if (several()) lengths->mover.emplace(lengths->plan(), streams, transport, *backend, options.checksum);
+    others = std::move(lengths);
+  }
+  job.batch = batch;
 }
 
 void Attention::Impl::check(const Inputs& inputs, const Outputs& outputs, std::span<std::byte> space) const {
@@ -209,7 +248,11 @@ void Attention::Impl::check_capture() const {
                        transport.name(), transport.size() - 1),
            "Enqueue it outside of the capture.");
   }
-  if (!all_prepared) {
+  if (others != nullptr) {
+    refuse("the tables of other lengths than the prepared ones are made for one run",
+           "Prepare an Attention for these lengths, or enqueue the run outside of the capture.");
+  }
+  if (!prepared->all_prepared()) {
     refuse(fmt::format("its {} blocks share memory for their tables", plan().blocks.size()),
            "Use larger blocks, or enqueue it outside of the capture.");
   }
@@ -244,32 +287,34 @@ void Attention::Impl::enqueue(const Inputs& inputs, const Outputs& outputs, std:
   FoldStep::Memory memory{
       inputs.q,     {inputs.k, inputs.v}, {}, space.data() + layout.state, {outputs.out, outputs.lse, inputs.sinks},
       outputs.state};
-  std::array<StreamRows, 2> buffers =
-      owns_block_buffers() ? buffers_at(block_buffers.data(), block_buffers_layout(streams, plan().buffer_rows))
-                           : buffers_at(space.data(), layout);
+  std::array<StreamRows, 2> buffers = owns_block_buffers()
+                                          ? buffers_at(block_buffers.data(), block_buffers_layout(streams, buffer_rows))
+                                          : buffers_at(space.data(), layout);
   for (std::size_t parity = 0; parity < 2; ++parity) {
     const void* k = buffers[parity][0];
     const void* v = buffers[parity][1];
-    memory.buffers[parity] = {dense_view(k, spec.dtype, plan().buffer_rows, spec.kv_heads, spec.head_dim),
-                              dense_view(v, spec.dtype, plan().buffer_rows, spec.kv_heads, spec.head_dim_v)};
+    memory.buffers[parity] = {dense_view(k, spec.dtype, buffer_rows, spec.kv_heads, spec.head_dim),
+                              dense_view(v, spec.dtype, buffer_rows, spec.kv_heads, spec.head_dim_v)};
   }
   if (waiting == 0 && !captured) marks->record(kFirstBegins, stream);
   const bool moves = several() && mode == RunMode::kWhole;
-  if (moves) mover->bind(dense_shard(inputs, rows_at(space.data(), layout.staged), stream), std::move(buffers));
-  FoldStep step(plan(), *kernel, prepared, memory);
-  const RingLoop loop{plan(), transport,       *backend,           step,          moves ? &*mover : nullptr,
+  if (moves) now().mover->bind(dense_shard(inputs, rows_at(space.data(), layout.staged), stream), std::move(buffers));
+  FoldStep step(plan(), *kernel, now().prepared, memory);
+  const RingLoop loop{plan(), transport,       *backend,           step,          moves ? &*now().mover : nullptr,
                       times,  options.overlap, meeting.patience(), longest_fold()};
   enqueue_blocks(loop, stream, block_done);
   if (captured) return;
   marks->record(kLastEnds, stream);
   ++waiting;
+  waiting_seconds += now().forecast.prediction.seconds;
 }
 
 // Waits for all runs: for their beginning as long as it takes, since what the stream holds before them is not known
 // here, then as `wait` says, and to the end. A failure gives up what is in flight.
 template <typename Wait>
 void Attention::Impl::settle(const Wait& wait) {
-  const double predicted = static_cast<double>(std::exchange(waiting, 0)) * forecast->prediction.seconds;
+  waiting = 0;
+  const double predicted = std::exchange(waiting_seconds, 0.0);
   try {
     marks->synchronize(kFirstBegins, Patience::endless(), progress());
     wait();
@@ -299,9 +344,9 @@ const Job& Attention::job() const { return impl_->job; }
 const Options& Attention::options() const { return impl_->options; }
 const FoldChoice& Attention::kernel() const { return impl_->choice; }
 Backend& Attention::backend() { return *impl_->backend; }
-const JobLayout& Attention::layout() const { return impl_->forecast->layout; }
-const Plan& Attention::plan() const { return impl_->forecast->plan; }
-const Prediction& Attention::prediction() const { return impl_->forecast->prediction; }
+const JobLayout& Attention::layout() const { return impl_->now().forecast.layout; }
+const Plan& Attention::plan() const { return impl_->plan(); }
+const Prediction& Attention::prediction() const { return impl_->now().forecast.prediction; }
 std::int64_t Attention::q_rows() const { return impl_->q_rows(); }
 std::int64_t Attention::k_rows() const { return impl_->k_rows(); }
 std::size_t Attention::workspace_bytes(bool dense_kv) const { return impl_->workspace(dense_kv).bytes; }
@@ -311,17 +356,21 @@ RunStats Attention::run(const Inputs& inputs, const Outputs& outputs, std::span<
   Impl& impl = *impl_;
   impl.meeting.together([&] { impl.check(inputs, outputs, workspace); });
   wait();  // what was enqueued before: its time is none of this run's
-  impl.enqueue(inputs, outputs, workspace, stream, &*impl.timeline, block_done, mode);
+  std::optional<Timeline>& timeline = impl.now().timeline;
+  if (!timeline) timeline.emplace(*impl.backend, plan().blocks.size(), !impl.several());
+  impl.enqueue(inputs, outputs, workspace, stream, &*timeline, block_done, mode);
   impl.settle([&] {
     if (!impl.backend->enqueues()) return;
     const auto blocks = static_cast<std::int64_t>(plan().blocks.size());
     for (std::int64_t b = 0; b < blocks; ++b) {
-      impl.timeline->await_fold(b, impl.meeting.patience().for_work(impl.longest_fold()), impl.progress());
+      timeline->await_fold(b, impl.meeting.patience().for_work(impl.longest_fold()), impl.progress());
       if (block_done) block_done(b + 1, blocks);
     }
   });
-  return impl.timeline->stats();
+  return timeline->stats();
 }
+
+void Attention::set_lengths(const Batch& batch) { impl_->set_lengths(batch); }
 
 void Attention::enqueue(const Inputs& inputs, const Outputs& outputs, std::span<std::byte> workspace, Stream stream) {
   impl_->check(inputs, outputs, workspace);

@@ -87,18 +87,27 @@ class Attention {
   RunStats run(const Inputs& inputs, const Outputs& outputs, std::span<std::byte> workspace, Stream stream = {},
                const BlockDone& block_done = {}, RunMode mode = RunMode::kWhole);
 
-  // The same work without the waiting, for the lengths that the object was made with: every rank enqueues the same runs
-  // in the same order, and the memory behind all views is in use until the stream has passed them. One workspace serves
-  // any number of runs, for they follow each other on the stream; runs of other objects of the same transport may lie
-  // between. Nothing is agreed on: kUsage is thrown here alone, before anything is enqueued. Nor is anything allocated.
-  // The host doesn't wait for the device, unless the plan has so many blocks that their tables were not prepared. Nor
-  // does it wait for other ranks on transport p2p, unless they are threads of its process; on nccl as NCCL's own calls
-  // do. A failure of an earlier run may surface here. A host kernel does the work before this returns.
+  // With Options::shorter_lengths: other lengths for the runs from here on, until the next call: as many sequences as
+  // the job that the object was made with or fewer, none with more queries or keys than that one's of the same index.
+  // job(), layout(), plan() and the rows are then of these lengths; workspace_bytes() too, and it is no more than
+  // before. Every rank calls it with the same batch between the same runs. Nothing is agreed on, and no device memory
+  // allocated; the plan is made anew on the host. Blocks of other lengths are not announced to peers, so with several
+  // ranks hosts may wait for each other in enqueue(). Throws kUsage, and changes nothing, for lengths beyond what was
+  // prepared.
+  void set_lengths(const Batch& batch);
+
+  // The same work without the waiting: every rank enqueues the same runs in the same order, and the memory behind all
+  // views is in use until the stream has passed them. One workspace serves any number of runs, for they follow each
+  // other on the stream; runs of other objects of the same transport may lie between. Nothing is agreed on: kUsage is
+  // thrown here alone, before anything is enqueued. Nor is anything allocated. The host doesn't wait for the device,
+  // unless the plan has so many blocks that their tables were not prepared. Nor does it wait for other ranks on
+  // transport p2p, unless they are threads of its process; on nccl as NCCL's own calls do. A failure of an earlier run
+  // may surface here. A host kernel does the work before this returns.
   //
   // While `stream` is being captured the run becomes part of the graph, whose launches read and write the memory that
   // the views name now; the object and the workspace outlive it, and the graph's launches follow other runs of the
   // object in stream order. kUnsupported where a graph can't hold the run: several ranks, or tables that were not
-  // prepared.
+  // prepared, as those of set_lengths() are not.
   void enqueue(const Inputs& inputs, const Outputs& outputs, std::span<std::byte> workspace, Stream stream = {});
 
   // Returns when the device has passed every run that was enqueued; at once if there is none. Throws what they failed
@@ -106,6 +115,7 @@ class Attention {
   void wait();
 
  private:
+  struct Lengths;
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };

@@ -49,11 +49,13 @@ FoldLimits largest_task(const Job& job, const JobLayout& layout, const FoldKerne
   return limits;
 }
 
-// What a rank needs whatever the blocks are: its shards, results, scratch and the dense copy.
-std::size_t fixed_bytes(const Job& job, const JobLayout& layout, const FoldKernel& kernel, int rank, bool staged) {
+// What a rank needs whatever the blocks are: its shards, results, scratch, the dense copy and spare rows.
+std::size_t fixed_bytes(const Job& job, const JobLayout& layout, const Options& options, const FoldKernel& kernel,
+                        int rank, bool staged) {
   const std::int64_t k_rows = layout.keys.tokens(rank);
-  const std::int64_t staged_bytes = staged ? k_rows * kv_token_bytes(job.spec) : 0;
-  return static_cast<std::size_t>(shard_bytes(job.spec, layout.queries.tokens(rank), k_rows) + staged_bytes) +
+  const std::int64_t rows = (staged ? k_rows : 0) + 2 * spare_rows(job, options, kernel, layout.queries.world());
+  return static_cast<std::size_t>(shard_bytes(job.spec, layout.queries.tokens(rank), k_rows) +
+                                  rows * kv_token_bytes(job.spec)) +
          kernel.scratch_bytes(largest_task(job, layout, kernel, rank));
 }
 
@@ -67,7 +69,8 @@ PlanOptions plan_options(const Job& job, const JobLayout& layout, const Options&
   result.checksum = options.checksum;
   const int world = layout.queries.world();
   for (int rank = 0; rank < world; ++rank) {  // ranks must cut the same blocks, so the neediest decides
-    result.fixed_bytes = std::max(result.fixed_bytes, fixed_bytes(job, layout, kernel, rank, staged_kv && world > 1));
+    result.fixed_bytes =
+        std::max(result.fixed_bytes, fixed_bytes(job, layout, options, kernel, rank, staged_kv && world > 1));
     result.state_bytes = std::max(result.state_bytes, kernel.state_bytes(layout.queries.tokens(rank)));
   }
   return result;
@@ -108,7 +111,7 @@ Forecast forecast(const Job& job, const Options& options, const FoldKernel& kern
   return {all.layout(), std::move(plan), prediction};
 }
 
-FoldLimits task_limits(const Job& job, const JobLayout& layout, const Plan& plan, const FoldKernel& kernel) {
+FoldLimits task_limits(const Plan& plan) {
   FoldLimits limits;
   for (const QueryRun& run : plan.queries) limits.rows += run.rows;
   limits.query_runs = static_cast<std::int64_t>(plan.queries.size());
@@ -118,10 +121,27 @@ FoldLimits task_limits(const Job& job, const JobLayout& layout, const Plan& plan
   }
   limits.sources = 2;
   limits.sequences = static_cast<std::int64_t>(plan.key_lengths.size());
-  limits.prepared = static_cast<std::int64_t>(plan.blocks.size());
-  const std::size_t counted = kernel.scratch_bytes(largest_task(job, layout, kernel, plan.rank));
-  if (kernel.scratch_bytes(limits) > counted) limits.prepared = 0;
   return limits;
+}
+
+FoldLimits reserved_limits(const Job& job, const Options& options, const JobLayout& layout, const Plan& plan,
+                           const FoldKernel& kernel) {
+  const FoldLimits largest = largest_task(job, layout, kernel, plan.rank);
+  FoldLimits limits = task_limits(plan);
+  if (options.shorter_lengths) {
+    limits.key_runs = std::min(limits.key_runs + limits.sequences, largest.key_runs);
+    limits.tiles = std::min(limits.tiles + limits.sequences, largest.tiles);
+  }
+  limits.prepared = static_cast<std::int64_t>(plan.blocks.size());
+  if (kernel.scratch_bytes(limits) > kernel.scratch_bytes(largest)) limits.prepared = 0;
+  return limits;
+}
+
+std::int64_t spare_rows(const Job& job, const Options& options, const FoldKernel& kernel, int world) {
+  if (!options.shorter_lengths || world == 1) return 0;
+  // A block is at least one tile of keys; a sequence in it that lies on several ranks has two keys or more.
+  const std::int64_t tile = kernel.key_tile();
+  return tile * (1 + std::min(static_cast<std::int64_t>(job.batch.sequences.size()), tile / 2));
 }
 
 }  // namespace ringattn

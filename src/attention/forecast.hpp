@@ -37,7 +37,14 @@ struct Forecast {
 Forecast forecast(const Job& job, const Options& options, const FoldKernel& kernel, Route route, int world, int rank,
                   bool staged_kv = false);
 
-// What the largest task of a plan holds. Its tasks are all prepared, where the memory for that was counted in the plan.
-FoldLimits task_limits(const Job& job, const JobLayout& layout, const Plan& plan, const FoldKernel& kernel);
+// What the largest task of a plan holds. None of its tasks are prepared.
+FoldLimits task_limits(const Plan& plan);
+// What is reserved for a plan: room for its tasks, which are all prepared where the memory for that was counted in the
+// plan; and with Options::shorter_lengths for as many more pieces of sequences as a block of shorter ones may hold.
+FoldLimits reserved_limits(const Job& job, const Options& options, const JobLayout& layout, const Plan& plan,
+                           const FoldKernel& kernel);
+// Rows of each block buffer beside those that the plan needs, for tiles of shorter sequences that are assembled from
+// the rows of several ranks. None without Options::shorter_lengths.
+std::int64_t spare_rows(const Job& job, const Options& options, const FoldKernel& kernel, int world);
 
 }  // namespace ringattn

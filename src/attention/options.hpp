@@ -24,6 +24,7 @@ struct Options {
   bool overlap = true;            // the next block travels while this one is folded
   bool checksum = false;          // verify each part of a block after its travels
   bool state_out = false;         // a run also writes Outputs::state
+  bool shorter_lengths = false;   // runs of shorter sequences will come, too: Attention::set_lengths()
   int threads = 0;                // of a host kernel; 0: this rank's share of the processors it may use
   // Of every single wait for a peer that should be ready. A wait for one that computes lasts longer by ten times what
   // the machine model predicts (comm/patience.hpp).

@@ -102,6 +102,67 @@ TEST_P(Enqueue, LayersInARowAreTheLayersOneByOne) {
   });
 }
 
+// Runs of other lengths in a prepared object are runs of an object that was made for them.
+TEST_P(Enqueue, ShorterLengthsInAPreparedJob) {
+  const auto packed = [](std::vector<std::pair<std::int64_t, std::int64_t>> lengths) {
+    Batch batch;
+    for (const auto& [queries, keys] : lengths) batch.sequences.push_back({queries, keys, keys - queries});
+    return batch;
+  };
+  const Batch longest = packed({{700, 700}, {300, 900}, {64, 64}, {1, 2000}});
+  const std::vector<Batch> lengths{
+      packed({{700, 700}, {300, 899}, {64, 64}, {1, 2000}}),
+      packed({{1, 1}, {1, 1}, {1, 1}, {1, 1}}),
+      packed({{0, 0}, {300, 900}}),
+      packed({{129, 700}, {300, 300}, {63, 63}, {0, 1999}}),
+      longest,
+      packed({{333, 333}}),
+  };
+  for (const std::int64_t block : {0, 128, 1024}) {
+    in_world([&](Transport& world) {
+      Options options = on_cpu(block);
+      options.shorter_lengths = true;
+      Attention attention({small_job(1).spec, longest}, world, options);
+      std::vector<std::byte> workspace(attention.workspace_bytes());
+      for (const Batch& batch : lengths) {
+        Attention alone({small_job(1).spec, batch}, world, on_cpu(block));
+        std::vector<std::byte> own(alone.workspace_bytes());
+        std::vector<Layer> expected = layers_of(alone, world.rank(), 11);
+        for (Layer& layer : expected) alone.run(layer.inputs(), layer.outputs(), own);
+
+        attention.set_lengths(batch);
+        EXPECT_EQ(attention.job().batch, batch);
+        EXPECT_LE(attention.workspace_bytes(), workspace.size());
+        std::vector<Layer> found = layers_of(attention, world.rank(), 11);
+        for (Layer& layer : found) attention.enqueue(layer.inputs(), layer.outputs(), workspace);
+        attention.wait();
+        ASSERT_TRUE(std::ranges::equal(attention.layout().queries.runs(world.rank()),
+                                       alone.layout().queries.runs(world.rank())));
+        for (std::size_t i = 0; i < found.size(); ++i) {
+          EXPECT_TRUE(found[i].same_bits(expected[i])) << "layer " << i << " of " << batch.sequences.size();
+        }
+      }
+    });
+  }
+}
+
+TEST_P(Enqueue, LengthsBeyondThePreparedAreRefused) {
+  in_world([](Transport& world) {
+    Options options = on_cpu();
+    options.shorter_lengths = true;
+    Attention attention({small_job(1).spec, uniform_batch(2, 100, 300)}, world, options);
+    for (const Batch& batch : {uniform_batch(3, 1, 1), uniform_batch(1, 101, 300), uniform_batch(2, 100, 301)}) {
+      const Error error = error_of([&] { attention.set_lengths(batch); });
+      EXPECT_EQ(error.code(), ErrorCode::kUsage);
+      EXPECT_NE(std::string(error.what()).find("were prepared"), std::string::npos) << error.what();
+    }
+    EXPECT_EQ(error_of([&] { attention.set_lengths({{-1, 5, 0}}); }).code(), ErrorCode::kUsage);
+    EXPECT_EQ(attention.job().batch, uniform_batch(2, 100, 300));  // nothing has changed
+    Attention fixed({small_job(1).spec, uniform_batch(2, 100, 300)}, world, on_cpu());
+    EXPECT_EQ(error_of([&] { fixed.set_lengths(uniform_batch(2, 100, 299)); }).code(), ErrorCode::kUsage);
+  });
+}
+
 TEST_P(Enqueue, TwoJobsFollowEachOther) {
   in_world([](Transport& world) {
     Attention longer(small_job(900), world, on_cpu());

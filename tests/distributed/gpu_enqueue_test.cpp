@@ -46,6 +46,8 @@ class DeviceLayer {
     k_ = place(attention.k_rows(), kKvHeads);
     v_ = place(attention.k_rows(), kKvHeads);
     out_ = place(attention.q_rows(), kHeads);
+    q_rows_ = attention.q_rows();
+    k_rows_ = attention.k_rows();
     lse_ = attention.backend().allocate(static_cast<std::size_t>(attention.q_rows() * kHeads) * sizeof(float));
     load(seed);
   }
@@ -70,11 +72,10 @@ class DeviceLayer {
     const auto view = [](const Buffer& buffer, std::int64_t rows, int heads) {
       return dense_view(static_cast<const void*>(buffer.data()), Dtype::kBf16, rows, heads, kDim);
     };
-    return {view(q_, attention_.q_rows(), kHeads), view(k_, attention_.k_rows(), kKvHeads),
-            view(v_, attention_.k_rows(), kKvHeads)};
+    return {view(q_, q_rows_, kHeads), view(k_, k_rows_, kKvHeads), view(v_, k_rows_, kKvHeads)};
   }
   Outputs outputs() const {
-    return {dense_view(static_cast<void*>(out_.data()), Dtype::kBf16, attention_.q_rows(), kHeads, kDim),
+    return {dense_view(static_cast<void*>(out_.data()), Dtype::kBf16, q_rows_, kHeads, kDim),
             {reinterpret_cast<float*>(lse_.data()), kHeads, 1},
             {}};
   }
@@ -101,6 +102,8 @@ class DeviceLayer {
 
   Attention& attention_;
   int rank_;
+  std::int64_t q_rows_ = 0;  // when it was made
+  std::int64_t k_rows_ = 0;
   Buffer q_, k_, v_, out_, lse_;
 };
 
@@ -165,6 +168,56 @@ TEST_F(GpuEnqueue, ThirtyTwoLayersOfTwoRanks) {
         [&](const Error& error) { failure = error.what(); });
     EXPECT_EQ(failure, "") << transport;
   }
+}
+
+// Lengths change between runs that nobody has waited for.
+void expect_lengths_in_a_row(Transport& world, std::int64_t block_tokens) {
+  const Job longest{job_of(1).spec, {{{1500, 1500, 0}, {700, 3000, 2300}, {1, 900, 899}}}};
+  const std::vector<Batch> lengths{{{1499, 1499, 0}, {700, 2500, 1800}, {1, 900, 899}},
+                                   {{1, 1, 0}, {1, 1, 0}, {1, 1, 0}},
+                                   longest.batch,
+                                   {{300, 1000, 700}}};
+  Options options = on_gpu(block_tokens);
+  options.shorter_lengths = true;
+  Attention attention(longest, world, options);
+  const Buffer workspace = attention.backend().allocate(attention.workspace_bytes());
+  const std::span<std::byte> space(workspace.data(), workspace.bytes());
+  std::vector<DeviceLayer> layers;
+  std::vector<std::vector<std::byte>> expected;
+  for (const Batch& batch : lengths) {
+    Attention alone({longest.spec, batch}, world, on_gpu(block_tokens));
+    const Buffer own = alone.backend().allocate(alone.workspace_bytes());
+    std::vector<DeviceLayer> layer = layers_of(alone, world.rank(), 1, 3);
+    expected.push_back(results_one_by_one(alone, layer, {own.data(), own.bytes()}).front());
+    world.barrier(Deadline::after(60.0));
+    attention.set_lengths(batch);
+    layers.emplace_back(attention, world.rank(), 3);
+  }
+  for (std::size_t i = 0; i < lengths.size(); ++i) {
+    attention.set_lengths(lengths[i]);
+    attention.enqueue(layers[i].inputs(), layers[i].outputs(), space, attention.backend().stream());
+  }
+  attention.wait();
+  for (std::size_t i = 0; i < lengths.size(); ++i) EXPECT_EQ(layers[i].result(), expected[i]) << "lengths " << i;
+  world.barrier(Deadline::after(60.0));
+}
+
+TEST_F(GpuEnqueue, LengthsChangeBetweenRuns) {
+  const auto self = make_self_transport(MemoryKind::kDevice);
+  for (const std::int64_t block : {0, 512}) expect_lengths_in_a_row(*self, block);
+  WorldRequest request;
+  request.transport = "p2p";
+  request.memory = WantedMemory::kDevice;
+  request.ranks = 2;
+  std::string failure;
+  run_world(
+      request,
+      [](Transport& world) {
+        expect_lengths_in_a_row(world, 512);
+        return 0;
+      },
+      [&](const Error& error) { failure = error.what(); });
+  EXPECT_EQ(failure, "");
 }
 
 TEST_F(GpuEnqueue, TwoJobsShareAStream) {

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/lengths.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "attention/forecast.hpp"
+#include "base/error.hpp"
+
+namespace ringattn {
+
+namespace {
+
+[[noreturn]] void refuse(const std::string& what, const std::string& why) {
+  fail(ErrorCode::kUsage, what, why, "Prepare an Attention for the longest lengths that will come.");
+}
+
+void check_lengths(const Batch& batch, const Batch& prepared) {
+  if (batch.sequences.size() > prepared.sequences.size()) {
+    refuse(fmt::format("there are {} sequences", batch.sequences.size()),
+           fmt::format("{} were prepared", prepared.sequences.size()));
+  }
+  for (std::size_t i = 0; i < batch.sequences.size(); ++i) {
+    const Sequence& sequence = batch.sequences[i];
+    const Sequence& limit = prepared.sequences[i];
+    if (sequence.q_len <= limit.q_len && sequence.k_len <= limit.k_len) continue;
+    refuse(fmt::format("sequence {} has {} queries and {} keys", i, sequence.q_len, sequence.k_len),
+           fmt::format("{} and {} were prepared", limit.q_len, limit.k_len));
+  }
+}
+
+// What the runs of a rank need of what is allocated once.
+struct Room {
+  FoldLimits task;
+  std::int64_t buffer_rows = 0;
+  bool keeps_state = false;
+
+  // What of `other` finds no room, in words; nothing if all of it does.
+  std::string misses(const Room& other) const {
+    const auto more = [](std::string_view what, std::int64_t needed, std::int64_t there) {
+      return needed <= there ? std::string() : fmt::format("{} {}, {} were prepared", needed, what, there);
+    };
+    for (const std::string& missing : {more("query rows", other.task.rows, task.rows),
+                                       more("runs of queries", other.task.query_runs, task.query_runs),
+                                       more("runs of keys in a block", other.task.key_runs, task.key_runs),
+                                       more("key tiles in a block", other.task.tiles, task.tiles),
+                                       more("rows of a block buffer", other.buffer_rows, buffer_rows),
+                                       more("fold states", other.keeps_state ? 1 : 0, keeps_state ? 1 : 0)}) {
+      if (!missing.empty()) return missing;
+    }
+    return {};
+  }
+};
+
+Room room_of(const Plan& plan) { return {task_limits(plan), plan.buffer_rows, plan.keeps_state}; }
+
+}  // namespace
+
+Options options_within(const Job& prepared, const Options& options, const Batch& batch, const FoldKernel& kernel,
+                       Route route, int world) {
+  check_lengths(batch, prepared.batch);
+  if (!options.shorter_lengths) refuse("the lengths can't be changed", "Options::shorter_lengths is off");
+  if (options.query_runs || options.key_runs) {
+    refuse("the lengths can't be changed", "the caller dealt the tokens of the prepared ones");
+  }
+  Job job = prepared;
+  job.batch = batch;
+  check_job(job);
+
+  const Forecasts allocated(prepared, options, kernel, route, world);
+  std::vector<Room> rooms;
+  Options fitting = options;
+  for (int rank = 0; rank < world; ++rank) {
+    const Plan plan = allocated.plan(rank);
+    rooms.push_back({reserved_limits(prepared, options, allocated.layout(), plan, kernel),
+                     plan.buffer_rows + spare_rows(prepared, options, kernel, world), plan.keeps_state});
+  }
+  for (const BlockPlan& block : allocated.plan(0).blocks) {
+    fitting.block_tokens = std::max(fitting.block_tokens, block.last_token - block.first_token);
+  }
+  const std::int64_t tile = kernel.key_tile();
+  std::string missing;
+  for (std::int64_t tiles = (fitting.block_tokens + tile - 1) / tile; tiles > 0; tiles /= 2) {
+    fitting.block_tokens = tiles * tile;
+    const Forecasts wanted(job, fitting, kernel, route, world);
+    missing.clear();
+    for (int rank = 0; rank < world && missing.empty(); ++rank) {
+      missing = rooms[static_cast<std::size_t>(rank)].misses(room_of(wanted.plan(rank)));
+      if (!missing.empty()) missing = fmt::format("rank {} needs {}", rank, missing);
+    }
+    if (missing.empty()) return fitting;
+  }
+  refuse("these lengths need more room than was prepared", missing);
+}
+
+}  // namespace ringattn
