@@ -173,7 +173,7 @@ int run(const std::string& what, const std::string& kernel, int head_dim, std::i
     if (what == "host") measure_host(device);
     if (what == "generator") measure_generator(device);
     if (what == "bias") {
-      for (const Dtype dtype : {Dtype::kBf16, Dtype::kF32}) measure_bias(device, dtype);
+      for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) measure_bias(device, dtype);
     }
   }
   return 0;

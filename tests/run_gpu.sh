@@ -25,7 +25,7 @@ part worlds 3 "the same digest on 1 … N GPUs, layouts and block sizes, p2p and
 part one-connection 2 "p2p with CUDA_DEVICE_MAX_CONNECTIONS=1: no deadlock, the same digest"
 part several-a-gpu 2 "worlds of 2 to 7 ranks on one GPU, as threads, p2p: the same bits"
 part oracle 2 "256k tokens on all GPUs: 64 rows against fp64"
-part sanitizers 9 "compute-sanitizer's four tools over a reduced suite: fold, worlds on one GPU, p2p"
+part sanitizers 9 "compute-sanitizer's four tools beside each other, over a reduced suite: fold, worlds on one GPU, p2p"
 part faults 2 "a killed rank ends the others with code 6"
 
 job=(--synthetic 7 --heads 32 --kv-heads 8 --head-dim 128 --dtype bf16)
@@ -126,36 +126,48 @@ part_oracle() {
 
 # One short test of each kind: the tools slow kernels down a hundredfold, and racecheck sm80_plain so much that it only
 # sees that kernel's smallest test. A filter that finds nothing, or only skipped tests, is a failure too.
-sanitizers() {
-  local tool entry limit left code ended=$((SECONDS + 530))
+# sanitizer TOOL SECONDS: when the script's clock shows SECONDS its time is over.
+sanitizer() {
+  local tool=$1 ended=$2 log=$state/sanitizer-$1.log entry left code failed=0
   local rows='Kernels/FoldExact.RowsWithoutKeysAreZero' nan='Kernels/CudaFoldTest.NanInAValueStaysInItsTile'
-  local -a entries failures=()
-  for tool in memcheck racecheck initcheck synccheck; do
-    entries=("fold_test $rows/sm80*:$rows/sm90*" "cuda_fold_test *NanInAValueStaysInItsTile*"
-      'gpu_invariance_test *GpuInvariance.FewTokensManyRanks*'
-      'comm_p2p_test P2p.FreedMemoryGoesBackAtTheNextAllGather')
-    [[ $tool != racecheck ]] || entries[1]="cuda_fold_test $nan/sm80_fold:$nan/sm90_fold"
-    for entry in "${entries[@]}"; do
-      left=$((ended - SECONDS)) limit=120 code=0
-      if ((left < 1)); then
-        failures+=("$tool, ${entry%% *}: not run, for the part's 9 minutes are over")
-        continue
-      fi
-      ((left > limit)) || limit=$left
-      echo "== $tool: $entry"
-      timeout --kill-after=5 "$limit" compute-sanitizer --tool "$tool" --error-exitcode 9 \
-        "$(find "build/$preset" -type f -executable -name "${entry%% *}")" --gtest_filter="${entry#* }" \
-        >"$state/sanitizer.log" 2>&1 || code=$?
-      cat "$state/sanitizer.log"
-      case $code in
-        0) grep -qE '^\[  PASSED  \] [1-9]' "$state/sanitizer.log" || failures+=("$tool, ${entry%% *}: no test ran") ;;
-        124 | 137) failures+=("$tool, ${entry%% *}: over its time limit of $limit s") ;;
-        *) failures+=("$tool, ${entry%% *}: code $code") ;;
-      esac
-    done
+  local -a entries=("fold_test $rows/sm80*:$rows/sm90*" "cuda_fold_test *NanInAValueStaysInItsTile*"
+    'gpu_invariance_test *GpuInvariance.FewTokensManyRanks*' 'comm_p2p_test P2p.FreedMemoryGoesBackAtTheNextAllGather')
+  [[ $tool != racecheck ]] || entries[1]="cuda_fold_test $nan/sm80_fold:$nan/sm90_fold"
+  complain() {
+    echo "FAILED $tool, ${entry%% *}: $1"
+    failed=1
+  }
+  for entry in "${entries[@]}"; do
+    left=$((ended - SECONDS)) code=0
+    if ((left < 1)); then
+      complain "not run, for the part's 9 minutes are over"
+      continue
+    fi
+    echo "== $tool: $entry"
+    timeout --kill-after=5 "$left" compute-sanitizer --tool "$tool" --error-exitcode 9 \
+      "$(find "build/$preset" -type f -executable -name "${entry%% *}")" --gtest_filter="${entry#* }" >"$log" 2>&1 || code=$?
+    cat "$log"
+    case $code in
+      0) grep -qE '^\[  PASSED  \] [1-9]' "$log" || complain "no test ran" ;;
+      124 | 137) complain "the part's 9 minutes were over" ;;
+      *) complain "code $code" ;;
+    esac
   done
-  ((${#failures[@]} == 0)) || printf 'FAILED %s\n' "${failures[@]}"
-  ((${#failures[@]} == 0))
+  return "$failed"
+}
+# The tools run beside each other; their reports follow one another.
+sanitizers() {
+  local tool ended=$((SECONDS + 530)) failed=0
+  local -a tools=(memcheck racecheck initcheck synccheck) pids=()
+  for tool in "${tools[@]}"; do
+    sanitizer "$tool" "$ended" >"$state/sanitizers-$tool.log" 2>&1 &
+    pids+=($!)
+  done
+  for tool in "${!tools[@]}"; do
+    wait "${pids[$tool]}" || failed=1
+    cat "$state/sanitizers-${tools[$tool]}.log"
+  done
+  return "$failed"
 }
 part_sanitizers() {
   need_build
