@@ -46,8 +46,8 @@ part long-sum 3 "the bias of sums over up to 2m keys: cuDNN, FlashAttention-2, o
 part cpu 2 "ours on the CPU, one rank and two under mpirun, beside the folds alone (any host)"
 
 readme_parts=(machine one-gpu scaling two-million)
-parts_more_options='  --readme      as the first word: the parts that the README shows, or the PARTs that are named; then the pages are written
-'
+parts_more_options="
+  --readme      as the first word: the parts that the README shows, or those PARTs alone; then the pages are written"
 
 part_file() { echo "$results/$date-$1.jsonl"; }
 part_is_done() {

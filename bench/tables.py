@@ -299,7 +299,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--check", action="store_true", help="write nothing; code 1 where a file would change")
-    what.add_argument("--select", metavar="GPU", help="a folder of bench/results; those of several such GPUs (GPU-x4) belong to it")
+    what.add_argument("--select", metavar="GPU", help="a folder of bench/results, and those of several (GPU-x4)")
     arguments = parser.parse_args()
     try:
         if arguments.select:

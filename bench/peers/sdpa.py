@@ -68,6 +68,14 @@ def self_check(world: common.World) -> int:
     return 0 if good else 1
 
 
+def line(world: common.World, kernel: str, shape: common.Shape, found: dict[str, Any]) -> dict[str, Any]:
+    if kernel != FLASH_ATTENTION_3:
+        return common.line(world, "pytorch sdpa", "self", kernel, shape, **found)
+    # A tool of its own, which has one kernel.
+    tool = {"name": FLASH_ATTENTION_3, "version": flash_attention_3_version()}
+    return common.line(world, FLASH_ATTENTION_3, "self", "", shape, **found) | {"tool": tool}
+
+
 def main() -> int:
     parser = common.describe(__doc__)
     common.add_job_flags(parser, "1k-128k*2")
@@ -94,12 +102,7 @@ def main() -> int:
                     )
                 except RuntimeError as error:  # the input alone doesn't fit
                     found = {"error": common.reason(error)}
-                if kernel == FLASH_ATTENTION_3:
-                    found["tool"] = {"name": FLASH_ATTENTION_3, "version": flash_attention_3_version()}
-                    name = ""  # it is a tool with one kernel
-                else:
-                    name = kernel
-                common.write(world, file, common.line(world, "pytorch sdpa", "self", name, shape, **found))
+                common.write(world, file, line(world, kernel, shape, found))
     return 0
 
 
