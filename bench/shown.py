@@ -48,6 +48,20 @@ class Group:
         return tuple(dict.fromkeys(pathlib.PurePath(name).name[: len("2026-01-01")] for name in self.files))
 
     @property
+    def peers(self) -> tuple[str, ...]:
+        """Who was measured beside ours, and which version of them."""
+        found = {}
+        for line in self.lines:
+            tool = line.get("tool") or {}
+            if line.get("schema") == points.SCHEMA and tool["name"] != points.OURS:
+                # But for FlashAttention-3, the programs of bench/peers run what PyTorch brings.
+                name = "FlashAttention-3" if tool["name"] == "flash_attention_3" else "PyTorch"
+                found[f"{name} {tool['version']}"] = None
+            elif "peer" in line and "source" in line:
+                found[line["source"]] = None
+        return tuple(found)
+
+    @property
     def device(self) -> str:
         """The name of the GPU: "NVIDIA H200"; empty where no line names one."""
         for line in self.lines:

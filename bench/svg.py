@@ -201,8 +201,9 @@ def style_sheet() -> str:
 
 def document(description: str, width: float, height: float, elements: list[str]) -> str:
     """A whole file. The description is what a reader hears who sees no picture."""
+    size = f'width="{number(width)}" height="{number(height)}" viewBox="0 0 {number(width)} {number(height)}"'
     return "\n".join([
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {number(width)} {number(height)}" role="img">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">',
         f"<desc>{escape(description)}</desc>",
         f"<style>\n{style_sheet()}\n</style>",
         rectangle(0, 0, width, height, "paper"),

@@ -66,7 +66,8 @@ def origin(group: Group) -> str:
     """Whence a table is: files that hold each line's command and commit."""
     files = joined(f"[{name}](../bench/results/{name})".replace(".jsonl]", "]") for name in group.files)
     plural = "s" if len(group.commits) > 1 else ""
-    return f"Commit{plural} {commits(group)}{f', {group.device}' if group.device else ''}. Lines: {files}."
+    told = f"Commit{plural} {commits(group)}{f', {group.device}' if group.device else ''}. Lines: {files}."
+    return told + (f" Beside: {'; '.join(group.peers)}." if group.peers else "")
 
 
 def described(job: Job) -> str:
@@ -111,12 +112,18 @@ def measured(groups: Groups) -> str:
     return f"The figures ({gpu}) are of several commits: {joined(told)}."
 
 
+def measured_there(found: Iterable[tuple[str, int, str]]) -> list[str]:
+    """Ours, and the peers that were there to be measured."""
+    return [name for name in ON_ONE_GPU if any(who == name for _, _, who in found)]
+
+
 def speed(groups: Groups) -> str:
     """The README's choice."""
     found = on_one_gpu(groups)
-    rows = [["head_dim, heads, mask", "tokens", *ON_ONE_GPU]]
+    names = measured_there(found)
+    rows = [["head_dim, heads, mask", "tokens", *names]]
     for kind, length in README_ROWS:
-        cells = [found.get((kind, length, name)) for name in ON_ONE_GPU]
+        cells = [found.get((kind, length, name)) for name in names]
         if cells[0]:
             rows.append([described(cells[0].job), points.size(length), *rates(cells)])
     return columns(rows)
@@ -125,10 +132,11 @@ def speed(groups: Groups) -> str:
 def speed_main(groups: Groups) -> str:
     """The shape that peers are measured at, at every length."""
     found = on_one_gpu(groups)
-    lengths = sorted({length for kind, length, name in found if kind == MAIN and name in ON_ONE_GPU})
-    cells = {length: rates([found.get((MAIN, length, name)) for name in ON_ONE_GPU]) for length in lengths}
+    names = measured_there(found)
+    lengths = sorted({length for kind, length, name in found if kind == MAIN and name in names})
+    cells = {length: rates([found.get((MAIN, length, name)) for name in names]) for length in lengths}
     rows = [["TFLOP/s", *map(points.size, lengths)]]
-    rows += [[name, *(cells[length][at] for length in lengths)] for at, name in enumerate(ON_ONE_GPU)]
+    rows += [[name, *(cells[length][at] for length in lengths)] for at, name in enumerate(names)]
     return columns(rows)
 
 
@@ -189,11 +197,13 @@ def scaling(groups: Groups) -> str:
 
 
 def two_million(groups: Groups) -> str:
-    rows = [["2,097,152 tokens", "time", "TFLOP/s of each GPU", "memory of each", "waiting", "digest of O"]]
+    rows = [["2,097,152 tokens", "time", "TFLOP/s of each GPU", "memory of each (planned)", "waiting", "digest of O"]]
     runs = [line for line in groups["two-million"].lines if line.get("command") == "run"]
     for line in sorted(runs, key=lambda line: (line["world"]["ranks"], line["world"]["transport"])):
-        seconds, memory = line["time_ms"]["median"] / 1e3, line["memory_peak_bytes"] / 2**30
-        told = [f"{seconds:.1f} s", f"{line['tflops_per_rank']:.0f}", f"{memory:.1f} GiB", f"{line['exposed_ms']:.1f} ms"]
+        seconds = line["time_ms"]["median"] / 1e3
+        memory, planned = line["memory_peak_bytes"] / 2**30, line["plan"]["memory_per_rank"] / 2**30
+        told = [f"{seconds:.1f} s", f"{line['tflops_per_rank']:.0f}", f"{memory:.1f} GiB ({planned:.1f})"]
+        told.append(f"{line['exposed_ms']:.1f} ms")
         rows.append([gpus(line["world"]["ranks"]), *told, f"`{line['digest']['out'][:8]}…`"])
     return columns(rows)
 

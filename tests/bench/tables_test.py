@@ -130,6 +130,16 @@ class Changed(unittest.TestCase):
         self.assertIn(f"All figures here are of commit `{COMMIT[:7]}` (NVIDIA H200, bf16, 2030-01-02).", page)
         self.assertEqual(tables(self.root, "--check").returncode, 0)
 
+    def test_a_peer_that_was_not_there_has_no_column(self):
+        for name in self.selection()["one-gpu"]:
+            path = self.root / "bench/results" / name
+            lines = [line for line in path.read_text().splitlines(True) if "flash_attention_3" not in line]
+            path.write_text("".join(lines))
+        self.assertEqual(tables(self.root).returncode, 0)
+        (head,) = [line for line in (self.root / "README.md").read_text().splitlines() if line.startswith("| head_dim")]
+        names = [cell.strip() for cell in head.strip("|").split("|")[2:]]
+        self.assertEqual(names, ["ringattn", "cuDNN", "FlashAttention-2"])
+
     def test_several_commits_are_told_apart(self):
         self.selection_at_first = self.selection()
         self.measure("card", "2030-01-02", "one-gpu", "one-gpu")
