@@ -45,7 +45,8 @@ part two-million-peers 2 "the zigzag ring at 2,097,152 tokens"
 part long-sum 3 "the bias of sums over up to 2m keys: cuDNN, FlashAttention-2, ours"
 part cpu 2 "ours on the CPU, one rank and two under mpirun, beside the folds alone (any host)"
 
-readme_parts=(machine one-gpu scaling two-million)
+readme_parts=(one-gpu scaling two-million)
+if ((gpus > 1)); then readme_parts=(machine "${readme_parts[@]}"); fi  # several ranks plan with it
 parts_more_options="
   --readme      as the first word: the parts that the README shows, or those PARTs alone; then the pages are written"
 
