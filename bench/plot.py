@@ -6,7 +6,8 @@
     bench/plot.py scaling bench/results/nvidia-h200/*.jsonl -o scaling.svg    # TFLOP/s of a rank, over that of one rank
     ringattn run --trace trace.json ... && bench/plot.py timeline trace.json -o timeline.svg
 
-The ending of -o chooses the format: svg, png, pdf.
+Pictures are SVG, legible on light and on dark pages; nothing but Python is needed. The pictures of the README are drawn by
+bench/tables.py, from the results that it shows.
 """
 
 from __future__ import annotations
@@ -15,31 +16,19 @@ import argparse
 import json
 import sys
 from collections import defaultdict
-from typing import Any
+from collections.abc import Mapping, Sequence
+from itertools import chain
 
 import points
+import svg
 from points import Job, Point
-
-COLOURS = {"fold": "#2a7f62", "wait": "#c03d3e", "transfer": "#7ea3cc"}  # of a timeline's lanes
-
-
-def import_pyplot() -> Any:
-    try:
-        import matplotlib
-    except ImportError as error:
-        print(f"error: matplotlib isn't installed ({error}). Try pip install matplotlib.", file=sys.stderr)
-        sys.exit(4)
-    matplotlib.use("Agg")  # no display
-    from matplotlib import pyplot
-
-    return pyplot
 
 
 def speed_series(found: list[Point]) -> dict[str, dict[str, list[tuple[int, float]]]]:
     """For each kind of job, for each who measured: (length, TFLOP/s of a rank), ascending."""
     kinds: dict[str, dict[str, list[tuple[int, float]]]] = defaultdict(lambda: defaultdict(list))
     for point in found:
-        if point.tflops is not None:
+        if point.tflops is not None and point.job.seq:
             ranks = f", {point.world} ranks" if point.world > 1 else ""
             kinds[point.job.kind][point.name + ranks].append((point.job.seq, point.tflops))
     return {kind: {name: sorted(line) for name, line in sorted(series.items())} for kind, series in sorted(kinds.items())}
@@ -78,89 +67,79 @@ def timeline_bars(trace: dict) -> tuple[list[str], list[tuple[int, str, float, f
     return [names[rank] for rank in sorted(names)], bars
 
 
-def draw_speed(pyplot: Any, kinds: dict[str, dict[str, list[tuple[int, float]]]]) -> Any:
-    figure, all_axes = pyplot.subplots(len(kinds), 1, figsize=(9, 4.5 * len(kinds)), squeeze=False)
-    for axes, (kind, series) in zip(all_axes[:, 0], kinds.items()):
-        for name, line in series.items():
-            ours = name.startswith(points.OURS)
-            axes.plot(*zip(*line), marker="o", linewidth=2.2 if ours else 1.2, linestyle="-" if ours else "--", label=name)
-        ticks = sorted({seq for line in series.values() for seq, _ in line})
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(ticks, [points.size(seq) for seq in ticks])
-        axes.set_ylim(bottom=0)
-        axes.set(title=kind, xlabel="tokens of a sequence", ylabel="TFLOP/s of a rank")
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize=7)
-    return figure
+def lengths_of(lines: Mapping[str, Sequence[tuple[int, float]]]) -> tuple[tuple[float, str], ...]:
+    """Ticks for lengths: all powers of two from the shortest to the longest, and nothing else."""
+    lengths = [length for length, _ in chain.from_iterable(lines.values())]
+    powers = [1 << power for power in range(max(lengths).bit_length()) if min(lengths) <= 1 << power]
+    return tuple((length, points.size(length)) for length in powers or [min(lengths)])
 
 
-def draw_scaling(pyplot: Any, series: dict[str, list[tuple[int, float]]]) -> Any:
-    figure, axes = pyplot.subplots(figsize=(9, 5))
-    for name, line in series.items():
-        axes.plot(*zip(*line), marker="o", label=name)
-    axes.axhline(1.0, color="black", linewidth=0.8)
-    axes.set_xticks(sorted({ranks for line in series.values() for ranks, _ in line}))
-    axes.set_ylim(0, 1.1)
-    axes.set(xlabel="ranks", ylabel="TFLOP/s of a rank, over one rank alone")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=7)
-    return figure
+def speed_chart(title: str, subtitle: str, lines: Mapping[str, Sequence[tuple[int, float]]]) -> svg.Chart:
+    """Rates against length, the lines in order of importance."""
+    drawn = tuple(svg.Line(name, tuple(line)) for name, line in lines.items())
+    return svg.Chart(title, subtitle, "tokens of a sequence", lengths_of(lines), drawn)
 
 
-def draw_timeline(pyplot: Any, ranks: list[str], bars: list[tuple[int, str, float, float]]) -> Any:
-    lanes = list(COLOURS)
-    figure, axes = pyplot.subplots(figsize=(11, 1 + 0.7 * len(ranks)))
-    for rank, lane, begin, duration in bars:
-        row = rank + 0.28 * lanes.index(lane)
-        axes.barh(row, duration, left=begin, height=0.24, color=COLOURS[lane], edgecolor="white", linewidth=0.3)
-    axes.set_yticks([rank + 0.28 for rank in range(len(ranks))], ranks)
-    axes.invert_yaxis()
-    axes.set_xlabel("ms")
-    axes.legend([pyplot.Rectangle((0, 0), 1, 1, color=COLOURS[lane]) for lane in lanes], lanes, ncols=3, fontsize=8)
-    return figure
+def draw_speed(kinds: dict[str, dict[str, list[tuple[int, float]]]]) -> str:
+    def ours_first(lines: dict[str, list[tuple[int, float]]]) -> dict[str, list[tuple[int, float]]]:
+        return dict(sorted(lines.items(), key=lambda line: not line[0].startswith(points.OURS)))
+
+    panels = [speed_chart(kind, "TFLOP/s of a rank", ours_first(lines)) for kind, lines in kinds.items()]
+    return svg.charts("Speed against length: " + "; ".join(kinds), panels)
 
 
-def draw(arguments: argparse.Namespace) -> Any:
-    """The figure, or a message of what is missing."""
+def draw_scaling(series: dict[str, list[tuple[int, float]]]) -> str:
+    ranks = sorted({ranks for line in series.values() for ranks, _ in line})
+    lines = tuple(svg.Line(name, tuple(line)) for name, line in series.items())
+    title, subtitle = "Scaling over ranks", "TFLOP/s of a rank, over one rank alone: 1 is perfect"
+    chart = svg.Chart(title, subtitle, "ranks", tuple((rank, str(rank)) for rank in ranks), lines)
+    return svg.charts(f"{title}: {subtitle}", [chart])
+
+
+def draw(arguments: argparse.Namespace) -> str | None:
+    """The picture, or None after a message of what is missing."""
     if arguments.what == "timeline":
         with open(arguments.files[0], encoding="utf-8") as file:
             ranks, bars = timeline_bars(json.load(file))
-        return draw_timeline(import_pyplot(), ranks, bars) if bars else "the trace holds no block that lasts"
+        return svg.timeline(ranks, bars) if bars else missing("the trace holds no block that lasts")
     found = points.read(arguments.files)
     if arguments.kind:
         found = [point for point in found if arguments.kind in point.job.kind]
     if arguments.what == "speed":
         kinds = speed_series(found)
-        return draw_speed(import_pyplot(), kinds) if kinds else "the files hold no figures"
+        return draw_speed(kinds) if kinds else missing("the files hold no figures")
     series = scaling_series(found)
-    return draw_scaling(import_pyplot(), series) if series else "no job was measured on one rank and on several"
+    return draw_scaling(series) if series else missing("no job was measured on one rank and on several")
+
+
+def missing(why: str) -> None:
+    print(f"error: nothing to draw ({why}).", file=sys.stderr)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["speed", "scaling", "timeline"])
     parser.add_argument("files", nargs="+", help="files of lines; for a timeline one trace")
-    parser.add_argument("-o", "--output", required=True, help="the picture")
+    parser.add_argument("-o", "--output", required=True, metavar="FILE.svg", help="the picture")
     parser.add_argument("--kind", help='only jobs whose description holds this, such as "x 128 causal"')
     arguments = parser.parse_args()
     if arguments.what == "timeline" and len(arguments.files) != 1:
         parser.error("a timeline is drawn of one trace")
     try:
-        figure = draw(arguments)
+        picture = draw(arguments)
     except (points.BadLine, OSError) as error:
         print(f"error: {error}.", file=sys.stderr)
         return 3
     except (ValueError, KeyError, TypeError) as error:
         print(f"error: {arguments.files[0]} is no trace of ringattn run ({type(error).__name__}: {error}).", file=sys.stderr)
         return 3
-    if isinstance(figure, str):
-        print(f"error: nothing to draw ({figure}).", file=sys.stderr)
+    if picture is None:
         return 3
-    figure.tight_layout()
     try:
-        figure.savefig(arguments.output, dpi=150)
-    except (OSError, ValueError) as error:
-        print(f"error: {arguments.output} can't be written ({error}).", file=sys.stderr)
+        with open(arguments.output, "w", encoding="utf-8") as file:
+            file.write(picture)
+    except OSError as error:
+        print(f"error: {arguments.output} can't be written ({error.strerror}).", file=sys.stderr)
         return 3
     return 0
 

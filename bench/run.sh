@@ -3,10 +3,14 @@
 # Runs the benchmarks of this host's GPUs in parts of a few minutes: bench/run.sh does what fits into 10 minutes, and
 # called again goes on where it stopped. bench/run.sh --list shows the parts, --help the options.
 #
-# A part writes bench/results/<gpu>/<date>-<part>.jsonl, whole or not at all; each line holds its command and the source
-# revision. Environment: BENCH_DATE resumes an earlier day's run, BENCH_MODEL names the folder (else the GPU's name),
-# PYTHON has PyTorch (else python3), RINGATTN_PROGRAM is a program that is built already, fold_gpu_bench beside it for
-# precision-and-state.
+# bench/run.sh --readme measures what the README shows, and then has bench/tables.py write its tables and pictures, and
+# those of docs/results.md, from the newest results of this GPU. What one host can't measure, another one adds: speeds
+# beside peers need one GPU, scaling two or more.
+#
+# A part writes bench/results/<gpu>/<date>-<part>.jsonl, whole or not at all, where several GPUs of a host are <gpu>-x4;
+# each line holds its command and the source revision. Environment: BENCH_DATE resumes an earlier day's run, BENCH_MODEL
+# names the folder, PYTHON has PyTorch and, if wanted, FlashAttention-3 (else python3), RINGATTN_PROGRAM is a program that
+# is built already, fold_gpu_bench beside it for precision-and-state.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=tests/support/parts.sh
@@ -14,6 +18,7 @@ source tests/support/parts.sh
 
 gpus=$(count_gpus)
 model=${BENCH_MODEL:-$(gpu_name | tr '[:upper:] ' '[:lower:]-')}
+if [[ -z ${BENCH_MODEL:-} ]] && ((gpus > 1)); then model+=-x$gpus; fi
 results=bench/results/${model:-cpu-$(nproc)-cores}
 date=${BENCH_DATE:-$(date +%F)}
 python=${PYTHON:-python3}
@@ -21,23 +26,29 @@ machine=$results/$date-machine.json
 ringattn=${RINGATTN_PROGRAM:-$PWD/build/release/bin/ringattn}
 beside=$(dirname "$ringattn")
 
-# The shape that peers are measured at, and others (head_dim 64 and 256, full mask).
+# The shape that peers are measured at at every length, and scaling, too.
 main_shape=(--heads 32 --kv-heads 8 --head-dim 128 --dtype bf16 --mask causal)
 
 # Of what several files have, bench/compare.py shows the last one's, by name: precision-and-state measures shapes of one-gpu
-# and one-gpu-peers again, and sorts behind both in every locale.
+# and one-gpu-shapes again, and sorts behind both in every locale.
 part machine 1 "measure the machine model that plans and predictions rest on"
-part one-gpu 2 "ours on one GPU, 1k to 128k tokens, three head dims, causal and full"
-part one-gpu-peers 2 "PyTorch SDPA with cuDNN and with FlashAttention-2, the same shapes"
+part one-gpu 4 "ours in turn with cuDNN, FlashAttention-2 and FlashAttention-3 on one GPU, 1k to 128k tokens, every head_dim"
+part one-gpu-shapes 4 "the same at other lengths, heads and masks; ours with a sliding window and in blocks"
 part precision-and-state 4 "fp16 beside bf16, cuDNN too; by tiles touched; soft-cap; state in and out; host time of a call"
+part scaling 3 "ours on 1, 2, 4 ... GPUs, 32k to 512k tokens, beside the folds alone and the zigzag ring"
 part ring-p2p 3 "ours on all GPUs, 32k to 1m tokens, beside the folds alone, transport p2p"
 part ring-nccl 3 "the same, transport nccl"
 part ring-peers 4 "zigzag ring and PyTorch context_parallel on all GPUs, the same shapes"
-part two-million 3 "2,097,152 tokens on all GPUs: time, memory, digest, 64 rows against fp64"
-part two-million-one 5 "2,097,152 tokens on one GPU: the same digest"
+part two-million 3 "2,097,152 tokens on 1, 2, 4 ... GPUs: time, memory, and the same digest"
+part two-million-oracle 3 "64 rows of it against fp64, on all GPUs"
 part two-million-peers 2 "the zigzag ring at 2,097,152 tokens"
 part long-sum 3 "the bias of sums over up to 2m keys: cuDNN, FlashAttention-2, ours"
 part cpu 2 "ours on the CPU, one rank and two under mpirun, beside the folds alone (any host)"
+
+readme_parts=(one-gpu scaling two-million)
+if ((gpus > 1)); then readme_parts=(machine "${readme_parts[@]}"); fi  # several ranks plan with it
+parts_more_options="
+  --readme      as the first word: the parts that the README shows, or those PARTs alone; then the pages are written"
 
 part_file() { echo "$results/$date-$1.jsonl"; }
 part_is_done() {
@@ -109,9 +120,16 @@ peer() { "$python" "bench/peers/$1.py" "${@:2}" --jsonl "$lines"; }
 peers() {
   "$python" -m torch.distributed.run --standalone --nproc-per-node "$gpus" "bench/peers/$1.py" "${@:2}" --jsonl "$lines"
 }
+# Numbers of ranks to show scaling at: powers of two, and all GPUs.
+worlds() {
+  local ranks
+  for ((ranks = 1; ranks < gpus; ranks *= 2)); do echo "$ranks"; done
+  echo "$gpus"
+}
 need_gpus() { need test "$gpus" -ge "$1" -- "$1 GPU$([[ $1 == 1 ]] || echo s), there are $gpus"; }
+has_torch() { "$python" -c 'import torch; assert torch.cuda.is_available()' >/dev/null 2>&1; }
 need_torch() {
-  need "$python" -c 'import torch; assert torch.cuda.is_available()' -- "PyTorch with CUDA (PYTHON=$python has none)"
+  need has_torch -- "PyTorch with CUDA (PYTHON=$python has none)"
 }
 
 part_machine() {
@@ -120,36 +138,43 @@ part_machine() {
   launch/ringattn-mpirun -np "$gpus" info --measure --machine "$machine" --force
 }
 
-# each_shape COMMAND…: with the flags of each family of shapes.
-each_shape() {
-  "$@" --seq 1k-128k*2 --total-tokens 16k "${main_shape[@]}"
-  "$@" --seq 4k-32k*2 --total-tokens 16k --heads 32 --kv-heads 8 --head-dim 128 --mask full
-  "$@" --seq 4k-32k*2 --total-tokens 16k --heads 16 --kv-heads 16 --head-dim 128 --mask causal
-  local mask
-  for mask in causal full; do
-    "$@" --seq 4k-32k*2 --total-tokens 16k --heads 32 --kv-heads 32 --head-dim 64 --mask "$mask"
-    "$@" --seq 4k-32k*2 --total-tokens 16k --heads 8 --kv-heads 8 --head-dim 256 --mask "$mask"
-  done
-  "$@" --seq 8k --total-tokens 16k --heads 128 --kv-heads 128 --head-dim 192 --head-dim-v 128 --mask causal
+# in_turn WORDS…: ours and the peers at some shapes, one directly behind the other: a card's clock follows its power and
+# temperature, so what is compared is measured within a minute.
+in_turn() {
+  ours 1 "$@" --total-tokens 16k
+  peer sdpa "$@" --total-tokens 16k
 }
 
 part_one_gpu() {
   need_gpus 1
+  need_torch
   prepare
   export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
-  each_shape ours 1
-  # A sliding window, and one sequence in one piece and with its state saved and resumed every 32k tokens.
-  ours 1 --seq 128k --heads 32 --kv-heads 8 --head-dim 128 --window 4095,0
-  ours 1 --seq 128k --block 128k,32k "${main_shape[@]}"
+  local lengths
+  for lengths in 1k-4k*2 8k-32k*2 64k-128k*2; do in_turn --seq "$lengths" "${main_shape[@]}"; done
+  in_turn --seq 32k --heads 32 --kv-heads 8 --head-dim 128 --mask full
+  in_turn --seq 32k --heads 32 --kv-heads 32 --head-dim 64 --mask causal
+  in_turn --seq 32k --heads 8 --kv-heads 8 --head-dim 256 --mask causal
+  in_turn --seq 8k --heads 128 --kv-heads 128 --head-dim 192 --head-dim-v 128 --mask causal
   finish one-gpu
 }
 
-part_one_gpu_peers() {
+# What one-gpu leaves out.
+part_one_gpu_shapes() {
   need_gpus 1
   need_torch
   prepare
-  each_shape peer sdpa
-  finish one-gpu-peers
+  export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
+  in_turn --seq 4k-16k*2 --heads 32 --kv-heads 8 --head-dim 128 --mask full
+  in_turn --seq 4k-32k*2 --heads 16 --kv-heads 16 --head-dim 128 --mask causal
+  in_turn --seq 4k-16k*2 --heads 32 --kv-heads 32 --head-dim 64 --mask causal
+  in_turn --seq 4k-32k*2 --heads 32 --kv-heads 32 --head-dim 64 --mask full
+  in_turn --seq 4k-16k*2 --heads 8 --kv-heads 8 --head-dim 256 --mask causal
+  in_turn --seq 4k-32k*2 --heads 8 --kv-heads 8 --head-dim 256 --mask full
+  # A sliding window, and one sequence in one piece and with its state saved and resumed every 32k tokens.
+  ours 1 --seq 128k --heads 32 --kv-heads 8 --head-dim 128 --window 4095,0
+  ours 1 --seq 128k --block 128k,32k "${main_shape[@]}"
+  finish one-gpu-shapes
 }
 
 part_precision_and_state() {
@@ -169,6 +194,27 @@ part_precision_and_state() {
   kernel_alone state "$kernel"
   kernel_alone speed "$kernel" 0 8192  # a soft-cap and a short window, beside 8k without
   finish precision-and-state
+}
+
+part_scaling() {
+  need_gpus 2
+  prepare
+  local ranks
+  for ranks in $(worlds); do
+    local -a how=()
+    if ((ranks > 1)); then how=(--transport p2p --against folds); fi
+    ours "$ranks" --seq 32k,128k "${main_shape[@]}" "${how[@]}"
+    ours "$ranks" --seq 512k --samples 3 "${main_shape[@]}" "${how[@]}"
+  done
+  ours "$gpus" --seq 32k,128k "${main_shape[@]}" --transport nccl
+  ours "$gpus" --seq 512k --samples 3 "${main_shape[@]}" --transport nccl
+  if has_torch; then
+    peers zigzag_ring --seq 32k,128k "${main_shape[@]}"
+    peers zigzag_ring --seq 512k --samples 3 "${main_shape[@]}"
+  else
+    echo "skipped: the zigzag ring needs PyTorch with CUDA (PYTHON=$python has none)"
+  fi
+  finish scaling
 }
 
 ring() {
@@ -197,19 +243,18 @@ part_ring_peers() {
 two_million=(--synthetic 7 --seq 2m "${main_shape[@]}")
 
 part_two_million() {
-  need_gpus 2
+  need_gpus 1
   prepare
-  whole "$gpus" run "${two_million[@]}"
-  whole "$gpus" verify "${two_million[@]}" --against oracle --rows 64
+  local ranks
+  for ranks in $(worlds); do whole "$ranks" run "${two_million[@]}"; done
   finish two-million
 }
 
-part_two_million_one() {
+part_two_million_oracle() {
   need_gpus 1
   prepare
-  export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
-  whole 1 run "${two_million[@]}"
-  finish two-million-one
+  whole "$gpus" verify "${two_million[@]}" --against oracle --rows 64
+  finish two-million-oracle
 }
 
 part_two_million_peers() {
@@ -240,4 +285,19 @@ part_cpu() {
   finish cpu
 }
 
+# Pages show whole measurements only: not where a part failed, or was put off.
+write_pages() {
+  if (($1 == 0)); then python3 bench/tables.py --select "${model%-x[0-9]*}"; fi
+}
+
+if [[ ${1:-} == --readme ]]; then
+  shift
+  named=0 asks=0
+  for word in "$@"; do
+    if [[ -n ${part_minutes[$word]:-} ]]; then named=1; fi
+    if [[ $word == --list || $word == --help || $word == -h ]]; then asks=1; fi
+  done
+  ((named)) || set -- "$@" "${readme_parts[@]}"
+  ((asks)) || trap 'write_pages $?' EXIT
+fi
 run_parts "$@"

@@ -307,7 +307,8 @@ def write(world: World, file: TextIO, content: dict[str, Any]) -> None:
     print(json.dumps(content), file=file, flush=True)
     job = content["job"]
     told = content.get("error") or (f"{content['tflops_per_rank']:.1f} TFLOP/s" if content["ms"] else "done")
-    print(f"# {content['kernel']}, {job['batch']} x {job['seq']}, world {content['world']}: {told}", file=sys.stderr)
+    name = content["kernel"] or content["tool"]["name"]
+    print(f"# {name}, {job['batch']} x {job['seq']}, world {content['world']}: {told}", file=sys.stderr)
 
 
 def dtype_of(torch: Any, name: str) -> Any:

@@ -12,7 +12,9 @@ import py_compile
 import subprocess
 import sys
 import tempfile
+import types
 import unittest
+import unittest.mock
 
 PEERS = pathlib.Path(__file__).resolve().parents[2] / "bench" / "peers"
 PROGRAMS = sorted(path for path in PEERS.glob("*.py") if path.name != "common.py")
@@ -53,6 +55,16 @@ class Unit(unittest.TestCase):
         self.assertEqual(shape.as_json()["tokens"], 6)
         self.assertEqual(shape.as_json()["head_dim_v"], 8)
 
+    def test_flash_attention_3_is_skipped_where_it_is_not_installed(self):
+        words = [str(PEERS / "sdpa.py"), "--kernels", "flash_attention_3", "--self-check"]
+        with tempfile.TemporaryDirectory() as folder:
+            pathlib.Path(folder, "flash_attn_interface.py").touch()
+            for path, skipped in (("/nonexistent", not importlib.util.find_spec("flash_attn_interface")), (folder, False)):
+                environment = {**os.environ, "PYTHONPATH": path}
+                command = [sys.executable, "-B", *words]
+                done = subprocess.run(command, capture_output=True, text=True, env=environment)
+                self.assertEqual("# flash_attention_3: skipped (" in done.stderr, skipped, done.stderr)
+
     def test_quantiles(self):
         self.assertEqual(common.quantile([3.0, 1.0, 2.0], 0.5), 2.0)
         self.assertAlmostEqual(common.quantile([float(i) for i in range(11)], 0.9), 9.0)
@@ -86,6 +98,25 @@ class WithTorch(unittest.TestCase):
             self.assertTrue(least <= found["largest"] <= most, found)
         with self.assertRaises(RuntimeError):  # what the program refuses is the line's error
             long_sum.run_ours(world, PROGRAM, common.Shape(100, 1, 3, 2, 16, 16, "fp32", "full"), 5, 1)
+
+    def test_flash_attention_3_is_given_tokens_before_heads(self):
+        import sdpa
+        import torch
+
+        def flash_attn_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> tuple[torch.Tensor, None]:
+            self.assertEqual((q.shape, k.shape), ((2, 33, 4, 16), (2, 33, 2, 16)))
+            out = common.plain_attention(torch, *(rows.transpose(1, 2) for rows in (q, k, v)), causal)
+            return out.transpose(1, 2), None
+
+        module = types.ModuleType("flash_attn_interface")
+        module.flash_attn_func = flash_attn_func
+        world, shape = common.World(torch, wanted=False), common.Shape(33, 2, 4, 2, 16, 16, "fp32", "causal")
+        q, k, v = sdpa.inputs(world, shape, 1)
+        with unittest.mock.patch.dict(sys.modules, {"flash_attn_interface": module}):
+            found = sdpa.attention(torch, sdpa.FLASH_ATTENTION_3, q, k, v, True)
+        self.assertTrue(torch.equal(found, common.plain_attention(torch, q, k, v, True)))
+        line = sdpa.line(world, sdpa.FLASH_ATTENTION_3, shape, {})
+        self.assertEqual((line["tool"]["name"], line["kernel"]), ("flash_attention_3", ""))
 
     def test_lines_have_the_schema(self):
         import torch

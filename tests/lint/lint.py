@@ -39,7 +39,7 @@ TABLES = {"src/kernels/fold_table.cpp": [room for room in ROOMS if room.startswi
 
 # A vendor's header and the files that may include it.
 VENDORS = {
-    r"mpi\.h": r"src/comm/mpi[^/]*|tests/.*mpi.*|tests/readme/.*",
+    r"mpi\.h": r"src/comm/mpi[^/]*|tests/.*mpi.*",
     r"nccl\.h": r"src/comm/nccl[^/]*",
     r"cuda.*": r"src/kernels/.*|src/comm/(nccl[^/]*|p2p/.*)|src/base/.*",
     r"hwy/.*": r"src/kernels/cpu/.*|tests/kernels/.*",

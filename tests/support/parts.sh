@@ -4,6 +4,7 @@
 #   part NAME MINUTES "what it does"          once for each part, in order
 #   part_NAME() { … }                         with _ for -; returns 0 (done), 77 (can't run here, it says why), or fails
 #   part_is_done NAME                         whether an earlier call has done it
+#   parts_more_options="…"                    lines of --help for options that it takes itself
 # and calls run_parts "$@". Parts that are done are skipped, a part that would not fit into the time left is put off to
 # the next call.
 
@@ -21,7 +22,7 @@ parts_usage() {
 Usage: $parts_program [--list] [--again] [--minutes N] [PART …]
   --list        the parts, and which are done
   --again       do parts that are done anew
-  --minutes N   put off parts that would not end in time; the first one always runs [10]
+  --minutes N   put off parts that would not end in time; the first one always runs [10]${parts_more_options:-}
 Without PART: all of them. Exit codes: 0 done, 1 a part failed, 2 usage, 75 parts were put off: call it again, 77 nothing
 of it can run here.
 END

@@ -1,0 +1,336 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the tables and pictures of README.md and docs/results.md from the results that bench/results/shown.json names. A
+table stands between <!-- table:NAME --> and <!-- /table:NAME --> on its page; everything else there is left alone.
+
+    bench/tables.py                        # writes them
+    bench/tables.py --check                # code 1 where one doesn't follow from the results
+    bench/tables.py --select nvidia-h200   # from now on shows what bench/run.sh --readme measured last on this GPU
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Iterable
+
+import plot
+import points
+import shown
+import svg
+from points import Job, Point
+from shown import Group, NotShown
+
+MAIN = "bf16 32/8 x 128 causal"
+NAMES = {
+    ("pytorch sdpa", "cudnn"): "cuDNN",
+    ("pytorch sdpa", "flash_attention_2"): "FlashAttention-2",
+    ("flash_attention_3", ""): "FlashAttention-3",
+}
+ON_ONE_GPU = ("ringattn", "FlashAttention-3", "cuDNN", "FlashAttention-2")
+# The rows of the README's table: jobs, and the length that each is shown at.
+README_ROWS = (
+    *((MAIN, length << 10) for length in (1, 8, 32, 128)),
+    ("bf16 32/8 x 128 full", 32 << 10),
+    ("bf16 32/32 x 64 causal", 32 << 10),
+    ("bf16 8/8 x 256 causal", 32 << 10),
+    ("bf16 128/128 x 192/128 causal", 8 << 10),
+)
+Groups = dict[str, Group]
+
+
+def columns(rows: list[list[str]], left: int = 1) -> str:
+    """A table in Markdown that is legible as text, too; the first columns are aligned to the left."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+
+    def line(row: list[str]) -> str:
+        cells = [cell.ljust(width) if at < left else cell.rjust(width) for at, (cell, width) in enumerate(zip(row, widths))]
+        return "| " + " | ".join(cells) + " |"
+
+    rule = ["-" * width if at < left else "-" * (width - 1) + ":" for at, width in enumerate(widths)]
+    return "\n".join([line(rows[0]), line(rule), *map(line, rows[1:])])
+
+
+def joined(words: Iterable[str]) -> str:
+    """a, b and c"""
+    *most, last = words
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def commits(group: Group) -> str:
+    return joined(f"`{commit}`" for commit in group.commits)
+
+
+def origin(group: Group) -> str:
+    """Whence a table is: files that hold each line's command and commit."""
+    files = joined(f"[{name}](../bench/results/{name})".replace(".jsonl]", "]") for name in group.files)
+    plural = "s" if len(group.commits) > 1 else ""
+    told = f"Commit{plural} {commits(group)}{f', {group.device}' if group.device else ''}. Lines: {files}."
+    return told + (f" Beside: {'; '.join(group.peers)}." if group.peers else "")
+
+
+def described(job: Job) -> str:
+    """What a row is of: "head_dim 192/128, 128/128 heads, causal"."""
+    dims = f"{job.head_dim}" if job.head_dim == job.head_dim_v else f"{job.head_dim}/{job.head_dim_v}"
+    return f"{dims}, {job.heads}/{job.kv_heads} heads, {job.mask}"
+
+
+def who(point: Point) -> str:
+    if point.tool == points.OURS:
+        return points.OURS + point.form
+    return NAMES.get((point.tool, point.kernel), point.name)
+
+
+def timed(group: Group) -> list[Point]:
+    return [point for point in group.points if point.tflops and point.mode != "folds"]
+
+
+def rate(point: Point | None) -> str:
+    return f"{point.tflops:.0f}" if point and point.tflops else "—"
+
+
+def rates(cells: list[Point | None]) -> list[str]:
+    """The fastest is bold."""
+    best = rate(max((point for point in cells if point), key=lambda point: point.tflops or 0.0, default=None))
+    return [f"**{rate(point)}**" if point and rate(point) == best else rate(point) for point in cells]
+
+
+def on_one_gpu(groups: Groups) -> dict[tuple[str, int, str], Point]:
+    return {(p.job.kind, p.job.seq, who(p)): p for p in timed(groups["one-gpu"]) if p.world == 1}
+
+
+def measured(groups: Groups) -> str:
+    """The sentence about the figures of the README."""
+    parts = {"one-gpu": "speeds on one GPU", "scaling": "speeds on several", "two-million": "2,097,152 tokens"}
+    every = dict.fromkeys(commit for name in parts for commit in groups[name].commits)
+    gpu = f"{groups['one-gpu'].device}, bf16"
+    if len(every) == 1:
+        dates = joined(dict.fromkeys(date for name in parts for date in groups[name].dates))
+        return f"All figures here are of commit `{next(iter(every))}` ({gpu}, {dates})."
+    told = [f"{what} of {commits(groups[name])}" for name, what in parts.items()]
+    return f"The figures ({gpu}) are of several commits: {joined(told)}."
+
+
+def measured_there(found: Iterable[tuple[str, int, str]]) -> list[str]:
+    """Ours, and the peers that were there to be measured."""
+    return [name for name in ON_ONE_GPU if any(who == name for _, _, who in found)]
+
+
+def speed(groups: Groups) -> str:
+    """The README's choice."""
+    found = on_one_gpu(groups)
+    names = measured_there(found)
+    rows = [["head_dim, heads, mask", "tokens", *names]]
+    for kind, length in README_ROWS:
+        cells = [found.get((kind, length, name)) for name in names]
+        if cells[0]:
+            rows.append([described(cells[0].job), points.size(length), *rates(cells)])
+    return columns(rows)
+
+
+def speed_main(groups: Groups) -> str:
+    """The shape that peers are measured at, at every length."""
+    found = on_one_gpu(groups)
+    names = measured_there(found)
+    lengths = sorted({length for kind, length, name in found if kind == MAIN and name in names})
+    cells = {length: rates([found.get((MAIN, length, name)) for name in names]) for length in lengths}
+    rows = [["TFLOP/s", *map(points.size, lengths)]]
+    rows += [[name, *(cells[length][at] for length in lengths)] for at, name in enumerate(names)]
+    return columns(rows)
+
+
+def speed_shapes(groups: Groups) -> str:
+    """Every other shape, and ours in other forms."""
+    found = {key: point for key, point in on_one_gpu(groups).items() if key[0] != MAIN or key[2] not in ON_ONE_GPU}
+    lengths = sorted({length for _, length, _ in found})
+    jobs = {kind: point.job for (kind, _, _), point in found.items()}
+    rows = [["head_dim, heads, mask", "who", *map(points.size, lengths)]]
+    for kind, job in sorted(jobs.items(), key=lambda of: (of[1].mask, of[1].head_dim, of[1].kv_heads)):
+        names = sorted({name for of, _, name in found if of == kind}, key=lambda name: (order_of(name), name))
+        cells = [rates([found.get((kind, length, name)) for name in names]) for length in lengths]
+        rows += [[described(job), name, *(cell[at] for cell in cells)] for at, name in enumerate(names)]
+    return columns(rows, left=2)
+
+
+def order_of(name: str) -> int:
+    return ON_ONE_GPU.index(name) if name in ON_ONE_GPU else len(ON_ONE_GPU)
+
+
+def gpus(world: int) -> str:
+    return "1 GPU" if world == 1 else f"{world} GPUs"
+
+
+def scaling_points(groups: Groups) -> list[Point]:
+    """Of the shape that scaling is measured at: whole jobs from 32k tokens on, and what ran once where nothing else is."""
+    found = [p for name in ("two-million", "scaling") for p in timed(groups[name]) if p.job.kind == MAIN and not p.form]
+    found = [p for p in found if p.job.seq >= 32 << 10 and (p.world > 1 or p.tool == points.OURS)]
+    return list({(p.tool, p.kernel, p.world, p.transport, p.job.seq): p for p in found}.values())
+
+
+def scaling_name(point: Point, transports: bool) -> str:
+    if point.tool != points.OURS:
+        return f"{point.name}, {gpus(point.world)}" if transports else f"{point.tool}, {gpus(point.world)}"
+    return f"ringattn, {gpus(point.world)}" + (f", {point.transport}" if transports and point.world > 1 else "")
+
+
+def scaling_lines(found: list[Point], transports: bool) -> dict[str, list[tuple[int, float]]]:
+    """Ours first, by the number of GPUs."""
+    lines: dict[str, list[tuple[int, float]]] = {}
+    for point in sorted(found, key=lambda p: (p.tool != points.OURS, p.world, p.transport != "p2p", p.name, p.job.seq)):
+        lines.setdefault(scaling_name(point, transports), []).append((point.job.seq, point.tflops or 0.0))
+    return lines
+
+
+def scaling(groups: Groups) -> str:
+    lines = scaling_lines(scaling_points(groups), transports=True)
+    alone = [p for p in groups["scaling"].points if p.mode == "folds" and p.tflops and p.job.kind == MAIN]
+    for point in sorted(alone, key=lambda p: (p.world, p.transport != "p2p", p.job.seq)):
+        name = f"— folds alone, {gpus(point.world)}, {point.transport}"
+        lines.setdefault(name, []).append((point.job.seq, point.tflops or 0.0))
+    lengths = sorted({length for line in lines.values() for length, _ in line})
+    rows = [["TFLOP/s of each GPU", *map(points.size, lengths)]]
+    for name, line in lines.items():
+        of = dict(line)
+        rows.append([name, *(f"{of[length]:.0f}" if length in of else "—" for length in lengths)])
+    return columns(rows)
+
+
+def two_million(groups: Groups) -> str:
+    rows = [["2,097,152 tokens", "time", "TFLOP/s of each GPU", "memory of each (planned)", "waiting", "digest of O"]]
+    runs = [line for line in groups["two-million"].lines if line.get("command") == "run"]
+    for line in sorted(runs, key=lambda line: (line["world"]["ranks"], line["world"]["transport"])):
+        seconds = line["time_ms"]["median"] / 1e3
+        memory, planned = line["memory_peak_bytes"] / 2**30, line["plan"]["memory_per_rank"] / 2**30
+        told = [f"{seconds:.1f} s", f"{line['tflops_per_rank']:.0f}", f"{memory:.1f} GiB ({planned:.1f})"]
+        told.append(f"{line['exposed_ms']:.1f} ms")
+        rows.append([gpus(line["world"]["ranks"]), *told, f"`{line['digest']['out'][:8]}…`"])
+    return columns(rows)
+
+
+def layers(groups: Groups) -> str:
+    rows = [["32 layers, one behind the other", "a layer", "its folds alone", "lost", "host time of a call"]]
+    for line in sorted(groups["layers"].lines, key=lambda line: (line["ranks"], line["tokens"], line["transport"] != "p2p")):
+        told = f"{gpus(line['ranks'])}, {points.size(line['tokens'])}" + (f", {line['transport']}" if line["ranks"] > 1 else "")
+        lost = f"{100 * line['lost']:.1f} %" if line["lost"] > 0 else "none"
+        rows.append([told, f"{line['ms_a_layer']:.3f} ms", f"{line['folds_ms']:.3f} ms", lost, f"{line['host_us']:.0f} µs"])
+    return columns(rows)
+
+
+def sums(groups: Groups) -> str:
+    found = {}
+    for line in groups["sums"].lines:
+        name = points.OURS if line["tool"]["name"] == points.OURS else NAMES[("pytorch sdpa", line["kernel"])]
+        found[(line["job"]["dtype"], name, line["job"]["tokens"])] = line["accuracy"]["bias"]
+    lengths = sorted({length for _, _, length in found})
+    rows = [["mean of (O − exact) / exact", *(f"{points.size(length)} keys" for length in lengths)]]
+    for dtype, name in dict.fromkeys((dtype, name) for dtype, name, _ in found):
+        rows.append([f"{dtype}, {name}", *(f"{found[(dtype, name, length)]:.1e}".replace("-", "−") for length in lengths)])
+    return columns(rows)
+
+
+def cpu(groups: Groups) -> str:
+    rows = [["bf16, 8/2 heads of 128, causal", "time", "TFLOP/s of each rank", "digest of O"]]
+    for line in sorted(groups["cpu"].lines, key=lambda line: (line["tokens"], line["ranks"])):
+        told = "one rank of 16 threads" if line["ranks"] == 1 else f"{line['ranks']} ranks under mpirun"
+        seconds, tflops = f"{line['time_ms'] / 1e3:#.3g} s", f"{line['tflops_per_rank']:#.3g}"
+        rows.append([f"{points.size(line['tokens'])} tokens, {told}", seconds, tflops, f"`{line['digest']['out'][:8]}…`"])
+    return columns(rows)
+
+
+def with_origin(name: str, table: Callable[[Groups], str]) -> Callable[[Groups], str]:
+    return lambda groups: f"{origin(groups[name])}\n\n{table(groups)}"
+
+
+def speed_picture(groups: Groups) -> str:
+    found = on_one_gpu(groups)
+    lines = {name: sorted((p.job.seq, p.tflops or 0.0) for (kind, _, of), p in found.items() if (kind, of) == (MAIN, name))
+             for name in ON_ONE_GPU}
+    title = f"Causal attention on one {groups['one-gpu'].device}"
+    subtitle = f"TFLOP/s against length: bf16, 32 query heads on 8 K/V heads of 128, commit {joined(groups['one-gpu'].commits)}"
+    chart = plot.speed_chart(title, subtitle, {name: line for name, line in lines.items() if line})
+    return svg.charts(f"{title}. {subtitle}.", [chart])
+
+
+def scaling_picture(groups: Groups) -> str:
+    found = [p for p in scaling_points(groups) if p.transport != "nccl" or p.tool == "zigzag ring"]
+    found = [p for p in found if p.tool in (points.OURS, "zigzag ring")]
+    title = f"More GPUs: {groups['scaling'].device}"
+    subtitle = "TFLOP/s of each GPU against length: where adding GPUs costs nothing, lines lie on the one of 1 GPU"
+    chart = plot.speed_chart(title, subtitle, scaling_lines(found, transports=False))
+    return svg.charts(f"{title}. {subtitle}.", [chart])
+
+
+PAGES: dict[str, dict[str, Callable[[Groups], str]]] = {
+    "README.md": {"measured": measured, "speed": speed, "two-million": two_million},
+    "docs/results.md": {
+        "speed": with_origin("one-gpu", speed_main),
+        "shapes": with_origin("one-gpu", speed_shapes),
+        "scaling": with_origin("scaling", scaling),
+        "two-million": with_origin("two-million", two_million),
+        "layers": with_origin("layers", layers),
+        "sums": with_origin("sums", sums),
+        "cpu": with_origin("cpu", cpu),
+    },
+}
+PICTURES = {"docs/pictures/speed.svg": speed_picture, "docs/pictures/scaling.svg": scaling_picture}
+
+
+def fill(page: str, text: str, tables: dict[str, str]) -> str:
+    """The page's text with its tables in their places."""
+    names = re.findall(r"^<!-- table:(\S+) -->$", text, re.MULTILINE)
+    if sorted(names) != sorted(tables):
+        raise NotShown(f"{page} has places for {', '.join(names) or 'no tables'}, where there are {', '.join(tables)}")
+    for name, table in tables.items():
+        begin, end = f"<!-- table:{name} -->\n", f"<!-- /table:{name} -->\n"
+        before, _, rest = text.partition(begin)
+        _, found, after = rest.partition(end)
+        if not found:
+            raise NotShown(f"{page} has no {end.strip()} behind {begin.strip()}")
+        text = before + begin + table + "\n" + end + after
+    return text
+
+
+def make_files(groups: Groups) -> dict[str, str]:
+    """What each page and picture should hold, by its path below the checkout."""
+    files = {}
+    for page, tables in PAGES.items():
+        text = (shown.ROOT / page).read_text(encoding="utf-8")
+        files[page] = fill(page, text, {name: make(groups) for name, make in tables.items()})
+    return files | {picture: make(groups) for picture, make in PICTURES.items()}
+
+
+def current(path: str) -> str:
+    file = shown.ROOT / path
+    return file.read_text(encoding="utf-8") if file.exists() else ""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--check", action="store_true", help="write nothing; code 1 where a file would change")
+    what.add_argument("--select", metavar="GPU", help="a folder of bench/results, and those of several (GPU-x4)")
+    arguments = parser.parse_args()
+    try:
+        if arguments.select:
+            shown.write_selection(shown.select(arguments.select, shown.read_selection()))
+        groups = shown.read_groups()
+        changed = {path: text for path, text in make_files(groups).items() if text != current(path)}
+    except (NotShown, OSError, KeyError) as error:
+        print(f"error: the tables can't be made ({error}).", file=sys.stderr)
+        return 3
+    for path, text in changed.items():
+        if arguments.check:
+            print(f"{path} doesn't follow from bench/results/shown.json: bench/tables.py writes it", file=sys.stderr)
+        else:
+            (shown.ROOT / path).parent.mkdir(exist_ok=True)
+            (shown.ROOT / path).write_text(text, encoding="utf-8")
+            print(f"wrote {path}")
+    several = dict.fromkeys(commit for name in shown.PARTS for commit in groups[name].commits)
+    if len(several) > 1:
+        print(f"# the README's figures are of {len(several)} commits: {', '.join(several)}", file=sys.stderr)
+    return 1 if arguments.check and changed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

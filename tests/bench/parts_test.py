@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The runner of resumable parts (tests/support/parts.sh), and the two scripts that are made of it, with programs that only
+write down their words."""
+
+import json
+import os
+import pathlib
+import subprocess
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def run(*words: str) -> subprocess.CompletedProcess:
+    return subprocess.run(words, capture_output=True, text=True)
+
+
+class Parts(unittest.TestCase):
+    """A script of four parts: one that leaves a mark, one that can't run here, one that fails, one that takes long."""
+
+    SCRIPT = """
+set -euo pipefail
+source "{root}/tests/support/parts.sh"
+part first-one 1 "leaves a mark"
+part gpu-one 1 "can't run here"
+part bad 1 "fails"
+part long 100 "takes long"
+part_is_done() {{ [[ -e $1.mark ]]; }}
+part_first_one() {{ echo ran >>runs; touch first-one.mark; }}
+part_gpu_one() {{ need false -- "a GPU"; echo never; }}
+part_bad() {{ false; echo "errexit is off"; }}
+part_long() {{ touch long.mark; }}
+run_parts "$@"
+"""
+
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.script = pathlib.Path(self.folder.name, "script.sh")
+        self.script.write_text(self.SCRIPT.format(root=ROOT))
+
+    def tearDown(self):
+        self.folder.cleanup()
+
+    def run_script(self, *words: str) -> subprocess.CompletedProcess:
+        return subprocess.run(["bash", str(self.script), *words], cwd=self.folder.name, capture_output=True, text=True)
+
+    def runs(self) -> int:
+        return len(pathlib.Path(self.folder.name, "runs").read_text().splitlines())
+
+    def test_done_parts_are_skipped_unless_again(self):
+        self.assertEqual(self.run_script("first-one").returncode, 0)
+        again = self.run_script("first-one")
+        self.assertIn("first-one: done before", again.stdout)
+        self.assertEqual(self.runs(), 1)
+        self.run_script("--again", "first-one")
+        self.assertEqual(self.runs(), 2)
+        self.assertRegex(self.run_script("--list").stdout, r"first-one +done +about +1 min")
+
+    def test_failures_and_skips_are_told_apart(self):
+        failed = self.run_script("bad", "first-one")
+        self.assertEqual(failed.returncode, 1)
+        self.assertNotIn("errexit is off", failed.stdout)
+        self.assertIn("failed: bad", failed.stdout)
+        self.assertEqual(self.runs(), 1, "the parts behind a failure run")
+        skipped = self.run_script("gpu-one")
+        self.assertEqual(skipped.returncode, 77)
+        self.assertIn("skipped: needs a GPU", skipped.stdout)
+        self.assertEqual(self.run_script("first-one", "gpu-one").returncode, 0)
+        self.assertNotIn("never", skipped.stdout)
+
+    def test_parts_of_the_gpu_suite_fail_with_their_first_command(self):
+        """tests/run_gpu.sh with a launcher and a program that are not the real ones: whatever fails is seen."""
+        root = pathlib.Path(self.folder.name, "checkout")
+        for name in ("tests/run_gpu.sh", "tests/support/parts.sh"):
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_bytes((ROOT / name).read_bytes())
+
+        def executable(path: pathlib.Path, text: str) -> None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("#!/bin/sh\n" + text)
+            path.chmod(0o755)
+
+        executable(root / "launch/ringattn-mpirun", 'shift 2; [ "$1" != -x ] || shift 2; exec "$RINGATTN_PROGRAM" "$@"\n')
+        executable(root / "bin/nvidia-smi", 'printf "GPU 0: a\\nGPU 1: b\\n"\n')
+        program = """case "$*" in *info*) echo '"build_id": "abc",'; exit 0;; {case}) echo FAIL; exit {code};; esac
+echo PASS 12ab
+"""
+        environment = {**os.environ, "GPU_PRESET": "fake", "PATH": f"{root}/bin:{os.environ['PATH']}"}
+        environment.pop("CUDA_VISIBLE_DEVICES", None)
+        for part, case, code in (
+            ("worlds", "*nothing*", 0),
+            ("worlds", "*causal*p2p*", 1),
+            ("worlds", "*record*", 1),
+            ("worlds", "*golden*nccl*", 1),
+            ("one-connection", "*nothing*", 0),
+            ("one-connection", "*4k*", 6),
+            ("one-connection", "*16k*", 6),
+        ):
+            with self.subTest(part=part, case=case):
+                executable(root / "build/fake/bin/ringattn", program.format(case=case, code=code))
+                words = ["bash", str(root / "tests/run_gpu.sh"), "--again", part]
+                done = subprocess.run(words, capture_output=True, text=True, env=environment)
+                self.assertEqual(done.returncode, 1 if code else 0, done.stdout + done.stderr)
+                (root / f"build/gpu/{part}.passed").unlink(missing_ok=True)
+
+    def test_what_takes_too_long_is_put_off(self):
+        first = self.run_script("first-one", "long")
+        self.assertEqual(first.returncode, 75)
+        self.assertIn("put off, call", first.stdout)
+        self.assertEqual(self.run_script("first-one", "long").returncode, 0, "the first part that isn't done always runs")
+
+    def test_unknown_words(self):
+        for words in (["none"], ["--minutes", "x"], ["--minutes"]):
+            self.assertEqual(self.run_script(*words).returncode, 2, words)
+
+    def test_the_scripts_name_a_function_for_each_part(self):
+        for script in ("bench/run.sh", "tests/run_gpu.sh"):
+            listed = run(str(ROOT / script), "--list")
+            self.assertEqual(listed.returncode, 0, listed.stderr)
+            names = [line.split()[0] for line in listed.stdout.splitlines()]
+            self.assertGreater(len(names), 5)
+            text = (ROOT / script).read_text()
+            for name in names:
+                self.assertIn(f"part_{name.replace('-', '_')}() {{", text)
+
+
+class Benchmarks(unittest.TestCase):
+    """bench/run.sh, whose programs write a line with their words to the file that they are told."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = root = pathlib.Path(folder.name, "checkout")
+        for name in ("bench/run.sh", "tests/support/parts.sh"):
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_bytes((ROOT / name).read_bytes())
+        (root / "bench/tables.py").write_text(f"import sys; open('{root}/pages', 'a').write(' '.join(sys.argv[1:]) + '\\n')\n")
+        writes = """for word; do
+  case $last in --dtype) dtype=$word;; --jsonl | --json | --machine) file=$word;; esac; last=$word
+done
+"""
+        members = '"tool": "%s", "kernel": "sm90_fold", "dtype": "%s", "words": "%s"'
+        line = f"""printf '{{{members}}}\\n' TOOL "$dtype" "$*" >MODE"$file"\n"""
+        version = "[ \"$1\" != --version ] || { echo 'ringattn 1 (git abc, x)'; exit 0; }\n"
+        ours = writes + line.replace("TOOL", "ours").replace("MODE", "")
+        self.executable("bin/ringattn", version + ours)
+        self.executable("bin/torch", '[ "$1" != -c ] || exit 0\n' + writes + line.replace("TOOL", "peer").replace("MODE", ">"))
+        self.executable("launch/ringattn-mpirun", ours)
+        self.gpus(1)
+        self.environment = {**os.environ, "PATH": f"{root}/bin:{os.environ['PATH']}", "PYTHON": f"{root}/bin/torch"}
+        self.environment |= {"RINGATTN_PROGRAM": f"{root}/bin/ringattn", "BENCH_MODEL": "a", "BENCH_DATE": "day"}
+        self.environment.pop("CUDA_VISIBLE_DEVICES", None)
+
+    def executable(self, name: str, text: str) -> None:
+        path = self.root / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("#!/bin/sh\n" + text)
+        path.chmod(0o755)
+
+    def gpus(self, count: int) -> None:
+        listing = "".join(f"GPU {gpu}: a\\n" for gpu in range(count))
+        self.executable("bin/nvidia-smi", f"case $* in *query*) echo 'NVIDIA H200';; *) printf '{listing}';; esac\n")
+
+    def bench(self, code: int, *words: str) -> subprocess.CompletedProcess:
+        command = ["bash", str(self.root / "bench/run.sh"), *words]
+        done = subprocess.run(command, capture_output=True, text=True, env=self.environment)
+        self.assertEqual(done.returncode, code, done.stdout + done.stderr)
+        self.assertEqual(list((self.root / "bench/results").glob("*/.lines*")), [])
+        return done
+
+    def lines(self, part: str) -> list[dict]:
+        path = self.root / f"bench/results/a/day-{part}.jsonl"
+        return [json.loads(text) for text in path.read_text().splitlines()] if path.exists() else []
+
+    def measure(self, part: str, code: int) -> list[dict]:
+        self.bench(code, part)
+        return self.lines(part)
+
+    def pages(self) -> list[str]:
+        path = self.root / "pages"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def test_ours_and_the_peers_are_measured_in_turn_at_the_same_shapes(self):
+        seen = []
+        for part in ("one-gpu", "one-gpu-shapes"):
+            lines = self.measure(part, 0)
+            alone = 2 if part == "one-gpu-shapes" else 0  # a window and blocks, which peers don't have
+            turns = lines[: len(lines) - alone]
+            self.assertEqual([line["tool"] for line in turns], ["ours", "peer"] * (len(turns) // 2))
+            self.assertEqual([line["tool"] for line in lines[len(turns) :]], ["ours"] * alone)
+            shapes = [line["words"].split(" --seq ")[1].split(" --jsonl")[0] for line in turns]
+            self.assertEqual(shapes[::2], shapes[1::2])
+            self.assertTrue(all("--total-tokens 16k" in shape for shape in shapes), shapes)
+            seen += shapes[::2]
+        self.assertEqual(len(seen), len(set(seen)), "no shape twice")
+
+    def test_precision_and_state_come_in_order_or_not_at_all(self):
+        self.assertEqual(self.measure("precision-and-state", 1), [], "fold_gpu_bench isn't there")
+        self.executable("bin/fold_gpu_bench", "exit 0\n")
+        self.assertEqual(self.measure("precision-and-state", 1), [], "it measured nothing")
+        self.executable("bin/fold_gpu_bench", """printf '{"what": "%s", "kernel": "%s"}\\n' "$1" "$2"\n""")
+        lines = self.measure("precision-and-state", 0)
+        turns = [(line["tool"], line["dtype"]) for line in lines[:8]]
+        self.assertEqual(turns, [(tool, dtype) for dtype in ("bf16", "fp16") for tool in ("ours", "peer")] * 2)
+        self.assertEqual([line["what"] for line in lines[8:]], ["touched", "host", "state", "speed"])
+        self.assertEqual(lines[8]["command"], "fold_gpu_bench touched sm90_fold")
+        self.assertEqual({line["git"] for line in lines[8:]}, {"abc"})
+
+    def test_scaling_goes_over_powers_of_two_and_all_gpus(self):
+        for count, worlds in ((1, [1]), (2, [1, 2]), (4, [1, 2, 4]), (6, [1, 2, 4, 6])):
+            with self.subTest(gpus=count):
+                self.gpus(count)
+                self.bench(0, "--again", "two-million")
+                words = [line["words"] for line in self.lines("two-million")]
+                expected = [f"-np {ranks} run" if ranks > 1 else "run" for ranks in worlds]
+                self.assertEqual([text.split(" --synthetic")[0] for text in words], expected)
+        self.bench(0, "scaling")
+        words = [line["words"] for line in self.lines("scaling")]
+        alone, several = [text for text in words if text.startswith("bench")], [text for text in words if text.startswith("-np")]
+        self.assertEqual(len(alone), 2)
+        self.assertFalse(any("--against" in text for text in alone), alone)
+        self.assertEqual([text.split()[1] for text in several], ["2", "2", "4", "4", "6", "6", "6", "6"])
+        self.assertEqual([text.split("--transport ")[1].split()[0] for text in several], ["p2p"] * 6 + ["nccl"] * 2)
+        self.assertEqual(sum("zigzag_ring" in text for text in words), 2)
+        self.gpus(1)
+        self.assertIn("skipped: needs 2 GPUs, there are 1", self.bench(77, "--again", "scaling").stdout)
+
+    def test_the_pages_are_written_behind_whole_measurements(self):
+        self.bench(0, "one-gpu")
+        self.assertEqual(self.pages(), [], "only when asked")
+        done = self.bench(0, "--readme")
+        self.assertIn("skipped: scaling", done.stdout)
+        self.assertEqual((len(self.lines("two-million")), self.pages()), (1, ["--select a"]))
+        self.bench(0, "--readme", "--list")
+        self.bench(0, "--readme", "--help")
+        self.bench(2, "--readme", "nothing")
+        self.executable("bin/ringattn", "exit 3\n")
+        self.bench(1, "--readme", "--again", "one-gpu")
+        self.assertEqual(len(self.pages()), 1)
+
+    def test_several_gpus_have_a_folder_of_their_own(self):
+        del self.environment["BENCH_MODEL"]
+        for count, folder in ((1, "nvidia-h200"), (4, "nvidia-h200-x4")):
+            self.gpus(count)
+            self.bench(0, "--readme", "two-million")
+            self.assertTrue((self.root / f"bench/results/{folder}/day-two-million.jsonl").exists())
+        self.assertEqual(self.pages(), ["--select nvidia-h200"] * 2)
+
+    def test_the_part_that_measures_shapes_again_sorts_last(self):
+        """In the C locale, and where only letters and digits count."""
+        listed = run(str(ROOT / "bench/run.sh"), "--list").stdout
+        names = [line.split()[0] for line in listed.splitlines()]
+        again = "precision-and-state"
+        self.assertLess({again, "one-gpu", "one-gpu-shapes"}, set(names))
+        for key in (str, lambda name: "".join(filter(str.isalnum, name))):
+            files = sorted((f"2026-11-21-{name}.jsonl" for name in names if name.startswith("one-gpu") or name == again), key=key)
+            self.assertEqual(files[-1], f"2026-11-21-{again}.jsonl")
+
+
+if __name__ == "__main__":
+    unittest.main()

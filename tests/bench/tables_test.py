@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""bench/tables.py: the committed tables and pictures follow from the committed results; what is edited by hand, or measured
+again, is seen; and what bench/run.sh --readme measured is chosen. Copies of the pages and results are changed, never they."""
+
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+import xml.etree.ElementTree as xml
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "bench"))
+sys.dont_write_bytecode = True
+
+import plot  # noqa: E402  (these lie in bench)
+import svg  # noqa: E402
+
+COMMIT = "0123456789ab"
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def tables(root: pathlib.Path, *words: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-B", str(root / "bench" / "tables.py"), *words]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+class Committed(unittest.TestCase):
+    def test_tables_and_pictures_follow_from_the_results(self):
+        done = tables(ROOT, "--check")
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_pictures_have_a_dark_form_and_a_description(self):
+        for name in ("speed", "scaling"):
+            text = (ROOT / "docs" / "pictures" / f"{name}.svg").read_text(encoding="utf-8")
+            picture = xml.fromstring(text)
+            self.assertIn("@media (prefers-color-scheme:dark)", text)
+            self.assertTrue(picture.find("{*}desc").text)
+            self.assertIn("ringattn", "".join(picture.itertext()))
+
+
+class Changed(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = pathlib.Path(folder.name)
+        for name in ("bench", "docs"):
+            shutil.copytree(ROOT / name, self.root / name, ignore=shutil.ignore_patterns("__pycache__", "*.cpp", "peers"))
+        shutil.copy(ROOT / "README.md", self.root)
+
+    def edit(self, path: str, old: str, new: str) -> None:
+        file = self.root / path
+        text = file.read_text(encoding="utf-8")
+        self.assertTrue(old in text, f"{path} has no {old}")
+        file.write_text(text.replace(old, new, 1), encoding="utf-8")
+
+    def selection(self) -> dict[str, list[str]]:
+        return json.loads((self.root / "bench/results/shown.json").read_text())
+
+    def test_a_figure_that_was_written_by_hand_is_seen_and_mended(self):
+        for path, old in (("README.md", "| 1 GPU "), ("docs/results.md", "| 1 GPU "), ("docs/pictures/speed.svg", ">1k<")):
+            before = (self.root / path).read_text(encoding="utf-8")
+            self.edit(path, old, old.replace("1", "2"))
+            done = tables(self.root, "--check")
+            self.assertEqual(done.returncode, 1, path)
+            self.assertIn(f"{path} doesn't follow from bench/results/shown.json", done.stderr)
+            self.assertEqual(tables(self.root).returncode, 0)
+            self.assertEqual((self.root / path).read_text(encoding="utf-8"), before)
+
+    def test_what_is_around_a_table_stays(self):
+        self.edit("README.md", "# ringattn\n", "# ringattn, edited\n")
+        self.assertEqual(tables(self.root, "--check").returncode, 0)
+
+    def test_results_that_differ_change_pages_and_pictures(self):
+        for name in self.selection()["one-gpu"]:
+            path = self.root / "bench/results" / name
+            lines = [json.loads(line) for line in path.read_text().splitlines()]
+            for line in lines:
+                if line.get("ms"):
+                    line["ms"]["median"] /= 2
+                    line["tflops_per_rank"] *= 2
+            path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        done = tables(self.root, "--check")
+        self.assertEqual(done.returncode, 1)
+        for path in ("README.md", "docs/results.md", "docs/pictures/speed.svg"):
+            self.assertIn(f"{path} doesn't follow", done.stderr)
+
+    def test_what_is_missing_is_named(self):
+        self.edit("README.md", "<!-- /table:speed -->\n", "")
+        done = tables(self.root, "--check")
+        self.assertEqual(done.returncode, 3)
+        self.assertIn("README.md has no <!-- /table:speed -->", done.stderr)
+        self.edit("README.md", "<!-- table:speed -->\n", "")
+        self.assertIn("README.md has places for measured, two-million", tables(self.root).stderr)
+        (self.root / "bench/results" / self.selection()["cpu"][0]).unlink()
+        done = tables(self.root)
+        self.assertEqual(done.returncode, 3)
+        self.assertIn("can't be read (No such file", done.stderr)
+
+    def measure(self, folder: str, date: str, part: str, group: str, commit: str = COMMIT) -> str:
+        """A file as bench/run.sh would write it: the lines that are shown now, as of another commit."""
+        lines = [json.loads(line) for name in self.selection_at_first[group]
+                 for line in (ROOT / "bench/results" / name).read_text().splitlines()]  # fmt: skip
+        for line in lines:
+            line["git"] = commit
+            line.pop("beside", None)
+        path = self.root / "bench/results" / folder / f"{date}-{part}.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return f"{folder}/{date}-{part}.jsonl"
+
+    def test_the_newest_results_of_a_gpu_are_selected(self):
+        self.selection_at_first = before = self.selection()
+        one = self.measure("card", "2030-01-02", "one-gpu", "one-gpu")
+        self.measure("card", "2030-01-01", "one-gpu", "one-gpu", "000000000000")
+        self.measure("card-x2", "2030-01-02", "two-million", "two-million")
+        most = self.measure("card-x4", "2030-01-02", "two-million", "two-million")
+        self.measure("card-x8", "2030-01-01", "two-million", "two-million")
+        scaling = self.measure("card-x4", "2030-01-02", "scaling", "scaling")
+        ring = self.measure("card-x4", "2030-01-02", "ring-nccl", "scaling")
+        self.measure("card-x4", "2030-01-02", "ring-p2p", "scaling", "000000000000")  # of another commit: not beside
+        self.measure("cardboard", "2030-01-03", "scaling", "scaling")  # another GPU
+        done = tables(self.root, "--select", "card")
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        new = {"one-gpu": [one], "scaling": [ring, scaling], "two-million": [most]}
+        self.assertEqual(self.selection(), before | new, "what was not measured again stays")
+        page = (self.root / "README.md").read_text(encoding="utf-8")
+        self.assertIn(f"All figures here are of commit `{COMMIT[:7]}` (NVIDIA H200, bf16, 2030-01-02).", page)
+        self.assertEqual(tables(self.root, "--check").returncode, 0)
+
+    def test_a_peer_that_was_not_there_has_no_column(self):
+        for name in self.selection()["one-gpu"]:
+            path = self.root / "bench/results" / name
+            lines = [line for line in path.read_text().splitlines(True) if "flash_attention_3" not in line]
+            path.write_text("".join(lines))
+        self.assertEqual(tables(self.root).returncode, 0)
+        (head,) = [line for line in (self.root / "README.md").read_text().splitlines() if line.startswith("| head_dim")]
+        names = [cell.strip() for cell in head.strip("|").split("|")[2:]]
+        self.assertEqual(names, ["ringattn", "cuDNN", "FlashAttention-2"])
+
+    def test_several_commits_are_told_apart(self):
+        self.selection_at_first = self.selection()
+        self.measure("card", "2030-01-02", "one-gpu", "one-gpu")
+        self.measure("card-x2", "2030-01-02", "scaling", "scaling", "ba9876543210")
+        self.measure("card-x2", "2030-01-02", "two-million", "two-million", "ba9876543210")
+        done = tables(self.root, "--select", "card")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("the README's figures are of 2 commits: 0123456, ba98765", done.stderr)
+        page = (self.root / "README.md").read_text(encoding="utf-8")
+        self.assertIn("several commits: speeds on one GPU of `0123456`, speeds on several of `ba98765`", page)
+
+
+class Drawing(unittest.TestCase):
+    def test_labels_keep_their_distance_and_order(self):
+        places = svg.apart([10.0, 12.0, 100.0, 11.0, 299.0, 300.0], 17.0, 0.0, 300.0)
+        ordered = [places[index] for index in (0, 3, 1, 2, 4, 5)]
+        self.assertEqual(ordered, sorted(ordered))
+        self.assertTrue(all(after - before >= 17.0 for before, after in zip(ordered, ordered[1:])), ordered)
+        self.assertTrue(all(0.0 <= place <= 300.0 for place in places), places)
+        self.assertEqual(places[2], 100.0, "where there is room, a label stands at its line's end")
+
+    def test_axes_end_at_round_numbers(self):
+        self.assertEqual(svg.steps_up_to(694), [0, 100, 200, 300, 400, 500, 600, 700])
+        self.assertEqual(svg.steps_up_to(701), [0, 200, 400, 600, 800])
+        for most in (0.0, 0.003, 1.0, 2.26, 99.0, 12345.0):
+            steps = svg.steps_up_to(most)
+            self.assertTrue(steps[-1] >= most and 2 <= len(steps) <= 9, (most, steps))
+
+    def test_points_lie_where_their_figures_say(self):
+        chart = plot.speed_chart("a & b", "<", {"ours": [(1024, 100.0), (4096, 400.0)], "theirs": [(2048, 200.0)]})
+        picture = xml.fromstring(svg.charts("c", [chart]))
+        pairs = [pair for line in picture.iter(f"{SVG}polyline") for pair in line.get("points").split()]
+        (x2, y2), (x1, y1), (x4, y4) = (map(float, pair.split(",")) for pair in pairs)
+        self.assertAlmostEqual(x2 - x1, x4 - x2, delta=0.2)  # an axis of powers of two
+        self.assertAlmostEqual((y1 - y4) / 3, y1 - y2, delta=0.2)
+        words = [element.text for element in picture.iter(f"{SVG}text")]
+        self.assertTrue({"a & b", "<", "1k", "2k", "4k", "ours", "theirs", "400"} <= set(words), words)
+
+    def test_the_same_figures_give_the_same_bytes(self):
+        lines = {f"line {index}": [(1 << power, index / 3 + power) for power in range(9, 20)] for index in range(9)}
+        first, again = (svg.charts("c", [plot.speed_chart("t", "s", dict(lines))]) for _ in range(2))
+        self.assertEqual(first, again)
+
+
+if __name__ == "__main__":
+    unittest.main()

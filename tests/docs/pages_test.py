@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the README and the pages of docs/ name exists: files, headings, tests, flags, and the README keeps its length."""
+
+import pathlib
+import re
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+README = ROOT / "README.md"
+PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "src/kernels/README.md", *sorted((ROOT / "docs").glob("*.md"))]
+LINK = re.compile(r"(?<!\\)\[[^\]]*\]\(([^)\s]+)\)")
+# Scripts whose options the pages name, beside the program's own flags.
+SCRIPTS = ["launch/ringattn-mpirun", "launch/ringattn.sbatch", "bench/run.sh", "bench/tables.py", "tests/support/parts.sh",
+           "tests/run.sh"]  # fmt: skip
+
+
+def prose(text: str) -> str:
+    """Without blocks of code."""
+    return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(page: pathlib.Path) -> set[str]:
+    """As GitHub makes them of headings."""
+    headings = re.findall(r"^#+ (.*)$", prose(page.read_text(encoding="utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def promises() -> list[list[str]]:
+    """The rows of the README's table: what is promised, and what shows it."""
+    section = README.read_text(encoding="utf-8").partition("\n## What is promised\n")[2].partition("\n## ")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in section.splitlines() if line.startswith("| ")]
+    return rows[1:]
+
+
+class Pages(unittest.TestCase):
+    def test_links_lead_somewhere(self):
+        seen = 0
+        for page in PAGES:
+            for target in LINK.findall(prose(page.read_text(encoding="utf-8"))):
+                if target.startswith(("http://", "https://")):
+                    continue
+                seen += 1
+                path, _, anchor = target.partition("#")
+                file = (page.parent / path).resolve() if path else page
+                self.assertTrue(file.exists(), f"{page.name} links to {target}")
+                if anchor:
+                    self.assertIn(anchor, anchors(file), f"{page.name} links to {target}")
+        self.assertGreater(seen, 30)
+
+    def test_every_promise_names_tests_that_exist(self):
+        rows = promises()
+        self.assertGreaterEqual(len(rows), 8)
+        for promise, *shown in rows:
+            self.assertEqual(len(shown), 1, promise)
+            groups = re.findall(r"((?:`\w+\.(?:\w+|\*)`(?:, )?)+) in \[[^\]]+\]\(([^)]+)\)", shown[0])
+            named = [(test, path) for tests, path in groups for test in re.findall(r"`([^`]+)`", tests)]
+            self.assertEqual(len(named), shown[0].count("`") // 2, f"every test stands before its file: {shown[0]}")
+            self.assertTrue(named, promise)
+            for test, path in named:
+                suite, name = test.split(".")
+                pattern = rf"\bTEST(_[FP])?\({suite}, {name.replace('*', ' *')}\b"  # of a suite any test
+                self.assertRegex((ROOT / path).read_text(encoding="utf-8"), pattern, promise)
+
+    def test_flags_are_flags(self):
+        known = set(re.findall(r'^    \{"([a-z-]+)"', (ROOT / "launch/flags.cpp").read_text(), re.MULTILINE))
+        scripts = "\n".join((ROOT / script).read_text(encoding="utf-8") for script in SCRIPTS)
+        for page in [README, *sorted((ROOT / "docs").glob("*.md"))]:
+            for flag in re.findall(r"(?<![\w-])--([a-z][a-z-]+)", page.read_text(encoding="utf-8")):
+                if flag in ("help", "version") or flag in known:
+                    continue
+                self.assertRegex(scripts, rf"--{flag}(?![a-z-])", f"{page.name} names --{flag}")
+
+    def test_paths_in_code_spans_exist(self):
+        for page in [README, *sorted((ROOT / "docs").glob("*.md"))]:
+            for path in re.findall(r"`((?:src|launch|tests|bench|docs)/[\w./-]+)`", page.read_text(encoding="utf-8")):
+                self.assertTrue((ROOT / path).exists(), f"{page.name} names {path}")
+
+    def test_the_readme_has_at_most_three_screens(self):
+        lines = README.read_text(encoding="utf-8").splitlines()
+        self.assertLessEqual(len(lines), 150)
+        generated = re.compile(r"^(\||!\[|All figures |The figures )")  # rows, pictures, and the sentence of the commits
+        self.assertEqual([line for line in lines if len(line) > 120 and not generated.match(line)], [])
+
+
+if __name__ == "__main__":
+    unittest.main()

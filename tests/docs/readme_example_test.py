@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The README's example, from a file to an answer: its commands run as they stand there, and print the lines that it shows.
+Usage: readme_example_test.py PROGRAM; exits 77 where NumPy or the safetensors library is missing."""
+
+import importlib.util
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+README = pathlib.Path(__file__).resolve().parents[2] / "README.md"
+HEADING = "## From a file to an answer"
+
+
+def block(text: str, language: str) -> str:
+    """The first one of its language."""
+    found = re.search(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert found, f"{HEADING} has no block of {language}"
+    return found[1]
+
+
+def main() -> int:
+    for library in ("numpy", "safetensors"):
+        if importlib.util.find_spec(library) is None:
+            print(f"skipped: needs {library}")
+            return 77
+    section = README.read_text(encoding="utf-8").partition(f"\n{HEADING}\n")[2].partition("\n## ")[0]
+    program = pathlib.Path(sys.argv[1]).resolve()
+    path = os.pathsep.join([str(program.parent), str(pathlib.Path(sys.executable).parent), os.environ["PATH"]])
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(["bash", "-euo", "pipefail", "-c", block(section, "bash")], cwd=folder, text=True,
+                              capture_output=True, env={**os.environ, "PATH": path})  # fmt: skip
+        files = sorted(os.listdir(folder))
+    said = done.stdout.splitlines()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert files == ["four.safetensors", "one.safetensors", "qkv.safetensors"], files
+    for line in block(section, "text").splitlines():  # in this order, with others between
+        assert line in said, f"{line!r} is not printed, or not there:\n{done.stdout}"
+        said = said[said.index(line) + 1 :]
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
