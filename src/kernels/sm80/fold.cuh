@@ -102,7 +102,10 @@ template <class C>
 __global__ void __launch_bounds__(C::kThreads, C::kCtas) fold_kernel(const __grid_constant__ cuda::FoldParams p) {
   using Layout = SharedLayout<C>;
   extern __shared__ __align__(128) unsigned char shared[];
-  __shared__ cuda::WorkItem item;  // not in registers: most of it is wanted at both ends only
+  // Not in registers: most of it is wanted at both ends only.
+  __shared__ cuda::WorkItem item;
+  __shared__ Groups groups;
+  __shared__ int scratch_slot;
 
   const cuda::WorkPlace place =
       cuda::work_place(p.schedule.early_count, p.heads, p.schedule.section_heads, static_cast<int>(blockIdx.x));
@@ -132,49 +135,45 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas) fold_kernel(const __gri
   cuda::copy_commit();
 
   RowState<C> state;
-  Groups groups;
   load_state<C>(p, item, head, state, groups);
 
   const TileStep<C> step(p, item, q_tile);
-  for (int i = 0; i < tiles;) {
+  for (int i = 0; i < tiles; ++i) {
     // An item's tiles are consecutive, so what is open when a group begins is another's.
-    const int of_group = static_cast<int>((static_cast<std::uint32_t>(item.first_tile) + i) % kGroupTiles);
-    if (of_group == 0 && groups.open) close_group<C>(p, item, head, state, groups);
-    groups.open = true;
-    const int end = min(tiles, i + kGroupTiles - of_group);
-    for (; i < end; ++i) {
-      cuda::copy_wait<0>();
-      __syncthreads();
-      if constexpr (C::kStages > 1) {
-        // Tile i is here, and everyone is past tile i − 1.
-        if (i + 1 < tiles) {
-          map.copy_k(i + 1, k_stage(i + 1));
-          map.copy_v(i + 1, v_stage(i + 1));
-        }
-        cuda::copy_commit();
-        map.resolve_ahead(i + 1);
-        step.fold(state, k_stage(i), v_stage(i), map.masked(i), map.place(i) + 32, [] {});
-      } else {
-        // K of tile i is here, and everyone is past V of tile i − 1.
-        map.copy_v(i, v_stage(i));
-        cuda::copy_commit();
-        map.resolve_ahead(i + 1);
-        step.fold(state, k_stage(i), v_stage(i), map.masked(i), map.place(i) + 32, [&] {
-          cuda::copy_wait<0>();
-          __syncthreads();  // V is here, and everyone is past K
-          if (i + 1 < tiles) map.copy_k(i + 1, k_stage(i + 1));
-          cuda::copy_commit();
-        });
+    if (groups.closes_at(item, i)) close_group<C>(p, item, head, state, !groups.closed(i), scratch_slot);
+    cuda::copy_wait<0>();
+    __syncthreads();
+    if constexpr (C::kStages > 1) {
+      // Tile i is here, and everyone is past tile i − 1.
+      if (i + 1 < tiles) {
+        map.copy_k(i + 1, k_stage(i + 1));
+        map.copy_v(i + 1, v_stage(i + 1));
       }
+      cuda::copy_commit();
+      map.resolve_ahead(i + 1);
+      step.fold(state, k_stage(i), v_stage(i), map.masked(i), map.place(i) + 32, [] {});
+    } else {
+      // K of tile i is here, and everyone is past V of tile i − 1.
+      map.copy_v(i, v_stage(i));
+      cuda::copy_commit();
+      map.resolve_ahead(i + 1);
+      step.fold(state, k_stage(i), v_stage(i), map.masked(i), map.place(i) + 32, [&] {
+        cuda::copy_wait<0>();
+        __syncthreads();  // V is here, and everyone is past K
+        if (i + 1 < tiles) map.copy_k(i + 1, k_stage(i + 1));
+        cuda::copy_commit();
+      });
     }
   }
 
-  if (p.state.save) save_state<C>(p, item, head, state, groups);
+  const bool open = groups.open(tiles);
+  const bool closed = groups.closed(tiles);
+  if (p.state.save) save_state<C>(p, item, head, state, open, closed);
   if (p.finish) {
-    if (groups.closed) join_closed<C>(p, item, head, state, groups);
+    if (closed) join_closed<C>(p, item, head, state, open, scratch_slot);
     finish_rows<C>(p, item, head, q_tile, state);
   }
-  give_back<C>(p, groups);
+  if (closed && !closed_in_state(p)) give_back<C>(p, scratch_slot);
 }
 
 }  // namespace ringattn::sm80
