@@ -164,11 +164,16 @@ watch() {
 
 # Leaves with the job's code, from `code`, that of mpirun or srun, and from what the ranks have said.
 leave() {
+  local -r late="it went on after the ranks of this host had left"
   if [[ -n $signal ]]; then exit $((128 + $(kill -l "$signal"))); fi
-  if ((worst > 0)); then exit "$worst"; fi
+  # What they all say counts, also where mpirun had to be ended.
+  if ((worst > 0 || (overdue && left == started && left >= expected))); then
+    ((!overdue)) || echo "ringattn-mpirun: $launcher was ended ($late)." >&2
+    exit "$worst"
+  fi
+  if ((overdue)); then stop 6 "$launcher was ended" "$late" "See the messages above, and the logs of the hosts."; fi
   if ((code > elsewhere && code <= elsewhere + 7)); then exit $((code - elsewhere)); fi
   if ((code == 0 && silent + told == 0)); then exit 0; fi
-  if ((overdue && left == started && left >= expected)); then exit 0; fi  # they all did their work
   if ((code == 1 && told > 0 && told == started && told >= expected)); then
     # mpirun answers SIGINT, SIGTERM and SIGHUP alike: it ends its ranks by SIGTERM, and leaves with 1.
     stop 143 "$launcher was told to stop" "its ranks were ended by signal 15" "Start again."
@@ -186,7 +191,8 @@ leave() {
          "See the messages above, memory, and the host's log."
   fi
   if ((code > 7 && code <= 128)); then
-    stop 7 "a rank left with code $code" "ringattn has no such code" "Please report it with the output of ringattn info."
+    stop 7 "a rank left with code $code" "ringattn has no such code" \
+         "Please report it with the output of ringattn info."
   fi
   stop 4 "$launcher could not start the ranks" "it left with code $code; its own message stands above" "--dry-run prints the command."
 }
@@ -239,6 +245,5 @@ supervise() {
   echo ended >&"$life"
   { wait "$watcher" || true; } 2>/dev/null
   remove_files
-  ((!overdue)) || echo "ringattn-mpirun: $launcher was ended: it went on after the ranks of this host had left." >&2
   leave
 }

@@ -11,6 +11,12 @@
 namespace ringattn::testing {
 namespace {
 
+// Whether tests that wait for long may do so.
+bool long_tests() {
+  const char* value = std::getenv("RINGATTN_TEST_LONG");
+  return value != nullptr && std::string(value) == "1";
+}
+
 TEST(LauncherEnd, TheRanksSayWhatTheCodeIs) {
   struct Case {
     const char* ranks;
@@ -68,12 +74,13 @@ TEST(LauncherEnd, TheRanksSayWhatTheCodeIs) {
 
 TEST(LauncherEnd, MpirunThatGoesOnAfterItsRanksIsEnded) {
   const std::pair<const char*, int> cases[] = {
-      {"started=2,code=6 started=2,code=6", 6}, {"started=1,code=0", 0}, {"started=1", 6}};
+      {"started=2,code=3 started=2,code=6", 3}, {"started=1", 6}, {"started=1,code=0", 0}};
   const Machine machine;
   for (const auto& [ranks, expected] : cases) {
+    if (expected == 0 && !long_tests()) continue;  // it takes as long as the one before
     const Finished run = machine.start({"run"}, {{"FAKE_RANKS", ranks}, {"FAKE_HANG", "1"}});
     EXPECT_EQ(run.code, expected) << ranks << run.err;
-    EXPECT_TRUE(has(run.err, "mpirun was ended: it went on after the ranks of this host had left.")) << run.err;
+    EXPECT_TRUE(has(run.err, "mpirun was ended (it went on after the ranks of this host had left).")) << run.err;
   }
 }
 
@@ -150,11 +157,11 @@ TEST(LauncherWithMpirun, ReadsNoCodeOutOfAnInputsName) {
 // `$launcher` and `$mpirun` are process ids. Prints the launcher's code, the states of the ranks that are still there,
 // and what is left in TMPDIR.
 constexpr const char* kWatch = R"(
-"$2" -np 2 run --synthetic 7 --seq 1m --backend cpu --progress off &
+"$2" -np 2 run --synthetic 7 --seq 1m --backend cpu --progress off >/dev/null &
 launcher=$!
 until [[ $(cat "$TMPDIR"/ringattn-mpirun.*/ranks/* 2>/dev/null | grep -c started) == 2 ]]; do sleep 0.05; done
-mpirun=$(pgrep -P $launcher mpirun)
-ranks=$(pgrep -P $mpirun)
+ranks=$(cd "$TMPDIR"/ringattn-mpirun.*/ranks; printf '%s ' * | sed 's/[^ ]*\.//g')
+mpirun=$(ps -o ppid= -p "${ranks%% *}")
 eval "$1"
 wait $launcher
 echo code $?
@@ -173,7 +180,7 @@ class LauncherSignals : public ::testing::Test {
         machine_.run({"timeout", "-s", "KILL", "100", "bash", "-c", kWatch, "watch", action, RINGATTN_LAUNCHER},
                      {{"TMPDIR", temporary_.path()}});
     said_ = run.err;
-    return run.out.substr(run.out.find("code "));
+    return run.out;
   }
 
   std::string said_;
@@ -205,6 +212,7 @@ TEST_F(LauncherSignals, AKilledLauncherTakesTheJobAlong) {
 }
 
 TEST_F(LauncherSignals, MpirunThatDoesNotAnswerOneIsEnded) {
+  if (!long_tests()) GTEST_SKIP() << "RINGATTN_TEST_LONG isn't 1";
   EXPECT_EQ(watch("kill -STOP $mpirun; kill -TERM $launcher"), "code 143\n") << said_;
 }
 

@@ -54,10 +54,10 @@ daemon_of() {
   done
 }
 
-# Starts a job that lasts for minutes, and comes back when its ranks have planned it.
+# Starts a job that lasts longer than anything here, and comes back when its ranks have planned it.
 begin_job() {
   : >"$state/out"
-  launch --synthetic 7 --seq 1m --timeout "$timeout" --progress off >"$state/out" 2>&1 &
+  launch --synthetic 7 --seq 256k --timeout "$timeout" --progress off >"$state/out" 2>&1 &
   job=$!
   within 90 grep -q '^# layout' "$state/out" || { cat "$state/out"; return 1; }
 }
