@@ -194,7 +194,8 @@ leave() {
     stop 7 "a rank left with code $code" "ringattn has no such code" \
          "Please report it with the output of ringattn info."
   fi
-  stop 4 "$launcher could not start the ranks" "it left with code $code; its own message stands above" "--dry-run prints the command."
+  stop 4 "$launcher could not start the ranks" "it left with code $code; its own message stands above" \
+       "--dry-run prints the command."
 }
 
 # Tells mpirun once; a second signal ends it at once. (mpirun answers a second one by leaving its ranks behind.)

@@ -208,16 +208,24 @@ TEST(Launcher, WantsAFolderForTheJob) {
 
 TEST(Launcher, HasMpirunNoticeALostHostAfterTheRanksHave) {
   const Machine machine;
-  const auto keepalive = [&](const Words& words, const Variables& variables = {}) {
+  // Checks when mpirun gives up a connection, in seconds after the last word from the other side.
+  const auto expect = [&](int timeout, const Words& words, const Variables& variables = {}) {
     const std::string command = machine.command(words, variables);
-    const std::size_t at = command.find("keepalive_time=");
-    return at == std::string::npos ? 0 : std::atoi(command.c_str() + at + 15);
+    const auto number = [&](const std::string& name) {
+      const std::size_t at = command.find("OMPI_MCA_oob_tcp_keepalive_" + name + "=");
+      return at == std::string::npos ? 0 : std::atoi(command.c_str() + command.find('=', at) + 1);
+    };
+    const int probing = number("intvl") * number("probes");
+    EXPECT_GT(probing, timeout + 5) << "a link that comes back in time does no harm: " << command;
+    EXPECT_LE(probing + number("time"), timeout + 5 + 3 + timeout / 50) << command;
+    EXPECT_LE(number("probes"), 127) << "what Linux takes";
   };
-  EXPECT_EQ(keepalive({"run"}), 65);
-  EXPECT_EQ(keepalive({"run", "--timeout", "5"}), 10);
-  EXPECT_EQ(keepalive({"run", "--timeout=7.5"}, {{"RINGATTN_TIMEOUT", "30"}}), 12);
-  EXPECT_EQ(keepalive({"run"}, {{"RINGATTN_TIMEOUT", "30"}}), 35);
-  EXPECT_EQ(keepalive({"run", "--config", "file"}), 0) << "the file may hold a longer timeout";
+  expect(60, {"run"});
+  expect(5, {"run", "--timeout", "5"});
+  expect(7, {"run", "--timeout=7.5"}, {{"RINGATTN_TIMEOUT", "30"}});
+  expect(30, {"run"}, {{"RINGATTN_TIMEOUT", "30"}});
+  expect(3600, {"run", "--timeout", "3600"});
+  EXPECT_FALSE(has(machine.command({"run", "--config", "file"}), "keepalive")) << "it may hold a longer timeout";
 }
 
 TEST(Scripts, RefuseWhatTheyDoNotTakeInTheGrammarOfMessages) {
