@@ -3,13 +3,14 @@
 
 #include <cstdlib>
 
+#include "base/outcome.hpp"
 #include "base/unfinished_file.hpp"
 
 namespace ringattn {
 
 void end_process(int code) noexcept {
   remove_unfinished_files();
-  std::_Exit(code);
+  std::_Exit(end_outcome(code));
 }
 
 }  // namespace ringattn

@@ -5,7 +5,7 @@
 namespace ringattn {
 
 // Leaves with `code` at once. Nothing is unwound and no buffer is flushed; unfinished files of this process are removed
-// (base/unfinished_file.hpp).
+// (base/unfinished_file.hpp), and its launcher is told (base/outcome.hpp).
 [[noreturn]] void end_process(int code) noexcept;
 
 }  // namespace ringattn

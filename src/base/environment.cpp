@@ -24,6 +24,9 @@ constexpr EnvironmentVariable kTable[] = {
        environment.pace = static_cast<double>(*pace);
        return true;
      }},
+    {"RINGATTN_OUTCOMES", "a folder",
+     "launch/ringattn-mpirun sets it: where each rank writes how it ended; a program takes it out of its environment",
+     [](Environment&, std::string_view value) { return !value.empty(); }},
     {"RINGATTN_PROGRAM", "a path", "launch/ringattn-mpirun starts this program; nothing else looks at it",
      [](Environment&, std::string_view value) { return !value.empty(); }},
     {"RINGATTN_TEST_LONG", "0 or 1", "the project's own tests also run their long variants",

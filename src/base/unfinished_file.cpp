@@ -10,6 +10,8 @@
 #include <climits>
 #include <cstring>
 
+#include "base/outcome.hpp"
+
 namespace ringattn {
 
 namespace {
@@ -26,6 +28,7 @@ constinit std::array<Slot, kMostUnfinishedFiles> slots;
 
 void end_by_signal(int signal) {
   remove_unfinished_files();
+  end_outcome_by_signal(signal);
   ::signal(signal, SIG_DFL);
   ::raise(signal);  // delivered when the handler returns
 }

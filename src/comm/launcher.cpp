@@ -13,15 +13,16 @@ namespace {
 struct LauncherRow {
   const char* rank;
   const char* ranks;  // nullptr: it has none
+  const char* here;   // the ranks on this host; nullptr: it has none
   bool joins;         // its processes are ranks of MPI
 };
 
 // The first that is set counts: an mpirun inside a Slurm job sets both.
 constexpr LauncherRow kTable[] = {
-    {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", true},  // Open MPI
-    {"PMIX_RANK", nullptr, true},                            // PMIx, also that of srun
-    {"PMI_RANK", "PMI_SIZE", true},                          // MPICH and its kin
-    {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", false},         // srun, with or without MPI
+    {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", true},  // Open MPI
+    {"PMIX_RANK", nullptr, nullptr, true},                                                 // PMIx, also that of srun
+    {"PMI_RANK", "PMI_SIZE", nullptr, true},                                               // MPICH and its kin
+    {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", nullptr, false},                              // srun, with or without MPI
 };
 
 const char* value_of(const char* name) { return name == nullptr ? nullptr : std::getenv(name); }
@@ -44,6 +45,8 @@ bool launched_by_mpi() {
 std::optional<int> launched_rank() { return first_number(&LauncherRow::rank); }
 
 std::optional<int> launched_ranks() { return first_number(&LauncherRow::ranks); }
+
+std::optional<int> launched_ranks_here() { return first_number(&LauncherRow::here); }
 
 bool speaks_for_launched() { return launched_rank().value_or(0) == 0; }
 

@@ -10,9 +10,11 @@ namespace ringattn {
 // Whether this process was started by mpirun or srun with MPI.
 bool launched_by_mpi();
 
-// This process's rank among those that the launcher has started, and their number; nothing where it doesn't say.
+// This process's rank among those that the launcher has started, their number, and the number of those on this host;
+// nothing where it doesn't say.
 std::optional<int> launched_rank();
 std::optional<int> launched_ranks();
+std::optional<int> launched_ranks_here();
 
 // Whether this process speaks for the job while its ranks don't know each other: rank 0, or one alone.
 bool speaks_for_launched();

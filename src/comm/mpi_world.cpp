@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "base/end_process.hpp"
+#include "base/outcome.hpp"
 #include "comm/device_world.hpp"
 #include "comm/failure.hpp"
 #include "comm/launcher.hpp"
@@ -43,6 +44,7 @@ void flush_output() {
 [[noreturn]] void end_alone(Transport* world, const Error& error,
                             const std::function<void(const Error&)>& print_error) {
   const int code = static_cast<int>(error.code());
+  const int status = end_outcome(code);  // now: what follows may hang, and MPI_Abort doesn't come back
   std::thread([code] {
     std::this_thread::sleep_for(kEndGrace);
     end_process(code);
@@ -50,7 +52,7 @@ void flush_output() {
   if (world == nullptr || world->abort(error)) {
     print_error(error);
     flush_output();
-    MPI_Abort(MPI_COMM_WORLD, code);
+    MPI_Abort(MPI_COMM_WORLD, status);
   }
   // The rank that prints ends this process too. Should it not manage to, this one still leaves with its code.
   int final_code = code;

@@ -108,6 +108,7 @@ TEST(EnvironmentTable, TakesGoodValuesAndRefusesBadOnes) {
     std::string_view bad;
   };
   const Case cases[] = {{"RINGATTN_PACE", "100m", "0"},
+                        {"RINGATTN_OUTCOMES", "/tmp/outcomes", ""},
                         {"RINGATTN_PROGRAM", "/bin/ringattn", ""},
                         {"RINGATTN_TEST_LONG", "1", "yes"},
                         {"RINGATTN_TEST_SEED", "7", "x"}};

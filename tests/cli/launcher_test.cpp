@@ -1,76 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// launch/ringattn-mpirun: what it finds, what it starts, which exit code it leaves with. Machines are made of fake
-// programs on PATH; a few tests use the mpirun that is installed.
+// launch/ringattn-mpirun: what it finds and what it starts, on machines made of fake programs. How jobs end is in
+// launcher_end_test.cpp.
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
 #include <cstdlib>
-#include <fstream>
+#include <filesystem>
 
-#include "tests/cli/tool.hpp"
-#include "tests/support/temporary_folder.hpp"
+#include "tests/cli/launcher_machine.hpp"
 
 namespace ringattn::testing {
 namespace {
 
 constexpr const char* kTwoGpus =
     "echo 'GPU 0: NVIDIA H200 (UUID: GPU-aaaa-01)'; echo 'GPU 1: NVIDIA H200 (UUID: GPU-bbbb-02)'";
-
-// A folder of fake programs in front of PATH. As it comes: a host of 8 cores, one NUMA node, no GPU, an ordinary user,
-// and an mpirun that says $FAKE_TEXT on stderr and leaves with $FAKE_CODE.
-class Machine {
- public:
-  Machine() {
-    script("nvidia-smi", "echo 'no driver' >&2; exit 9");
-    script("nproc", "echo 8");
-    lscpu("0,0\n1,0\n2,0\n3,0\n4,0\n5,0\n6,0\n7,0", "0");
-    script("id", "echo 1000");
-    script("mpirun",
-           "case $1 in --version) echo 'mpirun (Open MPI) 4.1.4'; exit 0;; esac\n"
-           "printf '%s\\n' \"$FAKE_TEXT\" >&2; exit ${FAKE_CODE:-0}");
-    script("ringattn", "exit 0");
-  }
-
-  void script(const std::string& name, const std::string& body) {
-    const std::string path = folder_.write(name, "#!/bin/sh\n" + body + "\n");
-    ASSERT_EQ(::chmod(path.c_str(), 0755), 0);
-  }
-  // `cores`: lines "core,socket", one a processor; `nodes`: its NUMA nodes, one a line.
-  void lscpu(const std::string& cores, const std::string& nodes) {
-    folder_.write("cores", cores + "\n");
-    folder_.write("nodes", nodes + "\n");
-    script("lscpu",
-           "case $1 in -p=NODE) cat " + folder_.file("nodes") + ";; *) cat " + folder_.file("cores") + ";; esac");
-  }
-  const TemporaryFolder& folder() const { return folder_; }
-
-  Finished start(const Words& words, const Variables& variables = {}) const {
-    Words all{"env",
-              "-u",
-              "CUDA_VISIBLE_DEVICES",
-              "-u",
-              "NCCL_NVLS_ENABLE",
-              "-u",
-              "OMPI_ALLOW_RUN_AS_ROOT",
-              "-u",
-              "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM",
-              "-u",
-              "SLURM_JOB_ID",
-              "-u",
-              "SLURM_NTASKS"};
-    for (const auto& [name, value] : variables) all.push_back(name + "=" + value);
-    return run_program(all + Words{RINGATTN_LAUNCHER} + words, {{"PATH", folder_.path() + ":" + std::getenv("PATH")}});
-  }
-  // The command that would be started.
-  std::string command(const Words& words, const Variables& variables = {}) const {
-    const Finished dry = start(Words{"--dry-run"} + words, variables);
-    EXPECT_EQ(dry.code, 0) << dry.err;
-    return dry.out;
-  }
-
- private:
-  TemporaryFolder folder_;
-};
 
 TEST(Launcher, RanksAreTheGpusThatAreFoundAndVisible) {
   Machine machine;
@@ -163,44 +106,6 @@ TEST(Launcher, FindsTheProgram) {
   EXPECT_TRUE(has(none.err, "/nonexistent can't be run (RINGATTN_PROGRAM names it).")) << none.err;
 }
 
-TEST(Launcher, ExitCodesSayWhoFailed) {
-  constexpr const char* kRankLeft = "Primary job  terminated normally, but 1 process returned\na non-zero exit code.";
-  struct Case {
-    int code;
-    const char* text;
-    int expected;
-    const char* message;
-  };
-  const Case cases[] = {
-      {0, "", 0, ""},
-      {1, kRankLeft, 1, ""},
-      {1, "mpirun detected that one or more processes exited with non-zero status", 1, ""},
-      {2, "ringattn: error: unknown flag", 2, ""},
-      {3, kRankLeft, 3, ""},
-      {4, kRankLeft, 4, ""},
-      {5, kRankLeft, 5, ""},
-      {6, "MPI_ABORT was invoked on rank 2 in communicator MPI_COMM_WORLD\nwith errorcode 6.", 6, ""},
-      {7, kRankLeft, 7, ""},
-      {137, "mpirun noticed that process rank 1 exited on signal 9 (Killed).", 6, "a rank was killed (by signal 9;"},
-      {143, kRankLeft, 6, "a rank was killed (by signal 15;"},
-      {139, kRankLeft, 6, "a rank was killed (by signal 11;"},
-      {1, "ORTE has lost communication with a remote daemon.", 6, "a host was lost ("},
-      {1, "There are not enough slots available in the system", 4, "mpirun could not start the ranks ("},
-      {132, "mpirun was unable to launch the specified application", 4, "mpirun could not start the ranks ("},
-      {255, "ORTE was unable to reliably start one or more daemons.", 4, "mpirun could not start the ranks ("},
-      {1, "mpirun: Error: unknown option", 4, "mpirun could not start the ranks ("},
-      {99, kRankLeft, 7, "a rank left with code 99 ("},
-  };
-  const Machine machine;
-  for (const Case& c : cases) {
-    const Finished run = machine.start({"run"}, {{"FAKE_CODE", std::to_string(c.code)}, {"FAKE_TEXT", c.text}});
-    EXPECT_EQ(run.code, c.expected) << c.code << " with " << c.text;
-    EXPECT_TRUE(has(run.err, c.text)) << "mpirun's words are passed on";
-    EXPECT_EQ(has(run.err, "ringattn-mpirun: error: "), *c.message != '\0') << run.err;
-    EXPECT_TRUE(has(run.err, c.message)) << run.err;
-  }
-}
-
 TEST(Launcher, BadOptionsAreOneMessage) {
   Machine machine;
   const std::pair<Words, const char*> cases[] = {
@@ -233,74 +138,95 @@ TEST(Launcher, StartsTheTasksOfASlurmAllocation) {
   EXPECT_TRUE(has(srun, " srun --ntasks 16 --mpi=pmix --gpu-bind=none --kill-on-bad-exit=1 /")) << srun;
   machine.script("srun", "echo 'srun: error: node1: task 3: Killed' >&2; exit 137");
   EXPECT_EQ(machine.start({"--launcher", "srun", "run"}, slurm).code, 6);
-  machine.script("srun", "echo 'srun: error: node1: task 0: Exited with exit code 1' >&2; exit 1");
-  EXPECT_EQ(machine.start({"--launcher", "srun", "run"}, slurm).code, 1);
+  machine.script("srun", "exit 65");
+  EXPECT_EQ(machine.start({"--launcher", "srun", "run"}, slurm).code, 1) << "a rank on another host left with 1";
   machine.script("srun", "echo 'srun: error: Unable to create step for job 17' >&2; exit 1");
   EXPECT_EQ(machine.start({"--launcher", "srun", "run"}, slurm).code, 4);
 }
 
-#ifdef RINGATTN_MPIRUN
-
-// A machine whose mpirun is the real one, with a program of the test's own.
-class RealMachine : public Machine {
- public:
-  explicit RealMachine(const std::string& program) {
-    script("id", "exec /usr/bin/id \"$@\"");
-    script("nproc", "echo 1");  // so that any number of ranks oversubscribes
-    script("mpirun", "exec " RINGATTN_MPIRUN " \"$@\"");
-    script("ringattn", program);
+TEST(Launcher, NumbersFromOutsideAreCheckedAndNeverRun) {
+  Machine machine;
+  const std::string mark = machine.folder().file("mark");
+  const std::string code = "PATH[$(touch " + mark + ")]";
+  for (const char* name : {"SLURM_NNODES", "SLURM_NTASKS"}) {
+    for (const std::string& value :
+         {code, std::string("0"), std::string("-1"), std::string("4x"), std::string("9999999999")}) {
+      const Finished run = machine.start({"--dry-run", "run"}, {{"SLURM_JOB_ID", "17"}, {name, value}});
+      EXPECT_EQ(run.code, 2) << name << " " << value;
+      EXPECT_TRUE(has(run.err, std::string(name) + " is \"" + value + "\" (it takes a number).")) << run.err;
+    }
   }
-};
+  machine.script("nproc", "echo '" + code + "'");
+  machine.script("id", "echo '" + code + "'");
+  machine.script("nvidia-smi", kTwoGpus);
+  machine.command({"-np", "3", "run"}, {{"CUDA_VISIBLE_DEVICES", code}, {"RINGATTN_TIMEOUT", code}});
+  EXPECT_TRUE(has(machine.command({"run"}, {{"CUDA_VISIBLE_DEVICES", "18446744073709551616"}}), " -np 1 "))
+      << "2^64 is not GPU 0";
+  const std::string hosts = machine.folder().write("hosts", "node1 slots=" + code + "\n");
+  EXPECT_EQ(machine.start({"--dry-run", "--hostfile", hosts, "run"}).code, 3);
+  EXPECT_FALSE(std::filesystem::exists(mark));
+}
 
-TEST(LauncherWithMpirun, PassesCodesThrough) {
-  const RealMachine machine("exit $1");
-  for (const char* code : {"0", "1", "2", "6", "7"}) {
-    EXPECT_EQ(machine.start({"-np", "2", code}).code, std::atoi(code));
+TEST(Launcher, TakesNoHostThatIsAnOptionOfTheRemoteShell) {
+  const Machine machine;
+  for (const char* list : {"-oProxyCommand=touch", "a,-b", "a;b", "a:x", "a,,b", "a b"}) {
+    const Finished run = machine.start({"--dry-run", "--host", list, "run"});
+    EXPECT_EQ(run.code, 2) << list;
+    EXPECT_TRUE(has(run.err, "(it takes hosts with their slots).")) << run.err;
   }
+  const std::string hosts = machine.folder().write("hosts", "node1 slots=1\n  -oProxyCommand=touch slots=1\n");
+  const Finished run = machine.start({"--dry-run", "--hostfile", hosts, "run"});
+  EXPECT_EQ(run.code, 3);
+  EXPECT_TRUE(has(run.err, "line 2, names no host (")) << run.err;
 }
 
-TEST(LauncherWithMpirun, AKilledRankIsAPeerFailure) {
-  const RealMachine machine("test $OMPI_COMM_WORLD_RANK = 1 && kill -9 $$\nexec sleep 100");
-  const Finished run = machine.start({"-np", "3", "run"});
-  EXPECT_EQ(run.code, 6) << run.err;
-  EXPECT_TRUE(has(run.err, "a rank was killed (by signal 9;")) << run.err;
-}
-
-TEST(LauncherWithMpirun, WhatMpirunRefusesIsItsOwnFailure) {
-  const RealMachine machine("exit 0");
-  const Finished policy = machine.start({"-np", "1", "--bind-to", "fish", "run"});
-  EXPECT_EQ(policy.code, 4) << policy.err;
-  EXPECT_TRUE(has(policy.err, "mpirun could not start the ranks (")) << policy.err;
-}
-
-TEST(LauncherWithMpirun, RunsTheProgram) {
-  const RealMachine machine("exec " RINGATTN_TOOL " \"$@\"");
-  const Finished one = tool(Words{"run", "--quiet"} + small_job());
-  const Finished two = machine.start(Words{"-np", "2", "run", "--quiet"} + small_job());
-  ASSERT_EQ(two.code, 0) << two.err;
-  EXPECT_EQ(digest_of(two.out), digest_of(one.out));
-  EXPECT_EQ(machine.start({"-np", "2", "run", "--softcp", "1"}).code, 2);
-}
-
-TEST(LauncherWithMpirun, ASignalReachesTheRanksAndLeavesNone) {
-  // Each rank writes its process id to the pipe, then waits for the end of time. The shell signals the launcher once
-  // it has read both, and looks for them afterwards.
-  const RealMachine machine("echo $$ > $PIPE; exec sleep 100");
+TEST(Launcher, AHostfileIsARegularFileOfSomeLines) {
+  const Machine machine;
   const std::string pipe = machine.folder().file("pipe");
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
-  machine.folder().write("watch",
-                         "exec 3<>$PIPE\n"  // open for both, so that nobody waits for the other end
-                         "$1 -np 2 run & launcher=$!\n"
-                         "read first <&3; read second <&3\n"
-                         "kill -TERM $launcher; wait $launcher; echo code $?\n"
-                         "grep -h '^State:.[^Z]' /proc/$first/status /proc/$second/status 2>/dev/null\n"
-                         "exit 0\n");
-  const Finished run = run_program({"bash", machine.folder().file("watch"), RINGATTN_LAUNCHER},
-                                   {{"PATH", machine.folder().path() + ":" + std::getenv("PATH")}, {"PIPE", pipe}});
-  EXPECT_EQ(run.out, "code 143\n") << run.err;
+  const std::string large = machine.folder().write("large", std::string(2 << 20, '#'));
+  for (const std::string& file : {std::string("/dev/zero"), pipe, machine.folder().path(), large}) {
+    EXPECT_EQ(machine.start({"--dry-run", "--hostfile", file, "run"}).code, 3) << file;
+    EXPECT_EQ(machine.start({"--dry-run", "-np", "2", "--hostfile", file, "run"}).code, 3) << file;
+  }
 }
 
-#endif
+TEST(Launcher, WaitsAMomentForAToolThatHangs) {
+  Machine machine;
+  machine.script("nvidia-smi", "exec sleep 1000");
+  const Finished run = machine.start({"--dry-run", "run"});
+  EXPECT_EQ(run.code, 0);
+  EXPECT_TRUE(has(run.err, "nvidia-smi did not answer within 10 s; GPUs are counted in /dev instead.")) << run.err;
+}
+
+TEST(Launcher, WantsAFolderForTheJob) {
+  const Machine machine;
+  const Finished run = machine.start({"run"}, {{"TMPDIR", "/nonexistent"}});
+  EXPECT_EQ(run.code, 3);
+  EXPECT_TRUE(has(run.err, "/nonexistent takes no temporary folder (TMPDIR names it")) << run.err;
+}
+
+TEST(Launcher, HasMpirunNoticeALostHostAfterTheRanksHave) {
+  const Machine machine;
+  // Checks when mpirun gives up a connection, in seconds after the last word from the other side.
+  const auto expect = [&](int timeout, const Words& words, const Variables& variables = {}) {
+    const std::string command = machine.command(words, variables);
+    const auto number = [&](const std::string& name) {
+      const std::size_t at = command.find("OMPI_MCA_oob_tcp_keepalive_" + name + "=");
+      return at == std::string::npos ? 0 : std::atoi(command.c_str() + command.find('=', at) + 1);
+    };
+    const int probing = number("intvl") * number("probes");
+    EXPECT_GT(probing, timeout + 5) << "a link that comes back in time does no harm: " << command;
+    EXPECT_LE(probing + number("time"), timeout + 5 + 3 + timeout / 50) << command;
+    EXPECT_LE(number("probes"), 127) << "what Linux takes";
+  };
+  expect(60, {"run"});
+  expect(5, {"run", "--timeout", "5"});
+  expect(7, {"run", "--timeout=7.5"}, {{"RINGATTN_TIMEOUT", "30"}});
+  expect(30, {"run"}, {{"RINGATTN_TIMEOUT", "30"}});
+  expect(3600, {"run", "--timeout", "3600"});
+  EXPECT_FALSE(has(machine.command({"run", "--config", "file"}), "keepalive")) << "it may hold a longer timeout";
+}
 
 TEST(Scripts, RefuseWhatTheyDoNotTakeInTheGrammarOfMessages) {
   const std::pair<const char*, const char*> cases[] = {

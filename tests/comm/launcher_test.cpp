@@ -32,6 +32,12 @@ TEST(Launcher, ReadsRankAndRanks) {
   }
 }
 
+TEST(Launcher, ReadsTheRanksOfThisHost) {
+  EXPECT_FALSE(launched_ranks_here());
+  const testing::ScopedEnvironment ranks("OMPI_COMM_WORLD_LOCAL_SIZE", "4");
+  EXPECT_EQ(launched_ranks_here(), 4);
+}
+
 TEST(Launcher, TakesTheWordOfTheInnerLauncher) {
   const testing::ScopedEnvironment outer("SLURM_PROCID", "5");
   const testing::ScopedEnvironment inner("OMPI_COMM_WORLD_RANK", "0");

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+# shellcheck shell=bash disable=SC2015,SC2154  # the caller's variables; chains that say what they mean
+# Runs one job for launch/ringattn-mpirun: starts mpirun or srun, sees to it that it ends, takes away what it leaves on
+# this host, and finds the job's exit code. Sourced for `supervise`; `stop` is the caller's.
+#
+# Ranks on this host write into files of the job's folder how they end, and ranks elsewhere put it into their exit
+# status (src/base/outcome.hpp has the format). So nothing is read out of what a job prints, and a job whose ranks have
+# ended has a code whatever mpirun does then: it may hang, crash or have been killed.
+#
+# This process waits for mpirun, which has a process group of its own, and `watch` looks on beside them. `watch` reads
+# a pipe that only this process writes to: when this one is killed it sees the end of the pipe, and ends the job.
+
+# Seconds that mpirun gets to end by itself.
+readonly patience_failed=5  # after the first rank has left with a code that isn't 0
+readonly patience_gone=10   # after all ranks of this host are gone
+readonly patience_told=10   # after a signal
+
+readonly elsewhere=64     # kElsewhere of src/base/outcome.hpp
+readonly lost_daemon=205  # mpirun's own code for it
+
+# Whether a process is there and not only waits for its parent to look.
+running() {
+  local line
+  { read -r line <"/proc/$1/stat"; } 2>/dev/null || return 1
+  line=${line##*) }
+  [[ ${line%% *} != [ZX] ]]
+}
+
+# ---- What the ranks say ---------------------------------------------------------------------------------------------
+
+# Reads what the ranks have written. Sets
+#   started   how many have begun, and expected: how many of this host there should be, 0 where nobody says
+#   alive     how many of this host still run, and gone: how many don't
+#   worst     the code of those that failed, or 0. All leave with one code; where a failure kept them from agreeing, 6
+#             may be what the others made of it, so any other code counts before 6
+#   left      how many left with code 0, told: how many a signal ended that they could still speak of
+#   silent    how many have not said anything since they began
+read_outcomes() {
+  local file name word number rest code state
+  started=0 expected=0 alive=0 gone=0 worst=0 left=0 told=0 silent=0
+  for file in "$job"/ranks/*; do
+    code="" state=silent
+    while read -r word number rest; do
+      is_number "$number" || continue
+      case $word in
+        started) [[ ${file##*/} != "$here_name".* ]] || ((number <= expected)) || expected=$number ;;
+        code) code=$number state=code ;;
+        signal) state=signal ;;
+      esac
+    done 2>/dev/null <"$file" || continue
+    ((++started))
+    if [[ $state == silent ]]; then
+      ((++silent))
+    elif [[ $state == signal ]]; then
+      ((++told))
+    elif ((code == 0)); then
+      ((++left))
+    elif ((worst == 0 || worst == 6 || (code != 6 && code > worst))); then
+      worst=$code
+    fi
+    name=${file##*/}
+    if [[ $name == "$here_name".* ]]; then
+      if running "${name##*.}"; then ((++alive)); else ((++gone)); fi
+    fi
+  done
+}
+
+# ---- The end of a job -----------------------------------------------------------------------------------------------
+
+# Sets pids: the processes of this host that belong to the job, the remote shells of mpirun among them. Each has the
+# name of the job's folder in its environment.
+find_processes() {
+  local file
+  pids=()
+  while IFS= read -r file; do
+    file=${file#/proc/}
+    pids+=("${file%%/*}")
+  done < <(grep -lszxF -- "RINGATTN_OUTCOMES=$job/ranks" /proc/[0-9]*/environ || true)
+}
+
+# Ends what of the job still runs on this host: it gets a second (with an argument: none) to end by itself, two more
+# after SIGTERM, then SIGKILL.
+end_processes() {
+  local step first=4
+  [[ -z ${1:-} ]] || first=0
+  for ((step = 0; step < first + 12; ++step)); do
+    find_processes
+    ((${#pids[@]} > 0)) || return 0
+    if ((step == first)); then
+      kill -TERM "${pids[@]}" 2>/dev/null || true
+    elif ((step >= first + 8)); then
+      kill -KILL "${pids[@]}" 2>/dev/null || true
+    fi
+    sleep 0.25
+  done
+}
+
+# Open MPI names its files after its own process id and a number of the job, which one of the files tells: notes it.
+note_open_mpi_job() {
+  local file text
+  for file in "${TMPDIR:-/tmp}"/ompi.*."$UID"/pid."$child"/contact.txt; do
+    [[ -r $file ]] && read -r text <"$file" && [[ $text =~ ^([0-9]{1,10})\. ]] || continue
+    echo "$((BASH_REMATCH[1] >> 16))" >"$job/family"
+  done 2>/dev/null
+}
+
+# Removes what mpirun, its daemons and the ranks leave on this host when they are killed, and the job's folder.
+remove_files() {
+  local base=${TMPDIR:-/tmp} family=""
+  note_open_mpi_job
+  { read -r family <"$job/family"; } 2>/dev/null || true
+  rm -rf "$base"/ompi.*."$UID"/pid."$child"
+  if is_number "$family"; then
+    rm -rf "$base"/ompi.*."$UID/jf.$family"
+    rm -f /dev/shm/vader_segment.*."$UID.$(printf %x "$family")"????.*
+  fi
+  rmdir "$base"/ompi.*."$UID" 2>/dev/null || true
+  rm -rf "$job"
+}
+
+# Looks on until this script says that the job has ended, or is killed itself.
+watch() {
+  local in word number status failed_since="" gone_since="" told_since="" child="" killed=0
+  trap '' INT TERM HUP
+  exec {in}<"$job/life" {life}>&-
+  while true; do
+    status=0
+    read -r -t 0.5 -u "$in" word number || status=$?
+    if ((status > 0 && status <= 128)); then  # nobody can write any more
+      if [[ -n $child ]]; then
+        kill -TERM "$child" 2>/dev/null || true  # mpirun then ends its ranks by a signal that they know
+        for ((word = 0; word < 4 * patience_told; ++word)); do
+          running "$child" || break
+          sleep 0.25
+        done
+        kill -KILL -- -"$child" 2>/dev/null || true
+      fi
+      end_processes now
+      remove_files
+      return
+    fi
+    if ((status == 0)); then
+      case $word in
+        child) child=$number ;;
+        told) told_since=$SECONDS ;;
+        ended) return ;;
+      esac
+    fi
+    [[ -n $child ]] && ((!killed)) || continue
+    read_outcomes
+    [[ -e $job/family ]] || ((started == 0)) || note_open_mpi_job
+    ((worst == 0)) || failed_since=${failed_since:-$SECONDS}
+    if ((alive == 0 && gone > 0 && gone >= expected)); then gone_since=${gone_since:-$SECONDS}; else gone_since=""; fi
+    if ((SECONDS - ${failed_since:-$SECONDS} >= patience_failed || SECONDS - ${gone_since:-$SECONDS} >= patience_gone ||
+         SECONDS - ${told_since:-$SECONDS} >= patience_told)); then
+      : >"$job/overdue"
+      kill -KILL -- -"$child" 2>/dev/null || true
+      killed=1
+    fi
+  done
+}
+
+# ---- The exit code --------------------------------------------------------------------------------------------------
+
+# Leaves with the job's code, from `code`, that of mpirun or srun, and from what the ranks have said.
+leave() {
+  local -r late="it went on after the ranks of this host had left"
+  if [[ -n $signal ]]; then exit $((128 + $(kill -l "$signal"))); fi
+  # What they all say counts, also where mpirun had to be ended.
+  if ((worst > 0 || (overdue && left == started && left >= expected))); then
+    ((!overdue)) || echo "ringattn-mpirun: $launcher was ended ($late)." >&2
+    exit "$worst"
+  fi
+  if ((overdue)); then stop 6 "$launcher was ended" "$late" "See the messages above, and the logs of the hosts."; fi
+  if ((code > elsewhere && code <= elsewhere + 7)); then exit $((code - elsewhere)); fi
+  if ((code == 0 && silent + told == 0)); then exit 0; fi
+  if ((code == 1 && told > 0 && told == started && told >= expected)); then
+    # mpirun answers SIGINT, SIGTERM and SIGHUP alike: it ends its ranks by SIGTERM, and leaves with 1.
+    stop 143 "$launcher was told to stop" "its ranks were ended by signal 15" "Start again."
+  fi
+  if ((code > 128 + 5 && code <= 192 || (code > 128 && code <= 192 && started > 0))); then
+    stop 6 "$victim was killed" "by signal $((code - 128)); $launcher's own message stands above" \
+         "Memory and the host's log are the first places to look."
+  fi
+  if [[ $launcher == mpirun ]] && ((code == lost_daemon)); then
+    stop 6 "a host was lost" "mpirun's own message stands above" "Check the host, and start again."
+  fi
+  if ((code >= 2 && code <= 7)); then exit "$code"; fi
+  if ((started > 0 && (code <= 1 || code > 192))); then
+    stop 6 "a rank left early or was killed" "$launcher left with code $code, and no rank says that it failed" \
+         "See the messages above, memory, and the host's log."
+  fi
+  if ((code > 7 && code <= 128)); then
+    stop 7 "a rank left with code $code" "ringattn has no such code" \
+         "Please report it with the output of ringattn info."
+  fi
+  stop 4 "$launcher could not start the ranks" "it left with code $code; its own message stands above" \
+       "--dry-run prints the command."
+}
+
+# Tells mpirun once; a second signal ends it at once. (mpirun answers a second one by leaving its ranks behind.)
+# shellcheck disable=SC2317  # called by the traps
+pass_on() {
+  if [[ -z $signal ]]; then
+    signal=$1
+    [[ -z $child ]] || kill -"$1" "$child" 2>/dev/null || true
+    echo told >&"$life"
+  else
+    [[ -z $child ]] || kill -KILL -- -"$child" 2>/dev/null || true
+  fi
+}
+
+# supervise COMMAND…: runs it and leaves with the job's code. `settings` are variables for it, NAME=VALUE each.
+supervise() {
+  local watcher
+  signal="" child="" code=0 overdue=0 victim="a rank"
+  here_name=$(uname -n).$(stat -Lc %i /proc/self/ns/pid 2>/dev/null || echo 0)
+  job=$(mktemp -d "${TMPDIR:-/tmp}/ringattn-mpirun.XXXXXX" 2>/dev/null) && mkdir "$job/ranks" && mkfifo "$job/life" ||
+    stop 3 "${TMPDIR:-/tmp} takes no temporary folder" "TMPDIR names it, or it is the default" \
+         "Set TMPDIR to a folder that can be written."
+  exec {life}<>"$job/life"
+  set -m  # a process group each, out of reach of the terminal's signals
+  watch </dev/null &
+  watcher=$!
+  trap 'pass_on INT' INT
+  trap 'pass_on TERM' TERM
+  trap 'pass_on HUP' HUP
+  (
+    trap - INT TERM HUP
+    echo "child $BASHPID" >&"$life"
+    exec env ${settings[@]+"${settings[@]}"} "RINGATTN_OUTCOMES=$job/ranks" "$@" </dev/null {life}>&-
+  ) &
+  child=$!
+  set +m
+  [[ -z $signal ]] || kill -"$signal" "$child" 2>/dev/null || true
+
+  while true; do
+    { wait "$child" && code=0 || code=$?; } 2>/dev/null  # bash's own word on a killed child says nothing new
+    kill -0 "$child" 2>/dev/null || break  # else it was a trap that ended the wait
+  done
+  [[ ! -e $job/overdue ]] || overdue=1
+  # mpirun takes its folder away, unless it is killed.
+  ! compgen -G "${TMPDIR:-/tmp}/ompi.*.$UID/pid.$child" >/dev/null || victim=$launcher
+  if ((overdue)); then end_processes now; else end_processes; fi
+  read_outcomes
+  echo ended >&"$life"
+  { wait "$watcher" || true; } 2>/dev/null
+  remove_files
+  leave
+}

@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+// launch/ringattn-mpirun: how jobs end. Which exit code it leaves with, and that nothing outlives it.
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <cstdlib>
+#include <string>
+
+#include "tests/cli/launcher_machine.hpp"
+
+namespace ringattn::testing {
+namespace {
+
+// Whether tests that wait for long may do so.
+bool long_tests() {
+  const char* value = std::getenv("RINGATTN_TEST_LONG");
+  return value != nullptr && std::string(value) == "1";
+}
+
+TEST(LauncherEnd, TheRanksSayWhatTheCodeIs) {
+  struct Case {
+    const char* ranks;
+    int code;  // mpirun's
+    int expected;
+    const char* message;
+  };
+  constexpr const char* kRan = "started=2,code=0 started=2,code=0";
+  constexpr const char* kStopped = "started=2,signal=15 started=2,signal=15";
+  const Case cases[] = {
+      {kRan, 0, 0, ""},
+      {"", 0, 0, ""},
+      {"started=2,code=1 started=2,code=1", 1, 1, ""},
+      {"started=2,code=3 started=2", 1, 3, ""},
+      {"started=2,code=6 started=2,code=4", 6, 4, ""},  // the rank that failed first made the others leave
+      {"started=2,code=6,code=5 started=2,code=6", 6, 5, ""},
+      {"started=2,code=6 started=2", 139, 6, ""},  // mpirun crashed after them
+      {"started=2,code=6 started=2", 205, 6, ""},
+      {"started=2,code=7 started=2", 0, 7, ""},
+      // On other hosts the exit status says it.
+      {"", 65, 1, ""},
+      {"", 71, 7, ""},
+      {"started=1,code=0", 70, 6, ""},
+      // Programs that write nothing: their codes are taken where mpirun has none of that number.
+      {"", 2, 2, ""},
+      {"", 6, 6, ""},
+      {"started=2 started=2,signal=15", 137, 6, "a rank was killed (by signal 9;"},
+      {"started=2 started=2,signal=15", 132, 6, "a rank was killed (by signal 4;"},
+      {"", 137, 6, "a rank was killed (by signal 9;"},
+      {"started=2 started=2", 0, 6, "a rank left early or was killed ("},
+      {"started=2,code=0 started=2,signal=15", 1, 6, "a rank left early or was killed ("},
+      {"started=2,signal=15", 1, 6, "a rank left early or was killed ("},  // the other one has never begun
+      {kStopped, 1, 143, "mpirun was told to stop ("},
+      {"started=2 started=2", 205, 6, "a host was lost ("},
+      {"", 205, 6, "a host was lost ("},
+      {"", 1, 4, "mpirun could not start the ranks ("},
+      {"", 132, 4, "mpirun could not start the ranks ("},
+      {"", 213, 4, "mpirun could not start the ranks ("},
+      {"", 255, 4, "mpirun could not start the ranks ("},
+      {"", 99, 7, "a rank left with code 99 ("},
+      // What isn't in the format says nothing.
+      {"started=2,code=PATH[0] started=x,code", 1, 6, "a rank left early or was killed ("},
+  };
+  const Machine machine;
+  for (const Case& c : cases) {
+    const std::string text = "not enough slots, Node failure, ringattn: error:, MPI_ABORT was invoked";
+    const Finished run =
+        machine.start({"run"}, {{"FAKE_CODE", std::to_string(c.code)}, {"FAKE_RANKS", c.ranks}, {"FAKE_TEXT", text}});
+    EXPECT_EQ(run.code, c.expected) << c.code << " with " << c.ranks;
+    EXPECT_TRUE(has(run.err, text)) << "what mpirun says is passed on";
+    EXPECT_EQ(has(run.err, "ringattn-mpirun: error: "), *c.message != '\0') << run.err;
+    EXPECT_TRUE(has(run.err, c.message)) << run.err;
+  }
+}
+
+TEST(LauncherEnd, MpirunThatGoesOnAfterItsRanksIsEnded) {
+  const std::pair<const char*, int> cases[] = {
+      {"started=2,code=3 started=2,code=6", 3}, {"started=1", 6}, {"started=1,code=0", 0}};
+  const Machine machine;
+  for (const auto& [ranks, expected] : cases) {
+    if (expected == 0 && !long_tests()) continue;  // it takes as long as the one before
+    const Finished run = machine.start({"run"}, {{"FAKE_RANKS", ranks}, {"FAKE_HANG", "1"}});
+    EXPECT_EQ(run.code, expected) << ranks << run.err;
+    EXPECT_TRUE(has(run.err, "mpirun was ended (it went on after the ranks of this host had left).")) << run.err;
+  }
+}
+
+TEST(LauncherEnd, NothingOfTheJobOutlivesItOnThisHost) {
+  // A process in a session of its own that ignores SIGTERM and holds the pipes of who started the launcher.
+  Machine machine;
+  machine.script("mpirun",
+                 "case $1 in --version) echo 'mpirun (Open MPI) 4.1.4'; exit 0;; esac\n"
+                 "trap '' TERM; setsid sleep 1000 & echo $! > $PLACE/stray\nexit 6");
+  const std::string place = machine.folder().path();
+  const Finished run = machine.run({"bash", "-c",
+                                    "said=$(timeout -s KILL 60 $0 run 2>&1); echo code $?\n"
+                                    "grep -h '^State:.[^Z]' /proc/$(cat $PLACE/stray)/status 2>/dev/null\n"
+                                    "ls -d $TMPDIR/ringattn-mpirun.* 2>/dev/null; exit 0",
+                                    RINGATTN_LAUNCHER},
+                                   {{"PLACE", place}, {"TMPDIR", place}});
+  EXPECT_EQ(run.out, "code 6\n") << run.err;
+}
+
+TEST(LauncherEnd, ARankOnAnotherHostPutsItsCodeIntoItsExitStatus) {
+  const Variables elsewhere{{"RINGATTN_OUTCOMES", "/nonexistent"}};
+  EXPECT_EQ(tool({"run", "--input", "/nonexistent/file.safetensors"}, elsewhere).code, 64 + 3);
+  EXPECT_EQ(tool({"run", "--nope"}, elsewhere).code, 64 + 2);
+  EXPECT_EQ(tool({"--version"}, elsewhere).code, 0);
+}
+
+#ifdef RINGATTN_MPIRUN
+
+TEST(LauncherWithMpirun, PassesCodesThrough) {
+  const RealMachine machine("exit $1");
+  for (const char* code : {"0", "2", "6", "7"}) {
+    EXPECT_EQ(machine.start({"-np", "2", code}).code, std::atoi(code));
+  }
+}
+
+TEST(LauncherWithMpirun, AKilledRankIsAPeerFailure) {
+  const RealMachine machine("test $OMPI_COMM_WORLD_RANK = 1 && kill -9 $$\nexec sleep 100");
+  const Finished run = machine.start({"-np", "3", "run"});
+  EXPECT_EQ(run.code, 6) << run.err;
+  EXPECT_TRUE(has(run.err, "a rank was killed (by signal 9;")) << run.err;
+}
+
+TEST(LauncherWithMpirun, ARankThatLeavesWithZeroIsAPeerFailure) {
+  const RealMachine machine("test $OMPI_COMM_WORLD_RANK = 1 && exit 0\nexec " RINGATTN_TOOL " \"$@\"");
+  const Finished run = machine.start(Words{"-np", "2", "run", "--quiet", "--timeout", "5"} + small_job());
+  EXPECT_EQ(run.code, 6) << run.err;
+}
+
+TEST(LauncherWithMpirun, WhatMpirunRefusesIsItsOwnFailure) {
+  const RealMachine machine("exit 0");
+  const Finished policy = machine.start({"-np", "1", "--bind-to", "fish", "run"});
+  EXPECT_EQ(policy.code, 4) << policy.err;
+  EXPECT_TRUE(has(policy.err, "mpirun could not start the ranks (")) << policy.err;
+}
+
+TEST(LauncherWithMpirun, RunsTheProgram) {
+  const RealMachine machine("exec " RINGATTN_TOOL " \"$@\"");
+  const Finished one = tool(Words{"run", "--quiet"} + small_job());
+  const Finished two = machine.start(Words{"-np", "2", "run", "--quiet"} + small_job());
+  ASSERT_EQ(two.code, 0) << two.err;
+  EXPECT_EQ(digest_of(two.out), digest_of(one.out));
+  EXPECT_EQ(machine.start({"-np", "2", "run", "--softcp", "1"}).code, 2);
+}
+
+TEST(LauncherWithMpirun, ReadsNoCodeOutOfAnInputsName) {
+  const RealMachine machine("exec " RINGATTN_TOOL " \"$@\"");
+  for (const char* name : {"not enough slots.safetensors", "Node failure.safetensors"}) {
+    const Finished run = machine.start({"-np", "2", "run", "--input", name});
+    EXPECT_EQ(run.code, 3) << run.err;
+  }
+}
+
+// Starts a long job of two ranks in the background, says "begun" once both have begun, and does `$1` then, for which
+// `$launcher` and `$mpirun` are process ids. Prints the launcher's code, the states of the ranks that are still there,
+// and what is left in TMPDIR.
+constexpr const char* kWatch = R"(
+"$2" -np 2 run --synthetic 7 --seq 1m --backend cpu --progress off >/dev/null &
+launcher=$!
+until [[ $(cat "$TMPDIR"/ringattn-mpirun.*/ranks/* 2>/dev/null | grep -c started) == 2 ]]; do sleep 0.05; done
+ranks=$(cd "$TMPDIR"/ringattn-mpirun.*/ranks; printf '%s ' * | sed 's/[^ ]*\.//g')
+mpirun=$(ps -o ppid= -p "${ranks%% *}")
+eval "$1"
+wait $launcher
+echo code $?
+for i in {1..200}; do
+  left=$(cat /dev/null $(printf '/proc/%s/status ' $mpirun $ranks) 2>/dev/null | grep '^State:.[^Z]')$(ls "$TMPDIR")
+  [[ -n $left ]] || exit 0
+  sleep 0.1
+done
+echo "$left"
+)";
+
+class LauncherSignals : public ::testing::Test {
+ protected:
+  std::string watch(const std::string& action) {
+    const Finished run =
+        machine_.run({"timeout", "-s", "KILL", "100", "bash", "-c", kWatch, "watch", action, RINGATTN_LAUNCHER},
+                     {{"TMPDIR", temporary_.path()}});
+    said_ = run.err;
+    return run.out;
+  }
+
+  std::string said_;
+
+ private:
+  const RealMachine machine_{"exec " RINGATTN_TOOL " \"$@\""};
+  const TemporaryFolder temporary_;
+};
+
+TEST_F(LauncherSignals, OneToTheLauncherReachesTheRanks) {
+  EXPECT_EQ(watch("kill -TERM $launcher"), "code 143\n") << said_;
+  EXPECT_EQ(watch("kill -HUP $launcher"), "code 129\n") << said_;
+}
+
+TEST_F(LauncherSignals, OneToMpirunIsNoFailureOfMpirun) {
+  for (const std::string signal : {"INT", "TERM", "HUP"}) {
+    EXPECT_EQ(watch("kill -" + signal + " $mpirun"), "code 143\n") << signal << said_;
+    EXPECT_TRUE(has(said_, "mpirun was told to stop (")) << said_;
+  }
+}
+
+TEST_F(LauncherSignals, AKilledMpirunLeavesNothingBehind) {
+  EXPECT_EQ(watch("kill -KILL $mpirun"), "code 6\n") << said_;
+  EXPECT_TRUE(has(said_, "mpirun was killed (by signal 9;")) << said_;
+}
+
+TEST_F(LauncherSignals, AKilledLauncherTakesTheJobAlong) {
+  EXPECT_EQ(watch("kill -KILL $launcher"), "code 137\n") << said_;
+}
+
+TEST_F(LauncherSignals, MpirunThatDoesNotAnswerOneIsEnded) {
+  if (!long_tests()) GTEST_SKIP() << "RINGATTN_TEST_LONG isn't 1";
+  EXPECT_EQ(watch("kill -STOP $mpirun; kill -TERM $launcher"), "code 143\n") << said_;
+}
+
+#endif
+
+}  // namespace
+}  // namespace ringattn::testing

@@ -1,0 +1,112 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Jobs over three hosts (tests/support/three_hosts.sh), started by launch/ringattn-mpirun: their bits, a link that is cut
+# in the middle, and an mpirun daemon that is killed. Skipped, with a word on why, where namespaces can't be made, and
+# unless RINGATTN_TEST_LONG is 1.
+#
+# Usage: three_hosts_test.sh PATH-OF-RINGATTN
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+hosts=$PWD/tests/support/three_hosts.sh
+launcher=$PWD/launch/ringattn-mpirun
+RINGATTN_PROGRAM=$(readlink -f "${1:?the path of ringattn}")
+export RINGATTN_PROGRAM
+
+if [[ ${RINGATTN_TEST_LONG:-0} != 1 ]]; then
+  echo "skipped: RINGATTN_TEST_LONG isn't 1"
+  exit 77
+fi
+unset RINGATTN_TEST_LONG
+why=$("$hosts" possible) || { echo "skipped: $why"; exit 77; }
+
+state=$(mktemp -d /tmp/ringattn-hosts.XXXXXX)
+trap '"$hosts" down "$state"; rm -rf "$state"' EXIT
+"$hosts" up "$state"
+
+readonly timeout=5     # of the jobs
+readonly promised=15   # seconds in which the launcher ends after that
+readonly busy=10       # what a machine that does other things may add to any wait
+
+failures=0
+expect() {  # expect WHAT COMMAND…
+  local what=$1
+  shift
+  if "$@"; then echo "ok: $what"; else echo "FAILED: $what"; failures=$((failures + 1)); fi
+}
+within() {  # within SECONDS COMMAND…: whether it comes true
+  local deadline=$((SECONDS + $1))
+  shift
+  until "$@"; do
+    ((SECONDS < deadline)) || return 1
+    sleep 0.2
+  done
+}
+launch() { timeout -k 1 180 "$hosts" on "$state" 1 "$launcher" -np 6 run --backend cpu "$@"; }
+digest() { tail -n 1 "$1" | awk '{print $NF}'; }
+# shellcheck disable=SC2317  # called by `within`
+no_process() { [[ -z $("$hosts" pids "$state" "$1") ]]; }
+# shellcheck disable=SC2317
+no_file() { [[ -z $(ls -A "$state/host$1/tmp") && -z $(compgen -G "/dev/shm/vader_segment.host$1.*") ]]; }
+daemon_of() {
+  local pid
+  for pid in $("$hosts" pids "$state" "$1"); do
+    [[ $(cat "/proc/$pid/comm" 2>/dev/null) != orted ]] || echo "$pid"
+  done
+}
+
+# Starts a job that lasts longer than anything here, and comes back when its ranks have planned it.
+begin_job() {
+  : >"$state/out"
+  launch --synthetic 7 --seq 256k --timeout "$timeout" --progress off >"$state/out" 2>&1 &
+  job=$!
+  within 90 grep -q '^# layout' "$state/out" || { cat "$state/out"; return 1; }
+}
+# end_job WHAT: waits for the launcher, and expects code 6 in time and nothing left on the hosts that it reaches.
+end_job() {
+  local since=$SECONDS code=0
+  wait "$job" || code=$?
+  echo "$1: code $code after $((SECONDS - since)) s"
+  cat "$state/out"
+  expect "$1: code 6" test "$code" = 6
+  expect "$1: in time" test $((SECONDS - since)) -le $((timeout + promised + busy))
+}
+
+echo "--- bits"
+"$RINGATTN_PROGRAM" run --synthetic 7 --backend cpu --seq 4k --quiet >"$state/one"
+launch --synthetic 7 --seq 4k --quiet >"$state/six"
+expect "six ranks on three hosts have the digest of one" test "$(digest "$state/one")" = "$(digest "$state/six")"
+for n in 1 2 3; do
+  expect "host $n has no process left" within "$busy" no_process "$n"
+  expect "host $n has no file left" within "$busy" no_file "$n"
+done
+
+echo "--- a code from ranks"
+code=0
+launch --input "not enough slots.safetensors" || code=$?
+expect "a file that isn't there is code 3" test "$code" = 3
+
+echo "--- a link that is cut"
+begin_job
+"$hosts" cut "$state" 2
+end_job "cut link"
+expect "a rank of host 2, or host 2, is blamed" grep -q 'on host2\|10\.77\.0\.2' "$state/out"
+for n in 1 3; do
+  expect "host $n has no process left" within "$busy" no_process "$n"
+  expect "host $n has no file left" within "$busy" no_file "$n"
+done
+"$hosts" join "$state" 2
+expect "host 2 has no process left soon after its link is back" within 130 no_process 2  # TCP asks again within 120 s
+expect "host 2 has no file left" within "$busy" no_file 2
+
+echo "--- a daemon that is killed"
+begin_job
+kill -KILL "$(daemon_of 2)"
+end_job "killed daemon"
+for n in 1 2 3; do
+  expect "host $n has no process left" within $((timeout + promised + busy)) no_process "$n"
+done
+for n in 1 3; do  # those of host 2 were the daemon's to remove
+  expect "host $n has no file left" within "$busy" no_file "$n"
+done
+
+exit $((failures > 0))
