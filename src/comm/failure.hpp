@@ -32,6 +32,9 @@ class RankNames {
 [[noreturn]] void fail_late(std::string_view what, const Deadline& deadline, const RankNames& names, int rank,
                             std::span<const int> awaited);
 
+// What the calls of a world throw (kPeer) once `silent` ranks have given no sign of life for `seconds`.
+Error silent_error(const RankNames& names, std::span<const int> silent, double seconds);
+
 // What the calls of a world throw once `rank` has aborted it with `error`.
 Error aborted_error(const RankNames& names, int rank, const Error& error);
 
