@@ -31,12 +31,14 @@ namespace ringattn {
 
 namespace {
 
-// A rank that hangs is left to its peers first, who can name it and agree on who prints.
-constexpr double kPeersFirst = 1.0;
+using Seconds = std::chrono::duration<double>;
 
-// Ranks that give up at the same time and can't agree on who prints take turns by these seconds: one prints and ends,
-// and mpirun ends the others before it is their turn.
-double turn(int rank) { return 0.25 * std::min(rank, 8); }
+// A rank that hangs is left to its peers first, who can name it and agree on who prints.
+constexpr Seconds kPeersFirst{1.0};
+
+// Ranks that give up at the same time and can't agree on who prints take turns: one prints and ends, and mpirun ends
+// the others before it is theirs. Rank 0 is there most of the time, and else rank 1.
+Seconds turn(int rank) { return Seconds(1.2 * std::min(rank, 3)); }
 
 // A rank's life from before MPI_Init to after MPI_Finalize: its pulse, and the watch that ends the process where the
 // rank's own thread can't.
@@ -46,8 +48,8 @@ class MpiProgram {
       : seconds_(seconds),
         print_error_(print_error),
         heart_(launched_rank().value_or(0), seconds, [this](const Error& error) { watch_.arm(error); }),
-        watch_({&heart_}, {seconds + kPeersFirst + turn(heart_.rank()), [this](const Pulse&) { end_stuck(); },
-                           [this](const Error& error) { end_late(error); }}),
+        watch_({&heart_},
+               {seconds, [this](const Pulse&) { end_stuck(); }, [this](const Error& error) { end_late(error); }}),
         scope_(heart_) {
     enter(Phase::kStart);
   }
@@ -69,7 +71,7 @@ class MpiProgram {
   [[noreturn]] void end_alone(Transport* world, const Error& error) {
     const int code = static_cast<int>(error.code());
     watch_.arm(error);
-    if (world == nullptr) std::this_thread::sleep_for(std::chrono::duration<double>(turn(heart_.rank())));
+    if (world == nullptr) std::this_thread::sleep_for(turn(heart_.rank()));
     told_ = true;
     if (world == nullptr || world->abort(error)) {
       print_error_(error);
@@ -93,6 +95,7 @@ class MpiProgram {
 
   // This rank's own thread hangs.
   [[noreturn]] void end_stuck() {
+    std::this_thread::sleep_for(turn(heart_.rank()) + (phase_ == Phase::kJob ? kPeersFirst : Seconds(0.0)));
     const int stuck[] = {heart_.rank()};
     Error error = silent_error(RankNames(), stuck, seconds_);
     if (phase_ == Phase::kStart) {
