@@ -36,8 +36,8 @@ class Pulse {
   // Seconds of processor time that its thread has used; 0 where that isn't known.
   double processor_seconds() const;
 
-  // Whether another rank has worked lately.
-  virtual bool others_work() const { return false; }
+  // Whether another rank has worked within these seconds, or within those after which a rank is silent.
+  virtual bool others_work(double) const { return false; }
   // The first sign that this rank is going to fail, before its stack unwinds.
   virtual void failing(const Error&) noexcept {}
 

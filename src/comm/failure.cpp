@@ -49,6 +49,10 @@ Error aborted_error(const RankNames& names, int rank, const Error& error) {
   return Error(error.code(), {names.name(rank), " failed: ", error.problem()}, error.why(), error.remedy());
 }
 
+void note_failure() noexcept {
+  if (Pulse* const pulse = Pulse::current()) pulse->failing(as_error(std::current_exception()));
+}
+
 Error as_error(const std::exception_ptr& exception) {
   try {
     std::rethrow_exception(exception);

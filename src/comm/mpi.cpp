@@ -114,6 +114,7 @@ class MpiTransport final : public Transport {
         move();
       }
     } catch (...) {
+      note_failure();
       abandon();
       throw;
     }

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/pulse.hpp"
+#include "comm/failure.hpp"
 
 namespace ringattn {
 
@@ -21,26 +22,25 @@ class MpiHeart final : public Pulse {
   MpiHeart(int rank, double seconds, std::function<void(const Error&)> failing);
 
   // From here on signs are exchanged, over MPI_COMM_WORLD: MPI is initialised, and nobody else uses its tag there.
-  void start(std::string host);
+  // `hosts`: of all ranks.
+  void start(std::vector<std::string> hosts);
   // The last sign of every rank goes to all, so nothing is left on its way. Collective; throws kPeer for ranks that
   // have fallen silent.
   void part();
 
-  bool others_work() const override;
+  bool others_work(double seconds) const override;
   void failing(const Error& error) noexcept override;
 
  private:
-  // What a sign says; the sender's host follows.
   enum Sign : char { kWaits = 'w', kWorks = 'b', kLeaves = 'l' };
 
   struct Peer {
-    std::string host;  // empty until it has been heard of
     double silence = 0.0;
     bool left = false;
     Clock::time_point worked;
     MPI_Request sending = MPI_REQUEST_NULL;
-    std::string sign;   // belongs to `sending`
-    bool told = false;  // that this rank leaves
+    char sign = kWaits;  // belongs to `sending`
+    bool told = false;   // that this rank leaves
   };
 
   void exchange() override;
@@ -52,7 +52,7 @@ class MpiHeart final : public Pulse {
   const double interval_;
   const std::function<void(const Error&)> failing_;
   bool beating_ = false;
-  std::string host_;
+  RankNames names_;
   Clock::time_point last_;  // exchange
   Clock::time_point told_;  // of the last sign sent
   std::deque<Peer> peers_;  // [ranks]; requests and signs stay where they are

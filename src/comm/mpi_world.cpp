@@ -150,7 +150,7 @@ int run_mpi_world(const WorldRequest& request, const Error* refusal, const std::
     MpiOptions options;
     options.setup_seconds = request.timeout;
     world = make_mpi_transport(MPI_COMM_WORLD, options);
-    program.heart().start(processor_name());
+    program.heart().start(world->all_gather(processor_name(), Patience(request.timeout).for_peer()));
     program.enter(MpiProgram::Phase::kJob);
     if (request.pace > 0.0) world = make_paced_transport(std::move(world), request.pace);
     try {

@@ -18,7 +18,7 @@ bool waited_enough(const Deadline& deadline) {
   const double overdue = deadline.overdue();
   if (overdue < 0.0) return false;
   const Pulse* const pulse = Pulse::current();
-  const bool extended = pulse != nullptr && pulse->others_work();
+  const bool extended = pulse != nullptr && pulse->others_work(deadline.seconds());
   return !extended || overdue > kExtraSeconds + kExtraLengths * deadline.seconds();
 }
 

@@ -33,8 +33,8 @@ class Patience {
   double seconds_;
 };
 
-// Whether a wait of the calling rank is to be given up: its deadline has passed, and no other rank has worked lately.
-// Work that never ends doesn't extend it for ever.
+// Whether a wait of the calling rank is to be given up: its deadline has passed, and no other rank has worked for as
+// long as that. Work that never ends doesn't extend it for ever.
 bool waited_enough(const Deadline& deadline);
 
 }  // namespace ringattn

@@ -273,6 +273,7 @@ class ThreadsTransport final : public Transport {
     try {
       world_->wait(rank_, ticket, deadline);
     } catch (...) {
+      note_failure();
       world_->abandon(rank_);
       throw;
     }

@@ -15,11 +15,11 @@ ThreadsWatch::ThreadsWatch(int size, const RanksLimit& limit) : seconds_(limit.s
                                                 limit.last_resort});
 }
 
-bool ThreadsWatch::works_besides(int rank) const {
+bool ThreadsWatch::works_besides(int rank, double seconds) const {
   const auto now = Pulse::Clock::now();
   return std::any_of(pulses_.begin(), pulses_.end(), [&](const RankPulse& other) {
     return other.rank() != rank && other.is_worn() &&
-           std::chrono::duration<double>(now - other.worked()).count() <= seconds_;
+           std::chrono::duration<double>(now - other.worked()).count() <= std::min(seconds, seconds_);
   });
 }
 

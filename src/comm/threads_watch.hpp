@@ -24,7 +24,7 @@ class ThreadsWatch {
    public:
     RankPulse(ThreadsWatch& watch, int rank) : Pulse(rank), watch_(watch) {}
 
-    bool others_work() const override { return watch_.works_besides(rank()); }
+    bool others_work(double seconds) const override { return watch_.works_besides(rank(), seconds); }
     void failing(const Error& error) noexcept override { watch_.watch_->arm(error); }
 
    private:
@@ -33,7 +33,7 @@ class ThreadsWatch {
     ThreadsWatch& watch_;
   };
 
-  bool works_besides(int rank) const;
+  bool works_besides(int rank, double seconds) const;
   void fell_silent(int rank);
   // Throws once a rank is silent.
   void check();

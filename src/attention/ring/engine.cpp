@@ -2,6 +2,7 @@
 #include "attention/ring/engine.hpp"
 
 #include "base/moment.hpp"
+#include "comm/failure.hpp"
 
 namespace ringattn {
 
@@ -43,6 +44,7 @@ void enqueue_blocks(const RingLoop& loop, Stream stream, const BlockDone& block_
   try {
     walk(loop, stream, block_done);
   } catch (...) {
+    note_failure();
     // Nothing may be written to memory that a failed run is about to free, and no device wait for a peer for ever.
     loop.transport.abandon();
     throw;
