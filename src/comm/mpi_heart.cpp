@@ -5,6 +5,8 @@
 #include <thread>
 #include <utility>
 
+#include "base/deadline.hpp"
+
 namespace ringattn {
 
 namespace {
@@ -102,6 +104,7 @@ void MpiHeart::add_silence() {
 void MpiHeart::part() {
   if (!beating_) return;
   peers_[static_cast<std::size_t>(rank())].left = true;
+  const Deadline enough = Deadline::after(seconds_);  // for a rank that has left and takes nothing any more
   for (;;) {
     hear();
     tell(kLeaves);
@@ -109,7 +112,7 @@ void MpiHeart::part() {
     const bool all_told = std::all_of(peers_.begin(), peers_.end(), [this](const Peer& peer) {
       return peer.told || &peer == &peers_[static_cast<std::size_t>(rank())];
     });
-    if (all_left && all_told) break;
+    if (all_left && (all_told || enough.expired())) break;
     look();
     std::this_thread::yield();
   }

@@ -97,4 +97,13 @@ void write_exactly(const FileDescriptor& file, const std::string& path, std::int
   }
 }
 
+void write_back(const FileDescriptor& file, std::int64_t bytes) {
+  constexpr auto kPiece = static_cast<std::int64_t>(kLargestTransfer);
+  for (std::int64_t at = 0; at < bytes; at += kPiece) {
+    beat();
+    const int flags = SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER;
+    if (::sync_file_range(file.get(), at, std::min(kPiece, bytes - at), flags) != 0) return;
+  }
+}
+
 }  // namespace ringattn
