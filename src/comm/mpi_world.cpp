@@ -170,6 +170,8 @@ int run_mpi_world(const WorldRequest& request, const Error* refusal, const std::
     code = meet_to_end(*world, code, Patience(request.timeout).for_peer());
     moment("parting");
     program.heart().part();
+    // A rank that was stopped until the others gave it up must not go on to MPI_Finalize while mpirun ends them all.
+    world->progress();
   } catch (...) {
     program.end_alone(world.get(), as_error(std::current_exception()));
   }

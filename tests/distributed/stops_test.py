@@ -123,8 +123,10 @@ class Matrix:
         there = output.exists()
         if there and output.read_bytes() != self.whole:
             yield "the output is torn"
-        # Rank 0 renames. The others may be killed by mpirun before it does, or after.
-        wanted = PLACES[place] if PLACES[place] is not None else False if rank == 0 else None
+        # Rank 0 renames. It may do so before mpirun ends it, or not; even if it was stopped, for mpirun wakes what it ends.
+        wanted = PLACES[place]
+        if wanted is None and rank == 0 and action != "stop":
+            wanted = False
         if wanted is not None and there != wanted:
             yield f"the output {'is there' if there else 'is missing'}"
         # A process that is stopped or killed can't remove its own file.
