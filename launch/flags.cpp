@@ -230,8 +230,8 @@ constexpr FlagRow kTable[] = {
 
     // Failure
     {"timeout", 0, kRun | kVerify | kInfo | kBench, FlagGroup::kFailure, FlagKind::kNumber, "SECONDS", "60",
-     "of a wait for a rank that should be ready, after which the job ends with code 6; what a rank is predicted to "
-     "compute or move meanwhile comes on top",
+     "without a sign of life from a rank, after which it is silent and the job ends with code 6; a rank that works is "
+     "waited for",
      [](JobOptions& options, std::string_view text) { options.timeout = parse_real(text, 0.001, 1e6); }},
     {"checksum", 0, kJobs, FlagGroup::kFailure, FlagKind::kSwitch, "", "off",
      "verify each part of a block after its travels", set_switch<&JobOptions::checksum>},

@@ -17,6 +17,7 @@
 #include "attention/ring/workspace.hpp"
 #include "base/error.hpp"
 #include "base/host.hpp"
+#include "comm/failure.hpp"
 #include "comm/meeting.hpp"
 
 namespace ringattn {
@@ -322,6 +323,7 @@ void Attention::Impl::settle(const Wait& wait) {
     // A peer that gave up may have let this rank's stream go on: its failure must be heard before the end.
     transport.progress();
   } catch (...) {
+    note_failure();
     transport.abandon();
     throw;
   }

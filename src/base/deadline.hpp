@@ -20,6 +20,8 @@ class Deadline {
   }
 
   bool expired() const { return Clock::now() >= end_; }
+  // Seconds since it has passed; negative before.
+  double overdue() const { return std::chrono::duration<double>(Clock::now() - end_).count(); }
   Clock::time_point end() const { return end_; }
   // How long the wait was allowed to last, for messages.
   double seconds() const { return seconds_; }

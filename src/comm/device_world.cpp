@@ -26,17 +26,23 @@ struct Candidate {
   std::string_view name;
   bool across_hosts;
   bool shares_gpus;
-  std::unique_ptr<Transport> (*make)(std::unique_ptr<Transport> control, int device);
+  std::unique_ptr<Transport> (*make)(std::unique_ptr<Transport> control, int device, double setup_seconds);
 };
 
 #if defined(RINGATTN_HAVE_CUDA)
 constexpr Candidate kCandidates[] = {
     {"p2p", false, true,
-     [](std::unique_ptr<Transport> control, int device) { return make_p2p_transport(std::move(control), device, {}); }},
+     [](std::unique_ptr<Transport> control, int device, double setup_seconds) {
+       P2pOptions options;
+       options.setup_seconds = setup_seconds;
+       return make_p2p_transport(std::move(control), device, options);
+     }},
 #if defined(RINGATTN_HAVE_NCCL)
     {"nccl", true, false,
-     [](std::unique_ptr<Transport> control, int device) {
-       return make_nccl_transport(std::move(control), device, {});
+     [](std::unique_ptr<Transport> control, int device, double setup_seconds) {
+       NcclOptions options;
+       options.setup_seconds = setup_seconds;
+       return make_nccl_transport(std::move(control), device, options);
      }},
 #endif
 };
@@ -75,7 +81,8 @@ DeviceWorld make_device_world(Transport& host, const WorldRequest& request) {
     if (why.empty()) {
       try {
         const int device = placement.devices[static_cast<std::size_t>(host.rank())];
-        return {candidate.make(host.split(host.size(), deadline), device), forced ? Wording("forced") : passed_over};
+        return {candidate.make(host.split(host.size(), deadline), device, request.timeout),
+                forced ? Wording("forced") : passed_over};
       } catch (const AgreedError& error) {
         why = error.message();
       }

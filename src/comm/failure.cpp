@@ -6,7 +6,17 @@
 #include <algorithm>
 #include <new>
 
+#include "base/pulse.hpp"
+
 namespace ringattn {
+
+namespace {
+
+Wording late_remedy() {
+  return {"See whether they failed or were stopped; raise ", setting("timeout"), " if they are only slow."};
+}
+
+}  // namespace
 
 std::string RankNames::name(int rank) const {
   if (hosts_.empty()) return fmt::format("rank {}", rank);
@@ -26,13 +36,21 @@ std::string RankNames::list(std::span<const int> ranks) const {
 
 void fail_late(std::string_view what, const Deadline& deadline, const RankNames& names, int rank,
                std::span<const int> awaited) {
-  fail(ErrorCode::kPeer, fmt::format("{} did not finish within {:g} s", what, deadline.seconds()),
-       fmt::format("{} waits for {}", names.name(rank), names.list(awaited)),
-       {"See whether they failed or were stopped; raise ", setting("timeout"), " if they are only slow."});
+  fail_with_pulse(Error(ErrorCode::kPeer, fmt::format("{} did not finish within {:g} s", what, deadline.seconds()),
+                        fmt::format("{} waits for {}", names.name(rank), names.list(awaited)), late_remedy()));
+}
+
+Error silent_error(const RankNames& names, std::span<const int> silent, double seconds) {
+  return Error(ErrorCode::kPeer, fmt::format("{} fell silent", names.list(silent)),
+               fmt::format("no sign of life for {:g} s: stopped, stuck, or out of reach", seconds), late_remedy());
 }
 
 Error aborted_error(const RankNames& names, int rank, const Error& error) {
   return Error(error.code(), {names.name(rank), " failed: ", error.problem()}, error.why(), error.remedy());
+}
+
+void note_failure() noexcept {
+  if (Pulse* const pulse = Pulse::current()) pulse->failing(as_error(std::current_exception()));
 }
 
 Error as_error(const std::exception_ptr& exception) {

@@ -32,8 +32,15 @@ class RankNames {
 [[noreturn]] void fail_late(std::string_view what, const Deadline& deadline, const RankNames& names, int rank,
                             std::span<const int> awaited);
 
+// What the calls of a world throw (kPeer) once `silent` ranks have given no sign of life for `seconds`.
+Error silent_error(const RankNames& names, std::span<const int> silent, double seconds);
+
 // What the calls of a world throw once `rank` has aborted it with `error`.
 Error aborted_error(const RankNames& names, int rank, const Error& error);
+
+// For handlers, before the stack unwinds further: the calling rank is going to fail with the exception in hand, and has
+// seconds left to do so in order (comm/watch.hpp).
+void note_failure() noexcept;
 
 // Any exception as an Error: a failed allocation is kMemory, what else is no Error is kInternal.
 Error as_error(const std::exception_ptr& exception);

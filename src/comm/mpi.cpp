@@ -7,15 +7,19 @@
 #include <deque>
 #include <utility>
 
+#include "base/moment.hpp"
+#include "base/pulse.hpp"
 #include "comm/exchange.hpp"
 #include "comm/failure.hpp"
 #include "comm/mpi_abort.hpp"
+#include "comm/patience.hpp"
 
 namespace ringattn {
 
 namespace {
 
-constexpr double kBootstrapSeconds = 60.0;
+// A rank can be one meeting ahead of another but not two, so two tags tell meetings apart.
+constexpr int kMeetingTags = 2;
 // How long abandon() waits for receives that a peer is writing to at that moment.
 constexpr double kAbandonSeconds = 0.2;
 
@@ -47,17 +51,20 @@ struct Piece {
 
 class MpiTransport final : public Transport {
  public:
-  // Owns `communicator`, unless it is the family's.
-  MpiTransport(std::shared_ptr<MpiFamily> family, MPI_Comm communicator, const MpiOptions& options)
-      : family_(std::move(family)), communicator_(communicator), options_(options) {
-    MPI_Comm_set_errhandler(communicator_, MPI_ERRORS_RETURN);
-    MPI_Comm_rank(communicator_, &rank_);
-    MPI_Comm_size(communicator_, &size_);
+  // Ranks 0 … size − 1 of the family, with the tags of `lane`, which it takes from the family while it lives.
+  MpiTransport(std::shared_ptr<MpiFamily> family, int size, int lane, const MpiOptions& options)
+      : family_(std::move(family)),
+        communicator_(family_->communicator()),
+        options_(options),
+        rank_(family_->rank()),
+        size_(size),
+        lane_(lane) {
+    family_->take_lane(lane_);
   }
 
   ~MpiTransport() override {
     abandon();
-    if (communicator_ != family_->communicator() && !family_->is_over()) MPI_Comm_free(&communicator_);
+    family_->give_lane(lane_);
   }
 
   int rank() const override { return rank_; }
@@ -97,15 +104,17 @@ class MpiTransport final : public Transport {
     try {
       check_ticket(ticket, waited_, next_ticket());
       const Flight& flight = flights_.front();
-      progress();
+      move();
       for (int idle = 0; flight.open > 0; ++idle) {
-        if (deadline.expired()) {
+        if (waited_enough(deadline)) {
           fail_late(exchange_name(flight.exchange, ticket), deadline, family_->names(), rank_, awaited(flight));
         }
         family_->rest(idle);
-        progress();
+        look();
+        move();
       }
     } catch (...) {
+      note_failure();
       abandon();
       throw;
     }
@@ -114,9 +123,8 @@ class MpiTransport final : public Transport {
   }
 
   void progress() override {
-    family_->check_alive();
-    while (complete_some()) {
-    }
+    beat();
+    move();
   }
 
   bool finished(Ticket ticket) override {
@@ -149,18 +157,22 @@ class MpiTransport final : public Transport {
 
   std::unique_ptr<Transport> split(int size, const Deadline& deadline) override {
     check_split(size, size_);
-    const std::string mine = std::to_string(size);
-    for (const std::string& theirs : meet("split", mine, deadline)) {
-      if (theirs != mine) {
+    moment("split");
+    // All calls of MPI_Comm_split() block. Ranks keep their numbers, so tags of its own make the part a world; they
+    // must be free on all ranks of it.
+    const std::string mine = std::to_string(size) + ' ';
+    std::vector<std::string> lanes = meet("split", mine + family_->lanes_in_use(), deadline);
+    for (std::string& theirs : lanes) {
+      if (!theirs.starts_with(mine)) {
         fail(ErrorCode::kInternal, fmt::format("rank {} can't split the world to {} ranks", rank_, size),
-             fmt::format("another rank splits it to {}", theirs), "This is a bug in the caller.");
+             fmt::format("another rank splits it to {}", theirs.substr(0, theirs.find(' '))),
+             "This is a bug in the caller.");
       }
+      theirs.erase(0, mine.size());
     }
-    // It has no deadline, but everybody is here.
-    MPI_Comm child = MPI_COMM_NULL;
-    check_mpi(MPI_Comm_split(communicator_, rank_ < size ? 0 : MPI_UNDEFINED, rank_, &child), "MPI_Comm_split");
-    if (child == MPI_COMM_NULL) return nullptr;
-    return std::make_unique<MpiTransport>(family_, child, options_);
+    lanes.resize(static_cast<std::size_t>(size));
+    if (rank_ >= size) return nullptr;
+    return std::make_unique<MpiTransport>(family_, size, family_->free_lane(lanes), options_);
   }
 
   bool abort(const Error& error) override {
@@ -179,7 +191,19 @@ class MpiTransport final : public Transport {
 
   Ticket next_ticket() const { return waited_ + static_cast<Ticket>(flights_.size()); }
   // Exchanges in flight have different tags, on both sides: nobody has more of them than there are tags.
-  int tag_of(Ticket ticket) const { return static_cast<int>(ticket % options_.max_exchanges); }
+  int tag_of(Ticket ticket) const {
+    return family_->first_tag(lane_) + static_cast<int>(ticket % options_.max_exchanges);
+  }
+  int meeting_tag() const {
+    return family_->first_tag(lane_) + options_.max_exchanges + static_cast<int>(meetings_ % kMeetingTags);
+  }
+
+  // Moves what is on its way; a sign of nothing.
+  void move() {
+    family_->check_alive();
+    while (complete_some()) {
+    }
+  }
 
   void fail_family() {
     broken_ = true;
@@ -290,10 +314,11 @@ class MpiTransport final : public Transport {
   }
 
   // Everybody sends to everybody instead of calling MPI_Iallgatherv: a rank whose deadline passes then knows exactly
-  // who has not come. A rank can be one meeting ahead of another but not two, so two tags tell meetings apart.
+  // who has not come.
   std::vector<std::string> meet(std::string_view what, std::string_view bytes, const Deadline& deadline) {
     family_->check_alive();
-    const int tag = options_.max_exchanges + static_cast<int>(meetings_++ % 2);
+    const int tag = meeting_tag();
+    ++meetings_;
     auto meeting = std::make_unique<Gathering>();
     try {
       take_part(*meeting, tag, what, bytes, deadline);
@@ -342,9 +367,10 @@ class MpiTransport final : public Transport {
           MPI_Testall(static_cast<int>(meeting.requests.size()), meeting.requests.data(), &done, MPI_STATUSES_IGNORE),
           "MPI_Testall");
       if (missing == 0 && done != 0) return;
-      progress();
-      if (deadline.expired()) fail_late(what, deadline, family_->names(), rank_, absent(meeting));
+      move();
+      if (waited_enough(deadline)) fail_late(what, deadline, family_->names(), rank_, absent(meeting));
       family_->rest(idle);
+      look();
     }
   }
 
@@ -361,10 +387,11 @@ class MpiTransport final : public Transport {
   }
 
   const std::shared_ptr<MpiFamily> family_;
-  MPI_Comm communicator_;
+  const MPI_Comm communicator_;
   const MpiOptions options_;
-  int rank_ = 0;
-  int size_ = 1;
+  const int rank_;
+  const int size_;
+  const int lane_;
   std::deque<Flight> flights_;  // posted and not yet waited for, in order
   Ticket waited_ = 0;           // number of the first of them
   std::int64_t meetings_ = 0;
@@ -375,7 +402,8 @@ class MpiTransport final : public Transport {
   std::vector<MPI_Status> statuses_;
 };
 
-void check_ready(const MpiOptions& options) {
+// The highest tag that MPI allows.
+int check_ready(const MpiOptions& options) {
   int initialized = 0;
   int provided = MPI_THREAD_SINGLE;
   MPI_Initialized(&initialized);
@@ -390,27 +418,24 @@ void check_ready(const MpiOptions& options) {
   MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &value, &found);
   const int highest = found != 0 ? *static_cast<int*>(value) : 32767;
   constexpr std::size_t kMaxCount = std::size_t{1} << 30;
-  if (options.max_exchanges < 1 || options.max_exchanges > highest - 2 || options.request_bytes < 1 ||
+  if (options.max_exchanges < 1 || options.max_exchanges > highest - 3 || options.request_bytes < 1 ||
       options.request_bytes > kMaxCount) {
     fail(ErrorCode::kUsage, "can't make an mpi transport", "its options are out of range",
-         fmt::format("max_exchanges: 1 to {}; request_bytes: 1 to {}.", highest - 2, kMaxCount));
+         fmt::format("max_exchanges: 1 to {}; request_bytes: 1 to {}.", highest - 3, kMaxCount));
   }
+  return highest;
 }
 
 }  // namespace
 
 std::unique_ptr<Transport> make_mpi_transport(MPI_Comm communicator, const MpiOptions& options) {
-  check_ready(options);
+  const int highest_tag = check_ready(options);
   MPI_Comm duplicate = MPI_COMM_NULL;
   check_mpi(MPI_Comm_dup(communicator, &duplicate), "MPI_Comm_dup");
-  const auto family =
-      std::make_shared<MpiFamily>(duplicate, options.max_exchanges + 2);  // exchanges, meetings, notices
-  auto transport = std::make_unique<MpiTransport>(family, duplicate, options);
-  char host[MPI_MAX_PROCESSOR_NAME];
-  int length = 0;
-  MPI_Get_processor_name(host, &length);
-  const std::string_view name(host, static_cast<std::size_t>(length));
-  family->set_hosts(transport->all_gather(name, Deadline::after(kBootstrapSeconds)));
+  MPI_Comm_set_errhandler(duplicate, MPI_ERRORS_RETURN);
+  const auto family = std::make_shared<MpiFamily>(duplicate, options.max_exchanges + kMeetingTags, highest_tag);
+  auto transport = std::make_unique<MpiTransport>(family, family->size(), 0, options);
+  family->set_hosts(transport->all_gather(processor_name(), Deadline::after(options.setup_seconds)));
   return transport;
 }
 

@@ -18,6 +18,7 @@ struct MpiOptions {
   std::size_t request_bytes = std::size_t{1} << 30;
   // Exchanges that a rank may have in flight; each of them needs a tag. The same on all ranks.
   int max_exchanges = 1 << 14;
+  double setup_seconds = 60.0;  // for the ranks to come
 };
 
 // Duplicates `communicator` (collective), so the caller's own messages are never matched. MPI must be initialised with

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/deadline.hpp"
+#include "base/pulse.hpp"
 
 namespace ringattn {
 
@@ -29,7 +30,17 @@ void check_mpi(int result, std::string_view call) {
        "See whether all ranks are alive.");
 }
 
-MpiFamily::MpiFamily(MPI_Comm communicator, int tag) : communicator_(communicator), tag_(tag) {
+std::string processor_name() {
+  char host[MPI_MAX_PROCESSOR_NAME];
+  int length = 0;
+  MPI_Get_processor_name(host, &length);
+  return std::string(host, static_cast<std::size_t>(length));
+}
+
+MpiFamily::MpiFamily(MPI_Comm communicator, int lane_tags, int highest_tag)
+    : communicator_(communicator),
+      lane_tags_(lane_tags),
+      lanes_(static_cast<std::size_t>(std::min(kMostLanes, highest_tag / lane_tags)), kFree) {
   MPI_Comm_rank(communicator_, &rank_);
   MPI_Comm_size(communicator_, &size_);
   listen();
@@ -40,6 +51,16 @@ void MpiFamily::set_hosts(std::vector<std::string> hosts) {
   const auto neighbours = std::count(hosts.begin(), hosts.end(), mine);
   crowded_ = neighbours > static_cast<std::ptrdiff_t>(std::thread::hardware_concurrency());
   names_ = RankNames(std::move(hosts));
+}
+
+int MpiFamily::free_lane(std::span<const std::string> in_use) const {
+  for (std::size_t lane = 0; lane < lanes_.size(); ++lane) {
+    if (std::all_of(in_use.begin(), in_use.end(), [&](const std::string& lanes) { return lanes[lane] == kFree; })) {
+      return static_cast<int>(lane);
+    }
+  }
+  fail(ErrorCode::kUnsupported, "can't split the world once more",
+       fmt::format("this MPI has tags for {} worlds at a time", lanes_.size()), "Destroy worlds that are done with.");
 }
 
 void MpiFamily::rest(int idle) const {
@@ -62,8 +83,8 @@ MpiFamily::~MpiFamily() {
 }
 
 void MpiFamily::listen() {
-  check_mpi(MPI_Irecv(notice_.data(), static_cast<int>(notice_.size()), MPI_CHAR, MPI_ANY_SOURCE, tag_, communicator_,
-                      &listening_),
+  check_mpi(MPI_Irecv(notice_.data(), static_cast<int>(notice_.size()), MPI_CHAR, MPI_ANY_SOURCE, kNoticeTag,
+                      communicator_, &listening_),
             "MPI_Irecv");
 }
 
@@ -85,7 +106,7 @@ void MpiFamily::check_alive() {
   hear();
   if (reports_.empty()) return;
   const auto& [rank, report] = *reports_.begin();
-  throw aborted_error(names_, rank, report);
+  fail_with_pulse(aborted_error(names_, rank, report));
 }
 
 bool MpiFamily::abort(const Error& error) {
@@ -102,7 +123,7 @@ bool MpiFamily::abort(const Error& error) {
   notices->requests.assign(static_cast<std::size_t>(size_), MPI_REQUEST_NULL);
   for (int peer = 0; peer < size_; ++peer) {
     if (peer == rank_) continue;
-    MPI_Isend(notices->bytes.data(), static_cast<int>(notices->bytes.size()), MPI_CHAR, peer, tag_, communicator_,
+    MPI_Isend(notices->bytes.data(), static_cast<int>(notices->bytes.size()), MPI_CHAR, peer, kNoticeTag, communicator_,
               &notices->requests[static_cast<std::size_t>(peer)]);
   }
   reports_.emplace(rank_, error);

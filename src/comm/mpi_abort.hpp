@@ -7,6 +7,7 @@
 
 #include <array>
 #include <map>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -16,22 +17,37 @@
 
 namespace ringattn {
 
+// Of the host that this rank runs on, as MPI calls it.
+std::string processor_name();
+
 // Throws kPeer with MPI's own text unless `result` is MPI_SUCCESS.
 void check_mpi(int result, std::string_view call);
 
-// Ranks are those of the first world; a split keeps them.
+// Ranks are those of the first world; a split keeps them. All worlds of a family share its communicator, and each has a
+// lane of tags of its own.
 class MpiFamily {
  public:
-  // Owns `communicator`, that of the first world. Notices have `tag` on it, and nothing else has.
-  MpiFamily(MPI_Comm communicator, int tag);
+  // Owns `communicator`. A lane has `lane_tags` tags; no tag is above `highest_tag`.
+  MpiFamily(MPI_Comm communicator, int lane_tags, int highest_tag);
   ~MpiFamily();
   MpiFamily(const MpiFamily&) = delete;
   MpiFamily& operator=(const MpiFamily&) = delete;
 
   MPI_Comm communicator() const { return communicator_; }
+  int rank() const { return rank_; }
+  int size() const { return size_; }
   const RankNames& names() const { return names_; }
   // Which host each rank is on.
   void set_hosts(std::vector<std::string> hosts);
+
+  // The lanes of the worlds that this rank is in, as a text of one character a lane. What lies on a lane has arrived
+  // when its world ends in order, so the lane may be used again.
+  int first_tag(int lane) const { return 1 + lane * lane_tags_; }
+  const std::string& lanes_in_use() const { return lanes_; }
+  void take_lane(int lane) { lanes_.at(static_cast<std::size_t>(lane)) = kTaken; }
+  void give_lane(int lane) noexcept { lanes_[static_cast<std::size_t>(lane)] = kFree; }
+  // The first lane that none of the ranks uses which told theirs; throws kUnsupported when there is none.
+  int free_lane(std::span<const std::string> in_use) const;
 
   // What a rank does between two polls that found nothing; `idle` counts them.
   void rest(int idle) const;
@@ -53,9 +69,14 @@ class MpiFamily {
 
   // Eager in every MPI: sent at once, whatever the receiver does.
   static constexpr std::size_t kNoticeBytes = 2048;
+  static constexpr int kNoticeTag = 0;
+  static constexpr int kMostLanes = 64;
+  static constexpr char kFree = '.';
+  static constexpr char kTaken = 'x';
 
   MPI_Comm communicator_;
-  const int tag_;
+  const int lane_tags_;
+  std::string lanes_;
   int rank_ = 0;
   int size_ = 1;
   RankNames names_;

@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // How long a wait may last, by what is waited for: the one place where a time limit in seconds becomes deadlines.
+//
+// Two things end a wait that its peers don't. Ranks of run_world() give signs of life (base/pulse.hpp), and every call
+// of a rank throws once one of them is silent for as long as the limit, whoever is waited for. A deadline is for what
+// gives no signs; between ranks that do, a wait outlasts it while one of them works.
 #pragma once
 
 #include "base/deadline.hpp"
@@ -15,8 +19,8 @@ class Patience {
 
   // A wait for a peer that should be ready, or for copies and other short work that is on its way.
   Deadline for_peer() const { return Deadline::after(seconds_); }
-  // A wait for a rank or a device that computes for about `predicted` seconds. A prediction may be an order of
-  // magnitude off; only what takes longer still is late.
+  // A wait for a rank or a device that computes for about `predicted` seconds and may give no signs meanwhile. A
+  // prediction may be an order of magnitude off; only what takes longer still is late.
   Deadline for_work(double predicted) const { return Deadline::after(seconds_ + kMargin * predicted); }
 
   // A wait for work of others in the same queue, which is as long as it is. Whoever waits so keeps looking after what
@@ -28,5 +32,9 @@ class Patience {
 
   double seconds_;
 };
+
+// Whether a wait of the calling rank is to be given up: its deadline has passed, and no other rank has worked for as
+// long as that. Work that never ends doesn't extend it for ever.
+bool waited_enough(const Deadline& deadline);
 
 }  // namespace ringattn

@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/pulse.hpp"
 #include "comm/exchange.hpp"
 #include "comm/failure.hpp"
 
@@ -40,7 +41,10 @@ class SelfTransport final : public Transport {
     check_ticket(ticket, waited_, posted_);
     ++waited_;
   }
-  void progress() override { check_alive(); }
+  void progress() override {
+    beat();
+    check_alive();
+  }
   bool finished(Ticket ticket) override {
     check_alive();
     return ticket < posted_;

@@ -13,9 +13,12 @@
 #include <thread>
 #include <utility>
 
+#include "base/moment.hpp"
+#include "base/pulse.hpp"
 #include "comm/exchange.hpp"
 #include "comm/failure.hpp"
 #include "comm/threads_family.hpp"
+#include "comm/threads_watch.hpp"
 
 namespace ringattn {
 
@@ -133,6 +136,7 @@ class ThreadsWorld {
 
   std::unique_ptr<Transport> split(int rank, int size, const Deadline& deadline) {
     check_split(size, this->size());
+    moment("split");
     const std::int64_t number = at(rank).meetings;  // only this rank's thread changes it
     const std::string mine = std::to_string(size);
     for (const std::string& theirs : all_gather(rank, mine, "split", deadline)) {
@@ -269,11 +273,15 @@ class ThreadsTransport final : public Transport {
     try {
       world_->wait(rank_, ticket, deadline);
     } catch (...) {
+      note_failure();
       world_->abandon(rank_);
       throw;
     }
   }
-  void progress() override { world_->family().check_alive(); }
+  void progress() override {
+    beat();
+    world_->family().check_alive();
+  }
   bool finished(Ticket ticket) override { return world_->finished(rank_, ticket); }
   void abandon() noexcept override { world_->abandon(rank_); }
 
@@ -304,7 +312,10 @@ std::vector<std::unique_ptr<Transport>> make_threads_world(int size, const Threa
   return transports;
 }
 
-void run_ranks(std::vector<std::unique_ptr<Transport>> transports, const std::function<void(Transport&)>& rank_main) {
+void run_ranks(std::vector<std::unique_ptr<Transport>> transports, const std::function<void(Transport&)>& rank_main,
+               const RanksLimit* limit) {
+  std::optional<ThreadsWatch> watch;
+  if (limit != nullptr) watch.emplace(static_cast<int>(transports.size()), *limit);
   std::mutex mutex;
   std::exception_ptr first;
   const auto record = [&](const std::exception_ptr& exception) {
@@ -312,13 +323,17 @@ void run_ranks(std::vector<std::unique_ptr<Transport>> transports, const std::fu
     if (first == nullptr) first = exception;
   };
   const auto play = [&](Transport& transport) {
+    std::optional<PulseScope> pulse;
+    if (watch) pulse.emplace(watch->pulse(transport.rank()));
     try {
       rank_main(transport);
     } catch (const AgreedError&) {
       record(std::current_exception());  // the others throw it too: nobody is left waiting
     } catch (...) {
+      const Error error = as_error(std::current_exception());
+      if (watch) watch->pulse(transport.rank()).failing(error);
       // Only the first to abort is recorded: what the others throw may be a consequence.
-      if (transport.abort(as_error(std::current_exception()))) record(std::current_exception());
+      if (transport.abort(error)) record(std::current_exception());
     }
   };
   std::vector<std::thread> threads;

@@ -24,9 +24,18 @@ struct ThreadsDelivery {
 // the world lives until the last of them is gone.
 std::vector<std::unique_ptr<Transport>> make_threads_world(int size, const ThreadsDelivery& delivery = {});
 
+// What becomes of ranks that don't come to an end.
+struct RanksLimit {
+  double seconds;  // without a sign of life (base/pulse.hpp), after which a rank is silent and all others throw kPeer
+  // Called on a thread of its own with the world's failure, when a rank has not ended seconds after it. Must end the
+  // process: a thread can't be ended alone.
+  std::function<void(const Error&)> last_resort;
+};
+
 // Runs `rank_main` on one thread for each transport of a world. When a rank throws, the world is aborted; after all
-// have ended the error that came first is rethrown.
-void run_ranks(std::vector<std::unique_ptr<Transport>> transports, const std::function<void(Transport&)>& rank_main);
+// have ended the error that came first is rethrown. Without a limit, ranks may hang for ever.
+void run_ranks(std::vector<std::unique_ptr<Transport>> transports, const std::function<void(Transport&)>& rank_main,
+               const RanksLimit* limit = nullptr);
 
 // Both in one.
 void run_threads_world(int size, const ThreadsDelivery& delivery, const std::function<void(Transport&)>& rank_main);

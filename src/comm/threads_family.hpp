@@ -2,7 +2,9 @@
 // Inside transport `threads`: exchanges in flight, and what a world shares with the worlds split from it.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -12,8 +14,10 @@
 #include <optional>
 #include <vector>
 
+#include "base/pulse.hpp"
 #include "comm/courier.hpp"
 #include "comm/exchange.hpp"
+#include "comm/patience.hpp"
 #include "comm/threads.hpp"
 
 namespace ringattn {
@@ -56,10 +60,16 @@ class ThreadsFamily {
 
   const ThreadsDelivery& delivery() const { return delivery_; }
 
-  // Blocks `rank` until `done()`; false when the deadline passed first. Throws once the world is aborted.
+  // Blocks `rank` until `done()`; false when it has waited enough. Throws once the world is aborted, or a rank silent.
   template <typename Done>
   bool wait(std::unique_lock<std::mutex>& lock, int rank, const Deadline& deadline, Done done) {
-    wake_[static_cast<std::size_t>(rank)].wait_until(lock, deadline.end(), [&] { return aborted_ || done(); });
+    const auto over = [&] { return aborted_ || done(); };
+    for (;;) {
+      look();
+      const auto next = Deadline::Clock::now() + kLook;
+      const auto until = deadline.expired() ? next : std::min(next, deadline.end());
+      if (wake_[static_cast<std::size_t>(rank)].wait_until(lock, until, over) || waited_enough(deadline)) break;
+    }
     check_alive_locked();
     return done();
   }
@@ -72,7 +82,7 @@ class ThreadsFamily {
 
   bool abort(int rank, const Error& error);
   void check_alive_locked() const {
-    if (aborted_) throw Error(*aborted_);
+    if (aborted_) fail_with_pulse(*aborted_);
   }
   // The same for those who don't hold the mutex; doesn't take it while all is well.
   void check_alive();
@@ -81,6 +91,9 @@ class ThreadsFamily {
   void start_sends(const std::shared_ptr<ThreadsFlight>& flight);
 
  private:
+  // How often a rank that waits looks up.
+  static constexpr std::chrono::milliseconds kLook{50};
+
   struct Schedule {
     Couriers::Clock::time_point due;
     std::uint64_t priority;

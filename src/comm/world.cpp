@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/gpu.hpp"
+#include "base/moment.hpp"
 #include "comm/device_world.hpp"
 #include "comm/failure.hpp"
 #include "comm/launcher.hpp"
@@ -16,6 +17,7 @@
 #include "comm/patience.hpp"
 #include "comm/self.hpp"
 #include "comm/threads.hpp"
+#include "comm/watch.hpp"
 #if defined(RINGATTN_HAVE_MPI)
 #include "comm/mpi_world.hpp"
 #endif
@@ -154,14 +156,18 @@ int run_local_world(std::string_view transport, const WorldRequest& request,
       for (auto& rank : world) {
         if (request.pace > 0.0) rank = make_paced_transport(std::move(rank), request.pace);
       }
-      run_ranks(std::move(world), [&](Transport& rank) {
+      const RanksLimit limit{request.timeout, [&](const Error& error) { end_with(error, print_error); }};
+      const auto main = [&](Transport& rank) {
+        moment("init");
         if (request.compare) request.compare(rank);
         const DeviceWorld device = make_device_world(rank, request);
         Transport& chosen = device.transport ? *device.transport : rank;
         if (rank.rank() == 0) tell(chosen, device.reason);
         rank.barrier(Patience(request.timeout).for_peer());  // nobody begins before it is told
         play(chosen);
-      });
+        moment("exit");
+      };
+      run_ranks(std::move(world), main, &limit);
     }
   } catch (...) {
     return code_of(as_error(std::current_exception()), print_error);

@@ -33,7 +33,7 @@ struct WorldRequest {
   std::optional<int> ranks;  // ranks in this process
   WantedMemory memory = WantedMemory::kAny;
   double pace = 0.0;      // bytes per second of a host transport; 0: as fast as it goes (comm/paced.hpp)
-  double timeout = 60.0;  // seconds that ranks wait for each other at the start and at the end
+  double timeout = 60.0;  // seconds without a sign of life, after which a rank is silent and the others end with kPeer
   // Called on every rank, collectively and over host memory, before anything that depends on the request makes the
   // ranks meet: the place to refuse, with an AgreedError, ranks whose requests differ. Ranks with different requests
   // would otherwise wait for each other in different calls.

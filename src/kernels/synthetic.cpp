@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "base/error.hpp"
+#include "base/pulse.hpp"
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -66,14 +67,22 @@ void fill_synthetic(std::uint64_t seed, SyntheticTensor tensor, std::span<const 
 #ifdef _OPENMP
   if (threads <= 0) threads = omp_get_max_threads();
 #endif
+  // In pieces of about a second at most: between them the rank shows that it works.
+  constexpr std::int64_t kPieceElements = std::int64_t{1} << 24;
+  const std::int64_t piece =
+      std::max<std::int64_t>(1, kPieceElements / std::max<std::int64_t>(1, rows.heads * rows.dim));
+  for (std::int64_t begin = 0; begin < rows.tokens; begin += piece) {
+    beat();
+    const std::int64_t end = std::min(rows.tokens, begin + piece);
 #pragma omp parallel num_threads(threads)
-  {
-    std::vector<float> values(static_cast<std::size_t>(rows.dim));
+    {
+      std::vector<float> values(static_cast<std::size_t>(rows.dim));
 #pragma omp for schedule(static)
-    for (std::int64_t row = 0; row < rows.tokens; ++row) {
-      for (std::int64_t head = 0; head < rows.heads; ++head) {
-        make_head(seed, tensor, token_of_row[static_cast<std::size_t>(row)], head, rows.dim, values.data());
-        store_head(values, rows.dtype, rows.at(row, head));
+      for (std::int64_t row = begin; row < end; ++row) {
+        for (std::int64_t head = 0; head < rows.heads; ++head) {
+          make_head(seed, tensor, token_of_row[static_cast<std::size_t>(row)], head, rows.dim, values.data());
+          store_head(values, rows.dtype, rows.at(row, head));
+        }
       }
     }
   }

@@ -1,16 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // A program whose ranks fail in a chosen way, run under mpirun by tests: world_program MODE [RANK] [CODE].
 // Every printed error is a line "message: …" on stderr.
+#include <unistd.h>
+
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
 
+#include "base/pulse.hpp"
 #include "comm/world.hpp"
 
 namespace ringattn {
 namespace {
 
+constexpr double kSilence = 1.0;    // --timeout of the tests of silence
 constexpr double kPatience = 60.0;  // longer than the tests last: who reaches it hangs
 
 void print_message(const Error& error) { std::fprintf(stderr, "message: %s\n", error.what()); }
@@ -20,6 +24,11 @@ int run_rank(Transport& world, const std::string& mode, int rank, int code) {
   const bool chosen = world.rank() == rank;
   if (mode == "return") return chosen ? code : 0;
   if (mode == "throw-all") throw failure;
+  if (mode == "work") {  // for longer than the others wait
+    for (const Deadline busy = Deadline::after(chosen ? 4.0 : 0.0); !busy.expired();) beat();
+    world.barrier(Deadline::after(kSilence));
+    return 0;
+  }
   if (mode == "agree") {
     agree(world, chosen ? &failure : nullptr, Deadline::after(kPatience));
     return 0;
@@ -27,8 +36,12 @@ int run_rank(Transport& world, const std::string& mode, int rank, int code) {
   if (chosen) {
     if (mode == "throw" || mode == "throw-while-busy") throw failure;
     if (mode == "kill") std::raise(SIGKILL);
-    if (mode == "stop") std::raise(SIGSTOP);
+    if (mode == "stop" || mode == "stop-while-waiting" || mode == "stop-while-busy") std::raise(SIGSTOP);
+    if (mode == "hang") ::pause();
     if (mode == "exit") std::_Exit(0);
+  } else if (mode == "stop-while-busy") {
+    // Computes, and meets nobody.
+    for (const Deadline busy = Deadline::after(kPatience); !busy.expired();) world.progress();
   } else if (mode == "throw-while-busy") {
     // Computes: looks at no message until it is ended.
     for (const Deadline busy = Deadline::after(kPatience); !busy.expired();) {
@@ -43,6 +56,9 @@ int run_program(const std::string& mode, int rank, int code) {
   WorldRequest request;
   if (mode == "usage") request.ranks = 2;
   if (mode == "paced") request.pace = 1e9;
+  if (mode == "work" || mode == "hang" || mode == "stop-while-busy" || mode == "stop-while-waiting") {
+    request.timeout = kSilence;
+  }
   try {
     const char* mine = std::getenv("OMPI_COMM_WORLD_RANK");
     if (mode == "refuse" && mine != nullptr && std::atoi(mine) == rank) {

@@ -10,6 +10,7 @@
 
 #include "base/memory.hpp"
 #include "base/philox.hpp"
+#include "base/pulse.hpp"
 #include "kernels/oracle.hpp"
 
 namespace ringattn {
@@ -138,6 +139,7 @@ void stream_keys(const AccuracyInputs& inputs, std::int64_t origin, KeyRange ran
   const Buffer k_bytes = allocate_host(static_cast<std::size_t>(piece * spec.kv_heads * spec.head_dim) * element);
   const Buffer v_bytes = allocate_host(static_cast<std::size_t>(piece * spec.kv_heads * spec.head_dim_v) * element);
   for (std::int64_t key = range.begin; key < range.end; key += piece) {
+    beat();
     const std::int64_t tokens = std::min(piece, range.end - key);
     const MutableTensorView k =
         dense_view(static_cast<void*>(k_bytes.data()), spec.dtype, tokens, spec.kv_heads, spec.head_dim);

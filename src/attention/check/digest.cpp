@@ -17,6 +17,7 @@
 #include <xxhash.h>
 
 #include "base/error.hpp"
+#include "base/pulse.hpp"
 
 namespace ringattn {
 
@@ -102,6 +103,7 @@ class RankDigest {
         fail(ErrorCode::kInternal, fmt::format("digest of tokens {} to {} of {}", run.begin, run.end, tokens_));
       }
       for (std::int64_t begin = run.begin; begin < run.end;) {
+        beat();
         const std::int64_t end = std::min(run.end, end_of(begin));
         if (begin % kDigestTokens == 0 && end == end_of(begin)) {
           RunHash hash;

@@ -11,12 +11,13 @@
 #include <system_error>
 
 #include "base/error.hpp"
+#include "base/pulse.hpp"
 
 namespace ringattn {
 
 namespace {
 
-constexpr std::size_t kLargestTransfer = std::size_t{1} << 30;  // the system cuts at 2 GiB less a page
+constexpr std::size_t kLargestTransfer = std::size_t{1} << 26;  // a rank that reads or writes shows it between them
 constexpr std::string_view kReadAdvice = "Check the disk, or copy the file to another.";
 
 }  // namespace
@@ -66,6 +67,7 @@ FileDescriptor open_regular(const std::string& path) {
 void read_exactly(const FileDescriptor& file, const std::string& path, std::int64_t offset,
                   std::span<std::byte> target) {
   while (!target.empty()) {
+    beat();
     const ssize_t got =
         ::pread(file.get(), target.data(), std::min(target.size(), kLargestTransfer), static_cast<off_t>(offset));
     if (got < 0 && errno == EINTR) continue;
@@ -82,6 +84,7 @@ void read_exactly(const FileDescriptor& file, const std::string& path, std::int6
 void write_exactly(const FileDescriptor& file, const std::string& path, std::int64_t offset,
                    std::span<const std::byte> source) {
   while (!source.empty()) {
+    beat();
     const ssize_t written =
         ::pwrite(file.get(), source.data(), std::min(source.size(), kLargestTransfer), static_cast<off_t>(offset));
     if (written < 0 && errno == EINTR) continue;
@@ -91,6 +94,15 @@ void write_exactly(const FileDescriptor& file, const std::string& path, std::int
     }
     source = source.subspan(static_cast<std::size_t>(written));
     offset += written;
+  }
+}
+
+void write_back(const FileDescriptor& file, std::int64_t bytes) {
+  constexpr auto kPiece = static_cast<std::int64_t>(kLargestTransfer);
+  for (std::int64_t at = 0; at < bytes; at += kPiece) {
+    beat();
+    const int flags = SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER;
+    if (::sync_file_range(file.get(), at, std::min(kPiece, bytes - at), flags) != 0) return;
   }
 }
 

@@ -58,4 +58,8 @@ void read_exactly(const FileDescriptor& file, const std::string& path, std::int6
 void write_exactly(const FileDescriptor& file, const std::string& path, std::int64_t offset,
                    std::span<const std::byte> source);
 
+// Brings what was written to the disk piece by piece, where the system can: an fsync() behind it has little left to do,
+// and the rank shows meanwhile that it works. Promises nothing and fails never; that is fsync()'s business.
+void write_back(const FileDescriptor& file, std::int64_t bytes);
+
 }  // namespace ringattn

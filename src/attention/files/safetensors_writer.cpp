@@ -289,6 +289,7 @@ void SafetensorsWriter::set_metadata(std::string_view key, std::string_view valu
 }
 
 void SafetensorsWriter::sync() {
+  write_back(file_, plan_.file_bytes());
   if (::fsync(file_.get()) != 0) {
     fail_file(fmt::format("can't bring {} to the disk", temporary_path_), errno, kWriteAdvice);
   }

@@ -6,6 +6,7 @@
 #include <span>
 
 #include "attention/job/staging.hpp"
+#include "base/moment.hpp"
 
 namespace ringattn {
 
@@ -68,6 +69,7 @@ LoadedJob::LoadedJob(const JobInput& input, Attention& attention, const Meeting&
     std::int64_t before = 0;
     const auto load = [&](SyntheticTensor tensor, const std::vector<PackedRun>& runs, const MutableTensorView& rows,
                           std::int64_t& non_finite) {
+      moment("staging");
       const auto fill = [&](std::span<const PackedRun> piece, const MutableTensorView& host) {
         input.read(tensor, piece, host, attention.options().threads);
         non_finite += count_non_finite(host);

@@ -7,6 +7,7 @@
 
 #include "attention/check/digest.hpp"
 #include "base/build.hpp"
+#include "base/moment.hpp"
 
 namespace ringattn {
 
@@ -35,10 +36,12 @@ void write_output(const JobInput& input, const RankResult& result, const std::st
   });
   meeting.together([&] {
     writer->write_rows("out", grid, result.runs, result.out_view(spec));
+    moment("writing");
     writer->write_lse("lse", grid, result.runs, result.lse_view(spec));
     writer->sync();
   });
   meeting.together([&] {
+    moment("renaming");
     if (meeting.rank() == 0) writer->commit();
   });
 }

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "attention/ring/engine.hpp"
 
+#include "base/moment.hpp"
+#include "comm/failure.hpp"
+
 namespace ringattn {
 
 namespace {
@@ -23,6 +26,9 @@ void walk(const RingLoop& loop, Stream stream, const BlockDone& block_done) {
     if (timeline != nullptr) timeline->begin_fold(b, stream);
     if (loop.overlap && !last) post(b + 1);
 
+    if (b == 0) moment("first-block");
+    if (b == count / 2) moment("middle-block");
+    if (last) moment("last-block");
     loop.step.compute({b, b == 0, last}, stream, progress);
     if (timeline != nullptr) timeline->end_fold(b, stream);
 
@@ -38,6 +44,7 @@ void enqueue_blocks(const RingLoop& loop, Stream stream, const BlockDone& block_
   try {
     walk(loop, stream, block_done);
   } catch (...) {
+    note_failure();
     // Nothing may be written to memory that a failed run is about to free, and no device wait for a peer for ever.
     loop.transport.abandon();
     throw;

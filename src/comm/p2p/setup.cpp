@@ -2,6 +2,7 @@
 // Makes transport `p2p`: sees whether the ranks can reach each other's memory by doing it, and agrees on the answer.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
 #include <thread>
 
@@ -37,7 +38,7 @@ void check_peers(const std::vector<DevicePeer>& peers) {
 }
 
 // A stream of this device writes a counter and waits for it.
-void probe_counters(const P2pSegment& segment, int rank, const CudaStream& stream) {
+void probe_counters(const P2pSegment& segment, int rank, const CudaStream& stream, double seconds) {
   RankCounters& counters = segment.rank(rank);
   MemoryOperations operations = segment.operations();
   operations.write(counters.reached, 1);
@@ -45,11 +46,11 @@ void probe_counters(const P2pSegment& segment, int rank, const CudaStream& strea
   operations.write(counters.reached, 0);
   operations.write(counters.passed, 1);
   operations.enqueue(stream.get());
-  const Deadline deadline = Deadline::after(kProbeSeconds);
+  const Deadline deadline = Deadline::after(std::min(kProbeSeconds, seconds));
   while (counters.passed.now() != 1) {
     if (deadline.expired()) {
       fail(ErrorCode::kUnsupported, "the GPU does not write to shared host memory",
-           fmt::format("nothing came within {:g} s", kProbeSeconds), {"Use ", setting("transport", "nccl"), "."});
+           fmt::format("nothing came within {:g} s", deadline.seconds()), {"Use ", setting("transport", "nccl"), "."});
     }
     std::this_thread::yield();
   }
@@ -123,7 +124,7 @@ std::unique_ptr<Transport> make_p2p_transport(std::unique_ptr<Transport> control
     {
       const DeviceGuard guard(device);
       const CudaStream stream;
-      meeting.together([&] { probe_counters(*segment, control->rank(), stream); });
+      meeting.together([&] { probe_counters(*segment, control->rank(), stream, options.setup_seconds); });
       if (control->size() > 1) probe_memory(*control, *memory, stream, deadline);
     }
     return std::make_unique<P2pTransport>(std::move(control), std::move(segment), std::move(memory),

@@ -8,6 +8,8 @@
 #include <omp.h>
 #endif
 
+#include "base/pulse.hpp"
+
 namespace ringattn::cpu {
 
 namespace {
@@ -60,12 +62,17 @@ void CpuBackend::copy_rows(void* target, std::int64_t target_stride, const void*
 void CpuBackend::fill_bytes(void* target, std::byte value, std::size_t bytes, Stream) {
   // By all threads: those that will write it are on all NUMA nodes.
   constexpr std::size_t kPiece = std::size_t{1} << 20;
+  constexpr std::int64_t kPiecesAtOnce = 1 << 10;  // between which the rank shows that it works
   auto* const to = static_cast<std::byte*>(target);
   const auto pieces = static_cast<std::int64_t>((bytes + kPiece - 1) / kPiece);
+  for (std::int64_t begin = 0; begin < pieces; begin += kPiecesAtOnce) {
+    beat();
+    const std::int64_t end = std::min(pieces, begin + kPiecesAtOnce);
 #pragma omp parallel for num_threads(threads_) schedule(static)
-  for (std::int64_t i = 0; i < pieces; ++i) {
-    const std::size_t at = static_cast<std::size_t>(i) * kPiece;
-    std::memset(to + at, std::to_integer<int>(value), std::min(kPiece, bytes - at));
+    for (std::int64_t i = begin; i < end; ++i) {
+      const std::size_t at = static_cast<std::size_t>(i) * kPiece;
+      std::memset(to + at, std::to_integer<int>(value), std::min(kPiece, bytes - at));
+    }
   }
 }
 

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// Named places at which a test stops or kills a chosen rank. Builds without RINGATTN_MOMENTS, releases among them, hold
+// nothing of it.
+#pragma once
+
+namespace ringattn {
+
+#if defined(RINGATTN_MOMENTS)
+// Does to the calling rank what the environment's TEST_RINGATTN_MOMENT says of this place, "ACTION:RANK:PLACE".
+// Actions: stop and kill (its process, by a signal) and block (its thread, for ever).
+void moment(const char* place);
+#else
+inline void moment(const char*) {}
+#endif
+
+}  // namespace ringattn

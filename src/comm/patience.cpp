@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/patience.hpp"
+
+#include "base/pulse.hpp"
+
+namespace ringattn {
+
+namespace {
+
+// How far work may extend a wait: an hour, and this many times the deadline's length. Reading a large input on one slow
+// host takes less; a rank that works in circles doesn't hold the others for ever.
+constexpr double kExtraSeconds = 3600.0;
+constexpr double kExtraLengths = 100.0;
+
+}  // namespace
+
+bool waited_enough(const Deadline& deadline) {
+  const double overdue = deadline.overdue();
+  if (overdue < 0.0) return false;
+  const Pulse* const pulse = Pulse::current();
+  const bool extended = pulse != nullptr && pulse->others_work(deadline.seconds());
+  return !extended || overdue > kExtraSeconds + kExtraLengths * deadline.seconds();
+}
+
+}  // namespace ringattn

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/watch.hpp"
+
+#include <algorithm>
+#include <cstdio>
+#include <iostream>
+#include <utility>
+
+#include "base/end_process.hpp"
+
+namespace ringattn {
+
+namespace {
+
+// How long a failed rank gets to unwind, to tell the others and to leave.
+constexpr std::chrono::seconds kEndGrace{5};
+// How long printing gets at the very end.
+constexpr std::chrono::seconds kPrintGrace{1};
+// Less processor time than this between two looks is no work: a thread that is blocked may still be woken in vain.
+constexpr double kWork = 1e-3;
+
+}  // namespace
+
+Watch::Watch(std::vector<const Pulse*> ranks, Rules rules) : rules_(std::move(rules)) {
+  for (const Pulse* pulse : ranks) ranks_.push_back({pulse, pulse->seen(), pulse->processor_seconds(), 0.0});
+  thread_ = std::thread([this] { run(); });
+}
+
+Watch::~Watch() {
+  {
+    const std::lock_guard lock(mutex_);
+    ending_ = true;
+  }
+  changed_.notify_one();
+  thread_.join();
+}
+
+void Watch::arm(const Error& error) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (failure_) return;
+  failure_ = error;
+  end_ = Pulse::Clock::now() + kEndGrace;
+}
+
+void Watch::run() {
+  // Seldom enough to cost nothing, often enough to be exact.
+  const std::chrono::duration<double> interval(std::clamp(rules_.seconds / 8.0, 0.01, 0.25));
+  bool told = false;
+  auto last = Pulse::Clock::now();
+  std::unique_lock lock(mutex_);
+  while (!changed_.wait_for(lock, interval, [this] { return ending_; })) {
+    const auto now = Pulse::Clock::now();
+    // While this process was stopped itself, it could see nobody's signs.
+    const double passed = std::min(std::chrono::duration<double>(now - last).count(), rules_.seconds / 2.0);
+    last = now;
+    const std::optional<Error> failure = now >= end_ ? failure_ : std::nullopt;
+    lock.unlock();
+    if (failure) rules_.last_resort(*failure);
+    for (Rank& rank : ranks_) {
+      if (!is_silent(rank, passed) || std::exchange(told, true)) continue;
+      rules_.silent(*rank.pulse);
+    }
+    lock.lock();
+  }
+}
+
+bool Watch::is_silent(Rank& rank, double passed) const {
+  const auto seen = rank.pulse->seen();
+  const double processor_seconds = rank.pulse->processor_seconds();
+  const bool computes = processor_counts_ && processor_seconds > rank.processor_seconds + kWork;
+  rank.processor_seconds = processor_seconds;
+  if (!rank.pulse->is_worn() || computes || seen != rank.seen) {
+    rank.seen = seen;
+    rank.silence = 0.0;
+    return false;
+  }
+  rank.silence += passed;
+  return rank.silence > rules_.seconds;
+}
+
+void flush_output() {
+  std::cout.flush();
+  std::cerr.flush();
+  std::fflush(nullptr);
+}
+
+void end_with(const Error& error, const Watch::PrintError& print_error) noexcept {
+  const int code = static_cast<int>(error.code());
+  try {
+    // A thread that hangs may hold what printing needs.
+    std::thread([code] {
+      std::this_thread::sleep_for(kPrintGrace);
+      end_process(code);
+    }).detach();
+    print_error(error);
+    flush_output();
+  } catch (...) {
+    // The code says what the message can't.
+  }
+  end_process(code);
+}
+
+}  // namespace ringattn

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// A thread that watches the ranks of this process and ends it where they can't: a rank that hangs in a call without a
+// deadline (of MPI, of a file system, of a driver), and a failure whose unwinding hangs.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/error.hpp"
+#include "base/pulse.hpp"
+
+namespace ringattn {
+
+class Watch {
+ public:
+  using PrintError = std::function<void(const Error&)>;
+
+  struct Rules {
+    double seconds;  // without a sign of life, after which a rank is silent
+    // Called once, on the watch's thread, with the rank that is silent.
+    std::function<void(const Pulse&)> silent;
+    // Called on the watch's thread when a failure has not ended the watch in time; doesn't return.
+    std::function<void(const Error&)> last_resort;
+  };
+
+  // `ranks` outlive the object. They are watched while they are worn.
+  Watch(std::vector<const Pulse*> ranks, Rules rules);
+  ~Watch();
+  Watch(const Watch&) = delete;
+  Watch& operator=(const Watch&) = delete;
+
+  // From now on the process has a few seconds to end by itself. Only the first call counts.
+  void arm(const Error& error) noexcept;
+
+  // Whether using the processor is a sign of life, as it is of a rank that computes (it is at first). Calls of MPI
+  // that wait for other processes use it too.
+  void set_processor_counts(bool counts) { processor_counts_ = counts; }
+
+ private:
+  struct Rank {
+    const Pulse* pulse;
+    Pulse::Clock::time_point seen;
+    double processor_seconds;
+    double silence;  // seconds
+  };
+
+  void run();
+  bool is_silent(Rank& rank, double passed) const;
+
+  const Rules rules_;
+  std::vector<Rank> ranks_;
+  std::atomic<bool> processor_counts_{true};
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool ending_ = false;
+  std::optional<Error> failure_;
+  Pulse::Clock::time_point end_;  // of the process, once there is a failure
+  std::thread thread_;            // last: it uses all of the above
+};
+
+// Prints the error and leaves with its code, in bounded time even where standard output or error is stuck.
+[[noreturn]] void end_with(const Error& error, const Watch::PrintError& print_error) noexcept;
+
+// What a process prints goes out before it is ended.
+void flush_output();
+
+}  // namespace ringattn
