@@ -126,7 +126,7 @@ void write_bench_report(const Invocation& invocation, std::span<const BenchPoint
     json.null();
   }
   json.member("verdict", code == 0 ? "ok" : "fail").key("error").null().end_object();
-  write_json_document(invocation.config.options, json.text());
+  invocation.report_file->write(json.text());
 }
 
 // Every rank measures at once, as the folds do, and with as many threads; the slowest counts. `job`: whose kernel is
@@ -174,7 +174,7 @@ int bench_job_list(const Invocation& invocation, Transport& world, Report&) {
     settings = settings_of(config);
     library_options(config);  // throws for what they can't be
     if (first) {
-      check_outputs(options);
+      check_outputs(invocation);
       yardsticks = read_yardsticks(options, settings, world.size());
     }
   });
@@ -192,15 +192,19 @@ int bench_job_list(const Invocation& invocation, Transport& world, Report&) {
     throw AgreedError(*sweep.failure());
   }
   int code = 0;
-  meeting.together([&] {
-    if (!first) return;
-    screen.print(points_text(points, sgemm ? std::optional(sgemm->flops_per_second) : std::nullopt, !options.quiet));
-    if (sgemm) screen.context(fmt::format("SGEMM: {:.1f} GFLOP/s ({})", sgemm->flops_per_second / 1e9, sgemm->library));
-    const std::vector<PointPair> pairs = pair_points(points, yardsticks.against);
-    if (!pairs.empty()) screen.print(pairs_text(pairs));
-    if (!yardsticks.baseline.empty()) code = check_baseline(screen, options, points, yardsticks.baseline);
-    write_bench_report(invocation, points, pairs, sgemm, code);
-  });
+  meeting.together(
+      [&] {
+        if (!first) return;
+        screen.print(
+            points_text(points, sgemm ? std::optional(sgemm->flops_per_second) : std::nullopt, !options.quiet));
+        if (sgemm)
+          screen.context(fmt::format("SGEMM: {:.1f} GFLOP/s ({})", sgemm->flops_per_second / 1e9, sgemm->library));
+        const std::vector<PointPair> pairs = pair_points(points, yardsticks.against);
+        if (!pairs.empty()) screen.print(pairs_text(pairs));
+        if (!yardsticks.baseline.empty()) code = check_baseline(screen, options, points, yardsticks.baseline);
+        write_bench_report(invocation, points, pairs, sgemm, code);
+      },
+      Patience::kDisk);
   return meeting.gather_values(code).front();
 }
 

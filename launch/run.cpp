@@ -88,7 +88,7 @@ int run_job(const Invocation& invocation, Transport& world, Report& report) {
   meeting.together([&] {
     job = file_job(config);
     library = library_options(config);
-    if (first) check_outputs(options);
+    if (first) check_outputs(invocation);
   });
   PreparedFileJob prepared(std::move(job), world, std::move(library));
   Attention& attention = prepared.attention();
@@ -97,7 +97,11 @@ int run_job(const Invocation& invocation, Transport& world, Report& report) {
   if (options.dry_run) {
     screen.context("dry run: nothing is computed");
     report.verdict = "ok";
-    if (first) write_report(report);
+    meeting.together(
+        [&] {
+          if (first) write_report(report);
+        },
+        Patience::kDisk);
     return 0;
   }
 
@@ -111,17 +115,19 @@ int run_job(const Invocation& invocation, Transport& world, Report& report) {
   std::vector<std::vector<BlockTimes>> timeline;
   if (!options.trace.empty()) timeline = gather_block_times(result.rank.stats.blocks, meeting);
   report.verdict = "ok";
-  meeting.together([&] {
-    if (!first) return;
-    print_details(report, screen);
-    print_result(report, attention.job(), screen, options.quiet);
-    if (!options.output.empty()) screen.context(fmt::format("output: {}", options.output));
-    if (!options.trace.empty()) {
-      write_text_file(options.trace, trace_text(timeline, report.hosts), options.force, "trace");
-      screen.context(fmt::format("trace: {}", options.trace));
-    }
-    write_report(report);
-  });
+  meeting.together(
+      [&] {
+        if (!first) return;
+        print_details(report, screen);
+        print_result(report, attention.job(), screen, options.quiet);
+        if (!options.output.empty()) screen.context(fmt::format("output: {}", options.output));
+        if (!options.trace.empty()) {
+          write_text_file(options.trace, trace_text(timeline, report.hosts), options.force, "trace");
+          screen.context(fmt::format("trace: {}", options.trace));
+        }
+        write_report(report);
+      },
+      Patience::kDisk);
   return 0;
 }
 

@@ -90,10 +90,12 @@ bool check_against_oracle(const SingleRun& run) {
 bool check_against_file(const SingleRun& run) {
   const FoldSpec& spec = run.input.job().spec;
   std::optional<Difference> mine;
-  run.meeting.together([&] {
-    const OutputFile file(run.options().against, run.input);
-    mine = file.compare(run.result.runs, run.result.out_view(spec), run.result.lse_view(spec));
-  });
+  run.meeting.together(
+      [&] {
+        const OutputFile file(run.options().against, run.input);
+        mine = file.compare(run.result.runs, run.result.out_view(spec), run.result.lse_view(spec));
+      },
+      Patience::kDisk);
   const auto difference = earliest(run.meeting, mine);
   run.screen.context(fmt::format("against {}, bit for bit", run.options().against));
   if (difference) run.screen.print(fmt::format("  first difference: {}\n", describe(*difference, run.input.job())));
@@ -122,10 +124,12 @@ bool check_golden(const SingleRun& run, const Golden& recorded) {
 bool write_golden(const SingleRun& run, Golden golden) {
   golden.digest_out = run.report.digests->out;
   golden.digest_lse = run.report.digests->lse;
-  run.meeting.together([&] {
-    if (run.meeting.rank() != 0) return;
-    write_text_file(run.options().record, golden_text(golden), run.options().force, "record");
-  });
+  run.meeting.together(
+      [&] {
+        if (run.meeting.rank() != 0) return;
+        write_text_file(run.options().record, golden_text(golden), run.options().force, "record");
+      },
+      Patience::kDisk);
   run.screen.context(fmt::format("golden file: {}", run.options().record));
   return true;
 }
@@ -173,7 +177,7 @@ int verify_job(const Invocation& invocation, Transport& world, Report& report) {
     input.emplace(open_input(config, true));
     library = library_options(config);
     if (!options.against.empty() && options.against != "oracle") OutputFile(options.against, *input);
-    if (first) check_outputs(options);
+    if (first) check_outputs(invocation);
   });
   const bool shapes = options.against.empty() && options.record.empty() && options.golden.empty();
   const bool pass = shapes ? verify_shapes(invocation, *input, library, screen, world, report)
@@ -183,9 +187,11 @@ int verify_job(const Invocation& invocation, Transport& world, Report& report) {
     const std::string_view verdict = !pass ? "FAIL" : options.record.empty() ? "PASS" : "RECORDED";
     screen.print(fmt::format("{}\n", screen.painted(verdict, pass ? Paint::kGood : Paint::kBad)));
   }
-  meeting.together([&] {
-    if (first) write_report(report);
-  });
+  meeting.together(
+      [&] {
+        if (first) write_report(report);
+      },
+      Patience::kDisk);
   return pass ? 0 : static_cast<int>(ErrorCode::kWrongResult);
 }
 

@@ -95,6 +95,7 @@ struct Attention::Impl {
   }
 
   void choose();
+  void take_slowest_rate();
   void allocate();
   void connect();
   void check(const Inputs& inputs, const Outputs& outputs, std::span<std::byte> workspace) const;
@@ -117,6 +118,7 @@ struct Attention::Impl {
   Buffer block_buffers;                // on devices
   std::vector<PreparedTask> prepared;  // [blocks]
   bool all_prepared = false;
+  bool assumed_machine = false;  // nobody has given a machine model
   std::optional<BlockMover> mover;
   std::optional<Timeline> timeline;
   std::unique_ptr<Marks> marks;
@@ -127,7 +129,8 @@ void Attention::Impl::choose() {
   check_job(job);
   choice = choose_kernel(job.spec, fitting_request(options.kernel, transport));
   backend = choice.row->make_backend({options.threads, transport.device()});
-  if (options.machine == MachineModel{}) options.machine = default_machine(*choice.row);
+  assumed_machine = options.machine == MachineModel{};
+  if (assumed_machine) options.machine = default_machine(*choice.row, *backend);
   kernel = choice.row->make_kernel(job.spec, *backend);
   if (backend->memory() != transport.memory() && several()) {
     fail(ErrorCode::kUnsupported,
@@ -136,6 +139,12 @@ void Attention::Impl::choose() {
          {"Choose both with ", setting("backend"), " and ", setting("transport"), "."});
   }
   if (options.checksum) check_checksum(*backend);
+}
+
+// Ranks with unequal shares of their hosts make one plan.
+void Attention::Impl::take_slowest_rate() {
+  const std::vector<double> rates = meeting.gather_values(options.machine.flops_per_second);
+  if (assumed_machine) options.machine.flops_per_second = *std::ranges::min_element(rates);
 }
 
 void Attention::Impl::allocate() {
@@ -281,6 +290,7 @@ Attention::Attention(Job job, Transport& transport, Options options)
   Impl& impl = *impl_;
   if (impl.options.threads == 0) impl.options.threads = share_of_processors(impl.meeting);
   impl.meeting.together([&impl] { impl.choose(); });
+  impl.take_slowest_rate();
   handshake(impl.meeting, identities(impl.job, impl.options, impl.choice, *impl.backend));
   impl.meeting.together([&impl] { impl.allocate(); });
   if (impl.owns_block_buffers()) impl.connect();

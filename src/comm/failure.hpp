@@ -21,6 +21,7 @@ class RankNames {
   explicit RankNames(std::vector<std::string> hosts) : hosts_(std::move(hosts)) {}
 
   std::string name(int rank) const;
+  std::string host(int rank) const;
   // "rank 3 on node7, rank 5 on node9", and a count where there are too many to list.
   std::string list(std::span<const int> ranks) const;
 
@@ -32,10 +33,17 @@ class RankNames {
 [[noreturn]] void fail_late(std::string_view what, const Deadline& deadline, const RankNames& names, int rank,
                             std::span<const int> awaited);
 
-// What the calls of a world throw once `rank` has aborted it with `error`.
+// The error with its place. Its message begins with `prefix`, which says the place in words.
+Error placed_error(const Error& error, ErrorPlace place, std::string_view prefix);
+
+// What the calls of a world throw once `rank` has aborted it with `error`: the same, with its place.
 Error aborted_error(const RankNames& names, int rank, const Error& error);
 
-// Any exception as an Error: a failed allocation is kMemory, what else is no Error is kInternal.
+// What `rank`, of several, prints where it failed alone. Failed waits name their ranks themselves.
+Error lone_error(int rank, const Error& error);
+
+// Any exception as an Error: a failed allocation is kMemory, a thread that can't be started kUnsupported, what else is
+// no Error kInternal.
 Error as_error(const std::exception_ptr& exception);
 
 }  // namespace ringattn

@@ -45,6 +45,6 @@ std::optional<int> launched_rank() { return first_number(&LauncherRow::rank); }
 
 std::optional<int> launched_ranks() { return first_number(&LauncherRow::ranks); }
 
-bool speaks_for_launched() { return launched_rank().value_or(0) == 0; }
+bool speaks_for_launched() { return !launched_by_mpi() || launched_rank().value_or(0) == 0; }
 
 }  // namespace ringattn

@@ -14,7 +14,8 @@ bool launched_by_mpi();
 std::optional<int> launched_rank();
 std::optional<int> launched_ranks();
 
-// Whether this process speaks for the job while its ranks don't know each other: rank 0, or one alone.
+// Whether this process speaks for the job while its ranks don't know each other: rank 0, or one that will not meet
+// others, such as a program without MPI that srun or a script under it has started.
 bool speaks_for_launched();
 
 }  // namespace ringattn

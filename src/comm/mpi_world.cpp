@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "base/end_process.hpp"
+#include "base/threads.hpp"
 #include "comm/device_world.hpp"
 #include "comm/failure.hpp"
 #include "comm/launcher.hpp"
@@ -31,6 +32,9 @@ namespace {
 
 // A process that is being ended leaves by itself after this, whatever hangs.
 constexpr std::chrono::seconds kEndGrace{5};
+
+// What Open MPI starts of its own, and a few more.
+constexpr int kThreadsOfMpi = 4;
 
 void flush_output() {
   std::cout.flush();
@@ -48,7 +52,7 @@ void flush_output() {
     end_process(code);
   }).detach();
   if (world == nullptr || world->abort(error)) {
-    print_error(error);
+    print_error(world == nullptr ? error : lone_error(world->rank(), error));
     flush_output();
     MPI_Abort(MPI_COMM_WORLD, code);
   }
@@ -108,6 +112,8 @@ class StartWatch {
 
 int run_mpi_world(const WorldRequest& request, const Error* refusal, const std::function<int(Transport&)>& rank_main,
                   const std::function<void(const Error&)>& print_error) {
+  // MPI would leave with code 1, a wrong result's, where it gets no threads.
+  try_threads(kThreadsOfMpi, "Use fewer ranks on this host, or raise the limit on this user's processes (ulimit -u).");
   auto watch = std::make_unique<StartWatch>(request.timeout, print_error);
   int provided = MPI_THREAD_SINGLE;
   if (MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided) != MPI_SUCCESS) {
@@ -133,7 +139,8 @@ int run_mpi_world(const WorldRequest& request, const Error* refusal, const std::
       flush_output();
       code = static_cast<int>(error.code());
     }
-    code = meet_to_end(*world, code, Patience(request.timeout).for_peer());
+    // Rank 0 may still be writing a report.
+    code = meet_to_end(*world, code, Patience(request.timeout).for_work(Patience::kDisk));
   } catch (...) {
     end_alone(world.get(), as_error(std::current_exception()), print_error);
   }

@@ -11,6 +11,10 @@ class Patience {
   // `seconds`: of every single wait for a peer that should be ready.
   explicit Patience(double seconds) : seconds_(seconds) {}
 
+  // The `predicted` seconds of a phase that reads or writes files: disks and file servers that are busy take their
+  // time, which is no peer's death.
+  static constexpr double kDisk = 60.0;
+
   double seconds() const { return seconds_; }
 
   // A wait for a peer that should be ready, or for copies and other short work that is on its way.

@@ -318,7 +318,8 @@ void run_ranks(std::vector<std::unique_ptr<Transport>> transports, const std::fu
       record(std::current_exception());  // the others throw it too: nobody is left waiting
     } catch (...) {
       // Only the first to abort is recorded: what the others throw may be a consequence.
-      if (transport.abort(as_error(std::current_exception()))) record(std::current_exception());
+      const Error error = as_error(std::current_exception());
+      if (transport.abort(error)) record(std::make_exception_ptr(lone_error(transport.rank(), error)));
     }
   };
   std::vector<std::thread> threads;
@@ -326,8 +327,9 @@ void run_ranks(std::vector<std::unique_ptr<Transport>> transports, const std::fu
     for (auto& transport : transports) threads.emplace_back([&play, &transport] { play(*transport); });
   } catch (const std::system_error& error) {
     const Error refused(ErrorCode::kUnsupported,
-                        fmt::format("can't start thread {} of {}", threads.size(), transports.size()), error.what(),
-                        "Use fewer ranks.");
+                        fmt::format("can't start the thread of rank {} of {}", threads.size(), transports.size()),
+                        error.code().message(),
+                        "Use fewer ranks, or raise the limit on this user's processes (ulimit -u).");
     if (transports[0]->abort(refused)) record(std::make_exception_ptr(refused));
   }
   for (std::thread& thread : threads) thread.join();

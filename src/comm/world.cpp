@@ -188,7 +188,6 @@ int end_without_world(const Error& error, const std::function<void(const Error&)
     return run_mpi_world(
         {}, &error, [](Transport&) { return 0; }, print_error);
 #endif
-  if (!speaks_for_launched()) return static_cast<int>(error.code());
   return code_of(error, print_error);
 }
 

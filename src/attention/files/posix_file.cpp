@@ -8,7 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <system_error>
+#include <string_view>
 
 #include "base/error.hpp"
 
@@ -21,22 +21,6 @@ constexpr std::string_view kReadAdvice = "Check the disk, or copy the file to an
 
 }  // namespace
 
-FileDescriptor& FileDescriptor::operator=(FileDescriptor&& other) noexcept {
-  if (this != &other) {
-    if (fd_ >= 0) ::close(fd_);
-    fd_ = other.release();
-  }
-  return *this;
-}
-
-FileDescriptor::~FileDescriptor() {
-  if (fd_ >= 0) ::close(fd_);
-}
-
-void fail_file(std::string_view problem, int error_number, const Wording& remedy) {
-  fail(ErrorCode::kFile, problem, std::error_code(error_number, std::generic_category()).message(), remedy);
-}
-
 FileIdentity identify(const FileDescriptor& file, const std::string& path) {
   struct stat status;
   if (::fstat(file.get(), &status) != 0) fail_file(fmt::format("can't examine {}", path), errno, kReadAdvice);
@@ -48,7 +32,8 @@ FileDescriptor open_regular(const std::string& path) {
     fail(ErrorCode::kFile, "can't open a file", "its path holds a byte of value 0", "Give a path without one.");
   }
   // O_NONBLOCK: opening a fifo or a device must not wait for its other side.
-  FileDescriptor file(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
+  FileDescriptor file(
+      uninterrupted([&] { return ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC); }));
   if (!file.valid()) {
     const int error_number = errno;
     fail_file(fmt::format("can't open {}", path), error_number,
@@ -66,9 +51,9 @@ FileDescriptor open_regular(const std::string& path) {
 void read_exactly(const FileDescriptor& file, const std::string& path, std::int64_t offset,
                   std::span<std::byte> target) {
   while (!target.empty()) {
-    const ssize_t got =
-        ::pread(file.get(), target.data(), std::min(target.size(), kLargestTransfer), static_cast<off_t>(offset));
-    if (got < 0 && errno == EINTR) continue;
+    const ssize_t got = uninterrupted([&] {
+      return ::pread(file.get(), target.data(), std::min(target.size(), kLargestTransfer), static_cast<off_t>(offset));
+    });
     if (got < 0) fail_file(fmt::format("can't read {} at byte {}", path, offset), errno, kReadAdvice);
     if (got == 0) {
       fail(ErrorCode::kFile, fmt::format("{} ends at byte {}", path, offset), "it has shrunk since it was opened",
@@ -82,9 +67,9 @@ void read_exactly(const FileDescriptor& file, const std::string& path, std::int6
 void write_exactly(const FileDescriptor& file, const std::string& path, std::int64_t offset,
                    std::span<const std::byte> source) {
   while (!source.empty()) {
-    const ssize_t written =
-        ::pwrite(file.get(), source.data(), std::min(source.size(), kLargestTransfer), static_cast<off_t>(offset));
-    if (written < 0 && errno == EINTR) continue;
+    const ssize_t written = uninterrupted([&] {
+      return ::pwrite(file.get(), source.data(), std::min(source.size(), kLargestTransfer), static_cast<off_t>(offset));
+    });
     if (written <= 0) {
       fail_file(fmt::format("can't write {} at byte {}", path, offset), written == 0 ? ENOSPC : errno,
                 "Check the space on its file system.");

@@ -50,56 +50,58 @@ LoadedJob::LoadedJob(const JobInput& input, Attention& attention, const Meeting&
   const JobLayout& layout = attention.layout();
   result_.rows = q_rows;
   result_.runs = packed_runs(layout.queries.runs(meeting.rank()), job.batch.cu_q());
-  meeting.together([&] {
-    Backend& backend = attention.backend();
-    q_ = backend.allocate(bytes_of(q_rows, spec.heads, spec.head_dim, element));
-    k_ = backend.allocate(bytes_of(k_rows, spec.kv_heads, spec.head_dim, element));
-    v_ = backend.allocate(bytes_of(k_rows, spec.kv_heads, spec.head_dim_v, element));
-    result_.out = backend.allocate(bytes_of(q_rows, spec.heads, spec.head_dim_v, element));
-    result_.lse = backend.allocate(bytes_of(q_rows, spec.heads, 1, sizeof(float)));
-    workspace_ = backend.allocate(attention.workspace_bytes());
-    // A row that is handed out without having been written shows: it is NaN, not what an earlier job left there.
-    constexpr std::byte kUnwritten{0xff};
-    for (const Buffer* buffer : {&result_.out, &result_.lse}) {
-      backend.fill_bytes(buffer->data(), kUnwritten, buffer->bytes(), backend.stream());
-    }
+  meeting.together(
+      [&] {
+        Backend& backend = attention.backend();
+        q_ = backend.allocate(bytes_of(q_rows, spec.heads, spec.head_dim, element));
+        k_ = backend.allocate(bytes_of(k_rows, spec.kv_heads, spec.head_dim, element));
+        v_ = backend.allocate(bytes_of(k_rows, spec.kv_heads, spec.head_dim_v, element));
+        result_.out = backend.allocate(bytes_of(q_rows, spec.heads, spec.head_dim_v, element));
+        result_.lse = backend.allocate(bytes_of(q_rows, spec.heads, 1, sizeof(float)));
+        workspace_ = backend.allocate(attention.workspace_bytes());
+        // A row that is handed out without having been written shows: it is NaN, not what an earlier job left there.
+        constexpr std::byte kUnwritten{0xff};
+        for (const Buffer* buffer : {&result_.out, &result_.lse}) {
+          backend.fill_bytes(buffer->data(), kUnwritten, buffer->bytes(), backend.stream());
+        }
 
-    Staging staging(backend, meeting.patience());
-    std::int64_t before = 0;
-    const auto load = [&](SyntheticTensor tensor, const std::vector<PackedRun>& runs, const MutableTensorView& rows,
-                          std::int64_t& non_finite) {
-      const auto fill = [&](std::span<const PackedRun> piece, const MutableTensorView& host) {
-        input.read(tensor, piece, host, attention.options().threads);
-        non_finite += count_non_finite(host);
-      };
-      if (input.seed()) {
-        backend.fill_synthetic(*input.seed(), tensor, runs, rows, backend.stream());
-      } else {
-        staging.load(runs, rows, fill, [&](std::int64_t done) {
-          if (step_done) step_done("row of input", before + done, q_rows + 2 * k_rows);
-        });
-      }
-      before += rows.tokens;
-      return rows;
-    };
-    const std::vector<PackedRun> key_runs = packed_runs(layout.keys.runs(meeting.rank()), job.batch.cu_k());
-    const auto view = [&](const Buffer& buffer, std::int64_t rows, int heads, int dim) {
-      return dense_view(static_cast<void*>(buffer.data()), spec.dtype, rows, heads, dim);
-    };
-    NonFinite& found = result_.non_finite;
-    inputs_.q = load(SyntheticTensor::kQ, result_.runs, view(q_, q_rows, spec.heads, spec.head_dim), found.q);
-    inputs_.k = load(SyntheticTensor::kK, key_runs, view(k_, k_rows, spec.kv_heads, spec.head_dim), found.k);
-    inputs_.v = load(SyntheticTensor::kV, key_runs, view(v_, k_rows, spec.kv_heads, spec.head_dim_v), found.v);
-    backend.synchronize(backend.mark(backend.stream()), meeting.patience().for_peer(), {});
-    if (spec.sinks) {
-      const auto bytes = static_cast<std::int64_t>(input.sinks().size() * sizeof(float));
-      sinks_ = backend.allocate(static_cast<std::size_t>(bytes));
-      backend.copy_rows(sinks_.data(), bytes, input.sinks().data(), bytes, bytes, 1, backend.stream());
-      backend.synchronize(backend.mark(backend.stream()), meeting.patience().for_peer(), {});
-      inputs_.sinks = reinterpret_cast<const float*>(sinks_.data());
-    }
-    outputs_ = {view(result_.out, q_rows, spec.heads, spec.head_dim_v), result_.lse_view(spec), std::nullopt};
-  });
+        Staging staging(backend, meeting.patience());
+        std::int64_t before = 0;
+        const auto load = [&](SyntheticTensor tensor, const std::vector<PackedRun>& runs, const MutableTensorView& rows,
+                              std::int64_t& non_finite) {
+          const auto fill = [&](std::span<const PackedRun> piece, const MutableTensorView& host) {
+            input.read(tensor, piece, host, attention.options().threads);
+            non_finite += count_non_finite(host);
+          };
+          if (input.seed()) {
+            backend.fill_synthetic(*input.seed(), tensor, runs, rows, backend.stream());
+          } else {
+            staging.load(runs, rows, fill, [&](std::int64_t done) {
+              if (step_done) step_done("row of input", before + done, q_rows + 2 * k_rows);
+            });
+          }
+          before += rows.tokens;
+          return rows;
+        };
+        const std::vector<PackedRun> key_runs = packed_runs(layout.keys.runs(meeting.rank()), job.batch.cu_k());
+        const auto view = [&](const Buffer& buffer, std::int64_t rows, int heads, int dim) {
+          return dense_view(static_cast<void*>(buffer.data()), spec.dtype, rows, heads, dim);
+        };
+        NonFinite& found = result_.non_finite;
+        inputs_.q = load(SyntheticTensor::kQ, result_.runs, view(q_, q_rows, spec.heads, spec.head_dim), found.q);
+        inputs_.k = load(SyntheticTensor::kK, key_runs, view(k_, k_rows, spec.kv_heads, spec.head_dim), found.k);
+        inputs_.v = load(SyntheticTensor::kV, key_runs, view(v_, k_rows, spec.kv_heads, spec.head_dim_v), found.v);
+        backend.synchronize(backend.mark(backend.stream()), meeting.patience().for_peer(), {});
+        if (spec.sinks) {
+          const auto bytes = static_cast<std::int64_t>(input.sinks().size() * sizeof(float));
+          sinks_ = backend.allocate(static_cast<std::size_t>(bytes));
+          backend.copy_rows(sinks_.data(), bytes, input.sinks().data(), bytes, bytes, 1, backend.stream());
+          backend.synchronize(backend.mark(backend.stream()), meeting.patience().for_peer(), {});
+          inputs_.sinks = reinterpret_cast<const float*>(sinks_.data());
+        }
+        outputs_ = {view(result_.out, q_rows, spec.heads, spec.head_dim_v), result_.lse_view(spec), std::nullopt};
+      },
+      Patience::kDisk);
 }
 
 RunStats LoadedJob::run(RunMode mode, const StepDone& step_done) {

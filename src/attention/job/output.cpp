@@ -23,24 +23,32 @@ void write_output(const JobInput& input, const RankResult& result, const std::st
   const RowGrid& grid = input.out_grid();
   SafetensorsPlan plan;
   std::unique_ptr<SafetensorsWriter> writer;
-  meeting.together([&] {
-    plan = plan_safetensors({{"out", file_dtype(spec.dtype), grid.shape()}, {"lse", FileDtype::kF32, lse_shape(grid)}},
-                            metadata);
-    if (meeting.rank() == 0) writer = SafetensorsWriter::create(plan, path, replace);
-  });
+  meeting.together(
+      [&] {
+        plan = plan_safetensors(
+            {{"out", file_dtype(spec.dtype), grid.shape()}, {"lse", FileDtype::kF32, lse_shape(grid)}}, metadata);
+        if (meeting.rank() == 0) writer = SafetensorsWriter::create(plan, path, replace);
+      },
+      Patience::kDisk);
   const std::string mine = writer ? writer->temporary_path() : std::string();
   const std::string temporary = meeting.gather(mine).front();
-  meeting.together([&] {
-    if (!writer) writer = SafetensorsWriter::open_existing(plan, temporary);
-  });
-  meeting.together([&] {
-    writer->write_rows("out", grid, result.runs, result.out_view(spec));
-    writer->write_lse("lse", grid, result.runs, result.lse_view(spec));
-    writer->sync();
-  });
-  meeting.together([&] {
-    if (meeting.rank() == 0) writer->commit();
-  });
+  meeting.together(
+      [&] {
+        if (!writer) writer = SafetensorsWriter::open_existing(plan, temporary);
+      },
+      Patience::kDisk);
+  meeting.together(
+      [&] {
+        writer->write_rows("out", grid, result.runs, result.out_view(spec));
+        writer->write_lse("lse", grid, result.runs, result.lse_view(spec));
+        writer->sync();
+      },
+      Patience::kDisk);
+  meeting.together(
+      [&] {
+        if (meeting.rank() == 0) writer->commit();
+      },
+      Patience::kDisk);
 }
 
 FileMetadata output_metadata(Attention& attention, const Digests& digests) {
