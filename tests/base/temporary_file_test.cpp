@@ -67,7 +67,8 @@ TEST(TemporaryFile, KeepsAsMuchOfTheNameAsFits) {
   EXPECT_EQ(std::filesystem::path(odd.path()).filename().string().size(), 241U + 13U);
   write_text_file(folder.file("x" + name), "y", false, "json");
   EXPECT_EQ(read_whole(folder.file("x" + name)), "y");
-  EXPECT_FILE_ERROR(check_new_file(folder.file("xx" + name), false, "json"), "256 bytes, and its file system takes 255");
+  EXPECT_FILE_ERROR(check_new_file(folder.file("xx" + name), false, "json"),
+                    "256 bytes, and its file system takes 255");
 }
 
 TEST(TemporaryFile, NamesTheFileInItsFailures) {

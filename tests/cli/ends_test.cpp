@@ -33,9 +33,9 @@ TEST(Ends, CallsThatSignalsBreakOffAreMadeAgain) {
 TEST(Ends, ADiskThatIsSlowIsNoPeersDeath) {
   const TemporaryFolder folder;
   const std::string report = folder.file("report.json");
-  const Finished run = tool(Words{"run", "--ranks", "2", "--timeout", "1", "--output", folder.file("out"), "--json",
-                                  report} + small_job(),
-                            faulty("FAULT_FSYNC_SECONDS", "4"));
+  const Finished run = tool(
+      Words{"run", "--ranks", "2", "--timeout", "1", "--output", folder.file("out"), "--json", report} + small_job(),
+      faulty("FAULT_FSYNC_SECONDS", "4"));
   ASSERT_EQ(run.code, 0) << run.err;
   EXPECT_EQ(json_at(read_whole(report), "/verdict"), R"("ok")");
   EXPECT_TRUE(std::filesystem::exists(folder.file("out")));
@@ -63,8 +63,8 @@ TEST(Ends, ThreadsThatCannotStartAreFour) {
     for (const char* threads : {"0", "1", "2", "3"}) {
       const TemporaryFolder folder;
       const std::string report = folder.file("report.json");
-      const Finished run = tool(
-          Words{"run", "--ranks", ranks, "--threads", "8", "--json", report} + small_job(), faulty("FAULT_THREADS", threads));
+      const Finished run = tool(Words{"run", "--ranks", ranks, "--threads", "8", "--json", report} + small_job(),
+                                faulty("FAULT_THREADS", threads));
       EXPECT_EQ(run.code, 4) << ranks << " ranks, " << threads << " threads: " << run.err;
       EXPECT_EQ(count_messages(run.err), 1) << run.err;
       EXPECT_TRUE(has(run.err, "Resource temporarily unavailable). Use fewer ")) << run.err;
@@ -77,7 +77,8 @@ TEST(Ends, ThreadsThatCannotStartAreFour) {
 TEST(Ends, ALibraryThatEndsTheProgramIsFour) {
   const TemporaryFolder folder;
   const std::string report = folder.file("report.json");
-  const Finished run = tool(Words{"run", "--threads", "2", "--json", report} + small_job(), faulty("FAULT_THREADS", "1"));
+  const Finished run =
+      tool(Words{"run", "--threads", "2", "--json", report} + small_job(), faulty("FAULT_THREADS", "1"));
   if (run.code == 0) GTEST_SKIP() << "needs: an OpenMP that starts its threads by pthread_create";
   EXPECT_EQ(run.code, 4) << run.err;
   EXPECT_EQ(count_messages(run.err), 1) << run.err;
@@ -93,7 +94,8 @@ TEST(Ends, AKilledJobLeavesAReport) {
                                " run --synthetic 1 --seq 64k --heads 32 --kv-heads 8 --json report.json &\n"
                                "job=$!\n"
                                "until test -e report.json; do kill -0 $job || exit 9; sleep 0.01; done\n"
-                               "kill -" + signal + " $job\nwait $job; echo code $?\n";
+                               "kill -" +
+                               signal + " $job\nwait $job; echo code $?\n";
     const Finished run = run_program({"bash", "-c", script});
     EXPECT_TRUE(has(run.out, signal == std::string("KILL") ? "code 137" : "code 143")) << run.out << run.err;
     const std::string report = read_whole(folder.file("report.json"));

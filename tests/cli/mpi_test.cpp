@@ -85,10 +85,10 @@ TEST(Mpi, FailuresNameTheRankAndItsHost) {
   const Variables root{{"OMPI_ALLOW_RUN_AS_ROOT", "1"},
                        {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"},
                        {"ASAN_OPTIONS", "detect_leaks=0:verify_asan_link_order=0"}};
-  const Finished run =
-      run_program({"sh", "-c",
-                   mpirun + " -np 1 " + RINGATTN_TOOL + job + " : -np 1" + disk("FAULT_FSYNC_EIO=1 ") + RINGATTN_TOOL + job},
-                  root);
+  const Finished run = run_program(
+      {"sh", "-c",
+       mpirun + " -np 1 " + RINGATTN_TOOL + job + " : -np 1" + disk("FAULT_FSYNC_EIO=1 ") + RINGATTN_TOOL + job},
+      root);
   EXPECT_EQ(run.code, 3) << run.err;
   EXPECT_EQ(count_messages(run.err), 1) << run.err;
   EXPECT_TRUE(has(run.err, "error: rank 1 on " + host_name() + ": can't bring ")) << run.err;
@@ -113,13 +113,13 @@ TEST(Mpi, ThreadsThatCannotStartAreFour) {
   for (const char* threads : {"0", "1", "2", "3", "4"}) {
     const std::string preload = std::string("LD_PRELOAD=") + RINGATTN_FAULTS;
     const std::string fault = std::string("FAULT_THREADS=") + threads;
-    const Finished run = run_program(
-        {"sh", "-c",
-         std::string(RINGATTN_MPIRUN) + " " + RINGATTN_MPIRUN_FLAGS + " -np 2 env " + preload + " " + fault + " " +
-             RINGATTN_TOOL + " run --synthetic 7 --seq 300 --threads 8"},
-        {{"OMPI_ALLOW_RUN_AS_ROOT", "1"},
-         {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"},
-         {"ASAN_OPTIONS", "detect_leaks=0:verify_asan_link_order=0"}});
+    const Finished run =
+        run_program({"sh", "-c",
+                     std::string(RINGATTN_MPIRUN) + " " + RINGATTN_MPIRUN_FLAGS + " -np 2 env " + preload + " " +
+                         fault + " " + RINGATTN_TOOL + " run --synthetic 7 --seq 300 --threads 8"},
+                    {{"OMPI_ALLOW_RUN_AS_ROOT", "1"},
+                     {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"},
+                     {"ASAN_OPTIONS", "detect_leaks=0:verify_asan_link_order=0"}});
     EXPECT_EQ(run.code, 4) << threads << ": " << run.err;
     EXPECT_GE(count_messages(run.err), 1) << run.err;
   }

@@ -85,8 +85,8 @@ class CpuFold final : public FoldKernel {
   }
   void reserve(const FoldLimits&) override {
     // OpenMP would end the process. One of its team is the caller.
-    try_threads(threads_ - 1, {"Use fewer with ", setting("threads"),
-                               ", or raise the limit on this user's processes (ulimit -u)."});
+    try_threads(threads_ - 1,
+                {"Use fewer with ", setting("threads"), ", or raise the limit on this user's processes (ulimit -u)."});
     scratch_ = allocate_host(thread_bytes_ * static_cast<std::size_t>(threads_));
   }
 
