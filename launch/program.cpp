@@ -199,7 +199,7 @@ int execute(Request& request) {
   invocation.report_file = &report_file;
   const auto print_error = [&](const Error& error) {
     LibraryExitWatch::stop();
-    print_error_line(program_text(error), options.color);
+    print_error_line(program_text(error, invocation.config), options.color);
   };
   const auto report = [&](const Error& error) {
     if (invocation.first_process) report_failure(invocation, command, error);

@@ -199,7 +199,8 @@ std::string report_text(const Report& report) {
   }
   if (report.error) {
     json.key("error").begin_object().member("code", static_cast<int>(report.error->code()));
-    json.member("name", error_name(report.error->code())).member("message", program_text(*report.error));
+    json.member("name", error_name(report.error->code()))
+        .member("message", program_text(*report.error, report.invocation->config));
     const ErrorPlace* const place = report.error->place();
     if (place == nullptr) {
       json.key("rank").null().key("host").null();

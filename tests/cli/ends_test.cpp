@@ -147,6 +147,18 @@ TEST(Ends, AProcessAloneIsNeverSilent) {
   EXPECT_EQ(count_messages(tool({"plan", "--mask", "none"}, {{"SLURM_PROCID", "1"}}).err), 1);
 }
 
+TEST(Ends, MessagesNameTheSettingThatWasGiven) {
+  const TemporaryFolder folder;
+  const std::string config = folder.write("job.toml", "memory = 5\n");
+  const Words job{"run", "--synthetic", "7"};
+  const std::string by_flag = tool(job + Words{"--memory", "5"}).err;
+  EXPECT_TRUE(has(by_flag, "). --memory 8")) << by_flag;
+  const std::string by_variable = tool(job, {{"RINGATTN_MEMORY", "5"}}).err;
+  EXPECT_TRUE(has(by_variable, "). RINGATTN_MEMORY=8")) << by_variable;
+  const std::string by_key = tool(job + Words{"--config", config}).err;
+  EXPECT_TRUE(has(by_key, "m in " + config + " is enough")) << by_key;
+}
+
 TEST(Ends, ATooSmallBudgetNamesOneThatDoes) {
   const Finished run = tool({"run", "--synthetic", "7", "--memory", "5"});
   EXPECT_EQ(run.code, 5);

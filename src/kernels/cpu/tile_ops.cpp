@@ -47,12 +47,9 @@ void widen(const void* source, Dtype dtype, int count, float* target) {
   }
 }
 
-// Of one core of 2.6 GHz of an AMD EPYC (Zen 5), measured, and a sixteenth of 16 cores of an Intel Xeon within a third
-// of it (bench/NOTES.md); NEON, which nobody has measured, as vectors of the same length.
-constexpr double kFlopsPerSecond = HWY_TARGET <= HWY_AVX3   ? 1.4e11
-                                   : HWY_TARGET <= HWY_AVX2 ? 8e10
-                                   : kLanes > 1             ? 2e10
-                                                            : 5e9;
+// Readings of one core, rounded (bench/NOTES.md). By the length of its vectors, so that targets which nobody has
+// measured have a rate as well.
+constexpr double kFlopsPerSecond = kLanes >= 16 ? 1.4e11 : kLanes >= 8 ? 7e10 : kLanes >= 4 ? 2.5e10 : 8e9;
 
 const TileOps& tile_ops() {
   static const TileOps ops{hwy::TargetName(HWY_TARGET),

@@ -92,7 +92,7 @@ TEST_P(CpuTargets, AreAboutAsFastAsTheTableSays) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || !defined(__OPTIMIZE__)
   GTEST_SKIP() << "needs: an optimised build without sanitizers";
 #endif
-  constexpr double kFactor = 3.0;
+  constexpr double kFactor = 4.0;  // processors differ, and so does what neighbours leave of their caches
   const ForcedTarget forced(GetParam());
   const auto backend = cpu_row().make_backend({1, 0});
   if (backend->identity() != hwy::TargetName(GetParam())) GTEST_SKIP() << "needs: a build with this target";
