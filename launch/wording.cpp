@@ -37,8 +37,9 @@ std::string program_text(const Wording& wording) { return wording.text({flag_tex
 std::string program_text(const Error& error) { return program_text(error.message()); }
 
 std::string program_text(const Error& error, const Config& config) {
+  const Wording said = error.message();
   Wording message;
-  for (const WordingPiece& piece : error.message().pieces()) {
+  for (const WordingPiece& piece : said.pieces()) {
     const std::string flag = piece.kind == WordingPiece::Kind::kSetting ? flag_name(piece.name) : "";
     const Source source = flag.empty() ? Source::kDefault : config.value(flag).source;
     if (source == Source::kEnvironment) {

@@ -73,7 +73,7 @@ TEST(Together, TheLowestRankIsHeard) {
         if (world.rank() > 0) throw Error(ErrorCode::kFile, "rank " + std::to_string(world.rank()) + ".");
       });
     });
-    EXPECT_STREQ(error.what(), "rank 1.");
+    EXPECT_EQ(error.what(), "rank 1 on " + host_name() + ": rank 1.");
     meeting.barrier();  // the world lives on
   });
 }
@@ -89,7 +89,7 @@ TEST(Together, PassesAgreedErrorsOn) {
         });
       });
     });
-    EXPECT_STREQ(error.what(), "inside.");
+    EXPECT_EQ(error.what(), "rank 1 on " + host_name() + ": inside.");
     EXPECT_EQ(meeting.gather_values(world.rank()), (std::vector<int>{0, 1, 2, 3}));
   });
 }
