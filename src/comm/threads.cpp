@@ -318,8 +318,7 @@ void run_ranks(std::vector<std::unique_ptr<Transport>> transports, const std::fu
       record(std::current_exception());  // the others throw it too: nobody is left waiting
     } catch (...) {
       // Only the first to abort is recorded: what the others throw may be a consequence.
-      const Error error = as_error(std::current_exception());
-      if (transport.abort(error)) record(std::make_exception_ptr(lone_error(transport.rank(), error)));
+      if (transport.abort(as_error(std::current_exception()))) record(std::current_exception());
     }
   };
   std::vector<std::thread> threads;

@@ -160,7 +160,13 @@ int run_local_world(std::string_view transport, const WorldRequest& request,
         Transport& chosen = device.transport ? *device.transport : rank;
         if (rank.rank() == 0) tell(chosen, device.reason);
         rank.barrier(Patience(request.timeout).for_peer());  // nobody begins before it is told
-        play(chosen);
+        try {
+          play(chosen);
+        } catch (const AgreedError&) {
+          throw;
+        } catch (...) {
+          throw lone_error(rank.rank(), as_error(std::current_exception()));
+        }
       });
     }
   } catch (...) {
