@@ -127,7 +127,7 @@ TEST(PlanMemory, ABudgetCountsTheStateWhereItIsKept) {
   options.state_out = true;
   EXPECT_EQ(answer(1, 0, kFixed),
             "a memory budget of 10485760 bytes a rank is too small (17825792 for shards, state and scratch, and 0 for "
-            "two blocks of one key tile). 17m is enough; with more ranks, shards and state are smaller.");
+            "two blocks of one key tile). memory = 17m is enough; with more ranks, shards and state are smaller.");
   EXPECT_EQ(answer(1, 0, kFixed + kState), "");
 }
 
