@@ -70,8 +70,9 @@ std::string report_asked_for(const std::vector<std::string>& arguments) {
   for (std::size_t i = arguments.size(); i-- > 1;) {
     const std::string_view argument = arguments[i];
     if (argument.starts_with("--json=")) return std::string(argument.substr(kFlag.size() + 1));
-    const bool has_value = i + 1 < arguments.size() && !arguments[i + 1].starts_with("--");
-    if (argument == kFlag && has_value) return arguments[i + 1];
+    if (argument != kFlag || i + 1 == arguments.size()) continue;
+    const std::string& value = arguments[i + 1];
+    if (value == "-" || !value.starts_with("-")) return value;  // else another flag
   }
   return environment_value(environment_twin("json")).value_or("");
 }

@@ -140,6 +140,13 @@ TEST(Ends, WhatCannotBeReadIsReportedToo) {
   }
 }
 
+TEST(Ends, AFlagIsNoReportsName) {
+  const TemporaryFolder folder;
+  const Finished run = run_program({"sh", "-c", "cd " + folder.path() + " && " RINGATTN_TOOL " run --json -q --frob"});
+  EXPECT_EQ(run.code, 2) << run.err;
+  EXPECT_TRUE(folder.entries().empty());
+}
+
 TEST(Ends, AProcessAloneIsNeverSilent) {
   const Finished run = tool({"run", "--synthetic", "7", "--softcp", "1"}, {{"SLURM_PROCID", "1"}});
   EXPECT_EQ(run.code, 2);
