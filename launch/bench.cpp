@@ -126,7 +126,7 @@ void write_bench_report(const Invocation& invocation, std::span<const BenchPoint
     json.null();
   }
   json.member("verdict", code == 0 ? "ok" : "fail").key("error").null().end_object();
-  write_json_document(invocation.config.options, json.text());
+  invocation.report_file->write(json.text());
 }
 
 // Every rank measures at once, as the folds do, and with as many threads; the slowest counts. `job`: whose kernel is
@@ -174,7 +174,7 @@ int bench_job_list(const Invocation& invocation, Transport& world, Report&) {
     settings = settings_of(config);
     library_options(config);  // throws for what they can't be
     if (first) {
-      check_outputs(options);
+      check_outputs(invocation);
       yardsticks = read_yardsticks(options, settings, world.size());
     }
   });

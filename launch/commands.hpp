@@ -9,6 +9,7 @@
 
 #include "comm/transport.hpp"
 #include "launch/config.hpp"
+#include "launch/report_file.hpp"
 
 namespace ringattn {
 
@@ -16,8 +17,9 @@ namespace ringattn {
 struct Invocation {
   Config config;
   std::vector<std::string> arguments;
-  bool first_process = true;     // without a world: this process prints and writes
-  std::string transport_reason;  // what was passed over, and why
+  bool first_process = true;          // without a world: this process prints and writes
+  std::string transport_reason;       // what was passed over, and why
+  ReportFile* report_file = nullptr;  // set before a command runs
 };
 
 struct CommandRow {

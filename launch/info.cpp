@@ -171,7 +171,7 @@ int measure_here(const Invocation& invocation, Transport& world) {
   const Meeting meeting(world, Patience(options.timeout));
   meeting.together([&] {
     if (!first) return;
-    check_outputs(options);
+    check_outputs(invocation);
     if (options.machine.empty()) return;
     if (!options.machine.ends_with(".json") && !options.machine.ends_with(".toml")) {
       fail(ErrorCode::kUsage, fmt::format("--machine {} names no machine model", options.machine),
@@ -193,7 +193,7 @@ int measure_here(const Invocation& invocation, Transport& world) {
       write_text_file(options.machine, text, options.force, "machine");
       screen.context(fmt::format("machine model: {}", options.machine));
     }
-    write_json_document(options, info_json(invocation, find_device(options), &machine));
+    invocation.report_file->write(info_json(invocation, find_device(options), &machine));
   });
   return 0;
 }
@@ -214,12 +214,12 @@ int info_main(const Invocation& invocation, Transport* world) {
   const DeviceInfo device = find_device(options);
   std::optional<MachineModel> machine;
   if (!options.machine.empty()) machine = read_machine_model(options.machine);
-  if (invocation.first_process) check_outputs(options);
+  if (invocation.first_process) check_outputs(invocation);
   const Screen screen(options, invocation.first_process);
   print_tables(screen, device);
   if (machine) screen.print(fmt::format("\nmachine model\n  {}\n", machine_line(*machine)));
   if (invocation.first_process) {
-    write_json_document(options, info_json(invocation, device, machine ? &*machine : nullptr));
+    invocation.report_file->write(info_json(invocation, device, machine ? &*machine : nullptr));
   }
   return 0;
 }

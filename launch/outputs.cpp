@@ -78,8 +78,9 @@ void check_distinct_files(const JobOptions& options) {
   }
 }
 
-void check_outputs(const JobOptions& options) {
-  if (!options.json.empty() && options.json != "-") check_new_file(options.json, options.force, "json");
+void check_outputs(const Invocation& invocation) {
+  const JobOptions& options = invocation.config.options;
+  invocation.report_file->check();
   if (!options.trace.empty()) check_new_file(options.trace, options.force, "trace");
   if (!options.jsonl.empty() && options.jsonl != "-") check_new_file(options.jsonl, options.force, "jsonl");
   if (!options.record.empty()) check_new_file(options.record, options.force, "record");

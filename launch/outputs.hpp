@@ -3,7 +3,7 @@
 // written over its own input, would come too late.
 #pragma once
 
-#include "launch/options.hpp"
+#include "launch/commands.hpp"
 
 namespace ringattn {
 
@@ -11,6 +11,6 @@ namespace ringattn {
 void check_distinct_files(const JobOptions& options);
 
 // Throws kFile when a file to be written exists and may not be replaced, or can't be made. The library checks --output.
-void check_outputs(const JobOptions& options);
+void check_outputs(const Invocation& invocation);
 
 }  // namespace ringattn

@@ -8,7 +8,6 @@
 #include "base/host.hpp"
 #include "base/json_writer.hpp"
 #include "base/size.hpp"
-#include "base/text_file.hpp"
 #include "comm/world.hpp"
 #include "launch/commands.hpp"
 #include "launch/help.hpp"
@@ -212,7 +211,7 @@ int plan_job(const Invocation& invocation) {
   const Config& config = invocation.config;
   const JobOptions& options = config.options;
   const Screen screen(options, invocation.first_process);
-  if (!options.json.empty() && options.json != "-") check_new_file(options.json, options.force, "json");
+  if (invocation.first_process) invocation.report_file->check();
 
   std::vector<JobInput> inputs;
   if (config.given("input")) {
@@ -225,9 +224,9 @@ int plan_job(const Invocation& invocation) {
   const bool forced = options.backend != "auto" || options.kernel != "auto";
   const KernelPlace place = forced ? KernelPlace::kAnywhere : KernelPlace::kHere;
   const FoldChoice choice = choose_kernel(inputs.front().job().spec, library.kernel, place);
-  if (library.machine == MachineModel{}) library.machine = default_machine(*choice.row);
   const std::unique_ptr<Backend> backend =
       choice.row->make_backend({library.threads > 0 ? library.threads : usable_processors().count, kNoDevice});
+  if (library.machine == MachineModel{}) library.machine = default_machine(*choice.row, *backend);
   const std::unique_ptr<FoldKernel> kernel = choice.row->make_kernel(inputs.front().job().spec, *backend);
 
   check_as_run(config, *backend);
@@ -275,7 +274,7 @@ int plan_job(const Invocation& invocation) {
   if (fitting == 0 && misfit) throw Error(*misfit);
   screen.print(summary.text(!options.quiet));
   json.end_array().key("error").null().end_object();
-  if (invocation.first_process) write_json_document(options, json.text());
+  if (invocation.first_process) invocation.report_file->write(json.text());
   return 0;
 }
 

@@ -13,20 +13,22 @@
 #include <exception>
 #include <filesystem>
 #include <functional>
-#include <new>
 #include <optional>
 
 #include "base/environment.hpp"
 #include "base/error.hpp"
 #include "base/unfinished_file.hpp"
+#include "comm/failure.hpp"
 #include "comm/launcher.hpp"
 #include "comm/patience.hpp"
 #include "comm/world.hpp"
 #include "kernels/registry.hpp"
 #include "launch/commands.hpp"
 #include "launch/help.hpp"
+#include "launch/library_exit.hpp"
 #include "launch/outputs.hpp"
 #include "launch/report.hpp"
+#include "launch/report_file.hpp"
 #include "launch/screen.hpp"
 #include "launch/wording.hpp"
 
@@ -61,6 +63,20 @@ void prepare_process() {
   }
 }
 
+// Where the report goes as far as can be told without understanding the rest: by the last --json, else by its twin in
+// the environment.
+std::string report_asked_for(const std::vector<std::string>& arguments) {
+  constexpr std::string_view kFlag = "--json";
+  for (std::size_t i = arguments.size(); i-- > 1;) {
+    const std::string_view argument = arguments[i];
+    if (argument.starts_with("--json=")) return std::string(argument.substr(kFlag.size() + 1));
+    if (argument != kFlag || i + 1 == arguments.size()) continue;
+    const std::string& value = arguments[i + 1];
+    if (value == "-" || !value.starts_with("-")) return value;  // else another flag
+  }
+  return environment_value(environment_twin("json")).value_or("");
+}
+
 // What the arguments ask for.
 struct Request {
   const CommandRow* command = nullptr;
@@ -90,15 +106,14 @@ Request read_arguments(const std::vector<std::string>& arguments) {
     } else if (first == "--version") {
       request.text = version_line();
     } else {
+      // So that a command line or a configuration that can't be read is reported.
+      request.invocation.config.options.json = report_asked_for(arguments);
       request.command = &find_command(first);
       const CommandLine line =
           split_command_line(request.command->bit, request.command->name, {arguments.begin() + 2, arguments.end()});
       if (line.help) {
         request.text = command_help(*request.command);
         return request;
-      }
-      for (const GivenFlag& flag : line.flags) {  // so that a configuration that can't be read is reported
-        if (flag.row->name == "json") request.invocation.config.options.json = flag.text;
       }
       request.invocation.config = load_config(request.command->bit, line.flags);
       JobOptions& options = request.invocation.config.options;
@@ -145,62 +160,71 @@ WantedMemory wanted_memory(const JobOptions& options) {
   return backend == "cuda" ? WantedMemory::kDevice : WantedMemory::kAny;
 }
 
-// Runs `work`; what isn't an Error becomes one.
-int guarded(const std::function<int()>& work) {
-  try {
-    return work();
-  } catch (const Error&) {
-    throw;
-  } catch (const std::bad_alloc&) {
-    fail(ErrorCode::kMemory, "out of host memory", "an allocation was refused",
-         "Use more hosts, or fewer tokens; `ringattn plan` says what a rank needs.");
-  } catch (const std::exception& error) {
-    fail(ErrorCode::kInternal, "a bug", error.what(), "Please report it with the output of `ringattn info`.");
-  }
+// Runs the command in its world. What isn't an Error becomes one.
+int run_command(const CommandRow& command, Invocation& invocation, const std::function<void(const Error&)>& print_error,
+                const std::function<void(const Error&)>& report) {
+  const JobOptions& options = invocation.config.options;
+  if (!command.needs_world(invocation.config)) return command.main(invocation, nullptr);
+  std::atomic<bool> begun{false};  // the command's own work, which reports its own failures
+  WorldRequest request;
+  request.transport = options.transport;
+  request.ranks = command.ranks(invocation.config);
+  request.memory = wanted_memory(options);
+  request.pace = environment().pace;
+  request.timeout = options.timeout;
+  request.compare = [&](Bootstrap& world) { agree_on_configuration(command.name, invocation.config, world); };
+  request.chosen = [&](std::string_view, const Wording& reason) { invocation.transport_reason = program_text(reason); };
+  return run_world(
+      request,
+      [&](Transport& world) {
+        begun = true;
+        try {
+          return command.main(invocation, &world);
+        } catch (const Error&) {
+          throw;
+        } catch (...) {
+          throw as_error(std::current_exception());
+        }
+      },
+      [&](const Error& error) {
+        print_error(error);
+        if (!begun) report(error);
+      });
 }
 
 int execute(Request& request) {
   Invocation& invocation = request.invocation;
   const JobOptions& options = invocation.config.options;
-  const auto print_error = [&](const Error& error) { print_error_line(program_text(error), options.color); };
-  const auto report = [&](const Error& error) {
-    if (invocation.first_process) {
-      report_failure(invocation, request.command == nullptr ? "" : request.command->name, error);
-    }
+  const std::string_view command = request.command == nullptr ? std::string_view() : request.command->name;
+  ReportFile report_file(options);
+  invocation.report_file = &report_file;
+  const auto print_error = [&](const Error& error) {
+    LibraryExitWatch::stop();
+    print_error_line(program_text(error, invocation.config), options.color);
   };
-  std::atomic<bool> begun{false};  // the command's own work, which reports its own failures
+  const auto report = [&](const Error& error) {
+    if (invocation.first_process) report_failure(invocation, command, error);
+  };
+  const LibraryExitWatch watch([&](const Error& error) {
+    if (invocation.first_process) print_error(error);
+    report(error);
+  });
+  Error failure(ErrorCode::kInternal, "nothing failed");
   try {
     if (request.error) throw Error(*request.error);
-    if (!request.command->needs_world(invocation.config)) {
-      return guarded([&] { return request.command->main(invocation, nullptr); });
+    if (invocation.first_process && report_file.wanted()) {
+      report_file.begin(unfinished_report_text(invocation, command));
     }
-    WorldRequest world_request;
-    world_request.transport = options.transport;
-    world_request.ranks = request.command->ranks(invocation.config);
-    world_request.memory = wanted_memory(options);
-    world_request.pace = environment().pace;
-    world_request.timeout = options.timeout;
-    world_request.compare = [&](Bootstrap& world) {
-      agree_on_configuration(request.command->name, invocation.config, world);
-    };
-    world_request.chosen = [&](std::string_view, const Wording& reason) {
-      invocation.transport_reason = program_text(reason);
-    };
-    return run_world(
-        world_request,
-        [&](Transport& world) {
-          return guarded([&] {
-            begun = true;
-            return request.command->main(invocation, &world);
-          });
-        },
-        [&](const Error& error) {
-          print_error(error);
-          if (!begun) report(error);
-        });
-  } catch (const Error& error) {
-    report(error);
-    return end_without_world(error, print_error);
+    return run_command(*request.command, invocation, print_error, report);
+  } catch (...) {
+    failure = as_error(std::current_exception());
+  }
+  report(failure);
+  try {
+    return end_without_world(failure, print_error);
+  } catch (...) {  // the ranks can't meet, so each speaks for itself
+    print_error(failure);
+    return static_cast<int>(failure.code());
   }
 }
 

@@ -4,17 +4,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <charconv>
-#include <cstdio>
-#include <cstring>
 
 #include "attention/tokens/cost.hpp"
 #include "base/build.hpp"
 #include "base/environment.hpp"
 #include "base/host.hpp"
 #include "base/json_writer.hpp"
-#include "base/text_file.hpp"
 #include "launch/wording.hpp"
 
 namespace ringattn {
@@ -203,12 +199,13 @@ std::string report_text(const Report& report) {
   }
   if (report.error) {
     json.key("error").begin_object().member("code", static_cast<int>(report.error->code()));
-    json.member("name", error_name(report.error->code())).member("message", program_text(*report.error));
-    json.key("rank");
-    if (report.error_rank) {
-      json.value(*report.error_rank);
+    json.member("name", error_name(report.error->code()))
+        .member("message", program_text(*report.error, report.invocation->config));
+    const ErrorPlace* const place = report.error->place();
+    if (place == nullptr) {
+      json.key("rank").null().key("host").null();
     } else {
-      json.null();
+      json.member("rank", place->rank).member("host", place->host);
     }
     json.end_object();
   } else {
@@ -217,23 +214,22 @@ std::string report_text(const Report& report) {
   return json.end_object().text();
 }
 
-void write_json_document(const JobOptions& options, std::string_view text) {
-  if (options.json.empty()) return;
-  if (options.json == "-") {
-    const bool written = std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0;
-    if (!written) {
-      fail(ErrorCode::kFile, "the report can't be written to stdout", std::strerror(errno),
-           "Lead stdout elsewhere, or name a file: --json FILE.");
-    }
-    return;
-  }
-  write_text_file(options.json, text, options.force, "json");
+void write_report(const Report& report) {
+  const ReportFile& file = *report.invocation->report_file;
+  if (file.wanted()) file.write(report_text(report));
 }
 
-void write_report(const Report& report) {
-  if (!report.invocation->config.options.json.empty()) {
-    write_json_document(report.invocation->config.options, report_text(report));
-  }
+std::string unfinished_report_text(const Invocation& invocation, std::string_view command) {
+  Report report;
+  report.command = command;
+  report.invocation = &invocation;
+  report.verdict = "unfinished";
+  report.error.emplace(
+      ErrorCode::kPeer, "the job has not told its end",
+      "it is at work still, or its process ended before it could report",
+      "Where it isn't running any more, see what ended it: a signal, the system for want of memory, or "
+      "another rank.");
+  return report_text(report);
 }
 
 void report_failure(const Invocation& invocation, std::string_view command, const Error& error) noexcept {
@@ -254,8 +250,9 @@ void report_failure(Report& report, const Error& error, const Transport& world) 
   if (world.rank() != 0) return;
   try {
     report.error = error;
-    const auto* agreed = dynamic_cast<const AgreedError*>(&error);
-    if (agreed != nullptr && agreed->rank() >= 0) report.error_rank = agreed->rank();
+    if (error.place() == nullptr && error.code() != ErrorCode::kPeer) {
+      report.error->set_place({world.rank(), host_name()});  // nobody else has failed
+    }
     write_report(report);
   } catch (const std::exception&) {
     // As above.

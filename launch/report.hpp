@@ -57,9 +57,8 @@ struct Report {
   double flops = 0.0;                // of the job
   std::optional<Digests> digests;
   std::optional<Accuracy> accuracy;  // against fp64
-  std::string verdict;               // "ok", "pass", "fail"; empty: none
+  std::string verdict;               // "ok", "pass", "fail", "unfinished"; empty: none
   std::optional<Error> error;
-  std::optional<int> error_rank;  // the rank that failed, where one is known
 
   double slowest_seconds() const;
   double most_exposed_seconds() const;
@@ -72,9 +71,11 @@ std::string report_text(const Report& report);
 // The members that every document of the program starts with: schema, tool, argv, config, environment.
 void write_document_head(JsonWriter& json, std::string_view command, const Invocation& invocation);
 
-// To the file or, for "-", to stdout. Nothing without --json.
+// Where --json leads.
 void write_report(const Report& report);
-void write_json_document(const JobOptions& options, std::string_view text);
+
+// What a report says until it says more.
+std::string unfinished_report_text(const Invocation& invocation, std::string_view command);
 
 // The report of a command that failed before it had anything else to report. Throws nothing: the failure itself matters
 // more.

@@ -88,7 +88,7 @@ int run_job(const Invocation& invocation, Transport& world, Report& report) {
   meeting.together([&] {
     job = file_job(config);
     library = library_options(config);
-    if (first) check_outputs(options);
+    if (first) check_outputs(invocation);
   });
   PreparedFileJob prepared(std::move(job), world, std::move(library));
   Attention& attention = prepared.attention();
@@ -97,7 +97,9 @@ int run_job(const Invocation& invocation, Transport& world, Report& report) {
   if (options.dry_run) {
     screen.context("dry run: nothing is computed");
     report.verdict = "ok";
-    if (first) write_report(report);
+    meeting.together([&] {
+      if (first) write_report(report);
+    });
     return 0;
   }
 

@@ -173,7 +173,7 @@ int verify_job(const Invocation& invocation, Transport& world, Report& report) {
     input.emplace(open_input(config, true));
     library = library_options(config);
     if (!options.against.empty() && options.against != "oracle") OutputFile(options.against, *input);
-    if (first) check_outputs(options);
+    if (first) check_outputs(invocation);
   });
   const bool shapes = options.against.empty() && options.record.empty() && options.golden.empty();
   const bool pass = shapes ? verify_shapes(invocation, *input, library, screen, world, report)

@@ -4,15 +4,21 @@
 #include <algorithm>
 #include <string_view>
 
+#include "launch/config.hpp"
+
 namespace ringattn {
 
 namespace {
 
 // Flags are the library's settings, with dashes.
-std::string flag_text(std::string_view name, std::string_view value) {
-  std::string flag = "--";
-  flag += name;
+std::string flag_name(std::string_view setting) {
+  std::string flag(setting);
   std::replace(flag.begin(), flag.end(), '_', '-');
+  return flag;
+}
+
+std::string flag_text(std::string_view name, std::string_view value) {
+  std::string flag = "--" + flag_name(name);
   if (!value.empty()) flag.append(" ").append(value);
   return flag;
 }
@@ -29,5 +35,24 @@ std::string command_text(std::string_view name, std::string_view setting) {
 std::string program_text(const Wording& wording) { return wording.text({flag_text, command_text}); }
 
 std::string program_text(const Error& error) { return program_text(error.message()); }
+
+std::string program_text(const Error& error, const Config& config) {
+  const Wording said = error.message();
+  Wording message;
+  for (const WordingPiece& piece : said.pieces()) {
+    const std::string flag = piece.kind == WordingPiece::Kind::kSetting ? flag_name(piece.name) : "";
+    const Source source = flag.empty() ? Source::kDefault : config.value(flag).source;
+    if (source == Source::kEnvironment) {
+      message += environment_twin(flag);
+      if (!piece.value.empty()) message += "=" + piece.value;
+    } else if (source == Source::kFile) {
+      message += piece.value.empty() ? flag : flag + " = " + piece.value;
+      message += " in " + config.options.config;
+    } else {
+      message += piece;
+    }
+  }
+  return program_text(message);
+}
 
 }  // namespace ringattn

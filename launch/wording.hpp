@@ -8,10 +8,16 @@
 
 namespace ringattn {
 
+struct Config;
+
 // Settings as "--kv-heads 2", commands as "`ringattn info`".
 std::string program_text(const Wording& wording);
 
 // The whole message of an error.
 std::string program_text(const Error& error);
+
+// The same for a user of this configuration, who reads of a setting where it was given: a variable of the environment
+// as "RINGATTN_KV_HEADS=2", a key of the config file as "kv-heads = 2 in job.toml".
+std::string program_text(const Error& error, const Config& config);
 
 }  // namespace ringattn

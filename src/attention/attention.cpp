@@ -123,6 +123,7 @@ struct Attention::Impl {
   }
 
   void choose();
+  void take_slowest_rate();
   void allocate();
   void connect();
   void set_lengths(const Batch& batch);
@@ -146,6 +147,7 @@ struct Attention::Impl {
   Buffer block_buffers;               // on devices
   std::unique_ptr<Lengths> prepared;  // those that the object was made with
   std::unique_ptr<Lengths> others;    // of set_lengths(), instead
+  bool assumed_machine = false;       // nobody has given a machine model
   std::unique_ptr<Marks> marks;
   std::int64_t waiting = 0;      // runs that were enqueued and not waited for
   double waiting_seconds = 0.0;  // that they are predicted to take
@@ -155,7 +157,8 @@ void Attention::Impl::choose() {
   check_job(job);
   choice = choose_kernel(job.spec, fitting_request(options.kernel, transport));
   backend = choice.row->make_backend({options.threads, transport.device()});
-  if (options.machine == MachineModel{}) options.machine = default_machine(*choice.row);
+  assumed_machine = options.machine == MachineModel{};
+  if (assumed_machine) options.machine = default_machine(*choice.row, *backend);
   kernel = choice.row->make_kernel(job.spec, *backend);
   if (backend->memory() != transport.memory() && several()) {
     fail(ErrorCode::kUnsupported,
@@ -164,6 +167,12 @@ void Attention::Impl::choose() {
          {"Choose both with ", setting("backend"), " and ", setting("transport"), "."});
   }
   if (options.checksum) check_checksum(*backend);
+}
+
+// Ranks with unequal shares of their hosts make one plan.
+void Attention::Impl::take_slowest_rate() {
+  const std::vector<double> rates = meeting.gather_values(options.machine.flops_per_second);
+  if (assumed_machine) options.machine.flops_per_second = *std::ranges::min_element(rates);
 }
 
 void Attention::Impl::allocate() {
@@ -334,6 +343,7 @@ Attention::Attention(Job job, Transport& transport, Options options)
   Impl& impl = *impl_;
   if (impl.options.threads == 0) impl.options.threads = share_of_processors(impl.meeting);
   impl.meeting.together([&impl] { impl.choose(); });
+  impl.take_slowest_rate();
   handshake(impl.meeting, identities(impl.job, impl.options, impl.choice, *impl.backend));
   impl.meeting.together([&impl] { impl.allocate(); });
   if (impl.owns_block_buffers()) impl.connect();

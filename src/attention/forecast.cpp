@@ -67,6 +67,7 @@ PlanOptions plan_options(const Job& job, const JobLayout& layout, const Options&
   result.memory_budget = options.memory_budget;
   result.state_out = options.state_out;
   result.checksum = options.checksum;
+  result.overlap = options.overlap;
   const int world = layout.queries.world();
   for (int rank = 0; rank < world; ++rank) {  // ranks must cut the same blocks, so the neediest decides
     result.fixed_bytes =

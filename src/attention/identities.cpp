@@ -24,10 +24,11 @@ std::string job_text(const Job& job) {
 }
 
 std::string options_text(const Options& options) {
-  std::string text = fmt::format("{} {} {} {} {} {} {} {:a} {:a} {:a}", layout_name(options.layout.kind),
-                                 options.layout.stripe, options.block_tokens, options.memory_budget, options.checksum,
-                                 options.state_out, options.shorter_lengths, options.machine.flops_per_second,
-                                 options.machine.link_bytes_per_second, options.machine.latency_seconds);
+  std::string text =
+      fmt::format("{} {} {} {} {} {} {} {} {:a} {:a} {:a}", layout_name(options.layout.kind), options.layout.stripe,
+                  options.block_tokens, options.memory_budget, options.checksum, options.overlap, options.state_out,
+                  options.shorter_lengths, options.machine.flops_per_second, options.machine.link_bytes_per_second,
+                  options.machine.latency_seconds);
   for (const auto& stated : {options.query_runs, options.key_runs}) {
     text += stated ? "stated" : "dealt";
     if (!stated) continue;

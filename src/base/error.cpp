@@ -2,6 +2,7 @@
 #include "base/error.hpp"
 
 #include <algorithm>
+#include <cstdlib>
 #include <numeric>
 #include <utility>
 #include <vector>
@@ -60,14 +61,16 @@ void fail(ErrorCode code, const Wording& problem, const Wording& why, const Word
   throw Error(code, problem, why, remedy);
 }
 
-// Code, then the three parts: a piece is its kind, its name and its value, each text with a NUL behind; a NUL in place
-// of a kind ends the part.
+// Code, rank and host (both empty: no place), then the three parts: a piece is its kind, its name and its value, each
+// text with a NUL behind; a NUL in place of a kind ends the part.
 std::string pack_error(const Error& error) {
   std::string bytes(1, static_cast<char>(error.code()));
   const auto append = [&bytes](std::string text) {
     std::replace(text.begin(), text.end(), '\0', ' ');  // a name out of a file may hold anything
     bytes.append(text).push_back('\0');
   };
+  append(error.place() == nullptr ? std::string() : std::to_string(error.place()->rank));
+  append(error.place() == nullptr ? std::string() : error.place()->host);
   for (const Wording* part : {&error.problem(), &error.why(), &error.remedy()}) {
     for (const WordingPiece& piece : part->pieces()) {
       bytes.push_back(static_cast<char>(piece.kind));
@@ -82,6 +85,8 @@ std::string pack_error(const Error& error) {
 Error unpack_error(std::string_view bytes) {
   const auto code = static_cast<ErrorCode>(bytes.front());
   bytes.remove_prefix(1);
+  const std::string rank = take_text(bytes);
+  std::string host = take_text(bytes);
   Wording parts[3];
   for (Wording& part : parts) {
     while (!bytes.empty()) {
@@ -93,7 +98,9 @@ Error unpack_error(std::string_view bytes) {
       part += WordingPiece{static_cast<WordingPiece::Kind>(kind), std::move(name), std::move(value)};
     }
   }
-  return Error(code, std::move(parts[0]), std::move(parts[1]), std::move(parts[2]));
+  Error error(code, std::move(parts[0]), std::move(parts[1]), std::move(parts[2]));
+  if (!rank.empty()) error.set_place({std::atoi(rank.c_str()), std::move(host)});
+  return error;
 }
 
 namespace {

@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "base/wording.hpp"
 
@@ -27,6 +28,14 @@ enum class ErrorCode : int {
 // Short stable name of a code, as it stands in reports: "usage", "file", ...
 std::string_view error_name(ErrorCode code);
 
+// Where an error happened, in a job of several ranks.
+struct ErrorPlace {
+  int rank = 0;
+  std::string host;
+
+  bool operator==(const ErrorPlace&) const = default;
+};
+
 // what() is the message for a caller of the library; message().text(vocabulary) says the same in other words.
 class Error : public std::runtime_error {
  public:
@@ -38,6 +47,9 @@ class Error : public std::runtime_error {
   const Wording& why() const { return parts_->why; }
   const Wording& remedy() const { return parts_->remedy; }
   Wording message() const;
+  // nullptr where the error has not left its rank.
+  const ErrorPlace* place() const { return place_.get(); }
+  void set_place(ErrorPlace place) { place_ = std::make_shared<const ErrorPlace>(std::move(place)); }
 
  private:
   struct Parts {
@@ -45,13 +57,15 @@ class Error : public std::runtime_error {
   };
 
   ErrorCode code_;
-  std::shared_ptr<const Parts> parts_;  // shared, for a copy of an exception must not throw
+  // Shared, for a copy of an exception must not throw.
+  std::shared_ptr<const Parts> parts_;
+  std::shared_ptr<const ErrorPlace> place_;
 };
 
 // Throws Error with the text "problem (why). remedy."; only a bug may lack a part.
 [[noreturn]] void fail(ErrorCode code, const Wording& problem, const Wording& why = {}, const Wording& remedy = {});
 
-// An error as bytes for other ranks, parts and settings included. The first byte is the code, which is never 0.
+// An error as bytes for other ranks: parts, settings and place included. The first byte is the code, which is never 0.
 std::string pack_error(const Error& error);
 // Takes what pack_error() gave; of bytes that were cut off somewhere, as much as there is.
 Error unpack_error(std::string_view bytes);

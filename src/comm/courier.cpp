@@ -6,10 +6,15 @@
 namespace ringattn {
 
 Couriers::Couriers(int threads) {
-  for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { run(); });
+  try {
+    for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { run(); });
+  } catch (...) {
+    end();  // those that could be started
+    throw;
+  }
 }
 
-Couriers::~Couriers() {
+void Couriers::end() noexcept {
   {
     const std::lock_guard lock(mutex_);
     ending_ = true;

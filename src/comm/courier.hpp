@@ -18,9 +18,10 @@ class Couriers {
  public:
   using Clock = std::chrono::steady_clock;
 
+  // Throws std::system_error where the system gives it no threads.
   explicit Couriers(int threads);
   // Finishes the deliveries that have begun and drops the others.
-  ~Couriers();
+  ~Couriers() { end(); }
   Couriers(const Couriers&) = delete;
   Couriers& operator=(const Couriers&) = delete;
 
@@ -41,6 +42,7 @@ class Couriers {
   };
 
   void run();
+  void end() noexcept;
 
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <new>
+#include <system_error>
 
+#include "base/host.hpp"
 #include "base/pulse.hpp"
 
 namespace ringattn {
@@ -18,9 +20,13 @@ Wording late_remedy() {
 
 }  // namespace
 
+std::string RankNames::host(int rank) const {
+  return hosts_.empty() ? host_name() : hosts_[static_cast<std::size_t>(rank)];
+}
+
 std::string RankNames::name(int rank) const {
   if (hosts_.empty()) return fmt::format("rank {}", rank);
-  return fmt::format("rank {} on {}", rank, hosts_[static_cast<std::size_t>(rank)]);
+  return fmt::format("rank {} on {}", rank, host(rank));
 }
 
 std::string RankNames::list(std::span<const int> ranks) const {
@@ -45,8 +51,20 @@ Error silent_error(const RankNames& names, std::span<const int> silent, double s
                fmt::format("no sign of life for {:g} s: stopped, stuck, or out of reach", seconds), late_remedy());
 }
 
+Error placed_error(const Error& error, ErrorPlace place, std::string_view prefix) {
+  Error placed(error.code(), {prefix, error.problem()}, error.why(), error.remedy());
+  placed.set_place(std::move(place));
+  return placed;
+}
+
 Error aborted_error(const RankNames& names, int rank, const Error& error) {
-  return Error(error.code(), {names.name(rank), " failed: ", error.problem()}, error.why(), error.remedy());
+  if (error.place() != nullptr) return error;
+  return placed_error(error, {rank, names.host(rank)}, names.name(rank) + " failed: ");
+}
+
+Error lone_error(int rank, const Error& error) {
+  if (error.place() != nullptr || error.code() == ErrorCode::kPeer) return error;
+  return placed_error(error, {rank, host_name()}, fmt::format("rank {} on {}: ", rank, host_name()));
 }
 
 void note_failure() noexcept {
@@ -61,6 +79,13 @@ Error as_error(const std::exception_ptr& exception) {
   } catch (const std::bad_alloc&) {
     return Error(ErrorCode::kMemory, "can't allocate memory", "the host has no more to give",
                  {"Use more hosts, or fewer tokens; ", command("plan"), " says what a rank needs."});
+  } catch (const std::system_error& error) {
+    // The standard library's way to say that a thread can't be started.
+    if (error.code() == std::errc::resource_unavailable_try_again) {
+      return Error(ErrorCode::kUnsupported, "can't start a thread", error.code().message(),
+                   "Use fewer ranks or threads, or raise the limit on this user's processes (ulimit -u).");
+    }
+    return Error(ErrorCode::kInternal, "unexpected exception", error.what(), "This is a bug.");
   } catch (const std::exception& error) {
     return Error(ErrorCode::kInternal, "unexpected exception", error.what(), "This is a bug.");
   } catch (...) {

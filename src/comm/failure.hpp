@@ -21,6 +21,7 @@ class RankNames {
   explicit RankNames(std::vector<std::string> hosts) : hosts_(std::move(hosts)) {}
 
   std::string name(int rank) const;
+  std::string host(int rank) const;
   // "rank 3 on node7, rank 5 on node9", and a count where there are too many to list.
   std::string list(std::span<const int> ranks) const;
 
@@ -35,14 +36,21 @@ class RankNames {
 // What the calls of a world throw (kPeer) once `silent` ranks have given no sign of life for `seconds`.
 Error silent_error(const RankNames& names, std::span<const int> silent, double seconds);
 
-// What the calls of a world throw once `rank` has aborted it with `error`.
-Error aborted_error(const RankNames& names, int rank, const Error& error);
-
 // For handlers, before the stack unwinds further: the calling rank is going to fail with the exception in hand, and has
 // seconds left to do so in order (comm/watch.hpp).
 void note_failure() noexcept;
 
-// Any exception as an Error: a failed allocation is kMemory, what else is no Error is kInternal.
+// The error with its place. Its message begins with `prefix`, which says the place in words.
+Error placed_error(const Error& error, ErrorPlace place, std::string_view prefix);
+
+// What the calls of a world throw once `rank` has aborted it with `error`: the same, with its place.
+Error aborted_error(const RankNames& names, int rank, const Error& error);
+
+// What `rank`, of several, prints where it failed alone. Failed waits name their ranks themselves.
+Error lone_error(int rank, const Error& error);
+
+// Any exception as an Error: a failed allocation is kMemory, a thread that can't be started kUnsupported, what else is
+// no Error kInternal.
 Error as_error(const std::exception_ptr& exception);
 
 }  // namespace ringattn

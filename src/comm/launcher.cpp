@@ -48,6 +48,6 @@ std::optional<int> launched_ranks() { return first_number(&LauncherRow::ranks); 
 
 std::optional<int> launched_ranks_here() { return first_number(&LauncherRow::here); }
 
-bool speaks_for_launched() { return launched_rank().value_or(0) == 0; }
+bool speaks_for_launched() { return !launched_by_mpi() || launched_rank().value_or(0) == 0; }
 
 }  // namespace ringattn

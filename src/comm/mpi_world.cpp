@@ -18,6 +18,7 @@
 #include "base/moment.hpp"
 #include "base/outcome.hpp"
 #include "base/pulse.hpp"
+#include "base/threads.hpp"
 #include "comm/device_world.hpp"
 #include "comm/failure.hpp"
 #include "comm/launcher.hpp"
@@ -33,6 +34,9 @@ namespace ringattn {
 namespace {
 
 using Seconds = std::chrono::duration<double>;
+
+// What Open MPI starts of its own, and a few more.
+constexpr int kThreadsOfMpi = 4;
 
 // A rank that hangs is left to its peers first, who can name it and agree on who prints.
 constexpr Seconds kPeersFirst{1.0};
@@ -76,7 +80,7 @@ class MpiProgram {
     if (world == nullptr) std::this_thread::sleep_for(turn(heart_.rank()));
     told_ = true;
     if (world == nullptr || world->abort(error)) {
-      print_error_(error);
+      print_error_(world == nullptr ? error : lone_error(world->rank(), error));
       flush_output();
       MPI_Abort(MPI_COMM_WORLD, status);
     }
@@ -138,6 +142,8 @@ int meet_to_end(Transport& world, int code, const Deadline& deadline) {
 
 int run_mpi_world(const WorldRequest& request, const Error* refusal, const std::function<int(Transport&)>& rank_main,
                   const std::function<void(const Error&)>& print_error) {
+  // MPI would leave with code 1, a wrong result's, where it gets no threads.
+  try_threads(kThreadsOfMpi, "Use fewer ranks on this host, or raise the limit on this user's processes (ulimit -u).");
   MpiProgram program(request.timeout, print_error);
   moment("init");
   int provided = MPI_THREAD_SINGLE;

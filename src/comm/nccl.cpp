@@ -367,8 +367,8 @@ std::unique_ptr<Transport> make_nccl_transport(std::unique_ptr<Transport> contro
     return std::make_unique<NcclTransport>(std::move(control), std::move(communicator), device,
                                            name_device_peers(peers), options);
   } catch (const AgreedError& error) {
-    throw AgreedError(Error(ErrorCode::kUnsupported, "nccl can't join these ranks",
-                            {fmt::format("rank {}: ", error.rank()), error.message()}, "Use another transport."));
+    throw AgreedError(
+        Error(ErrorCode::kUnsupported, "nccl can't join these ranks", error.message(), "Use another transport."));
   }
 }
 

@@ -341,8 +341,9 @@ void run_ranks(std::vector<std::unique_ptr<Transport>> transports, const std::fu
     for (auto& transport : transports) threads.emplace_back([&play, &transport] { play(*transport); });
   } catch (const std::system_error& error) {
     const Error refused(ErrorCode::kUnsupported,
-                        fmt::format("can't start thread {} of {}", threads.size(), transports.size()), error.what(),
-                        "Use fewer ranks.");
+                        fmt::format("can't start the thread of rank {} of {}", threads.size(), transports.size()),
+                        error.code().message(),
+                        "Use fewer ranks, or raise the limit on this user's processes (ulimit -u).");
     if (transports[0]->abort(refused)) record(std::make_exception_ptr(refused));
   }
   for (std::thread& thread : threads) thread.join();

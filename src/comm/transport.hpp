@@ -131,18 +131,12 @@ class Transport : public Bootstrap {
 // An error that every rank of the world throws at the same point, so nobody is left waiting.
 class AgreedError : public Error {
  public:
-  // `rank`: where it happened; −1 if no rank is to be named.
-  explicit AgreedError(Error error, int rank = -1) : Error(std::move(error)), rank_(rank) {}
-
-  int rank() const { return rank_; }
-
- private:
-  int rank_;
+  explicit AgreedError(Error error) : Error(std::move(error)) {}
 };
 
-// If any rank passes an error, every rank throws that of the lowest such rank as an AgreedError, with the same code and
-// message. Collective: for phases that all ranks run, in which any of them may fail alone (open a file, allocate
-// memory).
+// If any rank passes an error, every rank throws that of the lowest such rank as an AgreedError with its place and the
+// same code and message. The message names the place, too, unless all ranks fail alike. Collective: for phases that all
+// ranks run, in which any of them may fail alone (open a file, allocate memory).
 void agree(Bootstrap& world, const Error* error, const Deadline& deadline);
 
 }  // namespace ringattn

@@ -164,7 +164,13 @@ int run_local_world(std::string_view transport, const WorldRequest& request,
         Transport& chosen = device.transport ? *device.transport : rank;
         if (rank.rank() == 0) tell(chosen, device.reason);
         rank.barrier(Patience(request.timeout).for_peer());  // nobody begins before it is told
-        play(chosen);
+        try {
+          play(chosen);
+        } catch (const AgreedError&) {
+          throw;
+        } catch (...) {
+          throw lone_error(rank.rank(), as_error(std::current_exception()));
+        }
         moment("exit");
       };
       run_ranks(std::move(world), main, &limit);
@@ -194,7 +200,6 @@ int end_without_world(const Error& error, const std::function<void(const Error&)
     return run_mpi_world(
         {}, &error, [](Transport&) { return 0; }, print_error);
 #endif
-  if (!speaks_for_launched()) return static_cast<int>(error.code());
   return code_of(error, print_error);
 }
 

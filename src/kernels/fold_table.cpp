@@ -23,24 +23,24 @@ constexpr FoldRow kTable[] = {
 #ifdef RINGATTN_HAVE_HOPPER
     {{"sm90_fold", "cuda",
       "bf16, fp16; head_dim 64, 96, 128, 256, and 192 with head_dim_v 128; every mask, softcap, sinks",
-      sm90::fold_configs, 5.5e14, sm90::fold_unavailable, cuda::make_cuda_backend},
+      sm90::fold_configs, [](const Backend&) { return 5.5e14; }, sm90::fold_unavailable, cuda::make_cuda_backend},
      sm90::fold_missing,
      sm90::make_fold},
 #endif
 #ifdef RINGATTN_HAVE_CUDA
     {{"sm80_fold", "cuda",
       "bf16, fp16; head_dim 64, 96, 128, 256, and 192 with head_dim_v 128; every mask, softcap, sinks",
-      sm80::fold_configs, 3.5e14,  // an H200, rounded down, as below
+      sm80::fold_configs, [](const Backend&) { return 3.5e14; },  // an H200, rounded down, as below
       cuda::cuda_unavailable, cuda::make_cuda_backend},
      sm80::fold_missing,
      sm80::make_fold},
     {{"sm80_plain", "cuda", "fp32, bf16, fp16; head dims that are multiples of 8 up to 256; every mask, softcap, sinks",
-      one_for_all, 3e12, cuda::cuda_unavailable, cuda::make_cuda_backend},
+      one_for_all, [](const Backend&) { return 3e12; }, cuda::cuda_unavailable, cuda::make_cuda_backend},
      sm80::plain_missing,
      sm80::make_plain},
 #endif
     {{"cpu_fold", "cpu", "fp32, bf16, fp16; head dims that are multiples of 8 up to 256; every mask, softcap, sinks",
-      one_for_all, 5e10, [] { return std::string(); }, cpu::make_cpu_backend},
+      one_for_all, cpu::cpu_fold_speed, [] { return std::string(); }, cpu::make_cpu_backend},
      cpu::cpu_fold_missing,
      cpu::make_cpu_fold},
 };

@@ -23,8 +23,9 @@ struct KernelEntry {
   std::string_view supports;  // one line for people: dtypes, dims, masks
   // How it computes each shape that it is compiled for, a line each; empty: all alike.
   std::vector<std::string> (*configs)();
-  // What it reaches where nobody has measured, by the convention of job_flops(): plans and time limits rest on it.
-  double flops_per_second;
+  // What it reaches on a backend of its own where nobody has measured, by the convention of job_flops(): predictions
+  // and block sizes rest on it, so it is the same in every run.
+  double (*flops_per_second)(const Backend& backend);
   // Why the kernel can't run on this machine at all; empty: it can.
   std::string (*unavailable)();
   std::unique_ptr<Backend> (*make_backend)(const BackendOptions& options);

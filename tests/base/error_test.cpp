@@ -67,7 +67,17 @@ TEST(Error, SurvivesBytesThatAreCutOff) {
     EXPECT_EQ(received.code(), sent.code());
     EXPECT_TRUE(received.problem().empty() || received.problem().pieces()[0].name.starts_with("b"));
   }
-  EXPECT_STREQ(unpack_error(bytes.substr(0, 6)).what(), "bloc.");
+  EXPECT_STREQ(unpack_error(bytes.substr(0, 8)).what(), "bloc.");
+}
+
+TEST(Error, TravelsWithItsPlace) {
+  Error sent(ErrorCode::kFile, "no such file");
+  EXPECT_EQ(unpack_error(pack_error(sent)).place(), nullptr);
+  sent.set_place({12, "node7"});
+  const Error received = unpack_error(pack_error(sent));
+  ASSERT_NE(received.place(), nullptr);
+  EXPECT_EQ(*received.place(), (ErrorPlace{12, "node7"}));
+  EXPECT_STREQ(received.what(), sent.what());
 }
 
 TEST(Error, TravelsWithoutTheNulsOfAFilesNames) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "base/host.hpp"
 #include "tests/cli/report_schema.hpp"
 #include "tests/cli/tool.hpp"
 #include "tests/support/temporary_folder.hpp"
@@ -72,6 +73,56 @@ TEST(Mpi, FailuresAreOneMessageAndOneCode) {
     EXPECT_EQ(count_messages(run.err), 1) << run.err;
   }
   EXPECT_EQ(folder.entries().size(), 1U);
+}
+
+// One rank's disk fails, and all say which.
+TEST(Mpi, FailuresNameTheRankAndItsHost) {
+  const TemporaryFolder folder;
+  const std::string report = folder.file("report.json");
+  const std::string job = " run --synthetic 7 --seq 300 --quiet --output " + folder.file("out") + " --json " + report;
+  const auto disk = [](const char* fault) { return std::string(" env LD_PRELOAD=" RINGATTN_FAULTS " ") + fault; };
+  const std::string mpirun = std::string(RINGATTN_MPIRUN) + " " + RINGATTN_MPIRUN_FLAGS;
+  const Variables root{{"OMPI_ALLOW_RUN_AS_ROOT", "1"},
+                       {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"},
+                       {"ASAN_OPTIONS", "detect_leaks=0:verify_asan_link_order=0"}};
+  const Finished run = run_program(
+      {"sh", "-c",
+       mpirun + " -np 1 " + RINGATTN_TOOL + job + " : -np 1" + disk("FAULT_FSYNC_EIO=1 ") + RINGATTN_TOOL + job},
+      root);
+  EXPECT_EQ(run.code, 3) << run.err;
+  EXPECT_EQ(count_messages(run.err), 1) << run.err;
+  EXPECT_TRUE(has(run.err, "error: rank 1 on " + host_name() + ": can't bring ")) << run.err;
+  EXPECT_TRUE(has(run.err, "to the disk (Input/output error). Choose another folder")) << run.err;
+  EXPECT_EQ(check_report(read_whole(report)), "");
+  EXPECT_EQ(json_at(read_whole(report), "/error/rank"), "1");
+  EXPECT_EQ(json_at(read_whole(report), "/error/host"), '"' + host_name() + '"');
+  EXPECT_EQ(folder.entries(), std::vector<std::string>{"report.json"});
+}
+
+TEST(Mpi, ADiskThatIsSlowIsNoPeersDeath) {
+  const TemporaryFolder folder;
+  const Finished run = mpi_tool(2, Words{"run", "--timeout", "2", "--output", folder.file("out")} + small_job(),
+                                {{"LD_PRELOAD", RINGATTN_FAULTS},
+                                 {"ASAN_OPTIONS", "detect_leaks=0:verify_asan_link_order=0"},
+                                 {"FAULT_FSYNC_SECONDS", "5"}});
+  EXPECT_EQ(run.code, 0) << run.err;
+  EXPECT_EQ(folder.entries(), std::vector<std::string>{"out"});
+}
+
+TEST(Mpi, ThreadsThatCannotStartAreFour) {
+  for (const char* threads : {"0", "1", "2", "3", "4"}) {
+    const std::string preload = std::string("LD_PRELOAD=") + RINGATTN_FAULTS;
+    const std::string fault = std::string("FAULT_THREADS=") + threads;
+    const Finished run =
+        run_program({"sh", "-c",
+                     std::string(RINGATTN_MPIRUN) + " " + RINGATTN_MPIRUN_FLAGS + " -np 2 env " + preload + " " +
+                         fault + " " + RINGATTN_TOOL + " run --synthetic 7 --seq 300 --threads 8"},
+                    {{"OMPI_ALLOW_RUN_AS_ROOT", "1"},
+                     {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"},
+                     {"ASAN_OPTIONS", "detect_leaks=0:verify_asan_link_order=0"}});
+    EXPECT_EQ(run.code, 4) << threads << ": " << run.err;
+    EXPECT_GE(count_messages(run.err), 1) << run.err;
+  }
 }
 
 TEST(Mpi, BenchIsOneTableAndTheSlowestRanksLines) {

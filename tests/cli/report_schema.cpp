@@ -34,7 +34,7 @@ constexpr const char* kWithWorld[] = {"/world/ranks", "/world/hosts", "/world/de
 constexpr const char* kWithPlan[] = {"/plan/blocks", "/plan/stripe", "/plan/bytes_moved", "/plan/memory_per_rank"};
 constexpr const char* kWithTimes[] = {"/time_ms/median", "/time_ms/p10", "/time_ms/p90", "/samples_ms/0/0"};
 constexpr const char* kWithDigest[] = {"/digest/out", "/digest/lse"};
-constexpr const char* kWithError[] = {"/error/code", "/error/message", "/error/rank"};
+constexpr const char* kWithError[] = {"/error/code", "/error/message", "/error/rank", "/error/host"};
 
 template <std::size_t kCount>
 std::string check_all(const json& report, const char* parent, const char* const (&paths)[kCount]) {

@@ -301,7 +301,7 @@ TEST(Info, OneRankMeasuresNoLink) {
     if (!row.unavailable().empty()) continue;
     const std::string path = folder.file(std::string(row.name) + ".json");
     ASSERT_EQ(tool({"info", "--measure", "--kernel", std::string(row.name), "--machine", path}).code, 0) << row.name;
-    const double link = default_machine(row).link_bytes_per_second;
+    const double link = default_machine(row, *row.make_backend({1, kNoDevice})).link_bytes_per_second;
     EXPECT_DOUBLE_EQ(std::stod(json_at(read_whole(path), "/link_bytes_per_second")), link) << row.name;
   }
 }

@@ -8,6 +8,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/host.hpp"
 #include "tests/comm/exchanges.hpp"
 #include "tests/comm/world_cases.hpp"
 
@@ -269,6 +270,26 @@ TEST_P(Conformance, AgreesOnSuccess) {
   run([](Transport& world) { agree(world, nullptr, patience()); });
 }
 
+// Nobody's place matters, and that of an error which some of the ranks have agreed on before stays.
+TEST_P(Conformance, NamesNoRankWhereAllFailAlike) {
+  run([](Transport& world) {
+    Error mine(ErrorCode::kFile, "can't open x", "it isn't there", "Check the path.");
+    const auto told = [&]() -> std::string {
+      try {
+        agree(world, &mine, patience());
+      } catch (const AgreedError& error) {
+        EXPECT_NE(error.place(), nullptr);
+        return error.what();
+      }
+      return "nothing";
+    };
+    EXPECT_EQ(told(), "can't open x (it isn't there). Check the path.");
+    mine = Error(ErrorCode::kFile, fmt::format("rank {} has failed", world.rank()));
+    mine.set_place({7, "h7"});
+    EXPECT_EQ(told(), "rank 0 has failed.");
+  });
+}
+
 TEST_P(Conformance, AgreesOnTheLowestFailure) {
   run([](Transport& world) {
     const int first = world.size() / 2;
@@ -281,9 +302,10 @@ TEST_P(Conformance, AgreesOnTheLowestFailure) {
     } catch (const AgreedError& error) {
       agreed = true;
       EXPECT_EQ(error.code(), first % 2 == 0 ? ErrorCode::kFile : ErrorCode::kMemory);
-      EXPECT_EQ(error.what(), fmt::format("rank {0} can't (it is told so). Use ranks = {0}.", first));
+      const std::string place = world.size() == 1 ? "" : fmt::format("rank {} on {}: ", first, host_name());
+      EXPECT_EQ(error.what(), place + fmt::format("rank {0} can't (it is told so). Use ranks = {0}.", first));
       EXPECT_EQ(error.remedy(), mine.remedy());
-      EXPECT_EQ(error.rank(), first);
+      EXPECT_EQ(*error.place(), (ErrorPlace{first, host_name()}));
     }
     EXPECT_TRUE(agreed);
     agree(world, nullptr, patience());  // the world lives on

@@ -24,7 +24,7 @@ TEST(Launcher, ReadsRankAndRanks) {
   for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"}) {
     const testing::ScopedEnvironment rank(name, "3");
     EXPECT_EQ(launched_rank(), 3) << name;
-    EXPECT_FALSE(speaks_for_launched()) << name;
+    EXPECT_EQ(speaks_for_launched(), !launched_by_mpi()) << name;
   }
   for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"}) {
     const testing::ScopedEnvironment ranks(name, "8");
@@ -45,7 +45,13 @@ TEST(Launcher, TakesTheWordOfTheInnerLauncher) {
   EXPECT_TRUE(speaks_for_launched());
 }
 
-TEST(Launcher, LetsAProcessAloneSpeak) { EXPECT_TRUE(speaks_for_launched()); }
+TEST(Launcher, LetsAProcessAloneSpeak) {
+  EXPECT_TRUE(speaks_for_launched());
+  // Not a rank: a program in a batch script that srun has started.
+  const testing::ScopedEnvironment slurm("SLURM_PROCID", "1");
+  const testing::ScopedEnvironment tasks("SLURM_STEP_NUM_TASKS", "4");
+  EXPECT_TRUE(speaks_for_launched());
+}
 
 }  // namespace
 }  // namespace ringattn

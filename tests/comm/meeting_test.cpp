@@ -5,10 +5,13 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cerrno>
 #include <functional>
 #include <new>
 #include <stdexcept>
+#include <system_error>
 
+#include "base/host.hpp"
 #include "comm/self.hpp"
 #include "comm/threads.hpp"
 #include "tests/support/error_of.hpp"
@@ -44,19 +47,21 @@ std::vector<AgreedError> errors_of(int failing, const std::function<void()>& fai
 TEST(Together, AFailedAllocationReachesEveryRank) {
   for (const AgreedError& error : errors_of(2, [] { throw std::bad_alloc(); })) {
     EXPECT_EQ(error.code(), ErrorCode::kMemory) << error.what();
-    EXPECT_EQ(error.rank(), 2);
+    EXPECT_EQ(*error.place(), (ErrorPlace{2, host_name()}));
   }
 }
 
 TEST(Together, SoDoErrorsAndWhatIsNoneOfOurs) {
   for (const AgreedError& error : errors_of(0, [] { throw Error(ErrorCode::kFile, "no such file."); })) {
     EXPECT_EQ(error.code(), ErrorCode::kFile);
-    EXPECT_STREQ(error.what(), "no such file.");
-    EXPECT_EQ(error.rank(), 0);
+    EXPECT_EQ(error.what(), "rank 0 on " + host_name() + ": no such file.");
+    EXPECT_EQ(*error.place(), (ErrorPlace{0, host_name()}));
   }
   for (const AgreedError& error : errors_of(3, [] { throw std::out_of_range("at"); })) {
     EXPECT_EQ(error.code(), ErrorCode::kInternal);
   }
+  const auto no_thread = [] { throw std::system_error(EAGAIN, std::generic_category()); };
+  for (const AgreedError& error : errors_of(1, no_thread)) EXPECT_EQ(error.code(), ErrorCode::kUnsupported);
   for (const AgreedError& error : errors_of(1, [] { throw 5; })) EXPECT_EQ(error.code(), ErrorCode::kInternal);
 }
 
@@ -68,7 +73,7 @@ TEST(Together, TheLowestRankIsHeard) {
         if (world.rank() > 0) throw Error(ErrorCode::kFile, "rank " + std::to_string(world.rank()) + ".");
       });
     });
-    EXPECT_STREQ(error.what(), "rank 1.");
+    EXPECT_EQ(error.what(), "rank 1 on " + host_name() + ": rank 1.");
     meeting.barrier();  // the world lives on
   });
 }
@@ -84,7 +89,7 @@ TEST(Together, PassesAgreedErrorsOn) {
         });
       });
     });
-    EXPECT_STREQ(error.what(), "inside.");
+    EXPECT_EQ(error.what(), "rank 1 on " + host_name() + ": inside.");
     EXPECT_EQ(meeting.gather_values(world.rank()), (std::vector<int>{0, 1, 2, 3}));
   });
 }

@@ -13,6 +13,7 @@
 #include <stdexcept>
 
 #include "base/gpu.hpp"
+#include "base/host.hpp"
 
 namespace ringattn {
 namespace {
@@ -187,12 +188,14 @@ TEST(RunWorld, PrintsOneErrorAndReturnsItsCode) {
       return 0;
     });
     EXPECT_EQ(alone.code, 5);
-    EXPECT_EQ(alone.printed, std::vector<std::string>{"too small."});
+    const std::string last = fmt::format("rank {} on {}: ", ranks - 1, host_name());
+    EXPECT_EQ(alone.printed, std::vector<std::string>{(ranks > 1 ? last : "") + "too small."});
 
     const Outcome all =
         run(request_of("auto", ranks), [](Transport&) -> int { throw Error(ErrorCode::kFile, "missing."); });
     EXPECT_EQ(all.code, 3);
-    EXPECT_EQ(all.printed, std::vector<std::string>{"missing."});
+    ASSERT_EQ(all.printed.size(), 1U);
+    EXPECT_TRUE(all.printed[0].ends_with("missing.")) << all.printed[0];  // of whichever rank came first
 
     const Outcome agreed = run(request_of("auto", ranks), [](Transport& world) {
       const Error mine(ErrorCode::kFile, fmt::format("rank {}.", world.rank()));
@@ -200,7 +203,8 @@ TEST(RunWorld, PrintsOneErrorAndReturnsItsCode) {
       return 0;
     });
     EXPECT_EQ(agreed.code, 3);
-    EXPECT_EQ(agreed.printed, std::vector<std::string>{"rank 0."});
+    const std::string first = fmt::format("rank 0 on {}: ", host_name());
+    EXPECT_EQ(agreed.printed, std::vector<std::string>{(ranks > 1 ? first : "") + "rank 0."});
   }
 }
 

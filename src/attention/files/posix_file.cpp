@@ -8,7 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <system_error>
+#include <string_view>
 
 #include "base/error.hpp"
 #include "base/pulse.hpp"
@@ -22,22 +22,6 @@ constexpr std::string_view kReadAdvice = "Check the disk, or copy the file to an
 
 }  // namespace
 
-FileDescriptor& FileDescriptor::operator=(FileDescriptor&& other) noexcept {
-  if (this != &other) {
-    if (fd_ >= 0) ::close(fd_);
-    fd_ = other.release();
-  }
-  return *this;
-}
-
-FileDescriptor::~FileDescriptor() {
-  if (fd_ >= 0) ::close(fd_);
-}
-
-void fail_file(std::string_view problem, int error_number, const Wording& remedy) {
-  fail(ErrorCode::kFile, problem, std::error_code(error_number, std::generic_category()).message(), remedy);
-}
-
 FileIdentity identify(const FileDescriptor& file, const std::string& path) {
   struct stat status;
   if (::fstat(file.get(), &status) != 0) fail_file(fmt::format("can't examine {}", path), errno, kReadAdvice);
@@ -49,7 +33,8 @@ FileDescriptor open_regular(const std::string& path) {
     fail(ErrorCode::kFile, "can't open a file", "its path holds a byte of value 0", "Give a path without one.");
   }
   // O_NONBLOCK: opening a fifo or a device must not wait for its other side.
-  FileDescriptor file(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
+  FileDescriptor file(
+      uninterrupted([&] { return ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC); }));
   if (!file.valid()) {
     const int error_number = errno;
     fail_file(fmt::format("can't open {}", path), error_number,
@@ -68,9 +53,9 @@ void read_exactly(const FileDescriptor& file, const std::string& path, std::int6
                   std::span<std::byte> target) {
   while (!target.empty()) {
     beat();
-    const ssize_t got =
-        ::pread(file.get(), target.data(), std::min(target.size(), kLargestTransfer), static_cast<off_t>(offset));
-    if (got < 0 && errno == EINTR) continue;
+    const ssize_t got = uninterrupted([&] {
+      return ::pread(file.get(), target.data(), std::min(target.size(), kLargestTransfer), static_cast<off_t>(offset));
+    });
     if (got < 0) fail_file(fmt::format("can't read {} at byte {}", path, offset), errno, kReadAdvice);
     if (got == 0) {
       fail(ErrorCode::kFile, fmt::format("{} ends at byte {}", path, offset), "it has shrunk since it was opened",
@@ -85,24 +70,15 @@ void write_exactly(const FileDescriptor& file, const std::string& path, std::int
                    std::span<const std::byte> source) {
   while (!source.empty()) {
     beat();
-    const ssize_t written =
-        ::pwrite(file.get(), source.data(), std::min(source.size(), kLargestTransfer), static_cast<off_t>(offset));
-    if (written < 0 && errno == EINTR) continue;
+    const ssize_t written = uninterrupted([&] {
+      return ::pwrite(file.get(), source.data(), std::min(source.size(), kLargestTransfer), static_cast<off_t>(offset));
+    });
     if (written <= 0) {
       fail_file(fmt::format("can't write {} at byte {}", path, offset), written == 0 ? ENOSPC : errno,
                 "Check the space on its file system.");
     }
     source = source.subspan(static_cast<std::size_t>(written));
     offset += written;
-  }
-}
-
-void write_back(const FileDescriptor& file, std::int64_t bytes) {
-  constexpr auto kPiece = static_cast<std::int64_t>(kLargestTransfer);
-  for (std::int64_t at = 0; at < bytes; at += kPiece) {
-    beat();
-    const int flags = SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER;
-    if (::sync_file_range(file.get(), at, std::min(kPiece, bytes - at), flags) != 0) return;
   }
 }
 

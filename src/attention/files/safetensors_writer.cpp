@@ -21,13 +21,6 @@ namespace {
 
 constexpr std::string_view kWriteAdvice = "Choose another folder, on a disk that is in order.";
 
-// The folder that holds `path`.
-std::string folder_of(const std::string& path) {
-  const std::size_t slash = path.rfind('/');
-  if (slash == std::string::npos) return ".";
-  return slash == 0 ? "/" : path.substr(0, slash);
-}
-
 [[noreturn]] void fail_exists(const std::string& path) {
   fail(ErrorCode::kFile, fmt::format("can't write {}", path), "it exists",
        {"Choose another name, or replace it with ", setting("force"), "."});
@@ -46,35 +39,6 @@ std::string json_string(std::string_view text) {
     }
   }
   return json + '"';
-}
-
-// Renames without replacing, by the strongest means that the file system has.
-void rename_new(const std::string& from, const std::string& to) {
-  if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE) == 0) return;
-  if (errno == EEXIST) fail_exists(to);
-  if (errno != EINVAL && errno != ENOSYS && errno != ENOTSUP) {
-    fail_file(fmt::format("can't rename {} to {}", from, to), errno, kWriteAdvice);
-  }
-  if (::link(from.c_str(), to.c_str()) == 0) {
-    ::unlink(from.c_str());
-    return;
-  }
-  if (errno == EEXIST) fail_exists(to);
-  // No hard links either. A look just before the rename is all that is left on such a file system.
-  struct stat status;
-  if (::lstat(to.c_str(), &status) == 0) fail_exists(to);
-  if (::rename(from.c_str(), to.c_str()) != 0) {
-    fail_file(fmt::format("can't rename {} to {}", from, to), errno, kWriteAdvice);
-  }
-}
-
-void sync_folder(const std::string& path) {
-  const FileDescriptor folder(::open(folder_of(path).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  // EINVAL: a file system whose folders need no sync.
-  if (!folder.valid() || (::fsync(folder.get()) != 0 && errno != EINVAL)) {
-    fail_file(fmt::format("{} is written, but its folder can't be synced", path), errno,
-              "A crash of the machine may lose it.");
-  }
 }
 
 }  // namespace
@@ -155,8 +119,9 @@ void check_output_path(const std::string& path, bool force) {
          fmt::format("its folder {}: {}", folder, std::error_code(errno, std::generic_category()).message()),
          "Choose a folder that you may write to.");
   }
+  check_file_name(path, path);
   if (::lstat(path.c_str(), &status) != 0) {
-    if (errno != ENOENT) fail_file(problem, errno, errno == ENAMETOOLONG ? "Choose a shorter name." : kWriteAdvice);
+    if (errno != ENOENT) fail_file(problem, errno, kWriteAdvice);
     return;
   }
   if (S_ISDIR(status.st_mode)) fail(ErrorCode::kFile, problem, "it is a directory", "Name a file in it.");
@@ -173,27 +138,12 @@ SafetensorsWriter::SafetensorsWriter(const SafetensorsPlan& plan, std::string te
 std::unique_ptr<SafetensorsWriter> SafetensorsWriter::create(const SafetensorsPlan& plan, const std::string& path,
                                                              bool force) {
   check_output_path(path, force);
-  std::unique_ptr<SafetensorsWriter> writer;
-  std::random_device random;
-  for (int attempt = 0; attempt < 100 && !writer; ++attempt) {
-    const std::string name = fmt::format("{}.{:08x}.tmp", path, random());
-    FileDescriptor file(::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
-    if (file.valid()) {
-      writer.reset(new SafetensorsWriter(plan, name));
-      writer->file_ = std::move(file);
-    } else if (errno != EEXIST) {
-      fail_file(fmt::format("can't create {}", name), errno, "Choose a folder that you may write to.");
-    }
-  }
-  if (!writer) {
-    fail_file(fmt::format("can't create a temporary file beside {}", path), EEXIST,
-              "Remove what earlier runs have left there.");
-  }
-  writer->path_ = path;
+  auto created = std::make_unique<TemporaryFile>(path, path);
+  std::unique_ptr<SafetensorsWriter> writer(new SafetensorsWriter(plan, created->path()));
   writer->force_ = force;
-  writer->unfinished_.emplace(writer->temporary_path_);
-  writer->reserve_space();
-  write_exactly(writer->file_, writer->temporary_path_, 0, std::as_bytes(std::span(plan.head)));
+  writer->created_ = std::move(created);
+  writer->reserve_space(path);
+  write_exactly(writer->file(), writer->temporary_path_, 0, std::as_bytes(std::span(plan.head)));
   writer->sync();  // the other ranks' hosts must see it
   return writer;
 }
@@ -201,32 +151,32 @@ std::unique_ptr<SafetensorsWriter> SafetensorsWriter::create(const SafetensorsPl
 std::unique_ptr<SafetensorsWriter> SafetensorsWriter::open_existing(const SafetensorsPlan& plan,
                                                                     const std::string& temporary_path) {
   std::unique_ptr<SafetensorsWriter> writer(new SafetensorsWriter(plan, temporary_path));
-  writer->file_ = FileDescriptor(::open(temporary_path.c_str(), O_WRONLY | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC));
-  if (!writer->file_.valid()) {
+  writer->opened_ = FileDescriptor(
+      uninterrupted([&] { return ::open(temporary_path.c_str(), O_WRONLY | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC); }));
+  if (!writer->opened_.valid()) {
     fail_file(fmt::format("can't open {}, which another rank created", temporary_path), errno,
               "The output's folder must be shared by all hosts.");
   }
-  if (identify(writer->file_, temporary_path).bytes != plan.file_bytes()) {
+  if (identify(writer->opened_, temporary_path).bytes != plan.file_bytes()) {
     fail(ErrorCode::kFile, fmt::format("can't write {}", temporary_path), "it isn't the file that another rank created",
          "The output's folder must be shared by all hosts.");
   }
   return writer;
 }
 
-SafetensorsWriter::~SafetensorsWriter() { discard(); }
-
-void SafetensorsWriter::reserve_space() {
-  const std::string problem = fmt::format("can't reserve {} bytes for {}", plan_.file_bytes(), path_);
+void SafetensorsWriter::reserve_space(const std::string& path) {
+  const std::string problem = fmt::format("can't reserve {} bytes for {}", plan_.file_bytes(), path);
   // Beyond this limit the system would answer with a signal.
   struct rlimit limit;
   if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
       static_cast<std::uint64_t>(plan_.file_bytes()) > limit.rlim_cur) {
     fail_file(problem, EFBIG, "Raise the limit on file sizes (ulimit -f).");
   }
-  if (::fallocate(file_.get(), 0, 0, plan_.file_bytes()) == 0) return;
+  const off_t bytes = plan_.file_bytes();
+  if (uninterrupted([&] { return ::fallocate(file().get(), 0, 0, bytes); }) == 0) return;
   if (errno != EOPNOTSUPP && errno != ENOSYS) fail_file(problem, errno, "Free some space, or choose another folder.");
   // A file system that can't reserve: the size alone.
-  if (::ftruncate(file_.get(), plan_.file_bytes()) != 0) {
+  if (uninterrupted([&] { return ::ftruncate(file().get(), bytes); }) != 0) {
     fail_file(problem, errno, "Free some space, or choose another folder.");
   }
 }
@@ -250,7 +200,7 @@ void SafetensorsWriter::write_rows(std::string_view tensor, const RowGrid& grid,
   const auto row_bytes = static_cast<std::size_t>(grid.dim) * element;
   if (!grid.head_major() && rows.is_dense()) {
     for_each_segment(grid, runs, element, std::numeric_limits<std::int64_t>::max(), [&](const RowSegment& segment) {
-      write_exactly(file_, temporary_path_, origin + segment.offset,
+      write_exactly(file(), temporary_path_, origin + segment.offset,
                     {rows.at(segment.row, 0), static_cast<std::size_t>(segment.tokens * segment.heads) * row_bytes});
     });
     return;
@@ -259,7 +209,7 @@ void SafetensorsWriter::write_rows(std::string_view tensor, const RowGrid& grid,
   for_each_segment(grid, runs, element, kStagingBytes, [&](const RowSegment& segment) {
     staging.resize(static_cast<std::size_t>(segment.tokens * segment.heads) * row_bytes);
     gather_rows(rows, segment.row, segment.head, segment.heads, staging);
-    write_exactly(file_, temporary_path_, origin + segment.offset, staging);
+    write_exactly(file(), temporary_path_, origin + segment.offset, staging);
   });
 }
 
@@ -275,7 +225,7 @@ void SafetensorsWriter::write_bytes(std::string_view tensor, std::span<const std
     fail(ErrorCode::kInternal, fmt::format("{} bytes for tensor {}", data.size(), in_quotes(tensor)),
          fmt::format("{} were planned", info.bytes()));
   }
-  write_exactly(file_, temporary_path_, plan_.header.data_offset + info.begin, data);
+  write_exactly(file(), temporary_path_, plan_.header.data_offset + info.begin, data);
 }
 
 void SafetensorsWriter::set_metadata(std::string_view key, std::string_view value) {
@@ -285,31 +235,18 @@ void SafetensorsWriter::set_metadata(std::string_view key, std::string_view valu
   if (at == plan_.metadata_at.end() || json_string(planned_value->second).size() != json.size()) {
     fail(ErrorCode::kInternal, fmt::format("metadata {} of {} bytes wasn't planned", in_quotes(key), json.size()));
   }
-  write_exactly(file_, temporary_path_, static_cast<std::int64_t>(at->second), std::as_bytes(std::span(json)));
+  write_exactly(file(), temporary_path_, static_cast<std::int64_t>(at->second), std::as_bytes(std::span(json)));
 }
 
-void SafetensorsWriter::sync() {
-  write_back(file_, plan_.file_bytes());
-  if (::fsync(file_.get()) != 0) {
-    fail_file(fmt::format("can't bring {} to the disk", temporary_path_), errno, kWriteAdvice);
-  }
-}
+void SafetensorsWriter::sync() { sync_file(file(), temporary_path_); }
 
 void SafetensorsWriter::commit() {
-  if (!unfinished_) fail(ErrorCode::kInternal, fmt::format("{} isn't this rank's to commit", temporary_path_));
-  sync();
-  if (!force_) {
-    rename_new(temporary_path_, path_);
-  } else if (::rename(temporary_path_.c_str(), path_.c_str()) != 0) {
-    fail_file(fmt::format("can't rename {} to {}", temporary_path_, path_), errno, kWriteAdvice);
-  }
-  unfinished_.reset();
-  sync_folder(path_);
+  if (!created_) fail(ErrorCode::kInternal, fmt::format("{} isn't this rank's to commit", temporary_path_));
+  created_->publish_synced(force_);
 }
 
 void SafetensorsWriter::discard() noexcept {
-  if (unfinished_) ::unlink(temporary_path_.c_str());
-  unfinished_.reset();
+  if (created_) created_->discard();
 }
 
 }  // namespace ringattn

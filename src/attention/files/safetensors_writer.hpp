@@ -14,7 +14,6 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -25,8 +24,8 @@
 #include "attention/files/safetensors_header.hpp"
 #include "attention/files/safetensors_rows.hpp"
 #include "attention/tokens/packed_run.hpp"
+#include "base/temporary_file.hpp"
 #include "base/tensor.hpp"
-#include "base/unfinished_file.hpp"
 
 namespace ringattn {
 
@@ -65,7 +64,6 @@ class SafetensorsWriter {
 
   SafetensorsWriter(const SafetensorsWriter&) = delete;
   SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;
-  ~SafetensorsWriter();
 
   const std::string& temporary_path() const { return temporary_path_; }
 
@@ -91,14 +89,14 @@ class SafetensorsWriter {
  private:
   SafetensorsWriter(const SafetensorsPlan& plan, std::string temporary_path);
   const TensorInfo& planned(std::string_view tensor) const;
-  void reserve_space();
+  const FileDescriptor& file() const { return created_ ? created_->file() : opened_; }
+  void reserve_space(const std::string& path);
 
   SafetensorsPlan plan_;
-  std::string path_;  // only where created
   std::string temporary_path_;
-  FileDescriptor file_;
   bool force_ = false;
-  std::optional<UnfinishedFile> unfinished_;  // the temporary file is this rank's, to commit or to remove
+  std::unique_ptr<TemporaryFile> created_;  // by the rank that commits it
+  FileDescriptor opened_;                   // by the others
 };
 
 }  // namespace ringattn

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The next block travels while this one is folded, so a block should be as large as its transfer can be hidden. The
 // first is small, for nothing hides it; the next ones grow by the ratio of compute rate to link rate, and shrink again
-// at the end of a causal job, where few queries are left to see the keys.
+// at the end of a causal job, where few queries are left to see the keys. Without overlap blocks are as large as memory
+// allows.
 #include "attention/ring/blocks.hpp"
 
 #include <fmt/format.h>
@@ -65,7 +66,7 @@ class BlockCutter {
     if (options_.memory_budget > 0 && options_.memory_budget < fixed_bytes_) refuse_budget();
     if (options_.block_tokens > 0) return cut_fixed();
     if (one_block()) return {0, axis_.tiles()};
-    return cut_hidden();
+    return options_.overlap ? cut_hidden() : cut_unhidden();
   }
 
  private:
@@ -111,6 +112,18 @@ class BlockCutter {
            {setting("block", whole_tiles), " would fit."});
     }
     refuse_budget();
+  }
+
+  // Nothing hides a transfer, and each block's messages take their time: as few blocks as the buffers allow.
+  std::vector<std::int64_t> cut_unhidden() const {
+    const std::int64_t enough = std::min(kEnoughRows, most_rows_);
+    std::vector<std::int64_t> boundaries{0};
+    while (boundaries.back() < axis_.tiles()) {
+      const std::int64_t begin = boundaries.back();
+      if (!fits(begin, begin + 1, most_rows_)) refuse_budget();
+      boundaries.push_back(farthest_end(begin, kUnlimited, enough));
+    }
+    return boundaries;
   }
 
   // Of several ways to cut, the one that is predicted to be fastest.
@@ -229,7 +242,7 @@ class BlockCutter {
     fail(ErrorCode::kMemory,
          fmt::format("a memory budget of {} a rank is too small", counted(options_.memory_budget, "byte")),
          fmt::format("{:.0f} for shards, state and scratch, and {:.0f} for two blocks of one key tile", fixed, buffers),
-         fmt::format("{} is enough; with more ranks, shards and state are smaller.", byte_size(fixed + buffers)));
+         {setting("memory", byte_size(fixed + buffers)), " is enough; with more ranks, shards and state are smaller."});
   }
 
   const RingWork& work_;

@@ -47,10 +47,10 @@ void take_member(MachineModel& machine, const Member& member, const FlatEntry& e
 
 }  // namespace
 
-MachineModel default_machine(const KernelEntry& kernel) {
+MachineModel default_machine(const KernelEntry& kernel, const Backend& backend) {
   MachineModel machine;
   if (kernel.backend == "cuda") machine = {"default GPU", 0.0, 2.5e11, 1.5e-5};  // NVLink of an H200, rounded down
-  machine.flops_per_second = kernel.flops_per_second;
+  machine.flops_per_second = kernel.flops_per_second(backend);
   return machine;
 }
 

@@ -7,6 +7,7 @@
 
 namespace ringattn {
 
+class Backend;
 struct KernelEntry;
 
 struct MachineModel {
@@ -18,8 +19,9 @@ struct MachineModel {
   bool operator==(const MachineModel&) const = default;
 };
 
-// What is assumed of the machine that a kernel runs on where nobody has measured it.
-MachineModel default_machine(const KernelEntry& kernel);
+// What is assumed of a machine that nobody has measured, for a kernel on its backend. The same in every run: what a run
+// does never rests on a reading that the next one would not repeat.
+MachineModel default_machine(const KernelEntry& kernel, const Backend& backend);
 
 // A file's text with the four members of MachineModel by these names: TOML if `path` ends in ".toml", else JSON. Throws
 // kFile for anything else: other names, missing names, numbers that aren't positive (latency: negative).

@@ -35,6 +35,7 @@ struct PlanOptions {
   std::size_t state_bytes = 0;    // of the fold state, likewise
   bool state_out = false;         // the state is wanted; else one block alone needs none
   bool checksum = false;          // kChecksumBytes travel with each part
+  bool overlap = true;            // transfers are hidden behind folds
 };
 
 // Rows of one owner's key shard, of every stream, that travel together: contiguous in the shard and in every buffer

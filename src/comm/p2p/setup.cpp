@@ -130,7 +130,7 @@ std::unique_ptr<Transport> make_p2p_transport(std::unique_ptr<Transport> control
     return std::make_unique<P2pTransport>(std::move(control), std::move(segment), std::move(memory),
                                           name_device_peers(peers), options);
   } catch (const AgreedError& error) {
-    refuse({fmt::format("rank {}: ", error.rank()), error.message()});
+    refuse(error.message());
   }
 }
 

@@ -17,6 +17,7 @@
 #endif
 
 #include "base/error.hpp"
+#include "base/threads.hpp"
 #include "kernels/cpu/cpu_backend.hpp"
 #include "kernels/cpu/fold_state.hpp"
 #include "kernels/cpu/row_group.hpp"
@@ -83,6 +84,9 @@ class CpuFold final : public FoldKernel {
            static_cast<std::size_t>(limits.rows) * sizeof(RowGroup);
   }
   void reserve(const FoldLimits&) override {
+    // OpenMP would end the process. One of its team is the caller.
+    try_threads(threads_ - 1,
+                {"Use fewer with ", setting("threads"), ", or raise the limit on this user's processes (ulimit -u)."});
     scratch_ = allocate_host(thread_bytes_ * static_cast<std::size_t>(threads_));
   }
 
@@ -190,6 +194,11 @@ std::vector<std::string> cpu_fold_missing(const FoldSpec& spec) {
 
 std::unique_ptr<Backend> make_cpu_backend(const BackendOptions& options) {
   return std::make_unique<CpuBackend>(options.threads);
+}
+
+double cpu_fold_speed(const Backend& backend) {
+  const auto& cpu = static_cast<const CpuBackend&>(backend);
+  return cpu.threads() * cpu.tile_ops().flops_per_second;
 }
 
 std::unique_ptr<FoldKernel> make_cpu_fold(const FoldSpec& spec, Backend& backend) {

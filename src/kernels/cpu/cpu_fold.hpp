@@ -17,6 +17,8 @@ std::vector<std::string> cpu_fold_missing(const FoldSpec& spec);
 std::unique_ptr<Backend> make_cpu_backend(const BackendOptions& options);
 
 // `backend` is a CpuBackend and outlives the kernel. Throws kMemory when the host has no room for the scratch.
+// What the threads of a backend, which make_cpu_backend() made, reach together where nobody has measured.
+double cpu_fold_speed(const Backend& backend);
 std::unique_ptr<FoldKernel> make_cpu_fold(const FoldSpec& spec, Backend& backend);
 
 }  // namespace ringattn::cpu

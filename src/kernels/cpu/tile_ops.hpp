@@ -55,6 +55,8 @@ struct TileOps {
   int lanes;           // floats of a vector
   int panel_width;     // columns of a panel
   int row_block;       // rows of a score block
+  // What one thread reaches, roughly, where nobody has measured.
+  double flops_per_second;
 
   // Elements (of `dtype`) to fp32; count is a multiple of 8.
   void (*widen)(const void* source, Dtype dtype, int count, float* target);

@@ -93,10 +93,23 @@ TEST(SafetensorsWriter, RefusesPathsThatCannotBeWritten) {
     ASSERT_EQ(::chmod(folder.file("closed").c_str(), 0500), 0);
     EXPECT_FILE_ERROR(SafetensorsWriter::create(small_plan(), folder.file("closed/out"), false), "Permission denied");
   }
-  // A name that fits while the temporary one doesn't.
-  EXPECT_FILE_ERROR(SafetensorsWriter::create(small_plan(), folder.file(std::string(250, 'a')), false),
-                    "File name too long");
+  const std::string deep = folder.path() + std::string(4085 - folder.path().size(), '/');
+  EXPECT_FILE_ERROR(check_output_path(deep + "a", false), "paths have at most 4095 bytes");  // the temporary one's
   EXPECT_EQ(folder.entries().size(), ::geteuid() != 0 ? 3U : 2U);
+}
+
+TEST(SafetensorsWriter, TakesEveryNameThatTheFileSystemTakes) {
+  for (const std::size_t length : {239, 240, 242, 243, 250, 255}) {
+    const TemporaryFolder folder;
+    const std::string path = folder.file(std::string(length, 'a'));
+    check_output_path(path, false);
+    const auto writer = SafetensorsWriter::create(small_plan(), path, false);
+    EXPECT_EQ(folder.entries().front().substr(0, 200), std::string(200, 'a')) << "it says whose it is";
+    writer->commit();
+    EXPECT_EQ(folder.entries(), std::vector{std::string(length, 'a')});
+  }
+  const TemporaryFolder folder;
+  EXPECT_FILE_ERROR(check_output_path(folder.file(std::string(256, 'a')), false), "256 bytes, and its file system");
 }
 
 TEST(SafetensorsWriter, SurvivesAFolderThatVanishes) {

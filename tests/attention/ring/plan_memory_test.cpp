@@ -33,7 +33,7 @@ TEST(PlanMemory, ABudgetTooSmallSaysWhatWouldFit) {
   EXPECT_EQ(
       refusal(plan, ErrorCode::kMemory),
       "a memory budget of 52428800 bytes a rank is too small (104857600 for shards, state and scratch, and 262144 "
-      "for two blocks of one key tile). 101m is enough; with more ranks, shards and state are smaller.");
+      "for two blocks of one key tile). memory = 101m is enough; with more ranks, shards and state are smaller.");
   options.memory_budget = 110 << 20;
   options.block_tokens = 16384;
   EXPECT_EQ(
@@ -110,7 +110,7 @@ TEST(PlanMemory, ABudgetCountsTheStateWhereItIsKept) {
     EXPECT_EQ(
         answer(1, block_tokens, kFixed - 1),
         "a memory budget of 10485759 bytes a rank is too small (10485760 for shards, state and scratch, and 0 for "
-        "two blocks of one key tile). 10m is enough; with more ranks, shards and state are smaller.");
+        "two blocks of one key tile). memory = 10m is enough; with more ranks, shards and state are smaller.");
   }
   // In two blocks.
   EXPECT_NE(answer(1, 2048, kFixed), "");
@@ -127,7 +127,7 @@ TEST(PlanMemory, ABudgetCountsTheStateWhereItIsKept) {
   options.state_out = true;
   EXPECT_EQ(answer(1, 0, kFixed),
             "a memory budget of 10485760 bytes a rank is too small (17825792 for shards, state and scratch, and 0 for "
-            "two blocks of one key tile). 17m is enough; with more ranks, shards and state are smaller.");
+            "two blocks of one key tile). memory = 17m is enough; with more ranks, shards and state are smaller.");
   EXPECT_EQ(answer(1, 0, kFixed + kState), "");
 }
 

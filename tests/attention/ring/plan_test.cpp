@@ -211,6 +211,30 @@ TEST(Plan, BlocksGrowFromASingleTile) {
   EXPECT_LE(block_boundaries(attention_work(job), layout, kKernel, machine, {}).size(), 30U);
 }
 
+// Nothing hides a transfer, so small blocks would only cost: there are as few as memory and their size allow.
+TEST(Plan, WithoutOverlapBlocksAreFew) {
+  const Job job = causal_job(262144);
+  const JobLayout layout = layout_of(job, 4);
+  const MachineModel machine;
+  PlanOptions options;
+  const auto hidden = block_boundaries(attention_work(job), layout, kKernel, machine, options);
+  options.overlap = false;
+  const auto bare = block_boundaries(attention_work(job), layout, kKernel, machine, options);
+  EXPECT_LT(bare.size(), hidden.size());
+  EXPECT_LE(bare.size() - 1, 262144U / 65536U);
+  const auto seconds = [&](bool overlap) {
+    PlanOptions cut = options;
+    cut.overlap = overlap;
+    return predict(make_plan(attention_work(job), layout, kKernel, machine, cut, 0), machine, false).seconds;
+  };
+  EXPECT_LE(seconds(false), seconds(true));
+  // The budget is kept all the same.
+  options.memory_budget = std::size_t{40} << 20;
+  const Plan plan = make_plan(attention_work(job), layout, kKernel, machine, options, 0);
+  EXPECT_LE(plan.memory_bytes, options.memory_budget);
+  EXPECT_GT(plan.blocks.size(), bare.size());
+}
+
 // Links as fast as the fold in all, which they never are block by block: little of the job is spent waiting.
 TEST(Plan, TransfersHideBehindTheFold) {
   constexpr double kExposedOnChain = 0.03;

@@ -2,7 +2,9 @@
 // The CPU kernel on every SIMD target that this machine has: each is accurate, and each keeps the promise.
 #include <gtest/gtest.h>
 #include <hwy/targets.h>
+#include <time.h>
 
+#include <algorithm>
 #include <string>
 
 #include "kernels/registry.hpp"
@@ -76,6 +78,38 @@ TEST_P(CpuTargets, MergeGroups) {
     EXPECT_TRUE(fold_with(cpu_row(), inputs, {.export_state = true, .apart = 84}).same_bits(whole)) << identity;
     EXPECT_TRUE(fold_with(cpu_row(), inputs, {.export_state = true, .apart = 85}).same_bits(whole)) << identity;
   }
+}
+
+// In time of the processor, which others' work on this machine doesn't change.
+double processor_seconds() {
+  timespec now{};
+  ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+// Predictions rest on it where nobody has measured.
+TEST_P(CpuTargets, AreAboutAsFastAsTheTableSays) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || !defined(__OPTIMIZE__)
+  GTEST_SKIP() << "needs: an optimised build without sanitizers";
+#endif
+  constexpr double kFactor = 4.0;  // processors differ, and so does what neighbours leave of their caches
+  const ForcedTarget forced(GetParam());
+  const auto backend = cpu_row().make_backend({1, 0});
+  if (backend->identity() != hwy::TargetName(GetParam())) GTEST_SKIP() << "needs: a build with this target";
+  const std::int64_t tokens = 1024;
+  const FoldSpec spec = make_spec(Dtype::kBf16, 8, 2, 128, {-1, 0});
+  const FoldInputs inputs = random_inputs(spec, {{tokens, tokens, 0}}, 86);
+  const double flops = 2.0 * tokens * (tokens + 1) * 128 * 8;
+  double seconds = 1e9;
+  for (int round = 0; round < 3; ++round) {
+    const double begin = processor_seconds();
+    fold_with(cpu_row(), inputs);
+    seconds = std::min(seconds, processor_seconds() - begin);
+  }
+  const double predicted = cpu_row().flops_per_second(*backend);
+  EXPECT_LT(flops / seconds, kFactor * predicted) << backend->identity() << ": " << flops / seconds / 1e9 << " GFLOP/s";
+  EXPECT_GT(flops / seconds, predicted / kFactor) << backend->identity() << ": " << flops / seconds / 1e9 << " GFLOP/s";
+  RecordProperty("gflops", static_cast<int>(flops / seconds / 1e9));
 }
 
 std::vector<std::int64_t> targets_here() {

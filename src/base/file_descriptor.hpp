@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// An open file, and the system calls on it that a signal may break off.
+#pragma once
+
+#include <cerrno>
+#include <string_view>
+
+#include "base/wording.hpp"
+
+namespace ringattn {
+
+class FileDescriptor {
+ public:
+  FileDescriptor() = default;
+  explicit FileDescriptor(int fd) : fd_(fd) {}
+  FileDescriptor(FileDescriptor&& other) noexcept : fd_(other.release()) {}
+  FileDescriptor& operator=(FileDescriptor&& other) noexcept;
+  ~FileDescriptor();
+
+  int get() const { return fd_; }
+  bool valid() const { return fd_ >= 0; }
+
+ private:
+  int release() {
+    const int fd = fd_;
+    fd_ = -1;
+    return fd;
+  }
+
+  int fd_ = -1;
+};
+
+// The result of a system call that is made again as long as a signal breaks it off. Not for close(): the descriptor is
+// gone whatever it returns.
+template <typename Call>
+auto uninterrupted(const Call& call) {
+  auto result = call();
+  while (result == -1 && errno == EINTR) result = call();
+  return result;
+}
+
+// Throws kFile "problem (what the system says of error_number). remedy."
+[[noreturn]] void fail_file(const Wording& problem, int error_number, const Wording& remedy);
+
+// Brings what was written to the disk, however long that takes. `name` is what messages call the file. Throws kFile.
+void sync_file(const FileDescriptor& file, const Wording& name);
+
+}  // namespace ringattn

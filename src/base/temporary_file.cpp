@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/temporary_file.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <climits>
+#include <cstdio>
+#include <random>
+#include <utility>
+
+#include "base/error.hpp"
+
+namespace ringattn {
+
+namespace {
+
+constexpr std::size_t kEndingBytes = 13;  // of ".01234567.tmp"
+constexpr std::string_view kWriteAdvice = "Choose another folder, on a disk that is in order.";
+
+std::string_view name_in_folder(std::string_view path) { return path.substr(path.rfind('/') + 1); }
+
+// The longest name that the folder's file system takes.
+std::size_t longest_name(const std::string& path) {
+  const long most = ::pathconf(folder_of(path).c_str(), _PC_NAME_MAX);
+  return most > 0 ? static_cast<std::size_t>(most) : NAME_MAX;
+}
+
+// The path of the temporary file without its ending; nothing where even that has no room.
+std::optional<std::string> temporary_stem(const std::string& path) {
+  const std::string_view name = name_in_folder(path);
+  const std::size_t folder = path.size() - name.size();
+  const std::size_t most_name = longest_name(path);
+  constexpr std::size_t kMostPath = PATH_MAX - 1;
+  if (most_name < kEndingBytes || folder + kEndingBytes > kMostPath) return std::nullopt;
+  std::size_t kept = std::min({name.size(), most_name - kEndingBytes, kMostPath - kEndingBytes - folder});
+  // Not within a character of UTF-8: there are file systems that refuse the rest of it.
+  while (kept < name.size() && kept > 0 && (static_cast<unsigned char>(name[kept]) & 0xC0U) == 0x80U) --kept;
+  return path.substr(0, folder + kept);
+}
+
+[[noreturn]] void fail_exists(const Wording& name) {
+  fail(ErrorCode::kFile, {"can't write ", name}, "it exists",
+       {"Choose another name, or replace it with ", setting("force"), "."});
+}
+
+// Renames without replacing, by the strongest means that the file system has.
+void rename_new(const std::string& from, const std::string& to, const Wording& name) {
+  const Wording problem{fmt::format("can't rename {} to ", from), name};
+  if (uninterrupted([&] { return ::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE); }) == 0) {
+    return;
+  }
+  if (errno == EEXIST) fail_exists(name);
+  if (errno != EINVAL && errno != ENOSYS && errno != ENOTSUP) fail_file(problem, errno, kWriteAdvice);
+  if (uninterrupted([&] { return ::link(from.c_str(), to.c_str()); }) == 0) {
+    ::unlink(from.c_str());
+    return;
+  }
+  if (errno == EEXIST) fail_exists(name);
+  // No hard links either. A look just before the rename is all that is left on such a file system.
+  struct stat status;
+  if (::lstat(to.c_str(), &status) == 0) fail_exists(name);
+  if (uninterrupted([&] { return ::rename(from.c_str(), to.c_str()); }) != 0) fail_file(problem, errno, kWriteAdvice);
+}
+
+void sync_folder(const std::string& path, const Wording& name) {
+  const FileDescriptor folder(
+      uninterrupted([&] { return ::open(folder_of(path).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); }));
+  // EINVAL: a file system whose folders need no sync.
+  if (!folder.valid() || (uninterrupted([&] { return ::fsync(folder.get()); }) != 0 && errno != EINVAL)) {
+    fail_file({name, " is written, but its folder can't be synced"}, errno, "A crash of the machine may lose it.");
+  }
+}
+
+}  // namespace
+
+TemporaryFile::TemporaryFile(const std::string& path, Wording name) : final_path_(path), name_(std::move(name)) {
+  check_file_name(path, name_);
+  const std::string stem = *temporary_stem(path);
+  std::random_device random;
+  for (int attempt = 0; attempt < 100 && !file_.valid(); ++attempt) {
+    path_ = fmt::format("{}.{:08x}.tmp", stem, random());
+    file_ = FileDescriptor(
+        uninterrupted([&] { return ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666); }));
+    if (!file_.valid() && errno != EEXIST) {
+      fail_file({"can't create a temporary file beside ", name_}, errno, "Choose a folder that you may write to.");
+    }
+  }
+  if (!file_.valid()) {
+    fail_file({"can't create a temporary file beside ", name_}, EEXIST, "Remove what earlier runs have left there.");
+  }
+  unfinished_.emplace(path_);
+}
+
+void TemporaryFile::write(std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t written = uninterrupted([&] { return ::write(file_.get(), text.data(), text.size()); });
+    if (written < 0) fail_file({"can't write ", name_}, errno, "Check the space on its file system.");
+    text.remove_prefix(static_cast<std::size_t>(written));
+  }
+}
+
+void TemporaryFile::publish(bool replace) {
+  if (!unfinished_) fail(ErrorCode::kInternal, fmt::format("{} is published or removed already", path_));
+  if (!replace) {
+    rename_new(path_, final_path_, name_);
+  } else if (uninterrupted([&] { return ::rename(path_.c_str(), final_path_.c_str()); }) != 0) {
+    fail_file({fmt::format("can't rename {} to ", path_), name_}, errno, kWriteAdvice);
+  }
+  unfinished_.reset();
+}
+
+void TemporaryFile::publish_synced(bool replace) {
+  sync_file(file_, name_);
+  publish(replace);
+  sync_folder(final_path_, name_);
+}
+
+void TemporaryFile::discard() noexcept {
+  if (unfinished_) ::unlink(path_.c_str());
+  unfinished_.reset();
+}
+
+void check_file_name(const std::string& path, const Wording& name) {
+  const std::size_t most = longest_name(path);
+  const std::size_t length = name_in_folder(path).size();
+  const Wording problem{"can't write ", name};
+  if (length > most) {
+    fail(ErrorCode::kFile, problem,
+         fmt::format("File name too long: {} bytes, and its file system takes {}", length, most),
+         "Choose a shorter name.");
+  }
+  if (path.size() >= PATH_MAX || !temporary_stem(path)) {
+    fail(ErrorCode::kFile, problem, fmt::format("File name too long: paths have at most {} bytes", PATH_MAX - 1),
+         "Choose a folder with a shorter path.");
+  }
+}
+
+std::string folder_of(const std::string& path) {
+  const std::size_t slash = path.rfind('/');
+  if (slash == std::string::npos) return ".";
+  return slash == 0 ? "/" : path.substr(0, slash);
+}
+
+}  // namespace ringattn

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/threads.hpp"
+
+#include <fmt/format.h>
+
+#include <latch>
+#include <optional>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "base/error.hpp"
+
+namespace ringattn {
+
+void try_threads(int count, const Wording& remedy) {
+  std::vector<std::thread> threads;
+  std::latch all_started(1);
+  std::optional<std::error_code> refusal;
+  try {
+    for (int i = 0; i < count; ++i) threads.emplace_back([&all_started] { all_started.wait(); });
+  } catch (const std::system_error& error) {
+    refusal = error.code();
+  }
+  all_started.count_down();
+  for (std::thread& thread : threads) thread.join();
+  if (!refusal) return;
+  fail(ErrorCode::kUnsupported, fmt::format("can't start {} threads", count), refusal->message(), remedy);
+}
+
+}  // namespace ringattn
