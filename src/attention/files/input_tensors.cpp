@@ -76,10 +76,13 @@ std::vector<std::int64_t> read_cumulative(const TensorSource& tensor, const RowG
   return cumulative;
 }
 
-std::vector<Sequence> read_sequences(const SafetensorsFile& file, const InputNames& names, const InputTensors& input) {
+std::vector<Sequence> read_sequences(const SafetensorsFile& file, const InputNames& names, InputTensors& input) {
   const auto cu_q = find_optional(file, names.cu_seqlens_q, "cu_seqlens_q");
   const auto cu_k = find_optional(file, names.cu_seqlens_k, "cu_seqlens_k");
   const auto offset = find_optional(file, names.q_offset, "q_offset");
+  for (const auto& list : {cu_q, cu_k, offset}) {
+    if (list) input.used.push_back(*list);
+  }
   std::vector<std::int64_t> offsets;
   if (offset) {
     require(offset->info->dtype == FileDtype::kI64, *offset, "it must be I64", "Write the positions as I64.");
@@ -136,8 +139,10 @@ InputTensors find_input(const SafetensorsFile& file, const InputNames& names, st
   input.v_grid = row_grid(input.v, order);
   input.dtype = row_dtype(input.q);
   check_shapes(input);
+  input.used = {input.q, input.k, input.v};
   input.sequences = read_sequences(file, names, input);
   if (const auto sinks = find_optional(file, names.sinks, "sinks")) {
+    input.used.push_back(*sinks);
     input.sinks = read_floats(*sinks);
     require(static_cast<std::int64_t>(input.sinks.size()) == input.q_grid.heads, *sinks,
             fmt::format("q has {} heads", input.q_grid.heads), "It holds one value for each head of q.");

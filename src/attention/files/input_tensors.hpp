@@ -30,7 +30,8 @@ struct InputTensors {
   // From cu_seqlens (those of the queries serve as many keys too), or one for each entry of the batch; offsets from
   // q_offset, or aligned to the end of the keys.
   std::vector<Sequence> sequences;
-  std::vector<float> sinks;  // [heads]; empty: the file has none
+  std::vector<float> sinks;        // [heads]; empty: the file has none
+  std::vector<TensorSource> used;  // all of them: q, k, v, and the short lists that there are
 
   // Where out goes: the queries' order with the values' dim.
   RowGrid out_grid() const;

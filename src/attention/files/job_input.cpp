@@ -77,6 +77,7 @@ void JobInput::take_shape(const FileInput& input) {
   tensors_[0] = found.q;
   tensors_[1] = found.k;
   tensors_[2] = found.v;
+  used_ = std::move(found.used);
   grids_[0] = found.q_grid;
   grids_[1] = found.k_grid;
   grids_[2] = found.v_grid;

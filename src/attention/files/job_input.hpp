@@ -11,6 +11,7 @@
 #include <variant>
 #include <vector>
 
+#include "attention/files/fingerprint.hpp"
 #include "attention/files/input_tensors.hpp"
 #include "attention/files/safetensors_file.hpp"
 #include "attention/files/safetensors_rows.hpp"
@@ -71,6 +72,8 @@ class JobInput {
   // kV. Synthetic input is made by `threads` threads. Throws kFile, and kUsage for a
   // shape alone.
   void read(SyntheticTensor tensor, std::span<const PackedRun> runs, const MutableTensorView& rows, int threads) const;
+  // Of the files that it is read from; none for synthetic input. Reads samples. Throws kFile.
+  std::vector<FileFingerprint> fingerprints() const { return ringattn::fingerprints(used_); }
   // One line for people: the file, or the seed.
   std::string source() const;
 
@@ -84,6 +87,7 @@ class JobInput {
   std::shared_ptr<const SafetensorsFile> file_;
   TensorSource tensors_[3];  // q, k, v
   RowGrid grids_[3];
+  std::vector<TensorSource> used_;
   std::optional<std::uint64_t> seed_;
   Job job_;
   std::vector<float> sinks_;

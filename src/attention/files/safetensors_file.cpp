@@ -15,8 +15,9 @@ namespace ringattn {
 
 namespace {
 
-SafetensorsHeader read_header(const FileDescriptor& file, const std::string& path, std::int64_t file_bytes) {
-  constexpr std::size_t kPiece = std::size_t{1} << 20;
+constexpr std::size_t kPiece = std::size_t{1} << 20;
+
+SafetensorsHeader parse_header(const FileDescriptor& file, const std::string& path, std::int64_t file_bytes) {
   SafetensorsHeaderReader::check_file_size(path, file_bytes);
   std::array<std::byte, 8> length;
   read_exactly(file, path, 0, length);
@@ -36,7 +37,7 @@ SafetensorsShard::SafetensorsShard(std::string path)
     : path_(std::move(path)),
       file_(open_regular(path_)),
       identity_(identify(file_, path_)),
-      header_(read_header(file_, path_, identity_.bytes)) {}
+      header_(parse_header(file_, path_, identity_.bytes)) {}
 
 void SafetensorsShard::read(const TensorInfo& tensor, std::int64_t offset, std::span<std::byte> target) const {
   const auto bytes = static_cast<std::int64_t>(target.size());
@@ -45,6 +46,15 @@ void SafetensorsShard::read(const TensorInfo& tensor, std::int64_t offset, std::
          fmt::format("{} bytes at {} of {}", bytes, offset, tensor.bytes()));
   }
   read_exactly(file_, path_, header_.data_offset + tensor.begin + offset, target);
+}
+
+void SafetensorsShard::read_header(const std::function<void(std::span<const std::byte>)>& visit) const {
+  std::vector<std::byte> piece;
+  for (std::int64_t offset = 0; offset < header_.data_offset; offset += static_cast<std::int64_t>(piece.size())) {
+    piece.resize(std::min(kPiece, static_cast<std::size_t>(header_.data_offset - offset)));
+    read_exactly(file_, path_, offset, piece);
+    visit(piece);
+  }
 }
 
 void SafetensorsShard::check_unchanged() const {

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -31,6 +32,9 @@ class SafetensorsShard {
   // Bytes [offset, offset + target.size()) of `tensor`, which must hold them. Throws kFile when the file can't be read
   // or has changed since it was opened.
   void read(const TensorInfo& tensor, std::int64_t offset, std::span<std::byte> target) const;
+  // Calls `visit` for the header's bytes in pieces, its length field among them. Throws kFile.
+  void read_header(const std::function<void(std::span<const std::byte>)>& visit) const;
+  const FileIdentity& identity() const { return identity_; }
   // Throws kFile when the file has been written to since it was opened.
   void check_unchanged() const;
 
