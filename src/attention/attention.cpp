@@ -78,8 +78,8 @@ struct Attention::Impl {
   // Peers write to a device's block buffers, so they are memory that transports may map: not the caller's.
   bool owns_block_buffers() const { return backend->memory() == MemoryKind::kDevice && several(); }
   const Plan& plan() const { return forecast->plan; }
-  std::int64_t q_rows() const { return forecast->layout.queries.tokens(transport.rank()); }
-  std::int64_t k_rows() const { return forecast->layout.keys.tokens(transport.rank()); }
+  std::int64_t q_rows() const { return forecast->layout().queries.tokens(transport.rank()); }
+  std::int64_t k_rows() const { return forecast->layout().keys.tokens(transport.rank()); }
   double longest_fold() const {
     double flops = 0.0;
     for (const BlockPlan& block : plan().blocks) flops = std::max(flops, block.flops);
@@ -136,11 +136,12 @@ void Attention::Impl::choose() {
          {"Choose both with ", setting("backend"), " and ", setting("transport"), "."});
   }
   if (options.checksum) check_checksum(*backend);
+  check_size(job, options, *kernel, transport.size());
 }
 
 void Attention::Impl::allocate() {
   forecast = ringattn::forecast(job, options, *kernel, transport.route(), transport.size(), transport.rank());
-  const FoldLimits limits = task_limits(job, forecast->layout, plan(), *kernel);
+  const FoldLimits limits = task_limits(job, forecast->layout(), plan(), *kernel);
   kernel->reserve(limits);
   prepared.assign(plan().blocks.size(), kNotPrepared);
   if (limits.prepared > 0) prepared = prepare_tasks(plan(), job.spec, *kernel, options.state_out);
@@ -293,7 +294,7 @@ const Job& Attention::job() const { return impl_->job; }
 const Options& Attention::options() const { return impl_->options; }
 const FoldChoice& Attention::kernel() const { return impl_->choice; }
 Backend& Attention::backend() { return *impl_->backend; }
-const JobLayout& Attention::layout() const { return impl_->forecast->layout; }
+const JobLayout& Attention::layout() const { return impl_->forecast->layout(); }
 const Plan& Attention::plan() const { return impl_->forecast->plan; }
 const Prediction& Attention::prediction() const { return impl_->forecast->prediction; }
 std::int64_t Attention::q_rows() const { return impl_->q_rows(); }

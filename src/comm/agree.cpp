@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -7,12 +8,15 @@
 namespace ringattn {
 
 void agree(Bootstrap& world, const Error* error, const Deadline& deadline) {
-  // Nothing from ranks without an error.
-  const std::string mine = error == nullptr ? std::string() : pack_error(*error);
-  const std::vector<std::string> all = world.all_gather(mine, deadline);
-  for (std::size_t rank = 0; rank < all.size(); ++rank) {
-    if (!all[rank].empty()) throw AgreedError(unpack_error(all[rank]), static_cast<int>(rank));
-  }
+  const std::vector<std::string> failed = world.all_gather(error == nullptr ? "" : "!", deadline);
+  const auto first = std::ranges::find_if(failed, [](const std::string& mark) { return !mark.empty(); });
+  if (first == failed.end()) return;
+  // The text of one: where all of many ranks fail, theirs would be as many for each of them.
+  const auto rank = static_cast<int>(first - failed.begin());
+  const bool speaks = error != nullptr && world.rank() == rank;
+  const std::string text =
+      world.all_gather(speaks ? pack_error(*error) : std::string(), deadline)[first - failed.begin()];
+  throw AgreedError(unpack_error(text), rank);
 }
 
 }  // namespace ringattn

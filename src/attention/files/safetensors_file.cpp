@@ -31,6 +31,14 @@ SafetensorsHeader parse_header(const FileDescriptor& file, const std::string& pa
   return reader.finish();
 }
 
+bool is_now(const std::string& path, const FileIdentity& identity) {
+  try {
+    return identify(open_regular(path), path) == identity;
+  } catch (const Error&) {
+    return false;  // whoever opens it learns why
+  }
+}
+
 }  // namespace
 
 SafetensorsShard::SafetensorsShard(std::string path)
@@ -57,6 +65,8 @@ void SafetensorsShard::read_header(const std::function<void(std::span<const std:
   }
 }
 
+bool SafetensorsShard::is_current() const { return is_now(path_, identity_); }
+
 void SafetensorsShard::check_unchanged() const {
   if (identify(file_, path_) != identity_) {
     fail(ErrorCode::kFile, fmt::format("{} has changed", path_), "it was written to since it was opened",
@@ -69,8 +79,10 @@ std::string TensorSource::text() const { return fmt::format("{} of {}", in_quote
 SafetensorsFile::SafetensorsFile(std::string path) : path_(std::move(path)) {
   if (!path_.ends_with(kIndexSuffix)) {
     single_ = std::make_unique<SafetensorsShard>(path_);
+    identity_ = single_->identity();
     return;
   }
+  identity_ = identify(open_regular(path_), path_);
   index_ = read_safetensors_index(path_);
   folder_ = path_.substr(0, path_.rfind('/') + 1);  // npos + 1 is 0: no folder
   std::set<std::string_view> checked;
@@ -108,6 +120,13 @@ TensorSource SafetensorsFile::tensor(std::string_view name) const {
          fmt::format("{} says it does", path_), "Check that the model was copied whole.");
   }
   return {&holder, info};
+}
+
+bool SafetensorsFile::is_current() const {
+  const std::lock_guard lock(mutex_);
+  return is_now(path_, identity_) && std::all_of(shards_.begin(), shards_.end(), [](const auto& entry) {
+           return entry.second == nullptr || entry.second->is_current();
+         });
 }
 
 const std::string* SafetensorsFile::metadata(std::string_view key) const {

@@ -148,5 +148,21 @@ TEST(OneInput, RefusesAFileThatIsWrittenToWhileItIsRead) {
   EXPECT_TRUE(names(error, "has changed")) << error.what();
 }
 
+// Ranks of a process have it in memory once; whoever comes after it was replaced sees the new one.
+TEST(OneInput, IsOpenOnceInAProcess) {
+  const testing::TemporaryFolder folder;
+  const FileInput input{folder.file("input")};
+  write_input(input.path, 0);
+  const auto first = open_input_file(input);
+  EXPECT_EQ(open_input_file(input), first);
+  FileInput other = input;
+  other.order = AxisOrder::kHtd;
+  EXPECT_NE(open_input_file(other), first);
+  write_input(input.path, 1);
+  const auto second = open_input_file(input);
+  EXPECT_NE(second, first);
+  EXPECT_NE(fingerprints(second->tensors.used).at(0).data, fingerprints(first->tensors.used).at(0).data);
+}
+
 }  // namespace
 }  // namespace ringattn
