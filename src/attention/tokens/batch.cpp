@@ -61,6 +61,12 @@ SequenceList SequenceList::with_offset(std::int64_t q_offset) const {
   return moved;
 }
 
+void SequenceList::push_back(const Sequence& sequence) {
+  if (!all_ || all_.use_count() > 1) all_ = std::make_shared<std::vector<Sequence>>(begin(), end());
+  all_->push_back(sequence);
+  ++count_;
+}
+
 bool SequenceList::operator==(const SequenceList& other) const {
   if (count_ != other.count_) return false;
   if (all_ && all_ == other.all_) return true;

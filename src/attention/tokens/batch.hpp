@@ -26,8 +26,8 @@ struct Sequence {
 // How many sequences a batch may have: tables of a plan hold each of them.
 inline constexpr std::int64_t kMostSequences = std::int64_t{1} << 20;
 
-// Sequences that don't change any more: equal ones as one and their number, others as a list that copies share. So a
-// batch may be named before anyone has looked whether there is room for it, and the ranks of a process share it.
+// Sequences in order: equal ones as one and their number, others as a list that copies share until one of them grows.
+// So a batch may be named before anyone has looked whether there is room for it, and the ranks of a process share it.
 class SequenceList {
  public:
   class Iterator {
@@ -63,7 +63,7 @@ class SequenceList {
 
   SequenceList() = default;
   SequenceList(std::vector<Sequence> all)
-      : count_(all.size()), all_(std::make_shared<const std::vector<Sequence>>(std::move(all))) {}
+      : count_(all.size()), all_(std::make_shared<std::vector<Sequence>>(std::move(all))) {}
   SequenceList(std::initializer_list<Sequence> all) : SequenceList(std::vector<Sequence>(all)) {}
   // `count` times the same.
   SequenceList(std::int64_t count, const Sequence& each) : count_(static_cast<std::size_t>(count)), each_(each) {}
@@ -73,6 +73,7 @@ class SequenceList {
   const Sequence& operator[](std::size_t i) const { return all_ ? (*all_)[i] : each_; }
   Iterator begin() const { return {*this, 0}; }
   Iterator end() const { return {*this, count_}; }
+  void push_back(const Sequence& sequence);
   // Those that differ from each other, as far as that is known: all of a list, one of equal ones.
   std::size_t distinct() const { return all_ ? count_ : count_ > 0 ? 1 : 0; }
   // The same sequences with their first queries at this position.
@@ -82,8 +83,8 @@ class SequenceList {
 
  private:
   std::size_t count_ = 0;
-  Sequence each_;                                     // where there is no list
-  std::shared_ptr<const std::vector<Sequence>> all_;  // [count_]
+  Sequence each_;                               // where there is no list
+  std::shared_ptr<std::vector<Sequence>> all_;  // [count_]
 };
 
 // Sequences lie packed one after the other on the token axis of queries and on that of keys.

@@ -55,12 +55,11 @@ RandomJob random_job(std::uint64_t seed, std::int64_t most_tokens, int most_rank
   spec.dtype = draw.chance(50) ? Dtype::kBf16 : Dtype::kF32;
   spec.mask = random_mask(draw, most_tokens);
   const std::int64_t sequences = draw.chance(50) ? 1 : draw.size(30);
-  std::vector<Sequence> all;
   for (std::int64_t i = 0; i < sequences; ++i) {
     const bool large = i == 0 || draw.chance(20);
-    all.push_back(random_sequence(draw, large ? most_tokens : std::max<std::int64_t>(1, most_tokens / 30)));
+    random.job.batch.sequences.push_back(
+        random_sequence(draw, large ? most_tokens : std::max<std::int64_t>(1, most_tokens / 30)));
   }
-  random.job.batch.sequences = all;
 
   random.world = static_cast<int>(draw.size(most_ranks));
   const int key_tiles[] = {1, 8, 16, 64, 128};
