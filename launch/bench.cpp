@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "attention/job/one_input.hpp"
 #include "base/json_writer.hpp"
 #include "launch/bench_points.hpp"
 #include "launch/bench_sweep.hpp"
@@ -178,6 +179,7 @@ int bench_job_list(const Invocation& invocation, Transport& world, Report&) {
       yardsticks = read_yardsticks(options, settings, world.size());
     }
   });
+  agree_on_input(meeting, settings.front().input);
   Sweep sweep(invocation, world, screen);
   if (options.dry_run) {
     for (const Setting& setting : settings) sweep.describe(setting);

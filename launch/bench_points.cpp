@@ -20,7 +20,8 @@ constexpr std::string_view kAdvice = "Write one with `ringattn bench --jsonl FIL
 
 using nlohmann::json;
 
-constexpr std::size_t kMostBytes = std::size_t{64} << 20;
+constexpr std::size_t kMostBytes = std::size_t{16} << 20;
+constexpr std::size_t kLongestLine = std::size_t{64} << 10;  // a parsed line takes up to a hundred times its length
 
 BenchJob read_job(const json& job) {
   BenchJob result;
@@ -138,6 +139,10 @@ std::vector<BenchPoint> read_points(const std::string& path, std::string_view fl
     begin = end + 1;
     ++number;
     if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
+    if (line.size() > kLongestLine) {
+      fail(ErrorCode::kFile, fmt::format("line {} of {} is too long", number, path),
+           fmt::format("it has {} bytes, of at most {}", line.size(), kLongestLine), kAdvice);
+    }
     const json parsed = json::parse(line, nullptr, false);
     if (!parsed.is_object()) {
       fail(ErrorCode::kFile, fmt::format("line {} of {} is no JSON object", number, path),

@@ -79,9 +79,9 @@ struct BenchPoint {
 // One object: a line, if `json` isn't pretty. `arguments`: the command line.
 void write_point(JsonWriter& json, const BenchPoint& point, std::span<const std::string> arguments);
 
-// The points of a file of lines; other objects, such as those of older schemas, are left out. Throws kFile for a file
-// that can't be read, a line that is no JSON object, a point without its members, and for no point at all. `flag` names
-// the file in messages.
+// The points of a file of lines, at most 16 MiB; other objects, such as those of older schemas, are left out. Throws
+// kFile for a file that can't be read, a line that is no JSON object or longer than 64 KiB, a point without its
+// members, and for no point at all. `flag` names the file in messages.
 std::vector<BenchPoint> read_points(const std::string& path, std::string_view flag);
 
 // "ringattn sm80_fold, p2p", "pytorch sdpa cudnn": who measured.

@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <malloc.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -55,6 +56,11 @@ const CommandRow& find_command(const std::string& name) {
 // A write beyond a limit is an error to report, not the end of the process; who ends it leaves no temporary file; and
 // no file that is opened later takes the number of a standard stream that was closed.
 void prepare_process() {
+#if defined(__GLIBC__)
+  // Large blocks go back to the system when they are freed. By default each of them that is freed raises the size from
+  // which blocks do, so that every thread keeps what it once needed.
+  ::mallopt(M_MMAP_THRESHOLD, 1 << 20);
+#endif
   std::signal(SIGXFSZ, SIG_IGN);
   remove_unfinished_files_on_signals();
   for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {

@@ -10,6 +10,7 @@
 #include "attention/check/golden.hpp"
 #include "attention/check/output_file.hpp"
 #include "attention/job/loaded_job.hpp"
+#include "attention/job/one_input.hpp"
 #include "attention/job/output.hpp"
 #include "base/size.hpp"
 #include "base/text_file.hpp"
@@ -45,6 +46,7 @@ struct SingleRun {
   const Invocation& invocation;
   const JobInput& input;
   const Screen& screen;
+  const OutputFile* against;  // null: another check
   Attention& attention;
   RankResult result;
   const Meeting& meeting;
@@ -90,20 +92,27 @@ bool check_against_oracle(const SingleRun& run) {
 bool check_against_file(const SingleRun& run) {
   const FoldSpec& spec = run.input.job().spec;
   std::optional<Difference> mine;
-  run.meeting.together([&] {
-    const OutputFile file(run.options().against, run.input);
-    mine = file.compare(run.result.runs, run.result.out_view(spec), run.result.lse_view(spec));
-  });
+  run.meeting.together(
+      [&] { mine = run.against->compare(run.result.runs, run.result.out_view(spec), run.result.lse_view(spec)); });
   const auto difference = earliest(run.meeting, mine);
   run.screen.context(fmt::format("against {}, bit for bit", run.options().against));
   if (difference) run.screen.print(fmt::format("  first difference: {}\n", describe(*difference, run.input.job())));
   return !difference;
 }
 
-// Before anything is computed: the file is sound, and of this job and program.
-Golden read_golden(const std::string& path, const Golden& now) {
-  Golden recorded = parse_golden(read_text_file(path), path);
-  check_comparable(recorded, now, path);
+// Before anything is computed: the file is sound, and of this job and program. Rank 0 reads it for all, so that they
+// come to one verdict. Collective.
+Golden read_golden(const Meeting& meeting, const std::string& path, const Golden& now) {
+  std::string text;
+  meeting.together([&] {
+    if (meeting.rank() == 0) text = read_text_file(path);
+  });
+  text = meeting.gather(text).front();
+  Golden recorded;
+  meeting.together([&] {
+    recorded = parse_golden(text, path);
+    check_comparable(recorded, now, path);
+  });
   return recorded;
 }
 
@@ -131,17 +140,15 @@ bool write_golden(const SingleRun& run, Golden golden) {
 }
 
 // Checks that need a single run; true if it passes.
-bool verify_single(const Invocation& invocation, const JobInput& input, const Options& library, const Screen& screen,
-                   Transport& world, Report& report) {
+bool verify_single(const Invocation& invocation, const JobInput& input, const OutputFile* against,
+                   const Options& library, const Screen& screen, Transport& world, Report& report) {
   const JobOptions& options = invocation.config.options;
   const Meeting meeting(world, Patience(options.timeout));
   Attention attention(input.job(), world, library);
   gather_world(report, attention, world, meeting);
   print_job(screen, input, attention, report);
   Golden golden = golden_of(input, attention.kernel().row->name, attention.backend().identity());
-  meeting.together([&] {
-    if (!options.golden.empty()) golden = read_golden(options.golden, golden);
-  });
+  if (!options.golden.empty()) golden = read_golden(meeting, options.golden, golden);
   if (options.dry_run) {
     screen.context("dry run: nothing is computed");
     return true;
@@ -153,7 +160,7 @@ bool verify_single(const Invocation& invocation, const JobInput& input, const Op
   progress.clear();
   report.digests = digest_result(input, result, meeting);
   gather_figures(report, attention, result, world, meeting);
-  const SingleRun run{invocation, input, screen, attention, std::move(result), meeting, report};
+  const SingleRun run{invocation, input, screen, against, attention, std::move(result), meeting, report};
   screen.context(fmt::format("digests: out {}, lse {}", report.digests->out, report.digests->lse));
   if (!options.record.empty()) return write_golden(run, std::move(golden));
   if (!options.golden.empty()) return check_golden(run, golden);
@@ -167,17 +174,21 @@ int verify_job(const Invocation& invocation, Transport& world, Report& report) {
   const Screen screen(options, first);
   const Meeting meeting(world, Patience(options.timeout));
   std::optional<JobInput> input;
+  std::optional<OutputFile> against;
   Options library;
   meeting.together([&] {
     check_flags(config);
     input.emplace(open_input(config, true));
     library = library_options(config);
-    if (!options.against.empty() && options.against != "oracle") OutputFile(options.against, *input);
+    if (!options.against.empty() && options.against != "oracle") against.emplace(options.against, *input);
     if (first) check_outputs(invocation);
   });
+  agree_on_input(meeting, *input);
+  if (against) agree_on_files(meeting, [&] { return against->fingerprints(); });
   const bool shapes = options.against.empty() && options.record.empty() && options.golden.empty();
-  const bool pass = shapes ? verify_shapes(invocation, *input, library, screen, world, report)
-                           : verify_single(invocation, *input, library, screen, world, report);
+  const bool pass =
+      shapes ? verify_shapes(invocation, *input, library, screen, world, report)
+             : verify_single(invocation, *input, against ? &*against : nullptr, library, screen, world, report);
   report.verdict = pass ? "pass" : "fail";
   if (!options.dry_run) {
     const std::string_view verdict = !pass ? "FAIL" : options.record.empty() ? "PASS" : "RECORDED";

@@ -110,8 +110,8 @@ struct Attention::Impl {
   const Lengths& now() const { return others != nullptr ? *others : *prepared; }
   Lengths& now() { return others != nullptr ? *others : *prepared; }
   const Plan& plan() const { return now().plan(); }
-  std::int64_t q_rows() const { return now().forecast.layout.queries.tokens(transport.rank()); }
-  std::int64_t k_rows() const { return now().forecast.layout.keys.tokens(transport.rank()); }
+  std::int64_t q_rows() const { return now().forecast.layout().queries.tokens(transport.rank()); }
+  std::int64_t k_rows() const { return now().forecast.layout().keys.tokens(transport.rank()); }
   double longest_fold() const { return now().longest_fold(options.machine); }
   Progress progress() {
     return [this] { transport.progress(); };
@@ -167,6 +167,7 @@ void Attention::Impl::choose() {
          {"Choose both with ", setting("backend"), " and ", setting("transport"), "."});
   }
   if (options.checksum) check_checksum(*backend);
+  check_size(job, options, *kernel, transport.size());
 }
 
 // Ranks with unequal shares of their hosts make one plan.
@@ -177,7 +178,7 @@ void Attention::Impl::take_slowest_rate() {
 
 void Attention::Impl::allocate() {
   prepared = std::make_unique<Lengths>(job, options, *kernel, transport);
-  const FoldLimits limits = reserved_limits(job, options, prepared->forecast.layout, plan(), *kernel);
+  const FoldLimits limits = reserved_limits(job, options, prepared->forecast.layout(), plan(), *kernel);
   kernel->reserve(limits);
   if (limits.prepared > 0) {
     prepared->prepared = prepare_tasks(plan(), job.spec, *kernel, options.state_out);
@@ -356,7 +357,7 @@ const Job& Attention::job() const { return impl_->job; }
 const Options& Attention::options() const { return impl_->options; }
 const FoldChoice& Attention::kernel() const { return impl_->choice; }
 Backend& Attention::backend() { return *impl_->backend; }
-const JobLayout& Attention::layout() const { return impl_->now().forecast.layout; }
+const JobLayout& Attention::layout() const { return impl_->now().forecast.layout(); }
 const Plan& Attention::plan() const { return impl_->plan(); }
 const Prediction& Attention::prediction() const { return impl_->now().forecast.prediction; }
 std::int64_t Attention::q_rows() const { return impl_->q_rows(); }

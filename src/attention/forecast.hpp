@@ -3,6 +3,8 @@
 // devices, no MPI.
 #pragma once
 
+#include <memory>
+
 #include "attention/options.hpp"
 #include "attention/ring/plan.hpp"
 #include "attention/tokens/job.hpp"
@@ -10,6 +12,10 @@
 #include "kernels/fold.hpp"
 
 namespace ringattn {
+
+// Whether there is room for the plans of such a world, from the lengths alone: before anything is made of them. Throws
+// kMemory.
+void check_size(const Job& job, const Options& options, const FoldKernel& kernel, int world);
 
 // The plans of a world of `world` ranks. `staged_kv`: the caller's k and v are strided. Throws what the constructor of
 // Attention throws of kUsage and kMemory.
@@ -28,11 +34,13 @@ class Forecasts {
   Planner planner_;
 };
 
-// The plan of one rank, with its prediction.
+// The plan of one rank, with its prediction. The ranks of a process share what their plans have in common.
 struct Forecast {
-  JobLayout layout;
+  std::shared_ptr<const Forecasts> world;
   Plan plan;
   Prediction prediction;
+
+  const JobLayout& layout() const { return world->layout(); }
 };
 Forecast forecast(const Job& job, const Options& options, const FoldKernel& kernel, Route route, int world, int rank,
                   bool staged_kv = false);

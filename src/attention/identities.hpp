@@ -11,7 +11,7 @@
 
 namespace ringattn {
 
-// Build, kernel, device, job and options of this rank.
+// Build, kernel, device, job, machine model and options of this rank.
 std::vector<Identity> identities(const Job& job, const Options& options, const FoldChoice& choice,
                                  const Backend& backend);
 

@@ -124,7 +124,7 @@ constexpr BadValueCase kBadValues[] = {
     {"threads", "-2", "all, or a whole number from 1"},
     {"threads", "every", "all, or"},
     {"ranks", "0", "a whole number from 1"},
-    {"ranks", "2000", "to 1024"},
+    {"ranks", "2000", "to 512"},
     {"backend", "", "a name"},
     {"kernel", "", "a name"},
     {"transport", "", "a name"},

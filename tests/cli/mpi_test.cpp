@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
 
 #include "base/host.hpp"
 #include "tests/cli/report_schema.hpp"
@@ -167,6 +168,71 @@ TEST(Mpi, RanksThatWereConfiguredDifferentlyRefuse) {
   EXPECT_TRUE(has(run.err, "different configurations (--seq 65 (flag) against --seq 64 (flag)). Give")) << run.err;
   EXPECT_EQ(check_report(read_whole(report)), "") << run.err;
   EXPECT_EQ(json_at(read_whole(report), "/error/code"), "2");
+}
+
+// `first` and `second` are what rank 0 and rank 1 are started with, the program's name aside.
+Finished mpi_pair(const std::string& first, const std::string& second) {
+  return run_program(
+      {"sh", "-c",
+       std::string(RINGATTN_MPIRUN) + " " + RINGATTN_MPIRUN_FLAGS + " -np 1 " + first + " : -np 1 " + second},
+      {{"OMPI_ALLOW_RUN_AS_ROOT", "1"}, {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}});
+}
+
+// A path that is the same on all ranks may lead to another file on each.
+TEST(Mpi, RanksThatReadDifferentFilesRefuse) {
+  const TemporaryFolder folder;
+  std::filesystem::create_directory(folder.file("a"));
+  std::filesystem::create_directory(folder.file("b"));
+  FileShape shape;
+  shape.sinks = {0.0F, 1.0F, 2.0F, 3.0F};
+  const std::string a = folder.write("a/in.safetensors", safetensors_bytes(shape));
+  shape.sinks[3] = 4.0F;
+  const std::string b = folder.write("b/in.safetensors", safetensors_bytes(shape));
+  const auto started = [&](const std::string& where, const std::string& words) {
+    return "-wdir " + folder.file(where) + " " + RINGATTN_TOOL + " " + words;
+  };
+  const std::string out_a = folder.file("a/out.safetensors");
+  const std::string out_b = folder.file("b/out.safetensors");
+  for (const std::string words :
+       {"run --input in.safetensors", "verify --input in.safetensors", "bench --input in.safetensors --samples 1"}) {
+    const Finished run = mpi_pair(started("a", words), started("b", words));
+    EXPECT_EQ(run.code, 3) << words << run.err;
+    EXPECT_EQ(count_messages(run.err), 1) << run.err;
+    EXPECT_TRUE(has(run.err, "read different files (in.safetensors: the XXH3-128 of samples of its data is "))
+        << run.err;
+  }
+
+  // Copies are one input; the results to compare with may differ, too.
+  ASSERT_EQ(tool({"run", "--input", a, "--output", out_a}).code, 0);
+  ASSERT_EQ(tool({"run", "--input", b, "--output", out_b}).code, 0);
+  std::filesystem::copy_file(a, b, std::filesystem::copy_options::overwrite_existing);
+  const std::string run_words = "run --input in.safetensors";
+  const Finished copies = mpi_pair(started("a", run_words), started("b", run_words));
+  EXPECT_EQ(copies.code, 0) << copies.err;
+  EXPECT_EQ(digest_of(copies.out), digest_of(tool({"run", "--input", a}).out));
+  const std::string against = "verify --input in.safetensors --against out.safetensors";
+  const Finished results = mpi_pair(started("a", against), started("b", against));
+  EXPECT_EQ(results.code, 3) << results.err;
+  EXPECT_TRUE(has(results.err, "read different files (out.safetensors: ")) << results.err;
+}
+
+// Rank 0 reads it for all: another one elsewhere can't make a rank come to another verdict.
+TEST(Mpi, OneGoldenFileCounts) {
+  const TemporaryFolder folder;
+  std::filesystem::create_directory(folder.file("a"));
+  std::filesystem::create_directory(folder.file("b"));
+  const Words job = Words{"verify"} + small_job();
+  ASSERT_EQ(tool(job + Words{"--record", folder.file("a/g.json")}).code, 0);
+  folder.write("b/g.json", "nonsense");
+  std::string words;
+  for (const std::string& word : job + Words{"--golden", "g.json"}) words += " " + word;
+  const std::string wdir_a = "-wdir " + folder.file("a") + " " + RINGATTN_TOOL + words;
+  const std::string wdir_b = "-wdir " + folder.file("b") + " " + RINGATTN_TOOL + words;
+  const Finished good = mpi_pair(wdir_a, wdir_b);
+  EXPECT_EQ(good.code, 0) << good.err;
+  const Finished bad = mpi_pair(wdir_b, wdir_a);
+  EXPECT_EQ(bad.code, 3) << bad.err;
+  EXPECT_EQ(count_messages(bad.err), 1) << bad.err;
 }
 
 TEST(Mpi, RanksThatWantDifferentWorldsRefuse) {

@@ -224,11 +224,12 @@ TEST(Plan, RefusesWhatARunRefuses) {
 // Tables of such jobs would take minutes, or all memory, before anyone could say that they fit nowhere.
 TEST(Plan, RefusesJobsBeyondAllMachinesAtOnce) {
   for (const Words& job : {Words{"--seq", "1g"}, Words{"--seq", "1024g"}, Words{"--world", "1m", "--seq", "1m"},
-                           Words{"--seq", "300", "--batch", "16777216"}}) {
+                           Words{"--seq", "300", "--batch", "1048576"}}) {
     const Finished run = tool(Words{"plan"} + job);
     EXPECT_EQ(run.code, 5) << run.out << run.err;
     EXPECT_TRUE(has(run.err, "a plan holds at most")) << run.err;
   }
+  EXPECT_EQ(tool({"plan", "--seq", "300", "--batch", "16777216"}).code, 2);  // more sequences than any job may have
   EXPECT_EQ(tool({"run", "--seq", "1024g", "--synthetic", "1", "--ranks", "4"}).code, 5);
   EXPECT_EQ(tool({"verify", "--seq", "1024g", "--synthetic", "1"}).code, 5);
 }

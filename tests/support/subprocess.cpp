@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <spawn.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -43,9 +44,14 @@ Finished run_program(const std::vector<std::string>& words,
   posix_spawn_file_actions_destroy(&actions);
   if (error != 0) throw std::runtime_error("can't start " + words.front());
   int status = 0;
-  while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  rusage usage{};
+  while (::wait4(child, &status, 0, &usage) < 0 && errno == EINTR) {
   }
-  return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), read_whole(out), read_whole(err)};
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
+  };
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), read_whole(out), read_whole(err),
+          usage.ru_maxrss * 1024, seconds(usage.ru_utime) + seconds(usage.ru_stime)};
 }
 
 }  // namespace ringattn::testing

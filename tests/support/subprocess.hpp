@@ -2,6 +2,7 @@
 // Runs programs as a user does and keeps what they print.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,6 +13,8 @@ struct Finished {
   int code = 0;  // exit code, or 128 + the signal that ended it
   std::string out;
   std::string err;
+  std::int64_t peak_bytes = 0;  // its largest resident memory, or what this process had when it was started
+  double cpu_seconds = 0.0;
 };
 
 // Runs `words` (the first is the program, searched in PATH) and waits for its end. The environment is this process's

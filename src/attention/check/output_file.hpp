@@ -2,12 +2,15 @@
 // A result beside the output file of an earlier run of the same job, bit for bit.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "attention/check/difference.hpp"
+#include "attention/files/fingerprint.hpp"
 #include "attention/files/job_input.hpp"
 #include "attention/files/safetensors_file.hpp"
 #include "attention/files/safetensors_rows.hpp"
@@ -21,6 +24,7 @@ class OutputFile {
   // Throws kFile unless the file holds out and lse of a job of this shape.
   OutputFile(const std::string& path, const JobInput& input);
 
+  std::vector<FileFingerprint> fingerprints() const { return ringattn::fingerprints(std::array{out_, lse_}); }
   // The first difference of this rank's rows, those of `runs`, from the file's: out, [rows, heads, head_dim_v], in host
   // memory, then lse, [rows, heads]. Throws kFile.
   std::optional<Difference> compare(std::span<const PackedRun> runs, const TensorView& out, const RowView& lse) const;

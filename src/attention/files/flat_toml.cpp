@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "attention/files/flat_table.hpp"
+#include "attention/files/toml_scan.hpp"
 
 namespace ringattn {
 
@@ -50,6 +51,10 @@ void flatten(const toml::table& table, const std::string& prefix, int depth, std
 
 std::vector<FlatEntry> parse_toml_table(std::string_view text, std::string_view name, ErrorCode code,
                                         const Wording& remedy) {
+  if (const auto excess = find_toml_excess(text)) {
+    fail(code, fmt::format("{} is no table of a few values", name),
+         fmt::format("line {}: {}", excess->line, excess->why), remedy);
+  }
   std::vector<FlatEntry> entries;
   try {
     flatten(toml::parse(text, name), "", 1, name, code, remedy, entries);

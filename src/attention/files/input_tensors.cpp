@@ -67,7 +67,18 @@ void check_shapes(const InputTensors& input) {
   }
 }
 
+// Before it is read: a list that can't be right may be of any length.
+void check_count(const TensorSource& tensor, std::int64_t sequences) {
+  require(sequences <= kMostSequences, tensor,
+          fmt::format("it names {} sequences, of at most {}", sequences, kMostSequences),
+          "Compute them in several jobs.");
+}
+
+// Of a list; −1 where it is none, which whoever reads it refuses.
+std::int64_t entries(const TensorSource& tensor) { return tensor.info->shape.size() == 1 ? tensor.info->shape[0] : -1; }
+
 std::vector<std::int64_t> read_cumulative(const TensorSource& tensor, const RowGrid& grid, std::string_view side) {
+  check_count(tensor, entries(tensor) - 1);
   std::vector<std::int64_t> cumulative = read_integers(tensor);
   require(cumulative.size() >= 2, tensor, "it holds 0 and one entry for each sequence", kCumulative);
   require(cumulative.back() == grid.tokens(), tensor,
@@ -76,13 +87,20 @@ std::vector<std::int64_t> read_cumulative(const TensorSource& tensor, const RowG
   return cumulative;
 }
 
-std::vector<Sequence> read_sequences(const SafetensorsFile& file, const InputNames& names, const InputTensors& input) {
+SequenceList read_sequences(const SafetensorsFile& file, const InputNames& names, InputTensors& input) {
   const auto cu_q = find_optional(file, names.cu_seqlens_q, "cu_seqlens_q");
   const auto cu_k = find_optional(file, names.cu_seqlens_k, "cu_seqlens_k");
   const auto offset = find_optional(file, names.q_offset, "q_offset");
+  for (const auto& list : {cu_q, cu_k, offset}) {
+    if (list) input.used.push_back(*list);
+  }
+  const std::int64_t sequences = cu_q ? entries(*cu_q) - 1 : input.q_grid.batch;
+  check_count(cu_q ? *cu_q : input.q, sequences);
   std::vector<std::int64_t> offsets;
   if (offset) {
     require(offset->info->dtype == FileDtype::kI64, *offset, "it must be I64", "Write the positions as I64.");
+    require(entries(*offset) < 0 || sequences < 0 || entries(*offset) == sequences, *offset,
+            job_has(static_cast<std::size_t>(sequences)), kOffsets);
     offsets = read_integers(*offset);
     for (const std::int64_t value : offsets) {
       require(value >= -kFarthestOffset && value <= kFarthestOffset, *offset,
@@ -96,21 +114,17 @@ std::vector<Sequence> read_sequences(const SafetensorsFile& file, const InputNam
          "lengths of sequences are given for queries and keys", "Add the other of cu_seqlens_q and cu_seqlens_k.");
   }
   if (!cu_q) {
-    std::vector<Sequence> sequences =
-        uniform_batch(input.q_grid.batch, input.q_grid.length, input.k_grid.length).sequences;
-    if (!offset) return sequences;
-    require(offsets.size() == sequences.size(), *offset, job_has(sequences.size()), kOffsets);
-    for (std::size_t i = 0; i < sequences.size(); ++i) sequences[i].q_offset = offsets[i];
-    return sequences;
+    const SequenceList aligned = uniform_batch(input.q_grid.batch, input.q_grid.length, input.k_grid.length).sequences;
+    if (!offset) return aligned;
+    std::vector<Sequence> placed(aligned.begin(), aligned.end());
+    for (std::size_t i = 0; i < placed.size(); ++i) placed[i].q_offset = offsets[i];
+    return placed;
   }
   require(!input.q_grid.has_batch(), *cu_q,
           fmt::format("order {} has an axis for the batch already", axis_order_name(input.q_grid.order)),
           "Leave the cu_seqlens out, or pack all sequences into one axis of tokens.");
   const auto packed_q = read_cumulative(*cu_q, input.q_grid, "q");
   const auto packed_k = shared ? packed_q : read_cumulative(*cu_k, input.k_grid, "k");
-  if (offset) {
-    require(offsets.size() + 1 == packed_q.size(), *offset, job_has(packed_q.size() - 1), kOffsets);
-  }
   try {
     return packed_batch(packed_q, packed_k, offsets).sequences;
   } catch (const Error& error) {
@@ -136,11 +150,13 @@ InputTensors find_input(const SafetensorsFile& file, const InputNames& names, st
   input.v_grid = row_grid(input.v, order);
   input.dtype = row_dtype(input.q);
   check_shapes(input);
+  input.used = {input.q, input.k, input.v};
   input.sequences = read_sequences(file, names, input);
   if (const auto sinks = find_optional(file, names.sinks, "sinks")) {
-    input.sinks = read_floats(*sinks);
-    require(static_cast<std::int64_t>(input.sinks.size()) == input.q_grid.heads, *sinks,
+    input.used.push_back(*sinks);
+    require(entries(*sinks) < 0 || entries(*sinks) == input.q_grid.heads, *sinks,
             fmt::format("q has {} heads", input.q_grid.heads), "It holds one value for each head of q.");
+    input.sinks = read_floats(*sinks);
   }
   return input;
 }

@@ -17,6 +17,8 @@ namespace ringattn {
 // name that is set must be there.
 struct InputNames {
   std::optional<std::string> q, k, v, cu_seqlens_q, cu_seqlens_k, q_offset, sinks;
+
+  bool operator==(const InputNames&) const = default;
 };
 
 struct InputTensors {
@@ -29,8 +31,9 @@ struct InputTensors {
   Dtype dtype = Dtype::kBf16;
   // From cu_seqlens (those of the queries serve as many keys too), or one for each entry of the batch; offsets from
   // q_offset, or aligned to the end of the keys.
-  std::vector<Sequence> sequences;
-  std::vector<float> sinks;  // [heads]; empty: the file has none
+  SequenceList sequences;
+  std::vector<float> sinks;        // [heads]; empty: the file has none
+  std::vector<TensorSource> used;  // all of them: q, k, v, and the short lists that there are
 
   // Where out goes: the queries' order with the values' dim.
   RowGrid out_grid() const;

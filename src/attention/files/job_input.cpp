@@ -64,9 +64,8 @@ void JobInput::take_shape(const SyntheticInput& input) {
 }
 
 void JobInput::take_shape(const FileInput& input) {
-  path_ = input.path;
-  file_ = std::make_shared<const SafetensorsFile>(input.path);
-  InputTensors found = find_input(*file_, input.names, input.order);
+  file_ = open_input_file(input);
+  const InputTensors& found = file_->tensors;
   constexpr std::int64_t kMost = 1 << 16;
   const std::int64_t largest =
       std::max({found.q_grid.heads, found.q_grid.dim, found.k_grid.heads, found.v_grid.heads, found.v_grid.dim});
@@ -74,22 +73,15 @@ void JobInput::take_shape(const FileInput& input) {
     fail(ErrorCode::kFile, fmt::format("{} has {} heads or dims", found.q.text(), largest),
          fmt::format("at most {} are possible", kMost), {setting("order"), " says which axis is which."});
   }
-  tensors_[0] = found.q;
-  tensors_[1] = found.k;
-  tensors_[2] = found.v;
-  grids_[0] = found.q_grid;
-  grids_[1] = found.k_grid;
-  grids_[2] = found.v_grid;
   out_grid_ = found.out_grid();
-  job_.batch.sequences = std::move(found.sequences);
-  sinks_ = std::move(found.sinks);
+  job_.batch.sequences = found.sequences;
   FoldSpec& spec = job_.spec;
   spec.dtype = found.dtype;
   spec.heads = static_cast<int>(found.q_grid.heads);
   spec.kv_heads = static_cast<int>(found.k_grid.heads);
   spec.head_dim = static_cast<int>(found.q_grid.dim);
   spec.head_dim_v = static_cast<int>(found.v_grid.dim);
-  spec.sinks = !sinks_.empty();
+  spec.sinks = !found.sinks.empty();
 }
 
 void JobInput::take_numerics(const Numerics& numerics) {
@@ -99,7 +91,7 @@ void JobInput::take_numerics(const Numerics& numerics) {
       numerics.softmax_scale ? static_cast<float>(*numerics.softmax_scale) : default_softmax_scale(spec.head_dim);
   spec.softcap = static_cast<float>(numerics.softcap);
   if (numerics.query_offset) {
-    for (Sequence& sequence : job_.batch.sequences) sequence.q_offset = *numerics.query_offset;
+    job_.batch.sequences = job_.batch.sequences.with_offset(*numerics.query_offset);
   }
   check_job(job_);
 }
@@ -113,12 +105,23 @@ void JobInput::read(SyntheticTensor tensor, std::span<const PackedRun> runs, con
   if (file_ == nullptr) {
     fail(ErrorCode::kUsage, "the job has no input", "its shape alone is given", "Name a seed, or a file.");
   }
-  const auto index = static_cast<std::size_t>(tensor);
-  read_rows(tensors_[index], grids_[index], runs, rows);
+  const InputTensors& found = file_->tensors;
+  const std::pair<const TensorSource&, const RowGrid&> sources[] = {
+      {found.q, found.q_grid}, {found.k, found.k_grid}, {found.v, found.v_grid}};
+  const auto& [source, grid] = sources[static_cast<std::size_t>(tensor)];
+  read_rows(source, grid, runs, rows);
+}
+
+std::span<const float> JobInput::sinks() const {
+  return file_ ? std::span<const float>(file_->tensors.sinks) : std::span<const float>();
+}
+
+std::vector<FileFingerprint> JobInput::fingerprints() const {
+  return file_ ? ringattn::fingerprints(file_->tensors.used) : std::vector<FileFingerprint>();
 }
 
 std::string JobInput::source() const {
-  return seed_ ? fmt::format("synthetic input, seed {}", *seed_) : path_.empty() ? "no input" : path_;
+  return seed_ ? fmt::format("synthetic input, seed {}", *seed_) : file_ ? file_->request.path : "no input";
 }
 
 }  // namespace ringattn

@@ -11,8 +11,8 @@
 #include <variant>
 #include <vector>
 
-#include "attention/files/input_tensors.hpp"
-#include "attention/files/safetensors_file.hpp"
+#include "attention/files/fingerprint.hpp"
+#include "attention/files/input_file.hpp"
 #include "attention/files/safetensors_rows.hpp"
 #include "attention/tokens/job.hpp"
 #include "attention/tokens/packed_run.hpp"
@@ -20,13 +20,6 @@
 #include "kernels/synthetic.hpp"
 
 namespace ringattn {
-
-// q, k and v, and what may stand beside them, in a safetensors file or its index.
-struct FileInput {
-  std::string path;
-  InputNames names = {};
-  std::optional<AxisOrder> order = {};  // absent: by the number of axes
-};
 
 // q, k and v as functions of a seed, for sequences of equal length.
 struct SyntheticInput {
@@ -62,7 +55,7 @@ class JobInput {
   static JobInput synthetic(Job job, std::uint64_t seed);
 
   const Job& job() const { return job_; }
-  const std::vector<float>& sinks() const { return sinks_; }  // [heads], or empty
+  std::span<const float> sinks() const;  // [heads], or empty
   // How out lies in a file.
   const RowGrid& out_grid() const { return out_grid_; }
   // Of synthetic input.
@@ -71,6 +64,8 @@ class JobInput {
   // kV. Synthetic input is made by `threads` threads. Throws kFile, and kUsage for a
   // shape alone.
   void read(SyntheticTensor tensor, std::span<const PackedRun> runs, const MutableTensorView& rows, int threads) const;
+  // Of the files that it is read from; none for synthetic input. Reads samples. Throws kFile.
+  std::vector<FileFingerprint> fingerprints() const;
   // One line for people: the file, or the seed.
   std::string source() const;
 
@@ -80,13 +75,9 @@ class JobInput {
   void take_shape(const SyntheticInput& input);
   void take_numerics(const Numerics& numerics);
 
-  std::string path_;
-  std::shared_ptr<const SafetensorsFile> file_;
-  TensorSource tensors_[3];  // q, k, v
-  RowGrid grids_[3];
+  std::shared_ptr<const InputFile> file_;  // null: synthetic
   std::optional<std::uint64_t> seed_;
   Job job_;
-  std::vector<float> sinks_;
   RowGrid out_grid_;
 };
 

@@ -15,8 +15,9 @@ namespace ringattn {
 
 namespace {
 
-SafetensorsHeader read_header(const FileDescriptor& file, const std::string& path, std::int64_t file_bytes) {
-  constexpr std::size_t kPiece = std::size_t{1} << 20;
+constexpr std::size_t kPiece = std::size_t{1} << 20;
+
+SafetensorsHeader parse_header(const FileDescriptor& file, const std::string& path, std::int64_t file_bytes) {
   SafetensorsHeaderReader::check_file_size(path, file_bytes);
   std::array<std::byte, 8> length;
   read_exactly(file, path, 0, length);
@@ -30,13 +31,21 @@ SafetensorsHeader read_header(const FileDescriptor& file, const std::string& pat
   return reader.finish();
 }
 
+bool is_now(const std::string& path, const FileIdentity& identity) {
+  try {
+    return identify(open_regular(path), path) == identity;
+  } catch (const Error&) {
+    return false;  // whoever opens it learns why
+  }
+}
+
 }  // namespace
 
 SafetensorsShard::SafetensorsShard(std::string path)
     : path_(std::move(path)),
       file_(open_regular(path_)),
       identity_(identify(file_, path_)),
-      header_(read_header(file_, path_, identity_.bytes)) {}
+      header_(parse_header(file_, path_, identity_.bytes)) {}
 
 void SafetensorsShard::read(const TensorInfo& tensor, std::int64_t offset, std::span<std::byte> target) const {
   const auto bytes = static_cast<std::int64_t>(target.size());
@@ -46,6 +55,17 @@ void SafetensorsShard::read(const TensorInfo& tensor, std::int64_t offset, std::
   }
   read_exactly(file_, path_, header_.data_offset + tensor.begin + offset, target);
 }
+
+void SafetensorsShard::read_header(const std::function<void(std::span<const std::byte>)>& visit) const {
+  std::vector<std::byte> piece;
+  for (std::int64_t offset = 0; offset < header_.data_offset; offset += static_cast<std::int64_t>(piece.size())) {
+    piece.resize(std::min(kPiece, static_cast<std::size_t>(header_.data_offset - offset)));
+    read_exactly(file_, path_, offset, piece);
+    visit(piece);
+  }
+}
+
+bool SafetensorsShard::is_current() const { return is_now(path_, identity_); }
 
 void SafetensorsShard::check_unchanged() const {
   if (identify(file_, path_) != identity_) {
@@ -59,8 +79,10 @@ std::string TensorSource::text() const { return fmt::format("{} of {}", in_quote
 SafetensorsFile::SafetensorsFile(std::string path) : path_(std::move(path)) {
   if (!path_.ends_with(kIndexSuffix)) {
     single_ = std::make_unique<SafetensorsShard>(path_);
+    identity_ = single_->identity();
     return;
   }
+  identity_ = identify(open_regular(path_), path_);
   index_ = read_safetensors_index(path_);
   folder_ = path_.substr(0, path_.rfind('/') + 1);  // npos + 1 is 0: no folder
   std::set<std::string_view> checked;
@@ -98,6 +120,13 @@ TensorSource SafetensorsFile::tensor(std::string_view name) const {
          fmt::format("{} says it does", path_), "Check that the model was copied whole.");
   }
   return {&holder, info};
+}
+
+bool SafetensorsFile::is_current() const {
+  const std::lock_guard lock(mutex_);
+  return is_now(path_, identity_) && std::all_of(shards_.begin(), shards_.end(), [](const auto& entry) {
+           return entry.second == nullptr || entry.second->is_current();
+         });
 }
 
 const std::string* SafetensorsFile::metadata(std::string_view key) const {

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -31,6 +32,11 @@ class SafetensorsShard {
   // Bytes [offset, offset + target.size()) of `tensor`, which must hold them. Throws kFile when the file can't be read
   // or has changed since it was opened.
   void read(const TensorInfo& tensor, std::int64_t offset, std::span<std::byte> target) const;
+  // Calls `visit` for the header's bytes in pieces, its length field among them. Throws kFile.
+  void read_header(const std::function<void(std::span<const std::byte>)>& visit) const;
+  const FileIdentity& identity() const { return identity_; }
+  // Whether the path still leads to this file, in the state in which it was opened.
+  bool is_current() const;
   // Throws kFile when the file has been written to since it was opened.
   void check_unchanged() const;
 
@@ -62,6 +68,8 @@ class SafetensorsFile {
   bool contains(std::string_view name) const;
   // Throws kFile with the nearest name when there is no such tensor.
   TensorSource tensor(std::string_view name) const;
+  // Whether the path, and those of the files that were opened so far, still lead to what was opened.
+  bool is_current() const;
   // A metadata value of a single file; nullptr where there is none.
   const std::string* metadata(std::string_view key) const;
 
@@ -70,6 +78,7 @@ class SafetensorsFile {
   [[noreturn]] void fail_unknown(std::string_view name) const;
 
   std::string path_;
+  FileIdentity identity_;
   std::string folder_;  // of the index, with its slash
   SafetensorsIndex index_;
   std::unique_ptr<const SafetensorsShard> single_;

@@ -362,6 +362,7 @@ SafetensorsHeaderReader::SafetensorsHeaderReader(std::string path, const std::ar
     source_.refuse(fmt::format("it claims a header of {} bytes, and has {} in all", bytes, file_bytes));
   }
   bytes_ = static_cast<std::size_t>(bytes);
+  text_.reserve(bytes_);  // growing, it would be there twice; memory is taken where it is written to
 }
 
 void SafetensorsHeaderReader::feed(std::string_view piece) {

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 #include <span>
 
 #include "attention/files/json_reader.hpp"
@@ -14,7 +15,9 @@ namespace ringattn {
 
 namespace {
 
-constexpr JsonLimits kIndexLimits{16, std::size_t{1} << 20, HeaderLimits::kNameBytes};
+constexpr JsonLimits kIndexLimits{16, std::size_t{1} << 18, HeaderLimits::kNameBytes};
+
+constexpr std::size_t kMostFiles = 4096;
 
 TextSource index_source(std::string path) {
   return {std::move(path), "safetensors index", "Give the model's *.index.json, or one of its files."};
@@ -68,6 +71,9 @@ class IndexEvents final : public JsonEvents {
       source_.refuse(fmt::format("tensor {} lies in {}, which is no file inside the index's folder", in_quotes(tensor_),
                                  in_quotes(value)));
     }
+    if (files_.insert(value).second && files_.size() > kMostFiles) {
+      source_.refuse(fmt::format("its tensors lie in more than {} files", kMostFiles));
+    }
     if (!index_.weight_map.emplace(tensor_, std::move(value)).second) {
       source_.refuse(fmt::format("it names tensor {} twice", in_quotes(tensor_)));
     }
@@ -93,6 +99,7 @@ class IndexEvents final : public JsonEvents {
   bool in_map_ = false;  // the value of the last key at the top belongs to weight_map
   bool has_map_ = false;
   std::string tensor_;
+  std::set<std::string> files_;
 };
 
 SafetensorsIndex parse_scanned(std::string_view text, const TextSource& source) {
@@ -120,6 +127,7 @@ SafetensorsIndex read_safetensors_index(const std::string& path) {
   }
   JsonScan scan(source, kIndexLimits);
   std::string text;
+  text.reserve(static_cast<std::size_t>(bytes));  // growing, it would be there twice
   std::string piece;
   while (static_cast<std::int64_t>(text.size()) < bytes) {
     piece.resize(std::min<std::size_t>(std::size_t{1} << 20, static_cast<std::size_t>(bytes) - text.size()));

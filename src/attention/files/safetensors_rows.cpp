@@ -16,7 +16,7 @@ static_assert(std::endian::native == std::endian::little, "safetensors data are 
 
 namespace {
 
-constexpr std::int64_t kSmallTensorBytes = std::int64_t{1} << 28;
+constexpr std::int64_t kSmallTensorBytes = std::int64_t{1} << 24;
 
 struct OrderRow {
   AxisOrder order;

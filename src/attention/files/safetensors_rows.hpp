@@ -72,7 +72,7 @@ void scatter_rows(std::span<const std::byte> dense, std::int64_t head, std::int6
 void read_rows(const TensorSource& tensor, const RowGrid& grid, std::span<const PackedRun> runs,
                const MutableTensorView& rows);
 
-// Whole small tensors of rank 1. Throw kFile for other ranks and dtypes, and beyond 256 MiB.
+// Whole small tensors of rank 1. Throw kFile for other ranks and dtypes, and beyond 16 MiB.
 std::vector<std::int64_t> read_integers(const TensorSource& tensor);  // I32 or I64: cu_seqlens, q_offset
 std::vector<float> read_floats(const TensorSource& tensor);           // F32, BF16 or F16: sinks
 

@@ -3,6 +3,8 @@
 
 #include <utility>
 
+#include "attention/job/one_input.hpp"
+
 namespace ringattn {
 
 PreparedFileJob::PreparedFileJob(FileJob job, Transport& transport, Options options)
@@ -11,6 +13,7 @@ PreparedFileJob::PreparedFileJob(FileJob job, Transport& transport, Options opti
     input_.emplace(job_.input, job_.numerics);
     if (!job_.output.empty() && meeting_.rank() == 0) check_output_path(job_.output, job_.replace);
   });
+  agree_on_input(meeting_, *input_);
   attention_.emplace(input_->job(), transport, std::move(options));
 }
 

@@ -39,8 +39,8 @@ struct FileJobResult {
 // the object.
 class PreparedFileJob {
  public:
-  // Opens the input, checks that the output can be written, and chooses kernel, layout and plan. Reads no rows. Throws
-  // kFile, and what JobInput and Attention throw.
+  // Opens the input, checks that all ranks have the same one and that the output can be written, and chooses kernel,
+  // layout and plan. Reads samples of the rows. Throws kFile, and what JobInput and Attention throw.
   PreparedFileJob(FileJob job, Transport& transport, Options options);
 
   const JobInput& input() const { return *input_; }

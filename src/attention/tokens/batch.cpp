@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <string_view>
 
 #include "base/error.hpp"
@@ -14,18 +15,24 @@ namespace {
 
 constexpr std::int64_t kFar = std::int64_t{1} << 60;
 
-std::vector<std::int64_t> lengths(const std::vector<Sequence>& sequences, std::int64_t Sequence::*length) {
+std::vector<std::int64_t> lengths(const SequenceList& sequences, std::int64_t Sequence::*length) {
   std::vector<std::int64_t> result;
   result.reserve(sequences.size());
   for (const Sequence& sequence : sequences) result.push_back(sequence.*length);
   return result;
 }
 
-std::vector<std::int64_t> cumulate(const std::vector<Sequence>& sequences, std::int64_t Sequence::*length) {
+std::vector<std::int64_t> cumulate(const SequenceList& sequences, std::int64_t Sequence::*length) {
   std::vector<std::int64_t> cumulative{0};
   cumulative.reserve(sequences.size() + 1);
   for (const Sequence& sequence : sequences) cumulative.push_back(cumulative.back() + sequence.*length);
   return cumulative;
+}
+
+std::int64_t sum(const SequenceList& sequences, std::int64_t Sequence::*length) {
+  std::int64_t total = 0;
+  for (const Sequence& sequence : sequences) total += sequence.*length;
+  return total;
 }
 
 void check_cumulative(std::string_view name, std::span<const std::int64_t> cu) {
@@ -47,15 +54,35 @@ void check_cumulative(std::string_view name, std::span<const std::int64_t> cu) {
 
 }  // namespace
 
-std::int64_t Batch::q_tokens() const { return cu_q().back(); }
-std::int64_t Batch::k_tokens() const { return cu_k().back(); }
+SequenceList SequenceList::with_offset(std::int64_t q_offset) const {
+  if (!all_) return {static_cast<std::int64_t>(count_), {each_.q_len, each_.k_len, q_offset}};
+  std::vector<Sequence> moved = *all_;
+  for (Sequence& sequence : moved) sequence.q_offset = q_offset;
+  return moved;
+}
+
+void SequenceList::push_back(const Sequence& sequence) {
+  if (!all_ || all_.use_count() > 1) all_ = std::make_shared<std::vector<Sequence>>(begin(), end());
+  all_->push_back(sequence);
+  ++count_;
+}
+
+bool SequenceList::operator==(const SequenceList& other) const {
+  if (count_ != other.count_) return false;
+  if (all_ && all_ == other.all_) return true;
+  if (!all_ && !other.all_) return count_ == 0 || each_ == other.each_;
+  return std::equal(begin(), end(), other.begin());
+}
+
+std::int64_t Batch::q_tokens() const { return sum(sequences, &Sequence::q_len); }
+std::int64_t Batch::k_tokens() const { return sum(sequences, &Sequence::k_len); }
 std::vector<std::int64_t> Batch::q_lengths() const { return lengths(sequences, &Sequence::q_len); }
 std::vector<std::int64_t> Batch::k_lengths() const { return lengths(sequences, &Sequence::k_len); }
 std::vector<std::int64_t> Batch::cu_q() const { return cumulate(sequences, &Sequence::q_len); }
 std::vector<std::int64_t> Batch::cu_k() const { return cumulate(sequences, &Sequence::k_len); }
 
 Batch uniform_batch(std::int64_t count, std::int64_t q_len, std::int64_t k_len) {
-  return std::vector<Sequence>(static_cast<std::size_t>(count), Sequence{q_len, k_len, k_len - q_len});
+  return SequenceList(count, {q_len, k_len, k_len - q_len});
 }
 
 Batch packed_batch(std::span<const std::int64_t> cu_q, std::span<const std::int64_t> cu_k,
@@ -82,7 +109,11 @@ Batch packed_batch(std::span<const std::int64_t> cu_q, std::span<const std::int6
 }
 
 void check_batch(const Batch& batch) {
-  for (std::size_t i = 0; i < batch.sequences.size(); ++i) {
+  if (batch.sequences.size() > static_cast<std::size_t>(kMostSequences)) {
+    fail(ErrorCode::kUsage, fmt::format("a batch of {}", counted(batch.sequences.size(), "sequence")),
+         fmt::format("at most {} are possible", kMostSequences), "Compute them in several jobs.");
+  }
+  for (std::size_t i = 0; i < batch.sequences.distinct(); ++i) {
     const Sequence& s = batch.sequences[i];
     if (s.q_len < 0 || s.k_len < 0 || s.q_len > kFar || s.k_len > kFar) {
       fail(ErrorCode::kUsage, fmt::format("sequence {} has {} queries and {} keys", i, s.q_len, s.k_len),

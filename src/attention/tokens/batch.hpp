@@ -3,8 +3,11 @@
 // op, so jobs, layouts and plans share it.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <iterator>
+#include <memory>
 #include <span>
 #include <utility>
 #include <vector>
@@ -20,11 +23,76 @@ struct Sequence {
   bool operator==(const Sequence&) const = default;
 };
 
+// How many sequences a batch may have: tables of a plan hold each of them.
+inline constexpr std::int64_t kMostSequences = std::int64_t{1} << 20;
+
+// Sequences in order: equal ones as one and their number, others as a list that copies share until one of them grows.
+// So a batch may be named before anyone has looked whether there is room for it, and the ranks of a process share it.
+class SequenceList {
+ public:
+  class Iterator {
+   public:
+    using iterator_category = std::forward_iterator_tag;
+    using value_type = Sequence;
+    using difference_type = std::ptrdiff_t;
+    using pointer = const Sequence*;
+    using reference = const Sequence&;
+
+    Iterator() = default;
+    Iterator(const SequenceList& list, std::size_t at) : list_(&list), at_(at) {}
+    reference operator*() const { return (*list_)[at_]; }
+    pointer operator->() const { return &(*list_)[at_]; }
+    Iterator& operator++() {
+      ++at_;
+      return *this;
+    }
+    Iterator operator++(int) {
+      Iterator before = *this;
+      ++at_;
+      return before;
+    }
+    bool operator==(const Iterator& other) const { return at_ == other.at_; }
+
+   private:
+    const SequenceList* list_ = nullptr;
+    std::size_t at_ = 0;
+  };
+  using const_iterator = Iterator;
+  using iterator = Iterator;
+  using value_type = Sequence;
+
+  SequenceList() = default;
+  SequenceList(std::vector<Sequence> all)
+      : count_(all.size()), all_(std::make_shared<std::vector<Sequence>>(std::move(all))) {}
+  SequenceList(std::initializer_list<Sequence> all) : SequenceList(std::vector<Sequence>(all)) {}
+  // `count` times the same.
+  SequenceList(std::int64_t count, const Sequence& each) : count_(static_cast<std::size_t>(count)), each_(each) {}
+
+  std::size_t size() const { return count_; }
+  bool empty() const { return count_ == 0; }
+  const Sequence& operator[](std::size_t i) const { return all_ ? (*all_)[i] : each_; }
+  Iterator begin() const { return {*this, 0}; }
+  Iterator end() const { return {*this, count_}; }
+  void push_back(const Sequence& sequence);
+  // Those that differ from each other, as far as that is known: all of a list, one of equal ones.
+  std::size_t distinct() const { return all_ ? count_ : count_ > 0 ? 1 : 0; }
+  // The same sequences with their first queries at this position.
+  SequenceList with_offset(std::int64_t q_offset) const;
+
+  bool operator==(const SequenceList& other) const;
+
+ private:
+  std::size_t count_ = 0;
+  Sequence each_;                               // where there is no list
+  std::shared_ptr<std::vector<Sequence>> all_;  // [count_]
+};
+
 // Sequences lie packed one after the other on the token axis of queries and on that of keys.
 struct Batch {
-  std::vector<Sequence> sequences;
+  SequenceList sequences;
 
   Batch() = default;
+  Batch(SequenceList all) : sequences(std::move(all)) {}
   Batch(std::vector<Sequence> all) : sequences(std::move(all)) {}
   Batch(std::initializer_list<Sequence> all) : sequences(all) {}
 
@@ -48,7 +116,7 @@ Batch uniform_batch(std::int64_t count, std::int64_t q_len, std::int64_t k_len);
 Batch packed_batch(std::span<const std::int64_t> cu_q, std::span<const std::int64_t> cu_k,
                    std::span<const std::int64_t> q_offset);
 
-// Throws kUsage for negative lengths, and for lengths or offsets beyond ±2^60.
+// Throws kUsage for more than kMostSequences, negative lengths, and for lengths or offsets beyond ±2^60.
 void check_batch(const Batch& batch);
 
 }  // namespace ringattn

@@ -82,6 +82,43 @@ TEST(FlatTables, RefuseDepthAndDuplicates) {
   EXPECT_EQ(parse_toml_table("s = " + toml_quoted("a\"\\\n\x7f"), "f", ErrorCode::kFile).at(0).text, "a\"\\\n\x7f");
 }
 
+std::string dotted(int segments) {
+  std::string key = "a";
+  for (int i = 1; i < segments; ++i) key += ".a";
+  return key;
+}
+
+// What toml++ would build by recursion is refused before it is asked, wherever it stands.
+TEST(FlatTables, RefuseDeepTomlBeforeItIsParsed) {
+  const std::string deep = dotted(40000);
+  for (const std::string& text :
+       {deep + " = 1\n", "[" + deep + "]\n", "[[" + deep + "]]\n", "x = {" + deep + " = 1}\n", "x = 1\n " + deep,
+        "x = \"\"\"\"a\"\"\"\"\"\n" + deep + " = 1\n", "x = '''b'''''\n" + deep + " = 1\n",
+        "x = \"a\\\"\"\n" + deep + " = 1\n", "# \"\"\"\n" + deep + " = 1\n", "x = '\\'\n" + deep + " = 1\n",
+        "x = \"\"\n" + deep + " = 1\n", "\xEF\xBB\xBF" + deep + " = 1\n", "# \xe2\x80\xa8" + deep + " = 1\n",
+        "# \xc2\x85" + deep + " = 1\n", "# \v" + deep + " = 1\n", "# \r" + deep + " = 1\n",
+        "x = " + std::string(100000, '[') + "\n", std::string(100000, '[') + "\n",
+        "x = " + std::string(9, '[') + std::string(9, ']')}) {
+    refused([&] { parse_toml_table(text, "f.toml", ErrorCode::kUsage); }, ErrorCode::kUsage);
+  }
+  const std::string line =
+      refused([&] { parse_toml_table("x = 1\n" + deep + " = 1", "f.toml", ErrorCode::kFile); }, ErrorCode::kFile);
+  EXPECT_NE(line.find("line 2: a key has more than 8 segments"), std::string::npos) << line;
+}
+
+TEST(FlatTables, TakeDotsThatAreNoDepth) {
+  const std::string dots(1000, '.');
+  const std::string text = "# " + dots + "[[[[[[[[[[[\nz = \"" + dots + "\" # " + dots + "\nb = '''\n" + dots +
+                           "'''''\nc = \"\"\"\\\"\"\"\\\"" + dots + "\"\"\"\"\"\n" + dotted(7) +
+                           ".b = 0.5\n[t]\nx = 1\r\ny = 2\n";
+  const auto entries = parse_toml_table(text, "f.toml", ErrorCode::kFile);
+  ASSERT_EQ(entries.size(), 6U);
+  EXPECT_EQ(entries[0].text, dots);
+  EXPECT_EQ(entries[1].text, dots + "''");
+  EXPECT_EQ(entries[2].text, "\"\"\"\"" + dots + "\"\"");
+  EXPECT_EQ(entries[5].key, "t.y");
+}
+
 Golden golden() {
   return {"0.1.0", "0123456789ab", "feed", "cpu_fold", "AVX2", "a job", std::string(32, 'a'), std::string(32, '0')};
 }

@@ -30,6 +30,30 @@ TEST(UniformBatch, AlignsQueriesToTheEnd) {
   EXPECT_EQ(uniform_batch(0, 3, 10), Batch());
 }
 
+TEST(SequenceList, HoldsEqualSequencesAsTheirNumber) {
+  const std::int64_t many = std::int64_t{1} << 40;
+  const Batch batch = uniform_batch(many, 3, 5);
+  EXPECT_EQ(batch.sequences.size(), static_cast<std::size_t>(many));
+  EXPECT_EQ(batch.sequences.distinct(), 1U);
+  EXPECT_EQ(batch.sequences[static_cast<std::size_t>(many) - 1], (Sequence{3, 5, 2}));
+  EXPECT_EQ(batch.sequences, uniform_batch(many, 3, 5).sequences);
+  EXPECT_NE(batch.sequences, uniform_batch(many, 3, 4).sequences);
+  EXPECT_EQ(uniform_batch(2, 3, 5).sequences, (std::vector<Sequence>{{3, 5, 2}, {3, 5, 2}}));
+  EXPECT_EQ(batch.sequences.with_offset(-1)[7], (Sequence{3, 5, -1}));
+  EXPECT_EQ(testing::error_of([&] { check_batch(batch); }).code(), ErrorCode::kUsage);
+  EXPECT_NO_THROW(check_batch(uniform_batch(kMostSequences, 0, 0)));
+}
+
+TEST(SequenceList, GrowsWithoutItsCopies) {
+  SequenceList list = uniform_batch(2, 1, 1).sequences;
+  list.push_back({7, 8, 9});
+  const SequenceList copy = list;
+  list.push_back({4, 4, 0});
+  EXPECT_EQ(copy, (std::vector<Sequence>{{1, 1, 0}, {1, 1, 0}, {7, 8, 9}}));
+  EXPECT_EQ(list, (std::vector<Sequence>{{1, 1, 0}, {1, 1, 0}, {7, 8, 9}, {4, 4, 0}}));
+  EXPECT_EQ(list.with_offset(5)[3], (Sequence{4, 4, 5}));
+}
+
 TEST(PackedBatch, TakesOffsetsOrAligns) {
   const Numbers cu_q = {0, 2, 2, 6};
   const Numbers cu_k = {0, 5, 9, 10};

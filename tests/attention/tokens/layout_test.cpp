@@ -115,7 +115,7 @@ TEST(Layout, QueriesOfAnotherLengthAreDealtOnTheirOwn) {
 TEST(Layout, ShortSequencesLiveWholeOnTheLeastLoadedRank) {
   // One long sequence and a hundred short ones: the short ones are not cut, and every rank has the same work.
   constexpr double kTolerance = 0.01;
-  std::vector<Sequence> sequences = uniform_batch(1, 32768, 32768).sequences;
+  std::vector<Sequence> sequences{{32768, 32768, 0}};
   for (std::int64_t i = 0; i < 100; ++i) sequences.push_back({200 + 7 * i, 200 + 7 * i, 0});
   const Job job = job_of(sequences);
   const JobLayout layout = make_layout(job, 8, {}, 1, kKeyTile);

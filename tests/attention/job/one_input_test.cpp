@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks that open their input by name compute with one input, or not at all.
+#include "attention/job/one_input.hpp"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "attention/files/safetensors_writer.hpp"
+#include "attention/job/file_job.hpp"
+#include "comm/threads.hpp"
+#include "tests/support/error_of.hpp"
+#include "tests/support/temporary_folder.hpp"
+
+namespace ringattn {
+namespace {
+
+constexpr std::int64_t kTokens = 4096;  // 512 KiB each of q, k and v: four times what is sampled of them
+constexpr std::int64_t kDim = 64;
+constexpr std::int64_t kBytes = kTokens * kDim * 2;
+
+// q, k and v of one head, of zeros but for one byte of q.
+void write_input(const std::string& path, std::int64_t changed_byte, const FileMetadata& metadata = {}) {
+  const SafetensorsPlan plan = plan_safetensors({{"q", FileDtype::kBf16, {kTokens, 1, kDim}},
+                                                 {"k", FileDtype::kBf16, {kTokens, 1, kDim}},
+                                                 {"v", FileDtype::kBf16, {kTokens, 1, kDim}}},
+                                                metadata);
+  const auto writer = SafetensorsWriter::create(plan, path, true);
+  std::vector<std::byte> bytes(kBytes);
+  writer->write_bytes("k", bytes);
+  writer->write_bytes("v", bytes);
+  bytes[static_cast<std::size_t>(changed_byte)] = std::byte{1};
+  writer->write_bytes("q", bytes);
+  writer->commit();
+}
+
+// What two ranks say to a job whose input has a path of its own on each.
+std::optional<Error> run_on_two(const std::string& zeros, const std::string& ones) {
+  Options options;
+  options.kernel.backend = "cpu";
+  options.threads = 1;
+  try {
+    run_ranks(make_threads_world(2), [&](Transport& world) {
+      FileJob job;
+      job.input = FileInput{world.rank() == 0 ? zeros : ones};
+      job.numerics.mask = {63, 0};
+      run_file_job(job, world, options);
+    });
+  } catch (const Error& error) {
+    return error;
+  }
+  return std::nullopt;
+}
+
+bool names(const Error& error, std::string_view part) {
+  return std::string_view(error.what()).find(part) != std::string_view::npos;
+}
+
+TEST(OneInput, RefusesAnotherFileOnAnotherRank) {
+  const testing::TemporaryFolder folder;
+  const std::string zeros = folder.file("zeros");
+  const std::string ones = folder.file("ones");
+  write_input(zeros, 0);
+  for (const std::int64_t byte : {std::int64_t{1}, kBytes - 1}) {
+    write_input(ones, byte);
+    const auto error = run_on_two(zeros, ones);
+    ASSERT_TRUE(error) << "byte " << byte;
+    EXPECT_EQ(error->code(), ErrorCode::kFile);
+    EXPECT_TRUE(names(*error, "rank 1 on ") && names(*error, " and rank 0 on ") &&
+                names(*error, ones + " against " + zeros + ": the XXH3-128 of samples of its data is "))
+        << error->what();
+  }
+}
+
+TEST(OneInput, NamesSizesAndHeaders) {
+  const testing::TemporaryFolder folder;
+  const std::string zeros = folder.file("zeros");
+  const std::string ones = folder.file("ones");
+  write_input(zeros, 0, {{"note", "one"}});
+  write_input(ones, 0, {{"note", "two"}});
+  const auto header = run_on_two(zeros, ones);
+  ASSERT_TRUE(header);
+  EXPECT_EQ(header->code(), ErrorCode::kFile);
+  EXPECT_TRUE(names(*header, "the XXH3-128 of its header is ")) << header->what();
+  write_input(ones, 0, {{"note", std::string(100, 'x')}});
+  const auto size = run_on_two(zeros, ones);
+  ASSERT_TRUE(size);
+  EXPECT_EQ(size->code(), ErrorCode::kFile);
+  EXPECT_TRUE(names(*size, " bytes against ")) << size->what();
+}
+
+TEST(OneInput, CopiesAreOneInput) {
+  const testing::TemporaryFolder folder;
+  const std::string file = folder.file("file");
+  const std::string copy = folder.file("copy");
+  write_input(file, 7);
+  write_input(copy, 7);  // at another time
+  const auto error = run_on_two(file, copy);
+  EXPECT_FALSE(error) << error->what();
+}
+
+// Samples would not tell these two files from each other; on one host the same path must have led to the same file.
+TEST(OneInput, RefusesAFileThatIsReplacedBetweenTwoOpenings) {
+  const testing::TemporaryFolder folder;
+  const std::string path = folder.file("input");
+  const std::string other = folder.file("other");
+  const std::int64_t unsampled = 5000;  // between the first piece and the second
+  write_input(path, unsampled);
+  write_input(other, unsampled + 1);
+  const Error error = testing::error_of([&] {
+    run_ranks(make_threads_world(2), [&](Transport& world) {
+      const Meeting meeting(world, Patience(30.0));
+      std::optional<JobInput> input;
+      for (int rank = 0; rank < 2; ++rank) {
+        if (rank == 1 && world.rank() == 1) std::filesystem::rename(other, path);
+        if (rank == world.rank()) input.emplace(FileInput{path}, Numerics{});
+        meeting.barrier();
+      }
+      agree_on_input(meeting, *input);
+    });
+  });
+  EXPECT_EQ(error.code(), ErrorCode::kFile);
+  EXPECT_TRUE(names(error, path + ": it was replaced or written to between their openings, device ")) << error.what();
+  EXPECT_TRUE(names(error, "leave it alone while the job runs.")) << error.what();
+}
+
+TEST(OneInput, RefusesAFileThatIsWrittenToWhileItIsRead) {
+  const testing::TemporaryFolder folder;
+  const std::string path = folder.file("input");
+  write_input(path, 0);
+  const Error error = testing::error_of([&] {
+    run_ranks(make_threads_world(2), [&](Transport& world) {
+      FileJob job;
+      job.input = FileInput{path};
+      Options options;
+      options.kernel.backend = "cpu";
+      options.threads = 1;
+      PreparedFileJob prepared(job, world, options);
+      if (world.rank() == 0) {
+        std::filesystem::last_write_time(path, std::filesystem::file_time_type::clock::now() + std::chrono::hours(1));
+      }
+      prepared.run();
+    });
+  });
+  EXPECT_EQ(error.code(), ErrorCode::kFile);
+  EXPECT_TRUE(names(error, "has changed")) << error.what();
+}
+
+// Ranks of a process have it in memory once; whoever comes after it was replaced sees the new one.
+TEST(OneInput, IsOpenOnceInAProcess) {
+  const testing::TemporaryFolder folder;
+  const FileInput input{folder.file("input")};
+  write_input(input.path, 0);
+  const auto first = open_input_file(input);
+  EXPECT_EQ(open_input_file(input), first);
+  FileInput other = input;
+  other.order = AxisOrder::kHtd;
+  EXPECT_NE(open_input_file(other), first);
+  write_input(input.path, 1);
+  const auto second = open_input_file(input);
+  EXPECT_NE(second, first);
+  EXPECT_NE(fingerprints(second->tensors.used).at(0).data, fingerprints(first->tensors.used).at(0).data);
+}
+
+}  // namespace
+}  // namespace ringattn

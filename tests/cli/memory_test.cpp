@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a refusal may cost: at most 64 MB and twice the header, and a few seconds, whatever files and flags ask for.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+
+#include "tests/cli/tool.hpp"
+#include "tests/support/temporary_folder.hpp"
+
+namespace ringattn::testing {
+namespace {
+
+constexpr std::int64_t kMost = 64'000'000;
+constexpr double kMostSeconds = 10.0;  // of the processors' time: others may be busy with something else
+
+// Bytes of a file's start whose reading explains memory.
+std::int64_t header_bytes(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::uint64_t bytes = 0;
+  file.read(reinterpret_cast<char*>(&bytes), sizeof bytes);
+  return static_cast<std::int64_t>(bytes);
+}
+
+class Hostile : public ::testing::Test {
+ protected:
+  // What a refusal costs that reads nothing and plans nothing.
+  static void SetUpTestSuite() { baseline_ = tool({"run", "--nonsense"}).peak_bytes; }
+
+  void expect_refused(const Words& words, int code, std::int64_t header = 0) const {
+    std::string line;
+    for (const std::string& word : words) line += word + " ";
+    const Finished run = tool(words);
+    EXPECT_EQ(run.code, code) << line << run.err;
+    EXPECT_EQ(count_messages(run.err), 1) << line << run.err;
+    EXPECT_LE(run.cpu_seconds, kMostSeconds) << line;
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // whose shadows are memory, too
+    EXPECT_LE(run.peak_bytes - baseline_, kMost + 2 * header) << line << run.err;
+#endif
+  }
+
+  // A tensor of a file: its name, type, shape as JSON, and the bytes that it needs.
+  struct Tensor {
+    std::string name;
+    std::string dtype;
+    std::string shape;
+    std::int64_t bytes = 0;
+  };
+
+  // A sparse file: its data are zeros that take no room. `spaces` of them follow the header's JSON.
+  std::string sparse_file(const std::string& name, const std::vector<Tensor>& tensors, std::size_t spaces = 0) const {
+    std::string json = "{";
+    std::int64_t end = 0;
+    for (const Tensor& tensor : tensors) {
+      json += fmt::format("{}\"{}\":{{\"dtype\":\"{}\",\"shape\":{},\"data_offsets\":[{},{}]}}", json == "{" ? "" : ",",
+                          tensor.name, tensor.dtype, tensor.shape, end, end + tensor.bytes);
+      end += tensor.bytes;
+    }
+    return header_file(name, json + "}", end, spaces);
+  }
+
+  std::string header_file(const std::string& name, const std::string& json, std::int64_t data = 0,
+                          std::size_t spaces = 0) const {
+    const std::uint64_t length = json.size() + spaces;
+    const std::string path = folder_.file(name);
+    {
+      std::ofstream file(path, std::ios::binary);
+      file.write(reinterpret_cast<const char*>(&length), sizeof length);
+      file << json;
+      const std::string piece(4096, ' ');
+      for (std::size_t left = spaces; left > 0; left -= std::min(left, piece.size())) {
+        file.write(piece.data(), static_cast<std::streamsize>(std::min(left, piece.size())));
+      }
+    }
+    std::filesystem::resize_file(path, 8 + length + static_cast<std::uint64_t>(data));
+    return path;
+  }
+
+  // q, k and v of 64 tokens, one head and 8 dims.
+  static std::vector<Tensor> small() {
+    return {{"q", "BF16", "[64,1,8]", 1024}, {"k", "BF16", "[64,1,8]", 1024}, {"v", "BF16", "[64,1,8]", 1024}};
+  }
+  static std::vector<Tensor> with(std::vector<Tensor> tensors, const Tensor& more) {
+    tensors.push_back(more);
+    return tensors;
+  }
+
+  // `piece` of its number, `count` times.
+  std::string repeated(const std::string& name, const std::string& before, int count,
+                       const std::function<std::string(int)>& piece, const std::string& after) const {
+    std::ofstream file(folder_.file(name), std::ios::binary);
+    file << before;
+    for (int i = 0; i < count; ++i) file << piece(i);
+    file << after;
+    return folder_.file(name);
+  }
+
+  TemporaryFolder folder_;
+  static std::int64_t baseline_;
+};
+
+std::int64_t Hostile::baseline_ = 0;
+
+TEST_F(Hostile, BatchesThatTakeNoBytes) {
+  for (const char* shape : {"[268435456,0,1,8]", "[1099511627776,0,1,8]", "[1048577,0,1,8]"}) {
+    const std::string file =
+        sparse_file("in.safetensors", {{"q", "BF16", shape}, {"k", "BF16", shape}, {"v", "BF16", shape}});
+    for (const char* command : {"run", "plan", "verify", "bench"}) {
+      expect_refused({command, "--input", file}, 3, header_bytes(file));
+    }
+    expect_refused({"run", "--input", file, "--ranks", "64"}, 3, header_bytes(file));
+  }
+}
+
+TEST_F(Hostile, ListsThatAreLargerThanTheJob) {
+  constexpr std::int64_t kEntries = std::int64_t{1} << 27;
+  const std::string entries = fmt::format("[{}]", kEntries);
+  for (const Tensor& list :
+       {Tensor{"cu_seqlens_q", "I64", entries, 8 * kEntries}, Tensor{"cu_seqlens_q", "I32", entries, 4 * kEntries},
+        Tensor{"cu_seqlens_k", "I64", entries, 8 * kEntries}, Tensor{"q_offset", "I64", entries, 8 * kEntries},
+        Tensor{"sinks", "BF16", entries, 2 * kEntries}}) {
+    const std::string file = sparse_file("in.safetensors", with(small(), list));
+    expect_refused({"run", "--input", file}, 3, header_bytes(file));
+    expect_refused({"run", "--input", file, "--ranks", "16"}, 3, header_bytes(file));
+  }
+  // As many sequences as there may be, all of them empty, of 64 tokens: read whole, and refused.
+  const std::string largest =
+      sparse_file("in.safetensors", with(small(), {"cu_seqlens_q", "I64", "[1048577]", 8 * 1048577}));
+  expect_refused({"run", "--input", largest, "--ranks", "16"}, 3, header_bytes(largest));
+}
+
+TEST_F(Hostile, Headers) {
+  constexpr std::size_t kSpaces = 30'000'000;
+  const std::string spaces = sparse_file("spaces.safetensors", {{"k", "BF16", "[64,1,8]", 1024}}, kSpaces);
+  expect_refused({"run", "--input", spaces}, 3, header_bytes(spaces));
+  expect_refused({"run", "--input", spaces, "--ranks", "4"}, 3, header_bytes(spaces));
+  std::string zeros;
+  for (int i = 0; i < 1'000'000; ++i) zeros += "0,";
+  const std::string shape =
+      header_file("shape.safetensors", R"({"q":{"dtype":"BF16","shape":[)" + zeros + R"(0],"data_offsets":[0,0]}})");
+  expect_refused({"run", "--input", shape}, 3, header_bytes(shape));
+  std::string many = "{";
+  for (int i = 0; i < 65000; ++i) {
+    many += fmt::format("{}\"t{}\":{{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}}", i == 0 ? "" : ",", i);
+  }
+  const std::string tensors = header_file("tensors.safetensors", many + "}");
+  expect_refused({"run", "--input", tensors}, 3, header_bytes(tensors));
+  std::string metadata = R"({"__metadata__":{)";
+  for (int i = 0; i < 300000; ++i) metadata += fmt::format("{}\"k{}\":\"v\"", i == 0 ? "" : ",", i);
+  const std::string keys = header_file("metadata.safetensors", metadata + "}}");
+  expect_refused({"run", "--input", keys}, 3, header_bytes(keys));
+}
+
+TEST_F(Hostile, Tables) {
+  const auto dots = [&](int segments) {
+    return repeated(
+        "deep.toml", "a", segments, [](int) { return ".a"; }, " = 1\n");
+  };
+  expect_refused({"run", "--config", dots(40000), "--dry-run"}, 2);
+  expect_refused({"plan", "--machine", dots(300000)}, 3);
+  const std::string brackets = repeated(
+      "deep.toml", "a = ", 500000, [](int) { return "["; }, "\n");
+  expect_refused({"run", "--config", brackets}, 2);
+  const auto key = [](int i) { return fmt::format("{}\"k{}\":1", i == 0 ? "" : ",", i); };
+  expect_refused({"plan", "--machine", repeated("keys.json", "{", 80000, key, "}")}, 3);
+  const std::string nested = repeated(
+      "deep.json", "", 100000, [](int) { return "{\"a\":"; }, "");
+  expect_refused({"plan", "--machine", nested}, 3);
+  expect_refused({"verify", "--synthetic", "1", "--seq", "128", "--golden", nested}, 3);
+
+  const auto shard = [](int i) { return fmt::format("{}\"t{}\":\"f{}\"", i == 0 ? "" : ",", i, i); };
+  const std::string index = repeated("m.index.json", "{\"weight_map\":{", 1000000, shard, "}}");
+  expect_refused({"run", "--input", index}, 3);
+  const std::string files = repeated("n.index.json", "{\"weight_map\":{", 260000, shard, "}}");
+  expect_refused({"run", "--input", files}, 3, static_cast<std::int64_t>(std::filesystem::file_size(files)));
+  const auto tensor = [](int i) { return fmt::format("{}\"t{}\":\"f\"", i == 0 ? "" : ",", i); };
+  const std::string whole = repeated("o.index.json", "{\"weight_map\":{", 260000, tensor, "}}");
+  expect_refused({"run", "--input", whole}, 3, static_cast<std::int64_t>(std::filesystem::file_size(whole)));
+
+  const Words bench{"bench", "--seq", "128", "--against"};
+  expect_refused(bench + Words{repeated(
+                             "l.jsonl", "", 9000, [](int) { return std::string(2000, '['); }, "\n")},
+                 3);
+  expect_refused(
+      bench + Words{repeated(
+                  "l.jsonl", "{\"a\":[", 4000, [](int) { return "1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,"; }, "1]}\n")},
+      3);
+  expect_refused(bench + Words{repeated(
+                             "l.jsonl", "", 1000000, [](int) { return "{\"schema\":1}\n"; }, "")},
+                 3);
+}
+
+TEST_F(Hostile, Flags) {
+  const Words seed{"run", "--synthetic", "1"};
+  const Words cases[] = {{"--batch", "1048576", "--ranks", "64", "--dry-run"},
+                         {"--seq", "1", "--batch", "1048576", "--ranks", "64", "--dry-run"},
+                         {"--seq", "1", "--batch", "1048576", "--memory", "1k"},
+                         {"--seq", "1024g"},
+                         {"--seq", "1g", "--stripe", "1", "--ranks", "64"},
+                         {"--seq", "16m", "--stripe", "1", "--ranks", "4", "--memory", "1k"},
+                         {"--seq", "64m", "--stripe", "1"},
+                         {"--seq", "128m", "--ranks", "64", "--memory", "1g"},
+                         {"--seq", "128m", "--ranks", "512"},
+                         {"--seq", "1m", "--heads", "65536", "--kv-heads", "65536", "--head-dim", "256"}};
+  for (const Words& words : cases) expect_refused(seed + words, 5);
+  expect_refused({"bench", "--dry-run", "--total-tokens", "8g"}, 5);
+  expect_refused({"plan", "--seq", "1g", "--world", "1m"}, 5);
+  expect_refused({"plan", "--seq", "1024g", "--world", "2-1m*2"}, 5);
+  const Words contradictions[] = {
+      {"bench", "--dry-run", "--total-tokens", "8g", "--seq", "16"},
+      {"run", "--synthetic", "1", "--seq", "0", "--batch", "16777216"},
+      {"plan", "--seq", "1", "--batch", "16777216", "--world", "1m"},
+      {"plan", "--seq", "1-1g*1.0000001"},
+      {"verify", "--synthetic", "1", "--against", "oracle", "--rows", "1152921504606846976"},
+      {"run", "--synthetic", "1", "--seq", "1024g", "--heads", "65536", "--batch", "1024"}};
+  for (const Words& words : contradictions) expect_refused(words, 2);
+}
+
+}  // namespace
+}  // namespace ringattn::testing
