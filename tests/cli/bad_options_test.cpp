@@ -286,7 +286,7 @@ TEST(BadConfigFiles, AreRefused) {
       {"RINGATTN_HEADS = 8\n", "there is no key RINGATTN_HEADS"},
       {std::string_view("heads = \"8\0\"\n", 13), "TOML"},
       {"\xff\xfe", "is not valid TOML"},
-      {"a = {b = {c = {d = {e = {f = {g = {h = {i = {j = 1}}}}}}}}}\n", "lies too deep"},
+      {"a = {b = {c = {d = {e = {f = {g = {h = {i = {j = 1}}}}}}}}}\n", "is nested deeper than 8 levels"},
   };
   for (const auto& [text, expected] : cases) {
     const std::string file = folder.write("job.toml", text);

@@ -69,18 +69,19 @@ __device__ __forceinline__ float4 join(const float4& closed, const float4& open,
 // Which groups the rows of a CTA have, in shared memory: the tile loop leaves no register free. Rows of a query tile
 // fold the same key tiles, so it is the same for all of them. Written once; what changes follows from the tile.
 struct Groups {
-  bool begins_open;    // the work goes on with a group, which is in registers
-  bool begins_closed;  // and with groups before it, in memory
-  int first_close;     // the first of the item's tiles at which a group is closed
+  std::int32_t first_close;    // the first of the item's tiles at which a group is closed; then every kGroupTiles-th
+  std::int32_t begins_open;    // whether the work goes on with a group, which is in registers
+  std::int32_t begins_closed;  // and with groups before it, in memory
 
-  // Whether a group begins with this tile of the item, and what is open before it is another one.
-  __device__ __forceinline__ bool closes_at(const cuda::WorkItem& item, int tile) const {
-    return (static_cast<std::uint32_t>(item.first_tile) + tile) % kGroupTiles == 0 && (tile > 0 || begins_open);
+  // By an explicit instruction: what the compiler reads ahead of the loop, it spills.
+  __device__ __forceinline__ bool closes_at(int tile) const {
+    const int behind = tile - cuda::load_shared_number(cuda::shared_address(&first_close));
+    return behind >= 0 && behind % kGroupTiles == 0;
   }
   // Whether there are closed groups when the item comes to this tile; a group that it closes is not one of them.
-  __device__ __forceinline__ bool closed(int tile) const { return begins_closed || first_close < tile; }
+  __device__ __forceinline__ bool closed(int tile) const { return begins_closed != 0 || first_close < tile; }
   // Whether a group is open behind the last of the item's tiles.
-  __device__ __forceinline__ bool open(int tiles) const { return begins_open || tiles > 0; }
+  __device__ __forceinline__ bool open(int tiles) const { return begins_open != 0 || tiles > 0; }
 };
 
 // Where closed groups lie: in the rows' state, where the task has one; else in scratch memory. That is cut into slots,
@@ -210,8 +211,7 @@ __device__ __forceinline__ void join_closed(const cuda::FoldParams& p, const cud
 }
 
 template <class C>
-__device__ __forceinline__ void load_state(const cuda::FoldParams& p, const cuda::WorkItem& item, int head,
-                                           RowState<C>& state, Groups& groups) {
+__device__ __forceinline__ Groups groups_of(const cuda::FoldParams& p, const cuda::WorkItem& item, int head) {
   int parts = 0;
   if (p.state.resume) {
     const cuda::StatePlace first(p.state.memory, p.rows, p.heads, C::kDimV, item.row + item.slot_begin, head);
@@ -219,7 +219,12 @@ __device__ __forceinline__ void load_state(const cuda::FoldParams& p, const cuda
   }
   const bool open = (parts & cuda::kHasOpen) != 0;
   const int of_group = static_cast<int>(item.first_tile % kGroupTiles);
-  groups = {open, (parts & cuda::kHasClosed) != 0, of_group == 0 && open ? 0 : kGroupTiles - of_group};
+  return {of_group == 0 && open ? 0 : kGroupTiles - of_group, open, (parts & cuda::kHasClosed) != 0};
+}
+
+template <class C>
+__device__ __forceinline__ void load_state(const cuda::FoldParams& p, const cuda::WorkItem& item, int head,
+                                           RowState<C>& state, bool open) {
   for_each_row<C>([&](int block, int half, int slot) {
     begin_group(state, block, half);
     if (!open || !present(item, slot)) return;

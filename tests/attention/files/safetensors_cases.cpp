@@ -246,7 +246,7 @@ std::vector<FileCase> malformed_indexes() {
       {"byte_order_mark", "\xef\xbb\xbf" + mapped("a.safetensors"), "byte order mark"},
       {"nesting", R"({"metadata":)" + repeat("[", 10'000) + repeat("]", 10'000) + "}", "nested deeper"},
       {"million_members", "{\"weight_map\":{" + repeat("\"q\":\"a\",", (std::size_t{1} << 20) + 1) + "\"z\":\"a\"}}",
-       "more than 1048576 members"},
+       "more than 262144 members"},
       {"long_name", R"({"weight_map":{")" + std::string(5000, 'a') + R"(":"a"}})", "a string of more than 4096"},
       {"text_behind", R"({"weight_map":{}} x)", "isn't JSON"},
       {"nul_behind", std::string(R"({"weight_map":{}})") + '\0', "a byte of value 0"},
