@@ -66,7 +66,7 @@ void check_decode_step(const DecodeSpec& spec, const DecodeLimits& limits, const
   const std::int64_t size = step.k.page_size;
   if (size < kLeastPage || size > kMostPage || !std::has_single_bit(static_cast<std::uint64_t>(size))) {
     fail(ErrorCode::kUsage, fmt::format("pages of {} tokens", size), "16, 32, 64, 128 and 256 are supported",
-         {"Choose another ", setting("page_size"), "."});
+         "Choose one of them.");
   }
 }
 

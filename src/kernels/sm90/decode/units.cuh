@@ -6,8 +6,8 @@
 
 #include "kernels/merge.hpp"
 #include "kernels/sm90/decode/decode_map.cuh"
-#include "kernels/sm90/ptx/threads.cuh"
 #include "kernels/sm90/decode/decode_params.hpp"
+#include "kernels/sm90/ptx/threads.cuh"
 
 namespace ringattn::sm90 {
 
