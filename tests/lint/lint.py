@@ -35,7 +35,9 @@ ROOMS = {
 }
 
 # The tables that name every implementation, and so include them all.
-TABLES = {"src/kernels/fold_table.cpp": [room for room in ROOMS if room.startswith("kernels/")]}
+TABLES = {
+    f"src/kernels/{op}_table.cpp": [room for room in ROOMS if room.startswith("kernels/")] for op in ("fold", "decode")
+}
 
 # A vendor's header and the files that may include it.
 VENDORS = {

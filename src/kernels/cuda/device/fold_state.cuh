@@ -73,5 +73,12 @@ __device__ __forceinline__ float multiply_flushed(float a, float b) {
   asm("mul.rn.ftz.f32 %0, %1, %2;" : "=f"(product) : "f"(a), "f"(b));
   return product;
 }
+// Scales what add_flushed() has added, or what had nothing to be added to: a · b is the same whether a came from 0 + a,
+// also for −0 and subnormal numbers. A subnormal b counts as 0.
+__device__ __forceinline__ float scale_flushed(float a, float b) {
+  float product;
+  asm("fma.rn.ftz.f32 %0, %1, %2, 0f00000000;" : "=f"(product) : "f"(a), "f"(b));
+  return product;
+}
 
 }  // namespace ringattn::cuda

@@ -8,6 +8,9 @@ namespace ringattn::cuda {
 inline constexpr int kPanelColumns = 64;
 inline constexpr int kPanelRowBytes = 128;
 
+// Bytes of a panel of so many rows.
+constexpr int panel_bytes(int rows) { return rows * kPanelRowBytes; }
+
 // Bytes of a row in all its panels.
 constexpr int padded_row_bytes(int dim) { return (dim + kPanelColumns - 1) / kPanelColumns * kPanelRowBytes; }
 

@@ -127,8 +127,8 @@ class Consumer {
   // Does the tile again for the rows of this warp that have outgrown their reference.
   __device__ __forceinline__ void weigh_again(Scores& s) {
     Redone<C> redone;
-    redo<C>(params_, unit_, number(), map_.q(unit_), map_.k(ring_.stage()), rows_.shift[0], rows_.shift[1], sum_[0],
-            sum_[1], redone);
+    redo<C>(p_, unit_, number(), map_.q(unit_), map_.k(ring_.stage()), rows_.shift[0], rows_.shift[1], sum_[0], sum_[1],
+            redone);
     take_over<C>(redone, rows_, s, sum_);
   }
   __device__ __forceinline__ void add_sums() {

@@ -3,8 +3,9 @@
 // else; wgmma_wait() waits for them.
 #pragma once
 
-#include "kernels/sm90/fold/rows.cuh"
-#include "kernels/sm90/fold/shared_map.cuh"
+#include "kernels/cuda/device/panels.hpp"
+#include "kernels/cuda/fold_params.hpp"
+#include "kernels/sm90/fold/config.hpp"
 #include "kernels/sm90/ptx/wgmma.cuh"
 
 namespace ringattn::sm90 {
@@ -26,8 +27,8 @@ __device__ __forceinline__ void multiply_q_k(float (&s)[C::kKeyTile / 8][4], std
     const auto at = [step](int panel_bytes) {
       return static_cast<std::uint32_t>((step / 4 * panel_bytes + step % 4 * 32) >> 4);
     };
-    Wgmma<typename C::Element, C::kKeyTile>::ss(s, descriptor(q + at(SharedMap<C>::kQPanel)),
-                                                descriptor(k + at(SharedMap<C>::kTilePanel)), step > 0);
+    Wgmma<typename C::Element, C::kKeyTile>::ss(s, descriptor(q + at(cuda::panel_bytes(kQueryTile))),
+                                                descriptor(k + at(cuda::panel_bytes(C::kKeyTile))), step > 0);
   }
   wgmma_commit();
 }
@@ -37,7 +38,7 @@ template <class C>
 __device__ __forceinline__ void add_p_v(float (&o)[C::kDimV / 8][4],
                                         const std::uint32_t (&probability)[C::kKeyTile / 16][4], std::uint32_t v_tile,
                                         bool first) {
-  const std::uint32_t v = of_warp(descriptor_low(v_tile, SharedMap<C>::kTilePanel));
+  const std::uint32_t v = of_warp(descriptor_low(v_tile, cuda::panel_bytes(C::kKeyTile)));
   pin(o);
   wgmma_fence();
 #pragma unroll

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "kernels/cuda/device/tile_copy.cuh"
-#include "kernels/sm90/fold/rows.cuh"
+#include "kernels/sm90/fold/tile_step.cuh"
 
 namespace ringattn::sm90 {
 
@@ -45,11 +45,10 @@ struct Redone {
 };
 
 // A function of its own, with its results in memory, so that the main loop's registers don't know of it.
-template <class C>
-__device__ __noinline__ void redo(const HopperParams& params, Unit unit, int number, std::uint32_t q_tile,
+template <class C, class AnyUnit>
+__device__ __noinline__ void redo(const cuda::FoldParams& p, AnyUnit unit, int number, std::uint32_t q_tile,
                                   std::uint32_t k_tile, float shift0, float shift1, float sum0, float sum1,
                                   Redone<C>& result) {
-  const cuda::FoldParams& p = params.fold;
   const float old_shift[2] = {shift0, shift1};
   const float old_sum[2] = {sum0, sum1};
   const Columns columns[2] = {visible_columns<C>(unit, 0, number), visible_columns<C>(unit, 1, number)};

@@ -97,17 +97,6 @@ __device__ __forceinline__ void begin_rows(const cuda::FoldParams& p, const Unit
   if (named_any(thread_of_cta() / kWarpgroup, kWarpgroup, open)) rows.flags |= Rows<C>::kOpen;
 }
 
-__device__ __forceinline__ float sum_of_quad(float x) {
-  x = __fadd_rn(x, __shfl_xor_sync(0xffffffffU, x, 1));
-  return __fadd_rn(x, __shfl_xor_sync(0xffffffffU, x, 2));
-}
-
-// The reference of a thread's row; −∞ where its group has seen nothing.
-template <class C>
-__device__ __forceinline__ float reference_of(const Rows<C>& rows, int half) {
-  return rows.seen(half) ? -rows.shift[half] : -INFINITY;
-}
-
 // The reference of a row has moved: the outputs of its closed groups move with it. Seldom, so a function of its own.
 template <class C>
 __device__ __noinline__ void move_closed(float4* outputs, float kept) {
@@ -191,14 +180,6 @@ __device__ __forceinline__ void save_rows(const cuda::FoldParams& p, const Unit&
   }
 }
 
-// Scales what add_flushed() has added, or what had nothing to be added to: a · b is the same whether a came from 0 + a,
-// also for −0 and subnormal numbers. A subnormal b counts as 0.
-__device__ __forceinline__ float scale_flushed(float a, float b) {
-  float product;
-  asm("fma.rn.ftz.f32 %0, %1, %2, 0f00000000;" : "=f"(product) : "f"(a), "f"(b));
-  return product;
-}
-
 // The rows that a warp has left in shared memory: where some are absent, or the copy engine can't write them.
 template <class C>
 __device__ __noinline__ void write_rows(const cuda::FoldParams& p, Unit unit, std::uint32_t staging) {
@@ -246,8 +227,8 @@ __device__ __forceinline__ void stage_rows(const Rows<C>& rows, const float (&in
 #pragma unroll
   for (int n = 0; n < C::kDimV / 8; n += 2) {
     const auto pair = [&](int block, int half) {
-      return cuda::Products<typename C::Element>::pack(scale_flushed(rows.o[block][2 * half], inverse[half]),
-                                                       scale_flushed(rows.o[block][2 * half + 1], inverse[half]));
+      return cuda::Products<typename C::Element>::pack(cuda::scale_flushed(rows.o[block][2 * half], inverse[half]),
+                                                       cuda::scale_flushed(rows.o[block][2 * half + 1], inverse[half]));
     };
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
                      cuda::at_columns<kQueryTile>(to, n / 2)),

@@ -147,8 +147,8 @@ struct SharedMap {
     kSingles
   };
 
-  static constexpr int kQPanel = kQueryTile * kPanelRowBytes;
-  static constexpr int kTilePanel = C::kKeyTile * kPanelRowBytes;
+  static constexpr int kQPanel = cuda::panel_bytes(kQueryTile);
+  static constexpr int kTilePanel = cuda::panel_bytes(C::kKeyTile);
   static constexpr int kQOffset = 0;
   static constexpr int kKOffset = C::kRounds * C::kUnits * C::kQBytes;
   static constexpr int kVOffset = kKOffset + C::kStages * C::kKBytes;

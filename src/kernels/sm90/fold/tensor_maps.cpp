@@ -32,38 +32,56 @@ decltype(&cuTensorMapEncodeTiled) encoder() {
   return found;
 }
 
+bool can_map_stride(std::int64_t elements) {
+  constexpr std::int64_t kMostStride = std::int64_t{1} << 40;  // bytes, exclusive
+  return elements > 0 && elements * kElementBytes % kAlignment == 0 && elements * kElementBytes < kMostStride;
+}
+
+// `rank`: of the map; 4 leaves the pages out.
+CUtensorMap encode(const MappedPages& pages, unsigned rank, Dtype dtype, int box_rows, int box_columns,
+                   CUtensorMapL2promotion promotion) {
+  const MappedTensor& tensor = pages.page;
+  const auto size = [](std::int64_t n) { return static_cast<cuuint64_t>(n); };
+  const std::int64_t panels = box_columns / kPanelColumns;
+  const cuuint64_t sizes[5] = {size(tensor.columns - (panels - 1) * kPanelColumns), size(tensor.rows), size(panels),
+                               size(tensor.heads), size(pages.pages)};
+  const cuuint64_t strides[4] = {size(tensor.token_stride * kElementBytes), size(kPanelColumns * kElementBytes),
+                                 size(tensor.head_stride * kElementBytes), size(pages.page_stride * kElementBytes)};
+  const cuuint32_t box[5] = {kPanelColumns, static_cast<cuuint32_t>(box_rows), static_cast<cuuint32_t>(panels), 1, 1};
+  const cuuint32_t steps[5] = {1, 1, 1, 1, 1};
+  CUtensorMap map;
+  const CUresult result =
+      encoder()(&map, dtype == Dtype::kBf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, rank,
+                const_cast<void*>(tensor.data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                CU_TENSOR_MAP_SWIZZLE_128B, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result != CUDA_SUCCESS) {
+    fail(ErrorCode::kInternal, "the driver refuses a tensor map",
+         fmt::format("error {} for {} x [{}, {}, {}], strides {}, {} and {}", static_cast<int>(result), pages.pages,
+                     tensor.rows, tensor.heads, tensor.columns, pages.page_stride, tensor.token_stride,
+                     tensor.head_stride));
+  }
+  return map;
+}
+
 }  // namespace
 
 bool can_map(const MappedTensor& tensor) {
-  constexpr std::int64_t kMostStride = std::int64_t{1} << 40;  // bytes, exclusive
-  const auto aligned = [](std::int64_t elements) {
-    return elements > 0 && elements * kElementBytes % kAlignment == 0 && elements * kElementBytes < kMostStride;
-  };
   return reinterpret_cast<std::uintptr_t>(tensor.data) % static_cast<std::uintptr_t>(kAlignment) == 0 &&
-         aligned(tensor.token_stride) && aligned(tensor.head_stride) && tensor.rows > 0 &&
+         can_map_stride(tensor.token_stride) && can_map_stride(tensor.head_stride) && tensor.rows > 0 &&
          tensor.rows < std::numeric_limits<std::int32_t>::max();
 }
 
+bool can_map(const MappedPages& tensor) {
+  return can_map(tensor.page) && can_map_stride(tensor.page_stride) && tensor.pages > 0 &&
+         tensor.pages < std::numeric_limits<std::int32_t>::max();
+}
+
 CUtensorMap map_tensor(const MappedTensor& tensor, Dtype dtype, int box_rows, int box_columns) {
-  const auto size = [](std::int64_t n) { return static_cast<cuuint64_t>(n); };
-  const std::int64_t panels = box_columns / kPanelColumns;
-  const cuuint64_t sizes[4] = {size(tensor.columns - (panels - 1) * kPanelColumns), size(tensor.rows), size(panels),
-                               size(tensor.heads)};
-  const cuuint64_t strides[3] = {size(tensor.token_stride * kElementBytes), size(kPanelColumns * kElementBytes),
-                                 size(tensor.head_stride * kElementBytes)};
-  const cuuint32_t box[4] = {kPanelColumns, static_cast<cuuint32_t>(box_rows), static_cast<cuuint32_t>(panels), 1};
-  const cuuint32_t steps[4] = {1, 1, 1, 1};
-  CUtensorMap map;
-  const CUresult result =
-      encoder()(&map, dtype == Dtype::kBf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4,
-                const_cast<void*>(tensor.data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (result != CUDA_SUCCESS) {
-    fail(ErrorCode::kInternal, "the driver refuses a tensor map",
-         fmt::format("error {} for [{}, {}, {}], strides {} and {}", static_cast<int>(result), tensor.rows,
-                     tensor.heads, tensor.columns, tensor.token_stride, tensor.head_stride));
-  }
-  return map;
+  return encode({tensor, 1, tensor.head_stride}, 4, dtype, box_rows, box_columns, CU_TENSOR_MAP_L2_PROMOTION_L2_256B);
+}
+
+CUtensorMap map_pages(const MappedPages& tensor, Dtype dtype, int box_rows, int box_columns) {
+  return encode(tensor, 5, dtype, box_rows, box_columns, CU_TENSOR_MAP_L2_PROMOTION_NONE);
 }
 
 }  // namespace ringattn::sm90

@@ -25,4 +25,15 @@ bool can_map(const MappedTensor& tensor);
 // kInternal where the driver refuses what can_map() allows.
 CUtensorMap map_tensor(const MappedTensor& tensor, Dtype dtype, int box_rows, int box_columns);
 
+// Pages of such a tensor, [pages, rows, heads, columns]: `rows` and the strides of `page` are those of a page.
+struct MappedPages {
+  MappedTensor page;
+  std::int64_t pages;
+  std::int64_t page_stride;
+};
+
+bool can_map(const MappedPages& tensor);
+// As above; a box lies in one page.
+CUtensorMap map_pages(const MappedPages& tensor, Dtype dtype, int box_rows, int box_columns);
+
 }  // namespace ringattn::sm90

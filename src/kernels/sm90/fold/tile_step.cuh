@@ -60,6 +60,18 @@ struct Rows {
   __device__ bool summed(int half) const { return has(kSummed << half); }
 };
 
+// The reference of a thread's row; −∞ where its group has seen nothing.
+template <class C>
+__device__ __forceinline__ float reference_of(const Rows<C>& rows, int half) {
+  return rows.seen(half) ? -rows.shift[half] : -INFINITY;
+}
+
+// A row's l from its threads' shares: each of the four has it.
+__device__ __forceinline__ float sum_of_quad(float x) {
+  x = __fadd_rn(x, __shfl_xor_sync(0xffffffffU, x, 1));
+  return __fadd_rn(x, __shfl_xor_sync(0xffffffffU, x, 2));
+}
+
 // Keys of a tile that a row sees: columns [low, high), counted from the thread's first column. They may lie outside of
 // the tile.
 struct Columns {

@@ -29,6 +29,15 @@ __device__ __forceinline__ void load_box_for(std::uint16_t ctas, std::uint32_t t
       "l"(map), "r"(barrier), "r"(column), "r"(row), "r"(0), "r"(head), "h"(ctas)
       : "memory");
 }
+// A box of one page of a tensor [pages, heads, panels, rows, columns].
+__device__ __forceinline__ void load_page_box(std::uint32_t target, const CUtensorMap* map, std::uint32_t barrier,
+                                              int column, int head, int page, int row) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6, %7}], "
+      "[%2];" ::"r"(target),
+      "l"(map), "r"(barrier), "r"(column), "r"(row), "r"(0), "r"(head), "r"(page)
+      : "memory");
+}
 __device__ __forceinline__ void store_box(const CUtensorMap* map, std::uint32_t source, int column, int head, int row) {
   asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
                "r"(source), "r"(column), "r"(row), "r"(0), "r"(head)

@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cpu/cpu_decode.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#include "kernels/cpu/cpu_backend.hpp"
+#include "kernels/cpu/fold_state.hpp"
+#include "kernels/registry.hpp"
+
+namespace ringattn::cpu {
+
+namespace {
+
+constexpr int kNoTile = std::numeric_limits<int>::max();
+
+std::int64_t groups_of(const TileRange& tiles) {
+  return tiles.empty() ? 0 : (tiles.end - 1) / kGroupTiles + 1 - tiles.begin / kGroupTiles;
+}
+
+int thread_number() {
+#ifdef _OPENMP
+  return omp_get_thread_num();
+#else
+  return 0;
+#endif
+}
+
+// One thread's scratch: views into one allocation.
+struct DecodeScratch {
+  std::byte* k = nullptr;  // [kKeyTile, head_dim], the rows of a tile, wherever their pages lie
+  std::byte* v = nullptr;  // [kKeyTile, head_dim_v]
+  PackedTile tile;
+  float* q = nullptr;              // [rows · ratio, head_dim]
+  float* scores = nullptr;         // [row_block, kKeyTile]
+  float* m = nullptr;              // [rows · ratio]
+  float* l = nullptr;              // [rows · ratio]
+  float* o = nullptr;              // [rows · ratio, o_stride]
+  ColumnRange* visible = nullptr;  // [rows · ratio]
+
+  // As GroupScratch::layout().
+  static std::size_t layout(const FoldSpec& spec, const TileOps& ops, int rows, std::byte* base,
+                            DecodeScratch& scratch) {
+    std::size_t bytes = 0;
+    const auto take = [&]<typename T>(T*& array, std::size_t count) {
+      if (base != nullptr) array = reinterpret_cast<T*>(base + bytes);
+      bytes += (count * sizeof(T) + kVectorAlignment - 1) / kVectorAlignment * kVectorAlignment;
+    };
+    const auto count = [](int n) { return static_cast<std::size_t>(n); };
+    const std::size_t stacked = count(rows) * count(spec.heads / spec.kv_heads);
+    take(scratch.k, kKeyTile * count(spec.head_dim) * size_of(spec.dtype));
+    take(scratch.v, kKeyTile * count(spec.head_dim_v) * size_of(spec.dtype));
+    take(scratch.tile.k, ops.k_floats(spec.head_dim));
+    take(scratch.tile.v, ops.v_floats(spec.head_dim_v));
+    take(scratch.q, stacked * count(spec.head_dim));
+    take(scratch.scores, count(ops.row_block) * kKeyTile);
+    take(scratch.m, stacked);
+    take(scratch.l, stacked);
+    take(scratch.o, stacked * count(ops.o_stride(spec.head_dim_v)));
+    take(scratch.visible, stacked);
+    return bytes;
+  }
+};
+
+// A group of one sequence, for the rows of all query heads of one KV head.
+struct DecodeUnit {
+  std::int64_t sequence;
+  int kv_head;
+  std::int64_t group;  // of the sequence
+};
+
+class CpuDecode final : public DecodeKernel {
+ public:
+  CpuDecode(const DecodeSpec& spec, const CpuBackend& backend)
+      : decode_(spec), spec_(spec.fold), ops_(backend.tile_ops()), threads_(backend.threads()) {}
+
+  int key_tile() const override { return kKeyTile; }
+  std::size_t scratch_bytes(const DecodeLimits& limits) const override {
+    return thread_bytes(limits) * static_cast<std::size_t>(threads_) + partial_bytes(limits);
+  }
+  void reserve(const DecodeLimits& limits) override {
+    limits_ = limits;
+    scratch_ = allocate_host(thread_bytes(limits) * static_cast<std::size_t>(threads_));
+    partials_ = allocate_host(partial_bytes(limits));
+  }
+
+  void enqueue(const DecodeStep& step, Stream) override {
+    check_decode_step(decode_, limits_, step);
+    std::vector<DecodeUnit> units;
+    const std::int64_t sequences = step.q.tokens / step.rows;
+    for (std::int64_t s = 0; s < sequences; ++s) {
+      const TileRange tiles = Visibility(spec_.mask, step.lengths[s]).tiles(first_position(step, s), step.rows, kSizes);
+      for (std::int64_t g = 0; g < groups_of(tiles); ++g) {
+        for (int head = 0; head < spec_.kv_heads; ++head) units.push_back({s, head, tiles.begin / kGroupTiles + g});
+      }
+    }
+    const auto unit_count = static_cast<std::int64_t>(units.size());
+    const auto bytes = static_cast<std::int64_t>(thread_bytes(limits_));
+#pragma omp parallel num_threads(threads_)
+    {
+      DecodeScratch scratch;
+      DecodeScratch::layout(spec_, ops_, limits_.rows, scratch_.data() + thread_number() * bytes, scratch);
+#pragma omp for schedule(dynamic, 1)
+      for (std::int64_t i = 0; i < unit_count; ++i) fold_unit(step, units[static_cast<std::size_t>(i)], scratch);
+    }
+#pragma omp parallel for num_threads(threads_) schedule(static)
+    for (std::int64_t row = 0; row < step.q.tokens; ++row) {
+      for (int head = 0; head < spec_.heads; ++head) finish(step, row, head);
+    }
+  }
+
+ private:
+  static constexpr TileSizes kSizes{/*query=*/1, kKeyTile};
+
+  static std::int64_t first_position(const DecodeStep& step, std::int64_t sequence) {
+    return std::int64_t{step.lengths[sequence]} - step.rows;
+  }
+
+  std::size_t thread_bytes(const DecodeLimits& limits) const {
+    DecodeScratch none;
+    return DecodeScratch::layout(spec_, ops_, limits.rows, nullptr, none);
+  }
+  static std::int64_t most_groups(const DecodeLimits& limits) {
+    return std::max<std::int64_t>(1, groups_of({0, (limits.keys + kKeyTile - 1) / kKeyTile}));
+  }
+  // Each row, head and group has room for m, l and O of its own.
+  std::size_t partial_floats() const { return static_cast<std::size_t>(spec_.head_dim_v) + 2; }
+  std::size_t partial_bytes(const DecodeLimits& limits) const {
+    return static_cast<std::size_t>(limits.sequences * limits.rows * spec_.heads * most_groups(limits)) *
+           partial_floats() * sizeof(float);
+  }
+  float* partial_at(std::int64_t row, std::int64_t head, std::int64_t group) const {
+    const std::int64_t index = (row * spec_.heads + head) * most_groups(limits_) + group;
+    return reinterpret_cast<float*>(partials_.data()) + static_cast<std::size_t>(index) * partial_floats();
+  }
+
+  // Copies `keys` rows of one head, from token `first` of the sequence on, to where they lie side by side.
+  static void gather(const DecodeStep& step, const CacheView& cache, const DecodeUnit& unit, std::int64_t first,
+                     int keys, std::byte* rows) {
+    const std::size_t row_bytes = static_cast<std::size_t>(cache.dim) * size_of(cache.dtype);
+    for (int i = 0; i < keys; ++i) {
+      const std::int64_t token = first + i;
+      const std::int32_t* const table = step.block_table.pages;
+      const std::int64_t page =
+          table == nullptr ? unit.sequence : table[unit.sequence * step.block_table.stride + token / cache.page_size];
+      const std::int64_t at = table == nullptr ? token : token % cache.page_size;
+      std::memcpy(rows + static_cast<std::size_t>(i) * row_bytes, cache.at(page, at, unit.kv_head), row_bytes);
+    }
+  }
+
+  void fold_unit(const DecodeStep& step, const DecodeUnit& unit, DecodeScratch& scratch) const {
+    const int ratio = spec_.heads / spec_.kv_heads;
+    const Visibility visibility(spec_.mask, step.lengths[unit.sequence]);
+    const std::int64_t position = first_position(step, unit.sequence);
+    const auto o_stride = static_cast<std::size_t>(ops_.o_stride(spec_.head_dim_v));
+    const auto dim = static_cast<std::size_t>(spec_.head_dim);
+    const auto stacked = static_cast<std::size_t>(step.rows * ratio);
+    for (std::size_t at = 0; at < stacked; ++at) {
+      const std::int64_t row = unit.sequence * step.rows + static_cast<std::int64_t>(at) / ratio;
+      const std::int64_t head = std::int64_t{unit.kv_head} * ratio + static_cast<std::int64_t>(at) % ratio;
+      ops_.widen(step.q.at(row, head), spec_.dtype, spec_.head_dim, scratch.q + at * dim);
+      scratch.m[at] = -std::numeric_limits<float>::infinity();
+      scratch.l[at] = 0.0F;
+      std::fill_n(scratch.o + at * o_stride, o_stride, 0.0F);
+    }
+
+    const TileRange all = visibility.tiles(position, step.rows, kSizes);
+    const std::int64_t begin = std::max(all.begin, unit.group * kGroupTiles);
+    const std::int64_t end = std::min(all.end, (unit.group + 1) * kGroupTiles);
+    const TileShape shape{spec_.dtype, spec_.head_dim, spec_.head_dim_v, spec_.softmax_scale, spec_.softcap};
+    for (std::int64_t tile = begin; tile < end; ++tile) {
+      // The rows that fold it are neighbours, as the ends of their ranges ascend.
+      int first = kNoTile;
+      int last = 0;
+      for (int i = 0; i < step.rows; ++i) {
+        const TileRange tiles = visibility.tiles(position + i, kSizes);
+        if (tile < tiles.begin || tile >= tiles.end) continue;
+        first = std::min(first, i);
+        last = i + 1;
+        std::fill_n(scratch.visible + i * ratio, ratio,
+                    columns_of(visibility.keys(position + i), tile * kKeyTile, kKeyTile));
+      }
+      if (first >= last) continue;
+      const auto keys =
+          static_cast<int>(std::min<std::int64_t>(kKeyTile, step.lengths[unit.sequence] - tile * kKeyTile));
+      gather(step, step.k, unit, tile * kKeyTile, keys, scratch.k);
+      gather(step, step.v, unit, tile * kKeyTile, keys, scratch.v);
+      const KeySource source{dense_view(scratch.k, spec_.dtype, keys, 1, spec_.head_dim),
+                             dense_view(scratch.v, spec_.dtype, keys, 1, spec_.head_dim_v)};
+      ops_.pack(shape, source, 0, 0, keys, scratch.tile);
+      const auto start = static_cast<std::size_t>(first * ratio);
+      ops_.fold(shape, scratch.tile,
+                {scratch.q + start * dim, scratch.m + start, scratch.l + start, scratch.o + start * o_stride,
+                 scratch.visible + start, (last - first) * ratio},
+                scratch.scores);
+    }
+
+    for (std::size_t at = 0; at < stacked; ++at) {
+      const std::int64_t row = unit.sequence * step.rows + static_cast<std::int64_t>(at) / ratio;
+      const std::int64_t head = std::int64_t{unit.kv_head} * ratio + static_cast<std::int64_t>(at) % ratio;
+      float* const partial = partial_at(row, head, unit.group - all.begin / kGroupTiles);
+      partial[0] = scratch.m[at];
+      partial[1] = scratch.l[at];
+      std::copy_n(scratch.o + at * o_stride, spec_.head_dim_v, partial + 2);
+    }
+  }
+
+  // Merges the partials of the groups that the row folds.
+  void finish(const DecodeStep& step, std::int64_t row, int head) const {
+    const std::int64_t sequence = row / step.rows;
+    const Visibility visibility(spec_.mask, step.lengths[sequence]);
+    const std::int64_t position = first_position(step, sequence);
+    const TileRange all = visibility.tiles(position, step.rows, kSizes);
+    const TileRange tiles = visibility.tiles(position + row % step.rows, kSizes);
+    std::vector<float> memory(static_cast<std::size_t>(spec_.head_dim_v));
+    RowState merged;
+    merged.open = {-std::numeric_limits<float>::infinity(), 0.0F, memory.data()};
+    merged.closed = merged.open;
+    for (std::int64_t g = 0; g < groups_of(tiles); ++g) {
+      float* const at = partial_at(row, head, tiles.begin / kGroupTiles + g - all.begin / kGroupTiles);
+      RowState partial;
+      partial.parts = kHasOpen;
+      partial.open = {at[0], at[1], at + 2};
+      merge_row(spec_, ops_, partial, merged);
+    }
+    const float* const sink = spec_.sinks ? step.output.sinks + head : nullptr;
+    const float lse = finish_row(spec_, merge_all(spec_, ops_, merged), sink, step.output.out.at(row, head));
+    if (step.output.lse.data != nullptr) step.output.lse.at(row, head) = lse;
+  }
+
+  DecodeSpec decode_;
+  FoldSpec spec_;
+  const TileOps& ops_;
+  int threads_;
+  DecodeLimits limits_;
+  Buffer scratch_;   // [threads_, thread_bytes]
+  Buffer partials_;  // [rows, heads, groups, partial_floats]
+};
+
+}  // namespace
+
+std::unique_ptr<DecodeKernel> make_cpu_decode(const DecodeSpec& spec, Backend& backend) {
+  return std::make_unique<CpuDecode>(spec, static_cast<const CpuBackend&>(backend));
+}
+
+}  // namespace ringattn::cpu

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/decode.hpp"
+
+#include <fmt/format.h>
+
+#include <bit>
+#include <string_view>
+
+#include "base/error.hpp"
+#include "kernels/registry.hpp"
+
+namespace ringattn {
+
+namespace {
+
+constexpr std::int64_t kLeastPage = 16;
+constexpr std::int64_t kMostPage = 256;
+
+[[noreturn]] void refuse(const std::string& what, const std::string& why) { fail(ErrorCode::kInternal, what, why); }
+
+void check_rows(std::string_view name, const TensorView& view, Dtype dtype, std::int64_t rows, std::int64_t heads,
+                std::int64_t dim) {
+  if (view.dtype == dtype && view.tokens == rows && view.heads == heads && view.dim == dim) return;
+  refuse(fmt::format("{} of a decode step is {} [{}, {}, {}]", name, dtype_name(view.dtype), view.tokens, view.heads,
+                     view.dim),
+         fmt::format("{} [{}, {}, {}] was expected", dtype_name(dtype), rows, heads, dim));
+}
+
+void check_cache(std::string_view name, const CacheView& view, Dtype dtype, std::int64_t heads, std::int64_t dim) {
+  if (view.dtype == dtype && view.heads == heads && view.dim == dim) return;
+  refuse(fmt::format("{} of a decode step is {} [pages, tokens, {}, {}]", name, dtype_name(view.dtype), view.heads,
+                     view.dim),
+         fmt::format("the kernel was made for {} [pages, tokens, {}, {}]", dtype_name(dtype), heads, dim));
+}
+
+}  // namespace
+
+std::string describe(const DecodeSpec& spec) { return "decode, " + describe(spec.fold); }
+
+void check_decode_step(const DecodeSpec& spec, const DecodeLimits& limits, const DecodeStep& step) {
+  const FoldSpec& fold = spec.fold;
+  if (step.rows < 1 || step.rows > limits.rows || step.q.tokens % step.rows != 0 ||
+      step.q.tokens / step.rows > limits.sequences) {
+    refuse(fmt::format("a decode step has {} query rows, {} a sequence", step.q.tokens, step.rows),
+           fmt::format("the kernel was reserved for {} sequences of up to {} rows", limits.sequences, limits.rows));
+  }
+  check_rows("q", step.q, fold.dtype, step.q.tokens, fold.heads, fold.head_dim);
+  check_rows("out", step.output.out, fold.dtype, step.q.tokens, fold.heads, fold.head_dim_v);
+  check_cache("k", step.k, fold.dtype, fold.kv_heads, fold.head_dim);
+  check_cache("v", step.v, fold.dtype, fold.kv_heads, fold.head_dim_v);
+  if (step.k.pages != step.v.pages || step.k.page_size != step.v.page_size) {
+    refuse(fmt::format("k has {} pages of {} tokens, v {} of {}", step.k.pages, step.k.page_size, step.v.pages,
+                       step.v.page_size),
+           "a token's key and value lie at the same place of both");
+  }
+  if (fold.sinks != (step.output.sinks != nullptr)) {
+    refuse(fmt::format("a decode step has {}sinks", fold.sinks ? "no " : ""),
+           fmt::format("the kernel was made {} them", fold.sinks ? "with" : "without"));
+  }
+  const std::int64_t sequences = step.q.tokens / step.rows;
+  if (step.block_table.pages == nullptr) {
+    if (step.k.pages >= sequences) return;
+    refuse(fmt::format("a dense cache of {} sequences serves {}", step.k.pages, sequences),
+           "each has a page of its own");
+  }
+  const std::int64_t size = step.k.page_size;
+  if (size < kLeastPage || size > kMostPage || !std::has_single_bit(static_cast<std::uint64_t>(size))) {
+    fail(ErrorCode::kUsage, fmt::format("pages of {} tokens", size), "16, 32, 64, 128 and 256 are supported",
+         "Choose one of them.");
+  }
+}
+
+}  // namespace ringattn

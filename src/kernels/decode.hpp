@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// Decoding: a few query rows at the end of each of many sequences, over keys in a cache. A decode kernel has the bits
+// of the fold kernel (fold.hpp) of the same name: a row's O and LSE are those that a fold of the whole sequence gives
+// it, by memcmp, with any batch, any page size, any order of pages and any number of CTAs or threads.
+//
+// What changes from step to step, lengths and pages, lies in the kernel's kind of memory. So a step is enqueued without
+// a wait, an allocation or a table of the host's, and a captured one may be replayed while the sequences grow.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "base/memory.hpp"
+#include "base/tensor.hpp"
+#include "kernels/fold.hpp"
+
+namespace ringattn {
+
+class DecodeKernel;
+
+// What is computed: what the fold of the same spec computes.
+struct DecodeSpec {
+  using Kernel = DecodeKernel;  // what computes it (registry.hpp)
+
+  FoldSpec fold;
+
+  bool operator==(const DecodeSpec&) const = default;
+};
+
+std::string describe(const DecodeSpec& spec);  // describe() of the fold, "decode" in front
+
+// Query rows of a sequence in one step, at most.
+inline constexpr int kMostDecodeRows = 16;
+
+// K or V of all sequences, [pages, page_size, heads, dim] in the order that the strides say. Strides count elements.
+struct CacheView {
+  const void* data = nullptr;
+  Dtype dtype = Dtype::kBf16;
+  std::int64_t pages = 0;
+  std::int64_t page_size = 0;  // tokens
+  std::int64_t heads = 0;
+  std::int64_t dim = 0;
+  std::int64_t page_stride = 0;
+  std::int64_t token_stride = 0;
+  std::int64_t head_stride = 0;
+
+  const std::byte* at(std::int64_t page, std::int64_t token, std::int64_t head) const {
+    return static_cast<const std::byte*>(data) +
+           (page * page_stride + token * token_stride + head * head_stride) * static_cast<std::int64_t>(size_of(dtype));
+  }
+};
+
+// Which page holds tokens [i · page_size, (i + 1) · page_size) of sequence s: pages[s · stride + i]. Entries behind a
+// sequence's last page are not read. Null: the cache is dense, and page s holds all of sequence s.
+struct BlockTable {
+  const std::int32_t* pages = nullptr;
+  std::int64_t stride = 0;
+};
+
+// One step: rows i of sequence s, row s · rows + i of q, stands at position lengths[s] − rows + i. A position below 0
+// has a row too; what it sees is what the mask says. Tokens of the cache at and behind lengths[s], and pages that no
+// sequence owns, move no bit, whatever they hold.
+struct DecodeStep {
+  TensorView q;  // [sequences · rows, heads, head_dim]
+  int rows = 1;  // of a sequence: 1 … kMostDecodeRows
+  CacheView k;
+  CacheView v;             // pages as those of k; strides of its own
+  BlockTable block_table;  // in the kernel's kind of memory
+  const std::int32_t* lengths =
+      nullptr;  // [sequences] keys, those of the rows included; in the kernel's kind of memory
+  FoldOutput output;
+};
+
+// The most that any step holds.
+struct DecodeLimits {
+  std::int64_t sequences = 0;
+  int rows = 1;           // of a sequence
+  std::int64_t keys = 0;  // of a sequence: no length is greater
+};
+
+// One decode kernel for one spec on one backend. Its steps follow each other in one stream, or wait for each other:
+// they share its scratch memory.
+class DecodeKernel {
+ public:
+  virtual ~DecodeKernel() = default;
+
+  // Keys of a tile: FoldKernel::key_tile() of the fold kernel.
+  virtual int key_tile() const = 0;
+  // Bytes that reserve() allocates for steps within `limits`.
+  virtual std::size_t scratch_bytes(const DecodeLimits& limits) const = 0;
+  // Called before the first step.
+  virtual void reserve(const DecodeLimits& limits) = 0;
+  // Enqueues the step on `stream` (device) or does it (host). On a device, only launches.
+  virtual void enqueue(const DecodeStep& step, Stream stream) = 0;
+};
+
+// What every decode kernel checks of a step. Throws kUsage where pages can't hold tiles in whole pieces (page_size
+// neither a power of two from 16 to 256 nor a dense cache's), and kInternal where views don't fit the spec, the limits
+// or each other.
+void check_decode_step(const DecodeSpec& spec, const DecodeLimits& limits, const DecodeStep& step);
+
+}  // namespace ringattn

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernels that decode, in order of preference: each has the name, and the bits, of a row of fold_table.cpp.
+#include "kernels/cpu/cpu_decode.hpp"
+#include "kernels/cpu/cpu_fold.hpp"
+#ifdef RINGATTN_HAVE_HOPPER
+#include "kernels/cuda/cuda_fold.hpp"
+#include "kernels/sm90/decode/sm90_decode.hpp"
+#include "kernels/sm90/fold/config.hpp"
+#include "kernels/sm90/fold/sm90_fold.hpp"
+#endif
+#include "kernels/decode.hpp"
+#include "kernels/registry.hpp"
+
+namespace ringattn {
+
+namespace {
+
+constexpr KernelRow<DecodeSpec> kTable[] = {
+#ifdef RINGATTN_HAVE_HOPPER
+    {{"sm90_fold", "cuda",
+      "bf16, fp16; head_dim 64, 96, 128, 256, and 192 with head_dim_v 128; every mask, softcap, sinks",
+      sm90::decode_configs, 1e13,  // an H200: what reading its memory allows with four query heads a KV head
+      sm90::fold_unavailable, cuda::make_cuda_backend},
+     [](const DecodeSpec& spec) { return sm90::fold_missing(spec.fold); },
+     sm90::make_decode},
+#endif
+    {{"cpu_fold", "cpu", "fp32, bf16, fp16; head dims that are multiples of 8 up to 256; every mask, softcap, sinks",
+      [] { return std::vector<std::string>(); }, 5e9, [] { return std::string(); }, cpu::make_cpu_backend},
+     [](const DecodeSpec& spec) { return cpu::cpu_fold_missing(spec.fold); },
+     cpu::make_cpu_decode},
+};
+
+}  // namespace
+
+template <>
+std::span<const KernelRow<DecodeSpec>> kernel_table<DecodeSpec>() {
+  return kTable;
+}
+
+}  // namespace ringattn

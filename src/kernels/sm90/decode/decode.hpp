@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// The compiled decode kernels of sm90_fold: one for each pair of element type and head dims (decode_*.cu).
+#pragma once
+
+#include "base/memory.hpp"
+#include "kernels/sm90/decode/decode_params.hpp"
+
+namespace ringattn::sm90 {
+
+struct DecodeLauncher {
+  void (*prepare)();  // as cuda::Launcher
+  // Enqueues the step on `ctas` CTAs. What the params say of the cache is filled in already.
+  void (*launch)(const DecodeParams& params, int ctas, Stream stream);
+};
+
+extern const DecodeLauncher decode_bf16_64;
+extern const DecodeLauncher decode_bf16_96;
+extern const DecodeLauncher decode_bf16_128;
+extern const DecodeLauncher decode_bf16_192;
+extern const DecodeLauncher decode_bf16_256;
+extern const DecodeLauncher decode_fp16_64;
+extern const DecodeLauncher decode_fp16_96;
+extern const DecodeLauncher decode_fp16_128;
+extern const DecodeLauncher decode_fp16_192;
+extern const DecodeLauncher decode_fp16_256;
+
+}  // namespace ringattn::sm90

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// What lies where in the shared memory of a decoding CTA.
+//
+//   Q      [64 rows]             the folding warpgroup's own: it copies a unit's query rows there itself
+//   K, V   [stages][key_tile rows]  the fetching warp has the copy engine write them, the folding warpgroup reads them
+//   units  [sequences + 1]       how many units come before each sequence (units.cuh)
+//   barriers
+//
+// Tiles lie in panels, as in the fold.
+#pragma once
+
+#include "kernels/cuda/device/panels.hpp"
+#include "kernels/sm90/decode/config.hpp"
+#include "kernels/sm90/fold/shared_map.cuh"
+#include "kernels/sm90/ptx/mbarrier.cuh"
+
+namespace ringattn::sm90 {
+
+template <class C>
+struct DecodeMap {
+  static constexpr int kQOffset = 0;
+  static constexpr int kKOffset = C::kQBytes;
+  static constexpr int kVOffset = kKOffset + C::kStages * C::kKBytes;
+  static constexpr int kBarrierOffset = kVOffset + C::kStages * C::kVBytes;
+  static constexpr int kUnitOffset = kBarrierOffset + 4 * C::kStages * kBarrierBytes;
+  static constexpr int kBytes = kUnitOffset + (kMostDecodeSequences + 1) * 4;
+  static_assert(C::kStages >= 2 && kBytes <= kMostSharedBytes);
+
+  __device__ std::uint32_t q() const { return at(kQOffset, 0, 0); }
+  __device__ std::uint32_t k(std::uint32_t stage) const { return at(kKOffset, stage, C::kKBytes); }
+  __device__ std::uint32_t v(std::uint32_t stage) const { return at(kVOffset, stage, C::kVBytes); }
+  __device__ std::uint32_t units_before(int sequence) const {
+    return at(kUnitOffset, static_cast<std::uint32_t>(sequence), 4);
+  }
+  // Of a stage: its K has arrived; its V has; every warp that folds is done with its K; and with its V.
+  __device__ std::uint32_t k_full(std::uint32_t stage) const { return at(kBarrierOffset, stage, kBarrierBytes); }
+  __device__ std::uint32_t v_full(std::uint32_t stage) const { return k_full(C::kStages + stage); }
+  __device__ std::uint32_t k_empty(std::uint32_t stage) const { return k_full(2 * C::kStages + stage); }
+  __device__ std::uint32_t v_empty(std::uint32_t stage) const { return k_full(3 * C::kStages + stage); }
+
+ private:
+  __device__ std::uint32_t at(int offset, std::uint32_t index, int bytes) const {
+    return static_cast<std::uint32_t>(kReservedBytes + offset) + index * static_cast<std::uint32_t>(bytes);
+  }
+};
+
+}  // namespace ringattn::sm90

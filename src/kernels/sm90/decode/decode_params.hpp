@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a launch of the decode kernel is given. Plain data: the host fills it, and it may be part of a captured graph.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/fold_params.hpp"
+
+namespace ringattn::sm90 {
+
+// The query rows of one sequence and one KV head are rows · ratio; row i of query head h among them is number
+// i · ratio + h. They are cut into blocks of 64, which are the rows of the products.
+struct DecodeParams {
+  cuda::FoldParams fold;  // the job's shape, its tensors and its softmax; no tables, no schedule, no state
+
+  // The cache: boxes of box_rows rows of one page and head, in panels of 64 columns, k_box_columns or v_box_columns at
+  // a time.
+  CUtensorMap k;
+  CUtensorMap v;
+  std::int32_t box_rows;
+  std::int32_t boxes;  // of a key tile
+  std::int32_t k_box_columns, v_box_columns;
+  const std::int32_t* pages;  // [sequences, table_stride], or null: page s is sequence s
+  std::int64_t table_stride;
+  std::int32_t page_log;  // of 2: tokens of a page, where there is a table
+
+  const std::int32_t* lengths;  // [sequences]
+  std::int32_t sequences;
+  std::int32_t rows;    // of a sequence
+  std::int32_t ratio;   // query heads of a KV head
+  std::int32_t blocks;  // of a sequence and KV head
+
+  // Partials of units, by the unit's number, where a sequence has several groups: A [units, 64, head_dim_v], and r and
+  // l [units, 64].
+  float* outputs;
+  float2* numbers;
+  std::int32_t* arrived;  // [sequences, kv_heads, blocks]: units that have left their partials; 0 between launches
+};
+
+}  // namespace ringattn::sm90

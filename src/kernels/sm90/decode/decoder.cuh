@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+// The folding warpgroup of a decoding CTA. Its arithmetic is that of the fold's consumer (fold/consumer.cuh): the same
+// functions on the same fragments, in the same order. What differs is where rows, tiles and results lie.
+#pragma once
+
+#include "kernels/sm90/decode/finish.cuh"
+#include "kernels/sm90/fold/products.cuh"
+#include "kernels/sm90/fold/redo.cuh"
+#include "kernels/sm90/ptx/tma.cuh"
+
+namespace ringattn::sm90 {
+
+template <class C>
+class Decoder {
+ public:
+  __device__ __forceinline__ Decoder(const DecodeParams& params, const DecodeMap<C>& map)
+      : params_(params), p_(params.fold), map_(map) {}
+
+  __device__ __forceinline__ void run() {
+    const int units = unit_count(params_, map_);
+    for (int n = static_cast<int>(blockIdx.x); n < units; n += static_cast<int>(gridDim.x)) {
+      const DecodeUnit unit = unit_of(params_, map_, n);
+      load_queries(unit);
+      fold(unit);
+      if (unit.of.groups() > 1) merge_if_last<C>(params_, unit);
+    }
+  }
+
+ private:
+  using Scores = float[C::kKeyTile / 8][4];
+
+  // Rows that are not there, and columns behind head_dim, are zeros.
+  __device__ __forceinline__ void load_queries(const DecodeUnit& unit) const {
+    constexpr int kChunks = C::kQBytes / kQueryTile / 16;
+    const int rows = rows_of(params_, unit);
+    const auto* const q = static_cast<const std::uint16_t*>(p_.q.data);
+    const bool aligned =
+        ((reinterpret_cast<std::uint64_t>(q) | static_cast<std::uint64_t>(2 * (p_.q.token_stride | p_.q.head_stride))) &
+         15U) == 0;
+    named_sync(kDecodeBarrier, kDecodeFoldThreads);  // nobody reads the last unit's any more
+#pragma unroll 1
+    for (int i = thread_of_cta(); i < kQueryTile * kChunks; i += kDecodeFoldThreads) {
+      const int slot = i / kChunks;
+      const int chunk = i % kChunks;
+      uint4 elements{0, 0, 0, 0};
+      if (slot < rows && chunk * 8 < C::kDim) {
+        const int number = unit.block * kQueryTile + slot;
+        const int row = number / params_.ratio;
+        const std::uint16_t* const from =
+            q + (std::int64_t{unit.sequence} * params_.rows + row) * p_.q.token_stride +
+            (std::int64_t{unit.kv_head} * params_.ratio + (number - row * params_.ratio)) * p_.q.head_stride +
+            chunk * 8;
+        if (aligned) {
+          elements = *reinterpret_cast<const uint4*>(from);
+        } else {
+          const auto pair = [from](int w) { return from[2 * w] | static_cast<std::uint32_t>(from[2 * w + 1]) << 16; };
+          elements = {pair(0), pair(1), pair(2), pair(3)};
+        }
+      }
+      cuda::store_shared(map_.q() + static_cast<std::uint32_t>(chunk / 8 * cuda::panel_bytes(kQueryTile)) +
+                             cuda::swizzled(slot, chunk % 8),
+                         elements);
+    }
+    proxy_fence();
+    named_sync(kDecodeBarrier, kDecodeFoldThreads);
+  }
+
+  __device__ __forceinline__ void fold(const DecodeUnit& unit) {
+    const DecodeSlots slots = slots_of<C>(params_, unit);
+    const TileRange plain = plain_tiles<C>(params_, unit);
+    const bool has_rows = thread_of_cta() / 32 * 16 < rows_of(params_, unit);
+    rows_.flags = 0;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      rows_.shift[half] = 0.0F;
+      rows_.l[half] = 0.0F;
+    }
+    clear_probabilities();
+#pragma unroll 1
+    for (int number = unit.begin; number < unit.end; ++number, ring_.advance()) {
+      const bool special = number < plain.begin || number >= plain.end;
+      score(slots, number, special, has_rows);
+      if (special) turn_rows(unit, slots, number);
+      add_outputs(number == unit.begin, unit.of.length - number * C::kKeyTile);
+    }
+    leave_rows(unit, slots, unit.end);
+  }
+
+  // A tile's probabilities and the shares of their sums. Only warps that have rows work at them.
+  __device__ __forceinline__ void score(const DecodeSlots& slots, int number, bool special, bool has_rows) {
+    Scores s;
+    barrier_wait(map_.k_full(ring_.stage()), ring_.parity());
+    multiply_q_k<C>(s, map_.q(), map_.k(ring_.stage()));
+    wgmma_wait<0>();
+    pin(s);
+    if (has_rows) {
+      if (p_.softmax.scaled_first) scale_scores(p_, s);
+      if (special) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          mask_scores<0, C::kKeyTile / 8>(p_, s, half, visible_columns<C>(slots, half, number));
+        }
+      }
+      if (!__all_sync(0xffffffffU, rows_.seen(0) && rows_.seen(1))) settle<C>(p_, rows_, s);
+      float sum[2];
+      exponentiate<C>(p_, rows_.shift, s, sum);
+      if (__any_sync(0xffffffffU, sum[0] > kMost || sum[1] > kMost)) [[unlikely]] {
+        Redone<C> redone;
+        redo<C>(p_, slots, number, map_.q(), map_.k(ring_.stage()), rows_.shift[0], rows_.shift[1], sum[0], sum[1],
+                redone);
+        take_over<C>(redone, rows_, s, sum);
+      }
+      pack<C>(s, probability_);
+      rows_.l[0] = __fadd_rn(rows_.l[0], sum[0]);
+      rows_.l[1] = __fadd_rn(rows_.l[1], sum[1]);
+    }
+    __syncwarp();
+    if (thread_of_cta() % 32 == 0) barrier_arrive(map_.k_empty(ring_.stage()));
+  }
+
+  // Rows whose first tile this is begin with nothing: what they have of tiles before, which others fold, is 0 · V. Rows
+  // whose last tile was the one before end.
+  __device__ __forceinline__ void turn_rows(const DecodeUnit& unit, const DecodeSlots& slots, int number) {
+    if (number == unit.begin) return;
+    leave_rows(unit, slots, number);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (slots.begin[half] == number) clear_row(half);
+    }
+  }
+
+  // The rows that end in front of tile `number`.
+  __device__ __forceinline__ void leave_rows(const DecodeUnit& unit, const DecodeSlots& slots, int number) {
+    const float sums[2] = {sum_of_quad(rows_.l[0]), sum_of_quad(rows_.l[1])};
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (slots.end[half] != number || !slots.present[half]) continue;
+      if (slots.begin[half] == slots.end[half]) {
+        if (unit.of.groups() > 1) continue;  // another unit has the row, or the merge finds that none has
+        clear_row(half);
+      }
+      leave_row<C>(params_, unit, slots, rows_, half, sums[half]);
+    }
+  }
+
+  __device__ __forceinline__ void add_outputs(bool first, int keys) {
+    barrier_wait(map_.v_full(ring_.stage()), ring_.parity());
+    if (keys < C::kKeyTile) clear_tail(keys);
+    add_p_v<C>(rows_.o, probability_, map_.v(ring_.stage()), first);
+    wgmma_wait<0>();
+    pin(rows_.o);
+    if (thread_of_cta() % 32 == 0) barrier_arrive(map_.v_empty(ring_.stage()));
+  }
+
+  // Rows of V behind the sequence's last key are somebody else's, or were fetched for another tile: their probabilities
+  // are 0, but 0 · ∞ would be NaN.
+  __device__ __forceinline__ void clear_tail(int keys) const {
+#pragma unroll 1
+    for (int panel = 0; panel < C::kPanelsV; ++panel) {
+      const std::uint32_t at =
+          map_.v(ring_.stage()) + static_cast<std::uint32_t>(panel * cuda::panel_bytes(C::kKeyTile));
+      for (int chunk = keys * 8 + thread_of_cta(); chunk < C::kKeyTile * 8; chunk += kDecodeFoldThreads) {
+        cuda::store_shared(at + static_cast<std::uint32_t>(chunk * 16), uint4{0, 0, 0, 0});
+      }
+    }
+    proxy_fence();
+    named_sync(kDecodeBarrier, kDecodeFoldThreads);
+  }
+
+  __device__ __forceinline__ void clear_row(int half) {
+#pragma unroll
+    for (int n = 0; n < C::kDimV / 8; ++n) {
+      rows_.o[n][2 * half] = 0.0F;
+      rows_.o[n][2 * half + 1] = 0.0F;
+    }
+  }
+  __device__ __forceinline__ void clear_probabilities() {
+#pragma unroll
+    for (int step = 0; step < C::kKeyTile / 16; ++step) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) probability_[step][i] = 0;
+    }
+  }
+
+  static constexpr float kMost = kOutgrown<typename C::Element>;
+
+  const DecodeParams& params_;
+  const cuda::FoldParams& p_;
+  const DecodeMap<C>& map_;
+  RingCursor<C::kStages> ring_;
+  Rows<C> rows_;
+  std::uint32_t probability_[C::kKeyTile / 16][4];
+};
+
+}  // namespace ringattn::sm90

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// The warp that fetches: it looks up pages and has the copy engine bring key tiles into shared memory, box by box. A
+// box lies in one page. Boxes behind a sequence's last key are left out, so nothing there is read, not even its page.
+#pragma once
+
+#include "kernels/sm90/decode/units.cuh"
+#include "kernels/sm90/ptx/mbarrier.cuh"
+#include "kernels/sm90/ptx/tma.cuh"
+
+namespace ringattn::sm90 {
+
+template <class C>
+class Fetcher {
+ public:
+  __device__ __forceinline__ Fetcher(const DecodeParams& p, const DecodeMap<C>& map)
+      : p_(p), map_(map), lane_(thread_of_cta() % 32), batch_(32 / p.boxes), nth_(lane_ / p.boxes) {
+    row_ = (lane_ - nth_ * p.boxes) * p.box_rows;
+  }
+
+  __device__ __forceinline__ void run() {
+    const int units = unit_count(p_, map_);
+    for (int n = static_cast<int>(blockIdx.x); n < units; n += static_cast<int>(gridDim.x)) {
+      const DecodeUnit unit = unit_of(p_, map_, n);
+      Box ahead = find(unit, unit.begin + nth_);
+      for (int first = unit.begin; first < unit.end; first += batch_) {
+        const Box box = ahead;
+        ahead = find(unit, first + batch_ + nth_);
+        const int count = unit.end - first < batch_ ? unit.end - first : batch_;
+        for (int i = 0; i < count; ++i, ring_.advance()) {
+          const int left = unit.of.length - (first + i) * C::kKeyTile;
+          fetch_tile(unit.kv_head, box, nth_ == i, left < C::kKeyTile ? left : C::kKeyTile);
+        }
+      }
+    }
+  }
+
+ private:
+  struct Box {
+    int page;
+    int row;  // in the page; −1: no key of the sequence lies there
+  };
+
+  // This lane's box of a tile, the one that begins row_ keys behind the tile's first.
+  __device__ __forceinline__ Box find(const DecodeUnit& unit, int tile) const {
+    const int key = tile * C::kKeyTile + row_;
+    if (nth_ >= batch_ || tile >= unit.end || key >= unit.of.length) return {0, -1};
+    if (p_.pages == nullptr) return {unit.sequence, key};
+    const int page = __ldg(p_.pages + unit.sequence * p_.table_stride + (key >> p_.page_log));
+    return {page, key & ((1 << p_.page_log) - 1)};
+  }
+
+  // `mine`: this lane's box is one of the tile's, which has so many keys.
+  __device__ __forceinline__ void fetch_tile(int head, const Box& box, bool mine, int keys) const {
+    const std::uint32_t stage = ring_.stage();
+    const int rows = (keys + p_.box_rows - 1) / p_.box_rows * p_.box_rows;
+    const bool copies = mine && box.row >= 0;
+    barrier_wait(map_.k_empty(stage), ring_.parity() ^ 1U);
+    if (lane_ == 0) barrier_arrive_expect(map_.k_full(stage), rows * (C::kKBytes / C::kKeyTile));
+    __syncwarp();
+    if (copies) copy(map_.k(stage), &p_.k, map_.k_full(stage), C::kDim, p_.k_box_columns, head, box);
+    barrier_wait(map_.v_empty(stage), ring_.parity() ^ 1U);
+    if (lane_ == 0) barrier_arrive_expect(map_.v_full(stage), rows * (C::kVBytes / C::kKeyTile));
+    __syncwarp();
+    if (copies) copy(map_.v(stage), &p_.v, map_.v_full(stage), C::kDimV, p_.v_box_columns, head, box);
+  }
+
+  __device__ __forceinline__ void copy(std::uint32_t tile, const CUtensorMap* from, std::uint32_t barrier, int columns,
+                                       int box_columns, int head, const Box& box) const {
+    for (int column = 0; column < columns; column += box_columns) {
+      load_page_box(tile + static_cast<std::uint32_t>(column / kPanelColumns * cuda::panel_bytes(C::kKeyTile) +
+                                                      row_ * kPanelRowBytes),
+                    from, barrier, column, head, box.page, box.row);
+    }
+  }
+
+  const DecodeParams& p_;
+  const DecodeMap<C>& map_;
+  const int lane_;
+  const int batch_;  // tiles whose boxes the lanes look up at a time
+  const int nth_;    // which of those is this lane's
+  int row_;          // where in its tile this lane's box begins
+  RingCursor<C::kStages> ring_;
+};
+
+}  // namespace ringattn::sm90

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/sm90/decode/sm90_decode.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <numeric>
+#include <span>
+
+#include "base/cuda.hpp"
+#include "base/error.hpp"
+#include "base/gpu.hpp"
+#include "kernels/cuda/cuda_backend.hpp"
+#include "kernels/cuda/cuda_fold.hpp"
+#include "kernels/merge.hpp"
+#include "kernels/registry.hpp"
+#include "kernels/sm90/decode/decode.hpp"
+#include "kernels/sm90/fold/tensor_maps.hpp"
+
+namespace ringattn::sm90 {
+
+namespace {
+
+struct CompiledDecode {
+  Dtype dtype;
+  int head_dim;
+  const DecodeLauncher* launcher;
+};
+constexpr CompiledDecode kCompiled[] = {
+    {Dtype::kBf16, 64, &decode_bf16_64},   {Dtype::kBf16, 96, &decode_bf16_96},   {Dtype::kBf16, 128, &decode_bf16_128},
+    {Dtype::kBf16, 192, &decode_bf16_192}, {Dtype::kBf16, 256, &decode_bf16_256}, {Dtype::kF16, 64, &decode_fp16_64},
+    {Dtype::kF16, 96, &decode_fp16_96},    {Dtype::kF16, 128, &decode_fp16_128},  {Dtype::kF16, 192, &decode_fp16_192},
+    {Dtype::kF16, 256, &decode_fp16_256},
+};
+
+const DecodeLauncher& launcher_of(const DecodeSpec& spec, bool configured) {
+  const auto found = std::ranges::find_if(kCompiled, [&](const CompiledDecode& entry) {
+    return entry.dtype == spec.fold.dtype && entry.head_dim == spec.fold.head_dim;
+  });
+  if (!configured || found == std::end(kCompiled)) {
+    fail(ErrorCode::kInternal, fmt::format("sm90_fold was made for {}", describe(spec)), "it can't do that");
+  }
+  return *found->launcher;
+}
+
+int multiprocessors_of(int device) {
+  int count = 0;
+  check_cuda(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
+  return count;
+}
+
+MappedPages pages_of(const CacheView& view) {
+  return {{view.data, view.page_size, view.heads, view.dim, view.token_stride, view.head_stride},
+          view.pages,
+          view.page_stride};
+}
+
+// What a step's units leave for each other, as it lies in scratch memory.
+struct ScratchLayout {
+  std::int64_t units;    // of a step, at most
+  std::int64_t arrived;  // counters
+  std::size_t outputs, numbers, counters, bytes;
+};
+
+class Sm90Decode final : public DecodeKernel {
+ public:
+  Sm90Decode(const DecodeSpec& spec, int device)
+      : spec_(spec), device_(device), config_(*choose_config(spec.fold)), launcher_(launcher_of(spec, true)) {}
+
+  int key_tile() const override { return config_.key_tile; }
+  std::size_t scratch_bytes(const DecodeLimits& limits) const override { return lay_out(limits).bytes; }
+
+  void reserve(const DecodeLimits& limits) override {
+    if (limits.sequences > kMostDecodeSequences) {
+      fail(ErrorCode::kUnsupported, fmt::format("a decode step of {} sequences", limits.sequences),
+           fmt::format("sm90_fold decodes up to {} in one step", kMostDecodeSequences), "Use several steps.");
+    }
+    const DeviceGuard guard(device_);
+    limits_ = limits;
+    layout_ = lay_out(limits);
+    multiprocessors_ = multiprocessors_of(device_);
+    scratch_ = allocate_device(layout_.bytes, device_);
+    check_cuda(cudaMemset(scratch_.data(), 0, layout_.bytes), "cudaMemset");
+    check_cuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");  // steps may be in any stream
+    launcher_.prepare();
+  }
+
+  void enqueue(const DecodeStep& step, Stream stream) override {
+    check_decode_step(spec_, limits_, step);
+    if (step.q.tokens == 0) return;
+    const DeviceGuard guard(device_);
+    DecodeParams p{};
+    set_tensors(step, p);
+    set_cache(step, p);
+    p.outputs = reinterpret_cast<float*>(scratch_.data() + layout_.outputs);
+    p.numbers = reinterpret_cast<float2*>(scratch_.data() + layout_.numbers);
+    p.arrived = reinterpret_cast<std::int32_t*>(scratch_.data() + layout_.counters);
+    const std::int64_t units = layout_.units / limits_.sequences * p.sequences;
+    launcher_.launch(p, static_cast<int>(std::min<std::int64_t>(units, multiprocessors_)), stream);
+  }
+
+ private:
+  // 64-row blocks of a sequence and KV head.
+  std::int64_t blocks(int rows) const {
+    return (std::int64_t{rows} * (spec_.fold.heads / spec_.fold.kv_heads) + kQueryTile - 1) / kQueryTile;
+  }
+
+  ScratchLayout lay_out(const DecodeLimits& limits) const {
+    constexpr std::size_t kAlignment = 256;
+    const std::int64_t tiles = (limits.keys + config_.key_tile - 1) / config_.key_tile;
+    const std::int64_t groups = std::max<std::int64_t>(1, (tiles + kGroupTiles - 1) / kGroupTiles);
+    ScratchLayout layout{};
+    layout.arrived = limits.sequences * spec_.fold.kv_heads * blocks(limits.rows);
+    layout.units = layout.arrived * groups;
+    // One group is a row's whole result, and leaves nothing.
+    const auto rows = static_cast<std::size_t>(groups > 1 ? layout.units * kQueryTile : 0);
+    const auto place = [&layout](std::size_t bytes) {
+      const std::size_t offset = layout.bytes;
+      layout.bytes += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+      return offset;
+    };
+    layout.outputs = place(rows * static_cast<std::size_t>(spec_.fold.head_dim_v) * sizeof(float));
+    layout.numbers = place(rows * sizeof(float2));
+    layout.counters = place(static_cast<std::size_t>(layout.arrived) * sizeof(std::int32_t));
+    return layout;
+  }
+
+  void set_tensors(const DecodeStep& step, DecodeParams& p) const {
+    const FoldSpec& spec = spec_.fold;
+    const FoldOutput& output = step.output;
+    p.fold.mask = spec.mask;
+    p.fold.rows = step.q.tokens;
+    p.fold.heads = spec.heads;
+    p.fold.kv_heads = spec.kv_heads;
+    p.fold.head_dim = spec.head_dim;
+    p.fold.head_dim_v = spec.head_dim_v;
+    p.fold.dtype = static_cast<std::int32_t>(spec.dtype);
+    p.fold.softmax = cuda::softmax_of(spec);
+    p.fold.q = {step.q.data, step.q.token_stride, step.q.head_stride};
+    p.fold.out = {output.out.data, output.out.token_stride, output.out.head_stride};
+    p.fold.lse = {output.lse.data, output.lse.token_stride, output.lse.head_stride};
+    p.fold.sinks = output.sinks;
+    p.fold.finish = true;
+    p.lengths = step.lengths;
+    p.sequences = static_cast<std::int32_t>(step.q.tokens / step.rows);
+    p.rows = step.rows;
+    p.ratio = spec.heads / spec.kv_heads;
+    p.blocks = static_cast<std::int32_t>(blocks(step.rows));
+  }
+
+  void set_cache(const DecodeStep& step, DecodeParams& p) const {
+    const FoldSpec& spec = spec_.fold;
+    const MappedPages k = pages_of(step.k);
+    const MappedPages v = pages_of(step.v);
+    if (!can_map(k) || !can_map(v)) {
+      fail(ErrorCode::kUnsupported, "sm90_fold can't read this cache",
+           "its start and its strides must be multiples of 16 bytes, and it must have less than 2^31 pages and tokens",
+           "Lay it out so.");
+    }
+    p.box_rows = config_.key_tile;
+    if (step.block_table.pages != nullptr) {
+      p.pages = step.block_table.pages;
+      p.table_stride = step.block_table.stride;
+      p.page_log = std::countr_zero(static_cast<std::uint64_t>(step.k.page_size));
+      // No box lies in two pages: what divides both is a power of two, as the pages are.
+      p.box_rows = static_cast<std::int32_t>(std::gcd(std::int64_t{config_.key_tile}, step.k.page_size));
+    }
+    p.boxes = config_.key_tile / p.box_rows;
+    // A box of several panels fills them one behind the other, so it must be a whole tile.
+    const auto box_columns = [&](int dim) { return p.boxes == 1 ? FoldConfig::box_columns(dim) : kPanelColumns; };
+    p.k_box_columns = box_columns(spec.head_dim);
+    p.v_box_columns = box_columns(spec.head_dim_v);
+    p.k = map_pages(k, spec.dtype, p.box_rows, p.k_box_columns);
+    p.v = map_pages(v, spec.dtype, p.box_rows, p.v_box_columns);
+  }
+
+  DecodeSpec spec_;
+  int device_;
+  FoldConfig config_;
+  const DecodeLauncher& launcher_;
+  DecodeLimits limits_;
+  ScratchLayout layout_{};
+  int multiprocessors_ = 0;
+  Buffer scratch_;
+};
+
+}  // namespace
+
+std::vector<std::string> decode_configs() {
+  std::vector<std::string> lines;
+  for (const FoldConfig& config : kFoldConfigs) {
+    lines.push_back(cuda::config_line(
+        config.head_dim, config.head_dim_v,
+        fmt::format("tile {}x{}, {} stages of keys", kQueryTile, config.key_tile, decode_stages(config))));
+  }
+  return lines;
+}
+
+std::unique_ptr<DecodeKernel> make_decode(const DecodeSpec& spec, Backend& backend) {
+  launcher_of(spec, choose_config(spec.fold).has_value());
+  return std::make_unique<Sm90Decode>(spec, static_cast<const cuda::CudaBackend&>(backend).device());
+}
+
+}  // namespace ringattn::sm90

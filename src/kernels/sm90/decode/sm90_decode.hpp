@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+// How the kernel row `sm90_fold` decodes.
+#pragma once
+
+#include <memory>
+
+#include "kernels/decode.hpp"
+#include "kernels/sm90/decode/config.hpp"
+
+namespace ringattn::sm90 {
+
+// `backend` is a CudaBackend and outlives the kernel; fold_missing() (fold/config.hpp) says which specs it can do.
+std::unique_ptr<DecodeKernel> make_decode(const DecodeSpec& spec, Backend& backend);
+
+}  // namespace ringattn::sm90

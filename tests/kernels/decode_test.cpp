@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+// Decoded rows are those of a fold of the whole sequence, by memcmp of O and LSE, for every kernel that decodes.
+#include "kernels/decode.hpp"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <limits>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "base/error.hpp"
+#include "tests/kernels/kernel_row_test.hpp"
+#include "tests/support/accuracy.hpp"
+#include "tests/support/decode_runner.hpp"
+#include "tests/support/environment.hpp"
+#include "tests/support/error_of.hpp"
+
+namespace ringattn {
+inline void PrintTo(const testing::DecodeRow& row, std::ostream* stream) { *stream << row.name; }
+}  // namespace ringattn
+
+namespace ringattn::testing {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr std::int64_t kPages[] = {16, 32, 64, 128, 256};
+
+// The fold's kernel whose bits a decode kernel has.
+const FoldRow& fold_of(const DecodeRow& row) {
+  for (const FoldRow& fold : kernel_table<FoldSpec>()) {
+    if (fold.name == row.name) return fold;
+  }
+  throw std::logic_error("no fold kernel has the name of the decode kernel");
+}
+
+class Decode : public ::testing::TestWithParam<DecodeRow> {
+ protected:
+  void SetUp() override {
+    const std::string reason = row().unavailable();
+    if (!reason.empty()) GTEST_SKIP() << "needs: " << reason;
+    checks_before_ = checks_made();
+  }
+  void TearDown() override {
+    if (!IsSkipped() && !HasFailure()) expect_checks(row().name, checks_made() - checks_before_);
+  }
+
+  const DecodeRow& row() const { return GetParam(); }
+  const FoldRow& fold() const { return fold_of(row()); }
+  std::vector<Dims> dims() const { return varied_dims(fold()); }
+  Dims first_dims() const { return usual_dims(fold()).front(); }
+
+  FoldResult folded(const FoldInputs& inputs) const { return fold_with(fold(), inputs); }
+
+  void expect_same(const FoldInputs& inputs, const CacheLayout& layout, int threads = 1) const {
+    SCOPED_TRACE(fmt::format("{}, {} rows, page {}{}", describe(inputs.spec), inputs.sequences[0].q_len,
+                             layout.page_size, layout.head_major ? ", by heads" : ""));
+    EXPECT_TRUE(DecodeRunner(row(), inputs, layout, threads).run().same_bits(folded(inputs)));
+  }
+
+ private:
+  std::int64_t checks_before_ = 0;
+};
+
+// Every set of head dims, under every kind of mask, dense and paged.
+TEST_P(Decode, EveryConfiguration) {
+  std::uint64_t seed = 1;
+  for (const Mask& mask : {Mask{-1, 0}, Mask{-1, -1}, Mask{150, 0}, Mask{90, 30}}) {
+    for (const Dims& dims : all_dims(fold())) {
+      FoldSpec spec = make_spec(dims, 6, 2, mask);
+      spec.sinks = seed % 2 == 0;
+      spec.softcap = seed % 3 == 0 ? 15.0F : 0.0F;
+      const FoldInputs inputs = decode_inputs(spec, 3, {1, 700, 129, 0, 64, 311}, seed);
+      expect_same(inputs, {});
+      expect_same(inputs, {.page_size = kPages[seed % std::size(kPages)], .head_major = seed % 4 == 1});
+      ++seed;
+    }
+  }
+}
+
+// A batch of lengths around the edges of tiles and groups.
+TEST_P(Decode, LengthsAroundEdges) {
+  for (const Dims& dims : usual_dims(fold())) {
+    for (const Mask& mask : {Mask{-1, 0}, Mask{8250, 0}}) {
+      const FoldSpec spec = make_spec(dims, 4, 2, mask);
+      const std::int64_t group = std::int64_t{kGroupTiles} * FoldRunner(fold(), spec).kernel().key_tile();
+      std::vector<std::int64_t> lengths = {1, 127, 128, 129, group - 1, group, group + 1, 2 * group + 65, 20000};
+      if (long_tests()) lengths.push_back(65537);
+      const FoldInputs inputs = decode_inputs(spec, 1, lengths, 21);
+      expect_same(inputs, {});
+      expect_same(inputs, {.page_size = 64}, 2);
+      const FoldInputs several = decode_inputs(spec, 5, {group + 2, group + 63, group + 64, 3, 2 * group + 1}, 22);
+      expect_same(several, {}, 3);
+      expect_same(several, {.page_size = 128, .head_major = true});
+    }
+  }
+}
+
+// 1 … 16 rows a sequence. Rows of one step may belong to two query tiles, and so fold different key tiles, and groups.
+TEST_P(Decode, EveryNumberOfRows) {
+  for (const Dims& dims : usual_dims(fold())) {
+    const std::int64_t group =
+        std::int64_t{kGroupTiles} * FoldRunner(fold(), make_spec(dims, 4, 2, {})).kernel().key_tile();
+    for (int rows = 1; rows <= kMostDecodeRows; ++rows) {
+      FoldSpec spec = make_spec(dims, 4, 2, rows % 2 == 0 ? Mask{-1, 0} : Mask{200, 5});
+      spec.sinks = rows % 3 == 0;
+      expect_same(decode_inputs(spec, rows, {9, 130, 64, group + 3}, static_cast<std::uint64_t>(rows)),
+                  {.page_size = kPages[static_cast<std::size_t>(rows) % std::size(kPages)], .strided = rows % 5 == 0});
+    }
+  }
+}
+
+TEST_P(Decode, EveryHeadRatio) {
+  struct Heads {
+    int heads, kv_heads, rows;
+  };
+  for (const Dims& dims : usual_dims(fold())) {
+    for (const Heads& of : {Heads{4, 4, 2}, Heads{8, 1, 1}, Heads{6, 2, 16}, Heads{5, 1, 13}, Heads{32, 1, 3},
+                            Heads{64, 1, 16}, Heads{12, 4, 7}}) {
+      expect_same(decode_inputs(make_spec(dims, of.heads, of.kv_heads, {-1, 0}), of.rows, {500, 77}, 31),
+                  {.page_size = 32});
+    }
+  }
+}
+
+// The same rows of a fold in which every token of the sequence is a query.
+TEST_P(Decode, RowsOfAWholePrefill) {
+  for (const Dims& dims : dims()) {
+    for (const Mask& mask : {Mask{-1, 0}, Mask{100, 0}}) {
+      const FoldSpec spec = make_spec(dims, 4, 2, mask);
+      constexpr std::int64_t kKeys = 333;
+      FoldInputs whole = random_inputs(spec, {{kKeys, kKeys, 0}}, 41);
+      const FoldResult all = folded(whole);
+      for (const int rows : {1, 4, 16}) {
+        FoldInputs last = whole;
+        last.sequences = {{rows, kKeys, kKeys - rows}};
+        const auto tail = [&](const auto& of_all) {
+          return std::remove_cvref_t<decltype(of_all)>(
+              of_all.end() - static_cast<std::ptrdiff_t>(of_all.size()) / kKeys * rows, of_all.end());
+        };
+        last.q = tail(whole.q);
+        const FoldResult expected{tail(all.out), tail(all.lse), {}};
+        EXPECT_TRUE(DecodeRunner(row(), last, {.page_size = 16}).run().same_bits(expected)) << rows;
+      }
+    }
+  }
+}
+
+// Pages of every size in any order, shared by sequences, in pools whose other slots are NaN.
+TEST_P(Decode, AnyPages) {
+  const FoldSpec spec = make_spec(first_dims(), 4, 2, {-1, 0});
+  FoldInputs inputs = decode_inputs(spec, 2, {900, 700, 1300}, 51);
+  constexpr std::int64_t kShared = 512;
+  for (const std::int64_t s : {1, 2}) {
+    const auto share = [&](std::vector<std::byte>& rows) {
+      const std::size_t row = rows.size() / static_cast<std::size_t>(inputs.k_tokens());
+      std::copy_n(rows.begin(), row * kShared,
+                  rows.begin() + static_cast<std::ptrdiff_t>(
+                                     row * static_cast<std::size_t>(inputs.k_begin(static_cast<std::size_t>(s)))));
+    };
+    share(inputs.k);
+    share(inputs.v);
+  }
+  const FoldResult expected = folded(inputs);
+  EXPECT_EQ(check_accuracy(inputs, expected.out, expected.lse), "");
+  for (const std::int64_t page : kPages) {
+    for (const std::uint64_t shuffle : {1, 2, 3}) {
+      for (const std::int64_t shared : {std::int64_t{0}, kShared}) {
+        const CacheLayout layout{page, shuffle == 2, shuffle, shared};
+        EXPECT_TRUE(DecodeRunner(row(), inputs, layout).run().same_bits(expected)) << page << ", order " << shuffle;
+      }
+    }
+  }
+}
+
+// Rows that outgrow the reference of a middle group by far, in one of its later tiles, and then again.
+TEST_P(Decode, RowsThatOutgrowTheirReference) {
+  for (const Dims& dims : usual_dims(fold())) {
+    const FoldSpec spec = make_spec(dims, 4, 2, {-1, 0});
+    const std::int64_t group = std::int64_t{kGroupTiles} * FoldRunner(fold(), spec).kernel().key_tile();
+    const std::int64_t keys = 3 * group - 50;
+    FoldInputs inputs = decode_inputs(spec, 3, {keys}, 61);
+    for (int head = 0; head < spec.heads; head += 2) inputs.set_q(1, head, 0, 1.0F / spec.softmax_scale);
+    for (const auto& [key, level] :
+         {std::pair{group + 3000, 120.0F}, {group + 3001, 90.0F}, {group + 7000, 300.0F}, {2 * group + 900, 80.0F}}) {
+      for (int head = 0; head < spec.kv_heads; ++head) inputs.set_k(key, head, 0, level);
+    }
+    expect_same(inputs, {});
+    expect_same(inputs, {.page_size = 256});
+  }
+}
+
+// What isn't finite moves the rows that fold its tile, as in the fold, and no others.
+TEST_P(Decode, NotFinite) {
+  for (const Dims& dims : usual_dims(fold())) {
+    const FoldSpec spec = make_spec(dims, 4, 2, {-1, 0});
+    for (const std::int64_t length : {std::int64_t{300}, std::int64_t{129}, std::int64_t{8200}}) {
+      FoldInputs inputs = decode_inputs(spec, 16, {length, 90}, 71);
+      inputs.set_v(length - 1, 0, 3, kNan);  // the first rows of the step don't see it
+      inputs.set_v(length - 3, 1, 1, kInfinity);
+      inputs.set_k(length / 2, 1, 7, kNan);
+      expect_same(inputs, {.page_size = 32});
+      expect_same(inputs, {});
+    }
+  }
+}
+
+// Sequences that grow token by token, over the edge of a group: only the lengths change.
+TEST_P(Decode, GrowingSequences) {
+  const FoldSpec spec = make_spec(first_dims(), 2, 1, {-1, 0});
+  const std::int64_t group = std::int64_t{kGroupTiles} * FoldRunner(fold(), spec).kernel().key_tile();
+  const FoldInputs longest = decode_inputs(spec, 2, {group + 9, 40}, 81);
+  DecodeRunner runner(row(), longest, {.page_size = 64}, 2);
+  for (const std::int64_t less : {45, 20, 11, 10, 9, 8, 7, 1, 0}) {
+    const std::vector<std::int64_t> lengths = {group + 9 - less, std::max<std::int64_t>(0, 40 - less)};
+    runner.set_lengths(lengths);
+    EXPECT_TRUE(runner.run().same_bits(folded(shortened(longest, lengths)))) << less;
+  }
+}
+
+TEST_P(Decode, RefusesOtherPages) {
+  const FoldInputs inputs = decode_inputs(make_spec(first_dims(), 2, 1, {-1, 0}), 1, {50}, 91);
+  for (const std::int64_t page : {8, 48, 512}) {
+    const Error error = error_of([&] { DecodeRunner(row(), inputs, {.page_size = page}).run(); });
+    count_check();
+    EXPECT_EQ(error.code(), ErrorCode::kUsage) << error.what();
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Kernels, Decode,
+                         ::testing::ValuesIn(kernel_table<DecodeSpec>().begin(), kernel_table<DecodeSpec>().end()),
+                         [](const auto& test) { return std::string(test.param.name); });
+
+}  // namespace
+}  // namespace ringattn::testing

@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/support/decode_runner.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <random>
+#include <stdexcept>
+
+namespace ringattn::testing {
+
+namespace {
+
+constexpr std::byte kPoison{0xff};            // NaN in every dtype
+constexpr std::int32_t kNoPage = 0x40000000;  // no pool has it: an entry that nobody may follow
+constexpr std::int64_t kGap = 16;             // elements behind heads and rows of strided tensors
+
+template <class Number>
+std::vector<std::byte> bytes_of(const std::vector<Number>& numbers) {
+  std::vector<std::byte> bytes(numbers.size() * sizeof(Number));
+  if (!bytes.empty()) std::memcpy(bytes.data(), numbers.data(), bytes.size());
+  return bytes;
+}
+
+// A cache of all sequences: where pages lie, and which token of which sequence is where.
+class Pool {
+ public:
+  Pool(const FoldInputs& inputs, const CacheLayout& layout) : paged_(layout.page_size > 0), layout_(layout) {
+    std::int64_t longest = 1;
+    for (const SequenceShape& shape : inputs.sequences) longest = std::max(longest, shape.k_len);
+    // A dense cache has room behind its longest sequence, and not a whole number of tiles.
+    page_size_ = paged_ ? layout.page_size : longest + 5;
+    table_width_ = paged_ ? longest / page_size_ + 2 : 0;
+    std::int64_t pages = 0;
+    for (std::size_t s = 0; s < inputs.sequences.size(); ++s) {
+      const std::int64_t own = paged_ ? (inputs.sequences[s].k_len + page_size_ - 1) / page_size_ : 1;
+      std::vector<std::int32_t> list;
+      for (std::int64_t i = 0; i < own; ++i) {
+        const bool shared = paged_ && s > 0 && (i + 1) * page_size_ <= layout.shared;
+        list.push_back(shared ? pages_[0][static_cast<std::size_t>(i)] : static_cast<std::int32_t>(pages++));
+      }
+      pages_.push_back(list);
+    }
+    if (!paged_) {
+      count_ = pages;
+      return;
+    }
+    count_ = pages + 3;  // some that nobody owns
+    std::vector<std::int32_t> order(static_cast<std::size_t>(count_));
+    std::iota(order.begin(), order.end(), 0);
+    std::mt19937_64 generator(layout.shuffle);
+    std::shuffle(order.begin(), order.end(), generator);
+    for (std::vector<std::int32_t>& list : pages_) {
+      for (std::int32_t& page : list) page = order[static_cast<std::size_t>(page)];
+    }
+  }
+
+  // The rows of K or V in the cache.
+  std::vector<std::byte> fill(const FoldInputs& inputs, const std::vector<std::byte>& rows, int dim) const {
+    const CacheView view = this->view(nullptr, inputs.spec, dim);
+    const std::size_t row_bytes = static_cast<std::size_t>(dim) * size_of(view.dtype);
+    std::vector<std::byte> memory(static_cast<std::size_t>(count_ * view.page_stride) * size_of(view.dtype), kPoison);
+    for (std::size_t s = 0; s < inputs.sequences.size(); ++s) {
+      for (std::int64_t token = 0; token < inputs.sequences[s].k_len; ++token) {
+        const std::int64_t page = pages_[s][static_cast<std::size_t>(token / page_size_)];
+        for (int head = 0; head < inputs.spec.kv_heads; ++head) {
+          const std::int64_t to =
+              page * view.page_stride + token % page_size_ * view.token_stride + head * view.head_stride;
+          const std::int64_t from = ((inputs.k_begin(s) + token) * inputs.spec.kv_heads + head) * dim;
+          std::memcpy(memory.data() + static_cast<std::size_t>(to) * size_of(view.dtype),
+                      rows.data() + static_cast<std::size_t>(from) * size_of(view.dtype), row_bytes);
+        }
+      }
+    }
+    return memory;
+  }
+
+  CacheView view(const void* data, const FoldSpec& spec, int dim) const {
+    const std::int64_t heads = spec.kv_heads;
+    return {data,
+            spec.dtype,
+            count_,
+            page_size_,
+            heads,
+            dim,
+            page_size_ * heads * dim,
+            layout_.head_major ? dim : heads * dim,
+            layout_.head_major ? page_size_ * dim : dim};
+  }
+
+  std::int64_t table_width() const { return table_width_; }
+  std::vector<std::int32_t> table() const {
+    std::vector<std::int32_t> entries;
+    if (!paged_) return entries;
+    for (const std::vector<std::int32_t>& list : pages_) {
+      entries.insert(entries.end(), list.begin(), list.end());
+      entries.insert(entries.end(), static_cast<std::size_t>(table_width_) - list.size(), kNoPage);
+    }
+    return entries;
+  }
+
+ private:
+  bool paged_;
+  CacheLayout layout_;
+  std::int64_t page_size_ = 0;
+  std::int64_t table_width_ = 0;
+  std::int64_t count_ = 0;
+  std::vector<std::vector<std::int32_t>> pages_;  // by sequence
+};
+
+// [tokens, heads, dim], dense or with gaps.
+MutableTensorView rows_view(void* data, Dtype dtype, std::int64_t tokens, std::int64_t heads, std::int64_t dim,
+                            bool strided) {
+  const std::int64_t head_stride = dim + (strided ? kGap : 0);
+  return {data, dtype, tokens, heads, dim, heads * head_stride + (strided ? kGap : 0), head_stride};
+}
+std::size_t bytes_of(const MutableTensorView& view) {
+  return static_cast<std::size_t>(view.tokens * view.token_stride) * size_of(view.dtype);
+}
+
+void copy_rows(const MutableTensorView& to, const TensorView& from) {
+  for (std::int64_t i = 0; i < from.tokens * from.heads; ++i) {
+    std::memcpy(to.at(i / from.heads, i % from.heads), from.at(i / from.heads, i % from.heads),
+                static_cast<std::size_t>(from.dim) * size_of(from.dtype));
+  }
+}
+
+}  // namespace
+
+DecodeRunner::DecodeRunner(const DecodeRow& row, const FoldInputs& inputs, const CacheLayout& layout, int threads)
+    : inputs_(inputs),
+      backend_(row.make_backend({threads, 0})),
+      kernel_(row.make_kernel({inputs.spec}, *backend_)),
+      strided_(layout.strided) {
+  const FoldSpec& spec = inputs.spec;
+  const Pool pool(inputs, layout);
+  std::vector<std::int64_t> lengths;
+  for (const SequenceShape& shape : inputs.sequences) {
+    if (shape.q_len != inputs.sequences[0].q_len || shape.q_offset != shape.k_len - shape.q_len) {
+      throw std::logic_error("the queries of a decode step stand at the end of their keys");
+    }
+    lengths.push_back(shape.k_len);
+  }
+  const auto place = [&](std::optional<DeviceArray>& array, const std::vector<std::byte>& bytes) {
+    array.emplace(*backend_, std::max<std::size_t>(bytes.size(), 1));
+    array->write(bytes);
+  };
+  const std::int64_t rows = inputs.q_tokens();
+  MutableTensorView q = rows_view(nullptr, spec.dtype, rows, spec.heads, spec.head_dim, strided_);
+  std::vector<std::byte> q_host(bytes_of(q), kPoison);
+  q.data = q_host.data();
+  copy_rows(q, dense_view(inputs.q.data(), spec.dtype, rows, spec.heads, spec.head_dim));
+  place(q_, q_host);
+  place(k_, pool.fill(inputs, inputs.k, spec.head_dim));
+  place(v_, pool.fill(inputs, inputs.v, spec.head_dim_v));
+  place(table_, bytes_of(pool.table()));
+  place(sinks_, bytes_of(inputs.sinks));
+  lengths_.emplace(*backend_, lengths.size() * sizeof(std::int32_t));
+  set_lengths(lengths);
+  MutableTensorView out = rows_view(nullptr, spec.dtype, rows, spec.heads, spec.head_dim_v, strided_);
+  out_.emplace(*backend_, bytes_of(out));
+  lse_.emplace(*backend_, static_cast<std::size_t>(rows * spec.heads) * sizeof(float));
+
+  q.data = q_->data();
+  out.data = out_->data();
+  step_.q = q;
+  step_.rows = static_cast<int>(inputs.sequences[0].q_len);
+  step_.k = pool.view(k_->data(), spec, spec.head_dim);
+  step_.v = pool.view(v_->data(), spec, spec.head_dim_v);
+  if (layout.page_size > 0) {
+    step_.block_table = {reinterpret_cast<const std::int32_t*>(table_->data()), pool.table_width()};
+  }
+  step_.lengths = reinterpret_cast<const std::int32_t*>(lengths_->data());
+  step_.output = {out, {lse_->floats(), spec.heads, 1}, inputs.sinks.empty() ? nullptr : sinks_->floats()};
+  kernel_->reserve({static_cast<std::int64_t>(lengths.size()), step_.rows, *std::ranges::max_element(lengths)});
+}
+
+void DecodeRunner::set_lengths(const std::vector<std::int64_t>& lengths) {
+  lengths_->write(bytes_of(std::vector<std::int32_t>(lengths.begin(), lengths.end())));
+}
+
+void DecodeRunner::enqueue(Stream stream) { kernel_->enqueue(step_, stream); }
+
+FoldResult DecodeRunner::read() {
+  backend_->synchronize(backend_->mark(backend_->stream()), Deadline::after(60.0), {});
+  const FoldSpec& spec = inputs_.spec;
+  std::vector<std::byte> host = out_->read();
+  MutableTensorView from = step_.output.out;
+  from.data = host.data();
+  FoldResult result;
+  result.out.resize(static_cast<std::size_t>(from.tokens * spec.heads * spec.head_dim_v) * size_of(spec.dtype));
+  copy_rows(dense_view(static_cast<void*>(result.out.data()), spec.dtype, from.tokens, spec.heads, spec.head_dim_v),
+            from);
+  result.lse = lse_->read_floats();
+  out_->clear();
+  lse_->clear();
+  return result;
+}
+
+FoldInputs decode_inputs(const FoldSpec& spec, int rows, const std::vector<std::int64_t>& lengths, std::uint64_t seed) {
+  std::vector<SequenceShape> shapes;
+  for (const std::int64_t length : lengths) shapes.push_back({rows, length, length - rows});
+  return random_inputs(spec, shapes, seed);
+}
+
+FoldInputs shortened(const FoldInputs& inputs, const std::vector<std::int64_t>& lengths) {
+  FoldInputs shorter = inputs;
+  shorter.k.clear();
+  shorter.v.clear();
+  const auto append = [](std::vector<std::byte>& to, const TensorView& from, std::int64_t tokens) {
+    const auto* const begin = static_cast<const std::byte*>(from.data);
+    to.insert(to.end(), begin, begin + tokens * from.token_stride * static_cast<std::int64_t>(size_of(from.dtype)));
+  };
+  for (std::size_t s = 0; s < lengths.size(); ++s) {
+    append(shorter.k, inputs.k_view(s), lengths[s]);
+    append(shorter.v, inputs.v_view(s), lengths[s]);
+    shorter.sequences[s].k_len = lengths[s];
+    shorter.sequences[s].q_offset = lengths[s] - inputs.sequences[s].q_len;
+  }
+  return shorter;
+}
+
+}  // namespace ringattn::testing

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runs a decode kernel over FoldInputs whose queries stand at the end of their sequences' keys, with the keys in a
+// cache of any layout: dense or paged, pages in any order, shared or not. What no sequence owns is NaN.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "kernels/decode.hpp"
+#include "kernels/registry.hpp"
+#include "tests/support/device_array.hpp"
+#include "tests/support/fold_inputs.hpp"
+#include "tests/support/fold_runner.hpp"
+
+namespace ringattn::testing {
+
+using DecodeRow = KernelRow<DecodeSpec>;
+
+struct CacheLayout {
+  std::int64_t page_size = 0;  // 0: dense
+  bool head_major = false;     // within a page, or a dense sequence
+  std::uint64_t shuffle = 1;   // the order of pages
+  // So many tokens of every sequence, a multiple of the page, lie in pages of sequence 0: they are the same tokens.
+  std::int64_t shared = 0;
+  bool strided = false;  // q and out have room behind each head and row
+};
+
+// Inputs in a backend's memory, and a kernel that decodes them.
+class DecodeRunner {
+ public:
+  // The queries of all sequences are as many, and at the end of their keys. The cache holds all keys of `inputs`.
+  DecodeRunner(const DecodeRow& row, const FoldInputs& inputs, const CacheLayout& layout = {}, int threads = 1);
+
+  // Overwrites the lengths on the device; none is longer than in the inputs.
+  void set_lengths(const std::vector<std::int64_t>& lengths);
+  // Enqueues a step.
+  void enqueue(Stream stream);
+  // Waits, and reads what the last step wrote. Then the outputs are NaN again.
+  FoldResult read();
+  FoldResult run() {
+    enqueue(backend_->stream());
+    return read();
+  }
+
+  Backend& backend() { return *backend_; }
+
+ private:
+  FoldInputs inputs_;
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<DecodeKernel> kernel_;
+  bool strided_;
+  std::optional<DeviceArray> q_, k_, v_, table_, lengths_, sinks_, out_, lse_;
+  DecodeStep step_;
+};
+
+// Inputs of `rows` queries at the end of each of the sequences.
+FoldInputs decode_inputs(const FoldSpec& spec, int rows, const std::vector<std::int64_t>& lengths, std::uint64_t seed);
+
+// The same with shorter sequences: their first keys, and the same queries at their ends.
+FoldInputs shortened(const FoldInputs& inputs, const std::vector<std::int64_t>& lengths);
+
+}  // namespace ringattn::testing
