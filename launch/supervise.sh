@@ -120,12 +120,13 @@ remove_files() {
 
 # Looks on until this script says that the job has ended, or is killed itself.
 watch() {
-  local in word number status failed_since="" gone_since="" told_since="" child="" killed=0
+  local in piece line="" word number status failed_since="" gone_since="" told_since="" child="" killed=0
   trap '' INT TERM HUP
   exec {in}<"$job/life" {life}>&-
   while true; do
     status=0
-    read -r -t 0.5 -u "$in" word number || status=$?
+    IFS= read -r -t 0.5 -u "$in" piece || status=$?
+    line+=$piece  # a read whose time is over may have taken the beginning of a line
     if ((status > 0 && status <= 128)); then  # nobody can write any more
       if [[ -n $child ]]; then
         kill -TERM "$child" 2>/dev/null || true  # mpirun then ends its ranks by a signal that they know
@@ -140,6 +141,8 @@ watch() {
       return
     fi
     if ((status == 0)); then
+      read -r word number <<<"$line" || true
+      line=""
       case $word in
         child) child=$number ;;
         told) told_since=$SECONDS ;;

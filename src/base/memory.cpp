@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <limits>
 
@@ -11,6 +12,8 @@
 namespace ringattn {
 
 namespace {
+
+std::atomic<bool> kept{false};
 
 Wording how_to_need_less() {
   return {"Use more hosts, fewer tokens, or a smaller ", setting("block"), "; ", command("plan"),
@@ -31,7 +34,11 @@ Buffer allocate_host(std::size_t bytes) {
     fail(ErrorCode::kMemory, fmt::format("can't allocate {} bytes of host memory", bytes),
          "the system has no more to give", how_to_need_less());
   }
-  return {data, bytes, MemoryKind::kHost, [](std::byte* p) { std::free(p); }};
+  return {data, bytes, MemoryKind::kHost, [](std::byte* p) {
+            if (!kept) std::free(p);
+          }};
 }
+
+void keep_host_memory() noexcept { kept = true; }
 
 }  // namespace ringattn

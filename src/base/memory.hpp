@@ -30,6 +30,10 @@ class Buffer {
 // Uninitialised host memory; throws kMemory with the size when the host refuses.
 Buffer allocate_host(std::size_t bytes);
 
+// From now on host buffers are not given back when they go: something may still read them that nobody can stop. For a
+// process that is about to end.
+void keep_host_memory() noexcept;
+
 // A device's work queue (a cudaStream_t). Host backends and transports finish each call before they return and ignore
 // it.
 struct Stream {

@@ -7,6 +7,7 @@
 #include <deque>
 #include <utility>
 
+#include "base/memory.hpp"
 #include "base/moment.hpp"
 #include "base/pulse.hpp"
 #include "comm/exchange.hpp"
@@ -136,10 +137,15 @@ class MpiTransport final : public Transport {
     if (flights_.empty()) return;
     fail_family();
     // What no sender has matched is cancelled; what is on its way gets a moment to arrive. What is left then belongs to
-    // peers that are dead or stopped. Sends only read.
+    // peers that are dead or stopped. Sends can't be taken back: MPI goes on reading their memory whenever it is
+    // called, to tell and hear of the failure, so that memory must stay.
     std::vector<MPI_Request> receives;
     for (std::size_t i = 0; i < requests_.size(); ++i) {
-      if (!pieces_[i].receive || requests_[i] == MPI_REQUEST_NULL) continue;
+      if (requests_[i] == MPI_REQUEST_NULL) continue;
+      if (!pieces_[i].receive) {
+        keep_host_memory();
+        continue;
+      }
       MPI_Cancel(&requests_[i]);
       receives.push_back(requests_[i]);
     }
@@ -265,6 +271,7 @@ class MpiTransport final : public Transport {
     }
     requests_.resize(kept);
     pieces_.resize(kept);
+    beat();  // bytes that flow are work, however slow the link
     for (std::size_t i = 0; i < flights_.size(); ++i) start_sends(flights_[i], waited_ + static_cast<Ticket>(i));
     return true;
   }

@@ -38,6 +38,9 @@ using Seconds = std::chrono::duration<double>;
 // What Open MPI starts of its own, and a few more.
 constexpr int kThreadsOfMpi = 4;
 
+// MPI starts slowly on a busy host, and gives no signs meanwhile.
+constexpr Seconds kStartGrace{4.0};
+
 // A rank that hangs is left to its peers first, who can name it and agree on who prints.
 constexpr Seconds kPeersFirst{1.0};
 
@@ -68,6 +71,7 @@ class MpiProgram {
   void enter(Phase phase) {
     phase_ = phase;
     watch_.set_processor_counts(phase == Phase::kJob);
+    watch_.set_grace(phase == Phase::kStart ? kStartGrace.count() : 0.0);
     look();
   }
 

@@ -113,7 +113,8 @@ class Transport : public Bootstrap {
   // Whether wait(ticket) would return at once. Moves nothing, never blocks.
   virtual bool finished(Ticket ticket) = 0;
   // Gives up every exchange in flight: when it returns, nothing is written to this rank's spans any more. For a rank
-  // that fails between post() and wait(), before it frees them.
+  // that fails between post() and wait(), before it frees them. Over MPI what was to be sent may still be read until
+  // the process ends; Buffers then keep their memory (base/memory.hpp), and other memory that is sent has to stay, too.
   virtual void abandon() noexcept = 0;
 
   // The same ranks as a transport of host memory: of device transports the one beside them, else itself. Not while

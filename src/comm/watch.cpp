@@ -75,7 +75,7 @@ bool Watch::is_silent(Rank& rank, double passed) const {
     return false;
   }
   rank.silence += passed;
-  return rank.silence > rules_.seconds;
+  return rank.silence > rules_.seconds + grace_;
 }
 
 void flush_output() {

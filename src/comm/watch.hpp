@@ -3,6 +3,7 @@
 // deadline (of MPI, of a file system, of a driver), and a failure whose unwinding hangs.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <functional>
@@ -42,6 +43,9 @@ class Watch {
   // that wait for other processes use it too.
   void set_processor_counts(bool counts) { processor_counts_ = counts; }
 
+  // A rank is silent so many seconds later than the rules say (0 at first).
+  void set_grace(double seconds) { grace_ = seconds; }
+
  private:
   struct Rank {
     const Pulse* pulse;
@@ -56,6 +60,7 @@ class Watch {
   const Rules rules_;
   std::vector<Rank> ranks_;
   std::atomic<bool> processor_counts_{true};
+  std::atomic<double> grace_{0.0};
   std::mutex mutex_;
   std::condition_variable changed_;
   bool ending_ = false;

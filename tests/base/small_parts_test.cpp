@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <limits>
 
 #include "base/deadline.hpp"
@@ -11,6 +12,7 @@
 #include "base/error.hpp"
 #include "base/host.hpp"
 #include "base/json_writer.hpp"
+#include "base/memory.hpp"
 #include "base/text_file.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/temporary_folder.hpp"
@@ -145,6 +147,21 @@ TEST(PeakMemory, KeepsWhatIsFreed) {
     EXPECT_EQ(touched[kBytes / 3], 1);
   }
   EXPECT_GE(peak_resident_bytes(), std::max(before, kBytes) - kSlack);
+}
+
+TEST(HostMemoryDeathTest, IsKeptForTransfersThatNobodyCanStop) {
+  const auto read_what_is_gone = [] {
+    keep_host_memory();
+    constexpr std::size_t kBytes = std::size_t{64} << 20;
+    const volatile std::byte* data = nullptr;
+    {
+      const Buffer buffer = allocate_host(kBytes);
+      std::memset(buffer.data(), 1, kBytes);
+      data = buffer.data();
+    }
+    std::exit(std::to_integer<int>(data[kBytes / 2]));
+  };
+  EXPECT_EXIT(read_what_is_gone(), ::testing::ExitedWithCode(1), "");
 }
 
 }  // namespace

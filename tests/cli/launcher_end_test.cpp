@@ -100,6 +100,21 @@ TEST(LauncherEnd, NothingOfTheJobOutlivesItOnThisHost) {
   EXPECT_EQ(run.out, "code 6\n") << run.err;
 }
 
+// On a busy host a read of the watch may end in the middle of what the launcher tells it.
+TEST(LauncherEnd, TheWatchHearsALineThatComesInPieces) {
+  Machine machine;
+  const Finished run = machine.run(
+      {"bash", "-c",
+       "stop() { exit 9; }; is_number() { [[ $1 =~ ^[0-9]+$ ]]; }; source \"$(dirname \"$0\")/supervise.sh\"\n"
+       "job=$PLACE/job here_name=host; mkdir -p $job/ranks; mkfifo $job/life; exec {life}<>$job/life\n"
+       "(watch) & watcher=$!; printf en >&$life; sleep 1.2; printf 'ded\\n' >&$life\n"
+       "for ((i = 0; i < 200; ++i)); do kill -0 $watcher 2>/dev/null || { echo ended; exit 0; }; sleep 0.1; done\n"
+       "kill -KILL $watcher; echo goes on; exit 1",
+       RINGATTN_LAUNCHER},
+      {{"PLACE", machine.folder().path()}});
+  EXPECT_EQ(run.out, "ended\n") << run.err;
+}
+
 TEST(LauncherEnd, ARankOnAnotherHostPutsItsCodeIntoItsExitStatus) {
   const Variables elsewhere{{"RINGATTN_OUTCOMES", "/nonexistent"}};
   EXPECT_EQ(tool({"run", "--input", "/nonexistent/file.safetensors"}, elsewhere).code, 64 + 3);

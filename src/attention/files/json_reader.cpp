@@ -9,6 +9,12 @@
 
 namespace ringattn {
 
+namespace {
+
+constexpr std::size_t kLongestNumber = 512;  // of characters; the parser holds a number whole
+
+}  // namespace
+
 void TextSource::refuse(std::string_view why) const {
   fail(ErrorCode::kFile, fmt::format("{} is no valid {}", path, kind), why, suggestion);
 }
@@ -42,6 +48,11 @@ void JsonScan::feed(std::string_view piece) {
         in_string_ = false;
       }
       continue;
+    }
+    const bool of_number = (c >= '0' && c <= '9') || c == '.' || c == '-' || c == '+' || c == 'e' || c == 'E';
+    number_bytes_ = of_number ? number_bytes_ + 1 : 0;
+    if (number_bytes_ > kLongestNumber) {
+      source_.refuse(fmt::format("its JSON holds a number of more than {} characters", kLongestNumber));
     }
     switch (c) {
       case '"':

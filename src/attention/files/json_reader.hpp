@@ -45,6 +45,7 @@ class JsonScan {
   bool escaped_ = false;
   std::size_t members_ = 0;
   std::size_t string_bytes_ = 0;
+  std::size_t number_bytes_ = 0;
 };
 
 // Receives a text's values in order. Each function may throw.

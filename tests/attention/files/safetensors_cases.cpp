@@ -113,6 +113,7 @@ std::vector<FileCase> malformed_safetensors() {
        "unknown field `x`"},
       {"unknown_dtype", with("dtype", R"("F128")"), "unknown dtype `F128`"},
       {"dtype_in_lower_case", with("dtype", R"("f32")"), "unknown dtype `f32`"},
+      {"endless_number", with("shape", "[" + repeat("1", 100'000) + "]"), "a number of more than 512 characters"},
       {"dtype_is_a_number", with("dtype", "32"), "dtype of tensor `a` is the number 32"},
       {"negative_dimension", with("shape", "[-1]"), "a negative number"},
       {"minus_zero", with("data_offsets", "[-0,4]"), "a negative number"},
