@@ -19,13 +19,15 @@ constexpr KernelRow<DecodeSpec> kTable[] = {
 #ifdef RINGATTN_HAVE_HOPPER
     {{"sm90_fold", "cuda",
       "bf16, fp16; head_dim 64, 96, 128, 256, and 192 with head_dim_v 128; every mask, softcap, sinks",
-      sm90::decode_configs, 1e13,  // an H200: what reading its memory allows with four query heads a KV head
+      sm90::decode_configs,
+      [](const Backend&) { return 1e13; },  // an H200: what reading its memory allows with four query heads a KV head
       sm90::fold_unavailable, cuda::make_cuda_backend},
      [](const DecodeSpec& spec) { return sm90::fold_missing(spec.fold); },
      sm90::make_decode},
 #endif
     {{"cpu_fold", "cpu", "fp32, bf16, fp16; head dims that are multiples of 8 up to 256; every mask, softcap, sinks",
-      [] { return std::vector<std::string>(); }, 5e9, [] { return std::string(); }, cpu::make_cpu_backend},
+      [] { return std::vector<std::string>(); }, [](const Backend&) { return 5e9; }, [] { return std::string(); },
+      cpu::make_cpu_backend},
      [](const DecodeSpec& spec) { return cpu::cpu_fold_missing(spec.fold); },
      cpu::make_cpu_decode},
 };

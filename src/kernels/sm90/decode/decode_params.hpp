@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cuda.h>
+#include <vector_types.h>
 
 #include <cstdint>
 
