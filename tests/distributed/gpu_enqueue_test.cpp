@@ -15,6 +15,7 @@
 #include "comm/self.hpp"
 #include "comm/world.hpp"
 #include "kernels/fold_spec.hpp"
+#include "tests/support/cuda_graph.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/ring_job.hpp"
 
@@ -246,30 +247,6 @@ TEST_F(GpuEnqueue, TwoJobsShareAStream) {
     EXPECT_EQ(short_layers[i].result(), short_expected[i]) << i;
   }
 }
-
-// A graph of what `enqueue` puts on the stream.
-class Graph {
- public:
-  Graph(Stream stream, const std::function<void()>& enqueue) : stream_(cuda_stream(stream)) {
-    check_cuda(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-    enqueue();
-    check_cuda(cudaStreamEndCapture(stream_, &graph_), "cudaStreamEndCapture");
-    check_cuda(cudaGraphInstantiateWithFlags(&executable_, graph_, 0), "cudaGraphInstantiate");
-  }
-  ~Graph() {
-    cudaGraphExecDestroy(executable_);
-    cudaGraphDestroy(graph_);
-  }
-  Graph(const Graph&) = delete;
-  Graph& operator=(const Graph&) = delete;
-
-  void launch() const { check_cuda(cudaGraphLaunch(executable_, stream_), "cudaGraphLaunch"); }
-
- private:
-  cudaStream_t stream_;
-  cudaGraph_t graph_ = nullptr;
-  cudaGraphExec_t executable_ = nullptr;
-};
 
 TEST_F(GpuEnqueue, AGraphIsReplayedOnOtherContents) {
   const auto self = make_self_transport(MemoryKind::kDevice);

@@ -4,38 +4,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <functional>
 
 #include "base/cuda.hpp"
+#include "tests/support/cuda_graph.hpp"
 #include "tests/support/decode_runner.hpp"
 #include "tests/support/kernel_dims.hpp"
 
 namespace ringattn::testing {
 namespace {
-
-// A graph of what `enqueue` puts on the stream.
-class Graph {
- public:
-  Graph(Stream stream, const std::function<void()>& enqueue) : stream_(cuda_stream(stream)) {
-    check_cuda(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-    enqueue();
-    check_cuda(cudaStreamEndCapture(stream_, &graph_), "cudaStreamEndCapture");
-    check_cuda(cudaGraphInstantiateWithFlags(&executable_, graph_, 0), "cudaGraphInstantiate");
-  }
-  ~Graph() {
-    cudaGraphExecDestroy(executable_);
-    cudaGraphDestroy(graph_);
-  }
-  Graph(const Graph&) = delete;
-  Graph& operator=(const Graph&) = delete;
-
-  void launch() const { check_cuda(cudaGraphLaunch(executable_, stream_), "cudaGraphLaunch"); }
-
- private:
-  cudaStream_t stream_;
-  cudaGraph_t graph_ = nullptr;
-  cudaGraphExec_t executable_ = nullptr;
-};
 
 TEST(CudaDecode, AGraphFollowsGrowingSequences) {
   for (const DecodeRow& row : kernel_table<DecodeSpec>()) {
