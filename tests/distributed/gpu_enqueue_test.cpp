@@ -132,6 +132,23 @@ class GpuEnqueue : public ::testing::Test {
   }
 };
 
+// A world of two threads; whatever one of them throws fails the test.
+void in_two_ranks(const std::string& transport, const std::function<void(Transport&)>& rank_main) {
+  WorldRequest request;
+  request.transport = transport;
+  request.memory = WantedMemory::kDevice;
+  request.ranks = 2;
+  std::string failure;
+  run_world(
+      request,
+      [&](Transport& world) {
+        rank_main(world);
+        return 0;
+      },
+      [&](const Error& error) { failure = error.what(); });
+  EXPECT_EQ(failure, "") << transport;
+}
+
 void expect_layers_in_a_row(Transport& world, std::int64_t block_tokens) {
   Attention attention(job_of(1500), world, on_gpu(block_tokens));
   const Buffer workspace = attention.backend().allocate(attention.workspace_bytes());
@@ -155,19 +172,7 @@ TEST_F(GpuEnqueue, ThirtyTwoLayersAreThirtyTwoRuns) {
 TEST_F(GpuEnqueue, ThirtyTwoLayersOfTwoRanks) {
   for (const char* transport : {"p2p", "nccl"}) {
     if (transport == std::string("nccl") && visible_gpus().size() < 2) continue;
-    WorldRequest request;
-    request.transport = transport;
-    request.memory = WantedMemory::kDevice;
-    request.ranks = 2;
-    std::string failure;
-    run_world(
-        request,
-        [](Transport& world) {
-          expect_layers_in_a_row(world, 512);
-          return 0;
-        },
-        [&](const Error& error) { failure = error.what(); });
-    EXPECT_EQ(failure, "") << transport;
+    in_two_ranks(transport, [](Transport& world) { expect_layers_in_a_row(world, 512); });
   }
 }
 
@@ -206,19 +211,7 @@ void expect_lengths_in_a_row(Transport& world, std::int64_t block_tokens) {
 TEST_F(GpuEnqueue, LengthsChangeBetweenRuns) {
   const auto self = make_self_transport(MemoryKind::kDevice);
   for (const std::int64_t block : {0, 512}) expect_lengths_in_a_row(*self, block);
-  WorldRequest request;
-  request.transport = "p2p";
-  request.memory = WantedMemory::kDevice;
-  request.ranks = 2;
-  std::string failure;
-  run_world(
-      request,
-      [](Transport& world) {
-        expect_lengths_in_a_row(world, 512);
-        return 0;
-      },
-      [&](const Error& error) { failure = error.what(); });
-  EXPECT_EQ(failure, "");
+  in_two_ranks("p2p", [](Transport& world) { expect_lengths_in_a_row(world, 512); });
 }
 
 TEST_F(GpuEnqueue, TwoJobsShareAStream) {
@@ -271,32 +264,22 @@ TEST_F(GpuEnqueue, AGraphIsReplayedOnOtherContents) {
 }
 
 TEST_F(GpuEnqueue, AGraphOfSeveralRanksIsRefused) {
-  WorldRequest request;
-  request.transport = "p2p";
-  request.memory = WantedMemory::kDevice;
-  request.ranks = 2;
-  std::string failure;
-  run_world(
-      request,
-      [](Transport& world) {
-        Attention attention(job_of(1500), world, on_gpu());
-        const Stream stream = attention.backend().stream();
-        const Buffer workspace = attention.backend().allocate(attention.workspace_bytes());
-        const std::span<std::byte> space(workspace.data(), workspace.bytes());
-        std::vector<DeviceLayer> layers = layers_of(attention, world.rank(), 1, 1);
-        Error refused(ErrorCode::kInternal, "");
-        const Graph graph(stream, [&] {
-          refused = error_of([&] { attention.enqueue(layers[0].inputs(), layers[0].outputs(), space, stream); });
-        });
-        EXPECT_EQ(refused.code(), ErrorCode::kUnsupported);
-        EXPECT_NE(std::string(refused.what()).find("a replay would not do"), std::string::npos) << refused.what();
-        // The capture and the world are still whole.
-        attention.run(layers[0].inputs(), layers[0].outputs(), space, stream);
-        world.barrier(Deadline::after(60.0));
-        return 0;
-      },
-      [&](const Error& error) { failure = error.what(); });
-  EXPECT_EQ(failure, "");
+  in_two_ranks("p2p", [](Transport& world) {
+    Attention attention(job_of(1500), world, on_gpu());
+    const Stream stream = attention.backend().stream();
+    const Buffer workspace = attention.backend().allocate(attention.workspace_bytes());
+    const std::span<std::byte> space(workspace.data(), workspace.bytes());
+    std::vector<DeviceLayer> layers = layers_of(attention, world.rank(), 1, 1);
+    Error refused(ErrorCode::kInternal, "");
+    const Graph graph(stream, [&] {
+      refused = error_of([&] { attention.enqueue(layers[0].inputs(), layers[0].outputs(), space, stream); });
+    });
+    EXPECT_EQ(refused.code(), ErrorCode::kUnsupported);
+    EXPECT_NE(std::string(refused.what()).find("a replay would not do"), std::string::npos) << refused.what();
+    // The capture and the world are still whole.
+    attention.run(layers[0].inputs(), layers[0].outputs(), space, stream);
+    world.barrier(Deadline::after(60.0));
+  });
 }
 
 }  // namespace
