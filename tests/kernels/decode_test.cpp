@@ -193,6 +193,38 @@ TEST_P(Decode, RowsThatOutgrowTheirReference) {
   }
 }
 
+// However many processors fold a group together. All dims of a kernel that is compiled for few.
+TEST_P(Decode, AnyShare) {
+  constexpr std::size_t kFew = 12;
+  const std::vector<Dims> all = all_dims(fold());
+  for (const Dims& dims : all.size() <= kFew ? all : usual_dims(fold())) {
+    for (const Mask& mask : {Mask{-1, 0}, Mask{150, 0}, Mask{-1, -1}}) {
+      const FoldSpec spec = make_spec(dims, 4, 2, mask);
+      const std::int64_t group = std::int64_t{kGroupTiles} * FoldRunner(fold(), spec).kernel().key_tile();
+      for (const int rows : {1, 6}) {
+        const FoldInputs few = decode_inputs(spec, rows, {1, 2 * group + 65, 130, group + 3, 0, 900, group}, 101);
+        FoldInputs outgrows = decode_inputs(spec, rows, {group + 700, 5, 2000}, 102);
+        for (int head = 0; head < spec.heads; head += 3) outgrows.set_q(rows - 1, head, 0, 1.0F / spec.softmax_scale);
+        for (const std::int64_t key : {group + 560, group + 670, std::int64_t{300}, group - 5}) {
+          for (int head = 0; head < spec.kv_heads; ++head) {
+            outgrows.set_k(key, head, 0, 70.0F + static_cast<float>(key % 997));
+          }
+        }
+        outgrows.set_v(group + 699, 0, 1, kNan);
+        const FoldResult expected_few = folded(few);
+        const FoldResult expected_outgrows = folded(outgrows);
+        for (const int share : {1, 2, 4, 8}) {
+          SCOPED_TRACE(fmt::format("{}, {} rows, share {}", describe(spec), rows, share));
+          const CacheLayout layout{.page_size = kPages[static_cast<std::size_t>(share + rows) % std::size(kPages)],
+                                   .share = share};
+          EXPECT_TRUE(DecodeRunner(row(), few, layout).run().same_bits(expected_few));
+          EXPECT_TRUE(DecodeRunner(row(), outgrows, {.share = share}).run().same_bits(expected_outgrows));
+        }
+      }
+    }
+  }
+}
+
 // What isn't finite moves the rows that fold its tile, as in the fold, and no others.
 TEST_P(Decode, NotFinite) {
   for (const Dims& dims : usual_dims(fold())) {

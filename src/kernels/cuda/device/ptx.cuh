@@ -39,6 +39,14 @@ __device__ inline void load_matrix_transposed(std::uint32_t (&r)[4], std::uint32
                : "memory");
 }
 
+// Two of them, from the addresses of lanes 0 … 15.
+__device__ inline void load_matrix_pair_transposed(std::uint32_t (&r)[2], std::uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
+               : "=r"(r[0]), "=r"(r[1])
+               : "r"(address)
+               : "memory");
+}
+
 __device__ inline void store_shared(std::uint32_t address, std::uint32_t value) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }

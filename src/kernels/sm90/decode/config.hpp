@@ -22,6 +22,11 @@ constexpr int decode_stages(const FoldConfig& fold) {
   return stages < 8 ? stages : 8;
 }
 
+// The sliced kernel (sliced.cuh): query rows of a block, warps that score, and CTAs of a cluster at most.
+inline constexpr int kSlicedRows = 16;
+inline constexpr int kScoreWarps = 3;
+inline constexpr int kMostSlices = 8;
+
 // See KernelRow::configs.
 std::vector<std::string> decode_configs();
 

@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(kDecodeThreads, 1) decode_kernel(const __grid_
     }
     barrier_init_fence();
   }
-  count_units(params, map);
+  count_units<C>(params, map);
   if (threadIdx.x < kDecodeFoldThreads) {
     Decoder<C>(params, map).run();
   } else {

@@ -9,8 +9,13 @@ namespace ringattn::sm90 {
 
 struct DecodeLauncher {
   void (*prepare)();  // as cuda::Launcher
-  // Enqueues the step on `ctas` CTAs. What the params say of the cache is filled in already.
+  // Enqueues the step on `ctas` CTAs, a warpgroup's 64 rows a block (decode.cuh). What the params say of the cache is
+  // filled in already.
   void (*launch)(const DecodeParams& params, int ctas, Stream stream);
+  // The same with few rows a block, in clusters of params.slices CTAs (sliced.cuh), `clusters` of them.
+  void (*launch_sliced)(const DecodeParams& params, int clusters, Stream stream);
+  // How many such clusters the current device holds at a time; 0: there is no such kernel.
+  int (*clusters_at_a_time)(int slices);
 };
 
 extern const DecodeLauncher decode_bf16_64;

@@ -12,7 +12,7 @@
 namespace ringattn::sm90 {
 
 // The query rows of one sequence and one KV head are rows · ratio; row i of query head h among them is number
-// i · ratio + h. They are cut into blocks of 64, which are the rows of the products.
+// i · ratio + h. They are cut into blocks of block_rows, which are the rows of the products.
 struct DecodeParams {
   cuda::FoldParams fold;  // the job's shape, its tensors and its softmax; no tables, no schedule, no state
 
@@ -29,15 +29,19 @@ struct DecodeParams {
 
   const std::int32_t* lengths;  // [sequences]
   std::int32_t sequences;
-  std::int32_t rows;    // of a sequence
-  std::int32_t ratio;   // query heads of a KV head
+  std::int32_t rows;   // of a sequence
+  std::int32_t ratio;  // query heads of a KV head
+  std::int32_t block_rows;
   std::int32_t blocks;  // of a sequence and KV head
+  std::int32_t slices;  // of the output's columns, each another CTA's
 
-  // Partials of units, by the unit's number, where a sequence has several groups: A [units, 64, head_dim_v], and r and
-  // l [units, 64].
+  // Partials of units, by the unit's number, where a sequence has several groups: A [units, block_rows, head_dim_v],
+  // and, from each slice anew, r and l [units, slices, block_rows].
   float* outputs;
   float2* numbers;
-  std::int32_t* arrived;  // [sequences, kv_heads, blocks]: units that have left their partials; 0 between launches
+  // [sequences, kv_heads, blocks, slices]: units that have left their partials; 0 between launches.
+  std::int32_t* arrived;
+  std::int32_t* failed;  // [units]: whether the unit has to be folded again, tile by tile (sliced.cuh)
 };
 
 }  // namespace ringattn::sm90

@@ -3,6 +3,7 @@
 // functions on the same fragments, in the same order. What differs is where rows, tiles and results lie.
 #pragma once
 
+#include "kernels/sm90/decode/decode_map.cuh"
 #include "kernels/sm90/decode/finish.cuh"
 #include "kernels/sm90/fold/products.cuh"
 #include "kernels/sm90/fold/redo.cuh"
@@ -19,10 +20,10 @@ class Decoder {
   __device__ __forceinline__ void run() {
     const int units = unit_count(params_, map_);
     for (int n = static_cast<int>(blockIdx.x); n < units; n += static_cast<int>(gridDim.x)) {
-      const DecodeUnit unit = unit_of(params_, map_, n);
+      const DecodeUnit unit = unit_of<C>(params_, map_, n);
       load_queries(unit);
       fold(unit);
-      if (unit.of.groups() > 1) merge_if_last<C>(params_, unit);
+      if (unit.of.groups() > 1) merge_if_last<C, kDecodeFoldThreads>(params_, unit, thread_of_cta(), 0);
     }
   }
 
@@ -44,7 +45,7 @@ class Decoder {
       const int chunk = i % kChunks;
       uint4 elements{0, 0, 0, 0};
       if (slot < rows && chunk * 8 < C::kDim) {
-        const int number = unit.block * kQueryTile + slot;
+        const int number = unit.block * params_.block_rows + slot;
         const int row = number / params_.ratio;
         const std::uint16_t* const from =
             q + (std::int64_t{unit.sequence} * params_.rows + row) * p_.q.token_stride +
@@ -66,7 +67,7 @@ class Decoder {
   }
 
   __device__ __forceinline__ void fold(const DecodeUnit& unit) {
-    const DecodeSlots slots = slots_of<C>(params_, unit);
+    const DecodeSlots slots = slots_of<C>(params_, unit, slot_of_thread());
     const TileRange plain = plain_tiles<C>(params_, unit);
     const bool has_rows = thread_of_cta() / 32 * 16 < rows_of(params_, unit);
     rows_.flags = 0;

@@ -3,6 +3,7 @@
 // box lies in one page. Boxes behind a sequence's last key are left out, so nothing there is read, not even its page.
 #pragma once
 
+#include "kernels/sm90/decode/decode_map.cuh"
 #include "kernels/sm90/decode/units.cuh"
 #include "kernels/sm90/ptx/mbarrier.cuh"
 #include "kernels/sm90/ptx/tma.cuh"
@@ -20,7 +21,7 @@ class Fetcher {
   __device__ __forceinline__ void run() {
     const int units = unit_count(p_, map_);
     for (int n = static_cast<int>(blockIdx.x); n < units; n += static_cast<int>(gridDim.x)) {
-      const DecodeUnit unit = unit_of(p_, map_, n);
+      const DecodeUnit unit = unit_of<C>(p_, map_, n);
       Box ahead = find(unit, unit.begin + nth_);
       for (int first = unit.begin; first < unit.end; first += batch_) {
         const Box box = ahead;

@@ -10,7 +10,7 @@
 
 namespace ringattn::sm90 {
 
-inline constexpr int kDecodeBarrier = 1;  // of the folding warpgroup
+inline constexpr int kDecodeBarrier = 1;  // of the threads that hold outputs
 
 // A row's division and LSE, from its reference and its sum over all keys.
 __device__ __forceinline__ cuda::RowEnd end_of_row(const DecodeParams& p, int query_head, float reference, float sum) {
@@ -41,10 +41,10 @@ __device__ __forceinline__ void write_pair(const DecodeParams& p, int row, int q
 // This thread's share of a row's partial. Columns lie as in a fold state (cuda/device/fold_state.cuh).
 template <class C>
 __device__ __forceinline__ float4* outputs_of(const DecodeParams& p, int unit, int slot) {
-  return reinterpret_cast<float4*>(p.outputs + (std::int64_t{unit} * kQueryTile + slot) * C::kDimV);
+  return reinterpret_cast<float4*>(p.outputs + (std::int64_t{unit} * p.block_rows + slot) * C::kDimV);
 }
-__device__ __forceinline__ float2* numbers_of(const DecodeParams& p, int unit, int slot) {
-  return p.numbers + (std::int64_t{unit} * kQueryTile + slot);
+__device__ __forceinline__ float2* numbers_of(const DecodeParams& p, int unit, int slice, int slot) {
+  return p.numbers + ((std::int64_t{unit} * p.slices + slice) * p.block_rows + slot);
 }
 
 // The rows of `half` end here, for the threads whose `ends` says so: they are written where the unit's group is its
@@ -62,7 +62,7 @@ __device__ __forceinline__ void leave_row(const DecodeParams& p, const DecodeUni
       __stcg(outputs + 4 * n + lane, float4{rows.o[2 * n][2 * half], rows.o[2 * n][2 * half + 1],
                                             rows.o[2 * n + 1][2 * half], rows.o[2 * n + 1][2 * half + 1]});
     }
-    if (lane == 0) __stcg(numbers_of(p, unit.number, slot), float2{reference, sum});
+    if (lane == 0) __stcg(numbers_of(p, unit.number, 0, slot), float2{reference, sum});
     return;
   }
   const cuda::RowEnd end = end_of_row(p, slots.query_head[half], reference, sum);
@@ -77,7 +77,8 @@ __device__ __forceinline__ void leave_row(const DecodeParams& p, const DecodeUni
 
 // Four columns of a row, merged over the groups that the row folds.
 template <class C>
-__device__ __forceinline__ void merge_columns(const DecodeParams& p, const DecodeUnit& unit, int slot, int share) {
+__device__ __forceinline__ void merge_columns(const DecodeParams& p, const DecodeUnit& unit, int slice, int slot,
+                                              int share) {
   const DecodeRow row = row_of<C>(p, unit, slot);
   const int first = static_cast<int>(row.tiles.begin) / kGroupTiles;
   const int groups = row.tiles.empty() ? 0 : static_cast<int>(row.tiles.end - 1) / kGroupTiles + 1 - first;
@@ -94,7 +95,7 @@ __device__ __forceinline__ void merge_columns(const DecodeParams& p, const Decod
       if (batch + i >= groups) break;
       const int at = number + (batch + i) * unit.stride;
       outputs[i] = __ldcg(outputs_of<C>(p, at, slot) + share);
-      numbers[i] = __ldcg(numbers_of(p, at, slot));
+      numbers[i] = __ldcg(numbers_of(p, at, slice, slot));
     }
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
@@ -121,24 +122,24 @@ __device__ __forceinline__ void merge_columns(const DecodeParams& p, const Decod
   if (share == 0) write_lse(p, row.row, row.query_head, end.lse());
 }
 
-// Called by the whole warpgroup once a unit's partials are left: where they are the last ones of the sequence's rows,
-// they are all merged.
-template <class C>
-__device__ __forceinline__ void merge_if_last(const DecodeParams& p, const DecodeUnit& unit) {
+// Called by all threads that hold outputs, `thread` among kThreads, once they have left their slice of a unit's
+// partials: where it is the last one of the sequence's rows, the slice is merged.
+template <class C, int kThreads>
+__device__ __forceinline__ void merge_if_last(const DecodeParams& p, const DecodeUnit& unit, int thread, int slice) {
   __threadfence();
-  named_sync(kDecodeBarrier, kDecodeFoldThreads);
+  named_sync(kDecodeBarrier, kThreads);
   bool last = false;
-  if (thread_of_cta() == 0) {
-    std::int32_t* const arrived =
-        p.arrived + (std::int64_t{unit.sequence} * p.fold.kv_heads + unit.kv_head) * p.blocks + unit.block;
+  if (thread == 0) {
+    const std::int64_t rows = (std::int64_t{unit.sequence} * p.fold.kv_heads + unit.kv_head) * p.blocks + unit.block;
+    std::int32_t* const arrived = p.arrived + rows * p.slices + slice;
     last = atomicAdd(arrived, 1) == unit.of.groups() - 1;
     if (last) *arrived = 0;  // for the next step
   }
-  if (!named_any(kDecodeBarrier, kDecodeFoldThreads, last)) return;
+  if (!named_any(kDecodeBarrier, kThreads, last)) return;
   __threadfence();
-  constexpr int kShares = C::kDimV / 4;
-  for (int i = thread_of_cta(); i < rows_of(p, unit) * kShares; i += kDecodeFoldThreads) {
-    merge_columns<C>(p, unit, i / kShares, i % kShares);
+  constexpr int kShares = C::kDimV / C::kSlices / 4;
+  for (int i = thread; i < rows_of(p, unit) * kShares; i += kThreads) {
+    merge_columns<C>(p, unit, slice, i / kShares, slice * kShares + i % kShares);
   }
 }
 

@@ -2,9 +2,12 @@
 // From a configuration to a decode kernel and its launch; the decode_*.cu files instantiate it.
 #pragma once
 
+#include <type_traits>
+
 #include "base/cuda.hpp"
 #include "kernels/sm90/decode/decode.cuh"
 #include "kernels/sm90/decode/decode.hpp"
+#include "kernels/sm90/decode/sliced.cuh"
 #include "kernels/sm90/fold/hopper_params.hpp"
 
 namespace ringattn::sm90 {
@@ -17,11 +20,56 @@ struct DecodeConfig {
   static constexpr int kPanelsV = (kDimV + kPanelColumns - 1) / kPanelColumns;
   static constexpr int kKeyTile = kFold.key_tile;
   static constexpr int kRounds = 1;
+  static constexpr int kSlices = 1;
+  static constexpr int kQueryRows = kQueryTile;
   static constexpr int kStages = decode_stages(kFold);
   static constexpr int kQBytes = kFold.q_bytes();
   static constexpr int kKBytes = kFold.k_bytes();
   static constexpr int kVBytes = kFold.v_bytes();
 };
+
+template <class Element_, FoldConfig kFold, int kSlices_>
+struct SlicedConfig {
+  using Element = Element_;
+  static constexpr int kDim = kFold.head_dim;
+  static constexpr int kDimV = kFold.head_dim_v;
+  static constexpr int kKeyTile = kFold.key_tile;
+  static constexpr int kRounds = 1;
+  static constexpr int kSlices = kSlices_;
+  static constexpr int kQueryRows = kSlicedRows;
+  static constexpr int kSliceColumns = kDimV / kSlices;
+  static constexpr int kVRowBytes = kSliceColumns < kPanelColumns ? 2 * kSliceColumns : kPanelRowBytes;
+  static constexpr int kQBytes = kSlicedRows * cuda::padded_row_bytes(kDim);
+  static constexpr int kKBytes = kFold.k_bytes();
+  static constexpr int kVBytes = kKeyTile * kVRowBytes * ((2 * kSliceColumns + kVRowBytes - 1) / kVRowBytes);
+  static constexpr int kOutWarps = kSliceColumns >= 32 ? 4 : kSliceColumns / 8;
+  static constexpr int kThreads = 32 * (kScoreWarps + kOutWarps + 1);
+  static constexpr int kSlots = kSlices < 4 ? 4 : 2 * kSlices;
+  static constexpr int kKStages = kKBytes > 32768 ? 2 : kKBytes > 16384 ? 3 : 5;
+  static constexpr int kVRoom =
+      (kMostSharedBytes - kKStages * kKBytes - kQBytes - kSlots * ScoreSlot::kBytes - kDecodeNumberBytes) / kVBytes;
+  static constexpr int kVStages = kVRoom < 16 ? kVRoom : 16;
+};
+
+// Slices of 16 columns or more that fill panels, or a part of one that the copy engine can swizzle.
+template <FoldConfig kFold>
+constexpr bool can_slice(int slices) {
+  if (slices == 1) return true;
+  const int columns = kFold.head_dim_v / slices;
+  return kFold.head_dim_v % slices == 0 && (columns % kPanelColumns == 0 || columns == 32 || columns == 16);
+}
+
+// Calls with(std::integral_constant<int, n>) for the slices that kernels are compiled for.
+template <FoldConfig kFold, class With>
+void for_slices(With with) {
+  const auto try_one = [&]<int kSlices>(std::integral_constant<int, kSlices> slices) {
+    if constexpr (can_slice<kFold>(kSlices)) with(slices);
+  };
+  try_one(std::integral_constant<int, 1>());
+  try_one(std::integral_constant<int, 2>());
+  try_one(std::integral_constant<int, 4>());
+  try_one(std::integral_constant<int, 8>());
+}
 
 template <class Element, FoldConfig kFold>
 void prepare_decode() {
@@ -30,6 +78,12 @@ void prepare_decode() {
   check_cuda(
       cudaFuncSetAttribute(decode_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, int{DecodeMap<C>::kBytes}),
       "cudaFuncSetAttribute");
+  for_slices<kFold>([]<int kSlices>(std::integral_constant<int, kSlices>) {
+    using S = SlicedConfig<Element, kFold, kSlices>;
+    check_cuda(
+        cudaFuncSetAttribute(sliced_kernel<S>, cudaFuncAttributeMaxDynamicSharedMemorySize, int{SlicedMap<S>::kBytes}),
+        "cudaFuncSetAttribute");
+  });
 }
 
 template <class Element, FoldConfig kFold>
@@ -39,9 +93,50 @@ void launch_decode(const DecodeParams& params, int ctas, Stream stream) {
   check_cuda(cudaGetLastError(), "sm90_fold's decode");
 }
 
+// `cluster` must live as long as what is returned.
+template <class S>
+cudaLaunchConfig_t sliced_launch(int clusters, cudaLaunchAttribute& cluster) {
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {S::kSlices, 1, 1};
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = static_cast<unsigned>(clusters * S::kSlices);
+  launch.blockDim = S::kThreads;
+  launch.dynamicSmemBytes = SlicedMap<S>::kBytes;
+  launch.attrs = &cluster;
+  launch.numAttrs = S::kSlices > 1 ? 1 : 0;
+  return launch;
+}
+
+template <class Element, FoldConfig kFold>
+void launch_sliced_decode(const DecodeParams& params, int clusters, Stream stream) {
+  for_slices<kFold>([&]<int kSlices>(std::integral_constant<int, kSlices>) {
+    if (params.slices != kSlices) return;
+    using S = SlicedConfig<Element, kFold, kSlices>;
+    cudaLaunchAttribute cluster{};
+    cudaLaunchConfig_t launch = sliced_launch<S>(clusters, cluster);
+    launch.stream = cuda_stream(stream);
+    check_cuda(cudaLaunchKernelEx(&launch, sliced_kernel<S>, params), "sm90_fold's decode");
+  });
+}
+
+template <class Element, FoldConfig kFold>
+int sliced_clusters(int slices) {
+  int count = 0;
+  for_slices<kFold>([&]<int kSlices>(std::integral_constant<int, kSlices>) {
+    if (slices != kSlices) return;
+    using S = SlicedConfig<Element, kFold, kSlices>;
+    cudaLaunchAttribute cluster{};
+    cudaLaunchConfig_t launch = sliced_launch<S>(1, cluster);
+    launch.numAttrs = 1;
+    check_cuda(cudaOccupancyMaxActiveClusters(&count, sliced_kernel<S>, &launch), "cudaOccupancyMaxActiveClusters");
+  });
+  return count;
+}
+
 template <class Element, FoldConfig kFold>
 constexpr DecodeLauncher decode_launcher() {
-  return {prepare_decode<Element, kFold>, launch_decode<Element, kFold>};
+  return {prepare_decode<Element, kFold>, launch_decode<Element, kFold>, launch_sliced_decode<Element, kFold>,
+          sliced_clusters<Element, kFold>};
 }
 
 }  // namespace ringattn::sm90

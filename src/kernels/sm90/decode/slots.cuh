@@ -27,13 +27,13 @@ struct DecodeRow {
 
 // How many rows a unit has.
 __device__ __forceinline__ int rows_of(const DecodeParams& p, const DecodeUnit& unit) {
-  const int left = p.rows * p.ratio - unit.block * kQueryTile;
-  return left < kQueryTile ? left : kQueryTile;
+  const int left = p.rows * p.ratio - unit.block * p.block_rows;
+  return left < p.block_rows ? left : p.block_rows;
 }
 
 template <class C>
 __device__ __forceinline__ DecodeRow row_of(const DecodeParams& p, const DecodeUnit& unit, int slot) {
-  const int number = unit.block * kQueryTile + slot;
+  const int number = unit.block * p.block_rows + slot;
   const int i = number / p.ratio;
   DecodeRow row;
   row.row = unit.sequence * p.rows + i;
@@ -43,14 +43,15 @@ __device__ __forceinline__ DecodeRow row_of(const DecodeParams& p, const DecodeU
   return row;
 }
 
+// `first`: the thread's slot of half 0; the other one is 8 behind.
 template <class C>
-__device__ __forceinline__ DecodeSlots slots_of(const DecodeParams& p, const DecodeUnit& unit) {
+__device__ __forceinline__ DecodeSlots slots_of(const DecodeParams& p, const DecodeUnit& unit, int first) {
   const int rows = rows_of(p, unit);
   const Visibility visibility(p.fold.mask, unit.of.length);
   DecodeSlots slots;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int slot = slot_of_thread() + 8 * half;
+    const int slot = first + 8 * half;
     slots.present[half] = slot < rows;
     const DecodeRow row = row_of<C>(p, unit, slot < rows ? slot : rows - 1);
     slots.row[half] = row.row;

@@ -58,9 +58,8 @@ MappedPages pages_of(const CacheView& view) {
 
 // What a step's units leave for each other, as it lies in scratch memory.
 struct ScratchLayout {
-  std::int64_t units;    // of a step, at most
-  std::int64_t arrived;  // counters
-  std::size_t outputs, numbers, counters, bytes;
+  std::int64_t groups;  // of a sequence, at most
+  std::size_t outputs, numbers, arrived, failed, bytes;
 };
 
 class Sm90Decode final : public DecodeKernel {
@@ -84,6 +83,9 @@ class Sm90Decode final : public DecodeKernel {
     check_cuda(cudaMemset(scratch_.data(), 0, layout_.bytes), "cudaMemset");
     check_cuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");  // steps may be in any stream
     launcher_.prepare();
+    for (int slices = 1; slices <= kMostSlices; slices *= 2) {
+      clusters_[std::countr_zero(static_cast<unsigned>(slices))] = launcher_.clusters_at_a_time(slices);
+    }
   }
 
   void enqueue(const DecodeStep& step, Stream stream) override {
@@ -95,34 +97,54 @@ class Sm90Decode final : public DecodeKernel {
     set_cache(step, p);
     p.outputs = reinterpret_cast<float*>(scratch_.data() + layout_.outputs);
     p.numbers = reinterpret_cast<float2*>(scratch_.data() + layout_.numbers);
-    p.arrived = reinterpret_cast<std::int32_t*>(scratch_.data() + layout_.counters);
-    const std::int64_t units = layout_.units / limits_.sequences * p.sequences;
-    launcher_.launch(p, static_cast<int>(std::min<std::int64_t>(units, multiprocessors_)), stream);
+    p.arrived = reinterpret_cast<std::int32_t*>(scratch_.data() + layout_.arrived);
+    p.failed = reinterpret_cast<std::int32_t*>(scratch_.data() + layout_.failed);
+    const std::int64_t units = std::int64_t{p.sequences} * spec_.fold.kv_heads * p.blocks * layout_.groups;
+    if (p.block_rows == kSlicedRows) {
+      launcher_.launch_sliced(p, static_cast<int>(std::min<std::int64_t>(units, clusters_of(p.slices))), stream);
+    } else {
+      launcher_.launch(p, static_cast<int>(std::min<std::int64_t>(units, multiprocessors_)), stream);
+    }
   }
 
  private:
-  // 64-row blocks of a sequence and KV head.
+  // Of a block of products: as few as the sliced kernel has, where that is enough.
+  int block_rows(int rows) const {
+    return rows * (spec_.fold.heads / spec_.fold.kv_heads) <= kSlicedRows ? kSlicedRows : kQueryTile;
+  }
+  // Of a sequence and KV head.
   std::int64_t blocks(int rows) const {
-    return (std::int64_t{rows} * (spec_.fold.heads / spec_.fold.kv_heads) + kQueryTile - 1) / kQueryTile;
+    return (std::int64_t{rows} * (spec_.fold.heads / spec_.fold.kv_heads) + block_rows(rows) - 1) / block_rows(rows);
+  }
+
+  int clusters_of(int slices) const { return clusters_[std::countr_zero(static_cast<unsigned>(slices))]; }
+  // CTAs of a cluster: as many as leave no unit waiting for another, so that short sequences have the most.
+  int slices_for(std::int64_t units) const {
+    for (int slices = kMostSlices; slices > 1; slices /= 2) {
+      const int clusters = clusters_of(slices);
+      if (limits_.share > 0 ? clusters > 0 && slices <= limits_.share : units <= clusters) return slices;
+    }
+    return 1;
   }
 
   ScratchLayout lay_out(const DecodeLimits& limits) const {
     constexpr std::size_t kAlignment = 256;
     const std::int64_t tiles = (limits.keys + config_.key_tile - 1) / config_.key_tile;
-    const std::int64_t groups = std::max<std::int64_t>(1, (tiles + kGroupTiles - 1) / kGroupTiles);
     ScratchLayout layout{};
-    layout.arrived = limits.sequences * spec_.fold.kv_heads * blocks(limits.rows);
-    layout.units = layout.arrived * groups;
+    layout.groups = std::max<std::int64_t>(1, (tiles + kGroupTiles - 1) / kGroupTiles);
+    const auto blocks_in_all = static_cast<std::size_t>(limits.sequences * spec_.fold.kv_heads * blocks(limits.rows));
+    const std::size_t units = blocks_in_all * static_cast<std::size_t>(layout.groups);
     // One group is a row's whole result, and leaves nothing.
-    const auto rows = static_cast<std::size_t>(groups > 1 ? layout.units * kQueryTile : 0);
+    const std::size_t rows = layout.groups > 1 ? units * static_cast<std::size_t>(block_rows(limits.rows)) : 0;
     const auto place = [&layout](std::size_t bytes) {
       const std::size_t offset = layout.bytes;
       layout.bytes += (bytes + kAlignment - 1) / kAlignment * kAlignment;
       return offset;
     };
     layout.outputs = place(rows * static_cast<std::size_t>(spec_.fold.head_dim_v) * sizeof(float));
-    layout.numbers = place(rows * sizeof(float2));
-    layout.counters = place(static_cast<std::size_t>(layout.arrived) * sizeof(std::int32_t));
+    layout.numbers = place(std::max(rows, units * kSlicedRows * kMostSlices) * sizeof(float2));
+    layout.arrived = place(blocks_in_all * kMostSlices * sizeof(std::int32_t));
+    layout.failed = place(units * sizeof(std::int32_t));
     return layout;
   }
 
@@ -146,7 +168,9 @@ class Sm90Decode final : public DecodeKernel {
     p.sequences = static_cast<std::int32_t>(step.q.tokens / step.rows);
     p.rows = step.rows;
     p.ratio = spec.heads / spec.kv_heads;
+    p.block_rows = block_rows(step.rows);
     p.blocks = static_cast<std::int32_t>(blocks(step.rows));
+    p.slices = p.block_rows == kSlicedRows ? slices_for(std::int64_t{p.sequences} * spec.kv_heads * layout_.groups) : 1;
   }
 
   void set_cache(const DecodeStep& step, DecodeParams& p) const {
@@ -170,7 +194,8 @@ class Sm90Decode final : public DecodeKernel {
     // A box of several panels fills them one behind the other, so it must be a whole tile.
     const auto box_columns = [&](int dim) { return p.boxes == 1 ? FoldConfig::box_columns(dim) : kPanelColumns; };
     p.k_box_columns = box_columns(spec.head_dim);
-    p.v_box_columns = box_columns(spec.head_dim_v);
+    const int slice = spec.head_dim_v / p.slices;
+    p.v_box_columns = slice < kPanelColumns ? slice : box_columns(slice);
     p.k = map_pages(k, spec.dtype, p.box_rows, p.k_box_columns);
     p.v = map_pages(v, spec.dtype, p.box_rows, p.v_box_columns);
   }
@@ -182,6 +207,7 @@ class Sm90Decode final : public DecodeKernel {
   DecodeLimits limits_;
   ScratchLayout layout_{};
   int multiprocessors_ = 0;
+  int clusters_[4] = {};  // by log₂ of their CTAs, how many the device holds at a time
   Buffer scratch_;
 };
 

@@ -5,8 +5,8 @@
 #pragma once
 
 #include "kernels/merge.hpp"
-#include "kernels/sm90/decode/decode_map.cuh"
 #include "kernels/sm90/decode/decode_params.hpp"
+#include "kernels/sm90/fold/shared_map.cuh"
 #include "kernels/sm90/ptx/threads.cuh"
 
 namespace ringattn::sm90 {
@@ -42,11 +42,12 @@ struct DecodeUnit {
   __device__ int group() const { return begin / kGroupTiles; }
 };
 
-// Fills the map's table of units: how many come before each sequence. All threads of the CTA; they meet at its end.
-template <class C>
-__device__ __forceinline__ void count_units(const DecodeParams& p, const DecodeMap<C>& map) {
+// Fills the table of units in shared memory, whose map is given: how many come before each sequence. All threads of the
+// CTA; they meet at its end.
+template <class C, class Map>
+__device__ __forceinline__ void count_units(const DecodeParams& p, const Map& map) {
   const int each = p.fold.kv_heads * p.blocks;
-  for (int s = thread_of_cta(); s < p.sequences; s += kDecodeThreads) {
+  for (int s = thread_of_cta(); s < p.sequences; s += static_cast<int>(blockDim.x)) {
     store_number(map.units_before(s + 1), sequence_of<C>(p, s).groups() * each);
   }
   __syncthreads();
@@ -68,13 +69,13 @@ __device__ __forceinline__ void count_units(const DecodeParams& p, const DecodeM
   __syncthreads();
 }
 
-template <class C>
-__device__ __forceinline__ int unit_count(const DecodeParams& p, const DecodeMap<C>& map) {
+template <class Map>
+__device__ __forceinline__ int unit_count(const DecodeParams& p, const Map& map) {
   return load_number(map.units_before(p.sequences));
 }
 
-template <class C>
-__device__ __forceinline__ DecodeUnit unit_of(const DecodeParams& p, const DecodeMap<C>& map, int number) {
+template <class C, class Map>
+__device__ __forceinline__ DecodeUnit unit_of(const DecodeParams& p, const Map& map, int number) {
   int sequence = 0;
   for (int count = p.sequences; count > 1;) {
     const int half = count / 2;

@@ -34,6 +34,11 @@ __device__ __forceinline__ void store_number(std::uint32_t address, int number) 
   asm volatile("st.shared.s32 [%0], %1;" ::"r"(address), "r"(number) : "memory");
 }
 
+__device__ __forceinline__ float load_float(std::uint32_t address) {
+  float number;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(number) : "r"(address) : "memory");
+  return number;
+}
 __device__ __forceinline__ float2 load_pair(std::uint32_t address) {
   float2 pair;
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(pair.x), "=f"(pair.y) : "r"(address) : "memory");

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <limits>
 
 #include "base/cuda.hpp"
@@ -42,18 +43,24 @@ CUtensorMap encode(const MappedPages& pages, unsigned rank, Dtype dtype, int box
                    CUtensorMapL2promotion promotion) {
   const MappedTensor& tensor = pages.page;
   const auto size = [](std::int64_t n) { return static_cast<cuuint64_t>(n); };
-  const std::int64_t panels = box_columns / kPanelColumns;
-  const cuuint64_t sizes[5] = {size(tensor.columns - (panels - 1) * kPanelColumns), size(tensor.rows), size(panels),
+  // Less than a panel is one of its own, with the swizzle of its width.
+  const int panel = std::min(box_columns, kPanelColumns);
+  const std::int64_t panels = box_columns / panel;
+  const CUtensorMapSwizzle swizzle = panel == 16   ? CU_TENSOR_MAP_SWIZZLE_32B
+                                     : panel == 32 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                                   : CU_TENSOR_MAP_SWIZZLE_128B;
+  const cuuint64_t sizes[5] = {size(tensor.columns - (panels - 1) * panel), size(tensor.rows), size(panels),
                                size(tensor.heads), size(pages.pages)};
-  const cuuint64_t strides[4] = {size(tensor.token_stride * kElementBytes), size(kPanelColumns * kElementBytes),
+  const cuuint64_t strides[4] = {size(tensor.token_stride * kElementBytes), size(panel * kElementBytes),
                                  size(tensor.head_stride * kElementBytes), size(pages.page_stride * kElementBytes)};
-  const cuuint32_t box[5] = {kPanelColumns, static_cast<cuuint32_t>(box_rows), static_cast<cuuint32_t>(panels), 1, 1};
+  const cuuint32_t box[5] = {static_cast<cuuint32_t>(panel), static_cast<cuuint32_t>(box_rows),
+                             static_cast<cuuint32_t>(panels), 1, 1};
   const cuuint32_t steps[5] = {1, 1, 1, 1, 1};
   CUtensorMap map;
   const CUresult result =
       encoder()(&map, dtype == Dtype::kBf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, rank,
-                const_cast<void*>(tensor.data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                CU_TENSOR_MAP_SWIZZLE_128B, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                const_cast<void*>(tensor.data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+                promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
     fail(ErrorCode::kInternal, "the driver refuses a tensor map",
          fmt::format("error {} for {} x [{}, {}, {}], strides {}, {} and {}", static_cast<int>(result), pages.pages,

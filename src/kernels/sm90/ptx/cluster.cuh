@@ -50,6 +50,15 @@ __device__ __forceinline__ void send_number(std::uint32_t address, std::uint32_t
                : "memory");
 }
 
+// Copies bytes from this CTA's shared memory to another one's. The phase of `barrier`, of that CTA too, counts one
+// arrival, and ends once they are there. What was written by ordinary stores is fenced before (proxy_fence()).
+__device__ __forceinline__ void send_bytes(std::uint32_t to, std::uint32_t from, int bytes, std::uint32_t barrier) {
+  asm volatile(
+      "mbarrier.arrive.expect_tx.shared::cluster.b64 _, [%3], %2;\n"
+      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+      "r"(from), "r"(bytes), "r"(barrier)
+      : "memory");
+}
 // All threads of all CTAs, whole warps.
 __device__ __forceinline__ void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");

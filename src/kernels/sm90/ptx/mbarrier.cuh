@@ -12,6 +12,10 @@ inline constexpr int kBarrierBytes = 8;
 __device__ __forceinline__ void barrier_init(std::uint32_t barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
+// Its memory may then be another barrier's.
+__device__ __forceinline__ void barrier_forget(std::uint32_t barrier) {
+  asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
 // Makes initialised barriers visible to the copy engine; what all threads then wait at makes them visible to the
 // threads.
 __device__ __forceinline__ void barrier_init_fence() {

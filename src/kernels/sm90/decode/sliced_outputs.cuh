@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+// The warps of the sliced kernel that hold outputs, each some columns of its CTA's slice. They take the tiles in order,
+// whoever has scored them.
+#pragma once
+
+#include "kernels/sm90/decode/finish.cuh"
+#include "kernels/sm90/decode/sliced_map.cuh"
+#include "kernels/sm90/ptx/cluster.cuh"
+#include "kernels/sm90/ptx/tma.cuh"
+
+namespace ringattn::sm90 {
+
+template <class C>
+class SlicedOutputs {
+ public:
+  __device__ __forceinline__ SlicedOutputs(const DecodeParams& p, const SlicedMap<C>& map, std::uint32_t rank)
+      : p_(p), map_(map), rank_(rank), warp_(thread_of_cta() / 32 - kScoreWarps), lane_(thread_of_cta() % 32) {}
+
+  // Returns whether the unit has to be folded tile by tile.
+  __device__ __forceinline__ bool fold(const DecodeUnit& unit, bool tile_by_tile) {
+    slots_ = slots_of<C>(p_, unit, lane_ / 4);
+    clear_row(0);
+    clear_row(1);
+    int failed = 0;
+    for (int tile = unit.begin; tile < unit.end; ++tile, ++tiles_) {
+      const Turn<C::kSlots> turn(tiles_);
+      const ScoreSlot slot = map_.slot(turn.place);
+      barrier_wait(map_.slot_full(turn.place), turn.parity);
+      const int flags = load_number(slot.address);
+      failed |= flags & ScoreSlot::kFails;
+      if (tile > unit.begin) turn_rows(unit, tile);
+      take_numbers(slot, (flags & ScoreSlot::kRescales) != 0);
+      const Turn<C::kVStages> stage(tiles_);
+      barrier_wait(map_.v_full(stage.place), stage.parity);
+      const int keys = unit.of.length - tile * C::kKeyTile;
+      if (keys < C::kKeyTile) clear_tail(map_.v(stage.place), keys);
+      add_outputs(slot, map_.v(stage.place));
+      __syncwarp();
+      if (lane_ == 0) {
+        barrier_arrive(map_.v_empty(stage.place));
+        if constexpr (C::kSlices > 1) {
+          const std::uint32_t writer = tile_by_tile ? 0 : tiles_ & (C::kSlices - 1U);
+          barrier_arrive_at(in_cta(map_.slot_empty(turn.place), writer));
+        } else {
+          barrier_arrive(map_.slot_empty(turn.place));
+        }
+      }
+    }
+    if (failed != 0) return true;
+    leave_rows(unit, unit.end);
+    if (unit.of.groups() > 1) {
+      merge_if_last<C, 32 * C::kOutWarps>(p_, unit, thread_of_cta() - 32 * kScoreWarps, static_cast<int>(rank_));
+    }
+    return false;
+  }
+  __device__ __forceinline__ void begin_again() { tiles_ = 0; }
+
+ private:
+  static constexpr int kBlocks = C::kSliceColumns / 8 / C::kOutWarps;  // of 8 columns
+
+  __device__ __forceinline__ void take_numbers(const ScoreSlot& slot, bool rescales) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (!slots_.present[half]) continue;  // nobody has written there
+      const int row = lane_ / 4 + 8 * half;
+      if (rescales) {
+        const float factor = load_float(slot.factor(row));
+        l_[half] = __fmul_rn(l_[half], factor);
+#pragma unroll
+        for (int n = 0; n < kBlocks; ++n) {
+          o_[n][2 * half] = __fmul_rn(o_[n][2 * half], factor);
+          o_[n][2 * half + 1] = __fmul_rn(o_[n][2 * half + 1], factor);
+        }
+      }
+      l_[half] = __fadd_rn(l_[half], load_float(slot.sum(row, lane_ % 4)));
+      reference_[half] = load_float(slot.reference(row));
+    }
+  }
+
+  // Where 8 columns of a row of V lie in a tile.
+  static __device__ __forceinline__ std::uint32_t v_chunk(int row, int chunk) {
+    constexpr int kChunks = C::kVRowBytes / 16;
+    const auto at = static_cast<std::uint32_t>(row * C::kVRowBytes + chunk % kChunks * 16);
+    return static_cast<std::uint32_t>(chunk / kChunks * C::kKeyTile * C::kVRowBytes) +
+           (at ^ ((at >> 7 & static_cast<std::uint32_t>(kChunks - 1)) << 4));
+  }
+
+  __device__ __forceinline__ void add_outputs(const ScoreSlot& slot, std::uint32_t v) {
+    constexpr int kSteps = C::kKeyTile / 16;
+    const int first = warp_ * kBlocks;
+    // All at once: shared memory is far from a chain of products that waits for it.
+    std::uint32_t p[kSteps][4];
+    std::uint32_t b[kSteps][kBlocks][2];
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      cuda::load_matrix(p[step], slot.chunk(lane_ % 16, 2 * step + lane_ / 16));
+      const int row = step * 16 + lane_ % 16;
+#pragma unroll
+      for (int n = 0; n + 1 < kBlocks; n += 2) {
+        std::uint32_t both[4];
+        cuda::load_matrix_transposed(both, v + v_chunk(row, first + n + lane_ / 16));
+        b[step][n][0] = both[0];
+        b[step][n][1] = both[1];
+        b[step][n + 1][0] = both[2];
+        b[step][n + 1][1] = both[3];
+      }
+      if constexpr (kBlocks % 2 != 0) {
+        cuda::load_matrix_pair_transposed(b[step][kBlocks - 1], v + v_chunk(row, first + kBlocks - 1));
+      }
+    }
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+      for (int n = 0; n < kBlocks; ++n) {
+        cuda::Products<typename C::Element>::mma(o_[n], p[step], b[step][n][0], b[step][n][1], o_[n]);
+      }
+    }
+  }
+
+  // As Decoder::clear_tail(), of this warp's columns.
+  __device__ __forceinline__ void clear_tail(std::uint32_t v, int keys) const {
+    for (int row = keys + lane_; row < C::kKeyTile; row += 32) {
+#pragma unroll
+      for (int n = 0; n < kBlocks; ++n) {
+        cuda::store_shared(v + v_chunk(row, warp_ * kBlocks + n), uint4{0, 0, 0, 0});
+      }
+    }
+    proxy_fence();  // the copy engine writes there next
+    __syncwarp();
+  }
+
+  // As Decoder::turn_rows() and leave_rows().
+  __device__ __forceinline__ void turn_rows(const DecodeUnit& unit, int tile) {
+    const bool turns =
+        slots_.end[0] == tile || slots_.end[1] == tile || slots_.begin[0] == tile || slots_.begin[1] == tile;
+    if (!__any_sync(0xffffffffU, turns)) return;
+    leave_rows(unit, tile);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (slots_.begin[half] == tile) clear_row(half);
+    }
+  }
+  __device__ __forceinline__ void leave_rows(const DecodeUnit& unit, int tile) {
+    const float sums[2] = {sum_of_quad(l_[0]), sum_of_quad(l_[1])};
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (slots_.end[half] != tile || !slots_.present[half]) continue;
+      if (slots_.begin[half] == slots_.end[half]) {
+        if (unit.of.groups() > 1) continue;
+        clear_row(half);
+        leave_row(unit, half, 0.0F);
+      } else {
+        leave_row(unit, half, sums[half]);
+      }
+    }
+  }
+  __device__ __forceinline__ void leave_row(const DecodeUnit& unit, int half, float sum) const {
+    const int thread = lane_ % 4;
+    const int block = static_cast<int>(rank_) * (C::kSliceColumns / 8) + warp_ * kBlocks;  // of all columns
+    if (unit.of.groups() > 1) {
+      const int slot = lane_ / 4 + 8 * half;
+      auto* const outputs = reinterpret_cast<float2*>(outputs_of<C>(p_, unit.number, slot));
+#pragma unroll
+      for (int n = 0; n < kBlocks; ++n) {
+        __stcg(outputs + (block + n) / 2 * 8 + thread * 2 + (block + n) % 2,
+               float2{o_[n][2 * half], o_[n][2 * half + 1]});
+      }
+      if (warp_ == 0 && thread == 0) {
+        __stcg(numbers_of(p_, unit.number, static_cast<int>(rank_), slot), float2{reference_[half], sum});
+      }
+      return;
+    }
+    const cuda::RowEnd end = end_of_row(p_, slots_.query_head[half], reference_[half], sum);
+    const float factor = end.factor();
+#pragma unroll
+    for (int n = 0; n < kBlocks; ++n) {
+      write_pair<C>(p_, slots_.row[half], slots_.query_head[half], 8 * (block + n) + 2 * thread, o_[n][2 * half],
+                    o_[n][2 * half + 1], factor);
+    }
+    if (block == 0 && thread == 0) write_lse(p_, slots_.row[half], slots_.query_head[half], end.lse());
+  }
+  __device__ __forceinline__ void clear_row(int half) {
+    l_[half] = 0.0F;
+    reference_[half] = -INFINITY;
+#pragma unroll
+    for (int n = 0; n < kBlocks; ++n) {
+      o_[n][2 * half] = 0.0F;
+      o_[n][2 * half + 1] = 0.0F;
+    }
+  }
+
+  const DecodeParams& p_;
+  const SlicedMap<C>& map_;
+  const std::uint32_t rank_;
+  const int warp_;
+  const int lane_;
+  std::uint32_t tiles_ = 0;  // so far, of all units
+  DecodeSlots slots_;
+  float o_[kBlocks][4];
+  float l_[2];
+  float reference_[2];
+};
+
+}  // namespace ringattn::sm90
