@@ -37,6 +37,12 @@ void check_cache(std::string_view name, const CacheView& view, Dtype dtype, std:
 
 std::string describe(const DecodeSpec& spec) { return "decode, " + describe(spec.fold); }
 
+std::int64_t share_groups(std::int64_t keys, int shares, int key_tile) {
+  const std::int64_t group = std::int64_t{kGroupTiles} * key_tile;
+  const std::int64_t groups = (keys + group - 1) / group;
+  return (groups + shares - 1) / shares;
+}
+
 void check_decode_step(const DecodeSpec& spec, const DecodeLimits& limits, const DecodeStep& step) {
   const FoldSpec& fold = spec.fold;
   if (step.rows < 1 || step.rows > limits.rows || step.q.tokens % step.rows != 0 ||

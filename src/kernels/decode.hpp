@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "base/memory.hpp"
@@ -59,6 +60,26 @@ struct BlockTable {
   std::int64_t stride = 0;
 };
 
+// The groups of keys that a cache holds of every sequence: those with the numbers first, first + every, … They lie one
+// behind the other: the cache's first group of a sequence is its first group of the share, and so on. So key p of group
+// g lies where a whole cache has key g / every · G + p % G, where G is a group's number of keys. Several ranks that
+// have a share each have them all.
+struct GroupShare {
+  int first = 0;
+  int every = 1;
+
+  bool is_whole() const { return every == 1; }
+  bool operator==(const GroupShare&) const = default;
+};
+
+// What rows leave of the groups of a share, for merge(): [rows of q, groups, heads] records of
+// DecodeKernel::record_floats() numbers, whose order is the kernel's own. Record g of a row is that of the share's g-th
+// group of the row's sequence; of groups of which a row folds nothing it holds anything.
+struct DecodePartials {
+  float* records = nullptr;  // in the kernel's kind of memory; null: rows are finished, and nothing is left
+  std::int64_t groups = 0;   // of the share, at least as many as the longest sequence has
+};
+
 // One step: rows i of sequence s, row s · rows + i of q, stands at position lengths[s] − rows + i. A position below 0
 // has a row too; what it sees is what the mask says. Tokens of the cache at and behind lengths[s], and pages that no
 // sequence owns, move no bit, whatever they hold.
@@ -69,8 +90,21 @@ struct DecodeStep {
   CacheView v;             // pages as those of k; strides of its own
   BlockTable block_table;  // in the kernel's kind of memory
   const std::int32_t* lengths =
-      nullptr;  // [sequences] keys, those of the rows included; in the kernel's kind of memory
+      nullptr;       // [sequences] keys, those of the rows included; in the kernel's kind of memory
+  GroupShare share;  // which of these keys the cache holds
   FoldOutput output;
+  // Instead of `output`, whose views may then be empty. Needed where the share is not the whole.
+  DecodePartials partials;
+};
+
+// The end of a step whose keys were dealt to several shares: the groups' partials become rows of the output. Share i of
+// n is {i, n}.
+struct DecodeMerge {
+  std::span<const float* const> shares;   // [n] the records of these rows, as DecodePartials has them
+  std::int64_t groups = 0;                // of each share's records
+  int rows = 1;                           // of a sequence
+  const std::int32_t* lengths = nullptr;  // [sequences] of these rows' sequences; in the kernel's kind of memory
+  FoldOutput output;                      // [sequences · rows, …]
 };
 
 // The most that any step holds.
@@ -97,7 +131,15 @@ class DecodeKernel {
   virtual void reserve(const DecodeLimits& limits) = 0;
   // Enqueues the step on `stream` (device) or does it (host). On a device, only launches.
   virtual void enqueue(const DecodeStep& step, Stream stream) = 0;
+  // Of DecodePartials; a multiple of 4.
+  virtual std::int64_t record_floats() const = 0;
+  // Enqueues the merge on `stream` (device) or does it (host): O and LSE are those of the same step over a whole cache.
+  // Needs no reserve(). On a device, only launches.
+  virtual void merge(const DecodeMerge& merge, Stream stream) = 0;
 };
+
+// Groups of the share {share, n} of a sequence of `keys` keys: as many as any share of n has.
+std::int64_t share_groups(std::int64_t keys, int shares, int key_tile);
 
 // What every decode kernel checks of a step. Throws kUsage where pages can't hold tiles in whole pieces (page_size
 // neither a power of two from 16 to 256 nor a dense cache's), and kInternal where views don't fit the spec, the limits

@@ -80,6 +80,8 @@ class CpuDecode final : public DecodeKernel {
   CpuDecode(const DecodeSpec& spec, const CpuBackend& backend)
       : decode_(spec), spec_(spec.fold), ops_(backend.tile_ops()), threads_(backend.threads()) {}
 
+  std::int64_t record_floats() const override { return spec_.head_dim_v + 4; }
+  void merge(const DecodeMerge&, Stream) override { fail(ErrorCode::kInternal, "merging shares", "not yet"); }
   int key_tile() const override { return kKeyTile; }
   std::size_t scratch_bytes(const DecodeLimits& limits) const override {
     return thread_bytes(limits) * static_cast<std::size_t>(threads_) + partial_bytes(limits);

@@ -67,6 +67,8 @@ class Sm90Decode final : public DecodeKernel {
   Sm90Decode(const DecodeSpec& spec, int device)
       : spec_(spec), device_(device), config_(*choose_config(spec.fold)), launcher_(launcher_of(spec, true)) {}
 
+  std::int64_t record_floats() const override { return spec_.fold.head_dim_v + 4; }
+  void merge(const DecodeMerge&, Stream) override { fail(ErrorCode::kInternal, "merging shares", "not yet"); }
   int key_tile() const override { return config_.key_tile; }
   std::size_t scratch_bytes(const DecodeLimits& limits) const override { return lay_out(limits).bytes; }
 
