@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Measures decoding on a GPU: one step a launch, launches in a graph, each over a cache that is in no L2 cache any
 // more. One JSON line a shape.
-//   decode_gpu_bench [kernel [batch keys [share]]]
+//   decode_gpu_bench [kernel [batch keys [slices]]]
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -34,7 +34,7 @@ struct Shape {
   int head_dim = 128;
   std::int64_t page = 0;
   int rows = 1;
-  int share = 0;  // DecodeLimits::share
+  int slices = 0;  // DecodeLimits::slices
 };
 
 void check_wait(Backend& backend) { backend.synchronize(backend.mark(backend.stream()), Deadline::after(600.0), {}); }
@@ -57,7 +57,7 @@ class Bench {
   void measure(const Shape& shape) {
     const FoldSpec spec = make_spec(Dtype::kBf16, shape.heads, shape.kv_heads, shape.head_dim, {-1, 0});
     const auto kernel = row_.make_kernel({spec}, *backend_);
-    kernel->reserve({shape.batch, shape.rows, shape.keys, shape.share});
+    kernel->reserve({shape.batch, shape.rows, shape.keys, shape.slices});
     const std::int64_t rows = shape.batch * shape.rows;
     const std::int64_t elements = rows * shape.heads * shape.head_dim;
     const Buffer q = backend_->allocate(static_cast<std::size_t>(elements * 2));
@@ -160,7 +160,7 @@ int run(int count, char** words) {
     Bench bench(row);
     if (count > 3) {
       Shape shape{std::atoll(words[2]), std::atoll(words[3])};
-      if (count > 4) shape.share = std::atoi(words[4]);
+      if (count > 4) shape.slices = std::atoi(words[4]);
       bench.measure(shape);
       return 0;
     }

@@ -124,7 +124,7 @@ class Sm90Decode final : public DecodeKernel {
   int slices_for(std::int64_t units) const {
     for (int slices = kMostSlices; slices > 1; slices /= 2) {
       const int clusters = clusters_of(slices);
-      if (limits_.share > 0 ? clusters > 0 && slices <= limits_.share : units <= clusters) return slices;
+      if (limits_.slices > 0 ? clusters > 0 && slices <= limits_.slices : units <= clusters) return slices;
     }
     return 1;
   }
