@@ -196,10 +196,12 @@ class Sm90Decode final : public DecodeKernel {
     // A box of several panels fills them one behind the other, so it must be a whole tile.
     const auto box_columns = [&](int dim) { return p.boxes == 1 ? FoldConfig::box_columns(dim) : kPanelColumns; };
     p.k_box_columns = box_columns(spec.head_dim);
-    const int slice = spec.head_dim_v / p.slices;
-    p.v_box_columns = slice < kPanelColumns ? slice : box_columns(slice);
+    p.v_box_columns = box_columns(spec.head_dim_v);
     p.k = map_pages(k, spec.dtype, p.box_rows, p.k_box_columns);
     p.v = map_pages(v, spec.dtype, p.box_rows, p.v_box_columns);
+    const int slice = spec.head_dim_v / p.slices;
+    p.slice_box_columns = slice < kPanelColumns ? slice : box_columns(slice);
+    p.v_slices = map_pages(v, spec.dtype, p.box_rows, p.slice_box_columns);
   }
 
   DecodeSpec spec_;
