@@ -19,6 +19,7 @@ double clamped_sum(std::int64_t first, std::int64_t count, std::int64_t low, std
 
 }  // namespace
 
+template <>
 double Visibility::pairs(std::int64_t position, std::int64_t rows, const KeyRange& keys) const {
   if (keys.empty() || rows <= 0) return 0.0;
   // A query sees its reach, clamped to the keys; where nothing is left, both ends clamp to the same bound.

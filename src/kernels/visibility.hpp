@@ -22,20 +22,24 @@ struct Mask {
 };
 
 // Keys [begin, end) of a sequence.
-struct KeyRange {
-  std::int64_t begin = 0;
-  std::int64_t end = 0;
+template <class Int>
+struct BasicKeyRange {
+  Int begin = 0;
+  Int end = 0;
 
   RINGATTN_HOST_DEVICE bool empty() const { return begin >= end; }
 };
+using KeyRange = BasicKeyRange<std::int64_t>;
 
 // Key tiles [begin, end) of a sequence.
-struct TileRange {
-  std::int64_t begin = 0;
-  std::int64_t end = 0;
+template <class Int>
+struct BasicTileRange {
+  Int begin = 0;
+  Int end = 0;
 
   RINGATTN_HOST_DEVICE bool empty() const { return begin >= end; }
 };
+using TileRange = BasicTileRange<std::int64_t>;
 
 // Columns [begin, end) of a key tile.
 struct ColumnRange {
@@ -66,15 +70,19 @@ RINGATTN_HOST_DEVICE inline std::int64_t quotient(std::int64_t a, int b) {
   return bits >> 32 == 0 ? static_cast<std::uint32_t>(bits) / static_cast<std::uint32_t>(b) : a / b;
 }
 
+RINGATTN_HOST_DEVICE inline std::int32_t quotient(std::int32_t a, int b) { return a / b; }
+
 // The first position of the query tile that `position` lies in. Positions may be negative.
-RINGATTN_HOST_DEVICE inline std::int64_t query_tile_begin(std::int64_t position, int query_tile) {
+template <class Int>
+RINGATTN_HOST_DEVICE inline Int query_tile_begin(Int position, int query_tile) {
   if (query_tile == 1) return position;
-  const std::int64_t begin = quotient(position, query_tile) * query_tile;
+  const Int begin = quotient(position, query_tile) * query_tile;
   return begin > position ? begin - query_tile : begin;
 }
 
 // The key tiles that hold keys of `keys`.
-RINGATTN_HOST_DEVICE inline TileRange tiles_of(const KeyRange& keys, int key_tile) {
+template <class Int>
+RINGATTN_HOST_DEVICE inline BasicTileRange<Int> tiles_of(const BasicKeyRange<Int>& keys, int key_tile) {
   if (keys.empty()) return {0, 0};
   return {quotient(keys.begin, key_tile), quotient(keys.end + key_tile - 1, key_tile)};
 }
@@ -88,69 +96,78 @@ RINGATTN_HOST_DEVICE inline ColumnRange columns_of(const KeyRange& keys, std::in
           end > key_tile ? key_tile : (end < 0 ? 0 : static_cast<int>(end))};
 }
 
-// What queries see of one sequence of `key_length` keys. Positions of queries may lie outside of [0, key_length).
-class Visibility {
+// What queries see of one sequence of `key_length` keys. Positions of queries may lie outside of [0, key_length). Int
+// is the type of positions; where it is of 32 bits, no position, length or finite side of a mask is beyond ±2^30.
+template <class Int>
+class BasicVisibility {
  public:
-  RINGATTN_HOST_DEVICE Visibility(const Mask& mask, std::int64_t key_length) : mask_(mask), key_length_(key_length) {}
+  using Keys = BasicKeyRange<Int>;
+  using Tiles = BasicTileRange<Int>;
+
+  // `left`, `right`: of the mask.
+  RINGATTN_HOST_DEVICE BasicVisibility(Int left, Int right, Int key_length)
+      : left_(left), right_(right), key_length_(key_length) {}
+  RINGATTN_HOST_DEVICE BasicVisibility(const Mask& mask, Int key_length)
+      : BasicVisibility(static_cast<Int>(mask.left), static_cast<Int>(mask.right), key_length) {}
 
   // The keys that the mask lets through to the query at `position`, as if the sequence had no ends. The range moves
   // with the position. An unlimited side ends kUnlimited keys from the sequence's start, farther than any key.
-  RINGATTN_HOST_DEVICE KeyRange reach(std::int64_t position) const {
-    return {mask_.left < 0 ? -kUnlimited : position - mask_.left,
-            mask_.right < 0 ? kUnlimited : position + mask_.right + 1};
+  RINGATTN_HOST_DEVICE Keys reach(Int position) const {
+    return {left_ < 0 ? -kUnlimited : position - left_, right_ < 0 ? kUnlimited : position + right_ + 1};
   }
 
   // The keys that the query at `position` sees.
-  RINGATTN_HOST_DEVICE KeyRange keys(std::int64_t position) const { return keys(position, position); }
+  RINGATTN_HOST_DEVICE Keys keys(Int position) const { return keys(position, position); }
 
   // The keys that some query at first … last sees. There are no gaps, as neighbours see overlapping or adjacent keys.
-  RINGATTN_HOST_DEVICE KeyRange keys(std::int64_t first, std::int64_t last) const {
-    return inside(reach(first).begin, reach(last).end);
-  }
+  RINGATTN_HOST_DEVICE Keys keys(Int first, Int last) const { return inside(reach(first).begin, reach(last).end); }
 
   // The keys that every query at first … last sees.
-  RINGATTN_HOST_DEVICE KeyRange common_keys(std::int64_t first, std::int64_t last) const {
+  RINGATTN_HOST_DEVICE Keys common_keys(Int first, Int last) const {
     return inside(reach(last).begin, reach(first).end);
   }
 
   // The key tiles that the row at `position` folds: those that some position of its query tile sees. Where the range is
   // not empty, both ends ascend with the position.
-  RINGATTN_HOST_DEVICE TileRange tiles(std::int64_t position, const TileSizes& sizes) const {
-    const std::int64_t first = query_tile_begin(position, sizes.query);
+  RINGATTN_HOST_DEVICE Tiles tiles(Int position, const TileSizes& sizes) const {
+    const Int first = query_tile_begin(position, sizes.query);
     return tiles_of(keys(first, first + sizes.query - 1), sizes.key);
   }
 
   // The key tiles that some of the `rows` rows from `position` on folds.
-  RINGATTN_HOST_DEVICE TileRange tiles(std::int64_t position, std::int64_t rows, const TileSizes& sizes) const {
-    const std::int64_t first = query_tile_begin(position, sizes.query);
-    const std::int64_t last = query_tile_begin(position + rows - 1, sizes.query) + sizes.query - 1;
+  RINGATTN_HOST_DEVICE Tiles tiles(Int position, Int rows, const TileSizes& sizes) const {
+    const Int first = query_tile_begin(position, sizes.query);
+    const Int last = query_tile_begin(position + rows - 1, sizes.query) + sizes.query - 1;
     return tiles_of(keys(first, last), sizes.key);
   }
 
   // How much of the key tile with keys [first_key, first_key + key_tile) the queries at first … last see.
-  RINGATTN_HOST_DEVICE Coverage coverage(std::int64_t first, std::int64_t last, std::int64_t first_key,
-                                         int key_tile) const {
-    const std::int64_t end = first_key + key_tile;
-    const KeyRange some = keys(first, last);
+  RINGATTN_HOST_DEVICE Coverage coverage(Int first, Int last, Int first_key, int key_tile) const {
+    const Int end = first_key + key_tile;
+    const Keys some = keys(first, last);
     if (some.empty() || some.end <= first_key || some.begin >= end) return Coverage::kAbsent;
-    const KeyRange common = common_keys(first, last);
+    const Keys common = common_keys(first, last);
     return common.begin <= first_key && end <= common.end ? Coverage::kWhole : Coverage::kPartial;
   }
 
   // (query, key) pairs of the `rows` queries from `position` on and the keys that they see.
-  double pairs(std::int64_t position, std::int64_t rows) const { return pairs(position, rows, {0, key_length_}); }
+  double pairs(Int position, Int rows) const { return pairs(position, rows, {0, key_length_}); }
   // The same for the keys in `keys` alone, a part of the sequence.
-  double pairs(std::int64_t position, std::int64_t rows, const KeyRange& keys) const;
+  double pairs(Int position, Int rows, const Keys& keys) const;
 
  private:
-  static constexpr std::int64_t kUnlimited = std::int64_t{1} << 62;
+  static constexpr Int kUnlimited = Int{1} << (sizeof(Int) * 8 - 2);
 
-  RINGATTN_HOST_DEVICE KeyRange inside(std::int64_t begin, std::int64_t end) const {
+  RINGATTN_HOST_DEVICE Keys inside(Int begin, Int end) const {
     return {begin < 0 ? 0 : begin, end > key_length_ ? key_length_ : end};
   }
 
-  Mask mask_;
-  std::int64_t key_length_;
+  Int left_, right_;
+  Int key_length_;
 };
+using Visibility = BasicVisibility<std::int64_t>;
+
+template <>
+double Visibility::pairs(std::int64_t position, std::int64_t rows, const KeyRange& keys) const;
 
 }  // namespace ringattn

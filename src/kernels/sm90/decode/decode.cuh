@@ -14,6 +14,7 @@ __global__ void __launch_bounds__(kDecodeThreads, 1) decode_kernel(const __grid_
   const DecodeMap<C> map;
   if (threadIdx.x == 0) init_decode_barriers(map);
   count_units<C>(params, map);
+  __syncthreads();
   const int units = unit_count(params, map);
   const auto each_unit = [&](auto&& worker) {
     for (int n = static_cast<int>(blockIdx.x); n < units; n += static_cast<int>(gridDim.x)) {

@@ -29,6 +29,9 @@ struct DecodeParams {
   std::int32_t page_log;  // of 2: tokens of a page, where there is a table
 
   const std::int32_t* lengths;  // [sequences]
+  std::int32_t left, right;     // of the mask
+  // Which groups the cache holds: the g-th of a sequence's is group first_group + g · every_group.
+  std::int32_t first_group, every_group;
   std::int32_t sequences;
   std::int32_t rows;   // of a sequence
   std::int32_t ratio;  // query heads of a KV head
@@ -42,6 +45,11 @@ struct DecodeParams {
   float2* numbers;
   // [sequences, kv_heads, blocks, slices]: units that have left their partials; 0 between launches.
   std::int32_t* arrived;
+  // Not null: rows are not finished. What they leave goes there, as DecodePartials says, and none of the scratch is
+  // used: A, and behind it r and l.
+  float* records;
+  std::int64_t record_groups;
+
   std::int32_t* failed;  // [units]: whether the unit has to be folded again, tile by tile (sliced.cuh)
 };
 

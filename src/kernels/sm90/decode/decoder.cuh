@@ -20,7 +20,7 @@ class Decoder {
   __device__ __forceinline__ void take(const DecodeUnit& unit) {
     load_queries(unit);
     fold(unit);
-    if (unit.of.groups() == 1) return;
+    if (finishes(params_, unit) || params_.records != nullptr) return;
     for (int slice = 0; slice < params_.slices; ++slice) {
       merge_if_last<C, kDecodeFoldThreads>(params_, unit, thread_of_cta(), slice);
     }
@@ -44,12 +44,9 @@ class Decoder {
       const int chunk = i % kChunks;
       uint4 elements{0, 0, 0, 0};
       if (slot < rows && chunk * 8 < C::kDim) {
-        const int number = unit.block * params_.block_rows + slot;
-        const int row = number / params_.ratio;
+        const DecodePlace place = place_of(params_, unit, slot);
         const std::uint16_t* const from =
-            q + (std::int64_t{unit.sequence} * params_.rows + row) * p_.q.token_stride +
-            (std::int64_t{unit.kv_head} * params_.ratio + (number - row * params_.ratio)) * p_.q.head_stride +
-            chunk * 8;
+            q + place.row * p_.q.token_stride + place.query_head * p_.q.head_stride + chunk * 8;
         if (aligned) {
           elements = *reinterpret_cast<const uint4*>(from);
         } else {
@@ -67,7 +64,7 @@ class Decoder {
 
   __device__ __forceinline__ void fold(const DecodeUnit& unit) {
     const DecodeSlots slots = slots_of<C>(params_, unit, slot_of_thread());
-    const TileRange plain = plain_tiles<C>(params_, unit);
+    const BasicTileRange<int> plain = plain_tiles<C>(params_, unit);
     const bool has_rows = thread_of_cta() / 32 * 16 < rows_of(params_, unit);
     rows_.flags = 0;
 #pragma unroll
@@ -136,7 +133,7 @@ class Decoder {
     for (int half = 0; half < 2; ++half) {
       if (slots.end[half] != number || !slots.present[half]) continue;
       if (slots.begin[half] == slots.end[half]) {
-        if (unit.of.groups() > 1) continue;  // another unit has the row, or the merge finds that none has
+        if (!finishes(params_, unit)) continue;  // another unit has the row, or the merge finds that none has
         clear_row(half);
       }
       leave_row<C>(params_, unit, slots, rows_, half, sums[half]);

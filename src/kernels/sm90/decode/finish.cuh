@@ -38,91 +38,133 @@ __device__ __forceinline__ void write_pair(const DecodeParams& p, int row, int q
   }
 }
 
-// This thread's share of a row's partial. Columns lie as in a fold state (cuda/device/fold_state.cuh).
+// Whether a unit's rows end with it: nobody else has anything of them.
+__device__ __forceinline__ bool finishes(const DecodeParams& p, const DecodeUnit& unit) {
+  return p.records == nullptr && unit.of.single();
+}
+
+// A row's partial of a unit's group. Columns lie as in a fold state (cuda/device/fold_state.cuh): of the 16 columns of
+// a block, thread t of four has 2t, 2t + 1, 2t + 8 and 2t + 9 side by side.
 template <class C>
-__device__ __forceinline__ float4* outputs_of(const DecodeParams& p, int unit, int slot) {
-  return reinterpret_cast<float4*>(p.outputs + (std::int64_t{unit} * p.block_rows + slot) * C::kDimV);
+__device__ __forceinline__ float* outputs_of(const DecodeParams& p, int unit, int slot) {
+  return p.outputs + (std::int64_t{unit} * p.block_rows + slot) * C::kDimV;
 }
 __device__ __forceinline__ float2* numbers_of(const DecodeParams& p, int unit, int slice, int slot) {
   return p.numbers + ((std::int64_t{unit} * p.slices + slice) * p.block_rows + slot);
 }
+// The same where rows are not finished: a record, A and then the numbers.
+__device__ __forceinline__ float* record_of(const DecodeParams& p, const DecodeUnit& unit, const DecodePlace& place) {
+  return p.records +
+         ((place.row * p.record_groups + unit.cache_group) * p.fold.heads + place.query_head) * (p.fold.head_dim_v + 4);
+}
+template <class C>
+__device__ __forceinline__ float* left_outputs(const DecodeParams& p, const DecodeUnit& unit, int slot,
+                                               const DecodePlace& place) {
+  return p.records == nullptr ? outputs_of<C>(p, unit.number, slot) : record_of(p, unit, place);
+}
+// By one thread of those that leave a row, for the slices [first, end).
+__device__ __forceinline__ void leave_numbers(const DecodeParams& p, const DecodeUnit& unit, int first, int end,
+                                              int slot, const DecodePlace& place, float2 numbers) {
+  if (p.records != nullptr) {
+    if (first == 0) *reinterpret_cast<float2*>(record_of(p, unit, place) + p.fold.head_dim_v) = numbers;
+    return;
+  }
+  for (int slice = first; slice < end; ++slice) __stcg(numbers_of(p, unit.number, slice, slot), numbers);
+}
 
-// The rows of `half` end here, for the threads whose `ends` says so: they are written where the unit's group is its
-// sequence's only one, and left as partials else. `sum`: of the row.
+// A row's division and rounding, of columns that one thread has.
+template <class C>
+struct FinishedRow {
+  const DecodeParams& p;
+  const DecodePlace& place;
+  cuda::RowEnd end;
+
+  __device__ FinishedRow(const DecodeParams& params, const DecodePlace& of, float reference, float sum)
+      : p(params), place(of), end(end_of_row(params, of.query_head, reference, sum)) {}
+  __device__ void write(int column, float x, float y) const {
+    write_pair<C>(p, place.row, place.query_head, column, x, y, end.factor());
+  }
+  __device__ void write_lse() const { sm90::write_lse(p, place.row, place.query_head, end.lse()); }
+};
+
+// The rows of `half` end here. `sum`: of the row.
 template <class C>
 __device__ __forceinline__ void leave_row(const DecodeParams& p, const DecodeUnit& unit, const DecodeSlots& slots,
                                           const Rows<C>& rows, int half, float sum) {
   const int lane = thread_of_cta() % 4;
   const float reference = reference_of(rows, half);
-  if (unit.of.groups() > 1) {
-    const int slot = slot_of_thread() + 8 * half;
-    float4* const outputs = outputs_of<C>(p, unit.number, slot);
+  const int slot = slot_of_thread() + 8 * half;
+  if (!finishes(p, unit)) {
+    auto* const outputs = reinterpret_cast<float4*>(left_outputs<C>(p, unit, slot, slots.place[half]));
 #pragma unroll
     for (int n = 0; n < C::kDimV / 16; ++n) {
       __stcg(outputs + 4 * n + lane, float4{rows.o[2 * n][2 * half], rows.o[2 * n][2 * half + 1],
                                             rows.o[2 * n + 1][2 * half], rows.o[2 * n + 1][2 * half + 1]});
     }
-    if (lane != 0) return;
-    for (int slice = 0; slice < p.slices; ++slice) {
-      __stcg(numbers_of(p, unit.number, slice, slot), float2{reference, sum});
-    }
+    if (lane == 0) leave_numbers(p, unit, 0, p.slices, slot, slots.place[half], float2{reference, sum});
     return;
   }
-  const cuda::RowEnd end = end_of_row(p, slots.query_head[half], reference, sum);
-  const float factor = end.factor();
+  const FinishedRow<C> finished(p, slots.place[half], reference, sum);
 #pragma unroll
   for (int n = 0; n < C::kDimV / 8; ++n) {
-    write_pair<C>(p, slots.row[half], slots.query_head[half], 8 * n + 2 * lane, rows.o[n][2 * half],
-                  rows.o[n][2 * half + 1], factor);
+    finished.write(8 * n + 2 * lane, rows.o[n][2 * half], rows.o[n][2 * half + 1]);
   }
-  if (lane == 0) write_lse(p, slots.row[half], slots.query_head[half], end.lse());
+  if (lane == 0) finished.write_lse();
 }
 
-// Four columns of a row, merged over the groups that the row folds.
-template <class C>
-__device__ __forceinline__ void merge_columns(const DecodeParams& p, const DecodeUnit& unit, int slice, int slot,
-                                              int share) {
-  const DecodeRow row = row_of<C>(p, unit, slot);
-  const int first = static_cast<int>(row.tiles.begin) / kGroupTiles;
-  const int groups = row.tiles.empty() ? 0 : static_cast<int>(row.tiles.end - 1) / kGroupTiles + 1 - first;
-  const int number = unit.first_number + (first - unit.of.first_group()) * unit.stride;
-  float4 merged{0.0F, 0.0F, 0.0F, 0.0F};
+// Four columns of a row, merged over its groups. at(group) is where a group's A and numbers are.
+struct MergedColumns {
+  float4 outputs{0.0F, 0.0F, 0.0F, 0.0F};
   float reference = -INFINITY;
   float sum = 0.0F;
+};
+struct PartialAt {
+  const float4* outputs;
+  const float2* numbers;
+};
+template <class At>
+__device__ __forceinline__ MergedColumns merge_groups(int begin, int end, At at) {
+  MergedColumns merged;
   constexpr int kBatch = 8;  // on their way from memory at a time
-  for (int batch = 0; batch < groups; batch += kBatch) {
+#pragma unroll 1
+  for (int first = begin; first < end; first += kBatch) {
     float4 outputs[kBatch];
     float2 numbers[kBatch];
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
-      if (batch + i >= groups) break;
-      const int at = number + (batch + i) * unit.stride;
-      outputs[i] = __ldcg(outputs_of<C>(p, at, slot) + share);
-      numbers[i] = __ldcg(numbers_of(p, at, slice, slot));
+      if (first + i >= end) break;
+      const PartialAt from = at(first + i);
+      outputs[i] = __ldcg(from.outputs);
+      numbers[i] = __ldcg(from.numbers);
     }
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
-      if (batch + i >= groups) break;
+      if (first + i >= end) break;
       const float4& x = outputs[i];
-      if (batch + i == 0) {
-        merged = x;
-        reference = numbers[i].x;
-        sum = numbers[i].y;
+      if (first + i == begin) {
+        merged = {x, numbers[i].x, numbers[i].y};
         continue;
       }
-      const MergeStep step = cuda::merge_rows(reference, sum, numbers[i].x, numbers[i].y, kReferenceUnit);
-      reference = step.reference;
-      sum = step.sum;
-      merged = {cuda::TensorArithmetic::join(merged.x, x.x, step), cuda::TensorArithmetic::join(merged.y, x.y, step),
-                cuda::TensorArithmetic::join(merged.z, x.z, step), cuda::TensorArithmetic::join(merged.w, x.w, step)};
+      const MergeStep step = cuda::merge_rows(merged.reference, merged.sum, numbers[i].x, numbers[i].y, kReferenceUnit);
+      merged.reference = step.reference;
+      merged.sum = step.sum;
+      using Arithmetic = cuda::TensorArithmetic;
+      merged.outputs = {Arithmetic::join(merged.outputs.x, x.x, step), Arithmetic::join(merged.outputs.y, x.y, step),
+                        Arithmetic::join(merged.outputs.z, x.z, step), Arithmetic::join(merged.outputs.w, x.w, step)};
     }
   }
-  const cuda::RowEnd end = end_of_row(p, row.query_head, reference, sum);
-  const float factor = end.factor();
+  return merged;
+}
+
+// Finishes what a thread has merged: `share` counts four columns.
+template <class C>
+__device__ __forceinline__ void write_merged(const DecodeParams& p, const DecodePlace& place, int share,
+                                             const MergedColumns& merged) {
+  const FinishedRow<C> finished(p, place, merged.reference, merged.sum);
   const int column = share / 4 * 16 + share % 4 * 2;
-  write_pair<C>(p, row.row, row.query_head, column, merged.x, merged.y, factor);
-  write_pair<C>(p, row.row, row.query_head, column + 8, merged.z, merged.w, factor);
-  if (share == 0) write_lse(p, row.row, row.query_head, end.lse());
+  finished.write(column, merged.outputs.x, merged.outputs.y);
+  finished.write(column + 8, merged.outputs.z, merged.outputs.w);
+  if (share == 0) finished.write_lse();
 }
 
 // Called by all threads that hold outputs, `thread` among kThreads, once they have left their slice of a unit's
@@ -135,14 +177,23 @@ __device__ __forceinline__ void merge_if_last(const DecodeParams& p, const Decod
   if (thread == 0) {
     const std::int64_t rows = (std::int64_t{unit.sequence} * p.fold.kv_heads + unit.kv_head) * p.blocks + unit.block;
     std::int32_t* const arrived = p.arrived + rows * p.slices + slice;
-    last = atomicAdd(arrived, 1) == unit.of.groups() - 1;
+    last = atomicAdd(arrived, 1) == unit.of.groups - 1;
     if (last) *arrived = 0;  // for the next step
   }
   if (!named_any(kDecodeBarrier, kThreads, last)) return;
   __threadfence();
   const int shares = C::kDimV / 4 / p.slices;
+#pragma unroll 1
   for (int i = thread; i < rows_of(p, unit) * shares; i += kThreads) {
-    merge_columns<C>(p, unit, slice, i / shares, slice * shares + i % shares);
+    const int slot = i / shares;
+    const int share = slice * shares + i % shares;
+    const DecodePlace place = place_of(p, unit, slot);
+    const RowGroups groups = groups_of<C>(p, unit, place);
+    write_merged<C>(p, place, share, merge_groups(groups.begin, groups.end, [&](int group) {
+                      const int at = unit.first_number + (group - unit.of.begin_group) * unit.stride;
+                      return PartialAt{reinterpret_cast<const float4*>(outputs_of<C>(p, at, slot)) + share,
+                                       numbers_of(p, at, slice, slot)};
+                    }));
   }
 }
 

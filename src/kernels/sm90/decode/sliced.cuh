@@ -14,6 +14,7 @@
 #include "kernels/sm90/decode/scorer.cuh"
 #include "kernels/sm90/decode/sliced_fetch.cuh"
 #include "kernels/sm90/decode/sliced_outputs.cuh"
+#include "kernels/sm90/decode/sliced_sums.cuh"
 
 namespace ringattn::sm90 {
 
@@ -28,9 +29,18 @@ __device__ __forceinline__ void init_sliced_barriers(const SlicedMap<C>& map) {
     barrier_init(map.v_empty(i), C::kOutWarps);
   }
   for (std::uint32_t i = 0; i < C::kSlots; ++i) {
-    barrier_init(map.slot_full(i), 1);
-    barrier_init(map.numbers_full(i), 1);
-    barrier_init(map.slot_empty(i), C::kSlices * C::kOutWarps);
+    barrier_init(map.slot_full(i), kScoreWarps);
+    barrier_init(map.sums_full(i), 1);
+    barrier_init(map.slot_empty(i), C::kSlices * (C::kOutWarps + 1));
+  }
+  for (std::uint32_t i = 0; i < 2; ++i) {
+    barrier_init(map.weights_full(i), kScoreWarps);
+    barrier_init(map.weights_empty(i), 1);
+    barrier_init(map.note_full(i), 1);
+    barrier_init(map.note_empty(i), kScoreWarps + C::kOutWarps + 1);
+    barrier_init(map.ends_full(i), 1);
+    barrier_init(map.ends_empty(i), C::kOutWarps);
+    barrier_init(map.references_full(i), 1);
   }
   barrier_init_fence();
 }
@@ -60,6 +70,7 @@ __device__ __noinline__ void fold_failed_units(const DecodeParams& params, int f
     proxy_fence();
   }
   count_units<Whole>(params, map);
+  __syncthreads();
   const int units = unit_count(params, map);
   const auto each_unit = [&](auto&& worker) {
     for (int n = first; n < units; n += step) {
@@ -68,7 +79,7 @@ __device__ __noinline__ void fold_failed_units(const DecodeParams& params, int f
   };
   if (threadIdx.x < kDecodeFoldThreads) {
     each_unit(Decoder<Whole>(params, map));
-  } else if (threadIdx.x / 32 == blockDim.x / 32 - 1) {
+  } else if (threadIdx.x / 32 == kDecodeFoldThreads / 32) {
     each_unit(Fetcher<Whole>(params, map));
   }
 }
@@ -88,27 +99,37 @@ __global__ void __launch_bounds__(C::kThreads, 1) sliced_kernel(const __grid_con
   const int first = static_cast<int>(blockIdx.x) / C::kSlices;
   const int step = static_cast<int>(gridDim.x) / C::kSlices;
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  const auto each_unit = [&](auto fold) {
-    for (int n = first; n < units; n += step) fold(unit_of<C>(params, map, n));
+  // Every role goes through the same units; the fetching warp finds out about them and tells the others.
+  const auto each_note = [&](auto take) {
+    std::uint32_t notes = 0;
+#pragma unroll 1
+    for (int n = first; n < units; n += step) {
+      const Turn<2> turn(notes++);
+      const UnitNote note = map.note(turn.place);
+      barrier_wait(map.note_full(turn.place), turn.parity);
+      take(note, n);
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) barrier_arrive(map.note_empty(turn.place));
+    }
   };
   if (warp < kScoreWarps) {
     Scorer<C> scorer(params, map, rank);
-    each_unit([&](const DecodeUnit& unit) {
-      if (unit.begin < unit.end) scorer.score(unit);
-    });
+    each_note([&](const UnitNote& note, int) { scorer.take(note); });
   } else if (warp < kScoreWarps + C::kOutWarps) {
     SlicedOutputs<C> outputs(params, map, rank);
-    each_unit([&](const DecodeUnit& unit) {
-      const bool failed = outputs.fold(unit);
-      if (warp != kScoreWarps || threadIdx.x % 32 != 0) return;
+    each_note([&](const UnitNote& note, int number) {
+      const bool failed = outputs.take(note);
+      if (!outputs.speaks()) return;
       if (failed) store_number(map.any_failed(), 1);
-      if (rank == 0) __stcg(params.failed + unit.number, failed ? 1 : 0);
+      if (rank == 0) __stcg(params.failed + number, failed ? 1 : 0);
     });
+  } else if (warp == kScoreWarps + C::kOutWarps) {
+    SlicedSums<C> sums(map, rank);
+    each_note([&](const UnitNote& note, int) { sums.take(note); });
   } else {
     SlicedFetcher<C> fetcher(params, map, rank);
-    each_unit([&](const DecodeUnit& unit) {
-      if (unit.begin < unit.end) fetcher.fetch(unit);
-    });
+#pragma unroll 1
+    for (int n = first; n < units; n += step) fetcher.take(unit_of<C>(params, map, n));
   }
   sync_cluster<C>();  // nobody's shared memory is written any more
   if (rank == 0 && load_number(map.any_failed()) != 0) fold_failed_units<C>(params, first, step);

@@ -3,12 +3,17 @@
 //
 //   K        [K stages][key_tile rows]  tiles that this CTA scores, and each unit's reference tile
 //   V        [V stages][key_tile rows]  this CTA's columns of every tile
-//   slots    [slots]                    what one tile's scores come to; the CTA that scores the tile writes it into
-//                                       every CTA of the cluster
-//   weights  [2][16 rows]               probabilities before rounding, of which sums are made
+//   slots    [slots]                    a tile's probabilities, and the sums of its rows; the CTA that scores the tile
+//                                       writes them into every CTA of the cluster
+//   weights  [2][16 rows]               probabilities before rounding, of which the sums are made
 //   maxima   [2][4 warps][16 rows]      of the scores in a unit's reference tile
+//   refs     [2][16 rows]               references of a unit's rows, and flags
+//   ends     [2][16 rows]               references and sums of rows that end, and flags
+//   notes    [2]                        what there is to know of a unit
 //   barriers
 //   units    [sequences + 1]            how many units come before each sequence (units.cuh)
+//
+// Of two copies, units, tiles or ends take turns.
 #pragma once
 
 #include "kernels/cuda/device/panels.hpp"
@@ -21,92 +26,6 @@
 
 namespace ringattn::sm90 {
 
-// A tile's slot. It travels in two parts: the probabilities, 256 bytes a row whose 16-byte chunks are XORed with the
-// row; and, as soon as they are known, the numbers: flags, the references of 16 rows, and for each row the four shares
-// of Σ p that the fold's threads have.
-struct ScoreSlot {
-  static constexpr int kRowBytes = 256;
-  static constexpr int kNumbers = kSlicedRows * kRowBytes;
-  static constexpr int kReferences = kNumbers + 16;
-  static constexpr int kSums = kReferences + kSlicedRows * 4;
-  static constexpr int kBytes = kSums + kSlicedRows * 16;
-
-  // A flag: the unit must be folded tile by tile.
-  static constexpr int kFails = 1;
-
-  std::uint32_t address;
-
-  __device__ std::uint32_t flags() const { return address + kNumbers; }
-  __device__ std::uint32_t reference(int row) const {
-    return address + kReferences + static_cast<std::uint32_t>(row * 4);
-  }
-  __device__ std::uint32_t sum(int row, int share) const {
-    return address + kSums + static_cast<std::uint32_t>(row * 16 + share * 4);
-  }
-  // Eight columns of probabilities.
-  __device__ std::uint32_t chunk(int row, int chunk) const {
-    return address + static_cast<std::uint32_t>(row * kRowBytes + ((chunk ^ (row & 7)) << 4));
-  }
-  // Of a unit of so many rows, what has to travel.
-  static __device__ int probability_bytes(int rows) { return rows * kRowBytes; }
-  static __device__ int number_bytes(int rows) { return kSums - kNumbers + rows * 16; }
-};
-
-template <class C>
-struct SlicedMap {
-  static constexpr int kWeightStride = 132;  // floats of a row: threads that write 8 keys of 4 rows meet no bank twice
-  static constexpr int kWeightBytes = kSlicedRows * kWeightStride * 4;
-  static constexpr int kMaximaBytes = kScoreWarps * kSlicedRows * 4;
-
-  static constexpr int kKOffset = 0;
-  static constexpr int kVOffset = kKOffset + C::kKStages * C::kKBytes;
-  static constexpr int kSlotOffset = (kVOffset + C::kVStages * C::kVBytes + 1023) / 1024 * 1024;
-  static constexpr int kWeightOffset = kSlotOffset + C::kSlots * ScoreSlot::kBytes;
-  static constexpr int kMaximaOffset = kWeightOffset + 2 * kWeightBytes;
-  static constexpr int kBarrierOffset = kMaximaOffset + 2 * kMaximaBytes;
-  static constexpr int kBarriers = 2 * (C::kKStages + C::kVStages) + 3 * C::kSlots;
-  static constexpr int kAnyFailedOffset = kBarrierOffset + kBarriers * kBarrierBytes;
-  static constexpr int kUnitOffset = kAnyFailedOffset + 8;
-  static constexpr int kBytes = kUnitOffset + (kMostDecodeSequences + 1) * 4;
-  static_assert(C::kVStages >= 2 && kBytes <= kMostSharedBytes);
-
-  __device__ std::uint32_t k(std::uint32_t stage) const { return at(kKOffset, stage, C::kKBytes); }
-  __device__ std::uint32_t v(std::uint32_t stage) const { return at(kVOffset, stage, C::kVBytes); }
-  __device__ ScoreSlot slot(std::uint32_t slot) const { return {at(kSlotOffset, slot, ScoreSlot::kBytes)}; }
-  // Of tiles in turn.
-  __device__ std::uint32_t weights(std::uint32_t turn, int row, int key) const {
-    return at(kWeightOffset, turn & 1U, kWeightBytes) + static_cast<std::uint32_t>((row * kWeightStride + key) * 4);
-  }
-  // Of units in turn.
-  __device__ std::uint32_t maximum(std::uint32_t turn, int warp, int row) const {
-    return at(kMaximaOffset, turn & 1U, kMaximaBytes) + static_cast<std::uint32_t>((warp * kSlicedRows + row) * 4);
-  }
-  __device__ std::uint32_t any_failed() const { return at(kAnyFailedOffset, 0, 0); }
-  __device__ std::uint32_t units_before(int sequence) const {
-    return at(kUnitOffset, static_cast<std::uint32_t>(sequence), 4);
-  }
-  // Of a stage: it has arrived; who reads it is done with it.
-  __device__ std::uint32_t k_full(std::uint32_t stage) const { return at(kBarrierOffset, stage, kBarrierBytes); }
-  __device__ std::uint32_t k_empty(std::uint32_t stage) const { return k_full(C::kKStages + stage); }
-  __device__ std::uint32_t v_full(std::uint32_t stage) const { return k_full(2 * C::kKStages + stage); }
-  __device__ std::uint32_t v_empty(std::uint32_t stage) const { return v_full(C::kVStages + stage); }
-  // Of a slot: its probabilities have been written here; its numbers have; all CTAs are done with theirs, which the one
-  // that writes it next is told.
-  __device__ std::uint32_t slot_full(std::uint32_t slot) const { return v_full(2 * C::kVStages + slot); }
-  __device__ std::uint32_t numbers_full(std::uint32_t slot) const { return slot_full(C::kSlots + slot); }
-  __device__ std::uint32_t slot_empty(std::uint32_t slot) const { return slot_full(2 * C::kSlots + slot); }
-
- private:
-  // In a cluster an address also says whose memory it is: copies and arrivals would reach the first CTA's else.
-  static __device__ std::uint32_t base() {
-    if constexpr (C::kSlices > 1) return in_cta(kReservedBytes, rank_in_cluster());
-    return kReservedBytes;
-  }
-  __device__ std::uint32_t at(int offset, std::uint32_t index, int bytes) const {
-    return base() + static_cast<std::uint32_t>(offset) + index * static_cast<std::uint32_t>(bytes);
-  }
-};
-
 // A number that goes through a ring of kPlaces again and again: which place, and the parity of its turn.
 template <int kPlaces>
 struct Turn {
@@ -115,16 +34,181 @@ struct Turn {
   __device__ explicit Turn(std::uint32_t number) : place(number % kPlaces), parity(number / kPlaces & 1U) {}
 };
 
-// The tile from which all rows of a unit take their references: the first in which the unit's first row that folds it
-// sees a key. Rows for which it is another one make the unit fail.
+// A tile's slot. Probabilities lie in blocks of 16 keys, [blocks][8 or 16 rows] of 32 bytes, whose two chunks change
+// places in every second four rows; so what a warp has scored is one piece, and eight rows of a chunk lie in different
+// banks. Behind them flags, and for each row the four shares of Σ p that the fold's threads have.
+struct ScoreSlot {
+  static constexpr int kRowBytes = 32;
+  static constexpr int kNumbers = 8 * kSlicedRows * kRowBytes;  // 8 blocks at most
+  static constexpr int kBytes = kNumbers + 16 + kSlicedRows * 16;
+
+  // A flag: the unit must be folded tile by tile.
+  static constexpr int kFails = 1;
+
+  std::uint32_t address;
+
+  static __device__ int block_bytes(int rows) { return rows > 8 ? 16 * kRowBytes : 8 * kRowBytes; }
+  __device__ std::uint32_t block(int block, int rows) const {
+    return address + static_cast<std::uint32_t>(block * block_bytes(rows));
+  }
+  // Where in a block 8 keys of a row lie.
+  static __device__ std::uint32_t chunk(int row, int chunk) {
+    return static_cast<std::uint32_t>(row * kRowBytes + ((chunk ^ (row >> 2 & 1)) << 4));
+  }
+  __device__ std::uint32_t flags() const { return address + kNumbers; }
+  __device__ std::uint32_t sum(int row, int share) const {
+    return flags() + 16 + static_cast<std::uint32_t>(row * 16 + share * 4);
+  }
+  // Flags and sums.
+  static __device__ int number_bytes(int rows) { return 16 + rows * 16; }
+};
+
+// What the fetching warp has found out about a unit, as numbers of 4 bytes.
+struct UnitNote {
+  enum Field {
+    kBegin,
+    kEnd,
+    kLength,
+    kSequence,
+    kKvHead,
+    kBlock,
+    kNumber,
+    kCacheGroup,
+    kFirstNumber,
+    kBeginGroup,
+    kGroups,
+    kPosition,
+    kRows,       // that the unit has
+    kReference,  // the tile of which references are taken
+    kFails,      // they can't be
+    kCommonBegin,
+    kCommonEnd,  // keys that all rows see
+    kFields
+  };
+  // Of 16 rows each.
+  enum RowField { kLow, kHigh, kRowBegin, kRowEnd, kRowFields };
+  static constexpr int kBytes = (kFields + 3) / 4 * 16 + kRowFields * kSlicedRows * 4;
+
+  std::uint32_t address;
+
+  __device__ std::uint32_t at(Field field) const { return address + static_cast<std::uint32_t>(field * 4); }
+  __device__ std::uint32_t at(RowField field, int row) const {
+    return address + static_cast<std::uint32_t>((kFields + 3) / 4 * 16 + (field * kSlicedRows + row) * 4);
+  }
+  __device__ int get(Field field) const { return load_number(at(field)); }
+  __device__ int get(RowField field, int row) const { return load_number(at(field, row)); }
+
+  // All of it but where tiles and keys lie in memory.
+  __device__ DecodeUnit unit(const DecodeParams& p) const {
+    DecodeUnit unit;
+    unit.of = {get(kLength), get(kPosition), 0, 0, get(kBeginGroup), get(kGroups)};
+    unit.sequence = get(kSequence);
+    unit.kv_head = get(kKvHead);
+    unit.block = get(kBlock);
+    unit.number = get(kNumber);
+    unit.cache_group = get(kCacheGroup);
+    unit.begin = get(kBegin);
+    unit.end = get(kEnd);
+    unit.first_number = get(kFirstNumber);
+    unit.stride = p.fold.kv_heads * p.blocks;
+    unit.lag = 0;
+    return unit;
+  }
+};
+
 template <class C>
-__device__ __forceinline__ int reference_tile(const DecodeParams& p, const DecodeUnit& unit) {
-  const Visibility visibility(p.fold.mask, unit.of.length);
-  DecodeRow row = row_of<C>(p, unit, 0);
-  if (row.tiles.empty() || row.tiles.end <= unit.begin) row = row_of<C>(p, unit, rows_of(p, unit) - 1);
-  const KeyRange keys = visibility.keys(row.position);
-  const int tile = keys.empty() ? unit.begin : static_cast<int>(quotient(keys.begin, C::kKeyTile));
-  return tile <= unit.begin || tile >= unit.end ? unit.begin : tile;
+struct SlicedMap {
+  static constexpr int kWeightStride = 132;  // floats of a row: threads that write 8 keys of 4 rows meet no bank twice
+  static constexpr int kWeightBytes = kSlicedRows * kWeightStride * 4;
+  static constexpr int kMaximaBytes = kScoreWarps * kSlicedRows * 4;
+  static constexpr int kReferenceBytes = kSlicedRows * 4 + 16;
+  static constexpr int kEndBytes = kSlicedRows * 8 + 16;
+
+  static constexpr int kKOffset = 0;
+  static constexpr int kVOffset = kKOffset + C::kKStages * C::kKBytes;
+  static constexpr int kSlotOffset = (kVOffset + C::kVStages * C::kVBytes + 1023) / 1024 * 1024;
+  static constexpr int kWeightOffset = kSlotOffset + C::kSlots * ScoreSlot::kBytes;
+  static constexpr int kMaximaOffset = kWeightOffset + 2 * kWeightBytes;
+  static constexpr int kReferenceOffset = kMaximaOffset + 2 * kMaximaBytes;
+  static constexpr int kEndOffset = kReferenceOffset + 2 * kReferenceBytes;
+  static constexpr int kNoteOffset = kEndOffset + 2 * kEndBytes;
+  static constexpr int kBarrierOffset = kNoteOffset + 2 * UnitNote::kBytes;
+  static constexpr int kBarriers = 2 * (C::kKStages + C::kVStages) + 3 * C::kSlots + 14;
+  static constexpr int kAnyFailedOffset = kBarrierOffset + kBarriers * kBarrierBytes;
+  static constexpr int kUnitOffset = kAnyFailedOffset + 8;
+  static constexpr int kBytes = kUnitOffset + (kMostDecodeSequences + 1) * 4;
+  static_assert(C::kVStages >= 2 && kBytes <= kMostSharedBytes);
+
+  __device__ std::uint32_t k(std::uint32_t stage) const { return at(kKOffset, stage, C::kKBytes); }
+  __device__ std::uint32_t v(std::uint32_t stage) const { return at(kVOffset, stage, C::kVBytes); }
+  __device__ ScoreSlot slot(std::uint32_t slot) const { return {at(kSlotOffset, slot, ScoreSlot::kBytes)}; }
+  __device__ std::uint32_t weights(std::uint32_t turn, int row, int key) const {
+    return at(kWeightOffset, turn & 1U, kWeightBytes) + static_cast<std::uint32_t>((row * kWeightStride + key) * 4);
+  }
+  __device__ std::uint32_t maximum(std::uint32_t turn, int warp, int row) const {
+    return at(kMaximaOffset, turn & 1U, kMaximaBytes) + static_cast<std::uint32_t>((warp * kSlicedRows + row) * 4);
+  }
+  __device__ std::uint32_t reference(std::uint32_t turn, int row) const {
+    return at(kReferenceOffset, turn & 1U, kReferenceBytes) + static_cast<std::uint32_t>(row * 4);
+  }
+  __device__ std::uint32_t reference_flags(std::uint32_t turn) const { return reference(turn, kSlicedRows); }
+  // A reference and a sum.
+  __device__ std::uint32_t row_end(std::uint32_t turn, int row) const {
+    return at(kEndOffset, turn & 1U, kEndBytes) + static_cast<std::uint32_t>(row * 8);
+  }
+  __device__ std::uint32_t row_end_flags(std::uint32_t turn) const { return row_end(turn, kSlicedRows); }
+  __device__ UnitNote note(std::uint32_t turn) const { return {at(kNoteOffset, turn & 1U, UnitNote::kBytes)}; }
+  __device__ std::uint32_t any_failed() const { return at(kAnyFailedOffset, 0, 0); }
+  __device__ std::uint32_t units_before(int sequence) const {
+    return at(kUnitOffset, static_cast<std::uint32_t>(sequence), 4);
+  }
+
+  // Of a stage: it has arrived; who reads it is done with it.
+  __device__ std::uint32_t k_full(std::uint32_t stage) const { return at(kBarrierOffset, stage, kBarrierBytes); }
+  __device__ std::uint32_t k_empty(std::uint32_t stage) const { return k_full(C::kKStages + stage); }
+  __device__ std::uint32_t v_full(std::uint32_t stage) const { return k_full(2 * C::kKStages + stage); }
+  __device__ std::uint32_t v_empty(std::uint32_t stage) const { return v_full(C::kVStages + stage); }
+  // Of a slot: its probabilities have been written here; its sums have; all CTAs are done with theirs, which the one
+  // that writes it next is told.
+  __device__ std::uint32_t slot_full(std::uint32_t slot) const { return v_full(2 * C::kVStages + slot); }
+  __device__ std::uint32_t sums_full(std::uint32_t slot) const { return slot_full(C::kSlots + slot); }
+  __device__ std::uint32_t slot_empty(std::uint32_t slot) const { return slot_full(2 * C::kSlots + slot); }
+  // Of things in turn: they are written; they have been read.
+  __device__ std::uint32_t weights_full(std::uint32_t turn) const { return in_turn(0, turn); }
+  __device__ std::uint32_t weights_empty(std::uint32_t turn) const { return in_turn(1, turn); }
+  __device__ std::uint32_t note_full(std::uint32_t turn) const { return in_turn(2, turn); }
+  __device__ std::uint32_t note_empty(std::uint32_t turn) const { return in_turn(3, turn); }
+  __device__ std::uint32_t ends_full(std::uint32_t turn) const { return in_turn(4, turn); }
+  __device__ std::uint32_t ends_empty(std::uint32_t turn) const { return in_turn(5, turn); }
+  __device__ std::uint32_t references_full(std::uint32_t turn) const { return in_turn(6, turn); }
+
+ private:
+  // In a cluster an address also says whose memory it is: copies and arrivals would reach the first CTA's else.
+  static __device__ std::uint32_t base() {
+    if constexpr (C::kSlices > 1) return in_cta(kReservedBytes, rank_in_cluster());
+    return kReservedBytes;
+  }
+  __device__ std::uint32_t in_turn(std::uint32_t which, std::uint32_t turn) const {
+    return slot_full(3 * C::kSlots + 2 * which + (turn & 1U));
+  }
+  __device__ std::uint32_t at(int offset, std::uint32_t index, int bytes) const {
+    return base() + static_cast<std::uint32_t>(offset) + index * static_cast<std::uint32_t>(bytes);
+  }
+};
+
+// By a warp: bytes of this CTA's shared memory go to the same place of the cluster's other CTAs, and count there at a
+// barrier as one arrival.
+template <class C>
+__device__ __forceinline__ void send_to_others(std::uint32_t rank, std::uint32_t from, int bytes,
+                                               std::uint32_t barrier) {
+  const auto to = static_cast<std::uint32_t>(thread_of_cta() % 32);
+  if (to < C::kSlices && to != rank) send_bytes(in_cta(from, to), from, bytes, in_cta(barrier, to));
+}
+// The arrival alone.
+template <class C>
+__device__ __forceinline__ void arrive_at_others(std::uint32_t rank, std::uint32_t barrier) {
+  const auto to = static_cast<std::uint32_t>(thread_of_cta() % 32);
+  if (to < C::kSlices && to != rank) barrier_arrive_at(in_cta(barrier, to));
 }
 
 }  // namespace ringattn::sm90

@@ -5,6 +5,7 @@
 
 #include "kernels/sm90/decode/finish.cuh"
 #include "kernels/sm90/decode/sliced_map.cuh"
+#include "kernels/sm90/decode/sliced_sums.cuh"
 #include "kernels/sm90/ptx/cluster.cuh"
 #include "kernels/sm90/ptx/tma.cuh"
 
@@ -16,14 +17,22 @@ class SlicedOutputs {
   __device__ __forceinline__ SlicedOutputs(const DecodeParams& p, const SlicedMap<C>& map, std::uint32_t rank)
       : p_(p), map_(map), rank_(rank), warp_(thread_of_cta() / 32 - kScoreWarps), lane_(thread_of_cta() % 32) {}
 
+  // Whether this warp is the one that says so when a unit has failed.
+  __device__ bool speaks() const { return warp_ == 0 && lane_ == 0; }
+
   // Returns whether the unit has to be folded tile by tile.
-  __device__ __forceinline__ bool fold(const DecodeUnit& unit) {
-    slots_ = slots_of<C>(p_, unit, lane_ / 4);
-    clear_row(0);
-    clear_row(1);
+  __device__ __forceinline__ bool take(const UnitNote& note) {
+    const DecodeUnit unit = note.unit(p_);
+    rows_count_ = note.get(UnitNote::kRows);
     flags_ = 0;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int slot = lane_ / 4 + 8 * half;
+      begin_[half] = note.get(UnitNote::kRowBegin, slot);
+      end_[half] = note.get(UnitNote::kRowEnd, slot);
+      clear_row(half);
+    }
     const std::uint32_t begin = tiles_;
-    counted_ = begin;
     const std::uint32_t end = begin + static_cast<std::uint32_t>(unit.end - unit.begin);
     if (begin < end) {
       await(begin, unit.of.length - unit.begin * C::kKeyTile);
@@ -35,17 +44,27 @@ class SlicedOutputs {
       if (tile > unit.begin) turn_rows(unit, tile);
       add_outputs(tiles_ + 1 < end, unit.of.length - (tile + 1) * C::kKeyTile);
       __syncwarp();
-      if (lane_ == 0) barrier_arrive(map_.v_empty(Turn<C::kVStages>(tiles_).place));
-      if (tiles_ > begin) count_up_to(tiles_);
+      if (lane_ == 0) {
+        barrier_arrive(map_.v_empty(Turn<C::kVStages>(tiles_).place));
+        const std::uint32_t slot = map_.slot_empty(Turn<C::kSlots>(tiles_).place);
+        if constexpr (C::kSlices > 1) {
+          barrier_arrive_at(in_cta(slot, tiles_ & (C::kSlices - 1U)));
+        } else {
+          barrier_arrive(slot);
+        }
+      }
     }
-    count_up_to(end);
+    if (begin < end) {
+      leave_rows(unit, unit.end);
+    } else if (finishes(p_, unit)) {
+      leave_empty_rows(unit);
+    }
+    __syncwarp();
     if ((flags_ & ScoreSlot::kFails) != 0) return true;
-    leave_rows(unit, unit.end);
-    __syncwarp();
-    if (unit.of.groups() > 1) {
+    if (!finishes(p_, unit) && p_.records == nullptr) {
       merge_if_last<C, 32 * C::kOutWarps>(p_, unit, thread_of_cta() - 32 * kScoreWarps, static_cast<int>(rank_));
+      __syncwarp();
     }
-    __syncwarp();
     return false;
   }
 
@@ -59,31 +78,6 @@ class SlicedOutputs {
     std::uint32_t p[4];
     std::uint32_t v[kBlocks][2];
   };
-
-  // Waits for the numbers of tiles up to `end`, in order. They come behind the probabilities, so this lags behind the
-  // products. Then the slots may be written anew.
-  __device__ __forceinline__ void count_up_to(std::uint32_t end) {
-    for (; counted_ != end; ++counted_) {
-      const Turn<C::kSlots> turn(counted_);
-      const ScoreSlot slot = map_.slot(turn.place);
-      barrier_wait(map_.numbers_full(turn.place), turn.parity);
-      flags_ |= load_number(slot.flags());
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        if (!slots_.present[half]) continue;  // nobody has written there
-        const int row = lane_ / 4 + 8 * half;
-        l_[half] = __fadd_rn(l_[half], load_float(slot.sum(row, lane_ % 4)));
-        reference_[half] = load_float(slot.reference(row));
-      }
-      __syncwarp();
-      if (lane_ != 0) continue;
-      if constexpr (C::kSlices > 1) {
-        barrier_arrive_at(in_cta(map_.slot_empty(turn.place), counted_ & (C::kSlices - 1U)));
-      } else {
-        barrier_arrive(map_.slot_empty(turn.place));
-      }
-    }
-  }
 
   // Until the probabilities and V of a tile with so many keys from its first one on are here.
   __device__ __forceinline__ void await(std::uint32_t number, int keys) const {
@@ -106,7 +100,7 @@ class SlicedOutputs {
     const ScoreSlot slot = map_.slot(Turn<C::kSlots>(number).place);
     const std::uint32_t v = map_.v(Turn<C::kVStages>(number).place);
     const int first = warp_ * kBlocks;
-    cuda::load_matrix(to.p, slot.chunk(lane_ % 16, 2 * step + lane_ / 16));
+    cuda::load_matrix(to.p, slot.block(step, rows_count_) + ScoreSlot::chunk(lane_ % 16, lane_ / 16));
     const int row = step * 16 + lane_ % 16;
 #pragma unroll
     for (int n = 0; n + 1 < kBlocks; n += 2) {
@@ -130,9 +124,7 @@ class SlicedOutputs {
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const Fragments& now = step < 2 ? head_[step] : ring[step % 3];
-      if (step + 2 < kSteps) {
-        fetch(ring[(step + 2) % 3], number, step + 2);
-      }
+      if (step + 2 < kSteps) fetch(ring[(step + 2) % 3], number, step + 2);
 #pragma unroll
       for (int n = 0; n < kBlocks; ++n) {
         cuda::Products<typename C::Element>::mma(o_[n], now.p, now.v[n][0], now.v[n][1], o_[n]);
@@ -146,6 +138,7 @@ class SlicedOutputs {
 
   // As Decoder::clear_tail(), of this warp's columns.
   __device__ __forceinline__ void clear_tail(std::uint32_t v, int keys) const {
+#pragma unroll 1
     for (int row = keys + lane_; row < C::kKeyTile; row += 32) {
 #pragma unroll
       for (int n = 0; n < kBlocks; ++n) {
@@ -158,58 +151,65 @@ class SlicedOutputs {
 
   // As Decoder::turn_rows() and leave_rows().
   __device__ __forceinline__ void turn_rows(const DecodeUnit& unit, int tile) {
-    const bool turns =
-        slots_.end[0] == tile || slots_.end[1] == tile || slots_.begin[0] == tile || slots_.begin[1] == tile;
-    if (!__any_sync(0xffffffffU, turns)) return;
-    count_up_to(tiles_);
-    leave_rows(unit, tile);
+    if (rows_end(begin_, end_, tile)) leave_rows(unit, tile);
+    const bool begins = begin_[0] == tile || begin_[1] == tile;
+    if (!__any_sync(0xffffffffU, begins)) return;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      if (slots_.begin[half] == tile) clear_row(half);
+      if (begin_[half] == tile) clear_row(half);
     }
+    __syncwarp();
   }
+  // The rows that end in front of `tile`, of which the sums' warp tells.
   __device__ __forceinline__ void leave_rows(const DecodeUnit& unit, int tile) {
-    const float sums[2] = {sum_of_quad(l_[0]), sum_of_quad(l_[1])};
+    const Turn<2> turn(ends_++);
+    barrier_wait(map_.ends_full(turn.place), turn.parity);
+    flags_ |= load_number(map_.row_end_flags(turn.place));
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      if (slots_.end[half] != tile || !slots_.present[half]) continue;
-      if (slots_.begin[half] == slots_.end[half]) {
-        if (unit.of.groups() > 1) continue;
+      const int slot = lane_ / 4 + 8 * half;
+      if (end_[half] != tile || slot >= rows_count_) continue;
+      if (begin_[half] < end_[half]) {
+        leave_row(unit, half, load_pair(map_.row_end(turn.place, slot)));
+      } else if (finishes(p_, unit)) {
         clear_row(half);
-        leave_row(unit, half, 0.0F);
-      } else {
-        leave_row(unit, half, sums[half]);
+        leave_row(unit, half, float2{-INFINITY, 0.0F});
       }
     }
+    __syncwarp();
+    if (lane_ == 0) barrier_arrive(map_.ends_empty(turn.place));
   }
-  __device__ __forceinline__ void leave_row(const DecodeUnit& unit, int half, float sum) const {
+  __device__ __forceinline__ void leave_empty_rows(const DecodeUnit& unit) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (lane_ / 4 + 8 * half < rows_count_) leave_row(unit, half, float2{-INFINITY, 0.0F});
+    }
+  }
+  // `numbers`: the row's reference and sum.
+  __device__ __forceinline__ void leave_row(const DecodeUnit& unit, int half, float2 numbers) const {
     const int thread = lane_ % 4;
+    const int slot = lane_ / 4 + 8 * half;
     const int block = static_cast<int>(rank_) * (C::kSliceColumns / 8) + warp_ * kBlocks;  // of all columns
-    if (unit.of.groups() > 1) {
-      const int slot = lane_ / 4 + 8 * half;
-      auto* const outputs = reinterpret_cast<float2*>(outputs_of<C>(p_, unit.number, slot));
+    const DecodePlace place = place_of(p_, unit, slot);
+    if (!finishes(p_, unit)) {
+      auto* const outputs = reinterpret_cast<float2*>(left_outputs<C>(p_, unit, slot, place));
 #pragma unroll
       for (int n = 0; n < kBlocks; ++n) {
         __stcg(outputs + (block + n) / 2 * 8 + thread * 2 + (block + n) % 2,
                float2{o_[n][2 * half], o_[n][2 * half + 1]});
       }
-      if (warp_ == 0 && thread == 0) {
-        __stcg(numbers_of(p_, unit.number, static_cast<int>(rank_), slot), float2{reference_[half], sum});
-      }
+      const int slice = static_cast<int>(rank_);
+      if (warp_ == 0 && thread == 0) leave_numbers(p_, unit, slice, slice + 1, slot, place, numbers);
       return;
     }
-    const cuda::RowEnd end = end_of_row(p_, slots_.query_head[half], reference_[half], sum);
-    const float factor = end.factor();
+    const FinishedRow<C> finished(p_, place, numbers.x, numbers.y);
 #pragma unroll
     for (int n = 0; n < kBlocks; ++n) {
-      write_pair<C>(p_, slots_.row[half], slots_.query_head[half], 8 * (block + n) + 2 * thread, o_[n][2 * half],
-                    o_[n][2 * half + 1], factor);
+      finished.write(8 * (block + n) + 2 * thread, o_[n][2 * half], o_[n][2 * half + 1]);
     }
-    if (block == 0 && thread == 0) write_lse(p_, slots_.row[half], slots_.query_head[half], end.lse());
+    if (block == 0 && thread == 0) finished.write_lse();
   }
   __device__ __forceinline__ void clear_row(int half) {
-    l_[half] = 0.0F;
-    reference_[half] = -INFINITY;
 #pragma unroll
     for (int n = 0; n < kBlocks; ++n) {
       o_[n][2 * half] = 0.0F;
@@ -222,14 +222,13 @@ class SlicedOutputs {
   const std::uint32_t rank_;
   const int warp_;
   const int lane_;
-  std::uint32_t tiles_ = 0;    // so far, of all units
-  std::uint32_t counted_ = 0;  // of these, whose numbers have been taken
+  std::uint32_t tiles_ = 0;  // so far, of all units
+  std::uint32_t ends_ = 0;   // of which the sums' warp has told
   int flags_ = 0;
-  DecodeSlots slots_;
+  int rows_count_ = 0;
+  int begin_[2], end_[2];  // tiles of the unit that this thread's rows fold
   Fragments head_[2];
   float o_[kBlocks][4];
-  float l_[2];
-  float reference_[2];
 };
 
 }  // namespace ringattn::sm90

@@ -77,6 +77,10 @@ class Sm90Decode final : public DecodeKernel {
       fail(ErrorCode::kUnsupported, fmt::format("a decode step of {} sequences", limits.sequences),
            fmt::format("sm90_fold decodes up to {} in one step", kMostDecodeSequences), "Use several steps.");
     }
+    if (limits.keys > kMostDecodeKeys) {
+      fail(ErrorCode::kUnsupported, fmt::format("a decode step over {} keys", limits.keys),
+           fmt::format("sm90_fold decodes sequences of up to {}", kMostDecodeKeys), "Use shorter ones.");
+    }
     const DeviceGuard guard(device_);
     limits_ = limits;
     layout_ = lay_out(limits);
@@ -166,7 +170,16 @@ class Sm90Decode final : public DecodeKernel {
     p.fold.lse = {output.lse.data, output.lse.token_stride, output.lse.head_stride};
     p.fold.sinks = output.sinks;
     p.fold.finish = true;
+    const auto side = [](std::int64_t reach) {  // no key is farther away
+      return static_cast<std::int32_t>(std::clamp<std::int64_t>(reach, -1, kMostDecodeKeys));
+    };
+    p.left = side(spec.mask.left);
+    p.right = side(spec.mask.right);
     p.lengths = step.lengths;
+    p.first_group = step.share.first;
+    p.every_group = step.share.every;
+    p.records = step.partials.records;
+    p.record_groups = step.partials.groups;
     p.sequences = static_cast<std::int32_t>(step.q.tokens / step.rows);
     p.rows = step.rows;
     p.ratio = spec.heads / spec.kv_heads;

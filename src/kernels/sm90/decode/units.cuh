@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a step is cut into units. A unit is one group of key tiles of one sequence, for up to 64 query rows of one KV
-// head. Lengths are known on the device alone, so every CTA counts the units of each sequence for itself; unit n is
-// folded by CTA n modulo their number.
+// How a step is cut into units. A unit is one group of key tiles of one sequence, for up to block_rows query rows of
+// one KV head. Lengths are known on the device alone, so every CTA counts the units of each sequence for itself; unit n
+// is folded by the n-th CTA, or cluster, modulo their number. Positions and tiles are numbers of 32 bits.
 #pragma once
 
 #include "kernels/merge.hpp"
@@ -11,35 +11,54 @@
 
 namespace ringattn::sm90 {
 
+using DecodeVisibility = BasicVisibility<std::int32_t>;
+
+__device__ __forceinline__ DecodeVisibility visibility_of(const DecodeParams& p, int length) {
+  return {p.left, p.right, length};
+}
+
 // Where the rows of a sequence stand, and the tiles that some of them folds.
 struct DecodeSequence {
   int length;
   int position;     // of row 0
-  int first, last;  // tiles [first, last)
+  int first, last;  // tiles [first, last); none: both are 0
+  int begin_group;  // of the cache's groups, the first that some row folds
+  int groups;       // of the cache's, as many, and so many units
 
-  // Groups; one, of no tiles, where no row folds a tile: its rows are written all the same.
-  __device__ int first_group() const { return first / kGroupTiles; }
-  __device__ int groups() const { return first < last ? (last - 1) / kGroupTiles + 1 - first_group() : 1; }
+  // Whether a unit finishes its rows: there is no other group.
+  __device__ bool single() const { return groups == 1; }
 };
 
 template <class C>
 __device__ __forceinline__ DecodeSequence sequence_of(const DecodeParams& p, int sequence) {
-  const int length = __ldg(p.lengths + sequence);
-  const TileRange tiles =
-      Visibility(p.fold.mask, length).tiles(length - p.rows, p.rows, TileSizes{kQueryTile, C::kKeyTile});
+  DecodeSequence of;
+  of.length = __ldg(p.lengths + sequence);
+  of.position = of.length - p.rows;
+  const auto tiles = visibility_of(p, of.length).tiles(of.position, p.rows, TileSizes{kQueryTile, C::kKeyTile});
   const bool none = tiles.empty();
-  return {length, length - p.rows, none ? 0 : static_cast<int>(tiles.begin), none ? 0 : static_cast<int>(tiles.end)};
+  of.first = none ? 0 : tiles.begin;
+  of.last = none ? 0 : tiles.end;
+  // Where no row folds a tile there is a unit of no tiles all the same, so that its rows are written.
+  of.begin_group = of.first / kGroupTiles;
+  of.groups = none ? 1 : (of.last - 1) / kGroupTiles + 1 - of.begin_group;
+  if (p.every_group > 1 || p.records != nullptr) {
+    const int end_group = none ? of.begin_group : of.begin_group + of.groups;
+    const auto of_share = [&p](int group) { return (group - p.first_group + p.every_group - 1) / p.every_group; };
+    of.begin_group = of_share(of.begin_group);
+    of.groups = of_share(end_group) - of.begin_group;
+  }
+  return of;
 }
 
 struct DecodeUnit {
   DecodeSequence of;
   int sequence, kv_head, block;
   int number;        // of all units
+  int cache_group;   // of the groups that the cache holds of the sequence
   int begin, end;    // tiles that it folds: a group's, as far as rows fold them
   int first_number;  // of the unit of the same rows in the sequence's first group
   int stride;        // from there to the unit of the next group
-
-  __device__ int group() const { return begin / kGroupTiles; }
+  int lag;           // keys that the cache doesn't hold before the unit's
 };
 
 // Fills the table of units in shared memory, whose map is given: how many come before each sequence. All threads of the
@@ -48,11 +67,12 @@ template <class C, class Map>
 __device__ __forceinline__ void count_units(const DecodeParams& p, const Map& map) {
   const int each = p.fold.kv_heads * p.blocks;
   for (int s = thread_of_cta(); s < p.sequences; s += static_cast<int>(blockDim.x)) {
-    store_number(map.units_before(s + 1), sequence_of<C>(p, s).groups() * each);
+    store_number(map.units_before(s + 1), sequence_of<C>(p, s).groups * each);
   }
   __syncthreads();
   if (thread_of_cta() < 32) {
     int before = 0;
+#pragma unroll 1
     for (int first = 0; first < p.sequences; first += 32) {
       const int s = first + thread_of_cta();
       int sum = s < p.sequences ? load_number(map.units_before(s + 1)) : 0;
@@ -66,7 +86,6 @@ __device__ __forceinline__ void count_units(const DecodeParams& p, const Map& ma
     }
     if (thread_of_cta() == 0) store_number(map.units_before(0), 0);
   }
-  __syncthreads();
 }
 
 template <class Map>
@@ -77,6 +96,7 @@ __device__ __forceinline__ int unit_count(const DecodeParams& p, const Map& map)
 template <class C, class Map>
 __device__ __forceinline__ DecodeUnit unit_of(const DecodeParams& p, const Map& map, int number) {
   int sequence = 0;
+#pragma unroll 1
   for (int count = p.sequences; count > 1;) {
     const int half = count / 2;
     const bool behind = load_number(map.units_before(sequence + half)) <= number;
@@ -94,7 +114,9 @@ __device__ __forceinline__ DecodeUnit unit_of(const DecodeParams& p, const Map& 
   unit.kv_head = rest / p.blocks;
   unit.block = rest - unit.kv_head * p.blocks;
   unit.first_number = before + rest;
-  const int group = unit.of.first_group() + nth;
+  unit.cache_group = unit.of.begin_group + nth;
+  const int group = p.first_group + unit.cache_group * p.every_group;
+  unit.lag = (group - unit.cache_group) * (kGroupTiles * C::kKeyTile);
   const int begin = group * kGroupTiles;
   const int end = begin + kGroupTiles;
   unit.begin = begin > unit.of.first ? begin : unit.of.first;
