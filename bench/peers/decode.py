@@ -17,6 +17,7 @@ A peer may be asked in several ways, and each has a line of its own; its "form" 
                  library that knows of groups
   token-major    the cache lies as [sequences, keys, heads, dim], as ours does
   head-major     the cache lies as [sequences, heads, keys, dim]
+  own package    by flash_attn_with_kvcache of flash_attn, grouped and token-major
 No form copies or expands K or V.
 """
 
@@ -83,6 +84,8 @@ class Way:
 
     @property
     def form(self) -> str:
+        if self.kernel == PACKAGE:
+            return "own package"
         return f"{'grouped' if self.grouped else 'rows'}, {'token' if self.token_major else 'head'}-major"
 
 
