@@ -24,29 +24,8 @@
 namespace ringattn {
 namespace {
 
-constexpr std::int64_t kFarBeyondCache = std::int64_t{512} << 20;  // bytes read between two uses of a cache, at least
-constexpr int kLeastLaunches = 4;                                  // of a graph
 constexpr int kReplays = 11;
 constexpr double kWarmSeconds = 0.1;  // of replays before the first that counts
-
-// How a shape's caches lie, and how often they are used in turn.
-struct Turns {
-  std::int64_t pages;     // of a sequence
-  std::int64_t page;      // tokens
-  std::int64_t bytes;     // of K, and of V, of one cache
-  std::int64_t caches;    // different ones
-  std::int64_t launches;  // of a graph: each cache is used equally often, so the first use of a replay is no repetition
-};
-
-Turns turns_of(const DecodeShape& shape) {
-  Turns turns{};
-  turns.page = shape.page == 0 ? shape.keys : shape.page;
-  turns.pages = (shape.keys + turns.page - 1) / turns.page;
-  turns.bytes = shape.batch * turns.pages * turns.page * shape.kv_heads * shape.head_dim * 2;
-  turns.caches = (kFarBeyondCache + 2 * turns.bytes - 1) / (2 * turns.bytes);
-  turns.launches = turns.caches * ((kLeastLaunches + turns.caches - 1) / turns.caches);
-  return turns;
-}
 
 void check_wait(Backend& backend) { backend.synchronize(backend.mark(backend.stream()), Deadline::after(600.0), {}); }
 

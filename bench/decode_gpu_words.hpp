@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The words of decode_gpu_bench: which steps it measures. --steps, --heads, --kv-heads and --head-dim are those of
-// bench/peers/decode.py, so a script gives both programs the same words.
+// The words of decode_gpu_bench: which steps it measures, and over how many caches in turn. --steps, --heads,
+// --kv-heads and --head-dim are those of bench/peers/decode.py, so a script gives both programs the same words.
 #pragma once
 
 #include <fmt/format.h>
@@ -26,6 +26,28 @@ struct DecodeShape {
   std::int64_t page = 0;  // tokens; 0: a dense cache
   int slices = 0;         // DecodeLimits::share
 };
+
+inline constexpr std::int64_t kFarBeyondCache = std::int64_t{512} << 20;  // bytes read between two uses of a cache
+inline constexpr std::int64_t kLeastLaunches = 4;                         // of a graph
+
+// How a shape's caches lie, and how often they are used in turn.
+struct Turns {
+  std::int64_t pages;     // of a sequence
+  std::int64_t page;      // tokens
+  std::int64_t bytes;     // of K, and of V, of one cache
+  std::int64_t caches;    // different ones
+  std::int64_t launches;  // of a graph: each cache is used equally often, so the first use of a replay is no repetition
+};
+
+inline Turns turns_of(const DecodeShape& shape) {
+  Turns turns{};
+  turns.page = shape.page == 0 ? shape.keys : shape.page;
+  turns.pages = (shape.keys + turns.page - 1) / turns.page;
+  turns.bytes = shape.batch * turns.pages * turns.page * shape.kv_heads * shape.head_dim * 2;
+  turns.caches = (kFarBeyondCache + 2 * turns.bytes - 1) / (2 * turns.bytes);
+  turns.launches = turns.caches * ((kLeastLaunches + turns.caches - 1) / turns.caches);
+  return turns;
+}
 
 struct DecodeWords {
   std::string kernel = "sm90_fold";

@@ -36,7 +36,7 @@ part one-gpu 4 "ours in turn with cuDNN, FlashAttention-2 and FlashAttention-3 o
 part one-gpu-shapes 4 "the same at other lengths, heads and masks; ours with a sliding window and in blocks"
 part precision-and-state 4 "fp16 beside bf16, cuDNN too; by tiles touched; soft-cap; state in and out; host time of a call"
 part decode 2 "decoding: pages of 16 to 128 beside dense caches, more rows, forced numbers of slices; ours alone"
-part decode-peers 4 "decoding: ours in turn with cuDNN and FlashAttention-2, 1k to 1m keys, three rounds"
+part decode-peers 6 "decoding: ours in turn with cuDNN and FlashAttention-2, 1k to 1m keys, three rounds"
 part sparse-peers 6 "block-sparse FlexAttention at about 10, 25 and 50 % of the tiles, and dense, 32k and 128k tokens"
 part scaling 3 "ours on 1, 2, 4 ... GPUs, 32k to 512k tokens, beside the folds alone and the zigzag ring"
 part ring-p2p 3 "ours on all GPUs, 32k to 1m tokens, beside the folds alone, transport p2p"

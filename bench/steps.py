@@ -8,8 +8,8 @@ the peers, in microseconds.
     bench/steps.py --goals lines.jsonl                # code 1 where we miss the part of cuDNN's time that we want to keep to
 
 What was measured several times in one file, in turn with others, counts as the median of these readings. Of several files that
-have a point the last one counts. Of the forms that a peer was asked in, the fastest counts; ours is the one that chose its
-form itself, and forms that were forced stand below each other with --forms."""
+have a point the last one counts; but ours stays with the peers that it took turns with. Of the forms that a peer was asked in,
+the fastest counts. Ours is the one that chose its form itself; --forms shows the forced ones, too."""
 
 from __future__ import annotations
 
@@ -69,10 +69,20 @@ class Step:
         return f"{self.kind}, {self.batch} x {points.size(self.keys)}"
 
     @property
+    def key_bytes(self) -> int:
+        """K and V of one key of all heads."""
+        return self.kv_heads * (self.head_dim + self.head_dim_v) * {"bf16": 2, "fp16": 2}[self.dtype]
+
+    @property
+    def read_bytes(self) -> int:
+        """K and V that a step reads."""
+        return self.batch * self.keys * self.key_bytes
+
+    @property
     def cache_bytes(self) -> int:
-        """K and V, as far as keys fill them."""
-        size = {"bf16": 2, "fp16": 2}[self.dtype]
-        return self.batch * self.keys * self.kv_heads * (self.head_dim + self.head_dim_v) * size
+        """Of one cache: in whole pages."""
+        page = self.page_size or 1
+        return self.batch * -(-self.keys // page) * page * self.key_bytes
 
     @property
     def goal(self) -> float | None:
@@ -143,14 +153,22 @@ def read_file(path: str) -> Readings:
 
 
 def read(paths: Iterable[str]) -> Readings:
-    """Of all files. A step of a peer, or of ours, stands as the last file with it has it, with all its forms there."""
+    """Of all files. A peer's step stands as the last file with it has it, with all forms there, and ours so in each form; but
+    where ours was measured in turn with peers, it stays until another file has both."""
     found: Readings = {}
     for path in paths:
         newer = read_file(path)
+        stays = with_peers(found) - with_peers(newer)
         again = {(who, step) for who, _, step in newer if who != points.OURS}
-        found = {key: reading for key, reading in found.items() if (key[0], key[2]) not in again}
-        found |= newer
+        kept = {key: one for key, one in found.items() if (key[0], key[2]) not in again}
+        found = kept | {key: one for key, one in newer.items() if key not in kept or key[2] not in stays}
     return found
+
+
+def with_peers(readings: Readings) -> set[Step]:
+    """The steps that have both ours and a peer's."""
+    ours, theirs = ({step for who, _, step in readings if (who == points.OURS) == mine} for mine in (True, False))
+    return ours & theirs
 
 
 def table(readings: Readings) -> dict[tuple[str, Step], Reading]:
@@ -190,7 +208,7 @@ def as_text(readings: Readings, forms: bool) -> str:
     for step in sorted({step for _, step in shown}):
         ours = shown.get((points.OURS, step))
         parts = [ratio(shown, peer, step) for peer in PEERS]
-        rate = f"{step.cache_bytes / ours.us * 1e-3:.0f}" if ours and ours.us else "—"
+        rate = f"{step.read_bytes / ours.us * 1e-3:.0f}" if ours and ours.us else "—"
         goal = f"{step.goal:.3f}" if step.goal else "—"
         told = [f"{part:.3f}" if part else "—" for part in parts]
         cells.append([step.name, figure(ours), *(figure(shown.get((peer, step))) for peer in PEERS), *told, goal, rate])

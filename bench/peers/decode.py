@@ -244,7 +244,8 @@ def self_check(world: common.World) -> int:
 
 def main() -> int:
     parser = common.describe(__doc__)
-    parser.add_argument("--steps", metavar="LIST", type=parse_steps, default="1x4k", help="sequences x keys of each [%(default)s]")
+    sizes = "sequences x keys of each [%(default)s]"
+    parser.add_argument("--steps", metavar="LIST", type=parse_steps, default="1x4k", help=sizes)
     parser.add_argument("--heads", type=int, default=32, help="query heads [%(default)s]")
     parser.add_argument("--kv-heads", type=int, default=8, help="K/V heads; they divide the query heads [%(default)s]")
     parser.add_argument("--head-dim", type=int, default=128)
@@ -259,7 +260,8 @@ def main() -> int:
             parser.error(f"--kernels has {kernel}, which is none of {', '.join([*BACKENDS, PACKAGE])}")
     if PACKAGE in kernels and not importlib.util.find_spec(PACKAGE):
         kernels.remove(PACKAGE)
-        print(f"# {PACKAGE}: skipped (it isn't installed for {sys.executable}; PyTorch's own form stands for it)", file=sys.stderr)
+        why = f"it isn't installed for {sys.executable}; PyTorch's own form stands for it"
+        print(f"# {PACKAGE}: skipped ({why})", file=sys.stderr)
     torch = common.import_torch(arguments.self_check)
     torch.set_grad_enabled(False)
     world = common.World(torch, wanted=False)
