@@ -14,6 +14,7 @@ the fastest counts. Ours is the one that chose its form itself; --forms shows th
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import statistics
 import sys
@@ -204,17 +205,20 @@ def figure(reading: Reading | None) -> str:
 
 def as_text(readings: Readings, forms: bool) -> str:
     shown = table(readings)
-    cells = [["step", points.OURS, *PEERS, *(f"/ {peer}" for peer in PEERS), "goal", "GB/s"]]
+    cells = [["step", points.OURS, *PEERS, *(f"/ {peer}" for peer in PEERS), "goal", "/ dense", "GB/s"]]
     for step in sorted({step for _, step in shown}):
         ours = shown.get((points.OURS, step))
+        goal = f"{step.goal:.3f}" if step.goal else "—"
         parts = [ratio(shown, peer, step) for peer in PEERS]
         rate = f"{step.read_bytes / ours.us * 1e-3:.0f}" if ours and ours.us else "—"
-        goal = f"{step.goal:.3f}" if step.goal else "—"
+        whole = shown.get((points.OURS, dataclasses.replace(step, page_size=0))) if step.page_size else None
+        parts.append(ours.us / whole.us if ours and ours.us and whole and whole.us else None)
         told = [f"{part:.3f}" if part else "—" for part in parts]
-        cells.append([step.name, figure(ours), *(figure(shown.get((peer, step))) for peer in PEERS), *told, goal, rate])
+        told.insert(-1, goal)
+        cells.append([step.name, figure(ours), *(figure(shown.get((peer, step))) for peer in PEERS), *told, rate])
     if forms:
         for (who, form, step), reading in sorted(readings.items(), key=lambda item: (item[0][2], item[0][:2])):
-            cells.append([f"{step.name}: {who}, {form or 'auto'}", figure(reading), *[""] * 6])
+            cells.append([f"{step.name}: {who}, {form or 'auto'}", figure(reading), *[""] * 7])
     widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in cells)
 

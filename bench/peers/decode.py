@@ -134,7 +134,8 @@ class Pool:
 
 
 def attend(torch: Any, way: Way, q: Any, k: Any, v: Any, lengths: Any) -> Any:
-    """q: [batch, heads, 1, dim]; k, v: [batch, kv_heads, keys, dim]; the result is as q. `lengths`: keys of each sequence."""
+    """q: [batch, heads, 1, dim]; k, v: [batch, kv_heads, keys, dim]; `lengths`: keys of each sequence. The result is as q, or
+    [batch, kv_heads, heads / kv_heads, dim] where heads are rows: giving it q's shape could take a copy, and time."""
     if way.kernel == PACKAGE:
         from flash_attn import flash_attn_with_kvcache
 
@@ -142,16 +143,15 @@ def attend(torch: Any, way: Way, q: Any, k: Any, v: Any, lengths: Any) -> Any:
         return out.transpose(1, 2)
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    shape = q.shape
     if not way.grouped:
-        q = q.reshape(shape[0], k.shape[1], -1, shape[3])
+        q = q.view(q.shape[0], k.shape[1], -1, q.shape[3])
     with sdpa_kernel(getattr(SDPBackend, BACKENDS[way.kernel])):
-        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=q.shape[1] != k.shape[1])
-    return out.reshape(shape)
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=q.shape[1] != k.shape[1])
 
 
 def microseconds(torch: Any, step: Step, use: Callable[[int], object]) -> list[float]:
     """Of a step, in each replay of a graph of step.launches steps; use(i) enqueues one over cache i."""
+    torch.cuda.synchronize()
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for cache in range(step.caches):  # what is loaded, planned or compiled at first is none of a step's time
@@ -236,7 +236,7 @@ def self_check(world: common.World) -> int:
             lengths = torch.full((step.batch,), step.keys, dtype=torch.int32, device=world.device)
             for way in ways(kernel, step):
                 k, v = pool.cache(step, way.token_major, step.caches - 1)
-                found = attend(torch, way, q, k, v, lengths)
+                found = attend(torch, way, q, k, v, lengths).reshape(q.shape)
                 error = (found.double() - common.plain_attention(torch, q, k, v, causal=False)).abs().max()
                 good &= common.judge(world, f"{kernel}, {heads}/{kv_heads}, {way.form}", float(error), step.dtype)
     return 0 if good else 1

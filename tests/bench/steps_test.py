@@ -138,7 +138,9 @@ class Reading(unittest.TestCase):
         done = tool(PEERS)
         (row,) = [line.split() for line in done.stdout.splitlines() if ", 1 x 1k" in line]
         rate = 2 * 1024 * 8 * 128 * 2 / 6.0 * 1e-3
-        self.assertEqual(row[-8:], ["1k", "6.0", "8.0", "12.0", "0.750", "0.500", "0.833", f"{rate:.0f}"])
+        self.assertEqual(row[-9:], ["1k", "6.0", "8.0", "12.0", "0.750", "0.500", "0.833", "—", f"{rate:.0f}"])
+        (paged,) = [line.split() for line in tool(OURS).stdout.splitlines() if "pages of 16" in line]
+        self.assertEqual(paged[-2], "1.100", "as a part of the dense time")
         refused = "# FlashAttention-2, grouped, token-major, bf16, 32/8 heads of 128, 32 x 4k: No available kernel"
         self.assertIn(refused, done.stderr)
 
