@@ -24,7 +24,7 @@ struct DecodeShape {
   int kv_heads = 8;
   int head_dim = 128;
   std::int64_t page = 0;  // tokens; 0: a dense cache
-  int slices = 0;         // DecodeLimits::share
+  int slices = 0;         // DecodeLimits::slices
 };
 
 inline constexpr std::int64_t kFarBeyondCache = std::int64_t{512} << 20;  // bytes read between two uses of a cache

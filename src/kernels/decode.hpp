@@ -114,7 +114,7 @@ struct DecodeLimits {
   std::int64_t keys = 0;  // of a sequence: no length is greater
   // Processors that fold a group of key tiles together, where a kernel can have them do so; 0: as many as pay for steps
   // of so many sequences and keys. No bit depends on it.
-  int share = 0;
+  int slices = 0;
 };
 
 // One decode kernel for one spec on one backend. Its steps follow each other in one stream, or wait for each other:

@@ -213,12 +213,12 @@ TEST_P(Decode, AnyShare) {
         outgrows.set_v(group + 699, 0, 1, kNan);
         const FoldResult expected_few = folded(few);
         const FoldResult expected_outgrows = folded(outgrows);
-        for (const int share : {1, 2, 4, 8}) {
-          SCOPED_TRACE(fmt::format("{}, {} rows, share {}", describe(spec), rows, share));
-          const CacheLayout layout{.page_size = kPages[static_cast<std::size_t>(share + rows) % std::size(kPages)],
-                                   .share = share};
+        for (const int slices : {1, 2, 4, 8}) {
+          SCOPED_TRACE(fmt::format("{}, {} rows, slices {}", describe(spec), rows, slices));
+          const CacheLayout layout{.page_size = kPages[static_cast<std::size_t>(slices + rows) % std::size(kPages)],
+                                   .slices = slices};
           EXPECT_TRUE(DecodeRunner(row(), few, layout).run().same_bits(expected_few));
-          EXPECT_TRUE(DecodeRunner(row(), outgrows, {.share = share}).run().same_bits(expected_outgrows));
+          EXPECT_TRUE(DecodeRunner(row(), outgrows, {.slices = slices}).run().same_bits(expected_outgrows));
         }
       }
     }

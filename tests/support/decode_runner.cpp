@@ -173,7 +173,7 @@ DecodeRunner::DecodeRunner(const DecodeRow& row, const FoldInputs& inputs, const
   step_.lengths = reinterpret_cast<const std::int32_t*>(lengths_->data());
   step_.output = {out, {lse_->floats(), spec.heads, 1}, inputs.sinks.empty() ? nullptr : sinks_->floats()};
   kernel_->reserve(
-      {static_cast<std::int64_t>(lengths.size()), step_.rows, *std::ranges::max_element(lengths), layout.share});
+      {static_cast<std::int64_t>(lengths.size()), step_.rows, *std::ranges::max_element(lengths), layout.slices});
 }
 
 void DecodeRunner::set_lengths(const std::vector<std::int64_t>& lengths) {

@@ -64,6 +64,13 @@ __device__ inline uint4 load_shared_16(std::uint32_t address) {
   return r;
 }
 
+// Two 8×8 matrices of 16-bit elements, each stored as its transposed; lanes 0 … 15 give the addresses of its rows, in
+// memory, as lanes of load_matrix_pair_transposed() do.
+__device__ inline void store_transposed(std::uint32_t address, std::uint32_t first, std::uint32_t second) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(address), "r"(first), "r"(second)
+               : "memory");
+}
+
 // 2^x: exactly 1 at 0, 0 at −∞ and below the normal numbers; within 2 ulp elsewhere.
 __device__ inline float exp2_approx(float x) {
   float y;

@@ -24,7 +24,7 @@ constexpr int decode_stages(const FoldConfig& fold) {
 
 // The sliced kernel (sliced.cuh): query rows of a block, warps that score, and CTAs of a cluster at most.
 inline constexpr int kSlicedRows = 16;
-inline constexpr int kScoreWarps = 3;
+inline constexpr int kScoreWarps = 4;
 inline constexpr int kMostSlices = 8;
 
 // See KernelRow::configs.

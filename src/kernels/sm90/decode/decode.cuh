@@ -12,20 +12,18 @@ namespace ringattn::sm90 {
 template <class C>
 __global__ void __launch_bounds__(kDecodeThreads, 1) decode_kernel(const __grid_constant__ DecodeParams params) {
   const DecodeMap<C> map;
-  if (threadIdx.x == 0) {
-    for (std::uint32_t i = 0; i < C::kStages; ++i) {
-      barrier_init(map.k_full(i), 1);
-      barrier_init(map.v_full(i), 1);
-      barrier_init(map.k_empty(i), kDecodeFoldThreads / 32);
-      barrier_init(map.v_empty(i), kDecodeFoldThreads / 32);
-    }
-    barrier_init_fence();
-  }
+  if (threadIdx.x == 0) init_decode_barriers(map);
   count_units<C>(params, map);
+  const int units = unit_count(params, map);
+  const auto each_unit = [&](auto&& worker) {
+    for (int n = static_cast<int>(blockIdx.x); n < units; n += static_cast<int>(gridDim.x)) {
+      worker.take(unit_of<C>(params, map, n));
+    }
+  };
   if (threadIdx.x < kDecodeFoldThreads) {
-    Decoder<C>(params, map).run();
+    each_unit(Decoder<C>(params, map));
   } else {
-    Fetcher<C>(params, map).run();
+    each_unit(Fetcher<C>(params, map));
   }
 }
 

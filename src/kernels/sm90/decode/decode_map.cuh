@@ -44,4 +44,16 @@ struct DecodeMap {
   }
 };
 
+// By one thread.
+template <class C>
+__device__ __forceinline__ void init_decode_barriers(const DecodeMap<C>& map) {
+  for (std::uint32_t i = 0; i < C::kStages; ++i) {
+    barrier_init(map.k_full(i), 1);
+    barrier_init(map.v_full(i), 1);
+    barrier_init(map.k_empty(i), kDecodeFoldThreads / 32);
+    barrier_init(map.v_empty(i), kDecodeFoldThreads / 32);
+  }
+  barrier_init_fence();
+}
+
 }  // namespace ringattn::sm90

@@ -17,12 +17,13 @@ struct DecodeParams {
   cuda::FoldParams fold;  // the job's shape, its tensors and its softmax; no tables, no schedule, no state
 
   // The cache: boxes of box_rows rows of one page and head, in panels of 64 columns, k_box_columns or v_box_columns at
-  // a time.
+  // a time. The same of V for slices of its columns, whose panels may be narrower.
   CUtensorMap k;
   CUtensorMap v;
+  CUtensorMap v_slices;
   std::int32_t box_rows;
   std::int32_t boxes;  // of a key tile
-  std::int32_t k_box_columns, v_box_columns;
+  std::int32_t k_box_columns, v_box_columns, slice_box_columns;
   const std::int32_t* pages;  // [sequences, table_stride], or null: page s is sequence s
   std::int64_t table_stride;
   std::int32_t page_log;  // of 2: tokens of a page, where there is a table

@@ -17,13 +17,12 @@ class Decoder {
   __device__ __forceinline__ Decoder(const DecodeParams& params, const DecodeMap<C>& map)
       : params_(params), p_(params.fold), map_(map) {}
 
-  __device__ __forceinline__ void run() {
-    const int units = unit_count(params_, map_);
-    for (int n = static_cast<int>(blockIdx.x); n < units; n += static_cast<int>(gridDim.x)) {
-      const DecodeUnit unit = unit_of<C>(params_, map_, n);
-      load_queries(unit);
-      fold(unit);
-      if (unit.of.groups() > 1) merge_if_last<C, kDecodeFoldThreads>(params_, unit, thread_of_cta(), 0);
+  __device__ __forceinline__ void take(const DecodeUnit& unit) {
+    load_queries(unit);
+    fold(unit);
+    if (unit.of.groups() == 1) return;
+    for (int slice = 0; slice < params_.slices; ++slice) {
+      merge_if_last<C, kDecodeFoldThreads>(params_, unit, thread_of_cta(), slice);
     }
   }
 

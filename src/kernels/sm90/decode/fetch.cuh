@@ -18,19 +18,15 @@ class Fetcher {
     row_ = (lane_ - nth_ * p.boxes) * p.box_rows;
   }
 
-  __device__ __forceinline__ void run() {
-    const int units = unit_count(p_, map_);
-    for (int n = static_cast<int>(blockIdx.x); n < units; n += static_cast<int>(gridDim.x)) {
-      const DecodeUnit unit = unit_of<C>(p_, map_, n);
-      Box ahead = find(unit, unit.begin + nth_);
-      for (int first = unit.begin; first < unit.end; first += batch_) {
-        const Box box = ahead;
-        ahead = find(unit, first + batch_ + nth_);
-        const int count = unit.end - first < batch_ ? unit.end - first : batch_;
-        for (int i = 0; i < count; ++i, ring_.advance()) {
-          const int left = unit.of.length - (first + i) * C::kKeyTile;
-          fetch_tile(unit.kv_head, box, nth_ == i, left < C::kKeyTile ? left : C::kKeyTile);
-        }
+  __device__ __forceinline__ void take(const DecodeUnit& unit) {
+    Box ahead = find(unit, unit.begin + nth_);
+    for (int first = unit.begin; first < unit.end; first += batch_) {
+      const Box box = ahead;
+      ahead = find(unit, first + batch_ + nth_);
+      const int count = unit.end - first < batch_ ? unit.end - first : batch_;
+      for (int i = 0; i < count; ++i, ring_.advance()) {
+        const int left = unit.of.length - (first + i) * C::kKeyTile;
+        fetch_tile(unit.kv_head, box, nth_ == i, left < C::kKeyTile ? left : C::kKeyTile);
       }
     }
   }

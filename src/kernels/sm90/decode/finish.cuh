@@ -62,7 +62,10 @@ __device__ __forceinline__ void leave_row(const DecodeParams& p, const DecodeUni
       __stcg(outputs + 4 * n + lane, float4{rows.o[2 * n][2 * half], rows.o[2 * n][2 * half + 1],
                                             rows.o[2 * n + 1][2 * half], rows.o[2 * n + 1][2 * half + 1]});
     }
-    if (lane == 0) __stcg(numbers_of(p, unit.number, 0, slot), float2{reference, sum});
+    if (lane != 0) return;
+    for (int slice = 0; slice < p.slices; ++slice) {
+      __stcg(numbers_of(p, unit.number, slice, slot), float2{reference, sum});
+    }
     return;
   }
   const cuda::RowEnd end = end_of_row(p, slots.query_head[half], reference, sum);
@@ -137,9 +140,9 @@ __device__ __forceinline__ void merge_if_last(const DecodeParams& p, const Decod
   }
   if (!named_any(kDecodeBarrier, kThreads, last)) return;
   __threadfence();
-  constexpr int kShares = C::kDimV / C::kSlices / 4;
-  for (int i = thread; i < rows_of(p, unit) * kShares; i += kThreads) {
-    merge_columns<C>(p, unit, slice, i / kShares, slice * kShares + i % kShares);
+  const int shares = C::kDimV / 4 / p.slices;
+  for (int i = thread; i < rows_of(p, unit) * shares; i += kThreads) {
+    merge_columns<C>(p, unit, slice, i / shares, slice * shares + i % shares);
   }
 }
 

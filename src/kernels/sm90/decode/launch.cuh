@@ -2,6 +2,7 @@
 // From a configuration to a decode kernel and its launch; the decode_*.cu files instantiate it.
 #pragma once
 
+#include <algorithm>
 #include <type_traits>
 
 #include "base/cuda.hpp"
@@ -21,7 +22,6 @@ struct DecodeConfig {
   static constexpr int kKeyTile = kFold.key_tile;
   static constexpr int kRounds = 1;
   static constexpr int kSlices = 1;
-  static constexpr int kQueryRows = kQueryTile;
   static constexpr int kStages = decode_stages(kFold);
   static constexpr int kQBytes = kFold.q_bytes();
   static constexpr int kKBytes = kFold.k_bytes();
@@ -31,25 +31,32 @@ struct DecodeConfig {
 template <class Element_, FoldConfig kFold, int kSlices_>
 struct SlicedConfig {
   using Element = Element_;
+  using Whole = DecodeConfig<Element_, kFold>;  // for units that are folded tile by tile
   static constexpr int kDim = kFold.head_dim;
   static constexpr int kDimV = kFold.head_dim_v;
   static constexpr int kKeyTile = kFold.key_tile;
   static constexpr int kRounds = 1;
   static constexpr int kSlices = kSlices_;
-  static constexpr int kQueryRows = kSlicedRows;
   static constexpr int kSliceColumns = kDimV / kSlices;
   static constexpr int kVRowBytes = kSliceColumns < kPanelColumns ? 2 * kSliceColumns : kPanelRowBytes;
-  static constexpr int kQBytes = kSlicedRows * cuda::padded_row_bytes(kDim);
   static constexpr int kKBytes = kFold.k_bytes();
   static constexpr int kVBytes = kKeyTile * kVRowBytes * ((2 * kSliceColumns + kVRowBytes - 1) / kVRowBytes);
   static constexpr int kOutWarps = kSliceColumns >= 32 ? 4 : kSliceColumns / 8;
   static constexpr int kThreads = 32 * (kScoreWarps + kOutWarps + 1);
   static constexpr int kSlots = kSlices < 4 ? 4 : 2 * kSlices;
   static constexpr int kKStages = kKBytes > 32768 ? 2 : kKBytes > 16384 ? 3 : 5;
+  static constexpr int kWeightsBytes = 20 * 1024;  // and more
   static constexpr int kVRoom =
-      (kMostSharedBytes - kKStages * kKBytes - kQBytes - kSlots * ScoreSlot::kBytes - kDecodeNumberBytes) / kVBytes;
+      (kMostSharedBytes - kKStages * kKBytes - kSlots * ScoreSlot::kBytes - kWeightsBytes - kDecodeNumberBytes) /
+      kVBytes;
   static constexpr int kVStages = kVRoom < 16 ? kVRoom : 16;
 };
+
+// Shared memory of its CTAs, whichever way they fold.
+template <class S>
+constexpr int sliced_bytes() {
+  return std::max(int{SlicedMap<S>::kBytes}, int{DecodeMap<typename S::Whole>::kBytes});
+}
 
 // Slices of 16 columns or more that fill panels, or a part of one that the copy engine can swizzle.
 template <FoldConfig kFold>
@@ -80,9 +87,8 @@ void prepare_decode() {
       "cudaFuncSetAttribute");
   for_slices<kFold>([]<int kSlices>(std::integral_constant<int, kSlices>) {
     using S = SlicedConfig<Element, kFold, kSlices>;
-    check_cuda(
-        cudaFuncSetAttribute(sliced_kernel<S>, cudaFuncAttributeMaxDynamicSharedMemorySize, int{SlicedMap<S>::kBytes}),
-        "cudaFuncSetAttribute");
+    check_cuda(cudaFuncSetAttribute(sliced_kernel<S>, cudaFuncAttributeMaxDynamicSharedMemorySize, sliced_bytes<S>()),
+               "cudaFuncSetAttribute");
   });
 }
 
@@ -101,7 +107,7 @@ cudaLaunchConfig_t sliced_launch(int clusters, cudaLaunchAttribute& cluster) {
   cudaLaunchConfig_t launch{};
   launch.gridDim = static_cast<unsigned>(clusters * S::kSlices);
   launch.blockDim = S::kThreads;
-  launch.dynamicSmemBytes = SlicedMap<S>::kBytes;
+  launch.dynamicSmemBytes = sliced_bytes<S>();
   launch.attrs = &cluster;
   launch.numAttrs = S::kSlices > 1 ? 1 : 0;
   return launch;

@@ -16,26 +16,22 @@ class SlicedFetcher {
     row_ = (lane_ - nth_ * p.boxes) * p.box_rows;
   }
 
-  // `tile_by_tile`: the first CTA scores all tiles.
-  __device__ __forceinline__ void fetch(const DecodeUnit& unit, bool tile_by_tile) {
-    const int reference = tile_by_tile ? -1 : reference_tile<C>(p_, unit);
-    const std::uint32_t turns = tile_by_tile ? 1 : C::kSlices;
+  __device__ __forceinline__ void fetch(const DecodeUnit& unit) {
+    const int reference = reference_tile<C>(p_, unit);
     const std::uint32_t begin = tiles_;
     const std::uint32_t end = begin + static_cast<std::uint32_t>(unit.end - unit.begin);
-    const bool scores = !tile_by_tile || rank_ == 0;
-    // This CTA's tiles have the numbers `own`, own + turns, …
-    std::uint32_t own = tile_by_tile ? begin : begin + ((rank_ - begin) & (turns - 1));
+    std::uint32_t own = begin + ((rank_ - begin) & (C::kSlices - 1U));  // this CTA scores own, own + kSlices, …
     const auto tile_at = [&](std::uint32_t number) { return unit.begin + static_cast<int>(number - begin); };
-    if (reference >= 0) fetch_k(unit, reference, find(unit, reference, lane_ < p_.boxes));
+    fetch_k(unit, reference, find(unit, reference, lane_ < p_.boxes));
     Box ahead_k = find(unit, tile_at(own), lane_ < p_.boxes && own < end);
     Box ahead = find(unit, unit.begin + nth_, nth_ < batch_);
     Box box = ahead;
     int nth = batch_;
     for (; tiles_ < end; ++tiles_) {
-      if (scores && own < end && (tiles_ & ~(turns - 1)) == (own & ~(turns - 1))) {
+      if (own < end && (tiles_ & ~(C::kSlices - 1U)) == (own & ~(C::kSlices - 1U))) {
         const Box box_k = ahead_k;
         const int tile = tile_at(own);
-        own += turns;
+        own += C::kSlices;
         ahead_k = find(unit, tile_at(own), lane_ < p_.boxes && own < end);
         if (tile != reference) fetch_k(unit, tile, box_k);
       }
@@ -48,10 +44,6 @@ class SlicedFetcher {
       fetch_v(unit, tile, box, nth_ == nth);
       ++nth;
     }
-  }
-  __device__ __forceinline__ void begin_again() {
-    tiles_ = 0;
-    ks_ = 0;
   }
 
  private:
@@ -98,12 +90,12 @@ class SlicedFetcher {
     }
     __syncwarp();
     if (!mine || box.row < 0) return;
-    for (int column = 0; column < C::kSliceColumns; column += p_.v_box_columns) {
+    for (int column = 0; column < C::kSliceColumns; column += p_.slice_box_columns) {
       load_page_box(
           map_.v(turn.place) + static_cast<std::uint32_t>(column / kPanelColumns * cuda::panel_bytes(C::kKeyTile) +
                                                           row_ * C::kVRowBytes),
-          &p_.v, map_.v_full(turn.place), static_cast<int>(rank_) * C::kSliceColumns + column, unit.kv_head, box.page,
-          box.row);
+          &p_.v_slices, map_.v_full(turn.place), static_cast<int>(rank_) * C::kSliceColumns + column, unit.kv_head,
+          box.page, box.row);
     }
   }
 

@@ -17,64 +17,81 @@ class SlicedOutputs {
       : p_(p), map_(map), rank_(rank), warp_(thread_of_cta() / 32 - kScoreWarps), lane_(thread_of_cta() % 32) {}
 
   // Returns whether the unit has to be folded tile by tile.
-  __device__ __forceinline__ bool fold(const DecodeUnit& unit, bool tile_by_tile) {
+  __device__ __forceinline__ bool fold(const DecodeUnit& unit) {
     slots_ = slots_of<C>(p_, unit, lane_ / 4);
     clear_row(0);
     clear_row(1);
-    int failed = 0;
-    for (int tile = unit.begin; tile < unit.end; ++tile, ++tiles_) {
-      const Turn<C::kSlots> turn(tiles_);
-      const ScoreSlot slot = map_.slot(turn.place);
-      barrier_wait(map_.slot_full(turn.place), turn.parity);
-      const int flags = load_number(slot.address);
-      failed |= flags & ScoreSlot::kFails;
-      if (tile > unit.begin) turn_rows(unit, tile);
-      take_numbers(slot, (flags & ScoreSlot::kRescales) != 0);
-      const Turn<C::kVStages> stage(tiles_);
-      barrier_wait(map_.v_full(stage.place), stage.parity);
-      const int keys = unit.of.length - tile * C::kKeyTile;
-      if (keys < C::kKeyTile) clear_tail(map_.v(stage.place), keys);
-      add_outputs(slot, map_.v(stage.place));
-      __syncwarp();
-      if (lane_ == 0) {
-        barrier_arrive(map_.v_empty(stage.place));
-        if constexpr (C::kSlices > 1) {
-          const std::uint32_t writer = tile_by_tile ? 0 : tiles_ & (C::kSlices - 1U);
-          barrier_arrive_at(in_cta(map_.slot_empty(turn.place), writer));
-        } else {
-          barrier_arrive(map_.slot_empty(turn.place));
-        }
-      }
+    flags_ = 0;
+    const std::uint32_t begin = tiles_;
+    counted_ = begin;
+    const std::uint32_t end = begin + static_cast<std::uint32_t>(unit.end - unit.begin);
+    if (begin < end) {
+      await(begin, unit.of.length - unit.begin * C::kKeyTile);
+      fetch(head_[0], begin, 0);
+      fetch(head_[1], begin, 1);
     }
-    if (failed != 0) return true;
+    for (; tiles_ < end; ++tiles_) {
+      const int tile = unit.begin + static_cast<int>(tiles_ - begin);
+      if (tile > unit.begin) turn_rows(unit, tile);
+      add_outputs(tiles_ + 1 < end, unit.of.length - (tile + 1) * C::kKeyTile);
+      __syncwarp();
+      if (lane_ == 0) barrier_arrive(map_.v_empty(Turn<C::kVStages>(tiles_).place));
+      if (tiles_ > begin) count_up_to(tiles_);
+    }
+    count_up_to(end);
+    if ((flags_ & ScoreSlot::kFails) != 0) return true;
     leave_rows(unit, unit.end);
+    __syncwarp();
     if (unit.of.groups() > 1) {
       merge_if_last<C, 32 * C::kOutWarps>(p_, unit, thread_of_cta() - 32 * kScoreWarps, static_cast<int>(rank_));
     }
+    __syncwarp();
     return false;
   }
-  __device__ __forceinline__ void begin_again() { tiles_ = 0; }
 
  private:
   static constexpr int kBlocks = C::kSliceColumns / 8 / C::kOutWarps;  // of 8 columns
+  static constexpr int kSteps = C::kKeyTile / 16;
+  static_assert(kSteps >= 4);
 
-  __device__ __forceinline__ void take_numbers(const ScoreSlot& slot, bool rescales) {
+  // What the products of 16 keys need.
+  struct Fragments {
+    std::uint32_t p[4];
+    std::uint32_t v[kBlocks][2];
+  };
+
+  // Waits for the numbers of tiles up to `end`, in order. They come behind the probabilities, so this lags behind the
+  // products. Then the slots may be written anew.
+  __device__ __forceinline__ void count_up_to(std::uint32_t end) {
+    for (; counted_ != end; ++counted_) {
+      const Turn<C::kSlots> turn(counted_);
+      const ScoreSlot slot = map_.slot(turn.place);
+      barrier_wait(map_.numbers_full(turn.place), turn.parity);
+      flags_ |= load_number(slot.flags());
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      if (!slots_.present[half]) continue;  // nobody has written there
-      const int row = lane_ / 4 + 8 * half;
-      if (rescales) {
-        const float factor = load_float(slot.factor(row));
-        l_[half] = __fmul_rn(l_[half], factor);
-#pragma unroll
-        for (int n = 0; n < kBlocks; ++n) {
-          o_[n][2 * half] = __fmul_rn(o_[n][2 * half], factor);
-          o_[n][2 * half + 1] = __fmul_rn(o_[n][2 * half + 1], factor);
-        }
+      for (int half = 0; half < 2; ++half) {
+        if (!slots_.present[half]) continue;  // nobody has written there
+        const int row = lane_ / 4 + 8 * half;
+        l_[half] = __fadd_rn(l_[half], load_float(slot.sum(row, lane_ % 4)));
+        reference_[half] = load_float(slot.reference(row));
       }
-      l_[half] = __fadd_rn(l_[half], load_float(slot.sum(row, lane_ % 4)));
-      reference_[half] = load_float(slot.reference(row));
+      __syncwarp();
+      if (lane_ != 0) continue;
+      if constexpr (C::kSlices > 1) {
+        barrier_arrive_at(in_cta(map_.slot_empty(turn.place), counted_ & (C::kSlices - 1U)));
+      } else {
+        barrier_arrive(map_.slot_empty(turn.place));
+      }
     }
+  }
+
+  // Until the probabilities and V of a tile with so many keys from its first one on are here.
+  __device__ __forceinline__ void await(std::uint32_t number, int keys) const {
+    const Turn<C::kSlots> turn(number);
+    barrier_wait(map_.slot_full(turn.place), turn.parity);
+    const Turn<C::kVStages> stage(number);
+    barrier_wait(map_.v_full(stage.place), stage.parity);
+    if (keys < C::kKeyTile) clear_tail(map_.v(stage.place), keys);
   }
 
   // Where 8 columns of a row of V lie in a tile.
@@ -85,34 +102,44 @@ class SlicedOutputs {
            (at ^ ((at >> 7 & static_cast<std::uint32_t>(kChunks - 1)) << 4));
   }
 
-  __device__ __forceinline__ void add_outputs(const ScoreSlot& slot, std::uint32_t v) {
-    constexpr int kSteps = C::kKeyTile / 16;
+  __device__ __forceinline__ void fetch(Fragments& to, std::uint32_t number, int step) const {
+    const ScoreSlot slot = map_.slot(Turn<C::kSlots>(number).place);
+    const std::uint32_t v = map_.v(Turn<C::kVStages>(number).place);
     const int first = warp_ * kBlocks;
-    // All at once: shared memory is far from a chain of products that waits for it.
-    std::uint32_t p[kSteps][4];
-    std::uint32_t b[kSteps][kBlocks][2];
+    cuda::load_matrix(to.p, slot.chunk(lane_ % 16, 2 * step + lane_ / 16));
+    const int row = step * 16 + lane_ % 16;
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      cuda::load_matrix(p[step], slot.chunk(lane_ % 16, 2 * step + lane_ / 16));
-      const int row = step * 16 + lane_ % 16;
-#pragma unroll
-      for (int n = 0; n + 1 < kBlocks; n += 2) {
-        std::uint32_t both[4];
-        cuda::load_matrix_transposed(both, v + v_chunk(row, first + n + lane_ / 16));
-        b[step][n][0] = both[0];
-        b[step][n][1] = both[1];
-        b[step][n + 1][0] = both[2];
-        b[step][n + 1][1] = both[3];
-      }
-      if constexpr (kBlocks % 2 != 0) {
-        cuda::load_matrix_pair_transposed(b[step][kBlocks - 1], v + v_chunk(row, first + kBlocks - 1));
-      }
+    for (int n = 0; n + 1 < kBlocks; n += 2) {
+      std::uint32_t both[4];
+      cuda::load_matrix_transposed(both, v + v_chunk(row, first + n + lane_ / 16));
+      to.v[n][0] = both[0];
+      to.v[n][1] = both[1];
+      to.v[n + 1][0] = both[2];
+      to.v[n + 1][1] = both[3];
     }
+    if constexpr (kBlocks % 2 != 0) {
+      cuda::load_matrix_pair_transposed(to.v[kBlocks - 1], v + v_chunk(row, first + kBlocks - 1));
+    }
+  }
+
+  // P V of a tile, whose first two steps have been fetched; the next tile's are fetched on the way, so that the chain
+  // of products goes on without a wait. `keys`: of the next tile, from its first one on.
+  __device__ __forceinline__ void add_outputs(bool next, int keys) {
+    Fragments ring[3];
+    const std::uint32_t number = tiles_;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
+      const Fragments& now = step < 2 ? head_[step] : ring[step % 3];
+      if (step + 2 < kSteps) {
+        fetch(ring[(step + 2) % 3], number, step + 2);
+      }
 #pragma unroll
       for (int n = 0; n < kBlocks; ++n) {
-        cuda::Products<typename C::Element>::mma(o_[n], p[step], b[step][n][0], b[step][n][1], o_[n]);
+        cuda::Products<typename C::Element>::mma(o_[n], now.p, now.v[n][0], now.v[n][1], o_[n]);
+      }
+      if (step + 2 >= kSteps && next) {
+        if (step + 2 == kSteps) await(number + 1, keys);
+        fetch(head_[step + 2 - kSteps], number + 1, step + 2 - kSteps);
       }
     }
   }
@@ -134,6 +161,7 @@ class SlicedOutputs {
     const bool turns =
         slots_.end[0] == tile || slots_.end[1] == tile || slots_.begin[0] == tile || slots_.begin[1] == tile;
     if (!__any_sync(0xffffffffU, turns)) return;
+    count_up_to(tiles_);
     leave_rows(unit, tile);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -194,8 +222,11 @@ class SlicedOutputs {
   const std::uint32_t rank_;
   const int warp_;
   const int lane_;
-  std::uint32_t tiles_ = 0;  // so far, of all units
+  std::uint32_t tiles_ = 0;    // so far, of all units
+  std::uint32_t counted_ = 0;  // of these, whose numbers have been taken
+  int flags_ = 0;
   DecodeSlots slots_;
+  Fragments head_[2];
   float o_[kBlocks][4];
   float l_[2];
   float reference_[2];

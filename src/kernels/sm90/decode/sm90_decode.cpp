@@ -124,7 +124,7 @@ class Sm90Decode final : public DecodeKernel {
   int slices_for(std::int64_t units) const {
     for (int slices = kMostSlices; slices > 1; slices /= 2) {
       const int clusters = clusters_of(slices);
-      if (limits_.share > 0 ? clusters > 0 && slices <= limits_.share : units <= clusters) return slices;
+      if (limits_.slices > 0 ? clusters > 0 && slices <= limits_.slices : units <= clusters) return slices;
     }
     return 1;
   }
@@ -196,10 +196,12 @@ class Sm90Decode final : public DecodeKernel {
     // A box of several panels fills them one behind the other, so it must be a whole tile.
     const auto box_columns = [&](int dim) { return p.boxes == 1 ? FoldConfig::box_columns(dim) : kPanelColumns; };
     p.k_box_columns = box_columns(spec.head_dim);
-    const int slice = spec.head_dim_v / p.slices;
-    p.v_box_columns = slice < kPanelColumns ? slice : box_columns(slice);
+    p.v_box_columns = box_columns(spec.head_dim_v);
     p.k = map_pages(k, spec.dtype, p.box_rows, p.k_box_columns);
     p.v = map_pages(v, spec.dtype, p.box_rows, p.v_box_columns);
+    const int slice = spec.head_dim_v / p.slices;
+    p.slice_box_columns = slice < kPanelColumns ? slice : box_columns(slice);
+    p.v_slices = map_pages(v, spec.dtype, p.box_rows, p.slice_box_columns);
   }
 
   DecodeSpec spec_;

@@ -23,7 +23,6 @@ struct KernelConfig {
   static constexpr int kBoxColumnsK = kConfig.key_box_columns(kDim);
   static constexpr int kBoxColumnsV = kConfig.key_box_columns(kDimV);
   static constexpr int kKeyTile = kConfig.key_tile;
-  static constexpr int kQueryRows = kQueryTile;
   static constexpr int kUnits = kConfig.warpgroups;
   static constexpr int kStages = kConfig.stages;
   static constexpr int kRounds = kConfig.rounds;

@@ -26,7 +26,7 @@ __device__ __forceinline__ void scores_again(const cuda::FoldParams& p, float (&
   for (int step = 0; step < C::kDim / 16; ++step) {
     std::uint32_t a[4];
     std::uint32_t b[4];
-    cuda::load_matrix(a, cuda::at_columns<C::kQueryRows>(q_at, step));
+    cuda::load_matrix(a, cuda::at_columns<kQueryTile>(q_at, step));
     cuda::load_matrix(b, cuda::at_columns<C::kKeyTile>(k_at, step));
     cuda::Products<typename C::Element>::mma(s[0], a, b[0], b[1], s[0]);
     cuda::Products<typename C::Element>::mma(s[1], a, b[2], b[3], s[1]);
