@@ -10,12 +10,12 @@
 #include <numeric>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "base/build.hpp"
 #include "base/cuda.hpp"
 #include "base/error.hpp"
-#include "base/json_writer.hpp"
+#include "bench/decode_gpu_line.hpp"
 #include "bench/decode_gpu_words.hpp"
 #include "kernels/decode.hpp"
 #include "kernels/fold_spec.hpp"
@@ -59,7 +59,8 @@ class Bench {
       if (refused.code() == ErrorCode::kInternal) throw;  // the device may be in no state to go on
       error = refused.what();
     }
-    print(shape, times, error);
+    fmt::print("{}\n", decode_line(row_.name, backend_->identity(), shape, std::move(times), error));
+    std::fflush(stdout);
   }
 
  private:
@@ -158,37 +159,6 @@ class Bench {
     cudaGraphExecDestroy(executable);
     cudaGraphDestroy(graph);
     return times;
-  }
-
-  void print(const DecodeShape& shape, std::vector<double> times, const std::string& error) const {
-    std::sort(times.begin(), times.end());
-    // Linear between the two nearest.
-    const auto quantile = [&](double part) {
-      const double at = part * static_cast<double>(times.size() - 1);
-      const auto low = static_cast<std::size_t>(at);
-      const std::size_t high = std::min(low + 1, times.size() - 1);
-      return times[low] + (times[high] - times[low]) * (at - static_cast<double>(low));
-    };
-    const Turns turns = turns_of(shape);
-    JsonWriter line(false);
-    line.begin_object().member("schema", "ringattn.decode/1");
-    line.key("tool").begin_object().member("name", "ringattn").member("version", version()).end_object();
-    line.member("git", std::string(git_revision()) + (git_dirty() ? "-dirty" : ""));
-    line.key("devices").begin_array().value(backend_->identity()).end_array();
-    line.member("kernel", row_.name);
-    line.key("job").begin_object().member("batch", shape.batch).member("keys", shape.keys).member("rows", shape.rows);
-    line.member("heads", shape.heads).member("kv_heads", shape.kv_heads).member("head_dim", shape.head_dim);
-    line.member("head_dim_v", shape.head_dim).member("dtype", "bf16").member("page_size", shape.page).end_object();
-    line.member("form", shape.slices == 0 ? std::string() : fmt::format("slices {}", shape.slices));
-    line.member("caches", turns.caches).member("launches", turns.launches).member("samples", times.size());
-    if (error.empty()) {
-      line.key("us").begin_object().member("median", quantile(0.5));
-      line.member("p10", quantile(0.1)).member("p90", quantile(0.9)).end_object();
-    } else {
-      line.key("us").null().member("error", error);
-    }
-    fmt::print("{}\n", line.end_object().text());
-    std::fflush(stdout);
   }
 
   const KernelRow<DecodeSpec>& row_;

@@ -10,7 +10,8 @@
 # A part writes bench/results/<gpu>/<date>-<part>.jsonl, whole or not at all, where several GPUs of a host are <gpu>-x4;
 # each line holds its command and the source revision. Environment: BENCH_DATE resumes an earlier day's run, BENCH_MODEL
 # names the folder, PYTHON has PyTorch and, if wanted, FlashAttention-3 (else python3), RINGATTN_PROGRAM is a program that
-# is built already, fold_gpu_bench beside it for precision-and-state, and decode_gpu_bench for the parts of decoding.
+# is built already, fold_gpu_bench beside it for precision-and-state, and decode_gpu_bench for the parts of decoding,
+# which go over their steps BENCH_ROUNDS times (else 3).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=tests/support/parts.sh
@@ -36,7 +37,7 @@ part one-gpu 4 "ours in turn with cuDNN, FlashAttention-2 and FlashAttention-3 o
 part one-gpu-shapes 4 "the same at other lengths, heads and masks; ours with a sliding window and in blocks"
 part precision-and-state 4 "fp16 beside bf16, cuDNN too; by tiles touched; soft-cap; state in and out; host time of a call"
 part decode 2 "decoding: pages of 16 to 128 beside dense caches, more rows, forced numbers of slices; ours alone"
-part decode-peers 6 "decoding: ours in turn with cuDNN and FlashAttention-2, 1k to 1m keys, three rounds"
+part decode-peers 6 "decoding: ours in turn with cuDNN and FlashAttention-2, 1k to 1m keys, in rounds"
 part sparse-peers 6 "block-sparse FlexAttention at about 10, 25 and 50 % of the tiles, and dense, 32k and 128k tokens"
 part scaling 3 "ours on 1, 2, 4 ... GPUs, 32k to 512k tokens, beside the folds alone and the zigzag ring"
 part ring-p2p 3 "ours on all GPUs, 32k to 1m tokens, beside the folds alone, transport p2p"
@@ -200,6 +201,7 @@ part_precision_and_state() {
   finish precision-and-state
 }
 
+rounds=${BENCH_ROUNDS:-3}
 # The steps that decoding is measured at: sequences x keys, and heads.
 reach=(--steps "1x1k,1x4k,1x16k,1x64k,1x128k,1x1m,32x1k,32x4k,32x16k" --heads 32 --kv-heads 8 --head-dim 128)
 fewer_kv_heads=(--steps "1x4k,1x64k,32x4k" --heads 32 --kv-heads 4 --head-dim 128)
@@ -211,8 +213,8 @@ part_decode() {
   prepare decode_gpu_bench
   export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
   local round
-  for round in 1 2 3; do  # a file's readings of one step count as their median
-    echo "round $round of 3"
+  for ((round = 1; round <= rounds; ++round)); do  # a file's readings of one step count as their median
+    echo "round $round of $rounds"
     alone decode_gpu_bench "${reach[@]}" --page-size 0,16,64,128
     alone decode_gpu_bench --steps 1x4k,1x64k,32x4k --rows 1,4,16
   done
@@ -226,8 +228,8 @@ part_decode_peers() {
   prepare decode_gpu_bench
   export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
   local round
-  for round in 1 2 3; do
-    echo "round $round of 3"
+  for ((round = 1; round <= rounds; ++round)); do
+    echo "round $round of $rounds"
     decode_in_turn "${reach[@]}"
     decode_in_turn "${fewer_kv_heads[@]}"
     decode_in_turn "${equal_heads[@]}"

@@ -288,12 +288,18 @@ PAGES: dict[str, dict[str, Callable[[Groups], str]]] = {
         "cpu": with_origin("cpu", cpu),
     },
 }
+# Tables that a page need not have a place for. Their names are those of their groups.
+OPTIONAL = {"README.md": {"decode"}}
 PICTURES = {"docs/pictures/speed.svg": speed_picture, "docs/pictures/scaling.svg": scaling_picture}
+
+
+def places(text: str) -> list[str]:
+    return re.findall(r"^<!-- table:(\S+) -->$", text, re.MULTILINE)
 
 
 def fill(page: str, text: str, tables: dict[str, str]) -> str:
     """The page's text with its tables in their places."""
-    names = re.findall(r"^<!-- table:(\S+) -->$", text, re.MULTILINE)
+    names = places(text)
     if sorted(names) != sorted(tables):
         raise NotShown(f"{page} has places for {', '.join(names) or 'no tables'}, where there are {', '.join(tables)}")
     for name, table in tables.items():
@@ -311,7 +317,9 @@ def make_files(groups: Groups) -> dict[str, str]:
     files = {}
     for page, tables in PAGES.items():
         text = (shown.ROOT / page).read_text(encoding="utf-8")
-        files[page] = fill(page, text, {name: make(groups) for name, make in tables.items()})
+        left_out = OPTIONAL.get(page, set()) - set(places(text))
+        there = {name: group for name, group in groups.items() if name not in left_out}
+        files[page] = fill(page, text, {name: make(there) for name, make in tables.items() if name not in left_out})
     return files | {picture: make(groups) for picture, make in PICTURES.items()}
 
 

@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// The words of decode_gpu_bench, and how often it uses which cache. steps_test.py has the same figures for the peers.
+// The words of decode_gpu_bench, how often it uses which cache, and its lines. steps_test.py has the same figures for
+// the peers.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <string>
 #include <string_view>
 #include <vector>
 
 #include "base/error.hpp"
+#include "bench/decode_gpu_line.hpp"
 #include "bench/decode_gpu_words.hpp"
 
 namespace ringattn {
@@ -78,6 +82,28 @@ TEST(DecodeWords, CachesAreFarApartAndUsedEquallyOften) {
   EXPECT_EQ(turns("1x48k").launches, 6);
   EXPECT_EQ(turns("1x1m").caches, 1);
   EXPECT_EQ(turns("1x1m").launches, 4);
+}
+
+// All of a line but what the build puts into it.
+std::string line_of(const DecodeShape& shape, const std::vector<double>& times, std::string_view error) {
+  const std::string line = decode_line("sm90_fold", "a GPU", shape, times, error);
+  const std::string head = fmt::format(
+      R"({{"schema":"ringattn.decode/1","tool":{{"name":"ringattn","version":"{}"}},"git":"{}{}","devices":["a GPU"],)",
+      version(), git_revision(), git_dirty() ? "-dirty" : "");
+  EXPECT_EQ(line.substr(0, head.size()), head);
+  return line.substr(std::min(head.size(), line.size()));
+}
+
+TEST(DecodeLine, HasTheSchemaThatStepsReads) {
+  DecodeShape shape = shapes({"--steps", "32x4k", "--page-size", "64"}).front();
+  EXPECT_EQ(line_of(shape, {3.0, 1.0, 2.0}, ""),
+            R"("kernel":"sm90_fold","job":{"batch":32,"keys":4096,"rows":1,"heads":32,"kv_heads":8,"head_dim":128,)"
+            R"("head_dim_v":128,"dtype":"bf16","page_size":64},"form":"","caches":1,"launches":4,"samples":3,)"
+            R"("us":{"median":2,"p10":1.2,"p90":2.8}})");
+  shape.slices = 8;
+  const std::string refused = line_of(shape, {}, "no \"form\"");
+  const std::string end = R"("form":"slices 8","caches":1,"launches":4,"samples":0,"us":null,"error":"no \"form\""})";
+  EXPECT_EQ(refused.substr(refused.find("\"form\"")), end);
 }
 
 }  // namespace
