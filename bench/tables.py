@@ -297,6 +297,11 @@ def places(text: str) -> list[str]:
     return re.findall(r"^<!-- table:(\S+) -->$", text, re.MULTILINE)
 
 
+def without_place(page: str, text: str) -> set[str]:
+    """The optional tables that a page leaves out."""
+    return OPTIONAL.get(page, set()) - set(places(text))
+
+
 def fill(page: str, text: str, tables: dict[str, str]) -> str:
     """The page's text with its tables in their places."""
     names = places(text)
@@ -317,7 +322,7 @@ def make_files(groups: Groups) -> dict[str, str]:
     files = {}
     for page, tables in PAGES.items():
         text = (shown.ROOT / page).read_text(encoding="utf-8")
-        left_out = OPTIONAL.get(page, set()) - set(places(text))
+        left_out = without_place(page, text)
         there = {name: group for name, group in groups.items() if name not in left_out}
         files[page] = fill(page, text, {name: make(there) for name, make in tables.items() if name not in left_out})
     return files | {picture: make(groups) for picture, make in PICTURES.items()}
@@ -349,7 +354,8 @@ def main() -> int:
             (shown.ROOT / path).parent.mkdir(exist_ok=True)
             (shown.ROOT / path).write_text(text, encoding="utf-8")
             print(f"wrote {path}")
-    several = dict.fromkeys(commit for name in README_PARTS if name in groups for commit in groups[name].commits)
+    parts = (README_PARTS.keys() & groups.keys()) - without_place("README.md", current("README.md"))
+    several = dict.fromkeys(commit for name in README_PARTS if name in parts for commit in groups[name].commits)
     if len(several) > 1:
         print(f"# the README's figures are of {len(several)} commits: {', '.join(several)}", file=sys.stderr)
     return 1 if arguments.check and changed else 0
