@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// Measures decoding on a GPU: one step a launch, launches in a graph, each over a cache that is in no L2 cache any
-// more. One JSON line a shape.
-//   decode_gpu_bench [kernel [batch keys [slices]]]
+// Measures decoding on a GPU: several steps one behind the other in a CUDA graph, each over a cache that is in no L2
+// cache any more. One JSON line a shape, as bench/peers/decode.py writes them (schema "ringattn.decode/1").
+//   decode_gpu_bench --steps 1x1k,1x128k,32x4k --heads 32 --kv-heads 8 --head-dim 128 --page-size 0,64
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
-#include <cstdlib>
 #include <memory>
 #include <numeric>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/cuda.hpp"
 #include "base/error.hpp"
+#include "bench/decode_gpu_line.hpp"
+#include "bench/decode_gpu_words.hpp"
 #include "kernels/decode.hpp"
 #include "kernels/fold_spec.hpp"
 #include "kernels/registry.hpp"
@@ -23,40 +24,53 @@
 namespace ringattn {
 namespace {
 
-constexpr std::int64_t kPoolBytes = std::int64_t{2} << 30;         // of K, and of V
-constexpr std::int64_t kFarBeyondCache = std::int64_t{512} << 20;  // bytes between two uses of a cache
-constexpr int kReplays = 9;
-
-struct Shape {
-  std::int64_t batch;
-  std::int64_t keys;
-  int heads = 32;
-  int kv_heads = 8;
-  int head_dim = 128;
-  std::int64_t page = 0;
-  int rows = 1;
-  int slices = 0;  // DecodeLimits::slices
-};
+constexpr int kReplays = 11;
+constexpr double kWarmSeconds = 0.1;  // of replays before the first that counts
 
 void check_wait(Backend& backend) { backend.synchronize(backend.mark(backend.stream()), Deadline::after(600.0), {}); }
 
 class Bench {
  public:
-  explicit Bench(const KernelRow<DecodeSpec>& row) : row_(row), backend_(row.make_backend({1, 0})) {
-    k_ = backend_->allocate(kPoolBytes);
-    v_ = backend_->allocate(kPoolBytes);
-    constexpr std::int64_t kTokens = kPoolBytes / 2 / 128 / 8;
-    const PackedRun all{0, kTokens};
+  Bench(const KernelRow<DecodeSpec>& row, const std::vector<DecodeShape>& shapes)
+      : row_(row), backend_(row.make_backend({1, 0})) {
+    constexpr std::int64_t kTokenBytes = 8 * 128 * 2;
+    std::int64_t tokens = 0;
+    for (const DecodeShape& shape : shapes) {
+      const Turns turns = turns_of(shape);
+      tokens = std::max(tokens, (turns.caches * turns.bytes + kTokenBytes - 1) / kTokenBytes);
+    }
+    const PackedRun all{0, tokens};
     for (const auto& [memory, tensor] : {std::pair{&k_, SyntheticTensor::kK}, {&v_, SyntheticTensor::kV}}) {
+      *memory = backend_->allocate(static_cast<std::size_t>(tokens * kTokenBytes));
       backend_->fill_synthetic(1, tensor, {&all, 1},
-                               dense_view(static_cast<void*>(memory->data()), Dtype::kBf16, kTokens, 8, 128),
+                               dense_view(static_cast<void*>(memory->data()), Dtype::kBf16, tokens, 8, 128),
                                backend_->stream());
     }
     check_wait(*backend_);
   }
 
-  void measure(const Shape& shape) {
+  // Prints the shape's line; of one that can't run the line says why.
+  void measure(const DecodeShape& shape) {
+    std::vector<double> times;
+    std::string error;
+    try {
+      times = time_steps(shape);
+    } catch (const Error& refused) {
+      if (refused.code() == ErrorCode::kInternal) throw;  // the device may be in no state to go on
+      error = refused.what();
+    }
+    fmt::print("{}\n", decode_line(row_.name, backend_->identity(), shape, std::move(times), error));
+    std::fflush(stdout);
+  }
+
+ private:
+  // Microseconds of a step in each replay.
+  std::vector<double> time_steps(const DecodeShape& shape) {
     const FoldSpec spec = make_spec(Dtype::kBf16, shape.heads, shape.kv_heads, shape.head_dim, {-1, 0});
+    if (const auto missing = row_.missing({spec}); !missing.empty()) {
+      fail(ErrorCode::kUnsupported, fmt::format("{} has no form for this shape", row_.name),
+           fmt::format("it lacks {}", fmt::join(missing, ", ")), "Take another one.");
+    }
     const auto kernel = row_.make_kernel({spec}, *backend_);
     kernel->reserve({shape.batch, shape.rows, shape.keys, shape.slices});
     const std::int64_t rows = shape.batch * shape.rows;
@@ -70,27 +84,22 @@ class Bench {
                              backend_->stream());
     const Buffer lengths =
         upload(std::vector<std::int32_t>(static_cast<std::size_t>(shape.batch), static_cast<std::int32_t>(shape.keys)));
-    const std::int64_t page = shape.page == 0 ? shape.keys : shape.page;
-    const std::int64_t per_sequence = (shape.keys + page - 1) / page;
-    std::vector<std::int32_t> order(static_cast<std::size_t>(per_sequence * shape.batch));
+    const Turns turns = turns_of(shape);
+    std::vector<std::int32_t> order(static_cast<std::size_t>(turns.pages * shape.batch));
     std::iota(order.begin(), order.end(), 0);
     std::mt19937_64 generator(1);
     std::shuffle(order.begin(), order.end(), generator);
     const Buffer table = upload(order);
 
-    const std::int64_t cache_bytes = shape.batch * per_sequence * page * shape.kv_heads * shape.head_dim * 2;
-    const std::int64_t caches =
-        std::clamp<std::int64_t>(kFarBeyondCache / (2 * cache_bytes), 1, kPoolBytes / cache_bytes);
-    const int launches = static_cast<int>(std::max<std::int64_t>(caches, 4));
     const auto step_of = [&](std::int64_t cache) {
       const auto view = [&](const Buffer& pool) {
-        return CacheView{pool.data() + cache * cache_bytes,
+        return CacheView{pool.data() + cache * turns.bytes,
                          Dtype::kBf16,
-                         shape.batch * per_sequence,
-                         page,
+                         shape.batch * turns.pages,
+                         turns.page,
                          shape.kv_heads,
                          shape.head_dim,
-                         page * shape.kv_heads * shape.head_dim,
+                         turns.page * shape.kv_heads * shape.head_dim,
                          std::int64_t{shape.kv_heads} * shape.head_dim,
                          shape.head_dim};
       };
@@ -99,23 +108,17 @@ class Bench {
       step.rows = shape.rows;
       step.k = view(k_);
       step.v = view(v_);
-      if (shape.page > 0) step.block_table = {reinterpret_cast<const std::int32_t*>(table.data()), per_sequence};
+      if (shape.page > 0) step.block_table = {reinterpret_cast<const std::int32_t*>(table.data()), turns.pages};
       step.lengths = reinterpret_cast<const std::int32_t*>(lengths.data());
       step.output = {dense_view(static_cast<void*>(out.data()), Dtype::kBf16, rows, shape.heads, shape.head_dim),
                      {reinterpret_cast<float*>(lse.data()), shape.heads, 1},
                      nullptr};
       return step;
     };
-    const double us = time_graph(launches, [&](int i) { kernel->enqueue(step_of(i % caches), backend_->stream()); });
-    fmt::print(
-        "{{\"what\":\"decode\",\"kernel\":\"{}\",\"batch\":{},\"keys\":{},\"rows\":{},\"heads\":{},\"kv_heads\":{},"
-        "\"head_dim\":{},\"page\":{},\"us\":{:.2f},\"gb_per_s\":{:.0f}}}\n",
-        row_.name, shape.batch, shape.keys, shape.rows, shape.heads, shape.kv_heads, shape.head_dim, shape.page, us,
-        static_cast<double>(2 * shape.batch * shape.keys * shape.kv_heads * shape.head_dim * 2) / us * 1e-3);
-    std::fflush(stdout);
+    return time_graph(turns.launches,
+                      [&](std::int64_t i) { kernel->enqueue(step_of(i % turns.caches), backend_->stream()); });
   }
 
- private:
   Buffer upload(const std::vector<std::int32_t>& numbers) {
     const auto bytes = static_cast<std::int64_t>(numbers.size() * sizeof(std::int32_t));
     Buffer memory = backend_->allocate(static_cast<std::size_t>(bytes));
@@ -124,36 +127,38 @@ class Bench {
     return memory;
   }
 
-  // Microseconds of a launch: the median over replays of a graph of so many.
+  // Microseconds of a launch in each replay of a graph of so many.
   template <class Enqueue>
-  double time_graph(int launches, Enqueue enqueue) {
+  std::vector<double> time_graph(std::int64_t launches, Enqueue enqueue) {
     const cudaStream_t stream = cuda_stream(backend_->stream());
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t executable = nullptr;
     check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-    for (int i = 0; i < launches; ++i) enqueue(i);
+    try {
+      for (std::int64_t i = 0; i < launches; ++i) enqueue(i);
+    } catch (...) {  // the stream is used again: it must not stay in its capture
+      cudaStreamEndCapture(stream, &graph);
+      if (graph != nullptr) cudaGraphDestroy(graph);
+      throw;
+    }
     check_cuda(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
     check_cuda(cudaGraphInstantiateWithFlags(&executable, graph, 0), "cudaGraphInstantiate");
-    // The GPU's clock takes its time to rise.
-    for (const auto begun = std::chrono::steady_clock::now();
-         std::chrono::steady_clock::now() - begun < std::chrono::milliseconds(300);) {
-      check_cuda(cudaGraphLaunch(executable, stream), "cudaGraphLaunch");
-      check_wait(*backend_);
-      backend_->forget_marks();
-    }
-    std::vector<double> times;
-    for (int i = 0; i < kReplays; ++i) {
+    const auto replay = [&] {
       const Mark begin = backend_->mark(backend_->stream());
       check_cuda(cudaGraphLaunch(executable, stream), "cudaGraphLaunch");
       const Mark end = backend_->mark(backend_->stream());
       backend_->synchronize(end, Deadline::after(600.0), {});
-      times.push_back(backend_->elapsed(begin, end) * 1e6 / launches);
+      const double seconds = backend_->elapsed(begin, end);
       backend_->forget_marks();
-    }
+      return seconds;
+    };
+    double warm = 0.0;
+    while (warm < kWarmSeconds) warm += replay();
+    std::vector<double> times;
+    for (int i = 0; i < kReplays; ++i) times.push_back(replay() * 1e6 / static_cast<double>(launches));
     cudaGraphExecDestroy(executable);
     cudaGraphDestroy(graph);
-    std::nth_element(times.begin(), times.begin() + kReplays / 2, times.end());
-    return times[kReplays / 2];
+    return times;
   }
 
   const KernelRow<DecodeSpec>& row_;
@@ -161,33 +166,15 @@ class Bench {
   Buffer k_, v_;
 };
 
-int run(int count, char** words) {
-  const std::string name = count > 1 ? words[1] : "sm90_fold";
+int run(const std::vector<std::string_view>& arguments) {
+  const DecodeWords words = parse_decode_words(arguments);
   for (const KernelRow<DecodeSpec>& row : kernel_table<DecodeSpec>()) {
-    if (row.name != name || row.backend != "cuda") continue;
-    Bench bench(row);
-    if (count > 3) {
-      Shape shape{std::atoll(words[2]), std::atoll(words[3])};
-      if (count > 4) shape.slices = std::atoi(words[4]);
-      bench.measure(shape);
-      return 0;
-    }
-    for (const int log : {10, 12, 13, 14, 15, 16, 17, 20}) bench.measure({1, std::int64_t{1} << log});
-    for (const int log : {10, 12, 14}) bench.measure({32, std::int64_t{1} << log});
-    for (const std::int64_t page : {64, 16}) {
-      for (const Shape& shape : {Shape{1, 4096}, Shape{1, 65536}, Shape{32, 4096}}) {
-        Shape paged = shape;
-        paged.page = page;
-        bench.measure(paged);
-      }
-    }
-    bench.measure({32, 4096, 32, 4});
-    bench.measure({8, 4096, 32, 32});
-    bench.measure({32, 4096, 32, 8, 64});
-    bench.measure({32, 4096, 32, 8, 128, 0, 4});
+    if (row.name != words.kernel || row.backend != "cuda") continue;
+    Bench bench(row, words.shapes);
+    for (const DecodeShape& shape : words.shapes) bench.measure(shape);
     return 0;
   }
-  fmt::print(stderr, "no kernel \"{}\" decodes on a GPU\n", name);
+  fmt::print(stderr, "no kernel \"{}\" decodes on a GPU\n", words.kernel);
   return 2;
 }
 
@@ -196,9 +183,9 @@ int run(int count, char** words) {
 
 int main(int count, char** words) {
   try {
-    return ringattn::run(count, words);
+    return ringattn::run({words + 1, words + count});
   } catch (const ringattn::Error& error) {
     fmt::print(stderr, "{}\n", error.what());
-    return 1;
+    return static_cast<int>(error.code());
   }
 }

@@ -10,7 +10,8 @@
 # A part writes bench/results/<gpu>/<date>-<part>.jsonl, whole or not at all, where several GPUs of a host are <gpu>-x4;
 # each line holds its command and the source revision. Environment: BENCH_DATE resumes an earlier day's run, BENCH_MODEL
 # names the folder, PYTHON has PyTorch and, if wanted, FlashAttention-3 (else python3), RINGATTN_PROGRAM is a program that
-# is built already, fold_gpu_bench beside it for precision-and-state.
+# is built already, fold_gpu_bench beside it for precision-and-state, and decode_gpu_bench for the parts of decoding,
+# which go over their steps BENCH_ROUNDS times (else 3).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=tests/support/parts.sh
@@ -35,6 +36,9 @@ part machine 1 "measure the machine model that plans and predictions rest on"
 part one-gpu 4 "ours in turn with cuDNN, FlashAttention-2 and FlashAttention-3 on one GPU, 1k to 128k tokens, every head_dim"
 part one-gpu-shapes 4 "the same at other lengths, heads and masks; ours with a sliding window and in blocks"
 part precision-and-state 4 "fp16 beside bf16, cuDNN too; by tiles touched; soft-cap; state in and out; host time of a call"
+part decode 2 "decoding: pages of 16 to 128 beside dense caches, more rows, forced numbers of slices; ours alone"
+part decode-peers 6 "decoding: ours in turn with cuDNN and FlashAttention-2, 1k to 1m keys, in rounds"
+part sparse-peers 6 "block-sparse FlexAttention at about 10, 25 and 50 % of the tiles, and dense, 32k and 128k tokens"
 part scaling 3 "ours on 1, 2, 4 ... GPUs, 32k to 512k tokens, beside the folds alone and the zigzag ring"
 part ring-p2p 3 "ours on all GPUs, 32k to 1m tokens, beside the folds alone, transport p2p"
 part ring-nccl 3 "the same, transport nccl"
@@ -45,7 +49,7 @@ part two-million-peers 2 "the zigzag ring at 2,097,152 tokens"
 part long-sum 3 "the bias of sums over up to 2m keys: cuDNN, FlashAttention-2, ours"
 part cpu 2 "ours on the CPU, one rank and two under mpirun, beside the folds alone (any host)"
 
-readme_parts=(one-gpu scaling two-million)
+readme_parts=(one-gpu scaling two-million decode-peers)
 if ((gpus > 1)); then readme_parts=(machine "${readme_parts[@]}"); fi  # several ranks plan with it
 parts_more_options="
   --readme      as the first word: the parts that the README shows, or those PARTs alone; then the pages are written"
@@ -105,16 +109,17 @@ whole() {
   python3 -c 'import json, sys; print(json.dumps(json.load(open(sys.argv[1]))))' "$lines.json" >>"$lines"
 }
 
-# kernel_alone WORDS…: lines of fold_gpu_bench, each with its command and the revision.
-kernel_alone() {
-  "$beside/fold_gpu_bench" "$@" >"$lines.one"
-  [[ -s $lines.one ]] || { echo "fold_gpu_bench $* measured nothing" >&2; return 1; }
+# alone PROGRAM WORDS…: lines of a program of bench/, each with its command and the revision.
+alone() {
+  "$beside/$1" "${@:2}" >"$lines.one"
+  [[ -s $lines.one ]] || { echo "$* measured nothing" >&2; return 1; }
   python3 -c '
 import json, os, sys
 for text in open(sys.argv[1]):
     print(json.dumps({**json.loads(text), "command": " ".join(sys.argv[2:]), "git": os.environ["BENCH_GIT"]}))
-' "$lines.one" fold_gpu_bench "$@" >>"$lines"
+' "$lines.one" "$@" >>"$lines"
 }
+kernel_alone() { alone fold_gpu_bench "$@"; }
 
 peer() { "$python" "bench/peers/$1.py" "${@:2}" --jsonl "$lines"; }
 peers() {
@@ -194,6 +199,56 @@ part_precision_and_state() {
   kernel_alone state "$kernel"
   kernel_alone speed "$kernel" 0 8192  # a soft-cap and a short window, beside 8k without
   finish precision-and-state
+}
+
+rounds=${BENCH_ROUNDS:-3}
+# The steps that decoding is measured at: sequences x keys, and heads.
+reach=(--steps "1x1k,1x4k,1x16k,1x64k,1x128k,1x1m,32x1k,32x4k,32x16k" --heads 32 --kv-heads 8 --head-dim 128)
+fewer_kv_heads=(--steps "1x4k,1x64k,32x4k" --heads 32 --kv-heads 4 --head-dim 128)
+equal_heads=(--steps "1x4k,1x64k,8x4k" --heads 32 --kv-heads 32 --head-dim 128)
+narrow_heads=(--steps "1x4k,1x64k,32x4k" --heads 32 --kv-heads 8 --head-dim 64)
+
+part_decode() {
+  need_gpus 1
+  prepare decode_gpu_bench
+  export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
+  local round
+  for ((round = 1; round <= rounds; ++round)); do  # a file's readings of one step count as their median
+    echo "round $round of $rounds"
+    alone decode_gpu_bench "${reach[@]}" --page-size 0,16,64,128
+    alone decode_gpu_bench --steps 1x4k,1x64k,32x4k --rows 1,4,16
+  done
+  alone decode_gpu_bench --steps 1x1k,1x4k,1x16k,1x64k,1x128k,32x4k --slices 1,2,4,8
+  finish decode
+}
+
+part_decode_peers() {
+  need_gpus 1
+  need_torch
+  prepare decode_gpu_bench
+  export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
+  local round
+  for ((round = 1; round <= rounds; ++round)); do
+    echo "round $round of $rounds"
+    decode_in_turn "${reach[@]}"
+    decode_in_turn "${fewer_kv_heads[@]}"
+    decode_in_turn "${equal_heads[@]}"
+    decode_in_turn "${narrow_heads[@]}"
+  done
+  finish decode-peers
+}
+decode_in_turn() {
+  alone decode_gpu_bench "$@"
+  peer decode "$@"
+}
+
+part_sparse_peers() {
+  need_gpus 1
+  need_torch
+  prepare
+  export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
+  peer sparse --seq 32k,128k --heads 32 --kv-heads 8 --head-dim 128
+  finish sparse-peers
 }
 
 part_scaling() {

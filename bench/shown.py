@@ -23,7 +23,13 @@ PARTS = {
     "one-gpu": ("one-gpu", ("one-gpu-shapes", "one-gpu")),
     "scaling": ("scaling", ("ring-p2p", "ring-nccl", "ring-peers", "scaling")),
     "two-million": ("two-million", ("two-million",)),
+    "decode": ("decode-peers", ("decode-peers",)),
+    "pages": ("decode", ("decode",)),
+    "sparse": ("sparse-peers", ("sparse-peers",)),
 }
+PACKAGES = {"flash_attention_3": "FlashAttention-3", "flash_attn": "FlashAttention-2"}
+# Of lines whose tool is a peer, or ours.
+SCHEMAS = (points.SCHEMA, "ringattn.decode/1", "ringattn.sparse/1")
 
 
 class NotShown(Exception):
@@ -53,9 +59,9 @@ class Group:
         found = {}
         for line in self.lines:
             tool = line.get("tool") or {}
-            if line.get("schema") == points.SCHEMA and tool["name"] != points.OURS:
-                # But for FlashAttention-3, the programs of bench/peers run what PyTorch brings.
-                name = "FlashAttention-3" if tool["name"] == "flash_attention_3" else "PyTorch"
+            if line.get("schema") in SCHEMAS and tool["name"] != points.OURS:
+                # But for packages of their own, the programs of bench/peers run what PyTorch brings.
+                name = PACKAGES.get(tool["name"], "PyTorch")
                 found[f"{name} {tool['version']}"] = None
             elif "peer" in line and "source" in line:
                 found[line["source"]] = None

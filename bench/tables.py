@@ -18,7 +18,9 @@ from collections.abc import Callable, Iterable
 import plot
 import points
 import shown
+import step_tables
 import svg
+from markdown import columns
 from points import Job, Point
 from shown import Group, NotShown
 
@@ -29,6 +31,13 @@ NAMES = {
     ("flash_attention_3", ""): "FlashAttention-3",
 }
 ON_ONE_GPU = ("ringattn", "FlashAttention-3", "cuDNN", "FlashAttention-2")
+# The groups of the README's figures.
+README_PARTS = {
+    "one-gpu": "speeds on one GPU",
+    "scaling": "speeds on several",
+    "two-million": "2,097,152 tokens",
+    "decode": "decoding",
+}
 # The rows of the README's table: jobs, and the length that each is shown at.
 README_ROWS = (
     *((MAIN, length << 10) for length in (1, 8, 32, 128)),
@@ -38,18 +47,6 @@ README_ROWS = (
     ("bf16 128/128 x 192/128 causal", 8 << 10),
 )
 Groups = dict[str, Group]
-
-
-def columns(rows: list[list[str]], left: int = 1) -> str:
-    """A table in Markdown that is legible as text, too; the first columns are aligned to the left."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-
-    def line(row: list[str]) -> str:
-        cells = [cell.ljust(width) if at < left else cell.rjust(width) for at, (cell, width) in enumerate(zip(row, widths))]
-        return "| " + " | ".join(cells) + " |"
-
-    rule = ["-" * width if at < left else "-" * (width - 1) + ":" for at, width in enumerate(widths)]
-    return "\n".join([line(rows[0]), line(rule), *map(line, rows[1:])])
 
 
 def joined(words: Iterable[str]) -> str:
@@ -102,7 +99,7 @@ def on_one_gpu(groups: Groups) -> dict[tuple[str, int, str], Point]:
 
 def measured(groups: Groups) -> str:
     """The sentence about the figures of the README."""
-    parts = {"one-gpu": "speeds on one GPU", "scaling": "speeds on several", "two-million": "2,097,152 tokens"}
+    parts = {name: what for name, what in README_PARTS.items() if name in groups}
     every = dict.fromkeys(commit for name in parts for commit in groups[name].commits)
     gpu = f"{groups['one-gpu'].device}, bf16"
     if len(every) == 1:
@@ -261,24 +258,53 @@ def scaling_picture(groups: Groups) -> str:
     return svg.charts(f"{title}. {subtitle}.", [chart])
 
 
+def section(name: str, title: str, about: str, table: Callable[[Group], str]) -> Callable[[Groups], str]:
+    """A whole section of a page, or nothing where nobody has measured it."""
+
+    def make(groups: Groups) -> str:
+        group = groups.get(name)
+        return f"## {title}\n\n{about}\n\n{origin(group)}\n\n{table(group)}" if group else ""
+
+    return make
+
+
 PAGES: dict[str, dict[str, Callable[[Groups], str]]] = {
-    "README.md": {"measured": measured, "speed": speed, "two-million": two_million},
+    "README.md": {
+        "measured": measured,
+        "speed": speed,
+        "decode": lambda groups: step_tables.decode_short(groups["decode"]) if "decode" in groups else "",
+        "two-million": two_million,
+    },
     "docs/results.md": {
         "speed": with_origin("one-gpu", speed_main),
         "shapes": with_origin("one-gpu", speed_shapes),
         "scaling": with_origin("scaling", scaling),
         "two-million": with_origin("two-million", two_million),
+        "decode": section("decode", "Decoding", step_tables.ABOUT_DECODE, step_tables.decode),
+        "pages": section("pages", "Decoding from pages", step_tables.ABOUT_PAGES, step_tables.pages),
+        "sparse": section("sparse", "Sparse lists", step_tables.ABOUT_SPARSE, step_tables.sparse),
         "layers": with_origin("layers", layers),
         "sums": with_origin("sums", sums),
         "cpu": with_origin("cpu", cpu),
     },
 }
+# Tables that a page need not have a place for. Their names are those of their groups.
+OPTIONAL = {"README.md": {"decode"}}
 PICTURES = {"docs/pictures/speed.svg": speed_picture, "docs/pictures/scaling.svg": scaling_picture}
+
+
+def places(text: str) -> list[str]:
+    return re.findall(r"^<!-- table:(\S+) -->$", text, re.MULTILINE)
+
+
+def without_place(page: str, text: str) -> set[str]:
+    """The optional tables that a page leaves out."""
+    return OPTIONAL.get(page, set()) - set(places(text))
 
 
 def fill(page: str, text: str, tables: dict[str, str]) -> str:
     """The page's text with its tables in their places."""
-    names = re.findall(r"^<!-- table:(\S+) -->$", text, re.MULTILINE)
+    names = places(text)
     if sorted(names) != sorted(tables):
         raise NotShown(f"{page} has places for {', '.join(names) or 'no tables'}, where there are {', '.join(tables)}")
     for name, table in tables.items():
@@ -287,7 +313,7 @@ def fill(page: str, text: str, tables: dict[str, str]) -> str:
         _, found, after = rest.partition(end)
         if not found:
             raise NotShown(f"{page} has no {end.strip()} behind {begin.strip()}")
-        text = before + begin + table + "\n" + end + after
+        text = before + begin + (table + "\n" if table else "") + end + after
     return text
 
 
@@ -296,7 +322,9 @@ def make_files(groups: Groups) -> dict[str, str]:
     files = {}
     for page, tables in PAGES.items():
         text = (shown.ROOT / page).read_text(encoding="utf-8")
-        files[page] = fill(page, text, {name: make(groups) for name, make in tables.items()})
+        left_out = without_place(page, text)
+        there = {name: group for name, group in groups.items() if name not in left_out}
+        files[page] = fill(page, text, {name: make(there) for name, make in tables.items() if name not in left_out})
     return files | {picture: make(groups) for picture, make in PICTURES.items()}
 
 
@@ -326,7 +354,8 @@ def main() -> int:
             (shown.ROOT / path).parent.mkdir(exist_ok=True)
             (shown.ROOT / path).write_text(text, encoding="utf-8")
             print(f"wrote {path}")
-    several = dict.fromkeys(commit for name in shown.PARTS for commit in groups[name].commits)
+    parts = (README_PARTS.keys() & groups.keys()) - without_place("README.md", current("README.md"))
+    several = dict.fromkeys(commit for name in README_PARTS if name in parts for commit in groups[name].commits)
     if len(several) > 1:
         print(f"# the README's figures are of {len(several)} commits: {', '.join(several)}", file=sys.stderr)
     return 1 if arguments.check and changed else 0

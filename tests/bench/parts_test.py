@@ -207,6 +207,37 @@ done
         self.assertEqual(lines[8]["command"], "fold_gpu_bench touched sm90_fold")
         self.assertEqual({line["git"] for line in lines[8:]}, {"abc"})
 
+    def test_decoding_is_measured_in_turn_with_the_peers_over_the_same_steps(self):
+        self.assertEqual(self.measure("decode-peers", 1), [], "decode_gpu_bench isn't there")
+        self.decode_bench()
+        lines = self.measure("decode-peers", 0)
+        self.assertEqual([line["tool"] for line in lines], ["ours", "peer"] * (len(lines) // 2))
+        words = [line["words"].removeprefix("bench/peers/decode.py ").split(" --jsonl")[0] for line in lines]
+        self.assertEqual(words[::2], words[1::2])
+        third = len(words) // 3
+        self.assertEqual(words[:third] * 3, words, "three rounds of the same")
+        self.assertIn("1x1k,1x4k,1x16k,1x64k,1x128k,1x1m,32x1k,32x4k,32x16k --heads 32 --kv-heads 8", words[0])
+        self.assertEqual(len(set(words)), 4, "more K/V heads, fewer, and 64 dims")
+        for line in lines[::2]:
+            self.assertEqual((line["command"], line["git"]), (f"decode_gpu_bench {line['words']}", "abc"))
+
+    def test_decoding_of_ours_alone_has_dense_caches_beside_pages(self):
+        self.decode_bench()
+        self.environment |= {"PYTHON": "/nonexistent", "BENCH_ROUNDS": "2"}
+        lines = self.measure("decode", 0)
+        self.assertEqual({line["tool"] for line in lines}, {"ours"})
+        self.assertEqual(sum("--page-size 0,16,64,128" in line["words"] for line in lines), 2)
+        self.assertEqual(sum("--slices 1,2,4,8" in line["words"] for line in lines), 1)
+        self.assertIn("skipped: needs PyTorch", self.bench(77, "decode-peers").stdout)
+
+    def test_sparse_peers_need_no_other_program(self):
+        (line,) = self.measure("sparse-peers", 0)
+        self.assertTrue(line["words"].startswith("bench/peers/sparse.py --seq 32k,128k "), line)
+
+    def decode_bench(self) -> None:
+        self.executable("bin/decode_gpu_bench", """printf '{"tool": "ours", "words": "%s"}\n' "$*"
+""")
+
     def test_scaling_goes_over_powers_of_two_and_all_gpus(self):
         for count, worlds in ((1, [1]), (2, [1, 2]), (4, [1, 2, 4]), (6, [1, 2, 4, 6])):
             with self.subTest(gpus=count):
@@ -227,6 +258,7 @@ done
         self.assertIn("skipped: needs 2 GPUs, there are 1", self.bench(77, "--again", "scaling").stdout)
 
     def test_the_pages_are_written_behind_whole_measurements(self):
+        self.decode_bench()
         self.bench(0, "one-gpu")
         self.assertEqual(self.pages(), [], "only when asked")
         done = self.bench(0, "--readme")

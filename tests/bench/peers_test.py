@@ -31,13 +31,13 @@ def run(*words: str) -> subprocess.CompletedProcess:
 
 class Unit(unittest.TestCase):
     def test_programs_compile_and_have_help(self):
-        self.assertEqual(len(PROGRAMS), 4)
+        self.assertEqual(len(PROGRAMS), 6)
         for program in PROGRAMS:
             with tempfile.TemporaryDirectory() as folder:
                 py_compile.compile(str(program), cfile=f"{folder}/compiled", doraise=True)
             done = run(str(program), "--help")
             self.assertEqual(done.returncode, 0, done.stderr)
-            self.assertIn("--seq LIST", done.stdout)
+            self.assertIn("--steps LIST" if program.name == "decode.py" else "--seq LIST", done.stdout)
 
     def test_sizes_are_ringattns(self):
         self.assertEqual(common.parse_sizes("8k,64k"), [8192, 65536])
@@ -117,6 +117,35 @@ class WithTorch(unittest.TestCase):
         self.assertTrue(torch.equal(found, common.plain_attention(torch, q, k, v, True)))
         line = sdpa.line(world, sdpa.FLASH_ATTENTION_3, shape, {})
         self.assertEqual((line["tool"]["name"], line["kernel"]), ("flash_attention_3", ""))
+
+    def test_flash_attention_2_is_given_its_caches_as_they_lie(self):
+        import decode
+        import torch
+
+        def flash_attn_with_kvcache(q: torch.Tensor, *caches: torch.Tensor, cache_seqlens: torch.Tensor) -> torch.Tensor:
+            k, v = caches
+            self.assertEqual((q.shape, k.shape), ((3, 1, 4, 16), (3, 33, 2, 16)))
+            self.assertTrue(k.is_contiguous() and v.is_contiguous(), "nothing is copied")
+            self.assertEqual((cache_seqlens.tolist(), cache_seqlens.dtype), ([33] * 3, torch.int32))
+            rows = (rows.transpose(1, 2) for rows in (q, k, v))
+            return common.plain_attention(torch, *rows, causal=False).float().transpose(1, 2)
+
+        module = types.ModuleType("flash_attn")
+        module.flash_attn_with_kvcache = flash_attn_with_kvcache
+        world, step = common.World(torch, wanted=False), decode.Step(3, 33, 4, 2, 16, "fp32")
+        with unittest.mock.patch.object(decode, "FAR_BEYOND_CACHE", 1 << 16):
+            pool = decode.Pool(world, [step], 1)
+            self.assertGreater(step.caches, 1)
+            caches = [pool.cache(step, True, index) for index in range(step.caches)]
+        places = {half.data_ptr() for cache in caches for half in cache}
+        self.assertEqual(len(places), 2 * len(caches), "K and V of each cache lie apart")
+        q, (k, v) = decode.query(world, step, 1), caches[-1]
+        lengths = torch.full((3,), 33, dtype=torch.int32)
+        (own,) = decode.ways(decode.PACKAGE, step)
+        with unittest.mock.patch.dict(sys.modules, {"flash_attn": module}):
+            found = decode.attend(torch, own, q, k, v, lengths)
+        for way in decode.ways("math", step):
+            torch.testing.assert_close(decode.attend(torch, way, q, k, v, lengths).reshape(q.shape), found)
 
     def test_lines_have_the_schema(self):
         import torch

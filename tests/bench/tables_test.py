@@ -4,6 +4,7 @@ again, is seen; and what bench/run.sh --readme measured is chosen. Copies of the
 
 import json
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,7 @@ sys.dont_write_bytecode = True
 import plot  # noqa: E402  (these lie in bench)
 import svg  # noqa: E402
 
+LINES = pathlib.Path(__file__).resolve().parent / "lines"
 COMMIT = "0123456789ab"
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -129,6 +131,51 @@ class Changed(unittest.TestCase):
         page = (self.root / "README.md").read_text(encoding="utf-8")
         self.assertIn(f"All figures here are of commit `{COMMIT[:7]}` (NVIDIA H200, bf16, 2030-01-02).", page)
         self.assertEqual(tables(self.root, "--check").returncode, 0)
+
+    def test_tables_that_nobody_measured_are_empty_and_stand_there_once_somebody_did(self):
+        place = "<!-- table:decode -->\n<!-- /table:decode -->\n"
+        if place not in (self.root / "README.md").read_text(encoding="utf-8"):  # a place that the README need not have
+            self.edit("README.md", "<!-- /table:speed -->\n", f"<!-- /table:speed -->\n\n{place}")
+        self.assertEqual(tables(self.root, "--check").returncode, 0)
+        before = {page: (self.root / page).read_text(encoding="utf-8") for page in ("README.md", "docs/results.md")}
+        for name in ("decode", "pages", "sparse"):
+            self.assertNotIn(name, self.selection())
+            self.assertIn(f"<!-- table:{name} -->\n<!-- /table:{name} -->\n", before["docs/results.md"])
+        folder = self.root / "bench/results/card"
+        folder.mkdir()
+        for part in ("decode-peers", "decode", "sparse-peers"):
+            shutil.copy(LINES / f"{part}.jsonl", folder / f"2030-01-02-{part}.jsonl")
+        self.assertEqual(tables(self.root, "--select", "card").returncode, 0)
+        page = re.sub(" +", " ", (self.root / "docs/results.md").read_text(encoding="utf-8"))
+        for rows in (
+            "## Decoding\n",
+            "Commit `0123456`, NVIDIA H200. Lines: [card/2030-01-02-decode-peers](../bench/results/card/",
+            "Beside: PyTorch 2.11.0.",
+            "| 32/8 of 128 | 1 x 1k | 6.0 | 8.0 | 12.0 | 0.75 |\n| 32/8 of 128 | 32 x 4k | 130 | 125 | can't | 1.04 |\n"
+            "| 32/8 of 64 | 1 x 4k | 9.0 | 10.0 | — | 0.90 |\n<!--",
+            "| heads of dim | sequences x keys | dense, µs | pages of 16 | pages of 64 |\n",
+            "| 32/8 of 128 | 1 x 4k | 10.0 | 1.100 x | 1.020 x |\n<!--",
+            "| dense | flex attention | 32k | 100 % | 10.00 ms | 9.5 ns | 1.00 |\n",
+            "| random-10 | flex attention | 32k | 11 % | 2.00 ms | 16.6 ns | 0.57 |\n<!--",
+        ):
+            self.assertIn(rows, page)
+        self.assertNotIn("window-10", page, "what could not be measured is no row")
+        readme = (self.root / "README.md").read_text(encoding="utf-8")
+        self.assertRegex(readme, r"\| 32/8 of 128 +\| 1 x 1k +\| +6.0 \| +8.0 \|")
+        self.assertNotIn("32/8 of 64", readme, "the README has the main shape alone")
+        self.assertIn("decoding of `0123456`", readme)
+        (self.root / "README.md").write_text(before["README.md"].replace(place, ""), encoding="utf-8")
+        self.assertEqual(tables(self.root).returncode, 0)
+        readme = (self.root / "README.md").read_text(encoding="utf-8")
+        self.assertNotIn("0123456", readme, "without the place neither the table nor its commit")
+        (self.root / "README.md").write_text(before["README.md"], encoding="utf-8")
+        selection = self.selection()
+        for name in ("decode", "pages", "sparse"):
+            del selection[name]
+        (self.root / "bench/results/shown.json").write_text(json.dumps(selection))
+        self.assertEqual(tables(self.root).returncode, 0)
+        after = {page: (self.root / page).read_text(encoding="utf-8") for page in before}
+        self.assertEqual(after, before)
 
     def test_a_peer_that_was_not_there_has_no_column(self):
         for name in self.selection()["one-gpu"]:

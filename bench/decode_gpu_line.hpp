@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// The line of a measured step (schema "ringattn.decode/1"), which bench/steps.py reads.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/build.hpp"
+#include "base/json_writer.hpp"
+#include "bench/decode_gpu_words.hpp"
+
+namespace ringattn {
+
+// `times`: microseconds of a step in each replay; none where it can't be measured, for which `error` has the reason.
+inline std::string decode_line(std::string_view kernel, std::string_view device, const DecodeShape& shape,
+                               std::vector<double> times, std::string_view error) {
+  std::sort(times.begin(), times.end());
+  // Linear between the two nearest.
+  const auto quantile = [&](double part) {
+    const double at = part * static_cast<double>(times.size() - 1);
+    const auto low = static_cast<std::size_t>(at);
+    const std::size_t high = std::min(low + 1, times.size() - 1);
+    return times[low] + (times[high] - times[low]) * (at - static_cast<double>(low));
+  };
+  const Turns turns = turns_of(shape);
+  JsonWriter line(false);
+  line.begin_object().member("schema", "ringattn.decode/1");
+  line.key("tool").begin_object().member("name", "ringattn").member("version", version()).end_object();
+  line.member("git", std::string(git_revision()) + (git_dirty() ? "-dirty" : ""));
+  line.key("devices").begin_array().value(device).end_array();
+  line.member("kernel", kernel);
+  line.key("job").begin_object().member("batch", shape.batch).member("keys", shape.keys).member("rows", shape.rows);
+  line.member("heads", shape.heads).member("kv_heads", shape.kv_heads).member("head_dim", shape.head_dim);
+  line.member("head_dim_v", shape.head_dim).member("dtype", "bf16").member("page_size", shape.page).end_object();
+  line.member("form", shape.slices == 0 ? std::string() : fmt::format("slices {}", shape.slices));
+  line.member("caches", turns.caches).member("launches", turns.launches).member("samples", times.size());
+  if (times.empty()) {
+    line.key("us").null().member("error", error);
+  } else {
+    line.key("us").begin_object().member("median", quantile(0.5));
+    line.member("p10", quantile(0.1)).member("p90", quantile(0.9)).end_object();
+  }
+  return line.end_object().text();
+}
+
+}  // namespace ringattn

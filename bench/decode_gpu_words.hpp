@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+// The words of decode_gpu_bench: which steps it measures, and over how many caches in turn. --steps, --heads,
+// --kv-heads and --head-dim are those of bench/peers/decode.py, so a script gives both programs the same words.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/error.hpp"
+#include "base/size.hpp"
+
+namespace ringattn {
+
+struct DecodeShape {
+  std::int64_t batch = 1;
+  std::int64_t keys = 0;  // of each sequence
+  int rows = 1;           // of each sequence
+  int heads = 32;
+  int kv_heads = 8;
+  int head_dim = 128;
+  std::int64_t page = 0;  // tokens; 0: a dense cache
+  int slices = 0;         // DecodeLimits::slices
+};
+
+inline constexpr std::int64_t kFarBeyondCache = std::int64_t{512} << 20;  // bytes read between two uses of a cache
+inline constexpr std::int64_t kLeastLaunches = 4;                         // of a graph
+
+// How a shape's caches lie, and how often they are used in turn.
+struct Turns {
+  std::int64_t pages;     // of a sequence
+  std::int64_t page;      // tokens
+  std::int64_t bytes;     // of K, and of V, of one cache
+  std::int64_t caches;    // different ones
+  std::int64_t launches;  // of a graph: each cache is used equally often, so the first use of a replay is no repetition
+};
+
+inline Turns turns_of(const DecodeShape& shape) {
+  Turns turns{};
+  turns.page = shape.page == 0 ? shape.keys : shape.page;
+  turns.pages = (shape.keys + turns.page - 1) / turns.page;
+  turns.bytes = shape.batch * turns.pages * turns.page * shape.kv_heads * shape.head_dim * 2;
+  turns.caches = (kFarBeyondCache + 2 * turns.bytes - 1) / (2 * turns.bytes);
+  turns.launches = turns.caches * ((kLeastLaunches + turns.caches - 1) / turns.caches);
+  return turns;
+}
+
+struct DecodeWords {
+  std::string kernel = "sm90_fold";
+  std::vector<DecodeShape> shapes;  // every step with every page size, number of rows and number of slices
+};
+
+namespace decode_words {
+
+inline constexpr const char* kUsage =
+    "decode_gpu_bench [--kernel NAME] [--steps 1x4k,32x16k] [--rows 1,4] [--heads 32] [--kv-heads 8] "
+    "[--head-dim 128] [--page-size 0,64] [--slices auto,8]";
+
+[[noreturn]] inline void refuse(std::string_view word, const char* why) {
+  fail(ErrorCode::kUsage, fmt::format("decode_gpu_bench does not understand \"{}\"", word), why,
+       fmt::format("It takes {}.", kUsage));
+}
+
+inline std::vector<std::string_view> entries(std::string_view list) {
+  std::vector<std::string_view> found;
+  for (;;) {
+    const std::size_t comma = list.find(',');
+    found.push_back(list.substr(0, comma));
+    if (comma == std::string_view::npos) return found;
+    list.remove_prefix(comma + 1);
+  }
+}
+
+inline std::int64_t number(std::string_view text, std::int64_t least, std::int64_t most) {
+  const std::optional<std::int64_t> value = parse_size(text);
+  if (!value || *value < least || *value > most) refuse(text, "a number is missing, or out of range");
+  return *value;
+}
+
+inline std::vector<std::int64_t> numbers(std::string_view list, std::int64_t least, std::int64_t most) {
+  std::vector<std::int64_t> found;
+  for (const std::string_view entry : entries(list)) found.push_back(number(entry, least, most));
+  return found;
+}
+
+// "32x16k": 32 sequences of 16,384 keys.
+inline std::vector<DecodeShape> steps(std::string_view list) {
+  constexpr std::int64_t kMostKeys = std::int64_t{1} << 21;
+  std::vector<DecodeShape> found;
+  for (const std::string_view entry : entries(list)) {
+    const std::size_t cross = entry.find('x');
+    if (cross == std::string_view::npos) refuse(entry, "a step is sequences x keys");
+    DecodeShape shape;
+    shape.batch = number(entry.substr(0, cross), 1, 4096);
+    shape.keys = number(entry.substr(cross + 1), 1, kMostKeys);
+    found.push_back(shape);
+  }
+  return found;
+}
+
+}  // namespace decode_words
+
+// Throws kUsage.
+inline DecodeWords parse_decode_words(const std::vector<std::string_view>& words) {
+  using namespace decode_words;
+  DecodeWords found;
+  DecodeShape common;
+  std::vector<DecodeShape> shapes = steps("1x4k");
+  std::vector<std::int64_t> pages{0}, rows{1}, slices{0};
+  for (std::size_t i = 0; i < words.size(); i += 2) {
+    if (i + 1 == words.size()) refuse(words[i], "it has no value");
+    const std::string_view name = words[i], value = words[i + 1];
+    if (name == "--kernel") {
+      found.kernel = value;
+    } else if (name == "--steps") {
+      shapes = steps(value);
+    } else if (name == "--heads") {
+      common.heads = static_cast<int>(number(value, 1, 1 << 16));
+    } else if (name == "--kv-heads") {
+      common.kv_heads = static_cast<int>(number(value, 1, 1 << 16));
+    } else if (name == "--head-dim") {
+      common.head_dim = static_cast<int>(number(value, 1, 1 << 16));
+    } else if (name == "--page-size") {
+      pages = numbers(value, 0, 256);
+    } else if (name == "--rows") {
+      rows = numbers(value, 1, 16);
+    } else if (name == "--slices") {
+      slices.clear();
+      for (const std::string_view entry : entries(value)) {
+        slices.push_back(entry == "auto" ? 0 : number(entry, 1, 8));
+      }
+    } else {
+      refuse(name, "it is none of the words that it knows");
+    }
+  }
+  for (const DecodeShape& step : shapes) {
+    for (const std::int64_t row_count : rows) {
+      for (const std::int64_t page : pages) {
+        for (const std::int64_t slice_count : slices) {
+          DecodeShape shape = common;
+          shape.batch = step.batch;
+          shape.keys = step.keys;
+          shape.rows = static_cast<int>(row_count);
+          shape.page = page;
+          shape.slices = static_cast<int>(slice_count);
+          found.shapes.push_back(shape);
+        }
+      }
+    }
+  }
+  return found;
+}
+
+}  // namespace ringattn

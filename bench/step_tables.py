@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of decoding steps and of sparse lists, which bench/tables.py writes where somebody has measured them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import points
+import steps
+from markdown import columns
+from shown import Group
+
+# What stands above the tables in docs/results.md.
+ABOUT_DECODE = """\
+One query row a sequence, bf16. A CUDA graph holds several steps, and each reads another cache, so at least 512 MiB are
+read between two uses of one. Times are medians over rounds in which ours and the peers took turns on one card; each
+peer was asked in several forms (`bench/peers/decode.py --help`), and the fastest counts. Below 1, the last column says
+that ringattn takes less time."""
+ABOUT_PAGES = """\
+The pages of all sequences are shuffled. Times as parts of the time over a dense cache, measured in turn."""
+ABOUT_SPARSE = """\
+Blocks of 128 queries x 128 keys are listed or not, the same for 32 query heads on 8 K/V heads of 128
+(`bench/peers/sparse.py --help`). The last column compares with the same kernel when every block is listed."""
+
+# The steps of the README's table: sequences, and keys of each.
+README_STEPS = ((1, 1 << 10), (1, 16 << 10), (1, 128 << 10), (1, 1 << 20), (32, 4 << 10))
+
+
+def decode_rows(group: Group, wanted: Callable[[steps.Step], bool]) -> str:
+    found = steps.table(steps.read_lines(group.lines))
+    rows = [["heads of dim", "sequences x keys", *(f"{name}, µs" for name in (points.OURS, *steps.PEERS)), "ringattn / cuDNN"]]
+    for step in sorted({step for _, step in found if wanted(step)}, key=lambda step: (step.goal is None, step)):
+        figures = [steps.figure(found.get((who, step))) for who in (points.OURS, *steps.PEERS)]
+        part = steps.ratio(found, steps.CUDNN, step)
+        heads = f"{step.heads}/{step.kv_heads} of {step.head_dim}"
+        rows.append([heads, f"{step.batch} x {points.size(step.keys)}", *figures, f"{part:.2f}" if part else "—"])
+    return columns(rows, left=2)
+
+
+def decode(group: Group) -> str:
+    return decode_rows(group, lambda step: True)
+
+
+def decode_short(group: Group) -> str:
+    """The README's choice, with what it is of."""
+    told = "One step of decoding, one query row a sequence, as part of a CUDA graph, over keys that the L2 cache does not hold:"
+    return f"{told}\n\n{decode_rows(group, lambda step: step.goal is not None and (step.batch, step.keys) in README_STEPS)}"
+
+
+def pages(group: Group) -> str:
+    """Ours alone: caches in pages beside the same dense, measured in turn."""
+    found = steps.table(steps.read_lines(group.lines))
+    dense = {step for who, step in found if who == points.OURS and not step.page_size and step.rows == 1}
+    sizes = sorted({step.page_size for _, step in found if step.page_size})
+    rows = [["heads of dim", "sequences x keys", "dense, µs", *(f"pages of {size}" for size in sizes)]]
+    for step in sorted(dense):
+        whole = found[points.OURS, step]
+        paged = [found.get((points.OURS, dataclasses.replace(step, page_size=size))) for size in sizes]
+        cells = [f"{one.us / whole.us:.3f} x" if one and one.us and whole.us else "—" for one in paged]
+        if any(paged):
+            heads = f"{step.heads}/{step.kv_heads} of {step.head_dim}"
+            rows.append([heads, f"{step.batch} x {points.size(step.keys)}", steps.figure(whole), *cells])
+    return columns(rows, left=2)
+
+
+def sparse(group: Group) -> str:
+    """Each line with what its tile takes, beside a tile of the same kernel without gaps."""
+    lines = [line for line in group.lines if line.get("schema") == "ringattn.sparse/1" and line.get("ms")]
+    dense = {(line["tool"]["name"], line["job"]["seq"]): line["ns_per_tile"] for line in lines if line["pattern"] == "dense"}
+    rows = [["pattern, causal", "who", "tokens", "listed", "time", "a tile of a head", "dense / this"]]
+    for line in sorted(lines, key=lambda line: (line["job"]["seq"], line["pattern"], line["tool"]["name"])):
+        who, seq, tile = line["tool"]["name"], line["job"]["seq"], line["ns_per_tile"]
+        part = f"{dense[who, seq] / tile:.2f}" if (who, seq) in dense else "—"
+        told = [f"{100 * line['density']:.0f} %", f"{line['ms']['median']:.2f} ms", f"{tile:.1f} ns", part]
+        rows.append([line["pattern"], who, points.size(seq), *told])
+    return columns(rows, left=2)

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+// The words of decode_gpu_bench, how often it uses which cache, and its lines. steps_test.py has the same figures for
+// the peers.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/error.hpp"
+#include "bench/decode_gpu_line.hpp"
+#include "bench/decode_gpu_words.hpp"
+
+namespace ringattn {
+namespace {
+
+std::vector<DecodeShape> shapes(const std::vector<std::string_view>& words) { return parse_decode_words(words).shapes; }
+
+TEST(DecodeWords, EveryStepWithEveryPageSizeRowsAndSlices) {
+  const auto found = shapes({"--steps", "1x4k,32x16k", "--page-size", "0,64", "--rows", "1,16", "--slices", "auto,8",
+                             "--heads", "64", "--kv-heads", "4", "--head-dim", "96"});
+  ASSERT_EQ(found.size(), 16U);
+  EXPECT_EQ(found.front().batch, 1);
+  EXPECT_EQ(found.front().keys, 4096);
+  EXPECT_EQ(found.front().page, 0);
+  EXPECT_EQ(found.front().rows, 1);
+  EXPECT_EQ(found.front().slices, 0);
+  EXPECT_EQ(found.back().batch, 32);
+  EXPECT_EQ(found.back().keys, 16384);
+  EXPECT_EQ(found.back().page, 64);
+  EXPECT_EQ(found.back().rows, 16);
+  EXPECT_EQ(found.back().slices, 8);
+  for (const DecodeShape& shape : found) {
+    EXPECT_EQ(shape.heads, 64);
+    EXPECT_EQ(shape.kv_heads, 4);
+    EXPECT_EQ(shape.head_dim, 96);
+  }
+}
+
+TEST(DecodeWords, WithoutAnyOneStep) {
+  const DecodeWords words = parse_decode_words({});
+  EXPECT_EQ(words.kernel, "sm90_fold");
+  ASSERT_EQ(words.shapes.size(), 1U);
+  EXPECT_EQ(words.shapes[0].keys, 4096);
+  EXPECT_EQ(parse_decode_words({"--kernel", "other"}).kernel, "other");
+}
+
+TEST(DecodeWords, WhatIsNoWordIsRefused) {
+  const std::vector<std::vector<std::string_view>> wrong = {
+      {"--steps"},           {"--steps", ""},         {"--steps", "4k"},        {"--steps", "x4k"}, {"--steps", "1x"},
+      {"--steps", "0x4k"},   {"--steps", "1x4k,"},    {"--steps", "1x4m"},      {"--rows", "17"},   {"--rows", "0"},
+      {"--slices", "16"},    {"--slices", "0"},       {"--page-size", "-1"},    {"--batch", "1"},   {"sm90_fold"},
+      {"--head-dim", "abc"}, {"--heads", "32", "4k"}, {"--page-size", "0,512"},
+  };
+  for (const auto& words : wrong) {
+    try {
+      parse_decode_words(words);
+      ADD_FAILURE() << words.front() << " was taken";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kUsage);
+    }
+  }
+}
+
+TEST(DecodeWords, CachesAreFarApartAndUsedEquallyOften) {
+  for (const std::string_view step : {"1x1", "1x1k", "1x3000", "1x16k", "1x65537", "1x100000", "1x1m", "32x16k"}) {
+    for (const std::string_view page : {"0", "16", "256"}) {
+      const DecodeShape shape = shapes({"--steps", step, "--page-size", page}).front();
+      const Turns turns = turns_of(shape);
+      EXPECT_GE(turns.pages * turns.page, shape.keys);
+      EXPECT_EQ(turns.bytes, shape.batch * turns.pages * turns.page * 8 * 128 * 2);
+      EXPECT_GE(turns.caches * 2 * turns.bytes, kFarBeyondCache);
+      EXPECT_GE(turns.launches, kLeastLaunches);
+      EXPECT_EQ(turns.launches % turns.caches, 0);
+    }
+  }
+  const auto turns = [](std::string_view step) { return turns_of(shapes({"--steps", step}).front()); };
+  EXPECT_EQ(turns("1x1k").caches, 128);
+  EXPECT_EQ(turns("1x1k").launches, 128);
+  EXPECT_EQ(turns("1x48k").caches, 3);
+  EXPECT_EQ(turns("1x48k").launches, 6);
+  EXPECT_EQ(turns("1x1m").caches, 1);
+  EXPECT_EQ(turns("1x1m").launches, 4);
+}
+
+// All of a line but what the build puts into it.
+std::string line_of(const DecodeShape& shape, const std::vector<double>& times, std::string_view error) {
+  const std::string line = decode_line("sm90_fold", "a GPU", shape, times, error);
+  const std::string head = fmt::format(
+      R"({{"schema":"ringattn.decode/1","tool":{{"name":"ringattn","version":"{}"}},"git":"{}{}","devices":["a GPU"],)",
+      version(), git_revision(), git_dirty() ? "-dirty" : "");
+  EXPECT_EQ(line.substr(0, head.size()), head);
+  return line.substr(std::min(head.size(), line.size()));
+}
+
+TEST(DecodeLine, HasTheSchemaThatStepsReads) {
+  DecodeShape shape = shapes({"--steps", "32x4k", "--page-size", "64"}).front();
+  EXPECT_EQ(line_of(shape, {3.0, 1.0, 2.0}, ""),
+            R"("kernel":"sm90_fold","job":{"batch":32,"keys":4096,"rows":1,"heads":32,"kv_heads":8,"head_dim":128,)"
+            R"("head_dim_v":128,"dtype":"bf16","page_size":64},"form":"","caches":1,"launches":4,"samples":3,)"
+            R"("us":{"median":2,"p10":1.2,"p90":2.8}})");
+  shape.slices = 8;
+  const std::string refused = line_of(shape, {}, "no \"form\"");
+  const std::string end = R"("form":"slices 8","caches":1,"launches":4,"samples":0,"us":null,"error":"no \"form\""})";
+  EXPECT_EQ(refused.substr(refused.find("\"form\"")), end);
+}
+
+}  // namespace
+}  // namespace ringattn
