@@ -13,7 +13,7 @@ template <class C>
 __global__ void __launch_bounds__(kDecodeThreads, 1) decode_kernel(const __grid_constant__ DecodeParams params) {
   const DecodeMap<C> map;
   if (threadIdx.x == 0) init_decode_barriers(map);
-  count_units<C>(params, map);
+  if (threadIdx.x >= kDecodeFoldThreads) count_units<C>(params, map);
   __syncthreads();
   const int units = unit_count(params, map);
   const auto each_unit = [&](auto&& worker) {

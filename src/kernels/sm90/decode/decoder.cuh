@@ -45,14 +45,8 @@ class Decoder {
       uint4 elements{0, 0, 0, 0};
       if (slot < rows && chunk * 8 < C::kDim) {
         const DecodePlace place = place_of(params_, unit, slot);
-        const std::uint16_t* const from =
-            q + place.row * p_.q.token_stride + place.query_head * p_.q.head_stride + chunk * 8;
-        if (aligned) {
-          elements = *reinterpret_cast<const uint4*>(from);
-        } else {
-          const auto pair = [from](int w) { return from[2 * w] | static_cast<std::uint32_t>(from[2 * w + 1]) << 16; };
-          elements = {pair(0), pair(1), pair(2), pair(3)};
-        }
+        elements =
+            load_elements(q + place.row * p_.q.token_stride + place.query_head * p_.q.head_stride + chunk * 8, aligned);
       }
       cuda::store_shared(map_.q() + static_cast<std::uint32_t>(chunk / 8 * cuda::panel_bytes(kQueryTile)) +
                              cuda::swizzled(slot, chunk % 8),

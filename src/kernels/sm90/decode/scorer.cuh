@@ -66,26 +66,35 @@ class Scorer {
   // The query row, of 16, of element `i` of a block's fragment.
   __device__ __forceinline__ int row_at(int half, int i) const { return 8 * half + lane_ % 4 * 2 + i % 2; }
 
-  // Query rows straight into fragments; those that aren't there are zeros.
+  // Query rows into shared memory, and from there into fragments; rows that aren't there are zeros.
   __device__ __forceinline__ void load_queries(const DecodeUnit& unit) {
+    constexpr int kChunks = C::kDim / 8;
     const auto* const q = static_cast<const std::uint16_t*>(p_.q.data);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int slot = lane_ / 4 + 8 * half;
-      const bool present = slot < rows_count_;
-      const DecodePlace at = place_of(params_, unit, present ? slot : 0);
-      const std::uint16_t* const row = q + at.row * p_.q.token_stride + at.query_head * p_.q.head_stride;
-      const bool paired = reinterpret_cast<std::uint64_t>(row) % 4 == 0;
-#pragma unroll
-      for (int i = 0; i < C::kDim / 8; ++i) {
-        const std::uint16_t* const from = row + 8 * i + lane_ % 4 * 2;
-        std::uint32_t pair = 0;
-        if (present) {
-          pair = paired ? __ldg(reinterpret_cast<const std::uint32_t*>(from))
-                        : from[0] | static_cast<std::uint32_t>(from[1]) << 16;
-        }
-        q_[i / 2][half][i % 2] = pair;
+    const bool aligned =
+        ((reinterpret_cast<std::uint64_t>(q) | static_cast<std::uint64_t>(2 * (p_.q.token_stride | p_.q.head_stride))) &
+         15U) == 0;
+    named_sync(kScoreBarrier, 32 * kScoreWarps);  // nobody reads the last unit's any more
+#pragma unroll 1
+    for (int i = thread_of_cta(); i < kSlicedRows * kChunks; i += 32 * kScoreWarps) {
+      const int slot = i / kChunks;
+      const int chunk = i % kChunks;
+      uint4 elements{0, 0, 0, 0};
+      if (slot < rows_count_) {
+        const DecodePlace place = place_of(params_, unit, slot);
+        elements =
+            load_elements(q + place.row * p_.q.token_stride + place.query_head * p_.q.head_stride + chunk * 8, aligned);
       }
+      cuda::store_shared(map_.q(slot, chunk), elements);
+    }
+    named_sync(kScoreBarrier, 32 * kScoreWarps);
+#pragma unroll
+    for (int step = 0; step < C::kDim / 16; ++step) {
+      std::uint32_t both[4];  // rows 0 … 7 and 8 … 15, of 8 columns and the next 8
+      cuda::load_matrix(both, map_.q(lane_ % 8 + lane_ / 16 * 8, 2 * step + lane_ / 8 % 2));
+      q_[step][0][0] = both[0];
+      q_[step][0][1] = both[1];
+      q_[step][1][0] = both[2];
+      q_[step][1][1] = both[3];
     }
   }
 

@@ -18,40 +18,48 @@
 
 namespace ringattn::sm90 {
 
+// Each barrier by another thread.
 template <class C>
 __device__ __forceinline__ void init_sliced_barriers(const SlicedMap<C>& map) {
-  for (std::uint32_t i = 0; i < C::kKStages; ++i) {
-    barrier_init(map.k_full(i), 1);
-    barrier_init(map.k_empty(i), kScoreWarps);
-  }
-  for (std::uint32_t i = 0; i < C::kVStages; ++i) {
-    barrier_init(map.v_full(i), 1);
-    barrier_init(map.v_empty(i), C::kOutWarps);
-  }
-  for (std::uint32_t i = 0; i < C::kSlots; ++i) {
-    barrier_init(map.slot_full(i), kScoreWarps);
-    barrier_init(map.sums_full(i), 1);
-    barrier_init(map.slot_empty(i), C::kSlices * (C::kOutWarps + 1));
-  }
-  for (std::uint32_t i = 0; i < 2; ++i) {
-    barrier_init(map.weights_full(i), kScoreWarps);
-    barrier_init(map.weights_empty(i), 1);
-    barrier_init(map.note_full(i), 1);
-    barrier_init(map.note_empty(i), kScoreWarps + C::kOutWarps + 1);
-    barrier_init(map.ends_full(i), 1);
-    barrier_init(map.ends_empty(i), C::kOutWarps);
-    barrier_init(map.references_full(i), 1);
-  }
+  const auto number = static_cast<std::uint32_t>(threadIdx.x);
+  const auto init = [number](std::uint32_t barrier, std::uint32_t first, std::uint32_t count, int arrivals) {
+    if (number >= first && number < first + count) {
+      barrier_init(barrier + (number - first) * static_cast<std::uint32_t>(kBarrierBytes), arrivals);
+    }
+  };
+  constexpr std::uint32_t kV = 2 * C::kKStages;
+  constexpr std::uint32_t kSlot = kV + 2 * C::kVStages;
+  constexpr std::uint32_t kTurn = kSlot + 3 * C::kSlots;
+  static_assert(SlicedMap<C>::kBarriers == kTurn + 14 && SlicedMap<C>::kBarriers <= C::kThreads);
+  init(map.k_full(0), 0, C::kKStages, 1);
+  init(map.k_empty(0), C::kKStages, C::kKStages, kScoreWarps);
+  init(map.v_full(0), kV, C::kVStages, 1);
+  init(map.v_empty(0), kV + C::kVStages, C::kVStages, C::kOutWarps);
+  init(map.slot_full(0), kSlot, C::kSlots, kScoreWarps);
+  init(map.sums_full(0), kSlot + C::kSlots, C::kSlots, 1);
+  init(map.slot_empty(0), kSlot + 2 * C::kSlots, C::kSlots, C::kSlices * (C::kOutWarps + 1));
+  init(map.weights_full(0), kTurn, 2, kScoreWarps);
+  init(map.weights_empty(0), kTurn + 2, 2, 1);
+  init(map.note_full(0), kTurn + 4, 2, 1);
+  init(map.note_empty(0), kTurn + 6, 2, C::kThreads / 32 - 1);
+  init(map.ends_full(0), kTurn + 8, 2, 1);
+  init(map.ends_empty(0), kTurn + 10, 2, C::kOutWarps);
+  init(map.references_full(0), kTurn + 12, 2, 1);
   barrier_init_fence();
 }
 
 template <class C>
-__device__ __forceinline__ void sync_cluster() {
+__device__ __forceinline__ void arrive_in_cluster() {
   if constexpr (C::kSlices > 1) {
     __syncwarp();
-    cluster_sync();
-  } else {
-    __syncthreads();
+    cluster_arrive();
+  }
+}
+template <class C>
+__device__ __forceinline__ void wait_for_cluster() {
+  if constexpr (C::kSlices > 1) {
+    __syncwarp();
+    cluster_wait();
   }
 }
 
@@ -62,14 +70,13 @@ template <class C>
 __device__ __noinline__ void fold_failed_units(const DecodeParams& params, int first, int step) {
   using Whole = typename C::Whole;
   const DecodeMap<Whole> map;
-  __syncthreads();
   if (threadIdx.x == 0) {
     const SlicedMap<C> before;
     for (std::uint32_t i = 0; i < SlicedMap<C>::kBarriers; ++i) barrier_forget(before.k_full(i));
     init_decode_barriers(map);
     proxy_fence();
   }
-  count_units<Whole>(params, map);
+  if (threadIdx.x < 32) count_units<Whole>(params, map);
   __syncthreads();
   const int units = unit_count(params, map);
   const auto each_unit = [&](auto&& worker) {
@@ -89,24 +96,24 @@ __global__ void __launch_bounds__(C::kThreads, 1) sliced_kernel(const __grid_con
   static_assert(32 * kScoreWarps == kDecodeFoldThreads);
   const SlicedMap<C> map;
   const std::uint32_t rank = C::kSlices > 1 ? rank_in_cluster() : 0;
-  if (threadIdx.x == 0) {
-    init_sliced_barriers(map);
-    store_number(map.any_failed(), 0);
-  }
-  count_units<C>(params, map);
-  sync_cluster<C>();
-  const int units = unit_count(params, map);
+  init_sliced_barriers(map);
+  if (threadIdx.x == 0) store_number(map.any_failed(), 0);
+  __syncthreads();
+  arrive_in_cluster<C>();  // whoever writes to other CTAs waits until all have come so far
   const int first = static_cast<int>(blockIdx.x) / C::kSlices;
   const int step = static_cast<int>(gridDim.x) / C::kSlices;
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  // Every role goes through the same units; the fetching warp finds out about them and tells the others.
+
+  // The fetching warp finds out about units and tells the other warps, which all go through the same ones.
   const auto each_note = [&](auto take) {
+    wait_for_cluster<C>();
     std::uint32_t notes = 0;
 #pragma unroll 1
-    for (int n = first; n < units; n += step) {
+    for (int n = first;; n += step) {
       const Turn<2> turn(notes++);
       const UnitNote note = map.note(turn.place);
       barrier_wait(map.note_full(turn.place), turn.parity);
+      if (note.get(UnitNote::kBegin) == UnitNote::kNoMore) break;
       take(note, n);
       __syncwarp();
       if (threadIdx.x % 32 == 0) barrier_arrive(map.note_empty(turn.place));
@@ -124,14 +131,23 @@ __global__ void __launch_bounds__(C::kThreads, 1) sliced_kernel(const __grid_con
       if (rank == 0) __stcg(params.failed + number, failed ? 1 : 0);
     });
   } else if (warp == kScoreWarps + C::kOutWarps) {
-    SlicedSums<C> sums(map, rank);
-    each_note([&](const UnitNote& note, int) { sums.take(note); });
+    SumMaker<C> maker(map, rank);
+    each_note([&](const UnitNote& note, int) { maker.take(note); });
+  } else if (warp == kScoreWarps + C::kOutWarps + 1) {
+    SumAdder<C> adder(map);
+    each_note([&](const UnitNote& note, int) { adder.take(note); });
   } else {
     SlicedFetcher<C> fetcher(params, map, rank);
+    const int units = count_units<C>(params, map);
 #pragma unroll 1
     for (int n = first; n < units; n += step) fetcher.take(unit_of<C>(params, map, n));
+    fetcher.tell_end();
+    wait_for_cluster<C>();
   }
-  sync_cluster<C>();  // nobody's shared memory is written any more
+  // Nobody's shared memory is written any more.
+  __syncthreads();
+  arrive_in_cluster<C>();
+  wait_for_cluster<C>();
   if (rank == 0 && load_number(map.any_failed()) != 0) fold_failed_units<C>(params, first, step);
 }
 

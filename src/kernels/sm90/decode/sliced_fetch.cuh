@@ -59,6 +59,15 @@ class SlicedFetcher {
     }
   }
 
+  // There are no more units.
+  __device__ __forceinline__ void tell_end() {
+    const Turn<2> turn(notes_++);
+    barrier_wait(map_.note_empty(turn.place), turn.parity ^ 1U);
+    if (lane_ != 0) return;
+    store_number(map_.note(turn.place).at(UnitNote::kBegin), UnitNote::kNoMore);
+    barrier_arrive(map_.note_full(turn.place));
+  }
+
  private:
   struct Box {
     int page;

@@ -6,6 +6,7 @@
 //   slots    [slots]                    a tile's probabilities, and the sums of its rows; the CTA that scores the tile
 //                                       writes them into every CTA of the cluster
 //   weights  [2][16 rows]               probabilities before rounding, of which the sums are made
+//   Q        [16 rows]                  of a unit
 //   maxima   [2][4 warps][16 rows]      of the scores in a unit's reference tile
 //   refs     [2][16 rows]               references of a unit's rows, and flags
 //   ends     [2][16 rows]               references and sums of rows that end, and flags
@@ -65,6 +66,8 @@ struct ScoreSlot {
 
 // What the fetching warp has found out about a unit, as numbers of 4 bytes.
 struct UnitNote {
+  // A note of which kBegin is kNoMore says that there are no more units.
+  static constexpr int kNoMore = -1;
   enum Field {
     kBegin,
     kEnd,
@@ -127,7 +130,8 @@ struct SlicedMap {
   static constexpr int kKOffset = 0;
   static constexpr int kVOffset = kKOffset + C::kKStages * C::kKBytes;
   static constexpr int kSlotOffset = (kVOffset + C::kVStages * C::kVBytes + 1023) / 1024 * 1024;
-  static constexpr int kWeightOffset = kSlotOffset + C::kSlots * ScoreSlot::kBytes;
+  static constexpr int kQOffset = kSlotOffset + C::kSlots * ScoreSlot::kBytes;
+  static constexpr int kWeightOffset = kQOffset + kSlicedRows * cuda::padded_row_bytes(C::kDim);
   static constexpr int kMaximaOffset = kWeightOffset + 2 * kWeightBytes;
   static constexpr int kReferenceOffset = kMaximaOffset + 2 * kMaximaBytes;
   static constexpr int kEndOffset = kReferenceOffset + 2 * kReferenceBytes;
@@ -142,6 +146,11 @@ struct SlicedMap {
   __device__ std::uint32_t k(std::uint32_t stage) const { return at(kKOffset, stage, C::kKBytes); }
   __device__ std::uint32_t v(std::uint32_t stage) const { return at(kVOffset, stage, C::kVBytes); }
   __device__ ScoreSlot slot(std::uint32_t slot) const { return {at(kSlotOffset, slot, ScoreSlot::kBytes)}; }
+  // 8 columns of a row of Q: 16-byte chunks of a row, whose lowest three bits of the number are XORed with the row.
+  __device__ std::uint32_t q(int row, int chunk) const {
+    return at(kQOffset, 0, 0) +
+           static_cast<std::uint32_t>(row * cuda::padded_row_bytes(C::kDim) + ((chunk ^ (row & 7)) << 4));
+  }
   __device__ std::uint32_t weights(std::uint32_t turn, int row, int key) const {
     return at(kWeightOffset, turn & 1U, kWeightBytes) + static_cast<std::uint32_t>((row * kWeightStride + key) * 4);
   }
@@ -209,6 +218,17 @@ template <class C>
 __device__ __forceinline__ void arrive_at_others(std::uint32_t rank, std::uint32_t barrier) {
   const auto to = static_cast<std::uint32_t>(thread_of_cta() % 32);
   if (to < C::kSlices && to != rank) barrier_arrive_at(in_cta(barrier, to));
+}
+
+// By one thread of a warp that has read the slot of tile `number`, for the CTA that has written it.
+template <class C>
+__device__ __forceinline__ void slot_is_read(const SlicedMap<C>& map, std::uint32_t number) {
+  const std::uint32_t barrier = map.slot_empty(Turn<C::kSlots>(number).place);
+  if constexpr (C::kSlices > 1) {
+    barrier_arrive_at(in_cta(barrier, number & (C::kSlices - 1U)));
+  } else {
+    barrier_arrive(barrier);
+  }
 }
 
 }  // namespace ringattn::sm90

@@ -46,12 +46,7 @@ class SlicedOutputs {
       __syncwarp();
       if (lane_ == 0) {
         barrier_arrive(map_.v_empty(Turn<C::kVStages>(tiles_).place));
-        const std::uint32_t slot = map_.slot_empty(Turn<C::kSlots>(tiles_).place);
-        if constexpr (C::kSlices > 1) {
-          barrier_arrive_at(in_cta(slot, tiles_ & (C::kSlices - 1U)));
-        } else {
-          barrier_arrive(slot);
-        }
+        slot_is_read<C>(map_, tiles_);
       }
     }
     if (begin < end) {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The warp of the sliced kernel that adds probabilities up. Of the tiles that its CTA scores it makes the sums, each in
-// the order of the fold's thread that has these columns, and tells the other CTAs; of all tiles, in order, it adds them
-// to l. Lane 4r + t has share t of rows r and r + 8.
+// The warps of the sliced kernel that add probabilities up: one makes the sums of single tiles, as soon as they are
+// scored, and one adds them up over a unit's tiles, in order. So no CTA waits for another one to make its sums.
 #pragma once
 
 #include "kernels/sm90/decode/sliced_map.cuh"
@@ -17,17 +16,79 @@ __device__ __forceinline__ bool rows_end(const int (&begin)[2], const int (&end)
   return __any_sync(0xffffffffU, mine);
 }
 
+// The warp that makes the sums of the tiles that its CTA scores, each in the order of the fold's thread that has these
+// columns, and hands them to all CTAs.
 template <class C>
-class SlicedSums {
+class SumMaker {
  public:
-  __device__ __forceinline__ SlicedSums(const SlicedMap<C>& map, std::uint32_t rank)
+  __device__ __forceinline__ SumMaker(const SlicedMap<C>& map, std::uint32_t rank)
       : map_(map), rank_(rank), lane_(thread_of_cta() % 32) {}
+
+  __device__ __forceinline__ void take(const UnitNote& note) {
+    const int rows = note.get(UnitNote::kRows);
+    const std::uint32_t begin = tiles_;
+    tiles_ += static_cast<std::uint32_t>(note.get(UnitNote::kEnd) - note.get(UnitNote::kBegin));
+    if (begin == tiles_) return;
+    // The tile that references are taken of comes first, as for the warps that score.
+    const std::uint32_t reference =
+        begin + static_cast<std::uint32_t>(note.get(UnitNote::kReference) - note.get(UnitNote::kBegin));
+    if ((reference & (C::kSlices - 1U)) == rank_) make(reference, rows);
+    for (std::uint32_t own = begin + ((rank_ - begin) & (C::kSlices - 1U)); own < tiles_; own += C::kSlices) {
+      if (own != reference) make(own, rows);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void make(std::uint32_t number, int rows) {
+    const Turn<C::kSlots> turn(number);
+    const ScoreSlot slot = map_.slot(turn.place);
+    const Turn<2> weights(made_++);
+    barrier_wait(map_.weights_full(weights.place), weights.parity);
+    bool outgrown = false;
+#pragma unroll 1
+    for (int row = lane_ / 4; row < kSlicedRows; row += 8) {
+      if (row - lane_ / 4 >= rows) break;
+      float sum = 0.0F;
+#pragma unroll
+      for (int j = 0; j < C::kKeyTile / 8; ++j) {
+        const float2 x = load_pair(map_.weights(weights.place, row, 8 * j + lane_ % 4 * 2));
+        sum = j == 0 ? x.x : __fadd_rn(sum, x.x);
+        sum = __fadd_rn(sum, x.y);
+      }
+      outgrown = outgrown || (row < rows && sum > kOutgrown<typename C::Element>);
+      cuda::store_shared(slot.sum(row, lane_ % 4), __float_as_uint(sum));
+    }
+    const bool fails = __any_sync(0xffffffffU, outgrown);
+    if (lane_ == 0) {
+      barrier_arrive(map_.weights_empty(weights.place));
+      store_number(slot.flags(), fails ? ScoreSlot::kFails : 0);
+    }
+    if constexpr (C::kSlices > 1) {
+      proxy_fence();
+      __syncwarp();
+      send_to_others<C>(rank_, slot.flags(), ScoreSlot::number_bytes(rows), map_.sums_full(turn.place));
+    }
+    __syncwarp();
+    if (lane_ == 0) barrier_arrive(map_.sums_full(turn.place));
+  }
+
+  const SlicedMap<C>& map_;
+  const std::uint32_t rank_;
+  const int lane_;
+  std::uint32_t tiles_ = 0;  // of all units so far
+  std::uint32_t made_ = 0;   // of which this CTA's
+};
+
+// The warp that adds the sums of all tiles to l, in order. Lane 4r + t has share t of rows r and r + 8.
+template <class C>
+class SumAdder {
+ public:
+  __device__ __forceinline__ explicit SumAdder(const SlicedMap<C>& map) : map_(map), lane_(thread_of_cta() % 32) {}
 
   __device__ __forceinline__ void take(const UnitNote& note) {
     const int unit_begin = note.get(UnitNote::kBegin);
     const int unit_end = note.get(UnitNote::kEnd);
     if (unit_begin == unit_end) return;
-    const int rows = note.get(UnitNote::kRows);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       begin_[half] = note.get(UnitNote::kRowBegin, lane_ / 4 + 8 * half);
@@ -37,82 +98,33 @@ class SlicedSums {
     const std::uint32_t turn = units_++;
     barrier_wait(map_.references_full(turn), turn / 2 & 1U);
     flags_ = load_number(map_.reference_flags(turn));
+#pragma unroll 1
     for (int tile = unit_begin; tile < unit_end; ++tile, ++tiles_) {
       if (tile > unit_begin && rows_end(begin_, end_, tile)) tell(turn);
-      float sums[2];
-      if ((tiles_ & (C::kSlices - 1U)) == rank_) {
-        make(sums, rows);
-      } else {
-        hear(sums);
-      }
+      const Turn<C::kSlots> place(tiles_);
+      const ScoreSlot slot = map_.slot(place.place);
+      barrier_wait(map_.sums_full(place.place), place.parity);
+      flags_ |= load_number(slot.flags());
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        if (begin_[half] <= tile && tile < end_[half]) l_[half] = __fadd_rn(l_[half], sums[half]);
+        const float sum = load_float(slot.sum(lane_ / 4 + 8 * half, lane_ % 4));
+        if (begin_[half] <= tile && tile < end_[half]) l_[half] = __fadd_rn(l_[half], sum);
       }
+      __syncwarp();
+      if (lane_ == 0) slot_is_read<C>(map_, tiles_);
     }
     tell(turn);
   }
 
  private:
-  // The sums of a tile that this CTA has scored.
-  __device__ __forceinline__ void make(float (&sums)[2], int rows) {
-    const Turn<C::kSlots> turn(tiles_);
-    const ScoreSlot slot = map_.slot(turn.place);
-    const Turn<2> weights(made_++);
-    barrier_wait(map_.weights_full(weights.place), weights.parity);
-    bool outgrown = false;
-#pragma unroll 1
-    for (int half = 0; half < 2; ++half) {
-      const int row = lane_ / 4 + 8 * half;
-      if (8 * half >= rows) break;
-      float sum = 0.0F;
-#pragma unroll
-      for (int j = 0; j < C::kKeyTile / 8; ++j) {
-        const float2 x = load_pair(map_.weights(weights.place, row, 8 * j + lane_ % 4 * 2));
-        sum = j == 0 ? x.x : __fadd_rn(sum, x.x);
-        sum = __fadd_rn(sum, x.y);
-      }
-      if (half == 0) {
-        sums[0] = sum;
-      } else {
-        sums[1] = sum;
-      }
-      outgrown = outgrown || (row < rows && sum > kOutgrown<typename C::Element>);
-      if constexpr (C::kSlices > 1) cuda::store_shared(slot.sum(row, lane_ % 4), __float_as_uint(sum));
-    }
-    if (__any_sync(0xffffffffU, outgrown)) flags_ |= ScoreSlot::kFails;
-    if (lane_ == 0) {
-      barrier_arrive(map_.weights_empty(weights.place));
-      barrier_arrive(map_.slot_empty(turn.place));
-    }
-    if constexpr (C::kSlices > 1) {
-      if (lane_ == 0) store_number(slot.flags(), flags_);
-      proxy_fence();
-      __syncwarp();
-      send_to_others<C>(rank_, slot.flags(), ScoreSlot::number_bytes(rows), map_.sums_full(turn.place));
-    }
-  }
-
-  // The sums of a tile that another CTA has scored.
-  __device__ __forceinline__ void hear(float (&sums)[2]) {
-    const Turn<C::kSlots> turn(tiles_);
-    const ScoreSlot slot = map_.slot(turn.place);
-    barrier_wait(map_.sums_full(turn.place), turn.parity);
-    flags_ |= load_number(slot.flags());
-    sums[0] = load_float(slot.sum(lane_ / 4, lane_ % 4));
-    sums[1] = load_float(slot.sum(lane_ / 4 + 8, lane_ % 4));
-    __syncwarp();
-    if (lane_ == 0) barrier_arrive_at(in_cta(map_.slot_empty(turn.place), tiles_ & (C::kSlices - 1U)));
-  }
-
   // What the rows have so far, to those that hold outputs.
-  __device__ __forceinline__ void tell(std::uint32_t unit_turn) {
+  __device__ __forceinline__ void tell(std::uint32_t unit) {
     const Turn<2> turn(told_++);
     const float sums[2] = {sum_of_quad(l_[0]), sum_of_quad(l_[1])};
     barrier_wait(map_.ends_empty(turn.place), turn.parity ^ 1U);
     if (lane_ % 4 < 2) {
       const int row = lane_ / 4 + lane_ % 4 * 8;
-      const float reference = load_float(map_.reference(unit_turn, row));
+      const float reference = load_float(map_.reference(unit, row));
       cuda::store_shared(map_.row_end(turn.place, row), __float_as_uint(reference));
       cuda::store_shared(map_.row_end(turn.place, row) + 4, __float_as_uint(lane_ % 4 == 0 ? sums[0] : sums[1]));
     }
@@ -122,11 +134,9 @@ class SlicedSums {
   }
 
   const SlicedMap<C>& map_;
-  const std::uint32_t rank_;
   const int lane_;
   std::uint32_t units_ = 0;  // so far, but for those without tiles
   std::uint32_t tiles_ = 0;  // of all of them
-  std::uint32_t made_ = 0;   // tiles that this CTA has scored
   std::uint32_t told_ = 0;
   int flags_ = 0;
   int begin_[2], end_[2];

@@ -113,4 +113,11 @@ __device__ __forceinline__ BasicTileRange<int> plain_tiles(const DecodeParams& p
   return {begin > last ? begin : last + 1, common.end / C::kKeyTile};
 }
 
+// Eight elements of a row of q; `aligned`: to 16 bytes.
+__device__ __forceinline__ uint4 load_elements(const std::uint16_t* from, bool aligned) {
+  if (aligned) return *reinterpret_cast<const uint4*>(from);
+  const auto pair = [from](int w) { return from[2 * w] | static_cast<std::uint32_t>(from[2 * w + 1]) << 16; };
+  return {pair(0), pair(1), pair(2), pair(3)};
+}
+
 }  // namespace ringattn::sm90

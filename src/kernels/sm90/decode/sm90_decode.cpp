@@ -16,6 +16,7 @@
 #include "kernels/merge.hpp"
 #include "kernels/registry.hpp"
 #include "kernels/sm90/decode/decode.hpp"
+#include "kernels/sm90/decode/merge.hpp"
 #include "kernels/sm90/fold/tensor_maps.hpp"
 
 namespace ringattn::sm90 {
@@ -68,7 +69,6 @@ class Sm90Decode final : public DecodeKernel {
       : spec_(spec), device_(device), config_(*choose_config(spec.fold)), launcher_(launcher_of(spec, true)) {}
 
   std::int64_t record_floats() const override { return spec_.fold.head_dim_v + 4; }
-  void merge(const DecodeMerge&, Stream) override { fail(ErrorCode::kInternal, "merging shares", "not yet"); }
   int key_tile() const override { return config_.key_tile; }
   std::size_t scratch_bytes(const DecodeLimits& limits) const override { return lay_out(limits).bytes; }
 
@@ -113,6 +113,24 @@ class Sm90Decode final : public DecodeKernel {
     }
   }
 
+  void merge(const DecodeMerge& merge, Stream stream) override {
+    check_decode_merge(spec_, merge);
+    if (merge.shares.size() > kMostShares) {
+      fail(ErrorCode::kUnsupported, fmt::format("merging the groups of {} caches", merge.shares.size()),
+           fmt::format("sm90_fold merges those of up to {}", kMostShares), "Use fewer ranks.");
+    }
+    if (merge.output.out.tokens == 0) return;
+    const DeviceGuard guard(device_);
+    MergeParams p{};
+    set_shape(merge.output, merge.rows, merge.output.out.tokens, p.step);
+    p.step.lengths = merge.lengths;
+    p.step.record_groups = merge.groups;
+    p.key_tile = config_.key_tile;
+    p.shares = static_cast<std::int32_t>(merge.shares.size());
+    std::ranges::copy(merge.shares, p.records);
+    launch_merge(p, spec_.fold.dtype, stream);
+  }
+
  private:
   // Of a block of products: as few as the sliced kernel has, where that is enough.
   int block_rows(int rows) const {
@@ -154,18 +172,17 @@ class Sm90Decode final : public DecodeKernel {
     return layout;
   }
 
-  void set_tensors(const DecodeStep& step, DecodeParams& p) const {
+  // What a step and a merge have in common: `rows` of each sequence, `all` rows.
+  void set_shape(const FoldOutput& output, int rows, std::int64_t all, DecodeParams& p) const {
     const FoldSpec& spec = spec_.fold;
-    const FoldOutput& output = step.output;
     p.fold.mask = spec.mask;
-    p.fold.rows = step.q.tokens;
+    p.fold.rows = all;
     p.fold.heads = spec.heads;
     p.fold.kv_heads = spec.kv_heads;
     p.fold.head_dim = spec.head_dim;
     p.fold.head_dim_v = spec.head_dim_v;
     p.fold.dtype = static_cast<std::int32_t>(spec.dtype);
     p.fold.softmax = cuda::softmax_of(spec);
-    p.fold.q = {step.q.data, step.q.token_stride, step.q.head_stride};
     p.fold.out = {output.out.data, output.out.token_stride, output.out.head_stride};
     p.fold.lse = {output.lse.data, output.lse.token_stride, output.lse.head_stride};
     p.fold.sinks = output.sinks;
@@ -175,17 +192,23 @@ class Sm90Decode final : public DecodeKernel {
     };
     p.left = side(spec.mask.left);
     p.right = side(spec.mask.right);
+    p.rows = rows;
+    p.sequences = static_cast<std::int32_t>(all / rows);
+    p.ratio = spec.heads / spec.kv_heads;
+  }
+
+  void set_tensors(const DecodeStep& step, DecodeParams& p) const {
+    set_shape(step.output, step.rows, step.q.tokens, p);
+    p.fold.q = {step.q.data, step.q.token_stride, step.q.head_stride};
     p.lengths = step.lengths;
     p.first_group = step.share.first;
     p.every_group = step.share.every;
     p.records = step.partials.records;
     p.record_groups = step.partials.groups;
-    p.sequences = static_cast<std::int32_t>(step.q.tokens / step.rows);
-    p.rows = step.rows;
-    p.ratio = spec.heads / spec.kv_heads;
     p.block_rows = block_rows(step.rows);
     p.blocks = static_cast<std::int32_t>(blocks(step.rows));
-    p.slices = p.block_rows == kSlicedRows ? slices_for(std::int64_t{p.sequences} * spec.kv_heads * layout_.groups) : 1;
+    p.slices =
+        p.block_rows == kSlicedRows ? slices_for(std::int64_t{p.sequences} * p.fold.kv_heads * layout_.groups) : 1;
   }
 
   void set_cache(const DecodeStep& step, DecodeParams& p) const {

@@ -61,31 +61,28 @@ struct DecodeUnit {
   int lag;           // keys that the cache doesn't hold before the unit's
 };
 
-// Fills the table of units in shared memory, whose map is given: how many come before each sequence. All threads of the
-// CTA; they meet at its end.
+// Fills the table of units in shared memory, whose map is given: how many come before each sequence. Returns how many
+// there are. By one warp.
 template <class C, class Map>
-__device__ __forceinline__ void count_units(const DecodeParams& p, const Map& map) {
+__device__ __forceinline__ int count_units(const DecodeParams& p, const Map& map) {
+  const int lane = thread_of_cta() % 32;
   const int each = p.fold.kv_heads * p.blocks;
-  for (int s = thread_of_cta(); s < p.sequences; s += static_cast<int>(blockDim.x)) {
-    store_number(map.units_before(s + 1), sequence_of<C>(p, s).groups * each);
-  }
-  __syncthreads();
-  if (thread_of_cta() < 32) {
-    int before = 0;
+  int before = 0;
 #pragma unroll 1
-    for (int first = 0; first < p.sequences; first += 32) {
-      const int s = first + thread_of_cta();
-      int sum = s < p.sequences ? load_number(map.units_before(s + 1)) : 0;
+  for (int first = 0; first < p.sequences; first += 32) {
+    const int s = first + lane;
+    int sum = s < p.sequences ? sequence_of<C>(p, s).groups * each : 0;
 #pragma unroll
-      for (int step = 1; step < 32; step *= 2) {
-        const int other = __shfl_up_sync(0xffffffffU, sum, step);
-        if (thread_of_cta() >= step) sum += other;
-      }
-      if (s < p.sequences) store_number(map.units_before(s + 1), before + sum);
-      before += __shfl_sync(0xffffffffU, sum, 31);
+    for (int step = 1; step < 32; step *= 2) {
+      const int other = __shfl_up_sync(0xffffffffU, sum, step);
+      if (lane >= step) sum += other;
     }
-    if (thread_of_cta() == 0) store_number(map.units_before(0), 0);
+    if (s < p.sequences) store_number(map.units_before(s + 1), before + sum);
+    before += __shfl_sync(0xffffffffU, sum, 31);
   }
+  if (lane == 0) store_number(map.units_before(0), 0);
+  __syncwarp();
+  return before;
 }
 
 template <class Map>

@@ -59,9 +59,14 @@ __device__ __forceinline__ void send_bytes(std::uint32_t to, std::uint32_t from,
       "r"(from), "r"(bytes), "r"(barrier)
       : "memory");
 }
-// All threads of all CTAs, whole warps.
+// All threads of all CTAs, whole warps: each has come so far; and all have.
+__device__ __forceinline__ void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 __device__ __forceinline__ void cluster_sync() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+  cluster_arrive();
+  cluster_wait();
 }
 
 }  // namespace ringattn::sm90

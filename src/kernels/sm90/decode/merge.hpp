@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// The end of a decoding step whose keys were dealt to several caches: what each left of its groups becomes rows of the
+// output.
+#pragma once
+
+#include "base/dtype.hpp"
+#include "base/memory.hpp"
+#include "kernels/sm90/decode/decode_params.hpp"
+
+namespace ringattn::sm90 {
+
+inline constexpr int kMostShares = 64;
+
+struct MergeParams {
+  DecodeParams step;  // the job's shape, lengths and output; neither a cache nor scratch
+  std::int32_t key_tile;
+  std::int32_t shares;
+  const float* records[kMostShares];  // of each share, as DecodePartials says
+};
+
+void launch_merge(const MergeParams& params, Dtype dtype, Stream stream);
+
+}  // namespace ringattn::sm90
