@@ -60,8 +60,8 @@ struct DecodeInputs {
   // a sequence's last token may hold anything; those before it name pages, also where the mask hides them.
   BlockTable block_table;
   std::int64_t table_pages = 0;
-  // [sequences] keys of each sequence, over all ranks. Row i of sequence s stands at position lengths[s] − rows + i,
-  // when the lengths have grown.
+  // [sequences] keys of each sequence, over all ranks; equal numbers in memory of each rank's own. Row i of sequence s
+  // stands at position lengths[s] − rows + i, when the lengths have grown.
   std::int32_t* lengths = nullptr;
   const float* sinks = nullptr;  // [heads], present exactly when FoldSpec::sinks
   // Adds `rows` to every length before anything else is done. Else lengths are only read, and count the rows already.
