@@ -51,7 +51,8 @@ void check_decode_step(const DecodeSpec& spec, const DecodeLimits& limits, const
            fmt::format("the kernel was reserved for {} sequences of up to {} rows", limits.sequences, limits.rows));
   }
   check_rows("q", step.q, fold.dtype, step.q.tokens, fold.heads, fold.head_dim);
-  check_rows("out", step.output.out, fold.dtype, step.q.tokens, fold.heads, fold.head_dim_v);
+  const bool finishes = step.partials.records == nullptr;
+  if (finishes) check_rows("out", step.output.out, fold.dtype, step.q.tokens, fold.heads, fold.head_dim_v);
   check_cache("k", step.k, fold.dtype, fold.kv_heads, fold.head_dim);
   check_cache("v", step.v, fold.dtype, fold.kv_heads, fold.head_dim_v);
   if (step.k.pages != step.v.pages || step.k.page_size != step.v.page_size) {
@@ -59,7 +60,12 @@ void check_decode_step(const DecodeSpec& spec, const DecodeLimits& limits, const
                        step.v.page_size),
            "a token's key and value lie at the same place of both");
   }
-  if (fold.sinks != (step.output.sinks != nullptr)) {
+  if (step.share.every < 1 || step.share.first < 0 || step.share.first >= step.share.every ||
+      (finishes && !step.share.is_whole())) {
+    refuse(fmt::format("a decode step of share {} of {}", step.share.first, step.share.every),
+           finishes ? "rows end with a step over all of their keys alone" : "there is no such share");
+  }
+  if (finishes && fold.sinks != (step.output.sinks != nullptr)) {
     refuse(fmt::format("a decode step has {}sinks", fold.sinks ? "no " : ""),
            fmt::format("the kernel was made {} them", fold.sinks ? "with" : "without"));
   }
