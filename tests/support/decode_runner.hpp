@@ -26,7 +26,7 @@ struct CacheLayout {
   // So many tokens of every sequence, a multiple of the page, lie in pages of sequence 0: they are the same tokens.
   std::int64_t shared = 0;
   bool strided = false;  // q and out have room behind each head and row
-  GroupShare share;      // the groups that the cache holds
+  GroupShare share{};    // the groups that the cache holds
 };
 
 // Inputs in a backend's memory, and a kernel that decodes them.

@@ -120,6 +120,7 @@ class Sm80Decode final : public DecodeKernel {
   }
 
   void merge(const DecodeMerge& merge, Stream stream) override {
+    check_decode_merge(spec_, merge);
     const std::int64_t rows = merge.output.out.tokens;
     if (merge.shares.size() > kMostShares) {
       fail(ErrorCode::kUnsupported, fmt::format("merging {} shares", merge.shares.size()),
