@@ -204,7 +204,19 @@ void DecodeRunner::enqueue_leave(Stream stream) {
 }
 
 void DecodeRunner::enqueue_merge(const std::vector<const float*>& shares, Stream stream) {
-  kernel_->merge({shares, record_groups_, step_.rows, step_.lengths, step_.output}, stream);
+  const std::int64_t sequences = step_.q.tokens / step_.rows;
+  for (const auto& [begin, end] : {std::pair{std::int64_t{0}, std::int64_t{1}}, {std::int64_t{1}, sequences}}) {
+    if (begin >= end) continue;
+    const std::int64_t row = begin * step_.rows;
+    DecodeMerge merge{{}, record_groups_, step_.rows, step_.lengths + begin, step_.output};
+    merge.output.out.data = step_.output.out.at(row, 0);
+    merge.output.out.tokens = (end - begin) * step_.rows;
+    merge.output.lse.data = &step_.output.lse.at(row, 0);
+    std::vector<const float*> records = shares;
+    for (const float*& share : records) share += row * record_groups_ * inputs_.spec.heads * kernel_->record_floats();
+    merge.shares = records;
+    kernel_->merge(merge, stream);
+  }
 }
 
 void DecodeRunner::wait() { backend_->synchronize(backend_->mark(backend_->stream()), Deadline::after(60.0), {}); }

@@ -47,7 +47,8 @@ class DecodeRunner {
   const float* records() const { return records_->floats(); }
   // Enqueues a step that leaves records, and has no outputs.
   void enqueue_leave(Stream stream);
-  // Enqueues the merge of what shares of these inputs have left, whose records have as many groups as this runner's.
+  // Enqueues the merges of what shares of these inputs have left, whose records have as many groups as this runner's:
+  // of the first sequence's rows, and of the others', as owners of a part of the batch do it.
   void enqueue_merge(const std::vector<const float*>& shares, Stream stream);
   void wait();
   // Waits, and reads what the last step wrote. Then the outputs are NaN again.
