@@ -2,8 +2,12 @@
 // The kernels that decode, in order of preference: each has the name, and the bits, of a row of fold_table.cpp.
 #include "kernels/cpu/cpu_decode.hpp"
 #include "kernels/cpu/cpu_fold.hpp"
-#ifdef RINGATTN_HAVE_HOPPER
+#ifdef RINGATTN_HAVE_CUDA
 #include "kernels/cuda/cuda_fold.hpp"
+#include "kernels/sm80/config.hpp"
+#include "kernels/sm80/decode/sm80_decode.hpp"
+#endif
+#ifdef RINGATTN_HAVE_HOPPER
 #include "kernels/sm90/decode/sm90_decode.hpp"
 #include "kernels/sm90/fold/config.hpp"
 #include "kernels/sm90/fold/sm90_fold.hpp"
@@ -24,6 +28,15 @@ constexpr KernelRow<DecodeSpec> kTable[] = {
       sm90::fold_unavailable, cuda::make_cuda_backend},
      [](const DecodeSpec& spec) { return sm90::fold_missing(spec.fold); },
      sm90::make_decode},
+#endif
+#ifdef RINGATTN_HAVE_CUDA
+    {{"sm80_fold", "cuda",
+      "bf16, fp16; head_dim 64, 96, 128, 256, and 192 with head_dim_v 128; every mask, softcap, sinks",
+      sm80::decode_configs,
+      [](const Backend&) { return 5e12; },  // as above, where half of the memory's speed is reached
+      cuda::cuda_unavailable, cuda::make_cuda_backend},
+     [](const DecodeSpec& spec) { return sm80::fold_missing(spec.fold); },
+     sm80::make_decode},
 #endif
     {{"cpu_fold", "cpu", "fp32, bf16, fp16; head dims that are multiples of 8 up to 256; every mask, softcap, sinks",
       [] { return std::vector<std::string>(); }, [](const Backend&) { return 5e9; }, [] { return std::string(); },

@@ -7,20 +7,13 @@
 
 #include <algorithm>
 #include <limits>
-#include <ostream>
-#include <string>
 #include <vector>
 
 #include "base/error.hpp"
-#include "tests/kernels/kernel_row_test.hpp"
+#include "tests/kernels/decode_row_test.hpp"
 #include "tests/support/accuracy.hpp"
-#include "tests/support/decode_runner.hpp"
 #include "tests/support/environment.hpp"
 #include "tests/support/error_of.hpp"
-
-namespace ringattn {
-inline void PrintTo(const testing::DecodeRow& row, std::ostream* stream) { *stream << row.name; }
-}  // namespace ringattn
 
 namespace ringattn::testing {
 namespace {
@@ -29,41 +22,7 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr std::int64_t kPages[] = {16, 32, 64, 128, 256};
 
-// The fold's kernel whose bits a decode kernel has.
-const FoldRow& fold_of(const DecodeRow& row) {
-  for (const FoldRow& fold : kernel_table<FoldSpec>()) {
-    if (fold.name == row.name) return fold;
-  }
-  throw std::logic_error("no fold kernel has the name of the decode kernel");
-}
-
-class Decode : public ::testing::TestWithParam<DecodeRow> {
- protected:
-  void SetUp() override {
-    const std::string reason = row().unavailable();
-    if (!reason.empty()) GTEST_SKIP() << "needs: " << reason;
-    checks_before_ = checks_made();
-  }
-  void TearDown() override {
-    if (!IsSkipped() && !HasFailure()) expect_checks(row().name, checks_made() - checks_before_);
-  }
-
-  const DecodeRow& row() const { return GetParam(); }
-  const FoldRow& fold() const { return fold_of(row()); }
-  std::vector<Dims> dims() const { return varied_dims(fold()); }
-  Dims first_dims() const { return usual_dims(fold()).front(); }
-
-  FoldResult folded(const FoldInputs& inputs) const { return fold_with(fold(), inputs); }
-
-  void expect_same(const FoldInputs& inputs, const CacheLayout& layout, int threads = 1) const {
-    SCOPED_TRACE(fmt::format("{}, {} rows, page {}{}", describe(inputs.spec), inputs.sequences[0].q_len,
-                             layout.page_size, layout.head_major ? ", by heads" : ""));
-    EXPECT_TRUE(DecodeRunner(row(), inputs, layout, threads).run().same_bits(folded(inputs)));
-  }
-
- private:
-  std::int64_t checks_before_ = 0;
-};
+class Decode : public DecodeRowTest {};
 
 // Every set of head dims, under every kind of mask, dense and paged.
 TEST_P(Decode, EveryConfiguration) {
@@ -262,9 +221,7 @@ TEST_P(Decode, RefusesOtherPages) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Kernels, Decode,
-                         ::testing::ValuesIn(kernel_table<DecodeSpec>().begin(), kernel_table<DecodeSpec>().end()),
-                         [](const auto& test) { return std::string(test.param.name); });
+RINGATTN_FOR_EVERY_DECODER(Decode);
 
 }  // namespace
 }  // namespace ringattn::testing

@@ -131,9 +131,11 @@ DecodeRunner::DecodeRunner(const DecodeRow& row, const FoldInputs& inputs, const
     : inputs_(inputs),
       backend_(row.make_backend({threads, 0})),
       kernel_(row.make_kernel({inputs.spec}, *backend_)),
-      strided_(layout.strided) {
+      strided_(layout.strided),
+      share_(layout.share) {
   const FoldSpec& spec = inputs.spec;
-  const Pool pool(inputs, layout);
+  const FoldInputs cached = dealt(inputs, share_, kernel_->key_tile());
+  const Pool pool(cached, layout);
   std::vector<std::int64_t> lengths;
   for (const SequenceShape& shape : inputs.sequences) {
     if (shape.q_len != inputs.sequences[0].q_len || shape.q_offset != shape.k_len - shape.q_len) {
@@ -151,8 +153,8 @@ DecodeRunner::DecodeRunner(const DecodeRow& row, const FoldInputs& inputs, const
   q.data = q_host.data();
   copy_rows(q, dense_view(inputs.q.data(), spec.dtype, rows, spec.heads, spec.head_dim));
   place(q_, q_host);
-  place(k_, pool.fill(inputs, inputs.k, spec.head_dim));
-  place(v_, pool.fill(inputs, inputs.v, spec.head_dim_v));
+  place(k_, pool.fill(cached, cached.k, spec.head_dim));
+  place(v_, pool.fill(cached, cached.v, spec.head_dim_v));
   place(table_, bytes_of(pool.table()));
   place(sinks_, bytes_of(inputs.sinks));
   lengths_.emplace(*backend_, lengths.size() * sizeof(std::int32_t));
@@ -182,8 +184,46 @@ void DecodeRunner::set_lengths(const std::vector<std::int64_t>& lengths) {
 
 void DecodeRunner::enqueue(Stream stream) { kernel_->enqueue(step_, stream); }
 
+void DecodeRunner::run_share(const GroupShare& share) {
+  DecodeStep step = step_;
+  step.share = share;
+  kernel_->enqueue(step, backend_->stream());
+}
+
+void DecodeRunner::make_records(std::int64_t groups) {
+  record_groups_ = groups;
+  const std::int64_t floats = step_.q.tokens * groups * inputs_.spec.heads * kernel_->record_floats();
+  records_.emplace(*backend_, static_cast<std::size_t>(floats) * sizeof(float));
+}
+
+void DecodeRunner::enqueue_leave(Stream stream) {
+  DecodeStep step = step_;
+  step.share = share_;
+  step.output = {};
+  step.partials = {records_->floats(), record_groups_};
+  kernel_->enqueue(step, stream);
+}
+
+void DecodeRunner::enqueue_merge(const std::vector<const float*>& shares, Stream stream) {
+  const std::int64_t sequences = step_.q.tokens / step_.rows;
+  for (const auto& [begin, end] : {std::pair{std::int64_t{0}, std::int64_t{1}}, {std::int64_t{1}, sequences}}) {
+    if (begin >= end) continue;
+    const std::int64_t row = begin * step_.rows;
+    DecodeMerge merge{{}, record_groups_, step_.rows, step_.lengths + begin, step_.output};
+    merge.output.out.data = step_.output.out.at(row, 0);
+    merge.output.out.tokens = (end - begin) * step_.rows;
+    merge.output.lse.data = &step_.output.lse.at(row, 0);
+    std::vector<const float*> records = shares;
+    for (const float*& share : records) share += row * record_groups_ * inputs_.spec.heads * kernel_->record_floats();
+    merge.shares = records;
+    kernel_->merge(merge, stream);
+  }
+}
+
+void DecodeRunner::wait() { backend_->synchronize(backend_->mark(backend_->stream()), Deadline::after(60.0), {}); }
+
 FoldResult DecodeRunner::read() {
-  backend_->synchronize(backend_->mark(backend_->stream()), Deadline::after(60.0), {});
+  wait();
   const FoldSpec& spec = inputs_.spec;
   std::vector<std::byte> host = out_->read();
   MutableTensorView from = step_.output.out;
@@ -202,6 +242,29 @@ FoldInputs decode_inputs(const FoldSpec& spec, int rows, const std::vector<std::
   std::vector<SequenceShape> shapes;
   for (const std::int64_t length : lengths) shapes.push_back({rows, length, length - rows});
   return random_inputs(spec, shapes, seed);
+}
+
+FoldInputs dealt(const FoldInputs& inputs, const GroupShare& share, int key_tile) {
+  FoldInputs part = inputs;
+  part.k.clear();
+  part.v.clear();
+  const std::int64_t group = std::int64_t{kGroupTiles} * key_tile;
+  const auto append = [](std::vector<std::byte>& to, const TensorView& from, std::int64_t begin, std::int64_t end) {
+    const auto* const rows = static_cast<const std::byte*>(from.data);
+    const std::int64_t row_bytes = from.token_stride * static_cast<std::int64_t>(size_of(from.dtype));
+    to.insert(to.end(), rows + begin * row_bytes, rows + end * row_bytes);
+  };
+  for (std::size_t s = 0; s < inputs.sequences.size(); ++s) {
+    const std::int64_t keys = inputs.sequences[s].k_len;
+    part.sequences[s].k_len = 0;
+    for (std::int64_t begin = share.first * group; begin < keys; begin += share.every * group) {
+      const std::int64_t end = std::min(begin + group, keys);
+      append(part.k, inputs.k_view(s), begin, end);
+      append(part.v, inputs.v_view(s), begin, end);
+      part.sequences[s].k_len += end - begin;
+    }
+  }
+  return part;
 }
 
 FoldInputs shortened(const FoldInputs& inputs, const std::vector<std::int64_t>& lengths) {

@@ -27,18 +27,31 @@ struct CacheLayout {
   std::int64_t shared = 0;
   bool strided = false;  // q and out have room behind each head and row
   int slices = 0;        // DecodeLimits::slices
+  GroupShare share{};    // the groups that the cache holds
 };
 
 // Inputs in a backend's memory, and a kernel that decodes them.
 class DecodeRunner {
  public:
-  // The queries of all sequences are as many, and at the end of their keys. The cache holds all keys of `inputs`.
+  // The queries of all sequences are as many, and at the end of their keys. The cache holds all keys of `inputs`, or
+  // those of the layout's share.
   DecodeRunner(const DecodeRow& row, const FoldInputs& inputs, const CacheLayout& layout = {}, int threads = 1);
 
   // Overwrites the lengths on the device; none is longer than in the inputs.
   void set_lengths(const std::vector<std::int64_t>& lengths);
   // Enqueues a step.
   void enqueue(Stream stream);
+  // Enqueues a step with outputs that says of its cache that it holds this share.
+  void run_share(const GroupShare& share);
+  // Room for the records of a step: so many groups a row, all NaN.
+  void make_records(std::int64_t groups);
+  const float* records() const { return records_->floats(); }
+  // Enqueues a step that leaves records, and has no outputs.
+  void enqueue_leave(Stream stream);
+  // Enqueues the merges of what shares of these inputs have left, whose records have as many groups as this runner's:
+  // of the first sequence's rows, and of the others', as owners of a part of the batch do it.
+  void enqueue_merge(const std::vector<const float*>& shares, Stream stream);
+  void wait();
   // Waits, and reads what the last step wrote. Then the outputs are NaN again.
   FoldResult read();
   FoldResult run() {
@@ -47,18 +60,24 @@ class DecodeRunner {
   }
 
   Backend& backend() { return *backend_; }
+  const DecodeKernel& kernel() const { return *kernel_; }
 
  private:
   FoldInputs inputs_;
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<DecodeKernel> kernel_;
   bool strided_;
-  std::optional<DeviceArray> q_, k_, v_, table_, lengths_, sinks_, out_, lse_;
+  GroupShare share_;
+  std::int64_t record_groups_ = 0;
+  std::optional<DeviceArray> q_, k_, v_, table_, lengths_, sinks_, out_, lse_, records_;
   DecodeStep step_;
 };
 
 // Inputs of `rows` queries at the end of each of the sequences.
 FoldInputs decode_inputs(const FoldSpec& spec, int rows, const std::vector<std::int64_t>& lengths, std::uint64_t seed);
+
+// The keys of the share's groups, as a cache of that share has them. Queries and where they stand are no part of it.
+FoldInputs dealt(const FoldInputs& inputs, const GroupShare& share, int key_tile);
 
 // The same with shorter sequences: their first keys, and the same queries at their ends.
 FoldInputs shortened(const FoldInputs& inputs, const std::vector<std::int64_t>& lengths);

@@ -48,6 +48,22 @@ __device__ inline std::int32_t load_number(std::uint32_t address) {
   return number;
 }
 
+__device__ inline std::int64_t load_key(std::uint32_t address) {
+  std::int64_t key;
+  asm volatile("ld.shared.s64 %0, [%1];" : "=l"(key) : "r"(address) : "memory");
+  return key;
+}
+
+// The slots of a work item: consecutive queries.
+struct ItemRows {
+  const cuda::WorkItem& item;
+
+  __device__ __forceinline__ auto positions(int slot, std::int64_t first_key) const {
+    return [first = item.position - first_key + slot](int behind) { return first + behind; };
+  }
+  __device__ std::int64_t key_length() const { return item.key_length; }
+};
+
 // The addresses of one work item's tiles.
 template <class C>
 struct TileMap {
@@ -135,7 +151,8 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas) fold_kernel(const __gri
   Groups groups;
   load_state<C>(p, item, head, state, groups);
 
-  const TileStep<C> step(p, item, q_tile);
+  const TileStep<C, ItemRows> step(p, {item}, q_tile);
+  const auto first_key = [&](int i) { return [at = map.place(i) + 32] { return load_key(at); }; };
   for (int i = 0; i < tiles;) {
     // An item's tiles are consecutive, so what is open when a group begins is another's.
     const int of_group = static_cast<int>((static_cast<std::uint32_t>(item.first_tile) + i) % kGroupTiles);
@@ -153,13 +170,13 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas) fold_kernel(const __gri
         }
         cuda::copy_commit();
         map.resolve_ahead(i + 1);
-        step.fold(state, k_stage(i), v_stage(i), map.masked(i), map.place(i) + 32, [] {});
+        step.fold(state, k_stage(i), v_stage(i), map.masked(i), first_key(i), [] {});
       } else {
         // K of tile i is here, and everyone is past V of tile i − 1.
         map.copy_v(i, v_stage(i));
         cuda::copy_commit();
         map.resolve_ahead(i + 1);
-        step.fold(state, k_stage(i), v_stage(i), map.masked(i), map.place(i) + 32, [&] {
+        step.fold(state, k_stage(i), v_stage(i), map.masked(i), first_key(i), [&] {
           cuda::copy_wait<0>();
           __syncthreads();  // V is here, and everyone is past K
           if (i + 1 < tiles) map.copy_k(i + 1, k_stage(i + 1));

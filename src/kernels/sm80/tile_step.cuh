@@ -25,24 +25,26 @@ struct RowState {
   float l[C::kRowBlocks][2];
 };
 
-template <class C>
+// `Rows` says where the rows stand: key_length(), and positions(slot, first_key), a function that gives the position of
+// a slot so many behind that one, counted from first_key.
+template <class C, class Rows>
 class TileStep {
  public:
   using Element = typename C::Element;
 
-  __device__ TileStep(const cuda::FoldParams& p, const cuda::WorkItem& item, std::uint32_t q_tile)
-      : p_(p), item_(item), q_tile_(q_tile) {}
+  __device__ TileStep(const cuda::FoldParams& p, const Rows& rows, std::uint32_t q_tile)
+      : p_(p), rows_(rows), q_tile_(q_tile) {}
 
-  // k_tile, v_tile and first_key (int64) are addresses in shared memory. `between` runs once the tile of K has been
-  // read.
-  template <class Between>
+  // k_tile and v_tile are addresses in shared memory. first_key() gives the tile's first key, and is asked where the
+  // tile is masked. `between` runs once the tile of K has been read.
+  template <class FirstKey, class Between>
   __device__ __forceinline__ void fold(RowState<C>& state, std::uint32_t k_tile, std::uint32_t v_tile, bool masked,
-                                       std::uint32_t first_key, Between&& between) const {
+                                       FirstKey&& first_key, Between&& between) const {
     float s[C::kRowBlocks][C::kKeyTile / 8][4];
     multiply_q_k(s, k_tile);
     between();
     if (p_.softmax.scaled_first) scale_scores(s);
-    if (masked) mask_scores(s, first_key);
+    if (masked) mask_scores(s, first_key());
 
     std::uint32_t probability[C::kRowBlocks][C::kKeyTile / 16][4];
     float scale[C::kRowBlocks][2];
@@ -106,17 +108,15 @@ class TileStep {
     }
   }
 
-  __device__ __forceinline__ void mask_scores(Scores& s, std::uint32_t first_key_at) const {
-    std::int64_t first_key;
-    asm volatile("ld.shared.s64 %0, [%1];" : "=l"(first_key) : "r"(first_key_at) : "memory");
+  __device__ __forceinline__ void mask_scores(Scores& s, std::int64_t first_key) const {
     // Positions count from the tile's first key, as if the sequence began there: registers are short.
-    const Visibility visibility(p_.mask, item_.key_length - first_key);
-    const std::int64_t first_position = item_.position - first_key + warp() * C::kRowBlocks * 16 + lane() / 4;
+    const Visibility visibility(p_.mask, rows_.key_length() - first_key);
+    const auto position = rows_.positions(warp() * C::kRowBlocks * 16 + lane() / 4, first_key);
 #pragma unroll
     for (int b = 0; b < C::kRowBlocks; ++b) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const ColumnRange seen = columns_of(visibility.keys(first_position + 16 * b + 8 * half), 0, C::kKeyTile);
+        const ColumnRange seen = columns_of(visibility.keys(position(16 * b + 8 * half)), 0, C::kKeyTile);
 #pragma unroll
         for (int n = 0; n < C::kKeyTile / 8; ++n) {
 #pragma unroll
@@ -211,7 +211,7 @@ class TileStep {
   }
 
   const cuda::FoldParams& p_;
-  const cuda::WorkItem& item_;
+  const Rows rows_;
   std::uint32_t q_tile_;
 };
 

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <memory>
+#include <vector>
 
 #include "base/cuda.hpp"
 #include "tests/support/cuda_graph.hpp"
@@ -13,22 +15,34 @@
 namespace ringattn::testing {
 namespace {
 
-TEST(CudaDecode, AGraphFollowsGrowingSequences) {
+const FoldRow& fold_of(const DecodeRow& row) {
+  const auto folds = kernel_table<FoldSpec>();
+  return *std::ranges::find_if(folds, [&](const FoldRow& other) { return other.name == row.name; });
+}
+
+// The kernels on a GPU that can run here.
+std::vector<const DecodeRow*> rows_here() {
+  std::vector<const DecodeRow*> rows;
   for (const DecodeRow& row : kernel_table<DecodeSpec>()) {
-    if (row.backend != "cuda") continue;
-    const std::string reason = row.unavailable();
-    if (!reason.empty()) GTEST_SKIP() << "needs: " << reason;
-    const auto folds = kernel_table<FoldSpec>();
-    const auto fold = std::ranges::find_if(folds, [&](const FoldRow& other) { return other.name == row.name; });
-    ASSERT_NE(fold, folds.end());
-    FoldSpec spec = make_spec(usual_dims(*fold).front(), 8, 2, {-1, 0});
+    if (row.backend == "cuda" && row.unavailable().empty()) rows.push_back(&row);
+  }
+  return rows;
+}
+
+TEST(CudaDecode, AGraphFollowsGrowingSequences) {
+  const auto rows = rows_here();
+  if (rows.empty()) GTEST_SKIP() << "needs a GPU with a kernel that decodes";
+  for (const DecodeRow* here : rows) {
+    const DecodeRow& row = *here;
+    SCOPED_TRACE(row.name);
+    FoldSpec spec = make_spec(usual_dims(fold_of(row)).front(), 8, 2, {-1, 0});
     spec.sinks = true;
     constexpr std::int64_t kSteps = 300;
     const FoldInputs longest = decode_inputs(spec, 2, {8192 + 150, 420, kSteps}, 5);
     DecodeRunner runner(row, longest, {.page_size = 16});
     const Stream stream = runner.backend().stream();
     const Graph graph(stream, [&] { runner.enqueue(stream); });
-    FoldRunner folder(*fold, spec);
+    FoldRunner folder(fold_of(row), spec);
     for (std::int64_t step = 0; step <= kSteps; ++step) {
       std::vector<std::int64_t> lengths;
       for (const SequenceShape& shape : longest.sequences) lengths.push_back(shape.k_len - kSteps + step);
@@ -37,6 +51,43 @@ TEST(CudaDecode, AGraphFollowsGrowingSequences) {
       graph.launch();  // at once again: nothing of the first launch is left over
       const FoldResult result = runner.read();
       if (step % 7 != 0 && step % 64 > 2) continue;  // the fold of all keys takes far longer than the step
+      ASSERT_TRUE(result.same_bits(folder.run(shortened(longest, lengths)))) << "step " << step;
+    }
+  }
+}
+
+// Three shares leave their records and one of them merges, all in one graph.
+TEST(CudaDecode, AGraphOfSharesFollowsGrowingSequences) {
+  const auto rows = rows_here();
+  if (rows.empty()) GTEST_SKIP() << "needs a GPU with a kernel that decodes";
+  for (const DecodeRow* here : rows) {
+    const DecodeRow& row = *here;
+    SCOPED_TRACE(row.name);
+    const FoldSpec spec = make_spec(usual_dims(fold_of(row)).front(), 8, 2, {-1, 0});
+    constexpr std::int64_t kSteps = 40;
+    constexpr std::int64_t kLongest = 3 * 8192 + 20;
+    const FoldInputs longest = decode_inputs(spec, 3, {kLongest, kSteps, 8192 + 5}, 6);
+    std::vector<std::unique_ptr<DecodeRunner>> runners;
+    std::vector<const float*> shares;
+    for (int i = 0; i < 3; ++i) {
+      runners.push_back(
+          std::make_unique<DecodeRunner>(row, longest, CacheLayout{.page_size = 16 << i, .share = {i, 3}}));
+      runners.back()->make_records(share_groups(kLongest, 3, runners.back()->kernel().key_tile()));
+      shares.push_back(runners.back()->records());
+    }
+    const Stream stream = runners[0]->backend().stream();
+    const Graph graph(stream, [&] {
+      for (const auto& runner : runners) runner->enqueue_leave(stream);
+      runners[0]->enqueue_merge(shares, stream);
+    });
+    FoldRunner folder(fold_of(row), spec);
+    for (std::int64_t step = 0; step <= kSteps; ++step) {
+      std::vector<std::int64_t> lengths;
+      for (const SequenceShape& shape : longest.sequences) lengths.push_back(shape.k_len - kSteps + step);
+      for (const auto& runner : runners) runner->set_lengths(lengths);
+      graph.launch();
+      const FoldResult result = runners[0]->read();
+      if (step % 5 != 0 && step < kSteps - 22) continue;  // the fold of all keys takes far longer than the step
       ASSERT_TRUE(result.same_bits(folder.run(shortened(longest, lengths)))) << "step " << step;
     }
   }

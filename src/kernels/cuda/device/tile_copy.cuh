@@ -39,6 +39,20 @@ struct RowsOf {
   __device__ const char* at(int row) const { return data + static_cast<std::int64_t>(row) * stride; }
 };
 
+// Copies eight elements to shared memory; where not `present`, writes zeros without reading. `aligned`: to 16 bytes.
+__device__ __forceinline__ void copy_chunk(std::uint32_t to, const char* from, bool present, bool aligned) {
+  if (aligned) {
+    copy_16(to, from, present);
+    return;
+  }
+  const auto* elements = reinterpret_cast<const std::uint16_t*>(from);
+  std::uint32_t words[4] = {};
+  for (int w = 0; present && w < 4; ++w) {
+    words[w] = elements[2 * w] | static_cast<std::uint32_t>(elements[2 * w + 1]) << 16;
+  }
+  store_shared(to, uint4{words[0], words[1], words[2], words[3]});
+}
+
 // Columns [kFirst, kFirst + kWidth) of rows [begin, end); the tile's other rows become zeros.
 template <int kRows, int kThreads, int kFirst, int kWidth>
 __device__ __forceinline__ void copy_columns_checked(std::uint32_t target, const RowsOf& rows, int begin, int end) {
@@ -50,17 +64,7 @@ __device__ __forceinline__ void copy_columns_checked(std::uint32_t target, const
     const bool present = row >= begin && row < end;
     const std::uint32_t to =
         target + static_cast<std::uint32_t>(chunk / 8 * kRows * kPanelRowBytes) + swizzled(row, chunk % 8);
-    const char* from = rows.at(present ? row : begin) + chunk * 16;
-    if (rows.aligned()) {
-      copy_16(to, from, present);
-    } else {
-      const auto* elements = reinterpret_cast<const std::uint16_t*>(from);
-      std::uint32_t words[4] = {};
-      for (int w = 0; present && w < 4; ++w) {
-        words[w] = elements[2 * w] | static_cast<std::uint32_t>(elements[2 * w + 1]) << 16;
-      }
-      store_shared(to, uint4{words[0], words[1], words[2], words[3]});
-    }
+    copy_chunk(to, rows.at(present ? row : begin) + chunk * 16, present, rows.aligned());
   }
 }
 

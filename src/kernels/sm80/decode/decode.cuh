@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+// Decoding on tensor cores through mma.sync, with the bits of the fold. A CTA takes units, each a group of key tiles
+// for the rows of one KV head (units.cuh), and folds them by the fold's own tile step: the same functions on the same
+// fragments, in the same order. What differs is where rows, tiles and results lie.
+#pragma once
+
+#include "kernels/sm80/decode/fetch.cuh"
+#include "kernels/sm80/decode/finish.cuh"
+
+namespace ringattn::sm80 {
+
+template <class C>
+struct DecodeLayout {
+  static constexpr int kQBytes = cuda::kTileBytes<kDecodeRows, C::kDim>;
+  static constexpr int kKBytes = cuda::kTileBytes<C::kKeyTile, C::kDim>;
+  static constexpr int kVBytes = cuda::kTileBytes<C::kKeyTile, C::kDimV>;
+  static constexpr int kPages = kQBytes + C::kStages * (kKBytes + kVBytes);
+  static constexpr int kBytes = kPages + C::kPages * 4;
+};
+
+// See TileStep.
+struct DecodeRows {
+  const DecodeUnit& unit;
+  int ratio;
+
+  __device__ __forceinline__ auto positions(int slot, std::int64_t first_key) const {
+    return [this, slot, first_key](int behind) {
+      return unit.position - first_key + (unit.first + slot + behind) / ratio;
+    };
+  }
+  __device__ std::int64_t key_length() const { return unit.length; }
+};
+
+template <class C>
+__device__ __forceinline__ void fold_unit(const DecodeParams& p, const DecodeUnit& unit, unsigned char* shared) {
+  using Layout = DecodeLayout<C>;
+  const std::uint32_t q_tile = cuda::shared_address(shared);
+  const std::uint32_t k_tiles = q_tile + Layout::kQBytes;
+  const std::uint32_t v_tiles = k_tiles + C::kStages * Layout::kKBytes;
+  auto* const pages = reinterpret_cast<std::int32_t*>(shared + Layout::kPages);
+  const auto copy_k = [&](int tile, std::uint32_t stage) {
+    copy_keys<C, C::kDim>(p, p.k, unit, pages, tile, k_tiles + stage * Layout::kKBytes);
+  };
+  const auto copy_v = [&](int tile, std::uint32_t stage) {
+    copy_keys<C, C::kDimV>(p, p.v, unit, pages, tile, v_tiles + stage * Layout::kVBytes);
+  };
+  const int end = unit.end;
+  if (unit.begin < end) {
+    copy_queries<C>(p, unit, q_tile);
+    load_pages<C>(p, unit, pages);
+    __syncthreads();
+    copy_k(unit.begin, 0);
+    if constexpr (C::kStages > 1) copy_v(unit.begin, 0);
+    cuda::copy_commit();
+  }
+
+  RowState<C> state;
+  for_each_row<C>([&](int block, int half, int) { begin_group(state, block, half); });
+  // Only warps that have rows work at them.
+  const bool has_rows = static_cast<int>(threadIdx.x) / 32 * 16 < unit.slots;
+  const TileStep<C, DecodeRows> step(p.fold, {unit, p.ratio}, q_tile);
+  const int whole = unit.whole;
+  const int whole_end = unit.whole_end;
+  std::uint32_t stage = 0;
+#pragma unroll 1
+  for (int tile = unit.begin; tile < end; ++tile) {
+    const bool masked = tile < whole || tile >= whole_end;
+    const auto first_key = [tile] { return std::int64_t{tile} * C::kKeyTile; };
+    const std::uint32_t k_tile = k_tiles + stage * Layout::kKBytes;
+    const std::uint32_t v_tile = v_tiles + stage * Layout::kVBytes;
+    cuda::copy_wait<0>();
+    __syncthreads();
+    if constexpr (C::kStages > 1) {
+      // The tile is here, and everyone is past the one before it.
+      stage ^= 1U;
+      if (tile + 1 < end) {
+        copy_k(tile + 1, stage);
+        copy_v(tile + 1, stage);
+      }
+      cuda::copy_commit();
+      if (has_rows) step.fold(state, k_tile, v_tile, masked, first_key, [] {});
+    } else {
+      // The tile's K is here, and everyone is past V of the one before it.
+      copy_v(tile, stage);
+      cuda::copy_commit();
+      const auto between = [&] {
+        cuda::copy_wait<0>();
+        __syncthreads();  // V is here, and everyone is past K
+        if (tile + 1 < end) copy_k(tile + 1, stage);
+        cuda::copy_commit();
+      };
+      if (has_rows) {
+        step.fold(state, k_tile, v_tile, masked, first_key, between);
+      } else {
+        between();
+      }
+    }
+  }
+
+  leave_records<C>(p, unit, state);
+  if (p.finish) merge_if_last<C>(p, unit);
+}
+
+template <class C>
+__global__ void __launch_bounds__(kDecodeThreads, C::kCtas) decode_kernel(const __grid_constant__ DecodeParams p) {
+  extern __shared__ __align__(128) unsigned char shared[];
+  __shared__ DecodeUnit unit;
+  UnitFinder<C> finder(p);
+  for (int n = static_cast<int>(blockIdx.x);; n += static_cast<int>(gridDim.x)) {
+    if (threadIdx.x < 32) finder.find(n, unit);
+    __syncthreads();
+    if (unit.slots == 0) return;
+    fold_unit<C>(p, unit, shared);
+    __syncthreads();  // everybody is done with the unit, and with its tiles
+  }
+}
+
+}  // namespace ringattn::sm80

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// What launches of the decode kernels are given. Plain data: the host fills it, and it may be part of a captured graph.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/fold_params.hpp"
+#include "kernels/sm80/decode/config.hpp"
+
+namespace ringattn::sm80 {
+
+// K or V in pages. Strides count bytes, and are multiples of 16.
+struct DecodeCache {
+  const char* data;
+  std::int64_t page_stride, token_stride, head_stride;
+};
+
+// What units leave of their rows: [rows of q, groups, heads] records of A in the order of a fold state's columns
+// (cuda/device/fold_state.cuh), then r, l and two numbers without meaning.
+constexpr int record_floats(int head_dim_v) { return head_dim_v + 4; }
+
+struct DecodeParams {
+  cuda::FoldParams fold;  // the job's shape, its tensors and its softmax; no tables, no schedule, no state
+  bool q_aligned;         // rows of q begin at multiples of 16 bytes
+
+  DecodeCache k;
+  DecodeCache v;
+  const std::int32_t* pages;  // [sequences, table_stride], or null: page s is sequence s
+  std::int64_t table_stride;
+  std::int32_t page_log;            // of 2: tokens of a page; 31 where there is no table
+  std::int32_t share_first, every;  // the groups that the cache holds (GroupShare)
+
+  const std::int32_t* lengths;  // [sequences]
+  std::int32_t sequences;
+  std::int32_t rows;    // of a sequence
+  std::int32_t ratio;   // query heads of a KV head
+  std::int32_t blocks;  // of rows, of a sequence and KV head, at most
+
+  float* records;
+  std::int64_t record_groups;  // of a row
+  bool finish;                 // rows end with this launch; else the records are what it leaves
+  std::int32_t* arrived;       // [sequences, kv_heads, blocks]: units that have left their records; 0 between launches
+};
+
+// DecodeKernel::merge().
+struct DecodeMergeParams {
+  cuda::FoldParams fold;  // as above
+  const float* shares[kMostShares];
+  std::int32_t share_count;
+  std::int64_t record_groups;   // of a row and share
+  const std::int32_t* lengths;  // [sequences]
+  std::int32_t rows;            // of a sequence
+  TileSizes tiles;              // of the fold
+};
+
+}  // namespace ringattn::sm80

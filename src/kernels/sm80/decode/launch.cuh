@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// From a configuration to a decode kernel and its launch; the decode_*.cu files instantiate it.
+#pragma once
+
+#include "base/cuda.hpp"
+#include "kernels/sm80/decode/decode.cuh"
+#include "kernels/sm80/decode/decode.hpp"
+
+namespace ringattn::sm80 {
+
+template <class Element_, FoldConfig kFold>
+struct DecodeConfig {
+  using Element = Element_;
+  static constexpr int kDim = kFold.head_dim;
+  static constexpr int kDimV = kFold.head_dim_v;
+  static constexpr int kKeyTile = kFold.key_tile;
+  static constexpr int kPrefillTile = kFold.query_tile();  // rows of one fold the same key tiles
+  static constexpr int kQueryTile = kDecodeRows;
+  static constexpr int kRowBlocks = 1;
+  static constexpr int kThreads = kDecodeThreads;
+  static constexpr int kStages = decode_stages(kFold);
+  static constexpr int kPages = decode_pages(kFold);
+  static constexpr int kCtas = 2;
+  static constexpr int kColumnsAtOnce = kFold.head_dim_v > 128 ? 1 : 2;
+  static constexpr bool kSeam = kFold.seam;
+};
+
+template <class Element, FoldConfig kFold>
+int prepare_decode() {
+  using C = DecodeConfig<Element, kFold>;
+  constexpr int kBytes = DecodeLayout<C>::kBytes;
+  static_assert(kBytes == decode_bytes(kFold, C::kStages) && kBytes + 256 <= kMostSharedBytes);
+  static_assert(sizeof(DecodeUnit) <= 256);
+  check_cuda(cudaFuncSetAttribute(decode_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
+             "cudaFuncSetAttribute");
+  int ctas = 0;
+  check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&ctas, decode_kernel<C>, kDecodeThreads, kBytes),
+             "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
+  return ctas;
+}
+
+template <class Element, FoldConfig kFold>
+void launch_decode(const DecodeParams& params, int ctas, Stream stream) {
+  using C = DecodeConfig<Element, kFold>;
+  decode_kernel<C>
+      <<<static_cast<unsigned>(ctas), kDecodeThreads, DecodeLayout<C>::kBytes, cuda_stream(stream)>>>(params);
+  check_cuda(cudaGetLastError(), "sm80_fold's decode");
+}
+
+template <class Element, FoldConfig kFold>
+constexpr DecodeLauncher decode_launcher() {
+  return {prepare_decode<Element, kFold>, launch_decode<Element, kFold>};
+}
+
+}  // namespace ringattn::sm80
