@@ -18,41 +18,37 @@
 
 namespace ringattn::sm90 {
 
-// Each barrier by another thread.
+// By the first warp.
 template <class C>
 __device__ __forceinline__ void init_sliced_barriers(const SlicedMap<C>& map) {
-  const auto number = static_cast<std::uint32_t>(threadIdx.x);
-  const auto init = [number](std::uint32_t barrier, std::uint32_t first, std::uint32_t count, int arrivals) {
-    if (number >= first && number < first + count) {
-      barrier_init(barrier + (number - first) * static_cast<std::uint32_t>(kBarrierBytes), arrivals);
+  constexpr int kV = 2 * C::kKStages;
+  constexpr int kSlot = kV + 2 * C::kVStages;
+  constexpr int kTurn = kSlot + 3 * C::kSlots;
+  static_assert(SlicedMap<C>::kBarriers == kTurn + 14);
+#pragma unroll 1
+  for (int i = static_cast<int>(threadIdx.x); i < SlicedMap<C>::kBarriers; i += 32) {
+    int arrivals = 1;
+    if (i >= kTurn) {
+      const int of = (i - kTurn) / 2;
+      arrivals = of == 0 ? kScoreWarps : of == 3 ? C::kThreads / 32 - 1 : of == 5 ? C::kOutWarps : 1;
+    } else if (i >= kSlot) {
+      arrivals = i < kSlot + C::kSlots ? kScoreWarps : i < kSlot + 2 * C::kSlots ? 1 : C::kSlices * (C::kOutWarps + 1);
+    } else if (i >= kV) {
+      arrivals = i < kV + C::kVStages ? 1 : C::kOutWarps;
+    } else if (i >= C::kKStages) {
+      arrivals = kScoreWarps;
     }
-  };
-  constexpr std::uint32_t kV = 2 * C::kKStages;
-  constexpr std::uint32_t kSlot = kV + 2 * C::kVStages;
-  constexpr std::uint32_t kTurn = kSlot + 3 * C::kSlots;
-  static_assert(SlicedMap<C>::kBarriers == kTurn + 14 && SlicedMap<C>::kBarriers <= C::kThreads);
-  init(map.k_full(0), 0, C::kKStages, 1);
-  init(map.k_empty(0), C::kKStages, C::kKStages, kScoreWarps);
-  init(map.v_full(0), kV, C::kVStages, 1);
-  init(map.v_empty(0), kV + C::kVStages, C::kVStages, C::kOutWarps);
-  init(map.slot_full(0), kSlot, C::kSlots, kScoreWarps);
-  init(map.sums_full(0), kSlot + C::kSlots, C::kSlots, 1);
-  init(map.slot_empty(0), kSlot + 2 * C::kSlots, C::kSlots, C::kSlices * (C::kOutWarps + 1));
-  init(map.weights_full(0), kTurn, 2, kScoreWarps);
-  init(map.weights_empty(0), kTurn + 2, 2, 1);
-  init(map.note_full(0), kTurn + 4, 2, 1);
-  init(map.note_empty(0), kTurn + 6, 2, C::kThreads / 32 - 1);
-  init(map.ends_full(0), kTurn + 8, 2, 1);
-  init(map.ends_empty(0), kTurn + 10, 2, C::kOutWarps);
-  init(map.references_full(0), kTurn + 12, 2, 1);
+    barrier_init(map.barrier(i), arrivals);
+  }
   barrier_init_fence();
 }
 
-template <class C>
+// `kReleases`: what this thread has written to shared memory before is seen by those that have waited.
+template <class C, bool kReleases>
 __device__ __forceinline__ void arrive_in_cluster() {
   if constexpr (C::kSlices > 1) {
     __syncwarp();
-    cluster_arrive();
+    cluster_arrive<kReleases>();
   }
 }
 template <class C>
@@ -96,10 +92,10 @@ __global__ void __launch_bounds__(C::kThreads, 1) sliced_kernel(const __grid_con
   static_assert(32 * kScoreWarps == kDecodeFoldThreads);
   const SlicedMap<C> map;
   const std::uint32_t rank = C::kSlices > 1 ? rank_in_cluster() : 0;
-  init_sliced_barriers(map);
+  if (threadIdx.x < 32) init_sliced_barriers(map);
   if (threadIdx.x == 0) store_number(map.any_failed(), 0);
   __syncthreads();
-  arrive_in_cluster<C>();  // whoever writes to other CTAs waits until all have come so far
+  arrive_in_cluster<C, false>();  // whoever writes to other CTAs waits until all have come so far
   const int first = static_cast<int>(blockIdx.x) / C::kSlices;
   const int step = static_cast<int>(gridDim.x) / C::kSlices;
   const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -136,17 +132,17 @@ __global__ void __launch_bounds__(C::kThreads, 1) sliced_kernel(const __grid_con
   } else if (warp == kScoreWarps + C::kOutWarps + 1) {
     SumAdder<C> adder(map);
     each_note([&](const UnitNote& note, int) { adder.take(note); });
+  } else if (warp == kScoreWarps + C::kOutWarps + 2) {
+    ValueFetcher<C> fetcher(params, map, rank);
+    each_note([&](const UnitNote& note, int) { fetcher.take(note); });
   } else {
-    SlicedFetcher<C> fetcher(params, map, rank);
-    const int units = count_units<C>(params, map);
-#pragma unroll 1
-    for (int n = first; n < units; n += step) fetcher.take(unit_of<C>(params, map, n));
-    fetcher.tell_end();
+    KeyFetcher<C> fetcher(params, map, rank);
+    fetcher.run(first, step);
     wait_for_cluster<C>();
   }
   // Nobody's shared memory is written any more.
   __syncthreads();
-  arrive_in_cluster<C>();
+  arrive_in_cluster<C, true>();
   wait_for_cluster<C>();
   if (rank == 0 && load_number(map.any_failed()) != 0) fold_failed_units<C>(params, first, step);
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The warp of the sliced kernel that fetches: K of the tiles that its CTA scores, and its CTA's columns of every V.
+// The warps of the sliced kernel that fetch: one K of the tiles that its CTA scores, one its CTA's columns of every V.
+// The former finds out about units, and tells all other warps.
 #pragma once
 
 #include "kernels/sm90/decode/sliced_map.cuh"
@@ -8,71 +9,128 @@
 
 namespace ringattn::sm90 {
 
+// Where a sequence's tiles lie. Lanes look boxes up, those of several tiles at a time, and well ahead.
 template <class C>
-class SlicedFetcher {
+class TileBoxes {
  public:
-  __device__ __forceinline__ SlicedFetcher(const DecodeParams& p, const SlicedMap<C>& map, std::uint32_t rank)
-      : p_(p), map_(map), rank_(rank), lane_(thread_of_cta() % 32), batch_(32 / p.boxes), nth_(lane_ / p.boxes) {
-    row_ = (lane_ - nth_ * p.boxes) * p.box_rows;
-  }
-
-  // Writes a note of a unit for the other warps, and fetches its tiles.
-  __device__ __forceinline__ void take(const DecodeUnit& unit) {
-    sequence_ = unit.sequence;
-    kv_head_ = unit.kv_head;
-    length_ = unit.of.length;
-    end_ = unit.end;
-    lag_ = unit.lag;
-    const int reference = write_note(unit);
-    if (unit.begin == unit.end) return;
-    const std::uint32_t begin = tiles_;
-    const std::uint32_t end = begin + static_cast<std::uint32_t>(unit.end - unit.begin);
-    std::uint32_t own = begin + ((rank_ - begin) & (C::kSlices - 1U));  // this CTA scores own, own + kSlices, …
-    const auto tile_at = [&](std::uint32_t number) { return unit.begin + static_cast<int>(number - begin); };
-    Box ahead_k = find(reference, lane_ < p_.boxes);
-    Box ahead = find(unit.begin + nth_, nth_ < batch_);
-    Box box = ahead;
-    int nth = batch_;
-    int tile_k = reference;
-#pragma unroll 1
-    while (tiles_ < end) {
-      // K as soon as this CTA's next tile is due, the reference tile ahead of all.
-      if (tile_k == reference || (own < end && (tiles_ & ~(C::kSlices - 1U)) == (own & ~(C::kSlices - 1U)))) {
-        const Box box_k = ahead_k;
-        const int tile = tile_k;
-        if (tile != reference) own += C::kSlices;
-        if (own < end && tile_at(own) == reference) own += C::kSlices;
-        tile_k = tile_at(own);
-        ahead_k = find(tile_k, lane_ < p_.boxes && own < end);
-        fetch_k(tile, box_k);
-        if (tile == reference) continue;
-      }
-      const int tile = tile_at(tiles_);
-      if (nth == batch_) {
-        box = ahead;
-        ahead = find(tile + batch_ + nth_, nth_ < batch_);
-        nth = 0;
-      }
-      fetch_v(tile, box, nth_ == nth);
-      ++nth;
-      ++tiles_;
-    }
-  }
-
-  // There are no more units.
-  __device__ __forceinline__ void tell_end() {
-    const Turn<2> turn(notes_++);
-    barrier_wait(map_.note_empty(turn.place), turn.parity ^ 1U);
-    if (lane_ != 0) return;
-    store_number(map_.note(turn.place).at(UnitNote::kBegin), UnitNote::kNoMore);
-    barrier_arrive(map_.note_full(turn.place));
-  }
-
- private:
   struct Box {
     int page;
     int row;  // in the page; −1: no key of the sequence lies there
   };
+
+  __device__ __forceinline__ explicit TileBoxes(const DecodeParams& p)
+      : p_(p), lane_(thread_of_cta() % 32), at_a_time_(32 / p.boxes), nth_(lane_ / p.boxes) {
+    row_ = (lane_ - nth_ * p.boxes) * p.box_rows;
+  }
+  __device__ __forceinline__ void begin(int sequence, int length, int end, int lag) {
+    pages_ = p_.pages + sequence * p_.table_stride;
+    sequence_ = sequence;
+    length_ = length;
+    end_ = end;
+    lag_ = lag;
+  }
+
+  // Tiles whose boxes are looked up at a time; which of them has this lane's box.
+  __device__ int at_a_time() const { return at_a_time_; }
+  __device__ int nth() const { return nth_; }
+  // This lane's box of a tile, the one that begins row_ keys behind the tile's first.
+  __device__ __forceinline__ Box find(int tile) const {
+    const int key = tile * C::kKeyTile + row_;
+    if (nth_ >= at_a_time_ || tile >= end_ || key >= length_) return {0, -1};
+    const int here = key - lag_;
+    if (p_.pages == nullptr) return {sequence_, here};
+    return {__ldg(pages_ + (here >> p_.page_log)), here & ((1 << p_.page_log) - 1)};
+  }
+  // Fetches the tile whose boxes the lanes of this nth() have found, `columns` at a time from first_column on, into
+  // `target`, in rows of kRowBytes. The barrier counts it.
+  template <int kColumns, int kRowBytes>
+  __device__ __forceinline__ void fetch(const CUtensorMap* map, std::uint32_t target, std::uint32_t barrier, int tile,
+                                        Box box, int nth, int head, int first_column, int columns) const {
+    constexpr int kAllRowBytes = (kColumns * 2 + kRowBytes - 1) / kRowBytes * kRowBytes;  // of all panels
+    const bool alone = p_.boxes == 1;
+    if (alone) {
+      box.page = __shfl_sync(0xffffffffU, box.page, nth);
+      box.row = __shfl_sync(0xffffffffU, box.row, nth);
+    }
+    if (lane_ == 0) barrier_arrive_expect(barrier, rows(tile) * kAllRowBytes);
+    __syncwarp();
+    if (alone ? lane_ != 0 : nth_ != nth || box.row < 0) return;
+    const std::uint32_t to = target + static_cast<std::uint32_t>((alone ? 0 : row_) * kRowBytes);
+#pragma unroll 1
+    for (int column = 0; column < kColumns; column += columns) {
+      load_page_box(to + static_cast<std::uint32_t>(column / kPanelColumns * (C::kKeyTile * kRowBytes)), map, barrier,
+                    first_column + column, head, box.page, box.row);
+    }
+  }
+
+ private:
+  // Of a tile, those that boxes bring: behind the last key none but the rest of its box.
+  __device__ __forceinline__ int rows(int tile) const {
+    const int left = length_ - tile * C::kKeyTile;
+    if (p_.boxes == 1 || left >= C::kKeyTile) return C::kKeyTile;
+    return (left + p_.box_rows - 1) & ~(p_.box_rows - 1);  // where there are several boxes, their rows are 2ⁿ
+  }
+
+  const DecodeParams& p_;
+  const int lane_;
+  const int at_a_time_;
+  const int nth_;
+  int row_;  // where in its tile this lane's box begins
+  const std::int32_t* pages_ = nullptr;
+  int sequence_ = 0, length_ = 0, end_ = 0, lag_ = 0;
+};
+
+template <class C>
+class KeyFetcher {
+ public:
+  __device__ __forceinline__ KeyFetcher(const DecodeParams& p, const SlicedMap<C>& map, std::uint32_t rank)
+      : p_(p), map_(map), rank_(rank), lane_(thread_of_cta() % 32), boxes_(p) {}
+
+  // Units first, first + step, …
+  __device__ __forceinline__ void run(int first, int step) {
+    int units = kNoKey;  // of one sequence, its first unit here tells
+    if (p_.sequences > 1) {
+      units = count_units<C>(p_, map_);
+    } else {
+      if (lane_ == 0) store_number(map_.units_before(0), 0);
+      __syncwarp();
+    }
+#pragma unroll 1
+    for (int n = first; n < units; n += step) {
+      const DecodeUnit unit = unit_of<C>(p_, map_, n);
+      if (p_.sequences == 1) units = unit.of.groups * unit.stride;
+      if (n < units) take(unit);
+    }
+    tell_end();
+  }
+
+ private:
+  __device__ __forceinline__ void take(const DecodeUnit& unit) {
+    const int reference = write_note(unit);
+    if (unit.begin == unit.end) return;
+    boxes_.begin(unit.sequence, unit.of.length, unit.end, unit.lag);
+    const std::uint32_t begin = tiles_;
+    tiles_ += static_cast<std::uint32_t>(unit.end - unit.begin);
+    const auto tile_at = [&](std::uint32_t number) { return unit.begin + static_cast<int>(number - begin); };
+    // The reference tile, and then those that this CTA scores: own, own + kSlices, …
+    std::uint32_t own = begin + ((rank_ - begin) & (C::kSlices - 1U));
+    int tile = reference;
+    auto ahead = boxes_.find(tile);
+#pragma unroll 1
+    for (bool more = true; more;) {
+      const auto box = ahead;
+      const int now = tile;
+      if (own < tiles_ && tile_at(own) == reference) own += C::kSlices;
+      more = own < tiles_;
+      tile = tile_at(own);
+      own += C::kSlices;
+      ahead = boxes_.find(tile);
+      const Turn<C::kKStages> turn(ks_++);
+      barrier_wait(map_.k_empty(turn.place), turn.parity ^ 1U);
+      boxes_.template fetch<C::kDim, kPanelRowBytes>(&p_.k, map_.k(turn.place), map_.k_full(turn.place), now, box, 0,
+                                                     unit.kv_head, 0, p_.k_box_columns);
+    }
+  }
 
   // Returns the unit's reference tile: the first in which a row that folds the unit sees a key. Rows for which it is
   // another one make the unit fail.
@@ -112,6 +170,7 @@ class SlicedFetcher {
       put(UnitNote::kBlock, unit.block);
       put(UnitNote::kNumber, unit.number);
       put(UnitNote::kCacheGroup, unit.cache_group);
+      put(UnitNote::kLag, unit.lag);
       put(UnitNote::kFirstNumber, unit.first_number);
       put(UnitNote::kRows, rows);
       put(UnitNote::kReference, reference);
@@ -124,66 +183,58 @@ class SlicedFetcher {
     return reference;
   }
 
-  __device__ __forceinline__ Box find(int tile, bool wanted) const {
-    const int key = tile * C::kKeyTile + row_;
-    if (!wanted || tile >= end_ || key >= length_) return {0, -1};
-    const int here = key - lag_;
-    if (p_.pages == nullptr) return {sequence_, here};
-    const int page = __ldg(p_.pages + sequence_ * p_.table_stride + (here >> p_.page_log));
-    return {page, here & ((1 << p_.page_log) - 1)};
-  }
-  // Rows of the tile that boxes bring.
-  __device__ __forceinline__ int rows_in_boxes(int tile) const {
-    const int left = length_ - tile * C::kKeyTile;
-    const int keys = left < C::kKeyTile ? left : C::kKeyTile;
-    return (keys + p_.box_rows - 1) / p_.box_rows * p_.box_rows;
-  }
-
-  __device__ __forceinline__ void fetch_k(int tile, const Box& box) {
-    const Turn<C::kKStages> turn(ks_++);
-    barrier_wait(map_.k_empty(turn.place), turn.parity ^ 1U);
-    if (lane_ == 0) {
-      barrier_arrive_expect(map_.k_full(turn.place), rows_in_boxes(tile) * (C::kKBytes / C::kKeyTile));
-    }
-    __syncwarp();
-    if (box.row < 0) return;
-    for (int column = 0; column < C::kDim; column += p_.k_box_columns) {
-      load_page_box(
-          map_.k(turn.place) + static_cast<std::uint32_t>(column / kPanelColumns * cuda::panel_bytes(C::kKeyTile) +
-                                                          row_ * kPanelRowBytes),
-          &p_.k, map_.k_full(turn.place), column, kv_head_, box.page, box.row);
-    }
-  }
-  // `mine`: this lane's box is one of the tile's.
-  __device__ __forceinline__ void fetch_v(int tile, const Box& box, bool mine) {
-    const Turn<C::kVStages> turn(tiles_);
-    barrier_wait(map_.v_empty(turn.place), turn.parity ^ 1U);
-    if (lane_ == 0) {
-      barrier_arrive_expect(map_.v_full(turn.place), rows_in_boxes(tile) * (C::kVBytes / C::kKeyTile));
-    }
-    __syncwarp();
-    if (!mine || box.row < 0) return;
-    for (int column = 0; column < C::kSliceColumns; column += p_.slice_box_columns) {
-      load_page_box(
-          map_.v(turn.place) + static_cast<std::uint32_t>(column / kPanelColumns * cuda::panel_bytes(C::kKeyTile) +
-                                                          row_ * C::kVRowBytes),
-          &p_.v_slices, map_.v_full(turn.place), static_cast<int>(rank_) * C::kSliceColumns + column, kv_head_,
-          box.page, box.row);
-    }
+  // There are no more units.
+  __device__ __forceinline__ void tell_end() {
+    const Turn<2> turn(notes_++);
+    barrier_wait(map_.note_empty(turn.place), turn.parity ^ 1U);
+    if (lane_ != 0) return;
+    store_number(map_.note(turn.place).at(UnitNote::kBegin), UnitNote::kNoMore);
+    barrier_arrive(map_.note_full(turn.place));
   }
 
   const DecodeParams& p_;
   const SlicedMap<C>& map_;
   const std::uint32_t rank_;
   const int lane_;
-  const int batch_;          // tiles whose boxes the lanes look up at a time
-  const int nth_;            // which of those is this lane's
-  int row_;                  // where in its tile this lane's box begins
+  TileBoxes<C> boxes_;
   std::uint32_t notes_ = 0;  // so far
-  std::uint32_t tiles_ = 0;
-  std::uint32_t ks_ = 0;  // K tiles
-  // Of the unit.
-  int sequence_ = 0, kv_head_ = 0, length_ = 0, end_ = 0, lag_ = 0;
+  std::uint32_t tiles_ = 0;  // of all units
+  std::uint32_t ks_ = 0;     // of which this warp has fetched
+};
+
+template <class C>
+class ValueFetcher {
+ public:
+  __device__ __forceinline__ ValueFetcher(const DecodeParams& p, const SlicedMap<C>& map, std::uint32_t rank)
+      : p_(p), map_(map), first_column_(static_cast<int>(rank) * C::kSliceColumns), boxes_(p) {}
+
+  __device__ __forceinline__ void take(const UnitNote& note) {
+    const int end = note.get(UnitNote::kEnd);
+    const int kv_head = note.get(UnitNote::kKvHead);
+    int tile = note.get(UnitNote::kBegin);
+    boxes_.begin(note.get(UnitNote::kSequence), note.get(UnitNote::kLength), end, note.get(UnitNote::kLag));
+    auto ahead = boxes_.find(tile + boxes_.nth());
+#pragma unroll 1
+    while (tile < end) {
+      const auto box = ahead;
+      ahead = boxes_.find(tile + boxes_.at_a_time() + boxes_.nth());
+#pragma unroll 1
+      for (int nth = 0; nth < boxes_.at_a_time() && tile < end; ++nth, ++tile) {
+        const Turn<C::kVStages> turn(tiles_++);
+        barrier_wait(map_.v_empty(turn.place), turn.parity ^ 1U);
+        boxes_.template fetch<C::kSliceColumns, C::kVRowBytes>(&p_.v_slices, map_.v(turn.place),
+                                                               map_.v_full(turn.place), tile, box, nth, kv_head,
+                                                               first_column_, p_.slice_box_columns);
+      }
+    }
+  }
+
+ private:
+  const DecodeParams& p_;
+  const SlicedMap<C>& map_;
+  const int first_column_;
+  TileBoxes<C> boxes_;
+  std::uint32_t tiles_ = 0;  // so far
 };
 
 }  // namespace ringattn::sm90

@@ -77,6 +77,7 @@ struct UnitNote {
     kBlock,
     kNumber,
     kCacheGroup,
+    kLag,
     kFirstNumber,
     kBeginGroup,
     kGroups,
@@ -172,6 +173,9 @@ struct SlicedMap {
     return at(kUnitOffset, static_cast<std::uint32_t>(sequence), 4);
   }
 
+  __device__ std::uint32_t barrier(int number) const {
+    return k_full(0) + static_cast<std::uint32_t>(number * kBarrierBytes);
+  }
   // Of a stage: it has arrived; who reads it is done with it.
   __device__ std::uint32_t k_full(std::uint32_t stage) const { return at(kBarrierOffset, stage, kBarrierBytes); }
   __device__ std::uint32_t k_empty(std::uint32_t stage) const { return k_full(C::kKStages + stage); }

@@ -39,9 +39,14 @@ class SlicedOutputs {
       fetch(head_[0], begin, 0);
       fetch(head_[1], begin, 1);
     }
+    int next = next_turn(begin_, end_, unit.begin);
+#pragma unroll 1
     for (; tiles_ < end; ++tiles_) {
       const int tile = unit.begin + static_cast<int>(tiles_ - begin);
-      if (tile > unit.begin) turn_rows(unit, tile);
+      if (tile == next) {
+        turn_rows(unit, tile);
+        next = next_turn(begin_, end_, tile);
+      }
       add_outputs(tiles_ + 1 < end, unit.of.length - (tile + 1) * C::kKeyTile);
       __syncwarp();
       if (lane_ == 0) {

@@ -10,7 +10,20 @@
 
 namespace ringattn::sm90 {
 
-// Whether rows of a unit end in front of `tile`. `row`: of the lane, and 8 behind; every lane of the warp asks.
+// The next tile of a unit behind `tile` in front of which rows end, or begin; or one behind them all. Every lane asks,
+// for the rows lane / 4 and 8 behind.
+__device__ __forceinline__ int next_turn(const int (&begin)[2], const int (&end)[2], int tile) {
+  int next = kNoKey;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if (begin[half] >= end[half]) continue;
+    if (begin[half] > tile) next = begin[half] < next ? begin[half] : next;
+    if (end[half] > tile) next = end[half] < next ? end[half] : next;
+  }
+  return __reduce_min_sync(0xffffffffU, next);
+}
+
+// Whether rows of a unit end in front of `tile`. Every lane asks.
 __device__ __forceinline__ bool rows_end(const int (&begin)[2], const int (&end)[2], int tile) {
   const bool mine = (end[0] == tile && begin[0] < tile) || (end[1] == tile && begin[1] < tile);
   return __any_sync(0xffffffffU, mine);
@@ -98,9 +111,13 @@ class SumAdder {
     const std::uint32_t turn = units_++;
     barrier_wait(map_.references_full(turn), turn / 2 & 1U);
     flags_ = load_number(map_.reference_flags(turn));
+    int next = next_turn(begin_, end_, unit_begin);
 #pragma unroll 1
     for (int tile = unit_begin; tile < unit_end; ++tile, ++tiles_) {
-      if (tile > unit_begin && rows_end(begin_, end_, tile)) tell(turn);
+      if (tile == next) {
+        if (rows_end(begin_, end_, tile)) tell(turn);
+        next = next_turn(begin_, end_, tile);
+      }
       const Turn<C::kSlots> place(tiles_);
       const ScoreSlot slot = map_.slot(place.place);
       barrier_wait(map_.sums_full(place.place), place.parity);

@@ -60,8 +60,13 @@ __device__ __forceinline__ void send_bytes(std::uint32_t to, std::uint32_t from,
       : "memory");
 }
 // All threads of all CTAs, whole warps: each has come so far; and all have.
+template <bool kReleases = true>
 __device__ __forceinline__ void cluster_arrive() {
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+  if constexpr (kReleases) {
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+  } else {
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+  }
 }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 __device__ __forceinline__ void cluster_sync() {
