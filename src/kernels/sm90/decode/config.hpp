@@ -26,7 +26,7 @@ constexpr int decode_stages(const FoldConfig& fold) {
 // The sliced kernel (sliced.cuh): query rows of a block, warps that score, and CTAs of a cluster at most.
 inline constexpr int kSlicedRows = 16;
 inline constexpr int kScoreWarps = 4;
-inline constexpr int kMostSlices = 8;
+inline constexpr int kMostSlices = 4;
 
 // See KernelRow::configs.
 std::vector<std::string> decode_configs();

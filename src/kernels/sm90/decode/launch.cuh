@@ -72,10 +72,9 @@ void for_slices(With with) {
   const auto try_one = [&]<int kSlices>(std::integral_constant<int, kSlices> slices) {
     if constexpr (can_slice<kFold>(kSlices)) with(slices);
   };
-  try_one(std::integral_constant<int, 1>());
+  if constexpr (!can_slice<kFold>(2)) try_one(std::integral_constant<int, 1>());
   try_one(std::integral_constant<int, 2>());
   try_one(std::integral_constant<int, 4>());
-  try_one(std::integral_constant<int, 8>());
 }
 
 template <class Element, FoldConfig kFold>

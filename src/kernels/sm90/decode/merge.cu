@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/sm90/decode/merge.hpp"
-
 #include "base/cuda.hpp"
 #include "kernels/sm90/decode/finish.cuh"
+#include "kernels/sm90/decode/merge.hpp"
 
 namespace ringattn::sm90 {
 
@@ -21,8 +20,8 @@ __global__ void merge_kernel(const __grid_constant__ MergeParams params) {
   const int sequence = row / p.rows;
   const DecodePlace place{row, static_cast<int>(blockIdx.x) - row * p.fold.heads, row - sequence * p.rows};
   const int length = __ldg(p.lengths + sequence);
-  const auto tiles = visibility_of(p, length).tiles(length - p.rows + place.of_sequence,
-                                                    TileSizes{kQueryTile, params.key_tile});
+  const auto tiles =
+      visibility_of(p, length).tiles(length - p.rows + place.of_sequence, TileSizes{kQueryTile, params.key_tile});
   const int begin = tiles.empty() ? 0 : tiles.begin / kGroupTiles;
   const int end = tiles.empty() ? 0 : (tiles.end - 1) / kGroupTiles + 1;
   const int share = static_cast<int>(threadIdx.x);
@@ -32,9 +31,8 @@ __global__ void merge_kernel(const __grid_constant__ MergeParams params) {
                                        const float* const record =
                                            params.records[group - nth * params.shares] +
                                            ((row * p.record_groups + nth) * p.fold.heads + place.query_head) * floats;
-                                       return PartialAt{
-                                           reinterpret_cast<const float4*>(record) + share,
-                                           reinterpret_cast<const float2*>(record + p.fold.head_dim_v)};
+                                       return PartialAt{reinterpret_cast<const float4*>(record) + share,
+                                                        reinterpret_cast<const float2*>(record + p.fold.head_dim_v)};
                                      }));
 }
 

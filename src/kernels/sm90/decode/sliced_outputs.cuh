@@ -35,7 +35,8 @@ class SlicedOutputs {
     const std::uint32_t begin = tiles_;
     const std::uint32_t end = begin + static_cast<std::uint32_t>(unit.end - unit.begin);
     if (begin < end) {
-      await(begin, unit.of.length - unit.begin * C::kKeyTile);
+      await_scores(begin);
+      await_values(begin, unit.of.length - unit.begin * C::kKeyTile);
       fetch(head_[0], begin, 0);
       fetch(head_[1], begin, 1);
     }
@@ -79,10 +80,13 @@ class SlicedOutputs {
     std::uint32_t v[kBlocks][2];
   };
 
-  // Until the probabilities and V of a tile with so many keys from its first one on are here.
-  __device__ __forceinline__ void await(std::uint32_t number, int keys) const {
+  // Until the probabilities of a tile are here.
+  __device__ __forceinline__ void await_scores(std::uint32_t number) const {
     const Turn<C::kSlots> turn(number);
     barrier_wait(map_.slot_full(turn.place), turn.parity);
+  }
+  // Until V of a tile with so many keys from its first one on is here.
+  __device__ __forceinline__ void await_values(std::uint32_t number, int keys) const {
     const Turn<C::kVStages> stage(number);
     barrier_wait(map_.v_full(stage.place), stage.parity);
     if (keys < C::kKeyTile) clear_tail(map_.v(stage.place), keys);
@@ -129,10 +133,10 @@ class SlicedOutputs {
       for (int n = 0; n < kBlocks; ++n) {
         cuda::Products<typename C::Element>::mma(o_[n], now.p, now.v[n][0], now.v[n][1], o_[n]);
       }
-      if (step + 2 >= kSteps && next) {
-        if (step + 2 == kSteps) await(number + 1, keys);
-        fetch(head_[step + 2 - kSteps], number + 1, step + 2 - kSteps);
-      }
+      // Between products, which take their time.
+      if (step + 4 == kSteps && next) await_scores(number + 1);
+      if (step + 3 == kSteps && next) await_values(number + 1, keys);
+      if (step + 2 >= kSteps && next) fetch(head_[step + 2 - kSteps], number + 1, step + 2 - kSteps);
     }
   }
 

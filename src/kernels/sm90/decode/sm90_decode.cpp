@@ -142,13 +142,13 @@ class Sm90Decode final : public DecodeKernel {
   }
 
   int clusters_of(int slices) const { return clusters_[std::countr_zero(static_cast<unsigned>(slices))]; }
-  // CTAs of a cluster: as many as leave no unit waiting for another, so that short sequences have the most.
+  // CTAs of a cluster. Four where that leaves no unit waiting for another, else as few as there are kernels for
+  // (bench/NOTES.md has the times of each).
   int slices_for(std::int64_t units) const {
-    for (int slices = kMostSlices; slices > 1; slices /= 2) {
-      const int clusters = clusters_of(slices);
-      if (limits_.slices > 0 ? clusters > 0 && slices <= limits_.slices : units <= clusters) return slices;
-    }
-    return 1;
+    const int least = clusters_of(2) > 0 ? 2 : 1;
+    const int clusters = clusters_of(kMostSlices);
+    return clusters > 0 && (limits_.slices > 0 ? kMostSlices <= limits_.slices : units <= clusters) ? kMostSlices
+                                                                                                    : least;
   }
 
   ScratchLayout lay_out(const DecodeLimits& limits) const {
