@@ -42,11 +42,6 @@ __device__ inline cuda::RowsOf load_rows(std::uint32_t data_at, std::uint32_t st
   asm volatile("ld.shared.u64 %0, [%1];" : "=l"(rows.stride) : "r"(stride_at) : "memory");
   return rows;
 }
-__device__ inline std::int32_t load_number(std::uint32_t address) {
-  std::int32_t number;
-  asm volatile("ld.shared.s32 %0, [%1];" : "=r"(number) : "r"(address) : "memory");
-  return number;
-}
 
 __device__ inline std::int64_t load_key(std::uint32_t address) {
   std::int64_t key;
@@ -70,7 +65,7 @@ struct TileMap {
   const cuda::FoldParams& p;
   const cuda::WorkItem& item;
   Place* places;
-  int kv_head;
+  const int& head;  // in shared memory
 
   // Resolves entries [first, first + count) of the item, count ≤ 32; for the first warp.
   __device__ void resolve(int first, int count) const {
@@ -78,6 +73,7 @@ struct TileMap {
     if (static_cast<int>(threadIdx.x) >= count || i >= item.tiles) return;
     const auto& [tile, entry] = cuda::tile_of_walk(p.tables, item, i);
     const cuda::SourceEntry& source = cuda::source_of(p.tables, entry.source);
+    const int kv_head = head / (p.heads / p.kv_heads);
     Place place;
     const std::int64_t k_offset = entry.row * source.k_token_stride + kv_head * source.k_head_stride;
     const std::int64_t v_offset = entry.row * source.v_token_stride + kv_head * source.v_head_stride;
@@ -105,33 +101,42 @@ struct TileMap {
   }
   __device__ __forceinline__ void copy_k(int tile, std::uint32_t target) const {
     const std::uint32_t at = place(tile);
-    cuda::copy_tile<C::kKeyTile, C::kDim, C::kThreads>(target, load_rows(at, at + 8), 0, load_number(at + 40));
+    cuda::copy_tile<C::kKeyTile, C::kDim, C::kThreads>(target, load_rows(at, at + 8), 0,
+                                                       cuda::load_shared_number(at + 40));
   }
   __device__ __forceinline__ void copy_v(int tile, std::uint32_t target) const {
     const std::uint32_t at = place(tile);
-    cuda::copy_tile<C::kKeyTile, C::kDimV, C::kThreads>(target, load_rows(at + 16, at + 24), 0, load_number(at + 40));
+    cuda::copy_tile<C::kKeyTile, C::kDimV, C::kThreads>(target, load_rows(at + 16, at + 24), 0,
+                                                        cuda::load_shared_number(at + 40));
   }
-  __device__ bool masked(int tile) const { return load_number(place(tile) + 44) != 0; }
+  __device__ bool masked(int tile) const { return cuda::load_shared_number(place(tile) + 44) != 0; }
 };
 
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, C::kCtas) fold_kernel(const __grid_constant__ cuda::FoldParams p) {
   using Layout = SharedLayout<C>;
   extern __shared__ __align__(128) unsigned char shared[];
-  __shared__ cuda::WorkItem item;  // not in registers: most of it is wanted at both ends only
-
-  const cuda::WorkPlace place =
-      cuda::work_place(p.schedule.early_count, p.heads, p.schedule.section_heads, static_cast<int>(blockIdx.x));
-  const int head = place.head;
-  if (threadIdx.x == 0) item = p.tables.items[place.piece];
+  // Not in registers, of which the products leave none: most of it is wanted at both ends only. One thread writes these
+  // once, before the barrier, and everyone reads them behind it.
+  __shared__ cuda::WorkItem item;
+  __shared__ Groups groups;
+  __shared__ int head;
+  __shared__ int scratch_slot;  // written once too, by take_slot(), behind which it is read; else without meaning
+  if (threadIdx.x == 0) {
+    const cuda::WorkPlace place =
+        cuda::work_place(p.schedule.early_count, p.heads, p.schedule.section_heads, static_cast<int>(blockIdx.x));
+    head = place.head;
+    item = p.tables.items[place.piece];
+    groups = groups_of<C>(p, item, head);
+  }
   __syncthreads();
 
   const std::uint32_t q_tile = cuda::shared_address(shared);
   const std::uint32_t k_tiles = q_tile + Layout::kQBytes;
   const std::uint32_t v_tiles = k_tiles + C::kStages * Layout::kKBytes;
-  const TileMap<C> map{p, item, reinterpret_cast<Place*>(shared + Layout::kPlaces), head / (p.heads / p.kv_heads)};
-  const int tiles = item.tiles;
-  if (tiles > 0) {
+  const TileMap<C> map{p, item, reinterpret_cast<Place*>(shared + Layout::kPlaces), head};
+  const auto tiles = [] { return cuda::load_shared_number(cuda::shared_address(&item.tiles)); };
+  if (tiles() > 0) {
     const char* q = static_cast<const char*>(p.q.data) + 2 * (item.row * p.q.token_stride + head * p.q.head_stride);
     cuda::copy_tile<C::kQueryTile, C::kDim, C::kThreads>(q_tile, {q, 2 * p.q.token_stride}, item.slot_begin,
                                                          item.slot_end);
@@ -141,57 +146,53 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas) fold_kernel(const __gri
 
   const auto k_stage = [&](int i) { return k_tiles + static_cast<std::uint32_t>(i % C::kStages * Layout::kKBytes); };
   const auto v_stage = [&](int i) { return v_tiles + static_cast<std::uint32_t>(i % C::kStages * Layout::kVBytes); };
-  if (tiles > 0) {
+  if (tiles() > 0) {
     map.copy_k(0, k_stage(0));
     if constexpr (C::kStages > 1) map.copy_v(0, v_stage(0));
   }
   cuda::copy_commit();
 
   RowState<C> state;
-  Groups groups;
-  load_state<C>(p, item, head, state, groups);
+  load_state<C>(p, item, head, state, groups.begins_open != 0);
 
   const TileStep<C, ItemRows> step(p, {item}, q_tile);
   const auto first_key = [&](int i) { return [at = map.place(i) + 32] { return load_key(at); }; };
-  for (int i = 0; i < tiles;) {
+  for (int i = 0; i < tiles(); ++i) {
     // An item's tiles are consecutive, so what is open when a group begins is another's.
-    const int of_group = static_cast<int>((static_cast<std::uint32_t>(item.first_tile) + i) % kGroupTiles);
-    if (of_group == 0 && groups.open) close_group<C>(p, item, head, state, groups);
-    groups.open = true;
-    const int end = min(tiles, i + kGroupTiles - of_group);
-    for (; i < end; ++i) {
-      cuda::copy_wait<0>();
-      __syncthreads();
-      if constexpr (C::kStages > 1) {
-        // Tile i is here, and everyone is past tile i − 1.
-        if (i + 1 < tiles) {
-          map.copy_k(i + 1, k_stage(i + 1));
-          map.copy_v(i + 1, v_stage(i + 1));
-        }
-        cuda::copy_commit();
-        map.resolve_ahead(i + 1);
-        step.fold(state, k_stage(i), v_stage(i), map.masked(i), first_key(i), [] {});
-      } else {
-        // K of tile i is here, and everyone is past V of tile i − 1.
-        map.copy_v(i, v_stage(i));
-        cuda::copy_commit();
-        map.resolve_ahead(i + 1);
-        step.fold(state, k_stage(i), v_stage(i), map.masked(i), first_key(i), [&] {
-          cuda::copy_wait<0>();
-          __syncthreads();  // V is here, and everyone is past K
-          if (i + 1 < tiles) map.copy_k(i + 1, k_stage(i + 1));
-          cuda::copy_commit();
-        });
+    if (groups.closes_at(i)) close_group<C>(p, item, head, state, !groups.closed(i), scratch_slot);
+    cuda::copy_wait<0>();
+    __syncthreads();
+    if constexpr (C::kStages > 1) {
+      // Tile i is here, and everyone is past tile i − 1.
+      if (i + 1 < tiles()) {
+        map.copy_k(i + 1, k_stage(i + 1));
+        map.copy_v(i + 1, v_stage(i + 1));
       }
+      cuda::copy_commit();
+      map.resolve_ahead(i + 1);
+      step.fold(state, k_stage(i), v_stage(i), map.masked(i), first_key(i), [] {});
+    } else {
+      // K of tile i is here, and everyone is past V of tile i − 1.
+      map.copy_v(i, v_stage(i));
+      cuda::copy_commit();
+      map.resolve_ahead(i + 1);
+      step.fold(state, k_stage(i), v_stage(i), map.masked(i), first_key(i), [&] {
+        cuda::copy_wait<0>();
+        __syncthreads();  // V is here, and everyone is past K
+        if (i + 1 < tiles()) map.copy_k(i + 1, k_stage(i + 1));
+        cuda::copy_commit();
+      });
     }
   }
 
-  if (p.state.save) save_state<C>(p, item, head, state, groups);
+  const bool open = groups.open(tiles());
+  const bool closed = groups.closed(tiles());
+  if (p.state.save) save_state<C>(p, item, head, state, open, closed);
   if (p.finish) {
-    if (groups.closed) join_closed<C>(p, item, head, state, groups);
+    if (closed) join_closed<C>(p, item, head, state, open, scratch_slot);
     finish_rows<C>(p, item, head, q_tile, state);
   }
-  give_back<C>(p, groups);
+  if (closed && !closed_in_state(p)) give_back<C>(p, scratch_slot);
 }
 
 }  // namespace ringattn::sm80

@@ -55,6 +55,11 @@ __device__ inline void store_shared(std::uint32_t address, uint4 value) {
                "r"(value.w)
                : "memory");
 }
+__device__ inline std::int32_t load_shared_number(std::uint32_t address) {
+  std::int32_t number;
+  asm volatile("ld.shared.s32 %0, [%1];" : "=r"(number) : "r"(address) : "memory");
+  return number;
+}
 __device__ inline uint4 load_shared_16(std::uint32_t address) {
   uint4 r;
   asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
