@@ -39,6 +39,20 @@ struct RowsOf {
   __device__ const char* at(int row) const { return data + static_cast<std::int64_t>(row) * stride; }
 };
 
+// A 16-byte chunk of a row, or zeros where the row is not `present`.
+__device__ __forceinline__ void copy_chunk(std::uint32_t to, const char* from, bool aligned, bool present) {
+  if (aligned) {
+    copy_16(to, from, present);
+    return;
+  }
+  const auto* elements = reinterpret_cast<const std::uint16_t*>(from);
+  std::uint32_t words[4] = {};
+  for (int w = 0; present && w < 4; ++w) {
+    words[w] = elements[2 * w] | static_cast<std::uint32_t>(elements[2 * w + 1]) << 16;
+  }
+  store_shared(to, uint4{words[0], words[1], words[2], words[3]});
+}
+
 // Columns [kFirst, kFirst + kWidth) of rows [begin, end); the tile's other rows become zeros.
 template <int kRows, int kThreads, int kFirst, int kWidth>
 __device__ __forceinline__ void copy_columns_checked(std::uint32_t target, const RowsOf& rows, int begin, int end) {
@@ -50,17 +64,7 @@ __device__ __forceinline__ void copy_columns_checked(std::uint32_t target, const
     const bool present = row >= begin && row < end;
     const std::uint32_t to =
         target + static_cast<std::uint32_t>(chunk / 8 * kRows * kPanelRowBytes) + swizzled(row, chunk % 8);
-    const char* from = rows.at(present ? row : begin) + chunk * 16;
-    if (rows.aligned()) {
-      copy_16(to, from, present);
-    } else {
-      const auto* elements = reinterpret_cast<const std::uint16_t*>(from);
-      std::uint32_t words[4] = {};
-      for (int w = 0; present && w < 4; ++w) {
-        words[w] = elements[2 * w] | static_cast<std::uint32_t>(elements[2 * w + 1]) << 16;
-      }
-      store_shared(to, uint4{words[0], words[1], words[2], words[3]});
-    }
+    copy_chunk(to, rows.at(present ? row : begin) + chunk * 16, rows.aligned(), present);
   }
 }
 
@@ -105,6 +109,33 @@ __device__ __forceinline__ void copy_tile(std::uint32_t target, const RowsOf& ro
     for (int i = 0; i < kRows / kStep; ++i) {
       copy_16(to + static_cast<std::uint32_t>(i * kStep * kPanelRowBytes), from, true);
       from += rows.stride * kStep;
+    }
+  }
+}
+
+// The rows of a piece of a tile; the first `keys` are there.
+struct PieceRows {
+  RowsOf rows;
+  int keys;
+};
+
+// Copies a tile that lies in pieces of 2^piece_log rows; rows that are not there become zeros.
+// find(piece) says where a piece lies, as a PieceRows: somewhere in readable memory, also where it has no keys.
+template <int kRows, int kDim, int kThreads, class Find>
+__device__ __forceinline__ void copy_pieces(std::uint32_t target, int piece_log, Find find) {
+  constexpr int kStep = kThreads / 8;  // rows of one pass; eight threads share a row
+  static_assert(kRows % kStep == 0);
+  const int first = static_cast<int>(threadIdx.x) % 8;
+#pragma unroll 1
+  for (int row = static_cast<int>(threadIdx.x) / 8; row < kRows; row += kStep) {
+    const auto [rows, keys] = find(row >> piece_log);
+    const int in_piece = row & ((1 << piece_log) - 1);
+    const bool present = in_piece < keys;
+    const char* const from = rows.at(present ? in_piece : 0);
+#pragma unroll
+    for (int chunk = first; chunk < kDim / 8; chunk += 8) {
+      copy_chunk(target + static_cast<std::uint32_t>(chunk / 8 * kRows * kPanelRowBytes) + swizzled(row, chunk % 8),
+                 from + chunk * 16, rows.aligned(), present);
     }
   }
 }
