@@ -141,7 +141,8 @@ std::vector<PlacedRun> place_runs(const FoldInputs& inputs, const Arrangement& a
 struct PlacedTile {
   std::int32_t sequence;
   std::int64_t tile;
-  KeyTile place;
+  KeyTile place;                       // of the first piece
+  std::vector<KeyTile> more_pieces{};  // of the others
 };
 
 // All tiles ascending by (sequence, tile), and the sources that hold them, as host bytes.
@@ -149,9 +150,35 @@ struct PlacedKeys {
   std::vector<PlacedTile> tiles;
   std::vector<std::vector<std::byte>> k;
   std::vector<std::vector<std::byte>> v;
+  std::optional<PagePool> pool;  // what the one source is, where keys lie in pages
+  int pieces = 1;                // of a tile
 };
 
+// In pages. The entries of pieces without keys are of no source.
+PlacedKeys place_in_pages(const FoldInputs& inputs, const PageLayout& layout, int key_tile) {
+  PlacedKeys keys;
+  keys.pool.emplace(inputs.sequences, layout);
+  keys.k = {keys.pool->fill(inputs, inputs.k, inputs.spec.head_dim)};
+  keys.v = {keys.pool->fill(inputs, inputs.v, inputs.spec.head_dim_v)};
+  keys.pieces = pieces_of_tile(key_tile, layout.page_size);
+  const int piece_keys = key_tile / keys.pieces;
+  for (std::size_t s = 0; s < inputs.sequences.size(); ++s) {
+    const std::int64_t length = inputs.sequences[s].k_len;
+    const auto place = [&](std::int64_t key) {
+      if (key >= length) return KeyTile{0x40000000, 0};
+      return KeyTile{0, keys.pool->page(s, key / layout.page_size) * layout.page_size + key % layout.page_size};
+    };
+    for (std::int64_t begin = 0; begin < length; begin += key_tile) {
+      PlacedTile& tile =
+          keys.tiles.emplace_back(PlacedTile{static_cast<std::int32_t>(s), begin / key_tile, place(begin)});
+      for (int i = 1; i < keys.pieces; ++i) tile.more_pieces.push_back(place(begin + i * piece_keys));
+    }
+  }
+  return keys;
+}
+
 PlacedKeys place_keys(const FoldInputs& inputs, const Arrangement& arrangement, int key_tile) {
+  if (arrangement.pages.page_size > 0) return place_in_pages(inputs, arrangement.pages, key_tile);
   PlacedKeys keys;
   for (std::size_t s = 0; s < inputs.sequences.size(); ++s) {
     for (std::int64_t begin = 0; begin < inputs.sequences[s].k_len; begin += key_tile) {
@@ -218,6 +245,17 @@ struct PlacedSources {
 PlacedSources place_sources(Backend& backend, const FoldSpec& spec, const PlacedKeys& keys, bool odd_keys) {
   const std::size_t element = size_of(spec.dtype);
   PlacedSources placed;
+  if (keys.pool) {
+    const auto place_pool = [&](const std::vector<std::byte>& host, int dim) {
+      PlacedTensor& tensor = placed.tensors.emplace_back(PlacedTensor{Bytes(backend, host.size()), {}});
+      tensor.bytes.write(host);
+      return keys.pool->view(tensor.bytes.data(), spec, dim);
+    };
+    const CacheView k = place_pool(keys.k[0], spec.head_dim);
+    const CacheView v = place_pool(keys.v[0], spec.head_dim_v);
+    placed.sources.push_back(key_source(k, v));
+    return placed;
+  }
   for (std::size_t i = 0; i < keys.k.size(); ++i) {
     const bool odd = odd_keys && i % 2 == 0;
     const auto tokens = static_cast<std::int64_t>(keys.k[i].size() / element) / (spec.kv_heads * spec.head_dim);
@@ -238,12 +276,15 @@ PlacedSources place_sources(Backend& backend, const FoldSpec& spec, const Placed
 void map_tiles(std::span<const PlacedTile> placed, std::vector<KeyRun>& runs, std::vector<KeyTile>& tiles) {
   runs.clear();
   tiles.clear();
+  std::int64_t mapped = 0;
   for (const PlacedTile& tile : placed) {
     if (runs.empty() || runs.back().sequence != tile.sequence) {
-      runs.push_back({tile.sequence, tile.tile, 0, static_cast<std::int64_t>(tiles.size())});
+      runs.push_back({tile.sequence, tile.tile, 0, mapped});
     }
     ++runs.back().tiles;
+    ++mapped;
     tiles.push_back(tile.place);
+    tiles.insert(tiles.end(), tile.more_pieces.begin(), tile.more_pieces.end());
   }
 }
 
@@ -335,7 +376,8 @@ FoldResult FoldRunner::run(const FoldInputs& inputs, const Arrangement& arrangem
       arrangement.tiles_per_task == 0 ? keys.tiles.size() : static_cast<std::size_t>(arrangement.tiles_per_task);
   const auto count = [](const auto& list) { return static_cast<std::int64_t>(list.size()); };
   const std::int64_t sources = std::max(kMostSourcesApart, count(placed_keys.sources));
-  kernel_->reserve({rows, count(queries), count(keys.tiles), count(keys.tiles), sources, count(key_lengths)});
+  kernel_->reserve(
+      {rows, count(queries), count(keys.tiles), count(keys.tiles) * keys.pieces, sources, count(key_lengths)});
   std::vector<KeyRun> key_runs;
   std::vector<KeyTile> tiles;
   std::size_t task_number = 0;
@@ -346,6 +388,7 @@ FoldResult FoldRunner::run(const FoldInputs& inputs, const Arrangement& arrangem
     task.key_lengths = key_lengths;
     task.key_runs = key_runs;
     task.tiles = tiles;
+    task.pieces = keys.pieces;
     task.sources = from.sources;
     task.state = into.data();
     task.resume = resume;

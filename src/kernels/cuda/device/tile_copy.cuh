@@ -39,8 +39,8 @@ struct RowsOf {
   __device__ const char* at(int row) const { return data + static_cast<std::int64_t>(row) * stride; }
 };
 
-// A 16-byte chunk of a row, or zeros where the row is not `present`.
-__device__ __forceinline__ void copy_chunk(std::uint32_t to, const char* from, bool aligned, bool present) {
+// Copies eight elements to shared memory; where not `present`, writes zeros without reading. `aligned`: to 16 bytes.
+__device__ __forceinline__ void copy_chunk(std::uint32_t to, const char* from, bool present, bool aligned) {
   if (aligned) {
     copy_16(to, from, present);
     return;
@@ -64,7 +64,7 @@ __device__ __forceinline__ void copy_columns_checked(std::uint32_t target, const
     const bool present = row >= begin && row < end;
     const std::uint32_t to =
         target + static_cast<std::uint32_t>(chunk / 8 * kRows * kPanelRowBytes) + swizzled(row, chunk % 8);
-    copy_chunk(to, rows.at(present ? row : begin) + chunk * 16, rows.aligned(), present);
+    copy_chunk(to, rows.at(present ? row : begin) + chunk * 16, present, rows.aligned());
   }
 }
 
@@ -135,7 +135,7 @@ __device__ __forceinline__ void copy_pieces(std::uint32_t target, int piece_log,
 #pragma unroll
     for (int chunk = first; chunk < kDim / 8; chunk += 8) {
       copy_chunk(target + static_cast<std::uint32_t>(chunk / 8 * kRows * kPanelRowBytes) + swizzled(row, chunk % 8),
-                 from + chunk * 16, rows.aligned(), present);
+                 from + chunk * 16, present, rows.aligned());
     }
   }
 }
