@@ -55,9 +55,9 @@ struct QueryRun {
   bool operator==(const QueryRun&) const = default;
 };
 
-// Where keys and values lie. Dense or strided; the rows of k and v with the same index belong to the same token. Or in
-// pages of a pool: page p has rows [p · page_size, (p + 1) · page_size), and the token strides are those inside of a
-// page.
+// Where keys and values lie: rows of two tensors, of which those with the same index belong to the same token. Dense or
+// strided; or pages that are anyhow apart: with a page size, row r is row r % page_size of page r / page_size, and the
+// token strides are those inside of a page.
 struct KeySource {
   TensorView k;                    // [rows, kv_heads, head_dim]
   TensorView v;                    // [rows, kv_heads, head_dim_v]
@@ -76,14 +76,15 @@ struct KeySource {
   }
 };
 
-// The source that the pages of a pool are. k and v have as many pages, of as many tokens.
-inline KeySource key_source(const CacheView& k, const CacheView& v) {
-  const auto rows_of = [](const CacheView& view) {
-    return TensorView{view.data,         view.dtype,      view.pages * view.page_size, view.heads, view.dim,
-                      view.token_stride, view.head_stride};
-  };
-  return {rows_of(k), rows_of(v), k.page_size, k.page_stride, v.page_stride};
-}
+// A pool of pages as a source. Token t of page p is row p · page_rows + t.
+struct PoolSource {
+  KeySource source;
+  std::int64_t page_rows = 0;
+};
+// k and v have as many pages, of as many tokens. Where a page's tokens are as far from the next page's as a multiple of
+// what they are from each other, the same one in k and in v, the source is a strided one, which kernels read as fast as
+// a dense one. That is so in every usual order of axes.
+PoolSource pool_source(const CacheView& k, const CacheView& v);
 
 // A key tile is mapped in pieces, as many for each tile of a task: its keys are cut into runs of key_tile / pieces, and
 // the keys of a piece follow each other in a source, inside of one page. The fewest pieces that tiles in pages take:

@@ -34,6 +34,20 @@ void check_pages(std::int64_t page_size, int piece_keys) {
 
 }  // namespace
 
+PoolSource pool_source(const CacheView& k, const CacheView& v) {
+  const auto rows_of = [](const CacheView& view, std::int64_t page_rows) {
+    const std::int64_t rows = view.pages == 0 ? 0 : (view.pages - 1) * page_rows + view.page_size;
+    return TensorView{view.data, view.dtype, rows, view.heads, view.dim, view.token_stride, view.head_stride};
+  };
+  const auto pages_apart = [](const CacheView& view) {
+    return view.token_stride > 0 && view.page_stride % view.token_stride == 0 ? view.page_stride / view.token_stride
+                                                                              : 0;
+  };
+  const std::int64_t apart = pages_apart(k);
+  if (apart > 0 && apart == pages_apart(v)) return {{rows_of(k, apart), rows_of(v, apart)}, apart};
+  return {{rows_of(k, k.page_size), rows_of(v, v.page_size), k.page_size, k.page_stride, v.page_stride}, k.page_size};
+}
+
 void check_fold_task(const FoldSpec& spec, int key_tile, const FoldTask& task) {
   check_view("q", task.q, spec.dtype, spec.heads, spec.head_dim);
   for (const KeySource& source : task.sources) {

@@ -162,11 +162,14 @@ PlacedKeys place_in_pages(const FoldInputs& inputs, const PageLayout& layout, in
   keys.v = {keys.pool->fill(inputs, inputs.v, inputs.spec.head_dim_v)};
   keys.pieces = pieces_of_tile(key_tile, layout.page_size);
   const int piece_keys = key_tile / keys.pieces;
+  const std::int64_t page_rows = pool_source(keys.pool->view(nullptr, inputs.spec, inputs.spec.head_dim),
+                                             keys.pool->view(nullptr, inputs.spec, inputs.spec.head_dim_v))
+                                     .page_rows;
   for (std::size_t s = 0; s < inputs.sequences.size(); ++s) {
     const std::int64_t length = inputs.sequences[s].k_len;
     const auto place = [&](std::int64_t key) {
       if (key >= length) return KeyTile{0x40000000, 0};
-      return KeyTile{0, keys.pool->page(s, key / layout.page_size) * layout.page_size + key % layout.page_size};
+      return KeyTile{0, keys.pool->page(s, key / layout.page_size) * page_rows + key % layout.page_size};
     };
     for (std::int64_t begin = 0; begin < length; begin += key_tile) {
       PlacedTile& tile =
@@ -253,7 +256,7 @@ PlacedSources place_sources(Backend& backend, const FoldSpec& spec, const Placed
     };
     const CacheView k = place_pool(keys.k[0], spec.head_dim);
     const CacheView v = place_pool(keys.v[0], spec.head_dim_v);
-    placed.sources.push_back(key_source(k, v));
+    placed.sources.push_back(pool_source(k, v).source);
     return placed;
   }
   for (std::size_t i = 0; i < keys.k.size(); ++i) {

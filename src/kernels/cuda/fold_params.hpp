@@ -10,8 +10,7 @@
 
 namespace ringattn::cuda {
 
-// kernels/fold.hpp's KeyTile, KeySource and KeyRun for the device. Strides count elements. A source whose pages follow
-// each other like its rows has none here.
+// kernels/fold.hpp's KeyTile, KeySource and KeyRun for the device. Strides count elements.
 struct TileEntry {
   std::int32_t source;
   std::int64_t row;

@@ -112,9 +112,7 @@ SourceEntry source_entry(const KeySource& source) {
   SourceEntry entry{
       source.k.data,         source.v.data,        source.k.tokens,      source.k.token_stride, source.k.head_stride,
       source.v.token_stride, source.v.head_stride, source.k_page_stride, source.v_page_stride,  kNoPages};
-  const bool follow_each_other = source.k_page_stride == source.page_size * source.k.token_stride &&
-                                 source.v_page_stride == source.page_size * source.v.token_stride;
-  if (!follow_each_other) entry.page_log = std::countr_zero(static_cast<std::uint64_t>(source.page_size));
+  if (source.page_size > 0) entry.page_log = std::countr_zero(static_cast<std::uint64_t>(source.page_size));
   return entry;
 }
 

@@ -62,7 +62,7 @@ struct TileMap {
 
   // Pieces of a tile as a power of two: kLeastPieceKeys and the tile are, and so is what lies between.
   static_assert((C::kKeyTile & (C::kKeyTile - 1)) == 0 && C::kKeyTile / kLeastPieceKeys <= kPlaces / 4);
-  __device__ int pieces_log() const { return 31 - __clz(p.tables.pieces); }
+  __device__ int pieces_log() const { return std::countr_zero(static_cast<unsigned>(p.tables.pieces)); }
   __device__ int piece_log() const { return std::countr_zero(static_cast<unsigned>(C::kKeyTile)) - pieces_log(); }
   __device__ int piece_keys() const { return 1 << piece_log(); }
 

@@ -12,7 +12,8 @@ namespace ringattn::sm90 {
 struct HopperParams {
   cuda::FoldParams fold;
   // Boxes of one head: query tiles of 64 rows, with all columns where those fill panels of 64;
-  // FoldConfig::key_box_rows() × key_box_columns() of key tiles; a warp's 16 rows of the output by panels.
+  // FoldConfig::key_box_rows() × key_box_columns() of key tiles, or a piece × a panel; a warp's 16 rows of the output
+  // by panels.
   CUtensorMap q;
   CUtensorMap out;
   CUtensorMap k[cuda::kNearSources];
