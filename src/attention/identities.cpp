@@ -21,7 +21,8 @@ std::string job_hash(const Job& job) {
   XXH3_state_t state;
   std::memset(&state, 0, sizeof state);
   XXH3_64bits_reset(&state);
-  const std::string text = fmt::format("{} scale {:a}", describe(job.spec), job.spec.softmax_scale);
+  const std::string text =
+      fmt::format("{} scale {:a} pages {}", describe(job.spec), job.spec.softmax_scale, job.page_size);
   XXH3_64bits_update(&state, text.data(), text.size());
   for (const Sequence& s : job.batch.sequences) {
     const std::int64_t numbers[] = {s.q_len, s.k_len, s.q_offset};
