@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include <bit>
+
 #include "base/cuda.hpp"
 #include "base/error.hpp"
 #include "kernels/sm90/fold/tensor_maps.hpp"
@@ -16,7 +18,9 @@ HopperParams hopper_params(const cuda::FoldParams& p, const FoldConfig& config) 
   const MappedTensor q{p.q.data, p.rows, p.heads, p.head_dim, p.q.token_stride, p.q.head_stride};
   params.bulk_in = p.tables.all_near && can_map(q);
   const bool whole = p.tables.pieces == 1;
-  const int box_rows = whole ? config.key_box_rows() : config.key_tile / p.tables.pieces;
+  params.piece_keys = config.key_tile / p.tables.pieces;
+  params.lanes_log = static_cast<std::int32_t>(std::bit_width(static_cast<unsigned>(p.tables.pieces - 1)));
+  const int box_rows = whole ? config.key_box_rows() : params.piece_keys;
   const auto box_columns = [&](int dim) { return whole ? config.key_box_columns(dim) : kPanelColumns; };
   for (int i = 0; params.bulk_in && i < cuda::kNearSources; ++i) {
     const cuda::SourceEntry& source = p.tables.near_sources[i];

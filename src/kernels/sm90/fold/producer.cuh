@@ -4,7 +4,6 @@
 // side fetch half of each key tile's rows each, and the copy engine writes them to both.
 #pragma once
 
-#include <bit>
 #include <cstdint>
 
 #include "kernels/sm90/fold/hopper_params.hpp"
@@ -44,40 +43,41 @@ __device__ __forceinline__ TilePlace find_tile(const cuda::FoldParams& p, const 
   return {entry->source, left < C::kKeyTile ? static_cast<int>(left) : C::kKeyTile, entry->row};
 }
 
-// How the lanes of the producer share out tiles that lie in pieces: each has one piece of one of several tiles.
+// How the lanes of the producer share out tiles that lie in pieces: each has one piece of one of several tiles. Worked
+// out anew from the launch's parameters each time, since the producer has no registers to spare.
 template <class C>
 struct PieceLanes {
-  int piece_keys;
-  int tile_log;  // of 2: lanes of a tile
-  int nth;       // of the tiles that are looked up together, this lane's
-  int piece;     // of the tile, this lane's
-  bool fetches;  // there is such a piece, and it is in this CTA's share: side by side each has half of them
+  const HopperParams& params;
 
-  __device__ __forceinline__ PieceLanes(int pieces, int lane)
-      : piece_keys(C::kKeyTile / pieces),
-        tile_log(std::bit_width(static_cast<unsigned>(pieces - 1))),
-        nth(lane >> tile_log),
-        piece(lane & ((1 << tile_log) - 1)),
-        fetches(piece < pieces) {
+  static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x) % 32; }
+  __device__ __forceinline__ int tiles() const { return 32 >> params.lanes_log; }    // that are looked up together
+  __device__ __forceinline__ int nth() const { return lane() >> params.lanes_log; }  // of those, this lane's
+  __device__ __forceinline__ int first_lane(int nth) const { return nth << params.lanes_log; }  // of a tile
+  __device__ __forceinline__ int piece() const { return lane() & ((1 << params.lanes_log) - 1); }
+  __device__ __forceinline__ int first_key() const { return piece() * params.piece_keys; }  // of the piece in its tile
+  // Whether there is such a piece and it is in this CTA's share: side by side each has half of them.
+  __device__ __forceinline__ bool fetches() const {
+    const int pieces = params.fold.tables.pieces;
     if constexpr (C::kWalkCtas > 1) {
-      const int first = (pieces + 1) / 2;  // the first CTA's
-      fetches = fetches && (piece >= first) == (rank_in_cluster() > 0);
+      const int of_first = (pieces + 1) / 2;
+      return rank_in_cluster() > 0 ? piece() >= of_first && piece() < pieces : piece() < of_first;
     }
+    return piece() < pieces;
   }
-
-  // Keys of a tile, up to the end of the last piece that holds any of `keys`. Pieces of 16, 32 or 64 keys.
-  __device__ __forceinline__ int whole_pieces(int keys) const { return (keys + piece_keys - 1) & -piece_keys; }
+  // Keys of a tile, up to the end of the last piece that holds any of `keys`. Pieces have 16, 32 or 64 keys.
+  __device__ __forceinline__ int whole_pieces(int keys) const {
+    return (keys + params.piece_keys - 1) & -params.piece_keys;
+  }
 };
 
 // This lane's piece of the i-th tile of a round's walk. The entries of pieces without keys are not read.
 template <class C>
-__device__ __forceinline__ TilePlace find_piece(const cuda::FoldParams& p, const BundleWork& work, int i,
-                                                const PieceLanes<C>& lanes) {
-  const auto [tile, pieces] = cuda::tile_of_walk(p.tables, work, i);
+__device__ __forceinline__ TilePlace find_piece(const BundleWork& work, int i, const PieceLanes<C>& lanes) {
+  const auto [tile, pieces] = cuda::tile_of_walk(lanes.params.fold.tables, work, i);
   const std::int64_t left = work.key_length - tile * C::kKeyTile;
   const int keys = left < C::kKeyTile ? static_cast<int>(left) : C::kKeyTile;
-  if (!lanes.fetches || lanes.piece * lanes.piece_keys >= keys) return {kNotMine, keys, 0};
-  return {pieces[lanes.piece].source, keys, pieces[lanes.piece].row};
+  if (!lanes.fetches() || lanes.first_key() >= keys) return {kNotMine, keys, 0};
+  return {pieces[lanes.piece()].source, keys, pieces[lanes.piece()].row};
 }
 
 // The i-th tile of a batch that the lanes have looked up, as one lane fetches it; in pieces, this lane's piece of it.
@@ -85,8 +85,8 @@ template <bool kInPieces, class C>
 __device__ __forceinline__ TileBox box_of(const TilePlace& batch, int i, const PieceLanes<C>& lanes) {
   constexpr unsigned kAll = 0xffffffffU;
   if constexpr (kInPieces) {
-    return {lanes.nth == i ? batch.source : kNotMine, static_cast<int>(batch.row),
-            __shfl_sync(kAll, batch.keys, i << lanes.tile_log)};
+    return {lanes.nth() == i ? batch.source : kNotMine, static_cast<int>(batch.row),
+            __shfl_sync(kAll, batch.keys, lanes.first_lane(i))};
   } else {
     return {__shfl_sync(kAll, batch.source, i), __shfl_sync(kAll, static_cast<int>(batch.row), i),
             __shfl_sync(kAll, batch.keys, i)};
@@ -134,7 +134,7 @@ __device__ __forceinline__ void load_keys(std::uint32_t target, const CUtensorMa
 template <class C, int kColumns>
 __device__ __forceinline__ void load_piece(std::uint32_t target, const CUtensorMap* from, std::uint32_t barrier,
                                            int head, int row, const PieceLanes<C>& lanes) {
-  const std::uint32_t first = target + static_cast<std::uint32_t>(lanes.piece * lanes.piece_keys * kPanelRowBytes);
+  const std::uint32_t first = target + static_cast<std::uint32_t>(lanes.first_key() * kPanelRowBytes);
 #pragma unroll
   for (int column = 0; column < kColumns; column += kPanelColumns) {
     const std::uint32_t box = first + static_cast<std::uint32_t>(column / kPanelColumns * SharedMap<C>::kTilePanel);
@@ -152,8 +152,8 @@ template <class C, bool kInPieces>
 __device__ __forceinline__ void fetch(const HopperParams& params, const SharedMap<C>& map, unsigned char* shared) {
   const cuda::FoldParams& p = params.fold;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const PieceLanes<C> lanes(kInPieces ? p.tables.pieces : 2, lane);
-  const int together = kInPieces ? 32 >> lanes.tile_log : 32;  // tiles that the lanes look up at a time
+  const PieceLanes<C> lanes{params};
+  const int together = kInPieces ? lanes.tiles() : 32;  // tiles that the lanes look up at a time
   RingCursor<C::kRounds> round;
   RingCursor<C::kStages> ring;
   RingCursor<C::kStages> ring_v;  // where V is fetched behind K (C::kKeysAhead)
@@ -221,7 +221,7 @@ __device__ __forceinline__ void fetch(const HopperParams& params, const SharedMa
     TilePlace ahead{};
     const auto look_up = [&](int begin) {
       if constexpr (kInPieces) {
-        if (begin + lanes.nth < tiles) ahead = find_piece<C>(p, work, begin + lanes.nth, lanes);
+        if (begin + lanes.nth() < tiles) ahead = find_piece<C>(work, begin + lanes.nth(), lanes);
       } else {
         if (begin + lane < tiles) ahead = find_tile<C>(p, work, begin + lane);
       }

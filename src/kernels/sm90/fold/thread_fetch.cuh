@@ -73,21 +73,24 @@ __device__ __forceinline__ void fetch_by_threads(const HopperParams& params, con
       if (thread == 0 && i == wanted) barrier_arrive(map.work_wanted());
       const auto [tile, pieces] = cuda::tile_of_walk(p.tables, work, i);
       const cuda::SourceEntry& source = cuda::source_of(p.tables, pieces->source);
-      const std::int64_t left = work.key_length - tile * C::kKeyTile;
+      const std::int64_t behind = work.key_length - tile * C::kKeyTile;
+      const int keys = behind < C::kKeyTile ? static_cast<int>(behind) : C::kKeyTile;
       const std::uint32_t stage = ring.stage();
       barrier_wait(map.k_empty(stage), ring.parity() ^ 1U);
       if (C::kKeysAhead) barrier_wait(map.v_empty(stage), ring.parity() ^ 1U);
-      const int piece_keys = C::kKeyTile / p.tables.pieces;
-      for (int first = 0; first < C::kKeyTile; first += piece_keys) {
-        const int keys = left <= first ? 0 : left - first < piece_keys ? static_cast<int>(left) - first : piece_keys;
-        const std::int64_t row = keys > 0 ? pieces[first / piece_keys].row : 0;
+#pragma unroll 1
+      for (int piece = 0; piece < p.tables.pieces; ++piece) {
+        const int first = piece * params.piece_keys;
+        const int left = keys - first;
+        const std::int64_t row = pieces[left > 0 ? piece : 0].row;  // without keys: any row, which is not read
+        const int present = left < params.piece_keys ? left : params.piece_keys;
+        const auto offset = static_cast<std::uint32_t>(first * kPanelRowBytes);
         const char* k = static_cast<const char*>(source.k) + 2 * cuda::k_offset(source, row, work.kv_head);
+        copy_rows(map.k(stage) + offset, {k, 2 * source.k_token_stride}, C::kDim, C::kKeyTile, params.piece_keys, 0,
+                  present, thread);
         const char* v = static_cast<const char*>(source.v) + 2 * cuda::v_offset(source, row, work.kv_head);
-        const auto target = static_cast<std::uint32_t>(first * kPanelRowBytes);
-        copy_rows(map.k(stage) + target, {k, 2 * source.k_token_stride}, C::kDim, C::kKeyTile, piece_keys, 0, keys,
-                  thread);
-        copy_rows(map.v(stage) + target, {v, 2 * source.v_token_stride}, C::kDimV, C::kKeyTile, piece_keys, 0, keys,
-                  thread);
+        copy_rows(map.v(stage) + offset, {v, 2 * source.v_token_stride}, C::kDimV, C::kKeyTile, params.piece_keys, 0,
+                  present, thread);
       }
       publish();
       if (thread == 0) {
