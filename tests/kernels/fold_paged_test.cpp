@@ -40,12 +40,16 @@ class FoldPaged : public KernelRowTest {
   }
 };
 
-// Sequences that end around pages and tiles of every size, and one of nothing.
+// Sequences that end around pages and tiles of every size, and one of nothing. Where every query sees every key, CTAs
+// may fetch the keys of a tile together.
 TEST_P(FoldPaged, EveryHeadDimAndPageSize) {
   for (const Dims& dims : all_dims(row())) {
-    const FoldSpec spec = make_spec(dims, 4, 2, {-1, 0});
     expect_dense_bits(
-        random_inputs(spec, {{15, 15, 0}, {40, 300, 260}, {1, 1, 0}, {20, 129, 109}, {3, 0, 0}, {30, 448, 418}}, 61),
+        random_inputs(make_spec(dims, 4, 2, {-1, 0}),
+                      {{15, 15, 0}, {40, 300, 260}, {1, 1, 0}, {20, 129, 109}, {3, 0, 0}, {30, 448, 418}}, 61),
+        all_pages());
+    expect_dense_bits(
+        random_inputs(make_spec(dims, 8, 1, {-1, -1}), {{70, 1000, 0}, {40, 129, 0}, {90, 15, 0}, {64, 640, 0}}, 60),
         all_pages());
   }
 }
