@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Measures the fold kernels of the cuda backend alone, through FoldKernel: speed over shapes (fold_gpu_speed.cpp), the
 // cost of state and of enqueueing, and the error of long sums. One JSON line a figure.
-//   fold_gpu_bench speed|gate|touched|state|host|bias|generator [kernel [head_dim [tokens]]]  (head_dim: of speed and
-//   gate, tokens: of speed)
+//   fold_gpu_bench speed|gate|touched|pages|state|host|bias|generator [kernel [head_dim [tokens]]]  (head_dim: of
+//   speed, gate and pages, tokens: of speed)
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -169,6 +169,7 @@ int run(const std::string& what, const std::string& kernel, int head_dim, std::i
     if (what == "speed") measure_speeds(device, head_dim, tokens);
     if (what == "gate") measure_gate(device, head_dim);
     if (what == "touched") measure_touched(device);
+    if (what == "pages") measure_pages(device, head_dim);
     if (what == "state") measure_state(device);
     if (what == "host") measure_host(device);
     if (what == "generator") measure_generator(device);

@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <numeric>
+#include <random>
 #include <vector>
 
 #include "kernels/fold_spec.hpp"
@@ -70,6 +72,12 @@ struct Lengths {
   std::int64_t keys;
 };
 
+// How keys lie in the memory of a job: side by side, or in pages that are dealt at random.
+struct Pages {
+  std::int64_t size = 0;  // tokens; 0: side by side
+  bool head_major = false;
+};
+
 // Sequences in device memory, the queries at the end of the keys, and tasks over them.
 class GpuJob {
  public:
@@ -77,27 +85,38 @@ class GpuJob {
   GpuJob(Device& device, const FoldSpec& spec, std::int64_t batch, std::int64_t queries, std::int64_t keys)
       : GpuJob(device, spec, std::vector<Lengths>(static_cast<std::size_t>(batch), {queries, keys})) {}
 
-  GpuJob(Device& device, const FoldSpec& spec, const std::vector<Lengths>& sequences)
+  GpuJob(Device& device, const FoldSpec& spec, const std::vector<Lengths>& sequences, const Pages& pages = {})
       : device_(device), spec_(spec), kernel_(device.row.make_kernel(spec, *device.backend)) {
     std::int64_t rows = 0;
     std::int64_t key_rows = 0;
+    if (pages.size > 0) {
+      for (const Lengths& lengths : sequences) key_rows += (lengths.keys + pages.size - 1) / pages.size * pages.size;
+      make_pages(pages, key_rows);
+      key_rows = 0;
+    }
     for (const Lengths& lengths : sequences) {
       const auto sequence = static_cast<std::int32_t>(lengths_.size());
       const auto table = static_cast<std::int64_t>(tiles_.size());
       queries_.push_back({sequence, lengths.keys - lengths.queries, rows, lengths.queries});
       lengths_.push_back(lengths.keys);
-      for (std::int64_t key = 0; key < lengths.keys; key += kernel_->key_tile()) tiles_.push_back({0, key_rows + key});
-      runs_.push_back({sequence, 0, static_cast<std::int64_t>(tiles_.size()) - table, table});
+      const std::int64_t tiles = (lengths.keys + kernel_->key_tile() - 1) / kernel_->key_tile();
+      const std::int64_t piece = kernel_->key_tile() / pieces_;
+      for (std::int64_t key = 0; key < tiles * kernel_->key_tile(); key += piece) {
+        tiles_.push_back({0, key < lengths.keys ? row_of(pages, key_rows + key) : 0});
+      }
+      runs_.push_back({sequence, 0, tiles, table / pieces_});
       rows += lengths.queries;
-      key_rows += lengths.keys;
+      key_rows += pages.size == 0 ? lengths.keys : (lengths.keys + pages.size - 1) / pages.size * pages.size;
     }
     make(q_, q_memory_, SyntheticTensor::kQ, rows, spec.heads, spec.head_dim);
-    make(k_, k_memory_, SyntheticTensor::kK, key_rows, spec.kv_heads, spec.head_dim);
-    make(v_, v_memory_, SyntheticTensor::kV, key_rows, spec.kv_heads, spec.head_dim_v);
+    if (pages.size == 0) {
+      make(k_, k_memory_, SyntheticTensor::kK, key_rows, spec.kv_heads, spec.head_dim);
+      make(v_, v_memory_, SyntheticTensor::kV, key_rows, spec.kv_heads, spec.head_dim_v);
+      sources_.push_back({k_, v_});
+    }
     out_ =
         device.backend->allocate(static_cast<std::size_t>(rows * spec.heads * spec.head_dim_v) * size_of(spec.dtype));
     lse_ = device.backend->allocate(static_cast<std::size_t>(rows * spec.heads) * sizeof(float));
-    sources_.push_back({k_, v_});
     output_ = {dense_view(static_cast<void*>(out_.data()), spec.dtype, rows, spec.heads, spec.head_dim_v),
                {reinterpret_cast<float*>(lse_.data()), spec.heads, 1},
                nullptr};
@@ -113,6 +132,7 @@ class GpuJob {
     task.key_lengths = lengths_;
     task.key_runs = runs_;
     task.tiles = tiles_;
+    task.pieces = pieces_;
     task.sources = sources_;
     task.save = false;
     task.finish = &output_;
@@ -137,6 +157,36 @@ class GpuJob {
   void set_v(const std::vector<std::byte>& elements) { upload(v_memory_, elements); }
 
  private:
+  // The pool of all sequences' keys, and the order in which they have its pages.
+  void make_pages(const Pages& pages, std::int64_t rows) {
+    make(k_, k_memory_, SyntheticTensor::kK, rows, spec_.kv_heads, spec_.head_dim);
+    make(v_, v_memory_, SyntheticTensor::kV, rows, spec_.kv_heads, spec_.head_dim_v);
+    const auto pool_of = [&](const TensorView& view) {
+      const std::int64_t of_page = pages.size * view.heads * view.dim;
+      return CacheView{view.data,
+                       view.dtype,
+                       rows / pages.size,
+                       pages.size,
+                       view.heads,
+                       view.dim,
+                       of_page,
+                       pages.head_major ? view.dim : view.heads * view.dim,
+                       pages.head_major ? pages.size * view.dim : view.dim};
+    };
+    const PoolSource pool = pool_source(pool_of(k_), pool_of(v_));
+    sources_.push_back(pool.source);
+    page_rows_ = pool.page_rows;
+    pieces_ = pieces_of_tile(kernel_->key_tile(), pages.size);
+    order_.resize(static_cast<std::size_t>(rows / pages.size));
+    std::iota(order_.begin(), order_.end(), std::int64_t{0});
+    std::mt19937_64 generator(1);
+    std::shuffle(order_.begin(), order_.end(), generator);
+  }
+  // Where a key lies in its source, counted through the keys, or the pages, of all sequences.
+  std::int64_t row_of(const Pages& pages, std::int64_t key) const {
+    if (pages.size == 0) return key;
+    return order_[static_cast<std::size_t>(key / pages.size)] * page_rows_ + key % pages.size;
+  }
   void make(TensorView& view, Buffer& memory, SyntheticTensor tensor, std::int64_t tokens, std::int64_t heads,
             std::int64_t dim) {
     memory = device_.backend->allocate(static_cast<std::size_t>(tokens * heads * dim) * size_of(spec_.dtype));
@@ -161,6 +211,9 @@ class GpuJob {
   std::vector<KeyRun> runs_;
   std::vector<KeyTile> tiles_;
   std::vector<KeySource> sources_;
+  int pieces_ = 1;
+  std::int64_t page_rows_ = 0;
+  std::vector<std::int64_t> order_;  // of pages
   FoldOutput output_;
 };
 
@@ -171,5 +224,7 @@ void measure_speeds(Device& device, int head_dim, std::int64_t tokens);
 // Every head_dim, mask and length that a change of the kernel may make slower; fewer repeats of long jobs.
 void measure_gate(Device& device, int head_dim);
 void measure_touched(Device& device);
+// Keys in pages against the same keys side by side, in turn.
+void measure_pages(Device& device, int head_dim);
 
 }  // namespace ringattn

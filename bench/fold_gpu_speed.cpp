@@ -134,4 +134,37 @@ void measure_touched(Device& device) {
   }
 }
 
+void measure_pages(Device& device, int only_head_dim) {
+  constexpr Heads kHeads[] = {
+      {32, 8, 128, 128}, {32, 32, 64, 64}, {8, 8, 256, 256}, {32, 8, 96, 96}, {16, 16, 192, 128}};
+  constexpr Pages kPages[] = {{16}, {32}, {64}, {128}, {256}, {16, true}, {64, true}, {128, true}};
+  for (const Heads& heads : kHeads) {
+    if (only_head_dim != 0 && heads.head_dim != only_head_dim) continue;
+    const FoldSpec spec = make_spec(Dtype::kBf16, heads, {-1, 0});
+    if (!can_run(device.row, spec)) continue;
+    for (const std::int64_t tokens : {1024, 8192, 32768}) {
+      const std::vector<Lengths> sequences(static_cast<std::size_t>(std::max<std::int64_t>(1, 16384 / tokens)),
+                                           {tokens, tokens});
+      const auto time = [&](const Pages& pages) {
+        GpuJob job(device, spec, sequences, pages);
+        const FoldTask task = job.task();
+        return median(time_repeats(device, [&] { job.fold(task); }));
+      };
+      for (const Pages& pages : kPages) {
+        const double before = time({});
+        const double paged = time(pages);
+        const double dense = (before + time({})) / 2.0;  // the card warms up meanwhile
+        fmt::print(
+            "{{\"what\":\"pages\",\"kernel\":\"{}\",\"batch\":{},\"seq\":{},\"heads\":{},\"kv_heads\":{},\"head_dim\":{"
+            "},"
+            "\"head_dim_v\":{},\"page_size\":{},\"head_major\":{},\"ms_dense\":{:.4f},\"ms_paged\":{:.4f},"
+            "\"of_dense\":{:.4f}}}\n",
+            device.row.name, sequences.size(), tokens, spec.heads, spec.kv_heads, spec.head_dim, spec.head_dim_v,
+            pages.size, pages.head_major, dense, paged, dense / paged);
+        std::fflush(stdout);
+      }
+    }
+  }
+}
+
 }  // namespace ringattn

@@ -102,11 +102,15 @@ struct Attention::Impl {
   const Plan& plan() const { return now().plan(); }
   std::int64_t q_rows() const { return now().forecast.layout().queries.tokens(transport.rank()); }
   std::int64_t k_rows() const { return now().forecast.layout().keys.tokens(transport.rank()); }
+  std::vector<std::int64_t> key_rows_of_sequences() const {
+    return rows_of_sequences(now().forecast.layout().keys, transport.rank());
+  }
   double longest_fold() const { return now().longest_fold(options.machine); }
 
   WorkspaceLayout workspace(bool dense_kv) const {
+    const bool staged = several() && (!dense_kv || job.page_size > 0);
     return workspace_layout(streams, plan().keeps_state ? kernel->state_bytes(q_rows()) : 0,
-                            owns_block_buffers() ? 0 : buffer_rows, dense_kv || !several() ? 0 : k_rows());
+                            owns_block_buffers() ? 0 : buffer_rows, staged ? k_rows() : 0);
   }
 
   void choose();
@@ -132,6 +136,7 @@ struct Attention::Impl {
   Buffer block_buffers;               // on devices
   std::unique_ptr<Lengths> prepared;  // those that the object was made with
   std::unique_ptr<Lengths> others;    // of set_lengths(), instead
+  std::vector<KeyTile> page_map;      // of a block's tiles, where they lie in pages
   bool assumed_machine = false;       // nobody has given a machine model
   std::optional<EnqueuedRuns> runs;
 };
@@ -158,6 +163,7 @@ void Attention::Impl::allocate() {
   prepared = std::make_unique<Lengths>(job, options, *kernel, transport);
   const FoldLimits limits = reserved_limits(job, options, prepared->forecast.layout(), plan(), *kernel);
   kernel->reserve(limits);
+  if (reads_pages(job, transport.size())) page_map.reserve(static_cast<std::size_t>(limits.tiles));
   if (limits.prepared > 0) {
     prepared->prepared = prepare_tasks(plan(), job.spec, *kernel, options.state_out);
   }
@@ -196,8 +202,18 @@ void Attention::Impl::set_lengths(const Batch& batch) {
 void Attention::Impl::check(const Inputs& inputs, const Outputs& outputs, std::span<std::byte> space) const {
   const FoldSpec& spec = job.spec;
   check_view("q", inputs.q, spec, q_rows(), spec.heads, spec.head_dim);
-  check_view("k", inputs.k, spec, k_rows(), spec.kv_heads, spec.head_dim);
-  check_view("v", inputs.v, spec, k_rows(), spec.kv_heads, spec.head_dim_v);
+  if (job.page_size > 0) {
+    check_paged_keys(inputs.pages, spec, job.page_size, key_rows_of_sequences());
+  } else {
+    check_view("k", inputs.k, spec, k_rows(), spec.kv_heads, spec.head_dim);
+    check_view("v", inputs.v, spec, k_rows(), spec.kv_heads, spec.head_dim_v);
+  }
+  if ((job.page_size > 0 ? inputs.k.data : inputs.pages.k.data) != nullptr) {
+    fail(ErrorCode::kUsage, job.page_size > 0 ? "k is given" : "pages are given",
+         job.page_size > 0 ? fmt::format("the job's keys lie in pages of {} tokens", job.page_size)
+                           : "the job has no page size",
+         "Job::page_size says whether keys lie in pages.");
+  }
   check_view("out", outputs.out, spec, q_rows(), spec.heads, spec.head_dim_v);
   if (spec.sinks != (inputs.sinks != nullptr)) {
     fail(ErrorCode::kUsage, spec.sinks ? "sinks are missing" : "sinks are given",
@@ -228,6 +244,10 @@ void Attention::Impl::check_capture() const {
     refuse("the tables of other lengths than the prepared ones are made for one run",
            "Prepare an Attention for these lengths, or enqueue the run outside of the capture.");
   }
+  if (reads_pages(job, transport.size())) {
+    refuse("its block table lies in host memory, where a replay does not read it",
+           "Enqueue it outside of the capture.");
+  }
   if (!prepared->all_prepared()) {
     refuse(fmt::format("its {} blocks share memory for their tables", plan().blocks.size()),
            "Use larger blocks, or enqueue it outside of the capture.");
@@ -237,6 +257,10 @@ void Attention::Impl::check_capture() const {
 // The rank's own K and V as dense rows, which transfers and assembled tiles need: the caller's memory where it is
 // dense, else a copy in the workspace.
 StreamRows Attention::Impl::dense_shard(const Inputs& inputs, StreamRows staged, Stream stream) const {
+  if (job.page_size > 0) {
+    gather_pages(inputs.pages, key_rows_of_sequences(), *backend, staged, stream);
+    return staged;
+  }
   const TensorView* const views[] = {&inputs.k, &inputs.v};
   for (std::size_t s = 0; s < staged.size(); ++s) {
     const TensorView& view = *views[s];
@@ -260,9 +284,25 @@ void Attention::Impl::enqueue(const Inputs& inputs, const Outputs& outputs, std:
   const bool captured = backend->is_capturing(stream);
   if (captured) check_capture();
   const WorkspaceLayout layout = workspace(is_dense(inputs));
-  FoldStep::Memory memory{
-      inputs.q,     {inputs.k, inputs.v}, {}, space.data() + layout.state, {outputs.out, outputs.lse, inputs.sinks},
-      outputs.state};
+  FoldStep::Memory memory;
+  memory.q = inputs.q;
+  memory.own = {inputs.k, inputs.v};
+  memory.state = space.data() + layout.state;
+  memory.output = {outputs.out, outputs.lse, inputs.sinks};
+  memory.exports = outputs.state;
+  if (reads_pages(job, transport.size())) {
+    const PoolSource pool = pool_source(inputs.pages.k, inputs.pages.v);
+    memory.own = pool.source;
+    memory.pages = &inputs.pages;
+    memory.page_rows = pool.page_rows;
+    memory.map = &page_map;
+  } else if (job.page_size > 0) {
+    const StreamRows rows = rows_at(space.data(), layout.staged);
+    const void* k = rows[0];
+    const void* v = rows[1];
+    memory.own = {dense_view(k, spec.dtype, k_rows(), spec.kv_heads, spec.head_dim),
+                  dense_view(v, spec.dtype, k_rows(), spec.kv_heads, spec.head_dim_v)};
+  }
   std::array<StreamRows, 2> buffers = owns_block_buffers()
                                           ? buffers_at(block_buffers.data(), block_buffers_layout(streams, buffer_rows))
                                           : buffers_at(space.data(), layout);

@@ -24,6 +24,7 @@
 
 #include "attention/forecast.hpp"
 #include "attention/options.hpp"
+#include "attention/paged_keys.hpp"
 #include "attention/ring/engine.hpp"
 #include "attention/tokens/job.hpp"
 #include "attention/tokens/layout.hpp"
@@ -42,6 +43,9 @@ struct Inputs {
   TensorView k;                  // [k_rows, kv_heads, head_dim]
   TensorView v;                  // [k_rows, kv_heads, head_dim_v]
   const float* sinks = nullptr;  // [heads], present exactly when FoldSpec::sinks
+  // Instead of k and v, exactly where the job has a page size: a pool of the rank's own, with a table of its own. One
+  // rank reads the pages where they lie; several copy theirs into the workspace first.
+  PagedKeys pages{};
 };
 
 struct Outputs {
@@ -77,7 +81,8 @@ class Attention {
   std::int64_t k_rows() const;  // rows of this rank's k and v
 
   // Bytes a run needs beside inputs and outputs: fold state, two blocks (on devices those are the object's own, because
-  // peers write to them), and a dense copy of k and v if the caller's are strided (`dense_kv` false).
+  // peers write to them), and a dense copy of k and v if the caller's are strided (`dense_kv` false)
+  // or lie in pages.
   std::size_t workspace_bytes(bool dense_kv = true) const;
 
   // Collective. Computes this rank's rows of O and LSE. `workspace` is at least workspace_bytes() long, aligned to 256,
@@ -100,14 +105,15 @@ class Attention {
   // views is in use until the stream has passed them. One workspace serves any number of runs, for they follow each
   // other on the stream; runs of other objects of the same transport may lie between. Nothing is agreed on: kUsage is
   // thrown here alone, before anything is enqueued. Nor is anything allocated. The host doesn't wait for the device,
-  // unless the plan has so many blocks that their tables were not prepared. Nor does it wait for other ranks on
-  // transport p2p, unless they are threads of its process; on nccl as NCCL's own calls do. A failure of an earlier run
-  // may surface here. A host kernel does the work before this returns.
+  // unless the plan has so many blocks that their tables were not prepared, or one rank reads pages: their tables pass
+  // through memory for four tasks, and those of the last four are kept, so layers that share a block table share one.
+  // Nor does it wait for other ranks on transport p2p, unless they are threads of its process; on nccl as NCCL's own
+  // calls do. A failure of an earlier run may surface here. A host kernel does the work before this returns.
   //
   // While `stream` is being captured the run becomes part of the graph, whose launches read and write the memory that
   // the views name now; the object and the workspace outlive it, and the graph's launches follow other runs of the
   // object in stream order. kUnsupported where a graph can't hold the run: several ranks, or tables that were not
-  // prepared, as those of set_lengths() are not.
+  // prepared, as those of set_lengths() and of pages are not.
   void enqueue(const Inputs& inputs, const Outputs& outputs, std::span<std::byte> workspace, Stream stream = {});
 
   // Returns when the device has passed every run that was enqueued; at once if there is none. Throws what they failed

@@ -29,6 +29,12 @@ void FoldStep::compute(const ArrivedBlock& block, Stream stream, const Progress&
   task.q = memory_.q;
   task.state = memory_.state;
   task.prepared = prepared_[static_cast<std::size_t>(block.index)];
+  if (memory_.pages != nullptr) {
+    map_pages(*memory_.pages, memory_.page_rows, plan_, plan_.blocks[static_cast<std::size_t>(block.index)],
+              *memory_.map);
+    task.tiles = *memory_.map;
+    task.pieces = pieces_of_tile(plan_.kernel.key_tile, memory_.pages->k.page_size);
+  }
   kernel_.fold(task, stream, progress);
 }
 

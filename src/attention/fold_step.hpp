@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "attention/paged_keys.hpp"
 #include "attention/ring/engine.hpp"
 #include "kernels/fold.hpp"
 
@@ -18,7 +19,10 @@ class FoldStep final : public BlockStep {
   // Where a run's rows lie.
   struct Memory {
     TensorView q;                          // [q_rows, heads, head_dim]
-    KeySource own;                         // this rank's k and v, as the caller has them
+    KeySource own;                         // this rank's k and v, as the caller has them, or copied side by side
+    const PagedKeys* pages = nullptr;      // not null: `own` is their pool, and the rank has all keys
+    std::int64_t page_rows = 0;            // of the pool (PoolSource)
+    std::vector<KeyTile>* map = nullptr;   // room for a block's tiles in pages
     std::array<KeySource, 2> buffers;      // block b uses buffers[b % 2]
     void* state = nullptr;                 // FoldKernel::state_bytes(), where Plan::keeps_state
     FoldOutput output;                     // for the last block

@@ -48,26 +48,26 @@ std::int64_t key_tiles(const Job& job, const FoldKernel& kernel) {
 }
 
 // A task of everything, which no task of a plan exceeds.
-FoldLimits largest_task(const Job& job, const JobLayout& layout, std::int64_t tiles, int rank) {
+FoldLimits largest_task(const Job& job, const JobLayout& layout, const FoldKernel& kernel, int rank) {
   FoldLimits limits;
   limits.rows = layout.queries.tokens(rank);
   limits.query_runs = static_cast<std::int64_t>(layout.queries.runs(rank).size());
-  limits.tiles = tiles;
-  limits.key_runs = limits.tiles;
+  limits.key_runs = key_tiles(job, kernel);
+  limits.tiles = limits.key_runs * tile_pieces(job, kernel, layout.keys.world());
   limits.sources = 2;
   limits.sequences = static_cast<std::int64_t>(job.batch.sequences.size());
-  limits.prepared = kCountedTasks;
+  limits.prepared = reads_pages(job, layout.keys.world()) ? 0 : kCountedTasks;
   return limits;
 }
 
 // What a rank needs whatever the blocks are: its shards, results, scratch, the dense copy and spare rows.
 std::size_t fixed_bytes(const Job& job, const JobLayout& layout, const Options& options, const FoldKernel& kernel,
-                        std::int64_t tiles, int rank, bool staged) {
+                        int rank, bool staged) {
   const std::int64_t k_rows = layout.keys.tokens(rank);
   const std::int64_t rows = (staged ? k_rows : 0) + 2 * spare_rows(job, options, kernel, layout.queries.world());
   return static_cast<std::size_t>(shard_bytes(job.spec, layout.queries.tokens(rank), k_rows) +
                                   rows * kv_token_bytes(job.spec)) +
-         kernel.scratch_bytes(largest_task(job, layout, tiles, rank));
+         kernel.scratch_bytes(largest_task(job, layout, kernel, rank));
 }
 
 PlanOptions plan_options(const Job& job, const JobLayout& layout, const Options& options, const FoldKernel& kernel,
@@ -80,10 +80,9 @@ PlanOptions plan_options(const Job& job, const JobLayout& layout, const Options&
   result.checksum = options.checksum;
   result.overlap = options.overlap;
   const int world = layout.queries.world();
-  const std::int64_t tiles = key_tiles(job, kernel);
+  const bool staged = (staged_kv || job.page_size > 0) && world > 1;
   for (int rank = 0; rank < world; ++rank) {  // ranks must cut the same blocks, so the neediest decides
-    result.fixed_bytes =
-        std::max(result.fixed_bytes, fixed_bytes(job, layout, options, kernel, tiles, rank, staged_kv && world > 1));
+    result.fixed_bytes = std::max(result.fixed_bytes, fixed_bytes(job, layout, options, kernel, rank, staged));
     result.state_bytes = std::max(result.state_bytes, kernel.state_bytes(layout.queries.tokens(rank)));
   }
   return result;
@@ -166,8 +165,8 @@ struct ForecastKey {
            a.layout.kind == b.layout.kind && a.layout.stripe == b.layout.stripe && a.block_tokens == b.block_tokens &&
            a.memory_budget == b.memory_budget && a.checksum == b.checksum && a.state_out == b.state_out &&
            a.overlap == b.overlap && a.shorter_lengths == b.shorter_lengths && a.machine == b.machine &&
-           job.spec == other.job.spec && job.batch == other.job.batch && a.query_runs == b.query_runs &&
-           a.key_runs == b.key_runs;
+           job.spec == other.job.spec && job.batch == other.job.batch && job.page_size == other.job.page_size &&
+           a.query_runs == b.query_runs && a.key_runs == b.key_runs;
   }
 };
 
@@ -211,13 +210,19 @@ Forecast forecast(const Job& job, const Options& options, const FoldKernel& kern
   return {std::move(all), std::move(plan), prediction};
 }
 
-FoldLimits task_limits(const Plan& plan) {
+bool reads_pages(const Job& job, int world) { return job.page_size > 0 && world == 1; }
+
+int tile_pieces(const Job& job, const FoldKernel& kernel, int world) {
+  return reads_pages(job, world) ? pieces_of_tile(kernel.key_tile(), job.page_size) : 1;
+}
+
+FoldLimits task_limits(const Plan& plan, int pieces) {
   FoldLimits limits;
   for (const QueryRun& run : plan.queries) limits.rows += run.rows;
   limits.query_runs = static_cast<std::int64_t>(plan.queries.size());
   for (const BlockPlan& block : plan.blocks) {
     limits.key_runs = std::max(limits.key_runs, static_cast<std::int64_t>(block.key_runs.size()));
-    limits.tiles = std::max(limits.tiles, static_cast<std::int64_t>(block.tiles.size()));
+    limits.tiles = std::max(limits.tiles, static_cast<std::int64_t>(block.tiles.size()) * pieces);
   }
   limits.sources = 2;
   limits.sequences = static_cast<std::int64_t>(plan.key_lengths.size());
@@ -226,13 +231,14 @@ FoldLimits task_limits(const Plan& plan) {
 
 FoldLimits reserved_limits(const Job& job, const Options& options, const JobLayout& layout, const Plan& plan,
                            const FoldKernel& kernel) {
-  const FoldLimits largest = largest_task(job, layout, key_tiles(job, kernel), plan.rank);
-  FoldLimits limits = task_limits(plan);
+  const FoldLimits largest = largest_task(job, layout, kernel, plan.rank);
+  const int pieces = tile_pieces(job, kernel, plan.world);
+  FoldLimits limits = task_limits(plan, pieces);
   if (options.shorter_lengths) {
     limits.key_runs = std::min(limits.key_runs + limits.sequences, largest.key_runs);
-    limits.tiles = std::min(limits.tiles + limits.sequences, largest.tiles);
+    limits.tiles = std::min(limits.tiles + limits.sequences * pieces, largest.tiles);
   }
-  limits.prepared = static_cast<std::int64_t>(plan.blocks.size());
+  limits.prepared = reads_pages(job, plan.world) ? 0 : static_cast<std::int64_t>(plan.blocks.size());
   if (kernel.scratch_bytes(limits) > kernel.scratch_bytes(largest)) limits.prepared = 0;
   return limits;
 }

@@ -45,10 +45,16 @@ struct Forecast {
 Forecast forecast(const Job& job, const Options& options, const FoldKernel& kernel, Route route, int world, int rank,
                   bool staged_kv = false);
 
-// What the largest task of a plan holds. None of its tasks are prepared.
-FoldLimits task_limits(const Plan& plan);
+// Whether the job's tasks read keys from the pages of a cache, where they lie: on one rank. Several ranks first copy
+// theirs side by side, as those that travel must lie.
+bool reads_pages(const Job& job, int world);
+// FoldTask::pieces of the job's tasks.
+int tile_pieces(const Job& job, const FoldKernel& kernel, int world);
+// What the largest task of a plan holds, whose tiles are mapped in so many pieces. None of its tasks are prepared.
+FoldLimits task_limits(const Plan& plan, int pieces);
 // What is reserved for a plan: room for its tasks, which are all prepared where the memory for that was counted in the
-// plan; and with Options::shorter_lengths for as many more pieces of sequences as a block of shorter ones may hold.
+// plan (where they read pages, none are: those are named anew in each run); and with Options::shorter_lengths for as
+// many more pieces of sequences as a block of shorter ones may hold.
 FoldLimits reserved_limits(const Job& job, const Options& options, const JobLayout& layout, const Plan& plan,
                            const FoldKernel& kernel);
 // Rows of each block buffer beside those that the plan needs, for tiles of shorter sequences that are assembled from

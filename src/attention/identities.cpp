@@ -30,7 +30,7 @@ std::string job_hash(const Job& job) {
   XXH3_state_t state;
   std::memset(&state, 0, sizeof state);
   XXH3_64bits_reset(&state);
-  const std::string text = spec_text(job.spec);
+  const std::string text = fmt::format("{} pages {}", spec_text(job.spec), job.page_size);
   XXH3_64bits_update(&state, text.data(), text.size());
   for (const Sequence& s : job.batch.sequences) {
     const std::int64_t numbers[] = {s.q_len, s.k_len, s.q_offset};

@@ -56,7 +56,7 @@ struct Room {
   }
 };
 
-Room room_of(const Plan& plan) { return {task_limits(plan), plan.buffer_rows, plan.keeps_state}; }
+Room room_of(const Plan& plan, int pieces) { return {task_limits(plan, pieces), plan.buffer_rows, plan.keeps_state}; }
 
 }  // namespace
 
@@ -89,7 +89,8 @@ Options options_within(const Job& prepared, const Options& options, const Batch&
     const Forecasts wanted(job, fitting, kernel, route, world);
     missing.clear();
     for (int rank = 0; rank < world && missing.empty(); ++rank) {
-      missing = rooms[static_cast<std::size_t>(rank)].misses(room_of(wanted.plan(rank)));
+      missing =
+          rooms[static_cast<std::size_t>(rank)].misses(room_of(wanted.plan(rank), tile_pieces(job, kernel, world)));
       if (!missing.empty()) missing = fmt::format("rank {} needs {}", rank, missing);
     }
     if (missing.empty()) return fitting;

@@ -12,6 +12,7 @@
 #include "base/deadline.hpp"
 #include "base/memory.hpp"
 #include "base/tensor.hpp"
+#include "kernels/cache_view.hpp"
 #include "kernels/synthetic.hpp"
 
 namespace ringattn {
@@ -62,6 +63,10 @@ class Backend {
   // Copies `rows` rows of `row_bytes`; strides in bytes. Ordered on `stream`.
   virtual void copy_rows(void* target, std::int64_t target_stride, const void* source, std::int64_t source_stride,
                          std::int64_t row_bytes, std::int64_t rows, Stream stream) = 0;
+  // Copies `rows` rows of a cache side by side: row i of `target`, [rows, heads, dim], is row i % page_size of page
+  // pages[i / page_size], all of which the cache has. `pages` is read before it returns. Ordered on `stream`.
+  virtual void gather_pages(void* target, const CacheView& cache, std::span<const std::int32_t> pages,
+                            std::int64_t rows, Stream stream) = 0;
   // Sets `bytes` bytes to `value`. Ordered on `stream`.
   virtual void fill_bytes(void* target, std::byte value, std::size_t bytes, Stream stream) = 0;
   // Fills `rows`, [total_tokens(runs), heads, dim] of the backend's memory, with synthetic input

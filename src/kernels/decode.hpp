@@ -15,6 +15,7 @@
 
 #include "base/memory.hpp"
 #include "base/tensor.hpp"
+#include "kernels/cache_view.hpp"
 #include "kernels/fold.hpp"
 
 namespace ringattn {
@@ -34,24 +35,6 @@ std::string describe(const DecodeSpec& spec);  // describe() of the fold, "decod
 
 // Query rows of a sequence in one step, at most.
 inline constexpr int kMostDecodeRows = 16;
-
-// K or V of all sequences, [pages, page_size, heads, dim] in the order that the strides say. Strides count elements.
-struct CacheView {
-  const void* data = nullptr;
-  Dtype dtype = Dtype::kBf16;
-  std::int64_t pages = 0;
-  std::int64_t page_size = 0;  // tokens
-  std::int64_t heads = 0;
-  std::int64_t dim = 0;
-  std::int64_t page_stride = 0;
-  std::int64_t token_stride = 0;
-  std::int64_t head_stride = 0;
-
-  const std::byte* at(std::int64_t page, std::int64_t token, std::int64_t head) const {
-    return static_cast<const std::byte*>(data) +
-           (page * page_stride + token * token_stride + head * head_stride) * static_cast<std::int64_t>(size_of(dtype));
-  }
-};
 
 // Which page holds tokens [i · page_size, (i + 1) · page_size) of sequence s: pages[s · stride + i]. Entries behind a
 // sequence's last page are not read. Null: the cache is dense, and page s holds all of sequence s.

@@ -11,12 +11,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <numeric>
 #include <span>
 
 #include "base/dtype.hpp"
 #include "base/memory.hpp"
 #include "base/tensor.hpp"
 #include "kernels/backend.hpp"
+#include "kernels/cache_view.hpp"
 #include "kernels/merge.hpp"
 #include "kernels/visibility.hpp"
 
@@ -53,13 +55,49 @@ struct QueryRun {
   bool operator==(const QueryRun&) const = default;
 };
 
-// Where keys and values lie. Dense or strided; the rows of k and v with the same index belong to the same token.
+// Where keys and values lie: rows of two tensors, of which those with the same index belong to the same token. Dense or
+// strided; or pages that are anyhow apart: with a page size, row r is row r % page_size of page r / page_size, and the
+// token strides are those inside of a page.
 struct KeySource {
-  TensorView k;  // [rows, kv_heads, head_dim]
-  TensorView v;  // [rows, kv_heads, head_dim_v]
+  TensorView k;                    // [rows, kv_heads, head_dim]
+  TensorView v;                    // [rows, kv_heads, head_dim_v]
+  std::int64_t page_size = 0;      // rows, a power of two from 16 on; 0: no pages
+  std::int64_t k_page_stride = 0;  // elements from page to page, of k
+  std::int64_t v_page_stride = 0;  // and of v
+
+  const std::byte* k_at(std::int64_t row, std::int64_t head) const { return at(k, k_page_stride, row, head); }
+  const std::byte* v_at(std::int64_t row, std::int64_t head) const { return at(v, v_page_stride, row, head); }
+
+ private:
+  const std::byte* at(const TensorView& view, std::int64_t page_stride, std::int64_t row, std::int64_t head) const {
+    if (page_size == 0) return view.at(row, head);
+    const auto element = static_cast<std::int64_t>(size_of(view.dtype));
+    return view.at(row % page_size, head) + row / page_size * page_stride * element;
+  }
 };
 
-// The tile → address map: the tile's first key is row `row` of sources[source], its other keys follow.
+// A pool of pages as a source. Token t of page p is row p · page_rows + t.
+struct PoolSource {
+  KeySource source;
+  std::int64_t page_rows = 0;
+};
+// k and v have as many pages, of as many tokens. Where a page's tokens are as far from the next page's as a multiple of
+// what they are from each other, the same one in k and in v, the source is a strided one, which kernels read as fast as
+// a dense one. That is so in every usual order of axes.
+PoolSource pool_source(const CacheView& k, const CacheView& v);
+
+// A key tile is mapped in pieces, as many for each tile of a task: its keys are cut into runs of key_tile / pieces, and
+// the keys of a piece follow each other in a source, inside of one page. The fewest pieces that tiles in pages take:
+// one where pages are a multiple of the tile.
+constexpr int pieces_of_tile(int key_tile, std::int64_t page_size) {
+  return page_size == 0 ? 1 : key_tile / static_cast<int>(std::gcd(std::int64_t{key_tile}, page_size));
+}
+
+// Fewer keys than these are no piece, unless it is the whole tile.
+inline constexpr int kLeastPieceKeys = 16;
+
+// The map from a piece of a tile to where it lies: its first key is row `row` of sources[source], its other keys
+// follow.
 struct KeyTile {
   std::int32_t source = 0;
   std::int64_t row = 0;
@@ -67,9 +105,9 @@ struct KeyTile {
   bool operator==(const KeyTile&) const = default;
 };
 
-// Tiles [first_tile, first_tile + tiles) of one sequence, mapped by FoldTask::tiles[table …]. Tile t of a sequence of n
-// keys holds keys [t · key_tile, min((t + 1) · key_tile, n)). Bits don't depend on how a sequence's tiles are spread
-// over tasks as long as every tile up to the last is folded, or left out by the mask.
+// Tiles [first_tile, first_tile + tiles) of one sequence, which are the tiles table, table + 1, … of the task's map.
+// Tile t of a sequence of n keys holds keys [t · key_tile, min((t + 1) · key_tile, n)). Bits don't depend on how a
+// sequence's tiles are spread over tasks as long as every tile up to the last is folded, or left out by the mask.
 struct KeyRun {
   std::int32_t sequence = 0;
   std::int64_t first_tile = 0;
@@ -97,7 +135,10 @@ struct FoldTask {
   std::span<const QueryRun> queries;          // cover every row once, ascending by (sequence, position)
   std::span<const std::int64_t> key_lengths;  // [sequences] keys of each sequence
   std::span<const KeyRun> key_runs;  // ascending by (sequence, first_tile), disjoint; a sequence may have several
-  std::span<const KeyTile> tiles;    // the map that key_runs index
+  // The map that key_runs index: tile i of it is entries [i · pieces, (i + 1) · pieces). The pieces of a tile lie in
+  // one source. Those that hold no key of the sequence are not read, and neither are their entries.
+  std::span<const KeyTile> tiles;
+  int pieces = 1;  // of a tile; a piece is the whole tile or a multiple of kLeastPieceKeys
   std::span<const KeySource> sources;
   void* state = nullptr;  // FoldKernel::state_bytes(), of the kernel's memory kind; unused if neither resume nor save
   bool resume = false;    // false: the state is not read, every row starts from the identity
@@ -118,7 +159,7 @@ struct FoldLimits {
   std::int64_t rows = 0;
   std::int64_t query_runs = 0;
   std::int64_t key_runs = 0;
-  std::int64_t tiles = 0;
+  std::int64_t tiles = 0;  // entries of FoldTask::tiles: all pieces of all tiles
   std::int64_t sources = 0;
   std::int64_t sequences = 0;
   std::int64_t prepared = 0;  // tasks that are handed to prepare()

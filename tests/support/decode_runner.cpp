@@ -3,17 +3,14 @@
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
-#include <random>
 #include <stdexcept>
 
 namespace ringattn::testing {
 
 namespace {
 
-constexpr std::byte kPoison{0xff};            // NaN in every dtype
-constexpr std::int32_t kNoPage = 0x40000000;  // no pool has it: an entry that nobody may follow
-constexpr std::int64_t kGap = 16;             // elements behind heads and rows of strided tensors
+constexpr std::byte kPoison{0xff};  // NaN in every dtype
+constexpr std::int64_t kGap = 16;   // elements behind heads and rows of strided tensors
 
 template <class Number>
 std::vector<std::byte> bytes_of(const std::vector<Number>& numbers) {
@@ -21,92 +18,6 @@ std::vector<std::byte> bytes_of(const std::vector<Number>& numbers) {
   if (!bytes.empty()) std::memcpy(bytes.data(), numbers.data(), bytes.size());
   return bytes;
 }
-
-// A cache of all sequences: where pages lie, and which token of which sequence is where.
-class Pool {
- public:
-  Pool(const FoldInputs& inputs, const CacheLayout& layout) : paged_(layout.page_size > 0), layout_(layout) {
-    std::int64_t longest = 1;
-    for (const SequenceShape& shape : inputs.sequences) longest = std::max(longest, shape.k_len);
-    // A dense cache has room behind its longest sequence, and not a whole number of tiles.
-    page_size_ = paged_ ? layout.page_size : longest + 5;
-    table_width_ = paged_ ? longest / page_size_ + 2 : 0;
-    std::int64_t pages = 0;
-    for (std::size_t s = 0; s < inputs.sequences.size(); ++s) {
-      const std::int64_t own = paged_ ? (inputs.sequences[s].k_len + page_size_ - 1) / page_size_ : 1;
-      std::vector<std::int32_t> list;
-      for (std::int64_t i = 0; i < own; ++i) {
-        const bool shared = paged_ && s > 0 && (i + 1) * page_size_ <= layout.shared;
-        list.push_back(shared ? pages_[0][static_cast<std::size_t>(i)] : static_cast<std::int32_t>(pages++));
-      }
-      pages_.push_back(list);
-    }
-    if (!paged_) {
-      count_ = pages;
-      return;
-    }
-    count_ = pages + 3;  // some that nobody owns
-    std::vector<std::int32_t> order(static_cast<std::size_t>(count_));
-    std::iota(order.begin(), order.end(), 0);
-    std::mt19937_64 generator(layout.shuffle);
-    std::shuffle(order.begin(), order.end(), generator);
-    for (std::vector<std::int32_t>& list : pages_) {
-      for (std::int32_t& page : list) page = order[static_cast<std::size_t>(page)];
-    }
-  }
-
-  // The rows of K or V in the cache.
-  std::vector<std::byte> fill(const FoldInputs& inputs, const std::vector<std::byte>& rows, int dim) const {
-    const CacheView view = this->view(nullptr, inputs.spec, dim);
-    const std::size_t row_bytes = static_cast<std::size_t>(dim) * size_of(view.dtype);
-    std::vector<std::byte> memory(static_cast<std::size_t>(count_ * view.page_stride) * size_of(view.dtype), kPoison);
-    for (std::size_t s = 0; s < inputs.sequences.size(); ++s) {
-      for (std::int64_t token = 0; token < inputs.sequences[s].k_len; ++token) {
-        const std::int64_t page = pages_[s][static_cast<std::size_t>(token / page_size_)];
-        for (int head = 0; head < inputs.spec.kv_heads; ++head) {
-          const std::int64_t to =
-              page * view.page_stride + token % page_size_ * view.token_stride + head * view.head_stride;
-          const std::int64_t from = ((inputs.k_begin(s) + token) * inputs.spec.kv_heads + head) * dim;
-          std::memcpy(memory.data() + static_cast<std::size_t>(to) * size_of(view.dtype),
-                      rows.data() + static_cast<std::size_t>(from) * size_of(view.dtype), row_bytes);
-        }
-      }
-    }
-    return memory;
-  }
-
-  CacheView view(const void* data, const FoldSpec& spec, int dim) const {
-    const std::int64_t heads = spec.kv_heads;
-    return {data,
-            spec.dtype,
-            count_,
-            page_size_,
-            heads,
-            dim,
-            page_size_ * heads * dim,
-            layout_.head_major ? dim : heads * dim,
-            layout_.head_major ? page_size_ * dim : dim};
-  }
-
-  std::int64_t table_width() const { return table_width_; }
-  std::vector<std::int32_t> table() const {
-    std::vector<std::int32_t> entries;
-    if (!paged_) return entries;
-    for (const std::vector<std::int32_t>& list : pages_) {
-      entries.insert(entries.end(), list.begin(), list.end());
-      entries.insert(entries.end(), static_cast<std::size_t>(table_width_) - list.size(), kNoPage);
-    }
-    return entries;
-  }
-
- private:
-  bool paged_;
-  CacheLayout layout_;
-  std::int64_t page_size_ = 0;
-  std::int64_t table_width_ = 0;
-  std::int64_t count_ = 0;
-  std::vector<std::vector<std::int32_t>> pages_;  // by sequence
-};
 
 // [tokens, heads, dim], dense or with gaps.
 MutableTensorView rows_view(void* data, Dtype dtype, std::int64_t tokens, std::int64_t heads, std::int64_t dim,
@@ -135,7 +46,7 @@ DecodeRunner::DecodeRunner(const DecodeRow& row, const FoldInputs& inputs, const
       share_(layout.share) {
   const FoldSpec& spec = inputs.spec;
   const FoldInputs cached = dealt(inputs, share_, kernel_->key_tile());
-  const Pool pool(cached, layout);
+  const PagePool pool(cached.sequences, {layout.page_size, layout.head_major, layout.shuffle, layout.shared});
   std::vector<std::int64_t> lengths;
   for (const SequenceShape& shape : inputs.sequences) {
     if (shape.q_len != inputs.sequences[0].q_len || shape.q_offset != shape.k_len - shape.q_len) {

@@ -14,6 +14,7 @@
 #include "tests/support/device_array.hpp"
 #include "tests/support/fold_inputs.hpp"
 #include "tests/support/fold_runner.hpp"
+#include "tests/support/page_pool.hpp"
 
 namespace ringattn::testing {
 

@@ -6,20 +6,17 @@
 
 #include <algorithm>
 #include <cstring>
-#include <functional>
-#include <numeric>
 #include <optional>
-#include <random>
 #include <span>
 
 #include "tests/support/checks.hpp"
+#include "tests/support/placed_keys.hpp"
 
 namespace ringattn::testing {
 
 namespace {
 
-constexpr std::byte kPoison{0xff};             // NaN in every dtype
-constexpr std::int64_t kMostSourcesApart = 5;  // of a group that is folded apart
+constexpr std::byte kPoison{0xff};  // NaN in every dtype
 
 void wait_for(Backend& backend) { backend.synchronize(backend.mark({}), Deadline::after(60.0), {}); }
 
@@ -99,15 +96,6 @@ std::vector<std::byte> spread(const std::vector<std::byte>& dense, const Lattice
   return host;
 }
 
-// 0 … count − 1 in an order of the seed; 0: ascending.
-std::vector<std::size_t> shuffled(std::size_t count, std::uint64_t seed) {
-  std::vector<std::size_t> order(count);
-  std::iota(order.begin(), order.end(), std::size_t{0});
-  std::mt19937_64 generator(seed);
-  if (seed != 0) std::shuffle(order.begin(), order.end(), generator);
-  return order;
-}
-
 bool same(const std::vector<float>& a, const std::vector<float>& b) {
   if (a.size() != b.size()) return false;
   return a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
@@ -138,78 +126,6 @@ std::vector<PlacedRun> place_runs(const FoldInputs& inputs, const Arrangement& a
   return runs;
 }
 
-struct PlacedTile {
-  std::int32_t sequence;
-  std::int64_t tile;
-  KeyTile place;
-};
-
-// All tiles ascending by (sequence, tile), and the sources that hold them, as host bytes.
-struct PlacedKeys {
-  std::vector<PlacedTile> tiles;
-  std::vector<std::vector<std::byte>> k;
-  std::vector<std::vector<std::byte>> v;
-};
-
-PlacedKeys place_keys(const FoldInputs& inputs, const Arrangement& arrangement, int key_tile) {
-  PlacedKeys keys;
-  for (std::size_t s = 0; s < inputs.sequences.size(); ++s) {
-    for (std::int64_t begin = 0; begin < inputs.sequences[s].k_len; begin += key_tile) {
-      keys.tiles.push_back({static_cast<std::int32_t>(s), begin / key_tile, {0, inputs.k_begin(s) + begin}});
-    }
-  }
-  if (arrangement.shuffle == 0) {
-    keys.k = {inputs.k};
-    keys.v = {inputs.v};
-    return keys;
-  }
-  const Dtype dtype = inputs.spec.dtype;
-  const auto k_row = static_cast<std::size_t>(inputs.spec.kv_heads * inputs.spec.head_dim) * size_of(dtype);
-  const auto v_row = static_cast<std::size_t>(inputs.spec.kv_heads * inputs.spec.head_dim_v) * size_of(dtype);
-  std::vector<std::byte> behind(static_cast<std::size_t>(key_tile) * std::max(k_row, v_row));
-  for (std::size_t at = 0; at < behind.size(); at += size_of(dtype)) {
-    store_element(behind.data() + at, dtype, arrangement.behind);
-  }
-  const auto append_behind = [&](std::vector<std::byte>& rows, std::size_t row_bytes) {
-    const std::size_t bytes = static_cast<std::size_t>(key_tile) * row_bytes;
-    rows.insert(rows.end(), behind.begin(), behind.begin() + static_cast<std::ptrdiff_t>(bytes));
-  };
-  keys.k.resize(arrangement.sources);
-  keys.v.resize(arrangement.sources);
-  const std::vector<std::size_t> order = shuffled(keys.tiles.size(), arrangement.shuffle + 1);
-  for (std::size_t n = 0; n < order.size(); ++n) {
-    PlacedTile& tile = keys.tiles[order[n]];
-    const std::int64_t length = inputs.sequences[static_cast<std::size_t>(tile.sequence)].k_len;
-    const auto rows = static_cast<std::size_t>(std::min<std::int64_t>(key_tile, length - tile.tile * key_tile));
-    const auto from = static_cast<std::size_t>(tile.place.row);
-    std::vector<std::byte>& k = keys.k[n % arrangement.sources];
-    std::vector<std::byte>& v = keys.v[n % arrangement.sources];
-    tile.place = {static_cast<std::int32_t>(n % arrangement.sources), static_cast<std::int64_t>(k.size() / k_row)};
-    k.insert(k.end(), inputs.k.begin() + static_cast<std::ptrdiff_t>(from * k_row),
-             inputs.k.begin() + static_cast<std::ptrdiff_t>((from + rows) * k_row));
-    v.insert(v.end(), inputs.v.begin() + static_cast<std::ptrdiff_t>(from * v_row),
-             inputs.v.begin() + static_cast<std::ptrdiff_t>((from + rows) * v_row));
-    // A neighbour that nobody may read.
-    append_behind(k, k_row);
-    append_behind(v, v_row);
-  }
-  return keys;
-}
-
-// The tiles of `all` by groups, each with sources of its own.
-std::vector<PlacedKeys> place_groups(const FoldInputs& inputs, const Arrangement& arrangement, const PlacedKeys& all,
-                                     int key_tile) {
-  std::vector<PlacedKeys> groups;
-  for (std::int64_t g = 0;; ++g) {
-    const auto in_group = [&](const PlacedTile& tile) { return tile.tile / kGroupTiles == g; };
-    if (std::none_of(all.tiles.begin(), all.tiles.end(), in_group)) return groups;
-    const auto number = static_cast<std::uint64_t>(g);
-    groups.push_back(place_keys(
-        inputs, {.shuffle = arrangement.apart + number, .sources = 1 + number % kMostSourcesApart}, key_tile));
-    std::erase_if(groups.back().tiles, std::not_fn(in_group));
-  }
-}
-
 // Keys and values in the backend's memory.
 struct PlacedSources {
   std::vector<PlacedTensor> tensors;
@@ -218,6 +134,17 @@ struct PlacedSources {
 PlacedSources place_sources(Backend& backend, const FoldSpec& spec, const PlacedKeys& keys, bool odd_keys) {
   const std::size_t element = size_of(spec.dtype);
   PlacedSources placed;
+  if (keys.pool) {
+    const auto place_pool = [&](const std::vector<std::byte>& host, int dim) {
+      PlacedTensor& tensor = placed.tensors.emplace_back(PlacedTensor{Bytes(backend, host.size()), {}});
+      tensor.bytes.write(host);
+      return keys.pool->view(tensor.bytes.data(), spec, dim);
+    };
+    const CacheView k = place_pool(keys.k[0], spec.head_dim);
+    const CacheView v = place_pool(keys.v[0], spec.head_dim_v);
+    placed.sources.push_back(pool_source(k, v).source);
+    return placed;
+  }
   for (std::size_t i = 0; i < keys.k.size(); ++i) {
     const bool odd = odd_keys && i % 2 == 0;
     const auto tokens = static_cast<std::int64_t>(keys.k[i].size() / element) / (spec.kv_heads * spec.head_dim);
@@ -238,12 +165,15 @@ PlacedSources place_sources(Backend& backend, const FoldSpec& spec, const Placed
 void map_tiles(std::span<const PlacedTile> placed, std::vector<KeyRun>& runs, std::vector<KeyTile>& tiles) {
   runs.clear();
   tiles.clear();
+  std::int64_t mapped = 0;
   for (const PlacedTile& tile : placed) {
     if (runs.empty() || runs.back().sequence != tile.sequence) {
-      runs.push_back({tile.sequence, tile.tile, 0, static_cast<std::int64_t>(tiles.size())});
+      runs.push_back({tile.sequence, tile.tile, 0, mapped});
     }
     ++runs.back().tiles;
+    ++mapped;
     tiles.push_back(tile.place);
+    tiles.insert(tiles.end(), tile.more_pieces.begin(), tile.more_pieces.end());
   }
 }
 
@@ -335,7 +265,8 @@ FoldResult FoldRunner::run(const FoldInputs& inputs, const Arrangement& arrangem
       arrangement.tiles_per_task == 0 ? keys.tiles.size() : static_cast<std::size_t>(arrangement.tiles_per_task);
   const auto count = [](const auto& list) { return static_cast<std::int64_t>(list.size()); };
   const std::int64_t sources = std::max(kMostSourcesApart, count(placed_keys.sources));
-  kernel_->reserve({rows, count(queries), count(keys.tiles), count(keys.tiles), sources, count(key_lengths)});
+  kernel_->reserve(
+      {rows, count(queries), count(keys.tiles), count(keys.tiles) * keys.pieces, sources, count(key_lengths)});
   std::vector<KeyRun> key_runs;
   std::vector<KeyTile> tiles;
   std::size_t task_number = 0;
@@ -346,6 +277,7 @@ FoldResult FoldRunner::run(const FoldInputs& inputs, const Arrangement& arrangem
     task.key_lengths = key_lengths;
     task.key_runs = key_runs;
     task.tiles = tiles;
+    task.pieces = keys.pieces;
     task.sources = from.sources;
     task.state = into.data();
     task.resume = resume;

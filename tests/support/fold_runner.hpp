@@ -11,6 +11,7 @@
 
 #include "kernels/registry.hpp"
 #include "tests/support/fold_inputs.hpp"
+#include "tests/support/page_pool.hpp"
 
 namespace ringattn::testing {
 
@@ -35,6 +36,8 @@ struct Arrangement {
   bool odd_q = false;
   bool odd_keys = false;
   bool odd_out = false;
+  // With a page size: keys and values lie in a pool of pages. Instead of `sources`, odd_keys and `apart`.
+  PageLayout pages{};
 };
 
 struct FoldResult {

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 
 #include "base/error.hpp"
 #include "kernels/registry.hpp"
@@ -13,6 +14,8 @@ namespace ringattn {
 namespace {
 
 constexpr std::int64_t kFar = std::int64_t{1} << 62;
+constexpr std::int64_t kLeastPage = 16;
+constexpr std::int64_t kMostPage = 256;
 
 }  // namespace
 
@@ -39,6 +42,11 @@ void check_job(const Job& job) {
   if (mask.left < -1 || mask.right < -1 || mask.left > kFar || mask.right > kFar) {
     fail(ErrorCode::kUsage, fmt::format("window {},{}", mask.left, mask.right),
          "each side is a number of tokens, or -1 for unlimited", "Use -1, or 0 to 2^62 tokens.");
+  }
+  const std::int64_t page = job.page_size;
+  if (page != 0 && (page < kLeastPage || page > kMostPage || !std::has_single_bit(static_cast<std::uint64_t>(page)))) {
+    fail(ErrorCode::kUsage, fmt::format("pages of {} tokens", page), "16, 32, 64, 128 and 256 are supported",
+         "Choose one of them.");
   }
   check_batch(job.batch);
 }

@@ -13,6 +13,7 @@ namespace ringattn {
 struct Job {
   FoldSpec spec;
   Batch batch;
+  std::int64_t page_size = 0;  // keys and values lie in pages of a cache, of so many tokens; 0: in rows of their own
 };
 
 // (query, key) pairs that the mask lets through, all sequences.
@@ -27,7 +28,8 @@ JobLayout make_layout(const Job& job, int world, const LayoutRequest& request, i
 // "bf16, heads 8/2 (GQA 4:1), head_dim 128, causal; 3 sequences, 1000 queries, 4096 keys"
 std::string describe(const Job& job);
 
-// Throws kUsage when the job contradicts itself: heads, dims, windows beyond ±2^62, or its batch (check_batch()).
+// Throws kUsage when the job contradicts itself: heads, dims, windows beyond ±2^62, page_size, or its batch
+// (check_batch()).
 void check_job(const Job& job);
 
 }  // namespace ringattn

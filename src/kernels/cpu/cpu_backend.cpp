@@ -59,6 +59,18 @@ void CpuBackend::copy_rows(void* target, std::int64_t target_stride, const void*
   }
 }
 
+void CpuBackend::gather_pages(void* target, const CacheView& cache, std::span<const std::int32_t> pages,
+                              std::int64_t rows, Stream) {
+  const std::size_t row_bytes = static_cast<std::size_t>(cache.dim) * size_of(cache.dtype);
+  auto* to = static_cast<std::byte*>(target);
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const std::int64_t page = pages[static_cast<std::size_t>(row / cache.page_size)];
+    for (std::int64_t head = 0; head < cache.heads; ++head, to += row_bytes) {
+      std::memcpy(to, cache.at(page, row % cache.page_size, head), row_bytes);
+    }
+  }
+}
+
 void CpuBackend::fill_bytes(void* target, std::byte value, std::size_t bytes, Stream) {
   // By all threads: those that will write it are on all NUMA nodes.
   constexpr std::size_t kPiece = std::size_t{1} << 20;

@@ -232,9 +232,9 @@ class CpuDecode final : public DecodeKernel {
           static_cast<int>(std::min<std::int64_t>(kKeyTile, step.lengths[unit.sequence] - tile * kKeyTile));
       gather(step, step.k, unit, tile * kKeyTile, keys, scratch.k);
       gather(step, step.v, unit, tile * kKeyTile, keys, scratch.v);
-      const KeySource source{dense_view(scratch.k, spec_.dtype, keys, 1, spec_.head_dim),
-                             dense_view(scratch.v, spec_.dtype, keys, 1, spec_.head_dim_v)};
-      ops_.pack(shape, source, 0, 0, keys, scratch.tile);
+      const auto element = static_cast<std::int64_t>(size_of(spec_.dtype));
+      ops_.pack(shape, {{scratch.k}, spec_.head_dim * element}, {{scratch.v}, spec_.head_dim_v * element}, keys,
+                scratch.tile);
       const auto start = static_cast<std::size_t>(first * ratio);
       ops_.fold(shape, scratch.tile,
                 {scratch.q + start * dim, scratch.m + start, scratch.l + start, scratch.o + start * o_stride,

@@ -91,7 +91,7 @@ class CpuFold final : public FoldKernel {
   }
 
   void fold(const FoldTask& task, Stream, const Progress& progress) override {
-    check_fold_task(spec_, task);
+    check_fold_task(spec_, kKeyTile, task);
     const std::vector<RowGroup> groups = make_row_groups(task.queries, group_rows(task.q.tokens));
     const auto group_count = static_cast<std::int64_t>(groups.size());
     Team team(group_count * spec_.kv_heads);

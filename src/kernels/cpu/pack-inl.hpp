@@ -74,8 +74,7 @@ HWY_INLINE void transpose(const std::byte* const* rows, std::size_t dims, std::s
 }
 
 template <Dtype kDtype>
-void pack_k(const TileShape& shape, const TensorView& k, std::int64_t row, std::int64_t head, std::int64_t keys,
-            std::size_t panel_width, float* panels) {
+void pack_k(const TileShape& shape, const TileRows& k, std::int64_t keys, std::size_t panel_width, float* panels) {
   // Columns behind the last key are zero: they are multiplied, and then masked.
   static constexpr std::byte kZeroRow[kMaxHeadDim * sizeof(float)] = {};
   const auto dims = static_cast<std::size_t>(shape.head_dim);
@@ -83,7 +82,7 @@ void pack_k(const TileShape& shape, const TensorView& k, std::int64_t row, std::
   const std::int64_t columns = (keys + width - 1) / width * width;
   for (std::int64_t key = 0; key < columns; key += kKeysAtOnce) {
     const std::byte* rows[kKeysAtOnce];
-    for (std::int64_t i = 0; i < kKeysAtOnce; ++i) rows[i] = key + i < keys ? k.at(row + key + i, head) : kZeroRow;
+    for (std::int64_t i = 0; i < kKeysAtOnce; ++i) rows[i] = key + i < keys ? k.at(key + i) : kZeroRow;
     float* panel = panels + static_cast<std::size_t>(key / width) * dims * panel_width;
     transpose<kDtype>(rows, dims, panel_width, panel + key % width);
   }
@@ -91,14 +90,13 @@ void pack_k(const TileShape& shape, const TensorView& k, std::int64_t row, std::
 
 // Returns whether every value is finite.
 template <Dtype kDtype>
-bool pack_v(const TileShape& shape, const TensorView& v, std::int64_t row, std::int64_t head, std::int64_t keys,
-            std::size_t panel_width, float* panels) {
+bool pack_v(const TileShape& shape, const TileRows& v, std::int64_t keys, std::size_t panel_width, float* panels) {
   const AtMostEight d;
   const auto dims = static_cast<std::size_t>(shape.head_dim_v);
   constexpr std::size_t kVector = hn::MaxLanes(hn::ScalableTag<float>());
   auto taint = hn::Zero(d);  // 0 · x is NaN for NaN and ∞
   for (std::int64_t key = 0; key < keys; ++key) {
-    const std::byte* source = v.at(row + key, head);
+    const std::byte* source = v.at(key);
     float* target = panels + static_cast<std::size_t>(key) * panel_width;
     for (std::size_t begin = 0; begin < dims; begin += panel_width, target += kKeyTile * panel_width) {
       const std::size_t width = std::min(panel_width, dims - begin);

@@ -2,6 +2,7 @@
 #include "kernels/cpu/row_group.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <limits>
 
 #include "kernels/cpu/fold_state.hpp"
@@ -119,10 +120,9 @@ class GroupFold {
     for (int i = first; i < last; ++i) {
       std::fill_n(scratch_.visible + index(i, 0), ratio_, columns_of(scratch_.keys[i], begin, kKeyTile));
     }
-    const KeyTile& place = task_.tiles[static_cast<std::size_t>(run.table + tile - run.first_tile)];
+    const TilePlace place = find_tile(run.table + tile - run.first_tile, static_cast<int>(keys));
     const TileShape shape{spec_.dtype, spec_.head_dim, spec_.head_dim_v, spec_.softmax_scale, spec_.softcap};
-    ops_.pack(shape, task_.sources[static_cast<std::size_t>(place.source)], place.row, kv_head_, static_cast<int>(keys),
-              scratch_.tile);
+    ops_.pack(shape, place.k, place.v, static_cast<int>(keys), scratch_.tile);
     const std::size_t start = index(first, 0);
     const RowBatch batch{scratch_.q + start * static_cast<std::size_t>(spec_.head_dim),
                          scratch_.m + start,
@@ -156,6 +156,23 @@ class GroupFold {
   // Rows are stacked token by token, so that rows which see the same keys are neighbours.
   std::size_t index(int row, int head_of_group) const {
     return static_cast<std::size_t>(row) * static_cast<std::size_t>(ratio_) + static_cast<std::size_t>(head_of_group);
+  }
+  // Where the first `keys` keys of a tile of the map lie.
+  struct TilePlace {
+    TileRows k;
+    TileRows v;
+  };
+  TilePlace find_tile(std::int64_t index, int keys) const {
+    const KeyTile* const pieces = task_.tiles.data() + index * task_.pieces;
+    const KeySource& source = task_.sources[static_cast<std::size_t>(pieces->source)];
+    const auto element = static_cast<std::int64_t>(size_of(spec_.dtype));
+    const int piece_log = std::countr_zero(static_cast<unsigned>(kKeyTile / task_.pieces));
+    TilePlace place{{{}, source.k.token_stride * element, piece_log}, {{}, source.v.token_stride * element, piece_log}};
+    for (int i = 0; i << piece_log < keys; ++i) {
+      place.k.pieces[i] = source.k_at(pieces[i].row, kv_head_);
+      place.v.pieces[i] = source.v_at(pieces[i].row, kv_head_);
+    }
+    return place;
   }
   std::int64_t head(int head_of_group) const { return std::int64_t{kv_head_} * ratio_ + head_of_group; }
   float* state_of(int row, int head_of_group) const {

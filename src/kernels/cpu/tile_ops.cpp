@@ -17,21 +17,19 @@ HWY_BEFORE_NAMESPACE();
 namespace ringattn::cpu::HWY_NAMESPACE {
 
 template <Dtype kDtype>
-void pack_as(const TileShape& shape, const KeySource& source, std::int64_t row, std::int64_t head, int keys,
-             PackedTile& tile) {
-  pack_k<kDtype>(shape, source.k, row, head, keys, kPanelWidth, tile.k);
-  tile.v_finite = pack_v<kDtype>(shape, source.v, row, head, keys, kPanelWidth, tile.v);
+void pack_as(const TileShape& shape, const TileRows& k, const TileRows& v, int keys, PackedTile& tile) {
+  pack_k<kDtype>(shape, k, keys, kPanelWidth, tile.k);
+  tile.v_finite = pack_v<kDtype>(shape, v, keys, kPanelWidth, tile.v);
 }
 
-void pack(const TileShape& shape, const KeySource& source, std::int64_t row, std::int64_t head, int keys,
-          PackedTile& tile) {
+void pack(const TileShape& shape, const TileRows& k, const TileRows& v, int keys, PackedTile& tile) {
   switch (shape.dtype) {
     case Dtype::kF32:
-      return pack_as<Dtype::kF32>(shape, source, row, head, keys, tile);
+      return pack_as<Dtype::kF32>(shape, k, v, keys, tile);
     case Dtype::kBf16:
-      return pack_as<Dtype::kBf16>(shape, source, row, head, keys, tile);
+      return pack_as<Dtype::kBf16>(shape, k, v, keys, tile);
     case Dtype::kF16:
-      return pack_as<Dtype::kF16>(shape, source, row, head, keys, tile);
+      return pack_as<Dtype::kF16>(shape, k, v, keys, tile);
   }
 }
 

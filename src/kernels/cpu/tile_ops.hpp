@@ -25,6 +25,18 @@ struct TileShape {
   float softcap = 0.0F;
 };
 
+// One head's rows of a tile as they lie in memory: row i is row i % 2^piece_log of piece i / 2^piece_log.
+inline constexpr int kMostPieces = kKeyTile / kLeastPieceKeys;
+struct TileRows {
+  const std::byte* pieces[kMostPieces] = {};
+  std::int64_t stride = 0;  // bytes from row to row of a piece
+  int piece_log = 62;       // one piece
+
+  const std::byte* at(std::int64_t row) const {
+    return pieces[row >> piece_log] + (row & ((std::int64_t{1} << piece_log) - 1)) * stride;
+  }
+};
+
 // One head's keys and values of one tile in fp32, cut into panels of TileOps::panel_width columns, so that the inner
 // loop of both products reads memory in order.
 struct PackedTile {
@@ -60,9 +72,8 @@ struct TileOps {
 
   // Elements (of `dtype`) to fp32; count is a multiple of 8.
   void (*widen)(const void* source, Dtype dtype, int count, float* target);
-  // Packs `keys` rows of kv head `head`, starting at `row`.
-  void (*pack)(const TileShape& shape, const KeySource& source, std::int64_t row, std::int64_t head, int keys,
-               PackedTile& tile);
+  // Packs the first `keys` rows of k and v.
+  void (*pack)(const TileShape& shape, const TileRows& k, const TileRows& v, int keys, PackedTile& tile);
   // (m, l, O) ← fold((m, l, O), tile) for each row of the batch. scores: [row_block, kKeyTile] scratch.
   void (*fold)(const TileShape& shape, const PackedTile& tile, const RowBatch& rows, float* scores);
   // The merge step: `group` joins what comes before it in the row. Neither O need be aligned.

@@ -9,6 +9,7 @@
 #include "base/error.hpp"
 #include "base/gpu.hpp"
 #include "kernels/cuda/device/cache_update.hpp"
+#include "kernels/cuda/gather_pages.hpp"
 #include "kernels/cuda/synthetic.hpp"
 
 namespace ringattn::cuda {
@@ -101,6 +102,12 @@ void CudaBackend::copy_rows(void* target, std::int64_t target_stride, const void
                                static_cast<std::size_t>(source_stride), static_cast<std::size_t>(row_bytes),
                                static_cast<std::size_t>(rows), cudaMemcpyDefault, cuda_stream(stream)),
              "cudaMemcpy2DAsync");
+}
+
+void CudaBackend::gather_pages(void* target, const CacheView& cache, std::span<const std::int32_t> pages,
+                               std::int64_t rows, Stream stream) {
+  const DeviceGuard guard(device_);
+  cuda::gather_pages(target, cache, pages, rows, stream);
 }
 
 void CudaBackend::fill_synthetic(std::uint64_t seed, SyntheticTensor tensor, std::span<const PackedRun> runs,

@@ -28,6 +28,8 @@ class CudaBackend final : public Backend {
   Stream stream() override { return {stream_.value().get()}; }
   void copy_rows(void* target, std::int64_t target_stride, const void* source, std::int64_t source_stride,
                  std::int64_t row_bytes, std::int64_t rows, Stream stream) override;
+  void gather_pages(void* target, const CacheView& cache, std::span<const std::int32_t> pages, std::int64_t rows,
+                    Stream stream) override;
   void fill_bytes(void* target, std::byte value, std::size_t bytes, Stream stream) override;
   void fill_synthetic(std::uint64_t seed, SyntheticTensor tensor, std::span<const PackedRun> runs,
                       const MutableTensorView& rows, Stream stream) override;

@@ -112,7 +112,7 @@ class CudaFold final : public FoldKernel {
   }
 
   void fold(const FoldTask& task, Stream stream, const Progress& progress) override {
-    check_fold_task(spec_, task);
+    check_fold_task(spec_, key_tile(), task);
     if (reinterpret_cast<std::uintptr_t>(task.state) % kStateAlignment != 0) {
       fail(ErrorCode::kInternal, "a fold task's state is not aligned",
            fmt::format("it must lie at a multiple of {} bytes", kStateAlignment));
@@ -214,6 +214,7 @@ class CudaFold final : public FoldKernel {
     for (std::size_t i = 0; i < std::min<std::size_t>(kNearSources, task.sources.size()); ++i) {
       p.tables.near_sources[i] = source_entry(task.sources[i]);
     }
+    p.tables.pieces = task.pieces;
     p.tables.all_near = task.sources.size() <= kNearSources;
     p.tables.item_count = layout.item_count;
     p.tables.bundle_count = layout.bundle_count;

@@ -15,12 +15,18 @@ struct TileEntry {
   std::int32_t source;
   std::int64_t row;
 };
+inline constexpr std::int64_t kNoPages = 62;  // as page_log: the source is one page
 struct SourceEntry {
   const void* k;  // [rows, kv_heads, head_dim]
   const void* v;  // [rows, kv_heads, head_dim_v]
   std::int64_t rows;
   std::int64_t k_token_stride, k_head_stride;
   std::int64_t v_token_stride, v_head_stride;
+  // Row r is row r % 2^page_log of page r / 2^page_log.
+  std::int64_t k_page_stride, v_page_stride;
+  std::int64_t page_log;
+
+  bool has_pages() const { return page_log != kNoPages; }
 };
 // The tiles of a sequence that a task has are numbered 0, 1, … through all of its runs. A run's first tile has number
 // `first`; it is tile `first_tile` of the sequence, and entry `table` of the map of tiles.
@@ -75,6 +81,7 @@ struct FoldParams {
     SourceEntry near_sources[kNearSources];  // the first ones; they arrive with the launch, so nobody waits for them
     const SourceEntry* sources;              // all of them, where there are more
     bool all_near;                           // there are not
+    std::int32_t pieces;                     // entries of `tiles` for a tile: the pieces that it lies in
     std::int32_t item_count, bundle_count;
   };
 

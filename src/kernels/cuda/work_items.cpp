@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <limits>
 
@@ -108,8 +109,11 @@ struct Walk {
 }  // namespace
 
 SourceEntry source_entry(const KeySource& source) {
-  return {source.k.data,        source.v.data,         source.k.tokens,     source.k.token_stride,
-          source.k.head_stride, source.v.token_stride, source.v.head_stride};
+  SourceEntry entry{
+      source.k.data,         source.v.data,        source.k.tokens,      source.k.token_stride, source.k.head_stride,
+      source.v.token_stride, source.v.head_stride, source.k_page_stride, source.v_page_stride,  kNoPages};
+  if (source.page_size > 0) entry.page_log = std::countr_zero(static_cast<std::uint64_t>(source.page_size));
+  return entry;
 }
 
 std::size_t table_bytes(const FoldSpec& spec, const WorkShape& shape, const FoldLimits& limits) {

@@ -4,6 +4,10 @@
 // work item only says where things lie and where to stop.
 #pragma once
 
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
 #include "kernels/cuda/device/tile_copy.cuh"
 #include "kernels/cuda/device/tile_lookup.cuh"
 #include "kernels/cuda/fold_params.hpp"
@@ -14,13 +18,13 @@
 
 namespace ringattn::sm80 {
 
-// Where one head of a key tile lies, in shared memory: 48 bytes.
+// Where one head of a piece of a key tile lies, in shared memory: 48 bytes.
 struct Place {
   cuda::RowsOf k;
   cuda::RowsOf v;
-  std::int64_t first_key;  // position in its sequence
-  std::int32_t keys;       // that the sequence has of the tile
-  std::int32_t masked;     // whether some row of the query tile doesn't see some key of it
+  std::int64_t first_key;  // of the tile: position in its sequence
+  std::int32_t keys;       // that the sequence has of the piece
+  std::int32_t masked;     // whether some row of the query tile doesn't see some key of the tile
 };
 inline constexpr int kPlaces = 32;  // of the tile map that are held resolved: two halves, one in use, one ahead
 inline constexpr int kPlaceBytes = 48;
@@ -67,21 +71,30 @@ struct TileMap {
   Place* places;
   const int& head;  // in shared memory
 
+  // Pieces of a tile as a power of two: kLeastPieceKeys and the tile are, and so is what lies between.
+  static_assert((C::kKeyTile & (C::kKeyTile - 1)) == 0 && C::kKeyTile / kLeastPieceKeys <= kPlaces / 4);
+  __device__ int pieces_log() const { return std::countr_zero(static_cast<unsigned>(p.tables.pieces)); }
+  __device__ int piece_log() const { return std::countr_zero(static_cast<unsigned>(C::kKeyTile)) - pieces_log(); }
+  __device__ int piece_keys() const { return 1 << piece_log(); }
+
   // Resolves entries [first, first + count) of the item, count ≤ 32; for the first warp.
   __device__ void resolve(int first, int count) const {
     const int i = first + static_cast<int>(threadIdx.x);
-    if (static_cast<int>(threadIdx.x) >= count || i >= item.tiles) return;
-    const auto& [tile, entry] = cuda::tile_of_walk(p.tables, item, i);
-    const cuda::SourceEntry& source = cuda::source_of(p.tables, entry.source);
+    const int nth = i >> pieces_log();  // tile
+    if (static_cast<int>(threadIdx.x) >= count || nth >= item.tiles) return;
+    const auto [tile, pieces] = cuda::tile_of_walk(p.tables, item, nth);
+    const int piece = i & (p.tables.pieces - 1);
+    const cuda::SourceEntry& source = cuda::source_of(p.tables, pieces->source);
     const int kv_head = head / (p.heads / p.kv_heads);
     Place place;
-    const std::int64_t k_offset = entry.row * source.k_token_stride + kv_head * source.k_head_stride;
-    const std::int64_t v_offset = entry.row * source.v_token_stride + kv_head * source.v_head_stride;
-    place.k = {static_cast<const char*>(source.k) + 2 * k_offset, 2 * source.k_token_stride};
-    place.v = {static_cast<const char*>(source.v) + 2 * v_offset, 2 * source.v_token_stride};
     place.first_key = tile * C::kKeyTile;
-    const std::int64_t left = item.key_length - place.first_key;
-    place.keys = left < C::kKeyTile ? static_cast<std::int32_t>(left) : C::kKeyTile;
+    const std::int64_t left = item.key_length - place.first_key - piece * piece_keys();
+    const std::int64_t row = pieces[left > 0 ? piece : 0].row;  // without keys: any row, which is not read
+    place.k = {static_cast<const char*>(source.k) + 2 * cuda::k_offset(source, row, kv_head),
+               2 * source.k_token_stride};
+    place.v = {static_cast<const char*>(source.v) + 2 * cuda::v_offset(source, row, kv_head),
+               2 * source.v_token_stride};
+    place.keys = left <= 0 ? 0 : left < piece_keys() ? static_cast<std::int32_t>(left) : piece_keys();
     const std::int64_t last_position = item.position + C::kQueryTile - 1;
     place.masked =
         Visibility(p.mask, item.key_length).coverage(item.position, last_position, place.first_key, C::kKeyTile) !=
@@ -90,26 +103,38 @@ struct TileMap {
   }
 
   // Called with tile numbers in order; resolves the next half where the one before it is free.
-  __device__ void resolve_ahead(int next) const {
+  __device__ void resolve_ahead(int next_tile) const {
+    const int next = next_tile << pieces_log();
     if (next % (kPlaces / 2) == kPlaces / 4 && next > kPlaces / 2) {
       resolve(next / (kPlaces / 2) * (kPlaces / 2) + kPlaces / 2, kPlaces / 2);
     }
   }
 
   __device__ std::uint32_t place(int tile) const {
-    return cuda::shared_address(places) + static_cast<std::uint32_t>(tile % kPlaces * kPlaceBytes);
+    return cuda::shared_address(places) + static_cast<std::uint32_t>((tile << pieces_log()) % kPlaces * kPlaceBytes);
   }
   __device__ __forceinline__ void copy_k(int tile, std::uint32_t target) const {
-    const std::uint32_t at = place(tile);
-    cuda::copy_tile<C::kKeyTile, C::kDim, C::kThreads>(target, load_rows(at, at + 8), 0,
-                                                       cuda::load_shared_number(at + 40));
+    copy<C::kDim>(place(tile), 0, target);
   }
   __device__ __forceinline__ void copy_v(int tile, std::uint32_t target) const {
-    const std::uint32_t at = place(tile);
-    cuda::copy_tile<C::kKeyTile, C::kDimV, C::kThreads>(target, load_rows(at + 16, at + 24), 0,
-                                                        cuda::load_shared_number(at + 40));
+    copy<C::kDimV>(place(tile), offsetof(Place, v), target);
   }
   __device__ bool masked(int tile) const { return cuda::load_shared_number(place(tile) + 44) != 0; }
+
+ private:
+  // K or V of the tile whose first piece's place is `at`, `offset` bytes into each.
+  template <int kDim>
+  __device__ __forceinline__ void copy(std::uint32_t at, std::uint32_t offset, std::uint32_t target) const {
+    if (p.tables.pieces == 1) {
+      cuda::copy_tile<C::kKeyTile, kDim, C::kThreads>(target, load_rows(at + offset, at + offset + 8), 0,
+                                                      cuda::load_shared_number(at + 40));
+      return;
+    }
+    cuda::copy_pieces<C::kKeyTile, kDim, C::kThreads>(target, piece_log(), [&](int piece) {
+      const std::uint32_t place = at + static_cast<std::uint32_t>(piece * kPlaceBytes);
+      return cuda::PieceRows{load_rows(place + offset, place + offset + 8), cuda::load_shared_number(place + 40)};
+    });
+  }
 };
 
 template <class C>

@@ -213,12 +213,36 @@ __device__ void finish_row(const FoldParams& p, Row& row, std::int64_t at, int h
   }
 }
 
-// Rows of K or V of one step as fp32 in shared memory; keys that the sequence lacks become zeros.
-__device__ void load_rows(const void* data, int dtype, std::int64_t offset, std::int64_t stride, int keys, int dim,
-                          int pitch, float* target) {
-  for (int i = static_cast<int>(threadIdx.x); i < kStepKeys * dim; i += kWarps * 32) {
+// `rows` rows of K or V as fp32 in shared memory; those behind the first `keys` become zeros.
+__device__ void load_rows(const void* data, int dtype, std::int64_t offset, std::int64_t stride, int rows, int keys,
+                          int dim, int pitch, float* target) {
+  for (int i = static_cast<int>(threadIdx.x); i < rows * dim; i += kWarps * 32) {
     const int key = i / dim;
     target[key * pitch + i % dim] = key < keys ? element(data, dtype, offset + key * stride + i % dim) : 0.0F;
+  }
+}
+
+// Columns [begin, begin + kStepKeys) of a tile in pieces, of which the sequence has the first `keys`.
+__device__ void load_step(const FoldParams& p, const TileEntry* pieces, int kv_head, int begin, int keys,
+                          const Shared& shared) {
+  const int piece_keys = kPlainKeyTile / p.tables.pieces;
+  const int rows = piece_keys < kStepKeys ? piece_keys : kStepKeys;
+  for (int first = 0; first < kStepKeys; first += rows) {
+    const int left = keys - first;
+    float* const k = shared.k + first * (p.head_dim + 1);
+    float* const v = shared.v + first * p.head_dim_v;
+    if (left <= 0) {  // nobody may look where the piece lies
+      load_rows(nullptr, p.dtype, 0, 0, rows, 0, p.head_dim, p.head_dim + 1, k);
+      load_rows(nullptr, p.dtype, 0, 0, rows, 0, p.head_dim_v, p.head_dim_v, v);
+      continue;
+    }
+    const TileEntry& piece = pieces[(begin + first) / piece_keys];
+    const std::int64_t row = piece.row + (begin + first) % piece_keys;
+    const SourceEntry& source = source_of(p.tables, piece.source);
+    load_rows(source.k, p.dtype, k_offset(source, row, kv_head), source.k_token_stride, rows, left, p.head_dim,
+              p.head_dim + 1, k);
+    load_rows(source.v, p.dtype, v_offset(source, row, kv_head), source.v_token_stride, rows, left, p.head_dim_v,
+              p.head_dim_v, v);
   }
 }
 
@@ -250,8 +274,7 @@ __global__ void __launch_bounds__(kWarps * 32, 3) plain_kernel(const __grid_cons
 
   const Visibility visibility(p.mask, item.key_length);
   for (int t = 0; t < item.tiles; ++t) {
-    const auto& [tile, entry] = tile_of_walk(p.tables, item, t);
-    const SourceEntry& source = source_of(p.tables, entry.source);
+    const auto [tile, pieces] = tile_of_walk(p.tables, item, t);
     if (tile % kGroupTiles == 0) {
       // Rows fold consecutive tiles, so what is open when a group begins is another's.
 #pragma unroll
@@ -263,10 +286,7 @@ __global__ void __launch_bounds__(kWarps * 32, 3) plain_kernel(const __grid_cons
       if (left <= 0) break;
       const int keys = left < kStepKeys ? static_cast<int>(left) : kStepKeys;
       __syncthreads();
-      load_rows(source.k, p.dtype, (entry.row + begin) * source.k_token_stride + kv_head * source.k_head_stride,
-                source.k_token_stride, keys, p.head_dim, p.head_dim + 1, shared.k);
-      load_rows(source.v, p.dtype, (entry.row + begin) * source.v_token_stride + kv_head * source.v_head_stride,
-                source.v_token_stride, keys, p.head_dim_v, p.head_dim_v, shared.v);
+      load_step(p, pieces, kv_head, begin, keys, shared);
       __syncthreads();
 #pragma unroll
       for (int r = 0; r < kRowsOfWarp; ++r) {

@@ -20,8 +20,8 @@ __device__ __forceinline__ const RunEntry& find_run(const RunEntry* runs, int co
 
 // A tile of a walk.
 struct WalkTile {
-  std::int64_t tile;       // its number in the sequence: its keys begin at tile · key_tile
-  const TileEntry& entry;  // where it lies
+  std::int64_t tile;        // its number in the sequence: its keys begin at tile · key_tile
+  const TileEntry* pieces;  // where they lie; those without keys must not be read
 };
 
 // The i-th tile of `walk`, which is a WorkItem, a WorkBundle, or has the members of those that say where a walk lies.
@@ -35,12 +35,24 @@ __device__ __forceinline__ WalkTile tile_of_walk(const FoldParams::Tables& table
     tile = run.first_tile + number - run.first;
     index = run.table + number - run.first;
   }
-  return {tile, tables.tiles[index]};
+  return {tile, tables.tiles + index * tables.pieces};
 }
 
 // The source of this number.
 __device__ __forceinline__ const SourceEntry& source_of(const FoldParams::Tables& tables, int source) {
   return tables.all_near ? tables.near_sources[source] : tables.sources[source];
+}
+
+// Where a row of one head lies in a source, in elements from its start.
+__device__ __forceinline__ std::int64_t k_offset(const SourceEntry& source, std::int64_t row, int head) {
+  const auto log = static_cast<int>(source.page_log);
+  return (row >> log) * source.k_page_stride + (row & ((std::int64_t{1} << log) - 1)) * source.k_token_stride +
+         head * source.k_head_stride;
+}
+__device__ __forceinline__ std::int64_t v_offset(const SourceEntry& source, std::int64_t row, int head) {
+  const auto log = static_cast<int>(source.page_log);
+  return (row >> log) * source.v_page_stride + (row & ((std::int64_t{1} << log) - 1)) * source.v_token_stride +
+         head * source.v_head_stride;
 }
 
 }  // namespace ringattn::cuda

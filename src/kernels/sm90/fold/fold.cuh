@@ -69,7 +69,11 @@ __global__ void __launch_bounds__(C::kThreads, 1) fold_kernel(const __grid_const
     } else if (!params.bulk_in) {
       fetch_by_threads<C>(params, map, shared, static_cast<int>(threadIdx.x) - (warp == 0 ? 0 : 32));
     } else if (warp == 0) {
-      fetch<C>(params, map, shared);
+      if (params.fold.tables.pieces == 1) {
+        fetch<C, false>(params, map, shared);
+      } else {
+        fetch<C, true>(params, map, shared);
+      }
     } else if (warp == 2) {
       clear_tails<C>(map);
     } else if (params.fold.schedule.keep_pace) {

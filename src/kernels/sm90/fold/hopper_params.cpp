@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include <bit>
+
 #include "base/cuda.hpp"
 #include "base/error.hpp"
 #include "kernels/sm90/fold/tensor_maps.hpp"
@@ -15,15 +17,20 @@ HopperParams hopper_params(const cuda::FoldParams& p, const FoldConfig& config) 
   const auto dtype = static_cast<Dtype>(p.dtype);
   const MappedTensor q{p.q.data, p.rows, p.heads, p.head_dim, p.q.token_stride, p.q.head_stride};
   params.bulk_in = p.tables.all_near && can_map(q);
+  const bool whole = p.tables.pieces == 1;
+  params.piece_keys = config.key_tile / p.tables.pieces;
+  params.lanes_log = static_cast<std::int32_t>(std::bit_width(static_cast<unsigned>(p.tables.pieces - 1)));
+  const int box_rows = whole ? config.key_box_rows() : params.piece_keys;
+  const auto box_columns = [&](int dim) { return whole ? config.key_box_columns(dim) : kPanelColumns; };
   for (int i = 0; params.bulk_in && i < cuda::kNearSources; ++i) {
     const cuda::SourceEntry& source = p.tables.near_sources[i];
     if (source.rows == 0) continue;  // nothing to fetch from it
     const MappedTensor k{source.k, source.rows, p.kv_heads, p.head_dim, source.k_token_stride, source.k_head_stride};
     const MappedTensor v{source.v, source.rows, p.kv_heads, p.head_dim_v, source.v_token_stride, source.v_head_stride};
-    params.bulk_in = can_map(k) && can_map(v);
+    params.bulk_in = !source.has_pages() && can_map(k) && can_map(v);
     if (!params.bulk_in) break;
-    params.k[i] = map_tensor(k, dtype, config.key_box_rows(), config.key_box_columns(p.head_dim));
-    params.v[i] = map_tensor(v, dtype, config.key_box_rows(), config.key_box_columns(p.head_dim_v));
+    params.k[i] = map_tensor(k, dtype, box_rows, box_columns(p.head_dim));
+    params.v[i] = map_tensor(v, dtype, box_rows, box_columns(p.head_dim_v));
   }
   if (params.bulk_in) params.q = map_tensor(q, dtype, kQueryTile, FoldConfig::box_columns(p.head_dim));
   const MappedTensor out{p.out.data, p.rows, p.heads, p.head_dim_v, p.out.token_stride, p.out.head_stride};

@@ -12,14 +12,17 @@ namespace ringattn::sm90 {
 struct HopperParams {
   cuda::FoldParams fold;
   // Boxes of one head: query tiles of 64 rows, with all columns where those fill panels of 64;
-  // FoldConfig::key_box_rows() × key_box_columns() of key tiles; a warp's 16 rows of the output by panels.
+  // FoldConfig::key_box_rows() × key_box_columns() of key tiles, or a piece × a panel; a warp's 16 rows of the output
+  // by panels.
   CUtensorMap q;
   CUtensorMap out;
   CUtensorMap k[cuda::kNearSources];
   CUtensorMap v[cuda::kNearSources];
-  bool bulk_in;   // q and every source can be fetched by the copy engine; else threads copy
-  bool bulk_out;  // so can the output be written
-  bool chains;    // the next unit's first product may run while a unit's rows are finished
+  std::int32_t piece_keys;  // keys of a piece, where tiles lie in several
+  std::int32_t lanes_log;   // of 2: lanes that share out a tile's pieces
+  bool bulk_in;             // q and every source can be fetched by the copy engine; else threads copy
+  bool bulk_out;            // so can the output be written
+  bool chains;              // the next unit's first product may run while a unit's rows are finished
 };
 
 // Fills the tensor maps. Those of what the copy engine can't reach stay empty, and the flags say so.

@@ -4,6 +4,8 @@
 // side fetch half of each key tile's rows each, and the copy engine writes them to both.
 #pragma once
 
+#include <cstdint>
+
 #include "kernels/sm90/fold/hopper_params.hpp"
 #include "kernels/sm90/fold/scheduler.cuh"
 #include "kernels/sm90/fold/shared_map.cuh"
@@ -16,7 +18,10 @@ namespace ringattn::sm90 {
 // Instead of a stage: no V tile comes any more.
 inline constexpr int kNoMoreTails = -1;
 
-// Where a key tile lies, in which source and at which row, and how many keys it has.
+// Instead of a source: this lane has nothing to fetch of the tile.
+inline constexpr int kNotMine = -1;
+
+// Where a key tile, or a piece of one, lies, in which source and at which row, and how many keys the tile has.
 struct TilePlace {
   int source;
   int keys;
@@ -33,9 +38,59 @@ struct TileBox {
 // The i-th tile of a round's walk.
 template <class C>
 __device__ __forceinline__ TilePlace find_tile(const cuda::FoldParams& p, const BundleWork& work, int i) {
-  const auto& [tile, entry] = cuda::tile_of_walk(p.tables, work, i);
+  const auto [tile, entry] = cuda::tile_of_walk(p.tables, work, i);
   const std::int64_t left = work.key_length - tile * C::kKeyTile;
-  return {entry.source, left < C::kKeyTile ? static_cast<int>(left) : C::kKeyTile, entry.row};
+  return {entry->source, left < C::kKeyTile ? static_cast<int>(left) : C::kKeyTile, entry->row};
+}
+
+// How the lanes of the producer share out tiles that lie in pieces: each has one piece of one of several tiles. Worked
+// out anew from the launch's parameters each time, since the producer has no registers to spare.
+template <class C>
+struct PieceLanes {
+  const HopperParams& params;
+
+  static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x) % 32; }
+  __device__ __forceinline__ int tiles() const { return 32 >> params.lanes_log; }    // that are looked up together
+  __device__ __forceinline__ int nth() const { return lane() >> params.lanes_log; }  // of those, this lane's
+  __device__ __forceinline__ int first_lane(int nth) const { return nth << params.lanes_log; }  // of a tile
+  __device__ __forceinline__ int piece() const { return lane() & ((1 << params.lanes_log) - 1); }
+  __device__ __forceinline__ int first_key() const { return piece() * params.piece_keys; }  // of the piece in its tile
+  // Whether there is such a piece and it is in this CTA's share: side by side each has half of them.
+  __device__ __forceinline__ bool fetches() const {
+    const int pieces = params.fold.tables.pieces;
+    if constexpr (C::kWalkCtas > 1) {
+      const int of_first = (pieces + 1) / 2;
+      return rank_in_cluster() > 0 ? piece() >= of_first && piece() < pieces : piece() < of_first;
+    }
+    return piece() < pieces;
+  }
+  // Keys of a tile, up to the end of the last piece that holds any of `keys`. Pieces have 16, 32 or 64 keys.
+  __device__ __forceinline__ int whole_pieces(int keys) const {
+    return (keys + params.piece_keys - 1) & -params.piece_keys;
+  }
+};
+
+// This lane's piece of the i-th tile of a round's walk. The entries of pieces without keys are not read.
+template <class C>
+__device__ __forceinline__ TilePlace find_piece(const BundleWork& work, int i, const PieceLanes<C>& lanes) {
+  const auto [tile, pieces] = cuda::tile_of_walk(lanes.params.fold.tables, work, i);
+  const std::int64_t left = work.key_length - tile * C::kKeyTile;
+  const int keys = left < C::kKeyTile ? static_cast<int>(left) : C::kKeyTile;
+  if (!lanes.fetches() || lanes.first_key() >= keys) return {kNotMine, keys, 0};
+  return {pieces[lanes.piece()].source, keys, pieces[lanes.piece()].row};
+}
+
+// The i-th tile of a batch that the lanes have looked up, as one lane fetches it; in pieces, this lane's piece of it.
+template <bool kInPieces, class C>
+__device__ __forceinline__ TileBox box_of(const TilePlace& batch, int i, const PieceLanes<C>& lanes) {
+  constexpr unsigned kAll = 0xffffffffU;
+  if constexpr (kInPieces) {
+    return {lanes.nth() == i ? batch.source : kNotMine, static_cast<int>(batch.row),
+            __shfl_sync(kAll, batch.keys, lanes.first_lane(i))};
+  } else {
+    return {__shfl_sync(kAll, batch.source, i), __shfl_sync(kAll, static_cast<int>(batch.row), i),
+            __shfl_sync(kAll, batch.keys, i)};
+  }
 }
 
 // Fetches the queries of a round's units. One lane calls it.
@@ -75,11 +130,30 @@ __device__ __forceinline__ void load_keys(std::uint32_t target, const CUtensorMa
   }
 }
 
-// The producer's work. All lanes pass the barriers together, and one of them issues the copies.
-template <class C>
+// Fetches K or V of this lane's piece of a tile; side by side, for both CTAs. A piece fills a part of each panel.
+template <class C, int kColumns>
+__device__ __forceinline__ void load_piece(std::uint32_t target, const CUtensorMap* from, std::uint32_t barrier,
+                                           int head, int row, const PieceLanes<C>& lanes) {
+  const std::uint32_t first = target + static_cast<std::uint32_t>(lanes.first_key() * kPanelRowBytes);
+#pragma unroll
+  for (int column = 0; column < kColumns; column += kPanelColumns) {
+    const std::uint32_t box = first + static_cast<std::uint32_t>(column / kPanelColumns * SharedMap<C>::kTilePanel);
+    if constexpr (C::kWalkCtas > 1) {
+      load_box_for((1U << C::kWalkCtas) - 1U, box, from, barrier, column, head, row);
+    } else {
+      load_box(box, from, barrier, column, head, row);
+    }
+  }
+}
+
+// The producer's work. All lanes pass the barriers together. One of them issues the copies of a tile; where tiles lie
+// in pieces (kInPieces), a lane for each piece.
+template <class C, bool kInPieces>
 __device__ __forceinline__ void fetch(const HopperParams& params, const SharedMap<C>& map, unsigned char* shared) {
   const cuda::FoldParams& p = params.fold;
   const int lane = static_cast<int>(threadIdx.x) % 32;
+  const PieceLanes<C> lanes{params};
+  const int together = kInPieces ? lanes.tiles() : 32;  // tiles that the lanes look up at a time
   RingCursor<C::kRounds> round;
   RingCursor<C::kStages> ring;
   RingCursor<C::kStages> ring_v;  // where V is fetched behind K (C::kKeysAhead)
@@ -93,13 +167,22 @@ __device__ __forceinline__ void fetch(const HopperParams& params, const SharedMa
     if (tiles == kNoMoreWork) break;
     const int kv_head = work.kv_head;
     const int wanted = wanted_with<C>(tiles);
-    // The copies of a tile's K, and of its V. One lane calls them.
+    // The copies of a tile's K, and of its V.
     const auto copy_k = [&](const TileBox& tile, std::uint32_t stage) {
-      barrier_arrive_expect(map.k_full(stage), C::kKBytes);
-      load_keys<C, C::kDim, C::kBoxColumnsK>(map.k(stage), &params.k[tile.source], map.k_full(stage), kv_head,
-                                             tile.row);
+      const std::uint32_t landed = map.k_full(stage);
+      if constexpr (kInPieces) {
+        if (lane == 0) barrier_arrive_expect(landed, lanes.whole_pieces(tile.keys) * (C::kKBytes / C::kKeyTile));
+        __syncwarp();
+        if (tile.source == kNotMine) return;
+        load_piece<C, C::kDim>(map.k(stage), &params.k[tile.source], landed, kv_head, tile.row, lanes);
+      } else {
+        if (lane != 0) return;
+        barrier_arrive_expect(landed, C::kKBytes);
+        load_keys<C, C::kDim, C::kBoxColumnsK>(map.k(stage), &params.k[tile.source], landed, kv_head, tile.row);
+      }
     };
     const auto copy_v = [&](const TileBox& tile, std::uint32_t stage) {
+      if (!kInPieces && lane != 0) return;
       // Rows past the sequence's end belong to somebody else. Their probabilities are 0, but 0 · ∞ would be NaN, so the
       // tail warp writes zeros there before the consumers hear of the tile.
       const bool whole = tile.keys == C::kKeyTile;
@@ -108,12 +191,22 @@ __device__ __forceinline__ void fetch(const HopperParams& params, const SharedMa
         landed = map.tail_landed();
         if (tails > 0) barrier_wait(map.tail_done(), (tails - 1) & 1U);
       }
-      barrier_arrive_expect(landed, C::kVBytes);
-      load_keys<C, C::kDimV, C::kBoxColumnsV>(map.v(stage), &params.v[tile.source], landed, kv_head, tile.row);
+      if constexpr (kInPieces) {
+        if (lane == 0) barrier_arrive_expect(landed, lanes.whole_pieces(tile.keys) * (C::kVBytes / C::kKeyTile));
+        __syncwarp();
+        if (tile.source != kNotMine) {
+          load_piece<C, C::kDimV>(map.v(stage), &params.v[tile.source], landed, kv_head, tile.row, lanes);
+        }
+      } else {
+        barrier_arrive_expect(landed, C::kVBytes);
+        load_keys<C, C::kDimV, C::kBoxColumnsV>(map.v(stage), &params.v[tile.source], landed, kv_head, tile.row);
+      }
       if (!whole) {
-        store_number(map.tail_stage(), static_cast<int>(stage));
-        store_number(map.tail_keys(), tile.keys);
-        barrier_arrive(map.tail_told());
+        if (lane == 0) {
+          store_number(map.tail_stage(), static_cast<int>(stage));
+          store_number(map.tail_keys(), tile.keys);
+          barrier_arrive(map.tail_told());
+        }
         ++tails;
       }
     };
@@ -121,39 +214,43 @@ __device__ __forceinline__ void fetch(const HopperParams& params, const SharedMa
     const auto copy_last_v = [&] {
       barrier_wait(map.v_empty(ring_v.stage()), ring_v.parity() ^ 1U);
       __syncwarp();
-      if (lane == 0) copy_v(last, ring_v.stage());
+      copy_v(last, ring_v.stage());
       ring_v.advance();
     };
-    // Each lane looks up one tile of a batch of 32, one batch before it is fetched.
+    // Each lane looks up one tile, or a piece of one, of a batch, one batch before it is fetched.
     TilePlace ahead{};
-    if (lane < tiles) ahead = find_tile<C>(p, work, lane);
-    for (int first = 0; first < tiles; first += 32) {
+    const auto look_up = [&](int begin) {
+      if constexpr (kInPieces) {
+        if (begin + lanes.nth() < tiles) ahead = find_piece<C>(work, begin + lanes.nth(), lanes);
+      } else {
+        if (begin + lane < tiles) ahead = find_tile<C>(p, work, begin + lane);
+      }
+    };
+    look_up(0);
+    for (int first = 0; first < tiles; first += together) {
       const TilePlace batch = ahead;
-      if (first + 32 + lane < tiles) ahead = find_tile<C>(p, work, first + 32 + lane);
-      const int end = tiles - first < 32 ? tiles - first : 32;
-      if (p.schedule.keep_pace) {
+      look_up(first + together);
+      const int end = tiles - first < together ? tiles - first : together;
+      if (p.schedule.keep_pace && (!kInPieces || first % 32 == 0)) {
         if (lane == 0) {
-          store_number(map.pace_tiles(), end);
+          store_number(map.pace_tiles(), tiles - first < 32 ? tiles - first : 32);
           barrier_arrive(map.pace_told());
         }
         barrier_wait(map.pace_free(), paced);
         paced ^= 1U;
       }
       for (int i = 0; i < end; ++i, ring.advance()) {
-        const TileBox tile{__shfl_sync(0xffffffffU, batch.source, i),
-                           __shfl_sync(0xffffffffU, static_cast<int>(batch.row), i),
-                           __shfl_sync(0xffffffffU, batch.keys, i)};
+        const TileBox tile = box_of<kInPieces>(batch, i, lanes);
         if (lane == 0 && first + i == wanted) barrier_arrive(map.work_wanted());
         barrier_wait(map.k_empty(ring.stage()), ring.parity() ^ 1U);
         __syncwarp();  // all lanes have passed the barrier before its next phase can end
+        copy_k(tile, ring.stage());
         if constexpr (C::kKeysAhead) {
-          if (lane == 0) copy_k(tile, ring.stage());
           if (first + i > 0) copy_last_v();
           last = tile;
         } else {
-          if (lane == 0) copy_k(tile, ring.stage());
           __syncwarp();
-          if (lane == 0) copy_v(tile, ring.stage());
+          copy_v(tile, ring.stage());
         }
       }
     }

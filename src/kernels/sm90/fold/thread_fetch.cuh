@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The producer's work done by threads, for tensors that the copy engine can't reach: rows that are not aligned to 16
-// bytes, or more sources than a launch has tensor maps for. The same tiles arrive in the same places, more slowly. CTAs
-// that walk side by side then copy whole tiles, each for itself.
+// bytes, pages that are not evenly apart, or more sources than a launch has tensor maps for. The same tiles arrive in
+// the same places, more slowly. CTAs that walk side by side then copy whole tiles, each for itself.
 #pragma once
 
 #include "kernels/cuda/device/tile_copy.cuh"
@@ -13,12 +13,13 @@ namespace ringattn::sm90 {
 inline constexpr int kFetchThreads = 96;  // the first warpgroup without the scheduler
 inline constexpr int kFetchBarrier = 8;
 
-// Copies rows [begin, end) of a tile of `tile_rows` rows, in panels; the tile's other rows become zeros.
-__device__ __forceinline__ void copy_rows(std::uint32_t target, const cuda::RowsOf& rows, int columns, int tile_rows,
-                                          int begin, int end, int thread) {
+// Copies rows [begin, end) of `count` rows of a tile, whose panels have `panel_rows` rows; the others of the `count`
+// become zeros.
+__device__ __forceinline__ void copy_rows(std::uint32_t target, const cuda::RowsOf& rows, int columns, int panel_rows,
+                                          int count, int begin, int end, int thread) {
   const int chunks = (columns + kPanelColumns - 1) / kPanelColumns * 8;
 #pragma unroll 1
-  for (int i = thread; i < tile_rows * chunks; i += kFetchThreads) {
+  for (int i = thread; i < count * chunks; i += kFetchThreads) {
     const int row = i / chunks;
     const int chunk = i % chunks;
     uint4 elements{0, 0, 0, 0};
@@ -35,7 +36,7 @@ __device__ __forceinline__ void copy_rows(std::uint32_t target, const cuda::Rows
       }
     }
     cuda::store_shared(
-        target + static_cast<std::uint32_t>(chunk / 8 * tile_rows * kPanelRowBytes) + cuda::swizzled(row, chunk % 8),
+        target + static_cast<std::uint32_t>(chunk / 8 * panel_rows * kPanelRowBytes) + cuda::swizzled(row, chunk % 8),
         elements);
   }
 }
@@ -61,7 +62,7 @@ __device__ __forceinline__ void fetch_by_threads(const HopperParams& params, con
       const UnitWork& rows = units[unit];
       const char* q =
           static_cast<const char*>(p.q.data) + 2 * (rows.row * p.q.token_stride + rows.query_head * p.q.head_stride);
-      copy_rows(map.q(round.stage(), unit), {q, 2 * p.q.token_stride}, C::kDim, kQueryTile, rows.slot_begin,
+      copy_rows(map.q(round.stage(), unit), {q, 2 * p.q.token_stride}, C::kDim, kQueryTile, kQueryTile, rows.slot_begin,
                 rows.slot_end, thread);
     }
     publish();
@@ -70,17 +71,27 @@ __device__ __forceinline__ void fetch_by_threads(const HopperParams& params, con
     const int wanted = wanted_with<C>(tiles);
     for (int i = 0; i < tiles; ++i, ring.advance()) {
       if (thread == 0 && i == wanted) barrier_arrive(map.work_wanted());
-      const TilePlace tile = find_tile<C>(p, work, i);
-      const cuda::SourceEntry& source = cuda::source_of(p.tables, tile.source);
+      const auto [tile, pieces] = cuda::tile_of_walk(p.tables, work, i);
+      const cuda::SourceEntry& source = cuda::source_of(p.tables, pieces->source);
+      const std::int64_t behind = work.key_length - tile * C::kKeyTile;
+      const int keys = behind < C::kKeyTile ? static_cast<int>(behind) : C::kKeyTile;
       const std::uint32_t stage = ring.stage();
       barrier_wait(map.k_empty(stage), ring.parity() ^ 1U);
       if (C::kKeysAhead) barrier_wait(map.v_empty(stage), ring.parity() ^ 1U);
-      const char* k = static_cast<const char*>(source.k) +
-                      2 * (tile.row * source.k_token_stride + work.kv_head * source.k_head_stride);
-      const char* v = static_cast<const char*>(source.v) +
-                      2 * (tile.row * source.v_token_stride + work.kv_head * source.v_head_stride);
-      copy_rows(map.k(stage), {k, 2 * source.k_token_stride}, C::kDim, C::kKeyTile, 0, tile.keys, thread);
-      copy_rows(map.v(stage), {v, 2 * source.v_token_stride}, C::kDimV, C::kKeyTile, 0, tile.keys, thread);
+#pragma unroll 1
+      for (int piece = 0; piece < p.tables.pieces; ++piece) {
+        const int first = piece * params.piece_keys;
+        const int left = keys - first;
+        const std::int64_t row = pieces[left > 0 ? piece : 0].row;  // without keys: any row, which is not read
+        const int present = left < params.piece_keys ? left : params.piece_keys;
+        const auto offset = static_cast<std::uint32_t>(first * kPanelRowBytes);
+        const char* k = static_cast<const char*>(source.k) + 2 * cuda::k_offset(source, row, work.kv_head);
+        copy_rows(map.k(stage) + offset, {k, 2 * source.k_token_stride}, C::kDim, C::kKeyTile, params.piece_keys, 0,
+                  present, thread);
+        const char* v = static_cast<const char*>(source.v) + 2 * cuda::v_offset(source, row, work.kv_head);
+        copy_rows(map.v(stage) + offset, {v, 2 * source.v_token_stride}, C::kDimV, C::kKeyTile, params.piece_keys, 0,
+                  present, thread);
+      }
       publish();
       if (thread == 0) {
         barrier_arrive(map.k_full(stage));

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// Keys or values in a cache: pages of tokens that somebody else owns, in a pool.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/dtype.hpp"
+
+namespace ringattn {
+
+// K or V of all sequences, [pages, page_size, heads, dim] in the order that the strides say. Strides count elements.
+struct CacheView {
+  const void* data = nullptr;
+  Dtype dtype = Dtype::kBf16;
+  std::int64_t pages = 0;
+  std::int64_t page_size = 0;  // tokens
+  std::int64_t heads = 0;
+  std::int64_t dim = 0;
+  std::int64_t page_stride = 0;
+  std::int64_t token_stride = 0;
+  std::int64_t head_stride = 0;
+
+  const std::byte* at(std::int64_t page, std::int64_t token, std::int64_t head) const {
+    return static_cast<const std::byte*>(data) +
+           (page * page_stride + token * token_stride + head * head_stride) * static_cast<std::int64_t>(size_of(dtype));
+  }
+};
+
+}  // namespace ringattn

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/support/placed_keys.hpp"
+
+#include <algorithm>
+#include <functional>
+#include <numeric>
+#include <random>
+
+namespace ringattn::testing {
+
+namespace {
+
+// In pages. The entries of pieces without keys are of no source.
+PlacedKeys place_in_pages(const FoldInputs& inputs, const PageLayout& layout, int key_tile) {
+  PlacedKeys keys;
+  keys.pool.emplace(inputs.sequences, layout);
+  keys.k = {keys.pool->fill(inputs, inputs.k, inputs.spec.head_dim)};
+  keys.v = {keys.pool->fill(inputs, inputs.v, inputs.spec.head_dim_v)};
+  keys.pieces = pieces_of_tile(key_tile, layout.page_size);
+  const int piece_keys = key_tile / keys.pieces;
+  const std::int64_t page_rows = pool_source(keys.pool->view(nullptr, inputs.spec, inputs.spec.head_dim),
+                                             keys.pool->view(nullptr, inputs.spec, inputs.spec.head_dim_v))
+                                     .page_rows;
+  for (std::size_t s = 0; s < inputs.sequences.size(); ++s) {
+    const std::int64_t length = inputs.sequences[s].k_len;
+    const auto place = [&](std::int64_t key) {
+      if (key >= length) return KeyTile{0x40000000, 0};
+      return KeyTile{0, keys.pool->page(s, key / layout.page_size) * page_rows + key % layout.page_size};
+    };
+    for (std::int64_t begin = 0; begin < length; begin += key_tile) {
+      PlacedTile& tile =
+          keys.tiles.emplace_back(PlacedTile{static_cast<std::int32_t>(s), begin / key_tile, place(begin)});
+      for (int i = 1; i < keys.pieces; ++i) tile.more_pieces.push_back(place(begin + i * piece_keys));
+    }
+  }
+  return keys;
+}
+
+}  // namespace
+
+std::vector<std::size_t> shuffled(std::size_t count, std::uint64_t seed) {
+  std::vector<std::size_t> order(count);
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::mt19937_64 generator(seed);
+  if (seed != 0) std::shuffle(order.begin(), order.end(), generator);
+  return order;
+}
+
+PlacedKeys place_keys(const FoldInputs& inputs, const Arrangement& arrangement, int key_tile) {
+  if (arrangement.pages.page_size > 0) return place_in_pages(inputs, arrangement.pages, key_tile);
+  PlacedKeys keys;
+  for (std::size_t s = 0; s < inputs.sequences.size(); ++s) {
+    for (std::int64_t begin = 0; begin < inputs.sequences[s].k_len; begin += key_tile) {
+      keys.tiles.push_back({static_cast<std::int32_t>(s), begin / key_tile, {0, inputs.k_begin(s) + begin}});
+    }
+  }
+  if (arrangement.shuffle == 0) {
+    keys.k = {inputs.k};
+    keys.v = {inputs.v};
+    return keys;
+  }
+  const Dtype dtype = inputs.spec.dtype;
+  const auto k_row = static_cast<std::size_t>(inputs.spec.kv_heads * inputs.spec.head_dim) * size_of(dtype);
+  const auto v_row = static_cast<std::size_t>(inputs.spec.kv_heads * inputs.spec.head_dim_v) * size_of(dtype);
+  std::vector<std::byte> behind(static_cast<std::size_t>(key_tile) * std::max(k_row, v_row));
+  for (std::size_t at = 0; at < behind.size(); at += size_of(dtype)) {
+    store_element(behind.data() + at, dtype, arrangement.behind);
+  }
+  const auto append_behind = [&](std::vector<std::byte>& rows, std::size_t row_bytes) {
+    const std::size_t bytes = static_cast<std::size_t>(key_tile) * row_bytes;
+    rows.insert(rows.end(), behind.begin(), behind.begin() + static_cast<std::ptrdiff_t>(bytes));
+  };
+  keys.k.resize(arrangement.sources);
+  keys.v.resize(arrangement.sources);
+  const std::vector<std::size_t> order = shuffled(keys.tiles.size(), arrangement.shuffle + 1);
+  for (std::size_t n = 0; n < order.size(); ++n) {
+    PlacedTile& tile = keys.tiles[order[n]];
+    const std::int64_t length = inputs.sequences[static_cast<std::size_t>(tile.sequence)].k_len;
+    const auto rows = static_cast<std::size_t>(std::min<std::int64_t>(key_tile, length - tile.tile * key_tile));
+    const auto from = static_cast<std::size_t>(tile.place.row);
+    std::vector<std::byte>& k = keys.k[n % arrangement.sources];
+    std::vector<std::byte>& v = keys.v[n % arrangement.sources];
+    tile.place = {static_cast<std::int32_t>(n % arrangement.sources), static_cast<std::int64_t>(k.size() / k_row)};
+    k.insert(k.end(), inputs.k.begin() + static_cast<std::ptrdiff_t>(from * k_row),
+             inputs.k.begin() + static_cast<std::ptrdiff_t>((from + rows) * k_row));
+    v.insert(v.end(), inputs.v.begin() + static_cast<std::ptrdiff_t>(from * v_row),
+             inputs.v.begin() + static_cast<std::ptrdiff_t>((from + rows) * v_row));
+    // A neighbour that nobody may read.
+    append_behind(k, k_row);
+    append_behind(v, v_row);
+  }
+  return keys;
+}
+
+std::vector<PlacedKeys> place_groups(const FoldInputs& inputs, const Arrangement& arrangement, const PlacedKeys& all,
+                                     int key_tile) {
+  std::vector<PlacedKeys> groups;
+  for (std::int64_t g = 0;; ++g) {
+    const auto in_group = [&](const PlacedTile& tile) { return tile.tile / kGroupTiles == g; };
+    if (std::none_of(all.tiles.begin(), all.tiles.end(), in_group)) return groups;
+    const auto number = static_cast<std::uint64_t>(g);
+    groups.push_back(place_keys(
+        inputs, {.shuffle = arrangement.apart + number, .sources = 1 + number % kMostSourcesApart}, key_tile));
+    std::erase_if(groups.back().tiles, std::not_fn(in_group));
+  }
+}
+
+}  // namespace ringattn::testing

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where the key tiles of FoldInputs lie for an Arrangement: in one array, scattered over sources, or in pages.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "kernels/fold.hpp"
+#include "tests/support/fold_inputs.hpp"
+#include "tests/support/fold_runner.hpp"
+#include "tests/support/page_pool.hpp"
+
+namespace ringattn::testing {
+
+inline constexpr std::int64_t kMostSourcesApart = 5;  // of a group that is folded apart
+
+// 0 … count − 1 in an order of the seed; 0: ascending.
+std::vector<std::size_t> shuffled(std::size_t count, std::uint64_t seed);
+
+struct PlacedTile {
+  std::int32_t sequence;
+  std::int64_t tile;
+  KeyTile place;                       // of the first piece
+  std::vector<KeyTile> more_pieces{};  // of the others
+};
+
+// All tiles ascending by (sequence, tile), and the sources that hold them, as host bytes.
+struct PlacedKeys {
+  std::vector<PlacedTile> tiles;
+  std::vector<std::vector<std::byte>> k;
+  std::vector<std::vector<std::byte>> v;
+  std::optional<PagePool> pool;  // what the one source is, where keys lie in pages
+  int pieces = 1;                // of a tile
+};
+
+PlacedKeys place_keys(const FoldInputs& inputs, const Arrangement& arrangement, int key_tile);
+
+// The tiles of `all` by groups, each with sources of its own.
+std::vector<PlacedKeys> place_groups(const FoldInputs& inputs, const Arrangement& arrangement, const PlacedKeys& all,
+                                     int key_tile);
+
+}  // namespace ringattn::testing
