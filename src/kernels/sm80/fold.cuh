@@ -104,11 +104,11 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas) fold_kernel(const __gri
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ cuda::WorkItem item;  // not in registers: most of it is wanted at both ends only
 
-  const cuda::WorkPlace place =
-      cuda::work_place(p.schedule.early_count, p.heads, p.schedule.section_heads, static_cast<int>(blockIdx.x));
-  const int head = place.head;
+  const cuda::WorkPlace place = cuda::work_place(p.schedule.early_count, p.schedule.piece_heads,
+                                                 p.schedule.section_heads, static_cast<int>(blockIdx.x));
   if (threadIdx.x == 0) item = p.tables.items[place.piece];
   __syncthreads();
+  const int head = item.head + place.head;
 
   const std::uint32_t q_tile = cuda::shared_address(shared);
   const std::uint32_t k_tiles = q_tile + Layout::kQBytes;
@@ -137,8 +137,8 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas) fold_kernel(const __gri
 
   const TileStep<C> step(p, item, q_tile);
   for (int i = 0; i < tiles;) {
-    // An item's tiles are consecutive, so what is open when a group begins is another's.
-    const int of_group = static_cast<int>((static_cast<std::uint32_t>(item.first_tile) + i) % kGroupTiles);
+    // An item's tiles have consecutive places, so what is open when a group begins is another's.
+    const int of_group = static_cast<int>((static_cast<std::uint32_t>(item.place) + i) % kGroupTiles);
     if (of_group == 0 && groups.open) close_group<C>(p, item, head, state, groups);
     groups.open = true;
     const int end = min(tiles, i + kGroupTiles - of_group);

@@ -225,8 +225,8 @@ __device__ void load_rows(const void* data, int dtype, std::int64_t offset, std:
 __global__ void __launch_bounds__(kWarps * 32, 3) plain_kernel(const __grid_constant__ FoldParams p) {
   extern __shared__ float memory[];
   const Shared shared(memory, p);
-  const WorkItem item = p.tables.items[static_cast<int>(blockIdx.x) / p.heads];
-  const int head = static_cast<int>(blockIdx.x) % p.heads;
+  const WorkItem item = p.tables.items[static_cast<int>(blockIdx.x) / p.schedule.piece_heads];
+  const int head = item.head + static_cast<int>(blockIdx.x) % p.schedule.piece_heads;
   const int kv_head = head / (p.heads / p.kv_heads);
   const int warp = static_cast<int>(threadIdx.x) / 32;
 
@@ -252,8 +252,8 @@ __global__ void __launch_bounds__(kWarps * 32, 3) plain_kernel(const __grid_cons
   for (int t = 0; t < item.tiles; ++t) {
     const auto& [tile, entry] = tile_of_walk(p.tables, item, t);
     const SourceEntry& source = source_of(p.tables, entry.source);
-    if (tile % kGroupTiles == 0) {
-      // Rows fold consecutive tiles, so what is open when a group begins is another's.
+    if ((item.place + t) % kGroupTiles == 0) {
+      // Rows fold tiles at consecutive places, so what is open when a group begins is another's.
 #pragma unroll
       for (int r = 0; r < kRowsOfWarp; ++r) close_group(p, rows[r]);
     }
@@ -296,7 +296,8 @@ void prepare_plain() {
 
 void launch_plain(const FoldParams& params, Stream stream) {
   const std::size_t shared = shared_bytes(params.head_dim, params.head_dim_v);
-  const auto blocks = static_cast<unsigned>(params.tables.item_count) * static_cast<unsigned>(params.heads);
+  const auto blocks =
+      static_cast<unsigned>(params.tables.item_count) * static_cast<unsigned>(params.schedule.piece_heads);
   plain_kernel<<<blocks, kWarps * 32, shared, cuda_stream(stream)>>>(params);
   check_cuda(cudaGetLastError(), "sm80_plain");
 }
