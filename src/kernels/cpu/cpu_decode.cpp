@@ -10,6 +10,7 @@
 #include <omp.h>
 #endif
 
+#include "base/error.hpp"
 #include "kernels/cpu/cpu_backend.hpp"
 #include "kernels/cpu/fold_state.hpp"
 #include "kernels/registry.hpp"
