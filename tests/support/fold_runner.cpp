@@ -335,7 +335,12 @@ FoldResult FoldRunner::run(const FoldInputs& inputs, const Arrangement& arrangem
       arrangement.tiles_per_task == 0 ? keys.tiles.size() : static_cast<std::size_t>(arrangement.tiles_per_task);
   const auto count = [](const auto& list) { return static_cast<std::int64_t>(list.size()); };
   const std::int64_t sources = std::max(kMostSourcesApart, count(placed_keys.sources));
-  kernel_->reserve({rows, count(queries), count(keys.tiles), count(keys.tiles), sources, count(key_lengths)});
+  FoldLimits limits{rows, count(queries), count(keys.tiles), count(keys.tiles), sources, count(key_lengths)};
+  for (const QueryRun& run : queries) {
+    if (inputs.lists == nullptr) break;
+    limits.list_runs += inputs.lists->runs(static_cast<std::size_t>(run.sequence), run.position, run.rows);
+  }
+  kernel_->reserve(limits);
   std::vector<KeyRun> key_runs;
   std::vector<KeyTile> tiles;
   std::size_t task_number = 0;
@@ -347,6 +352,7 @@ FoldResult FoldRunner::run(const FoldInputs& inputs, const Arrangement& arrangem
     task.key_runs = key_runs;
     task.tiles = tiles;
     task.sources = from.sources;
+    task.lists = inputs.lists.get();
     task.state = into.data();
     task.resume = resume;
     task.save = save;
