@@ -57,6 +57,11 @@ FoldLimits largest_task(const Job& job, const JobLayout& layout, std::int64_t ti
   limits.sources = 2;
   limits.sequences = static_cast<std::int64_t>(job.batch.sequences.size());
   limits.prepared = kCountedTasks;
+  if (job.lists == nullptr) return limits;
+  for (const TokenRun& run : layout.queries.runs(rank)) {
+    const auto sequence = static_cast<std::size_t>(run.sequence);
+    limits.list_runs += job.lists->runs(sequence, job.batch.sequences[sequence].q_offset + run.begin, run.tokens());
+  }
   return limits;
 }
 
@@ -166,8 +171,10 @@ struct ForecastKey {
            a.layout.kind == b.layout.kind && a.layout.stripe == b.layout.stripe && a.block_tokens == b.block_tokens &&
            a.memory_budget == b.memory_budget && a.checksum == b.checksum && a.state_out == b.state_out &&
            a.overlap == b.overlap && a.shorter_lengths == b.shorter_lengths && a.machine == b.machine &&
-           job.spec == other.job.spec && job.batch == other.job.batch && a.query_runs == b.query_runs &&
-           a.key_runs == b.key_runs;
+           job.spec == other.job.spec && job.batch == other.job.batch &&
+           (job.lists == other.job.lists ||
+            (job.lists != nullptr && other.job.lists != nullptr && *job.lists == *other.job.lists)) &&
+           a.query_runs == b.query_runs && a.key_runs == b.key_runs;
   }
 };
 
@@ -213,7 +220,11 @@ Forecast forecast(const Job& job, const Options& options, const FoldKernel& kern
 
 FoldLimits task_limits(const Plan& plan) {
   FoldLimits limits;
-  for (const QueryRun& run : plan.queries) limits.rows += run.rows;
+  for (const QueryRun& run : plan.queries) {
+    limits.rows += run.rows;
+    if (plan.lists == nullptr) continue;
+    limits.list_runs += plan.lists->runs(static_cast<std::size_t>(run.sequence), run.position, run.rows);
+  }
   limits.query_runs = static_cast<std::int64_t>(plan.queries.size());
   for (const BlockPlan& block : plan.blocks) {
     limits.key_runs = std::max(limits.key_runs, static_cast<std::int64_t>(block.key_runs.size()));

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "base/error.hpp"
 #include "kernels/registry.hpp"
@@ -16,10 +17,22 @@ constexpr std::int64_t kFar = std::int64_t{1} << 62;
 
 }  // namespace
 
+std::vector<ListedSequence> listed_sequences(const Batch& batch) {
+  std::vector<ListedSequence> listed;
+  for (const Sequence& s : batch.sequences) listed.push_back({s.q_offset, s.q_len, s.k_len});
+  return listed;
+}
+
+void set_lists(Job& job, std::shared_ptr<const TileLists> lists) {
+  job.spec.lists = lists == nullptr ? ListShape{} : lists->shape();
+  job.lists = std::move(lists);
+}
+
 double visible_pairs(const Job& job) {
+  const QueryWork pairs_of = query_work(job);
   double pairs = 0.0;
-  for (const Sequence& s : job.batch.sequences) {
-    pairs += Visibility(job.spec.mask, s.k_len).pairs(s.q_offset, s.q_len);
+  for (std::size_t i = 0; i < job.batch.sequences.size(); ++i) {
+    pairs += pairs_of({static_cast<std::int32_t>(i), 0, job.batch.sequences[i].q_len});
   }
   return pairs;
 }
@@ -41,12 +54,25 @@ void check_job(const Job& job) {
          "each side is a number of tokens, or -1 for unlimited", "Use -1, or 0 to 2^62 tokens.");
   }
   check_batch(job.batch);
+  if (job.spec.lists != (job.lists == nullptr ? ListShape{} : job.lists->shape())) {
+    fail(ErrorCode::kUsage,
+         fmt::format("the job has {}", job.lists == nullptr ? "no lists of tiles" : "lists of tiles"),
+         "its spec says otherwise", "set_lists() sets both.");
+  }
+  if (job.lists != nullptr && !std::ranges::equal(job.lists->sequences(), listed_sequences(job.batch))) {
+    fail(ErrorCode::kUsage, "the job's lists of tiles are those of other sequences",
+         "their lengths, or where their queries begin, differ from the batch's",
+         "Make the lists from listed_sequences().");
+  }
 }
 
 QueryWork query_work(const Job& job) {
   return [&job](const TokenRun& queries) {
     const Sequence& s = job.batch.sequences[static_cast<std::size_t>(queries.sequence)];
-    return Visibility(job.spec.mask, s.k_len).pairs(s.q_offset + queries.begin, queries.tokens());
+    const std::int64_t position = s.q_offset + queries.begin;
+    if (job.lists == nullptr) return Visibility(job.spec.mask, s.k_len).pairs(position, queries.tokens());
+    return listed_pairs(*job.lists, job.spec.mask, static_cast<std::size_t>(queries.sequence), position,
+                        queries.tokens(), {0, s.k_len});
   };
 }
 
