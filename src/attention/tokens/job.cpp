@@ -43,7 +43,12 @@ std::string describe(const Job& job) {
   const std::int64_t keys = job.batch.k_tokens();
   const std::string tokens =
       queries == keys ? fmt::format("{} tokens", queries) : fmt::format("{} queries, {} keys", queries, keys);
-  return fmt::format("{}; {} sequence{}, {}", describe(job.spec), count, count == 1 ? "" : "s", tokens);
+  std::string text = fmt::format("{}; {} sequence{}, {}", describe(job.spec), count, count == 1 ? "" : "s", tokens);
+  if (job.lists == nullptr) return text;
+  Job dense = job;
+  set_lists(dense, nullptr);
+  const double all = visible_pairs(dense);
+  return text + fmt::format("; {:.4g} % of the pairs", all > 0.0 ? 100.0 * visible_pairs(job) / all : 100.0);
 }
 
 void check_job(const Job& job) {

@@ -47,6 +47,8 @@ struct WorkItem {
   std::int32_t
       place;  // of the first tile: the tile at place n belongs to group n / kGroupTiles (kernels/tile_lists.hpp)
   std::int32_t head;  // the first query head
+  // Of an item with several runs: its tiles [plain_begin, plain_end) are seen whole by every row.
+  std::int32_t plain_begin, plain_end;
   std::int32_t padding;
 };
 

@@ -259,6 +259,9 @@ void WorkBuilder::collect_listed(const FoldSpec& spec, const FoldTask& task, con
             const std::int64_t place = places_[static_cast<std::size_t>(item.run_begin) - first_listed_] + item.first -
                                        runs_[static_cast<std::size_t>(item.run_begin)].first;
             item.place = static_cast<std::int32_t>(place % kGroupTiles);
+            const KeyRange common = visibility.common_keys(item.position, last);
+            item.plain_begin = tiles_before(item, quotient(common.begin + shape.key_tile - 1, shape.key_tile));
+            item.plain_end = common.end < 0 ? 0 : tiles_before(item, quotient(common.end, shape.key_tile));
           }
           if (item.tiles == 0 && !all_rows) items_.pop_back();
           begin = end;
@@ -267,6 +270,18 @@ void WorkBuilder::collect_listed(const FoldSpec& spec, const FoldTask& task, con
       stretches_.push_back({items_.size(), section});
     }
   }
+}
+
+// How many of the item's tiles have a smaller number in the sequence than `tile`.
+std::int32_t WorkBuilder::tiles_before(const WorkItem& item, std::int64_t tile) const {
+  const auto begin = runs_.begin() + item.run_begin;
+  const auto behind =
+      std::partition_point(begin, begin + item.runs, [tile](const RunEntry& run) { return run.first_tile < tile; });
+  if (behind == begin) return 0;
+  const RunEntry& run = *std::prev(behind);
+  std::int64_t number = run.first + tile - run.first_tile;
+  if (behind != begin + item.runs) number = std::min(number, behind->first);
+  return static_cast<std::int32_t>(std::clamp<std::int64_t>(number - item.first, 0, item.tiles));
 }
 
 // The runs of a query block's listed tiles that the task has: appends them to the table, and keeps them as runs of keys

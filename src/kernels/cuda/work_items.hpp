@@ -74,6 +74,7 @@ class WorkBuilder {
   void collect_listed(const FoldSpec& spec, const FoldTask& task, const WorkShape& shape);
   void list_runs(const FoldSpec& spec, const TileLists& lists, std::size_t sequence, int head, std::int64_t query_block,
                  int key_tile, std::span<const KeyRun> keys);
+  std::int32_t tiles_before(const WorkItem& item, std::int64_t tile) const;
   void cut(int unit_heads, int units);
   void bundle(int unit_heads, int units, std::size_t first_item, const Stretch& stretch);
   bool walks_pay(int unit_heads, const WorkShape& shape) const;

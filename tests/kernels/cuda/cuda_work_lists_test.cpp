@@ -105,6 +105,13 @@ class WorkLists : public ::testing::Test {
         shape.query_tile > 1 ? item.position + shape.query_tile - 1 : item.position + item.slot_end - 1;
     const std::vector<std::int64_t> tiles = walk(built, item);
     ASSERT_EQ(tiles, expected_tiles(spec, task, shape, run->sequence, item.position, last, head));
+    // The tiles that every row sees whole are the plain ones.
+    const Visibility visibility(spec.mask, item.key_length);
+    for (std::size_t i = 0; i < tiles.size(); ++i) {
+      const bool plain = static_cast<int>(i) >= item.plain_begin && static_cast<int>(i) < item.plain_end;
+      ASSERT_EQ(plain, visibility.coverage(item.position, last, tiles[i] % 100'000 * shape.key_tile, shape.key_tile) ==
+                           Coverage::kWhole);
+    }
     if (!tiles.empty()) {
       ASSERT_EQ(item.place, expected_place(spec, task, shape, run->sequence, item.position, head, tiles[0] % 100'000) %
                                 kGroupTiles);

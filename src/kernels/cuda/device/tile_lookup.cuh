@@ -18,26 +18,6 @@ __device__ __forceinline__ const RunEntry& find_run(const RunEntry* runs, int co
   return *runs;
 }
 
-// How many tiles of `walk`, which has `tiles` tiles, have a smaller number in the sequence than `tile`.
-template <class Walk>
-__device__ __forceinline__ int tiles_before(const FoldParams::Tables& tables, const Walk& walk, std::int64_t tile) {
-  std::int64_t before = tile - walk.first_tile;
-  if (walk.runs > 1) {
-    // The last run that begins before the tile.
-    const RunEntry* run = tables.runs + walk.run_begin;
-    for (int count = walk.runs; count > 1;) {
-      const int half = count / 2;
-      const bool behind = run[half].first_tile < tile;
-      run += behind ? half : 0;
-      count = behind ? count - half : half;
-    }
-    before = run->first + tile - run->first_tile - walk.first;
-    const bool last = run == tables.runs + walk.run_begin + walk.runs - 1;
-    if (!last && before > run[1].first - walk.first) before = run[1].first - walk.first;
-  }
-  return static_cast<int>(before < 0 ? 0 : before > walk.tiles ? walk.tiles : before);
-}
-
 // A tile of a walk.
 struct WalkTile {
   std::int64_t tile;       // its number in the sequence: its keys begin at tile · key_tile

@@ -28,8 +28,8 @@ __device__ __forceinline__ int wanted_with(int tiles) {
 }
 
 // Writes down what a unit's rows see of its tiles, and for which of those the plain steps are enough: the tiles of
-// which every row sees all keys, and with which no group ends. Whatever the runs are that the unit's tiles lie in, the
-// masked ones are the first and the last ones, as tiles ascend.
+// which every row sees all keys, and with which no group ends. The masked ones are the first and the last ones, as
+// tiles ascend; where they lie in several runs the host has counted them.
 template <class C>
 __device__ __forceinline__ void set_edges(const cuda::FoldParams& p, const cuda::WorkItem& item, UnitWork& unit) {
   const int tiles = item.tiles;
@@ -46,10 +46,13 @@ __device__ __forceinline__ void set_edges(const cuda::FoldParams& p, const cuda:
   unit.to = edge(reach.end);
   unit.length = edge(item.key_length);
 
+  const auto tiles_before = [](int key) { return key < 0 ? 0 : key / C::kKeyTile; };
   const KeyRange common = visibility.common_keys(item.position, item.position + kQueryTile - 1);
-  const auto before = [&](std::int64_t key) { return cuda::tiles_before(p.tables, item, quotient(key, C::kKeyTile)); };
-  unit.head = tiles - before(common.begin + C::kKeyTile - 1);
-  unit.tail = tiles - (common.end < 0 ? 0 : before(common.end));
+  const bool one_run = item.runs == 1;
+  const int plain_begin = one_run ? tiles_before(edge(common.begin) + C::kKeyTile - 1) : item.plain_begin;
+  const int plain_end = one_run ? tiles_before(edge(common.end)) : item.plain_end;
+  unit.head = tiles - (plain_begin < tiles ? plain_begin : tiles);
+  unit.tail = tiles - (plain_end < tiles ? plain_end : tiles);
   unit.group = (item.place + tiles) % kGroupTiles;
   if (p.state.save && unit.group == 0 && unit.tail == 0) unit.tail = 1;  // the consumer notes there that it is full
 }
