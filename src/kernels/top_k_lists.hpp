@@ -63,8 +63,8 @@ void score_means(const FoldSpec& spec, const PooledSequence& sequence, std::int6
                  std::int64_t first, std::span<float> scores);
 
 // For each query block `count` of the key blocks that the mask lets it see: the first of them, the one that its last
-// query's position lies in, and of the others those of the highest scores; fewer where it sees fewer. NaN scores lowest.
-// Throws kUsage for a count below 1 and for means of other blocks than the shape's.
+// query's position lies in, and of the others those of the highest scores; fewer where it sees fewer. NaN scores
+// lowest. Throws kUsage for a count below 1 and for means of other blocks than the shape's.
 TileLists top_k_lists(const FoldSpec& spec, const ListShape& shape, std::vector<ListedSequence> sequences,
                       std::span<const PooledSequence> pooled, int count, BlockScorer score = score_means);
 

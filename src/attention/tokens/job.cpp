@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "attention/tokens/balance.hpp"
 #include "base/error.hpp"
 #include "kernels/registry.hpp"
 
@@ -82,7 +83,9 @@ QueryWork query_work(const Job& job) {
 }
 
 JobLayout make_layout(const Job& job, int world, const LayoutRequest& request, int query_tile, int key_tile) {
-  return make_layout(job.batch, query_work(job), world, request, query_tile, key_tile);
+  const QueryWork work = query_work(job);
+  JobLayout layout = make_layout(job.batch, work, world, request, query_tile, key_tile);
+  return job.lists == nullptr ? std::move(layout) : balance_stripes(job.batch, work, std::move(layout));
 }
 
 }  // namespace ringattn

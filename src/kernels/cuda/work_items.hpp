@@ -51,6 +51,9 @@ struct TableLayout {
 
 SourceEntry source_entry(const KeySource& source);
 
+// Bytes of one token's K and V of one KV head.
+std::int64_t kv_head_bytes(const FoldSpec& spec);
+
 // The most bytes that any task within `limits` needs.
 std::size_t table_bytes(const FoldSpec& spec, const WorkShape& shape, const FoldLimits& limits);
 
