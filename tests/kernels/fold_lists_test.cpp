@@ -90,13 +90,14 @@ const std::vector<SequenceShape> kRagged = {{300, 300, 0}, {1, 1, 0},  {0, 0, 0}
 constexpr Mask kSomeMasks[] = {{-1, 0}, {-1, -1}, {150, 0}, {100, 90}};
 
 TEST_P(FoldLists, OfEverythingAreTheFold) {
+  std::size_t turn = 0;
   for (const Dims& dims : varied_dims(row())) {
     for (const Mask& mask : kSomeMasks) {
       FoldSpec spec = make_spec(dims, kHeads, kKvHeads, mask);
       spec.sinks = mask.left >= 0;
       FoldInputs inputs = random_inputs(spec, kRagged, 11);
       const FoldResult dense = fold(inputs, {.export_state = true});
-      for (const int heads : kListHeads) {
+      for (const int heads : {kListHeads[turn++ % std::size(kListHeads)]}) {
         set_lists(inputs, shape_of(spec, heads, heads), all_blocks());
         EXPECT_TRUE(fold(inputs, {.export_state = true}).same_bits(dense)) << describe(inputs.spec);
         EXPECT_TRUE(
@@ -109,13 +110,14 @@ TEST_P(FoldLists, OfEverythingAreTheFold) {
 
 // Groups of key tiles are those of the fold, also where a window's first tile is not a group's.
 TEST_P(FoldLists, OfEverythingOverSeveralGroupsAreTheFold) {
+  std::size_t turn = 0;
   for (const Dims& dims : usual_dims(row())) {
     const std::int64_t group = std::int64_t{kGroupTiles} * tiles_of(make_spec(dims, kHeads, kKvHeads, {})).key;
     for (const Mask& mask : {Mask{-1, 0}, Mask{-1, -1}, Mask{group + group / 3, 0}}) {
       const FoldSpec spec = make_spec(dims, kHeads, kKvHeads, mask);
       FoldInputs inputs = random_inputs(spec, {{5, 2 * group + 70, 2 * group + 60}, {3, group, group - 3}}, 12);
       const FoldResult dense = fold(inputs, {.export_state = true});
-      for (const int heads : kListHeads) {
+      for (const int heads : {kListHeads[turn++ % std::size(kListHeads)]}) {
         set_lists(inputs, shape_of(spec, heads), all_blocks());
         for (const std::int64_t tiles : {0, 64, 23}) {
           EXPECT_TRUE(fold(inputs, {.tiles_per_task = tiles, .export_state = true}).same_bits(dense))
