@@ -112,6 +112,7 @@ TEST_P(FoldLists, OfEverythingAreTheFold) {
 TEST_P(FoldLists, OfEverythingOverSeveralGroupsAreTheFold) {
   std::size_t turn = 0;
   for (const Dims& dims : usual_dims(row())) {
+    ++turn;  // there are as many masks as kinds
     const std::int64_t group = std::int64_t{kGroupTiles} * tiles_of(make_spec(dims, kHeads, kKvHeads, {})).key;
     for (const Mask& mask : {Mask{-1, 0}, Mask{-1, -1}, Mask{group + group / 3, 0}}) {
       const FoldSpec spec = make_spec(dims, kHeads, kKvHeads, mask);
