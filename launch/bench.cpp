@@ -136,6 +136,7 @@ std::optional<SgemmRate> sgemm_of(const Config& config, const Job& job, Transpor
   const Meeting meeting(world, Patience(config.options.timeout));
   if (config.options.against != "sgemm") return std::nullopt;
   Job small = job;
+  set_lists(small, nullptr);
   small.batch = uniform_batch(1, 1, 1);
   Attention attention(small, world, library_options(config));
   SgemmRate rate;

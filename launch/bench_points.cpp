@@ -71,6 +71,9 @@ BenchJob bench_job(const Job& job, std::string source) {
   std::string mask = describe(spec.mask);
   if (spec.softcap > 0.0F) mask += fmt::format(", softcap {}", spec.softcap);
   if (spec.sinks) mask += ", sinks";
+  if (job.lists != nullptr) {
+    mask += fmt::format(", {}, {:.4g} pairs", describe(spec.lists, spec.heads), visible_pairs(job));
+  }
   return {job.batch.q_tokens(),
           static_cast<std::int64_t>(job.batch.sequences.size()),
           spec.heads,

@@ -142,6 +142,13 @@ constexpr FlagRow kTable[] = {
      "the row at p sees keys p-L ... p+R inclusive, -1 = unlimited; causal sets R = 0; a sliding_window W of Hugging "
      "Face is L = W-1",
      set_window, "4095,0"},
+    {"block-mask", 0, kJobs, FlagGroup::kNumerics, FlagKind::kText, "FILE|PATTERN", "",
+     "key blocks that each block of queries sees beside the mask: window:W, global:G, strided:S, random:N[,SEED], "
+     "bigbird:W,G,N[,SEED] or topk:K, joined by +; block:N sets their size [128], heads:all|kv|each who has lists; or a "
+     "safetensors file with block_mask",
+     [](JobOptions& options, std::string_view text) {
+       options.block_mask = parse_text(text, "a pattern such as window:4k+global:128, or the name of a file");
+     }, "window:4k+global:128"},
     {"softmax-scale", 0, kJobs, FlagGroup::kNumerics, FlagKind::kNumber, "X", "",
      "scores are multiplied by it [1/sqrt(head-dim)]",
      [](JobOptions& options, std::string_view text) { options.softmax_scale = parse_fp32(text, -1e30, 1e30); }, "0.125"},

@@ -90,7 +90,7 @@ SyntheticInput synthetic_input(const Config& config, std::int64_t seq) {
 
 Numerics numerics_of(const Config& config) {
   const JobOptions& options = config.options;
-  return {mask_of(config), options.softmax_scale, options.softcap, options.query_offset};
+  return {mask_of(config), options.softmax_scale, options.softcap, options.query_offset, options.block_mask};
 }
 
 JobInput open_input(const Config& config, bool require_source) {

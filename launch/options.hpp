@@ -36,6 +36,7 @@ struct JobOptions {
   // Numerics
   MaskKind mask = MaskKind::kCausal;
   std::optional<std::int64_t> query_offset;
+  std::string block_mask;  // a pattern or a file; empty: none
   std::int64_t window_left = -1;
   std::int64_t window_right = -1;
   std::optional<double> softmax_scale;  // absent: 1 / √head_dim

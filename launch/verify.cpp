@@ -8,6 +8,7 @@
 #include "attention/check/accuracy.hpp"
 #include "attention/check/difference.hpp"
 #include "attention/check/golden.hpp"
+#include "attention/check/kept_share.hpp"
 #include "attention/check/output_file.hpp"
 #include "attention/job/loaded_job.hpp"
 #include "attention/job/one_input.hpp"
@@ -85,6 +86,12 @@ bool check_against_oracle(const SingleRun& run) {
   if (all.misplaced > 0) {
     run.screen.print(fmt::format("  {} values are NaN or infinite where fp64 has others, the first at {}\n",
                                  all.misplaced, place(all.first_misplaced)));
+  }
+  if (run.input.job().lists != nullptr) {
+    const KeptShare kept = kept_share(run.meeting, run.input, run.options().rows, run.attention.options().threads);
+    run.screen.print(fmt::format("  lists keep {:.2f} % of the weight in the mean of {}, {:.2f} % at least\n",
+                                 100.0 * kept.mean, counted(static_cast<std::uint64_t>(kept.rows), "row"),
+                                 100.0 * kept.least));
   }
   return all.passes();
 }

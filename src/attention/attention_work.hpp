@@ -12,7 +12,7 @@ namespace ringattn {
 inline RowStreams kv_streams(const FoldSpec& spec) { return {{"k", k_token_bytes(spec)}, {"v", v_token_bytes(spec)}}; }
 
 inline RingWork attention_work(const Job& job) {
-  return {job.batch, job.spec.mask, kv_streams(job.spec), pair_flops(job.spec)};
+  return {job.batch, job.spec.mask, kv_streams(job.spec), pair_flops(job.spec), job.lists};
 }
 
 }  // namespace ringattn

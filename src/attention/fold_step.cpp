@@ -15,6 +15,7 @@ FoldTask task_of(const Plan& plan, const ArrivedBlock& block, std::span<const Ke
   task.key_runs = planned.key_runs;
   task.tiles = planned.tiles;
   task.sources = sources;
+  task.lists = plan.lists.get();
   task.resume = !block.first;
   task.save = !block.last || exports;
   task.finish = block.last ? &output : nullptr;

@@ -57,6 +57,11 @@ FoldLimits largest_task(const Job& job, const JobLayout& layout, const FoldKerne
   limits.sources = 2;
   limits.sequences = static_cast<std::int64_t>(job.batch.sequences.size());
   limits.prepared = reads_pages(job, layout.keys.world()) ? 0 : kCountedTasks;
+  if (job.lists == nullptr) return limits;
+  for (const TokenRun& run : layout.queries.runs(rank)) {
+    const auto sequence = static_cast<std::size_t>(run.sequence);
+    limits.list_runs += job.lists->runs(sequence, job.batch.sequences[sequence].q_offset + run.begin, run.tokens());
+  }
   return limits;
 }
 
@@ -166,6 +171,8 @@ struct ForecastKey {
            a.memory_budget == b.memory_budget && a.checksum == b.checksum && a.state_out == b.state_out &&
            a.overlap == b.overlap && a.shorter_lengths == b.shorter_lengths && a.machine == b.machine &&
            job.spec == other.job.spec && job.batch == other.job.batch && job.page_size == other.job.page_size &&
+           (job.lists == other.job.lists ||
+            (job.lists != nullptr && other.job.lists != nullptr && *job.lists == *other.job.lists)) &&
            a.query_runs == b.query_runs && a.key_runs == b.key_runs;
   }
 };
@@ -218,7 +225,11 @@ int tile_pieces(const Job& job, const FoldKernel& kernel, int world) {
 
 FoldLimits task_limits(const Plan& plan, int pieces) {
   FoldLimits limits;
-  for (const QueryRun& run : plan.queries) limits.rows += run.rows;
+  for (const QueryRun& run : plan.queries) {
+    limits.rows += run.rows;
+    if (plan.lists == nullptr) continue;
+    limits.list_runs += plan.lists->runs(static_cast<std::size_t>(run.sequence), run.position, run.rows);
+  }
   limits.query_runs = static_cast<std::int64_t>(plan.queries.size());
   for (const BlockPlan& block : plan.blocks) {
     limits.key_runs = std::max(limits.key_runs, static_cast<std::int64_t>(block.key_runs.size()));

@@ -5,7 +5,9 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include <cstdint>
 #include <cstring>
+#include <span>
 #include <string>
 
 #include "base/build.hpp"
@@ -35,6 +37,15 @@ std::string job_hash(const Job& job) {
   for (const Sequence& s : job.batch.sequences) {
     const std::int64_t numbers[] = {s.q_len, s.k_len, s.q_offset};
     XXH3_64bits_update(&state, numbers, sizeof numbers);
+  }
+  if (job.lists != nullptr) {
+    const auto add = [&state]<class Entry>(std::span<const Entry> entries) {
+      const std::uint64_t count = entries.size();
+      XXH3_64bits_update(&state, &count, sizeof count);
+      XXH3_64bits_update(&state, entries.data(), entries.size_bytes());
+    };
+    add(job.lists->begins());
+    add(job.lists->blocks());
   }
   return fmt::format("{:016x}", XXH3_64bits_digest(&state));
 }

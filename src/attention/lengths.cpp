@@ -67,6 +67,9 @@ Options options_within(const Job& prepared, const Options& options, const Batch&
   if (options.query_runs || options.key_runs) {
     refuse("the lengths can't be changed", "the caller dealt the tokens of the prepared ones");
   }
+  if (prepared.lists != nullptr) {
+    refuse("the lengths can't be changed", "the job's lists of tiles are made for the prepared ones");
+  }
   Job job = prepared;
   job.batch = batch;
   check_job(job);

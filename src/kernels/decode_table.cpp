@@ -19,6 +19,12 @@ namespace ringattn {
 
 namespace {
 
+// What the fold of the same name lacks. Decoding has no lists of tiles.
+std::vector<std::string> missing_of(std::vector<std::string> missing, const DecodeSpec& spec) {
+  if (spec.fold.lists.any()) missing.push_back("lists of key tiles (supported: none)");
+  return missing;
+}
+
 constexpr KernelRow<DecodeSpec> kTable[] = {
 #ifdef RINGATTN_HAVE_HOPPER
     {{"sm90_fold", "cuda",
@@ -26,7 +32,7 @@ constexpr KernelRow<DecodeSpec> kTable[] = {
       sm90::decode_configs,
       [](const Backend&) { return 1e13; },  // an H200: what reading its memory allows with four query heads a KV head
       sm90::fold_unavailable, cuda::make_cuda_backend},
-     [](const DecodeSpec& spec) { return sm90::fold_missing(spec.fold); },
+     [](const DecodeSpec& spec) { return missing_of(sm90::fold_missing(spec.fold), spec); },
      sm90::make_decode},
 #endif
 #ifdef RINGATTN_HAVE_CUDA
@@ -41,7 +47,7 @@ constexpr KernelRow<DecodeSpec> kTable[] = {
     {{"cpu_fold", "cpu", "fp32, bf16, fp16; head dims that are multiples of 8 up to 256; every mask, softcap, sinks",
       [] { return std::vector<std::string>(); }, [](const Backend&) { return 5e9; }, [] { return std::string(); },
       cpu::make_cpu_backend},
-     [](const DecodeSpec& spec) { return cpu::cpu_fold_missing(spec.fold); },
+     [](const DecodeSpec& spec) { return missing_of(cpu::cpu_fold_missing(spec.fold), spec); },
      cpu::make_cpu_decode},
 };
 

@@ -33,6 +33,7 @@ std::string describe(const FoldSpec& spec) {
   text += fmt::format(", {}", describe(spec.mask));
   if (spec.softcap > 0.0F) text += fmt::format(", softcap {}", spec.softcap);
   if (spec.sinks) text += ", sinks";
+  if (spec.lists.any()) text += fmt::format(", {}", describe(spec.lists, spec.heads));
   return text;
 }
 
@@ -57,6 +58,12 @@ std::string check_heads(const FoldSpec& spec) {
   if (!std::isfinite(spec.softcap) || spec.softcap < 0.0F) {
     fail(ErrorCode::kUsage, fmt::format("softcap {}", spec.softcap), "it must be finite and not negative",
          "0 switches it off.");
+  }
+  const ListShape& lists = spec.lists;
+  if (lists.any() && lists.heads != 1 && lists.heads != spec.kv_heads && lists.heads != spec.heads) {
+    fail(ErrorCode::kUsage, fmt::format("lists of key tiles for {} heads", lists.heads),
+         fmt::format("there are {} query heads and {} kv heads", spec.heads, spec.kv_heads),
+         "Give lists for all heads together, for each kv head, or for each query head.");
   }
   return head_configuration(spec);
 }

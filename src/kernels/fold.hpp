@@ -20,6 +20,7 @@
 #include "kernels/backend.hpp"
 #include "kernels/cache_view.hpp"
 #include "kernels/merge.hpp"
+#include "kernels/tile_lists.hpp"
 #include "kernels/visibility.hpp"
 
 namespace ringattn {
@@ -40,6 +41,7 @@ struct FoldSpec {
   float softmax_scale = 1.0F;
   float softcap = 0.0F;  // score ← softcap · tanh(score / softcap), after scaling; 0 is off
   bool sinks = false;    // a logit per query head joins the denominator at the end
+  ListShape lists;       // rows fold listed key tiles alone (tile_lists.hpp); by default all that the mask lets through
 
   bool operator==(const FoldSpec&) const = default;
 };
@@ -140,6 +142,8 @@ struct FoldTask {
   std::span<const KeyTile> tiles;
   int pieces = 1;  // of a tile; a piece is the whole tile or a multiple of kLeastPieceKeys
   std::span<const KeySource> sources;
+  const TileLists* lists = nullptr;  // of the sequences, present exactly where FoldSpec::lists are; the key runs hold
+                                     // every listed tile in their range that a row folds
   void* state = nullptr;  // FoldKernel::state_bytes(), of the kernel's memory kind; unused if neither resume nor save
   bool resume = false;    // false: the state is not read, every row starts from the identity
   bool save = true;       // rows that fold nothing here are saved too; false: the state need not survive this task
@@ -162,7 +166,8 @@ struct FoldLimits {
   std::int64_t tiles = 0;  // entries of FoldTask::tiles: all pieces of all tiles
   std::int64_t sources = 0;
   std::int64_t sequences = 0;
-  std::int64_t prepared = 0;  // tasks that are handed to prepare()
+  std::int64_t prepared = 0;   // tasks that are handed to prepare()
+  std::int64_t list_runs = 0;  // runs of listed tiles, over all query blocks of the rows and all heads
 };
 
 // One fold kernel for one FoldSpec on one backend.

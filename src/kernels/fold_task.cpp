@@ -32,6 +32,24 @@ void check_pages(std::int64_t page_size, int piece_keys) {
        fmt::format("a page is a power of two from {} on, and a multiple of a piece", kLeastPieceKeys));
 }
 
+void check_lists(const FoldSpec& spec, const FoldTask& task) {
+  if (spec.lists != (task.lists == nullptr ? ListShape{} : task.lists->shape())) {
+    fail(ErrorCode::kInternal,
+         fmt::format("a fold task has {}", task.lists == nullptr ? "no lists" : "other lists of tiles"),
+         "the kernel was made for those of its spec");
+  }
+  if (task.lists == nullptr) return;
+  const std::span<const ListedSequence> sequences = task.lists->sequences();
+  bool fits = sequences.size() == task.key_lengths.size();
+  for (std::size_t s = 0; fits && s < sequences.size(); ++s) fits = sequences[s].keys == task.key_lengths[s];
+  for (const QueryRun& run : task.queries) {
+    if (!fits) break;
+    const ListedSequence& of = sequences[static_cast<std::size_t>(run.sequence)];
+    fits = run.rows == 0 || (run.position >= of.position && run.position + run.rows <= of.position + of.queries);
+  }
+  if (!fits) fail(ErrorCode::kInternal, "the lists of a fold task are those of other sequences", "lengths differ");
+}
+
 }  // namespace
 
 PoolSource pool_source(const CacheView& k, const CacheView& v) {
@@ -63,6 +81,7 @@ void check_fold_task(const FoldSpec& spec, int key_tile, const FoldTask& task) {
   if (task.state == nullptr && task.q.tokens > 0 && (task.resume || task.save)) {
     fail(ErrorCode::kInternal, "a fold task has no state", "it resumes or saves one");
   }
+  check_lists(spec, task);
   if (task.finish == nullptr) return;
   check_view("out", task.finish->out, spec.dtype, spec.heads, spec.head_dim_v);
   if (spec.sinks != (task.finish->sinks != nullptr)) {

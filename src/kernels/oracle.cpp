@@ -41,12 +41,21 @@ double weight(double x, double max) {
 
 }  // namespace
 
+ListedKeys listed_keys(const TileLists* lists, int heads, std::size_t sequence, int head, std::int64_t position) {
+  if (lists == nullptr) return {};
+  const ListShape& shape = lists->shape();
+  const auto block =
+      static_cast<std::int64_t>(std::floor(static_cast<double>(position) / static_cast<double>(shape.query_block)));
+  return {shape.key_block, lists->list(sequence, head * shape.heads / heads, block)};
+}
+
 OracleRow::OracleRow(const FoldSpec& spec, int head, std::int64_t position, std::int64_t key_length,
-                     std::vector<double> q)
+                     std::vector<double> q, const ListedKeys& listed)
     : spec_(spec),
       head_(head),
       position_(position),
       key_length_(key_length),
+      listed_(listed),
       q_(std::move(q)),
       max_(-kInfinity),
       o_(static_cast<std::size_t>(spec.head_dim_v), 0.0) {}
@@ -55,7 +64,7 @@ bool OracleRow::sees(std::int64_t key) const {
   if (key < 0 || key >= key_length_) return false;
   if (spec_.mask.left >= 0 && key < position_ - spec_.mask.left) return false;
   if (spec_.mask.right >= 0 && key > position_ + spec_.mask.right) return false;
-  return true;
+  return listed_.block == 0 || std::binary_search(listed_.blocks.begin(), listed_.blocks.end(), key / listed_.block);
 }
 
 void OracleRow::fold_key(const double* k, const double* v) {
@@ -124,7 +133,8 @@ void feed_rows(std::span<OracleRow> rows, std::int64_t first_key, const TensorVi
 }
 
 void oracle_attention(const FoldSpec& spec, const TensorView& q, const TensorView& k, const TensorView& v,
-                      std::int64_t q_offset, const float* sinks, std::vector<double>& out, std::vector<double>& lse) {
+                      std::int64_t q_offset, const float* sinks, std::vector<double>& out, std::vector<double>& lse,
+                      const TileLists* lists, std::size_t sequence) {
   out.clear();
   lse.clear();
   std::vector<OracleRow> rows;
@@ -132,7 +142,8 @@ void oracle_attention(const FoldSpec& spec, const TensorView& q, const TensorVie
     for (int head = 0; head < spec.heads; ++head) {
       std::vector<double> wide_q(static_cast<std::size_t>(spec.head_dim));
       widen(q, token, head, wide_q.data());
-      rows.emplace_back(spec, head, q_offset + token, k.tokens, std::move(wide_q));
+      rows.emplace_back(spec, head, q_offset + token, k.tokens, std::move(wide_q),
+                        listed_keys(lists, spec.heads, sequence, head, q_offset + token));
     }
   }
   feed_rows(rows, 0, k, v);

@@ -15,11 +15,22 @@
 
 namespace ringattn {
 
+// The blocks of `block` keys that a row may see beside what the mask says, ascending; block 0: all of them.
+struct ListedKeys {
+  std::int64_t block = 0;
+  std::span<const std::int32_t> blocks;
+};
+
+// What the query head `head` at `position` of a sequence may see; all where `lists` is null. `heads`: query heads.
+ListedKeys listed_keys(const TileLists* lists, int heads, std::size_t sequence, int head, std::int64_t position);
+
 // One query row of one head, as the oracle computes it.
 class OracleRow {
  public:
-  // `q` is [head_dim]. The row stands at `position` of a sequence of `key_length` keys.
-  OracleRow(const FoldSpec& spec, int head, std::int64_t position, std::int64_t key_length, std::vector<double> q);
+  // `q` is [head_dim]. The row stands at `position` of a sequence of `key_length` keys. What `listed` refers to
+  // outlives the object.
+  OracleRow(const FoldSpec& spec, int head, std::int64_t position, std::int64_t key_length, std::vector<double> q,
+            const ListedKeys& listed = {});
 
   // Feeds the keys [first_key, first_key + k.tokens) of the sequence; pieces ascend and may be of any size.
   // k: [tokens, kv_heads, head_dim], v: [tokens, kv_heads, head_dim_v].
@@ -41,6 +52,7 @@ class OracleRow {
   int head_;
   std::int64_t position_;
   std::int64_t key_length_;
+  ListedKeys listed_;
   std::vector<double> q_;
   double max_;
   double sum_ = 0.0;
@@ -52,8 +64,10 @@ class OracleRow {
 void feed_rows(std::span<OracleRow> rows, std::int64_t first_key, const TensorView& k, const TensorView& v);
 
 // Whole attention of one sequence in fp64, for tests: q [rows, heads, head_dim] at positions q_offset, q_offset + 1, ….
-// out: [rows, heads, head_dim_v] and lse [rows, heads], both dense, resized here. `sinks` is [heads] or null.
+// out: [rows, heads, head_dim_v] and lse [rows, heads], both dense, resized here. `sinks` is [heads] or null. Where
+// there are `lists`, the sequence is theirs of number `sequence`.
 void oracle_attention(const FoldSpec& spec, const TensorView& q, const TensorView& k, const TensorView& v,
-                      std::int64_t q_offset, const float* sinks, std::vector<double>& out, std::vector<double>& lse);
+                      std::int64_t q_offset, const float* sinks, std::vector<double>& out, std::vector<double>& lse,
+                      const TileLists* lists = nullptr, std::size_t sequence = 0);
 
 }  // namespace ringattn

@@ -124,6 +124,10 @@ const std::map<std::string_view, std::function<void()>>& effects() {
        [] {
          changes_result({"--window", "20,-1"});
        }},
+      {"block-mask",
+       [] {
+         changes_result({"--block-mask", "window:0+block:128"});
+       }},
       {"softmax-scale",
        [] {
          changes_result({"--softmax-scale", "0.5"});

@@ -29,6 +29,7 @@ inline constexpr FlagSamples kFlagSamples[] = {
     {"mask", {"full", "causal", "full"}},
     {"query-offset", {"-5", "0", "7"}},
     {"window", {"5,-1", "-1,3", "1k,0"}},
+    {"block-mask", {"window:64", "strided:256+block:128", "a.safetensors"}},
     {"softmax-scale", {"0.5", "1", "2e-3"}},
     {"softcap", {"30", "50", "0.5"}},
     {"world", {"2", "2,4", "2-1k*2"}},

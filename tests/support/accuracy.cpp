@@ -52,7 +52,9 @@ void straightforward_head(const FoldInputs& inputs, std::size_t sequence, int he
     std::vector<float> x(k.size(), -kInfinity);
     float m = spec.sinks ? inputs.sinks[static_cast<std::size_t>(head)] : -kInfinity;
     for (std::size_t key = 0; key < k.size(); ++key) {
-      if (!sees(spec.mask, shape.q_offset + token, static_cast<std::int64_t>(key))) continue;
+      const auto number = static_cast<std::int64_t>(key);
+      if (!sees(spec.mask, shape.q_offset + token, number)) continue;
+      if (!inputs.lists_key(sequence, head, shape.q_offset + token, number)) continue;
       float s = 0.0F;
       for (std::size_t i = 0; i < q.size(); ++i) s += q[i] * k[key][i];
       x[key] = round_to(spec.dtype, s) * spec.softmax_scale;
@@ -95,6 +97,7 @@ std::vector<bool> tainted_elements(const FoldInputs& inputs, const TileSizes& ti
             if (key / tiles.key < folded.begin || key / tiles.key >= folded.end) continue;
             const int group = spec.heads / spec.kv_heads;
             for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
+              if (!inputs.lists_key(s, head, shape.q_offset + token, key)) continue;
               const std::int64_t row = (inputs.q_begin(s) + token) * spec.heads + head;
               tainted[static_cast<std::size_t>(row) * v.size() + i] = true;
             }
@@ -122,7 +125,7 @@ Numbers oracle_numbers(const FoldInputs& inputs) {
     std::vector<double> out;
     std::vector<double> lse;
     oracle_attention(inputs.spec, inputs.q_view(s), inputs.k_view(s), inputs.v_view(s), inputs.sequences[s].q_offset,
-                     sinks, out, lse);
+                     sinks, out, lse, inputs.lists.get(), s);
     numbers.out.insert(numbers.out.end(), out.begin(), out.end());
     numbers.lse.insert(numbers.lse.end(), lse.begin(), lse.end());
   }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/support/fold_inputs.hpp"
 
+#include <algorithm>
 #include <random>
 
 namespace ringattn::testing {
@@ -49,6 +50,21 @@ TensorView FoldInputs::k_view(std::size_t sequence) const {
 }
 TensorView FoldInputs::v_view(std::size_t sequence) const {
   return slice(v, spec.dtype, k_begin(sequence), sequences[sequence].k_len, spec.kv_heads, spec.head_dim_v);
+}
+
+std::vector<ListedSequence> FoldInputs::listed_sequences() const {
+  std::vector<ListedSequence> listed;
+  for (const SequenceShape& shape : sequences) listed.push_back({shape.q_offset, shape.q_len, shape.k_len});
+  return listed;
+}
+
+bool FoldInputs::lists_key(std::size_t sequence, int head, std::int64_t position, std::int64_t key) const {
+  if (lists == nullptr) return true;
+  const ListShape& shape = lists->shape();
+  std::int64_t block = position / shape.query_block;
+  if (block * shape.query_block > position) --block;
+  const auto list = lists->list(sequence, head * shape.heads / spec.heads, block);
+  return std::find(list.begin(), list.end(), key / shape.key_block) != list.end();
 }
 
 void FoldInputs::set_q(std::int64_t token, int head, int dim, float value) {

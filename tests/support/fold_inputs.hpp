@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "kernels/fold_spec.hpp"
@@ -23,7 +24,8 @@ struct FoldInputs {
   std::vector<std::byte> q;
   std::vector<std::byte> k;
   std::vector<std::byte> v;
-  std::vector<float> sinks;  // [heads], or empty
+  std::vector<float> sinks;                // [heads], or empty
+  std::shared_ptr<const TileLists> lists;  // present exactly where spec.lists are
 
   std::int64_t q_tokens() const;
   std::int64_t k_tokens() const;
@@ -33,6 +35,11 @@ struct FoldInputs {
   TensorView q_view(std::size_t sequence) const;
   TensorView k_view(std::size_t sequence) const;
   TensorView v_view(std::size_t sequence) const;
+
+  // The sequences as lists of tiles have them.
+  std::vector<ListedSequence> listed_sequences() const;
+  // Whether the lists let the query head at a position see the key; without lists, true.
+  bool lists_key(std::size_t sequence, int head, std::int64_t position, std::int64_t key) const;
 
   // One element; tokens are packed.
   void set_q(std::int64_t token, int head, int dim, float value);

@@ -265,8 +265,13 @@ FoldResult FoldRunner::run(const FoldInputs& inputs, const Arrangement& arrangem
       arrangement.tiles_per_task == 0 ? keys.tiles.size() : static_cast<std::size_t>(arrangement.tiles_per_task);
   const auto count = [](const auto& list) { return static_cast<std::int64_t>(list.size()); };
   const std::int64_t sources = std::max(kMostSourcesApart, count(placed_keys.sources));
-  kernel_->reserve(
-      {rows, count(queries), count(keys.tiles), count(keys.tiles) * keys.pieces, sources, count(key_lengths)});
+  FoldLimits limits{rows,    count(queries),    count(keys.tiles), count(keys.tiles) * keys.pieces,
+                    sources, count(key_lengths)};
+  for (const QueryRun& run : queries) {
+    if (inputs.lists == nullptr) break;
+    limits.list_runs += inputs.lists->runs(static_cast<std::size_t>(run.sequence), run.position, run.rows);
+  }
+  kernel_->reserve(limits);
   std::vector<KeyRun> key_runs;
   std::vector<KeyTile> tiles;
   std::size_t task_number = 0;
@@ -279,6 +284,7 @@ FoldResult FoldRunner::run(const FoldInputs& inputs, const Arrangement& arrangem
     task.tiles = tiles;
     task.pieces = keys.pieces;
     task.sources = from.sources;
+    task.lists = inputs.lists.get();
     task.state = into.data();
     task.resume = resume;
     task.save = save;

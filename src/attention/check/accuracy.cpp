@@ -40,9 +40,10 @@ void load_row(const TensorView& view, std::int64_t token, std::int64_t head, std
 class StraightforwardRow {
  public:
   StraightforwardRow(const FoldSpec& spec, int head, std::int64_t position, std::int64_t key_length,
-                     std::vector<float> q, float sink)
+                     const ListedKeys& listed, std::vector<float> q, float sink)
       : spec_(spec),
         kv_head_(head / (spec.heads / spec.kv_heads)),
+        listed_(listed),
         keys_(Visibility(spec.mask, key_length).keys(position)),
         q_(std::move(q)),
         sink_(sink),
@@ -52,6 +53,9 @@ class StraightforwardRow {
 
   const KeyRange& keys() const { return keys_; }
   int kv_head() const { return kv_head_; }
+  bool lists(std::int64_t key) const {
+    return listed_.block == 0 || std::ranges::binary_search(listed_.blocks, key / listed_.block);
+  }
 
   void find_maximum(std::int64_t first_key, const TensorView& k) {
     for_each_key(first_key, k.tokens, [&](std::int64_t row) { max_ = std::max(max_, score(k, row)); });
@@ -82,7 +86,9 @@ class StraightforwardRow {
   void for_each_key(std::int64_t first_key, std::int64_t tokens, const Visit& visit) {
     const std::int64_t begin = std::max(keys_.begin, first_key);
     const std::int64_t end = std::min(keys_.end, first_key + tokens);
-    for (std::int64_t key = begin; key < end; ++key) visit(key - first_key);
+    for (std::int64_t key = begin; key < end; ++key) {
+      if (lists(key)) visit(key - first_key);
+    }
   }
 
   float score(const TensorView& k, std::int64_t row) {
@@ -101,6 +107,7 @@ class StraightforwardRow {
 
   FoldSpec spec_;
   int kv_head_;
+  ListedKeys listed_;
   KeyRange keys_;
   std::vector<float> q_;
   float sink_;  // −∞: none
@@ -157,6 +164,7 @@ bool taints(const TensorView& v, std::int64_t first_key, const CheckedRow& row, 
   const std::int64_t begin = std::max(row.tiles.begin * key_tile, first_key);
   const std::int64_t end = std::min(row.tiles.end * key_tile, first_key + v.tokens);
   for (std::int64_t key = begin; key < end; ++key) {
+    if (!row.straightforward.lists(key)) continue;
     const std::byte* at = v.at(key - first_key, row.straightforward.kv_head());
     for (std::int64_t i = 0; i < v.dim; ++i, at += size_of(v.dtype)) {
       if (!std::isfinite(load_element(at, v.dtype))) return true;
@@ -217,10 +225,11 @@ void judge_lse(const FoldSpec& spec, const CheckedRow& row, double oracle, doubl
 }
 
 // The samples of one sequence that this rank owns.
-void check_sequence(const AccuracyInputs& inputs, const Sequence& shape, std::int64_t origin_q, std::int64_t origin_k,
+void check_sequence(const AccuracyInputs& inputs, std::size_t sequence, std::int64_t origin_q, std::int64_t origin_k,
                     std::span<const std::pair<RowSample, std::int64_t>> samples, const TensorView& out,
                     const RowView& lse, Accuracy& accuracy) {
   const FoldSpec& spec = inputs.job.spec;
+  const Sequence& shape = inputs.job.batch.sequences[sequence];
   std::vector<CheckedRow> rows;
   std::vector<OracleRow> oracles;
   const Buffer q_bytes = allocate_host(static_cast<std::size_t>(spec.heads) * static_cast<std::size_t>(spec.head_dim) *
@@ -233,12 +242,15 @@ void check_sequence(const AccuracyInputs& inputs, const Sequence& shape, std::in
     std::vector<float> q_row;
     load_row(q, 0, sample.head, q_row);
     const std::int64_t position = sample.token - origin_q + shape.q_offset;
-    oracles.emplace_back(spec, sample.head, position, shape.k_len, std::vector<double>(q_row.begin(), q_row.end()));
+    const ListedKeys listed = listed_keys(inputs.job.lists.get(), spec.heads, sequence, sample.head, position);
+    oracles.emplace_back(spec, sample.head, position, shape.k_len, std::vector<double>(q_row.begin(), q_row.end()),
+                         listed);
     const float sink = spec.sinks ? inputs.sinks[sample.head] : -kInfinity;
     const TileRange tiles =
         Visibility(spec.mask, shape.k_len).tiles(position, {inputs.kernel.query_tile, inputs.kernel.key_tile});
     rows.push_back({sample, row, tiles,
-                    StraightforwardRow(spec, sample.head, position, shape.k_len, std::move(q_row), sink), false});
+                    StraightforwardRow(spec, sample.head, position, shape.k_len, listed, std::move(q_row), sink),
+                    false});
     if (tiles.empty()) continue;
     range.begin = std::min(range.begin, tiles.begin * inputs.kernel.key_tile);
     range.end = std::max(range.end, std::min(tiles.end * inputs.kernel.key_tile, shape.k_len));
@@ -309,7 +321,7 @@ Accuracy check_rows(const AccuracyInputs& inputs, std::span<const RowSample> sam
   }
   for (std::size_t s = 0; s < mine.size(); ++s) {
     if (!mine[s].empty()) {
-      check_sequence(inputs, inputs.job.batch.sequences[s], cu_q[s], cu_k[s], mine[s], out, lse, accuracy);
+      check_sequence(inputs, s, cu_q[s], cu_k[s], mine[s], out, lse, accuracy);
     }
   }
   return accuracy;

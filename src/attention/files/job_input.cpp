@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "attention/files/list_request.hpp"
 #include "base/error.hpp"
 #include "kernels/fold_spec.hpp"
 
@@ -93,6 +94,12 @@ void JobInput::take_numerics(const Numerics& numerics) {
   if (numerics.query_offset) {
     job_.batch.sequences = job_.batch.sequences.with_offset(*numerics.query_offset);
   }
+  check_job(job_);
+  if (numerics.lists.empty()) return;
+  set_lists(job_,
+            requested_lists(numerics.lists, job_, [this](SyntheticTensor tensor, const auto& runs, const auto& rows) {
+              read(tensor, runs, rows, 1);
+            }));
   check_job(job_);
 }
 

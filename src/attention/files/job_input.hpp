@@ -43,12 +43,14 @@ struct Numerics {
   double softcap = 0.0;                 // 0: off
   // Position of each sequence's first query among its keys; absent: as the file says, or aligned to the keys' end.
   std::optional<std::int64_t> query_offset;
+  // Which key blocks each query block sees beside that: a pattern, or a file (list_request.hpp); empty: all of them.
+  std::string lists;
 };
 
 class JobInput {
  public:
-  // Of a file, reads the header and the short lists. Throws kFile for a file that holds no job, kUsage for a job that
-  // contradicts itself.
+  // Of a file, reads the header and the short lists; all of q and k where lists of key blocks follow from them. Throws
+  // kFile for a file that holds no job, kUsage for a job that contradicts itself.
   JobInput(const InputRequest& request, const Numerics& numerics);
 
   // Synthetic input for a job that the caller made.

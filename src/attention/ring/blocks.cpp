@@ -60,6 +60,7 @@ class BlockCutter {
       const auto two_tokens = static_cast<std::size_t>(2 * token_bytes(work.streams));
       most_rows_ = static_cast<std::int64_t>((options.memory_budget - fixed_bytes_) / two_tokens);
     }
+    if (work.lists != nullptr) sum_listed_pairs();
   }
 
   std::vector<std::int64_t> cut() const {
@@ -215,9 +216,43 @@ class BlockCutter {
     return static_cast<double>(rows.received) * row_bytes_ / machine_.link_bytes_per_second;
   }
 
+  // Pairs of all queries and the tiles before each, where there are lists: looking at them again for every block would
+  // be slow.
+  void sum_listed_pairs() {
+    std::vector<double>& sums = listed_pairs_;
+    sums.assign(static_cast<std::size_t>(axis_.tiles()) + 1, 0.0);
+    const TileLists& lists = *work_.lists;
+    const int query_block = lists.shape().query_block;
+    for (std::size_t sequence = 0; sequence < work_.batch.sequences.size(); ++sequence) {
+      const Sequence& s = work_.batch.sequences[sequence];
+      const Visibility visibility(work_.mask, s.k_len);
+      const auto first = static_cast<std::size_t>(axis_.first(static_cast<std::int32_t>(sequence)));
+      const std::int64_t end = s.q_offset + s.q_len;
+      for (std::int64_t position = s.q_offset; position < end;) {
+        const std::int64_t block = query_block_of(position, query_block);
+        const std::int64_t rows = std::min(end, (block + 1) * query_block) - position;
+        for (int head = 0; head < lists.shape().heads; ++head) {
+          for_each_listed_run(lists, work_.mask, key_tile_, sequence, head, block, [&](const ListedRun& run) {
+            for (std::int64_t tile = run.tiles.begin; tile < run.tiles.end; ++tile) {
+              const KeyRange keys{tile * key_tile_, std::min(s.k_len, (tile + 1) * key_tile_)};
+              sums[first + static_cast<std::size_t>(tile) + 1] += visibility.pairs(position, rows, keys);
+            }
+          });
+        }
+        position += rows;
+      }
+    }
+    double before = 0.0;
+    for (double& sum : sums) before = sum = before + sum / lists.shape().heads;
+  }
+
   // Mean over the ranks.
   double fold_seconds(std::int64_t first_tile, std::int64_t last_tile) const {
     double pairs = 0.0;
+    if (work_.lists != nullptr) {
+      pairs = listed_pairs_[static_cast<std::size_t>(last_tile)] - listed_pairs_[static_cast<std::size_t>(first_tile)];
+      first_tile = last_tile;
+    }
     for (std::int64_t tile = first_tile; tile < last_tile;) {
       const std::int32_t sequence = axis_.sequence(tile);
       const Sequence& s = work_.batch.sequences[static_cast<std::size_t>(sequence)];
@@ -251,10 +286,11 @@ class BlockCutter {
   int key_tile_;
   const MachineModel& machine_;
   const PlanOptions& options_;
-  double row_bytes_;         // of a token
-  double latency_;           // of a block's messages, one after the other
-  std::size_t fixed_bytes_;  // whatever the blocks are
-  std::int64_t most_rows_;   // of a block buffer, by the memory budget
+  double row_bytes_;                  // of a token
+  double latency_;                    // of a block's messages, one after the other
+  std::size_t fixed_bytes_;           // whatever the blocks are
+  std::int64_t most_rows_;            // of a block buffer, by the memory budget
+  std::vector<double> listed_pairs_;  // [tiles + 1], where there are lists
 };
 
 Wording how_to_measure_one() { return {command("info", "measure"), " measures one."}; }

@@ -29,21 +29,55 @@ void Needs::find_scattered() {
   }
 }
 
+template <class Need>
+void Needs::for_listed(const RingWork& work, const TokenRun& queries, const TileSizes& sizes, Need need) const {
+  const TileLists& lists = *work.lists;
+  const int block_size = lists.shape().query_block;
+  const auto sequence = static_cast<std::size_t>(queries.sequence);
+  const Sequence& s = work.batch.sequences[sequence];
+  const std::int64_t end = s.q_offset + queries.end;
+  for (std::int64_t position = s.q_offset + queries.begin; position < end;) {
+    const std::int64_t block = query_block_of(position, block_size);
+    const std::int64_t rows = std::min(end, (block + 1) * block_size) - position;
+    const TileRange seen = Visibility(work.mask, s.k_len).tiles(position, rows, sizes);
+    for (int head = 0; head < lists.shape().heads; ++head) {
+      for_each_listed_run(lists, work.mask, sizes.key, sequence, head, block, [&](const ListedRun& run) {
+        const TileRange tiles{std::max(seen.begin, run.tiles.begin), std::min(seen.end, run.tiles.end)};
+        if (!tiles.empty()) need(tiles);
+      });
+    }
+    position += rows;
+  }
+}
+
 void Needs::find_spans(const RingWork& work, const Layout& queries, int query_tile, int key_tile) {
+  std::vector<bool> listed;  // [tiles]: what the rank's lists name, where there are lists
   for (int rank = 0; rank < world(); ++rank) {
     std::vector<Span>& spans = spans_[static_cast<std::size_t>(rank)];
-    for (const TokenRun& run : queries.runs(rank)) {
-      const Sequence& s = work.batch.sequences[static_cast<std::size_t>(run.sequence)];
-      TileRange tiles =
-          Visibility(work.mask, s.k_len).tiles(s.q_offset + run.begin, run.tokens(), {query_tile, key_tile});
-      if (tiles.empty()) continue;
-      tiles.begin += axis_->first(run.sequence);
-      tiles.end += axis_->first(run.sequence);
+    const auto add = [&spans](const TileRange& tiles) {
       if (!spans.empty() && tiles.begin <= spans.back().tiles.end) {
         spans.back().tiles.end = std::max(spans.back().tiles.end, tiles.end);
       } else {
         spans.push_back({tiles, {}});
       }
+    };
+    if (work.lists != nullptr) listed.assign(static_cast<std::size_t>(axis_->tiles()), false);
+    for (const TokenRun& run : queries.runs(rank)) {
+      const std::int64_t origin = axis_->first(run.sequence);
+      if (work.lists != nullptr) {
+        for_listed(work, run, {query_tile, key_tile}, [&](const TileRange& tiles) {
+          std::fill(listed.begin() + origin + tiles.begin, listed.begin() + origin + tiles.end, true);
+        });
+        continue;
+      }
+      const Sequence& s = work.batch.sequences[static_cast<std::size_t>(run.sequence)];
+      const TileRange tiles =
+          Visibility(work.mask, s.k_len).tiles(s.q_offset + run.begin, run.tokens(), {query_tile, key_tile});
+      if (!tiles.empty()) add({origin + tiles.begin, origin + tiles.end});
+    }
+    for (std::size_t tile = 0; tile < listed.size(); ++tile) {
+      const auto number = static_cast<std::int64_t>(tile);
+      if (listed[tile]) add({number, number + 1});
     }
     for (std::size_t i = 1; i < spans.size(); ++i) {
       const Span& last = spans[i - 1];

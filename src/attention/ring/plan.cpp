@@ -193,7 +193,10 @@ class BlockPlanner {
                           std::min(s.k_len, block.last_token - origin)};
       run = std::partition_point(run, queries.end(), [&](const TokenRun& r) { return r.sequence < sequence; });
       for (; run != queries.end() && run->sequence == sequence; ++run) {
-        pairs += Visibility(work_.mask, s.k_len).pairs(s.q_offset + run->begin, run->tokens(), keys);
+        const std::int64_t position = s.q_offset + run->begin;
+        pairs += work_.lists == nullptr ? Visibility(work_.mask, s.k_len).pairs(position, run->tokens(), keys)
+                                        : listed_pairs(*work_.lists, work_.mask, static_cast<std::size_t>(sequence),
+                                                       position, run->tokens(), keys);
       }
     }
     return pairs * work_.pair_flops;
@@ -277,6 +280,7 @@ Plan Planner::plan(int rank) const {
     plan.queries.push_back({run.sequence, run.begin + s.q_offset, queries.run_rows(rank)[i], run.tokens()});
   }
   for (const Sequence& s : shared.work.batch.sequences) plan.key_lengths.push_back(s.k_len);
+  plan.lists = shared.work.lists;
   const BlockPlanner planner(shared.work, shared.layout, shared.axis, shared.needs, shared.options, rank);
   for (std::size_t i = 0; i < shared.parts.blocks.size(); ++i) {
     plan.blocks.push_back(planner.plan(shared.tile_boundaries[i], shared.tile_boundaries[i + 1], shared.parts.blocks[i],

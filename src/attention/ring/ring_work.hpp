@@ -3,8 +3,11 @@
 // and how much a pair costs. An op describes itself in these words; attention does in attention/attention_work.hpp.
 #pragma once
 
+#include <memory>
+
 #include "attention/ring/row_stream.hpp"
 #include "attention/tokens/batch.hpp"
+#include "kernels/tile_lists.hpp"
 #include "kernels/visibility.hpp"
 
 namespace ringattn {
@@ -14,6 +17,8 @@ struct RingWork {
   Mask mask;
   RowStreams streams;
   double pair_flops = 0.0;  // operations of one visible (query, key) pair
+  std::shared_ptr<const TileLists> lists =
+      nullptr;  // of the batch's sequences; null: a query folds what the mask lets it see
 };
 
 }  // namespace ringattn

@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <bit>
+#include <utility>
 
+#include "attention/tokens/balance.hpp"
 #include "base/error.hpp"
 #include "kernels/registry.hpp"
 
@@ -19,10 +21,22 @@ constexpr std::int64_t kMostPage = 256;
 
 }  // namespace
 
+std::vector<ListedSequence> listed_sequences(const Batch& batch) {
+  std::vector<ListedSequence> listed;
+  for (const Sequence& s : batch.sequences) listed.push_back({s.q_offset, s.q_len, s.k_len});
+  return listed;
+}
+
+void set_lists(Job& job, std::shared_ptr<const TileLists> lists) {
+  job.spec.lists = lists == nullptr ? ListShape{} : lists->shape();
+  job.lists = std::move(lists);
+}
+
 double visible_pairs(const Job& job) {
+  const QueryWork pairs_of = query_work(job);
   double pairs = 0.0;
-  for (const Sequence& s : job.batch.sequences) {
-    pairs += Visibility(job.spec.mask, s.k_len).pairs(s.q_offset, s.q_len);
+  for (std::size_t i = 0; i < job.batch.sequences.size(); ++i) {
+    pairs += pairs_of({static_cast<std::int32_t>(i), 0, job.batch.sequences[i].q_len});
   }
   return pairs;
 }
@@ -33,7 +47,12 @@ std::string describe(const Job& job) {
   const std::int64_t keys = job.batch.k_tokens();
   const std::string tokens =
       queries == keys ? fmt::format("{} tokens", queries) : fmt::format("{} queries, {} keys", queries, keys);
-  return fmt::format("{}; {} sequence{}, {}", describe(job.spec), count, count == 1 ? "" : "s", tokens);
+  std::string text = fmt::format("{}; {} sequence{}, {}", describe(job.spec), count, count == 1 ? "" : "s", tokens);
+  if (job.lists == nullptr) return text;
+  Job dense = job;
+  set_lists(dense, nullptr);
+  const double all = visible_pairs(dense);
+  return text + fmt::format("; {:.4g} % of the pairs", all > 0.0 ? 100.0 * visible_pairs(job) / all : 100.0);
 }
 
 void check_job(const Job& job) {
@@ -49,17 +68,32 @@ void check_job(const Job& job) {
          "Choose one of them.");
   }
   check_batch(job.batch);
+  if (job.spec.lists != (job.lists == nullptr ? ListShape{} : job.lists->shape())) {
+    fail(ErrorCode::kUsage,
+         fmt::format("the job has {}", job.lists == nullptr ? "no lists of tiles" : "lists of tiles"),
+         "its spec says otherwise", "set_lists() sets both.");
+  }
+  if (job.lists != nullptr && !std::ranges::equal(job.lists->sequences(), listed_sequences(job.batch))) {
+    fail(ErrorCode::kUsage, "the job's lists of tiles are those of other sequences",
+         "their lengths, or where their queries begin, differ from the batch's",
+         "Make the lists from listed_sequences().");
+  }
 }
 
 QueryWork query_work(const Job& job) {
   return [&job](const TokenRun& queries) {
     const Sequence& s = job.batch.sequences[static_cast<std::size_t>(queries.sequence)];
-    return Visibility(job.spec.mask, s.k_len).pairs(s.q_offset + queries.begin, queries.tokens());
+    const std::int64_t position = s.q_offset + queries.begin;
+    if (job.lists == nullptr) return Visibility(job.spec.mask, s.k_len).pairs(position, queries.tokens());
+    return listed_pairs(*job.lists, job.spec.mask, static_cast<std::size_t>(queries.sequence), position,
+                        queries.tokens(), {0, s.k_len});
   };
 }
 
 JobLayout make_layout(const Job& job, int world, const LayoutRequest& request, int query_tile, int key_tile) {
-  return make_layout(job.batch, query_work(job), world, request, query_tile, key_tile);
+  const QueryWork work = query_work(job);
+  JobLayout layout = make_layout(job.batch, work, world, request, query_tile, key_tile);
+  return job.lists == nullptr ? std::move(layout) : balance_stripes(job.batch, work, std::move(layout));
 }
 
 }  // namespace ringattn

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 
 #include "attention/tokens/batch.hpp"
 #include "attention/tokens/layout.hpp"
@@ -14,9 +15,18 @@ struct Job {
   FoldSpec spec;
   Batch batch;
   std::int64_t page_size = 0;  // keys and values lie in pages of a cache, of so many tokens; 0: in rows of their own
+  // Which key tiles each query block folds, beside what the mask says; present exactly where spec.lists are.
+  std::shared_ptr<const TileLists> lists = nullptr;
 };
 
-// (query, key) pairs that the mask lets through, all sequences.
+// The batch's sequences as lists of tiles have them.
+std::vector<ListedSequence> listed_sequences(const Batch& batch);
+
+// Gives the job lists of tiles; null takes them away.
+void set_lists(Job& job, std::shared_ptr<const TileLists> lists);
+
+// (query, key) pairs that the mask, and the lists, let through, all sequences; the mean over heads with lists of their
+// own.
 double visible_pairs(const Job& job);
 
 // The visible pairs of a run of the job's queries. `job` outlives the function.
@@ -28,8 +38,8 @@ JobLayout make_layout(const Job& job, int world, const LayoutRequest& request, i
 // "bf16, heads 8/2 (GQA 4:1), head_dim 128, causal; 3 sequences, 1000 queries, 4096 keys"
 std::string describe(const Job& job);
 
-// Throws kUsage when the job contradicts itself: heads, dims, windows beyond ±2^62, page_size, or its batch
-// (check_batch()).
+// Throws kUsage when the job contradicts itself: heads, dims, windows beyond ±2^62, page_size, its batch
+// (check_batch()), or lists that are those of other sequences.
 void check_job(const Job& job);
 
 }  // namespace ringattn

@@ -92,9 +92,11 @@ class CpuFold final : public FoldKernel {
 
   void fold(const FoldTask& task, Stream, const Progress& progress) override {
     check_fold_task(spec_, kKeyTile, task);
-    const std::vector<RowGroup> groups = make_row_groups(task.queries, group_rows(task.q.tokens));
+    const std::vector<RowGroup> groups = make_row_groups(task.queries, group_rows(task.q.tokens), spec_.lists);
     const auto group_count = static_cast<std::int64_t>(groups.size());
-    Team team(group_count * spec_.kv_heads);
+    const int heads = heads_of_group(spec_);
+    const int turns = spec_.heads / heads;  // that each group is folded in
+    Team team(group_count * turns);
     std::atomic<int> working{0};
 
     const auto work = [&](int thread, int threads) {
@@ -105,8 +107,8 @@ class CpuFold final : public FoldKernel {
         GroupScratch::layout(spec_, ops_, scratch_.data() + static_cast<std::size_t>(thread) * thread_bytes_, scratch);
         for (std::int64_t item; (item = team.take()) >= 0;) {
           // Under a causal mask the last rows take longest: begin with them.
-          const RowGroup& group = groups[static_cast<std::size_t>(group_count - 1 - item / spec_.kv_heads)];
-          fold_row_group(spec_, ops_, task, group, static_cast<int>(item % spec_.kv_heads), scratch, checkpoint);
+          const RowGroup& group = groups[static_cast<std::size_t>(group_count - 1 - item / turns)];
+          fold_row_group(spec_, ops_, task, group, static_cast<int>(item % turns) * heads, scratch, checkpoint);
         }
       });
       working.fetch_add(1, std::memory_order_release);
@@ -189,6 +191,8 @@ std::vector<std::string> cpu_fold_missing(const FoldSpec& spec) {
   std::vector<std::string> missing;
   require_dim("head_dim", spec.head_dim, missing);
   if (spec.head_dim_v != spec.head_dim) require_dim("head_dim_v", spec.head_dim_v, missing);
+  const std::string lists = missing_for_lists(spec.lists, {/*query=*/1, kKeyTile});
+  if (!lists.empty()) missing.push_back(lists);
   return missing;
 }
 

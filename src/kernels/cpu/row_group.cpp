@@ -24,21 +24,31 @@ void for_each_piece(std::span<const QueryRun> queries, const RowGroup& group, Vi
   }
 }
 
-// One group and kv head on its way through a task.
+// Consecutive tiles that a group folds: their numbers, the place of the first one in its row's order of tiles, which
+// says to which group of tiles it belongs, and its entry in the map of tiles.
+struct Stretch {
+  TileRange tiles;
+  std::int64_t place;
+  std::int64_t table;
+};
+
+// One group of rows and its heads on their way through a task.
 class GroupFold {
  public:
-  GroupFold(const FoldSpec& spec, const TileOps& ops, const FoldTask& task, const RowGroup& group, int kv_head,
+  GroupFold(const FoldSpec& spec, const TileOps& ops, const FoldTask& task, const RowGroup& group, int head,
             GroupScratch& scratch)
       : spec_(spec),
         ops_(ops),
         task_(task),
         scratch_(scratch),
-        kv_head_(kv_head),
+        first_head_(head),
+        kv_head_(head / (spec.heads / spec.kv_heads)),
         rows_(static_cast<int>(group.rows)),
-        ratio_(spec.heads / spec.kv_heads),
+        ratio_(heads_of_group(spec)),
         o_stride_(static_cast<std::size_t>(ops.o_stride(spec.head_dim_v))),
         sequence_(task.queries[static_cast<std::size_t>(group.run)].sequence),
-        key_length_(task.key_lengths[static_cast<std::size_t>(sequence_)]) {
+        key_length_(task.key_lengths[static_cast<std::size_t>(sequence_)]),
+        first_position_(task.queries[static_cast<std::size_t>(group.run)].position + group.offset) {
     for_each_piece(task.queries, group,
                    [&](std::int64_t first, std::int64_t count, const QueryRun& run, std::int64_t offset) {
                      for (std::int64_t i = 0; i < count; ++i) {
@@ -49,26 +59,10 @@ class GroupFold {
                            Visibility(spec_.mask, key_length_).tiles(position, {/*query_tile=*/1, kKeyTile});
                      }
                    });
+    find_stretches();
   }
 
-  // The key runs of the group's sequence.
-  std::span<const KeyRun> key_runs() const {
-    const auto [begin, end] =
-        std::equal_range(task_.key_runs.begin(), task_.key_runs.end(), KeyRun{sequence_, 0, 0, 0},
-                         [](const KeyRun& a, const KeyRun& b) { return a.sequence < b.sequence; });
-    return {begin, end};
-  }
-
-  // The tiles of a run that some row folds.
-  TileRange tiles_of(const KeyRun& run) const {
-    TileRange range{std::numeric_limits<std::int64_t>::max(), 0};
-    for (int i = 0; i < rows_; ++i) {
-      const TileRange& row = scratch_.key_tiles[i];
-      if (row.empty()) continue;
-      range = {std::min(range.begin, row.begin), std::max(range.end, row.end)};
-    }
-    return {std::max(range.begin, run.first_tile), std::min(range.end, run.first_tile + run.tiles)};
-  }
+  std::span<const Stretch> stretches() const { return stretches_; }
 
   void load_queries() {
     for (int i = 0; i < rows_; ++i) {
@@ -105,22 +99,23 @@ class GroupFold {
   }
 
   // Folds one tile into the rows that see a key of it: neighbours, as the ends of their ranges ascend.
-  void fold_tile(const KeyRun& run, std::int64_t tile) {
+  void fold_tile(const Stretch& stretch, std::int64_t tile) {
     const auto folds = [&](const TileRange& range) { return range.begin <= tile && tile < range.end; };
     const TileRange* ranges = scratch_.key_tiles;
     const auto first = static_cast<int>(std::find_if(ranges, ranges + rows_, folds) - ranges);
     const auto last = static_cast<int>(std::find_if_not(ranges + first, ranges + rows_, folds) - ranges);
     if (first == last) return;
 
-    // Rows fold consecutive tiles, so what is open when a group begins is another's.
-    if (tile % kGroupTiles == 0) close_groups(index(first, 0), index(last, 0));
+    // Rows fold tiles at consecutive places, so what is open when a group begins is another's.
+    const std::int64_t nth = tile - stretch.tiles.begin;
+    if ((stretch.place + nth) % kGroupTiles == 0) close_groups(index(first, 0), index(last, 0));
     for (std::size_t at = index(first, 0); at < index(last, 0); ++at) scratch_.parts[at] |= kHasOpen;
     const std::int64_t begin = tile * kKeyTile;
     const std::int64_t keys = std::min<std::int64_t>(kKeyTile, key_length_ - begin);
     for (int i = first; i < last; ++i) {
       std::fill_n(scratch_.visible + index(i, 0), ratio_, columns_of(scratch_.keys[i], begin, kKeyTile));
     }
-    const TilePlace place = find_tile(run.table + tile - run.first_tile, static_cast<int>(keys));
+    const TilePlace place = find_tile(stretch.table + nth, static_cast<int>(keys));
     const TileShape shape{spec_.dtype, spec_.head_dim, spec_.head_dim_v, spec_.softmax_scale, spec_.softcap};
     ops_.pack(shape, place.k, place.v, static_cast<int>(keys), scratch_.tile);
     const std::size_t start = index(first, 0);
@@ -153,6 +148,41 @@ class GroupFold {
   }
 
  private:
+  // What some row folds of the tiles that the task has and, where there are lists, that are listed.
+  void find_stretches() {
+    TileRange seen{std::numeric_limits<std::int64_t>::max(), 0};
+    for (int i = 0; i < rows_; ++i) {
+      const TileRange& row = scratch_.key_tiles[i];
+      if (row.empty()) continue;
+      seen = {std::min(seen.begin, row.begin), std::max(seen.end, row.end)};
+    }
+    const auto [begin, end] =
+        std::equal_range(task_.key_runs.begin(), task_.key_runs.end(), KeyRun{sequence_, 0, 0, 0},
+                         [](const KeyRun& a, const KeyRun& b) { return a.sequence < b.sequence; });
+    const auto add = [&](const TileRange& tiles, std::int64_t place, const KeyRun& run) {
+      const TileRange both{std::max({seen.begin, tiles.begin, run.first_tile}),
+                           std::min({seen.end, tiles.end, run.first_tile + run.tiles})};
+      if (both.empty()) return;
+      stretches_.push_back({both, place + both.begin - tiles.begin, run.table + both.begin - run.first_tile});
+    };
+    if (task_.lists == nullptr) {
+      for (auto run = begin; run != end; ++run) {
+        add({run->first_tile, run->first_tile + run->tiles}, run->first_tile, *run);
+      }
+      return;
+    }
+    const ListShape& shape = task_.lists->shape();
+    auto run = begin;
+    for_each_listed_run(*task_.lists, spec_.mask, kKeyTile, static_cast<std::size_t>(sequence_),
+                        list_head(shape, spec_.heads, first_head_), query_block_of(first_position_, shape.query_block),
+                        [&](const ListedRun& listed) {
+                          while (run != end && run->first_tile + run->tiles <= listed.tiles.begin) ++run;
+                          for (auto next = run; next != end && next->first_tile < listed.tiles.end; ++next) {
+                            add(listed.tiles, listed.place, *next);
+                          }
+                        });
+  }
+
   // Rows are stacked token by token, so that rows which see the same keys are neighbours.
   std::size_t index(int row, int head_of_group) const {
     return static_cast<std::size_t>(row) * static_cast<std::size_t>(ratio_) + static_cast<std::size_t>(head_of_group);
@@ -174,7 +204,7 @@ class GroupFold {
     }
     return place;
   }
-  std::int64_t head(int head_of_group) const { return std::int64_t{kv_head_} * ratio_ + head_of_group; }
+  std::int64_t head(int head_of_group) const { return std::int64_t{first_head_} + head_of_group; }
   float* state_of(int row, int head_of_group) const {
     return state_at(spec_, static_cast<float*>(task_.state), scratch_.row[row], head(head_of_group));
   }
@@ -206,33 +236,45 @@ class GroupFold {
   const TileOps& ops_;
   const FoldTask& task_;
   GroupScratch& scratch_;
+  int first_head_;
   int kv_head_;
   int rows_;
   int ratio_;
   std::size_t o_stride_;
   std::int32_t sequence_;
   std::int64_t key_length_;
+  std::int64_t first_position_;
+  std::vector<Stretch> stretches_;
 };
 
 }  // namespace
 
-std::vector<RowGroup> make_row_groups(std::span<const QueryRun> queries, std::int64_t rows) {
+std::vector<RowGroup> make_row_groups(std::span<const QueryRun> queries, std::int64_t rows, const ListShape& lists) {
   std::vector<RowGroup> groups;
   // Twice the same walk: the first counts, so that the list takes the memory it needs and no more.
   for (const bool count : {true, false}) {
     std::size_t made = 0;
     std::int64_t room = 0;  // rows that the last group can still take
     std::int32_t sequence = -1;
+    std::int64_t block = 0;  // that the last group's rows lie in, where there are lists
     for (std::size_t run = 0; run < queries.size(); ++run) {
       if (queries[run].sequence != sequence) room = 0;
       sequence = queries[run].sequence;
       for (std::int64_t offset = 0; offset < queries[run].rows;) {
+        std::int64_t most = queries[run].rows - offset;
+        if (lists.any()) {
+          const std::int64_t position = queries[run].position + offset;
+          const std::int64_t own = query_block_of(position, lists.query_block);
+          if (own != block) room = 0;
+          block = own;
+          most = std::min(most, (own + 1) * lists.query_block - position);
+        }
         if (room == 0) {
           if (!count) groups.push_back({static_cast<std::int64_t>(run), offset, 0});
           ++made;
           room = rows;
         }
-        const std::int64_t taken = std::min(room, queries[run].rows - offset);
+        const std::int64_t taken = std::min(room, most);
         if (!count) groups.back().rows += taken;
         room -= taken;
         offset += taken;
@@ -269,23 +311,20 @@ std::size_t GroupScratch::layout(const FoldSpec& spec, const TileOps& ops, std::
   return bytes;
 }
 
-void fold_row_group(const FoldSpec& spec, const TileOps& ops, const FoldTask& task, const RowGroup& group, int kv_head,
+void fold_row_group(const FoldSpec& spec, const TileOps& ops, const FoldTask& task, const RowGroup& group, int head,
                     GroupScratch& scratch, const Checkpoint& checkpoint) {
-  GroupFold fold(spec, ops, task, group, kv_head, scratch);
-  const std::span<const KeyRun> runs = fold.key_runs();
-  const bool folds =
-      std::any_of(runs.begin(), runs.end(), [&](const KeyRun& run) { return !fold.tiles_of(run).empty(); });
+  GroupFold fold(spec, ops, task, group, head, scratch);
+  const bool folds = !fold.stretches().empty();
   const bool nothing_changes = task.resume && !folds;
   if (nothing_changes && task.finish == nullptr) return;
 
   fold.load_state();
   if (folds) {
     fold.load_queries();
-    for (const KeyRun& run : runs) {
-      const TileRange tiles = fold.tiles_of(run);
-      for (std::int64_t tile = tiles.begin; tile < tiles.end; ++tile) {
+    for (const Stretch& stretch : fold.stretches()) {
+      for (std::int64_t tile = stretch.tiles.begin; tile < stretch.tiles.end; ++tile) {
         if (checkpoint.should_stop()) return;
-        fold.fold_tile(run, tile);
+        fold.fold_tile(stretch, tile);
       }
     }
   }

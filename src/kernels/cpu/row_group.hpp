@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A row group: rows of one sequence that walk over the key tiles together, so that a packed tile serves them all, with
-// all query heads of one kv head. Groups are independent; how rows are grouped moves no bit.
+// all query heads of one kv head, or with one of them where each has a list of tiles of its own. Groups are
+// independent; how rows are grouped moves no bit.
 #pragma once
 
 #include <atomic>
@@ -31,8 +32,14 @@ inline std::int64_t max_group_rows(const FoldSpec& spec) {
   return rows < 1 ? 1 : rows;
 }
 
-// Cuts a task's rows into groups of at most `rows` rows, none across two sequences.
-std::vector<RowGroup> make_row_groups(std::span<const QueryRun> queries, std::int64_t rows);
+// Cuts a task's rows into groups of at most `rows` rows, none across two sequences or, where `lists` are given, across
+// two query blocks.
+std::vector<RowGroup> make_row_groups(std::span<const QueryRun> queries, std::int64_t rows, const ListShape& lists);
+
+// Query heads that a group is folded for at a time.
+inline int heads_of_group(const FoldSpec& spec) {
+  return spec.lists.heads > spec.kv_heads ? 1 : spec.heads / spec.kv_heads;
+}
 
 // What a thread asks between tiles: whether to stop. On the calling thread it runs the caller's progress first, which
 // may throw.
@@ -70,9 +77,9 @@ struct GroupScratch {
   static std::size_t layout(const FoldSpec& spec, const TileOps& ops, std::byte* base, GroupScratch& scratch);
 };
 
-// Does a task for one group and one kv head: takes the rows' state, folds every tile of the task that a row sees,
-// saves, finishes. Returns early, with nothing written, when the checkpoint says so.
-void fold_row_group(const FoldSpec& spec, const TileOps& ops, const FoldTask& task, const RowGroup& group, int kv_head,
+// Does a task for one group and heads_of_group() query heads from `head` on: takes the rows' state, folds every tile of
+// the task that a row sees, saves, finishes. Returns early, with nothing written, when the checkpoint says so.
+void fold_row_group(const FoldSpec& spec, const TileOps& ops, const FoldTask& task, const RowGroup& group, int head,
                     GroupScratch& scratch, const Checkpoint& checkpoint);
 
 }  // namespace ringattn::cpu

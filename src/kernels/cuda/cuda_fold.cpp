@@ -222,6 +222,8 @@ class CudaFold final : public FoldKernel {
     p.schedule.tiles_done = p.schedule.taken + 1;
     p.schedule.multiprocessors = multiprocessors_;
     p.schedule.walk_ctas = layout.walk_ctas;
+    p.schedule.piece_heads = layout.piece_heads;
+    p.schedule.unit_heads = layout.unit_heads;
     p.schedule.section_heads = layout.section_heads;
     p.schedule.early_count = layout.early_count;
     p.schedule.keep_pace = layout.keep_pace;

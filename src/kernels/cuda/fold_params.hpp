@@ -28,7 +28,8 @@ struct SourceEntry {
 
   bool has_pages() const { return page_log != kNoPages; }
 };
-// The tiles of a sequence that a task has are numbered 0, 1, … through all of its runs. A run's first tile has number
+// The tiles of a sequence that a task has are numbered 0, 1, … through all of its runs; where there are lists of tiles,
+// each list has runs of its own, and those of its tiles that the task has are numbered. A run's first tile has number
 // `first`; it is tile `first_tile` of the sequence, and entry `table` of the map of tiles.
 struct RunEntry {
   std::int64_t first_tile;
@@ -37,7 +38,8 @@ struct RunEntry {
 };
 
 // Query rows of one run, which fold the same tiles, or nearly so where there are no query tiles. Slots [slot_begin,
-// slot_end) hold rows; the memory of the others belongs to somebody else. Every head has the same items.
+// slot_end) hold rows; the memory of the others belongs to somebody else. An item counts for the Schedule's piece_heads
+// heads from `head` on: for every head, unless heads have lists of tiles of their own.
 struct WorkItem {
   std::int64_t row;         // where slot 0's row would be in q
   std::int64_t position;    // of slot 0
@@ -48,11 +50,17 @@ struct WorkItem {
   std::int32_t tiles;
   std::int32_t run_begin, runs;  // the entries in FoldParams::Tables::runs that hold the tiles
   std::int32_t slot_begin, slot_end;
+  std::int32_t
+      place;  // of the first tile: the tile at place n belongs to group n / kGroupTiles (kernels/tile_lists.hpp)
+  std::int32_t head;  // the first query head
+  // Of an item with several runs: its tiles [plain_begin, plain_end) are seen whole by every row.
+  std::int32_t plain_begin, plain_end;
   std::int32_t padding;
 };
 
-// Units of one sequence that are folded side by side. Where `ratio` query heads share a KV head, unit n is the one of
-// item `item` + (head + n) / ratio and of number (head + n) % ratio among those query heads.
+// Units of one sequence, and of one list where there are lists, that are folded side by side. Of the Schedule's
+// `unit_heads` query heads that share a KV head, unit n is the one of item `item` + (head + n) / unit_heads and of
+// number (head + n) % unit_heads. The items say which head is the first.
 struct WorkBundle {
   std::int64_t first, first_tile, table;  // of the walk's first tile, as in WorkItem
   std::int32_t tiles;
@@ -92,8 +100,10 @@ struct FoldParams {
                                    // task, then what the task before has left
     std::int32_t multiprocessors;  // of the device
     std::int32_t walk_ctas;        // CTAs that fold a bundle side by side, each its part of the units
-    std::int32_t section_heads;    // query heads of a section: their K and V stay in the L2 cache
-    std::int32_t early_count;      // items, or bundles, that are folded in sections; the others come last
+    std::int32_t piece_heads;  // that an item or bundle is folded for: query heads, or KV heads where there are bundles
+    std::int32_t unit_heads;   // query heads of an item that are units of the same bundles
+    std::int32_t section_heads;  // of a section, counted as piece_heads are: their K and V stay in the L2 cache
+    std::int32_t early_count;    // items, or bundles, that are folded in sections; the others come last
     bool keep_pace;  // one head's K and V are far more than the cache holds: CTAs read them at about the same time
   };
 

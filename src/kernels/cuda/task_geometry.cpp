@@ -7,6 +7,12 @@
 
 namespace ringattn::cuda {
 
+namespace {
+
+std::int64_t id_of(const TileLists* lists) { return lists == nullptr ? 0 : lists->id(); }
+
+}  // namespace
+
 bool takes_all_rows(const FoldTask& task) { return task.finish != nullptr || (task.save && !task.resume); }
 
 void TaskGeometry::reserve(const FoldLimits& limits) {
@@ -22,6 +28,7 @@ void TaskGeometry::remember(const FoldTask& task) {
   if (task.sources.size() > kNearSources) return;
   all_rows_ = takes_all_rows(task);
   rows_ = task.q.tokens;
+  lists_ = id_of(task.lists);
   queries_.assign(task.queries.begin(), task.queries.end());
   key_lengths_.assign(task.key_lengths.begin(), task.key_lengths.end());
   key_runs_.assign(task.key_runs.begin(), task.key_runs.end());
@@ -32,8 +39,9 @@ void TaskGeometry::remember(const FoldTask& task) {
 bool TaskGeometry::fits(const FoldTask& task) const {
   // Blocks of a plan differ in their keys, so those are compared first.
   return known_ && task.sources.size() <= kNearSources && all_rows_ == takes_all_rows(task) && rows_ == task.q.tokens &&
-         std::ranges::equal(key_runs_, task.key_runs) && std::ranges::equal(tiles_, task.tiles) &&
-         std::ranges::equal(queries_, task.queries) && std::ranges::equal(key_lengths_, task.key_lengths);
+         lists_ == id_of(task.lists) && std::ranges::equal(key_runs_, task.key_runs) &&
+         std::ranges::equal(tiles_, task.tiles) && std::ranges::equal(queries_, task.queries) &&
+         std::ranges::equal(key_lengths_, task.key_lengths);
 }
 
 }  // namespace ringattn::cuda

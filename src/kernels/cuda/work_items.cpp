@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "base/error.hpp"
+#include "kernels/cuda/sequence_runs.hpp"
 #include "kernels/cuda/task_geometry.hpp"
 
 namespace ringattn::cuda {
@@ -46,46 +47,35 @@ TableLayout lay_out(std::size_t runs, std::size_t tiles, std::size_t sources, st
   return layout;
 }
 
-// Every query run may begin and end inside of a tile.
-std::int64_t most_items(const WorkShape& shape, const FoldLimits& limits) {
-  return std::min(limits.rows, limits.rows / shape.item_rows + 2 * limits.query_runs);
+// Heads that have lists of tiles, and so items, of their own.
+int listed_heads(const FoldSpec& spec) { return std::max(1, spec.lists.heads); }
+
+// Query blocks that a task's rows lie in: every run may begin and end inside of one.
+std::int64_t most_blocks(const FoldSpec& spec, const FoldLimits& limits) {
+  return limits.rows / spec.lists.query_block + 2 * limits.query_runs;
 }
 
-// The first bundle of a sequence may have fewer units than the others.
+// Every query run, and every query block, may begin and end inside of a tile.
+std::int64_t most_items(const FoldSpec& spec, const WorkShape& shape, const FoldLimits& limits) {
+  std::int64_t items = limits.rows / shape.item_rows + 2 * limits.query_runs;
+  if (spec.lists.any() && shape.query_tile == 1) items += most_blocks(spec, limits);
+  return std::min(limits.rows, items) * listed_heads(spec);
+}
+
+// Query heads of one KV head that an item is folded for.
+int unit_heads(const FoldSpec& spec) { return spec.lists.heads > spec.kv_heads ? 1 : spec.heads / spec.kv_heads; }
+
+// The first bundle of a sequence, or of a list of tiles, may have fewer units than the others.
 std::int64_t most_bundles(const FoldSpec& spec, const WorkShape& shape, const FoldLimits& limits) {
   if (shape.units == 1) return 0;
-  return most_items(shape, limits) * (spec.heads / spec.kv_heads) / shape.units + limits.sequences;
+  const std::int64_t stretches = spec.lists.any() ? most_blocks(spec, limits) * listed_heads(spec) : limits.sequences;
+  return most_items(spec, shape, limits) * unit_heads(spec) / shape.units + stretches;
 }
 
-// The key runs of one sequence of a task.
-class SequenceRuns {
- public:
-  SequenceRuns(std::span<const RunEntry> entries, std::span<const KeyRun> runs) : entries_(entries), runs_(runs) {}
-
-  // Sets which tiles the item folds: those in `range` that the task has. Leaves the item without tiles where there are
-  // none.
-  void assign(const TileRange& range, std::size_t first_entry, WorkItem& item) const {
-    const auto ends_before = [](const KeyRun& run, std::int64_t tile) { return run.first_tile + run.tiles <= tile; };
-    const auto begins_before = [](const KeyRun& run, std::int64_t tile) { return run.first_tile < tile; };
-    const auto begin = std::lower_bound(runs_.begin(), runs_.end(), range.begin, ends_before);
-    const auto end = std::lower_bound(begin, runs_.end(), range.end, begins_before);
-    if (begin == end) return;
-    const auto index = static_cast<std::size_t>(begin - runs_.begin());
-    const auto last = static_cast<std::size_t>(end - runs_.begin() - 1);
-    item.first_tile = std::max(range.begin, begin->first_tile);
-    const std::int64_t skipped = item.first_tile - begin->first_tile;
-    item.table = begin->table + skipped;
-    item.first = entries_[index].first + skipped;
-    item.tiles = static_cast<std::int32_t>(
-        entries_[last].first + std::min(range.end - runs_[last].first_tile, runs_[last].tiles) - item.first);
-    item.run_begin = static_cast<std::int32_t>(first_entry + index);
-    item.runs = static_cast<std::int32_t>(last - index + 1);
-  }
-
- private:
-  std::span<const RunEntry> entries_;
-  std::span<const KeyRun> runs_;
-};
+// A list's runs of tiles stand in the table once for each query block.
+std::int64_t most_runs(const FoldSpec& spec, const FoldLimits& limits) {
+  return spec.lists.any() ? limits.list_runs : limits.key_runs;
+}
 
 // Units of a sequence's first bundle, where the others have `most` each. It is the first one that has fewer where they
 // don't come out even, because under a causal mask its walk is the shortest.
@@ -108,6 +98,10 @@ struct Walk {
 
 }  // namespace
 
+std::int64_t kv_head_bytes(const FoldSpec& spec) {
+  return std::int64_t{spec.head_dim + spec.head_dim_v} * static_cast<std::int64_t>(size_of(spec.dtype));
+}
+
 SourceEntry source_entry(const KeySource& source) {
   SourceEntry entry{
       source.k.data,         source.v.data,        source.k.tokens,      source.k.token_stride, source.k.head_stride,
@@ -118,28 +112,24 @@ SourceEntry source_entry(const KeySource& source) {
 
 std::size_t table_bytes(const FoldSpec& spec, const WorkShape& shape, const FoldLimits& limits) {
   const auto count = [](std::int64_t n) { return static_cast<std::size_t>(n); };
-  return lay_out(count(limits.key_runs), count(limits.tiles), count(limits.sources), count(most_items(shape, limits)),
-                 count(most_bundles(spec, shape, limits)), shape.ctas)
+  return lay_out(count(most_runs(spec, limits)), count(limits.tiles), count(limits.sources),
+                 count(most_items(spec, shape, limits)), count(most_bundles(spec, shape, limits)), shape.ctas)
       .bytes;
 }
 
 void WorkBuilder::reserve(const FoldSpec& spec, const WorkShape& shape, const FoldLimits& limits) {
-  const auto items = static_cast<std::size_t>(most_items(shape, limits));
+  const auto items = static_cast<std::size_t>(most_items(spec, shape, limits));
   const auto bundles = static_cast<std::size_t>(most_bundles(spec, shape, limits));
   items_.reserve(items);
   bundles_.reserve(bundles);
   order_.reserve(std::max(items, bundles));
-  runs_.reserve(static_cast<std::size_t>(limits.key_runs));
-  sequences_.reserve(static_cast<std::size_t>(limits.sequences));
+  runs_.reserve(static_cast<std::size_t>(most_runs(spec, limits)));
+  stretches_.reserve(spec.lists.any() ? items : static_cast<std::size_t>(limits.sequences));
 }
 
 void WorkBuilder::collect(const FoldSpec& spec, const FoldTask& task, const WorkShape& shape) {
-  items_.clear();
-  sequences_.clear();
-  runs_.clear();
   const bool all_rows = takes_all_rows(task);
-  const std::int64_t token_bytes =
-      std::int64_t{spec.kv_heads} * (spec.head_dim + spec.head_dim_v) * static_cast<std::int64_t>(size_of(spec.dtype));
+  const std::int64_t token_bytes = spec.kv_heads * kv_head_bytes(spec);
 
   std::int32_t section = 0;
   std::int64_t section_bytes = 0;
@@ -178,36 +168,37 @@ void WorkBuilder::collect(const FoldSpec& spec, const FoldTask& task, const Work
         const std::int64_t last = shape.query_tile > 1 ? item.position + shape.query_tile - 1 : end - 1;
         const TileRange range = tiles_of(visibility.keys(item.position, last), shape.key_tile);
         if (!range.empty()) keys.assign(range, first_entry, item);
+        item.place = static_cast<std::int32_t>(item.first_tile % kGroupTiles);
         if (item.tiles == 0 && !all_rows) items_.pop_back();
         begin = end;
       }
     }
-    sequences_.push_back({items_.size(), section});
+    stretches_.push_back({items_.size(), section});
   }
 }
 
 // Makes the pieces: the items themselves, or bundles of `units` units.
-void WorkBuilder::cut(const FoldSpec& spec, int units) {
+void WorkBuilder::cut(int unit_heads, int units) {
   bundles_.clear();
   order_.clear();
   std::size_t first_item = 0;
-  for (const Sequence& sequence : sequences_) {
+  for (const Stretch& stretch : stretches_) {
     if (units > 1) {
-      bundle(spec, units, first_item, sequence);
+      bundle(unit_heads, units, first_item, stretch);
     } else {
-      for (std::size_t i = first_item; i < sequence.end_item; ++i) {
-        order_.add({sequence.section, items_[i].tiles, static_cast<std::int32_t>(i)});
+      for (std::size_t i = first_item; i < stretch.end_item; ++i) {
+        order_.add({stretch.section, items_[i].tiles, static_cast<std::int32_t>(i)});
       }
     }
-    first_item = sequence.end_item;
+    first_item = stretch.end_item;
   }
 }
 
-// Makes bundles of the items of one sequence, which are those from `first_item` on. An item's units, one for each query
+// Makes bundles of the items of one stretch, which are those from `first_item` on. An item's units, one for each query
 // head of a KV head, follow each other, and then come the next item's: neighbours fold nearly the same tiles.
-void WorkBuilder::bundle(const FoldSpec& spec, int units_of_bundle, std::size_t first_item, const Sequence& sequence) {
-  const auto heads = static_cast<std::uint32_t>(spec.heads / spec.kv_heads);  // query heads of a KV head
-  const auto units = static_cast<std::uint32_t>(sequence.end_item - first_item) * heads;
+void WorkBuilder::bundle(int unit_heads, int units_of_bundle, std::size_t first_item, const Stretch& stretch) {
+  const auto heads = static_cast<std::uint32_t>(unit_heads);
+  const auto units = static_cast<std::uint32_t>(stretch.end_item - first_item) * heads;
   const auto most = static_cast<std::uint32_t>(units_of_bundle);
   auto count = static_cast<std::uint32_t>(units_of_first(units, most));
   for (std::uint32_t unit = 0; unit < units; unit += count, count = most) {
@@ -232,21 +223,21 @@ void WorkBuilder::bundle(const FoldSpec& spec, int units_of_bundle, std::size_t 
       end = std::max(end, item.first + item.tiles);
     }
     bundle.tiles = static_cast<std::int32_t>(end - bundle.first);
-    order_.add({sequence.section, bundle.tiles, static_cast<std::int32_t>(bundles_.size() - 1)});
+    order_.add({stretch.section, bundle.tiles, static_cast<std::int32_t>(bundles_.size() - 1)});
   }
 }
 
 // Whether CTAs that walk side by side would find enough to fold on the way: their walk covers the tiles of both, and
 // each lets those pass that only the other one folds.
-bool WorkBuilder::walks_pay(const FoldSpec& spec, const WorkShape& shape) const {
-  const auto heads = static_cast<std::size_t>(spec.heads / spec.kv_heads);  // query heads of a KV head
+bool WorkBuilder::walks_pay(int unit_heads, const WorkShape& shape) const {
+  const auto heads = static_cast<std::size_t>(unit_heads);
   const auto of_cta = static_cast<std::size_t>(shape.units);
   const std::size_t most = of_cta * static_cast<std::size_t>(shape.walk_ctas);
   std::int64_t together = 0;  // tiles that all CTAs walk over, side by side
   std::int64_t alone = 0;     // the same where each walks alone
   std::size_t first_item = 0;
-  for (const Sequence& sequence : sequences_) {
-    const std::size_t units = (sequence.end_item - first_item) * heads;
+  for (const Stretch& stretch : stretches_) {
+    const std::size_t units = (stretch.end_item - first_item) * heads;
     std::size_t count = units_of_first(units, most);
     for (std::size_t unit = 0; unit < units; unit += count, count = most) {
       Walk shared;
@@ -259,7 +250,7 @@ bool WorkBuilder::walks_pay(const FoldSpec& spec, const WorkShape& shape) const 
       }
       together += shape.walk_ctas * shared.tiles();
     }
-    first_item = sequence.end_item;
+    first_item = stretch.end_item;
   }
   const std::int64_t worthwhile = kWorthwhile * shape.units;
   return together * worthwhile <= alone * (worthwhile + 1);
@@ -267,9 +258,17 @@ bool WorkBuilder::walks_pay(const FoldSpec& spec, const WorkShape& shape) const 
 
 TableLayout WorkBuilder::build(const FoldSpec& spec, const FoldTask& task, const WorkShape& shape,
                                std::span<std::byte> memory) {
-  collect(spec, task, shape);
-  const std::int32_t walk_ctas = shape.walk_ctas > 1 && walks_pay(spec, shape) ? shape.walk_ctas : 1;
-  cut(spec, shape.units * walk_ctas);
+  items_.clear();
+  stretches_.clear();
+  runs_.clear();
+  if (task.lists == nullptr) {
+    collect(spec, task, shape);
+  } else {
+    collect_listed(spec, task, shape);
+  }
+  const int heads_of_unit = unit_heads(spec);
+  const std::int32_t walk_ctas = shape.walk_ctas > 1 && walks_pay(heads_of_unit, shape) ? shape.walk_ctas : 1;
+  cut(heads_of_unit, shape.units * walk_ctas);
   const std::size_t far_sources = task.sources.size() > kNearSources ? task.sources.size() : 0;
   TableLayout layout =
       lay_out(runs_.size(), task.tiles.size(), far_sources, items_.size(), bundles_.size(), shape.ctas);
@@ -284,16 +283,21 @@ TableLayout WorkBuilder::build(const FoldSpec& spec, const FoldTask& task, const
   layout.item_count = static_cast<std::int32_t>(items_.size());
   layout.bundle_count = static_cast<std::int32_t>(bundles_.size());
   layout.walk_ctas = walk_ctas;
+  layout.unit_heads = heads_of_unit;
+  // A piece counts for all heads, or for those that share its lists.
+  layout.piece_heads = (shape.units == 1 ? spec.heads : spec.kv_heads) /
+                       std::min(listed_heads(spec), shape.units == 1 ? spec.heads : spec.kv_heads);
   if (items_.empty()) return layout;
   const std::int64_t most_tiles = order_.most_tiles();
-  layout.early_count = order_.sort(shape.ctas / walk_ctas, shape.units == 1 ? spec.heads : spec.kv_heads);
+  layout.early_count = order_.sort(shape.ctas / walk_ctas, layout.piece_heads);
 
-  const std::int64_t head_bytes =
-      most_tiles * shape.key_tile * (spec.head_dim + spec.head_dim_v) * static_cast<std::int64_t>(size_of(spec.dtype));
+  const std::int64_t head_bytes = most_tiles * shape.key_tile * kv_head_bytes(spec);
   int kv_heads = spec.kv_heads;
   while (kv_heads > 1 && (kv_heads * head_bytes > shape.cache_bytes || spec.kv_heads % kv_heads != 0)) --kv_heads;
-  layout.section_heads = kv_heads * (spec.heads / spec.kv_heads);
-  layout.keep_pace = head_bytes > kFarBeyondCache * shape.cache_bytes;
+  layout.section_heads = kv_heads * (shape.units == 1 ? spec.heads / spec.kv_heads : 1);
+  if (listed_heads(spec) > 1) layout.section_heads = layout.piece_heads;
+  // CTAs with lists of their own don't read the same keys at the same time.
+  layout.keep_pace = task.lists == nullptr && head_bytes > kFarBeyondCache * shape.cache_bytes;
 
   const auto copy = [&memory](std::size_t offset, const void* from, std::size_t bytes) {
     if (bytes > 0) std::memcpy(memory.data() + offset, from, bytes);

@@ -39,6 +39,8 @@ struct TableLayout {
   std::int32_t item_count = 0;
   std::int32_t bundle_count = 0;
   // As in FoldParams::Schedule.
+  std::int32_t piece_heads = 1;
+  std::int32_t unit_heads = 1;
   std::int32_t section_heads = 1;
   std::int32_t early_count = 0;
   std::int32_t walk_ctas = 1;
@@ -48,6 +50,9 @@ struct TableLayout {
 };
 
 SourceEntry source_entry(const KeySource& source);
+
+// Bytes of one token's K and V of one KV head.
+std::int64_t kv_head_bytes(const FoldSpec& spec);
 
 // The most bytes that any task within `limits` needs.
 std::size_t table_bytes(const FoldSpec& spec, const WorkShape& shape, const FoldLimits& limits);
@@ -61,19 +66,29 @@ class WorkBuilder {
   TableLayout build(const FoldSpec& spec, const FoldTask& task, const WorkShape& shape, std::span<std::byte> memory);
 
  private:
-  // The items of a sequence begin where those of the sequence before end.
-  struct Sequence {
+  // Items that may share bundles, because their runs are the same: those of a sequence, or of a list of tiles. They
+  // begin where those of the stretch before end.
+  struct Stretch {
     std::size_t end_item;
     std::int32_t section;
   };
 
   void collect(const FoldSpec& spec, const FoldTask& task, const WorkShape& shape);
-  void cut(const FoldSpec& spec, int units);
-  void bundle(const FoldSpec& spec, int units, std::size_t first_item, const Sequence& sequence);
-  bool walks_pay(const FoldSpec& spec, const WorkShape& shape) const;
+  void collect_listed(const FoldSpec& spec, const FoldTask& task, const WorkShape& shape);
+  void list_runs(const FoldSpec& spec, const TileLists& lists, std::size_t sequence, int head, std::int64_t query_block,
+                 int key_tile, std::span<const KeyRun> keys);
+  std::int32_t tiles_before(const WorkItem& item, std::int64_t tile) const;
+  void cut(int unit_heads, int units);
+  void bundle(int unit_heads, int units, std::size_t first_item, const Stretch& stretch);
+  bool walks_pay(int unit_heads, const WorkShape& shape) const;
 
   std::vector<RunEntry> runs_;
-  std::vector<Sequence> sequences_;
+  // Of the query block in hand, where there are lists: the first of its runs, what they are of the sequence, and the
+  // places of their first tiles.
+  std::size_t first_listed_ = 0;
+  std::vector<KeyRun> listed_;
+  std::vector<std::int64_t> places_;
+  std::vector<Stretch> stretches_;
   std::vector<WorkItem> items_;
   std::vector<WorkBundle> bundles_;
   PieceOrder order_;  // of the bundles, or of the items where there are none

@@ -148,10 +148,10 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas) fold_kernel(const __gri
   __shared__ int head;
   __shared__ int scratch_slot;  // written once too, by take_slot(), behind which it is read; else without meaning
   if (threadIdx.x == 0) {
-    const cuda::WorkPlace place =
-        cuda::work_place(p.schedule.early_count, p.heads, p.schedule.section_heads, static_cast<int>(blockIdx.x));
-    head = place.head;
+    const cuda::WorkPlace place = cuda::work_place(p.schedule.early_count, p.schedule.piece_heads,
+                                                   p.schedule.section_heads, static_cast<int>(blockIdx.x));
     item = p.tables.items[place.piece];
+    head = item.head + place.head;
     groups = groups_of<C>(p, item, head);
   }
   __syncthreads();
@@ -183,7 +183,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas) fold_kernel(const __gri
   const TileStep<C, ItemRows> step(p, {item}, q_tile);
   const auto first_key = [&](int i) { return [at = map.place(i) + 32] { return load_key(at); }; };
   for (int i = 0; i < tiles(); ++i) {
-    // An item's tiles are consecutive, so what is open when a group begins is another's.
+    // An item's tiles have consecutive places, so what is open when a group begins is another's.
     if (groups.closes_at(i)) close_group<C>(p, item, head, state, !groups.closed(i), scratch_slot);
     cuda::copy_wait<0>();
     __syncthreads();

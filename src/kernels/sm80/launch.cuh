@@ -36,7 +36,8 @@ void prepare_fold() {
 template <class Element, FoldConfig kConfig>
 void launch_fold(const cuda::FoldParams& params, Stream stream) {
   using C = KernelConfig<Element, kConfig>;
-  const auto blocks = static_cast<unsigned>(params.tables.item_count) * static_cast<unsigned>(params.heads);
+  const auto blocks =
+      static_cast<unsigned>(params.tables.item_count) * static_cast<unsigned>(params.schedule.piece_heads);
   fold_kernel<C><<<blocks, C::kThreads, SharedLayout<C>::kBytes, cuda_stream(stream)>>>(params);
   check_cuda(cudaGetLastError(), "sm80_fold");
 }

@@ -218,7 +218,7 @@ __device__ __forceinline__ Groups groups_of(const cuda::FoldParams& p, const cud
     parts = static_cast<int>(first.numbers[cuda::kStateParts]);
   }
   const bool open = (parts & cuda::kHasOpen) != 0;
-  const int of_group = static_cast<int>(item.first_tile % kGroupTiles);
+  const int of_group = static_cast<int>(item.place % kGroupTiles);
   return {of_group == 0 && open ? 0 : kGroupTiles - of_group, open, (parts & cuda::kHasClosed) != 0};
 }
 

@@ -26,6 +26,8 @@ std::vector<std::string> plain_missing(const FoldSpec& spec) {
   std::vector<std::string> missing;
   require_dim("head_dim", spec.head_dim, missing);
   if (spec.head_dim_v != spec.head_dim) require_dim("head_dim_v", spec.head_dim_v, missing);
+  const std::string lists = missing_for_lists(spec.lists, {/*query=*/1, cuda::kPlainKeyTile});
+  if (!lists.empty()) missing.push_back(lists);
   return missing;
 }
 

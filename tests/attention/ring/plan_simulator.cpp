@@ -133,7 +133,12 @@ class Simulator {
       for (std::int64_t i = 0; i < run.rows; ++i) {
         const TileRange tiles = Visibility(job_.spec.mask, job_.batch.sequences[s].k_len)
                                     .tiles(run.position + i, {random_.kernel.query_tile, random_.kernel.key_tile});
-        if (tiles.empty()) continue;
+        for (std::int64_t tile = tiles.begin; tile < tiles.end && job_.lists != nullptr; ++tile) {
+          if (!lists_tile(s, run.position + i, tile)) continue;
+          ++changes[s][static_cast<std::size_t>(tile)];
+          --changes[s][static_cast<std::size_t>(tile) + 1];
+        }
+        if (tiles.empty() || job_.lists != nullptr) continue;
         ++changes[s][static_cast<std::size_t>(tiles.begin)];
         --changes[s][static_cast<std::size_t>(tiles.end)];
       }
@@ -163,6 +168,18 @@ class Simulator {
     }
     require(planned == expected, "rank {} folds {} tiles, should fold {}, or others or in another order", plan.rank,
             planned.size(), expected.size());
+  }
+
+  // Whether some head's list of the position names the tile.
+  bool lists_tile(std::size_t sequence, std::int64_t position, std::int64_t tile) const {
+    const ListShape& shape = job_.lists->shape();
+    std::int64_t block = position / shape.query_block;
+    if (block * shape.query_block > position) --block;
+    for (int head = 0; head < shape.heads; ++head) {
+      const auto list = job_.lists->list(sequence, head, block);
+      if (std::ranges::binary_search(list, tile * random_.kernel.key_tile / shape.key_block)) return true;
+    }
+    return false;
   }
 
   std::pair<std::int64_t, std::int64_t> tile_tokens(std::int32_t sequence, std::int64_t tile) const {

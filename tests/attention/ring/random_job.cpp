@@ -4,8 +4,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <memory>
 #include <utility>
 #include <vector>
+
+#include "kernels/list_makers.hpp"
 
 namespace ringattn::testing {
 
@@ -33,6 +36,26 @@ Sequence random_sequence(Draw& draw, std::int64_t most_tokens) {
   s.q_offset = s.k_len - s.q_len;
   if (draw.chance(15)) s.q_offset = draw.between(-most_tokens, 2 * most_tokens);
   return s;
+}
+
+// Lists of some of the blocks, few enough of them to be looked at one by one.
+void add_random_lists(Draw& draw, const KernelShape& kernel, Job& job) {
+  constexpr std::int64_t kMostBlocks = 40;
+  std::int64_t longest = 1;
+  for (const Sequence& s : job.batch.sequences) longest = std::max({longest, s.q_len, s.k_len});
+  const auto block = [&](int tile) {
+    const std::int64_t least = longest / kMostBlocks / tile + 1;
+    return static_cast<int>(tile * draw.between(least, 3 * least));
+  };
+  const int heads[] = {1, job.spec.kv_heads, job.spec.heads};
+  const ListShape shape{block(kernel.query_tile), block(kernel.key_tile), heads[draw.between(0, 2)]};
+  const ListMaker random =
+      random_blocks(shape, draw.chance(50) ? job.spec.mask : Mask{-1, -1}, static_cast<int>(draw.between(0, 8)),
+                    static_cast<std::uint64_t>(draw.between(0, 1 << 20)));
+  const ListMaker make = draw.chance(20)   ? all_blocks()
+                         : draw.chance(50) ? union_of({random, window_blocks(shape, draw.between(0, longest / 4))})
+                                           : random;
+  set_lists(job, std::make_shared<const TileLists>(make_lists(shape, listed_sequences(job.batch), make)));
 }
 
 }  // namespace
@@ -76,6 +99,7 @@ RandomJob random_job(std::uint64_t seed, std::int64_t most_tokens, int most_rank
   random.machine.latency_seconds = draw.chance(30) ? 0.0 : 1e-9 * static_cast<double>(draw.size(1LL << 30));
   random.options.state_bytes = static_cast<std::size_t>(draw.size(1 << 20));
   random.options.state_out = draw.chance(20);
+  if (draw.chance(30)) add_random_lists(draw, random.kernel, random.job);
   return random;
 }
 
@@ -88,6 +112,7 @@ std::string RandomJob::description() const {
       options.state_out ? " out" : "", machine.flops_per_second, machine.link_bytes_per_second,
       machine.latency_seconds);
   for (const Sequence& s : job.batch.sequences) text += fmt::format(" ({}, {}, {})", s.q_len, s.k_len, s.q_offset);
+  if (job.lists != nullptr) text += fmt::format("; {}", describe(job.spec.lists, job.spec.heads));
   return text;
 }
 

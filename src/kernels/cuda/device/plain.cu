@@ -249,8 +249,8 @@ __device__ void load_step(const FoldParams& p, const TileEntry* pieces, int kv_h
 __global__ void __launch_bounds__(kWarps * 32, 3) plain_kernel(const __grid_constant__ FoldParams p) {
   extern __shared__ float memory[];
   const Shared shared(memory, p);
-  const WorkItem item = p.tables.items[static_cast<int>(blockIdx.x) / p.heads];
-  const int head = static_cast<int>(blockIdx.x) % p.heads;
+  const WorkItem item = p.tables.items[static_cast<int>(blockIdx.x) / p.schedule.piece_heads];
+  const int head = item.head + static_cast<int>(blockIdx.x) % p.schedule.piece_heads;
   const int kv_head = head / (p.heads / p.kv_heads);
   const int warp = static_cast<int>(threadIdx.x) / 32;
 
@@ -275,8 +275,8 @@ __global__ void __launch_bounds__(kWarps * 32, 3) plain_kernel(const __grid_cons
   const Visibility visibility(p.mask, item.key_length);
   for (int t = 0; t < item.tiles; ++t) {
     const auto [tile, pieces] = tile_of_walk(p.tables, item, t);
-    if (tile % kGroupTiles == 0) {
-      // Rows fold consecutive tiles, so what is open when a group begins is another's.
+    if ((item.place + t) % kGroupTiles == 0) {
+      // Rows fold tiles at consecutive places, so what is open when a group begins is another's.
 #pragma unroll
       for (int r = 0; r < kRowsOfWarp; ++r) close_group(p, rows[r]);
     }
@@ -316,7 +316,8 @@ void prepare_plain() {
 
 void launch_plain(const FoldParams& params, Stream stream) {
   const std::size_t shared = shared_bytes(params.head_dim, params.head_dim_v);
-  const auto blocks = static_cast<unsigned>(params.tables.item_count) * static_cast<unsigned>(params.heads);
+  const auto blocks =
+      static_cast<unsigned>(params.tables.item_count) * static_cast<unsigned>(params.schedule.piece_heads);
   plain_kernel<<<blocks, kWarps * 32, shared, cuda_stream(stream)>>>(params);
   check_cuda(cudaGetLastError(), "sm80_plain");
 }

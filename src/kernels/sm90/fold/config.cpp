@@ -14,7 +14,11 @@ std::optional<FoldConfig> choose_config(const FoldSpec& spec) {
 }
 
 std::vector<std::string> fold_missing(const FoldSpec& spec) {
-  return cuda::missing_in_table(std::span<const FoldConfig>(kFoldConfigs), spec);
+  std::vector<std::string> missing = cuda::missing_in_table(std::span<const FoldConfig>(kFoldConfigs), spec);
+  const auto config = choose_config(spec);
+  const std::string lists = config ? missing_for_lists(spec.lists, {kQueryTile, config->key_tile}) : std::string();
+  if (!lists.empty()) missing.push_back(lists);
+  return missing;
 }
 
 std::string describe(const FoldConfig& config) {

@@ -96,13 +96,13 @@ class Consumer {
   __device__ __forceinline__ int number() const { return unit_.number(p_, left_); }  // in its sequence
   // Whether it begins a group while the one before is open.
   __device__ __forceinline__ bool begins_next_group() const {
-    return number() % kGroupTiles == 0 && rows_.has(Rows<C>::kOpen);
+    return unit_.begins_group(left_) && rows_.has(Rows<C>::kOpen);
   }
   // How many tiles will be left when the next one comes that needs more than the plain way.
   __device__ __forceinline__ int next_stop() const { return rows_.has(Rows<C>::kSpecial) ? left_ : unit_.stop(left_); }
   // Called once a tile is scored. A group that ends with the task's last tile is closed before the state is saved.
   __device__ __forceinline__ void note_full_group() {
-    if (left_ == 1 && p_.state.save && (number() + 1) % kGroupTiles == 0) rows_.flags |= Rows<C>::kFull;
+    if (left_ == 1 && p_.state.save && unit_.begins_group(0)) rows_.flags |= Rows<C>::kFull;
   }
 
   // --- Scores and probabilities.

@@ -51,7 +51,7 @@ void launch_kernel(const cuda::FoldParams& p, Stream stream) {
   static_assert(C::kUnits > 1);  // WorkBuilder makes bundles of units
   static_assert(C::kWalkCtas <= 2);
   const HopperParams params = hopper_params(p, kConfig);
-  const std::int64_t work = std::int64_t{p.tables.bundle_count} * p.kv_heads;
+  const std::int64_t work = std::int64_t{p.tables.bundle_count} * p.schedule.piece_heads;
   const std::int64_t most = p.schedule.multiprocessors / C::kWalkCtas;
   cudaLaunchAttribute cluster{};
   cluster.id = cudaLaunchAttributeClusterDimension;

@@ -28,13 +28,12 @@ __device__ __forceinline__ int wanted_with(int tiles) {
 }
 
 // Writes down what a unit's rows see of its tiles, and for which of those the plain steps are enough: the tiles of
-// which every row sees all keys, and with which no group ends. `first` is the number of the unit's first tile in its
-// sequence. Where a unit's tiles lie in several runs (`one_run` is false) they don't follow each other, and all of them
-// count as masked.
+// which every row sees all keys, and with which no group ends. The masked ones are the first and the last ones, as
+// tiles ascend; where they lie in several runs the host has counted them.
 template <class C>
-__device__ __forceinline__ void set_edges(const cuda::FoldParams& p, const cuda::WorkItem& item, std::int64_t first,
-                                          bool one_run, UnitWork& unit) {
-  const int tiles = unit.end - unit.begin;
+__device__ __forceinline__ void set_edges(const cuda::FoldParams& p, const cuda::WorkItem& item, UnitWork& unit) {
+  const int tiles = item.tiles;
+  const std::int64_t first = item.first_tile;
   const std::int64_t origin = first * C::kKeyTile;
   const auto edge = [&](std::int64_t key) {
     const std::int64_t from_origin = key - origin;
@@ -49,13 +48,13 @@ __device__ __forceinline__ void set_edges(const cuda::FoldParams& p, const cuda:
 
   const auto tiles_before = [](int key) { return key < 0 ? 0 : key / C::kKeyTile; };
   const KeyRange common = visibility.common_keys(item.position, item.position + kQueryTile - 1);
-  const int plain_begin = tiles_before(edge(common.begin) + C::kKeyTile - 1);
-  const int plain_end = tiles_before(edge(common.end));
+  const bool one_run = item.runs == 1;
+  const int plain_begin = one_run ? tiles_before(edge(common.begin) + C::kKeyTile - 1) : item.plain_begin;
+  const int plain_end = one_run ? tiles_before(edge(common.end)) : item.plain_end;
   unit.head = tiles - (plain_begin < tiles ? plain_begin : tiles);
-  unit.tail = one_run ? tiles - (plain_end < tiles ? plain_end : tiles) : tiles;
-  if (p.state.save && (first + tiles) % kGroupTiles == 0 && unit.tail == 0)
-    unit.tail = 1;  // the consumer notes there that the group is full
-  unit.group = static_cast<int>((first + tiles) % kGroupTiles);
+  unit.tail = tiles - (plain_end < tiles ? plain_end : tiles);
+  unit.group = (item.place + tiles) % kGroupTiles;
+  if (p.state.save && unit.group == 0 && unit.tail == 0) unit.tail = 1;  // the consumer notes there that it is full
 }
 
 // Takes numbers of work from the counter. Work n is piece and KV head cuda::work_place(…, n). All lanes of the warp
@@ -67,7 +66,7 @@ class Counter {
       : p_(p), map_(map), rank_(C::kWalkCtas > 1 ? rank_in_cluster() : 0) {}
 
   __device__ __forceinline__ std::uint32_t rank() const { return rank_; }
-  __device__ __forceinline__ int work() const { return p_.tables.bundle_count * p_.kv_heads; }
+  __device__ __forceinline__ int work() const { return p_.tables.bundle_count * p_.schedule.piece_heads; }
 
   // A CTA's first number; take() goes on behind those of all CTAs.
   __device__ __forceinline__ int first() const { return static_cast<int>(blockIdx.x) / C::kWalkCtas; }
@@ -118,7 +117,7 @@ class Counter {
 template <class C>
 __device__ __forceinline__ void schedule(const cuda::FoldParams& p, const SharedMap<C>& map, unsigned char* shared) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int ratio = p.heads / p.kv_heads;  // query heads of a KV head
+  const int unit_heads = p.schedule.unit_heads;
   Counter<C> counter(p, map);
   const int first_unit = static_cast<int>(counter.rank()) * C::kUnits;
   RingCursor<C::kRounds> cursor;
@@ -136,27 +135,27 @@ __device__ __forceinline__ void schedule(const cuda::FoldParams& p, const Shared
     const bool any = index < counter.work();
     if (any) {
       const cuda::WorkPlace place =
-          cuda::work_place(p.schedule.early_count, p.kv_heads, p.schedule.section_heads / ratio, index);
+          cuda::work_place(p.schedule.early_count, p.schedule.piece_heads, p.schedule.section_heads, index);
       const cuda::WorkBundle& bundle = p.tables.bundles[place.piece];
-      const int kv_head = place.head;
+      const int query_head = p.tables.items[bundle.item].head + place.head * unit_heads;
       tiles = bundle.tiles;
       if (lane < C::kUnits) {
         UnitWork unit{};
         unit.walk = bundle.tiles;
         if (first_unit + lane < bundle.units) {
           const int nth = bundle.head + first_unit + lane;
-          const cuda::WorkItem& item = p.tables.items[bundle.item + nth / ratio];
+          const cuda::WorkItem& item = p.tables.items[bundle.item + nth / unit_heads];
           unit.row = item.row;
           unit.first = item.first;
           unit.run_begin = item.run_begin;
           unit.runs = item.runs;
           unit.slot_begin = item.slot_begin;
           unit.slot_end = item.slot_end;
-          unit.query_head = kv_head * ratio + nth % ratio;
+          unit.query_head = query_head + nth % unit_heads;
           if (item.tiles > 0) {
             unit.begin = static_cast<int>(item.first - bundle.first);
             unit.end = unit.begin + item.tiles;
-            set_edges<C>(p, item, item.first_tile, item.runs == 1, unit);
+            set_edges<C>(p, item, unit);
           }
         }
         units[lane] = unit;
@@ -168,7 +167,7 @@ __device__ __forceinline__ void schedule(const cuda::FoldParams& p, const Shared
         work->key_length = p.tables.items[bundle.item].key_length;
         work->run_begin = bundle.run_begin;
         work->runs = bundle.runs;
-        work->kv_head = kv_head;
+        work->kv_head = query_head / (p.heads / p.kv_heads);
         const int own = bundle.units - first_unit;
         work->units = own < 0 ? 0 : own < C::kUnits ? own : C::kUnits;
         work->tiles = bundle.tiles;

@@ -104,6 +104,10 @@ struct Unit {
   __device__ bool masked(int left) const {
     return left > load(offsetof(UnitWork, head)) || left <= load(offsetof(UnitWork, tail));
   }
+  // Whether a group begins where `left` tiles are left.
+  __device__ bool begins_group(int left) const {
+    return ((left - load(offsetof(UnitWork, group))) & (kGroupTiles - 1)) == 0;
+  }
   // How many tiles will be left when the next one begins that takes more than the plain steps; `left` are left now.
   __device__ int stop(int left) const {
     if (left > load(offsetof(UnitWork, head))) return left;

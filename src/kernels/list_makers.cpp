@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/list_makers.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/error.hpp"
+#include "base/philox.hpp"
+
+namespace ringattn {
+
+namespace {
+
+// The blocks that hold keys [begin, end) of the sequence.
+void add_keys(const ListPlace& place, int key_block, std::int64_t begin, std::int64_t end,
+              std::vector<std::int32_t>& blocks) {
+  const TileRange range = tiles_of({std::max<std::int64_t>(0, begin), std::min(end, place.keys)}, key_block);
+  for (std::int64_t block = range.begin; block < range.end; ++block) {
+    blocks.push_back(static_cast<std::int32_t>(block));
+  }
+}
+
+void check_positive(const char* what, std::int64_t value) {
+  if (value >= 0) return;
+  fail(ErrorCode::kUsage, fmt::format("a pattern of lists with {} {}", what, value), "it is a number of tokens",
+       "Use 0 or more.");
+}
+
+// Takes entries of a mask one row of key blocks after the other.
+template <class Listed>
+TileLists lists_of_rows(const ListShape& shape, std::vector<ListedSequence> sequences, std::size_t size,
+                        std::int64_t entries_of_byte, Listed listed) {
+  std::int64_t at = 0;
+  const auto too_small = [&](std::int64_t needed) {
+    fail(ErrorCode::kUsage, fmt::format("a block mask of {} bytes", size),
+         fmt::format("at least {} are needed", needed),
+         "A mask is [heads, query blocks, key blocks], one sequence after the other.");
+  };
+  TileLists lists =
+      make_lists(shape, std::move(sequences), [&](const ListPlace& place, std::vector<std::int32_t>& blocks) {
+        const std::int64_t row_bytes = (place.blocks + entries_of_byte - 1) / entries_of_byte;
+        if (at + row_bytes > static_cast<std::int64_t>(size)) too_small(at + row_bytes);
+        for (std::int64_t block = 0; block < place.blocks; ++block) {
+          if (listed(at, block)) blocks.push_back(static_cast<std::int32_t>(block));
+        }
+        at += row_bytes;
+      });
+  if (at != static_cast<std::int64_t>(size)) {
+    fail(ErrorCode::kUsage, fmt::format("a block mask of {} bytes", size), fmt::format("{} are needed", at),
+         "A mask is [heads, query blocks, key blocks], one sequence after the other.");
+  }
+  return lists;
+}
+
+}  // namespace
+
+TileLists make_lists(const ListShape& shape, std::vector<ListedSequence> sequences, const ListMaker& make) {
+  std::vector<std::int64_t> begins{0};
+  std::vector<std::int32_t> blocks;
+  std::vector<std::int32_t> own;
+  if (shape.query_block > 0 && shape.key_block > 0) {  // else the constructor says what is wrong
+    for (std::size_t s = 0; s < sequences.size(); ++s) {
+      const ListedSequence& sequence = sequences[s];
+      if (sequence.queries == 0) continue;
+      const std::int64_t end = sequence.position + sequence.queries;
+      const std::int64_t last = query_block_of(end - 1, shape.query_block);
+      for (int head = 0; head < shape.heads; ++head) {
+        for (std::int64_t q = query_block_of(sequence.position, shape.query_block); q <= last; ++q) {
+          own.clear();
+          const std::int64_t begin = q * shape.query_block;
+          make({s,
+                head,
+                q,
+                {std::max(begin, sequence.position), std::min(begin + shape.query_block, end)},
+                sequence.keys,
+                (sequence.keys + shape.key_block - 1) / shape.key_block},
+               own);
+          std::sort(own.begin(), own.end());
+          own.erase(std::unique(own.begin(), own.end()), own.end());
+          blocks.insert(blocks.end(), own.begin(), own.end());
+          begins.push_back(static_cast<std::int64_t>(blocks.size()));
+        }
+      }
+    }
+  }
+  return {shape, std::move(sequences), std::move(begins), std::move(blocks)};
+}
+
+ListMaker all_blocks() {
+  return [](const ListPlace& place, std::vector<std::int32_t>& blocks) {
+    for (std::int64_t block = 0; block < place.blocks; ++block) blocks.push_back(static_cast<std::int32_t>(block));
+  };
+}
+
+TileLists lists_of_mask(const ListShape& shape, std::vector<ListedSequence> sequences,
+                        std::span<const std::uint8_t> mask) {
+  return lists_of_rows(shape, std::move(sequences), mask.size(), 1, [mask](std::int64_t row, std::int64_t block) {
+    return mask[static_cast<std::size_t>(row + block)] != 0;
+  });
+}
+
+TileLists lists_of_bits(const ListShape& shape, std::vector<ListedSequence> sequences,
+                        std::span<const std::uint8_t> bits) {
+  return lists_of_rows(shape, std::move(sequences), bits.size(), 8, [bits](std::int64_t row, std::int64_t block) {
+    return (bits[static_cast<std::size_t>(row + block / 8)] >> (block % 8) & 1) != 0;
+  });
+}
+
+ListMaker window_blocks(const ListShape& shape, std::int64_t window) {
+  check_positive("a window of", window);
+  return [shape, window](const ListPlace& place, std::vector<std::int32_t>& blocks) {
+    add_keys(place, shape.key_block, place.positions.begin - window, place.positions.end + window, blocks);
+  };
+}
+
+ListMaker global_blocks(const ListShape& shape, std::int64_t tokens) {
+  check_positive("global tokens", tokens);
+  return [shape, tokens](const ListPlace& place, std::vector<std::int32_t>& blocks) {
+    add_keys(place, shape.key_block, 0, place.positions.begin < tokens ? place.keys : tokens, blocks);
+  };
+}
+
+ListMaker strided_blocks(const ListShape& shape, std::int64_t stride) {
+  if (stride < 1) {
+    fail(ErrorCode::kUsage, fmt::format("a pattern of lists with a stride of {}", stride), "it is a number of tokens",
+         "Use 1 or more.");
+  }
+  return [shape, stride](const ListPlace& place, std::vector<std::int32_t>& blocks) {
+    add_keys(place, shape.key_block, place.positions.begin - stride, place.positions.end, blocks);
+    for (std::int64_t key = stride - 1; key < place.keys; key += stride) {
+      blocks.push_back(static_cast<std::int32_t>(key / shape.key_block));
+    }
+  };
+}
+
+ListMaker random_blocks(const ListShape& shape, const Mask& mask, int count, std::uint64_t seed) {
+  return [shape, mask, count, seed](const ListPlace& place, std::vector<std::int32_t>& blocks) {
+    const TileRange seen =
+        tiles_of(Visibility(mask, place.keys).keys(place.positions.begin, place.positions.end - 1), shape.key_block);
+    if (seen.empty()) return;
+    const auto many = static_cast<std::uint64_t>(seen.end - seen.begin);
+    for (int i = 0; i < count; ++i) {
+      const PhiloxWords words =
+          philox4x32_10({{static_cast<std::uint32_t>(i), static_cast<std::uint32_t>(place.block),
+                          static_cast<std::uint32_t>(place.head), static_cast<std::uint32_t>(place.sequence)}},
+                        seed);
+      const std::uint64_t random = std::uint64_t{words.word[0]} << 32 | words.word[1];
+      blocks.push_back(static_cast<std::int32_t>(seen.begin + static_cast<std::int64_t>(random % many)));
+    }
+  };
+}
+
+ListMaker vertical_slash_blocks(const ListShape& shape, std::vector<VerticalSlash> heads) {
+  if (static_cast<int>(heads.size()) != shape.heads) {
+    fail(ErrorCode::kUsage, fmt::format("vertical and slash lists of {} heads", heads.size()),
+         fmt::format("there are lists of {}", shape.heads), "Give one for each head that has lists.");
+  }
+  return [shape, heads = std::move(heads)](const ListPlace& place, std::vector<std::int32_t>& blocks) {
+    const VerticalSlash& own = heads[static_cast<std::size_t>(place.head)];
+    for (const std::int64_t key : own.verticals) add_keys(place, shape.key_block, key, key + 1, blocks);
+    for (const std::int64_t distance : own.slashes) {
+      add_keys(place, shape.key_block, place.positions.begin - distance, place.positions.end - distance, blocks);
+    }
+  };
+}
+
+ListMaker union_of(std::vector<ListMaker> makers) {
+  return [makers = std::move(makers)](const ListPlace& place, std::vector<std::int32_t>& blocks) {
+    for (const ListMaker& make : makers) make(place, blocks);
+  };
+}
+
+}  // namespace ringattn

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+// Lists of key tiles as users ask for them: patterns in words, masks in files, top-k of scores, and what they keep.
+#include "attention/files/list_request.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "attention/check/kept_share.hpp"
+#include "attention/files/job_input.hpp"
+#include "comm/self.hpp"
+#include "kernels/list_makers.hpp"
+#include "kernels/top_k_lists.hpp"
+#include "tests/support/error_of.hpp"
+#include "tests/support/fold_inputs.hpp"
+#include "tests/support/temporary_folder.hpp"
+
+namespace ringattn::testing {
+namespace {
+
+Job small_job(std::int64_t tokens = 1000) {
+  return {make_spec(Dtype::kBf16, 4, 2, 16, {-1, 0}), uniform_batch(1, tokens, tokens)};
+}
+
+const ReadTensor kNoRows = [](SyntheticTensor, std::span<const PackedRun>, const MutableTensorView&) {
+  FAIL() << "nobody asked for rows";
+};
+
+std::shared_ptr<const TileLists> asked(const std::string& request) {
+  return requested_lists(request, small_job(), kNoRows);
+}
+
+TEST(ListRequest, Patterns) {
+  const auto made = [](const ListShape& shape, const ListMaker& make) {
+    return make_lists(shape, listed_sequences(small_job().batch), make);
+  };
+  const ListShape usual{128, 128, 1};
+  EXPECT_TRUE(*asked("all") == made(usual, all_blocks()));
+  EXPECT_TRUE(*asked("window:200") == made(usual, window_blocks(usual, 200)));
+  EXPECT_TRUE(*asked("window:1k+global:64") ==
+              made(usual, union_of({window_blocks(usual, 1024), global_blocks(usual, 64)})));
+  EXPECT_TRUE(*asked("strided:300") == made(usual, strided_blocks(usual, 300)));
+  EXPECT_TRUE(*asked("random:3,9") == made(usual, random_blocks(usual, {-1, 0}, 3, 9)));
+  EXPECT_TRUE(*asked("random:3") == made(usual, random_blocks(usual, {-1, 0}, 3, 0)));
+  EXPECT_TRUE(*asked("bigbird:64,32,2,5") == made(usual, union_of({window_blocks(usual, 64), global_blocks(usual, 32),
+                                                                   random_blocks(usual, {-1, 0}, 2, 5)})));
+  const ListShape wide{64, 256, 4};
+  EXPECT_TRUE(*asked("heads:each+window:10+block:64,256") == made(wide, window_blocks(wide, 10)));
+  EXPECT_EQ(asked("all+heads:kv")->shape().heads, 2);
+  EXPECT_EQ(asked("block:256+all")->shape(), (ListShape{256, 256, 1}));
+}
+
+TEST(ListRequest, WordsThatMakeNoPatternAreRefused) {
+  for (const std::string request : {"",
+                                    "windw:5",
+                                    "window",
+                                    "window:",
+                                    "window:1,2",
+                                    "window:-3",
+                                    "window:x",
+                                    "global:1+",
+                                    "block:128",
+                                    "block:0+all",
+                                    "block:1,2,3+all",
+                                    "block:64+block:64+all",
+                                    "heads:some+all",
+                                    "heads:kv+heads:kv+all",
+                                    "strided:0",
+                                    "random:1,x",
+                                    "bigbird:1,2",
+                                    "topk:0",
+                                    "topk:1+topk:2",
+                                    "all:1",
+                                    "window:99999999g"}) {
+    const Error error = error_of([&] { asked(request); });
+    EXPECT_EQ(error.code(), ErrorCode::kUsage) << request;
+  }
+  EXPECT_NE(std::string(error_of([] { asked("windw:5"); }).what()).find("did you mean window?"), std::string::npos);
+}
+
+// One tensor of bytes as a safetensors file.
+std::string file_of(const std::string& shape, const std::string& entries, const std::string& metadata,
+                    const std::string& dtype = "U8") {
+  std::string header = "{" + metadata + "\"block_mask\":{\"dtype\":\"" + dtype + "\",\"shape\":" + shape +
+                       ",\"data_offsets\":[0," + std::to_string(entries.size()) + "]}}";
+  while (header.size() % 8 != 0) header += ' ';
+  std::string file(8, '\0');
+  for (std::size_t i = 0; i < 8; ++i) file[i] = static_cast<char>(header.size() >> (8 * i) & 255U);
+  return file + header + entries;
+}
+
+TEST(ListRequest, Files) {
+  const TemporaryFolder folder;
+  const std::string path = folder.file("mask.safetensors");
+  const std::string blocks = R"("__metadata__":{"query_block":"512","key_block":"256"},)";
+  const std::string entries{1, 0, 0, 0, 0, 1, 1, 0, 1, 1, 1, 1, 0, 0, 0, 1};
+  const auto write = [&](const std::string& bytes) { folder.write("mask.safetensors", bytes); };
+  write(file_of("[2,2,4]", entries, blocks));
+  const auto lists = asked(path);
+  EXPECT_EQ(lists->shape(), (ListShape{512, 256, 2}));
+  const auto list = [&](int head, std::int64_t block) {
+    const auto found = lists->list(0, head, block);
+    return std::vector<std::int32_t>(found.begin(), found.end());
+  };
+  EXPECT_EQ(list(0, 0), (std::vector<std::int32_t>{0}));
+  EXPECT_EQ(list(0, 1), (std::vector<std::int32_t>{1, 2}));
+  EXPECT_EQ(list(1, 0), (std::vector<std::int32_t>{0, 1, 2, 3}));
+  EXPECT_EQ(list(1, 1), (std::vector<std::int32_t>{3}));
+  write(file_of("[1,2,2,4]", entries, blocks, "BOOL"));
+  EXPECT_TRUE(*asked(path) == *lists);
+  for (const std::string& bad :
+       {file_of("[2,2,4]", entries, ""), file_of("[4,4]", entries, blocks), file_of("[2,2,4]", entries, blocks, "I8"),
+        file_of("[1,4,4]", entries, blocks), file_of("[2,1,2,4]", entries, blocks), std::string("no file"),
+        file_of("[2,2,4]", entries, R"("__metadata__":{"query_block":"-1"},)")}) {
+    write(bad);
+    EXPECT_EQ(error_of([&] { asked(path); }).code(), ErrorCode::kFile) << bad.substr(8, 90);
+  }
+  EXPECT_EQ(error_of([&] { asked(folder.file("none.safetensors")); }).code(), ErrorCode::kFile);
+}
+
+TEST(TopK, MeansDontDependOnPieces) {
+  const FoldInputs inputs = random_inputs(small_job().spec, {{300, 300, 0}}, 3);
+  const auto pooled = [&](std::int64_t piece, std::int64_t position) {
+    RowPool pool(position, 300, 4, 16, 64);
+    TensorView rows = inputs.q_view(0);
+    for (std::int64_t begin = 0; begin < 300; begin += piece) {
+      TensorView part = rows;
+      part.data = rows.at(begin, 0);
+      part.tokens = std::min(piece, 300 - begin);
+      pool.add(part);
+    }
+    return pool.finish();
+  };
+  const PooledRows whole = pooled(300, -70);
+  EXPECT_EQ(whole.first, -2);
+  EXPECT_EQ(whole.blocks, 6);  // −70 … 229
+  EXPECT_EQ(pooled(7, -70).means, whole.means);
+  EXPECT_EQ(pooled(64, -70).means, whole.means);
+  double sum = 0.0;
+  for (std::int64_t i = 6; i < 70; ++i) {
+    sum += static_cast<double>(load_element(inputs.q_view(0).at(i, 2) + 2 * 5, Dtype::kBf16));
+  }
+  EXPECT_NEAR(whole.row(-1, 2)[5], sum / 64.0, 1e-6);
+}
+
+TEST(TopK, TakesTheBestTheFirstAndTheDiagonal) {
+  const ListShape shape{64, 64, 1};
+  FoldSpec spec = make_spec(Dtype::kF32, 1, 1, 8, {-1, 0});
+  PooledSequence pooled;
+  pooled.q = {0, 8, 1, 8, std::vector<float>(64, 1.0F)};
+  pooled.k = {0, 8, 1, 8, std::vector<float>(64, 0.0F)};
+  const auto set = [&](std::int64_t block, float value) {
+    pooled.k.means[static_cast<std::size_t>(block * 8)] = value;
+  };
+  const auto listed = [&](int count, std::int64_t block) {
+    const TileLists lists = top_k_lists(spec, shape, {{0, 512, 512}}, {&pooled, 1}, count);
+    const auto list = lists.list(0, 0, block);
+    return std::vector<std::int32_t>(list.begin(), list.end());
+  };
+  using Blocks = std::vector<std::int32_t>;
+  EXPECT_EQ(listed(4, 7), (Blocks{0, 1, 2, 7}));  // all equal: the lower numbers
+  set(5, 2.0F);
+  set(3, 1.0F);
+  set(6, std::nanf(""));
+  EXPECT_EQ(listed(4, 7), (Blocks{0, 3, 5, 7}));
+  EXPECT_EQ(listed(3, 7), (Blocks{0, 5, 7}));
+  EXPECT_EQ(listed(1, 7), (Blocks{0, 7}));
+  EXPECT_EQ(listed(1, 0), (Blocks{0}));
+  EXPECT_EQ(listed(7, 7), (Blocks{0, 1, 2, 3, 4, 5, 7}));  // NaN comes last
+  EXPECT_EQ(listed(100, 2), (Blocks{0, 1, 2}));
+  spec.mask = {130, 0};
+  EXPECT_EQ(listed(2, 7), (Blocks{4, 7}));
+  EXPECT_THROW(top_k_lists(spec, shape, {{0, 512, 512}}, {&pooled, 1}, 0), Error);
+  EXPECT_THROW(top_k_lists(spec, shape, {{0, 512, 513}}, {&pooled, 1}, 1), Error);
+  EXPECT_THROW(top_k_lists(spec, shape, {{0, 513, 512}}, {&pooled, 1}, 1), Error);
+}
+
+JobInput synthetic(const std::string& lists, std::int64_t tokens = 1500) {
+  SyntheticInput shape;
+  shape.seed = 7;
+  shape.tokens = tokens;
+  shape.batch = 2;
+  shape.heads = 4;
+  shape.kv_heads = 2;
+  Numerics numerics;
+  numerics.lists = lists;
+  return {shape, numerics};
+}
+
+TEST(TopK, OfAJobIsTheSameEachTime) {
+  const JobInput input = synthetic("topk:3");
+  ASSERT_NE(input.job().lists, nullptr);
+  EXPECT_EQ(input.job().spec.lists, (ListShape{128, 128, 2}));
+  EXPECT_TRUE(*input.job().lists == *synthetic("topk:3").job().lists);
+  EXPECT_FALSE(*input.job().lists == *synthetic("topk:4").job().lists);
+  EXPECT_LT(visible_pairs(input.job()), 0.6 * visible_pairs(synthetic("").job()));
+}
+
+TEST(KeptShare, OfEverythingAndOfLess) {
+  const auto world = make_self_transport();
+  const Meeting meeting(*world, Patience(10.0));
+  const auto share = [&](const std::string& lists) { return kept_share(meeting, synthetic(lists, 400), 40, 1); };
+  const KeptShare all = share("all");
+  EXPECT_EQ(all.rows, 40);
+  EXPECT_NEAR(all.least, 1.0, 1e-12);
+  EXPECT_NEAR(all.mean, 1.0, 1e-12);
+  const KeptShare some = share("topk:2");
+  EXPECT_GT(some.least, 0.0);
+  EXPECT_LT(some.least, some.mean);
+  EXPECT_LT(some.mean, 0.98);
+  const KeptShare more = share("topk:3");
+  EXPECT_GT(more.mean, some.mean);
+}
+
+}  // namespace
+}  // namespace ringattn::testing
