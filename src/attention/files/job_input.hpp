@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -21,11 +22,21 @@
 
 namespace ringattn {
 
+// What computes a job. Both give a row the same bits.
+enum class Op {
+  kAttention,  // Attention: rows in any number, keys dealt to ranks as the rows are
+  kDecode,     // Decode: a few rows at the end of each sequence, whose keys lie in a cache
+};
+std::string_view op_name(Op op);  // "attention", "decode"
+
 // q, k and v as functions of a seed, for sequences of equal length.
 struct SyntheticInput {
-  std::optional<std::uint64_t> seed;  // absent: a shape alone, of which no rows can be read
-  std::int64_t tokens = 0;            // of each sequence
-  std::int64_t batch = 1;             // sequences
+  Op op = Op::kAttention;
+  std::optional<std::uint64_t> seed;       // absent: a shape alone, of which no rows can be read
+  std::int64_t tokens = 0;                 // keys of each sequence
+  std::optional<std::int64_t> q_len = {};  // queries of each, at the end of its keys; absent: all, or one to decode
+  std::int64_t page_size = 0;              // tokens, of kDecode: pages dealt at random by the seed; 0: a dense cache
+  std::int64_t batch = 1;                  // sequences
   int heads = 1;
   int kv_heads = 1;
   int head_dim = 64;
@@ -55,14 +66,25 @@ class JobInput {
   static JobInput synthetic(Job job, std::uint64_t seed);
 
   const Job& job() const { return job_; }
+  // Of a file, kDecode where it holds a cache and every sequence has as many rows, no more than decode kernels take.
+  Op op() const { return op_; }
+  // Of a cache in pages: where each sequence's keys lie; else null.
+  const PageTable* pages() const { return file_ && file_->tensors.pages ? &*file_->tensors.pages : dealt_.get(); }
+  // Whether a page's axes are [kv_heads, page_size, dim] instead of [page_size, kv_heads, dim].
+  bool head_major_pages() const { return file_ && file_->tensors.k_grid.head_major(); }
+  // Fills `target` with these pages of a file's pool of k or v, one behind the other, as they lie there. `tensor` is kK
+  // or kV. Throws kFile.
+  void read_pages(SyntheticTensor tensor, std::span<const std::int32_t> pages, std::span<std::byte> target) const;
   std::span<const float> sinks() const;  // [heads], or empty
   // How out lies in a file.
   const RowGrid& out_grid() const { return out_grid_; }
   // Of synthetic input.
   const std::optional<std::uint64_t>& seed() const { return seed_; }
-  // Fills `rows`, in host memory, with the tokens of `runs` (packed tokens of q, or of k and v). `tensor` is kQ, kK or
-  // kV. Synthetic input is made by `threads` threads. Throws kFile, and kUsage for a
-  // shape alone.
+  // The tokens that packed tokens of q, or of k and v, are made of: queries are those of the last keys.
+  std::vector<PackedRun> made_tokens(SyntheticTensor tensor, std::span<const PackedRun> runs) const;
+  // Fills `rows`, in host memory, with the tokens of `runs` (packed tokens of q, or of k and v), wherever pages hold
+  // them. `tensor` is kQ, kK or kV. Synthetic input is made by `threads` threads. Throws kFile, and kUsage for a shape
+  // alone.
   void read(SyntheticTensor tensor, std::span<const PackedRun> runs, const MutableTensorView& rows, int threads) const;
   // Of the files that it is read from; none for synthetic input. Reads samples. Throws kFile.
   std::vector<FileFingerprint> fingerprints() const;
@@ -77,6 +99,9 @@ class JobInput {
 
   std::shared_ptr<const InputFile> file_;  // null: synthetic
   std::optional<std::uint64_t> seed_;
+  bool queries_end_keys_ = false;  // synthetic queries are those of a prefill's last tokens
+  Op op_ = Op::kAttention;
+  std::shared_ptr<const PageTable> dealt_;  // of a synthetic cache in pages
   Job job_;
   RowGrid out_grid_;
 };

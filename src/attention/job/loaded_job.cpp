@@ -75,7 +75,7 @@ LoadedJob::LoadedJob(const JobInput& input, Attention& attention, const Meeting&
         non_finite += count_non_finite(host);
       };
       if (input.seed()) {
-        backend.fill_synthetic(*input.seed(), tensor, runs, rows, backend.stream());
+        backend.fill_synthetic(*input.seed(), tensor, input.made_tokens(tensor, runs), rows, backend.stream());
       } else {
         staging.load(runs, rows, fill, [&](std::int64_t done) {
           if (step_done) step_done("row of input", before + done, q_rows + 2 * k_rows);
