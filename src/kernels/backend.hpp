@@ -16,6 +16,8 @@
 
 namespace ringattn {
 
+struct CacheUpdate;  // kernels/cache_update.hpp
+
 // Called between tiles, on the calling thread, by kernels whose fold() does its work before it returns. It may throw;
 // fold() then stops, and throws the same exception once no thread of it runs any more.
 using Progress = std::function<void()>;
@@ -66,6 +68,9 @@ class Backend {
   // (kernels/synthetic.hpp); every backend makes the same bits. Ordered on `stream`; `runs` is read before it returns.
   virtual void fill_synthetic(std::uint64_t seed, SyntheticTensor tensor, std::span<const PackedRun> runs,
                               const MutableTensorView& rows, Stream stream) = 0;
+  // Grows lengths, checks tables and writes new rows of caches (kernels/cache_update.hpp), before a step that reads
+  // them. Ordered on `stream`; a device gets one launch, which a graph may hold.
+  virtual void update_cache(const CacheUpdate& update, Stream stream) = 0;
   // Marks what has been enqueued on `stream` so far. Valid until forget_marks().
   virtual Mark mark(Stream stream) = 0;
   // Returns when the stream has passed the mark. Calls `progress` while it waits; throws kPeer past the deadline.

@@ -33,6 +33,13 @@ void check_cache(std::string_view name, const CacheView& view, Dtype dtype, std:
          fmt::format("the kernel was made for {} [pages, tokens, {}, {}]", dtype_name(dtype), heads, dim));
 }
 
+void check_output(const FoldSpec& fold, const FoldOutput& output, std::int64_t rows) {
+  check_rows("out", output.out, fold.dtype, rows, fold.heads, fold.head_dim_v);
+  if (fold.sinks == (output.sinks != nullptr)) return;
+  refuse(fmt::format("a decode step has {}sinks", fold.sinks ? "no " : ""),
+         fmt::format("the kernel was made {} them", fold.sinks ? "with" : "without"));
+}
+
 }  // namespace
 
 std::string describe(const DecodeSpec& spec) { return "decode, " + describe(spec.fold); }
@@ -51,17 +58,18 @@ void check_decode_step(const DecodeSpec& spec, const DecodeLimits& limits, const
            fmt::format("the kernel was reserved for {} sequences of up to {} rows", limits.sequences, limits.rows));
   }
   check_rows("q", step.q, fold.dtype, step.q.tokens, fold.heads, fold.head_dim);
-  check_rows("out", step.output.out, fold.dtype, step.q.tokens, fold.heads, fold.head_dim_v);
+  if (step.partials.records == nullptr) {
+    check_output(fold, step.output, step.q.tokens);
+    if (!step.share.is_whole()) refuse("a share of the keys gives whole rows", "it leaves partials");
+  } else if (step.share.every < 1 || step.share.first < 0 || step.share.first >= step.share.every) {
+    refuse(fmt::format("share {} of {}", step.share.first, step.share.every), "shares are numbered from 0");
+  }
   check_cache("k", step.k, fold.dtype, fold.kv_heads, fold.head_dim);
   check_cache("v", step.v, fold.dtype, fold.kv_heads, fold.head_dim_v);
   if (step.k.pages != step.v.pages || step.k.page_size != step.v.page_size) {
     refuse(fmt::format("k has {} pages of {} tokens, v {} of {}", step.k.pages, step.k.page_size, step.v.pages,
                        step.v.page_size),
            "a token's key and value lie at the same place of both");
-  }
-  if (fold.sinks != (step.output.sinks != nullptr)) {
-    refuse(fmt::format("a decode step has {}sinks", fold.sinks ? "no " : ""),
-           fmt::format("the kernel was made {} them", fold.sinks ? "with" : "without"));
   }
   const std::int64_t sequences = step.q.tokens / step.rows;
   if (step.block_table.pages == nullptr) {
@@ -74,6 +82,15 @@ void check_decode_step(const DecodeSpec& spec, const DecodeLimits& limits, const
     fail(ErrorCode::kUsage, fmt::format("pages of {} tokens", size), "16, 32, 64, 128 and 256 are supported",
          "Choose one of them.");
   }
+}
+
+void check_decode_merge(const DecodeSpec& spec, const DecodeMerge& merge) {
+  if (merge.shares.empty() || merge.groups < 1 || merge.rows < 1 || merge.output.out.tokens % merge.rows != 0) {
+    refuse(fmt::format("a merge of {} rows, {} a sequence, from {} shares of {} groups", merge.output.out.tokens,
+                       merge.rows, merge.shares.size(), merge.groups),
+           "there is at least one of each, and every sequence has its rows");
+  }
+  check_output(spec.fold, merge.output, merge.output.out.tokens);
 }
 
 }  // namespace ringattn

@@ -142,5 +142,7 @@ std::int64_t share_groups(std::int64_t keys, int shares, int key_tile);
 // neither a power of two from 16 to 256 nor a dense cache's), and kInternal where views don't fit the spec, the limits
 // or each other.
 void check_decode_step(const DecodeSpec& spec, const DecodeLimits& limits, const DecodeStep& step);
+// What every decode kernel checks of a merge. Throws kInternal where views don't fit the spec or each other.
+void check_decode_merge(const DecodeSpec& spec, const DecodeMerge& merge);
 
 }  // namespace ringattn

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/host.hpp"
+#include "kernels/cache_update.hpp"
 #include "kernels/cpu/tile_ops.hpp"
 #include "kernels/fold.hpp"
 
@@ -34,6 +35,7 @@ class CpuBackend final : public Backend {
                       const MutableTensorView& rows, Stream) override {
     ringattn::fill_synthetic(seed, tensor, runs, rows, threads_);
   }
+  void update_cache(const CacheUpdate& update, Stream) override { update_host_cache(update); }
   // Host work is finished when its call returns: a mark is the time of its call, and there is nothing to wait for.
   Mark mark(Stream) override;
   void synchronize(Mark, const Deadline&, const Progress&) override {}

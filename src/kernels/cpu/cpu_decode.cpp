@@ -10,6 +10,8 @@
 #include <omp.h>
 #endif
 
+#include "base/pulse.hpp"
+#include "kernels/cache_view.hpp"
 #include "kernels/cpu/cpu_backend.hpp"
 #include "kernels/cpu/fold_state.hpp"
 #include "kernels/registry.hpp"
@@ -80,8 +82,8 @@ class CpuDecode final : public DecodeKernel {
   CpuDecode(const DecodeSpec& spec, const CpuBackend& backend)
       : decode_(spec), spec_(spec.fold), ops_(backend.tile_ops()), threads_(backend.threads()) {}
 
-  std::int64_t record_floats() const override { return spec_.head_dim_v + 4; }
-  void merge(const DecodeMerge&, Stream) override { fail(ErrorCode::kInternal, "merging shares", "not yet"); }
+  // m and l, then O after a gap, so that records and their O are aligned alike.
+  std::int64_t record_floats() const override { return kRecordO + spec_.head_dim_v; }
   int key_tile() const override { return kKeyTile; }
   std::size_t scratch_bytes(const DecodeLimits& limits) const override {
     return thread_bytes(limits) * static_cast<std::size_t>(threads_) + partial_bytes(limits);
@@ -99,26 +101,57 @@ class CpuDecode final : public DecodeKernel {
     for (std::int64_t s = 0; s < sequences; ++s) {
       const TileRange tiles = Visibility(spec_.mask, step.lengths[s]).tiles(first_position(step, s), step.rows, kSizes);
       for (std::int64_t g = 0; g < groups_of(tiles); ++g) {
-        for (int head = 0; head < spec_.kv_heads; ++head) units.push_back({s, head, tiles.begin / kGroupTiles + g});
+        const std::int64_t group = tiles.begin / kGroupTiles + g;
+        if (group % step.share.every != step.share.first) continue;
+        for (int head = 0; head < spec_.kv_heads; ++head) units.push_back({s, head, group});
       }
     }
     const auto unit_count = static_cast<std::int64_t>(units.size());
     const auto bytes = static_cast<std::int64_t>(thread_bytes(limits_));
+    const std::int64_t at_once = std::int64_t{kUnitsAtOnce} * threads_;
+    for (std::int64_t begin = 0; begin < unit_count; begin += at_once) {
+      beat();
+      const std::int64_t end = std::min(unit_count, begin + at_once);
 #pragma omp parallel num_threads(threads_)
-    {
-      DecodeScratch scratch;
-      DecodeScratch::layout(spec_, ops_, limits_.rows, scratch_.data() + thread_number() * bytes, scratch);
+      {
+        DecodeScratch scratch;
+        DecodeScratch::layout(spec_, ops_, limits_.rows, scratch_.data() + thread_number() * bytes, scratch);
 #pragma omp for schedule(dynamic, 1)
-      for (std::int64_t i = 0; i < unit_count; ++i) fold_unit(step, units[static_cast<std::size_t>(i)], scratch);
+        for (std::int64_t i = begin; i < end; ++i) fold_unit(step, units[static_cast<std::size_t>(i)], scratch);
+      }
     }
+    if (step.partials.records != nullptr) return;
 #pragma omp parallel for num_threads(threads_) schedule(static)
     for (std::int64_t row = 0; row < step.q.tokens; ++row) {
-      for (int head = 0; head < spec_.heads; ++head) finish(step, row, head);
+      const std::int64_t s = row / step.rows;
+      const std::int64_t first = rows_tiles(step.lengths[s], step.rows).begin / kGroupTiles;
+      for (int head = 0; head < spec_.heads; ++head) {
+        finish(step.lengths[s], step.rows, step.output, row, head,
+               [&](std::int64_t group) { return own_record(row, head, group - first); });
+      }
+    }
+  }
+
+  void merge(const DecodeMerge& merge, Stream) override {
+    check_decode_merge(decode_, merge);
+    const auto every = static_cast<std::int64_t>(merge.shares.size());
+#pragma omp parallel for num_threads(threads_) schedule(static)
+    for (std::int64_t row = 0; row < merge.output.out.tokens; ++row) {
+      for (int head = 0; head < spec_.heads; ++head) {
+        finish(merge.lengths[row / merge.rows], merge.rows, merge.output, row, head, [&](std::int64_t group) {
+          return merge.shares[static_cast<std::size_t>(group % every)] +
+                 ((row * merge.groups + group / every) * spec_.heads + head) * record_floats();
+        });
+      }
     }
   }
 
  private:
   static constexpr TileSizes kSizes{/*query=*/1, kKeyTile};
+  static constexpr std::int64_t kGroupKeys = std::int64_t{kGroupTiles} * kKeyTile;
+  static constexpr int kUnitsAtOnce = 32;  // of a thread, between which the rank shows that it works
+
+  static constexpr std::int64_t kRecordO = 4;  // where O begins in a record
 
   static std::int64_t first_position(const DecodeStep& step, std::int64_t sequence) {
     return std::int64_t{step.lengths[sequence]} - step.rows;
@@ -131,23 +164,29 @@ class CpuDecode final : public DecodeKernel {
   static std::int64_t most_groups(const DecodeLimits& limits) {
     return std::max<std::int64_t>(1, groups_of({0, (limits.keys + kKeyTile - 1) / kKeyTile}));
   }
-  // Each row, head and group has room for m, l and O of its own.
-  std::size_t partial_floats() const { return static_cast<std::size_t>(spec_.head_dim_v) + 2; }
-  std::size_t partial_bytes(const DecodeLimits& limits) const {
-    return static_cast<std::size_t>(limits.sequences * limits.rows * spec_.heads * most_groups(limits)) *
-           partial_floats() * sizeof(float);
+  // The tiles that some row of a step folds of a sequence.
+  TileRange rows_tiles(std::int64_t length, int rows) const {
+    return Visibility(spec_.mask, length).tiles(length - rows, rows, kSizes);
   }
-  float* partial_at(std::int64_t row, std::int64_t head, std::int64_t group) const {
-    const std::int64_t index = (row * spec_.heads + head) * most_groups(limits_) + group;
-    return reinterpret_cast<float*>(partials_.data()) + static_cast<std::size_t>(index) * partial_floats();
+  // Each row, head and group that the step folds has a record.
+  std::size_t partial_bytes(const DecodeLimits& limits) const {
+    return static_cast<std::size_t>(limits.sequences * limits.rows * spec_.heads * most_groups(limits) *
+                                    record_floats()) *
+           sizeof(float);
+  }
+  // `group` counts from the first that some row of the step folds.
+  float* own_record(std::int64_t row, std::int64_t head, std::int64_t group) const {
+    return reinterpret_cast<float*>(partials_.data()) +
+           ((row * spec_.heads + head) * most_groups(limits_) + group) * record_floats();
   }
 
-  // Copies `keys` rows of one head, from token `first` of the sequence on, to where they lie side by side.
+  // Copies `keys` rows of one head, from key `first` of the sequence on, to where they lie side by side.
   static void gather(const DecodeStep& step, const CacheView& cache, const DecodeUnit& unit, std::int64_t first,
                      int keys, std::byte* rows) {
     const std::size_t row_bytes = static_cast<std::size_t>(cache.dim) * size_of(cache.dtype);
+    const std::int64_t begin = token_of_key(step.share, kGroupKeys, first);  // and its tile's others follow
     for (int i = 0; i < keys; ++i) {
-      const std::int64_t token = first + i;
+      const std::int64_t token = begin + i;
       const std::int32_t* const table = step.block_table.pages;
       const std::int64_t page =
           table == nullptr ? unit.sequence : table[unit.sequence * step.block_table.stride + token / cache.page_size];
@@ -206,34 +245,39 @@ class CpuDecode final : public DecodeKernel {
     for (std::size_t at = 0; at < stacked; ++at) {
       const std::int64_t row = unit.sequence * step.rows + static_cast<std::int64_t>(at) / ratio;
       const std::int64_t head = std::int64_t{unit.kv_head} * ratio + static_cast<std::int64_t>(at) % ratio;
-      float* const partial = partial_at(row, head, unit.group - all.begin / kGroupTiles);
-      partial[0] = scratch.m[at];
-      partial[1] = scratch.l[at];
-      std::copy_n(scratch.o + at * o_stride, spec_.head_dim_v, partial + 2);
+      float* const record =
+          step.partials.records != nullptr
+              ? step.partials.records +
+                    ((row * step.partials.groups + unit.group / step.share.every) * spec_.heads + head) *
+                        record_floats()
+              : own_record(row, head, unit.group - all.begin / kGroupTiles);
+      record[0] = scratch.m[at];
+      record[1] = scratch.l[at];
+      std::copy_n(scratch.o + at * o_stride, spec_.head_dim_v, record + kRecordO);
     }
   }
 
-  // Merges the partials of the groups that the row folds.
-  void finish(const DecodeStep& step, std::int64_t row, int head) const {
-    const std::int64_t sequence = row / step.rows;
-    const Visibility visibility(spec_.mask, step.lengths[sequence]);
-    const std::int64_t position = first_position(step, sequence);
-    const TileRange all = visibility.tiles(position, step.rows, kSizes);
-    const TileRange tiles = visibility.tiles(position + row % step.rows, kSizes);
+  // Merges the records of the groups that the row folds. `record_of(group)` has that of a group of the sequence.
+  template <typename RecordOf>
+  void finish(std::int64_t length, int rows, const FoldOutput& output, std::int64_t row, int head,
+              const RecordOf& record_of) const {
+    const TileRange tiles = Visibility(spec_.mask, length).tiles(length - rows + row % rows, kSizes);
     std::vector<float> memory(static_cast<std::size_t>(spec_.head_dim_v));
+    std::vector<float> group(static_cast<std::size_t>(spec_.head_dim_v));
     RowState merged;
     merged.open = {-std::numeric_limits<float>::infinity(), 0.0F, memory.data()};
     merged.closed = merged.open;
     for (std::int64_t g = 0; g < groups_of(tiles); ++g) {
-      float* const at = partial_at(row, head, tiles.begin / kGroupTiles + g - all.begin / kGroupTiles);
+      const float* const record = record_of(tiles.begin / kGroupTiles + g);
+      std::copy_n(record + kRecordO, spec_.head_dim_v, group.data());
       RowState partial;
       partial.parts = kHasOpen;
-      partial.open = {at[0], at[1], at + 2};
+      partial.open = {record[0], record[1], group.data()};
       merge_row(spec_, ops_, partial, merged);
     }
-    const float* const sink = spec_.sinks ? step.output.sinks + head : nullptr;
-    const float lse = finish_row(spec_, merge_all(spec_, ops_, merged), sink, step.output.out.at(row, head));
-    if (step.output.lse.data != nullptr) step.output.lse.at(row, head) = lse;
+    const float* const sink = spec_.sinks ? output.sinks + head : nullptr;
+    const float lse = finish_row(spec_, merge_all(spec_, ops_, merged), sink, output.out.at(row, head));
+    if (output.lse.data != nullptr) output.lse.at(row, head) = lse;
   }
 
   DecodeSpec decode_;
@@ -242,7 +286,7 @@ class CpuDecode final : public DecodeKernel {
   int threads_;
   DecodeLimits limits_;
   Buffer scratch_;   // [threads_, thread_bytes]
-  Buffer partials_;  // [rows, heads, groups, partial_floats]
+  Buffer partials_;  // [rows, heads, groups, record_floats]
 };
 
 }  // namespace

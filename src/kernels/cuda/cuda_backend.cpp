@@ -8,6 +8,7 @@
 
 #include "base/error.hpp"
 #include "base/gpu.hpp"
+#include "kernels/cuda/device/cache_update.hpp"
 #include "kernels/cuda/synthetic.hpp"
 
 namespace ringattn::cuda {
@@ -112,6 +113,11 @@ void CudaBackend::fill_bytes(void* target, std::byte value, std::size_t bytes, S
   if (bytes == 0) return;
   const DeviceGuard guard(device_);
   check_cuda(cudaMemsetAsync(target, std::to_integer<int>(value), bytes, cuda_stream(stream)), "cudaMemsetAsync");
+}
+
+void CudaBackend::update_cache(const CacheUpdate& update, Stream stream) {
+  const DeviceGuard guard(device_);
+  cuda::update_cache(update, stream);
 }
 
 Mark CudaBackend::mark(Stream stream) {

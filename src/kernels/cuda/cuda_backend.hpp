@@ -31,6 +31,7 @@ class CudaBackend final : public Backend {
   void fill_bytes(void* target, std::byte value, std::size_t bytes, Stream stream) override;
   void fill_synthetic(std::uint64_t seed, SyntheticTensor tensor, std::span<const PackedRun> runs,
                       const MutableTensorView& rows, Stream stream) override;
+  void update_cache(const CacheUpdate& update, Stream stream) override;
   Mark mark(Stream stream) override;
   void synchronize(Mark mark, const Deadline& deadline, const Progress& progress) override;
   double elapsed(Mark from, Mark to) override;

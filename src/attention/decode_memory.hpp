@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// A job of decoding, and the memory that it takes: pure functions, for plans and budgets. No ranks, no devices.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "kernels/decode.hpp"
+
+namespace ringattn {
+
+// What is decoded, and the most that any step holds. Plain data, the same on every rank.
+struct DecodeJob {
+  FoldSpec spec;
+  DecodeLimits limits;
+  std::int64_t page_size = 0;  // tokens: 16, 32, 64, 128 or 256; 0: a dense cache, where each sequence has one page
+  // Of each rank's pool. 0: as many as sequences that are as long as the limits allow need where they share no page.
+  std::int64_t pages = 0;
+
+  bool is_paged() const { return page_size > 0; }
+};
+
+// "decode, bf16, heads 32/8 (GQA 4:1), head_dim 128, causal; 64 sequences, up to 131072 keys and 4 rows each, pages of
+// 64 tokens"
+std::string describe(const DecodeJob& job);
+
+// Throws kUsage when the job contradicts itself: heads, dims, limits that are not positive or beyond 2^31 − 1 keys,
+// page sizes that are not supported.
+void check_decode_job(const DecodeJob& job);
+
+// Tokens that the rank with most of them holds of the longest sequence: the least page_size of a dense cache, and what
+// a block table has to reach.
+std::int64_t most_cache_tokens(const DecodeJob& job, int ranks, int key_tile);
+
+// Entries of a sequence in a rank's block table that reach the limits; 1 for a dense cache.
+std::int64_t most_table_pages(const DecodeJob& job, int ranks, int key_tile);
+
+// Bytes on the rank of `ranks` that needs most.
+struct DecodeMemory {
+  std::size_t cache = 0;     // k and v
+  std::size_t tables = 0;    // block table, lengths, and what checks leave
+  std::size_t rows = 0;      // q, new rows, out and LSE
+  std::size_t scratch = 0;   // of the kernel
+  std::size_t partials = 0;  // of several ranks: what they send, and what they receive
+
+  // What a Decode allocates; the rest is its caller's.
+  std::size_t own() const { return scratch + partials; }
+  std::size_t total() const { return cache + tables + rows + scratch + partials; }
+};
+
+// `kernel` may be made on a backend without a device.
+DecodeMemory decode_memory(const DecodeJob& job, const DecodeKernel& kernel, int ranks);
+
+}  // namespace ringattn

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+// What happens to a cache before a step reads it: lengths grow, new rows are written at their places, and lengths and
+// block tables are checked. Backends do it, on the host or on a stream (Backend::update_cache()). Rows are bytes here:
+// K and V of attention, or whatever else an op keeps of a token.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <optional>
+
+#include "base/error.hpp"
+#include "base/host_device.hpp"
+#include "base/tensor.hpp"
+#include "kernels/cache_view.hpp"
+#include "kernels/decode.hpp"
+
+namespace ringattn {
+
+// One tensor of a cache, and the rows that join it: a token has `heads` rows of `row_bytes` bytes. Strides count bytes.
+struct CachePart {
+  std::byte* cache = nullptr;  // [pages, page_size, heads] rows
+  std::int64_t page_stride = 0;
+  std::int64_t token_stride = 0;
+  std::int64_t head_stride = 0;
+  const std::byte* rows = nullptr;  // [sequences · rows, heads] rows
+  std::int64_t new_token_stride = 0;
+  std::int64_t new_head_stride = 0;
+  std::int64_t heads = 0;
+  std::int64_t row_bytes = 0;
+};
+
+// `rows`, [sequences · rows, heads, dim], join `cache`.
+CachePart cache_part(const MutableCacheView& cache, const TensorView& rows);
+
+// Why a sequence can't be read.
+struct CacheFault {
+  enum class Kind : std::int64_t {
+    kNone,
+    kLength,    // value: keys of the sequence; limit: the most that a step may have
+    kReach,     // value: keys of the share; limit: tokens that the block table reaches
+    kCapacity,  // the same of a dense cache, and tokens that it holds of a sequence
+    kPage,      // value: the page at entry `place` of the sequence's block table; limit: pages of the pool
+  };
+
+  Kind kind = Kind::kNone;
+  std::int64_t place = 0;
+  std::int64_t value = 0;
+  std::int64_t limit = 0;
+
+  bool operator==(const CacheFault&) const = default;
+};
+
+inline constexpr int kMostCacheParts = 4;
+
+// Of `sequences` sequences, in this order: `rows` is added to each length; each is checked; the new rows are written to
+// positions lengths[s] − rows … of the sequences without a fault. A row whose position is negative, or belongs to
+// another share, or has no place inside of the table and the pool, is not written. All memory is of the backend's kind.
+struct CacheUpdate {
+  std::int64_t sequences = 0;
+  int rows = 1;                     // of a sequence
+  std::int32_t* lengths = nullptr;  // [sequences]
+  bool grow = false;                // else the lengths count the rows already, and are only read
+  BlockTable block_table;           // none: a dense cache, whose page s is sequence s
+  std::int64_t table_pages = 0;     // entries of a sequence
+  std::int64_t pages = 0;
+  std::int64_t page_size = 0;                                         // tokens
+  GroupShare share;                                                   // that the cache holds
+  std::int64_t group_keys = 1;                                        // keys of a group
+  std::int64_t most_keys = std::numeric_limits<std::int32_t>::max();  // of a sequence, over all shares
+  CachePart parts[kMostCacheParts];
+  int part_count = 0;  // 0: nothing is written
+  // Null: nothing is checked. Else [sequences] what the step may take for the lengths: 0 for those with a fault.
+  std::int32_t* checked = nullptr;
+  // With `checked`: [sequences] the first fault of each, since somebody has set them to zero bytes.
+  CacheFault* faults = nullptr;
+};
+
+// The length of a sequence of the update when it has grown, which stops at what its type holds.
+RINGATTN_HOST_DEVICE inline std::int32_t grown_length(const CacheUpdate& update, std::int32_t length) {
+  constexpr std::int32_t kMost = 0x7fffffff;
+  if (!update.grow) return length;
+  return length > kMost - update.rows ? kMost : length + update.rows;
+}
+
+// Entries of a sequence's block table that have pages of its first `length` keys.
+RINGATTN_HOST_DEVICE inline std::int64_t pages_of_length(const CacheUpdate& update, std::int64_t length) {
+  return (keys_of_share(update.share, update.group_keys, length) + update.page_size - 1) / update.page_size;
+}
+
+// What is wrong with a length that has grown, whatever the pages are.
+RINGATTN_HOST_DEVICE inline CacheFault length_fault(const CacheUpdate& update, std::int64_t length) {
+  if (length < 0 || length > update.most_keys) return {CacheFault::Kind::kLength, 0, length, update.most_keys};
+  const std::int64_t keys = keys_of_share(update.share, update.group_keys, length);
+  if (update.block_table.pages == nullptr) {
+    if (keys <= update.page_size) return {};
+    return {CacheFault::Kind::kCapacity, 0, keys, update.page_size};
+  }
+  if (pages_of_length(update, length) <= update.table_pages) return {};
+  return {CacheFault::Kind::kReach, 0, keys, update.table_pages * update.page_size};
+}
+
+// What is wrong with entry `place` of a sequence's block table.
+RINGATTN_HOST_DEVICE inline CacheFault page_fault(const CacheUpdate& update, std::int64_t sequence,
+                                                  std::int64_t place) {
+  const std::int32_t page = update.block_table.pages[sequence * update.block_table.stride + place];
+  if (page >= 0 && page < update.pages) return {};
+  return {CacheFault::Kind::kPage, place, page, update.pages};
+}
+
+// Where the row at `position` of a sequence is written; page −1: nowhere.
+struct CachePlace {
+  std::int64_t page = -1;
+  std::int64_t token = 0;  // of the page
+};
+RINGATTN_HOST_DEVICE inline CachePlace place_of_row(const CacheUpdate& update, std::int64_t sequence,
+                                                    std::int64_t position) {
+  if (position < 0 || !holds_key(update.share, update.group_keys, position)) return {};
+  const std::int64_t token = token_of_key(update.share, update.group_keys, position);
+  const std::int64_t entry = token / update.page_size;
+  if (update.block_table.pages == nullptr) {
+    return entry == 0 && sequence < update.pages ? CachePlace{sequence, token} : CachePlace{};
+  }
+  if (entry >= update.table_pages) return {};
+  const std::int32_t page = update.block_table.pages[sequence * update.block_table.stride + entry];
+  return page >= 0 && page < update.pages ? CachePlace{page, token % update.page_size} : CachePlace{};
+}
+
+// The first fault of a sequence whose length and table lie in host memory.
+CacheFault fault_of(const CacheUpdate& update, std::int64_t sequence);
+
+// Throws `code` for the first sequence that has a fault, of an update in host memory: naming the sequence, and the page
+// or length with its limit. Changes nothing.
+void refuse_faults(const CacheUpdate& update, ErrorCode code);
+// The same for faults that were found: [sequences].
+void refuse_faults(const CacheFault* faults, std::int64_t sequences, ErrorCode code);
+
+// Backend::update_cache() for host memory.
+void update_host_cache(const CacheUpdate& update);
+
+}  // namespace ringattn

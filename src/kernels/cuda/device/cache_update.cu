@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/cuda.hpp"
+#include "kernels/cuda/device/cache_update.hpp"
+
+namespace ringattn::cuda {
+
+namespace {
+
+constexpr int kThreads = 512;
+constexpr int kNoEntry = 0x7fffffff;
+
+// The first entry of the sequence's block table that names no page, or kNoEntry. Called by all threads of the block.
+__device__ int first_bad_entry(const CacheUpdate& p, std::int64_t sequence, std::int64_t pages, int* shared) {
+  if (threadIdx.x == 0) *shared = kNoEntry;
+  __syncthreads();
+  const std::int32_t* const entries = p.block_table.pages + sequence * p.block_table.stride;
+  int first = kNoEntry;
+  // A long sequence has many pages, and each thread reads several at a time.
+#pragma unroll 8
+  for (int place = static_cast<int>(threadIdx.x); place < pages; place += kThreads) {
+    const std::int32_t page = entries[place];
+    if ((page < 0 || page >= p.pages) && place < first) first = place;
+  }
+  if (first != kNoEntry) atomicMin(shared, first);
+  __syncthreads();
+  return *shared;
+}
+
+// Writes the new rows of a sequence, `Piece` by `Piece`, which divides addresses, strides and rows.
+template <class Piece>
+__device__ void write_rows(const CacheUpdate& p, std::int64_t sequence, std::int64_t length) {
+  for (int n = 0; n < p.part_count; ++n) {
+    const CachePart& part = p.parts[n];
+    const std::int64_t pieces = part.row_bytes / static_cast<std::int64_t>(sizeof(Piece));
+    const std::int64_t all = p.rows * part.heads * pieces;
+    for (std::int64_t at = threadIdx.x; at < all; at += kThreads) {
+      const std::int64_t piece = at % pieces;
+      const std::int64_t head = at / pieces % part.heads;
+      const std::int64_t row = at / pieces / part.heads;
+      const CachePlace place = place_of_row(p, sequence, length - p.rows + row);
+      if (place.page < 0) continue;
+      std::byte* const to =
+          part.cache + place.page * part.page_stride + place.token * part.token_stride + head * part.head_stride;
+      const std::byte* const from =
+          part.rows + (sequence * p.rows + row) * part.new_token_stride + head * part.new_head_stride;
+      reinterpret_cast<Piece*>(to)[piece] = reinterpret_cast<const Piece*>(from)[piece];
+    }
+  }
+}
+
+// A block has one sequence.
+template <class Piece>
+__global__ void __launch_bounds__(kThreads) update_kernel(const __grid_constant__ CacheUpdate p) {
+  __shared__ int bad_entry;
+  const std::int64_t sequence = blockIdx.x;
+  const std::int32_t length = grown_length(p, p.lengths[sequence]);
+  if (p.grow) {
+    __syncthreads();  // everybody has read it
+    if (threadIdx.x == 0) p.lengths[sequence] = length;
+  }
+  if (p.checked != nullptr) {
+    CacheFault fault = length_fault(p, length);
+    if (fault.kind == CacheFault::Kind::kNone && p.block_table.pages != nullptr) {
+      const int entry = first_bad_entry(p, sequence, pages_of_length(p, length), &bad_entry);
+      if (entry != kNoEntry) fault = page_fault(p, sequence, entry);
+    }
+    const bool good = fault.kind == CacheFault::Kind::kNone;
+    if (threadIdx.x == 0) {
+      p.checked[sequence] = good ? length : 0;
+      if (!good && p.faults[sequence].kind == CacheFault::Kind::kNone) p.faults[sequence] = fault;
+    }
+    if (!good) return;
+  }
+  write_rows<Piece>(p, sequence, length);
+}
+
+// Whether pieces of so many bytes make up everything that is copied.
+bool fits(const CacheUpdate& update, std::int64_t bytes) {
+  for (int n = 0; n < update.part_count; ++n) {
+    const CachePart& part = update.parts[n];
+    for (const std::int64_t number :
+         {static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(part.cache)),
+          static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(part.rows)), part.page_stride, part.token_stride,
+          part.head_stride, part.new_token_stride, part.new_head_stride, part.row_bytes}) {
+      if (number % bytes != 0) return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+void update_cache(const CacheUpdate& update, Stream stream) {
+  if (update.sequences == 0) return;
+  const auto blocks = static_cast<unsigned>(update.sequences);
+  const cudaStream_t queue = cuda_stream(stream);
+  if (fits(update, sizeof(uint4))) {
+    update_kernel<uint4><<<blocks, kThreads, 0, queue>>>(update);
+  } else if (fits(update, sizeof(std::uint32_t))) {
+    update_kernel<std::uint32_t><<<blocks, kThreads, 0, queue>>>(update);
+  } else {
+    update_kernel<std::uint8_t><<<blocks, kThreads, 0, queue>>>(update);
+  }
+  check_cuda(cudaGetLastError(), "update_cache");
+}
+
+}  // namespace ringattn::cuda
