@@ -13,26 +13,16 @@
 #include "attention/fold_step.hpp"
 #include "attention/identities.hpp"
 #include "attention/lengths.hpp"
+#include "attention/ring/enqueued_runs.hpp"
+#include "attention/ring/first_contact.hpp"
 #include "attention/ring/handshake.hpp"
 #include "attention/ring/workspace.hpp"
 #include "base/error.hpp"
-#include "base/host.hpp"
-#include "comm/failure.hpp"
 #include "comm/meeting.hpp"
 
 namespace ringattn {
 
 namespace {
-
-// Threads for a host kernel where the caller names none: this process's processors, shared with the ranks that have the
-// same ones. Collective.
-int share_of_processors(const Meeting& meeting) {
-  const Processors processors = usable_processors();
-  const std::string mine = host_name() + ' ' + processors.set;
-  const std::vector<std::string> all = meeting.gather(mine);
-  const auto sharing = std::count(all.begin(), all.end(), mine);
-  return std::max(1, processors.count / static_cast<int>(sharing));
-}
 
 std::array<StreamRows, 2> buffers_at(std::byte* base, const WorkspaceLayout& layout) {
   return {rows_at(base, layout.buffers[0]), rows_at(base, layout.buffers[1])};
@@ -65,6 +55,13 @@ KernelRequest fitting_request(const KernelRequest& request, const Transport& tra
   return fitting;
 }
 
+void check_fitting(const KernelEntry& kernel, const Backend& backend, const Transport& transport) {
+  if (transport.size() == 1 || backend.memory() == transport.memory()) return;
+  fail(ErrorCode::kUnsupported, fmt::format("kernel {} and transport {} don't fit", kernel.name, transport.name()),
+       "one works in host memory, the other in device memory",
+       {"Choose both with ", setting("backend"), " and ", setting("transport"), "."});
+}
+
 // What depends on the lengths of the sequences. A plan is made by every rank for itself.
 struct Attention::Lengths {
   Lengths(const Job& job, const Options& options, const FoldKernel& kernel, const Transport& transport)
@@ -90,19 +87,12 @@ struct Attention::Lengths {
 };
 
 struct Attention::Impl {
-  // Marks: where the first of the runs begins that nobody has waited for yet, and where the last one ends. They end in
-  // the order in which they were enqueued.
-  enum : std::size_t { kFirstBegins, kLastEnds, kMarks };
-
   Impl(Job the_job, Transport& the_transport, Options the_options)
       : job(std::move(the_job)),
         options(std::move(the_options)),
         transport(the_transport),
         meeting(transport, Patience(options.timeout_seconds)),
         streams(kv_streams(job.spec)) {}
-  ~Impl() {
-    if (waiting > 0 && several()) transport.abandon();
-  }
 
   bool several() const { return transport.size() > 1; }
   // Peers write to a device's block buffers, so they are memory that transports may map: not the caller's.
@@ -113,9 +103,6 @@ struct Attention::Impl {
   std::int64_t q_rows() const { return now().forecast.layout().queries.tokens(transport.rank()); }
   std::int64_t k_rows() const { return now().forecast.layout().keys.tokens(transport.rank()); }
   double longest_fold() const { return now().longest_fold(options.machine); }
-  Progress progress() {
-    return [this] { transport.progress(); };
-  }
 
   WorkspaceLayout workspace(bool dense_kv) const {
     return workspace_layout(streams, plan().keeps_state ? kernel->state_bytes(q_rows()) : 0,
@@ -132,8 +119,6 @@ struct Attention::Impl {
   void enqueue(const Inputs& inputs, const Outputs& outputs, std::span<std::byte> workspace, Stream stream,
                Timeline* timeline, const BlockDone& block_done, RunMode mode);
   StreamRows dense_shard(const Inputs& inputs, StreamRows staged, Stream stream) const;
-  template <typename Wait>
-  void settle(const Wait& wait);
 
   Job job;  // with the lengths of now()
   Options options;
@@ -148,9 +133,7 @@ struct Attention::Impl {
   std::unique_ptr<Lengths> prepared;  // those that the object was made with
   std::unique_ptr<Lengths> others;    // of set_lengths(), instead
   bool assumed_machine = false;       // nobody has given a machine model
-  std::unique_ptr<Marks> marks;
-  std::int64_t waiting = 0;      // runs that were enqueued and not waited for
-  double waiting_seconds = 0.0;  // that they are predicted to take
+  std::optional<EnqueuedRuns> runs;
 };
 
 void Attention::Impl::choose() {
@@ -160,12 +143,7 @@ void Attention::Impl::choose() {
   assumed_machine = options.machine == MachineModel{};
   if (assumed_machine) options.machine = default_machine(*choice.row, *backend);
   kernel = choice.row->make_kernel(job.spec, *backend);
-  if (backend->memory() != transport.memory() && several()) {
-    fail(ErrorCode::kUnsupported,
-         fmt::format("kernel {} and transport {} don't fit", choice.row->name, transport.name()),
-         "one works in host memory, the other in device memory",
-         {"Choose both with ", setting("backend"), " and ", setting("transport"), "."});
-  }
+  check_fitting(*choice.row, *backend, transport);
   if (options.checksum) check_checksum(*backend);
   check_size(job, options, *kernel, transport.size());
 }
@@ -189,27 +167,14 @@ void Attention::Impl::allocate() {
     block_buffers = backend->allocate(std::max(bytes, static_cast<std::size_t>(transport.size())));
   }
   if (several()) prepared->mover.emplace(plan(), streams, transport, *backend, options.checksum);
-  marks = backend->make_marks(kMarks, false);
+  runs.emplace(*backend, transport, meeting.patience());
 }
 
-// Tells peers where blocks will land. Then a byte from everyone to everyone: transports map memory and build their
-// channels when they first use them, which takes far longer than a block should.
+// Tells peers where blocks will land.
 void Attention::Impl::connect() {
   const WorkspaceLayout layout = block_buffers_layout(streams, buffer_rows);
   prepared->mover->announce(buffers_at(block_buffers.data(), layout), meeting.patience().for_peer());
-  Exchange exchange;
-  exchange.label = "first contact";
-  std::byte* bytes = block_buffers.data();
-  for (int peer = 0; peer < transport.size(); ++peer) {
-    if (peer == transport.rank()) continue;
-    exchange.sends.push_back({peer, 0, {{bytes + transport.rank(), 1}}});
-    exchange.receives.push_back({peer, 0, {{bytes + peer, 1}}});
-  }
-  const Stream stream = backend->stream();
-  constexpr std::byte kGreeting{1};
-  backend->copy_rows(bytes + transport.rank(), 1, &kGreeting, 1, 1, 1, stream);
-  transport.wait(transport.post(std::move(exchange), stream), stream, meeting.patience().for_peer());
-  backend->synchronize(backend->mark(stream), meeting.patience().for_peer(), [this] { transport.progress(); });
+  make_first_contact(meeting, transport, *backend, block_buffers.data());
 }
 
 void Attention::Impl::set_lengths(const Batch& batch) {
@@ -307,36 +272,14 @@ void Attention::Impl::enqueue(const Inputs& inputs, const Outputs& outputs, std:
     memory.buffers[parity] = {dense_view(k, spec.dtype, buffer_rows, spec.kv_heads, spec.head_dim),
                               dense_view(v, spec.dtype, buffer_rows, spec.kv_heads, spec.head_dim_v)};
   }
-  if (waiting == 0 && !captured) marks->record(kFirstBegins, stream);
+  if (!captured) runs->begin(stream);
   const bool moves = several() && mode == RunMode::kWhole;
   if (moves) now().mover->bind(dense_shard(inputs, rows_at(space.data(), layout.staged), stream), std::move(buffers));
   FoldStep step(plan(), *kernel, now().prepared, memory);
   const RingLoop loop{plan(), transport,       *backend,           step,          moves ? &*now().mover : nullptr,
                       times,  options.overlap, meeting.patience(), longest_fold()};
   enqueue_blocks(loop, stream, block_done);
-  if (captured) return;
-  marks->record(kLastEnds, stream);
-  ++waiting;
-  waiting_seconds += now().forecast.prediction.seconds;
-}
-
-// Waits for all runs: for their beginning as long as it takes, since what the stream holds before them is not known
-// here, then as `wait` says, and to the end. A failure gives up what is in flight.
-template <typename Wait>
-void Attention::Impl::settle(const Wait& wait) {
-  waiting = 0;
-  const double predicted = std::exchange(waiting_seconds, 0.0);
-  try {
-    marks->synchronize(kFirstBegins, Patience::endless(), progress());
-    wait();
-    marks->synchronize(kLastEnds, meeting.patience().for_work(predicted), progress());
-    // A peer that gave up may have let this rank's stream go on: its failure must be heard before the end.
-    transport.progress();
-  } catch (...) {
-    note_failure();
-    transport.abandon();
-    throw;
-  }
+  if (!captured) runs->end(stream, now().forecast.prediction.seconds);
 }
 
 Attention::Attention(Job job, Transport& transport, Options options)
@@ -372,11 +315,12 @@ RunStats Attention::run(const Inputs& inputs, const Outputs& outputs, std::span<
   std::optional<Timeline>& timeline = impl.now().timeline;
   if (!timeline) timeline.emplace(*impl.backend, plan().blocks.size(), !impl.several());
   impl.enqueue(inputs, outputs, workspace, stream, &*timeline, block_done, mode);
-  impl.settle([&] {
+  impl.runs->settle([&] {
     if (!impl.backend->enqueues()) return;
     const auto blocks = static_cast<std::int64_t>(plan().blocks.size());
     for (std::int64_t b = 0; b < blocks; ++b) {
-      timeline->await_fold(b, impl.meeting.patience().for_work(impl.longest_fold()), impl.progress());
+      timeline->await_fold(b, impl.meeting.patience().for_work(impl.longest_fold()),
+                           [&] { impl.transport.progress(); });
       if (block_done) block_done(b + 1, blocks);
     }
   });
@@ -391,7 +335,7 @@ void Attention::enqueue(const Inputs& inputs, const Outputs& outputs, std::span<
 }
 
 void Attention::wait() {
-  if (impl_->waiting > 0) impl_->settle([] {});
+  if (impl_->runs->any()) impl_->runs->settle();
 }
 
 }  // namespace ringattn

@@ -36,12 +36,15 @@ std::int64_t most_cache_tokens(const DecodeJob& job, int ranks, int key_tile);
 // Entries of a sequence in a rank's block table that reach the limits; 1 for a dense cache.
 std::int64_t most_table_pages(const DecodeJob& job, int ranks, int key_tile);
 
+// Bytes of the records that so many rows leave of so many groups each.
+std::size_t partial_bytes(const FoldSpec& spec, const DecodeKernel& kernel, std::int64_t rows, std::int64_t groups);
+
 // Bytes on the rank of `ranks` that needs most.
 struct DecodeMemory {
   std::size_t cache = 0;     // k and v
-  std::size_t tables = 0;    // block table, lengths, and what checks leave
+  std::size_t tables = 0;    // block table and lengths
   std::size_t rows = 0;      // q, new rows, out and LSE
-  std::size_t scratch = 0;   // of the kernel
+  std::size_t scratch = 0;   // of the kernel, and what checks leave
   std::size_t partials = 0;  // of several ranks: what they send, and what they receive
 
   // What a Decode allocates; the rest is its caller's.

@@ -17,11 +17,20 @@ namespace {
 // Long values travel and are shown as their hash.
 std::string hashed(const std::string& text) { return fmt::format("{:016x}", XXH3_64bits(text.data(), text.size())); }
 
+// What the ranks' programs, kernels and devices must have in common, whatever the op is.
+std::vector<Identity> program_identities(const KernelEntry& kernel, const Backend& backend) {
+  return {{"build", fmt::format("{} {}", version(), build_id())},
+          {"kernel", std::string(kernel.name)},
+          {"device or instruction set", backend.identity()}};
+}
+
+std::string spec_text(const FoldSpec& spec) { return fmt::format("{} scale {:a}", describe(spec), spec.softmax_scale); }
+
 std::string job_hash(const Job& job) {
   XXH3_state_t state;
   std::memset(&state, 0, sizeof state);
   XXH3_64bits_reset(&state);
-  const std::string text = fmt::format("{} scale {:a}", describe(job.spec), job.spec.softmax_scale);
+  const std::string text = spec_text(job.spec);
   XXH3_64bits_update(&state, text.data(), text.size());
   for (const Sequence& s : job.batch.sequences) {
     const std::int64_t numbers[] = {s.q_len, s.k_len, s.q_offset};
@@ -54,9 +63,20 @@ std::string options_text(const Options& options) {
 
 std::vector<Identity> identities(const Job& job, const Options& options, const FoldChoice& choice,
                                  const Backend& backend) {
-  return {{"build", fmt::format("{} {}", version(), build_id())}, {"kernel", std::string(choice.row->name)},
-          {"device or instruction set", backend.identity()},      {"job", job_hash(job)},
-          {"machine model", machine_text(options.machine)},       {"options", hashed(options_text(options))}};
+  std::vector<Identity> all = program_identities(*choice.row, backend);
+  all.push_back({"job", job_hash(job)});
+  all.push_back({"machine model", machine_text(options.machine)});
+  all.push_back({"options", hashed(options_text(options))});
+  return all;
+}
+
+std::vector<Identity> identities(const DecodeJob& job, const DecodeOptions& options, const DecodeChoice& choice,
+                                 const Backend& backend) {
+  std::vector<Identity> all = program_identities(*choice.row, backend);
+  all.push_back({"job", hashed(fmt::format("{}; {}, {} pages", spec_text(job.spec), describe(job), job.pages))});
+  all.push_back({"options", fmt::format("budget {}, tables {}", options.memory_budget,
+                                        options.check_tables ? "checked" : "not checked")});
+  return all;
 }
 
 }  // namespace ringattn

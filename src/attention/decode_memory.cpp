@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/decode_memory.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <limits>
+
+#include "attention/tokens/cost.hpp"
+#include "attention/tokens/group_deal.hpp"
+#include "attention/tokens/job.hpp"
+#include "base/error.hpp"
+#include "base/size.hpp"
+#include "kernels/cache_update.hpp"
+#include "kernels/registry.hpp"
+
+namespace ringattn {
+
+namespace {
+
+constexpr std::int64_t kMostKeys = std::numeric_limits<std::int32_t>::max();  // lengths are int32
+constexpr std::int64_t kTableEntry = sizeof(std::int32_t);                    // of block tables and lengths
+constexpr std::int64_t kLeastPage = 16;
+constexpr std::int64_t kMostPage = 256;
+
+void refuse_limit(const std::string& what, const std::string& why) {
+  fail(ErrorCode::kUsage, what, why, "Check the limits of the job.");
+}
+
+std::size_t bytes_of(std::int64_t count, std::int64_t each) { return static_cast<std::size_t>(count * each); }
+
+}  // namespace
+
+std::string describe(const DecodeJob& job) {
+  const std::string cache = job.is_paged() ? fmt::format("pages of {} tokens", job.page_size) : "a dense cache";
+  return fmt::format("{}; {}, up to {} and {} each, {}", describe(DecodeSpec{job.spec}),
+                     counted(static_cast<std::uint64_t>(job.limits.sequences), "sequence"),
+                     counted(static_cast<std::uint64_t>(job.limits.keys), "key"),
+                     counted(static_cast<std::uint64_t>(job.limits.rows), "row"), cache);
+}
+
+void check_decode_job(const DecodeJob& job) {
+  check_job({job.spec, {}});
+  const DecodeLimits& limits = job.limits;
+  if (limits.sequences < 1 || limits.sequences > kMostSequences) {
+    refuse_limit(fmt::format("steps of up to {} sequences", limits.sequences),
+                 fmt::format("1 to {} are supported", kMostSequences));
+  }
+  if (limits.rows < 1 || limits.rows > kMostDecodeRows) {
+    refuse_limit(fmt::format("steps of up to {} rows a sequence", limits.rows),
+                 fmt::format("1 to {} are supported", kMostDecodeRows));
+  }
+  if (limits.keys < 1 || limits.keys > kMostKeys) {
+    refuse_limit(fmt::format("sequences of up to {} keys", limits.keys),
+                 fmt::format("1 to {} are supported", kMostKeys));
+  }
+  if (job.page_size != 0 && (job.page_size < kLeastPage || job.page_size > kMostPage ||
+                             !std::has_single_bit(static_cast<std::uint64_t>(job.page_size)))) {
+    fail(ErrorCode::kUsage, fmt::format("pages of {} tokens", job.page_size), "16, 32, 64, 128 and 256 are supported",
+         "Choose one of them, or 0 for a dense cache.");
+  }
+  if (job.pages < 0) refuse_limit(fmt::format("a pool of {} pages", job.pages), "it has at least one");
+}
+
+std::int64_t most_cache_tokens(const DecodeJob& job, int ranks, int key_tile) {
+  // The first rank has most.
+  return keys_of_share(share_of_rank(0, ranks), std::int64_t{kGroupTiles} * key_tile, job.limits.keys);
+}
+
+std::int64_t most_table_pages(const DecodeJob& job, int ranks, int key_tile) {
+  if (!job.is_paged()) return 1;
+  return (most_cache_tokens(job, ranks, key_tile) + job.page_size - 1) / job.page_size;
+}
+
+std::size_t partial_bytes(const FoldSpec& spec, const DecodeKernel& kernel, std::int64_t rows, std::int64_t groups) {
+  return bytes_of(rows * groups * spec.heads, kernel.record_floats() * static_cast<std::int64_t>(sizeof(float)));
+}
+
+DecodeMemory decode_memory(const DecodeJob& job, const DecodeKernel& kernel, int ranks) {
+  const FoldSpec& spec = job.spec;
+  const DecodeLimits& limits = job.limits;
+  const int key_tile = kernel.key_tile();
+  const std::int64_t table_pages = most_table_pages(job, ranks, key_tile);
+  const std::int64_t pages = job.pages > 0 ? job.pages : limits.sequences * table_pages;
+  const std::int64_t page = job.is_paged() ? job.page_size : most_cache_tokens(job, ranks, key_tile);
+  const std::int64_t rows = limits.sequences * limits.rows;
+  // The most that a rank owns.
+  const std::int64_t owned = (limits.sequences + ranks - 1) / ranks;
+  DecodeMemory memory;
+  memory.cache = bytes_of(pages * page, kv_token_bytes(spec));
+  memory.tables = bytes_of(limits.sequences, (job.is_paged() ? table_pages : 0) * kTableEntry + kTableEntry);
+  memory.rows = bytes_of(rows, q_token_bytes(spec) + kv_token_bytes(spec)) +
+                bytes_of(owned * limits.rows, out_token_bytes(spec) + lse_token_bytes(spec));
+  memory.scratch = kernel.scratch_bytes(limits) +
+                   bytes_of(limits.sequences, static_cast<std::int64_t>(sizeof(CacheFault)) + kTableEntry);
+  if (ranks > 1) {
+    const std::int64_t groups = share_groups(limits.keys, ranks, key_tile);
+    memory.partials = partial_bytes(spec, kernel, rows, groups) +
+                      static_cast<std::size_t>(ranks - 1) * partial_bytes(spec, kernel, owned * limits.rows, groups);
+  }
+  return memory;
+}
+
+}  // namespace ringattn

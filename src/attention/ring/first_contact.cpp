@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/ring/first_contact.hpp"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/host.hpp"
+
+namespace ringattn {
+
+int share_of_processors(const Meeting& meeting) {
+  const Processors processors = usable_processors();
+  const std::string mine = host_name() + ' ' + processors.set;
+  const std::vector<std::string> all = meeting.gather(mine);
+  const auto sharing = std::count(all.begin(), all.end(), mine);
+  return std::max(1, processors.count / static_cast<int>(sharing));
+}
+
+void make_first_contact(const Meeting& meeting, Transport& transport, Backend& backend, std::byte* bytes) {
+  Exchange exchange;
+  exchange.label = "first contact";
+  for (int peer = 0; peer < transport.size(); ++peer) {
+    if (peer == transport.rank()) continue;
+    exchange.sends.push_back({peer, 0, {{bytes + transport.rank(), 1}}});
+    exchange.receives.push_back({peer, 0, {{bytes + peer, 1}}});
+  }
+  const Stream stream = backend.stream();
+  constexpr std::byte kGreeting{1};
+  backend.copy_rows(bytes + transport.rank(), 1, &kGreeting, 1, 1, 1, stream);
+  transport.wait(transport.post(std::move(exchange), stream), stream, meeting.patience().for_peer());
+  backend.synchronize(backend.mark(stream), meeting.patience().for_peer(), [&] { transport.progress(); });
+}
+
+}  // namespace ringattn

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// What ranks do with each other once, before the first run.
+#pragma once
+
+#include <cstddef>
+
+#include "comm/meeting.hpp"
+#include "comm/transport.hpp"
+#include "kernels/backend.hpp"
+
+namespace ringattn {
+
+// Threads for a host kernel where the caller names none: this process's processors, shared with the ranks that have the
+// same ones. Collective.
+int share_of_processors(const Meeting& meeting);
+
+// A byte from everyone to everyone: transports map memory and build their channels when they first use them, which
+// takes far longer than a run should. `bytes` of the backend's memory are overwritten, one for each rank. Collective.
+void make_first_contact(const Meeting& meeting, Transport& transport, Backend& backend, std::byte* bytes);
+
+}  // namespace ringattn
