@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The front door to whole jobs: q, k and v from a file or a seed, attention over the ranks of a world, O and LSE to a
-// file.
+// The front door to whole jobs: q, k and v, or a cache, from a file or a seed; attention or a decoding step over the
+// ranks of a world; O and LSE to a file.
 //
 //   FileJob job;
 //   job.input = FileInput{"qkv.safetensors"};
@@ -14,9 +14,11 @@
 #include <string>
 
 #include "attention/attention.hpp"
+#include "attention/decode.hpp"
 #include "attention/files/job_input.hpp"
 #include "attention/files/safetensors_writer.hpp"
 #include "attention/job/loaded_job.hpp"
+#include "attention/job/loaded_step.hpp"
 #include "attention/job/output.hpp"
 #include "comm/meeting.hpp"
 
@@ -35,16 +37,24 @@ struct FileJobResult {
   Digests digests;
 };
 
+// What decoding takes of a job's options.
+DecodeOptions decode_options(const Options& options);
+
+// The steps that `input` is one of, for the kernel that `options` choose over `transport`. Throws what choosing throws.
+DecodeJob decode_job(const JobInput& input, const DecodeOptions& options, const Transport& transport);
+
 // A file job in steps, for callers that show what they are about to do. Each call is collective; the transport outlives
 // the object.
 class PreparedFileJob {
  public:
-  // Opens the input, checks that all ranks have the same one and that the output can be written, and chooses kernel,
-  // layout and plan. Reads samples of the rows. Throws kFile, and what JobInput and Attention throw.
+  // Opens the input, checks that all ranks have the same one and that the output can be written, and prepares the op:
+  // kernel, plan, memory. Reads samples of the rows. Throws kFile, and what JobInput, Attention and Decode throw.
   PreparedFileJob(FileJob job, Transport& transport, Options options);
 
   const JobInput& input() const { return *input_; }
+  // The one that input().op() says is there.
   Attention& attention() { return *attention_; }
+  Decode& decode() { return *decode_; }
 
   // Reads, computes, fetches.
   FileJobResult run(const StepDone& step_done = {});
@@ -56,6 +66,7 @@ class PreparedFileJob {
   Meeting meeting_;
   std::optional<JobInput> input_;
   std::optional<Attention> attention_;
+  std::optional<Decode> decode_;
 };
 
 // All steps.
