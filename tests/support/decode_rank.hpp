@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// A rank's side of a Decode: its share of the keys of a job in a cache of any layout, the rows of a step, and the
+// results, in the memory of the kernel. What nobody owns is NaN, in caches and in tables.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "attention/decode.hpp"
+#include "tests/support/decode_runner.hpp"
+#include "tests/support/device_array.hpp"
+#include "tests/support/ring_job.hpp"
+
+namespace ringattn::testing {
+
+// A job of steps of `rows` rows, over sequences as long as those of `job`.
+DecodeJob decode_job(const Job& job, int rows, const CacheLayout& layout);
+
+class DecodeRank {
+ public:
+  // `job` has the sequences as they are when they are longest, with the queries that steps will have.
+  DecodeRank(Decode& decode, const Job& job, const JobTensors& tensors, const CacheLayout& layout);
+
+  // The cache holds the first so many keys of each sequence, and the lengths say so.
+  void fill(const std::vector<std::int64_t>& lengths);
+  // A step of `rows` rows of each sequence, the last of which stands in front of position lengths[s]: its queries, and
+  // its keys and values as new rows.
+  void load(const std::vector<std::int64_t>& lengths, int rows);
+
+  // Of the step that was loaded. `grow`: the lengths are those before the step; `append`: new rows join the cache.
+  DecodeInputs inputs(bool grow, bool append);
+  DecodeOutputs outputs();
+  Stream stream() { return decode_.backend().stream(); }
+
+  // Waits. Compares this rank's rows of the step with those of the reference, by memcmp; says which differs, or
+  // nothing. Then the outputs are NaN again.
+  std::string difference(const JobResult& reference);
+  // Whether the step has left O 0 and LSE −∞ for the sequence, which this rank owns. Leaves the outputs.
+  bool is_empty(std::int64_t sequence);
+  // Whether no output has been written.
+  bool untouched();
+
+  // Lengths and block table as they were uploaded last, for tests that spoil them; upload() makes them the rank's own.
+  std::vector<std::int32_t> lengths;
+  std::vector<std::int32_t> table;  // [sequences, table_pages]
+  std::int64_t table_pages = 0;
+  void upload();
+  std::int64_t pages() const { return pages_; }
+  // The bytes of both caches, and the lengths, as they are now.
+  std::vector<std::byte> cache_bytes();
+  std::vector<std::int32_t> lengths_now();
+
+ private:
+  MutableCacheView view(std::byte* data, int dim) const;
+  void put_row(std::vector<std::byte>& cache, const std::vector<std::byte>& rows, int dim, std::size_t sequence,
+               std::int64_t position) const;
+  void make_pages(const CacheLayout& layout);
+
+  Decode& decode_;
+  Job job_;
+  JobTensors tensors_;
+  bool head_major_;
+  std::int64_t page_size_ = 0;
+  std::int64_t pages_ = 0;
+  std::vector<std::int64_t> cu_q_, cu_k_;
+  std::vector<std::int64_t> step_;  // lengths of the step that is loaded
+  int rows_ = 1;
+  DeviceArray k_, v_, q_, k_new_, v_new_, out_, lse_, lengths_, table_, sinks_;
+};
+
+}  // namespace ringattn::testing
