@@ -211,7 +211,7 @@ BenchPoint Sweep::point_of(const Setting& setting, const Attention& attention, c
   point.block = setting.block;
   point.blocks = report.plan->blocks;
   point.overlap = attention.options().overlap;
-  point.predicted_ms = report.plan->predicted_seconds * 1e3;
+  point.predicted_ms = report.plan->predicted_seconds.value_or(0.0) * 1e3;
   point.memory_peak = report.memory_peak();
   point.memory_planned = report.plan->memory_per_rank;
   return point;

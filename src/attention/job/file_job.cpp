@@ -12,11 +12,11 @@ DecodeOptions decode_options(const Options& options) {
   return {options.kernel, options.memory_budget, false, options.threads, options.timeout_seconds};
 }
 
-DecodeJob decode_job(const JobInput& input, const DecodeOptions& options, const Transport& transport) {
+StepForecast forecast_step(const JobInput& input, const KernelRequest& request, int ranks, KernelPlace place) {
   const DecodeSpec spec{input.job().spec};
-  const DecodeChoice choice = choose_kernel(spec, fitting_request(options.kernel, transport));
+  const DecodeChoice choice = choose_kernel(spec, request, place);
   const auto backend = choice.row->make_backend({1, kNoDevice});
-  return decode_job(input, transport.size(), choice.row->make_kernel(spec, *backend)->key_tile());
+  return forecast_step(input, *choice.row->make_kernel(spec, *backend), ranks);
 }
 
 PreparedFileJob::PreparedFileJob(FileJob job, Transport& transport, Options options)
@@ -26,14 +26,27 @@ PreparedFileJob::PreparedFileJob(FileJob job, Transport& transport, Options opti
     if (!job_.output.empty() && meeting_.rank() == 0) check_output_path(job_.output, job_.replace);
   });
   agree_on_input(meeting_, *input_);
+  prepare(transport, std::move(options));
+}
+
+PreparedFileJob::PreparedFileJob(JobInput input, Transport& transport, Options options)
+    : meeting_(transport, Patience(options.timeout_seconds)), input_(std::move(input)) {
+  prepare(transport, std::move(options));
+}
+
+void PreparedFileJob::prepare(Transport& transport, Options options) {
   if (input_->op() == Op::kAttention) {
     attention_.emplace(input_->job(), transport, std::move(options));
     return;
   }
-  const DecodeOptions decoding = decode_options(options);
-  DecodeJob steps;
-  meeting_.together([&] { steps = decode_job(*input_, decoding, transport); });
-  decode_.emplace(std::move(steps), transport, decoding);
+  meeting_.together(
+      [&] { step_ = forecast_step(*input_, fitting_request(options.kernel, transport), transport.size()); });
+  decode_.emplace(step_->job, transport, decode_options(options));
+}
+
+const KernelEntry& PreparedFileJob::kernel() const {
+  if (decode_) return *decode_->kernel().row;
+  return *attention_->kernel().row;
 }
 
 FileJobResult PreparedFileJob::run(const StepDone& step_done) {
@@ -46,8 +59,7 @@ FileJobResult PreparedFileJob::run(const StepDone& step_done) {
 
 void PreparedFileJob::write(const FileJobResult& result) {
   if (job_.output.empty()) return;
-  FileMetadata metadata = decode_ ? output_metadata(*decode_->kernel().row, decode_->backend(), result.digests)
-                                  : output_metadata(*attention_->kernel().row, attention_->backend(), result.digests);
+  FileMetadata metadata = output_metadata(kernel(), backend(), result.digests);
   metadata.insert(metadata.end(), job_.metadata.begin(), job_.metadata.end());
   write_output(*input_, result.rank, job_.output, job_.replace, metadata, meeting_);
 }

@@ -20,6 +20,7 @@
 #include "attention/job/loaded_job.hpp"
 #include "attention/job/loaded_step.hpp"
 #include "attention/job/output.hpp"
+#include "attention/job/step_forecast.hpp"
 #include "comm/meeting.hpp"
 
 namespace ringattn {
@@ -40,8 +41,9 @@ struct FileJobResult {
 // What decoding takes of a job's options.
 DecodeOptions decode_options(const Options& options);
 
-// The steps that `input` is one of, for the kernel that `options` choose over `transport`. Throws what choosing throws.
-DecodeJob decode_job(const JobInput& input, const DecodeOptions& options, const Transport& transport);
+// The step of `input` with the kernel that `request` chooses, on `ranks` ranks. Throws what choosing throws.
+StepForecast forecast_step(const JobInput& input, const KernelRequest& request, int ranks,
+                           KernelPlace place = KernelPlace::kHere);
 
 // A file job in steps, for callers that show what they are about to do. Each call is collective; the transport outlives
 // the object.
@@ -50,11 +52,20 @@ class PreparedFileJob {
   // Opens the input, checks that all ranks have the same one and that the output can be written, and prepares the op:
   // kernel, plan, memory. Reads samples of the rows. Throws kFile, and what JobInput, Attention and Decode throw.
   PreparedFileJob(FileJob job, Transport& transport, Options options);
+  // Of an input that the caller has opened, on which the ranks have agreed; nothing is written.
+  PreparedFileJob(JobInput input, Transport& transport, Options options);
 
   const JobInput& input() const { return *input_; }
   // The one that input().op() says is there.
   Attention& attention() { return *attention_; }
   Decode& decode() { return *decode_; }
+  // Of decode().
+  const StepForecast& step() const { return *step_; }
+
+  // Of either.
+  Backend& backend() { return decode_ ? decode_->backend() : attention_->backend(); }
+  const KernelEntry& kernel() const;
+  int threads() const { return decode_ ? decode_->options().threads : attention_->options().threads; }
 
   // Reads, computes, fetches.
   FileJobResult run(const StepDone& step_done = {});
@@ -62,11 +73,14 @@ class PreparedFileJob {
   void write(const FileJobResult& result);
 
  private:
+  void prepare(Transport& transport, Options options);
+
   FileJob job_;
   Meeting meeting_;
   std::optional<JobInput> input_;
   std::optional<Attention> attention_;
   std::optional<Decode> decode_;
+  std::optional<StepForecast> step_;
 };
 
 // All steps.
