@@ -79,6 +79,7 @@ struct JobOptions {
 
   // Verification
   std::string against;  // "oracle" (of `bench`: "folds", "sgemm"), a file, or empty
+  bool decode = false;  // the last rows once more, by decoding
   std::int64_t rows = 64;
   std::string record;
   std::string golden;

@@ -61,6 +61,7 @@ inline constexpr FlagSamples kFlagSamples[] = {
     {"timeout", {"1.5", "60", "600"}},
     {"checksum", {"true", "false", "true"}},
     {"against", {"oracle", "a.safetensors", "b.safetensors"}},
+    {"decode", {"true", "false", "true"}},
     {"rows", {"1", "64", "100"}},
     {"record", {"a.json", "b.json", "c.json"}},
     {"golden", {"a.json", "b.json", "c.json"}},

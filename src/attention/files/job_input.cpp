@@ -156,18 +156,38 @@ void JobInput::read(SyntheticTensor tensor, std::span<const PackedRun> runs, con
   const std::pair<const TensorSource&, const RowGrid&> sources[] = {
       {found.q, found.q_grid}, {found.k, found.k_grid}, {found.v, found.v_grid}};
   const auto& [source, grid] = sources[static_cast<std::size_t>(tensor)];
+  const std::vector<PackedRun> tokens = runs_of_whole(tensor, runs);
   if (found.pages && tensor != SyntheticTensor::kQ) {
-    read_rows(source, grid, pool_runs(*found.pages, job_.batch.cu_k(), runs), rows);
+    read_rows(source, grid, pool_runs(*found.pages, whole().cu_k(), tokens), rows);
   } else {
-    read_rows(source, grid, runs, rows);
+    read_rows(source, grid, tokens, rows);
   }
 }
 
-std::vector<PackedRun> JobInput::made_tokens(SyntheticTensor tensor, std::span<const PackedRun> runs) const {
-  if (tensor != SyntheticTensor::kQ || !queries_end_keys_) return {runs.begin(), runs.end()};
-  const Sequence& each = job_.batch.sequences[0];  // synthetic sequences are equal
+std::vector<PackedRun> JobInput::runs_of_whole(SyntheticTensor tensor, std::span<const PackedRun> runs) const {
+  if (!part_) return {runs.begin(), runs.end()};
+  const bool q = tensor == SyntheticTensor::kQ;
+  const std::vector<std::int64_t> cu = q ? job_.batch.cu_q() : job_.batch.cu_k();
+  const std::vector<std::int64_t>& origins = q ? part_->q : part_->k;
   std::vector<PackedRun> tokens;
   for (const PackedRun& run : runs) {
+    auto sequence = static_cast<std::size_t>(std::upper_bound(cu.begin(), cu.end(), run.begin) - cu.begin() - 1);
+    for (std::int64_t begin = run.begin; begin < run.end; ++sequence) {
+      const std::int64_t end = std::min(run.end, cu[sequence + 1]);
+      const std::int64_t shift = origins[sequence] - cu[sequence];
+      if (end > begin) tokens.push_back({begin + shift, end + shift});
+      begin = end;
+    }
+  }
+  return tokens;
+}
+
+std::vector<PackedRun> JobInput::made_tokens(SyntheticTensor tensor, std::span<const PackedRun> runs) const {
+  const std::vector<PackedRun> packed = runs_of_whole(tensor, runs);
+  if (tensor != SyntheticTensor::kQ || !queries_end_keys_) return packed;
+  const Sequence& each = whole().sequences[0];  // synthetic sequences are equal
+  std::vector<PackedRun> tokens;
+  for (const PackedRun& run : packed) {
     for (std::int64_t begin = run.begin; begin < run.end;) {
       const std::int64_t sequence = begin / each.q_len;
       const std::int64_t end = std::min(run.end, (sequence + 1) * each.q_len);
@@ -177,6 +197,47 @@ std::vector<PackedRun> JobInput::made_tokens(SyntheticTensor tensor, std::span<c
     }
   }
   return tokens;
+}
+
+JobInput JobInput::decoded(std::int64_t page_size) const {
+  JobInput step = *this;
+  step.op_ = Op::kDecode;
+  step.repaged_ = true;
+  step.dealt_.reset();
+  if (page_size > 0) {
+    step.dealt_ = std::make_shared<const PageTable>(deal_pages(job_.batch, page_size, seed_.value_or(0)));
+  }
+  return step;
+}
+
+JobInput JobInput::attended() const {
+  JobInput job = *this;
+  job.op_ = Op::kAttention;
+  return job;
+}
+
+JobInput JobInput::last_rows(std::span<const std::int64_t> sequences, std::int64_t rows) const {
+  JobInput last = *this;
+  last.repaged_ = true;
+  last.dealt_.reset();
+  const std::vector<std::int64_t> cu_q = job_.batch.cu_q();
+  const std::vector<std::int64_t> cu_k = job_.batch.cu_k();
+  Part part;
+  part.whole = whole();
+  std::vector<Sequence> kept;
+  for (const std::int64_t number : sequences) {
+    const auto s = static_cast<std::size_t>(number);
+    const Sequence& sequence = job_.batch.sequences[s];
+    const std::int64_t keys = sequence.q_offset + sequence.q_len;
+    kept.push_back({rows, keys, keys - rows});
+    part.q.push_back((part_ ? part_->q[s] : cu_q[s]) + sequence.q_len - rows);
+    part.k.push_back(part_ ? part_->k[s] : cu_k[s]);
+  }
+  last.job_.batch = Batch(std::move(kept));
+  last.part_ = std::make_shared<const Part>(std::move(part));
+  const RowGrid& grid = out_grid_;
+  last.out_grid_ = {AxisOrder::kThd, 1, last.job_.batch.q_tokens(), grid.heads, grid.dim};
+  return last;
 }
 
 void JobInput::read_pages(SyntheticTensor tensor, std::span<const std::int32_t> pages,

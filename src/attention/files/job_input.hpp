@@ -65,13 +65,24 @@ class JobInput {
   // Synthetic input for a job that the caller made.
   static JobInput synthetic(Job job, std::uint64_t seed);
 
+  // The same job as a decoding step over another cache, without pages (0) or with pages of so many tokens, whose
+  // contents are read token by token. Its rows must be a step's: op() says so, or the caller sees to it.
+  JobInput decoded(std::int64_t page_size) const;
+  // The same job for Attention.
+  JobInput attended() const;
+  // Some of its sequences, ascending, each with its last `rows` queries and the keys up to the last of these: no query
+  // stands before the first key or behind the last.
+  JobInput last_rows(std::span<const std::int64_t> sequences, std::int64_t rows) const;
+
   const Job& job() const { return job_; }
   // Of a file, kDecode where it holds a cache and every sequence has as many rows, no more than decode kernels take.
   Op op() const { return op_; }
   // Of a cache in pages: where each sequence's keys lie; else null.
-  const PageTable* pages() const { return file_ && file_->tensors.pages ? &*file_->tensors.pages : dealt_.get(); }
+  const PageTable* pages() const { return has_file_pages() ? &*file_->tensors.pages : dealt_.get(); }
+  // Whether these are pages that lie in a file.
+  bool has_file_pages() const { return file_ && file_->tensors.pages && !repaged_; }
   // Whether a page's axes are [kv_heads, page_size, dim] instead of [page_size, kv_heads, dim].
-  bool head_major_pages() const { return file_ && file_->tensors.k_grid.head_major(); }
+  bool head_major_pages() const { return has_file_pages() && file_->tensors.k_grid.head_major(); }
   // Fills `target` with these pages of a file's pool of k or v, one behind the other, as they lie there. `tensor` is kK
   // or kV. Throws kFile.
   void read_pages(SyntheticTensor tensor, std::span<const std::int32_t> pages, std::span<std::byte> target) const;
@@ -80,7 +91,7 @@ class JobInput {
   const RowGrid& out_grid() const { return out_grid_; }
   // Of synthetic input.
   const std::optional<std::uint64_t>& seed() const { return seed_; }
-  // The tokens that packed tokens of q, or of k and v, are made of: queries are those of the last keys.
+  // The tokens of a seed that packed tokens of q, or of k and v, are made of: queries are those of the last keys.
   std::vector<PackedRun> made_tokens(SyntheticTensor tensor, std::span<const PackedRun> runs) const;
   // Fills `rows`, in host memory, with the tokens of `runs` (packed tokens of q, or of k and v), wherever pages hold
   // them. `tensor` is kQ, kK or kV. Synthetic input is made by `threads` threads. Throws kFile, and kUsage for a shape
@@ -96,13 +107,23 @@ class JobInput {
   void take_shape(const FileInput& input);
   void take_shape(const SyntheticInput& input);
   void take_numerics(const Numerics& numerics);
+  const Batch& whole() const { return part_ ? part_->whole : job_.batch; }
+  std::vector<PackedRun> runs_of_whole(SyntheticTensor tensor, std::span<const PackedRun> runs) const;
 
   std::shared_ptr<const InputFile> file_;  // null: synthetic
   std::optional<std::uint64_t> seed_;
   bool queries_end_keys_ = false;  // synthetic queries are those of a prefill's last tokens
   Op op_ = Op::kAttention;
-  std::shared_ptr<const PageTable> dealt_;  // of a synthetic cache in pages
+  bool repaged_ = false;                    // by decoded() or last_rows(): the file's pages are not the job's
+  std::shared_ptr<const PageTable> dealt_;  // of a cache in pages that lies in no file
   Job job_;
+  // Where the sequences of a part begin on the packed axes of the whole; null: the job is the whole.
+  struct Part {
+    Batch whole;
+    std::vector<std::int64_t> q;
+    std::vector<std::int64_t> k;
+  };
+  std::shared_ptr<const Part> part_;
   RowGrid out_grid_;
 };
 

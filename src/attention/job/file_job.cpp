@@ -49,10 +49,22 @@ const KernelEntry& PreparedFileJob::kernel() const {
   return *attention_->kernel().row;
 }
 
+KernelShape PreparedFileJob::tiles() const {
+  if (attention_) return attention_->plan().kernel;
+  // Rows that are decoded fold the tiles that the fold kernel of the same name gives them.
+  const FoldSpec& spec = input_->job().spec;
+  const FoldChoice fold = choose_kernel(spec, {std::string(kernel().backend), std::string(kernel().name)});
+  const auto backend = fold.row->make_backend({1, kNoDevice});
+  return {step_->key_tile, fold.row->make_kernel(spec, *backend)->query_tile()};
+}
+
+RankResult PreparedFileJob::compute(const StepDone& step_done) {
+  return decode_ ? execute_step(*input_, *decode_, meeting_, step_done)
+                 : execute_job(*input_, *attention_, meeting_, step_done);
+}
+
 FileJobResult PreparedFileJob::run(const StepDone& step_done) {
-  FileJobResult result{decode_ ? execute_step(*input_, *decode_, meeting_, step_done)
-                               : execute_job(*input_, *attention_, meeting_, step_done),
-                       {}};
+  FileJobResult result{compute(step_done), {}};
   result.digests = digest_result(*input_, result.rank, meeting_);
   return result;
 }

@@ -67,7 +67,12 @@ class PreparedFileJob {
   const KernelEntry& kernel() const;
   int threads() const { return decode_ ? decode_->options().threads : attention_->options().threads; }
 
+  // What the kernel's tiles are.
+  KernelShape tiles() const;
+
   // Reads, computes, fetches.
+  RankResult compute(const StepDone& step_done = {});
+  // The same, and the digests.
   FileJobResult run(const StepDone& step_done = {});
   // Writes the output file, if one is asked for.
   void write(const FileJobResult& result);

@@ -32,14 +32,25 @@ Buffer upload(Backend& backend, std::span<const Value> values) {
   return buffer;
 }
 
+// Leaves out the last `count` keys of each sequence. `cu_k`: where each begins, with the total behind.
+void hold_back(std::vector<PlacedKeys>& held, std::span<const std::int64_t> cu_k, std::int64_t count) {
+  for (PlacedKeys& place : held) {
+    const std::int64_t end = *std::upper_bound(cu_k.begin(), cu_k.end(), place.keys.begin);  // of its sequence
+    place.keys.end = std::max(place.keys.begin, std::min(place.keys.end, end - count));
+  }
+  std::erase_if(held, [](const PlacedKeys& place) { return place.keys.tokens() == 0; });
+}
+
 }  // namespace
 
-LoadedCache::LoadedCache(const JobInput& input, Decode& decode, const Meeting& meeting, const StepDone& step_done)
-    : input_(input), decode_(decode), meeting_(meeting), head_major_(input.head_major_pages()) {
+LoadedCache::LoadedCache(const JobInput& input, Decode& decode, const Meeting& meeting, const StepDone& step_done,
+                         std::int64_t held_back)
+    : input_(input), decode_(decode), meeting_(meeting) {
   const DecodeJob& job = decode.job();
   const FoldSpec& spec = job.spec;
   const auto key_tile = static_cast<int>(decode.group_keys() / kGroupTiles);
   share_ = cache_share(input, job, meeting.rank(), meeting.size(), key_tile);
+  if (held_back > 0) hold_back(share_.held, input.job().batch.cu_k(), held_back);
   const std::int64_t rows = share_.pages * share_.page_size;
   Backend& backend = decode.backend();
   pools_.k = backend.allocate(bytes_of(rows, spec.kv_heads, spec.head_dim, size_of(spec.dtype)));
@@ -47,48 +58,59 @@ LoadedCache::LoadedCache(const JobInput& input, Decode& decode, const Meeting& m
   const auto fill = [&](SyntheticTensor tensor, const Buffer& pool, int dim) -> std::int64_t {
     moment("staging");
     backend.fill_bytes(pool.data(), kUnwritten, pool.bytes(), backend.stream());
-    if (!input.seed()) return fill_read(tensor, pool, dim, step_done);
-    fill_made(tensor, dense_view(static_cast<void*>(pool.data()), spec.dtype, rows, spec.kv_heads, dim));
+    if (input.has_file_pages()) return fill_pages(tensor, pool, dim, step_done);
+    fill_rows(tensor, dense_view(static_cast<void*>(pool.data()), spec.dtype, rows, spec.kv_heads, dim), step_done);
     return 0;
   };
   non_finite_.k = fill(SyntheticTensor::kK, pools_.k, spec.head_dim);
   non_finite_.v = fill(SyntheticTensor::kV, pools_.v, spec.head_dim_v);
 
   for (const Sequence& sequence : input.job().batch.sequences) {
-    host_lengths_.push_back(static_cast<std::int32_t>(sequence.k_len));
+    host_lengths_.push_back(static_cast<std::int32_t>(sequence.k_len - held_back));
   }
   lengths_ = upload<std::int32_t>(backend, host_lengths_);
   table_ = upload<std::int32_t>(backend, share_.table);
   await(backend, meeting_);
 }
 
-// Neighbouring rows of a seed's tokens at a time.
-void LoadedCache::fill_made(SyntheticTensor tensor, const MutableTensorView& rows) {
+// Neighbouring rows at a time.
+void LoadedCache::fill_rows(SyntheticTensor tensor, const MutableTensorView& rows, const StepDone& step_done) {
   Backend& backend = decode_.backend();
+  Staging staging(backend, meeting_.patience());
+  std::int64_t done = 0;
+  const auto load = [&](const std::vector<PackedRun>& runs, std::int64_t first) {
+    MutableTensorView stretch = rows;
+    stretch.data = rows.at(first, 0);
+    stretch.tokens = total_tokens(runs);
+    if (input_.seed()) {
+      backend.fill_synthetic(*input_.seed(), tensor, input_.made_tokens(tensor, runs), stretch, backend.stream());
+      return;
+    }
+    const auto fill = [&](std::span<const PackedRun> piece, const MutableTensorView& host) {
+      input_.read(tensor, piece, host, decode_.options().threads);
+    };
+    staging.load(runs, stretch, fill, [&](std::int64_t here) {
+      if (step_done) step_done("row of the cache", done + here, rows.tokens);
+    });
+    done += stretch.tokens;
+  };
   std::vector<PackedRun> runs;
   std::int64_t first = 0;
   std::int64_t end = 0;
-  const auto make = [&] {
-    if (runs.empty()) return;
-    MutableTensorView stretch = rows;
-    stretch.data = rows.at(first, 0);
-    stretch.tokens = end - first;
-    backend.fill_synthetic(*input_.seed(), tensor, runs, stretch, backend.stream());
-    runs.clear();
-  };
   for (const PlacedKeys& held : share_.held) {
     if (held.row != end) {
-      make();
+      load(runs, first);
+      runs.clear();
       first = held.row;
     }
     runs.push_back(held.keys);
     end = held.row + held.keys.tokens();
   }
-  make();
+  load(runs, first);
 }
 
 // Whole pages, as they lie in the file. Returns how many values of tokens are NaN or infinite.
-std::int64_t LoadedCache::fill_read(SyntheticTensor tensor, const Buffer& pool, int dim, const StepDone& step_done) {
+std::int64_t LoadedCache::fill_pages(SyntheticTensor tensor, const Buffer& pool, int dim, const StepDone& step_done) {
   const FoldSpec& spec = decode_.job().spec;
   const std::int64_t page_values = share_.page_size * spec.kv_heads * dim;
   const std::size_t page_bytes = static_cast<std::size_t>(page_values) * size_of(spec.dtype);
@@ -102,7 +124,7 @@ std::int64_t LoadedCache::fill_read(SyntheticTensor tensor, const Buffer& pool, 
       for (std::int64_t page = run.begin; page < run.end; ++page, at += page_bytes) {
         const std::int64_t tokens = share_.held[static_cast<std::size_t>(page)].keys.tokens();
         TensorView held = dense_view(static_cast<const void*>(at), spec.dtype, tokens, spec.kv_heads, dim);
-        if (head_major_) {
+        if (input_.head_major_pages()) {
           held.token_stride = dim;
           held.head_stride = share_.page_size * dim;
         }
@@ -134,17 +156,20 @@ CachePools LoadedCache::copy() const {
 
 MutableCacheView LoadedCache::view(const Buffer& pool, int dim) const {
   const FoldSpec& spec = decode_.job().spec;
-  const auto make = head_major_ ? head_major_cache_view : cache_view;
+  const auto make = input_.head_major_pages() ? head_major_cache_view : cache_view;
   return make(pool.data(), spec.dtype, share_.pages, share_.page_size, spec.kv_heads, dim);
 }
 
 void LoadedCache::place(DecodeInputs& inputs) const {
   inputs.lengths = reinterpret_cast<std::int32_t*>(lengths_.data());
-  inputs.host_lengths = host_lengths_.data();
   if (share_.columns == 0) return;
   inputs.block_table = {reinterpret_cast<const std::int32_t*>(table_.data()), share_.columns};
-  inputs.host_table = {share_.table.data(), share_.columns};
   inputs.table_pages = share_.columns;
+}
+
+void LoadedCache::place_host_copies(DecodeInputs& inputs) const {
+  inputs.host_lengths = host_lengths_.data();
+  if (share_.columns > 0) inputs.host_table = {share_.table.data(), share_.columns};
 }
 
 LoadedStep::LoadedStep(const JobInput& input, Decode& decode, const Meeting& meeting, const StepDone& step_done,
@@ -184,6 +209,7 @@ LoadedStep::LoadedStep(const JobInput& input, Decode& decode, const Meeting& mee
     inputs_.q = q;
     inputs_.sinks = spec.sinks ? reinterpret_cast<const float*>(sinks_.data()) : nullptr;
     cache_->place(inputs_);
+    cache_->place_host_copies(inputs_);
     outputs_ = {
         dense_view(static_cast<void*>(result_.out.data()), spec.dtype, result_.rows, spec.heads, spec.head_dim_v),
         result_.lse_view(spec)};

@@ -23,12 +23,14 @@ struct CachePools {
   Buffer v;
 };
 
-// The cache of one rank, filled. Slots of a seed's cache that hold no token are NaN; those of a file's are as they lie
-// there.
+// The cache of one rank, filled. Slots that hold no token are NaN, but for those of a file's pages, which are as they
+// lie there.
 class LoadedCache {
  public:
-  // Throws what JobInput::read() throws, and kMemory.
-  LoadedCache(const JobInput& input, Decode& decode, const Meeting& meeting, const StepDone& step_done = {});
+  // `held_back`: so many tokens at the end of each sequence are not there yet; pages of a file are whole. Throws what
+  // JobInput::read() throws, and kMemory.
+  LoadedCache(const JobInput& input, Decode& decode, const Meeting& meeting, const StepDone& step_done = {},
+              std::int64_t held_back = 0);
 
   const CacheShare& share() const { return share_; }
   const CachePools& pools() const { return pools_; }
@@ -36,20 +38,21 @@ class LoadedCache {
   CachePools copy() const;
   MutableCacheView k(const CachePools& pools) const { return view(pools.k, decode_.job().spec.head_dim); }
   MutableCacheView v(const CachePools& pools) const { return view(pools.v, decode_.job().spec.head_dim_v); }
-  // Gives a step this cache's table and lengths, in both kinds of memory.
+  // Gives a step this cache's table and lengths, those that are held back left out.
   void place(DecodeInputs& inputs) const;
+  // What the host knows of both, for a step whose lengths are these.
+  void place_host_copies(DecodeInputs& inputs) const;
   const NonFinite& non_finite() const { return non_finite_; }
 
  private:
   MutableCacheView view(const Buffer& pool, int dim) const;
-  void fill_made(SyntheticTensor tensor, const MutableTensorView& rows);
-  std::int64_t fill_read(SyntheticTensor tensor, const Buffer& pool, int dim, const StepDone& step_done);
+  void fill_rows(SyntheticTensor tensor, const MutableTensorView& rows, const StepDone& step_done);
+  std::int64_t fill_pages(SyntheticTensor tensor, const Buffer& pool, int dim, const StepDone& step_done);
 
   const JobInput& input_;
   Decode& decode_;
   Meeting meeting_;
   CacheShare share_;
-  bool head_major_ = false;
   CachePools pools_;
   std::vector<std::int32_t> host_lengths_;
   Buffer lengths_;  // [sequences]
