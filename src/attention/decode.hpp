@@ -28,7 +28,7 @@
 #include "base/memory.hpp"
 #include "base/tensor.hpp"
 #include "comm/transport.hpp"
-#include "kernels/cache_view.hpp"
+#include "kernels/cache_share.hpp"
 #include "kernels/decode.hpp"
 #include "kernels/registry.hpp"
 
@@ -60,8 +60,8 @@ struct DecodeInputs {
   // a sequence's last token may hold anything; those before it name pages, also where the mask hides them.
   BlockTable block_table;
   std::int64_t table_pages = 0;
-  // [sequences] keys of each sequence, over all ranks. Row i of sequence s stands at position lengths[s] − rows + i,
-  // when the lengths have grown.
+  // [sequences] keys of each sequence, over all ranks; equal numbers in memory of each rank's own. Row i of sequence s
+  // stands at position lengths[s] − rows + i, when the lengths have grown.
   std::int32_t* lengths = nullptr;
   const float* sinks = nullptr;  // [heads], present exactly when FoldSpec::sinks
   // Adds `rows` to every length before anything else is done. Else lengths are only read, and count the rows already.
@@ -101,7 +101,7 @@ class Decode {
 
   // Keys of a group: what ranks deal to each other.
   std::int64_t group_keys() const;
-  // The groups of each sequence that this rank's cache holds. Only these have a place in it (kernels/cache_view.hpp).
+  // The groups of each sequence that this rank's cache holds. Only these have a place in it (kernels/cache_share.hpp).
   GroupShare share() const;
   // Tokens that this rank's cache holds of a sequence of `length` keys.
   std::int64_t cache_tokens(std::int64_t length) const;
@@ -129,8 +129,9 @@ class Decode {
   // with: kPeer for a deadline or a dead peer, and kUsage for the first sequence that a check on the device has found
   // wrong, once. Launches of graphs are the caller's to wait for; what their checks found is thrown here, too.
   //
-  // A step that finds a sequence wrong computes its rows as if it had no keys, and reads and writes nothing outside of
-  // the cache; all other sequences have their results.
+  // A step that finds a sequence wrong takes it for one without keys, and reads and writes nothing outside of the
+  // cache; all other sequences have their results. With several ranks, one of which has a wrong table, the sequence's
+  // rows are of no use.
   void wait();
 
  private:

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -13,11 +12,11 @@
 #include "base/cuda.hpp"
 #include "base/gpu.hpp"
 #include "comm/self.hpp"
-#include "comm/world.hpp"
 #include "kernels/fold_spec.hpp"
 #include "tests/support/cuda_graph.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/ring_job.hpp"
+#include "tests/support/two_ranks.hpp"
 
 namespace ringattn::testing {
 namespace {
@@ -131,23 +130,6 @@ class GpuEnqueue : public ::testing::Test {
     if (visible_gpus().empty()) GTEST_SKIP() << "needs a GPU: " << gpus_unavailable();
   }
 };
-
-// A world of two threads; whatever one of them throws fails the test.
-void in_two_ranks(const std::string& transport, const std::function<void(Transport&)>& rank_main) {
-  WorldRequest request;
-  request.transport = transport;
-  request.memory = WantedMemory::kDevice;
-  request.ranks = 2;
-  std::string failure;
-  run_world(
-      request,
-      [&](Transport& world) {
-        rank_main(world);
-        return 0;
-      },
-      [&](const Error& error) { failure = error.what(); });
-  EXPECT_EQ(failure, "") << transport;
-}
 
 void expect_layers_in_a_row(Transport& world, std::int64_t block_tokens) {
   Attention attention(job_of(1500), world, on_gpu(block_tokens));

@@ -4,12 +4,10 @@
 #include <mpi.h>
 
 #include <cstring>
-#include <memory>
 #include <string>
 
-#include "comm/device_world.hpp"
-#include "comm/mpi.hpp"
 #include "comm/self.hpp"
+#include "tests/distributed/over_mpi.hpp"
 #include "tests/support/ring_job.hpp"
 
 namespace ringattn::testing {
@@ -38,27 +36,12 @@ Tally tally_of(const Job& job, const JobResult& result, const JobResult& referen
   return tally;
 }
 
-// Over each transport that joins processes. Without a GPU for each rank the device transports are skipped.
-class MpiInvariance : public ::testing::TestWithParam<std::string> {
+class MpiInvariance : public OverMpi {
  protected:
-  void SetUp() override {
-    host_ = make_mpi_transport(MPI_COMM_WORLD);
-    if (GetParam() == "mpi") return;
-    WorldRequest request;
-    request.transport = GetParam();
-    try {
-      device_ = make_device_world(*host_, request).transport;
-    } catch (const AgreedError& error) {
-      skip(error.what());
-      return;
-    }
-    if (device_ == nullptr) skip("this build has no such transport");
-  }
-
   void expect_same_bits(const Job& job, Options options, const std::string& what) {
     const JobTensors tensors = random_tensors(job, 11);
-    Transport& transport = device_ ? *device_ : *host_;
-    options.kernel.backend = device_ ? "cuda" : "cpu";
+    Transport& transport = this->transport();
+    options.kernel.backend = backend();
     Options alone;
     alone.threads = 1;
     alone.kernel = options.kernel;
@@ -75,12 +58,6 @@ class MpiInvariance : public ::testing::TestWithParam<std::string> {
     MPI_Allreduce(&mine.equal, &equal, 1, MPI_LONG_LONG, MPI_SUM, MPI_COMM_WORLD);
     EXPECT_EQ(equal, job.batch.q_tokens()) << what << ": every token is computed by exactly one rank";
   }
-
- private:
-  static void skip(const std::string& why) { GTEST_SKIP() << "needs a GPU for each rank: " << why; }
-
-  std::unique_ptr<Transport> host_;
-  std::unique_ptr<Transport> device_;
 };
 
 FoldSpec small_spec(Mask mask) {
@@ -134,8 +111,7 @@ TEST_P(MpiInvariance, OneToken) {
   expect_same_bits(job, options, "one token");
 }
 
-INSTANTIATE_TEST_SUITE_P(Transports, MpiInvariance, ::testing::Values("mpi", "p2p", "nccl"),
-                         [](const auto& test) { return test.param; });
+INSTANTIATE_TEST_SUITE_P(Transports, MpiInvariance, ::testing::Values("mpi", "p2p", "nccl"), transport_name);
 
 }  // namespace
 }  // namespace ringattn::testing

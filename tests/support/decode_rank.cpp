@@ -227,7 +227,7 @@ std::string DecodeRank::difference(const JobResult& reference) {
       const bool same =
           std::memcmp(out.data() + row * row_bytes, reference.out.data() + token * row_bytes, row_bytes) == 0 &&
           std::memcmp(lse.data() + row * heads, reference.lse.data() + token * heads, heads * sizeof(float)) == 0;
-      if (!same && found.empty()) found = fmt::format("sequence {}, position {} differs", s, position);
+      if (!same) found += fmt::format("sequence {}, position {} differs; ", s, position);
     }
   }
   return found;

@@ -33,8 +33,8 @@ class DecodeRank {
   DecodeOutputs outputs();
   Stream stream() { return decode_.backend().stream(); }
 
-  // Waits. Compares this rank's rows of the step with those of the reference, by memcmp; says which differs, or
-  // nothing. Then the outputs are NaN again.
+  // Waits. Compares this rank's rows of the step with those of the reference, by memcmp; says which differ,
+  // or nothing. Then the outputs are NaN again.
   std::string difference(const JobResult& reference);
   // Whether the step has left O 0 and LSE −∞ for the sequence, which this rank owns. Leaves the outputs.
   bool is_empty(std::int64_t sequence);

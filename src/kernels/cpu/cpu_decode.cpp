@@ -11,7 +11,7 @@
 #endif
 
 #include "base/pulse.hpp"
-#include "kernels/cache_view.hpp"
+#include "kernels/cache_share.hpp"
 #include "kernels/cpu/cpu_backend.hpp"
 #include "kernels/cpu/fold_state.hpp"
 #include "kernels/registry.hpp"
