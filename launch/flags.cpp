@@ -146,8 +146,13 @@ constexpr FlagRow kTable[] = {
     {"page-size", 0, kJobs, FlagGroup::kShape, FlagKind::kSize, "TOKENS", "0",
      "tokens of a page of --op decode's cache: 16, 32, 64, 128 or 256, dealt at random by the seed; 0: no pages",
      set_tokens<&JobOptions::page_size, 0>},
-    {"batch", 0, kJobs, FlagGroup::kShape, FlagKind::kNumber, "B", "1", "sequences",
+    {"batch", 0, kRun | kVerify | kPlan, FlagGroup::kShape, FlagKind::kNumber, "B", "1", "sequences",
      [](JobOptions& options, std::string_view text) { options.batch = parse_integer(text, 1, 1 << 24); }},
+    {"batch", 0, kBench, FlagGroup::kShape, FlagKind::kText, "LIST", "1",
+     "sequences; a list such as 1,32 gives points for each",
+     [](JobOptions& options, std::string_view text) {
+       options.batches = parse_size_list(text, "sequences", 1, 1 << 24);
+     }},
     {"total-tokens", 0, kBench, FlagGroup::kShape, FlagKind::kSize, "TOKENS", "",
      "batches of short sequences: as many as make so many tokens, at least one; instead of --batch",
      set_tokens<&JobOptions::total_tokens, 1>, "64k"},

@@ -32,6 +32,7 @@ struct JobOptions {
   std::optional<std::int64_t> q_len;
   std::int64_t page_size = 0;  // 0: a cache without pages
   std::int64_t batch = 1;
+  std::vector<std::int64_t> batches;  // of `bench`
   int heads = 8;
   int kv_heads = 2;
   int head_dim = 128;

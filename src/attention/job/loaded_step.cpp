@@ -49,7 +49,7 @@ LoadedCache::LoadedCache(const JobInput& input, Decode& decode, const Meeting& m
   const DecodeJob& job = decode.job();
   const FoldSpec& spec = job.spec;
   const auto key_tile = static_cast<int>(decode.group_keys() / kGroupTiles);
-  share_ = cache_share(input, job, meeting.rank(), meeting.size(), key_tile);
+  share_ = rank_cache(input, job, meeting.rank(), meeting.size(), key_tile);
   if (held_back > 0) hold_back(share_.held, input.job().batch.cu_k(), held_back);
   const std::int64_t rows = share_.pages * share_.page_size;
   Backend& backend = decode.backend();

@@ -10,8 +10,8 @@
 
 #include "attention/decode.hpp"
 #include "attention/files/job_input.hpp"
-#include "attention/job/cache_share.hpp"
 #include "attention/job/loaded_job.hpp"
+#include "attention/job/rank_cache.hpp"
 #include "base/memory.hpp"
 #include "comm/meeting.hpp"
 
@@ -32,7 +32,7 @@ class LoadedCache {
   LoadedCache(const JobInput& input, Decode& decode, const Meeting& meeting, const StepDone& step_done = {},
               std::int64_t held_back = 0);
 
-  const CacheShare& share() const { return share_; }
+  const RankCache& share() const { return share_; }
   const CachePools& pools() const { return pools_; }
   // Another cache of the same contents.
   CachePools copy() const;
@@ -52,7 +52,7 @@ class LoadedCache {
   const JobInput& input_;
   Decode& decode_;
   Meeting meeting_;
-  CacheShare share_;
+  RankCache share_;
   CachePools pools_;
   std::vector<std::int32_t> host_lengths_;
   Buffer lengths_;  // [sequences]

@@ -99,8 +99,11 @@ class GrowingSteps {
   DecodeJob job_of(const Options& options, Transport& world) const {
     DecodeJob job;
     meeting_.together([&] {
-      job = forecast_step(input_, fitting_request(options.kernel, world), world.size()).job;
-      job.limits.rows = 1;  // a step
+      const DecodeSpec spec{input_.job().spec};
+      const DecodeChoice choice = choose_kernel(spec, fitting_request(options.kernel, world));
+      const auto backend = choice.row->make_backend({1, kNoDevice});
+      job = decode_job(input_, world.size(), choice.row->make_kernel(spec, *backend)->key_tile());
+      job.limits.rows = 1;  // of a step
     });
     return job;
   }

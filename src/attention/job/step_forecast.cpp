@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <numeric>
 
-#include "attention/job/cache_share.hpp"
+#include "attention/job/rank_cache.hpp"
 #include "attention/tokens/group_deal.hpp"
-#include "kernels/cache_view.hpp"
+#include "kernels/cache_share.hpp"
 #include "kernels/merge.hpp"
 
 namespace ringattn {

@@ -21,7 +21,7 @@ struct PlacedKeys {
 };
 
 // A rank's cache: its pages, or the one page a sequence has of a dense cache.
-struct CacheShare {
+struct RankCache {
   std::int64_t pages = 0;
   std::int64_t page_size = 0;         // tokens
   std::vector<std::int32_t> numbers;  // [pages] each page's number in the job's pool, ascending; of a dense cache none
@@ -35,7 +35,7 @@ DecodeJob decode_job(const JobInput& input, int ranks, int key_tile);
 
 // What rank `rank` of `ranks` holds of a job that decodes; `job` is what decode_job() made of it. Throws kMemory for a
 // table of too many entries.
-CacheShare cache_share(const JobInput& input, const DecodeJob& job, int rank, int ranks, int key_tile);
+RankCache rank_cache(const JobInput& input, const DecodeJob& job, int rank, int ranks, int key_tile);
 
 // Bytes of K and V that a step reads: the tiles that its rows see, once a K/V head, on all ranks together.
 double decode_bytes(const Job& job, int key_tile);

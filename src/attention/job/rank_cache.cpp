@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "attention/job/cache_share.hpp"
+#include "attention/job/rank_cache.hpp"
 
 #include <fmt/format.h>
 
@@ -9,7 +9,7 @@
 #include "attention/tokens/cost.hpp"
 #include "attention/tokens/group_deal.hpp"
 #include "base/error.hpp"
-#include "kernels/cache_view.hpp"
+#include "kernels/cache_share.hpp"
 #include "kernels/merge.hpp"
 #include "kernels/visibility.hpp"
 
@@ -47,8 +47,8 @@ std::vector<std::int32_t> needed_pages(const PageTable& table, const Batch& batc
   return numbers;
 }
 
-CacheShare dense_share(const Batch& batch, const GroupShare& share, std::int64_t group, std::int64_t capacity) {
-  CacheShare cache;
+RankCache dense_share(const Batch& batch, const GroupShare& share, std::int64_t group, std::int64_t capacity) {
+  RankCache cache;
   cache.pages = static_cast<std::int64_t>(batch.sequences.size());
   cache.page_size = capacity;
   std::int64_t first = 0;  // packed key
@@ -62,9 +62,9 @@ CacheShare dense_share(const Batch& batch, const GroupShare& share, std::int64_t
   return cache;
 }
 
-CacheShare paged_share(const PageTable& table, const Batch& batch, const GroupShare& share, std::int64_t group,
-                       std::int64_t columns) {
-  CacheShare cache;
+RankCache paged_share(const PageTable& table, const Batch& batch, const GroupShare& share, std::int64_t group,
+                      std::int64_t columns) {
+  RankCache cache;
   cache.page_size = table.page_size;
   cache.columns = columns;
   const auto sequences = static_cast<std::int64_t>(table.sequences());
@@ -120,7 +120,7 @@ DecodeJob decode_job(const JobInput& input, int ranks, int key_tile) {
   return job;
 }
 
-CacheShare cache_share(const JobInput& input, const DecodeJob& job, int rank, int ranks, int key_tile) {
+RankCache rank_cache(const JobInput& input, const DecodeJob& job, int rank, int ranks, int key_tile) {
   const GroupShare share = share_of_rank(rank, ranks);
   const Batch& batch = input.job().batch;
   if (!job.is_paged()) {
