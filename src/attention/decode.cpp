@@ -122,6 +122,7 @@ void Decode::Impl::allocate() {
     backend->synchronize(backend->mark(backend->stream()), meeting.patience().for_peer(), {});
     faults_read = backend->make_marks(1, false);
   }
+  backend->update_cache({}, backend->stream());  // makes it ready
   if (several()) exchange.emplace(job, *kernel, transport, *backend);
   runs.emplace(*backend, transport, meeting.patience());
 }

@@ -78,7 +78,8 @@ class Backend {
   virtual void fill_synthetic(std::uint64_t seed, SyntheticTensor tensor, std::span<const PackedRun> runs,
                               const MutableTensorView& rows, Stream stream) = 0;
   // Grows lengths, checks tables and writes new rows of caches (kernels/cache_update.hpp), before a step that reads
-  // them. Ordered on `stream`; a device gets one launch, which a graph may hold.
+  // them. Ordered on `stream`; a device gets one launch, which a graph may hold. An update without
+  // sequences makes the backend ready, so that no later one loads code while it is captured or peers wait.
   virtual void update_cache(const CacheUpdate& update, Stream stream) = 0;
   // Marks what has been enqueued on `stream` so far. Valid until forget_marks().
   virtual Mark mark(Stream stream) = 0;

@@ -88,10 +88,22 @@ bool fits(const CacheUpdate& update, std::int64_t bytes) {
   return true;
 }
 
+// Loads the code of a kernel, which its first launch would do otherwise.
+template <class Piece>
+void load() {
+  cudaFuncAttributes attributes;
+  check_cuda(cudaFuncGetAttributes(&attributes, update_kernel<Piece>), "cudaFuncGetAttributes");
+}
+
 }  // namespace
 
 void update_cache(const CacheUpdate& update, Stream stream) {
-  if (update.sequences == 0) return;
+  if (update.sequences == 0) {
+    load<uint4>();
+    load<std::uint32_t>();
+    load<std::uint8_t>();
+    return;
+  }
   const auto blocks = static_cast<unsigned>(update.sequences);
   const cudaStream_t queue = cuda_stream(stream);
   if (fits(update, sizeof(uint4))) {

@@ -7,7 +7,7 @@
 
 namespace ringattn::cuda {
 
-// Enqueues the update: one launch.
+// Enqueues the update: one launch. Without sequences, only loads the code.
 void update_cache(const CacheUpdate& update, Stream stream);
 
 }  // namespace ringattn::cuda
