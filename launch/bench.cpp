@@ -174,6 +174,10 @@ int bench_job_list(const Invocation& invocation, Transport& world, Report&) {
            "there would be no whole run to compare with", "Leave one of them out.");
     }
     settings = settings_of(config);
+    if (settings.front().job.decode && (options.against == "folds" || options.against == "sgemm")) {
+      fail(ErrorCode::kUsage, fmt::format("--against {} contradicts decoding", options.against),
+           "a step reads its cache, and computes next to nothing", "Compare with a file of lines.");
+    }
     library_options(config);  // throws for what they can't be
     if (first) {
       check_outputs(invocation);

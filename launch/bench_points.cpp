@@ -34,6 +34,9 @@ BenchJob read_job(const json& job) {
   result.dtype = job.at("dtype").get<std::string>();
   result.mask = job.at("mask").get<std::string>();
   result.source = job.value("source", "");
+  result.decode = job.value("op", "") == op_name(Op::kDecode);
+  result.keys = job.value("keys", std::int64_t{0});
+  result.page_size = job.value("page_size", std::int64_t{0});
   return result;
 }
 
@@ -60,14 +63,18 @@ BenchPoint read_point(const json& line) {
     const json& ms = line.at("ms");
     point.ms = {ms.at("median").get<double>(), ms.at("p10").get<double>(), ms.at("p90").get<double>()};
     point.tflops_per_rank = line.at("tflops_per_rank").get<double>();
+    point.gb_per_s = line.value("gb_per_s", 0.0);
+    point.digest = line.value("digest", "");
   }
   return point;
 }
 
 }  // namespace
 
-BenchJob bench_job(const Job& job, std::string source) {
+BenchJob bench_job(const JobInput& input, std::string source) {
+  const Job& job = input.job();
   const FoldSpec& spec = job.spec;
+  const bool decode = input.op() == Op::kDecode;
   std::string mask = describe(spec.mask);
   if (spec.softcap > 0.0F) mask += fmt::format(", softcap {}", spec.softcap);
   if (spec.sinks) mask += ", sinks";
@@ -82,7 +89,10 @@ BenchJob bench_job(const Job& job, std::string source) {
           spec.head_dim_v,
           std::string(dtype_name(spec.dtype)),
           mask,
-          std::move(source)};
+          std::move(source),
+          decode,
+          decode ? job.batch.k_tokens() : 0,
+          decode && input.pages() != nullptr ? input.pages()->page_size : 0};
 }
 
 BenchTimes summarise(std::vector<double> milliseconds) {
@@ -114,15 +124,23 @@ void write_point(JsonWriter& json, const BenchPoint& point, std::span<const std:
   json.member("heads", job.heads).member("kv_heads", job.kv_heads).member("head_dim", job.head_dim);
   json.member("head_dim_v", job.head_dim_v).member("dtype", job.dtype).member("mask", job.mask);
   if (!job.source.empty()) json.member("source", job.source);
+  if (job.decode) {
+    json.member("op", op_name(Op::kDecode)).member("keys", job.keys).member("page_size", job.page_size);
+  }
   json.end_object();
   json.member("layout", point.layout).member("stripe", point.stripe).member("block", point.block);
   json.member("blocks", point.blocks).member("overlap", point.overlap).member("samples", point.samples);
   if (point.measured()) {
     json.key("ms").begin_object().member("median", point.ms.median).member("p10", point.ms.p10);
     json.member("p90", point.ms.p90).end_object();
-    json.member("tflops_per_rank", point.tflops_per_rank).member("exposed_ms", point.exposed_ms);
-    json.member("predicted_ms", point.predicted_ms).member("memory_peak_bytes", point.memory_peak);
-    json.member("memory_planned_bytes", point.memory_planned);
+    json.member("tflops_per_rank", point.tflops_per_rank);
+    if (job.decode) {
+      json.member("us", point.ms.median * 1e3).member("gb_per_s", point.gb_per_s).member("digest", point.digest);
+      json.key("exposed_ms").null().key("predicted_ms").null();  // nobody has measured the one, or models the other
+    } else {
+      json.member("exposed_ms", point.exposed_ms).member("predicted_ms", point.predicted_ms);
+    }
+    json.member("memory_peak_bytes", point.memory_peak).member("memory_planned_bytes", point.memory_planned);
   } else {
     for (const char* name : {"ms", "tflops_per_rank", "exposed_ms", "predicted_ms", "memory_peak_bytes"}) {
       json.key(name).null();

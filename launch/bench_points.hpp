@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "attention/tokens/job.hpp"
+#include "attention/files/job_input.hpp"
 
 namespace ringattn {
 
@@ -29,13 +29,17 @@ struct BenchJob {
   std::string dtype;
   std::string mask;    // "causal", "full", "window 1023,0", with whatever else changes the computation behind it
   std::string source;  // a file; empty: made up
+  // Of a decoding step alone.
+  bool decode = false;
+  std::int64_t keys = 0;       // of all sequences
+  std::int64_t page_size = 0;  // tokens; 0: no pages
 
   bool operator==(const BenchJob&) const = default;
-  std::int64_t seq() const { return batch > 0 ? tokens / batch : 0; }
+  std::int64_t seq() const { return batch > 0 ? (decode ? keys : tokens) / batch : 0; }
 };
 
 // `source`: as BenchJob::source.
-BenchJob bench_job(const Job& job, std::string source);
+BenchJob bench_job(const JobInput& input, std::string source);
 
 // Milliseconds; the quantiles lie linearly between the two nearest samples.
 struct BenchTimes {
@@ -71,7 +75,9 @@ struct BenchPoint {
   double predicted_ms = 0.0;  // by the machine model, for the slowest rank
   std::size_t memory_peak = 0;
   std::size_t memory_planned = 0;
-  std::string error;  // why there are no figures
+  double gb_per_s = 0.0;  // of a decoding step: K and V read, all ranks together
+  std::string digest;     // of a decoding step's out
+  std::string error;      // why there are no figures
 
   bool measured() const { return samples > 0 && error.empty(); }
 };

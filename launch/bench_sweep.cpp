@@ -20,9 +20,6 @@ namespace ringattn {
 
 namespace {
 
-constexpr std::int64_t kLeastSamples = 10;
-constexpr std::int64_t kMostSamples = 10000;
-constexpr double kLeastSeconds = 0.5;  // of all samples
 constexpr double kShortSeconds = 0.1;  // a run that deserves more than one to warm up
 constexpr std::uint64_t kSeed = 1;
 
@@ -56,19 +53,21 @@ std::vector<Setting> settings_of(const Config& config) {
   if (blocks.empty()) blocks.push_back(0);
   std::vector<Setting> settings;
   const auto add = [&](const JobInput& input, const std::string& source) {
-    for (const std::int64_t block : blocks) settings.push_back({input, bench_job(input.job(), source), block});
+    for (const std::int64_t block : blocks) settings.push_back({input, bench_job(input, source), block});
   };
   if (config.given("input")) {
     add(open_input(config, true), options.input);
     return settings;
   }
-  for (const std::int64_t seq : options.seq) {
-    Config one = config;
-    if (options.total_tokens > 0) {
-      one.options.batch = std::max<std::int64_t>(1, options.total_tokens / std::max<std::int64_t>(1, seq));
+  for (const std::int64_t batch : options.batches) {
+    for (const std::int64_t seq : options.seq) {
+      Config one = config;
+      one.options.synthetic = options.synthetic.value_or(kSeed);
+      one.options.batch = options.total_tokens > 0
+                              ? std::max<std::int64_t>(1, options.total_tokens / std::max<std::int64_t>(1, seq))
+                              : batch;
+      add(JobInput(synthetic_input(one, seq), numerics_of(one)), "");
     }
-    const JobInput shape(synthetic_input(one, seq), numerics_of(one));
-    add(JobInput::synthetic(shape.job(), options.synthetic.value_or(kSeed)), "");
   }
   return settings;
 }
@@ -108,7 +107,11 @@ Sweep::Sweep(const Invocation& invocation, Transport& world, const Screen& scree
 
 void Sweep::measure(const Setting& setting, bool only) {
   try {
-    measure_modes(setting);
+    if (setting.job.decode) {
+      measure_step(setting);
+    } else {
+      measure_modes(setting);
+    }
   } catch (const AgreedError& error) {
     // Every rank knows of it.
     if (only || (error.code() != ErrorCode::kMemory && error.code() != ErrorCode::kUnsupported)) throw;
@@ -127,6 +130,14 @@ void Sweep::measure(const Setting& setting, bool only) {
 }
 
 void Sweep::describe(const Setting& setting) {
+  if (setting.job.decode) {
+    PreparedFileJob prepared(setting.input, world_, library(setting));
+    Report report;
+    report.invocation = &invocation_;
+    gather_world(report, prepared, world_, meeting_);
+    print_job(screen_, prepared, report);
+    return;
+  }
   Attention attention(setting.input.job(), world_, library(setting));
   Report report = report_of(attention);
   print_job(screen_, setting.input, attention, report);
@@ -171,7 +182,7 @@ void Sweep::measure_modes(const Setting& setting) {
   last.rows = attention.q_rows();
   gather_figures(report, attention, last, world_, meeting_);
   for (std::size_t mode = 0; mode < modes.size(); ++mode) {
-    BenchPoint point = point_of(setting, attention, report);
+    BenchPoint point = point_of(setting, report);
     if (modes[mode] == RunMode::kFoldsOnly) point.mode = kFoldsMode;
     point.samples = count;
     point.ms = summarise(slowest(meeting_, samples[mode].milliseconds));
@@ -192,12 +203,19 @@ std::int64_t Sweep::warm_up(LoadedJob& loaded, const std::vector<RunMode>& modes
     }
     seconds = slowest(meeting_, {seconds}).front();
   }
-  if (options_.samples > 0) return options_.samples;
-  const double wanted = std::ceil(kLeastSeconds / std::max(seconds, 1e-9));
-  return std::max(kLeastSamples, static_cast<std::int64_t>(std::min(wanted, static_cast<double>(kMostSamples))));
+  return sample_count(seconds);
 }
 
-BenchPoint Sweep::point_of(const Setting& setting, const Attention& attention, const Report& report) const {
+std::int64_t Sweep::sample_count(double seconds) const {
+  constexpr std::int64_t kLeast = 10;
+  constexpr std::int64_t kMost = 10000;
+  constexpr double kLeastSeconds = 0.5;  // of all samples
+  if (options_.samples > 0) return options_.samples;
+  const double wanted = std::ceil(kLeastSeconds / std::max(seconds, 1e-9));
+  return std::max(kLeast, static_cast<std::int64_t>(std::min(wanted, static_cast<double>(kMost))));
+}
+
+BenchPoint Sweep::point_of(const Setting& setting, const Report& report) const {
   BenchPoint point;
   point.git = revision();
   point.host = report.hosts.front();
@@ -210,8 +228,8 @@ BenchPoint Sweep::point_of(const Setting& setting, const Attention& attention, c
   point.stripe = report.plan->stripe;
   point.block = setting.block;
   point.blocks = report.plan->blocks;
-  point.overlap = attention.options().overlap;
-  point.predicted_ms = report.plan->predicted_seconds * 1e3;
+  point.overlap = options_.overlap;
+  point.predicted_ms = report.plan->predicted_seconds.value_or(0.0) * 1e3;
   point.memory_peak = report.memory_peak();
   point.memory_planned = report.plan->memory_per_rank;
   return point;

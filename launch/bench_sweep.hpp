@@ -11,6 +11,7 @@
 
 #include "attention/attention.hpp"
 #include "attention/files/job_input.hpp"
+#include "attention/job/file_job.hpp"
 #include "attention/job/loaded_job.hpp"
 #include "comm/failure.hpp"
 #include "launch/bench_points.hpp"
@@ -66,8 +67,11 @@ class Sweep {
   Options library(const Setting& setting) const;
   Report report_of(Attention& attention);
   void measure_modes(const Setting& setting);
+  void measure_step(const Setting& setting);  // bench_steps.cpp
+  // How many samples to take of what lasts so long.
+  std::int64_t sample_count(double seconds) const;
   std::int64_t warm_up(LoadedJob& loaded, const std::vector<RunMode>& modes);
-  BenchPoint point_of(const Setting& setting, const Attention& attention, const Report& report) const;
+  BenchPoint point_of(const Setting& setting, const Report& report) const;
   void keep(const BenchPoint& point);
 
   const Invocation& invocation_;

@@ -32,6 +32,12 @@ std::string dims_text(const BenchJob& job) {
 }  // namespace
 
 std::string label(const BenchJob& job) {
+  if (job.decode) {
+    return fmt::format("{} row{} of {} sequence{}, {} keys, {}, {} {}/{} x {} {}", job.tokens,
+                       job.tokens == 1 ? "" : "s", job.batch, job.batch == 1 ? "" : "s", job.keys,
+                       job.page_size > 0 ? fmt::format("pages of {}", job.page_size) : "dense", job.dtype, job.heads,
+                       job.kv_heads, dims_text(job), job.mask);
+  }
   return fmt::format("{} tokens, {} sequence{}, {} {}/{} x {} {}", job.tokens, job.batch, job.batch == 1 ? "" : "s",
                      job.dtype, job.heads, job.kv_heads, dims_text(job), job.mask);
 }
@@ -62,7 +68,45 @@ std::vector<PointPair> pair_with_baseline(std::span<const BenchPoint> ours, std:
   return pairs;
 }
 
+namespace {
+
+std::string steps_text(std::span<const BenchPoint> points, bool with_header) {
+  const std::vector<Table::Column> columns{{"keys", "a sequence"},
+                                           {"seqs"},
+                                           {"rows"},
+                                           {"page"},
+                                           {"samples"},
+                                           {"step", "(us)"},
+                                           {"p10", "(us)"},
+                                           {"p90", "(us)"},
+                                           {"GB/s", "all ranks"},
+                                           {"mem/rank", "(MiB)"},
+                                           {"digest of out"}};
+  Table table(columns);
+  for (const BenchPoint& point : points) {
+    const BenchJob& job = point.job;
+    std::vector<std::string> cells{
+        fmt::format("{}", job.seq()), fmt::format("{}", job.batch), fmt::format("{}", job.tokens),
+        job.page_size > 0 ? fmt::format("{}", job.page_size) : "dense", fmt::format("{}", point.samples)};
+    if (!point.measured()) {
+      cells.resize(columns.size(), "-");
+      table.add(std::move(cells));
+      continue;
+    }
+    for (const double ms : {point.ms.median, point.ms.p10, point.ms.p90})
+      cells.push_back(fmt::format("{:.2f}", ms * 1e3));
+    cells.push_back(fmt::format("{:.1f}", point.gb_per_s));
+    cells.push_back(fmt::format("{:.1f}", static_cast<double>(point.memory_peak) / 0x1p20));
+    cells.push_back(point.digest);
+    table.add(std::move(cells));
+  }
+  return table.text(with_header);
+}
+
+}  // namespace
+
 std::string points_text(std::span<const BenchPoint> points, std::optional<double> sgemm, bool with_header) {
+  if (!points.empty() && points.front().job.decode) return steps_text(points, with_header);
   const bool tera = in_tera(points);
   std::vector<Table::Column> columns{{"tokens"},
                                      {"seqs"},

@@ -18,7 +18,7 @@ std::optional<int> asked_ranks(const Config& config) { return config.options.ran
 // Comparing shapes takes a world to split, also alone.
 std::optional<int> verify_ranks(const Config& config) {
   const JobOptions& options = config.options;
-  const bool shapes = options.against.empty() && options.record.empty() && options.golden.empty();
+  const bool shapes = options.against.empty() && options.record.empty() && options.golden.empty() && !options.decode;
   if (options.ranks || !shapes || launched_by_mpi() || options.transport == "self") return options.ranks;
   return kLargestLocalWorld;
 }
@@ -26,23 +26,26 @@ std::optional<int> verify_ranks(const Config& config) {
 constexpr CommandRow kTable[] = {
     {"run",
      kRun,
-     "compute attention",
+     "compute attention, or a decoding step over a cache",
      {"ringattn run --synthetic 7 --seq 16k",
       "mpirun -np 4 ringattn run --input qkv.safetensors --output out.safetensors --mask causal"},
      "Computes exact attention over the ranks of this world, one rank alone included. O and LSE have the same bits "
      "for\n"
-     "any number of ranks, layout, block size, transport and number of threads.",
+     "any number of ranks, layout, block size, transport and number of threads. A file with a paged cache, or --op "
+     "decode,\n"
+     "is a decoding step: its rows have the bits that attention over the whole sequences gives them.",
      always,
      asked_ranks,
      run_main},
     {"verify",
      kVerify,
-     "check a result: other shapes, an output file, fp64, a golden file",
+     "check a result: other shapes, an output file, fp64, a golden file, decoding",
      {"ringattn verify --synthetic 7 --seq 4k",
       "mpirun -np 3 ringattn verify --input qkv.safetensors --against oracle"},
-     "Without --against, --record or --golden: runs the job in other shapes (numbers of ranks, layouts, block sizes) "
-     "and\n"
-     "compares bits. --layout, --block and --ranks, where given, hold that side of the shapes fixed.",
+     "Without --against, --record, --golden or --decode: runs the job in other shapes (numbers of ranks, layouts, "
+     "block\n"
+     "sizes; of a cache, pages) and compares bits. --layout, --block, --page-size and --ranks, where given, hold that\n"
+     "side of the shapes fixed.",
      always,
      verify_ranks,
      verify_main},

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -48,22 +49,39 @@ double parse_fp32(std::string_view text, double least, double most) {
   return value;
 }
 
+// Each may be renamed; the optional ones last.
+struct TensorRow {
+  std::string_view name;
+  std::optional<std::string> InputNames::*member;
+};
+constexpr TensorRow kTensors[] = {
+    TensorRow{"q", &InputNames::q},
+    TensorRow{"k", &InputNames::k},
+    TensorRow{"v", &InputNames::v},
+    TensorRow{"k_pages", &InputNames::k_pages},
+    TensorRow{"v_pages", &InputNames::v_pages},
+    TensorRow{"block_table", &InputNames::block_table},
+    TensorRow{"lengths_k", &InputNames::lengths_k},
+    TensorRow{"cu_seqlens_q", &InputNames::cu_seqlens_q},
+    TensorRow{"cu_seqlens_k", &InputNames::cu_seqlens_k},
+    TensorRow{"q_offset", &InputNames::q_offset},
+    TensorRow{"sinks", &InputNames::sinks},
+};
+
 void set_tensors(JobOptions& options, std::string_view text) {
-  constexpr std::string_view kNames[] = {"q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "q_offset", "sinks"};
-  constexpr std::optional<std::string> InputNames::*kTargets[] = {
-      &InputNames::q,        &InputNames::k,    &InputNames::v, &InputNames::cu_seqlens_q, &InputNames::cu_seqlens_k,
-      &InputNames::q_offset, &InputNames::sinks};
+  std::string_view choices[std::size(kTensors)];
+  std::transform(std::begin(kTensors), std::end(kTensors), choices, [](const TensorRow& row) { return row.name; });
   InputNames names;
-  bool given[std::size(kNames)] = {};
+  bool given[std::size(kTensors)] = {};
   for (;;) {
     const std::size_t comma = text.find(',');
     const std::string_view entry = text.substr(0, comma);
     const std::size_t equals = entry.find('=');
     if (equals == std::string_view::npos) throw BadValue{"pairs such as q=layers.3.q,k=layers.3.k"};
-    const std::size_t tensor = parse_choice(entry.substr(0, equals), kNames);
-    if (given[tensor]) throw BadValue{fmt::format("each tensor once; {} stands there twice", kNames[tensor])};
+    const std::size_t tensor = parse_choice(entry.substr(0, equals), choices);
+    if (given[tensor]) throw BadValue{fmt::format("each tensor once; {} stands there twice", choices[tensor])};
     given[tensor] = true;
-    names.*kTargets[tensor] = parse_text(entry.substr(equals + 1), "pairs such as q=layers.3.q,k=layers.3.k");
+    names.*kTensors[tensor].member = parse_text(entry.substr(equals + 1), "pairs such as q=layers.3.q,k=layers.3.k");
     if (comma == std::string_view::npos) break;
     text.remove_prefix(comma + 1);
   }
@@ -84,7 +102,7 @@ constexpr FlagRow kTable[] = {
     // Input
     {"input", 0, kJobs, FlagGroup::kInput, FlagKind::kText, "FILE", "",
      "safetensors file, or its *.index.json, with tensors q, k, v and, if wanted, cu_seqlens_q, cu_seqlens_k, "
-     "q_offset, sinks",
+     "q_offset, sinks; or with q and a paged cache: k_pages, v_pages, block_table, lengths_k",
      set_path<&JobOptions::input>, "in.safetensors"},
     {"tensors", 0, kJobs, FlagGroup::kInput, FlagKind::kText, "q=NAME,k=NAME,v=NAME", "",
      "other names of the input's tensors, e.g. q=layers.3.q; the optional ones too", set_tensors, "q=layers.3.q,k=layers.3.k"},
@@ -97,8 +115,22 @@ constexpr FlagRow kTable[] = {
        constexpr std::string_view kChoices[] = {"thd", "htd", "bthd", "bhtd"};
        options.order = static_cast<AxisOrder>(parse_choice(text, kChoices));
      }, "thd"},
+    {"page-order", 0, kJobs, FlagGroup::kInput, FlagKind::kText, "thd|htd", "",
+     "axis order of a page in k_pages and v_pages; htd is head-major [as the file's metadata page_order says, or the only "
+     "one that its shapes allow]",
+     [](JobOptions& options, std::string_view text) {
+       constexpr std::string_view kChoices[] = {"thd", "htd"};
+       options.page_order = parse_choice(text, kChoices) == 0 ? AxisOrder::kThd : AxisOrder::kHtd;
+     }, "htd"},
 
     // Shape
+    {"op", 0, kJobs, FlagGroup::kShape, FlagKind::kText, "attention|decode", "attention",
+     "what computes synthetic input; a file's tensors say it. decode: a few rows at the end of each of many cached "
+     "sequences, with the same bits",
+     [](JobOptions& options, std::string_view text) {
+       constexpr std::string_view kChoices[] = {"attention", "decode"};
+       options.op = static_cast<Op>(parse_choice(text, kChoices));
+     }},
     {"seq", 0, kRun | kVerify, FlagGroup::kShape, FlagKind::kSize, "TOKENS", "16k", "tokens of each sequence",
      [](JobOptions& options, std::string_view text) {
        options.seq = {parse_size_value(text, "tokens", 0, kMaxTokens)};
@@ -106,8 +138,21 @@ constexpr FlagRow kTable[] = {
     {"seq", 0, kPlan | kBench, FlagGroup::kShape, FlagKind::kText, "LIST", "16k",
      "tokens of each sequence; a list such as 8k,64k or 8k-2m*2 gives one row each",
      [](JobOptions& options, std::string_view text) { options.seq = parse_size_list(text, "tokens", 0, kMaxTokens); }},
-    {"batch", 0, kJobs, FlagGroup::kShape, FlagKind::kNumber, "B", "1", "sequences",
+    {"q-len", 0, kJobs, FlagGroup::kShape, FlagKind::kSize, "TOKENS", "",
+     "queries of each sequence, those of its last tokens [all of them; 1 for --op decode, which takes up to 16]",
+     [](JobOptions& options, std::string_view text) {
+       options.q_len = parse_size_value(text, "tokens", 0, kMaxTokens);
+     }, "1"},
+    {"page-size", 0, kJobs, FlagGroup::kShape, FlagKind::kSize, "TOKENS", "0",
+     "tokens of a page of --op decode's cache: 16, 32, 64, 128 or 256, dealt at random by the seed; 0: no pages",
+     set_tokens<&JobOptions::page_size, 0>},
+    {"batch", 0, kRun | kVerify | kPlan, FlagGroup::kShape, FlagKind::kNumber, "B", "1", "sequences",
      [](JobOptions& options, std::string_view text) { options.batch = parse_integer(text, 1, 1 << 24); }},
+    {"batch", 0, kBench, FlagGroup::kShape, FlagKind::kText, "LIST", "1",
+     "sequences; a list such as 1,32 gives points for each",
+     [](JobOptions& options, std::string_view text) {
+       options.batches = parse_size_list(text, "sequences", 1, 1 << 24);
+     }},
     {"total-tokens", 0, kBench, FlagGroup::kShape, FlagKind::kSize, "TOKENS", "",
      "batches of short sequences: as many as make so many tokens, at least one; instead of --batch",
      set_tokens<&JobOptions::total_tokens, 1>, "64k"},
@@ -250,8 +295,12 @@ constexpr FlagRow kTable[] = {
      "folds: each point without transfers too, sample by sample in turn; sgemm: beside the rate of the BLAS of this "
      "machine (CPU); FILE: beside the lines of bench or of bench/peers that have the same job and number of ranks",
      set_path<&JobOptions::against>, "folds"},
+    {"decode", 0, kVerify, FlagGroup::kVerification, FlagKind::kSwitch, "", "off",
+     "decode the last rows of each sequence one by one, from a cache that grows by appends, and compare bits with the "
+     "prefill's", set_switch<&JobOptions::decode>},
     {"rows", 0, kVerify, FlagGroup::kVerification, FlagKind::kNumber, "N", "64",
-     "rows, each of one token and head, that --against oracle samples, the first and the last among them",
+     "rows, each of one token and head, that --against oracle samples, the first and the last among them; rows of each "
+     "sequence that --decode takes",
      [](JobOptions& options, std::string_view text) { options.rows = parse_integer(text, 1, 1 << 20); }},
     {"record", 0, kVerify, FlagGroup::kVerification, FlagKind::kText, "FILE", "",
      "write a golden file: digests, kernel, build, job", set_path<&JobOptions::record>, "golden.json"},

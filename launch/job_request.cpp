@@ -12,7 +12,34 @@ namespace ringattn {
 
 namespace {
 
-constexpr std::string_view kShapeFlags[] = {"seq", "batch", "heads", "kv-heads", "head-dim", "head-dim-v", "dtype"};
+constexpr std::string_view kShapeFlags[] = {"op",    "seq",      "q-len",    "page-size",  "batch",
+                                            "heads", "kv-heads", "head-dim", "head-dim-v", "dtype"};
+
+// What decoding has nothing of: rows stand at the end of their keys, which ranks deal by groups and nobody sends.
+constexpr std::string_view kNotOfDecode[] = {"query-offset", "layout",   "stripe", "block",
+                                             "overlap",      "checksum", "trace",  "compute-only"};
+
+// Shape flags that say how a result is come by, and don't decide it.
+constexpr std::string_view kWaysAlone[] = {"op", "page-size"};
+
+// Refuses flags that the op doesn't know.
+void check_op(const Config& config, Op op) {
+  if (op != Op::kDecode) {
+    if (config.given("page-size") && config.options.page_size > 0) {
+      fail(ErrorCode::kUsage, fmt::format("{} needs --op decode", config.origin("page-size")), "only a cache has pages",
+           "Add --op decode, or leave it out.");
+    }
+    return;
+  }
+  for (const std::string_view flag : kNotOfDecode) {
+    if (!config.given(flag)) continue;
+    const bool file = config.given("input");
+    fail(ErrorCode::kUsage,
+         fmt::format("{} contradicts {}", config.origin(flag), file ? "a file with a cache" : config.origin("op")),
+         "decoding has no such setting: rows stand at the end of their keys, which ranks deal by groups",
+         file ? "Leave it out." : "Leave it out, or use --op attention.");
+  }
+}
 
 void check_source(const Config& config, bool require_source) {
   const bool file = config.given("input");
@@ -29,11 +56,17 @@ void check_source(const Config& config, bool require_source) {
     fail(ErrorCode::kUsage, fmt::format("{} needs --input", config.origin("tensors")),
          "it renames the tensors of a file", "Add --input FILE, or leave it out.");
   }
+  if (!file && config.given("page-order")) {
+    fail(ErrorCode::kUsage, fmt::format("{} needs --input", config.origin("page-order")),
+         "it says how a file's pages lie", "Add --input FILE, or leave it out.");
+  }
+  if (!file) check_op(config, config.options.op);
   if (!file) return;
   for (const std::string_view flag : kShapeFlags) {
     if (config.given(flag)) {
       fail(ErrorCode::kUsage, fmt::format("{} contradicts {}", config.origin(flag), config.origin("input")),
-           "the file's header gives the shape", "Leave it out, or use --synthetic.");
+           flag == "op" ? "the file's tensors say what is computed" : "the file's header gives the shape",
+           "Leave it out, or use --synthetic.");
     }
   }
 }
@@ -56,8 +89,9 @@ FileMetadata deciding_values(const Config& config) {
   FileMetadata metadata;
   for (const ConfigValue& value : config.values) {
     const FlagGroup group = value.row->group;
+    const bool way = std::find(std::begin(kWaysAlone), std::end(kWaysAlone), value.row->name) != std::end(kWaysAlone);
     const bool decides = group == FlagGroup::kInput || group == FlagGroup::kNumerics ||
-                         (group == FlagGroup::kShape && !config.given("input"));
+                         (group == FlagGroup::kShape && !config.given("input") && !way);
     if (decides && !value.text.empty()) metadata.emplace_back(fmt::format("config.{}", value.row->name), value.text);
   }
   return metadata;
@@ -68,7 +102,9 @@ FileMetadata deciding_values(const Config& config) {
 InputRequest input_request(const Config& config, bool require_source) {
   check_source(config, require_source);
   const JobOptions& options = config.options;
-  if (config.given("input")) return FileInput{options.input, options.tensors, options.order};
+  if (config.given("input")) {
+    return FileInput{options.input, options.tensors, options.order, options.page_order};
+  }
   return synthetic_input(config, options.seq.front());
 }
 
@@ -76,8 +112,11 @@ SyntheticInput synthetic_input(const Config& config, std::int64_t seq) {
   check_source(config, false);
   const JobOptions& options = config.options;
   SyntheticInput input;
+  input.op = options.op;
   input.seed = options.synthetic;
   input.tokens = seq;
+  input.q_len = options.q_len;
+  input.page_size = options.page_size;
   input.batch = options.batch;
   input.heads = options.heads;
   input.kv_heads = options.kv_heads;
@@ -94,7 +133,9 @@ Numerics numerics_of(const Config& config) {
 }
 
 JobInput open_input(const Config& config, bool require_source) {
-  return {input_request(config, require_source), numerics_of(config)};
+  JobInput input(input_request(config, require_source), numerics_of(config));
+  check_op(config, input.op());
+  return input;
 }
 
 FileJob file_job(const Config& config) {

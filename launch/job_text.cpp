@@ -16,7 +16,11 @@ std::string layout_text(const LayoutRequest& request) {
   return text;
 }
 
-void print_job(const Screen& screen, const JobInput& input, const Attention& attention, const Report& report) {
+namespace {
+
+// Program, world, input and job; then what computes it.
+void print_head(const Screen& screen, const JobInput& input, const KernelEntry& kernel, int threads,
+                const Report& report) {
   const std::string tool = version_line();
   const std::size_t hosts = std::set<std::string>(report.hosts.begin(), report.hosts.end()).size();
   screen.context(tool.substr(0, tool.size() - 1));
@@ -25,25 +29,63 @@ void print_job(const Screen& screen, const JobInput& input, const Attention& att
                              report.ranks == 1 ? "" : "s", hosts, hosts == 1 ? "" : "s", report.transport,
                              reason.empty() || reason == "forced" ? "" : fmt::format(" (passed over: {})", reason)));
   screen.context(fmt::format("input: {}", input.source()));
-  screen.context(fmt::format("job: {}", describe(input.job())));
-  const int threads = attention.options().threads;
-  const std::string per_rank = attention.kernel().row->backend == "cpu"
-                                   ? fmt::format(", {} thread{} a rank", threads, threads == 1 ? "" : "s")
-                                   : "";
+  screen.context(fmt::format("job: {}{}", report.op == Op::kDecode ? "decode, " : "", describe(input.job())));
+  const std::string per_rank =
+      kernel.backend == "cpu" ? fmt::format(", {} thread{} a rank", threads, threads == 1 ? "" : "s") : "";
   screen.context(fmt::format("kernel: {}{}; {}", report.kernel, per_rank, report.kernel_reason));
+}
+
+void print_devices(const Screen& screen, const Report& report) {
+  for (std::size_t rank = 0; rank < report.devices.size(); ++rank) {
+    screen.detail(fmt::format("rank {} on {}: {}", rank, report.hosts[rank], report.devices[rank]));
+  }
+}
+
+}  // namespace
+
+void print_job(const Screen& screen, const JobInput& input, const Attention& attention, const Report& report) {
+  print_head(screen, input, *attention.kernel().row, attention.options().threads, report);
+  if (input.pages() != nullptr) {
+    screen.context("cache: read into rows; sequences of many queries, or of unequally many, are not decoded");
+  }
   screen.context(fmt::format("layout: {}; {} block{}, {} moved, {} planned for a rank",
                              layout_text(attention.layout().request), report.plan->blocks,
                              report.plan->blocks == 1 ? "" : "s",
                              format_bytes(static_cast<double>(report.plan->bytes_moved)),
                              format_bytes(static_cast<double>(report.plan->memory_per_rank))));
-  for (std::size_t rank = 0; rank < report.devices.size(); ++rank) {
-    screen.detail(fmt::format("rank {} on {}: {}", rank, report.hosts[rank], report.devices[rank]));
-  }
+  print_devices(screen, report);
   for (std::size_t block = 0; block < attention.plan().blocks.size(); ++block) {
     const BlockPlan& plan = attention.plan().blocks[block];
     screen.detail(fmt::format("block {}: keys {} to {}; rank 0 receives {}, folds {:.3f} GFLOP", block,
                               plan.first_token, plan.last_token, format_bytes(static_cast<double>(plan.bytes_received)),
                               plan.flops / 1e9));
+  }
+}
+
+std::string cache_text(const JobInput& input) {
+  if (input.pages() == nullptr) return "dense";
+  return fmt::format("{} of {} tokens{}", counted(static_cast<std::uint64_t>(input.pages()->pages), "page"),
+                     input.pages()->page_size, input.head_major_pages() ? ", head-major" : "");
+}
+
+void print_step(const Screen& screen, const JobInput& input, const Decode& decode, const StepForecast& step,
+                const Report& report) {
+  print_head(screen, input, *decode.kernel().row, decode.options().threads, report);
+  screen.context(fmt::format("cache: {}; dealt by groups of {} keys, {} moved, {} planned for a rank",
+                             cache_text(input), step.group_keys, format_bytes(static_cast<double>(step.bytes_moved())),
+                             format_bytes(static_cast<double>(step.memory.total()))));
+  print_devices(screen, report);
+  for (std::size_t rank = 0; rank < step.keys.size(); ++rank) {
+    screen.detail(fmt::format("rank {} holds {} keys, owns {} rows, receives {}", rank, step.keys[rank],
+                              step.rows[rank], format_bytes(static_cast<double>(step.received[rank]))));
+  }
+}
+
+void print_job(const Screen& screen, PreparedFileJob& prepared, const Report& report) {
+  if (prepared.input().op() == Op::kDecode) {
+    print_step(screen, prepared.input(), prepared.decode(), prepared.step(), report);
+  } else {
+    print_job(screen, prepared.input(), prepared.attention(), report);
   }
 }
 

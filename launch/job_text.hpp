@@ -6,6 +6,7 @@
 
 #include "attention/attention.hpp"
 #include "attention/files/job_input.hpp"
+#include "attention/job/file_job.hpp"
 #include "launch/report.hpp"
 #include "launch/screen.hpp"
 
@@ -16,5 +17,13 @@ std::string layout_text(const LayoutRequest& request);
 
 // World, input, job, kernel, layout and plan of a job that is about to run.
 void print_job(const Screen& screen, const JobInput& input, const Attention& attention, const Report& report);
+// The same of a decoding step.
+void print_step(const Screen& screen, const JobInput& input, const Decode& decode, const StepForecast& step,
+                const Report& report);
+// Whichever it is.
+void print_job(const Screen& screen, PreparedFileJob& prepared, const Report& report);
+
+// "dense", "40 pages of 64 tokens, head-major": how the cache lies that a step reads.
+std::string cache_text(const JobInput& input);
 
 }  // namespace ringattn

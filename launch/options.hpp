@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "attention/files/input_tensors.hpp"
+#include "attention/files/job_input.hpp"
 #include "attention/files/safetensors_rows.hpp"
 #include "attention/tokens/layout.hpp"
 #include "base/dtype.hpp"
@@ -23,10 +24,15 @@ struct JobOptions {
   InputNames tensors;
   std::optional<std::uint64_t> synthetic;  // seed
   std::optional<AxisOrder> order;
+  std::optional<AxisOrder> page_order;  // kThd or kHtd
 
   // Shape of synthetic input
+  Op op = Op::kAttention;
   std::vector<std::int64_t> seq;  // one for a job, any number for `plan` and `bench`
+  std::optional<std::int64_t> q_len;
+  std::int64_t page_size = 0;  // 0: a cache without pages
   std::int64_t batch = 1;
+  std::vector<std::int64_t> batches;  // of `bench`
   int heads = 8;
   int kv_heads = 2;
   int head_dim = 128;
@@ -75,6 +81,7 @@ struct JobOptions {
 
   // Verification
   std::string against;  // "oracle" (of `bench`: "folds", "sgemm"), a file, or empty
+  bool decode = false;  // the last rows once more, by decoding
   std::int64_t rows = 64;
   std::string record;
   std::string golden;

@@ -13,6 +13,7 @@
 #include "launch/help.hpp"
 #include "launch/job_request.hpp"
 #include "launch/job_text.hpp"
+#include "launch/plan_steps.hpp"
 #include "launch/report.hpp"
 #include "launch/screen.hpp"
 #include "launch/table.hpp"
@@ -219,6 +220,7 @@ int plan_job(const Invocation& invocation) {
   } else {
     for (const std::int64_t seq : options.seq) inputs.emplace_back(synthetic_input(config, seq), numerics_of(config));
   }
+  if (inputs.front().op() == Op::kDecode) return plan_steps(invocation, inputs, screen);
   Options library = library_options(config);
   // What is forced is meant for another machine, perhaps; what is not is this one's.
   const bool forced = options.backend != "auto" || options.kernel != "auto";

@@ -51,12 +51,12 @@ void write_texts(JsonWriter& json, std::string_view name, const std::vector<std:
 }
 
 // The job itself, wherever its shape came from.
-void write_job(JsonWriter& json, const std::optional<Job>& job) {
-  json.key("job");
+void write_job(JsonWriter& json, const std::optional<Job>& job, Op op) {
   if (!job) {
-    json.null();
+    json.key("op").null().key("job").null();
     return;
   }
+  json.member("op", op_name(op)).key("job");
   const FoldSpec& spec = job->spec;
   json.begin_object().member("dtype", dtype_name(spec.dtype)).member("heads", spec.heads);
   json.member("kv_heads", spec.kv_heads).member("head_dim", spec.head_dim).member("head_dim_v", spec.head_dim_v);
@@ -64,6 +64,26 @@ void write_job(JsonWriter& json, const std::optional<Job>& job) {
   json.member("softcap", static_cast<double>(spec.softcap)).member("sinks", spec.sinks);
   json.member("sequences", static_cast<std::int64_t>(job->batch.sequences.size()));
   json.member("q_tokens", job->batch.q_tokens()).member("k_tokens", job->batch.k_tokens()).end_object();
+}
+
+void write_plan(JsonWriter& json, const std::optional<PlanFigures>& plan) {
+  json.key("plan");
+  if (!plan) {
+    json.null();
+    return;
+  }
+  json.begin_object().member("blocks", plan->blocks).member("layout", plan->layout).member("stripe", plan->stripe);
+  json.member("bytes_moved", plan->bytes_moved).member("memory_per_rank", plan->memory_per_rank);
+  if (plan->predicted_seconds) {
+    json.member("predicted_ms", *plan->predicted_seconds * 1e3);
+  } else {
+    json.key("predicted_ms").null();
+  }
+  if (plan->memory) {
+    json.member("bytes_read", plan->bytes_read);
+    write_memory(json, *plan->memory);
+  }
+  json.end_object();
 }
 
 void write_measurements(JsonWriter& json, const Report& report) {
@@ -81,7 +101,11 @@ void write_measurements(JsonWriter& json, const Report& report) {
   for (const char* name : {"median", "p10", "p90"}) json.member(name, milliseconds);
   json.end_object();
   json.member("tflops_per_rank", report.flops_per_second_per_rank() / 1e12);
-  json.member("exposed_ms", report.most_exposed_seconds() * 1e3);
+  if (report.op == Op::kAttention) {
+    json.member("exposed_ms", report.most_exposed_seconds() * 1e3);
+  } else {
+    json.key("exposed_ms").null();  // nobody has measured it
+  }
   json.member("memory_peak_bytes", report.memory_peak());
 }
 
@@ -132,6 +156,11 @@ std::size_t Report::memory_peak() const {
   return most;
 }
 
+void write_memory(JsonWriter& json, const DecodeMemory& memory) {
+  json.key("memory").begin_object().member("cache", memory.cache).member("tables", memory.tables);
+  json.member("rows", memory.rows).member("scratch", memory.scratch).member("partials", memory.partials).end_object();
+}
+
 void write_document_head(JsonWriter& json, std::string_view command, const Invocation& invocation) {
   json.member("schema", kSchema).member("command", command);
   json.key("tool").begin_object();
@@ -157,20 +186,13 @@ std::string report_text(const Report& report) {
     write_texts(json, "devices", report.devices);
     json.end_object();
   }
-  write_job(json, report.job);
+  write_job(json, report.job, report.op);
   if (report.kernel.empty()) {
     json.key("kernel").null();
   } else {
     json.member("kernel", report.kernel).member("kernel_reason", report.kernel_reason);
   }
-  if (report.plan) {
-    json.key("plan").begin_object().member("blocks", report.plan->blocks).member("layout", report.plan->layout);
-    json.member("stripe", report.plan->stripe).member("bytes_moved", report.plan->bytes_moved);
-    json.member("memory_per_rank", report.plan->memory_per_rank);
-    json.member("predicted_ms", report.plan->predicted_seconds * 1e3).end_object();
-  } else {
-    json.key("plan").null();
-  }
+  write_plan(json, report.plan);
   write_measurements(json, report);
   if (report.digests) {
     json.key("digest").begin_object().member("out", report.digests->out).member("lse", report.digests->lse);
@@ -274,37 +296,79 @@ int run_reported(std::string_view command, const Invocation& invocation, Transpo
   }
 }
 
-void gather_world(Report& report, Attention& attention, Transport& world, const Meeting& meeting) {
+namespace {
+
+void gather_ranks(Report& report, Backend& backend, const KernelEntry& kernel, const std::string& reason,
+                  Transport& world, const Meeting& meeting) {
   report.ranks = world.size();
   report.transport = world.name();
-  report.kernel = attention.kernel().row->name;
-  report.kernel_reason = attention.kernel().reason;
+  report.kernel = kernel.name;
+  report.kernel_reason = reason;
+  report.hosts = meeting.gather(host_name());
+  const std::string identity = backend.identity();
+  report.devices =
+      meeting.gather(backend.memory() == MemoryKind::kDevice ? fmt::format("GPU {}: {}", world.device(), identity)
+                                                             : fmt::format("{} ({})", cpu_model(), identity));
+}
+
+// This rank's part of the peak of its process or its device.
+std::size_t peak_of(Backend& backend, const Transport& world) {
+  // Ranks that are threads share the process and its memory.
+  const std::size_t ranks_here = world.name().ends_with("threads") ? static_cast<std::size_t>(world.size()) : 1;
+  const bool shared = backend.memory() == MemoryKind::kHost;
+  return backend.peak_memory() / (shared ? ranks_here : 1);
+}
+
+}  // namespace
+
+void gather_world(Report& report, Attention& attention, Transport& world, const Meeting& meeting) {
+  gather_ranks(report, attention.backend(), *attention.kernel().row, attention.kernel().reason, world, meeting);
   report.flops = job_flops(attention.job());
   report.job = attention.job();
-  report.hosts = meeting.gather(host_name());
-  const std::string identity = attention.backend().identity();
-  const std::string device = attention.backend().memory() == MemoryKind::kDevice
-                                 ? fmt::format("GPU {}: {}", world.device(), identity)
-                                 : fmt::format("{} ({})", cpu_model(), identity);
-  report.devices = meeting.gather(device);
+  report.op = Op::kAttention;
   const Plan& plan = attention.plan();
   PlanFigures figures;
   figures.blocks = static_cast<std::int64_t>(plan.blocks.size());
   figures.layout = layout_name(attention.layout().request.kind);
   figures.stripe = attention.layout().request.stripe;
-  figures.predicted_seconds = attention.prediction().seconds;
+  figures.predicted_seconds = 0.0;
   struct Mine {
     std::int64_t bytes_received;
     std::size_t memory;
     double seconds;
   };
   for (const Mine& theirs :
-       meeting.gather_values(Mine{plan.bytes_received(), plan.memory_bytes, figures.predicted_seconds})) {
+       meeting.gather_values(Mine{plan.bytes_received(), plan.memory_bytes, attention.prediction().seconds})) {
     figures.bytes_moved += theirs.bytes_received;
     figures.memory_per_rank = std::max(figures.memory_per_rank, theirs.memory);
-    figures.predicted_seconds = std::max(figures.predicted_seconds, theirs.seconds);
+    figures.predicted_seconds = std::max(*figures.predicted_seconds, theirs.seconds);
   }
   report.plan = figures;
+}
+
+void gather_step(Report& report, const JobInput& input, Decode& decode, const StepForecast& step, Transport& world,
+                 const Meeting& meeting) {
+  gather_ranks(report, decode.backend(), *decode.kernel().row, decode.kernel().reason, world, meeting);
+  report.flops = job_flops(input.job());
+  report.job = input.job();
+  report.op = Op::kDecode;
+  PlanFigures figures;
+  figures.blocks = step.groups;
+  figures.layout = "groups";
+  figures.stripe = step.group_keys;
+  figures.bytes_moved = step.bytes_moved();
+  figures.memory_per_rank = step.memory.total();
+  figures.memory = step.memory;
+  figures.bytes_read = step.bytes_read;
+  report.plan = figures;
+}
+
+void gather_world(Report& report, PreparedFileJob& prepared, Transport& world, const Meeting& meeting) {
+  if (prepared.input().op() == Op::kDecode) {
+    gather_step(report, prepared.input(), prepared.decode(), prepared.step(), world, meeting);
+  } else {
+    gather_world(report, prepared.attention(), world, meeting);
+  }
 }
 
 void gather_figures(Report& report, Attention& attention, const RankResult& result, Transport& world,
@@ -314,16 +378,34 @@ void gather_figures(Report& report, Attention& attention, const RankResult& resu
   mine.seconds = result.stats.seconds;
   mine.exposed_seconds = result.stats.exposed_seconds;
   mine.flops = plan.flops();
-  // Ranks that are threads share the process and its memory.
-  const std::size_t ranks_here = world.name().ends_with("threads") ? static_cast<std::size_t>(world.size()) : 1;
-  const bool shared = attention.backend().memory() == MemoryKind::kHost;
-  mine.memory_peak = attention.backend().peak_memory() / (shared ? ranks_here : 1);
+  mine.memory_peak = peak_of(attention.backend(), world);
   mine.memory_planned = plan.memory_bytes;
   mine.tokens = result.rows;
   mine.bytes_received = plan.bytes_received();
   mine.bytes_sent = plan.bytes_sent();
   mine.non_finite = result.non_finite;
   report.figures = meeting.gather_values(mine);
+}
+
+void gather_step_figures(Report& report, Decode& decode, const StepForecast& step, const RankResult& result,
+                         Transport& world, const Meeting& meeting) {
+  RankFigures mine;
+  mine.seconds = result.stats.seconds;
+  mine.memory_peak = peak_of(decode.backend(), world);
+  mine.memory_planned = step.memory.total();
+  mine.tokens = result.rows;
+  mine.bytes_received = step.received[static_cast<std::size_t>(world.rank())];
+  mine.non_finite = result.non_finite;
+  report.figures = meeting.gather_values(mine);
+}
+
+void gather_figures(Report& report, PreparedFileJob& prepared, const RankResult& result, Transport& world,
+                    const Meeting& meeting) {
+  if (prepared.input().op() == Op::kDecode) {
+    gather_step_figures(report, prepared.decode(), prepared.step(), result, world, meeting);
+  } else {
+    gather_figures(report, prepared.attention(), result, world, meeting);
+  }
 }
 
 }  // namespace ringattn

@@ -11,6 +11,7 @@
 
 #include "attention/attention.hpp"
 #include "attention/check/accuracy.hpp"
+#include "attention/job/file_job.hpp"
 #include "attention/job/loaded_job.hpp"
 #include "attention/job/output.hpp"
 #include "base/error.hpp"
@@ -23,7 +24,7 @@ class JsonWriter;
 // What a rank tells rank 0.
 struct RankFigures {
   double seconds = 0.0;
-  double exposed_seconds = 0.0;
+  double exposed_seconds = 0.0;  // of attention
   double flops = 0.0;
   std::size_t memory_peak = 0;
   std::size_t memory_planned = 0;
@@ -39,7 +40,10 @@ struct PlanFigures {
   std::int64_t stripe = 0;          // 0: differs between sequences
   std::int64_t bytes_moved = 0;     // received, by all ranks together
   std::size_t memory_per_rank = 0;  // of the neediest rank
-  double predicted_seconds = 0.0;
+  std::optional<double> predicted_seconds;
+  // Of decoding, whose blocks are the groups of the longest sequence, and whose stripe is one of them.
+  std::optional<DecodeMemory> memory;
+  double bytes_read = 0.0;  // of the cache, by all ranks together
 };
 
 struct Report {
@@ -50,6 +54,7 @@ struct Report {
   std::vector<std::string> hosts;    // of each rank
   std::vector<std::string> devices;  // of each rank
   std::optional<Job> job;
+  Op op = Op::kAttention;  // of `job`
   std::string kernel;
   std::string kernel_reason;
   std::optional<PlanFigures> plan;
@@ -71,6 +76,9 @@ std::string report_text(const Report& report);
 // The members that every document of the program starts with: schema, tool, argv, config, environment.
 void write_document_head(JsonWriter& json, std::string_view command, const Invocation& invocation);
 
+// Bytes on a rank: a member "memory".
+void write_memory(JsonWriter& json, const DecodeMemory& memory);
+
 // Where --json leads.
 void write_report(const Report& report);
 
@@ -86,7 +94,15 @@ int run_reported(std::string_view command, const Invocation& invocation, Transpo
 
 // Collective; every rank gets all.
 void gather_world(Report& report, Attention& attention, Transport& world, const Meeting& meeting);
+void gather_world(Report& report, PreparedFileJob& prepared, Transport& world, const Meeting& meeting);
 void gather_figures(Report& report, Attention& attention, const RankResult& result, Transport& world,
                     const Meeting& meeting);
+void gather_figures(Report& report, PreparedFileJob& prepared, const RankResult& result, Transport& world,
+                    const Meeting& meeting);
+// Of a step that `decode` does.
+void gather_step(Report& report, const JobInput& input, Decode& decode, const StepForecast& step, Transport& world,
+                 const Meeting& meeting);
+void gather_step_figures(Report& report, Decode& decode, const StepForecast& step, const RankResult& result,
+                         Transport& world, const Meeting& meeting);
 
 }  // namespace ringattn

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "attention/job/file_job.hpp"
@@ -27,6 +28,47 @@ std::string percent(double part, double whole) {
   return fmt::format("{:.1f}", whole > 0.0 ? 100.0 * part / whole : 0.0);
 }
 
+std::string dims_text(const FoldSpec& spec) {
+  return spec.head_dim_v == spec.head_dim ? fmt::format("{}", spec.head_dim)
+                                          : fmt::format("{}/{}", spec.head_dim, spec.head_dim_v);
+}
+
+// One word, for a column.
+std::string mask_text(const FoldSpec& spec) {
+  std::string mask = describe(spec.mask);
+  std::replace(mask.begin(), mask.end(), ' ', ':');
+  return mask;
+}
+
+std::string mebibytes(std::size_t bytes) { return fmt::format("{:.1f}", static_cast<double>(bytes) / 0x1p20); }
+
+void print_step_result(const Report& report, const JobInput& input, const Screen& screen, bool quiet) {
+  const Job& job = input.job();
+  const FoldSpec& spec = job.spec;
+  const double seconds = report.slowest_seconds();
+  Table table({{"keys"},
+               {"seqs"},
+               {"rows"},
+               {"page"},
+               {"heads"},
+               {"kv"},
+               {"dim"},
+               {"dtype"},
+               {"mask"},
+               {"step", "(us)"},
+               {"GB/s", "all ranks"},
+               {"mem/rank", "(MiB)"},
+               {"digest of out"}});
+  table.add({fmt::format("{}", job.batch.k_tokens()), fmt::format("{}", job.batch.sequences.size()),
+             fmt::format("{}", job.batch.q_tokens()),
+             input.pages() == nullptr ? "dense" : fmt::format("{}", input.pages()->page_size),
+             fmt::format("{}", spec.heads), fmt::format("{}", spec.kv_heads), dims_text(spec),
+             std::string(dtype_name(spec.dtype)), mask_text(spec), fmt::format("{:.2f}", seconds * 1e6),
+             fmt::format("{:.1f}", seconds > 0.0 ? report.plan->bytes_read / seconds * 1e-9 : 0.0),
+             mebibytes(report.memory_peak()), report.digests->out});
+  screen.print(table.text(!quiet));
+}
+
 void print_result(const Report& report, const Job& job, const Screen& screen, bool quiet) {
   const FoldSpec& spec = job.spec;
   const double rate = report.flops_per_second_per_rank();
@@ -43,16 +85,12 @@ void print_result(const Report& report, const Job& job, const Screen& screen, bo
                {"exposed", "(%)"},
                {"mem/rank", "(MiB)"},
                {"digest of out"}});
-  const std::string dim = spec.head_dim_v == spec.head_dim ? fmt::format("{}", spec.head_dim)
-                                                           : fmt::format("{}/{}", spec.head_dim, spec.head_dim_v);
-  std::string mask = describe(spec.mask);
-  std::replace(mask.begin(), mask.end(), ' ', ':');  // one word a column
   table.add({fmt::format("{}", job.batch.q_tokens()), fmt::format("{}", job.batch.sequences.size()),
-             fmt::format("{}", spec.heads), fmt::format("{}", spec.kv_heads), dim, std::string(dtype_name(spec.dtype)),
-             mask, fmt::format("{:.3f}", report.slowest_seconds() * 1e3),
-             fmt::format("{:.1f}", rate / (tera ? 1e12 : 1e9)),
-             percent(report.most_exposed_seconds(), report.slowest_seconds()),
-             fmt::format("{:.1f}", static_cast<double>(report.memory_peak()) / 0x1p20), report.digests->out});
+             fmt::format("{}", spec.heads), fmt::format("{}", spec.kv_heads), dims_text(spec),
+             std::string(dtype_name(spec.dtype)), mask_text(spec),
+             fmt::format("{:.3f}", report.slowest_seconds() * 1e3), fmt::format("{:.1f}", rate / (tera ? 1e12 : 1e9)),
+             percent(report.most_exposed_seconds(), report.slowest_seconds()), mebibytes(report.memory_peak()),
+             report.digests->out});
   screen.print(table.text(!quiet));
 }
 
@@ -85,15 +123,17 @@ int run_job(const Invocation& invocation, Transport& world, Report& report) {
 
   FileJob job;
   Options library;
+  std::optional<JobInput> input;  // open until the job has opened it, too
   meeting.together([&] {
     job = file_job(config);
+    input.emplace(open_input(config, true));
     library = library_options(config);
     if (first) check_outputs(invocation);
   });
   PreparedFileJob prepared(std::move(job), world, std::move(library));
-  Attention& attention = prepared.attention();
-  gather_world(report, attention, world, meeting);
-  print_job(screen, prepared.input(), attention, report);
+  input.reset();
+  gather_world(report, prepared, world, meeting);
+  print_job(screen, prepared, report);
   if (options.dry_run) {
     screen.context("dry run: nothing is computed");
     report.verdict = "ok";
@@ -108,7 +148,7 @@ int run_job(const Invocation& invocation, Transport& world, Report& report) {
       [&](std::string_view what, std::int64_t done, std::int64_t all) { progress.update(what, done, all); });
   progress.clear();
   report.digests = result.digests;
-  gather_figures(report, attention, result.rank, world, meeting);
+  gather_figures(report, prepared, result.rank, world, meeting);
   prepared.write(result);
   std::vector<std::vector<BlockTimes>> timeline;
   if (!options.trace.empty()) timeline = gather_block_times(result.rank.stats.blocks, meeting);
@@ -116,7 +156,11 @@ int run_job(const Invocation& invocation, Transport& world, Report& report) {
   meeting.together([&] {
     if (!first) return;
     print_details(report, screen);
-    print_result(report, attention.job(), screen, options.quiet);
+    if (prepared.input().op() == Op::kDecode) {
+      print_step_result(report, prepared.input(), screen, options.quiet);
+    } else {
+      print_result(report, prepared.input().job(), screen, options.quiet);
+    }
     if (!options.output.empty()) screen.context(fmt::format("output: {}", options.output));
     if (!options.trace.empty()) {
       write_text_file(options.trace, trace_text(timeline, report.hosts), options.force, "trace");

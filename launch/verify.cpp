@@ -10,7 +10,7 @@
 #include "attention/check/golden.hpp"
 #include "attention/check/kept_share.hpp"
 #include "attention/check/output_file.hpp"
-#include "attention/job/loaded_job.hpp"
+#include "attention/job/file_job.hpp"
 #include "attention/job/one_input.hpp"
 #include "attention/job/output.hpp"
 #include "base/size.hpp"
@@ -22,6 +22,7 @@
 #include "launch/progress.hpp"
 #include "launch/report.hpp"
 #include "launch/screen.hpp"
+#include "launch/verify_decode.hpp"
 #include "launch/verify_shapes.hpp"
 
 namespace ringattn {
@@ -30,15 +31,15 @@ namespace {
 
 void check_flags(const Config& config) {
   const JobOptions& options = config.options;
-  const int modes =
-      (options.against.empty() ? 0 : 1) + (options.record.empty() ? 0 : 1) + (options.golden.empty() ? 0 : 1);
+  const int modes = (options.against.empty() ? 0 : 1) + (options.record.empty() ? 0 : 1) +
+                    (options.golden.empty() ? 0 : 1) + (options.decode ? 1 : 0);
   if (modes > 1) {
-    fail(ErrorCode::kUsage, "--against, --record and --golden exclude each other", "one check at a time",
+    fail(ErrorCode::kUsage, "--against, --record, --golden and --decode exclude each other", "one check at a time",
          "Leave out all but one of them.");
   }
-  if (config.given("rows") && options.against != "oracle") {
-    fail(ErrorCode::kUsage, fmt::format("{} needs --against oracle", config.origin("rows")), "it samples rows for it",
-         "Add --against oracle, or leave it out.");
+  if (config.given("rows") && options.against != "oracle" && !options.decode) {
+    fail(ErrorCode::kUsage, fmt::format("{} needs --against oracle, or --decode", config.origin("rows")),
+         "it says how many rows they take", "Add one of them, or leave it out.");
   }
 }
 
@@ -48,7 +49,7 @@ struct SingleRun {
   const JobInput& input;
   const Screen& screen;
   const OutputFile* against;  // null: another check
-  Attention& attention;
+  PreparedFileJob& prepared;
   RankResult result;
   const Meeting& meeting;
   Report& report;
@@ -61,9 +62,8 @@ std::string place(const RowSample& sample) { return fmt::format("token {}, head 
 bool check_against_oracle(const SingleRun& run) {
   const FoldSpec& spec = run.input.job().spec;
   // Its threads are those of the processors that this rank shares with others.
-  const Accuracy all =
-      check_result(run.meeting, run.input, run.attention.plan().kernel, run.options().rows, run.result.runs,
-                   run.result.out_view(spec), run.result.lse_view(spec), run.attention.options().threads);
+  const Accuracy all = check_result(run.meeting, run.input, run.prepared.tiles(), run.options().rows, run.result.runs,
+                                    run.result.out_view(spec), run.result.lse_view(spec), run.prepared.threads());
   run.report.accuracy = all;
   run.screen.context(fmt::format("{} against the fp64 oracle", counted(static_cast<std::uint64_t>(all.rows), "row")));
   if (all.rows == 0) {
@@ -151,23 +151,22 @@ bool verify_single(const Invocation& invocation, const JobInput& input, const Ou
                    const Options& library, const Screen& screen, Transport& world, Report& report) {
   const JobOptions& options = invocation.config.options;
   const Meeting meeting(world, Patience(options.timeout));
-  Attention attention(input.job(), world, library);
-  gather_world(report, attention, world, meeting);
-  print_job(screen, input, attention, report);
-  Golden golden = golden_of(input, attention.kernel().row->name, attention.backend().identity());
+  PreparedFileJob prepared(input, world, library);
+  gather_world(report, prepared, world, meeting);
+  print_job(screen, prepared, report);
+  Golden golden = golden_of(input, prepared.kernel().name, prepared.backend().identity());
   if (!options.golden.empty()) golden = read_golden(meeting, options.golden, golden);
   if (options.dry_run) {
     screen.context("dry run: nothing is computed");
     return true;
   }
   ProgressDisplay progress(options, world.rank() == 0);
-  RankResult result = execute_job(
-      input, attention, meeting,
+  FileJobResult result = prepared.run(
       [&](std::string_view what, std::int64_t done, std::int64_t all) { progress.update(what, done, all); });
   progress.clear();
-  report.digests = digest_result(input, result, meeting);
-  gather_figures(report, attention, result, world, meeting);
-  const SingleRun run{invocation, input, screen, against, attention, std::move(result), meeting, report};
+  report.digests = result.digests;
+  gather_figures(report, prepared, result.rank, world, meeting);
+  const SingleRun run{invocation, input, screen, against, prepared, std::move(result.rank), meeting, report};
   screen.context(fmt::format("digests: out {}, lse {}", report.digests->out, report.digests->lse));
   if (!options.record.empty()) return write_golden(run, std::move(golden));
   if (!options.golden.empty()) return check_golden(run, golden);
@@ -194,8 +193,9 @@ int verify_job(const Invocation& invocation, Transport& world, Report& report) {
   if (against) agree_on_files(meeting, [&] { return against->fingerprints(); });
   const bool shapes = options.against.empty() && options.record.empty() && options.golden.empty();
   const bool pass =
-      shapes ? verify_shapes(invocation, *input, library, screen, world, report)
-             : verify_single(invocation, *input, against ? &*against : nullptr, library, screen, world, report);
+      options.decode ? verify_decode(invocation, *input, library, screen, world, report)
+      : shapes       ? verify_shapes(invocation, *input, library, screen, world, report)
+                     : verify_single(invocation, *input, against ? &*against : nullptr, library, screen, world, report);
   report.verdict = pass ? "pass" : "fail";
   if (!options.dry_run) {
     const std::string_view verdict = !pass ? "FAIL" : options.record.empty() ? "PASS" : "RECORDED";

@@ -5,8 +5,10 @@
 
 #include <numeric>
 #include <optional>
+#include <utility>
 
 #include "attention/check/difference.hpp"
+#include "attention/job/file_job.hpp"
 #include "attention/job/shapes.hpp"
 #include "launch/job_text.hpp"
 #include "launch/progress.hpp"
@@ -31,7 +33,28 @@ ShapeRequest request_of(const Config& config, const Options& library, const Tran
   request.ranks = world_sizes(config, world);
   if (config.given("layout") || config.given("stripe")) request.layout = library.layout;
   if (config.given("block")) request.block = library.block_tokens;
+  request.page_size = config.given("page-size");
   return request;
+}
+
+// What a shape is: of attention ranks, layout and blocks, of decoding ranks and pages.
+std::vector<std::string> row_of(const Shape& shape, const ShapeResult& result, const JobInput& input) {
+  if (input.op() == Op::kAttention) {
+    return {fmt::format("{}", shape.ranks), std::string(layout_name(shape.layout.kind)),
+            shape.layout.stripe > 0 ? fmt::format("{}", shape.layout.stripe) : "auto",
+            shape.block > 0 ? fmt::format("{}", shape.block) : "auto", fmt::format("{}", result.blocks)};
+  }
+  const std::int64_t own = input.pages() == nullptr ? 0 : input.pages()->page_size;
+  const std::int64_t page_size = shape.page_size.value_or(own);
+  const std::string page = shape.op == Op::kAttention ? std::string("-")
+                           : page_size > 0            ? fmt::format("{}", page_size)
+                                                      : std::string("dense");
+  return {fmt::format("{}", shape.ranks), std::string(op_name(shape.op)), page, fmt::format("{}", result.blocks)};
+}
+
+// What waits for the ranks of a shape rest on.
+MachineModel machine_of(const Options& library, PreparedFileJob& prepared) {
+  return library.machine == MachineModel{} ? default_machine(prepared.kernel(), prepared.backend()) : library.machine;
 }
 
 }  // namespace
@@ -40,16 +63,17 @@ bool verify_shapes(const Invocation& invocation, const JobInput& input, Options 
                    Transport& world, Report& report) {
   const Config& config = invocation.config;
   const Meeting meeting(world, Patience(config.options.timeout));
-  int key_tile = 1;
+  const bool steps = input.op() == Op::kDecode;
+  std::vector<Shape> shapes;
   {
     // Throws on every rank what the shapes would throw: no kernel, unlike ranks, too little memory.
-    Attention attention(input.job(), world, library);
-    gather_world(report, attention, world, meeting);
-    print_job(screen, input, attention, report);
-    key_tile = attention.plan().kernel.key_tile;
-    library.machine = attention.options().machine;
+    PreparedFileJob prepared(input, world, library);
+    gather_world(report, prepared, world, meeting);
+    print_job(screen, prepared, report);
+    const ShapeRequest request = request_of(config, library, world);
+    shapes = steps ? step_shapes_of(request, input) : shapes_of(request, input.job(), prepared.tiles().key_tile);
+    library.machine = steps ? machine_of(library, prepared) : prepared.attention().options().machine;
   }
-  const std::vector<Shape> shapes = shapes_of(request_of(config, library, world), input.job(), key_tile);
   screen.context(fmt::format("{} shapes, bit for bit", shapes.size()));
   if (config.options.dry_run) {
     screen.context("dry run: nothing is computed");
@@ -59,12 +83,14 @@ bool verify_shapes(const Invocation& invocation, const JobInput& input, Options 
   ProgressDisplay progress(config.options, world.rank() == 0);
   std::optional<Difference> first;
   std::int64_t done = 0;
-  Table table({{"ranks"}, {"layout"}, {"stripe", "(tokens)"}, {"block", "(tokens)"}, {"blocks"}, {"verdict"}});
+  Table table(steps
+                  ? std::vector<Table::Column>{{"ranks"}, {"op"}, {"page", "(tokens)"}, {"groups"}, {"verdict"}}
+                  : std::vector<Table::Column>{
+                        {"ranks"}, {"layout"}, {"stripe", "(tokens)"}, {"block", "(tokens)"}, {"blocks"}, {"verdict"}});
   run_shapes(input, library, shapes, world, [&](const Shape& shape, const ShapeResult& result) {
-    table.add({fmt::format("{}", shape.ranks), std::string(layout_name(shape.layout.kind)),
-               shape.layout.stripe > 0 ? fmt::format("{}", shape.layout.stripe) : "auto",
-               shape.block > 0 ? fmt::format("{}", shape.block) : "auto", fmt::format("{}", result.blocks),
-               done == 0 ? "baseline" : (result.difference ? "FAIL" : "PASS")});
+    std::vector<std::string> row = row_of(shape, result, input);
+    row.emplace_back(done == 0 ? "baseline" : (result.difference ? "FAIL" : "PASS"));
+    table.add(std::move(row));
     if (!first) first = result.difference;
     progress.update("shape", ++done, static_cast<std::int64_t>(shapes.size()));
   });

@@ -9,8 +9,9 @@
 
 namespace ringattn {
 
-// Runs the job in worlds of several sizes, split from `world`, with every layout and two block sizes, and compares out
-// and lse with those of the first shape. Prints a table of shapes and the first difference; true if there is none.
+// Runs the job in worlds of several sizes, split from `world`, with every layout and two block sizes or, of a decoding
+// step, with pages of several sizes, without pages and by Attention, and compares out and lse with those of the first
+// shape. Prints a table of shapes and the first difference; true if there is none.
 // Collective.
 bool verify_shapes(const Invocation& invocation, const JobInput& input, Options library, const Screen& screen,
                    Transport& world, Report& report);

@@ -48,6 +48,15 @@ class Marks {
   virtual double elapsed(std::size_t from, std::size_t to) = 0;
 };
 
+// Work that is done again and again in the same memory.
+class Replay {
+ public:
+  virtual ~Replay() = default;
+
+  // Enqueues all of it on its stream (device) or does it (host).
+  virtual void launch() = 0;
+};
+
 // A device's memory and queues. One object serves one rank; its calls may come from any thread, one at a time.
 class Backend {
  public:
@@ -88,6 +97,8 @@ class Backend {
   virtual std::unique_ptr<Marks> make_marks(std::size_t count, bool timed) = 0;
   // Whether fold() and the other calls on a stream return before the work is done.
   virtual bool enqueues() const = 0;
+  // What `enqueue` puts on `stream`, to be launched there: a device keeps it as a graph, a host calls `enqueue` anew.
+  virtual std::unique_ptr<Replay> replay(Stream stream, const std::function<void()>& enqueue) = 0;
   // Whether what is enqueued on `stream` goes into a graph instead of being done.
   virtual bool is_capturing(Stream stream) = 0;
   // The most bytes in use so far: of a host, by this process; of a device, since the backend was made, by whoever uses

@@ -9,6 +9,7 @@
 #include "launch/flags.hpp"
 #include "tests/cli/report_schema.hpp"
 #include "tests/cli/tool.hpp"
+#include "tests/support/cache_files.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 namespace ringattn::testing {
@@ -83,6 +84,34 @@ const std::map<std::string_view, std::function<void()>>& effects() {
            out_of(Words{"run", "--order", "htd", "--output", path} + small_job());
            EXPECT_TRUE(has(read_whole(path), R"("shape":[4, 300, 16])"));
          });
+       }},
+      {"page-order",
+       [] {
+         // 16 heads of 16 tokens, or 16 tokens of 16 heads.
+         const TemporaryFolder folder;
+         CacheShape shape;
+         shape.heads = shape.kv_heads = 16;
+         const std::string input = write_cache(folder.file("cache"), shape);
+         EXPECT_EQ(tool({"run", "--input", input}).code, 3);
+         const std::string thd = digest_of(out_of({"run", "--input", input, "--page-order", "thd"}));
+         EXPECT_NE(digest_of(out_of({"run", "--input", input, "--page-order", "htd"})), thd);
+       }},
+      {"op",
+       [] {
+         const std::string out = out_of(Words{"run", "--op", "decode", "--q-len", "2"} + small_job());
+         EXPECT_TRUE(has(out, "# cache: dense")) << out;
+         EXPECT_EQ(digest_of(out), digest({"--q-len", "2"}));
+       }},
+      {"q-len",
+       [] {
+         shapes({"--seq", "50", "--q-len", "3"}, " 3     1 ");
+       }},
+      {"page-size",
+       [] {
+         const Words step = Words{"run", "--op", "decode"} + small_job();
+         const std::string paged = out_of(step + Words{"--page-size", "32"});
+         EXPECT_TRUE(has(paged, "# cache: 10 pages of 32 tokens")) << paged;
+         EXPECT_EQ(digest_of(paged), digest_of(out_of(step)));
        }},
       {"seq",
        [] {
@@ -290,6 +319,12 @@ const std::map<std::string_view, std::function<void()>>& effects() {
       {"against",
        [] {
          EXPECT_TRUE(has(out_of(Words{"verify", "--against", "oracle"} + small_job()), "fp64 oracle"));
+       }},
+      {"decode",
+       [] {
+         const std::string out = out_of(Words{"verify", "--decode", "--rows", "3"} + small_job());
+         EXPECT_TRUE(has(out, "the last 3 rows of each sequence, decoded one by one")) << out;
+         EXPECT_TRUE(has(out, "PASS")) << out;
        }},
       {"rows",
        [] {

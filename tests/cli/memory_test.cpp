@@ -132,6 +132,34 @@ TEST_F(Hostile, ListsThatAreLargerThanTheJob) {
   expect_refused({"run", "--input", largest, "--ranks", "16"}, 3, header_bytes(largest));
 }
 
+TEST_F(Hostile, Caches) {
+  constexpr std::int64_t kMany = std::int64_t{1} << 31;
+  // A pool of one page of 16 tokens, with one head and 8 dims.
+  const auto cache = [&](const Tensor& table, const Tensor& lengths) {
+    return sparse_file("cache.safetensors", {{"q", "BF16", "[1,1,8]", 16},
+                                             {"k_pages", "BF16", "[1,16,1,8]", 256},
+                                             {"v_pages", "BF16", "[1,16,1,8]", 256},
+                                             table,
+                                             lengths});
+  };
+  const auto list = [](const char* name, const char* dtype, std::int64_t entries, std::int64_t bytes) {
+    return Tensor{name, dtype, fmt::format("[{}]", entries), entries * bytes};
+  };
+  const auto refuse = [&](const Tensor& table, const Tensor& lengths, int code) {
+    const std::string file = cache(table, lengths);
+    for (const char* command : {"run", "plan", "verify", "bench"}) {
+      expect_refused({command, "--input", file}, code, header_bytes(file));
+    }
+    expect_refused({"run", "--input", file, "--ranks", "16"}, code, header_bytes(file));
+  };
+  // All lengths are 0, and all pages too: what is wrong are the numbers of rows, sequences and entries alone.
+  refuse({"block_table", "I32", "[1,1]", 4}, list("lengths_k", "I64", kMany, 8), 3);
+  refuse({"block_table", "I32", fmt::format("[{},1]", kMany), kMany * 4}, list("lengths_k", "I32", kMany, 4), 3);
+  refuse({"block_table", "I32", fmt::format("[2,{}]", kMany), kMany * 8}, list("lengths_k", "I32", 1, 4), 3);
+  refuse({"block_table", "I64", fmt::format("[1,{}]", kMany), kMany * 8}, list("lengths_k", "I32", 1, 4), 3);
+  refuse({"block_table", "I32", "[1048577,1]", 4 * 1048577}, list("lengths_k", "I32", 1048577, 4), 3);
+}
+
 TEST_F(Hostile, Headers) {
   constexpr std::size_t kSpaces = 30'000'000;
   const std::string spaces = sparse_file("spaces.safetensors", {{"k", "BF16", "[64,1,8]", 1024}}, kSpaces);
@@ -207,6 +235,12 @@ TEST_F(Hostile, Flags) {
                          {"--seq", "1m", "--heads", "65536", "--kv-heads", "65536", "--head-dim", "256"}};
   for (const Words& words : cases) expect_refused(seed + words, 5);
   expect_refused({"bench", "--dry-run", "--total-tokens", "8g"}, 5);
+  const Words step = seed + Words{"--op", "decode"};
+  expect_refused(step + Words{"--seq", "1g", "--page-size", "16"}, 5);
+  expect_refused(step + Words{"--seq", "1", "--batch", "1048576", "--page-size", "16", "--memory", "1k"}, 5);
+  expect_refused(step + Words{"--seq", "1g", "--batch", "1048576"}, 5);
+  expect_refused(step + Words{"--seq", "2047m", "--heads", "65536", "--kv-heads", "65536", "--head-dim", "256"}, 5);
+  expect_refused(step + Words{"--seq", "1g", "--ranks", "16"}, 5);
   expect_refused({"plan", "--seq", "1g", "--world", "1m"}, 5);
   expect_refused({"plan", "--seq", "1024g", "--world", "2-1m*2"}, 5);
   const Words contradictions[] = {
@@ -215,7 +249,9 @@ TEST_F(Hostile, Flags) {
       {"plan", "--seq", "1", "--batch", "16777216", "--world", "1m"},
       {"plan", "--seq", "1-1g*1.0000001"},
       {"verify", "--synthetic", "1", "--against", "oracle", "--rows", "1152921504606846976"},
-      {"run", "--synthetic", "1", "--seq", "1024g", "--heads", "65536", "--batch", "1024"}};
+      {"run", "--synthetic", "1", "--seq", "1024g", "--heads", "65536", "--batch", "1024"},
+      {"run", "--synthetic", "1", "--op", "decode", "--seq", "1024g"},
+      {"plan", "--op", "decode", "--seq", "1024g", "--page-size", "16"}};
   for (const Words& words : contradictions) expect_refused(words, 2);
 }
 

@@ -3,7 +3,25 @@
 
 #include <mutex>
 
+#include "attention/files/cache_tensors.hpp"
+#include "base/error.hpp"
+
 namespace ringattn {
+
+namespace {
+
+InputTensors find_tensors(const SafetensorsFile& file, const FileInput& input) {
+  if (holds_cache(file, input.names)) return find_cache(file, input.names, input.order, input.page_order);
+  if (input.page_order) {
+    fail(ErrorCode::kUsage, {setting("page_order", axis_order_name(*input.page_order)), " without pages"},
+         file.path() + " holds no paged cache", "Leave it out, or check the tensors' names.");
+  }
+  return find_input(file, input.names, input.order);
+}
+
+}  // namespace
+
+InputFile::InputFile(const FileInput& input) : request(input), file(input.path), tensors(find_tensors(file, input)) {}
 
 std::shared_ptr<const InputFile> open_input_file(const FileInput& input) {
   static std::mutex mutex;

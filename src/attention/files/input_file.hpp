@@ -12,18 +12,20 @@
 
 namespace ringattn {
 
-// q, k and v, and what may stand beside them, in a safetensors file or its index.
+// The tensors of a job in a safetensors file or its index: q, k and v, or q and a paged cache, and what may stand
+// beside them.
 struct FileInput {
   std::string path;
   InputNames names = {};
-  std::optional<AxisOrder> order = {};  // absent: by the number of axes
+  std::optional<AxisOrder> order = {};       // of q, k, v and out; absent: by the number of axes
+  std::optional<AxisOrder> page_order = {};  // of a cache's pages, kThd or kHtd; absent: see find_cache()
 
   bool operator==(const FileInput&) const = default;
 };
 
 struct InputFile {
-  explicit InputFile(const FileInput& input)
-      : request(input), file(input.path), tensors(find_input(file, input.names, input.order)) {}
+  // Throws kFile.
+  explicit InputFile(const FileInput& input);
 
   FileInput request;
   SafetensorsFile file;

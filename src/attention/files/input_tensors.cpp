@@ -5,6 +5,7 @@
 
 #include <string_view>
 
+#include "attention/files/tensor_checks.hpp"
 #include "base/error.hpp"
 #include "base/size.hpp"
 
@@ -13,7 +14,6 @@ namespace ringattn {
 namespace {
 
 constexpr std::int64_t kFarthestOffset = std::int64_t{1} << 60;
-constexpr std::string_view kCumulative = "Write 0, and behind it the end of every sequence in packed tokens.";
 constexpr std::string_view kOffsets =
     "It holds one position for each sequence: that of its first query among its keys.";
 
@@ -22,23 +22,6 @@ Wording one_pair() {
 }
 
 std::string job_has(std::size_t sequences) { return fmt::format("the job has {}", counted(sequences, "sequence")); }
-
-std::string described(const TensorSource& tensor) {
-  return fmt::format("{} has {} {}", tensor.text(), file_dtype_name(tensor.info->dtype),
-                     shape_text(tensor.info->shape));
-}
-
-// Refuses `tensor` unless `agrees`; `why` says what it should be.
-void require(bool agrees, const TensorSource& tensor, const Wording& why, const Wording& remedy) {
-  if (!agrees) fail(ErrorCode::kFile, described(tensor), why, remedy);
-}
-
-std::optional<TensorSource> find_optional(const SafetensorsFile& file, const std::optional<std::string>& name,
-                                          std::string_view role) {
-  if (name) return file.tensor(*name);
-  if (!file.contains(role)) return std::nullopt;
-  return file.tensor(role);
-}
 
 void check_shapes(const InputTensors& input) {
   const RowGrid& q = input.q_grid;
@@ -65,26 +48,6 @@ void check_shapes(const InputTensors& input) {
          fmt::format("Check the file's k shape {}. It is {}, read as {}.", shape_text(input.k.info->shape),
                      input.k.text(), axis_order_name(q.order)));
   }
-}
-
-// Before it is read: a list that can't be right may be of any length.
-void check_count(const TensorSource& tensor, std::int64_t sequences) {
-  require(sequences <= kMostSequences, tensor,
-          fmt::format("it names {} sequences, of at most {}", sequences, kMostSequences),
-          "Compute them in several jobs.");
-}
-
-// Of a list; −1 where it is none, which whoever reads it refuses.
-std::int64_t entries(const TensorSource& tensor) { return tensor.info->shape.size() == 1 ? tensor.info->shape[0] : -1; }
-
-std::vector<std::int64_t> read_cumulative(const TensorSource& tensor, const RowGrid& grid, std::string_view side) {
-  check_count(tensor, entries(tensor) - 1);
-  std::vector<std::int64_t> cumulative = read_integers(tensor);
-  require(cumulative.size() >= 2, tensor, "it holds 0 and one entry for each sequence", kCumulative);
-  require(cumulative.back() == grid.tokens(), tensor,
-          fmt::format("its last entry is {} and {} has {} tokens", cumulative.back(), side, grid.tokens()),
-          kCumulative);
-  return cumulative;
 }
 
 SequenceList read_sequences(const SafetensorsFile& file, const InputNames& names, InputTensors& input) {
@@ -154,9 +117,7 @@ InputTensors find_input(const SafetensorsFile& file, const InputNames& names, st
   input.sequences = read_sequences(file, names, input);
   if (const auto sinks = find_optional(file, names.sinks, "sinks")) {
     input.used.push_back(*sinks);
-    require(entries(*sinks) < 0 || entries(*sinks) == input.q_grid.heads, *sinks,
-            fmt::format("q has {} heads", input.q_grid.heads), "It holds one value for each head of q.");
-    input.sinks = read_floats(*sinks);
+    input.sinks = read_sinks(*sinks, input.q_grid.heads);
   }
   return input;
 }

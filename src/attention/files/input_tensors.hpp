@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tensors of an attention job in a safetensors file: found by name, and checked against each other before anything
-// is read but the short lists.
+// The tensors of a job in a safetensors file: found by name, and checked against each other before anything is read but
+// the short lists.
 #pragma once
 
 #include <cstdint>
@@ -10,20 +10,23 @@
 
 #include "attention/files/safetensors_rows.hpp"
 #include "attention/tokens/job.hpp"
+#include "attention/tokens/page_table.hpp"
 
 namespace ringattn {
 
 // What to look for. A name that isn't set is the role's own ("q", "cu_seqlens_k") and, for the last four, optional; a
-// name that is set must be there.
+// name that is set must be there. The second row is that of a paged cache, instead of k and v.
 struct InputNames {
-  std::optional<std::string> q, k, v, cu_seqlens_q, cu_seqlens_k, q_offset, sinks;
+  std::optional<std::string> q, k, v;
+  std::optional<std::string> k_pages, v_pages, block_table, lengths_k;
+  std::optional<std::string> cu_seqlens_q, cu_seqlens_k, q_offset, sinks;
 
   bool operator==(const InputNames&) const = default;
 };
 
 struct InputTensors {
   TensorSource q;  // [q tokens, heads, head_dim], in the order of q_grid
-  TensorSource k;  // [k tokens, kv_heads, head_dim]
+  TensorSource k;  // [k tokens, kv_heads, head_dim]; of a cache the tokens of all pages, a page an entry of the batch
   TensorSource v;  // [k tokens, kv_heads, head_dim_v]
   RowGrid q_grid;
   RowGrid k_grid;
@@ -32,14 +35,15 @@ struct InputTensors {
   // From cu_seqlens (those of the queries serve as many keys too), or one for each entry of the batch; offsets from
   // q_offset, or aligned to the end of the keys.
   SequenceList sequences;
+  std::optional<PageTable> pages;  // of a cache: where the sequences' keys lie in k and v
   std::vector<float> sinks;        // [heads]; empty: the file has none
-  std::vector<TensorSource> used;  // all of them: q, k, v, and the short lists that there are
+  std::vector<TensorSource> used;  // all of them: q, k, v, and the lists that there are
 
   // Where out goes: the queries' order with the values' dim.
   RowGrid out_grid() const;
 };
 
-// Throws kFile, naming the tensor, its shape and what it disagrees with.
+// Of q, k and v. Throws kFile, naming the tensor, its shape and what it disagrees with.
 InputTensors find_input(const SafetensorsFile& file, const InputNames& names, std::optional<AxisOrder> order);
 
 }  // namespace ringattn

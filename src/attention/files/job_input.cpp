@@ -4,9 +4,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "attention/files/list_request.hpp"
 #include "base/error.hpp"
+#include "kernels/decode.hpp"
 #include "kernels/fold_spec.hpp"
 
 namespace ringattn {
@@ -16,7 +18,36 @@ namespace {
 // How many elements the largest tensor may have: its bytes must stay countable.
 constexpr double kMostElements = 0x1p60;
 
+// Whether every sequence has as many rows, and no more than decode kernels take.
+bool decodes(const SequenceList& sequences) {
+  for (std::size_t i = 0; i < sequences.distinct(); ++i) {
+    const Sequence& s = sequences[i];
+    if (s.q_len != sequences[0].q_len || s.k_len > std::numeric_limits<std::int32_t>::max()) return false;
+  }
+  return !sequences.empty() && sequences[0].q_len >= 1 && sequences[0].q_len <= kMostDecodeRows;
+}
+
+// What decode steps can't be, of a synthetic one.
+void check_decode(const SyntheticInput& input, std::int64_t q_len) {
+  if (q_len < 1 || q_len > kMostDecodeRows) {
+    fail(ErrorCode::kUsage, {setting("q_len", q_len), " with ", setting("op", "decode")},
+         fmt::format("a step has 1 to {} rows of a sequence", kMostDecodeRows),
+         {"Use ", setting("op", "attention"), " for more: rows have the same bits there."});
+  }
+  if (input.page_size != 0 && !is_page_size(input.page_size)) {
+    fail(ErrorCode::kUsage, {setting("page_size", input.page_size)},
+         fmt::format("pages of {} tokens are possible", kPageSizes),
+         "Choose one of them, or 0 for a cache without pages.");
+  }
+  if (input.tokens > std::numeric_limits<std::int32_t>::max()) {
+    fail(ErrorCode::kUsage, {setting("seq", input.tokens), " with ", setting("op", "decode")},
+         "lengths of a cache lie below 2^31", {"Use ", setting("op", "attention"), ", or fewer tokens."});
+  }
+}
+
 }  // namespace
+
+std::string_view op_name(Op op) { return op == Op::kDecode ? "decode" : "attention"; }
 
 JobInput::JobInput(const InputRequest& request, const Numerics& numerics) {
   std::visit([this](const auto& input) { take_shape(input); }, request);
@@ -57,11 +88,26 @@ void JobInput::take_shape(const SyntheticInput& input) {
           fmt::format(" and {} heads", spec.heads)},
          "a tensor would have more than 2^60 elements", "Use fewer tokens, sequences or heads.");
   }
-  job_.batch = uniform_batch(input.batch, input.tokens, input.tokens);
+  op_ = input.op;
+  const std::int64_t q_len = input.q_len.value_or(op_ == Op::kDecode ? 1 : input.tokens);
+  if (op_ == Op::kDecode) check_decode(input, q_len);
+  if (q_len < 0 || q_len > input.tokens) {
+    fail(ErrorCode::kUsage, {setting("q_len", q_len), " with ", setting("seq", input.tokens)},
+         "queries are those of a sequence's last tokens", "Use no more queries than tokens.");
+  }
+  if (input.page_size != 0 && op_ != Op::kDecode) {
+    fail(ErrorCode::kUsage, {setting("page_size", input.page_size), " with ", setting("op", op_name(op_))},
+         "only a cache has pages", {"Leave it out, or use ", setting("op", "decode"), "."});
+  }
+  queries_end_keys_ = q_len < input.tokens;
+  job_.batch = uniform_batch(input.batch, q_len, input.tokens);
+  check_batch(job_.batch);
+  if (input.page_size != 0) {
+    dealt_ = std::make_shared<const PageTable>(deal_pages(job_.batch, input.page_size, input.seed.value_or(0)));
+  }
   const AxisOrder order = input.order.value_or(input.batch == 1 ? AxisOrder::kThd : AxisOrder::kBthd);
   const bool batched = order == AxisOrder::kBthd || order == AxisOrder::kBhtd;
-  out_grid_ = {order, batched ? input.batch : 1, batched ? input.tokens : input.tokens * input.batch, spec.heads,
-               spec.head_dim_v};
+  out_grid_ = {order, batched ? input.batch : 1, batched ? q_len : q_len * input.batch, spec.heads, spec.head_dim_v};
 }
 
 void JobInput::take_shape(const FileInput& input) {
@@ -76,6 +122,7 @@ void JobInput::take_shape(const FileInput& input) {
   }
   out_grid_ = found.out_grid();
   job_.batch.sequences = found.sequences;
+  if (found.pages && decodes(found.sequences)) op_ = Op::kDecode;
   FoldSpec& spec = job_.spec;
   spec.dtype = found.dtype;
   spec.heads = static_cast<int>(found.q_grid.heads);
@@ -106,7 +153,7 @@ void JobInput::take_numerics(const Numerics& numerics) {
 void JobInput::read(SyntheticTensor tensor, std::span<const PackedRun> runs, const MutableTensorView& rows,
                     int threads) const {
   if (seed_) {
-    fill_synthetic(*seed_, tensor, runs, rows, threads);
+    fill_synthetic(*seed_, tensor, made_tokens(tensor, runs), rows, threads);
     return;
   }
   if (file_ == nullptr) {
@@ -116,7 +163,101 @@ void JobInput::read(SyntheticTensor tensor, std::span<const PackedRun> runs, con
   const std::pair<const TensorSource&, const RowGrid&> sources[] = {
       {found.q, found.q_grid}, {found.k, found.k_grid}, {found.v, found.v_grid}};
   const auto& [source, grid] = sources[static_cast<std::size_t>(tensor)];
-  read_rows(source, grid, runs, rows);
+  const std::vector<PackedRun> tokens = runs_of_whole(tensor, runs);
+  if (found.pages && tensor != SyntheticTensor::kQ) {
+    read_rows(source, grid, pool_runs(*found.pages, whole().cu_k(), tokens), rows);
+  } else {
+    read_rows(source, grid, tokens, rows);
+  }
+}
+
+std::vector<PackedRun> JobInput::runs_of_whole(SyntheticTensor tensor, std::span<const PackedRun> runs) const {
+  if (!part_) return {runs.begin(), runs.end()};
+  const bool q = tensor == SyntheticTensor::kQ;
+  const std::vector<std::int64_t> cu = q ? job_.batch.cu_q() : job_.batch.cu_k();
+  const std::vector<std::int64_t>& origins = q ? part_->q : part_->k;
+  std::vector<PackedRun> tokens;
+  for (const PackedRun& run : runs) {
+    auto sequence = static_cast<std::size_t>(std::upper_bound(cu.begin(), cu.end(), run.begin) - cu.begin() - 1);
+    for (std::int64_t begin = run.begin; begin < run.end; ++sequence) {
+      const std::int64_t end = std::min(run.end, cu[sequence + 1]);
+      const std::int64_t shift = origins[sequence] - cu[sequence];
+      if (end > begin) tokens.push_back({begin + shift, end + shift});
+      begin = end;
+    }
+  }
+  return tokens;
+}
+
+std::vector<PackedRun> JobInput::made_tokens(SyntheticTensor tensor, std::span<const PackedRun> runs) const {
+  const std::vector<PackedRun> packed = runs_of_whole(tensor, runs);
+  if (tensor != SyntheticTensor::kQ || !queries_end_keys_) return packed;
+  const Sequence& each = whole().sequences[0];  // synthetic sequences are equal
+  std::vector<PackedRun> tokens;
+  for (const PackedRun& run : packed) {
+    for (std::int64_t begin = run.begin; begin < run.end;) {
+      const std::int64_t sequence = begin / each.q_len;
+      const std::int64_t end = std::min(run.end, (sequence + 1) * each.q_len);
+      const std::int64_t shift = sequence * each.k_len + each.k_len - each.q_len - sequence * each.q_len;
+      tokens.push_back({begin + shift, end + shift});
+      begin = end;
+    }
+  }
+  return tokens;
+}
+
+JobInput JobInput::decoded(std::int64_t page_size) const {
+  JobInput step = *this;
+  step.op_ = Op::kDecode;
+  step.repaged_ = true;
+  step.dealt_.reset();
+  if (page_size > 0) {
+    step.dealt_ = std::make_shared<const PageTable>(deal_pages(job_.batch, page_size, seed_.value_or(0)));
+  }
+  return step;
+}
+
+JobInput JobInput::attended() const {
+  JobInput job = *this;
+  job.op_ = Op::kAttention;
+  return job;
+}
+
+JobInput JobInput::last_rows(std::span<const std::int64_t> sequences, std::int64_t rows) const {
+  JobInput last = *this;
+  last.repaged_ = true;
+  last.dealt_.reset();
+  const std::vector<std::int64_t> cu_q = job_.batch.cu_q();
+  const std::vector<std::int64_t> cu_k = job_.batch.cu_k();
+  Part part;
+  part.whole = whole();
+  std::vector<Sequence> kept;
+  for (const std::int64_t number : sequences) {
+    const auto s = static_cast<std::size_t>(number);
+    const Sequence& sequence = job_.batch.sequences[s];
+    const std::int64_t keys = sequence.q_offset + sequence.q_len;
+    kept.push_back({rows, keys, keys - rows});
+    part.q.push_back((part_ ? part_->q[s] : cu_q[s]) + sequence.q_len - rows);
+    part.k.push_back(part_ ? part_->k[s] : cu_k[s]);
+  }
+  last.job_.batch = Batch(std::move(kept));
+  last.part_ = std::make_shared<const Part>(std::move(part));
+  const RowGrid& grid = out_grid_;
+  last.out_grid_ = {AxisOrder::kThd, 1, last.job_.batch.q_tokens(), grid.heads, grid.dim};
+  return last;
+}
+
+void JobInput::read_pages(SyntheticTensor tensor, std::span<const std::int32_t> pages,
+                          std::span<std::byte> target) const {
+  const InputTensors& found = file_->tensors;
+  const TensorSource& source = tensor == SyntheticTensor::kK ? found.k : found.v;
+  const std::size_t page_bytes = target.size() / std::max<std::size_t>(1, pages.size());
+  for (std::size_t first = 0, last = 0; first < pages.size(); first = last) {
+    while (last < pages.size() && pages[last] - pages[first] == static_cast<std::int32_t>(last - first)) ++last;
+    source.shard->read(*source.info, pages[first] * static_cast<std::int64_t>(page_bytes),
+                       target.subspan(first * page_bytes, (last - first) * page_bytes));
+  }
+  source.shard->check_unchanged();
 }
 
 std::span<const float> JobInput::sinks() const {

@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -21,11 +22,21 @@
 
 namespace ringattn {
 
+// What computes a job. Both give a row the same bits.
+enum class Op {
+  kAttention,  // Attention: rows in any number, keys dealt to ranks as the rows are
+  kDecode,     // Decode: a few rows at the end of each sequence, whose keys lie in a cache
+};
+std::string_view op_name(Op op);  // "attention", "decode"
+
 // q, k and v as functions of a seed, for sequences of equal length.
 struct SyntheticInput {
-  std::optional<std::uint64_t> seed;  // absent: a shape alone, of which no rows can be read
-  std::int64_t tokens = 0;            // of each sequence
-  std::int64_t batch = 1;             // sequences
+  Op op = Op::kAttention;
+  std::optional<std::uint64_t> seed;       // absent: a shape alone, of which no rows can be read
+  std::int64_t tokens = 0;                 // keys of each sequence
+  std::optional<std::int64_t> q_len = {};  // queries of each, at the end of its keys; absent: all, or one to decode
+  std::int64_t page_size = 0;              // tokens, of kDecode: pages dealt at random by the seed; 0: a dense cache
+  std::int64_t batch = 1;                  // sequences
   int heads = 1;
   int kv_heads = 1;
   int head_dim = 64;
@@ -56,15 +67,37 @@ class JobInput {
   // Synthetic input for a job that the caller made.
   static JobInput synthetic(Job job, std::uint64_t seed);
 
+  // The same job as a decoding step over another cache, without pages (0) or with pages of so many tokens, whose
+  // contents are read token by token. Its rows must be a step's: op() says so, or the caller sees to it.
+  JobInput decoded(std::int64_t page_size) const;
+  // The same job for Attention.
+  JobInput attended() const;
+  // Some of its sequences, ascending, each with its last `rows` queries and the keys up to the last of these: no query
+  // stands before the first key or behind the last.
+  JobInput last_rows(std::span<const std::int64_t> sequences, std::int64_t rows) const;
+
   const Job& job() const { return job_; }
+  // Of a file, kDecode where it holds a cache and every sequence has as many rows, no more than decode kernels take.
+  Op op() const { return op_; }
+  // Of a cache in pages: where each sequence's keys lie; else null.
+  const PageTable* pages() const { return has_file_pages() ? &*file_->tensors.pages : dealt_.get(); }
+  // Whether these are pages that lie in a file.
+  bool has_file_pages() const { return file_ && file_->tensors.pages && !repaged_; }
+  // Whether a page's axes are [kv_heads, page_size, dim] instead of [page_size, kv_heads, dim].
+  bool head_major_pages() const { return has_file_pages() && file_->tensors.k_grid.head_major(); }
+  // Fills `target` with these pages of a file's pool of k or v, one behind the other, as they lie there. `tensor` is kK
+  // or kV. Throws kFile.
+  void read_pages(SyntheticTensor tensor, std::span<const std::int32_t> pages, std::span<std::byte> target) const;
   std::span<const float> sinks() const;  // [heads], or empty
   // How out lies in a file.
   const RowGrid& out_grid() const { return out_grid_; }
   // Of synthetic input.
   const std::optional<std::uint64_t>& seed() const { return seed_; }
-  // Fills `rows`, in host memory, with the tokens of `runs` (packed tokens of q, or of k and v). `tensor` is kQ, kK or
-  // kV. Synthetic input is made by `threads` threads. Throws kFile, and kUsage for a
-  // shape alone.
+  // The tokens of a seed that packed tokens of q, or of k and v, are made of: queries are those of the last keys.
+  std::vector<PackedRun> made_tokens(SyntheticTensor tensor, std::span<const PackedRun> runs) const;
+  // Fills `rows`, in host memory, with the tokens of `runs` (packed tokens of q, or of k and v), wherever pages hold
+  // them. `tensor` is kQ, kK or kV. Synthetic input is made by `threads` threads. Throws kFile, and kUsage for a shape
+  // alone.
   void read(SyntheticTensor tensor, std::span<const PackedRun> runs, const MutableTensorView& rows, int threads) const;
   // Of the files that it is read from; none for synthetic input. Reads samples. Throws kFile.
   std::vector<FileFingerprint> fingerprints() const;
@@ -76,10 +109,23 @@ class JobInput {
   void take_shape(const FileInput& input);
   void take_shape(const SyntheticInput& input);
   void take_numerics(const Numerics& numerics);
+  const Batch& whole() const { return part_ ? part_->whole : job_.batch; }
+  std::vector<PackedRun> runs_of_whole(SyntheticTensor tensor, std::span<const PackedRun> runs) const;
 
   std::shared_ptr<const InputFile> file_;  // null: synthetic
   std::optional<std::uint64_t> seed_;
+  bool queries_end_keys_ = false;  // synthetic queries are those of a prefill's last tokens
+  Op op_ = Op::kAttention;
+  bool repaged_ = false;                    // by decoded() or last_rows(): the file's pages are not the job's
+  std::shared_ptr<const PageTable> dealt_;  // of a cache in pages that lies in no file
   Job job_;
+  // Where the sequences of a part begin on the packed axes of the whole; null: the job is the whole.
+  struct Part {
+    Batch whole;
+    std::vector<std::int64_t> q;
+    std::vector<std::int64_t> k;
+  };
+  std::shared_ptr<const Part> part_;
   RowGrid out_grid_;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The front door to whole jobs: q, k and v from a file or a seed, attention over the ranks of a world, O and LSE to a
-// file.
+// The front door to whole jobs: q, k and v, or a cache, from a file or a seed; attention or a decoding step over the
+// ranks of a world; O and LSE to a file.
 //
 //   FileJob job;
 //   job.input = FileInput{"qkv.safetensors"};
@@ -14,10 +14,13 @@
 #include <string>
 
 #include "attention/attention.hpp"
+#include "attention/decode.hpp"
 #include "attention/files/job_input.hpp"
 #include "attention/files/safetensors_writer.hpp"
 #include "attention/job/loaded_job.hpp"
+#include "attention/job/loaded_step.hpp"
 #include "attention/job/output.hpp"
+#include "attention/job/step_forecast.hpp"
 #include "comm/meeting.hpp"
 
 namespace ringattn {
@@ -35,27 +38,54 @@ struct FileJobResult {
   Digests digests;
 };
 
+// What decoding takes of a job's options.
+DecodeOptions decode_options(const Options& options);
+
+// The step of `input` with the kernel that `request` chooses, on `ranks` ranks. Throws what choosing throws.
+StepForecast forecast_step(const JobInput& input, const KernelRequest& request, int ranks,
+                           KernelPlace place = KernelPlace::kHere);
+
 // A file job in steps, for callers that show what they are about to do. Each call is collective; the transport outlives
 // the object.
 class PreparedFileJob {
  public:
-  // Opens the input, checks that all ranks have the same one and that the output can be written, and chooses kernel,
-  // layout and plan. Reads samples of the rows. Throws kFile, and what JobInput and Attention throw.
+  // Opens the input, checks that all ranks have the same one and that the output can be written, and prepares the op:
+  // kernel, plan, memory. Reads samples of the rows. Throws kFile, and what JobInput, Attention and Decode throw.
   PreparedFileJob(FileJob job, Transport& transport, Options options);
+  // Of an input that the caller has opened, on which the ranks have agreed; nothing is written.
+  PreparedFileJob(JobInput input, Transport& transport, Options options);
 
   const JobInput& input() const { return *input_; }
+  // The one that input().op() says is there.
   Attention& attention() { return *attention_; }
+  Decode& decode() { return *decode_; }
+  // Of decode().
+  const StepForecast& step() const { return *step_; }
+
+  // Of either.
+  Backend& backend() { return decode_ ? decode_->backend() : attention_->backend(); }
+  const KernelEntry& kernel() const;
+  int threads() const { return decode_ ? decode_->options().threads : attention_->options().threads; }
+
+  // What the kernel's tiles are.
+  KernelShape tiles() const;
 
   // Reads, computes, fetches.
+  RankResult compute(const StepDone& step_done = {});
+  // The same, and the digests.
   FileJobResult run(const StepDone& step_done = {});
   // Writes the output file, if one is asked for.
   void write(const FileJobResult& result);
 
  private:
+  void prepare(Transport& transport, Options options);
+
   FileJob job_;
   Meeting meeting_;
   std::optional<JobInput> input_;
   std::optional<Attention> attention_;
+  std::optional<Decode> decode_;
+  std::optional<StepForecast> step_;
 };
 
 // All steps.

@@ -2,7 +2,6 @@
 #include "attention/job/loaded_job.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <span>
 
 #include "attention/job/staging.hpp"
@@ -11,21 +10,6 @@
 namespace ringattn {
 
 namespace {
-
-std::int64_t count_non_finite(const TensorView& view) {
-  std::int64_t count = 0;
-  const auto values = view.tokens * view.heads * view.dim;
-  const auto* bytes = static_cast<const std::byte*>(view.data);
-  if (view.dtype == Dtype::kF32) {
-    const auto* floats = static_cast<const float*>(view.data);
-    for (std::int64_t i = 0; i < values; ++i) count += std::isfinite(floats[i]) ? 0 : 1;
-    return count;
-  }
-  const unsigned exponent = view.dtype == Dtype::kBf16 ? 0x7f80U : 0x7c00U;
-  const auto* words = reinterpret_cast<const std::uint16_t*>(bytes);
-  for (std::int64_t i = 0; i < values; ++i) count += (words[i] & exponent) == exponent ? 1 : 0;
-  return count;
-}
 
 std::size_t bytes_of(std::int64_t tokens, std::int64_t heads, std::int64_t dim, std::size_t element) {
   return static_cast<std::size_t>(tokens * heads * dim) * element;
@@ -75,7 +59,7 @@ LoadedJob::LoadedJob(const JobInput& input, Attention& attention, const Meeting&
         non_finite += count_non_finite(host);
       };
       if (input.seed()) {
-        backend.fill_synthetic(*input.seed(), tensor, runs, rows, backend.stream());
+        backend.fill_synthetic(*input.seed(), tensor, input.made_tokens(tensor, runs), rows, backend.stream());
       } else {
         staging.load(runs, rows, fill, [&](std::int64_t done) {
           if (step_done) step_done("row of input", before + done, q_rows + 2 * k_rows);

@@ -9,18 +9,12 @@
 
 #include "attention/attention.hpp"
 #include "attention/files/job_input.hpp"
+#include "attention/job/non_finite.hpp"
 #include "attention/tokens/packed_run.hpp"
 #include "base/memory.hpp"
 #include "comm/meeting.hpp"
 
 namespace ringattn {
-
-// Values of q, k and v that are NaN or infinite.
-struct NonFinite {
-  std::int64_t q = 0;
-  std::int64_t k = 0;
-  std::int64_t v = 0;
-};
 
 // This rank's rows of a finished job.
 struct RankResult {

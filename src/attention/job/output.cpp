@@ -46,11 +46,11 @@ void write_output(const JobInput& input, const RankResult& result, const std::st
   });
 }
 
-FileMetadata output_metadata(Attention& attention, const Digests& digests) {
+FileMetadata output_metadata(const KernelEntry& kernel, const Backend& backend, const Digests& digests) {
   return {{"tool", fmt::format("ringattn {}", version())},
           {"git", fmt::format("{}{}", git_revision(), git_dirty() ? "-dirty" : "")},
-          {"kernel", std::string(attention.kernel().row->name)},
-          {"target", attention.backend().identity()},
+          {"kernel", std::string(kernel.name)},
+          {"target", backend.identity()},
           {"digest.out", digests.out},
           {"digest.lse", digests.lse}};
 }

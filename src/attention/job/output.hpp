@@ -22,7 +22,7 @@ Digests digest_result(const JobInput& input, const RankResult& result, const Mee
 
 // What the header of an output file says of the program, the kernel and the result. Nothing of how the job was run, so
 // that files of different worlds are equal byte for byte.
-FileMetadata output_metadata(Attention& attention, const Digests& digests);
+FileMetadata output_metadata(const KernelEntry& kernel, const Backend& backend, const Digests& digests);
 
 // Writes out, in the input's order of axes, and lse to the safetensors file `path`, which appears whole or not at all.
 // `replace`: also where a file exists. Collective. Throws kFile.

@@ -5,9 +5,10 @@
 #include <memory>
 #include <utility>
 
-#include "attention/job/loaded_job.hpp"
+#include "attention/job/file_job.hpp"
 #include "attention/ring/reshard.hpp"
 #include "attention/tokens/cost.hpp"
+#include "attention/tokens/group_deal.hpp"
 
 namespace ringattn {
 
@@ -50,10 +51,11 @@ class Runner {
     std::optional<Error> agreed;  // by the shape's ranks; the others don't know yet
     if (part) {
       try {
-        Attention attention(input_.job(), *part, options);
-        layout = attention.layout().queries;
-        blocks_ = static_cast<std::int64_t>(attention.plan().blocks.size());
-        result = execute_job(input_, attention, Meeting(*part, meeting_.patience()));
+        PreparedFileJob prepared(input_of(shape), *part, options);
+        blocks_ = shape.op == Op::kDecode ? prepared.step().groups
+                                          : static_cast<std::int64_t>(prepared.attention().plan().blocks.size());
+        if (shape.op == Op::kAttention) layout = prepared.attention().layout().queries;
+        result = prepared.compute();
       } catch (const AgreedError& error) {
         agreed = error;
       }
@@ -61,13 +63,12 @@ class Runner {
     // The others have nothing to do but wait for the shape's ranks.
     const double predicted = job_flops(input_.job()) / (shape.ranks * options_.machine.flops_per_second);
     agree(world_, agreed ? &*agreed : nullptr, meeting_.patience().for_work(predicted));
-    if (!layout) layout = dealt_layout(shape, options);
-
     EvenResult even;
     meeting_.together([&] {
       even.out = allocate_host(bytes(rows(), out_token_bytes(spec)));
       even.lse = allocate_host(bytes(rows(), lse_token_bytes(spec)));
     });
+    if (!layout) layout = shape.op == Op::kDecode ? row_layout(shape.ranks) : dealt_layout(shape, options);
     const Layout from = widened(*layout, input_.job().batch, world_.size());
     reshard(world_.host(), from, even_, result.out.data(), even.out.data(), out_token_bytes(spec),
             meeting_.patience().for_peer());
@@ -96,6 +97,24 @@ class Runner {
  private:
   static std::size_t bytes(std::int64_t count, std::int64_t each) { return static_cast<std::size_t>(count * each); }
 
+  JobInput input_of(const Shape& shape) const {
+    if (shape.op == Op::kAttention) return input_.attended();
+    return shape.page_size ? input_.decoded(*shape.page_size) : input_;
+  }
+
+  // The rows that ranks own which decode.
+  Layout row_layout(int ranks) const {
+    const Batch& batch = input_.job().batch;
+    std::vector<std::vector<TokenRun>> runs(static_cast<std::size_t>(ranks));
+    for (int rank = 0; rank < ranks; ++rank) {
+      const SequenceRange owned = owned_sequences(static_cast<std::int64_t>(batch.sequences.size()), rank, ranks);
+      for (std::int64_t s = owned.first; s < owned.end(); ++s) {
+        runs[static_cast<std::size_t>(rank)].push_back({static_cast<std::int32_t>(s), 0, batch.sequences[0].q_len});
+      }
+    }
+    return {batch.q_lengths(), std::move(runs)};
+  }
+
   // The layout that the shape's ranks deal, on a rank that isn't among them.
   Layout dealt_layout(const Shape& shape, const Options& options) const {
     const FoldChoice choice = choose_kernel(input_.job().spec, fitting_request(options.kernel, world_));
@@ -123,8 +142,23 @@ std::vector<Shape> shapes_of(const ShapeRequest& request, const Job& job, int ke
   for (const int ranks : request.ranks) {
     for (std::size_t i = 0; i < layouts.size(); ++i) {
       if (ranks == 1 && i > 0) break;  // one rank owns everything, whatever the layout
-      for (const std::int64_t block : blocks) shapes.push_back({ranks, layouts[i], block});
+      for (const std::int64_t block : blocks) shapes.push_back({Op::kAttention, ranks, layouts[i], block});
     }
+  }
+  return shapes;
+}
+
+std::vector<Shape> step_shapes_of(const ShapeRequest& request, const JobInput& input) {
+  const std::int64_t own = input.pages() == nullptr ? 0 : input.pages()->page_size;
+  std::vector<Shape> shapes;
+  for (const int ranks : request.ranks) {
+    shapes.push_back({Op::kDecode, ranks});
+    const bool varied = ranks == request.ranks.front() || ranks == request.ranks.back();
+    if (!varied) continue;
+    for (const std::int64_t page_size : {0, 16, 64, 256}) {
+      if (page_size != own && !request.page_size) shapes.push_back({Op::kDecode, ranks, {}, 0, page_size});
+    }
+    shapes.push_back({Op::kAttention, ranks});
   }
   return shapes;
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A job in several shapes (numbers of ranks, layouts, block sizes), whose results must have the same bits.
+// A job in several shapes (numbers of ranks, layouts, block sizes; of a cache, pages), whose results must have the same
+// bits.
 #pragma once
 
 #include <cstdint>
@@ -16,9 +17,11 @@
 namespace ringattn {
 
 struct Shape {
+  Op op = Op::kAttention;
   int ranks = 1;
-  LayoutRequest layout;
-  std::int64_t block = 0;  // tokens; 0: the plan's own
+  LayoutRequest layout = {};                   // of kAttention
+  std::int64_t block = 0;                      // of kAttention: tokens; 0: the plan's own
+  std::optional<std::int64_t> page_size = {};  // of kDecode; 0: no pages; absent: as the input has them
 };
 
 // Sizes of worlds, and what is held fixed in every shape; the rest is varied.
@@ -26,14 +29,20 @@ struct ShapeRequest {
   std::vector<int> ranks;
   std::optional<LayoutRequest> layout;
   std::optional<std::int64_t> block;
+  bool page_size = false;  // as the input has it
 };
 
 // One shape for each choice that makes another one; the first is what the others are compared with. `key_tile`: of the
 // kernel that computes them.
 std::vector<Shape> shapes_of(const ShapeRequest& request, const Job& job, int key_tile);
 
+// The same of an input that is decoded: on each number of ranks over its own cache, and on the first and the last over
+// caches with other pages and without, and by Attention.
+std::vector<Shape> step_shapes_of(const ShapeRequest& request, const JobInput& input);
+
 struct ShapeResult {
-  std::int64_t blocks = 0;               // of the plan; on a rank that the shape leaves out, of an earlier shape
+  std::int64_t blocks = 0;  // of the plan, or groups of the longest sequence; on a rank that the shape leaves out, of
+                            // an earlier shape
   std::optional<Difference> difference;  // the first, from the first shape's results
 };
 

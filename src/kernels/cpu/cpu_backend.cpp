@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -39,6 +40,16 @@ class CpuMarks final : public Marks {
 
  private:
   std::vector<Clock::time_point> times_;
+};
+
+class CpuReplay final : public Replay {
+ public:
+  explicit CpuReplay(std::function<void()> enqueue) : enqueue_(std::move(enqueue)) {}
+
+  void launch() override { enqueue_(); }
+
+ private:
+  std::function<void()> enqueue_;
 };
 
 }  // namespace
@@ -98,5 +109,9 @@ double CpuBackend::elapsed(Mark from, Mark to) {
 }
 
 std::unique_ptr<Marks> CpuBackend::make_marks(std::size_t count, bool) { return std::make_unique<CpuMarks>(count); }
+
+std::unique_ptr<Replay> CpuBackend::replay(Stream, const std::function<void()>& enqueue) {
+  return std::make_unique<CpuReplay>(enqueue);
+}
 
 }  // namespace ringattn::cpu

@@ -44,6 +44,7 @@ class CpuBackend final : public Backend {
   double elapsed(Mark from, Mark to) override;
   void forget_marks() override { marks_.clear(); }
   std::unique_ptr<Marks> make_marks(std::size_t count, bool timed) override;
+  std::unique_ptr<Replay> replay(Stream stream, const std::function<void()>& enqueue) override;
   bool enqueues() const override { return false; }
   bool is_capturing(Stream) override { return false; }
   std::size_t peak_memory() override { return peak_resident_bytes(); }

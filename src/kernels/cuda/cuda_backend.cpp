@@ -71,6 +71,42 @@ class CudaMarks final : public Marks {
   std::vector<CudaEvent> events_;
 };
 
+class CudaReplay final : public Replay {
+ public:
+  CudaReplay(int device, cudaStream_t stream, const std::function<void()>& enqueue) : device_(device), stream_(stream) {
+    const DeviceGuard guard(device_);
+    check_cuda(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+    cudaGraph_t graph = nullptr;
+    try {
+      enqueue();
+    } catch (...) {
+      if (cudaStreamEndCapture(stream_, &graph) == cudaSuccess && graph != nullptr) cudaGraphDestroy(graph);
+      cudaGetLastError();  // the failure that is under way is the one to tell
+      throw;
+    }
+    check_cuda(cudaStreamEndCapture(stream_, &graph), "cudaStreamEndCapture");
+    const cudaError_t made = cudaGraphInstantiateWithFlags(&executable_, graph, 0);
+    cudaGraphDestroy(graph);
+    check_cuda(made, "cudaGraphInstantiate");
+  }
+  ~CudaReplay() override {
+    const DeviceGuard guard(device_);
+    cudaGraphExecDestroy(executable_);
+  }
+  CudaReplay(const CudaReplay&) = delete;
+  CudaReplay& operator=(const CudaReplay&) = delete;
+
+  void launch() override {
+    const DeviceGuard guard(device_);
+    check_cuda(cudaGraphLaunch(executable_, stream_), "cudaGraphLaunch");
+  }
+
+ private:
+  const int device_;
+  const cudaStream_t stream_;
+  cudaGraphExec_t executable_ = nullptr;
+};
+
 }  // namespace
 
 CudaBackend::CudaBackend(int device) : device_(device) {
@@ -154,6 +190,10 @@ double CudaBackend::elapsed(Mark from, Mark to) {
 
 std::unique_ptr<Marks> CudaBackend::make_marks(std::size_t count, bool timed) {
   return std::make_unique<CudaMarks>(device_, count, timed);
+}
+
+std::unique_ptr<Replay> CudaBackend::replay(Stream stream, const std::function<void()>& enqueue) {
+  return std::make_unique<CudaReplay>(device_, cuda_stream(stream), enqueue);
 }
 
 bool CudaBackend::is_capturing(Stream stream) {

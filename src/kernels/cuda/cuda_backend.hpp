@@ -39,6 +39,7 @@ class CudaBackend final : public Backend {
   double elapsed(Mark from, Mark to) override;
   void forget_marks() override { marks_ = 0; }
   std::unique_ptr<Marks> make_marks(std::size_t count, bool timed) override;
+  std::unique_ptr<Replay> replay(Stream stream, const std::function<void()>& enqueue) override;
   bool enqueues() const override { return true; }
   bool is_capturing(Stream stream) override;
   std::size_t peak_memory() override;

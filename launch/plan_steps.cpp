@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launch/plan_steps.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "attention/job/file_job.hpp"
+#include "attention/job/step_forecast.hpp"
+#include "attention/tokens/cost.hpp"
+#include "base/error.hpp"
+#include "base/json_writer.hpp"
+#include "launch/help.hpp"
+#include "launch/job_request.hpp"
+#include "launch/job_text.hpp"
+#include "launch/report.hpp"
+#include "launch/table.hpp"
+#include "launch/wording.hpp"
+
+namespace ringattn {
+
+namespace {
+
+constexpr std::size_t kShownRanks = 8;  // without --verbose
+
+std::string mebibytes(std::size_t bytes) { return fmt::format("{:.2f}", static_cast<double>(bytes) / 0x1p20); }
+
+std::int64_t most(const std::vector<std::int64_t>& values) { return *std::max_element(values.begin(), values.end()); }
+
+void check_budget(const StepForecast& step, std::size_t budget) {
+  if (budget == 0 || step.memory.total() <= budget) return;
+  fail(ErrorCode::kMemory, {setting("memory", static_cast<std::int64_t>(budget)), " is too small"},
+       fmt::format("{} bytes are needed, {} of them of cache", step.memory.total(), step.memory.cache),
+       "Use more ranks, or decode fewer or shorter sequences.");
+}
+
+void print_ranks(const Screen& screen, const StepForecast& step) {
+  const std::size_t shown = screen.verbose() ? step.keys.size() : std::min(step.keys.size(), kShownRanks);
+  for (std::size_t rank = 0; rank < shown; ++rank) {
+    screen.context(fmt::format("rank {} holds {} keys, owns {} rows", rank, step.keys[rank], step.rows[rank]));
+  }
+  if (shown < step.keys.size()) {
+    screen.context(fmt::format("… {} ranks in all; --verbose shows every one", step.keys.size()));
+  }
+}
+
+std::vector<std::string> summary_row(const JobInput& input, const StepForecast& step, std::int64_t world) {
+  const Batch& batch = input.job().batch;
+  const DecodeMemory& memory = step.memory;
+  return {fmt::format("{}", world),
+          fmt::format("{}", batch.k_tokens()),
+          fmt::format("{}", batch.sequences.size()),
+          fmt::format("{}", batch.q_tokens()),
+          input.pages() == nullptr ? "dense" : fmt::format("{}", input.pages()->page_size),
+          mebibytes(memory.cache),
+          mebibytes(memory.scratch),
+          mebibytes(memory.partials),
+          mebibytes(memory.total()),
+          fmt::format("{:.2f}", static_cast<double>(most(step.received)) / 0x1p20),
+          fmt::format("{:.2f}", step.bytes_read / static_cast<double>(world) / 0x1p20),
+          fmt::format("{:.4f}", step.balance())};
+}
+
+void write_row(JsonWriter& json, const JobInput& input, const StepForecast& step, std::int64_t world) {
+  json.begin_object().member("world", world).member("tokens", input.job().batch.q_tokens());
+  json.member("keys", input.job().batch.k_tokens()).member("page_size", step.job.page_size);
+  json.member("layout", "groups").member("stripe", step.group_keys).member("groups", step.groups);
+  json.member("bytes_per_rank", most(step.received)).member("bytes_moved", step.bytes_moved());
+  json.member("bytes_read", step.bytes_read).member("memory_per_rank", step.memory.total());
+  write_memory(json, step.memory);
+  json.member("balance", step.balance()).member("flops", job_flops(input.job()));
+  json.key("ranks").begin_array();
+  for (std::size_t rank = 0; rank < step.keys.size(); ++rank) {
+    json.begin_object().member("queries", step.rows[rank]).member("keys", step.keys[rank]);
+    json.member("bytes", step.received[rank]).end_object();
+  }
+  json.end_array().end_object();
+}
+
+}  // namespace
+
+int plan_steps(const Invocation& invocation, const std::vector<JobInput>& inputs, const Screen& screen) {
+  const Config& config = invocation.config;
+  const JobOptions& options = config.options;
+  const Options library = library_options(config);
+  const bool forced = options.backend != "auto" || options.kernel != "auto";
+  const KernelPlace place = forced ? KernelPlace::kAnywhere : KernelPlace::kHere;
+  const JobInput& first = inputs.front();
+  const auto choice = choose_kernel(DecodeSpec{first.job().spec}, library.kernel, place);
+  const std::unique_ptr<Backend> backend = choice.row->make_backend({1, kNoDevice});
+  const std::unique_ptr<DecodeKernel> kernel = choice.row->make_kernel({first.job().spec}, *backend);
+
+  const std::string tool = version_line();
+  screen.context(tool.substr(0, tool.size() - 1));
+  screen.context(
+      fmt::format("job: decode, {}", inputs.size() == 1 ? describe(first.job()) : describe(first.job().spec)));
+  screen.context(fmt::format("kernel: {}; tiles of {} keys", choice.reason, kernel->key_tile()));
+
+  const std::size_t rows = inputs.size() * options.world.size();
+  JsonWriter json;
+  json.begin_object();
+  write_document_head(json, "plan", invocation);
+  json.member("op", op_name(Op::kDecode)).member("kernel", choice.row->name).key("rows").begin_array();
+  Table summary({{"world"},
+                 {"keys"},
+                 {"seqs"},
+                 {"rows"},
+                 {"page"},
+                 {"cache", "(MiB/rank)"},
+                 {"scratch", "(MiB/rank)"},
+                 {"partials", "(MiB/rank)"},
+                 {"memory", "(MiB/rank)"},
+                 {"received", "(MiB, most)"},
+                 {"read", "(MiB/rank)"},
+                 {"balance", "(max/mean)"}});
+  std::optional<Error> misfit;
+  std::size_t fitting = 0;
+  for (const JobInput& input : inputs) {
+    for (const std::int64_t world : options.world) {
+      try {
+        const StepForecast step = forecast_step(input, *kernel, static_cast<int>(world));
+        check_budget(step, library.memory_budget);
+        if (rows == 1) {
+          screen.context(fmt::format("cache: {}; dealt by groups of {} keys", cache_text(input), step.group_keys));
+          print_ranks(screen, step);
+        }
+        summary.add(summary_row(input, step, world));
+        write_row(json, input, step, world);
+        ++fitting;
+      } catch (const Error& error) {
+        if (error.code() != ErrorCode::kMemory || rows == 1) throw;
+        if (!misfit) misfit = error;
+        screen.context(fmt::format("world {}, {} keys: {}", world, input.job().batch.k_tokens(), program_text(error)));
+        json.begin_object().member("world", world).member("keys", input.job().batch.k_tokens());
+        json.member("does_not_fit", program_text(error)).end_object();
+      }
+    }
+  }
+  if (fitting == 0 && misfit) throw Error(*misfit);
+  screen.print(summary.text(!options.quiet));
+  json.end_array().key("error").null().end_object();
+  if (invocation.first_process) invocation.report_file->write(json.text());
+  return 0;
+}
+
+}  // namespace ringattn

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launch/verify_decode.hpp"
+
+#include <fmt/format.h>
+
+#include <optional>
+
+#include "attention/check/difference.hpp"
+#include "attention/job/output.hpp"
+#include "attention/job/replay.hpp"
+#include "base/size.hpp"
+#include "launch/job_text.hpp"
+#include "launch/progress.hpp"
+#include "launch/table.hpp"
+
+namespace ringattn {
+
+namespace {
+
+// Without pages, and with pages whose ends cut tiles.
+constexpr std::int64_t kCaches[] = {0, 16};
+
+}  // namespace
+
+bool verify_decode(const Invocation& invocation, const JobInput& input, const Options& library, const Screen& screen,
+                   Transport& world, Report& report) {
+  const JobOptions& options = invocation.config.options;
+  const Meeting meeting(world, Patience(options.timeout));
+  meeting.together([&] { check_replayable(input.job()); });
+  {
+    PreparedFileJob prepared(input.attended(), world, library);
+    gather_world(report, prepared, world, meeting);
+    print_job(screen, prepared, report);
+  }
+  if (options.dry_run) {
+    screen.context("dry run: nothing is computed");
+    return true;
+  }
+  ProgressDisplay progress(options, world.rank() == 0);
+  std::optional<Difference> first;
+  Table table({{"cache"}, {"page", "(tokens)"}, {"rows"}, {"verdict"}});
+  replay_rows(
+      input, library, options.rows, kCaches, world,
+      [&](std::string_view what, std::int64_t done, std::int64_t all) { progress.update(what, done, all); },
+      [&](PreparedFileJob& prepared, const RankResult& result) {
+        report.digests = digest_result(prepared.input(), result, meeting);
+        gather_figures(report, prepared, result, world, meeting);
+      },
+      [&](const ReplayResult& result) {
+        const bool paged = result.page_size > 0;
+        table.add({paged ? "paged" : "dense", paged ? fmt::format("{}", result.page_size) : "-",
+                   fmt::format("{}", result.rows), result.difference ? "FAIL" : "PASS"});
+        if (!first) first = result.difference;
+      });
+  progress.clear();
+  screen.context(fmt::format("digests of the prefill: out {}, lse {}", report.digests->out, report.digests->lse));
+  screen.context(fmt::format("the last {} of each sequence, decoded one by one, against the prefill, bit for bit",
+                             counted(static_cast<std::uint64_t>(options.rows), "row")));
+  screen.print(table.text());
+  if (first) screen.print(fmt::format("  first difference: {}\n", describe(*first, input.job())));
+  return !first;
+}
+
+}  // namespace ringattn

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// The tensors of a paged cache in a safetensors file: a pool of pages, the table that says whose they are, and the
+// queries at the sequences' ends.
+#pragma once
+
+#include <optional>
+
+#include "attention/files/input_tensors.hpp"
+
+namespace ringattn {
+
+// Whether the input is a cache: `k_pages` is named, or is there while k and v were not named. Throws kFile where the
+// file holds `k` besides and nothing says which of them is meant.
+bool holds_cache(const SafetensorsFile& file, const InputNames& names);
+
+// `order` is that of q and out. `page_order`, kThd or kHtd, is that of a page; absent: what the file's metadata
+// `page_order` says, or the only one that the shapes allow. Throws kFile, naming the tensor and what is wrong with it;
+// of the lists, sequence and entry too.
+InputTensors find_cache(const SafetensorsFile& file, const InputNames& names, std::optional<AxisOrder> order,
+                        std::optional<AxisOrder> page_order);
+
+}  // namespace ringattn

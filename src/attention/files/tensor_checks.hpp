@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is asked of every tensor of an input, whichever op it belongs to, and how it is refused.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "attention/files/safetensors_file.hpp"
+#include "attention/files/safetensors_rows.hpp"
+#include "base/wording.hpp"
+
+namespace ringattn {
+
+// "`q` of in.safetensors has BF16 [10, 8, 16]"
+std::string described(const TensorSource& tensor);
+
+// Refuses `tensor` (kFile) unless `agrees`; `why` says what it should be.
+void require(bool agrees, const TensorSource& tensor, const Wording& why, const Wording& remedy);
+
+// The tensor of that name, which must be there, or else the one with the role's own name, which need not.
+std::optional<TensorSource> find_optional(const SafetensorsFile& file, const std::optional<std::string>& name,
+                                          std::string_view role);
+
+// Of a list; −1 where it is none, which whoever reads it refuses.
+std::int64_t entries(const TensorSource& tensor);
+
+// Before a list is read: one that can't be right may be of any length. Throws kFile for more than kMostSequences.
+void check_count(const TensorSource& tensor, std::int64_t sequences);
+
+// The cumulative lengths of packed sequences of `side` ("q" or "k"), whose tokens lie in `grid`. Throws kFile.
+std::vector<std::int64_t> read_cumulative(const TensorSource& tensor, const RowGrid& grid, std::string_view side);
+
+// A logit for each of `heads` query heads. Throws kFile.
+std::vector<float> read_sinks(const TensorSource& tensor, std::int64_t heads);
+
+}  // namespace ringattn

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// Values of an input that are NaN or infinite: they are data, and a user wants to know of them.
+#pragma once
+
+#include <cstdint>
+
+#include "base/tensor.hpp"
+
+namespace ringattn {
+
+struct NonFinite {
+  std::int64_t q = 0;
+  std::int64_t k = 0;
+  std::int64_t v = 0;
+};
+
+// Of rows in host memory, whose dims lie side by side.
+std::int64_t count_non_finite(const TensorView& view);
+
+}  // namespace ringattn

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/job/rank_cache.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <functional>
+
+#include "attention/tokens/cost.hpp"
+#include "attention/tokens/group_deal.hpp"
+#include "base/error.hpp"
+#include "kernels/cache_share.hpp"
+#include "kernels/merge.hpp"
+#include "kernels/visibility.hpp"
+
+namespace ringattn {
+
+namespace {
+
+constexpr std::int64_t kMostTableEntries = std::int64_t{1} << 24;
+
+std::int64_t group_keys(int key_tile) { return std::int64_t{kGroupTiles} * key_tile; }
+
+// Calls `visit` for each piece of `page` tokens that a share holds of a sequence of `length` keys: its number in the
+// share, the position of its first key and how many it has. No piece reaches over the end of a group.
+void for_each_piece(const GroupShare& share, std::int64_t group, std::int64_t length, std::int64_t page,
+                    const std::function<void(std::int64_t index, std::int64_t position, std::int64_t keys)>& visit) {
+  const std::int64_t held = keys_of_share(share, group, length);
+  for (std::int64_t at = 0; at < held; at += page) {
+    const std::int64_t position = (at / group * share.every + share.first) * group + at % group;
+    visit(at / page, position, std::min(page, held - at));
+  }
+}
+
+// The numbers of the pages that a share needs, ascending.
+std::vector<std::int32_t> needed_pages(const PageTable& table, const Batch& batch, const GroupShare& share,
+                                       std::int64_t group) {
+  std::vector<std::int32_t> numbers;
+  for (std::size_t s = 0; s < table.sequences(); ++s) {
+    for_each_piece(share, group, batch.sequences[s].k_len, table.page_size,
+                   [&](std::int64_t, std::int64_t position, std::int64_t) {
+                     numbers.push_back(table.of(s)[static_cast<std::size_t>(position / table.page_size)]);
+                   });
+  }
+  std::sort(numbers.begin(), numbers.end());
+  numbers.erase(std::unique(numbers.begin(), numbers.end()), numbers.end());
+  return numbers;
+}
+
+RankCache dense_share(const Batch& batch, const GroupShare& share, std::int64_t group, std::int64_t capacity) {
+  RankCache cache;
+  cache.pages = static_cast<std::int64_t>(batch.sequences.size());
+  cache.page_size = capacity;
+  std::int64_t first = 0;  // packed key
+  for (std::int64_t s = 0; s < cache.pages; ++s) {
+    const std::int64_t length = batch.sequences[static_cast<std::size_t>(s)].k_len;
+    for_each_piece(share, group, length, group, [&](std::int64_t index, std::int64_t position, std::int64_t keys) {
+      cache.held.push_back({{first + position, first + position + keys}, s * capacity + index * group});
+    });
+    first += length;
+  }
+  return cache;
+}
+
+RankCache paged_share(const PageTable& table, const Batch& batch, const GroupShare& share, std::int64_t group,
+                      std::int64_t columns) {
+  RankCache cache;
+  cache.page_size = table.page_size;
+  cache.columns = columns;
+  const auto sequences = static_cast<std::int64_t>(table.sequences());
+  if (columns > kMostTableEntries / sequences) {
+    fail(ErrorCode::kMemory, fmt::format("a block table of {} sequences with {} entries each", sequences, columns),
+         fmt::format("at most {} entries are held", kMostTableEntries),
+         "Decode long and short sequences in steps of their own, or use larger pages.");
+  }
+  cache.numbers = needed_pages(table, batch, share, group);
+  cache.pages = static_cast<std::int64_t>(cache.numbers.size());
+  cache.table.assign(static_cast<std::size_t>(sequences * columns), 0);
+  std::vector<PackedRun> keys(cache.numbers.size());  // of each page the longest run that a sequence has there
+  std::int64_t first = 0;
+  for (std::size_t s = 0; s < table.sequences(); ++s) {
+    const std::int64_t length = batch.sequences[s].k_len;
+    for_each_piece(share, group, length, table.page_size,
+                   [&](std::int64_t index, std::int64_t position, std::int64_t tokens) {
+                     const std::int32_t number = table.of(s)[static_cast<std::size_t>(position / table.page_size)];
+                     const auto page = static_cast<std::size_t>(
+                         std::lower_bound(cache.numbers.begin(), cache.numbers.end(), number) - cache.numbers.begin());
+                     cache.table[s * static_cast<std::size_t>(columns) + static_cast<std::size_t>(index)] =
+                         static_cast<std::int32_t>(page);
+                     if (tokens > keys[page].tokens()) keys[page] = {first + position, first + position + tokens};
+                   });
+    first += length;
+  }
+  for (std::size_t page = 0; page < keys.size(); ++page) {
+    cache.held.push_back({keys[page], static_cast<std::int64_t>(page) * table.page_size});
+  }
+  return cache;
+}
+
+}  // namespace
+
+DecodeJob decode_job(const JobInput& input, int ranks, int key_tile) {
+  const SequenceList& sequences = input.job().batch.sequences;
+  DecodeJob job;
+  job.spec = input.job().spec;
+  job.limits.sequences = static_cast<std::int64_t>(sequences.size());
+  job.limits.rows = static_cast<int>(sequences[0].q_len);
+  job.limits.keys = 1;
+  for (std::size_t s = 0; s < sequences.distinct(); ++s) {
+    job.limits.keys = std::max(job.limits.keys, sequences[s].k_len);
+  }
+  if (input.pages() == nullptr) return job;
+  job.page_size = input.pages()->page_size;
+  job.pages = 1;
+  for (int rank = 0; rank < ranks; ++rank) {
+    const auto pages =
+        needed_pages(*input.pages(), input.job().batch, share_of_rank(rank, ranks), group_keys(key_tile)).size();
+    job.pages = std::max(job.pages, static_cast<std::int64_t>(pages));
+  }
+  return job;
+}
+
+RankCache rank_cache(const JobInput& input, const DecodeJob& job, int rank, int ranks, int key_tile) {
+  const GroupShare share = share_of_rank(rank, ranks);
+  const Batch& batch = input.job().batch;
+  if (!job.is_paged()) {
+    return dense_share(batch, share, group_keys(key_tile), most_cache_tokens(job, ranks, key_tile));
+  }
+  return paged_share(*input.pages(), batch, share, group_keys(key_tile), most_table_pages(job, ranks, key_tile));
+}
+
+double decode_bytes(const Job& job, int key_tile) {
+  double keys = 0.0;
+  for (const Sequence& s : job.batch.sequences) {
+    const TileRange tiles = Visibility(job.spec.mask, s.k_len).tiles(s.q_offset, s.q_len, {1, key_tile});
+    if (tiles.empty()) continue;
+    keys += static_cast<double>(std::min(s.k_len, tiles.end * key_tile) - tiles.begin * key_tile);
+  }
+  return keys * static_cast<double>(kv_token_bytes(job.spec));
+}
+
+}  // namespace ringattn

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which of a job's keys a rank's cache holds, and where in it. Pure: no ranks run here, and nothing is read.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "attention/decode_memory.hpp"
+#include "attention/files/job_input.hpp"
+#include "attention/tokens/packed_run.hpp"
+#include "kernels/decode.hpp"
+
+namespace ringattn {
+
+// Packed keys, and the row of the first of them in a rank's cache of [pages · page_size] rows.
+struct PlacedKeys {
+  PackedRun keys;
+  std::int64_t row = 0;
+
+  bool operator==(const PlacedKeys&) const = default;
+};
+
+// A rank's cache: its pages, or the one page a sequence has of a dense cache.
+struct RankCache {
+  std::int64_t pages = 0;
+  std::int64_t page_size = 0;         // tokens
+  std::vector<std::int32_t> numbers;  // [pages] each page's number in the job's pool, ascending; of a dense cache none
+  std::vector<std::int32_t> table;    // [sequences, columns] of pages here; of a dense cache none
+  std::int64_t columns = 0;
+  std::vector<PlacedKeys> held;  // ascending by row, each row once, though sequences may share it
+};
+
+// The steps that `input` is one of: as many sequences, rows and keys as it has. `key_tile` is that of the kernel.
+DecodeJob decode_job(const JobInput& input, int ranks, int key_tile);
+
+// What rank `rank` of `ranks` holds of a job that decodes; `job` is what decode_job() made of it. Throws kMemory for a
+// table of too many entries.
+RankCache rank_cache(const JobInput& input, const DecodeJob& job, int rank, int ranks, int key_tile);
+
+// Bytes of K and V that a step reads: the tiles that its rows see, once a K/V head, on all ranks together.
+double decode_bytes(const Job& job, int key_tile);
+
+}  // namespace ringattn

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a decoding step takes and moves on so many ranks, from the job alone: no ranks, no devices.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "attention/decode_memory.hpp"
+#include "attention/files/job_input.hpp"
+#include "kernels/decode.hpp"
+
+namespace ringattn {
+
+struct StepForecast {
+  DecodeJob job;
+  int key_tile = 0;
+  std::int64_t group_keys = 0;
+  std::int64_t groups = 0;             // of the longest sequence
+  DecodeMemory memory;                 // of the rank that needs most
+  std::vector<std::int64_t> keys;      // of each rank's cache, those of pages that sequences share once for each
+  std::vector<std::int64_t> rows;      // that each rank owns
+  std::vector<std::int64_t> received;  // bytes of partial results
+  double bytes_read = 0.0;             // K and V that the rows see, on all ranks together
+
+  std::int64_t bytes_moved() const;
+  double balance() const;  // keys of the rank that has most, over the mean
+};
+
+// `kernel` may be made on a backend without a device. Throws what check_decode_job() throws.
+StepForecast forecast_step(const JobInput& input, const DecodeKernel& kernel, int ranks);
+
+}  // namespace ringattn

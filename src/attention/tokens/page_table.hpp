@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where the tokens of a batch's keys lie in a pool of pages. Plain data, the same on every rank.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "attention/tokens/batch.hpp"
+#include "attention/tokens/packed_run.hpp"
+
+namespace ringattn {
+
+// Tokens that a page of a cache may have: a power of two from 16 to 256, so that pages hold key tiles in whole pieces.
+bool is_page_size(std::int64_t tokens);
+inline constexpr std::string_view kPageSizes = "16, 32, 64, 128 and 256";
+
+// How many entries a table may have: every process that computes with it holds all of them.
+inline constexpr std::int64_t kMostPageEntries = std::int64_t{1} << 22;
+
+// Tokens [i · page_size, (i + 1) · page_size) of sequence s lie in page of(s)[i]. A page may stand there several times,
+// for sequences that share it.
+struct PageTable {
+  std::int64_t pages = 0;              // of the pool, in use or not
+  std::int64_t page_size = 1;          // tokens
+  std::vector<std::int64_t> begin{0};  // [sequences + 1]: where the entries of each sequence begin
+  std::vector<std::int32_t> entries;   // those alone that hold tokens
+
+  std::size_t sequences() const { return begin.size() - 1; }
+  std::span<const std::int32_t> of(std::size_t sequence) const;
+
+  bool operator==(const PageTable&) const = default;
+};
+
+// Pages that hold `tokens` tokens.
+inline std::int64_t pages_of(std::int64_t tokens, std::int64_t page_size) {
+  return (tokens + page_size - 1) / page_size;
+}
+
+// Where the packed keys of `runs` lie, in their order: token t of page p is token p · page_size + t. `cu_k`: of the
+// table's sequences.
+std::vector<PackedRun> pool_runs(const PageTable& table, std::span<const std::int64_t> cu_k,
+                                 std::span<const PackedRun> runs);
+
+// A table for the keys of `batch` in a pool that has just the pages that they fill, dealt at random: another seed,
+// another deal. Throws kMemory for more than kMostPageEntries.
+PageTable deal_pages(const Batch& batch, std::int64_t page_size, std::uint64_t seed);
+
+}  // namespace ringattn

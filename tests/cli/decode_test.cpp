@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+// Decoding by the program: caches in files and from seeds, as `run`, `verify`, `bench` and `plan` take them.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "tests/cli/report_schema.hpp"
+#include "tests/cli/tool.hpp"
+#include "tests/support/cache_files.hpp"
+#include "tests/support/temporary_folder.hpp"
+
+namespace ringattn::testing {
+namespace {
+
+Words step_words() { return Words{"--op", "decode", "--page-size", "16", "--q-len", "3"} + small_job(); }
+
+// A cache of more than one group of keys, in pages and as rows.
+CacheShape several_groups() {
+  CacheShape shape;
+  shape.lengths = {9000, 1, 8193, 40};
+  shape.q_lens = {2, 2, 2, 2};
+  shape.head_dim = shape.head_dim_v = 8;
+  shape.dtype = Dtype::kF32;
+  return shape;
+}
+
+TEST(DecodeFile, GivesTheBytesOfAttentionOverTheSameTokens) {
+  const TemporaryFolder folder;
+  for (const bool head_major : {false, true}) {
+    CacheShape shape = several_groups();
+    shape.head_major = head_major;
+    shape.sinks = head_major;
+    const std::string cache = write_cache(folder.file("cache"), shape);
+    const std::string rows = write_tensors(folder.file("rows"), row_tensors(shape));
+    const std::string expected = digest_of(tool({"run", "--input", rows}).out);
+    for (const char* ranks : {"1", "2", "3", "5"}) {
+      const std::string path = folder.file(std::string("out") + ranks);
+      const Finished run = tool({"run", "--input", cache, "--ranks", ranks, "--output", path, "--force"});
+      ASSERT_EQ(run.code, 0) << run.err;
+      EXPECT_TRUE(has(run.out, "# cache: 1083 pages of 16 tokens")) << run.out;
+      EXPECT_EQ(digest_of(run.out), expected) << run.out;
+      EXPECT_TRUE(read_whole(path) == read_whole(folder.file("out1"))) << "the files of two worlds differ";
+    }
+    EXPECT_TRUE(has(read_whole(folder.file("out1")), R"("shape":[4, 8])"));  // lse
+  }
+}
+
+TEST(DecodeFile, OfManyRowsOrUnequallyManyIsReadIntoRows) {
+  const TemporaryFolder folder;
+  for (const std::vector<std::int64_t>& q_lens : {std::vector<std::int64_t>{1, 0, 17, 3}, {20, 20, 20, 20}}) {
+    CacheShape shape;
+    shape.q_lens = q_lens;
+    const std::string cache = write_cache(folder.file("cache"), shape);
+    const std::string rows = write_tensors(folder.file("rows"), row_tensors(shape));
+    const Finished run = tool({"run", "--input", cache, "--ranks", "2"});
+    ASSERT_EQ(run.code, 0) << run.err;
+    EXPECT_TRUE(has(run.out, "# cache: read into rows")) << run.out;
+    EXPECT_EQ(digest_of(run.out), digest_of(tool({"run", "--input", rows}).out));
+  }
+}
+
+TEST(DecodeFile, CountsWhatIsNanInSlotsThatHoldTokensAlone) {
+  const TemporaryFolder folder;
+  NamedTensors tensors = cache_tensors(CacheShape());  // its empty slots are NaN
+  const std::string clean = write_tensors(folder.file("clean"), tensors);
+  const Finished run = tool({"run", "--input", clean, "--json", "-"});
+  ASSERT_EQ(run.code, 0) << run.err;
+  EXPECT_EQ(json_at(run.out, "/non_finite_inputs/k"), "0");
+  EXPECT_EQ(json_at(run.out, "/non_finite_inputs/v"), "0");
+}
+
+TEST(DecodeFile, IsRefusedWithSequencePageAndLimit) {
+  const TemporaryFolder folder;
+  NamedTensors tensors = cache_tensors(CacheShape());
+  const std::int32_t page = 99;
+  std::memcpy(tensors["block_table"].bytes.data() + 4, &page, sizeof page);
+  const std::string bad = write_tensors(folder.file("bad"), tensors);
+  for (const char* command : {"run", "verify", "bench", "plan"}) {
+    const Finished refused = tool({command, "--input", bad});
+    EXPECT_EQ(refused.code, 3) << refused.err;
+    EXPECT_TRUE(has(refused.err, "sequence 0, entry 1 of `block_table`")) << refused.err;
+    EXPECT_TRUE(has(refused.err, "is page 99 (the pool has pages 0 to 12)")) << refused.err;
+  }
+  const std::string good = write_cache(folder.file("good"), CacheShape());
+  for (const Words& flags :
+       {Words{"--query-offset", "3"}, {"--layout", "zigzag"}, {"--block", "64"}, {"--trace", "t"}}) {
+    const Finished refused = tool(Words{"run", "--input", good} + flags);
+    EXPECT_EQ(refused.code, 2) << refused.err;
+    EXPECT_TRUE(has(refused.err, flags[0] + " contradicts a file with a cache")) << refused.err;
+  }
+  EXPECT_EQ(tool({"run", "--input", good, "--op", "decode"}).code, 2);
+  EXPECT_EQ(tool({"run", "--input", good, "--memory", "4k"}).code, 5);
+}
+
+TEST(Decode, HasTheBitsOfAPrefillsLastRows) {
+  const TemporaryFolder folder;
+  const std::string last = folder.file("last");
+  ASSERT_EQ(tool(Words{"run", "--q-len", "3", "--output", last} + small_job()).code, 0);
+  for (const Words& shape : {Words{"--page-size", "0"}, {"--page-size", "64"}, {"--page-size", "16", "--ranks", "3"}}) {
+    const std::string path = folder.file("step");
+    const Finished run =
+        tool(Words{"run", "--op", "decode", "--q-len", "3", "--output", path, "--force"} + small_job() + shape);
+    ASSERT_EQ(run.code, 0) << run.err;
+    EXPECT_TRUE(read_whole(path) == read_whole(last)) << run.out;
+  }
+}
+
+TEST(Decode, ReportsItsOp) {
+  const Finished run = tool(Words{"run", "--json", "-", "--ranks", "2"} + step_words());
+  ASSERT_EQ(run.code, 0) << run.err;
+  EXPECT_EQ(check_report(run.out), "");
+  EXPECT_EQ(json_at(run.out, "/op"), "\"decode\"");
+  EXPECT_EQ(json_at(run.out, "/job/q_tokens"), "3");
+  EXPECT_EQ(json_at(run.out, "/plan/layout"), "\"groups\"");
+  EXPECT_NE(json_at(run.out, "/plan/memory/cache"), "absent");
+  EXPECT_EQ(json_at(run.out, "/exposed_ms"), "null");
+  const Finished attention = tool(Words{"run", "--json", "-"} + small_job());
+  EXPECT_EQ(json_at(attention.out, "/op"), "\"attention\"");
+  const Finished dry = tool(Words{"run", "--dry-run"} + step_words());
+  EXPECT_TRUE(has(dry.out, "nothing is computed")) << dry.out;
+}
+
+TEST(Decode, IsVerified) {
+  const Finished shapes = tool(Words{"verify"} + step_words());
+  ASSERT_EQ(shapes.code, 0) << shapes.out << shapes.err;
+  EXPECT_TRUE(has(shapes.out, "# 7 shapes")) << shapes.out;  // the page size is held
+  const TemporaryFolder folder;
+  const std::string cache = write_cache(folder.file("cache"), several_groups());
+  const Finished file = tool({"verify", "--input", cache});
+  ASSERT_EQ(file.code, 0) << file.out << file.err;
+  EXPECT_TRUE(has(file.out, "# 13 shapes")) << file.out;
+  for (const char* part : {"dense", "attention", " 256 "}) EXPECT_TRUE(has(file.out, part)) << part << file.out;
+  EXPECT_TRUE(has(tool({"verify", "--input", cache, "--against", "oracle"}).out, "PASS"));
+
+  const std::string golden = folder.file("golden");
+  EXPECT_EQ(tool({"verify", "--input", cache, "--record", golden}).code, 0);
+  EXPECT_EQ(tool({"verify", "--input", cache, "--golden", golden, "--ranks", "2"}).code, 0);
+}
+
+TEST(VerifyDecode, ComparesThePrefillsLastRows) {
+  const TemporaryFolder folder;
+  CacheShape shape = several_groups();
+  shape.lengths = {8200, 3, 0, 100};
+  shape.q_lens = {70, 3, 0, 66};  // shorter ones are decoded whole
+  const std::string rows = write_tensors(folder.file("rows"), row_tensors(shape));
+  for (const char* ranks : {"1", "3"}) {
+    const Finished run =
+        tool({"verify", "--decode", "--input", rows, "--ranks", ranks, "--json", folder.file("r"), "--force"});
+    ASSERT_EQ(run.code, 0) << run.out << run.err;
+    EXPECT_TRUE(has(run.out, "paged        16   131     PASS")) << run.out;
+    EXPECT_EQ(check_report(read_whole(folder.file("r"))), "");
+  }
+  const Finished windowed = tool(Words{"verify", "--decode", "--window", "20,-1", "--softcap", "3"} + small_job());
+  EXPECT_EQ(windowed.code, 0) << windowed.out << windowed.err;
+  const Finished full = tool(Words{"verify", "--decode", "--mask", "full"} + small_job());
+  EXPECT_EQ(full.code, 2) << full.out;
+  EXPECT_TRUE(has(full.err, "are not there yet when a row is decoded")) << full.err;
+  EXPECT_EQ(tool(Words{"verify", "--decode", "--query-offset", "7"} + small_job()).code, 2);
+  EXPECT_EQ(tool(Words{"verify", "--decode", "--against", "oracle"} + small_job()).code, 2);
+}
+
+TEST(PlanDecode, SaysMemoryAndBytes) {
+  const Finished plan = tool({"plan", "--op", "decode", "--seq", "64k", "--batch", "4", "--page-size", "64", "--world",
+                              "1,2,8", "--json", "-"});
+  ASSERT_EQ(plan.code, 0) << plan.err;
+  EXPECT_EQ(json_at(plan.out, "/op"), "\"decode\"");
+  EXPECT_EQ(json_at(plan.out, "/rows/0/bytes_moved"), "0");
+  EXPECT_EQ(json_at(plan.out, "/rows/0/memory/cache"), std::to_string(4 * 65536 * 2 * 2 * 128 * 2));
+  EXPECT_EQ(json_at(plan.out, "/rows/2/memory/cache"), std::to_string(4 * 65536 * 2 * 2 * 128 * 2 / 8));
+  EXPECT_EQ(tool({"plan", "--op", "decode", "--memory", "1m"}).code, 5);
+  EXPECT_EQ(tool({"plan", "--op", "decode", "--layout", "zigzag"}).code, 2);
+}
+
+TEST(BenchDecode, MeasuresLengthsAndBatches) {
+  const TemporaryFolder folder;
+  const std::string lines = folder.file("lines");
+  const Words words{"bench", "--op",       "decode", "--seq",      "50,70", "--batch",   "1,3", "--heads",
+                    "2",     "--kv-heads", "1",      "--head-dim", "8",     "--samples", "2"};
+  const Finished run = tool(words + Words{"--jsonl", lines});
+  ASSERT_EQ(run.code, 0) << run.err;
+  EXPECT_TRUE(has(run.out, "GB/s")) << run.out;
+  const std::string text = read_whole(lines);
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 4) << text;
+  const std::string last = text.substr(text.rfind('\n', text.size() - 2) + 1);
+  EXPECT_EQ(json_at(last, "/job/op"), "\"decode\"");
+  EXPECT_EQ(json_at(last, "/job/seq"), "70");
+  EXPECT_EQ(json_at(last, "/job/keys"), "210");
+  EXPECT_EQ(json_at(last, "/job/tokens"), "3");
+  EXPECT_NE(json_at(last, "/us"), "absent");
+  EXPECT_NE(json_at(last, "/gb_per_s"), "absent");
+  EXPECT_EQ(json_at(last, "/digest").size(), 34U);
+  const Finished again = tool(words + Words{"--baseline", lines, "--fail-above", "1000000%"});
+  EXPECT_EQ(again.code, 0) << again.out << again.err;
+  EXPECT_TRUE(has(again.out, "4 points")) << again.out;
+  EXPECT_EQ(tool(words + Words{"--against", "folds"}).code, 2);
+  EXPECT_EQ(tool(words + Words{"--compute-only"}).code, 2);
+}
+
+}  // namespace
+}  // namespace ringattn::testing
