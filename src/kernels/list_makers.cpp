@@ -16,7 +16,7 @@ namespace {
 // The blocks that hold keys [begin, end) of the sequence.
 void add_keys(const ListPlace& place, int key_block, std::int64_t begin, std::int64_t end,
               std::vector<std::int32_t>& blocks) {
-  const TileRange range = tiles_of({std::max<std::int64_t>(0, begin), std::min(end, place.keys)}, key_block);
+  const TileRange range = tiles_of(KeyRange{std::max<std::int64_t>(0, begin), std::min(end, place.keys)}, key_block);
   for (std::int64_t block = range.begin; block < range.end; ++block) {
     blocks.push_back(static_cast<std::int32_t>(block));
   }
