@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The README's example, from a file to an answer: its commands run as they stand there, and print the lines that it shows.
+"""The examples of files and answers, the README's and that of a paged cache: their commands run as they stand there, and
+print the lines that are shown.
 Usage: readme_example_test.py PROGRAM; exits 77 where NumPy or the safetensors library is missing."""
 
 import importlib.util
@@ -10,14 +11,16 @@ import subprocess
 import sys
 import tempfile
 
-README = pathlib.Path(__file__).resolve().parents[2] / "README.md"
-HEADING = "## From a file to an answer"
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+# Page, heading, and the files that the commands leave.
+EXAMPLES = [("README.md", "## From a file to an answer", ["four", "one", "qkv"]),
+            ("docs/files.md", "## A paged cache", ["cache", "prefill", "rows", "step"])]  # fmt: skip
 
 
 def block(text: str, language: str) -> str:
     """The first one of its language."""
     found = re.search(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    assert found, f"{HEADING} has no block of {language}"
+    assert found, f"there is no block of {language} in:\n{text}"
     return found[1]
 
 
@@ -26,19 +29,20 @@ def main() -> int:
         if importlib.util.find_spec(library) is None:
             print(f"skipped: needs {library}")
             return 77
-    section = README.read_text(encoding="utf-8").partition(f"\n{HEADING}\n")[2].partition("\n## ")[0]
     program = pathlib.Path(sys.argv[1]).resolve()
     path = os.pathsep.join([str(program.parent), str(pathlib.Path(sys.executable).parent), os.environ["PATH"]])
-    with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(["bash", "-euo", "pipefail", "-c", block(section, "bash")], cwd=folder, text=True,
-                              capture_output=True, env={**os.environ, "PATH": path})  # fmt: skip
-        files = sorted(os.listdir(folder))
-    said = done.stdout.splitlines()
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert files == ["four.safetensors", "one.safetensors", "qkv.safetensors"], files
-    for line in block(section, "text").splitlines():  # in this order, with others between
-        assert line in said, f"{line!r} is not printed, or not there:\n{done.stdout}"
-        said = said[said.index(line) + 1 :]
+    for page, heading, expected in EXAMPLES:
+        section = (ROOT / page).read_text(encoding="utf-8").partition(f"\n{heading}\n")[2].partition("\n## ")[0]
+        with tempfile.TemporaryDirectory() as folder:
+            done = subprocess.run(["bash", "-euo", "pipefail", "-c", block(section, "bash")], cwd=folder, text=True,
+                                  capture_output=True, env={**os.environ, "PATH": path})  # fmt: skip
+            files = sorted(os.listdir(folder))
+        said = done.stdout.splitlines()
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert files == [f"{name}.safetensors" for name in expected], files
+        for line in block(section, "text").splitlines():  # in this order, with others between
+            assert line in said, f"{line!r} is not printed, or not there:\n{done.stdout}"
+            said = said[said.index(line) + 1 :]
     return 0
 
 
