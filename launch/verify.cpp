@@ -88,7 +88,7 @@ bool check_against_oracle(const SingleRun& run) {
                                  all.misplaced, place(all.first_misplaced)));
   }
   if (run.input.job().lists != nullptr) {
-    const KeptShare kept = kept_share(run.meeting, run.input, run.options().rows, run.attention.options().threads);
+    const KeptShare kept = kept_share(run.meeting, run.input, run.options().rows, run.prepared.threads());
     run.screen.print(fmt::format("  lists keep {:.2f} % of the weight in the mean of {}, {:.2f} % at least\n",
                                  100.0 * kept.mean, counted(static_cast<std::uint64_t>(kept.rows), "row"),
                                  100.0 * kept.least));

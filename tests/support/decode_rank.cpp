@@ -16,7 +16,6 @@ namespace ringattn::testing {
 namespace {
 
 constexpr std::byte kPoison{0xff};
-constexpr std::int32_t kNoPage = 0x40000000;  // no pool has it: an entry that nobody may follow
 constexpr std::int64_t kSparePages = 3;       // that no sequence owns
 constexpr std::int64_t kSpareTokens = 5;      // behind the longest sequence of a dense cache
 

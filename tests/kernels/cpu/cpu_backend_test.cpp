@@ -93,7 +93,7 @@ TEST(RowGroups, CoverEveryRowOnceInOneSequence) {
   const QueryRun runs[] = {{0, 0, 0, 5}, {0, 9, 5, 1}, {0, 20, 6, 17}, {1, 0, 23, 4}, {2, 0, 27, 0}, {2, 0, 27, 3}};
   for (const std::int64_t most : {1, 3, 6, 100}) {
     std::vector<int> covered(30, 0);
-    for (const RowGroup& group : make_row_groups(runs, most)) {
+    for (const RowGroup& group : make_row_groups(runs, most, {})) {
       ASSERT_LE(group.rows, most);
       ASSERT_GE(group.rows, 1);
       std::int64_t offset = group.offset;
