@@ -16,8 +16,8 @@ namespace ringattn::testing {
 namespace {
 
 constexpr std::byte kPoison{0xff};
-constexpr std::int64_t kSparePages = 3;       // that no sequence owns
-constexpr std::int64_t kSpareTokens = 5;      // behind the longest sequence of a dense cache
+constexpr std::int64_t kSparePages = 3;   // that no sequence owns
+constexpr std::int64_t kSpareTokens = 5;  // behind the longest sequence of a dense cache
 
 template <class Number>
 std::vector<std::byte> bytes_of(const std::vector<Number>& numbers) {

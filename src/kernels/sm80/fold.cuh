@@ -69,7 +69,7 @@ struct TileMap {
   const cuda::FoldParams& p;
   const cuda::WorkItem& item;
   Place* places;
-  const int& head;  // in shared memory
+  int kv_head;
 
   // Pieces of a tile as a power of two: kLeastPieceKeys and the tile are, and so is what lies between.
   static_assert((C::kKeyTile & (C::kKeyTile - 1)) == 0 && C::kKeyTile / kLeastPieceKeys <= kPlaces / 4);
@@ -85,7 +85,6 @@ struct TileMap {
     const auto [tile, pieces] = cuda::tile_of_walk(p.tables, item, nth);
     const int piece = i & (p.tables.pieces - 1);
     const cuda::SourceEntry& source = cuda::source_of(p.tables, pieces->source);
-    const int kv_head = head / (p.heads / p.kv_heads);
     Place place;
     place.first_key = tile * C::kKeyTile;
     const std::int64_t left = item.key_length - place.first_key - piece * piece_keys();
@@ -141,27 +140,20 @@ template <class C>
 __global__ void __launch_bounds__(C::kThreads, C::kCtas) fold_kernel(const __grid_constant__ cuda::FoldParams p) {
   using Layout = SharedLayout<C>;
   extern __shared__ __align__(128) unsigned char shared[];
-  // Not in registers, of which the products leave none: most of it is wanted at both ends only. One thread writes these
-  // once, before the barrier, and everyone reads them behind it.
-  __shared__ cuda::WorkItem item;
-  __shared__ Groups groups;
-  __shared__ int head;
-  __shared__ int scratch_slot;  // written once too, by take_slot(), behind which it is read; else without meaning
-  if (threadIdx.x == 0) {
-    const cuda::WorkPlace place = cuda::work_place(p.schedule.early_count, p.schedule.piece_heads,
-                                                   p.schedule.section_heads, static_cast<int>(blockIdx.x));
-    item = p.tables.items[place.piece];
-    head = item.head + place.head;
-    groups = groups_of<C>(p, item, head);
-  }
+  __shared__ cuda::WorkItem item;  // not in registers: most of it is wanted at both ends only
+
+  const cuda::WorkPlace place = cuda::work_place(p.schedule.early_count, p.schedule.piece_heads,
+                                                 p.schedule.section_heads, static_cast<int>(blockIdx.x));
+  if (threadIdx.x == 0) item = p.tables.items[place.piece];
   __syncthreads();
+  const int head = item.head + place.head;
 
   const std::uint32_t q_tile = cuda::shared_address(shared);
   const std::uint32_t k_tiles = q_tile + Layout::kQBytes;
   const std::uint32_t v_tiles = k_tiles + C::kStages * Layout::kKBytes;
-  const TileMap<C> map{p, item, reinterpret_cast<Place*>(shared + Layout::kPlaces), head};
-  const auto tiles = [] { return cuda::load_shared_number(cuda::shared_address(&item.tiles)); };
-  if (tiles() > 0) {
+  const TileMap<C> map{p, item, reinterpret_cast<Place*>(shared + Layout::kPlaces), head / (p.heads / p.kv_heads)};
+  const int tiles = item.tiles;
+  if (tiles > 0) {
     const char* q = static_cast<const char*>(p.q.data) + 2 * (item.row * p.q.token_stride + head * p.q.head_stride);
     cuda::copy_tile<C::kQueryTile, C::kDim, C::kThreads>(q_tile, {q, 2 * p.q.token_stride}, item.slot_begin,
                                                          item.slot_end);
@@ -171,53 +163,57 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas) fold_kernel(const __gri
 
   const auto k_stage = [&](int i) { return k_tiles + static_cast<std::uint32_t>(i % C::kStages * Layout::kKBytes); };
   const auto v_stage = [&](int i) { return v_tiles + static_cast<std::uint32_t>(i % C::kStages * Layout::kVBytes); };
-  if (tiles() > 0) {
+  if (tiles > 0) {
     map.copy_k(0, k_stage(0));
     if constexpr (C::kStages > 1) map.copy_v(0, v_stage(0));
   }
   cuda::copy_commit();
 
   RowState<C> state;
-  load_state<C>(p, item, head, state, groups.begins_open != 0);
+  Groups groups;
+  load_state<C>(p, item, head, state, groups);
 
   const TileStep<C, ItemRows> step(p, {item}, q_tile);
   const auto first_key = [&](int i) { return [at = map.place(i) + 32] { return load_key(at); }; };
-  for (int i = 0; i < tiles(); ++i) {
+  for (int i = 0; i < tiles;) {
     // An item's tiles have consecutive places, so what is open when a group begins is another's.
-    if (groups.closes_at(i)) close_group<C>(p, item, head, state, !groups.closed(i), scratch_slot);
-    cuda::copy_wait<0>();
-    __syncthreads();
-    if constexpr (C::kStages > 1) {
-      // Tile i is here, and everyone is past tile i − 1.
-      if (i + 1 < tiles()) {
-        map.copy_k(i + 1, k_stage(i + 1));
-        map.copy_v(i + 1, v_stage(i + 1));
-      }
-      cuda::copy_commit();
-      map.resolve_ahead(i + 1);
-      step.fold(state, k_stage(i), v_stage(i), map.masked(i), first_key(i), [] {});
-    } else {
-      // K of tile i is here, and everyone is past V of tile i − 1.
-      map.copy_v(i, v_stage(i));
-      cuda::copy_commit();
-      map.resolve_ahead(i + 1);
-      step.fold(state, k_stage(i), v_stage(i), map.masked(i), first_key(i), [&] {
-        cuda::copy_wait<0>();
-        __syncthreads();  // V is here, and everyone is past K
-        if (i + 1 < tiles()) map.copy_k(i + 1, k_stage(i + 1));
+    const int of_group = static_cast<int>((static_cast<std::uint32_t>(item.place) + i) % kGroupTiles);
+    if (of_group == 0 && groups.open) close_group<C>(p, item, head, state, groups);
+    groups.open = true;
+    const int end = min(tiles, i + kGroupTiles - of_group);
+    for (; i < end; ++i) {
+      cuda::copy_wait<0>();
+      __syncthreads();
+      if constexpr (C::kStages > 1) {
+        // Tile i is here, and everyone is past tile i − 1.
+        if (i + 1 < tiles) {
+          map.copy_k(i + 1, k_stage(i + 1));
+          map.copy_v(i + 1, v_stage(i + 1));
+        }
         cuda::copy_commit();
-      });
+        map.resolve_ahead(i + 1);
+        step.fold(state, k_stage(i), v_stage(i), map.masked(i), first_key(i), [] {});
+      } else {
+        // K of tile i is here, and everyone is past V of tile i − 1.
+        map.copy_v(i, v_stage(i));
+        cuda::copy_commit();
+        map.resolve_ahead(i + 1);
+        step.fold(state, k_stage(i), v_stage(i), map.masked(i), first_key(i), [&] {
+          cuda::copy_wait<0>();
+          __syncthreads();  // V is here, and everyone is past K
+          if (i + 1 < tiles) map.copy_k(i + 1, k_stage(i + 1));
+          cuda::copy_commit();
+        });
+      }
     }
   }
 
-  const bool open = groups.open(tiles());
-  const bool closed = groups.closed(tiles());
-  if (p.state.save) save_state<C>(p, item, head, state, open, closed);
+  if (p.state.save) save_state<C>(p, item, head, state, groups);
   if (p.finish) {
-    if (closed) join_closed<C>(p, item, head, state, open, scratch_slot);
+    if (groups.closed) join_closed<C>(p, item, head, state, groups);
     finish_rows<C>(p, item, head, q_tile, state);
   }
-  if (closed && !closed_in_state(p)) give_back<C>(p, scratch_slot);
+  give_back<C>(p, groups);
 }
 
 }  // namespace ringattn::sm80

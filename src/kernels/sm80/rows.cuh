@@ -66,22 +66,11 @@ __device__ __forceinline__ float4 join(const float4& closed, const float4& open,
           Arithmetic::join(closed.z, open.z, step), Arithmetic::join(closed.w, open.w, step)};
 }
 
-// Which groups the rows of a CTA have, in shared memory: the tile loop leaves no register free. Rows of a query tile
-// fold the same key tiles, so it is the same for all of them. Written once; what changes follows from the tile.
+// Which parts the rows of a CTA have. Rows of a query tile fold the same key tiles, so it is the same for all of them.
 struct Groups {
-  std::int32_t first_close;    // the first of the item's tiles at which a group is closed; then every kGroupTiles-th
-  std::int32_t begins_open;    // whether the work goes on with a group, which is in registers
-  std::int32_t begins_closed;  // and with groups before it, in memory
-
-  // By an explicit instruction: what the compiler reads ahead of the loop, it spills.
-  __device__ __forceinline__ bool closes_at(int tile) const {
-    const int behind = tile - cuda::load_shared_number(cuda::shared_address(&first_close));
-    return behind >= 0 && behind % kGroupTiles == 0;
-  }
-  // Whether there are closed groups when the item comes to this tile; a group that it closes is not one of them.
-  __device__ __forceinline__ bool closed(int tile) const { return begins_closed != 0 || first_close < tile; }
-  // Whether a group is open behind the last of the item's tiles.
-  __device__ __forceinline__ bool open(int tiles) const { return begins_open != 0 || tiles > 0; }
+  bool open;    // a group is under way, in registers
+  bool closed;  // there are groups before it, in memory
+  int slot;     // of the scratch memory; −1: none is taken
 };
 
 // Where closed groups lie: in the rows' state, where the task has one; else in scratch memory. That is cut into slots,
@@ -108,9 +97,8 @@ struct ClosedRow {
   float4* sums;    // of this thread's share, which is at [4 n]
   float* numbers;  // reference and sum
 
-  // `scratch_slot`: of the CTA, where closed groups lie in scratch memory.
   __device__ __forceinline__ ClosedRow(const cuda::FoldParams& p, const cuda::WorkItem& item, int head, int slot,
-                                       int scratch_slot) {
+                                       const Groups& groups) {
     static_assert(cuda::kClosedSum == cuda::kClosedReference + 1);
     float* of_row;
     if (closed_in_state(p)) {
@@ -119,7 +107,7 @@ struct ClosedRow {
       numbers = place.numbers + cuda::kClosedReference;
     } else {
       const Scratch<C> scratch(p);
-      const std::int64_t row = scratch_slot * C::kQueryTile + slot;
+      const std::int64_t row = groups.slot * C::kQueryTile + slot;
       of_row = scratch.sums + row * C::kDimV;
       numbers = scratch.numbers + row * 2;
     }
@@ -127,9 +115,10 @@ struct ClosedRow {
   }
 };
 
-// All threads of the CTA take a slot together, into shared memory.
+// All threads of the CTA take a slot together.
 template <class C>
-__device__ __forceinline__ void take_slot(const cuda::FoldParams& p, int& taken) {
+__device__ __forceinline__ int take_slot(const cuda::FoldParams& p) {
+  __shared__ int taken;
   if (threadIdx.x == 0) {
     const Scratch<C> scratch(p);
     std::uint32_t multiprocessor;
@@ -140,26 +129,28 @@ __device__ __forceinline__ void take_slot(const cuda::FoldParams& p, int& taken)
     taken = slot;
   }
   __syncthreads();
+  return taken;
 }
 template <class C>
-__device__ __forceinline__ void give_back(const cuda::FoldParams& p, int slot) {
+__device__ __forceinline__ void give_back(const cuda::FoldParams& p, const Groups& groups) {
+  if (groups.slot < 0) return;
   __syncthreads();  // everybody is done with it
   if (threadIdx.x != 0) return;
   __threadfence();
-  atomicExch(Scratch<C>(p).taken + slot, 0);
+  atomicExch(Scratch<C>(p).taken + groups.slot, 0);
 }
 
-// The open group joins those before it, if there are any, and the next one begins.
+// The open group joins those before it, and the next one begins.
 template <class C>
 __device__ __forceinline__ void close_group(const cuda::FoldParams& p, const cuda::WorkItem& item, int head,
-                                            RowState<C>& state, bool first, int& scratch_slot) {
-  if (first && !closed_in_state(p)) take_slot<C>(p, scratch_slot);
+                                            RowState<C>& state, Groups& groups) {
+  if (!closed_in_state(p) && groups.slot < 0) groups.slot = take_slot<C>(p);
   for_each_row<C>([&](int block, int half, int slot) {
     float reference = state.m[block][half];
     float sum = over_quad(state.l[block][half]);
     if (present(item, slot)) {
-      const ClosedRow<C> row(p, item, head, slot, scratch_slot);
-      if (!first) {
+      const ClosedRow<C> row(p, item, head, slot, groups);
+      if (groups.closed) {
         // The loads side by side: memory is far.
         float4 before[C::kDimV / 16];
 #pragma unroll
@@ -184,20 +175,22 @@ __device__ __forceinline__ void close_group(const cuda::FoldParams& p, const cud
     }
     begin_group(state, block, half);
   });
+  groups.open = false;
+  groups.closed = true;
 }
 
 // The closed groups join the open one, if there is one, in registers: the rows are whole.
 template <class C>
 __device__ __forceinline__ void join_closed(const cuda::FoldParams& p, const cuda::WorkItem& item, int head,
-                                            RowState<C>& state, bool open, int scratch_slot) {
+                                            RowState<C>& state, const Groups& groups) {
   for_each_row<C>([&](int block, int half, int slot) {
     const float sum = over_quad(state.l[block][half]);
     if (!present(item, slot)) return;
-    const ClosedRow<C> row(p, item, head, slot, scratch_slot);
+    const ClosedRow<C> row(p, item, head, slot, groups);
     MergeStep step{};
     step.reference = row.numbers[0];
     step.sum = row.numbers[1];
-    if (open) {
+    if (groups.open) {
       step = cuda::merge_rows(step.reference, step.sum, state.m[block][half], sum, p.softmax.exponent_base2);
     }
     state.m[block][half] = step.reference;
@@ -205,29 +198,23 @@ __device__ __forceinline__ void join_closed(const cuda::FoldParams& p, const cud
 #pragma unroll
     for (int n = 0; n < C::kDimV / 16; ++n) {
       const float4 x = __ldcg(row.sums + 4 * n);
-      set_share(state, block, half, n, open ? join(x, share(state, block, half, n), step) : x);
+      set_share(state, block, half, n, groups.open ? join(x, share(state, block, half, n), step) : x);
     }
   });
 }
 
 template <class C>
-__device__ __forceinline__ Groups groups_of(const cuda::FoldParams& p, const cuda::WorkItem& item, int head) {
+__device__ __forceinline__ void load_state(const cuda::FoldParams& p, const cuda::WorkItem& item, int head,
+                                           RowState<C>& state, Groups& groups) {
   int parts = 0;
   if (p.state.resume) {
     const cuda::StatePlace first(p.state.memory, p.rows, p.heads, C::kDimV, item.row + item.slot_begin, head);
     parts = static_cast<int>(first.numbers[cuda::kStateParts]);
   }
-  const bool open = (parts & cuda::kHasOpen) != 0;
-  const int of_group = static_cast<int>(item.place % kGroupTiles);
-  return {of_group == 0 && open ? 0 : kGroupTiles - of_group, open, (parts & cuda::kHasClosed) != 0};
-}
-
-template <class C>
-__device__ __forceinline__ void load_state(const cuda::FoldParams& p, const cuda::WorkItem& item, int head,
-                                           RowState<C>& state, bool open) {
+  groups = {(parts & cuda::kHasOpen) != 0, (parts & cuda::kHasClosed) != 0, -1};
   for_each_row<C>([&](int block, int half, int slot) {
     begin_group(state, block, half);
-    if (!open || !present(item, slot)) return;
+    if (!groups.open || !present(item, slot)) return;
     const cuda::StatePlace place(p.state.memory, p.rows, p.heads, C::kDimV, item.row + slot, head);
     state.m[block][half] = place.numbers[cuda::kOpenReference];
     state.l[block][half] = place.numbers[threadIdx.x % 4];
@@ -241,15 +228,15 @@ __device__ __forceinline__ void load_state(const cuda::FoldParams& p, const cuda
 // Closed groups are in the state already.
 template <class C>
 __device__ __forceinline__ void save_state(const cuda::FoldParams& p, const cuda::WorkItem& item, int head,
-                                           const RowState<C>& state, bool open, bool closed) {
+                                           const RowState<C>& state, const Groups& groups) {
   for_each_row<C>([&](int block, int half, int slot) {
     if (!present(item, slot)) return;
     const cuda::StatePlace place(p.state.memory, p.rows, p.heads, C::kDimV, item.row + slot, head);
     if (threadIdx.x % 4 == 0) {
       place.numbers[cuda::kStateParts] =
-          static_cast<float>((closed ? cuda::kHasClosed : 0) | (open ? cuda::kHasOpen : 0));
+          static_cast<float>((groups.closed ? cuda::kHasClosed : 0) | (groups.open ? cuda::kHasOpen : 0));
     }
-    if (!open) return;
+    if (!groups.open) return;
     place.numbers[threadIdx.x % 4] = state.l[block][half];
     if (threadIdx.x % 4 == 0) place.numbers[cuda::kOpenReference] = state.m[block][half];
 #pragma unroll
