@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <bit>
 #include <limits>
 
 #include "attention/tokens/cost.hpp"
@@ -13,6 +12,7 @@
 #include "base/error.hpp"
 #include "base/size.hpp"
 #include "kernels/cache_update.hpp"
+#include "kernels/cache_view.hpp"
 #include "kernels/registry.hpp"
 
 namespace ringattn {
@@ -21,8 +21,6 @@ namespace {
 
 constexpr std::int64_t kMostKeys = std::numeric_limits<std::int32_t>::max();  // lengths are int32
 constexpr std::int64_t kTableEntry = sizeof(std::int32_t);                    // of block tables and lengths
-constexpr std::int64_t kLeastPage = 16;
-constexpr std::int64_t kMostPage = 256;
 
 void refuse_limit(const std::string& what, const std::string& why) {
   fail(ErrorCode::kUsage, what, why, "Check the limits of the job.");
@@ -55,11 +53,7 @@ void check_decode_job(const DecodeJob& job) {
     refuse_limit(fmt::format("sequences of up to {} keys", limits.keys),
                  fmt::format("1 to {} are supported", kMostKeys));
   }
-  if (job.page_size != 0 && (job.page_size < kLeastPage || job.page_size > kMostPage ||
-                             !std::has_single_bit(static_cast<std::uint64_t>(job.page_size)))) {
-    fail(ErrorCode::kUsage, fmt::format("pages of {} tokens", job.page_size), "16, 32, 64, 128 and 256 are supported",
-         "Choose one of them, or 0 for a dense cache.");
-  }
+  if (job.page_size != 0) check_page_size(job.page_size);
   if (job.pages < 0) refuse_limit(fmt::format("a pool of {} pages", job.pages), "it has at least one");
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 
 #include "base/dtype.hpp"
 
@@ -26,5 +27,12 @@ struct CacheView {
            (page * page_stride + token * token_stride + head * head_stride) * static_cast<std::int64_t>(size_of(dtype));
   }
 };
+
+// Tokens that a page may have: a power of two from 16 to 256, so that pages hold key tiles in whole pieces.
+bool is_page_size(std::int64_t tokens);
+inline constexpr std::string_view kPageSizes = "16, 32, 64, 128 and 256";
+
+// Throws kUsage unless it is one; 0, a cache without pages, is none either.
+void check_page_size(std::int64_t tokens);
 
 }  // namespace ringattn

@@ -3,18 +3,15 @@
 
 #include <fmt/format.h>
 
-#include <bit>
 #include <string_view>
 
 #include "base/error.hpp"
+#include "kernels/cache_view.hpp"
 #include "kernels/registry.hpp"
 
 namespace ringattn {
 
 namespace {
-
-constexpr std::int64_t kLeastPage = 16;
-constexpr std::int64_t kMostPage = 256;
 
 [[noreturn]] void refuse(const std::string& what, const std::string& why) { fail(ErrorCode::kInternal, what, why); }
 
@@ -77,11 +74,7 @@ void check_decode_step(const DecodeSpec& spec, const DecodeLimits& limits, const
     refuse(fmt::format("a dense cache of {} sequences serves {}", step.k.pages, sequences),
            "each has a page of its own");
   }
-  const std::int64_t size = step.k.page_size;
-  if (size < kLeastPage || size > kMostPage || !std::has_single_bit(static_cast<std::uint64_t>(size))) {
-    fail(ErrorCode::kUsage, fmt::format("pages of {} tokens", size), "16, 32, 64, 128 and 256 are supported",
-         "Choose one of them.");
-  }
+  check_page_size(step.k.page_size);
 }
 
 void check_decode_merge(const DecodeSpec& spec, const DecodeMerge& merge) {

@@ -4,11 +4,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <bit>
 #include <utility>
 
 #include "attention/tokens/balance.hpp"
 #include "base/error.hpp"
+#include "kernels/cache_view.hpp"
 #include "kernels/registry.hpp"
 
 namespace ringattn {
@@ -16,8 +16,6 @@ namespace ringattn {
 namespace {
 
 constexpr std::int64_t kFar = std::int64_t{1} << 62;
-constexpr std::int64_t kLeastPage = 16;
-constexpr std::int64_t kMostPage = 256;
 
 }  // namespace
 
@@ -62,11 +60,7 @@ void check_job(const Job& job) {
     fail(ErrorCode::kUsage, fmt::format("window {},{}", mask.left, mask.right),
          "each side is a number of tokens, or -1 for unlimited", "Use -1, or 0 to 2^62 tokens.");
   }
-  const std::int64_t page = job.page_size;
-  if (page != 0 && (page < kLeastPage || page > kMostPage || !std::has_single_bit(static_cast<std::uint64_t>(page)))) {
-    fail(ErrorCode::kUsage, fmt::format("pages of {} tokens", page), "16, 32, 64, 128 and 256 are supported",
-         "Choose one of them.");
-  }
+  if (job.page_size != 0) check_page_size(job.page_size);
   check_batch(job.batch);
   if (job.spec.lists != (job.lists == nullptr ? ListShape{} : job.lists->shape())) {
     fail(ErrorCode::kUsage,

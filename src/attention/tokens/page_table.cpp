@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <bit>
 #include <numeric>
 #include <utility>
 
@@ -24,10 +23,6 @@ std::uint64_t below(std::uint64_t bound, std::uint64_t index, std::uint64_t seed
 }
 
 }  // namespace
-
-bool is_page_size(std::int64_t tokens) {
-  return tokens >= 16 && tokens <= 256 && std::has_single_bit(static_cast<std::uint64_t>(tokens));
-}
 
 std::span<const std::int32_t> PageTable::of(std::size_t sequence) const {
   const auto from = static_cast<std::size_t>(begin[sequence]);

@@ -10,12 +10,9 @@
 
 #include "attention/tokens/batch.hpp"
 #include "attention/tokens/packed_run.hpp"
+#include "kernels/cache_view.hpp"
 
 namespace ringattn {
-
-// Tokens that a page of a cache may have: a power of two from 16 to 256, so that pages hold key tiles in whole pieces.
-bool is_page_size(std::int64_t tokens);
-inline constexpr std::string_view kPageSizes = "16, 32, 64, 128 and 256";
 
 // How many entries a table may have: every process that computes with it holds all of them.
 inline constexpr std::int64_t kMostPageEntries = std::int64_t{1} << 22;
