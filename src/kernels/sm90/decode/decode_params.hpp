@@ -45,12 +45,11 @@ struct DecodeParams {
   float2* numbers;
   // [sequences, kv_heads, blocks, slices]: units that have left their partials; 0 between launches.
   std::int32_t* arrived;
+  std::int32_t* failed;  // [units]: whether the unit has to be folded again, tile by tile (sliced.cuh)
   // Not null: rows are not finished. What they leave goes there, as DecodePartials says, and none of the scratch is
   // used: A, and behind it r and l.
   float* records;
   std::int64_t record_groups;
-
-  std::int32_t* failed;  // [units]: whether the unit has to be folded again, tile by tile (sliced.cuh)
 };
 
 }  // namespace ringattn::sm90

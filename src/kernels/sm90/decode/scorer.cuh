@@ -61,7 +61,7 @@ class Scorer {
 
   __device__ __forceinline__ int block(int mine) const { return warp_ * kMine + mine; }
   __device__ __forceinline__ bool has(int mine) const {
-    return kBlocks % kMine == 0 && kBlocks / kMine == kScoreWarps ? true : block(mine) < kBlocks;
+    return kBlocks == kMine * kScoreWarps || block(mine) < kBlocks;
   }
   // The query row, of 16, of element `i` of a block's fragment.
   __device__ __forceinline__ int row_at(int half, int i) const { return 8 * half + lane_ % 4 * 2 + i % 2; }
