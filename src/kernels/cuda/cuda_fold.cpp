@@ -32,14 +32,6 @@ std::int64_t cache_for_keys(int device) {
   return std::int64_t{bytes} / 8 * 3;
 }
 
-int multiprocessors_of(int device) {
-  constexpr int kUsual = 132;  // of an H100 or H200: what plans without a device count with
-  if (device == kNoDevice) return kUsual;
-  int count = 0;
-  check_cuda(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
-  return count;
-}
-
 // What doesn't change from task to task.
 FoldParams params_of(const FoldSpec& spec) {
   FoldParams p{};
@@ -247,15 +239,12 @@ class CudaFold final : public FoldKernel {
 
 }  // namespace
 
-const Launcher& launcher_of(std::string_view kernel, std::span<const CompiledFold> compiled, const FoldSpec& spec,
-                            bool configured) {
-  const auto found = std::ranges::find_if(compiled, [&](const CompiledFold& entry) {
-    return entry.dtype == spec.dtype && entry.head_dim == spec.head_dim;
-  });
-  if (!configured || found == compiled.end()) {
-    fail(ErrorCode::kInternal, fmt::format("{} was made for {}", kernel, describe(spec)), "it can't do that");
-  }
-  return *found->launcher;
+int multiprocessors_of(int device) {
+  constexpr int kUsual = 132;  // of an H100 or H200: what plans without a device count with
+  if (device == kNoDevice) return kUsual;
+  int count = 0;
+  check_cuda(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
+  return count;
 }
 
 FoldParams::Softmax softmax_of(const FoldSpec& spec) {

@@ -5,14 +5,15 @@
 
 #include <cstddef>
 #include <memory>
-#include <span>
 #include <string>
 #include <string_view>
 
+#include "base/error.hpp"
 #include "kernels/cuda/fold_params.hpp"
 #include "kernels/cuda/launcher.hpp"
 #include "kernels/cuda/work_items.hpp"
 #include "kernels/fold.hpp"
+#include "kernels/registry.hpp"
 
 namespace ringattn::cuda {
 
@@ -21,16 +22,27 @@ using Merge = void (*)(const MergeParams& params, Stream stream);
 using Export = void (*)(const ExportParams& params, Stream stream);
 
 // A kernel for each element type and head_dim that is compiled.
-struct CompiledFold {
+template <class AnyLauncher>
+struct Compiled {
   Dtype dtype;
   int head_dim;
-  const Launcher* launcher;
+  const AnyLauncher* launcher;
 };
+using CompiledFold = Compiled<Launcher>;
 
 // The one for a spec, which the kernel has a configuration for or not. Throws kInternal where there is none: the
 // registry asks the kernel first what it can do.
-const Launcher& launcher_of(std::string_view kernel, std::span<const CompiledFold> compiled, const FoldSpec& spec,
-                            bool configured);
+template <class AnyLauncher, std::size_t kCount>
+const AnyLauncher& launcher_of(std::string_view kernel, const Compiled<AnyLauncher> (&compiled)[kCount],
+                               const FoldSpec& spec, bool configured) {
+  for (const Compiled<AnyLauncher>& entry : compiled) {
+    if (configured && entry.dtype == spec.dtype && entry.head_dim == spec.head_dim) return *entry.launcher;
+  }
+  fail(ErrorCode::kInternal, std::string(kernel) + " was made for " + describe(spec), "it can't do that");
+}
+
+// Of a device; of kNoDevice as many as plans count with.
+int multiprocessors_of(int device);
 
 // What every kernel is told about turning scores into probabilities.
 FoldParams::Softmax softmax_of(const FoldSpec& spec);

@@ -21,12 +21,7 @@ namespace ringattn::sm80 {
 
 namespace {
 
-struct CompiledDecode {
-  Dtype dtype;
-  int head_dim;
-  const DecodeLauncher* launcher;
-};
-constexpr CompiledDecode kCompiled[] = {
+constexpr cuda::Compiled<DecodeLauncher> kCompiled[] = {
     {Dtype::kBf16, 64, &decode_bf16_64},   {Dtype::kBf16, 96, &decode_bf16_96},   {Dtype::kBf16, 128, &decode_bf16_128},
     {Dtype::kBf16, 192, &decode_bf16_192}, {Dtype::kBf16, 256, &decode_bf16_256}, {Dtype::kF16, 64, &decode_fp16_64},
     {Dtype::kF16, 96, &decode_fp16_96},    {Dtype::kF16, 128, &decode_fp16_128},  {Dtype::kF16, 192, &decode_fp16_192},
@@ -34,19 +29,7 @@ constexpr CompiledDecode kCompiled[] = {
 };
 
 const DecodeLauncher& launcher_of(const DecodeSpec& spec, bool configured) {
-  const auto found = std::ranges::find_if(kCompiled, [&](const CompiledDecode& entry) {
-    return entry.dtype == spec.fold.dtype && entry.head_dim == spec.fold.head_dim;
-  });
-  if (!configured || found == std::end(kCompiled)) {
-    fail(ErrorCode::kInternal, fmt::format("sm80_fold was made for {}", describe(spec)), "it can't do that");
-  }
-  return *found->launcher;
-}
-
-int multiprocessors_of(int device) {
-  int count = 0;
-  check_cuda(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
-  return count;
+  return cuda::launcher_of("sm80_fold", kCompiled, spec.fold, configured);
 }
 
 bool aligned(const void* data, std::initializer_list<std::int64_t> strides) {
@@ -94,7 +77,7 @@ class Sm80Decode final : public DecodeKernel {
     scratch_ = allocate_device(layout_.bytes, device_);
     check_cuda(cudaMemset(scratch_.data(), 0, layout_.bytes), "cudaMemset");
     check_cuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");  // steps may be in any stream
-    ctas_ = launcher_.prepare() * multiprocessors_of(device_);
+    ctas_ = launcher_.prepare() * cuda::multiprocessors_of(device_);
   }
 
   void enqueue(const DecodeStep& step, Stream stream) override {

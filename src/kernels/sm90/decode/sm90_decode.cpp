@@ -23,12 +23,7 @@ namespace ringattn::sm90 {
 
 namespace {
 
-struct CompiledDecode {
-  Dtype dtype;
-  int head_dim;
-  const DecodeLauncher* launcher;
-};
-constexpr CompiledDecode kCompiled[] = {
+constexpr cuda::Compiled<DecodeLauncher> kCompiled[] = {
     {Dtype::kBf16, 64, &decode_bf16_64},   {Dtype::kBf16, 96, &decode_bf16_96},   {Dtype::kBf16, 128, &decode_bf16_128},
     {Dtype::kBf16, 192, &decode_bf16_192}, {Dtype::kBf16, 256, &decode_bf16_256}, {Dtype::kF16, 64, &decode_fp16_64},
     {Dtype::kF16, 96, &decode_fp16_96},    {Dtype::kF16, 128, &decode_fp16_128},  {Dtype::kF16, 192, &decode_fp16_192},
@@ -36,19 +31,7 @@ constexpr CompiledDecode kCompiled[] = {
 };
 
 const DecodeLauncher& launcher_of(const DecodeSpec& spec, bool configured) {
-  const auto found = std::ranges::find_if(kCompiled, [&](const CompiledDecode& entry) {
-    return entry.dtype == spec.fold.dtype && entry.head_dim == spec.fold.head_dim;
-  });
-  if (!configured || found == std::end(kCompiled)) {
-    fail(ErrorCode::kInternal, fmt::format("sm90_fold was made for {}", describe(spec)), "it can't do that");
-  }
-  return *found->launcher;
-}
-
-int multiprocessors_of(int device) {
-  int count = 0;
-  check_cuda(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
-  return count;
+  return cuda::launcher_of("sm90_fold", kCompiled, spec.fold, configured);
 }
 
 MappedPages pages_of(const CacheView& view) {
@@ -84,7 +67,7 @@ class Sm90Decode final : public DecodeKernel {
     const DeviceGuard guard(device_);
     limits_ = limits;
     layout_ = lay_out(limits);
-    multiprocessors_ = multiprocessors_of(device_);
+    multiprocessors_ = cuda::multiprocessors_of(device_);
     scratch_ = allocate_device(layout_.bytes, device_);
     check_cuda(cudaMemset(scratch_.data(), 0, layout_.bytes), "cudaMemset");
     check_cuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");  // steps may be in any stream
