@@ -79,13 +79,19 @@ find_processes() {
 }
 
 # Ends what of the job still runs on this host: it gets a second (with an argument: none) to end by itself, two more
-# after SIGTERM, then SIGKILL.
+# after SIGTERM, then SIGKILL. A process has no environment for a moment while it becomes another program, so that none
+# is left only counts once a second look has found none either.
 end_processes() {
-  local step first=4
+  local step first=4 looks=0
   [[ -z ${1:-} ]] || first=0
   for ((step = 0; step < first + 12; ++step)); do
     find_processes
-    ((${#pids[@]} > 0)) || return 0
+    if ((${#pids[@]} == 0)); then
+      ((++looks < 2)) || return 0
+      sleep 0.1
+      continue
+    fi
+    looks=0
     if ((step == first)); then
       kill -TERM "${pids[@]}" 2>/dev/null || true
     elif ((step >= first + 8)); then

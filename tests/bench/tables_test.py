@@ -134,6 +134,9 @@ class Changed(unittest.TestCase):
 
     def test_tables_that_nobody_measured_are_empty_and_stand_there_once_somebody_did(self):
         place = "<!-- table:decode -->\n<!-- /table:decode -->\n"
+        measured = {name: files for name, files in self.selection().items() if name not in ("decode", "pages", "sparse")}
+        (self.root / "bench/results/shown.json").write_text(json.dumps(measured))
+        self.assertEqual(tables(self.root).returncode, 0)
         if place not in (self.root / "README.md").read_text(encoding="utf-8"):  # a place that the README need not have
             self.edit("README.md", "<!-- /table:speed -->\n", f"<!-- /table:speed -->\n\n{place}")
         self.assertEqual(tables(self.root, "--check").returncode, 0)
