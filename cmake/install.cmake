@@ -1,0 +1,56 @@
+# cmake --install: the headers, the library (static in parts, and shared as a whole), what find_package and pkg-config
+# read, and the program with its launcher.
+include(GNUInstallDirs)
+include(CMakePackageConfigHelpers)
+set(package_folder ${CMAKE_INSTALL_LIBDIR}/cmake/ringattn)
+
+# One shared library of all parts.
+file(CONFIGURE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/shared.cpp CONTENT "// The shared library's parts are static libraries.\n")
+add_library(ringattn_shared SHARED ${CMAKE_CURRENT_BINARY_DIR}/shared.cpp)
+set(parts ringattn_attention ringattn_kernels ringattn_comm ringattn_base)
+list(JOIN parts "," whole)
+set_target_properties(ringattn_shared PROPERTIES LINK_LIBRARY_OVERRIDE "WHOLE_ARCHIVE,${whole}")
+target_link_libraries(ringattn_shared PRIVATE $<BUILD_INTERFACE:ringattn_attention>)
+target_link_options(ringattn_shared PRIVATE -Wl,--build-id=sha1)
+target_include_directories(ringattn_shared INTERFACE $<INSTALL_INTERFACE:include/ringattn>)
+target_compile_features(ringattn_shared INTERFACE cxx_std_20)
+set_target_properties(ringattn_shared PROPERTIES OUTPUT_NAME ringattn EXPORT_NAME shared VERSION ${PROJECT_VERSION}
+                                                 SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
+
+set(installed ringattn ringattn_shared ${parts})
+if(TARGET ringattn_comm_mpi)
+  set_target_properties(ringattn_comm_mpi PROPERTIES EXPORT_NAME comm_mpi)
+  list(APPEND installed ringattn_comm_mpi)
+endif()
+if(TARGET ringattn_cuda)
+  set_target_properties(ringattn_cuda PROPERTIES EXPORT_NAME cuda)
+  list(APPEND installed ringattn_cuda)
+endif()
+install(TARGETS ${installed} EXPORT ringattn ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
+        LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(EXPORT ringattn NAMESPACE ringattn:: DESTINATION ${package_folder} FILE ringattnTargets.cmake)
+# Headers of kernels are those of one device's inside.
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/src/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/ringattn FILES_MATCHING PATTERN "*.hpp"
+        PATTERN "kernels/cpu" EXCLUDE PATTERN "kernels/cuda" EXCLUDE PATTERN "kernels/sm80" EXCLUDE
+        PATTERN "kernels/sm90" EXCLUDE PATTERN "base/cuda.hpp" EXCLUDE)
+install(TARGETS ringattn_program DESTINATION ${CMAKE_INSTALL_BINDIR})
+install(PROGRAMS ${PROJECT_SOURCE_DIR}/launch/ringattn-mpirun DESTINATION ${CMAKE_INSTALL_BINDIR})
+install(FILES ${PROJECT_SOURCE_DIR}/launch/supervise.sh DESTINATION libexec/ringattn)
+
+# What the static libraries were built with, and so need again.
+set(RINGATTN_WITH_MPI ${MPI_CXX_FOUND})
+set(RINGATTN_WITH_CUDA ${RINGATTN_CUDA_FOUND})
+set(RINGATTN_WITH_NCCL ${NCCL_FOUND})
+set(RINGATTN_WITH_OPENMP ${OpenMP_CXX_FOUND})
+configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/ringattnConfig.cmake.in
+                              ${CMAKE_CURRENT_BINARY_DIR}/ringattnConfig.cmake INSTALL_DESTINATION ${package_folder})
+# Before 1.0 each minor version is an interface of its own.
+write_basic_package_version_file(${CMAKE_CURRENT_BINARY_DIR}/ringattnConfigVersion.cmake
+                                 COMPATIBILITY SameMinorVersion)
+install(FILES ${CMAKE_CURRENT_BINARY_DIR}/ringattnConfig.cmake
+              ${CMAKE_CURRENT_BINARY_DIR}/ringattnConfigVersion.cmake DESTINATION ${package_folder})
+if(NCCL_FOUND)
+  install(FILES ${CMAKE_CURRENT_LIST_DIR}/FindNCCL.cmake DESTINATION ${package_folder})
+endif()
+configure_file(${CMAKE_CURRENT_LIST_DIR}/ringattn.pc.in ${CMAKE_CURRENT_BINARY_DIR}/ringattn.pc @ONLY)
+install(FILES ${CMAKE_CURRENT_BINARY_DIR}/ringattn.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
