@@ -23,8 +23,21 @@ std::int64_t lse_token_bytes(const FoldSpec& spec) { return row_bytes(Dtype::kF3
 
 std::int64_t kv_token_bytes(const FoldSpec& spec) { return k_token_bytes(spec) + v_token_bytes(spec); }
 
-std::int64_t shard_bytes(const FoldSpec& spec, std::int64_t q_rows, std::int64_t k_rows) {
-  return q_rows * (q_token_bytes(spec) + out_token_bytes(spec) + lse_token_bytes(spec)) + k_rows * kv_token_bytes(spec);
+std::int64_t query_bytes(const FoldSpec& spec) {
+  return q_token_bytes(spec) + out_token_bytes(spec) + lse_token_bytes(spec);
+}
+
+double latent_product_flops(const LatentSpec& spec) {
+  return 2.0 * spec.heads * spec.latent_dim * (spec.head_dim + spec.head_dim_v);
+}
+
+std::int64_t latent_token_bytes(const LatentSpec& spec) { return row_bytes(spec.dtype, 1, spec.latent_dim); }
+std::int64_t k_rope_token_bytes(const LatentSpec& spec) { return row_bytes(spec.dtype, 1, spec.rope_dim); }
+
+std::int64_t expanded_token_bytes(const LatentSpec& spec) { return kv_token_bytes(expanded_spec(spec, spec.heads)); }
+
+std::int64_t latent_weight_bytes(const LatentSpec& spec) {
+  return spec.latent_dim * row_bytes(spec.dtype, spec.heads, spec.head_dim + spec.head_dim_v);
 }
 
 }  // namespace ringattn

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// Multi-head latent attention (MLA, DeepSeek-V2): a token has one latent c and one rotary key k_r for all heads, and
+//
+//   k[h] = [w_uk[h] · c, k_r]     v[h] = w_uv[h] · c     O[h] = attention(q[h], k[h], v[h])
+//
+// with q[h] = [q_nope, q_rope]. Two forms compute it. `expanded` makes k and v of every head, rounded once to the
+// dtype, and folds them. `absorbed` multiplies w_uk into q_nope instead, folds the rows [c, k_r] as the keys of one KV
+// head and c as its values, and takes O back by w_uv. Their maths is the same and their rounding is not: each form has
+// bits of its own.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "base/dtype.hpp"
+#include "kernels/fold.hpp"
+#include "kernels/head_product.hpp"
+#include "kernels/visibility.hpp"
+
+namespace ringattn {
+
+// What is computed, without lengths or ranks.
+struct LatentSpec {
+  Dtype dtype = Dtype::kBf16;  // of every tensor; state and LSE are fp32
+  int heads = 128;             // query heads
+  int head_dim = 128;          // of q and k without the rotary part (qk_nope_head_dim)
+  int rope_dim = 64;           // of the rotary part of q, and of k_rope (qk_rope_head_dim)
+  int head_dim_v = 128;        // of v and O (v_head_dim)
+  int latent_dim = 512;        // of the latent (kv_lora_rank)
+  Mask mask{-1, 0};
+  float softmax_scale = 1.0F;
+  float softcap = 0.0F;
+  bool sinks = false;
+
+  bool operator==(const LatentSpec&) const = default;
+};
+
+// 1/√(head_dim + rope_dim), in both forms.
+inline float default_softmax_scale(const LatentSpec& spec) {
+  return static_cast<float>(1.0 / std::sqrt(static_cast<double>(spec.head_dim + spec.rope_dim)));
+}
+
+// The fold of the expanded form, for some of the heads: each has keys and values of its own.
+inline FoldSpec expanded_spec(const LatentSpec& spec, int heads) {
+  FoldSpec fold;
+  fold.dtype = spec.dtype;
+  fold.heads = heads;
+  fold.kv_heads = heads;
+  fold.head_dim = spec.head_dim + spec.rope_dim;
+  fold.head_dim_v = spec.head_dim_v;
+  fold.mask = spec.mask;
+  fold.softmax_scale = spec.softmax_scale;
+  fold.softcap = spec.softcap;
+  fold.sinks = spec.sinks;
+  return fold;
+}
+
+// The fold of the absorbed form: all heads share the rows [c, k_r], and the values are their first part.
+inline FoldSpec absorbed_spec(const LatentSpec& spec) {
+  FoldSpec fold = expanded_spec(spec, spec.heads);
+  fold.kv_heads = 1;
+  fold.head_dim = spec.latent_dim + spec.rope_dim;
+  fold.head_dim_v = spec.latent_dim;
+  return fold;
+}
+
+// From a latent to a head's keys (without their rotary part) and to its values.
+inline HeadProductSpec key_expansion(const LatentSpec& spec) { return {spec.dtype, spec.latent_dim, spec.head_dim}; }
+inline HeadProductSpec value_expansion(const LatentSpec& spec) {
+  return {spec.dtype, spec.latent_dim, spec.head_dim_v};
+}
+// From q_nope to the latent, by the matrices of key_expansion() the other way round. O comes back by value_expansion().
+inline HeadProductSpec query_absorption(const LatentSpec& spec) { return {spec.dtype, spec.head_dim, spec.latent_dim}; }
+
+}  // namespace ringattn

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+// The products of heads with their matrices: every kernel of the table against sums in fp64, and with the same bits
+// however rows and heads are cut, wherever they lie, whichever way round the matrices are, and with any threads.
+#include <fmt/format.h>
+
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "tests/kernels/kernel_row_test.hpp"
+#include "tests/support/error_of.hpp"
+#include "tests/support/product_runner.hpp"
+
+namespace ringattn {
+inline void PrintTo(const HeadProductRow& row, std::ostream* stream) { *stream << row.name; }
+}  // namespace ringattn
+
+namespace ringattn::testing {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+class HeadProduct : public ::testing::TestWithParam<HeadProductRow> {
+ protected:
+  void SetUp() override {
+    const std::string reason = GetParam().unavailable();
+    if (!reason.empty()) GTEST_SKIP() << "needs: " << reason;
+    checks_before_ = checks_made();
+  }
+  void TearDown() override {
+    if (!IsSkipped() && !HasFailure()) expect_checks(row().name, checks_made() - checks_before_);
+  }
+
+  const HeadProductRow& row() const { return GetParam(); }
+
+  // Those of a fixed list that the kernel can do; of both numbers, what a latent needs comes first.
+  std::vector<HeadProductSpec> specs() const {
+    constexpr std::pair<int, int> kDims[] = {{512, 128}, {128, 512}, {64, 64}, {192, 40}, {8, 8}, {576, 24}, {24, 136}};
+    std::vector<HeadProductSpec> able;
+    for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
+      for (const auto& [inner, outer] : kDims) {
+        if (row().missing({dtype, inner, outer}).empty()) able.push_back({dtype, inner, outer});
+      }
+    }
+    return able;
+  }
+
+  void expect_same(const ProductInputs& inputs, const ProductLayout& layout,
+                   const std::vector<std::byte>& expected) const {
+    count_check();
+    EXPECT_TRUE(multiplied(row(), inputs, layout) == expected)
+        << describe(inputs.spec) << ", " << inputs.rows << " rows, " << layout.threads << " threads, "
+        << layout.cuts.size() << " cuts" << (layout.head_by_head ? ", head by head" : "")
+        << (layout.transposed ? ", transposed" : "") << ", gap " << layout.gap;
+  }
+
+ private:
+  std::int64_t checks_before_ = 0;
+};
+
+TEST_P(HeadProduct, IsAccurate) {
+  for (const HeadProductSpec& spec : specs()) {
+    for (const bool shared : {false, true}) {
+      const ProductInputs inputs = normal_product_inputs(spec, 29, 3, shared, 1);
+      expect_accurate_product(inputs, multiplied(row(), inputs));
+    }
+  }
+}
+
+// Sums of small integers are exact in fp32 in any order: what is left is one rounding to nearest even.
+TEST_P(HeadProduct, RoundsOnceToNearestEven) {
+  for (const HeadProductSpec& spec : specs()) {
+    // With the second scale fp16's results are subnormal.
+    for (const float scale : {1.0F, 0x1p-13F}) {
+      if (scale < 1.0F && spec.inner > 64) continue;
+      std::mt19937_64 generator(2);
+      const auto next = [&] { return scale * static_cast<float>(static_cast<int>(generator() % 15) - 7); };
+      const ProductInputs inputs = product_inputs(spec, 70, 2, false, next);
+      std::vector<std::byte> expected(static_cast<std::size_t>(70 * 2 * spec.outer) * size_of(spec.dtype));
+      bool rounds = false;
+      for (std::int64_t i = 0; i < 70 * 2 * spec.outer; ++i) {
+        double sum = 0.0;
+        for (std::int64_t k = 0; k < spec.inner; ++k) {
+          sum += static_cast<double>(inputs.left_at(i / spec.outer / 2, i / spec.outer % 2, k)) *
+                 inputs.right_at(i / spec.outer % 2, i % spec.outer, k);
+        }
+        std::byte* const at = expected.data() + static_cast<std::size_t>(i) * size_of(spec.dtype);
+        store_element(at, spec.dtype, static_cast<float>(sum));
+        rounds |= load_element(at, spec.dtype) != static_cast<float>(sum);
+      }
+      EXPECT_TRUE(rounds || spec.dtype != Dtype::kBf16 || spec.inner < 64) << "nothing was rounded";
+      count_check();
+      EXPECT_TRUE(multiplied(row(), inputs) == expected) << describe(spec) << ", scale " << scale;
+    }
+  }
+}
+
+TEST_P(HeadProduct, RowsCutAnywhereHaveTheSameBits) {
+  for (const HeadProductSpec& spec : specs()) {
+    const bool latent = spec.inner * spec.outer == 512 * 128;
+    for (const std::int64_t rows : {1, 3, 127, 128, 129, 1000}) {
+      if (rows == 1000 && !(latent && spec.dtype == Dtype::kBf16)) continue;
+      const ProductInputs inputs = normal_product_inputs(spec, rows, 2, rows % 2 == 0, 3);
+      const std::vector<std::byte> whole = multiplied(row(), inputs);
+      if (rows == 3) expect_same(inputs, {.cuts = {1, 2}}, whole);
+      if (rows > 3) expect_same(inputs, {.cuts = {1, 13, 64, 77, rows - 1}}, whole);
+      expect_same(inputs, {.threads = 2}, whole);
+      expect_same(inputs, {.threads = 5, .cuts = {rows / 2}, .gap = 24}, whole);
+    }
+  }
+}
+
+TEST_P(HeadProduct, HeadsAndLayoutsHaveTheSameBits) {
+  for (const HeadProductSpec& spec : specs()) {
+    for (const bool shared : {false, true}) {
+      const ProductInputs inputs = normal_product_inputs(spec, 61, 5, shared, 4);
+      const std::vector<std::byte> all = multiplied(row(), inputs);
+      expect_same(inputs, {.head_by_head = true}, all);
+      expect_same(inputs, {.transposed = true}, all);
+      expect_same(inputs, {.threads = 2, .head_by_head = true, .transposed = true, .gap = 64}, all);
+    }
+  }
+}
+
+// A head's first columns may be those of wider rows: what is behind them stays.
+TEST_P(HeadProduct, WritesIntoTheFirstColumnsOfWiderRows) {
+  for (const HeadProductSpec& spec : specs()) {
+    const ProductInputs inputs = normal_product_inputs(spec, 17, 3, false, 5);
+    expect_same(inputs, {.threads = 3, .gap = 64}, multiplied(row(), inputs));
+  }
+}
+
+TEST_P(HeadProduct, NanAndInfinityStayInTheirRowsAndColumns) {
+  for (const HeadProductSpec& spec : specs()) {
+    const ProductInputs clean = normal_product_inputs(spec, 19, 2, false, 6);
+    for (const float value : {kNan, kInfinity, -kInfinity}) {
+      ProductInputs inputs = clean;
+      inputs.set_left(7, 1, spec.inner - 1, value);
+      inputs.set_left(12, 0, 0, value);
+      inputs.set_right(0, 5, 3, value);
+      inputs.set_right(0, 5, 4, -value);  // against the other
+      inputs.set_right(1, 2, spec.inner - 1, 0.0F);
+      const std::vector<std::byte> out = multiplied(row(), inputs);
+      expect_accurate_product(inputs, out);
+      for (const ProductLayout& layout :
+           {ProductLayout{.cuts = {1, 8, 13}}, {.threads = 2, .head_by_head = true, .transposed = true}}) {
+        expect_same(inputs, layout, out);
+      }
+    }
+  }
+}
+
+// fp32 sums that fp16 has no number for.
+TEST_P(HeadProduct, OverflowGivesInfinity) {
+  for (const HeadProductSpec& spec : specs()) {
+    if (spec.dtype != Dtype::kF16) continue;
+    const ProductInputs inputs = product_inputs(spec, 5, 1, false, [] { return 200.0F; });
+    const std::vector<std::byte> out = multiplied(row(), inputs);
+    count_check();
+    for (std::size_t at = 0; at < out.size(); at += 2) ASSERT_EQ(load_element(out.data() + at, spec.dtype), kInfinity);
+  }
+}
+
+TEST_P(HeadProduct, NoRowsAtAll) {
+  const ProductInputs inputs = normal_product_inputs(specs().front(), 0, 2, false, 7);
+  EXPECT_TRUE(multiplied(row(), inputs).empty());
+  count_check();
+}
+
+TEST_P(HeadProduct, RefusesWhatDoesNotFit) {
+  const HeadProductSpec spec = specs().front();
+  const std::unique_ptr<Backend> backend = row().make_backend({1, 0});
+  const std::unique_ptr<HeadProductKernel> kernel = row().make_kernel(spec, *backend);
+  kernel->reserve(2);
+  const HeadProductTask fits{dense_view(static_cast<const void*>(nullptr), spec.dtype, 0, 2, spec.inner),
+                             {nullptr, spec.dtype, 2, spec.outer, spec.inner, 0, spec.inner, 1},
+                             dense_view(static_cast<void*>(nullptr), spec.dtype, 0, 2, spec.outer)};
+  const auto refused = [&](auto change) {
+    HeadProductTask task = fits;
+    change(task);
+    count_check();
+    EXPECT_EQ(error_of([&] { kernel->multiply(task, backend->stream(), {}); }).code(), ErrorCode::kInternal);
+  };
+  refused([](HeadProductTask& task) { task.rows.heads = 3; });
+  refused([](HeadProductTask& task) { task.rows.dim += 8; });
+  refused([](HeadProductTask& task) { task.weights.inner_stride = 2; });
+  refused([](HeadProductTask& task) { task.weights.outer += 8; });
+  refused([](HeadProductTask& task) { task.out.tokens = 1; });
+  refused([](HeadProductTask& task) { task.out.dtype = Dtype::kF32 == task.out.dtype ? Dtype::kF16 : Dtype::kF32; });
+}
+
+INSTANTIATE_TEST_SUITE_P(Kernels, HeadProduct,
+                         ::testing::ValuesIn(kernel_table<HeadProductSpec>().begin(),
+                                             kernel_table<HeadProductSpec>().end()),
+                         [](const auto& test) { return std::string(test.param.name); });
+
+}  // namespace
+}  // namespace ringattn::testing
