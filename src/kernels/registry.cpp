@@ -35,6 +35,14 @@ void check_backend(Rows rows, std::string_view backend) {
   for (const KernelEntry* row : rows) {
     if (row->backend == backend) return;
   }
+  const auto has_backend = [backend](const KernelEntry* row) { return row->backend == backend; };
+  if (std::ranges::any_of(all_kernels(), has_backend)) {  // of other ops
+    std::vector<std::string_view> names;
+    for (const KernelEntry* row : rows) names.push_back(row->name);
+    fail(ErrorCode::kUnsupported, fmt::format("no {} kernel computes this", backend),
+         fmt::format("those that do: {}", fmt::join(names, ", ")),
+         {"Use ", setting("backend", rows.front()->backend), "."});
+  }
   fail(ErrorCode::kUnsupported, fmt::format("this build has no {} kernels", backend),
        fmt::format("it was built without {}", backend), {"Use ", setting("backend", "auto"), ", or another build."});
 }

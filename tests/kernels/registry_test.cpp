@@ -97,6 +97,19 @@ TEST(Registry, BackendsThatTheBuildLacks) {
       contains(message_of(usual(), {"cuda", "auto"}, ErrorCode::kUnsupported), "this build has no cuda kernels"));
 }
 
+TEST(Registry, BackendsThatComputeOtherOpsAlone) {
+  const auto is_cuda = [](const KernelEntry* row) { return row->backend == "cuda"; };
+  if (std::ranges::none_of(all_kernels(), is_cuda)) GTEST_SKIP() << "this build has no cuda kernels";
+  if (kernel_table<HeadProductSpec>().front().backend == "cuda") GTEST_SKIP() << "products run on cuda";
+  try {
+    choose_kernel(HeadProductSpec{}, {"cuda", "auto"});
+    FAIL() << "nothing was thrown";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), ErrorCode::kUnsupported);
+    EXPECT_TRUE(contains(e.what(), "no cuda kernel computes this (those that do: cpu_product)")) << e.what();
+  }
+}
+
 TEST(Registry, ForcedKernelListsRequiredSupportedMissing) {
   for (const int dim : {584, 260, 100, 4}) {
     FoldSpec spec = usual();
