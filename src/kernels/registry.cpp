@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "kernels/scan.hpp"
 
 namespace ringattn {
 
@@ -74,6 +75,7 @@ std::span<const KernelEntry* const> all_kernels() {
       for (const auto& row : table) rows.push_back(&row);
     };
     add(kernel_table<FoldSpec>());
+    add(kernel_table<ScanSpec>());
     return rows;
   }();
   return all;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "kernels/scan.hpp"
 #include "tests/support/fold_inputs.hpp"
 
 // An op of the test's own: it adds up to a limit.
@@ -133,6 +134,7 @@ TEST(Registry, EveryOpChoosesFromItsOwnTable) {
 TEST(Registry, AllKernelsAreThoseOfTheTables) {
   std::vector<const KernelEntry*> expected;
   for (const FoldRow& row : kernel_table<FoldSpec>()) expected.push_back(&row);
+  for (const KernelRow<ScanSpec>& row : kernel_table<ScanSpec>()) expected.push_back(&row);
   EXPECT_TRUE(std::ranges::equal(all_kernels(), expected));
 }
 

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// The scan by its definition: fp64, one token after the other, sharing no code with the kernels. What accuracy is
+// measured against.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kernels/scan.hpp"
+
+namespace ringattn {
+
+// One sequence, in rows [row, row + tokens) of the task's tensors, which lie in host memory; the task's runs and y are
+// not read. `state` is [heads, head_dim, state_dim]: the initial state, or empty for zero; then the final one.
+// Returns y [tokens, heads, head_dim] without the last rounding.
+std::vector<double> oracle_scan(const ScanSpec& spec, const ScanTask& task, std::int64_t row, std::int64_t tokens,
+                                std::vector<double>& state);
+
+}  // namespace ringattn
