@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -55,18 +56,21 @@ std::string machine_text(const MachineModel& machine) {
                      machine.latency_seconds);
 }
 
+std::string runs_text(const std::optional<std::vector<std::vector<TokenRun>>>& stated) {
+  if (!stated) return "dealt";
+  std::string text = "stated";
+  for (const auto& runs : *stated) {
+    text += '/';
+    for (const TokenRun& run : runs) text += fmt::format("{},{},{};", run.sequence, run.begin, run.end);
+  }
+  return text;
+}
+
 std::string options_text(const Options& options) {
   std::string text = fmt::format("{} {} {} {} {} {} {} {}", layout_name(options.layout.kind), options.layout.stripe,
                                  options.block_tokens, options.memory_budget, options.checksum, options.overlap,
                                  options.state_out, options.shorter_lengths);
-  for (const auto& stated : {options.query_runs, options.key_runs}) {
-    text += stated ? "stated" : "dealt";
-    if (!stated) continue;
-    for (const auto& runs : *stated) {
-      text += '/';
-      for (const TokenRun& run : runs) text += fmt::format("{},{},{};", run.sequence, run.begin, run.end);
-    }
-  }
+  for (const auto& stated : {options.query_runs, options.key_runs}) text += runs_text(stated);
   return text;
 }
 
@@ -87,6 +91,16 @@ std::vector<Identity> identities(const DecodeJob& job, const DecodeOptions& opti
   all.push_back({"job", hashed(fmt::format("{}; {}, {} pages", spec_text(job.spec), describe(job), job.pages))});
   all.push_back({"options", fmt::format("budget {}, tables {}", options.memory_budget,
                                         options.check_tables ? "checked" : "not checked")});
+  return all;
+}
+
+std::vector<Identity> identities(const ScanJob& job, const ScanOptions& options, const ScanChoice& choice,
+                                 const Backend& backend) {
+  std::vector<Identity> all = program_identities(*choice.row, backend);
+  std::string text = fmt::format("{}; dt {:a} {:a};", describe(job), job.spec.dt_least, job.spec.dt_most);
+  for (const std::int64_t length : job.lengths) text += fmt::format(" {}", length);
+  all.push_back({"job", hashed(text)});
+  all.push_back({"options", hashed(fmt::format("budget {}, {}", options.memory_budget, runs_text(options.runs)))});
   return all;
 }
 

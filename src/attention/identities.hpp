@@ -7,6 +7,7 @@
 #include "attention/decode.hpp"
 #include "attention/options.hpp"
 #include "attention/ring/handshake.hpp"
+#include "attention/scan.hpp"
 #include "attention/tokens/job.hpp"
 #include "kernels/registry.hpp"
 
@@ -18,6 +19,9 @@ std::vector<Identity> identities(const Job& job, const Options& options, const F
 
 // Build, kernel, device, job and options of this rank.
 std::vector<Identity> identities(const DecodeJob& job, const DecodeOptions& options, const DecodeChoice& choice,
+                                 const Backend& backend);
+
+std::vector<Identity> identities(const ScanJob& job, const ScanOptions& options, const ScanChoice& choice,
                                  const Backend& backend);
 
 }  // namespace ringattn

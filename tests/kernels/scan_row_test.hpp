@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "tests/kernels/kernel_row_test.hpp"
-#include "tests/support/scan_inputs.hpp"
+#include "tests/support/scan_data.hpp"
 
 namespace ringattn {
 inline void PrintTo(const testing::ScanRow& row, std::ostream* stream) { *stream << row.name; }

@@ -27,4 +27,11 @@ std::int64_t shard_bytes(const FoldSpec& spec, std::int64_t q_rows, std::int64_t
   return q_rows * (q_token_bytes(spec) + out_token_bytes(spec) + lse_token_bytes(spec)) + k_rows * kv_token_bytes(spec);
 }
 
+double scan_token_flops(const ScanSpec& spec) { return 4.0 * spec.heads * spec.head_dim * spec.state_dim; }
+
+std::int64_t scan_token_bytes(const ScanSpec& spec) {
+  return (spec.gate ? 3 : 2) * row_bytes(spec.dtype, spec.heads, spec.head_dim) + row_bytes(spec.dtype, spec.heads, 1) +
+         2 * row_bytes(spec.dtype, spec.groups, spec.state_dim);
+}
+
 }  // namespace ringattn

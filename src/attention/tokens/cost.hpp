@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// What attention costs: operations and bytes, each formula once. Plans, predictions, reports and benchmarks take theirs
+// What ops cost: operations and bytes, each formula once. Plans, predictions, reports and benchmarks take theirs
 // from here.
 #pragma once
 
 #include <cstdint>
 
 #include "attention/tokens/job.hpp"
+#include "kernels/scan.hpp"
 
 namespace ringattn {
 
@@ -28,5 +29,12 @@ std::int64_t kv_token_bytes(const FoldSpec& spec);
 
 // Bytes of a rank's own inputs and outputs, for so many rows of q and of k.
 std::int64_t shard_bytes(const FoldSpec& spec, std::int64_t q_rows, std::int64_t k_rows);
+
+// Operations of a scan for one token, all heads: a multiplication and an addition for each element of the state to
+// update it, and as many to read it.
+double scan_token_flops(const ScanSpec& spec);
+
+// Bytes of one token's rows of a scan: x, dt, B, C, z and y.
+std::int64_t scan_token_bytes(const ScanSpec& spec);
 
 }  // namespace ringattn

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tests/support/scan_inputs.hpp"
+#include "tests/support/scan_data.hpp"
 
 #include <fmt/format.h>
 
@@ -84,7 +84,7 @@ std::vector<std::byte> absolute(std::vector<std::byte> bytes, Dtype dtype) {
   return bytes;
 }
 
-ScanInputs absolute(ScanInputs inputs) {
+ScanData absolute(ScanData inputs) {
   for (auto* array : {&inputs.x, &inputs.b, &inputs.c}) *array = absolute(std::move(*array), inputs.spec.dtype);
   for (float& d : inputs.d) d = std::fabs(d);
   for (auto& state : inputs.initial) {
@@ -99,21 +99,21 @@ double output_rounding(Dtype dtype) {
 
 }  // namespace
 
-std::int64_t ScanInputs::rows() const { return std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0}); }
+std::int64_t ScanData::rows() const { return std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0}); }
 
-std::int64_t ScanInputs::row_of(std::size_t sequence) const {
+std::int64_t ScanData::row_of(std::size_t sequence) const {
   return std::accumulate(lengths.begin(), lengths.begin() + static_cast<std::ptrdiff_t>(sequence), std::int64_t{0});
 }
 
-std::size_t ScanInputs::state_floats() const { return size(std::int64_t{spec.heads} * spec.head_dim * spec.state_dim); }
+std::size_t ScanData::state_floats() const { return size(std::int64_t{spec.heads} * spec.head_dim * spec.state_dim); }
 
-void ScanInputs::set(std::vector<std::byte>& array, int heads, int dims, std::int64_t row, int head, int dim,
-                     float value) const {
+void ScanData::set(std::vector<std::byte>& array, int heads, int dims, std::int64_t row, int head, int dim,
+                   float value) const {
   const std::size_t at = size((row * heads + head) * dims + dim) * size_of(spec.dtype);
   store_element(array.data() + at, spec.dtype, value);
 }
 
-ScanTask ScanInputs::task() const {
+ScanTask ScanData::task() const {
   ScanTask task;
   const std::int64_t tokens = rows();
   task.x = dense_view(x.data(), spec.dtype, tokens, spec.heads, spec.head_dim);
@@ -127,9 +127,9 @@ ScanTask ScanInputs::task() const {
   return task;
 }
 
-ScanInputs random_scan(const ScanSpec& spec, const std::vector<std::int64_t>& lengths, std::uint64_t seed) {
+ScanData random_scan(const ScanSpec& spec, const std::vector<std::int64_t>& lengths, std::uint64_t seed) {
   std::mt19937_64 random(seed);
-  ScanInputs inputs{spec, lengths, {}, {}, {}, {}, {}, {}, {}, {}, {}};
+  ScanData inputs{spec, lengths, {}, {}, {}, {}, {}, {}, {}, {}, {}};
   const std::int64_t rows = inputs.rows();
   inputs.x = random_array(rows * spec.heads * spec.head_dim, spec.dtype, random, 0.0F, 1.0F);
   inputs.b = random_array(rows * spec.groups * spec.state_dim, spec.dtype, random, 0.0F, 1.0F);
@@ -154,13 +154,18 @@ ScanInputs random_scan(const ScanSpec& spec, const std::vector<std::int64_t>& le
   return inputs;
 }
 
+ScanData with_slow_decays(ScanData inputs) {
+  for (float& a : inputs.a) a *= 1e-5F;
+  return inputs;
+}
+
 bool ScanResult::same_bits(const ScanResult& other) const {
   count_check();
   return y == other.y && finals.size() == other.finals.size() &&
          (finals.empty() || std::memcmp(finals.data(), other.finals.data(), finals.size() * sizeof(float)) == 0);
 }
 
-ScanResult scan_with(const ScanRow& row, const ScanInputs& inputs, const ScanArrangement& arrangement) {
+ScanResult scan_with(const ScanRow& row, const ScanData& inputs, const ScanArrangement& arrangement) {
   const ScanSpec& spec = inputs.spec;
   const auto backend = row.make_backend({arrangement.threads, 0});
   const auto kernel = row.make_kernel(spec, *backend);
@@ -265,9 +270,9 @@ ScanResult scan_with(const ScanRow& row, const ScanInputs& inputs, const ScanArr
   return result;
 }
 
-std::string check_scan_accuracy(const ScanInputs& inputs, const ScanResult& result, double relative) {
+std::string check_scan_accuracy(const ScanData& inputs, const ScanResult& result, double relative) {
   const ScanSpec& spec = inputs.spec;
-  const ScanInputs magnitudes = absolute(inputs);
+  const ScanData magnitudes = absolute(inputs);
   const ScanTask task = inputs.task();
   const ScanTask magnitude_task = magnitudes.task();
   const double rounding = output_rounding(spec.dtype);
@@ -276,7 +281,7 @@ std::string check_scan_accuracy(const ScanInputs& inputs, const ScanResult& resu
   for (std::size_t s = 0; s < inputs.lengths.size(); ++s) {
     if (inputs.lengths[s] == 0) continue;
     count_check();
-    const auto states_of = [s](const ScanInputs& of) {
+    const auto states_of = [s](const ScanData& of) {
       return of.initial.empty() ? std::vector<double>()
                                 : std::vector<double>(of.initial[s].begin(), of.initial[s].end());
     };

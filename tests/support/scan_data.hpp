@@ -15,7 +15,7 @@ namespace ringattn::testing {
 using ScanRow = KernelRow<ScanSpec>;
 
 // Sequences lie packed one after the other in dense arrays.
-struct ScanInputs {
+struct ScanData {
   ScanSpec spec;
   std::vector<std::int64_t> lengths;
   std::vector<std::byte> x, dt, b, c, z;
@@ -34,7 +34,11 @@ struct ScanInputs {
 };
 
 // Normal x, B, C and z; decays of a token between about 0.5 and 1.
-ScanInputs random_scan(const ScanSpec& spec, const std::vector<std::int64_t>& lengths, std::uint64_t seed);
+ScanData random_scan(const ScanSpec& spec, const std::vector<std::int64_t>& lengths, std::uint64_t seed);
+
+// The same with decays so near 1 that states outlive super-segments, else what is carried from one to the next would
+// not be seen.
+ScanData with_slow_decays(ScanData inputs);
 
 // What may not move a bit.
 struct ScanArrangement {
@@ -51,11 +55,11 @@ struct ScanResult {
   bool same_bits(const ScanResult& other) const;
 };
 
-ScanResult scan_with(const ScanRow& row, const ScanInputs& inputs, const ScanArrangement& arrangement = {});
+ScanResult scan_with(const ScanRow& row, const ScanData& inputs, const ScanArrangement& arrangement = {});
 
 // Compares with the oracle; says where it is too far off, or nothing. The bound: a rounding of the result to its dtype,
 // and `relative` of the sum of the absolute values of all terms.
-std::string check_scan_accuracy(const ScanInputs& inputs, const ScanResult& result, double relative);
+std::string check_scan_accuracy(const ScanData& inputs, const ScanResult& result, double relative);
 
 // What fp32 costs: sums of logarithms below 512 have steps of 2^−15, and a weight that has not vanished is a difference
 // of two such sums over a few tens of tokens.
