@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "kernels/convolution.hpp"
 #include "kernels/scan.hpp"
 
 namespace ringattn {
@@ -76,6 +77,7 @@ std::span<const KernelEntry* const> all_kernels() {
     };
     add(kernel_table<FoldSpec>());
     add(kernel_table<ScanSpec>());
+    add(kernel_table<ConvolutionSpec>());
     return rows;
   }();
   return all;

@@ -29,6 +29,21 @@ void check_array(std::string_view name, const float* data, bool wanted) {
          fmt::format("the kernel was made {} it", wanted ? "with" : "without"));
 }
 
+// Of a task or an update.
+template <typename Tensors>
+void check_tensors(const ScanSpec& spec, const Tensors& tensors) {
+  const std::int64_t rows = tensors.x.tokens;
+  check_view("x", tensors.x, spec.dtype, rows, spec.heads, spec.head_dim);
+  check_view("dt", tensors.dt, spec.dtype, rows, spec.heads, 1);
+  check_view("B", tensors.b, spec.dtype, rows, spec.groups, spec.state_dim);
+  check_view("C", tensors.c, spec.dtype, rows, spec.groups, spec.state_dim);
+  if (spec.gate) check_view("z", tensors.z, spec.dtype, rows, spec.heads, spec.head_dim);
+  check_view("y", tensors.y, spec.dtype, rows, spec.heads, spec.head_dim);
+  check_array("A", tensors.a, true);
+  check_array("D", tensors.d, spec.skip);
+  check_array("dt bias", tensors.dt_bias, spec.dt_bias);
+}
+
 std::int64_t pieces(std::int64_t tokens, std::int64_t each) { return (tokens + each - 1) / each; }
 
 }  // namespace
@@ -92,15 +107,7 @@ ScanLimits limits_of(std::span<const ScanRun> runs) {
 
 void check_scan_task(const ScanSpec& spec, const ScanLimits& limits, const ScanTask& task) {
   const std::int64_t rows = task.x.tokens;
-  check_view("x", task.x, spec.dtype, rows, spec.heads, spec.head_dim);
-  check_view("dt", task.dt, spec.dtype, rows, spec.heads, 1);
-  check_view("B", task.b, spec.dtype, rows, spec.groups, spec.state_dim);
-  check_view("C", task.c, spec.dtype, rows, spec.groups, spec.state_dim);
-  if (spec.gate) check_view("z", task.z, spec.dtype, rows, spec.heads, spec.head_dim);
-  check_view("y", task.y, spec.dtype, rows, spec.heads, spec.head_dim);
-  check_array("A", task.a, true);
-  check_array("D", task.d, spec.skip);
-  check_array("dt bias", task.dt_bias, spec.dt_bias);
+  check_tensors(spec, task);
   const ScanLimits needed = limits_of(task.runs);
   if (needed.runs > limits.runs || needed.segments > limits.segments || needed.super_segments > limits.super_segments) {
     refuse(fmt::format("a scan of {} runs and {} segments", needed.runs, needed.segments),
@@ -114,6 +121,11 @@ void check_scan_task(const ScanSpec& spec, const ScanLimits& limits, const ScanT
     refuse(fmt::format("a scan of tokens [{}, {}) in rows from {} on", run.begin, run.begin + run.tokens, run.row),
            fmt::format("runs begin at multiples of {} and lie in {} rows", kSuperSegmentTokens, rows));
   }
+}
+
+void check_scan_update(const ScanSpec& spec, const ScanUpdate& update) {
+  check_tensors(spec, update);
+  check_array("states", update.states, update.x.tokens > 0);
 }
 
 }  // namespace ringattn

@@ -114,6 +114,22 @@ struct ScanTask {
   MutableTensorView y;  // [rows, heads, head_dim]
 };
 
+// One token of each sequence, which goes on in `states`: [sequences, heads, head_dim, state_dim] dense, in place, in
+// the kernel's kind of memory. Row s is sequence s. For decoding: a state then has the values of a scan over all
+// tokens, but not its bits.
+struct ScanUpdate {
+  TensorView x;   // [sequences, heads, head_dim]
+  TensorView dt;  // as in ScanTask, and so are those below
+  TensorView b;
+  TensorView c;
+  TensorView z;
+  const float* a = nullptr;
+  const float* d = nullptr;
+  const float* dt_bias = nullptr;
+  float* states = nullptr;
+  MutableTensorView y;  // [sequences, heads, head_dim]
+};
+
 // Heads [first, first + count).
 struct HeadRange {
   int first = 0;
@@ -151,9 +167,14 @@ class ScanKernel {
   virtual void carry(const ScanTask& task, const HeadRange& heads, int step, Stream stream) = 0;
   // Rows of y: 4 above.
   virtual void finish(const ScanTask& task, const HeadRange& heads, Stream stream, const Progress& progress) = 0;
+
+  // One token of each sequence. Needs no reserve().
+  virtual void update(const ScanUpdate& update, Stream stream) = 0;
 };
 
 // What every scan kernel checks of a task. Throws kInternal where views or runs don't fit the spec or the limits.
 void check_scan_task(const ScanSpec& spec, const ScanLimits& limits, const ScanTask& task);
+// The same of an update.
+void check_scan_update(const ScanSpec& spec, const ScanUpdate& update);
 
 }  // namespace ringattn

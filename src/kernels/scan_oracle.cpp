@@ -56,4 +56,19 @@ std::vector<double> oracle_scan(const ScanSpec& spec, const ScanTask& task, std:
   return y;
 }
 
+std::vector<double> oracle_convolution(const ConvolutionSpec& spec, const TensorView& x, const float* weight,
+                                       const float* bias, std::int64_t row, std::int64_t tokens) {
+  std::vector<double> y;
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    for (int c = 0; c < spec.channels; ++c) {
+      double sum = spec.bias ? static_cast<double>(bias[c]) : 0.0;
+      for (int back = 0; back < spec.width && back <= t; ++back) {
+        sum += static_cast<double>(weight[c * spec.width + spec.width - 1 - back]) * element(x, row + t - back, 0, c);
+      }
+      y.push_back(spec.silu ? sum / (1.0 + std::exp(-sum)) : sum);
+    }
+  }
+  return y;
+}
+
 }  // namespace ringattn

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "kernels/convolution.hpp"
 #include "kernels/scan.hpp"
 #include "tests/support/fold_inputs.hpp"
 
@@ -135,6 +136,7 @@ TEST(Registry, AllKernelsAreThoseOfTheTables) {
   std::vector<const KernelEntry*> expected;
   for (const FoldRow& row : kernel_table<FoldSpec>()) expected.push_back(&row);
   for (const KernelRow<ScanSpec>& row : kernel_table<ScanSpec>()) expected.push_back(&row);
+  for (const KernelRow<ConvolutionSpec>& row : kernel_table<ConvolutionSpec>()) expected.push_back(&row);
   EXPECT_TRUE(std::ranges::equal(all_kernels(), expected));
 }
 

@@ -177,6 +177,20 @@ TEST_P(Scans, GoOnFromAFinalState) {
   }
 }
 
+// Token by token, as in decoding: the same values, and states that a scan goes on from.
+TEST_P(Scans, GoOnTokenByToken) {
+  for (const ScanSpec& spec : specs()) {
+    const ScanData inputs = with_initial(random_scan(spec, {70, 70, 70}, 63), 64);
+    const ScanResult result = update_with(row(), inputs);
+    EXPECT_EQ(check_scan_accuracy(inputs, result, kScanTolerance), "") << describe(spec);
+    EXPECT_TRUE(update_with(row(), inputs, 5).same_bits(result)) << describe(spec);
+    ScanData behind = random_scan(spec, {130}, 65);
+    behind.initial = {
+        {result.finals.begin(), result.finals.begin() + static_cast<std::ptrdiff_t>(inputs.state_floats())}};
+    EXPECT_EQ(check_scan_accuracy(behind, scan_with(row(), behind), kScanTolerance), "") << describe(spec);
+  }
+}
+
 TEST_P(Scans, KeepTheStateWhereDtIsZero) {
   for (ScanSpec spec : specs()) {
     if (spec.dt_softplus || spec.dt_bias) continue;

@@ -270,6 +270,64 @@ ScanResult scan_with(const ScanRow& row, const ScanData& inputs, const ScanArran
   return result;
 }
 
+ScanResult update_with(const ScanRow& row, const ScanData& inputs, int threads) {
+  const ScanSpec& spec = inputs.spec;
+  const auto backend = row.make_backend({threads, 0});
+  const auto kernel = row.make_kernel(spec, *backend);
+  const auto sequences = static_cast<std::int64_t>(inputs.lengths.size());
+  const std::int64_t length = inputs.lengths.front();
+  // All rows stand in the memory of the kernel; a step is every length-th of them.
+  std::vector<std::int64_t> order(size(inputs.rows()));
+  std::iota(order.begin(), order.end(), std::int64_t{0});
+  const auto place = [&](const std::vector<std::byte>& packed, int heads, int dims) {
+    Placed placed(*backend, spec.dtype, inputs.rows(), heads, dims, false);
+    placed.write(packed, order);
+    return placed;
+  };
+  const Placed x = place(inputs.x, spec.heads, spec.head_dim);
+  const Placed dt = place(inputs.dt, spec.heads, 1);
+  const Placed b = place(inputs.b, spec.groups, spec.state_dim);
+  const Placed c = place(inputs.c, spec.groups, spec.state_dim);
+  const Placed z = place(inputs.z, spec.heads, spec.head_dim);
+  const Placed y = place({}, spec.heads, spec.head_dim);
+  const auto upload = [&](const std::vector<float>& values) {
+    DeviceArray array(*backend, std::max<std::size_t>(1, values.size() * sizeof(float)));
+    if (!values.empty()) array.write(bytes_of(values));
+    return array;
+  };
+  const DeviceArray a = upload(inputs.a);
+  const DeviceArray d = upload(inputs.d);
+  const DeviceArray bias = upload(inputs.dt_bias);
+  std::vector<float> initial(size(sequences) * inputs.state_floats(), 0.0F);
+  for (std::size_t s = 0; s < inputs.initial.size(); ++s) {
+    std::ranges::copy(inputs.initial[s], initial.begin() + static_cast<std::ptrdiff_t>(s * inputs.state_floats()));
+  }
+  const DeviceArray states = upload(initial);
+  for (std::int64_t token = 0; token < length; ++token) {
+    const auto step = [&](const Placed& placed) {
+      MutableTensorView view = placed.view();
+      view.data = view.at(token, 0);
+      view.tokens = sequences;
+      view.token_stride *= length;
+      return view;
+    };
+    ScanUpdate update;
+    update.x = step(x);
+    update.dt = step(dt);
+    update.b = step(b);
+    update.c = step(c);
+    if (spec.gate) update.z = step(z);
+    update.a = a.floats();
+    if (spec.skip) update.d = d.floats();
+    if (spec.dt_bias) update.dt_bias = bias.floats();
+    update.states = states.floats();
+    update.y = step(y);
+    kernel->update(update, backend->stream());
+  }
+  backend->synchronize(backend->mark(backend->stream()), Deadline::after(600.0), {});
+  return {y.read(order), states.read_floats()};
+}
+
 std::string check_scan_accuracy(const ScanData& inputs, const ScanResult& result, double relative) {
   const ScanSpec& spec = inputs.spec;
   const ScanData magnitudes = absolute(inputs);

@@ -57,6 +57,9 @@ struct ScanResult {
 
 ScanResult scan_with(const ScanRow& row, const ScanData& inputs, const ScanArrangement& arrangement = {});
 
+// The same sequences token by token, all of one length: update() of every token, from the initial states or zero.
+ScanResult update_with(const ScanRow& row, const ScanData& inputs, int threads = 1);
+
 // Compares with the oracle; says where it is too far off, or nothing. The bound: a rounding of the result to its dtype,
 // and `relative` of the sum of the absolute values of all terms.
 std::string check_scan_accuracy(const ScanData& inputs, const ScanResult& result, double relative);

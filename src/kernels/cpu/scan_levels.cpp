@@ -9,6 +9,7 @@
 
 #include "base/pulse.hpp"
 #include "base/threads.hpp"
+#include "kernels/cpu/scan_rows.hpp"
 
 namespace ringattn::cpu {
 
@@ -199,6 +200,54 @@ void ScanLevels::finish(const ScanTask& task, const HeadRange& heads, Stream, co
     }
     finish_piece(task, {segment.row, segment.tokens, piece.first, piece.count}, room, states);
   });
+}
+
+void ScanLevels::update(const ScanUpdate& update, Stream) {
+  check_scan_update(spec_, update);
+  const std::int64_t items = update.x.tokens * spec_.heads;
+#pragma omp parallel for num_threads(threads_) schedule(static)
+  for (std::int64_t item = 0; item < items; ++item) {
+    update_head(update, item / spec_.heads, static_cast<int>(item % spec_.heads));
+  }
+}
+
+void ScanLevels::update_head(const ScanUpdate& update, std::int64_t sequence, int head) const {
+  const auto states = static_cast<std::size_t>(spec_.state_dim);
+  const auto dims = static_cast<std::size_t>(spec_.head_dim);
+  const int group = head / (spec_.heads / spec_.groups);
+  std::vector<float> memory(3 * states + 3 * dims + kChannelBlock);
+  float* const decays = memory.data();
+  float* const b = decays + states;
+  float* const c = b + states;
+  float* const x = c + states;
+  float* const z = x + dims;
+  float* const y = z + dims;
+  float* const d = y + dims;
+  widen_row(tile_ops_, update.b, sequence, group, spec_.state_dim, b);
+  widen_row(tile_ops_, update.c, sequence, group, spec_.state_dim, c);
+  const float dt = scan_dt(spec_, element_at(update.dt, sequence, head), spec_.dt_bias ? update.dt_bias[head] : 0.0F);
+  for (std::size_t n = 0; n < states; ++n) {
+    const float a = spec_.state_decays ? update.a[static_cast<std::size_t>(head) * states + n] : update.a[head];
+    decays[n] = dt * (a * kLog2E);
+  }
+  ops_.exp2(decays, spec_.state_dim);
+  load_elements(update.x, sequence, head, x);
+  if (spec_.gate) load_elements(update.z, sequence, head, z);
+  float* const state = update.states + (static_cast<std::size_t>(sequence * spec_.heads + head)) * state_floats();
+  for (std::size_t p = 0; p < dims; ++p) {
+    y[p] = ops_.update(spec_.state_dim, decays, dt * x[p], b, c, state + p * states);
+  }
+  if (spec_.skip) std::fill_n(d, kChannelBlock, update.d[head]);
+  for (std::size_t p = 0; p < dims; p += kChannelBlock) {
+    // A channel is a block by itself.
+    float block[3][kChannelBlock] = {};
+    const std::size_t count = std::min<std::size_t>(kChannelBlock, dims - p);
+    std::copy_n(x + p, count, block[0]);
+    std::copy_n(z + p, count, block[1]);
+    std::copy_n(y + p, count, block[2]);
+    ops_.finish(kChannelBlock, spec_.skip ? d : nullptr, block[0], spec_.gate ? block[1] : nullptr, block[2]);
+    narrow_row(block[2], static_cast<int>(count), spec_.dtype, update.y.at(sequence, head) + p * size_of(spec_.dtype));
+  }
 }
 
 }  // namespace ringattn::cpu

@@ -32,6 +32,7 @@ class ScanLevels : public ScanKernel {
   void fold(const ScanTask& task, const HeadRange& heads, Stream stream, const Progress& progress) override;
   void carry(const ScanTask& task, const HeadRange& heads, int step, Stream stream) override;
   void finish(const ScanTask& task, const HeadRange& heads, Stream stream, const Progress& progress) override;
+  void update(const ScanUpdate& update, Stream stream) override;
 
  protected:
   struct Shape {
@@ -73,10 +74,13 @@ class ScanLevels : public ScanKernel {
   };
 
   int cell_count() const { return spec_.heads / shape_.cell_heads; }
-  std::size_t state_floats() const { return static_cast<std::size_t>(spec_.head_dim) * shape_state_dim(); }
-  std::size_t shape_state_dim() const { return static_cast<std::size_t>(spec_.state_dim); }
+  // A head's state, dense.
+  std::size_t state_floats() const {
+    return static_cast<std::size_t>(spec_.head_dim) * static_cast<std::size_t>(spec_.state_dim);
+  }
   std::size_t thread_bytes() const;
   Cells cells_of(const HeadRange& heads) const;
+  void update_head(const ScanUpdate& update, std::int64_t sequence, int head) const;
   // The pieces that a range of cells is cut into: none lies in two groups.
   std::vector<Cells> pieces_of(const Cells& cells) const;
   static std::vector<Segment> segments_of(const ScanTask& task);

@@ -202,6 +202,13 @@ void scan_channels(const ChannelTokens& in, float* state, float* y) {
   }
 }
 
+// v / (1 + exp(−v))
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V silu_of(D d, V v) {
+  const V power = exp2_any(d, hn::Mul(v, hn::Set(d, -kLog2E)));
+  return hn::Div(v, hn::Add(power, hn::Set(d, 1.0F)));
+}
+
 void finish(int count, const float* d_skip, const float* x, const float* z, float* y) {
   const Eight d;
   for (int i = 0; i < count; i += kEightLanes) {
@@ -209,12 +216,36 @@ void finish(int count, const float* d_skip, const float* x, const float* z, floa
     if (d_skip != nullptr) {
       value = hn::MulAdd(hn::LoadU(d, d_skip + i % kChannelBlock), hn::LoadU(d, x + i), value);
     }
-    if (z != nullptr) {
-      const auto gate = hn::LoadU(d, z + i);
-      const auto power = exp2_any(d, hn::Mul(gate, hn::Set(d, -kLog2E)));
-      value = hn::Mul(value, hn::Div(gate, hn::Add(power, hn::Set(d, 1.0F))));
-    }
+    if (z != nullptr) value = hn::Mul(value, silu_of(d, hn::LoadU(d, z + i)));
     hn::StoreU(value, d, y + i);
+  }
+}
+
+float update(int states, const float* decays, float input, const float* b, const float* c, float* state) {
+  const Eight d;
+  const auto factor = hn::Set(d, input);
+  float columns[kChannelBlock] = {};
+  for (int n = 0; n < states; n += kEightLanes) {
+    const auto added = hn::Mul(factor, hn::LoadU(d, b + n));
+    const auto next = hn::MulAdd(hn::LoadU(d, decays + n), hn::LoadU(d, state + n), added);
+    hn::StoreU(next, d, state + n);
+    float* const sums = columns + n % kChannelBlock;
+    hn::StoreU(hn::MulAdd(hn::LoadU(d, c + n), next, hn::LoadU(d, sums)), d, sums);
+  }
+  float sum = 0.0F;
+  for (const float column : columns) sum += column;
+  return sum;
+}
+
+void convolve(int channels, int width, const float* x, const float* weights, const float* bias, bool silu, float* y) {
+  const Eight d;
+  for (int i = 0; i < channels; i += kEightLanes) {
+    auto sum = bias == nullptr ? hn::Zero(d) : hn::LoadU(d, bias + i);
+    for (int k = 0; k < width; ++k) {
+      const std::ptrdiff_t at = std::ptrdiff_t{k} * channels + i;
+      sum = hn::MulAdd(hn::LoadU(d, weights + at), hn::LoadU(d, x + at), sum);
+    }
+    hn::StoreU(silu ? silu_of(d, sum) : sum, d, y + i);
   }
 }
 
@@ -222,8 +253,8 @@ void finish(int count, const float* d_skip, const float* x, const float* z, floa
 constexpr double kFlopsPerSecond = kWideLanes >= 16 ? 4e10 : kWideLanes >= 8 ? 2e10 : kWideLanes >= 4 ? 8e9 : 2e9;
 
 const ScanOps& scan_ops() {
-  static const ScanOps ops{kWideLanes,     kFlopsPerSecond, &exp2_of,       &product,       &add_lower, &weigh,
-                           &scale_columns, &join,           &join_channels, &scan_channels, &finish};
+  static const ScanOps ops{kWideLanes, kFlopsPerSecond, &exp2_of,       &product, &add_lower, &weigh,   &scale_columns,
+                           &join,      &join_channels,  &scan_channels, &finish,  &update,    &convolve};
   return ops;
 }
 

@@ -49,6 +49,13 @@ struct ScanOps {
   // y ← fma(d, x, y) where there is d [kChannelBlock], whose elements repeat; y ← y · z / (1 + exp(−z)) where there is
   // z. `count` is a multiple of kChannelBlock.
   void (*finish)(int count, const float* d, const float* x, const float* z, float* y);
+  // One token of a state update: state[n] ← fma(decays[n], state[n], input · b[n]); returns Σ c[n] · state[n], summed
+  // in kChannelBlock columns. `states` is a multiple of kChannelBlock.
+  float (*update)(int states, const float* decays, float input, const float* b, const float* c, float* state);
+  // y[i] = bias[i] + Σ_k weights[k, i] · x[k, i], fused, k ascending; then silu(y) where wanted. bias may be null.
+  // x, weights: [width, channels]; `channels` is a multiple of kChannelBlock.
+  void (*convolve)(int channels, int width, const float* x, const float* weights, const float* bias, bool silu,
+                   float* y);
 };
 
 // The table of the best SIMD target that this machine has (and that hwy::DisableTargets leaves).

@@ -15,6 +15,14 @@ inline float element_at(const TensorView& view, std::int64_t row, std::int64_t h
   return load_element(view.at(row, head), view.dtype);
 }
 
+// All elements of a head, as many as there are.
+inline void load_elements(const TensorView& view, std::int64_t row, std::int64_t head, float* target) {
+  const std::byte* const source = view.at(row, head);
+  for (std::int64_t i = 0; i < view.dim; ++i) {
+    target[i] = load_element(source + i * static_cast<std::int64_t>(size_of(view.dtype)), view.dtype);
+  }
+}
+
 // `count` contiguous elements to fp32; a multiple of 8.
 inline void widen_row(const TileOps& ops, const TensorView& view, std::int64_t row, std::int64_t head, int count,
                       float* target) {
