@@ -66,6 +66,12 @@ std::string runs_text(const std::optional<std::vector<std::vector<TokenRun>>>& s
   return text;
 }
 
+std::string lengths_text(std::span<const std::int64_t> lengths) {
+  std::string text;
+  for (const std::int64_t length : lengths) text += fmt::format(" {}", length);
+  return text;
+}
+
 std::string options_text(const Options& options) {
   std::string text = fmt::format("{} {} {} {} {} {} {} {}", layout_name(options.layout.kind), options.layout.stripe,
                                  options.block_tokens, options.memory_budget, options.checksum, options.overlap,
@@ -97,10 +103,18 @@ std::vector<Identity> identities(const DecodeJob& job, const DecodeOptions& opti
 std::vector<Identity> identities(const ScanJob& job, const ScanOptions& options, const ScanChoice& choice,
                                  const Backend& backend) {
   std::vector<Identity> all = program_identities(*choice.row, backend);
-  std::string text = fmt::format("{}; dt {:a} {:a};", describe(job), job.spec.dt_least, job.spec.dt_most);
-  for (const std::int64_t length : job.lengths) text += fmt::format(" {}", length);
-  all.push_back({"job", hashed(text)});
+  all.push_back({"job", hashed(fmt::format("{}; dt {:a} {:a};{}", describe(job), job.spec.dt_least, job.spec.dt_most,
+                                           lengths_text(job.lengths)))});
   all.push_back({"options", hashed(fmt::format("budget {}, {}", options.memory_budget, runs_text(options.runs)))});
+  return all;
+}
+
+std::vector<Identity> identities(const ConvolutionJob& job, const ConvolutionOptions& options,
+                                 const ConvolutionChoice& choice, const Backend& backend) {
+  std::vector<Identity> all = program_identities(*choice.row, backend);
+  all.push_back({"job", hashed(fmt::format("{}; halos {} {};{}", describe(job.spec), job.initial_halos, job.final_halos,
+                                           lengths_text(job.lengths)))});
+  all.push_back({"options", hashed(runs_text(options.runs))});
   return all;
 }
 

@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "attention/convolution.hpp"
 #include "attention/decode.hpp"
 #include "attention/options.hpp"
 #include "attention/ring/handshake.hpp"
@@ -23,5 +24,8 @@ std::vector<Identity> identities(const DecodeJob& job, const DecodeOptions& opti
 
 std::vector<Identity> identities(const ScanJob& job, const ScanOptions& options, const ScanChoice& choice,
                                  const Backend& backend);
+
+std::vector<Identity> identities(const ConvolutionJob& job, const ConvolutionOptions& options,
+                                 const ConvolutionChoice& choice, const Backend& backend);
 
 }  // namespace ringattn

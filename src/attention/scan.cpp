@@ -29,16 +29,6 @@ namespace {
   fail(ErrorCode::kUsage, what, why, remedy);
 }
 
-void check_job(const ScanJob& job) {
-  check_scan(job.spec);
-  if (job.lengths.empty()) refuse("a scan of no sequences", "there is nothing to scan", "Give the sequences' lengths.");
-  for (std::size_t s = 0; s < job.lengths.size(); ++s) {
-    if (job.lengths[s] > 0 && job.lengths[s] <= std::int64_t{1} << 40) continue;
-    refuse(fmt::format("sequence {} of a scan has {} tokens", s, job.lengths[s]),
-           "each has at least one, and at most 2^40", "Leave empty sequences out.");
-  }
-}
-
 void check_view(std::string_view name, const TensorView& view, Dtype dtype, std::int64_t rows, std::int64_t heads,
                 std::int64_t dim) {
   if (view.dtype == dtype && view.tokens == rows && view.heads == heads && view.dim == dim) return;
@@ -111,14 +101,9 @@ struct Scan::Impl {
 };
 
 void Scan::Impl::choose() {
-  check_job(job);
+  check_scan(job.spec);
   const int world = transport.size();
-  if (options.runs && static_cast<int>(options.runs->size()) != world) {
-    refuse(fmt::format("runs of {}", counted(options.runs->size(), "rank")),
-           fmt::format("there are {}", counted(static_cast<std::size_t>(world), "rank")),
-           "State the tokens of each rank, none for those without.");
-  }
-  layout = options.runs ? stated_scan(job.lengths, *options.runs) : deal_scan(job.lengths, world);
+  layout = scan_layout(job.lengths, options.runs, world);
   hops = scan_hops(*layout);
   for (const TokenRun& run : layout->runs(transport.rank())) {
     if (run.begin == 0) beginning.push_back(run.sequence);

@@ -34,4 +34,6 @@ std::int64_t scan_token_bytes(const ScanSpec& spec) {
          2 * row_bytes(spec.dtype, spec.groups, spec.state_dim);
 }
 
+double convolution_token_flops(const ConvolutionSpec& spec) { return 2.0 * spec.channels * spec.width; }
+
 }  // namespace ringattn

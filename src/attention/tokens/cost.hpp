@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "attention/tokens/job.hpp"
+#include "kernels/convolution.hpp"
 #include "kernels/scan.hpp"
 
 namespace ringattn {
@@ -36,5 +37,8 @@ double scan_token_flops(const ScanSpec& spec);
 
 // Bytes of one token's rows of a scan: x, dt, B, C, z and y.
 std::int64_t scan_token_bytes(const ScanSpec& spec);
+
+// Operations of a convolution for one token, all channels.
+double convolution_token_flops(const ConvolutionSpec& spec);
 
 }  // namespace ringattn

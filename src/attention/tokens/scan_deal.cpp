@@ -8,9 +8,16 @@
 #include <numeric>
 
 #include "base/error.hpp"
+#include "base/size.hpp"
 #include "kernels/scan.hpp"
 
 namespace ringattn {
+
+namespace {
+
+constexpr std::int64_t kMostTokens = std::int64_t{1} << 40;  // of a sequence
+
+}  // namespace
 
 Layout deal_scan(std::span<const std::int64_t> lengths, int world) {
   std::vector<std::vector<TokenRun>> runs(static_cast<std::size_t>(world));
@@ -40,6 +47,25 @@ Layout stated_scan(std::span<const std::int64_t> lengths, const std::vector<std:
     }
   }
   return layout;
+}
+
+Layout scan_layout(std::span<const std::int64_t> lengths, const std::optional<std::vector<std::vector<TokenRun>>>& runs,
+                   int world) {
+  if (lengths.empty()) {
+    fail(ErrorCode::kUsage, "a scan of no sequences", "there is nothing to scan", "Give the sequences' lengths.");
+  }
+  for (std::size_t s = 0; s < lengths.size(); ++s) {
+    if (lengths[s] > 0 && lengths[s] <= kMostTokens) continue;
+    fail(ErrorCode::kUsage, fmt::format("sequence {} of a scan has {} tokens", s, lengths[s]),
+         "each has at least one, and at most 2^40", "Leave empty sequences out.");
+  }
+  if (!runs) return deal_scan(lengths, world);
+  if (static_cast<int>(runs->size()) != world) {
+    fail(ErrorCode::kUsage, fmt::format("runs of {}", counted(runs->size(), "rank")),
+         fmt::format("there are {}", counted(static_cast<std::size_t>(world), "rank")),
+         "State the tokens of each rank, none for those without.");
+  }
+  return stated_scan(lengths, *runs);
 }
 
 ScanHops scan_hops(const Layout& layout) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -16,6 +17,11 @@ Layout deal_scan(std::span<const std::int64_t> lengths, int world);
 
 // The caller's own runs. Throws kUsage when they are not a layout of these tokens, or cut a super-segment.
 Layout stated_scan(std::span<const std::int64_t> lengths, const std::vector<std::vector<TokenRun>>& runs);
+
+// What ranks of a scan have: stated runs where there are some, else those that are dealt. Throws kUsage, also for no
+// sequences, sequences without tokens, and runs of another number of ranks.
+Layout scan_layout(std::span<const std::int64_t> lengths, const std::optional<std::vector<std::vector<TokenRun>>>& runs,
+                   int world);
 
 // The state between two runs of a sequence, which different ranks have. Runs are numbered as in Layout::runs().
 struct StateHop {
