@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -69,18 +70,27 @@ std::string machine_text(const MachineModel& machine) {
                      machine.latency_seconds);
 }
 
+std::string runs_text(const std::optional<std::vector<std::vector<TokenRun>>>& stated) {
+  if (!stated) return "dealt";
+  std::string text = "stated";
+  for (const auto& runs : *stated) {
+    text += '/';
+    for (const TokenRun& run : runs) text += fmt::format("{},{},{};", run.sequence, run.begin, run.end);
+  }
+  return text;
+}
+
+std::string lengths_text(std::span<const std::int64_t> lengths) {
+  std::string text;
+  for (const std::int64_t length : lengths) text += fmt::format(" {}", length);
+  return text;
+}
+
 std::string options_text(const Options& options) {
   std::string text = fmt::format("{} {} {} {} {} {} {} {}", layout_name(options.layout.kind), options.layout.stripe,
                                  options.block_tokens, options.memory_budget, options.checksum, options.overlap,
                                  options.state_out, options.shorter_lengths);
-  for (const auto& stated : {options.query_runs, options.key_runs}) {
-    text += stated ? "stated" : "dealt";
-    if (!stated) continue;
-    for (const auto& runs : *stated) {
-      text += '/';
-      for (const TokenRun& run : runs) text += fmt::format("{},{},{};", run.sequence, run.begin, run.end);
-    }
-  }
+  for (const auto& stated : {options.query_runs, options.key_runs}) text += runs_text(stated);
   return text;
 }
 
@@ -112,6 +122,24 @@ std::vector<Identity> identities(const LatentJob& job, const LatentOptions& opti
   all.push_back({"form", std::string(form_name(*job.form))});
   all.push_back({"machine model", machine_text(options.ring.machine)});
   all.push_back({"options", hashed(fmt::format("{} {}", options_text(options.ring), options.heads_at_a_time))});
+  return all;
+}
+
+std::vector<Identity> identities(const ScanJob& job, const ScanOptions& options, const ScanChoice& choice,
+                                 const Backend& backend) {
+  std::vector<Identity> all = program_identities(*choice.row, backend);
+  all.push_back({"job", hashed(fmt::format("{}; dt {:a} {:a};{}", describe(job), job.spec.dt_least, job.spec.dt_most,
+                                           lengths_text(job.lengths)))});
+  all.push_back({"options", hashed(fmt::format("budget {}, {}", options.memory_budget, runs_text(options.runs)))});
+  return all;
+}
+
+std::vector<Identity> identities(const ConvolutionJob& job, const ConvolutionOptions& options,
+                                 const ConvolutionChoice& choice, const Backend& backend) {
+  std::vector<Identity> all = program_identities(*choice.row, backend);
+  all.push_back({"job", hashed(fmt::format("{}; halos {} {};{}", describe(job.spec), job.initial_halos, job.final_halos,
+                                           lengths_text(job.lengths)))});
+  all.push_back({"options", hashed(runs_text(options.runs))});
   return all;
 }
 

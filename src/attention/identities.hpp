@@ -4,10 +4,12 @@
 
 #include <vector>
 
+#include "attention/convolution.hpp"
 #include "attention/decode.hpp"
 #include "attention/latent.hpp"
 #include "attention/options.hpp"
 #include "attention/ring/handshake.hpp"
+#include "attention/scan.hpp"
 #include "attention/tokens/job.hpp"
 #include "kernels/registry.hpp"
 
@@ -24,5 +26,11 @@ std::vector<Identity> identities(const DecodeJob& job, const DecodeOptions& opti
 // Build, kernels, device, job and its form, machine model and options of this rank.
 std::vector<Identity> identities(const LatentJob& job, const LatentOptions& options, const FoldChoice& choice,
                                  const KernelEntry& products, const Backend& backend);
+
+std::vector<Identity> identities(const ScanJob& job, const ScanOptions& options, const ScanChoice& choice,
+                                 const Backend& backend);
+
+std::vector<Identity> identities(const ConvolutionJob& job, const ConvolutionOptions& options,
+                                 const ConvolutionChoice& choice, const Backend& backend);
 
 }  // namespace ringattn

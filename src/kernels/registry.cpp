@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "kernels/convolution.hpp"
+#include "kernels/scan.hpp"
 
 namespace ringattn {
 
@@ -83,6 +85,8 @@ std::span<const KernelEntry* const> all_kernels() {
     };
     add(kernel_table<FoldSpec>());
     add(kernel_table<HeadProductSpec>());
+    add(kernel_table<ScanSpec>());
+    add(kernel_table<ConvolutionSpec>());
     return rows;
   }();
   return all;

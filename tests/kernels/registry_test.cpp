@@ -11,6 +11,8 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "kernels/convolution.hpp"
+#include "kernels/scan.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/fold_inputs.hpp"
 
@@ -166,6 +168,8 @@ TEST(Registry, AllKernelsAreThoseOfTheTables) {
   std::vector<const KernelEntry*> expected;
   for (const FoldRow& row : kernel_table<FoldSpec>()) expected.push_back(&row);
   for (const HeadProductRow& row : kernel_table<HeadProductSpec>()) expected.push_back(&row);
+  for (const KernelRow<ScanSpec>& row : kernel_table<ScanSpec>()) expected.push_back(&row);
+  for (const KernelRow<ConvolutionSpec>& row : kernel_table<ConvolutionSpec>()) expected.push_back(&row);
   EXPECT_TRUE(std::ranges::equal(all_kernels(), expected));
 }
 

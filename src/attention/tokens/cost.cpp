@@ -40,4 +40,13 @@ std::int64_t latent_weight_bytes(const LatentSpec& spec) {
   return spec.latent_dim * row_bytes(spec.dtype, spec.heads, spec.head_dim + spec.head_dim_v);
 }
 
+double scan_token_flops(const ScanSpec& spec) { return 4.0 * spec.heads * spec.head_dim * spec.state_dim; }
+
+std::int64_t scan_token_bytes(const ScanSpec& spec) {
+  return (spec.gate ? 3 : 2) * row_bytes(spec.dtype, spec.heads, spec.head_dim) + row_bytes(spec.dtype, spec.heads, 1) +
+         2 * row_bytes(spec.dtype, spec.groups, spec.state_dim);
+}
+
+double convolution_token_flops(const ConvolutionSpec& spec) { return 2.0 * spec.channels * spec.width; }
+
 }  // namespace ringattn

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// What attention costs: operations and bytes, each formula once. Plans, predictions, reports and benchmarks take theirs
+// What ops cost: operations and bytes, each formula once. Plans, predictions, reports and benchmarks take theirs
 // from here.
 #pragma once
 
 #include <cstdint>
 
 #include "attention/tokens/job.hpp"
+#include "kernels/convolution.hpp"
 #include "kernels/latent.hpp"
+#include "kernels/scan.hpp"
 
 namespace ringattn {
 
@@ -40,5 +42,15 @@ std::int64_t k_rope_token_bytes(const LatentSpec& spec);
 std::int64_t expanded_token_bytes(const LatentSpec& spec);
 // Of w_uk and w_uv.
 std::int64_t latent_weight_bytes(const LatentSpec& spec);
+
+// Operations of a scan for one token, all heads: a multiplication and an addition for each element of the state to
+// update it, and as many to read it.
+double scan_token_flops(const ScanSpec& spec);
+
+// Bytes of one token's rows of a scan: x, dt, B, C, z and y.
+std::int64_t scan_token_bytes(const ScanSpec& spec);
+
+// Operations of a convolution for one token, all channels.
+double convolution_token_flops(const ConvolutionSpec& spec);
 
 }  // namespace ringattn

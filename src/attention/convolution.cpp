@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/convolution.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "attention/attention.hpp"
+#include "attention/identities.hpp"
+#include "attention/ring/enqueued_runs.hpp"
+#include "attention/ring/first_contact.hpp"
+#include "attention/ring/handshake.hpp"
+#include "attention/tokens/cost.hpp"
+#include "attention/tokens/scan_deal.hpp"
+#include "base/error.hpp"
+#include "comm/failure.hpp"
+#include "comm/meeting.hpp"
+
+namespace ringattn {
+
+namespace {
+
+[[noreturn]] void refuse(const std::string& what, const std::string& why, const std::string& remedy) {
+  fail(ErrorCode::kUsage, what, why, remedy);
+}
+
+void check_view(std::string_view name, const TensorView& view, const ConvolutionSpec& spec, std::int64_t rows) {
+  if (view.dtype == spec.dtype && view.tokens == rows && view.heads == 1 && view.dim == spec.channels) return;
+  refuse(fmt::format("{} is {} [{}, {}, {}]", name, dtype_name(view.dtype), view.tokens, view.heads, view.dim),
+         fmt::format("this rank's is {} [{}, 1, {}]", dtype_name(spec.dtype), rows, spec.channels),
+         "Rows are those of the rank's tokens, which Convolution::layout() says.");
+}
+
+void check_array(std::string_view name, const void* data, bool wanted) {
+  if ((data != nullptr) == wanted) return;
+  refuse(fmt::format("{} {}", name, wanted ? "is missing" : "is given"),
+         wanted ? "the job has it, and this rank a part in it" : "the job has none for this rank",
+         "ConvolutionSpec and ConvolutionJob say what a convolution has.");
+}
+
+}  // namespace
+
+struct Convolution::Impl {
+  Impl(ConvolutionJob the_job, Transport& the_transport, ConvolutionOptions the_options)
+      : job(std::move(the_job)),
+        options(std::move(the_options)),
+        transport(the_transport),
+        meeting(transport, Patience(options.timeout_seconds)) {}
+
+  std::size_t halo_bytes() const { return static_cast<std::size_t>(job.spec.halo_bytes()); }
+  bool ends(const TokenRun& run) const { return run.end == job.lengths[static_cast<std::size_t>(run.sequence)]; }
+
+  void choose();
+  void allocate();
+  void check(const ConvolutionInputs& inputs, const ConvolutionOutputs& outputs) const;
+  Exchange halos(const TensorView& x) const;
+  std::vector<ConvolutionRun> runs_of(const ConvolutionInputs& inputs, const ConvolutionOutputs& outputs) const;
+  void enqueue(const ConvolutionInputs& inputs, const ConvolutionOutputs& outputs, Stream stream);
+
+  ConvolutionJob job;
+  ConvolutionOptions options;
+  Transport& transport;
+  Meeting meeting;
+  ConvolutionChoice choice;
+  std::unique_ptr<Backend> backend;
+  std::unique_ptr<ConvolutionKernel> kernel;
+  std::optional<Layout> layout;
+  ScanHops hops;
+  std::size_t beginning = 0;  // sequences whose first token this rank has
+  std::size_t ending = 0;     // and whose last
+  double seconds = 0.0;       // that a convolution is predicted to take
+  Buffer received;            // [runs] halos in front of them
+  std::int64_t announced = kNotAnnounced;
+  std::optional<EnqueuedRuns> enqueued;
+};
+
+void Convolution::Impl::choose() {
+  check_convolution(job.spec);
+  layout = scan_layout(job.lengths, options.runs, transport.size());
+  hops = scan_hops(*layout);
+  for (const TokenRun& run : layout->runs(transport.rank())) {
+    beginning += run.begin == 0 ? 1 : 0;
+    ending += ends(run) ? 1 : 0;
+  }
+  choice = choose_kernel(job.spec, fitting_request(options.kernel, transport));
+  backend = choice.row->make_backend({options.threads, transport.device()});
+  check_fitting(*choice.row, *backend, transport);
+  kernel = choice.row->make_kernel(job.spec, *backend);
+  std::int64_t most_tokens = 0;
+  for (int rank = 0; rank < transport.size(); ++rank) most_tokens = std::max(most_tokens, layout->tokens(rank));
+  seconds =
+      convolution_token_flops(job.spec) * static_cast<double>(most_tokens) / choice.row->flops_per_second(*backend);
+}
+
+void Convolution::Impl::allocate() {
+  received = backend->allocate(layout->runs(transport.rank()).size() * halo_bytes());
+  enqueued.emplace(*backend, transport, meeting.patience());
+}
+
+void Convolution::Impl::check(const ConvolutionInputs& inputs, const ConvolutionOutputs& outputs) const {
+  const std::int64_t rows = layout->tokens(transport.rank());
+  check_view("x", inputs.x, job.spec, rows);
+  check_view("y", outputs.y, job.spec, rows);
+  check_array("weight", inputs.weight, true);
+  check_array("bias", inputs.bias, job.spec.bias);
+  check_array("initial_halos", inputs.initial_halos, job.initial_halos && beginning > 0);
+  check_array("final_halos", outputs.final_halos, job.final_halos && ending > 0);
+}
+
+// The last tokens of each run whose sequence goes on elsewhere. Runs but a sequence's last are whole super-segments, so
+// each has as many. `x` without data: sizes alone.
+Exchange Convolution::Impl::halos(const TensorView& x) const {
+  const int self = transport.rank();
+  const int tokens = job.spec.halo_tokens();
+  const std::size_t row_bytes = halo_bytes() / static_cast<std::size_t>(tokens);
+  std::map<int, std::vector<SendSpan>> sends;
+  std::map<int, std::vector<ReceiveSpan>> receives;
+  for (const std::vector<StateHop>& step : hops.hops) {
+    for (const StateHop& hop : step) {
+      for (int i = 0; i < tokens; ++i) {
+        if (hop.from == self) {
+          const std::int64_t behind = layout->run_rows(self)[static_cast<std::size_t>(hop.from_run) + 1];
+          sends[hop.to].push_back({x.data == nullptr ? nullptr : x.at(behind - tokens + i, 0), row_bytes});
+        } else if (hop.to == self) {
+          std::byte* const halo = received.data() + static_cast<std::size_t>(hop.to_run) * halo_bytes();
+          receives[hop.from].push_back({halo + static_cast<std::size_t>(i) * row_bytes, row_bytes});
+        }
+      }
+    }
+  }
+  Exchange exchange;
+  exchange.label = "tokens in front of runs";
+  for (auto& [peer, spans] : sends) exchange.sends.push_back({peer, 0, std::move(spans)});
+  for (auto& [peer, spans] : receives) exchange.receives.push_back({peer, 0, std::move(spans)});
+  exchange.announced = announced;
+  return exchange;
+}
+
+std::vector<ConvolutionRun> Convolution::Impl::runs_of(const ConvolutionInputs& inputs,
+                                                       const ConvolutionOutputs& outputs) const {
+  const auto* initial = static_cast<const std::byte*>(inputs.initial_halos);
+  auto* final = static_cast<std::byte*>(outputs.final_halos);
+  std::vector<ConvolutionRun> runs;
+  const std::span<const TokenRun> tokens = layout->runs(transport.rank());
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    ConvolutionRun run;
+    run.row = layout->run_rows(transport.rank())[i];
+    run.tokens = tokens[i].tokens();
+    if (tokens[i].begin > 0) {
+      run.before = received.data() + i * halo_bytes();
+    } else if (initial != nullptr) {
+      run.before = std::exchange(initial, initial + halo_bytes());
+    }
+    if (ends(tokens[i]) && final != nullptr) run.behind = std::exchange(final, final + halo_bytes());
+    runs.push_back(run);
+  }
+  return runs;
+}
+
+void Convolution::Impl::enqueue(const ConvolutionInputs& inputs, const ConvolutionOutputs& outputs, Stream stream) {
+  const bool captured = backend->is_capturing(stream);
+  if (captured && transport.size() > 1) {
+    fail(ErrorCode::kUnsupported, "a graph can't hold this convolution",
+         fmt::format("transport {} brings tokens of other ranks, which a replay would not do", transport.name()),
+         "Enqueue it outside of the capture.");
+  }
+  const std::vector<ConvolutionRun> runs = runs_of(inputs, outputs);
+  if (!captured) enqueued->begin(stream);
+  try {
+    if (!hops.hops.empty()) {
+      transport.wait(transport.post(halos(inputs.x), stream), stream, meeting.patience().for_work(seconds));
+    }
+    kernel->convolve({inputs.x, inputs.weight, inputs.bias, runs, outputs.y}, stream, [this] { transport.progress(); });
+  } catch (...) {
+    note_failure();
+    transport.abandon();
+    throw;
+  }
+  if (!captured) enqueued->end(stream, seconds);
+}
+
+Convolution::Convolution(ConvolutionJob job, Transport& transport, ConvolutionOptions options)
+    : impl_(std::make_unique<Impl>(std::move(job), transport, std::move(options))) {
+  Impl& impl = *impl_;
+  if (impl.options.threads == 0) impl.options.threads = share_of_processors(impl.meeting);
+  impl.meeting.together([&impl] { impl.choose(); });
+  handshake(impl.meeting, identities(impl.job, impl.options, impl.choice, *impl.backend));
+  impl.meeting.together([&impl] { impl.allocate(); });
+  if (impl.hops.hops.empty()) return;
+  const Exchange exchanges[] = {impl.halos({})};
+  impl.announced = transport.announce(exchanges, impl.meeting.patience().for_peer());
+}
+
+Convolution::~Convolution() = default;
+Convolution::Convolution(Convolution&&) noexcept = default;
+
+const ConvolutionJob& Convolution::job() const { return impl_->job; }
+const ConvolutionChoice& Convolution::kernel() const { return impl_->choice; }
+Backend& Convolution::backend() { return *impl_->backend; }
+const Layout& Convolution::layout() const { return *impl_->layout; }
+
+void Convolution::run(const ConvolutionInputs& inputs, const ConvolutionOutputs& outputs, Stream stream) {
+  Impl& impl = *impl_;
+  impl.meeting.together([&] { impl.check(inputs, outputs); });
+  impl.enqueue(inputs, outputs, stream);
+  impl.enqueued->settle();
+  impl.meeting.barrier(impl.seconds);
+}
+
+void Convolution::enqueue(const ConvolutionInputs& inputs, const ConvolutionOutputs& outputs, Stream stream) {
+  impl_->check(inputs, outputs);
+  impl_->enqueue(inputs, outputs, stream);
+}
+
+void Convolution::wait() {
+  if (impl_->enqueued->any()) impl_->enqueued->settle();
+}
+
+}  // namespace ringattn

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// The library's front door for the causal convolution in front of a scan, over sequences that ranks share as a Scan
+// does (attention/scan.hpp): the rows that it gives are those that the scan takes.
+//
+// A rank needs the last width − 1 tokens in front of each of its runs: they travel once, from the rank that has them.
+// Bits don't depend on the number of ranks.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "attention/tokens/layout.hpp"
+#include "base/memory.hpp"
+#include "base/tensor.hpp"
+#include "comm/transport.hpp"
+#include "kernels/convolution.hpp"
+#include "kernels/registry.hpp"
+
+namespace ringattn {
+
+using ConvolutionChoice = KernelChoice<ConvolutionSpec>;
+
+// Plain data, the same on every rank.
+struct ConvolutionJob {
+  ConvolutionSpec spec;
+  std::vector<std::int64_t> lengths;  // [sequences] tokens, at least 1 each
+  bool initial_halos = false;         // sequences go on from given tokens, else from zeros
+  bool final_halos = false;           // the last tokens of sequences are wanted
+};
+
+// Nothing here changes a bit of the result.
+struct ConvolutionOptions {
+  KernelRequest kernel;
+  std::optional<std::vector<std::vector<TokenRun>>> runs;  // as ScanOptions::runs
+  int threads = 0;                                         // of a host kernel; 0: this rank's share
+  double timeout_seconds = 60.0;  // of a wait for a peer that should be ready and gives no signs of life
+};
+
+// The rows of this rank's tokens, and halos [sequences, width − 1, channels] dense, oldest token first; in the kernel's
+// kind of memory. In use until the stream has passed the convolution.
+struct ConvolutionInputs {
+  TensorView x;                   // [own tokens, 1, channels]; tokens may be apart, as in a fused projection
+  const float* weight = nullptr;  // [channels, width]
+  const float* bias = nullptr;    // [channels], present exactly when ConvolutionSpec::bias
+  // Of the sequences that begin on this rank, present exactly when ConvolutionJob::initial_halos and there are some.
+  const void* initial_halos = nullptr;
+};
+
+struct ConvolutionOutputs {
+  MutableTensorView y;  // [own tokens, 1, channels]
+  // Of the sequences that end on this rank, present exactly when ConvolutionJob::final_halos and there are some.
+  void* final_halos = nullptr;
+};
+
+class Convolution {
+ public:
+  // Prepares. Collective. Throws Error: kUsage (the job or the runs contradict themselves), kUnsupported (no kernel;
+  // unlike ranks), kMemory (no room), kPeer (deadline). `transport` outlives the object.
+  Convolution(ConvolutionJob job, Transport& transport, ConvolutionOptions options);
+  // Gives up what was not waited for; with several ranks that ends the use of the transport.
+  ~Convolution();
+  Convolution(Convolution&&) noexcept;
+  Convolution& operator=(Convolution&&) = delete;
+
+  const ConvolutionJob& job() const;
+  const ConvolutionChoice& kernel() const;
+  Backend& backend();
+  const Layout& layout() const;
+
+  // As Scan::run(), enqueue() and wait().
+  void run(const ConvolutionInputs& inputs, const ConvolutionOutputs& outputs, Stream stream = {});
+  void enqueue(const ConvolutionInputs& inputs, const ConvolutionOutputs& outputs, Stream stream = {});
+  void wait();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace ringattn

@@ -1,0 +1,311 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/scan.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+#include <string_view>
+#include <utility>
+
+#include "attention/attention.hpp"
+#include "attention/identities.hpp"
+#include "attention/ring/enqueued_runs.hpp"
+#include "attention/ring/first_contact.hpp"
+#include "attention/ring/handshake.hpp"
+#include "attention/state_exchange.hpp"
+#include "attention/tokens/cost.hpp"
+#include "attention/tokens/scan_deal.hpp"
+#include "base/error.hpp"
+#include "base/size.hpp"
+#include "comm/failure.hpp"
+#include "comm/meeting.hpp"
+
+namespace ringattn {
+
+namespace {
+
+[[noreturn]] void refuse(const std::string& what, const std::string& why, const std::string& remedy) {
+  fail(ErrorCode::kUsage, what, why, remedy);
+}
+
+void check_view(std::string_view name, const TensorView& view, Dtype dtype, std::int64_t rows, std::int64_t heads,
+                std::int64_t dim) {
+  if (view.dtype == dtype && view.tokens == rows && view.heads == heads && view.dim == dim) return;
+  refuse(fmt::format("{} is {} [{}, {}, {}]", name, dtype_name(view.dtype), view.tokens, view.heads, view.dim),
+         fmt::format("this rank's is {} [{}, {}, {}]", dtype_name(dtype), rows, heads, dim),
+         "Rows are those of the rank's tokens, which Scan::layout() says.");
+}
+
+void check_array(std::string_view name, const void* data, bool wanted) {
+  if ((data != nullptr) == wanted) return;
+  refuse(fmt::format("{} {}", name, wanted ? "is missing" : "is given"),
+         wanted ? "the job has it, and this rank a part in it" : "the job has none for this rank",
+         "ScanSpec and ScanJob say what a scan has.");
+}
+
+// What the ranks scan and hand on at a time: all heads, or two halves where states travel.
+std::vector<HeadRange> ranges_of(int heads, int together, bool travels) {
+  const int half = (heads / together + 1) / 2 * together;
+  if (!travels || half >= heads) return {{0, heads}};
+  return {{0, half}, {half, heads - half}};
+}
+
+}  // namespace
+
+std::string describe(const ScanJob& job) {
+  return fmt::format("{}; {}, {} tokens{}{}", describe(job.spec), counted(job.lengths.size(), "sequence"),
+                     std::accumulate(job.lengths.begin(), job.lengths.end(), std::int64_t{0}),
+                     job.initial_states ? ", initial states" : "", job.final_states ? ", final states" : "");
+}
+
+struct Scan::Impl {
+  Impl(ScanJob the_job, Transport& the_transport, ScanOptions the_options)
+      : job(std::move(the_job)),
+        options(std::move(the_options)),
+        transport(the_transport),
+        meeting(transport, Patience(options.timeout_seconds)) {}
+
+  std::int64_t own_tokens() const { return layout->tokens(transport.rank()); }
+  std::size_t state_floats() const {
+    return static_cast<std::size_t>(job.spec.heads) * static_cast<std::size_t>(job.spec.head_dim) *
+           static_cast<std::size_t>(job.spec.state_dim);
+  }
+
+  void choose();
+  std::vector<ScanRun> runs_of(int rank) const;
+  ScanMemory memory_of(int rank) const;
+  void allocate();
+  void check(const ScanInputs& inputs, const ScanOutputs& outputs) const;
+  ScanTask task_of(const ScanInputs& inputs, const ScanOutputs& outputs);
+  void enqueue(const ScanInputs& inputs, const ScanOutputs& outputs, Stream stream);
+  void scan_together(const ScanTask& task, Stream stream);
+
+  ScanJob job;
+  ScanOptions options;
+  Transport& transport;
+  Meeting meeting;
+  ScanChoice choice;
+  std::unique_ptr<Backend> backend;
+  std::unique_ptr<ScanKernel> kernel;
+  std::optional<Layout> layout;
+  ScanHops hops;
+  std::vector<HeadRange> ranges;
+  ScanMemory memory;
+  double seconds = 0.0;  // that a scan is predicted to take
+  std::vector<std::int32_t> beginning;
+  std::vector<std::int32_t> ending;
+  std::vector<ScanRun> runs;  // of this rank; those that receive or send states have their addresses
+  std::optional<StateExchange> exchange;
+  std::optional<EnqueuedRuns> enqueued;
+};
+
+void Scan::Impl::choose() {
+  check_scan(job.spec);
+  const int world = transport.size();
+  layout = scan_layout(job.lengths, options.runs, world);
+  hops = scan_hops(*layout);
+  for (const TokenRun& run : layout->runs(transport.rank())) {
+    if (run.begin == 0) beginning.push_back(run.sequence);
+    if (run.end == job.lengths[static_cast<std::size_t>(run.sequence)]) ending.push_back(run.sequence);
+  }
+  choice = choose_kernel(job.spec, fitting_request(options.kernel, transport));
+  backend = choice.row->make_backend({options.threads, transport.device()});
+  check_fitting(*choice.row, *backend, transport);
+  kernel = choice.row->make_kernel(job.spec, *backend);
+  ranges = ranges_of(job.spec.heads, kernel->heads_together(), !hops.hops.empty());
+  std::int64_t most_tokens = 0;
+  for (int rank = 0; rank < world; ++rank) {
+    const ScanMemory theirs = memory_of(rank);
+    if (theirs.total() >= memory.total()) memory = theirs;
+    most_tokens = std::max(most_tokens, layout->tokens(rank));
+  }
+  seconds = scan_token_flops(job.spec) * static_cast<double>(most_tokens) / choice.row->flops_per_second(*backend);
+  if (options.memory_budget == 0 || memory.total() <= options.memory_budget) return;
+  fail(ErrorCode::kMemory,
+       fmt::format("a memory budget of {} a rank is too small", counted(options.memory_budget, "byte")),
+       fmt::format("{} are needed: {} of rows, {} of states, {} of scratch, {} of states that travel", memory.total(),
+                   memory.rows, memory.states, memory.scratch, memory.exchange),
+       "Use more ranks, or allow for fewer tokens.");
+}
+
+std::vector<ScanRun> Scan::Impl::runs_of(int rank) const {
+  std::vector<ScanRun> all;
+  const std::span<const TokenRun> tokens = layout->runs(rank);
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    ScanRun run;
+    run.begin = tokens[i].begin;
+    run.tokens = tokens[i].tokens();
+    run.row = layout->run_rows(rank)[i];
+    run.step = hops.steps[static_cast<std::size_t>(rank)][i];
+    all.push_back(run);
+  }
+  return all;
+}
+
+ScanMemory Scan::Impl::memory_of(int rank) const {
+  ScanMemory bytes;
+  const std::vector<ScanRun> all = runs_of(rank);
+  bytes.rows = static_cast<std::size_t>(layout->tokens(rank) * scan_token_bytes(job.spec));
+  const std::size_t kinds = (job.initial_states ? 1 : 0) + (job.final_states ? 1 : 0);
+  bytes.states = all.size() * kinds * state_floats() * sizeof(float);
+  bytes.scratch = kernel->scratch_bytes(limits_of(all));
+  bytes.exchange = StateExchange::bytes(job.spec, hops, rank);
+  return bytes;
+}
+
+void Scan::Impl::allocate() {
+  runs = runs_of(transport.rank());
+  kernel->reserve(limits_of(runs));
+  exchange.emplace(job.spec, hops, ranges, transport, *backend);
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    runs[i].initial = exchange->received(static_cast<std::int64_t>(i));
+    runs[i].final = exchange->sent(static_cast<std::int64_t>(i));
+  }
+  enqueued.emplace(*backend, transport, meeting.patience());
+}
+
+void Scan::Impl::check(const ScanInputs& inputs, const ScanOutputs& outputs) const {
+  const ScanSpec& spec = job.spec;
+  const std::int64_t rows = own_tokens();
+  check_view("x", inputs.x, spec.dtype, rows, spec.heads, spec.head_dim);
+  check_view("dt", inputs.dt, spec.dtype, rows, spec.heads, 1);
+  check_view("B", inputs.b, spec.dtype, rows, spec.groups, spec.state_dim);
+  check_view("C", inputs.c, spec.dtype, rows, spec.groups, spec.state_dim);
+  if (spec.gate) check_view("z", inputs.z, spec.dtype, rows, spec.heads, spec.head_dim);
+  check_view("y", outputs.y, spec.dtype, rows, spec.heads, spec.head_dim);
+  check_array("A", inputs.a, true);
+  check_array("D", inputs.d, spec.skip);
+  check_array("dt_bias", inputs.dt_bias, spec.dt_bias);
+  check_array("initial_states", inputs.initial_states, job.initial_states && !beginning.empty());
+  check_array("final_states", outputs.final_states, job.final_states && !ending.empty());
+}
+
+ScanTask Scan::Impl::task_of(const ScanInputs& inputs, const ScanOutputs& outputs) {
+  const float* initial = inputs.initial_states;
+  float* final = outputs.final_states;
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    const TokenRun& tokens = layout->runs(transport.rank())[i];
+    if (tokens.begin == 0 && initial != nullptr) {
+      runs[i].initial = initial;
+      initial += state_floats();
+    }
+    if (tokens.end == job.lengths[static_cast<std::size_t>(tokens.sequence)] && final != nullptr) {
+      runs[i].final = final;
+      final += state_floats();
+    }
+  }
+  ScanTask task;
+  task.x = inputs.x;
+  task.dt = inputs.dt;
+  task.b = inputs.b;
+  task.c = inputs.c;
+  task.z = inputs.z;
+  task.a = inputs.a;
+  task.d = inputs.d;
+  task.dt_bias = inputs.dt_bias;
+  task.runs = runs;
+  task.y = outputs.y;
+  return task;
+}
+
+void Scan::Impl::enqueue(const ScanInputs& inputs, const ScanOutputs& outputs, Stream stream) {
+  const bool captured = backend->is_capturing(stream);
+  if (captured && transport.size() > 1) {
+    fail(ErrorCode::kUnsupported, "a graph can't hold this scan",
+         fmt::format("transport {} hands states on to other ranks, which a replay would not do", transport.name()),
+         "Enqueue it outside of the capture.");
+  }
+  const ScanTask task = task_of(inputs, outputs);
+  if (!captured) enqueued->begin(stream);
+  try {
+    scan_together(task, stream);
+  } catch (...) {
+    note_failure();
+    transport.abandon();
+    throw;
+  }
+  if (!captured) enqueued->end(stream, seconds);
+}
+
+// Each range of heads is folded, carried and finished. The states of a range travel while the next one is folded, or
+// the one before is finished: begin() takes a range up to the first exchange in which this rank receives, and leaves it
+// on its way.
+void Scan::Impl::scan_together(const ScanTask& task, Stream stream) {
+  const Progress progress = [this] { transport.progress(); };
+  const int steps = exchange->steps();
+  const int first_received = exchange->first_received();
+  std::vector<Ticket> tickets;  // of the range that is on its way, in order
+  const auto carry_and_post = [&](std::size_t range, int step) {
+    if (std::ranges::any_of(runs, [step](const ScanRun& run) { return run.step == step; })) {
+      kernel->carry(task, ranges[range], step, stream);
+    }
+    if (step < steps) tickets.push_back(exchange->post(range, step, stream));
+  };
+  const auto wait_for_tickets = [&] {
+    for (const Ticket ticket : tickets) transport.wait(ticket, stream, meeting.patience().for_work(seconds));
+    tickets.clear();
+  };
+  const auto begin = [&](std::size_t range) {
+    for (int step = 0; step <= std::min(first_received, steps); ++step) carry_and_post(range, step);
+  };
+  const auto end = [&](std::size_t range) {
+    for (int step = first_received + 1; step <= steps; ++step) {
+      wait_for_tickets();
+      carry_and_post(range, step);
+    }
+    wait_for_tickets();
+  };
+
+  kernel->fold(task, ranges.front(), stream, progress);
+  begin(0);
+  for (std::size_t range = 1; range < ranges.size(); ++range) {
+    kernel->fold(task, ranges[range], stream, progress);
+    end(range - 1);
+    begin(range);
+    kernel->finish(task, ranges[range - 1], stream, progress);
+  }
+  end(ranges.size() - 1);
+  kernel->finish(task, ranges.back(), stream, progress);
+}
+
+Scan::Scan(ScanJob job, Transport& transport, ScanOptions options)
+    : impl_(std::make_unique<Impl>(std::move(job), transport, std::move(options))) {
+  Impl& impl = *impl_;
+  if (impl.options.threads == 0) impl.options.threads = share_of_processors(impl.meeting);
+  impl.meeting.together([&impl] { impl.choose(); });
+  handshake(impl.meeting, identities(impl.job, impl.options, impl.choice, *impl.backend));
+  impl.meeting.together([&impl] { impl.allocate(); });
+  impl.exchange->announce(impl.meeting.patience().for_peer());
+}
+
+Scan::~Scan() = default;
+Scan::Scan(Scan&&) noexcept = default;
+
+const ScanJob& Scan::job() const { return impl_->job; }
+const ScanOptions& Scan::options() const { return impl_->options; }
+const ScanChoice& Scan::kernel() const { return impl_->choice; }
+Backend& Scan::backend() { return *impl_->backend; }
+const Layout& Scan::layout() const { return *impl_->layout; }
+const ScanMemory& Scan::memory() const { return impl_->memory; }
+const std::vector<std::int32_t>& Scan::beginning() const { return impl_->beginning; }
+const std::vector<std::int32_t>& Scan::ending() const { return impl_->ending; }
+
+void Scan::run(const ScanInputs& inputs, const ScanOutputs& outputs, Stream stream) {
+  Impl& impl = *impl_;
+  impl.meeting.together([&] { impl.check(inputs, outputs); });
+  impl.enqueue(inputs, outputs, stream);
+  impl.enqueued->settle();
+  impl.meeting.barrier(impl.seconds);
+}
+
+void Scan::enqueue(const ScanInputs& inputs, const ScanOutputs& outputs, Stream stream) {
+  impl_->check(inputs, outputs);
+  impl_->enqueue(inputs, outputs, stream);
+}
+
+void Scan::wait() {
+  if (impl_->enqueued->any()) impl_->enqueued->settle();
+}
+
+}  // namespace ringattn

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+// The library's front door for scans of state space layers (Mamba-1 and Mamba-2), over sequences that ranks share.
+//
+//   Scan scan(job, transport, options);       // collective: kernel, agreement, memory
+//   const std::span<const TokenRun> mine = scan.layout().runs(transport.rank());
+//   // x, dt, B, C, z: the rows of these tokens, in this order, in the kernel's kind of memory
+//   for (int layer = 0; layer < layers; ++layer) scan.enqueue({.x = x, …}, {.y = y}, stream);
+//   scan.wait();
+//
+// A row of y, and the final state of a sequence, have the same bits on one rank and on many (kernels/scan.hpp says what
+// they are functions of).
+//
+// A rank has whole super-segments of tokens. It folds them from nothing, and one state of each sequence that goes on
+// elsewhere travels from rank to rank, in order. Heads are taken in two halves: while the states of one travel, ranks
+// work on the other.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "attention/tokens/layout.hpp"
+#include "base/memory.hpp"
+#include "base/tensor.hpp"
+#include "comm/transport.hpp"
+#include "kernels/registry.hpp"
+#include "kernels/scan.hpp"
+
+namespace ringattn {
+
+using ScanChoice = KernelChoice<ScanSpec>;
+
+// What is scanned. Plain data, the same on every rank.
+struct ScanJob {
+  ScanSpec spec;
+  std::vector<std::int64_t> lengths;  // [sequences] tokens, at least 1 each
+  bool initial_states = false;        // sequences start from given states, else from zero
+  bool final_states = false;          // the states behind them are wanted
+};
+
+// "scan, bf16, 80 heads of 64, state 128, 1 group; 2 sequences, 131072 tokens, initial states"
+std::string describe(const ScanJob& job);
+
+// How a job is done. Nothing here changes a bit of the result.
+struct ScanOptions {
+  KernelRequest kernel;
+  // The caller's own distribution: for each rank its tokens, in whole super-segments of their sequences. Without one,
+  // ranks get neighbouring super-segments.
+  std::optional<std::vector<std::vector<TokenRun>>> runs;
+  std::size_t memory_budget = 0;  // bytes a rank may use, rows and states included; 0: no limit
+  int threads = 0;                // of a host kernel; 0: this rank's share of the processors it may use
+  // Of a wait for a peer that should be ready and gives no signs of life.
+  double timeout_seconds = 60.0;
+};
+
+// The rows of this rank's tokens, and states, in the kernel's kind of memory; strides of rows are free. In use until
+// the stream has passed the scan.
+struct ScanInputs {
+  TensorView x;                    // [own tokens, heads, head_dim]
+  TensorView dt;                   // [own tokens, heads, 1]
+  TensorView b;                    // [own tokens, groups, state_dim]
+  TensorView c;                    // [own tokens, groups, state_dim]
+  TensorView z;                    // [own tokens, heads, head_dim], present exactly when ScanSpec::gate
+  const float* a = nullptr;        // [heads], or [heads, state_dim] with ScanSpec::state_decays
+  const float* d = nullptr;        // [heads], present exactly when ScanSpec::skip
+  const float* dt_bias = nullptr;  // [heads], present exactly when ScanSpec::dt_bias
+  // [Scan::beginning() sequences, heads, head_dim, state_dim], present exactly when ScanJob::initial_states and this
+  // rank has such a sequence.
+  const float* initial_states = nullptr;
+};
+
+struct ScanOutputs {
+  MutableTensorView y;  // [own tokens, heads, head_dim]
+  // [Scan::ending() sequences, heads, head_dim, state_dim], present exactly when ScanJob::final_states and this rank
+  // has such a sequence.
+  float* final_states = nullptr;
+};
+
+// Bytes on the rank that needs most.
+struct ScanMemory {
+  std::size_t rows = 0;      // x, dt, B, C, z and y
+  std::size_t states = 0;    // initial and final ones, at the most
+  std::size_t scratch = 0;   // of the kernel
+  std::size_t exchange = 0;  // states that travel
+
+  // What a Scan allocates; the rest is its caller's.
+  std::size_t own() const { return scratch + exchange; }
+  std::size_t total() const { return rows + states + scratch + exchange; }
+};
+
+class Scan {
+ public:
+  // Prepares. Collective. Chooses the kernel, agrees with the other ranks on job, options, build, kernel and device,
+  // and allocates what a scan needs. Throws Error: kUsage (the job or the runs contradict themselves), kUnsupported (no
+  // kernel; unlike ranks), kMemory (the budget is too small), kPeer (deadline). `transport` outlives the object.
+  Scan(ScanJob job, Transport& transport, ScanOptions options);
+  // Gives up scans that were not waited for; with several ranks that ends the use of the transport.
+  ~Scan();
+  Scan(Scan&&) noexcept;
+  Scan& operator=(Scan&&) = delete;
+
+  const ScanJob& job() const;
+  const ScanOptions& options() const;
+  const ScanChoice& kernel() const;
+  Backend& backend();
+  const Layout& layout() const;
+  const ScanMemory& memory() const;
+
+  // The sequences whose first token this rank has, and those whose last it has, ascending.
+  const std::vector<std::int32_t>& beginning() const;
+  const std::vector<std::int32_t>& ending() const;
+
+  // Collective. Does one scan; the work on `stream` is complete when it returns, and so is what was enqueued before.
+  // Throws, on all ranks alike, kUsage where shapes don't fit the job; kPeer for a deadline or a dead peer.
+  void run(const ScanInputs& inputs, const ScanOutputs& outputs, Stream stream = {});
+
+  // The same without the waiting: no collective, no allocation, no wait for the device. Every rank enqueues the same
+  // scans in the same order, on streams that follow each other: they share the object's memory. Layers of a model may
+  // share one object. kUsage is thrown here alone, before anything is enqueued. A host kernel does the work before this
+  // returns. A stream that is being captured gets the scan as part of its graph; kUnsupported with several ranks.
+  void enqueue(const ScanInputs& inputs, const ScanOutputs& outputs, Stream stream = {});
+
+  // Returns when the device has passed every scan that was enqueued; at once if there is none. Throws what they failed
+  // with: kPeer for a deadline or a dead peer.
+  void wait();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace ringattn

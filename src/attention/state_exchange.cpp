@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/state_exchange.hpp"
+
+#include <fmt/format.h>
+
+#include <map>
+#include <utility>
+
+namespace ringattn {
+
+namespace {
+
+std::size_t bytes_of_head(const ScanSpec& spec) {
+  return static_cast<std::size_t>(spec.head_dim) * static_cast<std::size_t>(spec.state_dim) * sizeof(float);
+}
+
+}  // namespace
+
+StateExchange::StateExchange(const ScanSpec& spec, const ScanHops& hops, std::span<const HeadRange> ranges,
+                             Transport& transport, Backend& backend)
+    : hops_(hops), ranges_(ranges), transport_(transport), head_bytes_(bytes_of_head(spec)) {
+  const int self = transport.rank();
+  const std::size_t runs = hops.steps[static_cast<std::size_t>(self)].size();
+  memory_ = backend.allocate(bytes(spec, hops, self));
+  received_.resize(runs, nullptr);
+  sent_.resize(runs, nullptr);
+  std::byte* next = memory_.data();
+  for (const std::vector<StateHop>& step : hops.hops) {
+    for (const StateHop& hop : step) {
+      if (hop.to == self) received_[static_cast<std::size_t>(hop.to_run)] = next;
+      if (hop.from == self) sent_[static_cast<std::size_t>(hop.from_run)] = next;
+      if (hop.to == self || hop.from == self) next += static_cast<std::size_t>(spec.heads) * head_bytes_;
+    }
+  }
+}
+
+std::size_t StateExchange::bytes(const ScanSpec& spec, const ScanHops& hops, int rank) {
+  std::size_t states = 0;
+  for (const std::vector<StateHop>& step : hops.hops) {
+    for (const StateHop& hop : step) states += hop.to == rank || hop.from == rank ? 1 : 0;
+  }
+  return states * static_cast<std::size_t>(spec.heads) * bytes_of_head(spec);
+}
+
+void StateExchange::announce(const Deadline& deadline) {
+  std::vector<Exchange> exchanges;
+  for (std::size_t range = 0; range < ranges_.size(); ++range) {
+    for (int step = 0; step < steps(); ++step) exchanges.push_back(exchange_of(range, step));
+  }
+  announced_ = transport_.announce(exchanges, deadline);
+}
+
+float* StateExchange::received(std::int64_t run) const {
+  return reinterpret_cast<float*>(received_[static_cast<std::size_t>(run)]);
+}
+float* StateExchange::sent(std::int64_t run) const {
+  return reinterpret_cast<float*>(sent_[static_cast<std::size_t>(run)]);
+}
+
+int StateExchange::first_received() const {
+  for (int step = 0; step < steps(); ++step) {
+    for (const StateHop& hop : hops_.hops[static_cast<std::size_t>(step)]) {
+      if (hop.to == transport_.rank()) return step;
+    }
+  }
+  return steps();
+}
+
+Exchange StateExchange::exchange_of(std::size_t range, int step) const {
+  const HeadRange& heads = ranges_[range];
+  std::map<int, std::vector<SendSpan>> sends;
+  std::map<int, std::vector<ReceiveSpan>> receives;
+  for (const StateHop& hop : hops_.hops[static_cast<std::size_t>(step)]) {
+    if (hop.from == transport_.rank()) {
+      sends[hop.to].push_back({sent_[static_cast<std::size_t>(hop.from_run)] + offset_of(heads), size_of(heads)});
+    } else if (hop.to == transport_.rank()) {
+      receives[hop.from].push_back(
+          {received_[static_cast<std::size_t>(hop.to_run)] + offset_of(heads), size_of(heads)});
+    }
+  }
+  Exchange exchange;
+  exchange.label =
+      fmt::format("states of heads {} to {}, step {} of {}", heads.first, heads.end() - 1, step + 1, steps());
+  for (auto& [peer, spans] : sends) exchange.sends.push_back({peer, 0, std::move(spans)});
+  for (auto& [peer, spans] : receives) exchange.receives.push_back({peer, 0, std::move(spans)});
+  return exchange;
+}
+
+Ticket StateExchange::post(std::size_t range, int step, Stream stream) {
+  Exchange exchange = exchange_of(range, step);
+  if (announced_ != kNotAnnounced) exchange.announced = announced_ + static_cast<std::int64_t>(range) * steps() + step;
+  return transport_.post(std::move(exchange), stream);
+}
+
+}  // namespace ringattn

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// How ranks deal the tokens of a scan, and how states travel from one to the next. Pure: no ranks run here.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "attention/tokens/layout.hpp"
+
+namespace ringattn {
+
+// Whole super-segments (kernels/scan.hpp) in order, neighbours to each rank, as many tokens for each as can be. With
+// fewer super-segments than ranks some have none.
+Layout deal_scan(std::span<const std::int64_t> lengths, int world);
+
+// The caller's own runs. Throws kUsage when they are not a layout of these tokens, or cut a super-segment.
+Layout stated_scan(std::span<const std::int64_t> lengths, const std::vector<std::vector<TokenRun>>& runs);
+
+// What ranks of a scan have: stated runs where there are some, else those that are dealt. Throws kUsage, also for no
+// sequences, sequences without tokens, and runs of another number of ranks.
+Layout scan_layout(std::span<const std::int64_t> lengths, const std::optional<std::vector<std::vector<TokenRun>>>& runs,
+                   int world);
+
+// The state between two runs of a sequence, which different ranks have. Runs are numbered as in Layout::runs().
+struct StateHop {
+  int from = 0;  // ranks
+  int to = 0;
+  std::int64_t from_run = 0;  // of rank `from`
+  std::int64_t to_run = 0;    // of rank `to`
+
+  bool operator==(const StateHop&) const = default;
+};
+
+struct ScanHops {
+  // [ranks][runs]: runs of the same sequence that stand before the run, which is ScanRun::step.
+  std::vector<std::vector<int>> steps;
+  // [most steps − 1]: hop s is from runs of step s to runs of step s + 1; ascending by token.
+  std::vector<std::vector<StateHop>> hops;
+};
+
+ScanHops scan_hops(const Layout& layout);
+
+}  // namespace ringattn

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// The convolution's kernels, in order of preference.
+#include "kernels/convolution.hpp"
+#include "kernels/cpu/cpu_convolution.hpp"
+#include "kernels/cpu/cpu_fold.hpp"
+#include "kernels/registry.hpp"
+
+namespace ringattn {
+
+namespace {
+
+constexpr KernelRow<ConvolutionSpec> kTable[] = {
+    {{"cpu_convolution", "cpu", "fp32, bf16, fp16; channels that are multiples of 8, width 2 to 4",
+      [] { return std::vector<std::string>(); }, cpu::cpu_convolution_speed, [] { return std::string(); },
+      cpu::make_cpu_backend},
+     cpu::cpu_convolution_missing,
+     cpu::make_cpu_convolution},
+};
+
+}  // namespace
+
+template <>
+std::span<const KernelRow<ConvolutionSpec>> kernel_table<ConvolutionSpec>() {
+  return kTable;
+}
+
+}  // namespace ringattn

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// `cpu_convolution`: threads over pieces of the runs. Channels that are multiples of 8.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/convolution.hpp"
+
+namespace ringattn::cpu {
+
+// What `spec` requires that the kernel lacks; see KernelRow::missing.
+std::vector<std::string> cpu_convolution_missing(const ConvolutionSpec& spec);
+
+// What the threads of a backend, which make_cpu_backend() made, reach together where nobody has measured.
+double cpu_convolution_speed(const Backend& backend);
+
+// `backend` is a CpuBackend and outlives the kernel.
+std::unique_ptr<ConvolutionKernel> make_cpu_convolution(const ConvolutionSpec& spec, Backend& backend);
+
+}  // namespace ringattn::cpu

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+// The scan with a decay for each state of each channel. It goes token by token, over blocks of channels side by side.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "kernels/cpu/cpu_scan.hpp"
+#include "kernels/cpu/scan_levels.hpp"
+#include "kernels/cpu/scan_rows.hpp"
+
+namespace ringattn::cpu {
+
+namespace {
+
+constexpr int kChunk = static_cast<int>(kChunkTokens);
+constexpr int kMostStates = 256;
+constexpr int kCellsTogether = 8;  // that share B and C, widened
+
+struct Room {
+  float* b = nullptr;      // [kChunk, state_dim]
+  float* c = nullptr;      // [kChunk, state_dim]
+  float* rates = nullptr;  // [cells, state_dim, kChannelBlock]: A · log2 e
+  float* dt = nullptr;     // [kChunk, kChannelBlock], and so are these
+  float* x = nullptr;
+  float* z = nullptr;
+  float* y = nullptr;
+
+  // As cpu_scan.cpp's.
+  static std::size_t layout(int state_dim, float* base, Room& room) {
+    std::size_t floats = 0;
+    const auto take = [&](float*& array, int rows, int columns) {
+      if (base != nullptr) array = base + floats;
+      floats += static_cast<std::size_t>(rows) * static_cast<std::size_t>(columns);
+    };
+    take(room.b, kChunk, state_dim);
+    take(room.c, kChunk, state_dim);
+    take(room.rates, kCellsTogether * state_dim, kChannelBlock);
+    for (float** array : {&room.dt, &room.x, &room.z, &room.y}) take(*array, kChunk, kChannelBlock);
+    return floats;
+  }
+};
+
+class CpuSelectiveScan final : public ScanLevels {
+ public:
+  CpuSelectiveScan(const ScanSpec& scan, const CpuBackend& backend) : ScanLevels(scan, backend, shape_of(scan)) {}
+
+  int heads_together() const override { return kChannelBlock; }
+
+ private:
+  static Shape shape_of(const ScanSpec& scan) {
+    Room none;
+    Shape shape;
+    shape.cell_heads = kChannelBlock;
+    shape.cells_together = kCellsTogether;
+    shape.cell_floats = static_cast<std::size_t>(scan.state_dim) * kChannelBlock;
+    shape.cell_logs = kChannelBlock;  // sums of dt, which A turns into logarithms
+    shape.room_floats = Room::layout(scan.state_dim, nullptr, none);
+    return shape;
+  }
+
+  std::size_t cell_floats() const { return static_cast<std::size_t>(spec().state_dim) * kChannelBlock; }
+
+  void fold_piece(const ScanTask& task, const ScanPiece& piece, float* room, float* states,
+                  float* logs) const override {
+    std::fill_n(states, static_cast<std::size_t>(piece.cells) * cell_floats(), 0.0F);
+    std::fill_n(logs, piece.cells * kChannelBlock, 0.0F);
+    walk(task, piece, room, states, logs);
+  }
+
+  void finish_piece(const ScanTask& task, const ScanPiece& piece, float* room, float* states) const override {
+    walk(task, piece, room, states, nullptr);
+  }
+
+  void join(const ScanTask& task, int cell, const float* times, const float* before, const float* local,
+            float* result) const override {
+    float rates[kMostStates * kChannelBlock];
+    load_rates(task, cell, rates);
+    ops().join_channels(spec().state_dim, rates, times, before, local, result);
+  }
+
+  void load_state(const float* channels, float* state) const override {
+    for (int n = 0; n < spec().state_dim; ++n) {
+      for (int i = 0; i < kChannelBlock; ++i) state[n * kChannelBlock + i] = channels[i * spec().state_dim + n];
+    }
+  }
+  void store_state(const float* state, float* channels) const override {
+    for (int n = 0; n < spec().state_dim; ++n) {
+      for (int i = 0; i < kChannelBlock; ++i) channels[i * spec().state_dim + n] = state[n * kChannelBlock + i];
+    }
+  }
+
+  void load_rates(const ScanTask& task, int cell, float* rates) const {
+    const float* const a = task.a + std::int64_t{cell} * kChannelBlock * spec().state_dim;
+    load_state(a, rates);
+    for (int i = 0; i < spec().state_dim * kChannelBlock; ++i) rates[i] *= kLog2E;
+  }
+
+  // Token by token. With `logs` the states and sums of dt behind the piece are wanted, without them its rows of y.
+  void walk(const ScanTask& task, const ScanPiece& piece, float* memory, float* states, float* logs) const {
+    const int state_dim = spec().state_dim;
+    Room room;
+    Room::layout(state_dim, memory, room);
+    const auto rates_of = [&](int cell) { return room.rates + static_cast<std::size_t>(cell) * cell_floats(); };
+    for (int cell = 0; cell < piece.cells; ++cell) load_rates(task, piece.first_cell + cell, rates_of(cell));
+    const int group = piece.first_cell * kChannelBlock / (spec().heads / spec().groups);
+    for (int begin = 0; begin < piece.tokens; begin += kChunk) {
+      const int tokens = std::min(kChunk, piece.tokens - begin);
+      const std::int64_t row = piece.row + begin;
+      for (int t = 0; t < tokens; ++t) {
+        widen_row(rows(), task.b, row + t, group, state_dim, room.b + t * state_dim);
+        if (logs == nullptr) widen_row(rows(), task.c, row + t, group, state_dim, room.c + t * state_dim);
+      }
+      for (int cell = 0; cell < piece.cells; ++cell) {
+        const int channel = (piece.first_cell + cell) * kChannelBlock;
+        load_tokens(task, row, tokens, channel, room);
+        const ChannelTokens in{tokens, state_dim, rates_of(cell), room.dt, room.x, room.b, room.c};
+        float* const state = states + static_cast<std::size_t>(cell) * cell_floats();
+        ops().scan_channels(in, state, logs == nullptr ? room.y : nullptr);
+        if (logs == nullptr) {
+          write_rows(task, row, tokens, channel, room);
+          continue;
+        }
+        for (int t = 0; t < tokens; ++t) {
+          for (int i = 0; i < kChannelBlock; ++i) logs[cell * kChannelBlock + i] += room.dt[t * kChannelBlock + i];
+        }
+      }
+    }
+  }
+
+  void load_channels(const TensorView& view, std::int64_t row, int channel, float* target) const {
+    if (view.head_stride == 1) return widen_row(rows(), view, row, channel, kChannelBlock, target);
+    for (int i = 0; i < kChannelBlock; ++i) target[i] = element_at(view, row, channel + i);
+  }
+
+  void load_tokens(const ScanTask& task, std::int64_t row, int tokens, int channel, Room& room) const {
+    for (int t = 0; t < tokens; ++t) {
+      load_channels(task.x, row + t, channel, room.x + t * kChannelBlock);
+      float* const dt = room.dt + t * kChannelBlock;
+      load_channels(task.dt, row + t, channel, dt);
+      for (int i = 0; i < kChannelBlock; ++i) {
+        dt[i] = scan_dt(spec(), dt[i], spec().dt_bias ? task.dt_bias[channel + i] : 0.0F);
+      }
+    }
+  }
+
+  void write_rows(const ScanTask& task, std::int64_t row, int tokens, int channel, Room& room) const {
+    if (spec().gate) {
+      for (int t = 0; t < tokens; ++t) load_channels(task.z, row + t, channel, room.z + t * kChannelBlock);
+    }
+    ops().finish(tokens * kChannelBlock, spec().skip ? task.d + channel : nullptr, room.x,
+                 spec().gate ? room.z : nullptr, room.y);
+    for (int t = 0; t < tokens; ++t) {
+      for (int i = 0; i < kChannelBlock; ++i) {
+        store_element(task.y.at(row + t, channel + i), spec().dtype, room.y[t * kChannelBlock + i]);
+      }
+    }
+  }
+};
+
+}  // namespace
+
+std::vector<std::string> cpu_selective_scan_missing(const ScanSpec& spec) {
+  std::vector<std::string> missing;
+  if (!spec.state_decays) missing.push_back("one decay a head (supported: one for each state)");
+  if (spec.heads % spec.groups != 0 || spec.heads / spec.groups % kChannelBlock != 0) {
+    missing.push_back(fmt::format("{} channels in {} groups (supported: multiples of {} in each)", spec.heads,
+                                  spec.groups, kChannelBlock));
+  }
+  if (spec.state_dim < 8 || spec.state_dim > kMostStates || spec.state_dim % 8 != 0) {
+    missing.push_back(fmt::format("state_dim {} (supported: multiples of 8 up to {})", spec.state_dim, kMostStates));
+  }
+  return missing;
+}
+
+double cpu_selective_scan_speed(const Backend& backend) {
+  // A decay for each state is an exponential for each multiply-add.
+  return best_scan_ops().flops_per_second / 8 * static_cast<const CpuBackend&>(backend).threads();
+}
+
+std::unique_ptr<ScanKernel> make_cpu_selective_scan(const ScanSpec& spec, Backend& backend) {
+  return std::make_unique<CpuSelectiveScan>(spec, static_cast<const CpuBackend&>(backend));
+}
+
+}  // namespace ringattn::cpu

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/scan.hpp"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <string_view>
+
+#include "base/error.hpp"
+#include "base/size.hpp"
+
+namespace ringattn {
+
+namespace {
+
+[[noreturn]] void refuse(const std::string& what, const std::string& why) { fail(ErrorCode::kInternal, what, why); }
+
+void check_view(std::string_view name, const TensorView& view, Dtype dtype, std::int64_t rows, std::int64_t heads,
+                std::int64_t dim) {
+  if (view.dtype == dtype && view.tokens == rows && view.heads == heads && view.dim == dim) return;
+  refuse(
+      fmt::format("{} of a scan is {} [{}, {}, {}]", name, dtype_name(view.dtype), view.tokens, view.heads, view.dim),
+      fmt::format("{} [{}, {}, {}] was expected", dtype_name(dtype), rows, heads, dim));
+}
+
+void check_array(std::string_view name, const float* data, bool wanted) {
+  if ((data != nullptr) == wanted) return;
+  refuse(fmt::format("a scan has {}{}", wanted ? "no " : "", name),
+         fmt::format("the kernel was made {} it", wanted ? "with" : "without"));
+}
+
+// Of a task or an update.
+template <typename Tensors>
+void check_tensors(const ScanSpec& spec, const Tensors& tensors) {
+  const std::int64_t rows = tensors.x.tokens;
+  check_view("x", tensors.x, spec.dtype, rows, spec.heads, spec.head_dim);
+  check_view("dt", tensors.dt, spec.dtype, rows, spec.heads, 1);
+  check_view("B", tensors.b, spec.dtype, rows, spec.groups, spec.state_dim);
+  check_view("C", tensors.c, spec.dtype, rows, spec.groups, spec.state_dim);
+  if (spec.gate) check_view("z", tensors.z, spec.dtype, rows, spec.heads, spec.head_dim);
+  check_view("y", tensors.y, spec.dtype, rows, spec.heads, spec.head_dim);
+  check_array("A", tensors.a, true);
+  check_array("D", tensors.d, spec.skip);
+  check_array("dt bias", tensors.dt_bias, spec.dt_bias);
+}
+
+std::int64_t pieces(std::int64_t tokens, std::int64_t each) { return (tokens + each - 1) / each; }
+
+}  // namespace
+
+std::string describe(const ScanSpec& spec) {
+  std::string text = spec.state_decays
+                         ? fmt::format("selective scan, {}, {} channels", dtype_name(spec.dtype), spec.heads)
+                         : fmt::format("scan, {}, {} heads of {}", dtype_name(spec.dtype), spec.heads, spec.head_dim);
+  text += fmt::format(", state {}, {}", spec.state_dim, counted(static_cast<std::size_t>(spec.groups), "group"));
+  if (spec.skip) text += ", D";
+  if (spec.gate) text += ", z";
+  if (spec.dt_bias) text += ", dt bias";
+  if (spec.dt_softplus) text += ", dt softplus";
+  if (std::isfinite(spec.dt_least) || std::isfinite(spec.dt_most)) {
+    text += fmt::format(", dt from {} to {}", spec.dt_least, spec.dt_most);
+  }
+  return text;
+}
+
+void check_scan(const ScanSpec& spec) {
+  if (spec.heads < 1 || spec.head_dim < 1 || spec.state_dim < 1) {
+    fail(ErrorCode::kUsage,
+         fmt::format("a scan of {} heads of {}, with states of {}", spec.heads, spec.head_dim, spec.state_dim),
+         "each must be at least 1", "Check heads, head_dim and state_dim.");
+  }
+  if (spec.groups < 1 || spec.heads % spec.groups != 0) {
+    fail(ErrorCode::kUsage, fmt::format("a scan of {} heads in {} groups", spec.heads, spec.groups),
+         fmt::format("{} is not a multiple of {}", spec.heads, spec.groups),
+         "Each row of B and C serves the same number of heads.");
+  }
+  if (spec.state_decays && spec.head_dim != 1) {
+    fail(ErrorCode::kUsage, fmt::format("a selective scan with head_dim {}", spec.head_dim),
+         "its heads are channels of one number each", "Give channels as heads, and head_dim 1.");
+  }
+  if (!(spec.dt_least <= spec.dt_most)) {
+    fail(ErrorCode::kUsage, fmt::format("dt from {} to {}", spec.dt_least, spec.dt_most), "no number lies between them",
+         "mamba_ssm's dt_limit is 0 to infinity.");
+  }
+}
+
+float scan_dt(const ScanSpec& spec, float dt, float bias) {
+  if (spec.dt_bias) dt += bias;
+  if (spec.dt_softplus) {
+    // log(1 + exp(dt)) without overflow: behind 20 it is dt itself, to half an ulp of fp32.
+    const double wide = static_cast<double>(dt);
+    dt = wide > 20.0 ? dt : static_cast<float>(std::log1p(std::exp(wide)));
+  }
+  if (dt < spec.dt_least) return spec.dt_least;
+  return dt > spec.dt_most ? spec.dt_most : dt;  // NaN stays NaN
+}
+
+ScanLimits limits_of(std::span<const ScanRun> runs) {
+  ScanLimits limits;
+  limits.runs = static_cast<std::int64_t>(runs.size());
+  for (const ScanRun& run : runs) {
+    limits.segments += pieces(run.tokens, kSegmentTokens);
+    limits.super_segments += pieces(run.tokens, kSuperSegmentTokens);
+  }
+  return limits;
+}
+
+void check_scan_task(const ScanSpec& spec, const ScanLimits& limits, const ScanTask& task) {
+  const std::int64_t rows = task.x.tokens;
+  check_tensors(spec, task);
+  const ScanLimits needed = limits_of(task.runs);
+  if (needed.runs > limits.runs || needed.segments > limits.segments || needed.super_segments > limits.super_segments) {
+    refuse(fmt::format("a scan of {} runs and {} segments", needed.runs, needed.segments),
+           fmt::format("the kernel was reserved for {} and {}", limits.runs, limits.segments));
+  }
+  for (const ScanRun& run : task.runs) {
+    if (run.begin % kSuperSegmentTokens == 0 && run.begin >= 0 && run.tokens > 0 && run.row >= 0 &&
+        run.row + run.tokens <= rows) {
+      continue;
+    }
+    refuse(fmt::format("a scan of tokens [{}, {}) in rows from {} on", run.begin, run.begin + run.tokens, run.row),
+           fmt::format("runs begin at multiples of {} and lie in {} rows", kSuperSegmentTokens, rows));
+  }
+}
+
+void check_scan_update(const ScanSpec& spec, const ScanUpdate& update) {
+  check_tensors(spec, update);
+  check_array("states", update.states, update.x.tokens > 0);
+}
+
+}  // namespace ringattn

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+// A Convolution on 1 to 8 ranks gives the bits of the kernel on all tokens, by memcmp of y and of the last tokens.
+#include "attention/convolution.hpp"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "comm/self.hpp"
+#include "comm/threads.hpp"
+#include "kernels/scan.hpp"
+#include "tests/support/error_of.hpp"
+
+namespace ringattn::testing {
+namespace {
+
+constexpr std::int64_t kSuper = kSuperSegmentTokens;
+
+ConvolutionOptions on_cpu() {
+  ConvolutionOptions options;
+  options.kernel.backend = "cpu";
+  options.threads = 1;
+  return options;
+}
+
+struct Case {
+  ConvolutionJob job;
+  std::vector<std::byte> x;        // [rows, channels]
+  std::vector<std::byte> initial;  // [sequences, width − 1, channels]
+  std::vector<float> weight, bias;
+  std::vector<std::byte> y, finals;  // what the kernel makes of it
+
+  std::int64_t row_bytes() const {
+    return std::int64_t{job.spec.channels} * static_cast<std::int64_t>(size_of(job.spec.dtype));
+  }
+};
+
+Case make_case(int width, const std::vector<std::int64_t>& lengths) {
+  Case made;
+  made.job = {{Dtype::kBf16, 16, width, true, true}, lengths, true, true};
+  const ConvolutionSpec& spec = made.job.spec;
+  std::mt19937_64 random(static_cast<std::uint64_t>(width));
+  std::normal_distribution<float> normal;
+  const auto fill = [&](std::vector<std::byte>& array, std::int64_t bytes) {
+    array.resize(static_cast<std::size_t>(bytes));
+    for (std::size_t at = 0; at < array.size(); at += size_of(spec.dtype)) {
+      store_element(array.data() + at, spec.dtype, normal(random));
+    }
+  };
+  std::int64_t rows = 0;
+  for (const std::int64_t length : lengths) rows += length;
+  const auto sequences = static_cast<std::int64_t>(lengths.size());
+  fill(made.x, rows * made.row_bytes());
+  fill(made.initial, sequences * spec.halo_bytes());
+  for (int i = 0; i < spec.channels * width; ++i) made.weight.push_back(normal(random));
+  for (int i = 0; i < spec.channels; ++i) made.bias.push_back(normal(random));
+
+  made.y.assign(made.x.size(), std::byte{0xff});
+  made.finals.assign(made.initial.size(), std::byte{0xff});
+  std::vector<ConvolutionRun> runs;
+  std::int64_t row = 0;
+  for (std::int64_t s = 0; s < sequences; ++s) {
+    const std::int64_t at = s * spec.halo_bytes();
+    runs.push_back({row, lengths[static_cast<std::size_t>(s)], made.initial.data() + at, made.finals.data() + at});
+    row += lengths[static_cast<std::size_t>(s)];
+  }
+  const ConvolutionChoice choice = choose_kernel(spec, {"cpu", "auto"});
+  const auto backend = choice.row->make_backend({2, 0});
+  choice.row->make_kernel(spec, *backend)
+      ->convolve(
+          {dense_view(static_cast<const void*>(made.x.data()), spec.dtype, rows, 1, spec.channels), made.weight.data(),
+           made.bias.data(), runs, dense_view(static_cast<void*>(made.y.data()), spec.dtype, rows, 1, spec.channels)},
+          {}, {});
+  return made;
+}
+
+// Runs a rank's part, and returns how many of its results differ from those expected. The rows lie apart, as in a fused
+// projection.
+std::int64_t differences(Transport& world, const Case& given, const ConvolutionOptions& options) {
+  const ConvolutionSpec& spec = given.job.spec;
+  Convolution convolution(given.job, world, options);
+  const Layout& layout = convolution.layout();
+  const int rank = world.rank();
+  const std::int64_t tokens = layout.tokens(rank);
+  const auto shard = [&](const std::vector<std::byte>& packed) {
+    std::vector<std::byte> rows(static_cast<std::size_t>(tokens * given.row_bytes()));
+    layout.shard(rank, packed.data(), rows.data(), given.row_bytes());
+    return rows;
+  };
+  const std::vector<std::byte> own = shard(given.x);
+  std::vector<std::byte> apart(own.size() * 2, std::byte{0xff});
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    std::copy_n(own.begin() + t * given.row_bytes(), given.row_bytes(), apart.begin() + 2 * t * given.row_bytes());
+  }
+  TensorView x = dense_view(static_cast<const void*>(apart.data()), spec.dtype, tokens, 1, spec.channels);
+  x.token_stride *= 2;
+
+  std::vector<std::byte> initial, expected_finals;
+  const auto append = [&](std::vector<std::byte>& target, const std::vector<std::byte>& all, std::int32_t sequence) {
+    const auto begin = all.begin() + sequence * spec.halo_bytes();
+    target.insert(target.end(), begin, begin + spec.halo_bytes());
+  };
+  for (const TokenRun& run : layout.runs(rank)) {
+    if (run.begin == 0) append(initial, given.initial, run.sequence);
+    if (run.end == given.job.lengths[static_cast<std::size_t>(run.sequence)]) {
+      append(expected_finals, given.finals, run.sequence);
+    }
+  }
+  std::int64_t differ = 0;
+  for (int round = 0; round < 2; ++round) {
+    std::vector<std::byte> y(own.size(), std::byte{0xff});
+    std::vector<std::byte> finals(expected_finals.size(), std::byte{0xff});
+    const ConvolutionInputs inputs{x, given.weight.data(), given.bias.data(),
+                                   initial.empty() ? nullptr : initial.data()};
+    const ConvolutionOutputs outputs{dense_view(static_cast<void*>(y.data()), spec.dtype, tokens, 1, spec.channels),
+                                     finals.empty() ? nullptr : finals.data()};
+    if (round == 0) {
+      convolution.run(inputs, outputs);
+    } else {
+      convolution.enqueue(inputs, outputs);
+      convolution.wait();
+    }
+    differ += y != shard(given.y);
+    differ += finals != expected_finals;
+  }
+  return differ;
+}
+
+class ConvolutionWorld : public ::testing::TestWithParam<int> {
+ protected:
+  static void expect_same(const Case& given, const ConvolutionOptions& options = on_cpu()) {
+    std::atomic<std::int64_t> differ = 0;
+    if (GetParam() > 1) {
+      run_threads_world(GetParam(), {}, [&](Transport& world) { differ += differences(world, given, options); });
+    } else {
+      differ = differences(*make_self_transport(), given, options);
+    }
+    EXPECT_EQ(differ, 0) << describe(given.job.spec);
+  }
+};
+
+TEST_P(ConvolutionWorld, HasTheBitsOfOneRank) {
+  static const std::vector<Case> cases{make_case(2, {2 * kSuper + 100, 1, 3}), make_case(3, {3 * kSuper, 2}),
+                                       make_case(4, {2, kSuper + 1, 1, 2 * kSuper + 2, 3})};
+  for (const Case& given : cases) expect_same(given);
+}
+
+TEST_P(ConvolutionWorld, TakesRunsOfTheCallers) {
+  static const Case given = make_case(4, {3 * kSuper + 1, kSuper});
+  ConvolutionOptions options = on_cpu();
+  options.runs.emplace(static_cast<std::size_t>(GetParam()));
+  int next = 0;
+  for (std::size_t s = 0; s < given.job.lengths.size(); ++s) {
+    for (std::int64_t begin = 0; begin < given.job.lengths[s]; begin += kSuper) {
+      (*options.runs)[static_cast<std::size_t>(next++ % GetParam())].push_back(
+          {static_cast<std::int32_t>(s), begin, std::min(given.job.lengths[s], begin + kSuper)});
+    }
+  }
+  expect_same(given, options);
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, ConvolutionWorld, ::testing::Values(1, 2, 3, 4, 5, 7, 8),
+                         [](const auto& test) { return fmt::format("{}", test.param); });
+
+TEST(ConvolutionRefusals, NameWhatIsWrong) {
+  const auto self = make_self_transport();
+  const Case given = make_case(4, {10});
+  const auto refused = [&](const std::function<void(ConvolutionJob&)>& spoil, ErrorCode code) {
+    ConvolutionJob job = given.job;
+    spoil(job);
+    EXPECT_EQ(error_of([&] { Convolution(job, *self, on_cpu()); }).code(), code);
+  };
+  refused([](ConvolutionJob& job) { job.spec.width = 5; }, ErrorCode::kUsage);
+  refused([](ConvolutionJob& job) { job.spec.channels = 12; }, ErrorCode::kUnsupported);
+  refused([](ConvolutionJob& job) { job.lengths = {4, 0}; }, ErrorCode::kUsage);
+  std::atomic<int> both = 0;
+  run_threads_world(2, {}, [&](Transport& world) {
+    Convolution convolution(given.job, world, on_cpu());
+    const Error error = error_of([&] { convolution.run({}, {}); });
+    EXPECT_EQ(error.code(), ErrorCode::kUsage);
+    EXPECT_NE(std::string(error.what()).find("x is fp32 [0, 0, 0]"), std::string::npos) << error.what();
+    ++both;
+  });
+  EXPECT_EQ(both, 2);
+}
+
+}  // namespace
+}  // namespace ringattn::testing

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/tokens/scan_deal.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <vector>
+
+#include "base/error.hpp"
+#include "kernels/scan.hpp"
+#include "tests/support/error_of.hpp"
+
+namespace ringattn::testing {
+namespace {
+
+constexpr std::int64_t kSuper = kSuperSegmentTokens;
+
+TEST(ScanDeal, GivesNeighboursToEachRank) {
+  const Layout layout = deal_scan(std::vector<std::int64_t>{4 * kSuper}, 2);
+  EXPECT_EQ(layout.runs(0)[0], (TokenRun{0, 0, 2 * kSuper}));
+  EXPECT_EQ(layout.runs(1)[0], (TokenRun{0, 2 * kSuper, 4 * kSuper}));
+  EXPECT_EQ(deal_scan(std::vector<std::int64_t>{100}, 8).tokens(4), 100);
+}
+
+// Random batches and worlds: whole super-segments in order, no rank with more than its share and one super-segment.
+TEST(ScanDeal, IsEvenAndInOrder) {
+  std::mt19937_64 random(1);
+  for (int round = 0; round < 300; ++round) {
+    std::vector<std::int64_t> lengths(1 + random() % 9);
+    std::int64_t total = 0;
+    for (std::int64_t& length : lengths) {
+      length = 1 + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>((round % 3 == 0 ? 40 : 2) * kSuper));
+      total += length;
+    }
+    const int world = 1 + static_cast<int>(random() % (round % 10 == 0 ? 1024 : 9));
+    const Layout layout = deal_scan(lengths, world);  // which checks that each token has one owner
+    int owner = 0;
+    for (const OwnedRun& run : layout.owners()) {
+      EXPECT_GE(run.owner, owner);
+      owner = run.owner;
+    }
+    for (int rank = 0; rank < world; ++rank) {
+      EXPECT_LE(layout.tokens(rank), total / world + kSuper + 1);
+      for (const TokenRun& run : layout.runs(rank)) EXPECT_EQ(run.begin % kSuper, 0);
+    }
+  }
+}
+
+TEST(ScanDeal, RefusesRunsThatCutASuperSegment) {
+  const std::vector<std::int64_t> lengths{2 * kSuper};
+  EXPECT_EQ(stated_scan(lengths, {{{0, kSuper, 2 * kSuper}}, {{0, 0, kSuper}}}).tokens(0), kSuper);
+  EXPECT_EQ(error_of([&] {
+              stated_scan(lengths, {{{0, 0, kSuper - 1}}, {{0, kSuper - 1, 2 * kSuper}}});
+            }).code(),
+            ErrorCode::kUsage);
+}
+
+TEST(ScanHops, FollowTheSequence) {
+  // Sequence 0 goes 1, 0, 1; sequence 1 stays on 0; sequence 2 goes 0, 1.
+  const std::vector<std::int64_t> lengths{2 * kSuper + 5, 3, kSuper + 1};
+  const Layout layout =
+      stated_scan(lengths, {{{0, kSuper, 2 * kSuper}, {1, 0, 3}, {2, 0, kSuper}},
+                            {{0, 0, kSuper}, {0, 2 * kSuper, 2 * kSuper + 5}, {2, kSuper, kSuper + 1}}});
+  const ScanHops hops = scan_hops(layout);
+  EXPECT_EQ(hops.steps, (std::vector<std::vector<int>>{{1, 0, 0}, {0, 2, 1}}));
+  ASSERT_EQ(hops.hops.size(), 2U);
+  EXPECT_EQ(hops.hops[0], (std::vector<StateHop>{{1, 0, 0, 0}, {0, 1, 2, 2}}));
+  EXPECT_EQ(hops.hops[1], (std::vector<StateHop>{{0, 1, 0, 1}}));
+}
+
+TEST(ScanHops, AreNoneWhereSequencesStayAtHome) {
+  EXPECT_TRUE(scan_hops(deal_scan(std::vector<std::int64_t>{10, 10, 10, 10}, 4)).hops.empty());
+}
+
+}  // namespace
+}  // namespace ringattn::testing

@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every row of the convolution's table: right by the fp64 oracle, and with bits that no cut into runs, no number of
+// threads and no step by step moves.
+#include "kernels/convolution.hpp"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "base/error.hpp"
+#include "kernels/registry.hpp"
+#include "kernels/scan_oracle.hpp"
+#include "tests/kernels/kernel_row_test.hpp"
+#include "tests/support/device_array.hpp"
+#include "tests/support/error_of.hpp"
+
+namespace ringattn {
+inline void PrintTo(const KernelRow<ConvolutionSpec>& row, std::ostream* stream) { *stream << row.name; }
+}  // namespace ringattn
+
+namespace ringattn::testing {
+namespace {
+
+struct Inputs {
+  ConvolutionSpec spec;
+  std::vector<std::int64_t> lengths;
+  std::vector<std::byte> x;  // [rows, channels]
+  std::vector<float> weight;
+  std::vector<float> bias;
+
+  std::int64_t rows() const {
+    std::int64_t rows = 0;
+    for (const std::int64_t length : lengths) rows += length;
+    return rows;
+  }
+  std::size_t row_bytes() const { return static_cast<std::size_t>(spec.channels) * size_of(spec.dtype); }
+};
+
+Inputs random_inputs(const ConvolutionSpec& spec, const std::vector<std::int64_t>& lengths, std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::normal_distribution<float> normal;
+  Inputs inputs{spec, lengths, {}, {}, {}};
+  inputs.x.resize(static_cast<std::size_t>(inputs.rows()) * inputs.row_bytes());
+  for (std::size_t at = 0; at < inputs.x.size(); at += size_of(spec.dtype)) {
+    store_element(inputs.x.data() + at, spec.dtype, normal(random));
+  }
+  for (int i = 0; i < spec.channels * spec.width; ++i) inputs.weight.push_back(normal(random));
+  for (int i = 0; i < spec.channels; ++i) inputs.bias.push_back(normal(random));
+  return inputs;
+}
+
+std::vector<std::byte> bytes_of(const std::vector<float>& values) {
+  std::vector<std::byte> bytes(values.size() * sizeof(float));
+  std::memcpy(bytes.data(), values.data(), bytes.size());
+  return bytes;
+}
+
+struct Result {
+  std::vector<std::byte> y;
+  std::vector<std::byte> halos;  // behind each sequence
+};
+
+class Convolutions : public ::testing::TestWithParam<KernelRow<ConvolutionSpec>> {
+ protected:
+  void SetUp() override {
+    const std::string reason = row().unavailable();
+    if (!reason.empty()) GTEST_SKIP() << "needs: " << reason;
+    checks_before_ = checks_made();
+  }
+  void TearDown() override {
+    if (!IsSkipped() && !HasFailure()) expect_checks(row().name, checks_made() - checks_before_);
+  }
+  const KernelRow<ConvolutionSpec>& row() const { return GetParam(); }
+
+  // All specs that the row can do.
+  void for_every_spec(const std::function<void(const ConvolutionSpec&)>& body) const {
+    for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16, Dtype::kF16}) {
+      for (int width = 2; width <= 4; ++width) {
+        for (const bool flag : {false, true}) {
+          const ConvolutionSpec spec{dtype, 24 + 8 * width, width, flag, flag};
+          if (row().missing(spec).empty()) body(spec);
+        }
+      }
+    }
+  }
+
+  // Each sequence cut into runs of at most `each` tokens, which hand halos on.
+  Result convolved(const Inputs& inputs, std::int64_t each, int threads) const {
+    const ConvolutionSpec& spec = inputs.spec;
+    const auto backend = row().make_backend({threads, 0});
+    const auto kernel = row().make_kernel(spec, *backend);
+    DeviceArray x(*backend, inputs.x.size());
+    x.write(inputs.x);
+    DeviceArray y(*backend, inputs.x.size());
+    DeviceArray weight(*backend, inputs.weight.size() * sizeof(float));
+    weight.write(bytes_of(inputs.weight));
+    DeviceArray bias(*backend, inputs.bias.size() * sizeof(float));
+    bias.write(bytes_of(inputs.bias));
+    DeviceArray halos(*backend, inputs.lengths.size() * static_cast<std::size_t>(spec.halo_bytes()));
+    ConvolutionTask task;
+    task.x = dense_view(static_cast<const void*>(x.data()), spec.dtype, inputs.rows(), 1, spec.channels);
+    task.y = dense_view(static_cast<void*>(y.data()), spec.dtype, inputs.rows(), 1, spec.channels);
+    task.weight = weight.floats();
+    if (spec.bias) task.bias = bias.floats();
+    std::int64_t row = 0;
+    for (std::size_t s = 0; s < inputs.lengths.size(); ++s) {
+      std::byte* const halo = halos.data() + static_cast<std::int64_t>(s) * spec.halo_bytes();
+      for (std::int64_t begin = 0; begin < inputs.lengths[s]; begin += each) {
+        const std::int64_t tokens = std::min(each, inputs.lengths[s] - begin);
+        const ConvolutionRun run{row + begin, tokens, begin == 0 ? nullptr : halo, halo};
+        task.runs = {&run, 1};
+        kernel->convolve(task, backend->stream(), {});
+      }
+      row += inputs.lengths[s];
+    }
+    return {y.read(), halos.read()};
+  }
+
+  // Token by token, all sequences of one length.
+  Result updated(const Inputs& inputs) const {
+    const ConvolutionSpec& spec = inputs.spec;
+    const auto backend = row().make_backend({2, 0});
+    const auto kernel = row().make_kernel(spec, *backend);
+    DeviceArray x(*backend, inputs.x.size());
+    x.write(inputs.x);
+    DeviceArray y(*backend, inputs.x.size());
+    DeviceArray weight(*backend, inputs.weight.size() * sizeof(float));
+    weight.write(bytes_of(inputs.weight));
+    DeviceArray bias(*backend, inputs.bias.size() * sizeof(float));
+    bias.write(bytes_of(inputs.bias));
+    const auto sequences = static_cast<std::int64_t>(inputs.lengths.size());
+    const std::vector<std::byte> zeros(static_cast<std::size_t>(sequences * spec.halo_bytes()));
+    DeviceArray halos(*backend, zeros.size());
+    halos.write(zeros);
+    const std::int64_t length = inputs.lengths.front();
+    for (std::int64_t token = 0; token < length; ++token) {
+      MutableTensorView x_view = dense_view(static_cast<void*>(x.data()), spec.dtype, inputs.rows(), 1, spec.channels);
+      MutableTensorView y_view = dense_view(static_cast<void*>(y.data()), spec.dtype, inputs.rows(), 1, spec.channels);
+      for (MutableTensorView* view : {&x_view, &y_view}) {
+        view->data = view->at(token, 0);
+        view->tokens = sequences;
+        view->token_stride *= length;
+      }
+      kernel->update({x_view, weight.floats(), spec.bias ? bias.floats() : nullptr, halos.data(), y_view},
+                     backend->stream());
+    }
+    return {y.read(), halos.read()};
+  }
+
+  static void expect_same(const Result& result, const Result& expected, const ConvolutionSpec& spec) {
+    count_check();
+    EXPECT_EQ(result.y, expected.y) << describe(spec);
+    EXPECT_EQ(result.halos, expected.halos) << describe(spec);
+  }
+
+ private:
+  std::int64_t checks_before_ = 0;
+};
+
+TEST_P(Convolutions, AreAccurate) {
+  for_every_spec([&](const ConvolutionSpec& spec) {
+    const Inputs inputs = random_inputs(spec, {1, 2, 3, 4, 5, 63, 64, 65, 200}, 1);
+    const Result result = convolved(inputs, 1000, 2);
+    const TensorView x =
+        dense_view(static_cast<const void*>(inputs.x.data()), spec.dtype, inputs.rows(), 1, spec.channels);
+    std::int64_t row = 0;
+    for (const std::int64_t length : inputs.lengths) {
+      const std::vector<double> y = oracle_convolution(spec, x, inputs.weight.data(), inputs.bias.data(), row, length);
+      // Five terms of about 1, and the rounding of the result.
+      const double rounding = spec.dtype == Dtype::kF32 ? 0x1p-23 : spec.dtype == Dtype::kBf16 ? 0x1p-8 : 0x1p-11;
+      std::int64_t wrong = 0;
+      for (std::size_t i = 0; i < y.size(); ++i) {
+        const std::size_t at = static_cast<std::size_t>(row) * inputs.row_bytes() + i * size_of(spec.dtype);
+        const auto ours = static_cast<double>(load_element(result.y.data() + at, spec.dtype));
+        wrong += !(std::fabs(ours - y[i]) <= rounding * std::fabs(y[i]) + 1e-5);
+      }
+      EXPECT_EQ(wrong, 0) << describe(spec) << ", length " << length;
+      count_check();
+      row += length;
+    }
+  });
+}
+
+TEST_P(Convolutions, DontDependOnRunsAndThreads) {
+  for_every_spec([&](const ConvolutionSpec& spec) {
+    const Inputs inputs = random_inputs(spec, {150, 1, 2, 70}, 2);
+    const Result whole = convolved(inputs, 1000, 1);
+    for (const std::int64_t each : {1, 2, 3, 64, 65}) expect_same(convolved(inputs, each, 5), whole, spec);
+  });
+}
+
+TEST_P(Convolutions, GoOnTokenByToken) {
+  for_every_spec([&](const ConvolutionSpec& spec) {
+    const Inputs inputs = random_inputs(spec, {40, 40, 40}, 3);
+    expect_same(updated(inputs), convolved(inputs, 1000, 1), spec);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Kernels, Convolutions,
+                         ::testing::ValuesIn(kernel_table<ConvolutionSpec>().begin(),
+                                             kernel_table<ConvolutionSpec>().end()),
+                         [](const auto& test) { return std::string(test.param.name); });
+
+TEST(ConvolutionSpecs, AreDescribedAndChecked) {
+  const ConvolutionSpec spec{Dtype::kBf16, 8448, 4, true, true};
+  EXPECT_EQ(describe(spec), "convolution, bf16, 8448 channels, width 4, bias, silu");
+  check_convolution(spec);
+  for (const int width : {-1, 1, 5}) {
+    ConvolutionSpec wrong = spec;
+    wrong.width = width;
+    EXPECT_EQ(error_of([&] { check_convolution(wrong); }).code(), ErrorCode::kUsage);
+  }
+  EXPECT_EQ(error_of([] { check_convolution({Dtype::kF32, 0, 4, false, false}); }).code(), ErrorCode::kUsage);
+  EXPECT_EQ(error_of([] {
+              choose_kernel(ConvolutionSpec{Dtype::kF32, 12, 4, false, false}, {"cpu", "auto"});
+            }).code(),
+            ErrorCode::kUnsupported);
+}
+
+}  // namespace
+}  // namespace ringattn::testing

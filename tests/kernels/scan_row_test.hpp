@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+// A test fixture that runs once for every kernel that scans, as kernel_row_test.hpp's does for every one that folds.
+#pragma once
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "tests/kernels/kernel_row_test.hpp"
+#include "tests/support/scan_data.hpp"
+
+namespace ringattn {
+inline void PrintTo(const testing::ScanRow& row, std::ostream* stream) { *stream << row.name; }
+}  // namespace ringattn
+
+namespace ringattn::testing {
+
+inline ScanSpec scan_spec(Dtype dtype, int heads, int head_dim, int state_dim, int groups = 1) {
+  ScanSpec spec;
+  spec.dtype = dtype;
+  spec.heads = heads;
+  spec.head_dim = head_dim;
+  spec.state_dim = state_dim;
+  spec.groups = groups;
+  return spec;
+}
+
+inline ScanSpec selective_spec(Dtype dtype, int channels, int state_dim, int groups = 1) {
+  ScanSpec spec = scan_spec(dtype, channels, 1, state_dim, groups);
+  spec.state_decays = true;
+  return spec;
+}
+
+class ScanRowTest : public ::testing::TestWithParam<ScanRow> {
+ protected:
+  void SetUp() override {
+    const std::string reason = row().unavailable();
+    if (!reason.empty()) GTEST_SKIP() << "needs: " << reason;
+    checks_before_ = checks_made();
+  }
+  void TearDown() override {
+    if (!IsSkipped() && !HasFailure()) expect_checks(row().name, checks_made() - checks_before_);
+  }
+
+  const ScanRow& row() const { return GetParam(); }
+  bool can(const ScanSpec& spec) const { return row().missing(spec).empty(); }
+
+  // Those of all dims, dtypes and flags that the row can do.
+  std::vector<ScanSpec> specs() const {
+    std::vector<ScanSpec> able;
+    const auto add = [&](ScanSpec spec, int flags) {
+      spec.skip = (flags & 1) != 0;
+      spec.gate = (flags & 2) != 0;
+      spec.dt_bias = (flags & 4) != 0;
+      spec.dt_softplus = (flags & 8) != 0;
+      if (spec.dt_bias && !spec.dt_softplus) spec.dt_least = 0.0F;
+      if (can(spec)) able.push_back(spec);
+    };
+    for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16, Dtype::kF16}) {
+      add(scan_spec(dtype, 2, 64, 128), 0);
+      add(scan_spec(dtype, 6, 32, 16, 2), 15);
+      add(scan_spec(dtype, 1, 128, 256), 9);
+      add(scan_spec(dtype, 5, 40, 24), 6);  // widths that are no whole vectors
+      add(selective_spec(dtype, 16, 16), 0);
+      add(selective_spec(dtype, 48, 16, 2), 15);
+      add(selective_spec(dtype, 8, 256), 9);
+      add(selective_spec(dtype, 24, 8), 6);
+    }
+    return able;
+  }
+  // The smallest that the row can do, for long sequences.
+  ScanSpec small(Dtype dtype = Dtype::kF32) const {
+    for (const ScanSpec& spec : {scan_spec(dtype, 1, 8, 8), scan_spec(dtype, 1, 64, 16), selective_spec(dtype, 8, 8),
+                                 selective_spec(dtype, 32, 16)}) {
+      if (can(spec)) return spec;
+    }
+    ADD_FAILURE() << "no small spec for " << row().name;
+    return {};
+  }
+
+ private:
+  std::int64_t checks_before_ = 0;
+};
+
+}  // namespace ringattn::testing
+
+#define RINGATTN_FOR_EVERY_SCAN(fixture)                                                                 \
+  INSTANTIATE_TEST_SUITE_P(Kernels, fixture,                                                             \
+                           ::testing::ValuesIn(::ringattn::kernel_table<::ringattn::ScanSpec>().begin(), \
+                                               ::ringattn::kernel_table<::ringattn::ScanSpec>().end()),  \
+                           [](const auto& test) { return std::string(test.param.name); })

@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every row of the scan's table: right by the fp64 oracle and by exact results, and with bits that no arrangement
+// moves.
+#include "kernels/scan.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "base/error.hpp"
+#include "tests/kernels/scan_row_test.hpp"
+#include "tests/support/error_of.hpp"
+
+namespace ringattn::testing {
+namespace {
+
+class Scans : public ScanRowTest {
+ protected:
+  void expect_accurate(const ScanData& inputs, const ScanArrangement& arrangement = {}) {
+    EXPECT_EQ(check_scan_accuracy(inputs, scan_with(row(), inputs, arrangement), kScanTolerance), "")
+        << describe(inputs.spec);
+  }
+};
+
+ScanData with_initial(ScanData inputs, std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::normal_distribution<float> normal;
+  inputs.initial.assign(inputs.lengths.size(), std::vector<float>(inputs.state_floats()));
+  for (auto& state : inputs.initial) std::ranges::generate(state, [&] { return normal(random); });
+  return inputs;
+}
+
+// x, B and C of ones, dt 1 and A 0: y is state_dim times the number of tokens so far, exactly.
+ScanData counting(const ScanSpec& spec, const std::vector<std::int64_t>& lengths) {
+  ScanData inputs = random_scan(spec, {}, 1);
+  inputs.lengths = lengths;
+  const auto ones = [&](std::vector<std::byte>& array, std::int64_t per_row) {
+    array.resize(static_cast<std::size_t>(inputs.rows() * per_row) * size_of(spec.dtype));
+    for (std::size_t at = 0; at < array.size(); at += size_of(spec.dtype)) {
+      store_element(array.data() + at, spec.dtype, 1.0F);
+    }
+  };
+  ones(inputs.x, std::int64_t{spec.heads} * spec.head_dim);
+  ones(inputs.dt, spec.heads);
+  ones(inputs.b, std::int64_t{spec.groups} * spec.state_dim);
+  ones(inputs.c, std::int64_t{spec.groups} * spec.state_dim);
+  std::ranges::fill(inputs.a, 0.0F);
+  return inputs;
+}
+
+TEST_P(Scans, AreAccurate) {
+  for (const ScanSpec& spec : specs()) {
+    expect_accurate(random_scan(spec, {1, 63, 64, 65, 0, 200}, 11));
+    expect_accurate(with_initial(random_scan(spec, {130, 5}, 12), 13));
+  }
+}
+
+TEST_P(Scans, AreAccurateAtTheEdgesOfSegments) {
+  const ScanSpec spec = small();
+  expect_accurate(random_scan(spec, {2047, 2048, 2049, 1, 4500}, 21));
+  expect_accurate(with_initial(random_scan(small(Dtype::kBf16), {2049, 6200}, 22), 23), {.threads = 2});
+}
+
+TEST_P(Scans, AreAccurateAtTheEdgesOfSuperSegments) {
+  const ScanSpec spec = small();
+  expect_accurate(with_initial(with_slow_decays(random_scan(spec, {65'535, 65'537, 3}, 31)), 32), {.threads = 2});
+  expect_accurate(random_scan(spec, {65'537}, 33), {.threads = 2});
+}
+
+TEST_P(Scans, CountExactly) {
+  const ScanSpec spec = small();
+  const std::vector<std::int64_t> lengths{1, 64, 2049, 65'536, 200'001};
+  const ScanData inputs = counting(spec, lengths);
+  const ScanResult result = scan_with(row(), inputs, {.threads = 2});
+  const std::size_t width = static_cast<std::size_t>(spec.heads * spec.head_dim);
+  for (std::size_t s = 0; s < lengths.size(); ++s) {
+    const auto* y =
+        reinterpret_cast<const float*>(result.y.data()) + static_cast<std::size_t>(inputs.row_of(s)) * width;
+    std::int64_t wrong = 0;
+    for (std::int64_t t = 0; t < lengths[s]; ++t) {
+      for (std::size_t i = 0; i < width; ++i, ++y) wrong += *y != static_cast<float>(spec.state_dim * (t + 1));
+    }
+    EXPECT_EQ(wrong, 0) << "sequence " << s;
+    const float* const final = result.finals.data() + s * inputs.state_floats();
+    EXPECT_TRUE(std::all_of(final, final + inputs.state_floats(),
+                            [&](float value) { return value == static_cast<float>(lengths[s]); }));
+    count_check();
+  }
+}
+
+TEST_P(Scans, DontDependOnTheArrangement) {
+  std::vector<ScanSpec> all = specs();
+  for (const ScanSpec& spec : all) {
+    const ScanData inputs = with_initial(random_scan(spec, {100, 1, 300, 64}, 41), 42);
+    const ScanResult whole = scan_with(row(), inputs);
+    for (const ScanArrangement& other : {ScanArrangement{.threads = 2},
+                                         {.threads = 5, .strided = true},
+                                         {.threads = 1, .heads_at_once = 1},
+                                         {.threads = 2, .heads_at_once = 2}}) {
+      EXPECT_TRUE(scan_with(row(), inputs, other).same_bits(whole)) << describe(spec);
+    }
+  }
+}
+
+TEST_P(Scans, DontDependOnTheArrangementOfLongSequences) {
+  const ScanData inputs =
+      with_initial(with_slow_decays(random_scan(small(), {140'000, 2049, 65'536, 131'073}, 43)), 44);
+  const ScanResult whole = scan_with(row(), inputs);
+  for (const ScanArrangement& other : {ScanArrangement{.threads = 2, .cut = true},
+                                       {.threads = 5, .strided = true},
+                                       {.threads = 2, .cut = true, .heads_at_once = 1, .strided = true}}) {
+    EXPECT_TRUE(scan_with(row(), inputs, other).same_bits(whole));
+  }
+}
+
+// A sequence's results are its own, whatever lies beside it.
+TEST_P(Scans, DontDependOnOtherSequences) {
+  const ScanSpec spec = small(Dtype::kBf16);
+  const ScanData together = random_scan(spec, {300, 2100, 77}, 51);
+  const ScanResult result = scan_with(row(), together);
+  for (std::size_t s = 0; s < together.lengths.size(); ++s) {
+    const auto part = [&](const std::vector<std::byte>& array, int per_row) {
+      const std::size_t bytes = static_cast<std::size_t>(per_row) * size_of(spec.dtype);
+      const auto begin = array.begin() + together.row_of(s) * static_cast<std::int64_t>(bytes);
+      return std::vector<std::byte>(begin, begin + together.lengths[s] * static_cast<std::int64_t>(bytes));
+    };
+    ScanData alone = together;
+    alone.lengths = {together.lengths[s]};
+    alone.x = part(together.x, spec.heads * spec.head_dim);
+    alone.dt = part(together.dt, spec.heads);
+    alone.b = part(together.b, spec.groups * spec.state_dim);
+    alone.c = part(together.c, spec.groups * spec.state_dim);
+    const ScanResult own = scan_with(row(), alone);
+    EXPECT_EQ(own.y, part(result.y, spec.heads * spec.head_dim));
+    EXPECT_EQ(std::memcmp(own.finals.data(), result.finals.data() + s * together.state_floats(),
+                          together.state_floats() * sizeof(float)),
+              0);
+    count_check();
+  }
+}
+
+// Resumed behind a super-segment from its final state, a sequence has the bits of the whole one; elsewhere its values.
+TEST_P(Scans, GoOnFromAFinalState) {
+  const ScanSpec spec = small();
+  const std::int64_t length = 2 * kSuperSegmentTokens + 3000;
+  const ScanData whole = with_slow_decays(random_scan(spec, {length}, 61));
+  const ScanResult result = scan_with(row(), whole);
+  for (const std::int64_t cut : {kSuperSegmentTokens, 2 * kSuperSegmentTokens, kSuperSegmentTokens + 100}) {
+    const auto part = [&](std::int64_t begin, std::int64_t end) {
+      ScanData inputs = whole;
+      inputs.lengths = {end - begin};
+      const auto slice = [&](const std::vector<std::byte>& array, int per_row) {
+        const auto bytes = static_cast<std::int64_t>(size_of(spec.dtype)) * per_row;
+        return std::vector<std::byte>(array.begin() + begin * bytes, array.begin() + end * bytes);
+      };
+      inputs.x = slice(whole.x, spec.heads * spec.head_dim);
+      inputs.dt = slice(whole.dt, spec.heads);
+      inputs.b = slice(whole.b, spec.groups * spec.state_dim);
+      inputs.c = slice(whole.c, spec.groups * spec.state_dim);
+      return inputs;
+    };
+    ScanResult first = scan_with(row(), part(0, cut));
+    ScanData rest = part(cut, length);
+    rest.initial = {first.finals};
+    const ScanResult second = scan_with(row(), rest);
+    if (cut % kSuperSegmentTokens == 0) {
+      first.y.insert(first.y.end(), second.y.begin(), second.y.end());
+      first.finals = second.finals;
+      EXPECT_TRUE(first.same_bits(result)) << "cut at " << cut;
+    } else {
+      EXPECT_EQ(check_scan_accuracy(rest, second, kScanTolerance), "");
+    }
+  }
+}
+
+// Token by token, as in decoding: the same values, and states that a scan goes on from.
+TEST_P(Scans, GoOnTokenByToken) {
+  for (const ScanSpec& spec : specs()) {
+    const ScanData inputs = with_initial(random_scan(spec, {70, 70, 70}, 63), 64);
+    const ScanResult result = update_with(row(), inputs);
+    EXPECT_EQ(check_scan_accuracy(inputs, result, kScanTolerance), "") << describe(spec);
+    EXPECT_TRUE(update_with(row(), inputs, 5).same_bits(result)) << describe(spec);
+    ScanData behind = random_scan(spec, {130}, 65);
+    behind.initial = {
+        {result.finals.begin(), result.finals.begin() + static_cast<std::ptrdiff_t>(inputs.state_floats())}};
+    EXPECT_EQ(check_scan_accuracy(behind, scan_with(row(), behind), kScanTolerance), "") << describe(spec);
+  }
+}
+
+TEST_P(Scans, KeepTheStateWhereDtIsZero) {
+  for (ScanSpec spec : specs()) {
+    if (spec.dt_softplus || spec.dt_bias) continue;
+    ScanData inputs = with_initial(random_scan(spec, {200}, 71), 72);
+    std::ranges::fill(inputs.dt, std::byte{0});
+    const ScanResult result = scan_with(row(), inputs);
+    EXPECT_EQ(std::memcmp(result.finals.data(), inputs.initial[0].data(), result.finals.size() * sizeof(float)), 0);
+    EXPECT_EQ(check_scan_accuracy(inputs, result, kScanTolerance), "") << describe(spec);
+  }
+}
+
+// Tokens that clear the state, among others. A chunk's sum may reach 64 · 150, where fp32 has steps of 2^−10.
+TEST_P(Scans, SurviveVeryLargeDecays) {
+  for (const ScanSpec& spec : specs()) {
+    if (spec.dtype == Dtype::kF16 || spec.dt_softplus || spec.dt_bias) continue;
+    for (const float huge : {100.0F, 1e4F, 1e18F}) {
+      ScanData inputs = with_initial(random_scan(spec, {300}, 81), 82);
+      for (std::int64_t t = 0; t < 300; t += 3) {
+        // Its own input is small, so that what follows is not drowned.
+        for (int head = 0; head < spec.heads; ++head) inputs.set_dt(t, head, huge);
+        for (int head = 0; head < spec.heads; ++head) inputs.set_x(t, head, 1.0F / huge);
+      }
+      const ScanResult result = scan_with(row(), inputs);
+      EXPECT_EQ(check_scan_accuracy(inputs, result, 2e-3), "") << describe(spec) << ", dt " << huge;
+    }
+  }
+}
+
+// A positive A lets states grow as far as fp32 goes.
+TEST_P(Scans, GrowWhereAIsPositive) {
+  ScanData inputs = random_scan(small(), {200}, 91);
+  for (float& a : inputs.a) a = -a / 8.0F;
+  EXPECT_EQ(check_scan_accuracy(inputs, scan_with(row(), inputs), kScanTolerance), "");
+}
+
+TEST_P(Scans, KeepNanInItsSequence) {
+  for (const ScanSpec& spec : {small(), small(Dtype::kBf16)}) {
+    const ScanData clean = random_scan(spec, {150, 2200, 150}, 101);
+    const ScanResult expected = scan_with(row(), clean);
+    const std::int64_t place = 150 + 2100;
+    for (const bool in_dt : {false, true}) {
+      ScanData inputs = clean;
+      const float nan = std::numeric_limits<float>::quiet_NaN();
+      if (in_dt) {
+        inputs.set_dt(place, 0, nan);
+      } else {
+        inputs.set_x(place, 0, nan);
+      }
+      const ScanResult result = scan_with(row(), inputs, {.threads = 2});
+      const std::size_t row_bytes = static_cast<std::size_t>(spec.heads * spec.head_dim) * size_of(spec.dtype);
+      const auto same_rows = [&](std::int64_t begin, std::int64_t end) {
+        count_check();
+        return std::equal(result.y.begin() + begin * static_cast<std::int64_t>(row_bytes),
+                          result.y.begin() + end * static_cast<std::int64_t>(row_bytes),
+                          expected.y.begin() + begin * static_cast<std::int64_t>(row_bytes));
+      };
+      EXPECT_TRUE(same_rows(0, 150 + 2100 / kChunkTokens * kChunkTokens));  // all earlier chunks
+      EXPECT_TRUE(same_rows(150 + 2200, inputs.rows()));
+      for (std::int64_t t = place; t < 150 + 2200; ++t) {
+        const float y = load_element(result.y.data() + static_cast<std::size_t>(t) * row_bytes, spec.dtype);
+        ASSERT_TRUE(std::isnan(y)) << t;
+      }
+    }
+  }
+}
+
+// 2M tokens and one more, of which every 2,048th counts: the sums stay exact in fp32.
+TEST_P(Scans, ReachTwoMillionTokens) {
+  const ScanSpec spec = small();
+  const std::int64_t length = (std::int64_t{1} << 21) + 1;
+  ScanData inputs = counting(spec, {length});
+  std::ranges::fill(inputs.x, std::byte{0});
+  for (std::int64_t t = 0; t < length; t += 2048) inputs.set_x(t, 0, 1.0F);
+  const ScanResult result = scan_with(row(), inputs, {.threads = 2});
+  const std::size_t width = static_cast<std::size_t>(spec.heads * spec.head_dim);
+  std::int64_t wrong = 0;
+  for (std::int64_t t = 0; t < length; ++t) {
+    const float y = reinterpret_cast<const float*>(result.y.data())[static_cast<std::size_t>(t) * width];
+    wrong += y != static_cast<float>(spec.state_dim * (t / 2048 + 1));
+  }
+  EXPECT_EQ(wrong, 0);
+  count_check();
+}
+
+RINGATTN_FOR_EVERY_SCAN(Scans);
+
+TEST(ScanSpecs, AreDescribedAndChecked) {
+  ScanSpec spec = scan_spec(Dtype::kBf16, 80, 64, 128);
+  spec.skip = spec.gate = spec.dt_bias = spec.dt_softplus = true;
+  EXPECT_EQ(describe(spec), "scan, bf16, 80 heads of 64, state 128, 1 group, D, z, dt bias, dt softplus");
+  EXPECT_EQ(describe(selective_spec(Dtype::kF32, 16, 8, 2)), "selective scan, fp32, 16 channels, state 8, 2 groups");
+  check_scan(spec);
+  spec.groups = 3;
+  EXPECT_EQ(error_of([&] { check_scan(spec); }).code(), ErrorCode::kUsage);
+  spec = selective_spec(Dtype::kF32, 16, 8);
+  spec.head_dim = 2;
+  EXPECT_EQ(error_of([&] { check_scan(spec); }).code(), ErrorCode::kUsage);
+  spec = scan_spec(Dtype::kF32, 1, 8, 8);
+  spec.dt_least = 2.0F;
+  spec.dt_most = 1.0F;
+  EXPECT_EQ(error_of([&] { check_scan(spec); }).code(), ErrorCode::kUsage);
+}
+
+TEST(ScanSpecs, AreChosenByTheirDecays) {
+  EXPECT_EQ(choose_kernel(scan_spec(Dtype::kBf16, 8, 64, 128), {"cpu", "auto"}).row->name, "cpu_scan");
+  EXPECT_EQ(choose_kernel(selective_spec(Dtype::kBf16, 64, 16), {"cpu", "auto"}).row->name, "cpu_selective_scan");
+  const Error error = error_of([] { choose_kernel(scan_spec(Dtype::kBf16, 8, 60, 128), {"cpu", "auto"}); });
+  EXPECT_EQ(error.code(), ErrorCode::kUnsupported);
+  EXPECT_NE(std::string(error.what()).find("missing: head_dim 60"), std::string::npos) << error.what();
+}
+
+}  // namespace
+}  // namespace ringattn::testing

@@ -1,0 +1,374 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/support/scan_data.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <random>
+
+#include "kernels/scan_oracle.hpp"
+#include "tests/support/checks.hpp"
+#include "tests/support/device_array.hpp"
+
+namespace ringattn::testing {
+
+namespace {
+
+std::size_t size(std::int64_t count) { return static_cast<std::size_t>(count); }
+
+std::vector<std::byte> random_array(std::int64_t count, Dtype dtype, std::mt19937_64& random, float mean,
+                                    float deviation) {
+  std::normal_distribution<float> normal(mean, deviation);
+  std::vector<std::byte> bytes(size(count) * size_of(dtype));
+  for (std::int64_t i = 0; i < count; ++i) {
+    store_element(bytes.data() + size(i) * size_of(dtype), dtype, normal(random));
+  }
+  return bytes;
+}
+
+std::vector<std::byte> bytes_of(const std::vector<float>& values) {
+  std::vector<std::byte> bytes(values.size() * sizeof(float));
+  if (!values.empty()) std::memcpy(bytes.data(), values.data(), bytes.size());
+  return bytes;
+}
+
+// A tensor in the kernel's memory: its rows lie `stride` elements apart, and what is between them is NaN.
+class Placed {
+ public:
+  Placed(Backend& backend, Dtype dtype, std::int64_t rows, int heads, int dims, bool strided)
+      : dtype_(dtype),
+        rows_(rows),
+        heads_(heads),
+        dims_(dims),
+        stride_(heads * dims + (strided ? 8 : 0)),
+        array_(backend, std::max<std::size_t>(1, size(rows * stride_) * size_of(dtype))) {}
+
+  MutableTensorView view() const { return {array_.data(), dtype_, rows_, heads_, dims_, stride_, dims_}; }
+
+  // Row i of `packed` goes to row order[i].
+  void write(const std::vector<std::byte>& packed, const std::vector<std::int64_t>& order) {
+    std::vector<std::byte> bytes(size(rows_ * stride_) * size_of(dtype_), std::byte{0xff});
+    for (std::size_t i = 0; i < order.size() && !packed.empty(); ++i) {
+      std::memcpy(bytes.data() + size(order[i]) * stride_bytes(), packed.data() + i * row_bytes(), row_bytes());
+    }
+    if (!bytes.empty()) array_.write(bytes);
+  }
+  std::vector<std::byte> read(const std::vector<std::int64_t>& order) const {
+    const std::vector<std::byte> bytes = array_.read();
+    std::vector<std::byte> packed(order.size() * row_bytes());
+    for (std::size_t i = 0; i < order.size(); ++i) {
+      std::memcpy(packed.data() + i * row_bytes(), bytes.data() + size(order[i]) * stride_bytes(), row_bytes());
+    }
+    return packed;
+  }
+
+ private:
+  std::size_t row_bytes() const { return size(heads_ * dims_) * size_of(dtype_); }
+  std::size_t stride_bytes() const { return size(stride_) * size_of(dtype_); }
+
+  Dtype dtype_;
+  std::int64_t rows_;
+  std::int64_t heads_;
+  std::int64_t dims_;
+  std::int64_t stride_;
+  DeviceArray array_;
+};
+
+std::vector<std::byte> absolute(std::vector<std::byte> bytes, Dtype dtype) {
+  for (std::size_t at = 0; at < bytes.size(); at += size_of(dtype)) {
+    store_element(bytes.data() + at, dtype, std::fabs(load_element(bytes.data() + at, dtype)));
+  }
+  return bytes;
+}
+
+ScanData absolute(ScanData inputs) {
+  for (auto* array : {&inputs.x, &inputs.b, &inputs.c}) *array = absolute(std::move(*array), inputs.spec.dtype);
+  for (float& d : inputs.d) d = std::fabs(d);
+  for (auto& state : inputs.initial) {
+    for (float& s : state) s = std::fabs(s);
+  }
+  return inputs;
+}
+
+double output_rounding(Dtype dtype) {
+  return dtype == Dtype::kF32 ? 0x1p-24 : dtype == Dtype::kBf16 ? 0x1p-8 : 0x1p-10;  // fp16: with its subnormals
+}
+
+}  // namespace
+
+std::int64_t ScanData::rows() const { return std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0}); }
+
+std::int64_t ScanData::row_of(std::size_t sequence) const {
+  return std::accumulate(lengths.begin(), lengths.begin() + static_cast<std::ptrdiff_t>(sequence), std::int64_t{0});
+}
+
+std::size_t ScanData::state_floats() const { return size(std::int64_t{spec.heads} * spec.head_dim * spec.state_dim); }
+
+void ScanData::set(std::vector<std::byte>& array, int heads, int dims, std::int64_t row, int head, int dim,
+                   float value) const {
+  const std::size_t at = size((row * heads + head) * dims + dim) * size_of(spec.dtype);
+  store_element(array.data() + at, spec.dtype, value);
+}
+
+ScanTask ScanData::task() const {
+  ScanTask task;
+  const std::int64_t tokens = rows();
+  task.x = dense_view(x.data(), spec.dtype, tokens, spec.heads, spec.head_dim);
+  task.dt = dense_view(dt.data(), spec.dtype, tokens, spec.heads, 1);
+  task.b = dense_view(b.data(), spec.dtype, tokens, spec.groups, spec.state_dim);
+  task.c = dense_view(c.data(), spec.dtype, tokens, spec.groups, spec.state_dim);
+  if (spec.gate) task.z = dense_view(z.data(), spec.dtype, tokens, spec.heads, spec.head_dim);
+  task.a = a.data();
+  if (spec.skip) task.d = d.data();
+  if (spec.dt_bias) task.dt_bias = dt_bias.data();
+  return task;
+}
+
+ScanData random_scan(const ScanSpec& spec, const std::vector<std::int64_t>& lengths, std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  ScanData inputs{spec, lengths, {}, {}, {}, {}, {}, {}, {}, {}, {}};
+  const std::int64_t rows = inputs.rows();
+  inputs.x = random_array(rows * spec.heads * spec.head_dim, spec.dtype, random, 0.0F, 1.0F);
+  inputs.b = random_array(rows * spec.groups * spec.state_dim, spec.dtype, random, 0.0F, 1.0F);
+  inputs.c = random_array(rows * spec.groups * spec.state_dim, spec.dtype, random, 0.0F, 1.0F);
+  if (spec.gate) inputs.z = random_array(rows * spec.heads * spec.head_dim, spec.dtype, random, 0.0F, 1.0F);
+  // Behind softplus about 0.1, without it as large.
+  inputs.dt = random_array(rows * spec.heads, spec.dtype, random, spec.dt_softplus ? -2.0F : 0.0F,
+                           spec.dt_softplus ? 1.0F : 0.1F);
+  if (!spec.dt_softplus) {
+    for (std::size_t at = 0; at < inputs.dt.size(); at += size_of(spec.dtype)) {
+      store_element(inputs.dt.data() + at, spec.dtype, std::fabs(load_element(inputs.dt.data() + at, spec.dtype)));
+    }
+  }
+  std::uniform_real_distribution<float> rate(0.05F, 4.0F);
+  const std::int64_t rates = std::int64_t{spec.heads} * (spec.state_decays ? spec.state_dim : 1);
+  for (std::int64_t i = 0; i < rates; ++i) inputs.a.push_back(-rate(random));
+  std::normal_distribution<float> normal;
+  for (int head = 0; head < spec.heads; ++head) {
+    inputs.d.push_back(normal(random));
+    inputs.dt_bias.push_back(0.3F * normal(random));
+  }
+  return inputs;
+}
+
+ScanData with_slow_decays(ScanData inputs) {
+  for (float& a : inputs.a) a *= 1e-5F;
+  return inputs;
+}
+
+bool ScanResult::same_bits(const ScanResult& other) const {
+  count_check();
+  return y == other.y && finals.size() == other.finals.size() &&
+         (finals.empty() || std::memcmp(finals.data(), other.finals.data(), finals.size() * sizeof(float)) == 0);
+}
+
+ScanResult scan_with(const ScanRow& row, const ScanData& inputs, const ScanArrangement& arrangement) {
+  const ScanSpec& spec = inputs.spec;
+  const auto backend = row.make_backend({arrangement.threads, 0});
+  const auto kernel = row.make_kernel(spec, *backend);
+  const std::int64_t rows = inputs.rows();
+  const std::size_t sequences = inputs.lengths.size();
+
+  // Where each sequence begins, and where each packed row lies.
+  std::vector<std::int64_t> begins(sequences);
+  std::int64_t next = 0;
+  for (std::size_t i = 0; i < sequences; ++i) {
+    const std::size_t s = arrangement.strided ? sequences - 1 - i : i;
+    begins[s] = next;
+    next += inputs.lengths[s];
+  }
+  std::vector<std::int64_t> order;
+  for (std::size_t s = 0; s < sequences; ++s) {
+    for (std::int64_t t = 0; t < inputs.lengths[s]; ++t) order.push_back(begins[s] + t);
+  }
+
+  const auto place = [&](const std::vector<std::byte>& packed, int heads, int dims) {
+    Placed placed(*backend, spec.dtype, rows, heads, dims, arrangement.strided);
+    placed.write(packed, order);
+    return placed;
+  };
+  const Placed x = place(inputs.x, spec.heads, spec.head_dim);
+  const Placed dt = place(inputs.dt, spec.heads, 1);
+  const Placed b = place(inputs.b, spec.groups, spec.state_dim);
+  const Placed c = place(inputs.c, spec.groups, spec.state_dim);
+  const Placed z = place(inputs.z, spec.heads, spec.head_dim);
+  const Placed y = place({}, spec.heads, spec.head_dim);
+  const auto upload = [&](const std::vector<float>& values) {
+    DeviceArray array(*backend, std::max<std::size_t>(1, values.size() * sizeof(float)));
+    if (!values.empty()) array.write(bytes_of(values));
+    return array;
+  };
+  const DeviceArray a = upload(inputs.a);
+  const DeviceArray d = upload(inputs.d);
+  const DeviceArray bias = upload(inputs.dt_bias);
+  std::vector<float> all_initial;
+  for (const auto& state : inputs.initial) all_initial.insert(all_initial.end(), state.begin(), state.end());
+  const DeviceArray initial = upload(all_initial);
+  const std::size_t state = inputs.state_floats();
+
+  std::vector<ScanRun> runs;
+  for (std::size_t s = 0; s < sequences; ++s) {
+    const std::int64_t length = inputs.lengths[s];
+    const std::int64_t each = arrangement.cut ? kSuperSegmentTokens : std::max<std::int64_t>(1, length);
+    for (std::int64_t begin = 0; begin < length; begin += each) {
+      runs.push_back(
+          {begin, std::min(each, length - begin), begins[s] + begin, nullptr, nullptr, static_cast<int>(begin / each)});
+    }
+  }
+  const DeviceArray states(*backend, std::max<std::size_t>(1, runs.size() * state * sizeof(float)));
+  std::vector<std::size_t> last(sequences, runs.size());  // run of each sequence
+  int steps = 1;
+  std::size_t sequence = 0;
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    if (i > 0 && runs[i].begin == 0) ++sequence;
+    while (inputs.lengths[sequence] == 0) ++sequence;
+    runs[i].final = states.floats() + i * state;
+    if (runs[i].begin > 0) {
+      runs[i].initial = runs[i - 1].final;
+    } else if (!inputs.initial.empty()) {
+      runs[i].initial = initial.floats() + sequence * state;
+    }
+    last[sequence] = i;
+    steps = std::max(steps, runs[i].step + 1);
+  }
+
+  ScanTask task;
+  task.x = x.view();
+  task.dt = dt.view();
+  task.b = b.view();
+  task.c = c.view();
+  if (spec.gate) task.z = z.view();
+  task.a = a.floats();
+  if (spec.skip) task.d = d.floats();
+  if (spec.dt_bias) task.dt_bias = bias.floats();
+  task.runs = runs;
+  task.y = y.view();
+  kernel->reserve(limits_of(runs));
+  const Stream stream = backend->stream();
+  const int each = arrangement.heads_at_once > 0 ? arrangement.heads_at_once * kernel->heads_together() : spec.heads;
+  std::vector<HeadRange> ranges;
+  for (int head = 0; head < spec.heads; head += each) ranges.push_back({head, std::min(each, spec.heads - head)});
+  // Ranges are at stages of their own, as where several ranks scan.
+  for (const HeadRange& heads : ranges) kernel->fold(task, heads, stream, {});
+  for (const HeadRange& heads : ranges) {
+    for (int step = 0; step < steps; ++step) kernel->carry(task, heads, step, stream);
+    kernel->finish(task, heads, stream, {});
+  }
+  backend->synchronize(backend->mark(stream), Deadline::after(600.0), {});
+
+  ScanResult result;
+  result.y = y.read(order);
+  const std::vector<float> all = states.read_floats();
+  for (std::size_t s = 0; s < sequences; ++s) {
+    if (last[s] == runs.size()) continue;
+    const auto from = all.begin() + static_cast<std::ptrdiff_t>(last[s] * state);
+    result.finals.insert(result.finals.end(), from, from + static_cast<std::ptrdiff_t>(state));
+  }
+  return result;
+}
+
+ScanResult update_with(const ScanRow& row, const ScanData& inputs, int threads) {
+  const ScanSpec& spec = inputs.spec;
+  const auto backend = row.make_backend({threads, 0});
+  const auto kernel = row.make_kernel(spec, *backend);
+  const auto sequences = static_cast<std::int64_t>(inputs.lengths.size());
+  const std::int64_t length = inputs.lengths.front();
+  // All rows stand in the memory of the kernel; a step is every length-th of them.
+  std::vector<std::int64_t> order(size(inputs.rows()));
+  std::iota(order.begin(), order.end(), std::int64_t{0});
+  const auto place = [&](const std::vector<std::byte>& packed, int heads, int dims) {
+    Placed placed(*backend, spec.dtype, inputs.rows(), heads, dims, false);
+    placed.write(packed, order);
+    return placed;
+  };
+  const Placed x = place(inputs.x, spec.heads, spec.head_dim);
+  const Placed dt = place(inputs.dt, spec.heads, 1);
+  const Placed b = place(inputs.b, spec.groups, spec.state_dim);
+  const Placed c = place(inputs.c, spec.groups, spec.state_dim);
+  const Placed z = place(inputs.z, spec.heads, spec.head_dim);
+  const Placed y = place({}, spec.heads, spec.head_dim);
+  const auto upload = [&](const std::vector<float>& values) {
+    DeviceArray array(*backend, std::max<std::size_t>(1, values.size() * sizeof(float)));
+    if (!values.empty()) array.write(bytes_of(values));
+    return array;
+  };
+  const DeviceArray a = upload(inputs.a);
+  const DeviceArray d = upload(inputs.d);
+  const DeviceArray bias = upload(inputs.dt_bias);
+  std::vector<float> initial(size(sequences) * inputs.state_floats(), 0.0F);
+  for (std::size_t s = 0; s < inputs.initial.size(); ++s) {
+    std::ranges::copy(inputs.initial[s], initial.begin() + static_cast<std::ptrdiff_t>(s * inputs.state_floats()));
+  }
+  const DeviceArray states = upload(initial);
+  for (std::int64_t token = 0; token < length; ++token) {
+    const auto step = [&](const Placed& placed) {
+      MutableTensorView view = placed.view();
+      view.data = view.at(token, 0);
+      view.tokens = sequences;
+      view.token_stride *= length;
+      return view;
+    };
+    ScanUpdate update;
+    update.x = step(x);
+    update.dt = step(dt);
+    update.b = step(b);
+    update.c = step(c);
+    if (spec.gate) update.z = step(z);
+    update.a = a.floats();
+    if (spec.skip) update.d = d.floats();
+    if (spec.dt_bias) update.dt_bias = bias.floats();
+    update.states = states.floats();
+    update.y = step(y);
+    kernel->update(update, backend->stream());
+  }
+  backend->synchronize(backend->mark(backend->stream()), Deadline::after(600.0), {});
+  return {y.read(order), states.read_floats()};
+}
+
+std::string check_scan_accuracy(const ScanData& inputs, const ScanResult& result, double relative) {
+  const ScanSpec& spec = inputs.spec;
+  const ScanData magnitudes = absolute(inputs);
+  const ScanTask task = inputs.task();
+  const ScanTask magnitude_task = magnitudes.task();
+  const double rounding = output_rounding(spec.dtype);
+  const std::size_t width = size(std::int64_t{spec.heads} * spec.head_dim);
+  std::size_t state_at = 0;
+  for (std::size_t s = 0; s < inputs.lengths.size(); ++s) {
+    if (inputs.lengths[s] == 0) continue;
+    count_check();
+    const auto states_of = [s](const ScanData& of) {
+      return of.initial.empty() ? std::vector<double>()
+                                : std::vector<double>(of.initial[s].begin(), of.initial[s].end());
+    };
+    std::vector<double> final = states_of(inputs);
+    std::vector<double> final_magnitude = states_of(magnitudes);
+    const std::int64_t row = inputs.row_of(s);
+    const std::vector<double> y = oracle_scan(spec, task, row, inputs.lengths[s], final);
+    const std::vector<double> magnitude = oracle_scan(spec, magnitude_task, row, inputs.lengths[s], final_magnitude);
+    for (std::size_t i = 0; i < y.size(); ++i) {
+      const std::size_t at = (size(row) * width + i) * size_of(spec.dtype);
+      const auto ours = static_cast<double>(load_element(result.y.data() + at, spec.dtype));
+      if (std::isnan(ours) && std::isnan(y[i])) continue;
+      const double bound = relative * std::fabs(magnitude[i]) + rounding * std::fabs(y[i]) + 1e-30 +
+                           (spec.dtype == Dtype::kF16 ? 0x1p-24 : 0.0);
+      if (std::fabs(ours - y[i]) <= bound) continue;
+      return fmt::format("y of sequence {}, token {}, head {}, dim {} is {}, not {} ± {}", s, i / width,
+                         i % width / size(spec.head_dim), i % size(spec.head_dim), ours, y[i], bound);
+    }
+    for (std::size_t i = 0; i < final.size(); ++i) {
+      const auto ours = static_cast<double>(result.finals[state_at + i]);
+      if (std::isnan(ours) && std::isnan(final[i])) continue;
+      const double bound = relative * std::fabs(final_magnitude[i]) + 1e-30;
+      if (std::fabs(ours - final[i]) <= bound) continue;
+      return fmt::format("element {} of the final state of sequence {} is {}, not {} ± {}", i, s, ours, final[i],
+                         bound);
+    }
+    state_at += final.size();
+  }
+  return {};
+}
+
+}  // namespace ringattn::testing
