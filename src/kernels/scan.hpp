@@ -85,9 +85,6 @@ std::string describe(const ScanSpec& spec);
 // Throws kUsage when heads, dims, groups or limits contradict each other.
 void check_scan(const ScanSpec& spec);
 
-// dt as it enters the recurrence. Every kernel uses this function: with softplus in fp64, rounded once.
-float scan_dt(const ScanSpec& spec, float dt, float bias);
-
 // Tokens [begin, begin + tokens) of one sequence, which are the rows row, row + 1, … of the task's tensors. `begin` is
 // a multiple of kSuperSegmentTokens, and so is the end unless the sequence ends there.
 struct ScanRun {
