@@ -84,17 +84,6 @@ void check_scan(const ScanSpec& spec) {
   }
 }
 
-float scan_dt(const ScanSpec& spec, float dt, float bias) {
-  if (spec.dt_bias) dt += bias;
-  if (spec.dt_softplus) {
-    // log(1 + exp(dt)) without overflow: behind 20 it is dt itself, to half an ulp of fp32.
-    const double wide = static_cast<double>(dt);
-    dt = wide > 20.0 ? dt : static_cast<float>(std::log1p(std::exp(wide)));
-  }
-  if (dt < spec.dt_least) return spec.dt_least;
-  return dt > spec.dt_most ? spec.dt_most : dt;  // NaN stays NaN
-}
-
 ScanLimits limits_of(std::span<const ScanRun> runs) {
   ScanLimits limits;
   limits.runs = static_cast<std::int64_t>(runs.size());

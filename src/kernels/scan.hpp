@@ -23,17 +23,20 @@
 //      chunk, y_i = a(tokens up to i) · C_i · S + Σ_{j ≤ i} (C_i · B_j) · a(tokens j + 1 … i) · dt_j · x_j; or with
 //      state_decays token by token.
 //
-// Sums of logarithms ascend, too: over tokens, from zero in each chunk (state_decays: segment), over chunks from zero
-// in each segment, over segments from zero in each super-segment. Of one token without state_decays the logarithm is at
-// least −150, where the decay is 0: so no difference of two sums is taken of infinities, and tokens that clear the
-// state cost those behind them no precision to speak of. Decays below 2^−126 are 0.
+// The sums in decays ascend, too: over tokens, from zero in each chunk (state_decays: segment), over chunks from zero
+// in each segment, over segments from zero in each super-segment. Decays inside of a chunk are exp2 of the difference
+// of two sums. So that these stay finite, the logarithm of one token is taken to be at least −150, where the decay is
+// 0. Behind tokens that clear the state, the decays of their chunk are then as exact as sums of up to 64 · 150 are in
+// fp32. Decays below 2^−126 are 0.
+//
+// How a kernel evaluates exp2, softplus and sums over state_dim is its own affair, but always the same: bits are those
+// of one kernel on one kind of device.
 //
 // So a row of y and a final state are pure functions of the sequence's inputs up to there, of its initial state and of
 // the ScanSpec. They depend on nothing that a ScanTask says about where runs lie, how a sequence is cut into runs,
 // which other rows are computed beside it, which heads are computed at a time, or how many threads run. A sequence that
 // is cut behind whole super-segments, and goes on from the final state of its first part, has the bits of the whole
-// one. Cut elsewhere it has the same values but for rounding, as has one that goes on by one-token updates
-// (state_update.hpp).
+// one. Cut elsewhere it has the same values but for rounding, as has one that goes on token by token (update()).
 //
 // A value that isn't finite reaches the rows behind it, and may reach those before it in its own chunk; never those of
 // another sequence. States that outgrow fp32 (A positive) aren't finite either.
@@ -84,9 +87,6 @@ std::string describe(const ScanSpec& spec);
 
 // Throws kUsage when heads, dims, groups or limits contradict each other.
 void check_scan(const ScanSpec& spec);
-
-// dt as it enters the recurrence. Every kernel uses this function: with softplus in fp64, rounded once.
-float scan_dt(const ScanSpec& spec, float dt, float bias);
 
 // Tokens [begin, begin + tokens) of one sequence, which are the rows row, row + 1, … of the task's tensors. `begin` is
 // a multiple of kSuperSegmentTokens, and so is the end unless the sequence ends there.

@@ -16,7 +16,7 @@ constexpr KernelRow<ScanSpec> kTable[] = {
       one_for_all, cpu::cpu_scan_speed, [] { return std::string(); }, cpu::make_cpu_backend},
      cpu::cpu_scan_missing,
      cpu::make_cpu_scan},
-    {{"cpu_selective_scan", "cpu",
+    {{"cpu_selective", "cpu",
       "fp32, bf16, fp16; a decay for each state; channels of a group multiples of 8, state_dim multiples of 8 up to "
       "256",
       one_for_all, cpu::cpu_selective_scan_speed, [] { return std::string(); }, cpu::make_cpu_backend},

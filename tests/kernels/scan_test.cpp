@@ -296,7 +296,7 @@ TEST(ScanSpecs, AreDescribedAndChecked) {
 
 TEST(ScanSpecs, AreChosenByTheirDecays) {
   EXPECT_EQ(choose_kernel(scan_spec(Dtype::kBf16, 8, 64, 128), {"cpu", "auto"}).row->name, "cpu_scan");
-  EXPECT_EQ(choose_kernel(selective_spec(Dtype::kBf16, 64, 16), {"cpu", "auto"}).row->name, "cpu_selective_scan");
+  EXPECT_EQ(choose_kernel(selective_spec(Dtype::kBf16, 64, 16), {"cpu", "auto"}).row->name, "cpu_selective");
   const Error error = error_of([] { choose_kernel(scan_spec(Dtype::kBf16, 8, 60, 128), {"cpu", "auto"}); });
   EXPECT_EQ(error.code(), ErrorCode::kUnsupported);
   EXPECT_NE(std::string(error.what()).find("missing: head_dim 60"), std::string::npos) << error.what();

@@ -6,7 +6,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 
 #include "kernels/cpu/scan_levels.hpp"
 #include "kernels/cpu/scan_rows.hpp"
@@ -37,7 +36,8 @@ struct Room {
   float* dt = nullptr;       // [kChunk]
   float* sums = nullptr;     // [kChunk]: of logarithms
   float* decays = nullptr;   // [kChunk]
-  float* d = nullptr;        // [kChannelBlock]
+  float* d = nullptr;        // [kChannelBlock], all the same, and so is this
+  float* bias = nullptr;
 
   // Places the arrays from `base` on, or nowhere where it is null; returns their floats.
   static std::size_t layout(int state_dim, int width, float* base, Room& room) {
@@ -60,6 +60,7 @@ struct Room {
     take(room.sums, 1, kChunk);
     take(room.decays, 1, kChunk);
     take(room.d, 1, kChannelBlock);
+    take(room.bias, 1, kChannelBlock);
     return floats;
   }
 };
@@ -155,12 +156,15 @@ class CpuScan final : public ScanLevels {
   // x, dt, and the sums of the logarithms up to each token.
   void load_head(const ScanTask& task, std::int64_t row, int tokens, int head, Room& room) const {
     const float rate = task.a[head] * kLog2E;
-    const float bias = spec().dt_bias ? task.dt_bias[head] : 0.0F;
+    std::fill_n(room.dt, kChunk, 0.0F);
+    for (int j = 0; j < tokens; ++j) {
+      widen_row(rows(), task.x, row + j, head, spec().head_dim, room.x + j * width_);
+      room.dt[j] = element_at(task.dt, row + j, head);
+    }
+    if (spec().dt_bias) std::fill_n(room.bias, kChannelBlock, task.dt_bias[head]);
+    make_dt(room.dt, kChunk, spec().dt_bias ? room.bias : nullptr);
     float sum = 0.0F;
-    for (int j = 0; j < kChunk; ++j) {
-      const bool is_there = j < tokens;
-      if (is_there) widen_row(rows(), task.x, row + j, head, spec().head_dim, room.x + j * width_);
-      room.dt[j] = is_there ? scan_dt(spec(), element_at(task.dt, row + j, head), bias) : 0.0F;
+    for (int j = 0; j < kChunk; ++j) {  // nobody reads those behind the chunk's last token
       const float log = room.dt[j] * rate;
       sum += log < kLeastLog ? kLeastLog : log;
       room.sums[j] = sum;

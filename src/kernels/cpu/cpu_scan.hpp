@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CPU scans: `cpu_scan` has one decay a head (Mamba-2), `cpu_selective_scan` one for each state of each channel
+// The CPU scans: `cpu_scan` has one decay a head (Mamba-2), `cpu_selective` one for each state of each channel
 // (Mamba-1). What they can do, and how to make one.
 #pragma once
 

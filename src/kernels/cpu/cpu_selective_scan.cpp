@@ -135,12 +135,9 @@ class CpuSelectiveScan final : public ScanLevels {
   void load_tokens(const ScanTask& task, std::int64_t row, int tokens, int channel, Room& room) const {
     for (int t = 0; t < tokens; ++t) {
       load_channels(task.x, row + t, channel, room.x + t * kChannelBlock);
-      float* const dt = room.dt + t * kChannelBlock;
-      load_channels(task.dt, row + t, channel, dt);
-      for (int i = 0; i < kChannelBlock; ++i) {
-        dt[i] = scan_dt(spec(), dt[i], spec().dt_bias ? task.dt_bias[channel + i] : 0.0F);
-      }
+      load_channels(task.dt, row + t, channel, room.dt + t * kChannelBlock);
     }
+    make_dt(room.dt, tokens * kChannelBlock, spec().dt_bias ? task.dt_bias + channel : nullptr);
   }
 
   void write_rows(const ScanTask& task, std::int64_t row, int tokens, int channel, Room& room) const {
@@ -174,7 +171,7 @@ std::vector<std::string> cpu_selective_scan_missing(const ScanSpec& spec) {
 
 double cpu_selective_scan_speed(const Backend& backend) {
   // A decay for each state is an exponential for each multiply-add.
-  return best_scan_ops().flops_per_second / 8 * static_cast<const CpuBackend&>(backend).threads();
+  return best_scan_ops().flops_per_second / 20 * static_cast<const CpuBackend&>(backend).threads();
 }
 
 std::unique_ptr<ScanKernel> make_cpu_selective_scan(const ScanSpec& spec, Backend& backend) {

@@ -117,6 +117,15 @@ void ScanLevels::for_each(std::int64_t items, const Progress& progress,
   }
 }
 
+void ScanLevels::make_dt(float* dt, int count, const float* bias) const {
+  for (int i = 0; bias != nullptr && i < count; ++i) dt[i] += bias[i % kChannelBlock];
+  if (spec_.dt_softplus) ops_.softplus(dt, count);
+  for (int i = 0; i < count; ++i) {  // NaN stays NaN
+    if (dt[i] < spec_.dt_least) dt[i] = spec_.dt_least;
+    if (dt[i] > spec_.dt_most) dt[i] = spec_.dt_most;
+  }
+}
+
 void ScanLevels::fold(const ScanTask& task, const HeadRange& heads, Stream, const Progress& progress) {
   check_scan_task(spec_, limits_, task);
   const std::vector<Segment> segments = segments_of(task);
@@ -225,7 +234,10 @@ void ScanLevels::update_head(const ScanUpdate& update, std::int64_t sequence, in
   float* const d = y + dims;
   widen_row(tile_ops_, update.b, sequence, group, spec_.state_dim, b);
   widen_row(tile_ops_, update.c, sequence, group, spec_.state_dim, c);
-  const float dt = scan_dt(spec_, element_at(update.dt, sequence, head), spec_.dt_bias ? update.dt_bias[head] : 0.0F);
+  float dts[kChannelBlock] = {element_at(update.dt, sequence, head)};
+  float biases[kChannelBlock] = {spec_.dt_bias ? update.dt_bias[head] : 0.0F};
+  make_dt(dts, kChannelBlock, spec_.dt_bias ? biases : nullptr);
+  const float dt = dts[0];
   for (std::size_t n = 0; n < states; ++n) {
     const float a = spec_.state_decays ? update.a[static_cast<std::size_t>(head) * states + n] : update.a[head];
     decays[n] = dt * (a * kLog2E);

@@ -56,6 +56,9 @@ class ScanLevels : public ScanKernel {
   virtual void load_state(const float* heads, float* state) const = 0;
   virtual void store_state(const float* state, float* heads) const = 0;
 
+  // dt as it enters the recurrence: bias, softplus, limits. `bias` is [kChannelBlock], whose elements repeat, or null.
+  void make_dt(float* dt, int count, const float* bias) const;
+
   const ScanSpec& spec() const { return spec_; }
   const TileOps& rows() const { return tile_ops_; }
   const ScanOps& ops() const { return ops_; }

@@ -27,6 +27,8 @@ struct ScanOps {
 
   // values ← 2^values; `count` is a multiple of kChannelBlock. 0 below −126, NaN for NaN.
   void (*exp2)(float* values, int count);
+  // values ← log(1 + exp(values)), within 3 ulp; `count` is a multiple of kChannelBlock.
+  void (*softplus)(float* values, int count);
   // out[r, i] = Σ_k a[r, k] · m[k, i]: from zero, k ascending to depth. a: [rows, a_stride], m: [depth, width],
   // out: [rows, width].
   void (*product)(const float* a, std::ptrdiff_t a_stride, int rows, int depth, const float* m, int width, float* out);
