@@ -44,7 +44,7 @@ constexpr KernelRow<DecodeSpec> kTable[] = {
      [](const DecodeSpec& spec) { return sm80::fold_missing(spec.fold); },
      sm80::make_decode},
 #endif
-    {{"cpu_fold", "cpu", "fp32, bf16, fp16; head dims that are multiples of 8 up to 256; every mask, softcap, sinks",
+    {{"cpu_fold", "cpu", "fp32, bf16, fp16; head dims that are multiples of 8 up to 576; every mask, softcap, sinks",
       [] { return std::vector<std::string>(); }, [](const Backend&) { return 5e9; }, [] { return std::string(); },
       cpu::make_cpu_backend},
      [](const DecodeSpec& spec) { return missing_of(cpu::cpu_fold_missing(spec.fold), spec); },

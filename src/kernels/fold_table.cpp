@@ -39,7 +39,7 @@ constexpr FoldRow kTable[] = {
      sm80::plain_missing,
      sm80::make_plain},
 #endif
-    {{"cpu_fold", "cpu", "fp32, bf16, fp16; head dims that are multiples of 8 up to 256; every mask, softcap, sinks",
+    {{"cpu_fold", "cpu", "fp32, bf16, fp16; head dims that are multiples of 8 up to 576; every mask, softcap, sinks",
       one_for_all, cpu::cpu_fold_speed, [] { return std::string(); }, cpu::make_cpu_backend},
      cpu::cpu_fold_missing,
      cpu::make_cpu_fold},

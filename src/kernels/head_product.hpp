@@ -6,6 +6,7 @@
 //
 // The sum is fp32, in an order that the kernel fixes for (dtype, inner) alone, and is rounded once. So an element's
 // bits depend on its row and on its head's matrix, never on how many rows or heads are multiplied at a time, or where.
+// NaN and ∞ come out where fp32 arithmetic makes them; a NaN that leaves is always the same one.
 #pragma once
 
 #include <cstddef>
@@ -67,6 +68,9 @@ struct HeadProductTask {
   HeadMatrices weights;
   MutableTensorView out;  // [rows, heads, outer]
 };
+
+// What every kernel checks of a task. Throws kInternal where views don't fit the spec or each other.
+void check_head_product(const HeadProductSpec& spec, const HeadProductTask& task);
 
 // One kernel for one HeadProductSpec on one backend.
 class HeadProductKernel {

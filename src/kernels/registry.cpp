@@ -74,6 +74,7 @@ std::span<const KernelEntry* const> all_kernels() {
       for (const auto& row : table) rows.push_back(&row);
     };
     add(kernel_table<FoldSpec>());
+    add(kernel_table<HeadProductSpec>());
     return rows;
   }();
   return all;

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "kernels/fold.hpp"
+#include "kernels/head_product.hpp"
 
 namespace ringattn {
 
@@ -92,6 +93,11 @@ using FoldRow = KernelRow<FoldSpec>;
 using FoldChoice = KernelChoice<FoldSpec>;
 template <>
 std::span<const FoldRow> kernel_table<FoldSpec>();
+
+// The products of heads with their matrices.
+using HeadProductRow = KernelRow<HeadProductSpec>;
+template <>
+std::span<const HeadProductRow> kernel_table<HeadProductSpec>();
 
 // Throws kUsage when heads, dims, scale or soft-cap contradict each other. Names the configuration ("MHA", "GQA 4:1",
 // "MQA").

@@ -22,7 +22,7 @@ constexpr std::int64_t kPairs = 64;
 
 // Dims [0, dim) of one (token, head).
 void make_head(std::uint64_t seed, SyntheticTensor tensor, std::int64_t token, std::int64_t head, std::int64_t dim,
-               float* values) {
+               float scale, float* values) {
   std::uint32_t words[4][kPairs];
   float made[2 * kPairs];
   for (std::int64_t first = 0; 2 * first < dim; first += kPairs) {
@@ -33,8 +33,8 @@ void make_head(std::uint64_t seed, SyntheticTensor tensor, std::int64_t token, s
     }
 #pragma omp simd
     for (std::int64_t i = 0; i < kPairs; ++i) {
-      made[2 * i] = synthetic_from_words(words[0][i], words[1][i]);
-      made[2 * i + 1] = synthetic_from_words(words[2][i], words[3][i]);
+      made[2 * i] = synthetic_from_words(words[0][i], words[1][i]) * scale;
+      made[2 * i + 1] = synthetic_from_words(words[2][i], words[3][i]) * scale;
     }
     std::copy_n(made, std::min(2 * kPairs, dim - 2 * first), values + 2 * first);
   }
@@ -67,6 +67,7 @@ void fill_synthetic(std::uint64_t seed, SyntheticTensor tensor, std::span<const 
 #ifdef _OPENMP
   if (threads <= 0) threads = omp_get_max_threads();
 #endif
+  const float scale = synthetic_scale(tensor, rows.dim);
   // In pieces of about a second at most: between them the rank shows that it works.
   constexpr std::int64_t kPieceElements = std::int64_t{1} << 24;
   const std::int64_t piece =
@@ -80,7 +81,7 @@ void fill_synthetic(std::uint64_t seed, SyntheticTensor tensor, std::span<const 
 #pragma omp for schedule(static)
       for (std::int64_t row = begin; row < end; ++row) {
         for (std::int64_t head = 0; head < rows.heads; ++head) {
-          make_head(seed, tensor, token_of_row[static_cast<std::size_t>(row)], head, rows.dim, values.data());
+          make_head(seed, tensor, token_of_row[static_cast<std::size_t>(row)], head, rows.dim, scale, values.data());
           store_head(values, rows.dtype, rows.at(row, head));
         }
       }

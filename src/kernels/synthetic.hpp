@@ -7,6 +7,7 @@
 // lie within ±3.47, with mean 0 and standard deviation 1.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -16,7 +17,19 @@
 
 namespace ringattn {
 
-enum class SyntheticTensor : std::uint32_t { kQ = 0, kK = 1, kV = 2, kSinks = 3 };
+// Below 16. The weights are matrices of heads, [heads, outer, inner] (kernels/head_product.hpp): of these, the head
+// counts as the token, and the number of a row of the matrix as the head. So the matrices of some heads are those of a
+// run of tokens.
+enum class SyntheticTensor : std::uint32_t {
+  kQ = 0,
+  kK = 1,
+  kV = 2,
+  kSinks = 3,
+  kLatent = 4,
+  kKeyRope = 5,
+  kWeightKeys = 6,
+  kWeightValues = 7,
+};
 
 inline constexpr float kSyntheticScale = 0x1.bb67aep-16F;  // √3 / 2¹⁶
 
@@ -33,12 +46,19 @@ RINGATTN_HOST_DEVICE inline PhiloxWords synthetic_counter(SyntheticTensor tensor
            static_cast<std::uint32_t>(tensor) << 28 | static_cast<std::uint32_t>(pair)}};
 }
 
-// Element (token, head, dim), before it is rounded to the tensor's dtype. `token` counts on the packed axis.
+// Element (token, head, dim), before it is scaled and rounded to the tensor's dtype. `token` counts on the packed axis.
 RINGATTN_HOST_DEVICE inline float synthetic_value(std::uint64_t seed, SyntheticTensor tensor, std::int64_t token,
                                                   std::int64_t head, std::int64_t dim) {
   const PhiloxWords words = philox4x32_10(synthetic_counter(tensor, token, head, dim / 2), seed);
   return dim % 2 == 0 ? synthetic_from_words(words.word[0], words.word[1])
                       : synthetic_from_words(words.word[2], words.word[3]);
+}
+
+// What the elements of a tensor with rows of `dim` are multiplied by, in fp32, before they are rounded to its dtype.
+// Weights: 1/√dim rounded to fp32, so that their products with normal rows are about 1 again. All others: 1.
+inline float synthetic_scale(SyntheticTensor tensor, std::int64_t dim) {
+  const bool weights = tensor == SyntheticTensor::kWeightKeys || tensor == SyntheticTensor::kWeightValues;
+  return weights ? static_cast<float>(1.0 / std::sqrt(static_cast<double>(dim))) : 1.0F;
 }
 
 // Tokens [begin, end) of the packed axis, on which sequences lie one after the other.

@@ -65,7 +65,7 @@ bool contains(const std::string& text, std::string_view part) { return text.find
 
 TEST(Registry, NamesAreUnique) {
   std::set<std::string_view> names;
-  for (const FoldRow& row : kernel_table<FoldSpec>()) EXPECT_TRUE(names.insert(row.name).second) << row.name;
+  for (const KernelEntry* row : all_kernels()) EXPECT_TRUE(names.insert(row->name).second) << row->name;
   EXPECT_FALSE(names.empty());
 }
 
@@ -97,7 +97,7 @@ TEST(Registry, BackendsThatTheBuildLacks) {
 }
 
 TEST(Registry, ForcedKernelListsRequiredSupportedMissing) {
-  for (const int dim : {260, 100, 4}) {
+  for (const int dim : {584, 260, 100, 4}) {
     FoldSpec spec = usual();
     spec.head_dim = dim;
     const std::string message = message_of(spec, {"auto", "cpu_fold"}, ErrorCode::kUnsupported);
@@ -133,6 +133,7 @@ TEST(Registry, EveryOpChoosesFromItsOwnTable) {
 TEST(Registry, AllKernelsAreThoseOfTheTables) {
   std::vector<const KernelEntry*> expected;
   for (const FoldRow& row : kernel_table<FoldSpec>()) expected.push_back(&row);
+  for (const HeadProductRow& row : kernel_table<HeadProductSpec>()) expected.push_back(&row);
   EXPECT_TRUE(std::ranges::equal(all_kernels(), expected));
 }
 

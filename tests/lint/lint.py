@@ -36,7 +36,8 @@ ROOMS = {
 
 # The tables that name every implementation, and so include them all.
 TABLES = {
-    f"src/kernels/{op}_table.cpp": [room for room in ROOMS if room.startswith("kernels/")] for op in ("fold", "decode")
+    f"src/kernels/{op}_table.cpp": [room for room in ROOMS if room.startswith("kernels/")]
+    for op in ("fold", "decode", "product")
 }
 
 # A vendor's header and the files that may include it.

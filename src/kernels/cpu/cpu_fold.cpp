@@ -4,66 +4,20 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <atomic>
-#include <exception>
 #include <limits>
-#include <mutex>
 #include <string_view>
-#include <thread>
 #include <vector>
 
-#ifdef _OPENMP
-#include <omp.h>
-#endif
-
 #include "base/error.hpp"
-#include "base/threads.hpp"
 #include "kernels/cpu/cpu_backend.hpp"
 #include "kernels/cpu/fold_state.hpp"
 #include "kernels/cpu/row_group.hpp"
+#include "kernels/cpu/team.hpp"
 #include "kernels/fold_task.hpp"
 
 namespace ringattn::cpu {
 
 namespace {
-
-// Items of work that a team of threads takes one after the other, until all are done or one thread fails.
-class Team {
- public:
-  explicit Team(std::int64_t items) : items_(items) {}
-
-  const std::atomic<bool>& stopped() const { return stop_; }
-
-  // The next item, or −1.
-  std::int64_t take() {
-    if (stop_.load(std::memory_order_relaxed)) return -1;
-    const std::int64_t item = next_.fetch_add(1, std::memory_order_relaxed);
-    return item < items_ ? item : -1;
-  }
-
-  // Runs `work`, and keeps what it throws first: nothing may leave a parallel region.
-  template <typename Work>
-  void guard(Work work) {
-    try {
-      work();
-    } catch (...) {
-      const std::lock_guard lock(mutex_);
-      if (!error_) error_ = std::current_exception();
-      stop_ = true;
-    }
-  }
-
-  void rethrow() const {
-    if (error_) std::rethrow_exception(error_);
-  }
-
- private:
-  std::int64_t items_;
-  std::atomic<std::int64_t> next_{0};
-  std::atomic<bool> stop_{false};
-  std::mutex mutex_;
-  std::exception_ptr error_;
-};
 
 class CpuFold final : public FoldKernel {
  public:
@@ -84,9 +38,7 @@ class CpuFold final : public FoldKernel {
            static_cast<std::size_t>(limits.rows) * sizeof(RowGroup);
   }
   void reserve(const FoldLimits&) override {
-    // OpenMP would end the process. One of its team is the caller.
-    try_threads(threads_ - 1,
-                {"Use fewer with ", setting("threads"), ", or raise the limit on this user's processes (ulimit -u)."});
+    try_team(threads_);
     scratch_ = allocate_host(thread_bytes_ * static_cast<std::size_t>(threads_));
   }
 
@@ -97,38 +49,15 @@ class CpuFold final : public FoldKernel {
     const int heads = heads_of_group(spec_);
     const int turns = spec_.heads / heads;  // that each group is folded in
     Team team(group_count * turns);
-    std::atomic<int> working{0};
-
-    const auto work = [&](int thread, int threads) {
-      const bool is_caller = thread == 0;
-      const Checkpoint checkpoint{team.stopped(), is_caller ? &progress : nullptr};
-      team.guard([&] {
-        GroupScratch scratch;
-        GroupScratch::layout(spec_, ops_, scratch_.data() + static_cast<std::size_t>(thread) * thread_bytes_, scratch);
-        for (std::int64_t item; (item = team.take()) >= 0;) {
-          // Under a causal mask the last rows take longest: begin with them.
-          const RowGroup& group = groups[static_cast<std::size_t>(group_count - 1 - item / turns)];
-          fold_row_group(spec_, ops_, task, group, static_cast<int>(item % turns) * heads, scratch, checkpoint);
-        }
-      });
-      working.fetch_add(1, std::memory_order_release);
-      if (!is_caller || !progress) return;
-      // Transfers go on while the others fold their last tiles. At least one call, so that every fold polls.
-      team.guard([&] {
-        while (!team.stopped().load(std::memory_order_relaxed)) {
-          progress();
-          if (working.load(std::memory_order_acquire) == threads) break;
-          std::this_thread::yield();
-        }
-      });
-    };
-#ifdef _OPENMP
-#pragma omp parallel num_threads(threads_)
-    work(omp_get_thread_num(), omp_get_num_threads());
-#else
-    work(0, 1);
-#endif
-    team.rethrow();
+    team.run(threads_, progress, [&](int thread, const Checkpoint& checkpoint) {
+      GroupScratch scratch;
+      GroupScratch::layout(spec_, ops_, scratch_.data() + static_cast<std::size_t>(thread) * thread_bytes_, scratch);
+      for (std::int64_t item; (item = team.take()) >= 0;) {
+        // Under a causal mask the last rows take longest: begin with them.
+        const RowGroup& group = groups[static_cast<std::size_t>(group_count - 1 - item / turns)];
+        fold_row_group(spec_, ops_, task, group, static_cast<int>(item % turns) * heads, scratch, checkpoint);
+      }
+    });
   }
 
   void merge_state(void* state, const void* partial, std::int64_t rows, Stream) override {

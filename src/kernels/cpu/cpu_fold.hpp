@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The CPU fold kernel, `cpu_fold`: what it can do, and how to make one. Any dtype, mask and head ratio; head dims that
-// are multiples of 8 up to 256. Tiles of 128 keys, and a row folds exactly the tiles that it sees.
+// are multiples of 8 up to 576. Tiles of 128 keys, and a row folds exactly the tiles that it sees.
 #pragma once
 
 #include <memory>

@@ -4,12 +4,12 @@
 // independent; how rows are grouped moves no bit.
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
 
+#include "kernels/cpu/team.hpp"
 #include "kernels/cpu/tile_ops.hpp"
 #include "kernels/fold.hpp"
 
@@ -40,18 +40,6 @@ std::vector<RowGroup> make_row_groups(std::span<const QueryRun> queries, std::in
 inline int heads_of_group(const FoldSpec& spec) {
   return spec.lists.heads > spec.kv_heads ? 1 : spec.heads / spec.kv_heads;
 }
-
-// What a thread asks between tiles: whether to stop. On the calling thread it runs the caller's progress first, which
-// may throw.
-struct Checkpoint {
-  const std::atomic<bool>& stop;
-  const Progress* progress = nullptr;
-
-  bool should_stop() const {
-    if (progress != nullptr && *progress) (*progress)();
-    return stop.load(std::memory_order_relaxed);
-  }
-};
 
 // One thread's scratch: views into one allocation.
 struct GroupScratch {

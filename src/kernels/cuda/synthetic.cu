@@ -17,6 +17,7 @@ constexpr std::size_t kRunsOfLaunch = 128;  // travel as kernel arguments: nothi
 struct FillParams {
   std::uint64_t seed;
   SyntheticTensor tensor;
+  float scale;  // synthetic_scale()
   MutableTensorView rows;
   std::int64_t token[kRunsOfLaunch];  // the packed token of a run's first row
   std::int64_t row[kRunsOfLaunch + 1];
@@ -46,8 +47,8 @@ __global__ void __launch_bounds__(kThreads) fill_kernel(const __grid_constant__ 
       const std::uint32_t head = i / pairs_of_head;
       const std::uint32_t pair = i % pairs_of_head;
       const PhiloxWords words = philox4x32_10(synthetic_counter(p.tensor, token, head, pair), p.seed);
-      const Pair<Element> made{rounded(synthetic_from_words(words.word[0], words.word[1]), Element()),
-                               rounded(synthetic_from_words(words.word[2], words.word[3]), Element())};
+      const Pair<Element> made{rounded(synthetic_from_words(words.word[0], words.word[1]) * p.scale, Element()),
+                               rounded(synthetic_from_words(words.word[2], words.word[3]) * p.scale, Element())};
       Element* to =
           static_cast<Element*>(p.rows.data) + row * p.rows.token_stride + head * p.rows.head_stride + 2 * pair;
       if (together) {
@@ -97,6 +98,7 @@ void fill_synthetic(std::uint64_t seed, SyntheticTensor tensor, std::span<const 
   FillParams params{};
   params.seed = seed;
   params.tensor = tensor;
+  params.scale = synthetic_scale(tensor, rows.dim);
   params.rows = rows;
   std::int64_t row = 0;
   for (std::size_t first = 0; first < runs.size(); first += kRunsOfLaunch) {

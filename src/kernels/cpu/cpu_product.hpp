@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+// The products of heads with their matrices on the CPU, `cpu_product`: any dtype, dims that are multiples of 8.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/head_product.hpp"
+
+namespace ringattn::cpu {
+
+// What `spec` requires that the kernel lacks; see KernelRow::missing.
+std::vector<std::string> cpu_product_missing(const HeadProductSpec& spec);
+
+// `backend` is a CpuBackend and outlives the kernel.
+std::unique_ptr<HeadProductKernel> make_cpu_product(const HeadProductSpec& spec, Backend& backend);
+
+}  // namespace ringattn::cpu

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// A team of threads that takes items of work one after the other, while the calling thread keeps transfers going.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <mutex>
+#include <thread>
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#include "base/threads.hpp"
+#include "kernels/backend.hpp"
+
+namespace ringattn::cpu {
+
+// What a thread asks between pieces of its work: whether to stop. On the calling thread it runs the caller's progress
+// first, which may throw.
+struct Checkpoint {
+  const std::atomic<bool>& stop;
+  const Progress* progress = nullptr;
+
+  bool should_stop() const {
+    if (progress != nullptr && *progress) (*progress)();
+    return stop.load(std::memory_order_relaxed);
+  }
+};
+
+// Throws kUnsupported unless a team of so many threads can live: OpenMP would end the process. One of it is the caller.
+inline void try_team(int threads) {
+  try_threads(threads - 1,
+              {"Use fewer with ", setting("threads"), ", or raise the limit on this user's processes (ulimit -u)."});
+}
+
+// Items of work that a team of threads takes one after the other, until all are done or one thread fails.
+class Team {
+ public:
+  explicit Team(std::int64_t items) : items_(items) {}
+
+  // The next item, or −1.
+  std::int64_t take() {
+    if (stop_.load(std::memory_order_relaxed)) return -1;
+    const std::int64_t item = next_.fetch_add(1, std::memory_order_relaxed);
+    return item < items_ ? item : -1;
+  }
+
+  // Calls work(thread, checkpoint) once in each of `threads` threads, which take items until there are none. Throws
+  // what one of them has thrown first, once all have ended.
+  template <typename Work>
+  void run(int threads, const Progress& progress, Work work) {
+    std::atomic<int> ended{0};
+    const auto run_thread = [&](int thread, int started) {
+      const bool is_caller = thread == 0;
+      guard([&] { work(thread, Checkpoint{stop_, is_caller ? &progress : nullptr}); });
+      ended.fetch_add(1, std::memory_order_release);
+      if (!is_caller || !progress) return;
+      // Transfers go on while the others do their last items. At least one call, so that every run polls.
+      guard([&] {
+        while (!stop_.load(std::memory_order_relaxed)) {
+          progress();
+          if (ended.load(std::memory_order_acquire) == started) break;
+          std::this_thread::yield();
+        }
+      });
+    };
+#ifdef _OPENMP
+#pragma omp parallel num_threads(threads)
+    run_thread(omp_get_thread_num(), omp_get_num_threads());
+#else
+    static_cast<void>(threads);
+    run_thread(0, 1);
+#endif
+    if (error_) std::rethrow_exception(error_);
+  }
+
+ private:
+  // Runs `part`, and keeps what it throws first: nothing may leave a parallel region.
+  template <typename Part>
+  void guard(Part part) {
+    try {
+      part();
+    } catch (...) {
+      const std::lock_guard lock(mutex_);
+      if (!error_) error_ = std::current_exception();
+      stop_ = true;
+    }
+  }
+
+  std::int64_t items_;
+  std::atomic<std::int64_t> next_{0};
+  std::atomic<bool> stop_{false};
+  std::mutex mutex_;
+  std::exception_ptr error_;
+};
+
+}  // namespace ringattn::cpu

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/latent_rows.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+
+#include "base/e4m3.hpp"
+#include "base/error.hpp"
+
+namespace ringattn {
+
+namespace {
+
+constexpr auto kElement = static_cast<std::int64_t>(size_of(Dtype::kBf16));
+
+void check_views(const TensorView& latent, const TensorView& k_rope, std::int64_t row_stride) {
+  const std::int64_t bytes = latent_row_bytes(latent.dim, k_rope.dim);
+  if (latent.dtype == Dtype::kBf16 && k_rope.dtype == Dtype::kBf16 && latent.heads == 1 && k_rope.heads == 1 &&
+      latent.tokens == k_rope.tokens && row_stride >= bytes) {
+    return;
+  }
+  fail(ErrorCode::kInternal,
+       fmt::format("latents {} [{}, {}, {}] and rotary keys {} [{}, {}, {}] in rows of {} bytes",
+                   dtype_name(latent.dtype), latent.tokens, latent.heads, latent.dim, dtype_name(k_rope.dtype),
+                   k_rope.tokens, k_rope.heads, k_rope.dim, row_stride),
+       fmt::format("both are bf16 [tokens, 1, dim], and a row has at least {} bytes", bytes));
+}
+
+}  // namespace
+
+std::int64_t latent_row_bytes(std::int64_t latent_dim, std::int64_t rope_dim) {
+  if (latent_dim < 1 || latent_dim % kLatentScaleBlock != 0 || rope_dim < 0) {
+    fail(ErrorCode::kUsage, fmt::format("8-bit latents of {} with rotary keys of {}", latent_dim, rope_dim),
+         fmt::format("{} numbers share a scale", kLatentScaleBlock),
+         fmt::format("Give latents whose dim is a multiple of {}, or latents of 16 bits.", kLatentScaleBlock));
+  }
+  return latent_dim + latent_dim / kLatentScaleBlock * static_cast<std::int64_t>(sizeof(float)) + rope_dim * kElement;
+}
+
+void unpack_latent_rows(const std::byte* rows, std::int64_t row_stride, const MutableTensorView& latent,
+                        const MutableTensorView& k_rope) {
+  check_views(latent, k_rope, row_stride);
+  static const std::array<float, 256> values = [] {
+    std::array<float, 256> table{};
+    for (std::size_t code = 0; code < table.size(); ++code) {
+      table[code] = e4m3_to_float(static_cast<std::uint8_t>(code));
+    }
+    return table;
+  }();
+  const std::int64_t blocks = latent.dim / kLatentScaleBlock;
+  for (std::int64_t row = 0; row < latent.tokens; ++row, rows += row_stride) {
+    const std::byte* const scales = rows + latent.dim;
+    std::byte* target = latent.at(row, 0);
+    for (std::int64_t block = 0; block < blocks; ++block, target += kLatentScaleBlock * kElement) {
+      float scale = 0.0F;
+      std::memcpy(&scale, scales + block * static_cast<std::int64_t>(sizeof(float)), sizeof(float));
+      const std::byte* const codes = rows + block * kLatentScaleBlock;
+      std::uint16_t made[kLatentScaleBlock];
+      for (std::int64_t i = 0; i < kLatentScaleBlock; ++i) {
+        made[i] = float_to_bf16(values[std::to_integer<std::size_t>(codes[i])] * scale);
+      }
+      std::memcpy(target, made, sizeof(made));
+    }
+    std::memcpy(k_rope.at(row, 0), scales + blocks * static_cast<std::int64_t>(sizeof(float)),
+                static_cast<std::size_t>(k_rope.dim * kElement));
+  }
+}
+
+void pack_latent_rows(const TensorView& latent, const TensorView& k_rope, std::byte* rows, std::int64_t row_stride) {
+  check_views(latent, k_rope, row_stride);
+  const std::int64_t blocks = latent.dim / kLatentScaleBlock;
+  for (std::int64_t row = 0; row < latent.tokens; ++row, rows += row_stride) {
+    std::byte* const scales = rows + latent.dim;
+    const std::byte* source = latent.at(row, 0);
+    for (std::int64_t block = 0; block < blocks; ++block, source += kLatentScaleBlock * kElement) {
+      std::uint16_t elements[kLatentScaleBlock];
+      std::memcpy(elements, source, sizeof(elements));
+      float greatest = 0.0F;
+      for (const std::uint16_t element : elements) {
+        greatest = std::max(greatest, std::abs(bf16_to_float(element)));  // passes over NaN
+      }
+      // The least bf16 above 0 is 2⁻¹³³, and a 448th of it is still above 0.
+      const float scale = greatest > 0.0F ? greatest / kGreatestE4m3 : 1.0F;
+      std::byte* const codes = rows + block * kLatentScaleBlock;
+      for (std::int64_t i = 0; i < kLatentScaleBlock; ++i) {
+        codes[i] = std::byte{float_to_e4m3(bf16_to_float(elements[i]) / scale)};
+      }
+      std::memcpy(scales + block * static_cast<std::int64_t>(sizeof(float)), &scale, sizeof(float));
+    }
+    std::memcpy(scales + blocks * static_cast<std::int64_t>(sizeof(float)), k_rope.at(row, 0),
+                static_cast<std::size_t>(k_rope.dim * kElement));
+  }
+}
+
+}  // namespace ringattn
