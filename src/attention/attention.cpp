@@ -3,20 +3,17 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <array>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "attention/attention_work.hpp"
 #include "attention/fold_step.hpp"
 #include "attention/identities.hpp"
 #include "attention/lengths.hpp"
-#include "attention/ring/enqueued_runs.hpp"
 #include "attention/ring/first_contact.hpp"
 #include "attention/ring/handshake.hpp"
-#include "attention/ring/workspace.hpp"
+#include "attention/shard_checks.hpp"
 #include "base/error.hpp"
 #include "comm/meeting.hpp"
 
@@ -24,20 +21,7 @@ namespace ringattn {
 
 namespace {
 
-std::array<StreamRows, 2> buffers_at(std::byte* base, const WorkspaceLayout& layout) {
-  return {rows_at(base, layout.buffers[0]), rows_at(base, layout.buffers[1])};
-}
-
 bool is_dense(const Inputs& inputs) { return inputs.k.is_dense() && inputs.v.is_dense(); }
-
-void check_view(std::string_view name, const TensorView& view, const FoldSpec& spec, std::int64_t tokens, int heads,
-                int dim) {
-  if (view.dtype == spec.dtype && view.tokens == tokens && view.heads == heads && view.dim == dim) return;
-  fail(ErrorCode::kUsage,
-       fmt::format("{} is {} [{}, {}, {}]", name, dtype_name(view.dtype), view.tokens, view.heads, view.dim),
-       fmt::format("this rank's share of the job is {} [{}, {}, {}]", dtype_name(spec.dtype), tokens, heads, dim),
-       "Rows follow Attention::layout().");
-}
 
 }  // namespace
 
@@ -64,26 +48,16 @@ void check_fitting(const KernelEntry& kernel, const Backend& backend, const Tran
 
 // What depends on the lengths of the sequences. A plan is made by every rank for itself.
 struct Attention::Lengths {
-  Lengths(const Job& job, const Options& options, const FoldKernel& kernel, const Transport& transport)
-      : batch(job.batch),
-        forecast(ringattn::forecast(job, options, kernel, transport.route(), transport.size(), transport.rank())),
-        prepared(forecast.plan.blocks.size(), kNotPrepared) {}
-  Lengths(const Lengths&) = delete;  // the mover refers to the plan
-  Lengths& operator=(const Lengths&) = delete;
-
-  const Plan& plan() const { return forecast.plan; }
-  bool all_prepared() const { return std::ranges::find(prepared, kNotPrepared) == prepared.end(); }
-  double longest_fold(const MachineModel& machine) const {
-    double flops = 0.0;
-    for (const BlockPlan& block : plan().blocks) flops = std::max(flops, block.flops);
-    return flops / machine.flops_per_second;
-  }
+  Lengths(const RingJob& job, const Options& options, const Transport& transport)
+      : batch(job.work.batch),
+        forecast(ringattn::forecast(job, options, transport.route(), transport.size(), transport.rank())),
+        prepared(forecast.plan.blocks.size(), kNotPrepared),
+        runs(forecast.plan, forecast.prediction.seconds) {}
 
   Batch batch;
   Forecast forecast;
   std::vector<PreparedTask> prepared;  // [blocks]
-  std::optional<BlockMover> mover;     // with several ranks
-  std::optional<Timeline> timeline;    // of run()
+  PlannedRuns runs;
 };
 
 struct Attention::Impl {
@@ -91,96 +65,72 @@ struct Attention::Impl {
       : job(std::move(the_job)),
         options(std::move(the_options)),
         transport(the_transport),
-        meeting(transport, Patience(options.timeout_seconds)),
-        streams(kv_streams(job.spec)) {}
+        meeting(transport, Patience(options.timeout_seconds)) {}
 
   bool several() const { return transport.size() > 1; }
-  // Peers write to a device's block buffers, so they are memory that transports may map: not the caller's.
-  bool owns_block_buffers() const { return backend->memory() == MemoryKind::kDevice && several(); }
+  bool reads_pages() const { return ringattn::reads_pages(job.page_size, transport.size()); }
   const Lengths& now() const { return others != nullptr ? *others : *prepared; }
   Lengths& now() { return others != nullptr ? *others : *prepared; }
-  const Plan& plan() const { return now().plan(); }
+  const Plan& plan() const { return now().forecast.plan; }
   std::int64_t q_rows() const { return now().forecast.layout().queries.tokens(transport.rank()); }
   std::int64_t k_rows() const { return now().forecast.layout().keys.tokens(transport.rank()); }
   std::vector<std::int64_t> key_rows_of_sequences() const {
     return rows_of_sequences(now().forecast.layout().keys, transport.rank());
   }
-  double longest_fold() const { return now().longest_fold(options.machine); }
 
   WorkspaceLayout workspace(bool dense_kv) const {
     const bool staged = several() && (!dense_kv || job.page_size > 0);
-    return workspace_layout(streams, plan().keeps_state ? kernel->state_bytes(q_rows()) : 0,
-                            owns_block_buffers() ? 0 : buffer_rows, staged ? k_rows() : 0);
+    return ring->workspace(plan().keeps_state ? kernel->state_bytes(q_rows()) : 0, staged ? k_rows() : 0);
   }
 
   void choose();
-  void take_slowest_rate();
   void allocate();
-  void connect();
   void set_lengths(const Batch& batch);
   void check(const Inputs& inputs, const Outputs& outputs, std::span<std::byte> workspace) const;
   void check_capture() const;
   void enqueue(const Inputs& inputs, const Outputs& outputs, std::span<std::byte> workspace, Stream stream,
                Timeline* timeline, const BlockDone& block_done, RunMode mode);
   StreamRows dense_shard(const Inputs& inputs, StreamRows staged, Stream stream) const;
+  KeySource key_source(const StreamRows& rows, std::int64_t count) const;
 
   Job job;  // with the lengths of now()
   Options options;
   Transport& transport;
   Meeting meeting;
-  RowStreams streams;
   FoldChoice choice;
   std::unique_ptr<Backend> backend;
   std::unique_ptr<FoldKernel> kernel;
-  std::int64_t buffer_rows = 0;       // of each block buffer
-  Buffer block_buffers;               // on devices
-  std::unique_ptr<Lengths> prepared;  // those that the object was made with
+  RingJob prepared_job;               // with the lengths that the object was made with
+  std::unique_ptr<Lengths> prepared;  // of it
   std::unique_ptr<Lengths> others;    // of set_lengths(), instead
   std::vector<KeyTile> page_map;      // of a block's tiles, where they lie in pages
-  bool assumed_machine = false;       // nobody has given a machine model
-  std::optional<EnqueuedRuns> runs;
+  std::optional<RingRuns> ring;
 };
 
 void Attention::Impl::choose() {
   check_job(job);
   choice = choose_kernel(job.spec, fitting_request(options.kernel, transport));
   backend = choice.row->make_backend({options.threads, transport.device()});
-  assumed_machine = options.machine == MachineModel{};
-  if (assumed_machine) options.machine = default_machine(*choice.row, *backend);
   kernel = choice.row->make_kernel(job.spec, *backend);
   check_fitting(*choice.row, *backend, transport);
   if (options.checksum) check_checksum(*backend);
-  check_size(job, options, *kernel, transport.size());
-}
-
-// Ranks with unequal shares of their hosts make one plan.
-void Attention::Impl::take_slowest_rate() {
-  const std::vector<double> rates = meeting.gather_values(options.machine.flops_per_second);
-  if (assumed_machine) options.machine.flops_per_second = *std::ranges::min_element(rates);
+  prepared_job = ring_job(job, *kernel);
+  check_size(prepared_job, options, transport.size());
 }
 
 void Attention::Impl::allocate() {
-  prepared = std::make_unique<Lengths>(job, options, *kernel, transport);
-  const FoldLimits limits = reserved_limits(job, options, prepared->forecast.layout(), plan(), *kernel);
+  prepared = std::make_unique<Lengths>(prepared_job, options, transport);
+  const FoldLimits limits = reserved_limits(prepared_job, options, prepared->forecast.layout(), plan());
   kernel->reserve(limits);
-  if (reads_pages(job, transport.size())) page_map.reserve(static_cast<std::size_t>(limits.tiles));
+  if (reads_pages()) page_map.reserve(static_cast<std::size_t>(limits.tiles));
   if (limits.prepared > 0) {
     prepared->prepared = prepare_tasks(plan(), job.spec, *kernel, options.state_out);
   }
-  buffer_rows = plan().buffer_rows + spare_rows(job, options, *kernel, transport.size());
-  if (owns_block_buffers()) {
-    const std::size_t bytes = block_buffers_layout(streams, buffer_rows).bytes;
-    block_buffers = backend->allocate(std::max(bytes, static_cast<std::size_t>(transport.size())));
-  }
-  if (several()) prepared->mover.emplace(plan(), streams, transport, *backend, options.checksum);
-  runs.emplace(*backend, transport, meeting.patience());
-}
-
-// Tells peers where blocks will land.
-void Attention::Impl::connect() {
-  const WorkspaceLayout layout = block_buffers_layout(streams, buffer_rows);
-  prepared->mover->announce(buffers_at(block_buffers.data(), layout), meeting.patience().for_peer());
-  make_first_contact(meeting, transport, *backend, block_buffers.data());
+  ring.emplace(meeting, transport, *backend,
+               RingRuns::Settings{prepared_job.work.streams, options.overlap, options.checksum,
+                                  options.machine.flops_per_second});
+  ring->allocate(plan().buffer_rows + spare_rows(prepared_job, options, transport.size()));
+  ring->make_mover(prepared->runs);
 }
 
 void Attention::Impl::set_lengths(const Batch& batch) {
@@ -188,12 +138,11 @@ void Attention::Impl::set_lengths(const Batch& batch) {
   if (batch == prepared->batch) {
     others.reset();
   } else {
-    Job asked = job;
-    asked.batch = prepared->batch;
-    const Options within = options_within(asked, options, batch, *kernel, transport.route(), transport.size());
-    asked.batch = batch;
-    auto lengths = std::make_unique<Lengths>(asked, within, *kernel, transport);
-    if (several()) lengths->mover.emplace(lengths->plan(), streams, transport, *backend, options.checksum);
+    const Options within = options_within(prepared_job, options, batch, transport.route(), transport.size());
+    RingJob asked = prepared_job;
+    asked.work.batch = batch;
+    auto lengths = std::make_unique<Lengths>(asked, within, transport);
+    ring->make_mover(lengths->runs);
     others = std::move(lengths);
   }
   job.batch = batch;
@@ -201,12 +150,12 @@ void Attention::Impl::set_lengths(const Batch& batch) {
 
 void Attention::Impl::check(const Inputs& inputs, const Outputs& outputs, std::span<std::byte> space) const {
   const FoldSpec& spec = job.spec;
-  check_view("q", inputs.q, spec, q_rows(), spec.heads, spec.head_dim);
+  check_shard("q", inputs.q, {spec.dtype, q_rows(), spec.heads, spec.head_dim});
   if (job.page_size > 0) {
     check_paged_keys(inputs.pages, spec, job.page_size, key_rows_of_sequences());
   } else {
-    check_view("k", inputs.k, spec, k_rows(), spec.kv_heads, spec.head_dim);
-    check_view("v", inputs.v, spec, k_rows(), spec.kv_heads, spec.head_dim_v);
+    check_shard("k", inputs.k, {spec.dtype, k_rows(), spec.kv_heads, spec.head_dim});
+    check_shard("v", inputs.v, {spec.dtype, k_rows(), spec.kv_heads, spec.head_dim_v});
   }
   if ((job.page_size > 0 ? inputs.k.data : inputs.pages.k.data) != nullptr) {
     fail(ErrorCode::kUsage, job.page_size > 0 ? "k is given" : "pages are given",
@@ -214,7 +163,7 @@ void Attention::Impl::check(const Inputs& inputs, const Outputs& outputs, std::s
                            : "the job has no page size",
          "Job::page_size says whether keys lie in pages.");
   }
-  check_view("out", outputs.out, spec, q_rows(), spec.heads, spec.head_dim_v);
+  check_shard("out", outputs.out, {spec.dtype, q_rows(), spec.heads, spec.head_dim_v});
   if (spec.sinks != (inputs.sinks != nullptr)) {
     fail(ErrorCode::kUsage, spec.sinks ? "sinks are missing" : "sinks are given",
          spec.sinks ? "the job has them" : "the job has none", "FoldSpec::sinks says whether a job has sinks.");
@@ -232,57 +181,40 @@ void Attention::Impl::check(const Inputs& inputs, const Outputs& outputs, std::s
 }
 
 void Attention::Impl::check_capture() const {
-  const auto refuse = [](std::string_view why, std::string_view suggestion) {
-    fail(ErrorCode::kUnsupported, "a graph can't hold this run", why, suggestion);
-  };
-  if (several()) {
-    refuse(fmt::format("transport {} exchanges blocks with {} other ranks, which a replay would not do",
-                       transport.name(), transport.size() - 1),
-           "Enqueue it outside of the capture.");
-  }
+  ring->check_capture_alone();
   if (others != nullptr) {
-    refuse("the tables of other lengths than the prepared ones are made for one run",
-           "Prepare an Attention for these lengths, or enqueue the run outside of the capture.");
+    refuse_capture("the tables of other lengths than the prepared ones are made for one run",
+                   "Prepare an Attention for these lengths, or enqueue the run outside of the capture.");
   }
-  if (reads_pages(job, transport.size())) {
-    refuse("its block table lies in host memory, where a replay does not read it",
-           "Enqueue it outside of the capture.");
+  if (reads_pages()) {
+    refuse_capture("its block table lies in host memory, where a replay does not read it",
+                   "Enqueue it outside of the capture.");
   }
-  if (!prepared->all_prepared()) {
-    refuse(fmt::format("its {} blocks share memory for their tables", plan().blocks.size()),
-           "Use larger blocks, or enqueue it outside of the capture.");
-  }
+  RingRuns::check_capture_of(prepared->prepared);
 }
 
-// The rank's own K and V as dense rows, which transfers and assembled tiles need: the caller's memory where it is
-// dense, else a copy in the workspace.
+// The rank's own K and V as dense rows.
 StreamRows Attention::Impl::dense_shard(const Inputs& inputs, StreamRows staged, Stream stream) const {
-  if (job.page_size > 0) {
-    gather_pages(inputs.pages, key_rows_of_sequences(), *backend, staged, stream);
-    return staged;
+  if (job.page_size == 0) {
+    const TensorView views[] = {inputs.k, inputs.v};
+    return ring->dense_shard(views, std::move(staged), stream);
   }
-  const TensorView* const views[] = {&inputs.k, &inputs.v};
-  for (std::size_t s = 0; s < staged.size(); ++s) {
-    const TensorView& view = *views[s];
-    if (view.is_dense()) {
-      // Parts of the shard are only ever sent from here.
-      staged[s] = static_cast<std::byte*>(const_cast<void*>(view.data));
-      continue;
-    }
-    const auto element = static_cast<std::int64_t>(size_of(view.dtype));
-    for (std::int64_t head = 0; head < view.heads; ++head) {
-      backend->copy_rows(staged[s] + head * view.dim * element, view.heads * view.dim * element, view.at(0, head),
-                         view.token_stride * element, view.dim * element, view.tokens, stream);
-    }
-  }
+  gather_pages(inputs.pages, key_rows_of_sequences(), *backend, staged, stream);
   return staged;
+}
+
+// Dense rows of K and V.
+KeySource Attention::Impl::key_source(const StreamRows& rows, std::int64_t count) const {
+  const FoldSpec& spec = job.spec;
+  const void* const k = rows[0];
+  const void* const v = rows[1];
+  return {dense_view(k, spec.dtype, count, spec.kv_heads, spec.head_dim),
+          dense_view(v, spec.dtype, count, spec.kv_heads, spec.head_dim_v)};
 }
 
 void Attention::Impl::enqueue(const Inputs& inputs, const Outputs& outputs, std::span<std::byte> space, Stream stream,
                               Timeline* times, const BlockDone& block_done, RunMode mode) {
-  const FoldSpec& spec = job.spec;
-  const bool captured = backend->is_capturing(stream);
-  if (captured) check_capture();
+  if (backend->is_capturing(stream)) check_capture();
   const WorkspaceLayout layout = workspace(is_dense(inputs));
   FoldStep::Memory memory;
   memory.q = inputs.q;
@@ -290,36 +222,23 @@ void Attention::Impl::enqueue(const Inputs& inputs, const Outputs& outputs, std:
   memory.state = space.data() + layout.state;
   memory.output = {outputs.out, outputs.lse, inputs.sinks};
   memory.exports = outputs.state;
-  if (reads_pages(job, transport.size())) {
+  const StreamRows staged = rows_at(space.data(), layout.staged);
+  if (reads_pages()) {
     const PoolSource pool = pool_source(inputs.pages.k, inputs.pages.v);
     memory.own = pool.source;
     memory.pages = &inputs.pages;
     memory.page_rows = pool.page_rows;
     memory.map = &page_map;
   } else if (job.page_size > 0) {
-    const StreamRows rows = rows_at(space.data(), layout.staged);
-    const void* k = rows[0];
-    const void* v = rows[1];
-    memory.own = {dense_view(k, spec.dtype, k_rows(), spec.kv_heads, spec.head_dim),
-                  dense_view(v, spec.dtype, k_rows(), spec.kv_heads, spec.head_dim_v)};
+    memory.own = key_source(staged, k_rows());
   }
-  std::array<StreamRows, 2> buffers = owns_block_buffers()
-                                          ? buffers_at(block_buffers.data(), block_buffers_layout(streams, buffer_rows))
-                                          : buffers_at(space.data(), layout);
+  std::array<StreamRows, 2> buffers = ring->block_buffers(space.data(), layout);
   for (std::size_t parity = 0; parity < 2; ++parity) {
-    const void* k = buffers[parity][0];
-    const void* v = buffers[parity][1];
-    memory.buffers[parity] = {dense_view(k, spec.dtype, buffer_rows, spec.kv_heads, spec.head_dim),
-                              dense_view(v, spec.dtype, buffer_rows, spec.kv_heads, spec.head_dim_v)};
+    memory.buffers[parity] = key_source(buffers[parity], ring->buffer_rows());
   }
-  if (!captured) runs->begin(stream);
-  const bool moves = several() && mode == RunMode::kWhole;
-  if (moves) now().mover->bind(dense_shard(inputs, rows_at(space.data(), layout.staged), stream), std::move(buffers));
   FoldStep step(plan(), *kernel, now().prepared, memory);
-  const RingLoop loop{plan(), transport,       *backend,           step,          moves ? &*now().mover : nullptr,
-                      times,  options.overlap, meeting.patience(), longest_fold()};
-  enqueue_blocks(loop, stream, block_done);
-  if (!captured) runs->end(stream, now().forecast.prediction.seconds);
+  ring->enqueue({now().runs, step, std::move(buffers), [&] { return dense_shard(inputs, staged, stream); }, mode},
+                stream, times, block_done);
 }
 
 Attention::Attention(Job job, Transport& transport, Options options)
@@ -327,10 +246,10 @@ Attention::Attention(Job job, Transport& transport, Options options)
   Impl& impl = *impl_;
   if (impl.options.threads == 0) impl.options.threads = share_of_processors(impl.meeting);
   impl.meeting.together([&impl] { impl.choose(); });
-  impl.take_slowest_rate();
+  impl.options.machine = common_machine(impl.meeting, impl.options.machine, *impl.choice.row, *impl.backend);
   handshake(impl.meeting, identities(impl.job, impl.options, impl.choice, *impl.backend));
   impl.meeting.together([&impl] { impl.allocate(); });
-  if (impl.owns_block_buffers()) impl.connect();
+  impl.ring->connect(impl.prepared->runs);
 }
 
 Attention::~Attention() = default;
@@ -351,20 +270,10 @@ RunStats Attention::run(const Inputs& inputs, const Outputs& outputs, std::span<
                         const BlockDone& block_done, RunMode mode) {
   Impl& impl = *impl_;
   impl.meeting.together([&] { impl.check(inputs, outputs, workspace); });
-  wait();  // what was enqueued before: its time is none of this run's
-  std::optional<Timeline>& timeline = impl.now().timeline;
-  if (!timeline) timeline.emplace(*impl.backend, plan().blocks.size(), !impl.several());
-  impl.enqueue(inputs, outputs, workspace, stream, &*timeline, block_done, mode);
-  impl.runs->settle([&] {
-    if (!impl.backend->enqueues()) return;
-    const auto blocks = static_cast<std::int64_t>(plan().blocks.size());
-    for (std::int64_t b = 0; b < blocks; ++b) {
-      timeline->await_fold(b, impl.meeting.patience().for_work(impl.longest_fold()),
-                           [&] { impl.transport.progress(); });
-      if (block_done) block_done(b + 1, blocks);
-    }
-  });
-  return timeline->stats();
+  return impl.ring->run(
+      impl.now().runs,
+      [&](Timeline* timeline) { impl.enqueue(inputs, outputs, workspace, stream, timeline, block_done, mode); },
+      block_done);
 }
 
 void Attention::set_lengths(const Batch& batch) { impl_->set_lengths(batch); }
@@ -374,8 +283,6 @@ void Attention::enqueue(const Inputs& inputs, const Outputs& outputs, std::span<
   impl_->enqueue(inputs, outputs, workspace, stream, nullptr, {}, RunMode::kWhole);
 }
 
-void Attention::wait() {
-  if (impl_->runs->any()) impl_->runs->settle();
-}
+void Attention::wait() { impl_->ring->wait(); }
 
 }  // namespace ringattn

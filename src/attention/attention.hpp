@@ -26,6 +26,7 @@
 #include "attention/options.hpp"
 #include "attention/paged_keys.hpp"
 #include "attention/ring/engine.hpp"
+#include "attention/ring/ring_runs.hpp"
 #include "attention/tokens/job.hpp"
 #include "attention/tokens/layout.hpp"
 #include "base/memory.hpp"
@@ -53,10 +54,6 @@ struct Outputs {
   RowView lse;            // [q_rows, heads] natural logarithm, −∞ for a row without keys; no data: not wanted
   std::optional<FoldStateView> state;  // with Options::state_out
 };
-
-// Whether blocks travel. kFoldsOnly leaves the transfers out and folds what an earlier run left in the block buffers:
-// the time of the computation alone, for measurements. Its results mean nothing.
-enum class RunMode { kWhole, kFoldsOnly };
 
 class Attention {
  public:

@@ -18,9 +18,11 @@ namespace ringattn {
 
 namespace {
 
-JobLayout layout_of(const Job& job, const Options& options, const FoldKernel& kernel, int world) {
-  check_size(job, options, kernel, world);
-  JobLayout layout = make_layout(job, world, options.layout, kernel.query_tile(), kernel.key_tile());
+JobLayout layout_of(const RingJob& job, const Options& options, int world) {
+  check_size(job, options, world);
+  const RingWork& work = job.work;
+  JobLayout layout = make_layout(work.batch, work.mask, work.lists.get(), world, options.layout, job.kernel.query_tile,
+                                 job.kernel.key_tile);
   const auto state_runs = [world](Layout& dealt, const auto& stated, std::string_view side,
                                   const std::vector<std::int64_t>& lengths) {
     if (!stated) return;
@@ -30,8 +32,8 @@ JobLayout layout_of(const Job& job, const Options& options, const FoldKernel& ke
     }
     dealt = Layout(lengths, *stated);
   };
-  state_runs(layout.queries, options.query_runs, "query", job.batch.q_lengths());
-  state_runs(layout.keys, options.key_runs, "key", job.batch.k_lengths());
+  state_runs(layout.queries, options.query_runs, "query", work.batch.q_lengths());
+  state_runs(layout.keys, options.key_runs, "key", work.batch.k_lengths());
   return layout;
 }
 
@@ -39,56 +41,56 @@ JobLayout layout_of(const Job& job, const Options& options, const FoldKernel& ke
 // tables of many.
 constexpr std::int64_t kCountedTasks = 8;
 
-std::int64_t key_tiles(const Job& job, const FoldKernel& kernel) {
+std::int64_t key_tiles(const RingJob& job) {
+  const int key_tile = job.kernel.key_tile;
   std::int64_t tiles = 0;
-  for (const Sequence& sequence : job.batch.sequences) {
-    tiles += (sequence.k_len + kernel.key_tile() - 1) / kernel.key_tile();
-  }
+  for (const Sequence& sequence : job.work.batch.sequences) tiles += (sequence.k_len + key_tile - 1) / key_tile;
   return tiles;
 }
 
 // A task of everything, which no task of a plan exceeds.
-FoldLimits largest_task(const Job& job, const JobLayout& layout, const FoldKernel& kernel, int rank) {
+FoldLimits largest_task(const RingJob& job, const JobLayout& layout, int rank) {
+  const RingWork& work = job.work;
   FoldLimits limits;
   limits.rows = layout.queries.tokens(rank);
   limits.query_runs = static_cast<std::int64_t>(layout.queries.runs(rank).size());
-  limits.key_runs = key_tiles(job, kernel);
-  limits.tiles = limits.key_runs * tile_pieces(job, kernel, layout.keys.world());
+  limits.key_runs = key_tiles(job);
+  limits.tiles = limits.key_runs * tile_pieces(job, layout.keys.world());
   limits.sources = 2;
-  limits.sequences = static_cast<std::int64_t>(job.batch.sequences.size());
-  limits.prepared = reads_pages(job, layout.keys.world()) ? 0 : kCountedTasks;
-  if (job.lists == nullptr) return limits;
+  limits.sequences = static_cast<std::int64_t>(work.batch.sequences.size());
+  limits.prepared = reads_pages(job.page_size, layout.keys.world()) ? 0 : kCountedTasks;
+  if (work.lists == nullptr) return limits;
   for (const TokenRun& run : layout.queries.runs(rank)) {
     const auto sequence = static_cast<std::size_t>(run.sequence);
-    limits.list_runs += job.lists->runs(sequence, job.batch.sequences[sequence].q_offset + run.begin, run.tokens());
+    limits.list_runs += work.lists->runs(sequence, work.batch.sequences[sequence].q_offset + run.begin, run.tokens());
   }
   return limits;
 }
 
 // What a rank needs whatever the blocks are: its shards, results, scratch, the dense copy and spare rows.
-std::size_t fixed_bytes(const Job& job, const JobLayout& layout, const Options& options, const FoldKernel& kernel,
-                        int rank, bool staged) {
+std::size_t fixed_bytes(const RingJob& job, const JobLayout& layout, const Options& options, int rank, bool staged) {
   const std::int64_t k_rows = layout.keys.tokens(rank);
-  const std::int64_t rows = (staged ? k_rows : 0) + 2 * spare_rows(job, options, kernel, layout.queries.world());
-  return static_cast<std::size_t>(shard_bytes(job.spec, layout.queries.tokens(rank), k_rows) +
-                                  rows * kv_token_bytes(job.spec)) +
-         kernel.scratch_bytes(largest_task(job, layout, kernel, rank));
+  const std::int64_t key_rows = k_rows + (staged ? k_rows : 0) + 2 * spare_rows(job, options, layout.queries.world());
+  return static_cast<std::size_t>(layout.queries.tokens(rank) * job.query_bytes +
+                                  key_rows * token_bytes(job.work.streams)) +
+         job.fixed_bytes + job.scratch_bytes(largest_task(job, layout, rank));
 }
 
-PlanOptions plan_options(const Job& job, const JobLayout& layout, const Options& options, const FoldKernel& kernel,
-                         Route route, bool staged_kv) {
+PlanOptions plan_options(const RingJob& job, const JobLayout& layout, const Options& options, Route route,
+                         bool staged) {
   PlanOptions result;
   result.route = route;
   result.block_tokens = options.block_tokens;
+  result.most_block_tokens = job.most_block_tokens;
   result.memory_budget = options.memory_budget;
   result.state_out = options.state_out;
   result.checksum = options.checksum;
   result.overlap = options.overlap;
   const int world = layout.queries.world();
-  const bool staged = (staged_kv || job.page_size > 0) && world > 1;
+  const bool copied = (staged || job.page_size > 0) && world > 1;
   for (int rank = 0; rank < world; ++rank) {  // ranks must cut the same blocks, so the neediest decides
-    result.fixed_bytes = std::max(result.fixed_bytes, fixed_bytes(job, layout, options, kernel, rank, staged));
-    result.state_bytes = std::max(result.state_bytes, kernel.state_bytes(layout.queries.tokens(rank)));
+    result.fixed_bytes = std::max(result.fixed_bytes, fixed_bytes(job, layout, options, rank, copied));
+    result.state_bytes = std::max(result.state_bytes, job.state_bytes(layout.queries.tokens(rank)));
   }
   return result;
 }
@@ -99,12 +101,12 @@ constexpr std::int64_t kMostSequencesOfAllRanks = std::int64_t{1} << 24;
 constexpr std::int64_t kFewPieces = std::int64_t{1} << 16;  // whose tables take a few megabytes
 
 // What the tables of a plan have an entry for: tiles, or stripes where these are shorter. It stops beyond kMostPieces.
-std::int64_t pieces(const Job& job, std::int64_t shortest) {
+std::int64_t pieces(const Batch& batch, std::int64_t shortest) {
   const auto of = [&](const Sequence& sequence) {
     return (std::max<std::int64_t>({sequence.k_len, sequence.q_len, 1}) - 1) / shortest + 1;
   };
   std::int64_t sum = 0;
-  for (const Sequence& sequence : job.batch.sequences) {
+  for (const Sequence& sequence : batch.sequences) {
     sum += of(sequence);
     if (sum > kMostPieces) break;
   }
@@ -112,11 +114,10 @@ std::int64_t pieces(const Job& job, std::int64_t shortest) {
 }
 
 // Before tables of many entries are made: a budget that can't even hold an equal share of the tensors.
-void check_budget(const Job& job, const Options& options, int world) {
-  const double bytes =
-      static_cast<double>(job.batch.q_tokens()) *
-          static_cast<double>(q_token_bytes(job.spec) + out_token_bytes(job.spec) + lse_token_bytes(job.spec)) +
-      static_cast<double>(job.batch.k_tokens()) * static_cast<double>(kv_token_bytes(job.spec));
+void check_budget(const RingJob& job, const Options& options, int world) {
+  const Batch& batch = job.work.batch;
+  const double bytes = static_cast<double>(batch.q_tokens()) * static_cast<double>(job.query_bytes) +
+                       static_cast<double>(batch.k_tokens()) * static_cast<double>(token_bytes(job.work.streams));
   if (options.memory_budget == 0 || bytes / world <= static_cast<double>(options.memory_budget)) return;
   fail(ErrorCode::kMemory,
        fmt::format("a memory budget of {} a rank is too small", counted(options.memory_budget, "byte")),
@@ -126,10 +127,21 @@ void check_budget(const Job& job, const Options& options, int world) {
 
 }  // namespace
 
-void check_size(const Job& job, const Options& options, const FoldKernel& kernel, int world) {
-  const int key_tile = kernel.key_tile();
+RingJob ring_job(const Job& job, const FoldKernel& kernel) {
+  RingJob ring;
+  ring.work = attention_work(job);
+  ring.kernel = {kernel.key_tile(), kernel.query_tile()};
+  ring.query_bytes = query_bytes(job.spec);
+  ring.page_size = job.page_size;
+  ring.state_bytes = [&kernel](std::int64_t rows) { return kernel.state_bytes(rows); };
+  ring.scratch_bytes = [&kernel](const FoldLimits& limits) { return kernel.scratch_bytes(limits); };
+  return ring;
+}
+
+void check_size(const RingJob& job, const Options& options, int world) {
+  const int key_tile = job.kernel.key_tile;
   const bool shorter = options.layout.stripe > 0 && options.layout.stripe < key_tile;
-  const std::int64_t count = pieces(job, shorter ? options.layout.stripe : key_tile);
+  const std::int64_t count = pieces(job.work.batch, shorter ? options.layout.stripe : key_tile);
   if (count > kMostPieces || count > kMostOfAllRanks / std::max(world, 1)) {
     fail(ErrorCode::kMemory, fmt::format("the job is too large for {} {}", world, world == 1 ? "rank" : "ranks"),
          fmt::format("a plan holds at most {} {} of {} keys, and {} in the tables of all its ranks", kMostPieces,
@@ -137,7 +149,7 @@ void check_size(const Job& job, const Options& options, const FoldKernel& kernel
          shorter ? "Use longer stripes, fewer tokens or sequences, or fewer ranks."
                  : "Use fewer tokens or sequences, or fewer ranks.");
   }
-  const auto sequences = static_cast<std::int64_t>(job.batch.sequences.size());
+  const auto sequences = static_cast<std::int64_t>(job.work.batch.sequences.size());
   if (sequences > kMostSequencesOfAllRanks / std::max(world, 1)) {
     fail(ErrorCode::kMemory, fmt::format("the job has too many sequences for {} ranks", world),
          fmt::format("it has {}, and the tables of all ranks hold at most {}", sequences, kMostSequencesOfAllRanks),
@@ -146,62 +158,70 @@ void check_size(const Job& job, const Options& options, const FoldKernel& kernel
   if (count > kFewPieces) check_budget(job, options, world);
 }
 
-Forecasts::Forecasts(const Job& job, const Options& options, const FoldKernel& kernel, Route route, int world,
-                     bool staged_kv)
-    : layout_(layout_of(job, options, kernel, world)),
-      planner_(attention_work(job), layout_, {kernel.key_tile(), kernel.query_tile()}, options.machine,
-               plan_options(job, layout_, options, kernel, route, staged_kv)) {}
+Forecasts::Forecasts(const RingJob& job, const Options& options, Route route, int world, bool staged)
+    : layout_(layout_of(job, options, world)),
+      planner_(job.work, layout_, job.kernel, options.machine, plan_options(job, layout_, options, route, staged)) {}
 
 namespace {
 
 // What a world's plans depend on.
 struct ForecastKey {
-  Job job;
+  RingJob job;  // without its functions
   Options options;
   Route route;
   int world;
-  bool staged_kv;
-  std::vector<std::size_t> kernel;  // what it says of itself
+  bool staged;
+  std::vector<std::size_t> kernels;  // what the functions say
 
   bool operator==(const ForecastKey& other) const {
     const Options& a = options;
     const Options& b = other.options;
-    return route == other.route && world == other.world && staged_kv == other.staged_kv && kernel == other.kernel &&
+    return route == other.route && world == other.world && staged == other.staged && kernels == other.kernels &&
            a.layout.kind == b.layout.kind && a.layout.stripe == b.layout.stripe && a.block_tokens == b.block_tokens &&
            a.memory_budget == b.memory_budget && a.checksum == b.checksum && a.state_out == b.state_out &&
            a.overlap == b.overlap && a.shorter_lengths == b.shorter_lengths && a.machine == b.machine &&
-           job.spec == other.job.spec && job.batch == other.job.batch && job.page_size == other.job.page_size &&
-           (job.lists == other.job.lists ||
-            (job.lists != nullptr && other.job.lists != nullptr && *job.lists == *other.job.lists)) &&
-           a.query_runs == b.query_runs && a.key_runs == b.key_runs;
+           is_same(job, other.job) && a.query_runs == b.query_runs && a.key_runs == b.key_runs;
+  }
+
+ private:
+  static bool is_same(const RingJob& a, const RingJob& b) {
+    const RingWork& x = a.work;
+    const RingWork& y = b.work;
+    return a.kernel == b.kernel && a.query_bytes == b.query_bytes && a.fixed_bytes == b.fixed_bytes &&
+           a.most_block_tokens == b.most_block_tokens && a.page_size == b.page_size && x.batch == y.batch &&
+           x.mask == y.mask && x.streams == y.streams && x.pair_flops == y.pair_flops && x.key_flops == y.key_flops &&
+           x.query_flops == y.query_flops &&
+           (x.lists == y.lists || (x.lists != nullptr && y.lists != nullptr && *x.lists == *y.lists));
   }
 };
 
 struct SharedForecasts {
-  SharedForecasts(ForecastKey the_key, const FoldKernel& kernel)
-      : key(std::move(the_key)), forecasts(key.job, key.options, kernel, key.route, key.world, key.staged_kv) {}
+  SharedForecasts(ForecastKey the_key, const RingJob& job)
+      : key(std::move(the_key)), forecasts(job, key.options, key.route, key.world, key.staged) {}
 
   ForecastKey key;
   Forecasts forecasts;
 };
 
-std::vector<std::size_t> numbers_of(const FoldKernel& kernel) {
+ForecastKey key_of(const RingJob& job, const Options& options, Route route, int world, bool staged) {
   FoldLimits some;
   some.rows = some.tiles = some.key_runs = some.query_runs = 1 << 12;
   some.sources = 2;
   some.sequences = some.prepared = 8;
-  return {static_cast<std::size_t>(kernel.key_tile()), static_cast<std::size_t>(kernel.query_tile()),
-          kernel.scratch_bytes(some), kernel.state_bytes(some.rows)};
+  ForecastKey key{job, options, route, world, staged, {job.scratch_bytes(some), job.state_bytes(some.rows)}};
+  key.job.scratch_bytes = nullptr;  // its kernels may not live as long
+  key.job.state_bytes = nullptr;
+  return key;
 }
 
 // Made by the first rank of this process that asks for them, one after the other.
-std::shared_ptr<const Forecasts> shared_forecasts(ForecastKey key, const FoldKernel& kernel) {
+std::shared_ptr<const Forecasts> shared_forecasts(ForecastKey key, const RingJob& job) {
   static std::mutex mutex;
   static std::weak_ptr<const SharedForecasts> last;
   const std::lock_guard lock(mutex);
   std::shared_ptr<const SharedForecasts> shared = last.lock();
   if (!shared || !(shared->key == key)) {
-    shared = std::make_shared<const SharedForecasts>(std::move(key), kernel);
+    shared = std::make_shared<const SharedForecasts>(std::move(key), job);
     last = shared;
   }
   return {shared, &shared->forecasts};
@@ -209,18 +229,17 @@ std::shared_ptr<const Forecasts> shared_forecasts(ForecastKey key, const FoldKer
 
 }  // namespace
 
-Forecast forecast(const Job& job, const Options& options, const FoldKernel& kernel, Route route, int world, int rank,
-                  bool staged_kv) {
-  auto all = shared_forecasts({job, options, route, world, staged_kv, numbers_of(kernel)}, kernel);
+Forecast forecast(const RingJob& job, const Options& options, Route route, int world, int rank, bool staged) {
+  auto all = shared_forecasts(key_of(job, options, route, world, staged), job);
   Plan plan = all->plan(rank);
   const Prediction prediction = predict(plan, options.machine, options.overlap);
   return {std::move(all), std::move(plan), prediction};
 }
 
-bool reads_pages(const Job& job, int world) { return job.page_size > 0 && world == 1; }
+bool reads_pages(std::int64_t page_size, int world) { return page_size > 0 && world == 1; }
 
-int tile_pieces(const Job& job, const FoldKernel& kernel, int world) {
-  return reads_pages(job, world) ? pieces_of_tile(kernel.key_tile(), job.page_size) : 1;
+int tile_pieces(const RingJob& job, int world) {
+  return reads_pages(job.page_size, world) ? pieces_of_tile(job.kernel.key_tile, job.page_size) : 1;
 }
 
 FoldLimits task_limits(const Plan& plan, int pieces) {
@@ -240,25 +259,24 @@ FoldLimits task_limits(const Plan& plan, int pieces) {
   return limits;
 }
 
-FoldLimits reserved_limits(const Job& job, const Options& options, const JobLayout& layout, const Plan& plan,
-                           const FoldKernel& kernel) {
-  const FoldLimits largest = largest_task(job, layout, kernel, plan.rank);
-  const int pieces = tile_pieces(job, kernel, plan.world);
+FoldLimits reserved_limits(const RingJob& job, const Options& options, const JobLayout& layout, const Plan& plan) {
+  const FoldLimits largest = largest_task(job, layout, plan.rank);
+  const int pieces = tile_pieces(job, plan.world);
   FoldLimits limits = task_limits(plan, pieces);
   if (options.shorter_lengths) {
     limits.key_runs = std::min(limits.key_runs + limits.sequences, largest.key_runs);
     limits.tiles = std::min(limits.tiles + limits.sequences * pieces, largest.tiles);
   }
-  limits.prepared = reads_pages(job, plan.world) ? 0 : static_cast<std::int64_t>(plan.blocks.size());
-  if (kernel.scratch_bytes(limits) > kernel.scratch_bytes(largest)) limits.prepared = 0;
+  limits.prepared = reads_pages(job.page_size, plan.world) ? 0 : static_cast<std::int64_t>(plan.blocks.size());
+  if (job.scratch_bytes(limits) > job.scratch_bytes(largest)) limits.prepared = 0;
   return limits;
 }
 
-std::int64_t spare_rows(const Job& job, const Options& options, const FoldKernel& kernel, int world) {
+std::int64_t spare_rows(const RingJob& job, const Options& options, int world) {
   if (!options.shorter_lengths || world == 1) return 0;
   // A block is at least one tile of keys; a sequence in it that lies on several ranks has two keys or more.
-  const std::int64_t tile = kernel.key_tile();
-  return tile * (1 + std::min(static_cast<std::int64_t>(job.batch.sequences.size()), tile / 2));
+  const std::int64_t tile = job.kernel.key_tile;
+  return tile * (1 + std::min(static_cast<std::int64_t>(job.work.batch.sequences.size()), tile / 2));
 }
 
 }  // namespace ringattn

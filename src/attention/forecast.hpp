@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The plans of a world without the world: what `plan` prints, and what the constructor of Attention uses. No ranks, no
-// devices, no MPI.
+// The plans of a world without the world: what `plan` prints, and what the constructors of the front
+// doors use. No ranks, no devices, no MPI.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <memory>
 
 #include "attention/options.hpp"
@@ -13,16 +16,33 @@
 
 namespace ringattn {
 
+// An op's job in the words of a forecast: what its plan must know, and what a rank needs beside its blocks.
+struct RingJob {
+  RingWork work;
+  KernelShape kernel;
+  std::int64_t query_bytes = 0;        // of one query: rows of the rank's own tensors, and of an op's workspace
+  std::size_t fixed_bytes = 0;         // of an op, whatever the rank's rows are
+  std::int64_t most_block_tokens = 0;  // PlanOptions::most_block_tokens
+  std::int64_t page_size = 0;          // Job::page_size
+  // What the op's kernels need: state of so many query rows, and scratch for tasks within such limits.
+  std::function<std::size_t(std::int64_t rows)> state_bytes;
+  std::function<std::size_t(const FoldLimits& limits)> scratch_bytes;
+};
+
+// Attention's. `kernel` outlives what is returned.
+RingJob ring_job(const Job& job, const FoldKernel& kernel);
+
 // Whether there is room for the plans of such a world, from the lengths alone: before anything is made of them. Throws
 // kMemory.
-void check_size(const Job& job, const Options& options, const FoldKernel& kernel, int world);
+void check_size(const RingJob& job, const Options& options, int world);
 
-// The plans of a world of `world` ranks. `staged_kv`: the caller's k and v are strided. Throws what the constructor of
-// Attention throws of kUsage and kMemory.
+// The plans of a world of `world` ranks. `staged`: the caller's rows that travel are strided. Throws what the
+// constructors of front doors throw of kUsage and kMemory.
 class Forecasts {
  public:
-  Forecasts(const Job& job, const Options& options, const FoldKernel& kernel, Route route, int world,
-            bool staged_kv = false);
+  Forecasts(const RingJob& job, const Options& options, Route route, int world, bool staged = false);
+  Forecasts(const Job& job, const Options& options, const FoldKernel& kernel, Route route, int world)
+      : Forecasts(ring_job(job, kernel), options, route, world) {}
   Forecasts(const Forecasts&) = delete;  // the planner refers to the layout that is kept here
   Forecasts& operator=(const Forecasts&) = delete;
 
@@ -42,23 +62,25 @@ struct Forecast {
 
   const JobLayout& layout() const { return world->layout(); }
 };
-Forecast forecast(const Job& job, const Options& options, const FoldKernel& kernel, Route route, int world, int rank,
-                  bool staged_kv = false);
+Forecast forecast(const RingJob& job, const Options& options, Route route, int world, int rank, bool staged = false);
+inline Forecast forecast(const Job& job, const Options& options, const FoldKernel& kernel, Route route, int world,
+                         int rank) {
+  return forecast(ring_job(job, kernel), options, route, world, rank);
+}
 
 // Whether the job's tasks read keys from the pages of a cache, where they lie: on one rank. Several ranks first copy
 // theirs side by side, as those that travel must lie.
-bool reads_pages(const Job& job, int world);
+bool reads_pages(std::int64_t page_size, int world);
 // FoldTask::pieces of the job's tasks.
-int tile_pieces(const Job& job, const FoldKernel& kernel, int world);
+int tile_pieces(const RingJob& job, int world);
 // What the largest task of a plan holds, whose tiles are mapped in so many pieces. None of its tasks are prepared.
 FoldLimits task_limits(const Plan& plan, int pieces);
 // What is reserved for a plan: room for its tasks, which are all prepared where the memory for that was counted in the
 // plan (where they read pages, none are: those are named anew in each run); and with Options::shorter_lengths for as
 // many more pieces of sequences as a block of shorter ones may hold.
-FoldLimits reserved_limits(const Job& job, const Options& options, const JobLayout& layout, const Plan& plan,
-                           const FoldKernel& kernel);
+FoldLimits reserved_limits(const RingJob& job, const Options& options, const JobLayout& layout, const Plan& plan);
 // Rows of each block buffer beside those that the plan needs, for tiles of shorter sequences that are assembled from
 // the rows of several ranks. None without Options::shorter_lengths.
-std::int64_t spare_rows(const Job& job, const Options& options, const FoldKernel& kernel, int world);
+std::int64_t spare_rows(const RingJob& job, const Options& options, int world);
 
 }  // namespace ringattn

@@ -7,8 +7,8 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
-#include "attention/forecast.hpp"
 #include "base/error.hpp"
 
 namespace ringattn {
@@ -60,40 +60,38 @@ Room room_of(const Plan& plan, int pieces) { return {task_limits(plan, pieces), 
 
 }  // namespace
 
-Options options_within(const Job& prepared, const Options& options, const Batch& batch, const FoldKernel& kernel,
-                       Route route, int world) {
-  check_lengths(batch, prepared.batch);
+Options options_within(const RingJob& prepared, const Options& options, const Batch& batch, Route route, int world) {
+  check_lengths(batch, prepared.work.batch);
   if (!options.shorter_lengths) refuse("the lengths can't be changed", "Options::shorter_lengths is off");
   if (options.query_runs || options.key_runs) {
     refuse("the lengths can't be changed", "the caller dealt the tokens of the prepared ones");
   }
-  if (prepared.lists != nullptr) {
+  if (prepared.work.lists != nullptr) {
     refuse("the lengths can't be changed", "the job's lists of tiles are made for the prepared ones");
   }
-  Job job = prepared;
-  job.batch = batch;
-  check_job(job);
+  check_batch(batch);
+  RingJob job = prepared;
+  job.work.batch = batch;
 
-  const Forecasts allocated(prepared, options, kernel, route, world);
+  const Forecasts allocated(prepared, options, route, world);
   std::vector<Room> rooms;
   Options fitting = options;
   for (int rank = 0; rank < world; ++rank) {
     const Plan plan = allocated.plan(rank);
-    rooms.push_back({reserved_limits(prepared, options, allocated.layout(), plan, kernel),
-                     plan.buffer_rows + spare_rows(prepared, options, kernel, world), plan.keeps_state});
+    rooms.push_back({reserved_limits(prepared, options, allocated.layout(), plan),
+                     plan.buffer_rows + spare_rows(prepared, options, world), plan.keeps_state});
   }
   for (const BlockPlan& block : allocated.plan(0).blocks) {
     fitting.block_tokens = std::max(fitting.block_tokens, block.last_token - block.first_token);
   }
-  const std::int64_t tile = kernel.key_tile();
+  const std::int64_t tile = prepared.kernel.key_tile;
   std::string missing;
   for (std::int64_t tiles = (fitting.block_tokens + tile - 1) / tile; tiles > 0; tiles /= 2) {
     fitting.block_tokens = tiles * tile;
-    const Forecasts wanted(job, fitting, kernel, route, world);
+    const Forecasts wanted(job, fitting, route, world);
     missing.clear();
     for (int rank = 0; rank < world && missing.empty(); ++rank) {
-      missing =
-          rooms[static_cast<std::size_t>(rank)].misses(room_of(wanted.plan(rank), tile_pieces(job, kernel, world)));
+      missing = rooms[static_cast<std::size_t>(rank)].misses(room_of(wanted.plan(rank), tile_pieces(job, world)));
       if (!missing.empty()) missing = fmt::format("rank {} needs {}", rank, missing);
     }
     if (missing.empty()) return fitting;

@@ -2,19 +2,16 @@
 // Jobs of other lengths in the room of a prepared one. Pure: every rank finds the same answer for itself.
 #pragma once
 
-#include <vector>
-
+#include "attention/forecast.hpp"
 #include "attention/options.hpp"
-#include "attention/tokens/job.hpp"
+#include "attention/tokens/batch.hpp"
 #include "comm/transport.hpp"
-#include "kernels/fold.hpp"
 
 namespace ringattn {
 
 // The options with which a job of `batch` runs in what was allocated for `prepared`: with blocks as large as its, or
 // smaller ones where shorter sequences, of which more lie in a block, would need more room on any rank. Throws kUsage
 // when there are more sequences, a longer one, or no such blocks.
-Options options_within(const Job& prepared, const Options& options, const Batch& batch, const FoldKernel& kernel,
-                       Route route, int world);
+Options options_within(const RingJob& prepared, const Options& options, const Batch& batch, Route route, int world);
 
 }  // namespace ringattn

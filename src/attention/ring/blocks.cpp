@@ -74,6 +74,7 @@ class BlockCutter {
   // Whether there will be only one, as far as can be told beforehand.
   bool one_block() const {
     if (options_.block_tokens > 0) return options_.block_tokens >= axis_.token(axis_.tiles());
+    if (limit_from(0) < axis_.tiles()) return false;
     return needs_.largest(0, axis_.tiles()).received == 0;
   }
 
@@ -85,6 +86,14 @@ class BlockCutter {
       boundaries.push_back(axis_.boundary_from(begin + tokens));
     } while (boundaries.back() < axis_.tiles());
     return boundaries;
+  }
+
+  // The end of the longest block from `begin` that any block may be.
+  std::int64_t limit_from(std::int64_t begin) const {
+    if (options_.most_block_tokens == 0 || begin >= axis_.tiles()) return axis_.tiles();
+    return last_good(begin + 1, axis_.tiles(), [&](std::int64_t end) {
+      return axis_.token(end) - axis_.token(begin) <= options_.most_block_tokens;
+    });
   }
 
   // Whether every rank's buffer for the block is of at most `rows` rows.
@@ -155,11 +164,11 @@ class BlockCutter {
       const std::int64_t begin = boundaries.back();
       if (!fits(begin, begin + 1, most_rows_)) refuse_budget();
       std::int64_t end = farthest_end(begin, limit + half_tile, enough);  // to the nearest: always down would add up
-      end = std::min(tiles, std::max(begin + least_tiles, end));
+      end = std::min(limit_from(begin), std::max(begin + least_tiles, end));
       if (!fits(begin, end, enough)) end = farthest_end(begin, kUnlimited, enough);
       const double transfer = transfer_seconds(needs_.largest(begin, end));
       const bool small_rest = begin > 0 && transfer_seconds(needs_.largest(begin, tiles)) <= (1.0 + kRest) * transfer;
-      if (small_rest && fits(begin, tiles, enough)) end = tiles;
+      if (small_rest && limit_from(begin) == tiles && fits(begin, tiles, enough)) end = tiles;
       boundaries.push_back(end);
 
       limit = std::min(fold_seconds(begin, end) - latency_, kMostGrowth * std::max(transfer, latency_));
@@ -191,10 +200,11 @@ class BlockCutter {
     const auto is_bound_good = [&](std::int64_t end) { return is_good(needs_.bound(begin, end)); };
     const auto is_largest_good = [&](std::int64_t end) { return is_good(needs_.largest(begin, end)); };
     // Looking at every rank's needs is slow: start where the bound leads, and go on in growing steps.
-    const std::int64_t start = last_good(begin + 1, axis_.tiles(), is_bound_good);
+    const std::int64_t limit = limit_from(begin);
+    const std::int64_t start = last_good(begin + 1, limit, is_bound_good);
     std::int64_t step = 1;
-    while (start + step < axis_.tiles() && is_largest_good(start + step)) step *= 2;
-    return last_good(start + step / 2, std::min(start + step, axis_.tiles()), is_largest_good);
+    while (start + step < limit && is_largest_good(start + step)) step *= 2;
+    return last_good(start + step / 2, std::min(start + step, limit), is_largest_good);
   }
 
   // The last of [first, last] that is good, where the good ones come first; `first` if none is.
@@ -248,6 +258,10 @@ class BlockCutter {
 
   // Mean over the ranks.
   double fold_seconds(std::int64_t first_tile, std::int64_t last_tile) const {
+    const double once = first_tile == 0 && work_.query_flops > 0.0
+                            ? work_.query_flops * static_cast<double>(work_.batch.q_tokens())
+                            : 0.0;
+    const auto keys = static_cast<double>(axis_.token(last_tile) - axis_.token(first_tile));  // every rank sees most
     double pairs = 0.0;
     if (work_.lists != nullptr) {
       pairs = listed_pairs_[static_cast<std::size_t>(last_tile)] - listed_pairs_[static_cast<std::size_t>(first_tile)];
@@ -262,7 +276,7 @@ class BlockCutter {
                    .pairs(s.q_offset, s.q_len, {axis_.token(tile) - origin, axis_.token(end) - origin});
       tile = end;
     }
-    return pairs * work_.pair_flops / needs_.world() / machine_.flops_per_second;
+    return ((pairs * work_.pair_flops + once) / needs_.world() + keys * work_.key_flops) / machine_.flops_per_second;
   }
 
   [[noreturn]] void refuse_budget() const {

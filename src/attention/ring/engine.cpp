@@ -19,6 +19,7 @@ void walk(const RingLoop& loop, Stream stream, const BlockDone& block_done) {
 
   if (timeline != nullptr) timeline->start(stream);
   post(0);
+  loop.step.begin(stream, progress);
   for (std::int64_t b = 0; b < count; ++b) {
     const bool last = b + 1 == count;
     if (timeline != nullptr) timeline->begin_wait(b, stream);

@@ -22,11 +22,13 @@ struct ArrivedBlock {
   bool last = false;
 };
 
-// What an op does with the blocks of a run. Both calls enqueue on `stream` (devices) or do the work (hosts).
+// What an op does with the blocks of a run. Its calls enqueue on `stream` (devices) or do the work (hosts).
 class BlockStep {
  public:
   virtual ~BlockStep() = default;
 
+  // While the first block travels: what the op does once, before it needs any block.
+  virtual void begin(Stream /*stream*/, const Progress& /*progress*/) {}
   virtual void compute(const ArrivedBlock& block, Stream stream, const Progress& progress) = 0;
   // Behind the last block. Returns whether that was anything.
   virtual bool finish(Stream stream) = 0;

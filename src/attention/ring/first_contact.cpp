@@ -18,6 +18,15 @@ int share_of_processors(const Meeting& meeting) {
   return std::max(1, processors.count / static_cast<int>(sharing));
 }
 
+MachineModel common_machine(const Meeting& meeting, const MachineModel& given, const KernelEntry& kernel,
+                            const Backend& backend) {
+  const bool assumed = given == MachineModel{};
+  MachineModel machine = assumed ? default_machine(kernel, backend) : given;
+  const std::vector<double> rates = meeting.gather_values(machine.flops_per_second);
+  if (assumed) machine.flops_per_second = *std::ranges::min_element(rates);
+  return machine;
+}
+
 void make_first_contact(const Meeting& meeting, Transport& transport, Backend& backend, std::byte* bytes) {
   Exchange exchange;
   exchange.label = "first contact";

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 
+#include "attention/ring/machine_model.hpp"
 #include "comm/meeting.hpp"
 #include "comm/transport.hpp"
 #include "kernels/backend.hpp"
@@ -13,6 +14,11 @@ namespace ringattn {
 // Threads for a host kernel where the caller names none: this process's processors, shared with the ranks that have the
 // same ones. Collective.
 int share_of_processors(const Meeting& meeting);
+
+// The machine model that all ranks plan with: the one that is given, or, where it says nothing, the default of the
+// kernel at the slowest rank's rate, for ranks with unequal shares of their hosts make one plan. Collective.
+MachineModel common_machine(const Meeting& meeting, const MachineModel& given, const KernelEntry& kernel,
+                            const Backend& backend);
 
 // A byte from everyone to everyone: transports map memory and build their channels when they first use them, which
 // takes far longer than a run should. `bytes` of the backend's memory are overwritten, one for each rank. Collective.

@@ -57,6 +57,7 @@ class BlockPlanner {
     plan_transfers(parts, sets, block);
     plan_tiles(first_tile, last_tile, block);
     block.flops = flops(block);
+    if (first_tile == 0) block.flops += work_.query_flops * static_cast<double>(layout_.queries.tokens(rank_));
     return block;
   }
 
@@ -199,7 +200,17 @@ class BlockPlanner {
                                                        position, run->tokens(), keys);
       }
     }
-    return pairs * work_.pair_flops;
+    return pairs * work_.pair_flops + work_.key_flops * static_cast<double>(keys_of(block));
+  }
+
+  // Of the tiles in the rank's task.
+  std::int64_t keys_of(const BlockPlan& block) const {
+    std::int64_t keys = 0;
+    for (const KeyRun& run : block.key_runs) {
+      const std::int64_t first = axis_.first(run.sequence) + run.first_tile;
+      keys += axis_.token(first + run.tiles) - axis_.token(first);
+    }
+    return keys;
   }
 
   const RingWork& work_;

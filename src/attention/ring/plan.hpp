@@ -21,6 +21,8 @@ namespace ringattn {
 struct KernelShape {
   int key_tile = 128;
   int query_tile = 1;
+
+  bool operator==(const KernelShape&) const = default;
 };
 
 inline constexpr std::int64_t kChecksumBytes = 8;
@@ -29,6 +31,8 @@ struct PlanOptions {
   // kDirect is a preference: an owner of so much of a block that handing on is faster (by the machine model) hands on.
   Route route = Route::kDirect;
   std::int64_t block_tokens = 0;  // 0: chosen from the machine model and the memory budget
+  // Of a block that is chosen, also where nothing travels; 0: no limit. A block of one tile may have more.
+  std::int64_t most_block_tokens = 0;
   std::size_t memory_budget = 0;  // bytes a rank may use, all of it; 0: no limit
   std::size_t fixed_bytes = 0;    // what a rank needs whatever the blocks are: shards, scratch, staging; the most of
                                   // any rank, for all ranks cut the same blocks
@@ -76,7 +80,7 @@ struct BlockPlan {
   std::vector<KeyRun> key_runs;  // the rank's compute task
   std::vector<KeyTile> tiles;
   std::int64_t buffer_rows = 0;  // that the block needs: received rows, then assembled tiles
-  double flops = 0.0;            // of this rank's task
+  double flops = 0.0;            // of this rank's task; the first block's has what is done once for each query
   std::int64_t bytes_received = 0;
   std::int64_t bytes_sent = 0;
 };

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a plan must know of a job, and all it knows: the sequences, which keys a query sees, what travels with a token,
-// and how much a pair costs. An op describes itself in these words; attention does in attention/attention_work.hpp.
+// and how much pairs, keys and queries cost. An op describes itself in these words; attention does in
+// attention/attention_work.hpp.
 #pragma once
 
 #include <memory>
@@ -18,7 +19,9 @@ struct RingWork {
   RowStreams streams;
   double pair_flops = 0.0;  // operations of one visible (query, key) pair
   std::shared_ptr<const TileLists> lists =
-      nullptr;  // of the batch's sequences; null: a query folds what the mask lets it see
+      nullptr;               // of the batch's sequences; null: a query folds what the mask lets it see
+  double key_flops = 0.0;    // operations of one key in a block that a rank computes, beside its pairs
+  double query_flops = 0.0;  // of one query, once in a run, beside its pairs
 };
 
 }  // namespace ringattn

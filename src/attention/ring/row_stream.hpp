@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Row streams: what of each token travels around the ring. Attention has two, K and V; a latent would be one, a
-// backward pass has more. Plans, workspaces and transfers handle a list of streams and never ask what is in them.
+// Row streams: what of each token travels around the ring. Attention has two, K and V; latent
+// attention a latent and a rotary key; a backward pass has more. Plans, workspaces and transfers handle a list of
+// streams and never ask what is in them.
 #pragma once
 
 #include <cstddef>
@@ -14,6 +15,8 @@ namespace ringattn {
 struct RowStream {
   std::string name;              // for messages
   std::int64_t token_bytes = 0;  // of one token's row
+
+  bool operator==(const RowStream&) const = default;
 };
 
 using RowStreams = std::vector<RowStream>;

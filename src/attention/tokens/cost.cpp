@@ -23,8 +23,8 @@ std::int64_t lse_token_bytes(const FoldSpec& spec) { return row_bytes(Dtype::kF3
 
 std::int64_t kv_token_bytes(const FoldSpec& spec) { return k_token_bytes(spec) + v_token_bytes(spec); }
 
-std::int64_t shard_bytes(const FoldSpec& spec, std::int64_t q_rows, std::int64_t k_rows) {
-  return q_rows * (q_token_bytes(spec) + out_token_bytes(spec) + lse_token_bytes(spec)) + k_rows * kv_token_bytes(spec);
+std::int64_t query_bytes(const FoldSpec& spec) {
+  return q_token_bytes(spec) + out_token_bytes(spec) + lse_token_bytes(spec);
 }
 
 }  // namespace ringattn

@@ -26,7 +26,7 @@ std::int64_t lse_token_bytes(const FoldSpec& spec);
 // Of K and V, which is what travels.
 std::int64_t kv_token_bytes(const FoldSpec& spec);
 
-// Bytes of a rank's own inputs and outputs, for so many rows of q and of k.
-std::int64_t shard_bytes(const FoldSpec& spec, std::int64_t q_rows, std::int64_t k_rows);
+// Of q, out and LSE: what a rank has of a query.
+std::int64_t query_bytes(const FoldSpec& spec);
 
 }  // namespace ringattn

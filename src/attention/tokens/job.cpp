@@ -53,13 +53,15 @@ std::string describe(const Job& job) {
   return text + fmt::format("; {:.4g} % of the pairs", all > 0.0 ? 100.0 * visible_pairs(job) / all : 100.0);
 }
 
+void check_mask(const Mask& mask) {
+  if (mask.left >= -1 && mask.right >= -1 && mask.left <= kFar && mask.right <= kFar) return;
+  fail(ErrorCode::kUsage, fmt::format("window {},{}", mask.left, mask.right),
+       "each side is a number of tokens, or -1 for unlimited", "Use -1, or 0 to 2^62 tokens.");
+}
+
 void check_job(const Job& job) {
   check_heads(job.spec);
-  const Mask& mask = job.spec.mask;
-  if (mask.left < -1 || mask.right < -1 || mask.left > kFar || mask.right > kFar) {
-    fail(ErrorCode::kUsage, fmt::format("window {},{}", mask.left, mask.right),
-         "each side is a number of tokens, or -1 for unlimited", "Use -1, or 0 to 2^62 tokens.");
-  }
+  check_mask(job.spec.mask);
   if (job.page_size != 0) check_page_size(job.page_size);
   check_batch(job.batch);
   if (job.spec.lists != (job.lists == nullptr ? ListShape{} : job.lists->shape())) {
@@ -74,20 +76,27 @@ void check_job(const Job& job) {
   }
 }
 
-QueryWork query_work(const Job& job) {
-  return [&job](const TokenRun& queries) {
-    const Sequence& s = job.batch.sequences[static_cast<std::size_t>(queries.sequence)];
+QueryWork query_work(const Batch& batch, const Mask& mask, const TileLists* lists) {
+  return [&batch, &mask, lists](const TokenRun& queries) {
+    const Sequence& s = batch.sequences[static_cast<std::size_t>(queries.sequence)];
     const std::int64_t position = s.q_offset + queries.begin;
-    if (job.lists == nullptr) return Visibility(job.spec.mask, s.k_len).pairs(position, queries.tokens());
-    return listed_pairs(*job.lists, job.spec.mask, static_cast<std::size_t>(queries.sequence), position,
-                        queries.tokens(), {0, s.k_len});
+    if (lists == nullptr) return Visibility(mask, s.k_len).pairs(position, queries.tokens());
+    return listed_pairs(*lists, mask, static_cast<std::size_t>(queries.sequence), position, queries.tokens(),
+                        {0, s.k_len});
   };
 }
 
+QueryWork query_work(const Job& job) { return query_work(job.batch, job.spec.mask, job.lists.get()); }
+
+JobLayout make_layout(const Batch& batch, const Mask& mask, const TileLists* lists, int world,
+                      const LayoutRequest& request, int query_tile, int key_tile) {
+  const QueryWork work = query_work(batch, mask, lists);
+  JobLayout layout = make_layout(batch, work, world, request, query_tile, key_tile);
+  return lists == nullptr ? std::move(layout) : balance_stripes(batch, work, std::move(layout));
+}
+
 JobLayout make_layout(const Job& job, int world, const LayoutRequest& request, int query_tile, int key_tile) {
-  const QueryWork work = query_work(job);
-  JobLayout layout = make_layout(job.batch, work, world, request, query_tile, key_tile);
-  return job.lists == nullptr ? std::move(layout) : balance_stripes(job.batch, work, std::move(layout));
+  return make_layout(job.batch, job.spec.mask, job.lists.get(), world, request, query_tile, key_tile);
 }
 
 }  // namespace ringattn

@@ -29,14 +29,21 @@ void set_lists(Job& job, std::shared_ptr<const TileLists> lists);
 // own.
 double visible_pairs(const Job& job);
 
-// The visible pairs of a run of the job's queries. `job` outlives the function.
+// The visible pairs of a run of a batch's queries, by the mask and by lists (null: there are none). What it is given
+// outlives the function.
+QueryWork query_work(const Batch& batch, const Mask& mask, const TileLists* lists);
 QueryWork query_work(const Job& job);
 
-// Deals the job's tokens by the pairs that its queries see (attention/tokens/layout.hpp).
+// Deals a batch's tokens by the pairs that its queries see (attention/tokens/layout.hpp).
+JobLayout make_layout(const Batch& batch, const Mask& mask, const TileLists* lists, int world,
+                      const LayoutRequest& request, int query_tile, int key_tile);
 JobLayout make_layout(const Job& job, int world, const LayoutRequest& request, int query_tile, int key_tile);
 
 // "bf16, heads 8/2 (GQA 4:1), head_dim 128, causal; 3 sequences, 1000 queries, 4096 keys"
 std::string describe(const Job& job);
+
+// Throws kUsage for a window beyond ±2^62.
+void check_mask(const Mask& mask);
 
 // Throws kUsage when the job contradicts itself: heads, dims, windows beyond ±2^62, page_size, its batch
 // (check_batch()), or lists that are those of other sequences.

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/shard_checks.hpp"
+
+#include <fmt/format.h>
+
+#include "base/error.hpp"
+
+namespace ringattn {
+
+void check_shard(std::string_view name, const TensorView& view, const ShardShape& expected) {
+  if (view.dtype == expected.dtype && view.tokens == expected.tokens && view.heads == expected.heads &&
+      view.dim == expected.dim) {
+    return;
+  }
+  fail(ErrorCode::kUsage,
+       fmt::format("{} is {} [{}, {}, {}]", name, dtype_name(view.dtype), view.tokens, view.heads, view.dim),
+       fmt::format("this rank's share of the job is {} [{}, {}, {}]", dtype_name(expected.dtype), expected.tokens,
+                   expected.heads, expected.dim),
+       "Rows follow Attention::layout().");
+}
+
+}  // namespace ringattn

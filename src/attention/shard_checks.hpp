@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// What front doors check of the tensors that a run is given.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "base/tensor.hpp"
+
+namespace ringattn {
+
+// What a tensor must be, strides aside.
+struct ShardShape {
+  Dtype dtype = Dtype::kBf16;
+  std::int64_t tokens = 0;
+  std::int64_t heads = 0;
+  std::int64_t dim = 0;
+};
+
+// Throws kUsage, with both shapes, where a rank's rows are not its share of the job.
+void check_shard(std::string_view name, const TensorView& view, const ShardShape& expected);
+
+}  // namespace ringattn
