@@ -17,6 +17,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "attention/attention.hpp"
 #include "attention/options.hpp"
@@ -27,6 +28,9 @@
 #include "kernels/latent.hpp"
 
 namespace ringattn {
+
+enum class LatentForm { kExpanded, kAbsorbed };
+std::string_view form_name(LatentForm form);  // "expanded", "absorbed"
 
 // A job of latent attention, the same on every rank.
 struct LatentJob {

@@ -11,7 +11,6 @@
 
 #include <cmath>
 #include <cstdint>
-#include <string_view>
 
 #include "base/dtype.hpp"
 #include "kernels/fold.hpp"
@@ -19,9 +18,6 @@
 #include "kernels/visibility.hpp"
 
 namespace ringattn {
-
-enum class LatentForm { kExpanded, kAbsorbed };
-inline std::string_view form_name(LatentForm form) { return form == LatentForm::kExpanded ? "expanded" : "absorbed"; }
 
 // What is computed, without lengths or ranks.
 struct LatentSpec {

@@ -58,10 +58,7 @@ std::string_view op_name(Op op) {
 
 std::string describe(const JobInput& input) {
   if (input.op() != Op::kLatent) return describe(input.job());
-  const LatentSpec& spec = input.latent();
-  return fmt::format("{}, {}; from latents of {} and rotary keys of {}{}", op_name(Op::kLatent), describe(input.job()),
-                     spec.latent_dim, spec.rope_dim,
-                     input.form() ? fmt::format(", {}", form_name(*input.form())) : std::string());
+  return fmt::format("{}, {}, {}", op_name(Op::kLatent), form_name(input.form().form), describe(input.latent()));
 }
 
 JobInput::JobInput(const InputRequest& request, const Numerics& numerics) {
@@ -81,7 +78,7 @@ JobInput JobInput::synthetic(Job job, std::uint64_t seed) {
 // Numerics come later.
 void JobInput::take_latents(const LatentSpec& spec) {
   op_ = Op::kLatent;
-  latent_ = spec;
+  latent_.emplace(LatentJob{spec, {}, {}});
   job_.spec = expanded_spec(spec, spec.heads);
 }
 
@@ -181,13 +178,7 @@ void JobInput::take_numerics(const Numerics& numerics) {
     job_.batch.sequences = job_.batch.sequences.with_offset(*numerics.query_offset);
   }
   check_job(job_);
-  if (latent_) {
-    latent_->mask = spec.mask;
-    latent_->softmax_scale = spec.softmax_scale;
-    latent_->softcap = spec.softcap;
-    latent_->sinks = spec.sinks;
-    form_ = numerics.form;
-  }
+  if (latent_) take_form(numerics.form);
   if (numerics.lists.empty()) return;
   if (latent_) {
     fail(ErrorCode::kUsage, {setting("block_mask"), " with latents"}, "latent attention takes no lists of key blocks",
@@ -198,6 +189,20 @@ void JobInput::take_numerics(const Numerics& numerics) {
               read(tensor, runs, rows, 1);
             }));
   check_job(job_);
+}
+
+// Behind the other numerics.
+void JobInput::take_form(std::optional<LatentForm> form) {
+  LatentSpec& latent = latent_->spec;
+  latent.mask = job_.spec.mask;
+  latent.softmax_scale = job_.spec.softmax_scale;
+  latent.softcap = job_.spec.softcap;
+  latent.sinks = job_.spec.sinks;
+  latent_->batch = job_.batch;
+  latent_->form = form;
+  check_latent_job(*latent_);
+  form_ = choose_form(*latent_);
+  latent_->form = form_.form;
 }
 
 void JobInput::read(SyntheticTensor tensor, std::span<const PackedRun> runs, const MutableTensorView& rows,

@@ -16,9 +16,9 @@
 #include "attention/files/input_file.hpp"
 #include "attention/files/safetensors_rows.hpp"
 #include "attention/tokens/job.hpp"
+#include "attention/tokens/latent_job.hpp"
 #include "attention/tokens/packed_run.hpp"
 #include "base/tensor.hpp"
-#include "kernels/latent.hpp"
 #include "kernels/synthetic.hpp"
 
 namespace ringattn {
@@ -87,11 +87,9 @@ class JobInput {
   // Of a file, kLatent where it holds latents; kDecode where it holds a cache and every sequence has as many rows, no
   // more than decode kernels take.
   Op op() const { return op_; }
-  // Of kLatent.
-  const LatentSpec& latent() const { return *latent_; }
-  // The form that was asked for or, behind choose(), the one that computes; absent: none was asked for.
-  const std::optional<LatentForm>& form() const { return form_; }
-  void choose(LatentForm form) { form_ = form; }
+  // Of kLatent: the job as its front door has it, with the form that computes, and why it is that one.
+  const LatentJob& latent() const { return *latent_; }
+  const FormChoice& form() const { return form_; }
   // Of a cache in pages: where each sequence's keys lie; else null.
   const PageTable* pages() const { return has_file_pages() ? &*file_->tensors.pages : dealt_.get(); }
   // Whether these are pages that lie in a file.
@@ -120,6 +118,7 @@ class JobInput {
  private:
   JobInput() = default;
   void take_latents(const LatentSpec& spec);
+  void take_form(std::optional<LatentForm> form);
   void take_shape(const FileInput& input);
   void take_shape(const SyntheticInput& input);
   void take_numerics(const Numerics& numerics);
@@ -130,8 +129,8 @@ class JobInput {
   std::optional<std::uint64_t> seed_;
   bool queries_end_keys_ = false;  // synthetic queries are those of a prefill's last tokens
   Op op_ = Op::kAttention;
-  std::optional<LatentSpec> latent_;
-  std::optional<LatentForm> form_;
+  std::optional<LatentJob> latent_;
+  FormChoice form_;
   bool repaged_ = false;                    // by decoded() or last_rows(): the file's pages are not the job's
   std::shared_ptr<const PageTable> dealt_;  // of a cache in pages that lies in no file
   Job job_;

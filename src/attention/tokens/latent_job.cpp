@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/tokens/latent_job.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "attention/tokens/cost.hpp"
+#include "attention/tokens/job.hpp"
+#include "base/error.hpp"
+#include "base/size.hpp"
+#include "kernels/registry.hpp"
+
+namespace ringattn {
+
+std::string_view form_name(LatentForm form) { return form == LatentForm::kExpanded ? "expanded" : "absorbed"; }
+
+FoldSpec form_spec(const LatentSpec& spec, LatentForm form, int heads) {
+  return form == LatentForm::kExpanded ? expanded_spec(spec, heads) : absorbed_spec(spec);
+}
+
+FormChoice choose_form(const LatentJob& job) {
+  if (job.form) return {*job.form, fmt::format("the job names the {} form", form_name(*job.form))};
+  const LatentSpec& spec = job.spec;
+  std::int64_t longest = 0;
+  for (const Sequence& sequence : job.batch.sequences) longest = std::max(longest, sequence.q_len);
+  const double more = pair_flops(absorbed_spec(spec)) - pair_flops(expanded_spec(spec, spec.heads));
+  if (more <= 0.0) return {LatentForm::kAbsorbed, "a pair costs no more than expanded at these dims"};
+  const auto most = static_cast<std::int64_t>(latent_product_flops(spec) / more);
+  return {longest <= most ? LatentForm::kAbsorbed : LatentForm::kExpanded,
+          fmt::format("{} a sequence at most: absorbed up to {}",
+                      longest == 1 ? "1 query" : fmt::format("{} queries", longest), most)};
+}
+
+std::string describe(const LatentSpec& spec) {
+  std::string text = fmt::format("{}, {} heads, head_dim {}+{}/{}, latent {}, {}", dtype_name(spec.dtype), spec.heads,
+                                 spec.head_dim, spec.rope_dim, spec.head_dim_v, spec.latent_dim, describe(spec.mask));
+  if (spec.softcap > 0.0F) text += fmt::format(", softcap {}", spec.softcap);
+  if (spec.sinks) text += ", sinks";
+  return text;
+}
+
+std::string describe(const LatentJob& job) {
+  const std::int64_t queries = job.batch.q_tokens();
+  const std::int64_t keys = job.batch.k_tokens();
+  return fmt::format(
+      "{}; {}, {}", describe(job.spec), counted(job.batch.sequences.size(), "sequence"),
+      queries == keys ? fmt::format("{} tokens", queries) : fmt::format("{} queries, {} keys", queries, keys));
+}
+
+void check_latent_job(const LatentJob& job) {
+  const LatentSpec& spec = job.spec;
+  if (spec.head_dim < 1 || spec.rope_dim < 1 || spec.head_dim_v < 1 || spec.latent_dim < 1) {
+    fail(ErrorCode::kUsage,
+         fmt::format("head_dim {}, rope_dim {}, head_dim_v {} and latent_dim {}", spec.head_dim, spec.rope_dim,
+                     spec.head_dim_v, spec.latent_dim),
+         "each must be at least 1", "DeepSeek's are 128, 64, 128 and 512.");
+  }
+  check_heads(expanded_spec(spec, spec.heads));
+  check_mask(spec.mask);
+  check_batch(job.batch);
+}
+
+}  // namespace ringattn

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// A job of latent attention (kernels/latent.hpp): what is computed, over which batch, and in which of its two forms.
+// Plain data, the same on every rank.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "attention/tokens/batch.hpp"
+#include "kernels/latent.hpp"
+
+namespace ringattn {
+
+enum class LatentForm { kExpanded, kAbsorbed };
+std::string_view form_name(LatentForm form);  // "expanded", "absorbed"
+
+struct LatentJob {
+  LatentSpec spec;
+  Batch batch;
+  std::optional<LatentForm> form;  // absent: choose_form()
+};
+
+struct FormChoice {
+  LatentForm form = LatentForm::kExpanded;
+  std::string reason;  // e.g. "16 queries a sequence at most: absorbed up to 170"
+};
+
+// The form that the job names, else the one that costs less by the shape alone. Expanding a key to a head costs
+// 2 · latent_dim · (head_dim + head_dim_v) operations; the absorbed form pays 2 · (2 · latent_dim + rope_dim − head_dim
+// − rope_dim − head_dim_v) more for each query that sees the key. So up to as many queries as the first holds the
+// second it is cheaper: 170 at DeepSeek's dims. The longest q_len of the batch is compared with that, whatever the mask
+// is and however many ranks there are: a pure function of the job, which a caller can foresee.
+FormChoice choose_form(const LatentJob& job);
+
+// What folds in a form: `heads` of the job's heads at a time, expanded; absorbed always all.
+FoldSpec form_spec(const LatentSpec& spec, LatentForm form, int heads);
+
+// "bf16, 128 heads, head_dim 128+64/128, latent 512, causal"
+std::string describe(const LatentSpec& spec);
+// The same with the batch: "…; 3 sequences, 1000 queries, 4096 keys"
+std::string describe(const LatentJob& job);
+
+// Throws kUsage when the job contradicts itself: heads, dims, scale, soft-cap, window, batch.
+void check_latent_job(const LatentJob& job);
+
+}  // namespace ringattn
