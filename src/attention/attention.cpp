@@ -150,12 +150,12 @@ void Attention::Impl::set_lengths(const Batch& batch) {
 
 void Attention::Impl::check(const Inputs& inputs, const Outputs& outputs, std::span<std::byte> space) const {
   const FoldSpec& spec = job.spec;
-  check_shard("q", inputs.q, {spec.dtype, q_rows(), spec.heads, spec.head_dim});
+  check_shard("Attention", "q", inputs.q, {spec.dtype, q_rows(), spec.heads, spec.head_dim});
   if (job.page_size > 0) {
     check_paged_keys(inputs.pages, spec, job.page_size, key_rows_of_sequences());
   } else {
-    check_shard("k", inputs.k, {spec.dtype, k_rows(), spec.kv_heads, spec.head_dim});
-    check_shard("v", inputs.v, {spec.dtype, k_rows(), spec.kv_heads, spec.head_dim_v});
+    check_shard("Attention", "k", inputs.k, {spec.dtype, k_rows(), spec.kv_heads, spec.head_dim});
+    check_shard("Attention", "v", inputs.v, {spec.dtype, k_rows(), spec.kv_heads, spec.head_dim_v});
   }
   if ((job.page_size > 0 ? inputs.k.data : inputs.pages.k.data) != nullptr) {
     fail(ErrorCode::kUsage, job.page_size > 0 ? "k is given" : "pages are given",
@@ -163,7 +163,7 @@ void Attention::Impl::check(const Inputs& inputs, const Outputs& outputs, std::s
                            : "the job has no page size",
          "Job::page_size says whether keys lie in pages.");
   }
-  check_shard("out", outputs.out, {spec.dtype, q_rows(), spec.heads, spec.head_dim_v});
+  check_shard("Attention", "out", outputs.out, {spec.dtype, q_rows(), spec.heads, spec.head_dim_v});
   if (spec.sinks != (inputs.sinks != nullptr)) {
     fail(ErrorCode::kUsage, spec.sinks ? "sinks are missing" : "sinks are given",
          spec.sinks ? "the job has them" : "the job has none", "FoldSpec::sinks says whether a job has sinks.");

@@ -3,17 +3,14 @@
 
 namespace ringattn {
 
-namespace {
-
-// The task of a block, but for its tensors. `sources` and `output` outlive it.
-FoldTask task_of(const Plan& plan, const ArrivedBlock& block, std::span<const KeySource> sources,
-                 const FoldOutput& output, bool exports) {
+FoldTask block_task(const Plan& plan, const ArrivedBlock& block, std::span<const KeyTile> tiles,
+                    std::span<const KeySource> sources, const FoldOutput& output, bool exports) {
   const BlockPlan& planned = plan.blocks[static_cast<std::size_t>(block.index)];
   FoldTask task;
   task.queries = plan.queries;
   task.key_lengths = plan.key_lengths;
   task.key_runs = planned.key_runs;
-  task.tiles = planned.tiles;
+  task.tiles = tiles;
   task.sources = sources;
   task.lists = plan.lists.get();
   task.resume = !block.first;
@@ -22,30 +19,29 @@ FoldTask task_of(const Plan& plan, const ArrivedBlock& block, std::span<const Ke
   return task;
 }
 
-}  // namespace
-
 void FoldStep::compute(const ArrivedBlock& block, Stream stream, const Progress& progress) {
   const KeySource sources[] = {memory_.own, memory_.buffers[static_cast<std::size_t>(block.index % 2)]};
-  FoldTask task = task_of(plan_, block, sources, memory_.output, memory_.exports.has_value());
+  const BlockPlan& planned = plan_.blocks[static_cast<std::size_t>(block.index)];
+  FoldTask task = block_task(plan_, block, planned.tiles, sources, memory_.output, memory_.exports.has_value());
   task.q = memory_.q;
   task.state = memory_.state;
   task.prepared = prepared_[static_cast<std::size_t>(block.index)];
   if (memory_.pages != nullptr) {
-    map_pages(*memory_.pages, memory_.page_rows, plan_, plan_.blocks[static_cast<std::size_t>(block.index)],
-              *memory_.map);
+    map_pages(*memory_.pages, memory_.page_rows, plan_, planned, *memory_.map);
     task.tiles = *memory_.map;
     task.pieces = pieces_of_tile(plan_.kernel.key_tile, memory_.pages->k.page_size);
   }
   kernel_.fold(task, stream, progress);
 }
 
-bool FoldStep::finish(Stream stream) {
+bool FoldStep::finish(Stream stream, const Progress&) {
   if (!memory_.exports) return false;
   kernel_.export_state(memory_.state, memory_.q.tokens, *memory_.exports, stream);
   return true;
 }
 
-std::vector<PreparedTask> prepare_tasks(const Plan& plan, const FoldSpec& spec, FoldKernel& kernel, bool state_out) {
+std::vector<PreparedTask> prepare_tasks(const Plan& plan, const FoldSpec& spec, FoldKernel& kernel, bool state_out,
+                                        const TilesOf& tiles_of) {
   const KeySource sources[2];
   const FoldOutput output;
   std::int64_t rows = 0;
@@ -53,7 +49,10 @@ std::vector<PreparedTask> prepare_tasks(const Plan& plan, const FoldSpec& spec, 
   std::vector<PreparedTask> prepared;
   const auto count = static_cast<std::int64_t>(plan.blocks.size());
   for (std::int64_t b = 0; b < count; ++b) {
-    FoldTask task = task_of(plan, {b, b == 0, b + 1 == count}, sources, output, state_out);
+    const auto index = static_cast<std::size_t>(b);
+    FoldTask task = block_task(plan, {b, b == 0, b + 1 == count},
+                               tiles_of ? tiles_of(index) : std::span<const KeyTile>(plan.blocks[index].tiles), sources,
+                               output, state_out);
     task.q = dense_view(static_cast<const void*>(nullptr), spec.dtype, rows, spec.heads, spec.head_dim);
     prepared.push_back(kernel.prepare(task));
   }

@@ -4,6 +4,8 @@
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <vector>
@@ -34,7 +36,7 @@ class FoldStep final : public BlockStep {
       : plan_(plan), kernel_(kernel), prepared_(prepared), memory_(memory) {}
 
   void compute(const ArrivedBlock& block, Stream stream, const Progress& progress) override;
-  bool finish(Stream stream) override;
+  bool finish(Stream stream, const Progress& progress) override;
 
  private:
   const Plan& plan_;
@@ -43,7 +45,17 @@ class FoldStep final : public BlockStep {
   const Memory& memory_;
 };
 
-// Prepares the task of each block, [blocks], as FoldStep will fold it. `state_out`: as in Options.
-std::vector<PreparedTask> prepare_tasks(const Plan& plan, const FoldSpec& spec, FoldKernel& kernel, bool state_out);
+// The task of a block whose tiles are mapped so, but for its q, state and prepared tables. `sources` and `output`
+// outlive it. `exports`: the state is wanted behind the last block.
+FoldTask block_task(const Plan& plan, const ArrivedBlock& block, std::span<const KeyTile> tiles,
+                    std::span<const KeySource> sources, const FoldOutput& output, bool exports);
+
+// The map of a block's tiles.
+using TilesOf = std::function<std::span<const KeyTile>(std::size_t block)>;
+
+// Prepares the task of each block, [blocks], with such maps (none: the plan's) as it will be folded. `state_out`: as in
+// Options.
+std::vector<PreparedTask> prepare_tasks(const Plan& plan, const FoldSpec& spec, FoldKernel& kernel, bool state_out,
+                                        const TilesOf& tiles_of = {});
 
 }  // namespace ringattn

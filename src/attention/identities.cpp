@@ -28,16 +28,30 @@ std::vector<Identity> program_identities(const KernelEntry& kernel, const Backen
 
 std::string spec_text(const FoldSpec& spec) { return fmt::format("{} scale {:a}", describe(spec), spec.softmax_scale); }
 
+void add_batch(XXH3_state_t& state, const Batch& batch) {
+  for (const Sequence& s : batch.sequences) {
+    const std::int64_t numbers[] = {s.q_len, s.k_len, s.q_offset};
+    XXH3_64bits_update(&state, numbers, sizeof numbers);
+  }
+}
+
+std::string job_hash(const LatentJob& job) {
+  XXH3_state_t state;
+  std::memset(&state, 0, sizeof state);
+  XXH3_64bits_reset(&state);
+  const std::string text = fmt::format("{} scale {:a}", describe(job.spec), job.spec.softmax_scale);
+  XXH3_64bits_update(&state, text.data(), text.size());
+  add_batch(state, job.batch);
+  return fmt::format("{:016x}", XXH3_64bits_digest(&state));
+}
+
 std::string job_hash(const Job& job) {
   XXH3_state_t state;
   std::memset(&state, 0, sizeof state);
   XXH3_64bits_reset(&state);
   const std::string text = fmt::format("{} pages {}", spec_text(job.spec), job.page_size);
   XXH3_64bits_update(&state, text.data(), text.size());
-  for (const Sequence& s : job.batch.sequences) {
-    const std::int64_t numbers[] = {s.q_len, s.k_len, s.q_offset};
-    XXH3_64bits_update(&state, numbers, sizeof numbers);
-  }
+  add_batch(state, job.batch);
   if (job.lists != nullptr) {
     const auto add = [&state]<class Entry>(std::span<const Entry> entries) {
       const std::uint64_t count = entries.size();
@@ -87,6 +101,17 @@ std::vector<Identity> identities(const DecodeJob& job, const DecodeOptions& opti
   all.push_back({"job", hashed(fmt::format("{}; {}, {} pages", spec_text(job.spec), describe(job), job.pages))});
   all.push_back({"options", fmt::format("budget {}, tables {}", options.memory_budget,
                                         options.check_tables ? "checked" : "not checked")});
+  return all;
+}
+
+std::vector<Identity> identities(const LatentJob& job, const LatentOptions& options, const FoldChoice& choice,
+                                 const KernelEntry& products, const Backend& backend) {
+  std::vector<Identity> all = program_identities(*choice.row, backend);
+  all.push_back({"kernel of products", std::string(products.name)});
+  all.push_back({"job", job_hash(job)});
+  all.push_back({"form", std::string(form_name(*job.form))});
+  all.push_back({"machine model", machine_text(options.ring.machine)});
+  all.push_back({"options", hashed(fmt::format("{} {}", options_text(options.ring), options.heads_at_a_time))});
   return all;
 }
 

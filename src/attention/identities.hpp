@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "attention/decode.hpp"
+#include "attention/latent.hpp"
 #include "attention/options.hpp"
 #include "attention/ring/handshake.hpp"
 #include "attention/tokens/job.hpp"
@@ -19,5 +20,9 @@ std::vector<Identity> identities(const Job& job, const Options& options, const F
 // Build, kernel, device, job and options of this rank.
 std::vector<Identity> identities(const DecodeJob& job, const DecodeOptions& options, const DecodeChoice& choice,
                                  const Backend& backend);
+
+// Build, kernels, device, job and its form, machine model and options of this rank.
+std::vector<Identity> identities(const LatentJob& job, const LatentOptions& options, const FoldChoice& choice,
+                                 const KernelEntry& products, const Backend& backend);
 
 }  // namespace ringattn

@@ -14,14 +14,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
-#include <string>
-#include <string_view>
 
 #include "attention/attention.hpp"
 #include "attention/options.hpp"
-#include "attention/tokens/batch.hpp"
+#include "attention/tokens/latent_job.hpp"
 #include "base/tensor.hpp"
 #include "comm/transport.hpp"
 #include "kernels/head_product.hpp"
@@ -29,44 +26,31 @@
 
 namespace ringattn {
 
-enum class LatentForm { kExpanded, kAbsorbed };
-std::string_view form_name(LatentForm form);  // "expanded", "absorbed"
-
-// A job of latent attention, the same on every rank.
-struct LatentJob {
-  LatentSpec spec;
-  Batch batch;
-  std::optional<LatentForm> form;  // absent: choose_form()
-};
-
-struct FormChoice {
-  LatentForm form = LatentForm::kExpanded;
-  std::string reason;  // e.g. "16 queries a sequence at most: absorbed up to 170"
-};
-// The form that costs less, by the shape alone: expanding a key costs as much as folding about 170 queries more the
-// other way, at DeepSeek's dims. A pure function of the job, so it never differs between ranks. A form that the job
-// names is taken.
-FormChoice choose_form(const LatentJob& job);
-
-// This rank's shards, rows as Latent::layout() says; the matrices are whole on every rank. Strides are free. In the
-// kernel's kind of memory.
+// This rank's shards, rows as Latent::layout() says; the matrices are whole on every rank. Strides are free: latent and
+// k_rope may be views of one [k_rows, latent_dim + rope_dim] tensor, and w_uk and w_uv views of one kv_b_proj,
+// [heads · (head_dim + head_dim_v), latent_dim]. In the kernel's kind of memory.
 struct LatentInputs {
-  TensorView q;                  // [q_rows, heads, head_dim + rope_dim]
+  // [q_rows, heads, head_dim + rope_dim]; or, in the absorbed form and without w_uk, the queries in the latent already:
+  // [q_rows, heads, latent_dim + rope_dim]
+  TensorView q;
   TensorView latent;             // [k_rows, 1, latent_dim]
   TensorView k_rope;             // [k_rows, 1, rope_dim]
   HeadMatrices w_uk;             // [heads, head_dim, latent_dim]
-  HeadMatrices w_uv;             // [heads, head_dim_v, latent_dim]
+  HeadMatrices w_uv;             // [heads, head_dim_v, latent_dim]; none: O stays in the latent, in the absorbed form
   const float* sinks = nullptr;  // [heads], present exactly when LatentSpec::sinks
 };
 
 struct LatentOutputs {
-  MutableTensorView out;  // [q_rows, heads, head_dim_v]
+  MutableTensorView out;  // [q_rows, heads, head_dim_v]; without w_uv [q_rows, heads, latent_dim]
   RowView lse;            // [q_rows, heads] natural logarithm, −∞ for a row without keys; no data: not wanted
 };
 
 struct LatentOptions {
-  Options ring;  // kernel, layout, blocks, memory, overlap, deadline, as of Attention; lists and state_out aside
-  int heads_at_a_time = 0;  // of the expanded form; 0: as many as the memory budget allows. No bit depends on it
+  // Kernel, layout, blocks, memory, overlap, deadline, as of Attention. state_out and shorter_lengths are refused.
+  Options ring;
+  // Of the expanded form: the largest divisor of the heads that is no more than this. 0: as many as fit into 256 MiB of
+  // expanded rows, or into a quarter of the memory budget where that is less. No bit depends on it.
+  int heads_at_a_time = 0;
 };
 
 class Latent {
@@ -74,6 +58,7 @@ class Latent {
   // Prepares. Collective. Throws Error: kUsage (the job contradicts itself), kUnsupported (no kernel; unlike ranks),
   // kMemory (the budget is too small), kPeer (deadline). `transport` outlives the object.
   Latent(LatentJob job, Transport& transport, LatentOptions options);
+  // Gives up runs that were not waited for; with several ranks that ends the use of the transport.
   ~Latent();
   Latent(Latent&&) noexcept;
   Latent& operator=(Latent&&) = delete;
@@ -81,7 +66,7 @@ class Latent {
   const LatentJob& job() const;  // with its form
   const FormChoice& form() const;
   const LatentOptions& options() const;
-  int heads_at_a_time() const;
+  int heads_at_a_time() const;       // absorbed: all
   const FoldChoice& kernel() const;  // what folds
   Backend& backend();
   const JobLayout& layout() const;
@@ -89,9 +74,17 @@ class Latent {
   const Prediction& prediction() const;
   std::int64_t q_rows() const;
   std::int64_t k_rows() const;
-  std::size_t workspace_bytes() const;
+  // Bytes that reach this rank in a run, and that would reach it if K and V of all heads travelled; for reports.
+  std::int64_t bytes_received() const;
+  std::int64_t expanded_bytes_received() const;
 
-  // As Attention's calls of the same names.
+  // Bytes a run needs beside inputs and outputs: fold state, two blocks (on devices those are the object's own),
+  // gathered rows and, absorbed, queries and O in the latent; and a dense copy of latent and k_rope if several ranks
+  // have them strided (`dense_rows` false).
+  std::size_t workspace_bytes(bool dense_rows = true) const;
+
+  // As Attention's calls of the same names. Where shapes don't fit the job, all ranks of run() throw kUsage with both
+  // shapes.
   RunStats run(const LatentInputs& inputs, const LatentOutputs& outputs, std::span<std::byte> workspace,
                Stream stream = {}, const BlockDone& block_done = {}, RunMode mode = RunMode::kWhole);
   void enqueue(const LatentInputs& inputs, const LatentOutputs& outputs, std::span<std::byte> workspace,

@@ -7,7 +7,7 @@
 
 namespace ringattn {
 
-void check_shard(std::string_view name, const TensorView& view, const ShardShape& expected) {
+void check_shard(std::string_view door, std::string_view name, const TensorView& view, const ShardShape& expected) {
   if (view.dtype == expected.dtype && view.tokens == expected.tokens && view.heads == expected.heads &&
       view.dim == expected.dim) {
     return;
@@ -16,7 +16,7 @@ void check_shard(std::string_view name, const TensorView& view, const ShardShape
        fmt::format("{} is {} [{}, {}, {}]", name, dtype_name(view.dtype), view.tokens, view.heads, view.dim),
        fmt::format("this rank's share of the job is {} [{}, {}, {}]", dtype_name(expected.dtype), expected.tokens,
                    expected.heads, expected.dim),
-       "Rows follow Attention::layout().");
+       fmt::format("Rows follow {}::layout().", door));
 }
 
 }  // namespace ringattn

@@ -135,6 +135,20 @@ TEST_P(Decode, AnyPages) {
   }
 }
 
+// A latent and its rotary key are one row: the values are its first columns.
+TEST_P(Decode, ValuesThatLieInTheKeys) {
+  for (const Dims& dims : varied_dims(fold())) {
+    if (dims.head_dim_v > dims.head_dim) continue;
+    const FoldSpec spec = make_spec(dims, 8, 1, {-1, 0});
+    const FoldInputs inputs = with_values_in_keys(decode_inputs(spec, 2, {300, 129, 2, 1000}, 43));
+    for (const CacheLayout& layout : {CacheLayout{.values_in_keys = true},
+                                      {.page_size = 64, .strided = true, .values_in_keys = true},
+                                      {.page_size = 16, .head_major = true, .values_in_keys = true}}) {
+      expect_same(inputs, layout, 2);
+    }
+  }
+}
+
 // Rows that outgrow the reference of a middle group by far, in one of its later tiles, and then again.
 TEST_P(Decode, RowsThatOutgrowTheirReference) {
   for (const Dims& dims : usual_dims(fold())) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "tests/support/error_of.hpp"
 #include "tests/support/fold_inputs.hpp"
 
 // An op of the test's own: it adds up to a limit.
@@ -110,6 +111,28 @@ TEST(Registry, ForcedKernelListsRequiredSupportedMissing) {
   FoldSpec spec = usual();
   spec.head_dim_v = 12;
   EXPECT_TRUE(contains(message_of(spec, {"auto", "cpu_fold"}, ErrorCode::kUnsupported), "missing: head_dim_v 12"));
+}
+
+// Keys of a latent and its rotary key, and the latent as values.
+TEST(Registry, TheCpuFoldTakesLatents) {
+  const KernelRequest cpu{"cpu", "auto"};
+  EXPECT_EQ(choose_kernel(make_spec(Dtype::kBf16, 128, 1, 576, {-1, 0}, 512), cpu).row->name, "cpu_fold");
+  EXPECT_TRUE(contains(
+      message_of(make_spec(Dtype::kBf16, 128, 1, 584, {-1, 0}, 512), cpu, ErrorCode::kUnsupported),
+      "supported: fp32, bf16, fp16; head dims that are multiples of 8 up to 576; every mask, softcap, sinks; missing: "
+      "head_dim 584 (supported: multiples of 8 up to 576)"));
+  EXPECT_TRUE(contains(message_of(make_spec(Dtype::kBf16, 128, 1, 576, {-1, 0}, 584), cpu, ErrorCode::kUnsupported),
+                       "missing: head_dim_v 584 (supported: multiples of 8 up to 576)"));
+}
+
+TEST(Registry, HeadProductsHaveATableOfTheirOwn) {
+  const KernelChoice<HeadProductSpec> choice = choose_kernel(HeadProductSpec{Dtype::kF16, 512, 128}, {"cpu", "auto"});
+  EXPECT_EQ(choice.reason, "first of 1 that can: cpu_product (fp16, rows of 512 to 128)");
+  const auto refused = [](const HeadProductSpec& spec) {
+    return std::string(error_of([&] { choose_kernel(spec, {"cpu", "auto"}); }).what());
+  };
+  EXPECT_TRUE(contains(refused({Dtype::kBf16, 12, 128}), "missing: inner 12 (supported: multiples of 8)"));
+  EXPECT_TRUE(contains(refused({Dtype::kBf16, 512, 0}), "missing: outer 0 (supported: multiples of 8)"));
 }
 
 TEST(Registry, EveryOpChoosesFromItsOwnTable) {

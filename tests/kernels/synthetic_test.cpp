@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <set>
 
 #include "tests/support/random_runs.hpp"
 
@@ -120,6 +121,39 @@ TEST(Synthetic, LeavesTheGapsOfStridedRowsAlone) {
       EXPECT_EQ(data[static_cast<std::size_t>(row * 12 + i)], expected);
     }
   }
+}
+
+// The matrices of heads [5, 9), made as those of all heads are.
+TEST(Synthetic, MakesTheWeightsOfSomeHeads) {
+  constexpr std::int64_t kOuter = 6;
+  constexpr std::int64_t kInner = 40;
+  const PackedRun all[] = {{0, 12}};
+  const PackedRun some[] = {{5, 9}};
+  for (const SyntheticTensor tensor : {SyntheticTensor::kWeightKeys, SyntheticTensor::kWeightValues}) {
+    for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16, Dtype::kF16}) {
+      const auto whole = made(5, tensor, dtype, all, kOuter, kInner);
+      const auto part = made(5, tensor, dtype, some, kOuter, kInner, 3);
+      const std::size_t head_bytes = kOuter * kInner * size_of(dtype);
+      EXPECT_EQ(std::memcmp(part.data(), whole.data() + 5 * head_bytes, 4 * head_bytes), 0);
+      for (std::int64_t i = 0; i < kOuter * kInner; ++i) {
+        std::byte expected[4];
+        const float value = synthetic_value(5, tensor, 5, i / kInner, i % kInner);
+        store_element(expected, dtype, value * synthetic_scale(tensor, kInner));
+        EXPECT_EQ(std::memcmp(part.data() + static_cast<std::size_t>(i) * size_of(dtype), expected, size_of(dtype)), 0);
+      }
+    }
+  }
+  EXPECT_EQ(synthetic_scale(SyntheticTensor::kWeightKeys, 512), 0x1.6a09e6p-5F);  // 1 / √512
+  EXPECT_EQ(synthetic_scale(SyntheticTensor::kWeightValues, 64), 0.125F);
+  EXPECT_EQ(synthetic_scale(SyntheticTensor::kLatent, 512), 1.0F);
+}
+
+TEST(Synthetic, TensorsAreUnlikeEachOther) {
+  std::set<float> values;
+  for (std::uint32_t tensor = 0; tensor < 8; ++tensor) {
+    values.insert(synthetic_value(1, SyntheticTensor{tensor}, 2, 3, 4));
+  }
+  EXPECT_EQ(values.size(), 8U);
 }
 
 TEST(Synthetic, MakesSinks) {

@@ -80,6 +80,11 @@ DecodeRunner::DecodeRunner(const DecodeRow& row, const FoldInputs& inputs, const
   step_.rows = static_cast<int>(inputs.sequences[0].q_len);
   step_.k = pool.view(k_->data(), spec, spec.head_dim);
   step_.v = pool.view(v_->data(), spec, spec.head_dim_v);
+  if (layout.values_in_keys) {
+    step_.v = step_.k;
+    step_.v.dim = spec.head_dim_v;
+    v_->clear();
+  }
   if (layout.page_size > 0) {
     step_.block_table = {reinterpret_cast<const std::int32_t*>(table_->data()), pool.table_width()};
   }

@@ -29,6 +29,8 @@ struct CacheLayout {
   bool strided = false;  // q and out have room behind each head and row
   int slices = 0;        // DecodeLimits::slices
   GroupShare share{};    // the groups that the cache holds
+  // The values are read from the first head_dim_v columns of the keys: inputs.v must hold them.
+  bool values_in_keys = false;
 };
 
 // Inputs in a backend's memory, and a kernel that decodes them.

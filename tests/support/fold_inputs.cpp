@@ -77,6 +77,17 @@ void FoldInputs::set_v(std::int64_t token, int head, int dim, float value) {
   set_element(v, spec.dtype, (token * spec.kv_heads + head) * spec.head_dim_v + dim, value);
 }
 
+FoldInputs with_values_in_keys(FoldInputs inputs) {
+  const FoldSpec& spec = inputs.spec;
+  const std::size_t k_row = static_cast<std::size_t>(spec.head_dim) * size_of(spec.dtype);
+  const std::size_t v_row = static_cast<std::size_t>(spec.head_dim_v) * size_of(spec.dtype);
+  for (std::size_t row = 0; row < static_cast<std::size_t>(inputs.k_tokens() * spec.kv_heads); ++row) {
+    std::copy_n(inputs.k.begin() + static_cast<std::ptrdiff_t>(row * k_row), v_row,
+                inputs.v.begin() + static_cast<std::ptrdiff_t>(row * v_row));
+  }
+  return inputs;
+}
+
 FoldInputs random_inputs(const FoldSpec& spec, std::vector<SequenceShape> sequences, std::uint64_t seed) {
   std::mt19937_64 generator(seed);
   FoldInputs inputs;

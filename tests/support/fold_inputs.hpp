@@ -47,6 +47,9 @@ struct FoldInputs {
   void set_v(std::int64_t token, int head, int dim, float value);
 };
 
+// The same with other values: the first head_dim_v numbers of each key, as where K and V are one latent.
+FoldInputs with_values_in_keys(FoldInputs inputs);
+
 // Standard normal values (and sinks, where the spec has them), the same for the same seed.
 FoldInputs random_inputs(const FoldSpec& spec, std::vector<SequenceShape> sequences, std::uint64_t seed);
 

@@ -126,12 +126,20 @@ std::vector<PlacedRun> place_runs(const FoldInputs& inputs, const Arrangement& a
   return runs;
 }
 
+// The first `dim` columns of another tensor.
+template <class View>
+View columns_in(View view, std::int64_t dim) {
+  view.dim = dim;
+  return view;
+}
+
 // Keys and values in the backend's memory.
 struct PlacedSources {
   std::vector<PlacedTensor> tensors;
   std::vector<KeySource> sources;
 };
-PlacedSources place_sources(Backend& backend, const FoldSpec& spec, const PlacedKeys& keys, bool odd_keys) {
+PlacedSources place_sources(Backend& backend, const FoldSpec& spec, const PlacedKeys& keys, bool odd_keys,
+                            bool values_in_keys) {
   const std::size_t element = size_of(spec.dtype);
   PlacedSources placed;
   if (keys.pool) {
@@ -141,7 +149,7 @@ PlacedSources place_sources(Backend& backend, const FoldSpec& spec, const Placed
       return keys.pool->view(tensor.bytes.data(), spec, dim);
     };
     const CacheView k = place_pool(keys.k[0], spec.head_dim);
-    const CacheView v = place_pool(keys.v[0], spec.head_dim_v);
+    const CacheView v = values_in_keys ? columns_in(k, spec.head_dim_v) : place_pool(keys.v[0], spec.head_dim_v);
     placed.sources.push_back(pool_source(k, v).source);
     return placed;
   }
@@ -155,7 +163,7 @@ PlacedSources place_sources(Backend& backend, const FoldSpec& spec, const Placed
       return placed.tensors.back().view;
     };
     const TensorView k = place_rows(keys.k[i], spec.head_dim);
-    const TensorView v = place_rows(keys.v[i], spec.head_dim_v);
+    const TensorView v = values_in_keys ? columns_in(k, spec.head_dim_v) : place_rows(keys.v[i], spec.head_dim_v);
     placed.sources.push_back({k, v});
   }
   return placed;
@@ -239,7 +247,8 @@ FoldResult FoldRunner::run(const FoldInputs& inputs, const Arrangement& arrangem
   }
 
   const PlacedKeys keys = place_keys(inputs, arrangement, kernel_->key_tile());
-  const PlacedSources placed_keys = place_sources(*backend_, spec, keys, arrangement.odd_keys);
+  const PlacedSources placed_keys =
+      place_sources(*backend_, spec, keys, arrangement.odd_keys, arrangement.values_in_keys);
 
   std::vector<std::byte> sinks_host(inputs.sinks.size() * sizeof(float));
   if (!inputs.sinks.empty()) std::memcpy(sinks_host.data(), inputs.sinks.data(), sinks_host.size());
@@ -314,7 +323,7 @@ FoldResult FoldRunner::run(const FoldInputs& inputs, const Arrangement& arrangem
     const std::size_t first = arrangement.apart % 3 == 0 ? 1 : 0;
     const std::size_t last = groups.size() - (arrangement.apart % 2 == 0 ? 1 : 0);
     const auto fold_group = [&](const Bytes& into, const PlacedKeys& group, bool odd, bool resume, bool finish) {
-      fold_all(into, group, place_sources(*backend_, spec, group, odd), resume, finish);
+      fold_all(into, group, place_sources(*backend_, spec, group, odd, arrangement.values_in_keys), resume, finish);
     };
     fold_group(state, first == 1 ? groups[0] : none, false, false, false);
     std::vector<std::optional<Bytes>> partials(groups.size());

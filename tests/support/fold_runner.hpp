@@ -36,6 +36,9 @@ struct Arrangement {
   bool odd_q = false;
   bool odd_keys = false;
   bool odd_out = false;
+  // The values are read from the first head_dim_v columns of the keys, as those of a latent are: inputs.v must hold
+  // them.
+  bool values_in_keys = false;
   // With a page size: keys and values lie in a pool of pages. Instead of `sources`, odd_keys and `apart`.
   PageLayout pages{};
 };

@@ -36,7 +36,7 @@ void walk(const RingLoop& loop, Stream stream, const BlockDone& block_done) {
     if (!loop.overlap && !last) post(b + 1);
     if (block_done && !loop.backend.enqueues()) block_done(b + 1, count);
   }
-  if (loop.step.finish(stream) && timeline != nullptr) timeline->end(stream);
+  if (loop.step.finish(stream, progress) && timeline != nullptr) timeline->end(stream);
 }
 
 }  // namespace

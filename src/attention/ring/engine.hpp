@@ -31,7 +31,7 @@ class BlockStep {
   virtual void begin(Stream /*stream*/, const Progress& /*progress*/) {}
   virtual void compute(const ArrivedBlock& block, Stream stream, const Progress& progress) = 0;
   // Behind the last block. Returns whether that was anything.
-  virtual bool finish(Stream stream) = 0;
+  virtual bool finish(Stream stream, const Progress& progress) = 0;
 };
 
 // Called after each block with the number of blocks done and of all blocks; for progress displays.

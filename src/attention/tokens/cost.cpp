@@ -27,4 +27,17 @@ std::int64_t query_bytes(const FoldSpec& spec) {
   return q_token_bytes(spec) + out_token_bytes(spec) + lse_token_bytes(spec);
 }
 
+double latent_product_flops(const LatentSpec& spec) {
+  return 2.0 * spec.heads * spec.latent_dim * (spec.head_dim + spec.head_dim_v);
+}
+
+std::int64_t latent_token_bytes(const LatentSpec& spec) { return row_bytes(spec.dtype, 1, spec.latent_dim); }
+std::int64_t k_rope_token_bytes(const LatentSpec& spec) { return row_bytes(spec.dtype, 1, spec.rope_dim); }
+
+std::int64_t expanded_token_bytes(const LatentSpec& spec) { return kv_token_bytes(expanded_spec(spec, spec.heads)); }
+
+std::int64_t latent_weight_bytes(const LatentSpec& spec) {
+  return spec.latent_dim * row_bytes(spec.dtype, spec.heads, spec.head_dim + spec.head_dim_v);
+}
+
 }  // namespace ringattn

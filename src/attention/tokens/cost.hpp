@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "attention/tokens/job.hpp"
+#include "kernels/latent.hpp"
 
 namespace ringattn {
 
@@ -28,5 +29,16 @@ std::int64_t kv_token_bytes(const FoldSpec& spec);
 
 // Of q, out and LSE: what a rank has of a query.
 std::int64_t query_bytes(const FoldSpec& spec);
+
+// Latent attention. Its pairs cost what those of its form's fold do: pair_flops() of expanded_spec() or
+// absorbed_spec(). Beside them the products, all heads: expanded of one key, to its keys and values; absorbed of one
+// query, into the latent and back.
+double latent_product_flops(const LatentSpec& spec);
+// Bytes of what travels of one token, and of what K and V of all heads would have been.
+std::int64_t latent_token_bytes(const LatentSpec& spec);
+std::int64_t k_rope_token_bytes(const LatentSpec& spec);
+std::int64_t expanded_token_bytes(const LatentSpec& spec);
+// Of w_uk and w_uv.
+std::int64_t latent_weight_bytes(const LatentSpec& spec);
 
 }  // namespace ringattn

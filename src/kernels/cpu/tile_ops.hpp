@@ -13,7 +13,7 @@
 namespace ringattn::cpu {
 
 inline constexpr int kKeyTile = 128;
-inline constexpr int kMaxHeadDim = 576;  // of keys that latents make with their rotary part
+inline constexpr int kMaxHeadDim = 576;              // of keys that latents make with their rotary part
 inline constexpr std::size_t kVectorAlignment = 64;  // of every array in TileOps' signatures
 
 // What the arithmetic needs of a FoldSpec.

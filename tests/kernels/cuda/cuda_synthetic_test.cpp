@@ -23,13 +23,13 @@ class CudaSynthetic : public ::testing::Test {
 
   // Fills on the device and compares with synthetic_value(), element by element; what lies between is untouched.
   void check(Dtype dtype, std::int64_t heads, std::int64_t dim, std::int64_t token_stride, std::int64_t head_stride,
-             std::int64_t shift, const std::vector<PackedRun>& runs) {
+             std::int64_t shift, const std::vector<PackedRun>& runs, SyntheticTensor tensor = SyntheticTensor::kV) {
     const std::int64_t rows = total_tokens(runs);
     const std::size_t size = size_of(dtype);
     DeviceArray array(*backend_, static_cast<std::size_t>(rows * token_stride + shift) * size);
     const MutableTensorView view{
         array.data() + static_cast<std::size_t>(shift) * size, dtype, rows, heads, dim, token_stride, head_stride};
-    backend_->fill_synthetic(77, SyntheticTensor::kV, runs, view, backend_->stream());
+    backend_->fill_synthetic(77, tensor, runs, view, backend_->stream());
     std::vector<std::byte> expected(static_cast<std::size_t>(rows * token_stride + shift) * size, std::byte{0xff});
     std::int64_t row = 0;
     for (const PackedRun& run : runs) {
@@ -38,7 +38,7 @@ class CudaSynthetic : public ::testing::Test {
           for (std::int64_t d = 0; d < dim; ++d) {
             const std::int64_t at = shift + row * token_stride + head * head_stride + d;
             store_element(expected.data() + static_cast<std::size_t>(at) * size, dtype,
-                          synthetic_value(77, SyntheticTensor::kV, token, head, d));
+                          synthetic_value(77, tensor, token, head, d) * synthetic_scale(tensor, dim));
           }
         }
       }
@@ -56,6 +56,7 @@ TEST_F(CudaSynthetic, MakesTheHostsBits) {
   for (std::int64_t i = 0; i < 300; ++i) many.push_back({10 * i, 10 * i + i % 4});
   for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16, Dtype::kF16}) {
     check(dtype, 5, 128, 640, 128, 0, few);
+    check(dtype, 5, 512, 2560, 512, 0, {{3, 9}}, SyntheticTensor::kWeightKeys);
     check(dtype, 2, 7, 31, 9, 1, few);
     check(dtype, 3, 64, 200, 66, 3, many);
     check(dtype, 1, 8, 8, 8, 0, {});

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// The block steps of latent attention, one for each form. A block's rows are gathered (latent_blocks.hpp): expanded to
+// keys and values of some heads at a time, or put side by side as [c, k_r].
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "attention/latent_blocks.hpp"
+#include "attention/ring/engine.hpp"
+#include "kernels/head_product.hpp"
+#include "kernels/latent.hpp"
+
+namespace ringattn {
+
+// Latents and rotary keys of the same tokens.
+struct LatentRows {
+  TensorView latent;  // [rows, 1, latent_dim]
+  TensorView k_rope;  // [rows, 1, rope_dim]
+};
+
+// What a run's steps have in common.
+struct LatentMemory {
+  TensorView q;                       // [q_rows, heads, …]
+  std::array<LatentRows, 3> sources;  // this rank's shard, and the two block buffers
+  HeadMatrices w_uk;
+  HeadMatrices w_uv;
+  std::byte* state = nullptr;
+  FoldOutput output;
+  // Of the workspace, room for the largest block.
+  std::byte* keys = nullptr;  // expanded: [rows, heads at a time, head_dim + rope_dim]; absorbed: [rows, 1, latent_dim
+                              // + rope_dim]
+  std::byte* values = nullptr;   // expanded: [rows, heads at a time, head_dim_v]
+  std::byte* queries = nullptr;  // absorbed: [q_rows, heads, latent_dim + rope_dim], where w_uk is given
+  std::byte* latents = nullptr;  // absorbed: [q_rows, heads, latent_dim], where w_uv is given
+};
+
+// What steps work with. All of it outlives them.
+struct LatentTools {
+  const LatentSpec& spec;
+  const Plan& plan;
+  std::span<const GatheredBlock> blocks;   // of the plan
+  std::span<const PreparedTask> prepared;  // of the plan's blocks, the same for each run of heads
+  Backend& backend;
+  FoldKernel& fold;
+  HeadProductKernel& keys;    // expanded: key_expansion(); absorbed: query_absorption()
+  HeadProductKernel& values;  // value_expansion()
+};
+
+// Each run of heads has its part of the state, `state_stride` bytes from the next.
+class ExpandedStep final : public BlockStep {
+ public:
+  // `heads` at a time divide the job's.
+  ExpandedStep(const LatentTools& tools, const LatentMemory& memory, int heads, std::size_t state_stride)
+      : tools_(tools), memory_(memory), heads_(heads), state_stride_(state_stride) {}
+
+  void compute(const ArrivedBlock& block, Stream stream, const Progress& progress) override;
+  bool finish(Stream, const Progress&) override { return false; }
+
+ private:
+  void expand(const ArrivedBlock& block, int first_head, Stream stream, const Progress& progress);
+
+  const LatentTools& tools_;
+  const LatentMemory& memory_;
+  int heads_;
+  std::size_t state_stride_;
+};
+
+class AbsorbedStep final : public BlockStep {
+ public:
+  AbsorbedStep(const LatentTools& tools, const LatentMemory& memory);
+
+  void begin(Stream stream, const Progress& progress) override;
+  void compute(const ArrivedBlock& block, Stream stream, const Progress& progress) override;
+  bool finish(Stream stream, const Progress& progress) override;
+
+ private:
+  const LatentTools& tools_;
+  const LatentMemory& memory_;
+  TensorView q_;       // in the latent
+  FoldOutput output_;  // likewise
+};
+
+}  // namespace ringattn

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+// The promise for latent attention: in each form O and LSE have the same bits for any number of ranks, layout, block
+// size, heads expanded at a time, strides, delivery and number of threads.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "kernels/registry.hpp"
+#include "tests/support/latent_rank.hpp"
+
+namespace ringattn::testing {
+namespace {
+
+LatentSpec small_spec(Dtype dtype, const Mask& mask) {
+  LatentSpec spec;
+  spec.dtype = dtype;
+  spec.heads = 6;
+  spec.head_dim = 16;
+  spec.rope_dim = 8;
+  spec.head_dim_v = 24;
+  spec.latent_dim = 40;
+  spec.mask = mask;
+  spec.softmax_scale = default_softmax_scale(spec);
+  return spec;
+}
+
+LatentSpec with_everything(LatentSpec spec) {
+  spec.softcap = 5.0F;
+  spec.sinks = true;
+  return spec;
+}
+
+struct Case {
+  const char* name;
+  LatentJob job;
+
+  friend std::ostream& operator<<(std::ostream& stream, const Case& c) { return stream << c.name; }
+};
+
+std::vector<Case> cases() {
+  const Batch ragged = {{1, 1, 0},  {300, 300, 0}, {0, 0, 0},    {129, 129, 0}, {5, 700, 695},
+                        {64, 0, 0}, {127, 127, 0}, {17, 40, -9}, {128, 128, 0}};
+  const std::pair<const char*, LatentJob> jobs[] = {
+      {"causal", {small_spec(Dtype::kBf16, {-1, 0}), uniform_batch(1, 1000, 1000), {}}},
+      {"ragged", {with_everything(small_spec(Dtype::kBf16, {-1, 0})), ragged, {}}},
+      {"full_fp32", {small_spec(Dtype::kF32, {-1, -1}), uniform_batch(1, 333, 777), {}}},
+      {"window_fp16", {small_spec(Dtype::kF16, {150, 30}), uniform_batch(2, 600, 600), {}}},
+      {"one_token", {small_spec(Dtype::kBf16, {-1, 0}), uniform_batch(1, 1, 1), {}}},
+      {"one_query", {small_spec(Dtype::kBf16, {-1, 0}), uniform_batch(1, 1, 2000), {}}},
+  };
+  static std::vector<std::string> names;
+  std::vector<Case> all;
+  names.reserve(2 * std::size(jobs));
+  for (const auto& [name, job] : jobs) {
+    for (const LatentForm form : {LatentForm::kExpanded, LatentForm::kAbsorbed}) {
+      names.push_back(std::string(name) + "_" + std::string(form_name(form)));
+      all.push_back({names.back().c_str(), job});
+      all.back().job.form = form;
+    }
+  }
+  return all;
+}
+
+LatentOptions on_the_cpu(int threads = 1) {
+  LatentOptions options;
+  options.ring.kernel.backend = "cpu";
+  options.ring.threads = threads;
+  return options;
+}
+
+class LatentInvariance : public ::testing::TestWithParam<Case> {
+ protected:
+  void SetUp() override {
+    job_ = GetParam().job;
+    tensors_ = random_latents(job_, 7);
+    reference_ = run_latent_job(job_, on_the_cpu(), tensors_, 1);
+  }
+
+  void expect_same(const LatentOptions& options, int world, const std::string& what, const LatentShape& shape = {},
+                   const ThreadsDelivery& delivery = {}) {
+    const JobResult result = run_latent_job(job_, options, tensors_, world, shape, delivery);
+    EXPECT_TRUE(result.same_bits(reference_)) << what << ", world " << world;
+  }
+
+  LatentJob job_;
+  LatentTensors tensors_;
+  JobResult reference_;
+};
+
+TEST_P(LatentInvariance, WorldsLayoutsAndBlocks) {
+  for (const int world : {1, 2, 3, 4, 5, 7}) {
+    for (const LayoutKind kind : {LayoutKind::kStriped, LayoutKind::kZigzag, LayoutKind::kContiguous}) {
+      for (const std::int64_t block : {0, 128, 512}) {
+        LatentOptions options = on_the_cpu();
+        options.ring.layout.kind = kind;
+        options.ring.block_tokens = block;
+        expect_same(options, world, std::string(layout_name(kind)) + ", block " + std::to_string(block));
+      }
+    }
+  }
+}
+
+TEST_P(LatentInvariance, HeadsAtATime) {
+  for (const int heads : {1, 2, 3, 4, 6, 100}) {
+    for (const int world : {1, 3}) {
+      LatentOptions options = on_the_cpu();
+      options.heads_at_a_time = heads;
+      options.ring.block_tokens = 256;
+      expect_same(options, world, std::to_string(heads) + " heads at a time");
+    }
+  }
+}
+
+TEST_P(LatentInvariance, StripesThatCutTiles) {
+  for (const std::int64_t stripe : {1, 37, 200}) {
+    LatentOptions options = on_the_cpu();
+    options.ring.layout.stripe = stripe;
+    options.ring.block_tokens = 384;
+    options.heads_at_a_time = 2;
+    expect_same(options, 3, "stripe " + std::to_string(stripe));
+  }
+}
+
+TEST_P(LatentInvariance, ViewsOfFusedTensors) {
+  for (const int world : {1, 4}) {
+    LatentOptions options = on_the_cpu();
+    options.heads_at_a_time = 2;
+    expect_same(options, world, "fused", {.fused = true});
+  }
+}
+
+TEST_P(LatentInvariance, ThreadsAndDelivery) {
+  for (const int threads : {2, 3}) expect_same(on_the_cpu(threads), 2, std::to_string(threads) + " threads");
+  for (const Route route : {Route::kDirect, Route::kChain}) {
+    LatentOptions options = on_the_cpu();
+    options.ring.block_tokens = 256;
+    options.ring.checksum = route == Route::kChain;
+    options.ring.overlap = route == Route::kDirect;
+    expect_same(options, 5, "shuffled delivery", {}, {route, 1, std::chrono::microseconds(300)});
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Jobs, LatentInvariance, ::testing::ValuesIn(cases()),
+                         [](const ::testing::TestParamInfo<Case>& job) { return std::string(job.param.name); });
+
+// Multiplies every row of packed [tokens, heads, inner] columns [0, inner) by its head's matrix.
+std::vector<std::byte> multiplied(const TensorView& rows, const HeadMatrices& matrices, const HeadProductSpec& spec,
+                                  MutableTensorView out) {
+  const auto& row = *choose_kernel(spec, {"cpu", "auto"}).row;
+  const auto backend = row.make_backend({1, 0});
+  const auto kernel = row.make_kernel(spec, *backend);
+  kernel->reserve(matrices.heads);
+  kernel->multiply({rows, matrices, out}, {}, {});
+  return {};
+}
+
+// A caller may multiply w_uk and w_uv in by itself: with the same product the bits are the same.
+TEST(LatentOutside, QueriesAndOutputsInTheLatent) {
+  LatentJob job{small_spec(Dtype::kBf16, {-1, 0}), {{20, 300, 280}, {3, 129, 126}}, LatentForm::kAbsorbed};
+  const LatentSpec& spec = job.spec;
+  const LatentTensors tensors = random_latents(job, 9);
+  const std::int64_t rows = job.batch.q_tokens();
+  const std::size_t element = size_of(spec.dtype);
+  LatentTensors absorbed = tensors;
+  const int wide = spec.latent_dim + spec.rope_dim;
+  absorbed.q.assign(static_cast<std::size_t>(rows * spec.heads * wide) * element, std::byte{0});
+  TensorView nope = dense_view(static_cast<const void*>(tensors.q.data()), spec.dtype, rows, spec.heads,
+                               spec.head_dim + spec.rope_dim);
+  MutableTensorView into = dense_view(static_cast<void*>(absorbed.q.data()), spec.dtype, rows, spec.heads, wide);
+  for (std::int64_t token = 0; token < rows; ++token) {
+    for (std::int64_t head = 0; head < spec.heads; ++head) {
+      std::memcpy(into.at(token, head) + static_cast<std::size_t>(spec.latent_dim) * element,
+                  nope.at(token, head) + static_cast<std::size_t>(spec.head_dim) * element,
+                  static_cast<std::size_t>(spec.rope_dim) * element);
+    }
+  }
+  nope.dim = spec.head_dim;
+  into.dim = spec.latent_dim;
+  multiplied(nope, matrices_of(tensors.w_uk, spec, spec.head_dim).transposed(), query_absorption(spec), into);
+
+  const JobResult whole = run_latent_job(job, on_the_cpu(), tensors, 1);
+  for (const int world : {1, 3}) {
+    EXPECT_TRUE(run_latent_job(job, on_the_cpu(), absorbed, world, {.q_in_latent = true}).same_bits(whole));
+    const JobResult in_latent = run_latent_job(job, on_the_cpu(), tensors, world, {.out_in_latent = true});
+    JobResult back = poisoned_latent_result(job, world);
+    back.lse = in_latent.lse;
+    multiplied(
+        dense_view(static_cast<const void*>(in_latent.out.data()), spec.dtype, rows, spec.heads, spec.latent_dim),
+        matrices_of(tensors.w_uv, spec, spec.head_dim_v), value_expansion(spec),
+        dense_view(static_cast<void*>(back.out.data()), spec.dtype, rows, spec.heads, spec.head_dim_v));
+    EXPECT_TRUE(back.same_bits(whole)) << "world " << world;
+  }
+}
+
+}  // namespace
+}  // namespace ringattn::testing

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+// What latent attention plans: its form by the shape, the rows that it gathers, blocks within their limit, the heads
+// that fit into memory, and what travels.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "attention/latent_blocks.hpp"
+#include "attention/latent_work.hpp"
+#include "attention/tokens/cost.hpp"
+#include "comm/self.hpp"
+#include "tests/support/latent_rank.hpp"
+
+namespace ringattn::testing {
+namespace {
+
+LatentJob deepseek(const Batch& batch) {
+  LatentSpec spec;
+  spec.softmax_scale = default_softmax_scale(spec);
+  return {spec, batch, {}};
+}
+
+TEST(LatentForm, FollowsTheLongestQuery) {
+  for (const std::int64_t queries : {1, 16, 170, 171, 4096}) {
+    const FormChoice choice = choose_form(deepseek({{1, 5000, 4999}, {queries, 8192, 8192 - queries}}));
+    EXPECT_EQ(choice.form, queries <= 170 ? LatentForm::kAbsorbed : LatentForm::kExpanded) << queries;
+    EXPECT_NE(choice.reason.find("absorbed up to 170"), std::string::npos) << choice.reason;
+  }
+  LatentJob named = deepseek(uniform_batch(1, 4096, 4096));
+  named.form = LatentForm::kAbsorbed;
+  EXPECT_EQ(choose_form(named).form, LatentForm::kAbsorbed);
+  LatentJob narrow = deepseek(uniform_batch(1, 4096, 4096));
+  narrow.spec.latent_dim = 64;  // a pair is cheaper in so small a latent
+  EXPECT_EQ(choose_form(narrow).form, LatentForm::kAbsorbed);
+}
+
+TEST(LatentCost, OfDeepSeeksDims) {
+  const LatentSpec spec = deepseek({}).spec;
+  EXPECT_EQ(latent_product_flops(spec), 2.0 * 128 * 512 * 256);
+  EXPECT_EQ(latent_token_bytes(spec) + k_rope_token_bytes(spec), 1152);
+  EXPECT_EQ(expanded_token_bytes(spec), 128 * 320 * 2);
+  EXPECT_EQ(latent_weight_bytes(spec), 128 * 256 * 512 * 2);
+}
+
+TEST(LatentRoom, HeadsDivideAndFit) {
+  LatentJob job = deepseek(uniform_batch(1, 1 << 21, 1 << 21));
+  job.form = LatentForm::kExpanded;
+  Options options;
+  const LatentRoom room = latent_room(job, options, 0);
+  EXPECT_EQ(room.most_block_tokens, 32768);
+  EXPECT_EQ(room.heads, 8);  // 16 would take 320 MiB
+  EXPECT_EQ(latent_room(job, options, 100).heads, 64);
+  EXPECT_EQ(latent_room(job, options, 1000).heads, 128);
+  options.memory_budget = std::size_t{1} << 26;
+  const LatentRoom small = latent_room(job, options, 0);
+  EXPECT_EQ(small.heads, 1);
+  EXPECT_LE(small.most_block_tokens * gathered_row_bytes(job.spec, *job.form, 1), 1 << 24);
+  options.block_tokens = 4096;
+  EXPECT_EQ(latent_room(job, options, 0).most_block_tokens, 0) << "stated blocks are as they are stated";
+}
+
+// Every key of every tile once, from where the plan has it, whatever the stripes do to tiles.
+TEST(GatheredBlocks, HoldEveryTileOnce) {
+  const LatentJob job = [] {
+    LatentJob small = deepseek({{700, 700, 0}, {1, 1, 0}, {300, 300, 0}, {129, 900, 771}});
+    small.spec.heads = 2;
+    small.spec.mask = {-1, 0};
+    small.form = LatentForm::kExpanded;
+    return small;
+  }();
+  std::int64_t tiles = 0;
+  for (const std::int64_t stripe : {37, 128, 256}) {
+    run_threads_world(3, {}, [&](Transport& transport) {
+      LatentOptions options;
+      options.ring.kernel.backend = "cpu";
+      options.ring.threads = 1;
+      options.ring.layout.stripe = stripe;
+      options.ring.block_tokens = 512;
+      const Latent latent(job, transport, options);
+      const Plan& plan = latent.plan();
+      for (const BlockPlan& block : plan.blocks) {
+        const GatheredBlock gathered = gather_block(plan, block);
+        std::vector<int> seen(static_cast<std::size_t>(gathered.rows), 0);
+        ASSERT_EQ(gathered.tiles.size(), block.tiles.size());
+        for (const KeyRun& run : block.key_runs) {
+          const std::int64_t keys = plan.key_lengths[static_cast<std::size_t>(run.sequence)];
+          for (std::int64_t t = 0; t < run.tiles; ++t) {
+            const auto entry = static_cast<std::size_t>(run.table + t);
+            const std::int64_t rows =
+                std::min<std::int64_t>(plan.kernel.key_tile, keys - (run.first_tile + t) * plan.kernel.key_tile);
+            const KeyTile at = gathered.tiles[entry];
+            const auto from = std::ranges::find_if(gathered.runs, [&](const GatheredRun& candidate) {
+              return candidate.to <= at.row && at.row + rows <= candidate.to + candidate.rows;
+            });
+            ASSERT_NE(from, gathered.runs.end());
+            const KeyTile origin{from->source, from->row + at.row - from->to};
+            EXPECT_EQ(origin, block.tiles[entry]);
+            for (std::int64_t row = 0; row < rows; ++row) ++seen[static_cast<std::size_t>(at.row + row)];
+          }
+        }
+        EXPECT_EQ(std::ranges::count(seen, 1), gathered.rows);
+        if (transport.rank() == 0) tiles += static_cast<std::int64_t>(block.tiles.size());
+      }
+    });
+  }
+  EXPECT_GT(tiles, 20);
+}
+
+LatentJob narrow_job(std::int64_t tokens, LatentForm form) {
+  LatentJob job = deepseek(uniform_batch(1, tokens, tokens));
+  job.spec.heads = 2;
+  job.spec.head_dim = job.spec.rope_dim = job.spec.head_dim_v = job.spec.latent_dim = 8;
+  job.form = form;
+  return job;
+}
+
+TEST(LatentPlan, BlocksKeepTheirLimit) {
+  const auto self = make_self_transport();
+  LatentOptions options;
+  options.ring.kernel.backend = "cpu";
+  options.ring.threads = 1;
+  for (const LatentForm form : {LatentForm::kExpanded, LatentForm::kAbsorbed}) {
+    const std::int64_t limit = form == LatentForm::kExpanded ? 32768 : 131072;
+    const Latent latent(narrow_job(300000, form), *self, options);
+    EXPECT_EQ(latent.plan().blocks.size(), static_cast<std::size_t>((300000 + limit - 1) / limit));
+    for (const BlockPlan& block : latent.plan().blocks) EXPECT_LE(block.last_token - block.first_token, limit);
+  }
+}
+
+TEST(LatentPlan, WhatTravelsIsTheLatent) {
+  const LatentJob job = [] {
+    LatentJob of_16_heads = deepseek(uniform_batch(1, 1024, 1024));
+    of_16_heads.spec.heads = 16;
+    of_16_heads.form = LatentForm::kExpanded;
+    return of_16_heads;
+  }();
+  run_threads_world(4, {}, [&](Transport& transport) {
+    LatentOptions options;
+    options.ring.kernel.backend = "cpu";
+    options.ring.threads = 1;
+    const Latent latent(job, transport, options);
+    EXPECT_GT(latent.bytes_received(), 0);
+    EXPECT_EQ(latent.bytes_received() * 16 * 320, latent.expanded_bytes_received() * 576);
+    const double pairs = 1024.0 * 1025.0 / 2.0 * pair_flops(expanded_spec(job.spec, 16));
+    double expanded = 0.0;
+    for (const BlockPlan& block : latent.plan().blocks) expanded += block.flops;
+    EXPECT_LT(expanded, pairs / 2.0 + 1024.0 * latent_product_flops(job.spec));
+    EXPECT_GT(latent.prediction().seconds, expanded / latent.options().ring.machine.flops_per_second * 0.99);
+  });
+}
+
+// A budget that the workspace and the inputs exceed is refused; one as large as the plan says is not.
+TEST(LatentPlan, MemoryCountsTheWorkspace) {
+  const LatentJob job = narrow_job(3000, LatentForm::kExpanded);
+  const auto self = make_self_transport();
+  LatentOptions options;
+  options.ring.kernel.backend = "cpu";
+  options.ring.threads = 1;
+  options.ring.block_tokens = 1024;
+  const Latent free(job, *self, options);
+  EXPECT_GT(free.plan().memory_bytes, free.workspace_bytes());
+  options.ring.memory_budget = free.plan().memory_bytes;
+  EXPECT_EQ(Latent(job, *self, options).plan().memory_bytes, free.plan().memory_bytes);
+  options.ring.memory_budget = free.workspace_bytes();
+  EXPECT_THROW(Latent(job, *self, options), Error);
+}
+
+}  // namespace
+}  // namespace ringattn::testing

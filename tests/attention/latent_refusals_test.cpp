@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a Latent refuses, with both shapes named and on all ranks together.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "comm/self.hpp"
+#include "tests/support/error_of.hpp"
+#include "tests/support/latent_rank.hpp"
+
+namespace ringattn::testing {
+namespace {
+
+LatentJob small_job(LatentForm form) {
+  LatentSpec spec;
+  spec.dtype = Dtype::kF32;
+  spec.heads = 2;
+  spec.head_dim = 16;
+  spec.rope_dim = 8;
+  spec.head_dim_v = 24;
+  spec.latent_dim = 40;
+  return {spec, uniform_batch(1, 10, 10), form};
+}
+
+LatentOptions on_the_cpu() {
+  LatentOptions options;
+  options.ring.kernel.backend = "cpu";
+  options.ring.threads = 1;
+  return options;
+}
+
+void expect_message(const Error& error, ErrorCode code, const std::vector<std::string>& parts) {
+  EXPECT_EQ(error.code(), code) << error.what();
+  for (const std::string& part : parts) {
+    EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what() << "\nlacks: " << part;
+  }
+}
+
+TEST(LatentRefusals, JobsAndOptionsThatContradictThemselves) {
+  const auto self = make_self_transport();
+  const auto refused = [&](const std::function<void(LatentJob&, LatentOptions&)>& spoil, ErrorCode code,
+                           const std::vector<std::string>& parts) {
+    LatentJob job = small_job(LatentForm::kExpanded);
+    LatentOptions options = on_the_cpu();
+    spoil(job, options);
+    expect_message(error_of([&] { Latent(job, *self, options); }), code, parts);
+  };
+  refused([](LatentJob& job, LatentOptions&) { job.spec.heads = 0; }, ErrorCode::kUsage, {"0 query heads"});
+  refused([](LatentJob& job, LatentOptions&) { job.spec.rope_dim = 0; }, ErrorCode::kUsage, {"rope_dim 0"});
+  refused([](LatentJob& job, LatentOptions&) { job.spec.mask = {-2, 0}; }, ErrorCode::kUsage, {"window -2,0"});
+  refused([](LatentJob& job, LatentOptions&) { job.batch = {{-1, 4, 0}}; }, ErrorCode::kUsage, {});
+  refused([](LatentJob&, LatentOptions& options) { options.heads_at_a_time = -1; }, ErrorCode::kUsage,
+          {"-1 heads at a time"});
+  refused([](LatentJob&, LatentOptions& options) { options.ring.state_out = true; }, ErrorCode::kUsage, {"state"});
+  refused([](LatentJob&, LatentOptions& options) { options.ring.shorter_lengths = true; }, ErrorCode::kUsage,
+          {"shorter lengths"});
+  refused([](LatentJob& job, LatentOptions&) { job.spec.latent_dim = 41; }, ErrorCode::kUnsupported, {"inner 41"});
+}
+
+// Inputs of zeros that fit small_job(), and where they are spoiled.
+struct RankInputs {
+  std::vector<float> numbers = std::vector<float>(4096, 0.0F);
+  LatentInputs inputs;
+  LatentOutputs outputs;
+  std::vector<std::byte> workspace;
+
+  RankInputs(const Latent& latent, const LatentSpec& spec) : workspace(latent.workspace_bytes()) {
+    const auto view = [&](std::int64_t rows, int heads, int dim) {
+      return dense_view(static_cast<void*>(numbers.data()), spec.dtype, rows, heads, dim);
+    };
+    inputs.q = view(latent.q_rows(), spec.heads, spec.head_dim + spec.rope_dim);
+    inputs.latent = view(latent.k_rows(), 1, spec.latent_dim);
+    inputs.k_rope = view(latent.k_rows(), 1, spec.rope_dim);
+    const auto matrices = [&](int outer) {
+      return HeadMatrices{
+          numbers.data(),  spec.dtype, spec.heads, outer, spec.latent_dim, std::int64_t{outer} * spec.latent_dim,
+          spec.latent_dim, 1};
+    };
+    inputs.w_uk = matrices(spec.head_dim);
+    inputs.w_uv = matrices(spec.head_dim_v);
+    outputs.out = view(latent.q_rows(), spec.heads, spec.head_dim_v);
+  }
+};
+
+using Spoil = std::function<void(RankInputs&)>;
+
+struct Refusal {
+  LatentForm form;
+  Spoil spoil;
+  std::vector<std::string> parts;
+};
+
+std::vector<Refusal> refusals() {
+  using enum LatentForm;
+  return {
+      {kExpanded, [](RankInputs& r) { r.inputs.q.dim = 25; }, {"q is fp32 [", ", 2, 25]", ", 2, 24]"}},
+      {kExpanded, [](RankInputs& r) { r.inputs.q.dim = 48; }, {", 2, 48]", ", 2, 24]"}},
+      {kExpanded, [](RankInputs& r) { r.inputs.latent.dim = 64; }, {"latent is fp32", ", 1, 64]", ", 1, 40]"}},
+      {kExpanded, [](RankInputs& r) { ++r.inputs.latent.tokens; }, {"latent is fp32", "Latent::layout()"}},
+      {kExpanded, [](RankInputs& r) { r.inputs.k_rope.heads = 2; }, {"k_rope is fp32", ", 2, 8]", ", 1, 8]"}},
+      {kExpanded, [](RankInputs& r) { r.inputs.w_uk.outer = 24; }, {"w_uk is fp32 [2, 24, 40]", "fp32 [2, 16, 40]"}},
+      {kExpanded, [](RankInputs& r) { r.inputs.w_uv.inner = 16; }, {"w_uv is fp32 [2, 24, 16]", "fp32 [2, 24, 40]"}},
+      {kExpanded, [](RankInputs& r) { r.inputs.w_uv.dtype = Dtype::kBf16; }, {"w_uv is bf16", "fp32 [2, 24, 40]"}},
+      {kExpanded, [](RankInputs& r) { r.inputs.w_uv.inner_stride = 2; }, {"w_uv has strides 960, 40 and 2"}},
+      {kExpanded, [](RankInputs& r) { r.inputs.w_uk = {}; }, {"w_uk is missing", "expanded"}},
+      {kExpanded, [](RankInputs& r) { r.inputs.w_uv = {}; }, {"w_uv is missing", "expanded"}},
+      {kExpanded, [](RankInputs& r) { r.outputs.out.dim = 40; }, {"out is fp32", ", 2, 40]", ", 2, 24]"}},
+      {kExpanded, [](RankInputs& r) { r.inputs.sinks = r.numbers.data(); }, {"sinks are given"}},
+      {kExpanded, [](RankInputs& r) { r.workspace.pop_back(); }, {"the workspace has", "are needed"}},
+      {kAbsorbed, [](RankInputs& r) { r.inputs.w_uk = {}; }, {"q is fp32", ", 2, 24]", ", 2, 48]"}},
+      {kAbsorbed, [](RankInputs& r) { r.inputs.q.dim = 48; }, {"q is fp32", ", 2, 48]", ", 2, 24]"}},
+      {kAbsorbed, [](RankInputs& r) { r.inputs.w_uv = {}; }, {"out is fp32", ", 2, 24]", ", 2, 40]"}},
+      {kAbsorbed, [](RankInputs& r) { r.outputs.out.dim = 40; }, {"out is fp32", ", 2, 40]", ", 2, 24]"}},
+  };
+}
+
+// One rank of three is wrong; all hear of it, and a right run after it works.
+TEST(LatentRefusals, WrongShapesOnAllRanksTogether) {
+  for (const Refusal& refusal : refusals()) {
+    std::atomic<int> refused{0};
+    run_threads_world(3, {}, [&](Transport& transport) {
+      const LatentJob job = small_job(refusal.form);
+      Latent latent(job, transport, on_the_cpu());
+      RankInputs right(latent, job.spec);
+      RankInputs wrong(latent, job.spec);
+      if (transport.rank() == 1) refusal.spoil(wrong);
+      expect_message(error_of([&] { latent.run(wrong.inputs, wrong.outputs, wrong.workspace); }), ErrorCode::kUsage,
+                     refusal.parts);
+      ++refused;
+      latent.run(right.inputs, right.outputs, right.workspace);
+    });
+    EXPECT_EQ(refused, 3);
+  }
+}
+
+TEST(LatentRefusals, RanksOfOtherForms) {
+  run_threads_world(2, {}, [&](Transport& transport) {
+    const LatentJob job = small_job(transport.rank() == 0 ? LatentForm::kExpanded : LatentForm::kAbsorbed);
+    expect_message(error_of([&] { Latent(job, transport, on_the_cpu()); }), ErrorCode::kUnsupported,
+                   {"form", "absorbed", "expanded"});
+  });
+}
+
+}  // namespace
+}  // namespace ringattn::testing
