@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The layers of a configuration: flags beat the environment, the environment beats the config file, the file beats what
-// a model's config says (model_layer.hpp), and that beats the defaults. Every layer's values are read and checked, also those that a higher layer replaces.
+// a model's config says (model_layer.hpp), and that beats the defaults. Every layer's values are read and checked, also
+// those that a higher layer replaces.
 #pragma once
 
 #include <optional>
@@ -38,8 +39,8 @@ struct Config {
 // kFile when the config file can't be read.
 Config load_config(unsigned command, const std::vector<GivenFlag>& flags);
 
-// Gives a flag of the subcommand a value that no user gave; nothing where the subcommand has no such flag. `origin` names
-// the value in messages. Throws kUsage for one that the flag doesn't take.
+// Gives a flag of the subcommand a value that no user gave; nothing where the subcommand has no such flag. `origin`
+// names the value in messages. Throws kUsage for one that the flag doesn't take.
 void fill_value(Config& config, std::string_view flag, const std::string& text, Source source, std::string_view origin);
 
 // The layer of a config file alone, from its text: (flag, value) pairs. Throws kUsage.

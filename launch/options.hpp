@@ -46,7 +46,7 @@ struct JobOptions {
   // Numerics
   MaskKind mask = MaskKind::kCausal;
   std::optional<std::int64_t> query_offset;
-  std::string block_mask;  // a pattern or a file; empty: none
+  std::string block_mask;          // a pattern or a file; empty: none
   std::optional<LatentForm> form;  // of mla; absent: by the shape
   std::int64_t window_left = -1;
   std::int64_t window_right = -1;

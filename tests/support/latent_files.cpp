@@ -13,7 +13,7 @@ namespace ringattn::testing {
 
 namespace {
 
-NamedTensor made(const LatentShape& shape, SyntheticTensor tensor, std::int64_t tokens, std::int64_t heads,
+NamedTensor made(const LatentFile& shape, SyntheticTensor tensor, std::int64_t tokens, std::int64_t heads,
                  std::int64_t dim, std::vector<std::int64_t> dims) {
   NamedTensor rows{file_dtype(shape.dtype), std::move(dims), {}};
   rows.bytes.resize(static_cast<std::size_t>(tokens * heads * dim) * size_of(shape.dtype));
@@ -23,7 +23,7 @@ NamedTensor made(const LatentShape& shape, SyntheticTensor tensor, std::int64_t 
   return rows;
 }
 
-Batch batch_of(const LatentShape& shape) {
+Batch batch_of(const LatentFile& shape) {
   std::vector<Sequence> sequences;
   for (std::size_t s = 0; s < shape.lengths.size(); ++s) {
     sequences.push_back({shape.q_lens[s], shape.lengths[s], shape.lengths[s] - shape.q_lens[s]});
@@ -41,7 +41,7 @@ MutableTensorView view_of(NamedTensor& rows) {
 
 }  // namespace
 
-NamedTensors latent_tensors(const LatentShape& shape) {
+NamedTensors latent_tensors(const LatentFile& shape) {
   const Batch batch = batch_of(shape);
   const std::int64_t q = batch.q_tokens();
   const std::int64_t k = batch.k_tokens();
@@ -96,7 +96,7 @@ NamedTensors with_rounded_codes(NamedTensors tensors) {
   return tensors;
 }
 
-NamedTensors with_pages(NamedTensors tensors, const LatentShape& shape) {
+NamedTensors with_pages(NamedTensors tensors, const LatentFile& shape) {
   const Batch batch = batch_of(shape);
   const PageTable table = deal_pages(batch, shape.page_size, shape.seed);
   std::vector<NamedTensor> parts;

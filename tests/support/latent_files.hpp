@@ -10,7 +10,7 @@
 
 namespace ringattn::testing {
 
-struct LatentShape {
+struct LatentFile {
   std::vector<std::int64_t> lengths{40, 0, 17, 65};
   std::vector<std::int64_t> q_lens{40, 0, 3, 1};
   std::int64_t page_size = 16;
@@ -24,7 +24,7 @@ struct LatentShape {
 };
 
 // q, latent, k_rope, w_uk, w_uv, cu_seqlens_q, cu_seqlens_k.
-NamedTensors latent_tensors(const LatentShape& shape);
+NamedTensors latent_tensors(const LatentFile& shape);
 
 // The same job with what stands there in another form. Each takes the tensors of latent_tensors().
 NamedTensors with_projection(NamedTensors tensors);  // w_uk and w_uv as kv_b_proj
@@ -32,6 +32,6 @@ NamedTensors with_codes(NamedTensors tensors);       // latent and k_rope as lat
 // What with_codes() gives, unpacked again: the numbers that it stands for.
 NamedTensors with_rounded_codes(NamedTensors tensors);
 // Latents and rotary keys, or codes, in pages that are dealt at random; slots without a token are NaN.
-NamedTensors with_pages(NamedTensors tensors, const LatentShape& shape);
+NamedTensors with_pages(NamedTensors tensors, const LatentFile& shape);
 
 }  // namespace ringattn::testing

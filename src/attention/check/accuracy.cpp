@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -184,9 +185,12 @@ void note_misplaced(Accuracy& accuracy, const RowSample& sample) {
   if (accuracy.misplaced++ == 0) accuracy.first_misplaced = sample;
 }
 
-void judge_out(const FoldSpec& spec, CheckedRow& row, const std::vector<double>& oracle, const TensorView& out,
-               Accuracy& accuracy) {
-  const std::vector<float> straightforward = row.straightforward.finish();
+void round_all(Dtype dtype, std::vector<float>& values) {
+  for (float& value : values) value = rounded(dtype, value);
+}
+
+void judge_out(const FoldSpec& spec, const CheckedRow& row, const std::vector<double>& oracle,
+               const std::vector<float>& straightforward, const TensorView& out, Accuracy& accuracy) {
   const std::byte* at = out.at(row.row, row.sample.head);
   for (std::size_t i = 0; i < oracle.size(); ++i, at += size_of(spec.dtype)) {
     const auto value = static_cast<double>(load_element(at, spec.dtype));
@@ -232,9 +236,11 @@ void check_sequence(const AccuracyInputs& inputs, std::size_t sequence, std::int
   const Sequence& shape = inputs.job.batch.sequences[sequence];
   std::vector<CheckedRow> rows;
   std::vector<OracleRow> oracles;
-  const Buffer q_bytes = allocate_host(static_cast<std::size_t>(spec.heads) * static_cast<std::size_t>(spec.head_dim) *
-                                       size_of(spec.dtype));
-  const MutableTensorView q = dense_view(static_cast<void*>(q_bytes.data()), spec.dtype, 1, spec.heads, spec.head_dim);
+  const LatentMatrices* const latents = inputs.latents;
+  const int q_dim = latents == nullptr ? spec.head_dim : latents->spec.head_dim + latents->spec.rope_dim;
+  const Buffer q_bytes =
+      allocate_host(static_cast<std::size_t>(spec.heads) * static_cast<std::size_t>(q_dim) * size_of(spec.dtype));
+  const MutableTensorView q = dense_view(static_cast<void*>(q_bytes.data()), spec.dtype, 1, spec.heads, q_dim);
   KeyRange range{shape.k_len, 0};
   for (const auto& [sample, row] : samples) {
     const PackedRun run{sample.token, sample.token + 1};
@@ -243,8 +249,13 @@ void check_sequence(const AccuracyInputs& inputs, std::size_t sequence, std::int
     load_row(q, 0, sample.head, q_row);
     const std::int64_t position = sample.token - origin_q + shape.q_offset;
     const ListedKeys listed = listed_keys(inputs.job.lists.get(), spec.heads, sequence, sample.head, position);
-    oracles.emplace_back(spec, sample.head, position, shape.k_len, std::vector<double>(q_row.begin(), q_row.end()),
-                         listed);
+    std::vector<double> exact(q_row.begin(), q_row.end());
+    if (latents != nullptr) {
+      exact = query_in_latent<double>(*latents, sample.head, q_row);
+      q_row = query_in_latent<float>(*latents, sample.head, q_row);
+      round_all(spec.dtype, q_row);
+    }
+    oracles.emplace_back(spec, sample.head, position, shape.k_len, std::move(exact), listed);
     const float sink = spec.sinks ? inputs.sinks[sample.head] : -kInfinity;
     const TileRange tiles =
         Visibility(spec.mask, shape.k_len).tiles(position, {inputs.kernel.query_tile, inputs.kernel.key_tile});
@@ -272,10 +283,48 @@ void check_sequence(const AccuracyInputs& inputs, std::size_t sequence, std::int
     std::vector<double> expected;
     const double sink = spec.sinks ? static_cast<double>(inputs.sinks[rows[i].sample.head]) : 0.0;
     const double expected_lse = oracles[i].finish(sink, expected);
-    judge_out(spec, rows[i], expected, out, accuracy);
+    std::vector<float> straightforward = rows[i].straightforward.finish();
+    if (latents != nullptr) {
+      expected = out_of_latent<double>(*latents, rows[i].sample.head, expected);
+      straightforward = out_of_latent<float>(*latents, rows[i].sample.head, straightforward);
+      round_all(spec.dtype, straightforward);
+    }
+    judge_out(spec, rows[i], expected, straightforward, out, accuracy);
     judge_lse(spec, rows[i], expected_lse, static_cast<double>(lse.at(rows[i].row, rows[i].sample.head)), accuracy);
     ++accuracy.rows;
   }
+}
+
+// The matrices of an input of latents, in host memory.
+struct SampledLatents {
+  SampledLatents(const JobInput& input, int threads) : matrices{input.latent().spec, {}, {}} {
+    const auto read = [&](SyntheticTensor tensor, int outer, Buffer& buffer) -> HeadMatrices {
+      const LatentSpec& spec = matrices.spec;
+      const PackedRun heads[] = {{0, spec.heads}};
+      buffer = allocate_host(static_cast<std::size_t>(spec.heads) * static_cast<std::size_t>(outer) *
+                             static_cast<std::size_t>(spec.latent_dim) * size_of(spec.dtype));
+      const MutableTensorView rows =
+          dense_view(static_cast<void*>(buffer.data()), spec.dtype, spec.heads, outer, spec.latent_dim);
+      input.read(tensor, heads, rows, threads);
+      return {rows.data, spec.dtype, spec.heads, outer, rows.dim, rows.token_stride, rows.head_stride, 1};
+    };
+    matrices.w_uk = read(SyntheticTensor::kWeightKeys, matrices.spec.head_dim, keys);
+    matrices.w_uv = read(SyntheticTensor::kWeightValues, matrices.spec.head_dim_v, values);
+  }
+
+  LatentMatrices matrices;
+  Buffer keys;
+  Buffer values;
+};
+
+// The rows [latent, rotary key].
+void read_joined(const JobInput& input, std::span<const PackedRun> runs, const MutableTensorView& rows, int threads) {
+  MutableTensorView part = rows;
+  part.dim = input.latent().spec.latent_dim;
+  input.read(SyntheticTensor::kLatent, runs, part, threads);
+  part.data = part.at(0, 0) + static_cast<std::size_t>(part.dim) * size_of(rows.dtype);
+  part.dim = input.latent().spec.rope_dim;
+  input.read(SyntheticTensor::kKeyRope, runs, part, threads);
 }
 
 }  // namespace
@@ -359,14 +408,24 @@ Accuracy check_result(const Meeting& meeting, const JobInput& input, const Kerne
       input.read(tensor, wanted, rows, threads);
     };
   };
-  const Job& job = input.job();
-  const AccuracyInputs inputs{job,
-                              kernel,
-                              input.sinks().empty() ? nullptr : input.sinks().data(),
-                              reader(SyntheticTensor::kQ),
-                              reader(SyntheticTensor::kK),
-                              reader(SyntheticTensor::kV),
-                              threads};
+  Job job = input.job();
+  AccuracyInputs inputs{job,
+                        kernel,
+                        input.sinks().empty() ? nullptr : input.sinks().data(),
+                        reader(SyntheticTensor::kQ),
+                        reader(SyntheticTensor::kK),
+                        reader(SyntheticTensor::kV),
+                        threads};
+  std::optional<SampledLatents> latents;
+  if (input.op() == Op::kLatent) {
+    meeting.together([&] { latents.emplace(input, threads); });
+    job.spec = absorbed_spec(input.latent().spec);
+    inputs.latents = &latents->matrices;
+    inputs.k = [&](std::span<const PackedRun> wanted, const MutableTensorView& rows) {
+      read_joined(input, wanted, rows, threads);
+    };
+    inputs.v = reader(SyntheticTensor::kLatent);
+  }
   const std::vector<RowSample> samples = sample_rows(job, count, kSampleSeed);
   // One rank may own all the sampled rows; a processor computes some 1e9 products a second in fp64.
   const double products = static_cast<double>(samples.size()) * static_cast<double>(job.batch.k_tokens()) *

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "attention/check/latent_matrices.hpp"
 #include "attention/files/job_input.hpp"
 #include "attention/ring/plan.hpp"
 #include "attention/tokens/job.hpp"
@@ -48,6 +49,9 @@ struct AccuracyInputs {
   ReadRows k;
   ReadRows v;
   int threads = 1;  // that compute
+  // Of latents, dense matrices, and `job` is that of the absorbed form: k are the rows [latent, rotary key], v the
+  // latents, and q and out are those of the heads. Null: of attention.
+  const LatentMatrices* latents = nullptr;
 };
 
 // Plain bytes: ranks tell each other.

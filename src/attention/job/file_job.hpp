@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The front door to whole jobs: q, k and v, or a cache, or latents, from a file or a seed; attention, a decoding step or
-// latent attention over the ranks of a world; O and LSE to a file.
+// The front door to whole jobs: q, k and v, or a cache, or latents, from a file or a seed; attention, a decoding step
+// or latent attention over the ranks of a world; O and LSE to a file.
 //
 //   FileJob job;
 //   job.input = FileInput{"qkv.safetensors"};
@@ -72,7 +72,10 @@ class PreparedFileJob {
 
   // Of each.
   Backend& backend() { return decode_ ? decode_->backend() : ring().backend; }
-  const KernelEntry& kernel() { return decode_ ? *decode_->kernel().row : *ring().kernel.row; }
+  const KernelEntry& kernel() {
+    if (decode_) return *decode_->kernel().row;
+    return *ring().kernel.row;
+  }
   int threads() { return decode_ ? decode_->options().threads : ring().options.threads; }
 
   // What the kernel's tiles are.

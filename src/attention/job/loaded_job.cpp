@@ -127,8 +127,8 @@ LoadedJob::LoadedJob(const JobInput& input, Latent& latent, const Meeting& meeti
     LatentInputs inputs{inputs_[0],           inputs_[1],           inputs_[2],
                         matrices(inputs_[3]), matrices(inputs_[4]), load_sinks(input)};
     run_ = [this, &latent, inputs](const BlockDone& block_done, RunMode mode) {
-      return latent.run(inputs, {out_, lse_}, std::span(workspace_.data(), workspace_.bytes()),
-                        door_.backend.stream(), block_done, mode);
+      return latent.run(inputs, {out_, lse_}, std::span(workspace_.data(), workspace_.bytes()), door_.backend.stream(),
+                        block_done, mode);
     };
   });
 }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "attention/job/file_job.hpp"
+#include "attention/latent_work.hpp"
 #include "attention/ring/reshard.hpp"
 #include "attention/tokens/cost.hpp"
 #include "attention/tokens/group_deal.hpp"
@@ -117,8 +118,11 @@ class Runner {
 
   // The layout that the shape's ranks deal, on a rank that isn't among them.
   Layout dealt_layout(const Shape& shape, const Options& options) const {
-    const FoldSpec spec = shape.op == Op::kLatent ? folded_spec(input_.latent(), options, shape.heads_at_a_time)
-                                                  : input_.job().spec;
+    FoldSpec spec = input_.job().spec;
+    if (shape.op == Op::kLatent) {
+      const LatentJob& job = input_.latent();
+      spec = form_spec(job.spec, *job.form, latent_room(job, options, shape.heads_at_a_time).heads);
+    }
     const FoldChoice choice = choose_kernel(spec, fitting_request(options.kernel, world_));
     const auto backend = choice.row->make_backend({std::max(1, options.threads), world_.device()});
     const auto kernel = choice.row->make_kernel(spec, *backend);

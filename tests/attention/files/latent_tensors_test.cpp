@@ -60,7 +60,7 @@ void expect_same(const JobInput& input, const JobInput& plain) {
 
 TEST(LatentTensors, AreReadAsTheyLie) {
   const TemporaryFolder folder;
-  const NamedTensors tensors = latent_tensors(LatentShape());
+  const NamedTensors tensors = latent_tensors(LatentFile());
   const JobInput input(FileInput{write_tensors(folder.file("rows"), tensors)}, {});
   EXPECT_EQ(input.op(), Op::kLatent);
   const LatentSpec& spec = input.latent().spec;
@@ -83,7 +83,7 @@ TEST(LatentTensors, AreReadAsTheyLie) {
 TEST(LatentTensors, AreTheSameInEveryForm) {
   const TemporaryFolder folder;
   for (const std::int64_t page_size : {16, 64}) {
-    LatentShape shape;
+    LatentFile shape;
     shape.page_size = page_size;
     const NamedTensors tensors = latent_tensors(shape);
     const JobInput plain(FileInput{write_tensors(folder.file("plain"), tensors)}, {});
@@ -104,7 +104,7 @@ TEST(LatentTensors, AreTheSameInEveryForm) {
 
 TEST(LatentTensors, OfASeedAreThoseOfTheFile) {
   const TemporaryFolder folder;
-  LatentShape shape;
+  LatentFile shape;
   shape.lengths = shape.q_lens = {122};
   const JobInput file(FileInput{write_tensors(folder.file("rows"), latent_tensors(shape))}, {});
   SyntheticInput made;
@@ -121,7 +121,7 @@ TEST(LatentTensors, OfASeedAreThoseOfTheFile) {
 
 TEST(LatentTensors, TakeBatchesOtherNamesAndOrders) {
   const TemporaryFolder folder;
-  LatentShape shape;
+  LatentFile shape;
   shape.lengths = shape.q_lens = {20, 20};
   NamedTensors tensors = latent_tensors(shape);
   tensors.erase("cu_seqlens_q");
@@ -137,7 +137,7 @@ TEST(LatentTensors, TakeBatchesOtherNamesAndOrders) {
   EXPECT_EQ(head_major.latent().spec, batched.latent().spec);
 
   NamedTensors renamed;
-  for (auto& [name, tensor] : latent_tensors(LatentShape())) renamed["layer." + name] = tensor;
+  for (auto& [name, tensor] : latent_tensors(LatentFile())) renamed["layer." + name] = tensor;
   FileInput file{write_tensors(folder.file("renamed"), renamed)};
   file.names.q = "layer.q";
   file.names.latent = "layer.latent";
@@ -206,14 +206,14 @@ TEST(LatentTensors, AreRefusedWithBothShapes) {
        {"`latent_fp8`", "it must be U8"}},
       {"pages of 24",
        [](NamedTensors& t) {
-         t = with_pages(t, LatentShape());
+         t = with_pages(t, LatentFile());
          t["latent_pages"].shape = {6, 24, 136};
          t["latent_pages"].bytes.resize(6 * 24 * 136 * 2);
        },
        {"`latent_pages`", "its pages hold 24 tokens"}},
       {"pages without rotary keys",
        [&](NamedTensors& t) {
-         t = with_pages(t, LatentShape());
+         t = with_pages(t, LatentFile());
          shaped("latent_pages", {10, 16, 128})(t);
        },
        {"`latent_pages`", "[10, 16, 128]", "a rotary key stands behind"}},
@@ -221,7 +221,7 @@ TEST(LatentTensors, AreRefusedWithBothShapes) {
   const TemporaryFolder folder;
   for (const Refusal& refusal : cases) {
     SCOPED_TRACE(refusal.what);
-    NamedTensors tensors = latent_tensors(LatentShape());
+    NamedTensors tensors = latent_tensors(LatentFile());
     refusal.spoil(tensors);
     const FileInput file{write_tensors(folder.file("bad"), tensors)};
     const Error error = error_of([&] { JobInput(file, {}); });
@@ -230,7 +230,7 @@ TEST(LatentTensors, AreRefusedWithBothShapes) {
       EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << part << " is not in " << error.what();
     }
   }
-  const FileInput good{write_tensors(folder.file("good"), latent_tensors(LatentShape()))};
+  const FileInput good{write_tensors(folder.file("good"), latent_tensors(LatentFile()))};
   Numerics lists;
   lists.lists = "window:16";
   EXPECT_EQ(error_of([&] { JobInput(good, lists); }).code(), ErrorCode::kUsage);
