@@ -233,8 +233,11 @@ int plan_job(const Invocation& invocation) {
   const Route route = planned_route(config, row);
   const std::string tool = version_line();
   screen.context(tool.substr(0, tool.size() - 1));
-  screen.context(
-      fmt::format("job: {}", inputs.size() == 1 ? describe(inputs.front()) : describe(inputs.front().job().spec)));
+  const JobInput& one = inputs.front();
+  const std::string shape = inputs.size() == 1        ? describe(one)
+                            : one.op() == Op::kLatent ? describe(one.latent().spec)
+                                                      : describe(one.job().spec);
+  screen.context(fmt::format("job: {}", shape));
   screen.context(fmt::format("kernel: {}; tiles of {} keys", planned->kernel().reason, planned->key_tile()));
   screen.context(fmt::format("machine: {}; {:.4g} GFLOP/s and {:.4g} GB/s a rank, latency {:.4g} us",
                              library.machine.name, library.machine.flops_per_second / 1e9,

@@ -73,10 +73,13 @@ class StraightforwardRow {
     });
   }
 
+  // Behind finish().
+  float lse() const { return max_ + std::log(whole_sum()); }
+
   // O of each dim, rounded to the dtype.
   std::vector<float> finish() {
     close_run();
-    const float sum = sum_ + (sink_ == -kInfinity ? 0.0F : std::exp(sink_ - max_));
+    const float sum = whole_sum();
     std::vector<float> out;
     for (const float o : o_) out.push_back(rounded(spec_.dtype, sum == 0.0F ? 0.0F : o / sum));
     return out;
@@ -99,6 +102,8 @@ class StraightforwardRow {
     const float x = rounded(spec_.dtype, s) * spec_.softmax_scale;
     return spec_.softcap > 0.0F ? spec_.softcap * std::tanh(x / spec_.softcap) : x;
   }
+
+  float whole_sum() const { return sum_ + (sink_ == -kInfinity ? 0.0F : std::exp(sink_ - max_)); }
 
   void close_run() {
     sum_ += std::exchange(run_sum_, 0.0F);
@@ -212,14 +217,22 @@ void judge_out(const FoldSpec& spec, const CheckedRow& row, const std::vector<do
   }
 }
 
-void judge_lse(const FoldSpec& spec, const CheckedRow& row, double oracle, double value, Accuracy& accuracy) {
+void judge_lse(const FoldSpec& spec, bool latents, const CheckedRow& row, double oracle, double value,
+               Accuracy& accuracy) {
   if (kind_of(value) != kind_of(static_cast<double>(static_cast<float>(oracle)))) {
     note_misplaced(accuracy, row.sample);
     return;
   }
   if (!std::isfinite(value)) return;
-  const double allowed = spec.dtype == Dtype::kF32 ? kLseRelativeF32 * std::max(1.0, std::abs(oracle))
-                                                   : std::max(kLseAbsolute16Bit, kLseRelative16Bit * std::abs(oracle));
+  double allowed = spec.dtype == Dtype::kF32 ? kLseRelativeF32 * std::max(1.0, std::abs(oracle))
+                                             : std::max(kLseAbsolute16Bit, kLseRelative16Bit * std::abs(oracle));
+  if (latents) {
+    allowed = 1.0;  // until check_result() knows
+    const double simple = std::abs(static_cast<double>(row.straightforward.lse()) - oracle);
+    if (std::isfinite(simple)) {
+      accuracy.straightforward_lse_error = std::max(accuracy.straightforward_lse_error, simple);
+    }
+  }
   const double error = std::abs(value - oracle) / allowed;
   if (error > accuracy.lse_error || accuracy.lse_allowed == 0.0) {
     accuracy.lse_error = error;
@@ -290,41 +303,10 @@ void check_sequence(const AccuracyInputs& inputs, std::size_t sequence, std::int
       round_all(spec.dtype, straightforward);
     }
     judge_out(spec, rows[i], expected, straightforward, out, accuracy);
-    judge_lse(spec, rows[i], expected_lse, static_cast<double>(lse.at(rows[i].row, rows[i].sample.head)), accuracy);
+    judge_lse(spec, latents != nullptr, rows[i], expected_lse,
+              static_cast<double>(lse.at(rows[i].row, rows[i].sample.head)), accuracy);
     ++accuracy.rows;
   }
-}
-
-// The matrices of an input of latents, in host memory.
-struct SampledLatents {
-  SampledLatents(const JobInput& input, int threads) : matrices{input.latent().spec, {}, {}} {
-    const auto read = [&](SyntheticTensor tensor, int outer, Buffer& buffer) -> HeadMatrices {
-      const LatentSpec& spec = matrices.spec;
-      const PackedRun heads[] = {{0, spec.heads}};
-      buffer = allocate_host(static_cast<std::size_t>(spec.heads) * static_cast<std::size_t>(outer) *
-                             static_cast<std::size_t>(spec.latent_dim) * size_of(spec.dtype));
-      const MutableTensorView rows =
-          dense_view(static_cast<void*>(buffer.data()), spec.dtype, spec.heads, outer, spec.latent_dim);
-      input.read(tensor, heads, rows, threads);
-      return {rows.data, spec.dtype, spec.heads, outer, rows.dim, rows.token_stride, rows.head_stride, 1};
-    };
-    matrices.w_uk = read(SyntheticTensor::kWeightKeys, matrices.spec.head_dim, keys);
-    matrices.w_uv = read(SyntheticTensor::kWeightValues, matrices.spec.head_dim_v, values);
-  }
-
-  LatentMatrices matrices;
-  Buffer keys;
-  Buffer values;
-};
-
-// The rows [latent, rotary key].
-void read_joined(const JobInput& input, std::span<const PackedRun> runs, const MutableTensorView& rows, int threads) {
-  MutableTensorView part = rows;
-  part.dim = input.latent().spec.latent_dim;
-  input.read(SyntheticTensor::kLatent, runs, part, threads);
-  part.data = part.at(0, 0) + static_cast<std::size_t>(part.dim) * size_of(rows.dtype);
-  part.dim = input.latent().spec.rope_dim;
-  input.read(SyntheticTensor::kKeyRope, runs, part, threads);
 }
 
 }  // namespace
@@ -389,6 +371,7 @@ Accuracy combine(const Meeting& meeting, const Accuracy& mine) {
       all.worst = theirs.worst;
     }
     all.straightforward_error = std::max(all.straightforward_error, theirs.straightforward_error);
+    all.straightforward_lse_error = std::max(all.straightforward_lse_error, theirs.straightforward_lse_error);
     if (theirs.lse_error > all.lse_error || all.lse_allowed == 0.0) {
       all.lse_error = theirs.lse_error;
       all.lse_allowed = theirs.lse_allowed;
@@ -416,13 +399,13 @@ Accuracy check_result(const Meeting& meeting, const JobInput& input, const Kerne
                         reader(SyntheticTensor::kK),
                         reader(SyntheticTensor::kV),
                         threads};
-  std::optional<SampledLatents> latents;
+  std::optional<HeldMatrices> latents;
   if (input.op() == Op::kLatent) {
     meeting.together([&] { latents.emplace(input, threads); });
     job.spec = absorbed_spec(input.latent().spec);
     inputs.latents = &latents->matrices;
     inputs.k = [&](std::span<const PackedRun> wanted, const MutableTensorView& rows) {
-      read_joined(input, wanted, rows, threads);
+      read_latent_keys(input, wanted, rows, threads);
     };
     inputs.v = reader(SyntheticTensor::kLatent);
   }
@@ -432,7 +415,13 @@ Accuracy check_result(const Meeting& meeting, const JobInput& input, const Kerne
                           (job.spec.head_dim + job.spec.head_dim_v);
   Accuracy mine;
   meeting.together([&] { mine = check_rows(inputs, samples, runs, out, lse); }, products * 1e-9);
-  return combine(meeting, mine);
+  Accuracy all = combine(meeting, mine);
+  if (latents && all.lse_allowed > 0.0) {
+    all.lse_allowed = 2.0 * all.straightforward_lse_error +
+                      (job.spec.dtype == Dtype::kF32 ? kLatentLseAbsoluteF32 : kLseAbsolute16Bit);
+    all.lse_error /= all.lse_allowed;
+  }
+  return all;
 }
 
 }  // namespace ringattn

@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "attention/files/job_input.hpp"
 #include "base/dtype.hpp"
 #include "base/memory.hpp"
 #include "kernels/latent.hpp"
@@ -18,6 +19,20 @@ struct LatentMatrices {
   HeadMatrices w_uk;
   HeadMatrices w_uv;
 };
+
+// Those of an input, in host memory.
+struct HeldMatrices {
+  // Throws what JobInput::read() throws.
+  HeldMatrices(const JobInput& input, int threads);
+
+  Buffer keys;
+  Buffer values;
+  LatentMatrices matrices;
+};
+
+// Fills rows [latent, rotary key], [total_tokens(runs), 1, latent_dim + rope_dim]. Throws what JobInput::read() throws.
+void read_latent_keys(const JobInput& input, std::span<const PackedRun> runs, const MutableTensorView& rows,
+                      int threads);
 
 // [latent_dim + rope_dim] of a query, [head_dim + rope_dim].
 template <typename Real>
