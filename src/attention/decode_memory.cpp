@@ -54,6 +54,11 @@ void check_decode_job(const DecodeJob& job) {
                  fmt::format("1 to {} are supported", kMostKeys));
   }
   if (job.page_size != 0) check_page_size(job.page_size);
+  if (job.values_in_keys && job.spec.head_dim_v > job.spec.head_dim) {
+    fail(ErrorCode::kUsage,
+         fmt::format("values of {} numbers lie in keys of {}", job.spec.head_dim_v, job.spec.head_dim),
+         "they are the first numbers of a key", "Check head_dim_v, or give values a cache of their own.");
+  }
   if (job.pages < 0) refuse_limit(fmt::format("a pool of {} pages", job.pages), "it has at least one");
 }
 
@@ -82,9 +87,10 @@ DecodeMemory decode_memory(const DecodeJob& job, const DecodeKernel& kernel, int
   // The most that a rank owns.
   const std::int64_t owned = (limits.sequences + ranks - 1) / ranks;
   DecodeMemory memory;
-  memory.cache = bytes_of(pages * page, kv_token_bytes(spec));
+  const std::int64_t token = job.values_in_keys ? k_token_bytes(spec) : kv_token_bytes(spec);
+  memory.cache = bytes_of(pages * page, token);
   memory.tables = bytes_of(limits.sequences, (job.is_paged() ? table_pages : 0) * kTableEntry + kTableEntry);
-  memory.rows = bytes_of(rows, q_token_bytes(spec) + kv_token_bytes(spec)) +
+  memory.rows = bytes_of(rows, q_token_bytes(spec) + token) +
                 bytes_of(owned * limits.rows, out_token_bytes(spec) + lse_token_bytes(spec));
   memory.scratch = kernel.scratch_bytes(limits) +
                    bytes_of(limits.sequences, static_cast<std::int64_t>(sizeof(CacheFault)) + kTableEntry);

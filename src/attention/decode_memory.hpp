@@ -17,6 +17,8 @@ struct DecodeJob {
   std::int64_t page_size = 0;  // tokens: 16, 32, 64, 128 or 256; 0: a dense cache, where each sequence has one page
   // Of each rank's pool. 0: as many as sequences that are as long as the limits allow need where they share no page.
   std::int64_t pages = 0;
+  // v is the first head_dim_v numbers of each row of k, in the same memory, as where a latent is both.
+  bool values_in_keys = false;
 
   bool is_paged() const { return page_size > 0; }
 };

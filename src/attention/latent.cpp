@@ -13,6 +13,7 @@
 #include "attention/fold_step.hpp"
 #include "attention/identities.hpp"
 #include "attention/latent_blocks.hpp"
+#include "attention/latent_checks.hpp"
 #include "attention/latent_step.hpp"
 #include "attention/latent_work.hpp"
 #include "attention/ring/first_contact.hpp"
@@ -32,20 +33,6 @@ namespace {
 }
 
 bool is_dense(const LatentInputs& inputs) { return inputs.latent.is_dense() && inputs.k_rope.is_dense(); }
-
-void check_matrices(std::string_view name, const HeadMatrices& matrices, const LatentSpec& spec, int outer) {
-  if (matrices.dtype != spec.dtype || matrices.heads != spec.heads || matrices.outer != outer ||
-      matrices.inner != spec.latent_dim) {
-    refuse(fmt::format("{} is {} [{}, {}, {}]", name, dtype_name(matrices.dtype), matrices.heads, matrices.outer,
-                       matrices.inner),
-           fmt::format("the job's is {} [{}, {}, {}]", dtype_name(spec.dtype), spec.heads, outer, spec.latent_dim),
-           "A head's matrix takes its latents to its keys or values.");
-  }
-  if (matrices.outer_stride == 1 || matrices.inner_stride == 1) return;
-  refuse(fmt::format("{} has strides {}, {} and {}", name, matrices.head_stride, matrices.outer_stride,
-                     matrices.inner_stride),
-         "one of the last two is 1", "Give matrices whose rows or columns lie without gaps.");
-}
 
 // Where things lie in the workspace, behind what every op of the ring has there.
 struct Places {
@@ -196,7 +183,8 @@ void Latent::Impl::check(const LatentInputs& inputs, const LatentOutputs& output
   check_shard("Latent", "q", inputs.q, {spec.dtype, q_rows(), spec.heads, nope + spec.rope_dim});
   check_shard("Latent", "latent", inputs.latent, {spec.dtype, k_rows(), 1, spec.latent_dim});
   check_shard("Latent", "k_rope", inputs.k_rope, {spec.dtype, k_rows(), 1, spec.rope_dim});
-  check_shard("Latent", "out", outputs.out, {spec.dtype, q_rows(), spec.heads, has_w_uv ? spec.head_dim_v : spec.latent_dim});
+  check_shard("Latent", "out", outputs.out,
+              {spec.dtype, q_rows(), spec.heads, has_w_uv ? spec.head_dim_v : spec.latent_dim});
   if (spec.sinks != (inputs.sinks != nullptr)) {
     refuse(spec.sinks ? "sinks are missing" : "sinks are given", spec.sinks ? "the job has them" : "the job has none",
            "LatentSpec::sinks says whether a job has sinks.");

@@ -23,14 +23,6 @@ View heads_of(View view, std::int64_t first, std::int64_t count) {
   return view;
 }
 
-// Columns [first, first + count) of every row.
-template <class View>
-View columns_of(View view, std::int64_t first, std::int64_t count) {
-  view.data = view.at(0, 0) + first * static_cast<std::int64_t>(size_of(view.dtype));
-  view.dim = count;
-  return view;
-}
-
 // Where a gathered run lies in a block.
 LatentRows rows_of(const LatentMemory& memory, const ArrivedBlock& block, const GatheredRun& run) {
   const auto source = run.source == kOwnShard ? std::size_t{0} : static_cast<std::size_t>(1 + block.index % 2);

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -14,6 +15,14 @@
 #include "kernels/latent.hpp"
 
 namespace ringattn {
+
+// Columns [first, first + count) of every row of a view.
+template <class View>
+View columns_of(View view, std::int64_t first, std::int64_t count) {
+  view.data = view.at(0, 0) + first * static_cast<std::int64_t>(size_of(view.dtype));
+  view.dim = count;
+  return view;
+}
 
 // Latents and rotary keys of the same tokens.
 struct LatentRows {

@@ -17,7 +17,8 @@ struct ShardShape {
   std::int64_t dim = 0;
 };
 
-// Throws kUsage, with both shapes, where a rank's rows are not its share of the job. `door`: whose layout() they follow.
+// Throws kUsage, with both shapes, where a rank's rows are not its share of the job. `door`: whose layout() they
+// follow.
 void check_shard(std::string_view door, std::string_view name, const TensorView& view, const ShardShape& expected);
 
 }  // namespace ringattn

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <cstring>
 #include <ostream>
 #include <string>
 #include <vector>
@@ -146,15 +147,14 @@ TEST_P(LatentInvariance, ThreadsAndDelivery) {
 INSTANTIATE_TEST_SUITE_P(Jobs, LatentInvariance, ::testing::ValuesIn(cases()),
                          [](const ::testing::TestParamInfo<Case>& job) { return std::string(job.param.name); });
 
-// Multiplies every row of packed [tokens, heads, inner] columns [0, inner) by its head's matrix.
-std::vector<std::byte> multiplied(const TensorView& rows, const HeadMatrices& matrices, const HeadProductSpec& spec,
-                                  MutableTensorView out) {
+// Multiplies rows by the matrices of their heads, as a caller may.
+void multiply_outside(const TensorView& rows, const HeadMatrices& matrices, const HeadProductSpec& spec,
+                      MutableTensorView out) {
   const auto& row = *choose_kernel(spec, {"cpu", "auto"}).row;
   const auto backend = row.make_backend({1, 0});
   const auto kernel = row.make_kernel(spec, *backend);
   kernel->reserve(matrices.heads);
   kernel->multiply({rows, matrices, out}, {}, {});
-  return {};
 }
 
 // A caller may multiply w_uk and w_uv in by itself: with the same product the bits are the same.
@@ -179,7 +179,7 @@ TEST(LatentOutside, QueriesAndOutputsInTheLatent) {
   }
   nope.dim = spec.head_dim;
   into.dim = spec.latent_dim;
-  multiplied(nope, matrices_of(tensors.w_uk, spec, spec.head_dim).transposed(), query_absorption(spec), into);
+  multiply_outside(nope, matrices_of(tensors.w_uk, spec, spec.head_dim).transposed(), query_absorption(spec), into);
 
   const JobResult whole = run_latent_job(job, on_the_cpu(), tensors, 1);
   for (const int world : {1, 3}) {
@@ -187,11 +187,53 @@ TEST(LatentOutside, QueriesAndOutputsInTheLatent) {
     const JobResult in_latent = run_latent_job(job, on_the_cpu(), tensors, world, {.out_in_latent = true});
     JobResult back = poisoned_latent_result(job, world);
     back.lse = in_latent.lse;
-    multiplied(
+    multiply_outside(
         dense_view(static_cast<const void*>(in_latent.out.data()), spec.dtype, rows, spec.heads, spec.latent_dim),
         matrices_of(tensors.w_uv, spec, spec.head_dim_v), value_expansion(spec),
         dense_view(static_cast<void*>(back.out.data()), spec.dtype, rows, spec.heads, spec.head_dim_v));
     EXPECT_TRUE(back.same_bits(whole)) << "world " << world;
+  }
+}
+
+// Layers that are enqueued one behind the other share a workspace, and are what they are one by one.
+TEST(LatentLayers, OneBehindTheOther) {
+  constexpr int kLayers = 3;
+  for (const LatentForm form : {LatentForm::kExpanded, LatentForm::kAbsorbed}) {
+    const LatentJob job{small_spec(Dtype::kBf16, {-1, 0}), uniform_batch(1, 400, 400), form};
+    const LatentSpec& spec = job.spec;
+    run_threads_world(2, {}, [&](Transport& transport) {
+      LatentOptions options = on_the_cpu();
+      options.ring.block_tokens = 128;
+      Latent latent(job, transport, options);
+      const LatentTensors tensors = random_latents(job, 13);
+      std::vector<std::byte> workspace(latent.workspace_bytes(), std::byte{0xff});
+      const std::int64_t rows = latent.q_rows();
+      const auto view = [&](const std::vector<std::byte>& bytes, std::int64_t count, int heads, int dim) {
+        return dense_view(static_cast<const void*>(bytes.data()), spec.dtype, count, heads, dim);
+      };
+      std::vector<std::vector<std::byte>> outs(2 * kLayers);
+      for (int i = 0; i < 2 * kLayers; ++i) {  // first one by one, then enqueued; a layer has its own matrices
+        LatentInputs inputs;
+        inputs.q = view(tensors.q, rows, spec.heads, spec.head_dim + spec.rope_dim);
+        inputs.latent = view(tensors.latent, latent.k_rows(), 1, spec.latent_dim);
+        inputs.k_rope = view(tensors.k_rope, latent.k_rows(), 1, spec.rope_dim);
+        inputs.w_uk = matrices_of(tensors.w_uk, spec, spec.head_dim);
+        inputs.w_uv = matrices_of(tensors.w_uv, spec, spec.head_dim_v);
+        inputs.w_uv.head_stride = (i % kLayers) * spec.latent_dim;
+        std::vector<std::byte>& out = outs[static_cast<std::size_t>(i)];
+        out.assign(static_cast<std::size_t>(rows * spec.heads * spec.head_dim_v) * 2, std::byte{0xff});
+        const LatentOutputs outputs{
+            dense_view(static_cast<void*>(out.data()), spec.dtype, rows, spec.heads, spec.head_dim_v), {}};
+        if (i < kLayers) {
+          latent.run(inputs, outputs, workspace);
+        } else {
+          latent.enqueue(inputs, outputs, workspace);
+        }
+      }
+      latent.wait();
+      for (std::size_t i = 0; i < kLayers; ++i) EXPECT_EQ(outs[i], outs[i + kLayers]) << "layer " << i;
+      EXPECT_NE(outs[0], outs[1]);
+    });
   }
 }
 

@@ -152,6 +152,25 @@ TEST(LatentPlan, WhatTravelsIsTheLatent) {
   });
 }
 
+// Pairs by the form's fold, and beside them the products: of each key expanded, of each query absorbed.
+TEST(LatentPlan, CountsTheProducts) {
+  const auto self = make_self_transport();
+  LatentOptions options;
+  options.ring.kernel.backend = "cpu";
+  options.ring.threads = 1;
+  for (const LatentForm form : {LatentForm::kExpanded, LatentForm::kAbsorbed}) {
+    LatentJob job = narrow_job(0, form);
+    job.batch = {{100, 1000, 900}};
+    const double pairs = 100.0 * 900.0 + 100.0 * 101.0 / 2.0;
+    const double products = latent_product_flops(job.spec) * (form == LatentForm::kExpanded ? 1000.0 : 100.0);
+    const double expected = pairs * pair_flops(form_spec(job.spec, form, 2)) + products;
+    for (const std::int64_t block : {0, 128}) {
+      options.ring.block_tokens = block;
+      EXPECT_NEAR(Latent(job, *self, options).plan().flops(), expected, 1e-9 * expected) << form_name(form);
+    }
+  }
+}
+
 // A budget that the workspace and the inputs exceed is refused; one as large as the plan says is not.
 TEST(LatentPlan, MemoryCountsTheWorkspace) {
   const LatentJob job = narrow_job(3000, LatentForm::kExpanded);

@@ -22,7 +22,7 @@ LatentJob small_job(LatentForm form) {
   spec.rope_dim = 8;
   spec.head_dim_v = 24;
   spec.latent_dim = 40;
-  return {spec, uniform_batch(1, 10, 10), form};
+  return {spec, uniform_batch(1, 400, 400), form};
 }
 
 LatentOptions on_the_cpu() {
@@ -62,7 +62,7 @@ TEST(LatentRefusals, JobsAndOptionsThatContradictThemselves) {
 
 // Inputs of zeros that fit small_job(), and where they are spoiled.
 struct RankInputs {
-  std::vector<float> numbers = std::vector<float>(4096, 0.0F);
+  std::vector<float> numbers = std::vector<float>(1 << 16, 0.0F);
   LatentInputs inputs;
   LatentOutputs outputs;
   std::vector<std::byte> workspace;

@@ -1,40 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // The promise under mpirun: each rank's rows equal those of one rank alone, byte for byte. Run at several world sizes.
 #include <gtest/gtest.h>
-#include <mpi.h>
 
-#include <cstring>
 #include <string>
 
 #include "comm/self.hpp"
+#include "tests/distributed/mpi_tally.hpp"
 #include "tests/distributed/over_mpi.hpp"
 #include "tests/support/ring_job.hpp"
 
 namespace ringattn::testing {
 namespace {
-
-// Tokens whose out and lse equal the reference's, and tokens that nobody on this rank wrote.
-struct Tally {
-  long long equal = 0;
-  long long untouched = 0;
-};
-
-Tally tally_of(const Job& job, const JobResult& result, const JobResult& reference) {
-  const JobResult poison = poisoned_result(job, 1);
-  const auto tokens = static_cast<std::size_t>(job.batch.q_tokens());
-  const std::size_t out_bytes = reference.out.size() / tokens;
-  const std::size_t heads = reference.lse.size() / tokens;
-  Tally tally;
-  for (std::size_t t = 0; t < tokens; ++t) {
-    const auto equals = [&](const JobResult& other) {
-      return std::memcmp(result.out.data() + t * out_bytes, other.out.data() + t * out_bytes, out_bytes) == 0 &&
-             std::memcmp(result.lse.data() + t * heads, other.lse.data() + t * heads, heads * sizeof(float)) == 0;
-    };
-    tally.equal += equals(reference) ? 1 : 0;
-    tally.untouched += equals(poison) ? 1 : 0;
-  }
-  return tally;
-}
 
 class MpiInvariance : public OverMpi {
  protected:
@@ -51,12 +27,7 @@ class MpiInvariance : public OverMpi {
     JobResult result = poisoned_result(job, transport.size());
     run_rank(job, options, tensors, transport, result);
 
-    const Tally mine = tally_of(job, result, reference);
-    EXPECT_EQ(mine.equal + mine.untouched, job.batch.q_tokens())
-        << what << ": a row of rank " << transport.rank() << " differs";
-    long long equal = 0;
-    MPI_Allreduce(&mine.equal, &equal, 1, MPI_LONG_LONG, MPI_SUM, MPI_COMM_WORLD);
-    EXPECT_EQ(equal, job.batch.q_tokens()) << what << ": every token is computed by exactly one rank";
+    expect_rows_of_all_ranks(job.batch.q_tokens(), result, reference, poisoned_result(job, 1), what);
   }
 };
 

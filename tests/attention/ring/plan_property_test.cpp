@@ -98,6 +98,32 @@ TEST(PlanProperty, JobsReachEveryCase) {
   EXPECT_GE(seen.halo, kOften);
 }
 
+// A limit of a block's tokens is kept, whatever the links are; a block of one tile may be longer.
+TEST(PlanProperty, LimitedBlocks) {
+  int cut = 0;
+  for_seeds(2000, [&](std::uint64_t seed) {
+    RandomJob random = random_job(seed, 2000, 12);
+    Draw draw(seed);
+    random.options.block_tokens = 0;
+    random.options.most_block_tokens = draw.size(2000);
+    random.options.overlap = draw.chance(70);
+    const JobLayout layout = random.layout();
+    const auto boundaries =
+        block_boundaries(attention_work(random.job), layout, random.kernel, random.machine, random.options);
+    for (std::size_t i = 0; i + 1 < boundaries.size(); ++i) {
+      ASSERT_LE(boundaries[i + 1] - boundaries[i],
+                std::max<std::int64_t>(random.options.most_block_tokens, random.kernel.key_tile));
+    }
+    random.options.most_block_tokens = 0;
+    const auto free =
+        block_boundaries(attention_work(random.job), layout, random.kernel, random.machine, random.options);
+    if (boundaries != free) ++cut;
+    random.options.most_block_tokens = draw.size(2000);
+    expect_promises(random, layout, seed);
+  });
+  EXPECT_TRUE(replayed_seed() || cut > 100) << cut;
+}
+
 // A budget is kept, or refused with an error that names one which is then enough.
 TEST(PlanProperty, MemoryBudgets) {
   int refused = 0;

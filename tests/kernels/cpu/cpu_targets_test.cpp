@@ -5,11 +5,15 @@
 #include <time.h>
 
 #include <algorithm>
+#include <cmath>
+#include <cstring>
 #include <string>
+#include <vector>
 
 #include "kernels/registry.hpp"
 #include "tests/support/accuracy.hpp"
 #include "tests/support/fold_runner.hpp"
+#include "tests/support/product_runner.hpp"
 
 namespace ringattn::testing {
 namespace {
@@ -60,6 +64,66 @@ TEST_P(CpuTargets, AreAccurateAndInvariant) {
           ASSERT_TRUE(fold_with(cpu_row(), inputs, other).same_bits(result)) << identity << ": " << describe(spec);
         }
       }
+    }
+  }
+}
+
+const HeadProductRow& product_row() {
+  for (const HeadProductRow& row : kernel_table<HeadProductSpec>()) {
+    if (row.name == "cpu_product") return row;
+  }
+  throw std::logic_error("no cpu_product in the table");
+}
+
+TEST_P(CpuTargets, MultiplyHeadsAccurately) {
+  const ForcedTarget forced(GetParam());
+  const std::string identity = cpu_row().make_backend({1, 0})->identity();
+  if (identity != hwy::TargetName(GetParam())) GTEST_SKIP() << "needs: a build with " << hwy::TargetName(GetParam());
+  for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16, Dtype::kF16}) {
+    for (const auto& [inner, outer] : {std::pair{8, 8}, {64, 24}, {40, 136}}) {
+      const ProductInputs inputs = normal_product_inputs({dtype, inner, outer}, 61, 2, false, 87);
+      const std::vector<std::byte> out = multiplied(product_row(), inputs);
+      expect_accurate_product(inputs, out);
+      const ProductLayout other{.threads = 2, .cuts = {1, 14, 40}, .head_by_head = true, .transposed = true, .gap = 8};
+      EXPECT_TRUE(multiplied(product_row(), inputs, other) == out) << identity << ": " << describe(inputs.spec);
+    }
+  }
+}
+
+// a · (1 + w) for every bit pattern a, where w moves the sum by nothing, by half a step of the dtype, or by a little
+// more or less: rounded as store_element() rounds. For fp16 some columns are subnormal.
+TEST_P(CpuTargets, RoundProductsToNearestEven) {
+  const ForcedTarget forced(GetParam());
+  const std::string identity = cpu_row().make_backend({1, 0})->identity();
+  if (identity != hwy::TargetName(GetParam())) GTEST_SKIP() << "needs: a build with " << hwy::TargetName(GetParam());
+  for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16}) {
+    const float half = dtype == Dtype::kBf16 ? 0x1p-8F : 0x1p-11F;
+    const float small = dtype == Dtype::kBf16 ? 1.0F : 0x1p-10F;
+    const std::pair<float, float> columns[] = {
+        {1.0F, 0.0F},         {1.0F, half},  {1.0F, -half},         {1.0F, 1.25F * half},
+        {1.0F, 0.75F * half}, {small, 0.0F}, {small, small * half}, {small, -0.5F * small * half}};
+    ProductInputs inputs = product_inputs({dtype, 8, 8}, 65'536, 1, false, [] { return 0.0F; });
+    for (std::int64_t o = 0; o < 8; ++o) {
+      inputs.set_right(0, o, 0, columns[o].first);
+      inputs.set_right(0, o, 1, columns[o].second);
+    }
+    for (std::uint32_t bits = 0; bits < 65'536; ++bits) {
+      const auto pattern = static_cast<std::uint16_t>(bits);
+      std::memcpy(inputs.left.data() + bits * 16, &pattern, 2);
+      std::memcpy(inputs.left.data() + bits * 16 + 2, &pattern, 2);
+    }
+    const std::vector<std::byte> out = multiplied(product_row(), inputs);
+    for (std::int64_t i = 0; i < 65'536 * 8; ++i) {
+      const auto a = static_cast<double>(inputs.left_at(i / 8, 0, 0));
+      const double sum = a * static_cast<double>(columns[i % 8].first) + a * static_cast<double>(columns[i % 8].second);
+      std::uint16_t expected = 0;
+      store_element(&expected, dtype, static_cast<float>(sum));
+      std::uint16_t value = 0;
+      std::memcpy(&value, out.data() + 2 * i, 2);
+      if (std::isnan(sum)) expected = dtype == Dtype::kBf16 ? 0x7fc0 : 0x7e00;  // always the same NaN
+      // Sums begin at +0, so −0 is not left of any.
+      if (sum == 0.0) expected = 0;
+      ASSERT_EQ(value, expected) << identity << ": " << a << ", column " << i % 8;
     }
   }
 }

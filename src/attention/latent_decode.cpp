@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/latent_decode.hpp"
+
+#include <fmt/format.h>
+
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "attention/latent_checks.hpp"
+#include "attention/latent_step.hpp"
+#include "attention/ring/copy_tensor.hpp"
+#include "attention/ring/handshake.hpp"
+#include "attention/shard_checks.hpp"
+#include "attention/tokens/cost.hpp"
+#include "base/error.hpp"
+#include "base/size.hpp"
+#include "comm/meeting.hpp"
+#include "kernels/registry.hpp"
+
+namespace ringattn {
+
+namespace {
+
+DecodeJob in_latent_of(const LatentDecodeJob& job) {
+  return {absorbed_spec(job.spec), job.limits, job.page_size, job.pages, true};
+}
+
+MutableTensorView room(const Buffer& buffer, Dtype dtype, std::int64_t rows, std::int64_t heads, std::int64_t dim) {
+  return dense_view(static_cast<void*>(buffer.data()), dtype, rows, heads, dim);
+}
+
+}  // namespace
+
+struct LatentDecode::Impl {
+  Impl(LatentDecodeJob the_job, Transport& the_transport, double timeout_seconds)
+      : job(std::move(the_job)), transport(the_transport), meeting(transport, Patience(timeout_seconds)) {}
+
+  std::int64_t own_rows(const LatentDecodeInputs& inputs) const {
+    return inputs.rows < 1 ? 0 : decode->owned(inputs.q.tokens / inputs.rows).count * inputs.rows;
+  }
+  std::int64_t most_rows() const { return job.limits.sequences * job.limits.rows; }
+
+  void choose_products();
+  void count_memory(std::size_t budget);
+  void allocate();
+  void check(const LatentDecodeInputs& inputs, const LatentOutputs& outputs) const;
+  DecodeInputs begin(const LatentDecodeInputs& inputs, Stream stream);
+  DecodeOutputs in_latent(const LatentDecodeInputs& inputs, const LatentOutputs& outputs) const;
+  void end(const LatentDecodeInputs& inputs, const LatentOutputs& outputs, Stream stream);
+
+  LatentDecodeJob job;
+  Transport& transport;
+  Meeting meeting;
+  std::optional<Decode> decode;
+  std::string products;  // the kernel's name
+  std::unique_ptr<HeadProductKernel> query_products;
+  std::unique_ptr<HeadProductKernel> value_products;
+  std::size_t memory = 0;
+  Buffer queries;  // [sequences · rows, heads, latent_dim + rope_dim]
+  Buffer latents;  // [own rows, heads, latent_dim]
+  Buffer rows;     // [sequences · rows, 1, latent_dim + rope_dim], new ones
+  std::unique_ptr<Marks> ended;
+};
+
+void LatentDecode::Impl::choose_products() {
+  const KernelRequest beside{std::string(decode->kernel().row->backend), "auto"};
+  const HeadProductSpec of_queries = query_absorption(job.spec);
+  const HeadProductSpec of_values = value_expansion(job.spec);
+  const HeadProductRow* const row = choose_kernel(of_queries, beside).row;
+  products = std::string(row->name);
+  query_products = row->make_kernel(of_queries, decode->backend());
+  value_products = choose_kernel(of_values, beside).row->make_kernel(of_values, decode->backend());
+}
+
+// Beside what a Decode has in the latent: q and out as the caller has them, matrices, and the products' scratch.
+void LatentDecode::Impl::count_memory(std::size_t budget) {
+  const FoldSpec given = expanded_spec(job.spec, job.spec.heads);
+  memory = decode->memory().total() +
+           static_cast<std::size_t>(most_rows() * (q_token_bytes(given) + out_token_bytes(given)) +
+                                    latent_weight_bytes(job.spec)) +
+           query_products->scratch_bytes(job.spec.heads) + value_products->scratch_bytes(job.spec.heads);
+  if (budget == 0 || memory <= budget) return;
+  fail(ErrorCode::kMemory, fmt::format("a memory budget of {} a rank is too small", counted(budget, "byte")),
+       fmt::format("{} are needed, {} of them for the cache", memory, decode->memory().cache),
+       "Use more ranks, or allow for fewer or shorter sequences.");
+}
+
+void LatentDecode::Impl::allocate() {
+  Backend& backend = decode->backend();
+  const FoldSpec spec = absorbed_spec(job.spec);
+  query_products->reserve(job.spec.heads);
+  value_products->reserve(job.spec.heads);
+  queries = backend.allocate(static_cast<std::size_t>(most_rows() * q_token_bytes(spec)));
+  latents = backend.allocate(
+      static_cast<std::size_t>(decode->owned(job.limits.sequences).count * job.limits.rows * out_token_bytes(spec)));
+  rows = backend.allocate(static_cast<std::size_t>(most_rows() * k_token_bytes(spec)));
+  ended = backend.make_marks(1, false);
+}
+
+void LatentDecode::Impl::check(const LatentDecodeInputs& inputs, const LatentOutputs& outputs) const {
+  const LatentSpec& spec = job.spec;
+  const bool has_w_uk = inputs.w_uk.data != nullptr;
+  const bool has_w_uv = inputs.w_uv.data != nullptr;
+  if (inputs.q.tokens < 0 || inputs.q.tokens > most_rows()) {
+    fail(ErrorCode::kUsage, fmt::format("a step has {} query rows", inputs.q.tokens),
+         fmt::format("steps were prepared for up to {}", most_rows()), "Prepare for larger steps, or split this one.");
+  }
+  if (has_w_uk) check_matrices("w_uk", inputs.w_uk, spec, spec.head_dim);
+  if (has_w_uv) check_matrices("w_uv", inputs.w_uv, spec, spec.head_dim_v);
+  const auto expect = [&](std::string_view name, const TensorView& view, std::int64_t tokens, int heads, int dim) {
+    check_shard("LatentDecode", name, view, {spec.dtype, tokens, heads, dim});
+  };
+  expect("q", inputs.q, inputs.q.tokens, spec.heads, (has_w_uk ? spec.head_dim : spec.latent_dim) + spec.rope_dim);
+  expect("out", outputs.out, own_rows(inputs), spec.heads, has_w_uv ? spec.head_dim_v : spec.latent_dim);
+  if (inputs.latent.data == nullptr && inputs.k_rope.data == nullptr) return;
+  expect("latent", inputs.latent, inputs.q.tokens, 1, spec.latent_dim);
+  expect("k_rope", inputs.k_rope, inputs.q.tokens, 1, spec.rope_dim);
+}
+
+// What comes before the step in the latent.
+DecodeInputs LatentDecode::Impl::begin(const LatentDecodeInputs& inputs, Stream stream) {
+  const LatentSpec& spec = job.spec;
+  const int wide = spec.latent_dim + spec.rope_dim;
+  const std::int64_t count = inputs.q.tokens;
+  DecodeInputs step;
+  step.q = inputs.q;
+  if (inputs.w_uk.data != nullptr) {
+    const MutableTensorView q = room(queries, spec.dtype, count, spec.heads, wide);
+    query_products->multiply(
+        {columns_of(inputs.q, 0, spec.head_dim), inputs.w_uk.transposed(), columns_of(q, 0, spec.latent_dim)}, stream,
+        {});
+    copy_tensor(decode->backend(), columns_of(q, spec.latent_dim, spec.rope_dim),
+                columns_of(inputs.q, spec.head_dim, spec.rope_dim), stream);
+    step.q = q;
+  }
+  step.rows = inputs.rows;
+  step.k = step.v = inputs.cache;
+  step.v.dim = spec.latent_dim;
+  step.block_table = inputs.block_table;
+  step.table_pages = inputs.table_pages;
+  step.lengths = inputs.lengths;
+  step.sinks = inputs.sinks;
+  step.grow = inputs.grow;
+  step.host_lengths = inputs.host_lengths;
+  step.host_table = inputs.host_table;
+  if (inputs.latent.data == nullptr) return step;
+  const MutableTensorView row = room(rows, spec.dtype, count, 1, wide);
+  copy_tensor(decode->backend(), columns_of(row, 0, spec.latent_dim), inputs.latent, stream);
+  copy_tensor(decode->backend(), columns_of(row, spec.latent_dim, spec.rope_dim), inputs.k_rope, stream);
+  step.k_new = row;
+  step.v_new = columns_of(row, 0, spec.latent_dim);  // the same bytes, into the same memory
+  return step;
+}
+
+DecodeOutputs LatentDecode::Impl::in_latent(const LatentDecodeInputs& inputs, const LatentOutputs& outputs) const {
+  if (inputs.w_uv.data == nullptr) return {outputs.out, outputs.lse};
+  return {room(latents, job.spec.dtype, own_rows(inputs), job.spec.heads, job.spec.latent_dim), outputs.lse};
+}
+
+void LatentDecode::Impl::end(const LatentDecodeInputs& inputs, const LatentOutputs& outputs, Stream stream) {
+  if (inputs.w_uv.data != nullptr && own_rows(inputs) > 0) {
+    value_products->multiply({in_latent(inputs, outputs).out, inputs.w_uv, outputs.out}, stream, {});
+  }
+  if (!decode->backend().is_capturing(stream)) ended->record(0, stream);
+}
+
+LatentDecode::LatentDecode(LatentDecodeJob job, Transport& transport, DecodeOptions options)
+    : impl_(std::make_unique<Impl>(std::move(job), transport, options.timeout_seconds)) {
+  Impl& impl = *impl_;
+  impl.meeting.together([&impl] { check_latent_job({impl.job.spec, {}, {}}); });
+  const std::size_t budget = options.memory_budget;
+  impl.decode.emplace(in_latent_of(impl.job), transport, std::move(options));
+  impl.meeting.together([&impl] { impl.choose_products(); });
+  handshake(impl.meeting, {{"latent job", describe(impl.job.spec)}, {"kernel of products", impl.products}});
+  impl.meeting.together([&impl, budget] {
+    impl.count_memory(budget);
+    impl.allocate();
+  });
+}
+
+LatentDecode::~LatentDecode() = default;
+LatentDecode::LatentDecode(LatentDecode&&) noexcept = default;
+
+const LatentDecodeJob& LatentDecode::job() const { return impl_->job; }
+Decode& LatentDecode::in_latent() { return *impl_->decode; }
+std::size_t LatentDecode::memory_bytes() const { return impl_->memory; }
+
+void LatentDecode::run(const LatentDecodeInputs& inputs, const LatentOutputs& outputs, Stream stream) {
+  Impl& impl = *impl_;
+  impl.meeting.together([&] { impl.check(inputs, outputs); });
+  impl.decode->run(impl.begin(inputs, stream), impl.in_latent(inputs, outputs), stream);
+  impl.end(inputs, outputs, stream);
+  impl.ended->synchronize(0, impl.meeting.patience().for_peer(), {});
+}
+
+void LatentDecode::enqueue(const LatentDecodeInputs& inputs, const LatentOutputs& outputs, Stream stream) {
+  Impl& impl = *impl_;
+  impl.check(inputs, outputs);
+  impl.decode->enqueue(impl.begin(inputs, stream), impl.in_latent(inputs, outputs), stream);
+  impl.end(inputs, outputs, stream);
+}
+
+void LatentDecode::wait() {
+  impl_->decode->wait();
+  impl_->ended->synchronize(0, impl_->meeting.patience().for_peer(), [this] { impl_->transport.progress(); });
+}
+
+}  // namespace ringattn

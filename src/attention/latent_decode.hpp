@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// The library's front door for decoding over a cache of latents: the absorbed form of latent attention
+// (kernels/latent.hpp) around a Decode (attention/decode.hpp), whose keys are the rows [c, k_r] of the cache and whose
+// values are their first latent_dim numbers, in the same memory.
+//
+//   LatentDecode decode(job, transport, options);   // collective
+//   decode.enqueue({.q = q, .cache = cache, .block_table = table, .table_pages = most_pages, .lengths = lengths,
+//                   .grow = true, .latent = c_new, .k_rope = k_rope_new, .w_uk = w_uk, .w_uv = w_uv},
+//                  {out, lse}, stream);
+//   decode.wait();
+//
+// A row's O and LSE have the bits that the same row has in an absorbed Latent over the whole sequence, with any batch,
+// page size, order of pages and number of ranks. Ranks share a cache as those of a Decode do.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "attention/decode.hpp"
+#include "attention/latent.hpp"
+
+namespace ringattn {
+
+// The same on every rank. Members as of DecodeJob.
+struct LatentDecodeJob {
+  LatentSpec spec;
+  DecodeLimits limits;
+  std::int64_t page_size = 0;
+  std::int64_t pages = 0;
+};
+
+// Members that DecodeInputs has, too, are as there.
+struct LatentDecodeInputs {
+  // [sequences · rows, heads, head_dim + rope_dim]; without w_uk in the latent: [sequences · rows, heads, latent_dim +
+  // rope_dim]
+  TensorView q;
+  int rows = 1;
+  MutableCacheView cache;  // [pages, page_size, 1, latent_dim + rope_dim]: c, then k_r; this rank's share
+  BlockTable block_table;
+  std::int64_t table_pages = 0;
+  std::int32_t* lengths = nullptr;
+  const float* sinks = nullptr;
+  bool grow = false;
+  TensorView latent;  // [sequences · rows, 1, latent_dim], new rows; no data: the cache holds them already
+  TensorView k_rope;  // [sequences · rows, 1, rope_dim], exactly where `latent` is
+  HeadMatrices w_uk;  // [heads, head_dim, latent_dim]
+  HeadMatrices w_uv;  // [heads, head_dim_v, latent_dim]; none: O stays in the latent
+  const std::int32_t* host_lengths = nullptr;
+  BlockTable host_table;
+};
+
+class LatentDecode {
+ public:
+  // As Decode's. Collective.
+  LatentDecode(LatentDecodeJob job, Transport& transport, DecodeOptions options);
+  ~LatentDecode();
+  LatentDecode(LatentDecode&&) noexcept;
+  LatentDecode& operator=(LatentDecode&&) = delete;
+
+  const LatentDecodeJob& job() const;
+  // What folds, in the latent: its kernel, backend, share of the keys and owned sequences.
+  Decode& in_latent();
+  // Bytes on the rank that needs most: cache, rows, matrices and all that is allocated.
+  std::size_t memory_bytes() const;
+
+  // As Decode's calls of the same names. out is [own rows, heads, head_dim_v], without w_uv [own rows, heads,
+  // latent_dim]. Where shapes don't fit the job, all ranks of run() throw kUsage with both shapes.
+  void run(const LatentDecodeInputs& inputs, const LatentOutputs& outputs, Stream stream = {});
+  void enqueue(const LatentDecodeInputs& inputs, const LatentOutputs& outputs, Stream stream = {});
+  void wait();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace ringattn

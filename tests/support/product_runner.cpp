@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/support/product_runner.hpp"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <string>
+
+#include "tests/support/checks.hpp"
+#include "tests/support/device_array.hpp"
+
+namespace ringattn::testing {
+
+ProductInputs normal_product_inputs(const HeadProductSpec& spec, std::int64_t rows, std::int64_t heads, bool shared,
+                                    std::uint64_t seed) {
+  std::mt19937_64 generator(seed);
+  std::normal_distribution<float> normal;
+  return product_inputs(spec, rows, heads, shared, [&] { return normal(generator); });
+}
+
+std::vector<std::byte> multiplied(const HeadProductRow& row, const ProductInputs& inputs, const ProductLayout& layout) {
+  const HeadProductSpec& spec = inputs.spec;
+  const auto element = static_cast<std::int64_t>(size_of(spec.dtype));
+  const std::unique_ptr<Backend> backend = row.make_backend({layout.threads, 0});
+  const std::unique_ptr<HeadProductKernel> kernel = row.make_kernel(spec, *backend);
+  kernel->reserve(inputs.heads);
+
+  const std::int64_t left_head = spec.inner + layout.gap;
+  const std::int64_t right_head = std::int64_t{spec.inner} * spec.outer + layout.gap;
+  const std::int64_t out_head = spec.outer + layout.gap;
+  const auto bytes = [&](std::int64_t elements) { return static_cast<std::size_t>(elements * element); };
+  std::vector<std::byte> left(bytes(inputs.rows * inputs.row_heads() * left_head), std::byte{0xff});
+  for (std::int64_t i = 0; i < inputs.rows * inputs.row_heads(); ++i) {
+    std::memcpy(left.data() + bytes(i * left_head), inputs.left.data() + bytes(i * spec.inner), bytes(spec.inner));
+  }
+  std::vector<std::byte> right(bytes(inputs.heads * right_head), std::byte{0xff});
+  for (std::int64_t head = 0; head < inputs.heads; ++head) {
+    for (std::int64_t o = 0; o < spec.outer; ++o) {
+      for (std::int64_t i = 0; i < spec.inner; ++i) {
+        const std::int64_t at = layout.transposed ? i * spec.outer + o : o * spec.inner + i;
+        std::memcpy(right.data() + bytes(head * right_head + at),
+                    inputs.right.data() + bytes((head * spec.outer + o) * spec.inner + i), bytes(1));
+      }
+    }
+  }
+  DeviceArray left_array(*backend, left.size());
+  DeviceArray right_array(*backend, right.size());
+  DeviceArray out_array(*backend, bytes(inputs.rows * inputs.heads * out_head));
+  left_array.write(left);
+  right_array.write(right);
+
+  HeadMatrices weights{right_array.data(), spec.dtype, inputs.heads, spec.outer, spec.inner, right_head, spec.inner, 1};
+  if (layout.transposed) {
+    weights.outer_stride = 1;
+    weights.inner_stride = spec.outer;
+  }
+  std::vector<std::int64_t> ends = layout.cuts;
+  ends.push_back(inputs.rows);
+  std::int64_t begin = 0;
+  for (const std::int64_t end : ends) {
+    const std::int64_t at_once = layout.head_by_head ? 1 : inputs.heads;
+    for (std::int64_t head = 0; head < inputs.heads; head += at_once) {
+      const TensorView all_left{left_array.data(),  spec.dtype, inputs.rows,
+                                inputs.row_heads(), spec.inner, inputs.row_heads() * left_head,
+                                left_head};
+      const MutableTensorView all_out{out_array.data(),        spec.dtype, inputs.rows, inputs.heads, spec.outer,
+                                      inputs.heads * out_head, out_head};
+      HeadProductTask task{all_left, weights.slice(head, at_once), all_out};
+      task.rows.data = all_left.at(begin, inputs.shared ? 0 : head);
+      task.rows.heads = inputs.shared ? 1 : at_once;
+      task.out.data = all_out.at(begin, head);
+      task.out.heads = at_once;
+      task.rows.tokens = task.out.tokens = end - begin;
+      kernel->multiply(task, backend->stream(), {});
+    }
+    begin = end;
+  }
+  backend->synchronize(backend->mark(backend->stream()), Deadline::after(60.0), {});
+
+  const std::vector<std::byte> out = out_array.read();
+  std::vector<std::byte> dense(bytes(inputs.rows * inputs.heads * spec.outer));
+  bool gaps_are_whole = true;
+  for (std::int64_t i = 0; i < inputs.rows * inputs.heads; ++i) {
+    std::memcpy(dense.data() + bytes(i * spec.outer), out.data() + bytes(i * out_head), bytes(spec.outer));
+    for (std::size_t at = bytes(i * out_head + spec.outer); at < bytes((i + 1) * out_head); ++at) {
+      gaps_are_whole &= out[at] == std::byte{0xff};
+    }
+  }
+  EXPECT_TRUE(gaps_are_whole) << "something was written beside out";
+  return dense;
+}
+
+void expect_accurate_product(const ProductInputs& inputs, const std::vector<std::byte>& out) {
+  const HeadProductSpec& spec = inputs.spec;
+  const double rounding = spec.dtype == Dtype::kBf16 ? 0x1p-8 : spec.dtype == Dtype::kF16 ? 0x1p-11 : 0x1p-24;
+  const double least = spec.dtype == Dtype::kF16 ? 0x1p-25 : 0.0;  // half a step of fp16's subnormals
+  // Each of the additions loses at most half a unit in the last place of fp32; one that truncates, twice as much.
+  const double lost = spec.inner * 0x1p-23;
+  count_check();
+  for (std::int64_t i = 0; i < inputs.rows * inputs.heads * spec.outer; ++i) {
+    const std::int64_t o = i % spec.outer;
+    const std::int64_t head = i / spec.outer % inputs.heads;
+    const std::int64_t r = i / spec.outer / inputs.heads;
+    double sum = 0.0;
+    double magnitude = 0.0;
+    for (std::int64_t k = 0; k < spec.inner; ++k) {
+      const double term = static_cast<double>(inputs.left_at(r, head, k)) * inputs.right_at(head, o, k);
+      sum += term;
+      magnitude += std::abs(term);
+    }
+    const double value = load_element(out.data() + static_cast<std::size_t>(i) * size_of(spec.dtype), spec.dtype);
+    const std::string place = fmt::format("{}: row {}, head {}, column {}", describe(spec), r, head, o);
+    if (!std::isfinite(sum)) {
+      ASSERT_TRUE(std::isnan(sum) ? std::isnan(value) : value == sum) << place << ": " << value << ", not " << sum;
+      continue;
+    }
+    ASSERT_LE(std::abs(value - sum), rounding * std::abs(sum) + 1.01 * lost * magnitude + least) << place;
+  }
+}
+
+}  // namespace ringattn::testing

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runs a kernel that multiplies heads by their matrices over made-up inputs, arranged in any of the ways that must not
+// move a bit, and checks what comes out.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "kernels/registry.hpp"
+
+namespace ringattn::testing {
+
+struct ProductInputs {
+  HeadProductSpec spec;
+  std::int64_t rows = 0;
+  std::int64_t heads = 0;
+  bool shared = false;           // all heads share a row
+  std::vector<std::byte> left;   // [rows, heads or 1, inner]
+  std::vector<std::byte> right;  // [heads, outer, inner]
+
+  std::int64_t row_heads() const { return shared ? 1 : heads; }
+  float left_at(std::int64_t row, std::int64_t head, std::int64_t i) const {
+    return load(left, (row * row_heads() + (shared ? 0 : head)) * spec.inner + i);
+  }
+  float right_at(std::int64_t head, std::int64_t o, std::int64_t i) const {
+    return load(right, (head * spec.outer + o) * spec.inner + i);
+  }
+  void set_left(std::int64_t row, std::int64_t head, std::int64_t i, float value) {
+    store(left, (row * row_heads() + (shared ? 0 : head)) * spec.inner + i, value);
+  }
+  void set_right(std::int64_t head, std::int64_t o, std::int64_t i, float value) {
+    store(right, (head * spec.outer + o) * spec.inner + i, value);
+  }
+
+ private:
+  float load(const std::vector<std::byte>& from, std::int64_t index) const {
+    return load_element(from.data() + static_cast<std::size_t>(index) * size_of(spec.dtype), spec.dtype);
+  }
+  void store(std::vector<std::byte>& to, std::int64_t index, float value) const {
+    store_element(to.data() + static_cast<std::size_t>(index) * size_of(spec.dtype), spec.dtype, value);
+  }
+};
+
+// `next()` makes the elements.
+template <typename Next>
+ProductInputs product_inputs(const HeadProductSpec& spec, std::int64_t rows, std::int64_t heads, bool shared,
+                             Next next) {
+  ProductInputs inputs{spec, rows, heads, shared, {}, {}};
+  inputs.left.resize(static_cast<std::size_t>(rows * inputs.row_heads() * spec.inner) * size_of(spec.dtype));
+  inputs.right.resize(static_cast<std::size_t>(heads * spec.outer * spec.inner) * size_of(spec.dtype));
+  for (std::vector<std::byte>* elements : {&inputs.left, &inputs.right}) {
+    for (std::size_t at = 0; at < elements->size(); at += size_of(spec.dtype)) {
+      store_element(elements->data() + at, spec.dtype, next());
+    }
+  }
+  return inputs;
+}
+
+// Standard normal elements, the same for the same seed.
+ProductInputs normal_product_inputs(const HeadProductSpec& spec, std::int64_t rows, std::int64_t heads, bool shared,
+                                    std::uint64_t seed);
+
+// What must not move a bit.
+struct ProductLayout {
+  int threads = 1;
+  std::vector<std::int64_t> cuts{};  // rows at which a new task begins, ascending
+  bool head_by_head = false;         // each in a task of its own
+  bool transposed = false;           // matrices lie [heads, inner, outer]
+  std::int64_t gap = 0;              // elements behind each head of rows, matrices and out
+};
+
+// out, [rows, heads, outer] of the dtype, dense. The test fails where something is written beside it.
+std::vector<std::byte> multiplied(const HeadProductRow& row, const ProductInputs& inputs,
+                                  const ProductLayout& layout = {});
+
+// Within one rounding to the dtype and what a sum of so many terms in fp32 can lose. NaN and ∞ stand where they stand
+// in fp64. Counts as a check.
+void expect_accurate_product(const ProductInputs& inputs, const std::vector<std::byte>& out);
+
+}  // namespace ringattn::testing
