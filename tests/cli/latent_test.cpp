@@ -59,6 +59,21 @@ TEST(LatentFiles, OfEveryFormHaveOneDigest) {
   EXPECT_EQ(digest(with_pages(with_codes(tensors), shape)), rounded);
 }
 
+TEST(LatentFiles, MayHaveQueriesInTheLatent) {
+  const TemporaryFolder folder;
+  const LatentFile shape;
+  const NamedTensors tensors = latent_tensors(shape);
+  const std::string plain = write_tensors(folder.file("plain"), tensors);
+  const std::string absorbed = write_tensors(folder.file("absorbed"), with_queries_in_latent(tensors, shape));
+  const std::string expected = digest_of_file(plain, {"--form", "absorbed"});
+  EXPECT_EQ(digest_of_file(absorbed), expected);
+  EXPECT_EQ(digest_of_file(absorbed, {"--ranks", "3"}), expected);
+  EXPECT_EQ(tool({"verify", "--input", absorbed, "--against", "oracle"}).code, 0);
+  const Finished refused = tool({"run", "--input", absorbed, "--form", "expanded"});
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_TRUE(has(refused.err, "--form expanded with queries in the latent")) << refused.err;
+}
+
 TEST(LatentFiles, TakeTheirMatricesByOtherNames) {
   const TemporaryFolder folder;
   const NamedTensors tensors = latent_tensors(LatentFile());

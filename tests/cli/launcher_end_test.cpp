@@ -85,8 +85,8 @@ TEST(LauncherEnd, MpirunThatGoesOnAfterItsRanksIsEnded) {
 }
 
 TEST(LauncherEnd, NothingOfTheJobOutlivesItOnThisHost) {
-  // A process in a session of its own that ignores SIGTERM and holds the pipes of who started the launcher. Once killed it
-  // is still there for a moment, without its pipes, on a busy host.
+  // A process in a session of its own that ignores SIGTERM and holds the pipes of who started the launcher. Once killed
+  // it is still there for a moment, without its pipes, on a busy host.
   Machine machine;
   machine.script("mpirun",
                  "case $1 in --version) echo 'mpirun (Open MPI) 4.1.4'; exit 0;; esac\n"

@@ -6,7 +6,10 @@
 #include <utility>
 
 #include "attention/tokens/page_table.hpp"
+#include "base/gpu.hpp"
+#include "kernels/head_product.hpp"
 #include "kernels/latent_rows.hpp"
+#include "kernels/registry.hpp"
 #include "kernels/synthetic.hpp"
 
 namespace ringattn::testing {
@@ -86,6 +89,38 @@ NamedTensors with_codes(NamedTensors tensors) {
   codes.bytes.resize(static_cast<std::size_t>(latent.shape[0] * bytes));
   pack_latent_rows(view_of(latent), view_of(rope), codes.bytes.data(), bytes);
   tensors["latent_fp8"] = std::move(codes);
+  return tensors;
+}
+
+NamedTensors with_queries_in_latent(NamedTensors tensors, const LatentFile& shape) {
+  const NamedTensor q = tensors["q"];
+  const NamedTensor& matrix = tensors["w_uk"];
+  const std::int64_t tokens = q.shape[0];
+  const int in_latent = shape.latent_dim + shape.rope_dim;
+  NamedTensor wide{q.dtype, {tokens, shape.heads, in_latent}, {}};
+  wide.bytes.resize(static_cast<std::size_t>(tokens * shape.heads * in_latent) * size_of(shape.dtype));
+  TensorView from = dense_view(static_cast<const void*>(q.bytes.data()), shape.dtype, tokens, shape.heads, q.shape[2]);
+  MutableTensorView to = dense_view(static_cast<void*>(wide.bytes.data()), shape.dtype, tokens, shape.heads, in_latent);
+  const auto rotary_bytes = static_cast<std::size_t>(shape.rope_dim) * size_of(shape.dtype);
+  for (std::int64_t token = 0; token < tokens; ++token) {
+    for (std::int64_t head = 0; head < shape.heads; ++head) {
+      std::memcpy(to.at(token, head) + static_cast<std::size_t>(shape.latent_dim) * size_of(shape.dtype),
+                  from.at(token, head) + static_cast<std::size_t>(shape.head_dim) * size_of(shape.dtype), rotary_bytes);
+    }
+  }
+  from.dim = shape.head_dim;
+  to.dim = shape.latent_dim;
+  const HeadProductSpec spec{shape.dtype, shape.head_dim, shape.latent_dim};
+  const auto choice = choose_kernel(spec, {"cpu", "auto"});
+  const auto backend = choice.row->make_backend({1, kNoDevice});
+  const auto kernel = choice.row->make_kernel(spec, *backend);
+  kernel->reserve(shape.heads);
+  const HeadMatrices expansion{matrix.bytes.data(), shape.dtype,
+                               shape.heads,         shape.head_dim,
+                               shape.latent_dim,    std::int64_t{shape.head_dim} * shape.latent_dim,
+                               shape.latent_dim,    1};
+  kernel->multiply({from, expansion.transposed(), to}, backend->stream(), {});
+  tensors["q"] = std::move(wide);
   return tensors;
 }
 

@@ -29,6 +29,8 @@ NamedTensors latent_tensors(const LatentFile& shape);
 // The same job with what stands there in another form. Each takes the tensors of latent_tensors().
 NamedTensors with_projection(NamedTensors tensors);  // w_uk and w_uv as kv_b_proj
 NamedTensors with_codes(NamedTensors tensors);       // latent and k_rope as latent_fp8; bf16 alone
+// Queries multiplied by w_uk by the CPU's kernel, as the absorbed form does it.
+NamedTensors with_queries_in_latent(NamedTensors tensors, const LatentFile& shape);
 // What with_codes() gives, unpacked again: the numbers that it stands for.
 NamedTensors with_rounded_codes(NamedTensors tensors);
 // Latents and rotary keys, or codes, in pages that are dealt at random; slots without a token are NaN.

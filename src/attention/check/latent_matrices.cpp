@@ -20,6 +20,7 @@ HeadMatrices read_matrices(const JobInput& input, SyntheticTensor tensor, int ou
 
 HeldMatrices::HeldMatrices(const JobInput& input, int threads) {
   matrices.spec = input.latent().spec;
+  matrices.q_in_latent = input.q_in_latent();
   matrices.w_uk = read_matrices(input, SyntheticTensor::kWeightKeys, matrices.spec.head_dim, threads, keys);
   matrices.w_uv = read_matrices(input, SyntheticTensor::kWeightValues, matrices.spec.head_dim_v, threads, values);
 }

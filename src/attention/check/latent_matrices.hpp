@@ -16,6 +16,7 @@ namespace ringattn {
 
 struct LatentMatrices {
   LatentSpec spec;
+  bool q_in_latent = false;  // queries are multiplied by w_uk already
   HeadMatrices w_uk;
   HeadMatrices w_uv;
 };

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "attention/files/list_request.hpp"
+#include "attention/files/tensor_checks.hpp"
 #include "base/error.hpp"
 #include "kernels/decode.hpp"
 #include "kernels/fold_spec.hpp"
@@ -199,9 +200,15 @@ void JobInput::take_form(std::optional<LatentForm> form) {
   latent.softcap = job_.spec.softcap;
   latent.sinks = job_.spec.sinks;
   latent_->batch = job_.batch;
-  latent_->form = form;
+  if (q_in_latent() && form == LatentForm::kExpanded) {
+    fail(ErrorCode::kUsage, {setting("form", form_name(*form)), " with queries in the latent"},
+         described(file_->tensors.q) + ", as the absorbed form folds them",
+         "Leave it out, or give queries of the heads.");
+  }
+  latent_->form = q_in_latent() ? LatentForm::kAbsorbed : form;
   check_latent_job(*latent_);
   form_ = choose_form(*latent_);
+  if (q_in_latent()) form_.reason = "queries are in the latent already";
   latent_->form = form_.form;
 }
 

@@ -90,6 +90,8 @@ class JobInput {
   // Of kLatent: the job as its front door has it, with the form that computes, and why it is that one.
   const LatentJob& latent() const { return *latent_; }
   const FormChoice& form() const { return form_; }
+  // Of kLatent: whether q is [tokens, heads, latent_dim + rope_dim], multiplied by w_uk already.
+  bool q_in_latent() const { return file_ && file_->latents && file_->latents->q_in_latent; }
   // Of a cache in pages: where each sequence's keys lie; else null.
   const PageTable* pages() const { return has_file_pages() ? &*file_->tensors.pages : dealt_.get(); }
   // Whether these are pages that lie in a file.

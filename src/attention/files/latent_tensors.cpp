@@ -138,11 +138,13 @@ void check_fit(const InputTensors& input, LatentTensors& latents) {
   }
   require(rope > 0, latents.latent, fmt::format("a rotary key stands behind the latent; {}", described(latents.w_uk)),
           kMatrices);
-  const std::int64_t nope = input.q_grid.dim - rope;
+  latents.q_in_latent = !latents.joined_weights && input.q_grid.dim == latents.latent_dim + rope &&
+                        latents.w_uk.info->shape[1] != latents.latent_dim && latents.w_uk.info->shape[1] <= kMostDims;
+  const std::int64_t nope = latents.q_in_latent ? latents.w_uk.info->shape[1] : input.q_grid.dim - rope;
   require(nope > 0, input.q,
           fmt::format("{} of its dims are rotary: {}", rope,
                       described(latents.rows == Rows::kApart ? latents.k_rope : latents.latent)),
-          "A query has the dims of w_uk's rows, and behind them the rotary ones; it is not absorbed yet.");
+          "A query has the dims of w_uk's rows, or those of the latent, and behind them the rotary ones.");
   latents.rope_dim = static_cast<int>(rope);
   latents.head_dim = static_cast<int>(nope);
   const std::vector<std::int64_t>& keys = latents.w_uk.info->shape;

@@ -2,7 +2,8 @@
 // The tensors of latent attention (kernels/latent.hpp) in a safetensors file: latents and rotary keys instead of k and
 // v, in one of the forms that caches have them in, and the matrices that expand them.
 //
-//   q                       [tokens, heads, head_dim + rope_dim], in any order of axes
+//   q                       [tokens, heads, head_dim + rope_dim], in any order of axes; or, beside w_uk, in the latent
+//                           already: [tokens, heads, latent_dim + rope_dim]
 //   latent, k_rope          [tokens, latent_dim], [tokens, rope_dim]; [batch, tokens, …] where q has such an axis
 //   latent_fp8              instead of both: U8 [tokens, bytes], rows of kernels/latent_rows.hpp
 //   latent_pages            instead of both, with block_table and lengths_k: [pages, page_size, latent_dim + rope_dim],
@@ -30,6 +31,7 @@ struct LatentTensors {
   int rope_dim = 0;
   int head_dim_v = 0;
   int latent_dim = 0;
+  bool q_in_latent = false;
   Rows rows = Rows::kApart;
   TensorSource latent;  // the rows, or all that a row has where they are not apart
   RowGrid latent_grid;  // its heads are 1; of codes, its dim is bytes

@@ -113,8 +113,10 @@ LoadedJob::LoadedJob(const JobInput& input, Latent& latent, const Meeting& meeti
   meeting.together([&] {
     const LatentSpec& spec = input.latent().spec;
     const std::vector<PackedRun> heads{{0, spec.heads}};
+    const bool in_latent = input.q_in_latent();
+    const std::int64_t q_dim = (in_latent ? spec.latent_dim : spec.head_dim) + spec.rope_dim;
     load(input,
-         {{SyntheticTensor::kQ, query_runs(input), spec.heads, spec.head_dim + spec.rope_dim, &NonFinite::q},
+         {{SyntheticTensor::kQ, query_runs(input), spec.heads, q_dim, &NonFinite::q},
           {SyntheticTensor::kLatent, key_runs(input), 1, spec.latent_dim, &NonFinite::k},
           {SyntheticTensor::kKeyRope, key_runs(input), 1, spec.rope_dim, &NonFinite::k},
           {SyntheticTensor::kWeightKeys, heads, spec.head_dim, spec.latent_dim, &NonFinite::v},
@@ -124,8 +126,9 @@ LoadedJob::LoadedJob(const JobInput& input, Latent& latent, const Meeting& meeti
       return HeadMatrices{rows.data, rows.dtype,        rows.tokens,      rows.heads,
                           rows.dim,  rows.token_stride, rows.head_stride, 1};
     };
-    LatentInputs inputs{inputs_[0],           inputs_[1],           inputs_[2],
-                        matrices(inputs_[3]), matrices(inputs_[4]), load_sinks(input)};
+    LatentInputs inputs{inputs_[0],           inputs_[1],
+                        inputs_[2],           in_latent ? HeadMatrices() : matrices(inputs_[3]),
+                        matrices(inputs_[4]), load_sinks(input)};
     run_ = [this, &latent, inputs](const BlockDone& block_done, RunMode mode) {
       return latent.run(inputs, {out_, lse_}, std::span(workspace_.data(), workspace_.bytes()), door_.backend.stream(),
                         block_done, mode);
