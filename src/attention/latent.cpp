@@ -210,7 +210,7 @@ void Latent::Impl::enqueue(const LatentInputs& inputs, const LatentOutputs& outp
                     latent_rows(buffers[1], ring->buffer_rows())};
   memory.w_uk = inputs.w_uk;
   memory.w_uv = inputs.w_uv;
-  memory.state = space.data() + places.ring.state;
+  if (forecast->plan.keeps_state) memory.state = space.data() + places.ring.state;
   memory.output = {outputs.out, outputs.lse, inputs.sinks};
   memory.keys = space.data() + places.keys;
   memory.values = space.data() + places.values;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The library's front door for multi-head latent attention (kernels/latent.hpp). What travels around the ring is the
-// latent and the rotary key of a token, which all heads share: with 128 heads 57 times fewer bytes than the keys and
+// latent and the rotary key of a token, which all heads share: with 128 heads 71 times fewer bytes than the keys and
 // values that they stand for.
 //
 //   Latent latent(job, transport, options);   // collective: form, kernels, layout, plan, memory

@@ -11,14 +11,14 @@ namespace {
 // Tokens [first, first + count).
 template <class View>
 View tokens_of(View view, std::int64_t first, std::int64_t count) {
-  view.data = view.at(first, 0);
+  if (view.data != nullptr) view.data = view.at(first, 0);
   view.tokens = count;
   return view;
 }
 
 template <class View>
 View heads_of(View view, std::int64_t first, std::int64_t count) {
-  view.data = view.at(0, first);
+  if (view.data != nullptr) view.data = view.at(0, first);
   view.heads = count;
   return view;
 }
@@ -70,13 +70,13 @@ void ExpandedStep::compute(const ArrivedBlock& block, Stream stream, const Progr
   const GatheredBlock& gathered = tools_.blocks[index];
   const KeySource source{dense(memory_.keys, spec.dtype, gathered.rows, heads_, spec.head_dim + spec.rope_dim),
                          dense(memory_.values, spec.dtype, gathered.rows, heads_, spec.head_dim_v)};
-  std::byte* state = memory_.state;
-  for (int head = 0; head < spec.heads; head += heads_, state += state_stride_) {
+  for (int head = 0; head < spec.heads; head += heads_) {
     expand(block, head, stream, progress);
     const FoldOutput output = heads_of(memory_.output, head, heads_);
     FoldTask task = block_task(tools_.plan, block, gathered.tiles, {&source, 1}, output, false);
     task.q = heads_of(memory_.q, head, heads_);
-    task.state = state;
+    const auto part = static_cast<std::size_t>(head / heads_);
+    if (memory_.state != nullptr) task.state = memory_.state + part * state_stride_;
     task.prepared = tools_.prepared[index];
     tools_.fold.fold(task, stream, progress);
   }

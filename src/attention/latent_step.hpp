@@ -19,7 +19,7 @@ namespace ringattn {
 // Columns [first, first + count) of every row of a view.
 template <class View>
 View columns_of(View view, std::int64_t first, std::int64_t count) {
-  view.data = view.at(0, 0) + first * static_cast<std::int64_t>(size_of(view.dtype));
+  if (view.data != nullptr) view.data = view.at(0, 0) + first * static_cast<std::int64_t>(size_of(view.dtype));
   view.dim = count;
   return view;
 }
@@ -36,7 +36,7 @@ struct LatentMemory {
   std::array<LatentRows, 3> sources;  // this rank's shard, and the two block buffers
   HeadMatrices w_uk;
   HeadMatrices w_uv;
-  std::byte* state = nullptr;
+  std::byte* state = nullptr;  // where Plan::keeps_state
   FoldOutput output;
   // Of the workspace, room for the largest block.
   std::byte* keys = nullptr;  // expanded: [rows, heads at a time, head_dim + rope_dim]; absorbed: [rows, 1, latent_dim
