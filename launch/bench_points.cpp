@@ -37,6 +37,9 @@ BenchJob read_job(const json& job) {
   result.decode = job.value("op", "") == op_name(Op::kDecode);
   result.keys = job.value("keys", std::int64_t{0});
   result.page_size = job.value("page_size", std::int64_t{0});
+  result.form = job.value("form", "");
+  result.rope_dim = job.value("rope_dim", 0);
+  result.latent_dim = job.value("latent_dim", 0);
   return result;
 }
 
@@ -75,6 +78,7 @@ BenchJob bench_job(const JobInput& input, std::string source) {
   const Job& job = input.job();
   const FoldSpec& spec = job.spec;
   const bool decode = input.op() == Op::kDecode;
+  const bool latent = input.op() == Op::kLatent;
   std::string mask = describe(spec.mask);
   if (spec.softcap > 0.0F) mask += fmt::format(", softcap {}", spec.softcap);
   if (spec.sinks) mask += ", sinks";
@@ -91,8 +95,11 @@ BenchJob bench_job(const JobInput& input, std::string source) {
           mask,
           std::move(source),
           decode,
-          decode ? job.batch.k_tokens() : 0,
-          decode && input.pages() != nullptr ? input.pages()->page_size : 0};
+          decode || latent ? job.batch.k_tokens() : 0,
+          decode && input.pages() != nullptr ? input.pages()->page_size : 0,
+          latent ? std::string(form_name(input.form().form)) : std::string(),
+          latent ? input.latent().spec.rope_dim : 0,
+          latent ? input.latent().spec.latent_dim : 0};
 }
 
 BenchTimes summarise(std::vector<double> milliseconds) {
@@ -126,6 +133,10 @@ void write_point(JsonWriter& json, const BenchPoint& point, std::span<const std:
   if (!job.source.empty()) json.member("source", job.source);
   if (job.decode) {
     json.member("op", op_name(Op::kDecode)).member("keys", job.keys).member("page_size", job.page_size);
+  }
+  if (!job.form.empty()) {
+    json.member("op", op_name(Op::kLatent)).member("keys", job.keys).member("form", job.form);
+    json.member("rope_dim", job.rope_dim).member("latent_dim", job.latent_dim);
   }
   json.end_object();
   json.member("layout", point.layout).member("stripe", point.stripe).member("block", point.block);

@@ -33,6 +33,10 @@ struct BenchJob {
   bool decode = false;
   std::int64_t keys = 0;       // of all sequences
   std::int64_t page_size = 0;  // tokens; 0: no pages
+  // Of latents alone, whose dims are those of the expanded keys and values.
+  std::string form = {};
+  int rope_dim = 0;
+  int latent_dim = 0;
 
   bool operator==(const BenchJob&) const = default;
   std::int64_t seq() const { return batch > 0 ? (decode ? keys : tokens) / batch : 0; }

@@ -23,9 +23,7 @@ void Sweep::measure_step(const Setting& setting) {
   ProgressDisplay progress(options_, world_.rank() == 0);
   PreparedFileJob prepared(setting.input, world_, library(setting));
   Decode& decode = prepared.decode();
-  Report report;
-  report.invocation = &invocation_;
-  gather_world(report, prepared, world_, meeting_);
+  Report report = report_of(prepared);
   if (points_.empty()) print_job(screen_, prepared, report);
 
   const bool device = decode.backend().memory() == MemoryKind::kDevice;

@@ -130,17 +130,8 @@ void Sweep::measure(const Setting& setting, bool only) {
 }
 
 void Sweep::describe(const Setting& setting) {
-  if (setting.job.decode) {
-    PreparedFileJob prepared(setting.input, world_, library(setting));
-    Report report;
-    report.invocation = &invocation_;
-    gather_world(report, prepared, world_, meeting_);
-    print_job(screen_, prepared, report);
-    return;
-  }
-  Attention attention(setting.input.job(), world_, library(setting));
-  Report report = report_of(attention);
-  print_job(screen_, setting.input, attention, report);
+  PreparedFileJob prepared(setting.input, world_, library(setting));
+  print_job(screen_, prepared, report_of(prepared));
 }
 
 Options Sweep::library(const Setting& setting) const {
@@ -149,11 +140,11 @@ Options Sweep::library(const Setting& setting) const {
   return options;
 }
 
-Report Sweep::report_of(Attention& attention) {
+Report Sweep::report_of(PreparedFileJob& prepared) {
   Report report;
   report.command = "bench";
   report.invocation = &invocation_;
-  gather_world(report, attention, world_, meeting_);
+  gather_world(report, prepared, world_, meeting_);
   return report;
 }
 
@@ -162,10 +153,11 @@ void Sweep::measure_modes(const Setting& setting) {
   const auto step = [&](std::string_view what, std::int64_t done, std::int64_t all) {
     progress.update(what, done, all);
   };
-  Attention attention(setting.input.job(), world_, library(setting));
-  Report report = report_of(attention);
-  if (points_.empty()) print_job(screen_, setting.input, attention, report);
-  LoadedJob loaded(setting.input, attention, meeting_, step);
+  PreparedFileJob prepared(setting.input, world_, library(setting));
+  Report report = report_of(prepared);
+  if (points_.empty()) print_job(screen_, prepared, report);
+  const std::unique_ptr<LoadedJob> holder = prepared.load(step);
+  LoadedJob& loaded = *holder;
 
   std::vector<RunMode> modes{options_.compute_only ? RunMode::kFoldsOnly : RunMode::kWhole};
   if (options_.against == "folds") modes.push_back(RunMode::kFoldsOnly);
@@ -179,8 +171,9 @@ void Sweep::measure_modes(const Setting& setting) {
   progress.clear();
 
   RankResult last;  // without rows: they needn't leave the device
-  last.rows = attention.q_rows();
-  gather_figures(report, attention, last, world_, meeting_);
+  last.rows =
+      total_tokens(packed_runs(prepared.ring().layout.queries.runs(world_.rank()), setting.input.job().batch.cu_q()));
+  gather_figures(report, prepared, last, world_, meeting_);
   for (std::size_t mode = 0; mode < modes.size(); ++mode) {
     BenchPoint point = point_of(setting, report);
     if (modes[mode] == RunMode::kFoldsOnly) point.mode = kFoldsMode;

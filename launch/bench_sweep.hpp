@@ -65,7 +65,7 @@ class Sweep {
 
  private:
   Options library(const Setting& setting) const;
-  Report report_of(Attention& attention);
+  Report report_of(PreparedFileJob& prepared);
   void measure_modes(const Setting& setting);
   void measure_step(const Setting& setting);  // bench_steps.cpp
   // How many samples to take of what lasts so long.

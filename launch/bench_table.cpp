@@ -38,8 +38,9 @@ std::string label(const BenchJob& job) {
                        job.page_size > 0 ? fmt::format("pages of {}", job.page_size) : "dense", job.dtype, job.heads,
                        job.kv_heads, dims_text(job), job.mask);
   }
-  return fmt::format("{} tokens, {} sequence{}, {} {}/{} x {} {}", job.tokens, job.batch, job.batch == 1 ? "" : "s",
-                     job.dtype, job.heads, job.kv_heads, dims_text(job), job.mask);
+  return fmt::format("{} tokens, {} sequence{}, {} {}/{} x {} {}{}", job.tokens, job.batch, job.batch == 1 ? "" : "s",
+                     job.dtype, job.heads, job.kv_heads, dims_text(job), job.mask,
+                     job.form.empty() ? std::string() : fmt::format(", mla {}", job.form));
 }
 
 std::vector<PointPair> pair_points(std::span<const BenchPoint> ours, std::span<const BenchPoint> theirs) {

@@ -10,6 +10,7 @@
 #include "base/error.hpp"
 #include "base/size.hpp"
 #include "base/text_file.hpp"
+#include "launch/op_flags.hpp"
 #include "launch/values.hpp"
 
 namespace ringattn {
@@ -92,6 +93,8 @@ std::string_view source_name(Source source) {
   switch (source) {
     case Source::kDefault:
       return "default";
+    case Source::kModel:
+      return "model config";
     case Source::kFile:
       return "config file";
     case Source::kEnvironment:
@@ -172,6 +175,11 @@ Config load_config(unsigned command, const std::vector<GivenFlag>& flags) {
   return config;
 }
 
+void fill_value(Config& config, std::string_view flag, const std::string& text, Source source,
+                std::string_view origin) {
+  if (const FlagRow* const row = config.value(flag).row) apply(config, *row, text, source, origin);
+}
+
 std::string print_config(const Config& config) {
   std::string text;
   for (const ConfigValue& value : config.values) {
@@ -183,6 +191,11 @@ std::string print_config(const Config& config) {
     }
     if (config.given("input") && value.row->group == FlagGroup::kShape) {
       text += fmt::format("# {} comes from the input\n", name);
+      continue;
+    }
+    const auto unknown = unknown_to(config.options.op);
+    if (!config.given(name) && std::ranges::find(unknown, name, &UnknownFlag::flag) != unknown.end()) {
+      text += fmt::format("# {} is nothing to --op {}\n", name, op_name(config.options.op));
       continue;
     }
     const bool bare =

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The layers of a configuration: flags beat the environment, the environment beats the config file, the file beats the
-// defaults. Every layer's values are read and checked, also those that a higher layer replaces.
+// The layers of a configuration: flags beat the environment, the environment beats the config file, the file beats what
+// a model's config says (model_layer.hpp), and that beats the defaults. Every layer's values are read and checked, also
+// those that a higher layer replaces.
 #pragma once
 
 #include <optional>
@@ -14,8 +15,8 @@
 
 namespace ringattn {
 
-enum class Source { kDefault, kFile, kEnvironment, kFlag };
-std::string_view source_name(Source source);  // "default", "config file", "environment", "flag"
+enum class Source { kDefault, kModel, kFile, kEnvironment, kFlag };
+std::string_view source_name(Source source);  // "default", "model config", "config file", "environment", "flag"
 
 struct ConfigValue {
   const FlagRow* row = nullptr;
@@ -29,7 +30,7 @@ struct Config {
 
   const ConfigValue& value(std::string_view flag) const;
   // Whether a user, in any layer, gave the flag a value.
-  bool given(std::string_view flag) const { return value(flag).source != Source::kDefault; }
+  bool given(std::string_view flag) const { return value(flag).source > Source::kModel; }
   // "--seq (environment)", for messages.
   std::string origin(std::string_view flag) const;
 };
@@ -37,6 +38,10 @@ struct Config {
 // Merges the layers. Throws kUsage for a value that its flag doesn't take, an unknown RINGATTN_ variable or key, and
 // kFile when the config file can't be read.
 Config load_config(unsigned command, const std::vector<GivenFlag>& flags);
+
+// Gives a flag of the subcommand a value that no user gave; nothing where the subcommand has no such flag. `origin`
+// names the value in messages. Throws kUsage for one that the flag doesn't take.
+void fill_value(Config& config, std::string_view flag, const std::string& text, Source source, std::string_view origin);
 
 // The layer of a config file alone, from its text: (flag, value) pairs. Throws kUsage.
 std::vector<GivenFlag> read_config_text(unsigned command, std::string_view text, std::string_view name);

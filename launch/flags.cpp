@@ -62,6 +62,13 @@ constexpr TensorRow kTensors[] = {
     TensorRow{"v_pages", &InputNames::v_pages},
     TensorRow{"block_table", &InputNames::block_table},
     TensorRow{"lengths_k", &InputNames::lengths_k},
+    TensorRow{"latent", &InputNames::latent},
+    TensorRow{"k_rope", &InputNames::k_rope},
+    TensorRow{"latent_fp8", &InputNames::latent_fp8},
+    TensorRow{"latent_pages", &InputNames::latent_pages},
+    TensorRow{"w_uk", &InputNames::w_uk},
+    TensorRow{"w_uv", &InputNames::w_uv},
+    TensorRow{"kv_b_proj", &InputNames::kv_b_proj},
     TensorRow{"cu_seqlens_q", &InputNames::cu_seqlens_q},
     TensorRow{"cu_seqlens_k", &InputNames::cu_seqlens_k},
     TensorRow{"q_offset", &InputNames::q_offset},
@@ -102,7 +109,8 @@ constexpr FlagRow kTable[] = {
     // Input
     {"input", 0, kJobs, FlagGroup::kInput, FlagKind::kText, "FILE", "",
      "safetensors file, or its *.index.json, with tensors q, k, v and, if wanted, cu_seqlens_q, cu_seqlens_k, "
-     "q_offset, sinks; or with q and a paged cache: k_pages, v_pages, block_table, lengths_k",
+     "q_offset, sinks; or with q and a paged cache: k_pages, v_pages, block_table, lengths_k; or with q and latents (mla): "
+     "latent, k_rope, w_uk, w_uv, for which latent_fp8, latent_pages and kv_b_proj may stand",
      set_path<&JobOptions::input>, "in.safetensors"},
     {"tensors", 0, kJobs, FlagGroup::kInput, FlagKind::kText, "q=NAME,k=NAME,v=NAME", "",
      "other names of the input's tensors, e.g. q=layers.3.q; the optional ones too", set_tensors, "q=layers.3.q,k=layers.3.k"},
@@ -124,11 +132,11 @@ constexpr FlagRow kTable[] = {
      }, "htd"},
 
     // Shape
-    {"op", 0, kJobs, FlagGroup::kShape, FlagKind::kText, "attention|decode", "attention",
+    {"op", 0, kJobs, FlagGroup::kShape, FlagKind::kText, "attention|decode|mla", "attention",
      "what computes synthetic input; a file's tensors say it. decode: a few rows at the end of each of many cached "
-     "sequences, with the same bits",
+     "sequences, with the same bits; mla: keys and values expanded from latents",
      [](JobOptions& options, std::string_view text) {
-       constexpr std::string_view kChoices[] = {"attention", "decode"};
+       constexpr std::string_view kChoices[] = {"attention", "decode", "mla"};
        options.op = static_cast<Op>(parse_choice(text, kChoices));
      }},
     {"seq", 0, kRun | kVerify, FlagGroup::kShape, FlagKind::kSize, "TOKENS", "16k", "tokens of each sequence",
@@ -156,14 +164,24 @@ constexpr FlagRow kTable[] = {
     {"total-tokens", 0, kBench, FlagGroup::kShape, FlagKind::kSize, "TOKENS", "",
      "batches of short sequences: as many as make so many tokens, at least one; instead of --batch",
      set_tokens<&JobOptions::total_tokens, 1>, "64k"},
-    {"heads", 0, kJobs, FlagGroup::kShape, FlagKind::kNumber, "H", "8", "query heads",
+    {"heads", 0, kJobs, FlagGroup::kShape, FlagKind::kNumber, "H", "8", "query heads; 16 for --op mla",
      set_count<&JobOptions::heads, 1 << 16>},
     {"kv-heads", 0, kJobs, FlagGroup::kShape, FlagKind::kNumber, "HK", "2",
-     "K/V heads; they divide the query heads", set_count<&JobOptions::kv_heads, 1 << 16>},
-    {"head-dim", 0, kJobs, FlagGroup::kShape, FlagKind::kNumber, "D", "128", "dimension of q and k; `ringattn info` says what kernels take",
+     "K/V heads; they divide the query heads (--op mla has none)", set_count<&JobOptions::kv_heads, 1 << 16>},
+    {"head-dim", 0, kJobs, FlagGroup::kShape, FlagKind::kNumber, "D", "128", "dimension of q and k, for --op mla without the rotary part; `ringattn info` says what kernels take",
      set_count<&JobOptions::head_dim, 1 << 16>},
     {"head-dim-v", 0, kJobs, FlagGroup::kShape, FlagKind::kNumber, "DV", "",
      "dimension of v and out [head-dim]", set_count<&JobOptions::head_dim_v, 1 << 16>, "128"},
+    {"rope-dim", 0, kJobs, FlagGroup::kShape, FlagKind::kNumber, "DR", "64",
+     "of --op mla: dimension of the rotary part of q and k", set_count<&JobOptions::rope_dim, 1 << 16>},
+    {"latent-dim", 0, kJobs, FlagGroup::kShape, FlagKind::kNumber, "DL", "512",
+     "of --op mla: dimension of the latents that keys and values are expanded from", set_count<&JobOptions::latent_dim, 1 << 16>},
+    {"model-config", 0, kJobs, FlagGroup::kShape, FlagKind::kText, "FILE", "",
+     "config.json of a model of Hugging Face: heads, dims, window, scale and soft-cap of its attention, where no flag says "
+     "them; beside a file of tensors, the last three", set_path<&JobOptions::model_config>, "config.json"},
+    {"layer", 0, kJobs, FlagGroup::kShape, FlagKind::kNumber, "N", "",
+     "layer of --model-config, from 0 on, where layers differ",
+     [](JobOptions& options, std::string_view text) { options.layer = parse_integer(text, 0, 1 << 16); }, "0"},
     {"dtype", 0, kJobs, FlagGroup::kShape, FlagKind::kText, "bf16|fp16|fp32", "bf16",
      "type of q, k, v and out",
      [](JobOptions& options, std::string_view text) {
@@ -194,6 +212,15 @@ constexpr FlagRow kTable[] = {
      [](JobOptions& options, std::string_view text) {
        options.block_mask = parse_text(text, "a pattern such as window:4k+global:128, or the name of a file");
      }, "window:4k+global:128"},
+    {"form", 0, kJobs, FlagGroup::kNumerics, FlagKind::kText, "expanded|absorbed|auto", "auto",
+     "of mla: what is folded, keys and values of every head, or the latents themselves. Each form has bits of its own; "
+     "auto takes the one that costs less for the shape, and says which",
+     [](JobOptions& options, std::string_view text) {
+       constexpr std::string_view kChoices[] = {"expanded", "absorbed", "auto"};
+       const std::size_t choice = parse_choice(text, kChoices);
+       options.form.reset();
+       if (choice < 2) options.form = static_cast<LatentForm>(choice);
+     }},
     {"softmax-scale", 0, kJobs, FlagGroup::kNumerics, FlagKind::kNumber, "X", "",
      "scores are multiplied by it [1/sqrt(head-dim)]",
      [](JobOptions& options, std::string_view text) { options.softmax_scale = parse_fp32(text, -1e30, 1e30); }, "0.125"},

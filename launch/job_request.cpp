@@ -7,39 +7,17 @@
 
 #include "base/environment.hpp"
 #include "base/error.hpp"
+#include "launch/op_flags.hpp"
 
 namespace ringattn {
 
 namespace {
 
-constexpr std::string_view kShapeFlags[] = {"op",    "seq",      "q-len",    "page-size",  "batch",
-                                            "heads", "kv-heads", "head-dim", "head-dim-v", "dtype"};
-
-// What decoding has nothing of: rows stand at the end of their keys, which ranks deal by groups and nobody sends.
-constexpr std::string_view kNotOfDecode[] = {"query-offset", "layout",   "stripe", "block",
-                                             "overlap",      "checksum", "trace",  "compute-only"};
+constexpr std::string_view kShapeFlags[] = {"op",       "seq",      "q-len",      "page-size", "batch",      "heads",
+                                            "kv-heads", "head-dim", "head-dim-v", "rope-dim",  "latent-dim", "dtype"};
 
 // Shape flags that say how a result is come by, and don't decide it.
-constexpr std::string_view kWaysAlone[] = {"op", "page-size"};
-
-// Refuses flags that the op doesn't know.
-void check_op(const Config& config, Op op) {
-  if (op != Op::kDecode) {
-    if (config.given("page-size") && config.options.page_size > 0) {
-      fail(ErrorCode::kUsage, fmt::format("{} needs --op decode", config.origin("page-size")), "only a cache has pages",
-           "Add --op decode, or leave it out.");
-    }
-    return;
-  }
-  for (const std::string_view flag : kNotOfDecode) {
-    if (!config.given(flag)) continue;
-    const bool file = config.given("input");
-    fail(ErrorCode::kUsage,
-         fmt::format("{} contradicts {}", config.origin(flag), file ? "a file with a cache" : config.origin("op")),
-         "decoding has no such setting: rows stand at the end of their keys, which ranks deal by groups",
-         file ? "Leave it out." : "Leave it out, or use --op attention.");
-  }
-}
+constexpr std::string_view kWaysAlone[] = {"op", "page-size", "model-config", "layer"};
 
 void check_source(const Config& config, bool require_source) {
   const bool file = config.given("input");
@@ -90,6 +68,11 @@ FileMetadata deciding_values(const Config& config) {
   for (const ConfigValue& value : config.values) {
     const FlagGroup group = value.row->group;
     const bool way = std::find(std::begin(kWaysAlone), std::end(kWaysAlone), value.row->name) != std::end(kWaysAlone);
+    const auto unknown = unknown_to(config.options.op);
+    if (!config.given(value.row->name) &&
+        std::ranges::find(unknown, value.row->name, &UnknownFlag::flag) != unknown.end()) {
+      continue;
+    }
     const bool decides = group == FlagGroup::kInput || group == FlagGroup::kNumerics ||
                          (group == FlagGroup::kShape && !config.given("input") && !way);
     if (decides && !value.text.empty()) metadata.emplace_back(fmt::format("config.{}", value.row->name), value.text);
@@ -122,6 +105,8 @@ SyntheticInput synthetic_input(const Config& config, std::int64_t seq) {
   input.kv_heads = options.kv_heads;
   input.head_dim = options.head_dim;
   input.head_dim_v = options.head_dim_v;
+  input.rope_dim = options.rope_dim;
+  input.latent_dim = options.latent_dim;
   input.dtype = options.dtype;
   input.order = options.order;
   return input;
@@ -129,7 +114,8 @@ SyntheticInput synthetic_input(const Config& config, std::int64_t seq) {
 
 Numerics numerics_of(const Config& config) {
   const JobOptions& options = config.options;
-  return {mask_of(config), options.softmax_scale, options.softcap, options.query_offset, options.block_mask};
+  return {mask_of(config),      options.softmax_scale, options.softcap,
+          options.query_offset, options.block_mask,    options.form};
 }
 
 JobInput open_input(const Config& config, bool require_source) {

@@ -29,7 +29,7 @@ void print_head(const Screen& screen, const JobInput& input, const KernelEntry& 
                              report.ranks == 1 ? "" : "s", hosts, hosts == 1 ? "" : "s", report.transport,
                              reason.empty() || reason == "forced" ? "" : fmt::format(" (passed over: {})", reason)));
   screen.context(fmt::format("input: {}", input.source()));
-  screen.context(fmt::format("job: {}{}", report.op == Op::kDecode ? "decode, " : "", describe(input.job())));
+  screen.context(fmt::format("job: {}{}", report.op == Op::kDecode ? "decode, " : "", describe(input)));
   const std::string per_rank =
       kernel.backend == "cpu" ? fmt::format(", {} thread{} a rank", threads, threads == 1 ? "" : "s") : "";
   screen.context(fmt::format("kernel: {}{}; {}", report.kernel, per_rank, report.kernel_reason));
@@ -43,24 +43,37 @@ void print_devices(const Screen& screen, const Report& report) {
 
 }  // namespace
 
-void print_job(const Screen& screen, const JobInput& input, const Attention& attention, const Report& report) {
-  print_head(screen, input, *attention.kernel().row, attention.options().threads, report);
-  if (input.pages() != nullptr) {
+namespace {
+
+void print_ring(const Screen& screen, const JobInput& input, const RingDoor& door, const Report& report) {
+  print_head(screen, input, *door.kernel.row, door.options.threads, report);
+  if (report.plan->latents) {
+    const PlanFigures::Latents& latents = *report.plan->latents;
+    screen.context(fmt::format("form: {} ({}); {} at a time", latents.form, latents.reason,
+                               counted(static_cast<std::uint64_t>(latents.heads_at_a_time), "head")));
+    screen.context(fmt::format("latents: {} moved instead of {} of keys and values",
+                               format_bytes(static_cast<double>(report.plan->bytes_moved)),
+                               format_bytes(static_cast<double>(latents.bytes_moved_expanded))));
+  }
+  if (input.pages() != nullptr && input.op() == Op::kLatent) {
+    screen.context("cache: read into rows");
+  } else if (input.pages() != nullptr) {
     screen.context("cache: read into rows; sequences of many queries, or of unequally many, are not decoded");
   }
   screen.context(fmt::format("layout: {}; {} block{}, {} moved, {} planned for a rank",
-                             layout_text(attention.layout().request), report.plan->blocks,
-                             report.plan->blocks == 1 ? "" : "s",
+                             layout_text(door.layout.request), report.plan->blocks, report.plan->blocks == 1 ? "" : "s",
                              format_bytes(static_cast<double>(report.plan->bytes_moved)),
                              format_bytes(static_cast<double>(report.plan->memory_per_rank))));
   print_devices(screen, report);
-  for (std::size_t block = 0; block < attention.plan().blocks.size(); ++block) {
-    const BlockPlan& plan = attention.plan().blocks[block];
+  for (std::size_t block = 0; block < door.plan.blocks.size(); ++block) {
+    const BlockPlan& plan = door.plan.blocks[block];
     screen.detail(fmt::format("block {}: keys {} to {}; rank 0 receives {}, folds {:.3f} GFLOP", block,
                               plan.first_token, plan.last_token, format_bytes(static_cast<double>(plan.bytes_received)),
                               plan.flops / 1e9));
   }
 }
+
+}  // namespace
 
 std::string cache_text(const JobInput& input) {
   if (input.pages() == nullptr) return "dense";
@@ -85,7 +98,7 @@ void print_job(const Screen& screen, PreparedFileJob& prepared, const Report& re
   if (prepared.input().op() == Op::kDecode) {
     print_step(screen, prepared.input(), prepared.decode(), prepared.step(), report);
   } else {
-    print_job(screen, prepared.input(), prepared.attention(), report);
+    print_ring(screen, prepared.input(), prepared.ring(), report);
   }
 }
 

@@ -15,12 +15,10 @@ namespace ringattn {
 // "striped, stripe 128 tokens"
 std::string layout_text(const LayoutRequest& request);
 
-// World, input, job, kernel, layout and plan of a job that is about to run.
-void print_job(const Screen& screen, const JobInput& input, const Attention& attention, const Report& report);
-// The same of a decoding step.
+// World, input, job, kernel, cache and plan of a decoding step that is about to run.
 void print_step(const Screen& screen, const JobInput& input, const Decode& decode, const StepForecast& step,
                 const Report& report);
-// Whichever it is.
+// The same of any job; of those that go around the ring the layout too.
 void print_job(const Screen& screen, PreparedFileJob& prepared, const Report& report);
 
 // "dense", "40 pages of 64 tokens, head-major": how the cache lies that a step reads.

@@ -37,12 +37,17 @@ struct JobOptions {
   int kv_heads = 2;
   int head_dim = 128;
   std::optional<int> head_dim_v;  // absent: head_dim
+  int rope_dim = 64;              // of mla, as the next
+  int latent_dim = 512;
+  std::string model_config;           // file that the shape comes from; empty: none
+  std::optional<std::int64_t> layer;  // of the model, where layers differ
   Dtype dtype = Dtype::kBf16;
 
   // Numerics
   MaskKind mask = MaskKind::kCausal;
   std::optional<std::int64_t> query_offset;
-  std::string block_mask;  // a pattern or a file; empty: none
+  std::string block_mask;          // a pattern or a file; empty: none
+  std::optional<LatentForm> form;  // of mla; absent: by the shape
   std::int64_t window_left = -1;
   std::int64_t window_right = -1;
   std::optional<double> softmax_scale;  // absent: 1 / √head_dim

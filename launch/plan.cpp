@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "base/host.hpp"
+#include "attention/job/planned_job.hpp"
 #include "base/json_writer.hpp"
 #include "base/size.hpp"
 #include "comm/world.hpp"
@@ -57,9 +57,9 @@ struct WorldFigures {
   double rate_per_rank() const { return seconds > 0.0 ? flops() / seconds / world : 0.0; }
 };
 
-WorldFigures plan_world(const Job& job, const Options& options, const FoldKernel& kernel, Route route, int world) {
-  const Forecasts forecasts(job, options, kernel, route, world);
-  WorldFigures figures{world, job.batch.q_tokens(), forecasts.layout(), {}, {}, 0, 0, 0, 0.0, 0.0};
+WorldFigures plan_world(const RingJob& job, const Options& options, Route route, int world) {
+  const Forecasts forecasts(job, options, route, world);
+  WorldFigures figures{world, job.work.batch.q_tokens(), forecasts.layout(), {}, {}, 0, 0, 0, 0.0, 0.0};
   for (int rank = 0; rank < world; ++rank) {
     const Plan plan = forecasts.plan(rank);
     const Prediction prediction = predict(plan, options.machine, options.overlap);
@@ -225,19 +225,20 @@ int plan_job(const Invocation& invocation) {
   // What is forced is meant for another machine, perhaps; what is not is this one's.
   const bool forced = options.backend != "auto" || options.kernel != "auto";
   const KernelPlace place = forced ? KernelPlace::kAnywhere : KernelPlace::kHere;
-  const FoldChoice choice = choose_kernel(inputs.front().job().spec, library.kernel, place);
-  const std::unique_ptr<Backend> backend =
-      choice.row->make_backend({library.threads > 0 ? library.threads : usable_processors().count, kNoDevice});
-  if (library.machine == MachineModel{}) library.machine = default_machine(*choice.row, *backend);
-  const std::unique_ptr<FoldKernel> kernel = choice.row->make_kernel(inputs.front().job().spec, *backend);
+  std::optional<PlannedJob> planned(std::in_place, inputs.front(), library, place);
+  const KernelEntry& row = *planned->kernel().row;
+  if (library.machine == MachineModel{}) library.machine = default_machine(row, planned->backend());
 
-  check_as_run(config, *backend);
-  const Route route = planned_route(config, *choice.row);
+  check_as_run(config, planned->backend());
+  const Route route = planned_route(config, row);
   const std::string tool = version_line();
   screen.context(tool.substr(0, tool.size() - 1));
-  screen.context(fmt::format(
-      "job: {}", inputs.size() == 1 ? describe(inputs.front().job()) : describe(inputs.front().job().spec)));
-  screen.context(fmt::format("kernel: {}; tiles of {} keys", choice.reason, kernel->key_tile()));
+  const JobInput& one = inputs.front();
+  const std::string shape = inputs.size() == 1        ? describe(one)
+                            : one.op() == Op::kLatent ? describe(one.latent().spec)
+                                                      : describe(one.job().spec);
+  screen.context(fmt::format("job: {}", shape));
+  screen.context(fmt::format("kernel: {}; tiles of {} keys", planned->kernel().reason, planned->key_tile()));
   screen.context(fmt::format("machine: {}; {:.4g} GFLOP/s and {:.4g} GB/s a rank, latency {:.4g} us",
                              library.machine.name, library.machine.flops_per_second / 1e9,
                              library.machine.link_bytes_per_second / 1e9, library.machine.latency_seconds * 1e6));
@@ -246,14 +247,19 @@ int plan_job(const Invocation& invocation) {
   JsonWriter json;
   json.begin_object();
   write_document_head(json, "plan", invocation);
-  json.member("kernel", choice.row->name).key("rows").begin_array();
+  json.member("op", op_name(inputs.front().op())).member("kernel", row.name).key("rows").begin_array();
   Table summary({std::begin(kSummary), std::end(kSummary)});
   std::optional<Error> misfit;
   std::size_t fitting = 0;
   for (const JobInput& input : inputs) {
+    planned.emplace(input, library, place);
+    if (input.op() == Op::kLatent) {
+      screen.context(fmt::format("{} tokens, form: {} ({})", input.job().batch.k_tokens(), form_name(input.form().form),
+                                 input.form().reason));
+    }
     for (const std::int64_t world : options.world) {
       try {
-        const WorldFigures figures = plan_world(input.job(), library, *kernel, route, static_cast<int>(world));
+        const WorldFigures figures = plan_world(planned->ring(), library, route, static_cast<int>(world));
         if (rows == 1) {
           screen.context(fmt::format("layout: {}", layout_text(figures.layout.request)));
           print_owners(screen, figures);

@@ -27,6 +27,7 @@
 #include "launch/commands.hpp"
 #include "launch/help.hpp"
 #include "launch/library_exit.hpp"
+#include "launch/model_layer.hpp"
 #include "launch/outputs.hpp"
 #include "launch/report.hpp"
 #include "launch/report_file.hpp"
@@ -122,6 +123,7 @@ Request read_arguments(const std::vector<std::string>& arguments) {
         return request;
       }
       request.invocation.config = load_config(request.command->bit, line.flags);
+      fill_from_model(request.invocation.config);
       JobOptions& options = request.invocation.config.options;
       if (options.quiet && options.verbose) {
         const Config& config = request.invocation.config;

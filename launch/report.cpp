@@ -51,17 +51,21 @@ void write_texts(JsonWriter& json, std::string_view name, const std::vector<std:
 }
 
 // The job itself, wherever its shape came from.
-void write_job(JsonWriter& json, const std::optional<Job>& job, Op op) {
+void write_job(JsonWriter& json, const Report& report) {
+  const std::optional<Job>& job = report.job;
   if (!job) {
     json.key("op").null().key("job").null();
     return;
   }
-  json.member("op", op_name(op)).key("job");
+  json.member("op", op_name(report.op)).key("job");
   const FoldSpec& spec = job->spec;
   json.begin_object().member("dtype", dtype_name(spec.dtype)).member("heads", spec.heads);
   json.member("kv_heads", spec.kv_heads).member("head_dim", spec.head_dim).member("head_dim_v", spec.head_dim_v);
   json.member("mask", describe(spec.mask)).member("softmax_scale", static_cast<double>(spec.softmax_scale));
   json.member("softcap", static_cast<double>(spec.softcap)).member("sinks", spec.sinks);
+  if (report.latents) {
+    json.member("rope_dim", report.latents->rope_dim).member("latent_dim", report.latents->latent_dim);
+  }
   json.member("sequences", static_cast<std::int64_t>(job->batch.sequences.size()));
   json.member("q_tokens", job->batch.q_tokens()).member("k_tokens", job->batch.k_tokens()).end_object();
 }
@@ -83,6 +87,10 @@ void write_plan(JsonWriter& json, const std::optional<PlanFigures>& plan) {
     json.member("bytes_read", plan->bytes_read);
     write_memory(json, *plan->memory);
   }
+  if (plan->latents) {
+    json.member("form", plan->latents->form).member("heads_at_a_time", plan->latents->heads_at_a_time);
+    json.member("bytes_moved_expanded", plan->latents->bytes_moved_expanded);
+  }
   json.end_object();
 }
 
@@ -101,7 +109,7 @@ void write_measurements(JsonWriter& json, const Report& report) {
   for (const char* name : {"median", "p10", "p90"}) json.member(name, milliseconds);
   json.end_object();
   json.member("tflops_per_rank", report.flops_per_second_per_rank() / 1e12);
-  if (report.op == Op::kAttention) {
+  if (report.op != Op::kDecode) {
     json.member("exposed_ms", report.most_exposed_seconds() * 1e3);
   } else {
     json.key("exposed_ms").null();  // nobody has measured it
@@ -186,7 +194,7 @@ std::string report_text(const Report& report) {
     write_texts(json, "devices", report.devices);
     json.end_object();
   }
-  write_job(json, report.job, report.op);
+  write_job(json, report);
   if (report.kernel.empty()) {
     json.key("kernel").null();
   } else {
@@ -321,16 +329,31 @@ std::size_t peak_of(Backend& backend, const Transport& world) {
 
 }  // namespace
 
-void gather_world(Report& report, Attention& attention, Transport& world, const Meeting& meeting) {
-  gather_ranks(report, attention.backend(), *attention.kernel().row, attention.kernel().reason, world, meeting);
-  report.flops = job_flops(attention.job());
-  report.job = attention.job();
-  report.op = Op::kAttention;
-  const Plan& plan = attention.plan();
+namespace {
+
+// Of attention and of latents.
+void gather_ring(Report& report, PreparedFileJob& prepared, Transport& world, const Meeting& meeting) {
+  const RingDoor door = prepared.ring();
+  gather_ranks(report, door.backend, *door.kernel.row, door.kernel.reason, world, meeting);
+  const JobInput& input = prepared.input();
+  report.job = input.job();
+  report.op = input.op();
+  report.flops = job_flops(input.job());
+  const Plan& plan = door.plan;
   PlanFigures figures;
   figures.blocks = static_cast<std::int64_t>(plan.blocks.size());
-  figures.layout = layout_name(attention.layout().request.kind);
-  figures.stripe = attention.layout().request.stripe;
+  figures.layout = layout_name(door.layout.request.kind);
+  figures.stripe = door.layout.request.stripe;
+  if (input.op() == Op::kLatent) {
+    report.latents = input.latent().spec;
+    figures.latents = PlanFigures::Latents{std::string(form_name(input.form().form)), input.form().reason,
+                                           prepared.latent().heads_at_a_time(), 0};
+    for (const std::int64_t bytes : meeting.gather_values(prepared.latent().expanded_bytes_received())) {
+      figures.latents->bytes_moved_expanded += bytes;
+    }
+    report.flops = visible_pairs(input.job()) *
+                   pair_flops(form_spec(input.latent().spec, input.form().form, input.latent().spec.heads));
+  }
   figures.predicted_seconds = 0.0;
   struct Mine {
     std::int64_t bytes_received;
@@ -338,13 +361,15 @@ void gather_world(Report& report, Attention& attention, Transport& world, const 
     double seconds;
   };
   for (const Mine& theirs :
-       meeting.gather_values(Mine{plan.bytes_received(), plan.memory_bytes, attention.prediction().seconds})) {
+       meeting.gather_values(Mine{plan.bytes_received(), plan.memory_bytes, door.prediction.seconds})) {
     figures.bytes_moved += theirs.bytes_received;
     figures.memory_per_rank = std::max(figures.memory_per_rank, theirs.memory);
     figures.predicted_seconds = std::max(*figures.predicted_seconds, theirs.seconds);
   }
   report.plan = figures;
 }
+
+}  // namespace
 
 void gather_step(Report& report, const JobInput& input, Decode& decode, const StepForecast& step, Transport& world,
                  const Meeting& meeting) {
@@ -367,18 +392,20 @@ void gather_world(Report& report, PreparedFileJob& prepared, Transport& world, c
   if (prepared.input().op() == Op::kDecode) {
     gather_step(report, prepared.input(), prepared.decode(), prepared.step(), world, meeting);
   } else {
-    gather_world(report, prepared.attention(), world, meeting);
+    gather_ring(report, prepared, world, meeting);
   }
 }
 
-void gather_figures(Report& report, Attention& attention, const RankResult& result, Transport& world,
-                    const Meeting& meeting) {
-  const Plan& plan = attention.plan();
+namespace {
+
+void gather_ring_figures(Report& report, const RingDoor& door, const RankResult& result, Transport& world,
+                         const Meeting& meeting) {
+  const Plan& plan = door.plan;
   RankFigures mine;
   mine.seconds = result.stats.seconds;
   mine.exposed_seconds = result.stats.exposed_seconds;
   mine.flops = plan.flops();
-  mine.memory_peak = peak_of(attention.backend(), world);
+  mine.memory_peak = peak_of(door.backend, world);
   mine.memory_planned = plan.memory_bytes;
   mine.tokens = result.rows;
   mine.bytes_received = plan.bytes_received();
@@ -386,6 +413,8 @@ void gather_figures(Report& report, Attention& attention, const RankResult& resu
   mine.non_finite = result.non_finite;
   report.figures = meeting.gather_values(mine);
 }
+
+}  // namespace
 
 void gather_step_figures(Report& report, Decode& decode, const StepForecast& step, const RankResult& result,
                          Transport& world, const Meeting& meeting) {
@@ -404,7 +433,7 @@ void gather_figures(Report& report, PreparedFileJob& prepared, const RankResult&
   if (prepared.input().op() == Op::kDecode) {
     gather_step_figures(report, prepared.decode(), prepared.step(), result, world, meeting);
   } else {
-    gather_figures(report, prepared.attention(), result, world, meeting);
+    gather_ring_figures(report, prepared.ring(), result, world, meeting);
   }
 }
 

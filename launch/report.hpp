@@ -44,6 +44,14 @@ struct PlanFigures {
   // Of decoding, whose blocks are the groups of the longest sequence, and whose stripe is one of them.
   std::optional<DecodeMemory> memory;
   double bytes_read = 0.0;  // of the cache, by all ranks together
+  // Of latents.
+  struct Latents {
+    std::string form;
+    std::string reason;
+    int heads_at_a_time = 0;
+    std::int64_t bytes_moved_expanded = 0;  // what would be moved if K and V of all heads travelled
+  };
+  std::optional<Latents> latents;
 };
 
 struct Report {
@@ -54,7 +62,8 @@ struct Report {
   std::vector<std::string> hosts;    // of each rank
   std::vector<std::string> devices;  // of each rank
   std::optional<Job> job;
-  Op op = Op::kAttention;  // of `job`
+  Op op = Op::kAttention;             // of `job`
+  std::optional<LatentSpec> latents;  // of kLatent, whose job is that of the expanded keys and values
   std::string kernel;
   std::string kernel_reason;
   std::optional<PlanFigures> plan;
@@ -93,10 +102,7 @@ int run_reported(std::string_view command, const Invocation& invocation, Transpo
                  const std::function<int(Report&)>& job);
 
 // Collective; every rank gets all.
-void gather_world(Report& report, Attention& attention, Transport& world, const Meeting& meeting);
 void gather_world(Report& report, PreparedFileJob& prepared, Transport& world, const Meeting& meeting);
-void gather_figures(Report& report, Attention& attention, const RankResult& result, Transport& world,
-                    const Meeting& meeting);
 void gather_figures(Report& report, PreparedFileJob& prepared, const RankResult& result, Transport& world,
                     const Meeting& meeting);
 // Of a step that `decode` does.

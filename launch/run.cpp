@@ -109,8 +109,9 @@ void print_details(const Report& report, const Screen& screen) {
     total.v += figures.non_finite.v;
   }
   if (total.q + total.k + total.v > 0) {
-    screen.context(
-        fmt::format("note: {} values of q, {} of k and {} of v are NaN or infinite", total.q, total.k, total.v));
+    const bool latents = report.op == Op::kLatent;
+    screen.context(fmt::format("note: {} values of q, {} of {} and {} of {} are NaN or infinite", total.q, total.k,
+                               latents ? "latents and rotary keys" : "k", total.v, latents ? "matrices" : "v"));
   }
 }
 

@@ -39,10 +39,15 @@ ShapeRequest request_of(const Config& config, const Options& library, const Tran
 
 // What a shape is: of attention ranks, layout and blocks, of decoding ranks and pages.
 std::vector<std::string> row_of(const Shape& shape, const ShapeResult& result, const JobInput& input) {
-  if (input.op() == Op::kAttention) {
-    return {fmt::format("{}", shape.ranks), std::string(layout_name(shape.layout.kind)),
-            shape.layout.stripe > 0 ? fmt::format("{}", shape.layout.stripe) : "auto",
-            shape.block > 0 ? fmt::format("{}", shape.block) : "auto", fmt::format("{}", result.blocks)};
+  if (input.op() != Op::kDecode) {
+    std::vector<std::string> row{fmt::format("{}", shape.ranks), std::string(layout_name(shape.layout.kind)),
+                                 shape.layout.stripe > 0 ? fmt::format("{}", shape.layout.stripe) : "auto",
+                                 shape.block > 0 ? fmt::format("{}", shape.block) : "auto",
+                                 fmt::format("{}", result.blocks)};
+    if (input.op() == Op::kLatent) {
+      row.push_back(shape.heads_at_a_time > 0 ? fmt::format("{}", shape.heads_at_a_time) : "auto");
+    }
+    return row;
   }
   const std::int64_t own = input.pages() == nullptr ? 0 : input.pages()->page_size;
   const std::int64_t page_size = shape.page_size.value_or(own);
@@ -71,8 +76,8 @@ bool verify_shapes(const Invocation& invocation, const JobInput& input, Options 
     gather_world(report, prepared, world, meeting);
     print_job(screen, prepared, report);
     const ShapeRequest request = request_of(config, library, world);
-    shapes = steps ? step_shapes_of(request, input) : shapes_of(request, input.job(), prepared.tiles().key_tile);
-    library.machine = steps ? machine_of(library, prepared) : prepared.attention().options().machine;
+    shapes = steps ? step_shapes_of(request, input) : shapes_of(request, input, prepared.tiles().key_tile);
+    library.machine = steps ? machine_of(library, prepared) : prepared.ring().options.machine;
   }
   screen.context(fmt::format("{} shapes, bit for bit", shapes.size()));
   if (config.options.dry_run) {
@@ -83,10 +88,11 @@ bool verify_shapes(const Invocation& invocation, const JobInput& input, Options 
   ProgressDisplay progress(config.options, world.rank() == 0);
   std::optional<Difference> first;
   std::int64_t done = 0;
-  Table table(steps
-                  ? std::vector<Table::Column>{{"ranks"}, {"op"}, {"page", "(tokens)"}, {"groups"}, {"verdict"}}
-                  : std::vector<Table::Column>{
-                        {"ranks"}, {"layout"}, {"stripe", "(tokens)"}, {"block", "(tokens)"}, {"blocks"}, {"verdict"}});
+  std::vector<Table::Column> columns{{"ranks"}, {"layout"}, {"stripe", "(tokens)"}, {"block", "(tokens)"}, {"blocks"}};
+  if (steps) columns = {{"ranks"}, {"op"}, {"page", "(tokens)"}, {"groups"}};
+  if (input.op() == Op::kLatent) columns.push_back({"heads", "at a time"});
+  columns.push_back({"verdict"});
+  Table table(columns);
   run_shapes(input, library, shapes, world, [&](const Shape& shape, const ShapeResult& result) {
     std::vector<std::string> row = row_of(shape, result, input);
     row.emplace_back(done == 0 ? "baseline" : (result.difference ? "FAIL" : "PASS"));

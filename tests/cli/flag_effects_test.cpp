@@ -53,6 +53,10 @@ Words bench_words() {
   return {"bench", "--seq", "50", "--heads", "2", "--kv-heads", "1", "--head-dim", "8", "--samples", "2"};
 }
 
+Words latent_words() {
+  return {"run", "--op", "mla", "--synthetic", "7", "--seq", "50", "--heads", "2", "--head-dim", "8"};
+}
+
 // The line of a benchmark's only point.
 std::string bench_line(const Words& flags) { return out_of(bench_words() + Words{"--jsonl", "-"} + flags); }
 
@@ -101,6 +105,35 @@ const std::map<std::string_view, std::function<void()>>& effects() {
          const std::string out = out_of(Words{"run", "--op", "decode", "--q-len", "2"} + small_job());
          EXPECT_TRUE(has(out, "# cache: dense")) << out;
          EXPECT_EQ(digest_of(out), digest({"--q-len", "2"}));
+       }},
+      {"rope-dim",
+       [] {
+         EXPECT_TRUE(has(out_of(latent_words() + Words{"--rope-dim", "16"}), "head_dim 8+16/8")) << "rope-dim";
+       }},
+      {"latent-dim",
+       [] {
+         EXPECT_TRUE(has(out_of(latent_words() + Words{"--latent-dim", "32"}), "latent 32"));
+       }},
+      {"form",
+       [] {
+         const std::string absorbed = out_of(latent_words() + Words{"--form", "absorbed"});
+         EXPECT_TRUE(has(absorbed, "# form: absorbed")) << absorbed;
+         EXPECT_NE(digest_of(absorbed), digest_of(out_of(latent_words() + Words{"--form", "expanded"})));
+       }},
+      {"model-config",
+       [] {
+         const TemporaryFolder folder;
+         const std::string config = folder.write("config.json", R"({"num_attention_heads": 4, "head_dim": 16})");
+         EXPECT_TRUE(has(out_of({"run", "--synthetic", "7", "--seq", "50", "--model-config", config}), " 4   4   16 "));
+       }},
+      {"layer",
+       [] {
+         const TemporaryFolder folder;
+         const std::string config = folder.write("config.json", R"({"num_attention_heads": 4, "head_dim": 16,
+           "sliding_window": 8, "layer_types": ["full_attention", "sliding_attention"]})");
+         const Words job{"run", "--synthetic", "7", "--seq", "50", "--model-config", config, "--layer"};
+         EXPECT_TRUE(has(out_of(job + Words{"1"}), " window:7"));
+         EXPECT_TRUE(has(out_of(job + Words{"0"}), " causal"));
        }},
       {"q-len",
        [] {

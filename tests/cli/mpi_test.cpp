@@ -52,6 +52,23 @@ TEST(Mpi, VerifiesEveryWorldUpToItsOwn) {
   EXPECT_TRUE(run.out.ends_with("PASS\n")) << run.out;
 }
 
+TEST(Mpi, LatentsHaveTheBytesOfOneRank) {
+  const Words latents{"--op", "mla",        "--synthetic", "7",          "--seq", "300",          "--heads",
+                      "4",    "--head-dim", "16",          "--rope-dim", "8",     "--latent-dim", "32"};
+  const TemporaryFolder folder;
+  for (const char* form : {"expanded", "absorbed"}) {
+    const std::string one = folder.file(std::string(form) + "1");
+    const std::string many = folder.file(std::string(form) + "3");
+    const Words job = Words{"run", "--form", form} + latents;
+    ASSERT_EQ(tool(job + Words{"--output", one}).code, 0);
+    const Finished run = mpi_tool(3, job + Words{"--output", many});
+    ASSERT_EQ(run.code, 0) << run.err;
+    EXPECT_TRUE(read_whole(one) == read_whole(many));
+  }
+  const Finished verified = mpi_tool(3, Words{"verify"} + latents);
+  EXPECT_EQ(verified.code, 0) << verified.out << verified.err;
+}
+
 TEST(Mpi, FailuresAreOneMessageAndOneCode) {
   const TemporaryFolder folder;
   const std::string bad = folder.write("bad.safetensors", "nonsense");

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -72,10 +73,13 @@ class StraightforwardRow {
     });
   }
 
+  // Behind finish().
+  float lse() const { return max_ + std::log(whole_sum()); }
+
   // O of each dim, rounded to the dtype.
   std::vector<float> finish() {
     close_run();
-    const float sum = sum_ + (sink_ == -kInfinity ? 0.0F : std::exp(sink_ - max_));
+    const float sum = whole_sum();
     std::vector<float> out;
     for (const float o : o_) out.push_back(rounded(spec_.dtype, sum == 0.0F ? 0.0F : o / sum));
     return out;
@@ -98,6 +102,8 @@ class StraightforwardRow {
     const float x = rounded(spec_.dtype, s) * spec_.softmax_scale;
     return spec_.softcap > 0.0F ? spec_.softcap * std::tanh(x / spec_.softcap) : x;
   }
+
+  float whole_sum() const { return sum_ + (sink_ == -kInfinity ? 0.0F : std::exp(sink_ - max_)); }
 
   void close_run() {
     sum_ += std::exchange(run_sum_, 0.0F);
@@ -184,9 +190,12 @@ void note_misplaced(Accuracy& accuracy, const RowSample& sample) {
   if (accuracy.misplaced++ == 0) accuracy.first_misplaced = sample;
 }
 
-void judge_out(const FoldSpec& spec, CheckedRow& row, const std::vector<double>& oracle, const TensorView& out,
-               Accuracy& accuracy) {
-  const std::vector<float> straightforward = row.straightforward.finish();
+void round_all(Dtype dtype, std::vector<float>& values) {
+  for (float& value : values) value = rounded(dtype, value);
+}
+
+void judge_out(const FoldSpec& spec, const CheckedRow& row, const std::vector<double>& oracle,
+               const std::vector<float>& straightforward, const TensorView& out, Accuracy& accuracy) {
   const std::byte* at = out.at(row.row, row.sample.head);
   for (std::size_t i = 0; i < oracle.size(); ++i, at += size_of(spec.dtype)) {
     const auto value = static_cast<double>(load_element(at, spec.dtype));
@@ -208,14 +217,22 @@ void judge_out(const FoldSpec& spec, CheckedRow& row, const std::vector<double>&
   }
 }
 
-void judge_lse(const FoldSpec& spec, const CheckedRow& row, double oracle, double value, Accuracy& accuracy) {
+void judge_lse(const FoldSpec& spec, bool latents, const CheckedRow& row, double oracle, double value,
+               Accuracy& accuracy) {
   if (kind_of(value) != kind_of(static_cast<double>(static_cast<float>(oracle)))) {
     note_misplaced(accuracy, row.sample);
     return;
   }
   if (!std::isfinite(value)) return;
-  const double allowed = spec.dtype == Dtype::kF32 ? kLseRelativeF32 * std::max(1.0, std::abs(oracle))
-                                                   : std::max(kLseAbsolute16Bit, kLseRelative16Bit * std::abs(oracle));
+  double allowed = spec.dtype == Dtype::kF32 ? kLseRelativeF32 * std::max(1.0, std::abs(oracle))
+                                             : std::max(kLseAbsolute16Bit, kLseRelative16Bit * std::abs(oracle));
+  if (latents) {
+    allowed = 1.0;  // until check_result() knows
+    const double simple = std::abs(static_cast<double>(row.straightforward.lse()) - oracle);
+    if (std::isfinite(simple)) {
+      accuracy.straightforward_lse_error = std::max(accuracy.straightforward_lse_error, simple);
+    }
+  }
   const double error = std::abs(value - oracle) / allowed;
   if (error > accuracy.lse_error || accuracy.lse_allowed == 0.0) {
     accuracy.lse_error = error;
@@ -232,9 +249,12 @@ void check_sequence(const AccuracyInputs& inputs, std::size_t sequence, std::int
   const Sequence& shape = inputs.job.batch.sequences[sequence];
   std::vector<CheckedRow> rows;
   std::vector<OracleRow> oracles;
-  const Buffer q_bytes = allocate_host(static_cast<std::size_t>(spec.heads) * static_cast<std::size_t>(spec.head_dim) *
-                                       size_of(spec.dtype));
-  const MutableTensorView q = dense_view(static_cast<void*>(q_bytes.data()), spec.dtype, 1, spec.heads, spec.head_dim);
+  const LatentMatrices* const latents = inputs.latents;
+  const bool through_w_uk = latents != nullptr && !latents->q_in_latent;
+  const int q_dim = through_w_uk ? latents->spec.head_dim + latents->spec.rope_dim : spec.head_dim;
+  const Buffer q_bytes =
+      allocate_host(static_cast<std::size_t>(spec.heads) * static_cast<std::size_t>(q_dim) * size_of(spec.dtype));
+  const MutableTensorView q = dense_view(static_cast<void*>(q_bytes.data()), spec.dtype, 1, spec.heads, q_dim);
   KeyRange range{shape.k_len, 0};
   for (const auto& [sample, row] : samples) {
     const PackedRun run{sample.token, sample.token + 1};
@@ -243,8 +263,13 @@ void check_sequence(const AccuracyInputs& inputs, std::size_t sequence, std::int
     load_row(q, 0, sample.head, q_row);
     const std::int64_t position = sample.token - origin_q + shape.q_offset;
     const ListedKeys listed = listed_keys(inputs.job.lists.get(), spec.heads, sequence, sample.head, position);
-    oracles.emplace_back(spec, sample.head, position, shape.k_len, std::vector<double>(q_row.begin(), q_row.end()),
-                         listed);
+    std::vector<double> exact(q_row.begin(), q_row.end());
+    if (through_w_uk) {
+      exact = query_in_latent<double>(*latents, sample.head, q_row);
+      q_row = query_in_latent<float>(*latents, sample.head, q_row);
+      round_all(spec.dtype, q_row);
+    }
+    oracles.emplace_back(spec, sample.head, position, shape.k_len, std::move(exact), listed);
     const float sink = spec.sinks ? inputs.sinks[sample.head] : -kInfinity;
     const TileRange tiles =
         Visibility(spec.mask, shape.k_len).tiles(position, {inputs.kernel.query_tile, inputs.kernel.key_tile});
@@ -272,8 +297,15 @@ void check_sequence(const AccuracyInputs& inputs, std::size_t sequence, std::int
     std::vector<double> expected;
     const double sink = spec.sinks ? static_cast<double>(inputs.sinks[rows[i].sample.head]) : 0.0;
     const double expected_lse = oracles[i].finish(sink, expected);
-    judge_out(spec, rows[i], expected, out, accuracy);
-    judge_lse(spec, rows[i], expected_lse, static_cast<double>(lse.at(rows[i].row, rows[i].sample.head)), accuracy);
+    std::vector<float> straightforward = rows[i].straightforward.finish();
+    if (latents != nullptr) {
+      expected = out_of_latent<double>(*latents, rows[i].sample.head, expected);
+      straightforward = out_of_latent<float>(*latents, rows[i].sample.head, straightforward);
+      round_all(spec.dtype, straightforward);
+    }
+    judge_out(spec, rows[i], expected, straightforward, out, accuracy);
+    judge_lse(spec, latents != nullptr, rows[i], expected_lse,
+              static_cast<double>(lse.at(rows[i].row, rows[i].sample.head)), accuracy);
     ++accuracy.rows;
   }
 }
@@ -340,6 +372,7 @@ Accuracy combine(const Meeting& meeting, const Accuracy& mine) {
       all.worst = theirs.worst;
     }
     all.straightforward_error = std::max(all.straightforward_error, theirs.straightforward_error);
+    all.straightforward_lse_error = std::max(all.straightforward_lse_error, theirs.straightforward_lse_error);
     if (theirs.lse_error > all.lse_error || all.lse_allowed == 0.0) {
       all.lse_error = theirs.lse_error;
       all.lse_allowed = theirs.lse_allowed;
@@ -359,21 +392,37 @@ Accuracy check_result(const Meeting& meeting, const JobInput& input, const Kerne
       input.read(tensor, wanted, rows, threads);
     };
   };
-  const Job& job = input.job();
-  const AccuracyInputs inputs{job,
-                              kernel,
-                              input.sinks().empty() ? nullptr : input.sinks().data(),
-                              reader(SyntheticTensor::kQ),
-                              reader(SyntheticTensor::kK),
-                              reader(SyntheticTensor::kV),
-                              threads};
+  Job job = input.job();
+  AccuracyInputs inputs{job,
+                        kernel,
+                        input.sinks().empty() ? nullptr : input.sinks().data(),
+                        reader(SyntheticTensor::kQ),
+                        reader(SyntheticTensor::kK),
+                        reader(SyntheticTensor::kV),
+                        threads};
+  std::optional<HeldMatrices> latents;
+  if (input.op() == Op::kLatent) {
+    meeting.together([&] { latents.emplace(input, threads); });
+    job.spec = absorbed_spec(input.latent().spec);
+    inputs.latents = &latents->matrices;
+    inputs.k = [&](std::span<const PackedRun> wanted, const MutableTensorView& rows) {
+      read_latent_keys(input, wanted, rows, threads);
+    };
+    inputs.v = reader(SyntheticTensor::kLatent);
+  }
   const std::vector<RowSample> samples = sample_rows(job, count, kSampleSeed);
   // One rank may own all the sampled rows; a processor computes some 1e9 products a second in fp64.
   const double products = static_cast<double>(samples.size()) * static_cast<double>(job.batch.k_tokens()) *
                           (job.spec.head_dim + job.spec.head_dim_v);
   Accuracy mine;
   meeting.together([&] { mine = check_rows(inputs, samples, runs, out, lse); }, products * 1e-9);
-  return combine(meeting, mine);
+  Accuracy all = combine(meeting, mine);
+  if (latents && all.lse_allowed > 0.0) {
+    all.lse_allowed = 2.0 * all.straightforward_lse_error +
+                      (job.spec.dtype == Dtype::kF32 ? kLatentLseAbsoluteF32 : kLseAbsolute16Bit);
+    all.lse_error /= all.lse_allowed;
+  }
+  return all;
 }
 
 }  // namespace ringattn

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "attention/check/latent_matrices.hpp"
 #include "attention/files/job_input.hpp"
 #include "attention/ring/plan.hpp"
 #include "attention/tokens/job.hpp"
@@ -24,6 +25,8 @@ inline constexpr double kOutSlack = 1e-6;             // absolute, beside twice 
 inline constexpr double kLseRelativeF32 = 1e-5;       // of max(1, |lse|)
 inline constexpr double kLseAbsolute16Bit = 1e-3;     // or, for large lse,
 inline constexpr double kLseRelative16Bit = 0x1p-21;  // an fp32 score can't be told any finer
+// Of latents, whose queries or keys are rounded once more: beside twice the straightforward error, as of out.
+inline constexpr double kLatentLseAbsoluteF32 = 1e-4;
 
 // A query row of one head, by packed token.
 struct RowSample {
@@ -48,6 +51,9 @@ struct AccuracyInputs {
   ReadRows k;
   ReadRows v;
   int threads = 1;  // that compute
+  // Of latents, dense matrices, and `job` is that of the absorbed form: k are the rows [latent, rotary key], v the
+  // latents, and q and out are those of the heads. Null: of attention.
+  const LatentMatrices* latents = nullptr;
 };
 
 // Plain bytes: ranks tell each other.
@@ -57,8 +63,9 @@ struct Accuracy {
   double error = 0.0;         // of those, the greatest
   RowSample worst;
   double straightforward_error = 0.0;
-  double lse_error = 0.0;    // the greatest, as a part of what is allowed
-  double lse_allowed = 0.0;  // there; 0: no lse is finite
+  double straightforward_lse_error = 0.0;  // of latents
+  double lse_error = 0.0;                  // the greatest, as a part of what is allowed
+  double lse_allowed = 0.0;                // there; 0: no lse is finite
   RowSample worst_lse;
   std::int64_t misplaced = 0;  // values that are NaN or infinite where the oracle's are not, or the other way round
   RowSample first_misplaced;

@@ -50,7 +50,7 @@ Golden golden_of(const JobInput& input, std::string_view kernel, const std::stri
   golden.build_id = build_id();
   golden.kernel = kernel;
   golden.target = target;
-  golden.job = fmt::format("{}; {}; scale {};{}", input.seed() ? input.source() : "a file", describe(job),
+  golden.job = fmt::format("{}; {}; scale {};{}", input.seed() ? input.source() : "a file", describe(input),
                            job.spec.softmax_scale, sequences);
   return golden;
 }

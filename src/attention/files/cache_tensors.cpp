@@ -199,14 +199,22 @@ bool holds_cache(const SafetensorsFile& file, const InputNames& names) {
   return pages;
 }
 
+void read_paging(const SafetensorsFile& file, const InputNames& names, const RowGrid& pool, InputTensors& input) {
+  const TensorSource table = file.tensor(names.block_table.value_or("block_table"));
+  const TensorSource lengths = file.tensor(names.lengths_k.value_or("lengths_k"));
+  refuse_lists(file, names);
+  input.used.insert(input.used.end(), {table, lengths});
+  const std::vector<std::int64_t> keys = read_lengths(lengths, table, pool.length);
+  input.sequences = sequences_of(file, names, input, keys);
+  input.pages = read_table(table, pool, keys);
+}
+
 InputTensors find_cache(const SafetensorsFile& file, const InputNames& names, std::optional<AxisOrder> order,
                         std::optional<AxisOrder> page_order) {
   InputTensors input;
   input.q = file.tensor(names.q.value_or("q"));
   input.k = file.tensor(names.k_pages.value_or("k_pages"));
   input.v = file.tensor(names.v_pages.value_or("v_pages"));
-  const TensorSource table = file.tensor(names.block_table.value_or("block_table"));
-  const TensorSource lengths = file.tensor(names.lengths_k.value_or("lengths_k"));
   input.q_grid = row_grid(input.q, order);
   input.dtype = row_dtype(input.q);
   check_axes(input.k);
@@ -215,15 +223,9 @@ InputTensors find_cache(const SafetensorsFile& file, const InputNames& names, st
   input.k_grid = pages_grid(input.k, pages);
   input.v_grid = pages_grid(input.v, pages);
   check_pages(input);
-  refuse_lists(file, names);
-  input.used = {input.q, input.k, input.v, table, lengths};
-  const std::vector<std::int64_t> keys = read_lengths(lengths, table, input.k_grid.length);
-  input.sequences = sequences_of(file, names, input, keys);
-  input.pages = read_table(table, input.k_grid, keys);
-  if (const auto sinks = find_optional(file, names.sinks, "sinks")) {
-    input.used.push_back(*sinks);
-    input.sinks = read_sinks(*sinks, input.q_grid.heads);
-  }
+  input.used = {input.q, input.k, input.v};
+  read_paging(file, names, input.k_grid, input);
+  read_sinks(file, names, input);
   return input;
 }
 

@@ -19,4 +19,8 @@ bool holds_cache(const SafetensorsFile& file, const InputNames& names);
 InputTensors find_cache(const SafetensorsFile& file, const InputNames& names, std::optional<AxisOrder> order,
                         std::optional<AxisOrder> page_order);
 
+// The sequences and the table of a cache whose pages lie in `pool`, a page an entry of the batch, as the file's
+// block_table, lengths_k and cu_seqlens_q say. Throws kFile.
+void read_paging(const SafetensorsFile& file, const InputNames& names, const RowGrid& pool, InputTensors& input);
+
 }  // namespace ringattn

@@ -10,18 +10,25 @@ namespace ringattn {
 
 namespace {
 
-InputTensors find_tensors(const SafetensorsFile& file, const FileInput& input) {
-  if (holds_cache(file, input.names)) return find_cache(file, input.names, input.order, input.page_order);
+InputTensors find_tensors(const SafetensorsFile& file, const FileInput& input, std::optional<LatentTensors>& latents) {
+  const bool latent = holds_latents(file, input.names);
+  if (!latent && holds_cache(file, input.names)) {
+    return find_cache(file, input.names, input.order, input.page_order);
+  }
   if (input.page_order) {
     fail(ErrorCode::kUsage, {setting("page_order", axis_order_name(*input.page_order)), " without pages"},
-         file.path() + " holds no paged cache", "Leave it out, or check the tensors' names.");
+         file.path() + " holds no paged keys and values", "Leave it out, or check the tensors' names.");
   }
-  return find_input(file, input.names, input.order);
+  if (!latent) return find_input(file, input.names, input.order);
+  auto [tensors, found] = find_latents(file, input.names, input.order);
+  latents = found;
+  return std::move(tensors);
 }
 
 }  // namespace
 
-InputFile::InputFile(const FileInput& input) : request(input), file(input.path), tensors(find_tensors(file, input)) {}
+InputFile::InputFile(const FileInput& input)
+    : request(input), file(input.path), tensors(find_tensors(file, input, latents)) {}
 
 std::shared_ptr<const InputFile> open_input_file(const FileInput& input) {
   static std::mutex mutex;

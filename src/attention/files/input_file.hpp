@@ -8,12 +8,13 @@
 #include <string>
 
 #include "attention/files/input_tensors.hpp"
+#include "attention/files/latent_tensors.hpp"
 #include "attention/files/safetensors_file.hpp"
 
 namespace ringattn {
 
-// The tensors of a job in a safetensors file or its index: q, k and v, or q and a paged cache, and what may stand
-// beside them.
+// The tensors of a job in a safetensors file or its index: q, k and v, or q and a paged cache, or q and latents, and
+// what may stand beside them.
 struct FileInput {
   std::string path;
   InputNames names = {};
@@ -29,7 +30,8 @@ struct InputFile {
 
   FileInput request;
   SafetensorsFile file;
-  InputTensors tensors;
+  std::optional<LatentTensors> latents;  // of latent attention
+  InputTensors tensors;                  // of all ops, found last
 };
 
 // Opened now, or by another rank of this process that still holds it, if the path leads to the same file in the same

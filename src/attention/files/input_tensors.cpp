@@ -50,6 +50,8 @@ void check_shapes(const InputTensors& input) {
   }
 }
 
+}  // namespace
+
 SequenceList read_sequences(const SafetensorsFile& file, const InputNames& names, InputTensors& input) {
   const auto cu_q = find_optional(file, names.cu_seqlens_q, "cu_seqlens_q");
   const auto cu_k = find_optional(file, names.cu_seqlens_k, "cu_seqlens_k");
@@ -95,7 +97,12 @@ SequenceList read_sequences(const SafetensorsFile& file, const InputNames& names
   }
 }
 
-}  // namespace
+void read_sinks(const SafetensorsFile& file, const InputNames& names, InputTensors& input) {
+  const auto sinks = find_optional(file, names.sinks, "sinks");
+  if (!sinks) return;
+  input.used.push_back(*sinks);
+  input.sinks = read_sinks(*sinks, input.q_grid.heads);
+}
 
 RowGrid InputTensors::out_grid() const {
   RowGrid grid = q_grid;
@@ -115,10 +122,7 @@ InputTensors find_input(const SafetensorsFile& file, const InputNames& names, st
   check_shapes(input);
   input.used = {input.q, input.k, input.v};
   input.sequences = read_sequences(file, names, input);
-  if (const auto sinks = find_optional(file, names.sinks, "sinks")) {
-    input.used.push_back(*sinks);
-    input.sinks = read_sinks(*sinks, input.q_grid.heads);
-  }
+  read_sinks(file, names, input);
   return input;
 }
 

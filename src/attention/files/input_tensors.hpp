@@ -15,10 +15,13 @@
 namespace ringattn {
 
 // What to look for. A name that isn't set is the role's own ("q", "cu_seqlens_k") and, for the last four, optional; a
-// name that is set must be there. The second row is that of a paged cache, instead of k and v.
+// name that is set must be there. The second row is that of a paged cache, instead of k and v; the third and fourth are
+// those of latent attention (latent_tensors.hpp).
 struct InputNames {
   std::optional<std::string> q, k, v;
   std::optional<std::string> k_pages, v_pages, block_table, lengths_k;
+  std::optional<std::string> latent, k_rope, latent_fp8, latent_pages;
+  std::optional<std::string> w_uk, w_uv, kv_b_proj;
   std::optional<std::string> cu_seqlens_q, cu_seqlens_k, q_offset, sinks;
 
   bool operator==(const InputNames&) const = default;
@@ -45,5 +48,12 @@ struct InputTensors {
 
 // Of q, k and v. Throws kFile, naming the tensor, its shape and what it disagrees with.
 InputTensors find_input(const SafetensorsFile& file, const InputNames& names, std::optional<AxisOrder> order);
+
+// What ops share. The sequences of packed or batched rows, whose tokens q_grid and k_grid count: from cu_seqlens and
+// q_offset, or one for each entry of the batch. The lists that there are join `used`. Throws kFile.
+SequenceList read_sequences(const SafetensorsFile& file, const InputNames& names, InputTensors& input);
+
+// A logit for each of q's heads, where the file has them. Throws kFile.
+void read_sinks(const SafetensorsFile& file, const InputNames& names, InputTensors& input);
 
 }  // namespace ringattn

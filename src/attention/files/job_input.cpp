@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "attention/files/list_request.hpp"
+#include "attention/files/tensor_checks.hpp"
 #include "base/error.hpp"
 #include "kernels/decode.hpp"
 #include "kernels/fold_spec.hpp"
@@ -25,6 +26,10 @@ bool decodes(const SequenceList& sequences) {
     if (s.q_len != sequences[0].q_len || s.k_len > std::numeric_limits<std::int32_t>::max()) return false;
   }
   return !sequences.empty() && sequences[0].q_len >= 1 && sequences[0].q_len <= kMostDecodeRows;
+}
+
+bool is_matrix(SyntheticTensor tensor) {
+  return tensor == SyntheticTensor::kWeightKeys || tensor == SyntheticTensor::kWeightValues;
 }
 
 // What decode steps can't be, of a synthetic one.
@@ -47,7 +52,15 @@ void check_decode(const SyntheticInput& input, std::int64_t q_len) {
 
 }  // namespace
 
-std::string_view op_name(Op op) { return op == Op::kDecode ? "decode" : "attention"; }
+std::string_view op_name(Op op) {
+  constexpr std::string_view kNames[] = {"attention", "decode", "mla"};
+  return kNames[static_cast<std::size_t>(op)];
+}
+
+std::string describe(const JobInput& input) {
+  if (input.op() != Op::kLatent) return describe(input.job());
+  return fmt::format("{}, {}, {}", op_name(Op::kLatent), form_name(input.form().form), describe(input.latent()));
+}
 
 JobInput::JobInput(const InputRequest& request, const Numerics& numerics) {
   std::visit([this](const auto& input) { take_shape(input); }, request);
@@ -63,6 +76,13 @@ JobInput JobInput::synthetic(Job job, std::uint64_t seed) {
   return input;
 }
 
+// Numerics come later.
+void JobInput::take_latents(const LatentSpec& spec) {
+  op_ = Op::kLatent;
+  latent_.emplace(LatentJob{spec, {}, {}});
+  job_.spec = expanded_spec(spec, spec.heads);
+}
+
 void JobInput::take_shape(const SyntheticInput& input) {
   seed_ = input.seed;
   FoldSpec& spec = job_.spec;
@@ -71,6 +91,15 @@ void JobInput::take_shape(const SyntheticInput& input) {
   spec.kv_heads = input.kv_heads;
   spec.head_dim = input.head_dim;
   spec.head_dim_v = input.head_dim_v.value_or(input.head_dim);
+  op_ = input.op;
+  if (op_ == Op::kLatent) {
+    take_latents({.dtype = spec.dtype,
+                  .heads = spec.heads,
+                  .head_dim = spec.head_dim,
+                  .rope_dim = input.rope_dim,
+                  .head_dim_v = spec.head_dim_v,
+                  .latent_dim = input.latent_dim});
+  }
   if (input.batch < 0 || input.tokens < 0) {
     fail(ErrorCode::kUsage, {setting("seq", input.tokens), " with ", setting("batch", input.batch)},
          "neither is negative", "Check the shape of the input.");
@@ -88,7 +117,6 @@ void JobInput::take_shape(const SyntheticInput& input) {
           fmt::format(" and {} heads", spec.heads)},
          "a tensor would have more than 2^60 elements", "Use fewer tokens, sequences or heads.");
   }
-  op_ = input.op;
   const std::int64_t q_len = input.q_len.value_or(op_ == Op::kDecode ? 1 : input.tokens);
   if (op_ == Op::kDecode) check_decode(input, q_len);
   if (q_len < 0 || q_len > input.tokens) {
@@ -122,13 +150,22 @@ void JobInput::take_shape(const FileInput& input) {
   }
   out_grid_ = found.out_grid();
   job_.batch.sequences = found.sequences;
-  if (found.pages && decodes(found.sequences)) op_ = Op::kDecode;
+  if (found.pages && !file_->latents && decodes(found.sequences)) op_ = Op::kDecode;
   FoldSpec& spec = job_.spec;
   spec.dtype = found.dtype;
   spec.heads = static_cast<int>(found.q_grid.heads);
   spec.kv_heads = static_cast<int>(found.k_grid.heads);
   spec.head_dim = static_cast<int>(found.q_grid.dim);
   spec.head_dim_v = static_cast<int>(found.v_grid.dim);
+  if (file_->latents) {
+    const LatentTensors& latents = *file_->latents;
+    take_latents({.dtype = spec.dtype,
+                  .heads = spec.heads,
+                  .head_dim = latents.head_dim,
+                  .rope_dim = latents.rope_dim,
+                  .head_dim_v = latents.head_dim_v,
+                  .latent_dim = latents.latent_dim});
+  }
   spec.sinks = !found.sinks.empty();
 }
 
@@ -142,12 +179,37 @@ void JobInput::take_numerics(const Numerics& numerics) {
     job_.batch.sequences = job_.batch.sequences.with_offset(*numerics.query_offset);
   }
   check_job(job_);
+  if (latent_) take_form(numerics.form);
   if (numerics.lists.empty()) return;
+  if (latent_) {
+    fail(ErrorCode::kUsage, {setting("block_mask"), " with latents"}, "latent attention takes no lists of key blocks",
+         "Leave it out; windows are possible.");
+  }
   set_lists(job_,
             requested_lists(numerics.lists, job_, [this](SyntheticTensor tensor, const auto& runs, const auto& rows) {
               read(tensor, runs, rows, 1);
             }));
   check_job(job_);
+}
+
+// Behind the other numerics.
+void JobInput::take_form(std::optional<LatentForm> form) {
+  LatentSpec& latent = latent_->spec;
+  latent.mask = job_.spec.mask;
+  latent.softmax_scale = job_.spec.softmax_scale;
+  latent.softcap = job_.spec.softcap;
+  latent.sinks = job_.spec.sinks;
+  latent_->batch = job_.batch;
+  if (q_in_latent() && form == LatentForm::kExpanded) {
+    fail(ErrorCode::kUsage, {setting("form", form_name(*form)), " with queries in the latent"},
+         described(file_->tensors.q) + ", as the absorbed form folds them",
+         "Leave it out, or give queries of the heads.");
+  }
+  latent_->form = q_in_latent() ? LatentForm::kAbsorbed : form;
+  check_latent_job(*latent_);
+  form_ = choose_form(*latent_);
+  if (q_in_latent()) form_.reason = "queries are in the latent already";
+  latent_->form = form_.form;
 }
 
 void JobInput::read(SyntheticTensor tensor, std::span<const PackedRun> runs, const MutableTensorView& rows,
@@ -160,19 +222,19 @@ void JobInput::read(SyntheticTensor tensor, std::span<const PackedRun> runs, con
     fail(ErrorCode::kUsage, "the job has no input", "its shape alone is given", "Name a seed, or a file.");
   }
   const InputTensors& found = file_->tensors;
+  std::vector<PackedRun> tokens = runs_of_whole(tensor, runs);
+  if (found.pages && tensor != SyntheticTensor::kQ && !is_matrix(tensor)) {
+    tokens = pool_runs(*found.pages, whole().cu_k(), tokens);
+  }
+  if (file_->latents && tensor != SyntheticTensor::kQ) return read_latents(*file_->latents, tensor, tokens, rows);
   const std::pair<const TensorSource&, const RowGrid&> sources[] = {
       {found.q, found.q_grid}, {found.k, found.k_grid}, {found.v, found.v_grid}};
   const auto& [source, grid] = sources[static_cast<std::size_t>(tensor)];
-  const std::vector<PackedRun> tokens = runs_of_whole(tensor, runs);
-  if (found.pages && tensor != SyntheticTensor::kQ) {
-    read_rows(source, grid, pool_runs(*found.pages, whole().cu_k(), tokens), rows);
-  } else {
-    read_rows(source, grid, tokens, rows);
-  }
+  read_rows(source, grid, tokens, rows);
 }
 
 std::vector<PackedRun> JobInput::runs_of_whole(SyntheticTensor tensor, std::span<const PackedRun> runs) const {
-  if (!part_) return {runs.begin(), runs.end()};
+  if (!part_ || is_matrix(tensor)) return {runs.begin(), runs.end()};
   const bool q = tensor == SyntheticTensor::kQ;
   const std::vector<std::int64_t> cu = q ? job_.batch.cu_q() : job_.batch.cu_k();
   const std::vector<std::int64_t>& origins = q ? part_->q : part_->k;

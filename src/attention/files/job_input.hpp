@@ -16,20 +16,22 @@
 #include "attention/files/input_file.hpp"
 #include "attention/files/safetensors_rows.hpp"
 #include "attention/tokens/job.hpp"
+#include "attention/tokens/latent_job.hpp"
 #include "attention/tokens/packed_run.hpp"
 #include "base/tensor.hpp"
 #include "kernels/synthetic.hpp"
 
 namespace ringattn {
 
-// What computes a job. Both give a row the same bits.
+// What computes a job. The first two give a row the same bits.
 enum class Op {
   kAttention,  // Attention: rows in any number, keys dealt to ranks as the rows are
   kDecode,     // Decode: a few rows at the end of each sequence, whose keys lie in a cache
+  kLatent,     // Latent: rows in any number, keys and values expanded from latents
 };
-std::string_view op_name(Op op);  // "attention", "decode"
+std::string_view op_name(Op op);  // "attention", "decode", "mla"
 
-// q, k and v as functions of a seed, for sequences of equal length.
+// q, k and v, or latents and matrices, as functions of a seed, for sequences of equal length.
 struct SyntheticInput {
   Op op = Op::kAttention;
   std::optional<std::uint64_t> seed;       // absent: a shape alone, of which no rows can be read
@@ -41,6 +43,9 @@ struct SyntheticInput {
   int kv_heads = 1;
   int head_dim = 64;
   std::optional<int> head_dim_v;  // absent: head_dim
+  // Of kLatent, where head_dim is without the rotary part, and kv_heads says nothing.
+  int rope_dim = 64;
+  int latent_dim = 512;
   Dtype dtype = Dtype::kBf16;
   std::optional<AxisOrder> order;  // of out in a file; absent: thd, or bthd for several sequences
 };
@@ -56,6 +61,7 @@ struct Numerics {
   std::optional<std::int64_t> query_offset;
   // Which key blocks each query block sees beside that: a pattern, or a file (list_request.hpp); empty: all of them.
   std::string lists;
+  std::optional<LatentForm> form;  // of latents; absent: by the shape
 };
 
 class JobInput {
@@ -76,9 +82,16 @@ class JobInput {
   // stands before the first key or behind the last.
   JobInput last_rows(std::span<const std::int64_t> sequences, std::int64_t rows) const;
 
+  // Of latents, as if keys and values lay there expanded: as many K/V heads as query heads.
   const Job& job() const { return job_; }
-  // Of a file, kDecode where it holds a cache and every sequence has as many rows, no more than decode kernels take.
+  // Of a file, kLatent where it holds latents; kDecode where it holds a cache and every sequence has as many rows, no
+  // more than decode kernels take.
   Op op() const { return op_; }
+  // Of kLatent: the job as its front door has it, with the form that computes, and why it is that one.
+  const LatentJob& latent() const { return *latent_; }
+  const FormChoice& form() const { return form_; }
+  // Of kLatent: whether q is [tokens, heads, latent_dim + rope_dim], multiplied by w_uk already.
+  bool q_in_latent() const { return file_ && file_->latents && file_->latents->q_in_latent; }
   // Of a cache in pages: where each sequence's keys lie; else null.
   const PageTable* pages() const { return has_file_pages() ? &*file_->tensors.pages : dealt_.get(); }
   // Whether these are pages that lie in a file.
@@ -96,8 +109,8 @@ class JobInput {
   // The tokens of a seed that packed tokens of q, or of k and v, are made of: queries are those of the last keys.
   std::vector<PackedRun> made_tokens(SyntheticTensor tensor, std::span<const PackedRun> runs) const;
   // Fills `rows`, in host memory, with the tokens of `runs` (packed tokens of q, or of k and v), wherever pages hold
-  // them. `tensor` is kQ, kK or kV. Synthetic input is made by `threads` threads. Throws kFile, and kUsage for a shape
-  // alone.
+  // them. `tensor` is kQ, kK or kV or, of latents, kQ, kLatent, kKeyRope or the matrices of the heads of `runs`
+  // (SyntheticTensor). Synthetic input is made by `threads` threads. Throws kFile, and kUsage for a shape alone.
   void read(SyntheticTensor tensor, std::span<const PackedRun> runs, const MutableTensorView& rows, int threads) const;
   // Of the files that it is read from; none for synthetic input. Reads samples. Throws kFile.
   std::vector<FileFingerprint> fingerprints() const;
@@ -106,6 +119,8 @@ class JobInput {
 
  private:
   JobInput() = default;
+  void take_latents(const LatentSpec& spec);
+  void take_form(std::optional<LatentForm> form);
   void take_shape(const FileInput& input);
   void take_shape(const SyntheticInput& input);
   void take_numerics(const Numerics& numerics);
@@ -116,6 +131,8 @@ class JobInput {
   std::optional<std::uint64_t> seed_;
   bool queries_end_keys_ = false;  // synthetic queries are those of a prefill's last tokens
   Op op_ = Op::kAttention;
+  std::optional<LatentJob> latent_;
+  FormChoice form_;
   bool repaged_ = false;                    // by decoded() or last_rows(): the file's pages are not the job's
   std::shared_ptr<const PageTable> dealt_;  // of a cache in pages that lies in no file
   Job job_;
@@ -128,5 +145,8 @@ class JobInput {
   std::shared_ptr<const Part> part_;
   RowGrid out_grid_;
 };
+
+// One line for people and golden files: what is computed, of how many tokens.
+std::string describe(const JobInput& input);
 
 }  // namespace ringattn

@@ -96,8 +96,9 @@ class Bridge {
     events_.integer(value);
     return true;
   }
-  bool number_float(Json::number_float_t, const Json::string_t& text) {
-    return other(fmt::format("the number {}", text.substr(0, 40)));
+  bool number_float(Json::number_float_t value, const Json::string_t& text) {
+    events_.real(value, text);
+    return true;
   }
   bool string(Json::string_t& value) {
     events_.string(value);
@@ -139,6 +140,8 @@ class Bridge {
 };
 
 }  // namespace
+
+void JsonEvents::real(double, std::string_view text) { other(fmt::format("the number {}", text.substr(0, 40))); }
 
 void parse_json(std::string_view text, const TextSource& source, JsonEvents& events) {
   if (text.starts_with("\xef\xbb\xbf")) source.refuse("its JSON starts with a byte order mark");

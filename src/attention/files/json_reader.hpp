@@ -61,6 +61,8 @@ class JsonEvents {
   virtual void string(std::string& value) = 0;
   // A number written as digits alone and below 2^64.
   virtual void integer(std::uint64_t value) = 0;
+  // A number with a fraction or an exponent; `text` as it stands there.
+  virtual void real(double value, std::string_view text);
   // Anything else; `what` describes it: "null", "true", "the number -1".
   virtual void other(std::string_view what) = 0;
 };

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "attention/job/file_job.hpp"
 
+#include <fmt/format.h>
+
 #include <utility>
 
 #include "attention/job/one_input.hpp"
@@ -26,17 +28,21 @@ PreparedFileJob::PreparedFileJob(FileJob job, Transport& transport, Options opti
     if (!job_.output.empty() && meeting_.rank() == 0) check_output_path(job_.output, job_.replace);
   });
   agree_on_input(meeting_, *input_);
-  prepare(transport, std::move(options));
+  prepare(transport, std::move(options), 0);
 }
 
-PreparedFileJob::PreparedFileJob(JobInput input, Transport& transport, Options options)
+PreparedFileJob::PreparedFileJob(JobInput input, Transport& transport, Options options, int heads_at_a_time)
     : meeting_(transport, Patience(options.timeout_seconds)), input_(std::move(input)) {
-  prepare(transport, std::move(options));
+  prepare(transport, std::move(options), heads_at_a_time);
 }
 
-void PreparedFileJob::prepare(Transport& transport, Options options) {
+void PreparedFileJob::prepare(Transport& transport, Options options, int heads_at_a_time) {
   if (input_->op() == Op::kAttention) {
     attention_.emplace(input_->job(), transport, std::move(options));
+    return;
+  }
+  if (input_->op() == Op::kLatent) {
+    latent_.emplace(input_->latent(), transport, LatentOptions{std::move(options), heads_at_a_time});
     return;
   }
   meeting_.together(
@@ -44,13 +50,8 @@ void PreparedFileJob::prepare(Transport& transport, Options options) {
   decode_.emplace(step_->job, transport, decode_options(options));
 }
 
-const KernelEntry& PreparedFileJob::kernel() const {
-  if (decode_) return *decode_->kernel().row;
-  return *attention_->kernel().row;
-}
-
-KernelShape PreparedFileJob::tiles() const {
-  if (attention_) return attention_->plan().kernel;
+KernelShape PreparedFileJob::tiles() {
+  if (!decode_) return ring().plan.kernel;
   // Rows that are decoded fold the tiles that the fold kernel of the same name gives them.
   const FoldSpec& spec = input_->job().spec;
   const FoldChoice fold = choose_kernel(spec, {std::string(kernel().backend), std::string(kernel().name)});
@@ -58,9 +59,15 @@ KernelShape PreparedFileJob::tiles() const {
   return {step_->key_tile, fold.row->make_kernel(spec, *backend)->query_tile()};
 }
 
+std::unique_ptr<LoadedJob> PreparedFileJob::load(const StepDone& step_done) {
+  return latent_ ? std::make_unique<LoadedJob>(*input_, *latent_, meeting_, step_done)
+                 : std::make_unique<LoadedJob>(*input_, *attention_, meeting_, step_done);
+}
+
 RankResult PreparedFileJob::compute(const StepDone& step_done) {
-  return decode_ ? execute_step(*input_, *decode_, meeting_, step_done)
-                 : execute_job(*input_, *attention_, meeting_, step_done);
+  if (decode_) return execute_step(*input_, *decode_, meeting_, step_done);
+  const std::unique_ptr<LoadedJob> loaded = load(step_done);
+  return loaded->fetch(loaded->run(RunMode::kWhole, step_done));
 }
 
 FileJobResult PreparedFileJob::run(const StepDone& step_done) {
@@ -72,6 +79,15 @@ FileJobResult PreparedFileJob::run(const StepDone& step_done) {
 void PreparedFileJob::write(const FileJobResult& result) {
   if (job_.output.empty()) return;
   FileMetadata metadata = output_metadata(kernel(), backend(), result.digests);
+  if (latent_) {
+    const LatentSpec& spec = input_->latent().spec;
+    metadata.insert(metadata.end(), {{"op", std::string(op_name(Op::kLatent))},
+                                     {"form", std::string(form_name(latent_->form().form))},
+                                     {"latent_dim", fmt::format("{}", spec.latent_dim)},
+                                     {"rope_dim", fmt::format("{}", spec.rope_dim)},
+                                     {"head_dim", fmt::format("{}", spec.head_dim)},
+                                     {"head_dim_v", fmt::format("{}", spec.head_dim_v)}});
+  }
   metadata.insert(metadata.end(), job_.metadata.begin(), job_.metadata.end());
   write_output(*input_, result.rank, job_.output, job_.replace, metadata, meeting_);
 }

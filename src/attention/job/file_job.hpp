@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The front door to whole jobs: q, k and v, or a cache, from a file or a seed; attention or a decoding step over the
-// ranks of a world; O and LSE to a file.
+// The front door to whole jobs: q, k and v, or a cache, or latents, from a file or a seed; attention, a decoding step
+// or latent attention over the ranks of a world; O and LSE to a file.
 //
 //   FileJob job;
 //   job.input = FileInput{"qkv.safetensors"};
@@ -10,6 +10,7 @@
 // Each rank reads and writes its own rows. The output file is the same byte for byte for any number of ranks.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -20,7 +21,9 @@
 #include "attention/job/loaded_job.hpp"
 #include "attention/job/loaded_step.hpp"
 #include "attention/job/output.hpp"
+#include "attention/job/ring_door.hpp"
 #include "attention/job/step_forecast.hpp"
+#include "attention/latent.hpp"
 #include "comm/meeting.hpp"
 
 namespace ringattn {
@@ -50,26 +53,36 @@ StepForecast forecast_step(const JobInput& input, const KernelRequest& request, 
 class PreparedFileJob {
  public:
   // Opens the input, checks that all ranks have the same one and that the output can be written, and prepares the op:
-  // kernel, plan, memory. Reads samples of the rows. Throws kFile, and what JobInput, Attention and Decode throw.
+  // kernel, plan, memory. Reads samples of the rows. Throws kFile, and what JobInput and the front doors throw.
   PreparedFileJob(FileJob job, Transport& transport, Options options);
-  // Of an input that the caller has opened, on which the ranks have agreed; nothing is written.
-  PreparedFileJob(JobInput input, Transport& transport, Options options);
+  // Of an input that the caller has opened, on which the ranks have agreed; nothing is written. `heads_at_a_time`: of
+  // latents (LatentOptions).
+  PreparedFileJob(JobInput input, Transport& transport, Options options, int heads_at_a_time = 0);
 
   const JobInput& input() const { return *input_; }
   // The one that input().op() says is there.
   Attention& attention() { return *attention_; }
   Decode& decode() { return *decode_; }
+  Latent& latent() { return *latent_; }
   // Of decode().
   const StepForecast& step() const { return *step_; }
 
-  // Of either.
-  Backend& backend() { return decode_ ? decode_->backend() : attention_->backend(); }
-  const KernelEntry& kernel() const;
-  int threads() const { return decode_ ? decode_->options().threads : attention_->options().threads; }
+  // Of attention() or latent().
+  RingDoor ring() { return latent_ ? ring_door(*latent_) : ring_door(*attention_); }
+
+  // Of each.
+  Backend& backend() { return decode_ ? decode_->backend() : ring().backend; }
+  const KernelEntry& kernel() {
+    if (decode_) return *decode_->kernel().row;
+    return *ring().kernel.row;
+  }
+  int threads() { return decode_ ? decode_->options().threads : ring().options.threads; }
 
   // What the kernel's tiles are.
-  KernelShape tiles() const;
+  KernelShape tiles();
 
+  // The rows of attention() or latent(), to be computed any number of times.
+  std::unique_ptr<LoadedJob> load(const StepDone& step_done = {});
   // Reads, computes, fetches.
   RankResult compute(const StepDone& step_done = {});
   // The same, and the digests.
@@ -78,13 +91,14 @@ class PreparedFileJob {
   void write(const FileJobResult& result);
 
  private:
-  void prepare(Transport& transport, Options options);
+  void prepare(Transport& transport, Options options, int heads_at_a_time);
 
   FileJob job_;
   Meeting meeting_;
   std::optional<JobInput> input_;
   std::optional<Attention> attention_;
   std::optional<Decode> decode_;
+  std::optional<Latent> latent_;
   std::optional<StepForecast> step_;
 };
 

@@ -25,66 +25,114 @@ RowView RankResult::lse_view(const FoldSpec& spec) const {
   return {reinterpret_cast<float*>(lse.data()), spec.heads, 1};
 }
 
-LoadedJob::LoadedJob(const JobInput& input, Attention& attention, const Meeting& meeting, const StepDone& step_done)
-    : attention_(attention), meeting_(meeting) {
-  const Job& job = input.job();
-  const FoldSpec& spec = job.spec;
-  const std::size_t element = size_of(spec.dtype);
-  const std::int64_t q_rows = attention.q_rows();
-  const std::int64_t k_rows = attention.k_rows();
-  const JobLayout& layout = attention.layout();
-  result_.rows = q_rows;
-  result_.runs = packed_runs(layout.queries.runs(meeting.rank()), job.batch.cu_q());
-  meeting.together([&] {
-    Backend& backend = attention.backend();
-    q_ = backend.allocate(bytes_of(q_rows, spec.heads, spec.head_dim, element));
-    k_ = backend.allocate(bytes_of(k_rows, spec.kv_heads, spec.head_dim, element));
-    v_ = backend.allocate(bytes_of(k_rows, spec.kv_heads, spec.head_dim_v, element));
-    result_.out = backend.allocate(bytes_of(q_rows, spec.heads, spec.head_dim_v, element));
-    result_.lse = backend.allocate(bytes_of(q_rows, spec.heads, 1, sizeof(float)));
-    workspace_ = backend.allocate(attention.workspace_bytes());
-    // A row that is handed out without having been written shows: it is NaN, not what an earlier job left there.
-    constexpr std::byte kUnwritten{0xff};
-    for (const Buffer* buffer : {&result_.out, &result_.lse}) {
-      backend.fill_bytes(buffer->data(), kUnwritten, buffer->bytes(), backend.stream());
-    }
+std::vector<PackedRun> LoadedJob::query_runs(const JobInput& input) const {
+  return packed_runs(door_.layout.queries.runs(meeting_.rank()), input.job().batch.cu_q());
+}
 
-    Staging staging(backend, meeting.patience());
-    std::int64_t before = 0;
-    const auto load = [&](SyntheticTensor tensor, const std::vector<PackedRun>& runs, const MutableTensorView& rows,
-                          std::int64_t& non_finite) {
-      moment("staging");
+std::vector<PackedRun> LoadedJob::key_runs(const JobInput& input) const {
+  return packed_runs(door_.layout.keys.runs(meeting_.rank()), input.job().batch.cu_k());
+}
+
+void LoadedJob::load(const JobInput& input, const std::vector<Tensor>& tensors, const StepDone& step_done) {
+  const FoldSpec& spec = input.job().spec;
+  const std::size_t element = size_of(spec.dtype);
+  result_.runs = query_runs(input);
+  result_.rows = total_tokens(result_.runs);
+  std::int64_t all = 0;  // rows of all tensors
+  for (const Tensor& tensor : tensors) all += total_tokens(tensor.runs);
+  Backend& backend = door_.backend;
+  const auto place = [&](Buffer& buffer, std::int64_t rows, std::int64_t heads, std::int64_t dim) {
+    buffer = backend.allocate(bytes_of(rows, heads, dim, element));
+    return dense_view(static_cast<void*>(buffer.data()), spec.dtype, rows, heads, dim);
+  };
+  for (const Tensor& tensor : tensors) {
+    buffers_.emplace_back();
+    inputs_.push_back(place(buffers_.back(), total_tokens(tensor.runs), tensor.heads, tensor.dim));
+  }
+  out_ = place(result_.out, result_.rows, spec.heads, spec.head_dim_v);
+  result_.lse = backend.allocate(bytes_of(result_.rows, spec.heads, 1, sizeof(float)));
+  lse_ = result_.lse_view(spec);
+  workspace_ = backend.allocate(door_.workspace_bytes);
+  // A row that is handed out without having been written shows: it is NaN, not what an earlier job left there.
+  constexpr std::byte kUnwritten{0xff};
+  for (const Buffer* buffer : {&result_.out, &result_.lse}) {
+    backend.fill_bytes(buffer->data(), kUnwritten, buffer->bytes(), backend.stream());
+  }
+
+  Staging staging(backend, meeting_.patience());
+  std::int64_t before = 0;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const Tensor& tensor = tensors[i];
+    moment("staging");
+    if (input.seed()) {
+      backend.fill_synthetic(*input.seed(), tensor.tensor, input.made_tokens(tensor.tensor, tensor.runs), inputs_[i],
+                             backend.stream());
+    } else {
       const auto fill = [&](std::span<const PackedRun> piece, const MutableTensorView& host) {
-        input.read(tensor, piece, host, attention.options().threads);
-        non_finite += count_non_finite(host);
+        input.read(tensor.tensor, piece, host, door_.options.threads);
+        result_.non_finite.*tensor.non_finite += count_non_finite(host);
       };
-      if (input.seed()) {
-        backend.fill_synthetic(*input.seed(), tensor, input.made_tokens(tensor, runs), rows, backend.stream());
-      } else {
-        staging.load(runs, rows, fill, [&](std::int64_t done) {
-          if (step_done) step_done("row of input", before + done, q_rows + 2 * k_rows);
-        });
-      }
-      before += rows.tokens;
-      return rows;
-    };
-    const std::vector<PackedRun> key_runs = packed_runs(layout.keys.runs(meeting.rank()), job.batch.cu_k());
-    const auto view = [&](const Buffer& buffer, std::int64_t rows, int heads, int dim) {
-      return dense_view(static_cast<void*>(buffer.data()), spec.dtype, rows, heads, dim);
-    };
-    NonFinite& found = result_.non_finite;
-    inputs_.q = load(SyntheticTensor::kQ, result_.runs, view(q_, q_rows, spec.heads, spec.head_dim), found.q);
-    inputs_.k = load(SyntheticTensor::kK, key_runs, view(k_, k_rows, spec.kv_heads, spec.head_dim), found.k);
-    inputs_.v = load(SyntheticTensor::kV, key_runs, view(v_, k_rows, spec.kv_heads, spec.head_dim_v), found.v);
-    backend.synchronize(backend.mark(backend.stream()), meeting.patience().for_peer(), {});
-    if (spec.sinks) {
-      const auto bytes = static_cast<std::int64_t>(input.sinks().size() * sizeof(float));
-      sinks_ = backend.allocate(static_cast<std::size_t>(bytes));
-      backend.copy_rows(sinks_.data(), bytes, input.sinks().data(), bytes, bytes, 1, backend.stream());
-      backend.synchronize(backend.mark(backend.stream()), meeting.patience().for_peer(), {});
-      inputs_.sinks = reinterpret_cast<const float*>(sinks_.data());
+      staging.load(tensor.runs, inputs_[i], fill, [&](std::int64_t done) {
+        if (step_done) step_done("row of input", before + done, all);
+      });
     }
-    outputs_ = {view(result_.out, q_rows, spec.heads, spec.head_dim_v), result_.lse_view(spec), std::nullopt};
+    before += inputs_[i].tokens;
+  }
+  backend.synchronize(backend.mark(backend.stream()), meeting_.patience().for_peer(), {});
+}
+
+const float* LoadedJob::load_sinks(const JobInput& input) {
+  if (!input.job().spec.sinks) return nullptr;
+  Backend& backend = door_.backend;
+  const auto bytes = static_cast<std::int64_t>(input.sinks().size() * sizeof(float));
+  sinks_ = backend.allocate(static_cast<std::size_t>(bytes));
+  backend.copy_rows(sinks_.data(), bytes, input.sinks().data(), bytes, bytes, 1, backend.stream());
+  backend.synchronize(backend.mark(backend.stream()), meeting_.patience().for_peer(), {});
+  return reinterpret_cast<const float*>(sinks_.data());
+}
+
+LoadedJob::LoadedJob(const JobInput& input, Attention& attention, const Meeting& meeting, const StepDone& step_done)
+    : LoadedJob(ring_door(attention), meeting) {
+  meeting.together([&] {
+    const FoldSpec& spec = input.job().spec;
+    load(input,
+         {{SyntheticTensor::kQ, query_runs(input), spec.heads, spec.head_dim, &NonFinite::q},
+          {SyntheticTensor::kK, key_runs(input), spec.kv_heads, spec.head_dim, &NonFinite::k},
+          {SyntheticTensor::kV, key_runs(input), spec.kv_heads, spec.head_dim_v, &NonFinite::v}},
+         step_done);
+    Inputs inputs{inputs_[0], inputs_[1], inputs_[2], load_sinks(input)};
+    run_ = [this, &attention, inputs](const BlockDone& block_done, RunMode mode) {
+      return attention.run(inputs, {out_, lse_, std::nullopt}, std::span(workspace_.data(), workspace_.bytes()),
+                           door_.backend.stream(), block_done, mode);
+    };
+  });
+}
+
+LoadedJob::LoadedJob(const JobInput& input, Latent& latent, const Meeting& meeting, const StepDone& step_done)
+    : LoadedJob(ring_door(latent), meeting) {
+  meeting.together([&] {
+    const LatentSpec& spec = input.latent().spec;
+    const std::vector<PackedRun> heads{{0, spec.heads}};
+    const bool in_latent = input.q_in_latent();
+    const std::int64_t q_dim = (in_latent ? spec.latent_dim : spec.head_dim) + spec.rope_dim;
+    load(input,
+         {{SyntheticTensor::kQ, query_runs(input), spec.heads, q_dim, &NonFinite::q},
+          {SyntheticTensor::kLatent, key_runs(input), 1, spec.latent_dim, &NonFinite::k},
+          {SyntheticTensor::kKeyRope, key_runs(input), 1, spec.rope_dim, &NonFinite::k},
+          {SyntheticTensor::kWeightKeys, heads, spec.head_dim, spec.latent_dim, &NonFinite::v},
+          {SyntheticTensor::kWeightValues, heads, spec.head_dim_v, spec.latent_dim, &NonFinite::v}},
+         step_done);
+    const auto matrices = [&](const MutableTensorView& rows) {
+      return HeadMatrices{rows.data, rows.dtype,        rows.tokens,      rows.heads,
+                          rows.dim,  rows.token_stride, rows.head_stride, 1};
+    };
+    LatentInputs inputs{inputs_[0],           inputs_[1],
+                        inputs_[2],           in_latent ? HeadMatrices() : matrices(inputs_[3]),
+                        matrices(inputs_[4]), load_sinks(input)};
+    run_ = [this, &latent, inputs](const BlockDone& block_done, RunMode mode) {
+      return latent.run(inputs, {out_, lse_}, std::span(workspace_.data(), workspace_.bytes()), door_.backend.stream(),
+                        block_done, mode);
+    };
   });
 }
 
@@ -94,18 +142,17 @@ RunStats LoadedJob::run(RunMode mode, const StepDone& step_done) {
     block_done = [&step_done](std::int64_t done, std::int64_t all) { step_done("block", done, all); };
   }
   meeting_.barrier();
-  const RunStats stats = attention_.run(inputs_, outputs_, std::span<std::byte>(workspace_.data(), workspace_.bytes()),
-                                        attention_.backend().stream(), block_done, mode);
+  const RunStats stats = run_(block_done, mode);
   // Ranks may end far apart, where their sequences have nothing to do with each other.
-  meeting_.barrier(attention_.prediction().seconds);
+  meeting_.barrier(door_.prediction.seconds);
   return stats;
 }
 
 RankResult LoadedJob::fetch(const RunStats& stats) {
   result_.stats = stats;
-  if (attention_.backend().memory() == MemoryKind::kHost) return std::move(result_);
+  if (door_.backend.memory() == MemoryKind::kHost) return std::move(result_);
   meeting_.together([&] {
-    Staging staging(attention_.backend(), meeting_.patience());
+    Staging staging(door_.backend, meeting_.patience());
     for (Buffer* buffer : {&result_.out, &result_.lse}) {
       Buffer host = allocate_host(buffer->bytes());
       staging.store(buffer->data(), host.data(), buffer->bytes());
@@ -113,11 +160,6 @@ RankResult LoadedJob::fetch(const RunStats& stats) {
     }
   });
   return std::move(result_);
-}
-
-RankResult execute_job(const JobInput& input, Attention& attention, const Meeting& meeting, const StepDone& step_done) {
-  LoadedJob loaded(input, attention, meeting, step_done);
-  return loaded.fetch(loaded.run(RunMode::kWhole, step_done));
 }
 
 }  // namespace ringattn

@@ -10,6 +10,7 @@
 #include "attention/attention.hpp"
 #include "attention/files/job_input.hpp"
 #include "attention/job/non_finite.hpp"
+#include "attention/job/ring_door.hpp"
 #include "attention/tokens/packed_run.hpp"
 #include "base/memory.hpp"
 #include "comm/meeting.hpp"
@@ -33,11 +34,14 @@ struct RankResult {
 using StepDone = std::function<void(std::string_view what, std::int64_t done, std::int64_t all)>;
 
 // This rank's rows of a job in the memory of its kernel, ready to be computed any number of times. All calls are
-// collective over `meeting`, in whose world `attention` was made; `attention` outlives the object.
+// collective over `meeting`, in whose world the front door was made; that outlives the object.
 class LoadedJob {
  public:
-  // Allocates everything and reads the rows.
+  // Allocates everything and reads the rows; of latents, the matrices of all heads too.
   LoadedJob(const JobInput& input, Attention& attention, const Meeting& meeting, const StepDone& step_done = {});
+  LoadedJob(const JobInput& input, Latent& latent, const Meeting& meeting, const StepDone& step_done = {});
+  LoadedJob(const LoadedJob&) = delete;  // what runs refers to the object
+  LoadedJob& operator=(const LoadedJob&) = delete;
 
   // Begins on all ranks at once and returns when all are done.
   RunStats run(RunMode mode = RunMode::kWhole, const StepDone& step_done = {});
@@ -45,16 +49,32 @@ class LoadedJob {
   RankResult fetch(const RunStats& stats);
 
  private:
-  Attention& attention_;
+  // One of the op's inputs.
+  struct Tensor {
+    SyntheticTensor tensor;
+    std::vector<PackedRun> runs;
+    std::int64_t heads;
+    std::int64_t dim;
+    std::int64_t NonFinite::*non_finite;
+  };
+
+  LoadedJob(const RingDoor& door, const Meeting& meeting) : door_(door), meeting_(meeting) {}
+  // Packed queries and keys of this rank.
+  std::vector<PackedRun> query_runs(const JobInput& input) const;
+  std::vector<PackedRun> key_runs(const JobInput& input) const;
+  // Fills inputs_ in the tensors' order, and makes room for outputs and workspace.
+  void load(const JobInput& input, const std::vector<Tensor>& tensors, const StepDone& step_done);
+  const float* load_sinks(const JobInput& input);
+
+  RingDoor door_;
   Meeting meeting_;
   RankResult result_;
-  Buffer q_, k_, v_, sinks_, workspace_;
-  Inputs inputs_;
-  Outputs outputs_;
+  std::vector<Buffer> buffers_;
+  std::vector<MutableTensorView> inputs_;
+  Buffer sinks_, workspace_;
+  MutableTensorView out_;
+  RowView lse_;
+  std::function<RunStats(const BlockDone& block_done, RunMode mode)> run_;
 };
-
-// Loads, runs once and fetches.
-RankResult execute_job(const JobInput& input, Attention& attention, const Meeting& meeting,
-                       const StepDone& step_done = {});
 
 }  // namespace ringattn

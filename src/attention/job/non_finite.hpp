@@ -10,8 +10,8 @@ namespace ringattn {
 
 struct NonFinite {
   std::int64_t q = 0;
-  std::int64_t k = 0;
-  std::int64_t v = 0;
+  std::int64_t k = 0;  // or of latents and rotary keys
+  std::int64_t v = 0;  // or of the matrices that expand latents, counted by each rank
 };
 
 // Of rows in host memory, whose dims lie side by side.

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "attention/job/file_job.hpp"
+#include "attention/latent_work.hpp"
 #include "attention/ring/reshard.hpp"
 #include "attention/tokens/cost.hpp"
 #include "attention/tokens/group_deal.hpp"
@@ -51,10 +52,10 @@ class Runner {
     std::optional<Error> agreed;  // by the shape's ranks; the others don't know yet
     if (part) {
       try {
-        PreparedFileJob prepared(input_of(shape), *part, options);
+        PreparedFileJob prepared(input_of(shape), *part, options, shape.heads_at_a_time);
         blocks_ = shape.op == Op::kDecode ? prepared.step().groups
-                                          : static_cast<std::int64_t>(prepared.attention().plan().blocks.size());
-        if (shape.op == Op::kAttention) layout = prepared.attention().layout().queries;
+                                          : static_cast<std::int64_t>(prepared.ring().plan.blocks.size());
+        if (shape.op != Op::kDecode) layout = prepared.ring().layout.queries;
         result = prepared.compute();
       } catch (const AgreedError& error) {
         agreed = error;
@@ -117,9 +118,14 @@ class Runner {
 
   // The layout that the shape's ranks deal, on a rank that isn't among them.
   Layout dealt_layout(const Shape& shape, const Options& options) const {
-    const FoldChoice choice = choose_kernel(input_.job().spec, fitting_request(options.kernel, world_));
+    FoldSpec spec = input_.job().spec;
+    if (shape.op == Op::kLatent) {
+      const LatentJob& job = input_.latent();
+      spec = form_spec(job.spec, *job.form, latent_room(job, options, shape.heads_at_a_time).heads);
+    }
+    const FoldChoice choice = choose_kernel(spec, fitting_request(options.kernel, world_));
     const auto backend = choice.row->make_backend({std::max(1, options.threads), world_.device()});
-    const auto kernel = choice.row->make_kernel(input_.job().spec, *backend);
+    const auto kernel = choice.row->make_kernel(spec, *backend);
     return make_layout(input_.job(), shape.ranks, shape.layout, kernel->query_tile(), kernel->key_tile()).queries;
   }
 
@@ -133,7 +139,8 @@ class Runner {
 
 }  // namespace
 
-std::vector<Shape> shapes_of(const ShapeRequest& request, const Job& job, int key_tile) {
+std::vector<Shape> shapes_of(const ShapeRequest& request, const JobInput& input, int key_tile) {
+  const Job& job = input.job();
   std::vector<LayoutRequest> layouts{{LayoutKind::kStriped, 0}, {LayoutKind::kZigzag, 0}, {LayoutKind::kContiguous, 0}};
   if (request.layout) layouts = {*request.layout};
   std::vector<std::int64_t> blocks{0, second_block_size(job, key_tile)};
@@ -142,8 +149,11 @@ std::vector<Shape> shapes_of(const ShapeRequest& request, const Job& job, int ke
   for (const int ranks : request.ranks) {
     for (std::size_t i = 0; i < layouts.size(); ++i) {
       if (ranks == 1 && i > 0) break;  // one rank owns everything, whatever the layout
-      for (const std::int64_t block : blocks) shapes.push_back({Op::kAttention, ranks, layouts[i], block});
+      for (const std::int64_t block : blocks) shapes.push_back({input.op(), ranks, layouts[i], block});
     }
+  }
+  if (input.op() == Op::kLatent && input.form().form == LatentForm::kExpanded && job.spec.heads > 1) {
+    shapes.push_back({Op::kLatent, request.ranks.back(), layouts.front(), blocks.front(), {}, 1});
   }
   return shapes;
 }

@@ -19,9 +19,10 @@ namespace ringattn {
 struct Shape {
   Op op = Op::kAttention;
   int ranks = 1;
-  LayoutRequest layout = {};                   // of kAttention
-  std::int64_t block = 0;                      // of kAttention: tokens; 0: the plan's own
+  LayoutRequest layout = {};                   // of kAttention and kLatent
+  std::int64_t block = 0;                      // of kAttention and kLatent: tokens; 0: the plan's own
   std::optional<std::int64_t> page_size = {};  // of kDecode; 0: no pages; absent: as the input has them
+  int heads_at_a_time = 0;                     // of kLatent, expanded; 0: the front door's own
 };
 
 // Sizes of worlds, and what is held fixed in every shape; the rest is varied.
@@ -33,8 +34,8 @@ struct ShapeRequest {
 };
 
 // One shape for each choice that makes another one; the first is what the others are compared with. `key_tile`: of the
-// kernel that computes them.
-std::vector<Shape> shapes_of(const ShapeRequest& request, const Job& job, int key_tile);
+// kernel that computes them. Expanded latents are also taken a head at a time, where the request says nothing.
+std::vector<Shape> shapes_of(const ShapeRequest& request, const JobInput& input, int key_tile);
 
 // The same of an input that is decoded: on each number of ranks over its own cache, and on the first and the last over
 // caches with other pages and without, and by Attention.

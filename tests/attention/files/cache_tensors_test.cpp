@@ -148,8 +148,12 @@ TEST(CacheTensors, AreFoundByOtherNames) {
   for (const auto& [name, tensor] : cache_tensors(shape)) renamed["layer." + name] = tensor;
   file = {write_tensors(folder.file("renamed"), renamed)};
   EXPECT_EQ(error_of([&] { JobInput(file, {}); }).code(), ErrorCode::kFile);
-  file.names = {"layer.q", {}, {}, "layer.k_pages", "layer.v_pages", "layer.block_table", "layer.lengths_k", {},
-                {},        {}, {}};
+  file.names = {};
+  file.names.q = "layer.q";
+  file.names.k_pages = "layer.k_pages";
+  file.names.v_pages = "layer.v_pages";
+  file.names.block_table = "layer.block_table";
+  file.names.lengths_k = "layer.lengths_k";
   EXPECT_EQ(JobInput(file, {}).op(), Op::kDecode);
 }
 

@@ -17,7 +17,7 @@ Job job_of(std::int64_t tokens) {
 }
 
 TEST(Shapes, VaryWhatIsNotHeldFixed) {
-  const Job job = job_of(1000);
+  const JobInput job = JobInput::synthetic(job_of(1000), 1);
   // Alone one layout; of two ranks all three; two block sizes each.
   EXPECT_EQ(shapes_of({{1, 2}, {}, {}}, job, 64).size(), 2U + 6U);
   const std::vector<Shape> fixed = shapes_of({{2, 3}, LayoutRequest{LayoutKind::kZigzag, 0}, 128}, job, 64);
@@ -35,14 +35,14 @@ TEST(Shapes, VaryWhatIsNotHeldFixed) {
 }
 
 TEST(Shapes, GiveTheSameBits) {
-  const Job job = job_of(300);
+  const JobInput job = JobInput::synthetic(job_of(300), 1);
   const std::vector<Shape> shapes = shapes_of({{1, 3}, {}, {}}, job, 64);
   std::vector<std::vector<std::int64_t>> blocks(3);
   run_ranks(make_threads_world(3), [&](Transport& world) {
     Options options;
     options.kernel.backend = "cpu";
     options.threads = 1;
-    run_shapes(JobInput::synthetic(job, 1), options, shapes, world, [&](const Shape&, const ShapeResult& result) {
+    run_shapes(job, options, shapes, world, [&](const Shape&, const ShapeResult& result) {
       EXPECT_FALSE(result.difference);
       blocks[static_cast<std::size_t>(world.rank())].push_back(result.blocks);
     });

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which flags of a job an op has nothing of.
+#pragma once
+
+#include <span>
+#include <string_view>
+
+#include "launch/config.hpp"
+
+namespace ringattn {
+
+struct UnknownFlag {
+  std::string_view flag;
+  std::string_view why;
+};
+std::span<const UnknownFlag> unknown_to(Op op);
+
+// Refuses those that a user gave. Throws kUsage.
+void check_op(const Config& config, Op op);
+
+}  // namespace ringattn

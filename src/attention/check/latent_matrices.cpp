@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/check/latent_matrices.hpp"
+
+namespace ringattn {
+
+namespace {
+
+HeadMatrices read_matrices(const JobInput& input, SyntheticTensor tensor, int outer, int threads, Buffer& buffer) {
+  const LatentSpec& spec = input.latent().spec;
+  const PackedRun heads[] = {{0, spec.heads}};
+  buffer = allocate_host(static_cast<std::size_t>(spec.heads) * static_cast<std::size_t>(outer) *
+                         static_cast<std::size_t>(spec.latent_dim) * size_of(spec.dtype));
+  const MutableTensorView rows =
+      dense_view(static_cast<void*>(buffer.data()), spec.dtype, spec.heads, outer, spec.latent_dim);
+  input.read(tensor, heads, rows, threads);
+  return {rows.data, spec.dtype, spec.heads, outer, rows.dim, rows.token_stride, rows.head_stride, 1};
+}
+
+}  // namespace
+
+HeldMatrices::HeldMatrices(const JobInput& input, int threads) {
+  matrices.spec = input.latent().spec;
+  matrices.q_in_latent = input.q_in_latent();
+  matrices.w_uk = read_matrices(input, SyntheticTensor::kWeightKeys, matrices.spec.head_dim, threads, keys);
+  matrices.w_uv = read_matrices(input, SyntheticTensor::kWeightValues, matrices.spec.head_dim_v, threads, values);
+}
+
+void read_latent_keys(const JobInput& input, std::span<const PackedRun> runs, const MutableTensorView& rows,
+                      int threads) {
+  MutableTensorView part = rows;
+  part.dim = input.latent().spec.latent_dim;
+  input.read(SyntheticTensor::kLatent, runs, part, threads);
+  part.data = part.at(0, 0) + static_cast<std::size_t>(part.dim) * size_of(rows.dtype);
+  part.dim = input.latent().spec.rope_dim;
+  input.read(SyntheticTensor::kKeyRope, runs, part, threads);
+}
+
+}  // namespace ringattn

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// A sampled row of latent attention as one of attention over latents: its query goes in by w_uk, its output comes back
+// by w_uv. In fp64 that is the whole formula, for both products may be moved out of the sums over keys
+// (kernels/latent_oracle.hpp); in fp32, rounded to the dtype, it is what a straightforward computation does.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "attention/files/job_input.hpp"
+#include "base/dtype.hpp"
+#include "base/memory.hpp"
+#include "kernels/latent.hpp"
+
+namespace ringattn {
+
+struct LatentMatrices {
+  LatentSpec spec;
+  bool q_in_latent = false;  // queries are multiplied by w_uk already
+  HeadMatrices w_uk;
+  HeadMatrices w_uv;
+};
+
+// Those of an input, in host memory.
+struct HeldMatrices {
+  // Throws what JobInput::read() throws.
+  HeldMatrices(const JobInput& input, int threads);
+
+  Buffer keys;
+  Buffer values;
+  LatentMatrices matrices;
+};
+
+// Fills rows [latent, rotary key], [total_tokens(runs), 1, latent_dim + rope_dim]. Throws what JobInput::read() throws.
+void read_latent_keys(const JobInput& input, std::span<const PackedRun> runs, const MutableTensorView& rows,
+                      int threads);
+
+// [latent_dim + rope_dim] of a query, [head_dim + rope_dim].
+template <typename Real>
+std::vector<Real> query_in_latent(const LatentMatrices& matrices, int head, std::span<const float> q) {
+  const LatentSpec& spec = matrices.spec;
+  std::vector<Real> row(static_cast<std::size_t>(spec.latent_dim), Real{0});
+  const std::byte* at = matrices.w_uk.at(head);
+  for (int outer = 0; outer < spec.head_dim; ++outer) {
+    for (Real& sum : row) {
+      sum += static_cast<Real>(q[static_cast<std::size_t>(outer)]) * static_cast<Real>(load_element(at, spec.dtype));
+      at += size_of(spec.dtype);
+    }
+  }
+  row.insert(row.end(), q.begin() + spec.head_dim, q.end());
+  return row;
+}
+
+// [head_dim_v] of an output in the latent, [latent_dim].
+template <typename Real>
+std::vector<Real> out_of_latent(const LatentMatrices& matrices, int head, std::span<const Real> latent) {
+  const LatentSpec& spec = matrices.spec;
+  std::vector<Real> out;
+  const std::byte* at = matrices.w_uv.at(head);
+  for (int outer = 0; outer < spec.head_dim_v; ++outer) {
+    Real sum{0};
+    for (const Real value : latent) {
+      sum += value * static_cast<Real>(load_element(at, spec.dtype));
+      at += size_of(spec.dtype);
+    }
+    out.push_back(sum);
+  }
+  return out;
+}
+
+}  // namespace ringattn

@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/files/latent_tensors.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <limits>
+#include <vector>
+
+#include "attention/files/cache_tensors.hpp"
+#include "attention/files/tensor_checks.hpp"
+#include "base/error.hpp"
+#include "base/memory.hpp"
+#include "kernels/latent_rows.hpp"
+
+namespace ringattn {
+
+namespace {
+
+using Rows = LatentTensors::Rows;
+
+constexpr std::int64_t kMostDims = 1 << 16;
+constexpr std::string_view kMatrices =
+    "w_uk is [heads, head_dim, latent_dim], w_uv [heads, head_dim_v, latent_dim]; kv_b_proj has both, of each head "
+    "first "
+    "the rows of w_uk.";
+constexpr std::string_view kPages = "latent_pages is [pages, page_size, latent_dim + rope_dim], or bytes of such rows.";
+constexpr std::string_view kLatentRows =
+    "latent is [tokens, latent_dim] and k_rope [tokens, rope_dim], with an axis for the batch where q has one.";
+
+// A tensor without heads: its last axis is a row, the one before counts tokens.
+RowGrid headless_grid(const TensorSource& tensor, bool has_batch) {
+  const std::vector<std::int64_t>& shape = tensor.info->shape;
+  require(shape.size() == (has_batch ? 3U : 2U), tensor, has_batch ? "it must have 3 axes" : "it must have 2 axes",
+          kLatentRows);
+  return {has_batch ? AxisOrder::kBthd : AxisOrder::kThd, has_batch ? shape[0] : 1, shape[has_batch ? 1 : 0], 1,
+          shape.back()};
+}
+
+void check_dtype(const TensorSource& tensor, const InputTensors& input) {
+  require(row_dtype(tensor) == input.dtype, tensor, fmt::format("q is {}", file_dtype_name(input.q.info->dtype)),
+          "q, latents and matrices have one dtype.");
+}
+
+void check_dims(const TensorSource& tensor) {
+  for (const std::int64_t extent : tensor.info->shape) {
+    require(extent > 0, tensor, "none of its axes may be empty", kMatrices);
+  }
+}
+
+// The rows of both matrices, and how many of each head are w_uk's.
+void find_matrices(const SafetensorsFile& file, const InputNames& names, InputTensors& input, LatentTensors& latents) {
+  const bool named_apart = names.w_uk || names.w_uv;
+  const bool apart = named_apart || file.contains("w_uk") || file.contains("w_uv");
+  const bool joined = names.kv_b_proj || (!named_apart && file.contains("kv_b_proj"));
+  if (joined && apart && names.kv_b_proj.has_value() == named_apart) {
+    fail(ErrorCode::kFile, fmt::format("{} holds `kv_b_proj` and `w_uk` or `w_uv`", file.path()),
+         "the matrices of a job are apart or joined", {"Name those that are meant with ", setting("tensors"), "."});
+  }
+  latents.joined_weights = joined;
+  latents.w_uk = file.tensor(joined ? names.kv_b_proj.value_or("kv_b_proj") : names.w_uk.value_or("w_uk"));
+  latents.w_uv = joined ? latents.w_uk : file.tensor(names.w_uv.value_or("w_uv"));
+  input.used.push_back(latents.w_uk);
+  if (!joined) input.used.push_back(latents.w_uv);
+  for (const TensorSource* const tensor : {&latents.w_uk, &latents.w_uv}) {
+    check_dtype(*tensor, input);
+    check_dims(*tensor);
+    require(tensor->info->shape.size() == (joined ? 2U : 3U), *tensor,
+            joined ? "it must have 2 axes" : "it must have 3 axes", kMatrices);
+    const std::int64_t dim = tensor->info->shape.back();
+    require(dim <= kMostDims, *tensor, fmt::format("at most {} dims are possible", kMostDims), kMatrices);
+    latents.latent_dim = static_cast<int>(dim);
+  }
+  require(latents.w_uv.info->shape.back() == latents.w_uk.info->shape.back(), latents.w_uv, described(latents.w_uk),
+          kMatrices);
+}
+
+// Where tokens' latents and rotary keys lie, but for whether their dims fit the matrices. Returns whether in pages.
+bool find_rows(const SafetensorsFile& file, const InputNames& names, InputTensors& input, LatentTensors& latents) {
+  const bool rows = names.latent || names.k_rope;
+  const bool pages = names.latent_pages || (!rows && !names.latent_fp8 && file.contains("latent_pages"));
+  const bool codes = names.latent_fp8 || (!rows && !pages && file.contains("latent_fp8"));
+  const int kinds = (pages ? 1 : 0) + (codes ? 1 : 0) + (rows || file.contains("latent") ? 1 : 0);
+  if (kinds > 1 && !rows && !names.latent_pages && !names.latent_fp8) {
+    fail(ErrorCode::kFile, fmt::format("{} holds latents in {} forms", file.path(), kinds),
+         "latent, latent_fp8 and latent_pages exclude each other",
+         {"Name the one that is meant with ", setting("tensors"), "."});
+  }
+  latents.latent = pages   ? file.tensor(names.latent_pages.value_or("latent_pages"))
+                   : codes ? file.tensor(names.latent_fp8.value_or("latent_fp8"))
+                           : file.tensor(names.latent.value_or("latent"));
+  input.used.push_back(latents.latent);
+  latents.latent_grid = headless_grid(latents.latent, pages || input.q_grid.has_batch());
+  const bool bytes = latents.latent.info->dtype == FileDtype::kU8;
+  if (codes || (pages && bytes)) {
+    require(bytes, latents.latent, "it must be U8", "Rows of 8-bit latents are bytes: codes, scales, rotary key.");
+    require(input.dtype == Dtype::kBf16, input.q, "8-bit latents are unpacked to BF16", "Convert q to BF16.");
+    latents.rows = Rows::kCodes;
+    return pages;
+  }
+  check_dtype(latents.latent, input);
+  if (pages) {
+    latents.rows = Rows::kJoined;
+    return true;
+  }
+  latents.k_rope = file.tensor(names.k_rope.value_or("k_rope"));
+  input.used.push_back(latents.k_rope);
+  check_dtype(latents.k_rope, input);
+  latents.k_rope_grid = headless_grid(latents.k_rope, input.q_grid.has_batch());
+  require(latents.k_rope_grid.batch == latents.latent_grid.batch &&
+              latents.k_rope_grid.length == latents.latent_grid.length,
+          latents.k_rope, described(latents.latent), kLatentRows);
+  return false;
+}
+
+// The dims of all tensors follow from those of the matrices and of a row.
+void check_fit(const InputTensors& input, LatentTensors& latents) {
+  const std::int64_t heads = input.q_grid.heads;
+  const std::int64_t width = latents.latent_grid.dim;
+  require(heads > 0 && heads <= kMostDims && input.q_grid.dim <= kMostDims, input.q,
+          fmt::format("it needs 1 to {} heads, and as many dims", kMostDims),
+          {setting("order"), " says which axis is which."});
+  std::int64_t rope = 0;
+  if (latents.rows == Rows::kApart) {
+    require(width == latents.latent_dim, latents.latent, described(latents.w_uk), kMatrices);
+    rope = latents.k_rope_grid.dim;
+  } else if (latents.rows == Rows::kJoined) {
+    rope = width - latents.latent_dim;
+  } else {
+    require(latents.latent_dim % kLatentScaleBlock == 0, latents.w_uk,
+            fmt::format("8-bit latents have a multiple of {} dims", kLatentScaleBlock), kMatrices);
+    rope = (width - latent_row_bytes(latents.latent_dim, 0)) / static_cast<std::int64_t>(size_of(Dtype::kBf16));
+    require(rope >= 0 && latent_row_bytes(latents.latent_dim, rope) == width, latents.latent,
+            fmt::format("rows of {} latent dims have {} bytes and 2 for each rotary dim; {}", latents.latent_dim,
+                        latent_row_bytes(latents.latent_dim, 0), described(latents.w_uk)),
+            kMatrices);
+  }
+  require(rope > 0, latents.latent, fmt::format("a rotary key stands behind the latent; {}", described(latents.w_uk)),
+          kMatrices);
+  latents.q_in_latent = !latents.joined_weights && input.q_grid.dim == latents.latent_dim + rope &&
+                        latents.w_uk.info->shape[1] != latents.latent_dim && latents.w_uk.info->shape[1] <= kMostDims;
+  const std::int64_t nope = latents.q_in_latent ? latents.w_uk.info->shape[1] : input.q_grid.dim - rope;
+  require(nope > 0, input.q,
+          fmt::format("{} of its dims are rotary: {}", rope,
+                      described(latents.rows == Rows::kApart ? latents.k_rope : latents.latent)),
+          "A query has the dims of w_uk's rows, or those of the latent, and behind them the rotary ones.");
+  latents.rope_dim = static_cast<int>(rope);
+  latents.head_dim = static_cast<int>(nope);
+  const std::vector<std::int64_t>& keys = latents.w_uk.info->shape;
+  const std::vector<std::int64_t>& values = latents.w_uv.info->shape;
+  const std::string queries = fmt::format("{}, {} of its dims rotary", described(input.q), rope);
+  if (latents.joined_weights) {
+    require(keys[0] % heads == 0 && keys[0] / heads > nope, latents.w_uk, queries, kMatrices);
+    latents.head_dim_v = static_cast<int>(std::min(keys[0] / heads - nope, kMostDims + 1));
+  } else {
+    require(keys[0] == heads && keys[1] == nope, latents.w_uk, queries, kMatrices);
+    require(values[0] == heads, latents.w_uv, queries, kMatrices);
+    latents.head_dim_v = static_cast<int>(std::min(values[1], kMostDims + 1));
+  }
+  require(latents.head_dim_v <= kMostDims, latents.w_uv, fmt::format("at most {} dims are possible", kMostDims),
+          kMatrices);
+}
+
+// Rows that hold more than what is wanted are read whole, through staging, and what is wanted of them taken out.
+void read_joined(const LatentTensors& source, SyntheticTensor tensor, std::span<const PackedRun> runs,
+                 const MutableTensorView& rows) {
+  const bool codes = source.rows == Rows::kCodes;
+  const std::size_t element = codes ? 1 : size_of(rows.dtype);
+  const auto row_bytes = static_cast<std::size_t>(source.latent_grid.dim) * element;
+  const bool latent = tensor == SyntheticTensor::kLatent;
+  const int other_dim = latent ? source.rope_dim : source.latent_dim;
+  std::vector<std::byte> staging;
+  std::vector<std::byte> unwanted;
+  for_each_segment(source.latent_grid, runs, element, kStagingBytes, [&](const RowSegment& segment) {
+    staging.resize(static_cast<std::size_t>(segment.tokens) * row_bytes);
+    source.latent.shard->read(*source.latent.info, segment.offset, staging);
+    MutableTensorView part = rows;
+    part.data = rows.at(segment.row, 0);
+    part.tokens = segment.tokens;
+    if (codes) {
+      unwanted.resize(static_cast<std::size_t>(segment.tokens * other_dim) * size_of(rows.dtype));
+      const MutableTensorView other =
+          dense_view(static_cast<void*>(unwanted.data()), rows.dtype, segment.tokens, 1, other_dim);
+      unpack_latent_rows(staging.data(), static_cast<std::int64_t>(row_bytes), latent ? part : other,
+                         latent ? other : part);
+      return;
+    }
+    TensorView wanted = dense_view(static_cast<const void*>(staging.data()), rows.dtype, segment.tokens, 1, rows.dim);
+    wanted.token_stride = source.latent_grid.dim;
+    if (!latent) wanted.data = staging.data() + static_cast<std::size_t>(source.latent_dim) * element;
+    for (std::int64_t token = 0; token < part.tokens; ++token) {
+      std::copy_n(wanted.at(token, 0), static_cast<std::size_t>(rows.dim) * element, part.at(token, 0));
+    }
+  });
+  source.latent.shard->check_unchanged();
+}
+
+// Matrices of heads that lie one behind the other in kv_b_proj.
+void read_joined_weights(const LatentTensors& source, SyntheticTensor tensor, std::span<const PackedRun> heads,
+                         const MutableTensorView& rows) {
+  const std::int64_t row_bytes = source.latent_dim * static_cast<std::int64_t>(size_of(rows.dtype));
+  const std::int64_t first = tensor == SyntheticTensor::kWeightValues ? source.head_dim : 0;
+  std::int64_t to = 0;
+  std::vector<std::byte> matrix(static_cast<std::size_t>(rows.heads * row_bytes));
+  for (const PackedRun& run : heads) {
+    for (std::int64_t head = run.begin; head < run.end; ++head, ++to) {
+      source.w_uk.shard->read(*source.w_uk.info, (head * (source.head_dim + source.head_dim_v) + first) * row_bytes,
+                              matrix);
+      scatter_rows(matrix, 0, rows.heads, rows, to);
+    }
+  }
+  source.w_uk.shard->check_unchanged();
+}
+
+}  // namespace
+
+bool holds_latents(const SafetensorsFile& file, const InputNames& names) {
+  const bool named_keys = names.k || names.v || names.k_pages || names.v_pages;
+  const bool named_latents = names.latent || names.k_rope || names.latent_fp8 || names.latent_pages || names.w_uk ||
+                             names.w_uv || names.kv_b_proj;
+  if (named_keys != named_latents) return named_latents;
+  const bool latents =
+      named_latents || file.contains("latent") || file.contains("latent_fp8") || file.contains("latent_pages");
+  const bool keys = named_keys || file.contains("k") || file.contains("k_pages");
+  if (latents && keys) {
+    fail(ErrorCode::kFile, fmt::format("{} holds keys and latents", file.path()),
+         "the keys of a job are its own or expanded from latents",
+         {"Name k and v, or latent and k_rope, with ", setting("tensors"), "."});
+  }
+  return latents;
+}
+
+std::pair<InputTensors, LatentTensors> find_latents(const SafetensorsFile& file, const InputNames& names,
+                                                    std::optional<AxisOrder> order) {
+  InputTensors input;
+  LatentTensors latents;
+  input.q = file.tensor(names.q.value_or("q"));
+  input.q_grid = row_grid(input.q, order);
+  input.dtype = row_dtype(input.q);
+  input.used = {input.q};
+  const bool pages = find_rows(file, names, input, latents);
+  find_matrices(file, names, input, latents);
+  check_fit(input, latents);
+  const RowGrid& rows = latents.latent_grid;
+  input.k_grid = {rows.order, rows.batch, rows.length, input.q_grid.heads, input.q_grid.dim};
+  input.v_grid = input.k_grid;
+  input.v_grid.dim = latents.head_dim_v;
+  if (pages) {
+    require(is_page_size(rows.length), latents.latent,
+            fmt::format("its pages hold {} tokens; {} are possible", rows.length, kPageSizes), kPages);
+    require(rows.batch <= std::numeric_limits<std::int32_t>::max(), latents.latent,
+            fmt::format("it has {} pages, more than an I32 can number", rows.batch), kPages);
+    read_paging(file, names, rows, input);
+  } else {
+    require(rows.batch == input.q_grid.batch, latents.latent, described(input.q), kLatentRows);
+    input.sequences = read_sequences(file, names, input);
+  }
+  read_sinks(file, names, input);
+  return {std::move(input), latents};
+}
+
+void read_latents(const LatentTensors& source, SyntheticTensor tensor, std::span<const PackedRun> runs,
+                  const MutableTensorView& rows) {
+  const bool keys = tensor == SyntheticTensor::kWeightKeys;
+  if (keys || tensor == SyntheticTensor::kWeightValues) {
+    if (source.joined_weights) return read_joined_weights(source, tensor, runs, rows);
+    return read_rows(keys ? source.w_uk : source.w_uv, row_grid(keys ? source.w_uk : source.w_uv, AxisOrder::kThd),
+                     runs, rows);
+  }
+  if (source.rows != Rows::kApart) return read_joined(source, tensor, runs, rows);
+  if (tensor == SyntheticTensor::kLatent) return read_rows(source.latent, source.latent_grid, runs, rows);
+  read_rows(source.k_rope, source.k_rope_grid, runs, rows);
+}
+
+}  // namespace ringattn

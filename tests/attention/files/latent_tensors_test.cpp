@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+// Files of latent attention: every form of latents and matrices gives the same rows, and what can't be right is refused
+// with code 3 and a message that names both tensors and their shapes.
+#include "attention/files/latent_tensors.hpp"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "base/error.hpp"
+#include "tests/support/error_of.hpp"
+#include "tests/support/latent_files.hpp"
+#include "tests/support/temporary_folder.hpp"
+
+namespace ringattn::testing {
+namespace {
+
+std::vector<std::byte> read_all(const JobInput& input, SyntheticTensor tensor, std::span<const PackedRun> runs) {
+  const LatentSpec& spec = input.latent().spec;
+  int heads = 1;
+  int dim = tensor == SyntheticTensor::kKeyRope ? spec.rope_dim : spec.latent_dim;
+  if (tensor == SyntheticTensor::kQ) {
+    heads = spec.heads;
+    dim = spec.head_dim + spec.rope_dim;
+  } else if (tensor == SyntheticTensor::kWeightKeys) {
+    heads = spec.head_dim;
+  } else if (tensor == SyntheticTensor::kWeightValues) {
+    heads = spec.head_dim_v;
+  }
+  const std::int64_t tokens = total_tokens(runs);
+  std::vector<std::byte> rows(static_cast<std::size_t>(tokens * heads * dim) * size_of(spec.dtype));
+  input.read(tensor, runs, dense_view(static_cast<void*>(rows.data()), spec.dtype, tokens, heads, dim), 1);
+  return rows;
+}
+
+// Everything that the job reads is what `plain` reads.
+void expect_same(const JobInput& input, const JobInput& plain) {
+  ASSERT_EQ(input.op(), Op::kLatent);
+  EXPECT_EQ(input.latent().spec, plain.latent().spec);
+  EXPECT_EQ(input.job().spec, plain.job().spec);
+  EXPECT_EQ(input.job().batch, plain.job().batch);
+  const PackedRun queries[] = {{0, 44}};
+  EXPECT_EQ(read_all(input, SyntheticTensor::kQ, queries), read_all(plain, SyntheticTensor::kQ, queries));
+  const PackedRun all[] = {{0, 122}};
+  const PackedRun some[] = {{39, 43}, {17, 18}, {60, 122}};
+  for (const std::span<const PackedRun> runs : {std::span<const PackedRun>(all), {some}}) {
+    for (const SyntheticTensor tensor : {SyntheticTensor::kLatent, SyntheticTensor::kKeyRope}) {
+      EXPECT_EQ(read_all(input, tensor, runs), read_all(plain, tensor, runs));
+    }
+  }
+  const PackedRun heads[] = {{0, 3}};
+  const PackedRun last[] = {{2, 3}};
+  for (const std::span<const PackedRun> runs : {std::span<const PackedRun>(heads), {last}}) {
+    for (const SyntheticTensor tensor : {SyntheticTensor::kWeightKeys, SyntheticTensor::kWeightValues}) {
+      EXPECT_EQ(read_all(input, tensor, runs), read_all(plain, tensor, runs));
+    }
+  }
+}
+
+TEST(LatentTensors, AreReadAsTheyLie) {
+  const TemporaryFolder folder;
+  const NamedTensors tensors = latent_tensors(LatentFile());
+  const JobInput input(FileInput{write_tensors(folder.file("rows"), tensors)}, {});
+  EXPECT_EQ(input.op(), Op::kLatent);
+  const LatentSpec& spec = input.latent().spec;
+  EXPECT_EQ(spec.heads, 3);
+  EXPECT_EQ(spec.head_dim, 16);
+  EXPECT_EQ(spec.rope_dim, 8);
+  EXPECT_EQ(spec.head_dim_v, 24);
+  EXPECT_EQ(spec.latent_dim, 128);
+  EXPECT_EQ(spec.softmax_scale, default_softmax_scale(spec));
+  EXPECT_EQ(input.job().spec, expanded_spec(spec, 3));
+  EXPECT_EQ(input.out_grid().shape(), (std::vector<std::int64_t>{44, 3, 24}));
+  const PackedRun keys[] = {{0, 122}};
+  const PackedRun heads[] = {{0, 3}};
+  EXPECT_EQ(read_all(input, SyntheticTensor::kLatent, keys), tensors.at("latent").bytes);
+  EXPECT_EQ(read_all(input, SyntheticTensor::kKeyRope, keys), tensors.at("k_rope").bytes);
+  EXPECT_EQ(read_all(input, SyntheticTensor::kWeightKeys, heads), tensors.at("w_uk").bytes);
+  EXPECT_EQ(read_all(input, SyntheticTensor::kWeightValues, heads), tensors.at("w_uv").bytes);
+}
+
+TEST(LatentTensors, AreTheSameInEveryForm) {
+  const TemporaryFolder folder;
+  for (const std::int64_t page_size : {16, 64}) {
+    LatentFile shape;
+    shape.page_size = page_size;
+    const NamedTensors tensors = latent_tensors(shape);
+    const JobInput plain(FileInput{write_tensors(folder.file("plain"), tensors)}, {});
+    const auto open = [&](const NamedTensors& other) {
+      return JobInput(FileInput{write_tensors(folder.file("other"), other)}, {});
+    };
+    expect_same(open(with_projection(tensors)), plain);
+    expect_same(open(with_pages(tensors, shape)), plain);
+    expect_same(open(with_pages(with_projection(tensors), shape)), plain);
+    // 8 bits are not the numbers that they were made of, but others.
+    const JobInput rounded(FileInput{write_tensors(folder.file("rounded"), with_rounded_codes(tensors))}, {});
+    expect_same(open(with_codes(tensors)), rounded);
+    expect_same(open(with_pages(with_codes(tensors), shape)), rounded);
+    const PackedRun keys[] = {{0, 122}};
+    EXPECT_NE(read_all(rounded, SyntheticTensor::kLatent, keys), read_all(plain, SyntheticTensor::kLatent, keys));
+  }
+}
+
+TEST(LatentTensors, OfASeedAreThoseOfTheFile) {
+  const TemporaryFolder folder;
+  LatentFile shape;
+  shape.lengths = shape.q_lens = {122};
+  const JobInput file(FileInput{write_tensors(folder.file("rows"), latent_tensors(shape))}, {});
+  SyntheticInput made;
+  made.op = Op::kLatent;
+  made.seed = shape.seed;
+  made.tokens = 122;
+  made.heads = shape.heads;
+  made.head_dim = shape.head_dim;
+  made.head_dim_v = shape.head_dim_v;
+  made.rope_dim = shape.rope_dim;
+  made.latent_dim = shape.latent_dim;
+  expect_same(JobInput(made, {}), file);
+}
+
+TEST(LatentTensors, TakeBatchesOtherNamesAndOrders) {
+  const TemporaryFolder folder;
+  LatentFile shape;
+  shape.lengths = shape.q_lens = {20, 20};
+  NamedTensors tensors = latent_tensors(shape);
+  tensors.erase("cu_seqlens_q");
+  tensors.erase("cu_seqlens_k");
+  tensors["q"].shape = {2, 20, 3, 24};
+  tensors["latent"].shape = {2, 20, 128};
+  tensors["k_rope"].shape = {2, 20, 8};
+  const JobInput batched(FileInput{write_tensors(folder.file("batched"), tensors)}, {});
+  EXPECT_EQ(batched.job().batch.sequences.size(), 2U);
+  EXPECT_EQ(batched.out_grid().shape(), (std::vector<std::int64_t>{2, 20, 3, 24}));
+  tensors["q"].shape = {2, 3, 20, 24};
+  const JobInput head_major(FileInput{write_tensors(folder.file("bhtd"), tensors), {}, AxisOrder::kBhtd}, {});
+  EXPECT_EQ(head_major.latent().spec, batched.latent().spec);
+
+  NamedTensors renamed;
+  for (auto& [name, tensor] : latent_tensors(LatentFile())) renamed["layer." + name] = tensor;
+  FileInput file{write_tensors(folder.file("renamed"), renamed)};
+  file.names.q = "layer.q";
+  file.names.latent = "layer.latent";
+  file.names.k_rope = "layer.k_rope";
+  file.names.w_uk = "layer.w_uk";
+  file.names.w_uv = "layer.w_uv";
+  file.names.cu_seqlens_q = "layer.cu_seqlens_q";
+  file.names.cu_seqlens_k = "layer.cu_seqlens_k";
+  EXPECT_EQ(JobInput(file, {}).op(), Op::kLatent);
+}
+
+struct Refusal {
+  const char* what;
+  std::function<void(NamedTensors&)> spoil;
+  std::vector<const char*> parts;
+};
+
+TEST(LatentTensors, AreRefusedWithBothShapes) {
+  const auto missing = [](const char* name) { return [name](NamedTensors& t) { t.erase(name); }; };
+  const auto shaped = [](const char* name, std::vector<std::int64_t> shape) {
+    return [name, shape](NamedTensors& t) {
+      std::int64_t elements = 1;
+      for (const std::int64_t extent : shape) elements *= extent;
+      t[name].shape = shape;
+      t[name].bytes.resize(static_cast<std::size_t>(elements * bits_of(t[name].dtype) / 8));
+    };
+  };
+  const Refusal cases[] = {
+      {"no rotary keys", missing("k_rope"), {"k_rope"}},
+      {"no w_uk", missing("w_uk"), {"w_uk"}},
+      {"no w_uv", missing("w_uv"), {"w_uv"}},
+      {"other tokens", shaped("k_rope", {121, 8}), {"`k_rope`", "[121, 8]", "`latent`", "[122, 128]"}},
+      {"three axes", shaped("latent", {122, 1, 128}), {"`latent`", "it must have 2 axes"}},
+      {"other latent dims", shaped("latent", {122, 64}), {"`latent`", "[122, 64]", "`w_uk`", "[3, 16, 128]"}},
+      {"matrices of other latents", shaped("w_uv", {3, 24, 64}), {"`w_uv`", "[3, 24, 64]", "[3, 16, 128]"}},
+      {"other heads", shaped("w_uk", {2, 16, 128}), {"`w_uk`", "[2, 16, 128]", "`q`", "[44, 3, 24]"}},
+      {"other head dims", shaped("w_uk", {3, 17, 128}), {"`w_uk`", "[3, 17, 128]", "8 of its dims rotary"}},
+      {"values of other heads", shaped("w_uv", {4, 24, 128}), {"`w_uv`", "[4, 24, 128]", "`q`"}},
+      {"queries all rotary", shaped("q", {44, 3, 8}), {"`q`", "[44, 3, 8]", "`k_rope`", "[122, 8]"}},
+      {"an empty matrix", shaped("w_uv", {3, 0, 128}), {"`w_uv`", "none of its axes may be empty"}},
+      {"another dtype", [](NamedTensors& t) { t["w_uk"].dtype = FileDtype::kF16; }, {"`w_uk`", "q is BF16"}},
+      {"keys besides", [](NamedTensors& t) { t["k"] = t["q"]; }, {"holds keys and latents"}},
+      {"matrices twice",
+       [](NamedTensors& t) { t["kv_b_proj"] = with_projection(t)["kv_b_proj"]; },
+       {"`kv_b_proj` and `w_uk`"}},
+      {"latents twice",
+       [](NamedTensors& t) { t["latent_fp8"] = with_codes(t)["latent_fp8"]; },
+       {"holds latents in 2 forms"}},
+      {"a projection of other heads",
+       [&](NamedTensors& t) {
+         t = with_projection(t);
+         shaped("kv_b_proj", {121, 128})(t);
+       },
+       {"`kv_b_proj`", "[121, 128]", "`q`"}},
+      {"codes of another row",
+       [&](NamedTensors& t) {
+         t = with_codes(t);
+         shaped("latent_fp8", {122, 149})(t);
+       },
+       {"`latent_fp8`", "[122, 149]", "132 bytes", "`w_uk`"}},
+      {"codes that are none",
+       [](NamedTensors& t) {
+         t["latent_fp8"] = t["latent"];
+         t.erase("latent");
+       },
+       {"`latent_fp8`", "it must be U8"}},
+      {"pages of 24",
+       [](NamedTensors& t) {
+         t = with_pages(t, LatentFile());
+         t["latent_pages"].shape = {6, 24, 136};
+         t["latent_pages"].bytes.resize(6 * 24 * 136 * 2);
+       },
+       {"`latent_pages`", "its pages hold 24 tokens"}},
+      {"pages without rotary keys",
+       [&](NamedTensors& t) {
+         t = with_pages(t, LatentFile());
+         shaped("latent_pages", {10, 16, 128})(t);
+       },
+       {"`latent_pages`", "[10, 16, 128]", "a rotary key stands behind"}},
+  };
+  const TemporaryFolder folder;
+  for (const Refusal& refusal : cases) {
+    SCOPED_TRACE(refusal.what);
+    NamedTensors tensors = latent_tensors(LatentFile());
+    refusal.spoil(tensors);
+    const FileInput file{write_tensors(folder.file("bad"), tensors)};
+    const Error error = error_of([&] { JobInput(file, {}); });
+    EXPECT_EQ(error.code(), ErrorCode::kFile);
+    for (const char* part : refusal.parts) {
+      EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << part << " is not in " << error.what();
+    }
+  }
+  const FileInput good{write_tensors(folder.file("good"), latent_tensors(LatentFile()))};
+  Numerics lists;
+  lists.lists = "window:16";
+  EXPECT_EQ(error_of([&] { JobInput(good, lists); }).code(), ErrorCode::kUsage);
+}
+
+}  // namespace
+}  // namespace ringattn::testing

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// Files of latent attention in every form that latents and matrices have there, all of the same numbers.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "attention/files/job_input.hpp"
+#include "tests/support/cache_files.hpp"
+
+namespace ringattn::testing {
+
+struct LatentFile {
+  std::vector<std::int64_t> lengths{40, 0, 17, 65};
+  std::vector<std::int64_t> q_lens{40, 0, 3, 1};
+  std::int64_t page_size = 16;
+  int heads = 3;
+  int head_dim = 16;
+  int rope_dim = 8;
+  int head_dim_v = 24;
+  int latent_dim = 128;
+  Dtype dtype = Dtype::kBf16;
+  std::uint64_t seed = 7;
+};
+
+// q, latent, k_rope, w_uk, w_uv, cu_seqlens_q, cu_seqlens_k.
+NamedTensors latent_tensors(const LatentFile& shape);
+
+// The same job with what stands there in another form. Each takes the tensors of latent_tensors().
+NamedTensors with_projection(NamedTensors tensors);  // w_uk and w_uv as kv_b_proj
+NamedTensors with_codes(NamedTensors tensors);       // latent and k_rope as latent_fp8; bf16 alone
+// Queries multiplied by w_uk by the CPU's kernel, as the absorbed form does it.
+NamedTensors with_queries_in_latent(NamedTensors tensors, const LatentFile& shape);
+// What with_codes() gives, unpacked again: the numbers that it stands for.
+NamedTensors with_rounded_codes(NamedTensors tensors);
+// Latents and rotary keys, or codes, in pages that are dealt at random; slots without a token are NaN.
+NamedTensors with_pages(NamedTensors tensors, const LatentFile& shape);
+
+}  // namespace ringattn::testing
