@@ -39,7 +39,8 @@ void check_op(const Config& config, Op op) {
     constexpr std::string_view kFiles[] = {"keys and values", "a cache", "latents"};
     const bool file = config.given("input");
     const std::string other = file ? fmt::format("a file with {}", kFiles[static_cast<std::size_t>(op)])
-                                   : fmt::format("{} {}", config.origin("op"), op_name(op));
+                                   : fmt::format("--op {}{}", op_name(op),
+                                                 config.value("op").source != Source::kDefault ? "" : ", the default");
     fail(ErrorCode::kUsage, fmt::format("{} contradicts {}", config.origin(flag), other), why,
          file                  ? "Leave it out."
          : why == kLatentAlone ? "Leave it out, or use --op mla."
