@@ -63,7 +63,7 @@ struct ScanInputs {
   TensorView dt;                   // [own tokens, heads, 1]
   TensorView b;                    // [own tokens, groups, state_dim]
   TensorView c;                    // [own tokens, groups, state_dim]
-  TensorView z;                    // [own tokens, heads, head_dim], present exactly when ScanSpec::gate
+  TensorView z{};                  // [own tokens, heads, head_dim], present exactly when ScanSpec::gate
   const float* a = nullptr;        // [heads], or [heads, state_dim] with ScanSpec::state_decays
   const float* d = nullptr;        // [heads], present exactly when ScanSpec::skip
   const float* dt_bias = nullptr;  // [heads], present exactly when ScanSpec::dt_bias
