@@ -222,7 +222,7 @@ constexpr FlagRow kTable[] = {
        if (choice < 2) options.form = static_cast<LatentForm>(choice);
      }},
     {"softmax-scale", 0, kJobs, FlagGroup::kNumerics, FlagKind::kNumber, "X", "",
-     "scores are multiplied by it [1/sqrt(head-dim)]",
+     "scores are multiplied by it [1/sqrt(head-dim), rope-dim included]",
      [](JobOptions& options, std::string_view text) { options.softmax_scale = parse_fp32(text, -1e30, 1e30); }, "0.125"},
     {"softcap", 0, kJobs, FlagGroup::kNumerics, FlagKind::kNumber, "X", "0",
      "score becomes X * tanh(score / X), after scaling; 0 is off",

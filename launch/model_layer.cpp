@@ -70,6 +70,7 @@ void fill_from_model(Config& config) {
   }
   if (config.given("model-config")) {
     const ModelConfig model = ModelConfig::open(config.options.model_config);
+    model.check_attends_to_all();
     Filler filler(config);
     if (!config.given("input")) {
       check_op_of(model, config);

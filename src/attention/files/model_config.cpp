@@ -173,6 +173,14 @@ bool ModelConfig::is_true(std::string_view key) const {
 
 bool ModelConfig::is_latent() const { return find("kv_lora_rank") != nullptr; }
 
+void ModelConfig::check_attends_to_all() const {
+  const std::optional<int> chosen = count("index_topk");
+  if (!chosen) return;
+  fail(ErrorCode::kUnsupported, fmt::format("the attention of {} can't be computed", name_),
+       fmt::format("its queries attend to index_topk = {} chosen tokens alone", *chosen),
+       "Give its dims themselves for attention to all tokens.");
+}
+
 int ModelConfig::heads() const { return needed("num_attention_heads"); }
 int ModelConfig::kv_heads() const {
   const std::optional<int> heads_said = count("num_key_value_heads");

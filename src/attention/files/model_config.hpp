@@ -25,6 +25,9 @@ class ModelConfig {
   // Whether keys and values are expanded from latents (kv_lora_rank).
   bool is_latent() const;
 
+  // Throws kUnsupported for a model whose queries attend to chosen tokens alone (index_topk): that isn't computed.
+  void check_attends_to_all() const;
+
   int heads() const;     // num_attention_heads
   int kv_heads() const;  // num_key_value_heads; absent: heads()
   int head_dim() const;  // head_dim; absent: hidden_size / heads()

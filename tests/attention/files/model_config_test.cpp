@@ -118,6 +118,13 @@ TEST(ModelConfig, MayHoldInfinitiesInWhatIsNotAsked) {
   EXPECT_EQ(error_of([] { config(R"({"num_attention_heads": Infinity})").heads(); }).code(), ErrorCode::kFile);
 }
 
+TEST(ModelConfig, OfSparseAttentionIsRefused) {
+  config(R"({"num_attention_heads": 4, "index_topk": null})").check_attends_to_all();
+  const Error error = error_of([] { config(R"({"index_topk": 2048})").check_attends_to_all(); });
+  EXPECT_EQ(error.code(), ErrorCode::kUnsupported);
+  EXPECT_NE(std::string(error.what()).find("index_topk = 2048"), std::string::npos) << error.what();
+}
+
 TEST(ModelConfig, IsRefusedWithTheKey) {
   struct Case {
     std::string_view text;
