@@ -4,7 +4,6 @@
 // work item only says where things lie and where to stop.
 #pragma once
 
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 
@@ -73,8 +72,8 @@ struct TileMap {
 
   // Pieces of a tile as a power of two: kLeastPieceKeys and the tile are, and so is what lies between.
   static_assert((C::kKeyTile & (C::kKeyTile - 1)) == 0 && C::kKeyTile / kLeastPieceKeys <= kPlaces / 4);
-  __device__ int pieces_log() const { return std::countr_zero(static_cast<unsigned>(p.tables.pieces)); }
-  __device__ int piece_log() const { return std::countr_zero(static_cast<unsigned>(C::kKeyTile)) - pieces_log(); }
+  __device__ int pieces_log() const { return __ffs(p.tables.pieces) - 1; }
+  __device__ int piece_log() const { return __ffs(C::kKeyTile) - 1 - pieces_log(); }
   __device__ int piece_keys() const { return 1 << piece_log(); }
 
   // Resolves entries [first, first + count) of the item, count ≤ 32; for the first warp.
