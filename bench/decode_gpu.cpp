@@ -33,7 +33,7 @@ class Bench {
  public:
   Bench(const KernelRow<DecodeSpec>& row, const std::vector<DecodeShape>& shapes)
       : row_(row), backend_(row.make_backend({1, 0})) {
-    constexpr std::int64_t kTokenBytes = 8 * 128 * 2;
+    constexpr std::int64_t kTokenBytes = 8 * 128 * 2;  // of the tensors that fill the caches' memory
     std::int64_t tokens = 0;
     for (const DecodeShape& shape : shapes) {
       const Turns turns = turns_of(shape);
@@ -66,17 +66,18 @@ class Bench {
  private:
   // Microseconds of a step in each replay.
   std::vector<double> time_steps(const DecodeShape& shape) {
-    const FoldSpec spec = make_spec(Dtype::kBf16, shape.heads, shape.kv_heads, shape.head_dim, {-1, 0});
-    if (const auto missing = row_.missing({spec}); !missing.empty()) {
+    FoldSpec spec = make_spec(Dtype::kBf16, shape.heads, shape.kv_heads, shape.head_dim, {-1, 0});
+    spec.head_dim_v = shape.head_dim_v;
+    if (const auto missing = row_.missing({spec, shape.values_in_keys}); !missing.empty()) {
       fail(ErrorCode::kUnsupported, fmt::format("{} has no form for this shape", row_.name),
            fmt::format("it lacks {}", fmt::join(missing, ", ")), "Take another one.");
     }
-    const auto kernel = row_.make_kernel({spec}, *backend_);
+    const auto kernel = row_.make_kernel({spec, shape.values_in_keys}, *backend_);
     kernel->reserve({shape.batch, shape.rows, shape.keys, shape.slices});
     const std::int64_t rows = shape.batch * shape.rows;
     const std::int64_t elements = rows * shape.heads * shape.head_dim;
     const Buffer q = backend_->allocate(static_cast<std::size_t>(elements * 2));
-    const Buffer out = backend_->allocate(static_cast<std::size_t>(elements * 2));
+    const Buffer out = backend_->allocate(static_cast<std::size_t>(rows * shape.heads * shape.head_dim_v * 2));
     const Buffer lse = backend_->allocate(static_cast<std::size_t>(rows * shape.heads * 4));
     const PackedRun all{0, rows};
     backend_->fill_synthetic(1, SyntheticTensor::kQ, {&all, 1},
@@ -107,10 +108,11 @@ class Bench {
       step.q = dense_view(static_cast<const void*>(q.data()), Dtype::kBf16, rows, shape.heads, shape.head_dim);
       step.rows = shape.rows;
       step.k = view(k_);
-      step.v = view(v_);
+      step.v = view(shape.values_in_keys ? k_ : v_);
+      step.v.dim = shape.head_dim_v;
       if (shape.page > 0) step.block_table = {reinterpret_cast<const std::int32_t*>(table.data()), turns.pages};
       step.lengths = reinterpret_cast<const std::int32_t*>(lengths.data());
-      step.output = {dense_view(static_cast<void*>(out.data()), Dtype::kBf16, rows, shape.heads, shape.head_dim),
+      step.output = {dense_view(static_cast<void*>(out.data()), Dtype::kBf16, rows, shape.heads, shape.head_dim_v),
                      {reinterpret_cast<float*>(lse.data()), shape.heads, 1},
                      nullptr};
       return step;

@@ -1,0 +1,311 @@
+// SPDX-License-Identifier: Apache-2.0
+// The warpgroups that fold latents. Tiles are scored in turn, one by either warpgroup, and a tile's probabilities go to
+// the other one through shared memory; each then adds P V of every tile, in order, to its own columns of the outputs.
+// While one makes probabilities, the tensor cores work for the other one.
+//
+// The tile step is the fold's (fold/tile_step.cuh) but for when a row's reference moves: as soon as a score lies more
+// than kFarAbove above it, which is known before the exponentials are taken, so no tile is done twice. Rows that don't
+// see a tile of the unit have probabilities of 0 there, which change nothing.
+#pragma once
+
+#include "kernels/sm90/decode/finish.cuh"
+#include "kernels/sm90/fold/products.cuh"
+#include "kernels/sm90/fold/tile_step.cuh"
+#include "kernels/sm90/latent/latent_map.cuh"
+#include "kernels/sm90/ptx/tma.cuh"
+
+namespace ringattn::sm90 {
+
+inline constexpr int kBothBarrier = 1;  // of both warpgroups; behind it, each has one of its own
+
+// In powers of two. A tile's probabilities are at most 2^12, and the sum over 2^30 keys stays far below fp32's end.
+inline constexpr float kFarAbove = 12.0F;
+
+template <class C>
+class LatentFold {
+ public:
+  __device__ __forceinline__ LatentFold(const DecodeParams& params, const LatentMap& map)
+      : params_(params), p_(params.fold), map_(map), warpgroup_(of_warp(threadIdx.x / kWarpgroup)) {}
+
+  __device__ __forceinline__ void take(const DecodeUnit& unit, int slice) {
+    load_queries(unit);
+    first_column_ = (2 * slice + static_cast<int>(warpgroup_)) * C::kColumns;
+    const DecodeSlots slots = slots_of<C>(params_, unit, slot_of_thread());
+    const BasicTileRange<int> plain = plain_tiles<C>(params_, unit);
+    const std::uint32_t first = tiles_;
+    tiles_ += static_cast<std::uint32_t>(unit.end - unit.begin);
+    const auto keys_from = [&](std::uint32_t tile) {
+      return unit.of.length - (unit.begin + static_cast<int>(tile - first)) * kLatentTile;
+    };
+    if (first == tiles_) clear(o_);
+#pragma unroll 1
+    for (std::uint32_t tile = first + ((warpgroup_ ^ first) & 1U); tile != tiles_ && tile != tiles_ + 1; tile += 2) {
+      if (tile != first) add_other(tile - 1, tile - 1 == first, keys_from(tile - 1));
+      Scores s;
+      score(s, tile);
+      if (tile != first) {
+        wgmma_wait<1>();
+        pin(o_);
+        release(tile - 1);
+      }
+      wgmma_wait<0>();
+      pin(s);
+      const int number = unit.begin + static_cast<int>(tile - first);
+      std::uint32_t probability[kLatentTile / 16][4];
+      weigh(s, slots, number, tile == first, number < plain.begin || number >= plain.end, probability);
+      add_own(probability, tile, tile == first, keys_from(tile));
+      wgmma_wait<0>();
+      pin(o_);
+      release(tile);
+    }
+    if (first != tiles_ && ((tiles_ - 1) & 1U) != warpgroup_) {
+      add_other(tiles_ - 1, tiles_ - 1 == first, keys_from(tiles_ - 1));
+      wgmma_wait<0>();
+      pin(o_);
+      release(tiles_ - 1);
+    }
+    leave_rows(unit, slots, first != tiles_);
+    named_sync(kBothBarrier, kLatentFoldThreads);  // the numbers and the queries have been read
+  }
+
+ private:
+  using Scores = float[kLatentTile / 8][4];
+
+  static __device__ __forceinline__ void clear(float (&o)[C::kColumns / 8][4]) {
+#pragma unroll
+    for (int n = 0; n < C::kColumns / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) o[n][i] = 0.0F;
+    }
+  }
+
+  // Four threads have a row. Rows that are not there are zeros.
+  __device__ __forceinline__ void load_queries(const DecodeUnit& unit) const {
+    constexpr int kChunks = kLatentDim / 8;
+    constexpr int kAtOnce = 9;
+    const auto* const q = static_cast<const std::uint16_t*>(p_.q.data);
+    const bool aligned =
+        ((reinterpret_cast<std::uint64_t>(q) | static_cast<std::uint64_t>(2 * (p_.q.token_stride | p_.q.head_stride))) &
+         15U) == 0;
+    const int slot = thread_of_cta() / 4;
+    const bool present = slot < rows_of(params_, unit);
+    const DecodePlace place = place_of(params_, unit, present ? slot : 0);
+    const std::uint16_t* const row = q + place.row * p_.q.token_stride + place.query_head * p_.q.head_stride;
+#pragma unroll 1
+    for (int first = thread_of_cta() % 4; first < kChunks; first += 4 * kAtOnce) {
+      uint4 elements[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        elements[i] = present ? load_elements(row + (first + 4 * i) * 8, aligned) : uint4{0, 0, 0, 0};
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int chunk = first + 4 * i;
+        cuda::store_shared(map_.q() + static_cast<std::uint32_t>(chunk / 8 * cuda::panel_bytes(kQueryTile)) +
+                               cuda::swizzled(slot, chunk % 8),
+                           elements[i]);
+      }
+    }
+    static_assert(kChunks % (4 * kAtOnce) == 0);
+    proxy_fence();
+    named_sync(kBothBarrier, kLatentFoldThreads);
+  }
+
+  // Until a part of a tile is here.
+  __device__ __forceinline__ void await(std::uint32_t tile, int part) const {
+    barrier_wait(map_.full(stage_of(tile), part), parity_of(tile));
+  }
+  // Once the warp's products are done with a tile.
+  __device__ __forceinline__ void release(std::uint32_t tile) const {
+    if (thread_of_cta() % 32 == 0) barrier_arrive(map_.empty(stage_of(tile)));
+  }
+
+  // Issues S = Q Kᵀ of a tile, part by part as it arrives.
+  __device__ __forceinline__ void score(Scores& s, std::uint32_t tile) const {
+    const std::uint32_t q = of_warp(descriptor_low(map_.q()));
+    const std::uint32_t k = of_warp(descriptor_low(map_.tile(stage_of(tile))));
+    await(tile, 0);
+    pin(s);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kLatentDim / 16; ++step) {
+      if (step == 4 * kHalfPanels || step == 8 * kHalfPanels) {
+        await(tile, step / (4 * kHalfPanels));
+        wgmma_fence();
+      }
+      const auto at = static_cast<std::uint32_t>((step / 4 * LatentMap::kPanelBytes + step % 4 * 32) >> 4);
+      Wgmma<typename C::Element, kLatentTile>::ss(s, descriptor(q + at), descriptor(k + at), step > 0);
+    }
+    wgmma_commit();
+  }
+
+  // Scores → probabilities. Moves the rows' numbers on, and hands all of it to the other warpgroup.
+  __device__ __forceinline__ void weigh(Scores& s, const DecodeSlots& slots, int number, bool first, bool special,
+                                        std::uint32_t (&probability)[kLatentTile / 16][4]) {
+    const int slot = slot_of_thread();
+    const int lane = thread_of_cta() % 4;
+    if (p_.softmax.scaled_first) scale_scores(p_, s);
+    float shift[2], l[2], factor[2];
+    bool moves = false;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (special) {
+        mask_scores<0, kLatentTile / 8>(p_, s, half, visible_columns<C>(slots, half, number));
+      }
+      float reference = first ? -INFINITY : load_float(map_.reference(slot + 8 * half));
+      l[half] = first ? 0.0F : load_float(map_.sum(slot + 8 * half, lane));
+      factor[half] = 1.0F;
+      float most = fmaxf(s[0][2 * half], s[0][2 * half + 1]);
+#pragma unroll
+      for (int j = 1; j < kLatentTile / 8; ++j) most = fmaxf(most, fmaxf(s[j][2 * half], s[j][2 * half + 1]));
+      most = __fmul_rn(over_quad(most), p_.softmax.exponent_base2);
+      if (reference == -INFINITY) {
+        if (most > -INFINITY) reference = most;
+      } else if (__fsub_rn(most, reference) > kFarAbove) {
+        factor[half] = cuda::exp2_approx(__fsub_rn(reference, most));
+        reference = most;
+        moves = true;
+      }
+      shift[half] = reference == -INFINITY ? 0.0F : -reference;
+      if (lane == 0) cuda::store_shared(map_.reference(slot + 8 * half), __float_as_uint(reference));
+    }
+    float sum[2];
+    exponentiate<C>(p_, shift, s, sum);
+    pack<C>(s, probability);
+    moves = __any_sync(0xffffffffU, moves);
+    if (moves) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        l[half] = __fmul_rn(l[half], factor[half]);
+        if (lane == 0) cuda::store_shared(map_.factor(slot + 8 * half), __float_as_uint(factor[half]));
+      }
+      scale_outputs(factor);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      cuda::store_shared(map_.sum(slot + 8 * half, lane), __float_as_uint(__fadd_rn(l[half], sum[half])));
+#pragma unroll
+      for (int j = 0; j < kLatentTile / 8; ++j) {
+        cuda::store_shared(map_.weights() + cuda::swizzled(slot + 8 * half, j) + static_cast<std::uint32_t>(4 * lane),
+                           probability[j / 2][2 * (j % 2) + half]);
+      }
+    }
+    if (thread_of_cta() % 32 == 0) store_number(map_.moved(warp()), moves ? 1 : 0);
+    proxy_fence();
+    __syncwarp();
+    if (thread_of_cta() % 32 == 0) barrier_arrive(map_.weights_full());
+  }
+
+  __device__ __forceinline__ void scale_outputs(const float (&factor)[2]) {
+#pragma unroll
+    for (int n = 0; n < C::kColumns / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) o_[n][i] = __fmul_rn(o_[n][i], factor[i / 2]);
+    }
+  }
+
+  __device__ __forceinline__ std::uint32_t values(std::uint32_t tile) const {
+    const std::uint32_t address =
+        map_.tile(stage_of(tile)) + static_cast<std::uint32_t>(first_column_ / kPanelColumns * LatentMap::kPanelBytes);
+    return of_warp(descriptor_low(address, LatentMap::kPanelBytes));
+  }
+
+  // Issues O += P V of a tile that this warpgroup has scored.
+  __device__ __forceinline__ void add_own(const std::uint32_t (&probability)[kLatentTile / 16][4], std::uint32_t tile,
+                                          bool first, int keys) {
+    if (keys < kLatentTile) clear_tail(tile, keys);
+    const std::uint32_t v = values(tile);
+    pin(o_);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kLatentTile / 16; ++step) {
+      Wgmma<typename C::Element, C::kColumns>::rs(
+          o_, probability[step], descriptor(v + static_cast<std::uint32_t>(step * 16 * kPanelRowBytes >> 4)),
+          step > 0 || !first);
+    }
+    wgmma_commit();
+  }
+
+  // Issues O += P V of a tile that the other one has scored.
+  __device__ __forceinline__ void add_other(std::uint32_t tile, bool first, int keys) {
+#pragma unroll
+    for (int part = 0; part < kLatentParts; ++part) await(tile, part);
+    barrier_wait(map_.weights_full(), tile & 1U);
+    if (load_number(map_.moved(warp())) != 0) {
+      const int slot = slot_of_thread();
+      const float factor[2] = {load_float(map_.factor(slot)), load_float(map_.factor(slot + 8))};
+      scale_outputs(factor);
+    }
+    if (keys < kLatentTile) clear_tail(tile, keys);
+    const std::uint32_t p = of_warp(descriptor_low(map_.weights()));
+    const std::uint32_t v = values(tile);
+    pin(o_);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kLatentTile / 16; ++step) {
+      Wgmma<typename C::Element, C::kColumns>::sv(
+          o_, descriptor(p + static_cast<std::uint32_t>(step * 32 >> 4)),
+          descriptor(v + static_cast<std::uint32_t>(step * 16 * kPanelRowBytes >> 4)), step > 0 || !first);
+    }
+    wgmma_commit();
+  }
+
+  // Rows of a tile behind the sequence's last key are somebody else's, or were fetched for another tile: their
+  // probabilities are 0, but 0 · ∞ would be NaN. Each warpgroup clears its own columns.
+  __device__ __forceinline__ void clear_tail(std::uint32_t tile, int keys) const {
+    constexpr int kChunks = C::kColumns / 8;
+#pragma unroll 1
+    for (int i = keys * kChunks + thread_of_warpgroup(); i < kLatentTile * kChunks; i += kWarpgroup) {
+      const int chunk = first_column_ / 8 + i % kChunks;
+      cuda::store_shared(map_.tile(stage_of(tile)) + static_cast<std::uint32_t>(chunk / 8 * LatentMap::kPanelBytes) +
+                             cuda::swizzled(i / kChunks, chunk % 8),
+                         uint4{0, 0, 0, 0});
+    }
+    proxy_fence();
+    named_sync(kBothBarrier + 1 + static_cast<int>(warpgroup_), kWarpgroup);
+  }
+
+  // `folded`: the unit has tiles.
+  __device__ __forceinline__ void leave_rows(const DecodeUnit& unit, const DecodeSlots& slots, bool folded) const {
+    const int lane = thread_of_cta() % 4;
+    const int block = first_column_ / 16;
+    const bool speaks = first_column_ == 0 && lane == 0;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int slot = slot_of_thread() + 8 * half;
+      const float reference = folded ? load_float(map_.reference(slot)) : -INFINITY;
+      const float sum = sum_of_quad(folded ? load_float(map_.sum(slot, lane)) : 0.0F);
+      if (!slots.present[half]) continue;
+      const DecodePlace& place = slots.place[half];
+      if (!finishes(params_, unit)) {
+        if (!folded) continue;  // another unit has the row, or the merge finds that none has
+        auto* const outputs = reinterpret_cast<float4*>(record_of(params_, unit, place));
+#pragma unroll
+        for (int n = 0; n < C::kColumns / 16; ++n) {
+          __stcg(outputs + 4 * (block + n) + lane, float4{o_[2 * n][2 * half], o_[2 * n][2 * half + 1],
+                                                          o_[2 * n + 1][2 * half], o_[2 * n + 1][2 * half + 1]});
+        }
+        if (speaks) leave_numbers(params_, unit, 0, 1, slot, place, float2{reference, sum});
+        continue;
+      }
+      const FinishedRow<C> finished(params_, place, reference, sum);
+#pragma unroll
+      for (int n = 0; n < C::kColumns / 8; ++n) {
+        finished.write(first_column_ + 8 * n + 2 * lane, o_[n][2 * half], o_[n][2 * half + 1]);
+      }
+      if (speaks) finished.write_lse();
+    }
+  }
+
+  static __device__ __forceinline__ int warp() { return thread_of_warpgroup() / 32; }
+
+  const DecodeParams& params_;
+  const cuda::FoldParams& p_;
+  const LatentMap& map_;
+  const std::uint32_t warpgroup_;
+  int first_column_ = 0;     // of this warpgroup's columns of the outputs
+  std::uint32_t tiles_ = 0;  // of all units so far
+  float o_[C::kColumns / 8][4];
+};
+
+}  // namespace ringattn::sm90
