@@ -9,8 +9,10 @@ namespace ringattn::sm90 {
 
 struct LatentLauncher {
   void (*prepare)();  // as cuda::Launcher
-  // Enqueues the step on `ctas` CTAs, with the number of slices that the params say.
-  void (*launch)(const DecodeParams& params, int ctas, Stream stream);
+  // How many clusters for so many blocks of rows and slices the current device holds at a time.
+  int (*clusters_at_a_time)(int blocks, int slices);
+  // Enqueues the step on `clusters` clusters, each for `blocks` blocks of rows and the slices that the params say.
+  void (*launch)(const DecodeParams& params, int blocks, int clusters, Stream stream);
 };
 
 extern const LatentLauncher latent_bf16;

@@ -8,6 +8,8 @@
 // see a tile of the unit have probabilities of 0 there, which change nothing.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/sm90/decode/finish.cuh"
 #include "kernels/sm90/fold/products.cuh"
 #include "kernels/sm90/fold/tile_step.cuh"
@@ -38,26 +40,38 @@ class LatentFold {
       return unit.of.length - (unit.begin + static_cast<int>(tile - first)) * kLatentTile;
     };
     if (first == tiles_) clear(o_);
-#pragma unroll 1
-    for (std::uint32_t tile = first + ((warpgroup_ ^ first) & 1U); tile != tiles_ && tile != tiles_ + 1; tile += 2) {
-      if (tile != first) add_other(tile - 1, tile - 1 == first, keys_from(tile - 1));
+    const auto fold = [&]<bool kOthers>(std::bool_constant<kOthers>, std::uint32_t tile) {
       Scores s;
       score(s, tile);
-      if (tile != first) {
-        wgmma_wait<1>();
-        pin(o_);
-        release(tile - 1);
+      if constexpr (kOthers) {
+        add_other(tile - 1, tile - 1 == first, keys_from(tile - 1));
+        wgmma_wait<1>();  // the scores are there, while P V of the other's tile goes on
+      } else {
+        wgmma_wait<0>();
       }
-      wgmma_wait<0>();
       pin(s);
       const int number = unit.begin + static_cast<int>(tile - first);
       std::uint32_t probability[kLatentTile / 16][4];
-      weigh(s, slots, number, tile == first, number < plain.begin || number >= plain.end, probability);
-      add_own(probability, tile, tile == first, keys_from(tile));
+      const Numbers numbers =
+          weigh(s, slots, number, !kOthers, number < plain.begin || number >= plain.end, probability);
+      if constexpr (kOthers) {
+        wgmma_wait<0>();
+        pin(o_);
+        release(tile - 1);
+      }
+      hand_over(probability, numbers);
+      add_own(probability, tile, !kOthers, keys_from(tile));
       wgmma_wait<0>();
       pin(o_);
       release(tile);
+    };
+    std::uint32_t tile = first + ((warpgroup_ ^ first) & 1U);
+    if (tile == first && first != tiles_) {
+      fold(std::false_type(), tile);
+      tile += 2;
     }
+#pragma unroll 1
+    for (; static_cast<int>(tiles_ - tile) > 0; tile += 2) fold(std::true_type(), tile);
     if (first != tiles_ && ((tiles_ - 1) & 1U) != warpgroup_) {
       add_other(tiles_ - 1, tiles_ - 1 == first, keys_from(tiles_ - 1));
       wgmma_wait<0>();
@@ -70,6 +84,17 @@ class LatentFold {
 
  private:
   using Scores = float[kLatentTile / 8][4];
+
+  // What holds for all lanes or for none, so that the compiler knows it.
+  static __device__ __forceinline__ bool all_of_warp(bool holds) { return __all_sync(0xffffffffU, holds) != 0; }
+
+  // Of a thread's two rows, behind a tile.
+  struct Numbers {
+    float reference[2];
+    float l[2];
+    float factor[2];  // of what was there before the tile
+    bool moved;       // whether a factor of the warp's rows is not 1
+  };
 
   static __device__ __forceinline__ void clear(float (&o)[C::kColumns / 8][4]) {
 #pragma unroll
@@ -115,9 +140,15 @@ class LatentFold {
   __device__ __forceinline__ void await(std::uint32_t tile, int part) const {
     barrier_wait(map_.full(stage_of(tile), part), parity_of(tile));
   }
-  // Once the warp's products are done with a tile.
+  // Once the warp's products are done with a tile: it is the whole cluster's.
   __device__ __forceinline__ void release(std::uint32_t tile) const {
-    if (thread_of_cta() % 32 == 0) barrier_arrive(map_.empty(stage_of(tile)));
+    const std::uint32_t barrier = map_.empty(stage_of(tile));
+    const auto lane = static_cast<std::uint32_t>(thread_of_cta() % 32);
+    if constexpr (C::kCtas > 1) {
+      if (lane < C::kCtas) barrier_arrive_at(in_cta(barrier, lane));
+    } else {
+      if (lane == 0) barrier_arrive(barrier);
+    }
   }
 
   // Issues S = Q Kᵀ of a tile, part by part as it arrives.
@@ -139,13 +170,14 @@ class LatentFold {
     wgmma_commit();
   }
 
-  // Scores → probabilities. Moves the rows' numbers on, and hands all of it to the other warpgroup.
-  __device__ __forceinline__ void weigh(Scores& s, const DecodeSlots& slots, int number, bool first, bool special,
-                                        std::uint32_t (&probability)[kLatentTile / 16][4]) {
+  // Scores → probabilities; moves the rows' numbers on.
+  __device__ __forceinline__ Numbers weigh(Scores& s, const DecodeSlots& slots, int number, bool first, bool special,
+                                           std::uint32_t (&probability)[kLatentTile / 16][4]) const {
     const int slot = slot_of_thread();
     const int lane = thread_of_cta() % 4;
     if (p_.softmax.scaled_first) scale_scores(p_, s);
-    float shift[2], l[2], factor[2];
+    Numbers numbers;
+    float shift[2];
     bool moves = false;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -153,8 +185,8 @@ class LatentFold {
         mask_scores<0, kLatentTile / 8>(p_, s, half, visible_columns<C>(slots, half, number));
       }
       float reference = first ? -INFINITY : load_float(map_.reference(slot + 8 * half));
-      l[half] = first ? 0.0F : load_float(map_.sum(slot + 8 * half, lane));
-      factor[half] = 1.0F;
+      numbers.l[half] = first ? 0.0F : load_float(map_.sum(slot + 8 * half, lane));
+      numbers.factor[half] = 1.0F;
       float most = fmaxf(s[0][2 * half], s[0][2 * half + 1]);
 #pragma unroll
       for (int j = 1; j < kLatentTile / 8; ++j) most = fmaxf(most, fmaxf(s[j][2 * half], s[j][2 * half + 1]));
@@ -162,38 +194,48 @@ class LatentFold {
       if (reference == -INFINITY) {
         if (most > -INFINITY) reference = most;
       } else if (__fsub_rn(most, reference) > kFarAbove) {
-        factor[half] = cuda::exp2_approx(__fsub_rn(reference, most));
+        numbers.factor[half] = cuda::exp2_approx(__fsub_rn(reference, most));
         reference = most;
         moves = true;
       }
       shift[half] = reference == -INFINITY ? 0.0F : -reference;
-      if (lane == 0) cuda::store_shared(map_.reference(slot + 8 * half), __float_as_uint(reference));
+      numbers.reference[half] = reference;
     }
     float sum[2];
     exponentiate<C>(p_, shift, s, sum);
     pack<C>(s, probability);
-    moves = __any_sync(0xffffffffU, moves);
-    if (moves) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        l[half] = __fmul_rn(l[half], factor[half]);
-        if (lane == 0) cuda::store_shared(map_.factor(slot + 8 * half), __float_as_uint(factor[half]));
-      }
-      scale_outputs(factor);
-    }
+    numbers.moved = __any_sync(0xffffffffU, moves);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      cuda::store_shared(map_.sum(slot + 8 * half, lane), __float_as_uint(__fadd_rn(l[half], sum[half])));
+      if (numbers.moved) numbers.l[half] = __fmul_rn(numbers.l[half], numbers.factor[half]);
+      numbers.l[half] = __fadd_rn(numbers.l[half], sum[half]);
+    }
+    return numbers;
+  }
+
+  // What a tile comes to, to the other warpgroup: it has read what is there, and so has this one.
+  __device__ __forceinline__ void hand_over(const std::uint32_t (&probability)[kLatentTile / 16][4],
+                                            const Numbers& numbers) {
+    const int slot = slot_of_thread();
+    const int lane = thread_of_cta() % 4;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (lane == 0) {
+        cuda::store_shared(map_.reference(slot + 8 * half), __float_as_uint(numbers.reference[half]));
+        if (numbers.moved) cuda::store_shared(map_.factor(slot + 8 * half), __float_as_uint(numbers.factor[half]));
+      }
+      cuda::store_shared(map_.sum(slot + 8 * half, lane), __float_as_uint(numbers.l[half]));
 #pragma unroll
       for (int j = 0; j < kLatentTile / 8; ++j) {
         cuda::store_shared(map_.weights() + cuda::swizzled(slot + 8 * half, j) + static_cast<std::uint32_t>(4 * lane),
                            probability[j / 2][2 * (j % 2) + half]);
       }
     }
-    if (thread_of_cta() % 32 == 0) store_number(map_.moved(warp()), moves ? 1 : 0);
+    if (thread_of_cta() % 32 == 0) store_number(map_.moved(warp()), numbers.moved ? 1 : 0);
     proxy_fence();
     __syncwarp();
     if (thread_of_cta() % 32 == 0) barrier_arrive(map_.weights_full());
+    if (numbers.moved) scale_outputs(numbers.factor);
   }
 
   __device__ __forceinline__ void scale_outputs(const float (&factor)[2]) {
@@ -213,7 +255,7 @@ class LatentFold {
   // Issues O += P V of a tile that this warpgroup has scored.
   __device__ __forceinline__ void add_own(const std::uint32_t (&probability)[kLatentTile / 16][4], std::uint32_t tile,
                                           bool first, int keys) {
-    if (keys < kLatentTile) clear_tail(tile, keys);
+    if (all_of_warp(keys < kLatentTile)) clear_tail(tile, keys);
     const std::uint32_t v = values(tile);
     pin(o_);
     wgmma_fence();
@@ -231,12 +273,12 @@ class LatentFold {
 #pragma unroll
     for (int part = 0; part < kLatentParts; ++part) await(tile, part);
     barrier_wait(map_.weights_full(), tile & 1U);
-    if (load_number(map_.moved(warp())) != 0) {
+    if (all_of_warp(load_number(map_.moved(warp())) != 0)) {
       const int slot = slot_of_thread();
       const float factor[2] = {load_float(map_.factor(slot)), load_float(map_.factor(slot + 8))};
       scale_outputs(factor);
     }
-    if (keys < kLatentTile) clear_tail(tile, keys);
+    if (all_of_warp(keys < kLatentTile)) clear_tail(tile, keys);
     const std::uint32_t p = of_warp(descriptor_low(map_.weights()));
     const std::uint32_t v = values(tile);
     pin(o_);

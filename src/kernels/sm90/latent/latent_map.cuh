@@ -17,11 +17,15 @@
 #include "kernels/cuda/device/panels.hpp"
 #include "kernels/sm90/fold/shared_map.cuh"
 #include "kernels/sm90/latent/config.hpp"
+#include "kernels/sm90/ptx/cluster.cuh"
 #include "kernels/sm90/ptx/mbarrier.cuh"
 
 namespace ringattn::sm90 {
 
 struct LatentMap {
+  // In a cluster an address also says whose memory it is: copies and arrivals would reach the first CTA's else.
+  std::uint32_t base;
+
   static constexpr int kPanelBytes = cuda::panel_bytes(kLatentTile);
   static constexpr int kTileBytes = kLatentTile * cuda::padded_row_bytes(kLatentDim);
   static constexpr int kTileOffset = kQueryTile * cuda::padded_row_bytes(kLatentDim);
@@ -48,7 +52,7 @@ struct LatentMap {
   __device__ std::uint32_t units_before(int sequence) const {
     return at(kUnitOffset, static_cast<std::uint32_t>(sequence), 4);
   }
-  // Of a stage: a part of its columns has arrived; every warp that folds is done with it.
+  // Of a stage: a part of its columns has arrived; every warp of the cluster that folds is done with it.
   __device__ std::uint32_t full(std::uint32_t stage, int part) const {
     return at(kBarrierOffset, stage * kLatentParts + static_cast<std::uint32_t>(part), kBarrierBytes);
   }
@@ -62,7 +66,7 @@ struct LatentMap {
 
  private:
   __device__ std::uint32_t at(int offset, std::uint32_t index, int bytes) const {
-    return static_cast<std::uint32_t>(kReservedBytes + offset) + index * static_cast<std::uint32_t>(bytes);
+    return base + static_cast<std::uint32_t>(offset) + index * static_cast<std::uint32_t>(bytes);
   }
 };
 
@@ -77,11 +81,11 @@ __device__ __forceinline__ int panels_of_part(int part) {
   return part < 2 ? kHalfPanels : (kLatentDim - kLatentDimV) / kPanelColumns;
 }
 
-// By one thread.
-__device__ __forceinline__ void init_latent_barriers(const LatentMap& map) {
+// By one thread. `ctas`: of the cluster.
+__device__ __forceinline__ void init_latent_barriers(const LatentMap& map, int ctas) {
   for (std::uint32_t stage = 0; stage < kLatentStages; ++stage) {
     for (int part = 0; part < kLatentParts; ++part) barrier_init(map.full(stage, part), 1);
-    barrier_init(map.empty(stage), kLatentFoldThreads / 32);
+    barrier_init(map.empty(stage), ctas * kLatentFoldThreads / 32);
   }
   barrier_init(map.weights_full(), kWarpgroup / 32);
   barrier_init_fence();

@@ -40,6 +40,11 @@ class Sm90Latent final : public DecodeKernel {
     multiprocessors_ = cuda::multiprocessors_of(device_);
     scratch_ = allocate_device(scratch_bytes(limits), device_);
     launcher_.prepare();
+    for (const int blocks : {1, 2}) {
+      for (const int slices : {1, 2}) {
+        clusters_[blocks - 1][slices - 1] = launcher_.clusters_at_a_time(blocks, slices);
+      }
+    }
   }
 
   void enqueue(const DecodeStep& step, Stream stream) override {
@@ -48,18 +53,21 @@ class Sm90Latent final : public DecodeKernel {
     const DeviceGuard guard(device_);
     DecodeParams p{};
     set_step(spec_.fold, step, p);
-    set_pages(step, kLatentTile, p);
-    p.k = map_pages(mapped_pages("sm90_latent", step.k), spec_.fold.dtype, p.box_rows, kPanelColumns);
     p.block_rows = kQueryTile;
     p.blocks = (step.rows * p.ratio + kQueryTile - 1) / kQueryTile;
     const std::int64_t units = std::int64_t{p.sequences} * p.fold.kv_heads * p.blocks * groups_;
     p.slices = slices_for(units);
+    const int blocks = p.blocks % 2 == 0 ? 2 : 1;  // that share tiles
+    set_pages(step, kLatentTile / (blocks * p.slices), p);
+    p.boxes = kLatentTile / p.box_rows;
+    p.k = map_pages(mapped_pages("sm90_latent", step.k), spec_.fold.dtype, p.box_rows, kPanelColumns);
     const bool merges = groups_ > 1 && step.partials.records == nullptr;
     if (merges) {
       p.records = reinterpret_cast<float*>(scratch_.data());
       p.record_groups = groups_;
     }
-    launcher_.launch(p, static_cast<int>(std::min<std::int64_t>(units * p.slices, multiprocessors_)), stream);
+    const std::int64_t clusters = clusters_[blocks - 1][p.slices - 1];
+    launcher_.launch(p, blocks, static_cast<int>(std::min<std::int64_t>(units / blocks, clusters)), stream);
     if (!merges) return;
     const float* const records = p.records;
     merge_shares(
@@ -87,6 +95,7 @@ class Sm90Latent final : public DecodeKernel {
   DecodeLimits limits_;
   std::int64_t groups_ = 0;  // of a sequence, at most
   int multiprocessors_ = 0;
+  int clusters_[2][2] = {};  // by blocks of rows and slices less one, how many the device holds at a time
   Buffer scratch_;
 };
 
