@@ -115,9 +115,11 @@ __device__ __forceinline__ void copy_panels(const cuda::ProductParams& p, const 
 template <class C>
 __device__ __forceinline__ void multiply_panel(float (&sums)[C::kBlocks][16][4], std::uint32_t rows,
                                                std::uint32_t weights, bool first) {
-  const std::uint32_t a = descriptor_low(rows);
+  // All lanes have the same numbers; told so, the compiler works descriptors out once a warp, in uniform registers.
+  const auto of_warp = [](std::uint32_t number) { return __shfl_sync(0xffffffffU, number, 0); };
+  const std::uint32_t a = of_warp(descriptor_low(rows));
   const std::uint32_t b =
-      C::kAcross ? descriptor_low(weights, cuda::panel_bytes(cuda::kProductDepth)) : descriptor_low(weights);
+      of_warp(C::kAcross ? descriptor_low(weights, cuda::panel_bytes(cuda::kProductDepth)) : descriptor_low(weights));
 #pragma unroll
   for (int block = 0; block < C::kBlocks; ++block) pin(sums[block]);
   wgmma_fence();
