@@ -131,7 +131,8 @@ sanitizer() {
   local tool=$1 ended=$2 log=$state/sanitizer-$1.log entry left code failed=0
   local rows='Kernels/FoldExact.RowsWithoutKeysAreZero' nan='Kernels/CudaFoldTest.NanInAValueStaysInItsTile'
   local -a entries=("fold_test $rows/sm80*:$rows/sm90*" "cuda_fold_test *NanInAValueStaysInItsTile*"
-    'decode_test Backends/CacheUpdates.*' 'product_test Kernels/HeadProduct.OneNanLeaves/sm*' 'gpu_invariance_test *GpuInvariance.FewTokensManyRanks*'
+    'decode_test Backends/CacheUpdates.*' 'product_test Kernels/HeadProduct.OneNanLeaves/sm*'
+    'gpu_invariance_test *GpuInvariance.FewTokensManyRanks*'
     'comm_p2p_test P2p.FreedMemoryGoesBackAtTheNextAllGather')
   [[ $tool != racecheck ]] || entries[1]="cuda_fold_test $nan/sm80_fold:$nan/sm90_fold"
   complain() {
