@@ -19,7 +19,6 @@ namespace ringattn::sm90 {
 template <class Element_, ProductConfig kConfig, bool kAcross_>
 struct ProductKernel {
   using Element = Element_;
-  static constexpr ProductConfig kSelf = kConfig;
   static constexpr int kRows = kConfig.rows();
   static constexpr int kBlocks = kConfig.blocks;
   static constexpr int kWarpgroups = kConfig.warpgroups;
