@@ -13,19 +13,16 @@
 #include <utility>
 #include <vector>
 
-#include "base/cuda.hpp"
 #include "base/error.hpp"
 #include "bench/decode_gpu_line.hpp"
 #include "bench/decode_gpu_words.hpp"
+#include "bench/graph_time.hpp"
 #include "kernels/decode.hpp"
 #include "kernels/fold_spec.hpp"
 #include "kernels/registry.hpp"
 
 namespace ringattn {
 namespace {
-
-constexpr int kReplays = 11;
-constexpr double kWarmSeconds = 0.1;  // of replays before the first that counts
 
 void check_wait(Backend& backend) { backend.synchronize(backend.mark(backend.stream()), Deadline::after(600.0), {}); }
 
@@ -117,7 +114,7 @@ class Bench {
                      nullptr};
       return step;
     };
-    return time_graph(turns.launches,
+    return time_graph(*backend_, turns.launches,
                       [&](std::int64_t i) { kernel->enqueue(step_of(i % turns.caches), backend_->stream()); });
   }
 
@@ -127,40 +124,6 @@ class Bench {
     backend_->copy_rows(memory.data(), bytes, numbers.data(), bytes, bytes, 1, backend_->stream());
     check_wait(*backend_);
     return memory;
-  }
-
-  // Microseconds of a launch in each replay of a graph of so many.
-  template <class Enqueue>
-  std::vector<double> time_graph(std::int64_t launches, Enqueue enqueue) {
-    const cudaStream_t stream = cuda_stream(backend_->stream());
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t executable = nullptr;
-    check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-    try {
-      for (std::int64_t i = 0; i < launches; ++i) enqueue(i);
-    } catch (...) {  // the stream is used again: it must not stay in its capture
-      cudaStreamEndCapture(stream, &graph);
-      if (graph != nullptr) cudaGraphDestroy(graph);
-      throw;
-    }
-    check_cuda(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
-    check_cuda(cudaGraphInstantiateWithFlags(&executable, graph, 0), "cudaGraphInstantiate");
-    const auto replay = [&] {
-      const Mark begin = backend_->mark(backend_->stream());
-      check_cuda(cudaGraphLaunch(executable, stream), "cudaGraphLaunch");
-      const Mark end = backend_->mark(backend_->stream());
-      backend_->synchronize(end, Deadline::after(600.0), {});
-      const double seconds = backend_->elapsed(begin, end);
-      backend_->forget_marks();
-      return seconds;
-    };
-    double warm = 0.0;
-    while (warm < kWarmSeconds) warm += replay();
-    std::vector<double> times;
-    for (int i = 0; i < kReplays; ++i) times.push_back(replay() * 1e6 / static_cast<double>(launches));
-    cudaGraphExecDestroy(executable);
-    cudaGraphDestroy(graph);
-    return times;
   }
 
   const KernelRow<DecodeSpec>& row_;
