@@ -14,6 +14,7 @@
 #include "kernels/sm90/fold/products.cuh"
 #include "kernels/sm90/fold/tile_step.cuh"
 #include "kernels/sm90/latent/latent_map.cuh"
+#include "kernels/sm90/ptx/matrix.cuh"
 #include "kernels/sm90/ptx/tma.cuh"
 
 namespace ringattn::sm90 {
@@ -41,24 +42,21 @@ class LatentFold {
     };
     if (first == tiles_) clear(o_);
     const auto fold = [&]<bool kOthers>(std::bool_constant<kOthers>, std::uint32_t tile) {
+      if constexpr (kOthers) add_other(tile - 1, tile - 1 == first, keys_from(tile - 1));
       Scores s;
-      score(s, tile);
+      score_begin(s, tile);
       if constexpr (kOthers) {
-        add_other(tile - 1, tile - 1 == first, keys_from(tile - 1));
-        wgmma_wait<1>();  // the scores are there, while P V of the other's tile goes on
-      } else {
-        wgmma_wait<0>();
+        wgmma_wait<1>();  // the tile goes back early, and the tensor cores have something to do meanwhile
+        pin(o_);
+        release(tile - 1);
       }
+      score_rest(s, tile);
+      wgmma_wait<0>();
       pin(s);
       const int number = unit.begin + static_cast<int>(tile - first);
       std::uint32_t probability[kLatentTile / 16][4];
       const Numbers numbers =
           weigh(s, slots, number, !kOthers, number < plain.begin || number >= plain.end, probability);
-      if constexpr (kOthers) {
-        wgmma_wait<0>();
-        pin(o_);
-        release(tile - 1);
-      }
       hand_over(probability, numbers);
       add_own(probability, tile, !kOthers, keys_from(tile));
       wgmma_wait<0>();
@@ -151,23 +149,36 @@ class LatentFold {
     }
   }
 
-  // Issues S = Q Kᵀ of a tile, part by part as it arrives.
-  __device__ __forceinline__ void score(Scores& s, std::uint32_t tile) const {
-    const std::uint32_t q = of_warp(descriptor_low(map_.q()));
-    const std::uint32_t k = of_warp(descriptor_low(map_.tile(stage_of(tile))));
+  // Issues S = Q Kᵀ of a tile, part by part as it arrives: the first kEarlySteps of 16 columns, and the others.
+  static constexpr int kEarlySteps = 8;
+  __device__ __forceinline__ void score_begin(Scores& s, std::uint32_t tile) const {
     await(tile, 0);
     pin(s);
     wgmma_fence();
+    score_steps<0, kEarlySteps>(s, tile);
+    wgmma_commit();
+  }
+  __device__ __forceinline__ void score_rest(Scores& s, std::uint32_t tile) const {
+    constexpr int kHalf = 4 * kHalfPanels;
+    wgmma_fence();
+    score_steps<kEarlySteps, kHalf>(s, tile);
+    await(tile, 1);
+    wgmma_fence();
+    score_steps<kHalf, 2 * kHalf>(s, tile);
+    await(tile, 2);
+    wgmma_fence();
+    score_steps<2 * kHalf, kLatentDim / 16>(s, tile);
+    wgmma_commit();
+  }
+  template <int kBegin, int kEnd>
+  __device__ __forceinline__ void score_steps(Scores& s, std::uint32_t tile) const {
+    const std::uint32_t q = of_warp(descriptor_low(map_.q()));
+    const std::uint32_t k = of_warp(descriptor_low(map_.tile(stage_of(tile))));
 #pragma unroll
-    for (int step = 0; step < kLatentDim / 16; ++step) {
-      if (step == 4 * kHalfPanels || step == 8 * kHalfPanels) {
-        await(tile, step / (4 * kHalfPanels));
-        wgmma_fence();
-      }
+    for (int step = kBegin; step < kEnd; ++step) {
       const auto at = static_cast<std::uint32_t>((step / 4 * LatentMap::kPanelBytes + step % 4 * 32) >> 4);
       Wgmma<typename C::Element, kLatentTile>::ss(s, descriptor(q + at), descriptor(k + at), step > 0);
     }
-    wgmma_commit();
   }
 
   // Scores → probabilities; moves the rows' numbers on.
@@ -225,11 +236,13 @@ class LatentFold {
         if (numbers.moved) cuda::store_shared(map_.factor(slot + 8 * half), __float_as_uint(numbers.factor[half]));
       }
       cuda::store_shared(map_.sum(slot + 8 * half, lane), __float_as_uint(numbers.l[half]));
+    }
+    // Four matrices of 8 rows and 8 keys at a time: lanes give the addresses of their rows.
+    const int in_warp = thread_of_cta() % 32;
+    const int row = thread_of_warpgroup() / 32 * 16 + in_warp % 16;
 #pragma unroll
-      for (int j = 0; j < kLatentTile / 8; ++j) {
-        cuda::store_shared(map_.weights() + cuda::swizzled(slot + 8 * half, j) + static_cast<std::uint32_t>(4 * lane),
-                           probability[j / 2][2 * (j % 2) + half]);
-      }
+    for (int step = 0; step < kLatentTile / 16; ++step) {
+      store_matrix(map_.weights() + cuda::swizzled(row, 2 * step + in_warp / 16), probability[step]);
     }
     if (thread_of_cta() % 32 == 0) store_number(map_.moved(warp()), numbers.moved ? 1 : 0);
     proxy_fence();
