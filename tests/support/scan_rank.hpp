@@ -136,8 +136,8 @@ class ScanRank {
     const auto* const bytes = reinterpret_cast<const std::byte*>(values.data());
     return {bytes, bytes + values.size() * sizeof(float)};
   }
-  // Memory of at least one byte, filled with NaN.
-  DeviceArray array(std::size_t bytes) const { return {scan_.backend(), std::max<std::size_t>(1, bytes)}; }
+  // Memory of at least one float, filled with NaN.
+  DeviceArray array(std::size_t bytes) const { return {scan_.backend(), std::max(sizeof(float), bytes)}; }
   DeviceArray placed(const std::vector<std::byte>& bytes) const {
     DeviceArray memory = array(bytes.size());
     if (!bytes.empty()) memory.write(bytes);
