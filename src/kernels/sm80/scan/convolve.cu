@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/cuda.hpp"
 #include "kernels/sm80/scan/convolve.hpp"
+#include "kernels/sm80/scan/load_kernel.hpp"
 #include "kernels/sm80/scan/scan_device.cuh"
 
 namespace ringattn::sm80 {
@@ -159,63 +160,51 @@ dim3 grid_of(const ConvolutionParams& p, std::int64_t rows) {
   return {static_cast<unsigned>(rows), static_cast<unsigned>((p.channels + kChannelsOfCta - 1) / kChannelsOfCta)};
 }
 
-// Calls launch<Element, width>() of a launch with such members.
-template <class Element, class Launch>
-void with_width(const Launch& launch, int width) {
-  switch (width) {
-    case 2:
-      return launch.template operator()<Element, 2>();
-    case 3:
-      return launch.template operator()<Element, 3>();
-    default:
-      return launch.template operator()<Element, kMostWidth>();
-  }
+struct Kernels {
+  void (*convolve)(ConvolutionParams);
+  void (*halo)(ConvolutionParams);
+  void (*update)(ConvolutionParams, ConvolutionStep);
+};
+
+template <class Element>
+Kernels kernels_of(int width) {
+  if (width == 2) return {convolve_kernel<Element, 2>, halo_kernel<Element>, update_kernel<Element, 2>};
+  if (width == 3) return {convolve_kernel<Element, 3>, halo_kernel<Element>, update_kernel<Element, 3>};
+  return {convolve_kernel<Element, kMostWidth>, halo_kernel<Element>, update_kernel<Element, kMostWidth>};
 }
-template <class Launch>
-void with_types(const Launch& launch, Dtype dtype, int width) {
+
+Kernels kernels_of(Dtype dtype, int width) {
   switch (dtype) {
     case Dtype::kF32:
-      return with_width<float>(launch, width);
+      return kernels_of<float>(width);
     case Dtype::kBf16:
-      return with_width<__nv_bfloat16>(launch, width);
-    case Dtype::kF16:
-      return with_width<__half>(launch, width);
+      return kernels_of<__nv_bfloat16>(width);
+    default:
+      return kernels_of<__half>(width);
   }
 }
 
 }  // namespace
 
+void load_convolution(Dtype dtype, int width) {
+  const Kernels kernels = kernels_of(dtype, width);
+  load_kernel(kernels.convolve);
+  load_kernel(kernels.halo);
+  load_kernel(kernels.update);
+}
+
 void convolve_runs(const ConvolutionParams& params, Dtype dtype, cudaStream_t stream) {
-  with_types(
-      [&]<class Element, int kWidth>() {
-        convolve_kernel<Element, kWidth><<<grid_of(params, params.pieces), kThreads, 0, stream>>>(params);
-      },
-      dtype, params.width);
+  kernels_of(dtype, params.width).convolve<<<grid_of(params, params.pieces), kThreads, 0, stream>>>(params);
   check_cuda(cudaGetLastError(), "sm80_convolution");
 }
 
 void keep_halos(const ConvolutionParams& params, Dtype dtype, cudaStream_t stream) {
-  const dim3 grid = grid_of(params, params.run_count);
-  switch (dtype) {
-    case Dtype::kF32:
-      halo_kernel<float><<<grid, kThreads, 0, stream>>>(params);
-      break;
-    case Dtype::kBf16:
-      halo_kernel<__nv_bfloat16><<<grid, kThreads, 0, stream>>>(params);
-      break;
-    case Dtype::kF16:
-      halo_kernel<__half><<<grid, kThreads, 0, stream>>>(params);
-      break;
-  }
+  kernels_of(dtype, params.width).halo<<<grid_of(params, params.run_count), kThreads, 0, stream>>>(params);
   check_cuda(cudaGetLastError(), "halos of sm80_convolution");
 }
 
 void update_halos(const ConvolutionParams& params, const ConvolutionStep& step, Dtype dtype, cudaStream_t stream) {
-  with_types(
-      [&]<class Element, int kWidth>() {
-        update_kernel<Element, kWidth><<<grid_of(params, step.sequences), kThreads, 0, stream>>>(params, step);
-      },
-      dtype, params.width);
+  kernels_of(dtype, params.width).update<<<grid_of(params, step.sequences), kThreads, 0, stream>>>(params, step);
   check_cuda(cudaGetLastError(), "the update of sm80_convolution");
 }
 

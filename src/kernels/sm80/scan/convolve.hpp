@@ -40,6 +40,9 @@ static_assert(sizeof(ConvolutionParams) <= 4000, "kernel arguments are at most 4
 // Tokens of a run that a thread computes: pieces of a run have so many, the last one maybe fewer.
 inline constexpr int kPieceTokens = 32;
 
+// Loads all of them onto the current device (load_kernel.hpp).
+void load_convolution(Dtype dtype, int width);
+
 void convolve_runs(const ConvolutionParams& params, Dtype dtype, cudaStream_t stream);
 // The halos behind runs. May write where those in front of them lie, so it follows convolve_runs() of all runs.
 void keep_halos(const ConvolutionParams& params, Dtype dtype, cudaStream_t stream);

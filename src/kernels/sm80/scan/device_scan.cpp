@@ -34,7 +34,13 @@ std::size_t bytes_of(std::int64_t count, std::size_t floats) {
 class DeviceScan final : public ScanKernel {
  public:
   DeviceScan(const ScanSpec& scan, std::unique_ptr<SegmentKernels> kernels, const cuda::CudaBackend& backend)
-      : spec_(scan), kernels_(std::move(kernels)), device_(backend.device()) {}
+      : spec_(scan), kernels_(std::move(kernels)), device_(backend.device()) {
+    if (device_ == kNoDevice) return;
+    const DeviceGuard guard(device_);
+    kernels_->load();
+    load_passes(spec_.state_decays);
+    load_update(spec_.dtype, spec_.state_decays, spec_.state_dim);
+  }
 
   int heads_together() const override { return spec_.state_decays ? kChannelsTogether : 1; }
 

@@ -17,6 +17,8 @@ class SegmentKernels {
  public:
   virtual ~SegmentKernels() = default;
 
+  // Loads them onto the current device (load_kernel.hpp).
+  virtual void load() const = 0;
   // Floats of ScanParams::steps that a segment and head takes.
   virtual std::size_t step_floats() const = 0;
   virtual void fold(const ScanParams& params, cudaStream_t stream) const = 0;

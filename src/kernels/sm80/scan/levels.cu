@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/cuda.hpp"
 #include "kernels/sm80/scan/levels.hpp"
+#include "kernels/sm80/scan/load_kernel.hpp"
 #include "kernels/sm80/scan/scan_device.cuh"
 
 namespace ringattn::sm80 {
@@ -99,25 +100,26 @@ dim3 grid_of(const ScanParams& p, int rows) {
   return {static_cast<unsigned>((quarters + kThreads - 1) / kThreads), static_cast<unsigned>(rows)};
 }
 
+using Pass = void(ScanParams);
+Pass* segments_pass(bool state_decays) { return state_decays ? segments_kernel<true> : segments_kernel<false>; }
+Pass* super_segments_pass(bool state_decays) {
+  return state_decays ? super_segments_kernel<true> : super_segments_kernel<false>;
+}
+
 }  // namespace
 
+void load_passes(bool state_decays) {
+  load_kernel(segments_pass(state_decays));
+  load_kernel(super_segments_pass(state_decays));
+}
+
 void pass_segments(const ScanParams& params, bool state_decays, cudaStream_t stream) {
-  const dim3 grid = grid_of(params, params.super_segments);
-  if (state_decays) {
-    segments_kernel<true><<<grid, kThreads, 0, stream>>>(params);
-  } else {
-    segments_kernel<false><<<grid, kThreads, 0, stream>>>(params);
-  }
+  segments_pass(state_decays)<<<grid_of(params, params.super_segments), kThreads, 0, stream>>>(params);
   check_cuda(cudaGetLastError(), "the pass over segments");
 }
 
 void pass_super_segments(const ScanParams& params, bool state_decays, cudaStream_t stream) {
-  const dim3 grid = grid_of(params, params.run_count);
-  if (state_decays) {
-    super_segments_kernel<true><<<grid, kThreads, 0, stream>>>(params);
-  } else {
-    super_segments_kernel<false><<<grid, kThreads, 0, stream>>>(params);
-  }
+  super_segments_pass(state_decays)<<<grid_of(params, params.run_count), kThreads, 0, stream>>>(params);
   check_cuda(cudaGetLastError(), "the pass over super-segments");
 }
 

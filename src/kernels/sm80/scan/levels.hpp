@@ -9,6 +9,9 @@
 
 namespace ringattn::sm80 {
 
+// Loads both onto the current device (load_kernel.hpp).
+void load_passes(bool state_decays);
+
 // Of every super-segment of the launch: local states of its segments become those in front of them, its own local state
 // comes to ScanParams::super_states, and the logarithms go along.
 void pass_segments(const ScanParams& params, bool state_decays, cudaStream_t stream);

@@ -4,6 +4,7 @@
 // channels of a CTA belong to one group, and B and C of some tokens lie in shared memory for all of them.
 #include "base/cuda.hpp"
 #include "kernels/sm80/scan/head_blocks.cuh"
+#include "kernels/sm80/scan/load_kernel.hpp"
 #include "kernels/sm80/scan/scan_device.cuh"
 #include "kernels/sm80/scan/selective.hpp"
 
@@ -145,35 +146,41 @@ __global__ void __launch_bounds__(kThreads) selective_kernel(const __grid_consta
   }
 }
 
-template <class Element, bool kOutputs>
-void launch(const ScanParams& scan, cudaStream_t stream) {
+using Selective = void(SelectiveParams);
+
+template <bool kOutputs>
+Selective* kernel_of(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::kF32:
+      return selective_kernel<float, kOutputs>;
+    case Dtype::kBf16:
+      return selective_kernel<__nv_bfloat16, kOutputs>;
+    default:
+      return selective_kernel<__half, kOutputs>;
+  }
+}
+
+void launch(Selective* kernel, const ScanParams& scan, cudaStream_t stream) {
   SelectiveParams params{scan, 1, 0};
   while (params.lanes * kStates < scan.state_dim) params.lanes *= 2;
   params.blocks = head_blocks(scan, kThreads / params.lanes);
   const auto ctas = static_cast<unsigned>(params.blocks) * static_cast<unsigned>(scan.segments);
-  selective_kernel<Element, kOutputs><<<ctas, kThreads, 0, stream>>>(params);
+  kernel<<<ctas, kThreads, 0, stream>>>(params);
   check_cuda(cudaGetLastError(), "sm80_selective");
-}
-
-template <bool kOutputs>
-void launch(const ScanParams& scan, Dtype dtype, cudaStream_t stream) {
-  switch (dtype) {
-    case Dtype::kF32:
-      return launch<float, kOutputs>(scan, stream);
-    case Dtype::kBf16:
-      return launch<__nv_bfloat16, kOutputs>(scan, stream);
-    case Dtype::kF16:
-      return launch<__half, kOutputs>(scan, stream);
-  }
 }
 
 }  // namespace
 
+void load_selective(Dtype dtype) {
+  load_kernel(kernel_of<false>(dtype));
+  load_kernel(kernel_of<true>(dtype));
+}
+
 void selective_fold(const ScanParams& params, Dtype dtype, cudaStream_t stream) {
-  launch<false>(params, dtype, stream);
+  launch(kernel_of<false>(dtype), params, stream);
 }
 void selective_finish(const ScanParams& params, Dtype dtype, cudaStream_t stream) {
-  launch<true>(params, dtype, stream);
+  launch(kernel_of<true>(dtype), params, stream);
 }
 
 }  // namespace ringattn::sm80

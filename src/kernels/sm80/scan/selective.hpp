@@ -9,6 +9,8 @@
 
 namespace ringattn::sm80 {
 
+// Loads both onto the current device (load_kernel.hpp).
+void load_selective(Dtype dtype);
 // Local states of segments, and their sums of dt.
 void selective_fold(const ScanParams& params, Dtype dtype, cudaStream_t stream);
 // Rows of y.

@@ -18,7 +18,11 @@ std::uint64_t place(const void* data) { return reinterpret_cast<std::uint64_t>(d
 class DeviceConvolution final : public ConvolutionKernel {
  public:
   DeviceConvolution(const ConvolutionSpec& spec, const cuda::CudaBackend& backend)
-      : spec_(spec), device_(backend.device()) {}
+      : spec_(spec), device_(backend.device()) {
+    if (device_ == kNoDevice) return;
+    const DeviceGuard guard(device_);
+    load_convolution(spec.dtype, spec.width);
+  }
 
   void convolve(const ConvolutionTask& task, Stream stream, const Progress& progress) override {
     check_convolution_task(spec_, task);

@@ -47,6 +47,10 @@ class SsdKernels final : public SegmentKernels {
  public:
   SsdKernels(const ScanSpec& spec, int device) : dtype_(spec.dtype), launcher_(launcher_of(spec)), device_(device) {}
 
+  void load() const override {
+    load_steps(dtype_);
+    launcher_.load();
+  }
   std::size_t step_floats() const override { return std::size_t{kChunksOfSegment} * kChunkSteps; }
   void fold(const ScanParams& params, cudaStream_t stream) const override {
     make_steps(params, dtype_, stream);
@@ -66,6 +70,7 @@ class SelectiveKernels final : public SegmentKernels {
  public:
   explicit SelectiveKernels(const ScanSpec& spec) : dtype_(spec.dtype) {}
 
+  void load() const override { load_selective(dtype_); }
   std::size_t step_floats() const override { return 0; }
   void fold(const ScanParams& params, cudaStream_t stream) const override { selective_fold(params, dtype_, stream); }
   void finish(const ScanParams& params, cudaStream_t stream) const override {

@@ -191,15 +191,14 @@ constexpr int finish_threads() {
 template <class Element, int kStates>
 __global__ void __launch_bounds__(finish_threads<kStates>(), 1) ssd_finish_kernel(const __grid_constant__ SsdParams p) {
   extern __shared__ __align__(16) float ssd_memory[];
-  const SsdLayout layout(p.shape, kStates, true);
   const HeadBlock heads = block_of_heads(p);
-  const ChunkSource<kStates> source{p, layout, cuda::shared_address(ssd_memory), place_of_cta(p), heads};
+  const ChunkSource<kStates> source{p, cuda::shared_address(ssd_memory), place_of_cta(p), heads};
   const WarpPlace place(heads, p.shape);
   const bool present = place.slot < heads.count;
-  float* const scores = ssd_memory + layout.scores / 4;
-  float* const up_to = ssd_memory + layout.factors / 4 + 2 * place.slot * kChunk;
+  float* const scores = ssd_memory + p.layout.scores / 4;
+  float* const up_to = ssd_memory + p.layout.factors / 4 + 2 * place.slot * kChunk;
   float* const behind = up_to + kChunk;
-  const std::uint32_t weights = source.memory + layout.weights + place.slot * 2 * kChunk * kWeightPitch;
+  const std::uint32_t weights = source.memory + p.layout.weights + place.slot * 2 * kChunk * kWeightPitch;
 
   // The state in front of the segment.
   StateTile<kStates> state{};

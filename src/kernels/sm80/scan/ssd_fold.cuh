@@ -11,21 +11,20 @@ namespace ringattn::sm80 {
 template <int kStates>
 struct ChunkSource {
   const SsdParams& p;
-  const SsdLayout& layout;
   std::uint32_t memory;
   SegmentPlace place;
   HeadBlock heads;
 
-  __device__ std::uint32_t b(int stage) const { return memory + layout.b + stage * tile_bytes(); }
-  __device__ std::uint32_t c(int stage) const { return memory + layout.c + stage * tile_bytes(); }
+  __device__ std::uint32_t b(int stage) const { return memory + p.layout.b + stage * tile_bytes(); }
+  __device__ std::uint32_t c(int stage) const { return memory + p.layout.c + stage * tile_bytes(); }
   __device__ std::uint32_t x(int stage, int slot) const {
-    return memory + layout.x + (stage * p.shape.heads + slot) * kChunk * x_pitch();
+    return memory + p.layout.x + (stage * p.shape.heads + slot) * kChunk * x_pitch();
   }
   // Where the steps of a head lie, in floats of shared memory: sums, then dt.
   __device__ int steps(int stage, int slot) const {
-    return layout.steps / 4 + (stage * p.shape.heads + slot) * kChunkSteps;
+    return p.layout.steps / 4 + (stage * p.shape.heads + slot) * kChunkSteps;
   }
-  __device__ int x_pitch() const { return pitch_of(p.shape.warps * kWarpDims); }
+  __device__ int x_pitch() const { return p.layout.x_pitch; }
   __device__ int chunks() const { return (place.tokens + kChunk - 1) / kChunk; }
 
   // Enqueues the copies of a chunk, as one group of each thread.
@@ -98,12 +97,11 @@ constexpr int fold_threads() {
 template <class Element, int kStates>
 __global__ void __launch_bounds__(fold_threads<kStates>(), 1) ssd_fold_kernel(const __grid_constant__ SsdParams p) {
   extern __shared__ __align__(16) float ssd_memory[];
-  const SsdLayout layout(p.shape, kStates, false);
   const HeadBlock heads = block_of_heads(p);
-  const ChunkSource<kStates> source{p, layout, cuda::shared_address(ssd_memory), place_of_cta(p), heads};
+  const ChunkSource<kStates> source{p, cuda::shared_address(ssd_memory), place_of_cta(p), heads};
   const WarpPlace place(heads, p.shape);
   const bool present = place.slot < heads.count;
-  float* const behind = ssd_memory + layout.factors / 4 + (2 * place.slot + 1) * kChunk;
+  float* const behind = ssd_memory + p.layout.factors / 4 + (2 * place.slot + 1) * kChunk;
   StateTile<kStates> state{};
   source.walk(false, [&](int, int stage) {
     if (!present) return;

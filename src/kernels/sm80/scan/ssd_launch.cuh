@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/cuda.hpp"
+#include "kernels/sm80/scan/load_kernel.hpp"
 #include "kernels/sm80/scan/ssd_finish.cuh"
 
 namespace ringattn::sm80 {
@@ -23,7 +24,7 @@ inline SsdShape shape_of(const ScanParams& p, int state_columns, bool with_outpu
     for (const int stages : {2, 1}) {
       shape.heads = heads;
       shape.stages = stages;
-      if (SsdLayout(shape, state_columns, with_outputs).total <= shared) return shape;
+      if (layout_of(shape, state_columns, with_outputs).total <= shared) return shape;
     }
   }
   return shape;
@@ -32,10 +33,11 @@ inline SsdShape shape_of(const ScanParams& p, int state_columns, bool with_outpu
 template <class Kernel>
 void launch_ssd(Kernel kernel, const ScanParams& p, int state_columns, bool with_outputs, int most_threads, int device,
                 cudaStream_t stream) {
-  SsdParams params{p, shape_of(p, state_columns, with_outputs, most_threads, device)};
+  SsdParams params{p, shape_of(p, state_columns, with_outputs, most_threads, device), {}, 0};
   const SsdShape& shape = params.shape;
   params.blocks = head_blocks(p, shape.heads);
-  const int bytes = SsdLayout(shape, state_columns, with_outputs).total;
+  params.layout = layout_of(shape, state_columns, with_outputs);
+  const int bytes = params.layout.total;
   check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "cudaFuncSetAttribute");
   const auto ctas = static_cast<unsigned>(params.blocks) * static_cast<unsigned>(p.segments);
   kernel<<<ctas, static_cast<unsigned>(shape.heads * shape.warps * 32), static_cast<std::size_t>(bytes), stream>>>(
@@ -46,6 +48,10 @@ void launch_ssd(Kernel kernel, const ScanParams& p, int state_columns, bool with
 template <class Element, int kStates>
 constexpr SsdLauncher ssd_launcher() {
   return {
+      [] {
+        load_kernel(ssd_fold_kernel<Element, kStates>);
+        load_kernel(ssd_finish_kernel<Element, kStates>);
+      },
       [](const ScanParams& p, int device, cudaStream_t stream) {
         launch_ssd(ssd_fold_kernel<Element, kStates>, p, kStates, false, fold_threads<kStates>(), device, stream);
       },
@@ -53,7 +59,7 @@ constexpr SsdLauncher ssd_launcher() {
         launch_ssd(ssd_finish_kernel<Element, kStates>, p, kStates, true, finish_threads<kStates>(), device, stream);
       },
       [](int head_dim) {
-        return static_cast<std::size_t>(SsdLayout({1, (head_dim + kWarpDims - 1) / kWarpDims, 1}, kStates, true).total);
+        return static_cast<std::size_t>(layout_of({1, (head_dim + kWarpDims - 1) / kWarpDims, 1}, kStates, true).total);
       }};
 }
 

@@ -23,39 +23,7 @@ namespace ringattn::sm80 {
 using cuda::load_matrix;
 using cuda::load_matrix_transposed;
 
-inline constexpr int kElementBytes = 2;
-inline constexpr int kPieceElements = 8;  // 16 bytes
-inline constexpr int kWarpDims = 16;      // of a head, that a warp has
-
-// Rows of a tile lie an odd number of 16 bytes apart: eight of them are in different banks.
-__host__ __device__ constexpr int pitch_of(int columns) { return (columns + kPieceElements) * kElementBytes; }
-inline constexpr int kScorePitch = kChunk + 4;         // floats
-inline constexpr int kWeightPitch = pitch_of(kChunk);  // bytes
-inline constexpr int kScoreBlocks = 10;                // of 16 × 16, on and below the diagonal of a chunk
-
-// Where everything lies in a CTA's shared memory, in bytes.
-struct SsdLayout {
-  int b, c, x, steps, factors, scores, weights, total;
-
-  __host__ __device__ SsdLayout(const SsdShape& shape, int state_columns, bool with_outputs) {
-    const int tile = kChunk * pitch_of(state_columns);
-    const int heads = shape.heads;
-    int next = 0;
-    const auto take = [&next](int bytes) {
-      const int at = next;
-      next += bytes;
-      return at;
-    };
-    b = take(shape.stages * tile);
-    c = take(with_outputs ? shape.stages * tile : 0);
-    x = take(shape.stages * heads * kChunk * pitch_of(shape.warps * kWarpDims));
-    steps = take(shape.stages * heads * kChunkSteps * 4);
-    factors = take(heads * 2 * kChunk * 4);  // decays up to each token, then those behind it times dt
-    scores = take(with_outputs ? kChunk * kScorePitch * 4 : 0);
-    weights = take(with_outputs ? heads * 2 * kChunk * kWeightPitch : 0);  // hi, then lo
-    total = next;
-  }
-};
+inline constexpr int kScoreBlocks = 10;  // of 16 × 16, on and below the diagonal of a chunk
 
 // Of the CTA.
 __device__ inline HeadBlock block_of_heads(const SsdParams& p) {

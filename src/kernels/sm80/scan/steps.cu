@@ -2,6 +2,7 @@
 // What the scan with one decay a head needs of every token and head beside x, B and C: dt, and the sum of the
 // logarithms of decays from the beginning of its chunk. A thread has a chunk of one head, so sums ascend.
 #include "base/cuda.hpp"
+#include "kernels/sm80/scan/load_kernel.hpp"
 #include "kernels/sm80/scan/scan_device.cuh"
 #include "kernels/sm80/scan/ssd.hpp"
 
@@ -57,16 +58,17 @@ __global__ void __launch_bounds__(kHeads* kWarps) steps_kernel(const __grid_cons
   p.logs[place.index * p.heads + head] = log;
 }
 
+using Steps = void(ScanParams);
+Steps* steps_of(Dtype dtype) { return dtype == Dtype::kBf16 ? steps_kernel<__nv_bfloat16> : steps_kernel<__half>; }
+
 }  // namespace
 
+void load_steps(Dtype dtype) { load_kernel(steps_of(dtype)); }
+
 void make_steps(const ScanParams& params, Dtype dtype, cudaStream_t stream) {
-  const dim3 grid(static_cast<unsigned>(params.segments),
-                  static_cast<unsigned>((params.head_count + kHeads - 1) / kHeads));
-  if (dtype == Dtype::kBf16) {
-    steps_kernel<__nv_bfloat16><<<grid, kHeads * kWarps, 0, stream>>>(params);
-  } else {
-    steps_kernel<__half><<<grid, kHeads * kWarps, 0, stream>>>(params);
-  }
+  const int blocks = (params.head_count + kHeads - 1) / kHeads;
+  const dim3 grid(static_cast<unsigned>(params.segments), static_cast<unsigned>(blocks));
+  steps_of(dtype)<<<grid, kHeads * kWarps, 0, stream>>>(params);
   check_cuda(cudaGetLastError(), "sm80_scan, steps");
 }
 

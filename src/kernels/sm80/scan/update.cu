@@ -2,6 +2,7 @@
 // A step of decoding moves every state once from memory and back. A group of lanes has eight neighbouring rows of a
 // state, which share B and C: dims of one head, or channels of one group.
 #include "base/cuda.hpp"
+#include "kernels/sm80/scan/load_kernel.hpp"
 #include "kernels/sm80/scan/scan_device.cuh"
 #include "kernels/sm80/scan/update.hpp"
 
@@ -116,33 +117,38 @@ __global__ void __launch_bounds__(kThreads) update_kernel(const __grid_constant_
   }
 }
 
-template <class Element, bool kStateDecays, int kLanes>
-void launch(const UpdateParams& p, cudaStream_t stream) {
-  const std::int64_t threads = p.sequences * (std::int64_t{p.heads} * p.head_dim / kRows) * kLanes;
-  update_kernel<Element, kStateDecays, kLanes>
-      <<<static_cast<unsigned>((threads + kThreads - 1) / kThreads), kThreads, 0, stream>>>(p);
-  check_cuda(cudaGetLastError(), "the update of states");
-}
+struct UpdateForm {
+  void (*kernel)(UpdateParams);
+  int lanes;
+};
 
 template <class Element, bool kStateDecays>
-void launch(const UpdateParams& p, cudaStream_t stream) {
-  const int pieces = p.state_dim / kWidth;
-  if (pieces <= 4) return launch<Element, kStateDecays, 4>(p, stream);
-  if (pieces <= 16) return launch<Element, kStateDecays, 16>(p, stream);
-  launch<Element, kStateDecays, 32>(p, stream);
+UpdateForm form_of(int state_dim) {
+  const int pieces = state_dim / kWidth;
+  if (pieces <= 4) return {update_kernel<Element, kStateDecays, 4>, 4};
+  if (pieces <= 16) return {update_kernel<Element, kStateDecays, 16>, 16};
+  return {update_kernel<Element, kStateDecays, 32>, 32};
+}
+
+UpdateForm form_of(Dtype dtype, bool state_decays, int state_dim) {
+  if (dtype == Dtype::kF32) return form_of<float, true>(state_dim);  // of selective scans alone
+  if (dtype == Dtype::kBf16) {
+    return state_decays ? form_of<__nv_bfloat16, true>(state_dim) : form_of<__nv_bfloat16, false>(state_dim);
+  }
+  return state_decays ? form_of<__half, true>(state_dim) : form_of<__half, false>(state_dim);
 }
 
 }  // namespace
 
+void load_update(Dtype dtype, bool state_decays, int state_dim) {
+  load_kernel(form_of(dtype, state_decays, state_dim).kernel);
+}
+
 void update_states(const UpdateParams& params, Dtype dtype, bool state_decays, cudaStream_t stream) {
-  switch (dtype) {
-    case Dtype::kF32:  // of selective scans alone
-      return launch<float, true>(params, stream);
-    case Dtype::kBf16:
-      return state_decays ? launch<__nv_bfloat16, true>(params, stream) : launch<__nv_bfloat16, false>(params, stream);
-    case Dtype::kF16:
-      return state_decays ? launch<__half, true>(params, stream) : launch<__half, false>(params, stream);
-  }
+  const UpdateForm form = form_of(dtype, state_decays, params.state_dim);
+  const std::int64_t threads = params.sequences * (std::int64_t{params.heads} * params.head_dim / kRows) * form.lanes;
+  form.kernel<<<static_cast<unsigned>((threads + kThreads - 1) / kThreads), kThreads, 0, stream>>>(params);
+  check_cuda(cudaGetLastError(), "the update of states");
 }
 
 }  // namespace ringattn::sm80

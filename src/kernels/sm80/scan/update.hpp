@@ -9,6 +9,8 @@
 
 namespace ringattn::sm80 {
 
+// Loads the kernel onto the current device (load_kernel.hpp).
+void load_update(Dtype dtype, bool state_decays, int state_dim);
 void update_states(const UpdateParams& params, Dtype dtype, bool state_decays, cudaStream_t stream);
 
 }  // namespace ringattn::sm80
