@@ -43,11 +43,13 @@ struct ChunkSource {
       fetch_tile(c(stage), pitch_of(kStates), kPieces, first(s.c, heads.group), s.c.token_stride, rows, s.state_dim,
                  s.c.aligned);
     }
+#pragma unroll 1
     for (int slot = 0; slot < heads.count; ++slot) {
       fetch_tile(x(stage, slot), x_pitch(), p.shape.warps * kWarpDims / kPieceElements, first(s.x, heads.first + slot),
                  s.x.token_stride, rows, s.head_dim, s.x.aligned);
     }
     constexpr int kStepPieces = kChunkSteps / 4;
+#pragma unroll 1
     for (int i = static_cast<int>(threadIdx.x); i < heads.count * kStepPieces; i += static_cast<int>(blockDim.x)) {
       const int slot = i / kStepPieces;
       const std::int64_t from =
@@ -63,17 +65,18 @@ struct ChunkSource {
   template <class Compute>
   __device__ void walk(bool with_c, Compute compute) const {
     const int count = chunks();
-    fetch(0, 0, with_c);
-    for (int chunk = 0; chunk < count; ++chunk) {
-      const int stage = chunk % p.shape.stages;
-      cuda::copy_wait<0>();
-      __syncthreads();  // everything of the chunk is there, and nobody reads the one before any more
-      if (p.shape.stages == 2 && chunk + 1 < count) fetch(chunk + 1, 1 - stage, with_c);
-      compute(chunk, stage);
-      if (p.shape.stages == 1 && chunk + 1 < count) {
+    const int ahead = p.shape.stages - 1;  // 0 or 1: & with it is the remainder
+#pragma unroll 1
+    for (int chunk = -ahead; chunk < count; ++chunk) {
+      if (ahead > 0) cuda::copy_wait<0>();
+      __syncthreads();  // nobody reads the chunk before any more; with two stages, this one is there
+      const int next = chunk + ahead;
+      if (next < count) fetch(next, next & ahead, with_c);
+      if (ahead == 0) {
+        cuda::copy_wait<0>();
         __syncthreads();
-        fetch(chunk + 1, 0, with_c);
       }
+      if (chunk >= 0) compute(chunk, chunk & ahead);
     }
   }
 
