@@ -74,7 +74,10 @@ part_build() {
 }
 
 part_gpu_tests() { tests gpu-tests --label-regex gpu; }
-part_folds() { tests folds --tests-regex '^(base_test|fold_test|product_test|scan_test|synthetic_test|cuda_)' --label-exclude gpu; }
+part_folds() {
+  local regex='^(base_test|fold_test|product_test|scan_test|synthetic_test|cuda_)'
+  tests folds --tests-regex "$regex" --label-exclude gpu
+}
 part_transports() { tests transports --tests-regex '^(comm_|device_|nccl|p2p|mpi_invariance)' --label-exclude gpu; }
 
 worlds() {

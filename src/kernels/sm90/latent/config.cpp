@@ -7,10 +7,15 @@
 
 namespace ringattn::sm90 {
 
+namespace {
+
+constexpr cuda::TableDims kTable[] = {{kLatentDim, kLatentDimV}};
+
+}  // namespace
+
 std::vector<std::string> latent_missing(const DecodeSpec& spec) {
   const FoldSpec& fold = spec.fold;
-  const bool known = fold.head_dim == kLatentDim && fold.head_dim_v == kLatentDimV;
-  std::vector<std::string> missing = cuda::missing_in_table(fold, known);
+  std::vector<std::string> missing = cuda::missing_in_table(fold, kTable);
   if (!spec.values_in_keys) missing.push_back("values of their own (supported: the first columns of the keys)");
   if (fold.lists.any()) missing.push_back("lists of key tiles (supported: none)");
   return missing;
