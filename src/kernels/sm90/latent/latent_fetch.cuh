@@ -40,7 +40,10 @@ class LatentFetcher {
 
  private:
   // Tiles that are on their way to the L2 cache: memory is too far for two tiles in shared memory to cover.
-  static constexpr int kAhead = 4;
+  #ifndef AHEAD
+#define AHEAD 2
+#endif
+  static constexpr int kAhead = AHEAD;
 
   struct Box {
     int page;
@@ -64,6 +67,9 @@ class LatentFetcher {
     for (int panel = lane_ / own_boxes_; panel < kLatentDim / kPanelColumns; panel += 32 / own_boxes_) visit(panel);
   }
   __device__ __forceinline__ void call_into_cache(int head, const Box& box) const {
+#ifdef NOPF
+    return;
+#endif
     for_panels(box, [&](int panel) { prefetch_page_box(&p_.k, panel * kPanelColumns, head, box.page, box.row); });
   }
 

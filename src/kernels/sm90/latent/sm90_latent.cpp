@@ -40,11 +40,9 @@ class Sm90Latent final : public DecodeKernel {
     multiprocessors_ = cuda::multiprocessors_of(device_);
     scratch_ = allocate_device(scratch_bytes(limits), device_);
     launcher_.prepare();
-    for (const int blocks : {1, 2}) {
-      for (const int slices : {1, 2}) {
-        clusters_[blocks - 1][slices - 1] = launcher_.clusters_at_a_time(blocks, slices);
-      }
-    }
+    clusters_[kAlone] = launcher_.clusters_at_a_time(1, 1);
+    clusters_[kTwoBlocks] = launcher_.clusters_at_a_time(2, 1);
+    clusters_[kTwoSlices] = launcher_.clusters_at_a_time(1, 2);
   }
 
   void enqueue(const DecodeStep& step, Stream stream) override {
@@ -57,7 +55,8 @@ class Sm90Latent final : public DecodeKernel {
     p.blocks = (step.rows * p.ratio + kQueryTile - 1) / kQueryTile;
     const std::int64_t units = std::int64_t{p.sequences} * p.fold.kv_heads * p.blocks * groups_;
     p.slices = slices_for(units);
-    const int blocks = p.blocks % 2 == 0 ? 2 : 1;  // that share tiles
+    const Form form = p.slices == 2 ? kTwoSlices : p.blocks % 2 == 0 ? kTwoBlocks : kAlone;
+    const int blocks = form == kTwoBlocks ? 2 : 1;
     set_pages(step, kLatentTile / (blocks * p.slices), p);
     p.boxes = kLatentTile / p.box_rows;
     p.k = map_pages(mapped_pages("sm90_latent", step.k), spec_.fold.dtype, p.box_rows, kPanelColumns);
@@ -66,8 +65,7 @@ class Sm90Latent final : public DecodeKernel {
       p.records = reinterpret_cast<float*>(scratch_.data());
       p.record_groups = groups_;
     }
-    const std::int64_t clusters = clusters_[blocks - 1][p.slices - 1];
-    launcher_.launch(p, blocks, static_cast<int>(std::min<std::int64_t>(units / blocks, clusters)), stream);
+    launcher_.launch(p, blocks, static_cast<int>(std::min<std::int64_t>(units / blocks, clusters_[form])), stream);
     if (!merges) return;
     const float* const records = p.records;
     merge_shares(
@@ -83,6 +81,9 @@ class Sm90Latent final : public DecodeKernel {
   }
 
  private:
+  // What the CTAs of a cluster share tiles for.
+  enum Form { kAlone, kTwoBlocks, kTwoSlices };
+
   // Slices score the same tiles each for itself, so there are several only where multiprocessors would idle otherwise.
   int slices_for(std::int64_t units) const {
     if (limits_.slices > 0) return std::min(limits_.slices, kMostLatentSlices);
@@ -95,7 +96,7 @@ class Sm90Latent final : public DecodeKernel {
   DecodeLimits limits_;
   std::int64_t groups_ = 0;  // of a sequence, at most
   int multiprocessors_ = 0;
-  int clusters_[2][2] = {};  // by blocks of rows and slices less one, how many the device holds at a time
+  int clusters_[3] = {};  // of each form, how many the device holds at a time
   Buffer scratch_;
 };
 
