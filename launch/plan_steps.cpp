@@ -87,10 +87,9 @@ int plan_steps(const Invocation& invocation, const std::vector<JobInput>& inputs
   const bool forced = options.backend != "auto" || options.kernel != "auto";
   const KernelPlace place = forced ? KernelPlace::kAnywhere : KernelPlace::kHere;
   const JobInput& first = inputs.front();
-  const auto choice = choose_kernel(DecodeSpec{first.job().spec, first.job().values_in_keys}, library.kernel, place);
+  const auto choice = choose_kernel(DecodeSpec{first.job().spec}, library.kernel, place);
   const std::unique_ptr<Backend> backend = choice.row->make_backend({1, kNoDevice});
-  const std::unique_ptr<DecodeKernel> kernel =
-      choice.row->make_kernel({first.job().spec, first.job().values_in_keys}, *backend);
+  const std::unique_ptr<DecodeKernel> kernel = choice.row->make_kernel({first.job().spec}, *backend);
 
   const std::string tool = version_line();
   screen.context(tool.substr(0, tool.size() - 1));

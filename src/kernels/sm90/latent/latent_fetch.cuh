@@ -40,10 +40,7 @@ class LatentFetcher {
 
  private:
   // Tiles that are on their way to the L2 cache: memory is too far for two tiles in shared memory to cover.
-  #ifndef AHEAD
-#define AHEAD 2
-#endif
-  static constexpr int kAhead = AHEAD;
+    static constexpr int kAhead = 2;
 
   struct Box {
     int page;
@@ -67,9 +64,6 @@ class LatentFetcher {
     for (int panel = lane_ / own_boxes_; panel < kLatentDim / kPanelColumns; panel += 32 / own_boxes_) visit(panel);
   }
   __device__ __forceinline__ void call_into_cache(int head, const Box& box) const {
-#ifdef NOPF
-    return;
-#endif
     for_panels(box, [&](int panel) { prefetch_page_box(&p_.k, panel * kPanelColumns, head, box.page, box.row); });
   }
 
