@@ -39,8 +39,11 @@ class LatentFetcher {
   }
 
  private:
-  // Tiles that are on their way to the L2 cache: memory is too far for two tiles in shared memory to cover.
-    static constexpr int kAhead = 2;
+  // Tiles whose boxes are looked up ahead. Where units are few, these tiles are called into the L2 cache as well:
+  // memory is too far for two tiles in shared memory to cover. Where all multiprocessors have units, that costs more
+  // than it brings.
+  static constexpr int kAhead = 2;
+  static constexpr bool kCalls = C::kSlices > 1;
 
   struct Box {
     int page;
@@ -64,6 +67,7 @@ class LatentFetcher {
     for (int panel = lane_ / own_boxes_; panel < kLatentDim / kPanelColumns; panel += 32 / own_boxes_) visit(panel);
   }
   __device__ __forceinline__ void call_into_cache(int head, const Box& box) const {
+    if constexpr (!kCalls) return;
     for_panels(box, [&](int panel) { prefetch_page_box(&p_.k, panel * kPanelColumns, head, box.page, box.row); });
   }
 
