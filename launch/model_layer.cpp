@@ -14,7 +14,16 @@ namespace ringattn {
 
 namespace {
 
-constexpr std::string_view kLatentHeads = "16";  // of --op mla: DeepSeek-V2-Lite's
+// Defaults that an op has of its own, small models' dims.
+struct OpDefault {
+  Op op;
+  std::string_view flag;
+  std::string_view text;
+};
+constexpr OpDefault kOpDefaults[] = {{Op::kLatent, "heads", "16"},
+                                     {Op::kSsd, "head-dim", "64"},
+                                     {Op::kSelectiveScan, "heads", "256"},
+                                     {Op::kSelectiveScan, "state-dim", "16"}};
 
 // Sets flags of the config that nobody gave.
 class Filler {
@@ -84,8 +93,9 @@ void fill_from_model(Config& config) {
     filler.fill("softcap", [&] { return model.softcap(); });
     filler.fill_optional("softmax-scale", [&] { return model.softmax_scale(); });
   }
-  if (config.options.op == Op::kLatent && config.value("heads").source == Source::kDefault) {
-    fill_value(config, "heads", std::string(kLatentHeads), Source::kDefault, "heads");
+  for (const OpDefault& row : kOpDefaults) {
+    if (config.options.op != row.op || config.value(row.flag).source != Source::kDefault) continue;
+    fill_value(config, row.flag, std::string(row.text), Source::kDefault, row.flag);
   }
 }
 

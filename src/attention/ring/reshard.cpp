@@ -8,8 +8,9 @@
 
 namespace ringattn {
 
-Layout even_query_layout(const Batch& batch, int world) {
-  const std::vector<std::int64_t> cu = batch.cu_q();
+Layout even_layout(std::span<const std::int64_t> lengths, int world) {
+  std::vector<std::int64_t> cu{0};
+  for (const std::int64_t length : lengths) cu.push_back(cu.back() + length);
   const std::int64_t tokens = cu.back();
   std::vector<std::vector<TokenRun>> runs(static_cast<std::size_t>(world));
   std::size_t sequence = 0;
@@ -25,7 +26,7 @@ Layout even_query_layout(const Batch& batch, int world) {
       token = until;
     }
   }
-  return {batch.q_lengths(), std::move(runs)};
+  return {lengths, std::move(runs)};
 }
 
 Layout widened(const Layout& layout, const Batch& batch, int world) {

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "attention/tokens/batch.hpp"
 #include "attention/tokens/layout.hpp"
@@ -11,9 +12,9 @@
 
 namespace ringattn {
 
-// The queries of a batch in P equal pieces of the packed axis, a piece a rank: what results of different layouts are
+// The tokens of sequences in P equal pieces of the packed axis, a piece a rank: what results of different layouts are
 // brought to before they are compared.
-Layout even_query_layout(const Batch& batch, int world);
+Layout even_layout(std::span<const std::int64_t> lengths, int world);
 
 // A layout of fewer ranks as one of `world` ranks, the others without tokens.
 Layout widened(const Layout& layout, const Batch& batch, int world);
