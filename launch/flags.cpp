@@ -215,8 +215,8 @@ constexpr FlagRow kTable[] = {
     {"groups", 0, kJobs, FlagGroup::kShape, FlagKind::kNumber, "G", "1",
      "of scans: rows of B and C that a token has; they divide the heads", set_count<&JobOptions::groups, 1 << 16>},
     {"model-config", 0, kJobs, FlagGroup::kShape, FlagKind::kText, "FILE", "",
-     "config.json of a model of Hugging Face: heads, dims, window, scale and soft-cap of its attention, where no flag says "
-     "them; beside a file of tensors, the last three", set_path<&JobOptions::model_config>, "config.json"},
+     "config.json of a model of Hugging Face: heads, dims, window, scale and soft-cap of its attention, or heads, dims, "
+     "groups and dt-limit of its scans, where no flag says them; beside a file of tensors, what is no shape", set_path<&JobOptions::model_config>, "config.json"},
     {"layer", 0, kJobs, FlagGroup::kShape, FlagKind::kNumber, "N", "",
      "layer of --model-config, from 0 on, where layers differ",
      [](JobOptions& options, std::string_view text) { options.layer = parse_integer(text, 0, 1 << 16); }, "0"},

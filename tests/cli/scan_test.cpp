@@ -264,5 +264,45 @@ TEST(Scan, IsMeasuredAndPlanned) {
   EXPECT_EQ(tool(Words{"run", "--memory", "4k"} + ssd_job()).code, 5);
 }
 
+// Shapes only, as Hugging Face writes them.
+constexpr const char* kMamba2 = R"({"model_type": "mamba2", "num_heads": 8, "head_dim": 16, "state_size": 16,
+  "n_groups": 1, "time_step_limit": [0.0, Infinity]})";
+constexpr const char* kHybrid = R"({"num_attention_heads": 4, "head_dim": 16, "hidden_size": 64, "sliding_window": 8,
+  "mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 1, "hybrid_override_pattern": "M*-M"})";
+
+TEST(ModelConfigFlag, GivesScans) {
+  const TemporaryFolder folder;
+  const std::string config = folder.write("config.json", kMamba2);
+  const Finished run = tool({"run", "--model-config", config, "--synthetic", "7", "--seq", "300", "--json", "-"});
+  ASSERT_EQ(run.code, 0) << run.err;
+  EXPECT_EQ(json_at(run.out, "/op"), "\"ssd\"");
+  EXPECT_EQ(json_at(run.out, "/job/dt_least"), "0");
+  EXPECT_EQ(json_at(run.out, "/job/dt_most"), "null");
+  EXPECT_EQ(json_at(run.out, "/digest/out"), "\"" + digest(ssd_job()) + "\"");  // softplus leaves nothing to limit
+  EXPECT_EQ(tool({"plan", "--op", "attention", "--model-config", config}).code, 2);
+  EXPECT_EQ(tool({"plan", "--op", "selective_scan", "--model-config", config}).code, 2);
+  const std::string first =
+      folder.write("first.json", R"({"model_type": "mamba", "state_size": 16, "hidden_size": 64, "expand": 2})");
+  EXPECT_TRUE(has(tool({"plan", "--model-config", first}).out, "# job: selective scan, bf16, 128 channels, state 16"));
+}
+
+TEST(ModelConfigFlag, GivesAHybridsLayers) {
+  const TemporaryFolder folder;
+  const std::string config = folder.write("config.json", kHybrid);
+  const auto job_of = [&](const Words& flags) {
+    const Finished plan = tool(Words{"plan", "--model-config", config, "--seq", "300"} + flags);
+    EXPECT_EQ(plan.code, 0) << plan.err;
+    const std::size_t at = plan.out.find("# job: ");
+    return plan.out.substr(at, plan.out.find('\n', at) - at);
+  };
+  EXPECT_TRUE(has(job_of({"--layer", "0"}), "# job: scan, bf16, 8 heads of 16, state 16"));
+  EXPECT_TRUE(has(job_of({"--op", "ssd"}), "# job: scan, bf16, 8 heads of 16, state 16"));
+  EXPECT_TRUE(has(job_of({"--layer", "1"}), "heads 4/4")) << job_of({"--layer", "1"});
+  EXPECT_TRUE(has(job_of({}), "heads 4/4"));
+  const Finished neither = tool({"plan", "--model-config", config, "--layer", "2"});
+  EXPECT_EQ(neither.code, 2);
+  EXPECT_TRUE(has(neither.err, "neither attention nor a scan")) << neither.err;
+}
+
 }  // namespace
 }  // namespace ringattn::testing
