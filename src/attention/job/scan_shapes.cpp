@@ -155,9 +155,8 @@ class Runner {
   }
 
   Outcome run_resumed(const ScanShape& shape, Transport& part) {
-    const Meeting meeting(part, meeting_.patience());
     ScanRankResult first = PreparedScan(front(), part, options_of(shape, front())).compute();
-    const ScanInput second_input = rear(states_at_cuts(meeting, first));
+    const ScanInput second_input = rear(states_at_cuts(part, first));
     const ScanRankResult second = PreparedScan(second_input, part, options_of(shape, second_input)).compute();
     // The states of sequences that were cut are those of their second parts.
     std::vector<PackedRun> kept;
@@ -175,24 +174,36 @@ class Runner {
             interleaved(kept_states, kept, second.states, second.sequences, state_bytes(spec_))};
   }
 
-  // The final states of all sequences that go on, ascending, on every rank.
-  std::vector<float> states_at_cuts(const Meeting& meeting, const ScanRankResult& first) const {
-    const auto bytes = static_cast<std::size_t>(state_bytes(spec_));
-    std::vector<std::pair<std::int64_t, std::string>> found;
-    for (std::size_t s = 0; s < cuts_.size(); ++s) {
-      if (cuts_[s] == ends()[s]) continue;
-      std::string mine;
-      for (std::size_t i = 0; i < first.sequences.size(); ++i) {
-        if (first.sequences[i].begin != static_cast<std::int64_t>(s)) continue;
-        mine.assign(reinterpret_cast<const char*>(first.states.data() + i * bytes), bytes);
-      }
-      for (std::string& state : meeting.gather(mine)) {
-        if (!state.empty()) found.emplace_back(s, std::move(state));
+  // The final states of the sequences that go on, ascending: on each rank those of the sequences whose rest it begins.
+  std::vector<float> states_at_cuts(Transport& part, const ScanRankResult& first) const {
+    const Layout from = final_state_layout(scan_layout(front().job().lengths, {}, part.size()));
+    const ScanInput rest = rear({});
+    const Layout goes_on = scan_layout(rest.job().lengths, {}, part.size());
+    std::vector<int> owners(cuts_.size());  // of each state: who has it, then who goes on
+    for (const OwnedRun& run : from.owners()) {
+      std::fill_n(owners.begin() + static_cast<std::ptrdiff_t>(run.token), run.tokens, run.owner);
+    }
+    for (int rank = 0; rank < part.size(); ++rank) {
+      for (const TokenRun& run : goes_on.runs(rank)) {
+        if (run.begin > 0) continue;
+        owners[static_cast<std::size_t>(rest.numbers()[static_cast<std::size_t>(run.sequence)])] = rank;
       }
     }
-    std::vector<float> states(found.size() * bytes / sizeof(float));
-    for (std::size_t i = 0; i < found.size(); ++i) {
-      std::memcpy(states.data() + i * bytes / sizeof(float), found[i].second.data(), bytes);
+    RankRuns runs(static_cast<std::size_t>(part.size()));
+    for (std::size_t s = 0; s < owners.size(); ++s) {
+      const auto at = static_cast<std::int64_t>(s);
+      runs[static_cast<std::size_t>(owners[s])].push_back({0, at, at + 1});
+    }
+    const Layout to(sequence_count(), std::move(runs));
+    const std::int64_t bytes = state_bytes(spec_);
+    const Buffer arrived = allocate_host(static_cast<std::size_t>(to.tokens(part.rank()) * bytes));
+    reshard(part.host(), from, to, first.states.data(), arrived.data(), bytes, meeting_.patience().for_peer());
+    std::vector<float> states(rest.job().lengths.size() * static_cast<std::size_t>(bytes) / sizeof(float));
+    for (std::size_t i = 0; i < rest.numbers().size(); ++i) {
+      const std::int32_t sequence = rest.numbers()[i];
+      if (owners[static_cast<std::size_t>(sequence)] != part.rank()) continue;
+      std::memcpy(reinterpret_cast<std::byte*>(states.data()) + i * static_cast<std::size_t>(bytes),
+                  arrived.data() + to.rows_before(part.rank(), sequence) * bytes, static_cast<std::size_t>(bytes));
     }
     return states;
   }
