@@ -3,7 +3,7 @@
 // wrong.
 #include <gtest/gtest.h>
 
-#include <atomic>
+#include <chrono>
 #include <cstring>
 #include <limits>
 
@@ -154,12 +154,44 @@ TEST(ScanAccuracyCheck, LetsNonFiniteInputsReachTheirOwnChunkAndWhatIsBehind) {
   EXPECT_EQ(scan.result.non_finite, 1);
 }
 
-TEST(ScanOutputs, OfOtherRanksAreTold) {
-  const ScanInput input(small_scan(100), {});
+TEST(ScanJobs, OfOtherInputsAreRefused) {
+  const TemporaryFolder folder;
+  const ScanFile shape{.lengths = {100}, .heads = 2, .head_dim = 8, .state_dim = 8};
+  NamedTensors tensors = scan_tensors(shape);
+  ScanFileJob job;
+  job.input = FileInput{write_tensors(folder.file("a"), tensors)};
+  ScanFileJob other;
+  tensors["z"].bytes[7] ^= std::byte{1};
+  other.input = FileInput{write_tensors(folder.file("b"), tensors)};
   run_threads_world(2, {}, [&](Transport& transport) {
-    // One rank has another seed's file in its hands: that is another job.
-    ScanInput mine = transport.rank() == 0 ? input : ScanInput(small_scan(101), {});
+    const ScanFileJob& mine = transport.rank() == 0 ? job : other;
+    const Error different = error_of([&] { PreparedScan(mine, transport, one_thread()); });
+    EXPECT_EQ(different.code(), ErrorCode::kFile);
+    EXPECT_NE(std::string(different.what()).find("read different files"), std::string::npos) << different.what();
+  });
+  // Another shape of the same seed is another job.
+  run_threads_world(2, {}, [&](Transport& transport) {
+    const ScanInput mine(small_scan(transport.rank() == 0 ? 100 : 101), {});
     EXPECT_EQ(error_of([&] { PreparedScan(mine, transport, one_thread()); }).code(), ErrorCode::kUnsupported);
+  });
+}
+
+TEST(ScanJobs, TellHowLongTheyWaitForStates) {
+  ThreadsDelivery slow;
+  slow.max_delay = std::chrono::milliseconds(20);
+  const ScanInput input(small_scan(kSuperSegmentTokens + 64), {});
+  run_threads_world(2, slow, [&](Transport& transport) {
+    PreparedScan prepared(input, transport, one_thread());
+    const ScanRankResult result = prepared.compute();
+    EXPECT_GT(result.stats.seconds, 0.0);
+    EXPECT_LE(result.stats.waiting_seconds, result.stats.seconds);
+    EXPECT_EQ(prepared.scan().bytes_received(), transport.rank() == 1 ? 2 * 8 * 8 * 4 : 0);
+    if (transport.rank() == 1) {
+      EXPECT_GT(result.stats.waiting_seconds, 0.0);
+    }
+  });
+  run_threads_world(1, {}, [&](Transport& transport) {
+    EXPECT_EQ(PreparedScan(input, transport, one_thread()).compute().stats.waiting_seconds, 0.0);
   });
 }
 
