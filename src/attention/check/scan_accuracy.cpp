@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "base/memory.hpp"
@@ -26,15 +27,12 @@ std::vector<RowSample> sample_scan(const ScanJob& job, std::int64_t count) {
   std::vector<RowSample> samples;
   for (std::int64_t i = 0; i < heads; ++i) {
     const int head = heads == 1 ? 0 : static_cast<int>(i * (job.spec.heads - 1) / (heads - 1));
-    std::vector<std::int64_t> chosen{0, tokens - 1};
+    std::set<std::int64_t> chosen{0, tokens - 1};
     for (std::uint32_t k = 0; static_cast<std::int64_t>(chosen.size()) < each; ++k) {
       const PhiloxWords words = philox4x32_10({{k, static_cast<std::uint32_t>(i), 0, 0}}, kSampleSeed);
       const std::uint64_t random = std::uint64_t{words.word[0]} << 32 | words.word[1];
-      chosen.push_back(static_cast<std::int64_t>(random % static_cast<std::uint64_t>(tokens)));
+      chosen.insert(static_cast<std::int64_t>(random % static_cast<std::uint64_t>(tokens)));
     }
-    std::ranges::sort(chosen);
-    const auto repeated = std::ranges::unique(chosen);
-    chosen.erase(repeated.begin(), repeated.end());
     for (const std::int64_t token : chosen) samples.push_back({token, head});
   }
   return samples;
