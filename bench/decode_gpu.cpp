@@ -13,10 +13,10 @@
 #include <utility>
 #include <vector>
 
-#include "base/cuda.hpp"
 #include "base/error.hpp"
 #include "bench/decode_gpu_line.hpp"
 #include "bench/decode_gpu_words.hpp"
+#include "bench/graph_time.hpp"
 #include "kernels/decode.hpp"
 #include "kernels/fold_spec.hpp"
 #include "kernels/registry.hpp"
@@ -24,16 +24,13 @@
 namespace ringattn {
 namespace {
 
-constexpr int kReplays = 11;
-constexpr double kWarmSeconds = 0.1;  // of replays before the first that counts
-
 void check_wait(Backend& backend) { backend.synchronize(backend.mark(backend.stream()), Deadline::after(600.0), {}); }
 
 class Bench {
  public:
   Bench(const KernelRow<DecodeSpec>& row, const std::vector<DecodeShape>& shapes)
       : row_(row), backend_(row.make_backend({1, 0})) {
-    constexpr std::int64_t kTokenBytes = 8 * 128 * 2;
+    constexpr std::int64_t kTokenBytes = 8 * 128 * 2;  // of the tensors that fill the caches' memory
     std::int64_t tokens = 0;
     for (const DecodeShape& shape : shapes) {
       const Turns turns = turns_of(shape);
@@ -66,17 +63,18 @@ class Bench {
  private:
   // Microseconds of a step in each replay.
   std::vector<double> time_steps(const DecodeShape& shape) {
-    const FoldSpec spec = make_spec(Dtype::kBf16, shape.heads, shape.kv_heads, shape.head_dim, {-1, 0});
-    if (const auto missing = row_.missing({spec}); !missing.empty()) {
+    FoldSpec spec = make_spec(Dtype::kBf16, shape.heads, shape.kv_heads, shape.head_dim, {-1, 0});
+    spec.head_dim_v = shape.head_dim_v;
+    if (const auto missing = row_.missing({spec, shape.values_in_keys}); !missing.empty()) {
       fail(ErrorCode::kUnsupported, fmt::format("{} has no form for this shape", row_.name),
            fmt::format("it lacks {}", fmt::join(missing, ", ")), "Take another one.");
     }
-    const auto kernel = row_.make_kernel({spec}, *backend_);
+    const auto kernel = row_.make_kernel({spec, shape.values_in_keys}, *backend_);
     kernel->reserve({shape.batch, shape.rows, shape.keys, shape.slices});
     const std::int64_t rows = shape.batch * shape.rows;
     const std::int64_t elements = rows * shape.heads * shape.head_dim;
     const Buffer q = backend_->allocate(static_cast<std::size_t>(elements * 2));
-    const Buffer out = backend_->allocate(static_cast<std::size_t>(elements * 2));
+    const Buffer out = backend_->allocate(static_cast<std::size_t>(rows * shape.heads * shape.head_dim_v * 2));
     const Buffer lse = backend_->allocate(static_cast<std::size_t>(rows * shape.heads * 4));
     const PackedRun all{0, rows};
     backend_->fill_synthetic(1, SyntheticTensor::kQ, {&all, 1},
@@ -107,15 +105,16 @@ class Bench {
       step.q = dense_view(static_cast<const void*>(q.data()), Dtype::kBf16, rows, shape.heads, shape.head_dim);
       step.rows = shape.rows;
       step.k = view(k_);
-      step.v = view(v_);
+      step.v = view(shape.values_in_keys ? k_ : v_);
+      step.v.dim = shape.head_dim_v;
       if (shape.page > 0) step.block_table = {reinterpret_cast<const std::int32_t*>(table.data()), turns.pages};
       step.lengths = reinterpret_cast<const std::int32_t*>(lengths.data());
-      step.output = {dense_view(static_cast<void*>(out.data()), Dtype::kBf16, rows, shape.heads, shape.head_dim),
+      step.output = {dense_view(static_cast<void*>(out.data()), Dtype::kBf16, rows, shape.heads, shape.head_dim_v),
                      {reinterpret_cast<float*>(lse.data()), shape.heads, 1},
                      nullptr};
       return step;
     };
-    return time_graph(turns.launches,
+    return time_graph(*backend_, turns.launches,
                       [&](std::int64_t i) { kernel->enqueue(step_of(i % turns.caches), backend_->stream()); });
   }
 
@@ -125,40 +124,6 @@ class Bench {
     backend_->copy_rows(memory.data(), bytes, numbers.data(), bytes, bytes, 1, backend_->stream());
     check_wait(*backend_);
     return memory;
-  }
-
-  // Microseconds of a launch in each replay of a graph of so many.
-  template <class Enqueue>
-  std::vector<double> time_graph(std::int64_t launches, Enqueue enqueue) {
-    const cudaStream_t stream = cuda_stream(backend_->stream());
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t executable = nullptr;
-    check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-    try {
-      for (std::int64_t i = 0; i < launches; ++i) enqueue(i);
-    } catch (...) {  // the stream is used again: it must not stay in its capture
-      cudaStreamEndCapture(stream, &graph);
-      if (graph != nullptr) cudaGraphDestroy(graph);
-      throw;
-    }
-    check_cuda(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
-    check_cuda(cudaGraphInstantiateWithFlags(&executable, graph, 0), "cudaGraphInstantiate");
-    const auto replay = [&] {
-      const Mark begin = backend_->mark(backend_->stream());
-      check_cuda(cudaGraphLaunch(executable, stream), "cudaGraphLaunch");
-      const Mark end = backend_->mark(backend_->stream());
-      backend_->synchronize(end, Deadline::after(600.0), {});
-      const double seconds = backend_->elapsed(begin, end);
-      backend_->forget_marks();
-      return seconds;
-    };
-    double warm = 0.0;
-    while (warm < kWarmSeconds) warm += replay();
-    std::vector<double> times;
-    for (int i = 0; i < kReplays; ++i) times.push_back(replay() * 1e6 / static_cast<double>(launches));
-    cudaGraphExecDestroy(executable);
-    cudaGraphDestroy(graph);
-    return times;
   }
 
   const KernelRow<DecodeSpec>& row_;

@@ -12,6 +12,7 @@
 #include "base/build.hpp"
 #include "base/json_writer.hpp"
 #include "bench/decode_gpu_words.hpp"
+#include "bench/quantile.hpp"
 
 namespace ringattn {
 
@@ -19,13 +20,6 @@ namespace ringattn {
 inline std::string decode_line(std::string_view kernel, std::string_view device, const DecodeShape& shape,
                                std::vector<double> times, std::string_view error) {
   std::sort(times.begin(), times.end());
-  // Linear between the two nearest.
-  const auto quantile = [&](double part) {
-    const double at = part * static_cast<double>(times.size() - 1);
-    const auto low = static_cast<std::size_t>(at);
-    const std::size_t high = std::min(low + 1, times.size() - 1);
-    return times[low] + (times[high] - times[low]) * (at - static_cast<double>(low));
-  };
   const Turns turns = turns_of(shape);
   JsonWriter line(false);
   line.begin_object().member("schema", "ringattn.decode/1");
@@ -35,14 +29,14 @@ inline std::string decode_line(std::string_view kernel, std::string_view device,
   line.member("kernel", kernel);
   line.key("job").begin_object().member("batch", shape.batch).member("keys", shape.keys).member("rows", shape.rows);
   line.member("heads", shape.heads).member("kv_heads", shape.kv_heads).member("head_dim", shape.head_dim);
-  line.member("head_dim_v", shape.head_dim).member("dtype", "bf16").member("page_size", shape.page).end_object();
+  line.member("head_dim_v", shape.head_dim_v).member("dtype", "bf16").member("page_size", shape.page).end_object();
   line.member("form", shape.slices == 0 ? std::string() : fmt::format("slices {}", shape.slices));
   line.member("caches", turns.caches).member("launches", turns.launches).member("samples", times.size());
   if (times.empty()) {
     line.key("us").null().member("error", error);
   } else {
-    line.key("us").begin_object().member("median", quantile(0.5));
-    line.member("p10", quantile(0.1)).member("p90", quantile(0.9)).end_object();
+    line.key("us").begin_object().member("median", quantile(times, 0.5));
+    line.member("p10", quantile(times, 0.1)).member("p90", quantile(times, 0.9)).end_object();
   }
   return line.end_object().text();
 }

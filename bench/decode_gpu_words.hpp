@@ -23,8 +23,10 @@ struct DecodeShape {
   int heads = 32;
   int kv_heads = 8;
   int head_dim = 128;
-  std::int64_t page = 0;  // tokens; 0: a dense cache
-  int slices = 0;         // DecodeLimits::slices
+  int head_dim_v = 128;
+  bool values_in_keys = false;  // of latents
+  std::int64_t page = 0;        // tokens; 0: a dense cache
+  int slices = 0;               // DecodeLimits::slices
 };
 
 inline constexpr std::int64_t kFarBeyondCache = std::int64_t{512} << 20;  // bytes read between two uses of a cache
@@ -34,7 +36,7 @@ inline constexpr std::int64_t kLeastLaunches = 4;                         // of 
 struct Turns {
   std::int64_t pages;     // of a sequence
   std::int64_t page;      // tokens
-  std::int64_t bytes;     // of K, and of V, of one cache
+  std::int64_t bytes;     // of K of one cache, and of V where it lies by itself
   std::int64_t caches;    // different ones
   std::int64_t launches;  // of a graph: each cache is used equally often, so the first use of a replay is no repetition
 };
@@ -44,7 +46,8 @@ inline Turns turns_of(const DecodeShape& shape) {
   turns.page = shape.page == 0 ? shape.keys : shape.page;
   turns.pages = (shape.keys + turns.page - 1) / turns.page;
   turns.bytes = shape.batch * turns.pages * turns.page * shape.kv_heads * shape.head_dim * 2;
-  turns.caches = (kFarBeyondCache + 2 * turns.bytes - 1) / (2 * turns.bytes);
+  const std::int64_t all = (shape.values_in_keys ? 1 : 2) * turns.bytes;
+  turns.caches = (kFarBeyondCache + all - 1) / all;
   turns.launches = turns.caches * ((kLeastLaunches + turns.caches - 1) / turns.caches);
   return turns;
 }
@@ -58,7 +61,8 @@ namespace decode_words {
 
 inline constexpr const char* kUsage =
     "decode_gpu_bench [--kernel NAME] [--steps 1x4k,32x16k] [--rows 1,4] [--heads 32] [--kv-heads 8] "
-    "[--head-dim 128] [--page-size 0,64] [--slices auto,8]";
+    "[--head-dim 128] [--latent-dim 512, where the values are so many columns of the keys] [--page-size 0,64] "
+    "[--slices auto,8]";
 
 [[noreturn]] inline void refuse(std::string_view word, const char* why) {
   fail(ErrorCode::kUsage, fmt::format("decode_gpu_bench does not understand \"{}\"", word), why,
@@ -123,7 +127,10 @@ inline DecodeWords parse_decode_words(const std::vector<std::string_view>& words
     } else if (name == "--kv-heads") {
       common.kv_heads = static_cast<int>(number(value, 1, 1 << 16));
     } else if (name == "--head-dim") {
-      common.head_dim = static_cast<int>(number(value, 1, 1 << 16));
+      common.head_dim = common.head_dim_v = static_cast<int>(number(value, 1, 1 << 16));
+    } else if (name == "--latent-dim") {
+      common.head_dim_v = static_cast<int>(number(value, 1, 1 << 16));
+      common.values_in_keys = true;
     } else if (name == "--page-size") {
       pages = numbers(value, 0, 256);
     } else if (name == "--rows") {

@@ -10,8 +10,8 @@
 # A part writes bench/results/<gpu>/<date>-<part>.jsonl, whole or not at all, where several GPUs of a host are <gpu>-x4;
 # each line holds its command and the source revision. Environment: BENCH_DATE resumes an earlier day's run, BENCH_MODEL
 # names the folder, PYTHON has PyTorch and, if wanted, FlashAttention-3 (else python3), RINGATTN_PROGRAM is a program that
-# is built already, fold_gpu_bench beside it for precision-and-state, and decode_gpu_bench for the parts of decoding,
-# which go over their steps BENCH_ROUNDS times (else 3).
+# is built already, fold_gpu_bench beside it for precision-and-state, decode_gpu_bench for the parts of decoding
+# and product_gpu_bench for products; these go over their steps BENCH_ROUNDS times (else 3).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=tests/support/parts.sh
@@ -39,6 +39,7 @@ part precision-and-state 4 "fp16 beside bf16, cuDNN too; by tiles touched; soft-
 part decode 2 "decoding: pages of 16 to 128 beside dense caches, more rows, forced numbers of slices; ours alone"
 part decode-peers 6 "decoding: ours in turn with cuDNN and FlashAttention-2, 1k to 1m keys, in rounds"
 part sparse-peers 6 "block-sparse FlexAttention at about 10, 25 and 50 % of the tiles, and dense, 32k and 128k tokens"
+part products 3 "products around a latent: ours in turn with cuBLAS, bf16 and fp16, in rounds"
 part scaling 3 "ours on 1, 2, 4 ... GPUs, 32k to 512k tokens, beside the folds alone and the zigzag ring"
 part ring-p2p 3 "ours on all GPUs, 32k to 1m tokens, beside the folds alone, transport p2p"
 part ring-nccl 3 "the same, transport nccl"
@@ -249,6 +250,25 @@ part_sparse_peers() {
   export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
   peer sparse --seq 32k,128k --heads 32 --kv-heads 8 --head-dim 128
   finish sparse-peers
+}
+
+# To keys of 16 and 128 heads, into the latent, and back, by the rows of a prefill, a batch of decoding steps and one step.
+products=(--shapes "expand:32kx16,expand:4kx128,absorb:128x128,back:128x128,absorb:4kx128,back:4kx128,absorb:1x128,back:1x128")
+
+part_products() {
+  need_gpus 1
+  need_torch
+  prepare product_gpu_bench
+  export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
+  local round dtype
+  for ((round = 1; round <= rounds; ++round)); do
+    echo "round $round of $rounds"
+    for dtype in bf16 fp16; do
+      alone product_gpu_bench "${products[@]}" --dtype "$dtype"
+      peer products "${products[@]}" --dtype "$dtype"
+    done
+  done
+  finish products
 }
 
 part_scaling() {

@@ -101,10 +101,10 @@ struct Decode::Impl {
 
 void Decode::Impl::choose() {
   check_decode_job(job);
-  choice = choose_kernel(DecodeSpec{job.spec}, fitting_request(options.kernel, transport));
+  choice = choose_kernel(DecodeSpec{job.spec, job.values_in_keys}, fitting_request(options.kernel, transport));
   backend = choice.row->make_backend({options.threads, transport.device()});
   check_fitting(*choice.row, *backend, transport);
-  kernel = choice.row->make_kernel({job.spec}, *backend);
+  kernel = choice.row->make_kernel({job.spec, job.values_in_keys}, *backend);
   memory = decode_memory(job, *kernel, transport.size());
   if (options.memory_budget == 0 || memory.total() <= options.memory_budget) return;
   fail(ErrorCode::kMemory,

@@ -32,7 +32,7 @@ std::size_t bytes_of(std::int64_t count, std::int64_t each) { return static_cast
 
 std::string describe(const DecodeJob& job) {
   const std::string cache = job.is_paged() ? fmt::format("pages of {} tokens", job.page_size) : "a dense cache";
-  return fmt::format("{}; {}, up to {} and {} each, {}", describe(DecodeSpec{job.spec}),
+  return fmt::format("{}; {}, up to {} and {} each, {}", describe(DecodeSpec{job.spec, job.values_in_keys}),
                      counted(static_cast<std::uint64_t>(job.limits.sequences), "sequence"),
                      counted(static_cast<std::uint64_t>(job.limits.keys), "key"),
                      counted(static_cast<std::uint64_t>(job.limits.rows), "row"), cache);

@@ -39,7 +39,9 @@ void check_output(const FoldSpec& fold, const FoldOutput& output, std::int64_t r
 
 }  // namespace
 
-std::string describe(const DecodeSpec& spec) { return "decode, " + describe(spec.fold); }
+std::string describe(const DecodeSpec& spec) {
+  return "decode, " + describe(spec.fold) + (spec.values_in_keys ? ", values in the keys" : "");
+}
 
 std::int64_t share_groups(std::int64_t keys, int shares, int key_tile) {
   const std::int64_t group = std::int64_t{kGroupTiles} * key_tile;
@@ -67,6 +69,10 @@ void check_decode_step(const DecodeSpec& spec, const DecodeLimits& limits, const
     refuse(fmt::format("k has {} pages of {} tokens, v {} of {}", step.k.pages, step.k.page_size, step.v.pages,
                        step.v.page_size),
            "a token's key and value lie at the same place of both");
+  }
+  if (spec.values_in_keys && (step.v.data != step.k.data || step.v.page_stride != step.k.page_stride ||
+                              step.v.token_stride != step.k.token_stride || step.v.head_stride != step.k.head_stride)) {
+    refuse("v of a decode step lies by itself", "the kernel was made for values in the keys");
   }
   const std::int64_t sequences = step.q.tokens / step.rows;
   if (step.block_table.pages == nullptr) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decoding: a few query rows at the end of each of many sequences, over keys in a cache. A decode kernel has the bits
-// of the fold kernel (fold.hpp) of the same name: a row's O and LSE are those that a fold of the whole sequence gives
-// it, by memcmp, with any batch, any page size, any order of pages and any number of CTAs or threads.
+// Decoding: a few query rows at the end of each of many sequences, over keys in a cache. A row's O and LSE are the
+// same, by memcmp, with any batch, any page size, any order of pages and any number of CTAs or threads. A decode kernel
+// has the bits of the fold kernel (fold.hpp) of the same name, where there is one: those that a fold of the whole
+// sequence gives the row.
 //
 // What changes from step to step, lengths and pages, lies in the kernel's kind of memory. So a step is enqueued without
 // a wait, an allocation or a table of the host's, and a captured one may be replayed while the sequences grow.
@@ -27,6 +28,8 @@ struct DecodeSpec {
   using Kernel = DecodeKernel;  // what computes it (registry.hpp)
 
   FoldSpec fold;
+  // The values of a token are the first head_dim_v columns of its keys, in the same memory: latents are such.
+  bool values_in_keys = false;
 
   bool operator==(const DecodeSpec&) const = default;
 };
@@ -70,7 +73,7 @@ struct DecodeStep {
   TensorView q;  // [sequences · rows, heads, head_dim]
   int rows = 1;  // of a sequence: 1 … kMostDecodeRows
   CacheView k;
-  CacheView v;             // pages as those of k; strides of its own
+  CacheView v;             // pages as those of k; strides of its own. Of DecodeSpec::values_in_keys, columns of k
   BlockTable block_table;  // in the kernel's kind of memory
   const std::int32_t* lengths =
       nullptr;       // [sequences] keys, those of the rows included; in the kernel's kind of memory

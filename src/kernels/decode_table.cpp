@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels that decode, in order of preference: each has the name, and the bits, of a row of fold_table.cpp.
+// The kernels that decode, in order of preference. Each has the name, and the bits, of a row of fold_table.cpp, but for
+// sm90_latent, which no kernel folds like.
 #include "kernels/cpu/cpu_decode.hpp"
 #include "kernels/cpu/cpu_fold.hpp"
 #ifdef RINGATTN_HAVE_CUDA
@@ -11,6 +12,8 @@
 #include "kernels/sm90/decode/sm90_decode.hpp"
 #include "kernels/sm90/fold/config.hpp"
 #include "kernels/sm90/fold/sm90_fold.hpp"
+#include "kernels/sm90/latent/config.hpp"
+#include "kernels/sm90/latent/sm90_latent.hpp"
 #endif
 #include "kernels/decode.hpp"
 #include "kernels/registry.hpp"
@@ -34,10 +37,16 @@ constexpr KernelRow<DecodeSpec> kTable[] = {
       sm90::fold_unavailable, cuda::make_cuda_backend},
      [](const DecodeSpec& spec) { return missing_of(sm90::fold_missing(spec.fold), spec); },
      sm90::make_decode},
+    {{"sm90_latent", "cuda",
+      "bf16, fp16; latents: head_dim 576 with the first 512 columns as values; every mask, softcap, sinks",
+      sm90::latent_configs, [](const Backend&) { return 5e14; },  // an H200: its products, with 64 rows or more
+      sm90::fold_unavailable, cuda::make_cuda_backend},
+     sm90::latent_missing,
+     sm90::make_latent_decode},
 #endif
 #ifdef RINGATTN_HAVE_CUDA
     {{"sm80_fold", "cuda",
-      "bf16, fp16; head_dim 64, 96, 128, 256, and 192 with head_dim_v 128; every mask, softcap, sinks",
+      "bf16, fp16; head_dim 64, 96, 128, 256, 192 with head_dim_v 128, 576 with 512; every mask, softcap, sinks",
       sm80::decode_configs,
       [](const Backend&) { return 5e12; },  // as above, where half of the memory's speed is reached
       cuda::cuda_unavailable, cuda::make_cuda_backend},

@@ -6,7 +6,7 @@
 //
 // The sum is fp32, in an order that the kernel fixes for (dtype, inner) alone, and is rounded once. So an element's
 // bits depend on its row and on its head's matrix, never on how many rows or heads are multiplied at a time, or where.
-// NaN and ∞ come out where fp32 arithmetic makes them; a NaN that leaves is always the same one.
+// NaN and ∞ come out where fp32 arithmetic makes them; a NaN that leaves a kernel is always the same one.
 #pragma once
 
 #include <cstddef>

@@ -2,6 +2,15 @@
 // The kernels of products of heads with their matrices, in order of preference.
 #include "kernels/cpu/cpu_fold.hpp"
 #include "kernels/cpu/cpu_product.hpp"
+#ifdef RINGATTN_HAVE_CUDA
+#include "kernels/cuda/cuda_fold.hpp"
+#include "kernels/cuda/cuda_product.hpp"
+#include "kernels/sm80/product/sm80_product.hpp"
+#endif
+#ifdef RINGATTN_HAVE_HOPPER
+#include "kernels/sm90/fold/sm90_fold.hpp"
+#include "kernels/sm90/product/sm90_product.hpp"
+#endif
 #include "kernels/registry.hpp"
 
 namespace ringattn {
@@ -9,6 +18,20 @@ namespace ringattn {
 namespace {
 
 constexpr HeadProductRow kTable[] = {
+#ifdef RINGATTN_HAVE_HOPPER
+    {{"sm90_product", "cuda", "bf16, fp16; products of heads with their matrices, dims that are multiples of 8",
+      sm90::product_configs,
+      [](const Backend&) { return 4e14; },  // an H200, expected of many rows that all heads share, as below
+      sm90::fold_unavailable, cuda::make_cuda_backend},
+     cuda::product_missing,
+     sm90::make_product},
+#endif
+#ifdef RINGATTN_HAVE_CUDA
+    {{"sm80_product", "cuda", "bf16, fp16; products of heads with their matrices, dims that are multiples of 8",
+      sm80::product_configs, [](const Backend&) { return 2e14; }, cuda::cuda_unavailable, cuda::make_cuda_backend},
+     cuda::product_missing,
+     sm80::make_product},
+#endif
     {{"cpu_product", "cpu", "fp32, bf16, fp16; products of heads with their matrices, dims that are multiples of 8",
       [] { return std::vector<std::string>(); }, cpu::cpu_fold_speed,  // both are the same chains of multiply-adds
       [] { return std::string(); }, cpu::make_cpu_backend},

@@ -2,6 +2,10 @@
 // The scan's kernels, in order of preference.
 #include "kernels/cpu/cpu_fold.hpp"
 #include "kernels/cpu/cpu_scan.hpp"
+#ifdef RINGATTN_HAVE_CUDA
+#include "kernels/cuda/cuda_fold.hpp"
+#include "kernels/sm80/scan/sm80_scan.hpp"
+#endif
 #include "kernels/registry.hpp"
 #include "kernels/scan.hpp"
 
@@ -12,6 +16,20 @@ namespace {
 std::vector<std::string> one_for_all() { return {}; }
 
 constexpr KernelRow<ScanSpec> kTable[] = {
+#ifdef RINGATTN_HAVE_CUDA
+    {{"sm80_scan", "cuda",
+      "bf16, fp16; a decay a head; head_dim multiples of 8 up to 128, state_dim multiples of 8 up to 256", one_for_all,
+      [](const Backend&) { return 1e14; },  // guesses for an H200, as is the next one
+      cuda::cuda_unavailable, cuda::make_cuda_backend},
+     sm80::scan_missing,
+     sm80::make_scan},
+    {{"sm80_selective", "cuda",
+      "fp32, bf16, fp16; a decay for each state; channels of a group multiples of 8, state_dim multiples of 8 up to "
+      "256",
+      one_for_all, [](const Backend&) { return 4e12; }, cuda::cuda_unavailable, cuda::make_cuda_backend},
+     sm80::selective_missing,
+     sm80::make_selective},
+#endif
     {{"cpu_scan", "cpu", "fp32, bf16, fp16; a decay a head; head_dim and state_dim multiples of 8 up to 256",
       one_for_all, cpu::cpu_scan_speed, [] { return std::string(); }, cpu::make_cpu_backend},
      cpu::cpu_scan_missing,

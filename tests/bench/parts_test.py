@@ -234,8 +234,21 @@ done
         (line,) = self.measure("sparse-peers", 0)
         self.assertTrue(line["words"].startswith("bench/peers/sparse.py --seq 32k,128k "), line)
 
+    def test_products_are_measured_in_turn_with_the_peers_over_the_same_shapes(self):
+        self.assertEqual(self.measure("products", 1), [], "product_gpu_bench isn't there")
+        self.words_bench("product_gpu_bench")
+        lines = self.measure("products", 0)
+        self.assertEqual([line["tool"] for line in lines], ["ours", "peer"] * 6, "three rounds of two dtypes")
+        words = [line["words"].removeprefix("bench/peers/products.py ").split(" --jsonl")[0] for line in lines]
+        self.assertEqual(words[::2], words[1::2])
+        self.assertEqual(len(set(words)), 2)
+        self.assertIn("expand:32kx16,", words[0])
+
     def decode_bench(self) -> None:
-        self.executable("bin/decode_gpu_bench", """printf '{"tool": "ours", "words": "%s"}\n' "$*"
+        self.words_bench("decode_gpu_bench")
+
+    def words_bench(self, program: str) -> None:
+        self.executable(f"bin/{program}", """printf '{"tool": "ours", "words": "%s"}\n' "$*"
 """)
 
     def test_scaling_goes_over_powers_of_two_and_all_gpus(self):

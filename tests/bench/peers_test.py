@@ -31,13 +31,14 @@ def run(*words: str) -> subprocess.CompletedProcess:
 
 class Unit(unittest.TestCase):
     def test_programs_compile_and_have_help(self):
-        self.assertEqual(len(PROGRAMS), 6)
+        self.assertEqual(len(PROGRAMS), 7)
         for program in PROGRAMS:
             with tempfile.TemporaryDirectory() as folder:
                 py_compile.compile(str(program), cfile=f"{folder}/compiled", doraise=True)
             done = run(str(program), "--help")
             self.assertEqual(done.returncode, 0, done.stderr)
-            self.assertIn("--steps LIST" if program.name == "decode.py" else "--seq LIST", done.stdout)
+            words = {"decode.py": "--steps LIST", "products.py": "--shapes LIST"}
+            self.assertIn(words.get(program.name, "--seq LIST"), done.stdout)
 
     def test_sizes_are_ringattns(self):
         self.assertEqual(common.parse_sizes("8k,64k"), [8192, 65536])
@@ -54,6 +55,25 @@ class Unit(unittest.TestCase):
         self.assertEqual(shape.flops(), 2 * 2 * (1 + 2 + 3) * 4 * (8 + 8))
         self.assertEqual(shape.as_json()["tokens"], 6)
         self.assertEqual(shape.as_json()["head_dim_v"], 8)
+
+    def test_products_are_ours(self):
+        """product_words_test.cpp has the same figures."""
+        import products
+
+        expand, absorb, back = (products.Product(*shape, True) for shape in products.parse_shapes(
+            "expand:32kx16,absorb:128x128,back:128x128"
+        ))
+        self.assertEqual(expand.flops, 2 * 32768 * 16 * 512 * 128)
+        self.assertEqual(expand.bytes, 2 * (32768 * 512 + 16 * 128 * 512 + 32768 * 16 * 128))
+        self.assertEqual(absorb.bytes, 2 * (128 * 128 * 128 + 128 * 128 * 512 + 128 * 128 * 512))
+        self.assertEqual((back.bytes, absorb.caches, absorb.launches), (absorb.bytes, 15, 30))
+        warm = products.Product("back", 128, 128)
+        self.assertEqual((warm.caches, warm.launches), (1, 16))
+        for text in ("", "128x128", "back:128", "fold:1x1", "back:0x1", "back:1x1,"):
+            with self.assertRaises(argparse.ArgumentTypeError, msg=text):
+                products.parse_shapes(text)
+        with self.assertRaises(argparse.ArgumentTypeError):
+            products.parse_caches("hot")
 
     def test_flash_attention_3_is_skipped_where_it_is_not_installed(self):
         words = [str(PEERS / "sdpa.py"), "--kernels", "flash_attention_3", "--self-check"]

@@ -91,22 +91,26 @@ class Convolutions : public ::testing::TestWithParam<KernelRow<ConvolutionSpec>>
     }
   }
 
-  // Each sequence cut into runs of at most `each` tokens, which hand halos on.
-  Result convolved(const Inputs& inputs, std::int64_t each, int threads) const {
+  // Each sequence cut into runs of at most `each` tokens, which hand halos on; x and y are `shift` elements behind a
+  // multiple of 16 bytes.
+  Result convolved(const Inputs& inputs, std::int64_t each, int threads, std::size_t shift = 0) const {
     const ConvolutionSpec& spec = inputs.spec;
     const auto backend = row().make_backend({threads, 0});
     const auto kernel = row().make_kernel(spec, *backend);
-    DeviceArray x(*backend, inputs.x.size());
-    x.write(inputs.x);
-    DeviceArray y(*backend, inputs.x.size());
+    const std::size_t shifted = shift * size_of(spec.dtype);
+    DeviceArray x(*backend, shifted + inputs.x.size());
+    std::vector<std::byte> placed(shifted, std::byte{0xff});
+    placed.insert(placed.end(), inputs.x.begin(), inputs.x.end());
+    x.write(placed);
+    DeviceArray y(*backend, shifted + inputs.x.size());
     DeviceArray weight(*backend, inputs.weight.size() * sizeof(float));
     weight.write(bytes_of(inputs.weight));
     DeviceArray bias(*backend, inputs.bias.size() * sizeof(float));
     bias.write(bytes_of(inputs.bias));
     DeviceArray halos(*backend, inputs.lengths.size() * static_cast<std::size_t>(spec.halo_bytes()));
     ConvolutionTask task;
-    task.x = dense_view(static_cast<const void*>(x.data()), spec.dtype, inputs.rows(), 1, spec.channels);
-    task.y = dense_view(static_cast<void*>(y.data()), spec.dtype, inputs.rows(), 1, spec.channels);
+    task.x = dense_view(static_cast<const void*>(x.data() + shifted), spec.dtype, inputs.rows(), 1, spec.channels);
+    task.y = dense_view(static_cast<void*>(y.data() + shifted), spec.dtype, inputs.rows(), 1, spec.channels);
     task.weight = weight.floats();
     if (spec.bias) task.bias = bias.floats();
     std::int64_t row = 0;
@@ -120,6 +124,36 @@ class Convolutions : public ::testing::TestWithParam<KernelRow<ConvolutionSpec>>
       }
       row += inputs.lengths[s];
     }
+    const std::vector<std::byte> all = y.read();
+    return {{all.begin() + static_cast<std::ptrdiff_t>(shifted), all.end()}, halos.read()};
+  }
+
+  // All sequences in one task.
+  Result convolved_together(const Inputs& inputs) const {
+    const ConvolutionSpec& spec = inputs.spec;
+    const auto backend = row().make_backend({2, 0});
+    const auto kernel = row().make_kernel(spec, *backend);
+    DeviceArray x(*backend, inputs.x.size());
+    x.write(inputs.x);
+    DeviceArray y(*backend, inputs.x.size());
+    DeviceArray weight(*backend, inputs.weight.size() * sizeof(float));
+    weight.write(bytes_of(inputs.weight));
+    DeviceArray bias(*backend, inputs.bias.size() * sizeof(float));
+    bias.write(bytes_of(inputs.bias));
+    DeviceArray halos(*backend, inputs.lengths.size() * static_cast<std::size_t>(spec.halo_bytes()));
+    std::vector<ConvolutionRun> runs;
+    std::int64_t row = 0;
+    for (std::size_t s = 0; s < inputs.lengths.size(); ++s) {
+      std::byte* const halo = halos.data() + static_cast<std::int64_t>(s) * spec.halo_bytes();
+      runs.push_back({row, inputs.lengths[s], nullptr, halo});
+      row += inputs.lengths[s];
+    }
+    const TensorView x_view =
+        dense_view(static_cast<const void*>(x.data()), spec.dtype, inputs.rows(), 1, spec.channels);
+    const MutableTensorView y_view =
+        dense_view(static_cast<void*>(y.data()), spec.dtype, inputs.rows(), 1, spec.channels);
+    kernel->convolve({x_view, weight.floats(), spec.bias ? bias.floats() : nullptr, runs, y_view}, backend->stream(),
+                     {});
     return {y.read(), halos.read()};
   }
 
@@ -164,27 +198,35 @@ class Convolutions : public ::testing::TestWithParam<KernelRow<ConvolutionSpec>>
   std::int64_t checks_before_ = 0;
 };
 
+void expect_accurate(const Inputs& inputs, const Result& result) {
+  const ConvolutionSpec& spec = inputs.spec;
+  const TensorView x =
+      dense_view(static_cast<const void*>(inputs.x.data()), spec.dtype, inputs.rows(), 1, spec.channels);
+  std::int64_t row = 0;
+  for (const std::int64_t length : inputs.lengths) {
+    const std::vector<double> y = oracle_convolution(spec, x, inputs.weight.data(), inputs.bias.data(), row, length);
+    // Five terms of about 1, and the rounding of the result.
+    const double rounding = spec.dtype == Dtype::kF32 ? 0x1p-23 : spec.dtype == Dtype::kBf16 ? 0x1p-8 : 0x1p-11;
+    std::int64_t wrong = 0;
+    for (std::size_t i = 0; i < y.size(); ++i) {
+      const std::size_t at = static_cast<std::size_t>(row) * inputs.row_bytes() + i * size_of(spec.dtype);
+      const auto ours = static_cast<double>(load_element(result.y.data() + at, spec.dtype));
+      if (std::fabs(ours - y[i]) <= rounding * std::fabs(y[i]) + 1e-5) continue;
+      if (wrong++ > 0) continue;
+      const auto channels = static_cast<std::size_t>(spec.channels);
+      ADD_FAILURE() << describe(spec) << ", length " << length << ": token " << i / channels << ", channel "
+                    << i % channels << " is " << ours << ", not " << y[i];
+    }
+    EXPECT_EQ(wrong, 0) << describe(spec) << ", length " << length;
+    count_check();
+    row += length;
+  }
+}
+
 TEST_P(Convolutions, AreAccurate) {
   for_every_spec([&](const ConvolutionSpec& spec) {
     const Inputs inputs = random_inputs(spec, {1, 2, 3, 4, 5, 63, 64, 65, 200}, 1);
-    const Result result = convolved(inputs, 1000, 2);
-    const TensorView x =
-        dense_view(static_cast<const void*>(inputs.x.data()), spec.dtype, inputs.rows(), 1, spec.channels);
-    std::int64_t row = 0;
-    for (const std::int64_t length : inputs.lengths) {
-      const std::vector<double> y = oracle_convolution(spec, x, inputs.weight.data(), inputs.bias.data(), row, length);
-      // Five terms of about 1, and the rounding of the result.
-      const double rounding = spec.dtype == Dtype::kF32 ? 0x1p-23 : spec.dtype == Dtype::kBf16 ? 0x1p-8 : 0x1p-11;
-      std::int64_t wrong = 0;
-      for (std::size_t i = 0; i < y.size(); ++i) {
-        const std::size_t at = static_cast<std::size_t>(row) * inputs.row_bytes() + i * size_of(spec.dtype);
-        const auto ours = static_cast<double>(load_element(result.y.data() + at, spec.dtype));
-        wrong += !(std::fabs(ours - y[i]) <= rounding * std::fabs(y[i]) + 1e-5);
-      }
-      EXPECT_EQ(wrong, 0) << describe(spec) << ", length " << length;
-      count_check();
-      row += length;
-    }
+    expect_accurate(inputs, convolved(inputs, 1000, 2));
   });
 }
 
@@ -193,7 +235,29 @@ TEST_P(Convolutions, DontDependOnRunsAndThreads) {
     const Inputs inputs = random_inputs(spec, {150, 1, 2, 70}, 2);
     const Result whole = convolved(inputs, 1000, 1);
     for (const std::int64_t each : {1, 2, 3, 64, 65}) expect_same(convolved(inputs, each, 5), whole, spec);
+    expect_same(convolved(inputs, 1000, 2, 1), whole, spec);
   });
+}
+
+// More runs than a launch takes of them.
+TEST_P(Convolutions, TakeManySequences) {
+  for_every_spec([&](const ConvolutionSpec& spec) {
+    std::vector<std::int64_t> lengths;
+    for (std::int64_t i = 0; i < 150; ++i) lengths.push_back(1 + i * 37 % 90);
+    const Inputs inputs = random_inputs(spec, lengths, 4);
+    expect_same(convolved_together(inputs), convolved(inputs, 1000, 1), spec);
+  });
+}
+
+// Channels of more than one CTA.
+TEST_P(Convolutions, TakeManyChannels) {
+  const ConvolutionSpec spec{Dtype::kBf16, 8448, 4, true, true};
+  if (!row().missing(spec).empty()) GTEST_SKIP() << "not of this kernel";
+  const Inputs inputs = random_inputs(spec, {70, 3}, 5);
+  const Result whole = convolved(inputs, 1000, 2);
+  expect_accurate(inputs, whole);
+  expect_same(convolved(inputs, 33, 1), whole, spec);
+  expect_same(convolved_together(inputs), whole, spec);
 }
 
 TEST_P(Convolutions, GoOnTokenByToken) {

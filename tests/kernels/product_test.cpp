@@ -3,6 +3,8 @@
 // however rows and heads are cut, wherever they lie, whichever way round the matrices are, and with any threads.
 #include <fmt/format.h>
 
+#include <cmath>
+#include <cstring>
 #include <limits>
 #include <random>
 #include <vector>
@@ -49,10 +51,8 @@ class HeadProduct : public ::testing::TestWithParam<HeadProductRow> {
   void expect_same(const ProductInputs& inputs, const ProductLayout& layout,
                    const std::vector<std::byte>& expected) const {
     count_check();
-    EXPECT_TRUE(multiplied(row(), inputs, layout) == expected)
-        << describe(inputs.spec) << ", " << inputs.rows << " rows, " << layout.threads << " threads, "
-        << layout.cuts.size() << " cuts" << (layout.head_by_head ? ", head by head" : "")
-        << (layout.transposed ? ", transposed" : "") << ", gap " << layout.gap;
+    EXPECT_EQ(first_difference(inputs, multiplied(row(), inputs, layout), expected), "")
+        << describe(inputs.spec) << ", " << inputs.rows << " rows; " << describe(layout);
   }
 
  private:
@@ -91,7 +91,8 @@ TEST_P(HeadProduct, RoundsOnceToNearestEven) {
       }
       EXPECT_TRUE(rounds || spec.dtype != Dtype::kBf16 || spec.inner < 64) << "nothing was rounded";
       count_check();
-      EXPECT_TRUE(multiplied(row(), inputs) == expected) << describe(spec) << ", scale " << scale;
+      EXPECT_EQ(first_difference(inputs, multiplied(row(), inputs), expected), "")
+          << describe(spec) << ", scale " << scale;
     }
   }
 }
@@ -107,6 +108,49 @@ TEST_P(HeadProduct, RowsCutAnywhereHaveTheSameBits) {
       if (rows > 3) expect_same(inputs, {.cuts = {1, 13, 64, 77, rows - 1}}, whole);
       expect_same(inputs, {.threads = 2}, whole);
       expect_same(inputs, {.threads = 5, .cuts = {rows / 2}, .gap = 24}, whole);
+    }
+  }
+}
+
+// GPUs take tiles of several sizes, by the number of rows.
+TEST_P(HeadProduct, AnyNumberOfRowsHasTheSameBits) {
+  for (const HeadProductSpec& spec : specs()) {
+    if (spec.inner * spec.outer != 512 * 128) continue;
+    for (const bool shared : {false, true}) {
+      const ProductInputs inputs = normal_product_inputs(spec, 1100, 2, shared, 8);
+      const std::vector<std::byte> whole = multiplied(row(), inputs);
+      for (const std::int64_t rows : {1, 2, 63, 64, 65, 127, 128, 129, 1000}) {
+        expect_same(inputs, {.cuts = {rows}, .transposed = rows % 2 == 0}, whole);
+      }
+    }
+  }
+}
+
+// Work enough for the largest tiles, and several of them for each multiprocessor.
+TEST_P(HeadProduct, ManyTilesHaveTheSameBits) {
+  for (const HeadProductSpec& spec : specs()) {
+    if (spec.inner != 128) continue;
+    for (const bool shared : {false, true}) {
+      const ProductInputs inputs = normal_product_inputs(spec, 1283, 20, shared, 9);
+      const std::vector<std::byte> whole = multiplied(row(), inputs, {.threads = 2});
+      expect_same(inputs, {.threads = 2, .cuts = {64, 128, 1000}}, whole);
+      expect_same(inputs, {.threads = 2, .transposed = true}, whole);
+    }
+  }
+}
+
+// Nothing needs to lie at multiples of more than an element.
+TEST_P(HeadProduct, UnalignedViewsHaveTheSameBits) {
+  for (const HeadProductSpec& spec : specs()) {
+    for (const std::int64_t rows : {3, 129}) {
+      const ProductInputs inputs = normal_product_inputs(spec, rows, 3, rows == 3, 10);
+      const std::vector<std::byte> whole = multiplied(row(), inputs);
+      for (const bool transposed : {false, true}) {
+        expect_same(inputs, {.transposed = transposed, .shift = 1}, whole);
+        expect_same(inputs, {.transposed = transposed, .gap = 3}, whole);
+        expect_same(inputs, {.transposed = transposed, .gap = 4, .shift = 2, .weight_gap = 1}, whole);
+        expect_same(inputs, {.transposed = transposed, .weight_gap = 8}, whole);
+      }
     }
   }
 }
@@ -146,6 +190,38 @@ TEST_P(HeadProduct, NanAndInfinityStayInTheirRowsAndColumns) {
       for (const ProductLayout& layout :
            {ProductLayout{.cuts = {1, 8, 13}}, {.threads = 2, .head_by_head = true, .transposed = true}}) {
         expect_same(inputs, layout, out);
+      }
+    }
+  }
+}
+
+// Whatever made it: NaN of any payload, ∞ − ∞, 0 · ∞.
+TEST_P(HeadProduct, OneNanLeaves) {
+  for (const HeadProductSpec& spec : specs()) {
+    ProductInputs inputs = normal_product_inputs(spec, 5, 1, false, 11);
+    inputs.set_left(0, 0, 0, kNan);
+    const std::uint16_t payload = spec.dtype == Dtype::kBf16 ? 0xff91 : 0xfd23;
+    if (spec.dtype != Dtype::kF32) {
+      std::memcpy(inputs.left.data() + size_of(spec.dtype) * static_cast<std::size_t>(spec.inner), &payload, 2);
+    }
+    inputs.set_left(2, 0, 1, kInfinity);
+    inputs.set_left(2, 0, 2, -kInfinity);
+    for (std::int64_t o = 0; o < spec.outer; ++o) {
+      inputs.set_right(0, o, 1, 1.0F);
+      inputs.set_right(0, o, 2, 1.0F);
+      inputs.set_right(0, o, 3, 0.0F);
+    }
+    inputs.set_left(3, 0, 3, -kInfinity);
+    const std::vector<std::byte> out = multiplied(row(), inputs);
+    const std::size_t element = size_of(spec.dtype);
+    count_check();
+    for (std::int64_t i = 0; i < 5 * spec.outer; ++i) {
+      const std::byte* const at = out.data() + static_cast<std::size_t>(i) * element;
+      const bool is_nan = std::isnan(load_element(at, spec.dtype));
+      const std::int64_t r = i / spec.outer;
+      ASSERT_EQ(is_nan, r != 4 && (r != 1 || spec.dtype != Dtype::kF32)) << describe(spec) << ", row " << r;
+      if (is_nan) {
+        ASSERT_EQ(std::memcmp(at, out.data(), element), 0) << describe(spec) << ", row " << r;
       }
     }
   }

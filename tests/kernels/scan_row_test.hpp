@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <optional>
 #include <ostream>
 #include <string>
 #include <vector>
@@ -64,7 +65,9 @@ class ScanRowTest : public ::testing::TestWithParam<ScanRow> {
       add(scan_spec(dtype, 2, 64, 128), 0);
       add(scan_spec(dtype, 6, 32, 16, 2), 15);
       add(scan_spec(dtype, 1, 128, 256), 9);
-      add(scan_spec(dtype, 5, 40, 24), 6);  // widths that are no whole vectors
+      add(scan_spec(dtype, 5, 40, 24), 6);   // widths that are no whole vectors
+      add(scan_spec(dtype, 7, 64, 128), 3);  // heads that some kernels compute side by side, and a rest
+      add(scan_spec(dtype, 9, 16, 64), 13);
       add(selective_spec(dtype, 16, 16), 0);
       add(selective_spec(dtype, 48, 16, 2), 15);
       add(selective_spec(dtype, 8, 256), 9);
@@ -72,17 +75,29 @@ class ScanRowTest : public ::testing::TestWithParam<ScanRow> {
     }
     return able;
   }
-  // The smallest that the row can do, for long sequences.
-  ScanSpec small(Dtype dtype = Dtype::kF32) const {
-    for (const ScanSpec& spec : {scan_spec(dtype, 1, 8, 8), scan_spec(dtype, 1, 64, 16), selective_spec(dtype, 8, 8),
-                                 selective_spec(dtype, 32, 16)}) {
-      if (can(spec)) return spec;
+  // The smallest that the row can do, for long sequences; in fp32 where it can.
+  ScanSpec small() const {
+    for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16}) {
+      if (const auto spec = small_of(dtype)) return *spec;
     }
     ADD_FAILURE() << "no small spec for " << row().name;
     return {};
   }
+  ScanSpec small(Dtype dtype) const {
+    const auto spec = small_of(dtype);
+    if (!spec) ADD_FAILURE() << "no small spec of " << dtype_name(dtype) << " for " << row().name;
+    return spec.value_or(ScanSpec());
+  }
 
  private:
+  std::optional<ScanSpec> small_of(Dtype dtype) const {
+    for (const ScanSpec& spec : {scan_spec(dtype, 1, 8, 8), scan_spec(dtype, 1, 64, 16), selective_spec(dtype, 8, 8),
+                                 selective_spec(dtype, 32, 16)}) {
+      if (can(spec)) return spec;
+    }
+    return std::nullopt;
+  }
+
   std::int64_t checks_before_ = 0;
 };
 

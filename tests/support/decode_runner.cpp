@@ -41,7 +41,7 @@ void copy_rows(const MutableTensorView& to, const TensorView& from) {
 DecodeRunner::DecodeRunner(const DecodeRow& row, const FoldInputs& inputs, const CacheLayout& layout, int threads)
     : inputs_(inputs),
       backend_(row.make_backend({threads, 0})),
-      kernel_(row.make_kernel({inputs.spec}, *backend_)),
+      kernel_(row.make_kernel({inputs.spec, layout.values_in_keys}, *backend_)),
       strided_(layout.strided),
       share_(layout.share) {
   const FoldSpec& spec = inputs.spec;

@@ -4,8 +4,11 @@
 #include <cmath>
 #include <limits>
 #include <random>
+#include <string>
 
+#include "base/error.hpp"
 #include "comm/self.hpp"
+#include "comm/world.hpp"
 
 namespace ringattn::testing {
 
@@ -183,6 +186,24 @@ JobResult run_latent_job(const LatentJob& job, const LatentOptions& options, con
   }
   run_threads_world(world, delivery,
                     [&](Transport& transport) { run_latent_rank(job, options, tensors, transport, result, shape); });
+  return result;
+}
+
+JobResult run_gpu_latent_job(const LatentJob& job, const LatentOptions& options, const LatentTensors& tensors,
+                             int world, const LatentShape& shape) {
+  JobResult result = poisoned_latent_result(job, world, shape);
+  WorldRequest request;
+  request.memory = WantedMemory::kDevice;
+  request.ranks = world;
+  std::string failure;
+  const int code = run_world(
+      request,
+      [&](Transport& rank) {
+        run_latent_rank(job, options, tensors, rank, result, shape);
+        return 0;
+      },
+      [&](const Error& error) { failure = error.what(); });
+  if (code != 0) throw Error(static_cast<ErrorCode>(code), failure);
   return result;
 }
 

@@ -49,4 +49,9 @@ void run_latent_rank(const LatentJob& job, const LatentOptions& options, const L
 JobResult run_latent_job(const LatentJob& job, const LatentOptions& options, const LatentTensors& tensors, int world,
                          const LatentShape& shape = {}, const ThreadsDelivery& delivery = {});
 
+// On the GPUs that there are: alone for a world of 1, else `world` ranks of this process, which share GPUs where there
+// are too few.
+JobResult run_gpu_latent_job(const LatentJob& job, const LatentOptions& options, const LatentTensors& tensors,
+                             int world, const LatentShape& shape = {});
+
 }  // namespace ringattn::testing

@@ -2,23 +2,60 @@
 #include "tests/support/product_runner.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <memory>
 #include <random>
 #include <string>
+#include <utility>
 
 #include "tests/support/checks.hpp"
 #include "tests/support/device_array.hpp"
 
 namespace ringattn::testing {
 
+namespace {
+
+constexpr std::int64_t kGuard = 64;  // elements around out
+
+}  // namespace
+
 ProductInputs normal_product_inputs(const HeadProductSpec& spec, std::int64_t rows, std::int64_t heads, bool shared,
                                     std::uint64_t seed) {
   std::mt19937_64 generator(seed);
   std::normal_distribution<float> normal;
   return product_inputs(spec, rows, heads, shared, [&] { return normal(generator); });
+}
+
+std::string describe(const ProductLayout& layout) {
+  return fmt::format("{} threads, cut at rows [{}]{}{}, gap {}, shift {}, weight gap {}", layout.threads,
+                     fmt::join(layout.cuts, ", "), layout.head_by_head ? ", head by head" : "",
+                     layout.transposed ? ", transposed" : "", layout.gap, layout.shift, layout.weight_gap);
+}
+
+std::string first_difference(const ProductInputs& inputs, const std::vector<std::byte>& out,
+                             const std::vector<std::byte>& expected) {
+  const HeadProductSpec& spec = inputs.spec;
+  const std::size_t element = size_of(spec.dtype);
+  if (out.size() != expected.size()) return fmt::format("{} bytes, not {}", out.size(), expected.size());
+  std::string first;
+  std::int64_t count = 0;
+  for (std::size_t at = 0; at < out.size(); at += element) {
+    if (std::memcmp(out.data() + at, expected.data() + at, element) == 0) continue;
+    if (++count > 1) continue;
+    const auto i = static_cast<std::int64_t>(at / element);
+    std::uint32_t got = 0;
+    std::uint32_t wanted = 0;
+    std::memcpy(&got, out.data() + at, element);
+    std::memcpy(&wanted, expected.data() + at, element);
+    first = fmt::format("row {}, head {}, column {}: {} ({:#x}), expected {} ({:#x})", i / spec.outer / inputs.heads,
+                        i / spec.outer % inputs.heads, i % spec.outer, load_element(out.data() + at, spec.dtype), got,
+                        load_element(expected.data() + at, spec.dtype), wanted);
+  }
+  return count == 0 ? first : fmt::format("{} of {} differ, first {}", count, out.size() / element, first);
 }
 
 std::vector<std::byte> multiplied(const HeadProductRow& row, const ProductInputs& inputs, const ProductLayout& layout) {
@@ -29,45 +66,53 @@ std::vector<std::byte> multiplied(const HeadProductRow& row, const ProductInputs
   kernel->reserve(inputs.heads);
 
   const std::int64_t left_head = spec.inner + layout.gap;
-  const std::int64_t right_head = std::int64_t{spec.inner} * spec.outer + layout.gap;
+  const std::int64_t right_row = (layout.transposed ? spec.outer : spec.inner) + layout.weight_gap;
+  const std::int64_t right_head = right_row * (layout.transposed ? spec.inner : spec.outer) + layout.gap;
   const std::int64_t out_head = spec.outer + layout.gap;
   const auto bytes = [&](std::int64_t elements) { return static_cast<std::size_t>(elements * element); };
-  std::vector<std::byte> left(bytes(inputs.rows * inputs.row_heads() * left_head), std::byte{0xff});
+  std::vector<std::byte> left(bytes(layout.shift + inputs.rows * inputs.row_heads() * left_head), std::byte{0xff});
   for (std::int64_t i = 0; i < inputs.rows * inputs.row_heads(); ++i) {
-    std::memcpy(left.data() + bytes(i * left_head), inputs.left.data() + bytes(i * spec.inner), bytes(spec.inner));
+    std::memcpy(left.data() + bytes(layout.shift + i * left_head), inputs.left.data() + bytes(i * spec.inner),
+                bytes(spec.inner));
   }
-  std::vector<std::byte> right(bytes(inputs.heads * right_head), std::byte{0xff});
+  std::vector<std::byte> right(bytes(layout.shift + inputs.heads * right_head), std::byte{0xff});
   for (std::int64_t head = 0; head < inputs.heads; ++head) {
     for (std::int64_t o = 0; o < spec.outer; ++o) {
       for (std::int64_t i = 0; i < spec.inner; ++i) {
-        const std::int64_t at = layout.transposed ? i * spec.outer + o : o * spec.inner + i;
-        std::memcpy(right.data() + bytes(head * right_head + at),
+        const std::int64_t at = layout.transposed ? i * right_row + o : o * right_row + i;
+        std::memcpy(right.data() + bytes(layout.shift + head * right_head + at),
                     inputs.right.data() + bytes((head * spec.outer + o) * spec.inner + i), bytes(1));
       }
     }
   }
+  const std::int64_t out_begin = kGuard + layout.shift;
   DeviceArray left_array(*backend, left.size());
   DeviceArray right_array(*backend, right.size());
-  DeviceArray out_array(*backend, bytes(inputs.rows * inputs.heads * out_head));
+  DeviceArray out_array(*backend, bytes(out_begin + inputs.rows * inputs.heads * out_head + kGuard));
   left_array.write(left);
   right_array.write(right);
+  std::byte* const left_at = left_array.data() + bytes(layout.shift);
+  std::byte* const out_at = out_array.data() + bytes(out_begin);
 
-  HeadMatrices weights{right_array.data(), spec.dtype, inputs.heads, spec.outer, spec.inner, right_head, spec.inner, 1};
-  if (layout.transposed) {
-    weights.outer_stride = 1;
-    weights.inner_stride = spec.outer;
-  }
+  HeadMatrices weights{right_array.data() + bytes(layout.shift),
+                       spec.dtype,
+                       inputs.heads,
+                       spec.outer,
+                       spec.inner,
+                       right_head,
+                       right_row,
+                       1};
+  if (layout.transposed) std::swap(weights.outer_stride, weights.inner_stride);
   std::vector<std::int64_t> ends = layout.cuts;
   ends.push_back(inputs.rows);
   std::int64_t begin = 0;
   for (const std::int64_t end : ends) {
     const std::int64_t at_once = layout.head_by_head ? 1 : inputs.heads;
     for (std::int64_t head = 0; head < inputs.heads; head += at_once) {
-      const TensorView all_left{left_array.data(),  spec.dtype, inputs.rows,
-                                inputs.row_heads(), spec.inner, inputs.row_heads() * left_head,
-                                left_head};
-      const MutableTensorView all_out{out_array.data(),        spec.dtype, inputs.rows, inputs.heads, spec.outer,
-                                      inputs.heads * out_head, out_head};
+      const TensorView all_left{
+          left_at, spec.dtype, inputs.rows, inputs.row_heads(), spec.inner, inputs.row_heads() * left_head, left_head};
+      const MutableTensorView all_out{
+          out_at, spec.dtype, inputs.rows, inputs.heads, spec.outer, inputs.heads * out_head, out_head};
       HeadProductTask task{all_left, weights.slice(head, at_once), all_out};
       task.rows.data = all_left.at(begin, inputs.shared ? 0 : head);
       task.rows.heads = inputs.shared ? 1 : at_once;
@@ -82,14 +127,19 @@ std::vector<std::byte> multiplied(const HeadProductRow& row, const ProductInputs
 
   const std::vector<std::byte> out = out_array.read();
   std::vector<std::byte> dense(bytes(inputs.rows * inputs.heads * spec.outer));
-  bool gaps_are_whole = true;
+  std::vector<bool> written(out.size());
   for (std::int64_t i = 0; i < inputs.rows * inputs.heads; ++i) {
-    std::memcpy(dense.data() + bytes(i * spec.outer), out.data() + bytes(i * out_head), bytes(spec.outer));
-    for (std::size_t at = bytes(i * out_head + spec.outer); at < bytes((i + 1) * out_head); ++at) {
-      gaps_are_whole &= out[at] == std::byte{0xff};
-    }
+    const std::size_t at = bytes(out_begin + i * out_head);
+    std::memcpy(dense.data() + bytes(i * spec.outer), out.data() + at, bytes(spec.outer));
+    std::fill_n(written.begin() + static_cast<std::ptrdiff_t>(at), bytes(spec.outer), true);
   }
-  EXPECT_TRUE(gaps_are_whole) << "something was written beside out";
+  for (std::size_t at = 0; at < out.size(); ++at) {
+    if (written[at] || out[at] == std::byte{0xff}) continue;
+    ADD_FAILURE() << "byte " << static_cast<std::int64_t>(at) - static_cast<std::int64_t>(bytes(out_begin))
+                  << " behind the begin of out was written, beside its rows of " << bytes(spec.outer) << " bytes, "
+                  << bytes(out_head) << " apart; " << describe(layout);
+    break;
+  }
   return dense;
 }
 

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "kernels/registry.hpp"
@@ -70,11 +71,19 @@ struct ProductLayout {
   bool head_by_head = false;         // each in a task of its own
   bool transposed = false;           // matrices lie [heads, inner, outer]
   std::int64_t gap = 0;              // elements behind each head of rows, matrices and out
+  std::int64_t shift = 0;            // elements in front of all of rows, matrices and out: what isn't aligned
+  std::int64_t weight_gap = 0;       // elements behind each row of a matrix
 };
+
+std::string describe(const ProductLayout& layout);
 
 // out, [rows, heads, outer] of the dtype, dense. The test fails where something is written beside it.
 std::vector<std::byte> multiplied(const HeadProductRow& row, const ProductInputs& inputs,
                                   const ProductLayout& layout = {});
+
+// The first element of out that differs, and how many do; empty where none does.
+std::string first_difference(const ProductInputs& inputs, const std::vector<std::byte>& out,
+                             const std::vector<std::byte>& expected);
 
 // Within one rounding to the dtype and what a sum of so many terms in fp32 can lose. NaN and ∞ stand where they stand
 // in fp64. Counts as a check.

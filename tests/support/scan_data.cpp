@@ -38,21 +38,25 @@ std::vector<std::byte> bytes_of(const std::vector<float>& values) {
 // A tensor in the kernel's memory: its rows lie `stride` elements apart, and what is between them is NaN.
 class Placed {
  public:
-  Placed(Backend& backend, Dtype dtype, std::int64_t rows, int heads, int dims, bool strided)
+  Placed(Backend& backend, Dtype dtype, std::int64_t rows, int heads, int dims, const ScanArrangement& arrangement)
       : dtype_(dtype),
         rows_(rows),
         heads_(heads),
         dims_(dims),
-        stride_(heads * dims + (strided ? 8 : 0)),
-        array_(backend, std::max<std::size_t>(1, size(rows * stride_) * size_of(dtype))) {}
+        stride_(heads * dims + (arrangement.unaligned ? 1
+                                : arrangement.strided ? 8
+                                                      : 0)),
+        offset_(arrangement.unaligned ? size_of(dtype) : 0),
+        array_(backend, offset_ + std::max<std::size_t>(1, size(rows * stride_) * size_of(dtype))) {}
 
-  MutableTensorView view() const { return {array_.data(), dtype_, rows_, heads_, dims_, stride_, dims_}; }
+  MutableTensorView view() const { return {array_.data() + offset_, dtype_, rows_, heads_, dims_, stride_, dims_}; }
 
   // Row i of `packed` goes to row order[i].
   void write(const std::vector<std::byte>& packed, const std::vector<std::int64_t>& order) {
-    std::vector<std::byte> bytes(size(rows_ * stride_) * size_of(dtype_), std::byte{0xff});
+    std::vector<std::byte> bytes(offset_ + size(rows_ * stride_) * size_of(dtype_), std::byte{0xff});
     for (std::size_t i = 0; i < order.size() && !packed.empty(); ++i) {
-      std::memcpy(bytes.data() + size(order[i]) * stride_bytes(), packed.data() + i * row_bytes(), row_bytes());
+      std::memcpy(bytes.data() + offset_ + size(order[i]) * stride_bytes(), packed.data() + i * row_bytes(),
+                  row_bytes());
     }
     if (!bytes.empty()) array_.write(bytes);
   }
@@ -60,7 +64,8 @@ class Placed {
     const std::vector<std::byte> bytes = array_.read();
     std::vector<std::byte> packed(order.size() * row_bytes());
     for (std::size_t i = 0; i < order.size(); ++i) {
-      std::memcpy(packed.data() + i * row_bytes(), bytes.data() + size(order[i]) * stride_bytes(), row_bytes());
+      std::memcpy(packed.data() + i * row_bytes(), bytes.data() + offset_ + size(order[i]) * stride_bytes(),
+                  row_bytes());
     }
     return packed;
   }
@@ -74,6 +79,7 @@ class Placed {
   std::int64_t heads_;
   std::int64_t dims_;
   std::int64_t stride_;
+  std::size_t offset_;
   DeviceArray array_;
 };
 
@@ -165,6 +171,25 @@ bool ScanResult::same_bits(const ScanResult& other) const {
          (finals.empty() || std::memcmp(finals.data(), other.finals.data(), finals.size() * sizeof(float)) == 0);
 }
 
+std::string first_difference(const ScanData& inputs, const ScanResult& result, const ScanResult& expected) {
+  const ScanSpec& spec = inputs.spec;
+  if (result.same_bits(expected)) return {};
+  const std::size_t width = size(std::int64_t{spec.heads} * spec.head_dim);
+  for (std::size_t i = 0; i < expected.y.size() / size_of(spec.dtype); ++i) {
+    const std::size_t at = i * size_of(spec.dtype);
+    if (std::memcmp(result.y.data() + at, expected.y.data() + at, size_of(spec.dtype)) == 0) continue;
+    return fmt::format("row {}, head {}, dim {} of y is {}, not {}", i / width, i % width / size(spec.head_dim),
+                       i % size(spec.head_dim), load_element(result.y.data() + at, spec.dtype),
+                       load_element(expected.y.data() + at, spec.dtype));
+  }
+  for (std::size_t i = 0; i < expected.finals.size(); ++i) {
+    if (std::memcmp(&result.finals[i], &expected.finals[i], sizeof(float)) == 0) continue;
+    return fmt::format("element {} of final state {} is {}, not {}", i % inputs.state_floats(),
+                       i / inputs.state_floats(), result.finals[i], expected.finals[i]);
+  }
+  return "the results differ in size";
+}
+
 ScanResult scan_with(const ScanRow& row, const ScanData& inputs, const ScanArrangement& arrangement) {
   const ScanSpec& spec = inputs.spec;
   const auto backend = row.make_backend({arrangement.threads, 0});
@@ -186,7 +211,7 @@ ScanResult scan_with(const ScanRow& row, const ScanData& inputs, const ScanArran
   }
 
   const auto place = [&](const std::vector<std::byte>& packed, int heads, int dims) {
-    Placed placed(*backend, spec.dtype, rows, heads, dims, arrangement.strided);
+    Placed placed(*backend, spec.dtype, rows, heads, dims, arrangement);
     placed.write(packed, order);
     return placed;
   };
@@ -246,6 +271,8 @@ ScanResult scan_with(const ScanRow& row, const ScanData& inputs, const ScanArran
   if (spec.dt_bias) task.dt_bias = bias.floats();
   task.runs = runs;
   task.y = y.view();
+  // Leaves NaN where the scratch memory is likely to lie.
+  static_cast<void>(DeviceArray(*backend, std::max<std::size_t>(1, kernel->scratch_bytes(limits_of(runs)))));
   kernel->reserve(limits_of(runs));
   const Stream stream = backend->stream();
   const int each = arrangement.heads_at_once > 0 ? arrangement.heads_at_once * kernel->heads_together() : spec.heads;
@@ -280,7 +307,7 @@ ScanResult update_with(const ScanRow& row, const ScanData& inputs, int threads) 
   std::vector<std::int64_t> order(size(inputs.rows()));
   std::iota(order.begin(), order.end(), std::int64_t{0});
   const auto place = [&](const std::vector<std::byte>& packed, int heads, int dims) {
-    Placed placed(*backend, spec.dtype, inputs.rows(), heads, dims, false);
+    Placed placed(*backend, spec.dtype, inputs.rows(), heads, dims, {});
     placed.write(packed, order);
     return placed;
   };

@@ -43,9 +43,10 @@ ScanData with_slow_decays(ScanData inputs);
 // What may not move a bit.
 struct ScanArrangement {
   int threads = 1;
-  bool cut = false;       // a run for each super-segment
-  int heads_at_once = 0;  // 0: all
-  bool strided = false;   // a token's rows are apart, and the sequences lie in reverse order
+  bool cut = false;        // a run for each super-segment
+  int heads_at_once = 0;   // 0: all
+  bool strided = false;    // a token's rows are apart, and the sequences lie in reverse order
+  bool unaligned = false;  // no row of a 16-bit type but every eighth begins at a multiple of 16 bytes
 };
 
 struct ScanResult {
@@ -54,6 +55,9 @@ struct ScanResult {
 
   bool same_bits(const ScanResult& other) const;
 };
+
+// Says where the bits of a result first differ from those expected, or nothing.
+std::string first_difference(const ScanData& inputs, const ScanResult& result, const ScanResult& expected);
 
 ScanResult scan_with(const ScanRow& row, const ScanData& inputs, const ScanArrangement& arrangement = {});
 

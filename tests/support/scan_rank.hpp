@@ -6,9 +6,11 @@
 #include <cstdint>
 #include <cstring>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "attention/scan.hpp"
+#include "tests/support/device_array.hpp"
 #include "tests/support/scan_data.hpp"
 
 namespace ringattn::testing {
@@ -35,7 +37,7 @@ struct ScanCase {
 };
 
 inline ScanCase make_scan_case(const ScanSpec& spec, const std::vector<std::int64_t>& lengths, bool initial,
-                               std::uint64_t seed) {
+                               std::uint64_t seed, const std::string& backend = "cpu") {
   ScanCase made{with_slow_decays(random_scan(spec, lengths, seed)), {}};
   if (initial) {
     std::mt19937_64 random(seed + 1);
@@ -43,7 +45,7 @@ inline ScanCase make_scan_case(const ScanSpec& spec, const std::vector<std::int6
     made.inputs.initial.assign(lengths.size(), std::vector<float>(made.inputs.state_floats()));
     for (auto& state : made.inputs.initial) std::ranges::generate(state, [&] { return normal(random); });
   }
-  const ScanChoice choice = choose_kernel(spec, {"cpu", "auto"});
+  const ScanChoice choice = choose_kernel(spec, {backend, "auto"});
   made.expected = scan_with(*choice.row, made.inputs, {.threads = 2});
   return made;
 }
@@ -52,33 +54,34 @@ inline ScanJob job_of(const ScanCase& given) {
   return {given.inputs.spec, given.inputs.lengths, !given.inputs.initial.empty(), true};
 }
 
-// One rank's rows and states, in host memory.
+// One rank's rows and states, in the memory of the scan's backend.
 class ScanRank {
  public:
-  ScanRank(const Scan& scan, int rank, const ScanCase& given) : scan_(scan), rank_(rank), given_(given) {
-    const ScanSpec& spec = given.inputs.spec;
-    x_ = shard(given.inputs.x, spec.heads * spec.head_dim);
-    dt_ = shard(given.inputs.dt, spec.heads);
-    b_ = shard(given.inputs.b, spec.groups * spec.state_dim);
-    c_ = shard(given.inputs.c, spec.groups * spec.state_dim);
-    z_ = shard(given.inputs.z, spec.heads * spec.head_dim);
-    for (const std::int32_t s : scan.beginning()) {
-      if (given.inputs.initial.empty()) break;
-      const auto& state = given.inputs.initial[static_cast<std::size_t>(s)];
-      initial_.insert(initial_.end(), state.begin(), state.end());
-    }
-    clear();
-  }
+  ScanRank(Scan& scan, int rank, const ScanCase& given)
+      : scan_(scan),
+        rank_(rank),
+        given_(given),
+        x_(placed(shard(given.inputs.x, heads() * given.inputs.spec.head_dim))),
+        dt_(placed(shard(given.inputs.dt, heads()))),
+        b_(placed(shard(given.inputs.b, given.inputs.spec.groups * given.inputs.spec.state_dim))),
+        c_(placed(shard(given.inputs.c, given.inputs.spec.groups * given.inputs.spec.state_dim))),
+        z_(placed(shard(given.inputs.z, heads() * given.inputs.spec.head_dim))),
+        a_(placed(bytes_of(given.inputs.a))),
+        d_(placed(bytes_of(given.inputs.d))),
+        bias_(placed(bytes_of(given.inputs.dt_bias))),
+        initial_(placed(bytes_of(initial_states()))),
+        y_(array(y_bytes())),
+        finals_(array(finals_bytes())) {}
 
   void clear() {
-    y_.assign(x_.size(), std::byte{0xff});
-    finals_.assign(scan_.ending().size() * given_.inputs.state_floats(), -1.0F);
+    y_.clear();
+    finals_.clear();
   }
 
   ScanInputs inputs() const {
     const ScanSpec& spec = given_.inputs.spec;
-    const auto view = [&](const std::vector<std::byte>& rows, int heads, int dims) {
-      return dense_view(rows.data(), spec.dtype, tokens(), heads, dims);
+    const auto view = [&](const DeviceArray& rows, int heads, int dims) {
+      return dense_view(static_cast<const void*>(rows.data()), spec.dtype, tokens(), heads, dims);
     };
     ScanInputs inputs;
     inputs.x = view(x_, spec.heads, spec.head_dim);
@@ -86,31 +89,60 @@ class ScanRank {
     inputs.b = view(b_, spec.groups, spec.state_dim);
     inputs.c = view(c_, spec.groups, spec.state_dim);
     inputs.z = view(z_, spec.heads, spec.head_dim);
-    inputs.a = given_.inputs.a.data();
-    inputs.d = given_.inputs.d.data();
-    inputs.dt_bias = given_.inputs.dt_bias.data();
-    inputs.initial_states = initial_.empty() ? nullptr : initial_.data();
+    inputs.a = a_.floats();
+    inputs.d = d_.floats();
+    inputs.dt_bias = bias_.floats();
+    inputs.initial_states = initial_states().empty() ? nullptr : initial_.floats();
     return inputs;
   }
   ScanOutputs outputs() {
     const ScanSpec& spec = given_.inputs.spec;
     return {dense_view(static_cast<void*>(y_.data()), spec.dtype, tokens(), spec.heads, spec.head_dim),
-            finals_.empty() ? nullptr : finals_.data()};
+            finals_bytes() == 0 ? nullptr : finals_.floats()};
   }
 
   // How many of the rank's rows and states differ from those expected.
   std::int64_t differences() const {
-    std::int64_t differ = y_ != shard(given_.expected.y, given_.inputs.spec.heads * given_.inputs.spec.head_dim);
+    std::vector<std::byte> y = y_.read();
+    y.resize(y_bytes());
+    std::int64_t differ = y != shard(given_.expected.y, heads() * given_.inputs.spec.head_dim);
+    const std::vector<float> finals = finals_.read_floats();
     const std::size_t state = given_.inputs.state_floats();
     for (std::size_t i = 0; i < scan_.ending().size(); ++i) {
       const float* const expected = given_.expected.finals.data() + static_cast<std::size_t>(scan_.ending()[i]) * state;
-      differ += std::memcmp(finals_.data() + i * state, expected, state * sizeof(float)) != 0;
+      differ += std::memcmp(finals.data() + i * state, expected, state * sizeof(float)) != 0;
     }
     return differ;
   }
 
  private:
   std::int64_t tokens() const { return scan_.layout().tokens(rank_); }
+  int heads() const { return given_.inputs.spec.heads; }
+  std::size_t y_bytes() const {
+    return static_cast<std::size_t>(tokens() * heads() * given_.inputs.spec.head_dim) *
+           size_of(given_.inputs.spec.dtype);
+  }
+  std::size_t finals_bytes() const { return scan_.ending().size() * given_.inputs.state_floats() * sizeof(float); }
+  std::vector<float> initial_states() const {
+    std::vector<float> states;
+    for (const std::int32_t s : scan_.beginning()) {
+      if (given_.inputs.initial.empty()) break;
+      const auto& state = given_.inputs.initial[static_cast<std::size_t>(s)];
+      states.insert(states.end(), state.begin(), state.end());
+    }
+    return states;
+  }
+  static std::vector<std::byte> bytes_of(const std::vector<float>& values) {
+    const auto* const bytes = reinterpret_cast<const std::byte*>(values.data());
+    return {bytes, bytes + values.size() * sizeof(float)};
+  }
+  // Memory of at least one float, filled with NaN.
+  DeviceArray array(std::size_t bytes) const { return {scan_.backend(), std::max(sizeof(float), bytes)}; }
+  DeviceArray placed(const std::vector<std::byte>& bytes) const {
+    DeviceArray memory = array(bytes.size());
+    if (!bytes.empty()) memory.write(bytes);
+    return memory;
+  }
   std::vector<std::byte> shard(const std::vector<std::byte>& packed, int per_row) const {
     const auto bytes = static_cast<std::int64_t>(size_of(given_.inputs.spec.dtype)) * per_row;
     std::vector<std::byte> rows(static_cast<std::size_t>(tokens() * bytes));
@@ -118,11 +150,10 @@ class ScanRank {
     return rows;
   }
 
-  const Scan& scan_;
+  Scan& scan_;
   int rank_;
   const ScanCase& given_;
-  std::vector<std::byte> x_, dt_, b_, c_, z_, y_;
-  std::vector<float> initial_, finals_;
+  DeviceArray x_, dt_, b_, c_, z_, a_, d_, bias_, initial_, y_, finals_;
 };
 
 }  // namespace ringattn::testing

@@ -203,7 +203,7 @@ class HeadCheck {
       ++accuracy_.compared;
       const double error = std::abs(value - expected);
       const double allowed = rounding_of(spec_.dtype) * std::abs(expected) +
-                             scan_tolerance(spec_.dtype) * row.magnitude[static_cast<std::size_t>(p)];
+                             kScanTermTolerance * row.magnitude[static_cast<std::size_t>(p)];
       const double part = error == 0.0 ? 0.0 : error / allowed;
       if (accuracy_.compared > 1 && part <= accuracy_.part) continue;
       accuracy_.part = part;
@@ -283,8 +283,6 @@ ScanAccuracy check_sequence(const ScanInput& input, std::int32_t sequence,
 }
 
 }  // namespace
-
-double scan_tolerance(Dtype dtype) { return dtype == Dtype::kBf16 ? 0x1p-9 : dtype == Dtype::kF16 ? 0x1p-12 : 1e-4; }
 
 ScanAccuracy check_scan_result(const Meeting& meeting, const ScanInput& input, std::int64_t count,
                                std::span<const PackedRun> runs, const TensorView& y, int threads) {

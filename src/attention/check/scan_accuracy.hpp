@@ -5,10 +5,9 @@
 //   |y − y64| ≤ 2^−p · |y64| + r · m,   m = Σ |terms of y64|
 //
 // p: the bits of the dtype's significand, 8 (bf16), 11 (fp16), 24 (fp32): one rounding of y, with a bit to spare. m:
-// what y64 is if no term cancels another, by the same recursion over absolute values. r: what the arithmetic may lose
-// of a term. In fp32 that is 1e-4, for decays are exponentials of sums whose steps are 2^−15 where they are large;
-// kernels of 16-bit rows may round the operands of their products to the rows' dtype once, 2^−9 (bf16) or 2^−12 (fp16)
-// of a term.
+// what y64 is if no term cancels another, by the same recursion over absolute values. r: what fp32 may lose of a term,
+// for decays are exponentials of sums whose steps are 2^−15 where they are large. It is what the tests of kernels keep
+// to.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +22,7 @@
 
 namespace ringattn {
 
-// r of a dtype.
-double scan_tolerance(Dtype dtype);
+inline constexpr double kScanTermTolerance = 1e-4;  // r
 
 // Plain bytes: ranks tell each other.
 struct ScanAccuracy {

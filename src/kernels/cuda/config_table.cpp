@@ -5,15 +5,20 @@
 
 namespace ringattn::cuda {
 
-std::vector<std::string> missing_in_table(const FoldSpec& spec, bool known) {
+std::vector<std::string> missing_in_table(const FoldSpec& spec, std::span<const TableDims> table) {
   std::vector<std::string> missing;
   if (spec.dtype == Dtype::kF32) missing.push_back("fp32 (supported: bf16, fp16)");
-  if (!known) {
-    missing.push_back(
-        spec.head_dim == spec.head_dim_v
-            ? fmt::format("head_dim {} (supported: 64, 96, 128, 256)", spec.head_dim)
-            : fmt::format("head_dim {} with head_dim_v {} (supported: 192 with 128)", spec.head_dim, spec.head_dim_v));
+  const bool equal = spec.head_dim == spec.head_dim_v;
+  std::string supported;
+  for (const TableDims& dims : table) {
+    if (dims.head_dim == spec.head_dim && dims.head_dim_v == spec.head_dim_v) return missing;
+    if (equal != (dims.head_dim == dims.head_dim_v)) continue;
+    if (!supported.empty()) supported += ", ";
+    supported += equal ? fmt::format("{}", dims.head_dim) : fmt::format("{} with {}", dims.head_dim, dims.head_dim_v);
   }
+  missing.push_back(
+      equal ? fmt::format("head_dim {} (supported: {})", spec.head_dim, supported)
+            : fmt::format("head_dim {} with head_dim_v {} (supported: {})", spec.head_dim, spec.head_dim_v, supported));
   return missing;
 }
 

@@ -32,17 +32,20 @@ std::optional<Config> find_config(std::span<const Config> table, const FoldSpec&
   return *found;
 }
 
-// What a kernel with such a table lacks for the spec (KernelRow::missing); `known`: its head dims are in the table.
-std::vector<std::string> missing_in_table(const FoldSpec& spec, bool known);
+struct TableDims {
+  int head_dim, head_dim_v;
+};
+// What a kernel with a table of these head dims lacks for the spec (KernelRow::missing).
+std::vector<std::string> missing_in_table(const FoldSpec& spec, std::span<const TableDims> table);
 
 // "head_dim 192/128: " and the description.
 std::string config_line(int head_dim, int head_dim_v, const std::string& description);
 
 template <class Config>
 std::vector<std::string> missing_in_table(std::span<const Config> table, FoldSpec spec) {
-  FoldSpec of_table = spec;
-  of_table.dtype = Dtype::kBf16;
-  return missing_in_table(spec, find_config(table, of_table).has_value());
+  std::vector<TableDims> dims;
+  for (const Config& config : table) dims.push_back({config.head_dim, config.head_dim_v});
+  return missing_in_table(spec, std::span<const TableDims>(dims));
 }
 
 // See KernelRow::configs.

@@ -23,9 +23,14 @@ std::vector<std::string> fold_missing(const FoldSpec& spec) {
 }
 
 std::string describe(const FoldConfig& config) {
+  const double kibibytes = static_cast<double>(config.shared_bytes()) / 1024.0;
+  if (config.slices > 1) {
+    return fmt::format("tile {}x{}, {} warps of {} columns, {} strips of keys, {:.1f} KiB", config.query_tile(),
+                       config.key_tile, config.warps, config.head_dim_v / config.slices, config.stages, kibibytes);
+  }
   return fmt::format("tile {}x{}, {} warps of {} rows, {} stage{} of keys, {:.1f} KiB", config.query_tile(),
                      config.key_tile, config.warps, config.rows_of_warp, config.stages, config.stages == 1 ? "" : "s",
-                     static_cast<double>(config.shared_bytes()) / 1024.0);
+                     kibibytes);
 }
 
 std::vector<std::string> fold_configs() { return cuda::config_lines(std::span<const FoldConfig>(kFoldConfigs)); }

@@ -13,25 +13,39 @@
 
 namespace ringattn::sm80 {
 
+// A strip is what is fetched at a time of a key tile where O is cut into slices: so many columns of its keys, or so
+// many rows of its values.
+inline constexpr int kStripColumns = 128;
+inline constexpr int kStripKeys = 16;
+
 struct FoldConfig {
   int head_dim = 0;
   int head_dim_v = 0;
   int key_tile = 0;         // keys of a tile
   int warps = 0;            // of a CTA
   int rows_of_warp = 0;     // query rows, a multiple of 16
-  int stages = 0;           // K and V tiles in shared memory; 1: K and V of a tile are fetched in turn
+  int stages = 0;           // K and V tiles, or strips of them, in shared memory; 1: K and V are fetched in turn
   int ctas = 0;             // of a multiprocessor: what registers and shared memory are cut for
   int columns_at_once = 0;  // blocks of 16 columns of O that P V works on side by side
   bool seam = true;         // see TileStep::fold()
+  int slices = 1;  // that O's columns are cut into, one for each warp of those that share rows (sliced/tile_step.cuh)
 
-  constexpr int query_tile() const { return warps * rows_of_warp; }
+  constexpr int query_tile() const { return warps / slices * rows_of_warp; }
   constexpr int threads() const { return 32 * warps; }
   // Scratch memory of a multiprocessor: for each CTA the rows' closed groups, and whether somebody has them.
   constexpr int scratch_floats() const { return ctas * (query_tile() * (head_dim_v + 2) + 1); }
+  // Shared memory of a CTA that cuts O into slices, but for where its tiles lie: Q and probabilities, stages of strips,
+  // and for each row the maxima of 16 keys each and four partial sums of each of these.
+  constexpr int sliced_bytes() const {
+    return query_tile() * (cuda::padded_row_bytes(head_dim) + cuda::padded_row_bytes(key_tile)) +
+           stages * kStripKeys * cuda::padded_row_bytes(head_dim_v) + query_tile() * (key_tile / 16) * (1 + 4) * 4;
+  }
   // Shared memory of a CTA: Q, stages of K and V, and 32 resolved addresses of tiles. Rows are padded to 64 columns.
   constexpr int shared_bytes() const {
+    constexpr int kAddresses = 32 * 48;
+    if (slices > 1) return sliced_bytes() + kAddresses;
     const int k_row = cuda::padded_row_bytes(head_dim);
-    return query_tile() * k_row + stages * key_tile * (k_row + cuda::padded_row_bytes(head_dim_v)) + 32 * 48;
+    return query_tile() * k_row + stages * key_tile * (k_row + cuda::padded_row_bytes(head_dim_v)) + kAddresses;
   }
 };
 
@@ -42,6 +56,7 @@ inline constexpr FoldConfig kFoldConfigs[] = {
     {128, 128, 64, 4, 32, 2, 2, 1},
     {192, 128, 64, 4, 32, 1, 2, 1},
     {256, 256, 64, 4, 16, 1, 2, 1, /*seam=*/false},
+    {576, 512, 64, /*warps=*/8, 32, /*stages=*/3, /*ctas=*/1, /*columns_at_once=*/4, true, /*slices=*/8},
 };
 
 // The one that is compiled for these head dims.

@@ -11,10 +11,12 @@ extern const cuda::Launcher fold_bf16_96;
 extern const cuda::Launcher fold_bf16_128;
 extern const cuda::Launcher fold_bf16_192;
 extern const cuda::Launcher fold_bf16_256;
+extern const cuda::Launcher fold_bf16_576;
 extern const cuda::Launcher fold_fp16_64;
 extern const cuda::Launcher fold_fp16_96;
 extern const cuda::Launcher fold_fp16_128;
 extern const cuda::Launcher fold_fp16_192;
 extern const cuda::Launcher fold_fp16_256;
+extern const cuda::Launcher fold_fp16_576;
 
 }  // namespace ringattn::sm80

@@ -5,23 +5,9 @@
 #include "base/cuda.hpp"
 #include "kernels/sm80/fold.cuh"
 #include "kernels/sm80/fold.hpp"
+#include "kernels/sm80/kernel_config.hpp"
 
 namespace ringattn::sm80 {
-
-template <class Element_, FoldConfig kConfig>
-struct KernelConfig {
-  using Element = Element_;
-  static constexpr int kDim = kConfig.head_dim;
-  static constexpr int kDimV = kConfig.head_dim_v;
-  static constexpr int kKeyTile = kConfig.key_tile;
-  static constexpr int kQueryTile = kConfig.query_tile();
-  static constexpr int kRowBlocks = kConfig.rows_of_warp / 16;
-  static constexpr int kThreads = kConfig.threads();
-  static constexpr int kStages = kConfig.stages;
-  static constexpr int kCtas = kConfig.ctas;
-  static constexpr int kColumnsAtOnce = kConfig.columns_at_once;
-  static constexpr bool kSeam = kConfig.seam;
-};
 
 template <class Element, FoldConfig kConfig>
 void prepare_fold() {

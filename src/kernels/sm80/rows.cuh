@@ -14,15 +14,27 @@
 
 namespace ringattn::sm80 {
 
+// The first slot of the rows that this thread's warp works on, alone or with other warps.
+template <class C>
+__device__ __forceinline__ int first_slot() {
+  return static_cast<int>(threadIdx.x) / 32 / C::kSlices * C::kRowBlocks * 16;
+}
+// The first of this warp's columns of O.
+template <class C>
+__device__ __forceinline__ int first_column() {
+  return C::kSlices == 1 ? 0 : static_cast<int>(threadIdx.x) / 32 % C::kSlices * kWarpColumns<C>;
+}
+
 // Calls visit(block, half, slot) for each row that this thread has a share of.
 template <class C, class Visit>
 __device__ __forceinline__ void for_each_row(Visit visit) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int warp = static_cast<int>(threadIdx.x) / 32;
 #pragma unroll
   for (int block = 0; block < C::kRowBlocks; ++block) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) visit(block, half, (warp * C::kRowBlocks + block) * 16 + lane / 4 + 8 * half);
+    for (int half = 0; half < 2; ++half) {
+      visit(block, half, first_slot<C>() + block * 16 + lane / 4 + 8 * half);
+    }
   }
 }
 
@@ -41,13 +53,19 @@ __device__ __forceinline__ void begin_group(RowState<C>& state, int block, int h
   state.m[block][half] = -INFINITY;
   state.l[block][half] = 0.0F;
 #pragma unroll
-  for (int n = 0; n < C::kDimV / 8; ++n) {
+  for (int n = 0; n < kWarpColumns<C> / 8; ++n) {
     state.o[block][n][2 * half] = 0.0F;
     state.o[block][n][2 * half + 1] = 0.0F;
   }
 }
 
-// A thread's share of columns 16n … 16n + 15 of a row: one vector in memory.
+// Whether this thread writes what is one number for a whole row.
+template <class C>
+__device__ __forceinline__ bool writes_numbers() {
+  return threadIdx.x % 4 == 0 && first_column<C>() == 0;
+}
+
+// A thread's share of the warp's columns 16n … 16n + 15 of a row: one vector in memory.
 template <class C>
 __device__ __forceinline__ float4 share(const RowState<C>& state, int block, int half, int n) {
   return {state.o[block][2 * n][2 * half], state.o[block][2 * n][2 * half + 1], state.o[block][2 * n + 1][2 * half],
@@ -111,7 +129,7 @@ struct ClosedRow {
       of_row = scratch.sums + row * C::kDimV;
       numbers = scratch.numbers + row * 2;
     }
-    sums = reinterpret_cast<float4*>(of_row + threadIdx.x % 4 * 4);
+    sums = reinterpret_cast<float4*>(of_row + first_column<C>() + threadIdx.x % 4 * 4);
   }
 };
 
@@ -145,6 +163,15 @@ template <class C>
 __device__ __forceinline__ void close_group(const cuda::FoldParams& p, const cuda::WorkItem& item, int head,
                                             RowState<C>& state, Groups& groups) {
   if (!closed_in_state(p) && groups.slot < 0) groups.slot = take_slot<C>(p);
+  float2 numbers[C::kRowBlocks][2] = {};
+  if constexpr (C::kSlices > 1) {
+    for_each_row<C>([&](int block, int half, int slot) {
+      if (!groups.closed || !present(item, slot)) return;
+      const ClosedRow<C> row(p, item, head, slot, groups);
+      numbers[block][half] = {row.numbers[0], row.numbers[1]};
+    });
+    __syncthreads();  // every warp has read the numbers
+  }
   for_each_row<C>([&](int block, int half, int slot) {
     float reference = state.m[block][half];
     float sum = over_quad(state.l[block][half]);
@@ -152,23 +179,24 @@ __device__ __forceinline__ void close_group(const cuda::FoldParams& p, const cud
       const ClosedRow<C> row(p, item, head, slot, groups);
       if (groups.closed) {
         // The loads side by side: memory is far.
-        float4 before[C::kDimV / 16];
+        float4 before[kWarpColumns<C> / 16];
 #pragma unroll
-        for (int n = 0; n < C::kDimV / 16; ++n) before[n] = __ldcg(row.sums + 4 * n);
+        for (int n = 0; n < kWarpColumns<C> / 16; ++n) before[n] = __ldcg(row.sums + 4 * n);
+        if constexpr (C::kSlices == 1) numbers[block][half] = {row.numbers[0], row.numbers[1]};
         const MergeStep step =
-            cuda::merge_rows(row.numbers[0], row.numbers[1], reference, sum, p.softmax.exponent_base2);
+            cuda::merge_rows(numbers[block][half].x, numbers[block][half].y, reference, sum, p.softmax.exponent_base2);
         reference = step.reference;
         sum = step.sum;
 #pragma unroll
-        for (int n = 0; n < C::kDimV / 16; ++n) {
+        for (int n = 0; n < kWarpColumns<C> / 16; ++n) {
           __stcg(row.sums + 4 * n, join(before[n], share(state, block, half, n), step));
         }
       } else {
 #pragma unroll
-        for (int n = 0; n < C::kDimV / 16; ++n) __stcg(row.sums + 4 * n, share(state, block, half, n));
+        for (int n = 0; n < kWarpColumns<C> / 16; ++n) __stcg(row.sums + 4 * n, share(state, block, half, n));
       }
       __syncwarp(0xfU << (threadIdx.x % 32 & ~3U));  // the quad has read the numbers
-      if (threadIdx.x % 4 == 0) {
+      if (writes_numbers<C>()) {
         row.numbers[0] = reference;
         row.numbers[1] = sum;
       }
@@ -196,7 +224,7 @@ __device__ __forceinline__ void join_closed(const cuda::FoldParams& p, const cud
     state.m[block][half] = step.reference;
     state.l[block][half] = threadIdx.x % 4 == 0 ? step.sum : 0.0F;  // as partial sums
 #pragma unroll
-    for (int n = 0; n < C::kDimV / 16; ++n) {
+    for (int n = 0; n < kWarpColumns<C> / 16; ++n) {
       const float4 x = __ldcg(row.sums + 4 * n);
       set_share(state, block, half, n, groups.open ? join(x, share(state, block, half, n), step) : x);
     }
@@ -219,8 +247,9 @@ __device__ __forceinline__ void load_state(const cuda::FoldParams& p, const cuda
     state.m[block][half] = place.numbers[cuda::kOpenReference];
     state.l[block][half] = place.numbers[threadIdx.x % 4];
 #pragma unroll
-    for (int n = 0; n < C::kDimV / 16; ++n) {
-      set_share(state, block, half, n, reinterpret_cast<const float4*>(place.open)[4 * n + threadIdx.x % 4]);
+    for (int n = 0; n < kWarpColumns<C> / 16; ++n) {
+      set_share(state, block, half, n,
+                reinterpret_cast<const float4*>(place.open + first_column<C>())[4 * n + threadIdx.x % 4]);
     }
   });
 }
@@ -232,53 +261,59 @@ __device__ __forceinline__ void save_state(const cuda::FoldParams& p, const cuda
   for_each_row<C>([&](int block, int half, int slot) {
     if (!present(item, slot)) return;
     const cuda::StatePlace place(p.state.memory, p.rows, p.heads, C::kDimV, item.row + slot, head);
-    if (threadIdx.x % 4 == 0) {
+    if (writes_numbers<C>()) {
       place.numbers[cuda::kStateParts] =
           static_cast<float>((groups.closed ? cuda::kHasClosed : 0) | (groups.open ? cuda::kHasOpen : 0));
     }
     if (!groups.open) return;
-    place.numbers[threadIdx.x % 4] = state.l[block][half];
-    if (threadIdx.x % 4 == 0) place.numbers[cuda::kOpenReference] = state.m[block][half];
+    if (first_column<C>() == 0) place.numbers[threadIdx.x % 4] = state.l[block][half];
+    if (writes_numbers<C>()) place.numbers[cuda::kOpenReference] = state.m[block][half];
 #pragma unroll
-    for (int n = 0; n < C::kDimV / 16; ++n) {
-      reinterpret_cast<float4*>(place.open)[4 * n + threadIdx.x % 4] = share(state, block, half, n);
+    for (int n = 0; n < kWarpColumns<C> / 16; ++n) {
+      reinterpret_cast<float4*>(place.open + first_column<C>())[4 * n + threadIdx.x % 4] = share(state, block, half, n);
     }
   });
 }
 
-// Divides, rounds and writes. Rows go through the warp's own rows of the Q tile, so that whole lines are written.
+// Divides, rounds and writes. Rows go through the warp's own rows, or columns, of the Q tile, so that whole lines are
+// written.
 template <class C>
 __device__ __forceinline__ void finish_rows(const cuda::FoldParams& p, const cuda::WorkItem& item, int head,
                                             std::uint32_t q_tile, RowState<C>& state) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  __syncwarp();  // Q has been read
+  if constexpr (C::kSlices > 1) {
+    __syncthreads();  // Q has been read, by every warp
+  } else {
+    __syncwarp();  // Q has been read
+  }
+  const int first_chunk = first_column<C>() / 8;
   for_each_row<C>([&](int block, int half, int slot) {
     const cuda::RowEnd end =
         cuda::end_row(__fmul_rn(state.m[block][half], p.softmax.exponent), over_quad(state.l[block][half]),
                       p.sinks != nullptr ? p.sinks + head : nullptr);
     const float inverse = end.factor();
-    if (p.lse.data != nullptr && lane % 4 == 0 && present(item, slot)) {
+    if (p.lse.data != nullptr && writes_numbers<C>() && present(item, slot)) {
       p.lse.data[(item.row + slot) * p.lse.token_stride + head * p.lse.head_stride] = end.lse();
     }
 #pragma unroll
-    for (int n = 0; n < C::kDimV / 8; ++n) {
-      const std::uint32_t to = q_tile + static_cast<std::uint32_t>(n / 8 * C::kQueryTile * cuda::kPanelRowBytes) +
-                               cuda::swizzled(slot, n % 8) + static_cast<std::uint32_t>(lane % 4 * 4);
+    for (int n = 0; n < kWarpColumns<C> / 8; ++n) {
+      const int chunk = first_chunk + n;
+      const std::uint32_t to = q_tile + static_cast<std::uint32_t>(chunk / 8 * C::kQueryTile * cuda::kPanelRowBytes) +
+                               cuda::swizzled(slot, chunk % 8) + static_cast<std::uint32_t>(lane % 4 * 4);
       cuda::store_shared(
           to, cuda::Products<typename C::Element>::pack(__fmul_rn(state.o[block][n][2 * half], inverse),
                                                         __fmul_rn(state.o[block][n][2 * half + 1], inverse)));
     }
   });
   __syncwarp();
-  constexpr int kChunks = C::kDimV / 8;
-  const int first_slot = static_cast<int>(threadIdx.x) / 32 * C::kRowBlocks * 16;
+  constexpr int kChunks = kWarpColumns<C> / 8;
   auto* const out = static_cast<std::uint16_t*>(p.out.data);
   const bool aligned = ((reinterpret_cast<std::uint64_t>(out) |
                          static_cast<std::uint64_t>(2 * (p.out.token_stride | p.out.head_stride))) &
                         15U) == 0;
   for (int i = lane; i < C::kRowBlocks * 16 * kChunks; i += 32) {
-    const int slot = first_slot + i / kChunks;
-    const int chunk = i % kChunks;
+    const int slot = first_slot<C>() + i / kChunks;
+    const int chunk = first_chunk + i % kChunks;
     const uint4 elements =
         cuda::load_shared_16(q_tile + static_cast<std::uint32_t>(chunk / 8 * C::kQueryTile * cuda::kPanelRowBytes) +
                              cuda::swizzled(slot, chunk % 8));

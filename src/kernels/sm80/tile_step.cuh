@@ -16,14 +16,33 @@
 
 namespace ringattn::sm80 {
 
+// Columns of O that a warp holds: all of its rows', or a slice of them.
+template <class C>
+inline constexpr int kWarpColumns = C::kDimV / C::kSlices;
+
 // What a warp's threads hold of its rows, in the order of the products' fragments: thread t of a quad holds columns
-// 8n + 2t and 8n + 2t + 1 of row r (elements 0, 1) and of row r + 8 (elements 2, 3).
+// 8n + 2t and 8n + 2t + 1 of row r (elements 0, 1) and of row r + 8 (elements 2, 3). The warps that share rows all hold
+// the same m and l.
 template <class C>
 struct RowState {
-  float o[C::kRowBlocks][C::kDimV / 8][4];
+  float o[C::kRowBlocks][kWarpColumns<C> / 8][4];
   float m[C::kRowBlocks][2];
   float l[C::kRowBlocks][2];
 };
+
+// Scales, and caps, scores whose maximum is taken afterwards: where FoldParams::Softmax::scaled_first says so.
+__device__ __forceinline__ void scale_scores(const cuda::FoldParams::Softmax& softmax, float (&s)[4]) {
+  // cap · tanh(x / cap) = cap − 2 cap / (e^(2x / cap) + 1); the absolute error is a few 2⁻²³ of the cap.
+  const float inner = softmax.cap > 0.0F ? 2.88539008F * softmax.scale / softmax.cap : 0.0F;
+  const float outer = -2.0F * softmax.cap;
+#pragma unroll
+  for (float& x : s) {
+    x = softmax.cap > 0.0F
+            ? __fmaf_rn(outer, cuda::reciprocal_approx(__fadd_rn(cuda::exp2_approx(__fmul_rn(x, inner)), 1.0F)),
+                        softmax.cap)
+            : __fmul_rn(x, softmax.scale);
+  }
+}
 
 // `Rows` says where the rows stand: key_length(), and positions(slot, first_key), a function that gives the position of
 // a slot so many behind that one, counted from first_key.
@@ -31,6 +50,7 @@ template <class C, class Rows>
 class TileStep {
  public:
   using Element = typename C::Element;
+  static_assert(C::kSlices == 1);
 
   __device__ TileStep(const cuda::FoldParams& p, const Rows& rows, std::uint32_t q_tile)
       : p_(p), rows_(rows), q_tile_(q_tile) {}
@@ -43,7 +63,13 @@ class TileStep {
     float s[C::kRowBlocks][C::kKeyTile / 8][4];
     multiply_q_k(s, k_tile);
     between();
-    if (p_.softmax.scaled_first) scale_scores(s);
+    if (p_.softmax.scaled_first) {
+#pragma unroll
+      for (int b = 0; b < C::kRowBlocks; ++b) {
+#pragma unroll
+        for (int n = 0; n < C::kKeyTile / 8; ++n) scale_scores(p_.softmax, s[b][n]);
+      }
+    }
     if (masked) mask_scores(s, first_key());
 
     std::uint32_t probability[C::kRowBlocks][C::kKeyTile / 16][4];
@@ -82,27 +108,6 @@ class TileStep {
         for (int b = 0; b < C::kRowBlocks; ++b) {
           cuda::multiply<Element>(s[b][2 * n], a[b], k[0], k[1], step == 0);
           cuda::multiply<Element>(s[b][2 * n + 1], a[b], k[2], k[3], step == 0);
-        }
-      }
-    }
-  }
-
-  __device__ __forceinline__ void scale_scores(Scores& s) const {
-    const float scale = p_.softmax.scale;
-    // cap · tanh(x / cap) = cap − 2 cap / (e^(2x / cap) + 1); the absolute error is a few 2⁻²³ of the cap.
-    const float inner = p_.softmax.cap > 0.0F ? 2.88539008F * scale / p_.softmax.cap : 0.0F;
-    const float outer = -2.0F * p_.softmax.cap;
-#pragma unroll
-    for (int b = 0; b < C::kRowBlocks; ++b) {
-#pragma unroll
-      for (int n = 0; n < C::kKeyTile / 8; ++n) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          float& x = s[b][n][i];
-          x = p_.softmax.cap > 0.0F
-                  ? __fmaf_rn(outer, cuda::reciprocal_approx(__fadd_rn(cuda::exp2_approx(__fmul_rn(x, inner)), 1.0F)),
-                              p_.softmax.cap)
-                  : __fmul_rn(x, scale);
         }
       }
     }

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -25,10 +26,9 @@ struct HeadDims {
 };
 inline constexpr HeadDims kTensorCoreDims[] = {{64, 64}, {96, 96}, {128, 128}, {192, 128}, {256, 256}};
 
-inline bool tensor_cores_take(int head_dim, int head_dim_v) {
-  return std::ranges::any_of(kTensorCoreDims, [&](const HeadDims& dims) {
-    return dims.head_dim == head_dim && dims.head_dim_v == head_dim_v;
-  });
+inline bool any_is(std::span<const HeadDims> list, int head_dim, int head_dim_v) {
+  return std::ranges::any_of(
+      list, [&](const HeadDims& dims) { return dims.head_dim == head_dim && dims.head_dim_v == head_dim_v; });
 }
 
 // Specs of the dims with all else varied: none of it may decide how they are folded.
@@ -48,14 +48,16 @@ inline std::vector<FoldSpec> specs_of(int head_dim, int head_dim_v) {
   return specs;
 }
 
-// A kernel of the table is made for those dims and no others: `able(spec)` and what it says is missing agree.
+// A kernel of the table is made for kTensorCoreDims, for `others`, and for no more: `able(spec)` and what it says is
+// missing agree.
 template <class Able, class Missing>
-void expect_taken_dims(Able able, Missing missing) {
-  for (int dim = 8; dim <= 512; dim += 8) {
-    for (const int dim_v : {dim, 64, 128, 192, 256}) {
+void expect_taken_dims(Able able, Missing missing, std::span<const HeadDims> others = {}) {
+  for (int dim = 8; dim <= 640; dim += 8) {
+    for (const int dim_v : {dim, 64, 128, 192, 256, 512}) {
       for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16, Dtype::kF16}) {
         const FoldSpec spec = spec_of_dims(dtype, dim, dim_v);
-        const bool supported = dtype != Dtype::kF32 && tensor_cores_take(dim, dim_v);
+        const bool supported =
+            dtype != Dtype::kF32 && (any_is(kTensorCoreDims, dim, dim_v) || any_is(others, dim, dim_v));
         EXPECT_EQ(able(spec), supported) << describe(spec);
         EXPECT_EQ(missing(spec).empty(), supported) << describe(spec);
       }
@@ -77,15 +79,15 @@ inline void expect_made_tiles(std::string_view name, const HeadDims& dims, int q
   }
 }
 
-// `missing(spec)` is the kernel's fold_missing(); both kernels have the same head dims.
+// `missing(spec)` is the kernel's fold_missing(), and `unequal` what it says of head dims that differ.
 template <class Missing>
-void expect_missing_texts(Missing missing) {
+void expect_missing_texts(Missing missing, const std::string& unequal = "192 with 128") {
   using Texts = std::vector<std::string>;
   EXPECT_EQ(missing(spec_of_dims(Dtype::kF32, 128, 128)), Texts{"fp32 (supported: bf16, fp16)"});
   EXPECT_EQ(missing(spec_of_dims(Dtype::kBf16, 80, 80)), Texts{"head_dim 80 (supported: 64, 96, 128, 256)"});
   EXPECT_EQ(missing(spec_of_dims(Dtype::kF16, 192, 192)), Texts{"head_dim 192 (supported: 64, 96, 128, 256)"});
   EXPECT_EQ(missing(spec_of_dims(Dtype::kF16, 128, 64)),
-            Texts{"head_dim 128 with head_dim_v 64 (supported: 192 with 128)"});
+            Texts{"head_dim 128 with head_dim_v 64 (supported: " + unequal + ")"});
   EXPECT_EQ(missing(spec_of_dims(Dtype::kF32, 40, 40)),
             (Texts{"fp32 (supported: bf16, fp16)", "head_dim 40 (supported: 64, 96, 128, 256)"}));
 }

@@ -20,11 +20,13 @@ const FoldRow& fold_of(const DecodeRow& row) {
   return *std::ranges::find_if(folds, [&](const FoldRow& other) { return other.name == row.name; });
 }
 
-// The kernels on a GPU that can run here.
+FoldSpec usual_spec() { return make_spec(Dtype::kBf16, 8, 2, 128, {-1, 0}); }
+
+// The kernels on a GPU that can run here, with the bits of a fold.
 std::vector<const DecodeRow*> rows_here() {
   std::vector<const DecodeRow*> rows;
   for (const DecodeRow& row : kernel_table<DecodeSpec>()) {
-    if (row.backend == "cuda" && row.unavailable().empty()) rows.push_back(&row);
+    if (row.backend == "cuda" && row.unavailable().empty() && row.missing({usual_spec()}).empty()) rows.push_back(&row);
   }
   return rows;
 }

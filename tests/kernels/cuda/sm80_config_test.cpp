@@ -31,7 +31,9 @@ constexpr Expected kExpected[] = {{{64, 64}, 128, 128, 128 * 128 + 2 * 128 * 256
                                   {{96, 96}, 128, 64, 128 * 256 + 2 * 64 * 512 + 1536},
                                   {{128, 128}, 128, 64, 128 * 256 + 2 * 64 * 512 + 1536},
                                   {{192, 128}, 128, 64, 128 * 384 + 64 * (384 + 256) + 1536},
-                                  {{256, 256}, 64, 64, 64 * 512 + 64 * 1024 + 1536}};
+                                  {{256, 256}, 64, 64, 64 * 512 + 64 * 1024 + 1536},
+                                  // Q and probabilities, three strips of 16 KiB, maxima and sums of 16 keys each.
+                                  {{576, 512}, 32, 64, 32 * (1152 + 128) + 3 * 16384 + 32 * 4 * (4 + 16) + 1536}};
 
 TEST(Sm80Config, DependsOnDtypeAndDimsOnly) {
   for (const Expected& expected : kExpected) {
@@ -49,7 +51,9 @@ TEST(Sm80Config, DependsOnDtypeAndDimsOnly) {
 }
 
 TEST(Sm80Config, TakesItsHeadDimsAndNoOthers) {
-  testing::expect_taken_dims([](const FoldSpec& spec) { return choose_config(spec).has_value(); }, fold_missing);
+  constexpr testing::HeadDims kOthers[] = {{576, 512}};
+  testing::expect_taken_dims([](const FoldSpec& spec) { return choose_config(spec).has_value(); }, fold_missing,
+                             kOthers);
 }
 
 TEST(Sm80Config, EveryConfigurationHasAKernel) {
@@ -67,14 +71,17 @@ TEST(Sm80Config, FitsAMultiprocessor) {
     EXPECT_EQ(config.rows_of_warp % 16, 0);  // rows of a product
     EXPECT_EQ(config.key_tile % 16, 0);      // the second product takes 16 keys at a time
     EXPECT_GE(config.stages, 1);
+    EXPECT_EQ(config.warps % config.slices, 0);
   }
 }
 
 TEST(Sm80Config, SaysWhatIsMissing) {
-  testing::expect_missing_texts([](const FoldSpec& spec) {
-    EXPECT_FALSE(choose_config(spec).has_value());
-    return fold_missing(spec);
-  });
+  testing::expect_missing_texts(
+      [](const FoldSpec& spec) {
+        EXPECT_FALSE(choose_config(spec).has_value());
+        return fold_missing(spec);
+      },
+      "192 with 128, 576 with 512");
 }
 
 // What a .cu file names by its dims is the table's entry.
@@ -88,6 +95,8 @@ TEST(Sm80Config, DescribesItself) {
             "tile 128x64, 4 warps of 32 rows, 2 stages of keys, 97.5 KiB");
   EXPECT_EQ(describe(*choose_config(spec_of_dims(Dtype::kF16, 192, 128))),
             "tile 128x64, 4 warps of 32 rows, 1 stage of keys, 89.5 KiB");
+  EXPECT_EQ(describe(*choose_config(spec_of_dims(Dtype::kF16, 576, 512))),
+            "tile 32x64, 8 warps of 64 columns, 3 strips of keys, 92.0 KiB");
 }
 
 }  // namespace

@@ -6,29 +6,17 @@
 
 #include "kernels/sm80/decode/fetch.cuh"
 #include "kernels/sm80/decode/finish.cuh"
+#include "kernels/sm80/decode/sliced.cuh"
 
 namespace ringattn::sm80 {
 
 template <class C>
 struct DecodeLayout {
-  static constexpr int kQBytes = cuda::kTileBytes<kDecodeRows, C::kDim>;
+  static constexpr int kQBytes = cuda::kTileBytes<C::kQueryTile, C::kDim>;
   static constexpr int kKBytes = cuda::kTileBytes<C::kKeyTile, C::kDim>;
   static constexpr int kVBytes = cuda::kTileBytes<C::kKeyTile, C::kDimV>;
   static constexpr int kPages = kQBytes + C::kStages * (kKBytes + kVBytes);
   static constexpr int kBytes = kPages + C::kPages * 4;
-};
-
-// See TileStep.
-struct DecodeRows {
-  const DecodeUnit& unit;
-  int ratio;
-
-  __device__ __forceinline__ auto positions(int slot, std::int64_t first_key) const {
-    return [this, slot, first_key](int behind) {
-      return unit.position - first_key + (unit.first + slot + behind) / ratio;
-    };
-  }
-  __device__ std::int64_t key_length() const { return unit.length; }
 };
 
 template <class C>
@@ -101,8 +89,18 @@ __device__ __forceinline__ void fold_unit(const DecodeParams& p, const DecodeUni
   if (p.finish) merge_if_last<C>(p, unit);
 }
 
+// Dynamic shared memory of a CTA.
 template <class C>
-__global__ void __launch_bounds__(kDecodeThreads, C::kCtas) decode_kernel(const __grid_constant__ DecodeParams p) {
+constexpr int decode_kernel_bytes() {
+  if constexpr (C::kSlices > 1) {
+    return SlicedDecodeLayout<C>::kBytes;
+  } else {
+    return DecodeLayout<C>::kBytes;
+  }
+}
+
+template <class C>
+__global__ void __launch_bounds__(C::kThreads, C::kCtas) decode_kernel(const __grid_constant__ DecodeParams p) {
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ DecodeUnit unit;
   UnitFinder<C> finder(p);
@@ -110,7 +108,11 @@ __global__ void __launch_bounds__(kDecodeThreads, C::kCtas) decode_kernel(const 
     if (threadIdx.x < 32) finder.find(n, unit);
     __syncthreads();
     if (unit.slots == 0) return;
-    fold_unit<C>(p, unit, shared);
+    if constexpr (C::kSlices > 1) {
+      fold_sliced_unit<C>(p, unit, shared);
+    } else {
+      fold_unit<C>(p, unit, shared);
+    }
     __syncthreads();  // everybody is done with the unit, and with its tiles
   }
 }

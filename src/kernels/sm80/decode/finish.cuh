@@ -97,8 +97,10 @@ __device__ __forceinline__ void leave_records(const DecodeParams& p, const Decod
     auto* const record =
         reinterpret_cast<float4*>(record_at(p.records, p.record_groups, p.fold, row.row, unit.record, row.head));
 #pragma unroll
-    for (int n = 0; n < C::kDimV / 16; ++n) __stcg(record + 4 * n + lane, share(state, block, half, n));
-    if (lane == 0) __stcg(record + C::kDimV / 4, float4{state.m[block][half], sum, 0.0F, 0.0F});
+    for (int n = 0; n < kWarpColumns<C> / 16; ++n) {
+      __stcg(record + first_column<C>() / 4 + 4 * n + lane, share(state, block, half, n));
+    }
+    if (writes_numbers<C>()) __stcg(record + C::kDimV / 4, float4{state.m[block][half], sum, 0.0F, 0.0F});
   });
 }
 
@@ -119,7 +121,7 @@ __device__ __forceinline__ void merge_if_last(const DecodeParams& p, const Decod
     __syncthreads();
   }
   constexpr int kShares = C::kDimV / 4;
-  for (int i = static_cast<int>(threadIdx.x); i < unit.slots * kShares; i += kDecodeThreads) {
+  for (int i = static_cast<int>(threadIdx.x); i < unit.slots * kShares; i += C::kThreads) {
     const DecodeRow row = row_of(p, unit, i / kShares);
     finish_share<typename C::Element>(p.fold, row.row, row.head, i % kShares, unit.groups, [&](int group) {
       return record_at(static_cast<const float*>(p.records), p.record_groups, p.fold, row.row,

@@ -15,26 +15,27 @@ struct DecodeConfig {
   static constexpr int kDimV = kFold.head_dim_v;
   static constexpr int kKeyTile = kFold.key_tile;
   static constexpr int kPrefillTile = kFold.query_tile();  // rows of one fold the same key tiles
-  static constexpr int kQueryTile = kDecodeRows;
-  static constexpr int kRowBlocks = 1;
-  static constexpr int kThreads = kDecodeThreads;
+  static constexpr int kQueryTile = decode_rows(kFold);
+  static constexpr int kRowBlocks = kFold.slices > 1 ? kFold.rows_of_warp / 16 : 1;  // of a warp
+  static constexpr int kThreads = decode_threads(kFold);
   static constexpr int kStages = decode_stages(kFold);
   static constexpr int kPages = decode_pages(kFold);
-  static constexpr int kCtas = 2;
-  static constexpr int kColumnsAtOnce = kFold.head_dim_v > 128 ? 1 : 2;
+  static constexpr int kCtas = kFold.slices > 1 ? kFold.ctas : 2;
+  static constexpr int kColumnsAtOnce = kFold.slices > 1 ? kFold.columns_at_once : kFold.head_dim_v > 128 ? 1 : 2;
   static constexpr bool kSeam = kFold.seam;
+  static constexpr int kSlices = kFold.slices;
 };
 
 template <class Element, FoldConfig kFold>
 int prepare_decode() {
   using C = DecodeConfig<Element, kFold>;
-  constexpr int kBytes = DecodeLayout<C>::kBytes;
+  constexpr int kBytes = decode_kernel_bytes<C>();
   static_assert(kBytes == decode_bytes(kFold, C::kStages) && kBytes + 256 <= kMostSharedBytes);
   static_assert(sizeof(DecodeUnit) <= 256);
   check_cuda(cudaFuncSetAttribute(decode_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
              "cudaFuncSetAttribute");
   int ctas = 0;
-  check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&ctas, decode_kernel<C>, kDecodeThreads, kBytes),
+  check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&ctas, decode_kernel<C>, C::kThreads, kBytes),
              "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
   return ctas;
 }
@@ -42,8 +43,7 @@ int prepare_decode() {
 template <class Element, FoldConfig kFold>
 void launch_decode(const DecodeParams& params, int ctas, Stream stream) {
   using C = DecodeConfig<Element, kFold>;
-  decode_kernel<C>
-      <<<static_cast<unsigned>(ctas), kDecodeThreads, DecodeLayout<C>::kBytes, cuda_stream(stream)>>>(params);
+  decode_kernel<C><<<static_cast<unsigned>(ctas), C::kThreads, decode_kernel_bytes<C>(), cuda_stream(stream)>>>(params);
   check_cuda(cudaGetLastError(), "sm80_fold's decode");
 }
 

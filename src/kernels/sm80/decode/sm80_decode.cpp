@@ -25,7 +25,7 @@ constexpr cuda::Compiled<DecodeLauncher> kCompiled[] = {
     {Dtype::kBf16, 64, &decode_bf16_64},   {Dtype::kBf16, 96, &decode_bf16_96},   {Dtype::kBf16, 128, &decode_bf16_128},
     {Dtype::kBf16, 192, &decode_bf16_192}, {Dtype::kBf16, 256, &decode_bf16_256}, {Dtype::kF16, 64, &decode_fp16_64},
     {Dtype::kF16, 96, &decode_fp16_96},    {Dtype::kF16, 128, &decode_fp16_128},  {Dtype::kF16, 192, &decode_fp16_192},
-    {Dtype::kF16, 256, &decode_fp16_256},
+    {Dtype::kF16, 256, &decode_fp16_256},  {Dtype::kBf16, 576, &decode_bf16_576}, {Dtype::kF16, 576, &decode_fp16_576},
 };
 
 const DecodeLauncher& launcher_of(const DecodeSpec& spec, bool configured) {
@@ -126,7 +126,7 @@ class Sm80Decode final : public DecodeKernel {
   // Blocks of rows of a sequence and KV head, at most: rows of two query tiles lie in blocks of their own.
   std::int64_t blocks(int rows) const {
     const int stacked = rows * (spec_.fold.heads / spec_.fold.kv_heads);
-    return (stacked + kDecodeRows - 1) / kDecodeRows + (rows > 1 ? 1 : 0);
+    return (stacked + decode_rows(config_) - 1) / decode_rows(config_) + (rows > 1 ? 1 : 0);
   }
 
   ScratchLayout lay_out(const DecodeLimits& limits) const {
@@ -193,9 +193,10 @@ std::vector<std::string> decode_configs() {
   std::vector<std::string> lines;
   for (const FoldConfig& config : kFoldConfigs) {
     const int stages = decode_stages(config);
+    const std::string_view room = config.slices > 1 ? "strips" : stages == 1 ? "stage" : "stages";
     lines.push_back(cuda::config_line(
         config.head_dim, config.head_dim_v,
-        fmt::format("tile {}x{}, {} stage{} of keys", kDecodeRows, config.key_tile, stages, stages == 1 ? "" : "s")));
+        fmt::format("tile {}x{}, {} {} of keys", decode_rows(config), config.key_tile, stages, room)));
   }
   return lines;
 }

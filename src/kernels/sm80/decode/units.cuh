@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a step is cut into units. A unit is one group of key tiles of one sequence, for up to 64 query rows of one KV
-// head, all of one query tile: so they all fold the same key tiles. Lengths are known on the device alone, so every CTA
-// counts the units of each sequence for itself; unit n is folded by CTA n modulo their number.
+// How a step is cut into units. A unit is one group of key tiles of one sequence, for query rows of one KV head, up to
+// 64, or 32 where O is cut into slices, all of one query tile: so they all fold the same key tiles. Lengths are known
+// on the device alone, so every CTA counts the units of each sequence for itself; unit n is folded by CTA n modulo
+// their number.
 #pragma once
 
 #include "kernels/decode.hpp"
@@ -48,11 +49,13 @@ __device__ __forceinline__ DecodePart part_of(const DecodeParams& p, int length,
 }
 
 // Blocks of rows of a part and KV head.
+template <class C>
 __device__ __forceinline__ int blocks_of(const DecodeParams& p, const DecodePart& part) {
-  return (part.rows * p.ratio + kDecodeRows - 1) / kDecodeRows;
+  return (part.rows * p.ratio + C::kQueryTile - 1) / C::kQueryTile;
 }
+template <class C>
 __device__ __forceinline__ int units_of(const DecodeParams& p, const DecodePart& part) {
-  return part.groups * p.fold.kv_heads * blocks_of(p, part);
+  return part.groups * p.fold.kv_heads * blocks_of<C>(p, part);
 }
 
 // In shared memory. Slots are the rows of the products.
@@ -89,6 +92,19 @@ __device__ __forceinline__ DecodeRow row_of(const DecodeParams& p, const DecodeU
   return {unit.row + i, unit.kv_head * p.ratio + (number - i * p.ratio)};
 }
 
+// See TileStep.
+struct DecodeRows {
+  const DecodeUnit& unit;
+  int ratio;
+
+  __device__ __forceinline__ auto positions(int slot, std::int64_t first_key) const {
+    return [this, slot, first_key](int behind) {
+      return unit.position - first_key + (unit.first + slot + behind) / ratio;
+    };
+  }
+  __device__ std::int64_t key_length() const { return unit.length; }
+};
+
 // Asked for units in ascending order, by all threads of one warp.
 template <class C>
 class UnitFinder {
@@ -102,7 +118,8 @@ class UnitFinder {
       const int s = sequence_ + lane;
       const int length = s < p_.sequences ? __ldg(p_.lengths + s) : 0;
       int count = 0;
-      if (s < p_.sequences) count = units_of(p_, part_of<C>(p_, length, 0)) + units_of(p_, part_of<C>(p_, length, 1));
+      if (s < p_.sequences)
+        count = units_of<C>(p_, part_of<C>(p_, length, 0)) + units_of<C>(p_, part_of<C>(p_, length, 1));
       int sum = count;
 #pragma unroll
       for (int step = 1; step < 32; step *= 2) {
@@ -122,13 +139,13 @@ class UnitFinder {
   // The nth unit of a sequence.
   __device__ void write(int sequence, int length, int nth, DecodeUnit& unit) const {
     DecodePart part = part_of<C>(p_, length, 0);
-    const int of_first = units_of(p_, part);
-    const int blocks_before = nth < of_first ? 0 : blocks_of(p_, part);
+    const int of_first = units_of<C>(p_, part);
+    const int blocks_before = nth < of_first ? 0 : blocks_of<C>(p_, part);
     if (nth >= of_first) {
       nth -= of_first;
       part = part_of<C>(p_, length, 1);
     }
-    const int blocks = blocks_of(p_, part);
+    const int blocks = blocks_of<C>(p_, part);
     const int each = p_.fold.kv_heads * blocks;
     const int group = part.first_group + nth / each * p_.every;
     const int rest = nth % each;
@@ -139,9 +156,9 @@ class UnitFinder {
     unit.position = part.position;
     unit.row = std::int64_t{sequence} * p_.rows + part.row;
     unit.kv_head = rest / blocks;
-    unit.first = block * kDecodeRows;
+    unit.first = block * C::kQueryTile;
     const int left = part.rows * p_.ratio - unit.first;
-    unit.slots = left < kDecodeRows ? left : kDecodeRows;
+    unit.slots = left < C::kQueryTile ? left : C::kQueryTile;
     unit.begin = begin > part.first ? begin : part.first;
     unit.end = begin + kGroupTiles < part.last ? begin + kGroupTiles : part.last;
     unit.record = group / p_.every;

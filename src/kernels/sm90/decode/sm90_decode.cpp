@@ -5,19 +5,15 @@
 
 #include <algorithm>
 #include <bit>
-#include <numeric>
-#include <span>
 
 #include "base/cuda.hpp"
-#include "base/error.hpp"
 #include "base/gpu.hpp"
 #include "kernels/cuda/cuda_backend.hpp"
 #include "kernels/cuda/cuda_fold.hpp"
 #include "kernels/merge.hpp"
 #include "kernels/registry.hpp"
 #include "kernels/sm90/decode/decode.hpp"
-#include "kernels/sm90/decode/merge.hpp"
-#include "kernels/sm90/fold/tensor_maps.hpp"
+#include "kernels/sm90/decode/step_params.hpp"
 
 namespace ringattn::sm90 {
 
@@ -32,12 +28,6 @@ constexpr cuda::Compiled<DecodeLauncher> kCompiled[] = {
 
 const DecodeLauncher& launcher_of(const DecodeSpec& spec, bool configured) {
   return cuda::launcher_of("sm90_fold", kCompiled, spec.fold, configured);
-}
-
-MappedPages pages_of(const CacheView& view) {
-  return {{view.data, view.page_size, view.heads, view.dim, view.token_stride, view.head_stride},
-          view.pages,
-          view.page_stride};
 }
 
 // What a step's units leave for each other, as it lies in scratch memory.
@@ -56,14 +46,7 @@ class Sm90Decode final : public DecodeKernel {
   std::size_t scratch_bytes(const DecodeLimits& limits) const override { return lay_out(limits).bytes; }
 
   void reserve(const DecodeLimits& limits) override {
-    if (limits.sequences > kMostDecodeSequences) {
-      fail(ErrorCode::kUnsupported, fmt::format("a decode step of {} sequences", limits.sequences),
-           fmt::format("sm90_fold decodes up to {} in one step", kMostDecodeSequences), "Use several steps.");
-    }
-    if (limits.keys > kMostDecodeKeys) {
-      fail(ErrorCode::kUnsupported, fmt::format("a decode step over {} keys", limits.keys),
-           fmt::format("sm90_fold decodes sequences of up to {}", kMostDecodeKeys), "Use shorter ones.");
-    }
+    check_limits("sm90_fold", limits, kMostDecodeSequences);
     const DeviceGuard guard(device_);
     limits_ = limits;
     layout_ = lay_out(limits);
@@ -98,20 +81,8 @@ class Sm90Decode final : public DecodeKernel {
 
   void merge(const DecodeMerge& merge, Stream stream) override {
     check_decode_merge(spec_, merge);
-    if (merge.shares.size() > kMostShares) {
-      fail(ErrorCode::kUnsupported, fmt::format("merging the groups of {} caches", merge.shares.size()),
-           fmt::format("sm90_fold merges those of up to {}", kMostShares), "Use fewer ranks.");
-    }
-    if (merge.output.out.tokens == 0) return;
     const DeviceGuard guard(device_);
-    MergeParams p{};
-    set_shape(merge.output, merge.rows, merge.output.out.tokens, p.step);
-    p.step.lengths = merge.lengths;
-    p.step.record_groups = merge.groups;
-    p.key_tile = config_.key_tile;
-    p.shares = static_cast<std::int32_t>(merge.shares.size());
-    std::ranges::copy(merge.shares, p.records);
-    launch_merge(p, spec_.fold.dtype, stream);
+    merge_shares("sm90_fold", spec_.fold, config_.key_tile, merge, stream);
   }
 
  private:
@@ -155,39 +126,8 @@ class Sm90Decode final : public DecodeKernel {
     return layout;
   }
 
-  // What a step and a merge have in common: `rows` of each sequence, `all` rows.
-  void set_shape(const FoldOutput& output, int rows, std::int64_t all, DecodeParams& p) const {
-    const FoldSpec& spec = spec_.fold;
-    p.fold.mask = spec.mask;
-    p.fold.rows = all;
-    p.fold.heads = spec.heads;
-    p.fold.kv_heads = spec.kv_heads;
-    p.fold.head_dim = spec.head_dim;
-    p.fold.head_dim_v = spec.head_dim_v;
-    p.fold.dtype = static_cast<std::int32_t>(spec.dtype);
-    p.fold.softmax = cuda::softmax_of(spec);
-    p.fold.out = {output.out.data, output.out.token_stride, output.out.head_stride};
-    p.fold.lse = {output.lse.data, output.lse.token_stride, output.lse.head_stride};
-    p.fold.sinks = output.sinks;
-    p.fold.finish = true;
-    const auto side = [](std::int64_t reach) {  // no key is farther away
-      return static_cast<std::int32_t>(std::clamp<std::int64_t>(reach, -1, kMostDecodeKeys));
-    };
-    p.left = side(spec.mask.left);
-    p.right = side(spec.mask.right);
-    p.rows = rows;
-    p.sequences = static_cast<std::int32_t>(all / rows);
-    p.ratio = spec.heads / spec.kv_heads;
-  }
-
   void set_tensors(const DecodeStep& step, DecodeParams& p) const {
-    set_shape(step.output, step.rows, step.q.tokens, p);
-    p.fold.q = {step.q.data, step.q.token_stride, step.q.head_stride};
-    p.lengths = step.lengths;
-    p.first_group = step.share.first;
-    p.every_group = step.share.every;
-    p.records = step.partials.records;
-    p.record_groups = step.partials.groups;
+    set_step(spec_.fold, step, p);
     p.block_rows = block_rows(step.rows);
     p.blocks = static_cast<std::int32_t>(blocks(step.rows));
     p.slices =
@@ -196,22 +136,9 @@ class Sm90Decode final : public DecodeKernel {
 
   void set_cache(const DecodeStep& step, DecodeParams& p) const {
     const FoldSpec& spec = spec_.fold;
-    const MappedPages k = pages_of(step.k);
-    const MappedPages v = pages_of(step.v);
-    if (!can_map(k) || !can_map(v)) {
-      fail(ErrorCode::kUnsupported, "sm90_fold can't read this cache",
-           "its start and its strides must be multiples of 16 bytes, and it must have less than 2^31 pages and tokens",
-           "Lay it out so.");
-    }
-    p.box_rows = config_.key_tile;
-    if (step.block_table.pages != nullptr) {
-      p.pages = step.block_table.pages;
-      p.table_stride = step.block_table.stride;
-      p.page_log = std::countr_zero(static_cast<std::uint64_t>(step.k.page_size));
-      // No box lies in two pages: what divides both is a power of two, as the pages are.
-      p.box_rows = static_cast<std::int32_t>(std::gcd(std::int64_t{config_.key_tile}, step.k.page_size));
-    }
-    p.boxes = config_.key_tile / p.box_rows;
+    const MappedPages k = mapped_pages("sm90_fold", step.k);
+    const MappedPages v = mapped_pages("sm90_fold", step.v);
+    set_pages(step, config_.key_tile, p);
     // A box of several panels fills them one behind the other, so it must be a whole tile.
     const auto box_columns = [&](int dim) { return p.boxes == 1 ? FoldConfig::box_columns(dim) : kPanelColumns; };
     p.k_box_columns = box_columns(spec.head_dim);

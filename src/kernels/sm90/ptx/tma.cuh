@@ -38,6 +38,21 @@ __device__ __forceinline__ void load_page_box(std::uint32_t target, const CUtens
       "l"(map), "r"(barrier), "r"(column), "r"(row), "r"(0), "r"(head), "r"(page)
       : "memory");
 }
+// The same for all CTAs of `ctas`, as load_box_for().
+__device__ __forceinline__ void load_page_box_for(std::uint16_t ctas, std::uint32_t target, const CUtensorMap* map,
+                                                  std::uint32_t barrier, int column, int head, int page, int row) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, "
+      "%4, %5, %6, %7}], [%2], %8;" ::"r"(target),
+      "l"(map), "r"(barrier), "r"(column), "r"(row), "r"(0), "r"(head), "r"(page), "h"(ctas)
+      : "memory");
+}
+// Calls a box of one page into the L2 cache.
+__device__ __forceinline__ void prefetch_page_box(const CUtensorMap* map, int column, int head, int page, int row) {
+  asm volatile("cp.async.bulk.prefetch.tensor.5d.L2.global [%0, {%1, %2, %3, %4, %5}];" ::"l"(map), "r"(column),
+               "r"(row), "r"(0), "r"(head), "r"(page)
+               : "memory");
+}
 __device__ __forceinline__ void store_box(const CUtensorMap* map, std::uint32_t source, int column, int head, int row) {
   asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
                "r"(source), "r"(column), "r"(row), "r"(0), "r"(head)

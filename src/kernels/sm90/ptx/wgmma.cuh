@@ -41,8 +41,9 @@ __device__ __forceinline__ std::uint64_t descriptor(std::uint32_t low) {
   return d;
 }
 
-// wgmma_ss: A and B lie in shared memory, rows of A and columns of B along the swizzled rows (Q and K).
-// wgmma_rs: A in registers, B as V lies, [k][n].
+// ss: A and B lie in shared memory, rows of A and columns of B along the swizzled rows (Q and K).
+// sv: A as in ss, B as V lies, [k][n].
+// rs: A in registers, B as V lies.
 template <class Element, int kColumns>
 struct Wgmma;
 
@@ -82,6 +83,15 @@ struct Wgmma;
                    "}, %" #a ", %" #b ", p, 1, 1, 0, 0;\n}"                                                           \
                    : RINGATTN_D_##kRegisters                                                                          \
                    : "l"(q), "l"(k), "r"(static_cast<int>(accumulate)));                                              \
+    }                                                                                                                 \
+    __device__ static __forceinline__ void sv(float (&d)[columns / 8][4], std::uint64_t p, std::uint64_t v,           \
+                                              bool accumulate) {                                                      \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #c                                                            \
+                   ", 0;\n"                                                                                           \
+                   "wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." type "." type " {" RINGATTN_N_##kRegisters \
+                   "}, %" #a ", %" #b ", p, 1, 1, 0, 1;\n}"                                                           \
+                   : RINGATTN_D_##kRegisters                                                                          \
+                   : "l"(p), "l"(v), "r"(static_cast<int>(accumulate)));                                              \
     }                                                                                                                 \
     __device__ static __forceinline__ void rs(float (&d)[columns / 8][4], const std::uint32_t (&p)[4],                \
                                               std::uint64_t v, bool accumulate) {                                     \

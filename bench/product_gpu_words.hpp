@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+// The words of product_gpu_bench: which products of latent attention it measures, and over how many copies of their
+// tensors in turn. --shapes and --cache are those of bench/peers/products.py, so a script gives both programs the same.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/error.hpp"
+#include "base/size.hpp"
+#include "kernels/head_product.hpp"
+
+namespace ringattn {
+
+// At DeepSeek's dims: 128 + 64 of q and k, 128 of v, a latent of 512.
+inline constexpr int kHeadDim = 128;
+inline constexpr int kRopeDim = 64;
+inline constexpr int kLatentDim = 512;
+
+// Latents to keys, which lie in rows of 192; queries, which lie so, to the latent, in rows of 576; and back from it.
+enum class ProductUse { kExpand, kAbsorb, kBack };
+inline constexpr std::pair<std::string_view, ProductUse> kProductUses[] = {
+    {"expand", ProductUse::kExpand}, {"absorb", ProductUse::kAbsorb}, {"back", ProductUse::kBack}};
+
+struct ProductShape {
+  ProductUse use = ProductUse::kBack;
+  std::int64_t rows = 1;
+  std::int64_t heads = 1;
+  bool cold = false;
+
+  int inner() const { return use == ProductUse::kAbsorb ? kHeadDim : kLatentDim; }
+  int outer() const { return use == ProductUse::kAbsorb ? kLatentDim : kHeadDim; }
+  std::int64_t row_heads() const { return use == ProductUse::kExpand ? 1 : heads; }
+  // Elements from a head's row to the next head's.
+  std::int64_t row_width() const { return use == ProductUse::kAbsorb ? kHeadDim + kRopeDim : kLatentDim; }
+  std::int64_t out_width() const {
+    return use == ProductUse::kExpand   ? kHeadDim + kRopeDim
+           : use == ProductUse::kAbsorb ? kLatentDim + kRopeDim
+                                        : kHeadDim;
+  }
+  double flops() const { return 2.0 * static_cast<double>(rows) * static_cast<double>(heads) * inner() * outer(); }
+  // Of 16-bit elements that are read and written, each once.
+  std::int64_t bytes() const {
+    return 2 * (rows * row_heads() * inner() + heads * inner() * outer() + rows * heads * outer());
+  }
+  // Copies of all tensors that are used in turn, so that of none anything is left in the L2 cache when it comes again.
+  std::int64_t copies() const {
+    constexpr std::int64_t kFarBeyondCache = std::int64_t{512} << 20;
+    return cold ? (kFarBeyondCache + bytes() - 1) / bytes() : 1;
+  }
+  // Of a graph: each copy is used equally often.
+  std::int64_t launches() const {
+    constexpr std::int64_t kLeastLaunches = 16;
+    return copies() * ((kLeastLaunches + copies() - 1) / copies());
+  }
+};
+
+struct ProductWords {
+  std::string kernel = "sm90_product";
+  Dtype dtype = Dtype::kBf16;
+  std::vector<ProductShape> shapes;  // each with every cache
+};
+
+namespace product_words {
+
+inline constexpr const char* kUsage =
+    "product_gpu_bench [--kernel NAME] [--shapes expand:32kx16,absorb:128x128,back:128x128] [--cache cold,warm] "
+    "[--dtype bf16]";
+
+[[noreturn]] inline void refuse(std::string_view word, const char* why) {
+  fail(ErrorCode::kUsage, fmt::format("product_gpu_bench does not understand \"{}\"", word), why,
+       fmt::format("It takes {}.", kUsage));
+}
+
+inline std::vector<std::string_view> entries(std::string_view list) {
+  std::vector<std::string_view> found;
+  for (;;) {
+    const std::size_t comma = list.find(',');
+    found.push_back(list.substr(0, comma));
+    if (comma == std::string_view::npos) return found;
+    list.remove_prefix(comma + 1);
+  }
+}
+
+inline std::int64_t number(std::string_view text, std::int64_t most) {
+  const std::optional<std::int64_t> value = parse_size(text);
+  if (!value || *value < 1 || *value > most) refuse(text, "a number is missing, or out of range");
+  return *value;
+}
+
+// "back:128x16": 128 rows of 16 heads.
+inline ProductShape shape(std::string_view entry) {
+  const std::size_t colon = entry.find(':');
+  const std::size_t cross = entry.find('x', colon == std::string_view::npos ? 0 : colon);
+  if (colon == std::string_view::npos || cross == std::string_view::npos) refuse(entry, "a shape is use:rows x heads");
+  ProductShape found;
+  const auto use = std::find_if(std::begin(kProductUses), std::end(kProductUses),
+                                [&](const auto& known) { return known.first == entry.substr(0, colon); });
+  if (use == std::end(kProductUses)) refuse(entry, "a use is expand, absorb or back");
+  found.use = use->second;
+  found.rows = number(entry.substr(colon + 1, cross - colon - 1), std::int64_t{1} << 22);
+  found.heads = number(entry.substr(cross + 1), 1024);
+  return found;
+}
+
+}  // namespace product_words
+
+inline std::string_view name_of(ProductUse use) { return kProductUses[static_cast<std::size_t>(use)].first; }
+
+// Throws kUsage.
+inline ProductWords parse_product_words(const std::vector<std::string_view>& words) {
+  using namespace product_words;
+  ProductWords found;
+  std::string_view shapes = "expand:32kx16,absorb:128x128,back:128x128";
+  std::vector<bool> colds{true, false};
+  for (std::size_t i = 0; i < words.size(); i += 2) {
+    if (i + 1 == words.size()) refuse(words[i], "it has no value");
+    const std::string_view name = words[i], value = words[i + 1];
+    if (name == "--kernel") {
+      found.kernel = value;
+    } else if (name == "--shapes") {
+      shapes = value;
+    } else if (name == "--dtype") {
+      if (value != "bf16" && value != "fp16") refuse(value, "a dtype is bf16 or fp16");
+      found.dtype = value == "bf16" ? Dtype::kBf16 : Dtype::kF16;
+    } else if (name == "--cache") {
+      colds.clear();
+      for (const std::string_view entry : entries(value)) {
+        if (entry != "cold" && entry != "warm") refuse(entry, "a cache is cold or warm");
+        colds.push_back(entry == "cold");
+      }
+    } else {
+      refuse(name, "it is none of the words that it knows");
+    }
+  }
+  for (const std::string_view entry : entries(shapes)) {
+    for (const bool cold : colds) {
+      found.shapes.push_back(shape(entry));
+      found.shapes.back().cold = cold;
+    }
+  }
+  return found;
+}
+
+}  // namespace ringattn

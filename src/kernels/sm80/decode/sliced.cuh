@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// A unit where O is cut into slices: the fold's own step (../sliced/tile_step.cuh) on a cache's keys.
+#pragma once
+
+#include "kernels/sm80/decode/fetch.cuh"
+#include "kernels/sm80/decode/finish.cuh"
+#include "kernels/sm80/sliced/tile_step.cuh"
+
+namespace ringattn::sm80 {
+
+template <class C>
+struct SlicedDecodeLayout {
+  static constexpr int kPages = SlicedLayout<C>::kBytes;
+  static constexpr int kBytes = kPages + C::kPages * 4;
+};
+
+// See sliced/strips.cuh.
+template <class C>
+struct CachedKeys {
+  const DecodeParams& p;
+  const DecodeUnit& unit;
+  const std::int32_t* pages;
+
+  __device__ __forceinline__ FoundRow k_row(int tile, int row) const { return found(p.k, tile, row); }
+  __device__ __forceinline__ FoundRow v_row(int tile, int row) const { return found(p.v, tile, row); }
+
+ private:
+  __device__ __forceinline__ FoundRow found(const DecodeCache& cache, int tile, int row) const {
+    const CachedRow at = cached_row<C>(p, cache, unit, pages, tile, row);
+    return {at.data, at.present, /*aligned=*/true};
+  }
+};
+
+template <class C>
+__device__ __forceinline__ void fold_sliced_unit(const DecodeParams& p, const DecodeUnit& unit, unsigned char* shared) {
+  auto* const pages = reinterpret_cast<std::int32_t*>(shared + SlicedDecodeLayout<C>::kPages);
+  const CachedKeys<C> keys{p, unit, pages};
+  const SlicedStep<C, DecodeRows> step(p.fold, {unit, p.ratio}, shared);
+  const int end = unit.end;
+  if (unit.begin < end) {
+    copy_queries<C>(p, unit, cuda::shared_address(shared));
+    load_pages<C>(p, unit, pages);
+    __syncthreads();
+    step.start(keys, unit.begin);
+  }
+
+  RowState<C> state;
+  for_each_row<C>([&](int block, int half, int) { begin_group(state, block, half); });
+  const int whole = unit.whole;
+  const int whole_end = unit.whole_end;
+#pragma unroll 1
+  for (int tile = unit.begin; tile < end; ++tile) {
+    const bool masked = tile < whole || tile >= whole_end;
+    step.fold(state, keys, tile, tile + 1 < end, masked, [tile] { return std::int64_t{tile} * C::kKeyTile; });
+  }
+
+  leave_records<C>(p, unit, state);
+  if (p.finish) merge_if_last<C>(p, unit);
+}
+
+}  // namespace ringattn::sm80

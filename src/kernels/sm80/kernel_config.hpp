@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// A configuration as the fold's kernels are instantiated with it.
+#pragma once
+
+#include "kernels/sm80/config.hpp"
+
+namespace ringattn::sm80 {
+
+template <class Element_, FoldConfig kConfig>
+struct KernelConfig {
+  using Element = Element_;
+  static constexpr int kDim = kConfig.head_dim;
+  static constexpr int kDimV = kConfig.head_dim_v;
+  static constexpr int kKeyTile = kConfig.key_tile;
+  static constexpr int kQueryTile = kConfig.query_tile();
+  static constexpr int kRowBlocks = kConfig.rows_of_warp / 16;  // of a warp
+  static constexpr int kThreads = kConfig.threads();
+  static constexpr int kStages = kConfig.stages;
+  static constexpr int kCtas = kConfig.ctas;
+  static constexpr int kColumnsAtOnce = kConfig.columns_at_once;
+  static constexpr bool kSeam = kConfig.seam;
+  static constexpr int kSlices = kConfig.slices;
+};
+
+}  // namespace ringattn::sm80

@@ -1,0 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/sm80/product/launch.cuh"
+
+namespace ringattn::sm80 {
+
+constinit const cuda::ProductLauncher product_bf16 = product_launcher<__nv_bfloat16>();
+
+}  // namespace ringattn::sm80

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/cuda.hpp"
+#include "kernels/sm80/scan/convolve.hpp"
+#include "kernels/sm80/scan/load_kernel.hpp"
+#include "kernels/sm80/scan/scan_device.cuh"
+
+namespace ringattn::sm80 {
+
+namespace {
+
+constexpr int kThreads = 128;
+constexpr int kChannels = 8;  // of a thread
+
+// Eight neighbouring channels of one token, as they are in memory.
+template <class Element>
+struct alignas(16) Eight {
+  Element v[kChannels];
+};
+
+template <class Element>
+__device__ __forceinline__ Eight<Element> load_eight(const Element* at, bool aligned) {
+  Eight<Element> eight;
+  if (aligned) {
+#pragma unroll
+    for (unsigned i = 0; i < sizeof(eight) / sizeof(uint4); ++i) {
+      reinterpret_cast<uint4*>(&eight)[i] = reinterpret_cast<const uint4*>(at)[i];
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kChannels; ++i) eight.v[i] = at[i];
+  }
+  return eight;
+}
+template <class Element>
+__device__ __forceinline__ void store_eight(Element* at, bool aligned, const Eight<Element>& eight) {
+  if (aligned) {
+#pragma unroll
+    for (unsigned i = 0; i < sizeof(eight) / sizeof(uint4); ++i) {
+      reinterpret_cast<uint4*>(at)[i] = reinterpret_cast<const uint4*>(&eight)[i];
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kChannels; ++i) at[i] = eight.v[i];
+  }
+}
+template <class Element>
+__device__ __forceinline__ Eight<Element> zeros() {
+  Eight<Element> eight;
+#pragma unroll
+  for (int i = 0; i < kChannels; ++i) eight.v[i] = from_float<Element>(0.0F);
+  return eight;
+}
+
+// Weights and bias of a thread's channels.
+template <int kWidth>
+struct Filter {
+  float weight[kWidth][kChannels];
+  float bias[kChannels];
+
+  __device__ Filter(const ConvolutionParams& p, std::int64_t channel) {
+#pragma unroll
+    for (int i = 0; i < kChannels; ++i) {
+#pragma unroll
+      for (int k = 0; k < kWidth; ++k) weight[k][i] = p.weight[(channel + i) * kWidth + k];
+      bias[i] = p.bias != nullptr ? p.bias[channel + i] : 0.0F;
+    }
+  }
+
+  // A row of y, of the last kWidth tokens.
+  template <class Element>
+  __device__ __forceinline__ Eight<Element> convolve(const Eight<Element> (&tokens)[kWidth], bool with_silu) const {
+    Eight<Element> y;
+#pragma unroll
+    for (int i = 0; i < kChannels; ++i) {
+      float sum = bias[i];
+#pragma unroll
+      for (int k = 0; k < kWidth; ++k) sum = __fmaf_rn(weight[k][i], to_float(tokens[k].v[i]), sum);
+      y.v[i] = from_float<Element>(with_silu ? silu(sum) : sum);
+    }
+    return y;
+  }
+};
+
+// Token `token` of a run, which may be in its halo, or a zero in front of the sequence.
+template <class Element>
+__device__ __forceinline__ Eight<Element> token_of(const ConvolutionParams& p, const ConvolutionRunEntry& run,
+                                                   std::int64_t token, std::int64_t channel) {
+  if (token >= 0) {
+    return load_eight(static_cast<const Element*>(p.x) + (run.row + token) * p.x_stride + channel, p.aligned);
+  }
+  if (run.before == nullptr) return zeros<Element>();
+  return load_eight(static_cast<const Element*>(run.before) + (token + p.width - 1) * p.channels + channel, p.aligned);
+}
+
+template <class Element, int kWidth>
+__global__ void __launch_bounds__(kThreads) convolve_kernel(const __grid_constant__ ConvolutionParams p) {
+  const std::int64_t channel = (std::int64_t{blockIdx.y} * kThreads + threadIdx.x) * kChannels;
+  if (channel >= p.channels) return;
+  int nth = 0;
+  while (nth + 1 < p.run_count && p.runs[nth + 1].first_piece <= blockIdx.x) ++nth;
+  const ConvolutionRunEntry& run = p.runs[nth];
+  const std::int64_t begin = (blockIdx.x - run.first_piece) * kPieceTokens;
+  const std::int64_t left = run.tokens - begin;
+  const int count = static_cast<int>(left < kPieceTokens ? left : kPieceTokens);
+  const Filter<kWidth> filter(p, channel);
+  Eight<Element> tokens[kWidth];
+#pragma unroll
+  for (int k = 0; k + 1 < kWidth; ++k) tokens[k] = token_of<Element>(p, run, begin + k - (kWidth - 1), channel);
+  const Element* x = static_cast<const Element*>(p.x) + (run.row + begin) * p.x_stride + channel;
+  Element* y = static_cast<Element*>(p.y) + (run.row + begin) * p.y_stride + channel;
+#pragma unroll 4
+  for (int i = 0; i < count; ++i) {
+    tokens[kWidth - 1] = load_eight(x, p.aligned);
+    store_eight(y, p.aligned, filter.convolve(tokens, p.silu));
+#pragma unroll
+    for (int k = 0; k + 1 < kWidth; ++k) tokens[k] = tokens[k + 1];
+    x += p.x_stride;
+    y += p.y_stride;
+  }
+}
+
+// A thread reads its channels' tokens before it writes them: the halo behind a run may lie where the one in front does.
+template <class Element>
+__global__ void __launch_bounds__(kThreads) halo_kernel(const __grid_constant__ ConvolutionParams p) {
+  const std::int64_t channel = (std::int64_t{blockIdx.y} * kThreads + threadIdx.x) * kChannels;
+  const ConvolutionRunEntry& run = p.runs[blockIdx.x];
+  if (channel >= p.channels || run.behind == nullptr) return;
+  Eight<Element> tokens[kMostWidth - 1];
+#pragma unroll
+  for (int k = 0; k < kMostWidth - 1; ++k) {
+    if (k < p.width - 1) tokens[k] = token_of<Element>(p, run, run.tokens - (p.width - 1) + k, channel);
+  }
+#pragma unroll
+  for (int k = 0; k < kMostWidth - 1; ++k) {
+    if (k < p.width - 1) {
+      store_eight(static_cast<Element*>(run.behind) + k * p.channels + channel, p.aligned, tokens[k]);
+    }
+  }
+}
+
+template <class Element, int kWidth>
+__global__ void __launch_bounds__(kThreads)
+    update_kernel(const __grid_constant__ ConvolutionParams p, const ConvolutionStep step) {
+  const std::int64_t channel = (std::int64_t{blockIdx.y} * kThreads + threadIdx.x) * kChannels;
+  if (channel >= p.channels) return;
+  const std::int64_t sequence = blockIdx.x;
+  Element* const halo = static_cast<Element*>(step.halos) + sequence * (kWidth - 1) * p.channels + channel;
+  Eight<Element> tokens[kWidth];
+#pragma unroll
+  for (int k = 0; k + 1 < kWidth; ++k) tokens[k] = load_eight<Element>(halo + k * p.channels, p.aligned);
+  tokens[kWidth - 1] = load_eight(static_cast<const Element*>(p.x) + sequence * p.x_stride + channel, p.aligned);
+#pragma unroll
+  for (int k = 0; k + 1 < kWidth; ++k) store_eight(halo + k * p.channels, p.aligned, tokens[k + 1]);
+  const Filter<kWidth> filter(p, channel);
+  store_eight(static_cast<Element*>(p.y) + sequence * p.y_stride + channel, p.aligned, filter.convolve(tokens, p.silu));
+}
+
+dim3 grid_of(const ConvolutionParams& p, std::int64_t rows) {
+  constexpr std::int64_t kChannelsOfCta = std::int64_t{kThreads} * kChannels;
+  return {static_cast<unsigned>(rows), static_cast<unsigned>((p.channels + kChannelsOfCta - 1) / kChannelsOfCta)};
+}
+
+struct Kernels {
+  void (*convolve)(ConvolutionParams);
+  void (*halo)(ConvolutionParams);
+  void (*update)(ConvolutionParams, ConvolutionStep);
+};
+
+template <class Element>
+Kernels kernels_of(int width) {
+  if (width == 2) return {convolve_kernel<Element, 2>, halo_kernel<Element>, update_kernel<Element, 2>};
+  if (width == 3) return {convolve_kernel<Element, 3>, halo_kernel<Element>, update_kernel<Element, 3>};
+  return {convolve_kernel<Element, kMostWidth>, halo_kernel<Element>, update_kernel<Element, kMostWidth>};
+}
+
+Kernels kernels_of(Dtype dtype, int width) {
+  switch (dtype) {
+    case Dtype::kF32:
+      return kernels_of<float>(width);
+    case Dtype::kBf16:
+      return kernels_of<__nv_bfloat16>(width);
+    default:
+      return kernels_of<__half>(width);
+  }
+}
+
+}  // namespace
+
+void load_convolution(Dtype dtype, int width) {
+  const Kernels kernels = kernels_of(dtype, width);
+  load_kernel(kernels.convolve);
+  load_kernel(kernels.halo);
+  load_kernel(kernels.update);
+}
+
+void convolve_runs(const ConvolutionParams& params, Dtype dtype, cudaStream_t stream) {
+  kernels_of(dtype, params.width).convolve<<<grid_of(params, params.pieces), kThreads, 0, stream>>>(params);
+  check_cuda(cudaGetLastError(), "sm80_convolution");
+}
+
+void keep_halos(const ConvolutionParams& params, Dtype dtype, cudaStream_t stream) {
+  kernels_of(dtype, params.width).halo<<<grid_of(params, params.run_count), kThreads, 0, stream>>>(params);
+  check_cuda(cudaGetLastError(), "halos of sm80_convolution");
+}
+
+void update_halos(const ConvolutionParams& params, const ConvolutionStep& step, Dtype dtype, cudaStream_t stream) {
+  kernels_of(dtype, params.width).update<<<grid_of(params, step.sequences), kThreads, 0, stream>>>(params, step);
+  check_cuda(cudaGetLastError(), "the update of sm80_convolution");
+}
+
+}  // namespace ringattn::sm80

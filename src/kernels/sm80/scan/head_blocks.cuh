@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// How a range of heads is cut into blocks that share B and C.
+#pragma once
+
+#include "kernels/sm80/scan/scan_params.hpp"
+
+namespace ringattn::sm80 {
+
+// The heads of a CTA: none lies in another group.
+struct HeadBlock {
+  int first = 0;
+  int count = 0;
+  int group = 0;
+};
+
+// Calls visit(block) for the blocks of up to `together` heads that the range is cut into, until it returns true.
+template <class Visit>
+__host__ __device__ inline void visit_head_blocks(const ScanParams& p, int together, Visit visit) {
+  const int end = p.first_head + p.head_count;
+  for (int head = p.first_head; head < end;) {
+    const int group = head / p.group_heads;
+    int last = head + together;
+    if (last > (group + 1) * p.group_heads) last = (group + 1) * p.group_heads;
+    if (last > end) last = end;
+    if (visit(HeadBlock{head, last - head, group})) return;
+    head = last;
+  }
+}
+
+inline int head_blocks(const ScanParams& p, int together) {
+  int blocks = 0;
+  visit_head_blocks(p, together, [&](const HeadBlock&) {
+    ++blocks;
+    return false;
+  });
+  return blocks;
+}
+
+__device__ inline HeadBlock head_block(const ScanParams& p, int together, int nth) {
+  HeadBlock found;
+  visit_head_blocks(p, together, [&](const HeadBlock& block) {
+    found = block;
+    return nth-- == 0;
+  });
+  return found;
+}
+
+}  // namespace ringattn::sm80

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+// The scan with a decay for each state of each channel, token by token in fp32. A lane has up to 16 states of a channel
+// in registers; a channel with more is spread over neighbouring lanes, whose parts of y are added in a fixed order. The
+// channels of a CTA belong to one group, and B and C of some tokens lie in shared memory for all of them.
+#include "base/cuda.hpp"
+#include "kernels/sm80/scan/head_blocks.cuh"
+#include "kernels/sm80/scan/load_kernel.hpp"
+#include "kernels/sm80/scan/scan_device.cuh"
+#include "kernels/sm80/scan/selective.hpp"
+
+namespace ringattn::sm80 {
+
+namespace {
+
+constexpr int kThreads = 128;
+constexpr int kStates = 16;        // of a lane
+constexpr int kTileFloats = 2048;  // of B, and as many of C, in shared memory
+constexpr int kMostTileTokens = 64;
+constexpr int kAhead = 4;  // tokens that are loaded together
+
+struct SelectiveParams {
+  ScanParams scan;
+  std::int32_t lanes;   // of a channel
+  std::int32_t blocks;  // of channels; CTAs of one segment follow each other
+};
+static_assert(sizeof(SelectiveParams) <= 4096);
+
+// B or C of some tokens as fp32, [tokens, columns]; columns that the scan lacks are 0.
+template <class Element>
+__device__ void load_tile(const ScanTensor& tensor, std::int64_t row, int tokens, int group, int state_dim, int columns,
+                          float* tile) {
+  for (int i = static_cast<int>(threadIdx.x); i < tokens * columns; i += kThreads) {
+    const int column = i % columns;
+    tile[i] = column < state_dim ? to_float(element_at<Element>(tensor, row + i / columns, group)[column]) : 0.0F;
+  }
+}
+
+__device__ __forceinline__ void load_states(const float* from, float (&to)[kStates]) {
+#pragma unroll
+  for (int i = 0; i < kStates; i += 4) {
+    const float4 four = *reinterpret_cast<const float4*>(from + i);
+    to[i] = four.x;
+    to[i + 1] = four.y;
+    to[i + 2] = four.z;
+    to[i + 3] = four.w;
+  }
+}
+
+template <class Element, bool kOutputs>
+__global__ void __launch_bounds__(kThreads) selective_kernel(const __grid_constant__ SelectiveParams params) {
+  __shared__ __align__(16) float b_tile[kTileFloats];
+  __shared__ __align__(16) float c_tile[kOutputs ? kTileFloats : 4];
+  const ScanParams& p = params.scan;
+  const SegmentPlace place = segment_place(p, static_cast<int>(blockIdx.x) / params.blocks);
+  const HeadBlock block = head_block(p, kThreads / params.lanes, static_cast<int>(blockIdx.x) % params.blocks);
+  const int in_block = static_cast<int>(threadIdx.x) / params.lanes;
+  const bool present = in_block < block.count;
+  const int channel = block.first + (present ? in_block : 0);
+  const int part = static_cast<int>(threadIdx.x) % params.lanes;
+  const int first_state = part * kStates;
+  const int columns = params.lanes * kStates;
+  const int tile_tokens = kTileFloats / columns < kMostTileTokens ? kTileFloats / columns : kMostTileTokens;
+
+  // States that the scan lacks stay 0.
+  const std::int64_t of_segment = place.index * p.heads + channel;
+  float rates[kStates];
+  float state[kStates];
+#pragma unroll
+  for (int n = 0; n < kStates; ++n) {
+    rates[n] = 0.0F;
+    state[n] = 0.0F;
+    if (first_state + n < p.state_dim) {
+      rates[n] = __fmul_rn(p.a[std::int64_t{channel} * p.state_dim + first_state + n], kScanLog2E);
+      if (kOutputs) {
+        const std::int64_t of_super = place.super_segment * p.heads + channel;
+        const float decay = cuda::exp2_approx(__fmul_rn(rates[n], p.logs_before[of_segment]));
+        state[n] = __fmaf_rn(decay, p.super_states[of_super * p.state_dim + first_state + n],
+                             p.states[of_segment * p.state_dim + first_state + n]);
+      }
+    }
+  }
+  const float skip = kOutputs && p.d != nullptr ? p.d[channel] : 0.0F;
+  float time = 0.0F;  // the sum of dt
+
+  for (int tile = 0; tile < place.tokens; tile += tile_tokens) {
+    const int left = place.tokens - tile;
+    const int tokens = left < tile_tokens ? left : tile_tokens;
+    const std::int64_t row = place.row + tile;
+    __syncthreads();  // nobody reads the tile before any more
+    load_tile<Element>(p.b, row, tokens, block.group, p.state_dim, columns, b_tile);
+    if (kOutputs) load_tile<Element>(p.c, row, tokens, block.group, p.state_dim, columns, c_tile);
+    __syncthreads();
+    for (int first = 0; first < tokens; first += kAhead) {
+      float x[kAhead];
+      float dt[kAhead];
+      float z[kAhead];
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        const bool there = present && first + i < tokens;
+        x[i] = there ? to_float(*element_at<Element>(p.x, row + first + i, channel)) : 0.0F;
+        dt[i] = there ? to_float(*element_at<Element>(p.dt, row + first + i, channel)) : 0.0F;
+        if (kOutputs) {
+          const bool gated = there && part == 0 && p.z.data != nullptr;
+          z[i] = gated ? to_float(*element_at<Element>(p.z, row + first + i, channel)) : 0.0F;
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        if (first + i >= tokens) break;
+        const float step = make_dt(dt[i], p.dt_bias, channel, p.softplus, p.dt_least, p.dt_most);
+        const float input = __fmul_rn(step, x[i]);
+        time = __fadd_rn(time, step);
+        float b[kStates];
+        load_states(b_tile + (first + i) * columns + first_state, b);
+#pragma unroll
+        for (int n = 0; n < kStates; ++n) {
+          const float decay = cuda::exp2_approx(__fmul_rn(step, rates[n]));
+          state[n] = __fmaf_rn(decay, state[n], __fmul_rn(input, b[n]));
+        }
+        if constexpr (kOutputs) {
+          float c[kStates];
+          load_states(c_tile + (first + i) * columns + first_state, c);
+          float y = 0.0F;
+#pragma unroll
+          for (int n = 0; n < kStates; ++n) y = __fmaf_rn(c[n], state[n], y);
+          for (int other = params.lanes / 2; other > 0; other /= 2) {
+            y = __fadd_rn(y, __shfl_xor_sync(0xffffffffU, y, other));
+          }
+          if (p.d != nullptr) y = __fmaf_rn(skip, x[i], y);
+          if (p.z.data != nullptr) y = __fmul_rn(y, silu(z[i]));
+          if (present && part == 0) {
+            static_cast<Element*>(p.y)[(row + first + i) * p.y_token_stride + channel * p.y_head_stride] =
+                from_float<Element>(y);
+          }
+        }
+      }
+    }
+  }
+  if constexpr (!kOutputs) {
+    if (!present) return;
+#pragma unroll
+    for (int n = 0; n < kStates; ++n) {
+      if (first_state + n < p.state_dim) p.states[of_segment * p.state_dim + first_state + n] = state[n];
+    }
+    if (part == 0) p.logs[of_segment] = time;
+  }
+}
+
+using Selective = void(SelectiveParams);
+
+template <bool kOutputs>
+Selective* kernel_of(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::kF32:
+      return selective_kernel<float, kOutputs>;
+    case Dtype::kBf16:
+      return selective_kernel<__nv_bfloat16, kOutputs>;
+    default:
+      return selective_kernel<__half, kOutputs>;
+  }
+}
+
+void launch(Selective* kernel, const ScanParams& scan, cudaStream_t stream) {
+  SelectiveParams params{scan, 1, 0};
+  while (params.lanes * kStates < scan.state_dim) params.lanes *= 2;
+  params.blocks = head_blocks(scan, kThreads / params.lanes);
+  const auto ctas = static_cast<unsigned>(params.blocks) * static_cast<unsigned>(scan.segments);
+  kernel<<<ctas, kThreads, 0, stream>>>(params);
+  check_cuda(cudaGetLastError(), "sm80_selective");
+}
+
+}  // namespace
+
+void load_selective(Dtype dtype) {
+  load_kernel(kernel_of<false>(dtype));
+  load_kernel(kernel_of<true>(dtype));
+}
+
+void selective_fold(const ScanParams& params, Dtype dtype, cudaStream_t stream) {
+  launch(kernel_of<false>(dtype), params, stream);
+}
+void selective_finish(const ScanParams& params, Dtype dtype, cudaStream_t stream) {
+  launch(kernel_of<true>(dtype), params, stream);
+}
+
+}  // namespace ringattn::sm80

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/sm80/scan/sm80_convolution.hpp"
+
+#include <fmt/format.h>
+
+#include "base/cuda.hpp"
+#include "kernels/cuda/cuda_backend.hpp"
+#include "kernels/sm80/scan/convolve.hpp"
+
+namespace ringattn::sm80 {
+
+namespace {
+
+constexpr std::uint64_t kAlignment = 16;
+
+std::uint64_t place(const void* data) { return reinterpret_cast<std::uint64_t>(data); }
+
+class DeviceConvolution final : public ConvolutionKernel {
+ public:
+  DeviceConvolution(const ConvolutionSpec& spec, const cuda::CudaBackend& backend)
+      : spec_(spec), device_(backend.device()) {
+    if (device_ == kNoDevice) return;
+    const DeviceGuard guard(device_);
+    load_convolution(spec.dtype, spec.width);
+  }
+
+  void convolve(const ConvolutionTask& task, Stream stream, const Progress& progress) override {
+    check_convolution_task(spec_, task);
+    if (progress) progress();
+    const DeviceGuard guard(device_);
+    // A halo behind a run may lie where one in front of it does, so all rows come first.
+    for_each_launch(task, [&](const ConvolutionParams& p) { convolve_runs(p, spec_.dtype, cuda_stream(stream)); });
+    for_each_launch(task, [&](const ConvolutionParams& p) { keep_halos(p, spec_.dtype, cuda_stream(stream)); });
+  }
+
+  void update(const ConvolutionUpdate& update, Stream stream) override {
+    check_convolution_update(spec_, update);
+    if (update.x.tokens == 0) return;
+    const DeviceGuard guard(device_);
+    ConvolutionParams p = params_of(update);
+    p.aligned = p.aligned && place(update.halos) % kAlignment == 0;
+    update_halos(p, {update.x.tokens, update.halos}, spec_.dtype, cuda_stream(stream));
+  }
+
+ private:
+  // Without runs; `tensors` is a task or an update.
+  template <class Tensors>
+  ConvolutionParams params_of(const Tensors& tensors) const {
+    const auto bytes = static_cast<std::int64_t>(size_of(spec_.dtype));
+    ConvolutionParams p{};
+    p.width = spec_.width;
+    p.channels = spec_.channels;
+    p.x = tensors.x.data;
+    p.y = tensors.y.data;
+    p.x_stride = tensors.x.token_stride;
+    p.y_stride = tensors.y.token_stride;
+    p.weight = tensors.weight;
+    p.bias = tensors.bias;
+    p.silu = spec_.silu;
+    const auto strides = static_cast<std::uint64_t>((p.x_stride | p.y_stride) * bytes);
+    p.aligned = (place(p.x) | place(p.y) | strides) % kAlignment == 0;
+    return p;
+  }
+
+  template <class Launch>
+  void for_each_launch(const ConvolutionTask& task, Launch launch) const {
+    const ConvolutionParams empty = params_of(task);
+    ConvolutionParams p = empty;
+    const auto flush = [&] {
+      if (p.pieces > 0) launch(p);
+      p = empty;
+    };
+    for (const ConvolutionRun& run : task.runs) {
+      if (run.tokens == 0) continue;
+      p.runs[p.run_count++] = {run.row, run.tokens, p.pieces, run.before, run.behind};
+      p.pieces += (run.tokens + kPieceTokens - 1) / kPieceTokens;
+      p.aligned = p.aligned && (place(run.before) | place(run.behind)) % kAlignment == 0;
+      if (p.run_count == kConvolutionRunsOfLaunch) flush();
+    }
+    flush();
+  }
+
+  ConvolutionSpec spec_;
+  int device_;
+};
+
+}  // namespace
+
+std::vector<std::string> convolution_missing(const ConvolutionSpec& spec) {
+  std::vector<std::string> missing;
+  if (spec.channels < 8 || spec.channels % 8 != 0) {
+    missing.push_back(fmt::format("{} channels (supported: multiples of 8)", spec.channels));
+  }
+  if (spec.width < 2 || spec.width > kMostWidth) {
+    missing.push_back(fmt::format("width {} (supported: 2 to {})", spec.width, kMostWidth));
+  }
+  return missing;
+}
+
+std::unique_ptr<ConvolutionKernel> make_convolution(const ConvolutionSpec& spec, Backend& backend) {
+  return std::make_unique<DeviceConvolution>(spec, static_cast<const cuda::CudaBackend&>(backend));
+}
+
+}  // namespace ringattn::sm80

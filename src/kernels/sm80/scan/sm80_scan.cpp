@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/sm80/scan/sm80_scan.hpp"
+
+#include <fmt/format.h>
+
+#include <string_view>
+
+#include "base/cuda.hpp"
+#include "base/error.hpp"
+#include "kernels/cuda/cuda_backend.hpp"
+#include "kernels/sm80/scan/device_scan.hpp"
+#include "kernels/sm80/scan/selective.hpp"
+#include "kernels/sm80/scan/ssd.hpp"
+
+namespace ringattn::sm80 {
+
+namespace {
+
+constexpr int kMostHeadDim = 128;
+constexpr int kMostStates = 256;
+constexpr int kChannels = 8;  // of a group: multiples of it
+
+struct CompiledScan {
+  Dtype dtype;
+  int state_dim;  // at most
+  const SsdLauncher* launcher;
+};
+constexpr CompiledScan kCompiled[] = {
+    {Dtype::kBf16, 16, &ssd_bf16_16},   {Dtype::kBf16, 64, &ssd_bf16_64},  {Dtype::kBf16, 128, &ssd_bf16_128},
+    {Dtype::kBf16, 256, &ssd_bf16_256}, {Dtype::kF16, 16, &ssd_fp16_16},   {Dtype::kF16, 64, &ssd_fp16_64},
+    {Dtype::kF16, 128, &ssd_fp16_128},  {Dtype::kF16, 256, &ssd_fp16_256},
+};
+
+const SsdLauncher& launcher_of(const ScanSpec& spec) {
+  for (const CompiledScan& entry : kCompiled) {
+    if (entry.dtype == spec.dtype && spec.state_dim <= entry.state_dim) return *entry.launcher;
+  }
+  fail(ErrorCode::kInternal, "sm80_scan was made for " + describe(spec), "it can't do that");
+}
+
+void require_dim(std::string_view name, int dim, int most, std::vector<std::string>& missing) {
+  if (dim >= 8 && dim <= most && dim % 8 == 0) return;
+  missing.push_back(fmt::format("{} {} (supported: multiples of 8 up to {})", name, dim, most));
+}
+
+class SsdKernels final : public SegmentKernels {
+ public:
+  SsdKernels(const ScanSpec& spec, int device) : dtype_(spec.dtype), launcher_(launcher_of(spec)), device_(device) {}
+
+  void load() const override {
+    load_steps(dtype_);
+    launcher_.load();
+  }
+  std::size_t step_floats() const override { return std::size_t{kChunksOfSegment} * kChunkSteps; }
+  void fold(const ScanParams& params, cudaStream_t stream) const override {
+    make_steps(params, dtype_, stream);
+    launcher_.fold(params, device_, stream);
+  }
+  void finish(const ScanParams& params, cudaStream_t stream) const override {
+    launcher_.finish(params, device_, stream);
+  }
+
+ private:
+  Dtype dtype_;
+  const SsdLauncher& launcher_;
+  int device_;
+};
+
+class SelectiveKernels final : public SegmentKernels {
+ public:
+  explicit SelectiveKernels(const ScanSpec& spec) : dtype_(spec.dtype) {}
+
+  void load() const override { load_selective(dtype_); }
+  std::size_t step_floats() const override { return 0; }
+  void fold(const ScanParams& params, cudaStream_t stream) const override { selective_fold(params, dtype_, stream); }
+  void finish(const ScanParams& params, cudaStream_t stream) const override {
+    selective_finish(params, dtype_, stream);
+  }
+
+ private:
+  Dtype dtype_;
+};
+
+void require_shared_memory(const ScanSpec& spec, int device) {
+  if (device == kNoDevice) return;
+  int shared = 0;
+  check_cuda(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+             "cudaDeviceGetAttribute");
+  const std::size_t needed = launcher_of(spec).least_shared(spec.head_dim);
+  if (needed <= static_cast<std::size_t>(shared)) return;
+  fail(ErrorCode::kUnsupported, fmt::format("sm80_scan can't run on GPU {}", device),
+       fmt::format("a chunk with state_dim {} takes {} bytes of shared memory, and the device has {}", spec.state_dim,
+                   needed, shared),
+       {"Use ", setting("backend", "cpu"), ", or another GPU."});
+}
+
+}  // namespace
+
+std::vector<std::string> scan_missing(const ScanSpec& spec) {
+  std::vector<std::string> missing;
+  if (spec.state_decays) missing.push_back("a decay for each state (supported: one a head)");
+  if (spec.dtype == Dtype::kF32) missing.push_back("fp32 (supported: bf16, fp16)");
+  require_dim("head_dim", spec.head_dim, kMostHeadDim, missing);
+  require_dim("state_dim", spec.state_dim, kMostStates, missing);
+  return missing;
+}
+
+std::vector<std::string> selective_missing(const ScanSpec& spec) {
+  std::vector<std::string> missing;
+  if (!spec.state_decays) missing.push_back("one decay a head (supported: one for each state)");
+  if (spec.heads % spec.groups != 0 || spec.heads / spec.groups % kChannels != 0) {
+    missing.push_back(fmt::format("{} channels in {} groups (supported: multiples of {} in each)", spec.heads,
+                                  spec.groups, kChannels));
+  }
+  require_dim("state_dim", spec.state_dim, kMostStates, missing);
+  return missing;
+}
+
+std::unique_ptr<ScanKernel> make_scan(const ScanSpec& spec, Backend& backend) {
+  const int device = static_cast<const cuda::CudaBackend&>(backend).device();
+  require_shared_memory(spec, device);
+  return make_device_scan(spec, std::make_unique<SsdKernels>(spec, device), backend);
+}
+
+std::unique_ptr<ScanKernel> make_selective(const ScanSpec& spec, Backend& backend) {
+  return make_device_scan(spec, std::make_unique<SelectiveKernels>(spec), backend);
+}
+
+}  // namespace ringattn::sm80

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// The GPU scans. `sm80_scan` has one decay a head (Mamba-2): products of chunks on tensor cores, states in registers;
+// what is rounded there says ssd_tiles.cuh. `sm80_selective` has one for each state of each channel (Mamba-1), and goes
+// token by token in fp32. What they can do, and how to make one.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/backend.hpp"
+#include "kernels/scan.hpp"
+
+namespace ringattn::sm80 {
+
+// What `spec` requires that the kernel lacks; see KernelRow::missing.
+std::vector<std::string> scan_missing(const ScanSpec& spec);
+std::vector<std::string> selective_missing(const ScanSpec& spec);
+
+// `backend` is a CudaBackend and outlives the kernel. Throws kUnsupported where a chunk doesn't fit into the shared
+// memory of the backend's device.
+std::unique_ptr<ScanKernel> make_scan(const ScanSpec& spec, Backend& backend);
+std::unique_ptr<ScanKernel> make_selective(const ScanSpec& spec, Backend& backend);
+
+}  // namespace ringattn::sm80

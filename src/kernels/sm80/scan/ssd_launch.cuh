@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// From a task to the launches of sm80_scan; the ssd_*.cu files instantiate it.
+#pragma once
+
+#include <algorithm>
+
+#include "base/cuda.hpp"
+#include "kernels/sm80/scan/load_kernel.hpp"
+#include "kernels/sm80/scan/ssd_finish.cuh"
+
+namespace ringattn::sm80 {
+
+inline constexpr int kMostHeadsTogether = 4;
+
+// Heads side by side and stages, as many as shared memory and threads allow. One head and one stage always fit:
+// make_scan() has asked.
+inline SsdShape shape_of(const ScanParams& p, int state_columns, bool with_outputs, int most_threads, int device) {
+  int shared = 0;
+  check_cuda(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+             "cudaDeviceGetAttribute");
+  SsdShape shape;
+  shape.warps = (p.head_dim + kWarpDims - 1) / kWarpDims;
+  for (int heads = std::min({kMostHeadsTogether, p.group_heads, most_threads / 32 / shape.warps}); heads > 0; --heads) {
+    for (const int stages : {2, 1}) {
+      shape.heads = heads;
+      shape.stages = stages;
+      if (layout_of(shape, state_columns, with_outputs).total <= shared) return shape;
+    }
+  }
+  return shape;
+}
+
+template <class Kernel>
+void launch_ssd(Kernel kernel, const ScanParams& p, int state_columns, bool with_outputs, int most_threads, int device,
+                cudaStream_t stream) {
+  SsdParams params{p, shape_of(p, state_columns, with_outputs, most_threads, device), {}, 0};
+  const SsdShape& shape = params.shape;
+  params.blocks = head_blocks(p, shape.heads);
+  params.layout = layout_of(shape, state_columns, with_outputs);
+  const int bytes = params.layout.total;
+  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "cudaFuncSetAttribute");
+  const auto ctas = static_cast<unsigned>(params.blocks) * static_cast<unsigned>(p.segments);
+  kernel<<<ctas, static_cast<unsigned>(shape.heads * shape.warps * 32), static_cast<std::size_t>(bytes), stream>>>(
+      params);
+  check_cuda(cudaGetLastError(), "sm80_scan");
+}
+
+template <class Element, int kStates>
+constexpr SsdLauncher ssd_launcher() {
+  return {
+      [] {
+        load_kernel(ssd_fold_kernel<Element, kStates>);
+        load_kernel(ssd_finish_kernel<Element, kStates>);
+      },
+      [](const ScanParams& p, int device, cudaStream_t stream) {
+        launch_ssd(ssd_fold_kernel<Element, kStates>, p, kStates, false, fold_threads<kStates>(), device, stream);
+      },
+      [](const ScanParams& p, int device, cudaStream_t stream) {
+        launch_ssd(ssd_finish_kernel<Element, kStates>, p, kStates, true, finish_threads<kStates>(), device, stream);
+      },
+      [](int head_dim) {
+        return static_cast<std::size_t>(layout_of({1, (head_dim + kWarpDims - 1) / kWarpDims, 1}, kStates, true).total);
+      }};
+}
+
+}  // namespace ringattn::sm80

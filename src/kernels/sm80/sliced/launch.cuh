@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// From a configuration that cuts O into slices to a kernel and its launch; fold_*_576.cu instantiate it.
+#pragma once
+
+#include "base/cuda.hpp"
+#include "kernels/sm80/fold.hpp"
+#include "kernels/sm80/kernel_config.hpp"
+#include "kernels/sm80/sliced/fold.cuh"
+
+namespace ringattn::sm80 {
+
+template <class Element, FoldConfig kConfig>
+void prepare_sliced_fold() {
+  using C = KernelConfig<Element, kConfig>;
+  constexpr int kBytes = SlicedFoldLayout<C>::kBytes;
+  // With the work item no more than 99 KiB: what a CTA gets on every device from sm_80 on.
+  static_assert(SlicedLayout<C>::kBytes == kConfig.sliced_bytes() && kBytes == kConfig.shared_bytes());
+  static_assert(kBytes + 256 <= 99 * 1024);
+  check_cuda(cudaFuncSetAttribute(sliced_fold_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
+             "cudaFuncSetAttribute");
+}
+
+template <class Element, FoldConfig kConfig>
+void launch_sliced_fold(const cuda::FoldParams& params, Stream stream) {
+  using C = KernelConfig<Element, kConfig>;
+  const auto blocks =
+      static_cast<unsigned>(params.tables.item_count) * static_cast<unsigned>(params.schedule.piece_heads);
+  sliced_fold_kernel<C><<<blocks, C::kThreads, SlicedFoldLayout<C>::kBytes, cuda_stream(stream)>>>(params);
+  check_cuda(cudaGetLastError(), "sm80_fold");
+}
+
+template <class Element, FoldConfig kConfig>
+constexpr cuda::Launcher sliced_launcher_of() {
+  return {prepare_sliced_fold<Element, kConfig>, launch_sliced_fold<Element, kConfig>};
+}
+
+}  // namespace ringattn::sm80

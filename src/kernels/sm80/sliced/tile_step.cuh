@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+// The tile step of ../tile_step.cuh where the columns of O are too many for a warp: the warps of a CTA share all of its
+// rows, and each holds a slice of O's columns of every row. They divide the scores of a tile among themselves, 16 rows
+// and 16 keys each, and hand maxima, sums and probabilities to each other through shared memory. K and V come in strips
+// (strips.cuh), so that Q and what is in use of a tile fit beside each other.
+//
+// A tile has a barrier in front of each strip, which all threads' copies of the strip precede, and one between the
+// maxima and the probabilities:
+//   strips of K: scores | maxima | barrier | probabilities, sums | strips of V: outputs
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "kernels/cuda/device/tile_copy.cuh"
+#include "kernels/cuda/fold_params.hpp"
+#include "kernels/sm80/sliced/strips.cuh"
+#include "kernels/sm80/tile_step.cuh"
+
+namespace ringattn::sm80 {
+
+// What a CTA has in shared memory, in bytes from its start.
+template <class C>
+struct SlicedLayout {
+  static constexpr int kKeyBlocks = C::kKeyTile / 16;  // warps that divide the scores of a row
+  static constexpr int kProbabilities = cuda::kTileBytes<C::kQueryTile, C::kDim>;  // behind Q
+  static constexpr int kStages = kProbabilities + cuda::kTileBytes<C::kQueryTile, C::kKeyTile>;
+  static constexpr int kMaxima = kStages + C::kStages * Strips<C>::kBytes;  // [kQueryTile, kKeyBlocks]
+  static constexpr int kSums = kMaxima + C::kQueryTile * kKeyBlocks * 4;    // [kQueryTile, 4, kKeyBlocks]
+  static constexpr int kBytes = kSums + C::kQueryTile * 4 * kKeyBlocks * 4;
+};
+
+// `Rows` as in TileStep, `Keys` as in strips.cuh. `shared` is the start of the CTA's shared memory; Q lies there.
+template <class C, class Rows>
+class SlicedStep {
+ public:
+  using Element = typename C::Element;
+  using Layout = SlicedLayout<C>;
+  using S = Strips<C>;
+
+  __device__ SlicedStep(const cuda::FoldParams& p, const Rows& rows, unsigned char* shared)
+      : p_(p), rows_(rows), shared_(shared), q_tile_(cuda::shared_address(shared)) {}
+
+  // Starts the copies of a CTA's first tile. Those of Q may be under way; they count to the first strip's.
+  template <class Keys>
+  __device__ __forceinline__ void start(const Keys& keys, int tile) const {
+#pragma unroll
+    for (int strip = 0; strip < kAhead; ++strip) {
+      copy_strip<C>(keys, tile, strip, stage(strip));
+      cuda::copy_commit();
+    }
+  }
+
+  // Folds the tile, and starts the copies of the one behind it where it `goes_on`. first_key() gives the tile's first
+  // key, and is asked where the tile is masked.
+  template <class Keys, class FirstKey>
+  __device__ __forceinline__ void fold(RowState<C>& state, const Keys& keys, int tile, bool goes_on, bool masked,
+                                       FirstKey&& first_key) const {
+    float s[2][4];
+#pragma unroll
+    for (int strip = 0; strip < S::kOfK; ++strip) {
+      arrive(keys, tile, goes_on, strip);
+      multiply_q_k(s, strip);
+    }
+    if (p_.softmax.scaled_first) {
+      scale_scores(p_.softmax, s[0]);
+      scale_scores(p_.softmax, s[1]);
+    }
+    if (masked) mask_scores(s, first_key());
+    write_maxima(s);
+    __syncthreads();
+    float scale[C::kRowBlocks][2];
+    float shift[2];
+    move_references(state, scale, shift);
+    exponentiate(s, shift);
+
+    float sum[C::kRowBlocks][kWarpColumns<C> / 8][4];
+#pragma unroll
+    for (int strip = 0; strip < S::kOfV; ++strip) {
+      arrive(keys, tile, goes_on, S::kOfK + strip);
+      if (strip == 0) add_sums(state, scale);
+      add_p_v(sum, strip);
+    }
+#pragma unroll
+    for (int b = 0; b < C::kRowBlocks; ++b) {
+#pragma unroll
+      for (int n = 0; n < kWarpColumns<C> / 8; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) state.o[b][n][i] = __fmaf_rn(state.o[b][n][i], scale[b][i / 2], sum[b][n][i]);
+      }
+    }
+  }
+
+ private:
+  static constexpr int kWarps = C::kThreads / 32;
+  static constexpr int kAhead = C::kStages - 1;  // strips on their way while one is in use
+  static_assert(C::kQueryTile == 16 * C::kRowBlocks && kWarps == C::kSlices);
+  static_assert(kWarps == C::kRowBlocks * Layout::kKeyBlocks && Layout::kKeyBlocks == 4);
+  static_assert(S::kAll % C::kStages == 0 && kAhead >= 1 && kAhead <= S::kOfK);
+  static_assert(kWarpColumns<C> == cuda::kPanelColumns && C::kKeyTile == cuda::kPanelColumns);
+  static_assert(C::kColumnsAtOnce == kWarpColumns<C> / 16);
+
+  using Scores = float[2][4];
+
+  static __device__ int lane() { return static_cast<int>(threadIdx.x) % 32; }
+  static __device__ int warp() { return static_cast<int>(threadIdx.x) / 32; }
+  // The 16 rows and 16 keys whose scores are this warp's.
+  static __device__ int row_block() { return warp() / Layout::kKeyBlocks; }
+  static __device__ int key_block() { return warp() % Layout::kKeyBlocks; }
+  static __device__ int row_of(int block, int half) { return 16 * block + 8 * half + lane() / 4; }
+
+  // Of the strip's stage, from the start of shared memory. Added last, so that addresses in all stages have the rest in
+  // common.
+  static constexpr std::uint32_t stage_at(int strip) {
+    return static_cast<std::uint32_t>(Layout::kStages + strip % C::kStages * S::kBytes);
+  }
+  __device__ std::uint32_t stage(int strip) const { return q_tile_ + stage_at(strip); }
+  __device__ float* maxima(int row) const {
+    return reinterpret_cast<float*>(shared_ + Layout::kMaxima) + row * Layout::kKeyBlocks;
+  }
+  __device__ float* sums(int row) const {  // of this thread's place in its quad
+    return reinterpret_cast<float*>(shared_ + Layout::kSums) + (row * 4 + lane() % 4) * Layout::kKeyBlocks;
+  }
+
+  // The strip is here, and everyone is past the one before it, whose stage the next copies take.
+  template <class Keys>
+  __device__ __forceinline__ void arrive(const Keys& keys, int tile, bool goes_on, int strip) const {
+    cuda::copy_wait<kAhead - 1>();
+    __syncthreads();
+    const int next = strip + kAhead;
+    if (next < S::kAll) {
+      copy_strip<C>(keys, tile, next, stage(next));
+    } else if (goes_on) {
+      copy_strip<C>(keys, tile + 1, next - S::kAll, stage(next));  // a tile's strips fill the stages evenly
+    }
+    cuda::copy_commit();
+  }
+
+  __device__ __forceinline__ void multiply_q_k(Scores& s, int strip) const {
+    const std::uint32_t q_at = q_tile_ + cuda::swizzled(row_block() * 16 + lane() % 16, lane() / 16);
+    const std::uint32_t k_at =
+        q_tile_ + cuda::swizzled(key_block() * 16 + lane() % 8 + lane() / 16 * 8, lane() / 8 % 2);
+#pragma unroll
+    for (int step = 0; step < S::columns(strip) / 16; ++step) {
+      std::uint32_t q[4];
+      cuda::load_matrix(q, cuda::at_columns<C::kQueryTile>(q_at, strip * (kStripColumns / 16) + step));
+      std::uint32_t k[4];
+      cuda::load_matrix(k, cuda::at_columns<C::kKeyTile>(k_at, step) + stage_at(strip));
+      cuda::multiply<Element>(s[0], q, k[0], k[1], strip == 0 && step == 0);
+      cuda::multiply<Element>(s[1], q, k[2], k[3], strip == 0 && step == 0);
+    }
+  }
+
+  __device__ __forceinline__ void mask_scores(Scores& s, std::int64_t first_key) const {
+    const Visibility visibility(p_.mask, rows_.key_length() - first_key);
+    const auto position = rows_.positions(row_of(row_block(), 0), first_key);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const ColumnRange seen = columns_of(visibility.keys(position(8 * half)), 0, C::kKeyTile);
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int key = key_block() * 16 + n * 8 + lane() % 4 * 2 + i;
+          if (key < seen.begin || key >= seen.end) s[n][2 * half + i] = -INFINITY;
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void write_maxima(const Scores& s) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float maximum = fmaxf(fmaxf(s[0][2 * half], s[0][2 * half + 1]), fmaxf(s[1][2 * half], s[1][2 * half + 1]));
+      maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffffU, maximum, 1));
+      maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffffU, maximum, 2));
+      if (lane() % 4 == 0) maxima(row_of(row_block(), half))[key_block()] = maximum;
+    }
+  }
+
+  // Moves m on, in every warp for all of its rows; `shift` is that of the rows whose scores are this warp's. fmaxf
+  // passes NaN over: its p is NaN.
+  __device__ __forceinline__ void move_references(RowState<C>& state, float (&scale)[C::kRowBlocks][2],
+                                                  float (&shift)[2]) const {
+    const float c = p_.softmax.exponent_base2;
+#pragma unroll
+    for (int b = 0; b < C::kRowBlocks; ++b) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float4 of = *reinterpret_cast<const float4*>(maxima(row_of(b, half)));
+        const float maximum = fmaxf(fmaxf(of.x, of.y), fmaxf(of.z, of.w));
+        const float m_old = state.m[b][half];
+        const float m_new = fmaxf(m_old, maximum);
+        const float reference = m_new == -INFINITY ? 0.0F : m_new;  // every score so far is −∞: exp2(−∞) = 0
+        state.m[b][half] = m_new;
+        // The difference first: an unchanged maximum scales by exactly 1.
+        scale[b][half] = cuda::exp2_approx(__fmul_rn(__fsub_rn(m_old, reference), c));
+        if (b == row_block()) shift[half] = __fmul_rn(-reference, c);
+      }
+    }
+  }
+
+  // Scores → probabilities, into shared memory with their partial sums.
+  __device__ __forceinline__ void exponentiate(Scores& s, const float (&shift)[2]) const {
+    const float c = p_.softmax.exponent_base2;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = row_of(row_block(), half);
+      float sum = 0.0F;
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          float& x = s[n][2 * half + i];
+          x = cuda::exp2_approx(__fmaf_rn(x, c, shift[half]));
+          sum = __fadd_rn(sum, x);
+        }
+        cuda::store_shared(q_tile_ + static_cast<std::uint32_t>(Layout::kProbabilities) +
+                               cuda::swizzled(row, key_block() * 2 + n) + static_cast<std::uint32_t>(lane() % 4 * 4),
+                           cuda::Products<Element>::pack(s[n][2 * half], s[n][2 * half + 1]));
+      }
+      sums(row)[key_block()] = sum;
+    }
+  }
+
+  // Moves l on, in every warp for all of its rows.
+  __device__ __forceinline__ void add_sums(RowState<C>& state, const float (&scale)[C::kRowBlocks][2]) const {
+#pragma unroll
+    for (int b = 0; b < C::kRowBlocks; ++b) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float4 of = *reinterpret_cast<const float4*>(sums(row_of(b, half)));
+        const float sum = __fadd_rn(__fadd_rn(of.x, of.y), __fadd_rn(of.z, of.w));
+        state.l[b][half] = __fmaf_rn(state.l[b][half], scale[b][half], sum);
+      }
+    }
+  }
+
+  // The strip's keys, for the warp's columns of all rows.
+  __device__ __forceinline__ void add_p_v(float (&sum)[C::kRowBlocks][kWarpColumns<C> / 8][4], int strip) const {
+    const std::uint32_t p_at = q_tile_ + cuda::swizzled(lane() % 16, lane() / 16);
+    const std::uint32_t v_at = q_tile_ + static_cast<std::uint32_t>(warp() * cuda::panel_bytes(kStripKeys)) +
+                               cuda::swizzled(lane() % 16, lane() / 16);
+    std::uint32_t p[C::kRowBlocks][4];
+#pragma unroll
+    for (int b = 0; b < C::kRowBlocks; ++b) {
+      cuda::load_matrix(p[b], cuda::at_columns<C::kQueryTile>(p_at, strip) +
+                                  static_cast<std::uint32_t>(Layout::kProbabilities + b * 16 * cuda::kPanelRowBytes));
+    }
+#pragma unroll
+    for (int n = 0; n < kWarpColumns<C> / 16; ++n) {
+      std::uint32_t v[4];
+      cuda::load_matrix_transposed(v, cuda::at_columns<kStripKeys>(v_at, n) + stage_at(S::kOfK + strip));
+#pragma unroll
+      for (int b = 0; b < C::kRowBlocks; ++b) {
+        cuda::multiply<Element>(sum[b][2 * n], p[b], v[0], v[1], strip == 0);
+        cuda::multiply<Element>(sum[b][2 * n + 1], p[b], v[2], v[3], strip == 0);
+      }
+    }
+  }
+
+  const cuda::FoldParams& p_;
+  const Rows rows_;
+  unsigned char* shared_;
+  std::uint32_t q_tile_;
+};
+
+}  // namespace ringattn::sm80

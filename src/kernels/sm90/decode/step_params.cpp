@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/sm90/decode/step_params.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <numeric>
+
+#include "base/error.hpp"
+#include "kernels/cuda/cuda_fold.hpp"
+#include "kernels/sm90/decode/config.hpp"
+#include "kernels/sm90/decode/merge.hpp"
+
+namespace ringattn::sm90 {
+
+namespace {
+
+// What a step and a merge have in common: `rows` of each sequence, `all` rows.
+void set_shape(const FoldSpec& spec, const FoldOutput& output, int rows, std::int64_t all, DecodeParams& p) {
+  p.fold.mask = spec.mask;
+  p.fold.rows = all;
+  p.fold.heads = spec.heads;
+  p.fold.kv_heads = spec.kv_heads;
+  p.fold.head_dim = spec.head_dim;
+  p.fold.head_dim_v = spec.head_dim_v;
+  p.fold.dtype = static_cast<std::int32_t>(spec.dtype);
+  p.fold.softmax = cuda::softmax_of(spec);
+  p.fold.out = {output.out.data, output.out.token_stride, output.out.head_stride};
+  p.fold.lse = {output.lse.data, output.lse.token_stride, output.lse.head_stride};
+  p.fold.sinks = output.sinks;
+  p.fold.finish = true;
+  const auto side = [](std::int64_t reach) {  // no key is farther away
+    return static_cast<std::int32_t>(std::clamp<std::int64_t>(reach, -1, kMostDecodeKeys));
+  };
+  p.left = side(spec.mask.left);
+  p.right = side(spec.mask.right);
+  p.rows = rows;
+  p.sequences = static_cast<std::int32_t>(all / rows);
+  p.ratio = spec.heads / spec.kv_heads;
+}
+
+}  // namespace
+
+void check_limits(std::string_view kernel, const DecodeLimits& limits, int sequences) {
+  if (limits.sequences > sequences) {
+    fail(ErrorCode::kUnsupported, fmt::format("a decode step of {} sequences", limits.sequences),
+         fmt::format("{} decodes up to {} in one step", kernel, sequences), "Use several steps.");
+  }
+  if (limits.keys > kMostDecodeKeys) {
+    fail(ErrorCode::kUnsupported, fmt::format("a decode step over {} keys", limits.keys),
+         fmt::format("{} decodes sequences of up to {}", kernel, kMostDecodeKeys), "Use shorter ones.");
+  }
+}
+
+void set_step(const FoldSpec& spec, const DecodeStep& step, DecodeParams& p) {
+  set_shape(spec, step.output, step.rows, step.q.tokens, p);
+  p.fold.q = {step.q.data, step.q.token_stride, step.q.head_stride};
+  p.lengths = step.lengths;
+  p.first_group = step.share.first;
+  p.every_group = step.share.every;
+  p.records = step.partials.records;
+  p.record_groups = step.partials.groups;
+}
+
+void set_pages(const DecodeStep& step, int key_tile, DecodeParams& p) {
+  p.box_rows = key_tile;
+  if (step.block_table.pages != nullptr) {
+    p.pages = step.block_table.pages;
+    p.table_stride = step.block_table.stride;
+    p.page_log = std::countr_zero(static_cast<std::uint64_t>(step.k.page_size));
+    // No box lies in two pages: what divides both is a power of two, as the pages are.
+    p.box_rows = static_cast<std::int32_t>(std::gcd(std::int64_t{key_tile}, step.k.page_size));
+  }
+  p.boxes = key_tile / p.box_rows;
+}
+
+MappedPages mapped_pages(std::string_view kernel, const CacheView& view) {
+  const MappedPages pages{{view.data, view.page_size, view.heads, view.dim, view.token_stride, view.head_stride},
+                          view.pages,
+                          view.page_stride};
+  if (!can_map(pages)) {
+    fail(ErrorCode::kUnsupported, fmt::format("{} can't read this cache", kernel),
+         "its start and its strides must be multiples of 16 bytes, and it must have less than 2^31 pages and tokens",
+         "Lay it out so.");
+  }
+  return pages;
+}
+
+void merge_shares(std::string_view kernel, const FoldSpec& spec, int key_tile, const DecodeMerge& merge,
+                  Stream stream) {
+  if (merge.shares.size() > kMostShares) {
+    fail(ErrorCode::kUnsupported, fmt::format("merging the groups of {} caches", merge.shares.size()),
+         fmt::format("{} merges those of up to {}", kernel, kMostShares), "Use fewer ranks.");
+  }
+  if (merge.output.out.tokens == 0) return;
+  MergeParams p{};
+  set_shape(spec, merge.output, merge.rows, merge.output.out.tokens, p.step);
+  p.step.lengths = merge.lengths;
+  p.step.record_groups = merge.groups;
+  p.key_tile = key_tile;
+  p.shares = static_cast<std::int32_t>(merge.shares.size());
+  std::ranges::copy(merge.shares, p.records);
+  launch_merge(p, spec.dtype, stream);
+}
+
+}  // namespace ringattn::sm90

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// What decoding on Hopper has in common on the host, whichever kernel: from a step to a launch's parameters.
+#pragma once
+
+#include <string_view>
+
+#include "base/memory.hpp"
+#include "kernels/decode.hpp"
+#include "kernels/sm90/decode/decode_params.hpp"
+#include "kernels/sm90/fold/tensor_maps.hpp"
+
+namespace ringattn::sm90 {
+
+// Throws kUnsupported where steps would be larger than `kernel` can do. `sequences`: at most, of a step.
+void check_limits(std::string_view kernel, const DecodeLimits& limits, int sequences);
+
+// All of a step but its cache, and how it is cut into units.
+void set_step(const FoldSpec& spec, const DecodeStep& step, DecodeParams& params);
+// Where the cache's pages are, and the boxes that tiles of so many keys are fetched in.
+void set_pages(const DecodeStep& step, int key_tile, DecodeParams& params);
+// Throws kUnsupported where the copy engine can't read the cache.
+MappedPages mapped_pages(std::string_view kernel, const CacheView& view);
+
+// DecodeKernel::merge(), checked already, on the current device.
+void merge_shares(std::string_view kernel, const FoldSpec& spec, int key_tile, const DecodeMerge& merge, Stream stream);
+
+}  // namespace ringattn::sm90

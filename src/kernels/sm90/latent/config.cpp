@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/sm90/latent/config.hpp"
+
+#include <fmt/format.h>
+
+#include "kernels/cuda/config_table.hpp"
+
+namespace ringattn::sm90 {
+
+namespace {
+
+constexpr cuda::TableDims kTable[] = {{kLatentDim, kLatentDimV}};
+
+}  // namespace
+
+std::vector<std::string> latent_missing(const DecodeSpec& spec) {
+  const FoldSpec& fold = spec.fold;
+  std::vector<std::string> missing = cuda::missing_in_table(fold, kTable);
+  if (!spec.values_in_keys) missing.push_back("values of their own (supported: the first columns of the keys)");
+  if (fold.lists.any()) missing.push_back("lists of key tiles (supported: none)");
+  return missing;
+}
+
+std::vector<std::string> latent_configs() {
+  return {cuda::config_line(kLatentDim, kLatentDimV,
+                            fmt::format("tile {}x{}, 2 warpgroups, {} stages of keys, outputs in 1 or {} slices",
+                                        kQueryTile, kLatentTile, kLatentStages, kMostLatentSlices))};
+}
+
+}  // namespace ringattn::sm90

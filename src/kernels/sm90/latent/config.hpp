@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// How `sm90_latent` decodes over latents: rows [c, k_r] that all query heads share as their keys, and whose first
+// columns are their values.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "kernels/decode.hpp"
+#include "kernels/sm90/decode/config.hpp"
+
+namespace ringattn::sm90 {
+
+inline constexpr int kLatentDim = 576;   // latent and rotary key
+inline constexpr int kLatentDimV = 512;  // the latent
+inline constexpr int kLatentTile = 64;   // keys of a tile: groups are 4,096 keys
+inline constexpr int kLatentStages = 2;  // tiles in shared memory
+inline constexpr int kLatentParts = 3;   // of a tile that arrive by themselves
+inline constexpr int kLatentFoldThreads = 256;
+inline constexpr int kLatentThreads = kLatentFoldThreads + 128;
+inline constexpr int kMostLatentSequences = 256;  // of a step: each CTA keeps a number for each
+inline constexpr int kMostLatentSlices = 2;       // CTAs that have a slice of a unit's outputs each
+
+// See KernelRow::missing and KernelRow::configs.
+std::vector<std::string> latent_missing(const DecodeSpec& spec);
+std::vector<std::string> latent_configs();
+
+}  // namespace ringattn::sm90

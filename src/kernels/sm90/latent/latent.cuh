@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// Decoding over latents on Hopper. A CTA takes units, each a group of 64 key tiles for 64 rows of one KV head
+// (decode/units.cuh), or a slice of such a unit's outputs. One warp fetches tiles (latent_fetch.cuh). Two warpgroups
+// fold: each has half of the slice's columns of the 64 rows' outputs, and scores every second tile for both
+// (latent_fold.cuh).
+//
+// The CTAs of a cluster walk over the same tiles, for two blocks of rows, for two slices, or for both. Each fetches a
+// part of every tile for all of them.
+#pragma once
+
+#include "kernels/sm90/latent/latent_fetch.cuh"
+#include "kernels/sm90/latent/latent_fold.cuh"
+
+namespace ringattn::sm90 {
+
+template <class C>
+__global__ void __launch_bounds__(kLatentThreads, 1) latent_kernel(const __grid_constant__ DecodeParams params) {
+  const std::uint32_t rank = C::kCtas > 1 ? rank_in_cluster() : 0;
+  const LatentMap map{C::kCtas > 1 ? in_cta(kReservedBytes, rank) : kReservedBytes};
+  if (threadIdx.x == 0) init_latent_barriers(map, C::kCtas);
+  if (threadIdx.x / 32 == kLatentFoldThreads / 32) count_units<C>(params, map);
+  __syncthreads();
+  if constexpr (C::kCtas > 1) cluster_sync();
+  // Units of two blocks of rows follow each other.
+  const int units = unit_count(params, map);
+  const int block = static_cast<int>(rank) / C::kSlices;
+  const int step = static_cast<int>(gridDim.x) / C::kCtas * C::kBlocks;
+  const auto each_unit = [&](auto&& worker) {
+#pragma unroll 1
+    for (int n = static_cast<int>(blockIdx.x) / C::kCtas * C::kBlocks + block; n < units; n += step) {
+      worker.take(unit_of<C>(params, map, n), static_cast<int>(rank) % C::kSlices);
+    }
+  };
+  if (threadIdx.x < kLatentFoldThreads) {
+    take_registers<232>();
+    each_unit(LatentFold<C>(params, map));
+  } else {
+    give_registers<40>();
+    if (threadIdx.x / 32 == kLatentFoldThreads / 32) each_unit(LatentFetcher<C>(params, map, rank));
+  }
+  if constexpr (C::kCtas > 1) {  // nobody writes to a CTA that has gone
+    __syncwarp();
+    cluster_sync();
+  }
+}
+
+}  // namespace ringattn::sm90

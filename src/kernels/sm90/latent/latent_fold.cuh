@@ -1,0 +1,366 @@
+// SPDX-License-Identifier: Apache-2.0
+// The warpgroups that fold latents. Tiles are scored in turn, one by either warpgroup, and a tile's probabilities go to
+// the other one through shared memory; each then adds P V of every tile, in order, to its own columns of the outputs.
+// While one makes probabilities, the tensor cores work for the other one.
+//
+// The tile step is the fold's (fold/tile_step.cuh) but for when a row's reference moves: as soon as a score lies more
+// than kFarAbove above it, which is known before the exponentials are taken, so no tile is done twice. Rows that don't
+// see a tile of the unit have probabilities of 0 there, which change nothing.
+#pragma once
+
+#include <type_traits>
+
+#include "kernels/sm90/decode/finish.cuh"
+#include "kernels/sm90/fold/products.cuh"
+#include "kernels/sm90/fold/tile_step.cuh"
+#include "kernels/sm90/latent/latent_map.cuh"
+#include "kernels/sm90/ptx/matrix.cuh"
+#include "kernels/sm90/ptx/tma.cuh"
+
+namespace ringattn::sm90 {
+
+inline constexpr int kBothBarrier = 1;  // of both warpgroups; behind it, each has one of its own
+
+// In powers of two. A tile's probabilities are at most 2^12, and the sum over 2^30 keys stays far below fp32's end.
+inline constexpr float kFarAbove = 12.0F;
+
+template <class C>
+class LatentFold {
+ public:
+  __device__ __forceinline__ LatentFold(const DecodeParams& params, const LatentMap& map)
+      : params_(params), p_(params.fold), map_(map), warpgroup_(of_warp(threadIdx.x / kWarpgroup)) {}
+
+  __device__ __forceinline__ void take(const DecodeUnit& unit, int slice) {
+    load_queries(unit);
+    first_column_ = (2 * slice + static_cast<int>(warpgroup_)) * C::kColumns;
+    const DecodeSlots slots = slots_of<C>(params_, unit, slot_of_thread());
+    const BasicTileRange<int> plain = plain_tiles<C>(params_, unit);
+    const std::uint32_t first = tiles_;
+    tiles_ += static_cast<std::uint32_t>(unit.end - unit.begin);
+    const auto keys_from = [&](std::uint32_t tile) {
+      return unit.of.length - (unit.begin + static_cast<int>(tile - first)) * kLatentTile;
+    };
+    if (first == tiles_) clear(o_);
+    const auto fold = [&]<bool kOthers>(std::bool_constant<kOthers>, std::uint32_t tile) {
+      if constexpr (kOthers) add_other(tile - 1, tile - 1 == first, keys_from(tile - 1));
+      Scores s;
+      score_begin(s, tile);
+      if constexpr (kOthers) {
+        wgmma_wait<1>();  // the tile goes back early, and the tensor cores have something to do meanwhile
+        pin(o_);
+        release(tile - 1);
+      }
+      score_rest(s, tile);
+      wgmma_wait<0>();
+      pin(s);
+      const int number = unit.begin + static_cast<int>(tile - first);
+      std::uint32_t probability[kLatentTile / 16][4];
+      const Numbers numbers =
+          weigh(s, slots, number, !kOthers, number < plain.begin || number >= plain.end, probability);
+      hand_over(probability, numbers);
+      add_own(probability, tile, !kOthers, keys_from(tile));
+      wgmma_wait<0>();
+      pin(o_);
+      release(tile);
+    };
+    std::uint32_t tile = first + ((warpgroup_ ^ first) & 1U);
+    if (tile == first && first != tiles_) {
+      fold(std::false_type(), tile);
+      tile += 2;
+    }
+#pragma unroll 1
+    for (; static_cast<int>(tiles_ - tile) > 0; tile += 2) fold(std::true_type(), tile);
+    if (first != tiles_ && ((tiles_ - 1) & 1U) != warpgroup_) {
+      add_other(tiles_ - 1, tiles_ - 1 == first, keys_from(tiles_ - 1));
+      wgmma_wait<0>();
+      pin(o_);
+      release(tiles_ - 1);
+    }
+    leave_rows(unit, slots, first != tiles_);
+    named_sync(kBothBarrier, kLatentFoldThreads);  // the numbers and the queries have been read
+  }
+
+ private:
+  using Scores = float[kLatentTile / 8][4];
+
+  // What holds for all lanes or for none, so that the compiler knows it.
+  static __device__ __forceinline__ bool all_of_warp(bool holds) { return __all_sync(0xffffffffU, holds) != 0; }
+
+  // Of a thread's two rows, behind a tile.
+  struct Numbers {
+    float reference[2];
+    float l[2];
+    float factor[2];  // of what was there before the tile
+    bool moved;       // whether a factor of the warp's rows is not 1
+  };
+
+  static __device__ __forceinline__ void clear(float (&o)[C::kColumns / 8][4]) {
+#pragma unroll
+    for (int n = 0; n < C::kColumns / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) o[n][i] = 0.0F;
+    }
+  }
+
+  // Four threads have a row. Rows that are not there are zeros.
+  __device__ __forceinline__ void load_queries(const DecodeUnit& unit) const {
+    constexpr int kChunks = kLatentDim / 8;
+    constexpr int kAtOnce = 9;
+    const auto* const q = static_cast<const std::uint16_t*>(p_.q.data);
+    const bool aligned =
+        ((reinterpret_cast<std::uint64_t>(q) | static_cast<std::uint64_t>(2 * (p_.q.token_stride | p_.q.head_stride))) &
+         15U) == 0;
+    const int slot = thread_of_cta() / 4;
+    const bool present = slot < rows_of(params_, unit);
+    const DecodePlace place = place_of(params_, unit, present ? slot : 0);
+    const std::uint16_t* const row = q + place.row * p_.q.token_stride + place.query_head * p_.q.head_stride;
+#pragma unroll 1
+    for (int first = thread_of_cta() % 4; first < kChunks; first += 4 * kAtOnce) {
+      uint4 elements[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        elements[i] = present ? load_elements(row + (first + 4 * i) * 8, aligned) : uint4{0, 0, 0, 0};
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int chunk = first + 4 * i;
+        cuda::store_shared(map_.q() + static_cast<std::uint32_t>(chunk / 8 * cuda::panel_bytes(kQueryTile)) +
+                               cuda::swizzled(slot, chunk % 8),
+                           elements[i]);
+      }
+    }
+    static_assert(kChunks % (4 * kAtOnce) == 0);
+    proxy_fence();
+    named_sync(kBothBarrier, kLatentFoldThreads);
+  }
+
+  // Until a part of a tile is here.
+  __device__ __forceinline__ void await(std::uint32_t tile, int part) const {
+    barrier_wait(map_.full(stage_of(tile), part), parity_of(tile));
+  }
+  // Once the warp's products are done with a tile: it is the whole cluster's.
+  __device__ __forceinline__ void release(std::uint32_t tile) const {
+    const std::uint32_t barrier = map_.empty(stage_of(tile));
+    const auto lane = static_cast<std::uint32_t>(thread_of_cta() % 32);
+    if constexpr (C::kCtas > 1) {
+      if (lane < C::kCtas) barrier_arrive_at(in_cta(barrier, lane));
+    } else {
+      if (lane == 0) barrier_arrive(barrier);
+    }
+  }
+
+  // Issues S = Q Kᵀ of a tile, part by part as it arrives: the first kEarlySteps of 16 columns, and the others.
+  static constexpr int kEarlySteps = 8;
+  __device__ __forceinline__ void score_begin(Scores& s, std::uint32_t tile) const {
+    await(tile, 0);
+    pin(s);
+    wgmma_fence();
+    score_steps<0, kEarlySteps>(s, tile);
+    wgmma_commit();
+  }
+  __device__ __forceinline__ void score_rest(Scores& s, std::uint32_t tile) const {
+    constexpr int kHalf = 4 * kHalfPanels;
+    wgmma_fence();
+    score_steps<kEarlySteps, kHalf>(s, tile);
+    await(tile, 1);
+    wgmma_fence();
+    score_steps<kHalf, 2 * kHalf>(s, tile);
+    await(tile, 2);
+    wgmma_fence();
+    score_steps<2 * kHalf, kLatentDim / 16>(s, tile);
+    wgmma_commit();
+  }
+  template <int kBegin, int kEnd>
+  __device__ __forceinline__ void score_steps(Scores& s, std::uint32_t tile) const {
+    const std::uint32_t q = of_warp(descriptor_low(map_.q()));
+    const std::uint32_t k = of_warp(descriptor_low(map_.tile(stage_of(tile))));
+#pragma unroll
+    for (int step = kBegin; step < kEnd; ++step) {
+      const auto at = static_cast<std::uint32_t>((step / 4 * LatentMap::kPanelBytes + step % 4 * 32) >> 4);
+      Wgmma<typename C::Element, kLatentTile>::ss(s, descriptor(q + at), descriptor(k + at), step > 0);
+    }
+  }
+
+  // Scores → probabilities; moves the rows' numbers on.
+  __device__ __forceinline__ Numbers weigh(Scores& s, const DecodeSlots& slots, int number, bool first, bool special,
+                                           std::uint32_t (&probability)[kLatentTile / 16][4]) const {
+    const int slot = slot_of_thread();
+    const int lane = thread_of_cta() % 4;
+    if (p_.softmax.scaled_first) scale_scores(p_, s);
+    Numbers numbers;
+    float shift[2];
+    bool moves = false;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (special) {
+        mask_scores<0, kLatentTile / 8>(p_, s, half, visible_columns<C>(slots, half, number));
+      }
+      float reference = first ? -INFINITY : load_float(map_.reference(slot + 8 * half));
+      numbers.l[half] = first ? 0.0F : load_float(map_.sum(slot + 8 * half, lane));
+      numbers.factor[half] = 1.0F;
+      float most = fmaxf(s[0][2 * half], s[0][2 * half + 1]);
+#pragma unroll
+      for (int j = 1; j < kLatentTile / 8; ++j) most = fmaxf(most, fmaxf(s[j][2 * half], s[j][2 * half + 1]));
+      most = __fmul_rn(over_quad(most), p_.softmax.exponent_base2);
+      if (reference == -INFINITY) {
+        if (most > -INFINITY) reference = most;
+      } else if (__fsub_rn(most, reference) > kFarAbove) {
+        numbers.factor[half] = cuda::exp2_approx(__fsub_rn(reference, most));
+        reference = most;
+        moves = true;
+      }
+      shift[half] = reference == -INFINITY ? 0.0F : -reference;
+      numbers.reference[half] = reference;
+    }
+    float sum[2];
+    exponentiate<C>(p_, shift, s, sum);
+    pack<C>(s, probability);
+    numbers.moved = __any_sync(0xffffffffU, moves);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (numbers.moved) numbers.l[half] = __fmul_rn(numbers.l[half], numbers.factor[half]);
+      numbers.l[half] = __fadd_rn(numbers.l[half], sum[half]);
+    }
+    return numbers;
+  }
+
+  // What a tile comes to, to the other warpgroup: it has read what is there, and so has this one.
+  __device__ __forceinline__ void hand_over(const std::uint32_t (&probability)[kLatentTile / 16][4],
+                                            const Numbers& numbers) {
+    const int slot = slot_of_thread();
+    const int lane = thread_of_cta() % 4;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (lane == 0) {
+        cuda::store_shared(map_.reference(slot + 8 * half), __float_as_uint(numbers.reference[half]));
+        if (numbers.moved) cuda::store_shared(map_.factor(slot + 8 * half), __float_as_uint(numbers.factor[half]));
+      }
+      cuda::store_shared(map_.sum(slot + 8 * half, lane), __float_as_uint(numbers.l[half]));
+    }
+    // Four matrices of 8 rows and 8 keys at a time: lanes give the addresses of their rows.
+    const int in_warp = thread_of_cta() % 32;
+    const int row = thread_of_warpgroup() / 32 * 16 + in_warp % 16;
+#pragma unroll
+    for (int step = 0; step < kLatentTile / 16; ++step) {
+      store_matrix(map_.weights() + cuda::swizzled(row, 2 * step + in_warp / 16), probability[step]);
+    }
+    if (thread_of_cta() % 32 == 0) store_number(map_.moved(warp()), numbers.moved ? 1 : 0);
+    proxy_fence();
+    __syncwarp();
+    if (thread_of_cta() % 32 == 0) barrier_arrive(map_.weights_full());
+    if (numbers.moved) scale_outputs(numbers.factor);
+  }
+
+  __device__ __forceinline__ void scale_outputs(const float (&factor)[2]) {
+#pragma unroll
+    for (int n = 0; n < C::kColumns / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) o_[n][i] = __fmul_rn(o_[n][i], factor[i / 2]);
+    }
+  }
+
+  __device__ __forceinline__ std::uint32_t values(std::uint32_t tile) const {
+    const std::uint32_t address =
+        map_.tile(stage_of(tile)) + static_cast<std::uint32_t>(first_column_ / kPanelColumns * LatentMap::kPanelBytes);
+    return of_warp(descriptor_low(address, LatentMap::kPanelBytes));
+  }
+
+  // Issues O += P V of a tile that this warpgroup has scored.
+  __device__ __forceinline__ void add_own(const std::uint32_t (&probability)[kLatentTile / 16][4], std::uint32_t tile,
+                                          bool first, int keys) {
+    if (all_of_warp(keys < kLatentTile)) clear_tail(tile, keys);
+    const std::uint32_t v = values(tile);
+    pin(o_);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kLatentTile / 16; ++step) {
+      Wgmma<typename C::Element, C::kColumns>::rs(
+          o_, probability[step], descriptor(v + static_cast<std::uint32_t>(step * 16 * kPanelRowBytes >> 4)),
+          step > 0 || !first);
+    }
+    wgmma_commit();
+  }
+
+  // Issues O += P V of a tile that the other one has scored.
+  __device__ __forceinline__ void add_other(std::uint32_t tile, bool first, int keys) {
+#pragma unroll
+    for (int part = 0; part < kLatentParts; ++part) await(tile, part);
+    barrier_wait(map_.weights_full(), tile & 1U);
+    if (all_of_warp(load_number(map_.moved(warp())) != 0)) {
+      const int slot = slot_of_thread();
+      const float factor[2] = {load_float(map_.factor(slot)), load_float(map_.factor(slot + 8))};
+      scale_outputs(factor);
+    }
+    if (all_of_warp(keys < kLatentTile)) clear_tail(tile, keys);
+    const std::uint32_t p = of_warp(descriptor_low(map_.weights()));
+    const std::uint32_t v = values(tile);
+    pin(o_);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kLatentTile / 16; ++step) {
+      Wgmma<typename C::Element, C::kColumns>::sv(
+          o_, descriptor(p + static_cast<std::uint32_t>(step * 32 >> 4)),
+          descriptor(v + static_cast<std::uint32_t>(step * 16 * kPanelRowBytes >> 4)), step > 0 || !first);
+    }
+    wgmma_commit();
+  }
+
+  // Rows of a tile behind the sequence's last key are somebody else's, or were fetched for another tile: their
+  // probabilities are 0, but 0 · ∞ would be NaN. Each warpgroup clears its own columns.
+  __device__ __forceinline__ void clear_tail(std::uint32_t tile, int keys) const {
+    constexpr int kChunks = C::kColumns / 8;
+#pragma unroll 1
+    for (int i = keys * kChunks + thread_of_warpgroup(); i < kLatentTile * kChunks; i += kWarpgroup) {
+      const int chunk = first_column_ / 8 + i % kChunks;
+      cuda::store_shared(map_.tile(stage_of(tile)) + static_cast<std::uint32_t>(chunk / 8 * LatentMap::kPanelBytes) +
+                             cuda::swizzled(i / kChunks, chunk % 8),
+                         uint4{0, 0, 0, 0});
+    }
+    proxy_fence();
+    named_sync(kBothBarrier + 1 + static_cast<int>(warpgroup_), kWarpgroup);
+  }
+
+  // `folded`: the unit has tiles.
+  __device__ __forceinline__ void leave_rows(const DecodeUnit& unit, const DecodeSlots& slots, bool folded) const {
+    const int lane = thread_of_cta() % 4;
+    const int block = first_column_ / 16;
+    const bool speaks = first_column_ == 0 && lane == 0;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int slot = slot_of_thread() + 8 * half;
+      const float reference = folded ? load_float(map_.reference(slot)) : -INFINITY;
+      const float sum = sum_of_quad(folded ? load_float(map_.sum(slot, lane)) : 0.0F);
+      if (!slots.present[half]) continue;
+      const DecodePlace& place = slots.place[half];
+      if (!finishes(params_, unit)) {
+        if (!folded) continue;  // another unit has the row, or the merge finds that none has
+        auto* const outputs = reinterpret_cast<float4*>(record_of(params_, unit, place));
+#pragma unroll
+        for (int n = 0; n < C::kColumns / 16; ++n) {
+          __stcg(outputs + 4 * (block + n) + lane, float4{o_[2 * n][2 * half], o_[2 * n][2 * half + 1],
+                                                          o_[2 * n + 1][2 * half], o_[2 * n + 1][2 * half + 1]});
+        }
+        if (speaks) leave_numbers(params_, unit, 0, 1, slot, place, float2{reference, sum});
+        continue;
+      }
+      const FinishedRow<C> finished(params_, place, reference, sum);
+#pragma unroll
+      for (int n = 0; n < C::kColumns / 8; ++n) {
+        finished.write(first_column_ + 8 * n + 2 * lane, o_[n][2 * half], o_[n][2 * half + 1]);
+      }
+      if (speaks) finished.write_lse();
+    }
+  }
+
+  static __device__ __forceinline__ int warp() { return thread_of_warpgroup() / 32; }
+
+  const DecodeParams& params_;
+  const cuda::FoldParams& p_;
+  const LatentMap& map_;
+  const std::uint32_t warpgroup_;
+  int first_column_ = 0;     // of this warpgroup's columns of the outputs
+  std::uint32_t tiles_ = 0;  // of all units so far
+  float o_[C::kColumns / 8][4];
+};
+
+}  // namespace ringattn::sm90

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// What lies where in the shared memory of a CTA that decodes over latents (latent.cuh).
+//
+//   Q           [64 rows]           both folding warpgroups write it, and read it
+//   tiles       [2 stages][64 keys] the fetching warp has the copy engine write them; keys, and values as their first
+//                                   columns
+//   weights     [64 rows][64 keys]  a tile's probabilities, from the warpgroup that has scored it to the other one
+//   sums        [64 rows][4]        what the threads of a row have of l
+//   references  [64 rows]           r of the open group; −∞ as long as it has seen nothing
+//   factors     [64 rows], moved [4 warps]  by how much r has moved with this tile, and whether it has
+//   barriers
+//   units       [sequences + 1]     how many units come before each sequence (decode/units.cuh)
+//
+// Tiles lie in panels of 64 columns, as in the fold.
+#pragma once
+
+#include "kernels/cuda/device/panels.hpp"
+#include "kernels/sm90/fold/shared_map.cuh"
+#include "kernels/sm90/latent/config.hpp"
+#include "kernels/sm90/ptx/cluster.cuh"
+#include "kernels/sm90/ptx/mbarrier.cuh"
+
+namespace ringattn::sm90 {
+
+struct LatentMap {
+  // In a cluster an address also says whose memory it is: copies and arrivals would reach the first CTA's else.
+  std::uint32_t base;
+
+  static constexpr int kPanelBytes = cuda::panel_bytes(kLatentTile);
+  static constexpr int kTileBytes = kLatentTile * cuda::padded_row_bytes(kLatentDim);
+  static constexpr int kTileOffset = kQueryTile * cuda::padded_row_bytes(kLatentDim);
+  static constexpr int kWeightOffset = kTileOffset + kLatentStages * kTileBytes;
+  static constexpr int kSumOffset = kWeightOffset + kQueryTile * kPanelRowBytes;
+  static constexpr int kReferenceOffset = kSumOffset + kQueryTile * 16;
+  static constexpr int kFactorOffset = kReferenceOffset + kQueryTile * 4;
+  static constexpr int kMovedOffset = kFactorOffset + kQueryTile * 4;
+  static constexpr int kBarrierOffset = kMovedOffset + 16;
+  static constexpr int kBarriers = kLatentStages * (kLatentParts + 1) + 1;
+  static constexpr int kUnitOffset = kBarrierOffset + kBarriers * kBarrierBytes;
+  static constexpr int kBytes = kUnitOffset + (kMostLatentSequences + 1) * 4;
+  static_assert(kBytes <= kMostSharedBytes && kTileOffset % 1024 == 0 && kPanelBytes % 1024 == 0);
+
+  __device__ std::uint32_t q() const { return at(0, 0, 0); }
+  __device__ std::uint32_t tile(std::uint32_t stage) const { return at(kTileOffset, stage, kTileBytes); }
+  __device__ std::uint32_t weights() const { return at(kWeightOffset, 0, 0); }
+  __device__ std::uint32_t sum(int row, int share) const {
+    return at(kSumOffset, static_cast<std::uint32_t>(row * 4 + share), 4);
+  }
+  __device__ std::uint32_t reference(int row) const { return at(kReferenceOffset, static_cast<std::uint32_t>(row), 4); }
+  __device__ std::uint32_t factor(int row) const { return at(kFactorOffset, static_cast<std::uint32_t>(row), 4); }
+  __device__ std::uint32_t moved(int warp) const { return at(kMovedOffset, static_cast<std::uint32_t>(warp), 4); }
+  __device__ std::uint32_t units_before(int sequence) const {
+    return at(kUnitOffset, static_cast<std::uint32_t>(sequence), 4);
+  }
+  // Of a stage: a part of its columns has arrived; every warp of the cluster that folds is done with it.
+  __device__ std::uint32_t full(std::uint32_t stage, int part) const {
+    return at(kBarrierOffset, stage * kLatentParts + static_cast<std::uint32_t>(part), kBarrierBytes);
+  }
+  __device__ std::uint32_t empty(std::uint32_t stage) const {
+    return at(kBarrierOffset, kLatentStages * kLatentParts + stage, kBarrierBytes);
+  }
+  // The weights of a tile, and what else its rows have, are there.
+  __device__ std::uint32_t weights_full() const {
+    return at(kBarrierOffset, kLatentStages * (kLatentParts + 1), kBarrierBytes);
+  }
+
+ private:
+  __device__ std::uint32_t at(int offset, std::uint32_t index, int bytes) const {
+    return base + static_cast<std::uint32_t>(offset) + index * static_cast<std::uint32_t>(bytes);
+  }
+};
+
+// A tile's number in the CTA's life says where it lies, and in which phase of the barriers.
+__device__ __forceinline__ std::uint32_t stage_of(std::uint32_t number) { return number & 1U; }
+__device__ __forceinline__ std::uint32_t parity_of(std::uint32_t number) { return number >> 1 & 1U; }
+static_assert(kLatentStages == 2);
+
+// The panels of a part of a tile: two halves of the latent, and the rotary key.
+inline constexpr int kHalfPanels = kLatentDimV / kPanelColumns / 2;
+__device__ __forceinline__ int panels_of_part(int part) {
+  return part < 2 ? kHalfPanels : (kLatentDim - kLatentDimV) / kPanelColumns;
+}
+
+// By one thread. `ctas`: of the cluster.
+__device__ __forceinline__ void init_latent_barriers(const LatentMap& map, int ctas) {
+  for (std::uint32_t stage = 0; stage < kLatentStages; ++stage) {
+    for (int part = 0; part < kLatentParts; ++part) barrier_init(map.full(stage, part), 1);
+    barrier_init(map.empty(stage), ctas * kLatentFoldThreads / 32);
+  }
+  barrier_init(map.weights_full(), kWarpgroup / 32);
+  barrier_init_fence();
+}
+
+}  // namespace ringattn::sm90

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// From an element type to the kernels and their launch; the latent_*.cu files instantiate it.
+#pragma once
+
+#include "base/cuda.hpp"
+#include "kernels/sm90/fold/hopper_params.hpp"
+#include "kernels/sm90/latent/latent.cuh"
+#include "kernels/sm90/latent/latent.hpp"
+
+namespace ringattn::sm90 {
+
+template <class Element_, int kBlocks_, int kSlices_>
+struct LatentConfig {
+  using Element = Element_;
+  static constexpr int kBlocks = kBlocks_;  // of rows that a cluster has
+  static constexpr int kSlices = kSlices_;
+  static constexpr int kCtas = kBlocks * kSlices;  // of a cluster
+  static constexpr int kKeyTile = kLatentTile;
+  static constexpr int kDimV = kLatentDimV;
+  static constexpr int kColumns = kLatentDimV / 2 / kSlices;  // of a warpgroup
+};
+
+// Calls with(LatentConfig()) for every form of the kernel. Clusters of four would be fewer than a quarter of the
+// multiprocessors: some parts of the device have a number of them that is no multiple of four.
+template <class Element, class With>
+void for_latent_configs(With with) {
+  with(LatentConfig<Element, 1, 1>());
+  with(LatentConfig<Element, 2, 1>());
+  with(LatentConfig<Element, 1, 2>());
+}
+
+template <class Element>
+void prepare_latent() {
+  check_device();
+  for_latent_configs<Element>([]<class C>(C) {
+    check_cuda(
+        cudaFuncSetAttribute(latent_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, int{LatentMap::kBytes}),
+        "cudaFuncSetAttribute");
+  });
+}
+
+// `cluster` must live as long as what is returned.
+template <class C>
+cudaLaunchConfig_t latent_launch(int clusters, cudaLaunchAttribute& cluster) {
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {C::kCtas, 1, 1};
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = static_cast<unsigned>(clusters * C::kCtas);
+  launch.blockDim = kLatentThreads;
+  launch.dynamicSmemBytes = LatentMap::kBytes;
+  launch.attrs = &cluster;
+  launch.numAttrs = 1;
+  return launch;
+}
+
+template <class Element>
+int latent_clusters(int blocks, int slices) {
+  int count = 0;
+  for_latent_configs<Element>([&]<class C>(C) {
+    if (C::kBlocks != blocks || C::kSlices != slices) return;
+    cudaLaunchAttribute cluster{};
+    const cudaLaunchConfig_t launch = latent_launch<C>(1, cluster);
+    check_cuda(cudaOccupancyMaxActiveClusters(&count, latent_kernel<C>, &launch), "cudaOccupancyMaxActiveClusters");
+  });
+  return count;
+}
+
+template <class Element>
+void launch_latent(const DecodeParams& params, int blocks, int clusters, Stream stream) {
+  for_latent_configs<Element>([&]<class C>(C) {
+    if (C::kBlocks != blocks || C::kSlices != params.slices) return;
+    cudaLaunchAttribute cluster{};
+    cudaLaunchConfig_t launch = latent_launch<C>(clusters, cluster);
+    launch.stream = cuda_stream(stream);
+    check_cuda(cudaLaunchKernelEx(&launch, latent_kernel<C>, params), "sm90_latent");
+  });
+}
+
+template <class Element>
+constexpr LatentLauncher latent_launcher() {
+  return {prepare_latent<Element>, latent_clusters<Element>, launch_latent<Element>};
+}
+
+}  // namespace ringattn::sm90

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/sm90/latent/sm90_latent.hpp"
+
+#include <algorithm>
+
+#include "base/cuda.hpp"
+#include "base/gpu.hpp"
+#include "kernels/cuda/cuda_backend.hpp"
+#include "kernels/cuda/cuda_fold.hpp"
+#include "kernels/sm90/decode/step_params.hpp"
+#include "kernels/sm90/fold/tensor_maps.hpp"
+#include "kernels/sm90/latent/config.hpp"
+#include "kernels/sm90/latent/latent.hpp"
+
+namespace ringattn::sm90 {
+
+namespace {
+
+class Sm90Latent final : public DecodeKernel {
+ public:
+  Sm90Latent(const DecodeSpec& spec, int device)
+      : spec_(spec), device_(device), launcher_(spec.fold.dtype == Dtype::kBf16 ? latent_bf16 : latent_fp16) {}
+
+  std::int64_t record_floats() const override { return kLatentDimV + 4; }
+  int key_tile() const override { return kLatentTile; }
+
+  // Records of all groups, where sequences may have several: a second launch merges them.
+  std::size_t scratch_bytes(const DecodeLimits& limits) const override {
+    const std::int64_t groups = share_groups(limits.keys, 1, kLatentTile);
+    if (groups <= 1) return 0;
+    return static_cast<std::size_t>(limits.sequences * limits.rows * groups * spec_.fold.heads * record_floats()) *
+           sizeof(float);
+  }
+
+  void reserve(const DecodeLimits& limits) override {
+    check_limits("sm90_latent", limits, kMostLatentSequences);
+    const DeviceGuard guard(device_);
+    limits_ = limits;
+    groups_ = share_groups(limits.keys, 1, kLatentTile);
+    multiprocessors_ = cuda::multiprocessors_of(device_);
+    scratch_ = allocate_device(scratch_bytes(limits), device_);
+    launcher_.prepare();
+    clusters_[kAlone] = launcher_.clusters_at_a_time(1, 1);
+    clusters_[kTwoBlocks] = launcher_.clusters_at_a_time(2, 1);
+    clusters_[kTwoSlices] = launcher_.clusters_at_a_time(1, 2);
+  }
+
+  void enqueue(const DecodeStep& step, Stream stream) override {
+    check_decode_step(spec_, limits_, step);
+    if (step.q.tokens == 0) return;
+    const DeviceGuard guard(device_);
+    DecodeParams p{};
+    set_step(spec_.fold, step, p);
+    p.block_rows = kQueryTile;
+    p.blocks = (step.rows * p.ratio + kQueryTile - 1) / kQueryTile;
+    const std::int64_t units = std::int64_t{p.sequences} * p.fold.kv_heads * p.blocks * groups_;
+    p.slices = slices_for(units);
+    const Form form = p.slices == 2 ? kTwoSlices : p.blocks % 2 == 0 ? kTwoBlocks : kAlone;
+    const int blocks = form == kTwoBlocks ? 2 : 1;
+    set_pages(step, kLatentTile / (blocks * p.slices), p);
+    p.boxes = kLatentTile / p.box_rows;
+    p.k = map_pages(mapped_pages("sm90_latent", step.k), spec_.fold.dtype, p.box_rows, kPanelColumns);
+    const bool merges = groups_ > 1 && step.partials.records == nullptr;
+    if (merges) {
+      p.records = reinterpret_cast<float*>(scratch_.data());
+      p.record_groups = groups_;
+    }
+    launcher_.launch(p, blocks, static_cast<int>(std::min<std::int64_t>(units / blocks, clusters_[form])), stream);
+    if (!merges) return;
+    const float* const records = p.records;
+    merge_shares(
+        "sm90_latent", spec_.fold, kLatentTile,
+        {.shares = {&records, 1}, .groups = groups_, .rows = step.rows, .lengths = step.lengths, .output = step.output},
+        stream);
+  }
+
+  void merge(const DecodeMerge& merge, Stream stream) override {
+    check_decode_merge(spec_, merge);
+    const DeviceGuard guard(device_);
+    merge_shares("sm90_latent", spec_.fold, kLatentTile, merge, stream);
+  }
+
+ private:
+  // What the CTAs of a cluster share tiles for.
+  enum Form { kAlone, kTwoBlocks, kTwoSlices };
+
+  // Slices score the same tiles each for itself, so there are several only where multiprocessors would idle otherwise.
+  int slices_for(std::int64_t units) const {
+    if (limits_.slices > 0) return std::min(limits_.slices, kMostLatentSlices);
+    return units * kMostLatentSlices <= multiprocessors_ ? kMostLatentSlices : 1;
+  }
+
+  DecodeSpec spec_;
+  int device_;
+  const LatentLauncher& launcher_;
+  DecodeLimits limits_;
+  std::int64_t groups_ = 0;  // of a sequence, at most
+  int multiprocessors_ = 0;
+  int clusters_[3] = {};  // of each form, how many the device holds at a time
+  Buffer scratch_;
+};
+
+}  // namespace
+
+std::unique_ptr<DecodeKernel> make_latent_decode(const DecodeSpec& spec, Backend& backend) {
+  return std::make_unique<Sm90Latent>(spec, static_cast<const cuda::CudaBackend&>(backend).device());
+}
+
+}  // namespace ringattn::sm90

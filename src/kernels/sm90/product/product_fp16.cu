@@ -1,0 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/sm90/product/launch.cuh"
+
+namespace ringattn::sm90 {
+
+constinit const cuda::ProductLauncher product_fp16 = product_launcher<__half>();
+
+}  // namespace ringattn::sm90

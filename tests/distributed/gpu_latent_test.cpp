@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// Latent attention on GPUs, over every fold kernel of the cuda backend that can do a form: O and LSE of several ranks,
+// blocks, heads at a time and strides equal those of one rank, byte for byte, and are about what the CPU has. Ranks are
+// threads of this process and share the GPUs that there are.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "kernels/registry.hpp"
+#include "tests/support/latent_rank.hpp"
+
+namespace ringattn {
+inline void PrintTo(const FoldRow& row, std::ostream* stream) { *stream << row.name; }
+}  // namespace ringattn
+
+namespace ringattn::testing {
+namespace {
+
+LatentSpec spec_of(Dtype dtype, int heads, int head_dim, int rope_dim, int head_dim_v, int latent_dim) {
+  LatentSpec spec;
+  spec.dtype = dtype;
+  spec.heads = heads;
+  spec.head_dim = head_dim;
+  spec.rope_dim = rope_dim;
+  spec.head_dim_v = head_dim_v;
+  spec.latent_dim = latent_dim;
+  spec.softmax_scale = default_softmax_scale(spec);
+  return spec;
+}
+LatentSpec deepseek(Dtype dtype) { return spec_of(dtype, 4, 128, 64, 128, 512); }
+LatentSpec narrow(Dtype dtype) { return spec_of(dtype, 6, 16, 8, 24, 40); }
+
+class GpuLatent : public ::testing::TestWithParam<FoldRow> {
+ protected:
+  void SetUp() override {
+    const std::string reason = GetParam().unavailable();
+    if (!reason.empty()) GTEST_SKIP() << "needs a GPU: " << reason;
+  }
+
+  LatentOptions options(int heads_at_a_time = 0, std::int64_t block = 0) const {
+    LatentOptions options;
+    options.ring.kernel = {"cuda", std::string(GetParam().name)};
+    options.ring.block_tokens = block;
+    options.heads_at_a_time = heads_at_a_time;
+    return options;
+  }
+
+  // What is worst, and where.
+  static std::string beyond(const JobResult& found, const JobResult& expected, Dtype dtype, double tolerance) {
+    double worst = 0.0;
+    std::string where;
+    const std::size_t element = size_of(dtype);
+    for (std::size_t at = 0; at < expected.out.size(); at += element) {
+      const double a = load_element(found.out.data() + at, dtype);
+      const double b = load_element(expected.out.data() + at, dtype);
+      const double off = std::abs(a - b);
+      if (!(off <= worst)) {
+        worst = std::isnan(off) ? INFINITY : off;
+        where = fmt::format("element {} of O is {}, the CPU has {}", at / element, a, b);
+      }
+    }
+    return worst <= tolerance ? std::string() : where;
+  }
+
+  // False where the kernel can't do the job.
+  bool check(const LatentJob& job) const {
+    const LatentForm form = *job.form;
+    for (const int heads : {1, job.spec.heads}) {
+      if (!GetParam().missing(form_spec(job.spec, form, heads)).empty()) return false;
+    }
+    const std::string name = fmt::format("{}, {}", describe(job), form_name(form));
+    const LatentTensors tensors = random_latents(job, 5);
+    const JobResult one = run_gpu_latent_job(job, options(), tensors, 1);
+    LatentOptions cpu;
+    cpu.ring.kernel.backend = "cpu";
+    cpu.ring.threads = 2;
+    // A few roundings of numbers up to 4: products, probabilities and O.
+    EXPECT_EQ(beyond(one, run_latent_job(job, cpu, tensors, 1), job.spec.dtype,
+                     job.spec.dtype == Dtype::kBf16 ? 0.0625 : 0.008),
+              "")
+        << name;
+    const auto same = [&](int world, const LatentOptions& asked, const LatentShape& shape) {
+      EXPECT_TRUE(run_gpu_latent_job(job, asked, tensors, world, shape).same_bits(one))
+          << name << ": " << world << " ranks, " << asked.heads_at_a_time << " heads at a time, block "
+          << asked.ring.block_tokens << (shape.fused ? ", views of fused tensors" : "");
+    };
+    for (const int world : {1, 2, 3}) {
+      same(world, options(), {});
+      same(world, options(2, 256), {});
+      same(world, options(1, 384), {.fused = true});
+    }
+    return true;
+  }
+};
+
+TEST_P(GpuLatent, RanksBlocksHeadsAndViewsHaveTheSameBits) {
+  const Batch ragged = {{1, 1, 0}, {300, 300, 0}, {0, 0, 0}, {129, 129, 0}, {5, 700, 695}};
+  bool any = false;
+  for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16}) {
+    for (const LatentForm form : {LatentForm::kExpanded, LatentForm::kAbsorbed}) {
+      any |= check({deepseek(dtype), ragged, form});
+      any |= check({narrow(dtype), ragged, form});
+    }
+  }
+  EXPECT_TRUE(any) << GetParam().name << " can do neither form";
+}
+
+std::vector<FoldRow> cuda_kernels() {
+  std::vector<FoldRow> rows;
+  for (const FoldRow& row : kernel_table<FoldSpec>()) {
+    if (row.backend == "cuda") rows.push_back(row);
+  }
+  return rows;
+}
+
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(GpuLatent);  // a build without CUDA has no such kernels
+INSTANTIATE_TEST_SUITE_P(Kernels, GpuLatent, ::testing::ValuesIn(cuda_kernels()),
+                         [](const auto& test) { return std::string(test.param.name); });
+
+}  // namespace
+}  // namespace ringattn::testing

@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+// sm90_latent decodes over latents. No kernel folds like it, so its rows are held against fp64, and against themselves
+// by memcmp: in any batch, layout, number of rows, slices and shares.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/cuda.hpp"
+#include "tests/support/accuracy.hpp"
+#include "tests/support/cuda_graph.hpp"
+#include "tests/support/decode_runner.hpp"
+
+namespace ringattn::testing {
+namespace {
+
+constexpr std::int64_t kGroup = 4096;  // keys
+
+class CudaLatent : public ::testing::TestWithParam<Dtype> {
+ protected:
+  void SetUp() override {
+    for (const DecodeRow& row : kernel_table<DecodeSpec>()) {
+      if (row.name == "sm90_latent") row_ = &row;
+    }
+    if (row_ == nullptr) GTEST_SKIP() << "needs: a build for Hopper";
+    const std::string reason = row_->unavailable();
+    if (!reason.empty()) GTEST_SKIP() << "needs: " << reason;
+  }
+
+  FoldSpec spec(int heads, const Mask& mask = {-1, 0}) const {
+    FoldSpec of = make_spec(GetParam(), heads, 1, 576, mask);
+    of.head_dim_v = 512;
+    of.softmax_scale = 0.0722F;  // of 192 dims, as in a model
+    return of;
+  }
+  static FoldInputs inputs(const FoldSpec& spec, int rows, const std::vector<std::int64_t>& lengths,
+                           std::uint64_t seed) {
+    return with_values_in_keys(decode_inputs(spec, rows, lengths, seed));
+  }
+  FoldResult run(const FoldInputs& of, CacheLayout layout = {}) const {
+    layout.values_in_keys = true;
+    return DecodeRunner(*row_, of, layout).run();
+  }
+  void expect_right(const FoldInputs& of, const CacheLayout& layout = {}) const {
+    const FoldResult result = run(of, layout);
+    EXPECT_EQ(check_accuracy(of, result.out, result.lse), "") << describe(of.spec) << ", " << of.sequences[0].q_len;
+  }
+
+  const DecodeRow* row_ = nullptr;
+};
+
+// One row of one sequence of `result`, as bytes of O and LSE.
+std::vector<std::byte> row_bytes(const FoldInputs& of, const FoldResult& result, std::int64_t row) {
+  const std::size_t out = static_cast<std::size_t>(of.spec.heads * of.spec.head_dim_v) * size_of(of.spec.dtype);
+  const std::size_t lse = static_cast<std::size_t>(of.spec.heads) * sizeof(float);
+  const auto at = static_cast<std::size_t>(row);
+  std::vector<std::byte> bytes(out + lse);
+  std::memcpy(bytes.data(), result.out.data() + at * out, out);
+  std::memcpy(bytes.data() + out, result.lse.data() + at * static_cast<std::size_t>(of.spec.heads), lse);
+  return bytes;
+}
+
+TEST_P(CudaLatent, OneTile) { expect_right(inputs(spec(64), 1, {64}, 1)); }
+TEST_P(CudaLatent, TwoTiles) { expect_right(inputs(spec(64), 1, {128}, 2)); }
+TEST_P(CudaLatent, OneKey) { expect_right(inputs(spec(16), 1, {1}, 3)); }
+TEST_P(CudaLatent, ManyTiles) { expect_right(inputs(spec(128), 1, {4096}, 4)); }
+
+TEST_P(CudaLatent, LengthsAroundEdges) {
+  const FoldSpec of = spec(16);
+  expect_right(inputs(of, 1, {1, 63, 64, 65, 127, 128, 129, 191, 0, kGroup - 1}, 5));
+  expect_right(inputs(of, 1, {kGroup, kGroup + 1, 2 * kGroup, 2 * kGroup + 1, 3 * kGroup - 63, 7, 0}, 6));
+}
+
+TEST_P(CudaLatent, HeadsAndRows) {
+  for (const int heads : {1, 5, 16, 64, 128}) {
+    for (const int rows : {1, 2, 3, 16}) expect_right(inputs(spec(heads), rows, {300, 1, 97}, 7));
+  }
+}
+
+TEST_P(CudaLatent, MasksCapAndSinks) {
+  for (const Mask& mask : {Mask{-1, -1}, Mask{100, 0}, Mask{0, 0}, Mask{4100, 0}}) {
+    FoldSpec of = spec(16, mask);
+    expect_right(inputs(of, 3, {5000, 130, 2, 66}, 8));
+    of.sinks = true;
+    of.softcap = 20.0F;
+    expect_right(inputs(of, 2, {4500, 64, 65}, 9));
+  }
+  FoldSpec negative = spec(16);
+  negative.softmax_scale = -0.05F;
+  expect_right(inputs(negative, 2, {500, 64}, 10));
+}
+
+TEST_P(CudaLatent, LayoutsHaveTheSameBits) {
+  const FoldInputs of = inputs(spec(64), 2, {kGroup + 77, 130, 1, 64, 2 * kGroup}, 11);
+  const FoldResult dense = run(of);
+  EXPECT_EQ(check_accuracy(of, dense.out, dense.lse), "");
+  for (const std::int64_t page : {16, 32, 64, 128, 256}) {
+    EXPECT_TRUE(run(of, {.page_size = page}).same_bits(dense)) << page;
+    EXPECT_TRUE(run(of, {.page_size = page, .shuffle = 5, .strided = true}).same_bits(dense)) << page;
+  }
+  EXPECT_TRUE(run(of, {.strided = true}).same_bits(dense));
+  for (const int slices : {1, 2}) {
+    EXPECT_TRUE(run(of, {.slices = slices}).same_bits(dense)) << slices;
+    EXPECT_TRUE(run(of, {.page_size = 64, .slices = slices}).same_bits(dense)) << slices;
+  }
+}
+
+// The same row in a step of several rows, of one row, and in another batch.
+TEST_P(CudaLatent, ARowHasItsBitsInAnyStep) {
+  for (const Mask& mask : {Mask{-1, 0}, Mask{200, 0}}) {
+    const std::vector<std::int64_t> lengths = {kGroup + 66, 65, 130};
+    constexpr int kRows = 5;
+    const FoldInputs together = inputs(spec(16, mask), kRows, lengths, 12);
+    const FoldResult expected = run(together);
+    for (std::size_t s = 0; s < lengths.size(); ++s) {
+      for (int i = 0; i < kRows; ++i) {
+        FoldInputs alone = together;
+        const std::int64_t keys = lengths[s] - kRows + 1 + i;
+        alone.sequences = {{1, keys, keys - 1}};
+        const std::size_t q = static_cast<std::size_t>(16 * 576) * 2;
+        const auto row = static_cast<std::int64_t>(s) * kRows + i;
+        alone.q.assign(together.q.begin() + row * static_cast<std::int64_t>(q),
+                       together.q.begin() + (row + 1) * static_cast<std::int64_t>(q));
+        const auto cut = [&](std::vector<std::byte>& to, const std::vector<std::byte>& from, std::size_t bytes) {
+          const std::size_t begin = static_cast<std::size_t>(together.k_begin(s)) * bytes;
+          to.assign(from.begin() + static_cast<std::ptrdiff_t>(begin),
+                    from.begin() + static_cast<std::ptrdiff_t>(begin + static_cast<std::size_t>(keys) * bytes));
+        };
+        cut(alone.k, together.k, 576 * 2);
+        cut(alone.v, together.v, 512 * 2);
+        const FoldResult single = run(alone, {.page_size = 32});
+        ASSERT_EQ(row_bytes(alone, single, 0), row_bytes(together, expected, row))
+            << "sequence " << s << ", row " << i << ", window " << mask.left;
+      }
+    }
+  }
+}
+
+TEST_P(CudaLatent, SharesMergeToTheWhole) {
+  const FoldInputs of = inputs(spec(16), 2, {3 * kGroup + 9, 40, kGroup, 0}, 13);
+  const FoldResult expected = run(of);
+  for (const int count : {1, 2, 3, 5}) {
+    std::vector<std::unique_ptr<DecodeRunner>> runners;
+    std::vector<const float*> records;
+    for (int i = 0; i < count; ++i) {
+      runners.push_back(std::make_unique<DecodeRunner>(
+          *row_, of, CacheLayout{.page_size = i % 2 == 0 ? 64 : 0, .share = {i, count}, .values_in_keys = true}));
+      runners.back()->make_records(share_groups(3 * kGroup + 9, count, 64));
+      runners.back()->enqueue_leave(runners.back()->backend().stream());
+      runners.back()->wait();
+      records.push_back(runners.back()->records());
+    }
+    runners[0]->enqueue_merge(records, runners[0]->backend().stream());
+    EXPECT_TRUE(runners[0]->read().same_bits(expected)) << count;
+  }
+}
+
+// References move in later tiles, of either warpgroup, by little and by much.
+TEST_P(CudaLatent, RowsThatOutgrowTheirReference) {
+  const FoldSpec of = spec(64);
+  FoldInputs grown = inputs(of, 2, {kGroup + 900, 700}, 14);
+  for (int head = 0; head < of.heads; head += 3) grown.set_q(1, head, 0, 1.0F / of.softmax_scale);
+  for (const auto& [key, level] : {std::pair{70, 30.0F}, {140, 60.0F}, {700, 59.0F}, {2000, 90.0F}, {4100, 80.0F}}) {
+    grown.set_k(key, 0, 0, level);
+    grown.set_v(key, 0, 0, level);
+  }
+  expect_right(grown);
+  EXPECT_TRUE(run(grown, {.page_size = 16, .slices = 2}).same_bits(run(grown, {.slices = 1})));
+}
+
+// A key that isn't finite taints the rows that see it, and no others.
+TEST_P(CudaLatent, NonFiniteKeys) {
+  const FoldSpec of = spec(16);
+  const FoldInputs clean = inputs(of, 1, {500, 300}, 15);
+  FoldInputs planted = clean;
+  planted.set_k(130, 0, 3, std::numeric_limits<float>::quiet_NaN());
+  planted.set_v(130, 0, 3, std::numeric_limits<float>::quiet_NaN());
+  const FoldResult result = run(planted);
+  EXPECT_EQ(row_bytes(planted, result, 1), row_bytes(clean, run(clean), 1));
+  EXPECT_TRUE(std::all_of(result.lse.begin(), result.lse.begin() + 16, [](float x) { return std::isnan(x); }));
+}
+
+TEST_P(CudaLatent, AGraphFollowsGrowingSequences) {
+  const FoldSpec of = spec(16);
+  const FoldInputs longest = inputs(of, 2, {kGroup + 40, 100}, 16);
+  DecodeRunner runner(*row_, longest, {.page_size = 64, .values_in_keys = true});
+  const Stream stream = runner.backend().stream();
+  const Graph graph(stream, [&] { runner.enqueue(stream); });
+  for (const std::int64_t less : {98, 70, 41, 40, 39, 36, 3, 0}) {
+    const std::vector<std::int64_t> lengths = {kGroup + 40 - less, 100 - less};
+    runner.set_lengths(lengths);
+    graph.launch();
+    graph.launch();
+    EXPECT_TRUE(runner.read().same_bits(run(shortened(longest, lengths)))) << less;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Dtypes, CudaLatent, ::testing::Values(Dtype::kBf16, Dtype::kF16),
+                         [](const auto& test) { return std::string(dtype_name(test.param)); });
+
+}  // namespace
+}  // namespace ringattn::testing
