@@ -4,7 +4,7 @@
 //
 //   |y − y64| ≤ 2^−p · |y64| + r · m,   m = Σ |terms of y64|
 //
-// p: the bits of the dtype's significand, 8 (bf16), 11 (fp16), 24 (fp32): one rounding of y, with a bit to spare. m:
+// p: the bits of the dtype's significand, 8 (bf16), 11 (fp16), 24 (fp32): one rounding of y. m:
 // what y64 is if no term cancels another, by the same recursion over absolute values. r: what fp32 may lose of a term,
 // for decays are exponentials of sums whose steps are 2^−15 where they are large. It is what the tests of kernels keep
 // to.
