@@ -132,9 +132,8 @@ void write_bench_report(const Invocation& invocation, std::span<const BenchPoint
 
 // Every rank measures at once, as the folds do, and with as many threads; the slowest counts. `job`: whose kernel is
 // the one to stand beside.
-std::optional<SgemmRate> sgemm_of(const Config& config, const Job& job, Transport& world) {
+SgemmRate sgemm_of(const Config& config, const Job& job, Transport& world) {
   const Meeting meeting(world, Patience(config.options.timeout));
-  if (config.options.against != "sgemm") return std::nullopt;
   Job small = job;
   set_lists(small, nullptr);
   small.batch = uniform_batch(1, 1, 1);
@@ -174,6 +173,10 @@ int bench_job_list(const Invocation& invocation, Transport& world, Report&) {
            "there would be no whole run to compare with", "Leave one of them out.");
     }
     settings = settings_of(config);
+    if (settings.front().is_scan() && (options.against == "folds" || options.against == "sgemm")) {
+      fail(ErrorCode::kUsage, fmt::format("--against {} contradicts a scan", options.against),
+           "it has no folds, and is no matrix product", "Compare with a file of lines.");
+    }
     if (settings.front().job.decode && (options.against == "folds" || options.against == "sgemm")) {
       fail(ErrorCode::kUsage, fmt::format("--against {} contradicts decoding", options.against),
            "a step reads its cache, and computes next to nothing", "Compare with a file of lines.");
@@ -184,14 +187,18 @@ int bench_job_list(const Invocation& invocation, Transport& world, Report&) {
       yardsticks = read_yardsticks(options, settings, world.size());
     }
   });
-  agree_on_input(meeting, settings.front().input);
+  agree_on_files(meeting, [&] {
+    const Setting& any = settings.front();
+    return any.is_scan() ? any.scan().fingerprints() : any.input().fingerprints();
+  });
   Sweep sweep(invocation, world, screen);
   if (options.dry_run) {
     for (const Setting& setting : settings) sweep.describe(setting);
     screen.context("dry run: nothing is measured");
     return 0;
   }
-  const std::optional<SgemmRate> sgemm = sgemm_of(config, settings.front().input.job(), world);
+  std::optional<SgemmRate> sgemm;
+  if (options.against == "sgemm") sgemm = sgemm_of(config, settings.front().input().job(), world);
   for (const Setting& setting : settings) sweep.measure(setting, settings.size() == 1);
 
   const std::vector<BenchPoint>& points = sweep.points();

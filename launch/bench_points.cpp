@@ -9,6 +9,7 @@
 #include "base/build.hpp"
 #include "base/error.hpp"
 #include "base/json_writer.hpp"
+#include "base/size.hpp"
 #include "base/text_file.hpp"
 #include "kernels/registry.hpp"
 
@@ -40,6 +41,9 @@ BenchJob read_job(const json& job) {
   result.form = job.value("form", "");
   result.rope_dim = job.value("rope_dim", 0);
   result.latent_dim = job.value("latent_dim", 0);
+  result.state_dim = job.value("state_dim", 0);
+  result.groups = job.value("groups", 0);
+  if (result.state_dim > 0) result.scan = job.value("op", "");
   return result;
 }
 
@@ -102,6 +106,27 @@ BenchJob bench_job(const JobInput& input, std::string source) {
           latent ? input.latent().spec.latent_dim : 0};
 }
 
+BenchJob bench_job(const ScanInput& input, std::string source) {
+  const ScanJob& job = input.job();
+  const ScanSpec& spec = job.spec;
+  BenchJob result;
+  result.tokens = job.tokens();
+  result.batch = static_cast<std::int64_t>(job.lengths.size());
+  result.heads = spec.heads;
+  result.head_dim = spec.head_dim;
+  result.head_dim_v = spec.head_dim;
+  result.dtype = dtype_name(spec.dtype);
+  const std::string text = describe(spec);
+  const std::string groups = counted(static_cast<std::uint64_t>(spec.groups), "group");
+  const std::size_t behind = text.find(groups) + groups.size();
+  result.mask = behind < text.size() ? text.substr(behind + 2) : std::string("plain");
+  result.source = std::move(source);
+  result.scan = op_name(input.op());
+  result.state_dim = spec.state_dim;
+  result.groups = spec.groups;
+  return result;
+}
+
 BenchTimes summarise(std::vector<double> milliseconds) {
   if (milliseconds.empty()) return {};
   std::sort(milliseconds.begin(), milliseconds.end());
@@ -138,6 +163,9 @@ void write_point(JsonWriter& json, const BenchPoint& point, std::span<const std:
     json.member("op", op_name(Op::kLatent)).member("keys", job.keys).member("form", job.form);
     json.member("rope_dim", job.rope_dim).member("latent_dim", job.latent_dim);
   }
+  if (!job.scan.empty()) {
+    json.member("op", job.scan).member("state_dim", job.state_dim).member("groups", job.groups);
+  }
   json.end_object();
   json.member("layout", point.layout).member("stripe", point.stripe).member("block", point.block);
   json.member("blocks", point.blocks).member("overlap", point.overlap).member("samples", point.samples);
@@ -150,6 +178,10 @@ void write_point(JsonWriter& json, const BenchPoint& point, std::span<const std:
       json.key("exposed_ms").null().key("predicted_ms").null();  // nobody has measured the one, or models the other
     } else {
       json.member("exposed_ms", point.exposed_ms).member("predicted_ms", point.predicted_ms);
+    }
+    if (!job.scan.empty()) {
+      json.member("tokens_per_s", static_cast<double>(job.tokens) / point.ms.median * 1e3);
+      json.member("gb_per_s", point.gb_per_s).member("digest", point.digest);
     }
     json.member("memory_peak_bytes", point.memory_peak).member("memory_planned_bytes", point.memory_planned);
   } else {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "attention/files/job_input.hpp"
+#include "attention/files/scan_input.hpp"
 
 namespace ringattn {
 
@@ -37,6 +38,10 @@ struct BenchJob {
   std::string form = {};
   int rope_dim = 0;
   int latent_dim = 0;
+  // Of a scan alone, which has no K/V heads; the mask's place is taken by what is computed besides.
+  std::string scan = {};  // the op
+  int state_dim = 0;
+  int groups = 0;
 
   bool operator==(const BenchJob&) const = default;
   std::int64_t seq() const { return batch > 0 ? (decode ? keys : tokens) / batch : 0; }
@@ -44,6 +49,7 @@ struct BenchJob {
 
 // `source`: as BenchJob::source.
 BenchJob bench_job(const JobInput& input, std::string source);
+BenchJob bench_job(const ScanInput& input, std::string source);
 
 // Milliseconds; the quantiles lie linearly between the two nearest samples.
 struct BenchTimes {
@@ -79,8 +85,8 @@ struct BenchPoint {
   double predicted_ms = 0.0;  // by the machine model, for the slowest rank
   std::size_t memory_peak = 0;
   std::size_t memory_planned = 0;
-  double gb_per_s = 0.0;  // of a decoding step: K and V read, all ranks together
-  std::string digest;     // of a decoding step's out
+  double gb_per_s = 0.0;  // of a decoding step: K and V read; of a scan: rows read and written; all ranks together
+  std::string digest;     // of a decoding step's out, or a scan's y
   std::string error;      // why there are no figures
 
   bool measured() const { return samples > 0 && error.empty(); }

@@ -21,7 +21,7 @@ constexpr int kLeastSteps = 4;  // of a graph
 
 void Sweep::measure_step(const Setting& setting) {
   ProgressDisplay progress(options_, world_.rank() == 0);
-  PreparedFileJob prepared(setting.input, world_, library(setting));
+  PreparedFileJob prepared(setting.input(), world_, library(setting));
   Decode& decode = prepared.decode();
   Report report = report_of(prepared);
   if (points_.empty()) print_job(screen_, prepared, report);
@@ -31,7 +31,7 @@ void Sweep::measure_step(const Setting& setting) {
   const int caches = device ? static_cast<int>(std::clamp<std::size_t>(kFarBeyondCache / bytes, 1, kMostCaches)) : 1;
   const int steps = device ? std::max(caches, kLeastSteps) : 1;
   LoadedStep loaded(
-      setting.input, decode, meeting_,
+      setting.input(), decode, meeting_,
       [&](std::string_view what, std::int64_t done, std::int64_t all) { progress.update(what, done, all); }, caches);
   double seconds = 0.0;
   for (int i = 0; i < 3; ++i) seconds = loaded.run_many(steps);  // warm-up
@@ -52,7 +52,7 @@ void Sweep::measure_step(const Setting& setting) {
     point.tflops_per_rank = report.flops / point.ms.median / world_.size() * 1e-9;
     point.gb_per_s = prepared.step().bytes_read / point.ms.median * 1e-6;
   }
-  point.digest = digest_result(setting.input, result, meeting_).out;
+  point.digest = digest_result(setting.input(), result, meeting_).out;
   keep(point);
 }
 

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "base/build.hpp"
 #include "base/json_writer.hpp"
@@ -14,6 +15,7 @@
 #include "launch/job_request.hpp"
 #include "launch/job_text.hpp"
 #include "launch/progress.hpp"
+#include "launch/scan_request.hpp"
 #include "launch/wording.hpp"
 
 namespace ringattn {
@@ -38,6 +40,15 @@ struct Samples {
 
 }  // namespace
 
+namespace {
+
+Setting scan_setting(ScanInput input, const std::string& source) {
+  BenchJob job = bench_job(input, source);
+  return {std::move(input), std::move(job), 0};
+}
+
+}  // namespace
+
 std::vector<Setting> settings_of(const Config& config) {
   const JobOptions& options = config.options;
   if (config.given("batch") && config.given("total-tokens")) {
@@ -55,6 +66,11 @@ std::vector<Setting> settings_of(const Config& config) {
   const auto add = [&](const JobInput& input, const std::string& source) {
     for (const std::int64_t block : blocks) settings.push_back({input, bench_job(input, source), block});
   };
+  const OpenSource source = open_source(config, false);
+  if (config.given("input") && source.scan) {
+    settings.push_back(scan_setting(open_scan(config), options.input));
+    return settings;
+  }
   if (config.given("input")) {
     add(open_input(config, true), options.input);
     return settings;
@@ -66,7 +82,11 @@ std::vector<Setting> settings_of(const Config& config) {
       one.options.batch = options.total_tokens > 0
                               ? std::max<std::int64_t>(1, options.total_tokens / std::max<std::int64_t>(1, seq))
                               : batch;
-      add(JobInput(synthetic_input(one, seq), numerics_of(one)), "");
+      if (source.scan) {
+        settings.push_back(scan_setting(open_scan(one, seq), ""));
+      } else {
+        add(JobInput(synthetic_input(one, seq), numerics_of(one)), "");
+      }
     }
   }
   return settings;
@@ -107,7 +127,9 @@ Sweep::Sweep(const Invocation& invocation, Transport& world, const Screen& scree
 
 void Sweep::measure(const Setting& setting, bool only) {
   try {
-    if (setting.job.decode) {
+    if (setting.is_scan()) {
+      measure_scan(setting);
+    } else if (setting.job.decode) {
       measure_step(setting);
     } else {
       measure_modes(setting);
@@ -130,7 +152,12 @@ void Sweep::measure(const Setting& setting, bool only) {
 }
 
 void Sweep::describe(const Setting& setting) {
-  PreparedFileJob prepared(setting.input, world_, library(setting));
+  if (setting.is_scan()) {
+    PreparedScan prepared(setting.scan(), world_, scan_options(invocation_.config));
+    print_scan(screen_, prepared, report_of(prepared));
+    return;
+  }
+  PreparedFileJob prepared(setting.input(), world_, library(setting));
   print_job(screen_, prepared, report_of(prepared));
 }
 
@@ -148,12 +175,20 @@ Report Sweep::report_of(PreparedFileJob& prepared) {
   return report;
 }
 
+Report Sweep::report_of(PreparedScan& prepared) {
+  Report report;
+  report.command = "bench";
+  report.invocation = &invocation_;
+  gather_scan(report, prepared, world_, meeting_);
+  return report;
+}
+
 void Sweep::measure_modes(const Setting& setting) {
   ProgressDisplay progress(options_, world_.rank() == 0);
   const auto step = [&](std::string_view what, std::int64_t done, std::int64_t all) {
     progress.update(what, done, all);
   };
-  PreparedFileJob prepared(setting.input, world_, library(setting));
+  PreparedFileJob prepared(setting.input(), world_, library(setting));
   Report report = report_of(prepared);
   if (points_.empty()) print_job(screen_, prepared, report);
   const std::unique_ptr<LoadedJob> holder = prepared.load(step);
@@ -172,7 +207,7 @@ void Sweep::measure_modes(const Setting& setting) {
 
   RankResult last;  // without rows: they needn't leave the device
   last.rows =
-      total_tokens(packed_runs(prepared.ring().layout.queries.runs(world_.rank()), setting.input.job().batch.cu_q()));
+      total_tokens(packed_runs(prepared.ring().layout.queries.runs(world_.rank()), setting.input().job().batch.cu_q()));
   gather_figures(report, prepared, last, world_, meeting_);
   for (std::size_t mode = 0; mode < modes.size(); ++mode) {
     BenchPoint point = point_of(setting, report);

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <variant>
 #include <vector>
 
 #include "attention/attention.hpp"
@@ -23,9 +24,14 @@ namespace ringattn {
 
 // A point to be measured.
 struct Setting {
-  JobInput input;
+  std::variant<JobInput, ScanInput> source;
   BenchJob job;
   std::int64_t block = 0;  // tokens; 0: the plan's choice
+
+  // The one that job.scan says is there.
+  const JobInput& input() const { return std::get<JobInput>(source); }
+  const ScanInput& scan() const { return std::get<ScanInput>(source); }
+  bool is_scan() const { return !job.scan.empty(); }
 };
 
 // Lengths × block sizes, or the file of --input × block sizes. Throws kUsage and kFile.
@@ -66,8 +72,10 @@ class Sweep {
  private:
   Options library(const Setting& setting) const;
   Report report_of(PreparedFileJob& prepared);
+  Report report_of(PreparedScan& prepared);
   void measure_modes(const Setting& setting);
   void measure_step(const Setting& setting);  // bench_steps.cpp
+  void measure_scan(const Setting& setting);  // bench_scan.cpp
   // How many samples to take of what lasts so long.
   std::int64_t sample_count(double seconds) const;
   std::int64_t warm_up(LoadedJob& loaded, const std::vector<RunMode>& modes);

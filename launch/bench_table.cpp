@@ -32,6 +32,11 @@ std::string dims_text(const BenchJob& job) {
 }  // namespace
 
 std::string label(const BenchJob& job) {
+  if (!job.scan.empty()) {
+    return fmt::format("{} tokens, {} sequence{}, {}, {} {} x {}, state {}, groups {}, {}", job.tokens, job.batch,
+                       job.batch == 1 ? "" : "s", job.scan, job.dtype, job.heads, job.head_dim, job.state_dim,
+                       job.groups, job.mask);
+  }
   if (job.decode) {
     return fmt::format("{} row{} of {} sequence{}, {} keys, {}, {} {}/{} x {} {}", job.tokens,
                        job.tokens == 1 ? "" : "s", job.batch, job.batch == 1 ? "" : "s", job.keys,
@@ -104,9 +109,44 @@ std::string steps_text(std::span<const BenchPoint> points, bool with_header) {
   return table.text(with_header);
 }
 
+std::string scans_text(std::span<const BenchPoint> points, bool with_header) {
+  const std::vector<Table::Column> columns{{"tokens"},
+                                           {"seqs"},
+                                           {"samples"},
+                                           {"median", "(ms)"},
+                                           {"p10", "(ms)"},
+                                           {"p90", "(ms)"},
+                                           {"Mtokens/s"},
+                                           {"GB/s", "all ranks"},
+                                           {"states", "(ms)"},
+                                           {"predicted", "(ms)"},
+                                           {"mem/rank", "(MiB)"},
+                                           {"digest of y"}};
+  Table table(columns);
+  for (const BenchPoint& point : points) {
+    std::vector<std::string> cells{fmt::format("{}", point.job.tokens), fmt::format("{}", point.job.batch),
+                                   fmt::format("{}", point.samples)};
+    if (!point.measured()) {
+      cells.resize(columns.size(), "-");
+      table.add(std::move(cells));
+      continue;
+    }
+    for (const double ms : {point.ms.median, point.ms.p10, point.ms.p90}) cells.push_back(fmt::format("{:.3f}", ms));
+    cells.push_back(fmt::format("{:.3f}", static_cast<double>(point.job.tokens) / point.ms.median * 1e-3));
+    cells.push_back(fmt::format("{:.2f}", point.gb_per_s));
+    cells.push_back(fmt::format("{:.3f}", point.exposed_ms));
+    cells.push_back(fmt::format("{:.3f}", point.predicted_ms));
+    cells.push_back(fmt::format("{:.1f}", static_cast<double>(point.memory_peak) / 0x1p20));
+    cells.push_back(point.digest);
+    table.add(std::move(cells));
+  }
+  return table.text(with_header);
+}
+
 }  // namespace
 
 std::string points_text(std::span<const BenchPoint> points, std::optional<double> sgemm, bool with_header) {
+  if (!points.empty() && !points.front().job.scan.empty()) return scans_text(points, with_header);
   if (!points.empty() && points.front().job.decode) return steps_text(points, with_header);
   const bool tera = in_tera(points);
   std::vector<Table::Column> columns{{"tokens"},

@@ -26,14 +26,15 @@ std::optional<int> verify_ranks(const Config& config) {
 constexpr CommandRow kTable[] = {
     {"run",
      kRun,
-     "compute attention, or a decoding step over a cache",
+     "compute attention, a decoding step over a cache, or a scan",
      {"ringattn run --synthetic 7 --seq 16k",
       "mpirun -np 4 ringattn run --input qkv.safetensors --output out.safetensors --mask causal"},
      "Computes exact attention over the ranks of this world, one rank alone included. O and LSE have the same bits "
      "for\n"
      "any number of ranks, layout, block size, transport and number of threads. A file with a paged cache, or --op "
      "decode,\n"
-     "is a decoding step: its rows have the bits that attention over the whole sequences gives them.",
+     "is a decoding step: its rows have the bits that attention over the whole sequences gives them. One with Mamba's\n"
+     "tensors, or --op ssd or selective_scan, is a scan.",
      always,
      asked_ranks,
      run_main},

@@ -73,6 +73,19 @@ constexpr TensorRow kTensors[] = {
     TensorRow{"cu_seqlens_k", &InputNames::cu_seqlens_k},
     TensorRow{"q_offset", &InputNames::q_offset},
     TensorRow{"sinks", &InputNames::sinks},
+    TensorRow{"x", &InputNames::x},
+    TensorRow{"dt", &InputNames::dt},
+    TensorRow{"A", &InputNames::a},
+    TensorRow{"B", &InputNames::b},
+    TensorRow{"C", &InputNames::c},
+    TensorRow{"D", &InputNames::d},
+    TensorRow{"z", &InputNames::z},
+    TensorRow{"dt_bias", &InputNames::dt_bias},
+    TensorRow{"u", &InputNames::u},
+    TensorRow{"delta", &InputNames::delta},
+    TensorRow{"delta_bias", &InputNames::delta_bias},
+    TensorRow{"initial_states", &InputNames::initial_states},
+    TensorRow{"cu_seqlens", &InputNames::cu_seqlens},
 };
 
 void set_tensors(JobOptions& options, std::string_view text) {
@@ -105,12 +118,31 @@ void set_window(JobOptions& options, std::string_view text) {
   options.window_right = side(text.substr(comma + 1));
 }
 
+void set_dt_limit(JobOptions& options, std::string_view text) {
+  const auto side = [](std::string_view part) {
+    constexpr float kNone = std::numeric_limits<float>::infinity();
+    if (part == "inf") return kNone;
+    if (part == "-inf") return -kNone;
+    return static_cast<float>(parse_fp32(part, -1e30, 1e30));
+  };
+  const std::size_t comma = text.find(',');
+  try {
+    if (comma == std::string_view::npos) throw BadValue{};
+    options.dt_least = side(text.substr(0, comma));
+    options.dt_most = side(text.substr(comma + 1));
+  } catch (const BadValue&) {
+    throw BadValue{"two numbers LEAST,MOST, each inf or -inf for no limit"};
+  }
+}
+
 constexpr FlagRow kTable[] = {
     // Input
     {"input", 0, kJobs, FlagGroup::kInput, FlagKind::kText, "FILE", "",
      "safetensors file, or its *.index.json, with tensors q, k, v and, if wanted, cu_seqlens_q, cu_seqlens_k, "
      "q_offset, sinks; or with q and a paged cache: k_pages, v_pages, block_table, lengths_k; or with q and latents (mla): "
-     "latent, k_rope, w_uk, w_uv, for which latent_fp8, latent_pages and kv_b_proj may stand",
+     "latent, k_rope, w_uk, w_uv, for which latent_fp8, latent_pages and kv_b_proj may stand; or those of a scan (ssd): x, "
+     "dt, A, B, C and, if wanted, D, z, dt_bias, initial_states, cu_seqlens; u, delta and delta_bias instead of x, dt and "
+     "dt_bias make it a selective_scan",
      set_path<&JobOptions::input>, "in.safetensors"},
     {"tensors", 0, kJobs, FlagGroup::kInput, FlagKind::kText, "q=NAME,k=NAME,v=NAME", "",
      "other names of the input's tensors, e.g. q=layers.3.q; the optional ones too", set_tensors, "q=layers.3.q,k=layers.3.k"},
@@ -118,7 +150,7 @@ constexpr FlagRow kTable[] = {
      "instead of a file: input as a function of (seed, tensor, token, head, dim), the same on every machine",
      [](JobOptions& options, std::string_view text) { options.synthetic = parse_seed(text); }, "7"},
     {"order", 0, kJobs, FlagGroup::kInput, FlagKind::kText, "thd|htd|bthd|bhtd", "",
-     "axis order of q, k, v and out [thd for three axes, bthd for four]",
+     "axis order of q, k, v and out [thd for three axes, bthd for four]; a scan's rows lie token by token",
      [](JobOptions& options, std::string_view text) {
        constexpr std::string_view kChoices[] = {"thd", "htd", "bthd", "bhtd"};
        options.order = static_cast<AxisOrder>(parse_choice(text, kChoices));
@@ -132,11 +164,12 @@ constexpr FlagRow kTable[] = {
      }, "htd"},
 
     // Shape
-    {"op", 0, kJobs, FlagGroup::kShape, FlagKind::kText, "attention|decode|mla", "attention",
+    {"op", 0, kJobs, FlagGroup::kShape, FlagKind::kText, "attention|decode|mla|ssd|selective_scan", "attention",
      "what computes synthetic input; a file's tensors say it. decode: a few rows at the end of each of many cached "
-     "sequences, with the same bits; mla: keys and values expanded from latents",
+     "sequences, with the same bits; mla: keys and values expanded from latents; "
+     "ssd, selective_scan: the scans of Mamba-2 and Mamba-1",
      [](JobOptions& options, std::string_view text) {
-       constexpr std::string_view kChoices[] = {"attention", "decode", "mla"};
+       constexpr std::string_view kChoices[] = {"attention", "decode", "mla", "ssd", "selective_scan"};
        options.op = static_cast<Op>(parse_choice(text, kChoices));
      }},
     {"seq", 0, kRun | kVerify, FlagGroup::kShape, FlagKind::kSize, "TOKENS", "16k", "tokens of each sequence",
@@ -164,11 +197,12 @@ constexpr FlagRow kTable[] = {
     {"total-tokens", 0, kBench, FlagGroup::kShape, FlagKind::kSize, "TOKENS", "",
      "batches of short sequences: as many as make so many tokens, at least one; instead of --batch",
      set_tokens<&JobOptions::total_tokens, 1>, "64k"},
-    {"heads", 0, kJobs, FlagGroup::kShape, FlagKind::kNumber, "H", "8", "query heads; 16 for --op mla",
+    {"heads", 0, kJobs, FlagGroup::kShape, FlagKind::kNumber, "H", "8", "query heads; 16 for --op mla; of scans: heads or, of a selective_scan, channels [there 256]",
      set_count<&JobOptions::heads, 1 << 16>},
     {"kv-heads", 0, kJobs, FlagGroup::kShape, FlagKind::kNumber, "HK", "2",
      "K/V heads; they divide the query heads (--op mla has none)", set_count<&JobOptions::kv_heads, 1 << 16>},
-    {"head-dim", 0, kJobs, FlagGroup::kShape, FlagKind::kNumber, "D", "128", "dimension of q and k, for --op mla without the rotary part; `ringattn info` says what kernels take",
+    {"head-dim", 0, kJobs, FlagGroup::kShape, FlagKind::kNumber, "D", "128", "dimension of q and k, for --op mla without the rotary part, of x for --op ssd [there 64]; `ringattn info` says what "
+     "kernels take",
      set_count<&JobOptions::head_dim, 1 << 16>},
     {"head-dim-v", 0, kJobs, FlagGroup::kShape, FlagKind::kNumber, "DV", "",
      "dimension of v and out [head-dim]", set_count<&JobOptions::head_dim_v, 1 << 16>, "128"},
@@ -176,9 +210,13 @@ constexpr FlagRow kTable[] = {
      "of --op mla: dimension of the rotary part of q and k", set_count<&JobOptions::rope_dim, 1 << 16>},
     {"latent-dim", 0, kJobs, FlagGroup::kShape, FlagKind::kNumber, "DL", "512",
      "of --op mla: dimension of the latents that keys and values are expanded from", set_count<&JobOptions::latent_dim, 1 << 16>},
+    {"state-dim", 0, kJobs, FlagGroup::kShape, FlagKind::kNumber, "N", "128",
+     "of scans: states of each number of x; 16 for --op selective_scan", set_count<&JobOptions::state_dim, 1 << 16>},
+    {"groups", 0, kJobs, FlagGroup::kShape, FlagKind::kNumber, "G", "1",
+     "of scans: rows of B and C that a token has; they divide the heads", set_count<&JobOptions::groups, 1 << 16>},
     {"model-config", 0, kJobs, FlagGroup::kShape, FlagKind::kText, "FILE", "",
-     "config.json of a model of Hugging Face: heads, dims, window, scale and soft-cap of its attention, where no flag says "
-     "them; beside a file of tensors, the last three", set_path<&JobOptions::model_config>, "config.json"},
+     "config.json of a model of Hugging Face: heads, dims, window, scale and soft-cap of its attention, or heads, dims, "
+     "groups and dt-limit of its scans, where no flag says them; beside a file of tensors, what is no shape", set_path<&JobOptions::model_config>, "config.json"},
     {"layer", 0, kJobs, FlagGroup::kShape, FlagKind::kNumber, "N", "",
      "layer of --model-config, from 0 on, where layers differ",
      [](JobOptions& options, std::string_view text) { options.layer = parse_integer(text, 0, 1 << 16); }, "0"},
@@ -221,6 +259,15 @@ constexpr FlagRow kTable[] = {
        options.form.reset();
        if (choice < 2) options.form = static_cast<LatentForm>(choice);
      }},
+    {"dt-softplus", 0, kJobs, FlagGroup::kNumerics, FlagKind::kText, "auto|on|off", "auto",
+     "of scans: dt becomes log(1 + exp(dt)), behind its bias; auto: where there is a bias",
+     [](JobOptions& options, std::string_view text) {
+       constexpr std::string_view kChoices[] = {"auto", "on", "off"};
+       const std::size_t choice = parse_choice(text, kChoices);
+       options.dt_softplus = choice == 0 ? std::nullopt : std::optional(choice == 1);
+     }},
+    {"dt-limit", 0, kJobs, FlagGroup::kNumerics, FlagKind::kText, "LEAST,MOST", "",
+     "of scans: what dt is kept within, behind bias and softplus; inf is no limit [none]", set_dt_limit, "0,inf"},
     {"softmax-scale", 0, kJobs, FlagGroup::kNumerics, FlagKind::kNumber, "X", "",
      "scores are multiplied by it [1/sqrt(head-dim), rope-dim included]",
      [](JobOptions& options, std::string_view text) { options.softmax_scale = parse_fp32(text, -1e30, 1e30); }, "0.125"},
@@ -274,8 +321,11 @@ constexpr FlagRow kTable[] = {
 
     // Output
     {"output", 0, kRun, FlagGroup::kOutput, FlagKind::kText, "FILE", "",
-     "safetensors file for out (in --order) and lse (natural logarithm, [heads, tokens] or [batch, heads, tokens]) "
-     "[nothing is written]", set_path<&JobOptions::output>, "out.safetensors"},
+     "safetensors file for out (in --order) and lse (natural logarithm, [heads, tokens] or [batch, heads, tokens]), or y of "
+     "a scan [nothing is written]", set_path<&JobOptions::output>, "out.safetensors"},
+    {"final-states", 0, kRun, FlagGroup::kOutput, FlagKind::kSwitch, "", "off",
+     "of scans: the state behind each sequence too, with a digest and, in --output, as final_states",
+     set_switch<&JobOptions::final_states>},
     {"force", 0, kAllCommands, FlagGroup::kOutput, FlagKind::kSwitch, "", "off",
      "replace files that exist", set_switch<&JobOptions::force>},
     {"json", 0, kAllCommands, FlagGroup::kOutput, FlagKind::kText, "FILE|-", "",

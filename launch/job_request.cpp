@@ -13,11 +13,27 @@ namespace ringattn {
 
 namespace {
 
-constexpr std::string_view kShapeFlags[] = {"op",       "seq",      "q-len",      "page-size", "batch",      "heads",
-                                            "kv-heads", "head-dim", "head-dim-v", "rope-dim",  "latent-dim", "dtype"};
+constexpr std::string_view kShapeFlags[] = {"op",         "seq",       "q-len",    "page-size",  "batch",
+                                            "heads",      "kv-heads",  "head-dim", "head-dim-v", "rope-dim",
+                                            "latent-dim", "state-dim", "groups",   "dtype"};
 
 // Shape flags that say how a result is come by, and don't decide it.
 constexpr std::string_view kWaysAlone[] = {"op", "page-size", "model-config", "layer"};
+
+Mask mask_of(const Config& config) {
+  const JobOptions& options = config.options;
+  Mask mask{options.window_left, options.window_right};
+  if (options.mask == MaskKind::kCausal) {
+    if (options.window_right > 0) {
+      fail(ErrorCode::kUsage, fmt::format("{} contradicts the causal mask", config.origin("window")),
+           fmt::format("R is {}, and causal sets R = 0", options.window_right), "Use --mask full, or R = 0.");
+    }
+    mask.right = 0;
+  }
+  return mask;
+}
+
+}  // namespace
 
 void check_source(const Config& config, bool require_source) {
   const bool file = config.given("input");
@@ -49,26 +65,12 @@ void check_source(const Config& config, bool require_source) {
   }
 }
 
-Mask mask_of(const Config& config) {
-  const JobOptions& options = config.options;
-  Mask mask{options.window_left, options.window_right};
-  if (options.mask == MaskKind::kCausal) {
-    if (options.window_right > 0) {
-      fail(ErrorCode::kUsage, fmt::format("{} contradicts the causal mask", config.origin("window")),
-           fmt::format("R is {}, and causal sets R = 0", options.window_right), "Use --mask full, or R = 0.");
-    }
-    mask.right = 0;
-  }
-  return mask;
-}
-
-// Metadata of what decides the result; where and how it was computed does not.
-FileMetadata deciding_values(const Config& config) {
+FileMetadata deciding_values(const Config& config, Op op) {
   FileMetadata metadata;
   for (const ConfigValue& value : config.values) {
     const FlagGroup group = value.row->group;
     const bool way = std::find(std::begin(kWaysAlone), std::end(kWaysAlone), value.row->name) != std::end(kWaysAlone);
-    const auto unknown = unknown_to(config.options.op);
+    const auto unknown = unknown_to(op);
     if (!config.given(value.row->name) &&
         std::ranges::find(unknown, value.row->name, &UnknownFlag::flag) != unknown.end()) {
       continue;
@@ -79,8 +81,6 @@ FileMetadata deciding_values(const Config& config) {
   }
   return metadata;
 }
-
-}  // namespace
 
 InputRequest input_request(const Config& config, bool require_source) {
   check_source(config, require_source);
@@ -126,7 +126,8 @@ JobInput open_input(const Config& config, bool require_source) {
 
 FileJob file_job(const Config& config) {
   const JobOptions& options = config.options;
-  return {input_request(config, true), numerics_of(config), options.output, options.force, deciding_values(config)};
+  return {input_request(config, true), numerics_of(config), options.output, options.force,
+          deciding_values(config, options.op)};
 }
 
 Options library_options(const Config& config) {
@@ -148,10 +149,16 @@ Options library_options(const Config& config) {
   options.checksum = from.checksum;
   options.threads = from.threads;
   options.timeout_seconds = from.timeout;
-  if (!from.machine.empty()) options.machine = read_machine_model(from.machine);
-  const double pace = environment().pace;
-  if (pace > 0.0) options.machine.link_bytes_per_second = std::min(options.machine.link_bytes_per_second, pace);
+  options.machine = machine_model(config);
   return options;
+}
+
+MachineModel machine_model(const Config& config) {
+  MachineModel machine;
+  if (!config.options.machine.empty()) machine = read_machine_model(config.options.machine);
+  const double pace = environment().pace;
+  if (pace > 0.0) machine.link_bytes_per_second = std::min(machine.link_bytes_per_second, pace);
+  return machine;
 }
 
 }  // namespace ringattn

@@ -14,6 +14,9 @@ namespace ringattn {
 
 // Checks the input's flags against each other. Throws kUsage. `require_source`: one of --input and --synthetic must be
 // given; otherwise the shape flags alone will do.
+void check_source(const Config& config, bool require_source);
+
+// Checks, and says what is to be opened.
 InputRequest input_request(const Config& config, bool require_source);
 
 // Synthetic input of another length.
@@ -27,6 +30,12 @@ JobInput open_input(const Config& config, bool require_source);
 
 // What `run` computes and writes. The output's header says the part of the configuration that decides the result.
 FileJob file_job(const Config& config);
+
+// Metadata of what decides the result of an op; where and how it was computed does not.
+FileMetadata deciding_values(const Config& config, Op op);
+
+// Of --machine, slowed down to the pace that the environment sets. Throws kFile.
+MachineModel machine_model(const Config& config);
 
 // Throws kUsage and kFile.
 Options library_options(const Config& config);

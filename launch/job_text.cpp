@@ -16,11 +16,8 @@ std::string layout_text(const LayoutRequest& request) {
   return text;
 }
 
-namespace {
-
-// Program, world, input and job; then what computes it.
-void print_head(const Screen& screen, const JobInput& input, const KernelEntry& kernel, int threads,
-                const Report& report) {
+void print_head(const Screen& screen, const std::string& source, const std::string& job, const KernelEntry& kernel,
+                int threads, const Report& report) {
   const std::string tool = version_line();
   const std::size_t hosts = std::set<std::string>(report.hosts.begin(), report.hosts.end()).size();
   screen.context(tool.substr(0, tool.size() - 1));
@@ -28,8 +25,8 @@ void print_head(const Screen& screen, const JobInput& input, const KernelEntry& 
   screen.context(fmt::format("world: {} rank{} on {} host{}, transport {}{}", report.ranks,
                              report.ranks == 1 ? "" : "s", hosts, hosts == 1 ? "" : "s", report.transport,
                              reason.empty() || reason == "forced" ? "" : fmt::format(" (passed over: {})", reason)));
-  screen.context(fmt::format("input: {}", input.source()));
-  screen.context(fmt::format("job: {}{}", report.op == Op::kDecode ? "decode, " : "", describe(input)));
+  screen.context(fmt::format("input: {}", source));
+  screen.context(fmt::format("job: {}", job));
   const std::string per_rank =
       kernel.backend == "cpu" ? fmt::format(", {} thread{} a rank", threads, threads == 1 ? "" : "s") : "";
   screen.context(fmt::format("kernel: {}{}; {}", report.kernel, per_rank, report.kernel_reason));
@@ -41,12 +38,10 @@ void print_devices(const Screen& screen, const Report& report) {
   }
 }
 
-}  // namespace
-
 namespace {
 
 void print_ring(const Screen& screen, const JobInput& input, const RingDoor& door, const Report& report) {
-  print_head(screen, input, *door.kernel.row, door.options.threads, report);
+  print_head(screen, input.source(), describe(input), *door.kernel.row, door.options.threads, report);
   if (report.plan->latents) {
     const PlanFigures::Latents& latents = *report.plan->latents;
     screen.context(fmt::format("form: {} ({}); {} at a time", latents.form, latents.reason,
@@ -83,7 +78,8 @@ std::string cache_text(const JobInput& input) {
 
 void print_step(const Screen& screen, const JobInput& input, const Decode& decode, const StepForecast& step,
                 const Report& report) {
-  print_head(screen, input, *decode.kernel().row, decode.options().threads, report);
+  print_head(screen, input.source(), "decode, " + describe(input), *decode.kernel().row, decode.options().threads,
+             report);
   screen.context(fmt::format("cache: {}; dealt by groups of {} keys, {} moved, {} planned for a rank",
                              cache_text(input), step.group_keys, format_bytes(static_cast<double>(step.bytes_moved())),
                              format_bytes(static_cast<double>(step.memory.total()))));

@@ -24,4 +24,9 @@ void print_job(const Screen& screen, PreparedFileJob& prepared, const Report& re
 // "dense", "40 pages of 64 tokens, head-major": how the cache lies that a step reads.
 std::string cache_text(const JobInput& input);
 
+// What every op says first: program, world, input and job, and what computes it; then, with --verbose, where.
+void print_head(const Screen& screen, const std::string& source, const std::string& job, const KernelEntry& kernel,
+                int threads, const Report& report);
+void print_devices(const Screen& screen, const Report& report);
+
 }  // namespace ringattn

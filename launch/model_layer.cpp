@@ -14,7 +14,16 @@ namespace ringattn {
 
 namespace {
 
-constexpr std::string_view kLatentHeads = "16";  // of --op mla: DeepSeek-V2-Lite's
+// Defaults that an op has of its own, small models' dims.
+struct OpDefault {
+  Op op;
+  std::string_view flag;
+  std::string_view text;
+};
+constexpr OpDefault kOpDefaults[] = {{Op::kLatent, "heads", "16"},
+                                     {Op::kSsd, "head-dim", "64"},
+                                     {Op::kSelectiveScan, "heads", "256"},
+                                     {Op::kSelectiveScan, "state-dim", "16"}};
 
 // Sets flags of the config that nobody gave.
 class Filler {
@@ -38,7 +47,16 @@ class Filler {
   const std::string& path_;
 };
 
+bool is_scan(Op op) { return op == Op::kSsd || op == Op::kSelectiveScan; }
+
 void fill_shape(const ModelConfig& model, Op op, Filler& filler) {
+  if (is_scan(op)) {
+    filler.fill("heads", [&] { return model.scan_heads(); });
+    if (op == Op::kSsd) filler.fill("head-dim", [&] { return model.scan_head_dim(); });
+    filler.fill("state-dim", [&] { return model.scan_state_dim(); });
+    filler.fill("groups", [&] { return model.scan_groups(); });
+    return;
+  }
   filler.fill("heads", [&] { return model.heads(); });
   if (op == Op::kLatent) {
     filler.fill("head-dim", [&] { return model.nope_dim(); });
@@ -51,14 +69,52 @@ void fill_shape(const ModelConfig& model, Op op, Filler& filler) {
   filler.fill("head-dim", [&] { return model.head_dim(); });
 }
 
+// The scan of the model's state space layers.
+Op scan_of(const ModelConfig& model) { return model.scans_channels() ? Op::kSelectiveScan : Op::kSsd; }
+
+// Of a model with both, the layer says it; attention where none is named.
+Op op_of(const ModelConfig& model, std::optional<std::int64_t> layer) {
+  if (model.has_scans()) {
+    const bool both = model.has_attention();
+    if (!both || (layer && model.layer_scans(*layer).value_or(false))) return scan_of(model);
+  }
+  return model.is_latent() ? Op::kLatent : Op::kAttention;
+}
+
 // The op of a config that has another one than was asked for is no shape of it.
 void check_op_of(const ModelConfig& model, const Config& config) {
-  if (!config.given("op") || model.is_latent() == (config.options.op == Op::kLatent)) return;
+  const Op op = config.options.op;
+  if (!config.given("op")) return;
+  const std::string contradiction =
+      fmt::format("{} contradicts {}", config.origin("op"), config.origin("model-config"));
+  const std::string& path = config.options.model_config;
+  if (is_scan(op)) {
+    if (model.has_scans() && op == scan_of(model)) return;
+    fail(ErrorCode::kUsage, contradiction,
+         model.has_scans() ? fmt::format("the scans of {} are {}", path, op_name(scan_of(model)))
+                           : fmt::format("{} has no state_size, mamba_d_state or ssm_state_size", path),
+         "Leave --op out, or give another config.");
+  }
+  if (model.has_scans() && !model.has_attention()) {
+    fail(ErrorCode::kUsage, contradiction, fmt::format("{} has no num_attention_heads", path),
+         fmt::format("Leave --op out, or name {}.", op_name(scan_of(model))));
+  }
+  if (model.is_latent() == (op == Op::kLatent)) return;
   const bool latent = model.is_latent();
-  fail(ErrorCode::kUsage, fmt::format("{} contradicts {}", config.origin("op"), config.origin("model-config")),
-       fmt::format("{} {} kv_lora_rank, so its attention is {}of latents", config.options.model_config,
-                   latent ? "has" : "has no", latent ? "" : "not "),
+  fail(ErrorCode::kUsage, contradiction,
+       fmt::format("{} {} kv_lora_rank, so its attention is {}of latents", path, latent ? "has" : "has no",
+                   latent ? "" : "not "),
        latent ? "Leave --op out, or name mla." : "Name attention or decode, or another config.");
+}
+
+// What attention does with its scores.
+void fill_scores(const ModelConfig& model, std::optional<std::int64_t> layer, Filler& filler) {
+  filler.fill_optional("window", [&]() -> std::optional<std::string> {
+    const auto window = model.sliding_window(layer);
+    return window ? std::optional(fmt::format("{},-1", *window - 1)) : std::nullopt;
+  });
+  filler.fill("softcap", [&] { return model.softcap(); });
+  filler.fill_optional("softmax-scale", [&] { return model.softmax_scale(); });
 }
 
 }  // namespace
@@ -74,18 +130,21 @@ void fill_from_model(Config& config) {
     Filler filler(config);
     if (!config.given("input")) {
       check_op_of(model, config);
-      filler.fill("op", [&] { return model.is_latent() ? "mla" : "attention"; });
+      filler.fill("op", [&] { return op_name(op_of(model, config.options.layer)); });
       fill_shape(model, config.options.op, filler);
     }
-    filler.fill_optional("window", [&]() -> std::optional<std::string> {
-      const auto window = model.sliding_window(config.options.layer);
-      return window ? std::optional(fmt::format("{},-1", *window - 1)) : std::nullopt;
-    });
-    filler.fill("softcap", [&] { return model.softcap(); });
-    filler.fill_optional("softmax-scale", [&] { return model.softmax_scale(); });
+    const bool scan = is_scan(config.options.op);
+    if (scan || config.given("input")) {
+      filler.fill_optional("dt-limit", [&]() -> std::optional<std::string> {
+        const auto limit = model.dt_limit();
+        return limit ? std::optional(fmt::format("{},{}", limit->first, limit->second)) : std::nullopt;
+      });
+    }
+    if (!scan) fill_scores(model, config.options.layer, filler);
   }
-  if (config.options.op == Op::kLatent && config.value("heads").source == Source::kDefault) {
-    fill_value(config, "heads", std::string(kLatentHeads), Source::kDefault, "heads");
+  for (const OpDefault& row : kOpDefaults) {
+    if (config.options.op != row.op || config.value(row.flag).source != Source::kDefault) continue;
+    fill_value(config, row.flag, std::string(row.text), Source::kDefault, row.flag);
   }
 }
 

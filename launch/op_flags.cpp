@@ -3,6 +3,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
+
 #include "base/error.hpp"
 
 namespace ringattn {
@@ -14,21 +17,56 @@ constexpr std::string_view kDealt =
     "deal by groups";
 constexpr std::string_view kLatentAlone = "it is a setting of latent attention, --op mla";
 constexpr std::string_view kOneShape = "latents have no such setting: all heads share them, and they lie in rows";
+constexpr std::string_view kScanAlone = "it is a setting of scans, --op ssd or --op selective_scan";
+constexpr std::string_view kNoScores = "a scan has no scores, queries or keys";
+constexpr std::string_view kOneDeal = "ranks have whole super-segments of a scan, one behind the other";
+constexpr std::string_view kNoBlocks = "a scan has no blocks: states travel, one of each sequence";
 constexpr UnknownFlag kNotOfAttention[] = {{"page-size", "only a cache has pages"},
                                            {"rope-dim", kLatentAlone},
                                            {"latent-dim", kLatentAlone},
-                                           {"form", kLatentAlone}};
+                                           {"form", kLatentAlone},
+                                           {"state-dim", kScanAlone},
+                                           {"groups", kScanAlone},
+                                           {"dt-softplus", kScanAlone},
+                                           {"dt-limit", kScanAlone},
+                                           {"final-states", kScanAlone}};
 constexpr UnknownFlag kNotOfDecode[] = {
-    {"query-offset", kDealt},   {"layout", kDealt},           {"stripe", kDealt},    {"block", kDealt},
-    {"overlap", kDealt},        {"checksum", kDealt},         {"trace", kDealt},     {"compute-only", kDealt},
-    {"rope-dim", kLatentAlone}, {"latent-dim", kLatentAlone}, {"form", kLatentAlone}};
+    {"query-offset", kDealt},   {"layout", kDealt},           {"stripe", kDealt},       {"block", kDealt},
+    {"overlap", kDealt},        {"checksum", kDealt},         {"trace", kDealt},        {"compute-only", kDealt},
+    {"rope-dim", kLatentAlone}, {"latent-dim", kLatentAlone}, {"form", kLatentAlone},   {"state-dim", kScanAlone},
+    {"groups", kScanAlone},     {"dt-softplus", kScanAlone},  {"dt-limit", kScanAlone}, {"final-states", kScanAlone}};
 constexpr UnknownFlag kNotOfLatent[] = {
-    {"kv-heads", kOneShape}, {"page-size", kOneShape}, {"block-mask", kOneShape}, {"decode", kOneShape}};
+    {"kv-heads", kOneShape},     {"page-size", kOneShape},  {"block-mask", kOneShape},
+    {"decode", kOneShape},       {"state-dim", kScanAlone}, {"groups", kScanAlone},
+    {"dt-softplus", kScanAlone}, {"dt-limit", kScanAlone},  {"final-states", kScanAlone}};
+constexpr UnknownFlag kNotOfScans[] = {
+    {"q-len", kNoScores},       {"kv-heads", kNoScores},      {"head-dim-v", kNoScores},   {"page-size", kNoScores},
+    {"page-order", kNoScores},  {"mask", kNoScores},          {"query-offset", kNoScores}, {"window", kNoScores},
+    {"block-mask", kNoScores},  {"softmax-scale", kNoScores}, {"softcap", kNoScores},      {"decode", kNoScores},
+    {"rope-dim", kLatentAlone}, {"latent-dim", kLatentAlone}, {"form", kLatentAlone},      {"layout", kOneDeal},
+    {"stripe", kOneDeal},       {"block", kNoBlocks},         {"overlap", kNoBlocks},      {"checksum", kNoBlocks},
+    {"trace", kNoBlocks},       {"compute-only", kNoBlocks}};
+// Its heads are channels of one number each.
+constexpr std::string_view kChannels = "a channel is a head of one number; --heads says how many there are";
+constexpr auto kNotOfSelective = [] {
+  std::array<UnknownFlag, std::size(kNotOfScans) + 1> all{};
+  std::copy(std::begin(kNotOfScans), std::end(kNotOfScans), all.begin());
+  all.back() = {"head-dim", kChannels};
+  return all;
+}();
+
+// What --print-config wrote before anybody knew the input.
+bool is_printed_default(const ConfigValue& value) {
+  if (value.source != Source::kFile) return false;
+  if (value.row->kind == FlagKind::kSwitch) return (value.text == "true") == (value.row->fallback == "on");
+  return value.text == value.row->fallback;
+}
 
 }  // namespace
 
 std::span<const UnknownFlag> unknown_to(Op op) {
-  constexpr std::span<const UnknownFlag> kUnknown[] = {kNotOfAttention, kNotOfDecode, kNotOfLatent};
+  static constexpr std::span<const UnknownFlag> kUnknown[] = {kNotOfAttention, kNotOfDecode, kNotOfLatent, kNotOfScans,
+                                                              kNotOfSelective};
   return kUnknown[static_cast<std::size_t>(op)];
 }
 
@@ -36,7 +74,8 @@ void check_op(const Config& config, Op op) {
   for (const auto& [flag, why] : unknown_to(op)) {
     if (!config.given(flag)) continue;
     if (flag == "page-size" && config.options.page_size == 0) continue;
-    constexpr std::string_view kFiles[] = {"keys and values", "a cache", "latents"};
+    if (is_printed_default(config.value(flag))) continue;
+    constexpr std::string_view kFiles[] = {"keys and values", "a cache", "latents", "a scan", "a selective scan"};
     const bool file = config.given("input");
     const std::string other = file ? fmt::format("a file with {}", kFiles[static_cast<std::size_t>(op)])
                                    : fmt::format("--op {}{}", op_name(op),
@@ -44,6 +83,7 @@ void check_op(const Config& config, Op op) {
     fail(ErrorCode::kUsage, fmt::format("{} contradicts {}", config.origin(flag), other), why,
          file                  ? "Leave it out."
          : why == kLatentAlone ? "Leave it out, or use --op mla."
+         : why == kScanAlone   ? "Leave it out, or use --op ssd."
          : flag == "page-size" ? "Leave it out, or use --op decode."
                                : "Leave it out, or use --op attention.");
   }

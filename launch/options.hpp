@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -39,6 +40,8 @@ struct JobOptions {
   std::optional<int> head_dim_v;  // absent: head_dim
   int rope_dim = 64;              // of mla, as the next
   int latent_dim = 512;
+  int state_dim = 128;  // of scans, as the next
+  int groups = 1;
   std::string model_config;           // file that the shape comes from; empty: none
   std::optional<std::int64_t> layer;  // of the model, where layers differ
   Dtype dtype = Dtype::kBf16;
@@ -52,6 +55,9 @@ struct JobOptions {
   std::int64_t window_right = -1;
   std::optional<double> softmax_scale;  // absent: 1 / √head_dim
   double softcap = 0.0;                 // 0: off
+  std::optional<bool> dt_softplus;      // of scans; absent: where dt has a bias
+  float dt_least = -std::numeric_limits<float>::infinity();
+  float dt_most = std::numeric_limits<float>::infinity();
 
   // Parallelism
   std::string backend = "auto";
@@ -68,7 +74,8 @@ struct JobOptions {
   std::string machine;              // file of a machine model; empty: the default model
 
   // Output
-  std::string output;  // empty: nothing is written
+  std::string output;         // empty: nothing is written
+  bool final_states = false;  // of scans
   bool force = false;
   std::string json;  // "-": stdout; empty: no report
   std::string trace;

@@ -13,8 +13,10 @@
 #include "launch/help.hpp"
 #include "launch/job_request.hpp"
 #include "launch/job_text.hpp"
+#include "launch/plan_scan.hpp"
 #include "launch/plan_steps.hpp"
 #include "launch/report.hpp"
+#include "launch/scan_request.hpp"
 #include "launch/screen.hpp"
 #include "launch/table.hpp"
 #include "launch/values.hpp"
@@ -214,6 +216,8 @@ int plan_job(const Invocation& invocation) {
   const Screen screen(options, invocation.first_process);
   if (invocation.first_process) invocation.report_file->check();
 
+  const OpenSource source = open_source(config, false);
+  if (source.scan) return plan_scan(invocation, screen);
   std::vector<JobInput> inputs;
   if (config.given("input")) {
     inputs.push_back(open_input(config, true));

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <charconv>
 
-#include "attention/tokens/cost.hpp"
 #include "base/build.hpp"
 #include "base/environment.hpp"
 #include "base/host.hpp"
@@ -53,11 +52,19 @@ void write_texts(JsonWriter& json, std::string_view name, const std::vector<std:
 // The job itself, wherever its shape came from.
 void write_job(JsonWriter& json, const Report& report) {
   const std::optional<Job>& job = report.job;
-  if (!job) {
+  if (!job && !report.scan) {
     json.key("op").null().key("job").null();
     return;
   }
   json.member("op", op_name(report.op)).key("job");
+  if (report.scan) {
+    json.begin_object();
+    write_scan_spec(json, report.scan->spec);
+    json.member("initial_states", report.scan->initial_states).member("final_states", report.scan->final_states);
+    json.member("sequences", static_cast<std::int64_t>(report.scan->lengths.size()));
+    json.member("tokens", report.scan->tokens()).end_object();
+    return;
+  }
   const FoldSpec& spec = job->spec;
   json.begin_object().member("dtype", dtype_name(spec.dtype)).member("heads", spec.heads);
   json.member("kv_heads", spec.kv_heads).member("head_dim", spec.head_dim).member("head_dim_v", spec.head_dim_v);
@@ -91,6 +98,7 @@ void write_plan(JsonWriter& json, const std::optional<PlanFigures>& plan) {
     json.member("form", plan->latents->form).member("heads_at_a_time", plan->latents->heads_at_a_time);
     json.member("bytes_moved_expanded", plan->latents->bytes_moved_expanded);
   }
+  if (plan->scan_memory) write_memory(json, *plan->scan_memory);
   json.end_object();
 }
 
@@ -139,6 +147,55 @@ void write_accuracy(JsonWriter& json, const std::optional<Accuracy>& accuracy) {
   json.member("misplaced", accuracy->misplaced).end_object();
 }
 
+void write_accuracy(JsonWriter& json, const ScanAccuracy& accuracy) {
+  json.key("accuracy").begin_object().member("rows", accuracy.rows).key("out");
+  if (accuracy.compared == 0) {
+    json.null();
+  } else {
+    json.begin_object().member("greatest_error", accuracy.error).member("allowed", accuracy.allowed);
+    json.member("token", accuracy.worst.token).member("head", accuracy.worst.head).end_object();
+  }
+  json.key("lse").null().member("misplaced", accuracy.misplaced).end_object();
+}
+
+void write_digests(JsonWriter& json, const Report& report) {
+  json.key("digest");
+  if (report.digests) {
+    json.begin_object().member("out", report.digests->out).member("lse", report.digests->lse).end_object();
+  } else if (report.scan_digests) {
+    json.begin_object().member("out", report.scan_digests->y).key("lse").null().key("final_states");
+    if (report.scan_digests->final_states.empty()) {
+      json.null();
+    } else {
+      json.value(report.scan_digests->final_states);
+    }
+    json.end_object();
+  } else {
+    json.null();
+  }
+}
+
+void write_non_finite(JsonWriter& json, const Report& report) {
+  json.key("non_finite_inputs");
+  if (report.figures.empty()) {
+    json.null();
+    return;
+  }
+  NonFinite non_finite;
+  for (const RankFigures& rank : report.figures) {
+    non_finite.q += rank.non_finite.q;
+    non_finite.k += rank.non_finite.k;
+    non_finite.v += rank.non_finite.v;
+  }
+  json.begin_object();
+  if (report.scan) {
+    json.member("rows", non_finite.q);
+  } else {
+    json.member("q", non_finite.q).member("k", non_finite.k).member("v", non_finite.v);
+  }
+  json.end_object();
+}
+
 }  // namespace
 
 double Report::slowest_seconds() const {
@@ -167,6 +224,18 @@ std::size_t Report::memory_peak() const {
 void write_memory(JsonWriter& json, const DecodeMemory& memory) {
   json.key("memory").begin_object().member("cache", memory.cache).member("tables", memory.tables);
   json.member("rows", memory.rows).member("scratch", memory.scratch).member("partials", memory.partials).end_object();
+}
+
+void write_memory(JsonWriter& json, const ScanMemory& memory) {
+  json.key("memory").begin_object().member("rows", memory.rows).member("states", memory.states);
+  json.member("scratch", memory.scratch).member("exchange", memory.exchange).end_object();
+}
+
+void write_scan_spec(JsonWriter& json, const ScanSpec& spec) {
+  json.member("dtype", dtype_name(spec.dtype)).member("heads", spec.heads).member("head_dim", spec.head_dim);
+  json.member("state_dim", spec.state_dim).member("groups", spec.groups).member("skip", spec.skip);
+  json.member("gate", spec.gate).member("dt_bias", spec.dt_bias).member("dt_softplus", spec.dt_softplus);
+  json.member("dt_least", static_cast<double>(spec.dt_least)).member("dt_most", static_cast<double>(spec.dt_most));
 }
 
 void write_document_head(JsonWriter& json, std::string_view command, const Invocation& invocation) {
@@ -202,26 +271,13 @@ std::string report_text(const Report& report) {
   }
   write_plan(json, report.plan);
   write_measurements(json, report);
-  if (report.digests) {
-    json.key("digest").begin_object().member("out", report.digests->out).member("lse", report.digests->lse);
-    json.end_object();
+  write_digests(json, report);
+  write_non_finite(json, report);
+  if (report.scan_accuracy) {
+    write_accuracy(json, *report.scan_accuracy);
   } else {
-    json.key("digest").null();
+    write_accuracy(json, report.accuracy);
   }
-  json.key("non_finite_inputs");
-  if (report.figures.empty()) {
-    json.null();
-  } else {
-    NonFinite non_finite;
-    for (const RankFigures& rank : report.figures) {
-      non_finite.q += rank.non_finite.q;
-      non_finite.k += rank.non_finite.k;
-      non_finite.v += rank.non_finite.v;
-    }
-    json.begin_object();
-    json.member("q", non_finite.q).member("k", non_finite.k).member("v", non_finite.v).end_object();
-  }
-  write_accuracy(json, report.accuracy);
   if (report.verdict.empty()) {
     json.key("verdict").null();
   } else {
@@ -301,139 +357,6 @@ int run_reported(std::string_view command, const Invocation& invocation, Transpo
   } catch (const Error& error) {
     report_failure(report, error, world);
     throw;
-  }
-}
-
-namespace {
-
-void gather_ranks(Report& report, Backend& backend, const KernelEntry& kernel, const std::string& reason,
-                  Transport& world, const Meeting& meeting) {
-  report.ranks = world.size();
-  report.transport = world.name();
-  report.kernel = kernel.name;
-  report.kernel_reason = reason;
-  report.hosts = meeting.gather(host_name());
-  const std::string identity = backend.identity();
-  report.devices =
-      meeting.gather(backend.memory() == MemoryKind::kDevice ? fmt::format("GPU {}: {}", world.device(), identity)
-                                                             : fmt::format("{} ({})", cpu_model(), identity));
-}
-
-// This rank's part of the peak of its process or its device.
-std::size_t peak_of(Backend& backend, const Transport& world) {
-  // Ranks that are threads share the process and its memory.
-  const std::size_t ranks_here = world.name().ends_with("threads") ? static_cast<std::size_t>(world.size()) : 1;
-  const bool shared = backend.memory() == MemoryKind::kHost;
-  return backend.peak_memory() / (shared ? ranks_here : 1);
-}
-
-}  // namespace
-
-namespace {
-
-// Of attention and of latents.
-void gather_ring(Report& report, PreparedFileJob& prepared, Transport& world, const Meeting& meeting) {
-  const RingDoor door = prepared.ring();
-  gather_ranks(report, door.backend, *door.kernel.row, door.kernel.reason, world, meeting);
-  const JobInput& input = prepared.input();
-  report.job = input.job();
-  report.op = input.op();
-  report.flops = job_flops(input.job());
-  const Plan& plan = door.plan;
-  PlanFigures figures;
-  figures.blocks = static_cast<std::int64_t>(plan.blocks.size());
-  figures.layout = layout_name(door.layout.request.kind);
-  figures.stripe = door.layout.request.stripe;
-  if (input.op() == Op::kLatent) {
-    report.latents = input.latent().spec;
-    figures.latents = PlanFigures::Latents{std::string(form_name(input.form().form)), input.form().reason,
-                                           prepared.latent().heads_at_a_time(), 0};
-    for (const std::int64_t bytes : meeting.gather_values(prepared.latent().expanded_bytes_received())) {
-      figures.latents->bytes_moved_expanded += bytes;
-    }
-    report.flops = visible_pairs(input.job()) *
-                   pair_flops(form_spec(input.latent().spec, input.form().form, input.latent().spec.heads));
-  }
-  figures.predicted_seconds = 0.0;
-  struct Mine {
-    std::int64_t bytes_received;
-    std::size_t memory;
-    double seconds;
-  };
-  for (const Mine& theirs :
-       meeting.gather_values(Mine{plan.bytes_received(), plan.memory_bytes, door.prediction.seconds})) {
-    figures.bytes_moved += theirs.bytes_received;
-    figures.memory_per_rank = std::max(figures.memory_per_rank, theirs.memory);
-    figures.predicted_seconds = std::max(*figures.predicted_seconds, theirs.seconds);
-  }
-  report.plan = figures;
-}
-
-}  // namespace
-
-void gather_step(Report& report, const JobInput& input, Decode& decode, const StepForecast& step, Transport& world,
-                 const Meeting& meeting) {
-  gather_ranks(report, decode.backend(), *decode.kernel().row, decode.kernel().reason, world, meeting);
-  report.flops = job_flops(input.job());
-  report.job = input.job();
-  report.op = Op::kDecode;
-  PlanFigures figures;
-  figures.blocks = step.groups;
-  figures.layout = "groups";
-  figures.stripe = step.group_keys;
-  figures.bytes_moved = step.bytes_moved();
-  figures.memory_per_rank = step.memory.total();
-  figures.memory = step.memory;
-  figures.bytes_read = step.bytes_read;
-  report.plan = figures;
-}
-
-void gather_world(Report& report, PreparedFileJob& prepared, Transport& world, const Meeting& meeting) {
-  if (prepared.input().op() == Op::kDecode) {
-    gather_step(report, prepared.input(), prepared.decode(), prepared.step(), world, meeting);
-  } else {
-    gather_ring(report, prepared, world, meeting);
-  }
-}
-
-namespace {
-
-void gather_ring_figures(Report& report, const RingDoor& door, const RankResult& result, Transport& world,
-                         const Meeting& meeting) {
-  const Plan& plan = door.plan;
-  RankFigures mine;
-  mine.seconds = result.stats.seconds;
-  mine.exposed_seconds = result.stats.exposed_seconds;
-  mine.flops = plan.flops();
-  mine.memory_peak = peak_of(door.backend, world);
-  mine.memory_planned = plan.memory_bytes;
-  mine.tokens = result.rows;
-  mine.bytes_received = plan.bytes_received();
-  mine.bytes_sent = plan.bytes_sent();
-  mine.non_finite = result.non_finite;
-  report.figures = meeting.gather_values(mine);
-}
-
-}  // namespace
-
-void gather_step_figures(Report& report, Decode& decode, const StepForecast& step, const RankResult& result,
-                         Transport& world, const Meeting& meeting) {
-  RankFigures mine;
-  mine.seconds = result.stats.seconds;
-  mine.memory_peak = peak_of(decode.backend(), world);
-  mine.memory_planned = step.memory.total();
-  mine.tokens = result.rows;
-  mine.bytes_received = step.received[static_cast<std::size_t>(world.rank())];
-  mine.non_finite = result.non_finite;
-  report.figures = meeting.gather_values(mine);
-}
-
-void gather_figures(Report& report, PreparedFileJob& prepared, const RankResult& result, Transport& world,
-                    const Meeting& meeting) {
-  if (prepared.input().op() == Op::kDecode) {
-    gather_step_figures(report, prepared.decode(), prepared.step(), result, world, meeting);
-  } else {
-    gather_ring_figures(report, prepared.ring(), result, world, meeting);
   }
 }
 

@@ -11,9 +11,11 @@
 
 #include "attention/attention.hpp"
 #include "attention/check/accuracy.hpp"
+#include "attention/check/scan_accuracy.hpp"
 #include "attention/job/file_job.hpp"
 #include "attention/job/loaded_job.hpp"
 #include "attention/job/output.hpp"
+#include "attention/job/scan_file_job.hpp"
 #include "base/error.hpp"
 #include "launch/commands.hpp"
 
@@ -24,14 +26,14 @@ class JsonWriter;
 // What a rank tells rank 0.
 struct RankFigures {
   double seconds = 0.0;
-  double exposed_seconds = 0.0;  // of attention
+  double exposed_seconds = 0.0;  // of attention; of scans: waiting for states
   double flops = 0.0;
   std::size_t memory_peak = 0;
   std::size_t memory_planned = 0;
   std::int64_t tokens = 0;
   std::int64_t bytes_received = 0;
   std::int64_t bytes_sent = 0;
-  NonFinite non_finite;
+  NonFinite non_finite;  // of scans: of all rows, as q
 };
 
 struct PlanFigures {
@@ -52,6 +54,8 @@ struct PlanFigures {
     std::int64_t bytes_moved_expanded = 0;  // what would be moved if K and V of all heads travelled
   };
   std::optional<Latents> latents;
+  // Of scans, whose blocks are the runs of all ranks, and whose stripe is a super-segment.
+  std::optional<ScanMemory> scan_memory;
 };
 
 struct Report {
@@ -64,14 +68,17 @@ struct Report {
   std::optional<Job> job;
   Op op = Op::kAttention;             // of `job`
   std::optional<LatentSpec> latents;  // of kLatent, whose job is that of the expanded keys and values
+  std::optional<ScanJob> scan;        // of scans, which have no `job`
   std::string kernel;
   std::string kernel_reason;
   std::optional<PlanFigures> plan;
   std::vector<RankFigures> figures;  // of each rank; empty: nothing was computed
   double flops = 0.0;                // of the job
   std::optional<Digests> digests;
+  std::optional<ScanDigests> scan_digests;
   std::optional<Accuracy> accuracy;  // against fp64
-  std::string verdict;               // "ok", "pass", "fail", "unfinished"; empty: none
+  std::optional<ScanAccuracy> scan_accuracy;
+  std::string verdict;  // "ok", "pass", "fail", "unfinished"; empty: none
   std::optional<Error> error;
 
   double slowest_seconds() const;
@@ -87,6 +94,10 @@ void write_document_head(JsonWriter& json, std::string_view command, const Invoc
 
 // Bytes on a rank: a member "memory".
 void write_memory(JsonWriter& json, const DecodeMemory& memory);
+void write_memory(JsonWriter& json, const ScanMemory& memory);
+
+// What a scan computes: members of an object "job".
+void write_scan_spec(JsonWriter& json, const ScanSpec& spec);
 
 // Where --json leads.
 void write_report(const Report& report);
@@ -110,5 +121,10 @@ void gather_step(Report& report, const JobInput& input, Decode& decode, const St
                  const Meeting& meeting);
 void gather_step_figures(Report& report, Decode& decode, const StepForecast& step, const RankResult& result,
                          Transport& world, const Meeting& meeting);
+
+// Of a scan.
+void gather_scan(Report& report, PreparedScan& prepared, Transport& world, const Meeting& meeting);
+void gather_scan_figures(Report& report, PreparedScan& prepared, const ScanRankResult& result, Transport& world,
+                         const Meeting& meeting);
 
 }  // namespace ringattn

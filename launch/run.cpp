@@ -16,6 +16,8 @@
 #include "launch/outputs.hpp"
 #include "launch/progress.hpp"
 #include "launch/report.hpp"
+#include "launch/run_scan.hpp"
+#include "launch/scan_request.hpp"
 #include "launch/screen.hpp"
 #include "launch/table.hpp"
 #include "launch/trace.hpp"
@@ -122,6 +124,9 @@ int run_job(const Invocation& invocation, Transport& world, Report& report) {
   const Screen screen(options, first);
   const Meeting meeting(world, Patience(options.timeout));
 
+  OpenSource source;
+  meeting.together([&] { source = open_source(config, true); });
+  if (source.scan) return run_scan(invocation, world, report);
   FileJob job;
   Options library;
   std::optional<JobInput> input;  // open until the job has opened it, too
@@ -133,6 +138,7 @@ int run_job(const Invocation& invocation, Transport& world, Report& report) {
   });
   PreparedFileJob prepared(std::move(job), world, std::move(library));
   input.reset();
+  source = {};
   gather_world(report, prepared, world, meeting);
   print_job(screen, prepared, report);
   if (options.dry_run) {

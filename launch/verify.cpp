@@ -21,8 +21,11 @@
 #include "launch/outputs.hpp"
 #include "launch/progress.hpp"
 #include "launch/report.hpp"
+#include "launch/scan_request.hpp"
 #include "launch/screen.hpp"
 #include "launch/verify_decode.hpp"
+#include "launch/verify_golden.hpp"
+#include "launch/verify_scan.hpp"
 #include "launch/verify_shapes.hpp"
 
 namespace ringattn {
@@ -107,42 +110,17 @@ bool check_against_file(const SingleRun& run) {
   return !difference;
 }
 
-// Before anything is computed: the file is sound, and of this job and program. Rank 0 reads it for all, so that they
-// come to one verdict. Collective.
-Golden read_golden(const Meeting& meeting, const std::string& path, const Golden& now) {
-  std::string text;
-  meeting.together([&] {
-    if (meeting.rank() == 0) text = read_text_file(path);
-  });
-  text = meeting.gather(text).front();
-  Golden recorded;
-  meeting.together([&] {
-    recorded = parse_golden(text, path);
-    check_comparable(recorded, now, path);
-  });
-  return recorded;
-}
-
 bool check_golden(const SingleRun& run, const Golden& recorded) {
-  const Digests& now = *run.report.digests;
-  run.screen.context(
-      fmt::format("against {}, recorded by version {} (git {})", run.options().golden, recorded.version, recorded.git));
-  const bool same = recorded.digest_out == now.out && recorded.digest_lse == now.lse;
-  if (!same) {
-    run.screen.print(fmt::format("  out: recorded {}, now {}\n  lse: recorded {}, now {}\n", recorded.digest_out,
-                                 now.out, recorded.digest_lse, now.lse));
-  }
-  return same;
+  Golden now = recorded;
+  now.digest_out = run.report.digests->out;
+  now.digest_lse = run.report.digests->lse;
+  return check_golden(run.screen, run.options().golden, recorded, now);
 }
 
 bool write_golden(const SingleRun& run, Golden golden) {
   golden.digest_out = run.report.digests->out;
   golden.digest_lse = run.report.digests->lse;
-  run.meeting.together([&] {
-    if (run.meeting.rank() != 0) return;
-    write_text_file(run.options().record, golden_text(golden), run.options().force, "record");
-  });
-  run.screen.context(fmt::format("golden file: {}", run.options().record));
+  write_golden(run.screen, run.meeting, run.options(), golden);
   return true;
 }
 
@@ -173,22 +151,40 @@ bool verify_single(const Invocation& invocation, const JobInput& input, const Ou
   return options.against == "oracle" ? check_against_oracle(run) : check_against_file(run);
 }
 
+// Says and reports it; the exit code.
+int close_verdict(const Screen& screen, const JobOptions& options, const Meeting& meeting, Report& report, bool pass) {
+  report.verdict = pass ? "pass" : "fail";
+  if (!options.dry_run) {
+    const std::string_view verdict = !pass ? "FAIL" : options.record.empty() ? "PASS" : "RECORDED";
+    screen.print(fmt::format("{}\n", screen.painted(verdict, pass ? Paint::kGood : Paint::kBad)));
+  }
+  meeting.together([&] {
+    if (meeting.rank() == 0) write_report(report);
+  });
+  return pass ? 0 : static_cast<int>(ErrorCode::kWrongResult);
+}
+
 int verify_job(const Invocation& invocation, Transport& world, Report& report) {
   const Config& config = invocation.config;
   const JobOptions& options = config.options;
   const bool first = world.rank() == 0;
   const Screen screen(options, first);
   const Meeting meeting(world, Patience(options.timeout));
+  OpenSource source;
   std::optional<JobInput> input;
   std::optional<OutputFile> against;
   Options library;
   meeting.together([&] {
     check_flags(config);
+    source = open_source(config, true);
+    if (source.scan) return;
     input.emplace(open_input(config, true));
     library = library_options(config);
     if (!options.against.empty() && options.against != "oracle") against.emplace(options.against, *input);
     if (first) check_outputs(invocation);
   });
+  if (source.scan)
+    return close_verdict(screen, options, meeting, report, verify_scan(invocation, screen, world, report));
   agree_on_input(meeting, *input);
   if (against) agree_on_files(meeting, [&] { return against->fingerprints(); });
   const bool shapes = options.against.empty() && options.record.empty() && options.golden.empty();
@@ -196,15 +192,7 @@ int verify_job(const Invocation& invocation, Transport& world, Report& report) {
       options.decode ? verify_decode(invocation, *input, library, screen, world, report)
       : shapes       ? verify_shapes(invocation, *input, library, screen, world, report)
                      : verify_single(invocation, *input, against ? &*against : nullptr, library, screen, world, report);
-  report.verdict = pass ? "pass" : "fail";
-  if (!options.dry_run) {
-    const std::string_view verdict = !pass ? "FAIL" : options.record.empty() ? "PASS" : "RECORDED";
-    screen.print(fmt::format("{}\n", screen.painted(verdict, pass ? Paint::kGood : Paint::kBad)));
-  }
-  meeting.together([&] {
-    if (first) write_report(report);
-  });
-  return pass ? 0 : static_cast<int>(ErrorCode::kWrongResult);
+  return close_verdict(screen, options, meeting, report, pass);
 }
 
 }  // namespace

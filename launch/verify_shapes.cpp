@@ -16,9 +16,6 @@
 
 namespace ringattn {
 
-namespace {
-
-// The world's own sizes, or (alone) an assortment that divides nothing.
 std::vector<int> world_sizes(const Config& config, const Transport& world) {
   const bool chosen = config.given("ranks") || !world.name().ends_with("threads");
   if (!chosen) return {1, 2, 3, 4, kLargestLocalWorld};
@@ -26,6 +23,8 @@ std::vector<int> world_sizes(const Config& config, const Transport& world) {
   std::iota(sizes.begin(), sizes.end(), 1);
   return sizes;
 }
+
+namespace {
 
 // What the user holds fixed is in every shape.
 ShapeRequest request_of(const Config& config, const Options& library, const Transport& world) {

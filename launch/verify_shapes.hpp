@@ -2,12 +2,17 @@
 // `ringattn verify` without a reference: the job in other shapes, compared bit for bit.
 #pragma once
 
+#include <vector>
+
 #include "attention/files/job_input.hpp"
 #include "launch/commands.hpp"
 #include "launch/report.hpp"
 #include "launch/screen.hpp"
 
 namespace ringattn {
+
+// Of the worlds in which a job is verified: the world's own sizes, or (alone) an assortment that divides nothing.
+std::vector<int> world_sizes(const Config& config, const Transport& world);
 
 // Runs the job in worlds of several sizes, split from `world`, with every layout and two block sizes or, of a decoding
 // step, with pages of several sizes, without pages and by Attention, and compares out and lse with those of the first

@@ -143,4 +143,16 @@ std::vector<Identity> identities(const ConvolutionJob& job, const ConvolutionOpt
   return all;
 }
 
+std::vector<Identity> identities(const Layout& from, const Layout& to, std::int64_t token_bytes,
+                                 const Backend& backend) {
+  std::string text = fmt::format("{} bytes;", token_bytes);
+  for (const Layout* const layout : {&from, &to}) {
+    text += '/';
+    for (const OwnedRun& run : layout->owners()) text += fmt::format("{},{},{};", run.token, run.tokens, run.owner);
+  }
+  return {{"build", fmt::format("{} {}", version(), build_id())},
+          {"device or instruction set", backend.identity()},
+          {"layouts", hashed(text)}};
+}
+
 }  // namespace ringattn

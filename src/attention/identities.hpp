@@ -2,6 +2,7 @@
 // What all ranks of a job must have in common (attention/ring/handshake.hpp).
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "attention/convolution.hpp"
@@ -11,6 +12,7 @@
 #include "attention/ring/handshake.hpp"
 #include "attention/scan.hpp"
 #include "attention/tokens/job.hpp"
+#include "attention/tokens/layout.hpp"
 #include "kernels/registry.hpp"
 
 namespace ringattn {
@@ -32,5 +34,9 @@ std::vector<Identity> identities(const ScanJob& job, const ScanOptions& options,
 
 std::vector<Identity> identities(const ConvolutionJob& job, const ConvolutionOptions& options,
                                  const ConvolutionChoice& choice, const Backend& backend);
+
+// Build, device and the way of rows from one layout to another.
+std::vector<Identity> identities(const Layout& from, const Layout& to, std::int64_t token_bytes,
+                                 const Backend& backend);
 
 }  // namespace ringattn

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <numeric>
 #include <string_view>
 #include <utility>
 
@@ -14,7 +13,6 @@
 #include "attention/ring/first_contact.hpp"
 #include "attention/ring/handshake.hpp"
 #include "attention/state_exchange.hpp"
-#include "attention/tokens/cost.hpp"
 #include "attention/tokens/scan_deal.hpp"
 #include "base/error.hpp"
 #include "base/size.hpp"
@@ -53,11 +51,30 @@ std::vector<HeadRange> ranges_of(int heads, int together, bool travels) {
 
 }  // namespace
 
-std::string describe(const ScanJob& job) {
-  return fmt::format("{}; {}, {} tokens{}{}", describe(job.spec), counted(job.lengths.size(), "sequence"),
-                     std::accumulate(job.lengths.begin(), job.lengths.end(), std::int64_t{0}),
-                     job.initial_states ? ", initial states" : "", job.final_states ? ", final states" : "");
-}
+// Marks around a scan, and around each of its waits for states.
+class ScanClock {
+ public:
+  ScanClock(Backend& backend, std::size_t waits) : marks_(backend.make_marks(2 + 2 * waits, true)) {}
+
+  void begin(Stream stream) {
+    waits_ = 0;
+    marks_->record(0, stream);
+  }
+  void begin_wait(Stream stream) { marks_->record(2 + 2 * waits_, stream); }
+  void end_wait(Stream stream) { marks_->record(3 + 2 * waits_++, stream); }
+  void end(Stream stream) { marks_->record(1, stream); }
+
+  // Once the stream has passed the scan.
+  ScanStats stats() const {
+    ScanStats stats{marks_->elapsed(0, 1), 0.0};
+    for (std::size_t i = 0; i < waits_; ++i) stats.waiting_seconds += marks_->elapsed(2 + 2 * i, 3 + 2 * i);
+    return stats;
+  }
+
+ private:
+  std::unique_ptr<Marks> marks_;
+  std::size_t waits_ = 0;
+};
 
 struct Scan::Impl {
   Impl(ScanJob the_job, Transport& the_transport, ScanOptions the_options)
@@ -67,19 +84,16 @@ struct Scan::Impl {
         meeting(transport, Patience(options.timeout_seconds)) {}
 
   std::int64_t own_tokens() const { return layout->tokens(transport.rank()); }
-  std::size_t state_floats() const {
-    return static_cast<std::size_t>(job.spec.heads) * static_cast<std::size_t>(job.spec.head_dim) *
-           static_cast<std::size_t>(job.spec.state_dim);
-  }
+  std::size_t state_floats() const { return static_cast<std::size_t>(state_bytes(job.spec)) / sizeof(float); }
 
   void choose();
-  std::vector<ScanRun> runs_of(int rank) const;
-  ScanMemory memory_of(int rank) const;
   void allocate();
+  void connect();
   void check(const ScanInputs& inputs, const ScanOutputs& outputs) const;
   ScanTask task_of(const ScanInputs& inputs, const ScanOutputs& outputs);
-  void enqueue(const ScanInputs& inputs, const ScanOutputs& outputs, Stream stream);
-  void scan_together(const ScanTask& task, Stream stream);
+  // `clock`: to be measured by, or null.
+  void enqueue(const ScanInputs& inputs, const ScanOutputs& outputs, Stream stream, ScanClock* clock);
+  void scan_together(const ScanTask& task, Stream stream, ScanClock* clock);
 
   ScanJob job;
   ScanOptions options;
@@ -97,30 +111,27 @@ struct Scan::Impl {
   std::vector<std::int32_t> ending;
   std::vector<ScanRun> runs;  // of this rank; those that receive or send states have their addresses
   std::optional<StateExchange> exchange;
+  std::optional<ScanClock> own_clock;
   std::optional<EnqueuedRuns> enqueued;
 };
 
 void Scan::Impl::choose() {
   check_scan(job.spec);
-  const int world = transport.size();
-  layout = scan_layout(job.lengths, options.runs, world);
-  hops = scan_hops(*layout);
-  for (const TokenRun& run : layout->runs(transport.rank())) {
-    if (run.begin == 0) beginning.push_back(run.sequence);
-    if (run.end == job.lengths[static_cast<std::size_t>(run.sequence)]) ending.push_back(run.sequence);
-  }
   choice = choose_kernel(job.spec, fitting_request(options.kernel, transport));
   backend = choice.row->make_backend({options.threads, transport.device()});
   check_fitting(*choice.row, *backend, transport);
   kernel = choice.row->make_kernel(job.spec, *backend);
-  ranges = ranges_of(job.spec.heads, kernel->heads_together(), !hops.hops.empty());
-  std::int64_t most_tokens = 0;
-  for (int rank = 0; rank < world; ++rank) {
-    const ScanMemory theirs = memory_of(rank);
-    if (theirs.total() >= memory.total()) memory = theirs;
-    most_tokens = std::max(most_tokens, layout->tokens(rank));
+  ScanForecast forecast =
+      forecast_scan(job, options.runs, transport.size(), *kernel, choice.row->flops_per_second(*backend));
+  memory = forecast.most_memory();
+  seconds = forecast.seconds;
+  layout = std::move(forecast.layout);
+  hops = std::move(forecast.hops);
+  for (const TokenRun& run : layout->runs(transport.rank())) {
+    if (run.begin == 0) beginning.push_back(run.sequence);
+    if (run.end == job.lengths[static_cast<std::size_t>(run.sequence)]) ending.push_back(run.sequence);
   }
-  seconds = scan_token_flops(job.spec) * static_cast<double>(most_tokens) / choice.row->flops_per_second(*backend);
+  ranges = ranges_of(job.spec.heads, kernel->heads_together(), !hops.hops.empty());
   if (options.memory_budget == 0 || memory.total() <= options.memory_budget) return;
   fail(ErrorCode::kMemory,
        fmt::format("a memory budget of {} a rank is too small", counted(options.memory_budget, "byte")),
@@ -129,40 +140,24 @@ void Scan::Impl::choose() {
        "Use more ranks, or allow for fewer tokens.");
 }
 
-std::vector<ScanRun> Scan::Impl::runs_of(int rank) const {
-  std::vector<ScanRun> all;
-  const std::span<const TokenRun> tokens = layout->runs(rank);
-  for (std::size_t i = 0; i < tokens.size(); ++i) {
-    ScanRun run;
-    run.begin = tokens[i].begin;
-    run.tokens = tokens[i].tokens();
-    run.row = layout->run_rows(rank)[i];
-    run.step = hops.steps[static_cast<std::size_t>(rank)][i];
-    all.push_back(run);
-  }
-  return all;
-}
-
-ScanMemory Scan::Impl::memory_of(int rank) const {
-  ScanMemory bytes;
-  const std::vector<ScanRun> all = runs_of(rank);
-  bytes.rows = static_cast<std::size_t>(layout->tokens(rank) * scan_token_bytes(job.spec));
-  const std::size_t kinds = (job.initial_states ? 1 : 0) + (job.final_states ? 1 : 0);
-  bytes.states = all.size() * kinds * state_floats() * sizeof(float);
-  bytes.scratch = kernel->scratch_bytes(limits_of(all));
-  bytes.exchange = StateExchange::bytes(job.spec, hops, rank);
-  return bytes;
-}
-
 void Scan::Impl::allocate() {
-  runs = runs_of(transport.rank());
+  runs = scan_runs(*layout, hops, transport.rank());
   kernel->reserve(limits_of(runs));
   exchange.emplace(job.spec, hops, ranges, transport, *backend);
   for (std::size_t i = 0; i < runs.size(); ++i) {
     runs[i].initial = exchange->received(static_cast<std::int64_t>(i));
     runs[i].final = exchange->sent(static_cast<std::int64_t>(i));
   }
+  // Each range of heads waits once behind each of its exchanges, at most.
+  own_clock.emplace(*backend, ranges.size() * (hops.hops.size() + 1));
   enqueued.emplace(*backend, transport, meeting.patience());
+}
+
+// States are few and small: a channel that is built when the first of them travels would be the whole of the wait.
+void Scan::Impl::connect() {
+  exchange->announce(meeting.patience().for_peer());
+  if (backend->memory() != MemoryKind::kDevice || transport.size() == 1) return;
+  make_first_contact(meeting, transport, *backend, exchange->memory());
 }
 
 void Scan::Impl::check(const ScanInputs& inputs, const ScanOutputs& outputs) const {
@@ -209,7 +204,7 @@ ScanTask Scan::Impl::task_of(const ScanInputs& inputs, const ScanOutputs& output
   return task;
 }
 
-void Scan::Impl::enqueue(const ScanInputs& inputs, const ScanOutputs& outputs, Stream stream) {
+void Scan::Impl::enqueue(const ScanInputs& inputs, const ScanOutputs& outputs, Stream stream, ScanClock* clock) {
   const bool captured = backend->is_capturing(stream);
   if (captured && transport.size() > 1) {
     fail(ErrorCode::kUnsupported, "a graph can't hold this scan",
@@ -219,7 +214,9 @@ void Scan::Impl::enqueue(const ScanInputs& inputs, const ScanOutputs& outputs, S
   const ScanTask task = task_of(inputs, outputs);
   if (!captured) enqueued->begin(stream);
   try {
-    scan_together(task, stream);
+    if (clock != nullptr) clock->begin(stream);
+    scan_together(task, stream, clock);
+    if (clock != nullptr) clock->end(stream);
   } catch (...) {
     note_failure();
     transport.abandon();
@@ -231,7 +228,7 @@ void Scan::Impl::enqueue(const ScanInputs& inputs, const ScanOutputs& outputs, S
 // Each range of heads is folded, carried and finished. The states of a range travel while the next one is folded, or
 // the one before is finished: begin() takes a range up to the first exchange in which this rank receives, and leaves it
 // on its way.
-void Scan::Impl::scan_together(const ScanTask& task, Stream stream) {
+void Scan::Impl::scan_together(const ScanTask& task, Stream stream, ScanClock* clock) {
   const Progress progress = [this] { transport.progress(); };
   const int steps = exchange->steps();
   const int first_received = exchange->first_received();
@@ -243,8 +240,11 @@ void Scan::Impl::scan_together(const ScanTask& task, Stream stream) {
     if (step < steps) tickets.push_back(exchange->post(range, step, stream));
   };
   const auto wait_for_tickets = [&] {
+    if (tickets.empty()) return;
+    if (clock != nullptr) clock->begin_wait(stream);
     for (const Ticket ticket : tickets) transport.wait(ticket, stream, meeting.patience().for_work(seconds));
     tickets.clear();
+    if (clock != nullptr) clock->end_wait(stream);
   };
   const auto begin = [&](std::size_t range) {
     for (int step = 0; step <= std::min(first_received, steps); ++step) carry_and_post(range, step);
@@ -276,7 +276,7 @@ Scan::Scan(ScanJob job, Transport& transport, ScanOptions options)
   impl.meeting.together([&impl] { impl.choose(); });
   handshake(impl.meeting, identities(impl.job, impl.options, impl.choice, *impl.backend));
   impl.meeting.together([&impl] { impl.allocate(); });
-  impl.exchange->announce(impl.meeting.patience().for_peer());
+  impl.connect();
 }
 
 Scan::~Scan() = default;
@@ -288,20 +288,26 @@ const ScanChoice& Scan::kernel() const { return impl_->choice; }
 Backend& Scan::backend() { return *impl_->backend; }
 const Layout& Scan::layout() const { return *impl_->layout; }
 const ScanMemory& Scan::memory() const { return impl_->memory; }
+double Scan::predicted_seconds() const { return impl_->seconds; }
+std::int64_t Scan::bytes_received() const {
+  return states_received(impl_->hops, impl_->transport.rank()) * state_bytes(impl_->job.spec);
+}
 const std::vector<std::int32_t>& Scan::beginning() const { return impl_->beginning; }
 const std::vector<std::int32_t>& Scan::ending() const { return impl_->ending; }
 
-void Scan::run(const ScanInputs& inputs, const ScanOutputs& outputs, Stream stream) {
+ScanStats Scan::run(const ScanInputs& inputs, const ScanOutputs& outputs, Stream stream) {
   Impl& impl = *impl_;
   impl.meeting.together([&] { impl.check(inputs, outputs); });
-  impl.enqueue(inputs, outputs, stream);
+  impl.enqueue(inputs, outputs, stream, &*impl.own_clock);
   impl.enqueued->settle();
+  const ScanStats stats = impl.own_clock->stats();
   impl.meeting.barrier(impl.seconds);
+  return stats;
 }
 
 void Scan::enqueue(const ScanInputs& inputs, const ScanOutputs& outputs, Stream stream) {
   impl_->check(inputs, outputs);
-  impl_->enqueue(inputs, outputs, stream);
+  impl_->enqueue(inputs, outputs, stream, nullptr);
 }
 
 void Scan::wait() {

@@ -19,10 +19,11 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <string>
 #include <vector>
 
+#include "attention/scan_forecast.hpp"
 #include "attention/tokens/layout.hpp"
+#include "attention/tokens/scan_job.hpp"
 #include "base/memory.hpp"
 #include "base/tensor.hpp"
 #include "comm/transport.hpp"
@@ -32,17 +33,6 @@
 namespace ringattn {
 
 using ScanChoice = KernelChoice<ScanSpec>;
-
-// What is scanned. Plain data, the same on every rank.
-struct ScanJob {
-  ScanSpec spec;
-  std::vector<std::int64_t> lengths;  // [sequences] tokens, at least 1 each
-  bool initial_states = false;        // sequences start from given states, else from zero
-  bool final_states = false;          // the states behind them are wanted
-};
-
-// "scan, bf16, 80 heads of 64, state 128, 1 group; 2 sequences, 131072 tokens, initial states"
-std::string describe(const ScanJob& job);
 
 // How a job is done. Nothing here changes a bit of the result.
 struct ScanOptions {
@@ -79,16 +69,10 @@ struct ScanOutputs {
   float* final_states = nullptr;
 };
 
-// Bytes on the rank that needs most.
-struct ScanMemory {
-  std::size_t rows = 0;      // x, dt, B, C, z and y
-  std::size_t states = 0;    // initial and final ones, at the most
-  std::size_t scratch = 0;   // of the kernel
-  std::size_t exchange = 0;  // states that travel
-
-  // What a Scan allocates; the rest is its caller's.
-  std::size_t own() const { return scratch + exchange; }
-  std::size_t total() const { return rows + states + scratch + exchange; }
+// What this rank has seen of a scan.
+struct ScanStats {
+  double seconds = 0.0;          // from the first to the last operation on the stream
+  double waiting_seconds = 0.0;  // of them, for other ranks' states, where the other half of the heads didn't fill them
 };
 
 class Scan {
@@ -107,15 +91,20 @@ class Scan {
   const ScanChoice& kernel() const;
   Backend& backend();
   const Layout& layout() const;
-  const ScanMemory& memory() const;
+  const ScanMemory& memory() const;  // on the rank that needs most
 
   // The sequences whose first token this rank has, and those whose last it has, ascending.
   const std::vector<std::int32_t>& beginning() const;
   const std::vector<std::int32_t>& ending() const;
 
+  // Of one scan, by the kernel's usual rate, on the rank that has most tokens.
+  double predicted_seconds() const;
+  // Bytes of states that this rank receives in a scan.
+  std::int64_t bytes_received() const;
+
   // Collective. Does one scan; the work on `stream` is complete when it returns, and so is what was enqueued before.
   // Throws, on all ranks alike, kUsage where shapes don't fit the job; kPeer for a deadline or a dead peer.
-  void run(const ScanInputs& inputs, const ScanOutputs& outputs, Stream stream = {});
+  ScanStats run(const ScanInputs& inputs, const ScanOutputs& outputs, Stream stream = {});
 
   // The same without the waiting: no collective, no allocation, no wait for the device. Every rank enqueues the same
   // scans in the same order, on streams that follow each other: they share the object's memory. Layers of a model may

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <map>
 #include <utility>
 
@@ -21,7 +22,7 @@ StateExchange::StateExchange(const ScanSpec& spec, const ScanHops& hops, std::sp
     : hops_(hops), ranges_(ranges), transport_(transport), head_bytes_(bytes_of_head(spec)) {
   const int self = transport.rank();
   const std::size_t runs = hops.steps[static_cast<std::size_t>(self)].size();
-  memory_ = backend.allocate(bytes(spec, hops, self));
+  memory_ = backend.allocate(std::max(bytes(spec, hops, self), static_cast<std::size_t>(transport.size())));
   received_.resize(runs, nullptr);
   sent_.resize(runs, nullptr);
   std::byte* next = memory_.data();

@@ -30,6 +30,9 @@ class StateExchange {
   // Tells peers where states will land. Collective.
   void announce(const Deadline& deadline);
 
+  // Of the states that travel; at least a byte for each rank.
+  std::byte* memory() const { return memory_.data(); }
+
   // How many exchanges a range of heads takes.
   int steps() const { return static_cast<int>(hops_.hops.size()); }
   // The state that this rank receives in front of its run, or sends on from behind it; null where it doesn't. [heads,

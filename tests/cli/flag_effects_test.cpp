@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every flag does something: for each there is a test here, and a flag without one fails.
+// Every flag does something: for each there is a test here or in op_flag_effects.cpp, and a flag without one fails.
+#include "tests/cli/flag_effects.hpp"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <functional>
-#include <map>
 
 #include "launch/flags.hpp"
 #include "tests/cli/report_schema.hpp"
@@ -14,13 +15,6 @@
 
 namespace ringattn::testing {
 namespace {
-
-// Output of a successful run.
-std::string out_of(const Words& words, const Variables& variables = {}) {
-  const Finished run = tool(words, variables);
-  EXPECT_EQ(run.code, 0) << run.err;
-  return run.out;
-}
 
 std::string digest(const Words& flags) { return digest_of(out_of(Words{"run", "--quiet"} + small_job() + flags)); }
 
@@ -53,15 +47,11 @@ Words bench_words() {
   return {"bench", "--seq", "50", "--heads", "2", "--kv-heads", "1", "--head-dim", "8", "--samples", "2"};
 }
 
-Words latent_words() {
-  return {"run", "--op", "mla", "--synthetic", "7", "--seq", "50", "--heads", "2", "--head-dim", "8"};
-}
-
 // The line of a benchmark's only point.
 std::string bench_line(const Words& flags) { return out_of(bench_words() + Words{"--jsonl", "-"} + flags); }
 
-const std::map<std::string_view, std::function<void()>>& effects() {
-  static const std::map<std::string_view, std::function<void()>> table{
+const Effects& effects() {
+  static const Effects table{
       {"input",
        [] {
          const TemporaryFolder folder;
@@ -105,20 +95,6 @@ const std::map<std::string_view, std::function<void()>>& effects() {
          const std::string out = out_of(Words{"run", "--op", "decode", "--q-len", "2"} + small_job());
          EXPECT_TRUE(has(out, "# cache: dense")) << out;
          EXPECT_EQ(digest_of(out), digest({"--q-len", "2"}));
-       }},
-      {"rope-dim",
-       [] {
-         EXPECT_TRUE(has(out_of(latent_words() + Words{"--rope-dim", "16"}), "head_dim 8+16/8")) << "rope-dim";
-       }},
-      {"latent-dim",
-       [] {
-         EXPECT_TRUE(has(out_of(latent_words() + Words{"--latent-dim", "32"}), "latent 32"));
-       }},
-      {"form",
-       [] {
-         const std::string absorbed = out_of(latent_words() + Words{"--form", "absorbed"});
-         EXPECT_TRUE(has(absorbed, "# form: absorbed")) << absorbed;
-         EXPECT_NE(digest_of(absorbed), digest_of(out_of(latent_words() + Words{"--form", "expanded"})));
        }},
       {"model-config",
        [] {
@@ -412,8 +388,9 @@ const std::map<std::string_view, std::function<void()>>& effects() {
 class FlagEffect : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(FlagEffect, IsSeen) {
-  const auto effect = effects().find(GetParam());
-  ASSERT_NE(effect, effects().end()) << "no test shows what --" << GetParam() << " does";
+  const Effects& table = effects().contains(GetParam()) ? effects() : op_effects();
+  const auto effect = table.find(GetParam());
+  ASSERT_NE(effect, table.end()) << "no test shows what --" << GetParam() << " does";
   effect->second();
 }
 

@@ -69,6 +69,22 @@ TEST(Mpi, LatentsHaveTheBytesOfOneRank) {
   EXPECT_EQ(verified.code, 0) << verified.out << verified.err;
 }
 
+TEST(Mpi, ScansHaveTheBytesOfOneRank) {
+  const Words scan{"--op", "ssd",        "--synthetic", "7",           "--seq", "131100",  "--heads",
+                   "2",    "--head-dim", "8",           "--state-dim", "8",     "--dtype", "fp32"};
+  const TemporaryFolder folder;
+  const std::string one = folder.file("1");
+  const std::string many = folder.file("3");
+  const Words job = Words{"run", "--final-states"} + scan;
+  ASSERT_EQ(tool(job + Words{"--output", one}).code, 0);
+  const Finished run = mpi_tool(3, job + Words{"--output", many});
+  ASSERT_EQ(run.code, 0) << run.err;
+  EXPECT_TRUE(read_whole(one) == read_whole(many));
+  const Finished verified = mpi_tool(2, Words{"verify"} + scan);
+  EXPECT_EQ(verified.code, 0) << verified.out << verified.err;
+  EXPECT_TRUE(has(verified.out, "# 5 shapes")) << verified.out;
+}
+
 TEST(Mpi, FailuresAreOneMessageAndOneCode) {
   const TemporaryFolder folder;
   const std::string bad = folder.write("bad.safetensors", "nonsense");

@@ -7,7 +7,9 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <string_view>
 #include <tuple>
+#include <vector>
 
 namespace ringattn {
 
@@ -48,17 +50,40 @@ std::int64_t ulp_distance(std::uint32_t left, std::uint32_t right, Dtype dtype) 
   return std::abs(ordinal(left, dtype) - ordinal(right, dtype));
 }
 
-std::string describe(const Difference& difference, const Job& job) {
-  const std::vector<std::int64_t> cu = job.batch.cu_q();
-  const auto after = std::upper_bound(cu.begin(), cu.end() - 1, difference.token);
-  const auto sequence = after - cu.begin() - 1;
-  std::string text = fmt::format("{} at sequence {}, token {}, head {}", difference.in_lse ? "lse" : "out", sequence,
-                                 difference.token - *(after - 1), difference.head);
-  if (!difference.in_lse) text += fmt::format(", dim {}", difference.dim);
-  text += fmt::format(": {} against {}", value_text(difference.left_bits, difference.dtype),
-                      value_text(difference.right_bits, difference.dtype));
+namespace {
+
+// ": 0.5 (0x3f00) against 0.503906 (0x3f01), 1 ulp apart"
+std::string values_text(const Difference& difference) {
+  const std::string text = fmt::format(": {} against {}", value_text(difference.left_bits, difference.dtype),
+                                       value_text(difference.right_bits, difference.dtype));
   const std::int64_t ulps = ulp_distance(difference.left_bits, difference.right_bits, difference.dtype);
   return ulps < 0 ? text : text + fmt::format(", {} ulp apart", ulps);
+}
+
+// "out at sequence 0, token 17, head 3"; `cu`: where sequences begin, with the total behind.
+std::string place_text(std::string_view tensor, const Difference& difference, const std::vector<std::int64_t>& cu) {
+  const auto after = std::upper_bound(cu.begin(), cu.end() - 1, difference.token);
+  return fmt::format("{} at sequence {}, token {}, head {}", tensor, after - cu.begin() - 1,
+                     difference.token - *(after - 1), difference.head);
+}
+
+}  // namespace
+
+std::string describe(const Difference& difference, const Job& job) {
+  std::string text = place_text(difference.in_lse ? "lse" : "out", difference, job.batch.cu_q());
+  if (!difference.in_lse) text += fmt::format(", dim {}", difference.dim);
+  return text + values_text(difference);
+}
+
+std::string describe(const Difference& difference, const ScanJob& job) {
+  if (difference.in_lse) {
+    return fmt::format("final_states at sequence {}, head {}, dim {}, state {}{}", difference.token, difference.head,
+                       difference.dim / job.spec.state_dim, difference.dim % job.spec.state_dim,
+                       values_text(difference));
+  }
+  std::vector<std::int64_t> cu{0};
+  for (const std::int64_t length : job.lengths) cu.push_back(cu.back() + length);
+  return fmt::format("{}, dim {}{}", place_text("y", difference, cu), difference.dim, values_text(difference));
 }
 
 std::optional<Difference> first_difference(bool in_lse, const TensorView& left, const TensorView& right,

@@ -9,6 +9,7 @@
 
 #include "attention/tokens/job.hpp"
 #include "attention/tokens/packed_run.hpp"
+#include "attention/tokens/scan_job.hpp"
 #include "base/tensor.hpp"
 #include "comm/meeting.hpp"
 
@@ -16,8 +17,8 @@ namespace ringattn {
 
 // One element in which two results differ. Plain bytes: ranks tell each other.
 struct Difference {
-  bool in_lse = false;     // else in out
-  std::int64_t token = 0;  // packed
+  bool in_lse = false;     // else in out; of a scan: in the final states, else in y
+  std::int64_t token = 0;  // packed; of final states: the sequence
   std::int64_t head = 0;
   std::int64_t dim = 0;  // 0 in lse
   Dtype dtype = Dtype::kF32;
@@ -30,6 +31,8 @@ std::int64_t ulp_distance(std::uint32_t left, std::uint32_t right, Dtype dtype);
 
 // "out at sequence 0, token 17, head 3, dim 5: 0.5 (0x3f00) against 0.503906 (0x3f01), 1 ulp apart"
 std::string describe(const Difference& difference, const Job& job);
+// The same of a scan, whose tensors are y and final_states: [sequences, heads, head_dim · state_dim].
+std::string describe(const Difference& difference, const ScanJob& job);
 
 // The first element, in order of rows, heads and dims, whose bits differ. Both are [total_tokens(runs), heads, dim] of
 // the same dtype, rows as `runs`.

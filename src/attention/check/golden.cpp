@@ -23,10 +23,16 @@ struct Member {
   std::string Golden::*value;
 };
 
-constexpr Member kMembers[] = {{"version", &Golden::version},       {"git", &Golden::git},
-                               {"build_id", &Golden::build_id},     {"kernel", &Golden::kernel},
-                               {"target", &Golden::target},         {"job", &Golden::job},
-                               {"digest_out", &Golden::digest_out}, {"digest_lse", &Golden::digest_lse}};
+// Of the last two a file has one.
+constexpr Member kMembers[] = {{"version", &Golden::version},
+                               {"git", &Golden::git},
+                               {"build_id", &Golden::build_id},
+                               {"kernel", &Golden::kernel},
+                               {"target", &Golden::target},
+                               {"job", &Golden::job},
+                               {"digest_out", &Golden::digest_out},
+                               {"digest_lse", &Golden::digest_lse},
+                               {"digest_final_states", &Golden::digest_final_states}};
 
 [[noreturn]] void refuse(const std::string& path, std::string_view why) {
   fail(ErrorCode::kFile, fmt::format("{} is no golden file", path), why, how_to_make_one());
@@ -38,27 +44,52 @@ bool is_digest(std::string_view text) {
 
 }  // namespace
 
-Golden golden_of(const JobInput& input, std::string_view kernel, const std::string& target) {
-  const Job& job = input.job();
-  std::string sequences;
-  if (job.batch.sequences.size() <= 8) {
-    for (const Sequence& s : job.batch.sequences) sequences += fmt::format(" {}x{}@{}", s.q_len, s.k_len, s.q_offset);
-  }
+namespace {
+
+// All but the job.
+Golden golden_of(std::string_view kernel, const std::string& target) {
   Golden golden;
   golden.version = version();
   golden.git = git_revision();
   golden.build_id = build_id();
   golden.kernel = kernel;
   golden.target = target;
+  return golden;
+}
+
+}  // namespace
+
+Golden golden_of(const JobInput& input, std::string_view kernel, const std::string& target) {
+  const Job& job = input.job();
+  std::string sequences;
+  if (job.batch.sequences.size() <= 8) {
+    for (const Sequence& s : job.batch.sequences) sequences += fmt::format(" {}x{}@{}", s.q_len, s.k_len, s.q_offset);
+  }
+  Golden golden = golden_of(kernel, target);
   golden.job = fmt::format("{}; {}; scale {};{}", input.seed() ? input.source() : "a file", describe(input),
                            job.spec.softmax_scale, sequences);
+  return golden;
+}
+
+Golden golden_of(const ScanInput& input, std::string_view kernel, const std::string& target) {
+  const ScanJob& job = input.job();
+  std::string lengths;
+  if (job.lengths.size() <= 8) {
+    for (const std::int64_t length : job.lengths) lengths += fmt::format(" {}", length);
+  }
+  Golden golden = golden_of(kernel, target);
+  golden.job = fmt::format("{}; {}; dt {:a} {:a};{}", input.seed() ? input.source() : "a file", describe(job),
+                           job.spec.dt_least, job.spec.dt_most, lengths);
   return golden;
 }
 
 std::string golden_text(const Golden& golden) {
   JsonWriter json;
   json.begin_object().member("schema", 1);
-  for (const Member& member : kMembers) json.member(member.key, golden.*member.value);
+  for (const Member& member : kMembers) {
+    const bool optional = member.value == &Golden::digest_lse || member.value == &Golden::digest_final_states;
+    if (!optional || !(golden.*member.value).empty()) json.member(member.key, golden.*member.value);
+  }
   return json.end_object().text();
 }
 
@@ -83,8 +114,14 @@ Golden parse_golden(std::string_view text, const std::string& path) {
     std::erase(missing, member->key);
   }
   if (!schema) refuse(path, "\"schema\" is missing");
+  // One of both is there; neither, and the first of them is what is missing.
+  const bool states = std::ranges::find(missing, "digest_final_states") == missing.end();
+  const bool lse = std::ranges::find(missing, "digest_lse") == missing.end();
+  if (states && lse) refuse(path, "it has digests of attention and of a scan");
+  std::erase(missing, states ? "digest_lse" : "digest_final_states");
   if (!missing.empty()) refuse(path, fmt::format("\"{}\" is missing", missing.front()));
-  if (!is_digest(golden.digest_out) || !is_digest(golden.digest_lse)) refuse(path, "a digest is no 32 hex digits");
+  if (!is_digest(golden.digest_out) || !is_digest(states ? golden.digest_final_states : golden.digest_lse))
+    refuse(path, "a digest is no 32 hex digits");
   return golden;
 }
 

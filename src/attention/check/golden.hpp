@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "attention/files/job_input.hpp"
+#include "attention/files/scan_input.hpp"
 
 namespace ringattn {
 
@@ -15,14 +16,18 @@ struct Golden {
   std::string git;       // revision
   std::string build_id;  // empty: the linker wrote none
   std::string kernel;
-  std::string target;      // instruction set or device model
-  std::string job;         // what was computed, in one line
-  std::string digest_out;  // hex
-  std::string digest_lse;
+  std::string target;                    // instruction set or device model
+  std::string job;                       // what was computed, in one line
+  std::string digest_out;                // hex; of a scan: of y
+  std::string digest_lse = {};           // empty: of a scan
+  std::string digest_final_states = {};  // of a scan alone
 };
 
 // What a golden file of this job would hold, but for the digests. `kernel` and `target` compute it.
 Golden golden_of(const JobInput& input, std::string_view kernel, const std::string& target);
+
+// The same of a scan.
+Golden golden_of(const ScanInput& input, std::string_view kernel, const std::string& target);
 
 std::string golden_text(const Golden& golden);
 

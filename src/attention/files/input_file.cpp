@@ -10,14 +10,20 @@ namespace ringattn {
 
 namespace {
 
-InputTensors find_tensors(const SafetensorsFile& file, const FileInput& input, std::optional<LatentTensors>& latents) {
-  const bool latent = holds_latents(file, input.names);
-  if (!latent && holds_cache(file, input.names)) {
+InputTensors find_tensors(const SafetensorsFile& file, const FileInput& input, std::optional<LatentTensors>& latents,
+                          std::optional<ScanTensors>& scan) {
+  const bool scans = holds_scan(file, input.names);
+  const bool latent = !scans && holds_latents(file, input.names);
+  if (!scans && !latent && holds_cache(file, input.names)) {
     return find_cache(file, input.names, input.order, input.page_order);
   }
   if (input.page_order) {
     fail(ErrorCode::kUsage, {setting("page_order", axis_order_name(*input.page_order)), " without pages"},
          file.path() + " holds no paged keys and values", "Leave it out, or check the tensors' names.");
+  }
+  if (scans) {
+    scan = find_scan(file, input.names, input.order);
+    return {};
   }
   if (!latent) return find_input(file, input.names, input.order);
   auto [tensors, found] = find_latents(file, input.names, input.order);
@@ -28,7 +34,7 @@ InputTensors find_tensors(const SafetensorsFile& file, const FileInput& input, s
 }  // namespace
 
 InputFile::InputFile(const FileInput& input)
-    : request(input), file(input.path), tensors(find_tensors(file, input, latents)) {}
+    : request(input), file(input.path), tensors(find_tensors(file, input, latents, scan)) {}
 
 std::shared_ptr<const InputFile> open_input_file(const FileInput& input) {
   static std::mutex mutex;

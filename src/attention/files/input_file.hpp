@@ -10,15 +10,16 @@
 #include "attention/files/input_tensors.hpp"
 #include "attention/files/latent_tensors.hpp"
 #include "attention/files/safetensors_file.hpp"
+#include "attention/files/scan_tensors.hpp"
 
 namespace ringattn {
 
-// The tensors of a job in a safetensors file or its index: q, k and v, or q and a paged cache, or q and latents, and
-// what may stand beside them.
+// The tensors of a job in a safetensors file or its index: q, k and v, or q and a paged cache, or q and latents, or
+// those of a scan, and what may stand beside them.
 struct FileInput {
   std::string path;
   InputNames names = {};
-  std::optional<AxisOrder> order = {};       // of q, k, v and out; absent: by the number of axes
+  std::optional<AxisOrder> order = {};       // of q, k, v and out, x and y; absent: by the number of axes
   std::optional<AxisOrder> page_order = {};  // of a cache's pages, kThd or kHtd; absent: see find_cache()
 
   bool operator==(const FileInput&) const = default;
@@ -31,7 +32,8 @@ struct InputFile {
   FileInput request;
   SafetensorsFile file;
   std::optional<LatentTensors> latents;  // of latent attention
-  InputTensors tensors;                  // of all ops, found last
+  std::optional<ScanTensors> scan;       // of a scan, which has no others
+  InputTensors tensors;                  // of all other ops, found last
 };
 
 // Opened now, or by another rank of this process that still holds it, if the path leads to the same file in the same

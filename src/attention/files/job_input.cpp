@@ -53,7 +53,7 @@ void check_decode(const SyntheticInput& input, std::int64_t q_len) {
 }  // namespace
 
 std::string_view op_name(Op op) {
-  constexpr std::string_view kNames[] = {"attention", "decode", "mla"};
+  constexpr std::string_view kNames[] = {"attention", "decode", "mla", "ssd", "selective_scan"};
   return kNames[static_cast<std::size_t>(op)];
 }
 
@@ -140,6 +140,10 @@ void JobInput::take_shape(const SyntheticInput& input) {
 
 void JobInput::take_shape(const FileInput& input) {
   file_ = open_input_file(input);
+  if (file_->scan) {
+    fail(ErrorCode::kUsage, fmt::format("{} holds a scan, no attention", input.path), described(file_->scan->x),
+         "Open it as a ScanInput.");
+  }
   const InputTensors& found = file_->tensors;
   constexpr std::int64_t kMost = 1 << 16;
   const std::int64_t largest =

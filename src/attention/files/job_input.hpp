@@ -28,8 +28,11 @@ enum class Op {
   kAttention,  // Attention: rows in any number, keys dealt to ranks as the rows are
   kDecode,     // Decode: a few rows at the end of each sequence, whose keys lie in a cache
   kLatent,     // Latent: rows in any number, keys and values expanded from latents
+  // Of a ScanInput (scan_input.hpp).
+  kSsd,            // Scan: Mamba-2's, a decay a head
+  kSelectiveScan,  // Scan: Mamba-1's, a decay for each state of a channel
 };
-std::string_view op_name(Op op);  // "attention", "decode", "mla"
+std::string_view op_name(Op op);  // "attention", "decode", "mla", "ssd", "selective_scan"
 
 // q, k and v, or latents and matrices, as functions of a seed, for sequences of equal length.
 struct SyntheticInput {

@@ -24,7 +24,8 @@ TextSource config_source(std::string name) {
   return {std::move(name), "model config", "Give the config.json that lies beside a model's weights."};
 }
 
-// Python writes infinities and NaN bare, which is no JSON. Nothing of what is asked for is one: they are read as null.
+// Python writes infinities and NaN bare, which is no JSON. They are read as null: of what is asked for, time_step_limit
+// alone has some, where a side that is no number is no limit.
 std::string without_infinities(std::string_view text) {
   std::string plain;
   bool in_string = false;
@@ -53,7 +54,7 @@ std::string without_infinities(std::string_view text) {
 
 }  // namespace
 
-// Keeps what stands directly in objects, by dotted key, and the list of layer_types. Other lists are passed over.
+// Keeps what stands directly in objects, by dotted key, and the lists that are asked for. Other lists are passed over.
 class ModelConfig::Reader final : public JsonEvents {
  public:
   Reader(const TextSource& source, ModelConfig& config) : source_(source), config_(config) {}
@@ -62,7 +63,8 @@ class ModelConfig::Reader final : public JsonEvents {
     if (arrays_ == 0) {
       prefixes_.push_back(prefixes_.empty() ? "" : path() + ".");
     } else {
-      ++arrays_;  // of something in a list
+      if (in("time_step_limit")) config_.dt_limit_.emplace_back();  // {"__float__": "Infinity"}
+      ++arrays_;                                                    // of something in a list
     }
   }
   void end_object() override {
@@ -74,29 +76,47 @@ class ModelConfig::Reader final : public JsonEvents {
   }
   void begin_array() override {
     check_object("a list");
-    in_types_ = arrays_ == 0 && (path() == "layer_types" || path() == "text_config.layer_types");
-    if (in_types_) config_.layer_types_.clear();
-    ++arrays_;
+    if (arrays_++ > 0) return;
+    constexpr std::string_view kText = "text_config.";
+    list_ = path();
+    if (list_.starts_with(kText)) list_.erase(0, kText.size());
+    if (in("layer_types")) config_.layer_types_.clear();
+    if (in("attn_layer_indices")) config_.attention_layers_.emplace();
+    if (in("time_step_limit")) config_.dt_limit_.clear();
   }
-  void end_array() override { in_types_ = --arrays_ > 0 && in_types_; }
+  void end_array() override { --arrays_; }
   void key(std::string& name) override {
     if (arrays_ == 0) key_ = name;
   }
   void string(std::string& value) override {
-    if (in_types_ && arrays_ == 1) {
-      if (config_.layer_types_.size() == kMostLayers) {
-        source_.refuse(fmt::format("its layer_types are more than {}", kMostLayers));
-      }
+    if (in("layer_types")) {
+      check_length(config_.layer_types_.size());
       config_.layer_types_.push_back(value);
     }
     keep("a string", Value(std::move(value)));
   }
-  void integer(std::uint64_t value) override { keep("a number", Value(static_cast<double>(value))); }
-  void real(double value, std::string_view) override { keep("a number", Value(value)); }
-  void other(std::string_view what) override { keep(what, Value(Other{std::string(what)})); }
+  void integer(std::uint64_t value) override { number(static_cast<double>(value)); }
+  void real(double value, std::string_view) override { number(value); }
+  void other(std::string_view what) override {
+    if (in("time_step_limit")) config_.dt_limit_.emplace_back();
+    keep(what, Value(Other{std::string(what)}));
+  }
 
  private:
   std::string path() const { return prefixes_.back() + key_; }
+  // Whether this stands directly in that list.
+  bool in(std::string_view list) const { return arrays_ == 1 && list_ == list; }
+  void check_length(std::size_t length) const {
+    if (length == kMostLayers) source_.refuse(fmt::format("its {} are more than {}", list_, kMostLayers));
+  }
+  void number(double value) {
+    if (in("time_step_limit")) config_.dt_limit_.emplace_back(value);
+    if (in("attn_layer_indices")) {
+      check_length(config_.attention_layers_->size());
+      config_.attention_layers_->push_back(value);
+    }
+    keep("a number", Value(value));
+  }
   void check_object(std::string_view what) const {
     if (prefixes_.empty()) source_.refuse(fmt::format("it is {}, not an object", what));
   }
@@ -113,8 +133,8 @@ class ModelConfig::Reader final : public JsonEvents {
   ModelConfig& config_;
   std::vector<std::string> prefixes_;  // of the open objects
   std::string key_;
-  int arrays_ = 0;  // open lists, and objects in them
-  bool in_types_ = false;
+  std::string list_;  // the outermost open list
+  int arrays_ = 0;    // open lists, and objects in them
 };
 
 ModelConfig ModelConfig::open(const std::string& path) { return {read_text_file(path), path}; }
@@ -201,6 +221,82 @@ int ModelConfig::latent_dim() const { return needed("kv_lora_rank"); }
 int ModelConfig::nope_dim() const { return needed("qk_nope_head_dim"); }
 int ModelConfig::rope_dim() const { return needed("qk_rope_head_dim"); }
 int ModelConfig::latent_dim_v() const { return needed("v_head_dim"); }
+
+std::optional<int> ModelConfig::first_of(std::initializer_list<std::string_view> keys) const {
+  for (const std::string_view key : keys) {
+    if (const std::optional<int> value = count(key)) return value;
+  }
+  return std::nullopt;
+}
+
+bool ModelConfig::has_attention() const { return find("num_attention_heads") != nullptr; }
+bool ModelConfig::has_scans() const { return first_of({"mamba_d_state", "ssm_state_size", "state_size"}).has_value(); }
+
+bool ModelConfig::scans_channels() const {
+  return has_scans() && !first_of({"mamba_n_heads", "mamba_num_heads", "num_heads"});
+}
+
+int ModelConfig::scan_heads() const {
+  if (const auto heads = first_of({"mamba_n_heads", "mamba_num_heads", "num_heads"})) return *heads;
+  if (const auto channels = count("intermediate_size"); channels && !has_attention()) return *channels;
+  return first_of({"mamba_expand", "expand"}).value_or(2) * needed("hidden_size");
+}
+
+int ModelConfig::scan_head_dim() const {
+  const Value* const said = find("mamba_d_head");
+  const bool by_itself = said != nullptr && std::holds_alternative<std::string>(*said);  // "auto"
+  if (!by_itself) {
+    if (const auto dim = first_of({"mamba_d_head", "mamba_head_dim"})) return *dim;
+    if (const auto dim = count("head_dim"); dim && !has_attention()) return *dim;
+  }
+  const int inner = first_of({"mamba_expand", "expand"}).value_or(2) * needed("hidden_size");
+  if (inner % scan_heads() != 0) {
+    refuse("hidden_size", fmt::format("{} times it are {}, which {} heads don't divide",
+                                      first_of({"mamba_expand", "expand"}).value_or(2), inner, scan_heads()));
+  }
+  return inner / scan_heads();
+}
+
+int ModelConfig::scan_state_dim() const {
+  if (const auto dim = first_of({"mamba_d_state", "ssm_state_size"})) return *dim;
+  return needed("state_size");
+}
+
+int ModelConfig::scan_groups() const { return first_of({"mamba_n_groups", "n_groups"}).value_or(1); }
+
+std::optional<std::pair<double, double>> ModelConfig::dt_limit() const {
+  if (dt_limit_.empty()) return std::nullopt;
+  const std::pair<double, double> limit{dt_limit_.front().value_or(-INFINITY), dt_limit_.back().value_or(INFINITY)};
+  if (dt_limit_.size() != 2 || !(limit.first <= limit.second)) {
+    refuse("time_step_limit", "it is no least and most value of dt");
+  }
+  return limit;
+}
+
+std::optional<bool> ModelConfig::layer_scans(std::int64_t layer) const {
+  const auto index = static_cast<std::size_t>(layer);
+  const Value* const said = find("hybrid_override_pattern");
+  const std::string* const pattern = said == nullptr ? nullptr : std::get_if<std::string>(said);
+  const double count_said = number("num_hidden_layers").value_or(INFINITY);
+  const double layers = pattern != nullptr      ? static_cast<double>(pattern->size())
+                        : !layer_types_.empty() ? static_cast<double>(layer_types_.size())
+                        : attention_layers_     ? count_said
+                                                : INFINITY;
+  if (static_cast<double>(layer) >= layers) {
+    fail(ErrorCode::kUsage, setting("layer", layer), fmt::format("{} has layers 0 to {}", name_, layers - 1.0),
+         "Name one of these.");
+  }
+  if (pattern == nullptr && layer_types_.empty()) {
+    if (!attention_layers_) return std::nullopt;
+    return std::ranges::find(*attention_layers_, static_cast<double>(layer)) == attention_layers_->end();
+  }
+  const std::string kind = pattern != nullptr ? std::string(1, (*pattern)[index]) : layer_types_[index];
+  if (kind == "M" || kind == "mamba" || kind == "mamba2") return true;
+  if (kind == "*" || kind == "attention" || kind.ends_with("_attention")) return false;
+  fail(ErrorCode::kUsage, setting("layer", layer),
+       fmt::format("that layer of {} is {}, neither attention nor a scan", name_, in_quotes(kind)),
+       "Name another, or leave it out and name the op.");
+}
 
 double ModelConfig::softcap() const {
   const double cap = number("attn_logit_softcapping").value_or(0.0);

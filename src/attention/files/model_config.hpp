@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// The attention of a model, as the config.json says it that Hugging Face keeps beside the weights. Each value is asked
-// for by itself, so a config needs to say only what is wanted of it.
+// The attention and the scans of a model, as the config.json says them that Hugging Face keeps beside the weights. Each
+// value is asked for by itself, so a config needs to say only what is wanted of it.
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <map>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -38,6 +40,20 @@ class ModelConfig {
   int rope_dim() const;      // qk_rope_head_dim
   int latent_dim_v() const;  // v_head_dim
 
+  // Of state space layers, by the names of Mamba, Mamba-2, of Bamba, Granite and Falcon-H1, or of Nemotron-H.
+  bool has_attention() const;   // num_attention_heads
+  bool has_scans() const;       // state_size, mamba_d_state or ssm_state_size
+  bool scans_channels() const;  // of Mamba-1, which has no heads
+  int scan_heads() const;       // or channels: intermediate_size, or expand · hidden_size
+  int scan_head_dim() const;    // "auto" and none: mamba_expand · hidden_size / heads
+  int scan_state_dim() const;
+  int scan_groups() const;  // absent: 1
+  // time_step_limit, whose sides are infinite where the config says so; absent: nothing is said of it.
+  std::optional<std::pair<double, double>> dt_limit() const;
+  // Whether a layer of a model of both kinds is one that scans: by hybrid_override_pattern, layer_types or
+  // attn_layer_indices. Absent: the config doesn't say. Throws kUsage for a layer that is neither, or isn't there.
+  std::optional<bool> layer_scans(std::int64_t layer) const;
+
   // The keys that a row sees, its own among them; absent: all. Layers may differ: by layer_types, by max_window_layers,
   // by sliding_window_pattern, or in turn (gemma2). Throws kUsage where they do and `layer` isn't given, or isn't
   // there.
@@ -59,6 +75,8 @@ class ModelConfig {
   std::optional<double> number(std::string_view key) const;
   std::optional<int> count(std::string_view key) const;
   int needed(std::string_view key) const;
+  // The first of these that the config says.
+  std::optional<int> first_of(std::initializer_list<std::string_view> keys) const;
   bool is_true(std::string_view key) const;
   [[noreturn]] void refuse(std::string_view key, std::string_view why) const;
   bool slides(std::optional<std::int64_t> layer) const;
@@ -67,6 +85,8 @@ class ModelConfig {
   std::string name_;
   std::map<std::string, Value, std::less<>> values_;  // by dotted key: "rope_scaling.factor"
   std::vector<std::string> layer_types_;
+  std::optional<std::vector<double>> attention_layers_;  // attn_layer_indices
+  std::vector<std::optional<double>> dt_limit_;          // time_step_limit; null and infinite ones without a value
 };
 
 }  // namespace ringattn

@@ -18,15 +18,12 @@ Digests digest_result(const JobInput& input, const RankResult& result, const Mee
           digest(meeting, result.lse_view(spec), spec.heads, result.runs, tokens)};
 }
 
-void write_output(const JobInput& input, const RankResult& result, const std::string& path, bool replace,
-                  const FileMetadata& metadata, const Meeting& meeting) {
-  const FoldSpec& spec = input.job().spec;
-  const RowGrid& grid = input.out_grid();
+void write_together(const Meeting& meeting, const std::vector<OutputTensor>& tensors, const FileMetadata& metadata,
+                    const std::string& path, bool replace, const std::function<void(SafetensorsWriter&)>& write) {
   SafetensorsPlan plan;
   std::unique_ptr<SafetensorsWriter> writer;
   meeting.together([&] {
-    plan = plan_safetensors({{"out", file_dtype(spec.dtype), grid.shape()}, {"lse", FileDtype::kF32, lse_shape(grid)}},
-                            metadata);
+    plan = plan_safetensors(tensors, metadata);
     if (meeting.rank() == 0) writer = SafetensorsWriter::create(plan, path, replace);
   });
   const std::string mine = writer ? writer->temporary_path() : std::string();
@@ -35,14 +32,25 @@ void write_output(const JobInput& input, const RankResult& result, const std::st
     if (!writer) writer = SafetensorsWriter::open_existing(plan, temporary);
   });
   meeting.together([&] {
-    writer->write_rows("out", grid, result.runs, result.out_view(spec));
-    moment("writing");
-    writer->write_lse("lse", grid, result.runs, result.lse_view(spec));
+    write(*writer);
     writer->sync();
   });
   meeting.together([&] {
     moment("renaming");
     if (meeting.rank() == 0) writer->commit();
+  });
+}
+
+void write_output(const JobInput& input, const RankResult& result, const std::string& path, bool replace,
+                  const FileMetadata& metadata, const Meeting& meeting) {
+  const FoldSpec& spec = input.job().spec;
+  const RowGrid& grid = input.out_grid();
+  const std::vector<OutputTensor> tensors{{"out", file_dtype(spec.dtype), grid.shape()},
+                                          {"lse", FileDtype::kF32, lse_shape(grid)}};
+  write_together(meeting, tensors, metadata, path, replace, [&](SafetensorsWriter& writer) {
+    writer.write_rows("out", grid, result.runs, result.out_view(spec));
+    moment("writing");
+    writer.write_lse("lse", grid, result.runs, result.lse_view(spec));
   });
 }
 

@@ -2,7 +2,9 @@
 // What becomes of a result that lies on many ranks: its digests, and its file.
 #pragma once
 
+#include <functional>
 #include <string>
+#include <vector>
 
 #include "attention/attention.hpp"
 #include "attention/files/job_input.hpp"
@@ -23,6 +25,11 @@ Digests digest_result(const JobInput& input, const RankResult& result, const Mee
 // What the header of an output file says of the program, the kernel and the result. Nothing of how the job was run, so
 // that files of different worlds are equal byte for byte.
 FileMetadata output_metadata(const KernelEntry& kernel, const Backend& backend, const Digests& digests);
+
+// Makes the safetensors file `path` of these tensors, which appears whole or not at all. `write` writes this rank's
+// rows. `replace`: also where a file exists. Collective. Throws kFile.
+void write_together(const Meeting& meeting, const std::vector<OutputTensor>& tensors, const FileMetadata& metadata,
+                    const std::string& path, bool replace, const std::function<void(SafetensorsWriter&)>& write);
 
 // Writes out, in the input's order of axes, and lse to the safetensors file `path`, which appears whole or not at all.
 // `replace`: also where a file exists. Collective. Throws kFile.

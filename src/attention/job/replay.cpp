@@ -238,7 +238,7 @@ class Replayer {
         world_(world),
         meeting_(world, Patience(options.timeout_seconds)),
         last_(input_.job(), rows),
-        even_(even_query_layout(last_.batch(), world.size())) {}
+        even_(even_layout(last_.batch().q_lengths(), world.size())) {}
 
   // The prefill's rows, in the even layout.
   Rows prefilled(const Layout& layout, const RankResult& result) const {

@@ -37,7 +37,7 @@ class Runner {
         options_(options),
         world_(world),
         meeting_(world, Patience(options.timeout_seconds)),
-        even_(even_query_layout(input.job().batch, world.size())) {}
+        even_(even_layout(input.job().batch.q_lengths(), world.size())) {}
 
   std::int64_t rows() const { return even_.tokens(world_.rank()); }
 

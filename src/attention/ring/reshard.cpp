@@ -8,8 +8,9 @@
 
 namespace ringattn {
 
-Layout even_query_layout(const Batch& batch, int world) {
-  const std::vector<std::int64_t> cu = batch.cu_q();
+Layout even_layout(std::span<const std::int64_t> lengths, int world) {
+  std::vector<std::int64_t> cu{0};
+  for (const std::int64_t length : lengths) cu.push_back(cu.back() + length);
   const std::int64_t tokens = cu.back();
   std::vector<std::vector<TokenRun>> runs(static_cast<std::size_t>(world));
   std::size_t sequence = 0;
@@ -25,7 +26,7 @@ Layout even_query_layout(const Batch& batch, int world) {
       token = until;
     }
   }
-  return {batch.q_lengths(), std::move(runs)};
+  return {lengths, std::move(runs)};
 }
 
 Layout widened(const Layout& layout, const Batch& batch, int world) {
@@ -36,28 +37,47 @@ Layout widened(const Layout& layout, const Batch& batch, int world) {
   return {batch.q_lengths(), std::move(runs)};
 }
 
-void reshard(Transport& world, const Layout& from, const Layout& to, const std::byte* rows, std::byte* target,
-             std::int64_t token_bytes, const Deadline& deadline) {
-  const int self = world.rank();
-  std::map<int, std::vector<SendSpan>> sends;
-  std::map<int, std::vector<ReceiveSpan>> receives;
+std::vector<MovedRows> moved_rows(const Layout& from, const Layout& to, int rank) {
+  std::vector<MovedRows> all;
   const auto owners = to.owners();
   auto there = owners.begin();
   for (const OwnedRun& here : from.owners()) {
     for (std::int64_t token = here.token; token < here.end();) {
       while (there->end() <= token) ++there;
       const std::int64_t until = std::min(here.end(), there->end());
-      const auto bytes = static_cast<std::size_t>((until - token) * token_bytes);
-      const std::byte* source = rows + (here.row + token - here.token) * token_bytes;
-      std::byte* place = target + (there->row + token - there->token) * token_bytes;
-      if (here.owner == self && there->owner == self) {
-        std::memcpy(place, source, bytes);
-      } else if (here.owner == self) {
-        sends[there->owner].push_back({source, bytes});
-      } else if (there->owner == self) {
-        receives[here.owner].push_back({place, bytes});
-      }
+      const MovedRows rows{here.owner, there->owner, here.row + token - here.token, there->row + token - there->token,
+                           until - token};
       token = until;
+      if (rows.from != rank && rows.to != rank) continue;
+      if (!all.empty()) {
+        MovedRows& last = all.back();
+        if (last.from == rows.from && last.to == rows.to && last.from_row + last.rows == rows.from_row &&
+            last.to_row + last.rows == rows.to_row) {
+          last.rows += rows.rows;
+          continue;
+        }
+      }
+      all.push_back(rows);
+    }
+  }
+  return all;
+}
+
+void reshard(Transport& world, const Layout& from, const Layout& to, const std::byte* rows, std::byte* target,
+             std::int64_t token_bytes, const Deadline& deadline) {
+  const int self = world.rank();
+  std::map<int, std::vector<SendSpan>> sends;
+  std::map<int, std::vector<ReceiveSpan>> receives;
+  for (const MovedRows& moved : moved_rows(from, to, self)) {
+    const auto bytes = static_cast<std::size_t>(moved.rows * token_bytes);
+    const std::byte* source = rows + moved.from_row * token_bytes;
+    std::byte* place = target + moved.to_row * token_bytes;
+    if (moved.from == self && moved.to == self) {
+      std::memcpy(place, source, bytes);
+    } else if (moved.from == self) {
+      sends[moved.to].push_back({source, bytes});
+    } else {
+      receives[moved.from].push_back({place, bytes});
     }
   }
   Exchange exchange;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <numeric>
+#include <utility>
 
 #include "base/error.hpp"
 #include "base/size.hpp"
@@ -94,6 +95,28 @@ ScanHops scan_hops(const Layout& layout) {
     before = &run;
   }
   return result;
+}
+
+std::int64_t states_received(const ScanHops& hops, int rank) {
+  std::int64_t received = 0;
+  for (const std::vector<StateHop>& step : hops.hops) {
+    received += std::ranges::count(step, rank, &StateHop::to);
+  }
+  return received;
+}
+
+Layout final_state_layout(const Layout& layout) {
+  const std::span<const std::int64_t> cu = layout.cu();
+  std::vector<std::vector<TokenRun>> ending(static_cast<std::size_t>(layout.world()));
+  std::size_t sequence = 0;
+  for (const OwnedRun& run : layout.owners()) {
+    while (run.token >= cu[sequence + 1]) ++sequence;
+    if (run.end() != cu[sequence + 1]) continue;
+    const auto s = static_cast<std::int64_t>(sequence);
+    ending[static_cast<std::size_t>(run.owner)].push_back({0, s, s + 1});
+  }
+  const std::int64_t sequences[] = {static_cast<std::int64_t>(cu.size()) - 1};
+  return {sequences, std::move(ending)};
 }
 
 }  // namespace ringattn

@@ -42,4 +42,11 @@ struct ScanHops {
 
 ScanHops scan_hops(const Layout& layout);
 
+// How many states a rank receives.
+std::int64_t states_received(const ScanHops& hops, int rank);
+
+// The sequences that end on each rank, as a layout of one sequence whose tokens they are: whoever has a sequence's last
+// token has its final state.
+Layout final_state_layout(const Layout& layout);
+
 }  // namespace ringattn

@@ -105,7 +105,7 @@ TEST(Reshard, BringsEveryRowToItsPlace) {
   constexpr std::int64_t kTokenBytes = 12;
   std::vector<std::byte> packed(static_cast<std::size_t>(job.batch.q_tokens() * kTokenBytes));
   for (std::size_t i = 0; i < packed.size(); ++i) packed[i] = static_cast<std::byte>(i * 31 % 251);
-  const Layout even = even_query_layout(job.batch, kWorld);
+  const Layout even = even_layout(job.batch.q_lengths(), kWorld);
   EXPECT_EQ(even.tokens(0) + even.tokens(1) + even.tokens(2) + even.tokens(3), job.batch.q_tokens());
   for (const int dealt : {1, 2, 4}) {
     const LayoutRequest request{LayoutKind::kStriped, 8};

@@ -110,6 +110,75 @@ TEST(ModelConfig, OfListedLayersGoesByThem) {
   EXPECT_EQ(pattern.sliding_window(5), std::nullopt);
 }
 
+// Shapes only, as Hugging Face writes them.
+constexpr std::string_view kMamba2 = R"({"model_type": "mamba2", "num_heads": 80, "head_dim": 64, "state_size": 128,
+  "n_groups": 1, "hidden_size": 2560, "expand": 2, "chunk_size": 256, "time_step_limit": [0.0, Infinity]})";
+constexpr std::string_view kGranite = R"({"model_type": "granitemoehybrid", "hidden_size": 1536, "mamba_n_heads": 48,
+  "mamba_d_head": "auto", "mamba_expand": 2, "mamba_n_groups": 1, "mamba_d_state": 128, "num_attention_heads": 12,
+  "num_key_value_heads": 4, "num_hidden_layers": 3, "layer_types": ["mamba", "mamba", "attention"]})";
+constexpr std::string_view kBamba = R"({"model_type": "bamba", "hidden_size": 4096, "mamba_n_heads": 128,
+  "mamba_d_head": 64, "mamba_n_groups": 1, "mamba_d_state": 256, "num_attention_heads": 32, "intermediate_size": 14336,
+  "num_hidden_layers": 32, "attn_layer_indices": [9, 18, 27]})";
+constexpr std::string_view kNemotron = R"({"model_type": "nemotron_h", "hidden_size": 4480, "mamba_num_heads": 128,
+  "mamba_head_dim": 80, "ssm_state_size": 128, "n_groups": 8, "num_attention_heads": 40, "head_dim": 128,
+  "hybrid_override_pattern": "M-M*-", "time_step_limit": [0.0, {"__float__": "Infinity"}]})";
+
+TEST(ModelConfig, OfScansSaysTheirDims) {
+  struct Case {
+    std::string_view text;
+    int heads, dim, state, groups;
+  };
+  for (const auto& [text, heads, dim, state, groups] :
+       {Case{kMamba2, 80, 64, 128, 1}, Case{kGranite, 48, 64, 128, 1}, Case{kBamba, 128, 64, 256, 1},
+        Case{kNemotron, 128, 80, 128, 8}}) {
+    const ModelConfig model = config(text);
+    EXPECT_TRUE(model.has_scans() && !model.scans_channels()) << text;
+    EXPECT_EQ(model.scan_heads(), heads) << text;
+    EXPECT_EQ(model.scan_head_dim(), dim) << text;
+    EXPECT_EQ(model.scan_state_dim(), state) << text;
+    EXPECT_EQ(model.scan_groups(), groups) << text;
+  }
+  EXPECT_FALSE(config(kMamba2).has_attention());
+  EXPECT_EQ(config(kNemotron).head_dim(), 128);  // of its attention
+  const ModelConfig first = config(R"({"state_size": 16, "hidden_size": 768, "expand": 2})");
+  EXPECT_TRUE(first.scans_channels());
+  EXPECT_EQ(first.scan_heads(), 1536);
+  EXPECT_FALSE(config(kLlama3).has_scans());
+  EXPECT_EQ(error_of([] {
+              config(R"({"mamba_n_heads": 7, "mamba_d_state": 16, "hidden_size": 64})").scan_head_dim();
+            }).code(),
+            ErrorCode::kFile);
+}
+
+TEST(ModelConfig, ReadsLimitsWithInfinities) {
+  const std::pair<double, double> usual{0.0, INFINITY};
+  EXPECT_EQ(config(kMamba2).dt_limit(), usual);
+  EXPECT_EQ(config(kNemotron).dt_limit(), usual);
+  EXPECT_EQ(config(kBamba).dt_limit(), std::nullopt);
+  EXPECT_EQ(config(R"({"time_step_limit": [0.001, 0.1]})").dt_limit(), (std::pair{0.001, 0.1}));
+  for (const std::string_view bad : {"[1, 0]", "[0.0]", "[0, 1, 2]"}) {
+    EXPECT_EQ(error_of([&] { config(fmt::format(R"({{"time_step_limit": {}}})", bad)).dt_limit(); }).code(),
+              ErrorCode::kFile)
+        << bad;
+  }
+}
+
+TEST(ModelConfig, OfHybridsTellsItsLayersApart) {
+  EXPECT_EQ(config(kGranite).layer_scans(0), true);
+  EXPECT_EQ(config(kGranite).layer_scans(2), false);
+  EXPECT_EQ(config(kBamba).layer_scans(8), true);
+  EXPECT_EQ(config(kBamba).layer_scans(9), false);
+  EXPECT_EQ(config(kNemotron).layer_scans(2), true);
+  EXPECT_EQ(config(kNemotron).layer_scans(3), false);
+  EXPECT_EQ(config(kMamba2).layer_scans(3), std::nullopt);
+  const Error neither = error_of([] { config(kNemotron).layer_scans(1); });
+  EXPECT_EQ(neither.code(), ErrorCode::kUsage);
+  EXPECT_NE(std::string(neither.what()).find("neither attention nor a scan"), std::string::npos) << neither.what();
+  for (const std::string_view text : {kGranite, kBamba, kNemotron}) {
+    EXPECT_EQ(error_of([&] { config(text).layer_scans(60); }).code(), ErrorCode::kUsage) << text;
+  }
+}
+
 TEST(ModelConfig, MayHoldInfinitiesInWhatIsNotAsked) {
   for (const std::string_view limit :
        {"[0.0, Infinity]", "[NaN, -Infinity]", R"({"__float__": "Infinity"})", R"("an \"Infinity\" in a string")"}) {

@@ -140,6 +140,20 @@ TEST(GoldenFiles, RefuseEverythingElse) {
   refused([&] { parse_golden(golden_text(bad), "g"); }, ErrorCode::kFile);
 }
 
+TEST(GoldenFiles, OfScansHaveFinalStatesInsteadOfLse) {
+  Golden scan = golden();
+  std::swap(scan.digest_lse, scan.digest_final_states);
+  const Golden read = parse_golden(golden_text(scan), "g");
+  EXPECT_EQ(read.digest_final_states, std::string(32, '0'));
+  EXPECT_EQ(read.digest_lse, "");
+  scan.digest_lse = scan.digest_final_states;
+  refused([&] { parse_golden(golden_text(scan), "g"); }, ErrorCode::kFile);  // of both
+  scan.digest_lse = scan.digest_final_states = "";
+  refused([&] { parse_golden(golden_text(scan), "g"); }, ErrorCode::kFile);  // of neither
+  scan.digest_final_states = std::string(31, '0');
+  refused([&] { parse_golden(golden_text(scan), "g"); }, ErrorCode::kFile);
+}
+
 TEST(GoldenFiles, OfOtherProgramsAreNotComparable) {
   const auto other = [](auto change) {
     Golden changed = golden();

@@ -69,6 +69,26 @@ TEST(ScanHops, FollowTheSequence) {
   EXPECT_EQ(hops.hops[1], (std::vector<StateHop>{{0, 1, 0, 1}}));
 }
 
+TEST(ScanHops, SayHowManyStatesARankReceives) {
+  const std::vector<std::int64_t> lengths{2 * kSuper + 5, 3, kSuper + 1};
+  const ScanHops hops =
+      scan_hops(stated_scan(lengths, {{{0, kSuper, 2 * kSuper}, {1, 0, 3}, {2, 0, kSuper}},
+                                      {{0, 0, kSuper}, {0, 2 * kSuper, 2 * kSuper + 5}, {2, kSuper, kSuper + 1}}}));
+  EXPECT_EQ(states_received(hops, 0), 1);
+  EXPECT_EQ(states_received(hops, 1), 2);
+}
+
+TEST(ScanDeal, LeavesFinalStatesWhereSequencesEnd) {
+  const std::vector<std::int64_t> lengths{kSuper + 1, 7, 2 * kSuper, 9};
+  const Layout layout = stated_scan(
+      lengths,
+      {{{0, 0, kSuper}, {1, 0, 7}, {2, kSuper, 2 * kSuper}}, {{0, kSuper, kSuper + 1}, {2, 0, kSuper}}, {{3, 0, 9}}});
+  const Layout states = final_state_layout(layout);
+  EXPECT_EQ(states.packed_tokens(0), (std::vector<std::int64_t>{1, 2}));
+  EXPECT_EQ(states.packed_tokens(1), (std::vector<std::int64_t>{0}));
+  EXPECT_EQ(states.packed_tokens(2), (std::vector<std::int64_t>{3}));
+}
+
 TEST(ScanHops, AreNoneWhereSequencesStayAtHome) {
   EXPECT_TRUE(scan_hops(deal_scan(std::vector<std::int64_t>{10, 10, 10, 10}, 4)).hops.empty());
 }

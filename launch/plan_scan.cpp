@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launch/plan_scan.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "attention/scan_forecast.hpp"
+#include "attention/tokens/cost.hpp"
+#include "base/json_writer.hpp"
+#include "base/size.hpp"
+#include "launch/help.hpp"
+#include "launch/job_request.hpp"
+#include "launch/report.hpp"
+#include "launch/scan_request.hpp"
+#include "launch/table.hpp"
+#include "launch/wording.hpp"
+
+namespace ringattn {
+
+namespace {
+
+constexpr int kShownRanks = 8;  // without --verbose
+constexpr std::size_t kShownRuns = 4;
+
+struct WorldFigures {
+  int world = 1;
+  ScanForecast forecast;
+  std::int64_t states = 0;         // that travel
+  double passing_seconds = 0.0;    // from the first rank to the last, half of the heads at a time
+  std::vector<double> rank_flops;  // [ranks]
+
+  double balance() const {
+    double sum = 0.0;
+    for (const double flops : rank_flops) sum += flops;
+    return sum > 0.0 ? *std::ranges::max_element(rank_flops) / sum * world : 1.0;
+  }
+};
+
+void check_budget(const ScanMemory& needed, std::size_t budget) {
+  if (budget == 0 || needed.total() <= budget) return;
+  fail(ErrorCode::kMemory, {setting("memory", static_cast<std::int64_t>(budget)), " is too small"},
+       fmt::format("{} bytes are needed, {} of them of rows", needed.total(), needed.rows),
+       "Use more ranks, or allow for fewer tokens.");
+}
+
+WorldFigures plan_world(const ScanJob& job, const ScanKernel& kernel, double flops_per_second,
+                        const MachineModel& machine, std::size_t budget, int world) {
+  WorldFigures figures{world, forecast_scan(job, {}, world, kernel, flops_per_second), 0, 0.0, {}};
+  check_budget(figures.forecast.most_memory(), budget);
+  for (const std::vector<StateHop>& step : figures.forecast.hops.hops) {
+    figures.states += static_cast<std::int64_t>(step.size());
+    figures.passing_seconds +=
+        machine.latency_seconds + 0.5 * static_cast<double>(state_bytes(job.spec)) / machine.link_bytes_per_second;
+  }
+  for (int rank = 0; rank < world; ++rank) {
+    figures.rank_flops.push_back(scan_token_flops(job.spec) *
+                                 static_cast<double>(figures.forecast.layout.tokens(rank)));
+  }
+  return figures;
+}
+
+std::string runs_text(std::span<const TokenRun> runs, bool all) {
+  std::string text;
+  const std::size_t shown = all ? runs.size() : std::min(runs.size(), kShownRuns);
+  for (std::size_t i = 0; i < shown; ++i) {
+    text += fmt::format("{}{}:{}-{}", i == 0 ? "" : ", ", runs[i].sequence, runs[i].begin, runs[i].end);
+  }
+  if (shown < runs.size()) text += fmt::format(", … {} runs in all", runs.size());
+  return text.empty() ? "nothing" : text;
+}
+
+// Who owns what: the ranks' runs, as sequence:first-last.
+void print_owners(const Screen& screen, const WorldFigures& figures, const ScanSpec& spec) {
+  const Layout& layout = figures.forecast.layout;
+  const int shown = screen.verbose() ? figures.world : std::min(figures.world, kShownRanks);
+  for (int rank = 0; rank < shown; ++rank) {
+    const std::int64_t states = states_received(figures.forecast.hops, rank);
+    screen.context(fmt::format("rank {} owns {} tokens, receives {}: {}", rank, layout.tokens(rank),
+                               format_bytes(static_cast<double>(states * state_bytes(spec))),
+                               runs_text(layout.runs(rank), screen.verbose())));
+  }
+  if (shown < figures.world) {
+    screen.context(fmt::format("… {} ranks in all; --verbose shows every one", figures.world));
+  }
+}
+
+std::string mebibytes(double bytes) { return fmt::format("{:.2f}", bytes / 0x1p20); }
+
+std::vector<std::string> summary_row(const ScanJob& job, const WorldFigures& figures) {
+  const ScanMemory& memory = figures.forecast.most_memory();
+  return {fmt::format("{}", figures.world),
+          fmt::format("{}", job.tokens()),
+          fmt::format("{}", figures.forecast.layout.owners().size()),
+          fmt::format("{}", figures.states),
+          mebibytes(static_cast<double>(state_bytes(job.spec))),
+          mebibytes(static_cast<double>(memory.total())),
+          fmt::format("{:.4f}", figures.balance()),
+          fmt::format("{:.3f}", figures.forecast.seconds * 1e3),
+          fmt::format("{:.3f}", figures.passing_seconds * 1e3)};
+}
+
+void write_row(JsonWriter& json, const ScanJob& job, const WorldFigures& figures) {
+  const ScanForecast& forecast = figures.forecast;
+  const std::int64_t state = state_bytes(job.spec);
+  json.begin_object().member("world", figures.world).member("tokens", job.tokens());
+  json.member("layout", layout_name(LayoutKind::kContiguous)).member("stripe", kSuperSegmentTokens);
+  json.member("bytes_moved", figures.states * state).member("state_bytes", state);
+  json.member("memory_per_rank", forecast.most_memory().total());
+  write_memory(json, forecast.most_memory());
+  json.member("balance", figures.balance()).member("predicted_ms", forecast.seconds * 1e3);
+  json.member("passing_ms", figures.passing_seconds * 1e3);
+  json.member("flops", scan_token_flops(job.spec) * static_cast<double>(job.tokens()));
+  json.key("ranks").begin_array();
+  for (int rank = 0; rank < figures.world; ++rank) {
+    const auto r = static_cast<std::size_t>(rank);
+    json.begin_object().member("tokens", forecast.layout.tokens(rank)).member("flops", figures.rank_flops[r]);
+    json.member("bytes", states_received(forecast.hops, rank) * state).end_object();
+  }
+  json.end_array().end_object();
+}
+
+std::vector<ScanInput> inputs_of(const Config& config) {
+  std::vector<ScanInput> inputs;
+  if (config.given("input")) {
+    inputs.push_back(open_scan(config));
+    return inputs;
+  }
+  for (const std::int64_t seq : config.options.seq) inputs.push_back(open_scan(config, seq));
+  return inputs;
+}
+
+}  // namespace
+
+int plan_scan(const Invocation& invocation, const Screen& screen) {
+  const Config& config = invocation.config;
+  const JobOptions& options = config.options;
+  const std::vector<ScanInput> inputs = inputs_of(config);
+  const ScanSpec& spec = inputs.front().job().spec;
+  const ScanOptions library = scan_options(config);
+  // What is forced is meant for another machine, perhaps; what is not is this one's.
+  const bool forced = options.backend != "auto" || options.kernel != "auto";
+  const ScanChoice choice = choose_kernel(spec, library.kernel, forced ? KernelPlace::kAnywhere : KernelPlace::kHere);
+  const std::unique_ptr<Backend> backend = choice.row->make_backend({1, kNoDevice});
+  const std::unique_ptr<ScanKernel> kernel = choice.row->make_kernel(spec, *backend);
+  const double flops_per_second = choice.row->flops_per_second(*backend);
+  const MachineModel machine = machine_model(config);
+
+  const std::string tool = version_line();
+  screen.context(tool.substr(0, tool.size() - 1));
+  screen.context(fmt::format("job: {}", inputs.size() == 1 ? describe(inputs.front().job()) : describe(spec)));
+  screen.context(fmt::format("kernel: {}", choice.reason));
+  screen.context(fmt::format(
+      "rates: {:.4g} GFLOP/s a rank by the kernel; {:.4g} GB/s and latency {:.4g} us by machine {}",
+      flops_per_second / 1e9, machine.link_bytes_per_second / 1e9, machine.latency_seconds * 1e6, machine.name));
+
+  const std::size_t rows = inputs.size() * options.world.size();
+  JsonWriter json;
+  json.begin_object();
+  write_document_head(json, "plan", invocation);
+  json.member("op", op_name(inputs.front().op())).member("kernel", choice.row->name).key("rows").begin_array();
+  Table summary({{"world"},
+                 {"tokens"},
+                 {"runs"},
+                 {"states", "moved"},
+                 {"state", "(MiB)"},
+                 {"mem/rank", "(MiB, most)"},
+                 {"balance", "(max/mean)"},
+                 {"time", "(ms)"},
+                 {"passing", "(ms)"}});
+  std::optional<Error> misfit;
+  std::size_t fitting = 0;
+  for (const ScanInput& input : inputs) {
+    for (const std::int64_t world : options.world) {
+      try {
+        const WorldFigures figures =
+            plan_world(input.job(), *kernel, flops_per_second, machine, library.memory_budget, static_cast<int>(world));
+        if (rows == 1) print_owners(screen, figures, spec);
+        summary.add(summary_row(input.job(), figures));
+        write_row(json, input.job(), figures);
+        ++fitting;
+      } catch (const Error& error) {
+        // In a list, a world that is too small is an answer.
+        if (error.code() != ErrorCode::kMemory || rows == 1) throw;
+        if (!misfit) misfit = error;
+        screen.context(fmt::format("world {}, {} tokens: {}", world, input.job().tokens(), program_text(error)));
+        json.begin_object().member("world", world).member("tokens", input.job().tokens());
+        json.member("does_not_fit", program_text(error)).end_object();
+      }
+    }
+  }
+  if (fitting == 0 && misfit) throw Error(*misfit);
+  screen.print(summary.text(!options.quiet));
+  json.end_array().key("error").null().end_object();
+  if (invocation.first_process) invocation.report_file->write(json.text());
+  return 0;
+}
+
+}  // namespace ringattn

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+// `ringattn plan` for scans.
+#pragma once
+
+#include "launch/commands.hpp"
+#include "launch/screen.hpp"
+
+namespace ringattn {
+
+// Plans each length of the configuration, or its file, for each world. Returns the exit code; throws Error.
+int plan_scan(const Invocation& invocation, const Screen& screen);
+
+}  // namespace ringattn

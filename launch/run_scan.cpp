@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launch/run_scan.hpp"
+
+#include <fmt/format.h>
+
+#include <optional>
+#include <utility>
+
+#include "attention/tokens/cost.hpp"
+#include "base/size.hpp"
+#include "launch/outputs.hpp"
+#include "launch/progress.hpp"
+#include "launch/scan_request.hpp"
+#include "launch/table.hpp"
+
+namespace ringattn {
+
+namespace {
+
+void print_details(const Report& report, const Screen& screen) {
+  std::int64_t non_finite = 0;
+  for (std::size_t rank = 0; rank < report.figures.size(); ++rank) {
+    const RankFigures& figures = report.figures[rank];
+    non_finite += figures.non_finite.q;
+    screen.detail(fmt::format("rank {} on {}: {} tokens, {:.3f} ms, {:.3f} ms of them for states, received {}, peak {}",
+                              rank, report.hosts[rank], figures.tokens, figures.seconds * 1e3,
+                              figures.exposed_seconds * 1e3, format_bytes(static_cast<double>(figures.bytes_received)),
+                              format_bytes(static_cast<double>(figures.memory_peak))));
+  }
+  if (non_finite > 0) screen.context(fmt::format("note: {} values of the rows are NaN or infinite", non_finite));
+}
+
+void print_result(const Report& report, const Screen& screen, bool quiet) {
+  const ScanJob& job = *report.scan;
+  const ScanSpec& spec = job.spec;
+  const double seconds = report.slowest_seconds();
+  const auto tokens = static_cast<double>(job.tokens());
+  const auto rate = [&](double amount) { return seconds > 0.0 ? amount / seconds : 0.0; };
+  Table table({{"tokens"},
+               {"seqs"},
+               {spec.state_decays ? "channels" : "heads"},
+               {"dim"},
+               {"state"},
+               {"groups"},
+               {"dtype"},
+               {"time", "(ms)"},
+               {"Mtokens/s"},
+               {"GB/s", "all ranks"},
+               {"states", "(ms)"},
+               {"mem/rank", "(MiB)"},
+               {"digest of y"}});
+  table.add({fmt::format("{}", job.tokens()), fmt::format("{}", job.lengths.size()), fmt::format("{}", spec.heads),
+             fmt::format("{}", spec.head_dim), fmt::format("{}", spec.state_dim), fmt::format("{}", spec.groups),
+             std::string(dtype_name(spec.dtype)), fmt::format("{:.3f}", seconds * 1e3),
+             fmt::format("{:.3f}", rate(tokens) * 1e-6),
+             fmt::format("{:.2f}", rate(tokens * static_cast<double>(scan_token_bytes(spec))) * 1e-9),
+             fmt::format("{:.3f}", report.most_exposed_seconds() * 1e3),
+             fmt::format("{:.1f}", static_cast<double>(report.memory_peak()) / 0x1p20), report.scan_digests->y});
+  screen.print(table.text(!quiet));
+}
+
+}  // namespace
+
+int run_scan(const Invocation& invocation, Transport& world, Report& report) {
+  const Config& config = invocation.config;
+  const JobOptions& options = config.options;
+  const bool first = world.rank() == 0;
+  const Screen screen(options, first);
+  const Meeting meeting(world, Patience(options.timeout));
+
+  ScanFileJob job;
+  std::optional<ScanInput> input;  // open until the job has opened it, too
+  meeting.together([&] {
+    input.emplace(open_scan(config));
+    job = scan_file_job(config);
+    if (first) check_outputs(invocation);
+  });
+  PreparedScan prepared(std::move(job), world, scan_options(config));
+  input.reset();
+  gather_scan(report, prepared, world, meeting);
+  print_scan(screen, prepared, report);
+  if (options.dry_run) {
+    screen.context("dry run: nothing is computed");
+    report.verdict = "ok";
+    meeting.together([&] {
+      if (first) write_report(report);
+    });
+    return 0;
+  }
+
+  ProgressDisplay progress(options, first);
+  const ScanFileResult result = prepared.run(
+      [&](std::string_view what, std::int64_t done, std::int64_t all) { progress.update(what, done, all); });
+  progress.clear();
+  report.scan_digests = result.digests;
+  gather_scan_figures(report, prepared, result.rank, world, meeting);
+  prepared.write(result);
+  report.verdict = "ok";
+  meeting.together([&] {
+    if (!first) return;
+    print_details(report, screen);
+    print_result(report, screen, options.quiet);
+    if (!result.digests.final_states.empty()) {
+      screen.context(fmt::format("digest of final_states: {}", result.digests.final_states));
+    }
+    if (!options.output.empty()) screen.context(fmt::format("output: {}", options.output));
+    write_report(report);
+  });
+  return 0;
+}
+
+}  // namespace ringattn

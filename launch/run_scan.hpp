@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+// `ringattn run` for a scan.
+#pragma once
+
+#include "comm/transport.hpp"
+#include "launch/report.hpp"
+
+namespace ringattn {
+
+// Returns the exit code.
+int run_scan(const Invocation& invocation, Transport& world, Report& report);
+
+}  // namespace ringattn

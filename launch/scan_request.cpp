@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launch/scan_request.hpp"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "base/size.hpp"
+#include "launch/job_request.hpp"
+#include "launch/job_text.hpp"
+#include "launch/op_flags.hpp"
+
+namespace ringattn {
+
+namespace {
+
+FileInput file_input(const JobOptions& options) {
+  return {options.input, options.tensors, options.order, options.page_order};
+}
+
+ScanRequest scan_request(const Config& config, std::int64_t seq) {
+  const JobOptions& options = config.options;
+  if (config.given("input")) return file_input(options);
+  SyntheticScan input;
+  input.selective = options.op == Op::kSelectiveScan;
+  input.seed = options.synthetic;
+  input.tokens = seq;
+  input.batch = options.batch;
+  input.heads = options.heads;
+  input.head_dim = options.head_dim;
+  input.groups = options.groups;
+  input.state_dim = options.state_dim;
+  input.dtype = options.dtype;
+  input.order = options.order;
+  return input;
+}
+
+ScanNumerics scan_numerics(const JobOptions& options) {
+  return {options.dt_softplus, options.dt_least, options.dt_most, options.final_states};
+}
+
+std::string moved_text(std::int64_t states, std::int64_t bytes) {
+  if (states == 0) return "no state travels";
+  return fmt::format("{}, {}", counted(static_cast<std::uint64_t>(states), "state"),
+                     format_bytes(static_cast<double>(bytes)));
+}
+
+}  // namespace
+
+OpenSource open_source(const Config& config, bool require_source) {
+  check_source(config, require_source);
+  const Op op = config.options.op;
+  if (!config.given("input")) return {nullptr, op == Op::kSsd || op == Op::kSelectiveScan};
+  std::shared_ptr<const InputFile> file = open_input_file(file_input(config.options));
+  const bool scan = file->scan.has_value();
+  return {std::move(file), scan};
+}
+
+ScanInput open_scan(const Config& config, std::int64_t seq) {
+  ScanInput input(scan_request(config, seq), scan_numerics(config.options));
+  check_op(config, input.op());
+  return input;
+}
+
+ScanInput open_scan(const Config& config) { return open_scan(config, config.options.seq.front()); }
+
+ScanFileJob scan_file_job(const Config& config) {
+  const JobOptions& options = config.options;
+  return {scan_request(config, options.seq.front()), scan_numerics(options), options.output, options.force,
+          deciding_values(config, open_scan(config).op())};
+}
+
+ScanOptions scan_options(const Config& config) {
+  const JobOptions& from = config.options;
+  ScanOptions options;
+  options.kernel = {from.backend, from.kernel};
+  options.memory_budget = static_cast<std::size_t>(from.memory);
+  options.threads = from.threads;
+  options.timeout_seconds = from.timeout;
+  return options;
+}
+
+void print_scan(const Screen& screen, PreparedScan& prepared, const Report& report) {
+  Scan& scan = prepared.scan();
+  print_head(screen, prepared.input().source(), describe(scan.job()), *scan.kernel().row, scan.options().threads,
+             report);
+  screen.context(
+      fmt::format("ranks: {} of whole super-segments; {} from rank to rank, {} planned for a rank",
+                  counted(static_cast<std::uint64_t>(report.plan->blocks), "run"),
+                  moved_text(report.plan->bytes_moved / state_bytes(scan.job().spec), report.plan->bytes_moved),
+                  format_bytes(static_cast<double>(report.plan->memory_per_rank))));
+  print_devices(screen, report);
+}
+
+}  // namespace ringattn

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// Scans, as a configuration means them, and what every subcommand says of one.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "attention/files/scan_input.hpp"
+#include "attention/job/scan_file_job.hpp"
+#include "attention/scan.hpp"
+#include "launch/config.hpp"
+#include "launch/report.hpp"
+#include "launch/screen.hpp"
+
+namespace ringattn {
+
+// What the job's input is, with its file held open until somebody has opened the job.
+struct OpenSource {
+  std::shared_ptr<const InputFile> file;  // null: synthetic
+  bool scan = false;                      // the file holds a scan, or --op names one
+};
+
+// Checks the input's flags against each other. Throws kUsage, and kFile for a file that holds no job. `require_source`:
+// as input_request().
+OpenSource open_source(const Config& config, bool require_source);
+
+// The input, open; of synthetic input, sequences of `seq` tokens. Throws kUsage and kFile.
+ScanInput open_scan(const Config& config, std::int64_t seq);
+ScanInput open_scan(const Config& config);
+
+// What `run` computes and writes.
+ScanFileJob scan_file_job(const Config& config);
+
+ScanOptions scan_options(const Config& config);
+
+// What is about to be done.
+void print_scan(const Screen& screen, PreparedScan& prepared, const Report& report);
+
+}  // namespace ringattn

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// Golden files of `ringattn verify`, whichever op they are of.
+#pragma once
+
+#include <string>
+
+#include "attention/check/golden.hpp"
+#include "comm/meeting.hpp"
+#include "launch/options.hpp"
+#include "launch/screen.hpp"
+
+namespace ringattn {
+
+// Before anything is computed: the file is sound, and of this job and program. Rank 0 reads it for all, so that they
+// come to one verdict. Collective.
+Golden read_golden(const Meeting& meeting, const std::string& path, const Golden& now);
+
+// Whether the digests are those that were recorded; says which are not.
+bool check_golden(const Screen& screen, const std::string& path, const Golden& recorded, const Golden& now);
+
+// To --record. Collective.
+void write_golden(const Screen& screen, const Meeting& meeting, const JobOptions& options, const Golden& golden);
+
+}  // namespace ringattn

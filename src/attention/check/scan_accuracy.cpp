@@ -1,0 +1,316 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/check/scan_accuracy.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "base/memory.hpp"
+#include "base/philox.hpp"
+#include "base/pulse.hpp"
+
+namespace ringattn {
+
+namespace {
+
+constexpr std::uint64_t kSampleSeed = 20;   // any; the same rows each time
+constexpr std::int64_t kMostHeads = 4;      // that are sampled
+constexpr std::int64_t kBlockTokens = 512;  // that are read at a time: whole chunks
+constexpr double kStepsPerSecond = 5e8;     // of an element of a state
+
+std::vector<RowSample> sample_scan(const ScanJob& job, std::int64_t count) {
+  const std::int64_t tokens = job.tokens();
+  const std::int64_t heads = std::min({std::int64_t{job.spec.heads}, kMostHeads, count});
+  const std::int64_t each = std::min(tokens, (count + heads - 1) / heads);
+  std::vector<RowSample> samples;
+  for (std::int64_t i = 0; i < heads; ++i) {
+    const int head = heads == 1 ? 0 : static_cast<int>(i * (job.spec.heads - 1) / (heads - 1));
+    std::set<std::int64_t> chosen{0, tokens - 1};
+    for (std::uint32_t k = 0; static_cast<std::int64_t>(chosen.size()) < each; ++k) {
+      const PhiloxWords words = philox4x32_10({{k, static_cast<std::uint32_t>(i), 0, 0}}, kSampleSeed);
+      const std::uint64_t random = std::uint64_t{words.word[0]} << 32 | words.word[1];
+      chosen.insert(static_cast<std::int64_t>(random % static_cast<std::uint64_t>(tokens)));
+    }
+    for (const std::int64_t token : chosen) samples.push_back({token, head});
+  }
+  return samples;
+}
+
+struct PlacedSample {
+  RowSample sample;
+  std::int64_t row = 0;  // of this rank's y
+};
+
+// 2^−p of a dtype.
+double rounding_of(Dtype dtype) { return dtype == Dtype::kBf16 ? 0x1p-8 : dtype == Dtype::kF16 ? 0x1p-11 : 0x1p-24; }
+
+// The rows of consecutive tokens.
+class Block {
+ public:
+  Block(const ScanInput& input, PackedRun tokens, int threads) : first_(tokens.begin) {
+    const auto read = [&](ScanRows which) {
+      const ScanInput::RowShape shape = input.row_shape(which);
+      const Dtype dtype = input.job().spec.dtype;
+      buffers_.push_back(
+          allocate_host(static_cast<std::size_t>(tokens.tokens() * shape.heads * shape.dim) * size_of(dtype)));
+      const MutableTensorView rows =
+          dense_view(static_cast<void*>(buffers_.back().data()), dtype, tokens.tokens(), shape.heads, shape.dim);
+      const PackedRun runs[] = {tokens};
+      input.read(which, runs, rows, threads);
+      views_[static_cast<std::size_t>(which)] = rows;
+    };
+    for (const ScanRows which : {ScanRows::kX, ScanRows::kDt, ScanRows::kB, ScanRows::kC}) read(which);
+    if (input.job().spec.gate) read(ScanRows::kZ);
+  }
+
+  // Element `dim` of a packed token's row.
+  double at(ScanRows which, std::int64_t token, int head, std::int64_t dim) const {
+    const TensorView& view = views_[static_cast<std::size_t>(which)];
+    return static_cast<double>(
+        load_element(view.at(token - first_, head) + dim * static_cast<std::int64_t>(size_of(view.dtype)), view.dtype));
+  }
+
+ private:
+  std::int64_t first_;
+  std::vector<Buffer> buffers_;
+  TensorView views_[5];
+};
+
+// One head of one sequence, token by token.
+class HeadCheck {
+ public:
+  HeadCheck(const ScanInput& input, int head, std::vector<PlacedSample> samples, const TensorView& y)
+      : input_(input), spec_(input.job().spec), head_(head), samples_(std::move(samples)), y_(y) {
+    const auto elements = static_cast<std::size_t>(spec_.head_dim * spec_.state_dim);
+    state_.resize(elements);
+    magnitude_.resize(elements);
+    b_.resize(static_cast<std::size_t>(spec_.state_dim));
+    decay_.resize(b_.size());
+  }
+
+  // `states`: of all heads of the sequence.
+  void start_from(std::span<const float> states) {
+    const std::size_t first = static_cast<std::size_t>(head_) * state_.size();
+    for (std::size_t i = 0; i < state_.size(); ++i) {
+      state_[i] = static_cast<double>(states[first + i]);
+      magnitude_[i] = std::abs(state_[i]);
+    }
+  }
+
+  // Tokens [begin, end) of the block, the next ones of the sequence; a chunk, or what is left of the sequence there.
+  void go_on(const Block& block, std::int64_t begin, std::int64_t end) {
+    bool finite = true;
+    const std::size_t first = next_;
+    for (std::int64_t token = begin; token < end; ++token) {
+      finite = step(block, token) && finite;
+      while (next_ < samples_.size() && samples_[next_].sample.token == token) keep(block, samples_[next_++]);
+    }
+    for (std::size_t i = first; i < next_; ++i) compare(i, finite);
+  }
+
+  const ScanAccuracy& accuracy() const { return accuracy_; }
+
+ private:
+  struct Expected {
+    std::vector<double> y;
+    std::vector<double> magnitude;
+  };
+
+  int group() const { return head_ / (spec_.heads / spec_.groups); }
+
+  double dt_of(const Block& block, std::int64_t token) const {
+    double dt = block.at(ScanRows::kDt, token, head_, 0);
+    if (spec_.dt_bias) dt += static_cast<double>(input_.dt_bias()[static_cast<std::size_t>(head_)]);
+    if (spec_.dt_softplus && dt <= 40.0) dt = std::log1p(std::exp(dt));
+    if (std::isnan(dt)) return dt;
+    return std::clamp(dt, static_cast<double>(spec_.dt_least), static_cast<double>(spec_.dt_most));
+  }
+
+  // Returns whether all that a kernel takes of the token for others' rows is finite.
+  bool step(const Block& block, std::int64_t token) {
+    const double dt = dt_of(block, token);
+    bool finite = std::isfinite(dt);
+    for (std::size_t n = 0; n < b_.size(); ++n) {
+      const std::size_t at =
+          spec_.state_decays ? static_cast<std::size_t>(head_) * b_.size() + n : static_cast<std::size_t>(head_);
+      if (n == 0 || spec_.state_decays) decay_[n] = std::exp(dt * static_cast<double>(input_.a()[at]));
+      if (n > 0 && !spec_.state_decays) decay_[n] = decay_[0];
+      b_[n] = block.at(ScanRows::kB, token, group(), static_cast<std::int64_t>(n));
+      finite = finite && std::isfinite(b_[n]) &&
+               std::isfinite(block.at(ScanRows::kC, token, group(), static_cast<std::int64_t>(n)));
+    }
+    for (int p = 0; p < spec_.head_dim; ++p) {
+      const double scaled = dt * block.at(ScanRows::kX, token, head_, p);
+      finite = finite && std::isfinite(scaled);
+      double* const state = state_.data() + static_cast<std::size_t>(p) * b_.size();
+      double* const magnitude = magnitude_.data() + static_cast<std::size_t>(p) * b_.size();
+      for (std::size_t n = 0; n < b_.size(); ++n) {
+        state[n] = decay_[n] * state[n] + scaled * b_[n];
+        magnitude[n] = decay_[n] * magnitude[n] + std::abs(scaled * b_[n]);
+      }
+    }
+    return finite;
+  }
+
+  // The row of a sampled token, which the states are those of.
+  void keep(const Block& block, const PlacedSample& sample) {
+    const std::int64_t token = sample.sample.token;
+    Expected row;
+    for (int p = 0; p < spec_.head_dim; ++p) {
+      double sum = 0.0;
+      double magnitude = 0.0;
+      for (std::size_t n = 0; n < b_.size(); ++n) {
+        const double c = block.at(ScanRows::kC, token, group(), static_cast<std::int64_t>(n));
+        sum += state_[static_cast<std::size_t>(p) * b_.size() + n] * c;
+        magnitude += magnitude_[static_cast<std::size_t>(p) * b_.size() + n] * std::abs(c);
+      }
+      if (spec_.skip) {
+        const double term =
+            static_cast<double>(input_.d()[static_cast<std::size_t>(head_)]) * block.at(ScanRows::kX, token, head_, p);
+        sum += term;
+        magnitude += std::abs(term);
+      }
+      if (spec_.gate) {
+        const double z = block.at(ScanRows::kZ, token, head_, p);
+        const double gate = z / (1.0 + std::exp(-z));
+        sum *= gate;
+        magnitude *= std::abs(gate);
+      }
+      row.y.push_back(sum);
+      row.magnitude.push_back(magnitude);
+    }
+    expected_.push_back(std::move(row));
+  }
+
+  void compare(std::size_t at, bool chunk_finite) {
+    const PlacedSample& sample = samples_[at];
+    const Expected& row = expected_[at];
+    ++accuracy_.rows;
+    for (int p = 0; p < spec_.head_dim; ++p) {
+      const auto value = static_cast<double>(
+          load_element(y_.at(sample.row, head_) + p * static_cast<std::int64_t>(size_of(y_.dtype)), y_.dtype));
+      const double expected = row.y[static_cast<std::size_t>(p)];
+      // Values beyond the dtype are infinite there.
+      const bool finite = std::isfinite(static_cast<double>(round_to(expected)));
+      if (finite != std::isfinite(value)) {
+        if (finite && !chunk_finite) continue;
+        if (accuracy_.misplaced++ == 0) accuracy_.first_misplaced = sample.sample;
+        continue;
+      }
+      if (!finite) continue;
+      ++accuracy_.compared;
+      const double error = std::abs(value - expected);
+      const double allowed = rounding_of(spec_.dtype) * std::abs(expected) +
+                             kScanTermTolerance * row.magnitude[static_cast<std::size_t>(p)];
+      const double part = error == 0.0 ? 0.0 : error / allowed;
+      if (accuracy_.compared > 1 && part <= accuracy_.part) continue;
+      accuracy_.part = part;
+      accuracy_.error = error;
+      accuracy_.allowed = allowed;
+      accuracy_.worst = sample.sample;
+    }
+  }
+
+  float round_to(double value) const {
+    std::byte bytes[sizeof(float)];
+    store_element(bytes, spec_.dtype, static_cast<float>(value));
+    return load_element(bytes, spec_.dtype);
+  }
+
+  const ScanInput& input_;
+  const ScanSpec& spec_;
+  int head_;
+  std::vector<PlacedSample> samples_;  // ascending
+  const TensorView& y_;
+  std::vector<double> state_, magnitude_;  // [head_dim, state_dim]
+  std::vector<double> b_, decay_;          // of a token, [state_dim]
+  std::vector<Expected> expected_;         // of the samples so far
+  std::size_t next_ = 0;
+  ScanAccuracy accuracy_;
+};
+
+// The worse of both.
+void join(ScanAccuracy& all, const ScanAccuracy& more) {
+  if (more.compared > 0 && (all.compared == 0 || more.part > all.part)) {
+    all.part = more.part;
+    all.error = more.error;
+    all.allowed = more.allowed;
+    all.worst = more.worst;
+  }
+  if (all.misplaced == 0) all.first_misplaced = more.first_misplaced;
+  all.rows += more.rows;
+  all.compared += more.compared;
+  all.misplaced += more.misplaced;
+}
+
+// This rank's samples of one sequence, by head.
+ScanAccuracy check_sequence(const ScanInput& input, std::int32_t sequence,
+                            const std::map<int, std::vector<PlacedSample>>& samples, const TensorView& y, int threads) {
+  const auto s = static_cast<std::size_t>(sequence);
+  std::vector<HeadCheck> heads;
+  std::int64_t last = 0;  // packed token of a sample
+  for (const auto& [head, placed] : samples) {
+    heads.emplace_back(input, head, placed, y);
+    last = std::max(last, placed.back().sample.token);
+  }
+  if (input.job().initial_states) {
+    std::vector<float> states(static_cast<std::size_t>(state_bytes(input.job().spec)) / sizeof(float));
+    const std::int32_t one[] = {sequence};
+    input.read_initial(one, states);
+    for (HeadCheck& head : heads) head.start_from(states);
+  }
+  const std::int64_t begin = input.origins()[s];
+  const std::int64_t sequence_end = begin + input.job().lengths[s];
+  const std::int64_t chunks = (last - begin) / kChunkTokens + 1;
+  const std::int64_t end = std::min(sequence_end, begin + chunks * kChunkTokens);
+  for (std::int64_t first = begin; first < end; first += kBlockTokens) {
+    beat();
+    const std::int64_t block_end = std::min(end, first + kBlockTokens);
+    const Block block(input, {first, block_end}, threads);
+    const auto count = static_cast<std::int64_t>(heads.size());
+#pragma omp parallel for num_threads(threads) schedule(dynamic)
+    for (std::int64_t i = 0; i < count; ++i) {
+      for (std::int64_t chunk = first; chunk < block_end; chunk += kChunkTokens) {
+        heads[static_cast<std::size_t>(i)].go_on(block, chunk, std::min(block_end, chunk + kChunkTokens));
+      }
+    }
+  }
+  ScanAccuracy all;
+  for (const HeadCheck& head : heads) join(all, head.accuracy());
+  return all;
+}
+
+}  // namespace
+
+ScanAccuracy check_scan_result(const Meeting& meeting, const ScanInput& input, std::int64_t count,
+                               std::span<const PackedRun> runs, const TensorView& y, int threads) {
+  const ScanJob& job = input.job();
+  std::map<std::int32_t, std::map<int, std::vector<PlacedSample>>> mine;
+  const std::vector<std::int64_t>& origins = input.origins();
+  for (const RowSample& sample : sample_scan(job, count)) {
+    std::int64_t row = 0;
+    for (const PackedRun& run : runs) {
+      if (sample.token >= run.begin && sample.token < run.end) {
+        const auto after = std::ranges::upper_bound(origins, sample.token);
+        const auto sequence = static_cast<std::int32_t>(after - origins.begin() - 1);
+        mine[sequence][sample.head].push_back({sample, row + sample.token - run.begin});
+      }
+      row += run.tokens();
+    }
+  }
+  const double steps =
+      static_cast<double>(job.tokens()) * static_cast<double>(kMostHeads) * job.spec.head_dim * job.spec.state_dim;
+  ScanAccuracy found;
+  meeting.together(
+      [&] {
+        for (const auto& [sequence, samples] : mine) join(found, check_sequence(input, sequence, samples, y, threads));
+      },
+      steps / kStepsPerSecond);
+  ScanAccuracy all;
+  for (const ScanAccuracy& theirs : meeting.gather_values(found)) join(all, theirs);
+  return all;
+}
+
+}  // namespace ringattn

@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/files/scan_input.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "attention/files/tensor_checks.hpp"
+#include "base/error.hpp"
+
+namespace ringattn {
+
+namespace {
+
+constexpr double kMostElements = 0x1p60;  // of a tensor: its bytes must stay countable
+constexpr float kUsualBias = -4.0F;       // softplus makes about 0.02 of it
+
+// −2^−e, where neighbouring heads have far different e of 0 to 15, the slowest first.
+float synthetic_decay(int head) {
+  const int exponent = (15 + 11 * (head % 16)) % 16;
+  return -std::ldexp(1.0F, -exponent);
+}
+
+// One number a head.
+std::vector<float> synthetic_heads(std::uint64_t seed, int token, int heads, float mean) {
+  std::vector<float> values;
+  for (int head = 0; head < heads; ++head) {
+    values.push_back(mean + synthetic_value(seed, SyntheticTensor::kScanHeads, token, head, 0));
+  }
+  return values;
+}
+
+}  // namespace
+
+ScanInput::ScanInput(const ScanRequest& request, const ScanNumerics& numerics) {
+  std::visit([this](const auto& input) { take_shape(input); }, request);
+  ScanSpec& spec = job_.spec;
+  spec.dt_softplus = numerics.softplus.value_or(spec.dt_bias);
+  spec.dt_least = numerics.dt_least;
+  spec.dt_most = numerics.dt_most;
+  job_.final_states = numerics.final_states;
+  check_scan(spec);
+}
+
+void ScanInput::take_shape(const SyntheticScan& input) {
+  seed_ = input.seed;
+  ScanSpec& spec = job_.spec;
+  spec.dtype = input.dtype;
+  spec.heads = input.heads;
+  spec.head_dim = input.selective ? 1 : input.head_dim;
+  spec.groups = input.groups;
+  spec.state_dim = input.state_dim;
+  spec.state_decays = input.selective;
+  spec.skip = spec.gate = spec.dt_bias = true;
+  check_scan(spec);
+  if (input.tokens < 1 || input.batch < 1) {
+    fail(ErrorCode::kUsage, {setting("seq", input.tokens), " with ", setting("batch", input.batch)},
+         "a scan has at least one token of one sequence", "Check the shape of the input.");
+  }
+  const double elements =
+      static_cast<double>(input.tokens) * static_cast<double>(input.batch) *
+      std::max({static_cast<double>(spec.heads) * spec.head_dim, static_cast<double>(spec.groups) * spec.state_dim});
+  const double states = static_cast<double>(input.batch) * static_cast<double>(state_bytes(spec));
+  if (elements > kMostElements || states > kMostElements) {
+    fail(ErrorCode::kUsage,
+         {setting("seq", input.tokens), " with ", setting("batch", input.batch),
+          fmt::format(" and {} heads", spec.heads)},
+         "a tensor would have more than 2^60 elements", "Use fewer tokens, sequences or heads.");
+  }
+  if (input.batch > kMostSequences) {
+    fail(ErrorCode::kUsage, {setting("batch", input.batch)},
+         fmt::format("at most {} sequences are possible", kMostSequences), "Compute them in several jobs.");
+  }
+  const AxisOrder order = input.order.value_or(input.batch == 1 ? AxisOrder::kThd : AxisOrder::kBthd);
+  if (order != AxisOrder::kThd && order != AxisOrder::kBthd) {
+    fail(ErrorCode::kUsage, {setting("order", axis_order_name(order)), " with a scan"}, "its rows lie token by token",
+         "Leave it out.");
+  }
+  const bool batched = order == AxisOrder::kBthd;
+  y_grid_ = {order, batched ? input.batch : 1, batched ? input.tokens : input.tokens * input.batch, spec.heads,
+             spec.head_dim};
+  job_.lengths.assign(static_cast<std::size_t>(input.batch), input.tokens);
+  take_whole();
+  const std::uint64_t seed = input.seed.value_or(0);
+  d_ = synthetic_heads(seed, 0, spec.heads, 0.0F);
+  dt_bias_ = synthetic_heads(seed, 1, spec.heads, kUsualBias);
+  for (int head = 0; head < spec.heads; ++head) {
+    for (int state = 0; state < (spec.state_decays ? spec.state_dim : 1); ++state) {
+      a_.push_back(synthetic_decay(head) * static_cast<float>(state + 1));
+    }
+  }
+}
+
+void ScanInput::take_shape(const FileInput& input) {
+  file_ = open_input_file(input);
+  if (!file_->scan) {
+    fail(ErrorCode::kFile, fmt::format("{} holds no scan", input.path), "x and dt, or u and delta, aren't there",
+         {"Name them with ", setting("tensors"), "."});
+  }
+  const ScanTensors& found = *file_->scan;
+  ScanSpec& spec = job_.spec;
+  spec.dtype = found.dtype;
+  spec.heads = found.heads;
+  spec.head_dim = found.head_dim;
+  spec.groups = found.groups;
+  spec.state_dim = found.state_dim;
+  spec.state_decays = found.selective;
+  spec.skip = !found.d.empty();
+  spec.gate = found.z.has_value();
+  spec.dt_bias = !found.dt_bias.empty();
+  job_.initial_states = found.initial_states.has_value();
+  job_.lengths = found.lengths;
+  for (std::size_t s = 0; s < job_.lengths.size(); ++s) {
+    require(job_.lengths[s] > 0, found.x, fmt::format("sequence {} has no tokens", s), "A scan has at least one.");
+  }
+  require(!job_.lengths.empty(), found.x, "there are no sequences", "A scan has at least one.");
+  y_grid_ = found.x_grid;
+  a_ = found.a;
+  d_ = found.d;
+  dt_bias_ = found.dt_bias;
+  take_whole();
+}
+
+void ScanInput::take_whole() {
+  std::int64_t token = 0;
+  for (std::size_t s = 0; s < job_.lengths.size(); ++s) {
+    numbers_.push_back(static_cast<std::int32_t>(s));
+    origins_.push_back(token);
+    token += job_.lengths[s];
+  }
+}
+
+ScanInput ScanInput::with_final_states() const {
+  ScanInput all = *this;
+  all.job_.final_states = true;
+  return all;
+}
+
+ScanInput ScanInput::part(std::span<const std::int64_t> begins, std::span<const std::int64_t> ends,
+                          std::vector<float> states) const {
+  ScanInput some = *this;
+  some.job_.lengths.clear();
+  some.numbers_.clear();
+  some.origins_.clear();
+  for (std::size_t s = 0; s < job_.lengths.size(); ++s) {
+    if (begins[s] >= ends[s]) continue;
+    some.job_.lengths.push_back(ends[s] - begins[s]);
+    some.numbers_.push_back(numbers_[s]);
+    some.origins_.push_back(origins_[s] + begins[s]);
+  }
+  if (!states.empty()) {
+    some.job_.initial_states = true;
+    some.states_ = std::move(states);
+  }
+  return some;
+}
+
+ScanInput::RowShape ScanInput::row_shape(ScanRows rows) const {
+  const ScanSpec& spec = job_.spec;
+  switch (rows) {
+    case ScanRows::kX:
+    case ScanRows::kZ:
+      return {spec.heads, spec.head_dim};
+    case ScanRows::kDt:
+      return {spec.heads, 1};
+    case ScanRows::kB:
+    case ScanRows::kC:
+      break;
+  }
+  return {spec.groups, spec.state_dim};
+}
+
+SyntheticTensor ScanInput::synthetic(ScanRows rows) {
+  return static_cast<SyntheticTensor>(static_cast<int>(SyntheticTensor::kScanX) + static_cast<int>(rows));
+}
+
+void ScanInput::read(ScanRows which, std::span<const PackedRun> runs, const MutableTensorView& rows,
+                     int threads) const {
+  if (seed_) {
+    fill_synthetic(*seed_, synthetic(which), runs, rows, threads);
+    return;
+  }
+  if (file_ == nullptr) {
+    fail(ErrorCode::kUsage, "the job has no input", "its shape alone is given", "Name a seed, or a file.");
+  }
+  const ScanTensors& found = *file_->scan;
+  switch (which) {
+    case ScanRows::kX:
+      return read_rows(found.x, found.x_grid, runs, rows);
+    case ScanRows::kDt:
+      return read_rows(found.dt, found.dt_grid, runs, rows);
+    case ScanRows::kB:
+      return read_rows(found.b, found.b_grid, runs, rows);
+    case ScanRows::kC:
+      return read_rows(found.c, found.b_grid, runs, rows);
+    case ScanRows::kZ:
+      return read_rows(*found.z, found.x_grid, runs, rows);
+  }
+}
+
+void ScanInput::read_initial(std::span<const std::int32_t> sequences, std::span<float> states) const {
+  if (!states_) {
+    std::vector<std::int32_t> numbers;
+    for (const std::int32_t sequence : sequences) numbers.push_back(numbers_[static_cast<std::size_t>(sequence)]);
+    return read_states(*file_->scan, numbers, states);
+  }
+  const std::size_t floats = static_cast<std::size_t>(state_bytes(job_.spec)) / sizeof(float);
+  auto to = states.begin();
+  for (const std::int32_t sequence : sequences) {
+    to = std::copy_n(states_->begin() + static_cast<std::ptrdiff_t>(static_cast<std::size_t>(sequence) * floats),
+                     floats, to);
+  }
+}
+
+std::vector<std::int64_t> ScanInput::y_shape() const {
+  std::vector<std::int64_t> shape = y_grid_.shape();
+  if (job_.spec.state_decays) shape.pop_back();
+  return shape;
+}
+
+std::vector<std::int64_t> ScanInput::states_shape() const {
+  const ScanSpec& spec = job_.spec;
+  const auto sequences = static_cast<std::int64_t>(job_.lengths.size());
+  if (spec.state_decays) return {sequences, spec.heads, spec.state_dim};
+  return {sequences, spec.heads, spec.head_dim, spec.state_dim};
+}
+
+std::vector<FileFingerprint> ScanInput::fingerprints() const {
+  return file_ ? ringattn::fingerprints(file_->scan->used) : std::vector<FileFingerprint>();
+}
+
+std::string ScanInput::source() const {
+  return seed_ ? fmt::format("synthetic input, seed {}", *seed_) : file_ ? file_->request.path : "no input";
+}
+
+}  // namespace ringattn

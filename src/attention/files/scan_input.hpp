@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// The input of a scan: tensors in a file, or functions of a seed. Its shape and what heads have are known at once, rows
+// are read when they are asked for.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "attention/files/fingerprint.hpp"
+#include "attention/files/input_file.hpp"
+#include "attention/files/job_input.hpp"
+#include "attention/tokens/packed_run.hpp"
+#include "attention/tokens/scan_job.hpp"
+
+namespace ringattn {
+
+// A scan as a function of a seed, over sequences of equal length, with D, z and a bias of dt. Decays are such that some
+// heads forget within a chunk, and others remember for super-segments.
+struct SyntheticScan {
+  bool selective = false;             // Mamba-1: heads are channels, and head_dim is 1
+  std::optional<std::uint64_t> seed;  // absent: a shape alone, of which no rows can be read
+  std::int64_t tokens = 0;            // of each sequence
+  std::int64_t batch = 1;             // sequences
+  int heads = 1;
+  int head_dim = 64;
+  int groups = 1;
+  int state_dim = 128;
+  Dtype dtype = Dtype::kBf16;
+  std::optional<AxisOrder> order;  // of y in a file: kThd, kBthd; absent: kThd, or kBthd for several sequences
+};
+
+using ScanRequest = std::variant<FileInput, SyntheticScan>;
+
+// What is computed from the tensors, whatever their shape.
+struct ScanNumerics {
+  std::optional<bool> softplus;  // of dt; absent: where dt has a bias
+  float dt_least = -std::numeric_limits<float>::infinity();
+  float dt_most = std::numeric_limits<float>::infinity();
+  bool final_states = false;
+};
+
+// The rows of a scan, one of each for every token.
+enum class ScanRows { kX, kDt, kB, kC, kZ };
+
+class ScanInput {
+ public:
+  // Throws kFile for a file that holds no scan, kUsage for a scan that contradicts itself.
+  ScanInput(const ScanRequest& request, const ScanNumerics& numerics);
+
+  Op op() const { return job_.spec.state_decays ? Op::kSelectiveScan : Op::kSsd; }
+  const ScanJob& job() const { return job_; }
+  // The same with the final states wanted.
+  ScanInput with_final_states() const;
+  // Tokens [begins, ends) of each sequence, as sequences of their own; those without a token are left out. Where they
+  // don't begin at 0, all of them have an initial state, which `states` gives: [sequences left, heads, head_dim,
+  // state_dim]. Rows are still named by the tokens of the whole.
+  ScanInput part(std::span<const std::int64_t> begins, std::span<const std::int64_t> ends,
+                 std::vector<float> states) const;
+  // Of each sequence its number in the whole, and the packed token of the whole at which it begins.
+  const std::vector<std::int32_t>& numbers() const { return numbers_; }
+  const std::vector<std::int64_t>& origins() const { return origins_; }
+
+  // What heads have, as ScanTask has it; empty where the spec has none.
+  const std::vector<float>& a() const { return a_; }
+  const std::vector<float>& d() const { return d_; }
+  const std::vector<float>& dt_bias() const { return dt_bias_; }
+  // Heads and dims of a token's rows; of z only where the spec has a gate.
+  struct RowShape {
+    std::int64_t heads = 0;
+    std::int64_t dim = 0;
+  };
+  RowShape row_shape(ScanRows rows) const;
+
+  const std::optional<std::uint64_t>& seed() const { return seed_; }
+  static SyntheticTensor synthetic(ScanRows rows);
+  // Fills `rows`, in host memory, with the packed tokens of `runs`. Synthetic input is made by `threads` threads.
+  // Throws kFile, and kUsage for a shape alone.
+  void read(ScanRows which, std::span<const PackedRun> runs, const MutableTensorView& rows, int threads) const;
+  // Fills `states` with the initial ones of these sequences, [sequences, heads, head_dim, state_dim].
+  void read_initial(std::span<const std::int32_t> sequences, std::span<float> states) const;
+
+  // How y lies in a file, and the shape of the final states there.
+  const RowGrid& y_grid() const { return y_grid_; }
+  std::vector<std::int64_t> y_shape() const;
+  std::vector<std::int64_t> states_shape() const;
+
+  // As JobInput's.
+  std::vector<FileFingerprint> fingerprints() const;
+  std::string source() const;
+
+ private:
+  void take_shape(const FileInput& input);
+  void take_shape(const SyntheticScan& input);
+  void take_whole();
+
+  std::shared_ptr<const InputFile> file_;  // null: synthetic
+  std::optional<std::uint64_t> seed_;
+  ScanJob job_;
+  std::vector<std::int32_t> numbers_;
+  std::vector<std::int64_t> origins_;
+  std::vector<float> a_, d_, dt_bias_;
+  std::optional<std::vector<float>> states_;  // initial ones of a part
+  RowGrid y_grid_;
+};
+
+}  // namespace ringattn

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/job/loaded_scan.hpp"
+
+#include <span>
+
+#include "attention/job/non_finite.hpp"
+#include "attention/job/staging.hpp"
+#include "attention/tokens/scan_deal.hpp"
+#include "base/moment.hpp"
+
+namespace ringattn {
+
+TensorView ScanRankResult::y_view(const ScanSpec& spec) const {
+  return dense_view(static_cast<const void*>(y.data()), spec.dtype, rows, spec.heads, spec.head_dim);
+}
+
+TensorView ScanRankResult::states_view(const ScanSpec& spec) const {
+  return dense_view(static_cast<const void*>(states.data()), Dtype::kF32, total_tokens(sequences), spec.heads,
+                    std::int64_t{spec.head_dim} * spec.state_dim);
+}
+
+LoadedScan::LoadedScan(const ScanInput& input, Scan& scan, const Meeting& meeting, const StepDone& step_done)
+    : input_(input), scan_(scan), meeting_(meeting) {
+  meeting.together([&] { load(step_done); });
+}
+
+TensorView LoadedScan::load_rows(ScanRows which, std::int64_t before, std::int64_t all, const StepDone& step_done) {
+  moment("staging");
+  const ScanSpec& spec = input_.job().spec;
+  const ScanInput::RowShape shape = input_.row_shape(which);
+  Backend& backend = scan_.backend();
+  buffers_.push_back(
+      backend.allocate(static_cast<std::size_t>(result_.rows * shape.heads * shape.dim) * size_of(spec.dtype)));
+  const MutableTensorView rows =
+      dense_view(static_cast<void*>(buffers_.back().data()), spec.dtype, result_.rows, shape.heads, shape.dim);
+  if (input_.seed()) {
+    backend.fill_synthetic(*input_.seed(), ScanInput::synthetic(which), result_.runs, rows, backend.stream());
+    return rows;
+  }
+  const auto fill = [&](std::span<const PackedRun> piece, const MutableTensorView& host) {
+    input_.read(which, piece, host, scan_.options().threads);
+    result_.non_finite += count_non_finite(host);
+  };
+  Staging(backend, meeting_.patience()).load(result_.runs, rows, fill, [&](std::int64_t done) {
+    if (step_done) step_done("row of input", before + done, all);
+  });
+  return rows;
+}
+
+const float* LoadedScan::load_array(std::span<const float> values) {
+  if (values.empty()) return nullptr;
+  Backend& backend = scan_.backend();
+  const auto bytes = static_cast<std::int64_t>(values.size_bytes());
+  const Buffer& buffer = buffers_.emplace_back(backend.allocate(values.size_bytes()));
+  backend.copy_rows(buffer.data(), bytes, values.data(), bytes, bytes, 1, backend.stream());
+  backend.synchronize(backend.mark(backend.stream()), meeting_.patience().for_peer(), {});
+  return reinterpret_cast<const float*>(buffer.data());
+}
+
+void LoadedScan::load(const StepDone& step_done) {
+  const ScanJob& job = input_.job();
+  const ScanSpec& spec = job.spec;
+  Backend& backend = scan_.backend();
+  const int rank = meeting_.rank();
+  result_.runs = packed_runs(scan_.layout().runs(rank), input_.origins());
+  result_.rows = scan_.layout().tokens(rank);
+  const std::int64_t all = result_.rows * (spec.gate ? 5 : 4);
+  const auto rows = [&](ScanRows which, std::int64_t tensors_before) {
+    return load_rows(which, tensors_before * result_.rows, all, step_done);
+  };
+  inputs_.x = rows(ScanRows::kX, 0);
+  inputs_.dt = rows(ScanRows::kDt, 1);
+  inputs_.b = rows(ScanRows::kB, 2);
+  inputs_.c = rows(ScanRows::kC, 3);
+  if (spec.gate) inputs_.z = rows(ScanRows::kZ, 4);
+  inputs_.a = load_array(input_.a());
+  inputs_.d = load_array(input_.d());
+  inputs_.dt_bias = load_array(input_.dt_bias());
+  const std::size_t floats = static_cast<std::size_t>(state_bytes(spec)) / sizeof(float);
+  if (job.initial_states) {
+    std::vector<float> states(scan_.beginning().size() * floats);
+    input_.read_initial(scan_.beginning(), states);
+    inputs_.initial_states = load_array(states);
+  }
+  result_.y = backend.allocate(static_cast<std::size_t>(result_.rows) * static_cast<std::size_t>(spec.heads) *
+                               static_cast<std::size_t>(spec.head_dim) * size_of(spec.dtype));
+  if (job.final_states) {
+    const std::vector<std::int64_t> numbers(input_.numbers().begin(), input_.numbers().end());
+    for (const std::int32_t s : scan_.ending()) {
+      const std::int64_t number = numbers[static_cast<std::size_t>(s)];
+      result_.sequences.push_back({number, number + 1});
+    }
+    result_.states = backend.allocate(scan_.ending().size() * floats * sizeof(float));
+  }
+  // What is handed out without having been written shows: it is NaN, not what an earlier job left there.
+  constexpr std::byte kUnwritten{0xff};
+  for (const Buffer* buffer : {&result_.y, &result_.states}) {
+    if (buffer->bytes() > 0) backend.fill_bytes(buffer->data(), kUnwritten, buffer->bytes(), backend.stream());
+  }
+  backend.synchronize(backend.mark(backend.stream()), meeting_.patience().for_peer(), {});
+  outputs_.y = dense_view(static_cast<void*>(result_.y.data()), spec.dtype, result_.rows, spec.heads, spec.head_dim);
+  const bool states = job.final_states && !scan_.ending().empty();
+  outputs_.final_states = states ? reinterpret_cast<float*>(result_.states.data()) : nullptr;
+}
+
+ScanStats LoadedScan::run() {
+  meeting_.barrier();
+  return scan_.run(inputs_, outputs_, scan_.backend().stream());
+}
+
+ScanRankResult LoadedScan::fetch(const ScanStats& stats) {
+  result_.stats = stats;
+  if (scan_.backend().memory() == MemoryKind::kHost) return std::move(result_);
+  meeting_.together([&] {
+    Staging staging(scan_.backend(), meeting_.patience());
+    for (Buffer* buffer : {&result_.y, &result_.states}) {
+      Buffer host = allocate_host(buffer->bytes());
+      staging.store(buffer->data(), host.data(), buffer->bytes());
+      *buffer = std::move(host);
+    }
+  });
+  return std::move(result_);
+}
+
+}  // namespace ringattn

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// A scan on this rank: its rows of the input, the computation, its rows of the result.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "attention/files/scan_input.hpp"
+#include "attention/job/loaded_job.hpp"
+#include "attention/scan.hpp"
+#include "attention/tokens/packed_run.hpp"
+#include "base/memory.hpp"
+#include "comm/meeting.hpp"
+
+namespace ringattn {
+
+// This rank's part of a finished scan.
+struct ScanRankResult {
+  std::vector<PackedRun> runs;  // packed tokens of the rows
+  Buffer y;                     // [rows, heads, head_dim], the job's dtype
+  std::int64_t rows = 0;
+  std::vector<PackedRun> sequences;  // whose final states these are; empty: they were not wanted
+  Buffer states;                     // [sequences, heads, head_dim, state_dim] fp32
+  ScanStats stats;
+  std::int64_t non_finite = 0;  // values of the input's rows that are NaN or infinite
+
+  TensorView y_view(const ScanSpec& spec) const;
+  // [sequences, heads, head_dim · state_dim]
+  TensorView states_view(const ScanSpec& spec) const;
+};
+
+// This rank's rows of a scan in the memory of its kernel, ready to be scanned any number of times. All calls are
+// collective over `meeting`, in whose world the front door was made; that and the input outlive the object.
+class LoadedScan {
+ public:
+  // Allocates everything and reads the rows.
+  LoadedScan(const ScanInput& input, Scan& scan, const Meeting& meeting, const StepDone& step_done = {});
+
+  // Begins on all ranks at once and returns when all are done.
+  ScanStats run();
+  // The rows of the last run, in host memory. Ends the object's use.
+  ScanRankResult fetch(const ScanStats& stats);
+
+ private:
+  TensorView load_rows(ScanRows which, std::int64_t before, std::int64_t all, const StepDone& step_done);
+  const float* load_array(std::span<const float> values);
+  void load(const StepDone& step_done);
+
+  const ScanInput& input_;
+  Scan& scan_;
+  Meeting meeting_;
+  ScanRankResult result_;
+  std::vector<Buffer> buffers_;
+  ScanInputs inputs_;
+  ScanOutputs outputs_;
+};
+
+}  // namespace ringattn

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/job/scan_file_job.hpp"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "attention/check/digest.hpp"
+#include "attention/job/one_input.hpp"
+#include "attention/job/output.hpp"
+#include "base/moment.hpp"
+
+namespace ringattn {
+
+PreparedScan::PreparedScan(ScanFileJob job, Transport& transport, ScanOptions options)
+    : job_(std::move(job)), meeting_(transport, Patience(options.timeout_seconds)) {
+  meeting_.together([this] {
+    input_.emplace(job_.input, job_.numerics);
+    if (!job_.output.empty() && meeting_.rank() == 0) check_output_path(job_.output, job_.replace);
+  });
+  agree_on_files(meeting_, [this] { return input_->fingerprints(); });
+  scan_.emplace(input_->job(), transport, std::move(options));
+}
+
+PreparedScan::PreparedScan(ScanInput input, Transport& transport, ScanOptions options)
+    : meeting_(transport, Patience(options.timeout_seconds)), input_(std::move(input)) {
+  scan_.emplace(input_->job(), transport, std::move(options));
+}
+
+ScanRankResult PreparedScan::compute(const StepDone& step_done) {
+  LoadedScan loaded(*input_, *scan_, meeting_, step_done);
+  return loaded.fetch(loaded.run());
+}
+
+ScanFileResult PreparedScan::run(const StepDone& step_done) {
+  ScanFileResult result{compute(step_done), {}};
+  result.digests = digest_scan(*input_, result.rank, meeting_);
+  return result;
+}
+
+ScanDigests digest_scan(const ScanInput& input, const ScanRankResult& result, const Meeting& meeting) {
+  const ScanJob& job = input.job();
+  ScanDigests digests;
+  digests.y = digest(meeting, result.y_view(job.spec), result.runs, job.tokens());
+  if (job.final_states) {
+    digests.final_states =
+        digest(meeting, result.states_view(job.spec), result.sequences, static_cast<std::int64_t>(job.lengths.size()));
+  }
+  return digests;
+}
+
+void PreparedScan::write(const ScanFileResult& result) {
+  if (job_.output.empty()) return;
+  const ScanJob& job = input_->job();
+  const ScanSpec& spec = job.spec;
+  FileMetadata metadata = output_metadata(*scan_->kernel().row, scan_->backend(), {result.digests.y, {}});
+  std::erase_if(metadata, [](const auto& entry) { return entry.first == "digest.lse"; });
+  metadata.emplace_back("op", std::string(op_name(input_->op())));
+  if (job.final_states) metadata.emplace_back("digest.final_states", result.digests.final_states);
+  for (const auto& [name, value] : {std::pair{"heads", spec.heads},
+                                    {"head_dim", spec.head_dim},
+                                    {"state_dim", spec.state_dim},
+                                    {"groups", spec.groups}}) {
+    metadata.emplace_back(name, fmt::format("{}", value));
+  }
+  metadata.insert(metadata.end(), job_.metadata.begin(), job_.metadata.end());
+  std::vector<OutputTensor> tensors{{"y", file_dtype(spec.dtype), input_->y_shape()}};
+  if (job.final_states) tensors.push_back({"final_states", FileDtype::kF32, input_->states_shape()});
+  write_together(meeting_, tensors, metadata, job_.output, job_.replace, [&](SafetensorsWriter& writer) {
+    writer.write_rows("y", input_->y_grid(), result.rank.runs, result.rank.y_view(spec));
+    moment("writing");
+    if (!job.final_states) return;
+    const RowGrid grid{AxisOrder::kThd, 1, static_cast<std::int64_t>(job.lengths.size()), spec.heads,
+                       std::int64_t{spec.head_dim} * spec.state_dim};
+    writer.write_rows("final_states", grid, result.rank.sequences, result.rank.states_view(spec));
+  });
+}
+
+ScanFileResult run_scan_job(const ScanFileJob& job, Transport& transport, const ScanOptions& options,
+                            const StepDone& step_done) {
+  PreparedScan prepared(job, transport, options);
+  ScanFileResult result = prepared.run(step_done);
+  prepared.write(result);
+  return result;
+}
+
+}  // namespace ringattn

@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/job/scan_shapes.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <utility>
+
+#include "attention/job/scan_file_job.hpp"
+#include "attention/ring/reshard.hpp"
+#include "attention/tokens/scan_deal.hpp"
+
+namespace ringattn {
+
+namespace {
+
+using RankRuns = std::vector<std::vector<TokenRun>>;
+
+// A super-segment of a sequence to each rank in turn.
+RankRuns runs_in_turn(std::span<const std::int64_t> lengths, int ranks) {
+  RankRuns runs(static_cast<std::size_t>(ranks));
+  std::size_t next = 0;
+  for (std::size_t s = 0; s < lengths.size(); ++s) {
+    for (std::int64_t begin = 0; begin < lengths[s]; begin += kSuperSegmentTokens) {
+      const std::int64_t end = std::min(lengths[s], begin + kSuperSegmentTokens);
+      runs[next++ % runs.size()].push_back({static_cast<std::int32_t>(s), begin, end});
+    }
+  }
+  return runs;
+}
+
+std::int64_t super_segments(std::span<const std::int64_t> lengths) {
+  std::int64_t count = 0;
+  for (const std::int64_t length : lengths) count += (length + kSuperSegmentTokens - 1) / kSuperSegmentTokens;
+  return count;
+}
+
+// Where sequences are cut: behind half of their super-segments, or at their end where they have but one.
+std::vector<std::int64_t> cuts_of(std::span<const std::int64_t> lengths) {
+  std::vector<std::int64_t> cuts;
+  for (const std::int64_t length : lengths) {
+    const std::int64_t whole = length / 2 / kSuperSegmentTokens * kSuperSegmentTokens;
+    cuts.push_back(length <= kSuperSegmentTokens ? length : std::max(whole, kSuperSegmentTokens));
+  }
+  return cuts;
+}
+
+// What a shape leaves on a rank: rows and states in the order of `layout` and `endings`.
+struct Outcome {
+  Buffer y;
+  Buffer states;
+};
+
+// `first` and `second` bytes of rows, those of the runs of a and b, in ascending order of their packed tokens.
+Buffer interleaved(const Buffer& a, std::span<const PackedRun> a_runs, const Buffer& b,
+                   std::span<const PackedRun> b_runs, std::int64_t row_bytes) {
+  struct Piece {
+    PackedRun run;
+    const std::byte* from;
+  };
+  std::vector<Piece> pieces;
+  for (const auto& [buffer, runs] : {std::pair{&a, a_runs}, {&b, b_runs}}) {
+    const std::byte* from = buffer->data();
+    for (const PackedRun& run : runs) {
+      pieces.push_back({run, from});
+      from += run.tokens() * row_bytes;
+    }
+  }
+  std::ranges::sort(pieces, {}, [](const Piece& piece) { return piece.run.begin; });
+  Buffer all = allocate_host(static_cast<std::size_t>((total_tokens(a_runs) + total_tokens(b_runs)) * row_bytes));
+  std::byte* to = all.data();
+  for (const Piece& piece : pieces) {
+    std::memcpy(to, piece.from, static_cast<std::size_t>(piece.run.tokens() * row_bytes));
+    to += piece.run.tokens() * row_bytes;
+  }
+  return all;
+}
+
+class Runner {
+ public:
+  Runner(const ScanInput& input, const ScanOptions& options, Transport& world, double seconds)
+      : input_(input),
+        spec_(input.job().spec),
+        options_(options),
+        world_(world),
+        meeting_(world, Patience(options.timeout_seconds)),
+        even_y_(even_layout(input.job().lengths, world.size())),
+        even_states_(even_layout(sequence_count(), world.size())),
+        cuts_(cuts_of(input.job().lengths)),
+        seconds_(seconds) {}
+
+  Outcome run(const ScanShape& shape) {
+    const std::unique_ptr<Transport> part = world_.split(shape.ranks, meeting_.patience().for_peer());
+    Outcome outcome;
+    std::optional<Error> agreed;  // by the shape's ranks; the others don't know yet
+    if (part) {
+      try {
+        outcome = shape.resumed ? run_resumed(shape, *part) : run_whole(shape, *part);
+      } catch (const AgreedError& error) {
+        agreed = error;
+      }
+    }
+    // The others have nothing to do but wait for the shape's ranks.
+    agree(world_, agreed ? &*agreed : nullptr, meeting_.patience().for_work(seconds_));
+    const Layout from = layout_of(shape);
+    return {moved(from, even_y_, outcome.y, y_bytes()),
+            moved(final_state_layout(from), even_states_, outcome.states, state_bytes(spec_))};
+  }
+
+  std::optional<Difference> compare(const Outcome& left, const Outcome& right) const {
+    const auto y = [&](const Outcome& outcome) {
+      return dense_view(static_cast<const void*>(outcome.y.data()), spec_.dtype, even_y_.tokens(world_.rank()),
+                        spec_.heads, spec_.head_dim);
+    };
+    const auto states = [&](const Outcome& outcome) {
+      return dense_view(static_cast<const void*>(outcome.states.data()), Dtype::kF32,
+                        even_states_.tokens(world_.rank()), spec_.heads,
+                        std::int64_t{spec_.head_dim} * spec_.state_dim);
+    };
+    const auto runs = [&](const Layout& layout) { return packed_runs(layout.runs(world_.rank()), layout.cu()); };
+    std::optional<Difference> mine = first_difference(false, y(left), y(right), runs(even_y_));
+    if (!mine) mine = first_difference(true, states(left), states(right), runs(even_states_));
+    return earliest(meeting_, mine);
+  }
+
+  // States that travel in a shape; a resumed one hands on one more of each sequence that is cut, through its caller.
+  std::int64_t states_of(const ScanShape& shape) const {
+    std::int64_t states = 0;
+    for (const std::vector<StateHop>& step : scan_hops(layout_of(shape)).hops) {
+      states += static_cast<std::int64_t>(step.size());
+    }
+    return states;
+  }
+
+ private:
+  std::vector<std::int64_t> sequence_count() const { return {static_cast<std::int64_t>(input_.job().lengths.size())}; }
+  std::int64_t y_bytes() const {
+    return std::int64_t{spec_.heads} * spec_.head_dim * static_cast<std::int64_t>(size_of(spec_.dtype));
+  }
+
+  std::vector<std::int64_t> ends() const { return input_.job().lengths; }
+  ScanInput front() const { return input_.part(std::vector<std::int64_t>(cuts_.size()), cuts_, {}); }
+  ScanInput rear(std::vector<float> states) const { return input_.part(cuts_, ends(), std::move(states)); }
+
+  ScanOptions options_of(const ScanShape& shape, const ScanInput& input) const {
+    ScanOptions options = options_;
+    if (shape.in_turn) options.runs = runs_in_turn(input.job().lengths, shape.ranks);
+    return options;
+  }
+
+  Outcome run_whole(const ScanShape& shape, Transport& part) {
+    PreparedScan prepared(input_, part, options_of(shape, input_));
+    ScanRankResult result = prepared.compute();
+    return {std::move(result.y), std::move(result.states)};
+  }
+
+  Outcome run_resumed(const ScanShape& shape, Transport& part) {
+    ScanRankResult first = PreparedScan(front(), part, options_of(shape, front())).compute();
+    const ScanInput second_input = rear(states_at_cuts(part, first));
+    const ScanRankResult second = PreparedScan(second_input, part, options_of(shape, second_input)).compute();
+    // The states of sequences that were cut are those of their second parts.
+    std::vector<PackedRun> kept;
+    Buffer kept_states = allocate_host(first.states.bytes());
+    const auto bytes = static_cast<std::size_t>(state_bytes(spec_));
+    std::byte* to = kept_states.data();
+    for (std::size_t i = 0; i < first.sequences.size(); ++i) {
+      const auto s = static_cast<std::size_t>(first.sequences[i].begin);
+      if (cuts_[s] < ends()[s]) continue;
+      kept.push_back(first.sequences[i]);
+      std::memcpy(to, first.states.data() + i * bytes, bytes);
+      to += bytes;
+    }
+    return {interleaved(first.y, first.runs, second.y, second.runs, y_bytes()),
+            interleaved(kept_states, kept, second.states, second.sequences, state_bytes(spec_))};
+  }
+
+  // The final states of the sequences that go on, ascending: on each rank those of the sequences whose rest it begins.
+  std::vector<float> states_at_cuts(Transport& part, const ScanRankResult& first) const {
+    const Layout from = final_state_layout(scan_layout(front().job().lengths, {}, part.size()));
+    const ScanInput rest = rear({});
+    const Layout goes_on = scan_layout(rest.job().lengths, {}, part.size());
+    std::vector<int> owners(cuts_.size());  // of each state: who has it, then who goes on
+    for (const OwnedRun& run : from.owners()) {
+      std::fill_n(owners.begin() + static_cast<std::ptrdiff_t>(run.token), run.tokens, run.owner);
+    }
+    for (int rank = 0; rank < part.size(); ++rank) {
+      for (const TokenRun& run : goes_on.runs(rank)) {
+        if (run.begin > 0) continue;
+        owners[static_cast<std::size_t>(rest.numbers()[static_cast<std::size_t>(run.sequence)])] = rank;
+      }
+    }
+    RankRuns runs(static_cast<std::size_t>(part.size()));
+    for (std::size_t s = 0; s < owners.size(); ++s) {
+      const auto at = static_cast<std::int64_t>(s);
+      runs[static_cast<std::size_t>(owners[s])].push_back({0, at, at + 1});
+    }
+    const Layout to(sequence_count(), std::move(runs));
+    const std::int64_t bytes = state_bytes(spec_);
+    const Buffer arrived = allocate_host(static_cast<std::size_t>(to.tokens(part.rank()) * bytes));
+    reshard(part.host(), from, to, first.states.data(), arrived.data(), bytes, meeting_.patience().for_peer());
+    std::vector<float> states(rest.job().lengths.size() * static_cast<std::size_t>(bytes) / sizeof(float));
+    for (std::size_t i = 0; i < rest.numbers().size(); ++i) {
+      const std::int32_t sequence = rest.numbers()[i];
+      if (owners[static_cast<std::size_t>(sequence)] != part.rank()) continue;
+      std::memcpy(reinterpret_cast<std::byte*>(states.data()) + i * static_cast<std::size_t>(bytes),
+                  arrived.data() + to.rows_before(part.rank(), sequence) * bytes, static_cast<std::size_t>(bytes));
+    }
+    return states;
+  }
+
+  // Who has what of the whole in a shape, as a layout of this world: known on ranks that the shape leaves out, too.
+  Layout layout_of(const ScanShape& shape) const {
+    RankRuns all(static_cast<std::size_t>(world_.size()));
+    const auto add = [&](const ScanInput& input, std::span<const std::int64_t> begins) {
+      const Layout layout = scan_layout(input.job().lengths, options_of(shape, input).runs, shape.ranks);
+      for (int rank = 0; rank < shape.ranks; ++rank) {
+        for (const TokenRun& run : layout.runs(rank)) {
+          const std::int32_t sequence = input.numbers()[static_cast<std::size_t>(run.sequence)];
+          const std::int64_t begin = begins[static_cast<std::size_t>(sequence)];
+          all[static_cast<std::size_t>(rank)].push_back({sequence, begin + run.begin, begin + run.end});
+        }
+      }
+    };
+    const std::vector<std::int64_t> zeros(cuts_.size());
+    if (shape.resumed) {
+      add(front(), zeros);
+      add(rear({}), cuts_);
+    } else {
+      add(input_, zeros);
+    }
+    for (std::vector<TokenRun>& runs : all) {
+      std::ranges::sort(runs, {}, [](const TokenRun& run) { return std::pair(run.sequence, run.begin); });
+    }
+    return {input_.job().lengths, std::move(all)};
+  }
+
+  Buffer moved(const Layout& from, const Layout& to, const Buffer& rows, std::int64_t row_bytes) {
+    Buffer target;
+    meeting_.together([&] { target = allocate_host(static_cast<std::size_t>(to.tokens(world_.rank()) * row_bytes)); });
+    reshard(world_.host(), from, to, rows.data(), target.data(), row_bytes, meeting_.patience().for_peer());
+    return target;
+  }
+
+  const ScanInput& input_;
+  const ScanSpec& spec_;
+  const ScanOptions& options_;
+  Transport& world_;
+  Meeting meeting_;
+  Layout even_y_;
+  Layout even_states_;
+  std::vector<std::int64_t> cuts_;
+  double seconds_;
+};
+
+}  // namespace
+
+std::vector<ScanShape> scan_shapes(const std::vector<int>& ranks, const ScanInput& input) {
+  const std::int64_t pieces = super_segments(input.job().lengths);
+  std::vector<ScanShape> shapes;
+  for (const int count : ranks) {
+    shapes.push_back({count, false, false});
+    if (count > 1 && pieces > count) shapes.push_back({count, true, false});
+  }
+  if (std::ranges::max(input.job().lengths) > kSuperSegmentTokens) {
+    shapes.push_back({ranks.front(), false, true});
+    if (ranks.back() != ranks.front()) shapes.push_back({ranks.back(), false, true});
+  }
+  return shapes;
+}
+
+void run_scan_shapes(const ScanInput& input, const ScanOptions& options, std::span<const ScanShape> shapes,
+                     Transport& world, double seconds,
+                     const std::function<void(const ScanShape&, const ScanShapeResult&)>& done) {
+  Runner runner(input, options, world, seconds);
+  std::optional<Outcome> first;
+  for (const ScanShape& shape : shapes) {
+    Outcome outcome = runner.run(shape);
+    ScanShapeResult result{runner.states_of(shape), std::nullopt};
+    if (first) {
+      result.difference = runner.compare(*first, outcome);
+    } else {
+      first = std::move(outcome);
+    }
+    done(shape, result);
+  }
+}
+
+}  // namespace ringattn

@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/reshard.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "attention/identities.hpp"
+#include "attention/ring/enqueued_runs.hpp"
+#include "attention/ring/first_contact.hpp"
+#include "attention/ring/handshake.hpp"
+#include "attention/ring/reshard.hpp"
+#include "base/error.hpp"
+#include "comm/failure.hpp"
+#include "comm/meeting.hpp"
+
+namespace ringattn {
+
+namespace {
+
+constexpr double kBytesPerSecond = 1e9;  // a slow link: what waits rest on
+
+// `rows` rows of one buffer, from a row of another one.
+struct Piece {
+  std::int64_t from_row = 0;
+  std::int64_t to_row = 0;
+  std::int64_t rows = 0;
+};
+
+// What goes to one peer, or comes from it, in order of tokens.
+struct Stretch {
+  std::int64_t rows = 0;
+  std::int64_t first_row = 0;  // in the rank's rows, where they are one stretch there; else in a buffer
+  bool in_rows = false;
+  std::vector<Piece> pieces;  // between the rank's rows and the buffer
+};
+
+}  // namespace
+
+struct Reshard::Impl {
+  Impl(std::int64_t bytes, Transport& the_transport, Backend& the_backend, double timeout_seconds)
+      : token_bytes(bytes),
+        transport(the_transport),
+        backend(the_backend),
+        meeting(transport, Patience(timeout_seconds)) {}
+
+  void check(const Layout& from, const Layout& to) const;
+  void plan(const Layout& from, const Layout& to);
+  void allocate();
+  void connect();
+  Exchange exchange(const std::byte* rows) const;
+  void copy(std::byte* to, const std::byte* from, const std::vector<Piece>& pieces, Stream stream);
+
+  std::int64_t token_bytes;
+  Transport& transport;
+  Backend& backend;
+  Meeting meeting;
+  std::vector<Piece> own;           // from this rank to itself
+  std::map<int, Stretch> sends;     // by peer
+  std::map<int, Stretch> receives;  // by peer; never in the rank's rows: others write to memory that is announced
+  std::int64_t sent_rows = 0;       // through the buffer
+  std::int64_t received_rows = 0;
+  Buffer outgoing;
+  Buffer arriving;
+  std::int64_t announced = kNotAnnounced;
+  std::optional<EnqueuedRuns> enqueued;
+};
+
+void Reshard::Impl::check(const Layout& from, const Layout& to) const {
+  if (from.world() != transport.size() || to.world() != transport.size()) {
+    fail(ErrorCode::kUsage, fmt::format("layouts of {} and {} ranks", from.world(), to.world()),
+         fmt::format("the transport has {}", transport.size()), "Give layouts of this world's ranks.");
+  }
+  if (!std::ranges::equal(from.cu(), to.cu())) {
+    fail(ErrorCode::kUsage, fmt::format("layouts of {} and {} tokens", from.cu().back(), to.cu().back()),
+         "rows go on as rows of the same tokens of the same sequences", "Give two layouts of one batch.");
+  }
+  if (token_bytes < 1) {
+    fail(ErrorCode::kUsage, fmt::format("rows of {} bytes", token_bytes), "there is nothing to move",
+         "Give the bytes of one token's row.");
+  }
+  if (transport.size() > 1 && transport.memory() != backend.memory()) {
+    fail(ErrorCode::kUnsupported, fmt::format("rows of this memory can't move over {}", transport.name()),
+         "the transport moves another kind of memory", "Give the backend of what is computed over this transport.");
+  }
+}
+
+void Reshard::Impl::plan(const Layout& from, const Layout& to) {
+  const int self = transport.rank();
+  for (const MovedRows& moved : moved_rows(from, to, self)) {
+    if (moved.from == self && moved.to == self) {
+      own.push_back({moved.from_row, moved.to_row, moved.rows});
+    } else if (moved.from == self) {
+      Stretch& stretch = sends[moved.to];
+      stretch.pieces.push_back({moved.from_row, stretch.rows, moved.rows});
+      stretch.rows += moved.rows;
+    } else {
+      Stretch& stretch = receives[moved.from];
+      stretch.pieces.push_back({stretch.rows, moved.to_row, moved.rows});
+      stretch.rows += moved.rows;
+    }
+  }
+  for (auto& [peer, stretch] : sends) {
+    // Neighbours in the rank's own rows, wherever they go.
+    const Piece& first = stretch.pieces.front();
+    const bool one = std::ranges::all_of(
+        stretch.pieces, [&](const Piece& piece) { return piece.from_row - first.from_row == piece.to_row; });
+    stretch.in_rows = one;
+    stretch.first_row = one ? first.from_row : sent_rows;
+    if (one) continue;
+    for (Piece& piece : stretch.pieces) piece.to_row += sent_rows;
+    sent_rows += stretch.rows;
+  }
+  for (auto& [peer, stretch] : receives) {
+    stretch.first_row = received_rows;
+    for (Piece& piece : stretch.pieces) piece.from_row += received_rows;
+    received_rows += stretch.rows;
+  }
+}
+
+void Reshard::Impl::allocate() {
+  // At least a byte for each rank, of its first contact.
+  const auto least = static_cast<std::size_t>(transport.size());
+  if (sent_rows > 0) outgoing = backend.allocate(static_cast<std::size_t>(sent_rows * token_bytes));
+  arriving = backend.allocate(std::max(least, static_cast<std::size_t>(received_rows * token_bytes)));
+  enqueued.emplace(backend, transport, meeting.patience());
+}
+
+void Reshard::Impl::connect() {
+  if (transport.size() == 1) return;
+  const Exchange only[] = {exchange(nullptr)};
+  announced = transport.announce(only, meeting.patience().for_peer());
+  if (backend.memory() == MemoryKind::kDevice) make_first_contact(meeting, transport, backend, arriving.data());
+}
+
+// `rows`: null where nobody sends yet.
+Exchange Reshard::Impl::exchange(const std::byte* rows) const {
+  Exchange exchange;
+  exchange.label = "rows for another layout";
+  for (const auto& [peer, stretch] : sends) {
+    const std::byte* const from = stretch.in_rows ? rows : outgoing.data();
+    const std::byte* const data = from == nullptr ? nullptr : from + stretch.first_row * token_bytes;
+    exchange.sends.push_back({peer, 0, {{data, static_cast<std::size_t>(stretch.rows * token_bytes)}}});
+  }
+  for (const auto& [peer, stretch] : receives) {
+    exchange.receives.push_back(
+        {peer,
+         0,
+         {{arriving.data() + stretch.first_row * token_bytes, static_cast<std::size_t>(stretch.rows * token_bytes)}}});
+  }
+  return exchange;
+}
+
+// Pieces whose rows lie as far apart on either side go as one copy.
+void Reshard::Impl::copy(std::byte* to, const std::byte* from, const std::vector<Piece>& pieces, Stream stream) {
+  for (std::size_t i = 0; i < pieces.size();) {
+    const Piece& first = pieces[i];
+    std::size_t count = 1;
+    std::int64_t from_step = first.rows;
+    std::int64_t to_step = first.rows;
+    while (i + count < pieces.size() && pieces[i + count].rows == first.rows) {
+      const Piece& last = pieces[i + count - 1];
+      const Piece& next = pieces[i + count];
+      if (count == 1) {
+        from_step = next.from_row - last.from_row;
+        to_step = next.to_row - last.to_row;
+        if (from_step < first.rows || to_step < first.rows) break;
+      }
+      if (next.from_row - last.from_row != from_step || next.to_row - last.to_row != to_step) break;
+      ++count;
+    }
+    if (count == 1) from_step = to_step = first.rows;
+    backend.copy_rows(to + first.to_row * token_bytes, to_step * token_bytes, from + first.from_row * token_bytes,
+                      from_step * token_bytes, first.rows * token_bytes, static_cast<std::int64_t>(count), stream);
+    i += count;
+  }
+}
+
+Reshard::Reshard(const Layout& from, const Layout& to, std::int64_t token_bytes, Transport& transport, Backend& backend,
+                 double timeout_seconds)
+    : impl_(std::make_unique<Impl>(token_bytes, transport, backend, timeout_seconds)) {
+  Impl& impl = *impl_;
+  impl.meeting.together([&] {
+    impl.check(from, to);
+    impl.plan(from, to);
+  });
+  handshake(impl.meeting, identities(from, to, token_bytes, backend));
+  impl.meeting.together([&] { impl.allocate(); });
+  impl.connect();
+}
+
+Reshard::~Reshard() = default;
+Reshard::Reshard(Reshard&&) noexcept = default;
+
+std::int64_t Reshard::bytes_received() const { return impl_->received_rows * impl_->token_bytes; }
+std::size_t Reshard::memory_bytes() const { return impl_->outgoing.bytes() + impl_->arriving.bytes(); }
+
+void Reshard::enqueue(const void* rows, void* target, Stream stream) {
+  Impl& impl = *impl_;
+  const bool captured = impl.backend.is_capturing(stream);
+  const bool several = impl.transport.size() > 1;
+  if (captured && several) {
+    fail(ErrorCode::kUnsupported, "a graph can't hold these rows' way",
+         fmt::format("transport {} moves them to other ranks, which a replay would not do", impl.transport.name()),
+         "Enqueue it outside of the capture.");
+  }
+  const auto* from = static_cast<const std::byte*>(rows);
+  auto* to = static_cast<std::byte*>(target);
+  if (!captured) impl.enqueued->begin(stream);
+  const double seconds = static_cast<double>(impl.received_rows * impl.token_bytes) / kBytesPerSecond;
+  try {
+    for (const auto& [peer, stretch] : impl.sends) {
+      if (!stretch.in_rows) impl.copy(impl.outgoing.data(), from, stretch.pieces, stream);
+    }
+    Ticket ticket = 0;
+    if (several) {
+      Exchange exchange = impl.exchange(from);
+      exchange.announced = impl.announced;
+      ticket = impl.transport.post(std::move(exchange), stream);
+    }
+    // Own rows move while the others are on their way.
+    impl.copy(to, from, impl.own, stream);
+    if (several) impl.transport.wait(ticket, stream, impl.meeting.patience().for_work(seconds));
+    for (const auto& [peer, stretch] : impl.receives) impl.copy(to, impl.arriving.data(), stretch.pieces, stream);
+  } catch (...) {
+    note_failure();
+    impl.transport.abandon();
+    throw;
+  }
+  if (!captured) impl.enqueued->end(stream, seconds);
+}
+
+void Reshard::wait() {
+  if (impl_->enqueued->any()) impl_->enqueued->settle();
+}
+
+}  // namespace ringattn

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/scan_forecast.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "attention/state_exchange.hpp"
+#include "attention/tokens/cost.hpp"
+
+namespace ringattn {
+
+std::vector<ScanRun> scan_runs(const Layout& layout, const ScanHops& hops, int rank) {
+  std::vector<ScanRun> all;
+  const std::span<const TokenRun> tokens = layout.runs(rank);
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    ScanRun run;
+    run.begin = tokens[i].begin;
+    run.tokens = tokens[i].tokens();
+    run.row = layout.run_rows(rank)[i];
+    run.step = hops.steps[static_cast<std::size_t>(rank)][i];
+    all.push_back(run);
+  }
+  return all;
+}
+
+const ScanMemory& ScanForecast::most_memory() const {
+  return *std::ranges::max_element(memory, {}, [](const ScanMemory& bytes) { return bytes.total(); });
+}
+
+ScanForecast forecast_scan(const ScanJob& job, const std::optional<std::vector<std::vector<TokenRun>>>& runs, int world,
+                           const ScanKernel& kernel, double flops_per_second) {
+  Layout layout = scan_layout(job.lengths, runs, world);
+  ScanHops hops = scan_hops(layout);
+  ScanForecast forecast{std::move(layout), std::move(hops), {}, 0.0};
+  const std::size_t kinds = (job.initial_states ? 1 : 0) + (job.final_states ? 1 : 0);
+  std::int64_t most_tokens = 0;
+  for (int rank = 0; rank < world; ++rank) {
+    const std::vector<ScanRun> own = scan_runs(forecast.layout, forecast.hops, rank);
+    const std::int64_t tokens = forecast.layout.tokens(rank);
+    ScanMemory bytes;
+    bytes.rows = static_cast<std::size_t>(tokens * scan_token_bytes(job.spec));
+    bytes.states = own.size() * kinds * static_cast<std::size_t>(state_bytes(job.spec));
+    bytes.scratch = kernel.scratch_bytes(limits_of(own));
+    bytes.exchange = StateExchange::bytes(job.spec, forecast.hops, rank);
+    forecast.memory.push_back(bytes);
+    most_tokens = std::max(most_tokens, tokens);
+  }
+  forecast.seconds = scan_token_flops(job.spec) * static_cast<double>(most_tokens) / flops_per_second;
+  return forecast;
+}
+
+}  // namespace ringattn

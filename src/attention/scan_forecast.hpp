@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a scan will take of each rank, from its shape and its kernel alone: no ranks run here.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "attention/tokens/layout.hpp"
+#include "attention/tokens/scan_deal.hpp"
+#include "attention/tokens/scan_job.hpp"
+#include "kernels/scan.hpp"
+
+namespace ringattn {
+
+// Bytes on a rank.
+struct ScanMemory {
+  std::size_t rows = 0;      // x, dt, B, C, z and y
+  std::size_t states = 0;    // initial and final ones, at the most
+  std::size_t scratch = 0;   // of the kernel
+  std::size_t exchange = 0;  // states that travel
+
+  // What a Scan allocates; the rest is its caller's.
+  std::size_t own() const { return scratch + exchange; }
+  std::size_t total() const { return rows + states + scratch + exchange; }
+};
+
+// A rank's runs, without the addresses of states.
+std::vector<ScanRun> scan_runs(const Layout& layout, const ScanHops& hops, int rank);
+
+struct ScanForecast {
+  Layout layout;
+  ScanHops hops;
+  std::vector<ScanMemory> memory;  // [ranks]
+  double seconds = 0.0;            // that the rank with most tokens computes
+
+  const ScanMemory& most_memory() const;
+};
+
+// `runs`: as ScanOptions has them. Throws kUsage for runs or lengths that no scan has.
+ScanForecast forecast_scan(const ScanJob& job, const std::optional<std::vector<std::vector<TokenRun>>>& runs, int world,
+                           const ScanKernel& kernel, double flops_per_second);
+
+}  // namespace ringattn

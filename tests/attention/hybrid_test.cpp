@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+// Layers of two kinds on one set of shards: attention, whose layout is striped, and a scan, whose ranks have
+// neighbouring super-segments, with rows that go from one to the other between them. And the way of rows by itself.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "attention/attention.hpp"
+#include "attention/reshard.hpp"
+#include "attention/scan.hpp"
+#include "attention/tokens/packed_run.hpp"
+#include "comm/self.hpp"
+#include "comm/threads.hpp"
+#include "kernels/fold_spec.hpp"
+#include "kernels/synthetic.hpp"
+#include "tests/support/error_of.hpp"
+#include "tests/support/ring_job.hpp"
+
+namespace ringattn::testing {
+namespace {
+
+constexpr int kHeads = 2;
+constexpr int kDim = 16;
+constexpr int kState = 8;
+constexpr std::int64_t kRowBytes = kHeads * kDim * 2;
+
+// A sequence that a scan has on several ranks, and others. A window keeps attention short.
+std::vector<std::int64_t> lengths() { return {kSuperSegmentTokens + 300, 517, 90}; }
+
+Batch batch_of(const std::vector<std::int64_t>& lengths) {
+  std::vector<Sequence> sequences;
+  for (const std::int64_t length : lengths) sequences.push_back({length, length, 0});
+  return sequences;
+}
+
+Options attention_options(LayoutKind layout) {
+  Options options;
+  options.kernel.backend = "cpu";
+  options.threads = 1;
+  options.layout.kind = layout;
+  return options;
+}
+
+ScanOptions scan_options() {
+  ScanOptions options;
+  options.kernel.backend = "cpu";
+  options.threads = 1;
+  return options;
+}
+
+using Bytes = std::vector<std::byte>;
+
+// Rows of a layer's own tensors, wherever they lie.
+Bytes made(const Layout& layout, int rank, SyntheticTensor tensor, int heads, int dim) {
+  const std::vector<PackedRun> runs = packed_runs(layout.runs(rank), layout.cu());
+  Bytes rows(static_cast<std::size_t>(layout.tokens(rank) * heads * dim) * 2);
+  fill_synthetic(3, tensor, runs,
+                 dense_view(static_cast<void*>(rows.data()), Dtype::kBf16, layout.tokens(rank), heads, dim), 1);
+  return rows;
+}
+
+// attention → scan → attention, everything enqueued before anything is waited for: O of the last layer, packed.
+Bytes run_stack(int ranks, LayoutKind kind) {
+  const Batch batch = batch_of(lengths());
+  Bytes packed(static_cast<std::size_t>(batch.q_tokens() * kRowBytes));
+  run_threads_world(ranks, {}, [&](Transport& transport) {
+    const int rank = transport.rank();
+    const FoldSpec fold = make_spec(Dtype::kBf16, kHeads, kHeads, kDim, {15, 0});
+    Attention attention(Job{fold, batch}, transport, attention_options(kind));
+    ScanJob scan_job;
+    scan_job.spec.heads = kHeads;
+    scan_job.spec.head_dim = kDim;
+    scan_job.spec.state_dim = kState;
+    scan_job.spec.dt_softplus = true;
+    scan_job.lengths = lengths();
+    Scan scan(scan_job, transport, scan_options());
+    const Layout& striped = attention.layout().queries;
+    Reshard there(striped, scan.layout(), kRowBytes, transport, scan.backend());
+    Reshard back(scan.layout(), striped, kRowBytes, transport, scan.backend());
+
+    const auto rows_of = [](const Layout& layout, int of) { return layout.tokens(of); };
+    const auto view = [](Bytes& bytes, std::int64_t rows, int heads, int dim) {
+      return dense_view(static_cast<void*>(bytes.data()), Dtype::kBf16, rows, heads, dim);
+    };
+    const std::int64_t rows = rows_of(striped, rank);
+    const std::int64_t scan_rows = rows_of(scan.layout(), rank);
+    Bytes q = made(striped, rank, SyntheticTensor::kQ, kHeads, kDim);
+    Bytes k = made(striped, rank, SyntheticTensor::kK, kHeads, kDim);
+    Bytes v = made(striped, rank, SyntheticTensor::kV, kHeads, kDim);
+    Bytes out(q.size());
+    std::vector<float> lse(static_cast<std::size_t>(rows * kHeads));
+    Bytes x(static_cast<std::size_t>(scan_rows * kRowBytes));
+    Bytes y(x.size());
+    Bytes dt = made(scan.layout(), rank, SyntheticTensor::kScanDt, kHeads, 1);
+    Bytes b = made(scan.layout(), rank, SyntheticTensor::kScanB, 1, kState);
+    Bytes c = made(scan.layout(), rank, SyntheticTensor::kScanC, 1, kState);
+    const float a[] = {-1e-5F, -0.5F};  // a head that remembers super-segments, and one that doesn't
+    Bytes workspace(attention.workspace_bytes() + 256);
+    void* aligned = workspace.data();
+    std::size_t room = workspace.size();
+    std::align(256, attention.workspace_bytes(), aligned, room);
+    const std::span<std::byte> space(static_cast<std::byte*>(aligned), attention.workspace_bytes());
+
+    const Outputs outputs{view(out, rows, kHeads, kDim), {lse.data(), kHeads, 1}, {}};
+    attention.enqueue({view(q, rows, kHeads, kDim), view(k, rows, kHeads, kDim), view(v, rows, kHeads, kDim)}, outputs,
+                      space);
+    there.enqueue(out.data(), x.data());
+    scan.enqueue({.x = view(x, scan_rows, kHeads, kDim),
+                  .dt = view(dt, scan_rows, kHeads, 1),
+                  .b = view(b, scan_rows, 1, kState),
+                  .c = view(c, scan_rows, 1, kState),
+                  .a = a},
+                 {.y = view(y, scan_rows, kHeads, kDim)});
+    back.enqueue(y.data(), q.data());
+    attention.enqueue({view(q, rows, kHeads, kDim), view(k, rows, kHeads, kDim), view(v, rows, kHeads, kDim)}, outputs,
+                      space);
+    there.wait();
+    scan.wait();
+    back.wait();
+    attention.wait();
+    striped.unshard(rank, out.data(), packed.data(), kRowBytes);  // each rank writes its own rows
+  });
+  return packed;
+}
+
+TEST(Hybrid, AttentionScanAttentionHasTheSameBytesOnAnyNumberOfRanks) {
+  const Bytes one = run_stack(1, LayoutKind::kStriped);
+  // Numbers that tell something: finite, and different from token to token.
+  for (std::size_t at = 0; at < one.size(); at += 2) {
+    ASSERT_TRUE(std::isfinite(load_element(one.data() + at, Dtype::kBf16))) << "element " << at / 2;
+  }
+  EXPECT_NE(std::memcmp(one.data() + one.size() - 2 * kRowBytes, one.data() + one.size() - kRowBytes, kRowBytes), 0);
+  EXPECT_TRUE(run_stack(2, LayoutKind::kStriped) == one);
+  EXPECT_TRUE(run_stack(3, LayoutKind::kStriped) == one);
+  EXPECT_TRUE(run_stack(3, LayoutKind::kZigzag) == one);
+}
+
+// Rows that name their tokens.
+std::vector<std::int64_t> named_rows(const Layout& layout, int rank) { return layout.packed_tokens(rank); }
+
+Layout random_layout(const std::vector<std::int64_t>& lengths, int ranks, std::mt19937_64& random) {
+  std::vector<std::vector<TokenRun>> runs(static_cast<std::size_t>(ranks));
+  for (std::size_t s = 0; s < lengths.size(); ++s) {
+    for (std::int64_t begin = 0; begin < lengths[s];) {
+      const std::int64_t end = std::min(lengths[s], begin + 1 + static_cast<std::int64_t>(random() % 40));
+      runs[random() % runs.size()].push_back({static_cast<std::int32_t>(s), begin, end});
+      begin = end;
+    }
+  }
+  return {lengths, std::move(runs)};
+}
+
+TEST(Reshards, OfAnyLayoutsMoveEveryRowToItsPlace) {
+  std::mt19937_64 random(5);
+  const std::vector<std::int64_t> tokens{300, 7, 129};
+  for (const int ranks : {1, 2, 3, 5}) {
+    for (int round = 0; round < 5; ++round) {
+      const Layout from = random_layout(tokens, ranks, random);
+      const Layout to = random_layout(tokens, ranks, random);
+      run_threads_world(ranks, {}, [&](Transport& transport) {
+        const int rank = transport.rank();
+        const ScanChoice choice = choose_kernel(ScanSpec{}, {"cpu", "auto"});
+        const auto backend = choice.row->make_backend({1, kNoDevice});
+        Reshard reshard(from, to, sizeof(std::int64_t), transport, *backend);
+        const std::vector<std::int64_t> rows = named_rows(from, rank);
+        // Twice, as layers do: what arrived first is not what arrives later.
+        std::vector<std::int64_t> other = rows;
+        for (std::int64_t& row : other) row += 1000;
+        std::vector<std::int64_t> target(static_cast<std::size_t>(to.tokens(rank)), -1);
+        std::vector<std::int64_t> later(target.size(), -1);
+        reshard.enqueue(rows.data(), target.data());
+        reshard.enqueue(other.data(), later.data());
+        reshard.wait();
+        const std::vector<std::int64_t> expected = named_rows(to, rank);
+        EXPECT_EQ(target, expected) << ranks << " ranks, rank " << rank;
+        for (std::size_t i = 0; i < later.size(); ++i) EXPECT_EQ(later[i], expected[i] + 1000);
+      });
+    }
+  }
+}
+
+TEST(Reshards, OfOtherTokensRanksOrBytesAreRefused) {
+  const auto transport = make_self_transport();
+  const ScanChoice choice = choose_kernel(ScanSpec{}, {"cpu", "auto"});
+  const auto backend = choice.row->make_backend({1, kNoDevice});
+  const std::vector<std::int64_t> tokens{10};
+  const std::vector<std::int64_t> others{11};
+  const Layout here(tokens, {{{0, 0, 10}}});
+  const Layout more(others, {{{0, 0, 11}}});
+  const Layout two(tokens, {{{0, 0, 4}}, {{0, 4, 10}}});
+  const auto refused = [&](const Layout& from, const Layout& to, std::int64_t bytes) {
+    return error_of([&] { Reshard(from, to, bytes, *transport, *backend); }).code();
+  };
+  EXPECT_EQ(refused(here, more, 8), ErrorCode::kUsage);
+  EXPECT_EQ(refused(two, two, 8), ErrorCode::kUsage);
+  EXPECT_EQ(refused(here, here, 0), ErrorCode::kUsage);
+  run_threads_world(2, {}, [&](Transport& ranks) {
+    const Layout swapped(tokens, {{{0, 4, 10}}, {{0, 0, 4}}});
+    const Layout& mine = ranks.rank() == 0 ? two : swapped;
+    EXPECT_EQ(error_of([&] { Reshard(two, mine, 8, ranks, *backend); }).code(), ErrorCode::kUnsupported);
+  });
+}
+
+TEST(Reshards, LetACallerScanItsOwnRuns) {
+  // Runs that cut super-segments, which no scan takes, moved to those that it deals and back.
+  const std::vector<std::int64_t> tokens{500, 300};
+  std::mt19937_64 random(9);
+  const Layout own = random_layout(tokens, 2, random);
+  run_threads_world(2, {}, [&](Transport& transport) {
+    ScanJob job;
+    job.spec.dtype = Dtype::kF32;
+    job.spec.heads = 1;
+    job.spec.head_dim = 8;
+    job.spec.state_dim = 8;
+    job.lengths = tokens;
+    ScanOptions stated = scan_options();
+    stated.runs = std::vector<std::vector<TokenRun>>{{own.runs(0).begin(), own.runs(0).end()},
+                                                     {own.runs(1).begin(), own.runs(1).end()}};
+    EXPECT_EQ(error_of([&] { Scan(job, transport, stated); }).code(), ErrorCode::kUsage);
+    Scan scan(job, transport, scan_options());
+    Reshard there(own, scan.layout(), 32, transport, scan.backend());
+    Reshard back(scan.layout(), own, 32, transport, scan.backend());
+    const std::vector<float> ones(static_cast<std::size_t>(own.tokens(transport.rank()) * 8), 1.0F);
+    std::vector<float> x(static_cast<std::size_t>(scan.layout().tokens(transport.rank()) * 8));
+    std::vector<float> y(x.size());
+    std::vector<float> result(ones.size());
+    const float a = 0.0F;
+    const std::int64_t rows = scan.layout().tokens(transport.rank());
+    const auto view = [&](std::vector<float>& data, std::int64_t dim) {
+      return dense_view(static_cast<void*>(data.data()), Dtype::kF32, rows, 1, dim);
+    };
+    there.enqueue(ones.data(), x.data());
+    std::vector<float> dt(static_cast<std::size_t>(rows), 1.0F);
+    scan.enqueue({.x = view(x, 8), .dt = view(dt, 1), .b = view(x, 8), .c = view(x, 8), .a = &a}, {.y = view(y, 8)});
+    back.enqueue(y.data(), result.data());
+    back.wait();
+    scan.wait();
+    there.wait();
+    const std::vector<std::int64_t> positions = own.positions(transport.rank());
+    for (std::size_t i = 0; i < positions.size(); ++i) {
+      EXPECT_EQ(result[8 * i], 8.0F * static_cast<float>(positions[i] + 1));  // each y counts the tokens up to its own
+    }
+  });
+}
+
+}  // namespace
+}  // namespace ringattn::testing

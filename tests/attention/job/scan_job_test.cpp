@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+// Whole scans through the library: from file to file, in every shape with the same bits, and checks that find what is
+// wrong.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstring>
+#include <limits>
+
+#include "attention/check/scan_accuracy.hpp"
+#include "attention/job/scan_file_job.hpp"
+#include "attention/job/scan_shapes.hpp"
+#include "comm/threads.hpp"
+#include "tests/support/error_of.hpp"
+#include "tests/support/scan_files.hpp"
+#include "tests/support/temporary_folder.hpp"
+
+namespace ringattn::testing {
+namespace {
+
+ScanOptions one_thread() {
+  ScanOptions options;
+  options.kernel.backend = "cpu";
+  options.threads = 1;
+  return options;
+}
+
+SyntheticScan small_scan(std::int64_t tokens, bool selective = false) {
+  SyntheticScan scan;
+  scan.selective = selective;
+  scan.seed = 7;
+  scan.tokens = tokens;
+  scan.heads = selective ? 8 : 2;
+  scan.head_dim = 8;
+  scan.state_dim = 8;
+  return scan;
+}
+
+TEST(ScanJobs, WriteTheSameBytesInEveryWorld) {
+  const TemporaryFolder folder;
+  const ScanFile shape{.lengths = {66'000, 70, 65'536}, .heads = 2, .head_dim = 8, .state_dim = 8};
+  ScanFileJob job;
+  job.input = FileInput{write_tensors(folder.file("in"), scan_tensors(shape))};
+  job.numerics.final_states = true;
+  std::vector<std::string> files;
+  for (const int ranks : {1, 2, 4}) {
+    job.output = folder.file(std::to_string(ranks));
+    run_threads_world(ranks, {}, [&](Transport& transport) { run_scan_job(job, transport, one_thread()); });
+    files.push_back(read_whole(job.output));
+    EXPECT_TRUE(files.back() == files.front()) << ranks << " ranks";
+  }
+  EXPECT_NE(files.front().find(R"("shape":[131606, 2, 8])"), std::string::npos);  // y
+  EXPECT_NE(files.front().find(R"("shape":[3, 2, 8, 8])"), std::string::npos);    // final_states
+  EXPECT_EQ(error_of([&] {
+              run_threads_world(1, {}, [&](Transport& transport) { run_scan_job(job, transport, one_thread()); });
+            }).code(),
+            ErrorCode::kFile);  // which is there
+}
+
+TEST(ScanJobs, InEveryShapeHaveTheSameBits) {
+  for (const bool selective : {false, true}) {
+    const std::int64_t tokens = (selective ? 1 : 2) * kSuperSegmentTokens + 100;
+    const ScanInput input = ScanInput(small_scan(tokens, selective), {}).with_final_states();
+    const std::vector<ScanShape> shapes = scan_shapes({1, 2, 3}, input);
+    ASSERT_EQ(shapes.size(), selective ? 5U : 6U);  // where there is a third piece, 2 ranks in turn; 1 and 3 resumed
+    run_threads_world(3, {}, [&](Transport& transport) {
+      std::size_t done = 0;
+      run_scan_shapes(input, one_thread(), shapes, transport, 1.0,
+                      [&](const ScanShape& shape, const ScanShapeResult& result) {
+                        EXPECT_FALSE(result.difference) << "shape " << done;
+                        const bool a_piece_each = selective && shape.resumed;
+                        EXPECT_EQ(result.states > 0, shape.ranks > 1 && !a_piece_each) << "shape " << done;
+                        ++done;
+                      });
+      EXPECT_EQ(done, shapes.size());
+    });
+  }
+}
+
+// y of a synthetic scan on one rank.
+struct Finished {
+  ScanInput input;
+  ScanRankResult result;
+};
+
+ScanAccuracy checked(const Finished& scan) {
+  ScanAccuracy accuracy;
+  run_threads_world(1, {}, [&](Transport& transport) {
+    const Meeting meeting(transport, Patience(60.0));
+    accuracy =
+        check_scan_result(meeting, scan.input, 64, scan.result.runs, scan.result.y_view(scan.input.job().spec), 1);
+  });
+  return accuracy;
+}
+
+Finished finished(const ScanInput& input) {
+  Finished scan{input, {}};
+  run_threads_world(
+      1, {}, [&](Transport& transport) { scan.result = PreparedScan(input, transport, one_thread()).compute(); });
+  return scan;
+}
+
+TEST(ScanAccuracyCheck, PassesWhatIsRight) {
+  for (const bool selective : {false, true}) {
+    for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16, Dtype::kF16}) {
+      SyntheticScan scan = small_scan(3000, selective);
+      scan.dtype = dtype;
+      scan.batch = 2;
+      const ScanAccuracy accuracy = checked(finished(ScanInput(scan, {})));
+      EXPECT_TRUE(accuracy.passes()) << accuracy.part;
+      EXPECT_GT(accuracy.part, 0.0);
+      EXPECT_GE(accuracy.rows, 60);
+      EXPECT_EQ(accuracy.compared, accuracy.rows * (selective ? 1 : 8));
+    }
+  }
+}
+
+TEST(ScanAccuracyCheck, FindsWhatIsWrong) {
+  Finished scan = finished(ScanInput(small_scan(3000), {}));
+  const std::size_t last = scan.result.y.bytes() - 2;  // the last token, head and dim: always sampled
+  std::byte kept[2];
+  std::memcpy(kept, scan.result.y.data() + last, 2);
+  const float value = load_element(kept, Dtype::kBf16);
+  store_element(scan.result.y.data() + last, Dtype::kBf16, value + 1.0F);
+  const ScanAccuracy off = checked(scan);
+  EXPECT_FALSE(off.passes());
+  EXPECT_EQ(off.worst, (RowSample{2999, 1}));
+  store_element(scan.result.y.data() + last, Dtype::kBf16, std::numeric_limits<float>::quiet_NaN());
+  const ScanAccuracy lost = checked(scan);
+  EXPECT_EQ(lost.misplaced, 1);
+  EXPECT_EQ(lost.first_misplaced, (RowSample{2999, 1}));
+}
+
+TEST(ScanAccuracyCheck, SeesAStateThatWasNotHandedOn) {
+  // What a rank would compute that starts from zero in its second super-segment.
+  const ScanInput whole(small_scan(kSuperSegmentTokens + 200), {});
+  Finished scan = finished(whole);
+  const std::int64_t begins[] = {kSuperSegmentTokens};
+  const std::int64_t ends[] = {kSuperSegmentTokens + 200};
+  const std::vector<float> zeros(2 * 8 * 8);
+  const Finished alone = finished(whole.part(begins, ends, zeros));
+  std::memcpy(scan.result.y.data() + scan.result.y.bytes() - alone.result.y.bytes(), alone.result.y.data(),
+              alone.result.y.bytes());
+  EXPECT_FALSE(checked(scan).passes());
+}
+
+TEST(ScanAccuracyCheck, LetsNonFiniteInputsReachTheirOwnChunkAndWhatIsBehind) {
+  const TemporaryFolder folder;
+  NamedTensors tensors = scan_tensors({.lengths = {1000}, .heads = 2, .head_dim = 8, .state_dim = 8});
+  store_element(tensors["x"].bytes.data() + 2 * (500 * 16 + 3), Dtype::kBf16, std::numeric_limits<float>::infinity());
+  const ScanInput input(FileInput{write_tensors(folder.file("in"), tensors)}, {});
+  Finished scan = finished(input);
+  EXPECT_TRUE(checked(scan).passes()) << checked(scan).misplaced;
+  EXPECT_EQ(scan.result.non_finite, 1);
+}
+
+TEST(ScanJobs, OfOtherInputsAreRefused) {
+  const TemporaryFolder folder;
+  const ScanFile shape{.lengths = {100}, .heads = 2, .head_dim = 8, .state_dim = 8};
+  NamedTensors tensors = scan_tensors(shape);
+  ScanFileJob job;
+  job.input = FileInput{write_tensors(folder.file("a"), tensors)};
+  ScanFileJob other;
+  tensors["z"].bytes[7] ^= std::byte{1};
+  other.input = FileInput{write_tensors(folder.file("b"), tensors)};
+  run_threads_world(2, {}, [&](Transport& transport) {
+    const ScanFileJob& mine = transport.rank() == 0 ? job : other;
+    const Error different = error_of([&] { PreparedScan(mine, transport, one_thread()); });
+    EXPECT_EQ(different.code(), ErrorCode::kFile);
+    EXPECT_NE(std::string(different.what()).find("read different files"), std::string::npos) << different.what();
+  });
+  // Another shape of the same seed is another job.
+  run_threads_world(2, {}, [&](Transport& transport) {
+    const ScanInput mine(small_scan(transport.rank() == 0 ? 100 : 101), {});
+    EXPECT_EQ(error_of([&] { PreparedScan(mine, transport, one_thread()); }).code(), ErrorCode::kUnsupported);
+  });
+}
+
+TEST(ScanJobs, TellHowLongTheyWaitForStates) {
+  ThreadsDelivery slow;
+  slow.max_delay = std::chrono::milliseconds(20);
+  const ScanInput input(small_scan(kSuperSegmentTokens + 64), {});
+  run_threads_world(2, slow, [&](Transport& transport) {
+    PreparedScan prepared(input, transport, one_thread());
+    const ScanRankResult result = prepared.compute();
+    EXPECT_GT(result.stats.seconds, 0.0);
+    EXPECT_LE(result.stats.waiting_seconds, result.stats.seconds);
+    EXPECT_EQ(prepared.scan().bytes_received(), transport.rank() == 1 ? 2 * 8 * 8 * 4 : 0);
+    if (transport.rank() == 1) {
+      EXPECT_GT(result.stats.waiting_seconds, 0.0);
+    }
+  });
+  run_threads_world(1, {}, [&](Transport& transport) {
+    EXPECT_EQ(PreparedScan(input, transport, one_thread()).compute().stats.waiting_seconds, 0.0);
+  });
+}
+
+}  // namespace
+}  // namespace ringattn::testing

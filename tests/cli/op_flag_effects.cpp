@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include "tests/cli/flag_effects.hpp"
+
+namespace ringattn::testing {
+
+std::string out_of(const Words& words, const Variables& variables) {
+  const Finished run = tool(words, variables);
+  EXPECT_EQ(run.code, 0) << run.err;
+  return run.out;
+}
+
+namespace {
+
+Words latent_words() {
+  return {"run", "--op", "mla", "--synthetic", "7", "--seq", "50", "--heads", "2", "--head-dim", "8"};
+}
+
+Words scan_words() { return {"run", "--op", "ssd", "--synthetic", "7", "--seq", "50", "--head-dim", "8"}; }
+
+}  // namespace
+
+const Effects& op_effects() {
+  static const Effects table{
+      {"rope-dim",
+       [] {
+         EXPECT_TRUE(has(out_of(latent_words() + Words{"--rope-dim", "16"}), "head_dim 8+16/8")) << "rope-dim";
+       }},
+      {"latent-dim",
+       [] {
+         EXPECT_TRUE(has(out_of(latent_words() + Words{"--latent-dim", "32"}), "latent 32"));
+       }},
+      {"form",
+       [] {
+         const std::string absorbed = out_of(latent_words() + Words{"--form", "absorbed"});
+         EXPECT_TRUE(has(absorbed, "# form: absorbed")) << absorbed;
+         EXPECT_NE(digest_of(absorbed), digest_of(out_of(latent_words() + Words{"--form", "expanded"})));
+       }},
+      {"state-dim",
+       [] {
+         EXPECT_TRUE(has(out_of(scan_words() + Words{"--state-dim", "24"}), "state 24, "));
+       }},
+      {"groups",
+       [] {
+         EXPECT_TRUE(has(out_of(scan_words() + Words{"--groups", "4"}), "4 groups"));
+       }},
+      {"dt-softplus",
+       [] {
+         const std::string off = out_of(scan_words() + Words{"--dt-softplus", "off"});
+         EXPECT_FALSE(has(off, "softplus")) << off;
+         EXPECT_NE(digest_of(off), digest_of(out_of(scan_words())));
+       }},
+      {"dt-limit",
+       [] {
+         const std::string limited = out_of(scan_words() + Words{"--dt-limit", "0,0.01"});
+         EXPECT_TRUE(has(limited, "dt from 0 to 0.01")) << limited;
+         EXPECT_NE(digest_of(limited), digest_of(out_of(scan_words())));
+       }},
+      {"final-states",
+       [] { EXPECT_TRUE(has(out_of(scan_words() + Words{"--final-states"}), "# digest of final_states: ")); }},
+  };
+  return table;
+}
+
+}  // namespace ringattn::testing

@@ -1,0 +1,308 @@
+// SPDX-License-Identifier: Apache-2.0
+// Scans by the program: files of both kinds, seeds, and what is refused.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include "tests/cli/report_schema.hpp"
+#include "tests/cli/tool.hpp"
+#include "tests/support/scan_files.hpp"
+#include "tests/support/temporary_folder.hpp"
+
+namespace ringattn::testing {
+namespace {
+
+// Jobs of milliseconds whose length divides nothing.
+Words ssd_job() {
+  return {"--op", "ssd", "--synthetic", "7", "--seq", "300", "--heads", "8", "--head-dim", "16", "--state-dim", "16"};
+}
+Words selective_job() {
+  return {"--op", "selective_scan", "--synthetic", "7", "--seq", "300", "--heads", "8", "--state-dim", "16"};
+}
+// Two super-segments and a bit, so that states travel, of few numbers.
+Words long_job() {
+  return {"--op", "ssd",        "--synthetic", "7",           "--seq", "131100",  "--heads",
+          "2",    "--head-dim", "8",           "--state-dim", "8",     "--dtype", "fp32"};
+}
+
+std::string digest(const Words& words) {
+  const Finished run = tool(Words{"run"} + words);
+  EXPECT_EQ(run.code, 0) << run.err;
+  return digest_of(run.out);
+}
+
+TEST(ScanFiles, AreThoseOfTheSeed) {
+  const TemporaryFolder folder;
+  const std::string ssd = write_tensors(folder.file("ssd"), scan_tensors({}));
+  const std::string selective = write_tensors(folder.file("selective"), scan_tensors({.selective = true}));
+  EXPECT_EQ(digest({"--input", ssd}), digest(ssd_job()));
+  EXPECT_EQ(digest({"--input", selective}), digest(selective_job()));
+  const Finished file = tool({"run", "--input", selective});
+  EXPECT_TRUE(has(file.out, "# job: selective scan, bf16, 8 channels, state 16")) << file.out;
+}
+
+TEST(ScanFiles, GiveTheSameBytesOnAnyNumberOfRanks) {
+  const TemporaryFolder folder;
+  const ScanFile shape{.lengths = {131'100, 70}, .heads = 2, .head_dim = 8, .state_dim = 8};
+  const std::string input = write_tensors(folder.file("in"), scan_tensors(shape));
+  for (const char* ranks : {"1", "2", "3"}) {
+    const std::string path = folder.file(ranks);
+    const Finished run = tool({"run", "--input", input, "--final-states", "--ranks", ranks, "--output", path});
+    ASSERT_EQ(run.code, 0) << run.err;
+    EXPECT_TRUE(read_whole(path) == read_whole(folder.file("1"))) << ranks << " ranks";
+  }
+  const std::string whole = read_whole(folder.file("1"));
+  EXPECT_TRUE(has(whole, R"("op":"ssd")"));
+  EXPECT_TRUE(has(whole, R"("state_dim":"8")"));
+  EXPECT_TRUE(has(whole, R"("shape":[131170, 2, 8])"));  // y
+  EXPECT_TRUE(has(whole, R"("shape":[2, 2, 8, 8])"));    // final_states
+  EXPECT_FALSE(has(whole, "config.mask"));
+  EXPECT_EQ(tool({"verify", "--input", input, "--against", folder.file("1"), "--ranks", "2"}).code, 0);
+  // Without states, y alone is compared.
+  const std::string bare = folder.file("bare");
+  EXPECT_EQ(tool({"run", "--input", input, "--output", bare}).code, 0);
+  EXPECT_FALSE(has(read_whole(bare), "final_states"));
+  const Finished against = tool({"verify", "--input", input, "--against", bare});
+  EXPECT_TRUE(has(against.out, "it holds no final_states")) << against.out;
+  EXPECT_EQ(against.code, 0);
+  const Finished other = tool({"verify", "--input", input, "--against", bare, "--dt-limit", "0,0.01"});
+  EXPECT_EQ(other.code, 1) << other.out;
+  EXPECT_TRUE(has(other.out, "first difference: y at sequence 0, token 0, head 0, dim 0: ")) << other.out;
+}
+
+TEST(ScanFiles, GoOnFromWhereAnotherEnded) {
+  // A sequence cut behind a super-segment, and its end from the states of its beginning.
+  const TemporaryFolder folder;
+  const ScanFile shape{.lengths = {65'600}, .heads = 2, .head_dim = 8, .state_dim = 8};
+  const NamedTensors whole = scan_tensors(shape);
+  const auto cut = [&](std::int64_t begin, std::int64_t end) {
+    NamedTensors part = whole;
+    for (auto& [name, tensor] : part) {
+      if (tensor.shape[0] != 65'600) continue;
+      const auto row = static_cast<std::ptrdiff_t>(tensor.bytes.size() / 65'600);
+      tensor.bytes = {whole.at(name).bytes.begin() + begin * row, whole.at(name).bytes.begin() + end * row};
+      tensor.shape[0] = end - begin;
+    }
+    return part;
+  };
+  const std::string first = folder.file("first");
+  const Finished beginning =
+      tool({"run", "--input", write_tensors(folder.file("a"), cut(0, 65'536)), "--final-states", "--output", first});
+  ASSERT_EQ(beginning.code, 0) << beginning.err;
+  NamedTensors rest = cut(65'536, 65'600);
+  const SafetensorsFile output(first);
+  const TensorSource states = output.tensor("final_states");
+  NamedTensor initial{FileDtype::kF32, states.info->shape, std::vector<std::byte>(2 * 8 * 8 * 4)};
+  states.shard->read(*states.info, 0, initial.bytes);
+  rest["initial_states"] = initial;
+  const auto states_of = [&](const NamedTensors& tensors) {
+    const Finished run = tool({"run", "--input", write_tensors(folder.file("b"), tensors), "--final-states"});
+    EXPECT_EQ(run.code, 0) << run.err;
+    const std::size_t at = run.out.find("# digest of final_states: ");
+    return run.out.substr(at, run.out.find('\n', at) - at);
+  };
+  EXPECT_EQ(states_of(rest), states_of(whole));
+  rest.erase("initial_states");
+  EXPECT_NE(states_of(rest), states_of(whole));
+}
+
+TEST(ScanFiles, AreRefusedByEveryCommandBeforeAnythingIsComputed) {
+  const TemporaryFolder folder;
+  NamedTensors tensors = scan_tensors({});
+  tensors["dt"].shape = {150, 16};
+  const std::string bad = write_tensors(folder.file("bad"), tensors);
+  for (const char* command : {"run", "verify", "bench", "plan"}) {
+    const Finished refused = tool({command, "--input", bad});
+    EXPECT_EQ(refused.code, 3) << refused.err;
+    EXPECT_TRUE(has(refused.err, "`dt` of " + bad + " has BF16 [150, 16]")) << refused.err;
+    EXPECT_TRUE(has(refused.err, "has BF16 [300, 8, 16]")) << refused.err;
+  }
+}
+
+TEST(Scan, RefusesFlagsByName) {
+  for (const Words& flags : {Words{"--kv-heads", "2"},
+                             {"--mask", "full"},
+                             {"--window", "64,0"},
+                             {"--layout", "striped"},
+                             {"--block", "64"},
+                             {"--softcap", "2"},
+                             {"--q-len", "3"},
+                             {"--checksum"},
+                             {"--block-mask", "window:64"}}) {
+    for (const Words& job : {ssd_job(), selective_job()}) {
+      const Finished refused = tool(Words{"run"} + job + flags);
+      EXPECT_EQ(refused.code, 2) << refused.err;
+      EXPECT_TRUE(has(refused.err, flags[0] + " contradicts --op " + job[1])) << refused.err;
+    }
+  }
+  EXPECT_EQ(tool(Words{"run", "--head-dim", "8"} + selective_job()).code, 2);
+  EXPECT_EQ(tool(Words{"verify", "--decode"} + ssd_job()).code, 2);
+  EXPECT_EQ(tool(Words{"run", "--dt-limit", "2,1"} + ssd_job()).code, 2);
+  EXPECT_EQ(tool(Words{"run", "--order", "htd"} + ssd_job()).code, 2);
+  for (const Words& flags : {Words{"--state-dim", "64"},
+                             {"--groups", "2"},
+                             {"--dt-softplus", "on"},
+                             {"--dt-limit", "0,inf"},
+                             {"--final-states"}}) {
+    for (const char* op : {"attention", "decode", "mla"}) {
+      const Finished refused = tool(Words{"run", "--op", op, "--synthetic", "7", "--seq", "50"} + flags);
+      EXPECT_EQ(refused.code, 2) << refused.err;
+      EXPECT_TRUE(has(refused.err, flags[0] + " contradicts --op")) << refused.err;
+    }
+  }
+  const TemporaryFolder folder;
+  const std::string input = write_tensors(folder.file("in"), scan_tensors({}));
+  const Finished file = tool({"run", "--input", input, "--mask", "full"});
+  EXPECT_EQ(file.code, 2);
+  EXPECT_TRUE(has(file.err, "--mask contradicts a file with a scan")) << file.err;
+}
+
+TEST(Scan, HasDefaultsOfItsOwn) {
+  const Finished ssd = tool({"plan", "--op", "ssd", "--seq", "1k"});
+  ASSERT_EQ(ssd.code, 0) << ssd.err;
+  EXPECT_TRUE(has(ssd.out, "# job: scan, bf16, 8 heads of 64, state 128, 1 group")) << ssd.out;
+  const Finished selective = tool({"plan", "--op", "selective_scan", "--seq", "1k"});
+  EXPECT_TRUE(has(selective.out, "# job: selective scan, bf16, 256 channels, state 16, 1 group")) << selective.out;
+  const Finished printed = tool({"run", "--op", "ssd", "--print-config"});
+  EXPECT_TRUE(has(printed.out, "# mask is nothing to --op ssd")) << printed.out;
+  const TemporaryFolder folder;
+  const std::string config = folder.write("job.toml", printed.out);
+  EXPECT_EQ(tool({"plan", "--config", config}).code, 0);
+  // What is printed before the file is opened holds defaults of other ops.
+  const std::string input = write_tensors(folder.file("in"), scan_tensors({}));
+  const Finished of_file = tool({"run", "--input", input, "--print-config"});
+  EXPECT_TRUE(has(of_file.out, "mask = \"causal\"")) << of_file.out;
+  EXPECT_EQ(tool({"run", "--config", folder.write("file.toml", of_file.out)}).code, 0);
+}
+
+TEST(Scan, IsReported) {
+  const Finished run = tool(Words{"run", "--json", "-", "--ranks", "2", "--final-states"} + long_job());
+  ASSERT_EQ(run.code, 0) << run.err;
+  EXPECT_EQ(check_report(run.out), "");
+  EXPECT_EQ(json_at(run.out, "/op"), "\"ssd\"");
+  EXPECT_EQ(json_at(run.out, "/job/state_dim"), "8");
+  EXPECT_EQ(json_at(run.out, "/job/tokens"), "131100");
+  EXPECT_EQ(json_at(run.out, "/job/dt_most"), "null");
+  EXPECT_EQ(json_at(run.out, "/plan/bytes_moved"), "512");  // 2 heads of 8 x 8 numbers
+  EXPECT_EQ(json_at(run.out, "/plan/memory/exchange"), "512");
+  EXPECT_EQ(json_at(run.out, "/digest/lse"), "null");
+  EXPECT_EQ(json_at(run.out, "/digest/out").size(), 34U);
+  EXPECT_EQ(json_at(run.out, "/digest/final_states").size(), 34U);
+  EXPECT_EQ(json_at(run.out, "/non_finite_inputs/rows"), "0");
+  EXPECT_GT(std::stod(json_at(run.out, "/tflops_per_rank")), 0.0);
+  EXPECT_GE(std::stod(json_at(run.out, "/exposed_ms")), 0.0);
+}
+
+TEST(Scan, IsVerifiedInWorldsAndResumed) {
+  const Finished shapes = tool(Words{"verify", "--ranks", "3"} + long_job());
+  ASSERT_EQ(shapes.code, 0) << shapes.out << shapes.err;
+  EXPECT_TRUE(has(shapes.out, "# 6 shapes")) << shapes.out;
+  EXPECT_TRUE(has(shapes.out, "in-turn      whole       2      PASS")) << shapes.out;
+  EXPECT_TRUE(has(shapes.out, "neighbours    resumed")) << shapes.out;
+  const Finished brief = tool(Words{"verify", "--ranks", "2"} + selective_job());
+  ASSERT_EQ(brief.code, 0) << brief.out << brief.err;
+  EXPECT_TRUE(has(brief.out, "# no sequence is longer than a super-segment")) << brief.out;
+}
+
+TEST(Scan, IsVerifiedAgainstTheOracle) {
+  for (const Words& job : {ssd_job(), selective_job()}) {
+    for (const char* dtype : {"bf16", "fp16", "fp32"}) {
+      const Finished oracle = tool(Words{"verify", "--dtype", dtype, "--against", "oracle", "--ranks", "2"} + job);
+      EXPECT_EQ(oracle.code, 0) << oracle.out << oracle.err;
+      EXPECT_TRUE(has(oracle.out, " rows against the fp64 oracle")) << oracle.out;
+      EXPECT_TRUE(has(oracle.out, "  y: greatest error 0.")) << oracle.out;
+    }
+  }
+  const Finished reported = tool(Words{"verify", "--against", "oracle", "--rows", "9", "--json", "-"} + ssd_job());
+  EXPECT_EQ(check_report(reported.out), "");
+  EXPECT_GT(std::stod(json_at(reported.out, "/accuracy/out/allowed")), 0.0);
+}
+
+TEST(Scan, IsVerifiedAgainstGoldenFiles) {
+  const TemporaryFolder folder;
+  const std::string golden = folder.file("golden");
+  EXPECT_EQ(tool(Words{"verify", "--record", golden} + ssd_job()).code, 0);
+  EXPECT_EQ(json_at(read_whole(golden), "/digest_lse"), "absent");
+  EXPECT_EQ(json_at(read_whole(golden), "/digest_final_states").size(), 34U);
+  EXPECT_EQ(tool(Words{"verify", "--golden", golden, "--ranks", "2"} + ssd_job()).code, 0);
+  EXPECT_EQ(tool(Words{"verify", "--golden", golden} + selective_job()).code, 2);  // another job
+  EXPECT_EQ(tool(Words{"verify", "--golden", golden, "--dt-limit", "0,1"} + ssd_job()).code, 2);
+  std::string text = read_whole(golden);
+  const std::size_t at = text.find("digest_final_states\": \"") + 23;
+  text[at] = text[at] == '0' ? '1' : '0';
+  const Finished changed = tool(Words{"verify", "--golden", folder.write("changed", text)} + ssd_job());
+  EXPECT_EQ(changed.code, 1) << changed.out << changed.err;
+  EXPECT_TRUE(has(changed.out, "final_states: recorded ")) << changed.out;
+}
+
+TEST(Scan, IsMeasuredAndPlanned) {
+  const TemporaryFolder folder;
+  const std::string lines = folder.file("lines");
+  const Words sweep{"bench",      "--op", "ssd",         "--seq", "64,128",    "--heads", "2",
+                    "--head-dim", "8",    "--state-dim", "8",     "--samples", "2"};
+  const Finished bench = tool(sweep + Words{"--jsonl", lines});
+  ASSERT_EQ(bench.code, 0) << bench.err;
+  const std::string text = read_whole(lines);
+  const std::string line = text.substr(0, text.find('\n'));
+  EXPECT_EQ(json_at(line, "/job/op"), "\"ssd\"");
+  EXPECT_EQ(json_at(line, "/job/state_dim"), "8");
+  EXPECT_GT(std::stod(json_at(line, "/tokens_per_s")), 0.0);
+  EXPECT_GT(std::stod(json_at(line, "/gb_per_s")), 0.0);
+  EXPECT_TRUE(has(tool(sweep + Words{"--against", lines}).out, "ours/theirs"));
+  EXPECT_EQ(tool(sweep + Words{"--against", "sgemm"}).code, 2);
+  const Finished other = tool({"bench", "--op", "selective_scan", "--seq", "64", "--against", lines});
+  EXPECT_EQ(other.code, 3) << other.err;
+
+  const Finished plan = tool(Words{"plan", "--world", "2"} + long_job());
+  ASSERT_EQ(plan.code, 0) << plan.err;
+  EXPECT_TRUE(has(plan.out, "# rank 1 owns 65564 tokens, receives 512 B: 0:65536-131100")) << plan.out;
+  const Finished list =
+      tool({"plan", "--op", "ssd", "--seq", "64k,2m", "--world", "2,8", "--memory", "1g", "--json", "-"});
+  ASSERT_EQ(list.code, 0) << list.err;
+  EXPECT_EQ(json_at(list.out, "/op"), "\"ssd\"");
+  EXPECT_EQ(json_at(list.out, "/rows/0/ranks/1/tokens"), "65536");
+  EXPECT_EQ(tool({"plan", "--op", "ssd", "--seq", "2m", "--memory", "1m"}).code, 5);
+  EXPECT_EQ(tool(Words{"run", "--memory", "4k"} + ssd_job()).code, 5);
+}
+
+// Shapes only, as Hugging Face writes them.
+constexpr const char* kMamba2 = R"({"model_type": "mamba2", "num_heads": 8, "head_dim": 16, "state_size": 16,
+  "n_groups": 1, "time_step_limit": [0.0, Infinity]})";
+constexpr const char* kHybrid = R"({"num_attention_heads": 4, "head_dim": 16, "hidden_size": 64, "sliding_window": 8,
+  "mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 1, "hybrid_override_pattern": "M*-M"})";
+
+TEST(ModelConfigFlag, GivesScans) {
+  const TemporaryFolder folder;
+  const std::string config = folder.write("config.json", kMamba2);
+  const Finished run = tool({"run", "--model-config", config, "--synthetic", "7", "--seq", "300", "--json", "-"});
+  ASSERT_EQ(run.code, 0) << run.err;
+  EXPECT_EQ(json_at(run.out, "/op"), "\"ssd\"");
+  EXPECT_EQ(json_at(run.out, "/job/dt_least"), "0");
+  EXPECT_EQ(json_at(run.out, "/job/dt_most"), "null");
+  EXPECT_EQ(json_at(run.out, "/digest/out"), "\"" + digest(ssd_job()) + "\"");  // softplus leaves nothing to limit
+  EXPECT_EQ(tool({"plan", "--op", "attention", "--model-config", config}).code, 2);
+  EXPECT_EQ(tool({"plan", "--op", "selective_scan", "--model-config", config}).code, 2);
+  const std::string first =
+      folder.write("first.json", R"({"model_type": "mamba", "state_size": 16, "hidden_size": 64, "expand": 2})");
+  EXPECT_TRUE(has(tool({"plan", "--model-config", first}).out, "# job: selective scan, bf16, 128 channels, state 16"));
+}
+
+TEST(ModelConfigFlag, GivesAHybridsLayers) {
+  const TemporaryFolder folder;
+  const std::string config = folder.write("config.json", kHybrid);
+  const auto job_of = [&](const Words& flags) {
+    const Finished plan = tool(Words{"plan", "--model-config", config, "--seq", "300"} + flags);
+    EXPECT_EQ(plan.code, 0) << plan.err;
+    const std::size_t at = plan.out.find("# job: ");
+    return plan.out.substr(at, plan.out.find('\n', at) - at);
+  };
+  EXPECT_TRUE(has(job_of({"--layer", "0"}), "# job: scan, bf16, 8 heads of 16, state 16"));
+  EXPECT_TRUE(has(job_of({"--op", "ssd"}), "# job: scan, bf16, 8 heads of 16, state 16"));
+  EXPECT_TRUE(has(job_of({"--layer", "1"}), "heads 4/4")) << job_of({"--layer", "1"});
+  EXPECT_TRUE(has(job_of({}), "heads 4/4"));
+  const Finished neither = tool({"plan", "--model-config", config, "--layer", "2"});
+  EXPECT_EQ(neither.code, 2);
+  EXPECT_TRUE(has(neither.err, "neither attention nor a scan")) << neither.err;
+}
+
+}  // namespace
+}  // namespace ringattn::testing
