@@ -108,6 +108,8 @@ def include_breaches(name, text):
         target = room_of(header.rpartition("/")[0])
         if include.group(1) == '"' and room and target not in (None, room, *ROOMS[room], *TABLES.get(name, [])):
             yield number, f"{room} does not include {target}"
+        if header == "bit" and name.endswith((".cu", ".cuh")):
+            yield number, "device code takes __ffs() and __clz(): nvcc makes constants of what <bit> counts"
         for vendor, allowed in VENDORS.items():
             if re.fullmatch(vendor, header) and not re.fullmatch(allowed, name):
                 yield number, f"only {allowed} sees {header}"

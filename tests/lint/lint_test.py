@@ -61,6 +61,11 @@ class Rooms(unittest.TestCase):
 
 
 class Messages(unittest.TestCase):
+    def test_device_code_counts_bits_by_itself(self):
+        rule = "device code takes __ffs() and __clz(): nvcc makes constants of what <bit> counts"
+        self.assertEqual([found for _, found in lint.include_breaches("src/kernels/sm80/x.cuh", "#include <bit>\n")], [rule])
+        self.assertEqual(list(lint.include_breaches("src/kernels/sm80/x.cpp", "#include <bit>\n")), [])
+
     def test_all_parts(self):
         self.assertEqual([line for line, _ in lint.short_messages('\nfail(ErrorCode::kFile, "a", "b");\n')], [2])
         self.assertEqual(len(list(lint.short_messages('fail(ErrorCode::kFile, "a", "", "c");'))), 1)
