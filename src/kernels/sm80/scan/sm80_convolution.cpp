@@ -71,7 +71,6 @@ class DeviceConvolution final : public ConvolutionKernel {
       p = empty;
     };
     for (const ConvolutionRun& run : task.runs) {
-      if (run.tokens == 0) continue;
       p.runs[p.run_count++] = {run.row, run.tokens, p.pieces, run.before, run.behind};
       p.pieces += (run.tokens + kPieceTokens - 1) / kPieceTokens;
       p.aligned = p.aligned && (place(run.before) | place(run.behind)) % kAlignment == 0;

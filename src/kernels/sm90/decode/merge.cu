@@ -36,13 +36,20 @@ __global__ void merge_kernel(const __grid_constant__ MergeParams params) {
                                      }));
 }
 
+auto kernel_of(Dtype dtype) { return dtype == Dtype::kBf16 ? merge_kernel<__nv_bfloat16> : merge_kernel<__half>; }
+
 }  // namespace
 
+void prepare_merge(Dtype dtype) {
+  cudaFuncAttributes attributes;
+  check_cuda(cudaFuncGetAttributes(&attributes, kernel_of(dtype)), "cudaFuncGetAttributes");
+}
+
 void launch_merge(const MergeParams& params, Dtype dtype, Stream stream) {
-  const auto kernel = dtype == Dtype::kBf16 ? merge_kernel<__nv_bfloat16> : merge_kernel<__half>;
+  const auto kernel = kernel_of(dtype);
   const auto ctas = static_cast<unsigned>(params.step.fold.rows * params.step.fold.heads);
   kernel<<<ctas, static_cast<unsigned>(params.step.fold.head_dim_v / 4), 0, cuda_stream(stream)>>>(params);
-  check_cuda(cudaGetLastError(), "sm90_fold's merging of shares");
+  check_cuda(cudaGetLastError(), "merging groups");
 }
 
 }  // namespace ringattn::sm90

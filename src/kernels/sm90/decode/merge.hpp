@@ -18,6 +18,8 @@ struct MergeParams {
   const float* records[kMostShares];  // of each share, as DecodePartials says
 };
 
+// Loads the code to the current device, which a first launch would do otherwise, and might wait for.
+void prepare_merge(Dtype dtype);
 void launch_merge(const MergeParams& params, Dtype dtype, Stream stream);
 
 }  // namespace ringattn::sm90

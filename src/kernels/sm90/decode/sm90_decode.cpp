@@ -13,6 +13,7 @@
 #include "kernels/merge.hpp"
 #include "kernels/registry.hpp"
 #include "kernels/sm90/decode/decode.hpp"
+#include "kernels/sm90/decode/merge.hpp"
 #include "kernels/sm90/decode/step_params.hpp"
 
 namespace ringattn::sm90 {
@@ -55,6 +56,7 @@ class Sm90Decode final : public DecodeKernel {
     check_cuda(cudaMemset(scratch_.data(), 0, layout_.bytes), "cudaMemset");
     check_cuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");  // steps may be in any stream
     launcher_.prepare();
+    prepare_merge(spec_.fold.dtype);
     for (int slices = 1; slices <= kMostSlices; slices *= 2) {
       clusters_[std::countr_zero(static_cast<unsigned>(slices))] = launcher_.clusters_at_a_time(slices);
     }

@@ -45,7 +45,7 @@ void set_shape(const FoldSpec& spec, const FoldOutput& output, int rows, std::in
 void check_limits(std::string_view kernel, const DecodeLimits& limits, int sequences) {
   if (limits.sequences > sequences) {
     fail(ErrorCode::kUnsupported, fmt::format("a decode step of {} sequences", limits.sequences),
-         fmt::format("{} decodes up to {} in one step", kernel, sequences), "Use several steps.");
+         fmt::format("{} decodes up to {} in one step", kernel, sequences), "Use several steps, or another kernel.");
   }
   if (limits.keys > kMostDecodeKeys) {
     fail(ErrorCode::kUnsupported, fmt::format("a decode step over {} keys", limits.keys),

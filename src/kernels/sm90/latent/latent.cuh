@@ -4,7 +4,7 @@
 // fold: each has half of the slice's columns of the 64 rows' outputs, and scores every second tile for both
 // (latent_fold.cuh).
 //
-// The CTAs of a cluster walk over the same tiles, for two blocks of rows, for two slices, or for both. Each fetches a
+// The CTAs of a cluster walk over the same tiles, for two blocks of rows or for two slices. Each fetches a
 // part of every tile for all of them.
 #pragma once
 

@@ -7,6 +7,7 @@
 #include "base/gpu.hpp"
 #include "kernels/cuda/cuda_backend.hpp"
 #include "kernels/cuda/cuda_fold.hpp"
+#include "kernels/sm90/decode/merge.hpp"
 #include "kernels/sm90/decode/step_params.hpp"
 #include "kernels/sm90/fold/tensor_maps.hpp"
 #include "kernels/sm90/latent/config.hpp"
@@ -26,7 +27,7 @@ class Sm90Latent final : public DecodeKernel {
 
   // Records of all groups, where sequences may have several: a second launch merges them.
   std::size_t scratch_bytes(const DecodeLimits& limits) const override {
-    const std::int64_t groups = share_groups(limits.keys, 1, kLatentTile);
+    const std::int64_t groups = groups_of(limits);
     if (groups <= 1) return 0;
     return static_cast<std::size_t>(limits.sequences * limits.rows * groups * spec_.fold.heads * record_floats()) *
            sizeof(float);
@@ -36,10 +37,11 @@ class Sm90Latent final : public DecodeKernel {
     check_limits("sm90_latent", limits, kMostLatentSequences);
     const DeviceGuard guard(device_);
     limits_ = limits;
-    groups_ = share_groups(limits.keys, 1, kLatentTile);
+    groups_ = groups_of(limits);
     multiprocessors_ = cuda::multiprocessors_of(device_);
     scratch_ = allocate_device(scratch_bytes(limits), device_);
     launcher_.prepare();
+    prepare_merge(spec_.fold.dtype);
     clusters_[kAlone] = launcher_.clusters_at_a_time(1, 1);
     clusters_[kTwoBlocks] = launcher_.clusters_at_a_time(2, 1);
     clusters_[kTwoSlices] = launcher_.clusters_at_a_time(1, 2);
@@ -55,10 +57,14 @@ class Sm90Latent final : public DecodeKernel {
     p.blocks = (step.rows * p.ratio + kQueryTile - 1) / kQueryTile;
     const std::int64_t units = std::int64_t{p.sequences} * p.fold.kv_heads * p.blocks * groups_;
     p.slices = slices_for(units);
-    const Form form = p.slices == 2 ? kTwoSlices : p.blocks % 2 == 0 ? kTwoBlocks : kAlone;
+    Form form = p.slices == 2 ? kTwoSlices : p.blocks % 2 == 0 ? kTwoBlocks : kAlone;
+    if (clusters_[form] == 0) {  // a part of a device may hold no cluster
+      form = kAlone;
+      p.slices = 1;
+    }
     const int blocks = form == kTwoBlocks ? 2 : 1;
     set_pages(step, kLatentTile / (blocks * p.slices), p);
-    p.boxes = kLatentTile / p.box_rows;
+    p.boxes = kLatentTile / p.box_rows;  // of a whole tile, which the CTAs of a cluster share out
     p.k = map_pages(mapped_pages("sm90_latent", step.k), spec_.fold.dtype, p.box_rows, kPanelColumns);
     const bool merges = groups_ > 1 && step.partials.records == nullptr;
     if (merges) {
@@ -84,6 +90,10 @@ class Sm90Latent final : public DecodeKernel {
   // What the CTAs of a cluster share tiles for.
   enum Form { kAlone, kTwoBlocks, kTwoSlices };
 
+  // Of a sequence, at most.
+  static std::int64_t groups_of(const DecodeLimits& limits) {
+    return std::max<std::int64_t>(1, share_groups(limits.keys, 1, kLatentTile));
+  }
   // Slices score the same tiles each for itself, so there are several only where multiprocessors would idle otherwise.
   int slices_for(std::int64_t units) const {
     if (limits_.slices > 0) return std::min(limits_.slices, kMostLatentSlices);
