@@ -26,8 +26,8 @@ fi
 export PATH="$PWD/build/venv/bin:$PATH"
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 
-options=()
-command -v ccache >/dev/null && options=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache -DCMAKE_CUDA_COMPILER_LAUNCHER=ccache)
+options=(-DCMAKE_CXX_FLAGS_DEV=-O2)  # without line numbers: a sixth less to compile
+command -v ccache >/dev/null && options+=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache -DCMAKE_CUDA_COMPILER_LAUNCHER=ccache)
 
 # Without a GPU its code is compiled and not run, so nvcc (12.9 and later) need not optimise it.
 nvcc=$(PATH="$PATH:/usr/local/cuda/bin" command -v nvcc || true)
