@@ -3,16 +3,12 @@
 // --kv-heads and --head-dim are those of bench/peers/decode.py, so a script gives both programs the same words.
 #pragma once
 
-#include <fmt/format.h>
-
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "base/error.hpp"
-#include "base/size.hpp"
+#include "bench/words.hpp"
 
 namespace ringattn {
 
@@ -59,35 +55,15 @@ struct DecodeWords {
 
 namespace decode_words {
 
-inline constexpr const char* kUsage =
+inline constexpr BenchWords kWords{
+    "decode_gpu_bench",
     "decode_gpu_bench [--kernel NAME] [--steps 1x4k,32x16k] [--rows 1,4] [--heads 32] [--kv-heads 8] "
     "[--head-dim 128] [--latent-dim 512, where the values are so many columns of the keys] [--page-size 0,64] "
-    "[--slices auto,8]";
-
-[[noreturn]] inline void refuse(std::string_view word, const char* why) {
-  fail(ErrorCode::kUsage, fmt::format("decode_gpu_bench does not understand \"{}\"", word), why,
-       fmt::format("It takes {}.", kUsage));
-}
-
-inline std::vector<std::string_view> entries(std::string_view list) {
-  std::vector<std::string_view> found;
-  for (;;) {
-    const std::size_t comma = list.find(',');
-    found.push_back(list.substr(0, comma));
-    if (comma == std::string_view::npos) return found;
-    list.remove_prefix(comma + 1);
-  }
-}
-
-inline std::int64_t number(std::string_view text, std::int64_t least, std::int64_t most) {
-  const std::optional<std::int64_t> value = parse_size(text);
-  if (!value || *value < least || *value > most) refuse(text, "a number is missing, or out of range");
-  return *value;
-}
+    "[--slices auto,8]"};
 
 inline std::vector<std::int64_t> numbers(std::string_view list, std::int64_t least, std::int64_t most) {
   std::vector<std::int64_t> found;
-  for (const std::string_view entry : entries(list)) found.push_back(number(entry, least, most));
+  for (const std::string_view entry : list_entries(list)) found.push_back(kWords.number(entry, least, most));
   return found;
 }
 
@@ -95,12 +71,12 @@ inline std::vector<std::int64_t> numbers(std::string_view list, std::int64_t lea
 inline std::vector<DecodeShape> steps(std::string_view list) {
   constexpr std::int64_t kMostKeys = std::int64_t{1} << 21;
   std::vector<DecodeShape> found;
-  for (const std::string_view entry : entries(list)) {
+  for (const std::string_view entry : list_entries(list)) {
     const std::size_t cross = entry.find('x');
-    if (cross == std::string_view::npos) refuse(entry, "a step is sequences x keys");
+    if (cross == std::string_view::npos) kWords.refuse(entry, "a step is sequences x keys");
     DecodeShape shape;
-    shape.batch = number(entry.substr(0, cross), 1, 4096);
-    shape.keys = number(entry.substr(cross + 1), 1, kMostKeys);
+    shape.batch = kWords.number(entry.substr(0, cross), 1, 4096);
+    shape.keys = kWords.number(entry.substr(cross + 1), 1, kMostKeys);
     found.push_back(shape);
   }
   return found;
@@ -116,20 +92,20 @@ inline DecodeWords parse_decode_words(const std::vector<std::string_view>& words
   std::vector<DecodeShape> shapes = steps("1x4k");
   std::vector<std::int64_t> pages{0}, rows{1}, slices{0};
   for (std::size_t i = 0; i < words.size(); i += 2) {
-    if (i + 1 == words.size()) refuse(words[i], "it has no value");
+    if (i + 1 == words.size()) kWords.refuse(words[i], "it has no value");
     const std::string_view name = words[i], value = words[i + 1];
     if (name == "--kernel") {
       found.kernel = value;
     } else if (name == "--steps") {
       shapes = steps(value);
     } else if (name == "--heads") {
-      common.heads = static_cast<int>(number(value, 1, 1 << 16));
+      common.heads = static_cast<int>(kWords.number(value, 1, 1 << 16));
     } else if (name == "--kv-heads") {
-      common.kv_heads = static_cast<int>(number(value, 1, 1 << 16));
+      common.kv_heads = static_cast<int>(kWords.number(value, 1, 1 << 16));
     } else if (name == "--head-dim") {
-      common.head_dim = common.head_dim_v = static_cast<int>(number(value, 1, 1 << 16));
+      common.head_dim = common.head_dim_v = static_cast<int>(kWords.number(value, 1, 1 << 16));
     } else if (name == "--latent-dim") {
-      common.head_dim_v = static_cast<int>(number(value, 1, 1 << 16));
+      common.head_dim_v = static_cast<int>(kWords.number(value, 1, 1 << 16));
       common.values_in_keys = true;
     } else if (name == "--page-size") {
       pages = numbers(value, 0, 256);
@@ -137,11 +113,11 @@ inline DecodeWords parse_decode_words(const std::vector<std::string_view>& words
       rows = numbers(value, 1, 16);
     } else if (name == "--slices") {
       slices.clear();
-      for (const std::string_view entry : entries(value)) {
-        slices.push_back(entry == "auto" ? 0 : number(entry, 1, 8));
+      for (const std::string_view entry : list_entries(value)) {
+        slices.push_back(entry == "auto" ? 0 : kWords.number(entry, 1, 8));
       }
     } else {
-      refuse(name, "it is none of the words that it knows");
+      kWords.refuse(name, "it is none of the words that it knows");
     }
   }
   for (const DecodeShape& step : shapes) {

@@ -3,18 +3,14 @@
 // tensors in turn. --shapes and --cache are those of bench/peers/products.py, so a script gives both programs the same.
 #pragma once
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
-#include "base/error.hpp"
-#include "base/size.hpp"
+#include "bench/words.hpp"
 #include "kernels/head_product.hpp"
 
 namespace ringattn {
@@ -70,43 +66,24 @@ struct ProductWords {
 
 namespace product_words {
 
-inline constexpr const char* kUsage =
+inline constexpr BenchWords kWords{
+    "product_gpu_bench",
     "product_gpu_bench [--kernel NAME] [--shapes expand:32kx16,absorb:128x128,back:128x128] [--cache cold,warm] "
-    "[--dtype bf16]";
-
-[[noreturn]] inline void refuse(std::string_view word, const char* why) {
-  fail(ErrorCode::kUsage, fmt::format("product_gpu_bench does not understand \"{}\"", word), why,
-       fmt::format("It takes {}.", kUsage));
-}
-
-inline std::vector<std::string_view> entries(std::string_view list) {
-  std::vector<std::string_view> found;
-  for (;;) {
-    const std::size_t comma = list.find(',');
-    found.push_back(list.substr(0, comma));
-    if (comma == std::string_view::npos) return found;
-    list.remove_prefix(comma + 1);
-  }
-}
-
-inline std::int64_t number(std::string_view text, std::int64_t most) {
-  const std::optional<std::int64_t> value = parse_size(text);
-  if (!value || *value < 1 || *value > most) refuse(text, "a number is missing, or out of range");
-  return *value;
-}
+    "[--dtype bf16]"};
 
 // "back:128x16": 128 rows of 16 heads.
 inline ProductShape shape(std::string_view entry) {
   const std::size_t colon = entry.find(':');
   const std::size_t cross = entry.find('x', colon == std::string_view::npos ? 0 : colon);
-  if (colon == std::string_view::npos || cross == std::string_view::npos) refuse(entry, "a shape is use:rows x heads");
+  if (colon == std::string_view::npos || cross == std::string_view::npos)
+    kWords.refuse(entry, "a shape is use:rows x heads");
   ProductShape found;
   const auto use = std::find_if(std::begin(kProductUses), std::end(kProductUses),
                                 [&](const auto& known) { return known.first == entry.substr(0, colon); });
-  if (use == std::end(kProductUses)) refuse(entry, "a use is expand, absorb or back");
+  if (use == std::end(kProductUses)) kWords.refuse(entry, "a use is expand, absorb or back");
   found.use = use->second;
-  found.rows = number(entry.substr(colon + 1, cross - colon - 1), std::int64_t{1} << 22);
-  found.heads = number(entry.substr(cross + 1), 1024);
+  found.rows = kWords.number(entry.substr(colon + 1, cross - colon - 1), 1, std::int64_t{1} << 22);
+  found.heads = kWords.number(entry.substr(cross + 1), 1, 1024);
   return found;
 }
 
@@ -121,26 +98,26 @@ inline ProductWords parse_product_words(const std::vector<std::string_view>& wor
   std::string_view shapes = "expand:32kx16,absorb:128x128,back:128x128";
   std::vector<bool> colds{true, false};
   for (std::size_t i = 0; i < words.size(); i += 2) {
-    if (i + 1 == words.size()) refuse(words[i], "it has no value");
+    if (i + 1 == words.size()) kWords.refuse(words[i], "it has no value");
     const std::string_view name = words[i], value = words[i + 1];
     if (name == "--kernel") {
       found.kernel = value;
     } else if (name == "--shapes") {
       shapes = value;
     } else if (name == "--dtype") {
-      if (value != "bf16" && value != "fp16") refuse(value, "a dtype is bf16 or fp16");
+      if (value != "bf16" && value != "fp16") kWords.refuse(value, "a dtype is bf16 or fp16");
       found.dtype = value == "bf16" ? Dtype::kBf16 : Dtype::kF16;
     } else if (name == "--cache") {
       colds.clear();
-      for (const std::string_view entry : entries(value)) {
-        if (entry != "cold" && entry != "warm") refuse(entry, "a cache is cold or warm");
+      for (const std::string_view entry : list_entries(value)) {
+        if (entry != "cold" && entry != "warm") kWords.refuse(entry, "a cache is cold or warm");
         colds.push_back(entry == "cold");
       }
     } else {
-      refuse(name, "it is none of the words that it knows");
+      kWords.refuse(name, "it is none of the words that it knows");
     }
   }
-  for (const std::string_view entry : entries(shapes)) {
+  for (const std::string_view entry : list_entries(shapes)) {
     for (const bool cold : colds) {
       found.shapes.push_back(shape(entry));
       found.shapes.back().cold = cold;

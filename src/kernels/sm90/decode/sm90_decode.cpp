@@ -140,7 +140,7 @@ class Sm90Decode final : public DecodeKernel {
     const FoldSpec& spec = spec_.fold;
     const MappedPages k = mapped_pages("sm90_fold", step.k);
     const MappedPages v = mapped_pages("sm90_fold", step.v);
-    set_pages(step, config_.key_tile, p);
+    set_pages(step, config_.key_tile, config_.key_tile, p);
     // A box of several panels fills them one behind the other, so it must be a whole tile.
     const auto box_columns = [&](int dim) { return p.boxes == 1 ? FoldConfig::box_columns(dim) : kPanelColumns; };
     p.k_box_columns = box_columns(spec.head_dim);

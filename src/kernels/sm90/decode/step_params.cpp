@@ -63,14 +63,14 @@ void set_step(const FoldSpec& spec, const DecodeStep& step, DecodeParams& p) {
   p.record_groups = step.partials.groups;
 }
 
-void set_pages(const DecodeStep& step, int key_tile, DecodeParams& p) {
-  p.box_rows = key_tile;
+void set_pages(const DecodeStep& step, int key_tile, int box_rows, DecodeParams& p) {
+  p.box_rows = box_rows;
   if (step.block_table.pages != nullptr) {
     p.pages = step.block_table.pages;
     p.table_stride = step.block_table.stride;
     p.page_log = std::countr_zero(static_cast<std::uint64_t>(step.k.page_size));
     // No box lies in two pages: what divides both is a power of two, as the pages are.
-    p.box_rows = static_cast<std::int32_t>(std::gcd(std::int64_t{key_tile}, step.k.page_size));
+    p.box_rows = static_cast<std::int32_t>(std::gcd(std::int64_t{box_rows}, step.k.page_size));
   }
   p.boxes = key_tile / p.box_rows;
 }

@@ -16,8 +16,8 @@ void check_limits(std::string_view kernel, const DecodeLimits& limits, int seque
 
 // All of a step but its cache, and how it is cut into units.
 void set_step(const FoldSpec& spec, const DecodeStep& step, DecodeParams& params);
-// Where the cache's pages are, and the boxes that tiles of so many keys are fetched in.
-void set_pages(const DecodeStep& step, int key_tile, DecodeParams& params);
+// Where the cache's pages are, and the boxes that tiles of key_tile keys are fetched in, of up to box_rows each.
+void set_pages(const DecodeStep& step, int key_tile, int box_rows, DecodeParams& params);
 // Throws kUnsupported where the copy engine can't read the cache.
 MappedPages mapped_pages(std::string_view kernel, const CacheView& view);
 

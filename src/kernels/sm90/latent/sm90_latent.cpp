@@ -63,8 +63,7 @@ class Sm90Latent final : public DecodeKernel {
       p.slices = 1;
     }
     const int blocks = form == kTwoBlocks ? 2 : 1;
-    set_pages(step, kLatentTile / (blocks * p.slices), p);
-    p.boxes = kLatentTile / p.box_rows;  // of a whole tile, which the CTAs of a cluster share out
+    set_pages(step, kLatentTile, kLatentTile / (blocks * p.slices), p);  // a box or more for each CTA of a cluster
     p.k = map_pages(mapped_pages("sm90_latent", step.k), spec_.fold.dtype, p.box_rows, kPanelColumns);
     const bool merges = groups_ > 1 && step.partials.records == nullptr;
     if (merges) {
