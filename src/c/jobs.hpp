@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// What structs of the C interface mean to the library: specs, batches, options.
+#pragma once
+
+#include "attention/options.hpp"
+#include "attention/tokens/batch.hpp"
+#include "c/ringattn.h"
+#include "comm/transport.hpp"
+#include "kernels/fold.hpp"
+
+namespace ringattn::c {
+
+// All throw kUsage for structs of unknown sizes, unknown values, and lists that are missing.
+FoldSpec read_spec(const ringattn_spec* spec);
+Mask read_mask(std::int32_t mask, std::int64_t left, std::int64_t right);
+Batch read_batch(const ringattn_batch* batch);
+// NULL: all defaults. The kernel's backend is that of the transport's memory.
+Options read_options(const ringattn_options* options, const Batch& batch, const Transport& transport);
+
+}  // namespace ringattn::c
