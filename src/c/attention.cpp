@@ -51,7 +51,7 @@ Run read_run(ringattn_attention& attention, const ringattn_attention_tensors* gi
   const std::array<std::int64_t, 1> heads{attention.door.job().spec.heads};
   run.inputs.sinks = reader.numbers("sinks", tensors.sinks, heads);
   run.outputs.out = reader.rows("out", tensors.out);
-  run.outputs.lse = reader.row_values("lse", tensors.lse, attention.door.q_rows(), heads[0]);
+  run.outputs.lse = reader.row_values("lse", tensors.lse, run.inputs.q.tokens, heads[0]);
   run.workspace = attention.workspace.choose(reader.bytes("workspace", tensors.workspace), tensors.workspace != nullptr,
                                              attention.door.workspace_bytes(false), attention.door.backend());
   run.stream.handle = tensors.stream;

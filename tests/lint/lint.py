@@ -60,7 +60,7 @@ MAX_COLUMNS = 130
 
 def tracked_sources():
     listing = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "src", "launch", "tests", "bench"],
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "src", "launch", "tests", "bench", "python"],
         cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     return [ROOT / name for name in listing
             if re.search(r"\.(c|cpp|cu|h|hpp|cuh|py|sh)$", name) and (ROOT / name).exists()]

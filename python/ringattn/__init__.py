@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exact attention whose results have the same bits on one rank and on many.
+
+import numpy, ringattn
+
+q = numpy.random.default_rng(1).standard_normal((4096, 8, 128), dtype="float32")
+out, lse = ringattn.attention(q, q, q)
+"""
+
+from ._abi import lib as _lib
+from ._errors import Error, FileError, OutOfMemory, PeerError, UnsupportedError, UsageError, WrongResult
+from .attention import Attention, attention, varlen
+from .layouts import Layout, contiguous, packed, positions, shard, striped, unshard, zigzag
+from .worlds import World, mpi_world, run_ranks, self_world, threads_worlds
+
+__version__: str = _lib.version().decode()
+__all__ = [
+    "Attention", "Error", "FileError", "Layout", "OutOfMemory", "PeerError", "UnsupportedError", "UsageError", "World",
+    "WrongResult", "attention", "contiguous", "mpi_world", "packed", "positions", "run_ranks", "self_world", "shard",
+    "striped", "threads_worlds", "unshard", "varlen", "zigzag",
+]  # fmt: skip
