@@ -10,12 +10,16 @@ out, lse = ringattn.attention(q, q, q)
 from ._abi import lib as _lib
 from ._errors import Error, FileError, OutOfMemory, PeerError, UnsupportedError, UsageError, WrongResult
 from .attention import Attention, attention, varlen
-from .layouts import Layout, contiguous, packed, positions, shard, striped, unshard, zigzag
+from .decode import Decode, LatentDecode, decode
+from .latent import Latent, mla, mla_decode
+from .layouts import Layout, contiguous, packed, positions, shard, striped, super_segments, unshard, zigzag
+from .scan import Scan, selective_scan, ssd
 from .worlds import World, mpi_world, run_ranks, self_world, threads_worlds
 
 __version__: str = _lib.version().decode()
 __all__ = [
-    "Attention", "Error", "FileError", "Layout", "OutOfMemory", "PeerError", "UnsupportedError", "UsageError", "World",
-    "WrongResult", "attention", "contiguous", "mpi_world", "packed", "positions", "run_ranks", "self_world", "shard",
-    "striped", "threads_worlds", "unshard", "varlen", "zigzag",
+    "Attention", "Decode", "Error", "FileError", "Latent", "LatentDecode", "Layout", "OutOfMemory", "PeerError", "Scan",
+    "UnsupportedError", "UsageError", "World", "WrongResult", "attention", "contiguous", "decode", "mla", "mla_decode",
+    "mpi_world", "packed", "positions", "run_ranks", "selective_scan", "self_world", "shard", "ssd", "striped",
+    "super_segments", "threads_worlds", "unshard", "varlen", "zigzag",
 ]  # fmt: skip

@@ -1,90 +1,48 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ringattn.h in ctypes, and the library behind it. Structs have the header's names and members."""
+"""The functions of libringattn_c. Those that return a status raise an Error where it isn't RINGATTN_OK."""
 
 import ctypes
 import os
 import pathlib
-from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int32, c_int64, c_uint8, c_uint16, c_uint64, c_void_p
+from ctypes import POINTER, c_char_p, c_int32, c_int64, c_void_p
 
-from . import _errors
+from . import _errors, _structs
 
-ABI = 1
-
-
-class DLTensor(Structure):
-    _fields_ = [("data", c_void_p), ("device_type", c_int32), ("device_id", c_int32), ("ndim", c_int32),
-                ("code", c_uint8), ("bits", c_uint8), ("lanes", c_uint16), ("shape", c_void_p), ("strides", c_void_p),
-                ("byte_offset", c_uint64)]  # fmt: skip
-
-
-class DLDataType(Structure):
-    _fields_ = [("code", c_uint8), ("bits", c_uint8), ("lanes", c_uint16)]
-
-
-Tensor = c_void_p  # the address of a DLTensor, which the caller of a function keeps
-
-
-class Sized(Structure):
-    """A struct that begins with its size."""
-
-    def __init__(self, **members):
-        super().__init__(ctypes.sizeof(self), **members)
-
-
-class world_options(Sized):
-    _fields_ = [("size", c_uint64), ("abi", c_int64), ("device_type", c_int32), ("device_id", c_int32)]
-
-
-class spec(Sized):
-    _fields_ = [("size", c_uint64), ("dtype", DLDataType), ("heads", c_int32), ("kv_heads", c_int32),
-                ("head_dim", c_int32), ("head_dim_v", c_int32), ("mask", c_int32), ("sinks", c_int32),
-                ("window_left", c_int64), ("window_right", c_int64), ("softmax_scale", c_float), ("softcap", c_float)]  # fmt: skip
-
-
-class batch(Sized):
-    _fields_ = [("size", c_uint64), ("sequences", c_int64), ("q_lengths", POINTER(c_int64)),
-                ("k_lengths", POINTER(c_int64)), ("q_offsets", POINTER(c_int64))]  # fmt: skip
-
-
-class run(Structure):
-    _fields_ = [("rank", c_int32), ("sequence", c_int32), ("begin", c_int64), ("end", c_int64)]
-
-
-class options(Sized):
-    _fields_ = [("size", c_uint64), ("kernel", c_char_p), ("threads", c_int32), ("layout", c_int32), ("stripe", c_int64),
-                ("query_run_count", c_int64), ("query_runs", POINTER(run)), ("key_run_count", c_int64),
-                ("key_runs", POINTER(run)), ("block_tokens", c_int64), ("memory_budget", c_uint64),
-                ("timeout_seconds", c_double)]  # fmt: skip
-
-
-class attention_facts(Sized):
-    _fields_ = [("size", c_uint64), ("q_rows", c_int64), ("k_rows", c_int64), ("workspace_bytes", c_uint64),
-                ("kernel", c_char_p)]  # fmt: skip
-
-
-class attention_tensors(Sized):
-    _fields_ = [("size", c_uint64), ("q", Tensor), ("k", Tensor), ("v", Tensor), ("sinks", Tensor), ("out", Tensor),
-                ("lse", Tensor), ("workspace", Tensor), ("stream", c_void_p)]  # fmt: skip
-
+ABI = 2
 
 CAUSAL, FULL, WINDOW = 0, 1, 2
 STRIPED, RUNS = 0, 3
+FORMS = {None: 0, "expanded": 1, "absorbed": 2}
 CPU, CUDA = 1, 2
 
 Handle = c_void_p
 _Status = c_int32
-# What each function takes; those that return a status raise when it is not 0.
+_longs, _ints, _handle = _structs.longs, _structs.integers, POINTER(Handle)
+
+
+def _struct(name: str):
+    return POINTER(getattr(_structs, name))
+
+
+_options = _struct("options")
+# What each function takes; these return a status.
 _CHECKED = {
-    "world_self": [POINTER(world_options), POINTER(Handle)],
-    "world_threads": [POINTER(world_options), c_int32, POINTER(Handle)],
-    "world_mpi": [POINTER(world_options), c_void_p, POINTER(Handle)],
-    "attention_create": [Handle, POINTER(spec), POINTER(batch), POINTER(options), POINTER(Handle)],
-    "attention_get_facts": [Handle, POINTER(attention_facts)],
-    "attention_rows": [Handle, c_int32, c_int64, POINTER(c_int64), POINTER(c_int64)],
-    "attention_run": [Handle, POINTER(attention_tensors)],
-    "attention_enqueue": [Handle, POINTER(attention_tensors)],
-    "attention_wait": [Handle],
+    "world_self": [_struct("world_options"), _handle],
+    "world_threads": [_struct("world_options"), c_int32, _handle],
+    "world_mpi": [_struct("world_options"), c_void_p, _handle],
+    "attention_create": [Handle, _struct("spec"), _struct("batch"), _options, _handle],
+    "attention_rows": [Handle, c_int32, c_int64, _longs, _longs],
+    "decode_create": [Handle, _struct("spec"), _struct("decode_limits"), _options, _handle],
+    "decode_owned": [Handle, c_int64, _longs, _longs],
+    "latent_create": [Handle, _struct("latent_spec"), _struct("batch"), c_int32, _options, _handle],
+    "latent_rows": [Handle, c_int32, c_int64, _longs, _longs],
+    "latent_decode_create": [Handle, _struct("latent_spec"), _struct("decode_limits"), _options, _handle],
+    "latent_decode_owned": [Handle, c_int64, _longs, _longs],
+    "scan_create": [Handle, _struct("scan_spec"), _struct("scan_batch"), _options, _handle],
+    "scan_rows": [Handle, c_int64, _longs, _longs],
+    "scan_sequences": [Handle, _ints, _ints],
 }
+# What each returns, and takes.
 _PLAIN = {
     "abi": (c_int32, []),
     "version": (c_char_p, []),
@@ -96,8 +54,15 @@ _PLAIN = {
     "world_size": (c_int32, [Handle]),
     "world_abort": (None, [Handle, _Status, c_char_p]),
     "world_destroy": (None, [Handle]),
-    "attention_destroy": (None, [Handle]),
+    "decode_cache_tokens": (c_int64, [Handle, c_int64]),
+    "latent_decode_cache_tokens": (c_int64, [Handle, c_int64]),
 }
+for _op in ("attention", "decode", "latent", "latent_decode", "scan"):
+    _facts = _struct("decode_facts" if _op == "latent_decode" else f"{_op}_facts")
+    _CHECKED[f"{_op}_get_facts"] = [Handle, _facts]
+    _CHECKED[f"{_op}_run"] = _CHECKED[f"{_op}_enqueue"] = [Handle, _struct(f"{_op}_tensors")]
+    _CHECKED[f"{_op}_wait"] = [Handle]
+    _PLAIN[f"{_op}_destroy"] = (None, [Handle])
 
 
 class _Library:

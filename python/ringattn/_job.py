@@ -2,12 +2,12 @@
 """What the ops' arguments mean: masks, worlds, layouts, and the structs that say them to the library."""
 
 import ctypes
-import weakref
 from collections.abc import Sequence
 
-from . import _abi
+from . import _abi, _structs
+from ._abi import lib
 from ._errors import refuse, unsupported
-from ._tensors import check_array, device_of
+from ._tensors import Views, check_array, data_type, device_of, empty, stream_of
 from .layouts import make_layout
 from .worlds import World, self_world
 
@@ -54,27 +54,21 @@ def check_arrays(op: str, like, **arrays) -> None:
             refuse(f"{name} of {op} is {type(array).__name__}", f"q is {type(like).__name__}", "Pass arrays of one kind.")
 
 
-def c_spec(like, heads, kv_heads, head_dim, head_dim_v, mask, softmax_scale, softcap, sinks) -> _abi.spec:
-    from ._tensors import data_type  # noqa: PLC0415
-
+def c_spec(like, heads, kv_heads, head_dim, head_dim_v, mask, softmax_scale, softcap, sinks) -> _structs.spec:
     kind, left, right = mask
-    return _abi.spec(dtype=data_type(like), heads=heads, kv_heads=kv_heads, head_dim=head_dim, head_dim_v=head_dim_v,
+    return _structs.spec(dtype=data_type(like), heads=heads, kv_heads=kv_heads, head_dim=head_dim, head_dim_v=head_dim_v,
                      mask=kind, sinks=int(sinks), window_left=left, window_right=right,
                      softmax_scale=softmax_scale or 0.0, softcap=softcap)  # fmt: skip
 
 
-def _longs(values: Sequence[int] | None):
-    return None if values is None else (ctypes.c_int64 * len(values))(*values)
+def c_batch(q_lengths, k_lengths, q_offsets) -> _structs.batch:
+    return _structs.batch(sequences=len(q_lengths), q_lengths=longs(q_lengths), k_lengths=longs(k_lengths),
+                      q_offsets=longs(q_offsets))  # fmt: skip
 
 
-def c_batch(q_lengths, k_lengths, q_offsets) -> _abi.batch:
-    return _abi.batch(sequences=len(q_lengths), q_lengths=_longs(q_lengths), k_lengths=_longs(k_lengths),
-                      q_offsets=_longs(q_offsets))  # fmt: skip
-
-
-def c_options(world: World, q_lengths, k_lengths, layout, key_layout, **members) -> _abi.options:
+def c_options(world: World, q_lengths, k_lengths, layout, key_layout, **members) -> _structs.options:
     """Options of a ring; layouts where the world has several ranks."""
-    options = _abi.options(**members)
+    options = _structs.options(**members)
     if world.size == 1 and layout is None:
         return options
     if layout is None:
@@ -88,14 +82,27 @@ def c_options(world: World, q_lengths, k_lengths, layout, key_layout, **members)
     return options
 
 
-class Owned:
-    """An object of the library, destroyed with this one. It keeps its world."""
+def longs(values: Sequence[int] | None):
+    return None if values is None else (ctypes.c_int64 * len(values))(*values)
 
-    _destroy = None
 
-    def __init__(self, world: World, handle):
-        self.world = weakref.proxy(world)
+class Prepared:
+    """An object of the library: `op` prepared for a job. It is destroyed with this one, or with its world."""
+
+    op = ""
+
+    def __init__(self, world: World, *job):
+        self._handle = None
+        self._destroy = getattr(lib, f"{self.op}_destroy")
+        self._run = getattr(lib, f"{self.op}_run")
+        self._enqueue = getattr(lib, f"{self.op}_enqueue")
+        self._tensors = getattr(_structs, f"{self.op}_tensors")
+        handle = _abi.Handle()
+        getattr(lib, f"{self.op}_create")(world.handle, *job, ctypes.byref(handle))
         self._handle = handle
+        kind = "decode" if self.op == "latent_decode" else self.op
+        self.facts = getattr(_structs, f"{kind}_facts")()
+        getattr(lib, f"{self.op}_get_facts")(handle, self.facts)
 
     @property
     def handle(self):
@@ -103,9 +110,30 @@ class Owned:
             refuse(f"the {type(self).__name__} is closed", "its world, or itself, was closed", "Make another one.")
         return self._handle
 
+    @property
+    def kernel(self) -> str:
+        """The name of the kernel that computes."""
+        return self.facts.kernel.decode()
+
+    def _do(self, like, arrays: dict, workspace_bytes: int = 0, **members) -> None:
+        """Computes: on a GPU on the caller's current stream, else at once. arrays: of the op's tensors; None are absent."""
+        views = Views()
+        tensors = self._tensors(**members, **{name: views.of(array) for name, array in arrays.items() if array is not None})
+        if device_of(like)[0] == _abi.CPU:
+            self._run(self.handle, tensors)
+            return
+        if workspace_bytes:
+            tensors.workspace = views.of(empty(like, (workspace_bytes,), "uint8"))
+        tensors.stream = stream_of(like)
+        self._enqueue(self.handle, tensors)
+
+    def wait(self) -> None:
+        """Returns when everything that was put on streams is done, and raises what of it failed."""
+        getattr(lib, f"{self.op}_wait")(self.handle)
+
     def close(self) -> None:
         if self._handle is not None:
-            type(self)._destroy(self._handle)
+            self._destroy(self._handle)
             self._handle = None
 
     def __del__(self):

@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 
-from . import _abi
+from . import _abi, _structs
 from ._errors import refuse, unsupported
 
 # DLPack's codes by the names of NumPy's, ml_dtypes' and PyTorch's types.
@@ -131,10 +131,10 @@ class Views:
             strides, data, device = array.stride(), array.data_ptr(), device_of(array)
         lengths = (ctypes.c_int64 * (2 * axes))(*shape, *strides)
         at = ctypes.addressof(lengths)
-        view = _abi.DLTensor(data, *device, axes, code, bits, 1, at, at + 8 * axes, 0)
+        view = _structs.DLTensor(data, *device, axes, code, bits, 1, at, at + 8 * axes, 0)
         self.kept.append((view, lengths, array))
         return ctypes.addressof(view)
 
 
-def data_type(array) -> _abi.DLDataType:
-    return _abi.DLDataType(*_type_of(array.dtype), 1)
+def data_type(array) -> _structs.DLDataType:
+    return _structs.DLDataType(*_type_of(array.dtype), 1)

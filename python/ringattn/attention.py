@@ -8,54 +8,34 @@
 A row of out and lse has the same bits with any world, layout and batch.
 """
 
-import ctypes
 import functools
 from collections.abc import Sequence
 
-from . import _abi, _job
-from ._abi import lib
+from . import _job
 from ._errors import refuse
-from ._tensors import Views, as_ints, contiguous_heads, device_of, empty, flat_rows, flat_view, is_torch, stream_of
+from ._tensors import as_ints, contiguous_heads, empty, flat_rows, flat_view, is_torch
 from .layouts import Layout
 from .worlds import World
 
 
-class Attention(_job.Owned):
+class Attention(_job.Prepared):
     """A prepared job, for many runs (layers, steps) of the same lengths. attention() and varlen() keep such objects.
 
     q_rows, k_rows: rows of this rank's q, out, lse and of its k, v. Making one is collective."""
 
-    _destroy = staticmethod(lib.attention_destroy)
+    op = "attention"
 
-    def __init__(self, world: World, spec: _abi.spec, q_lengths: Sequence[int], k_lengths: Sequence[int] | None = None,
-                 q_offsets: Sequence[int] | None = None, options: _abi.options | None = None):  # fmt: skip
-        handle = _abi.Handle()
-        batch = _job.c_batch(q_lengths, k_lengths, q_offsets)
-        lib.attention_create(world.handle, spec, batch, options, ctypes.byref(handle))
-        super().__init__(world, handle)
-        facts = _abi.attention_facts()
-        lib.attention_get_facts(handle, facts)
-        self.q_rows, self.k_rows = facts.q_rows, facts.k_rows
-        self.workspace_bytes: int = facts.workspace_bytes
-        self.kernel: str = facts.kernel.decode()
+    def __init__(self, world: World, spec, q_lengths: Sequence[int], k_lengths: Sequence[int] | None = None,
+                 q_offsets: Sequence[int] | None = None, options=None):  # fmt: skip
+        super().__init__(world, spec, _job.c_batch(q_lengths, k_lengths, q_offsets), options)
+        self.q_rows: int = self.facts.q_rows
+        self.k_rows: int = self.facts.k_rows
+        self.workspace_bytes: int = self.facts.workspace_bytes
 
     def run(self, q, k, v, out, lse=None, sinks=None) -> None:
         """Computes out [q_rows, heads, head_dim_v] and lse [q_rows, heads] of q [q_rows, heads, head_dim], k and v
         [k_rows, kv_heads, …]. On a GPU the work is put on the caller's current stream, else it is done."""
-        views = Views()
-        tensors = _abi.attention_tensors(q=views.of(q), k=views.of(k), v=views.of(v), sinks=views.of(sinks),
-                                         out=views.of(out), lse=views.of(lse))  # fmt: skip
-        if device_of(q)[0] == _abi.CPU:
-            lib.attention_run(self.handle, tensors)
-            return
-        if self.workspace_bytes:
-            tensors.workspace = views.of(empty(q, (self.workspace_bytes,), "uint8"))
-        tensors.stream = stream_of(q)
-        lib.attention_enqueue(self.handle, tensors)
-
-    def wait(self) -> None:
-        """Returns when everything that was put on streams is done, and raises what of it failed."""
-        lib.attention_wait(self.handle)
+        self._do(q, {"q": q, "k": k, "v": v, "sinks": sinks, "out": out, "lse": lse}, self.workspace_bytes)
 
 
 def _prepared(world, q, k, v, q_lengths, k_lengths, q_offsets, mask, softmax_scale, softcap, sinks, layout, key_layout,
@@ -82,7 +62,7 @@ def _run(prepared: Attention, q, k, v, sinks, out):
     return out, lse
 
 
-def _traced(function):
+def traced(function):
     """Under torch.compile the call becomes the operator of the same name, which graphs hold."""
 
     @functools.wraps(function)
@@ -99,7 +79,7 @@ def _traced(function):
     return call
 
 
-@_traced
+@traced
 def attention(q, k, v, *, mask: _job.Mask = "causal", softmax_scale: float | None = None, softcap: float = 0.0,
               sinks=None, q_offset: int | None = None, layout: str | Layout | None = None,
               key_layout: str | Layout | None = None, lengths: tuple[int, int] | None = None,
@@ -145,7 +125,7 @@ def attention(q, k, v, *, mask: _job.Mask = "causal", softmax_scale: float | Non
     return rows.reshape(*q.shape[:3], v.shape[3]), lse.reshape(q.shape[:3])
 
 
-@_traced
+@traced
 def varlen(q, k, v, cu_seqlens_q, cu_seqlens_k=None, *, mask: _job.Mask = "causal", softmax_scale: float | None = None,
            softcap: float = 0.0, sinks=None, q_offsets=None, layout: str | Layout | None = None,
            key_layout: str | Layout | None = None, world: World | None = None, out=None, threads: int = 0,

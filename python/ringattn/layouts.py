@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from . import _abi
+from . import _structs
 from ._errors import refuse
 from ._tensors import as_ints, is_torch
 
@@ -74,8 +74,8 @@ class Layout:
 
     def c_runs(self):
         """All runs as the library takes them, rank by rank."""
-        flat = [_abi.run(rank, *run) for rank, of_rank in enumerate(self.runs) for run in of_rank]
-        return len(flat), ctypes.cast((_abi.run * max(len(flat), 1))(*flat), ctypes.POINTER(_abi.run))
+        flat = [_structs.Run(rank, *run) for rank, of_rank in enumerate(self.runs) for run in of_rank]
+        return len(flat), ctypes.cast((_structs.Run * max(len(flat), 1))(*flat), ctypes.POINTER(_structs.Run))
 
 
 def _deal(lengths, world: int, cuts) -> Layout:
@@ -151,6 +151,33 @@ def packed(lengths: Sequence[int], world: int) -> Layout:
             if end > begin:
                 runs[rank].append((sequence, begin - first, end - first))
         first += length
+    return Layout(lengths, runs)
+
+
+# Tokens of a super-segment, which a scan doesn't cut.
+SUPER_SEGMENT = 65536
+
+
+def super_segments(lengths: Sequence[int], world: int) -> Layout:
+    """What ranks of a scan have: neighbouring super-segments of 65,536 tokens of the sequences, whole ones, dealt by
+    tokens. Where there are fewer than ranks, some have none."""
+    pieces = [
+        (sequence, begin, min(begin + SUPER_SEGMENT, length))
+        for sequence, length in enumerate(as_ints(lengths))
+        for begin in range(0, length, SUPER_SEGMENT)
+    ]
+    total = sum(end - begin for _, begin, end in pieces)
+    runs: list[list] = [[] for _ in range(max(world, 1))]
+    before = 0
+    for sequence, begin, end in pieces:
+        # By the piece's middle: each rank has the pieces that lie for the most part in its share of the tokens.
+        rank = min((2 * before + end - begin) * world // max(2 * total, 1), world - 1)
+        before += end - begin
+        of_rank = runs[rank]
+        if of_rank and of_rank[-1][0] == sequence and of_rank[-1][2] == begin:
+            of_rank[-1] = (sequence, of_rank[-1][1], end)
+        else:
+            of_rank.append((sequence, begin, end))
     return Layout(lengths, runs)
 
 

@@ -6,7 +6,7 @@ import ctypes
 import threading
 from collections.abc import Callable
 
-from . import _abi
+from . import _abi, _structs
 from ._abi import lib
 from ._errors import Error, refuse
 
@@ -72,7 +72,7 @@ class World:
 
 
 def _options(device: tuple[int, int] = (_abi.CPU, 0)):
-    return _abi.world_options(abi=_abi.ABI, device_type=device[0], device_id=device[1])
+    return _structs.world_options(abi=_abi.ABI, device_type=device[0], device_id=device[1])
 
 
 _own = threading.local()

@@ -1,17 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "attention/attention.hpp"
 
-#include <fmt/format.h>
-
-#include <algorithm>
 #include <array>
 #include <memory>
 #include <span>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "c/jobs.hpp"
+#include "c/layouts.hpp"
 #include "c/ringattn.h"
 #include "c/status.hpp"
 #include "c/tensors.hpp"
@@ -87,8 +83,9 @@ ringattn_status ringattn_attention_get_facts(const ringattn_attention* attention
     const Attention& door = attention->door;
     // Names of kernels are literals, so they end in a zero byte.
     write_struct("ringattn_attention_facts",
-                 {0, door.q_rows(), door.k_rows(), door.workspace_bytes(false), door.kernel().row->name.data()}, facts,
-                 kFirstFacts);
+                 {0, door.q_rows(), door.k_rows(), door.workspace_bytes(false), door.kernel().row->name.data(),
+                  door.prediction().seconds},
+                 facts, kFirstFacts);
   });
 }
 
@@ -96,19 +93,8 @@ ringattn_status ringattn_attention_rows(const ringattn_attention* attention, int
                                         int64_t* packed_tokens, int64_t* sequence_tokens) {
   return guarded([&] {
     need(attention, "attention");
-    if (side != RINGATTN_QUERIES && side != RINGATTN_KEYS) {
-      fail(ErrorCode::kUsage, fmt::format("side {} is not known", side), "RINGATTN_QUERIES is 0, RINGATTN_KEYS 1",
-           "Choose one of these.");
-    }
-    const JobLayout& layouts = attention->door.layout();
-    const Layout& layout = side == RINGATTN_QUERIES ? layouts.queries : layouts.keys;
-    const int rank = attention->transport->rank();
-    if (count != layout.tokens(rank)) {
-      fail(ErrorCode::kUsage, fmt::format("there is room for {} rows", count),
-           fmt::format("this rank has {}", layout.tokens(rank)), "Ask ringattn_attention_get_facts() how many.");
-    }
-    if (packed_tokens != nullptr) std::ranges::copy(layout.packed_tokens(rank), packed_tokens);
-    if (sequence_tokens != nullptr) std::ranges::copy(layout.positions(rank), sequence_tokens);
+    write_rows(side_of(attention->door.layout(), side), attention->transport->rank(), count, packed_tokens,
+               sequence_tokens);
   });
 }
 

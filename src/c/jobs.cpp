@@ -18,7 +18,25 @@ namespace ringattn::c {
 namespace {
 
 // Sizes of structs in the interface version that they came with.
-constexpr std::size_t kFirstSpec = 64, kFirstBatch = 40, kFirstOptions = 88;
+constexpr std::size_t kFirstSpec = 64, kFirstBatch = 40, kFirstOptions = 88, kFirstLatentSpec = 64, kFirstLimits = 48;
+
+ringattn_options read_all(const ringattn_options* given) {
+  return given == nullptr ? ringattn_options{} : read_struct("ringattn_options", given, kFirstOptions);
+}
+
+// What a caller asked for by options that an op doesn't have.
+void refuse_option(bool given, const char* name, const char* op) {
+  if (!given) return;
+  fail(ErrorCode::kUsage, fmt::format("ringattn_options::{} is set", name), fmt::format("{} has no such option", op),
+       "Leave it 0.");
+}
+
+void refuse_ring_options(const ringattn_options& read, const char* op) {
+  refuse_option(read.stripe != 0, "stripe", op);
+  refuse_option(read.block_tokens != 0, "block_tokens", op);
+  refuse_option(read.checksum != 0, "checksum", op);
+  refuse_option(read.key_run_count != 0 || read.key_runs != nullptr, "key_runs", op);
+}
 
 std::vector<std::vector<TokenRun>> read_runs(const ringattn_run* runs, std::int64_t count, int world) {
   std::vector<std::vector<TokenRun>> of_ranks(static_cast<std::size_t>(world));
@@ -78,11 +96,11 @@ Batch read_batch(const ringattn_batch* given) {
 Options read_options(const ringattn_options* given, const Batch& batch, const Transport& transport) {
   Options options;
   options.kernel.backend = backend_of(transport);
-  if (given == nullptr) return options;
-  const ringattn_options read = read_struct("ringattn_options", given, kFirstOptions);
+  const ringattn_options read = read_all(given);
   if (read.kernel != nullptr) options.kernel.kernel = read.kernel;
   options.threads = read.threads;
   options.block_tokens = read.block_tokens;
+  options.checksum = read.checksum != 0;
   options.memory_budget = read.memory_budget;
   if (read.timeout_seconds != 0.0) options.timeout_seconds = read.timeout_seconds;
   options.layout.stripe = read.stripe;
@@ -110,6 +128,65 @@ Options read_options(const ringattn_options* given, const Batch& batch, const Tr
     default:
       fail(ErrorCode::kUsage, fmt::format("layout {} is not known", read.layout),
            "RINGATTN_STRIPED is 0, RINGATTN_ZIGZAG 1, RINGATTN_CONTIGUOUS 2, RINGATTN_RUNS 3", "Choose one of these.");
+  }
+  return options;
+}
+
+LatentSpec read_latent_spec(const ringattn_latent_spec* given) {
+  const ringattn_latent_spec spec = read_struct("ringattn_latent_spec", given, kFirstLatentSpec);
+  LatentSpec latent;
+  latent.dtype = read_dtype(spec.dtype);
+  latent.heads = spec.heads;
+  latent.head_dim = spec.head_dim;
+  latent.rope_dim = spec.rope_dim;
+  latent.head_dim_v = spec.head_dim_v;
+  latent.latent_dim = spec.latent_dim;
+  latent.mask = read_mask(spec.mask, spec.window_left, spec.window_right);
+  latent.softmax_scale = spec.softmax_scale == 0.0F && spec.head_dim + spec.rope_dim > 0 ? default_softmax_scale(latent)
+                                                                                         : spec.softmax_scale;
+  latent.softcap = spec.softcap;
+  latent.sinks = spec.sinks != 0;
+  return latent;
+}
+
+DecodeLimits read_limits(const ringattn_decode_limits* given, std::int64_t& page_size, std::int64_t& pages) {
+  const ringattn_decode_limits limits = read_struct("ringattn_decode_limits", given, kFirstLimits);
+  page_size = limits.page_size;
+  pages = limits.pages;
+  if (limits.rows < 0 || limits.rows > kMostDecodeRows) {
+    fail(ErrorCode::kUsage, fmt::format("a step of {} rows a sequence is not possible", limits.rows),
+         fmt::format("it has 1 to {}", kMostDecodeRows), "Use ringattn_attention for more.");
+  }
+  return {limits.sequences, limits.rows == 0 ? 1 : static_cast<int>(limits.rows), limits.keys};
+}
+
+DecodeOptions read_decode_options(const ringattn_options* given, const Transport& transport) {
+  const ringattn_options read = read_all(given);
+  refuse_ring_options(read, "decoding");
+  refuse_option(read.layout != 0, "layout", "decoding");
+  DecodeOptions options;
+  options.kernel.backend = backend_of(transport);
+  if (read.kernel != nullptr) options.kernel.kernel = read.kernel;
+  options.threads = read.threads;
+  options.memory_budget = read.memory_budget;
+  options.check_tables = read.unchecked_tables == 0;
+  if (read.timeout_seconds != 0.0) options.timeout_seconds = read.timeout_seconds;
+  return options;
+}
+
+ScanOptions read_scan_options(const ringattn_options* given, const Transport& transport) {
+  const ringattn_options read = read_all(given);
+  refuse_ring_options(read, "a scan");
+  refuse_option(read.layout != 0 && read.layout != RINGATTN_RUNS, "layout", "a scan");
+  ScanOptions options;
+  options.kernel.backend = backend_of(transport);
+  if (read.kernel != nullptr) options.kernel.kernel = read.kernel;
+  options.threads = read.threads;
+  options.memory_budget = read.memory_budget;
+  if (read.timeout_seconds != 0.0) options.timeout_seconds = read.timeout_seconds;
+  if (read.layout == RINGATTN_RUNS) {
+    if (read.query_run_count > 0) need(read.query_runs, "ringattn_options::query_runs");
+    options.runs = read_runs(read.query_runs, read.query_run_count, transport.size());
   }
   return options;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * ringattn in C: exact attention whose results have the same bits on one rank and on many. Everything that a program
- * needs stands in this header and in libringattn_c.so.
+ * needs stands in this header, in ringattn_ops.h, which it includes, and in libringattn_c.so.
  *
  *   ringattn_world_options where = {.size = sizeof where, .abi = RINGATTN_ABI};
  *   ringattn_world *world;
@@ -67,7 +67,7 @@ extern "C" {
 #endif
 
 /* Rises by one whenever something joins this header. Nothing leaves it: the library serves all versions up to its own. */
-#define RINGATTN_ABI 1
+#define RINGATTN_ABI 2
 
 /* The library's own RINGATTN_ABI, and its version, e.g. "0.2.0". */
 int32_t ringattn_abi(void);
@@ -190,6 +190,9 @@ typedef struct ringattn_options {
   int64_t block_tokens;         /* 0: from the machine model and the memory budget */
   uint64_t memory_budget;       /* bytes a rank may use, tensors included; 0: no limit */
   double timeout_seconds;       /* of a wait for a peer that gives no sign of life; 0: 60 */
+  /* Since interface 2: */
+  int32_t checksum;         /* 1: what travels between hosts is verified */
+  int32_t unchecked_tables; /* of decoding, 1: lengths and block tables in device memory are not checked */
 } ringattn_options;
 
 /* ---- Attention ---- */
@@ -206,6 +209,7 @@ typedef struct ringattn_attention_facts {
   int64_t k_rows;           /* rows of this rank's k and v */
   uint64_t workspace_bytes; /* that a run needs beside its tensors, k and v dense or strided */
   const char *kernel;       /* its name; valid as long as the library is loaded */
+  double predicted_seconds; /* of a run, by the machine model. Since interface 2 */
 } ringattn_attention_facts;
 /* Fills as much of *facts as its size says. */
 ringattn_status ringattn_attention_get_facts(const ringattn_attention *attention, ringattn_attention_facts *facts);
@@ -242,4 +246,7 @@ void ringattn_attention_destroy(ringattn_attention *attention);
 #ifdef __cplusplus
 }
 #endif
+
+#include "ringattn_ops.h" /* decoding, latent attention, scans */
+
 #endif /* RINGATTN_H */
