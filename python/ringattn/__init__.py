@@ -9,11 +9,11 @@ out, lse = ringattn.attention(q, q, q)
 
 from ._abi import lib as _lib
 from ._errors import Error, FileError, OutOfMemory, PeerError, UnsupportedError, UsageError, WrongResult
-from .attention import Attention, attention, varlen
-from .decode import Decode, LatentDecode, decode
-from .latent import Latent, mla, mla_decode
+from ._attention import Attention, attention, varlen
+from ._decode import Decode, LatentDecode, decode
+from ._latent import Latent, mla, mla_decode
 from .layouts import Layout, contiguous, packed, positions, shard, striped, super_segments, unshard, zigzag
-from .scan import Scan, selective_scan, ssd
+from ._scan import Scan, selective_scan, ssd
 from .worlds import World, mpi_world, run_ranks, self_world, threads_worlds
 
 __version__: str = _lib.version().decode()

@@ -8,6 +8,8 @@ whole = ringattn.unshard([out_0, out_1, out_2, out_3], layout)
 """
 
 import ctypes
+import itertools
+import weakref
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,6 +17,11 @@ import numpy as np
 from . import _structs
 from ._errors import refuse
 from ._tensors import as_ints, is_torch
+
+
+_numbers = itertools.count(1)
+# Layouts by their numbers, for operators that can't take objects.
+by_number: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
 
 
 class Layout:
@@ -27,6 +34,8 @@ class Layout:
         self.runs = tuple(tuple((int(s), int(b), int(e)) for s, b, e in of_rank if e > b) for of_rank in runs)
         self._key = (self.lengths, self.runs)
         self._check()
+        self.number = next(_numbers)
+        by_number[self.number] = self
         self._places: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     def _check(self) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from . import _job
 from ._errors import WrongResult, refuse
 from ._tensors import is_torch
-from .attention import lengths_of, varlen
+from ._attention import lengths_of, varlen
 from .layouts import BY_NAME, shard, unshard
 from .worlds import run_ranks
 

@@ -3,7 +3,9 @@
 
 import collections
 import ctypes
+import itertools
 import threading
+import weakref
 from collections.abc import Callable
 
 from . import _abi, _structs
@@ -12,6 +14,11 @@ from ._errors import Error, refuse
 
 # Objects that a world keeps ready, of the jobs that it was last asked for.
 _KEPT_OBJECTS = 32
+
+
+_numbers = itertools.count(1)
+# Worlds by their numbers, for operators that can't take objects.
+by_number: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
 
 
 class World:
@@ -23,6 +30,8 @@ class World:
         self.rank: int = lib.world_rank(handle)
         self.size: int = lib.world_size(handle)
         self._objects: collections.OrderedDict = collections.OrderedDict()
+        self.number = next(_numbers)
+        by_number[self.number] = self
         self._keeps = keeps  # what callbacks of the library refer to
 
     @property

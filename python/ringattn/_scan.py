@@ -11,7 +11,7 @@ from . import _abi, _job, _structs
 from ._abi import lib
 from ._errors import refuse
 from ._tensors import contiguous_heads, data_type, empty
-from .attention import lengths_of, traced
+from ._attention import lengths_of, traced
 from .layouts import Layout, super_segments
 from .worlds import World
 

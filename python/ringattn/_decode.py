@@ -11,7 +11,7 @@ from . import _job, _structs
 from ._abi import lib
 from ._errors import refuse
 from ._tensors import contiguous_heads, empty
-from .attention import traced
+from ._attention import traced
 from .worlds import World
 
 
