@@ -31,6 +31,8 @@ class Attention(_job.Prepared):
         self.q_rows: int = self.facts.q_rows
         self.k_rows: int = self.facts.k_rows
         self.workspace_bytes: int = self.facts.workspace_bytes
+        # Device model and instruction set: bits are equal where this, the kernel and the library are.
+        self.machine: str = self.facts.machine.decode()
 
     def run(self, q, k, v, out, lse=None, sinks=None) -> None:
         """Computes out [q_rows, heads, head_dim_v] and lse [q_rows, heads] of q [q_rows, heads, head_dim], k and v

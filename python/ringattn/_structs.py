@@ -51,7 +51,7 @@ options = _sized(
 
 attention_facts = _sized(
     "attention_facts", (c_int64, "q_rows k_rows"), (c_uint64, "workspace_bytes"), (c_char_p, "kernel"),
-    (c_double, "predicted_seconds"),
+    (c_double, "predicted_seconds"), (c_char_p, "machine"),
 )  # fmt: skip
 attention_tensors = _sized("attention_tensors", (Tensor, "q k v sinks out lse workspace"), (c_void_p, "stream"))
 

@@ -180,13 +180,13 @@ def first_difference(a, b) -> tuple[int, ...] | None:
     if tuple(a.shape) != tuple(b.shape) or str(a.dtype) != str(b.dtype):
         refuse(f"arrays of {a.dtype} {tuple(a.shape)} and {b.dtype} {tuple(b.shape)} can't have equal bits",
                "shape or type differ", "Compare results of one job.")  # fmt: skip
-    raw_a, raw_b = _raw(a), _raw(b)
+    raw_a, raw_b = raw_bytes(a), raw_bytes(b)
     different = np.flatnonzero((raw_a != raw_b).any(axis=1)) if raw_a.size else np.zeros(0, int)
     return None if different.size == 0 else tuple(int(i) for i in np.unravel_index(different[0], tuple(a.shape)))
 
 
-def _raw(array) -> np.ndarray:
-    """[numbers, bytes]"""
+def raw_bytes(array) -> np.ndarray:
+    """The numbers of an array of any kind as they lie in memory, [numbers, bytes]."""
     if is_torch(array):
         import torch  # noqa: PLC0415, only where the array is one of its tensors
 

@@ -4,6 +4,7 @@
 #include <array>
 #include <memory>
 #include <span>
+#include <string>
 #include <utility>
 
 #include "c/jobs.hpp"
@@ -18,6 +19,7 @@ struct ringattn_attention {
   std::shared_ptr<ringattn::Transport> transport;
   ringattn::Attention door;
   ringattn::c::Workspace workspace;
+  std::string machine;
 };
 
 namespace ringattn::c {
@@ -72,8 +74,9 @@ ringattn_status ringattn_attention_create(ringattn_world* world, const ringattn_
     job.spec = read_spec(spec);
     job.batch = read_batch(batch);
     Options read = read_options(options, job.batch, *world->transport);
-    *attention =
-        new ringattn_attention{world->transport, Attention(std::move(job), *world->transport, std::move(read)), {}};
+    Attention door(std::move(job), *world->transport, std::move(read));
+    std::string machine = door.backend().identity();
+    *attention = new ringattn_attention{world->transport, std::move(door), {}, std::move(machine)};
   });
 }
 
@@ -84,7 +87,7 @@ ringattn_status ringattn_attention_get_facts(const ringattn_attention* attention
     // Names of kernels are literals, so they end in a zero byte.
     write_struct("ringattn_attention_facts",
                  {0, door.q_rows(), door.k_rows(), door.workspace_bytes(false), door.kernel().row->name.data(),
-                  door.prediction().seconds},
+                  door.prediction().seconds, attention->machine.c_str()},
                  facts, kFirstFacts);
   });
 }

@@ -209,7 +209,10 @@ typedef struct ringattn_attention_facts {
   int64_t k_rows;           /* rows of this rank's k and v */
   uint64_t workspace_bytes; /* that a run needs beside its tensors, k and v dense or strided */
   const char *kernel;       /* its name; valid as long as the library is loaded */
-  double predicted_seconds; /* of a run, by the machine model. Since interface 2 */
+  /* Since interface 2: */
+  double predicted_seconds; /* of a run, by the machine model */
+  const char *machine;      /* device model and instruction set: bits are equal where this, kernel and library are; as long
+                               as the object */
 } ringattn_attention_facts;
 /* Fills as much of *facts as its size says. */
 ringattn_status ringattn_attention_get_facts(const ringattn_attention *attention, ringattn_attention_facts *facts);
