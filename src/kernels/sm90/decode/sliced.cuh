@@ -14,6 +14,7 @@
 
 #include "kernels/sm90/decode/decoder.cuh"
 #include "kernels/sm90/decode/fetch.cuh"
+#include "kernels/sm90/decode/overlap.cuh"
 #include "kernels/sm90/decode/scorer.cuh"
 #include "kernels/sm90/decode/sliced_fetch.cuh"
 #include "kernels/sm90/decode/sliced_outputs.cuh"
@@ -104,8 +105,10 @@ __global__ void __launch_bounds__(C::kThreads, 1) sliced_kernel(const __grid_con
     init_sliced_barriers(map);
     store_number(map.any_failed(), 0);
   }
+  let_next_begin();
   __syncthreads();
   arrive_in_cluster<C, false>();  // whoever writes to other CTAs waits until all have come so far
+  await_kernels_before();
   const int first = static_cast<int>(blockIdx.x) / C::kSlices;
   const int step = static_cast<int>(gridDim.x) / C::kSlices;
   const int warp = static_cast<int>(threadIdx.x) / 32;

@@ -32,7 +32,7 @@ struct DecodeSequence {
 template <class C>
 __device__ __forceinline__ DecodeSequence sequence_of(const DecodeParams& p, int sequence) {
   DecodeSequence of;
-  of.length = __ldcg(p.lengths + sequence);
+  of.length = __ldcg(p.lengths + sequence);  // a kernel that is still running when this one starts may write it
   of.position = of.length - p.rows;
   const auto tiles = visibility_of(p, of.length).tiles(of.position, p.rows, TileSizes{kQueryTile, C::kKeyTile});
   const bool none = tiles.empty();
