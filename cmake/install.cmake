@@ -36,7 +36,8 @@ install(DIRECTORY ${PROJECT_SOURCE_DIR}/src/ DESTINATION ${CMAKE_INSTALL_INCLUDE
 install(FILES ${PROJECT_SOURCE_DIR}/src/c/ringattn.h ${PROJECT_SOURCE_DIR}/src/c/ringattn_ops.h
         DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(TARGETS ringattn_program DESTINATION ${CMAKE_INSTALL_BINDIR})
-install(PROGRAMS ${PROJECT_SOURCE_DIR}/launch/ringattn-mpirun DESTINATION ${CMAKE_INSTALL_BINDIR})
+install(PROGRAMS ${PROJECT_SOURCE_DIR}/launch/ringattn-mpirun ${PROJECT_SOURCE_DIR}/launch/ringattn-goldens
+        DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(FILES ${PROJECT_SOURCE_DIR}/launch/supervise.sh DESTINATION libexec/ringattn)
 
 # What the static libraries were built with, and so need again.

@@ -14,12 +14,13 @@ from ._decode import Decode, LatentDecode, decode
 from ._latent import Latent, mla, mla_decode
 from .layouts import Layout, contiguous, packed, positions, shard, striped, super_segments, unshard, zigzag
 from ._scan import Scan, selective_scan, ssd
+from . import goldens, testing  # isort: skip
 from .worlds import World, mpi_world, run_ranks, self_world, threads_worlds
 
 __version__: str = _lib.version().decode()
 __all__ = [
     "Attention", "Decode", "Error", "FileError", "Latent", "LatentDecode", "Layout", "OutOfMemory", "PeerError", "Scan",
-    "UnsupportedError", "UsageError", "World", "WrongResult", "attention", "contiguous", "decode", "mla", "mla_decode",
+    "UnsupportedError", "UsageError", "World", "WrongResult", "attention", "contiguous", "decode", "goldens", "mla", "mla_decode",
     "mpi_world", "packed", "positions", "run_ranks", "selective_scan", "self_world", "shard", "ssd", "striped",
-    "super_segments", "threads_worlds", "unshard", "varlen", "zigzag",
+    "super_segments", "testing", "threads_worlds", "unshard", "varlen", "zigzag",
 ]  # fmt: skip

@@ -160,5 +160,7 @@ def lengths_of(cu_seqlens) -> tuple[int, ...]:
     """Lengths of sequences from where they begin."""
     at = as_ints(cu_seqlens)
     if not at or at[0] != 0 or any(b < a for a, b in zip(at, at[1:])):
-        refuse(f"cu_seqlens is {at[:8]}", "it begins with 0 and ascends, and its last number is all tokens", "Check it.")
+        refuse(
+            f"cu_seqlens is {at[:8]}", "it begins with 0 and ascends, and its last number is all tokens", "Check it."
+        )
     return tuple(b - a for a, b in zip(at, at[1:]))

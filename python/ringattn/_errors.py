@@ -50,7 +50,9 @@ class PeerError(Error, ConnectionError):
     status = 6
 
 
-BY_STATUS = {kind.status: kind for kind in (WrongResult, UsageError, FileError, UnsupportedError, OutOfMemory, PeerError)}
+BY_STATUS = {
+    kind.status: kind for kind in (WrongResult, UsageError, FileError, UnsupportedError, OutOfMemory, PeerError)
+}
 
 
 def refuse(problem: str, why: str, remedy: str) -> NoReturn:

@@ -24,7 +24,9 @@ def read_mask(mask: Mask) -> tuple[int, int, int]:
     elif isinstance(mask, tuple) and len(mask) == 2:
         return _abi.WINDOW, int(mask[0]), int(mask[1])
     refuse(
-        f"mask {mask!r} is not known", 'there are "causal", "full" and (left, right), where -1 is no limit', "Choose one."
+        f"mask {mask!r} is not known",
+        'there are "causal", "full" and (left, right), where -1 is no limit',
+        "Choose one.",
     )
 
 
@@ -40,7 +42,9 @@ def world_of(array, world: World | None) -> World:
     if world is None:
         return self_world(device)
     if world.device != device:
-        refuse(f"q lies on device {device}", f"the world's tensors lie on {world.device}", "Use a world of that device.")
+        refuse(
+            f"q lies on device {device}", f"the world's tensors lie on {world.device}", "Use a world of that device."
+        )
     return world
 
 
@@ -51,7 +55,9 @@ def check_arrays(op: str, like, **arrays) -> None:
             continue
         check_array(name, array)
         if type(array) is not type(like) and not isinstance(array, type(like)) and not isinstance(like, type(array)):
-            refuse(f"{name} of {op} is {type(array).__name__}", f"q is {type(like).__name__}", "Pass arrays of one kind.")
+            refuse(
+                f"{name} of {op} is {type(array).__name__}", f"q is {type(like).__name__}", "Pass arrays of one kind."
+            )
 
 
 def c_spec(like, heads, kv_heads, head_dim, head_dim_v, mask, softmax_scale, softcap, sinks) -> _structs.spec:
@@ -118,7 +124,9 @@ class Prepared:
     def _do(self, like, arrays: dict, workspace_bytes: int = 0, **members) -> None:
         """Computes: on a GPU on the caller's current stream, else at once. arrays: of the op's tensors; None are absent."""
         views = Views()
-        tensors = self._tensors(**members, **{name: views.of(array) for name, array in arrays.items() if array is not None})
+        tensors = self._tensors(
+            **members, **{name: views.of(array) for name, array in arrays.items() if array is not None}
+        )
         if device_of(like)[0] == _abi.CPU:
             self._run(self.handle, tensors)
             return

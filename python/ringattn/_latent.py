@@ -66,13 +66,19 @@ def mla(q, latent, k_rope, w_uk=None, w_uv=None, *, cu_seqlens_q=None, cu_seqlen
     q_lengths = lengths_of(cu_seqlens_q) if cu_seqlens_q is not None else (q.shape[0] * world.size,)
     own_keys = cu_seqlens_k is None and cu_seqlens_q is None
     k_lengths = (
-        lengths_of(cu_seqlens_k) if cu_seqlens_k is not None else (latent.shape[0] * world.size,) if own_keys else q_lengths
+        lengths_of(cu_seqlens_k)
+        if cu_seqlens_k is not None
+        else (latent.shape[0] * world.size,)
+        if own_keys
+        else q_lengths
     )
     key = ("latent", q.dtype, heads, head_dim, rope_dim, head_dim_v, latent_dim, form, mask, softmax_scale, softcap,
            sinks is not None, q_lengths, k_lengths, layout, key_layout, threads, memory_budget, timeout)  # fmt: skip
 
     def make():
-        spec = _spec(q, heads, head_dim, rope_dim, head_dim_v, latent_dim, mask, softmax_scale, softcap, sinks is not None)
+        spec = _spec(
+            q, heads, head_dim, rope_dim, head_dim_v, latent_dim, mask, softmax_scale, softcap, sinks is not None
+        )
         options = _job.c_options(world, q_lengths, k_lengths, layout, key_layout, threads=threads,
                                  memory_budget=memory_budget, timeout_seconds=timeout)  # fmt: skip
         return Latent(world, spec, _job.c_batch(q_lengths, k_lengths, None), _abi.FORMS[form], options)
@@ -117,7 +123,9 @@ def mla_decode(q, cache, lengths, w_uk=None, w_uv=None, *, block_table=None, lat
            sinks is not None, limits, threads, timeout)  # fmt: skip
 
     def make():
-        spec = _spec(q, heads, head_dim, rope_dim, head_dim_v, latent_dim, mask, softmax_scale, softcap, sinks is not None)
+        spec = _spec(
+            q, heads, head_dim, rope_dim, head_dim_v, latent_dim, mask, softmax_scale, softcap, sinks is not None
+        )
         return LatentDecode(world, spec, c_limits(limits), _structs.options(threads=threads, timeout_seconds=timeout))
 
     arrays = {"q": flat_q, "cache": cache, "block_table": block_table, "lengths": lengths, "sinks": sinks, "w_uk": w_uk,

@@ -57,7 +57,9 @@ def _scan(op, x, dt, A, B, C, D, z, dt_bias, dt_softplus, dt_limit, initial_stat
     """x, z: [(batch,) tokens, heads, head_dim]; dt: [(batch,) tokens, heads]; B, C: [(batch,) tokens, groups, state_dim]."""
     if unknown:
         _job.refuse_unknown(op, unknown)
-    _job.check_arrays(op, x, x=x, dt=dt, A=A, B=B, C=C, D=D, z=z, dt_bias=dt_bias, initial_states=initial_states, out=out)
+    _job.check_arrays(
+        op, x, x=x, dt=dt, A=A, B=B, C=C, D=D, z=z, dt_bias=dt_bias, initial_states=initial_states, out=out
+    )
     world = _job.world_of(x, world)
     if x.ndim not in (3, 4) or dt.ndim != x.ndim - 1 or B.ndim != x.ndim or C.ndim != x.ndim:
         refuse(f"x, dt, B and C have {x.ndim}, {dt.ndim}, {B.ndim} and {C.ndim} axes",
@@ -66,7 +68,9 @@ def _scan(op, x, dt, A, B, C, D, z, dt_bias, dt_softplus, dt_limit, initial_stat
     batched = x.ndim == 4
     if batched and (cu_seqlens is not None or world.size > 1):
         refuse(
-            "x has a batch axis", "cu_seqlens, and ranks, deal packed rows", "Pass [tokens, …] with all sequences packed."
+            "x has a batch axis",
+            "cu_seqlens, and ranks, deal packed rows",
+            "Pass [tokens, …] with all sequences packed.",
         )
     if cu_seqlens is not None:
         lengths = lengths_of(cu_seqlens)
@@ -77,11 +81,15 @@ def _scan(op, x, dt, A, B, C, D, z, dt_bias, dt_softplus, dt_limit, initial_stat
     elif world.size == 1:
         lengths = (x.shape[0],)
     else:
-        refuse("cu_seqlens is not given", "ranks of a scan may have different numbers of tokens", "Pass it, or a layout.")
+        refuse(
+            "cu_seqlens is not given", "ranks of a scan may have different numbers of tokens", "Pass it, or a layout."
+        )
     heads, head_dim = x.shape[-2:]
     state_decays = A.ndim == 2
     limits = (
-        None if dt_limit is None or tuple(dt_limit) == (-math.inf, math.inf) else (float(dt_limit[0]), float(dt_limit[1]))
+        None
+        if dt_limit is None or tuple(dt_limit) == (-math.inf, math.inf)
+        else (float(dt_limit[0]), float(dt_limit[1]))
     )
     flags = {"skip": int(D is not None), "gate": int(z is not None), "dt_bias": int(dt_bias is not None),
              "dt_softplus": int(dt_softplus), "initial": int(initial_states is not None),

@@ -2,7 +2,19 @@
 """ringattn.h's structs in ctypes: the header's names, without their prefix, and its members."""
 
 import ctypes
-from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int32, c_int64, c_uint8, c_uint16, c_uint64, c_void_p
+from ctypes import (
+    POINTER,
+    Structure,
+    c_char_p,
+    c_double,
+    c_float,
+    c_int32,
+    c_int64,
+    c_uint8,
+    c_uint16,
+    c_uint64,
+    c_void_p,
+)
 
 Tensor = c_void_p  # the address of a DLTensor, which the caller of a function keeps
 longs = POINTER(c_int64)
@@ -86,4 +98,6 @@ scan_spec = _sized(
 )  # fmt: skip
 scan_batch = _sized("scan_batch", (c_int64, "sequences"), (longs, "lengths"), (c_int32, "initial_states final_states"))
 scan_facts = _sized("scan_facts", (c_int64, "rows beginning ending"), (c_uint64, "memory_bytes"), (c_char_p, "kernel"))
-scan_tensors = _sized("scan_tensors", (Tensor, "x dt b c z a d dt_bias initial_states y final_states"), (c_void_p, "stream"))
+scan_tensors = _sized(
+    "scan_tensors", (Tensor, "x dt b c z a d dt_bias initial_states y final_states"), (c_void_p, "stream")
+)

@@ -54,7 +54,9 @@ def device_of(array) -> tuple[int, int]:
         return _abi.CPU, 0
     if array.device.type == "cuda":
         return _abi.CUDA, array.device.index
-    unsupported(f"a tensor lies on {array.device}", "ringattn computes on CPUs and NVIDIA GPUs", "Move it to one of these.")
+    unsupported(
+        f"a tensor lies on {array.device}", "ringattn computes on CPUs and NVIDIA GPUs", "Move it to one of these."
+    )
 
 
 def stream_of(array) -> int | None:

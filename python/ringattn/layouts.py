@@ -53,7 +53,9 @@ class Layout:
         for s, end in at.items():
             if end != self.lengths[s]:
                 refuse(
-                    f"the runs of sequence {s} end at {end}", f"it has {self.lengths[s]} tokens", "Deal every token once."
+                    f"the runs of sequence {s} end at {end}",
+                    f"it has {self.lengths[s]} tokens",
+                    "Deal every token once.",
                 )
 
     def __eq__(self, other):
@@ -202,7 +204,9 @@ def make_layout(layout, lengths: Sequence[int], world: int) -> Layout:
         return layout
     if layout not in BY_NAME:
         refuse(
-            f"layout {layout!r} is not known", f"there are {', '.join(BY_NAME)}", "Choose one, or make a ringattn.Layout."
+            f"layout {layout!r} is not known",
+            f"there are {', '.join(BY_NAME)}",
+            "Choose one, or make a ringattn.Layout.",
         )
     return BY_NAME[layout](lengths, world)
 
@@ -261,7 +265,9 @@ def unshard(shards: Sequence, layout: Layout):
         if rows.shape[0] != wanted:
             rows = rows.reshape(-1, *rows.shape[2:])
         if rows.shape[0] != wanted:
-            refuse(f"rank {rank} has {rows.shape[0]} rows", f"the layout gives it {wanted}", "Pass them in order of rank.")
+            refuse(
+                f"rank {rank} has {rows.shape[0]} rows", f"the layout gives it {wanted}", "Pass them in order of rank."
+            )
         flat.append(rows)
     order = np.argsort(np.concatenate([layout.places(rank)[0] for rank in range(layout.world)]))
     if is_torch(flat[0]):

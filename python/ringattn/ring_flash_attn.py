@@ -101,7 +101,9 @@ def ring_flash_attn_varlen_qkvpacked_func(qkv, *arguments, **named):
 
 def zigzag_ring_flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), alibi_slopes=None,
                                 deterministic=False, return_attn_probs=False, group=None):  # fmt: skip
-    return _batched("zigzag", q, k, v, dropout_p, softmax_scale, causal, window_size, alibi_slopes, return_attn_probs, group)
+    return _batched(
+        "zigzag", q, k, v, dropout_p, softmax_scale, causal, window_size, alibi_slopes, return_attn_probs, group
+    )
 
 
 def zigzag_ring_flash_attn_kvpacked_func(q, kv, *arguments, **named):
@@ -137,7 +139,9 @@ def llama3_flash_attn_prepare_cu_seqlens(cu_seqlens, causal: bool, rank: int, wo
     _attention.lengths_of(at)
     if at[-1] % world_size:
         refuse(
-            f"{at[-1]} tokens don't divide among {world_size} ranks", "llama3's shards are equally long", "Pad the stream."
+            f"{at[-1]} tokens don't divide among {world_size} ranks",
+            "llama3's shards are equally long",
+            "Pad the stream.",
         )
     begin, end = at[-1] // world_size * rank, at[-1] // world_size * (rank + 1)
     touched = [(b, e) for b, e in zip(at, at[1:]) if e > begin and b < end]
@@ -145,7 +149,9 @@ def llama3_flash_attn_prepare_cu_seqlens(cu_seqlens, causal: bool, rank: int, wo
     k_end = end if causal else touched[-1][1]
     local_q = [begin - begin] + [min(e, end) - begin for _, e in touched]
     local_k = [0] + [min(e, k_end) - k_begin for _, e in touched]
-    made = [torch.tensor(cu, dtype=torch.int32, device=getattr(cu_seqlens, "device", None)) for cu in (local_q, local_k)]
+    made = [
+        torch.tensor(cu, dtype=torch.int32, device=getattr(cu_seqlens, "device", None)) for cu in (local_q, local_k)
+    ]
     made[1].ringattn_cu_seqlens = tuple(at)
     longest = [max((b - a for a, b in zip(cu, cu[1:])), default=0) for cu in (local_q, local_k)]
     return *made, *longest, slice(k_begin, k_end)
@@ -158,8 +164,9 @@ def llama3_flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqle
     _check(dropout_p, alibi_slopes)
     whole = getattr(cu_seqlens_k, "ringattn_cu_seqlens", None)
     if whole is None:
-        refuse("cu_seqlens_k doesn't say which sequences there are", "llama3_flash_attn_prepare_cu_seqlens() of ringattn puts that on "
-               "the tensor that it returns", "Pass that tensor itself, not a copy.")  # fmt: skip
+        refuse("cu_seqlens_k doesn't say which sequences there are",
+               "ringattn's llama3_flash_attn_prepare_cu_seqlens() puts that on the tensor that it returns",
+               "Pass that tensor itself, not a copy.")  # fmt: skip
     world = world_of(group, q)
     lengths = _attention.lengths_of(whole)
     dealt = packed(lengths, world.size) if world.size > 1 else None

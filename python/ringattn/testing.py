@@ -113,14 +113,18 @@ def check_attention(q, k, v, out, lse=None, *, mask="causal", softmax_scale=None
     q, k, v, out = _host(q), _host(k), _host(v), _host(out)
     if out.shape != (*q.shape[:2], v.shape[2]):
         refuse(
-            f"out is {list(out.shape)}", f"q and v make it {[*q.shape[:2], v.shape[2]]}", "Pass [tokens, heads, head_dim_v]."
+            f"out is {list(out.shape)}",
+            f"q and v make it {[*q.shape[:2], v.shape[2]]}",
+            "Pass [tokens, heads, head_dim_v].",
         )
     lse = None if lse is None else _host(lse)
     if lse is not None and lse.shape != q.shape[:2]:
         refuse(f"lse is {list(lse.shape)}", f"q makes it {list(q.shape[:2])}", "Transpose [heads, tokens].")
     q_lengths = lengths_of(cu_seqlens_q) if cu_seqlens_q is not None else (q.shape[0],)
     k_lengths = (
-        lengths_of(cu_seqlens_k) if cu_seqlens_k is not None else (q_lengths if cu_seqlens_q is not None else (k.shape[0],))
+        lengths_of(cu_seqlens_k)
+        if cu_seqlens_k is not None
+        else (q_lengths if cu_seqlens_q is not None else (k.shape[0],))
     )
     offsets = [b - a for a, b in zip(q_lengths, k_lengths)] if q_offsets is None else list(map(int, q_offsets))
     q_begin, k_begin = np.concatenate([[0], np.cumsum(q_lengths)]), np.concatenate([[0], np.cumsum(k_lengths)])

@@ -77,9 +77,9 @@ def attention(q, k, v, *, mask="causal", softmax_scale=None, softcap=0.0, sinks=
 
 @torch.library.custom_op("ringattn::varlen", mutates_args=())
 def _varlen_op(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None, sinks: Tensor | None, mask: str, left: int,
-    right: int, softmax_scale: float | None, softcap: float, q_offsets: list[int] | None, layout: str, layout_number: int,
-    key_layout: str, key_layout_number: int, world: int, threads: int, memory_budget: int, timeout: float,
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None, sinks: Tensor | None, mask: str,
+    left: int, right: int, softmax_scale: float | None, softcap: float, q_offsets: list[int] | None, layout: str,
+    layout_number: int, key_layout: str, key_layout_number: int, world: int, threads: int, memory_budget: int, timeout: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     return _attention.varlen(
         q, k, v, cu_seqlens_q, cu_seqlens_k, mask=_mask(mask, left, right), softmax_scale=softmax_scale, softcap=softcap,
@@ -98,8 +98,9 @@ def _tensor(values):
     return values if values is None or isinstance(values, Tensor) else torch.tensor(values)
 
 
-def varlen(q, k, v, cu_seqlens_q, cu_seqlens_k=None, *, mask="causal", softmax_scale=None, softcap=0.0, sinks=None, q_offsets=None,
-           layout=None, key_layout=None, world=None, out=None, threads=0, memory_budget=0, timeout=60.0, **unknown):  # fmt: skip
+def varlen(q, k, v, cu_seqlens_q, cu_seqlens_k=None, *, mask="causal", softmax_scale=None, softcap=0.0, sinks=None,
+           q_offsets=None, layout=None, key_layout=None, world=None, out=None, threads=0, memory_budget=0, timeout=60.0,
+           **unknown):  # fmt: skip
     _check("varlen", unknown, q, k, v)
     made, lse = torch.ops.ringattn.varlen(
         q, k, v, _tensor(cu_seqlens_q), _tensor(cu_seqlens_k), sinks, *_mask_arguments(mask), softmax_scale, softcap, q_offsets,
@@ -207,8 +208,9 @@ def _ssd_op(
     memory_budget: int, timeout: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     return _scan.ssd(
-        x, dt, A, B, C, D=D, z=z, dt_bias=dt_bias, dt_softplus=dt_softplus, dt_limit=None if dt_limit is None else tuple(dt_limit),
-        initial_states=initial_states, return_final_states=True, cu_seqlens=cu_seqlens, threads=threads,
+        x, dt, A, B, C, D=D, z=z, dt_bias=dt_bias, dt_softplus=dt_softplus,
+        dt_limit=None if dt_limit is None else tuple(dt_limit), initial_states=initial_states, return_final_states=True,
+        cu_seqlens=cu_seqlens, threads=threads,
         memory_budget=memory_budget, timeout=timeout,
     )  # fmt: skip
 
@@ -248,7 +250,9 @@ def ssd(x, dt, A, B, C, *, D=None, z=None, dt_bias=None, dt_softplus=False, dt_l
 
 def selective_scan(u, delta, A, B, C, **named):
     unsupported(
-        "selective_scan is not one of torch.ops.ringattn", "torch.compile met it", "Call it outside of the compiled part."
+        "selective_scan is not one of torch.ops.ringattn",
+        "torch.compile met it",
+        "Call it outside of the compiled part.",
     )
 
 

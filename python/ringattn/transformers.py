@@ -57,7 +57,9 @@ def attention_forward(module, query, key, value, attention_mask=None, *, scaling
                       softcap=None, is_causal=None, s_aux=None, **given):  # fmt: skip
     """query: [batch, heads, tokens, head_dim]; returns ([batch, tokens, heads, head_dim], None)."""
     if dropout:
-        unsupported(f"dropout is {dropout}", "ringattn has no dropout", "Call model.eval(), or set attention_dropout to 0.")
+        unsupported(
+            f"dropout is {dropout}", "ringattn has no dropout", "Call model.eval(), or set attention_dropout to 0."
+        )
     if attention_mask is not None:
         unsupported(
             "an attention_mask is given", "ringattn masks by position alone", "Pass packed sequences without padding."
@@ -67,7 +69,9 @@ def attention_forward(module, query, key, value, attention_mask=None, *, scaling
     for name, value_given in given.items():
         if name not in _IGNORED and value_given is not None:
             unsupported(
-                f"the model passes {name}", "ringattn doesn't know what it does to attention", "Use another implementation."
+                f"the model passes {name}",
+                "ringattn doesn't know what it does to attention",
+                "Use another implementation.",
             )
     mask = _mask_of(module, is_causal, sliding_window)
     q, k, v = (array.transpose(1, 2) for array in (query, key, value))
@@ -94,12 +98,14 @@ def attention_forward(module, query, key, value, attention_mask=None, *, scaling
     return _attention.varlen(q[0], k[0], v[0], cu, layout=dealt, world=world, **named)[0][None], None
 
 
-def attention_mask(*, q_length, kv_length, q_offset=0, kv_offset=0, attention_mask=None, allow_is_causal_skip=True, use_vmap=False,
-                   **_):  # fmt: skip
+def attention_mask(*, q_length, kv_length, q_offset=0, kv_offset=0, attention_mask=None, allow_is_causal_skip=True,
+                   use_vmap=False, **_):  # fmt: skip
     """The model's mask, which must be one of position alone; gives None."""
     if use_vmap:
         unsupported(
-            "the model has a mask function of its own", "ringattn masks by position alone", "Use another implementation."
+            "the model has a mask function of its own",
+            "ringattn masks by position alone",
+            "Use another implementation.",
         )
     if attention_mask is not None and not bool(attention_mask.all()):
         unsupported("the batch is padded", "ringattn has no padding mask, and would take padding for tokens",

@@ -53,7 +53,9 @@ class Symbols(unittest.TestCase):
     def exported(self):
         if not shutil.which("nm"):
             self.skipTest("needs nm")
-        listed = subprocess.run(["nm", "-D", "--defined-only", LIBRARY], capture_output=True, text=True, check=True).stdout
+        listed = subprocess.run(
+            ["nm", "-D", "--defined-only", LIBRARY], capture_output=True, text=True, check=True
+        ).stdout
         # Of the version's node there is a symbol, too.
         return {line.split()[-1].partition("@")[0] for line in listed.splitlines() if line.split()[1] != "A"}
 

@@ -43,7 +43,9 @@ class Right(unittest.TestCase):
         cu_q, cu_k = [0, 50, 50, 150], np.array([0, 90, 95, 400])
         for offsets in (None, [3, 0, 205]):
             out, lse = ringattn.varlen(q, k, v, cu_q, cu_k, q_offsets=offsets)
-            testing.check_attention(q, k, v, out, lse, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, q_offsets=offsets, rows=None)
+            testing.check_attention(
+                q, k, v, out, lse, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, q_offsets=offsets, rows=None
+            )
 
     def test_a_row_without_keys(self):
         q, k, v = arrays(8)
@@ -98,7 +100,9 @@ class Bits(unittest.TestCase):
             alone, alone_lse = ringattn.attention(*(np.ascontiguousarray(x[i]) for x in (q, k, v)))
             testing.assert_same_bits(out[i], alone)
             testing.assert_same_bits(lse[i], alone_lse)
-        heads_first = np.ascontiguousarray(np.swapaxes(q, 1, 2))  # [batch, heads, tokens, dim], as PyTorch's SDPA has it
+        heads_first = np.ascontiguousarray(
+            np.swapaxes(q, 1, 2)
+        )  # [batch, heads, tokens, dim], as PyTorch's SDPA has it
         given = np.empty_like(out)
         same, _ = ringattn.attention(np.swapaxes(heads_first, 1, 2), k, v, out=given)
         testing.assert_same_bits(given, out)

@@ -12,7 +12,9 @@ class Layouts(unittest.TestCase):
     def test_runs_are_those_of_other_systems(self):
         self.assertEqual(ringattn.contiguous([8, 6], 2).runs, (((0, 0, 4), (1, 0, 3)), ((0, 4, 8), (1, 3, 6))))
         self.assertEqual(ringattn.zigzag([8], 2).runs, (((0, 0, 2), (0, 6, 8)), ((0, 2, 6),)))
-        self.assertEqual(ringattn.packed([3, 7, 2], 3).runs, (((0, 0, 3), (1, 0, 1)), ((1, 1, 5),), ((1, 5, 7), (2, 0, 2))))
+        self.assertEqual(
+            ringattn.packed([3, 7, 2], 3).runs, (((0, 0, 3), (1, 0, 1)), ((1, 1, 5),), ((1, 5, 7), (2, 0, 2)))
+        )
         self.assertEqual(ringattn.striped([10, 3], 2, stripe=2).runs, (((0, 0, 2), (0, 6, 10)), ((0, 2, 6), (1, 0, 3))))
         # Uneven: the first parts have one token more.
         self.assertEqual(ringattn.contiguous([7], 3).runs, (((0, 0, 3),), ((0, 3, 5),), ((0, 5, 7),)))

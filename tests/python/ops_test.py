@@ -229,7 +229,9 @@ class Scans(unittest.TestCase):
 
         def rank(world):
             mine = [ringattn.shard(array, layout, world.rank) for array in (x, dt, B, C)]
-            return ringattn.ssd(mine[0], mine[1], A, mine[2], mine[3], cu_seqlens=cu, world=world, return_final_states=True)
+            return ringattn.ssd(
+                mine[0], mine[1], A, mine[2], mine[3], cu_seqlens=cu, world=world, return_final_states=True
+            )
 
         shards = ringattn.run_ranks(2, rank)
         self.assertGreater(min(len(rows) for rows, _ in shards), 300)

@@ -38,12 +38,15 @@ class Structs(unittest.TestCase):
         for _, tag, member in wanted:
             what = f"sizeof({tag})" if member is None else f"offsetof({tag}, {member})"
             lines.append(f'printf("%zu\\n", {what});')
-        source = f'#include <stdio.h>\n#include "{HEADERS}/ringattn.h"\nint main(void) {{ {" ".join(lines)} return 0; }}\n'
+        source = (
+            f'#include <stdio.h>\n#include "{HEADERS}/ringattn.h"\nint main(void) {{ {" ".join(lines)} return 0; }}\n'
+        )
         with tempfile.TemporaryDirectory() as folder:
             program = pathlib.Path(folder) / "offsets"
             subprocess.run([compiler, "-std=c11", "-x", "c", "-o", program, "-"], input=source, text=True, check=True)
             said = [
-                int(line) for line in subprocess.run([program], capture_output=True, text=True, check=True).stdout.split()
+                int(line)
+                for line in subprocess.run([program], capture_output=True, text=True, check=True).stdout.split()
             ]
         for (name, _, member), place in zip(wanted, said, strict=True):
             kind = getattr(_structs, name)

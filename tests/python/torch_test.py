@@ -99,7 +99,9 @@ class Compiled(unittest.TestCase):
         w_uk, w_uv = normal(2, 32, 64, seed=4), normal(2, 24, 64, seed=5)
         self.check(lambda *given: ringattn.mla(*given, form="expanded"), q, latent, k_rope, w_uk, w_uv)
         cache, lengths = normal(5, 64, 80, seed=6), torch.tensor([3, 64, 1, 9, 30], dtype=torch.int32)
-        self.check(lambda *given: ringattn.mla_decode(*given, rope_dim=16), normal(5, 2, 48), cache, lengths, w_uk, w_uv)
+        self.check(
+            lambda *given: ringattn.mla_decode(*given, rope_dim=16), normal(5, 2, 48), cache, lengths, w_uk, w_uv
+        )
 
     def test_scans(self):
         x, dt, A = normal(100, 4, 32), normal(100, 4, seed=2).abs(), -normal(4, seed=3).exp()
@@ -108,7 +110,9 @@ class Compiled(unittest.TestCase):
         self.check(lambda *given: (ringattn.ssd(*given, dt_softplus=True, dt_limit=(0.1, 1.0)) * 2,), x, dt, A, B, C)
 
     def test_other_lengths_need_no_other_graph(self):
-        function = torch.compile(lambda q: ringattn.attention(q, q, q)[0], fullgraph=True, dynamic=True, backend="aot_eager")
+        function = torch.compile(
+            lambda q: ringattn.attention(q, q, q)[0], fullgraph=True, dynamic=True, backend="aot_eager"
+        )
         for tokens in (50, 70, 33):
             q = normal(tokens, 2, 64)
             assert_same_bits(function(q), ringattn.attention(q, q, q)[0])
