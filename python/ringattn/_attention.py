@@ -43,8 +43,8 @@ class Attention(_job.Prepared):
 def _prepared(world, q, k, v, q_lengths, k_lengths, q_offsets, mask, softmax_scale, softcap, sinks, layout, key_layout,
               **members):  # fmt: skip
     heads, kv_heads, head_dim, head_dim_v = q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1]
-    key = ("attention", str(q.dtype), heads, kv_heads, head_dim, head_dim_v, mask, softmax_scale, softcap,
-           sinks is not None, q_lengths, k_lengths, q_offsets, layout, key_layout, *sorted(members.items()))  # fmt: skip
+    key = ("attention", q.dtype, heads, kv_heads, head_dim, head_dim_v, mask, softmax_scale, softcap,
+           sinks is not None, q_lengths, k_lengths, q_offsets, layout, key_layout, *members.values())  # fmt: skip
 
     def make():
         spec = _job.c_spec(q, heads, kv_heads, head_dim, head_dim_v, _job.read_mask(mask), softmax_scale, softcap,

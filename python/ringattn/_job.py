@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from . import _abi, _structs
 from ._abi import lib
 from ._errors import refuse, unsupported
-from ._tensors import Views, check_array, data_type, device_of, empty, stream_of
+from ._tensors import View, check_array, data_type, device_of, empty, stream_of
 from .layouts import make_layout
 from .worlds import World, self_world
 
@@ -102,7 +102,9 @@ class Prepared:
         self._destroy = getattr(lib, f"{self.op}_destroy")
         self._run = getattr(lib, f"{self.op}_run")
         self._enqueue = getattr(lib, f"{self.op}_enqueue")
-        self._tensors = getattr(_structs, f"{self.op}_tensors")
+        # What the library is shown of each call's arrays. Every call names the same ones.
+        self._tensors = getattr(_structs, f"{self.op}_tensors")()
+        self._views: dict[str, View] = {}
         handle = _abi.Handle()
         getattr(lib, f"{self.op}_create")(world.handle, *job, ctypes.byref(handle))
         self._handle = handle
@@ -123,15 +125,26 @@ class Prepared:
 
     def _do(self, like, arrays: dict, workspace_bytes: int = 0, **members) -> None:
         """Computes: on a GPU on the caller's current stream, else at once. arrays: of the op's tensors; None are absent."""
-        views = Views()
-        tensors = self._tensors(
-            **members, **{name: views.of(array) for name, array in arrays.items() if array is not None}
-        )
-        if device_of(like)[0] == _abi.CPU:
+        on_host = device_of(like)[0] == _abi.CPU
+        if workspace_bytes and not on_host:
+            arrays = arrays | {"workspace": empty(like, (workspace_bytes,), "uint8")}
+        tensors, views = self._tensors, self._views
+        for name, array in arrays.items():
+            view = views.get(name)
+            if array is None:
+                if view is not None:
+                    del views[name]
+                    setattr(tensors, name, None)
+                continue
+            if view is None:
+                view = views[name] = View()
+                setattr(tensors, name, view.address)
+            view.show(array)
+        for name, value in members.items():
+            setattr(tensors, name, value)
+        if on_host:
             self._run(self.handle, tensors)
             return
-        if workspace_bytes:
-            tensors.workspace = views.of(empty(like, (workspace_bytes,), "uint8"))
         tensors.stream = stream_of(like)
         self._enqueue(self.handle, tensors)
 

@@ -110,32 +110,42 @@ def as_ints(values) -> list[int]:
     return [int(value) for value in (values.tolist() if hasattr(values, "tolist") else values)]
 
 
-class Views:
-    """DLTensors of arrays, whose addresses structs of the library take. They and their arrays live as long as this."""
+class View:
+    """A DLTensor that is used again for arrays of one form: for each array but the first its address alone is written."""
 
-    __slots__ = ("kept",)
+    __slots__ = ("address", "_view", "_form", "_lengths")
 
     def __init__(self):
-        self.kept = []
+        self._view = _structs.DLTensor()
+        self._form = self._lengths = None
+        self.address: int = ctypes.addressof(self._view)
 
-    def of(self, array):
-        """The address of the array's DLTensor; None stays None."""
-        if array is None:
-            return None
-        shape = tuple(array.shape)
-        axes = len(shape)
-        code, bits = _type_of(array.dtype)
-        if isinstance(array, np.ndarray):
-            item = array.itemsize
-            strides = tuple(stride // item for stride in array.strides)
-            data, device = array.__array_interface__["data"][0], (_abi.CPU, 0)
+    def show(self, array) -> None:
+        """From here on, this is a view of the array, which the caller keeps."""
+        if type(array) is np.ndarray or isinstance(array, np.ndarray):
+            form = array.shape, array.strides, array.dtype
+            data = array.__array_interface__["data"][0]
         else:
-            strides, data, device = array.stride(), array.data_ptr(), device_of(array)
-        lengths = (ctypes.c_int64 * (2 * axes))(*shape, *strides)
-        at = ctypes.addressof(lengths)
-        view = _structs.DLTensor(data, *device, axes, code, bits, 1, at, at + 8 * axes, 0)
-        self.kept.append((view, lengths, array))
-        return ctypes.addressof(view)
+            form = array.shape, array.stride(), array.dtype, array.device
+            data = array.data_ptr()
+        if form != self._form:
+            self._describe(array, form)
+        self._view.data = data
+
+    def _describe(self, array, form) -> None:
+        shape, strides = form[:2]
+        if isinstance(array, np.ndarray):
+            if any(stride % array.itemsize for stride in strides):
+                refuse(f"an array has strides of {strides} bytes", f"its numbers have {array.itemsize}", "Copy it.")
+            strides = [stride // array.itemsize for stride in strides]
+        self._lengths = (ctypes.c_int64 * (2 * len(shape)))(*shape, *strides)
+        view = self._view
+        view.shape = ctypes.addressof(self._lengths)
+        view.strides = view.shape + 8 * len(shape)
+        view.ndim, view.lanes, view.byte_offset = len(shape), 1, 0
+        view.code, view.bits = _type_of(array.dtype)
+        view.device_type, view.device_id = device_of(array)
+        self._form = form
 
 
 def data_type(array) -> _structs.DLDataType:
