@@ -104,7 +104,7 @@ TEST_P(CudaLatent, LayoutsHaveTheSameBits) {
     EXPECT_TRUE(run(of, {.page_size = page, .shuffle = 5, .strided = true}).same_bits(dense)) << page;
   }
   EXPECT_TRUE(run(of, {.strided = true}).same_bits(dense));
-  for (const int slices : {1, 2}) {
+  for (const int slices : {1, 2, 3}) {
     EXPECT_TRUE(run(of, {.slices = slices}).same_bits(dense)) << slices;
     EXPECT_TRUE(run(of, {.page_size = 64, .slices = slices}).same_bits(dense)) << slices;
   }
@@ -139,6 +139,18 @@ TEST_P(CudaLatent, ARowHasItsBitsInAnyStep) {
       }
     }
   }
+}
+
+// More units than processors, of none to five tiles, for two blocks of rows: places of shared memory go from unit to
+// unit.
+TEST_P(CudaLatent, ManyShortUnits) {
+  std::vector<std::int64_t> lengths;
+  for (std::int64_t i = 0; i < 256; ++i) lengths.push_back(i * 37 % 331);
+  const FoldInputs of = inputs(spec(70), 1, lengths, 17);
+  const FoldResult result = run(of);
+  EXPECT_EQ(check_accuracy(of, result.out, result.lse), "");
+  for (const int slices : {1, 2, 3})
+    EXPECT_TRUE(run(of, {.page_size = 16, .slices = slices}).same_bits(result)) << slices;
 }
 
 TEST_P(CudaLatent, SharesMergeToTheWhole) {

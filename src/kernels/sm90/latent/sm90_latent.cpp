@@ -45,6 +45,7 @@ class Sm90Latent final : public DecodeKernel {
     clusters_[kAlone] = launcher_.clusters_at_a_time(1, 1);
     clusters_[kTwoBlocks] = launcher_.clusters_at_a_time(2, 1);
     clusters_[kTwoSlices] = launcher_.clusters_at_a_time(1, 2);
+    pairs_ = launcher_.pairs_at_a_time();
   }
 
   void enqueue(const DecodeStep& step, Stream stream) override {
@@ -56,6 +57,20 @@ class Sm90Latent final : public DecodeKernel {
     p.block_rows = kQueryTile;
     p.blocks = (step.rows * p.ratio + kQueryTile - 1) / kQueryTile;
     const std::int64_t units = std::int64_t{p.sequences} * p.fold.kv_heads * p.blocks * groups_;
+    const bool merges = groups_ > 1 && step.partials.records == nullptr;
+    if (merges) {
+      p.records = reinterpret_cast<float*>(scratch_.data());
+      p.record_groups = groups_;
+    }
+    if (pairs_ > 0 && limits_.slices != 1) {
+      p.slices = 1;
+      set_pages(step, kLatentTile, kLatentTile, p);
+      p.k = map_pages(mapped_pages("sm90_latent", step.k), spec_.fold.dtype, p.box_rows, kPanelColumns);
+      const bool calls = limits_.slices == 0 ? 2 * units <= multiprocessors_ : limits_.slices == 3;
+      launcher_.launch_pairs(p, calls, static_cast<int>(std::min<std::int64_t>(units, pairs_)), stream);
+      if (merges) finish(step, p.records, stream);
+      return;
+    }
     p.slices = slices_for(units);
     Form form = p.slices == 2 ? kTwoSlices : p.blocks % 2 == 0 ? kTwoBlocks : kAlone;
     if (clusters_[form] == 0) {  // a part of a device may hold no cluster
@@ -65,18 +80,8 @@ class Sm90Latent final : public DecodeKernel {
     const int blocks = form == kTwoBlocks ? 2 : 1;
     set_pages(step, kLatentTile, kLatentTile / (blocks * p.slices), p);  // a box or more for each CTA of a cluster
     p.k = map_pages(mapped_pages("sm90_latent", step.k), spec_.fold.dtype, p.box_rows, kPanelColumns);
-    const bool merges = groups_ > 1 && step.partials.records == nullptr;
-    if (merges) {
-      p.records = reinterpret_cast<float*>(scratch_.data());
-      p.record_groups = groups_;
-    }
     launcher_.launch(p, blocks, static_cast<int>(std::min<std::int64_t>(units / blocks, clusters_[form])), stream);
-    if (!merges) return;
-    const float* const records = p.records;
-    merge_shares(
-        "sm90_latent", spec_.fold, kLatentTile,
-        {.shares = {&records, 1}, .groups = groups_, .rows = step.rows, .lengths = step.lengths, .output = step.output},
-        stream);
+    if (merges) finish(step, p.records, stream);
   }
 
   void merge(const DecodeMerge& merge, Stream stream) override {
@@ -88,6 +93,14 @@ class Sm90Latent final : public DecodeKernel {
  private:
   // What the CTAs of a cluster share tiles for.
   enum Form { kAlone, kTwoBlocks, kTwoSlices };
+
+  // Merges a step's groups, which lie in the scratch memory.
+  void finish(const DecodeStep& step, const float* records, Stream stream) const {
+    merge_shares(
+        "sm90_latent", spec_.fold, kLatentTile,
+        {.shares = {&records, 1}, .groups = groups_, .rows = step.rows, .lengths = step.lengths, .output = step.output},
+        stream);
+  }
 
   // Of a sequence, at most.
   static std::int64_t groups_of(const DecodeLimits& limits) {
@@ -106,6 +119,7 @@ class Sm90Latent final : public DecodeKernel {
   std::int64_t groups_ = 0;  // of a sequence, at most
   int multiprocessors_ = 0;
   int clusters_[3] = {};  // of each form, how many the device holds at a time
+  int pairs_ = 0;         // that the device holds at a time
   Buffer scratch_;
 };
 
