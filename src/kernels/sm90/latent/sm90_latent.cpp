@@ -62,12 +62,11 @@ class Sm90Latent final : public DecodeKernel {
       p.records = reinterpret_cast<float*>(scratch_.data());
       p.record_groups = groups_;
     }
-    if (pairs_ > 0 && limits_.slices != 1) {
+    if (in_pairs(units)) {
       p.slices = 1;
       set_pages(step, kLatentTile, kLatentTile, p);
       p.k = map_pages(mapped_pages("sm90_latent", step.k), spec_.fold.dtype, p.box_rows, kPanelColumns);
-      const bool calls = limits_.slices == 0 ? 2 * units <= multiprocessors_ : limits_.slices == 3;
-      launcher_.launch_pairs(p, calls, static_cast<int>(std::min<std::int64_t>(units, pairs_)), stream);
+      launcher_.launch_pairs(p, limits_.slices == 3, static_cast<int>(std::min<std::int64_t>(units, pairs_)), stream);
       if (merges) finish(step, p.records, stream);
       return;
     }
@@ -105,6 +104,11 @@ class Sm90Latent final : public DecodeKernel {
   // Of a sequence, at most.
   static std::int64_t groups_of(const DecodeLimits& limits) {
     return std::max<std::int64_t>(1, share_groups(limits.keys, 1, kLatentTile));
+  }
+  // A pair takes less time for a unit than a CTA by itself, but no less than half of it: so pairs fold where they can
+  // take all units at once. Both ways have the same bits.
+  bool in_pairs(std::int64_t units) const {
+    return pairs_ > 0 && (limits_.slices == 0 ? units <= pairs_ : limits_.slices > 1);
   }
   // Slices score the same tiles each for itself, so there are several only where multiprocessors would idle otherwise.
   int slices_for(std::int64_t units) const {
