@@ -263,7 +263,7 @@ int plan_job(const Invocation& invocation) {
     }
     for (const std::int64_t world : options.world) {
       try {
-        const WorldFigures figures = plan_world(planned->ring(), library, route, static_cast<int>(world));
+        const WorldFigures figures = plan_world(planned->ring(static_cast<int>(world)), library, route, static_cast<int>(world));
         if (rows == 1) {
           screen.context(fmt::format("layout: {}", layout_text(figures.layout.request)));
           print_owners(screen, figures);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Latent attention in the words of the ring: its row streams, what its pairs, keys and queries cost, and the room that
-// a form takes on a rank. Pure, so a plan can be asked for without ranks or devices.
+// Latent attention in the words of the ring: its row streams, and what its pairs, keys and queries cost. Pure, so a plan can be asked for without ranks or devices.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
 #include "attention/forecast.hpp"
+#include "attention/latent_room.hpp"
 #include "attention/options.hpp"
 #include "attention/ring/row_stream.hpp"
 #include "attention/tokens/latent_job.hpp"
@@ -17,18 +17,6 @@ namespace ringattn {
 
 // The streams of a token: its latent and its rotary key, in this order.
 RowStreams latent_streams(const LatentSpec& spec);
-
-// How much of a block is gathered at a time.
-struct LatentRoom {
-  int heads = 1;                       // at a time; divides the job's. Absorbed: all
-  std::int64_t most_block_tokens = 0;  // PlanOptions::most_block_tokens
-
-  bool operator==(const LatentRoom&) const = default;
-};
-// `heads_at_a_time`: LatentOptions. Blocks are limited to 32,768 tokens expanded and to 131,072 absorbed, and to less
-// where their rows would take more than a quarter of the memory budget; blocks that Options::block_tokens states are as
-// large as it says. `job` has its form. Throws kUsage for a negative number of heads.
-LatentRoom latent_room(const LatentJob& job, const Options& options, int heads_at_a_time);
 
 // Bytes of one gathered row: expanded the keys and values of `heads` heads, absorbed [c, k_r].
 std::int64_t gathered_row_bytes(const LatentSpec& spec, LatentForm form, int heads);

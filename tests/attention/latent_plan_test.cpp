@@ -45,23 +45,6 @@ TEST(LatentCost, OfDeepSeeksDims) {
   EXPECT_EQ(latent_weight_bytes(spec), 128 * 256 * 512 * 2);
 }
 
-TEST(LatentRoom, HeadsDivideAndFit) {
-  LatentJob job = deepseek(uniform_batch(1, 1 << 21, 1 << 21));
-  job.form = LatentForm::kExpanded;
-  Options options;
-  const LatentRoom room = latent_room(job, options, 0);
-  EXPECT_EQ(room.most_block_tokens, 32768);
-  EXPECT_EQ(room.heads, 8);  // 16 would take 320 MiB
-  EXPECT_EQ(latent_room(job, options, 100).heads, 64);
-  EXPECT_EQ(latent_room(job, options, 1000).heads, 128);
-  options.memory_budget = std::size_t{1} << 26;
-  const LatentRoom small = latent_room(job, options, 0);
-  EXPECT_EQ(small.heads, 1);
-  EXPECT_LE(small.most_block_tokens * gathered_row_bytes(job.spec, *job.form, 1), 1 << 24);
-  options.block_tokens = 4096;
-  EXPECT_EQ(latent_room(job, options, 0).most_block_tokens, 0) << "stated blocks are as they are stated";
-}
-
 // Every key of every tile once, from where the plan has it, whatever the stripes do to tiles.
 TEST(GatheredBlocks, HoldEveryTileOnce) {
   const LatentJob job = [] {

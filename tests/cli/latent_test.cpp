@@ -179,6 +179,33 @@ TEST(Latent, IsMeasuredAndPlanned) {
   EXPECT_TRUE(has(plan.out, "form: absorbed")) << plan.out;
 }
 
+// `job` is refused with `--memory 5`; with what the refusal counts it is done, with a byte less refused, and what it
+// names is enough.
+void expect_enough(const Words& job, const std::string& digest) {
+  const Finished refused = tool(Words{"run", "--memory", "5"} + job);
+  ASSERT_EQ(refused.code, 5) << refused.err;
+  const std::size_t counted = refused.err.find('(') + 1;
+  const std::size_t buffers = refused.err.find("scratch, and ") + 13;
+  const long long needed = std::stoll(refused.err.substr(counted)) + std::stoll(refused.err.substr(buffers));
+  const Finished exact = tool(Words{"run", "--memory", std::to_string(needed)} + job);
+  EXPECT_EQ(exact.code, 0) << exact.err;
+  EXPECT_EQ(digest_of(exact.out), digest);
+  EXPECT_EQ(tool(Words{"run", "--memory", std::to_string(needed - 1)} + job).code, 5);
+  const std::size_t named = refused.err.find("--memory ") + 9;
+  const std::string enough = refused.err.substr(named, refused.err.find(' ', named) - named);
+  EXPECT_EQ(tool(Words{"run", "--dry-run", "--memory", enough} + job).code, 0) << enough;
+}
+
+TEST(Latent, TheMemoryThatItNamesIsEnough) {
+  for (const char* form : {"expanded", "absorbed"}) {
+    const Words job{"--op", "mla", "--synthetic", "7", "--seq", "1500", "--heads", "16", "--form", form};
+    const std::string digest = digest_of(tool(Words{"run"} + job).out);
+    for (const Words& shape : {Words{"--ranks", "1"}, {"--ranks", "3"}, {"--ranks", "2", "--block", "512"}}) {
+      expect_enough(job + shape, digest);
+    }
+  }
+}
+
 // Shapes only, as Hugging Face writes them.
 constexpr const char* kModel = R"({"model_type": "deepseek_v2", "head_dim": 64, "num_attention_heads": 4,
   "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 24,

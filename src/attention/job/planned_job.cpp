@@ -9,28 +9,36 @@
 
 namespace ringattn {
 
-PlannedJob::PlannedJob(const JobInput& input, const Options& options, KernelPlace place) {
-  const auto choose_fold = [&](const FoldSpec& spec) {
-    choice_ = choose_kernel(spec, options.kernel, place);
-    backend_ =
-        choice_.row->make_backend({options.threads > 0 ? options.threads : usable_processors().count, kNoDevice});
-    fold_ = choice_.row->make_kernel(spec, *backend_);
-  };
-  if (input.op() != Op::kLatent) {
-    choose_fold(input.job().spec);
-    ring_ = ring_job(input.job(), *fold_);
-    return;
-  }
+PlannedJob::PlannedJob(const JobInput& input, const Options& options, KernelPlace place, int heads_at_a_time)
+    : input_(input), options_(options), heads_at_a_time_(heads_at_a_time) {
+  const bool latent = input.op() == Op::kLatent;
+  const FoldSpec spec =
+      latent ? form_spec(input.latent().spec, *input.latent().form, input.latent().spec.heads) : input.job().spec;
+  choice_ = choose_kernel(spec, options.kernel, place);
+  backend_ = choice_.row->make_backend({options.threads > 0 ? options.threads : usable_processors().count, kNoDevice});
+  fold_ = choice_.row->make_kernel(spec, *backend_);
+  if (!latent) return;
   const LatentJob& job = input.latent();
-  const LatentRoom room = latent_room(job, options, 0);
-  choose_fold(form_spec(job.spec, *job.form, room.heads));
   const KernelRequest beside{std::string(choice_.row->backend), "auto"};
-  const auto product = [&](const HeadProductSpec& spec) {
-    return choose_kernel(spec, beside, place).row->make_kernel(spec, *backend_);
+  const auto product = [&](const HeadProductSpec& of) {
+    return choose_kernel(of, beside, place).row->make_kernel(of, *backend_);
   };
   keys_ = product(*job.form == LatentForm::kAbsorbed ? query_absorption(job.spec) : key_expansion(job.spec));
   values_ = product(value_expansion(job.spec));
-  ring_ = ring_job(job, options, room, {*fold_, *keys_, *values_});
+}
+
+std::unique_ptr<FoldKernel> PlannedJob::make_fold(int heads) const {
+  const LatentJob& job = input_.latent();
+  return choice_.row->make_kernel(form_spec(job.spec, *job.form, heads), *backend_);
+}
+
+RingJob PlannedJob::ring(int world) {
+  if (input_.op() != Op::kLatent) return ring_job(input_.job(), *fold_);
+  const LatentJob& job = input_.latent();
+  const LatentRoom room = latent_room(job, options_, heads_at_a_time_, world,
+                                      {[this](int heads) { return make_fold(heads); }, *keys_, *values_});
+  fold_ = make_fold(room.heads);
+  return ring_job(job, options_, room, {*fold_, *keys_, *values_});
 }
 
 }  // namespace ringattn
