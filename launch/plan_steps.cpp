@@ -11,6 +11,7 @@
 #include "attention/tokens/cost.hpp"
 #include "base/error.hpp"
 #include "base/json_writer.hpp"
+#include "launch/file_shape.hpp"
 #include "launch/help.hpp"
 #include "launch/job_request.hpp"
 #include "launch/job_text.hpp"
@@ -100,7 +101,7 @@ int plan_steps(const Invocation& invocation, const std::vector<JobInput>& inputs
   const std::size_t rows = inputs.size() * options.world.size();
   JsonWriter json;
   json.begin_object();
-  write_document_head(json, "plan", invocation);
+  write_document_head(json, "plan", invocation, shape_of(inputs.front()));
   json.member("op", op_name(Op::kDecode)).member("kernel", choice.row->name).key("rows").begin_array();
   Table summary({{"world"},
                  {"keys"},

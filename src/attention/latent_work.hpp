@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Latent attention in the words of the ring: its row streams, and what its pairs, keys and queries cost. Pure, so a plan can be asked for without ranks or devices.
+// Latent attention in the words of the ring: its row streams, and what its pairs, keys and queries cost. Pure, so a
+// plan can be asked for without ranks or devices.
 #pragma once
 
 #include <cstddef>

@@ -166,7 +166,15 @@ TEST(Latent, IsVerified) {
   const std::string out = folder.file("out");
   EXPECT_EQ(tool(Words{"run", "--output", out} + latent_job()).code, 0);
   EXPECT_EQ(tool(Words{"verify", "--against", out, "--ranks", "3"} + latent_job()).code, 0);
-  EXPECT_EQ(tool(Words{"verify", "--against", out, "--form", "absorbed"} + latent_job()).code, 1);
+  // A file of another job says so itself.
+  const Finished form = tool(Words{"verify", "--against", out, "--form", "absorbed"} + latent_job());
+  EXPECT_EQ(form.code, 1);
+  EXPECT_TRUE(has(form.out, "# the file is of the expanded form, the job of the absorbed")) << form.out;
+  const Finished scale = tool(Words{"verify", "--against", out, "--softmax-scale", "0.25"} + latent_job());
+  EXPECT_EQ(scale.code, 1);
+  EXPECT_TRUE(has(scale.out, "# the file's scores are scaled by 0.20412415, the job's by 0.25")) << scale.out;
+  EXPECT_TRUE(has(scale.out, "causal, scale 0.25; 1 sequence")) << scale.out;
+  EXPECT_FALSE(has(scale.out, "the file is of")) << scale.out;
 }
 
 TEST(Latent, IsMeasuredAndPlanned) {
@@ -228,6 +236,57 @@ TEST(ModelConfigFlag, GivesShapesAndScale) {
   const Finished other = tool({"run", "--op", "attention", "--model-config", config, "--synthetic", "7"});
   EXPECT_EQ(other.code, 2);
   EXPECT_TRUE(has(other.err, "--op contradicts --model-config")) << other.err;
+}
+
+TEST(ModelConfigFlag, IsComparedWithTheFile) {
+  const TemporaryFolder folder;
+  const std::string input = write_tensors(folder.file("in"), latent_tensors(LatentFile()));
+  const auto config = [&](const std::string& heads, const std::string& dims) {
+    return folder.write("config.json", R"({"num_attention_heads": )" + heads + ", " + dims + "}");
+  };
+  const std::string dims = R"("qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 24)";
+  const std::string good = config("6", R"("kv_lora_rank": 128, )" + dims);
+  EXPECT_EQ(tool({"run", "--input", input, "--model-config", good}).code, 0) << "half of the heads";
+  const std::string named = "--model-config " + good + " contradicts --input " + input;
+  for (const auto& [text, what] :
+       {std::pair(R"("kv_lora_rank": 512, )" + dims, "kv_lora_rank is 512 in the config and 128"),
+        {R"("kv_lora_rank": 128, "qk_nope_head_dim": 128, "qk_rope_head_dim": 8, "v_head_dim": 24)",
+         "qk_nope_head_dim is 128 in the config and 16"},
+        {R"("head_dim": 24)", "the file holds latents, and the config is of keys and values"}}) {
+    config("3", text);
+    for (const char* command : {"run", "verify", "bench", "plan"}) {
+      const Finished refused = tool({command, "--input", input, "--model-config", good});
+      EXPECT_EQ(refused.code, 2) << refused.err;
+      EXPECT_TRUE(has(refused.err, named)) << refused.err;
+      EXPECT_TRUE(has(refused.err, what)) << refused.err;
+    }
+  }
+  config("4", R"("kv_lora_rank": 128, )" + dims);
+  const Finished heads = tool({"run", "--input", input, "--model-config", good});
+  EXPECT_EQ(heads.code, 2);
+  EXPECT_TRUE(has(heads.err, "num_attention_heads is 4 in the config and 3")) << heads.err;
+}
+
+TEST(LatentFiles, SayTheirShapeInReportAndConfiguration) {
+  const TemporaryFolder folder;
+  const std::string input = write_tensors(folder.file("in"), latent_tensors(LatentFile()));
+  const Finished printed = tool({"run", "--input", input, "--print-config"});
+  for (const char* line :
+       {"# op = mla comes from the input", "# heads = 3 comes from the input", "# head-dim = 16 comes from the input",
+        "# latent-dim = 128 comes from the input", "# rope-dim = 8 comes from the input", "form = \"auto\""}) {
+    EXPECT_TRUE(has(printed.out, line)) << line << "\n" << printed.out;
+  }
+  const std::string again = folder.write("job.toml", printed.out);
+  const Finished run = tool({"run", "--config", again, "--json", "-"});
+  ASSERT_EQ(run.code, 0) << run.err;
+  EXPECT_EQ(json_at(run.out, "/config/op"), "\"mla\"");
+  EXPECT_EQ(json_at(run.out, "/config/heads"), "3");
+  EXPECT_EQ(json_at(run.out, "/config/latent-dim"), "128");
+  EXPECT_EQ(json_at(run.out, "/config/kv-heads"), "null");
+  EXPECT_EQ(json_at(run.out, "/config/seq"), "null") << "its sequences differ";
+  EXPECT_EQ(json_at(run.out, "/config_sources/heads"), "\"input\"");
+  const Finished plan = tool({"plan", "--input", input, "--json", "-"});
+  EXPECT_EQ(json_at(plan.out, "/config/rope-dim"), "8");
 }
 
 TEST(ModelConfigFlag, GivesALayersWindow) {

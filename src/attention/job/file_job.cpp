@@ -79,6 +79,7 @@ FileJobResult PreparedFileJob::run(const StepDone& step_done) {
 void PreparedFileJob::write(const FileJobResult& result) {
   if (job_.output.empty()) return;
   FileMetadata metadata = output_metadata(kernel(), backend(), result.digests);
+  metadata.emplace_back("softmax_scale", fmt::format("{}", input_->job().spec.softmax_scale));
   if (latent_) {
     const LatentSpec& spec = input_->latent().spec;
     metadata.insert(metadata.end(), {{"op", std::string(op_name(Op::kLatent))},
