@@ -167,8 +167,8 @@ void agree_on_configuration(std::string_view command, const Config& config, Boot
 // The kind of memory that the options' kernel works in.
 WantedMemory wanted_memory(const JobOptions& options) {
   std::string_view backend = options.backend;
-  for (const KernelEntry* row : all_kernels()) {
-    if (row->name == options.kernel) backend = row->backend;
+  for (const OpKernel& kernel : all_kernels()) {
+    if (kernel.row->name == options.kernel) backend = kernel.row->backend;
   }
   if (backend == "cpu") return WantedMemory::kHost;
   return backend == "cuda" ? WantedMemory::kDevice : WantedMemory::kAny;

@@ -1,9 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "attention/latent_work.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <optional>
+#include <string>
+#include <string_view>
 
 #include "attention/tokens/cost.hpp"
+#include "base/error.hpp"
 
 namespace ringattn {
 
@@ -18,6 +24,37 @@ std::int64_t gathered_row_bytes(const LatentSpec& spec, LatentForm form, int hea
 
 std::size_t latent_state_stride(const FoldKernel& fold, std::int64_t rows) {
   return (fold.state_bytes(rows) + 255) / 256 * 256;
+}
+
+LatentChoice choose_latent_kernels(const LatentSpec& spec, LatentForm form, const KernelRequest& request,
+                                   KernelPlace place) {
+  const FoldSpec fold = form_spec(spec, form, spec.heads);
+  const HeadProductSpec keys = form == LatentForm::kExpanded ? key_expansion(spec) : query_absorption(spec);
+  LatentChoice choice;
+  // Why the backend that folds has no products; nothing: it has.
+  const auto choose = [&](const KernelRequest& asked) -> std::optional<Error> {
+    choice.fold = choose_kernel(fold, asked, place);
+    const KernelRequest beside{std::string(choice.fold.row->backend), "auto"};
+    try {
+      choice.keys = choose_kernel(keys, beside, place).row;
+      choice.values = choose_kernel(value_expansion(spec), beside, place).row;
+    } catch (const Error& error) {
+      return error;
+    }
+    return std::nullopt;
+  };
+  const std::optional<Error> missing = choose(request);
+  if (!missing) return choice;
+  const std::string_view name = choice.fold.row->name;
+  const std::string_view backend = choice.fold.row->backend;
+  if (request.backend == "auto" && request.kernel == "auto" && backend != "cpu" && !choose({"cpu", "auto"})) {
+    choice.fold.reason += fmt::format("; passed over {}: no {} kernel multiplies the matrices", name, backend);
+    return choice;
+  }
+  fail(ErrorCode::kUnsupported,
+       fmt::format("{} folds these latents, and no {} kernel multiplies the matrices", name, backend), missing->why(),
+       backend == "cpu" ? Wording("Give dtypes and dims that are supported.")
+                        : Wording{"Use ", setting("backend", "cpu"), ", or dtypes and dims that are supported."});
 }
 
 RingJob ring_job(const LatentJob& job, const Options& options, const LatentRoom& room, const LatentKernels& kernels) {

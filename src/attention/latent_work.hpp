@@ -13,6 +13,7 @@
 #include "attention/tokens/latent_job.hpp"
 #include "kernels/fold.hpp"
 #include "kernels/head_product.hpp"
+#include "kernels/registry.hpp"
 
 namespace ringattn {
 
@@ -24,6 +25,17 @@ std::int64_t gathered_row_bytes(const LatentSpec& spec, LatentForm form, int hea
 
 // Bytes of state for so many query rows: a part for each run of heads, each aligned to 256.
 std::size_t latent_state_stride(const FoldKernel& fold, std::int64_t rows);
+
+// What computes a form: kernels of one backend.
+struct LatentChoice {
+  FoldChoice fold;                         // of form_spec() for all heads
+  const HeadProductRow* keys = nullptr;    // expanded: of key_expansion(); absorbed: of query_absorption()
+  const HeadProductRow* values = nullptr;  // of value_expansion()
+};
+// As choose_kernel(), of which the first row counts whose backend multiplies the job's matrices too: the GPUs' kernels
+// multiply none of fp32. Throws kUnsupported where `request` names a backend or a kernel that has no products.
+LatentChoice choose_latent_kernels(const LatentSpec& spec, LatentForm form, const KernelRequest& request,
+                                   KernelPlace place = KernelPlace::kHere);
 
 // The kernels of a form.
 struct LatentKernels {

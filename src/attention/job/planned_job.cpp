@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "attention/job/planned_job.hpp"
 
-#include <string>
-
 #include "attention/latent_work.hpp"
 #include "base/gpu.hpp"
 #include "base/host.hpp"
@@ -11,20 +9,28 @@ namespace ringattn {
 
 PlannedJob::PlannedJob(const JobInput& input, const Options& options, KernelPlace place, int heads_at_a_time)
     : input_(input), options_(options), heads_at_a_time_(heads_at_a_time) {
-  const bool latent = input.op() == Op::kLatent;
-  const FoldSpec spec =
-      latent ? form_spec(input.latent().spec, *input.latent().form, input.latent().spec.heads) : input.job().spec;
-  choice_ = choose_kernel(spec, options.kernel, place);
-  backend_ = choice_.row->make_backend({options.threads > 0 ? options.threads : usable_processors().count, kNoDevice});
-  fold_ = choice_.row->make_kernel(spec, *backend_);
-  if (!latent) return;
-  const LatentJob& job = input.latent();
-  const KernelRequest beside{std::string(choice_.row->backend), "auto"};
-  const auto product = [&](const HeadProductSpec& of) {
-    return choose_kernel(of, beside, place).row->make_kernel(of, *backend_);
-  };
-  keys_ = product(*job.form == LatentForm::kAbsorbed ? query_absorption(job.spec) : key_expansion(job.spec));
-  values_ = product(value_expansion(job.spec));
+  if (input.op() == Op::kLatent) {
+    choose_latent(place);
+    return;
+  }
+  choice_ = choose_kernel(input.job().spec, options.kernel, place);
+  backend_ = make_backend();
+  fold_ = choice_.row->make_kernel(input.job().spec, *backend_);
+}
+
+std::unique_ptr<Backend> PlannedJob::make_backend() const {
+  return choice_.row->make_backend({options_.threads > 0 ? options_.threads : usable_processors().count, kNoDevice});
+}
+
+void PlannedJob::choose_latent(KernelPlace place) {
+  const LatentJob& job = input_.latent();
+  const LatentChoice chosen = choose_latent_kernels(job.spec, *job.form, options_.kernel, place);
+  choice_ = chosen.fold;
+  backend_ = make_backend();
+  fold_ = make_fold(job.spec.heads);
+  const bool absorbed = *job.form == LatentForm::kAbsorbed;
+  keys_ = chosen.keys->make_kernel(absorbed ? query_absorption(job.spec) : key_expansion(job.spec), *backend_);
+  values_ = chosen.values->make_kernel(value_expansion(job.spec), *backend_);
 }
 
 std::unique_ptr<FoldKernel> PlannedJob::make_fold(int heads) const {

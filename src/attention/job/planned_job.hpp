@@ -26,6 +26,8 @@ class PlannedJob {
   RingJob ring(int world);
 
  private:
+  std::unique_ptr<Backend> make_backend() const;
+  void choose_latent(KernelPlace place);
   std::unique_ptr<FoldKernel> make_fold(int heads) const;  // of latents: of so many heads
 
   const JobInput& input_;

@@ -29,6 +29,7 @@ StepForecast forecast_step(const JobInput& input, const DecodeKernel& kernel, in
   forecast.job = decode_job(input, ranks, forecast.key_tile);
   check_decode_job(forecast.job);
   const DecodeLimits& limits = forecast.job.limits;
+  kernel.check(limits, ranks);
   forecast.groups = share_groups(limits.keys, 1, forecast.key_tile);
   forecast.memory = decode_memory(forecast.job, kernel, ranks);
   forecast.bytes_read = decode_bytes(input.job(), forecast.key_tile);
