@@ -3,6 +3,11 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <utility>
+
 #include "tests/cli/report_schema.hpp"
 #include "tests/cli/tool.hpp"
 #include "tests/support/latent_files.hpp"
@@ -175,6 +180,27 @@ TEST(Latent, IsVerified) {
   EXPECT_TRUE(has(scale.out, "# the file's scores are scaled by 0.20412415, the job's by 0.25")) << scale.out;
   EXPECT_TRUE(has(scale.out, "causal, scale 0.25; 1 sequence")) << scale.out;
   EXPECT_FALSE(has(scale.out, "the file is of")) << scale.out;
+}
+
+// Matrices that aren't finite: either form passes the oracle, whose order of products is that of one of them.
+TEST(LatentFiles, WithInfiniteMatricesAreVerified) {
+  const TemporaryFolder folder;
+  const LatentFile shape;
+  constexpr std::uint16_t kInfinity = 0x7f80;
+  constexpr std::uint16_t kNan = 0x7fc0;
+  for (const std::uint16_t planted : {kInfinity, kNan}) {
+    NamedTensors tensors = latent_tensors(shape);
+    const auto element = static_cast<std::size_t>((1 * shape.head_dim_v + 5) * shape.latent_dim + 9);
+    std::memcpy(tensors["w_uv"].bytes.data() + element * sizeof planted, &planted, sizeof planted);
+    const std::string input = write_tensors(folder.file("in"), tensors);
+    for (const char* form : {"expanded", "absorbed"}) {
+      for (const Words& more : {Words{}, {"--query-offset", "-3"}}) {  // rows that see no keys
+        const Words job = Words{"--input", input, "--form", form, "--rows", "132", "--against", "oracle"} + more;
+        const Finished checked = tool(Words{"verify"} + job);
+        EXPECT_EQ(checked.code, 0) << form << checked.out << checked.err;
+      }
+    }
+  }
 }
 
 TEST(Latent, IsMeasuredAndPlanned) {
