@@ -142,12 +142,14 @@ constexpr FlagRow kTable[] = {
      "tokens of each sequence; a list such as 8k,64k or 8k-2m*2 gives one row each",
      [](JobOptions& options, std::string_view text) { options.seq = parse_size_list(text, "tokens", 0, kMaxTokens); }},
     {"q-len", 0, kJobs, FlagGroup::kShape, FlagKind::kSize, "TOKENS", "",
-     "queries of each sequence, those of its last tokens [all of them; 1 for --op decode, which takes up to 16]",
+     "queries of each sequence, those of its last tokens [all of them; 1 where a cache is decoded, by --op decode or "
+     "--op mla --page-size, which takes up to 16]",
      [](JobOptions& options, std::string_view text) {
        options.q_len = parse_size_value(text, "tokens", 0, kMaxTokens);
      }, "1"},
     {"page-size", 0, kJobs, FlagGroup::kShape, FlagKind::kSize, "TOKENS", "0",
-     "tokens of a page of --op decode's cache: 16, 32, 64, 128 or 256, dealt at random by the seed; 0: no pages",
+     "tokens of a page of the cache that --op decode or --op mla decodes: 16, 32, 64, 128 or 256, dealt at random by the "
+     "seed; 0: no pages",
      set_tokens<&JobOptions::page_size, 0>},
     {"batch", 0, kRun | kVerify | kPlan, FlagGroup::kShape, FlagKind::kNumber, "B", "1", "sequences",
      [](JobOptions& options, std::string_view text) { options.batch = parse_integer(text, 1, 1 << 24); }},

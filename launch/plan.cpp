@@ -225,7 +225,7 @@ int plan_job(const Invocation& invocation) {
   } else {
     for (const std::int64_t seq : options.seq) inputs.emplace_back(synthetic_input(config, seq), numerics_of(config));
   }
-  if (inputs.front().op() == Op::kDecode) return plan_steps(invocation, inputs, screen);
+  if (inputs.front().decodes()) return plan_steps(invocation, inputs, screen);
   Options library = library_options(config);
   // What is forced is meant for another machine, perhaps; what is not is this one's.
   const bool forced = options.backend != "auto" || options.kernel != "auto";

@@ -124,7 +124,7 @@ void write_measurements(JsonWriter& json, const Report& report) {
   for (const char* name : {"median", "p10", "p90"}) json.member(name, milliseconds);
   json.end_object();
   json.member("tflops_per_rank", report.flops_per_second_per_rank() / 1e12);
-  if (report.op != Op::kDecode) {
+  if (!report.plan || !report.plan->memory) {
     json.member("exposed_ms", report.most_exposed_seconds() * 1e3);
   } else {
     json.key("exposed_ms").null();  // nobody has measured it

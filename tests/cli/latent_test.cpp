@@ -105,7 +105,7 @@ TEST(LatentFiles, AreRefusedByEveryCommandBeforeAnythingIsComputed) {
 }
 
 TEST(Latent, RefusesFlagsByName) {
-  for (const Words& flags : {Words{"--kv-heads", "2"}, {"--page-size", "16"}, {"--block-mask", "window:64"}}) {
+  for (const Words& flags : {Words{"--kv-heads", "2"}, {"--block-mask", "window:64"}}) {
     const Finished refused = tool(Words{"run"} + latent_job() + flags);
     EXPECT_EQ(refused.code, 2) << refused.err;
     EXPECT_TRUE(has(refused.err, flags[0] + " contradicts --op mla")) << refused.err;

@@ -194,8 +194,8 @@ void round_all(Dtype dtype, std::vector<float>& values) {
   for (float& value : values) value = rounded(dtype, value);
 }
 
-// `infinite`: of latents, the columns of which w_uv has values that aren't finite; else empty. There O isn't finite
-// either, and whether it is NaN or ∞ depends on the order of products, which the forms have of their own.
+// `infinite`: of latents, the columns whose w_uv isn't finite. O isn't either, NaN or ∞ by the form's order of
+// products.
 void judge_out(const FoldSpec& spec, const CheckedRow& row, const std::vector<double>& oracle,
                const std::vector<float>& straightforward, const std::vector<bool>& infinite, const TensorView& out,
                Accuracy& accuracy) {

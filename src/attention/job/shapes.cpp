@@ -165,7 +165,7 @@ std::vector<Shape> step_shapes_of(const ShapeRequest& request, const JobInput& i
     for (const std::int64_t page_size : {0, 16, 64, 256}) {
       if (page_size != own && !request.page_size) shapes.push_back({Op::kDecode, ranks, {}, 0, page_size});
     }
-    shapes.push_back({Op::kAttention, ranks});
+    if (request.as_rows) shapes.push_back({Op::kAttention, ranks});
   }
   return shapes;
 }
