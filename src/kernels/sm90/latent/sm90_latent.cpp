@@ -33,8 +33,12 @@ class Sm90Latent final : public DecodeKernel {
            sizeof(float);
   }
 
+  void check(const DecodeLimits& limits, int shares) const override {
+    check_limits("sm90_latent", limits, kMostLatentSequences, shares);
+  }
+
   void reserve(const DecodeLimits& limits) override {
-    check_limits("sm90_latent", limits, kMostLatentSequences);
+    check(limits, 1);
     const DeviceGuard guard(device_);
     limits_ = limits;
     groups_ = groups_of(limits);
