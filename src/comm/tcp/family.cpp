@@ -132,11 +132,13 @@ void TcpFamily::send(int peer, const FrameHead& head, std::string_view body) {
   flush(link);
 }
 
-void TcpFamily::take_ready(TcpFlight& flight, int peer, int round, const TcpWorldState::Ready& ready) {
+void TcpFamily::take_ready(TcpWorldState& world, TcpFlight& flight, int peer, int round,
+                           const TcpWorldState::Ready& ready) {
   const std::size_t send = find_message(flight.exchange.sends, peer, round);
   if (send == flight.sends.size() || ready.total != flight.sends[send].left ||
       ready.shape != span_shape(flight.exchange.sends[send])) {
     flight.misfit = peer;
+    world.misfit = true;
   } else {
     flight.sends[send].ready = true;
   }
@@ -221,7 +223,7 @@ bool TcpFamily::frame_came(int peer, const FrameHead& head, std::string body) {
   if (index >= world.flights.size())
     return world.ready.emplace(std::tuple(head.number, peer, head.round), ready).second;
   const std::shared_ptr<TcpFlight>& flight = world.flights[index];
-  take_ready(*flight, peer, head.round, ready);
+  take_ready(world, *flight, peer, head.round, ready);
   start_sends(flight);
   return true;
 }

@@ -50,6 +50,7 @@ struct TcpWorldState {
   std::map<Address, Ready> ready;
   std::deque<std::shared_ptr<TcpFlight>> flights;  // posted and not yet waited for, in order
   Ticket waited = 0;                               // number of the first of them
+  std::atomic<bool> misfit{false};                 // whether one of the flights has one
 };
 
 class TcpFamily final : public LinkOwner {
@@ -75,7 +76,8 @@ class TcpFamily final : public LinkOwner {
   // Sends what may go of an exchange.
   void start_sends(const std::shared_ptr<TcpFlight>& flight);
   // Whether the receiver's side of a message fits; notes in the flight where it doesn't.
-  static void take_ready(TcpFlight& flight, int peer, int round, const TcpWorldState::Ready& ready);
+  static void take_ready(TcpWorldState& world, TcpFlight& flight, int peer, int round,
+                         const TcpWorldState::Ready& ready);
 
   // Blocks the calling rank until `done()`, with the mutex held before and after; false when it has waited enough.
   // Throws once a rank has failed, gone or fallen silent.

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/moment.hpp"
+#include "base/pulse.hpp"
 #include "comm/exchange.hpp"
 #include "comm/meeting.hpp"
 #include "comm/tcp/tcp_parts.hpp"
@@ -54,7 +55,7 @@ class TcpTransport final : public Transport {
     // What receivers have said before. Entries of one ticket lie together.
     for (auto at = state_->ready.lower_bound({ticket, 0, 0});
          at != state_->ready.end() && std::get<0>(at->first) == ticket; at = state_->ready.erase(at)) {
-      TcpFamily::take_ready(*flight, std::get<1>(at->first), std::get<2>(at->first), at->second);
+      TcpFamily::take_ready(*state_, *flight, std::get<1>(at->first), std::get<2>(at->first), at->second);
     }
     state_->flights.push_back(flight);
     for (std::size_t i = 0; i < flight->receives.size(); ++i) {
@@ -78,16 +79,10 @@ class TcpTransport final : public Transport {
       family_->check_alive_locked();
       check_ticket(ticket, state_->waited, next_ticket());
       const std::shared_ptr<TcpFlight> flight = state_->flights.front();
-      if (!family_->wait(lock, deadline, [&] { return flight->open == 0 || flight->misfit; })) {
+      if (!family_->wait(lock, deadline, [&] { return flight->open == 0 || state_->misfit; })) {
         fail_late(exchange_name(flight->exchange, ticket), deadline, family_->names(), rank(), awaited(*flight));
       }
-      if (flight->misfit) {
-        fail(ErrorCode::kInternal,
-             fmt::format("the two sides of {} don't fit", exchange_name(flight->exchange, ticket)),
-             fmt::format("{} wants other spans of {} than it sends", family_->names().name(*flight->misfit),
-                         family_->names().name(rank())),
-             "This is a bug in the plan.");
-      }
+      check_fit();
       state_->flights.pop_front();
       ++state_->waited;
     } catch (...) {
@@ -100,6 +95,9 @@ class TcpTransport final : public Transport {
   void progress() override {
     beat();
     family_->check_alive();
+    if (!state_->misfit) return;
+    const std::lock_guard lock(family_->mutex);
+    check_fit();
   }
 
   bool finished(Ticket ticket) override {
@@ -149,6 +147,19 @@ class TcpTransport final : public Transport {
 
  private:
   Ticket next_ticket() const { return state_->waited + static_cast<Ticket>(state_->flights.size()); }
+
+  // With the mutex held: throws where a receiver's side of an exchange is another one than this rank's.
+  void check_fit() const {
+    for (std::size_t i = 0; state_->misfit && i < state_->flights.size(); ++i) {
+      const TcpFlight& flight = *state_->flights[i];
+      if (!flight.misfit) continue;
+      fail(ErrorCode::kInternal,
+           fmt::format("the two sides of {} don't fit", exchange_name(flight.exchange, flight.ticket)),
+           fmt::format("{} wants other spans of {} than it sends", family_->names().name(*flight.misfit),
+                       family_->names().name(rank())),
+           "This is a bug in the plan.");
+    }
+  }
 
   // Everybody sends to everybody: a rank whose deadline passes then knows exactly who has not come.
   std::vector<std::string> meet(std::string_view what, std::string_view bytes, const Deadline& deadline) {
