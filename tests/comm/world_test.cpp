@@ -109,7 +109,7 @@ TEST(RunWorld, RanksCompareBeforeTheWorldIsChosen) {
     WorldRequest request = request_of(transport, size);
     std::atomic<int> compared{0};
     std::atomic<bool> chosen{false};
-    request.compare = [&](Bootstrap& world) {
+    request.compare = [&, size = size](Bootstrap& world) {
       EXPECT_EQ(world.size(), size);
       EXPECT_FALSE(chosen);
       world.barrier(patience());  // all ranks are here
