@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Jobs over three hosts (tests/support/three_hosts.sh), started by launch/ringattn-mpirun, and as ranks that meet at
-# RINGATTN_STORE: their bits, a link that is cut in the middle, and an mpirun daemon that is killed. Skipped, with a word on why, where namespaces can't be made, and
-# unless RINGATTN_TEST_LONG is 1.
+# RINGATTN_STORE: their bits, a link that is cut in the middle, and an mpirun daemon that is killed. Skipped, with a word
+# on why, where namespaces can't be made, and unless RINGATTN_TEST_LONG is 1.
 #
 # Usage: three_hosts_test.sh PATH-OF-RINGATTN
 set -euo pipefail
