@@ -32,7 +32,7 @@ struct DecodeSequence {
 template <class C>
 __device__ __forceinline__ DecodeSequence sequence_of(const DecodeParams& p, int sequence) {
   DecodeSequence of;
-  of.length = __ldg(p.lengths + sequence);
+  of.length = __ldcg(p.lengths + sequence);  // a kernel that is still running when this one starts may write it
   of.position = of.length - p.rows;
   const auto tiles = visibility_of(p, of.length).tiles(of.position, p.rows, TileSizes{kQueryTile, C::kKeyTile});
   const bool none = tiles.empty();
@@ -106,9 +106,9 @@ __device__ __forceinline__ DecodeUnit unit_of(const DecodeParams& p, const Map& 
   unit.number = number;
   unit.stride = p.fold.kv_heads * p.blocks;
   const int before = load_number(map.units_before(sequence));
-  const int nth = (number - before) / unit.stride;
+  const int nth = p.by_stride.quotient(number - before);
   const int rest = (number - before) - nth * unit.stride;
-  unit.kv_head = rest / p.blocks;
+  unit.kv_head = p.by_blocks.quotient(rest);
   unit.block = rest - unit.kv_head * p.blocks;
   unit.first_number = before + rest;
   unit.cache_group = unit.of.begin_group + nth;

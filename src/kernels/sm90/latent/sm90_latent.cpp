@@ -52,9 +52,7 @@ class Sm90Latent final : public DecodeKernel {
     if (step.q.tokens == 0) return;
     const DeviceGuard guard(device_);
     DecodeParams p{};
-    set_step(spec_.fold, step, p);
-    p.block_rows = kQueryTile;
-    p.blocks = (step.rows * p.ratio + kQueryTile - 1) / kQueryTile;
+    set_step(spec_.fold, step, kQueryTile, p);
     const std::int64_t units = std::int64_t{p.sequences} * p.fold.kv_heads * p.blocks * groups_;
     p.slices = slices_for(units);
     Form form = p.slices == 2 ? kTwoSlices : p.blocks % 2 == 0 ? kTwoBlocks : kAlone;
