@@ -107,6 +107,7 @@ class StoreServer final : public Store {
     for (auto& guest : guests_) {
       if (guest) guest->send(WireKind::kComplete, pack_texts(hosts_));
     }
+    flush(deadline);
   }
 
   // Whether a stranger needs no more attention: it is a guest now, was refused, or is no rank.

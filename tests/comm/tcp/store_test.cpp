@@ -232,9 +232,9 @@ TEST(Store, SaysThatItsPortIsInUse) {
 
 TEST(Store, SaysThatTheAddressIsNotItsHosts) {
   StoreOptions options = options_of(free_port(), 0, 2);
-  options.address.host = "192.0.2.1";  // for documentation: nobody has it
+  options.address.host = "203.0.113.77";  // for documentation: nobody has it
   EXPECT_EQ(error_of([&] { make_store(options); }).code(), ErrorCode::kUsage);
-  options.address.host = "no-such-host.invalid";
+  options.address.host = "no..name";  // no name server has to be asked
   EXPECT_EQ(error_of([&] { make_store(options); }).code(), ErrorCode::kUsage);
 }
 
@@ -313,6 +313,23 @@ TEST(Store, TakesARankBackThatHasLeft) {
   say_hello(port, options_of(port, 1, 3));  // and the connection ends
   threads.run([=] { expect_world(port, 1, 3); });
   threads.run([=] { expect_world(port, 2, 3); });
+}
+
+// A job that begins while another one runs may have the same port.
+TEST(Store, FreesItsPortOnceAllHaveCome) {
+  const int port = free_port();
+  std::vector<std::unique_ptr<Store>> first(2);
+  {
+    Threads threads;
+    for (int rank = 0; rank < 2; ++rank) {
+      threads.run([&, port, rank] { first[static_cast<std::size_t>(rank)] = make_store(options_of(port, rank, 2)); });
+    }
+  }
+  Threads threads;
+  for (int rank = 0; rank < 3; ++rank) threads.run([=] { expect_world(port, rank, 3); });
+  for (const auto& store : first) {
+    threads.run([&store] { EXPECT_EQ(store->all_gather("x", Deadline::after(kLong)).size(), 2U); });
+  }
 }
 
 // Once all have come, one that leaves is named to all.
