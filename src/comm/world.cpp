@@ -77,7 +77,7 @@ const TransportRow& find_row(std::string_view name) {
                        : Wording(fmt::format("Did you mean '{}'?", nearest)));
 }
 
-// The same among ranks that are processes of one launcher.
+// What choose_transport() gives to ranks that are processes of one launcher.
 std::string_view choose_between_processes(const WorldRequest& request, std::string_view wanted) {
   // Who sets the store's address asks for it, whoever has started the ranks.
   const bool store = store_asked_for();
@@ -85,7 +85,7 @@ std::string_view choose_between_processes(const WorldRequest& request, std::stri
   const std::string_view own = store ? "tcp" : "mpi";
   if (request.ranks) {
     fail(ErrorCode::kUsage, {setting("ranks", *request.ranks), fmt::format(" contradicts {}", launcher)},
-         store ? "the world is that of the processes which meet there" : "under mpirun the world is mpirun's",
+         store ? "the world is that of the processes that meet there" : "under mpirun the world is mpirun's",
          store ? "Start as many processes instead, or unset RINGATTN_STORE."
                : "Give mpirun -np instead, or run without mpirun.");
   }
@@ -93,13 +93,17 @@ std::string_view choose_between_processes(const WorldRequest& request, std::stri
   const bool other = wanted == (store ? "mpi" : "tcp");
   if (wanted == "threads" || other || (wanted == "self" && !alone)) {
     fail(ErrorCode::kUsage, {setting("transport", wanted), fmt::format(" contradicts {}", launcher)},
-         other ? fmt::format("what joins its ranks is transport {}", own)
-               : std::string("its ranks are processes, and that transport does not join them"),
-         fmt::format("{}, or leave it out.", store ? "Unset RINGATTN_STORE" : "Run without mpirun"));
+         !other  ? "its ranks are processes, and that transport does not join them"
+         : store ? "its ranks meet without MPI"
+                 : "the address at which its ranks would meet, RINGATTN_STORE, is not set",
+         store   ? "Unset RINGATTN_STORE, or leave it out."
+         : other ? "Set it to HOST:PORT of rank 0's host, or leave the transport out."
+                 : "Run without mpirun, or leave it out.");
   }
   if (!store && !kHaveMpi && wanted != "self") {
     fail(ErrorCode::kUnsupported, "can't join the ranks that mpirun has started", "this build has no MPI",
-         {"Set RINGATTN_STORE, build with MPI, or run without mpirun and with ", setting("ranks", "N"), "."});
+         {"Set RINGATTN_STORE to HOST:PORT of rank 0's host, build with MPI, or run without mpirun and with ",
+          setting("ranks", "N"), "."});
   }
   return wanted == "self" ? "self" : own;
 }
