@@ -35,7 +35,7 @@ BenchJob read_job(const json& job) {
   result.dtype = job.at("dtype").get<std::string>();
   result.mask = job.at("mask").get<std::string>();
   result.source = job.value("source", "");
-  result.decode = job.value("op", "") == op_name(Op::kDecode);
+  result.decode = job.value("op", "") == op_name(Op::kDecode) || job.contains("page_size");  // which steps alone say
   result.keys = job.value("keys", std::int64_t{0});
   result.page_size = job.value("page_size", std::int64_t{0});
   result.form = job.value("form", "");
@@ -81,7 +81,7 @@ BenchPoint read_point(const json& line) {
 BenchJob bench_job(const JobInput& input, std::string source) {
   const Job& job = input.job();
   const FoldSpec& spec = job.spec;
-  const bool decode = input.op() == Op::kDecode;
+  const bool decode = input.decodes();
   const bool latent = input.op() == Op::kLatent;
   std::string mask = describe(spec.mask);
   if (spec.softcap > 0.0F) mask += fmt::format(", softcap {}", spec.softcap);
@@ -157,10 +157,12 @@ void write_point(JsonWriter& json, const BenchPoint& point, std::span<const std:
   json.member("head_dim_v", job.head_dim_v).member("dtype", job.dtype).member("mask", job.mask);
   if (!job.source.empty()) json.member("source", job.source);
   if (job.decode) {
-    json.member("op", op_name(Op::kDecode)).member("keys", job.keys).member("page_size", job.page_size);
+    json.member("op", op_name(job.form.empty() ? Op::kDecode : Op::kLatent)).member("keys", job.keys);
+    json.member("page_size", job.page_size);
   }
   if (!job.form.empty()) {
-    json.member("op", op_name(Op::kLatent)).member("keys", job.keys).member("form", job.form);
+    if (!job.decode) json.member("op", op_name(Op::kLatent)).member("keys", job.keys);
+    json.member("form", job.form);
     json.member("rope_dim", job.rope_dim).member("latent_dim", job.latent_dim);
   }
   if (!job.scan.empty()) {

@@ -2,6 +2,7 @@
 // Decoding steps of a sweep. On a GPU a sample is a graph of steps whose caches lie in no cache memory any more, as
 // they do not between the layers of a model.
 #include <algorithm>
+#include <memory>
 
 #include "attention/job/loaded_step.hpp"
 #include "launch/bench_sweep.hpp"
@@ -30,9 +31,9 @@ void Sweep::measure_step(const Setting& setting) {
   const std::size_t bytes = std::max<std::size_t>(1, prepared.step().memory.cache);
   const int caches = device ? static_cast<int>(std::clamp<std::size_t>(kFarBeyondCache / bytes, 1, kMostCaches)) : 1;
   const int steps = device ? std::max(caches, kLeastSteps) : 1;
-  LoadedStep loaded(
-      setting.input(), decode, meeting_,
+  const std::unique_ptr<LoadedStep> step = prepared.load_step(
       [&](std::string_view what, std::int64_t done, std::int64_t all) { progress.update(what, done, all); }, caches);
+  LoadedStep& loaded = *step;
   double seconds = 0.0;
   for (int i = 0; i < 3; ++i) seconds = loaded.run_many(steps);  // warm-up
   const std::int64_t count = sample_count(slowest(meeting_, {seconds * steps}).front());

@@ -38,10 +38,10 @@ std::string label(const BenchJob& job) {
                        job.groups, job.mask);
   }
   if (job.decode) {
-    return fmt::format("{} row{} of {} sequence{}, {} keys, {}, {} {}/{} x {} {}", job.tokens,
+    return fmt::format("{} row{} of {} sequence{}, {} keys, {}, {} {}/{} x {} {}{}", job.tokens,
                        job.tokens == 1 ? "" : "s", job.batch, job.batch == 1 ? "" : "s", job.keys,
                        job.page_size > 0 ? fmt::format("pages of {}", job.page_size) : "dense", job.dtype, job.heads,
-                       job.kv_heads, dims_text(job), job.mask);
+                       job.kv_heads, dims_text(job), job.mask, job.form.empty() ? "" : ", mla");
   }
   return fmt::format("{} tokens, {} sequence{}, {} {}/{} x {} {}{}", job.tokens, job.batch, job.batch == 1 ? "" : "s",
                      job.dtype, job.heads, job.kv_heads, dims_text(job), job.mask,

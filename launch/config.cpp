@@ -180,22 +180,35 @@ void fill_value(Config& config, std::string_view flag, const std::string& text, 
   if (const FlagRow* const row = config.value(flag).row) apply(config, *row, text, source, origin);
 }
 
-std::string print_config(const Config& config) {
+bool comes_from_input(const Config& config, const ConfigValue& value) {
+  const std::string_view flag = value.row->name;
+  const bool of_model = flag == "model-config" || flag == "layer";
+  return config.given("input") && value.row->group == FlagGroup::kShape && !of_model && !config.given(flag);
+}
+
+std::string print_config(const Config& config, const FileShape* shape) {
   std::string text;
+  Op op = config.options.op;
+  for (const Op other : {Op::kAttention, Op::kDecode, Op::kLatent, Op::kSsd, Op::kSelectiveScan}) {
+    if (shape != nullptr && shape->at("op") == op_name(other)) op = other;
+  }
   for (const ConfigValue& value : config.values) {
     const std::string_view name = value.row->name;
     if (name == "config" || name == "print-config") continue;  // would act again when the file is read
+    if (comes_from_input(config, value)) {
+      const auto said = shape == nullptr ? FileShape::const_iterator() : shape->find(name);
+      text += shape == nullptr       ? fmt::format("# {} comes from the input\n", name)
+              : said == shape->end() ? fmt::format("# {} is nothing that the input says\n", name)
+                                     : fmt::format("# {} = {} comes from the input\n", name, said->second);
+      continue;
+    }
     if (value.text.empty()) {
       text += fmt::format("# {} is not set\n", name);
       continue;
     }
-    if (config.given("input") && value.row->group == FlagGroup::kShape) {
-      text += fmt::format("# {} comes from the input\n", name);
-      continue;
-    }
-    const auto unknown = unknown_to(config.options.op);
+    const auto unknown = unknown_to(op);
     if (!config.given(name) && std::ranges::find(unknown, name, &UnknownFlag::flag) != unknown.end()) {
-      text += fmt::format("# {} is nothing to --op {}\n", name, op_name(config.options.op));
+      text += fmt::format("# {} is nothing to --op {}\n", name, op_name(op));
       continue;
     }
     const bool bare =

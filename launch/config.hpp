@@ -4,6 +4,8 @@
 // those that a higher layer replaces.
 #pragma once
 
+#include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -46,8 +48,15 @@ void fill_value(Config& config, std::string_view flag, const std::string& text, 
 // The layer of a config file alone, from its text: (flag, value) pairs. Throws kUsage.
 std::vector<GivenFlag> read_config_text(unsigned command, std::string_view text, std::string_view name);
 
-// Valid TOML that --config reads back, each value with its source in a comment.
-std::string print_config(const Config& config);
+// What the input's tensors say, by the flags of a shape that would say it of synthetic input. Flags that it says
+// nothing of are left out: lengths that differ, for example.
+using FileShape = std::map<std::string, std::string, std::less<>>;
+
+// Valid TOML that --config reads back, each value with its source in a comment. `shape`: the input's, where it has been
+// opened; it stands there in comments.
+std::string print_config(const Config& config, const FileShape* shape = nullptr);
+// Whether the input says the value of a flag, in place of a default.
+bool comes_from_input(const Config& config, const ConfigValue& value);
 
 // The first values in which two texts of print_config differ, as in "--seq 16384 (default) against --seq 4096 (flag)".
 std::string config_difference(const std::string& mine, const std::string& other);

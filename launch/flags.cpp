@@ -49,50 +49,12 @@ double parse_fp32(std::string_view text, double least, double most) {
   return value;
 }
 
-// Each may be renamed; the optional ones last.
-struct TensorRow {
-  std::string_view name;
-  std::optional<std::string> InputNames::*member;
-};
-constexpr TensorRow kTensors[] = {
-    TensorRow{"q", &InputNames::q},
-    TensorRow{"k", &InputNames::k},
-    TensorRow{"v", &InputNames::v},
-    TensorRow{"k_pages", &InputNames::k_pages},
-    TensorRow{"v_pages", &InputNames::v_pages},
-    TensorRow{"block_table", &InputNames::block_table},
-    TensorRow{"lengths_k", &InputNames::lengths_k},
-    TensorRow{"latent", &InputNames::latent},
-    TensorRow{"k_rope", &InputNames::k_rope},
-    TensorRow{"latent_fp8", &InputNames::latent_fp8},
-    TensorRow{"latent_pages", &InputNames::latent_pages},
-    TensorRow{"w_uk", &InputNames::w_uk},
-    TensorRow{"w_uv", &InputNames::w_uv},
-    TensorRow{"kv_b_proj", &InputNames::kv_b_proj},
-    TensorRow{"cu_seqlens_q", &InputNames::cu_seqlens_q},
-    TensorRow{"cu_seqlens_k", &InputNames::cu_seqlens_k},
-    TensorRow{"q_offset", &InputNames::q_offset},
-    TensorRow{"sinks", &InputNames::sinks},
-    TensorRow{"x", &InputNames::x},
-    TensorRow{"dt", &InputNames::dt},
-    TensorRow{"A", &InputNames::a},
-    TensorRow{"B", &InputNames::b},
-    TensorRow{"C", &InputNames::c},
-    TensorRow{"D", &InputNames::d},
-    TensorRow{"z", &InputNames::z},
-    TensorRow{"dt_bias", &InputNames::dt_bias},
-    TensorRow{"u", &InputNames::u},
-    TensorRow{"delta", &InputNames::delta},
-    TensorRow{"delta_bias", &InputNames::delta_bias},
-    TensorRow{"initial_states", &InputNames::initial_states},
-    TensorRow{"cu_seqlens", &InputNames::cu_seqlens},
-};
-
 void set_tensors(JobOptions& options, std::string_view text) {
-  std::string_view choices[std::size(kTensors)];
-  std::transform(std::begin(kTensors), std::end(kTensors), choices, [](const TensorRow& row) { return row.name; });
+  const std::span<const TensorRole> roles = tensor_roles();
+  std::vector<std::string_view> choices;
+  for (const TensorRole& role : roles) choices.push_back(role.name);
   InputNames names;
-  bool given[std::size(kTensors)] = {};
+  std::vector<bool> given(roles.size(), false);
   for (;;) {
     const std::size_t comma = text.find(',');
     const std::string_view entry = text.substr(0, comma);
@@ -101,7 +63,7 @@ void set_tensors(JobOptions& options, std::string_view text) {
     const std::size_t tensor = parse_choice(entry.substr(0, equals), choices);
     if (given[tensor]) throw BadValue{fmt::format("each tensor once; {} stands there twice", choices[tensor])};
     given[tensor] = true;
-    names.*kTensors[tensor].member = parse_text(entry.substr(equals + 1), "pairs such as q=layers.3.q,k=layers.3.k");
+    names.*roles[tensor].member = parse_text(entry.substr(equals + 1), "pairs such as q=layers.3.q,k=layers.3.k");
     if (comma == std::string_view::npos) break;
     text.remove_prefix(comma + 1);
   }
@@ -180,12 +142,14 @@ constexpr FlagRow kTable[] = {
      "tokens of each sequence; a list such as 8k,64k or 8k-2m*2 gives one row each",
      [](JobOptions& options, std::string_view text) { options.seq = parse_size_list(text, "tokens", 0, kMaxTokens); }},
     {"q-len", 0, kJobs, FlagGroup::kShape, FlagKind::kSize, "TOKENS", "",
-     "queries of each sequence, those of its last tokens [all of them; 1 for --op decode, which takes up to 16]",
+     "queries of each sequence, those of its last tokens [all of them; 1 where a cache is decoded, by --op decode or "
+     "--op mla --page-size, which takes up to 16]",
      [](JobOptions& options, std::string_view text) {
        options.q_len = parse_size_value(text, "tokens", 0, kMaxTokens);
      }, "1"},
     {"page-size", 0, kJobs, FlagGroup::kShape, FlagKind::kSize, "TOKENS", "0",
-     "tokens of a page of --op decode's cache: 16, 32, 64, 128 or 256, dealt at random by the seed; 0: no pages",
+     "tokens of a page of the cache that --op decode or --op mla decodes: 16, 32, 64, 128 or 256, dealt at random by the "
+     "seed; 0: no pages",
      set_tokens<&JobOptions::page_size, 0>},
     {"batch", 0, kRun | kVerify | kPlan, FlagGroup::kShape, FlagKind::kNumber, "B", "1", "sequences",
      [](JobOptions& options, std::string_view text) { options.batch = parse_integer(text, 1, 1 << 24); }},
@@ -289,7 +253,7 @@ constexpr FlagRow kTable[] = {
     {"transport", 0, kAllCommands, FlagGroup::kParallelism, FlagKind::kText, "NAME", "auto",
      "auto, or a transport that must be used; `ringattn info` lists them", set_name<&JobOptions::transport>},
     {"ranks", 0, kRun | kVerify | kInfo | kBench, FlagGroup::kParallelism, FlagKind::kNumber, "N", "",
-     "makes N ranks in this process; under mpirun the world is mpirun's", set_count<&JobOptions::ranks, 512>, "4"},
+     "makes N ranks in this process; under mpirun, or with RINGATTN_STORE, the ranks are processes", set_count<&JobOptions::ranks, 512>, "4"},
     {"layout", 0, kJobs, FlagGroup::kParallelism, FlagKind::kText, "striped|zigzag|contiguous", "",
      "how tokens are dealt to ranks [striped, or contiguous for a sliding window]",
      [](JobOptions& options, std::string_view text) {

@@ -35,7 +35,7 @@ struct DeviceInfo {
 
 DeviceInfo find_device(const JobOptions& options) {
   DeviceInfo device;
-  for (const KernelEntry* row : all_kernels()) {
+  for (const auto& [op, row] : all_kernels()) {
     if (row->backend == "cpu" && row->unavailable().empty()) {
       device.target = row->make_backend({std::max(1, options.threads)})->identity();
       break;
@@ -83,10 +83,10 @@ void print_tables(const Screen& screen, const DeviceInfo& device) {
                         format_bytes(static_cast<double>(gpu.memory)));
   }
   if (visible_gpus().empty()) text += fmt::format("GPU         none ({})\n", gpus_unavailable());
-  text += "\nkernels, in order of preference\n";
-  for (const KernelEntry* row : all_kernels()) {
+  text += "\nkernels, of each op in order of preference\n";
+  for (const auto& [op, row] : all_kernels()) {
     const std::string obstacle = row->unavailable();
-    text += fmt::format("  {:<16} {:<5} runs here: {}{}\n                   {}\n", row->name, row->backend,
+    text += fmt::format("  {:<16} {:<11} {:<5} runs here: {}{}\n                   {}\n", row->name, op, row->backend,
                         state_of(obstacle), obstacle.empty() ? "" : fmt::format(" ({})", obstacle), row->supports);
     for (const std::string& config : row->configs()) text += fmt::format("                     {}\n", config);
   }
@@ -123,9 +123,13 @@ std::string info_json(const Invocation& invocation, const DeviceInfo& device, co
     json.member("multiprocessors", gpu.multiprocessors).member("memory_bytes", gpu.memory).end_object();
   }
   json.end_array().key("kernels").begin_array();
-  for (const KernelEntry* row : all_kernels()) {
+  for (const auto& [op, row] : all_kernels()) {
     const std::string obstacle = row->unavailable();
-    json.begin_object().member("name", row->name).member("backend", row->backend).member("supports", row->supports);
+    json.begin_object()
+        .member("name", row->name)
+        .member("op", op)
+        .member("backend", row->backend)
+        .member("supports", row->supports);
     json.key("configs").begin_array();
     for (const std::string& config : row->configs()) json.value(config);
     json.end_array();

@@ -7,6 +7,7 @@
 
 #include "base/environment.hpp"
 #include "base/error.hpp"
+#include "launch/file_shape.hpp"
 #include "launch/op_flags.hpp"
 
 namespace ringattn {
@@ -121,6 +122,8 @@ Numerics numerics_of(const Config& config) {
 JobInput open_input(const Config& config, bool require_source) {
   JobInput input(input_request(config, require_source), numerics_of(config));
   check_op(config, input.op());
+  if (input.op() == Op::kLatent && input.decodes()) check_steps_of_latents(config);
+  check_model(config, input);
   return input;
 }
 

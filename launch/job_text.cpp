@@ -91,7 +91,7 @@ void print_step(const Screen& screen, const JobInput& input, const Decode& decod
 }
 
 void print_job(const Screen& screen, PreparedFileJob& prepared, const Report& report) {
-  if (prepared.input().op() == Op::kDecode) {
+  if (prepared.input().decodes()) {
     print_step(screen, prepared.input(), prepared.decode(), prepared.step(), report);
   } else {
     print_ring(screen, prepared.input(), prepared.ring(), report);

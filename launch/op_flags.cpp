@@ -16,7 +16,8 @@ constexpr std::string_view kDealt =
     "decoding has no such setting: rows stand at the end of their keys, which ranks "
     "deal by groups";
 constexpr std::string_view kLatentAlone = "it is a setting of latent attention, --op mla";
-constexpr std::string_view kOneShape = "latents have no such setting: all heads share them, and they lie in rows";
+constexpr std::string_view kOneShape =
+    "latents have no such setting: all heads share them, and queries see all of them";
 constexpr std::string_view kScanAlone = "it is a setting of scans, --op ssd or --op selective_scan";
 constexpr std::string_view kNoScores = "a scan has no scores, queries or keys";
 constexpr std::string_view kOneDeal = "ranks have whole super-segments of a scan, one behind the other";
@@ -36,9 +37,8 @@ constexpr UnknownFlag kNotOfDecode[] = {
     {"rope-dim", kLatentAlone}, {"latent-dim", kLatentAlone}, {"form", kLatentAlone},   {"state-dim", kScanAlone},
     {"groups", kScanAlone},     {"dt-softplus", kScanAlone},  {"dt-limit", kScanAlone}, {"final-states", kScanAlone}};
 constexpr UnknownFlag kNotOfLatent[] = {
-    {"kv-heads", kOneShape},     {"page-size", kOneShape},  {"block-mask", kOneShape},
-    {"decode", kOneShape},       {"state-dim", kScanAlone}, {"groups", kScanAlone},
-    {"dt-softplus", kScanAlone}, {"dt-limit", kScanAlone},  {"final-states", kScanAlone}};
+    {"kv-heads", kOneShape}, {"block-mask", kOneShape},   {"decode", kOneShape},    {"state-dim", kScanAlone},
+    {"groups", kScanAlone},  {"dt-softplus", kScanAlone}, {"dt-limit", kScanAlone}, {"final-states", kScanAlone}};
 constexpr UnknownFlag kNotOfScans[] = {
     {"q-len", kNoScores},       {"kv-heads", kNoScores},      {"head-dim-v", kNoScores},   {"page-size", kNoScores},
     {"page-order", kNoScores},  {"mask", kNoScores},          {"query-offset", kNoScores}, {"window", kNoScores},
@@ -68,6 +68,14 @@ std::span<const UnknownFlag> unknown_to(Op op) {
   static constexpr std::span<const UnknownFlag> kUnknown[] = {kNotOfAttention, kNotOfDecode, kNotOfLatent, kNotOfScans,
                                                               kNotOfSelective};
   return kUnknown[static_cast<std::size_t>(op)];
+}
+
+void check_steps_of_latents(const Config& config) {
+  for (const auto& [flag, why] : kNotOfDecode) {
+    if (why != kDealt || !config.given(flag) || is_printed_default(config.value(flag))) continue;
+    fail(ErrorCode::kUsage, fmt::format("{} contradicts a cache of latents that is decoded", config.origin(flag)), why,
+         "Leave it out, or name --form expanded.");
+  }
 }
 
 void check_op(const Config& config, Op op) {

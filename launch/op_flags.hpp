@@ -18,4 +18,7 @@ std::span<const UnknownFlag> unknown_to(Op op);
 // Refuses those that a user gave. Throws kUsage.
 void check_op(const Config& config, Op op);
 
+// Throws kUsage for a setting that steps over a cache of latents don't have, though latents have it.
+void check_steps_of_latents(const Config& config);
+
 }  // namespace ringattn

@@ -10,6 +10,7 @@
 #include "base/size.hpp"
 #include "comm/world.hpp"
 #include "launch/commands.hpp"
+#include "launch/file_shape.hpp"
 #include "launch/help.hpp"
 #include "launch/job_request.hpp"
 #include "launch/job_text.hpp"
@@ -224,7 +225,7 @@ int plan_job(const Invocation& invocation) {
   } else {
     for (const std::int64_t seq : options.seq) inputs.emplace_back(synthetic_input(config, seq), numerics_of(config));
   }
-  if (inputs.front().op() == Op::kDecode) return plan_steps(invocation, inputs, screen);
+  if (inputs.front().decodes()) return plan_steps(invocation, inputs, screen);
   Options library = library_options(config);
   // What is forced is meant for another machine, perhaps; what is not is this one's.
   const bool forced = options.backend != "auto" || options.kernel != "auto";
@@ -250,7 +251,7 @@ int plan_job(const Invocation& invocation) {
   const std::size_t rows = inputs.size() * options.world.size();
   JsonWriter json;
   json.begin_object();
-  write_document_head(json, "plan", invocation);
+  write_document_head(json, "plan", invocation, shape_of(inputs.front()));
   json.member("op", op_name(inputs.front().op())).member("kernel", row.name).key("rows").begin_array();
   Table summary({std::begin(kSummary), std::end(kSummary)});
   std::optional<Error> misfit;
@@ -263,7 +264,8 @@ int plan_job(const Invocation& invocation) {
     }
     for (const std::int64_t world : options.world) {
       try {
-        const WorldFigures figures = plan_world(planned->ring(), library, route, static_cast<int>(world));
+        const WorldFigures figures =
+            plan_world(planned->ring(static_cast<int>(world)), library, route, static_cast<int>(world));
         if (rows == 1) {
           screen.context(fmt::format("layout: {}", layout_text(figures.layout.request)));
           print_owners(screen, figures);

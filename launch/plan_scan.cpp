@@ -10,6 +10,7 @@
 #include "attention/tokens/cost.hpp"
 #include "base/json_writer.hpp"
 #include "base/size.hpp"
+#include "launch/file_shape.hpp"
 #include "launch/help.hpp"
 #include "launch/job_request.hpp"
 #include "launch/report.hpp"
@@ -158,7 +159,7 @@ int plan_scan(const Invocation& invocation, const Screen& screen) {
   const std::size_t rows = inputs.size() * options.world.size();
   JsonWriter json;
   json.begin_object();
-  write_document_head(json, "plan", invocation);
+  write_document_head(json, "plan", invocation, file_shape(inputs.front().job()));
   json.member("op", op_name(inputs.front().op())).member("kernel", choice.row->name).key("rows").begin_array();
   Table summary({{"world"},
                  {"tokens"},

@@ -11,6 +11,7 @@
 #include "attention/tokens/cost.hpp"
 #include "base/error.hpp"
 #include "base/json_writer.hpp"
+#include "launch/file_shape.hpp"
 #include "launch/help.hpp"
 #include "launch/job_request.hpp"
 #include "launch/job_text.hpp"
@@ -87,21 +88,25 @@ int plan_steps(const Invocation& invocation, const std::vector<JobInput>& inputs
   const bool forced = options.backend != "auto" || options.kernel != "auto";
   const KernelPlace place = forced ? KernelPlace::kAnywhere : KernelPlace::kHere;
   const JobInput& first = inputs.front();
-  const auto choice = choose_kernel(DecodeSpec{first.job().spec}, library.kernel, place);
+  const DecodeSpec spec = decode_spec(first);
+  const auto choice = choose_kernel(spec, library.kernel, place);
   const std::unique_ptr<Backend> backend = choice.row->make_backend({1, kNoDevice});
-  const std::unique_ptr<DecodeKernel> kernel = choice.row->make_kernel({first.job().spec}, *backend);
+  const std::unique_ptr<DecodeKernel> kernel = choice.row->make_kernel(spec, *backend);
 
   const std::string tool = version_line();
   screen.context(tool.substr(0, tool.size() - 1));
-  screen.context(
-      fmt::format("job: decode, {}", inputs.size() == 1 ? describe(first.job()) : describe(first.job().spec)));
+  const bool one = inputs.size() == 1;
+  const std::string job = first.op() != Op::kLatent ? (one ? describe(first.job()) : describe(first.job().spec))
+                          : one                     ? describe(first)
+                                                    : describe(first.latent().spec);
+  screen.context(fmt::format("job: decode, {}", job));
   screen.context(fmt::format("kernel: {}; tiles of {} keys", choice.reason, kernel->key_tile()));
 
   const std::size_t rows = inputs.size() * options.world.size();
   JsonWriter json;
   json.begin_object();
-  write_document_head(json, "plan", invocation);
-  json.member("op", op_name(Op::kDecode)).member("kernel", choice.row->name).key("rows").begin_array();
+  write_document_head(json, "plan", invocation, shape_of(inputs.front()));
+  json.member("op", op_name(first.op())).member("kernel", choice.row->name).key("rows").begin_array();
   Table summary({{"world"},
                  {"keys"},
                  {"seqs"},

@@ -25,6 +25,7 @@
 #include "comm/world.hpp"
 #include "kernels/registry.hpp"
 #include "launch/commands.hpp"
+#include "launch/file_shape.hpp"
 #include "launch/help.hpp"
 #include "launch/library_exit.hpp"
 #include "launch/model_layer.hpp"
@@ -136,7 +137,12 @@ Request read_arguments(const std::vector<std::string>& arguments) {
         options.json.clear();  // a report of the failure might be what destroys the file
         throw;
       }
-      if (request.invocation.config.options.print_config) request.text = print_config(request.invocation.config);
+      if (options.print_config) {
+        const Config& config = request.invocation.config;
+        const bool of_file = config.given("input");
+        const FileShape shape = of_file ? shape_of_input(config) : FileShape();
+        request.text = print_config(config, of_file ? &shape : nullptr);
+      }
     }
   } catch (const Error& error) {
     request.error = error;
@@ -161,8 +167,8 @@ void agree_on_configuration(std::string_view command, const Config& config, Boot
 // The kind of memory that the options' kernel works in.
 WantedMemory wanted_memory(const JobOptions& options) {
   std::string_view backend = options.backend;
-  for (const KernelEntry* row : all_kernels()) {
-    if (row->name == options.kernel) backend = row->backend;
+  for (const OpKernel& kernel : all_kernels()) {
+    if (kernel.row->name == options.kernel) backend = kernel.row->backend;
   }
   if (backend == "cpu") return WantedMemory::kHost;
   return backend == "cuda" ? WantedMemory::kDevice : WantedMemory::kAny;

@@ -10,6 +10,7 @@
 #include "base/environment.hpp"
 #include "base/host.hpp"
 #include "base/json_writer.hpp"
+#include "launch/file_shape.hpp"
 #include "launch/wording.hpp"
 
 namespace ringattn {
@@ -19,25 +20,31 @@ namespace {
 constexpr int kSchema = 1;
 constexpr std::string_view kReportedVariables[] = {"RINGATTN_", "NCCL_", "CUDA_VISIBLE_DEVICES", "OMP_"};
 
-void write_config(JsonWriter& json, const Config& config) {
+// What a flag says, and of the flags of a shape what the input's tensors do.
+void write_config(JsonWriter& json, const Config& config, const FileShape& shape) {
   json.key("config").begin_object();
   for (const ConfigValue& value : config.values) {
     json.key(value.row->name);
+    const auto said = shape.find(value.row->name);
+    const std::string text = !comes_from_input(config, value) ? value.text
+                             : said != shape.end()            ? said->second
+                                                              : std::string();
     std::int64_t number = 0;
-    const char* end = value.text.data() + value.text.size();
-    if (value.text.empty()) {
+    const char* end = text.data() + text.size();
+    if (text.empty()) {
       json.null();
     } else if (value.row->kind == FlagKind::kSwitch) {
-      json.value(value.text == "true");
-    } else if (value.row->kind != FlagKind::kText && std::from_chars(value.text.data(), end, number).ptr == end) {
+      json.value(text == "true");
+    } else if (std::from_chars(text.data(), end, number).ptr == end && value.row->kind != FlagKind::kText) {
       json.value(number);
     } else {
-      json.value(value.text);
+      json.value(text);
     }
   }
   json.end_object();
   json.key("config_sources").begin_object();
   for (const ConfigValue& value : config.values) {
+    if (comes_from_input(config, value) && shape.contains(value.row->name)) json.member(value.row->name, "input");
     if (value.source != Source::kDefault) json.member(value.row->name, source_name(value.source));
   }
   json.end_object();
@@ -117,7 +124,7 @@ void write_measurements(JsonWriter& json, const Report& report) {
   for (const char* name : {"median", "p10", "p90"}) json.member(name, milliseconds);
   json.end_object();
   json.member("tflops_per_rank", report.flops_per_second_per_rank() / 1e12);
-  if (report.op != Op::kDecode) {
+  if (!report.plan || !report.plan->memory) {
     json.member("exposed_ms", report.most_exposed_seconds() * 1e3);
   } else {
     json.key("exposed_ms").null();  // nobody has measured it
@@ -238,13 +245,14 @@ void write_scan_spec(JsonWriter& json, const ScanSpec& spec) {
   json.member("dt_least", static_cast<double>(spec.dt_least)).member("dt_most", static_cast<double>(spec.dt_most));
 }
 
-void write_document_head(JsonWriter& json, std::string_view command, const Invocation& invocation) {
+void write_document_head(JsonWriter& json, std::string_view command, const Invocation& invocation,
+                         const FileShape& shape) {
   json.member("schema", kSchema).member("command", command);
   json.key("tool").begin_object();
   json.member("version", version()).member("git", git_revision()).member("dirty", git_dirty());
   json.member("build_id", build_id()).end_object();
   write_texts(json, "argv", invocation.arguments);
-  write_config(json, invocation.config);
+  write_config(json, invocation.config, shape);
   json.key("environment").begin_object();
   for (const EnvironmentEntry& entry : environment_entries(kReportedVariables)) json.member(entry.name, entry.value);
   json.end_object();
@@ -253,7 +261,10 @@ void write_document_head(JsonWriter& json, std::string_view command, const Invoc
 std::string report_text(const Report& report) {
   JsonWriter json;
   json.begin_object();
-  write_document_head(json, report.command, *report.invocation);
+  FileShape shape;
+  if (report.scan) shape = file_shape(*report.scan);
+  if (report.job) shape = file_shape(report.op, *report.job, report.latents ? &*report.latents : nullptr);
+  write_document_head(json, report.command, *report.invocation, shape);
   if (report.ranks == 0) {
     json.key("world").null();
   } else {

@@ -89,8 +89,10 @@ struct Report {
 
 std::string report_text(const Report& report);
 
-// The members that every document of the program starts with: schema, tool, argv, config, environment.
-void write_document_head(JsonWriter& json, std::string_view command, const Invocation& invocation);
+// The members that every document of the program starts with: schema, tool, argv, config, environment. `shape`: of the
+// input, where one is given and has been opened.
+void write_document_head(JsonWriter& json, std::string_view command, const Invocation& invocation,
+                         const FileShape& shape = {});
 
 // Bytes on a rank: a member "memory".
 void write_memory(JsonWriter& json, const DecodeMemory& memory);

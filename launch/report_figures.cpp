@@ -38,6 +38,12 @@ std::size_t peak_of(Backend& backend, const Transport& world) {
 
 namespace {
 
+// Of the pairs that the form folds.
+double latent_flops(const JobInput& input) {
+  const LatentSpec& spec = input.latent().spec;
+  return visible_pairs(input.job()) * pair_flops(form_spec(spec, input.form().form, spec.heads));
+}
+
 // Of attention and of latents.
 void gather_ring(Report& report, PreparedFileJob& prepared, Transport& world, const Meeting& meeting) {
   const RingDoor door = prepared.ring();
@@ -58,8 +64,7 @@ void gather_ring(Report& report, PreparedFileJob& prepared, Transport& world, co
     for (const std::int64_t bytes : meeting.gather_values(prepared.latent().expanded_bytes_received())) {
       figures.latents->bytes_moved_expanded += bytes;
     }
-    report.flops = visible_pairs(input.job()) *
-                   pair_flops(form_spec(input.latent().spec, input.form().form, input.latent().spec.heads));
+    report.flops = latent_flops(input);
   }
   figures.predicted_seconds = 0.0;
   struct Mine {
@@ -81,9 +86,10 @@ void gather_ring(Report& report, PreparedFileJob& prepared, Transport& world, co
 void gather_step(Report& report, const JobInput& input, Decode& decode, const StepForecast& step, Transport& world,
                  const Meeting& meeting) {
   gather_ranks(report, decode.backend(), *decode.kernel().row, decode.kernel().reason, world, meeting);
-  report.flops = job_flops(input.job());
+  report.flops = input.op() == Op::kLatent ? latent_flops(input) : job_flops(input.job());
   report.job = input.job();
-  report.op = Op::kDecode;
+  report.op = input.op();
+  if (input.op() == Op::kLatent) report.latents = input.latent().spec;
   PlanFigures figures;
   figures.blocks = step.groups;
   figures.layout = "groups";
@@ -96,7 +102,7 @@ void gather_step(Report& report, const JobInput& input, Decode& decode, const St
 }
 
 void gather_world(Report& report, PreparedFileJob& prepared, Transport& world, const Meeting& meeting) {
-  if (prepared.input().op() == Op::kDecode) {
+  if (prepared.input().decodes()) {
     gather_step(report, prepared.input(), prepared.decode(), prepared.step(), world, meeting);
   } else {
     gather_ring(report, prepared, world, meeting);
@@ -137,7 +143,7 @@ void gather_step_figures(Report& report, Decode& decode, const StepForecast& ste
 
 void gather_figures(Report& report, PreparedFileJob& prepared, const RankResult& result, Transport& world,
                     const Meeting& meeting) {
-  if (prepared.input().op() == Op::kDecode) {
+  if (prepared.input().decodes()) {
     gather_step_figures(report, prepared.decode(), prepared.step(), result, world, meeting);
   } else {
     gather_ring_figures(report, prepared.ring(), result, world, meeting);

@@ -163,7 +163,7 @@ int run_job(const Invocation& invocation, Transport& world, Report& report) {
   meeting.together([&] {
     if (!first) return;
     print_details(report, screen);
-    if (prepared.input().op() == Op::kDecode) {
+    if (prepared.input().decodes()) {
       print_step_result(report, prepared.input(), screen, options.quiet);
     } else {
       print_result(report, prepared.input().job(), screen, options.quiet);

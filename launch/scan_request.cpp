@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/size.hpp"
+#include "launch/file_shape.hpp"
 #include "launch/job_request.hpp"
 #include "launch/job_text.hpp"
 #include "launch/op_flags.hpp"
@@ -59,6 +60,7 @@ OpenSource open_source(const Config& config, bool require_source) {
 ScanInput open_scan(const Config& config, std::int64_t seq) {
   ScanInput input(scan_request(config, seq), scan_numerics(config.options));
   check_op(config, input.op());
+  check_model(config, input.job());
   return input;
 }
 

@@ -144,6 +144,7 @@ bool check_against_file(const SingleRun& run) {
       [&] { mine = run.against->compare(run.result.runs, run.result.out_view(spec), run.result.lse_view(spec)); });
   const auto difference = earliest(run.meeting, mine);
   run.screen.context(fmt::format("against {}, bit for bit", run.options().against));
+  for (const std::string& other : run.against->other_job()) run.screen.context(other);
   if (difference) run.screen.print(fmt::format("  first difference: {}\n", describe(*difference, run.input.job())));
   return !difference;
 }

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <numeric>
 #include <optional>
 #include <utility>
@@ -38,7 +39,7 @@ ShapeRequest request_of(const Config& config, const Options& library, const Tran
 
 // What a shape is: of attention ranks, layout and blocks, of decoding ranks and pages.
 std::vector<std::string> row_of(const Shape& shape, const ShapeResult& result, const JobInput& input) {
-  if (input.op() != Op::kDecode) {
+  if (!input.decodes()) {
     std::vector<std::string> row{fmt::format("{}", shape.ranks), std::string(layout_name(shape.layout.kind)),
                                  shape.layout.stripe > 0 ? fmt::format("{}", shape.layout.stripe) : "auto",
                                  shape.block > 0 ? fmt::format("{}", shape.block) : "auto",
@@ -53,7 +54,9 @@ std::vector<std::string> row_of(const Shape& shape, const ShapeResult& result, c
   const std::string page = shape.op == Op::kAttention ? std::string("-")
                            : page_size > 0            ? fmt::format("{}", page_size)
                                                       : std::string("dense");
-  return {fmt::format("{}", shape.ranks), std::string(op_name(shape.op)), page, fmt::format("{}", result.blocks)};
+  return {fmt::format("{}", shape.ranks),
+          shape.op == Op::kAttention && input.op() == Op::kLatent ? "mla, over rows" : std::string(op_name(shape.op)),
+          page, fmt::format("{}", result.blocks)};
 }
 
 // What waits for the ranks of a shape rest on.
@@ -67,14 +70,17 @@ bool verify_shapes(const Invocation& invocation, const JobInput& input, Options 
                    Transport& world, Report& report) {
   const Config& config = invocation.config;
   const Meeting meeting(world, Patience(config.options.timeout));
-  const bool steps = input.op() == Op::kDecode;
+  const bool steps = input.decodes();
   std::vector<Shape> shapes;
   {
     // Throws on every rank what the shapes would throw: no kernel, unlike ranks, too little memory.
     PreparedFileJob prepared(input, world, library);
     gather_world(report, prepared, world, meeting);
     print_job(screen, prepared, report);
-    const ShapeRequest request = request_of(config, library, world);
+    ShapeRequest request = request_of(config, library, world);
+    // A kernel that decodes alone has bits that rows don't have.
+    const auto same = [&](const FoldRow& row) { return row.name == prepared.kernel().name; };
+    request.as_rows = std::ranges::any_of(kernel_table<FoldSpec>(), same);
     shapes = steps ? step_shapes_of(request, input) : shapes_of(request, input, prepared.tiles().key_tile);
     library.machine = steps ? machine_of(library, prepared) : prepared.ring().options.machine;
   }
@@ -89,7 +95,7 @@ bool verify_shapes(const Invocation& invocation, const JobInput& input, Options 
   std::int64_t done = 0;
   std::vector<Table::Column> columns{{"ranks"}, {"layout"}, {"stripe", "(tokens)"}, {"block", "(tokens)"}, {"blocks"}};
   if (steps) columns = {{"ranks"}, {"op"}, {"page", "(tokens)"}, {"groups"}};
-  if (input.op() == Op::kLatent) columns.push_back({"heads", "at a time"});
+  if (input.op() == Op::kLatent && !steps) columns.push_back({"heads", "at a time"});
   columns.push_back({"verdict"});
   Table table(columns);
   run_shapes(input, library, shapes, world, [&](const Shape& shape, const ShapeResult& result) {

@@ -105,6 +105,7 @@ void Decode::Impl::choose() {
   backend = choice.row->make_backend({options.threads, transport.device()});
   check_fitting(*choice.row, *backend, transport);
   kernel = choice.row->make_kernel({job.spec, job.values_in_keys}, *backend);
+  kernel->check(job.limits, transport.size());
   memory = decode_memory(job, *kernel, transport.size());
   if (options.memory_budget == 0 || memory.total() <= options.memory_budget) return;
   fail(ErrorCode::kMemory,

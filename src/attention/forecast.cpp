@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "attention/attention_work.hpp"
+#include "attention/ring/blocks.hpp"
 #include "attention/tokens/cost.hpp"
 #include "base/error.hpp"
 #include "base/size.hpp"
@@ -161,6 +162,17 @@ void check_size(const RingJob& job, const Options& options, int world) {
 Forecasts::Forecasts(const RingJob& job, const Options& options, Route route, int world, bool staged)
     : layout_(layout_of(job, options, world)),
       planner_(job.work, layout_, job.kernel, options.machine, plan_options(job, layout_, options, route, staged)) {}
+
+LeastBudget::LeastBudget(const RingJob& job, const Options& options, int world)
+    : options_(options),
+      layout_(layout_of(job, options, world)),
+      axis_(job.work.batch, job.kernel.key_tile),
+      needs_(job.work, layout_, axis_, job.kernel.query_tile, job.kernel.key_tile) {}
+
+std::size_t LeastBudget::of(const RingJob& job) const {
+  // The route decides how parts travel, and takes no memory.
+  return least_budget(job.work, axis_, needs_, job.kernel, plan_options(job, layout_, options_, Route::kDirect, false));
+}
 
 namespace {
 

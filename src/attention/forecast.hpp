@@ -9,9 +9,11 @@
 #include <memory>
 
 #include "attention/options.hpp"
+#include "attention/ring/needs.hpp"
 #include "attention/ring/plan.hpp"
 #include "attention/tokens/job.hpp"
 #include "attention/tokens/layout.hpp"
+#include "attention/tokens/tile_axis.hpp"
 #include "kernels/fold.hpp"
 
 namespace ringattn {
@@ -52,6 +54,24 @@ class Forecasts {
  private:
   JobLayout layout_;
   Planner planner_;
+};
+
+// The smallest memory budgets of a world, for jobs that have the batch, the mask and the tiles of the first and differ
+// in what they need beside their blocks. Throws what the constructor of Forecasts throws of layouts.
+class LeastBudget {
+ public:
+  LeastBudget(const RingJob& job, const Options& options, int world);
+  LeastBudget(const LeastBudget&) = delete;  // the needs refer to the layout that is kept here
+  LeastBudget& operator=(const LeastBudget&) = delete;
+
+  // The smallest Options::memory_budget with which Forecasts doesn't refuse the job.
+  std::size_t of(const RingJob& job) const;
+
+ private:
+  Options options_;
+  JobLayout layout_;
+  TileAxis axis_;
+  Needs needs_;
 };
 
 // The plan of one rank, with its prediction. The ranks of a process share what their plans have in common.

@@ -94,19 +94,23 @@ void Latent::Impl::choose() {
   }
   form = choose_form(job);
   job.form = form.form;
-  room = latent_room(job, options.ring, options.heads_at_a_time);
-  const FoldSpec spec = form_spec(job.spec, form.form, room.heads);
-  choice = choose_kernel(spec, fitting_request(options.ring.kernel, transport));
+  const LatentChoice chosen =
+      choose_latent_kernels(job.spec, form.form, fitting_request(options.ring.kernel, transport));
+  choice = chosen.fold;
   backend = choice.row->make_backend({options.ring.threads, transport.device()});
   check_fitting(*choice.row, *backend, transport);
   if (options.ring.checksum) check_checksum(*backend);
-  fold = choice.row->make_kernel(spec, *backend);
   const HeadProductSpec of_keys = absorbed() ? query_absorption(job.spec) : key_expansion(job.spec);
   const HeadProductSpec of_values = value_expansion(job.spec);
-  const KernelRequest beside{std::string(choice.row->backend), "auto"};
-  products = choose_kernel(of_keys, beside).row;
+  products = chosen.keys;
   key_products = products->make_kernel(of_keys, *backend);
-  value_products = choose_kernel(of_values, beside).row->make_kernel(of_values, *backend);
+  value_products = chosen.values->make_kernel(of_values, *backend);
+  const auto make_fold = [&](int heads) {
+    return choice.row->make_kernel(form_spec(job.spec, form.form, heads), *backend);
+  };
+  room = latent_room(job, options.ring, options.heads_at_a_time, transport.size(),
+                     {make_fold, *key_products, *value_products});
+  fold = make_fold(room.heads);
   check_size(ring_job(job, options.ring, room, kernels()), options.ring, transport.size());
 }
 

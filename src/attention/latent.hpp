@@ -49,7 +49,7 @@ struct LatentOptions {
   // Kernel, layout, blocks, memory, overlap, deadline, as of Attention. state_out and shorter_lengths are refused.
   Options ring;
   // Of the expanded form: the largest divisor of the heads that is no more than this. 0: as many as fit into 256 MiB of
-  // expanded rows, or into a quarter of the memory budget where that is less. No bit depends on it.
+  // expanded rows, or into what the memory budget leaves where that is less. No bit depends on it.
   int heads_at_a_time = 0;
 };
 

@@ -4,30 +4,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <limits>
+#include <optional>
+#include <string>
+#include <string_view>
 
 #include "attention/tokens/cost.hpp"
 #include "base/error.hpp"
 
 namespace ringattn {
-
-namespace {
-
-// Of expanded rows, where no memory budget says less.
-constexpr std::int64_t kMostExpandedBytes = std::int64_t{256} << 20;
-// At 32,768 keys a block, reading and writing the state is about one percent of its fold. Absorbed, queries are few and
-// a state is four times as large.
-constexpr std::int64_t kExpandedTokens = std::int64_t{1} << 15;
-constexpr std::int64_t kAbsorbedTokens = std::int64_t{1} << 17;
-constexpr std::int64_t kLeastTokens = 1024;
-
-int largest_divisor(int number, std::int64_t limit) {
-  int divisor = static_cast<int>(std::clamp<std::int64_t>(limit, 1, number));
-  while (number % divisor != 0) --divisor;
-  return divisor;
-}
-
-}  // namespace
 
 RowStreams latent_streams(const LatentSpec& spec) {
   return {{"latent", latent_token_bytes(spec)}, {"k_rope", k_rope_token_bytes(spec)}};
@@ -42,30 +26,35 @@ std::size_t latent_state_stride(const FoldKernel& fold, std::int64_t rows) {
   return (fold.state_bytes(rows) + 255) / 256 * 256;
 }
 
-LatentRoom latent_room(const LatentJob& job, const Options& options, int heads_at_a_time) {
-  if (heads_at_a_time < 0) {
-    fail(ErrorCode::kUsage, fmt::format("{} heads at a time", heads_at_a_time), "at least one is expanded at a time",
-         "0 chooses from the memory budget.");
+LatentChoice choose_latent_kernels(const LatentSpec& spec, LatentForm form, const KernelRequest& request,
+                                   KernelPlace place) {
+  const FoldSpec fold = form_spec(spec, form, spec.heads);
+  const HeadProductSpec keys = form == LatentForm::kExpanded ? key_expansion(spec) : query_absorption(spec);
+  LatentChoice choice;
+  // Why the backend that folds has no products; nothing: it has.
+  const auto choose = [&](const KernelRequest& asked) -> std::optional<Error> {
+    choice.fold = choose_kernel(fold, asked, place);
+    const KernelRequest beside{std::string(choice.fold.row->backend), "auto"};
+    try {
+      choice.keys = choose_kernel(keys, beside, place).row;
+      choice.values = choose_kernel(value_expansion(spec), beside, place).row;
+    } catch (const Error& error) {
+      return error;
+    }
+    return std::nullopt;
+  };
+  const std::optional<Error> missing = choose(request);
+  if (!missing) return choice;
+  const std::string_view name = choice.fold.row->name;
+  const std::string_view backend = choice.fold.row->backend;
+  if (request.backend == "auto" && request.kernel == "auto" && backend != "cpu" && !choose({"cpu", "auto"})) {
+    choice.fold.reason += fmt::format("; passed over {}: no {} kernel multiplies the matrices", name, backend);
+    return choice;
   }
-  const LatentSpec& spec = job.spec;
-  const bool expanded = *job.form == LatentForm::kExpanded;
-  const std::int64_t keys = std::max<std::int64_t>(1, job.batch.k_tokens());
-  const std::int64_t quarter = options.memory_budget > 0 ? static_cast<std::int64_t>(options.memory_budget / 4)
-                                                         : std::numeric_limits<std::int64_t>::max();
-  std::int64_t tokens = options.block_tokens > 0 ? options.block_tokens : expanded ? kExpandedTokens : kAbsorbedTokens;
-  LatentRoom room;
-  room.heads = spec.heads;
-  if (expanded && heads_at_a_time > 0) {
-    room.heads = largest_divisor(spec.heads, heads_at_a_time);
-  } else if (expanded) {
-    const std::int64_t of_one_head = std::min(tokens, keys) * gathered_row_bytes(spec, *job.form, 1);
-    room.heads = largest_divisor(spec.heads, std::min(kMostExpandedBytes, quarter) / of_one_head);
-  }
-  if (options.block_tokens > 0) return room;
-  const std::int64_t row_bytes = gathered_row_bytes(spec, *job.form, room.heads);
-  while (tokens > kLeastTokens && std::min(tokens, keys) > quarter / row_bytes) tokens /= 2;
-  if (tokens < keys) room.most_block_tokens = tokens;
-  return room;
+  fail(ErrorCode::kUnsupported,
+       fmt::format("{} folds these latents, and no {} kernel multiplies the matrices", name, backend), missing->why(),
+       backend == "cpu" ? Wording("Give dtypes and dims that are supported.")
+                        : Wording{"Use ", setting("backend", "cpu"), ", or dtypes and dims that are supported."});
 }
 
 RingJob ring_job(const LatentJob& job, const Options& options, const LatentRoom& room, const LatentKernels& kernels) {

@@ -1,40 +1,41 @@
 // SPDX-License-Identifier: Apache-2.0
-// Latent attention in the words of the ring: its row streams, what its pairs, keys and queries cost, and the room that
-// a form takes on a rank. Pure, so a plan can be asked for without ranks or devices.
+// Latent attention in the words of the ring: its row streams, and what its pairs, keys and queries cost. Pure, so a
+// plan can be asked for without ranks or devices.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
 #include "attention/forecast.hpp"
+#include "attention/latent_room.hpp"
 #include "attention/options.hpp"
 #include "attention/ring/row_stream.hpp"
 #include "attention/tokens/latent_job.hpp"
 #include "kernels/fold.hpp"
 #include "kernels/head_product.hpp"
+#include "kernels/registry.hpp"
 
 namespace ringattn {
 
 // The streams of a token: its latent and its rotary key, in this order.
 RowStreams latent_streams(const LatentSpec& spec);
 
-// How much of a block is gathered at a time.
-struct LatentRoom {
-  int heads = 1;                       // at a time; divides the job's. Absorbed: all
-  std::int64_t most_block_tokens = 0;  // PlanOptions::most_block_tokens
-
-  bool operator==(const LatentRoom&) const = default;
-};
-// `heads_at_a_time`: LatentOptions. Blocks are limited to 32,768 tokens expanded and to 131,072 absorbed, and to less
-// where their rows would take more than a quarter of the memory budget; blocks that Options::block_tokens states are as
-// large as it says. `job` has its form. Throws kUsage for a negative number of heads.
-LatentRoom latent_room(const LatentJob& job, const Options& options, int heads_at_a_time);
-
 // Bytes of one gathered row: expanded the keys and values of `heads` heads, absorbed [c, k_r].
 std::int64_t gathered_row_bytes(const LatentSpec& spec, LatentForm form, int heads);
 
 // Bytes of state for so many query rows: a part for each run of heads, each aligned to 256.
 std::size_t latent_state_stride(const FoldKernel& fold, std::int64_t rows);
+
+// What computes a form: kernels of one backend.
+struct LatentChoice {
+  FoldChoice fold;                         // of form_spec() for all heads
+  const HeadProductRow* keys = nullptr;    // expanded: of key_expansion(); absorbed: of query_absorption()
+  const HeadProductRow* values = nullptr;  // of value_expansion()
+};
+// As choose_kernel(), of which the first row counts whose backend multiplies the job's matrices too: the GPUs' kernels
+// multiply none of fp32. Throws kUnsupported where `request` names a backend or a kernel that has no products.
+LatentChoice choose_latent_kernels(const LatentSpec& spec, LatentForm form, const KernelRequest& request,
+                                   KernelPlace place = KernelPlace::kHere);
 
 // The kernels of a form.
 struct LatentKernels {

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "attention/identities.hpp"
@@ -14,6 +16,7 @@
 #include "attention/ring/handshake.hpp"
 #include "attention/ring/reshard.hpp"
 #include "base/error.hpp"
+#include "base/size.hpp"
 #include "comm/failure.hpp"
 #include "comm/meeting.hpp"
 
@@ -37,6 +40,19 @@ struct Stretch {
   bool in_rows = false;
   std::vector<Piece> pieces;  // between the rank's rows and the buffer
 };
+
+// Of layouts that hold other sequences.
+std::string difference_of(const Layout& from, const Layout& to) {
+  const std::span<const std::int64_t> a = from.cu();
+  const std::span<const std::int64_t> b = to.cu();
+  if (a.size() != b.size()) {
+    return fmt::format("layouts of {} and of {}", counted(a.size() - 1, "sequence"), counted(b.size() - 1, "sequence"));
+  }
+  std::size_t s = 0;
+  while (a[s + 1] - a[s] == b[s + 1] - b[s]) ++s;
+  return fmt::format("sequence {} has {} tokens in one layout and {} in the other", s, a[s + 1] - a[s],
+                     b[s + 1] - b[s]);
+}
 
 }  // namespace
 
@@ -75,8 +91,8 @@ void Reshard::Impl::check(const Layout& from, const Layout& to) const {
          fmt::format("the transport has {}", transport.size()), "Give layouts of this world's ranks.");
   }
   if (!std::ranges::equal(from.cu(), to.cu())) {
-    fail(ErrorCode::kUsage, fmt::format("layouts of {} and {} tokens", from.cu().back(), to.cu().back()),
-         "rows go on as rows of the same tokens of the same sequences", "Give two layouts of one batch.");
+    fail(ErrorCode::kUsage, difference_of(from, to), "rows go on as rows of the same tokens of the same sequences",
+         "Give two layouts of one batch.");
   }
   if (token_bytes < 1) {
     fail(ErrorCode::kUsage, fmt::format("rows of {} bytes", token_bytes), "there is nothing to move",

@@ -92,4 +92,6 @@ void check_decode_merge(const DecodeSpec& spec, const DecodeMerge& merge) {
   check_output(spec.fold, merge.output, merge.output.out.tokens);
 }
 
+void DecodeKernel::check(const DecodeLimits&, int) const {}
+
 }  // namespace ringattn

@@ -113,7 +113,10 @@ class DecodeKernel {
   virtual int key_tile() const = 0;
   // Bytes that reserve() allocates for steps within `limits`.
   virtual std::size_t scratch_bytes(const DecodeLimits& limits) const = 0;
-  // Called before the first step.
+  // Throws kUnsupported where the kernel doesn't do steps within `limits`, or merges of so many shares. By default none
+  // are too many. Called when a job is made, or planned.
+  virtual void check(const DecodeLimits& limits, int shares) const;
+  // Called before the first step, with limits that check() lets pass.
   virtual void reserve(const DecodeLimits& limits) = 0;
   // Enqueues the step on `stream` (device) or does it (host). On a device, only launches.
   virtual void enqueue(const DecodeStep& step, Stream stream) = 0;

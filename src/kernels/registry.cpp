@@ -11,6 +11,7 @@
 
 #include "base/error.hpp"
 #include "kernels/convolution.hpp"
+#include "kernels/decode.hpp"
 #include "kernels/scan.hpp"
 
 namespace ringattn {
@@ -37,7 +38,7 @@ void check_backend(Rows rows, std::string_view backend) {
   for (const KernelEntry* row : rows) {
     if (row->backend == backend) return;
   }
-  const auto has_backend = [backend](const KernelEntry* row) { return row->backend == backend; };
+  const auto has_backend = [backend](const OpKernel& kernel) { return kernel.row->backend == backend; };
   if (std::ranges::any_of(all_kernels(), has_backend)) {  // of other ops
     std::vector<std::string_view> names;
     for (const KernelEntry* row : rows) names.push_back(row->name);
@@ -77,16 +78,17 @@ std::string obstacle(const KernelEntry& row, const std::function<std::vector<std
 
 }  // namespace
 
-std::span<const KernelEntry* const> all_kernels() {
-  static const std::vector<const KernelEntry*> all = [] {
-    std::vector<const KernelEntry*> rows;
-    const auto add = [&rows](const auto& table) {
-      for (const auto& row : table) rows.push_back(&row);
+std::span<const OpKernel> all_kernels() {
+  static const std::vector<OpKernel> all = [] {
+    std::vector<OpKernel> rows;
+    const auto add = [&rows](std::string_view op, const auto& table) {
+      for (const auto& row : table) rows.push_back({op, &row});
     };
-    add(kernel_table<FoldSpec>());
-    add(kernel_table<HeadProductSpec>());
-    add(kernel_table<ScanSpec>());
-    add(kernel_table<ConvolutionSpec>());
+    add("attention", kernel_table<FoldSpec>());
+    add("decode", kernel_table<DecodeSpec>());
+    add("product", kernel_table<HeadProductSpec>());
+    add("scan", kernel_table<ScanSpec>());
+    add("convolution", kernel_table<ConvolutionSpec>());
     return rows;
   }();
   return all;

@@ -46,8 +46,15 @@ struct KernelRow : KernelEntry {
 template <class Spec>
 std::span<const KernelRow<Spec>> kernel_table();
 
-// The rows of all tables, one table after the other.
-std::span<const KernelEntry* const> all_kernels();
+// The rows of all tables, one table after the other, each with the op of its table: "attention", "decode", "product",
+// "scan", "convolution". A kernel that computes two ops has a row of each.
+struct OpKernel {
+  std::string_view op;
+  const KernelEntry* row = nullptr;
+
+  bool operator==(const OpKernel&) const = default;
+};
+std::span<const OpKernel> all_kernels();
 
 // What the caller asked for: "auto" or a name.
 struct KernelRequest {

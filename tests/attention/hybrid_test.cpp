@@ -195,6 +195,16 @@ TEST(Reshards, OfOtherTokensRanksOrBytesAreRefused) {
     return error_of([&] { Reshard(from, to, bytes, *transport, *backend); }).code();
   };
   EXPECT_EQ(refused(here, more, 8), ErrorCode::kUsage);
+  // Of as many tokens, too, it says what differs.
+  const auto told = [&](const Layout& from, const Layout& to) {
+    return std::string(error_of([&] { Reshard(from, to, 8, *transport, *backend); }).what());
+  };
+  const Layout parts(std::vector<std::int64_t>{4, 6}, {{{0, 0, 4}, {1, 0, 6}}});
+  const Layout others_parts(std::vector<std::int64_t>{4, 5, 1}, {{{0, 0, 4}, {1, 0, 5}, {2, 0, 1}}});
+  const Layout moved(std::vector<std::int64_t>{3, 7}, {{{0, 0, 3}, {1, 0, 7}}});
+  EXPECT_EQ(told(here, more).find("sequence 0 has 10 tokens in one layout and 11 in the other ("), 0U);
+  EXPECT_EQ(told(parts, moved).find("sequence 0 has 4 tokens in one layout and 3 in the other ("), 0U);
+  EXPECT_EQ(told(parts, others_parts).find("layouts of 2 sequences and of 3 sequences ("), 0U);
   EXPECT_EQ(refused(two, two, 8), ErrorCode::kUsage);
   EXPECT_EQ(refused(here, here, 0), ErrorCode::kUsage);
   run_threads_world(2, {}, [&](Transport& ranks) {

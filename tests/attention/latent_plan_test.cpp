@@ -12,6 +12,8 @@
 #include "attention/latent_work.hpp"
 #include "attention/tokens/cost.hpp"
 #include "comm/self.hpp"
+#include "kernels/registry.hpp"
+#include "tests/support/error_of.hpp"
 #include "tests/support/latent_rank.hpp"
 
 namespace ringattn::testing {
@@ -43,23 +45,6 @@ TEST(LatentCost, OfDeepSeeksDims) {
   EXPECT_EQ(latent_token_bytes(spec) + k_rope_token_bytes(spec), 1152);
   EXPECT_EQ(expanded_token_bytes(spec), 128 * 320 * 2);
   EXPECT_EQ(latent_weight_bytes(spec), 128 * 256 * 512 * 2);
-}
-
-TEST(LatentRoom, HeadsDivideAndFit) {
-  LatentJob job = deepseek(uniform_batch(1, 1 << 21, 1 << 21));
-  job.form = LatentForm::kExpanded;
-  Options options;
-  const LatentRoom room = latent_room(job, options, 0);
-  EXPECT_EQ(room.most_block_tokens, 32768);
-  EXPECT_EQ(room.heads, 8);  // 16 would take 320 MiB
-  EXPECT_EQ(latent_room(job, options, 100).heads, 64);
-  EXPECT_EQ(latent_room(job, options, 1000).heads, 128);
-  options.memory_budget = std::size_t{1} << 26;
-  const LatentRoom small = latent_room(job, options, 0);
-  EXPECT_EQ(small.heads, 1);
-  EXPECT_LE(small.most_block_tokens * gathered_row_bytes(job.spec, *job.form, 1), 1 << 24);
-  options.block_tokens = 4096;
-  EXPECT_EQ(latent_room(job, options, 0).most_block_tokens, 0) << "stated blocks are as they are stated";
 }
 
 // Every key of every tile once, from where the plan has it, whatever the stripes do to tiles.
@@ -169,6 +154,32 @@ TEST(LatentPlan, CountsTheProducts) {
       EXPECT_NEAR(Latent(job, *self, options).plan().flops(), expected, 1e-9 * expected) << form_name(form);
     }
   }
+}
+
+// The GPUs' kernels multiply no matrices of fp32: unasked, the CPU computes it, and says what was passed over.
+TEST(LatentKernelChoice, HasProductsOnTheBackendThatFolds) {
+  LatentSpec spec = deepseek({}).spec;
+  spec.dtype = Dtype::kF32;
+  const auto of_cuda = [](const OpKernel& kernel) { return kernel.op == "attention" && kernel.row->backend == "cuda"; };
+  const bool has_cuda = std::ranges::any_of(all_kernels(), of_cuda);
+  for (const LatentForm form : {LatentForm::kExpanded, LatentForm::kAbsorbed}) {
+    const LatentChoice choice = choose_latent_kernels(spec, form, {}, KernelPlace::kAnywhere);
+    EXPECT_EQ(choice.fold.row->backend, "cpu");
+    EXPECT_EQ(choice.keys->backend, "cpu");
+    EXPECT_EQ(choice.values->backend, "cpu");
+  }
+  if (!has_cuda) GTEST_SKIP() << "this build has no cuda kernels";
+  const LatentChoice expanded = choose_latent_kernels(spec, LatentForm::kExpanded, {}, KernelPlace::kAnywhere);
+  EXPECT_NE(expanded.fold.reason.find("passed over sm80_plain: no cuda kernel multiplies the matrices"),
+            std::string::npos)
+      << expanded.fold.reason;
+  const Error forced = error_of([&] {
+    choose_latent_kernels(spec, LatentForm::kExpanded, {"cuda", "auto"}, KernelPlace::kAnywhere);
+  });
+  EXPECT_EQ(forced.code(), ErrorCode::kUnsupported);
+  EXPECT_NE(std::string(forced.what()).find("Use backend = cpu, or dtypes"), std::string::npos) << forced.what();
+  spec.dtype = Dtype::kBf16;
+  EXPECT_EQ(choose_latent_kernels(spec, LatentForm::kExpanded, {}, KernelPlace::kAnywhere).keys->backend, "cuda");
 }
 
 // A budget that the workspace and the inputs exceed is refused; one as large as the plan says is not.

@@ -198,5 +198,16 @@ TEST(BenchDecode, MeasuresLengthsAndBatches) {
   EXPECT_EQ(tool(words + Words{"--compute-only"}).code, 2);
 }
 
+// The GPUs' kernels merge the results of so many ranks; a plan says it, on any machine.
+TEST(PlanDecode, RefusesMoreRanksThanAKernelMerges) {
+  const Words job{"plan", "--op", "decode", "--seq", "1m", "--heads", "8", "--kv-heads", "2", "--dtype", "bf16"};
+  const Finished known = tool(job + Words{"--backend", "cuda", "--world", "2"});
+  if (known.code == 4) GTEST_SKIP() << "this build has no cuda kernels";
+  ASSERT_EQ(known.code, 0) << known.err;
+  const Finished refused = tool(job + Words{"--backend", "cuda", "--world", "300"});
+  EXPECT_EQ(refused.code, 4) << refused.out;
+  EXPECT_TRUE(has(refused.err, "a decode step whose keys are dealt to 300 ranks")) << refused.err;
+}
+
 }  // namespace
 }  // namespace ringattn::testing

@@ -3,6 +3,11 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <utility>
+
 #include "tests/cli/report_schema.hpp"
 #include "tests/cli/tool.hpp"
 #include "tests/support/latent_files.hpp"
@@ -100,7 +105,7 @@ TEST(LatentFiles, AreRefusedByEveryCommandBeforeAnythingIsComputed) {
 }
 
 TEST(Latent, RefusesFlagsByName) {
-  for (const Words& flags : {Words{"--kv-heads", "2"}, {"--page-size", "16"}, {"--block-mask", "window:64"}}) {
+  for (const Words& flags : {Words{"--kv-heads", "2"}, {"--block-mask", "window:64"}}) {
     const Finished refused = tool(Words{"run"} + latent_job() + flags);
     EXPECT_EQ(refused.code, 2) << refused.err;
     EXPECT_TRUE(has(refused.err, flags[0] + " contradicts --op mla")) << refused.err;
@@ -166,7 +171,36 @@ TEST(Latent, IsVerified) {
   const std::string out = folder.file("out");
   EXPECT_EQ(tool(Words{"run", "--output", out} + latent_job()).code, 0);
   EXPECT_EQ(tool(Words{"verify", "--against", out, "--ranks", "3"} + latent_job()).code, 0);
-  EXPECT_EQ(tool(Words{"verify", "--against", out, "--form", "absorbed"} + latent_job()).code, 1);
+  // A file of another job says so itself.
+  const Finished form = tool(Words{"verify", "--against", out, "--form", "absorbed"} + latent_job());
+  EXPECT_EQ(form.code, 1);
+  EXPECT_TRUE(has(form.out, "# the file is of the expanded form, the job of the absorbed")) << form.out;
+  const Finished scale = tool(Words{"verify", "--against", out, "--softmax-scale", "0.25"} + latent_job());
+  EXPECT_EQ(scale.code, 1);
+  EXPECT_TRUE(has(scale.out, "# the file's scores are scaled by 0.20412415, the job's by 0.25")) << scale.out;
+  EXPECT_TRUE(has(scale.out, "causal, scale 0.25; 1 sequence")) << scale.out;
+  EXPECT_FALSE(has(scale.out, "the file is of")) << scale.out;
+}
+
+// Matrices that aren't finite: either form passes the oracle, whose order of products is that of one of them.
+TEST(LatentFiles, WithInfiniteMatricesAreVerified) {
+  const TemporaryFolder folder;
+  const LatentFile shape;
+  constexpr std::uint16_t kInfinity = 0x7f80;
+  constexpr std::uint16_t kNan = 0x7fc0;
+  for (const std::uint16_t planted : {kInfinity, kNan}) {
+    NamedTensors tensors = latent_tensors(shape);
+    const auto element = static_cast<std::size_t>((1 * shape.head_dim_v + 5) * shape.latent_dim + 9);
+    std::memcpy(tensors["w_uv"].bytes.data() + element * sizeof planted, &planted, sizeof planted);
+    const std::string input = write_tensors(folder.file("in"), tensors);
+    for (const char* form : {"expanded", "absorbed"}) {
+      for (const Words& more : {Words{}, {"--query-offset", "-3"}}) {  // rows that see no keys
+        const Words job = Words{"--input", input, "--form", form, "--rows", "132", "--against", "oracle"} + more;
+        const Finished checked = tool(Words{"verify"} + job);
+        EXPECT_EQ(checked.code, 0) << form << checked.out << checked.err;
+      }
+    }
+  }
 }
 
 TEST(Latent, IsMeasuredAndPlanned) {
@@ -177,6 +211,33 @@ TEST(Latent, IsMeasuredAndPlanned) {
   const Finished plan = tool({"plan", "--op", "mla", "--seq", "8k,64k", "--q-len", "16", "--world", "2,4"});
   ASSERT_EQ(plan.code, 0) << plan.err;
   EXPECT_TRUE(has(plan.out, "form: absorbed")) << plan.out;
+}
+
+// `job` is refused with `--memory 5`; with what the refusal counts it is done, with a byte less refused, and what it
+// names is enough.
+void expect_enough(const Words& job, const std::string& digest) {
+  const Finished refused = tool(Words{"run", "--memory", "5"} + job);
+  ASSERT_EQ(refused.code, 5) << refused.err;
+  const std::size_t counted = refused.err.find('(') + 1;
+  const std::size_t buffers = refused.err.find("scratch, and ") + 13;
+  const long long needed = std::stoll(refused.err.substr(counted)) + std::stoll(refused.err.substr(buffers));
+  const Finished exact = tool(Words{"run", "--memory", std::to_string(needed)} + job);
+  EXPECT_EQ(exact.code, 0) << exact.err;
+  EXPECT_EQ(digest_of(exact.out), digest);
+  EXPECT_EQ(tool(Words{"run", "--memory", std::to_string(needed - 1)} + job).code, 5);
+  const std::size_t named = refused.err.find("--memory ") + 9;
+  const std::string enough = refused.err.substr(named, refused.err.find(' ', named) - named);
+  EXPECT_EQ(tool(Words{"run", "--dry-run", "--memory", enough} + job).code, 0) << enough;
+}
+
+TEST(Latent, TheMemoryThatItNamesIsEnough) {
+  for (const char* form : {"expanded", "absorbed"}) {
+    const Words job{"--op", "mla", "--synthetic", "7", "--seq", "1500", "--heads", "16", "--form", form};
+    const std::string digest = digest_of(tool(Words{"run"} + job).out);
+    for (const Words& shape : {Words{"--ranks", "1"}, {"--ranks", "3"}, {"--ranks", "2", "--block", "512"}}) {
+      expect_enough(job + shape, digest);
+    }
+  }
 }
 
 // Shapes only, as Hugging Face writes them.
@@ -201,6 +262,57 @@ TEST(ModelConfigFlag, GivesShapesAndScale) {
   const Finished other = tool({"run", "--op", "attention", "--model-config", config, "--synthetic", "7"});
   EXPECT_EQ(other.code, 2);
   EXPECT_TRUE(has(other.err, "--op contradicts --model-config")) << other.err;
+}
+
+TEST(ModelConfigFlag, IsComparedWithTheFile) {
+  const TemporaryFolder folder;
+  const std::string input = write_tensors(folder.file("in"), latent_tensors(LatentFile()));
+  const auto config = [&](const std::string& heads, const std::string& dims) {
+    return folder.write("config.json", R"({"num_attention_heads": )" + heads + ", " + dims + "}");
+  };
+  const std::string dims = R"("qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 24)";
+  const std::string good = config("6", R"("kv_lora_rank": 128, )" + dims);
+  EXPECT_EQ(tool({"run", "--input", input, "--model-config", good}).code, 0) << "half of the heads";
+  const std::string named = "--model-config " + good + " contradicts --input " + input;
+  for (const auto& [text, what] :
+       {std::pair(R"("kv_lora_rank": 512, )" + dims, "kv_lora_rank is 512 in the config and 128"),
+        {R"("kv_lora_rank": 128, "qk_nope_head_dim": 128, "qk_rope_head_dim": 8, "v_head_dim": 24)",
+         "qk_nope_head_dim is 128 in the config and 16"},
+        {R"("head_dim": 24)", "the file holds latents, and the config is of keys and values"}}) {
+    config("3", text);
+    for (const char* command : {"run", "verify", "bench", "plan"}) {
+      const Finished refused = tool({command, "--input", input, "--model-config", good});
+      EXPECT_EQ(refused.code, 2) << refused.err;
+      EXPECT_TRUE(has(refused.err, named)) << refused.err;
+      EXPECT_TRUE(has(refused.err, what)) << refused.err;
+    }
+  }
+  config("4", R"("kv_lora_rank": 128, )" + dims);
+  const Finished heads = tool({"run", "--input", input, "--model-config", good});
+  EXPECT_EQ(heads.code, 2);
+  EXPECT_TRUE(has(heads.err, "num_attention_heads is 4 in the config and 3")) << heads.err;
+}
+
+TEST(LatentFiles, SayTheirShapeInReportAndConfiguration) {
+  const TemporaryFolder folder;
+  const std::string input = write_tensors(folder.file("in"), latent_tensors(LatentFile()));
+  const Finished printed = tool({"run", "--input", input, "--print-config"});
+  for (const char* line :
+       {"# op = mla comes from the input", "# heads = 3 comes from the input", "# head-dim = 16 comes from the input",
+        "# latent-dim = 128 comes from the input", "# rope-dim = 8 comes from the input", "form = \"auto\""}) {
+    EXPECT_TRUE(has(printed.out, line)) << line << "\n" << printed.out;
+  }
+  const std::string again = folder.write("job.toml", printed.out);
+  const Finished run = tool({"run", "--config", again, "--json", "-"});
+  ASSERT_EQ(run.code, 0) << run.err;
+  EXPECT_EQ(json_at(run.out, "/config/op"), "\"mla\"");
+  EXPECT_EQ(json_at(run.out, "/config/heads"), "3");
+  EXPECT_EQ(json_at(run.out, "/config/latent-dim"), "128");
+  EXPECT_EQ(json_at(run.out, "/config/kv-heads"), "null");
+  EXPECT_EQ(json_at(run.out, "/config/seq"), "null") << "its sequences differ";
+  EXPECT_EQ(json_at(run.out, "/config_sources/heads"), "\"input\"");
+  const Finished plan = tool({"plan", "--input", input, "--json", "-"});
+  EXPECT_EQ(json_at(plan.out, "/config/rope-dim"), "8");
 }
 
 TEST(ModelConfigFlag, GivesALayersWindow) {

@@ -108,7 +108,7 @@ TEST(Run, SaysTheJobOfAFileInReportAndConfiguration) {
   EXPECT_EQ(json_at(run.out, "/job/kv_heads"), "2");
   EXPECT_EQ(json_at(run.out, "/job/head_dim"), "16");
   const Finished printed = tool({"run", "--input", input, "--print-config"});
-  EXPECT_TRUE(has(printed.out, "# seq comes from the input")) << printed.out;
+  EXPECT_TRUE(has(printed.out, "# heads = 4 comes from the input")) << printed.out;
   const Finished again = tool({"run", "--config", folder.write("c.toml", printed.out), "--json", "-"});
   EXPECT_EQ(json_at(again.out, "/digest/out"), json_at(run.out, "/digest/out")) << again.err;
 }

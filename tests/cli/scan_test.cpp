@@ -167,10 +167,11 @@ TEST(Scan, HasDefaultsOfItsOwn) {
   const TemporaryFolder folder;
   const std::string config = folder.write("job.toml", printed.out);
   EXPECT_EQ(tool({"plan", "--config", config}).code, 0);
-  // What is printed before the file is opened holds defaults of other ops.
+  // What a file says stands there, and nothing that is another op's.
   const std::string input = write_tensors(folder.file("in"), scan_tensors({}));
   const Finished of_file = tool({"run", "--input", input, "--print-config"});
-  EXPECT_TRUE(has(of_file.out, "mask = \"causal\"")) << of_file.out;
+  EXPECT_TRUE(has(of_file.out, "# heads = 8 comes from the input")) << of_file.out;
+  EXPECT_TRUE(has(of_file.out, "# mask is nothing to --op ssd")) << of_file.out;
   EXPECT_EQ(tool({"run", "--config", folder.write("file.toml", of_file.out)}).code, 0);
 }
 
@@ -284,6 +285,29 @@ TEST(ModelConfigFlag, GivesScans) {
   const std::string first =
       folder.write("first.json", R"({"model_type": "mamba", "state_size": 16, "hidden_size": 64, "expand": 2})");
   EXPECT_TRUE(has(tool({"plan", "--model-config", first}).out, "# job: selective scan, bf16, 128 channels, state 16"));
+}
+
+TEST(ModelConfigFlag, IsComparedWithTheFilesScan) {
+  const TemporaryFolder folder;
+  const std::string config = folder.write("config.json", kMamba2);
+  const std::string input = write_tensors(folder.file("in"), scan_tensors({}));
+  EXPECT_EQ(tool({"run", "--input", input, "--model-config", config}).code, 0);
+  const auto expect_refused = [&](const ScanFile& shape, const char* what) {
+    const std::string other = write_tensors(folder.file("other"), scan_tensors(shape));
+    for (const char* command : {"run", "verify", "bench", "plan"}) {
+      const Finished refused = tool({command, "--input", other, "--model-config", config});
+      EXPECT_EQ(refused.code, 2) << refused.err;
+      EXPECT_TRUE(has(refused.err, "--model-config " + config + " contradicts --input " + other)) << refused.err;
+      EXPECT_TRUE(has(refused.err, what)) << refused.err;
+    }
+  };
+  expect_refused({.state_dim = 32}, "the state's dim is 16 in the config and 32");
+  expect_refused({.head_dim = 32}, "the dim of a head is 16 in the config and 32");
+  expect_refused({.heads = 6}, "the number of heads is 8 in the config and 6");
+  expect_refused({.selective = true}, "the file holds a selective scan, and the config is of Mamba-2");
+  const Finished report = tool({"run", "--input", input, "--json", "-"});
+  EXPECT_EQ(json_at(report.out, "/config/op"), "\"ssd\"");
+  EXPECT_EQ(json_at(report.out, "/config/state-dim"), "16");
 }
 
 TEST(ModelConfigFlag, GivesAHybridsLayers) {

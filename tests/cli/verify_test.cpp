@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // `ringattn verify`, `plan` and `info` end to end.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
+
+#include <set>
+#include <string>
 
 #include "attention/ring/machine_model.hpp"
 #include "comm/world.hpp"
@@ -128,7 +132,7 @@ TEST(Verify, ReportsTheComparisonWithTheOracle) {
   EXPECT_EQ(json_at(text, "/accuracy/rows"), "40");
   EXPECT_EQ(json_at(text, "/accuracy/misplaced"), "0");
   for (const std::string tensor : {"/accuracy/out", "/accuracy/lse"}) {
-    const auto number = [&](const char* member) { return std::stod(json_at(text, tensor + member)); };
+    const auto number = [&, text = text](const char* member) { return std::stod(json_at(text, tensor + member)); };
     EXPECT_GT(number("/greatest_error"), 0.0) << tensor;  // of fp32
     EXPECT_LE(number("/greatest_error"), number("/allowed")) << tensor;
     EXPECT_LT(number("/token"), 300.0) << tensor;
@@ -301,7 +305,7 @@ TEST(Plan, PlansAFile) {
 TEST(Info, ShowsTablesAndReasons) {
   const Finished run = tool({"info"}, {{"RINGATTN_PACE", "100m"}});
   ASSERT_EQ(run.code, 0) << run.err;
-  for (const char* part : {"kernels, in order of preference", "cpu_fold", "transports", "threads",
+  for (const char* part : {"kernels, of each op in order of preference", "cpu_fold", "transports", "threads",
                            "RINGATTN_PACE = \"100m\" (environment)", "RINGATTN_TEST_LONG is not set"}) {
     EXPECT_TRUE(has(run.out, part)) << part << "\n" << run.out;
   }
@@ -311,6 +315,20 @@ TEST(Info, ShowsTablesAndReasons) {
   EXPECT_NE(json_at(json.out, "/transports/0/name"), "absent");
   EXPECT_NE(json_at(json.out, "/variables/0/name"), "absent");
   EXPECT_EQ(json_at(json.out, "/machine"), "null");
+}
+
+// Of every kernel it says which op it computes, those that decode among them.
+TEST(Info, SaysTheOpOfEveryKernel) {
+  const Finished info = tool({"info", "--json", "-"});
+  ASSERT_EQ(info.code, 0) << info.err;
+  std::set<std::string> ops;
+  for (int i = 0; json_at(info.out, fmt::format("/kernels/{}/name", i)) != "absent"; ++i) {
+    ops.insert(json_at(info.out, fmt::format("/kernels/{}/op", i)));
+  }
+  EXPECT_EQ(ops, (std::set<std::string>{"\"attention\"", "\"convolution\"", "\"decode\"", "\"product\"", "\"scan\""}));
+  const Finished shown = tool({"info"});
+  EXPECT_TRUE(has(shown.out, "cpu_fold         attention   cpu   runs here: yes")) << shown.out;
+  EXPECT_TRUE(has(shown.out, "cpu_fold         decode      cpu   runs here: yes")) << shown.out;
 }
 
 TEST(Info, ReportsFailures) {

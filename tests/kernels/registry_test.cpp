@@ -8,10 +8,12 @@
 #include <set>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/error.hpp"
 #include "kernels/convolution.hpp"
+#include "kernels/decode.hpp"
 #include "kernels/scan.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/fold_inputs.hpp"
@@ -66,9 +68,9 @@ std::string message_of(const FoldSpec& spec, const KernelRequest& request, Error
 
 bool contains(const std::string& text, std::string_view part) { return text.find(part) != std::string::npos; }
 
-TEST(Registry, NamesAreUnique) {
-  std::set<std::string_view> names;
-  for (const KernelEntry* row : all_kernels()) EXPECT_TRUE(names.insert(row->name).second) << row->name;
+TEST(Registry, NamesOfAnOpAreUnique) {
+  std::set<std::pair<std::string_view, std::string_view>> names;
+  for (const auto& [op, row] : all_kernels()) EXPECT_TRUE(names.emplace(op, row->name).second) << op << row->name;
   EXPECT_FALSE(names.empty());
 }
 
@@ -100,7 +102,7 @@ TEST(Registry, BackendsThatTheBuildLacks) {
 }
 
 TEST(Registry, BackendsThatComputeOtherOpsAlone) {
-  const auto is_cuda = [](const KernelEntry* row) { return row->backend == "cuda"; };
+  const auto is_cuda = [](const OpKernel& kernel) { return kernel.row->backend == "cuda"; };
   if (std::ranges::none_of(all_kernels(), is_cuda)) GTEST_SKIP() << "this build has no cuda kernels";
   if (kernel_table<ScanSpec>().front().backend == "cuda") GTEST_SKIP() << "scans run on cuda";
   const Error error = error_of([] { choose_kernel(ScanSpec{}, {"cuda", "auto"}); });
@@ -166,11 +168,14 @@ TEST(Registry, EveryOpChoosesFromItsOwnTable) {
 }
 
 TEST(Registry, AllKernelsAreThoseOfTheTables) {
-  std::vector<const KernelEntry*> expected;
-  for (const FoldRow& row : kernel_table<FoldSpec>()) expected.push_back(&row);
-  for (const HeadProductRow& row : kernel_table<HeadProductSpec>()) expected.push_back(&row);
-  for (const KernelRow<ScanSpec>& row : kernel_table<ScanSpec>()) expected.push_back(&row);
-  for (const KernelRow<ConvolutionSpec>& row : kernel_table<ConvolutionSpec>()) expected.push_back(&row);
+  std::vector<OpKernel> expected;
+  for (const FoldRow& row : kernel_table<FoldSpec>()) expected.push_back({"attention", &row});
+  for (const KernelRow<DecodeSpec>& row : kernel_table<DecodeSpec>()) expected.push_back({"decode", &row});
+  for (const HeadProductRow& row : kernel_table<HeadProductSpec>()) expected.push_back({"product", &row});
+  for (const KernelRow<ScanSpec>& row : kernel_table<ScanSpec>()) expected.push_back({"scan", &row});
+  for (const KernelRow<ConvolutionSpec>& row : kernel_table<ConvolutionSpec>()) {
+    expected.push_back({"convolution", &row});
+  }
   EXPECT_TRUE(std::ranges::equal(all_kernels(), expected));
 }
 

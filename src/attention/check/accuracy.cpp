@@ -194,15 +194,19 @@ void round_all(Dtype dtype, std::vector<float>& values) {
   for (float& value : values) value = rounded(dtype, value);
 }
 
+// `infinite`: of latents, the columns whose w_uv isn't finite. O isn't either, NaN or ∞ by the form's order of
+// products.
 void judge_out(const FoldSpec& spec, const CheckedRow& row, const std::vector<double>& oracle,
-               const std::vector<float>& straightforward, const TensorView& out, Accuracy& accuracy) {
+               const std::vector<float>& straightforward, const std::vector<bool>& infinite, const TensorView& out,
+               Accuracy& accuracy) {
   const std::byte* at = out.at(row.row, row.sample.head);
   for (std::size_t i = 0; i < oracle.size(); ++i, at += size_of(spec.dtype)) {
     const auto value = static_cast<double>(load_element(at, spec.dtype));
     // Beyond the dtype's range a value is rounded to ∞.
     const auto expected = static_cast<double>(rounded(spec.dtype, static_cast<float>(oracle[i])));
     if (kind_of(value) != kind_of(expected)) {
-      if (!row.tainted || std::isfinite(value)) note_misplaced(accuracy, row.sample);
+      const bool either = row.tainted || (!infinite.empty() && infinite[i] && !std::isfinite(expected));
+      if (!either || std::isfinite(value)) note_misplaced(accuracy, row.sample);
       continue;
     }
     if (!std::isfinite(expected)) continue;
@@ -298,14 +302,21 @@ void check_sequence(const AccuracyInputs& inputs, std::size_t sequence, std::int
     const double sink = spec.sinks ? static_cast<double>(inputs.sinks[rows[i].sample.head]) : 0.0;
     const double expected_lse = oracles[i].finish(sink, expected);
     std::vector<float> straightforward = rows[i].straightforward.finish();
-    if (latents != nullptr) {
+    std::vector<bool> infinite;
+    // Expanded, nothing is multiplied by w_uv for a row that sees no keys.
+    const bool nothing = rows[i].tiles.empty() && latents != nullptr && latents->form == LatentForm::kExpanded;
+    if (nothing) {
+      expected.assign(static_cast<std::size_t>(latents->spec.head_dim_v), 0.0);
+      straightforward.assign(expected.size(), 0.0F);
+    } else if (latents != nullptr) {
+      infinite = non_finite_values(*latents, rows[i].sample.head);
       expected = out_of_latent<double>(*latents, rows[i].sample.head, expected);
       straightforward = out_of_latent<float>(*latents, rows[i].sample.head, straightforward);
       round_all(spec.dtype, straightforward);
     }
     Accuracy row;
     row.rows = 1;
-    judge_out(spec, rows[i], expected, straightforward, out, row);
+    judge_out(spec, rows[i], expected, straightforward, infinite, out, row);
     judge_lse(spec, latents != nullptr, rows[i], expected_lse,
               static_cast<double>(lse.at(rows[i].row, rows[i].sample.head)), row);
     if (each != nullptr) each->push_back({rows[i].sample, row.error, row.lse_error, row.misplaced > 0});

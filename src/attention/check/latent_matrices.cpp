@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "attention/check/latent_matrices.hpp"
 
+#include <cmath>
+
 namespace ringattn {
 
 namespace {
@@ -20,9 +22,24 @@ HeadMatrices read_matrices(const JobInput& input, SyntheticTensor tensor, int ou
 
 HeldMatrices::HeldMatrices(const JobInput& input, int threads) {
   matrices.spec = input.latent().spec;
+  matrices.form = *input.latent().form;
   matrices.q_in_latent = input.q_in_latent();
   matrices.w_uk = read_matrices(input, SyntheticTensor::kWeightKeys, matrices.spec.head_dim, threads, keys);
   matrices.w_uv = read_matrices(input, SyntheticTensor::kWeightValues, matrices.spec.head_dim_v, threads, values);
+}
+
+std::vector<bool> non_finite_values(const LatentMatrices& matrices, int head) {
+  const LatentSpec& spec = matrices.spec;
+  std::vector<bool> found;
+  const std::byte* at = matrices.w_uv.at(head);
+  for (int outer = 0; outer < spec.head_dim_v; ++outer) {
+    bool any = false;
+    for (int i = 0; i < spec.latent_dim; ++i, at += size_of(spec.dtype)) {
+      any = any || !std::isfinite(load_element(at, spec.dtype));
+    }
+    found.push_back(any);
+  }
+  return found;
 }
 
 void read_latent_keys(const JobInput& input, std::span<const PackedRun> runs, const MutableTensorView& rows,

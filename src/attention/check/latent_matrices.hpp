@@ -16,7 +16,8 @@ namespace ringattn {
 
 struct LatentMatrices {
   LatentSpec spec;
-  bool q_in_latent = false;  // queries are multiplied by w_uk already
+  LatentForm form = LatentForm::kExpanded;  // that computes
+  bool q_in_latent = false;                 // queries are multiplied by w_uk already
   HeadMatrices w_uk;
   HeadMatrices w_uv;
 };
@@ -34,6 +35,9 @@ struct HeldMatrices {
 // Fills rows [latent, rotary key], [total_tokens(runs), 1, latent_dim + rope_dim]. Throws what JobInput::read() throws.
 void read_latent_keys(const JobInput& input, std::span<const PackedRun> runs, const MutableTensorView& rows,
                       int threads);
+
+// For each row of a head's w_uv, [head_dim_v], whether it holds a value that isn't finite.
+std::vector<bool> non_finite_values(const LatentMatrices& matrices, int head);
 
 // [latent_dim + rope_dim] of a query, [head_dim + rope_dim].
 template <typename Real>

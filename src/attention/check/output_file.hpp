@@ -24,6 +24,9 @@ class OutputFile {
   // Throws kFile unless the file holds out and lse of a job of this shape.
   OutputFile(const std::string& path, const JobInput& input);
 
+  // How the file's job differs from the input's by what the file says of itself, where that makes other bits: "the file
+  // is of the absorbed form, the job of the expanded". Nothing where it says nothing of it.
+  const std::vector<std::string>& other_job() const { return other_job_; }
   std::vector<FileFingerprint> fingerprints() const { return ringattn::fingerprints(std::array{out_, lse_}); }
   // The first difference of this rank's rows, those of `runs`, from the file's: out, [rows, heads, head_dim_v], in host
   // memory, then lse, [rows, heads]. Throws kFile.
@@ -34,6 +37,7 @@ class OutputFile {
   TensorSource out_;
   TensorSource lse_;
   RowGrid grid_;
+  std::vector<std::string> other_job_;
 };
 
 }  // namespace ringattn

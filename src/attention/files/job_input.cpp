@@ -20,7 +20,7 @@ namespace {
 constexpr double kMostElements = 0x1p60;
 
 // Whether every sequence has as many rows, and no more than decode kernels take.
-bool decodes(const SequenceList& sequences) {
+bool are_steps(const SequenceList& sequences) {
   for (std::size_t i = 0; i < sequences.distinct(); ++i) {
     const Sequence& s = sequences[i];
     if (s.q_len != sequences[0].q_len || s.k_len > std::numeric_limits<std::int32_t>::max()) return false;
@@ -32,12 +32,23 @@ bool is_matrix(SyntheticTensor tensor) {
   return tensor == SyntheticTensor::kWeightKeys || tensor == SyntheticTensor::kWeightValues;
 }
 
+// Whether queries are the last tokens of their sequences.
+bool end_their_keys(const SequenceList& sequences) {
+  for (std::size_t i = 0; i < sequences.distinct(); ++i) {
+    if (sequences[i].q_offset + sequences[i].q_len != sequences[i].k_len) return false;
+  }
+  return true;
+}
+
 // What decode steps can't be, of a synthetic one.
 void check_decode(const SyntheticInput& input, std::int64_t q_len) {
+  const bool latents = input.op == Op::kLatent;
   if (q_len < 1 || q_len > kMostDecodeRows) {
-    fail(ErrorCode::kUsage, {setting("q_len", q_len), " with ", setting("op", "decode")},
+    fail(ErrorCode::kUsage,
+         {setting("q_len", q_len), " with ", latents ? setting("page_size", input.page_size) : setting("op", "decode")},
          fmt::format("a step has 1 to {} rows of a sequence", kMostDecodeRows),
-         {"Use ", setting("op", "attention"), " for more: rows have the same bits there."});
+         latents ? Wording("Leave out the pages of the cache.")
+                 : Wording{"Use ", setting("op", "attention"), " for more: rows have the same bits there."});
   }
   if (input.page_size != 0 && !is_page_size(input.page_size)) {
     fail(ErrorCode::kUsage, {setting("page_size", input.page_size)},
@@ -45,8 +56,8 @@ void check_decode(const SyntheticInput& input, std::int64_t q_len) {
          "Choose one of them, or 0 for a cache without pages.");
   }
   if (input.tokens > std::numeric_limits<std::int32_t>::max()) {
-    fail(ErrorCode::kUsage, {setting("seq", input.tokens), " with ", setting("op", "decode")},
-         "lengths of a cache lie below 2^31", {"Use ", setting("op", "attention"), ", or fewer tokens."});
+    fail(ErrorCode::kUsage, {setting("seq", input.tokens), " in a cache"}, "its lengths lie below 2^31",
+         "Use fewer tokens.");
   }
 }
 
@@ -117,13 +128,14 @@ void JobInput::take_shape(const SyntheticInput& input) {
           fmt::format(" and {} heads", spec.heads)},
          "a tensor would have more than 2^60 elements", "Use fewer tokens, sequences or heads.");
   }
-  const std::int64_t q_len = input.q_len.value_or(op_ == Op::kDecode ? 1 : input.tokens);
-  if (op_ == Op::kDecode) check_decode(input, q_len);
+  const bool cached = op_ == Op::kDecode || (op_ == Op::kLatent && input.page_size != 0);
+  const std::int64_t q_len = input.q_len.value_or(cached ? 1 : input.tokens);
+  if (cached) check_decode(input, q_len);
   if (q_len < 0 || q_len > input.tokens) {
     fail(ErrorCode::kUsage, {setting("q_len", q_len), " with ", setting("seq", input.tokens)},
          "queries are those of a sequence's last tokens", "Use no more queries than tokens.");
   }
-  if (input.page_size != 0 && op_ != Op::kDecode) {
+  if (input.page_size != 0 && !cached) {
     fail(ErrorCode::kUsage, {setting("page_size", input.page_size), " with ", setting("op", op_name(op_))},
          "only a cache has pages", {"Leave it out, or use ", setting("op", "decode"), "."});
   }
@@ -154,7 +166,7 @@ void JobInput::take_shape(const FileInput& input) {
   }
   out_grid_ = found.out_grid();
   job_.batch.sequences = found.sequences;
-  if (found.pages && !file_->latents && decodes(found.sequences)) op_ = Op::kDecode;
+  if (found.pages && !file_->latents && are_steps(found.sequences)) op_ = Op::kDecode;
   FoldSpec& spec = job_.spec;
   spec.dtype = found.dtype;
   spec.heads = static_cast<int>(found.q_grid.heads);
@@ -214,6 +226,9 @@ void JobInput::take_form(std::optional<LatentForm> form) {
   form_ = choose_form(*latent_);
   if (q_in_latent()) form_.reason = "queries are in the latent already";
   latent_->form = form_.form;
+  // A row of the expanded form, and one that stands elsewhere, is computed as a prefill's.
+  decodes_latents_ = pages() != nullptr && form_.form == LatentForm::kAbsorbed && are_steps(latent_->batch.sequences) &&
+                     end_their_keys(latent_->batch.sequences);
 }
 
 void JobInput::read(SyntheticTensor tensor, std::span<const PackedRun> runs, const MutableTensorView& rows,
@@ -274,7 +289,7 @@ std::vector<PackedRun> JobInput::made_tokens(SyntheticTensor tensor, std::span<c
 
 JobInput JobInput::decoded(std::int64_t page_size) const {
   JobInput step = *this;
-  step.op_ = Op::kDecode;
+  if (op_ != Op::kLatent) step.op_ = Op::kDecode;
   step.repaged_ = true;
   step.dealt_.reset();
   if (page_size > 0) {
@@ -285,7 +300,8 @@ JobInput JobInput::decoded(std::int64_t page_size) const {
 
 JobInput JobInput::attended() const {
   JobInput job = *this;
-  job.op_ = Op::kAttention;
+  if (op_ != Op::kLatent) job.op_ = Op::kAttention;
+  job.decodes_latents_ = false;
   return job;
 }
 

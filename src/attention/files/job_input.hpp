@@ -37,11 +37,13 @@ std::string_view op_name(Op op);  // "attention", "decode", "mla", "ssd", "selec
 // q, k and v, or latents and matrices, as functions of a seed, for sequences of equal length.
 struct SyntheticInput {
   Op op = Op::kAttention;
-  std::optional<std::uint64_t> seed;       // absent: a shape alone, of which no rows can be read
-  std::int64_t tokens = 0;                 // keys of each sequence
-  std::optional<std::int64_t> q_len = {};  // queries of each, at the end of its keys; absent: all, or one to decode
-  std::int64_t page_size = 0;              // tokens, of kDecode: pages dealt at random by the seed; 0: a dense cache
-  std::int64_t batch = 1;                  // sequences
+  std::optional<std::uint64_t> seed;  // absent: a shape alone, of which no rows can be read
+  std::int64_t tokens = 0;            // keys of each sequence
+  // Queries of each, at the end of its keys; absent: all of them, or one where a cache is decoded.
+  std::optional<std::int64_t> q_len = {};
+  // Tokens, of kDecode and kLatent: pages dealt at random by the seed. 0: a dense cache, or rows of latents.
+  std::int64_t page_size = 0;
+  std::int64_t batch = 1;  // sequences
   int heads = 1;
   int kv_heads = 1;
   int head_dim = 64;
@@ -79,7 +81,7 @@ class JobInput {
   // The same job as a decoding step over another cache, without pages (0) or with pages of so many tokens, whose
   // contents are read token by token. Its rows must be a step's: op() says so, or the caller sees to it.
   JobInput decoded(std::int64_t page_size) const;
-  // The same job for Attention.
+  // The same job for Attention, or for Latent.
   JobInput attended() const;
   // Some of its sequences, ascending, each with its last `rows` queries and the keys up to the last of these: no query
   // stands before the first key or behind the last.
@@ -90,6 +92,9 @@ class JobInput {
   // Of a file, kLatent where it holds latents; kDecode where it holds a cache and every sequence has as many rows, no
   // more than decode kernels take.
   Op op() const { return op_; }
+  // Whether a front door of decoding computes it: Decode for kDecode, and LatentDecode for a cache of latents in pages,
+  // absorbed, where every sequence has as many rows at its end, no more than decode kernels take.
+  bool decodes() const { return op_ == Op::kDecode || decodes_latents_; }
   // Of kLatent: the job as its front door has it, with the form that computes, and why it is that one.
   const LatentJob& latent() const { return *latent_; }
   const FormChoice& form() const { return form_; }
@@ -136,6 +141,7 @@ class JobInput {
   Op op_ = Op::kAttention;
   std::optional<LatentJob> latent_;
   FormChoice form_;
+  bool decodes_latents_ = false;
   bool repaged_ = false;                    // by decoded() or last_rows(): the file's pages are not the job's
   std::shared_ptr<const PageTable> dealt_;  // of a cache in pages that lies in no file
   Job job_;

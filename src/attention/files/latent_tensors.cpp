@@ -54,7 +54,11 @@ void find_matrices(const SafetensorsFile& file, const InputNames& names, InputTe
   const bool named_apart = names.w_uk || names.w_uv;
   const bool apart = named_apart || file.contains("w_uk") || file.contains("w_uv");
   const bool joined = names.kv_b_proj || (!named_apart && file.contains("kv_b_proj"));
-  if (joined && apart && names.kv_b_proj.has_value() == named_apart) {
+  if (names.kv_b_proj && named_apart) {
+    fail(ErrorCode::kUsage, {setting("tensors"), " names kv_b_proj and w_uk or w_uv"},
+         "the matrices of a job are apart or joined", "Name those that are meant.");
+  }
+  if (joined && apart && !names.kv_b_proj) {
     fail(ErrorCode::kFile, fmt::format("{} holds `kv_b_proj` and `w_uk` or `w_uv`", file.path()),
          "the matrices of a job are apart or joined", {"Name those that are meant with ", setting("tensors"), "."});
   }
@@ -81,8 +85,13 @@ bool find_rows(const SafetensorsFile& file, const InputNames& names, InputTensor
   const bool rows = names.latent || names.k_rope;
   const bool pages = names.latent_pages || (!rows && !names.latent_fp8 && file.contains("latent_pages"));
   const bool codes = names.latent_fp8 || (!rows && !pages && file.contains("latent_fp8"));
+  const int named = (rows ? 1 : 0) + (names.latent_fp8 ? 1 : 0) + (names.latent_pages ? 1 : 0);
+  if (named > 1) {
+    fail(ErrorCode::kUsage, {setting("tensors"), fmt::format(" names latents in {} forms", named)},
+         "latent and k_rope, latent_fp8 and latent_pages exclude each other", "Name the one that is meant.");
+  }
   const int kinds = (pages ? 1 : 0) + (codes ? 1 : 0) + (rows || file.contains("latent") ? 1 : 0);
-  if (kinds > 1 && !rows && !names.latent_pages && !names.latent_fp8) {
+  if (kinds > 1 && named == 0) {
     fail(ErrorCode::kFile, fmt::format("{} holds latents in {} forms", file.path(), kinds),
          "latent, latent_fp8 and latent_pages exclude each other",
          {"Name the one that is meant with ", setting("tensors"), "."});
@@ -220,9 +229,12 @@ bool holds_latents(const SafetensorsFile& file, const InputNames& names) {
   const bool named_latents = names.latent || names.k_rope || names.latent_fp8 || names.latent_pages || names.w_uk ||
                              names.w_uv || names.kv_b_proj;
   if (named_keys != named_latents) return named_latents;
-  const bool latents =
-      named_latents || file.contains("latent") || file.contains("latent_fp8") || file.contains("latent_pages");
-  const bool keys = named_keys || file.contains("k") || file.contains("k_pages");
+  if (named_keys) {
+    fail(ErrorCode::kUsage, {setting("tensors"), " names keys and latents"},
+         "the keys of a job are its own or expanded from latents", "Name k and v, or latent and k_rope.");
+  }
+  const bool latents = file.contains("latent") || file.contains("latent_fp8") || file.contains("latent_pages");
+  const bool keys = file.contains("k") || file.contains("k_pages");
   if (latents && keys) {
     fail(ErrorCode::kFile, fmt::format("{} holds keys and latents", file.path()),
          "the keys of a job are its own or expanded from latents",

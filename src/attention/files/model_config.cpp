@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 #include <utility>
 
 #include "attention/files/json_reader.hpp"
@@ -55,6 +56,7 @@ std::string without_infinities(std::string_view text) {
 }  // namespace
 
 // Keeps what stands directly in objects, by dotted key, and the lists that are asked for. Other lists are passed over.
+// A key that stands twice in an object is refused: readers differ in which of them counts.
 class ModelConfig::Reader final : public JsonEvents {
  public:
   Reader(const TextSource& source, ModelConfig& config) : source_(source), config_(config) {}
@@ -79,14 +81,19 @@ class ModelConfig::Reader final : public JsonEvents {
     if (arrays_++ > 0) return;
     constexpr std::string_view kText = "text_config.";
     list_ = path();
-    if (list_.starts_with(kText)) list_.erase(0, kText.size());
+    if (list_.starts_with(kText)) {
+      list_.erase(0, kText.size());
+      if (seen_.contains(list_)) list_.clear();  // what stands at the top counts, as of single values
+    }
     if (in("layer_types")) config_.layer_types_.clear();
     if (in("attn_layer_indices")) config_.attention_layers_.emplace();
     if (in("time_step_limit")) config_.dt_limit_.clear();
   }
   void end_array() override { --arrays_; }
   void key(std::string& name) override {
-    if (arrays_ == 0) key_ = name;
+    if (arrays_ > 0) return;
+    key_ = name;
+    if (!seen_.insert(path()).second) source_.refuse(fmt::format("it names {} twice", in_quotes(path())));
   }
   void string(std::string& value) override {
     if (in("layer_types")) {
@@ -123,18 +130,16 @@ class ModelConfig::Reader final : public JsonEvents {
   void keep(std::string_view what, Value value) {
     check_object(what);
     if (arrays_ > 0) return;
-    const std::string key = path();
-    if (!config_.values_.emplace(key, std::move(value)).second) {
-      source_.refuse(fmt::format("it names {} twice", in_quotes(key)));
-    }
+    config_.values_.emplace(path(), std::move(value));
   }
 
   const TextSource& source_;
   ModelConfig& config_;
   std::vector<std::string> prefixes_;  // of the open objects
   std::string key_;
-  std::string list_;  // the outermost open list
-  int arrays_ = 0;    // open lists, and objects in them
+  std::set<std::string> seen_;  // all keys, dotted
+  std::string list_;            // the outermost open list; empty: passed over
+  int arrays_ = 0;              // open lists, and objects in them
 };
 
 ModelConfig ModelConfig::open(const std::string& path) { return {read_text_file(path), path}; }

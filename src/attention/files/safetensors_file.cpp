@@ -9,6 +9,7 @@
 #include <cctype>
 #include <set>
 
+#include "attention/files/tensor_roles.hpp"
 #include "base/error.hpp"
 
 namespace ringattn {
@@ -154,7 +155,9 @@ void SafetensorsFile::fail_unknown(std::string_view name) const {
     holds = fmt::format("it holds {}{}", fmt::join(shown, ", "),
                         known.size() > kListed ? fmt::format(" and {} more", known.size() - kListed) : "");
   }
+  const bool role = is_tensor_role(name);
   std::erase_if(known, [&](std::string_view other) {
+    if (role && is_tensor_role(other)) return true;  // w_uv is no misspelt w_uk
     if (name.size() == 1) return other.size() != 1 || std::tolower(other[0]) != std::tolower(name[0]);
     return other.size() > 2 * name.size() + 8;  // can't be near, and is long to compare
   });

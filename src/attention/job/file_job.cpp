@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "attention/job/one_input.hpp"
@@ -15,7 +16,7 @@ DecodeOptions decode_options(const Options& options) {
 }
 
 StepForecast forecast_step(const JobInput& input, const KernelRequest& request, int ranks, KernelPlace place) {
-  const DecodeSpec spec{input.job().spec};
+  const DecodeSpec spec = decode_spec(input);
   const DecodeChoice choice = choose_kernel(spec, request, place);
   const auto backend = choice.row->make_backend({1, kNoDevice});
   return forecast_step(input, *choice.row->make_kernel(spec, *backend), ranks);
@@ -41,19 +42,28 @@ void PreparedFileJob::prepare(Transport& transport, Options options, int heads_a
     attention_.emplace(input_->job(), transport, std::move(options));
     return;
   }
-  if (input_->op() == Op::kLatent) {
+  if (input_->op() == Op::kLatent && !input_->decodes()) {
     latent_.emplace(input_->latent(), transport, LatentOptions{std::move(options), heads_at_a_time});
     return;
   }
   meeting_.together(
       [&] { step_ = forecast_step(*input_, fitting_request(options.kernel, transport), transport.size()); });
+  if (input_->op() == Op::kLatent) {
+    const DecodeJob& job = step_->job;
+    latent_decode_.emplace(LatentDecodeJob{input_->latent().spec, job.limits, job.page_size, job.pages}, transport,
+                           decode_options(options));
+    return;
+  }
   decode_.emplace(step_->job, transport, decode_options(options));
 }
 
 KernelShape PreparedFileJob::tiles() {
-  if (!decode_) return ring().plan.kernel;
-  // Rows that are decoded fold the tiles that the fold kernel of the same name gives them.
-  const FoldSpec& spec = input_->job().spec;
+  if (!input_->decodes()) return ring().plan.kernel;
+  // Rows that are decoded fold the tiles that the fold kernel of the same name gives them; where there is none, all
+  // rows of a step at once.
+  const FoldSpec spec = decode_spec(*input_).fold;
+  const auto same = [&](const FoldRow& row) { return row.name == kernel().name; };
+  if (std::ranges::none_of(kernel_table<FoldSpec>(), same)) return {step_->key_tile, kMostDecodeRows};
   const FoldChoice fold = choose_kernel(spec, {std::string(kernel().backend), std::string(kernel().name)});
   const auto backend = fold.row->make_backend({1, kNoDevice});
   return {step_->key_tile, fold.row->make_kernel(spec, *backend)->query_tile()};
@@ -64,8 +74,16 @@ std::unique_ptr<LoadedJob> PreparedFileJob::load(const StepDone& step_done) {
                  : std::make_unique<LoadedJob>(*input_, *attention_, meeting_, step_done);
 }
 
+std::unique_ptr<LoadedStep> PreparedFileJob::load_step(const StepDone& step_done, int caches) {
+  return latent_decode_ ? std::make_unique<LoadedStep>(*input_, *latent_decode_, meeting_, step_done, caches)
+                        : std::make_unique<LoadedStep>(*input_, *decode_, meeting_, step_done, caches);
+}
+
 RankResult PreparedFileJob::compute(const StepDone& step_done) {
-  if (decode_) return execute_step(*input_, *decode_, meeting_, step_done);
+  if (input_->decodes()) {
+    const std::unique_ptr<LoadedStep> step = load_step(step_done);
+    return step->fetch(step->run());
+  }
   const std::unique_ptr<LoadedJob> loaded = load(step_done);
   return loaded->fetch(loaded->run(RunMode::kWhole, step_done));
 }
@@ -79,10 +97,11 @@ FileJobResult PreparedFileJob::run(const StepDone& step_done) {
 void PreparedFileJob::write(const FileJobResult& result) {
   if (job_.output.empty()) return;
   FileMetadata metadata = output_metadata(kernel(), backend(), result.digests);
-  if (latent_) {
+  metadata.emplace_back("softmax_scale", fmt::format("{}", input_->job().spec.softmax_scale));
+  if (input_->op() == Op::kLatent) {
     const LatentSpec& spec = input_->latent().spec;
     metadata.insert(metadata.end(), {{"op", std::string(op_name(Op::kLatent))},
-                                     {"form", std::string(form_name(latent_->form().form))},
+                                     {"form", std::string(form_name(input_->form().form))},
                                      {"latent_dim", fmt::format("{}", spec.latent_dim)},
                                      {"rope_dim", fmt::format("{}", spec.rope_dim)},
                                      {"head_dim", fmt::format("{}", spec.head_dim)},

@@ -24,6 +24,7 @@
 #include "attention/job/ring_door.hpp"
 #include "attention/job/step_forecast.hpp"
 #include "attention/latent.hpp"
+#include "attention/latent_decode.hpp"
 #include "comm/meeting.hpp"
 
 namespace ringattn {
@@ -60,9 +61,10 @@ class PreparedFileJob {
   PreparedFileJob(JobInput input, Transport& transport, Options options, int heads_at_a_time = 0);
 
   const JobInput& input() const { return *input_; }
-  // The one that input().op() says is there.
+  // The one that input().op() says is there, and input().decodes(): of latents that are decoded decode() is what folds.
   Attention& attention() { return *attention_; }
-  Decode& decode() { return *decode_; }
+  Decode& decode() { return latent_decode_ ? latent_decode_->in_latent() : *decode_; }
+  LatentDecode& latent_decode() { return *latent_decode_; }
   Latent& latent() { return *latent_; }
   // Of decode().
   const StepForecast& step() const { return *step_; }
@@ -71,12 +73,14 @@ class PreparedFileJob {
   RingDoor ring() { return latent_ ? ring_door(*latent_) : ring_door(*attention_); }
 
   // Of each.
-  Backend& backend() { return decode_ ? decode_->backend() : ring().backend; }
+  Backend& backend() { return input_->decodes() ? decode().backend() : ring().backend; }
   const KernelEntry& kernel() {
-    if (decode_) return *decode_->kernel().row;
+    if (input_->decodes()) return *decode().kernel().row;
     return *ring().kernel.row;
   }
-  int threads() { return decode_ ? decode_->options().threads : ring().options.threads; }
+  int threads() { return input_->decodes() ? decode().options().threads : ring().options.threads; }
+  // The steps that input() decodes(): `caches` as of LoadedStep.
+  std::unique_ptr<LoadedStep> load_step(const StepDone& step_done = {}, int caches = 1);
 
   // What the kernel's tiles are.
   KernelShape tiles();
@@ -99,6 +103,7 @@ class PreparedFileJob {
   std::optional<Attention> attention_;
   std::optional<Decode> decode_;
   std::optional<Latent> latent_;
+  std::optional<LatentDecode> latent_decode_;
   std::optional<StepForecast> step_;
 };
 

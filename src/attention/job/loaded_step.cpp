@@ -5,6 +5,7 @@
 #include <span>
 #include <utility>
 
+#include "attention/check/latent_matrices.hpp"
 #include "attention/job/staging.hpp"
 #include "base/moment.hpp"
 
@@ -54,7 +55,9 @@ LoadedCache::LoadedCache(const JobInput& input, Decode& decode, const Meeting& m
   const std::int64_t rows = share_.pages * share_.page_size;
   Backend& backend = decode.backend();
   pools_.k = backend.allocate(bytes_of(rows, spec.kv_heads, spec.head_dim, size_of(spec.dtype)));
-  pools_.v = backend.allocate(bytes_of(rows, spec.kv_heads, spec.head_dim_v, size_of(spec.dtype)));
+  if (!job.values_in_keys) {
+    pools_.v = backend.allocate(bytes_of(rows, spec.kv_heads, spec.head_dim_v, size_of(spec.dtype)));
+  }
   const auto fill = [&](SyntheticTensor tensor, const Buffer& pool, int dim) -> std::int64_t {
     moment("staging");
     backend.fill_bytes(pool.data(), kUnwritten, pool.bytes(), backend.stream());
@@ -62,8 +65,14 @@ LoadedCache::LoadedCache(const JobInput& input, Decode& decode, const Meeting& m
     fill_rows(tensor, dense_view(static_cast<void*>(pool.data()), spec.dtype, rows, spec.kv_heads, dim), step_done);
     return 0;
   };
-  non_finite_.k = fill(SyntheticTensor::kK, pools_.k, spec.head_dim);
-  non_finite_.v = fill(SyntheticTensor::kV, pools_.v, spec.head_dim_v);
+  if (job.values_in_keys) {
+    moment("staging");
+    backend.fill_bytes(pools_.k.data(), kUnwritten, pools_.k.bytes(), backend.stream());
+    fill_rows({}, dense_view(static_cast<void*>(pools_.k.data()), spec.dtype, rows, 1, spec.head_dim), step_done);
+  } else {
+    non_finite_.k = fill(SyntheticTensor::kK, pools_.k, spec.head_dim);
+    non_finite_.v = fill(SyntheticTensor::kV, pools_.v, spec.head_dim_v);
+  }
 
   for (const Sequence& sequence : input.job().batch.sequences) {
     host_lengths_.push_back(static_cast<std::int32_t>(sequence.k_len - held_back));
@@ -73,8 +82,9 @@ LoadedCache::LoadedCache(const JobInput& input, Decode& decode, const Meeting& m
   await(backend, meeting_);
 }
 
-// Neighbouring rows at a time.
-void LoadedCache::fill_rows(SyntheticTensor tensor, const MutableTensorView& rows, const StepDone& step_done) {
+// Neighbouring rows at a time. Without a tensor they are those of latents and rotary keys side by side.
+void LoadedCache::fill_rows(std::optional<SyntheticTensor> tensor, const MutableTensorView& rows,
+                            const StepDone& step_done) {
   Backend& backend = decode_.backend();
   Staging staging(backend, meeting_.patience());
   std::int64_t done = 0;
@@ -82,12 +92,17 @@ void LoadedCache::fill_rows(SyntheticTensor tensor, const MutableTensorView& row
     MutableTensorView stretch = rows;
     stretch.data = rows.at(first, 0);
     stretch.tokens = total_tokens(runs);
-    if (input_.seed()) {
-      backend.fill_synthetic(*input_.seed(), tensor, input_.made_tokens(tensor, runs), stretch, backend.stream());
+    if (input_.seed() && tensor) {
+      backend.fill_synthetic(*input_.seed(), *tensor, input_.made_tokens(*tensor, runs), stretch, backend.stream());
       return;
     }
     const auto fill = [&](std::span<const PackedRun> piece, const MutableTensorView& host) {
-      input_.read(tensor, piece, host, decode_.options().threads);
+      if (tensor) {
+        input_.read(*tensor, piece, host, decode_.options().threads);
+        return;
+      }
+      read_latent_keys(input_, piece, host, decode_.options().threads);
+      if (!input_.seed()) non_finite_.k += count_non_finite(host);
     };
     staging.load(runs, stretch, fill, [&](std::int64_t here) {
       if (step_done) step_done("row of the cache", done + here, rows.tokens);
@@ -146,6 +161,7 @@ CachePools LoadedCache::copy() const {
   Backend& backend = decode_.backend();
   CachePools other;
   for (const auto& [from, to] : {std::pair{&pools_.k, &other.k}, {&pools_.v, &other.v}}) {
+    if (from->bytes() == 0) continue;  // values that lie in their keys
     *to = backend.allocate(from->bytes());
     const auto bytes = static_cast<std::int64_t>(from->bytes());
     backend.copy_rows(to->data(), bytes, from->data(), bytes, bytes, 1, backend.stream());
@@ -174,8 +190,18 @@ void LoadedCache::place_host_copies(DecodeInputs& inputs) const {
 
 LoadedStep::LoadedStep(const JobInput& input, Decode& decode, const Meeting& meeting, const StepDone& step_done,
                        int caches)
-    : decode_(decode), meeting_(meeting) {
-  const FoldSpec& spec = decode.job().spec;
+    : LoadedStep(input, decode, nullptr, meeting, step_done, caches) {}
+
+LoadedStep::LoadedStep(const JobInput& input, LatentDecode& decode, const Meeting& meeting, const StepDone& step_done,
+                       int caches)
+    : LoadedStep(input, decode.in_latent(), &decode, meeting, step_done, caches) {}
+
+LoadedStep::LoadedStep(const JobInput& input, Decode& decode, LatentDecode* latents, const Meeting& meeting,
+                       const StepDone& step_done, int caches)
+    : decode_(decode), latents_(latents), meeting_(meeting) {
+  // As the caller has them: of latents the queries' and values' own dims, or those of queries in the latent.
+  const FoldSpec& spec = input.job().spec;
+  const int q_dim = input.q_in_latent() ? decode.job().spec.head_dim : spec.head_dim;
   const std::size_t element = size_of(spec.dtype);
   const auto sequences = static_cast<std::int64_t>(input.job().batch.sequences.size());
   const std::int64_t rows = input.job().batch.q_tokens();
@@ -189,8 +215,8 @@ LoadedStep::LoadedStep(const JobInput& input, Decode& decode, const Meeting& mee
     for (int i = 1; i < caches; ++i) more_.push_back(cache_->copy());
     result_.non_finite = cache_->non_finite();
 
-    q_ = backend.allocate(bytes_of(rows, spec.heads, spec.head_dim, element));
-    const MutableTensorView q = dense_view(static_cast<void*>(q_.data()), spec.dtype, rows, spec.heads, spec.head_dim);
+    q_ = backend.allocate(bytes_of(rows, spec.heads, q_dim, element));
+    const MutableTensorView q = dense_view(static_cast<void*>(q_.data()), spec.dtype, rows, spec.heads, q_dim);
     const PackedRun all[] = {{0, rows}};
     const auto fill = [&](std::span<const PackedRun> runs, const MutableTensorView& host) {
       input.read(SyntheticTensor::kQ, runs, host, decode.options().threads);
@@ -198,6 +224,7 @@ LoadedStep::LoadedStep(const JobInput& input, Decode& decode, const Meeting& mee
       if (meeting.rank() == 0) result_.non_finite.q += count_non_finite(host);
     };
     Staging(backend, meeting.patience()).load(all, q, fill, {});
+    if (latents_ != nullptr) load_matrices(input);
     if (spec.sinks) sinks_ = upload<float>(backend, input.sinks());
     result_.out = backend.allocate(bytes_of(result_.rows, spec.heads, spec.head_dim_v, element));
     result_.lse = backend.allocate(bytes_of(result_.rows, spec.heads, 1, sizeof(float)));
@@ -216,22 +243,73 @@ LoadedStep::LoadedStep(const JobInput& input, Decode& decode, const Meeting& mee
   });
 }
 
-DecodeInputs LoadedStep::inputs_of(int step) const {
+// All heads'. Every rank has them; each value that isn't finite is counted once.
+void LoadedStep::load_matrices(const JobInput& input) {
+  const LatentSpec& spec = input.latent().spec;
+  Backend& backend = decode_.backend();
+  const PackedRun heads[] = {{0, spec.heads}};
+  const auto load = [&](SyntheticTensor tensor, int outer, Buffer& buffer) {
+    buffer = backend.allocate(bytes_of(spec.heads, outer, spec.latent_dim, size_of(spec.dtype)));
+    const MutableTensorView rows =
+        dense_view(static_cast<void*>(buffer.data()), spec.dtype, spec.heads, outer, spec.latent_dim);
+    const auto fill = [&](std::span<const PackedRun> runs, const MutableTensorView& host) {
+      input.read(tensor, runs, host, decode_.options().threads);
+      if (meeting_.rank() == 0 && !input.seed()) result_.non_finite.v += count_non_finite(host);
+    };
+    Staging(backend, meeting_.patience()).load(heads, rows, fill, {});
+    return HeadMatrices{rows.data, rows.dtype,        rows.tokens,      rows.heads,
+                        rows.dim,  rows.token_stride, rows.head_stride, 1};
+  };
+  if (!input.q_in_latent()) keys_ = load(SyntheticTensor::kWeightKeys, spec.head_dim, w_uk_);
+  values_ = load(SyntheticTensor::kWeightValues, spec.head_dim_v, w_uv_);
+}
+
+const CachePools& LoadedStep::pools_of(int step) const {
   const std::size_t cache = static_cast<std::size_t>(step) % (more_.size() + 1);
-  const CachePools& pools = cache == 0 ? cache_->pools() : more_[cache - 1];
+  return cache == 0 ? cache_->pools() : more_[cache - 1];
+}
+
+void LoadedStep::enqueue(int step, bool captured) {
+  const CachePools& pools = pools_of(step);
+  const Stream stream = decode_.backend().stream();
   DecodeInputs inputs = inputs_;
+  if (captured) {
+    inputs.host_lengths = nullptr;
+    inputs.host_table = {};
+  }
   inputs.k = cache_->k(pools);
-  inputs.v = cache_->v(pools);
-  return inputs;
+  if (latents_ == nullptr) {
+    inputs.v = cache_->v(pools);
+    decode_.enqueue(inputs, outputs_, stream);
+    return;
+  }
+  LatentDecodeInputs rows;
+  rows.q = inputs.q;
+  rows.rows = inputs.rows;
+  rows.cache = inputs.k;
+  rows.block_table = inputs.block_table;
+  rows.table_pages = inputs.table_pages;
+  rows.lengths = inputs.lengths;
+  rows.sinks = inputs.sinks;
+  rows.w_uk = keys_;
+  rows.w_uv = values_;
+  rows.host_lengths = inputs.host_lengths;
+  rows.host_table = inputs.host_table;
+  latents_->enqueue(rows, {outputs_.out, outputs_.lse}, stream);
+}
+
+void LoadedStep::wait() {
+  if (latents_ != nullptr) return latents_->wait();
+  decode_.wait();
 }
 
 RunStats LoadedStep::run() {
   Backend& backend = decode_.backend();
   meeting_.barrier();
   marks_->record(0, backend.stream());
-  decode_.enqueue(inputs_of(0), outputs_, backend.stream());
+  enqueue(0, false);
   marks_->record(1, backend.stream());
-  decode_.wait();
+  wait();
   marks_->synchronize(1, meeting_.patience().for_peer(), {});
   RunStats stats;
   stats.seconds = marks_->elapsed(0, 1);
@@ -242,14 +320,6 @@ RunStats LoadedStep::run() {
 double LoadedStep::run_many(int count) {
   Backend& backend = decode_.backend();
   const Stream stream = backend.stream();
-  const auto enqueue = [&](int step, bool captured) {
-    DecodeInputs inputs = inputs_of(step);
-    if (captured) {
-      inputs.host_lengths = nullptr;
-      inputs.host_table = {};
-    }
-    decode_.enqueue(inputs, outputs_, stream);
-  };
   const bool graph = meeting_.size() == 1 && backend.enqueues();
   if (graph && replayed_ != count) {
     replay_ = backend.replay(stream, [&] {
@@ -265,9 +335,9 @@ double LoadedStep::run_many(int count) {
     for (int i = 0; i < count; ++i) enqueue(i, false);
   }
   marks_->record(1, stream);
-  if (!graph) decode_.wait();
+  if (!graph) wait();
   marks_->synchronize(1, meeting_.patience().for_work(count * kLongStep), {});
-  if (graph) decode_.wait();
+  if (graph) wait();
   meeting_.barrier();
   return marks_->elapsed(0, 1) / count;
 }
@@ -284,11 +354,6 @@ RankResult LoadedStep::fetch(const RunStats& stats) {
     }
   });
   return std::move(result_);
-}
-
-RankResult execute_step(const JobInput& input, Decode& decode, const Meeting& meeting, const StepDone& step_done) {
-  LoadedStep step(input, decode, meeting, step_done);
-  return step.fetch(step.run());
 }
 
 }  // namespace ringattn

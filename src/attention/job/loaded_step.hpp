@@ -12,12 +12,14 @@
 #include "attention/files/job_input.hpp"
 #include "attention/job/loaded_job.hpp"
 #include "attention/job/rank_cache.hpp"
+#include "attention/latent_decode.hpp"
 #include "base/memory.hpp"
 #include "comm/meeting.hpp"
 
 namespace ringattn {
 
-// K and V of one cache, in the kernel's memory.
+// K and V of one cache, in the kernel's memory. Of latents `k` holds the rows [c, k_r], whose first numbers are the
+// values, and `v` nothing.
 struct CachePools {
   Buffer k;
   Buffer v;
@@ -46,7 +48,7 @@ class LoadedCache {
 
  private:
   MutableCacheView view(const Buffer& pool, int dim) const;
-  void fill_rows(SyntheticTensor tensor, const MutableTensorView& rows, const StepDone& step_done);
+  void fill_rows(std::optional<SyntheticTensor> tensor, const MutableTensorView& rows, const StepDone& step_done);
   std::int64_t fill_pages(SyntheticTensor tensor, const Buffer& pool, int dim, const StepDone& step_done);
 
   const JobInput& input_;
@@ -66,6 +68,9 @@ class LoadedStep {
   // none finds its keys in a device's cache memory. Collective, as all calls; `decode` outlives the object.
   LoadedStep(const JobInput& input, Decode& decode, const Meeting& meeting, const StepDone& step_done = {},
              int caches = 1);
+  // The same of a cache of latents.
+  LoadedStep(const JobInput& input, LatentDecode& decode, const Meeting& meeting, const StepDone& step_done = {},
+             int caches = 1);
 
   // Begins on all ranks at once and returns when all are done.
   RunStats run();
@@ -76,22 +81,27 @@ class LoadedStep {
   RankResult fetch(const RunStats& stats);
 
  private:
-  DecodeInputs inputs_of(int step) const;
+  LoadedStep(const JobInput& input, Decode& decode, LatentDecode* latents, const Meeting& meeting,
+             const StepDone& step_done, int caches);
+  const CachePools& pools_of(int step) const;
+  void load_matrices(const JobInput& input);
+  // Enqueues a step of the front door; `captured`: without what the host knows of lengths.
+  void enqueue(int step, bool captured);
+  void wait();
 
   Decode& decode_;
+  LatentDecode* latents_;  // of latents, whose `decode_` is in it; else null
   Meeting meeting_;
   std::optional<LoadedCache> cache_;
   std::vector<CachePools> more_;
   RankResult result_;
-  Buffer q_, sinks_;
+  Buffer q_, sinks_, w_uk_, w_uv_;
+  HeadMatrices keys_, values_;  // of latents: views of w_uk_, where queries need it, and of w_uv_
   DecodeInputs inputs_;
   DecodeOutputs outputs_;
   std::unique_ptr<Marks> marks_;
   std::unique_ptr<Replay> replay_;
   int replayed_ = 0;  // steps of the replay
 };
-
-// Loads, runs once and fetches.
-RankResult execute_step(const JobInput& input, Decode& decode, const Meeting& meeting, const StepDone& step_done = {});
 
 }  // namespace ringattn

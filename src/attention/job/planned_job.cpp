@@ -1,36 +1,50 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "attention/job/planned_job.hpp"
 
-#include <string>
-
 #include "attention/latent_work.hpp"
 #include "base/gpu.hpp"
 #include "base/host.hpp"
 
 namespace ringattn {
 
-PlannedJob::PlannedJob(const JobInput& input, const Options& options, KernelPlace place) {
-  const auto choose_fold = [&](const FoldSpec& spec) {
-    choice_ = choose_kernel(spec, options.kernel, place);
-    backend_ =
-        choice_.row->make_backend({options.threads > 0 ? options.threads : usable_processors().count, kNoDevice});
-    fold_ = choice_.row->make_kernel(spec, *backend_);
-  };
-  if (input.op() != Op::kLatent) {
-    choose_fold(input.job().spec);
-    ring_ = ring_job(input.job(), *fold_);
+PlannedJob::PlannedJob(const JobInput& input, const Options& options, KernelPlace place, int heads_at_a_time)
+    : input_(input), options_(options), heads_at_a_time_(heads_at_a_time) {
+  if (input.op() == Op::kLatent) {
+    choose_latent(place);
     return;
   }
-  const LatentJob& job = input.latent();
-  const LatentRoom room = latent_room(job, options, 0);
-  choose_fold(form_spec(job.spec, *job.form, room.heads));
-  const KernelRequest beside{std::string(choice_.row->backend), "auto"};
-  const auto product = [&](const HeadProductSpec& spec) {
-    return choose_kernel(spec, beside, place).row->make_kernel(spec, *backend_);
-  };
-  keys_ = product(*job.form == LatentForm::kAbsorbed ? query_absorption(job.spec) : key_expansion(job.spec));
-  values_ = product(value_expansion(job.spec));
-  ring_ = ring_job(job, options, room, {*fold_, *keys_, *values_});
+  choice_ = choose_kernel(input.job().spec, options.kernel, place);
+  backend_ = make_backend();
+  fold_ = choice_.row->make_kernel(input.job().spec, *backend_);
+}
+
+std::unique_ptr<Backend> PlannedJob::make_backend() const {
+  return choice_.row->make_backend({options_.threads > 0 ? options_.threads : usable_processors().count, kNoDevice});
+}
+
+void PlannedJob::choose_latent(KernelPlace place) {
+  const LatentJob& job = input_.latent();
+  const LatentChoice chosen = choose_latent_kernels(job.spec, *job.form, options_.kernel, place);
+  choice_ = chosen.fold;
+  backend_ = make_backend();
+  fold_ = make_fold(job.spec.heads);
+  const bool absorbed = *job.form == LatentForm::kAbsorbed;
+  keys_ = chosen.keys->make_kernel(absorbed ? query_absorption(job.spec) : key_expansion(job.spec), *backend_);
+  values_ = chosen.values->make_kernel(value_expansion(job.spec), *backend_);
+}
+
+std::unique_ptr<FoldKernel> PlannedJob::make_fold(int heads) const {
+  const LatentJob& job = input_.latent();
+  return choice_.row->make_kernel(form_spec(job.spec, *job.form, heads), *backend_);
+}
+
+RingJob PlannedJob::ring(int world) {
+  if (input_.op() != Op::kLatent) return ring_job(input_.job(), *fold_);
+  const LatentJob& job = input_.latent();
+  const LatentRoom room = latent_room(job, options_, heads_at_a_time_, world,
+                                      {[this](int heads) { return make_fold(heads); }, *keys_, *values_});
+  fold_ = make_fold(room.heads);
+  return ring_job(job, options_, room, {*fold_, *keys_, *values_});
 }
 
 }  // namespace ringattn

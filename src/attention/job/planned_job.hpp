@@ -15,22 +15,29 @@ namespace ringattn {
 
 class PlannedJob {
  public:
-  // Chooses as the front door of the input's op does, attention's or that of latents. Throws what choosing throws.
-  PlannedJob(const JobInput& input, const Options& options, KernelPlace place);
+  // Chooses as the front door of the input's op does, attention's or that of latents. `heads_at_a_time`: of latents
+  // (LatentOptions). `input` and `options` outlive the object. Throws what choosing throws.
+  PlannedJob(const JobInput& input, const Options& options, KernelPlace place, int heads_at_a_time = 0);
 
   const FoldChoice& kernel() const { return choice_; }
   const Backend& backend() const { return *backend_; }
   int key_tile() const { return fold_->key_tile(); }
-  // Refers to the object's kernels.
-  const RingJob& ring() const { return ring_; }
+  // In a world of `world` ranks. Refers to the object's kernels, until the next call. Throws what latent_room() throws.
+  RingJob ring(int world);
 
  private:
+  std::unique_ptr<Backend> make_backend() const;
+  void choose_latent(KernelPlace place);
+  std::unique_ptr<FoldKernel> make_fold(int heads) const;  // of latents: of so many heads
+
+  const JobInput& input_;
+  const Options& options_;
+  int heads_at_a_time_;
   FoldChoice choice_;
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<FoldKernel> fold_;
   std::unique_ptr<HeadProductKernel> keys_;    // of latents
   std::unique_ptr<HeadProductKernel> values_;  // likewise
-  RingJob ring_;
 };
 
 }  // namespace ringattn

@@ -99,10 +99,17 @@ RankCache paged_share(const PageTable& table, const Batch& batch, const GroupSha
 
 }  // namespace
 
+DecodeSpec decode_spec(const JobInput& input) {
+  if (input.op() == Op::kLatent) return {absorbed_spec(input.latent().spec), true};
+  return {input.job().spec, false};
+}
+
 DecodeJob decode_job(const JobInput& input, int ranks, int key_tile) {
   const SequenceList& sequences = input.job().batch.sequences;
   DecodeJob job;
-  job.spec = input.job().spec;
+  const DecodeSpec spec = decode_spec(input);
+  job.spec = spec.fold;
+  job.values_in_keys = spec.values_in_keys;
   job.limits.sequences = static_cast<std::int64_t>(sequences.size());
   job.limits.rows = static_cast<int>(sequences[0].q_len);
   job.limits.keys = 1;
@@ -129,14 +136,16 @@ RankCache rank_cache(const JobInput& input, const DecodeJob& job, int rank, int 
   return paged_share(*input.pages(), batch, share, group_keys(key_tile), most_table_pages(job, ranks, key_tile));
 }
 
-double decode_bytes(const Job& job, int key_tile) {
+double decode_bytes(const JobInput& input, int key_tile) {
+  const Job& job = input.job();
+  const DecodeSpec spec = decode_spec(input);
   double keys = 0.0;
   for (const Sequence& s : job.batch.sequences) {
     const TileRange tiles = Visibility(job.spec.mask, s.k_len).tiles(s.q_offset, s.q_len, {1, key_tile});
     if (tiles.empty()) continue;
     keys += static_cast<double>(std::min(s.k_len, tiles.end * key_tile) - tiles.begin * key_tile);
   }
-  return keys * static_cast<double>(kv_token_bytes(job.spec));
+  return keys * static_cast<double>(spec.values_in_keys ? k_token_bytes(spec.fold) : kv_token_bytes(spec.fold));
 }
 
 }  // namespace ringattn

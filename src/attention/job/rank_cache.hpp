@@ -30,6 +30,9 @@ struct RankCache {
   std::vector<PlacedKeys> held;  // ascending by row, each row once, though sequences may share it
 };
 
+// What decodes `input`, which decodes(): of latents the absorbed form, whose values lie in its keys.
+DecodeSpec decode_spec(const JobInput& input);
+
 // The steps that `input` is one of: as many sequences, rows and keys as it has. `key_tile` is that of the kernel.
 DecodeJob decode_job(const JobInput& input, int ranks, int key_tile);
 
@@ -37,7 +40,8 @@ DecodeJob decode_job(const JobInput& input, int ranks, int key_tile);
 // table of too many entries.
 RankCache rank_cache(const JobInput& input, const DecodeJob& job, int rank, int ranks, int key_tile);
 
-// Bytes of K and V that a step reads: the tiles that its rows see, once a K/V head, on all ranks together.
-double decode_bytes(const Job& job, int key_tile);
+// Bytes of K and V, or of latents, that a step reads: the tiles that its rows see, once a K/V head, on all ranks
+// together.
+double decode_bytes(const JobInput& input, int key_tile);
 
 }  // namespace ringattn

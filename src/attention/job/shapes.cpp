@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "attention/job/file_job.hpp"
-#include "attention/latent_work.hpp"
+#include "attention/job/planned_job.hpp"
 #include "attention/ring/reshard.hpp"
 #include "attention/tokens/cost.hpp"
 #include "attention/tokens/group_deal.hpp"
@@ -118,15 +118,12 @@ class Runner {
 
   // The layout that the shape's ranks deal, on a rank that isn't among them.
   Layout dealt_layout(const Shape& shape, const Options& options) const {
-    FoldSpec spec = input_.job().spec;
-    if (shape.op == Op::kLatent) {
-      const LatentJob& job = input_.latent();
-      spec = form_spec(job.spec, *job.form, latent_room(job, options, shape.heads_at_a_time).heads);
-    }
-    const FoldChoice choice = choose_kernel(spec, fitting_request(options.kernel, world_));
-    const auto backend = choice.row->make_backend({std::max(1, options.threads), world_.device()});
-    const auto kernel = choice.row->make_kernel(spec, *backend);
-    return make_layout(input_.job(), shape.ranks, shape.layout, kernel->query_tile(), kernel->key_tile()).queries;
+    Options fitting = options;
+    fitting.kernel = fitting_request(options.kernel, world_);
+    fitting.threads = std::max(1, options.threads);
+    PlannedJob planned(input_, fitting, KernelPlace::kHere, shape.heads_at_a_time);
+    const KernelShape tiles = planned.ring(shape.ranks).kernel;
+    return make_layout(input_.job(), shape.ranks, shape.layout, tiles.query_tile, tiles.key_tile).queries;
   }
 
   const JobInput& input_;
@@ -168,7 +165,7 @@ std::vector<Shape> step_shapes_of(const ShapeRequest& request, const JobInput& i
     for (const std::int64_t page_size : {0, 16, 64, 256}) {
       if (page_size != own && !request.page_size) shapes.push_back({Op::kDecode, ranks, {}, 0, page_size});
     }
-    shapes.push_back({Op::kAttention, ranks});
+    if (request.as_rows) shapes.push_back({Op::kAttention, ranks});
   }
   return shapes;
 }

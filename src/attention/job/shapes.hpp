@@ -31,6 +31,7 @@ struct ShapeRequest {
   std::optional<LayoutRequest> layout;
   std::optional<std::int64_t> block;
   bool page_size = false;  // as the input has it
+  bool as_rows = true;     // of steps: also computed as rows of a prefill, whose kernel of the same name has their bits
 };
 
 // One shape for each choice that makes another one; the first is what the others are compared with. `key_tile`: of the

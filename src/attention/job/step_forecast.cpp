@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "attention/job/rank_cache.hpp"
+#include "attention/tokens/cost.hpp"
 #include "attention/tokens/group_deal.hpp"
 #include "kernels/cache_share.hpp"
 #include "kernels/merge.hpp"
@@ -29,9 +30,16 @@ StepForecast forecast_step(const JobInput& input, const DecodeKernel& kernel, in
   forecast.job = decode_job(input, ranks, forecast.key_tile);
   check_decode_job(forecast.job);
   const DecodeLimits& limits = forecast.job.limits;
+  kernel.check(limits, ranks);
   forecast.groups = share_groups(limits.keys, 1, forecast.key_tile);
   forecast.memory = decode_memory(forecast.job, kernel, ranks);
-  forecast.bytes_read = decode_bytes(input.job(), forecast.key_tile);
+  if (input.op() == Op::kLatent) {  // q and O as the caller has them, and the matrices
+    const LatentSpec& spec = input.latent().spec;
+    const FoldSpec given = expanded_spec(spec, spec.heads);
+    forecast.memory.rows += static_cast<std::size_t>(
+        limits.sequences * limits.rows * (q_token_bytes(given) + out_token_bytes(given)) + latent_weight_bytes(spec));
+  }
+  forecast.bytes_read = decode_bytes(input, forecast.key_tile);
   const std::int64_t groups = share_groups(limits.keys, ranks, forecast.key_tile);
   for (int rank = 0; rank < ranks; ++rank) {
     const SequenceRange owned = owned_sequences(limits.sequences, rank, ranks);
@@ -42,7 +50,8 @@ StepForecast forecast_step(const JobInput& input, const DecodeKernel& kernel, in
     forecast.keys.push_back(keys);
     forecast.rows.push_back(owned.count * limits.rows);
     forecast.received.push_back(
-        static_cast<std::int64_t>(partial_bytes(input.job().spec, kernel, forecast.rows.back(), groups)) * (ranks - 1));
+        static_cast<std::int64_t>(partial_bytes(forecast.job.spec, kernel, forecast.rows.back(), groups)) *
+        (ranks - 1));
   }
   return forecast;
 }

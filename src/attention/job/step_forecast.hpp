@@ -27,7 +27,8 @@ struct StepForecast {
   double balance() const;  // keys of the rank that has most, over the mean
 };
 
-// `kernel` may be made on a backend without a device. Throws what check_decode_job() throws.
+// `kernel` may be made on a backend without a device. Throws what check_decode_job() and
+// DecodeKernel::check() throw.
 StepForecast forecast_step(const JobInput& input, const DecodeKernel& kernel, int ranks);
 
 }  // namespace ringattn

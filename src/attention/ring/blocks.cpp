@@ -70,6 +70,8 @@ class BlockCutter {
     return options_.overlap ? cut_hidden() : cut_unhidden();
   }
 
+  std::size_t least_budget() const { return fixed_bytes_ + least_buffer_bytes(); }
+
  private:
   // Whether there will be only one, as far as can be told beforehand.
   bool one_block() const {
@@ -279,19 +281,32 @@ class BlockCutter {
     return ((pairs * work_.pair_flops + once) / needs_.world() + keys * work_.key_flops) / machine_.flops_per_second;
   }
 
-  [[noreturn]] void refuse_budget() const {
-    // Blocks of one tile, whichever it is.
-    std::int64_t tile_rows = 0;
-    const bool moves = needs_.largest(0, axis_.tiles()).received > 0;
-    for (std::int64_t tile = 0; moves && tile < axis_.tiles(); ++tile) {
-      tile_rows = std::max(tile_rows, needs_.bound(tile, tile + 1).all);
+  // Of the two block buffers, where blocks are as small as they may be.
+  std::size_t least_buffer_bytes() const {
+    std::int64_t rows = 0;
+    if (options_.block_tokens > 0) {
+      const std::vector<std::int64_t> boundaries = equal_blocks(options_.block_tokens);
+      for (std::size_t i = 0; i + 1 < boundaries.size(); ++i) {
+        rows = std::max(rows, needs_.largest(boundaries[i], boundaries[i + 1]).all);
+      }
+    } else if (!one_block()) {
+      for (std::int64_t tile = 0; tile < axis_.tiles(); ++tile) {
+        if (needs_.bound(tile, tile + 1).all <= rows) continue;  // without asking every rank
+        rows = std::max(rows, needs_.largest(tile, tile + 1).all);
+      }
     }
-    const auto fixed = static_cast<double>(fixed_bytes_);
-    const double buffers = 2.0 * static_cast<double>(tile_rows) * row_bytes_;
+    return static_cast<std::size_t>(2 * rows * token_bytes(work_.streams));
+  }
+
+  [[noreturn]] void refuse_budget() const {
+    const std::size_t buffers = least_buffer_bytes();
+    const std::string blocks =
+        options_.block_tokens > 0 ? counted(options_.block_tokens, "token") : std::string("one key tile");
     fail(ErrorCode::kMemory,
          fmt::format("a memory budget of {} a rank is too small", counted(options_.memory_budget, "byte")),
-         fmt::format("{:.0f} for shards, state and scratch, and {:.0f} for two blocks of one key tile", fixed, buffers),
-         {setting("memory", byte_size(fixed + buffers)), " is enough; with more ranks, shards and state are smaller."});
+         fmt::format("{} for shards, state and scratch, and {} for two blocks of {}", fixed_bytes_, buffers, blocks),
+         {setting("memory", byte_size(static_cast<double>(fixed_bytes_ + buffers))),
+          " is enough; with more ranks, shards and state are smaller."});
   }
 
   const RingWork& work_;
@@ -332,6 +347,12 @@ std::vector<std::int64_t> cut_blocks(const RingWork& work, const TileAxis& axis,
          "a block holds at least one token", "0 lets the plan choose.");
   }
   return BlockCutter(work, axis, needs, kernel, machine, options).cut();
+}
+
+std::size_t least_budget(const RingWork& work, const TileAxis& axis, const Needs& needs, const KernelShape& kernel,
+                         const PlanOptions& options) {
+  const MachineModel machine;  // decides where blocks end, not how small they may be
+  return BlockCutter(work, axis, needs, kernel, machine, options).least_budget();
 }
 
 }  // namespace ringattn

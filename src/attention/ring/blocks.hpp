@@ -2,6 +2,7 @@
 // Where blocks begin and end. Every rank cuts alike: the cut looks at all ranks' needs, and at nothing of its own.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -18,5 +19,9 @@ namespace ringattn {
 std::vector<std::int64_t> cut_blocks(const RingWork& work, const TileAxis& axis, const Needs& needs,
                                      const KernelShape& kernel, const MachineModel& machine,
                                      const PlanOptions& options);
+
+// The smallest memory budget that cut_blocks() doesn't refuse, whatever PlanOptions::memory_budget is.
+std::size_t least_budget(const RingWork& work, const TileAxis& axis, const Needs& needs, const KernelShape& kernel,
+                         const PlanOptions& options);
 
 }  // namespace ringattn

@@ -36,6 +36,7 @@ FormChoice choose_form(const LatentJob& job) {
 std::string describe(const LatentSpec& spec) {
   std::string text = fmt::format("{}, {} heads, head_dim {}+{}/{}, latent {}, {}", dtype_name(spec.dtype), spec.heads,
                                  spec.head_dim, spec.rope_dim, spec.head_dim_v, spec.latent_dim, describe(spec.mask));
+  text += fmt::format(", scale {}", spec.softmax_scale);
   if (spec.softcap > 0.0F) text += fmt::format(", softcap {}", spec.softcap);
   if (spec.sinks) text += ", sinks";
   return text;

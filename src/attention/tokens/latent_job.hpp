@@ -36,7 +36,7 @@ FormChoice choose_form(const LatentJob& job);
 // What folds in a form: `heads` of the job's heads at a time, expanded; absorbed always all.
 FoldSpec form_spec(const LatentSpec& spec, LatentForm form, int heads);
 
-// "bf16, 128 heads, head_dim 128+64/128, latent 512, causal"
+// "bf16, 128 heads, head_dim 128+64/128, latent 512, causal, scale 0.0721"
 std::string describe(const LatentSpec& spec);
 // The same with the batch: "…; 3 sequences, 1000 queries, 4096 keys"
 std::string describe(const LatentJob& job);

@@ -230,10 +230,50 @@ TEST(LatentTensors, AreRefusedWithBothShapes) {
       EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << part << " is not in " << error.what();
     }
   }
+  // A role's own name is no misspelling of another's.
+  NamedTensors without = latent_tensors(LatentFile());
+  without.erase("w_uk");
+  const std::string absent =
+      error_of([&] { JobInput(FileInput{write_tensors(folder.file("bad"), without)}, {}); }).what();
+  EXPECT_EQ(absent.find("Did you mean"), std::string::npos) << absent;
+  EXPECT_NE(absent.find("Name it with "), std::string::npos) << absent;
+  without["w_uK"] = without["w_uv"];
+  const std::string near =
+      error_of([&] { JobInput(FileInput{write_tensors(folder.file("bad"), without)}, {}); }).what();
+  EXPECT_NE(near.find("Did you mean `w_uK`?"), std::string::npos) << near;
   const FileInput good{write_tensors(folder.file("good"), latent_tensors(LatentFile()))};
   Numerics lists;
   lists.lists = "window:16";
   EXPECT_EQ(error_of([&] { JobInput(good, lists); }).code(), ErrorCode::kUsage);
+}
+
+// Names that exclude each other are no choice, whatever the file holds.
+TEST(LatentTensors, AreNamedInOneForm) {
+  const TemporaryFolder folder;
+  const LatentFile shape;
+  NamedTensors tensors = with_pages(latent_tensors(shape), shape);
+  for (const auto& [name, tensor] : latent_tensors(shape)) tensors[name] = tensor;
+  tensors.erase("cu_seqlens_k");
+  const std::string path = write_tensors(folder.file("both"), tensors);
+  InputNames names;
+  names.latent = "latent";
+  names.latent_pages = "latent_pages";
+  const Error both = error_of([&] { JobInput(FileInput{path, names}, {}); });
+  EXPECT_EQ(both.code(), ErrorCode::kUsage);
+  EXPECT_NE(std::string(both.what()).find("names latents in 2 forms"), std::string::npos) << both.what();
+  names.latent.reset();
+  EXPECT_EQ(JobInput(FileInput{path, names}, {}).op(), Op::kLatent);
+  names.w_uk = "w_uk";
+  names.kv_b_proj = "w_uv";
+  const Error matrices = error_of([&] { JobInput(FileInput{path, names}, {}); });
+  EXPECT_EQ(matrices.code(), ErrorCode::kUsage);
+  EXPECT_NE(std::string(matrices.what()).find("names kv_b_proj and w_uk"), std::string::npos) << matrices.what();
+  names = {};
+  names.k = "q";
+  names.latent = "latent";
+  const Error keys = error_of([&] { JobInput(FileInput{path, names}, {}); });
+  EXPECT_EQ(keys.code(), ErrorCode::kUsage);
+  EXPECT_NE(std::string(keys.what()).find("names keys and latents"), std::string::npos) << keys.what();
 }
 
 }  // namespace

@@ -194,6 +194,17 @@ TEST(ModelConfig, OfSparseAttentionIsRefused) {
   EXPECT_NE(std::string(error.what()).find("index_topk = 2048"), std::string::npos) << error.what();
 }
 
+// Of lists, too, what stands at the top counts, wherever it stands.
+TEST(ModelConfig, TakesListsOfTheTopFirst) {
+  const std::string_view top = R"("layer_types": ["mamba", "full_attention"])";
+  const std::string_view text = R"("text_config": {"layer_types": ["full_attention", "mamba"]})";
+  for (const bool first : {false, true}) {
+    const ModelConfig both = config(fmt::format("{{{}, {}}}", first ? top : text, first ? text : top));
+    EXPECT_EQ(both.layer_scans(0), true) << first;
+    EXPECT_EQ(both.layer_scans(1), false) << first;
+  }
+}
+
 TEST(ModelConfig, IsRefusedWithTheKey) {
   struct Case {
     std::string_view text;
@@ -220,6 +231,10 @@ TEST(ModelConfig, IsRefusedWithTheKey) {
            Case{R"({"num_attention_heads": 3, "head_dim": 8, "query_pre_attn_scalar": 0})", "query_pre_attn_scalar"},
            Case{R"({"num_attention_heads": 3, "head_dim": 8, "sliding_window": 0})", "sliding_window"},
            Case{R"({"num_attention_heads": 3, "num_attention_heads": 3})", "names `num_attention_heads` twice"},
+           Case{R"({"layer_types": ["full_attention"], "layer_types": ["mamba"]})", "names `layer_types` twice"},
+           Case{R"({"rope_scaling": {"factor": 2}, "rope_scaling": {"type": "yarn"}})", "names `rope_scaling` twice"},
+           Case{R"({"rope_scaling": 1, "rope_scaling": {}})", "names `rope_scaling` twice"},
+           Case{R"({"text_config": {"a": [1], "a": 1}})", "names `text_config.a` twice"},
            Case{"[1]", "it is a list, not an object"},
            Case{"7", "it is a number, not an object"},
            Case{"{\"a\": ", "isn't JSON"},

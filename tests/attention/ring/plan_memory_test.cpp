@@ -105,13 +105,14 @@ TEST(PlanMemory, ABudgetCountsTheStateWhereItIsKept) {
         ErrorCode::kMemory);
   };
   // One rank in one block, by itself or because it was asked for.
-  for (const std::int64_t block_tokens : {0, 4096, 1 << 20}) {
+  for (const auto& [block_tokens, blocks] : {std::pair(0, "one key tile"), {4096, "4096 tokens"}}) {
     EXPECT_EQ(answer(1, block_tokens, kFixed), "");
-    EXPECT_EQ(
-        answer(1, block_tokens, kFixed - 1),
-        "a memory budget of 10485759 bytes a rank is too small (10485760 for shards, state and scratch, and 0 for "
-        "two blocks of one key tile). memory = 10m is enough; with more ranks, shards and state are smaller.");
+    EXPECT_EQ(answer(1, block_tokens, kFixed - 1),
+              "a memory budget of 10485759 bytes a rank is too small (10485760 for shards, state and scratch, and 0 "
+              "for two blocks of " +
+                  std::string(blocks) + "). memory = 10m is enough; with more ranks, shards and state are smaller.");
   }
+  EXPECT_EQ(answer(1, 1 << 20, kFixed), "");
   // In two blocks.
   EXPECT_NE(answer(1, 2048, kFixed), "");
   EXPECT_NE(answer(1, 2048, kFixed + kState - 1), "");
@@ -123,6 +124,14 @@ TEST(PlanMemory, ABudgetCountsTheStateWhereItIsKept) {
   const auto everything = static_cast<std::size_t>(2 * 4096 * kv_token_bytes(job.spec));
   EXPECT_EQ(answer(4, 4096, kFixed + everything), "");
   EXPECT_NE(answer(4, 1024, kFixed + everything / 4), "");
+  // What is named for blocks of a stated size is enough for blocks of that size.
+  EXPECT_EQ(answer(4, 1024, kFixed),
+            "a memory budget of 10485760 bytes a rank is too small (17825792 for shards, state and scratch, and "
+            "1572864 for two blocks of 1024 tokens). memory = 19m is enough; with more ranks, shards and state are "
+            "smaller.");
+  const std::size_t received = everything / 4 / 4 * 3;  // a rank has a quarter itself
+  EXPECT_EQ(answer(4, 1024, kFixed + kState + received), "");
+  EXPECT_NE(answer(4, 1024, kFixed + kState + received - 1), "");
   // Whoever wants the state pays for it.
   options.state_out = true;
   EXPECT_EQ(answer(1, 0, kFixed),

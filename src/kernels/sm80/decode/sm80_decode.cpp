@@ -70,6 +70,8 @@ class Sm80Decode final : public DecodeKernel {
   std::int64_t record_floats() const override { return sm80::record_floats(spec_.fold.head_dim_v); }
   std::size_t scratch_bytes(const DecodeLimits& limits) const override { return lay_out(limits).bytes; }
 
+  void check(const DecodeLimits&, int shares) const override { check_shares(static_cast<std::size_t>(shares)); }
+
   void reserve(const DecodeLimits& limits) override {
     const DeviceGuard guard(device_);
     limits_ = limits;
@@ -105,10 +107,7 @@ class Sm80Decode final : public DecodeKernel {
   void merge(const DecodeMerge& merge, Stream stream) override {
     check_decode_merge(spec_, merge);
     const std::int64_t rows = merge.output.out.tokens;
-    if (merge.shares.size() > kMostShares) {
-      fail(ErrorCode::kUnsupported, fmt::format("merging {} shares", merge.shares.size()),
-           fmt::format("sm80_fold merges up to {}", kMostShares), "Deal the keys to fewer ranks.");
-    }
+    check_shares(merge.shares.size());
     if (rows == 0) return;
     const DeviceGuard guard(device_);
     DecodeMergeParams p{};
@@ -123,6 +122,12 @@ class Sm80Decode final : public DecodeKernel {
   }
 
  private:
+  static void check_shares(std::size_t shares) {
+    if (shares <= kMostShares) return;
+    fail(ErrorCode::kUnsupported, fmt::format("a decode step whose keys are dealt to {} ranks", shares),
+         fmt::format("sm80_fold merges the results of up to {}", kMostShares), "Use fewer ranks.");
+  }
+
   // Blocks of rows of a sequence and KV head, at most: rows of two query tiles lie in blocks of their own.
   std::int64_t blocks(int rows) const {
     const int stacked = rows * (spec_.fold.heads / spec_.fold.kv_heads);

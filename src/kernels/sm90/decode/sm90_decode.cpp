@@ -46,8 +46,12 @@ class Sm90Decode final : public DecodeKernel {
   int key_tile() const override { return config_.key_tile; }
   std::size_t scratch_bytes(const DecodeLimits& limits) const override { return lay_out(limits).bytes; }
 
+  void check(const DecodeLimits& limits, int shares) const override {
+    check_limits("sm90_fold", limits, kMostDecodeSequences, shares);
+  }
+
   void reserve(const DecodeLimits& limits) override {
-    check_limits("sm90_fold", limits, kMostDecodeSequences);
+    check(limits, 1);
     const DeviceGuard guard(device_);
     limits_ = limits;
     layout_ = lay_out(limits);

@@ -42,7 +42,18 @@ void set_shape(const FoldSpec& spec, const FoldOutput& output, int rows, std::in
 
 }  // namespace
 
-void check_limits(std::string_view kernel, const DecodeLimits& limits, int sequences) {
+namespace {
+
+void check_shares(std::string_view kernel, std::size_t shares) {
+  if (shares <= kMostShares) return;
+  fail(ErrorCode::kUnsupported, fmt::format("a decode step whose keys are dealt to {} ranks", shares),
+       fmt::format("{} merges the results of up to {}", kernel, kMostShares), "Use fewer ranks.");
+}
+
+}  // namespace
+
+void check_limits(std::string_view kernel, const DecodeLimits& limits, int sequences, int shares) {
+  check_shares(kernel, static_cast<std::size_t>(shares));
   if (limits.sequences > sequences) {
     fail(ErrorCode::kUnsupported, fmt::format("a decode step of {} sequences", limits.sequences),
          fmt::format("{} decodes up to {} in one step", kernel, sequences), "Use several steps, or another kernel.");
@@ -95,10 +106,7 @@ MappedPages mapped_pages(std::string_view kernel, const CacheView& view) {
 
 void merge_shares(std::string_view kernel, const FoldSpec& spec, int key_tile, const DecodeMerge& merge,
                   Stream stream) {
-  if (merge.shares.size() > kMostShares) {
-    fail(ErrorCode::kUnsupported, fmt::format("merging the groups of {} caches", merge.shares.size()),
-         fmt::format("{} merges those of up to {}", kernel, kMostShares), "Use fewer ranks.");
-  }
+  check_shares(kernel, merge.shares.size());
   if (merge.output.out.tokens == 0) return;
   MergeParams p{};
   set_shape(spec, merge.output, merge.rows, merge.output.out.tokens, p.step);

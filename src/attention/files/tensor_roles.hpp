@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// The tensors that a job's file may have, by the names that they have where nobody says another.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace ringattn {
+
+// What to look for. A name that isn't set is the role's own ("q", "cu_seqlens_k") and, for those of the fifth row,
+// optional; a name that is set must be there. The second row is that of a paged cache, instead of k and v; the third
+// and fourth are those of latent attention (latent_tensors.hpp), the last two those of scans (scan_tensors.hpp), which
+// have nothing of the others.
+struct InputNames {
+  std::optional<std::string> q, k, v;
+  std::optional<std::string> k_pages, v_pages, block_table, lengths_k;
+  std::optional<std::string> latent, k_rope, latent_fp8, latent_pages;
+  std::optional<std::string> w_uk, w_uv, kv_b_proj;
+  std::optional<std::string> cu_seqlens_q, cu_seqlens_k, q_offset, sinks;
+  std::optional<std::string> x, dt, a, b, c, d, z, dt_bias;
+  std::optional<std::string> u, delta, delta_bias, initial_states, cu_seqlens;
+
+  bool operator==(const InputNames&) const = default;
+};
+
+// A tensor that may be renamed.
+struct TensorRole {
+  std::string_view name;
+  std::optional<std::string> InputNames::*member;
+};
+// All of them, those that every job of a kind has first.
+std::span<const TensorRole> tensor_roles();
+bool is_tensor_role(std::string_view name);
+
+}  // namespace ringattn

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+// How much of a block of latents is gathered at a time, and that a budget which a refusal names is enough.
+#include "attention/latent_room.hpp"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "attention/latent_work.hpp"
+#include "comm/self.hpp"
+#include "kernels/registry.hpp"
+#include "tests/support/error_of.hpp"
+#include "tests/support/latent_rank.hpp"
+
+namespace ringattn::testing {
+namespace {
+
+LatentJob causal_job(std::int64_t tokens, LatentForm form, int heads) {
+  LatentSpec spec;
+  spec.heads = heads;
+  spec.mask = {-1, 0};
+  spec.softmax_scale = default_softmax_scale(spec);
+  return {spec, uniform_batch(1, tokens, tokens), form};
+}
+
+// Rooms as the CPU's kernels have them.
+class Rooms {
+ public:
+  explicit Rooms(const LatentJob& job) : job_(job) {
+    const KernelRequest cpu{"cpu", "auto"};
+    const FoldSpec spec = form_spec(job.spec, *job.form, job.spec.heads);
+    fold_ = choose_kernel(spec, cpu).row;
+    backend_ = fold_->make_backend({1, kNoDevice});
+    const auto product = [&](const HeadProductSpec& of) {
+      return choose_kernel(of, cpu).row->make_kernel(of, *backend_);
+    };
+    keys_ = product(key_expansion(job.spec));
+    values_ = product(value_expansion(job.spec));
+  }
+
+  LatentRoom room(const Options& options, int heads_at_a_time, int world) const {
+    const auto fold = [this](int heads) {
+      return fold_->make_kernel(form_spec(job_.spec, *job_.form, heads), *backend_);
+    };
+    return latent_room(job_, options, heads_at_a_time, world, {fold, *keys_, *values_});
+  }
+
+ private:
+  LatentJob job_;
+  const FoldRow* fold_ = nullptr;
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<HeadProductKernel> keys_;
+  std::unique_ptr<HeadProductKernel> values_;
+};
+
+TEST(LatentRoom, HeadsDivideAndFit) {
+  const LatentJob job = causal_job(1 << 21, LatentForm::kExpanded, 128);
+  const Rooms rooms(job);
+  Options options;
+  const LatentRoom room = rooms.room(options, 0, 8);
+  EXPECT_EQ(room.most_block_tokens, 32768);
+  EXPECT_EQ(room.heads, 8);  // 16 would take 320 MiB
+  EXPECT_EQ(rooms.room(options, 100, 8).heads, 64);
+  EXPECT_EQ(rooms.room(options, 1000, 8).heads, 128);
+  // What a rank of 64 needs anyway are 16 GiB of state, 4 of its own rows and 2 of other things.
+  options.memory_budget = std::size_t{64} << 30;
+  EXPECT_EQ(rooms.room(options, 0, 64), room) << "what isn't short is not saved";
+  options.memory_budget = 1;
+  EXPECT_EQ(rooms.room(options, 0, 64).heads, 1);
+  EXPECT_EQ(rooms.room(options, 4, 64).heads, 4) << "stated heads are as they are stated";
+  options.block_tokens = 4096;
+  EXPECT_EQ(rooms.room(options, 0, 64).most_block_tokens, 0) << "stated blocks are as they are stated";
+  EXPECT_EQ(error_of([&] { rooms.room(options, -1, 1); }).code(), ErrorCode::kUsage);
+}
+
+// A larger budget never makes a smaller room.
+TEST(LatentRoom, GrowsWithTheBudget) {
+  for (const LatentForm form : {LatentForm::kExpanded, LatentForm::kAbsorbed}) {
+    const LatentJob job = causal_job(100'000, form, 16);
+    const Rooms rooms(job);
+    std::int64_t before = 0;
+    std::int64_t rooms_seen = 0;
+    for (std::int64_t budget = std::int64_t{1} << 28; budget < std::int64_t{1} << 33; budget += budget / 64) {
+      Options options;
+      options.memory_budget = static_cast<std::size_t>(budget);
+      const LatentRoom room = rooms.room(options, 0, 4);
+      const std::int64_t tokens = room.most_block_tokens > 0 ? room.most_block_tokens : job.batch.k_tokens();
+      const std::int64_t bytes = tokens * gathered_row_bytes(job.spec, form, room.heads);
+      EXPECT_GE(bytes, before) << budget;
+      rooms_seen += bytes != before ? 1 : 0;
+      before = bytes;
+    }
+    EXPECT_GE(rooms_seen, 3);
+  }
+}
+
+// The bytes that a refusal counts, the setting that it names, and what it says of blocks.
+struct Refusal {
+  std::size_t counted = 0;
+  std::size_t named = 0;
+  std::string text;
+};
+
+Refusal refusal_of(const Error& error) {
+  EXPECT_EQ(error.code(), ErrorCode::kMemory) << error.what();
+  Refusal refusal;
+  refusal.text = error.what();
+  const char* const text = refusal.text.c_str();
+  char* unit = nullptr;
+  refusal.counted = std::strtoull(std::strchr(text, '(') + 1, nullptr, 10);
+  refusal.counted += std::strtoull(std::strstr(text, "scratch, and ") + 13, nullptr, 10);
+  const char* const setting = std::strstr(text, "memory = ");
+  EXPECT_NE(setting, nullptr) << text;
+  if (setting != nullptr) refusal.named = std::strtoull(setting + 9, &unit, 10) * (unit && *unit == 'm' ? 1 << 20 : 1);
+  return refusal;
+}
+
+struct BudgetCase {
+  std::int64_t tokens;
+  int heads;
+  int world;
+  std::int64_t block;
+};
+
+TEST(LatentBudget, WhatARefusalNamesIsEnough) {
+  for (const LatentForm form : {LatentForm::kExpanded, LatentForm::kAbsorbed}) {
+    for (const BudgetCase& shape : {BudgetCase{900, 4, 1, 0},
+                                    {900, 4, 1, 256},
+                                    {900, 4, 3, 0},
+                                    {900, 4, 3, 256},
+                                    {5000, 3, 2, 0},
+                                    {5000, 16, 1, 0},
+                                    {20000, 2, 4, 0},
+                                    {20000, 2, 4, 4096}}) {
+      SCOPED_TRACE(fmt::format("{}, {} tokens, {} heads, {} ranks, blocks of {}", form_name(form), shape.tokens,
+                               shape.heads, shape.world, shape.block));
+      const LatentJob job = causal_job(shape.tokens, form, shape.heads);
+      const auto prepare = [&](std::size_t budget) {
+        std::mutex mutex;
+        const auto of_rank = [&](Transport& transport) {
+          LatentOptions options;
+          options.ring.kernel.backend = "cpu";
+          options.ring.threads = 1;
+          options.ring.block_tokens = shape.block;
+          options.ring.memory_budget = budget;
+          const Latent latent(job, transport, options);
+          const std::lock_guard lock(mutex);
+          EXPECT_LE(latent.plan().memory_bytes, budget);
+        };
+        if (shape.world > 1) return run_threads_world(shape.world, {}, of_rank);
+        const auto self = make_self_transport();
+        of_rank(*self);
+      };
+      const Refusal refused = refusal_of(error_of([&] { prepare(1); }));
+      EXPECT_NO_THROW(prepare(refused.counted)) << refused.text;
+      EXPECT_NO_THROW(prepare(refused.named)) << refused.text;
+      EXPECT_GE(refused.named, refused.counted);
+      const Error less = error_of([&] { prepare(refused.counted - 1); });
+      EXPECT_EQ(less.code(), ErrorCode::kMemory) << less.what();
+    }
+  }
+}
+
+// The bits of a job that has as little room as it can have are those of one that has all.
+TEST(LatentBudget, ChangesNoBit) {
+  const LatentJob job = [] {
+    LatentJob small = causal_job(700, LatentForm::kExpanded, 4);
+    small.spec.head_dim = small.spec.rope_dim = small.spec.head_dim_v = 16;
+    small.spec.latent_dim = 64;
+    return small;
+  }();
+  const LatentTensors tensors = random_latents(job, 7);
+  LatentOptions options;
+  options.ring.kernel.backend = "cpu";
+  options.ring.threads = 1;
+  const JobResult free = run_latent_job(job, options, tensors, 1);
+  for (const int world : {1, 3}) {
+    options.ring.memory_budget = 1;
+    const Refusal refused = refusal_of(error_of([&] { run_latent_job(job, options, tensors, world); }));
+    options.ring.memory_budget = refused.counted;
+    EXPECT_TRUE(run_latent_job(job, options, tensors, world).out == free.out) << world << " ranks";
+  }
+}
+
+}  // namespace
+}  // namespace ringattn::testing
