@@ -15,12 +15,14 @@ from ._latent import Latent, mla, mla_decode
 from .layouts import Layout, contiguous, packed, positions, shard, striped, super_segments, unshard, zigzag
 from ._scan import Scan, selective_scan, ssd
 from . import goldens, testing  # isort: skip
-from .worlds import World, mpi_world, run_ranks, self_world, threads_worlds
+from .torch_worlds import torch_world
+from .worlds import World, callbacks_world, mpi_world, run_ranks, self_world, store_world, threads_worlds
 
 __version__: str = _lib.version().decode()
 __all__ = [
     "Attention", "Decode", "Error", "FileError", "Latent", "LatentDecode", "Layout", "OutOfMemory", "PeerError", "Scan",
-    "UnsupportedError", "UsageError", "World", "WrongResult", "attention", "contiguous", "decode", "goldens", "mla", "mla_decode",
-    "mpi_world", "packed", "positions", "run_ranks", "selective_scan", "self_world", "shard", "ssd", "striped",
-    "super_segments", "testing", "threads_worlds", "unshard", "varlen", "zigzag",
+    "UnsupportedError", "UsageError", "World", "WrongResult", "attention", "callbacks_world", "contiguous", "decode",
+    "goldens", "mla", "mla_decode", "mpi_world", "packed", "positions", "run_ranks", "selective_scan", "self_world", "shard",
+    "ssd", "store_world", "striped", "super_segments", "testing", "threads_worlds", "torch_world", "unshard", "varlen",
+    "zigzag",
 ]  # fmt: skip

@@ -4,7 +4,7 @@
 import ctypes
 import os
 import pathlib
-from ctypes import POINTER, c_char_p, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_uint64, c_void_p
 
 from . import _errors, _structs
 
@@ -29,6 +29,8 @@ _options = _struct("options")
 _CHECKED = {
     "world_self": [_struct("world_options"), _handle],
     "world_threads": [_struct("world_options"), c_int32, _handle],
+    "world_callbacks": [_struct("world_options"), c_int32, c_int32, _struct("callbacks"), c_double, _handle],
+    "world_store": [_struct("world_options"), c_char_p, c_int32, c_int32, c_char_p, c_double, _handle],
     "world_mpi": [_struct("world_options"), c_void_p, _handle],
     "attention_create": [Handle, _struct("spec"), _struct("batch"), _options, _handle],
     "attention_rows": [Handle, c_int32, c_int64, _longs, _longs],
@@ -54,6 +56,7 @@ _PLAIN = {
     "world_size": (c_int32, [Handle]),
     "world_abort": (None, [Handle, _Status, c_char_p]),
     "world_destroy": (None, [Handle]),
+    "gathered_add": (None, [c_void_p, c_char_p, c_uint64]),
     "decode_cache_tokens": (c_int64, [Handle, c_int64]),
     "latent_decode_cache_tokens": (c_int64, [Handle, c_int64]),
 }

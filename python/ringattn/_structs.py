@@ -50,6 +50,9 @@ def _sized(name: str, *members: tuple[type, str]) -> type[Sized]:
 
 
 world_options = _sized("world_options", (c_int64, "abi"), (c_int32, "device_type device_id"))
+# all_gather's arguments: context, data, bytes, seconds, gathered.
+Gather = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_uint64, c_double, c_void_p)
+callbacks = _sized("callbacks", (c_void_p, "context"), (Gather, "all_gather"))
 spec = _sized(
     "spec", (DLDataType, "dtype"), (c_int32, "heads kv_heads head_dim head_dim_v mask sinks"),
     (c_int64, "window_left window_right"), (c_float, "softmax_scale softcap"),

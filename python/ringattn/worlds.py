@@ -132,6 +132,46 @@ def run_ranks(ranks: int, work: Callable[[World], object]) -> list:
     return results
 
 
+def callbacks_world(
+    rank: int, ranks: int, all_gather: Callable[[bytes, float], list[bytes]], device: tuple[int, int] = (_abi.CPU, 0),
+    timeout: float = 60.0,
+) -> World:  # fmt: skip
+    """Ranks that are processes and can gather bytes: all_gather(data, seconds) returns every rank's, in order of rank, and is
+    called in here alone. They connect to each other over TCP. device: (1, 0) is the host, (2, i) GPU i of this process, where
+    bytes then go from GPU to GPU. Collective."""
+    failures = []
+
+    def gather(_, data, size, seconds, gathered):
+        try:
+            for part in all_gather(ctypes.string_at(data, size) if size else b"", seconds):
+                lib.gathered_add(gathered, part, len(part))
+            return 0
+        except BaseException as error:  # noqa: BLE001, raised again below
+            failures.append(error)
+            return 1
+
+    called = _structs.Gather(gather)
+    handle = _abi.Handle()
+    try:
+        callbacks = _structs.callbacks(all_gather=called)
+        lib.world_callbacks(_options(device), rank, ranks, callbacks, timeout, ctypes.byref(handle))
+    except Error as error:
+        raise error from (failures[0] if failures else None)
+    return World(handle, device)
+
+
+def store_world(
+    address: str | None = None, rank: int = 0, ranks: int = 1, job: str = "", device: tuple[int, int] = (_abi.CPU, 0),
+    timeout: float = 60.0,
+) -> World:  # fmt: skip
+    """Ranks that are processes and come together at an address, "host:port", which rank 0 serves until they have. Without one
+    RINGATTN_STORE names it, and torchrun, Slurm or mpirun have set which rank this is. Collective."""
+    handle = _abi.Handle()
+    place = None if address is None else address.encode()
+    lib.world_store(_options(device), place, rank, ranks, job.encode() or None, timeout, ctypes.byref(handle))
+    return World(handle, device)
+
+
 def mpi_world(communicator) -> World:
     """The ranks of an mpi4py communicator, which is duplicated: collective. Needs a library that was built with MPI."""
     from mpi4py import MPI  # noqa: PLC0415, needed here alone

@@ -118,6 +118,30 @@ ringattn_status ringattn_world_threads(const ringattn_world_options *options, in
 ringattn_status ringattn_world_mpi(const ringattn_world_options *options, const void *communicator,
                                    ringattn_world **world);
 
+/* Ranks that are processes of any launcher, without MPI, since interface 2: they connect to each other over TCP. On a device
+ * (kDLCUDA) each has the GPU that its options name, and bytes go from GPU to GPU: by copy engines inside of a host (p2p), by
+ * NCCL where that can't be and the library was built with it. */
+typedef struct ringattn_gathered ringattn_gathered;
+
+/* Functions of the caller's, called on the calling thread and not after ringattn_world_callbacks() has returned. */
+typedef struct ringattn_callbacks {
+  uint64_t size;
+  void *context; /* passed on */
+  /* Gathers every rank's `bytes` bytes, of any number, and gives them to ringattn_gathered_add() in order of rank. Collective.
+   * Should give up after `seconds`. Returns 0, or anything else where it failed. */
+  int32_t (*all_gather)(void *context, const void *data, uint64_t bytes, double seconds, ringattn_gathered *gathered);
+} ringattn_callbacks;
+void ringattn_gathered_add(ringattn_gathered *gathered, const void *data, uint64_t bytes);
+
+/* `seconds` for each step of coming together; 0: 60. Collective. */
+ringattn_status ringattn_world_callbacks(const ringattn_world_options *options, int32_t rank, int32_t ranks,
+                                         const ringattn_callbacks *callbacks, double seconds, ringattn_world **world);
+/* Ranks come together at `address` ("host:port"), which rank 0 serves until they have; `job`, or NULL, tells jobs at one address
+ * apart. With address NULL all of it is read from the environment: RINGATTN_STORE, and the rank and the number of ranks that
+ * torchrun, Slurm or mpirun has set; rank and ranks are then not used. */
+ringattn_status ringattn_world_store(const ringattn_world_options *options, const char *address, int32_t rank,
+                                     int32_t ranks, const char *job, double seconds, ringattn_world **world);
+
 int32_t ringattn_world_rank(const ringattn_world *world);
 int32_t ringattn_world_size(const ringattn_world *world);
 

@@ -1,15 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "c/world.hpp"
 
+#include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "base/gpu.hpp"
 #include "base/size.hpp"
 #include "c/status.hpp"
+#include "comm/callbacks.hpp"
+#include "comm/device_world.hpp"
 #include "comm/mpi_handle.hpp"
 #include "comm/self.hpp"
+#include "comm/store_rank.hpp"
+#include "comm/tcp/store.hpp"
+#include "comm/tcp/tcp.hpp"
 #include "comm/threads.hpp"
 
 namespace ringattn::c {
@@ -56,9 +63,49 @@ int checked_device(std::int32_t device) {
   return device;
 }
 
+// A device's transport goes before the one of the host beside which it was made.
+struct Pair {
+  std::unique_ptr<Transport> host, device;
+};
+
+// The ranks that can meet by `bootstrap`, in the memory that the options name.
+std::shared_ptr<Transport> connect(Bootstrap& bootstrap, const ringattn_world_options& options, double seconds) {
+  TcpOptions tcp;
+  tcp.setup_seconds = seconds;
+  if (options.device_type == kDLCPU) return make_tcp_transport(bootstrap, tcp);
+  const auto pair = std::make_shared<Pair>();
+  pair->host = make_tcp_transport(bootstrap, tcp);
+  pair->device = make_device_transport(*pair->host, checked_device(options.device_id), seconds);
+  return {pair, pair->device.get()};
+}
+
+double checked_seconds(double seconds) {
+  if (seconds == 0.0) return 60.0;
+  if (seconds > 0.0) return seconds;
+  fail(ErrorCode::kUsage, fmt::format("ranks can't come together in {} seconds", seconds), "it is a time limit",
+       "Pass 0 for the usual one.");
+}
+
+StoreOptions read_store(const char* address, std::int32_t rank, std::int32_t ranks, const char* job) {
+  if (address == nullptr) {
+    const StoreRank here = store_rank();
+    return {here.address, here.rank, here.size, here.job};
+  }
+  const auto place = parse_store_address(address);
+  if (!place) {
+    fail(ErrorCode::kUsage, fmt::format("{} is no address", address), "a store's is host:port",
+         "Pass one such as 10.0.0.7:29555.");
+  }
+  return {*place, rank, ranks, job == nullptr ? "" : job};
+}
+
 }  // namespace
 
 }  // namespace ringattn::c
+
+struct ringattn_gathered {
+  std::vector<std::string> parts;
+};
 
 using namespace ringattn;
 using namespace ringattn::c;
@@ -98,6 +145,47 @@ ringattn_status ringattn_world_mpi(const ringattn_world_options* options, const 
     need(communicator, "communicator");
     refuse_device(read_options(options), "an MPI world of this interface");
     *world = new ringattn_world{make_mpi_transport_of(communicator)};
+  });
+}
+
+void ringattn_gathered_add(ringattn_gathered* gathered, const void* data, uint64_t bytes) {
+  if (gathered == nullptr) return;
+  guarded([&] { gathered->parts.emplace_back(static_cast<const char*>(data), bytes); });
+}
+
+ringattn_status ringattn_world_callbacks(const ringattn_world_options* options, int32_t rank, int32_t ranks,
+                                         const ringattn_callbacks* callbacks, double seconds, ringattn_world** world) {
+  return guarded([&] {
+    need(world, "world");
+    const ringattn_world_options read = read_options(options);
+    const auto callers = read_struct("ringattn_callbacks", callbacks, 24);
+    Callbacks made;
+    made.rank = rank;
+    made.size = ranks;
+    if (callers.all_gather != nullptr) {
+      made.all_gather = [&callers](std::string_view bytes, double limit) {
+        ringattn_gathered gathered;
+        if (callers.all_gather(callers.context, bytes.data(), bytes.size(), limit, &gathered) != 0) {
+          fail(ErrorCode::kPeer, "the caller's all-gather failed", "it returned so", "See what it says.");
+        }
+        return gathered.parts;
+      };
+    }
+    const double limit = checked_seconds(seconds);
+    const std::unique_ptr<Bootstrap> bootstrap = make_callback_bootstrap(std::move(made));
+    *world = new ringattn_world{connect(*bootstrap, read, limit)};
+  });
+}
+
+ringattn_status ringattn_world_store(const ringattn_world_options* options, const char* address, int32_t rank,
+                                     int32_t ranks, const char* job, double seconds, ringattn_world** world) {
+  return guarded([&] {
+    need(world, "world");
+    const ringattn_world_options read = read_options(options);
+    StoreOptions store = read_store(address, rank, ranks, job);
+    store.seconds = checked_seconds(seconds);
+    const std::unique_ptr<Store> bootstrap = make_store(store);
+    *world = new ringattn_world{connect(*bootstrap, read, store.seconds)};
   });
 }
 
