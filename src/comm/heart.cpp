@@ -81,7 +81,9 @@ void Heart::add_silence() {
   }
   std::sort(silent.begin(), silent.end());
   beating_ = false;
-  fail_with_pulse(silent_error(names_, silent, seconds_));
+  const Error failure = silent_error(names_, silent, seconds_);
+  signs_->give_up(failure);
+  fail_with_pulse(failure);
 }
 
 void Heart::part() {

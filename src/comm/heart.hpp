@@ -25,6 +25,9 @@ class Signs {
   virtual void hear(const std::function<void(int, Sign)>& heard) = 0;
   // Gives one to a peer; false where it takes none at this moment. What is on its way to a peer stays bounded.
   virtual bool tell(int peer, Sign sign) = 0;
+  // Ranks have fallen silent. Where the world can be told so, every later call of it throws `failure` at once: whoever
+  // handles the first one may want to meet.
+  virtual void give_up(const Error& /*failure*/) {}
 };
 
 class Heart final : public Pulse {

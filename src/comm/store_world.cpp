@@ -33,6 +33,7 @@ class TcpSigns final : public Signs {
     }
   }
   bool tell(int peer, Sign sign) override { return family_->send_sign(peer, static_cast<char>(sign)); }
+  void give_up(const Error& failure) override { family_->give_up(failure); }
 
  private:
   const std::shared_ptr<TcpFamily> family_;

@@ -141,7 +141,9 @@ since=$SECONDS
 wait_for_ranks
 expect "a cut link ends all ranks with code 6: $codes" test "$codes" = "6 6 6 6 6 6 "
 expect "in time" test $((SECONDS - since)) -le $((timeout + 10 + busy))
-expect "the ranks of host 2 are named" grep -q 'rank 2 on host2, rank 3 on host2' "$state"/out[0145]
+grep -h error: "$state"/out? || true
+expect "a rank of host 2 is blamed" grep -q 'error:.* rank [23] on host2' "$state"/out[0145]
+expect "once" test "$(cat "$state"/out[0145] | grep -c error:)" = 1
 "$hosts" join "$state" 2
 
 exit $((failures > 0))

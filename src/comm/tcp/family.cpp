@@ -252,6 +252,12 @@ void TcpFamily::check_alive() {
   check_alive_locked();
 }
 
+void TcpFamily::give_up(const Error& failure) {
+  const std::lock_guard lock(mutex);
+  if (!gone_) gone_ = failure;
+  over_ = true;
+}
+
 bool TcpFamily::all_small_sent() const {
   return std::ranges::all_of(links_, [](const TcpLink& link) { return !link.is_open() || link.small_are_sent(); });
 }

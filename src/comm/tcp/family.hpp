@@ -101,6 +101,9 @@ class TcpFamily final : public LinkOwner {
   // The same for those who don't hold the mutex; doesn't take it while all is well.
   void check_alive();
 
+  // This rank has given up waiting: every later call throws the same, unless another rank has told of a failure.
+  void give_up(const Error& failure);
+
   // Tells all other ranks, then waits a moment for ranks that failed at the same time: the lowest of them prints.
   // Whoever has heard of a failure before has nothing to report, and hands on what it has heard.
   bool abort(const Error& error);
@@ -141,7 +144,7 @@ class TcpFamily final : public LinkOwner {
   std::set<std::uint64_t> ended_worlds_;
   std::uint64_t last_world_ = 0;
   std::map<int, Error> reports_;    // of failures, by rank
-  std::optional<Error> gone_;       // a rank has, without a word
+  std::optional<Error> gone_;       // a rank has, without a word; or give_up() was called
   bool told_ = false;               // all others of a failure
   std::vector<bool> left_;          // [ranks] has said that nothing follows
   std::vector<std::string> signs_;  // [ranks]

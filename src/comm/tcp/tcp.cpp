@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <exception>
 #include <utility>
 
 #include "base/moment.hpp"
@@ -88,6 +89,7 @@ class TcpTransport final : public Transport {
     } catch (...) {
       note_failure();
       abandon();
+      give_up(as_error(std::current_exception()));
       throw;
     }
   }
@@ -161,12 +163,27 @@ class TcpTransport final : public Transport {
     }
   }
 
+  // A wait has failed. Whoever handles that may meet the others first (comm/meeting.hpp), which must not take a
+  // deadline more.
+  void give_up(const Error& error) {
+    if (error.code() == ErrorCode::kPeer) family_->give_up(error);
+  }
+
   // Everybody sends to everybody: a rank whose deadline passes then knows exactly who has not come.
   std::vector<std::string> meet(std::string_view what, std::string_view bytes, const Deadline& deadline) {
     if (bytes.size() > kMostGathered) {
       fail(ErrorCode::kInternal, fmt::format("rank {} gathers {} bytes", rank(), bytes.size()),
            fmt::format("a meeting takes {} at most", kMostGathered));
     }
+    try {
+      return take_part(what, bytes, deadline);
+    } catch (const Error& error) {
+      give_up(error);
+      throw;
+    }
+  }
+
+  std::vector<std::string> take_part(std::string_view what, std::string_view bytes, const Deadline& deadline) {
     std::unique_lock lock(family_->mutex);
     family_->check_alive_locked();
     const std::int64_t number = meetings_++;
