@@ -25,6 +25,7 @@ def torch_world(group=None, device=None, timeout: float = 60.0) -> World:
     import torch
     import torch.distributed as distributed
 
+    group = distributed.group.WORLD if group is None else group
     if device is None:
         on_gpu = "nccl" in str(distributed.get_backend(group))
         device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")

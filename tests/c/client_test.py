@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""client_test.py LIBRARY HEADERS FIRST_CLIENT CLIENT NEXT_CLIENT: the C interface as programs see it that were compiled
-with its first header, with this one, and with one to come; and what the library exports."""
+"""client_test.py LIBRARY HEADERS FIRST_CLIENT CLIENT NEXT_CLIENT [MPIEXEC MPI_CLIENT]
+
+The C interface as programs see it that were compiled with its first header, with this one, and with one to come; and what the
+library exports."""
 
 import pathlib
 import re
@@ -10,6 +12,7 @@ import sys
 import unittest
 
 LIBRARY, HEADERS, FIRST, CLIENT, NEXT = map(pathlib.Path, sys.argv[1:6])
+MPI = sys.argv[6:8]
 ABI = int(re.search(r"#define RINGATTN_ABI (\d+)", (HEADERS / "ringattn.h").read_text())[1])
 
 
@@ -36,6 +39,11 @@ class Clients(unittest.TestCase):
         for ranks in ("1", "3", "4"):
             self.assertEqual(call(CLIENT, "threads", ranks), alone)
         self.assertEqual(call(FIRST, "threads", "2"), alone)
+
+    @unittest.skipUnless(MPI, "needs MPI")
+    def test_ranks_of_mpi_give_the_same_bits(self):
+        for ranks in ("1", "3"):
+            self.assertEqual(call(MPI[0], "-np", ranks, "--oversubscribe", "--bind-to", "none", MPI[1]), call(CLIENT))
 
     def test_newer_headers_are_refused_with_the_reason(self):
         code, said = call(NEXT)

@@ -32,7 +32,7 @@ ROOMS = {
     "attention/check": ["base", "comm", "kernels", *INNER[:3]],
     "attention": ["base", "comm", "kernels", *INNER],  # the front doors, one an op
     "attention/job": ["base", "comm", "kernels", "attention", *INNER],  # whole jobs, from file to file
-    "c": ["base", "comm", "kernels", "attention", *INNER],  # the front doors for C, and for whoever calls C
+    "c": ["base", "comm", "comm/tcp", "kernels", "attention", *INNER],  # the front doors for C, and for whoever calls C
     "launch": ["base", "comm", "kernels", "attention", "attention/job", *INNER],
 }
 
