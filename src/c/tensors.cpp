@@ -45,12 +45,18 @@ std::int64_t stride(const DLTensor& tensor, int axis) {
   return dense;
 }
 
+// Strides of a tensor without elements say nothing.
+bool is_empty(const DLTensor& tensor) {
+  return std::find(tensor.shape, tensor.shape + tensor.ndim, 0) != tensor.shape + tensor.ndim;
+}
+
 // An axis of one element has any stride.
-bool is_contiguous(const DLTensor& tensor, int axis) { return tensor.shape[axis] <= 1 || stride(tensor, axis) == 1; }
+bool is_contiguous(const DLTensor& tensor, int axis) {
+  return is_empty(tensor) || tensor.shape[axis] <= 1 || stride(tensor, axis) == 1;
+}
 
 bool is_dense(const DLTensor& tensor) {
-  if (tensor.strides == nullptr || std::find(tensor.shape, tensor.shape + tensor.ndim, 0) != tensor.shape + tensor.ndim)
-    return true;
+  if (tensor.strides == nullptr || is_empty(tensor)) return true;
   std::int64_t dense = 1;
   for (int axis = tensor.ndim; axis-- > 0; dense *= tensor.shape[axis]) {
     if (tensor.shape[axis] != 1 && tensor.strides[axis] != dense) return false;

@@ -47,6 +47,13 @@ class Right(unittest.TestCase):
                 q, k, v, out, lse, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, q_offsets=offsets, rows=None
             )
 
+    def test_no_rows_at_all(self):
+        q, k, v = arrays(8)
+        out, lse = ringattn.attention(q[:0], k[:0], v[:0])
+        self.assertEqual((out.shape, lse.shape), ((0, 4, 32), (0, 4)))
+        out, lse = ringattn.attention(q, k[:0], v[:0], mask="full")
+        self.assertTrue(np.all(out == 0) and np.all(lse == -np.inf))
+
     def test_a_row_without_keys(self):
         q, k, v = arrays(8)
         out, lse = ringattn.attention(q, k, v, mask="causal", q_offset=-4)
