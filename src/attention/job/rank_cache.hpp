@@ -8,6 +8,7 @@
 #include "attention/decode_memory.hpp"
 #include "attention/files/job_input.hpp"
 #include "attention/tokens/packed_run.hpp"
+#include "attention/tokens/page_table.hpp"
 #include "kernels/decode.hpp"
 
 namespace ringattn {
@@ -29,6 +30,9 @@ struct RankCache {
   std::int64_t columns = 0;
   std::vector<PlacedKeys> held;  // ascending by row, each row once, though sequences may share it
 };
+
+// The prefixes that the sequences of a job share in its pages; none without pages.
+SharedPages shared_prefixes(const JobInput& input, int key_tile);
 
 // The steps that `input` is one of: as many sequences, rows and keys as it has. `key_tile` is that of the kernel.
 DecodeJob decode_job(const JobInput& input, int ranks, int key_tile);
