@@ -79,16 +79,13 @@ TEST_P(DecodePrefixes, EveryConfiguration) {
 // Masks that hide a part of a prefix from some rows, or all of it, or nothing.
 TEST_P(DecodePrefixes, EveryMask) {
   for (const Dims& dims : usual_dims(fold())) {
-    for (const bool full : {false, true}) {
-      const std::int64_t group = group_of(make_spec(dims, 4, 2, {-1, 0}));
-      for (const std::int64_t left : {std::int64_t{-1}, std::int64_t{150}, group, group + 309, 4 * group}) {
-        const FoldSpec spec = make_spec(dims, 4, 2, {left, full ? -1 : 0});
-        expect_same_shared(spec, 4,
-                           {{group + 310, group + 3, group + 312, group + 2, group + 1},
-                            {0, 0, 0, 0, 0},
-                            {static_cast<std::int32_t>(group)}},
-                           static_cast<std::uint64_t>(left + 9));
-      }
+    const std::int64_t group = group_of(make_spec(dims, 4, 2, {-1, 0}));
+    for (const Mask& mask : {Mask{-1, -1}, Mask{150, 0}, Mask{group, 0}, Mask{group + 309, 0}, Mask{4 * group, 30}}) {
+      expect_same_shared(make_spec(dims, 4, 2, mask), 4,
+                         {{group + 310, group + 3, group + 312, group + 2, group + 1},
+                          {0, 0, 0, 0, 0},
+                          {static_cast<std::int32_t>(group)}},
+                         static_cast<std::uint64_t>(mask.left + 9));
     }
   }
 }
