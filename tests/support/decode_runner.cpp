@@ -52,7 +52,7 @@ DecodeRunner::DecodeRunner(const DecodeRow& row, const FoldInputs& inputs, const
   for (const std::int32_t keys : layout.prefix_keys) {
     prefix_tokens.push_back(keys_of_share(share_, std::int64_t{kGroupTiles} * kernel_->key_tile(), keys));
   }
-  const PagePool pool(cached.sequences, {layout.page_size, layout.head_major, layout.shuffle, layout.shared,
+  const PagePool pool(cached.sequences, {layout.page_size, layout.head_major, layout.shuffle, layout.shared, 0,
                                          layout.prefix_of, prefix_tokens});
   std::vector<std::int64_t> lengths;
   for (const SequenceShape& shape : inputs.sequences) {
