@@ -151,6 +151,9 @@ constexpr FlagRow kTable[] = {
      "tokens of a page of the cache that --op decode or --op mla decodes: 16, 32, 64, 128 or 256, dealt at random by the "
      "seed; 0: no pages",
      set_tokens<&JobOptions::page_size, 0>},
+    {"prefix", 0, kJobs, FlagGroup::kShape, FlagKind::kSize, "TOKENS", "",
+     "keys that all sequences of --op decode begin with, in the same pages: they are read once for all [none]",
+     set_tokens<&JobOptions::prefix, 0>, "4k"},
     {"batch", 0, kRun | kVerify | kPlan, FlagGroup::kShape, FlagKind::kNumber, "B", "1", "sequences",
      [](JobOptions& options, std::string_view text) { options.batch = parse_integer(text, 1, 1 << 24); }},
     {"batch", 0, kBench, FlagGroup::kShape, FlagKind::kText, "LIST", "1",

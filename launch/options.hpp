@@ -32,6 +32,7 @@ struct JobOptions {
   std::vector<std::int64_t> seq;  // one for a job, any number for `plan` and `bench`
   std::optional<std::int64_t> q_len;
   std::int64_t page_size = 0;  // 0: a cache without pages
+  std::int64_t prefix = 0;     // keys that all sequences share
   std::int64_t batch = 1;
   std::vector<std::int64_t> batches;  // of `bench`
   int heads = 8;

@@ -50,7 +50,7 @@ constexpr KernelRow<DecodeSpec> kTable[] = {
       sm80::decode_configs,
       [](const Backend&) { return 5e12; },  // as above, where half of the memory's speed is reached
       cuda::cuda_unavailable, cuda::make_cuda_backend},
-     [](const DecodeSpec& spec) { return sm80::fold_missing(spec.fold); },
+     [](const DecodeSpec& spec) { return missing_of(sm80::fold_missing(spec.fold), spec); },
      sm80::make_decode},
 #endif
     {{"cpu_fold", "cpu", "fp32, bf16, fp16; head dims that are multiples of 8 up to 576; every mask, softcap, sinks",

@@ -23,6 +23,7 @@ inline constexpr FlagSamples kFlagSamples[] = {
     {"seq", {"100", "2k", "3m"}},
     {"q-len", {"1", "2", "3"}},
     {"page-size", {"16", "64", "256"}},
+    {"prefix", {"16", "64", "4k"}},
     {"batch", {"2", "3", "4"}},
     {"total-tokens", {"2k", "16k", "4096"}},
     {"heads", {"2", "4", "6"}},

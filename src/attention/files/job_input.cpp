@@ -55,6 +55,15 @@ void check_decode(const SyntheticInput& input, std::int64_t q_len) {
          fmt::format("pages of {} tokens are possible", kPageSizes),
          "Choose one of them, or 0 for a cache without pages.");
   }
+  if (input.prefix > 0 && input.page_size == 0) {
+    fail(ErrorCode::kUsage, {setting("prefix", input.prefix), " without ", setting("page_size")},
+         "sequences share pages, and a dense cache has none", {"Use ", setting("page_size", 64), "."});
+  }
+  if (input.prefix > input.tokens - q_len) {
+    fail(ErrorCode::kUsage,
+         {setting("prefix", input.prefix), " with ", setting("seq", input.tokens), fmt::format(" and {} rows", q_len)},
+         "the keys of a step's rows are each sequence's own", "Use a shorter prefix, or more tokens.");
+  }
   if (input.tokens > std::numeric_limits<std::int32_t>::max()) {
     fail(ErrorCode::kUsage, {setting("seq", input.tokens), " in a cache"}, "its lengths lie below 2^31",
          "Use fewer tokens.");
@@ -139,11 +148,17 @@ void JobInput::take_shape(const SyntheticInput& input) {
     fail(ErrorCode::kUsage, {setting("page_size", input.page_size), " with ", setting("op", op_name(op_))},
          "only a cache has pages", {"Leave it out, or use ", setting("op", "decode"), "."});
   }
+  if (input.prefix != 0 && op_ != Op::kDecode) {
+    fail(ErrorCode::kUsage, {setting("prefix", input.prefix), " with ", setting("op", op_name(op_))},
+         "sequences of a cache share pages", {"Leave it out, or use ", setting("op", "decode"), "."});
+  }
+  prefix_ = input.prefix;
   queries_end_keys_ = q_len < input.tokens;
   job_.batch = uniform_batch(input.batch, q_len, input.tokens);
   check_batch(job_.batch);
   if (input.page_size != 0) {
-    dealt_ = std::make_shared<const PageTable>(deal_pages(job_.batch, input.page_size, input.seed.value_or(0)));
+    dealt_ =
+        std::make_shared<const PageTable>(deal_pages(job_.batch, input.page_size, input.seed.value_or(0), prefix_));
   }
   const AxisOrder order = input.order.value_or(input.batch == 1 ? AxisOrder::kThd : AxisOrder::kBthd);
   const bool batched = order == AxisOrder::kBthd || order == AxisOrder::kBhtd;
@@ -272,9 +287,22 @@ std::vector<PackedRun> JobInput::runs_of_whole(SyntheticTensor tensor, std::span
 
 std::vector<PackedRun> JobInput::made_tokens(SyntheticTensor tensor, std::span<const PackedRun> runs) const {
   const std::vector<PackedRun> packed = runs_of_whole(tensor, runs);
-  if (tensor != SyntheticTensor::kQ || !queries_end_keys_) return packed;
+  if (tensor != SyntheticTensor::kQ && prefix_ == 0) return packed;
+  if (tensor == SyntheticTensor::kQ && !queries_end_keys_) return packed;
   const Sequence& each = whole().sequences[0];  // synthetic sequences are equal
   std::vector<PackedRun> tokens;
+  if (tensor != SyntheticTensor::kQ) {
+    for (const PackedRun& run : packed) {
+      for (std::int64_t begin = run.begin; begin < run.end;) {
+        const std::int64_t first = begin / each.k_len * each.k_len;  // of the sequence
+        const bool shared = begin - first < prefix_;
+        const std::int64_t end = std::min(run.end, first + (shared ? prefix_ : each.k_len));
+        tokens.push_back(shared ? PackedRun{begin - first, end - first} : PackedRun{begin, end});
+        begin = end;
+      }
+    }
+    return tokens;
+  }
   for (const PackedRun& run : packed) {
     for (std::int64_t begin = run.begin; begin < run.end;) {
       const std::int64_t sequence = begin / each.q_len;
@@ -293,7 +321,8 @@ JobInput JobInput::decoded(std::int64_t page_size) const {
   step.repaged_ = true;
   step.dealt_.reset();
   if (page_size > 0) {
-    step.dealt_ = std::make_shared<const PageTable>(deal_pages(job_.batch, page_size, seed_.value_or(0)));
+    step.dealt_ =
+        std::make_shared<const PageTable>(deal_pages(job_.batch, page_size, seed_.value_or(0), part_ ? 0 : prefix_));
   }
   return step;
 }

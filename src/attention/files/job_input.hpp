@@ -43,6 +43,9 @@ struct SyntheticInput {
   std::optional<std::int64_t> q_len = {};
   // Tokens, of kDecode and kLatent: pages dealt at random by the seed. 0: a dense cache, or rows of latents.
   std::int64_t page_size = 0;
+  // Of kDecode in pages: keys that all sequences begin with, those of the first, in the same pages as far as they fill
+  // them.
+  std::int64_t prefix = 0;
   std::int64_t batch = 1;  // sequences
   int heads = 1;
   int kv_heads = 1;
@@ -102,6 +105,8 @@ class JobInput {
   bool q_in_latent() const { return file_ && file_->latents && file_->latents->q_in_latent; }
   // Of a cache in pages: where each sequence's keys lie; else null.
   const PageTable* pages() const { return has_file_pages() ? &*file_->tensors.pages : dealt_.get(); }
+  // Of a synthetic cache: keys that all sequences begin with.
+  std::int64_t prefix() const { return prefix_; }
   // Whether these are pages that lie in a file.
   bool has_file_pages() const { return file_ && file_->tensors.pages && !repaged_; }
   // Whether a page's axes are [kv_heads, page_size, dim] instead of [page_size, kv_heads, dim].
@@ -138,6 +143,7 @@ class JobInput {
   std::shared_ptr<const InputFile> file_;  // null: synthetic
   std::optional<std::uint64_t> seed_;
   bool queries_end_keys_ = false;  // synthetic queries are those of a prefill's last tokens
+  std::int64_t prefix_ = 0;        // synthetic keys of each sequence that are those of the first
   Op op_ = Op::kAttention;
   std::optional<LatentJob> latent_;
   FormChoice form_;
