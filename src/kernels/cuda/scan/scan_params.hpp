@@ -79,6 +79,7 @@ struct UpdateParams {
   const float* dt_bias;
   float* states;
   bool states_aligned;  // to 16 bytes
+  bool rates_aligned;   // A, the same
 };
 
 }  // namespace ringattn::cuda

@@ -59,6 +59,7 @@ class DeviceConvolution final : public ConvolutionKernel {
     p.silu = spec_.silu;
     const auto strides = static_cast<std::uint64_t>((p.x_stride | p.y_stride) * bytes);
     p.aligned = (place(p.x) | place(p.y) | strides) % kAlignment == 0;
+    p.filter_aligned = (place(p.weight) | place(p.bias)) % kAlignment == 0;
     return p;
   }
 
