@@ -5,9 +5,9 @@
 
 #include <cuda_runtime.h>
 
-#include "kernels/sm80/scan/scan_params.hpp"
+#include "kernels/cuda/scan/scan_params.hpp"
 
-namespace ringattn::sm80 {
+namespace ringattn::cuda {
 
 // Loads both onto the current device (load_kernel.hpp).
 void load_passes(bool state_decays);
@@ -20,4 +20,4 @@ void pass_segments(const ScanParams& params, bool state_decays, cudaStream_t str
 // initial state to its final one.
 void pass_super_segments(const ScanParams& params, bool state_decays, cudaStream_t stream);
 
-}  // namespace ringattn::sm80
+}  // namespace ringattn::cuda

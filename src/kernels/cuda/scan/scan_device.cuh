@@ -9,9 +9,9 @@
 #include <cstdint>
 
 #include "kernels/cuda/device/ptx.cuh"
-#include "kernels/sm80/scan/scan_params.hpp"
+#include "kernels/cuda/scan/scan_params.hpp"
 
-namespace ringattn::sm80 {
+namespace ringattn::cuda {
 
 inline constexpr float kScanLog2E = 1.44269504F;
 inline constexpr float kLeastLog = -150.0F;  // of one token (kernels/scan.hpp)
@@ -88,8 +88,8 @@ __device__ __forceinline__ float make_dt(float dt, const float* bias, int head, 
 
 // v / (1 + exp(−v))
 __device__ __forceinline__ float silu(float v) {
-  const float power = cuda::exp2_approx(__fmul_rn(v, -kScanLog2E));
-  return __fmul_rn(v, cuda::reciprocal_approx(__fadd_rn(power, 1.0F)));
+  const float power = exp2_approx(__fmul_rn(v, -kScanLog2E));
+  return __fmul_rn(v, reciprocal_approx(__fadd_rn(power, 1.0F)));
 }
 
-}  // namespace ringattn::sm80
+}  // namespace ringattn::cuda

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/sm80/scan/device_scan.hpp"
+#include "kernels/cuda/scan/device_scan.hpp"
 
 #include <functional>
 #include <optional>
@@ -8,10 +8,10 @@
 #include "base/cuda.hpp"
 #include "base/gpu.hpp"
 #include "kernels/cuda/cuda_backend.hpp"
-#include "kernels/sm80/scan/levels.hpp"
-#include "kernels/sm80/scan/update.hpp"
+#include "kernels/cuda/scan/levels.hpp"
+#include "kernels/cuda/scan/update.hpp"
 
-namespace ringattn::sm80 {
+namespace ringattn::cuda {
 
 namespace {
 
@@ -33,7 +33,7 @@ std::size_t bytes_of(std::int64_t count, std::size_t floats) {
 
 class DeviceScan final : public ScanKernel {
  public:
-  DeviceScan(const ScanSpec& scan, std::unique_ptr<SegmentKernels> kernels, const cuda::CudaBackend& backend)
+  DeviceScan(const ScanSpec& scan, std::unique_ptr<SegmentKernels> kernels, const CudaBackend& backend)
       : spec_(scan), kernels_(std::move(kernels)), device_(backend.device()) {
     if (device_ == kNoDevice) return;
     const DeviceGuard guard(device_);
@@ -184,7 +184,7 @@ class DeviceScan final : public ScanKernel {
 
 std::unique_ptr<ScanKernel> make_device_scan(const ScanSpec& spec, std::unique_ptr<SegmentKernels> kernels,
                                              Backend& backend) {
-  return std::make_unique<DeviceScan>(spec, std::move(kernels), static_cast<const cuda::CudaBackend&>(backend));
+  return std::make_unique<DeviceScan>(spec, std::move(kernels), static_cast<const CudaBackend&>(backend));
 }
 
-}  // namespace ringattn::sm80
+}  // namespace ringattn::cuda

@@ -2,11 +2,11 @@
 // A step of decoding moves every state once from memory and back. A group of lanes has eight neighbouring rows of a
 // state, which share B and C: dims of one head, or channels of one group.
 #include "base/cuda.hpp"
-#include "kernels/sm80/scan/load_kernel.hpp"
-#include "kernels/sm80/scan/scan_device.cuh"
-#include "kernels/sm80/scan/update.hpp"
+#include "kernels/cuda/scan/load_kernel.hpp"
+#include "kernels/cuda/scan/scan_device.cuh"
+#include "kernels/cuda/scan/update.hpp"
 
-namespace ringattn::sm80 {
+namespace ringattn::cuda {
 
 namespace {
 
@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(kThreads) update_kernel(const __grid_constant_
     const Element* const c = element_at<Element>(p.c, sequence, shared_row);
     float* const states = p.states + (sequence * rows_of_sequence + first_row) * p.state_dim;
     float decay = 0.0F;
-    if (!kStateDecays) decay = cuda::exp2_approx(__fmul_rn(dt[0], __fmul_rn(p.a[head_of(0)], kScanLog2E)));
+    if (!kStateDecays) decay = exp2_approx(__fmul_rn(dt[0], __fmul_rn(p.a[head_of(0)], kScanLog2E)));
     for (int n = lane * kWidth; n < p.state_dim; n += kLanes * kWidth) {
       Four state[kRows];
 #pragma unroll
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kThreads) update_kernel(const __grid_constant_
         const float* const rates = p.a + std::int64_t{head_of(row)} * p.state_dim + n;
 #pragma unroll
         for (int i = 0; i < kWidth; ++i) {
-          if (kStateDecays) decay = cuda::exp2_approx(__fmul_rn(dt[row], __fmul_rn(rates[i], kScanLog2E)));
+          if (kStateDecays) decay = exp2_approx(__fmul_rn(dt[row], __fmul_rn(rates[i], kScanLog2E)));
           state[row].v[i] = __fmaf_rn(decay, state[row].v[i], __fmul_rn(input, b_here.v[i]));
           y[row] = __fmaf_rn(c_here.v[i], state[row].v[i], y[row]);
         }
@@ -151,4 +151,4 @@ void update_states(const UpdateParams& params, Dtype dtype, bool state_decays, c
   check_cuda(cudaGetLastError(), "the update of states");
 }
 
-}  // namespace ringattn::sm80
+}  // namespace ringattn::cuda

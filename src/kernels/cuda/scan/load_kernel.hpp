@@ -5,7 +5,7 @@
 
 #include "base/cuda.hpp"
 
-namespace ringattn::sm80 {
+namespace ringattn::cuda {
 
 template <class Kernel>
 void load_kernel(Kernel* kernel) {
@@ -13,4 +13,4 @@ void load_kernel(Kernel* kernel) {
   check_cuda(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes");
 }
 
-}  // namespace ringattn::sm80
+}  // namespace ringattn::cuda

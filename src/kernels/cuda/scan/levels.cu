@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/cuda.hpp"
-#include "kernels/sm80/scan/levels.hpp"
-#include "kernels/sm80/scan/load_kernel.hpp"
-#include "kernels/sm80/scan/scan_device.cuh"
+#include "kernels/cuda/scan/levels.hpp"
+#include "kernels/cuda/scan/load_kernel.hpp"
+#include "kernels/cuda/scan/scan_device.cuh"
 
-namespace ringattn::sm80 {
+namespace ringattn::cuda {
 
 namespace {
 
@@ -32,11 +32,11 @@ struct Quarter {
   // fma(decay, before, local) of all four.
   __device__ float4 join(bool state_decays, float log, const float4& before, const float4& local) const {
     if (!state_decays) {
-      const float decay = cuda::exp2_approx(log);
+      const float decay = exp2_approx(log);
       return make_float4(__fmaf_rn(decay, before.x, local.x), __fmaf_rn(decay, before.y, local.y),
                          __fmaf_rn(decay, before.z, local.z), __fmaf_rn(decay, before.w, local.w));
     }
-    const auto decay = [&](int i) { return cuda::exp2_approx(__fmul_rn(rates[i], log)); };
+    const auto decay = [&](int i) { return exp2_approx(__fmul_rn(rates[i], log)); };
     return make_float4(__fmaf_rn(decay(0), before.x, local.x), __fmaf_rn(decay(1), before.y, local.y),
                        __fmaf_rn(decay(2), before.z, local.z), __fmaf_rn(decay(3), before.w, local.w));
   }
@@ -123,4 +123,4 @@ void pass_super_segments(const ScanParams& params, bool state_decays, cudaStream
   check_cuda(cudaGetLastError(), "the pass over super-segments");
 }
 
-}  // namespace ringattn::sm80
+}  // namespace ringattn::cuda

@@ -5,12 +5,12 @@
 #include <cuda_runtime.h>
 
 #include "base/dtype.hpp"
-#include "kernels/sm80/scan/scan_params.hpp"
+#include "kernels/cuda/scan/scan_params.hpp"
 
-namespace ringattn::sm80 {
+namespace ringattn::cuda {
 
 // Loads the kernel onto the current device (load_kernel.hpp).
 void load_update(Dtype dtype, bool state_decays, int state_dim);
 void update_states(const UpdateParams& params, Dtype dtype, bool state_decays, cudaStream_t stream);
 
-}  // namespace ringattn::sm80
+}  // namespace ringattn::cuda

@@ -7,7 +7,7 @@
 
 #include "kernels/scan.hpp"
 
-namespace ringattn::sm80 {
+namespace ringattn::cuda {
 
 inline constexpr int kRunsOfLaunch = 64;
 inline constexpr int kSegmentsOfSuper = static_cast<int>(kSuperSegmentTokens / kSegmentTokens);
@@ -81,4 +81,4 @@ struct UpdateParams {
   bool states_aligned;  // to 16 bytes
 };
 
-}  // namespace ringattn::sm80
+}  // namespace ringattn::cuda

@@ -8,9 +8,9 @@
 #include <memory>
 
 #include "kernels/backend.hpp"
-#include "kernels/sm80/scan/scan_params.hpp"
+#include "kernels/cuda/scan/scan_params.hpp"
 
-namespace ringattn::sm80 {
+namespace ringattn::cuda {
 
 // What a scan adds. fold() leaves local states and logarithms of segments, finish() the rows of y.
 class SegmentKernels {
@@ -29,4 +29,4 @@ class SegmentKernels {
 std::unique_ptr<ScanKernel> make_device_scan(const ScanSpec& spec, std::unique_ptr<SegmentKernels> kernels,
                                              Backend& backend);
 
-}  // namespace ringattn::sm80
+}  // namespace ringattn::cuda
