@@ -70,7 +70,7 @@ class Bench {
            fmt::format("it lacks {}", fmt::join(missing, ", ")), "Take another one.");
     }
     const auto kernel = row_.make_kernel({spec, shape.values_in_keys}, *backend_);
-    kernel->reserve({shape.batch, shape.rows, shape.keys, shape.slices});
+    kernel->reserve({shape.batch, shape.rows, shape.keys, shape.slices, shape.prefix > 0 ? 1 : 0});
     const std::int64_t rows = shape.batch * shape.rows;
     const std::int64_t elements = rows * shape.heads * shape.head_dim;
     const Buffer q = backend_->allocate(static_cast<std::size_t>(elements * 2));
@@ -83,17 +83,15 @@ class Bench {
     const Buffer lengths =
         upload(std::vector<std::int32_t>(static_cast<std::size_t>(shape.batch), static_cast<std::int32_t>(shape.keys)));
     const Turns turns = turns_of(shape);
-    std::vector<std::int32_t> order(static_cast<std::size_t>(turns.pages * shape.batch));
-    std::iota(order.begin(), order.end(), 0);
-    std::mt19937_64 generator(1);
-    std::shuffle(order.begin(), order.end(), generator);
-    const Buffer table = upload(order);
+    const Buffer table = upload(pages_of(shape, turns));
+    const Buffer prefix_of = upload(std::vector<std::int32_t>(static_cast<std::size_t>(shape.batch), 0));
+    const Buffer prefix_keys = upload({static_cast<std::int32_t>(shape.prefix)});
 
     const auto step_of = [&](std::int64_t cache) {
       const auto view = [&](const Buffer& pool) {
         return CacheView{pool.data() + cache * turns.bytes,
                          Dtype::kBf16,
-                         shape.batch * turns.pages,
+                         turns.pool,
                          turns.page,
                          shape.kv_heads,
                          shape.head_dim,
@@ -109,6 +107,10 @@ class Bench {
       step.v.dim = shape.head_dim_v;
       if (shape.page > 0) step.block_table = {reinterpret_cast<const std::int32_t*>(table.data()), turns.pages};
       step.lengths = reinterpret_cast<const std::int32_t*>(lengths.data());
+      if (shape.prefix > 0) {
+        step.prefixes = {reinterpret_cast<const std::int32_t*>(prefix_of.data()),
+                         reinterpret_cast<const std::int32_t*>(prefix_keys.data()), 1};
+      }
       step.output = {dense_view(static_cast<void*>(out.data()), Dtype::kBf16, rows, shape.heads, shape.head_dim_v),
                      {reinterpret_cast<float*>(lse.data()), shape.heads, 1},
                      nullptr};
@@ -116,6 +118,22 @@ class Bench {
     };
     return time_graph(*backend_, turns.launches,
                       [&](std::int64_t i) { kernel->enqueue(step_of(i % turns.caches), backend_->stream()); });
+  }
+
+  // The block table: pages in any order, of which each sequence has the first ones of the prefix.
+  static std::vector<std::int32_t> pages_of(const DecodeShape& shape, const Turns& turns) {
+    std::vector<std::int32_t> order(static_cast<std::size_t>(turns.pool));
+    std::iota(order.begin(), order.end(), 0);
+    std::mt19937_64 generator(1);
+    std::shuffle(order.begin(), order.end(), generator);
+    std::vector<std::int32_t> table;
+    auto own = order.begin() + turns.shared;
+    for (std::int64_t s = 0; s < shape.batch; ++s) {
+      table.insert(table.end(), order.begin(), order.begin() + turns.shared);
+      table.insert(table.end(), own, own + (turns.pages - turns.shared));
+      own += turns.pages - turns.shared;
+    }
+    return table;
   }
 
   Buffer upload(const std::vector<std::int32_t>& numbers) {

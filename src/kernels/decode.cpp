@@ -74,6 +74,16 @@ void check_decode_step(const DecodeSpec& spec, const DecodeLimits& limits, const
                               step.v.token_stride != step.k.token_stride || step.v.head_stride != step.k.head_stride)) {
     refuse("v of a decode step lies by itself", "the kernel was made for values in the keys");
   }
+  const SharedPrefixes& prefixes = step.prefixes;
+  if (prefixes.count < 0 || prefixes.count > limits.prefixes) {
+    refuse(fmt::format("a decode step has {} shared prefixes", prefixes.count),
+           fmt::format("the kernel was reserved for {}", limits.prefixes));
+  }
+  if (prefixes.count > 0 &&
+      (prefixes.of_sequence == nullptr || prefixes.keys == nullptr || step.block_table.pages == nullptr)) {
+    refuse("shared prefixes of a decode step are not complete",
+           "they have sequences, keys, and pages in a block table");
+  }
   const std::int64_t sequences = step.q.tokens / step.rows;
   if (step.block_table.pages == nullptr) {
     if (step.k.pages >= sequences) return;

@@ -21,6 +21,10 @@ struct PageLayout {
   std::uint64_t shuffle = 1;   // the order of pages
   // So many tokens of every sequence, a multiple of the page, lie in pages of sequence 0: they are the same tokens.
   std::int64_t shared = 0;
+  // The same of sequences that share prefixes (SharedPrefixes): the whole pages of each prefix are those of the first
+  // sequence that has it.
+  std::vector<std::int32_t> prefix_of = {};
+  std::vector<std::int64_t> prefix_tokens = {};
   // Elements behind each page, which are NaN too: pages don't follow each other as their rows do.
   std::int64_t gap = 0;
 };

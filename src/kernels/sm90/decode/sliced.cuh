@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) sliced_kernel(const __grid_con
   let_next_begin();
   __syncthreads();
   arrive_in_cluster<C, false>();  // whoever writes to other CTAs waits until all have come so far
-  await_kernels_before();
+  await_kernels_before_step(params);
   const int first = static_cast<int>(blockIdx.x) / C::kSlices;
   const int step = static_cast<int>(gridDim.x) / C::kSlices;
   const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -153,6 +153,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) sliced_kernel(const __grid_con
     fetcher.run(first, step);
     wait_for_cluster<C>();
   }
+  await_prefixes(params);
   // Nobody's shared memory is written any more.
   __syncthreads();
   arrive_in_cluster<C, true>();

@@ -34,7 +34,7 @@ const DecodeLauncher& launcher_of(const DecodeSpec& spec, bool configured) {
 // What a step's units leave for each other, as it lies in scratch memory.
 struct ScratchLayout {
   std::int64_t groups;  // of a sequence, at most
-  std::size_t outputs, numbers, arrived, failed, bytes;
+  std::size_t outputs, numbers, arrived, failed, records, bytes;
 };
 
 class Sm90Decode final : public DecodeKernel {
@@ -48,6 +48,10 @@ class Sm90Decode final : public DecodeKernel {
 
   void reserve(const DecodeLimits& limits) override {
     check_limits("sm90_fold", limits, kMostDecodeSequences);
+    if (limits.prefixes > kMostPrefixes) {
+      fail(ErrorCode::kUnsupported, fmt::format("a decode step with {} shared prefixes", limits.prefixes),
+           fmt::format("sm90_fold takes up to {} in one step", kMostPrefixes), "Use several steps, or another kernel.");
+    }
     const DeviceGuard guard(device_);
     limits_ = limits;
     layout_ = lay_out(limits);
@@ -73,12 +77,19 @@ class Sm90Decode final : public DecodeKernel {
     p.numbers = reinterpret_cast<float2*>(scratch_.data() + layout_.numbers);
     p.arrived = reinterpret_cast<std::int32_t*>(scratch_.data() + layout_.arrived);
     p.failed = reinterpret_cast<std::int32_t*>(scratch_.data() + layout_.failed);
+    const bool shares = step.prefixes.count > 0;
+    const int beside = shares ? enqueue_prefixes(step, p, stream) : 0;
     const std::int64_t units = std::int64_t{p.sequences} * spec_.fold.kv_heads * p.blocks * layout_.groups;
     if (p.block_rows == kSlicedRows) {
-      launcher_.launch_sliced(p, static_cast<int>(std::min<std::int64_t>(units, clusters_of(p.slices))), stream);
+      const int clusters = clusters_of(p.slices) - (beside + p.slices - 1) / p.slices;
+      launcher_.launch_sliced(p, static_cast<int>(std::clamp<std::int64_t>(clusters, 1, units)), stream);
     } else {
-      launcher_.launch(p, static_cast<int>(std::min<std::int64_t>(units, multiprocessors_)), stream);
+      launcher_.launch(p, static_cast<int>(std::min<std::int64_t>(units, multiprocessors_ - beside)), stream);
     }
+    if (!shares || step.partials.records != nullptr) return;
+    const float* const records = p.records;
+    merge_shares("sm90_fold", spec_.fold, config_.key_tile,
+                 {{&records, 1}, p.record_groups, step.rows, step.lengths, step.output}, stream);
   }
 
   void merge(const DecodeMerge& merge, Stream stream) override {
@@ -88,6 +99,27 @@ class Sm90Decode final : public DecodeKernel {
   }
 
  private:
+  // Enqueues the groups of shared prefixes. From here on the step leaves records: its own, where it has none to give.
+  // Returns how many multiprocessors that keeps busy while the rest of the step runs, which gets the others; 0 where
+  // prefixes may need most of them, and the rest better waits.
+  int enqueue_prefixes(const DecodeStep& step, DecodeParams& p, Stream stream) const {
+    p.prefix_of = step.prefixes.of_sequence;
+    p.prefix_keys = step.prefixes.keys;
+    p.prefixes = step.prefixes.count;
+    p.by_sequence_rows = cuda::Divider(std::int64_t{p.rows} * p.ratio);
+    if (p.records == nullptr) {
+      p.records = reinterpret_cast<float*>(scratch_.data() + layout_.records);
+      p.record_groups = layout_.groups;
+    }
+    // At most: each prefix's last block may be filled in part.
+    const std::int64_t blocks =
+        (std::int64_t{p.sequences} * p.rows * p.ratio + kQueryTile - 1) / kQueryTile + p.prefixes - 1;
+    const std::int64_t units = blocks * spec_.fold.kv_heads * share_groups(limits_.keys, p.every_group, key_tile());
+    const int ctas = static_cast<int>(std::min<std::int64_t>(units, multiprocessors_));
+    launcher_.launch_prefixes(p, ctas, stream);
+    return ctas <= multiprocessors_ / 2 ? ctas : 0;
+  }
+
   // Of a block of products: as few as the sliced kernel has, where that is enough.
   int block_rows(int rows) const {
     return rows * (spec_.fold.heads / spec_.fold.kv_heads) <= kSlicedRows ? kSlicedRows : kQueryTile;
@@ -125,6 +157,8 @@ class Sm90Decode final : public DecodeKernel {
     layout.numbers = place(std::max(rows, units * kSlicedRows * kMostSlices) * sizeof(float2));
     layout.arrived = place(blocks_in_all * kMostSlices * sizeof(std::int32_t));
     layout.failed = place(units * sizeof(std::int32_t));
+    const std::int64_t records = limits.prefixes == 0 ? 0 : limits.sequences * limits.rows * layout.groups;
+    layout.records = place(static_cast<std::size_t>(records * spec_.fold.heads * record_floats()) * sizeof(float));
     return layout;
   }
 
