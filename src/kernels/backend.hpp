@@ -91,8 +91,8 @@ class Backend {
   // them. Ordered on `stream`; a device gets one launch, which a graph may hold. An update without
   // sequences makes the backend ready, so that no later one loads code while it is captured or peers wait.
   virtual void update_cache(const CacheUpdate& update, Stream stream) = 0;
-  // Rows between codes and elements (kernels/compressed_rows.hpp). Ordered on `stream`; what the spans of a task point to
-  // is read before the call returns. All backends make the same bits. A backend that has no such task throws
+  // Rows between codes and elements (kernels/compressed_rows.hpp). Ordered on `stream`; what the spans of a task point
+  // to is read before the call returns. All backends make the same bits. A backend that has no such task throws
   // kUnsupported.
   virtual void decompress(const DecompressTask& task, Stream stream);
   virtual void compress(const CompressTask& task, Stream stream);

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compressed rows in memory, and tasks over them, as backends do them: Backend::compress() and Backend::decompress(). Views are bytes in the
-// backend's kind of memory; what formats hold stands in row_format.hpp, the arithmetic in row_codes.hpp.
+// Compressed rows in memory, and tasks over them, as backends do them: Backend::compress() and Backend::decompress().
+// Views are bytes in the backend's kind of memory; what formats hold stands in row_format.hpp, the arithmetic in
+// row_codes.hpp.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -47,8 +49,8 @@ CompressedRows rows_at(std::span<std::byte* const> streams, std::span<std::byte*
                        const RowShape& shape);
 
 // Tokens [position, position + rows) of a sequence of `keys` keys: rows [row, row + rows) of the streams, and rows
-// [to, to + rows) of the plain tensor. Where the format has groups of tokens, `position` is a multiple of a group, and so
-// is the run's end unless it is the sequence's.
+// [to, to + rows) of the plain tensor. Where the format has groups of tokens, `position` is a multiple of a group, and
+// so is the run's end unless it is the sequence's.
 struct CompressedRun {
   std::int64_t sequence = 0;
   std::int64_t position = 0;
@@ -89,9 +91,9 @@ struct MagnitudeTask {
   float* greatest = nullptr;
 };
 
-// A compressed tensor of a cache. Token t of page p of head h has of each stream what lies at data + p · page_stride + t ·
-// token_stride + h · head_stride, in bytes. Pages have 16 to 256 tokens, as those of plain caches, and all streams the
-// same ones; a dense cache has a page for each sequence. A group of tokens may lie in several pages.
+// A compressed tensor of a cache. Token t of page p of head h has of each stream what lies at data + p · page_stride +
+// t · token_stride + h · head_stride, in bytes. Pages have 16 to 256 tokens, as those of plain caches, and all streams
+// the same ones; a dense cache has a page for each sequence. A group of tokens may lie in several pages.
 struct PagedStream {
   std::byte* data = nullptr;
   std::int64_t page_stride = 0;
@@ -106,15 +108,16 @@ struct CompressedCache {
   RowFormat format;  // not plain
   RowShape shape;
   std::int64_t pages = 0;
-  std::int64_t page_size = 0;                         // tokens
-  std::array<PagedStream, kMostStreams> streams;      // in the order of format_streams()
-  std::array<std::byte*, kMostTables> tables{};       // of format_tables(), for all sequences of the cache
+  std::int64_t page_size = 0;                     // tokens
+  std::array<PagedStream, kMostStreams> streams;  // in the order of format_streams()
+  std::array<std::byte*, kMostTables> tables{};   // of format_tables(), for all sequences of the cache
 };
 
-// New rows of a step join a compressed cache, behind an update that has grown and checked the lengths: row i of sequence
-// s becomes the token at position lengths[s] − rows + i, where place_of_row() of `places` says. Of kInt4Channel it goes
-// into the sequence's tail, and a group that has become full becomes codes, token by token in this order. So lengths may
-// go back as far as the last full group, and no farther. Neither kLowRank nor kHybrid has such a task.
+// New rows of a step join a compressed cache, behind an update that has grown and checked the lengths: row i of
+// sequence s becomes the token at position lengths[s] − rows + i, where place_of_row() of `places` says. Of
+// kInt4Channel it goes into the sequence's tail, and a group that has become full becomes codes, token by token in this
+// order. So lengths may go back as far as the last full group, and no farther. Neither kLowRank nor kHybrid has such a
+// task.
 struct AppendTask {
   const CacheUpdate* places = nullptr;  // with `grow` off
   CompressedCache cache;
@@ -143,9 +146,9 @@ struct RowFault {
 // The first of the plain rows, token by token, head by head; host memory.
 std::optional<RowFault> find_fault(const TensorView& plain);
 // The first of the tables, then of the runs' rows, stream by stream; host memory. Rows of streams that decompression
-// doesn't read, behind the last group of tokens, hold anything.
+// doesn't read, behind the last group of tokens, hold anything. RowFault::token counts rows of the plain tensor.
 std::optional<RowFault> find_fault(const RowFormat& format, const RowShape& shape, const CompressedRows& rows,
-                                   std::span<const CompressedRun> runs, std::int64_t sequences);
+                                   std::span<const CompressedRun> runs);
 // Throws `code`: "k_scales[12, 3, 0] is nan (…). …". `name`: of the tensor, "k".
 [[noreturn]] void refuse_fault(std::string_view name, const RowFormat& format, const RowShape& shape,
                                const RowFault& fault, ErrorCode code);
@@ -156,10 +159,14 @@ void compress_on_host(const CompressTask& task, int threads);
 void greatest_magnitudes_on_host(const MagnitudeTask& task, int threads);
 void append_on_host(const AppendTask& task);
 
-// One token of one head of a cache as elements of the tensor's dtype: what a decode kernel makes of it. `length`: keys of
-// the sequence.
-void decompress_token(const CompressedCache& cache, std::int64_t sequence, std::int64_t page, std::int64_t token,
-                      std::int64_t position, std::int64_t length, std::int64_t head, std::byte* element);
+// Where the row of a stream lies, of one head, for the token at a position of a sequence.
+using StreamRowAt = std::function<const std::byte*(int stream, std::int64_t position)>;
+// Tokens [position, position + rows) of one head of a sequence of `keys` keys, wherever the rows of their group lie:
+// elements of the tensor's dtype from `plain` on, `stride` bytes from row to row. Of kHybrid they add to the products
+// that are there.
+void decompress_head(const RowFormat& format, const RowShape& shape, std::span<std::byte* const> tables,
+                     const StreamRowAt& row_at, std::int64_t sequence, std::int64_t position, std::int64_t rows,
+                     std::int64_t keys, std::int64_t head, std::byte* plain, std::int64_t stride);
 
 // What every backend checks of a task. Throws kInternal where views don't fit the format or each other, or a run cuts a
 // group.

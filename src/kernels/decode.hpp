@@ -76,8 +76,9 @@ struct DecodeStep {
   TensorView q;  // [sequences · rows, heads, head_dim]
   int rows = 1;  // of a sequence: 1 … kMostDecodeRows
   CacheView k;
-  CacheView v;             // pages as those of k; strides of its own. Of DecodeSpec::values_in_keys, columns of k
-  // Instead of k, and of v, exactly where DecodeSpec::format is not plain. Tables of sequences have as many as the step.
+  CacheView v;  // pages as those of k; strides of its own. Of DecodeSpec::values_in_keys, columns of k
+  // Instead of k, and of v, exactly where DecodeSpec::format is not plain. Tables of sequences have as many as the
+  // step.
   CompressedCache packed_k;
   CompressedCache packed_v;
   BlockTable block_table;  // in the kernel's kind of memory

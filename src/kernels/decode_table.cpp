@@ -28,6 +28,14 @@ std::vector<std::string> missing_of(std::vector<std::string> missing, const Deco
   return missing;
 }
 
+// And formats whose elements are sums of products.
+std::vector<std::string> without_products(std::vector<std::string> missing, const DecodeSpec& spec) {
+  for (const RowFormat& format : {spec.format.k, spec.format.v}) {
+    if (format.rank > 0) missing.push_back(describe(format) + " (supported: formats without a rank)");
+  }
+  return missing;
+}
+
 #ifdef RINGATTN_HAVE_CUDA
 // And compressed caches, of kernels that read plain ones alone.
 std::vector<std::string> plain_alone(std::vector<std::string> missing, const DecodeSpec& spec) {
@@ -61,10 +69,13 @@ constexpr KernelRow<DecodeSpec> kTable[] = {
      [](const DecodeSpec& spec) { return plain_alone(sm80::fold_missing(spec.fold), spec); },
      sm80::make_decode},
 #endif
-    {{"cpu_fold", "cpu", "fp32, bf16, fp16; head dims that are multiples of 8 up to 576; every mask, softcap, sinks",
+    {{"cpu_fold", "cpu",
+      "fp32, bf16, fp16; head dims that are multiples of 8 up to 576; every mask, softcap, sinks; caches of fp8, int8, "
+      "int4 "
+      "and vector codes",
       [] { return std::vector<std::string>(); }, [](const Backend&) { return 5e9; }, [] { return std::string(); },
       cpu::make_cpu_backend},
-     [](const DecodeSpec& spec) { return missing_of(cpu::cpu_fold_missing(spec.fold), spec); },
+     [](const DecodeSpec& spec) { return without_products(missing_of(cpu::cpu_fold_missing(spec.fold), spec), spec); },
      cpu::make_cpu_decode},
 };
 

@@ -33,9 +33,7 @@ RINGATTN_HOST_DEVICE inline float to_nearest_integer(float value) {
 }
 
 // Beyond ±448 it saturates: scales that were measured on other rows may be too small.
-RINGATTN_HOST_DEVICE inline std::uint8_t fp8_code(float element, float scale) {
-  return float_to_e4m3(element / scale);
-}
+RINGATTN_HOST_DEVICE inline std::uint8_t fp8_code(float element, float scale) { return float_to_e4m3(element / scale); }
 RINGATTN_HOST_DEVICE inline float fp8_element(std::uint8_t code, float scale) { return e4m3_to_float(code) * scale; }
 
 RINGATTN_HOST_DEVICE inline std::int8_t int8_code(float element, float scale) {
@@ -51,7 +49,8 @@ RINGATTN_HOST_DEVICE inline float int8_element(std::int8_t code, float scale) {
 // element = code · scale + zero, with codes 0 … 15 and one (scale, zero) for a group of elements, both of the tensor's
 // dtype. The zero is the group's least element, and so exact. The scale is a fifteenth of the group's range, rounded
 // *towards zero* to the dtype: so no code lies above the greatest element, and nothing that was finite comes back as ∞.
-// The greatest elements are then up to 15 units in the scale's last place (bf16: 0.12 steps) farther than the last code.
+// The greatest elements are then up to 15 units in the scale's last place (bf16: 0.12 steps) farther than the last
+// code.
 
 inline constexpr float kGreatestInt4 = 15.0F;
 
@@ -65,10 +64,14 @@ RINGATTN_HOST_DEVICE inline float truncated_to_f16(float value) {
   return __builtin_bit_cast(float, __builtin_bit_cast(std::uint32_t, value) & 0xffffe000U);
 }
 
+// The zero of a group whose least element is `least`. −0 becomes 0, so that it doesn't matter which of both was met.
+RINGATTN_HOST_DEVICE inline float int4_zero(float least) { return least + 0.0F; }
+
 // A fifteenth of the range of a group, before it is truncated to the dtype. Halves can't overflow, and halving bf16 or
 // fp16 is exact in fp32.
 RINGATTN_HOST_DEVICE inline float int4_scale(float least, float greatest) {
-  return (0.5F * greatest - 0.5F * least) / (0.5F * kGreatestInt4);
+  const float range = 0.5F * greatest - 0.5F * least;
+  return range > 0.0F ? range / (0.5F * kGreatestInt4) : 0.0F;
 }
 
 // A group whose range is below 15 steps of the dtype's subnormals has the scale 0 and the codes 0.
@@ -93,9 +96,9 @@ RINGATTN_HOST_DEVICE inline std::uint8_t int4_of_pair(std::uint8_t pair, std::in
   return channel % 2 == 0 ? static_cast<std::uint8_t>(pair & 0xfU) : static_cast<std::uint8_t>(pair >> 4);
 }
 
-// Keys have a (scale, zero) for each channel and each group of `group` tokens of a sequence. They lie in the rows of the
-// group's tokens, as many of each: token t of a group has those of channels [t · dim / group, (t + 1) · dim / group). So
-// a row has the same bytes as every other, and pages, blocks and ranks cut groups anywhere.
+// Keys have a (scale, zero) for each channel and each group of `group` tokens of a sequence. They lie in the rows of
+// the group's tokens, as many of each: token t of a group has those of channels [t · dim / group, (t + 1) · dim /
+// group). So a row has the same bytes as every other, and pages, blocks and ranks cut groups anywhere.
 struct GroupPlace {
   std::int64_t token = 0;  // of the group
   std::int64_t pair = 0;   // of that token's row
@@ -108,6 +111,14 @@ RINGATTN_HOST_DEVICE inline GroupPlace place_of_channel(std::int64_t channel, st
 // Tokens of a sequence of `keys` keys whose groups are full and have codes. The rest, fewer than a group, are elements.
 RINGATTN_HOST_DEVICE inline std::int64_t closed_tokens(std::int64_t keys, std::int64_t group) {
   return keys / group * group;
+}
+
+// The remainder of a hybrid row is element − product in fp32, and 0 in the outlier channels. Its least number is no
+// element: the zero is the nearest of the dtype, and the scale that of the range from there. What comes back is limited
+// to the dtype's greatest numbers, for a remainder's rounding may lead beyond.
+RINGATTN_HOST_DEVICE inline float hybrid_element(float product, float remainder, float greatest_of_dtype) {
+  const float sum = product + remainder;
+  return sum > greatest_of_dtype ? greatest_of_dtype : (sum < -greatest_of_dtype ? -greatest_of_dtype : sum);
 }
 
 // ---- Codebooks --------------------------------------------------------------------------------------------------

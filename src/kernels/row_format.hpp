@@ -22,10 +22,11 @@
 //                   scales [heads, 2 · dim / group],                 outlier_channels I32 [heads, outliers]
 //                   outliers [heads, outliers]
 //
-// Where no type is said it is the tensor's dtype, bf16 or fp16. Two numbers of `scales` of 4-bit codes are a scale and a
-// zero. Those of int4_token and hybrid are of a token's runs of `group` channels; those of int4_channel are of a channel
-// over `group` tokens of a sequence, and lie in the rows of these tokens (place_of_channel()). The tail has the tokens
-// of a sequence behind its last full group as they are, token t at t % group; their codes and scales are not read.
+// Where no type is said it is the tensor's dtype, bf16 or fp16. Two numbers of `scales` of 4-bit codes are a scale and
+// a zero. Those of int4_token and hybrid are of a token's runs of `group` channels; those of int4_channel are of a
+// channel over `group` tokens of a sequence, and lie in the rows of these tokens (place_of_channel()). The tail has the
+// tokens of a sequence behind its last full group as they are, token t at t % group; their codes and scales are not
+// read.
 #pragma once
 
 #include <cstdint>
@@ -135,7 +136,8 @@ struct RowCodingEntry {
 std::span<const RowCodingEntry> row_codings();
 const RowCodingEntry& entry_of(RowCoding coding);
 
-// "fp8 token_head", "int4_channel group 32", "hybrid rank 16 group 32 outliers 4": what a file's metadata says. Both ways.
+// "fp8 token_head", "int4_channel group 32", "hybrid rank 16 group 32 outliers 4": what a file's metadata says. Both
+// ways.
 std::string describe(const RowFormat& format);
 // Throws kUsage for text that is no format, naming what is known; not what a shape has to fit.
 RowFormat parse_row_format(std::string_view text);
