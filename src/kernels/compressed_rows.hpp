@@ -7,7 +7,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -158,15 +157,6 @@ void decompress_on_host(const DecompressTask& task, int threads);
 void compress_on_host(const CompressTask& task, int threads);
 void greatest_magnitudes_on_host(const MagnitudeTask& task, int threads);
 void append_on_host(const AppendTask& task);
-
-// Where the row of a stream lies, of one head, for the token at a position of a sequence.
-using StreamRowAt = std::function<const std::byte*(int stream, std::int64_t position)>;
-// Tokens [position, position + rows) of one head of a sequence of `keys` keys, wherever the rows of their group lie:
-// elements of the tensor's dtype from `plain` on, `stride` bytes from row to row. Of kHybrid they add to the products
-// that are there.
-void decompress_head(const RowFormat& format, const RowShape& shape, std::span<std::byte* const> tables,
-                     const StreamRowAt& row_at, std::int64_t sequence, std::int64_t position, std::int64_t rows,
-                     std::int64_t keys, std::int64_t head, std::byte* plain, std::int64_t stride);
 
 // What every backend checks of a task. Throws kInternal where views don't fit the format or each other, or a run cuts a
 // group.

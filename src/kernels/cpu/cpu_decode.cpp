@@ -16,6 +16,7 @@
 #include "kernels/cpu/cpu_backend.hpp"
 #include "kernels/cpu/fold_state.hpp"
 #include "kernels/registry.hpp"
+#include "kernels/row_coder.hpp"
 
 namespace ringattn::cpu {
 
@@ -209,8 +210,8 @@ class CpuDecode final : public DecodeKernel {
       const CachePlace place = place_of(step, cache.page_size, unit.sequence, token);
       return cache.streams[static_cast<std::size_t>(stream)].at(place.page, place.token, unit.kv_head);
     };
-    decompress_head(cache.format, cache.shape, cache.tables, row_at, unit.sequence, first, keys,
-                    step.lengths[unit.sequence], unit.kv_head, rows,
+    RowCoder(cache.format, cache.shape, cache.tables)
+        .decompress(row_at, unit.sequence, first, keys, step.lengths[unit.sequence], unit.kv_head, rows,
                     cache.shape.dim * static_cast<std::int64_t>(size_of(cache.shape.dtype)));
   }
 
