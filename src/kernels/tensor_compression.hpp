@@ -47,7 +47,7 @@ CompressedTensor make_compressed(const RowFormat& format, const RowShape& shape,
 
 struct CompressionOptions {
   std::uint64_t seed = 0;  // of codebooks
-  int threads = 0;         // of the host; 0: as many as OpenMP chooses
+  int threads = 1;         // of the host
 };
 
 // `name`: of the tensor, for messages. Throws kUsage for a shape that the format doesn't hold, `code` for a number that
