@@ -134,7 +134,6 @@ void RowCoder::decompress(const StreamRowAt& row_at, std::int64_t sequence, std:
                           std::int64_t keys, std::int64_t head, std::byte* plain, std::int64_t stride) {
   const bool by_token = codes_by_token(format_);
   const std::int64_t closed = by_token ? keys : closed_tokens(keys, format_.group);
-  if (format_.coding == RowCoding::kVector) take_codebook(head);
   std::int64_t group = -1;
   for (std::int64_t i = 0; i < rows; ++i, plain += stride) {
     const std::int64_t token = position + i;
@@ -178,11 +177,14 @@ void RowCoder::decompress_row(const StreamRowAt& row_at, std::int64_t token, std
       break;
     case RowCoding::kVector: {
       const std::byte* const codes = row_at(0, token);
-      for (std::int64_t c = 0; c < dim_; ++c) {
-        const auto vector = std::to_integer<std::int64_t>(codes[c / format_.width]);
-        wide_[static_cast<std::size_t>(c)] = codebook_[static_cast<std::size_t>(c * kCodebookVectors + vector)];
+      const auto vector_bytes = format_.width * static_cast<std::int64_t>(size_of(dtype_));
+      const std::int64_t runs = dim_ / format_.width;
+      for (std::int64_t run = 0; run < runs; ++run) {
+        const std::int64_t vector = (head * runs + run) * kCodebookVectors + std::to_integer<std::int64_t>(codes[run]);
+        std::memcpy(plain + run * vector_bytes, tables_[0] + vector * vector_bytes,
+                    static_cast<std::size_t>(vector_bytes));
       }
-      break;
+      return;
     }
     case RowCoding::kHybrid:
       decompress_hybrid(row_at, token, head, plain);
