@@ -131,6 +131,7 @@ void check_task(const CompressTask& task) {
 
 void decompress_on_host(const DecompressTask& task, int threads) {
   check_task(task);
+  if (task.fault != nullptr) note_fault(*task.fault, find_fault(task.format, task.shape, task.from, task.runs));
   const std::int64_t stride = task.plain.token_stride * static_cast<std::int64_t>(size_of(task.shape.dtype));
   for_pieces(task.format, task.shape, task.from, cut(task.runs, task.shape.heads), threads,
              [&](RowCoder& coder, const Piece& piece) {
@@ -142,6 +143,15 @@ void decompress_on_host(const DecompressTask& task, int threads) {
 
 void compress_on_host(const CompressTask& task, int threads) {
   check_task(task);
+  for (const CompressedRun& run : task.runs) {
+    if (task.fault == nullptr) break;
+    TensorView rows = task.plain;
+    rows.data = rows.at(run.to, 0);
+    rows.tokens = run.rows;
+    auto fault = find_fault(rows);
+    if (fault) fault->token += run.to;
+    note_fault(*task.fault, fault);
+  }
   for_pieces(task.format, task.shape, task.to, cut(task.runs, task.shape.heads), threads,
              [&](RowCoder& coder, const Piece& piece) {
                const CompressedRun& run = *piece.run;
@@ -166,6 +176,7 @@ void greatest_magnitudes_on_host(const MagnitudeTask& task, int threads) {
 void append_on_host(const AppendTask& task) {
   const CacheUpdate& places = *task.places;
   const CompressedCache& cache = task.cache;
+  if (task.fault != nullptr) note_fault(*task.fault, find_fault(task.rows));
   RowCoder coder(cache.format, cache.shape, cache.tables);
   for (std::int64_t s = 0; s < places.sequences; ++s) {
     if (fault_of(places, s).kind != CacheFault::Kind::kNone) continue;

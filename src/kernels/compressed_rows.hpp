@@ -12,6 +12,7 @@
 #include <string_view>
 
 #include "base/error.hpp"
+#include "base/host_device.hpp"
 #include "base/tensor.hpp"
 #include "kernels/row_format.hpp"
 
@@ -61,6 +62,27 @@ struct CompressedRun {
   bool operator==(const CompressedRun&) const = default;
 };
 
+// The first fault that tasks have met, in memory of their backend, as somebody has set it to bytes of 0xff: devices
+// find faults while they work, and whoever waits for them reads it. fault_of() says what it is.
+struct RowFaultCell {
+  static constexpr std::uint64_t kNone = ~std::uint64_t{0};
+
+  std::uint64_t place = kNone;  // place_of_fault()
+  float value = 0.0F;
+  std::uint32_t lock = ~std::uint32_t{0};  // of devices: another number while one of their threads writes
+};
+
+// A fault's place as a number, ordered as find_fault() looks: tables come before streams, a stream before the next, and
+// in each token by token, head by head.
+RINGATTN_HOST_DEVICE inline std::uint64_t place_of_table_fault(int table, std::int64_t place) {
+  return static_cast<std::uint64_t>(table) << 61 | static_cast<std::uint64_t>(place);
+}
+RINGATTN_HOST_DEVICE inline std::uint64_t place_of_fault(int stream, std::int64_t token, std::int64_t head,
+                                                         std::int64_t place) {
+  return std::uint64_t{1} << 63 | static_cast<std::uint64_t>(stream) << 61 | static_cast<std::uint64_t>(token) << 28 |
+         static_cast<std::uint64_t>(head) << 16 | static_cast<std::uint64_t>(place);
+}
+
 // Codes become elements. Of kLowRank and kHybrid the products of factors and basis are a HeadProductKernel's work:
 // before this, it has left them in `plain`, rounded to the dtype. There is nothing left to do for kLowRank; a kHybrid
 // element is round(product + remainder) in fp32, or the outlier.
@@ -70,6 +92,8 @@ struct DecompressTask {
   CompressedRows from;
   std::span<const CompressedRun> runs;  // read before the call returns
   MutableTensorView plain;              // [rows, heads, dim] of shape.dtype
+  // Not null: what can't be decompressed is told there. Its elements are something.
+  RowFaultCell* fault = nullptr;
 };
 
 // Elements become codes, with tables that are there: scales of a tensor or head, codebooks, outlier channels. Tails are
@@ -81,6 +105,7 @@ struct CompressTask {
   TensorView products;  // likewise, of kHybrid
   std::span<const CompressedRun> runs;
   CompressedRows to;
+  RowFaultCell* fault = nullptr;  // not null: elements that are not finite are told there, as rows of `plain`
 };
 
 // Greatest magnitude of each head of `plain`, [heads] fp32, over its rows and what `greatest` holds already. What
@@ -120,7 +145,8 @@ struct CompressedCache {
 struct AppendTask {
   const CacheUpdate* places = nullptr;  // with `grow` off
   CompressedCache cache;
-  TensorView rows;  // [sequences · rows, heads, dim]
+  TensorView rows;                // [sequences · rows, heads, dim]
+  RowFaultCell* fault = nullptr;  // as CompressTask's
 };
 
 // A number that no tensor, or no compressed one, may hold.
@@ -148,6 +174,10 @@ std::optional<RowFault> find_fault(const TensorView& plain);
 // doesn't read, behind the last group of tokens, hold anything. RowFault::token counts rows of the plain tensor.
 std::optional<RowFault> find_fault(const RowFormat& format, const RowShape& shape, const CompressedRows& rows,
                                    std::span<const CompressedRun> runs);
+// Keeps the fault in the cell where it is the first.
+void note_fault(RowFaultCell& cell, const std::optional<RowFault>& fault);
+// What a cell of tasks of a format tells; kPlain: of tasks that compress.
+std::optional<RowFault> fault_of(const RowFaultCell& cell, const RowFormat& format, const RowShape& shape);
 // Throws `code`: "k_scales[12, 3, 0] is nan (…). …". `name`: of the tensor, "k".
 [[noreturn]] void refuse_fault(std::string_view name, const RowFormat& format, const RowShape& shape,
                                const RowFault& fault, ErrorCode code);

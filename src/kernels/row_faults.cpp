@@ -186,6 +186,33 @@ std::optional<RowFault> find_fault(const RowFormat& format, const RowShape& shap
   return std::nullopt;
 }
 
+void note_fault(RowFaultCell& cell, const std::optional<RowFault>& fault) {
+  if (!fault) return;
+  const std::uint64_t place = fault->kind == RowFault::Kind::kTable
+                                  ? place_of_table_fault(fault->part, fault->place)
+                                  : place_of_fault(fault->part, fault->token, fault->head, fault->place);
+  if (place >= cell.place) return;
+  cell.place = place;
+  cell.value = fault->value;
+}
+
+std::optional<RowFault> fault_of(const RowFaultCell& cell, const RowFormat& format, const RowShape& shape) {
+  if (cell.place == RowFaultCell::kNone) return std::nullopt;
+  const auto bits = [&cell](int first, int count) {
+    return static_cast<std::int64_t>(cell.place >> first & ((std::uint64_t{1} << count) - 1));
+  };
+  const auto part = static_cast<int>(bits(61, 2));
+  if (bits(63, 1) == 0) return RowFault{RowFault::Kind::kTable, part, 0, 0, bits(0, 61), cell.value};
+  RowFault fault{RowFault::Kind::kNotFinite, part, bits(28, 33), bits(16, 12), bits(0, 16), cell.value};
+  const FormatStream stream = format_streams(format, shape)[static_cast<std::size_t>(part)];
+  if (stream.name == "scales" && (stream.type == CodeType::kF32 || fault.place % 2 == 0)) {
+    fault.kind = RowFault::Kind::kScale;
+  } else if (stream.type == CodeType::kE4m3 || stream.type == CodeType::kI8) {
+    fault.kind = RowFault::Kind::kCode;
+  }
+  return fault;
+}
+
 void refuse_fault(std::string_view name, const RowFormat& format, const RowShape& shape, const RowFault& fault,
                   ErrorCode code) {
   std::string place;
