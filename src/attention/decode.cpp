@@ -180,6 +180,16 @@ void Decode::Impl::check_caches(const DecodeInputs& inputs) const {
     refuse(fmt::format("pages of {} tokens", inputs.k.page_size), fmt::format("the job's have {}", job.page_size),
            "Prepare for pages of this size.");
   }
+  const SharedPrefixes& prefixes = inputs.prefixes;
+  if (prefixes.count < 0 || prefixes.count > job.limits.prefixes) {
+    refuse(fmt::format("a step has {} shared prefixes", prefixes.count),
+           fmt::format("steps were prepared for up to {}", job.limits.prefixes),
+           "Prepare for more: DecodeLimits::prefixes.");
+  }
+  if (prefixes.count > 0 && (prefixes.of_sequence == nullptr || prefixes.keys == nullptr)) {
+    refuse("shared prefixes are not complete", "each has a number of keys, and each sequence says which it has",
+           "Give both, or no prefixes.");
+  }
   if (inputs.table_pages < 0 || inputs.table_pages > inputs.block_table.stride) {
     refuse(fmt::format("a block table of {} pages a sequence", inputs.table_pages),
            fmt::format("its rows are {} apart", inputs.block_table.stride), "Give DecodeInputs::table_pages.");
@@ -201,11 +211,16 @@ void Decode::Impl::check_tables(const DecodeInputs& inputs) const {
     refuse("host copies of lengths and block table are not complete", "one is checked by the other",
            "Give host_lengths, and with pages host_table; or neither.");
   }
+  if (inputs.host_prefixes.count != (inputs.host_lengths == nullptr ? 0 : inputs.prefixes.count)) {
+    refuse("host copies of the shared prefixes are not complete", "they are checked by lengths and block table",
+           "Give host_prefixes beside host_lengths where the step has prefixes; else leave them out.");
+  }
   if (inputs.host_lengths == nullptr) return;
   std::vector<std::int32_t> lengths(inputs.host_lengths, inputs.host_lengths + update.sequences);
   update.lengths = lengths.data();
   update.grow = false;  // they have
   update.block_table = inputs.host_table;
+  update.prefixes = inputs.host_prefixes;
   refuse_faults(update, ErrorCode::kUsage);
 }
 
@@ -235,6 +250,7 @@ CacheUpdate Decode::Impl::update_of(const DecodeInputs& inputs) const {
   update.share = share();
   update.group_keys = group_keys();
   update.most_keys = job.limits.keys;
+  update.prefixes = inputs.prefixes;
   if (has_rows(inputs.k_new)) {
     update.parts[0] = cache_part(inputs.k, inputs.k_new);
     update.parts[1] = cache_part(inputs.v, inputs.v_new);
@@ -276,6 +292,7 @@ void Decode::Impl::enqueue(const DecodeInputs& inputs, const DecodeOutputs& outp
   step.block_table = inputs.block_table;
   step.lengths = update.checked != nullptr ? update.checked : inputs.lengths;
   step.share = share();
+  step.prefixes = inputs.prefixes;
   const FoldOutput output{outputs.out, outputs.lse, inputs.sinks};
 
   if (!captured) runs->begin(stream);

@@ -32,10 +32,12 @@ std::size_t bytes_of(std::int64_t count, std::int64_t each) { return static_cast
 
 std::string describe(const DecodeJob& job) {
   const std::string cache = job.is_paged() ? fmt::format("pages of {} tokens", job.page_size) : "a dense cache";
-  return fmt::format("{}; {}, up to {} and {} each, {}", describe(DecodeSpec{job.spec, job.values_in_keys}),
+  const std::string prefixes =
+      job.limits.prefixes == 0 ? "" : fmt::format(", shared prefixes up to {}", job.limits.prefixes);
+  return fmt::format("{}; {}, up to {} and {} each, {}{}", describe(DecodeSpec{job.spec, job.values_in_keys}),
                      counted(static_cast<std::uint64_t>(job.limits.sequences), "sequence"),
                      counted(static_cast<std::uint64_t>(job.limits.keys), "key"),
-                     counted(static_cast<std::uint64_t>(job.limits.rows), "row"), cache);
+                     counted(static_cast<std::uint64_t>(job.limits.rows), "row"), cache, prefixes);
 }
 
 void check_decode_job(const DecodeJob& job) {
@@ -54,6 +56,14 @@ void check_decode_job(const DecodeJob& job) {
                  fmt::format("1 to {} are supported", kMostKeys));
   }
   if (job.page_size != 0) check_page_size(job.page_size);
+  if (limits.prefixes < 0 || limits.prefixes > limits.sequences) {
+    refuse_limit(fmt::format("steps of up to {} shared prefixes", limits.prefixes),
+                 fmt::format("there are up to {} sequences", limits.sequences));
+  }
+  if (limits.prefixes > 0 && !job.is_paged()) {
+    fail(ErrorCode::kUsage, "sequences of a dense cache share prefixes", "they share pages, and it has none",
+         "Use pages, or say nothing of prefixes.");
+  }
   if (job.values_in_keys && job.spec.head_dim_v > job.spec.head_dim) {
     fail(ErrorCode::kUsage,
          fmt::format("values of {} numbers lie in keys of {}", job.spec.head_dim_v, job.spec.head_dim),
