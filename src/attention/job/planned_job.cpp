@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "attention/compressed_step.hpp"
 #include "attention/latent_work.hpp"
 #include "base/gpu.hpp"
 #include "base/host.hpp"
@@ -18,7 +19,13 @@ PlannedJob::PlannedJob(const JobInput& input, const Options& options, KernelPlac
   };
   if (input.op() != Op::kLatent) {
     choose_fold(input.job().spec);
-    ring_ = ring_job(input.job(), *fold_);
+    const Job& job = input.job();
+    std::size_t product_bytes = 0;
+    if (!job.format.is_plain()) {
+      check_compressed(job, options, fold_->key_tile());
+      product_bytes = make_rank_products(job, choice_.row->backend, *backend_).scratch_bytes(job);
+    }
+    ring_ = ring_job(job, options, *fold_, product_bytes);
     return;
   }
   const LatentJob& job = input.latent();
