@@ -69,6 +69,7 @@ void set_tensor(const CompressedCache& cache, int slices, int box_rows, PackedTe
   if (table_alone) return;
   t.numbers = paged(cache.streams[1]);
   t.number_bytes = t.four_bits() ? 4 * (dim / format.group) : 4;
+  t.pairs_log = std::countr_zero(static_cast<unsigned>(t.number_bytes / 4));
   t.number_piece = 16;
   while (t.number_piece > 1 && (t.number_bytes % t.number_piece != 0 || !divides(t.number_piece, cache.streams[1]))) {
     t.number_piece /= 2;

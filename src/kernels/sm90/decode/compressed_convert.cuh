@@ -118,11 +118,12 @@ class TileConverter {
   __device__ __forceinline__ void four_by_token(std::uint32_t packed, std::uint32_t numbers, std::uint32_t tile) const {
     // Of the pairs of 32 channels of this lane's columns.
     const std::uint32_t pair = numbers + static_cast<std::uint32_t>((first_column_ + lane_ % kWords * 8) / 32 * 4);
+    // A lane looks at those of one row that this tile needs.
     bool twice = false;
 #pragma unroll
-    for (int i = 0; i < kRows; i += kStep) {
-      const int row = first_row_ + i + lane_ / kWords;
-      twice = twice || rounds_twice<Element>(load_word(pair + static_cast<std::uint32_t>(row * t_.number_bytes)));
+    for (int i = 0; i < kColumns / 32; ++i) {
+      const int at = (first_row_ + lane_) * t_.number_bytes + (first_column_ / 32 + i) * 4;
+      twice = twice || rounds_twice<Element>(load_word(numbers + static_cast<std::uint32_t>(at)));
     }
     EightPairs pairs;
     const auto set = [&](EightPairs& to, int row) {
@@ -140,10 +141,11 @@ class TileConverter {
                                                   std::uint32_t tile) const {
     const int group_row = first_row_ / t_.group * t_.group;
     const int column = first_column_ + lane_ % kWords * 8;
-    const int each = kDim / t_.group;  // pairs of a row: 1, 2 or 4, side by side
+    const int pairs_log = t_.pairs_log;  // of a row, side by side
     const auto pair_of = [&](int i) {
-      const int row = group_row + (column + i) / each;
-      return load_word(numbers + static_cast<std::uint32_t>(row * t_.number_bytes + (column + i) % each * 4));
+      const int row = group_row + ((column + i) >> pairs_log);
+      const int at = row * t_.number_bytes + ((column + i) & ((1 << pairs_log) - 1)) * 4;
+      return load_word(numbers + static_cast<std::uint32_t>(at));
     };
     EightPairs pairs;
     bool twice = false;

@@ -36,6 +36,7 @@ struct PackedTensor {
   std::int32_t group;         // of 4 bits
   std::int32_t row_bytes;     // of codes: what the sliced kernel fetches of a row
   std::int32_t number_bytes;  // of a row's numbers; 0: none
+  std::int32_t pairs_log;     // of 2: scales and zeros of a row, where the dim is a power of 2
   std::int32_t number_piece;  // 4, 8 or 16: how many of them are copied at a time
   std::int32_t stages;        // of what has been fetched, in the sliced kernel
   std::int32_t stage_bytes;
