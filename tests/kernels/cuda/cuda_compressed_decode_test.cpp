@@ -14,82 +14,13 @@
 #include <string>
 #include <vector>
 
-#include "base/cuda.hpp"
-#include "kernels/cache_update.hpp"
 #include "kernels/fold_spec.hpp"
 #include "kernels/registry.hpp"
 #include "tests/support/compressed_tensors.hpp"
-#include "tests/support/cuda_graph.hpp"
-#include "tests/support/device_array.hpp"
+#include "tests/support/device_pool.hpp"
 
 namespace ringattn::testing {
 namespace {
-
-using DecodeRow = KernelRow<DecodeSpec>;
-
-const RowFormat kFp8{RowCoding::kFp8};
-const RowFormat kInt8{RowCoding::kInt8};
-const RowFormat kKeys32{RowCoding::kInt4Channel, ScaleGrain::kTokenHead, 32};
-const RowFormat kKeys64{RowCoding::kInt4Channel, ScaleGrain::kTokenHead, 64};
-const RowFormat kValues{RowCoding::kInt4Token, ScaleGrain::kTokenHead, 32};
-
-// The kernels on a GPU that can run here and read such a cache.
-std::vector<const DecodeRow*> rows_here(const DecodeSpec& spec) {
-  std::vector<const DecodeRow*> rows;
-  for (const DecodeRow& row : kernel_table<DecodeSpec>()) {
-    if (row.backend == "cuda" && row.unavailable().empty() && row.missing(spec).empty()) rows.push_back(&row);
-  }
-  return rows;
-}
-
-template <class Number>
-std::vector<std::byte> bytes_of(const std::vector<Number>& numbers) {
-  std::vector<std::byte> bytes(numbers.size() * sizeof(Number));
-  if (!bytes.empty()) std::memcpy(bytes.data(), numbers.data(), bytes.size());
-  return bytes;
-}
-
-// A pool of the host, in a device's memory.
-class DevicePool {
- public:
-  DevicePool(Backend& backend, const CompressedCache& host, std::int64_t sequences) : view_(host) {
-    std::size_t at = 0;
-    for (const FormatStream& stream : format_streams(host.format, host.shape)) {
-      const auto bytes = static_cast<std::size_t>(host.pages * host.page_size * stream.token_bytes(host.shape.dtype));
-      view_.streams[at].data = place(backend, host.streams[at].data, bytes);
-      ++at;
-    }
-    at = 0;
-    for (const FormatTable& table : format_tables(host.format, host.shape, sequences)) {
-      view_.tables[at] = place(backend, host.tables[at], static_cast<std::size_t>(table.bytes(host.shape.dtype)));
-      ++at;
-    }
-  }
-
-  const CompressedCache& view() const { return view_; }
-  CacheView plain() const {
-    const RowShape& shape = view_.shape;
-    return {view_.streams[0].data,
-            shape.dtype,
-            view_.pages,
-            view_.page_size,
-            shape.heads,
-            shape.dim,
-            view_.page_size * shape.heads * shape.dim,
-            shape.heads * shape.dim,
-            shape.dim};
-  }
-
- private:
-  std::byte* place(Backend& backend, const std::byte* data, std::size_t bytes) {
-    memory_.emplace_back(backend, bytes);
-    memory_.back().write(std::vector<std::byte>(data, data + bytes));
-    return memory_.back().data();
-  }
-
-  CompressedCache view_;
-  std::vector<DeviceArray> memory_;
-};
 
 struct Case {
   DecodeSpec spec;
@@ -249,10 +180,6 @@ Case usual(const CacheFormat& format, Dtype dtype = Dtype::kBf16, int dim = 128)
   return c;
 }
 
-#define NEEDS_A_KERNEL()                                                                                          \
-  if (rows_here(usual({kFp8, kFp8}).spec).empty()) GTEST_SKIP() << "needs a GPU with a kernel that decodes such " \
-                                                                   "caches"
-
 std::vector<CacheFormat> formats() {
   const RowFormat by_tensor{RowCoding::kFp8, ScaleGrain::kTensor}, by_head{RowCoding::kFp8, ScaleGrain::kHead};
   return {{kFp8, kFp8},       {kInt8, kInt8},     {kKeys32, kValues}, {kKeys64, kValues},  {by_tensor, by_head},
@@ -260,7 +187,7 @@ std::vector<CacheFormat> formats() {
 }
 
 TEST(CudaCompressedDecode, EveryFormatDtypeAndPage) {
-  NEEDS_A_KERNEL();
+  RINGATTN_NEEDS_COMPRESSED_DECODER();
   for (const CacheFormat& format : formats()) {
     for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16}) {
       for (const int dim : {64, 128}) {
@@ -276,7 +203,7 @@ TEST(CudaCompressedDecode, EveryFormatDtypeAndPage) {
 }
 
 TEST(CudaCompressedDecode, OneSequenceAsTheCardLikesIt) {
-  NEEDS_A_KERNEL();
+  RINGATTN_NEEDS_COMPRESSED_DECODER();
   for (const CacheFormat& format : formats()) {
     Case c = usual(format);
     c.lengths = {3 * 8192};
@@ -286,7 +213,7 @@ TEST(CudaCompressedDecode, OneSequenceAsTheCardLikesIt) {
 }
 
 TEST(CudaCompressedDecode, LengthsAtEdgesOfTilesAndGroups) {
-  NEEDS_A_KERNEL();
+  RINGATTN_NEEDS_COMPRESSED_DECODER();
   for (const CacheFormat& format : {CacheFormat{kFp8, kFp8}, CacheFormat{kKeys64, kValues}, {kKeys32, kKeys64}}) {
     for (const int slices : {2, 4}) {
       Case c = usual(format);
@@ -299,7 +226,7 @@ TEST(CudaCompressedDecode, LengthsAtEdgesOfTilesAndGroups) {
 }
 
 TEST(CudaCompressedDecode, OtherDimsAndManyRows) {
-  NEEDS_A_KERNEL();
+  RINGATTN_NEEDS_COMPRESSED_DECODER();
   for (const CacheFormat& format : {CacheFormat{kFp8, kFp8}, CacheFormat{kInt8, kInt8}, {kKeys32, kValues}}) {
     for (const int dim : {96, 192, 256}) {
       Case c = usual(format, dim == 96 ? Dtype::kF16 : Dtype::kBf16, dim);
@@ -315,7 +242,7 @@ TEST(CudaCompressedDecode, OtherDimsAndManyRows) {
 }
 
 TEST(CudaCompressedDecode, WindowsSinksAndCaps) {
-  NEEDS_A_KERNEL();
+  RINGATTN_NEEDS_COMPRESSED_DECODER();
   for (const CacheFormat& format : {CacheFormat{kFp8, kFp8}, CacheFormat{kKeys32, kValues}}) {
     for (const bool paged : {false, true}) {
       Case c = usual(format);
@@ -332,7 +259,7 @@ TEST(CudaCompressedDecode, WindowsSinksAndCaps) {
 // Rows that outgrow their references, of which whole_kernel takes the units up, in the first, a middle and a last
 // group.
 TEST(CudaCompressedDecode, UnitsThatFailAreFoldedTileByTile) {
-  NEEDS_A_KERNEL();
+  RINGATTN_NEEDS_COMPRESSED_DECODER();
   for (const CacheFormat& format : {CacheFormat{kFp8, kFp8}, CacheFormat{kInt8, kInt8}, {kKeys32, kValues}}) {
     for (const std::int64_t page : {0, 64}) {
       for (const std::vector<std::int64_t>& loud :
@@ -351,7 +278,7 @@ TEST(CudaCompressedDecode, UnitsThatFailAreFoldedTileByTile) {
 
 // Pairs of which a fused product and sum isn't what two roundings give.
 TEST(CudaCompressedDecode, ZerosFarBelowTheirScales) {
-  NEEDS_A_KERNEL();
+  RINGATTN_NEEDS_COMPRESSED_DECODER();
   for (const CacheFormat& format : {CacheFormat{kKeys32, kValues}, CacheFormat{kKeys64, kKeys32}, {kValues, kValues}}) {
     for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16}) {
       Case c = usual(format, dtype);
@@ -364,116 +291,8 @@ TEST(CudaCompressedDecode, ZerosFarBelowTheirScales) {
   }
 }
 
-// A captured graph grows the lengths, appends rows to both caches and decodes: token by token, the bits of the plain
-// cache that the compressed one is.
-TEST(CudaCompressedDecode, AGraphAppendsAndDecodes) {
-  NEEDS_A_KERNEL();
-  for (const CacheFormat& format : {CacheFormat{kFp8, kFp8}, CacheFormat{kInt8, kInt8}, {kKeys32, kValues}}) {
-    DecodeSpec spec = usual(format).spec;
-    const DecodeRow& row = *rows_here(spec).front();
-    SCOPED_TRACE(describe(spec));
-    constexpr std::int64_t kSteps = 140;
-    constexpr std::int64_t kSequences = 2;
-    const RowShape shape{Dtype::kBf16, 2, 128};
-    const std::vector<std::int64_t> lengths(kSequences, kSteps);
-    const PageOrder order = shuffled_pages(lengths, 16, 5);
-    const auto backend = row.make_backend({1, 0});
-    const Stream stream = backend->stream();
-    const std::vector<std::byte> rows[2] = {outlier_rows(shape, lengths, 1), outlier_rows(shape, lengths, 2)};
-    CompressedPool k_host(format.k, shape, order, kSequences), v_host(format.v, shape, order, kSequences);
-    const DevicePool k(*backend, k_host.view(), kSequences), v(*backend, v_host.view(), kSequences);
-    DeviceArray table(*backend, order.table.size() * 4), now(*backend, kSequences * 4);
-    table.write(bytes_of(order.table));
-    now.write(bytes_of(std::vector<std::int32_t>(kSequences, 0)));
-    constexpr std::size_t kRowBytes = 2 * 128 * 2;
-    DeviceArray fresh_k(*backend, kSequences * kRowBytes), fresh_v(*backend, kSequences * kRowBytes);
-    const std::vector<std::byte> q_rows = outlier_rows({Dtype::kBf16, 8, 128}, std::vector<std::int64_t>(2, 1), 3);
-    DeviceArray q(*backend, q_rows.size()), out(*backend, q_rows.size()), lse(*backend, kSequences * 8 * 4);
-    q.write(q_rows);
-
-    CacheUpdate grow;
-    grow.sequences = kSequences;
-    grow.lengths = reinterpret_cast<std::int32_t*>(now.data());
-    grow.grow = true;
-    grow.block_table = {reinterpret_cast<const std::int32_t*>(table.data()), order.columns};
-    grow.table_pages = order.columns;
-    grow.pages = order.pages;
-    grow.page_size = 16;
-    CacheUpdate places = grow;
-    places.grow = false;
-    DecodeStep step;
-    step.q = dense_view(static_cast<const void*>(q.data()), Dtype::kBf16, kSequences, 8, 128);
-    step.packed_k = k.view();
-    step.packed_v = v.view();
-    step.block_table = grow.block_table;
-    step.lengths = grow.lengths;
-    step.output = {
-        dense_view(static_cast<void*>(out.data()), Dtype::kBf16, kSequences, 8, 128), {lse.floats(), 8, 1}, nullptr};
-    const auto kernel = row.make_kernel(spec, *backend);
-    kernel->reserve({kSequences, 1, kSteps});
-    const auto rows_view = [&](const DeviceArray& fresh) {
-      return dense_view(static_cast<const void*>(fresh.data()), Dtype::kBf16, kSequences, 2, 128);
-    };
-    const Graph graph(stream, [&] {
-      backend->update_cache(grow, stream);
-      backend->append({&places, k.view(), rows_view(fresh_k)}, stream);
-      backend->append({&places, v.view(), rows_view(fresh_v)}, stream);
-      kernel->enqueue(step, stream);
-    });
-    for (std::int64_t length = 1; length <= kSteps; ++length) {
-      for (int i = 0; i < 2; ++i) {
-        std::vector<std::byte> fresh;
-        for (std::int64_t s = 0; s < kSequences; ++s) {
-          const std::byte* const from = rows[i].data() + static_cast<std::size_t>(s * kSteps + length - 1) * kRowBytes;
-          fresh.insert(fresh.end(), from, from + kRowBytes);
-        }
-        (i == 0 ? fresh_k : fresh_v).write(fresh);
-      }
-      graph.launch();
-      const std::vector<std::byte> got = out.read();
-      if (length % 9 != 0 && length % 32 > 1) continue;
-      Case c;
-      c.spec = spec;
-      c.page = 16;
-      c.lengths.assign(kSequences, length);
-      // The plain cache of the prefix.
-      std::unique_ptr<DevicePool> plain[2];
-      const PageOrder prefix_order = shuffled_pages(c.lengths, 16, 9);
-      for (int i = 0; i < 2; ++i) {
-        std::vector<std::byte> prefix;
-        for (std::int64_t s = 0; s < kSequences; ++s) {
-          const std::byte* const from = rows[i].data() + static_cast<std::size_t>(s * kSteps) * kRowBytes;
-          prefix.insert(prefix.end(), from, from + static_cast<std::size_t>(length) * kRowBytes);
-        }
-        CompressedTensor tensor =
-            compress_tensor("k", i == 0 ? format.k : format.v, view_of(prefix, shape, kSequences * length), c.lengths,
-                            {7, 1}, ErrorCode::kUsage);
-        CompressedTensor decompressed = make_compressed({}, shape, c.lengths);
-        decompressed.streams[0] = decompress_tensor(tensor, 1);
-        CompressedPool host({}, shape, prefix_order, kSequences);
-        host.fill(decompressed);
-        plain[i] = std::make_unique<DevicePool>(*backend, host.view(), kSequences);
-      }
-      DeviceArray prefix_table(*backend, prefix_order.table.size() * 4);
-      prefix_table.write(bytes_of(prefix_order.table));
-      DecodeSpec plain_spec = spec;
-      plain_spec.format = {};
-      DecodeStep plain_step = step;
-      plain_step.packed_k = plain_step.packed_v = {};
-      plain_step.k = plain[0]->plain();
-      plain_step.v = plain[1]->plain();
-      plain_step.block_table = {reinterpret_cast<const std::int32_t*>(prefix_table.data()), prefix_order.columns};
-      const auto plain_kernel = row.make_kernel(plain_spec, *backend);
-      plain_kernel->reserve({kSequences, 1, kSteps});
-      out.clear();
-      plain_kernel->enqueue(plain_step, stream);
-      ASSERT_TRUE(got == out.read()) << "length " << length;
-    }
-  }
-}
-
 TEST(CudaCompressedDecode, WhatCantBeReadIsNamed) {
-  NEEDS_A_KERNEL();
+  RINGATTN_NEEDS_COMPRESSED_DECODER();
   Case c = usual({kFp8, kFp8});
   c.spec.format.v = {};
   for (const DecodeRow& row : kernel_table<DecodeSpec>()) {
