@@ -64,6 +64,9 @@ TEST(CudaCompressedAppend, AGraphAppendsAndDecodes) {
     const auto rows_view = [&](const DeviceArray& fresh) {
       return dense_view(static_cast<const void*>(fresh.data()), Dtype::kBf16, kSequences, 2, 128);
     };
+    CacheUpdate nothing;
+    backend->update_cache(nothing, stream);  // both load their code
+    backend->append({&nothing, k.view(), rows_view(fresh_k)}, stream);
     const Graph graph(stream, [&] {
       backend->update_cache(grow, stream);
       backend->append({&places, k.view(), rows_view(fresh_k)}, stream);
