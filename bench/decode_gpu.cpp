@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <string>
 #include <utility>
@@ -17,6 +18,7 @@
 #include "bench/decode_gpu_line.hpp"
 #include "bench/decode_gpu_words.hpp"
 #include "bench/graph_time.hpp"
+#include "bench/packed_caches.hpp"
 #include "kernels/decode.hpp"
 #include "kernels/fold_spec.hpp"
 #include "kernels/registry.hpp"
@@ -34,7 +36,8 @@ class Bench {
     std::int64_t tokens = 0;
     for (const DecodeShape& shape : shapes) {
       const Turns turns = turns_of(shape);
-      tokens = std::max(tokens, (turns.caches * turns.bytes + kTokenBytes - 1) / kTokenBytes);
+      const std::int64_t plain = shape.batch * turns.pages * turns.page * shape.kv_heads * shape.head_dim * 2;
+      tokens = std::max(tokens, (std::max(turns.caches * turns.bytes, plain) + kTokenBytes - 1) / kTokenBytes);
     }
     const PackedRun all{0, tokens};
     for (const auto& [memory, tensor] : {std::pair{&k_, SyntheticTensor::kK}, {&v_, SyntheticTensor::kV}}) {
@@ -65,11 +68,12 @@ class Bench {
   std::vector<double> time_steps(const DecodeShape& shape) {
     FoldSpec spec = make_spec(Dtype::kBf16, shape.heads, shape.kv_heads, shape.head_dim, {-1, 0});
     spec.head_dim_v = shape.head_dim_v;
-    if (const auto missing = row_.missing({spec, shape.values_in_keys}); !missing.empty()) {
+    const DecodeSpec decode{spec, shape.values_in_keys, cache_format_of(shape)};
+    if (const auto missing = row_.missing(decode); !missing.empty()) {
       fail(ErrorCode::kUnsupported, fmt::format("{} has no form for this shape", row_.name),
            fmt::format("it lacks {}", fmt::join(missing, ", ")), "Take another one.");
     }
-    const auto kernel = row_.make_kernel({spec, shape.values_in_keys}, *backend_);
+    const auto kernel = row_.make_kernel(decode, *backend_);
     kernel->reserve({shape.batch, shape.rows, shape.keys, shape.slices, shape.prefix > 0 ? 1 : 0});
     const std::int64_t rows = shape.batch * shape.rows;
     const std::int64_t elements = rows * shape.heads * shape.head_dim;
@@ -87,6 +91,13 @@ class Bench {
     const Buffer prefix_of = upload(std::vector<std::int32_t>(static_cast<std::size_t>(shape.batch), 0));
     const Buffer prefix_keys = upload({static_cast<std::int32_t>(shape.prefix)});
 
+    std::optional<PackedCaches> packed_k, packed_v;
+    if (!decode.format.is_plain()) {
+      packed_k.emplace(*backend_, decode.format.k, shape, turns, k_);
+      packed_v.emplace(*backend_, decode.format.v, shape, turns, v_);
+      check_wait(*backend_);
+    }
+
     const auto step_of = [&](std::int64_t cache) {
       const auto view = [&](const Buffer& pool) {
         return CacheView{pool.data() + cache * turns.bytes,
@@ -102,9 +113,14 @@ class Bench {
       DecodeStep step;
       step.q = dense_view(static_cast<const void*>(q.data()), Dtype::kBf16, rows, shape.heads, shape.head_dim);
       step.rows = shape.rows;
-      step.k = view(k_);
-      step.v = view(shape.values_in_keys ? k_ : v_);
-      step.v.dim = shape.head_dim_v;
+      if (packed_k) {
+        step.packed_k = packed_k->view(cache);
+        step.packed_v = packed_v->view(cache);
+      } else {
+        step.k = view(k_);
+        step.v = view(shape.values_in_keys ? k_ : v_);
+        step.v.dim = shape.head_dim_v;
+      }
       if (shape.page > 0) step.block_table = {reinterpret_cast<const std::int32_t*>(table.data()), turns.pages};
       step.lengths = reinterpret_cast<const std::int32_t*>(lengths.data());
       if (shape.prefix > 0) {

@@ -60,6 +60,11 @@ struct JobOptions {
   float dt_least = -std::numeric_limits<float>::infinity();
   float dt_most = std::numeric_limits<float>::infinity();
 
+  // Compression
+  std::string method;           // of `compress`
+  std::optional<double> ratio;  // share of the bytes that is removed; absent: the method's usual format
+  bool compression_report = false;
+
   // Parallelism
   std::string backend = "auto";
   std::string kernel = "auto";

@@ -32,7 +32,7 @@ struct DecodeSpec {
   // The values of a token are the first head_dim_v columns of its keys, in the same memory: latents are such.
   bool values_in_keys = false;
   // How the cache's tensors are stored. The rows' bits are those of a plain cache that holds what decompression gives.
-  CacheFormat format;
+  CacheFormat format = {};
 
   bool operator==(const DecodeSpec&) const = default;
 };
@@ -90,8 +90,8 @@ struct DecodeStep {
   CacheView v;  // pages as those of k; strides of its own. Of DecodeSpec::values_in_keys, columns of k
   // Instead of k, and of v, exactly where DecodeSpec::format is not plain. Tables of sequences have as many as the
   // step.
-  CompressedCache packed_k;
-  CompressedCache packed_v;
+  CompressedCache packed_k = {};
+  CompressedCache packed_v = {};
   BlockTable block_table;  // in the kernel's kind of memory
   const std::int32_t* lengths =
       nullptr;              // [sequences] keys, those of the rows included; in the kernel's kind of memory

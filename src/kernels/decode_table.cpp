@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernels that decode, in order of preference. Each has the name, and the bits, of a row of fold_table.cpp, but for
 // sm90_latent, which no kernel folds like.
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "kernels/cpu/cpu_decode.hpp"
 #include "kernels/cpu/cpu_fold.hpp"
 #ifdef RINGATTN_HAVE_CUDA
@@ -9,6 +13,7 @@
 #include "kernels/sm80/decode/sm80_decode.hpp"
 #endif
 #ifdef RINGATTN_HAVE_HOPPER
+#include "kernels/sm90/decode/compressed.hpp"
 #include "kernels/sm90/decode/sm90_decode.hpp"
 #include "kernels/sm90/fold/config.hpp"
 #include "kernels/sm90/fold/sm90_fold.hpp"
@@ -47,11 +52,16 @@ std::vector<std::string> plain_alone(std::vector<std::string> missing, const Dec
 constexpr KernelRow<DecodeSpec> kTable[] = {
 #ifdef RINGATTN_HAVE_HOPPER
     {{"sm90_fold", "cuda",
-      "bf16, fp16; head_dim 64, 96, 128, 256, and 192 with head_dim_v 128; every mask, softcap, sinks",
+      "bf16, fp16; head_dim 64, 96, 128, 256, and 192 with head_dim_v 128; every mask, softcap, sinks; caches of fp8, "
+      "int8 and int4",
       sm90::decode_configs,
       [](const Backend&) { return 1e13; },  // an H200: what reading its memory allows with four query heads a KV head
       sm90::fold_unavailable, cuda::make_cuda_backend},
-     [](const DecodeSpec& spec) { return plain_alone(missing_of(sm90::fold_missing(spec.fold), spec), spec); },
+     [](const DecodeSpec& spec) {
+       std::vector<std::string> missing = missing_of(sm90::fold_missing(spec.fold), spec);
+       for (std::string& what : sm90::formats_missing(spec)) missing.push_back(std::move(what));
+       return missing;
+     },
      sm90::make_decode},
     {{"sm90_latent", "cuda",
       "bf16, fp16; latents: head_dim 576 with the first 512 columns as values; every mask, softcap, sinks",

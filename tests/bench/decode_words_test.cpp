@@ -17,6 +17,19 @@ namespace {
 
 std::vector<DecodeShape> shapes(const std::vector<std::string_view>& words) { return parse_decode_words(words).shapes; }
 
+TEST(DecodeWords, CompressedCachesAreReadMoreOftenInTurn) {
+  const auto found = shapes({"--steps", "1x128k", "--cache", "plain,fp8,int4"});
+  ASSERT_EQ(found.size(), 3U);
+  EXPECT_EQ(turns_of(found[0]).bytes, 131072 * 8 * 256);
+  EXPECT_EQ(turns_of(found[1]).bytes, 131072 * 8 * 132);
+  EXPECT_EQ(turns_of(found[2]).bytes, 131072 * 8 * 80);
+  EXPECT_EQ(turns_of(found[0]).caches, 1);
+  EXPECT_EQ(turns_of(found[1]).caches, 2);
+  EXPECT_EQ(turns_of(found[2]).caches, 4);
+  EXPECT_NE(decode_line("sm90_fold", "a GPU", found[1], {1.0}, "").find("\"form\":\"fp8\""), std::string::npos);
+  EXPECT_THROW(shapes({"--cache", "fp4"}), Error);
+}
+
 TEST(DecodeWords, EveryStepWithEveryPageSizeRowsAndSlices) {
   const auto found = shapes({"--steps", "1x4k,32x16k", "--page-size", "0,64", "--rows", "1,16", "--slices", "auto,8",
                              "--heads", "64", "--kv-heads", "4", "--head-dim", "96"});

@@ -197,6 +197,7 @@ void JobInput::take_shape(const FileInput& input) {
                   .head_dim_v = latents.head_dim_v,
                   .latent_dim = latents.latent_dim});
   }
+  if (file_->compressed) job_.format = file_->compressed->format();
   spec.sinks = !found.sinks.empty();
 }
 
@@ -260,6 +261,7 @@ void JobInput::read(SyntheticTensor tensor, std::span<const PackedRun> runs, con
   if (found.pages && tensor != SyntheticTensor::kQ && !is_matrix(tensor)) {
     tokens = pool_runs(*found.pages, whole().cu_k(), tokens);
   }
+  if (const CompressedSource* const source = stored(tensor)) return source->read(tokens, rows, threads);
   if (file_->latents && tensor != SyntheticTensor::kQ) return read_latents(*file_->latents, tensor, tokens, rows);
   const std::pair<const TensorSource&, const RowGrid&> sources[] = {
       {found.q, found.q_grid}, {found.k, found.k_grid}, {found.v, found.v_grid}};
@@ -315,8 +317,21 @@ std::vector<PackedRun> JobInput::made_tokens(SyntheticTensor tensor, std::span<c
   return tokens;
 }
 
+// The tensor of the file, whatever the job makes of it.
+const CompressedSource* JobInput::stored(SyntheticTensor tensor) const {
+  if (!file_ || !file_->compressed) return nullptr;
+  const CompressedTensors& tensors = *file_->compressed;
+  if (tensor == SyntheticTensor::kK) return tensors.k ? &*tensors.k : nullptr;
+  return tensor == SyntheticTensor::kV && tensors.v ? &*tensors.v : nullptr;
+}
+
+const CompressedSource* JobInput::compressed(SyntheticTensor tensor) const {
+  return job_.format.is_plain() ? nullptr : stored(tensor);
+}
+
 JobInput JobInput::decoded(std::int64_t page_size) const {
   JobInput step = *this;
+  step.job_.format = {};  // its cache is filled with elements
   if (op_ != Op::kLatent) step.op_ = Op::kDecode;
   step.repaged_ = true;
   step.dealt_.reset();
@@ -336,6 +351,7 @@ JobInput JobInput::attended() const {
 
 JobInput JobInput::last_rows(std::span<const std::int64_t> sequences, std::int64_t rows) const {
   JobInput last = *this;
+  last.job_.format = {};  // groups of tokens are those of the whole
   last.repaged_ = true;
   last.dealt_.reset();
   const std::vector<std::int64_t> cu_q = job_.batch.cu_q();

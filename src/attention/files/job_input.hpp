@@ -109,6 +109,9 @@ class JobInput {
   std::int64_t prefix() const { return prefix_; }
   // Whether these are pages that lie in a file.
   bool has_file_pages() const { return file_ && file_->tensors.pages && !repaged_; }
+  // Of a file with compressed keys or values, that tensor as it is stored: kK or kV; null: plain. job().format says
+  // how they travel, and read() gives their elements.
+  const CompressedSource* compressed(SyntheticTensor tensor) const;
   // Whether a page's axes are [kv_heads, page_size, dim] instead of [page_size, kv_heads, dim].
   bool head_major_pages() const { return has_file_pages() && file_->tensors.k_grid.head_major(); }
   // Fills `target` with these pages of a file's pool of k or v, one behind the other, as they lie there. `tensor` is kK
@@ -137,6 +140,7 @@ class JobInput {
   void take_shape(const FileInput& input);
   void take_shape(const SyntheticInput& input);
   void take_numerics(const Numerics& numerics);
+  const CompressedSource* stored(SyntheticTensor tensor) const;
   const Batch& whole() const { return part_ ? part_->whole : job_.batch; }
   std::vector<PackedRun> runs_of_whole(SyntheticTensor tensor, std::span<const PackedRun> runs) const;
 

@@ -75,11 +75,21 @@ void launch(const AppendParams& p, dim3 grid, Stream stream) {
   check_cuda(cudaGetLastError(), "append");
 }
 
+template <class Element>
+void load() {
+  load_kernel(append_kernel<Element, 1>);
+  load_kernel(append_kernel<Element, 2>);
+  load_kernel(append_kernel<Element, 5>);
+}
+
 }  // namespace
 
 void append(const AppendTask& task, Stream stream) {
   const CompressedCache& cache = task.cache;
-  if (task.places->sequences == 0) return;
+  if (task.places->sequences == 0) {
+    cache.shape.dtype == Dtype::kBf16 ? load<__nv_bfloat16>() : load<__half>();
+    return;
+  }
   CompressedRows streams;
   AppendParams p;
   for (std::size_t i = 0; i < kMostStreams; ++i) {

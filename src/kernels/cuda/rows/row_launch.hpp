@@ -18,6 +18,13 @@ RowParams row_params(const RowFormat& format, const RowShape& shape, const Compr
 // Whether four channels of a row can be taken at once, in streams with such further strides.
 bool takes_four(const RowParams& params, std::span<const std::int64_t> page_strides);
 
+// Loads the code of a kernel, which its first launch would do otherwise.
+template <class Kernel>
+void load_kernel(Kernel* kernel) {
+  cudaFuncAttributes attributes;
+  check_cuda(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes");
+}
+
 // Rows of a part of a run, whose items are then numbers of 31 bits: a multiple of every group.
 inline constexpr std::int64_t kRowsOfRun = 1 << 18;
 inline constexpr std::int64_t kMostBlocks = 1 << 15;

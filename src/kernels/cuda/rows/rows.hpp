@@ -7,8 +7,11 @@
 
 namespace ringattn::cuda {
 
-// Enqueue the tasks on the current device. Throw kUnsupported for dims beyond kMostRowDim.
 inline constexpr int kMostRowDim = 640;
+
+// Enqueue the tasks on the current device. Throw kUnsupported for dims beyond kMostRowDim.
+// Without runs, or without sequences, decompress() and append() only load their code, so that they do so neither while
+// a graph is captured nor while peers wait.
 
 void decompress(const DecompressTask& task, Stream stream);
 void compress(const CompressTask& task, Stream stream);

@@ -12,6 +12,7 @@
 #include "kernels/cuda/cuda_fold.hpp"
 #include "kernels/merge.hpp"
 #include "kernels/registry.hpp"
+#include "kernels/sm90/decode/compressed.hpp"
 #include "kernels/sm90/decode/decode.hpp"
 #include "kernels/sm90/decode/merge.hpp"
 #include "kernels/sm90/decode/step_params.hpp"
@@ -40,7 +41,11 @@ struct ScratchLayout {
 class Sm90Decode final : public DecodeKernel {
  public:
   Sm90Decode(const DecodeSpec& spec, int device)
-      : spec_(spec), device_(device), config_(*choose_config(spec.fold)), launcher_(launcher_of(spec, true)) {}
+      : spec_(spec),
+        device_(device),
+        config_(*choose_config(spec.fold)),
+        launcher_(launcher_of(spec, true)),
+        compressed_(spec.format.is_plain() ? nullptr : &compressed_launcher_of(spec, true)) {}
 
   std::int64_t record_floats() const override { return spec_.fold.head_dim_v + 4; }
   int key_tile() const override { return config_.key_tile; }
@@ -63,10 +68,11 @@ class Sm90Decode final : public DecodeKernel {
     scratch_ = allocate_device(layout_.bytes, device_);
     check_cuda(cudaMemset(scratch_.data(), 0, layout_.bytes), "cudaMemset");
     check_cuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");  // steps may be in any stream
-    launcher_.prepare();
+    compressed_ != nullptr ? compressed_->prepare() : launcher_.prepare();
     prepare_merge(spec_.fold.dtype);
     for (int slices = 1; slices <= kMostSlices; slices *= 2) {
-      clusters_[std::countr_zero(static_cast<unsigned>(slices))] = launcher_.clusters_at_a_time(slices);
+      clusters_[std::countr_zero(static_cast<unsigned>(slices))] =
+          compressed_ != nullptr ? compressed_->clusters_at_a_time(slices) : launcher_.clusters_at_a_time(slices);
     }
   }
 
@@ -76,15 +82,17 @@ class Sm90Decode final : public DecodeKernel {
     const DeviceGuard guard(device_);
     DecodeParams p{};
     set_tensors(step, p);
-    set_cache(step, p);
+    if (compressed_ == nullptr) set_cache(step, p);
     p.outputs = reinterpret_cast<float*>(scratch_.data() + layout_.outputs);
     p.numbers = reinterpret_cast<float2*>(scratch_.data() + layout_.numbers);
     p.arrived = reinterpret_cast<std::int32_t*>(scratch_.data() + layout_.arrived);
     p.failed = reinterpret_cast<std::int32_t*>(scratch_.data() + layout_.failed);
-    const bool shares = step.prefixes.count > 0;
+    const bool shares = step.prefixes.count > 0 && compressed_ == nullptr;  // over codes each sequence reads its own
     const int beside = shares ? enqueue_prefixes(step, p, stream) : 0;
     const std::int64_t units = std::int64_t{p.sequences} * spec_.fold.kv_heads * p.blocks * layout_.groups;
-    if (p.block_rows == kSlicedRows) {
+    if (compressed_ != nullptr) {
+      enqueue_compressed(step, p, static_cast<int>(units), stream);
+    } else if (p.block_rows == kSlicedRows) {
       const int clusters = clusters_of(p.slices) - (beside + p.slices - 1) / p.slices;
       launcher_.launch_sliced(p, static_cast<int>(std::clamp<std::int64_t>(clusters, 1, units)), stream);
     } else {
@@ -172,6 +180,21 @@ class Sm90Decode final : public DecodeKernel {
         p.block_rows == kSlicedRows ? slices_for(std::int64_t{p.sequences} * p.fold.kv_heads * layout_.groups) : 1;
   }
 
+  // Of up to so many units. Those that the sliced kernel fails at are folded by a launch behind it.
+  void enqueue_compressed(const DecodeStep& step, const DecodeParams& shape, int units, Stream stream) const {
+    DecodeStep paged = step;
+    paged.k.page_size = step.packed_k.page_size;
+    CompressedParams p{};
+    p.step = shape;
+    set_pages(paged, config_.key_tile, config_.key_tile, p.step);
+    set_compressed(step, p);
+    if (shape.block_rows == kSlicedRows && clusters_of(shape.slices) > 0) {
+      compressed_->launch_sliced(p, std::min(units, clusters_of(shape.slices)), stream);
+      p.failed_of = units;
+    }
+    compressed_->launch(p, std::min(units, multiprocessors_), stream);
+  }
+
   void set_cache(const DecodeStep& step, DecodeParams& p) const {
     const FoldSpec& spec = spec_.fold;
     const MappedPages k = mapped_pages("sm90_fold", step.k);
@@ -192,6 +215,7 @@ class Sm90Decode final : public DecodeKernel {
   int device_;
   FoldConfig config_;
   const DecodeLauncher& launcher_;
+  const CompressedLauncher* const compressed_;  // null: caches are plain
   DecodeLimits limits_;
   ScratchLayout layout_{};
   int multiprocessors_ = 0;
