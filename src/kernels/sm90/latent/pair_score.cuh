@@ -145,7 +145,10 @@ class PairScorer {
     wgmma_commit();
     wgmma_wait<0>();
     pin(s);
-    if (thread_of_cta() % 32 == 0) barrier_arrive(map_.shared_empty(turn.place));
+    if (thread_of_cta() % 32 == 0) {
+      barrier_arrive(map_.shared_empty(turn.place));
+      if constexpr (C::kYields) barrier_arrive(map_.scored(turn.place));
+    }
     __syncwarp();
   }
   // The products of steps [kBegin, kEnd) of 16 columns. `panels`: where the part lies that kBegin is in.
@@ -203,10 +206,11 @@ class PairScorer {
     float reference[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      // Without branches: the exponentials below would wait for them to meet again.
-      const bool unset = old[half] == -INFINITY;
-      const bool far = __fsub_rn(most[half], old[half]) > kFarAbove;
-      reference[half] = (unset ? most[half] > -INFINITY : far) ? most[half] : old[half];
+      // Without branches, and without the factor: the other CTA waits for this.
+      const int unset = static_cast<int>(old[half] == -INFINITY);
+      const int some = static_cast<int>(most[half] > -INFINITY);
+      const int far = static_cast<int>(__fsub_rn(most[half], old[half]) > kFarAbove);
+      reference[half] = ((unset & some) | (~unset & far)) != 0 ? most[half] : old[half];
       shift[half] = reference[half] == -INFINITY ? 0.0F : -reference[half];
     }
     if (thread % 4 == 0) store_pair(map_.references(true, turn.place, thread), reference[0], reference[1]);
