@@ -14,7 +14,7 @@ namespace ringattn {
 
 namespace {
 
-constexpr std::string_view kWriteAnew = "`ringattn compress` writes such files.";
+Wording write_anew() { return {command("compress"), " writes such files."}; }
 
 RowFormat stored_format(const SafetensorsFile& file, const std::string& tensor) {
   const std::string* const text = file.metadata(tensor + "_format");
@@ -30,7 +30,7 @@ RowFormat stored_format(const SafetensorsFile& file, const std::string& tensor) 
 // Channels of a head, from the shapes of what is stored.
 std::int64_t dim_of(const RowFormat& format, const TensorSource& first, const std::optional<TensorSource>& basis) {
   const TensorSource& tensor = basis ? *basis : first;
-  require(tensor.info->shape.size() == 3, tensor, "it must have 3 axes", kWriteAnew);
+  require(tensor.info->shape.size() == 3, tensor, "it must have 3 axes", write_anew());
   const std::int64_t last = tensor.info->shape[2];
   if (basis) return last;
   if (format.group > 0) return 2 * last;
@@ -47,12 +47,12 @@ CompressedSource find_source(const SafetensorsFile& file, const std::string& nam
   const auto basis = format.rank > 0 ? std::optional(tensor("basis")) : std::nullopt;
   const std::int64_t dim = dim_of(format, first, basis);
   require(first.info->shape.size() == 3 && first.info->shape[1] > 0 && dim > 0, first,
-          "its axes are tokens, at least one head, and at least one number", kWriteAnew);
+          "its axes are tokens, at least one head, and at least one number", write_anew());
   source.shape = {dtype, first.info->shape[1], dim};
   try {
     check_format(name, format, source.shape);
   } catch (const Error& error) {
-    fail(ErrorCode::kFile, {file.path(), ": ", error.problem()}, error.why(), kWriteAnew);
+    fail(ErrorCode::kFile, {file.path(), ": ", error.problem()}, error.why(), write_anew());
   }
   for (const FormatStream& stream : format_streams(format, source.shape)) {
     const TensorSource rows = tensor(stream.name);
@@ -60,7 +60,7 @@ CompressedSource find_source(const SafetensorsFile& file, const std::string& nam
     const FileDtype wanted = file_dtype(stream.type, dtype);
     require(rows.info->dtype == wanted && rows.info->shape == shape, rows,
             fmt::format("{} stores it as {} {}", describe(format), file_dtype_name(wanted), shape_text(shape)),
-            kWriteAnew);
+            write_anew());
     source.streams.push_back(rows);
   }
   return source;
@@ -77,7 +77,7 @@ void read_tables(const SafetensorsFile& file, std::string_view stored, const Seq
     require(
         tensor.info->dtype == wanted && tensor.info->shape == table.shape, tensor,
         fmt::format("{} stores it as {} {}", describe(source.format), file_dtype_name(wanted), shape_text(table.shape)),
-        kWriteAnew);
+        write_anew());
     std::vector<std::byte>& bytes = source.tables.emplace_back(static_cast<std::size_t>(tensor.info->bytes()));
     tensor.shard->read(*tensor.info, 0, bytes);
     used.push_back(tensor);
@@ -100,7 +100,7 @@ void read_tables(const SafetensorsFile& file, std::string_view stored, const Seq
 RowGrid grid_of(const RowGrid& q, const TensorSource& tensor, const RowShape& shape) {
   const std::int64_t tokens = tensor.info->shape[0];
   require(q.batch > 0 ? tokens % q.batch == 0 : tokens == 0, tensor,
-          fmt::format("q has a batch of {}, of which each has as many tokens", q.batch), kWriteAnew);
+          fmt::format("q has a batch of {}, of which each has as many tokens", q.batch), write_anew());
   return {q.order, q.batch, q.batch > 0 ? tokens / q.batch : 0, shape.heads, shape.dim};
 }
 
@@ -234,12 +234,13 @@ InputTensors find_compressed(const SafetensorsFile& file, const InputNames& name
   take("k", stored_k, input.k, input.k_grid, tensors.k);
   take("v", stored_v, input.v, input.v_grid, tensors.v);
   require(input.k_grid.dim == input.q_grid.dim, input.k,
-          fmt::format("keys have {} channels, and q's head_dim is {}", input.k_grid.dim, input.q_grid.dim), kWriteAnew);
+          fmt::format("keys have {} channels, and q's head_dim is {}", input.k_grid.dim, input.q_grid.dim),
+          write_anew());
   require(input.q_grid.heads % input.k_grid.heads == 0, input.k,
           fmt::format("Q has {} heads, which is not a multiple of {}", input.q_grid.heads, input.k_grid.heads),
-          kWriteAnew);
+          write_anew());
   require(input.v_grid.heads == input.k_grid.heads && input.v_grid.tokens() == input.k_grid.tokens(), input.v,
-          fmt::format("keys have {} heads and {} tokens", input.k_grid.heads, input.k_grid.tokens()), kWriteAnew);
+          fmt::format("keys have {} heads and {} tokens", input.k_grid.heads, input.k_grid.tokens()), write_anew());
   input.sequences = read_sequences(file, names, input);
   if (tensors.k) read_tables(file, stored_k, input.sequences, *tensors.k, input.used);
   if (tensors.v) read_tables(file, stored_v, input.sequences, *tensors.v, input.used);
