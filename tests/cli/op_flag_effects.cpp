@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/cli/flag_effects.hpp"
+#include "tests/support/temporary_folder.hpp"
 
 namespace ringattn::testing {
 
@@ -17,12 +18,33 @@ Words latent_words() {
   return {"run", "--op", "mla", "--synthetic", "7", "--seq", "50", "--heads", "2", "--head-dim", "8"};
 }
 
+// A cache of 50 tokens, compressed.
+std::string compressed(const Words& words) {
+  const TemporaryFolder folder;
+  return out_of(Words{"compress", "--synthetic", "7", "--seq", "50", "--head-dim", "64", "--output", folder.file("a")} +
+                words);
+}
+
 Words scan_words() { return {"run", "--op", "ssd", "--synthetic", "7", "--seq", "50", "--head-dim", "8"}; }
 
 }  // namespace
 
 const Effects& op_effects() {
   static const Effects table{
+      {"method",
+       [] {
+         EXPECT_TRUE(has(compressed({"--method", "int8"}), "k: int8"));
+       }},
+      {"ratio",
+       [] {
+         EXPECT_TRUE(has(compressed({"--method", "vq", "--ratio", "0.9"}), "k: vector width 8"));
+         EXPECT_TRUE(has(compressed({"--method", "vq", "--ratio", "0.7"}), "k: vector width 2"));
+       }},
+      {"report",
+       [] {
+         EXPECT_TRUE(has(compressed({"--method", "fp8", "--report"}), "change of O"));
+         EXPECT_FALSE(has(compressed({"--method", "fp8"}), "change of O"));
+       }},
       {"rope-dim",
        [] {
          EXPECT_TRUE(has(out_of(latent_words() + Words{"--rope-dim", "16"}), "head_dim 8+16/8")) << "rope-dim";
