@@ -31,6 +31,20 @@ Words scan_words() { return {"run", "--op", "ssd", "--synthetic", "7", "--seq", 
 
 const Effects& op_effects() {
   static const Effects table{
+      {"cache-format",
+       [] {
+         // As a file that `compress` makes of the same seed.
+         const Words cache{"--synthetic", "7", "--seq", "300", "--head-dim", "64"};
+         const TemporaryFolder folder;
+         const std::string file = folder.file("a");
+         out_of(Words{"compress", "--method", "int4", "--output", file} + cache);
+         const Words stored = Words{"run", "--cache-format", "int4"} + cache;
+         EXPECT_EQ(digest_of(out_of(stored)), digest_of(out_of({"run", "--input", file})));
+         EXPECT_EQ(digest_of(out_of(stored + Words{"--ranks", "3"})), digest_of(out_of(stored)));
+         EXPECT_EQ(tool(Words{"verify", "--against", "oracle", "--cache-format", "int4"} + cache).code, 0);
+         EXPECT_EQ(tool(Words{"plan", "--world", "4", "--seq", "300", "--cache-format", "int4"}).code, 0);
+         EXPECT_EQ(tool(stored + Words{"--op", "decode"}).code, 2);
+       }},
       {"method",
        [] {
          EXPECT_TRUE(has(compressed({"--method", "int8"}), "k: int8"));
