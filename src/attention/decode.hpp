@@ -79,8 +79,13 @@ struct DecodeInputs {
   // What `lengths` (when they have grown), `block_table` and `prefixes` hold, in host memory, where the caller knows
   // it. They are then checked at once, and several ranks send no more than these lengths need. Not for captured steps.
   const std::int32_t* host_lengths = nullptr;  // [sequences]
-  BlockTable host_table;
-  SharedPrefixes host_prefixes;
+  BlockTable host_table = {};
+  SharedPrefixes host_prefixes = {};
+  // Instead of k, and of v, exactly where DecodeJob::format is not plain. Rows of k_new and v_new are compressed as
+  // they are written: with the tables that are there, and into tails, which have a place for each sequence of the step
+  // (kernels/compressed_rows.hpp).
+  CompressedCache packed_k = {};
+  CompressedCache packed_v = {};
 };
 
 struct DecodeOutputs {

@@ -37,6 +37,7 @@ inline constexpr FlagSamples kFlagSamples[] = {
     {"model-config", {"a.json", "b.json", "c.json"}},
     {"layer", {"0", "1", "60"}},
     {"dtype", {"bf16", "fp16", "fp32"}},
+    {"cache-format", {"fp8", "int8", "int4"}},
     {"mask", {"full", "causal", "full"}},
     {"query-offset", {"-5", "0", "7"}},
     {"window", {"5,-1", "-1,3", "1k,0"}},

@@ -57,6 +57,7 @@ std::vector<std::byte> outlier_rows(const RowShape& shape, std::span<const std::
 
 PageOrder shuffled_pages(std::span<const std::int64_t> lengths, std::int64_t page_size, std::uint64_t seed) {
   PageOrder order;
+  order.columns = 1;
   order.page_size = page_size;
   std::vector<std::int64_t> pages;
   for (const std::int64_t length : lengths) {

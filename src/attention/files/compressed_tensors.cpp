@@ -4,17 +4,20 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <mutex>
 #include <utility>
 
 #include "attention/files/tensor_checks.hpp"
 #include "base/error.hpp"
+#include "base/host.hpp"
+#include "kernels/synthetic.hpp"
 #include "kernels/tensor_compression.hpp"
 
 namespace ringattn {
 
 namespace {
 
-constexpr std::string_view kWriteAnew = "`ringattn compress` writes such files.";
+Wording write_anew() { return {command("compress"), " writes such files."}; }
 
 RowFormat stored_format(const SafetensorsFile& file, const std::string& tensor) {
   const std::string* const text = file.metadata(tensor + "_format");
@@ -30,7 +33,7 @@ RowFormat stored_format(const SafetensorsFile& file, const std::string& tensor) 
 // Channels of a head, from the shapes of what is stored.
 std::int64_t dim_of(const RowFormat& format, const TensorSource& first, const std::optional<TensorSource>& basis) {
   const TensorSource& tensor = basis ? *basis : first;
-  require(tensor.info->shape.size() == 3, tensor, "it must have 3 axes", kWriteAnew);
+  require(tensor.info->shape.size() == 3, tensor, "it must have 3 axes", write_anew());
   const std::int64_t last = tensor.info->shape[2];
   if (basis) return last;
   if (format.group > 0) return 2 * last;
@@ -47,12 +50,12 @@ CompressedSource find_source(const SafetensorsFile& file, const std::string& nam
   const auto basis = format.rank > 0 ? std::optional(tensor("basis")) : std::nullopt;
   const std::int64_t dim = dim_of(format, first, basis);
   require(first.info->shape.size() == 3 && first.info->shape[1] > 0 && dim > 0, first,
-          "its axes are tokens, at least one head, and at least one number", kWriteAnew);
+          "its axes are tokens, at least one head, and at least one number", write_anew());
   source.shape = {dtype, first.info->shape[1], dim};
   try {
     check_format(name, format, source.shape);
   } catch (const Error& error) {
-    fail(ErrorCode::kFile, {file.path(), ": ", error.problem()}, error.why(), kWriteAnew);
+    fail(ErrorCode::kFile, {file.path(), ": ", error.problem()}, error.why(), write_anew());
   }
   for (const FormatStream& stream : format_streams(format, source.shape)) {
     const TensorSource rows = tensor(stream.name);
@@ -60,7 +63,7 @@ CompressedSource find_source(const SafetensorsFile& file, const std::string& nam
     const FileDtype wanted = file_dtype(stream.type, dtype);
     require(rows.info->dtype == wanted && rows.info->shape == shape, rows,
             fmt::format("{} stores it as {} {}", describe(format), file_dtype_name(wanted), shape_text(shape)),
-            kWriteAnew);
+            write_anew());
     source.streams.push_back(rows);
   }
   return source;
@@ -77,7 +80,7 @@ void read_tables(const SafetensorsFile& file, std::string_view stored, const Seq
     require(
         tensor.info->dtype == wanted && tensor.info->shape == table.shape, tensor,
         fmt::format("{} stores it as {} {}", describe(source.format), file_dtype_name(wanted), shape_text(table.shape)),
-        kWriteAnew);
+        write_anew());
     std::vector<std::byte>& bytes = source.tables.emplace_back(static_cast<std::size_t>(tensor.info->bytes()));
     tensor.shard->read(*tensor.info, 0, bytes);
     used.push_back(tensor);
@@ -100,7 +103,7 @@ void read_tables(const SafetensorsFile& file, std::string_view stored, const Seq
 RowGrid grid_of(const RowGrid& q, const TensorSource& tensor, const RowShape& shape) {
   const std::int64_t tokens = tensor.info->shape[0];
   require(q.batch > 0 ? tokens % q.batch == 0 : tokens == 0, tensor,
-          fmt::format("q has a batch of {}, of which each has as many tokens", q.batch), kWriteAnew);
+          fmt::format("q has a batch of {}, of which each has as many tokens", q.batch), write_anew());
   return {q.order, q.batch, q.batch > 0 ? tokens / q.batch : 0, shape.heads, shape.dim};
 }
 
@@ -148,23 +151,27 @@ std::vector<CompressedRun> CompressedSource::rows_of(std::span<const PackedRun> 
 
 void CompressedSource::read_stream(std::size_t stream, std::span<const PackedRun> runs,
                                    std::span<std::byte> target) const {
-  const TensorSource& tensor = streams[stream];
   const std::int64_t bytes = format_streams(format, shape)[stream].token_bytes(shape.dtype);
   std::size_t at = 0;
   for (const PackedRun& run : runs) {
     const auto count = static_cast<std::size_t>(run.tokens() * bytes);
-    tensor.shard->read(*tensor.info, run.begin * bytes, target.subspan(at, count));
+    if (streams.empty()) {
+      std::copy_n(made[stream].begin() + run.begin * bytes, count, target.begin() + static_cast<std::ptrdiff_t>(at));
+    } else {
+      const TensorSource& tensor = streams[stream];
+      tensor.shard->read(*tensor.info, run.begin * bytes, target.subspan(at, count));
+    }
     at += count;
   }
-  tensor.shard->check_unchanged();
+  if (!streams.empty()) streams[stream].shard->check_unchanged();
 }
 
 void CompressedSource::check(const CompressedRows& rows, std::span<const PackedRun> runs) const {
   const std::vector<CompressedRun> all = rows_of(runs);
   const auto fault = find_fault(format, shape, rows, all);
   if (!fault) return;
-  const std::string path = streams[0].shard->path();
-  refuse_fault(fmt::format("{}: {}", path, name), format, shape, *fault, ErrorCode::kFile);
+  const std::string path = streams.empty() ? "" : streams[0].shard->path() + ": ";
+  refuse_fault(path + name, format, shape, *fault, ErrorCode::kFile);
 }
 
 void CompressedSource::read(std::span<const PackedRun> runs, const MutableTensorView& plain, int threads) const {
@@ -202,6 +209,49 @@ void CompressedSource::read(std::span<const PackedRun> runs, const MutableTensor
   }
 }
 
+std::shared_ptr<const CompressedTensors> made_compressed(const Job& job, std::uint64_t seed) {
+  struct Made {
+    FoldSpec spec;
+    Batch batch;
+    CacheFormat format;
+    std::uint64_t seed = 0;
+    CompressedTensors tensors;
+  };
+  static std::mutex mutex;
+  static std::weak_ptr<const Made> last;
+  const std::lock_guard lock(mutex);
+  std::shared_ptr<const Made> shared = last.lock();
+  if (!shared || shared->spec != job.spec || shared->batch != job.batch || shared->format != job.format ||
+      shared->seed != seed) {
+    auto made = std::make_shared<Made>();
+    made->spec = job.spec;
+    made->batch = job.batch;
+    made->format = job.format;
+    made->seed = seed;
+    const PackedRun all{0, job.batch.k_tokens()};
+    const auto make = [&](const char* name, SyntheticTensor tensor, const RowFormat& format, std::int64_t dim,
+                          std::optional<CompressedSource>& source) {
+      if (format.is_plain()) return;
+      const RowShape shape{job.spec.dtype, job.spec.kv_heads, dim};
+      check_format(name, format, shape);
+      std::vector<std::byte> rows(static_cast<std::size_t>(all.tokens() * shape.heads * shape.dim) *
+                                  size_of(shape.dtype));
+      const MutableTensorView view =
+          dense_view(static_cast<void*>(rows.data()), shape.dtype, all.tokens(), shape.heads, shape.dim);
+      fill_synthetic(seed, tensor, {&all, 1}, view);
+      CompressedTensor compressed =
+          compress_tensor(name, format, view, job.batch.k_lengths(), {0, usable_processors().count}, ErrorCode::kUsage);
+      source = CompressedSource{
+          name, format, shape, job.batch.cu_k(), {}, std::move(compressed.streams), std::move(compressed.tables)};
+    };
+    make("k", SyntheticTensor::kK, job.format.k, job.spec.head_dim, made->tensors.k);
+    make("v", SyntheticTensor::kV, job.format.v, job.spec.head_dim_v, made->tensors.v);
+    shared = std::move(made);
+    last = shared;
+  }
+  return {shared, &shared->tensors};
+}
+
 bool holds_compressed(const SafetensorsFile& file) {
   return !stored_format(file, "k").is_plain() || !stored_format(file, "v").is_plain();
 }
@@ -234,12 +284,13 @@ InputTensors find_compressed(const SafetensorsFile& file, const InputNames& name
   take("k", stored_k, input.k, input.k_grid, tensors.k);
   take("v", stored_v, input.v, input.v_grid, tensors.v);
   require(input.k_grid.dim == input.q_grid.dim, input.k,
-          fmt::format("keys have {} channels, and q's head_dim is {}", input.k_grid.dim, input.q_grid.dim), kWriteAnew);
+          fmt::format("keys have {} channels, and q's head_dim is {}", input.k_grid.dim, input.q_grid.dim),
+          write_anew());
   require(input.q_grid.heads % input.k_grid.heads == 0, input.k,
           fmt::format("Q has {} heads, which is not a multiple of {}", input.q_grid.heads, input.k_grid.heads),
-          kWriteAnew);
+          write_anew());
   require(input.v_grid.heads == input.k_grid.heads && input.v_grid.tokens() == input.k_grid.tokens(), input.v,
-          fmt::format("keys have {} heads and {} tokens", input.k_grid.heads, input.k_grid.tokens()), kWriteAnew);
+          fmt::format("keys have {} heads and {} tokens", input.k_grid.heads, input.k_grid.tokens()), write_anew());
   input.sequences = read_sequences(file, names, input);
   if (tensors.k) read_tables(file, stored_k, input.sequences, *tensors.k, input.used);
   if (tensors.v) read_tables(file, stored_v, input.sequences, *tensors.v, input.used);

@@ -8,6 +8,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -28,7 +29,8 @@ struct CompressedSource {
   RowFormat format;
   RowShape shape;
   std::vector<std::int64_t> cu;                // of the keys: [sequences + 1]
-  std::vector<TensorSource> streams;           // in the order of format_streams()
+  std::vector<TensorSource> streams;           // in the order of format_streams(); of a file
+  std::vector<std::vector<std::byte>> made;    // the same, of a seed
   std::vector<std::vector<std::byte>> tables;  // of format_tables(), read
 
   // The runs as rows that follow each other, a run of a sequence each; `to` are the packed tokens.
@@ -49,6 +51,10 @@ struct CompressedTensors {
 
   CacheFormat format() const { return {k ? k->format : RowFormat{}, v ? v->format : RowFormat{}}; }
 };
+
+// The keys and values of a seed, compressed in host memory: by the first rank of this process that asks for them, while
+// another one holds them. `job` has a format. Throws kUsage for one that doesn't fit.
+std::shared_ptr<const CompressedTensors> made_compressed(const Job& job, std::uint64_t seed);
 
 // Whether the file's metadata name a format for its keys or values that is not plain. Throws kFile for one that is
 // none.

@@ -9,6 +9,7 @@
 #include "attention/files/list_request.hpp"
 #include "attention/files/tensor_checks.hpp"
 #include "base/error.hpp"
+#include "kernels/compression_methods.hpp"
 #include "kernels/decode.hpp"
 #include "kernels/fold_spec.hpp"
 
@@ -153,6 +154,16 @@ void JobInput::take_shape(const SyntheticInput& input) {
          "sequences of a cache share pages", {"Leave it out, or use ", setting("op", "decode"), "."});
   }
   prefix_ = input.prefix;
+  if (!input.cache_format.empty()) {
+    if (op_ != Op::kAttention) {
+      fail(ErrorCode::kUsage, {setting("cache_format", input.cache_format), " with ", setting("op", op_name(op_))},
+           "keys and values in rows are stored in a format",
+           {"Leave it out, or use ", setting("op", "attention"), "."});
+    }
+    job_.format =
+        choose_format(compression_method(input.cache_format), std::nullopt, {spec.dtype, spec.kv_heads, spec.head_dim},
+                      {spec.dtype, spec.kv_heads, spec.head_dim_v});
+  }
   queries_end_keys_ = q_len < input.tokens;
   job_.batch = uniform_batch(input.batch, q_len, input.tokens);
   check_batch(job_.batch);
@@ -211,6 +222,7 @@ void JobInput::take_numerics(const Numerics& numerics) {
     job_.batch.sequences = job_.batch.sequences.with_offset(*numerics.query_offset);
   }
   check_job(job_);
+  if (seed_ && !job_.format.is_plain()) made_ = made_compressed(job_, *seed_);
   if (latent_) take_form(numerics.form);
   if (numerics.lists.empty()) return;
   if (latent_) {
@@ -249,6 +261,11 @@ void JobInput::take_form(std::optional<LatentForm> form) {
 
 void JobInput::read(SyntheticTensor tensor, std::span<const PackedRun> runs, const MutableTensorView& rows,
                     int threads) const {
+  if (made_) {
+    if (const CompressedSource* const source = stored(tensor)) {
+      return source->read(runs_of_whole(tensor, runs), rows, threads);
+    }
+  }
   if (seed_) {
     fill_synthetic(*seed_, tensor, made_tokens(tensor, runs), rows, threads);
     return;
@@ -319,8 +336,8 @@ std::vector<PackedRun> JobInput::made_tokens(SyntheticTensor tensor, std::span<c
 
 // The tensor of the file, whatever the job makes of it.
 const CompressedSource* JobInput::stored(SyntheticTensor tensor) const {
-  if (!file_ || !file_->compressed) return nullptr;
-  const CompressedTensors& tensors = *file_->compressed;
+  if (!made_ && (!file_ || !file_->compressed)) return nullptr;
+  const CompressedTensors& tensors = made_ ? *made_ : *file_->compressed;
   if (tensor == SyntheticTensor::kK) return tensors.k ? &*tensors.k : nullptr;
   return tensor == SyntheticTensor::kV && tensors.v ? &*tensors.v : nullptr;
 }

@@ -56,6 +56,8 @@ struct SyntheticInput {
   int latent_dim = 512;
   Dtype dtype = Dtype::kBf16;
   std::optional<AxisOrder> order;  // of out in a file; absent: thd, or bthd for several sequences
+  // Of kAttention, a method of compression_methods() in whose usual format k and v are stored; empty: as they are.
+  std::string cache_format = {};
 };
 
 using InputRequest = std::variant<FileInput, SyntheticInput>;
@@ -109,7 +111,7 @@ class JobInput {
   std::int64_t prefix() const { return prefix_; }
   // Whether these are pages that lie in a file.
   bool has_file_pages() const { return file_ && file_->tensors.pages && !repaged_; }
-  // Of a file with compressed keys or values, that tensor as it is stored: kK or kV; null: plain. job().format says
+  // Of input with compressed keys or values, that tensor as it is stored: kK or kV; null: plain. job().format says
   // how they travel, and read() gives their elements.
   const CompressedSource* compressed(SyntheticTensor tensor) const;
   // Whether a page's axes are [kv_heads, page_size, dim] instead of [page_size, kv_heads, dim].
@@ -152,8 +154,9 @@ class JobInput {
   std::optional<LatentJob> latent_;
   FormChoice form_;
   bool decodes_latents_ = false;
-  bool repaged_ = false;                    // by decoded() or last_rows(): the file's pages are not the job's
-  std::shared_ptr<const PageTable> dealt_;  // of a cache in pages that lies in no file
+  std::shared_ptr<const CompressedTensors> made_;  // of a seed with a format
+  bool repaged_ = false;                           // by decoded() or last_rows(): the file's pages are not the job's
+  std::shared_ptr<const PageTable> dealt_;         // of a cache in pages that lies in no file
   Job job_;
   // Where the sequences of a part begin on the packed axes of the whole; null: the job is the whole.
   struct Part {
