@@ -50,7 +50,9 @@ __global__ void __launch_bounds__(kThreads) update_kernel(const __grid_constant_
   const int rows_of_sequence = p.heads * p.head_dim;
   const int groups_of_sequence = rows_of_sequence / kRows;
   const std::int64_t sequence = group / groups_of_sequence;
-  const bool present = sequence < p.sequences;
+  std::int64_t slot = sequence;
+  if (p.slots != nullptr && sequence < p.sequences) slot = p.slots[sequence];
+  const bool present = sequence < p.sequences && slot >= 0;
   const int first_row = static_cast<int>(group % groups_of_sequence) * kRows;
 
   float y[kRows] = {};
@@ -72,7 +74,7 @@ __global__ void __launch_bounds__(kThreads) update_kernel(const __grid_constant_
     const int shared_row = head_of(0) / p.group_heads;
     const Element* const b = element_at<Element>(p.b, sequence, shared_row);
     const Element* const c = element_at<Element>(p.c, sequence, shared_row);
-    float* const states = p.states + (sequence * rows_of_sequence + first_row) * p.state_dim;
+    float* const states = p.states + (slot * rows_of_sequence + first_row) * p.state_dim;
     float decay = 0.0F;
     if (!kStateDecays) decay = cuda::exp2_approx(__fmul_rn(dt[0], __fmul_rn(p.a[head_of(0)], kScanLog2E)));
     for (int n = lane * kWidth; n < p.state_dim; n += kLanes * kWidth) {
