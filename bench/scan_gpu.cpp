@@ -4,6 +4,7 @@
 // beside that of a copy in the same run.
 //   scan_gpu_bench                                   every shape
 //   scan_gpu_bench ssd-131k update-128               some of them
+//   scan_gpu_bench --kernel sm80_scan ssd-131k       by a kernel that isn't the first choice
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -60,7 +61,7 @@ double median(std::vector<double> values) {
 
 class Bench {
  public:
-  explicit Bench(Backend& backend) : backend_(backend) {
+  Bench(Backend& backend, std::string_view kernel) : backend_(backend), kernel_(kernel) {
     const Buffer from = backend.allocate(static_cast<std::size_t>(kCopyBytes));
     const Buffer to = backend.allocate(static_cast<std::size_t>(kCopyBytes));
     backend.fill_bytes(from.data(), std::byte{0}, static_cast<std::size_t>(kCopyBytes), backend.stream());
@@ -167,7 +168,7 @@ class Bench {
 
   void scan(const Shape& shape) {
     const ScanSpec spec = spec_of(shape);
-    const auto choice = choose_kernel(spec, {"cuda", "auto"});
+    const auto choice = choose_kernel(spec, {"cuda", kernel_});
     const auto kernel = choice.row->make_kernel(spec, backend_);
     ScanTask task;
     fill(spec, shape.sequences * shape.tokens, task);
@@ -187,7 +188,7 @@ class Bench {
 
   void update(const Shape& shape) {
     const ScanSpec spec = spec_of(shape);
-    const auto choice = choose_kernel(spec, {"cuda", "auto"});
+    const auto choice = choose_kernel(spec, {"cuda", kernel_});
     const auto kernel = choice.row->make_kernel(spec, backend_);
     ScanUpdate update;
     fill(spec, shape.sequences, update);
@@ -237,12 +238,18 @@ class Bench {
   }
 
   Backend& backend_;
+  std::string kernel_;      // of scans and updates
   double copy_rate_ = 0.0;  // bytes read and written, a second
   std::vector<Buffer> memory_;
   std::int64_t moved_ = 0;  // bytes that a shape has to read or write at least
 };
 
-int run(const std::vector<std::string_view>& names) {
+int run(std::vector<std::string_view> names) {
+  std::string_view kernel = "auto";
+  if (names.size() >= 2 && names[0] == "--kernel") {
+    kernel = names[1];
+    names.erase(names.begin(), names.begin() + 2);
+  }
   for (const std::string_view name : names) {
     if (std::any_of(std::begin(kShapes), std::end(kShapes), [&](const Shape& shape) { return shape.name == name; })) {
       continue;
@@ -253,7 +260,7 @@ int run(const std::vector<std::string_view>& names) {
     return 2;
   }
   const auto backend = kernel_table<ScanSpec>().front().make_backend({1, 0});
-  Bench bench(*backend);
+  Bench bench(*backend, kernel);
   for (const Shape& shape : kShapes) {
     if (names.empty() || std::find(names.begin(), names.end(), shape.name) != names.end()) bench.measure(shape);
   }

@@ -149,7 +149,7 @@ int main_of(int argc, char** argv) {
   }
   const auto complain = [](const Error& error) { fmt::print(stderr, "{}\n", error.what()); };
   try {
-    if (launched_by_mpi()) {
+    if (launched_as_rank()) {
       WorldRequest request;
       request.transport = name;
       request.memory = WantedMemory::kDevice;

@@ -19,7 +19,7 @@ std::optional<int> asked_ranks(const Config& config) { return config.options.ran
 std::optional<int> verify_ranks(const Config& config) {
   const JobOptions& options = config.options;
   const bool shapes = options.against.empty() && options.record.empty() && options.golden.empty() && !options.decode;
-  if (options.ranks || !shapes || launched_by_mpi() || options.transport == "self") return options.ranks;
+  if (options.ranks || !shapes || launched_as_rank() || options.transport == "self") return options.ranks;
   return kLargestLocalWorld;
 }
 

@@ -253,7 +253,7 @@ constexpr FlagRow kTable[] = {
     {"transport", 0, kAllCommands, FlagGroup::kParallelism, FlagKind::kText, "NAME", "auto",
      "auto, or a transport that must be used; `ringattn info` lists them", set_name<&JobOptions::transport>},
     {"ranks", 0, kRun | kVerify | kInfo | kBench, FlagGroup::kParallelism, FlagKind::kNumber, "N", "",
-     "makes N ranks in this process; under mpirun the world is mpirun's", set_count<&JobOptions::ranks, 512>, "4"},
+     "makes N ranks in this process; under mpirun, or with RINGATTN_STORE, the ranks are processes", set_count<&JobOptions::ranks, 512>, "4"},
     {"layout", 0, kJobs, FlagGroup::kParallelism, FlagKind::kText, "striped|zigzag|contiguous", "",
      "how tokens are dealt to ranks [striped, or contiguous for a sliding window]",
      [](JobOptions& options, std::string_view text) {

@@ -42,7 +42,7 @@ std::string Screen::painted(std::string_view text, Paint paint) const {
   return fmt::format("\x1b[{}m{}\x1b[0m", paint == Paint::kGood ? 32 : 31, text);
 }
 
-bool is_watched(std::FILE* file) { return ::isatty(::fileno(file)) == 1 && !launched_by_mpi(); }
+bool is_watched(std::FILE* file) { return ::isatty(::fileno(file)) == 1 && !launched_as_rank(); }
 
 bool wants_color(When when, std::FILE* file) {
   if (when != When::kAuto) return when == When::kOn;

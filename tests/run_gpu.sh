@@ -136,7 +136,8 @@ sanitizer() {
   local -a entries=("fold_test $rows/sm80*:$rows/sm90*" "cuda_fold_test *NanInAValueStaysInItsTile*"
     'decode_test Backends/CacheUpdates.*' 'product_test Kernels/HeadProduct.OneNanLeaves/sm*'
     'scan_test Kernels/Scans.KeepTheStateWhereDtIsZero/sm*' 'cuda_latent_test *CudaLatent.OneTile/*'
-    'cuda_decode_test CudaDecode.AGraphOfSharesFollowsGrowingSequences' 'gpu_reshard_test GpuReshard.RowsOfTwoRanksFindTheirPlaces'
+    'cuda_decode_test CudaDecode.AGraphOfSharesFollowsGrowingSequences'
+    'gpu_reshard_test GpuReshard.RowsOfTwoRanksFindTheirPlaces'
     'gpu_invariance_test *GpuInvariance.FewTokensManyRanks*'
     'comm_p2p_test P2p.FreedMemoryGoesBackAtTheNextAllGather')
   [[ $tool != racecheck ]] || entries[1]="cuda_fold_test $nan/sm80_fold:$nan/sm90_fold"

@@ -24,6 +24,12 @@ constexpr EnvironmentVariable kTable[] = {
        environment.pace = static_cast<double>(*pace);
        return true;
      }},
+    {"RINGATTN_STORE", "HOST:PORT, of rank 0's host",
+     "ranks are the processes that meet there, without MPI; torchrun's or Slurm's variables say which rank is which",
+     [](Environment&, std::string_view value) { return value.find(':') != std::string_view::npos; }},
+    {"RINGATTN_JOB", "a name of up to 127 bytes",
+     "tells jobs that meet at one RINGATTN_STORE from each other; torchrun's or Slurm's own name if it isn't set",
+     [](Environment&, std::string_view value) { return !value.empty() && value.size() < 128; }},
     {"RINGATTN_OUTCOMES", "a folder",
      "launch/ringattn-mpirun sets it: where each rank writes how it ended; a program takes it out of its environment",
      [](Environment&, std::string_view value) { return !value.empty(); }},

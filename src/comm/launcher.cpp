@@ -5,6 +5,9 @@
 #include <cstdlib>
 #include <iterator>
 
+#include "base/error.hpp"
+#include "comm/store_rank.hpp"
+
 namespace ringattn {
 
 namespace {
@@ -48,6 +51,15 @@ std::optional<int> launched_ranks() { return first_number(&LauncherRow::ranks); 
 
 std::optional<int> launched_ranks_here() { return first_number(&LauncherRow::here); }
 
-bool speaks_for_launched() { return !launched_by_mpi() || launched_rank().value_or(0) == 0; }
+bool launched_as_rank() { return store_asked_for() || launched_by_mpi(); }
+
+bool speaks_for_launched() {
+  if (!store_asked_for()) return !launched_by_mpi() || launched_rank().value_or(0) == 0;
+  try {
+    return store_rank().rank == 0;
+  } catch (const Error&) {
+    return true;  // it can't meet others, and says why
+  }
+}
 
 }  // namespace ringattn

@@ -16,6 +16,9 @@ std::optional<int> launched_rank();
 std::optional<int> launched_ranks();
 std::optional<int> launched_ranks_here();
 
+// Whether this process is one of several that are ranks of one world: of MPI, or at the store (comm/store_rank.hpp).
+bool launched_as_rank();
+
 // Whether this process speaks for the job while its ranks don't know each other: rank 0, or one that will not meet
 // others, such as a program without MPI that srun or a script under it has started.
 bool speaks_for_launched();

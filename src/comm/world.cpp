@@ -16,6 +16,8 @@
 #include "comm/paced.hpp"
 #include "comm/patience.hpp"
 #include "comm/self.hpp"
+#include "comm/store_rank.hpp"
+#include "comm/store_world.hpp"
 #include "comm/threads.hpp"
 #include "comm/watch.hpp"
 #if defined(RINGATTN_HAVE_MPI)
@@ -38,6 +40,8 @@ std::string always_available() { return {}; }
 std::string mpi_unavailable() { return launched_by_mpi() ? "" : "this process was not started by mpirun or srun"; }
 #endif
 
+std::string tcp_unavailable() { return store_asked_for() ? "" : "RINGATTN_STORE says no address to meet at"; }
+
 #if defined(RINGATTN_HAVE_CUDA)
 std::string device_unavailable() { return gpus_unavailable(); }
 #endif
@@ -48,6 +52,7 @@ constexpr TransportRow kTable[] = {
 #if defined(RINGATTN_HAVE_MPI)
     {"mpi", "host", "non-blocking sends and receives between processes", Route::kChain, mpi_unavailable},
 #endif
+    {"tcp", "host", "sockets between processes that meet at RINGATTN_STORE; no MPI", Route::kChain, tcp_unavailable},
 #if defined(RINGATTN_HAVE_NCCL)
     {"nccl", "device", "NCCL's grouped sends and receives, also across hosts; one rank a GPU", Route::kDirect,
      device_unavailable},
@@ -72,9 +77,39 @@ const TransportRow& find_row(std::string_view name) {
                        : Wording(fmt::format("Did you mean '{}'?", nearest)));
 }
 
+// What choose_transport() gives to ranks that are processes of one launcher.
+std::string_view choose_between_processes(const WorldRequest& request, std::string_view wanted) {
+  // Who sets the store's address asks for it, whoever has started the ranks.
+  const bool store = store_asked_for();
+  const std::string_view launcher = store ? "RINGATTN_STORE" : "mpirun";
+  const std::string_view own = store ? "tcp" : "mpi";
+  if (request.ranks) {
+    fail(ErrorCode::kUsage, {setting("ranks", *request.ranks), fmt::format(" contradicts {}", launcher)},
+         store ? "the world is that of the processes that meet there" : "under mpirun the world is mpirun's",
+         store ? "Start as many processes instead, or unset RINGATTN_STORE."
+               : "Give mpirun -np instead, or run without mpirun.");
+  }
+  const bool alone = (store ? store_rank().size : launched_ranks()) == 1;
+  const bool other = wanted == (store ? "mpi" : "tcp");
+  if (wanted == "threads" || other || (wanted == "self" && !alone)) {
+    fail(ErrorCode::kUsage, {setting("transport", wanted), fmt::format(" contradicts {}", launcher)},
+         !other  ? "its ranks are processes, and that transport does not join them"
+         : store ? "its ranks meet without MPI"
+                 : "the address at which its ranks would meet, RINGATTN_STORE, is not set",
+         store   ? "Unset RINGATTN_STORE, or leave it out."
+         : other ? "Set it to HOST:PORT of rank 0's host, or leave the transport out."
+                 : "Run without mpirun, or leave it out.");
+  }
+  if (!store && !kHaveMpi && wanted != "self") {
+    fail(ErrorCode::kUnsupported, "can't join the ranks that mpirun has started", "this build has no MPI",
+         {"Set RINGATTN_STORE to HOST:PORT of rank 0's host, build with MPI, or run without mpirun and with ",
+          setting("ranks", "N"), "."});
+  }
+  return wanted == "self" ? "self" : own;
+}
+
 // The transport that a request means here, as a name of the table. Throws what run_world() promises.
 std::string_view choose_transport(const WorldRequest& request) {
-  const bool launched = launched_by_mpi();
   const std::string_view wanted =
       request.transport == "auto" ? std::string_view("auto") : find_row(request.transport).name;
   if (request.ranks && *request.ranks < 1) {
@@ -90,21 +125,7 @@ std::string_view choose_transport(const WorldRequest& request) {
     fail(ErrorCode::kUsage, {setting("transport", wanted), " contradicts the backend"},
          "it moves device memory, and the kernel works in host memory", "Leave one of them out.");
   }
-  if (launched) {
-    if (request.ranks) {
-      fail(ErrorCode::kUsage, {setting("ranks", *request.ranks), " contradicts mpirun"},
-           "under mpirun the world is mpirun's", "Give mpirun -np instead, or run without mpirun.");
-    }
-    if (wanted == "threads" || (wanted == "self" && launched_ranks() != 1)) {
-      fail(ErrorCode::kUsage, {setting("transport", wanted), " contradicts mpirun"},
-           "its ranks are processes, and that transport does not join them", "Run without mpirun, or leave it out.");
-    }
-    if (!kHaveMpi && wanted != "self") {
-      fail(ErrorCode::kUnsupported, "can't join the ranks that mpirun has started", "this build has no MPI",
-           {"Build with MPI, or run without mpirun and with ", setting("ranks", "N"), "."});
-    }
-    return wanted == "self" ? "self" : "mpi";
-  }
+  if (launched_as_rank()) return choose_between_processes(request, wanted);
   const int ranks = request.ranks.value_or(1);
   if (wanted == "self" && ranks > 1) {
     fail(ErrorCode::kUsage, {setting("transport", "self"), " contradicts ", setting("ranks", ranks)},
@@ -117,9 +138,10 @@ std::string_view choose_transport(const WorldRequest& request) {
   if (wanted == "auto") return ranks > 1 ? "threads" : "self";
   if (const std::string why = find_row(wanted).unavailable(); !why.empty()) {
     fail(ErrorCode::kUnsupported, fmt::format("transport {} can't be used here", wanted), why,
-         wanted == "mpi" ? Wording{"Start the program with mpirun, or use ",
+         wanted == "mpi"   ? Wording{"Start the program with mpirun, or use ",
                                    setting("transport", ranks > 1 ? "threads" : "self"), "."}
-                         : Wording{"Leave ", setting("transport"), " out, or see ", command("info"), "."});
+         : wanted == "tcp" ? Wording{"Set RINGATTN_STORE to HOST:PORT of rank 0's host, and start the ranks."}
+                           : Wording{"Leave ", setting("transport"), " out, or see ", command("info"), "."});
   }
   return device ? "threads" : wanted;
 }
@@ -191,10 +213,14 @@ int run_world(const WorldRequest& request, const std::function<int(Transport&)>&
 #if defined(RINGATTN_HAVE_MPI)
   if (transport == "mpi") return run_mpi_world(request, nullptr, rank_main, print_error);
 #endif
+  if (transport == "tcp") return run_store_world(request, nullptr, rank_main, print_error);
   return run_local_world(transport, request, rank_main, print_error);
 }
 
 int end_without_world(const Error& error, const std::function<void(const Error&)>& print_error) {
+  if (store_asked_for())
+    return run_store_world(
+        {}, &error, [](Transport&) { return 0; }, print_error);
 #if defined(RINGATTN_HAVE_MPI)
   if (launched_by_mpi())
     return run_mpi_world(

@@ -42,18 +42,19 @@ struct WorldRequest {
   std::function<void(std::string_view transport, const Wording& reason)> chosen;
 };
 
-// Makes the world (under mpirun: mpirun's; otherwise `ranks` threads, or one rank alone). Unless the request forces a
-// transport or host memory, ranks that can have a GPU each (ranks of one process: share them) get a device transport.
-// Runs `rank_main` once a rank, ends the world and returns the exit code, the same on every rank: the highest that
-// rank_main returned. An Error that rank_main throws becomes the code: an AgreedError is known to all and ends the
-// world in order, any other aborts the other ranks. Exactly one rank calls `print_error`. Throws kUsage for an unknown
-// or contradictory request, kUnsupported for a transport that can't be used here.
+// Makes the world (where RINGATTN_STORE is set: of the processes that meet there; under mpirun: mpirun's; otherwise
+// `ranks` threads, or one rank alone). Unless the request forces a transport or host memory, ranks that can have a GPU
+// each (ranks of one process: share them) get a device transport. Runs `rank_main` once a rank, ends the world and
+// returns the exit code, the same on every rank: the highest that rank_main returned. An Error that rank_main throws
+// becomes the code: an AgreedError is known to all and ends the world in order, any other aborts the other ranks.
+// Exactly one rank calls `print_error`. Throws kUsage for an unknown or contradictory request, kUnsupported for a
+// transport that can't be used here.
 int run_world(const WorldRequest& request, const std::function<int(Transport&)>& rank_main,
               const std::function<void(const Error&)>& print_error);
 
 // Ends a program that failed before it had a world (bad flags, a refused request) and returns its exit code. Under
-// mpirun the ranks meet: one of them prints, none leaves before it has, and ranks that did not fail end with the same
-// code out of run_world().
+// mpirun, or at RINGATTN_STORE, the ranks meet: one of them prints, none leaves before it has, and ranks that did not
+// fail end with the same code out of run_world().
 int end_without_world(const Error& error, const std::function<void(const Error&)>& print_error);
 
 }  // namespace ringattn

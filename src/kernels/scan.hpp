@@ -30,7 +30,8 @@
 // fp32. Decays below 2^−126 are 0.
 //
 // How a kernel evaluates exp2, softplus and sums over state_dim is its own affair, but always the same: bits are those
-// of one kernel on one kind of device.
+// of one kernel on one kind of device. So is whether a chunk's sum begins with zero or, as in sm90_scan, with
+// a(chunk) · S.
 //
 // So a row of y and a final state are pure functions of the sequence's inputs up to there, of its initial state and of
 // the ScanSpec. They depend on nothing that a ScanTask says about where runs lie, how a sequence is cut into runs,

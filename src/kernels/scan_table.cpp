@@ -6,6 +6,10 @@
 #include "kernels/cuda/cuda_fold.hpp"
 #include "kernels/sm80/scan/sm80_scan.hpp"
 #endif
+#ifdef RINGATTN_HAVE_HOPPER
+#include "kernels/sm90/fold/sm90_fold.hpp"
+#include "kernels/sm90/scan/sm90_scan.hpp"
+#endif
 #include "kernels/registry.hpp"
 #include "kernels/scan.hpp"
 
@@ -16,11 +20,17 @@ namespace {
 std::vector<std::string> one_for_all() { return {}; }
 
 constexpr KernelRow<ScanSpec> kTable[] = {
+#ifdef RINGATTN_HAVE_HOPPER
+    {{"sm90_scan", "cuda", "bf16; a decay a head; head_dim 64, 128; state_dim 64, 128", one_for_all,
+      [](const Backend&) { return 3e14; },  // guesses for an H200, as are the next ones
+      sm90::fold_unavailable, cuda::make_cuda_backend},
+     sm90::scan_missing,
+     sm90::make_scan},
+#endif
 #ifdef RINGATTN_HAVE_CUDA
     {{"sm80_scan", "cuda",
       "bf16, fp16; a decay a head; head_dim multiples of 8 up to 128, state_dim multiples of 8 up to 256", one_for_all,
-      [](const Backend&) { return 1e14; },  // guesses for an H200, as is the next one
-      cuda::cuda_unavailable, cuda::make_cuda_backend},
+      [](const Backend&) { return 1e14; }, cuda::cuda_unavailable, cuda::make_cuda_backend},
      sm80::scan_missing,
      sm80::make_scan},
     {{"sm80_selective", "cuda",

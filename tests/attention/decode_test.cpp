@@ -111,7 +111,7 @@ TEST_P(DecodeWorld, LengthsAroundEdges) {
 
 TEST_P(DecodeWorld, AnyBatch) {
   const FoldSpec spec = make_spec(Dtype::kBf16, 2, 2, 16, {-1, 0});
-  for (const std::size_t batch : {1, 2, 3, 7, 64, 256}) {
+  for (const std::size_t batch : {1U, 2U, 3U, 7U, 64U, 256U}) {
     std::mt19937_64 generator(batch);
     std::vector<std::int64_t> lengths;
     for (std::size_t s = 0; s < batch; ++s) lengths.push_back(static_cast<std::int64_t>(generator() % 200) + 2);
@@ -129,7 +129,7 @@ TEST_P(DecodeWorld, SharedPages) {
   const std::vector<std::int64_t> cu = job.batch.cu_k();
   for (std::vector<std::byte>* rows : {&tensors.k, &tensors.v}) {
     const std::int64_t token = static_cast<std::int64_t>(rows->size()) / job.batch.k_tokens();
-    for (const std::size_t s : {1, 2}) std::copy_n(rows->begin(), kShared * token, rows->begin() + cu[s] * token);
+    for (const std::size_t s : {1U, 2U}) std::copy_n(rows->begin(), kShared * token, rows->begin() + cu[s] * token);
   }
   const JobResult reference = attended(job, tensors);
   for (const std::int64_t page : {16, 32, 64, 128, 256}) {
@@ -216,7 +216,7 @@ TEST_P(DecodeWorld, SmallerSteps) {
     DecodeJob largest{spec, {9, 5, 4 * kGroup}, 64};
     Decode decode(largest, world, on_cpu());
     for (const int rows : {1, 5}) {
-      for (const std::size_t count : {1, 4, 9}) {
+      for (const std::size_t count : {1U, 4U, 9U}) {
         const std::vector<std::int64_t> all = {40, kGroup + 9, 77, 3 * kGroup, 5, 6, 7, 8, 900};
         const Job job = job_of(spec, {all.begin(), all.begin() + static_cast<std::ptrdiff_t>(count)}, rows);
         const JobTensors tensors = random_tensors(job, 81);

@@ -109,7 +109,10 @@ TEST(EnvironmentTable, TakesGoodValuesAndRefusesBadOnes) {
     std::string_view good;
     std::string_view bad;
   };
+  const std::string too_long(128, 'x');
   const Case cases[] = {{"RINGATTN_PACE", "100m", "0"},
+                        {"RINGATTN_STORE", "node1:29555", "node1"},
+                        {"RINGATTN_JOB", "nightly", too_long},
                         {"RINGATTN_OUTCOMES", "/tmp/outcomes", ""},
                         {"RINGATTN_PROGRAM", "/bin/ringattn", ""},
                         {"RINGATTN_TEST_LONG", "1", "yes"},

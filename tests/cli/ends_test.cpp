@@ -43,7 +43,7 @@ TEST(Ends, ADiskThatIsSlowIsNoPeersDeath) {
 
 TEST(Ends, EveryNameThatTheFileSystemTakesIsTaken) {
   const TemporaryFolder folder;
-  for (const std::size_t length : {240, 255}) {
+  for (const std::size_t length : {240U, 255U}) {
     const std::string out = folder.file(std::string(length, 'o'));
     const std::string report = folder.file(std::string(length, 'r'));
     const std::string trace = folder.file(std::string(length, 't'));

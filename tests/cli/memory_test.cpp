@@ -30,7 +30,7 @@ class Hostile : public ::testing::Test {
   // What a refusal costs that reads nothing and plans nothing.
   static void SetUpTestSuite() { baseline_ = tool({"run", "--nonsense"}).peak_bytes; }
 
-  void expect_refused(const Words& words, int code, std::int64_t header = 0) const {
+  void expect_refused(const Words& words, int code, [[maybe_unused]] std::int64_t header = 0) const {
     std::string line;
     for (const std::string& word : words) line += word + " ";
     const Finished run = tool(words);

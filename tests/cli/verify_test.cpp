@@ -101,7 +101,7 @@ TEST(Verify, ReportsTheComparisonWithTheOracle) {
   EXPECT_EQ(json_at(text, "/accuracy/rows"), "40");
   EXPECT_EQ(json_at(text, "/accuracy/misplaced"), "0");
   for (const std::string tensor : {"/accuracy/out", "/accuracy/lse"}) {
-    const auto number = [&](const char* member) { return std::stod(json_at(text, tensor + member)); };
+    const auto number = [&, text = text](const char* member) { return std::stod(json_at(text, tensor + member)); };
     EXPECT_GT(number("/greatest_error"), 0.0) << tensor;  // of fp32
     EXPECT_LE(number("/greatest_error"), number("/allowed")) << tensor;
     EXPECT_LT(number("/token"), 300.0) << tensor;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A program whose ranks exchange device memory until one of them fails in a chosen way, run under mpirun by tests:
-// device_end_program TRANSPORT MODE RANK. Every printed error is a line "message: …" on stderr.
+// A program whose ranks exchange device memory until one of them fails in a chosen way, run by tests under mpirun
+// or as ranks that meet at RINGATTN_STORE: device_end_program TRANSPORT MODE RANK. Every printed error is a line
+// "message: …" on stderr.
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -48,7 +49,8 @@ int run_rank(Transport& world, const std::string& mode, int failing) {
 }
 
 int run_program(const std::string& transport, const std::string& mode, int failing) {
-  const char* ranks = std::getenv("OMPI_COMM_WORLD_SIZE");
+  const char* ranks = std::getenv("WORLD_SIZE");
+  if (ranks == nullptr) ranks = std::getenv("OMPI_COMM_WORLD_SIZE");
   if (visible_gpus().size() < static_cast<std::size_t>(ranks == nullptr ? 1 : std::atoi(ranks))) {
     std::printf("skipped: needs a GPU for each rank\n");
     return 0;

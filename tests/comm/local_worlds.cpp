@@ -1,15 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// Worlds inside this process for the conformance suite: self, and threads in all ways of delivery.
+// Worlds inside this process for the conformance suite: self, threads in all ways of delivery, and tcp between threads
+// that come together in each of the ways there are.
 #include <fmt/format.h>
 
 #include <atomic>
 #include <chrono>
 #include <utility>
 
+#include "comm/callbacks.hpp"
 #include "comm/paced.hpp"
 #include "comm/self.hpp"
+#include "comm/tcp/store.hpp"
+#include "comm/tcp/tcp.hpp"
 #include "comm/threads.hpp"
 #include "tests/comm/world_cases.hpp"
+#include "tests/support/free_port.hpp"
 
 namespace ringattn {
 
@@ -25,6 +30,39 @@ WorldCase threads_case(std::string name, int size, const ThreadsDelivery& delive
     }
     std::atomic<int> sum{0};
     run_ranks(std::move(world), [&](Transport& rank) { sum += rank_main(rank); });
+    return sum.load();
+  };
+  return {fmt::format("{}_{}", name, size), run};
+}
+
+// How the ranks of a tcp world come together: `meeting` is a world of this process's threads, `port` free.
+using Gate = std::unique_ptr<Bootstrap> (*)(Transport& meeting, int port);
+
+std::unique_ptr<Bootstrap> by_callbacks(Transport& meeting, int) {
+  Callbacks callbacks;
+  callbacks.rank = meeting.rank();
+  callbacks.size = meeting.size();
+  callbacks.all_gather = [&meeting](std::string_view bytes, double seconds) {
+    return meeting.all_gather(bytes, Deadline::after(seconds));
+  };
+  return make_callback_bootstrap(std::move(callbacks));
+}
+
+std::unique_ptr<Bootstrap> by_store(Transport& meeting, int port) {
+  return make_store({{"127.0.0.1", port}, meeting.rank(), meeting.size(), "conformance", 20.0});
+}
+
+WorldCase tcp_case(std::string name, int size, Gate gate, Route route, double pace = kNoPace) {
+  const auto run = [=](const std::function<int(Transport&)>& rank_main) {
+    std::atomic<int> sum{0};
+    const int port = testing::free_port();
+    run_threads_world(size, {}, [&](Transport& meeting) {
+      TcpOptions options;
+      options.route = route;
+      std::unique_ptr<Transport> world = make_tcp_transport(*gate(meeting, port), options);
+      if (pace > 0.0) world = make_paced_transport(std::move(world), pace);
+      sum += rank_main(*world);
+    });
     return sum.load();
   };
   return {fmt::format("{}_{}", name, size), run};
@@ -52,6 +90,9 @@ std::vector<WorldCase> world_cases() {
   cases.push_back(threads_case("threads", 64, {}));
   cases.push_back(threads_case("paced", 1, {}, 1e9));
   cases.push_back(threads_case("paced", 4, delayed, 1e9));
+  for (const int size : {1, 2, 3, 7}) cases.push_back(tcp_case("tcp", size, by_store, Route::kChain));
+  cases.push_back(tcp_case("tcp_by_callbacks", 4, by_callbacks, Route::kDirect));
+  cases.push_back(tcp_case("paced_tcp", 3, by_callbacks, Route::kChain, 1e9));
   return cases;
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A program whose ranks fail in a chosen way, run under mpirun by tests: world_program MODE [RANK] [CODE].
+// A program whose ranks fail in a chosen way, run by tests under mpirun, or as ranks that meet at RINGATTN_STORE:
+// world_program MODE [RANK] [CODE].
 // Every printed error is a line "message: …" on stderr.
 #include <unistd.h>
 
@@ -56,11 +57,13 @@ int run_program(const std::string& mode, int rank, int code) {
   WorldRequest request;
   if (mode == "usage") request.ranks = 2;
   if (mode == "paced") request.pace = 1e9;
+  if (mode == "missing") request.timeout = 2.0;
   if (mode == "work" || mode == "hang" || mode == "stop-while-busy" || mode == "stop-while-waiting") {
     request.timeout = kSilence;
   }
   try {
-    const char* mine = std::getenv("OMPI_COMM_WORLD_RANK");
+    const char* mine = std::getenv("RANK");
+    if (mine == nullptr) mine = std::getenv("OMPI_COMM_WORLD_RANK");
     if (mode == "refuse" && mine != nullptr && std::atoi(mine) == rank) {
       throw Error(static_cast<ErrorCode>(code), "rank " + std::to_string(rank) + " can't start.");
     }

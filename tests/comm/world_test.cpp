@@ -14,6 +14,8 @@
 
 #include "base/gpu.hpp"
 #include "base/host.hpp"
+#include "tests/support/error_of.hpp"
+#include "tests/support/scoped_environment.hpp"
 
 namespace ringattn {
 namespace {
@@ -73,8 +75,9 @@ TEST(TransportTable, HasUniqueRowsThatSayWhyNot) {
     EXPECT_FALSE(row.description.empty());
     EXPECT_TRUE(row.memory == "any" || row.memory == "host" || row.memory == "device") << row.memory;
     const bool no_gpu = row.memory == "device" && visible_gpus().empty();
-    const bool needs_launcher = row.name == "mpi";
+    const bool needs_launcher = row.name == "mpi" || row.name == "tcp";
     EXPECT_EQ(!row.unavailable().empty(), needs_launcher || no_gpu) << row.name;
+    const testing::ScopedEnvironment store("RINGATTN_STORE", "node1:29555");
     const Launched launched("4");
     EXPECT_EQ(!row.unavailable().empty(), no_gpu) << row.name;
   }
@@ -106,7 +109,7 @@ TEST(RunWorld, RanksCompareBeforeTheWorldIsChosen) {
     WorldRequest request = request_of(transport, size);
     std::atomic<int> compared{0};
     std::atomic<bool> chosen{false};
-    request.compare = [&](Bootstrap& world) {
+    request.compare = [&, size = size](Bootstrap& world) {
       EXPECT_EQ(world.size(), size);
       EXPECT_FALSE(chosen);
       world.barrier(patience());  // all ranks are here
@@ -142,6 +145,8 @@ TEST(RunWorld, RefusesContradictions) {
       {request_of("auto", 4), "4", ErrorCode::kUsage, "ranks = 4 contradicts mpirun"},
       {request_of("threads"), "4", ErrorCode::kUsage, "transport = threads contradicts mpirun"},
       {request_of("self"), "4", ErrorCode::kUsage, "transport = self contradicts mpirun"},
+      {request_of("tcp"), "4", ErrorCode::kUsage, "transport = tcp contradicts mpirun"},
+      {request_of("tcp"), nullptr, ErrorCode::kUnsupported, "Set RINGATTN_STORE"},
   };
   const auto rows = transport_table();
   if (std::any_of(rows.begin(), rows.end(), [](const TransportRow& row) { return row.name == "mpi"; })) {
@@ -164,6 +169,35 @@ TEST(RunWorld, RefusesContradictions) {
       EXPECT_NE(std::string(error.what()).find(one.text), std::string::npos) << what << ": " << error.what();
     }
   }
+}
+
+TEST(RunWorld, RefusesWhatContradictsTheStore) {
+  const testing::ScopedEnvironment store("RINGATTN_STORE", "127.0.0.1:29555");
+  const testing::ScopedEnvironment rank("RANK", "0");
+  struct Case {
+    const char* size;
+    WorldRequest request;
+    std::string text;
+  };
+  std::vector<Case> cases = {
+      {"2", request_of("auto", 2), "ranks = 2 contradicts RINGATTN_STORE"},
+      {"2", request_of("threads"), "transport = threads contradicts RINGATTN_STORE"},
+      {"2", request_of("self"), "transport = self contradicts RINGATTN_STORE"},
+      {"two", request_of("auto"), "WORLD_SIZE is \"two\""},
+      {"0", request_of("self"), "WORLD_SIZE is \"0\""},
+  };
+  const auto rows = transport_table();
+  if (std::any_of(rows.begin(), rows.end(), [](const TransportRow& row) { return row.name == "mpi"; })) {
+    cases.push_back({"2", request_of("mpi"), "transport = mpi contradicts RINGATTN_STORE"});
+  }
+  for (const Case& one : cases) {
+    const testing::ScopedEnvironment size("WORLD_SIZE", one.size);
+    const Error error = testing::error_of([&] { run(one.request, nothing); });
+    EXPECT_EQ(error.code(), ErrorCode::kUsage) << error.what();
+    EXPECT_NE(std::string(error.what()).find(one.text), std::string::npos) << error.what();
+  }
+  const testing::ScopedEnvironment size("WORLD_SIZE", "1");
+  EXPECT_EQ(run(request_of("self"), nothing).transport, "self");
 }
 
 TEST(RunWorld, RunsSelfUnderMpirunWithOneRank) {

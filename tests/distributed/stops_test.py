@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stops, kills or blocks one rank of a job at a named place (src/base/moment.hpp) and holds the job to its promise: it
 ends within the timeout and ten seconds with one code and one message, leaves no process behind, and its output is there
-as a whole or not at all.
+as a whole or not at all. Ranks are threads, processes of mpirun, or processes that meet at RINGATTN_STORE (tcp).
 Usage: stops_test.py PROGRAM [MPIRUN FLAGS...]. A sample of the cases; RINGATTN_TEST_LONG=1 runs all of them."""
 import concurrent.futures
 import itertools
@@ -19,6 +19,7 @@ TIMEOUT = 3.0
 BOUND = TIMEOUT + 10.0
 START = 8.0  # for mpirun and the job itself on a busy machine
 MARK = "TEST_RINGATTN_JOB"
+STORE_RANKS = str(pathlib.Path(__file__).resolve().parents[1] / "support" / "store_ranks.py")
 
 JOB = ["--synthetic", "7", "--seq", "1500", "--heads", "2", "--kv-heads", "1", "--head-dim", "32", "--dtype", "fp32",
        "--block", "256", "--backend", "cpu", "--threads", "1", "--timeout", f"{TIMEOUT:g}"]
@@ -29,13 +30,16 @@ SCAN = ["--op", "ssd", "--synthetic", "7", "--seq", "140000", "--heads", "2", "-
 
 # In the order of a job's life. What has happened to the output when all ranks have come so far: nothing, or everything.
 PLACES = {"init": False, "bootstrap": False, "split": False, "staging": False, "first-block": False,
-          "middle-block": False, "last-block": False, "states": False, "writing": False, "renaming": None, "last-meeting": True,
-          "parting": True, "exit": True}
-OF_MPI_ALONE = {"bootstrap", "last-meeting", "parting"}
+          "middle-block": False, "last-block": False, "states": False, "writing": False, "renaming": None,
+          "last-meeting": True, "parting": True, "exit": True}
+OF_PROCESSES = {"bootstrap", "last-meeting", "parting"}
 
 SAMPLE = {("mpi", "stop", 3, 2, "init"), ("mpi", "stop", 2, 1, "split"), ("mpi", "stop", 3, 0, "middle-block"),
           ("mpi", "stop", 3, 2, "writing"), ("mpi", "stop", 3, 2, "parting"), ("mpi", "stop", 3, 2, "exit"),
-          ("mpi", "kill", 3, 0, "renaming"), ("threads", "block", 3, 2, "split"),
+          ("mpi", "kill", 3, 0, "renaming"), ("tcp", "stop", 3, 2, "init"), ("tcp", "kill", 3, 0, "bootstrap"),
+          ("tcp", "stop", 2, 1, "split"), ("tcp", "kill", 3, 0, "middle-block"), ("tcp", "stop", 3, 0, "middle-block"),
+          ("tcp", "kill", 3, 2, "writing"), ("tcp", "stop", 3, 0, "renaming"), ("tcp", "kill", 3, 2, "parting"),
+          ("tcp", "stop", 3, 2, "parting"), ("tcp", "stop", 3, 2, "exit"), ("threads", "block", 3, 2, "split"),
           ("threads", "block", 3, 0, "writing"), ("threads", "block", 2, 1, "exit"),
           ("mpi", "stop", 3, 2, "states"), ("mpi", "kill", 3, 0, "states"), ("threads", "block", 3, 0, "states")}
 
@@ -50,7 +54,8 @@ def all_cases():
         for rank in (0, size - 1):
             for action in ("stop", "kill"):
                 yield "mpi", action, size, rank, place
-            if place not in OF_MPI_ALONE:
+                yield "tcp", action, size, rank, place
+            if place not in OF_PROCESSES:
                 yield "threads", "block", size, rank, place
 
 
@@ -110,16 +115,29 @@ class Matrix:
         output = folder / "out"
         job = job_of(place)
         words = [self.program, "verify", *job] if place == "split" else [self.program, "run", *job, "--output", output]
-        words = [*self.launcher, "-np", str(size), *words] if transport == "mpi" else [*words, "--ranks", str(size)]
+        if transport == "mpi":
+            words = [*self.launcher, "-np", str(size), *words]
+        elif transport == "tcp":
+            words = [sys.executable, STORE_RANKS, str(size), "--except", str(rank), "--limit", str(BOUND + START), "--",
+                     *words]
+        else:
+            words = [*words, "--ranks", str(size)]
         code, text, seconds, left = run(words, {**self.environment, "TEST_RINGATTN_MOMENT": f"{action}:{rank}:{place}"},
                                         BOUND + START + 30.0)
         return case, list(self.problems(case, code, text, seconds, left, output)), text
 
     def problems(self, case, code, text, seconds, left, output):
-        _, action, _, rank, place = case
+        transport, action, size, rank, place = case
         messages = text.count("ringattn: error:")
         if code is None:
             yield "it hangs"
+        elif transport == "tcp":
+            # The others need nobody any more where one leaves, and can't meet where rank 0 never comes.
+            wanted_code = 0 if place == "exit" else 6
+            alone = rank == 0 and place in ("init", "bootstrap")
+            most = 0 if place == "exit" else size - 1 if alone else 1
+            if code != wanted_code or not min(most, 1) <= messages <= most:
+                yield f"code {code}, {messages} messages"
         elif action == "kill":
             # mpirun ends the others at once, so whether one of them still prints depends on who was faster.
             if code == 0 or messages > 1:
@@ -137,7 +155,7 @@ class Matrix:
             yield "the output is torn"
         # Rank 0 renames. It may do so before mpirun ends it, or not; even if it was stopped, for mpirun wakes what it ends.
         wanted = PLACES[place]
-        if wanted is None and rank == 0 and action != "stop":
+        if wanted is None and rank == 0 and (action != "stop" or transport == "tcp"):
             wanted = False
         if wanted is not None and there != wanted:
             yield f"the output {'is there' if there else 'is missing'}"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Jobs over three hosts (tests/support/three_hosts.sh), started by launch/ringattn-mpirun: their bits, a link that is cut
-# in the middle, and an mpirun daemon that is killed. Skipped, with a word on why, where namespaces can't be made, and
-# unless RINGATTN_TEST_LONG is 1.
+# Jobs over three hosts (tests/support/three_hosts.sh), started by launch/ringattn-mpirun, and as ranks that meet at
+# RINGATTN_STORE: their bits, a link that is cut in the middle, and an mpirun daemon that is killed. Skipped, with a word
+# on why, where namespaces can't be made, and unless RINGATTN_TEST_LONG is 1.
 #
 # Usage: three_hosts_test.sh PATH-OF-RINGATTN
 set -euo pipefail
@@ -108,5 +108,42 @@ done
 for n in 1 3; do  # those of host 2 were the daemon's to remove
   expect "host $n has no file left" within "$busy" no_file "$n"
 done
+
+# Six ranks without MPI: two on each host, each with an output and a code of its own.
+launch_at_store() {  # launch_at_store ADDRESS WORDS…
+  local rank
+  ranks=()
+  for rank in 0 1 2 3 4 5; do
+    timeout -k 1 180 "$hosts" on "$state" $((rank / 2 + 1)) env "RINGATTN_STORE=$1:29555" RANK="$rank" WORLD_SIZE=6 \
+      "$RINGATTN_PROGRAM" run --backend cpu "${@:2}" >"$state/out$rank" 2>&1 &
+    ranks+=($!)
+  done
+}
+wait_for_ranks() {  # their codes are in $codes then
+  local pid code
+  codes=
+  for pid in "${ranks[@]}"; do
+    code=0
+    wait "$pid" || code=$?
+    codes+="$code "
+  done
+}
+
+echo "--- without MPI"
+launch_at_store 10.77.0.1 --synthetic 7 --seq 4k --quiet
+wait_for_ranks
+expect "all ranks that meet at a store end with code 0: $codes" test "$codes" = "0 0 0 0 0 0 "
+expect "their digest is that of one" test "$(digest "$state/one")" = "$(digest "$state/out0")"
+launch_at_store 10.77.0.1 --synthetic 7 --seq 256k --timeout "$timeout" --progress off
+within 90 grep -q '^# layout' "$state/out0" || cat "$state"/out?
+since=$SECONDS
+"$hosts" cut "$state" 2
+wait_for_ranks
+expect "a cut link ends all ranks with code 6: $codes" test "$codes" = "6 6 6 6 6 6 "
+expect "in time" test $((SECONDS - since)) -le $((timeout + 10 + busy))
+grep -h error: "$state"/out? || true
+expect "a rank of host 2 is blamed" grep -q 'error:.* rank [23] on host2' "$state"/out[0145]
+expect "once" test "$(cat "$state"/out[0145] | grep -c error:)" = 1
+"$hosts" join "$state" 2
 
 exit $((failures > 0))

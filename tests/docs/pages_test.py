@@ -12,6 +12,7 @@ LINK = re.compile(r"(?<!\\)\[[^\]]*\]\(([^)\s]+)\)")
 # Scripts whose options the pages name, beside the program's own flags.
 SCRIPTS = ["launch/ringattn-mpirun", "launch/ringattn.sbatch", "bench/run.sh", "bench/tables.py", "tests/support/parts.sh",
            "tests/run.sh", "tests/package/package_test.sh"]  # fmt: skip
+OF_TORCHRUN = ["nproc-per-node", "no-python"]
 
 
 def prose(text: str) -> str:
@@ -66,7 +67,7 @@ class Pages(unittest.TestCase):
         scripts = "\n".join((ROOT / script).read_text(encoding="utf-8") for script in SCRIPTS)
         for page in [README, *sorted((ROOT / "docs").glob("*.md"))]:
             for flag in re.findall(r"(?<![\w-])--([a-z][a-z-]+)", page.read_text(encoding="utf-8")):
-                if flag in ("help", "version") or flag in known:
+                if flag in ("help", "version", *OF_TORCHRUN) or flag in known:
                     continue
                 self.assertRegex(scripts, rf"--{flag}(?![a-z-])", f"{page.name} names --{flag}")
 

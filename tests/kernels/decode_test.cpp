@@ -126,7 +126,7 @@ TEST_P(Decode, AnyPages) {
   const FoldResult expected = folded(inputs);
   EXPECT_EQ(check_accuracy(inputs, expected.out, expected.lse), "");
   for (const std::int64_t page : kPages) {
-    for (const std::uint64_t shuffle : {1, 2, 3}) {
+    for (const std::uint64_t shuffle : {1U, 2U, 3U}) {
       for (const std::int64_t shared : {std::int64_t{0}, kShared}) {
         const CacheLayout layout{page, shuffle == 2, shuffle, shared};
         EXPECT_TRUE(DecodeRunner(row(), inputs, layout).run().same_bits(expected)) << page << ", order " << shuffle;

@@ -120,8 +120,8 @@ Rows normal_rows(std::int64_t tokens, std::int64_t latent_dim, std::int64_t rope
 TEST(LatentRows, AreAsLongAsFlashMlasAre) {
   EXPECT_EQ(latent_row_bytes(512, 64), 656);
   EXPECT_EQ(latent_row_bytes(128, 0), 132);
-  for (const auto& [latent_dim, rope_dim] : {std::pair{500, 64}, {0, 64}, {-128, 64}, {512, -1}}) {
-    EXPECT_EQ(error_of([&] { latent_row_bytes(latent_dim, rope_dim); }).code(), ErrorCode::kUsage);
+  for (const auto& dims : {std::pair{500, 64}, {0, 64}, {-128, 64}, {512, -1}}) {
+    EXPECT_EQ(error_of([&] { latent_row_bytes(dims.first, dims.second); }).code(), ErrorCode::kUsage);
   }
 }
 

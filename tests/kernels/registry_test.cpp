@@ -39,11 +39,11 @@ std::span<const KernelRow<SumSpec>> kernel_table<SumSpec>() {
   static const KernelRow<SumSpec> kTable[] = {
       {{"sum_short", "cpu", "up to 4 terms", no_configs, [](const Backend&) { return 1.0; }, nothing, no_backend},
        [](const SumSpec& spec) { return std::vector<std::string>(spec.terms > 4 ? 1 : 0, "more than 4 terms"); },
-       [](const SumSpec&, Backend&) { return std::make_unique<SumKernel>(4); }},
+       [](const SumSpec&, Backend&) { return std::make_unique<SumKernel>(SumKernel{4}); }},
       {{"sum_elsewhere", "cpu", "everything", no_configs, [](const Backend&) { return 1.0; },
         [] { return std::string("it is elsewhere"); }, no_backend},
        [](const SumSpec&) { return std::vector<std::string>(); },
-       [](const SumSpec&, Backend&) { return std::make_unique<SumKernel>(1000); }},
+       [](const SumSpec&, Backend&) { return std::make_unique<SumKernel>(SumKernel{1000}); }},
   };
   return kTable;
 }

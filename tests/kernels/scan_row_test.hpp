@@ -68,6 +68,8 @@ class ScanRowTest : public ::testing::TestWithParam<ScanRow> {
       add(scan_spec(dtype, 5, 40, 24), 6);   // widths that are no whole vectors
       add(scan_spec(dtype, 7, 64, 128), 3);  // heads that some kernels compute side by side, and a rest
       add(scan_spec(dtype, 9, 16, 64), 13);
+      add(scan_spec(dtype, 4, 128, 64, 2), 7);
+      add(scan_spec(dtype, 8, 64, 64, 2), 12);
       add(selective_spec(dtype, 16, 16), 0);
       add(selective_spec(dtype, 48, 16, 2), 15);
       add(selective_spec(dtype, 8, 256), 9);
@@ -92,7 +94,7 @@ class ScanRowTest : public ::testing::TestWithParam<ScanRow> {
  private:
   std::optional<ScanSpec> small_of(Dtype dtype) const {
     for (const ScanSpec& spec : {scan_spec(dtype, 1, 8, 8), scan_spec(dtype, 1, 64, 16), selective_spec(dtype, 8, 8),
-                                 selective_spec(dtype, 32, 16)}) {
+                                 selective_spec(dtype, 32, 16), scan_spec(dtype, 1, 64, 64)}) {
       if (can(spec)) return spec;
     }
     return std::nullopt;

@@ -355,7 +355,10 @@ TEST(ScanSpecs, AreChosenByTheirDecays) {
     const auto on_gpu = [](const ScanSpec& spec) {
       return choose_kernel(spec, {"cuda", "auto"}, KernelPlace::kAnywhere).row->name;
     };
-    EXPECT_EQ(on_gpu(scan_spec(Dtype::kBf16, 80, 64, 128)), "sm80_scan");
+    const bool hopper = kernel_table<ScanSpec>().front().name == "sm90_scan";
+    EXPECT_EQ(on_gpu(scan_spec(Dtype::kBf16, 80, 64, 128)), hopper ? "sm90_scan" : "sm80_scan");
+    EXPECT_EQ(on_gpu(scan_spec(Dtype::kF16, 80, 64, 128)), "sm80_scan");
+    EXPECT_EQ(on_gpu(scan_spec(Dtype::kBf16, 80, 64, 16)), "sm80_scan");
     EXPECT_EQ(on_gpu(selective_spec(Dtype::kF32, 5120, 16)), "sm80_selective");
     EXPECT_EQ(error_of([&] { on_gpu(scan_spec(Dtype::kF32, 80, 64, 128)); }).code(), ErrorCode::kUnsupported);
   }

@@ -17,8 +17,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 INNER = ["attention/tokens", "attention/files", "attention/ring", "attention/check"]
 ROOMS = {
     "base": [],
-    "comm": ["base", "comm/p2p"],
+    "comm": ["base", "comm/p2p", "comm/tcp"],
     "comm/p2p": ["base", "comm"],
+    "comm/tcp": ["base", "comm"],
     "kernels": ["base"],
     "kernels/cpu": ["base", "kernels"],
     "kernels/cuda": ["base", "kernels", "kernels/cuda/device"],

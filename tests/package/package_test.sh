@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # package_test.sh CMAKE BUILD COMPILER VERSION MPIEXEC: installs BUILD into a folder of its own, builds the consumer
-# against it, linked statically, to the shared library, and by pkg-config, and runs it: alone, in a world of threads, and
-# under an MPI_Comm of its own. All print the same bits. Then the installed program and launcher run.
+# against it, linked statically, to the shared library, and by pkg-config, and runs it: alone, in a world of threads, by
+# processes that gather without MPI, and under an MPI_Comm of its own. All print the same bits. Then the installed program and
+# launcher run.
 set -euo pipefail
 cmake=$1 build=$2 compiler=$3 version=$4 mpiexec=$5
 here=$(cd "$(dirname "$0")" && pwd)
@@ -29,6 +30,10 @@ bits=$("$place/consumer/static" 1)
 expect "$bits" "$place/consumer/static" 3
 expect "$bits" "$place/consumer/shared" 1
 expect "$bits" "$place/consumer/shared" 2
+for ranks in 1 3; do
+  mkdir "$place/gather$ranks"
+  expect "$bits" "$place/consumer/own_gather" "$ranks" "$place/gather$ranks"
+done
 if [[ -x $place/consumer/own_comm ]]; then
   expect "$bits" "$mpiexec" -np 3 --oversubscribe --bind-to none "$place/consumer/own_comm"
 fi

@@ -232,11 +232,16 @@ Ticket P2pTransport::post(Exchange exchange, Stream stream) {
   }
   follow_last(cuda_stream(stream));
   MemoryOperations ready = segment_->operations();
+  std::vector<int> senders;
   for (int peer = 0; peer < size_; ++peer) {
-    const std::uint32_t number = numbers[static_cast<std::size_t>(peer)];
-    if (number != received_from_[static_cast<std::size_t>(peer)]) ready.write(from(peer).ready, number);
+    if (numbers[static_cast<std::size_t>(peer)] != received_from_[static_cast<std::size_t>(peer)])
+      senders.push_back(peer);
   }
+  for (const int peer : senders) ready.write(from(peer).ready, numbers[static_cast<std::size_t>(peer)]);
   ready.enqueue(cuda_stream(stream));
+  for (const int peer : senders) {
+    from(peer).posted.value.store(numbers[static_cast<std::size_t>(peer)], std::memory_order_release);
+  }
   if (flight.waiting > 0) {
     flight.posted.emplace(take_event());
     flight.posted->record(cuda_stream(stream));

@@ -21,9 +21,9 @@
 //   exchange that was not announced it does, as below.)
 // - Ranks that are threads of one process may share a GPU, and a call that waits for the whole device would wait for
 //   other ranks' streams. Here the order is that of host time, and a wait is enqueued only after the operation that
-//   satisfies it: a push when the receiver has told where, which it does after it has enqueued `ready`, and when the
-//   pushes of lower rounds that it waits for are enqueued (`pushed`, a counter between CPUs); the wait of a stream when
-//   all pushes to this rank are. So wait() blocks the host until the peers' hosts have come to their post(). Ranks that
+//   satisfies it: a push when the receiver has enqueued `ready` (`posted`, a counter between CPUs) and the pushes of
+//   lower rounds that it waits for are enqueued (`pushed`, another); the wait of a stream when all pushes to this rank
+//   are. So wait() blocks the host until the peers' hosts have come to their post(). Ranks that
 //   share a GPU want a queue for each stream, 1 + lanes a rank, to overlap: set CUDA_DEVICE_MAX_CONNECTIONS (at most
 //   32) before CUDA starts.
 //

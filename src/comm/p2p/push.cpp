@@ -68,9 +68,12 @@ const Landing* P2pTransport::landing_of(const Flight& flight, std::size_t send) 
 // Messages to a peer are pushed in their order, each after what it waits for.
 bool P2pTransport::may_push(const Flight& flight, std::size_t send) {
   const SendMessage& message = flight.exchange.sends[send];
-  return flight.send_numbers[send] == pushed_to_[static_cast<std::size_t>(message.peer)] + 1 &&
-         landing_of(flight, send) != nullptr &&
-         (!waits_for_hosts(flight) || may_send(flight, message.round, &PairCounters::pushed));
+  const std::uint32_t number = flight.send_numbers[send];
+  if (number != pushed_to_[static_cast<std::size_t>(message.peer)] + 1 || landing_of(flight, send) == nullptr) {
+    return false;
+  }
+  if (!waits_for_hosts(flight)) return true;
+  return to(message.peer).posted.reached(number) && may_send(flight, message.round, &PairCounters::pushed);
 }
 
 bool P2pTransport::may_send(const Flight& flight, int round, Counter PairCounters::*counter) const {

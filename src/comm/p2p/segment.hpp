@@ -19,6 +19,7 @@ namespace ringattn {
 // Of the messages from one rank to another, which both count from 1 in the order of (exchange, round).
 struct PairCounters {
   Counter ready;    // the receiver's stream: its memory for the messages up to here is free
+  Counter posted;   // the receiver's CPU: it has enqueued that its stream says so
   Counter done;     // the sender's stream: the messages up to here have arrived
   Counter pushing;  // the sender's CPU: it is about to enqueue the push
   Counter pushed;   // the sender's CPU: it has enqueued the push

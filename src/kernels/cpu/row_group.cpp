@@ -156,9 +156,9 @@ class GroupFold {
       if (row.empty()) continue;
       seen = {std::min(seen.begin, row.begin), std::max(seen.end, row.end)};
     }
-    const auto [begin, end] =
-        std::equal_range(task_.key_runs.begin(), task_.key_runs.end(), KeyRun{sequence_, 0, 0, 0},
-                         [](const KeyRun& a, const KeyRun& b) { return a.sequence < b.sequence; });
+    const auto runs = std::equal_range(task_.key_runs.begin(), task_.key_runs.end(), KeyRun{sequence_, 0, 0, 0},
+                                       [](const KeyRun& a, const KeyRun& b) { return a.sequence < b.sequence; });
+    const auto end = runs.second;
     const auto add = [&](const TileRange& tiles, std::int64_t place, const KeyRun& run) {
       const TileRange both{std::max({seen.begin, tiles.begin, run.first_tile}),
                            std::min({seen.end, tiles.end, run.first_tile + run.tiles})};
@@ -166,13 +166,13 @@ class GroupFold {
       stretches_.push_back({both, place + both.begin - tiles.begin, run.table + both.begin - run.first_tile});
     };
     if (task_.lists == nullptr) {
-      for (auto run = begin; run != end; ++run) {
+      for (auto run = runs.first; run != end; ++run) {
         add({run->first_tile, run->first_tile + run->tiles}, run->first_tile, *run);
       }
       return;
     }
     const ListShape& shape = task_.lists->shape();
-    auto run = begin;
+    auto run = runs.first;
     for_each_listed_run(*task_.lists, spec_.mask, kKeyTile, static_cast<std::size_t>(sequence_),
                         list_head(shape, spec_.heads, first_head_), query_block_of(first_position_, shape.query_block),
                         [&](const ListedRun& listed) {

@@ -241,7 +241,7 @@ TEST(ModelConfig, IsRefusedWithTheKey) {
            Case{"", "isn't JSON"},
            Case{R"({"a": [[[[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]]]})", "nested deeper"},
        }) {
-    const Error error = error_of([&] { use(config(text)); });
+    const Error error = error_of([&, text = text] { use(config(text)); });
     EXPECT_EQ(error.code(), ErrorCode::kFile) << text;
     EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << text << "\n" << error.what();
   }

@@ -99,7 +99,7 @@ TEST(SafetensorsWriter, RefusesPathsThatCannotBeWritten) {
 }
 
 TEST(SafetensorsWriter, TakesEveryNameThatTheFileSystemTakes) {
-  for (const std::size_t length : {239, 240, 242, 243, 250, 255}) {
+  for (const std::size_t length : {239U, 240U, 242U, 243U, 250U, 255U}) {
     const TemporaryFolder folder;
     const std::string path = folder.file(std::string(length, 'a'));
     check_output_path(path, false);

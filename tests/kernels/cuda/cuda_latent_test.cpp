@@ -104,7 +104,7 @@ TEST_P(CudaLatent, LayoutsHaveTheSameBits) {
     EXPECT_TRUE(run(of, {.page_size = page, .shuffle = 5, .strided = true}).same_bits(dense)) << page;
   }
   EXPECT_TRUE(run(of, {.strided = true}).same_bits(dense));
-  for (const int slices : {1, 2}) {
+  for (const int slices : {1, 2, 3}) {
     EXPECT_TRUE(run(of, {.slices = slices}).same_bits(dense)) << slices;
     EXPECT_TRUE(run(of, {.page_size = 64, .slices = slices}).same_bits(dense)) << slices;
   }
@@ -139,6 +139,30 @@ TEST_P(CudaLatent, ARowHasItsBitsInAnyStep) {
       }
     }
   }
+}
+
+// More units than processors, of none to five tiles, for two blocks of rows: places of shared memory go from unit to
+// unit.
+TEST_P(CudaLatent, ManyShortUnits) {
+  std::vector<std::int64_t> lengths;
+  for (std::int64_t i = 0; i < 256; ++i) lengths.push_back(i * 37 % 331);
+  const FoldInputs of = inputs(spec(70), 1, lengths, 17);
+  const FoldResult result = run(of);
+  // The first ones by themselves are held against fp64: all of them take it too long.
+  constexpr std::size_t kSome = 12;
+  FoldInputs some = of;
+  some.sequences.resize(kSome);
+  some.q.resize(kSome * 70 * 576 * 2);
+  some.k.resize(static_cast<std::size_t>(of.k_begin(kSome)) * 576 * 2);
+  some.v.resize(static_cast<std::size_t>(of.k_begin(kSome)) * 512 * 2);
+  const FoldResult first = run(some);
+  EXPECT_EQ(check_accuracy(some, first.out, first.lse), "");
+  for (std::size_t row = 0; row < kSome; ++row) {
+    const auto at = static_cast<std::int64_t>(row);
+    EXPECT_EQ(row_bytes(of, result, at), row_bytes(some, first, at)) << row;
+  }
+  for (const int slices : {1, 2, 3})
+    EXPECT_TRUE(run(of, {.page_size = 16, .slices = slices}).same_bits(result)) << slices;
 }
 
 TEST_P(CudaLatent, SharesMergeToTheWhole) {

@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/cuda.hpp"
+#include "kernels/cuda/scan/load_kernel.hpp"
+#include "kernels/cuda/scan/scan_device.cuh"
 #include "kernels/sm80/scan/convolve.hpp"
-#include "kernels/sm80/scan/load_kernel.hpp"
-#include "kernels/sm80/scan/scan_device.cuh"
 
 namespace ringattn::sm80 {
 
 namespace {
+
+using cuda::from_float;
+using cuda::load_kernel;
+using cuda::to_float;
 
 constexpr int kThreads = 128;
 constexpr int kChannels = 8;  // of a thread
@@ -75,7 +79,7 @@ struct Filter {
       float sum = bias[i];
 #pragma unroll
       for (int k = 0; k < kWidth; ++k) sum = __fmaf_rn(weight[k][i], to_float(tokens[k].v[i]), sum);
-      y.v[i] = from_float<Element>(with_silu ? silu(sum) : sum);
+      y.v[i] = from_float<Element>(with_silu ? cuda::silu(sum) : sum);
     }
     return y;
   }

@@ -3,14 +3,21 @@
 // in registers; a channel with more is spread over neighbouring lanes, whose parts of y are added in a fixed order. The
 // channels of a CTA belong to one group, and B and C of some tokens lie in shared memory for all of them.
 #include "base/cuda.hpp"
-#include "kernels/sm80/scan/head_blocks.cuh"
-#include "kernels/sm80/scan/load_kernel.hpp"
-#include "kernels/sm80/scan/scan_device.cuh"
+#include "kernels/cuda/scan/head_blocks.cuh"
+#include "kernels/cuda/scan/load_kernel.hpp"
+#include "kernels/cuda/scan/scan_device.cuh"
 #include "kernels/sm80/scan/selective.hpp"
 
 namespace ringattn::sm80 {
 
 namespace {
+
+using cuda::element_at;
+using cuda::from_float;
+using cuda::HeadBlock;
+using cuda::ScanTensor;
+using cuda::SegmentPlace;
+using cuda::to_float;
 
 constexpr int kThreads = 128;
 constexpr int kStates = 16;        // of a lane
@@ -51,8 +58,8 @@ __global__ void __launch_bounds__(kThreads) selective_kernel(const __grid_consta
   __shared__ __align__(16) float b_tile[kTileFloats];
   __shared__ __align__(16) float c_tile[kOutputs ? kTileFloats : 4];
   const ScanParams& p = params.scan;
-  const SegmentPlace place = segment_place(p, static_cast<int>(blockIdx.x) / params.blocks);
-  const HeadBlock block = head_block(p, kThreads / params.lanes, static_cast<int>(blockIdx.x) % params.blocks);
+  const SegmentPlace place = cuda::segment_place(p, static_cast<int>(blockIdx.x) / params.blocks);
+  const HeadBlock block = cuda::head_block(p, kThreads / params.lanes, static_cast<int>(blockIdx.x) % params.blocks);
   const int in_block = static_cast<int>(threadIdx.x) / params.lanes;
   const bool present = in_block < block.count;
   const int channel = block.first + (present ? in_block : 0);
@@ -70,7 +77,7 @@ __global__ void __launch_bounds__(kThreads) selective_kernel(const __grid_consta
     rates[n] = 0.0F;
     state[n] = 0.0F;
     if (first_state + n < p.state_dim) {
-      rates[n] = __fmul_rn(p.a[std::int64_t{channel} * p.state_dim + first_state + n], kScanLog2E);
+      rates[n] = __fmul_rn(p.a[std::int64_t{channel} * p.state_dim + first_state + n], cuda::kScanLog2E);
       if (kOutputs) {
         const std::int64_t of_super = place.super_segment * p.heads + channel;
         const float decay = cuda::exp2_approx(__fmul_rn(rates[n], p.logs_before[of_segment]));
@@ -107,7 +114,7 @@ __global__ void __launch_bounds__(kThreads) selective_kernel(const __grid_consta
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {
         if (first + i >= tokens) break;
-        const float step = make_dt(dt[i], p.dt_bias, channel, p.softplus, p.dt_least, p.dt_most);
+        const float step = cuda::make_dt(dt[i], p.dt_bias, channel, p.softplus, p.dt_least, p.dt_most);
         const float input = __fmul_rn(step, x[i]);
         time = __fadd_rn(time, step);
         float b[kStates];
@@ -127,7 +134,7 @@ __global__ void __launch_bounds__(kThreads) selective_kernel(const __grid_consta
             y = __fadd_rn(y, __shfl_xor_sync(0xffffffffU, y, other));
           }
           if (p.d != nullptr) y = __fmaf_rn(skip, x[i], y);
-          if (p.z.data != nullptr) y = __fmul_rn(y, silu(z[i]));
+          if (p.z.data != nullptr) y = __fmul_rn(y, cuda::silu(z[i]));
           if (present && part == 0) {
             static_cast<Element*>(p.y)[(row + first + i) * p.y_token_stride + channel * p.y_head_stride] =
                 from_float<Element>(y);
@@ -163,7 +170,7 @@ Selective* kernel_of(Dtype dtype) {
 void launch(Selective* kernel, const ScanParams& scan, cudaStream_t stream) {
   SelectiveParams params{scan, 1, 0};
   while (params.lanes * kStates < scan.state_dim) params.lanes *= 2;
-  params.blocks = head_blocks(scan, kThreads / params.lanes);
+  params.blocks = cuda::head_blocks(scan, kThreads / params.lanes);
   const auto ctas = static_cast<unsigned>(params.blocks) * static_cast<unsigned>(scan.segments);
   kernel<<<ctas, kThreads, 0, stream>>>(params);
   check_cuda(cudaGetLastError(), "sm80_selective");
@@ -172,8 +179,8 @@ void launch(Selective* kernel, const ScanParams& scan, cudaStream_t stream) {
 }  // namespace
 
 void load_selective(Dtype dtype) {
-  load_kernel(kernel_of<false>(dtype));
-  load_kernel(kernel_of<true>(dtype));
+  cuda::load_kernel(kernel_of<false>(dtype));
+  cuda::load_kernel(kernel_of<true>(dtype));
 }
 
 void selective_fold(const ScanParams& params, Dtype dtype, cudaStream_t stream) {

@@ -5,9 +5,11 @@
 #include <cuda_runtime.h>
 
 #include "base/dtype.hpp"
-#include "kernels/sm80/scan/scan_params.hpp"
+#include "kernels/cuda/scan/scan_params.hpp"
 
 namespace ringattn::sm80 {
+
+using cuda::ScanParams;
 
 // Loads both onto the current device (load_kernel.hpp).
 void load_selective(Dtype dtype);

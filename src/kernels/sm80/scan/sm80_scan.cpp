@@ -7,8 +7,10 @@
 
 #include "base/cuda.hpp"
 #include "base/error.hpp"
+#include "base/gpu.hpp"
 #include "kernels/cuda/cuda_backend.hpp"
-#include "kernels/sm80/scan/device_scan.hpp"
+#include "kernels/cuda/scan/device_scan.hpp"
+#include "kernels/cuda/scan/steps.hpp"
 #include "kernels/sm80/scan/selective.hpp"
 #include "kernels/sm80/scan/ssd.hpp"
 
@@ -43,17 +45,17 @@ void require_dim(std::string_view name, int dim, int most, std::vector<std::stri
   missing.push_back(fmt::format("{} {} (supported: multiples of 8 up to {})", name, dim, most));
 }
 
-class SsdKernels final : public SegmentKernels {
+class SsdKernels final : public cuda::SegmentKernels {
  public:
   SsdKernels(const ScanSpec& spec, int device) : dtype_(spec.dtype), launcher_(launcher_of(spec)), device_(device) {}
 
   void load() const override {
-    load_steps(dtype_);
+    cuda::load_steps(dtype_);
     launcher_.load();
   }
   std::size_t step_floats() const override { return std::size_t{kChunksOfSegment} * kChunkSteps; }
   void fold(const ScanParams& params, cudaStream_t stream) const override {
-    make_steps(params, dtype_, stream);
+    cuda::make_steps(params, dtype_, stream);
     launcher_.fold(params, device_, stream);
   }
   void finish(const ScanParams& params, cudaStream_t stream) const override {
@@ -66,7 +68,7 @@ class SsdKernels final : public SegmentKernels {
   int device_;
 };
 
-class SelectiveKernels final : public SegmentKernels {
+class SelectiveKernels final : public cuda::SegmentKernels {
  public:
   explicit SelectiveKernels(const ScanSpec& spec) : dtype_(spec.dtype) {}
 
@@ -81,17 +83,20 @@ class SelectiveKernels final : public SegmentKernels {
   Dtype dtype_;
 };
 
-void require_shared_memory(const ScanSpec& spec, int device) {
-  if (device == kNoDevice) return;
-  int shared = 0;
-  check_cuda(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
-             "cudaDeviceGetAttribute");
+// A chunk has to fit into the shared memory that a CTA may have, on every GPU here. Elsewhere it is taken to.
+void require_shared_memory(const ScanSpec& spec, std::vector<std::string>& missing) {
   const std::size_t needed = launcher_of(spec).least_shared(spec.head_dim);
-  if (needed <= static_cast<std::size_t>(shared)) return;
-  fail(ErrorCode::kUnsupported, fmt::format("sm80_scan can't run on GPU {}", device),
-       fmt::format("a chunk with state_dim {} takes {} bytes of shared memory, and the device has {}", spec.state_dim,
-                   needed, shared),
-       {"Use ", setting("backend", "cpu"), ", or another GPU."});
+  for (const Gpu& gpu : visible_gpus()) {
+    int shared = 0;
+    check_cuda(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, gpu.device),
+               "cudaDeviceGetAttribute");
+    if (needed <= static_cast<std::size_t>(shared)) continue;
+    missing.push_back(fmt::format(
+        "state_dim {} with head_dim {} on GPU {}, {} (supported: {:.0f} KiB of shared memory; "
+        "a chunk takes {:.0f})",
+        spec.state_dim, spec.head_dim, gpu.device, gpu.name, shared / 1024.0, static_cast<double>(needed) / 1024.0));
+    return;
+  }
 }
 
 }  // namespace
@@ -102,6 +107,7 @@ std::vector<std::string> scan_missing(const ScanSpec& spec) {
   if (spec.dtype == Dtype::kF32) missing.push_back("fp32 (supported: bf16, fp16)");
   require_dim("head_dim", spec.head_dim, kMostHeadDim, missing);
   require_dim("state_dim", spec.state_dim, kMostStates, missing);
+  if (missing.empty()) require_shared_memory(spec, missing);
   return missing;
 }
 
@@ -118,12 +124,11 @@ std::vector<std::string> selective_missing(const ScanSpec& spec) {
 
 std::unique_ptr<ScanKernel> make_scan(const ScanSpec& spec, Backend& backend) {
   const int device = static_cast<const cuda::CudaBackend&>(backend).device();
-  require_shared_memory(spec, device);
-  return make_device_scan(spec, std::make_unique<SsdKernels>(spec, device), backend);
+  return cuda::make_device_scan(spec, std::make_unique<SsdKernels>(spec, device), backend);
 }
 
 std::unique_ptr<ScanKernel> make_selective(const ScanSpec& spec, Backend& backend) {
-  return make_device_scan(spec, std::make_unique<SelectiveKernels>(spec), backend);
+  return cuda::make_device_scan(spec, std::make_unique<SelectiveKernels>(spec), backend);
 }
 
 }  // namespace ringattn::sm80

@@ -13,12 +13,11 @@
 
 namespace ringattn::sm80 {
 
-// What `spec` requires that the kernel lacks; see KernelRow::missing.
+// What `spec` requires that the kernel lacks; see KernelRow::missing. A GPU here may lack shared memory for it.
 std::vector<std::string> scan_missing(const ScanSpec& spec);
 std::vector<std::string> selective_missing(const ScanSpec& spec);
 
-// `backend` is a CudaBackend and outlives the kernel. Throws kUnsupported where a chunk doesn't fit into the shared
-// memory of the backend's device.
+// `backend` is a CudaBackend and outlives the kernel.
 std::unique_ptr<ScanKernel> make_scan(const ScanSpec& spec, Backend& backend);
 std::unique_ptr<ScanKernel> make_selective(const ScanSpec& spec, Backend& backend);
 

@@ -7,14 +7,15 @@
 #include <cstddef>
 
 #include "base/dtype.hpp"
-#include "kernels/sm80/scan/scan_params.hpp"
+#include "kernels/cuda/scan/scan_params.hpp"
 
 namespace ringattn::sm80 {
 
-// Loads make_steps() onto the current device (load_kernel.hpp).
-void load_steps(Dtype dtype);
-// dt and sums of logarithms of all tokens (ScanParams::steps), and the logarithms of segments.
-void make_steps(const ScanParams& params, Dtype dtype, cudaStream_t stream);
+using cuda::kChunk;
+using cuda::kChunksOfSegment;
+using cuda::kChunkSteps;
+using cuda::ScanParams;
+using cuda::ScanTensor;
 
 // How a CTA computes: so many heads of one group side by side, each by so many warps of 16 of its dims. Doesn't touch
 // bits.

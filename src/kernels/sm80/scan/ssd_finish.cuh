@@ -160,8 +160,8 @@ __device__ __forceinline__ void write_rows(const ScanParams& p, const WarpPlace&
       }
       if (p.z.data != nullptr && i < tokens && dim + 8 * t < p.head_dim) {
         const float2 gate = unpack(load_pair(z + 8 * t, p.z.aligned), Element());
-        first = __fmul_rn(first, silu(gate.x));
-        second = __fmul_rn(second, silu(gate.y));
+        first = __fmul_rn(first, cuda::silu(gate.x));
+        second = __fmul_rn(second, cuda::silu(gate.y));
       }
       packed[t] = cuda::Products<Element>::pack(first, second);
     }

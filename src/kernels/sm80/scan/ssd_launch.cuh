@@ -5,19 +5,24 @@
 #include <algorithm>
 
 #include "base/cuda.hpp"
-#include "kernels/sm80/scan/load_kernel.hpp"
 #include "kernels/sm80/scan/ssd_finish.cuh"
 
 namespace ringattn::sm80 {
 
 inline constexpr int kMostHeadsTogether = 4;
 
-// Heads side by side and stages, as many as shared memory and threads allow. One head and one stage always fit:
-// make_scan() has asked.
-inline SsdShape shape_of(const ScanParams& p, int state_columns, bool with_outputs, int most_threads, int device) {
+// Bytes of shared memory that a CTA may have.
+inline int most_shared(int device) {
   int shared = 0;
   check_cuda(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
              "cudaDeviceGetAttribute");
+  return shared;
+}
+
+// Heads side by side and stages, as many as shared memory and threads allow. One head and one stage always fit:
+// make_scan() has asked.
+inline SsdShape shape_of(const ScanParams& p, int state_columns, bool with_outputs, int most_threads, int device) {
+  const int shared = most_shared(device);
   SsdShape shape;
   shape.warps = (p.head_dim + kWarpDims - 1) / kWarpDims;
   for (int heads = std::min({kMostHeadsTogether, p.group_heads, most_threads / 32 / shape.warps}); heads > 0; --heads) {
@@ -30,6 +35,16 @@ inline SsdShape shape_of(const ScanParams& p, int state_columns, bool with_outpu
   return shape;
 }
 
+// Loads a kernel onto the current device, with all of the shared memory that a CTA may have there: a launch takes what
+// its shape needs.
+template <class Kernel>
+void load_ssd(Kernel kernel) {
+  int device = 0;
+  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most_shared(device)),
+             "cudaFuncSetAttribute");
+}
+
 template <class Kernel>
 void launch_ssd(Kernel kernel, const ScanParams& p, int state_columns, bool with_outputs, int most_threads, int device,
                 cudaStream_t stream) {
@@ -38,7 +53,6 @@ void launch_ssd(Kernel kernel, const ScanParams& p, int state_columns, bool with
   params.blocks = head_blocks(p, shape.heads);
   params.layout = layout_of(shape, state_columns, with_outputs);
   const int bytes = params.layout.total;
-  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "cudaFuncSetAttribute");
   const auto ctas = static_cast<unsigned>(params.blocks) * static_cast<unsigned>(p.segments);
   kernel<<<ctas, static_cast<unsigned>(shape.heads * shape.warps * 32), static_cast<std::size_t>(bytes), stream>>>(
       params);
@@ -49,8 +63,8 @@ template <class Element, int kStates>
 constexpr SsdLauncher ssd_launcher() {
   return {
       [] {
-        load_kernel(ssd_fold_kernel<Element, kStates>);
-        load_kernel(ssd_finish_kernel<Element, kStates>);
+        load_ssd(ssd_fold_kernel<Element, kStates>);
+        load_ssd(ssd_finish_kernel<Element, kStates>);
       },
       [](const ScanParams& p, int device, cudaStream_t stream) {
         launch_ssd(ssd_fold_kernel<Element, kStates>, p, kStates, false, fold_threads<kStates>(), device, stream);

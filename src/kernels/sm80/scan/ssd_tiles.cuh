@@ -14,23 +14,26 @@
 #include <type_traits>
 
 #include "kernels/cuda/device/ptx.cuh"
-#include "kernels/sm80/scan/head_blocks.cuh"
-#include "kernels/sm80/scan/scan_device.cuh"
+#include "kernels/cuda/scan/head_blocks.cuh"
+#include "kernels/cuda/scan/parts.cuh"
+#include "kernels/cuda/scan/scan_device.cuh"
 #include "kernels/sm80/scan/ssd.hpp"
 
 namespace ringattn::sm80 {
 
+using cuda::HeadBlock;
 using cuda::load_matrix;
 using cuda::load_matrix_transposed;
+using cuda::SegmentPlace;
 
 inline constexpr int kScoreBlocks = 10;  // of 16 × 16, on and below the diagonal of a chunk
 
 // Of the CTA.
 __device__ inline HeadBlock block_of_heads(const SsdParams& p) {
-  return head_block(p.scan, p.shape.heads, static_cast<int>(blockIdx.x) % p.blocks);
+  return cuda::head_block(p.scan, p.shape.heads, static_cast<int>(blockIdx.x) % p.blocks);
 }
 __device__ inline SegmentPlace place_of_cta(const SsdParams& p) {
-  return segment_place(p.scan, static_cast<int>(blockIdx.x) / p.blocks);
+  return cuda::segment_place(p.scan, static_cast<int>(blockIdx.x) / p.blocks);
 }
 
 // Copies `rows` rows of `columns` elements to a tile of kChunk rows of `pieces` pieces, and zeros to the rest of it.
@@ -64,20 +67,8 @@ __device__ inline void head_barrier(int slot, int warps) {
 }
 
 using Bf16Products = cuda::Products<__nv_bfloat16>;
-
-// Two fp32 numbers as two pairs of bf16, whose sums they are but for 2^−17.
-__device__ __forceinline__ void split(float first, float second, std::uint32_t& hi, std::uint32_t& lo) {
-  hi = Bf16Products::pack(first, second);
-  lo = Bf16Products::pack(__fsub_rn(first, __uint_as_float(hi << 16)),
-                          __fsub_rn(second, __uint_as_float(hi & 0xffff0000U)));
-}
-
-__device__ __forceinline__ float2 unpack(std::uint32_t pair, __nv_bfloat16 /*type*/) {
-  return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000U)};
-}
-__device__ __forceinline__ float2 unpack(std::uint32_t pair, __half /*type*/) {
-  return __half22float2(*reinterpret_cast<const __half2*>(&pair));
-}
+using cuda::split;
+using cuda::unpack;
 
 // A given operand as bf16: one part, or two where it is fp16.
 template <class Element, int kRegisters>

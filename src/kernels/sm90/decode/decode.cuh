@@ -6,6 +6,7 @@
 
 #include "kernels/sm90/decode/decoder.cuh"
 #include "kernels/sm90/decode/fetch.cuh"
+#include "kernels/sm90/decode/overlap.cuh"
 
 namespace ringattn::sm90 {
 
@@ -13,6 +14,8 @@ template <class C>
 __global__ void __launch_bounds__(kDecodeThreads, 1) decode_kernel(const __grid_constant__ DecodeParams params) {
   const DecodeMap<C> map;
   if (threadIdx.x == 0) init_decode_barriers(map);
+  let_next_begin();
+  await_kernels_before();
   if (threadIdx.x >= kDecodeFoldThreads) count_units<C>(params, map);
   __syncthreads();
   const int units = unit_count(params, map);

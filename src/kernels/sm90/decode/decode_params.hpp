@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/divider.hpp"
 #include "kernels/cuda/fold_params.hpp"
 
 namespace ringattn::sm90 {
@@ -23,6 +24,7 @@ struct DecodeParams {
   CUtensorMap v_slices;
   std::int32_t box_rows;
   std::int32_t boxes;  // of a key tile
+  cuda::Divider by_boxes;
   std::int32_t k_box_columns, v_box_columns, slice_box_columns;
   const std::int32_t* pages;  // [sequences, table_stride], or null: page s is sequence s
   std::int64_t table_stride;
@@ -36,8 +38,9 @@ struct DecodeParams {
   std::int32_t rows;   // of a sequence
   std::int32_t ratio;  // query heads of a KV head
   std::int32_t block_rows;
-  std::int32_t blocks;  // of a sequence and KV head
-  std::int32_t slices;  // of the output's columns, each another CTA's
+  std::int32_t blocks;                           // of a sequence and KV head
+  std::int32_t slices;                           // of the output's columns, each another CTA's
+  cuda::Divider by_ratio, by_blocks, by_stride;  // stride: blocks of a sequence, over all KV heads
 
   // Partials of units, by the unit's number, where a sequence has several groups: A [units, block_rows, head_dim_v],
   // and, from each slice anew, r and l [units, slices, block_rows].

@@ -42,7 +42,7 @@ class Fetcher {
     const int key = tile * C::kKeyTile + row_ - unit.lag;
     if (nth_ >= batch_ || tile >= unit.end || key + unit.lag >= unit.of.length) return {0, -1};
     if (p_.pages == nullptr) return {unit.sequence, key};
-    const int page = __ldg(p_.pages + unit.sequence * p_.table_stride + (key >> p_.page_log));
+    const int page = __ldcg(p_.pages + unit.sequence * p_.table_stride + (key >> p_.page_log));
     return {page, key & ((1 << p_.page_log) - 1)};
   }
 

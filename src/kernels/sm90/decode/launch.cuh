@@ -43,6 +43,7 @@ struct SlicedConfig {
   static constexpr int kVBytes = kKeyTile * kVRowBytes * ((2 * kSliceColumns + kVRowBytes - 1) / kVRowBytes);
   static constexpr int kOutWarps = kSliceColumns >= 32 ? 4 : kSliceColumns / 8;
   static constexpr int kThreads = 32 * (kScoreWarps + kOutWarps + 4);  // two that add up, two that fetch
+  static constexpr int kScoreBlocks = (kKeyTile / 16 + kScoreWarps - 1) / kScoreWarps;  // of 16 keys, a warp's
   static constexpr int kSlots = kSlices < 4 ? 4 : 2 * kSlices;
   static constexpr int kKStages = kKBytes > 32768 ? 2 : kKBytes > 16384 ? 3 : 5;
   static constexpr int kWeightsBytes = 20 * 1024 + kSlicedRows * cuda::padded_row_bytes(kDim);  // and more
@@ -91,25 +92,35 @@ void prepare_decode() {
   });
 }
 
+// A launch whose CTAs may come before the kernel in front of it in the stream is done (overlap.cuh).
+struct OverlappingLaunch {
+  cudaLaunchConfig_t config{};
+  cudaLaunchAttribute attributes[2]{};
+
+  OverlappingLaunch(int ctas, int threads, int shared_bytes, Stream stream) {
+    config.gridDim = static_cast<unsigned>(ctas);
+    config.blockDim = static_cast<unsigned>(threads);
+    config.dynamicSmemBytes = static_cast<std::size_t>(shared_bytes);
+    config.stream = cuda_stream(stream);
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = 1;
+    config.attrs = attributes;
+    config.numAttrs = 1;
+  }
+  void in_clusters_of(int ctas) {
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim = {static_cast<unsigned>(ctas), 1, 1};
+    config.numAttrs = 2;
+  }
+  OverlappingLaunch(const OverlappingLaunch&) = delete;
+  OverlappingLaunch& operator=(const OverlappingLaunch&) = delete;
+};
+
 template <class Element, FoldConfig kFold>
 void launch_decode(const DecodeParams& params, int ctas, Stream stream) {
   using C = DecodeConfig<Element, kFold>;
-  decode_kernel<C><<<static_cast<unsigned>(ctas), kDecodeThreads, DecodeMap<C>::kBytes, cuda_stream(stream)>>>(params);
-  check_cuda(cudaGetLastError(), "sm90_fold's decode");
-}
-
-// `cluster` must live as long as what is returned.
-template <class S>
-cudaLaunchConfig_t sliced_launch(int clusters, cudaLaunchAttribute& cluster) {
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {S::kSlices, 1, 1};
-  cudaLaunchConfig_t launch{};
-  launch.gridDim = static_cast<unsigned>(clusters * S::kSlices);
-  launch.blockDim = S::kThreads;
-  launch.dynamicSmemBytes = sliced_bytes<S>();
-  launch.attrs = &cluster;
-  launch.numAttrs = S::kSlices > 1 ? 1 : 0;
-  return launch;
+  const OverlappingLaunch launch(ctas, kDecodeThreads, DecodeMap<C>::kBytes, stream);
+  check_cuda(cudaLaunchKernelEx(&launch.config, decode_kernel<C>, params), "sm90_fold's decode");
 }
 
 template <class Element, FoldConfig kFold>
@@ -117,10 +128,9 @@ void launch_sliced_decode(const DecodeParams& params, int clusters, Stream strea
   for_slices<kFold>([&]<int kSlices>(std::integral_constant<int, kSlices>) {
     if (params.slices != kSlices) return;
     using S = SlicedConfig<Element, kFold, kSlices>;
-    cudaLaunchAttribute cluster{};
-    cudaLaunchConfig_t launch = sliced_launch<S>(clusters, cluster);
-    launch.stream = cuda_stream(stream);
-    check_cuda(cudaLaunchKernelEx(&launch, sliced_kernel<S>, params), "sm90_fold's decode");
+    OverlappingLaunch launch(clusters * kSlices, S::kThreads, sliced_bytes<S>(), stream);
+    if (kSlices > 1) launch.in_clusters_of(kSlices);
+    check_cuda(cudaLaunchKernelEx(&launch.config, sliced_kernel<S>, params), "sm90_fold's decode");
   });
 }
 
@@ -130,10 +140,12 @@ int sliced_clusters(int slices) {
   for_slices<kFold>([&]<int kSlices>(std::integral_constant<int, kSlices>) {
     if (slices != kSlices) return;
     using S = SlicedConfig<Element, kFold, kSlices>;
-    cudaLaunchAttribute cluster{};
-    cudaLaunchConfig_t launch = sliced_launch<S>(1, cluster);
-    launch.numAttrs = 1;
-    check_cuda(cudaOccupancyMaxActiveClusters(&count, sliced_kernel<S>, &launch), "cudaOccupancyMaxActiveClusters");
+    OverlappingLaunch launch(kSlices, S::kThreads, sliced_bytes<S>(), Stream{});
+    launch.in_clusters_of(kSlices);
+    launch.config.attrs = launch.attributes + 1;  // this question is asked of the clusters alone
+    launch.config.numAttrs = 1;
+    check_cuda(cudaOccupancyMaxActiveClusters(&count, sliced_kernel<S>, &launch.config),
+               "cudaOccupancyMaxActiveClusters");
   });
   return count;
 }

@@ -54,8 +54,8 @@ class Scorer {
   }
 
  private:
-  static constexpr int kBlocks = C::kKeyTile / 16;                         // of 16 keys
-  static constexpr int kMine = (kBlocks + kScoreWarps - 1) / kScoreWarps;  // a warp's: warp · kMine, …
+  static constexpr int kBlocks = C::kKeyTile / 16;  // of 16 keys
+  static constexpr int kMine = C::kScoreBlocks;     // a warp's: warp · kMine, …
 
   using Scores = float[2 * kMine][4];  // [2 · block + half of the rows]
 
@@ -112,15 +112,16 @@ class Scorer {
   __device__ __forceinline__ void products(Scores& s) {
     constexpr int kSteps = C::kDim / 16;
     using Products = cuda::Products<typename C::Element>;
-    const Turn<C::kKStages> turn(ks_++);
-    barrier_wait(map_.k_full(turn.place), turn.parity);
+    const Lap<C::kKStages> stage = stage_;
+    stage_.advance();
+    barrier_wait(map_.k_full(stage.place), stage.parity);
 #pragma unroll
     for (int j = 0; j < 2 * kMine; ++j) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) s[j][i] = 0.0F;
     }
     const bool more = rows_count_ > 8;
-    const std::uint32_t tile = map_.k(turn.place) + cuda::swizzled(block(0) * 16 + lane_ % 16, lane_ / 16);
+    const std::uint32_t tile = map_.k(stage.place) + cuda::swizzled(block(0) * 16 + lane_ % 16, lane_ / 16);
     // A step's keys are fetched two steps ahead of their product.
     std::uint32_t keys[3][kMine][4];
     const auto fetch = [&](int step) {
@@ -144,7 +145,7 @@ class Scorer {
       }
     }
     __syncwarp();
-    if (lane_ == 0) barrier_arrive(map_.k_empty(turn.place));
+    if (lane_ == 0) barrier_arrive(map_.k_empty(stage.place));
   }
 
   // Scaled and capped, and −∞ where a row does not see the key.
@@ -210,7 +211,7 @@ class Scorer {
   __device__ __forceinline__ void weigh_and_send(Scores& s, std::uint32_t number) {
     using Products = cuda::Products<typename C::Element>;
     const Turn<C::kSlots> turn(number);
-    const ScoreSlot slot = map_.slot(turn.place);
+    const std::uint32_t piece = map_.slot(turn.place).address + ScoreSlot::block<kMine>(block(0), 0);
     const float c = p_.softmax.exponent_base2;
     const bool more = rows_count_ > 8;
 #pragma unroll
@@ -228,9 +229,8 @@ class Scorer {
       for (int half = 0; half < 2; ++half) {
         if (half == 1 && !more) continue;
         const float(&x)[4] = s[2 * mine + half];
-        cuda::store_transposed(
-            slot.block(block(mine), rows_count_) + ScoreSlot::chunk(8 * half + lane_ % 8, lane_ / 8 % 2),
-            Products::pack(x[0], x[1]), Products::pack(x[2], x[3]));
+        cuda::store_transposed(piece + ScoreSlot::block<kMine>(mine, half) + ScoreSlot::chunk(lane_ % 8, lane_ / 8 % 2),
+                               Products::pack(x[0], x[1]), Products::pack(x[2], x[3]));
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           cuda::store_shared(map_.weights(weights.place, row_at(half, i), block(mine) * 16 + lane_ / 4 + i / 2 * 8),
@@ -240,10 +240,8 @@ class Scorer {
     }
     if constexpr (C::kSlices > 1) proxy_fence();
     __syncwarp();
-    const int blocks = kBlocks - block(0) < kMine ? kBlocks - block(0) : kMine;
-    if (blocks > 0) {
-      send_to_others<C>(rank_, slot.block(block(0), rows_count_), blocks * ScoreSlot::block_bytes(rows_count_),
-                        map_.slot_full(turn.place));
+    if (has(0)) {
+      send_to_others<C>(rank_, piece, (more ? 2 : 1) * kMine * ScoreSlot::kBlockBytes, map_.slot_full(turn.place));
     } else {
       arrive_at_others<C>(rank_, map_.slot_full(turn.place));
     }
@@ -261,7 +259,7 @@ class Scorer {
   const int lane_;
   std::uint32_t settled_ = 0;  // units so far, but for those without tiles
   std::uint32_t tiles_ = 0;    // of all of them
-  std::uint32_t ks_ = 0;       // K tiles that this CTA has scored
+  Lap<C::kKStages> stage_;     // of the next K tile that this CTA scores
   std::uint32_t sent_ = 0;     // slots that it has written
   int rows_count_ = 0;
   int common_begin_ = 0, common_end_ = 0;  // keys that all rows see

@@ -9,8 +9,12 @@
 // failed; when the others are done, the cluster's first CTA folds it tile by tile, as decode_kernel does.
 #pragma once
 
+#include <type_traits>
+#include <utility>
+
 #include "kernels/sm90/decode/decoder.cuh"
 #include "kernels/sm90/decode/fetch.cuh"
+#include "kernels/sm90/decode/overlap.cuh"
 #include "kernels/sm90/decode/scorer.cuh"
 #include "kernels/sm90/decode/sliced_fetch.cuh"
 #include "kernels/sm90/decode/sliced_outputs.cuh"
@@ -18,28 +22,32 @@
 
 namespace ringattn::sm90 {
 
-// By the first warp.
+// How many arrivals end a phase of a barrier.
 template <class C>
-__device__ __forceinline__ void init_sliced_barriers(const SlicedMap<C>& map) {
+constexpr int sliced_arrivals(int barrier) {
   constexpr int kV = 2 * C::kKStages;
   constexpr int kSlot = kV + 2 * C::kVStages;
   constexpr int kTurn = kSlot + 3 * C::kSlots;
   static_assert(SlicedMap<C>::kBarriers == kTurn + 14);
-#pragma unroll 1
-  for (int i = static_cast<int>(threadIdx.x); i < SlicedMap<C>::kBarriers; i += 32) {
-    int arrivals = 1;
-    if (i >= kTurn) {
-      const int of = (i - kTurn) / 2;
-      arrivals = of == 0 ? kScoreWarps : of == 3 ? C::kThreads / 32 - 1 : of == 5 ? C::kOutWarps : 1;
-    } else if (i >= kSlot) {
-      arrivals = i < kSlot + C::kSlots ? kScoreWarps : i < kSlot + 2 * C::kSlots ? 1 : C::kSlices * (C::kOutWarps + 1);
-    } else if (i >= kV) {
-      arrivals = i < kV + C::kVStages ? 1 : C::kOutWarps;
-    } else if (i >= C::kKStages) {
-      arrivals = kScoreWarps;
-    }
-    barrier_init(map.barrier(i), arrivals);
+  if (barrier >= kTurn) {
+    const int of = (barrier - kTurn) / 2;
+    return of == 0 ? kScoreWarps : of == 3 ? C::kThreads / 32 - 1 : of == 5 ? C::kOutWarps : 1;
   }
+  if (barrier >= kSlot + 2 * C::kSlots) return C::kSlices * (C::kOutWarps + 1);
+  if (barrier >= kSlot) return barrier < kSlot + C::kSlots ? kScoreWarps : 1;
+  if (barrier >= kV) return barrier < kV + C::kVStages ? 1 : C::kOutWarps;
+  return barrier < C::kKStages ? 1 : kScoreWarps;
+}
+
+// By one thread, and without a loop: a barrier is then one instruction, whose place and arrivals are constants. The
+// instruction takes one address for the whole warp, so lanes that have different ones would take turns, each after some
+// ten instructions that look for lanes with the same.
+template <class C>
+__device__ __forceinline__ void init_sliced_barriers(const SlicedMap<C>& map) {
+  [&]<int... kBarrier>(std::integer_sequence<int, kBarrier...>) {
+    (barrier_init(map.barrier(kBarrier), std::integral_constant<int, sliced_arrivals<C>(kBarrier)>::value), ...);
+  }
+  (std::make_integer_sequence<int, SlicedMap<C>::kBarriers>());
   barrier_init_fence();
 }
 
@@ -93,10 +101,14 @@ __global__ void __launch_bounds__(C::kThreads, 1) sliced_kernel(const __grid_con
   static_assert(32 * kScoreWarps == kDecodeFoldThreads);
   const SlicedMap<C> map;
   const std::uint32_t rank = C::kSlices > 1 ? rank_in_cluster() : 0;
-  if (threadIdx.x < 32) init_sliced_barriers(map);
-  if (threadIdx.x == 0) store_number(map.any_failed(), 0);
+  if (threadIdx.x == 0) {
+    init_sliced_barriers(map);
+    store_number(map.any_failed(), 0);
+  }
+  let_next_begin();
   __syncthreads();
   arrive_in_cluster<C, false>();  // whoever writes to other CTAs waits until all have come so far
+  await_kernels_before();
   const int first = static_cast<int>(blockIdx.x) / C::kSlices;
   const int step = static_cast<int>(gridDim.x) / C::kSlices;
   const int warp = static_cast<int>(threadIdx.x) / 32;

@@ -19,7 +19,7 @@ class TileBoxes {
   };
 
   __device__ __forceinline__ explicit TileBoxes(const DecodeParams& p)
-      : p_(p), lane_(thread_of_cta() % 32), at_a_time_(32 / p.boxes), nth_(lane_ / p.boxes) {
+      : p_(p), lane_(thread_of_cta() % 32), at_a_time_(p.by_boxes.quotient(32)), nth_(p.by_boxes.quotient(lane_)) {
     row_ = (lane_ - nth_ * p.boxes) * p.box_rows;
   }
   __device__ __forceinline__ void begin(int sequence, int length, int end, int lag) {
@@ -39,23 +39,18 @@ class TileBoxes {
     if (nth_ >= at_a_time_ || tile >= end_ || key >= length_) return {0, -1};
     const int here = key - lag_;
     if (p_.pages == nullptr) return {sequence_, here};
-    return {__ldg(pages_ + (here >> p_.page_log)), here & ((1 << p_.page_log) - 1)};
+    return {__ldcg(pages_ + (here >> p_.page_log)), here & ((1 << p_.page_log) - 1)};
   }
   // Fetches the tile whose boxes the lanes of this nth() have found, `columns` at a time from first_column on, into
   // `target`, in rows of kRowBytes. The barrier counts it.
   template <int kColumns, int kRowBytes>
   __device__ __forceinline__ void fetch(const CUtensorMap* map, std::uint32_t target, std::uint32_t barrier, int tile,
-                                        Box box, int nth, int head, int first_column, int columns) const {
+                                        const Box& box, int nth, int head, int first_column, int columns) const {
     constexpr int kAllRowBytes = (kColumns * 2 + kRowBytes - 1) / kRowBytes * kRowBytes;  // of all panels
-    const bool alone = p_.boxes == 1;
-    if (alone) {
-      box.page = __shfl_sync(0xffffffffU, box.page, nth);
-      box.row = __shfl_sync(0xffffffffU, box.row, nth);
-    }
+    // No order between the two is needed: the phase waits for this arrival however many bytes have come.
     if (lane_ == 0) barrier_arrive_expect(barrier, rows(tile) * kAllRowBytes);
-    __syncwarp();
-    if (alone ? lane_ != 0 : nth_ != nth || box.row < 0) return;
-    const std::uint32_t to = target + static_cast<std::uint32_t>((alone ? 0 : row_) * kRowBytes);
+    if (nth_ != nth || box.row < 0) return;
+    const std::uint32_t to = target + static_cast<std::uint32_t>(row_ * kRowBytes);
 #pragma unroll 1
     for (int column = 0; column < kColumns; column += columns) {
       load_page_box(to + static_cast<std::uint32_t>(column / kPanelColumns * (C::kKeyTile * kRowBytes)), map, barrier,
@@ -125,10 +120,10 @@ class KeyFetcher {
       tile = tile_at(own);
       own += C::kSlices;
       ahead = boxes_.find(tile);
-      const Turn<C::kKStages> turn(ks_++);
-      barrier_wait(map_.k_empty(turn.place), turn.parity ^ 1U);
-      boxes_.template fetch<C::kDim, kPanelRowBytes>(&p_.k, map_.k(turn.place), map_.k_full(turn.place), now, box, 0,
-                                                     unit.kv_head, 0, p_.k_box_columns);
+      barrier_wait(map_.k_empty(stage_.place), stage_.parity ^ 1U);
+      boxes_.template fetch<C::kDim, kPanelRowBytes>(&p_.k, map_.k(stage_.place), map_.k_full(stage_.place), now, box,
+                                                     0, unit.kv_head, 0, p_.k_box_columns);
+      stage_.advance();
     }
   }
 
@@ -199,7 +194,7 @@ class KeyFetcher {
   TileBoxes<C> boxes_;
   std::uint32_t notes_ = 0;  // so far
   std::uint32_t tiles_ = 0;  // of all units
-  std::uint32_t ks_ = 0;     // of which this warp has fetched
+  Lap<C::kKStages> stage_;   // of the next K that this warp fetches
 };
 
 template <class C>
@@ -220,11 +215,11 @@ class ValueFetcher {
       ahead = boxes_.find(tile + boxes_.at_a_time() + boxes_.nth());
 #pragma unroll 1
       for (int nth = 0; nth < boxes_.at_a_time() && tile < end; ++nth, ++tile) {
-        const Turn<C::kVStages> turn(tiles_++);
-        barrier_wait(map_.v_empty(turn.place), turn.parity ^ 1U);
-        boxes_.template fetch<C::kSliceColumns, C::kVRowBytes>(&p_.v_slices, map_.v(turn.place),
-                                                               map_.v_full(turn.place), tile, box, nth, kv_head,
+        barrier_wait(map_.v_empty(stage_.place), stage_.parity ^ 1U);
+        boxes_.template fetch<C::kSliceColumns, C::kVRowBytes>(&p_.v_slices, map_.v(stage_.place),
+                                                               map_.v_full(stage_.place), tile, box, nth, kv_head,
                                                                first_column_, p_.slice_box_columns);
+        stage_.advance();
       }
     }
   }
@@ -234,7 +229,7 @@ class ValueFetcher {
   const SlicedMap<C>& map_;
   const int first_column_;
   TileBoxes<C> boxes_;
-  std::uint32_t tiles_ = 0;  // so far
+  Lap<C::kVStages> stage_;
 };
 
 }  // namespace ringattn::sm90

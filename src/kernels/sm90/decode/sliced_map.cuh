@@ -35,12 +35,26 @@ struct Turn {
   __device__ explicit Turn(std::uint32_t number) : place(number % kPlaces), parity(number / kPlaces & 1U) {}
 };
 
-// A tile's slot. Probabilities lie in blocks of 16 keys, [blocks][8 or 16 rows] of 32 bytes, whose two chunks change
-// places in every second four rows; so what a warp has scored is one piece, and eight rows of a chunk lie in different
-// banks. Behind them flags, and for each row the four shares of Σ p that the fold's threads have.
+// The same for a warp that takes every number: nothing is divided.
+template <int kPlaces>
+struct Lap {
+  std::uint32_t place = 0, parity = 0;
+
+  __device__ __forceinline__ void advance() {
+    const bool around = place + 1 == kPlaces;
+    place = around ? 0 : place + 1;
+    parity ^= around ? 1U : 0U;
+  }
+};
+
+// A tile's slot. Probabilities lie in blocks of 16 keys and 8 rows, rows of 32 bytes, whose two chunks change places in
+// every second four rows; so eight rows of a chunk lie in different banks. What a warp has scored, kMine blocks of 16
+// keys, is one piece: those of rows 0 … 7 first, so that less is sent where there are no more rows. Behind them flags,
+// and for each row the four shares of Σ p that the fold's threads have.
 struct ScoreSlot {
   static constexpr int kRowBytes = 32;
-  static constexpr int kNumbers = 8 * kSlicedRows * kRowBytes;  // 8 blocks at most
+  static constexpr int kBlockBytes = 8 * kRowBytes;
+  static constexpr int kNumbers = 2 * 8 * kBlockBytes;  // 8 blocks of 16 keys at most
   static constexpr int kBytes = kNumbers + 16 + kSlicedRows * 16;
 
   // A flag: the unit must be folded tile by tile.
@@ -48,11 +62,12 @@ struct ScoreSlot {
 
   std::uint32_t address;
 
-  static __device__ int block_bytes(int rows) { return rows > 8 ? 16 * kRowBytes : 8 * kRowBytes; }
-  __device__ std::uint32_t block(int block, int rows) const {
-    return address + static_cast<std::uint32_t>(block * block_bytes(rows));
+  // Where the 16 keys of a block and rows 0 … 7 lie, or 8 … 15 of half 1.
+  template <int kMine>
+  static constexpr __host__ __device__ std::uint32_t block(int block, int half) {
+    return static_cast<std::uint32_t>(((block / kMine * 2 + half) * kMine + block % kMine) * kBlockBytes);
   }
-  // Where in a block 8 keys of a row lie.
+  // Where in a block 8 keys of one of 8 rows lie.
   static __device__ std::uint32_t chunk(int row, int chunk) {
     return static_cast<std::uint32_t>(row * kRowBytes + ((chunk ^ (row >> 2 & 1)) << 4));
   }

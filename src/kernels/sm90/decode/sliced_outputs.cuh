@@ -15,7 +15,14 @@ template <class C>
 class SlicedOutputs {
  public:
   __device__ __forceinline__ SlicedOutputs(const DecodeParams& p, const SlicedMap<C>& map, std::uint32_t rank)
-      : p_(p), map_(map), rank_(rank), warp_(thread_of_cta() / 32 - kScoreWarps), lane_(thread_of_cta() % 32) {}
+      : p_(p), map_(map), rank_(rank), warp_(thread_of_cta() / 32 - kScoreWarps), lane_(thread_of_cta() % 32) {
+    p_at_ = ScoreSlot::block<C::kScoreBlocks>(0, lane_ / 8 % 2) + ScoreSlot::chunk(lane_ % 8, lane_ / 16);
+#pragma unroll
+    for (int n = 0; n < kLoads; ++n) {
+      const bool pair = 2 * n + 1 < kBlocks;
+      v_at_[n] = v_chunk(lane_ % 16, warp_ * kBlocks + 2 * n + (pair ? lane_ / 16 : 0));
+    }
+  }
 
   // Whether this warp is the one that says so when a unit has failed.
   __device__ bool speaks() const { return warp_ == 0 && lane_ == 0; }
@@ -32,30 +39,32 @@ class SlicedOutputs {
       end_[half] = note.get(UnitNote::kRowEnd, slot);
       clear_row(half);
     }
-    const std::uint32_t begin = tiles_;
-    const std::uint32_t end = begin + static_cast<std::uint32_t>(unit.end - unit.begin);
-    if (begin < end) {
-      await_scores(begin);
-      await_values(begin, unit.of.length - unit.begin * C::kKeyTile);
-      fetch(head_[0], begin, 0);
-      fetch(head_[1], begin, 1);
+    if (unit.begin < unit.end) {
+      await_scores(slot_);
+      await_values(stage_, unit.of.length - unit.begin * C::kKeyTile);
+      fetch(head_[0], probabilities(slot_), values(stage_), 0);
+      fetch(head_[1], probabilities(slot_), values(stage_), 1);
     }
     int next = next_turn(begin_, end_, unit.begin);
 #pragma unroll 1
-    for (; tiles_ < end; ++tiles_) {
-      const int tile = unit.begin + static_cast<int>(tiles_ - begin);
+    for (int tile = unit.begin; tile < unit.end; ++tile) {
       if (tile == next) {
         turn_rows(unit, tile);
         next = next_turn(begin_, end_, tile);
       }
-      add_outputs(tiles_ + 1 < end, unit.of.length - (tile + 1) * C::kKeyTile);
+      const Lap<C::kSlots> slot = slot_;
+      const Lap<C::kVStages> stage = stage_;
+      slot_.advance();
+      stage_.advance();
+      add_outputs(slot, stage, tile + 1 < unit.end, unit.of.length - (tile + 1) * C::kKeyTile);
       __syncwarp();
       if (lane_ == 0) {
-        barrier_arrive(map_.v_empty(Turn<C::kVStages>(tiles_).place));
+        barrier_arrive(map_.v_empty(stage.place));
         slot_is_read<C>(map_, tiles_);
       }
+      ++tiles_;
     }
-    if (begin < end) {
+    if (unit.begin < unit.end) {
       leave_rows(unit, unit.end);
     } else if (finishes(p_, unit)) {
       leave_empty_rows(unit);
@@ -72,6 +81,7 @@ class SlicedOutputs {
  private:
   static constexpr int kBlocks = C::kSliceColumns / 8 / C::kOutWarps;  // of 8 columns
   static constexpr int kSteps = C::kKeyTile / 16;
+  static constexpr int kLoads = (kBlocks + 1) / 2;  // of V, for the products of 16 keys
   static_assert(kSteps >= 4);
 
   // What the products of 16 keys need.
@@ -81,18 +91,16 @@ class SlicedOutputs {
   };
 
   // Until the probabilities of a tile are here.
-  __device__ __forceinline__ void await_scores(std::uint32_t number) const {
-    const Turn<C::kSlots> turn(number);
-    barrier_wait(map_.slot_full(turn.place), turn.parity);
+  __device__ __forceinline__ void await_scores(const Lap<C::kSlots>& slot) const {
+    barrier_wait(map_.slot_full(slot.place), slot.parity);
   }
   // Until V of a tile with so many keys from its first one on is here.
-  __device__ __forceinline__ void await_values(std::uint32_t number, int keys) const {
-    const Turn<C::kVStages> stage(number);
+  __device__ __forceinline__ void await_values(const Lap<C::kVStages>& stage, int keys) const {
     barrier_wait(map_.v_full(stage.place), stage.parity);
     if (keys < C::kKeyTile) clear_tail(map_.v(stage.place), keys);
   }
 
-  // Where 8 columns of a row of V lie in a tile.
+  // Where 8 columns of a row of V lie in a tile. 16 rows behind, they lie 16 rows' bytes behind.
   static __device__ __forceinline__ std::uint32_t v_chunk(int row, int chunk) {
     constexpr int kChunks = C::kVRowBytes / 16;
     const auto at = static_cast<std::uint32_t>(row * C::kVRowBytes + chunk % kChunks * 16);
@@ -100,43 +108,49 @@ class SlicedOutputs {
            (at ^ ((at >> 7 & static_cast<std::uint32_t>(kChunks - 1)) << 4));
   }
 
-  __device__ __forceinline__ void fetch(Fragments& to, std::uint32_t number, int step) const {
-    const ScoreSlot slot = map_.slot(Turn<C::kSlots>(number).place);
-    const std::uint32_t v = map_.v(Turn<C::kVStages>(number).place);
-    const int first = warp_ * kBlocks;
-    cuda::load_matrix(to.p, slot.block(step, rows_count_) + ScoreSlot::chunk(lane_ % 16, lane_ / 16));
-    const int row = step * 16 + lane_ % 16;
+  // Where this lane's share of the probabilities of a slot begins, and a tile of V.
+  __device__ __forceinline__ std::uint32_t probabilities(const Lap<C::kSlots>& slot) const {
+    return map_.slot(slot.place).address + p_at_;
+  }
+  __device__ __forceinline__ std::uint32_t values(const Lap<C::kVStages>& stage) const { return map_.v(stage.place); }
+
+  // All that differs from step to step is a constant of the instructions: nothing is worked out between products.
+  __device__ __forceinline__ void fetch(Fragments& to, std::uint32_t p, std::uint32_t v, int step) const {
+    cuda::load_matrix(to.p, p + ScoreSlot::block<C::kScoreBlocks>(step, 0));
+    const auto rows = static_cast<std::uint32_t>(step * 16 * C::kVRowBytes);
 #pragma unroll
     for (int n = 0; n + 1 < kBlocks; n += 2) {
       std::uint32_t both[4];
-      cuda::load_matrix_transposed(both, v + v_chunk(row, first + n + lane_ / 16));
+      cuda::load_matrix_transposed(both, v + v_at_[n / 2] + rows);
       to.v[n][0] = both[0];
       to.v[n][1] = both[1];
       to.v[n + 1][0] = both[2];
       to.v[n + 1][1] = both[3];
     }
     if constexpr (kBlocks % 2 != 0) {
-      cuda::load_matrix_pair_transposed(to.v[kBlocks - 1], v + v_chunk(row, first + kBlocks - 1));
+      cuda::load_matrix_pair_transposed(to.v[kBlocks - 1], v + v_at_[kLoads - 1] + rows);
     }
   }
 
   // P V of a tile, whose first two steps have been fetched; the next tile's are fetched on the way, so that the chain
   // of products goes on without a wait. `keys`: of the next tile, from its first one on.
-  __device__ __forceinline__ void add_outputs(bool next, int keys) {
+  __device__ __forceinline__ void add_outputs(const Lap<C::kSlots>& slot, const Lap<C::kVStages>& stage, bool next,
+                                              int keys) {
     Fragments ring[3];
-    const std::uint32_t number = tiles_;
+    const std::uint32_t p = probabilities(slot), v = values(stage);
+    const std::uint32_t next_p = probabilities(slot_), next_v = values(stage_);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const Fragments& now = step < 2 ? head_[step] : ring[step % 3];
-      if (step + 2 < kSteps) fetch(ring[(step + 2) % 3], number, step + 2);
+      if (step + 2 < kSteps) fetch(ring[(step + 2) % 3], p, v, step + 2);
 #pragma unroll
       for (int n = 0; n < kBlocks; ++n) {
         cuda::Products<typename C::Element>::mma(o_[n], now.p, now.v[n][0], now.v[n][1], o_[n]);
       }
       // Between products, which take their time.
-      if (step + 4 == kSteps && next) await_scores(number + 1);
-      if (step + 3 == kSteps && next) await_values(number + 1, keys);
-      if (step + 2 >= kSteps && next) fetch(head_[step + 2 - kSteps], number + 1, step + 2 - kSteps);
+      if (step + 4 == kSteps && next) await_scores(slot_);
+      if (step + 3 == kSteps && next) await_values(stage_, keys);
+      if (step + 2 >= kSteps && next) fetch(head_[step + 2 - kSteps], next_p, next_v, step + 2 - kSteps);
     }
   }
 
@@ -227,7 +241,10 @@ class SlicedOutputs {
   const int warp_;
   const int lane_;
   std::uint32_t tiles_ = 0;  // so far, of all units
-  std::uint32_t ends_ = 0;   // of which the sums' warp has told
+  Lap<C::kSlots> slot_;      // of the next one
+  Lap<C::kVStages> stage_;
+  std::uint32_t p_at_, v_at_[kLoads];  // where this lane's share begins
+  std::uint32_t ends_ = 0;             // of which the sums' warp has told
   int flags_ = 0;
   int rows_count_ = 0;
   int begin_[2], end_[2];  // tiles of the unit that this thread's rows fold

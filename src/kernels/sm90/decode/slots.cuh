@@ -23,7 +23,7 @@ struct DecodePlace {
 };
 __device__ __forceinline__ DecodePlace place_of(const DecodeParams& p, const DecodeUnit& unit, int slot) {
   const int number = unit.block * p.block_rows + slot;
-  const int i = number / p.ratio;
+  const int i = p.by_ratio.quotient(number);
   return {unit.sequence * p.rows + i, unit.kv_head * p.ratio + (number - i * p.ratio), i};
 }
 

@@ -133,9 +133,7 @@ class Sm90Decode final : public DecodeKernel {
   }
 
   void set_tensors(const DecodeStep& step, DecodeParams& p) const {
-    set_step(spec_.fold, step, p);
-    p.block_rows = block_rows(step.rows);
-    p.blocks = static_cast<std::int32_t>(blocks(step.rows));
+    set_step(spec_.fold, step, block_rows(step.rows), p);
     p.slices =
         p.block_rows == kSlicedRows ? slices_for(std::int64_t{p.sequences} * p.fold.kv_heads * layout_.groups) : 1;
   }

@@ -64,9 +64,14 @@ void check_limits(std::string_view kernel, const DecodeLimits& limits, int seque
   }
 }
 
-void set_step(const FoldSpec& spec, const DecodeStep& step, DecodeParams& p) {
+void set_step(const FoldSpec& spec, const DecodeStep& step, int block_rows, DecodeParams& p) {
   set_shape(spec, step.output, step.rows, step.q.tokens, p);
   p.fold.q = {step.q.data, step.q.token_stride, step.q.head_stride};
+  p.block_rows = block_rows;
+  p.blocks = (step.rows * p.ratio + block_rows - 1) / block_rows;
+  p.by_ratio = cuda::Divider(p.ratio);
+  p.by_blocks = cuda::Divider(p.blocks);
+  p.by_stride = cuda::Divider(std::int64_t{p.fold.kv_heads} * p.blocks);
   p.lengths = step.lengths;
   p.first_group = step.share.first;
   p.every_group = step.share.every;
@@ -84,6 +89,7 @@ void set_pages(const DecodeStep& step, int key_tile, int box_rows, DecodeParams&
     p.box_rows = static_cast<std::int32_t>(std::gcd(std::int64_t{box_rows}, step.k.page_size));
   }
   p.boxes = key_tile / p.box_rows;
+  p.by_boxes = cuda::Divider(p.boxes);
 }
 
 MappedPages mapped_pages(std::string_view kernel, const CacheView& view) {

@@ -14,8 +14,8 @@ namespace ringattn::sm90 {
 // Throws kUnsupported where steps would be larger than `kernel` can do. `sequences`: at most, of a step.
 void check_limits(std::string_view kernel, const DecodeLimits& limits, int sequences, int shares);
 
-// All of a step but its cache, and how it is cut into units.
-void set_step(const FoldSpec& spec, const DecodeStep& step, DecodeParams& params);
+// All of a step but its cache, cut into units of up to block_rows query rows.
+void set_step(const FoldSpec& spec, const DecodeStep& step, int block_rows, DecodeParams& params);
 // Where the cache's pages are, and the boxes that tiles of key_tile keys are fetched in, of up to box_rows each.
 void set_pages(const DecodeStep& step, int key_tile, int box_rows, DecodeParams& params);
 // Throws kUnsupported where the copy engine can't read the cache.

@@ -32,7 +32,7 @@ struct DecodeSequence {
 template <class C>
 __device__ __forceinline__ DecodeSequence sequence_of(const DecodeParams& p, int sequence) {
   DecodeSequence of;
-  of.length = __ldg(p.lengths + sequence);
+  of.length = __ldcg(p.lengths + sequence);  // a kernel that is still running when this one starts may write it
   of.position = of.length - p.rows;
   const auto tiles = visibility_of(p, of.length).tiles(of.position, p.rows, TileSizes{kQueryTile, C::kKeyTile});
   const bool none = tiles.empty();
@@ -90,25 +90,17 @@ __device__ __forceinline__ int unit_count(const DecodeParams& p, const Map& map)
   return load_number(map.units_before(p.sequences));
 }
 
-template <class C, class Map>
-__device__ __forceinline__ DecodeUnit unit_of(const DecodeParams& p, const Map& map, int number) {
-  int sequence = 0;
-#pragma unroll 1
-  for (int count = p.sequences; count > 1;) {
-    const int half = count / 2;
-    const bool behind = load_number(map.units_before(sequence + half)) <= number;
-    sequence += behind ? half : 0;
-    count = behind ? count - half : half;
-  }
+// Unit `number`, of a sequence before which there are `before`.
+template <class C>
+__device__ __forceinline__ DecodeUnit unit_in(const DecodeParams& p, int sequence, int before, int number) {
   DecodeUnit unit;
   unit.of = sequence_of<C>(p, sequence);
   unit.sequence = sequence;
   unit.number = number;
   unit.stride = p.fold.kv_heads * p.blocks;
-  const int before = load_number(map.units_before(sequence));
-  const int nth = (number - before) / unit.stride;
+  const int nth = p.by_stride.quotient(number - before);
   const int rest = (number - before) - nth * unit.stride;
-  unit.kv_head = rest / p.blocks;
+  unit.kv_head = p.by_blocks.quotient(rest);
   unit.block = rest - unit.kv_head * p.blocks;
   unit.first_number = before + rest;
   unit.cache_group = unit.of.begin_group + nth;
@@ -119,6 +111,19 @@ __device__ __forceinline__ DecodeUnit unit_of(const DecodeParams& p, const Map& 
   unit.begin = begin > unit.of.first ? begin : unit.of.first;
   unit.end = end < unit.of.last ? end : unit.of.last;
   return unit;
+}
+
+template <class C, class Map>
+__device__ __forceinline__ DecodeUnit unit_of(const DecodeParams& p, const Map& map, int number) {
+  int sequence = 0;
+#pragma unroll 1
+  for (int count = p.sequences; count > 1;) {
+    const int half = count / 2;
+    const bool behind = load_number(map.units_before(sequence + half)) <= number;
+    sequence += behind ? half : 0;
+    count = behind ? count - half : half;
+  }
+  return unit_in<C>(p, sequence, load_number(map.units_before(sequence)), number);
 }
 
 }  // namespace ringattn::sm90

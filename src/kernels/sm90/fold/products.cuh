@@ -6,13 +6,10 @@
 #include "kernels/cuda/device/panels.hpp"
 #include "kernels/cuda/fold_params.hpp"
 #include "kernels/sm90/fold/config.hpp"
+#include "kernels/sm90/ptx/threads.cuh"
 #include "kernels/sm90/ptx/wgmma.cuh"
 
 namespace ringattn::sm90 {
-
-// Tells the compiler that all lanes have the same number. What follows from it, descriptors above all, is then worked
-// out once a warp, in uniform registers.
-__device__ __forceinline__ std::uint32_t of_warp(std::uint32_t number) { return __shfl_sync(0xffffffffU, number, 0); }
 
 // Issues S = Q Kᵀ for the warpgroup's 64 rows and one key tile. q_tile and k_tile are addresses in shared memory.
 template <class C>

@@ -21,9 +21,6 @@ namespace ringattn::sm90 {
 
 inline constexpr int kBothBarrier = 1;  // of both warpgroups; behind it, each has one of its own
 
-// In powers of two. A tile's probabilities are at most 2^12, and the sum over a group stays far below fp32's end.
-inline constexpr float kFarAbove = 12.0F;
-
 template <class C>
 class LatentFold {
  public:

@@ -6,6 +6,7 @@
 #include "kernels/sm90/fold/hopper_params.hpp"
 #include "kernels/sm90/latent/latent.cuh"
 #include "kernels/sm90/latent/latent.hpp"
+#include "kernels/sm90/latent/pair.cuh"
 
 namespace ringattn::sm90 {
 
@@ -29,9 +30,27 @@ void for_latent_configs(With with) {
   with(LatentConfig<Element, 1, 2>());
 }
 
+template <class Element_, bool kCalls_>
+struct PairConfig {
+  using Element = Element_;
+  static constexpr int kKeyTile = kLatentTile;
+  static constexpr int kDimV = kLatentDimV;
+  static constexpr bool kCalls = kCalls_;
+};
+
+template <class Element, class With>
+void for_pair_configs(With with) {
+  with(PairConfig<Element, false>());
+  with(PairConfig<Element, true>());
+}
+
 template <class Element>
 void prepare_latent() {
   check_device();
+  for_pair_configs<Element>([]<class C>(C) {
+    check_cuda(cudaFuncSetAttribute(pair_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, int{PairMap::kBytes}),
+               "cudaFuncSetAttribute");
+  });
   for_latent_configs<Element>([]<class C>(C) {
     check_cuda(
         cudaFuncSetAttribute(latent_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, int{LatentMap::kBytes}),
@@ -76,9 +95,44 @@ void launch_latent(const DecodeParams& params, int blocks, int clusters, Stream 
   });
 }
 
+// `cluster` must live as long as what is returned.
+inline cudaLaunchConfig_t pair_launch(int pairs, cudaLaunchAttribute& cluster) {
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {2, 1, 1};
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = static_cast<unsigned>(2 * pairs);
+  launch.blockDim = kLatentThreads;
+  launch.dynamicSmemBytes = PairMap::kBytes;
+  launch.attrs = &cluster;
+  launch.numAttrs = 1;
+  return launch;
+}
+
+template <class Element>
+int latent_pairs() {
+  int count = 0;
+  cudaLaunchAttribute cluster{};
+  const cudaLaunchConfig_t launch = pair_launch(1, cluster);
+  check_cuda(cudaOccupancyMaxActiveClusters(&count, pair_kernel<PairConfig<Element, false>>, &launch),
+             "cudaOccupancyMaxActiveClusters");
+  return count;
+}
+
+template <class Element>
+void launch_latent_pairs(const DecodeParams& params, bool calls, int pairs, Stream stream) {
+  for_pair_configs<Element>([&]<class C>(C) {
+    if (C::kCalls != calls) return;
+    cudaLaunchAttribute cluster{};
+    cudaLaunchConfig_t launch = pair_launch(pairs, cluster);
+    launch.stream = cuda_stream(stream);
+    check_cuda(cudaLaunchKernelEx(&launch, pair_kernel<C>, params), "sm90_latent");
+  });
+}
+
 template <class Element>
 constexpr LatentLauncher latent_launcher() {
-  return {prepare_latent<Element>, latent_clusters<Element>, launch_latent<Element>};
+  return {prepare_latent<Element>, latent_clusters<Element>, launch_latent<Element>, latent_pairs<Element>,
+          launch_latent_pairs<Element>};
 }
 
 }  // namespace ringattn::sm90

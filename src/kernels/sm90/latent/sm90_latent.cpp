@@ -49,6 +49,7 @@ class Sm90Latent final : public DecodeKernel {
     clusters_[kAlone] = launcher_.clusters_at_a_time(1, 1);
     clusters_[kTwoBlocks] = launcher_.clusters_at_a_time(2, 1);
     clusters_[kTwoSlices] = launcher_.clusters_at_a_time(1, 2);
+    pairs_ = launcher_.pairs_at_a_time();
   }
 
   void enqueue(const DecodeStep& step, Stream stream) override {
@@ -56,10 +57,21 @@ class Sm90Latent final : public DecodeKernel {
     if (step.q.tokens == 0) return;
     const DeviceGuard guard(device_);
     DecodeParams p{};
-    set_step(spec_.fold, step, p);
-    p.block_rows = kQueryTile;
-    p.blocks = (step.rows * p.ratio + kQueryTile - 1) / kQueryTile;
+    set_step(spec_.fold, step, kQueryTile, p);
     const std::int64_t units = std::int64_t{p.sequences} * p.fold.kv_heads * p.blocks * groups_;
+    const bool merges = groups_ > 1 && step.partials.records == nullptr;
+    if (merges) {
+      p.records = reinterpret_cast<float*>(scratch_.data());
+      p.record_groups = groups_;
+    }
+    if (in_pairs(units)) {
+      p.slices = 1;
+      set_pages(step, kLatentTile, kLatentTile, p);
+      p.k = map_pages(mapped_pages("sm90_latent", step.k), spec_.fold.dtype, p.box_rows, kPanelColumns);
+      launcher_.launch_pairs(p, limits_.slices == 3, static_cast<int>(std::min<std::int64_t>(units, pairs_)), stream);
+      if (merges) finish(step, p.records, stream);
+      return;
+    }
     p.slices = slices_for(units);
     Form form = p.slices == 2 ? kTwoSlices : p.blocks % 2 == 0 ? kTwoBlocks : kAlone;
     if (clusters_[form] == 0) {  // a part of a device may hold no cluster
@@ -69,18 +81,8 @@ class Sm90Latent final : public DecodeKernel {
     const int blocks = form == kTwoBlocks ? 2 : 1;
     set_pages(step, kLatentTile, kLatentTile / (blocks * p.slices), p);  // a box or more for each CTA of a cluster
     p.k = map_pages(mapped_pages("sm90_latent", step.k), spec_.fold.dtype, p.box_rows, kPanelColumns);
-    const bool merges = groups_ > 1 && step.partials.records == nullptr;
-    if (merges) {
-      p.records = reinterpret_cast<float*>(scratch_.data());
-      p.record_groups = groups_;
-    }
     launcher_.launch(p, blocks, static_cast<int>(std::min<std::int64_t>(units / blocks, clusters_[form])), stream);
-    if (!merges) return;
-    const float* const records = p.records;
-    merge_shares(
-        "sm90_latent", spec_.fold, kLatentTile,
-        {.shares = {&records, 1}, .groups = groups_, .rows = step.rows, .lengths = step.lengths, .output = step.output},
-        stream);
+    if (merges) finish(step, p.records, stream);
   }
 
   void merge(const DecodeMerge& merge, Stream stream) override {
@@ -93,9 +95,22 @@ class Sm90Latent final : public DecodeKernel {
   // What the CTAs of a cluster share tiles for.
   enum Form { kAlone, kTwoBlocks, kTwoSlices };
 
+  // Merges a step's groups, which lie in the scratch memory.
+  void finish(const DecodeStep& step, const float* records, Stream stream) const {
+    merge_shares(
+        "sm90_latent", spec_.fold, kLatentTile,
+        {.shares = {&records, 1}, .groups = groups_, .rows = step.rows, .lengths = step.lengths, .output = step.output},
+        stream);
+  }
+
   // Of a sequence, at most.
   static std::int64_t groups_of(const DecodeLimits& limits) {
     return std::max<std::int64_t>(1, share_groups(limits.keys, 1, kLatentTile));
+  }
+  // A pair takes less time for a unit than a CTA by itself, but no less than half of it: so pairs fold where they can
+  // take all units at once. Both ways have the same bits.
+  bool in_pairs(std::int64_t units) const {
+    return pairs_ > 0 && (limits_.slices == 0 ? units <= pairs_ : limits_.slices > 1);
   }
   // Slices score the same tiles each for itself, so there are several only where multiprocessors would idle otherwise.
   int slices_for(std::int64_t units) const {
@@ -110,6 +125,7 @@ class Sm90Latent final : public DecodeKernel {
   std::int64_t groups_ = 0;  // of a sequence, at most
   int multiprocessors_ = 0;
   int clusters_[3] = {};  // of each form, how many the device holds at a time
+  int pairs_ = 0;         // that the device holds at a time
   Buffer scratch_;
 };
 

@@ -43,10 +43,20 @@ __device__ __forceinline__ void barrier_acquire(std::uint32_t barrier, std::uint
       "r"(parity)
       : "memory");
 }
+// Arrives at a barrier of any CTA of the cluster, and has its phase wait for `bytes` of copies too.
+__device__ __forceinline__ void barrier_arrive_expect_at(std::uint32_t barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cluster.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
 // Writes a number; the barrier, of the same CTA, counts its four bytes when it is there.
 __device__ __forceinline__ void send_number(std::uint32_t address, std::uint32_t barrier, int number) {
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(address), "r"(number),
                "r"(barrier)
+               : "memory");
+}
+// The same of two numbers side by side.
+__device__ __forceinline__ void send_pair(std::uint32_t address, std::uint32_t barrier, float x, float y) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(address),
+               "f"(x), "f"(y), "r"(barrier)
                : "memory");
 }
 

@@ -2,6 +2,8 @@
 // Threads' places, named barriers among warps, and registers moved from one warpgroup to another.
 #pragma once
 
+#include <cstdint>
+
 namespace ringattn::sm90 {
 
 inline constexpr int kWarpgroup = 128;  // threads
@@ -19,6 +21,10 @@ __device__ __forceinline__ int slot_of_thread() {
   const int thread = thread_of_warpgroup();
   return thread / 32 * 16 + thread % 32 / 4;
 }
+
+// Tells the compiler that all lanes have the same number. What follows from it, descriptors above all, is then worked
+// out once a warp, in uniform registers.
+__device__ __forceinline__ std::uint32_t of_warp(std::uint32_t number) { return __shfl_sync(0xffffffffU, number, 0); }
 
 // Has the compiler keep a number in a register instead of working it out anew.
 template <class Number>

@@ -53,6 +53,12 @@ __device__ __forceinline__ void prefetch_page_box(const CUtensorMap* map, int co
                "r"(row), "r"(0), "r"(head), "r"(page)
                : "memory");
 }
+// Copies bytes that follow each other, at addresses and of a number that are multiples of 16.
+__device__ __forceinline__ void load_bytes(std::uint32_t target, const void* source, int bytes, std::uint32_t barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(target),
+               "l"(source), "r"(bytes), "r"(barrier)
+               : "memory");
+}
 __device__ __forceinline__ void store_box(const CUtensorMap* map, std::uint32_t source, int column, int head, int row) {
   asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
                "r"(source), "r"(column), "r"(row), "r"(0), "r"(head)

@@ -44,6 +44,7 @@ __device__ __forceinline__ std::uint64_t descriptor(std::uint32_t low) {
 // ss: A and B lie in shared memory, rows of A and columns of B along the swizzled rows (Q and K).
 // sv: A as in ss, B as V lies, [k][n].
 // rs: A in registers, B as V lies.
+// rk: A in registers, B as K lies.
 template <class Element, int kColumns>
 struct Wgmma;
 
@@ -101,6 +102,15 @@ struct Wgmma;
                    "}, {%" #a ", %" #b ", %" #c ", %" #e "}, %" #f ", p, 1, 1, 1;\n}"                                 \
                    : RINGATTN_D_##kRegisters                                                                          \
                    : "r"(p[0]), "r"(p[1]), "r"(p[2]), "r"(p[3]), "l"(v), "r"(static_cast<int>(accumulate)));          \
+    }                                                                                                                 \
+    __device__ static __forceinline__ void rk(float (&d)[columns / 8][4], const std::uint32_t (&q)[4],                \
+                                              std::uint64_t k, bool accumulate) {                                     \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #g                                                            \
+                   ", 0;\n"                                                                                           \
+                   "wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." type "." type " {" RINGATTN_N_##kRegisters \
+                   "}, {%" #a ", %" #b ", %" #c ", %" #e "}, %" #f ", p, 1, 1, 0;\n}"                                 \
+                   : RINGATTN_D_##kRegisters                                                                          \
+                   : "r"(q[0]), "r"(q[1]), "r"(q[2]), "r"(q[3]), "l"(k), "r"(static_cast<int>(accumulate)));          \
     }                                                                                                                 \
   };
 #define RINGATTN_WGMMA_BOTH(...)                     \

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/process_world.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <exception>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "base/end_process.hpp"
+#include "base/moment.hpp"
+#include "base/outcome.hpp"
+#include "base/pulse.hpp"
+#include "comm/device_world.hpp"
+#include "comm/failure.hpp"
+#include "comm/paced.hpp"
+#include "comm/patience.hpp"
+#include "comm/watch.hpp"
+
+namespace ringattn {
+
+namespace {
+
+using Seconds = std::chrono::duration<double>;
+
+// A rank that hangs is left to its peers first, who can name it and agree on who prints.
+constexpr Seconds kPeersFirst{1.0};
+
+// A rank's life from before it starts to after it has left: its pulse, and the watch that ends the process where the
+// rank's own thread can't.
+class Program {
+ public:
+  Program(ProcessRanks& ranks, double seconds, const std::function<void(const Error&)>& print_error)
+      : ranks_(ranks),
+        seconds_(seconds),
+        print_error_(print_error),
+        heart_(ranks.rank(), seconds, [this](const Error& error) { watch_.arm(error); }),
+        watch_({&heart_},
+               {seconds, [this](const Pulse&) { end_stuck(); }, [this](const Error& error) { end_late(error); }}),
+        scope_(heart_) {
+    enter(Phase::kStart);
+  }
+
+  // What the process does, for the watch and its messages.
+  enum class Phase { kStart, kJob, kEnd };
+
+  Heart& heart() { return heart_; }
+
+  // Only a rank's own work on the processor is a sign of life, not the polling where it starts and ends.
+  void enter(Phase phase) {
+    phase_ = phase;
+    watch_.set_processor_counts(phase == Phase::kJob);
+    watch_.set_grace(phase == Phase::kStart ? ranks_.start_grace() : 0.0);
+    look();
+  }
+
+  // Another rank has failed, while this one may look at nothing for a while.
+  void hear(const Error& error) { watch_.arm(error); }
+
+  // Ends the world from a rank that failed alone, or that has heard of such a rank. Without a transport there is nobody
+  // to agree with on who prints.
+  [[noreturn]] void end_alone(Transport* world, const Error& error) {
+    const int code = static_cast<int>(error.code());
+    const int status = end_outcome(code);  // now: what follows may hang, and MPI_Abort doesn't come back
+    watch_.arm(error);
+    if (world == nullptr) std::this_thread::sleep_for(Seconds(ranks_.turn()));
+    told_ = true;
+    if (world == nullptr ? !is_heard(error) : world->abort(error)) {
+      print_error_(world == nullptr ? error : lone_error(world->rank(), error));
+      flush_output();
+      ranks_.end_all(code, status);
+    }
+    int final_code = code;
+    try {
+      if (world != nullptr) world->progress();
+    } catch (const Error& first) {
+      final_code = static_cast<int>(first.code());
+    }
+    ranks_.await_printer();
+    end_process(final_code);
+  }
+
+  // Whether it has come from another rank, which prints it.
+  bool is_heard(const Error& error) const { return error.place() != nullptr && error.place()->rank != heart_.rank(); }
+
+ private:
+  // This rank's own thread hangs.
+  [[noreturn]] void end_stuck() {
+    std::this_thread::sleep_for(Seconds(ranks_.turn()) + (phase_ == Phase::kJob ? kPeersFirst : Seconds(0.0)));
+    const int stuck[] = {heart_.rank()};
+    Error error = silent_error(RankNames(), stuck, seconds_);
+    if (phase_ == Phase::kStart) {
+      error = Error(ErrorCode::kPeer, fmt::format("{} did not start within {:g} s", ranks_.name(), seconds_),
+                    "a rank has not come", "Check that all ranks run the same command, and that their hosts answer.");
+    } else if (phase_ == Phase::kEnd) {
+      error = Error(ErrorCode::kPeer, fmt::format("{} did not end within {:g} s", ranks_.name(), seconds_),
+                    "a rank was stopped or lost when the job was done and its files were complete",
+                    "See whether all hosts answer.");
+    }
+    end_with(error, print_error_);
+  }
+
+  // A failure has not ended this process.
+  [[noreturn]] void end_late(const Error& error) {
+    if (!told_ && !is_heard(error)) end_with(error, print_error_);
+    end_process(static_cast<int>(error.code()));
+  }
+
+  ProcessRanks& ranks_;
+  const double seconds_;
+  const std::function<void(const Error&)>& print_error_;
+  std::atomic<Phase> phase_{Phase::kStart};
+  std::atomic<bool> told_{false};  // that it failed: the ranks agree on who prints
+  Heart heart_;
+  Watch watch_;
+  PulseScope scope_;
+};
+
+// The highest code of all ranks.
+int meet_to_end(Transport& world, int code, const Deadline& deadline) {
+  for (const std::string& theirs : world.all_gather(std::to_string(code), deadline)) {
+    code = std::max(code, std::atoi(theirs.c_str()));
+  }
+  return code;
+}
+
+}  // namespace
+
+int run_process_world(ProcessRanks& ranks, const WorldRequest& request, const Error* refusal,
+                      const std::function<int(Transport&)>& rank_main,
+                      const std::function<void(const Error&)>& print_error) {
+  Program program(ranks, request.timeout, print_error);
+  moment("init");
+  ranks.start();
+  int code = 0;
+  std::unique_ptr<Transport> world;
+  try {
+    moment("bootstrap");
+    ProcessRanks::Joined joined = ranks.join(request, [&program](const Error& error) { program.hear(error); });
+    world = std::move(joined.world);
+    program.heart().start(std::move(joined.signs), std::move(joined.hosts));
+    program.enter(Program::Phase::kJob);
+    if (request.pace > 0.0) world = make_paced_transport(std::move(world), request.pace);
+    try {
+      agree(*world, refusal, Patience(request.timeout).for_peer());
+      if (refusal == nullptr && request.compare) request.compare(*world);
+      DeviceWorld device;
+      if (refusal == nullptr) device = make_device_world(*world, request);
+      Transport& chosen = device.transport ? *device.transport : *world;
+      if (refusal == nullptr && request.chosen) request.chosen(chosen.name(), device.reason);
+      code = rank_main(chosen);
+    } catch (const AgreedError& error) {
+      if (world->rank() == 0) print_error(error);
+      flush_output();
+      code = static_cast<int>(error.code());
+    }
+    moment("last-meeting");
+    code = meet_to_end(*world, code, Patience(request.timeout).for_peer());
+    moment("parting");
+    program.heart().part();
+    // A rank that was stopped until the others gave it up must not go on to leave in order.
+    world->progress();
+  } catch (...) {
+    const Error error = as_error(std::current_exception());
+    // Where the ranks did not come together, this one has more to say than that.
+    program.end_alone(world.get(),
+                      world == nullptr && refusal != nullptr && !program.is_heard(error) ? *refusal : error);
+  }
+  program.enter(Program::Phase::kEnd);
+  moment("exit");
+  world.reset();
+  ranks.leave();
+  return code;
+}
+
+}  // namespace ringattn

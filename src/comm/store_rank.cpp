@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/store_rank.hpp"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <optional>
+#include <string_view>
+
+#include "base/environment.hpp"
+#include "base/error.hpp"
+
+namespace ringattn {
+
+namespace {
+
+constexpr const char* kStore = "RINGATTN_STORE";
+
+// A variable that is set to nothing is not set.
+std::optional<std::string> value_of(const char* name) {
+  std::optional<std::string> value = environment_value(name);
+  return value && value->empty() ? std::nullopt : value;
+}
+
+// The variables of one launcher.
+struct RankRow {
+  const char* rank;
+  const char* ranks;
+};
+
+// The first whose rank is set counts: a launcher inside another's job sets its own beside those.
+constexpr RankRow kTable[] = {
+    {"RANK", "WORLD_SIZE"},                            // torchrun, and by hand
+    {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},  // an mpirun that only starts processes
+    {"PMI_RANK", "PMI_SIZE"},                          // the same
+    {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS"},          // srun
+    {"SLURM_PROCID", "SLURM_NTASKS"},
+};
+
+int number_of(const char* name, const std::string& text, int least, int most) {
+  int number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc{} || end != text.data() + text.size() || number < least || number > most) {
+    fail(ErrorCode::kUsage, fmt::format("{} is \"{}\"", name, text),
+         fmt::format("it takes a whole number from {} to {}", least, most), "Check what starts the ranks.");
+  }
+  return number;
+}
+
+const RankRow& find_row() {
+  const RankRow* half = nullptr;
+  for (const RankRow& row : kTable) {
+    if (value_of(row.rank) && value_of(row.ranks)) return row;
+    if (half == nullptr && value_of(row.rank)) half = &row;
+  }
+  fail(ErrorCode::kUsage, fmt::format("{} is set, and {}", kStore, half == nullptr ? "no rank is" : "no world size is"),
+       half == nullptr ? std::string("neither RANK nor SLURM_PROCID says which rank this process is")
+                       : fmt::format("{} is, and {} is not", half->rank, half->ranks),
+       "Start the ranks with torchrun or srun, or set RANK and WORLD_SIZE for each.");
+}
+
+std::string job_name() {
+  if (auto job = value_of("RINGATTN_JOB")) return *job;
+  std::string job;
+  if (const auto torchrun = value_of("TORCHELASTIC_RUN_ID")) {
+    job = fmt::format("torchrun {}", *torchrun);
+  } else if (const auto slurm = value_of("SLURM_JOB_ID")) {
+    job = fmt::format("Slurm {}.{}", *slurm, value_of("SLURM_STEP_ID").value_or("batch"));
+  }
+  return job.substr(0, kLongestJob);
+}
+
+}  // namespace
+
+bool store_asked_for() { return value_of(kStore).has_value(); }
+
+StoreRank store_rank() {
+  StoreRank mine;
+  const std::string store = value_of(kStore).value_or("");
+  const std::optional<StoreAddress> address = parse_store_address(store);
+  if (!address) {
+    fail(ErrorCode::kUsage, fmt::format("{} is \"{}\"", kStore, store), "it takes HOST:PORT, of rank 0's host",
+         "Give it such an address, with a port that nothing else uses.");
+  }
+  mine.address = *address;
+  const RankRow& row = find_row();
+  mine.size = number_of(row.ranks, *value_of(row.ranks), 1, kMostStoreRanks);
+  mine.rank = number_of(row.rank, *value_of(row.rank), 0, mine.size - 1);
+  mine.job = job_name();
+  return mine;
+}
+
+}  // namespace ringattn

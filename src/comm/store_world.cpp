@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/store_world.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include "base/end_process.hpp"
+#include "comm/process_world.hpp"
+#include "comm/store_rank.hpp"
+#include "comm/tcp/store.hpp"
+#include "comm/tcp/tcp_parts.hpp"
+
+namespace ringattn {
+
+namespace {
+
+// How long the rank that prints may take; it ends when it has.
+constexpr double kPrinterSeconds = 4.0;
+// The same where the ranks were not connected yet.
+constexpr std::chrono::milliseconds kStorePrints{300};
+// A rank that can't begin says so by itself where the others don't come to hear it.
+constexpr double kRefusalSeconds = 10.0;
+
+class TcpSigns final : public Signs {
+ public:
+  explicit TcpSigns(std::shared_ptr<TcpFamily> family) : family_(std::move(family)) {}
+
+  void hear(const std::function<void(int, Sign)>& heard) override {
+    for (int peer = 0; peer < family_->size(); ++peer) {
+      for (const char sign : family_->take_signs(peer)) heard(peer, static_cast<Sign>(sign));
+    }
+  }
+  bool tell(int peer, Sign sign) override { return family_->send_sign(peer, static_cast<char>(sign)); }
+  void give_up(const Error& failure) override { family_->give_up(failure); }
+
+ private:
+  const std::shared_ptr<TcpFamily> family_;
+};
+
+class StoreRanks final : public ProcessRanks {
+ public:
+  explicit StoreRanks(StoreRank mine) : mine_(std::move(mine)) {}
+
+  int rank() const override { return mine_.rank; }
+  std::string name() const override { return "the store's world"; }
+  double start_grace() const override { return 0.0; }
+
+  void start() override {}
+
+  Joined join(const WorldRequest& request, std::function<void(const Error&)> failing) override {
+    const std::unique_ptr<Store> store =
+        make_store({mine_.address, mine_.rank, mine_.size, mine_.job, request.timeout});
+    TcpOptions options;
+    options.setup_seconds = request.timeout;
+    options.address = store->own_address();
+    TcpWorld made = make_tcp_world(*store, options);
+    family_ = made.family;
+    family_->set_hearing(std::move(failing));
+    return {std::move(made.transport), std::make_unique<TcpSigns>(family_), store->hosts()};
+  }
+
+  void leave() override { family_.reset(); }
+
+  // Nobody could end this rank before its turn, and what rank 0 has found out the others have been told.
+  double turn() const override { return 0.0; }
+  // The others have been told, and end by themselves.
+  void end_all(int code, int) override { end_process(code); }
+  // A launcher may end all ranks when the first one leaves.
+  void await_printer() override {
+    if (family_ == nullptr) {
+      std::this_thread::sleep_for(kStorePrints);
+    } else {
+      family_->await_printer(kPrinterSeconds);
+    }
+  }
+
+ private:
+  const StoreRank mine_;
+  std::shared_ptr<TcpFamily> family_;
+};
+
+}  // namespace
+
+int run_store_world(const WorldRequest& request, const Error* refusal, const std::function<int(Transport&)>& rank_main,
+                    const std::function<void(const Error&)>& print_error) {
+  StoreRanks ranks(store_rank());
+  WorldRequest mine = request;
+  if (refusal != nullptr) mine.timeout = std::min(mine.timeout, kRefusalSeconds);
+  return run_process_world(ranks, mine, refusal, rank_main, print_error);
+}
+
+}  // namespace ringattn

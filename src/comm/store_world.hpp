@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+// The store's half of comm/world.cpp: ranks that come together at RINGATTN_STORE.
+#pragma once
+
+#include <functional>
+
+#include "comm/world.hpp"
+
+namespace ringattn {
+
+// As run_process_world(). Throws kUsage where the environment doesn't say which rank this is.
+int run_store_world(const WorldRequest& request, const Error* refusal, const std::function<int(Transport&)>& rank_main,
+                    const std::function<void(const Error&)>& print_error);
+
+}  // namespace ringattn

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+// Inside transport `tcp`: an exchange on its way.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "comm/exchange.hpp"
+
+namespace ringattn {
+
+// How far a message has come: its spans as what system calls take.
+class SpanWalk {
+ public:
+  // Of the spans from here on, at most `most_bytes` of them: how many elements of `pieces` they fill.
+  template <typename Span>
+  std::size_t pieces(const std::vector<Span>& spans, std::span<iovec> pieces, std::size_t most_bytes) const {
+    std::size_t count = 0;
+    std::size_t offset = offset_;
+    for (std::size_t i = span_; i < spans.size() && count < pieces.size() && most_bytes > 0; ++i) {
+      const std::size_t bytes = std::min(spans[i].bytes - offset, most_bytes);
+      // Sending reads only; the system's struct serves both directions.
+      if (bytes > 0) pieces[count++] = {const_cast<std::byte*>(spans[i].data) + offset, bytes};
+      most_bytes -= bytes;
+      offset = 0;
+    }
+    return count;
+  }
+
+  template <typename Span>
+  void advance(const std::vector<Span>& spans, std::size_t bytes) {
+    while (bytes > 0) {
+      const std::size_t left = spans[span_].bytes - offset_;
+      const std::size_t step = std::min(left, bytes);
+      bytes -= step;
+      offset_ += step;
+      if (step == left) {
+        ++span_;
+        offset_ = 0;
+      }
+    }
+  }
+
+ private:
+  std::size_t span_ = 0;
+  std::size_t offset_ = 0;
+};
+
+// An exchange that this rank has posted. Guarded by the mutex of its family.
+struct TcpFlight {
+  struct Send {
+    bool ready = false;  // the receiver has posted its side
+    bool started = false;
+    bool done = false;
+    SpanWalk walk;
+    std::size_t left = 0;  // bytes
+  };
+  struct Receive {
+    bool done = false;
+    SpanWalk walk;
+    std::size_t left = 0;  // bytes
+  };
+
+  TcpFlight(Exchange posted, std::uint64_t in_world, Ticket number)
+      : exchange(std::move(posted)),
+        world(in_world),
+        ticket(number),
+        gate(exchange.receives),
+        sends(exchange.sends.size()),
+        receives(exchange.receives.size()),
+        open(sends.size() + receives.size()) {
+    for (std::size_t i = 0; i < sends.size(); ++i) sends[i].left = message_bytes(exchange.sends[i]);
+    for (std::size_t i = 0; i < receives.size(); ++i) receives[i].left = message_bytes(exchange.receives[i]);
+  }
+
+  const Exchange exchange;
+  const std::uint64_t world;
+  const Ticket ticket;
+  RoundGate gate;
+  std::vector<Send> sends;        // as exchange.sends
+  std::vector<Receive> receives;  // as exchange.receives
+  std::size_t open;               // messages not done yet, either way
+  bool withdrawn = false;         // its spans may be gone
+  std::optional<int> misfit{};    // a peer whose side has other spans, or lacks a message
+};
+
+// The message of `messages` with that peer and round; their number where there is none.
+template <typename Message>
+std::size_t find_message(const std::vector<Message>& messages, int peer, int round) {
+  auto found = std::lower_bound(messages.begin(), messages.end(), round,
+                                [](const Message& message, int value) { return message.round < value; });
+  while (found != messages.end() && found->round == round && found->peer != peer) ++found;
+  if (found != messages.end() && found->round != round) found = messages.end();
+  return static_cast<std::size_t>(found - messages.begin());
+}
+
+// A number of the sizes of a message's spans, equal on both sides that fit.
+template <typename Message>
+std::uint32_t span_shape(const Message& message) {
+  std::uint64_t hash = 0xCBF29CE484222325U;  // FNV-1a
+  for (const auto& span : message.spans) {
+    if (span.bytes > 0) hash = (hash ^ span.bytes) * 0x100000001B3U;
+  }
+  return static_cast<std::uint32_t>(hash ^ hash >> 32);
+}
+
+}  // namespace ringattn

@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/tcp/tcp.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <exception>
+#include <utility>
+
+#include "base/moment.hpp"
+#include "base/pulse.hpp"
+#include "comm/exchange.hpp"
+#include "comm/meeting.hpp"
+#include "comm/tcp/tcp_parts.hpp"
+
+namespace ringattn {
+
+namespace {
+
+class TcpTransport final : public Transport {
+ public:
+  TcpTransport(std::shared_ptr<TcpFamily> family, int size, std::uint64_t world, Route route)
+      : family_(std::move(family)), size_(size), world_(world), route_(route) {
+    const std::lock_guard lock(family_->mutex);
+    state_ = family_->open_world(world_);
+  }
+
+  ~TcpTransport() override {
+    abandon();
+    const std::lock_guard lock(family_->mutex);
+    family_->close_world(world_);
+  }
+
+  int rank() const override { return family_->rank(); }
+  int size() const override { return size_; }
+  std::string_view name() const override { return "tcp"; }
+  MemoryKind memory() const override { return MemoryKind::kHost; }
+  Route route() const override { return route_; }
+
+  std::vector<std::string> all_gather(std::string_view bytes, const Deadline& deadline) override {
+    return meet("all-gather", bytes, deadline);
+  }
+  void barrier(const Deadline& deadline) override { meet("barrier", {}, deadline); }
+
+  Ticket post(Exchange exchange, Stream) override {
+    check_exchange(exchange, rank(), size_);
+    const std::lock_guard lock(family_->mutex);
+    family_->check_alive_locked();
+    const Ticket ticket = next_ticket();
+    if (broken_) {
+      fail(ErrorCode::kInternal, fmt::format("rank {} can't post {}", rank(), exchange_name(exchange, ticket)),
+           "it has given up earlier exchanges", "Abort the world after a failure.");
+    }
+    const auto flight = std::make_shared<TcpFlight>(std::move(exchange), world_, ticket);
+    // What receivers have said before. Entries of one ticket lie together.
+    for (auto at = state_->ready.lower_bound({ticket, 0, 0});
+         at != state_->ready.end() && std::get<0>(at->first) == ticket; at = state_->ready.erase(at)) {
+      TcpFamily::take_ready(*state_, *flight, std::get<1>(at->first), std::get<2>(at->first), at->second);
+    }
+    state_->flights.push_back(flight);
+    for (std::size_t i = 0; i < flight->receives.size(); ++i) {
+      const ReceiveMessage& message = flight->exchange.receives[i];
+      FrameHead head;
+      head.kind = FrameKind::kReady;
+      head.world = world_;
+      head.number = ticket;
+      head.total = flight->receives[i].left;
+      head.shape = span_shape(message);
+      head.round = message.round;
+      family_->send(message.peer, head);
+    }
+    family_->start_sends(flight);
+    return ticket;
+  }
+
+  void wait(Ticket ticket, Stream, const Deadline& deadline) override {
+    try {
+      std::unique_lock lock(family_->mutex);
+      family_->check_alive_locked();
+      check_ticket(ticket, state_->waited, next_ticket());
+      const std::shared_ptr<TcpFlight> flight = state_->flights.front();
+      if (!family_->wait(lock, deadline, [&] { return flight->open == 0 || state_->misfit; })) {
+        fail_late(exchange_name(flight->exchange, ticket), deadline, family_->names(), rank(), awaited(*flight));
+      }
+      check_fit();
+      state_->flights.pop_front();
+      ++state_->waited;
+    } catch (...) {
+      note_failure();
+      abandon();
+      give_up(as_error(std::current_exception()));
+      throw;
+    }
+  }
+
+  void progress() override {
+    beat();
+    family_->check_alive();
+    if (!state_->misfit) return;
+    const std::lock_guard lock(family_->mutex);
+    check_fit();
+  }
+
+  bool finished(Ticket ticket) override {
+    const std::lock_guard lock(family_->mutex);
+    const auto index = static_cast<std::size_t>(ticket - state_->waited);
+    return ticket >= state_->waited && index < state_->flights.size() && state_->flights[index]->open == 0;
+  }
+
+  // With the mutex held nobody reads or writes spans, and of what is withdrawn nobody does again.
+  void abandon() noexcept override {
+    const std::lock_guard lock(family_->mutex);
+    if (state_->flights.empty()) return;
+    broken_ = true;
+    for (const auto& flight : state_->flights) flight->withdrawn = true;
+    state_->waited = next_ticket();
+    state_->flights.clear();
+  }
+
+  std::unique_ptr<Transport> split(int size, const Deadline& deadline) override {
+    check_split(size, size_);
+    moment("split");
+    const std::string mine = std::to_string(size) + ' ';
+    std::string number;
+    if (rank() == 0) {
+      const std::lock_guard lock(family_->mutex);
+      number = std::to_string(family_->new_world());
+    }
+    const std::vector<std::string> all = meet("split", mine + number, deadline);
+    for (const std::string& theirs : all) {
+      if (!theirs.starts_with(mine)) {
+        fail(ErrorCode::kInternal, fmt::format("rank {} can't split the world to {} ranks", rank(), size),
+             fmt::format("another rank splits it to {}", theirs.substr(0, theirs.find(' '))),
+             "This is a bug in the caller.");
+      }
+    }
+    if (rank() >= size) return nullptr;
+    std::uint64_t world = 0;
+    const std::string_view given = std::string_view(all[0]).substr(mine.size());
+    std::from_chars(given.data(), given.data() + given.size(), world);
+    return std::make_unique<TcpTransport>(family_, size, world, route_);
+  }
+
+  bool abort(const Error& error) override {
+    abandon();
+    return family_->abort(error);
+  }
+
+ private:
+  Ticket next_ticket() const { return state_->waited + static_cast<Ticket>(state_->flights.size()); }
+
+  // With the mutex held: throws where a receiver's side of an exchange is another one than this rank's.
+  void check_fit() const {
+    for (std::size_t i = 0; state_->misfit && i < state_->flights.size(); ++i) {
+      const TcpFlight& flight = *state_->flights[i];
+      if (!flight.misfit) continue;
+      fail(ErrorCode::kInternal,
+           fmt::format("the two sides of {} don't fit", exchange_name(flight.exchange, flight.ticket)),
+           fmt::format("{} wants other spans of {} than it sends", family_->names().name(*flight.misfit),
+                       family_->names().name(rank())),
+           "This is a bug in the plan.");
+    }
+  }
+
+  // A wait has failed. Whoever handles that may meet the others first (comm/meeting.hpp), which must not take a
+  // deadline more.
+  void give_up(const Error& error) {
+    if (error.code() == ErrorCode::kPeer) family_->give_up(error);
+  }
+
+  // Everybody sends to everybody: a rank whose deadline passes then knows exactly who has not come.
+  std::vector<std::string> meet(std::string_view what, std::string_view bytes, const Deadline& deadline) {
+    if (bytes.size() > kMostGathered) {
+      fail(ErrorCode::kInternal, fmt::format("rank {} gathers {} bytes", rank(), bytes.size()),
+           fmt::format("a meeting takes {} at most", kMostGathered));
+    }
+    try {
+      return take_part(what, bytes, deadline);
+    } catch (const Error& error) {
+      give_up(error);
+      throw;
+    }
+  }
+
+  std::vector<std::string> take_part(std::string_view what, std::string_view bytes, const Deadline& deadline) {
+    std::unique_lock lock(family_->mutex);
+    family_->check_alive_locked();
+    const std::int64_t number = meetings_++;
+    FrameHead head;
+    head.kind = FrameKind::kGather;
+    head.world = world_;
+    head.number = number;
+    for (int i = 1; i < size_; ++i) family_->send((rank() + i) % size_, head, bytes);
+    TcpWorldState::Gathering& meeting = state_->meetings[number];
+    meeting.parts.resize(static_cast<std::size_t>(family_->size()));
+    meeting.parts[static_cast<std::size_t>(rank())] = bytes;
+    ++meeting.came;
+    if (!family_->wait(lock, deadline, [&] { return meeting.came == size_; })) {
+      std::vector<int> missing;
+      for (int peer = 0; peer < size_; ++peer) {
+        if (!meeting.parts[static_cast<std::size_t>(peer)]) missing.push_back(peer);
+      }
+      fail_late(what, deadline, family_->names(), rank(), missing);
+    }
+    std::vector<std::string> all;
+    for (int peer = 0; peer < size_; ++peer) all.push_back(std::move(*meeting.parts[static_cast<std::size_t>(peer)]));
+    state_->meetings.erase(number);
+    return all;
+  }
+
+  static std::vector<int> awaited(const TcpFlight& flight) {
+    std::vector<int> peers;
+    for (std::size_t i = 0; i < flight.receives.size(); ++i) {
+      if (!flight.receives[i].done) peers.push_back(flight.exchange.receives[i].peer);
+    }
+    for (std::size_t i = 0; i < flight.sends.size(); ++i) {
+      // A send held back by this rank's own receives is nobody else's fault.
+      const SendMessage& message = flight.exchange.sends[i];
+      if (!flight.sends[i].done && flight.gate.may_send(message.round)) peers.push_back(message.peer);
+    }
+    std::ranges::sort(peers);
+    peers.erase(std::unique(peers.begin(), peers.end()), peers.end());
+    return peers;
+  }
+
+  const std::shared_ptr<TcpFamily> family_;
+  const int size_;
+  const std::uint64_t world_;
+  const Route route_;
+  std::shared_ptr<TcpWorldState> state_;
+  std::int64_t meetings_ = 0;
+  bool broken_ = false;  // gave up exchanges
+};
+
+}  // namespace
+
+TcpWorld make_tcp_world(Bootstrap& bootstrap, const TcpOptions& options) {
+  const Patience patience(options.setup_seconds);
+  Mesh mesh = connect_mesh(bootstrap, options.address, patience);
+  TcpWorld world;
+  Meeting(bootstrap, patience).together([&] {
+    world.family = std::make_shared<TcpFamily>(bootstrap.rank(), std::move(mesh));
+    world.transport = std::make_unique<TcpTransport>(world.family, bootstrap.size(), 0, options.route);
+  });
+  return world;
+}
+
+std::unique_ptr<Transport> make_tcp_transport(Bootstrap& bootstrap, const TcpOptions& options) {
+  return make_tcp_world(bootstrap, options).transport;
+}
+
+}  // namespace ringattn

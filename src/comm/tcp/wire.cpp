@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/tcp/wire.hpp"
+
+#include <algorithm>
+#include <cerrno>
+
+namespace ringattn {
+
+namespace {
+
+constexpr char kMagic[8] = {'r', 'i', 'n', 'g', 'a', 't', 't', 'n'};
+constexpr std::uint32_t kVersion = 1;
+
+bool would_block() { return errno == EAGAIN || errno == EWOULDBLOCK; }
+
+}  // namespace
+
+Wire::Head Wire::head_of(WireKind kind, std::size_t bytes) {
+  Head head{};
+  std::memcpy(head.magic, kMagic, sizeof kMagic);
+  head.version = kVersion;
+  head.kind = static_cast<std::uint32_t>(kind);
+  head.bytes = bytes;
+  return head;
+}
+
+void Wire::send(WireKind kind, std::string_view body) {
+  outgoing_.erase(0, sent_);
+  sent_ = 0;
+  outgoing_ += bytes_of(head_of(kind, body.size()));
+  outgoing_ += body;
+}
+
+bool Wire::move(std::size_t most_bytes) {
+  const bool sends = send_some();
+  // Who has closed the connection may have said why before.
+  const bool receives = receive_some(most_bytes);
+  return complete_ || (sends && receives);
+}
+
+bool Wire::send_some() {
+  while (!all_sent()) {
+    const ssize_t count = uninterrupted(
+        [this] { return ::send(socket_.get(), outgoing_.data() + sent_, outgoing_.size() - sent_, MSG_NOSIGNAL); });
+    if (count < 0) return would_block();
+    sent_ += static_cast<std::size_t>(count);
+  }
+  return true;
+}
+
+bool Wire::receive_some(std::size_t most_bytes) {
+  while (!complete_) {
+    std::size_t wanted = sizeof(Head);
+    if (incoming_.size() >= sizeof(Head)) {
+      Head head;
+      std::memcpy(&head, incoming_.data(), sizeof head);
+      const bool known = head.kind >= static_cast<std::uint32_t>(WireKind::kHello) &&
+                         head.kind <= static_cast<std::uint32_t>(WireKind::kPeer);
+      if (!known || head.version != kVersion || head.bytes > most_bytes) {
+        foreign_ = true;
+        return false;
+      }
+      wanted += head.bytes;
+      if (incoming_.size() == wanted) {
+        complete_ = true;
+        return true;
+      }
+    }
+    constexpr std::size_t kPiece = 65536;  // memory is taken for what comes, not for what a head says
+    const std::size_t before = incoming_.size();
+    incoming_.resize(before + std::min(kPiece, wanted - before));
+    const ssize_t count =
+        uninterrupted([&] { return ::recv(socket_.get(), incoming_.data() + before, incoming_.size() - before, 0); });
+    const int error = errno;
+    incoming_.resize(before + static_cast<std::size_t>(std::max<ssize_t>(count, 0)));
+    errno = error;
+    if (count == 0) return false;
+    if (count < 0) return would_block();
+    // Strangers are told by their first bytes.
+    if (std::memcmp(incoming_.data(), kMagic, std::min(incoming_.size(), sizeof kMagic)) != 0) {
+      foreign_ = true;
+      return false;
+    }
+  }
+  return true;
+}
+
+std::optional<WireFrame> Wire::take() {
+  if (!complete_) return std::nullopt;
+  Head head;
+  std::memcpy(&head, incoming_.data(), sizeof head);
+  WireFrame frame{static_cast<WireKind>(head.kind), incoming_.substr(sizeof head)};
+  incoming_.clear();
+  complete_ = false;
+  return frame;
+}
+
+}  // namespace ringattn

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// fp32 factors of products as two 16-bit parts, and pairs of 16-bit elements as fp32.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/device/ptx.cuh"
+
+namespace ringattn::cuda {
+
+// Two fp32 numbers as two pairs of bf16, whose sums they are but for 2^−17.
+__device__ __forceinline__ void split(float first, float second, std::uint32_t& hi, std::uint32_t& lo) {
+  hi = Products<__nv_bfloat16>::pack(first, second);
+  lo = Products<__nv_bfloat16>::pack(__fsub_rn(first, __uint_as_float(hi << 16)),
+                                     __fsub_rn(second, __uint_as_float(hi & 0xffff0000U)));
+}
+
+__device__ __forceinline__ float2 unpack(std::uint32_t pair, __nv_bfloat16 /*type*/) {
+  return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000U)};
+}
+__device__ __forceinline__ float2 unpack(std::uint32_t pair, __half /*type*/) {
+  return __half22float2(*reinterpret_cast<const __half2*>(&pair));
+}
+
+}  // namespace ringattn::cuda

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the scans' kernels share on the device: where a segment lies, elements of tensors, dt, decays and the end of a
+// row.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/device/ptx.cuh"
+#include "kernels/cuda/scan/scan_params.hpp"
+
+namespace ringattn::cuda {
+
+inline constexpr float kScanLog2E = 1.44269504F;
+inline constexpr float kLeastLog = -150.0F;  // of one token (kernels/scan.hpp)
+
+// A segment of one of a launch's runs.
+struct SegmentPlace {
+  std::int64_t index;          // of all segments of the task
+  std::int64_t super_segment;  // of all of the task
+  std::int64_t row;
+  int tokens;
+};
+
+// The run that has the nth of the launch's segments, or super-segments.
+template <std::int64_t RunEntry::*kFirst>
+__device__ __forceinline__ int run_of(const ScanParams& p, std::int64_t index) {
+  int low = 0;
+  int high = p.run_count;
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    if (p.runs[middle].*kFirst <= index) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+__device__ __forceinline__ SegmentPlace segment_place(const ScanParams& p, std::int64_t nth) {
+  const std::int64_t index = p.runs[0].segment + nth;
+  const RunEntry& run = p.runs[run_of<&RunEntry::segment>(p, index)];
+  const std::int64_t in_run = index - run.segment;
+  const std::int64_t left = run.tokens - in_run * kSegmentTokens;
+  return {index, run.super_segment + in_run / kSegmentsOfSuper, run.row + in_run * kSegmentTokens,
+          static_cast<int>(left < kSegmentTokens ? left : kSegmentTokens)};
+}
+
+__device__ __forceinline__ float to_float(float value) { return value; }
+__device__ __forceinline__ float to_float(__nv_bfloat16 value) { return __bfloat162float(value); }
+__device__ __forceinline__ float to_float(__half value) { return __half2float(value); }
+
+template <class Element>
+__device__ __forceinline__ Element from_float(float value);
+template <>
+__device__ __forceinline__ float from_float<float>(float value) {
+  return value;
+}
+template <>
+__device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float value) {
+  return __float2bfloat16_rn(value);
+}
+template <>
+__device__ __forceinline__ __half from_float<__half>(float value) {
+  return __float2half_rn(value);
+}
+
+template <class Element>
+__device__ __forceinline__ const Element* element_at(const ScanTensor& tensor, std::int64_t row, int head) {
+  return static_cast<const Element*>(tensor.data) + row * tensor.token_stride + head * tensor.head_stride;
+}
+
+// log(1 + e^v); NaN stays NaN.
+__device__ __forceinline__ float softplus(float v) { return __fadd_rn(v < 0.0F ? 0.0F : v, log1pf(expf(-fabsf(v)))); }
+
+// dt as it enters the recurrence.
+__device__ __forceinline__ float make_dt(float dt, const float* bias, int head, bool with_softplus, float least,
+                                         float most) {
+  if (bias != nullptr) dt = __fadd_rn(dt, bias[head]);
+  if (with_softplus) dt = softplus(dt);
+  if (dt < least) dt = least;  // NaN stays NaN
+  if (dt > most) dt = most;
+  return dt;
+}
+
+// v / (1 + exp(−v))
+__device__ __forceinline__ float silu(float v) {
+  const float power = exp2_approx(__fmul_rn(v, -kScanLog2E));
+  return __fmul_rn(v, reciprocal_approx(__fadd_rn(power, 1.0F)));
+}
+
+}  // namespace ringattn::cuda

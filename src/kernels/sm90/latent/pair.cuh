@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// Decoding over latents by pairs of CTAs. A cluster of two takes units, each a group of 64 key tiles for 64 rows
+// (decode/units.cuh). Each CTA has half of the outputs' columns, and scores every second tile for both (pair_map.cuh).
+// A warpgroup scores (pair_score.cuh), a warpgroup has the outputs (pair_outputs.cuh), and a warp fetches
+// (pair_fetch.cuh). So each column's chain of additions goes through the tiles in order, while the tensor cores of both
+// CTAs have the scores of one tile and the outputs of another one to do.
+#pragma once
+
+#include "kernels/sm90/latent/pair_fetch.cuh"
+#include "kernels/sm90/latent/pair_outputs.cuh"
+#include "kernels/sm90/latent/pair_score.cuh"
+
+namespace ringattn::sm90 {
+
+template <class C>
+__global__ void __launch_bounds__(kLatentThreads, 1) pair_kernel(const __grid_constant__ DecodeParams params) {
+  const std::uint32_t rank = rank_in_cluster();
+  const PairMap map{in_cta(kReservedBytes, rank), rank};
+  if (threadIdx.x == 0) init_pair_barriers(map);
+  __syncthreads();
+  cluster_sync();
+  // Whoever folds goes through the units that the fetching warp tells of.
+  const auto each_note = [&](auto& worker) {
+#pragma unroll 1
+    for (std::uint32_t n = 0;; ++n) {
+      const PairTurn turn = PairTurn::of_unit(n);
+      barrier_wait(map.note_full(turn.place), turn.parity);
+      const DecodeUnit unit = map.note(turn.place).read();
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) barrier_arrive(map.note_empty(turn.place));
+      if (unit.begin == PairNote::kNoMore) break;
+      worker.take(unit);
+    }
+  };
+  if (threadIdx.x < kWarpgroup) {
+    take_registers<240>();
+    PairScorer<C> scorer(params, map);
+    each_note(scorer);
+    scorer.await_last();
+  } else if (threadIdx.x < 2 * kWarpgroup) {
+    take_registers<216>();
+    PairOutputs<C> outputs(params, map);
+    each_note(outputs);
+  } else {
+    give_registers<48>();
+    if (threadIdx.x / 32 == 2 * kWarpgroup / 32) {
+      PairFetcher<C>(params, map).run(static_cast<int>(blockIdx.x) / 2, static_cast<int>(gridDim.x) / 2);
+    }
+  }
+  // Nobody writes to a CTA that has gone: what the other one has sent has been waited for.
+  __syncwarp();
+  cluster_sync();
+}
+
+}  // namespace ringattn::sm90

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+// The warp of a pair's CTA that finds out about units, tells those who fold, and has the copy engine bring the tiles
+// that its CTA scores, a panel of one page at a time: one half of each for both CTAs. Boxes behind a sequence's last
+// key are left out, so nothing there is read, not even its page.
+#pragma once
+
+#include "kernels/sm90/latent/pair_map.cuh"
+#include "kernels/sm90/ptx/tma.cuh"
+
+namespace ringattn::sm90 {
+
+template <class C>
+class PairFetcher {
+ public:
+  __device__ __forceinline__ PairFetcher(const DecodeParams& p, const PairMap& map)
+      : p_(p),
+        map_(map),
+        lane_(thread_of_cta() % 32),
+        row_(lane_ % p.boxes * p.box_rows),
+        first_panel_(lane_ / p.boxes) {}
+
+  // Units first, first + step, …
+  __device__ __forceinline__ void run(int first, int step) {
+    const int units = count();
+#pragma unroll 1
+    for (int n = first; n < units; n += step) take(find_unit(n));
+    await_note();
+    if (lane_ == 0) map_.note(PairTurn::of_unit(notes_).place).write_end();
+    tell_note();
+  }
+
+ private:
+  struct Box {
+    int page;
+    int row;  // in the page; −1: no key of the sequence lies there
+  };
+
+  // A lane counts the units of some sequences that follow each other.
+  __device__ __forceinline__ int units_of(int sequence) const {
+    if (sequence >= p_.sequences) return 0;
+    return sequence_of<C>(p_, sequence).groups * p_.fold.kv_heads * p_.blocks;
+  }
+  // What the lanes before this one have.
+  __device__ __forceinline__ int before(int own) const {
+    int sum = own;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const int other = __shfl_up_sync(0xffffffffU, sum, step);
+      if (lane_ >= step) sum += other;
+    }
+    return sum - own;
+  }
+  // Returns how many units there are.
+  __device__ __forceinline__ int count() {
+    each_ = (p_.sequences + 31) / 32;
+    int own = 0;
+#pragma unroll 1
+    for (int i = 0; i < each_; ++i) own += units_of(lane_ * each_ + i);
+    before_ = before(own);
+    return __shfl_sync(0xffffffffU, before_ + own, 31);
+  }
+  __device__ __forceinline__ DecodeUnit find_unit(int number) const {
+    // The last lane with no more units before it, and of its sequences, of which each lane takes one, the same.
+    const int lane = __popc(__ballot_sync(0xffffffffU, before_ <= number)) - 1;
+    const int sequences_before = __shfl_sync(0xffffffffU, before_, lane);
+    static_assert(kMostLatentSequences <= 32 * 32);
+    const int own = lane_ < each_ ? units_of(lane * each_ + lane_) : 0;
+    const int first = sequences_before + before(own);
+    const int nth = __popc(__ballot_sync(0xffffffffU, lane_ < each_ && first <= number)) - 1;
+    return unit_in<C>(p_, lane * each_ + nth, __shfl_sync(0xffffffffU, first, nth), number);
+  }
+
+  __device__ __forceinline__ void await_note() const {
+    const PairTurn turn = PairTurn::of_unit(notes_);
+    barrier_wait(map_.note_empty(turn.place), turn.parity ^ 1U);
+  }
+  __device__ __forceinline__ void tell_note() {
+    __syncwarp();
+    if (lane_ == 0) barrier_arrive(map_.note_full(PairTurn::of_unit(notes_).place));
+    ++notes_;
+  }
+
+  __device__ __forceinline__ void take(const DecodeUnit& unit) {
+    const std::uint32_t first = tiles_;
+    tiles_ += static_cast<std::uint32_t>(unit.end - unit.begin);
+    const auto tile_at = [&](std::uint32_t number) { return unit.begin + static_cast<int>(number - first); };
+    std::uint32_t own = first + ((first ^ map_.rank) & 1U);
+    Box next = find(unit, tile_at(own));
+    await_note();
+    if (lane_ == 0) map_.note(PairTurn::of_unit(notes_).place).write(unit);
+    tell_note();
+#pragma unroll 1
+    for (; static_cast<int>(tiles_ - own) > 0; own += 2) {
+      const Box box = next;
+      next = find(unit, tile_at(own + 2));
+      if constexpr (C::kCalls) {
+        for_panels(next, [&](int panel) {
+          prefetch_page_box(&p_.k, panel * kPanelColumns, unit.kv_head, next.page, next.row);
+        });
+      }
+      fetch(unit.kv_head, own, box, unit.of.length - tile_at(own) * kLatentTile);
+    }
+  }
+
+  // This lane's box of a tile, the one that begins row_ keys behind the tile's first.
+  __device__ __forceinline__ Box find(const DecodeUnit& unit, int tile) const {
+    const int key = tile * kLatentTile + row_;
+    if (tile >= unit.end || key >= unit.of.length) return {0, -1};
+    const int here = key - unit.lag;
+    if (p_.pages == nullptr) return {unit.sequence, here};
+    return {__ldg(p_.pages + unit.sequence * p_.table_stride + (here >> p_.page_log)), here & ((1 << p_.page_log) - 1)};
+  }
+
+  // Calls visit(panel) for this lane's panels of its box.
+  template <class Visit>
+  __device__ __forceinline__ void for_panels(const Box& box, Visit visit) const {
+    if (box.row < 0) return;
+#pragma unroll 1
+    for (int panel = first_panel_; panel < kLatentDim / kPanelColumns; panel += 32 / p_.boxes) visit(panel);
+  }
+
+  // `left`: keys of the sequence from the tile's first one on.
+  __device__ __forceinline__ void fetch(int head, std::uint32_t tile, const Box& box, int left) const {
+    const PairTurn turn = PairTurn::of_tile(tile);
+    const std::uint32_t rank = map_.rank;
+    const int keys = left < kLatentTile ? left : kLatentTile;
+    const int rows = (keys + p_.box_rows - 1) / p_.box_rows * p_.box_rows;
+    barrier_wait(map_.empty(turn.place), turn.parity ^ 1U);
+    if (lane_ == 0) {
+      const std::uint32_t shared = map_.shared_full(rank, turn.place);
+      barrier_arrive_expect(map_.own_full(turn.place), kPairPanels * rows * kPanelRowBytes);
+      barrier_arrive_expect(shared, kPairPanels * rows * kPanelRowBytes);
+      barrier_arrive_expect_at(in_cta(shared, 1U - rank), kPairPanels * rows * kPanelRowBytes);
+      barrier_arrive_expect(map_.rope_full(turn.place), rows * kPanelRowBytes);
+    }
+    __syncwarp();
+    const auto down = static_cast<std::uint32_t>(row_ * kPanelRowBytes);
+    for_panels(box, [&](int panel) {
+      const auto in_half = static_cast<std::uint32_t>(panel % kPairPanels * PairMap::kPanelBytes) + down;
+      const int column = panel * kPanelColumns;
+      if (panel == 2 * kPairPanels) {
+        load_page_box(map_.rope(turn.place) + down, &p_.k, map_.rope_full(turn.place), column, head, box.page, box.row);
+      } else if (static_cast<std::uint32_t>(panel / kPairPanels) == rank) {
+        load_page_box(map_.own_half(turn.place) + in_half, &p_.k, map_.own_full(turn.place), column, head, box.page,
+                      box.row);
+      } else {
+        load_page_box_for(3, map_.shared_half(rank, turn.place) + in_half, &p_.k, map_.shared_full(rank, turn.place),
+                          column, head, box.page, box.row);
+      }
+    });
+    __syncwarp();
+  }
+
+  const DecodeParams& p_;
+  const PairMap& map_;
+  const int lane_;
+  const int row_;          // where in its tile this lane's box begins
+  const int first_panel_;  // of this lane's
+  int each_ = 0;           // sequences of a lane
+  int before_ = 0;         // units before them
+  std::uint32_t notes_ = 0;
+  std::uint32_t tiles_ = 0;  // of all units so far
+};
+
+}  // namespace ringattn::sm90

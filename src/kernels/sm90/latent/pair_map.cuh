@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+// What lies where in the shared memory of a CTA of a pair (pair.cuh). The two CTAs of a cluster, 0 and 1, have the
+// left and the right 256 columns of a unit's outputs. Tiles are scored in turn: CTA 0 scores those with even numbers.
+// The scorer of a tile needs all of it, as keys; the other CTA needs the half that is its own, as values.
+//
+//   from 0     [2][64 keys]  right halves of the tiles that CTA 0 scores, in both CTAs
+//   from 1     [2][64 keys]  left halves of the tiles that CTA 1 scores, in both CTAs
+//   own        [2][64 keys]  this CTA's half of the tiles that it scores
+//   rope       [2][64 keys]  the rotary keys of these tiles; once they have been scored, their probabilities
+//   weights    [2][64 rows]  probabilities of the tiles that the other CTA scores
+//   references [2][2][64]    r behind a tile: of those that this CTA scores, and of the other ones
+//   sums       [64 rows][4]  what the threads of a row have of l, behind the other CTA's last tile
+//   ends       [64 rows]     l of a unit's rows
+//   notes      [2]           what there is to know of a unit
+//   barriers
+//
+// What is brought for both CTAs lies at the same place in both. Of two copies, a CTA's tiles, or units, take turns.
+// Halves lie in panels of 64 columns, as in the fold.
+#pragma once
+
+#include "kernels/cuda/device/panels.hpp"
+#include "kernels/sm90/decode/units.cuh"
+#include "kernels/sm90/fold/shared_map.cuh"
+#include "kernels/sm90/latent/config.hpp"
+#include "kernels/sm90/ptx/cluster.cuh"
+#include "kernels/sm90/ptx/mbarrier.cuh"
+
+namespace ringattn::sm90 {
+
+inline constexpr int kPairPanels = kLatentDimV / kPanelColumns / 2;  // of a half
+inline constexpr int kPairColumns = kLatentDimV / 2;
+inline constexpr int kPairFolders = 2;  // warpgroups that fold: one scores, one has the outputs
+
+// What the fetching warp has found out about a unit, as numbers of 4 bytes.
+struct PairNote {
+  // A note of which `begin` is kNoMore says that there are no more units.
+  static constexpr int kNoMore = -1;
+  static constexpr int kBytes = 48;
+
+  std::uint32_t address;
+
+  __device__ __forceinline__ void write(const DecodeUnit& unit) const {
+    put(0, unit.begin);
+    put(1, unit.end);
+    put(2, unit.of.length);
+    put(3, unit.of.position);
+    put(4, unit.of.groups);
+    put(5, unit.sequence);
+    put(6, unit.kv_head);
+    put(7, unit.block);
+    put(8, unit.cache_group);
+  }
+  __device__ __forceinline__ void write_end() const { put(0, kNoMore); }
+  // All that those need who fold it.
+  __device__ __forceinline__ DecodeUnit read() const {
+    DecodeUnit unit{};
+    unit.begin = get(0);
+    unit.end = get(1);
+    unit.of.length = get(2);
+    unit.of.position = get(3);
+    unit.of.groups = get(4);
+    unit.sequence = get(5);
+    unit.kv_head = get(6);
+    unit.block = get(7);
+    unit.cache_group = get(8);
+    return unit;
+  }
+
+ private:
+  __device__ __forceinline__ void put(int field, int number) const {
+    store_number(address + static_cast<std::uint32_t>(4 * field), number);
+  }
+  __device__ __forceinline__ int get(int field) const {
+    return load_number(address + static_cast<std::uint32_t>(4 * field));
+  }
+};
+
+// Which of two copies a tile, or a unit, uses, and the parity of its turn. Tiles are counted over the life of the CTA;
+// of two tiles that follow each other, one is this CTA's.
+struct PairTurn {
+  std::uint32_t place, parity;
+
+  static __device__ __forceinline__ PairTurn of_tile(std::uint32_t tile) { return {tile >> 1 & 1U, tile >> 2 & 1U}; }
+  static __device__ __forceinline__ PairTurn of_unit(std::uint32_t unit) { return {unit & 1U, unit >> 1 & 1U}; }
+};
+
+struct PairMap {
+  // An address also says whose memory it is: copies and arrivals would reach the first CTA's else.
+  std::uint32_t base;
+  std::uint32_t rank;
+
+  static constexpr int kPanelBytes = cuda::panel_bytes(kLatentTile);
+  static constexpr int kHalfBytes = kPairPanels * kPanelBytes;
+  static constexpr int kOwnOffset = 4 * kHalfBytes;
+  static constexpr int kRopeOffset = 6 * kHalfBytes;
+  static constexpr int kWeightOffset = kRopeOffset + 2 * kPanelBytes;
+  static constexpr int kReferenceOffset = kWeightOffset + 2 * kPanelBytes;
+  static constexpr int kSumOffset = kReferenceOffset + 4 * kQueryTile * 4;
+  static constexpr int kEndOffset = kSumOffset + kQueryTile * 16;
+  static constexpr int kNoteOffset = kEndOffset + kQueryTile * 4;
+  static constexpr int kBarrierOffset = kNoteOffset + 2 * PairNote::kBytes;
+  static constexpr int kBarriers = 23;
+  static constexpr int kBytes = kBarrierOffset + kBarriers * kBarrierBytes;
+  static_assert(kBytes <= kMostSharedBytes && kPanelBytes % 1024 == 0 && kPanelBytes == kQueryTile * kPanelRowBytes);
+
+  // The half of a tile that goes to both CTAs, where `scorer` scores it: columns of the other CTA's.
+  __device__ std::uint32_t shared_half(std::uint32_t scorer, std::uint32_t place) const {
+    return at(0, 2 * scorer + place, kHalfBytes);
+  }
+  __device__ std::uint32_t own_half(std::uint32_t place) const { return at(kOwnOffset, place, kHalfBytes); }
+  // Of a tile that this CTA scores: the half with the left or the right columns.
+  __device__ std::uint32_t half(std::uint32_t which, std::uint32_t place) const {
+    return which == rank ? own_half(place) : shared_half(rank, place);
+  }
+  // Of any tile: this CTA's columns.
+  __device__ std::uint32_t values(bool own, std::uint32_t place) const {
+    return own ? own_half(place) : shared_half(1U - rank, place);
+  }
+  __device__ std::uint32_t rope(std::uint32_t place) const { return at(kRopeOffset, place, kPanelBytes); }
+  __device__ std::uint32_t weights(bool own, std::uint32_t place) const {
+    return own ? rope(place) : at(kWeightOffset, place, kPanelBytes);
+  }
+  __device__ std::uint32_t reference(bool own, std::uint32_t place, int row) const {
+    return at(kReferenceOffset, (own ? 0U : 2U * kQueryTile) + place * kQueryTile + static_cast<std::uint32_t>(row), 4);
+  }
+  // Of one of the scoring threads: of its two rows.
+  __device__ std::uint32_t sums(int thread) const { return at(kSumOffset, static_cast<std::uint32_t>(thread), 8); }
+  __device__ std::uint32_t end(int row) const { return at(kEndOffset, static_cast<std::uint32_t>(row), 4); }
+  __device__ PairNote note(std::uint32_t place) const { return {at(kNoteOffset, place, PairNote::kBytes)}; }
+
+  // A shared half has arrived; so have a half of this CTA's own, and a rotary key.
+  __device__ std::uint32_t shared_full(std::uint32_t scorer, std::uint32_t place) const {
+    return barrier(2 * scorer + place);
+  }
+  __device__ std::uint32_t own_full(std::uint32_t place) const { return barrier(4 + place); }
+  __device__ std::uint32_t rope_full(std::uint32_t place) const { return barrier(6 + place); }
+  __device__ std::uint32_t half_full(std::uint32_t which, std::uint32_t place) const {
+    return which == rank ? own_full(place) : shared_full(rank, place);
+  }
+  __device__ std::uint32_t values_full(bool own, std::uint32_t place) const {
+    return own ? own_full(place) : shared_full(1U - rank, place);
+  }
+  // At its scorer: the outputs of both CTAs have a tile, and its place may be filled again.
+  __device__ std::uint32_t empty(std::uint32_t place) const { return barrier(8 + place); }
+  // A tile's probabilities are here.
+  __device__ std::uint32_t weights_full(bool own, std::uint32_t place) const {
+    return barrier((own ? 10U : 12U) + place);
+  }
+  // References behind a tile of the other CTA's are here; and its sums.
+  __device__ std::uint32_t references_full(std::uint32_t place) const { return barrier(14 + place); }
+  __device__ std::uint32_t sums_full() const { return barrier(16); }
+  // The ends of a unit are here; the outputs of both CTAs have read them.
+  __device__ std::uint32_t ends_full() const { return barrier(17); }
+  __device__ std::uint32_t ends_empty() const { return barrier(18); }
+  __device__ std::uint32_t note_full(std::uint32_t place) const { return barrier(19 + place); }
+  __device__ std::uint32_t note_empty(std::uint32_t place) const { return barrier(21 + place); }
+
+ private:
+  __device__ std::uint32_t barrier(std::uint32_t number) const { return at(kBarrierOffset, number, kBarrierBytes); }
+  __device__ std::uint32_t at(int offset, std::uint32_t index, int bytes) const {
+    return base + static_cast<std::uint32_t>(offset) + index * static_cast<std::uint32_t>(bytes);
+  }
+};
+
+// By one thread.
+__device__ __forceinline__ void init_pair_barriers(const PairMap& map) {
+  constexpr int kWarps = kWarpgroup / 32;
+  for (std::uint32_t i = 0; i < 2; ++i) {
+    // One arrival each, of the fetching warp of the CTA that scores, which tells how many bytes come.
+    barrier_init(map.shared_full(0, i), 1);
+    barrier_init(map.shared_full(1, i), 1);
+    barrier_init(map.own_full(i), 1);
+    barrier_init(map.rope_full(i), 1);
+    barrier_init(map.empty(i), 2 * kWarps);  // the outputs' warps of both CTAs
+    // The scoring warps, of this CTA or of the other one.
+    barrier_init(map.weights_full(true, i), kWarps);
+    barrier_init(map.weights_full(false, i), kWarps);
+    barrier_init(map.references_full(i), kWarps);
+    barrier_init(map.note_full(i), 1);
+    barrier_init(map.note_empty(i), kPairFolders * kWarps);
+  }
+  barrier_init(map.sums_full(), kWarps);
+  barrier_init(map.ends_full(), kWarps);  // of whichever CTA has scored the unit's last tile
+  barrier_init(map.ends_empty(), 2 * kWarps);
+  barrier_init_fence();
+}
+
+}  // namespace ringattn::sm90

@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+// The warpgroup of a pair's CTA that scores every second tile, with the query rows in registers. A tile's
+// probabilities go to the outputs of both CTAs. References and sums go from tile to tile, and so from CTA to CTA: the
+// references as soon as the scores are there, so that the other CTA, which scores the next tile meanwhile, has them
+// when it needs them.
+//
+// The tile step is the fold's (fold/tile_step.cuh) but for when a row's reference moves: as soon as a score lies more
+// than kFarAbove above it, which is known before the exponentials are taken, so no tile is done twice. Rows that don't
+// see a tile of the unit have probabilities of 0 there, which change nothing.
+#pragma once
+
+#include "kernels/sm90/decode/slots.cuh"
+#include "kernels/sm90/fold/products.cuh"
+#include "kernels/sm90/fold/tile_step.cuh"
+#include "kernels/sm90/latent/pair_map.cuh"
+#include "kernels/sm90/ptx/matrix.cuh"
+#include "kernels/sm90/ptx/tma.cuh"
+
+namespace ringattn::sm90 {
+
+inline constexpr int kPairScoreBarrier = 1;  // of the threads that score
+
+template <class C>
+class PairScorer {
+ public:
+  __device__ __forceinline__ PairScorer(const DecodeParams& params, const PairMap& map)
+      : params_(params), p_(params.fold), map_(map), other_(1U - map.rank) {}
+
+  __device__ __forceinline__ void take(const DecodeUnit& unit) {
+    const std::uint32_t first = tiles_;
+    tiles_ += static_cast<std::uint32_t>(unit.end - unit.begin);
+    if (first == tiles_) return;
+    std::uint32_t tile = first + ((first ^ map_.rank) & 1U);
+    if (static_cast<int>(tiles_ - tile) > 0) {
+      load_queries(unit);
+      const DecodeSlots slots = slots_of<C>(params_, unit, slot_of_thread());
+      const BasicTileRange<int> plain = plain_tiles<C>(params_, unit);
+#pragma unroll 1
+      for (; static_cast<int>(tiles_ - tile) > 0; tile += 2) {
+        const int number = unit.begin + static_cast<int>(tile - first);
+        score(slots, tile, number, tile == first, number < plain.begin || number >= plain.end);
+      }
+    }
+    ++units_;
+  }
+
+  // The sums behind the last tile of all, which nobody needs, may still be on their way here.
+  __device__ __forceinline__ void await_last() const {
+    if (tiles_ == 0 || ((tiles_ ^ map_.rank) & 1U) != 0) return;
+    barrier_wait(map_.sums_full(), (tiles_ - 1) >> 1 & 1U);
+  }
+
+ private:
+  using Scores = float[kLatentTile / 8][4];
+  static constexpr int kSteps = kLatentDim / 16;
+  static constexpr int kHalfSteps = 4 * kPairPanels;
+
+  // Query rows as fragments of the first product; rows that are not there are zeros.
+  __device__ __forceinline__ void load_queries(const DecodeUnit& unit) {
+    const auto* const q = static_cast<const std::uint16_t*>(p_.q.data);
+    const int rows = rows_of(params_, unit);
+    const std::uint16_t* row[2];
+    bool present[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int slot = slot_of_thread() + 8 * half;
+      present[half] = slot < rows;
+      const DecodePlace place = place_of(params_, unit, slot < rows ? slot : 0);
+      row[half] = q + place.row * p_.q.token_stride + place.query_head * p_.q.head_stride;
+    }
+    const bool aligned =
+        ((reinterpret_cast<std::uint64_t>(q) | static_cast<std::uint64_t>(2 * (p_.q.token_stride | p_.q.head_stride))) &
+         15U) == 0;
+    const int lane = thread_of_cta() % 4;
+    constexpr int kBatch = 9;  // of 32 columns each, on their way at a time
+    static_assert(kSteps % (2 * kBatch) == 0);
+#pragma unroll
+    for (int first = 0; first < kSteps / 2; first += kBatch) {
+      uint4 chunk[kBatch][2];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          chunk[i][half] = uint4{0, 0, 0, 0};
+          if (present[half]) chunk[i][half] = load_elements(row[half] + ((first + i) * 4 + lane) * 8, aligned);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const uint4 turned = turn(chunk[i][half], lane);
+          const int step = 2 * (first + i);
+          q_[step][half] = turned.x;
+          q_[step][2 + half] = turned.y;
+          q_[step + 1][half] = turned.z;
+          q_[step + 1][2 + half] = turned.w;
+        }
+      }
+    }
+  }
+
+  // Four lanes have a row's chunk of 8 columns each. Afterwards each has two columns of all four.
+  static __device__ __forceinline__ uint4 turn(uint4 x, int lane) {
+    const auto swap = [](std::uint32_t& low, std::uint32_t& high, bool odd, int with) {
+      const std::uint32_t got = __shfl_xor_sync(0xffffffffU, odd ? low : high, with);
+      (odd ? low : high) = got;
+    };
+    swap(x.x, x.y, lane % 2 != 0, 1);
+    swap(x.z, x.w, lane % 2 != 0, 1);
+    swap(x.x, x.z, lane / 2 != 0, 2);
+    swap(x.y, x.w, lane / 2 != 0, 2);
+    return x;
+  }
+
+  // S = Q Kᵀ, part by part as it arrives.
+  __device__ __forceinline__ void multiply(Scores& s, const PairTurn& turn) const {
+    barrier_wait(map_.half_full(0, turn.place), turn.parity);
+    pin(s);
+    wgmma_fence();
+    steps<0, kHalfSteps>(s, map_.half(0, turn.place));
+    barrier_wait(map_.half_full(1, turn.place), turn.parity);
+    wgmma_fence();
+    steps<kHalfSteps, 2 * kHalfSteps>(s, map_.half(1, turn.place));
+    barrier_wait(map_.rope_full(turn.place), turn.parity);
+    wgmma_fence();
+    steps<2 * kHalfSteps, kSteps>(s, map_.rope(turn.place));
+    wgmma_commit();
+    wgmma_wait<0>();
+    pin(s);
+  }
+  template <int kBegin, int kEnd>
+  __device__ __forceinline__ void steps(Scores& s, std::uint32_t panels) const {
+    const std::uint32_t k = of_warp(descriptor_low(panels));
+#pragma unroll
+    for (int i = 0; i < kEnd - kBegin; ++i) {
+      const auto at = static_cast<std::uint32_t>((i / 4 * PairMap::kPanelBytes + i % 4 * 32) >> 4);
+      Wgmma<typename C::Element, kLatentTile>::rk(s, q_[kBegin + i], descriptor(k + at), kBegin + i > 0);
+    }
+  }
+
+  // Of a tile with this number in the sequence. `first`: of its unit; `special`: not all rows see all of it.
+  __device__ __forceinline__ void score(const DecodeSlots& slots, std::uint32_t tile, int number, bool first,
+                                        bool special) {
+    const PairTurn turn = PairTurn::of_tile(tile);
+    Scores s;
+    multiply(s, turn);
+    if (p_.softmax.scaled_first) scale_scores(p_, s);
+    if (special) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        mask_scores<0, kLatentTile / 8>(p_, s, half, visible_columns<C>(slots, half, number));
+      }
+    }
+    float shift[2], factor[2];
+    move_references(s, tile, first, shift, factor);
+    float sum[2];
+    exponentiate<C>(p_, shift, s, sum);
+    std::uint32_t probability[kLatentTile / 16][4];
+    pack<C>(s, probability);
+    hand_over(probability, turn);
+    add_sums(sum, factor, tile, first);
+  }
+
+  // Behind the tile before, and so to behind this one. `factor`: of what was there before.
+  __device__ __forceinline__ void move_references(const Scores& s, std::uint32_t tile, bool first, float (&shift)[2],
+                                                  float (&factor)[2]) const {
+    float most[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      most[half] = fmaxf(s[0][2 * half], s[0][2 * half + 1]);
+#pragma unroll
+      for (int j = 1; j < kLatentTile / 8; ++j) {
+        most[half] = fmaxf(most[half], fmaxf(s[j][2 * half], s[j][2 * half + 1]));
+      }
+      most[half] = __fmul_rn(over_quad(most[half]), p_.softmax.exponent_base2);
+    }
+    const PairTurn turn = PairTurn::of_tile(tile);
+    const PairTurn before = PairTurn::of_tile(tile - 1);
+    // Also at a unit's first tile, which needs none: so no CTA is a tile ahead of what the other one has read.
+    if (tile > 0) barrier_wait(map_.references_full(before.place), before.parity);
+    const auto warp_lane = static_cast<std::uint32_t>(thread_of_cta() % 32);
+    const std::uint32_t barrier = in_cta(map_.references_full(turn.place), other_);
+    if (warp_lane == 0) barrier_arrive_expect_at(barrier, 16 * 4);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int slot = slot_of_thread() + 8 * half;
+      float reference = first ? -INFINITY : load_float(map_.reference(false, before.place, slot));
+      factor[half] = 1.0F;
+      if (reference == -INFINITY) {
+        if (most[half] > -INFINITY) reference = most[half];
+      } else if (__fsub_rn(most[half], reference) > kFarAbove) {
+        factor[half] = cuda::exp2_approx(__fsub_rn(reference, most[half]));
+        reference = most[half];
+      }
+      shift[half] = reference == -INFINITY ? 0.0F : -reference;
+      if (warp_lane % 4 == 0) {
+        cuda::store_shared(map_.reference(true, turn.place, slot), __float_as_uint(reference));
+        send_number(in_cta(map_.reference(false, turn.place, slot), other_), barrier, __float_as_int(reference));
+      }
+    }
+    __syncwarp();
+  }
+
+  // Probabilities to the outputs of both CTAs. Their place here had the tile's rotary keys, their place there had those
+  // of the CTA's tile before the last one: both are free, as the tile came into a place that all outputs had given
+  // back.
+  __device__ __forceinline__ void hand_over(const std::uint32_t (&probability)[kLatentTile / 16][4],
+                                            const PairTurn& turn) const {
+    const int lane = thread_of_cta() % 32;
+    const int first_row = thread_of_warpgroup() / 32 * 16;
+    const std::uint32_t to = map_.weights(true, turn.place);
+    named_sync(kPairScoreBarrier, kWarpgroup);  // all warps have done with the rotary keys
+    // Four matrices of 8 rows and 8 keys at a time: lanes give the addresses of their rows.
+#pragma unroll
+    for (int step = 0; step < kLatentTile / 16; ++step) {
+      store_matrix(to + cuda::swizzled(first_row + lane % 16, 2 * step + lane / 16), probability[step]);
+    }
+    proxy_fence();
+    __syncwarp();
+    if (lane == 0) {
+      const auto down = static_cast<std::uint32_t>(first_row * kPanelRowBytes);
+      send_bytes(in_cta(map_.weights(false, turn.place) + down, other_), to + down, 16 * kPanelRowBytes,
+                 in_cta(map_.weights_full(false, turn.place), other_));
+      barrier_arrive(map_.weights_full(true, turn.place));
+    }
+    __syncwarp();
+  }
+
+  // l behind this tile, from l behind the tile before; the last one's is the unit's.
+  __device__ __forceinline__ void add_sums(const float (&sum)[2], const float (&factor)[2], std::uint32_t tile,
+                                           bool first) {
+    const int lane = thread_of_cta() % 32;
+    const int thread = thread_of_warpgroup();
+    if (tile > 0) barrier_wait(map_.sums_full(), (tile - 1) >> 1 & 1U);
+    const float2 before = first ? float2{0.0F, 0.0F} : load_pair(map_.sums(thread));
+    const float l[2] = {__fadd_rn(__fmul_rn(before.x, factor[0]), sum[0]),
+                        __fadd_rn(__fmul_rn(before.y, factor[1]), sum[1])};
+    const std::uint32_t barrier = in_cta(map_.sums_full(), other_);
+    if (lane == 0) barrier_arrive_expect_at(barrier, 32 * 8);
+    __syncwarp();
+    send_pair(in_cta(map_.sums(thread), other_), barrier, l[0], l[1]);
+    if (tile + 1 == tiles_) tell_ends(l);
+  }
+
+  __device__ __forceinline__ void tell_ends(const float (&l)[2]) const {
+    const int lane = thread_of_cta() % 32;
+    const float sums[2] = {sum_of_quad(l[0]), sum_of_quad(l[1])};
+    barrier_wait(map_.ends_empty(), (units_ & 1U) ^ 1U);
+    const std::uint32_t barrier = in_cta(map_.ends_full(), other_);
+    if (lane == 0) barrier_arrive_expect_at(barrier, 16 * 4);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (lane % 4 != 0) continue;
+      const std::uint32_t end = map_.end(slot_of_thread() + 8 * half);
+      cuda::store_shared(end, __float_as_uint(sums[half]));
+      send_number(in_cta(end, other_), barrier, __float_as_int(sums[half]));
+    }
+    __syncwarp();
+    if (lane == 0) barrier_arrive(map_.ends_full());
+  }
+
+  const DecodeParams& params_;
+  const cuda::FoldParams& p_;
+  const PairMap& map_;
+  const std::uint32_t other_;  // rank of the other CTA
+  std::uint32_t tiles_ = 0;    // of all units so far
+  std::uint32_t units_ = 0;    // that have tiles
+  std::uint32_t q_[kSteps][4];
+};
+
+}  // namespace ringattn::sm90

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+// From a task to the launches of sm90_scan; the ssd_*.cu files instantiate it.
+#pragma once
+
+#include <algorithm>
+
+#include "base/cuda.hpp"
+#include "kernels/sm90/fold/tensor_maps.hpp"
+#include "kernels/sm90/scan/ssd_finish.cuh"
+
+namespace ringattn::sm90 {
+
+// Of a tensor with `rows` rows. One head's distance to the next has no meaning where there is one, nor one row's: the
+// copy engine wants a number, and gets one that it takes.
+inline MappedTensor mapped(const void* data, std::int64_t token_stride, std::int64_t head_stride, std::int64_t rows,
+                           std::int64_t heads, std::int64_t columns) {
+  return {data, rows, heads, columns, rows == 1 ? columns : token_stride, heads == 1 ? columns : head_stride};
+}
+
+// Maps a tensor where the copy engine can read or write it.
+inline bool map_ssd(const MappedTensor& tensor, int columns, CUtensorMap& map) {
+  if (!can_map(tensor)) return false;
+  map = map_tensor(tensor, Dtype::kBf16, kChunk, columns);
+  return true;
+}
+
+template <int kStates>
+HopperSsd map_task(const ScanParams& s) {
+  HopperSsd p{};
+  p.scan = s;
+  p.bands = s.head_dim / kBandDims;
+  p.blocks = cuda::head_blocks(s, kBandsTogether, p.bands);
+  std::int64_t rows = 0;
+  for (int run = 0; run < s.run_count; ++run) rows = std::max(rows, s.runs[run].row + s.runs[run].tokens);
+  const auto given = [rows](const ScanTensor& tensor, std::int64_t heads, std::int64_t columns) {
+    return mapped(tensor.data, tensor.token_stride, tensor.head_stride, rows, heads, columns);
+  };
+  const int groups = s.heads / s.group_heads;
+  p.maps_x = map_ssd(given(s.x, s.heads, s.head_dim), kBandDims, p.x);
+  p.maps_b = map_ssd(given(s.b, groups, kStates), kStates, p.b);
+  p.maps_c = map_ssd(given(s.c, groups, kStates), kStates, p.c);
+  p.maps_y = map_ssd(mapped(s.y, s.y_token_stride, s.y_head_stride, rows, s.heads, s.head_dim), kBandDims, p.y);
+  return p;
+}
+
+template <int kStates, bool kOutputs>
+constexpr auto ssd_kernel() {
+  if constexpr (kOutputs) {
+    return &ssd_finish_kernel<kStates>;
+  } else {
+    return &ssd_fold_kernel<kStates>;
+  }
+}
+
+// Its shared memory is more than a kernel has unasked.
+template <int kStates, bool kOutputs>
+void load_ssd() {
+  check_cuda(cudaFuncSetAttribute(ssd_kernel<kStates, kOutputs>(), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  SsdLayout<kStates, kOutputs>::kSharedBytes),
+             "cudaFuncSetAttribute");
+}
+
+template <int kStates, bool kOutputs>
+void launch_ssd(const ScanParams& scan, cudaStream_t stream) {
+  const HopperSsd params = map_task<kStates>(scan);
+  const auto ctas = static_cast<unsigned>(params.blocks) * static_cast<unsigned>(scan.segments);
+  ssd_kernel<kStates, kOutputs>()<<<ctas, kSsdThreads, SsdLayout<kStates, kOutputs>::kSharedBytes, stream>>>(params);
+  check_cuda(cudaGetLastError(), "sm90_scan");
+}
+
+template <int kStates>
+constexpr HopperSsdLauncher ssd_launcher() {
+  return {[] {
+            load_ssd<kStates, false>();
+            load_ssd<kStates, true>();
+          },
+          launch_ssd<kStates, false>, launch_ssd<kStates, true>};
+}
+
+}  // namespace ringattn::sm90

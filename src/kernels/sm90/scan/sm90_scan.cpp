@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/sm90/scan/sm90_scan.hpp"
+
+#include <fmt/format.h>
+
+#include <string_view>
+
+#include "kernels/cuda/scan/device_scan.hpp"
+#include "kernels/cuda/scan/steps.hpp"
+#include "kernels/sm90/scan/ssd.hpp"
+
+namespace ringattn::sm90 {
+
+namespace {
+
+class HopperSsdKernels final : public cuda::SegmentKernels {
+ public:
+  explicit HopperSsdKernels(const ScanSpec& spec) : launcher_(spec.state_dim == 64 ? ssd_64 : ssd_128) {}
+
+  void load() const override {
+    cuda::load_steps(Dtype::kBf16);
+    launcher_.load();
+  }
+  std::size_t step_floats() const override { return std::size_t{kChunksOfSegment} * kChunkSteps; }
+  void fold(const ScanParams& params, cudaStream_t stream) const override {
+    cuda::make_steps(params, Dtype::kBf16, stream);
+    launcher_.fold(params, stream);
+  }
+  void finish(const ScanParams& params, cudaStream_t stream) const override { launcher_.finish(params, stream); }
+
+ private:
+  const HopperSsdLauncher& launcher_;
+};
+
+void require_dim(std::string_view name, int dim, std::vector<std::string>& missing) {
+  if (dim == 64 || dim == 128) return;
+  missing.push_back(fmt::format("{} {} (supported: 64, 128)", name, dim));
+}
+
+}  // namespace
+
+std::vector<std::string> scan_missing(const ScanSpec& spec) {
+  std::vector<std::string> missing;
+  if (spec.state_decays) missing.push_back("a decay for each state (supported: one a head)");
+  if (spec.dtype != Dtype::kBf16) missing.push_back(fmt::format("{} (supported: bf16)", dtype_name(spec.dtype)));
+  require_dim("head_dim", spec.head_dim, missing);
+  require_dim("state_dim", spec.state_dim, missing);
+  return missing;
+}
+
+std::unique_ptr<ScanKernel> make_scan(const ScanSpec& spec, Backend& backend) {
+  return cuda::make_device_scan(spec, std::make_unique<HopperSsdKernels>(spec), backend);
+}
+
+}  // namespace ringattn::sm90

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernel row `sm90_scan`: scans with one decay a head (Mamba-2) by wgmma and TMA, H100 and H200. bf16, head_dim 64
+// and 128, state_dim 64 and 128, views of any alignment: where rows don't lie at multiples of 16 bytes, threads copy
+// them, more slowly, and every bit is the same. What is rounded, and what is exact, is as in sm80_scan
+// (sm80/scan/ssd_tiles.cuh), but that a chunk's sum begins with the decayed state instead of zero; bits are its own.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/backend.hpp"
+#include "kernels/scan.hpp"
+
+namespace ringattn::sm90 {
+
+// What `spec` requires that the kernel lacks; see KernelRow::missing.
+std::vector<std::string> scan_missing(const ScanSpec& spec);
+
+// `backend` is a CudaBackend and outlives the kernel.
+std::unique_ptr<ScanKernel> make_scan(const ScanSpec& spec, Backend& backend);
+
+}  // namespace ringattn::sm90

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// The compiled kernels of sm90_scan, what they are given, and where everything lies in a CTA's shared memory.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/device/panels.hpp"
+#include "kernels/cuda/scan/scan_params.hpp"
+
+namespace ringattn::sm90 {
+
+using cuda::kChunk;
+using cuda::kChunksOfSegment;
+using cuda::kChunkSteps;
+using cuda::ScanParams;
+using cuda::ScanTensor;
+
+// 64 dims of a head are what a warpgroup computes: a band of the head. Three of them share B and C.
+inline constexpr int kBandDims = 64;
+inline constexpr int kBandsTogether = 3;
+inline constexpr int kSsdThreads = 128 * (kBandsTogether + 1);
+// 128 of each thread, dealt anew. Products under way hold the state, rows of y and operands: with fewer registers ptxas
+// waits for each of them before it issues the next.
+inline constexpr int kSsdFetchRegisters = 32;
+inline constexpr int kSsdBandRegisters = 160;
+
+inline constexpr int kBandTileBytes = cuda::panel_bytes(kChunk);  // x or y of a chunk and band, or 64 × 64 weights
+inline constexpr int kStepBytes = kChunkSteps * 4;
+// C · Bᵀ on and below the diagonal: blocks of 16 × 16, fp32. Rows lie 20 apart: eight of them are in different banks.
+inline constexpr int kScoreBlocks = 10;
+inline constexpr int kScorePitch = 20;  // floats
+inline constexpr int kScoreBlockFloats = 16 * kScorePitch;
+
+struct HopperSsd {
+  ScanParams scan;
+  std::int32_t blocks;  // of bands of heads; CTAs of one segment follow each other, and find B and C in the cache
+  std::int32_t bands;   // of a head
+  // Which tensors the copy engine reads or writes; threads copy the others, and chunks that end early.
+  bool maps_x, maps_b, maps_c, maps_y;
+  CUtensorMap x, b, c, y;  // boxes of a chunk, and a band of a head or all states
+};
+
+// Bytes from the beginning of a CTA's shared memory, which is a multiple of 1,024.
+template <int kStates, bool kOutputs>
+struct SsdLayout {
+  static constexpr int kStages = kOutputs ? 3 : 4;  // of B and C
+  static constexpr int kInputs = kOutputs ? 2 : 4;  // of x, and of steps, of a band
+  static constexpr int kTileBytes = kChunk * cuda::padded_row_bytes(kStates);
+
+  static constexpr int kB = 0;                                                                    // [stages]
+  static constexpr int kC = kB + kStages * kTileBytes;                                            // [stages]
+  static constexpr int kX = kC + (kOutputs ? kStages * kTileBytes : 0);                           // [bands][inputs]
+  static constexpr int kWeights = kX + kBandsTogether * kInputs * kBandTileBytes;                 // [bands][hi, lo]
+  static constexpr int kSteps = kWeights + (kOutputs ? 2 * kBandsTogether * kBandTileBytes : 0);  // [bands][inputs]
+  static constexpr int kFactors = kSteps + kBandsTogether * kInputs * kStepBytes;  // [bands][2][64] floats
+  static constexpr int kScores = kFactors + kBandsTogether * 2 * kChunk * 4;       // [2]
+  static constexpr int kScoreBytes = kOutputs ? kScoreBlocks * kScoreBlockFloats * 4 : 0;
+  static constexpr int kBarriers = kScores + 2 * kScoreBytes;
+  // Of B and C: full, empty; of scores: full, empty; of x: full.
+  static constexpr int kBytes = kBarriers + 8 * (2 * kStages + 4 + kBandsTogether * kInputs);
+  static constexpr int kSharedBytes = kBytes + 1024;
+  static_assert(kSharedBytes <= 227 * 1024);
+};
+
+// The kernels of states of one size, bf16.
+struct HopperSsdLauncher {
+  void (*load)();  // both, onto the current device
+  void (*fold)(const ScanParams& params, cudaStream_t stream);
+  void (*finish)(const ScanParams& params, cudaStream_t stream);
+};
+
+extern const HopperSsdLauncher ssd_64;
+extern const HopperSsdLauncher ssd_128;
+
+}  // namespace ringattn::sm90

@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a CTA of sm90_scan knows of its place, and how a warpgroup gets x and steps of its band of a head: one of its
+// threads has the copy engine fetch them, chunks ahead; what the copy engine can't read, all of its threads copy.
+#pragma once
+
+#include "kernels/cuda/device/tile_copy.cuh"
+#include "kernels/cuda/scan/head_blocks.cuh"
+#include "kernels/cuda/scan/parts.cuh"
+#include "kernels/cuda/scan/scan_device.cuh"
+#include "kernels/sm90/ptx/mbarrier.cuh"
+#include "kernels/sm90/ptx/threads.cuh"
+#include "kernels/sm90/ptx/tma.cuh"
+#include "kernels/sm90/ptx/wgmma.cuh"
+#include "kernels/sm90/scan/ssd.hpp"
+
+namespace ringattn::sm90 {
+
+inline constexpr int kPieceElements = 8;  // 16 bytes
+
+// A CTA's shared memory by addresses and as numbers.
+template <int kStates, bool kOutputs>
+struct SsdMemory {
+  using Layout = SsdLayout<kStates, kOutputs>;
+  unsigned char* bytes;
+  std::uint32_t base;
+
+  __device__ __forceinline__ explicit SsdMemory(unsigned char* shared)
+      : bytes(shared + (1024U - cuda::shared_address(shared) % 1024U) % 1024U), base(cuda::shared_address(bytes)) {}
+
+  __device__ std::uint32_t b(std::uint32_t stage) const { return at(Layout::kB, stage, Layout::kTileBytes); }
+  __device__ std::uint32_t c(std::uint32_t stage) const { return at(Layout::kC, stage, Layout::kTileBytes); }
+  __device__ std::uint32_t x(int band, int input) const {
+    return at(Layout::kX, static_cast<std::uint32_t>(band * Layout::kInputs + input), kBandTileBytes);
+  }
+  __device__ int weights_offset(int band, int half) const {
+    return Layout::kWeights + (2 * band + half) * kBandTileBytes;
+  }
+  __device__ std::uint32_t weights(int band, int half) const {
+    return base + static_cast<std::uint32_t>(weights_offset(band, half));
+  }
+  __device__ std::uint32_t steps_address(int band, int input) const {
+    return at(Layout::kSteps, static_cast<std::uint32_t>(band * Layout::kInputs + input), kStepBytes);
+  }
+  // Sums of logarithms of a chunk's tokens, then dt.
+  __device__ const float* steps(int band, int input) const {
+    return floats(Layout::kSteps + (band * Layout::kInputs + input) * kStepBytes);
+  }
+  __device__ float* factors(int band, int which) const {
+    return floats(Layout::kFactors + (2 * band + which) * kChunk * 4);
+  }
+  __device__ float* scores(std::uint32_t buffer) const {
+    return floats(Layout::kScores + static_cast<int>(buffer) * Layout::kScoreBytes);
+  }
+  // Barriers: B and C of a stage are there; everybody is done with them; the same of scores; x and steps are there.
+  __device__ std::uint32_t full(std::uint32_t stage) const { return barrier(stage); }
+  __device__ std::uint32_t empty(std::uint32_t stage) const { return barrier(Layout::kStages + stage); }
+  __device__ std::uint32_t scores_full(std::uint32_t buffer) const { return barrier(2 * Layout::kStages + buffer); }
+  __device__ std::uint32_t scores_empty(std::uint32_t buffer) const {
+    return barrier(2 * Layout::kStages + 2 + buffer);
+  }
+  __device__ std::uint32_t x_full(int band, int input) const {
+    return barrier(2 * Layout::kStages + 4 + static_cast<std::uint32_t>(band * Layout::kInputs + input));
+  }
+
+  // By one thread; `bands` of heads are computed.
+  __device__ void init_barriers(int bands) const {
+    for (std::uint32_t stage = 0; stage < Layout::kStages; ++stage) {
+      barrier_init(full(stage), 1);
+      barrier_init(empty(stage), 4 * bands);  // their warps
+    }
+    for (std::uint32_t buffer = 0; buffer < 2; ++buffer) {
+      barrier_init(scores_full(buffer), 4);
+      barrier_init(scores_empty(buffer), 4 * bands);
+    }
+    for (int band = 0; band < kBandsTogether; ++band) {
+      for (int input = 0; input < Layout::kInputs; ++input) barrier_init(x_full(band, input), 1);
+    }
+    barrier_init_fence();
+  }
+
+ private:
+  __device__ std::uint32_t at(int offset, std::uint32_t index, int stride) const {
+    return base + static_cast<std::uint32_t>(offset) + index * static_cast<std::uint32_t>(stride);
+  }
+  __device__ std::uint32_t barrier(std::uint32_t nth) const { return at(Layout::kBarriers, nth, kBarrierBytes); }
+  __device__ float* floats(int offset) const { return reinterpret_cast<float*>(bytes + offset); }
+};
+
+// The chunks that a CTA walks over.
+struct SsdPlace {
+  cuda::SegmentPlace segment;
+  cuda::HeadBlock block;  // of bands of heads
+
+  __device__ explicit SsdPlace(const HopperSsd& p)
+      : segment(cuda::segment_place(p.scan, static_cast<int>(blockIdx.x) / p.blocks)),
+        block(cuda::head_block(p.scan, kBandsTogether, static_cast<int>(blockIdx.x) % p.blocks, p.bands)) {}
+
+  __device__ int chunks() const { return (segment.tokens + kChunk - 1) / kChunk; }
+  __device__ std::int64_t row(int chunk) const { return segment.row + chunk * kChunk; }
+  // Tokens that there are of a chunk, if not more.
+  __device__ int tokens(int chunk) const { return segment.tokens - chunk * kChunk; }
+  // Copies of a chunk that ends early would be of rows of another sequence.
+  __device__ bool whole(int chunk) const { return tokens(chunk) >= kChunk; }
+};
+
+// Copies `rows` rows of kPanels · 64 columns from `column` on into panels of 64 rows, and zeros behind them. By all
+// threads of a warpgroup; each waits for its own copies.
+template <int kPanels>
+__device__ __forceinline__ void copy_panels(const ScanTensor& tensor, std::int64_t row, int head, int column, int rows,
+                                            std::uint32_t target) {
+  const auto* const source =
+      static_cast<const std::uint16_t*>(tensor.data) + row * tensor.token_stride + head * tensor.head_stride + column;
+  constexpr int kPieces = cuda::kPanelRowBytes / 16;  // of a panel's row
+#pragma unroll 1
+  for (int i = thread_of_warpgroup(); i < kChunk * kPanels * kPieces; i += kWarpgroup) {
+    const int in_tile = i / (kPanels * kPieces);
+    const int piece = i % (kPanels * kPieces);
+    const bool present = in_tile < rows;
+    const std::uint16_t* const from = source + (present ? in_tile : 0) * tensor.token_stride + piece * kPieceElements;
+    cuda::copy_chunk(target + static_cast<std::uint32_t>(piece / kPieces * kBandTileBytes) +
+                         cuda::swizzled(in_tile, piece % kPieces),
+                     reinterpret_cast<const char*>(from), present, tensor.aligned);
+  }
+  cuda::copy_commit();
+  cuda::copy_wait<0>();
+}
+
+// A warpgroup's band of a head, and its inputs.
+template <int kStates, bool kOutputs>
+struct SsdBand {
+  using Memory = SsdMemory<kStates, kOutputs>;
+  static constexpr int kInputs = Memory::Layout::kInputs;
+
+  const HopperSsd& p;
+  const Memory& memory;
+  const SsdPlace& place;
+  int slot;  // of the CTA's bands
+  int head;
+  int first_dim;  // of the head
+
+  __device__ __forceinline__ SsdBand(const HopperSsd& params, const Memory& shared, const SsdPlace& where, int nth)
+      : p(params),
+        memory(shared),
+        place(where),
+        slot(nth),
+        head((where.block.first + nth) / params.bands),
+        first_dim((where.block.first + nth) % params.bands * kBandDims) {}
+
+  __device__ __forceinline__ static int input_of(int chunk) { return chunk % kInputs; }
+  __device__ __forceinline__ bool fetched(int chunk) const { return p.maps_x && place.whole(chunk); }
+
+  // Asks for x and steps of a chunk. By one thread, once nobody reads those of chunk − kInputs any more.
+  __device__ __forceinline__ void fetch(int chunk) const {
+    const int input = input_of(chunk);
+    const std::uint32_t barrier = memory.x_full(slot, input);
+    const bool with_x = fetched(chunk);
+    barrier_arrive_expect(barrier, kStepBytes + (with_x ? kBandTileBytes : 0));
+    const float* const steps =
+        p.scan.steps + ((place.segment.index * p.scan.heads + head) * kChunksOfSegment + chunk) * kChunkSteps;
+    load_bytes(memory.steps_address(slot, input), steps, kStepBytes, barrier);
+    if (with_x) {
+      load_box(memory.x(slot, input), &p.x, barrier, first_dim, head, static_cast<int>(place.row(chunk)));
+    }
+  }
+  // Until they are there; x of a chunk that isn't fetched is there for other threads behind a barrier of theirs.
+  __device__ __forceinline__ void await(int chunk) const {
+    const int input = input_of(chunk);
+    barrier_wait(memory.x_full(slot, input), static_cast<std::uint32_t>(chunk / kInputs) & 1U);
+    if (fetched(chunk)) return;
+    copy_panels<1>(p.scan.x, place.row(chunk), head, first_dim, place.tokens(chunk), memory.x(slot, input));
+  }
+  __device__ __forceinline__ void sync() const { named_sync(1 + slot, kWarpgroup); }
+
+  // Where this lane's rows begin, relative to 16 tokens of a band's tile, for matrices of 8 × 8 that follow each other
+  // first over dims and then over tokens: 16 dims of the warp.
+  __device__ __forceinline__ static std::uint32_t matrices_of_lane() {
+    const int lane = thread_of_warpgroup() % 32;
+    const int piece = thread_of_warpgroup() / 32 * 2 + lane / 8 % 2;
+    return cuda::swizzled(lane / 16 * 8 + lane % 8, piece);
+  }
+  static constexpr std::uint32_t kStepRowBytes = 16 * kBandTileBytes / kChunk;  // of 16 tokens
+
+  // The state's elements [t][e] are dim slot_of_thread() + e / 2 · 8 of the band, column 8 t + column_of_thread() + e
+  // % 2.
+  __device__ __forceinline__ static int column_of_thread() { return thread_of_cta() % 4 * 2; }
+  // Where they lie in an array of states [heads, head_dim, state_dim].
+  __device__ __forceinline__ std::int64_t state_offset() const {
+    return (std::int64_t{head} * p.scan.head_dim + first_dim + slot_of_thread()) * kStates + column_of_thread();
+  }
+  __device__ __forceinline__ std::int64_t all_states() const {
+    return std::int64_t{p.scan.heads} * p.scan.head_dim * kStates;
+  }
+};
+
+// x of 16 tokens, weighed by a number for each, as two parts of the left operand.
+__device__ __forceinline__ void weigh_x(const std::uint32_t (&raw)[4], const float* weights, std::uint32_t (&hi)[4],
+                                        std::uint32_t (&lo)[4]) {
+  const float2 first = *reinterpret_cast<const float2*>(weights);
+  const float2 second = *reinterpret_cast<const float2*>(weights + 8);
+#pragma unroll
+  for (int r = 0; r < 4; ++r) {
+    const float2 pair = cuda::unpack(raw[r], __nv_bfloat16());
+    const float2 weight = r < 2 ? first : second;
+    cuda::split(__fmul_rn(pair.x, weight.x), __fmul_rn(pair.y, weight.y), hi[r], lo[r]);
+  }
+}
+
+// Issues S += weighed x ⊗ B of tokens [16 · kBegin, 16 · kEnd) of a chunk. `b` is B's tile.
+template <int kStates, int kBegin, int kEnd>
+__device__ __forceinline__ void fold_tokens(float (&state)[kStates / 8][4], const std::uint32_t (&hi)[4][4],
+                                            const std::uint32_t (&lo)[4][4], std::uint32_t b) {
+  const std::uint32_t low = of_warp(descriptor_low(b, kBandTileBytes));
+  wgmma_fence();
+#pragma unroll
+  for (int k = kBegin; k < kEnd; ++k) {
+    const std::uint64_t right = descriptor(low + static_cast<std::uint32_t>(k * 16 * cuda::kPanelRowBytes >> 4));
+    Wgmma<__nv_bfloat16, kStates>::rs(state, hi[k], right, true);
+    Wgmma<__nv_bfloat16, kStates>::rs(state, lo[k], right, true);
+  }
+  wgmma_commit();
+}
+
+}  // namespace ringattn::sm90

@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rows of y (kernels/scan.hpp, 4): a CTA computes a segment for up to three bands of heads of one group, chunk by
+// chunk, from the state in front of it. A warpgroup computes yᵀ, [64 dims, 64 tokens], of its band:
+//
+//   yᵀ = S · Cᵀ            S from registers, where products left it; scaled by decays of tokens
+//      + xᵀ · weightsᵀ     x from registers, weights from shared memory
+//
+// and then the next state. Weights of the next chunk, and the rows of this one, are made while the tensor cores add to
+// the state. One more warpgroup fetches B and C, and computes C · Bᵀ a chunk ahead.
+#pragma once
+
+#include "kernels/sm90/ptx/matrix.cuh"
+#include "kernels/sm90/ptx/wgmma_left.cuh"
+#include "kernels/sm90/scan/ssd_fold.cuh"
+#include "kernels/sm90/scan/ssd_scores.cuh"
+
+namespace ringattn::sm90 {
+
+// By the fourth warpgroup.
+template <int kStates>
+__device__ __forceinline__ void score_chunks(const HopperSsd& p, const SsdMemory<kStates, true>& memory,
+                                             const SsdPlace& place) {
+  RingCursor<SsdLayout<kStates, true>::kStages> ring;
+  fetch_chunks<kStates, true>(p, memory, place, [&](int chunk, std::uint32_t stage) {
+    const auto buffer = static_cast<std::uint32_t>(chunk) & 1U;
+    barrier_wait(memory.full(stage), ring.parity());
+    ring.advance();
+    barrier_wait(memory.scores_empty(buffer), (static_cast<std::uint32_t>(chunk) >> 1 & 1U) ^ 1U);
+    score_chunk<kStates>(memory.c(stage), memory.b(stage), memory.scores(buffer));
+    __syncwarp();
+    if (thread_of_warpgroup() % 32 == 0) barrier_arrive(memory.scores_full(buffer));
+  });
+}
+
+template <int kStates>
+class SsdRows {
+ public:
+  using Layout = SsdLayout<kStates, true>;
+
+  __device__ __forceinline__ SsdRows(const HopperSsd& params, const SsdMemory<kStates, true>& shared,
+                                     const SsdPlace& where, int slot)
+      : p_(params), memory_(shared), place_(where), band_(params, shared, where, slot) {}
+
+  __device__ __forceinline__ void walk() {
+    const int chunks = place_.chunks();
+    if (first_thread()) {
+      for (int chunk = 0; chunk < Layout::kInputs && chunk < chunks; ++chunk) band_.fetch(chunk);
+    }
+    load_state();
+    make_weights(0);
+    RingCursor<Layout::kStages> ring;
+#pragma unroll 1
+    for (int chunk = 0; chunk < chunks; ++chunk, ring.advance()) {
+      const std::uint32_t stage = ring.stage();
+      const int input = band_.input_of(chunk);
+      const std::uint32_t x_tile = memory_.x(band_.slot, input) + band_.matrices_of_lane();
+      float y[kChunk / 8][4];
+      barrier_wait(memory_.full(stage), ring.parity());
+      add_state(y, memory_.c(stage), cuda::exp2_approx(memory_.steps(band_.slot, input)[kChunk - 1]));
+      band_.sync();  // weights, factors and x are there
+      std::uint32_t x[4][4];
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        cuda::load_matrix_transposed(x[k], x_tile + static_cast<std::uint32_t>(k) * band_.kStepRowBytes);
+      }
+      wgmma_wait<0>();
+      pin(y);
+      scale_rows(y, x);
+      add_tokens(y, x);
+      std::uint32_t hi[4][4];
+      std::uint32_t lo[4][4];
+      const float* const behind = memory_.factors(band_.slot, 1) + band_.column_of_thread();
+#pragma unroll
+      for (int k = 0; k < 2; ++k) weigh_x(x[k], behind + 16 * k, hi[k], lo[k]);
+      pin(state_);
+      fold_tokens<kStates, 0, 2>(state_, hi, lo, memory_.b(stage));
+      wgmma_wait<1>();
+      pin(y);
+      if (p_.scan.z.data != nullptr) apply_gate(y, chunk);
+      store_rows(y, x_tile);
+#pragma unroll
+      for (int k = 2; k < 4; ++k) weigh_x(x[k], behind + 16 * k, hi[k], lo[k]);
+      fold_tokens<kStates, 2, 4>(state_, hi, lo, memory_.b(stage));
+      proxy_fence();
+      band_.sync();  // the rows are there, and nobody reads weights, factors, x and steps any more
+      write_rows(chunk, memory_.x(band_.slot, input));
+      if (chunk + 1 < chunks) make_weights(chunk + 1);
+      if (first_thread()) {
+        store_wait_read();
+        if (chunk + Layout::kInputs < chunks) band_.fetch(chunk + Layout::kInputs);
+      }
+      __syncwarp();
+      wgmma_wait<0>();
+      pin(state_);
+      if (thread_of_warpgroup() % 32 == 0) barrier_arrive(memory_.empty(stage));
+    }
+    if (first_thread()) store_wait();
+  }
+
+ private:
+  static __device__ __forceinline__ bool first_thread() { return thread_of_warpgroup() == 0; }
+
+  // The state in front of the segment.
+  __device__ __forceinline__ void load_state() {
+    const float* const local = p_.scan.states + place_.segment.index * band_.all_states() + band_.state_offset();
+    const float* const before =
+        p_.scan.super_states + place_.segment.super_segment * band_.all_states() + band_.state_offset();
+    const float decay = cuda::exp2_approx(p_.scan.logs_before[place_.segment.index * p_.scan.heads + band_.head]);
+    visit_state<kStates>(state_, [&](float& first, float& second, int offset) {
+      const float2 m = *reinterpret_cast<const float2*>(local + offset);
+      const float2 t = *reinterpret_cast<const float2*>(before + offset);
+      first = __fmaf_rn(decay, t.x, m.x);
+      second = __fmaf_rn(decay, t.y, m.y);
+    });
+  }
+
+  // Weights and factors of a chunk, once nobody reads those of the chunk before it. Other threads see them behind a
+  // barrier, and so does the copy engine's side.
+  __device__ __forceinline__ void make_weights(int chunk) {
+    band_.await(chunk);
+    const auto buffer = static_cast<std::uint32_t>(chunk) & 1U;
+    const float* const steps = memory_.steps(band_.slot, band_.input_of(chunk));
+    const int token = thread_of_warpgroup() % kChunk;
+    float* const up_to = memory_.factors(band_.slot, 0);
+    if (thread_of_warpgroup() < kChunk) {
+      up_to[token] = cuda::exp2_approx(steps[token]);
+    } else {
+      const float decay = cuda::exp2_approx(__fsub_rn(steps[kChunk - 1], steps[token]));
+      up_to[kChunk + token] = __fmul_rn(decay, steps[kChunk + token]);
+    }
+    barrier_wait(memory_.scores_full(buffer), static_cast<std::uint32_t>(chunk) >> 1 & 1U);
+    weigh_chunk(memory_.scores(buffer), steps, memory_.bytes + memory_.weights_offset(band_.slot, 0));
+    __syncwarp();
+    if (thread_of_warpgroup() % 32 == 0) barrier_arrive(memory_.scores_empty(buffer));
+    proxy_fence();
+  }
+
+  // Issues y = S · Cᵀ, 16 states at a time, while the next ones are split into parts. Behind that, the state is
+  // what the fold adds to: decayed by the chunk.
+  __device__ __forceinline__ void add_state(float (&y)[kChunk / 8][4], std::uint32_t c_tile, float decay) {
+    const std::uint32_t c = of_warp(descriptor_low(c_tile));
+    std::uint32_t hi[kStates / 16][4];
+    std::uint32_t lo[kStates / 16][4];
+    wgmma_wait<0>();  // nothing is under way; here ptxas (13.0) sees it, which else adds a wait between the steps
+    pin(state_);
+    pin(y);
+#pragma unroll
+    for (int k = 0; k < kStates / 16; ++k) {
+      if (k >= 2) wgmma_wait<1>();
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float(&s)[4] = state_[2 * k + half];
+        cuda::split(s[0], s[1], hi[k][2 * half], lo[k][2 * half]);
+        cuda::split(s[2], s[3], hi[k][2 * half + 1], lo[k][2 * half + 1]);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) s[e] = __fmul_rn(decay, s[e]);
+      }
+      wgmma_fence();
+      const auto at = static_cast<std::uint32_t>((k / 4 * kBandTileBytes + k % 4 * 32) >> 4);
+      multiply_left(y, hi[k], descriptor(c + at), k > 0);
+      multiply_left(y, lo[k], descriptor(c + at), true);
+      wgmma_commit();
+    }
+  }
+
+  // What rows have of the state decays up to each token; D · x is added.
+  __device__ __forceinline__ void scale_rows(float (&y)[kChunk / 8][4], const std::uint32_t (&x)[4][4]) const {
+    const float* const up_to = memory_.factors(band_.slot, 0) + band_.column_of_thread();
+    const bool with_skip = p_.scan.d != nullptr;
+    const float skip = with_skip ? p_.scan.d[band_.head] : 0.0F;
+#pragma unroll
+    for (int j = 0; j < kChunk / 8; ++j) {
+      const float2 decay = *reinterpret_cast<const float2*>(up_to + 8 * j);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float& first = y[j][2 * half];
+        float& second = y[j][2 * half + 1];
+        first = __fmul_rn(first, decay.x);
+        second = __fmul_rn(second, decay.y);
+        if (with_skip) {
+          const float2 given = cuda::unpack(x[j / 2][j % 2 * 2 + half], __nv_bfloat16());
+          first = __fmaf_rn(skip, given.x, first);
+          second = __fmaf_rn(skip, given.y, second);
+        }
+      }
+    }
+  }
+
+  // Issues yᵀ += xᵀ · weightsᵀ.
+  __device__ __forceinline__ void add_tokens(float (&y)[kChunk / 8][4], const std::uint32_t (&x)[4][4]) const {
+    const std::uint32_t hi = of_warp(descriptor_low(memory_.weights(band_.slot, 0)));
+    const std::uint32_t lo = of_warp(descriptor_low(memory_.weights(band_.slot, 1)));
+    pin(y);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      multiply_left(y, x[k], descriptor(hi + static_cast<std::uint32_t>(k * 32 >> 4)), true);
+      multiply_left(y, x[k], descriptor(lo + static_cast<std::uint32_t>(k * 32 >> 4)), true);
+    }
+    wgmma_commit();
+  }
+
+  __device__ __forceinline__ void apply_gate(float (&y)[kChunk / 8][4], int chunk) const {
+    const ScanTensor& z = p_.scan.z;
+    const int tokens = place_.tokens(chunk);
+    const auto* const gates = static_cast<const __nv_bfloat16*>(z.data) + place_.row(chunk) * z.token_stride +
+                              band_.head * z.head_stride + band_.first_dim + slot_of_thread();
+#pragma unroll
+    for (int j = 0; j < kChunk / 8; ++j) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int token = 8 * j + band_.column_of_thread() + e % 2;
+        if (token >= tokens) continue;
+        const float gate = __bfloat162float(gates[token * z.token_stride + e / 2 * 8]);
+        y[j][e] = __fmul_rn(y[j][e], cuda::silu(gate));
+      }
+    }
+  }
+
+  // Rounded, to where the warp's dims of x lay.
+  __device__ __forceinline__ void store_rows(const float (&y)[kChunk / 8][4], std::uint32_t tile) const {
+    using Pack = cuda::Products<__nv_bfloat16>;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      std::uint32_t packed[4];
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        const float(&d)[4] = y[2 * k + r / 2];
+        packed[r] = Pack::pack(d[r % 2 * 2], d[r % 2 * 2 + 1]);
+      }
+      store_matrix_transposed(tile + static_cast<std::uint32_t>(k) * band_.kStepRowBytes, packed);
+    }
+  }
+
+  // From shared memory. What the copy engine writes is under way; what threads write has been read.
+  __device__ __forceinline__ void write_rows(int chunk, std::uint32_t tile) const {
+    const ScanParams& s = p_.scan;
+    if (p_.maps_y && place_.whole(chunk)) {
+      if (first_thread()) {
+        store_box(&p_.y, tile, band_.first_dim, band_.head, static_cast<int>(place_.row(chunk)));
+        store_commit();
+      }
+      __syncwarp();
+      return;
+    }
+    auto* const rows = static_cast<std::uint16_t*>(s.y) + place_.row(chunk) * s.y_token_stride +
+                       band_.head * s.y_head_stride + band_.first_dim;
+    constexpr int kPieces = kBandDims / kPieceElements;
+    const int tokens = place_.tokens(chunk);
+#pragma unroll 1
+    for (int i = thread_of_warpgroup(); i < kChunk * kPieces; i += kWarpgroup) {
+      const int token = i / kPieces;
+      if (token >= tokens) break;
+      const uint4 piece = cuda::load_shared_16(tile + cuda::swizzled(token, i % kPieces));
+      std::uint16_t* const target = rows + token * s.y_token_stride + i % kPieces * kPieceElements;
+      if (s.y_aligned) {
+        *reinterpret_cast<uint4*>(target) = piece;
+        continue;
+      }
+      const std::uint32_t words[4] = {piece.x, piece.y, piece.z, piece.w};
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        target[2 * w] = static_cast<std::uint16_t>(words[w]);
+        target[2 * w + 1] = static_cast<std::uint16_t>(words[w] >> 16);
+      }
+    }
+    band_.sync();
+  }
+
+  const HopperSsd& p_;
+  const SsdMemory<kStates, true>& memory_;
+  const SsdPlace& place_;
+  const SsdBand<kStates, true> band_;
+  float state_[kStates / 8][4];
+};
+
+template <int kStates>
+__global__ void __launch_bounds__(kSsdThreads, 1) ssd_finish_kernel(const __grid_constant__ HopperSsd p) {
+  extern __shared__ unsigned char ssd_shared[];
+  const SsdMemory<kStates, true> memory(ssd_shared);
+  const SsdPlace place(p);
+  if (threadIdx.x == 0) memory.init_barriers(place.block.count);
+  // Blocks of weights above the diagonal stay 0.
+  constexpr int kWeightPieces = 2 * kBandsTogether * kBandTileBytes / 16;
+  auto* const weights = reinterpret_cast<uint4*>(memory.bytes + memory.weights_offset(0, 0));
+  for (int i = static_cast<int>(threadIdx.x); i < kWeightPieces; i += kSsdThreads) weights[i] = make_uint4(0, 0, 0, 0);
+  proxy_fence();
+  __syncthreads();
+  const int warpgroup = static_cast<int>(of_warp(threadIdx.x / kWarpgroup));
+  if (warpgroup == kBandsTogether) {
+    give_registers<kSsdFetchRegisters>();
+    score_chunks<kStates>(p, memory, place);
+  } else {
+    take_registers<kSsdBandRegisters>();
+    if (warpgroup < place.block.count) SsdRows<kStates>(p, memory, place, warpgroup).walk();
+  }
+}
+
+}  // namespace ringattn::sm90

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+// Local states of segments (kernels/scan.hpp, 1): a CTA folds a segment for up to three bands of heads of one group, a
+// warpgroup each. The state lies in its registers, [64 dims, states], and is what products of wgmma add to. One more
+// warpgroup fetches B, once for all of them.
+#pragma once
+
+#include "kernels/sm90/scan/ssd_band.cuh"
+
+namespace ringattn::sm90 {
+
+// B of every chunk, and C where there are outputs, by one warpgroup. Calls arrived(chunk, stage) when they are there.
+template <int kStates, bool kOutputs, class Arrived>
+__device__ __forceinline__ void fetch_chunks(const HopperSsd& p, const SsdMemory<kStates, kOutputs>& memory,
+                                             const SsdPlace& place, Arrived arrived) {
+  using Layout = SsdLayout<kStates, kOutputs>;
+  constexpr int kPanels = kStates / 64;
+  const int group = place.block.group;
+  const int chunks = place.chunks();
+  RingCursor<Layout::kStages> ring;
+#pragma unroll 1
+  for (int chunk = 0; chunk < chunks; ++chunk, ring.advance()) {
+    const std::uint32_t stage = ring.stage();
+    const std::uint32_t full = memory.full(stage);
+    const bool whole = place.whole(chunk);
+    const bool fetched_b = p.maps_b && whole;
+    const bool fetched_c = kOutputs && p.maps_c && whole;
+    barrier_wait(memory.empty(stage), ring.parity() ^ 1U);
+    if (!fetched_b) {
+      copy_panels<kPanels>(p.scan.b, place.row(chunk), group, 0, place.tokens(chunk), memory.b(stage));
+    }
+    if (kOutputs && !fetched_c) {
+      copy_panels<kPanels>(p.scan.c, place.row(chunk), group, 0, place.tokens(chunk), memory.c(stage));
+    }
+    if (!fetched_b || (kOutputs && !fetched_c)) proxy_fence();
+    named_sync(1 + kBandsTogether, kWarpgroup);  // all have seen that the stage is empty before it can be full again
+    if (thread_of_warpgroup() == 0) {
+      const int row = static_cast<int>(place.row(chunk));
+      barrier_arrive_expect(full, (fetched_b ? Layout::kTileBytes : 0) + (fetched_c ? Layout::kTileBytes : 0));
+      if (fetched_b) load_box(memory.b(stage), &p.b, full, 0, group, row);
+      if (fetched_c) load_box(memory.c(stage), &p.c, full, 0, group, row);
+    }
+    __syncwarp();
+    arrived(chunk, stage);
+  }
+}
+
+// What a state that a warpgroup has in registers is in memory: calls visit(pair of elements, offset).
+template <int kStates, class Visit>
+__device__ __forceinline__ void visit_state(float (&state)[kStates / 8][4], Visit visit) {
+#pragma unroll
+  for (int t = 0; t < kStates / 8; ++t) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      visit(state[t][2 * half], state[t][2 * half + 1], half * 8 * kStates + t * 8);
+    }
+  }
+}
+
+template <int kStates>
+__device__ __forceinline__ void fold_band(const HopperSsd& p, const SsdMemory<kStates, false>& memory,
+                                          const SsdPlace& place, int slot) {
+  using Layout = SsdLayout<kStates, false>;
+  const SsdBand<kStates, false> band(p, memory, place, slot);
+  const int thread = thread_of_warpgroup();
+  const int chunks = place.chunks();
+  if (thread == 0) {
+    for (int chunk = 0; chunk < Layout::kInputs && chunk < chunks; ++chunk) band.fetch(chunk);
+  }
+  float state[kStates / 8][4] = {};
+  RingCursor<Layout::kStages> ring;
+#pragma unroll 1
+  for (int chunk = 0; chunk < chunks; ++chunk, ring.advance()) {
+    band.await(chunk);
+    const int input = band.input_of(chunk);
+    const float* const steps = memory.steps(slot, input);
+    const float last = steps[kChunk - 1];
+    float* const behind = memory.factors(slot, chunk & 1);
+    if (thread < kChunk) {
+      behind[thread] = __fmul_rn(cuda::exp2_approx(__fsub_rn(last, steps[thread])), steps[kChunk + thread]);
+    }
+    band.sync();  // the weights are there, and nobody reads x of the chunk before any more
+    const int next = chunk - 1 + Layout::kInputs;
+    if (thread == 0 && chunk > 0 && next < chunks) band.fetch(next);
+    __syncwarp();
+
+    std::uint32_t hi[4][4];
+    std::uint32_t lo[4][4];
+    const std::uint32_t x = memory.x(slot, input) + band.matrices_of_lane();
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      std::uint32_t raw[4];
+      cuda::load_matrix_transposed(raw, x + static_cast<std::uint32_t>(k) * band.kStepRowBytes);
+      weigh_x(raw, behind + 16 * k + band.column_of_thread(), hi[k], lo[k]);
+    }
+    const float decay = cuda::exp2_approx(last);
+#pragma unroll
+    for (int t = 0; t < kStates / 8; ++t) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) state[t][e] = __fmul_rn(decay, state[t][e]);
+    }
+    const std::uint32_t stage = ring.stage();
+    barrier_wait(memory.full(stage), ring.parity());
+    pin(state);
+    fold_tokens<kStates, 0, 4>(state, hi, lo, memory.b(stage));
+    wgmma_wait<0>();
+    pin(state);
+    if (thread % 32 == 0) barrier_arrive(memory.empty(stage));
+  }
+  float* const target = p.scan.states + place.segment.index * band.all_states() + band.state_offset();
+  visit_state<kStates>(state, [&](float first, float second, int offset) {
+    *reinterpret_cast<float2*>(target + offset) = make_float2(first, second);
+  });
+}
+
+template <int kStates>
+__global__ void __launch_bounds__(kSsdThreads, 1) ssd_fold_kernel(const __grid_constant__ HopperSsd p) {
+  extern __shared__ unsigned char ssd_shared[];
+  const SsdMemory<kStates, false> memory(ssd_shared);
+  const SsdPlace place(p);
+  if (threadIdx.x == 0) memory.init_barriers(place.block.count);
+  __syncthreads();
+  const int warpgroup = static_cast<int>(of_warp(threadIdx.x / kWarpgroup));
+  if (warpgroup == kBandsTogether) {
+    give_registers<kSsdFetchRegisters>();
+    fetch_chunks<kStates, false>(p, memory, place, [](int, std::uint32_t) {});
+  } else {
+    take_registers<kSsdBandRegisters>();
+    if (warpgroup < place.block.count) fold_band<kStates>(p, memory, place, warpgroup);
+  }
+}
+
+}  // namespace ringattn::sm90
