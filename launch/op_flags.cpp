@@ -44,7 +44,7 @@ constexpr UnknownFlag kNotOfScans[] = {
     {"query-offset", kNoScores}, {"window", kNoScores},   {"block-mask", kNoScores},  {"softmax-scale", kNoScores},
     {"softcap", kNoScores},      {"decode", kNoScores},   {"rope-dim", kLatentAlone}, {"latent-dim", kLatentAlone},
     {"form", kLatentAlone},      {"layout", kOneDeal},    {"stripe", kOneDeal},       {"block", kNoBlocks},
-    {"overlap", kNoBlocks},      {"checksum", kNoBlocks}, {"trace", kNoBlocks},       {"compute-only", kNoBlocks}};
+    {"overlap", kNoBlocks},      {"checksum", kNoBlocks}, {"compute-only", kNoBlocks}};
 // Its heads are channels of one number each.
 constexpr std::string_view kChannels = "a channel is a head of one number; --heads says how many there are";
 constexpr auto kNotOfSelective = [] {

@@ -78,12 +78,16 @@ __global__ void __launch_bounds__(kThreads) update_kernel(const __grid_constant_
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const int rows_of_sequence = p.heads * p.head_dim;
   const int groups_of_sequence = rows_of_sequence / kRows;
-  const bool present = group / groups_of_sequence < p.sequences;
-  const std::int64_t sequence = present ? group / groups_of_sequence : 0;
+  const std::int64_t asked = group / groups_of_sequence;
+  std::int64_t slot = asked;
+  if (p.slots != nullptr && asked < p.sequences) slot = p.slots[asked];
+  const bool present = asked < p.sequences && slot >= 0;
+  const std::int64_t sequence =
+      present ? asked : 0;  // what isn't there loads as the first one does, and writes nothing
   const int first_row = present ? static_cast<int>(group % groups_of_sequence) * kRows : 0;
   const int first_head = kStateDecays ? first_row : first_row / p.head_dim;
   const int first_dim = kStateDecays ? 0 : first_row % p.head_dim;
-  float* const states = p.states + (sequence * rows_of_sequence + first_row) * p.state_dim;
+  float* const states = p.states + ((present ? slot : 0) * rows_of_sequence + first_row) * p.state_dim;
 
   int n = lane * kWidth;
   const bool has_piece = n < p.state_dim;

@@ -190,7 +190,9 @@ __global__ void __launch_bounds__(kThreads)
   const std::int64_t channel = (std::int64_t{blockIdx.y} * kThreads + threadIdx.x) * kChannels;
   if (channel >= p.channels) return;
   const std::int64_t sequence = blockIdx.x;
-  Element* const halo = static_cast<Element*>(step.halos) + sequence * (kWidth - 1) * p.channels + channel;
+  const std::int64_t slot = step.slots == nullptr ? sequence : step.slots[sequence];
+  if (slot < 0) return;
+  Element* const halo = static_cast<Element*>(step.halos) + slot * (kWidth - 1) * p.channels + channel;
   Eight<Element> tokens[kWidth];
 #pragma unroll
   for (int k = 0; k + 1 < kWidth; ++k) tokens[k] = load_eight<Element>(halo + k * p.channels, p.aligned);

@@ -52,6 +52,7 @@ void keep_halos(const ConvolutionParams& params, Dtype dtype, cudaStream_t strea
 struct ConvolutionStep {
   std::int64_t sequences;
   void* halos;
+  const std::int32_t* slots;  // as of UpdateParams
 };
 void update_halos(const ConvolutionParams& params, const ConvolutionStep& step, Dtype dtype, cudaStream_t stream);
 

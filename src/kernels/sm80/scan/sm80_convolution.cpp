@@ -39,7 +39,7 @@ class DeviceConvolution final : public ConvolutionKernel {
     const DeviceGuard guard(device_);
     ConvolutionParams p = params_of(update);
     p.aligned = p.aligned && place(update.halos) % kAlignment == 0;
-    update_halos(p, {update.x.tokens, update.halos}, spec_.dtype, cuda_stream(stream));
+    update_halos(p, {update.x.tokens, update.halos, update.slots}, spec_.dtype, cuda_stream(stream));
   }
 
  private:
