@@ -1,4 +1,4 @@
-# cmake --install: the headers, the library (static in parts, and shared as a whole), what find_package and pkg-config
+# cmake --install: the headers, the library (static in parts, and shared as a whole), the library in C, what find_package and pkg-config
 # read, and the program with its launcher.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
@@ -17,7 +17,7 @@ target_compile_features(ringattn_shared INTERFACE cxx_std_20)
 set_target_properties(ringattn_shared PROPERTIES OUTPUT_NAME ringattn EXPORT_NAME shared VERSION ${PROJECT_VERSION}
                                                  SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
 
-set(installed ringattn ringattn_shared ${parts})
+set(installed ringattn ringattn_shared ringattn_c ${parts})
 if(TARGET ringattn_comm_mpi)
   set_target_properties(ringattn_comm_mpi PROPERTIES EXPORT_NAME comm_mpi)
   list(APPEND installed ringattn_comm_mpi)
@@ -32,9 +32,12 @@ install(EXPORT ringattn NAMESPACE ringattn:: DESTINATION ${package_folder} FILE 
 # Headers of kernels are those of one device's inside.
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/src/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/ringattn FILES_MATCHING PATTERN "*.hpp"
         PATTERN "kernels/cpu" EXCLUDE PATTERN "kernels/cuda" EXCLUDE PATTERN "kernels/sm80" EXCLUDE
-        PATTERN "kernels/sm90" EXCLUDE PATTERN "base/cuda.hpp" EXCLUDE)
+        PATTERN "kernels/sm90" EXCLUDE PATTERN "base/cuda.hpp" EXCLUDE REGEX "/src/c$" EXCLUDE)
+install(FILES ${PROJECT_SOURCE_DIR}/src/c/ringattn.h ${PROJECT_SOURCE_DIR}/src/c/ringattn_ops.h
+        DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(TARGETS ringattn_program DESTINATION ${CMAKE_INSTALL_BINDIR})
-install(PROGRAMS ${PROJECT_SOURCE_DIR}/launch/ringattn-mpirun DESTINATION ${CMAKE_INSTALL_BINDIR})
+install(PROGRAMS ${PROJECT_SOURCE_DIR}/launch/ringattn-mpirun ${PROJECT_SOURCE_DIR}/launch/ringattn-goldens
+        DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(FILES ${PROJECT_SOURCE_DIR}/launch/supervise.sh DESTINATION libexec/ringattn)
 
 # What the static libraries were built with, and so need again.
@@ -53,4 +56,5 @@ if(NCCL_FOUND)
   install(FILES ${CMAKE_CURRENT_LIST_DIR}/FindNCCL.cmake DESTINATION ${package_folder})
 endif()
 configure_file(${CMAKE_CURRENT_LIST_DIR}/ringattn.pc.in ${CMAKE_CURRENT_BINARY_DIR}/ringattn.pc @ONLY)
-install(FILES ${CMAKE_CURRENT_BINARY_DIR}/ringattn.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+configure_file(${CMAKE_CURRENT_LIST_DIR}/ringattn_c.pc.in ${CMAKE_CURRENT_BINARY_DIR}/ringattn_c.pc @ONLY)
+install(FILES ${CMAKE_CURRENT_BINARY_DIR}/ringattn.pc ${CMAKE_CURRENT_BINARY_DIR}/ringattn_c.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

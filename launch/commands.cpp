@@ -18,7 +18,8 @@ std::optional<int> asked_ranks(const Config& config) { return config.options.ran
 // Comparing shapes takes a world to split, also alone.
 std::optional<int> verify_ranks(const Config& config) {
   const JobOptions& options = config.options;
-  const bool shapes = options.against.empty() && options.record.empty() && options.golden.empty() && !options.decode;
+  const bool shapes = options.against.empty() && options.record.empty() && options.golden.empty() &&
+                      options.peer.empty() && !options.decode;
   if (options.ranks || !shapes || launched_as_rank() || options.transport == "self") return options.ranks;
   return kLargestLocalWorld;
 }
@@ -40,10 +41,11 @@ constexpr CommandRow kTable[] = {
      run_main},
     {"verify",
      kVerify,
-     "check a result: other shapes, an output file, fp64, a golden file, decoding",
+     "check a result: other shapes, an output file, fp64, a golden file, another system's, decoding",
      {"ringattn verify --synthetic 7 --seq 4k",
       "mpirun -np 3 ringattn verify --input qkv.safetensors --against oracle"},
-     "Without --against, --record, --golden or --decode: runs the job in other shapes (numbers of ranks, layouts, "
+     "Without --against, --record, --golden, --peer or --decode: runs the job in other shapes (numbers of ranks, "
+     "layouts, "
      "block\n"
      "sizes; of a cache, pages) and compares bits. --layout, --block, --page-size and --ranks, where given, hold that\n"
      "side of the shapes fixed.",

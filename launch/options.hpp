@@ -104,6 +104,7 @@ struct JobOptions {
   std::int64_t rows = 64;
   std::string record;
   std::string golden;
+  std::string peer;  // a file of another system's result
 
   // Measurement
   bool measure = false;

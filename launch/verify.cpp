@@ -4,12 +4,15 @@
 #include <fmt/format.h>
 
 #include <optional>
+#include <string_view>
+#include <vector>
 
 #include "attention/check/accuracy.hpp"
 #include "attention/check/difference.hpp"
 #include "attention/check/golden.hpp"
 #include "attention/check/kept_share.hpp"
 #include "attention/check/output_file.hpp"
+#include "attention/check/peer_file.hpp"
 #include "attention/job/file_job.hpp"
 #include "attention/job/one_input.hpp"
 #include "attention/job/output.hpp"
@@ -35,13 +38,13 @@ namespace {
 void check_flags(const Config& config) {
   const JobOptions& options = config.options;
   const int modes = (options.against.empty() ? 0 : 1) + (options.record.empty() ? 0 : 1) +
-                    (options.golden.empty() ? 0 : 1) + (options.decode ? 1 : 0);
+                    (options.golden.empty() ? 0 : 1) + (options.peer.empty() ? 0 : 1) + (options.decode ? 1 : 0);
   if (modes > 1) {
-    fail(ErrorCode::kUsage, "--against, --record, --golden and --decode exclude each other", "one check at a time",
-         "Leave out all but one of them.");
+    fail(ErrorCode::kUsage, "--against, --record, --golden, --peer and --decode exclude each other",
+         "one check at a time", "Leave out all but one of them.");
   }
-  if (config.given("rows") && options.against != "oracle" && !options.decode) {
-    fail(ErrorCode::kUsage, fmt::format("{} needs --against oracle, or --decode", config.origin("rows")),
+  if (config.given("rows") && options.against != "oracle" && options.peer.empty() && !options.decode) {
+    fail(ErrorCode::kUsage, fmt::format("{} needs --against oracle, --peer or --decode", config.origin("rows")),
          "it says how many rows they take", "Add one of them, or leave it out.");
   }
 }
@@ -52,6 +55,7 @@ struct SingleRun {
   const JobInput& input;
   const Screen& screen;
   const OutputFile* against;  // null: another check
+  const PeerFile* peer;       // the same
   PreparedFileJob& prepared;
   RankResult result;
   const Meeting& meeting;
@@ -62,34 +66,44 @@ struct SingleRun {
 
 std::string place(const RowSample& sample) { return fmt::format("token {}, head {}", sample.token, sample.head); }
 
+// `whose`: "" or "theirs: ".
+void print_accuracy(const SingleRun& run, const Accuracy& all, std::string_view whose) {
+  if (all.compared == 0) {
+    run.screen.print(fmt::format("  {}out: no value is finite here and in fp64\n", whose));
+  } else {
+    run.screen.print(
+        fmt::format("  {}out: greatest error {:.3g} at {}; allowed {:.3g} (a straightforward computation has {:.3g})\n",
+                    whose, all.error, place(all.worst), all.allowed(), all.straightforward_error));
+  }
+  if (all.lse_allowed > 0.0) {
+    run.screen.print(fmt::format("  {}lse: greatest error {:.3g} of what is allowed, at {}\n", whose, all.lse_error,
+                                 place(all.worst_lse)));
+  } else {
+    run.screen.print(fmt::format("  {}lse: no value is finite here and in fp64\n", whose));
+  }
+  if (all.misplaced > 0) {
+    run.screen.print(fmt::format("  {}{} values are NaN or infinite where fp64 has others, the first at {}\n", whose,
+                                 all.misplaced, place(all.first_misplaced)));
+  }
+}
+
+// Its threads are those of the processors that this rank shares with others.
+Accuracy check_rows_of(const SingleRun& run, const TensorView& out, const RowView& lse,
+                       std::vector<RowError>* each = nullptr) {
+  return check_result(run.meeting, run.input, run.prepared.tiles(), run.options().rows, run.result.runs, out, lse,
+                      run.prepared.threads(), each);
+}
+
 bool check_against_oracle(const SingleRun& run) {
   const FoldSpec& spec = run.input.job().spec;
-  // Its threads are those of the processors that this rank shares with others.
-  const Accuracy all = check_result(run.meeting, run.input, run.prepared.tiles(), run.options().rows, run.result.runs,
-                                    run.result.out_view(spec), run.result.lse_view(spec), run.prepared.threads());
+  const Accuracy all = check_rows_of(run, run.result.out_view(spec), run.result.lse_view(spec));
   run.report.accuracy = all;
   run.screen.context(fmt::format("{} against the fp64 oracle", counted(static_cast<std::uint64_t>(all.rows), "row")));
   if (all.rows == 0) {
     run.screen.print("  the job has no rows: nothing is compared\n");
     return true;
   }
-  if (all.compared == 0) {
-    run.screen.print("  out: no value is finite here and in fp64\n");
-  } else {
-    run.screen.print(
-        fmt::format("  out: greatest error {:.3g} at {}; allowed {:.3g} (a straightforward computation has {:.3g})\n",
-                    all.error, place(all.worst), all.allowed(), all.straightforward_error));
-  }
-  if (all.lse_allowed > 0.0) {
-    run.screen.print(
-        fmt::format("  lse: greatest error {:.3g} of what is allowed, at {}\n", all.lse_error, place(all.worst_lse)));
-  } else {
-    run.screen.print("  lse: no value is finite here and in fp64\n");
-  }
-  if (all.misplaced > 0) {
-    run.screen.print(fmt::format("  {} values are NaN or infinite where fp64 has others, the first at {}\n",
-                                 all.misplaced, place(all.first_misplaced)));
-  }
+  print_accuracy(run, all, "");
   if (run.input.job().lists != nullptr) {
     const KeptShare kept = kept_share(run.meeting, run.input, run.options().rows, run.prepared.threads());
     run.screen.print(fmt::format("  lists keep {:.2f} % of the weight in the mean of {}, {:.2f} % at least\n",
@@ -97,6 +111,30 @@ bool check_against_oracle(const SingleRun& run) {
                                  100.0 * kept.least));
   }
   return all.passes();
+}
+
+// Another system's rows against fp64, with this job's beside them. What is judged are theirs.
+bool check_peer(const SingleRun& run) {
+  const FoldSpec& spec = run.input.job().spec;
+  PeerFile::Rows rows;
+  run.meeting.together([&] { rows = run.peer->read(run.result.runs, spec.dtype); });
+  const RowView own_lse = run.result.lse_view(spec);
+  std::vector<RowError> each;
+  const Accuracy theirs = check_rows_of(run, rows.out, run.peer->has_lse() ? rows.lse : own_lse, &each);
+  const Accuracy ours = check_rows_of(run, run.result.out_view(spec), own_lse);
+  run.report.accuracy = theirs;
+  run.screen.context(fmt::format("{} of {} against the fp64 oracle",
+                                 counted(static_cast<std::uint64_t>(theirs.rows), "row"), run.options().peer));
+  print_accuracy(run, theirs, "theirs: ");
+  print_accuracy(run, ours, "ours: ");
+  if (!run.peer->has_lse()) run.screen.print("  theirs has no lse: out alone is compared\n");
+  if (const auto wrong = first_wrong_row(run.meeting, theirs, each)) {
+    run.screen.print(
+        fmt::format("  the first wrong row of theirs: {}; error of out {:.3g}, of lse {:.3g} of what is "
+                    "allowed\n",
+                    place(wrong->sample), wrong->error, wrong->lse_error));
+  }
+  return theirs.passes();
 }
 
 bool check_against_file(const SingleRun& run) {
@@ -126,7 +164,7 @@ bool write_golden(const SingleRun& run, Golden golden) {
 }
 
 // Checks that need a single run; true if it passes.
-bool verify_single(const Invocation& invocation, const JobInput& input, const OutputFile* against,
+bool verify_single(const Invocation& invocation, const JobInput& input, const OutputFile* against, const PeerFile* peer,
                    const Options& library, const Screen& screen, Transport& world, Report& report) {
   const JobOptions& options = invocation.config.options;
   const Meeting meeting(world, Patience(options.timeout));
@@ -145,10 +183,11 @@ bool verify_single(const Invocation& invocation, const JobInput& input, const Ou
   progress.clear();
   report.digests = result.digests;
   gather_figures(report, prepared, result.rank, world, meeting);
-  const SingleRun run{invocation, input, screen, against, prepared, std::move(result.rank), meeting, report};
+  const SingleRun run{invocation, input, screen, against, peer, prepared, std::move(result.rank), meeting, report};
   screen.context(fmt::format("digests: out {}, lse {}", report.digests->out, report.digests->lse));
   if (!options.record.empty()) return write_golden(run, std::move(golden));
   if (!options.golden.empty()) return check_golden(run, golden);
+  if (peer != nullptr) return check_peer(run);
   return options.against == "oracle" ? check_against_oracle(run) : check_against_file(run);
 }
 
@@ -174,25 +213,33 @@ int verify_job(const Invocation& invocation, Transport& world, Report& report) {
   OpenSource source;
   std::optional<JobInput> input;
   std::optional<OutputFile> against;
+  std::optional<PeerFile> peer;
   Options library;
   meeting.together([&] {
     check_flags(config);
     source = open_source(config, true);
-    if (source.scan) return;
+    if (source.scan) {
+      if (options.peer.empty()) return;
+      fail(ErrorCode::kUsage, fmt::format("{} is not for scans", config.origin("peer")),
+           "rows of out and lse are compared with fp64", "Compare a scan with --against oracle.");
+    }
     input.emplace(open_input(config, true));
     library = library_options(config);
     if (!options.against.empty() && options.against != "oracle") against.emplace(options.against, *input);
+    if (!options.peer.empty()) peer.emplace(options.peer, *input);
     if (first) check_outputs(invocation);
   });
   if (source.scan)
     return close_verdict(screen, options, meeting, report, verify_scan(invocation, screen, world, report));
   agree_on_input(meeting, *input);
   if (against) agree_on_files(meeting, [&] { return against->fingerprints(); });
-  const bool shapes = options.against.empty() && options.record.empty() && options.golden.empty();
-  const bool pass =
-      options.decode ? verify_decode(invocation, *input, library, screen, world, report)
-      : shapes       ? verify_shapes(invocation, *input, library, screen, world, report)
-                     : verify_single(invocation, *input, against ? &*against : nullptr, library, screen, world, report);
+  if (peer) agree_on_files(meeting, [&] { return peer->fingerprints(); });
+  const bool shapes =
+      options.against.empty() && options.record.empty() && options.golden.empty() && options.peer.empty();
+  const bool pass = options.decode ? verify_decode(invocation, *input, library, screen, world, report)
+                    : shapes       ? verify_shapes(invocation, *input, library, screen, world, report)
+                             : verify_single(invocation, *input, against ? &*against : nullptr, peer ? &*peer : nullptr,
+                                             library, screen, world, report);
   return close_verdict(screen, options, meeting, report, pass);
 }
 

@@ -17,11 +17,11 @@ deps=(--tests)
 ((all)) && deps+=(--sanitizers)
 ./launch/install-deps.sh "${deps[@]}"
 
-# The reference safetensors library, for the tests that compare with it; without it they are skipped and say so.
+# The reference safetensors library, and what tests of the Python package use; without them tests are skipped and say so.
 if [[ ! -x build/venv/bin/python ]]; then
   python3 -m venv --system-site-packages build/venv
-  build/venv/bin/pip install --quiet numpy safetensors ||
-    echo "run.sh: PyPI gave no safetensors; the tests that compare with it will be skipped"
+  build/venv/bin/pip install --quiet numpy safetensors ml_dtypes pytest ||
+    echo "run.sh: PyPI gave no NumPy and safetensors; the tests that use them will be skipped"
 fi
 export PATH="$PWD/build/venv/bin:$PATH"
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1

@@ -27,6 +27,7 @@ part one-connection 2 "p2p with CUDA_DEVICE_MAX_CONNECTIONS=1: no deadlock, the 
 part several-a-gpu 2 "worlds of 2 to 7 ranks on one GPU, as threads, p2p: the same bits"
 part oracle 2 "256k tokens on all GPUs: 64 rows against fp64"
 part sanitizers 9 "compute-sanitizer's four tools beside each other, over a reduced suite: fold, worlds on one GPU, p2p"
+part python 4 "PyTorch tensors: streams, graphs, torch.compile, two ranks of torch.distributed; the cost of a call"
 part faults 2 "a killed rank ends the others with code 6"
 
 job=(--synthetic 7 --heads 32 --kv-heads 8 --head-dim 128 --dtype bf16)
@@ -198,6 +199,12 @@ END
   RINGATTN_PROGRAM=$state/dying-rank.sh timeout 120 launch/ringattn-mpirun -np 2 run "${job[@]}" --seq 64k --timeout 10 || code=$?
   echo "code $code"
   ((code == 6))
+}
+part_python() {
+  need_build
+  need python3 -c "import torch" -- "PyTorch"
+  logged python env RINGATTN_LIBRARY="build/$preset/lib/libringattn_c.so" PYTHONPATH=python python3 tests/python/gpu_test.py
+  grep "a call\|C call" "$state/python.log" || true
 }
 part_faults() {
   need_build

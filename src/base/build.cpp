@@ -40,7 +40,19 @@ std::string build_id_in_notes(const char* note, std::size_t bytes) {
   return {};
 }
 
-int visit_program(dl_phdr_info* info, std::size_t, void* result) {
+// Whether the object, a program or a shared library, holds this very code.
+bool is_ours(const dl_phdr_info& info) {
+  const auto here = reinterpret_cast<ElfW(Addr)>(&is_ours);
+  for (int i = 0; i < info.dlpi_phnum; ++i) {
+    const auto& segment = info.dlpi_phdr[i];
+    const ElfW(Addr) begin = info.dlpi_addr + segment.p_vaddr;
+    if (segment.p_type == PT_LOAD && here >= begin && here - begin < segment.p_memsz) return true;
+  }
+  return false;
+}
+
+int visit_object(dl_phdr_info* info, std::size_t, void* result) {
+  if (!is_ours(*info)) return 0;
   for (int i = 0; i < info->dlpi_phnum; ++i) {
     const auto& segment = info->dlpi_phdr[i];
     if (segment.p_type != PT_NOTE) continue;
@@ -51,14 +63,14 @@ int visit_program(dl_phdr_info* info, std::size_t, void* result) {
       break;
     }
   }
-  return 1;  // the first object is the program itself: stop
+  return 1;  // stop
 }
 
 }  // namespace
 
 std::string build_id() {
   std::string id;
-  dl_iterate_phdr(visit_program, &id);
+  dl_iterate_phdr(visit_object, &id);
   return id;
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What was built: version, source revision, compiler, and the linker's build id of the running program.
+// What was built: version, source revision, compiler, and the linker's build id.
 #pragma once
 
 #include <string>
@@ -13,7 +13,8 @@ bool git_dirty();                 // the source differed from git_revision()
 std::string_view compiler();      // e.g. "GNU 12.2.0"
 std::string_view build_type();
 
-// The running executable's build id in hex, equal exactly for equal binaries; empty if the linker wrote none.
+// The build id, in hex, of the binary that holds this library: the program, or the shared library that a program of any
+// language has loaded. Equal exactly for equal binaries; empty if the linker wrote none.
 std::string build_id();
 
 }  // namespace ringattn

@@ -101,4 +101,21 @@ DeviceWorld make_device_world(Transport& host, const WorldRequest& request) {
   return {nullptr, passed_over};
 }
 
+std::unique_ptr<Transport> make_device_transport(Transport& host, int device, double setup_seconds) {
+  Wording passed_over;
+  for (const Candidate& candidate : candidates()) {
+    try {
+      const Deadline deadline = Patience(setup_seconds).for_peer();
+      return candidate.make(host.split(host.size(), deadline), device, setup_seconds);
+    } catch (const AgreedError& error) {
+      if (error.code() != ErrorCode::kUnsupported) throw;
+      if (!passed_over.empty()) passed_over += "; ";
+      passed_over += {candidate.name, ": ", error.message()};
+    }
+  }
+  refuse("the ranks can't reach each other's GPUs",
+         passed_over.empty() ? Wording("this build has no CUDA") : passed_over,
+         "Give each rank a GPU of its own, or compute on the host.");
+}
+
 }  // namespace ringattn

@@ -19,4 +19,8 @@ struct DeviceWorld {
 // had.
 DeviceWorld make_device_world(Transport& host, const WorldRequest& request);
 
+// The same with the GPU that this rank's caller names: a transport beside `host`, which outlives it, p2p where that can
+// be, else nccl. Collective. Throws an AgreedError (kUnsupported) that says why neither can.
+std::unique_ptr<Transport> make_device_transport(Transport& host, int device, double setup_seconds);
+
 }  // namespace ringattn

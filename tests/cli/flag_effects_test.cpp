@@ -361,6 +361,13 @@ const Effects& effects() {
            EXPECT_EQ(tool(Words{"verify", "--golden", path} + small_job()).code, 3);
          });
        }},
+      {"peer",
+       [] {
+         with_file([](const TemporaryFolder&, const std::string& path) {
+           out_of(Words{"run", "--output", path} + small_job());
+           EXPECT_TRUE(has(out_of(Words{"verify", "--peer", path} + small_job()), "theirs: out: greatest error"));
+         });
+       }},
       {"measure",
        [] {
          EXPECT_TRUE(has(out_of({"info", "--measure"}), "flops_per_second"));

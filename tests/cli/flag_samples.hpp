@@ -81,6 +81,7 @@ inline constexpr FlagSamples kFlagSamples[] = {
     {"rows", {"1", "64", "100"}},
     {"record", {"a.json", "b.json", "c.json"}},
     {"golden", {"a.json", "b.json", "c.json"}},
+    {"peer", {"a.safetensors", "b.safetensors", "c.safetensors"}},
     {"measure", {"true", "false", "true"}},
     {"samples", {"1", "10", "100"}},
     {"compute-only", {"true", "false", "true"}},

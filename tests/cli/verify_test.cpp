@@ -89,6 +89,37 @@ TEST(Verify, ComparesWithTheOracle) {
   EXPECT_TRUE(has(whole.out, "# 72 rows against")) << whole.out << whole.err;
 }
 
+// All rows of both, so that the first wrong one is found wherever it is.
+TEST(Verify, ComparesAPeerWithFp64) {
+  const TemporaryFolder folder;
+  const std::string path = folder.file("out.safetensors");
+  const Words job = Words{"--rows", "100000"} + small_job();
+  ASSERT_EQ(tool(Words{"run", "--output", path} + small_job()).code, 0);
+  const Finished right = tool(Words{"verify", "--peer", path, "--ranks", "3"} + job);
+  EXPECT_EQ(right.code, 0) << right.out << right.err;
+  EXPECT_TRUE(has(right.out, " against the fp64 oracle\n  theirs: out: greatest error")) << right.out;
+  EXPECT_TRUE(has(right.out, "\n  ours: out: greatest error")) << right.out;
+  EXPECT_FALSE(has(right.out, "wrong row")) << right.out;
+
+  // The lse of the last token and head, in a file that ends with it, and its sign.
+  std::string bytes = read_whole(path);
+  bytes.back() = static_cast<char>(bytes.back() ^ 0x80);
+  folder.write("out.safetensors", bytes);
+  const Finished wrong = tool(Words{"verify", "--peer", path, "--ranks", "2"} + job);
+  EXPECT_EQ(wrong.code, 1) << wrong.out << wrong.err;
+  EXPECT_TRUE(has(wrong.out, "the first wrong row of theirs: token 299, head 3")) << wrong.out;
+  EXPECT_TRUE(wrong.out.ends_with("FAIL\n")) << wrong.out;
+
+  const std::string input = folder.write("in.safetensors", safetensors_bytes(FileShape()));
+  const Finished no_output = tool({"verify", "--input", input, "--peer", input});
+  EXPECT_EQ(no_output.code, 3) << no_output.out;
+  EXPECT_TRUE(has(no_output.err, "--peer takes a file with another system's out")) << no_output.err;
+  EXPECT_EQ(tool(Words{"verify", "--peer", path, "--against", "oracle"} + small_job()).code, 2);
+  const Finished scan = tool({"verify", "--op", "ssd", "--synthetic", "1", "--seq", "100", "--peer", path});
+  EXPECT_EQ(scan.code, 2) << scan.out << scan.err;
+  EXPECT_TRUE(has(scan.err, "--peer is not for scans")) << scan.err;
+}
+
 TEST(Verify, ReportsTheComparisonWithTheOracle) {
   const auto report = [](const Words& flags) {
     const Finished run = tool(Words{"verify", "--against", "oracle", "--json", "-"} + flags);

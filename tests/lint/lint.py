@@ -32,6 +32,7 @@ ROOMS = {
     "attention/check": ["base", "comm", "kernels", *INNER[:3]],
     "attention": ["base", "comm", "kernels", *INNER],  # the front doors, one an op
     "attention/job": ["base", "comm", "kernels", "attention", *INNER],  # whole jobs, from file to file
+    "c": ["base", "comm", "comm/tcp", "kernels", "attention", *INNER],  # the front doors for C, and for whoever calls C
     "launch": ["base", "comm", "kernels", "attention", "attention/job", *INNER],
 }
 
@@ -60,7 +61,7 @@ MAX_COLUMNS = 130
 
 def tracked_sources():
     listing = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "src", "launch", "tests", "bench"],
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "src", "launch", "tests", "bench", "python"],
         cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     return [ROOT / name for name in listing
             if re.search(r"\.(c|cpp|cu|h|hpp|cuh|py|sh)$", name) and (ROOT / name).exists()]

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # package_test.sh CMAKE BUILD COMPILER VERSION MPIEXEC: installs BUILD into a folder of its own, builds the consumer
-# against it, linked statically, to the shared library, and by pkg-config, and runs it: alone, in a world of threads, by
-# processes that gather without MPI, and under an MPI_Comm of its own. All print the same bits. Then the installed program and
-# launcher run.
+# against it, linked statically, to the shared library, in C, and by pkg-config, and runs it: alone, in a world of threads,
+# by processes that gather without MPI, and under an MPI_Comm of its own. All print the same bits. Then the installed program
+# and launcher run.
 set -euo pipefail
 cmake=$1 build=$2 compiler=$3 version=$4 mpiexec=$5
 here=$(cd "$(dirname "$0")" && pwd)
@@ -17,7 +17,7 @@ mv "$place/installed" "$place/moved"
 installed=$place/moved
 
 "$cmake" -S "$here/consumer" -B "$place/consumer" "-DCMAKE_PREFIX_PATH=$installed" "-DCMAKE_CXX_COMPILER=$compiler" \
-         "-DVERSION=$version" >"$place/log" 2>&1 || { cat "$place/log"; exit 1; }
+         "-DVERSION=$version" "-DC_CLIENT=$here/../c/client.c" >"$place/log" 2>&1 || { cat "$place/log"; exit 1; }
 "$cmake" --build "$place/consumer" --parallel 2 >"$place/log" 2>&1 || { cat "$place/log"; exit 1; }
 
 failed=0
@@ -37,6 +37,10 @@ done
 if [[ -x $place/consumer/own_comm ]]; then
   expect "$bits" "$mpiexec" -np 3 --oversubscribe --bind-to none "$place/consumer/own_comm"
 fi
+
+in_c=$("$place/consumer/in_c")
+[[ $in_c =~ ^[0-9a-f]{16}$ ]] || { echo "the consumer in C printed: $in_c"; failed=1; }
+expect "$in_c" "$place/consumer/in_c" threads 3
 
 # The shared library needs nothing else on the command line.
 if command -v pkg-config >/dev/null; then

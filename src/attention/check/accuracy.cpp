@@ -142,7 +142,7 @@ void judge_lse(const FoldSpec& spec, bool latents, const CheckedRow& row, double
 // The samples of one sequence that this rank owns.
 void check_sequence(const AccuracyInputs& inputs, std::size_t sequence, std::int64_t origin_q, std::int64_t origin_k,
                     std::span<const std::pair<RowSample, std::int64_t>> samples, const TensorView& out,
-                    const RowView& lse, Accuracy& accuracy) {
+                    const RowView& lse, Accuracy& accuracy, std::vector<RowError>* each) {
   const FoldSpec& spec = inputs.job.spec;
   const Sequence& shape = inputs.job.batch.sequences[sequence];
   std::vector<CheckedRow> rows;
@@ -208,10 +208,13 @@ void check_sequence(const AccuracyInputs& inputs, std::size_t sequence, std::int
       straightforward = out_of_latent<float>(*latents, rows[i].sample.head, straightforward);
       round_all(spec.dtype, straightforward);
     }
-    judge_out(spec, rows[i], expected, straightforward, infinite, out, accuracy);
+    Accuracy row;
+    row.rows = 1;
+    judge_out(spec, rows[i], expected, straightforward, infinite, out, row);
     judge_lse(spec, latents != nullptr, rows[i], expected_lse,
-              static_cast<double>(lse.at(rows[i].row, rows[i].sample.head)), accuracy);
-    ++accuracy.rows;
+              static_cast<double>(lse.at(rows[i].row, rows[i].sample.head)), row);
+    if (each != nullptr) each->push_back({rows[i].sample, row.error, row.lse_error, row.misplaced > 0});
+    merge(row, accuracy);
   }
 }
 
@@ -253,7 +256,7 @@ std::vector<RowSample> sample_rows(const Job& job, std::int64_t count, std::uint
 }
 
 Accuracy check_rows(const AccuracyInputs& inputs, std::span<const RowSample> samples, std::span<const PackedRun> runs,
-                    const TensorView& out, const RowView& lse) {
+                    const TensorView& out, const RowView& lse, std::vector<RowError>* each) {
   Accuracy accuracy;
   const std::vector<std::int64_t> cu_q = inputs.job.batch.cu_q();
   const std::vector<std::int64_t> cu_k = inputs.job.batch.cu_k();
@@ -270,39 +273,15 @@ Accuracy check_rows(const AccuracyInputs& inputs, std::span<const RowSample> sam
   }
   for (std::size_t s = 0; s < mine.size(); ++s) {
     if (!mine[s].empty()) {
-      check_sequence(inputs, s, cu_q[s], cu_k[s], mine[s], out, lse, accuracy);
+      check_sequence(inputs, s, cu_q[s], cu_k[s], mine[s], out, lse, accuracy, each);
     }
   }
   return accuracy;
 }
 
-Accuracy combine(const Meeting& meeting, const Accuracy& mine) {
-  Accuracy all;
-  const std::string_view bytes(reinterpret_cast<const char*>(&mine), sizeof mine);
-  for (const std::string& text : meeting.world().all_gather(bytes, meeting.patience().for_peer())) {
-    Accuracy theirs;
-    std::memcpy(&theirs, text.data(), sizeof theirs);
-    all.rows += theirs.rows;
-    all.compared += theirs.compared;
-    if (theirs.error > all.error) {
-      all.error = theirs.error;
-      all.worst = theirs.worst;
-    }
-    all.straightforward_error = std::max(all.straightforward_error, theirs.straightforward_error);
-    all.straightforward_lse_error = std::max(all.straightforward_lse_error, theirs.straightforward_lse_error);
-    if (theirs.lse_error > all.lse_error || all.lse_allowed == 0.0) {
-      all.lse_error = theirs.lse_error;
-      all.lse_allowed = theirs.lse_allowed;
-      all.worst_lse = theirs.worst_lse;
-    }
-    if (all.misplaced == 0) all.first_misplaced = theirs.first_misplaced;
-    all.misplaced += theirs.misplaced;
-  }
-  return all;
-}
-
 Accuracy check_result(const Meeting& meeting, const JobInput& input, const KernelShape& kernel, std::int64_t count,
-                      std::span<const PackedRun> runs, const TensorView& out, const RowView& lse, int threads) {
+                      std::span<const PackedRun> runs, const TensorView& out, const RowView& lse, int threads,
+                      std::vector<RowError>* each) {
   constexpr std::uint64_t kSampleSeed = 20;  // any; the same rows each time
   const auto reader = [&input, threads](SyntheticTensor tensor) {
     return [&input, threads, tensor](std::span<const PackedRun> wanted, const MutableTensorView& rows) {
@@ -332,12 +311,15 @@ Accuracy check_result(const Meeting& meeting, const JobInput& input, const Kerne
   const double products = static_cast<double>(samples.size()) * static_cast<double>(job.batch.k_tokens()) *
                           (job.spec.head_dim + job.spec.head_dim_v);
   Accuracy mine;
-  meeting.together([&] { mine = check_rows(inputs, samples, runs, out, lse); }, products * 1e-9);
+  meeting.together([&] { mine = check_rows(inputs, samples, runs, out, lse, each); }, products * 1e-9);
   Accuracy all = combine(meeting, mine);
   if (latents) all.out_factor = kLatentOutFactor;
   if (latents && all.lse_allowed > 0.0) {
     all.lse_allowed = 2.0 * all.straightforward_lse_error + latent_lse_slack(job.spec.dtype);
     all.lse_error /= all.lse_allowed;
+    if (each != nullptr) {
+      for (RowError& row : *each) row.lse_error /= all.lse_allowed;
+    }
   }
   return all;
 }

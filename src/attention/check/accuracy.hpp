@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -82,16 +83,32 @@ struct Accuracy {
   bool passes() const { return misplaced == 0 && error <= allowed() && lse_error <= 1.0; }
 };
 
-// Checks the samples among this rank's rows: `runs` with out, [rows, heads, head_dim_v], and lse, [rows, heads].
-Accuracy check_rows(const AccuracyInputs& inputs, std::span<const RowSample> samples, std::span<const PackedRun> runs,
-                    const TensorView& out, const RowView& lse);
+// What was seen of one row; plain bytes, too.
+struct RowError {
+  RowSample sample;
+  double error = 0.0;      // of O, where both are finite
+  double lse_error = 0.0;  // as a part of what is allowed
+  bool misplaced = false;
+};
 
+// Checks the samples among this rank's rows: `runs` with out, [rows, heads, head_dim_v], and lse, [rows, heads]. Each
+// row's errors go to `each`, where there is one, ascending.
+Accuracy check_rows(const AccuracyInputs& inputs, std::span<const RowSample> samples, std::span<const PackedRun> runs,
+                    const TensorView& out, const RowView& lse, std::vector<RowError>* each = nullptr);
+
+// What `part` saw joins `all`.
+void merge(const Accuracy& part, Accuracy& all);
 // All ranks' checks as one. Collective.
 Accuracy combine(const Meeting& meeting, const Accuracy& mine);
 
 // Checks `count` rows of a finished job, the same ones each time, wherever they lie: all ranks' answer. `runs`, out and
-// lse are this rank's rows in host memory, `threads` those that compute on it. Collective.
+// lse are this rank's rows in host memory, `threads` those that compute on it; `each` gets the errors of this rank's
+// rows. Collective.
 Accuracy check_result(const Meeting& meeting, const JobInput& input, const KernelShape& kernel, std::int64_t count,
-                      std::span<const PackedRun> runs, const TensorView& out, const RowView& lse, int threads);
+                      std::span<const PackedRun> runs, const TensorView& out, const RowView& lse, int threads,
+                      std::vector<RowError>* each = nullptr);
+
+// The first row of any rank that is worse than `all` allows. Collective.
+std::optional<RowError> first_wrong_row(const Meeting& meeting, const Accuracy& all, std::span<const RowError> mine);
 
 }  // namespace ringattn

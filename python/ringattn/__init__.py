@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exact attention whose results have the same bits on one rank and on many.
+
+import numpy, ringattn
+
+q = numpy.random.default_rng(1).standard_normal((4096, 8, 128), dtype="float32")
+out, lse = ringattn.attention(q, q, q)
+"""
+
+from ._abi import lib as _lib
+from ._errors import Error, FileError, OutOfMemory, PeerError, UnsupportedError, UsageError, WrongResult
+from ._attention import Attention, attention, varlen
+from ._decode import Decode, LatentDecode, decode
+from ._latent import Latent, mla, mla_decode
+from .layouts import Layout, contiguous, packed, positions, shard, striped, super_segments, unshard, zigzag
+from ._scan import Scan, selective_scan, ssd
+from . import goldens, testing  # isort: skip
+from .torch_worlds import torch_world
+from .worlds import World, callbacks_world, mpi_world, run_ranks, self_world, store_world, threads_worlds
+
+__version__: str = _lib.version().decode()
+__all__ = [
+    "Attention", "Decode", "Error", "FileError", "Latent", "LatentDecode", "Layout", "OutOfMemory", "PeerError", "Scan",
+    "UnsupportedError", "UsageError", "World", "WrongResult", "attention", "callbacks_world", "contiguous", "decode",
+    "goldens", "mla", "mla_decode", "mpi_world", "packed", "positions", "run_ranks", "selective_scan", "self_world", "shard",
+    "ssd", "store_world", "striped", "super_segments", "testing", "threads_worlds", "torch_world", "unshard", "varlen",
+    "zigzag",
+]  # fmt: skip

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The functions of libringattn_c. Those that return a status raise an Error where it isn't RINGATTN_OK."""
+
+import ctypes
+import os
+import pathlib
+from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_uint64, c_void_p
+
+from . import _errors, _structs
+
+ABI = 2
+
+CAUSAL, FULL, WINDOW = 0, 1, 2
+STRIPED, RUNS = 0, 3
+FORMS = {None: 0, "expanded": 1, "absorbed": 2}
+CPU, CUDA = 1, 2
+
+Handle = c_void_p
+_Status = c_int32
+_longs, _ints, _handle = _structs.longs, _structs.integers, POINTER(Handle)
+
+
+def _struct(name: str):
+    return POINTER(getattr(_structs, name))
+
+
+_options = _struct("options")
+# What each function takes; these return a status.
+_CHECKED = {
+    "world_self": [_struct("world_options"), _handle],
+    "world_threads": [_struct("world_options"), c_int32, _handle],
+    "world_callbacks": [_struct("world_options"), c_int32, c_int32, _struct("callbacks"), c_double, _handle],
+    "world_store": [_struct("world_options"), c_char_p, c_int32, c_int32, c_char_p, c_double, _handle],
+    "world_mpi": [_struct("world_options"), c_void_p, _handle],
+    "attention_create": [Handle, _struct("spec"), _struct("batch"), _options, _handle],
+    "attention_rows": [Handle, c_int32, c_int64, _longs, _longs],
+    "decode_create": [Handle, _struct("spec"), _struct("decode_limits"), _options, _handle],
+    "decode_owned": [Handle, c_int64, _longs, _longs],
+    "latent_create": [Handle, _struct("latent_spec"), _struct("batch"), c_int32, _options, _handle],
+    "latent_rows": [Handle, c_int32, c_int64, _longs, _longs],
+    "latent_decode_create": [Handle, _struct("latent_spec"), _struct("decode_limits"), _options, _handle],
+    "latent_decode_owned": [Handle, c_int64, _longs, _longs],
+    "scan_create": [Handle, _struct("scan_spec"), _struct("scan_batch"), _options, _handle],
+    "scan_rows": [Handle, c_int64, _longs, _longs],
+    "scan_sequences": [Handle, _ints, _ints],
+}
+# What each returns, and takes.
+_PLAIN = {
+    "abi": (c_int32, []),
+    "version": (c_char_p, []),
+    "error_text": (c_char_p, []),
+    "error_problem": (c_char_p, []),
+    "error_why": (c_char_p, []),
+    "error_remedy": (c_char_p, []),
+    "world_rank": (c_int32, [Handle]),
+    "world_size": (c_int32, [Handle]),
+    "world_abort": (None, [Handle, _Status, c_char_p]),
+    "world_destroy": (None, [Handle]),
+    "gathered_add": (None, [c_void_p, c_char_p, c_uint64]),
+    "decode_cache_tokens": (c_int64, [Handle, c_int64]),
+    "latent_decode_cache_tokens": (c_int64, [Handle, c_int64]),
+}
+for _op in ("attention", "decode", "latent", "latent_decode", "scan"):
+    _facts = _struct("decode_facts" if _op == "latent_decode" else f"{_op}_facts")
+    _CHECKED[f"{_op}_get_facts"] = [Handle, _facts]
+    _CHECKED[f"{_op}_run"] = _CHECKED[f"{_op}_enqueue"] = [Handle, _struct(f"{_op}_tensors")]
+    _CHECKED[f"{_op}_wait"] = [Handle]
+    _PLAIN[f"{_op}_destroy"] = (None, [Handle])
+
+
+class _Library:
+    """The functions of libringattn_c, without their prefix."""
+
+    def __init__(self, path: str):
+        self.path = path
+        loaded = ctypes.CDLL(path)
+        for name, (result, arguments) in _PLAIN.items():
+            function = getattr(loaded, f"ringattn_{name}")
+            function.restype, function.argtypes = result, arguments
+            setattr(self, name, function)
+        for name, arguments in _CHECKED.items():
+            function = getattr(loaded, f"ringattn_{name}")
+            function.restype, function.argtypes, function.errcheck = _Status, arguments, self._check
+            setattr(self, name, function)
+
+    def _check(self, status, function, arguments):
+        if status == 0:
+            return
+        words = [part().decode() for part in (self.error_problem, self.error_why, self.error_remedy, self.error_text)]
+        raise _errors.BY_STATUS.get(status, _errors.Error)(*words)
+
+
+def _load() -> _Library:
+    """RINGATTN_LIBRARY where it is set, else the library beside this file, else the system's."""
+    named = os.environ.get("RINGATTN_LIBRARY")
+    beside = pathlib.Path(__file__).with_name("libringattn_c.so")
+    path = named or (str(beside) if beside.exists() else "libringattn_c.so.1")
+    try:
+        library = _Library(path)
+    except (OSError, AttributeError) as error:
+        remedy = "Install the package again, or name the library by RINGATTN_LIBRARY."
+        raise ImportError(f"{path} can't be used ({error}). {remedy}") from error
+    if library.abi() < ABI:
+        raise ImportError(f"{path} is too old (it serves interface {library.abi()}, this package needs {ABI}). "
+                          "Install the package and the library of one version.")  # fmt: skip
+    return library
+
+
+lib = _load()

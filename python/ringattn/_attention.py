@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exact attention, over one rank or a ring of them.
+
+    out, lse = ringattn.attention(q, k, v)                                     # one causal sequence, this process alone
+    out, lse = ringattn.attention(q, k, v, world=world, layout="zigzag")       # this rank's rows of it
+    out, lse = ringattn.varlen(q, k, v, cu_seqlens)                            # a packed batch
+
+A row of out and lse has the same bits with any world, layout and batch.
+"""
+
+import functools
+from collections.abc import Sequence
+
+from . import _job
+from ._errors import refuse
+from ._tensors import as_ints, contiguous_heads, empty, flat_rows, flat_view, is_torch
+from .layouts import Layout
+from .worlds import World
+
+
+class Attention(_job.Prepared):
+    """A prepared job, for many runs (layers, steps) of the same lengths. attention() and varlen() keep such objects.
+
+    q_rows, k_rows: rows of this rank's q, out, lse and of its k, v. Making one is collective."""
+
+    op = "attention"
+
+    def __init__(self, world: World, spec, q_lengths: Sequence[int], k_lengths: Sequence[int] | None = None,
+                 q_offsets: Sequence[int] | None = None, options=None):  # fmt: skip
+        super().__init__(world, spec, _job.c_batch(q_lengths, k_lengths, q_offsets), options)
+        self.q_rows: int = self.facts.q_rows
+        self.k_rows: int = self.facts.k_rows
+        self.workspace_bytes: int = self.facts.workspace_bytes
+        # Device model and instruction set: bits are equal where this, the kernel and the library are.
+        self.machine: str = self.facts.machine.decode()
+
+    def run(self, q, k, v, out, lse=None, sinks=None) -> None:
+        """Computes out [q_rows, heads, head_dim_v] and lse [q_rows, heads] of q [q_rows, heads, head_dim], k and v
+        [k_rows, kv_heads, …]. On a GPU the work is put on the caller's current stream, else it is done."""
+        self._do(q, {"q": q, "k": k, "v": v, "sinks": sinks, "out": out, "lse": lse}, self.workspace_bytes)
+
+
+def _prepared(world, q, k, v, q_lengths, k_lengths, q_offsets, mask, softmax_scale, softcap, sinks, layout, key_layout,
+              **members):  # fmt: skip
+    heads, kv_heads, head_dim, head_dim_v = q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1]
+    key = ("attention", q.dtype, heads, kv_heads, head_dim, head_dim_v, mask, softmax_scale, softcap,
+           sinks is not None, q_lengths, k_lengths, q_offsets, layout, key_layout, *members.values())  # fmt: skip
+
+    def make():
+        spec = _job.c_spec(q, heads, kv_heads, head_dim, head_dim_v, _job.read_mask(mask), softmax_scale, softcap,
+                           sinks is not None)  # fmt: skip
+        options = _job.c_options(world, q_lengths, k_lengths, layout, key_layout, **members)
+        return Attention(world, spec, q_lengths, k_lengths, q_offsets, options)
+
+    return world.prepared(key, make)
+
+
+def _run(prepared: Attention, q, k, v, sinks, out):
+    q, k, v = contiguous_heads(q), contiguous_heads(k), contiguous_heads(v)
+    if out is None:
+        out = empty(q, (q.shape[0], q.shape[1], v.shape[2]))
+    lse = empty(q, (q.shape[0], q.shape[1]), "float32")
+    prepared.run(q, k, v, out, lse, sinks)
+    return out, lse
+
+
+def traced(function):
+    """Under torch.compile the call becomes the operator of the same name, which graphs hold."""
+
+    @functools.wraps(function)
+    def call(q, *arguments, **named):
+        if is_torch(q):
+            import torch  # noqa: PLC0415, only where q is one of its tensors
+
+            if torch.compiler.is_compiling():
+                from . import torch_ops  # noqa: PLC0415, needs torch
+
+                return getattr(torch_ops, function.__name__)(q, *arguments, **named)
+        return function(q, *arguments, **named)
+
+    return call
+
+
+@traced
+def attention(q, k, v, *, mask: _job.Mask = "causal", softmax_scale: float | None = None, softcap: float = 0.0,
+              sinks=None, q_offset: int | None = None, layout: str | Layout | None = None,
+              key_layout: str | Layout | None = None, lengths: tuple[int, int] | None = None,
+              world: World | None = None, out=None, threads: int = 0, memory_budget: int = 0, timeout: float = 60.0,
+              **unknown):  # fmt: skip
+    """Attention of equally long sequences.
+
+    q: [tokens, heads, head_dim] or [batch, tokens, heads, head_dim]; k, v: the same with kv_heads, which divides heads,
+    and v with a head_dim of its own. NumPy arrays or PyTorch tensors of float32, float16 or bfloat16. Strides are free but
+    for the last axis, which is copied where its numbers don't lie side by side.
+    mask: "causal", "full" or (left, right): a query at position p sees the keys p - left … p + right, -1 is no limit.
+    softmax_scale: None is 1 / sqrt(head_dim). softcap: 0 is off. sinks: [heads] float32, a logit that joins the denominator.
+    q_offset: query i stands at key position i + q_offset; None: queries end where keys end.
+    layout: in a world of several ranks, which tokens of each sequence this rank's rows are (ringattn.layouts);
+    key_layout: of k and v, where it is another one. lengths: queries and keys of a sequence over all ranks, where they
+    are not this rank's times the number of ranks. world: None is this rank alone. out: where the result goes; None: new.
+    threads: of the CPU; memory_budget: bytes; timeout: seconds that a silent peer is waited for.
+
+    Returns out, of q's shape and dtype but with v's head_dim, and lse, float32 [(batch,) tokens, heads]: natural
+    logarithms of the denominators, -inf where a query sees no key. Collective in a world of several ranks.
+    """
+    if unknown:
+        _job.refuse_unknown("attention", unknown)
+    _job.check_arrays("attention", q, q=q, k=k, v=v, sinks=sinks, out=out)
+    batched = q.ndim == 4
+    if q.ndim not in (3, 4) or k.ndim != q.ndim or v.ndim != q.ndim:
+        refuse(
+            f"q, k and v have {q.ndim}, {k.ndim} and {v.ndim} axes",
+            "they have [(batch,) tokens, heads, head_dim]",
+            "Reshape them.",
+        )
+    world = _job.world_of(q, world)
+    batch = q.shape[0] if batched else 1
+    if lengths is None:
+        lengths = q.shape[-3] * world.size, k.shape[-3] * world.size
+    q_lengths, k_lengths = (lengths[0],) * batch, (lengths[1],) * batch
+    q_offsets = None if q_offset is None else (q_offset,) * batch
+    prepared = _prepared(world, q, k, v, q_lengths, k_lengths, q_offsets, mask, softmax_scale, softcap, sinks, layout,
+                         key_layout, threads=threads, memory_budget=memory_budget, timeout_seconds=timeout)  # fmt: skip
+    if not batched:
+        return _run(prepared, q, k, v, sinks, out)
+    rows, lse = _run(prepared, flat_rows(q), flat_rows(k), flat_rows(v), sinks, flat_view(out))
+    return rows.reshape(*q.shape[:3], v.shape[3]), lse.reshape(q.shape[:3])
+
+
+@traced
+def varlen(q, k, v, cu_seqlens_q, cu_seqlens_k=None, *, mask: _job.Mask = "causal", softmax_scale: float | None = None,
+           softcap: float = 0.0, sinks=None, q_offsets=None, layout: str | Layout | None = None,
+           key_layout: str | Layout | None = None, world: World | None = None, out=None, threads: int = 0,
+           memory_budget: int = 0, timeout: float = 60.0, **unknown):  # fmt: skip
+    """Attention of a packed batch: sequences of any lengths, one behind the other.
+
+    q: [tokens, heads, head_dim], k, v: [tokens, kv_heads, …]: this rank's rows. cu_seqlens_q, cu_seqlens_k: [sequences + 1]
+    where sequences begin, of the whole batch over all ranks; without cu_seqlens_k keys have the queries' lengths.
+    Tensors of a GPU cost a wait for it: keep them on the host. q_offsets: [sequences], key position of each first query.
+    The rest, and what it returns, is as attention() has it."""
+    if unknown:
+        _job.refuse_unknown("varlen", unknown)
+    _job.check_arrays("varlen", q, q=q, k=k, v=v, sinks=sinks, out=out)
+    world = _job.world_of(q, world)
+    q_lengths = lengths_of(cu_seqlens_q)
+    k_lengths = q_lengths if cu_seqlens_k is None else lengths_of(cu_seqlens_k)
+    if len(q_lengths) != len(k_lengths):
+        refuse(
+            f"there are {len(q_lengths)} sequences of queries and {len(k_lengths)} of keys",
+            "each has both",
+            "Check cu_seqlens.",
+        )
+    offsets = None if q_offsets is None else tuple(as_ints(q_offsets))
+    prepared = _prepared(world, q, k, v, q_lengths, k_lengths, offsets, mask, softmax_scale, softcap, sinks, layout,
+                         key_layout, threads=threads, memory_budget=memory_budget, timeout_seconds=timeout)  # fmt: skip
+    return _run(prepared, q, k, v, sinks, out)
+
+
+def lengths_of(cu_seqlens) -> tuple[int, ...]:
+    """Lengths of sequences from where they begin."""
+    at = as_ints(cu_seqlens)
+    if not at or at[0] != 0 or any(b < a for a, b in zip(at, at[1:])):
+        refuse(
+            f"cu_seqlens is {at[:8]}", "it begins with 0 and ascends, and its last number is all tokens", "Check it."
+        )
+    return tuple(b - a for a, b in zip(at, at[1:]))

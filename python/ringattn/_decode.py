@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decoding: a few new rows at the end of each of many sequences, over keys and values in a cache.
+
+    out, lse = ringattn.decode(q, k_cache, v_cache, lengths, block_table=table, k_new=k, v_new=v, grow=True)
+
+A row has the bits that it has in attention() over the whole sequence, with any batch, pages and number of ranks."""
+
+import ctypes
+
+from . import _job, _structs
+from ._abi import lib
+from ._errors import refuse
+from ._tensors import contiguous_heads, empty
+from ._attention import traced
+from .worlds import World
+
+
+class _Steps(_job.Prepared):
+    def owned(self, sequences: int) -> range:
+        """The sequences of a step of so many whose results this rank gets."""
+        first, count = ctypes.c_int64(), ctypes.c_int64()
+        getattr(lib, f"{self.op}_owned")(self.handle, sequences, ctypes.byref(first), ctypes.byref(count))
+        return range(first.value, first.value + count.value)
+
+    def cache_tokens(self, length: int) -> int:
+        """Tokens that this rank's cache holds of a sequence of `length` keys."""
+        return getattr(lib, f"{self.op}_cache_tokens")(self.handle, length)
+
+
+class Decode(_Steps):
+    """A prepared decoder, for many steps (layers, tokens). decode() keeps such objects. Making one is collective."""
+
+    op = "decode"
+
+
+class LatentDecode(_Steps):
+    """The same over a cache of latents. mla_decode() keeps such objects."""
+
+    op = "latent_decode"
+
+
+def steps_of(q, rows_axes: int):
+    """(sequences, rows a sequence, q as [sequences · rows, heads, dim])."""
+    if q.ndim not in (rows_axes - 1, rows_axes):
+        refuse(f"q has {q.ndim} axes", "it has [sequences, (rows,) heads, dim]", "Reshape it.")
+    rows = q.shape[1] if q.ndim == rows_axes else 1
+    return q.shape[0], rows, contiguous_heads(q).reshape(q.shape[0] * rows, *q.shape[-2:])
+
+
+def flat(rows, heads_and_dim: tuple):
+    return None if rows is None else contiguous_heads(rows).reshape(-1, *heads_and_dim)
+
+
+def limits_of(world: World, sequences: int, rows: int, cache, block_table, max_keys: int | None):
+    """The limits that a kept object has: of sequences in powers of two where one rank has them, of keys what the cache
+    reaches."""
+    page_size = cache.shape[1]
+    reach = page_size if block_table is None else page_size * block_table.shape[1]
+    if world.size == 1:
+        sequences = 1 << max(sequences - 1, 0).bit_length()
+    return (sequences, rows, max_keys or reach * world.size, 0 if block_table is None else page_size)
+
+
+def c_limits(limits: tuple):
+    sequences, rows, keys, page_size = limits
+    return _structs.decode_limits(sequences=sequences, rows=rows, keys=keys, page_size=page_size)
+
+
+def finish_step(step: _Steps, q, sequences: int, rows: int, arrays: dict, dim_v: int, out, grow: bool):
+    """Runs a step and gives (out, lse) q's form: [own sequences, (rows,) heads, …]."""
+    own = len(step.owned(sequences))
+    form = (own, rows, q.shape[-2]) if q.ndim == 4 else (own, q.shape[-2])
+    if out is not None and tuple(out.shape) != (*form, dim_v):
+        refuse(f"out is {list(out.shape)}", f"this step's is {[*form, dim_v]}", "Pass one of that shape, or none.")
+    out = empty(q, (*form, dim_v)) if out is None else out
+    lse = empty(q, (own * rows, q.shape[-2]), "float32")
+    arrays |= {"out": out.reshape(own * rows, q.shape[-2], dim_v), "lse": lse}
+    step._do(q, arrays, rows=rows, grow=int(grow))
+    return out, lse.reshape(form)
+
+
+def check_lengths(lengths, block_table) -> None:
+    for name, array in (("lengths", lengths), ("block_table", block_table)):
+        if array is not None and str(array.dtype).removeprefix("torch.") != "int32":
+            refuse(f"{name} holds {array.dtype}", "it should hold int32", "Convert it once, and keep it.")
+
+
+@traced
+def decode(q, k_cache, v_cache, lengths, *, block_table=None, k_new=None, v_new=None, grow: bool = False,
+           mask: _job.Mask = "causal", softmax_scale: float | None = None, softcap: float = 0.0, sinks=None,
+           max_keys: int | None = None, world: World | None = None, out=None, threads: int = 0, timeout: float = 60.0,
+           **unknown):  # fmt: skip
+    """One step of decoding.
+
+    q: [sequences, heads, head_dim], or [sequences, rows, heads, head_dim] with up to 16 new rows of each sequence.
+    k_cache, v_cache: [pages, page_size, kv_heads, …] with block_table, int32 [sequences, table_pages]: page of tokens
+    [i · page_size, (i + 1) · page_size) of a sequence; page_size is 16, 32, 64, 128 or 256. Without block_table a dense
+    cache: page s is sequence s, of any length. Other orders of axes are views: permute.
+    lengths: int32 [sequences], keys of each, those of the rows included; with grow=True those before, and the rows' number is
+    added to them in place. Row i of a sequence stands at position length - rows + i.
+    k_new, v_new: [sequences, (rows,) kv_heads, …], written into the cache first; without them it holds the rows already.
+    max_keys: of a sequence over all ranks; None: what the cache reaches. The rest is as attention() has it.
+
+    Returns out, of q's shape and dtype with v's head_dim, and lse [sequences, (rows,) heads]: in a world of several ranks of
+    this rank's sequences alone, Decode.owned(). There rank r of P keeps the key groups r, r + P, … of every sequence."""
+    if unknown:
+        _job.refuse_unknown("decode", unknown)
+    _job.check_arrays("decode", q, q=q, k_cache=k_cache, v_cache=v_cache, lengths=lengths, block_table=block_table,
+                      k_new=k_new, v_new=v_new, sinks=sinks, out=out)  # fmt: skip
+    check_lengths(lengths, block_table)
+    sequences, rows, flat_q = steps_of(q, 4)
+    world = _job.world_of(q, world)
+    heads, kv_heads, head_dim, head_dim_v = q.shape[-2], k_cache.shape[2], q.shape[-1], v_cache.shape[3]
+    limits = limits_of(world, sequences, rows, k_cache, block_table, max_keys)
+    key = ("decode", q.dtype, heads, kv_heads, head_dim, head_dim_v, mask, softmax_scale, softcap, sinks is not None, limits,
+           threads, timeout)  # fmt: skip
+
+    def make():
+        spec = _job.c_spec(
+            q, heads, kv_heads, head_dim, head_dim_v, _job.read_mask(mask), softmax_scale, softcap, sinks is not None
+        )
+        return Decode(world, spec, c_limits(limits), _structs.options(threads=threads, timeout_seconds=timeout))
+
+    arrays = {"q": flat_q, "k": k_cache, "v": v_cache, "block_table": block_table, "lengths": lengths, "sinks": sinks,
+              "k_new": flat(k_new, (kv_heads, head_dim)), "v_new": flat(v_new, (kv_heads, head_dim_v))}  # fmt: skip
+    return finish_step(world.prepared(key, make), q, sequences, rows, arrays, head_dim_v, out, grow)

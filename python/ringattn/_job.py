@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the ops' arguments mean: masks, worlds, layouts, and the structs that say them to the library."""
+
+import ctypes
+from collections.abc import Sequence
+
+from . import _abi, _structs
+from ._abi import lib
+from ._errors import refuse, unsupported
+from ._tensors import View, check_array, data_type, device_of, empty, stream_of
+from .layouts import make_layout
+from .worlds import World, self_world
+
+Mask = str | tuple[int, int]
+
+_MASKS = {"causal": (_abi.CAUSAL, 0, 0), "full": (_abi.FULL, 0, 0)}
+
+
+def read_mask(mask: Mask) -> tuple[int, int, int]:
+    """(kind, left, right) as the library has it."""
+    if isinstance(mask, str):
+        if mask in _MASKS:
+            return _MASKS[mask]
+    elif isinstance(mask, tuple) and len(mask) == 2:
+        return _abi.WINDOW, int(mask[0]), int(mask[1])
+    refuse(
+        f"mask {mask!r} is not known",
+        'there are "causal", "full" and (left, right), where -1 is no limit',
+        "Choose one.",
+    )
+
+
+def refuse_unknown(op: str, given: dict) -> None:
+    """Arguments that other attention functions have, and this one does not."""
+    for name, value in given.items():
+        unsupported(f"{op} has no {name}", f"it was given as {value!r}", "Leave it out.")
+
+
+def world_of(array, world: World | None) -> World:
+    """The caller's world, or the one of this rank alone on the array's device."""
+    device = device_of(array)
+    if world is None:
+        return self_world(device)
+    if world.device != device:
+        refuse(
+            f"q lies on device {device}", f"the world's tensors lie on {world.device}", "Use a world of that device."
+        )
+    return world
+
+
+def check_arrays(op: str, like, **arrays) -> None:
+    """All arrays of an op are of one kind, dtype and device; None are left out."""
+    for name, array in arrays.items():
+        if array is None:
+            continue
+        check_array(name, array)
+        if type(array) is not type(like) and not isinstance(array, type(like)) and not isinstance(like, type(array)):
+            refuse(
+                f"{name} of {op} is {type(array).__name__}", f"q is {type(like).__name__}", "Pass arrays of one kind."
+            )
+
+
+def c_spec(like, heads, kv_heads, head_dim, head_dim_v, mask, softmax_scale, softcap, sinks) -> _structs.spec:
+    kind, left, right = mask
+    return _structs.spec(dtype=data_type(like), heads=heads, kv_heads=kv_heads, head_dim=head_dim, head_dim_v=head_dim_v,
+                     mask=kind, sinks=int(sinks), window_left=left, window_right=right,
+                     softmax_scale=softmax_scale or 0.0, softcap=softcap)  # fmt: skip
+
+
+def c_batch(q_lengths, k_lengths, q_offsets) -> _structs.batch:
+    return _structs.batch(sequences=len(q_lengths), q_lengths=longs(q_lengths), k_lengths=longs(k_lengths),
+                      q_offsets=longs(q_offsets))  # fmt: skip
+
+
+def c_options(world: World, q_lengths, k_lengths, layout, key_layout, **members) -> _structs.options:
+    """Options of a ring; layouts where the world has several ranks."""
+    options = _structs.options(**members)
+    if world.size == 1 and layout is None:
+        return options
+    if layout is None:
+        refuse(f"the layout of {world.size} ranks is not given", "it says which tokens this rank's rows are",
+               'Pass layout="contiguous", "zigzag", "striped" or "packed", or a ringattn.Layout.')  # fmt: skip
+    queries = make_layout(layout, q_lengths, world.size)
+    keys = make_layout(key_layout if key_layout is not None else layout, k_lengths, world.size)
+    options.layout = _abi.RUNS
+    options.query_run_count, options.query_runs = queries.c_runs()
+    options.key_run_count, options.key_runs = keys.c_runs()
+    return options
+
+
+def longs(values: Sequence[int] | None):
+    return None if values is None else (ctypes.c_int64 * len(values))(*values)
+
+
+class Prepared:
+    """An object of the library: `op` prepared for a job. It is destroyed with this one, or with its world."""
+
+    op = ""
+
+    def __init__(self, world: World, *job):
+        self._handle = None
+        self._destroy = getattr(lib, f"{self.op}_destroy")
+        self._run = getattr(lib, f"{self.op}_run")
+        self._enqueue = getattr(lib, f"{self.op}_enqueue")
+        # What the library is shown of each call's arrays. Every call names the same ones.
+        self._tensors = getattr(_structs, f"{self.op}_tensors")()
+        self._views: dict[str, View] = {}
+        handle = _abi.Handle()
+        getattr(lib, f"{self.op}_create")(world.handle, *job, ctypes.byref(handle))
+        self._handle = handle
+        kind = "decode" if self.op == "latent_decode" else self.op
+        self.facts = getattr(_structs, f"{kind}_facts")()
+        getattr(lib, f"{self.op}_get_facts")(handle, self.facts)
+
+    @property
+    def handle(self):
+        if self._handle is None:
+            refuse(f"the {type(self).__name__} is closed", "its world, or itself, was closed", "Make another one.")
+        return self._handle
+
+    @property
+    def kernel(self) -> str:
+        """The name of the kernel that computes."""
+        return self.facts.kernel.decode()
+
+    def _do(self, like, arrays: dict, workspace_bytes: int = 0, **members) -> None:
+        """Computes: on a GPU on the caller's current stream, else at once. arrays: of the op's tensors; None are absent."""
+        on_host = device_of(like)[0] == _abi.CPU
+        if workspace_bytes and not on_host:
+            arrays = arrays | {"workspace": empty(like, (workspace_bytes,), "uint8")}
+        tensors, views = self._tensors, self._views
+        for name, array in arrays.items():
+            view = views.get(name)
+            if array is None:
+                if view is not None:
+                    del views[name]
+                    setattr(tensors, name, None)
+                continue
+            if view is None:
+                view = views[name] = View()
+                setattr(tensors, name, view.address)
+            view.show(array)
+        for name, value in members.items():
+            setattr(tensors, name, value)
+        if on_host:
+            self._run(self.handle, tensors)
+            return
+        tensors.stream = stream_of(like)
+        self._enqueue(self.handle, tensors)
+
+    def wait(self) -> None:
+        """Returns when everything that was put on streams is done, and raises what of it failed."""
+        getattr(lib, f"{self.op}_wait")(self.handle)
+
+    def close(self) -> None:
+        if self._handle is not None:
+            self._destroy(self._handle)
+            self._handle = None
+
+    def __del__(self):
+        if getattr(self, "_handle", None) is not None:
+            self.close()

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Multi-head latent attention (DeepSeek's MLA): a token has one latent and one rotary key for all heads, and these are what
+travels between ranks and lies in caches.
+
+    out, lse = ringattn.mla(q, latent, k_rope, w_uk, w_uv)
+    out, lse = ringattn.mla_decode(q, cache, lengths, w_uk, w_uv, block_table=table, latent=c, k_rope=k_r, grow=True)"""
+
+from . import _abi, _job, _structs
+from ._errors import refuse
+from ._tensors import contiguous_heads, data_type, empty
+from ._attention import lengths_of, traced
+from ._decode import LatentDecode, c_limits, check_lengths, finish_step, flat, limits_of, steps_of
+from .layouts import Layout
+from .worlds import World
+
+
+class Latent(_job.Prepared):
+    """A prepared job. mla() keeps such objects. Making one is collective."""
+
+    op = "latent"
+
+    @property
+    def form(self) -> str:
+        return {form: name for name, form in _abi.FORMS.items()}[self.facts.form]
+
+
+def _dims(q, latent_dim: int, rope_dim: int, w_uk, w_uv, head_dim: int | None, head_dim_v: int | None):
+    """(head_dim, head_dim_v, of out): those of the matrices, or of the caller where the products are the caller's."""
+    if w_uk is not None:
+        head_dim = w_uk.shape[1]
+    elif head_dim is None:
+        refuse("head_dim is not given", "without w_uk the queries are in the latent already, and don't tell it",
+               "Pass head_dim: the scale is 1 / sqrt(head_dim + rope_dim).")  # fmt: skip
+    head_dim_v = w_uv.shape[1] if w_uv is not None else head_dim_v or head_dim
+    return head_dim, head_dim_v, head_dim_v if w_uv is not None else latent_dim
+
+
+def _spec(like, heads, head_dim, rope_dim, head_dim_v, latent_dim, mask, softmax_scale, softcap, sinks):
+    kind, left, right = _job.read_mask(mask)
+    return _structs.latent_spec(dtype=data_type(like), heads=heads, head_dim=head_dim, rope_dim=rope_dim, head_dim_v=head_dim_v,
+                                latent_dim=latent_dim, mask=kind, sinks=int(sinks), window_left=left, window_right=right,
+                                softmax_scale=softmax_scale or 0.0, softcap=softcap)  # fmt: skip
+
+
+@traced
+def mla(q, latent, k_rope, w_uk=None, w_uv=None, *, cu_seqlens_q=None, cu_seqlens_k=None, form: str | None = None,
+        head_dim: int | None = None, head_dim_v: int | None = None, mask: _job.Mask = "causal",
+        softmax_scale: float | None = None, softcap: float = 0.0, sinks=None, layout: str | Layout | None = None,
+        key_layout: str | Layout | None = None, world: World | None = None, out=None, threads: int = 0,
+        memory_budget: int = 0, timeout: float = 60.0, **unknown):  # fmt: skip
+    """Latent attention over a packed batch, or over one sequence where cu_seqlens_q is None.
+
+    q: [tokens, heads, head_dim + rope_dim]; latent: [tokens, latent_dim]; k_rope: [tokens, rope_dim]; both may be columns of
+    one tensor. w_uk: [heads, head_dim, latent_dim], w_uv: [heads, head_dim_v, latent_dim]: views of kv_b_proj's weight.
+    form: "expanded" makes keys and values of each head, "absorbed" multiplies the matrices into q and out instead; each has
+    bits of its own. None: by the longest query length. Absorbed, without w_uk q is [tokens, heads, latent_dim + rope_dim],
+    and without w_uv out stays in the latent. The rest, and what it returns, is as varlen() has it."""
+    if unknown:
+        _job.refuse_unknown("mla", unknown)
+    _job.check_arrays("mla", q, q=q, latent=latent, k_rope=k_rope, w_uk=w_uk, w_uv=w_uv, sinks=sinks, out=out)
+    if form not in _abi.FORMS:
+        refuse(f"form {form!r} is not known", 'there are "expanded" and "absorbed"', "Choose one, or None.")
+    world = _job.world_of(q, world)
+    heads, latent_dim, rope_dim = q.shape[1], latent.shape[-1], k_rope.shape[-1]
+    head_dim, head_dim_v, out_dim = _dims(q, latent_dim, rope_dim, w_uk, w_uv, head_dim, head_dim_v)
+    q_lengths = lengths_of(cu_seqlens_q) if cu_seqlens_q is not None else (q.shape[0] * world.size,)
+    own_keys = cu_seqlens_k is None and cu_seqlens_q is None
+    k_lengths = (
+        lengths_of(cu_seqlens_k)
+        if cu_seqlens_k is not None
+        else (latent.shape[0] * world.size,)
+        if own_keys
+        else q_lengths
+    )
+    key = ("latent", q.dtype, heads, head_dim, rope_dim, head_dim_v, latent_dim, form, mask, softmax_scale, softcap,
+           sinks is not None, q_lengths, k_lengths, layout, key_layout, threads, memory_budget, timeout)  # fmt: skip
+
+    def make():
+        spec = _spec(
+            q, heads, head_dim, rope_dim, head_dim_v, latent_dim, mask, softmax_scale, softcap, sinks is not None
+        )
+        options = _job.c_options(world, q_lengths, k_lengths, layout, key_layout, threads=threads,
+                                 memory_budget=memory_budget, timeout_seconds=timeout)  # fmt: skip
+        return Latent(world, spec, _job.c_batch(q_lengths, k_lengths, None), _abi.FORMS[form], options)
+
+    prepared = world.prepared(key, make)
+    out = empty(q, (q.shape[0], heads, out_dim)) if out is None else out
+    lse = empty(q, (q.shape[0], heads), "float32")
+    arrays = {"q": contiguous_heads(q), "latent": _one_head(latent), "k_rope": _one_head(k_rope), "w_uk": w_uk, "w_uv": w_uv,
+              "sinks": sinks, "out": out, "lse": lse}  # fmt: skip
+    prepared._do(q, arrays, prepared.facts.workspace_bytes)
+    return out, lse
+
+
+def _one_head(rows):
+    """[tokens, dim] as [tokens, 1, dim]; a tensor of that form stays what it is."""
+    rows = contiguous_heads(rows)
+    return rows if rows.ndim == 3 else rows[:, None, :]
+
+
+@traced
+def mla_decode(q, cache, lengths, w_uk=None, w_uv=None, *, block_table=None, latent=None, k_rope=None, rope_dim: int = 64,
+               grow: bool = False, head_dim: int | None = None, head_dim_v: int | None = None, mask: _job.Mask = "causal",
+               softmax_scale: float | None = None, softcap: float = 0.0, sinks=None, max_keys: int | None = None,
+               world: World | None = None, out=None, threads: int = 0, timeout: float = 60.0, **unknown):  # fmt: skip
+    """One step of decoding over a cache of latents, in the absorbed form and with its bits.
+
+    q: [sequences, (rows,) heads, head_dim + rope_dim]; without w_uk [..., latent_dim + rope_dim]. cache: [pages, page_size,
+    latent_dim + rope_dim]: the latent, then the rotary key. latent, k_rope: [sequences, (rows,) dim], new rows that join
+    the cache first. Matrices are as mla() has them, the rest as decode()."""
+    if unknown:
+        _job.refuse_unknown("mla_decode", unknown)
+    _job.check_arrays("mla_decode", q, q=q, cache=cache, lengths=lengths, block_table=block_table, latent=latent,
+                      k_rope=k_rope, w_uk=w_uk, w_uv=w_uv, sinks=sinks, out=out)  # fmt: skip
+    check_lengths(lengths, block_table)
+    sequences, rows, flat_q = steps_of(q, 4)
+    world = _job.world_of(q, world)
+    cache = cache if cache.ndim == 4 else cache[:, :, None, :]
+    heads, latent_dim = q.shape[-2], cache.shape[3] - rope_dim
+    head_dim, head_dim_v, out_dim = _dims(q, latent_dim, rope_dim, w_uk, w_uv, head_dim, head_dim_v)
+    limits = limits_of(world, sequences, rows, cache, block_table, max_keys)
+    key = ("latent_decode", q.dtype, heads, head_dim, rope_dim, head_dim_v, latent_dim, mask, softmax_scale, softcap,
+           sinks is not None, limits, threads, timeout)  # fmt: skip
+
+    def make():
+        spec = _spec(
+            q, heads, head_dim, rope_dim, head_dim_v, latent_dim, mask, softmax_scale, softcap, sinks is not None
+        )
+        return LatentDecode(world, spec, c_limits(limits), _structs.options(threads=threads, timeout_seconds=timeout))
+
+    arrays = {"q": flat_q, "cache": cache, "block_table": block_table, "lengths": lengths, "sinks": sinks, "w_uk": w_uk,
+              "w_uv": w_uv, "latent": flat(latent, (1, latent_dim)), "k_rope": flat(k_rope, (1, rope_dim))}  # fmt: skip
+    return finish_step(world.prepared(key, make), q, sequences, rows, arrays, out_dim, out, grow)

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scans of state space layers: Mamba-2's (ssd) and Mamba-1's (selective_scan), with the same bits on any number of ranks.
+
+y = ringattn.ssd(x, dt, A, B, C, D=D, dt_bias=dt_bias, dt_softplus=True)
+y, states = ringattn.ssd(x, dt, A, B, C, cu_seqlens=cu, initial_states=states, return_final_states=True)"""
+
+import ctypes
+import math
+
+from . import _abi, _job, _structs
+from ._abi import lib
+from ._errors import refuse
+from ._tensors import contiguous_heads, data_type, empty
+from ._attention import lengths_of, traced
+from .layouts import Layout, super_segments
+from .worlds import World
+
+
+class Scan(_job.Prepared):
+    """A prepared job. ssd() keeps such objects. Making one is collective."""
+
+    op = "scan"
+
+    def sequences(self) -> tuple[list[int], list[int]]:
+        """The sequences whose first token this rank has, and those whose last it has: whose initial states it is given,
+        and whose final states it gives."""
+        begin, end = (ctypes.c_int32 * max(n, 1) for n in (self.facts.beginning, self.facts.ending))
+        begin, end = begin(), end()
+        lib.scan_sequences(self.handle, begin, end)
+        return list(begin)[: self.facts.beginning], list(end)[: self.facts.ending]
+
+
+def _prepared(world, x, heads, head_dim, state_dim, groups, state_decays, lengths, layout, flags, limits, members):
+    key = ("scan", x.dtype, heads, head_dim, state_dim, groups, state_decays, lengths, layout, *flags.items(), limits,
+           *members.items())  # fmt: skip
+
+    def make():
+        wanted = dict(flags)
+        batch = _structs.scan_batch(sequences=len(lengths), lengths=_job.longs(lengths), initial_states=wanted.pop("initial"),
+                                    final_states=wanted.pop("final"))  # fmt: skip
+        spec = _structs.scan_spec(dtype=data_type(x), heads=heads, head_dim=head_dim, state_dim=state_dim, groups=groups,
+                                  state_decays=int(state_decays), dt_limits=int(limits is not None), **wanted)  # fmt: skip
+        if limits is not None:
+            spec.dt_least, spec.dt_most = limits
+        options = _structs.options(**members)
+        if world.size > 1:
+            dealt = layout if layout is not None else super_segments(lengths, world.size)
+            options.layout = _abi.RUNS
+            options.query_run_count, options.query_runs = dealt.c_runs()
+        return Scan(world, spec, batch, options)
+
+    return world.prepared(key, make)
+
+
+def _scan(op, x, dt, A, B, C, D, z, dt_bias, dt_softplus, dt_limit, initial_states, return_final_states, cu_seqlens, layout,
+          world, out, members, unknown):  # fmt: skip
+    """x, z: [(batch,) tokens, heads, head_dim]; dt: [(batch,) tokens, heads]; B, C: [(batch,) tokens, groups, state_dim]."""
+    if unknown:
+        _job.refuse_unknown(op, unknown)
+    _job.check_arrays(
+        op, x, x=x, dt=dt, A=A, B=B, C=C, D=D, z=z, dt_bias=dt_bias, initial_states=initial_states, out=out
+    )
+    world = _job.world_of(x, world)
+    if x.ndim not in (3, 4) or dt.ndim != x.ndim - 1 or B.ndim != x.ndim or C.ndim != x.ndim:
+        refuse(f"x, dt, B and C have {x.ndim}, {dt.ndim}, {B.ndim} and {C.ndim} axes",
+               "they are [(batch,) tokens, heads, head_dim], one axis less, and [(batch,) tokens, groups, state_dim]",
+               "Reshape them.")  # fmt: skip
+    batched = x.ndim == 4
+    if batched and (cu_seqlens is not None or world.size > 1):
+        refuse(
+            "x has a batch axis",
+            "cu_seqlens, and ranks, deal packed rows",
+            "Pass [tokens, …] with all sequences packed.",
+        )
+    if cu_seqlens is not None:
+        lengths = lengths_of(cu_seqlens)
+    elif batched:
+        lengths = (x.shape[1],) * x.shape[0]
+    elif isinstance(layout, Layout):
+        lengths = layout.lengths
+    elif world.size == 1:
+        lengths = (x.shape[0],)
+    else:
+        refuse(
+            "cu_seqlens is not given", "ranks of a scan may have different numbers of tokens", "Pass it, or a layout."
+        )
+    heads, head_dim = x.shape[-2:]
+    state_decays = A.ndim == 2
+    limits = (
+        None
+        if dt_limit is None or tuple(dt_limit) == (-math.inf, math.inf)
+        else (float(dt_limit[0]), float(dt_limit[1]))
+    )
+    flags = {"skip": int(D is not None), "gate": int(z is not None), "dt_bias": int(dt_bias is not None),
+             "dt_softplus": int(dt_softplus), "initial": int(initial_states is not None),
+             "final": int(return_final_states)}  # fmt: skip
+    scan = _prepared(
+        world, x, heads, head_dim, B.shape[-1], B.shape[-2], state_decays, lengths, layout, flags, limits, members
+    )
+
+    def rows(array):
+        return None if array is None else contiguous_heads(array).reshape(-1, *array.shape[-2:])
+
+    y = empty(x, (math.prod(x.shape[:-2]), heads, head_dim)) if out is None else out.reshape(-1, heads, head_dim)
+    states = empty(x, (scan.facts.ending, heads, head_dim, B.shape[-1]), "float32") if return_final_states else None
+    # Where no sequence of this rank has one, there are no states to pass.
+    arrays = {"x": rows(x), "dt": dt.reshape(-1, heads, 1), "b": rows(B), "c": rows(C), "z": rows(z), "a": A, "d": D,
+              "dt_bias": dt_bias, "initial_states": initial_states if scan.facts.beginning else None, "y": y,
+              "final_states": states if scan.facts.ending else None}  # fmt: skip
+    scan._do(x, arrays)
+    y = y.reshape(x.shape)
+    return (y, states) if return_final_states else y
+
+
+@traced
+def ssd(x, dt, A, B, C, *, D=None, z=None, dt_bias=None, dt_softplus: bool = False, dt_limit: tuple[float, float] | None = None,
+        initial_states=None, return_final_states: bool = False, cu_seqlens=None, layout: Layout | None = None,
+        world: World | None = None, out=None, threads: int = 0, memory_budget: int = 0, timeout: float = 60.0,
+        **unknown):  # fmt: skip
+    """Mamba-2's scan: mamba_ssm's mamba_chunk_scan_combined, without its chunk_size (chunks are 64 tokens, always).
+
+    x, z: [tokens, heads, head_dim] or [batch, tokens, heads, head_dim]; dt: [(batch,) tokens, heads]; B, C: [(batch,) tokens,
+    groups, state_dim]; all of one type, float32, float16 or bfloat16. A, D, dt_bias: float32 [heads]. initial_states:
+    float32 [sequences, heads, head_dim, state_dim]. cu_seqlens: [sequences + 1], with packed rows.
+    Several ranks have whole super-segments of 65,536 tokens: ringattn.super_segments(lengths, ranks), or a layout of the
+    caller's. A rank passes the initial states of the sequences that begin on it, and gets the final states of those that
+    end on it (Scan.sequences()).
+    Returns y, of x's shape and dtype; with return_final_states (y, states)."""
+    members = {"threads": threads, "memory_budget": memory_budget, "timeout_seconds": timeout}
+    return _scan("ssd", x, dt, A, B, C, D, z, dt_bias, dt_softplus, dt_limit, initial_states, return_final_states, cu_seqlens,
+                 layout, world, out, members, unknown)  # fmt: skip
+
+
+@traced
+def selective_scan(u, delta, A, B, C, *, D=None, z=None, delta_bias=None, delta_softplus: bool = False, initial_states=None,
+                   return_last_state: bool = False, cu_seqlens=None, layout: Layout | None = None, world: World | None = None,
+                   out=None, threads: int = 0, memory_budget: int = 0, timeout: float = 60.0, **unknown):  # fmt: skip
+    """Mamba-1's scan: mamba_ssm's selective_scan_fn, with tokens before channels.
+
+    u, delta, z: [(batch,) tokens, channels]; A: float32 [channels, state_dim]; B, C: [(batch,) tokens, (groups,) state_dim];
+    D, delta_bias: float32 [channels]; initial_states, and what return_last_state adds: float32 [sequences, channels,
+    state_dim]. The rest is as ssd() has it."""
+    if u.ndim not in (2, 3):
+        refuse(f"u has {u.ndim} axes", "it has [(batch,) tokens, channels]", "Move channels to the end.")
+    members = {"threads": threads, "memory_budget": memory_budget, "timeout_seconds": timeout}
+    grouped = [rows if rows.ndim == u.ndim + 1 else rows[..., None, :] for rows in (B, C)]
+    states = None if initial_states is None else initial_states[:, :, None, :]
+    made = _scan("selective_scan", u[..., None], delta, A, *grouped, D, None if z is None else z[..., None], delta_bias,
+                 delta_softplus, None, states, return_last_state, cu_seqlens, layout, world,
+                 None if out is None else out[..., None], members, unknown)  # fmt: skip
+    return (made[0][..., 0], made[1][:, :, 0]) if return_last_state else made[..., 0]

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ringattn.h's structs in ctypes: the header's names, without their prefix, and its members."""
+
+import ctypes
+from ctypes import (
+    POINTER,
+    Structure,
+    c_char_p,
+    c_double,
+    c_float,
+    c_int32,
+    c_int64,
+    c_uint8,
+    c_uint16,
+    c_uint64,
+    c_void_p,
+)
+
+Tensor = c_void_p  # the address of a DLTensor, which the caller of a function keeps
+longs = POINTER(c_int64)
+integers = POINTER(c_int32)
+
+
+class DLTensor(Structure):
+    _fields_ = [
+        ("data", c_void_p), ("device_type", c_int32), ("device_id", c_int32), ("ndim", c_int32), ("code", c_uint8),
+        ("bits", c_uint8), ("lanes", c_uint16), ("shape", c_void_p), ("strides", c_void_p), ("byte_offset", c_uint64),
+    ]  # fmt: skip
+
+
+class DLDataType(Structure):
+    _fields_ = [("code", c_uint8), ("bits", c_uint8), ("lanes", c_uint16)]
+
+
+class Run(Structure):
+    _fields_ = [("rank", c_int32), ("sequence", c_int32), ("begin", c_int64), ("end", c_int64)]
+
+
+class Sized(Structure):
+    """A struct that begins with its size."""
+
+    def __init__(self, **members):
+        super().__init__(ctypes.sizeof(self), **members)
+
+
+def _sized(name: str, *members: tuple[type, str]) -> type[Sized]:
+    """A struct of groups of members: their type, and their names in one string."""
+    fields = [("size", c_uint64)] + [(member, kind) for kind, names in members for member in names.split()]
+    return type(name, (Sized,), {"_fields_": fields})
+
+
+world_options = _sized("world_options", (c_int64, "abi"), (c_int32, "device_type device_id"))
+# all_gather's arguments: context, data, bytes, seconds, gathered.
+Gather = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_uint64, c_double, c_void_p)
+callbacks = _sized("callbacks", (c_void_p, "context"), (Gather, "all_gather"))
+spec = _sized(
+    "spec", (DLDataType, "dtype"), (c_int32, "heads kv_heads head_dim head_dim_v mask sinks"),
+    (c_int64, "window_left window_right"), (c_float, "softmax_scale softcap"),
+)  # fmt: skip
+batch = _sized("batch", (c_int64, "sequences"), (longs, "q_lengths k_lengths q_offsets"))
+options = _sized(
+    "options", (c_char_p, "kernel"), (c_int32, "threads layout"), (c_int64, "stripe query_run_count"),
+    (POINTER(Run), "query_runs"), (c_int64, "key_run_count"), (POINTER(Run), "key_runs"), (c_int64, "block_tokens"),
+    (c_uint64, "memory_budget"), (c_double, "timeout_seconds"), (c_int32, "checksum unchecked_tables"),
+)  # fmt: skip
+
+attention_facts = _sized(
+    "attention_facts", (c_int64, "q_rows k_rows"), (c_uint64, "workspace_bytes"), (c_char_p, "kernel"),
+    (c_double, "predicted_seconds"), (c_char_p, "machine"),
+)  # fmt: skip
+attention_tensors = _sized("attention_tensors", (Tensor, "q k v sinks out lse workspace"), (c_void_p, "stream"))
+
+decode_limits = _sized("decode_limits", (c_int64, "sequences rows keys page_size pages"))
+decode_facts = _sized(
+    "decode_facts", (c_int64, "group_keys share_first share_every"), (c_uint64, "memory_bytes"), (c_char_p, "kernel")
+)
+decode_tensors = _sized(
+    "decode_tensors", (Tensor, "q k v block_table lengths sinks k_new v_new out lse host_lengths host_table"),
+    (c_void_p, "stream"), (c_int32, "rows grow"),
+)  # fmt: skip
+
+latent_spec = _sized(
+    "latent_spec", (DLDataType, "dtype"), (c_int32, "heads head_dim rope_dim head_dim_v latent_dim mask sinks"),
+    (c_int64, "window_left window_right"), (c_float, "softmax_scale softcap"),
+)  # fmt: skip
+latent_facts = _sized(
+    "latent_facts", (c_int64, "q_rows k_rows"), (c_uint64, "workspace_bytes"), (c_char_p, "kernel"), (c_int64, "form")
+)
+latent_tensors = _sized(
+    "latent_tensors", (Tensor, "q latent k_rope w_uk w_uv sinks out lse workspace"), (c_void_p, "stream")
+)
+latent_decode_tensors = _sized(
+    "latent_decode_tensors",
+    (Tensor, "q cache block_table lengths sinks latent k_rope w_uk w_uv out lse host_lengths host_table"),
+    (c_void_p, "stream"), (c_int32, "rows grow"),
+)  # fmt: skip
+
+scan_spec = _sized(
+    "scan_spec", (DLDataType, "dtype"), (c_int32, "heads head_dim state_dim"), (c_int64, "groups"),
+    (c_int32, "state_decays skip gate dt_bias dt_softplus dt_limits"), (c_float, "dt_least dt_most"),
+)  # fmt: skip
+scan_batch = _sized("scan_batch", (c_int64, "sequences"), (longs, "lengths"), (c_int32, "initial_states final_states"))
+scan_facts = _sized("scan_facts", (c_int64, "rows beginning ending"), (c_uint64, "memory_bytes"), (c_char_p, "kernel"))
+scan_tensors = _sized(
+    "scan_tensors", (Tensor, "x dt b c z a d dt_bias initial_states y final_states"), (c_void_p, "stream")
+)

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays of NumPy and of PyTorch as DLPack's tensors. What differs between the two stands here and nowhere else."""
+
+import ctypes
+import sys
+
+import numpy as np
+
+from . import _abi, _structs
+from ._errors import refuse, unsupported
+
+# DLPack's codes by the names of NumPy's, ml_dtypes' and PyTorch's types.
+_INT, _UINT, _FLOAT, _BFLOAT = 0, 1, 2, 4
+_TYPES = {
+    "float32": (_FLOAT, 32), "float16": (_FLOAT, 16), "bfloat16": (_BFLOAT, 16), "float64": (_FLOAT, 64),
+    "int32": (_INT, 32), "int64": (_INT, 64), "uint8": (_UINT, 8),
+}  # fmt: skip
+_by_dtype: dict = {}
+
+
+def _type_of(dtype):
+    """(code, bits) of an array's dtype; asked once for each."""
+    known = _by_dtype.get(dtype)
+    if known is None:
+        name = str(dtype).removeprefix("torch.")
+        if name not in _TYPES:
+            refuse(f"an array holds {name}", "ringattn computes with float32, float16 and bfloat16", "Convert it.")
+        known = _by_dtype[dtype] = _TYPES[name]
+    return known
+
+
+def is_torch(array) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(array, torch.Tensor)
+
+
+def check_array(name: str, array) -> None:
+    """Refuses what is neither NumPy's nor PyTorch's, and tensors whose gradients are wanted."""
+    if isinstance(array, np.ndarray):
+        if name == "out" and not array.flags.writeable:
+            refuse("out is read-only", "the result is written to it", "Pass an array of your own.")
+        return
+    if not is_torch(array):
+        refuse(f"{name} is {type(array).__name__}", "it should be a NumPy array or a PyTorch tensor",
+               "Convert it, for instance with numpy.asarray().")  # fmt: skip
+    if array.requires_grad and sys.modules["torch"].is_grad_enabled():
+        unsupported(f"{name} requires a gradient", "ringattn has no backward pass",
+                    "Call it under torch.no_grad(), or pass detached tensors.")  # fmt: skip
+
+
+def device_of(array) -> tuple[int, int]:
+    """(device type, index), as DLPack counts them."""
+    if isinstance(array, np.ndarray) or array.device.type == "cpu":
+        return _abi.CPU, 0
+    if array.device.type == "cuda":
+        return _abi.CUDA, array.device.index
+    unsupported(
+        f"a tensor lies on {array.device}", "ringattn computes on CPUs and NVIDIA GPUs", "Move it to one of these."
+    )
+
+
+def stream_of(array) -> int | None:
+    """The caller's current stream on the array's device."""
+    if isinstance(array, np.ndarray) or array.device.type != "cuda":
+        return None
+    return sys.modules["torch"].cuda.current_stream(array.device).cuda_stream
+
+
+def empty(like, shape, dtype=None):
+    """An array of like's kind and device; of its dtype, or float32 / uint8 by name."""
+    if isinstance(like, np.ndarray):
+        return np.empty(shape, dtype or like.dtype)
+    torch = sys.modules["torch"]
+    return torch.empty(shape, dtype=getattr(torch, dtype) if dtype else like.dtype, device=like.device)
+
+
+def full(like, shape, value, dtype):
+    filled = empty(like, shape, dtype)
+    filled[...] = value
+    return filled
+
+
+def contiguous_heads(array):
+    """The array, copied only where the numbers of a head don't lie side by side."""
+    if isinstance(array, np.ndarray):
+        return array if array.shape[-1] <= 1 or array.strides[-1] == array.itemsize else np.ascontiguousarray(array)
+    return array if array.shape[-1] <= 1 or array.stride(-1) == 1 else array.contiguous()
+
+
+def flat_rows(array):
+    """[batch, tokens, heads, dim] as [batch · tokens, heads, dim], copied only where that is no view."""
+    return array.reshape(array.shape[0] * array.shape[1], *array.shape[2:])
+
+
+def flat_view(out):
+    """flat_rows() of an array that is written to, so it must be a view. None stays None."""
+    if out is None:
+        return None
+    flat = flat_rows(out)
+    if flat.size if isinstance(flat, np.ndarray) else flat.numel():
+        same = np.shares_memory(flat, out) if isinstance(out, np.ndarray) else flat.data_ptr() == out.data_ptr()
+        if not same:
+            refuse(f"out of shape {tuple(out.shape)} has batches that can't be rows of one axis",
+                   "their strides don't follow from each other", "Pass a contiguous one.")  # fmt: skip
+    return flat
+
+
+def as_ints(values) -> list[int]:
+    """A list of Python's integers from a list, an array or a tensor; of a GPU's tensor this waits for the device."""
+    return [int(value) for value in (values.tolist() if hasattr(values, "tolist") else values)]
+
+
+class View:
+    """A DLTensor that is used again for arrays of one form: for each array but the first its address alone is written."""
+
+    __slots__ = ("address", "_view", "_form", "_lengths")
+
+    def __init__(self):
+        self._view = _structs.DLTensor()
+        self._form = self._lengths = None
+        self.address: int = ctypes.addressof(self._view)
+
+    def show(self, array) -> None:
+        """From here on, this is a view of the array, which the caller keeps."""
+        if type(array) is np.ndarray or isinstance(array, np.ndarray):
+            form = array.shape, array.strides, array.dtype
+            data = array.__array_interface__["data"][0]
+        else:
+            form = array.shape, array.stride(), array.dtype, array.device
+            data = array.data_ptr()
+        if form != self._form:
+            self._describe(array, form)
+        self._view.data = data
+
+    def _describe(self, array, form) -> None:
+        shape, strides = form[:2]
+        if isinstance(array, np.ndarray):
+            if any(stride % array.itemsize for stride in strides):
+                refuse(f"an array has strides of {strides} bytes", f"its numbers have {array.itemsize}", "Copy it.")
+            strides = [stride // array.itemsize for stride in strides]
+        self._lengths = (ctypes.c_int64 * (2 * len(shape)))(*shape, *strides)
+        view = self._view
+        view.shape = ctypes.addressof(self._lengths)
+        view.strides = view.shape + 8 * len(shape)
+        view.ndim, view.lanes, view.byte_offset = len(shape), 1, 0
+        view.code, view.bits = _type_of(array.dtype)
+        view.device_type, view.device_id = device_of(array)
+        self._form = form
+
+
+def data_type(array) -> _structs.DLDataType:
+    return _structs.DLDataType(*_type_of(array.dtype), 1)

@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who has which tokens. No bit of a result depends on it.
+
+layout = ringattn.zigzag([4096, 1000], world=4)
+q_mine = ringattn.shard(q, layout, rank)          # rows of the packed q, [tokens, …], or of [batch, tokens, …]
+rope(q_mine, ringattn.positions(layout, rank))
+whole = ringattn.unshard([out_0, out_1, out_2, out_3], layout)
+"""
+
+import ctypes
+import itertools
+import weakref
+from collections.abc import Sequence
+
+import numpy as np
+
+from . import _structs
+from ._errors import refuse
+from ._tensors import as_ints, is_torch
+
+
+_numbers = itertools.count(1)
+# Layouts by their numbers, for operators that can't take objects.
+by_number: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
+
+
+class Layout:
+    """Tokens [begin, end) of sequences, run by run, for each rank: its rows are those tokens in that order."""
+
+    def __init__(self, lengths: Sequence[int], runs: Sequence[Sequence[tuple[int, int, int]]]):
+        """lengths: of the sequences. runs[rank]: (sequence, begin, end), ascending; of all ranks together every token
+        once."""
+        self.lengths = tuple(as_ints(lengths))
+        self.runs = tuple(tuple((int(s), int(b), int(e)) for s, b, e in of_rank if e > b) for of_rank in runs)
+        self._key = (self.lengths, self.runs)
+        self._check()
+        self.number = next(_numbers)
+        by_number[self.number] = self
+        self._places: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+
+    def _check(self) -> None:
+        for rank, of_rank in enumerate(self.runs):
+            for (s, b, e), (t, c, _) in zip(of_rank, of_rank[1:]):
+                if (t, c) < (s, e):
+                    refuse(f"run {(s, b, e)} of rank {rank} stands in front of one at {(t, c)}",
+                           "runs ascend by sequence and token", "Sort them.")  # fmt: skip
+        at = {s: 0 for s in range(len(self.lengths))}
+        for s, b, e in sorted(run for of_rank in self.runs for run in of_rank):
+            if s not in at or at[s] != b:
+                refuse(f"tokens {at.get(s, 0)} to {b} of sequence {s} belong to no rank, or to two",
+                       f"the lengths are {list(self.lengths)}", "Deal every token once.")  # fmt: skip
+            at[s] = e
+        for s, end in at.items():
+            if end != self.lengths[s]:
+                refuse(
+                    f"the runs of sequence {s} end at {end}",
+                    f"it has {self.lengths[s]} tokens",
+                    "Deal every token once.",
+                )
+
+    def __eq__(self, other):
+        return isinstance(other, Layout) and self._key == other._key
+
+    def __hash__(self):
+        return hash(self._key)
+
+    @property
+    def world(self) -> int:
+        return len(self.runs)
+
+    def tokens(self, rank: int) -> int:
+        return sum(e - b for _, b, e in self.runs[rank])
+
+    def places(self, rank: int) -> tuple[np.ndarray, np.ndarray]:
+        """Of each row of a rank: its token on the packed axis, and its token in its sequence."""
+        known = self._places.get(rank)
+        if known is None:
+            begins = np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int64)
+            of_runs = [np.arange(b, e, dtype=np.int64) for _, b, e in self.runs[rank]]
+            firsts = [np.full(e - b, begins[s]) for s, b, e in self.runs[rank]]
+            tokens = np.concatenate(of_runs) if of_runs else np.zeros(0, np.int64)
+            first = np.concatenate(firsts) if firsts else np.zeros(0, np.int64)
+            known = self._places[rank] = (tokens + first, tokens)
+        return known
+
+    def c_runs(self):
+        """All runs as the library takes them, rank by rank."""
+        flat = [_structs.Run(rank, *run) for rank, of_rank in enumerate(self.runs) for run in of_rank]
+        return len(flat), ctypes.cast((_structs.Run * max(len(flat), 1))(*flat), ctypes.POINTER(_structs.Run))
+
+
+def _deal(lengths, world: int, cuts) -> Layout:
+    if world < 1:
+        refuse(f"a world of {world} ranks is not possible", "it has at least 1", "Check it.")
+    runs: list[list] = [[] for _ in range(world)]
+    for sequence, length in enumerate(as_ints(lengths)):
+        for rank, begin, end in cuts(length):
+            of_rank = runs[rank]
+            if of_rank and of_rank[-1][0] == sequence and of_rank[-1][2] == begin:
+                of_rank[-1] = (sequence, of_rank[-1][1], end)
+            elif end > begin:
+                of_rank.append((sequence, begin, end))
+    return Layout(lengths, runs)
+
+
+def _parts(length: int, count: int) -> list[int]:
+    """Where `count` parts of nearly equal length begin, and the end: the first ones have one token more, as those of
+    numpy.array_split()."""
+    small, more = divmod(length, count)
+    return [part * small + min(part, more) for part in range(count + 1)]
+
+
+def contiguous(lengths: Sequence[int], world: int) -> Layout:
+    """Of each sequence, rank r has the r-th of `world` nearly equal parts: ring_flash_attn's ring."""
+
+    def cuts(length):
+        at = _parts(length, world)
+        return [(rank, at[rank], at[rank + 1]) for rank in range(world)]
+
+    return _deal(lengths, world, cuts)
+
+
+def zigzag(lengths: Sequence[int], world: int) -> Layout:
+    """Of each sequence, rank r has the parts r and 2 · world − 1 − r of 2 · world nearly equal ones: ring_flash_attn's
+    zigzag, and Megatron's and TransformerEngine's."""
+
+    def cuts(length):
+        at = _parts(length, 2 * world)
+        return [(min(part, 2 * world - 1 - part), at[part], at[part + 1]) for part in range(2 * world)]
+
+    return _deal(lengths, world, cuts)
+
+
+def striped(lengths: Sequence[int], world: int, stripe: int = 256) -> Layout:
+    """Stripes of `stripe` tokens, dealt like a snake (0 1 … P−1 P−1 … 1 0), from sequence to sequence: what is fastest
+    under a causal mask, as all ranks have equal work in every block. Longer stripes suit longer sequences."""
+    if stripe < 1:
+        refuse(f"a stripe of {stripe} tokens is not possible", "it has at least 1", "Choose 256, or a multiple of it.")
+    dealt = 0
+
+    def cuts(length):
+        nonlocal dealt
+        runs = []
+        for begin in range(0, length, stripe):
+            place = dealt % (2 * world)
+            runs.append((min(place, 2 * world - 1 - place), begin, min(begin + stripe, length)))
+            dealt += 1
+        return runs
+
+    return _deal(lengths, world, cuts)
+
+
+def packed(lengths: Sequence[int], world: int) -> Layout:
+    """Rank r has the r-th of `world` nearly equal parts of the packed axis, whatever sequences lie in it: llama3's
+    context parallelism, and what Hugging Face's adapters shard."""
+    at = _parts(sum(as_ints(lengths)), world)
+    runs: list[list] = [[] for _ in range(world)]
+    first = 0
+    for sequence, length in enumerate(as_ints(lengths)):
+        for rank in range(world):
+            begin, end = max(at[rank], first), min(at[rank + 1], first + length)
+            if end > begin:
+                runs[rank].append((sequence, begin - first, end - first))
+        first += length
+    return Layout(lengths, runs)
+
+
+# Tokens of a super-segment, which a scan doesn't cut.
+SUPER_SEGMENT = 65536
+
+
+def super_segments(lengths: Sequence[int], world: int) -> Layout:
+    """What ranks of a scan have: neighbouring super-segments of 65,536 tokens of the sequences, whole ones, dealt by
+    tokens. Where there are fewer than ranks, some have none."""
+    pieces = [
+        (sequence, begin, min(begin + SUPER_SEGMENT, length))
+        for sequence, length in enumerate(as_ints(lengths))
+        for begin in range(0, length, SUPER_SEGMENT)
+    ]
+    total = sum(end - begin for _, begin, end in pieces)
+    runs: list[list] = [[] for _ in range(max(world, 1))]
+    before = 0
+    for sequence, begin, end in pieces:
+        # By the piece's middle: each rank has the pieces that lie for the most part in its share of the tokens.
+        rank = min((2 * before + end - begin) * world // max(2 * total, 1), world - 1)
+        before += end - begin
+        of_rank = runs[rank]
+        if of_rank and of_rank[-1][0] == sequence and of_rank[-1][2] == begin:
+            of_rank[-1] = (sequence, of_rank[-1][1], end)
+        else:
+            of_rank.append((sequence, begin, end))
+    return Layout(lengths, runs)
+
+
+BY_NAME = {"contiguous": contiguous, "zigzag": zigzag, "striped": striped, "packed": packed}
+
+
+def make_layout(layout, lengths: Sequence[int], world: int) -> Layout:
+    """A Layout stays what it is; a name is dealt."""
+    if isinstance(layout, Layout):
+        if layout.lengths != tuple(lengths) or layout.world != world:
+            refuse(f"the layout is one of lengths {list(layout.lengths)[:8]} over {layout.world} ranks",
+                   f"the job has {list(lengths)[:8]} over {world}", "Make it of the job's lengths and world.")  # fmt: skip
+        return layout
+    if layout not in BY_NAME:
+        refuse(
+            f"layout {layout!r} is not known",
+            f"there are {', '.join(BY_NAME)}",
+            "Choose one, or make a ringattn.Layout.",
+        )
+    return BY_NAME[layout](lengths, world)
+
+
+def positions(layout: Layout, rank: int) -> np.ndarray:
+    """int64 [tokens of the rank]: of each row its token in its sequence, which is the position that RoPE needs."""
+    return layout.places(rank)[1]
+
+
+def _rows(array, layout: Layout) -> int:
+    """1 where the array is packed, [tokens, …]; 2 where it is [batch, tokens, …] of equally long sequences."""
+    total = sum(layout.lengths)
+    if array.shape[0] == total:
+        return 1
+    if (
+        len(set(layout.lengths)) == 1
+        and array.ndim > 1
+        and tuple(array.shape[:2]) == (len(layout.lengths), layout.lengths[0])
+    ):
+        return 2
+    refuse(f"an array of shape {tuple(array.shape)} has other tokens than the layout", f"its lengths are {list(layout.lengths)}",
+           "Pass [tokens, …] with all sequences packed, or [batch, tokens, …].")  # fmt: skip
+
+
+def shard(array, layout: Layout, rank: int):
+    """The rank's rows of a whole array, [tokens, …] or [batch, tokens, …], in memory of their own. Of the second form
+    the rows are [batch, tokens of the rank, …] where the rank has as many of each sequence, else [rows, …]."""
+    batched = _rows(array, layout) == 2
+    flat = array.reshape(-1, *array.shape[2:]) if batched else array
+    tokens = layout.places(rank)[0]
+    if is_torch(flat):
+        import torch  # noqa: PLC0415, only where the array is one of its tensors
+
+        rows = flat[torch.from_numpy(tokens).to(flat.device)]
+    else:
+        rows = flat[tokens]
+    if batched and _equal_counts(layout, rank):
+        return rows.reshape(len(layout.lengths), -1, *rows.shape[1:])
+    return rows
+
+
+def _equal_counts(layout: Layout, rank: int) -> bool:
+    counts = dict.fromkeys(range(len(layout.lengths)), 0)
+    for s, b, e in layout.runs[rank]:
+        counts[s] += e - b
+    return len(set(counts.values())) == 1
+
+
+def unshard(shards: Sequence, layout: Layout):
+    """The whole packed array [tokens, …] of the ranks' rows, of which shards[r] are rank r's, as shard() gives them."""
+    if len(shards) != layout.world:
+        refuse(f"there are {len(shards)} shards", f"the layout has {layout.world} ranks", "Pass one of each rank.")
+    flat = []
+    for rank, rows in enumerate(shards):
+        wanted = layout.tokens(rank)
+        if rows.shape[0] != wanted:
+            rows = rows.reshape(-1, *rows.shape[2:])
+        if rows.shape[0] != wanted:
+            refuse(
+                f"rank {rank} has {rows.shape[0]} rows", f"the layout gives it {wanted}", "Pass them in order of rank."
+            )
+        flat.append(rows)
+    order = np.argsort(np.concatenate([layout.places(rank)[0] for rank in range(layout.world)]))
+    if is_torch(flat[0]):
+        import torch  # noqa: PLC0415, only where the shards are its tensors
+
+        return torch.cat(flat)[torch.from_numpy(order).to(flat[0].device)]
+    return np.concatenate(flat)[order]

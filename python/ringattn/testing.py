@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether attention is right: a result, of ringattn or of any other system, against fp64 on sampled rows; bits over numbers
+of ranks; and the first wrong row by name.
+
+    ringattn.testing.check_attention(q, k, v, out, lse, mask="causal")        # another system's out and lse
+    ringattn.testing.check_bits(q, k, v, ranks=(1, 2, 3, 4))                   # ringattn, over numbers of ranks
+    ringattn.testing.assert_same_bits(out, other_out)                          # of two runs of anything
+"""
+
+import dataclasses
+import itertools
+
+import numpy as np
+
+from . import _job
+from ._errors import WrongResult, refuse
+from ._tensors import is_torch
+from ._attention import lengths_of, varlen
+from .layouts import BY_NAME, shard, unshard
+from .worlds import run_ranks
+
+# Of out: twice the error of a straightforward computation, which rounds scores and their weights to the input's type and
+# sums in fp32, plus this. Of lse: what rounding scores to fp32 leaves.
+OUT_SLACK = 1e-6
+OUT_FACTOR = 2.0
+LSE_RELATIVE_F32 = 1e-5
+LSE_ABSOLUTE_16BIT = 1e-3
+LSE_RELATIVE_16BIT = 2.0**-21
+
+
+def _host(array) -> np.ndarray:
+    """A NumPy array of the same numbers; of a type that NumPy lacks, as float32."""
+    if is_torch(array):
+        array = array.detach().cpu()
+        return array.float().numpy() if str(array.dtype) == "torch.bfloat16" else array.numpy()
+    return np.asarray(array)
+
+
+def _type_name(array) -> str:
+    return str(array.dtype).removeprefix("torch.")
+
+
+def _round(values: np.ndarray, dtype: str) -> np.ndarray:
+    """To the numbers of a type, as float64."""
+    if dtype == "bfloat16":
+        bits = values.astype(np.float32).view(np.uint32)
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32).astype(np.float64)
+    return values.astype(dtype).astype(np.float64)
+
+
+def _row(q, k, v, seen, scale, softcap, sink, dtype):
+    """out and lse of one row of one head in fp64, and the largest error of the straightforward computation."""
+    with np.errstate(all="ignore"):
+        scores = (k[seen].astype(np.float64) @ q.astype(np.float64)) * scale
+        if softcap:
+            scores = softcap * np.tanh(scores / softcap)
+        values = v[seen].astype(np.float64)
+        most = max(scores.max(initial=-np.inf), sink)
+        if not np.isfinite(most):
+            return np.zeros(v.shape[1]), most, 0.0
+        weights = np.exp(scores - most)
+        total = weights.sum() + np.exp(sink - most)
+        exact = weights @ values / total
+        plain_scores = (k[seen].astype(np.float32) @ q.astype(np.float32)) * np.float32(scale)
+        if softcap:
+            plain_scores = np.float32(softcap) * np.tanh(plain_scores / np.float32(softcap))
+        plain_weights = _round(np.exp(_round(plain_scores, dtype) - most), dtype).astype(np.float32)
+        plain_total = plain_weights.sum() + np.float32(np.exp(sink - most))
+        plain = _round(plain_weights @ v[seen].astype(np.float32) / plain_total, dtype)
+        return exact, most + np.log(total), np.abs(plain - exact).max(initial=0.0)
+
+
+def _seen(position: int, keys: int, mask) -> slice:
+    kind, left, right = _job.read_mask(mask)
+    if kind == 1:
+        return slice(0, keys)
+    first = 0 if kind == 0 or left < 0 else max(0, position - left)
+    end = position + 1 if kind == 0 else (keys if right < 0 else position + right + 1)
+    return slice(min(first, keys), max(min(end, keys), min(first, keys)))
+
+
+@dataclasses.dataclass
+class Accuracy:
+    """What a check saw: the largest errors, and as parts of what is allowed."""
+
+    rows: int
+    out_error: float
+    out_part: float
+    lse_error: float
+    lse_part: float
+
+
+def sample_rows(tokens: int, heads: int, rows: int | None, seed: int = 1) -> list[tuple[int, int]]:
+    """`rows` different (token, head), ascending, the first and the last among them; all of them where rows is None."""
+    count = tokens * heads
+    if rows is None or rows >= count:
+        chosen = range(count)
+    else:
+        drawn = np.random.default_rng(seed).choice(count, size=rows, replace=False)
+        chosen = sorted({0, count - 1, *map(int, drawn)})
+    return [divmod(number, heads) for number in chosen]
+
+
+def check_attention(q, k, v, out, lse=None, *, mask="causal", softmax_scale=None, softcap=0.0, sinks=None,
+                    cu_seqlens_q=None, cu_seqlens_k=None, q_offsets=None, rows: int | None = 64,
+                    seed: int = 1) -> Accuracy:  # fmt: skip
+    """Compares out, and lse (natural logarithms), with attention in fp64 on `rows` rows, None: all.
+
+    q: [tokens, heads, head_dim], k, v: [tokens, kv_heads, …], all sequences packed; out: [tokens, heads, head_dim_v]; lse:
+    [tokens, heads]. NumPy arrays or PyTorch tensors. cu_seqlens as varlen() has them; without them it is one sequence.
+    Raises WrongResult that names the first wrong row: token, sequence, head, what it is and should be."""
+    dtype = _type_name(q)
+    q, k, v, out = _host(q), _host(k), _host(v), _host(out)
+    if out.shape != (*q.shape[:2], v.shape[2]):
+        refuse(
+            f"out is {list(out.shape)}",
+            f"q and v make it {[*q.shape[:2], v.shape[2]]}",
+            "Pass [tokens, heads, head_dim_v].",
+        )
+    lse = None if lse is None else _host(lse)
+    if lse is not None and lse.shape != q.shape[:2]:
+        refuse(f"lse is {list(lse.shape)}", f"q makes it {list(q.shape[:2])}", "Transpose [heads, tokens].")
+    q_lengths = lengths_of(cu_seqlens_q) if cu_seqlens_q is not None else (q.shape[0],)
+    k_lengths = (
+        lengths_of(cu_seqlens_k)
+        if cu_seqlens_k is not None
+        else (q_lengths if cu_seqlens_q is not None else (k.shape[0],))
+    )
+    offsets = [b - a for a, b in zip(q_lengths, k_lengths)] if q_offsets is None else list(map(int, q_offsets))
+    q_begin, k_begin = np.concatenate([[0], np.cumsum(q_lengths)]), np.concatenate([[0], np.cumsum(k_lengths)])
+    scale = softmax_scale or 1.0 / np.sqrt(q.shape[2])
+    group = q.shape[1] // k.shape[1]
+    seen = Accuracy(0, 0.0, 0.0, 0.0, 0.0)
+    for token, head in sample_rows(q.shape[0], q.shape[1], rows, seed):
+        s = int(np.searchsorted(q_begin, token, side="right")) - 1
+        place = token - int(q_begin[s])
+        keys = slice(int(k_begin[s]), int(k_begin[s + 1]))
+        sink = -np.inf if sinks is None else float(_host(sinks)[head])
+        visible = _seen(place + offsets[s], k_lengths[s], mask)
+        exact, exact_lse, plain = _row(q[token, head], k[keys, head // group], v[keys, head // group], visible, scale,
+                                       softcap, sink, dtype)  # fmt: skip
+        where = f"row {token} (token {place} of sequence {s}), head {head}"
+        ours = out[token, head].astype(np.float64)
+        _compare(seen, where, ours, exact, OUT_FACTOR * plain + OUT_SLACK + _last_digit(exact, dtype))
+        if lse is not None:
+            _compare_lse(seen, where, float(lse[token, head]), exact_lse, dtype)
+        seen.rows += 1
+    return seen
+
+
+def _last_digit(exact: np.ndarray, dtype: str) -> float:
+    """Half of what the result's type can tell apart: a row without an error of its own has that of the last rounding."""
+    bits = {"bfloat16": 9, "float16": 12}.get(dtype, 24)
+    return float(np.abs(exact).max(initial=0.0)) * 2.0**-bits
+
+
+def _compare(seen: Accuracy, where: str, ours: np.ndarray, exact: np.ndarray, allowed: float) -> None:
+    wrong = ~np.isfinite(ours)
+    errors = np.where(wrong, np.inf, np.abs(ours - exact))
+    worst = int(errors.argmax()) if errors.size else 0
+    error = float(errors[worst]) if errors.size else 0.0
+    seen.out_error, seen.out_part = max(seen.out_error, error), max(seen.out_part, error / allowed)
+    if error > allowed:
+        raise WrongResult(f"out is wrong in {where}, number {worst}", f"it is {ours[worst]:.9g}, in fp64 {exact[worst]:.9g}; "
+                          f"{error:.3g} apart, {allowed:.3g} are allowed",
+                          "Check mask, scale, layout of the rows and positions first.")  # fmt: skip
+
+
+def _compare_lse(seen: Accuracy, where: str, ours: float, exact: float, dtype: str) -> None:
+    if np.isinf(exact) and ours == exact:
+        return
+    size = max(1.0, abs(exact))
+    allowed = LSE_RELATIVE_F32 * size if dtype == "float32" else max(LSE_ABSOLUTE_16BIT, LSE_RELATIVE_16BIT * size)
+    error = abs(ours - exact) if np.isfinite(ours) else np.inf
+    seen.lse_error, seen.lse_part = max(seen.lse_error, error), max(seen.lse_part, error / allowed)
+    if not error <= allowed:
+        raise WrongResult(f"lse is wrong in {where}", f"it is {ours:.9g}, in fp64 {exact:.9g}; {allowed:.3g} are allowed",
+                          "It is the natural logarithm of the sum of exp(score), with the sink.")  # fmt: skip
+
+
+def first_difference(a, b) -> tuple[int, ...] | None:
+    """The index of the first number whose bits differ; None where all are equal. 0.0 and -0.0 differ."""
+    a, b = (x.detach().cpu() if is_torch(x) else np.asarray(x) for x in (a, b))
+    if tuple(a.shape) != tuple(b.shape) or str(a.dtype) != str(b.dtype):
+        refuse(f"arrays of {a.dtype} {tuple(a.shape)} and {b.dtype} {tuple(b.shape)} can't have equal bits",
+               "shape or type differ", "Compare results of one job.")  # fmt: skip
+    raw_a, raw_b = raw_bytes(a), raw_bytes(b)
+    different = np.flatnonzero((raw_a != raw_b).any(axis=1)) if raw_a.size else np.zeros(0, int)
+    return None if different.size == 0 else tuple(int(i) for i in np.unravel_index(different[0], tuple(a.shape)))
+
+
+def raw_bytes(array) -> np.ndarray:
+    """The numbers of an array of any kind as they lie in memory, [numbers, bytes]."""
+    if is_torch(array):
+        import torch  # noqa: PLC0415, only where the array is one of its tensors
+
+        flat = array.contiguous().reshape(-1)
+        return flat.view(torch.uint8).numpy().reshape(flat.shape[0], -1) if flat.numel() else np.zeros((0, 1), np.uint8)
+    flat = np.ascontiguousarray(array).reshape(-1)
+    return flat.view(np.uint8).reshape(flat.shape[0], -1) if flat.size else np.zeros((0, 1), np.uint8)
+
+
+def assert_same_bits(a, b, what: str = "the arrays") -> None:
+    """Raises WrongResult that names the first number whose bits differ."""
+    at = first_difference(a, b)
+    if at is None:
+        return
+    x, y = (_host(array)[at] for array in (a, b))
+    raise WrongResult(f"{what} differ at {list(at)}", f"row {at[0]} is the first whose bits differ: {x!r} and {y!r} there",
+                      "Equal bits take the same kernel, device model and build.")  # fmt: skip
+
+
+def check_bits(q, k, v, cu_seqlens=None, *, ranks=(1, 2, 3, 4), layouts=tuple(BY_NAME), **arguments) -> None:
+    """Computes attention of packed rows over several numbers of ranks and layouts in this process, and raises WrongResult
+    where a bit differs. In host memory. arguments: as varlen() has them."""
+    cu_seqlens = [0, q.shape[0]] if cu_seqlens is None else cu_seqlens
+    lengths = lengths_of(cu_seqlens)
+    out, lse = varlen(q, k, v, cu_seqlens, **arguments)
+    for count, name in itertools.product(ranks, layouts):
+        layout = BY_NAME[name](lengths, count)
+
+        def rank(world, layout=layout):
+            mine = [shard(x, layout, world.rank) for x in (q, k, v)]
+            return varlen(*mine, cu_seqlens, world=world, layout=layout, **arguments)
+
+        shards = run_ranks(count, rank)
+        assert_same_bits(unshard([o for o, _ in shards], layout), out, f"out of {count} ranks ({name}) and of one")
+        assert_same_bits(unshard([x for _, x in shards], layout), lse, f"lse of {count} ranks ({name}) and of one")

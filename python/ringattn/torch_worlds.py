@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Worlds of torch.distributed's ranks."""
+
+import atexit
+
+from . import _abi
+from ._tensors import device_of
+from .worlds import World, callbacks_world, self_world
+
+# By group and device; groups are kept, so that no other one has their identity.
+_worlds: dict[tuple[int, tuple[int, int]], tuple[object, World]] = {}
+
+
+@atexit.register
+def _close() -> None:
+    for _, world in _worlds.values():
+        world.close()
+    _worlds.clear()
+
+
+def torch_world(group=None, device=None, timeout: float = 60.0) -> World:
+    """The world of a ProcessGroup, None for the default one: its ranks gather some bytes by it and then connect to each other.
+    device: a torch.device; None is this process's current GPU where the group has an accelerator's backend, else the CPU.
+    Collective when a group is first met on a device; kept from then on."""
+    import torch
+    import torch.distributed as distributed
+
+    group = distributed.group.WORLD if group is None else group
+    if device is None:
+        on_gpu = "nccl" in str(distributed.get_backend(group))
+        device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+    device = torch.device(device)
+    place = (_abi.CUDA, device.index or 0) if device.type == "cuda" else (_abi.CPU, 0)
+    kept = _worlds.get((id(group), place))
+    if kept is not None:
+        return kept[1]
+    rank, ranks = distributed.get_rank(group), distributed.get_world_size(group)
+
+    def gather(data: bytes, seconds: float) -> list[bytes]:
+        parts = [None] * ranks
+        distributed.all_gather_object(parts, data, group=group)
+        return parts
+
+    world = self_world(place) if ranks == 1 else callbacks_world(rank, ranks, gather, place, timeout)
+    _worlds[id(group), place] = (group, world)
+    return world
+
+
+def world_of(group, array) -> World:
+    """The world of a group for arrays like this one. A World is one already; without torch.distributed it is this rank alone."""
+    if isinstance(group, World):
+        return group
+    import torch.distributed as distributed
+
+    if group is None and not (distributed.is_available() and distributed.is_initialized()):
+        return self_world(device_of(array))
+    return torch_world(group, array.device)

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Worlds: the ranks that compute together."""
+
+import collections
+import ctypes
+import itertools
+import threading
+import weakref
+from collections.abc import Callable
+
+from . import _abi, _structs
+from ._abi import lib
+from ._errors import Error, refuse
+
+# Objects that a world keeps ready, of the jobs that it was last asked for.
+_KEPT_OBJECTS = 32
+
+
+_numbers = itertools.count(1)
+# Worlds by their numbers, for operators that can't take objects.
+by_number: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
+
+
+class World:
+    """Some ranks, of which this object is one. Its calls come from one thread at a time."""
+
+    def __init__(self, handle, device: tuple[int, int] = (_abi.CPU, 0), keeps=None):
+        self._handle = handle
+        self.device = device
+        self.rank: int = lib.world_rank(handle)
+        self.size: int = lib.world_size(handle)
+        self._objects: collections.OrderedDict = collections.OrderedDict()
+        self.number = next(_numbers)
+        by_number[self.number] = self
+        self._keeps = keeps  # what callbacks of the library refer to
+
+    @property
+    def handle(self):
+        if self._handle is None:
+            refuse("the world is closed", "World.close() was called", "Make another one.")
+        return self._handle
+
+    def prepared(self, key, make: Callable):
+        """The object of a job: made once, and kept while it is among the last that were asked for."""
+        objects = self._objects
+        found = objects.get(key)
+        if found is None:
+            if len(objects) >= _KEPT_OBJECTS:
+                objects.popitem(last=False)[1].close()
+            found = objects[key] = make()
+        else:
+            objects.move_to_end(key)
+        return found
+
+    def abort(self, error: BaseException) -> None:
+        """Tells the other ranks that this one has failed and won't come."""
+        status = error.status if isinstance(error, Error) else 6
+        lib.world_abort(self.handle, status, str(error).encode())
+
+    def close(self) -> None:
+        if self._handle is None:
+            return
+        for made in self._objects.values():
+            made.close()
+        self._objects.clear()
+        lib.world_destroy(self._handle)
+        self._handle = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def __del__(self):
+        if getattr(self, "_handle", None) is not None:
+            self.close()
+
+    def __repr__(self):
+        return f"<ringattn.World rank {self.rank} of {self.size}>"
+
+
+def _options(device: tuple[int, int] = (_abi.CPU, 0)):
+    return _structs.world_options(abi=_abi.ABI, device_type=device[0], device_id=device[1])
+
+
+_own = threading.local()
+
+
+def self_world(device: tuple[int, int] = (_abi.CPU, 0)) -> World:
+    """The world of one rank for a device, as DLPack counts them: (1, 0) is the host, (2, i) GPU i. Each thread has its
+    own."""
+    worlds = _own.__dict__.setdefault("worlds", {})
+    world = worlds.get(device)
+    if world is None:
+        handle = _abi.Handle()
+        lib.world_self(ctypes.byref(_options(device)), ctypes.byref(handle))
+        world = worlds[device] = World(handle, device)
+    return world
+
+
+def threads_worlds(ranks: int) -> list[World]:
+    """The ranks of a world in this process; each is for a thread of its own. Host memory."""
+    handles = (_abi.Handle * max(ranks, 1))()
+    lib.world_threads(ctypes.byref(_options()), ranks, handles)
+    return [World(_abi.Handle(handle)) for handle in handles]
+
+
+def run_ranks(ranks: int, work: Callable[[World], object]) -> list:
+    """Calls work(world) on a thread for each of `ranks` ranks of this process. Returns what each returned, in order of
+    rank; raises what failed first, after all have ended."""
+    worlds = threads_worlds(ranks)
+    results: list = [None] * ranks
+    failures: list = []
+
+    def play(world):
+        try:
+            results[world.rank] = work(world)
+        except BaseException as error:  # noqa: BLE001, raised again below
+            failures.append(error)
+            world.abort(error)
+
+    threads = [threading.Thread(target=play, args=(world,)) for world in worlds]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for world in worlds:
+        world.close()
+    if failures:
+        raise failures[0]
+    return results
+
+
+def callbacks_world(
+    rank: int, ranks: int, all_gather: Callable[[bytes, float], list[bytes]], device: tuple[int, int] = (_abi.CPU, 0),
+    timeout: float = 60.0,
+) -> World:  # fmt: skip
+    """Ranks that are processes and can gather bytes: all_gather(data, seconds) returns every rank's, in order of rank, and is
+    called in here alone. They connect to each other over TCP. device: (1, 0) is the host, (2, i) GPU i of this process, where
+    bytes then go from GPU to GPU. Collective."""
+    failures = []
+
+    def gather(_, data, size, seconds, gathered):
+        try:
+            for part in all_gather(ctypes.string_at(data, size) if size else b"", seconds):
+                lib.gathered_add(gathered, part, len(part))
+            return 0
+        except BaseException as error:  # noqa: BLE001, raised again below
+            failures.append(error)
+            return 1
+
+    called = _structs.Gather(gather)
+    handle = _abi.Handle()
+    try:
+        callbacks = _structs.callbacks(all_gather=called)
+        lib.world_callbacks(_options(device), rank, ranks, callbacks, timeout, ctypes.byref(handle))
+    except Error as error:
+        raise error from (failures[0] if failures else None)
+    return World(handle, device)
+
+
+def store_world(
+    address: str | None = None, rank: int = 0, ranks: int = 1, job: str = "", device: tuple[int, int] = (_abi.CPU, 0),
+    timeout: float = 60.0,
+) -> World:  # fmt: skip
+    """Ranks that are processes and come together at an address, "host:port", which rank 0 serves until they have. Without one
+    RINGATTN_STORE names it, and torchrun, Slurm or mpirun have set which rank this is. Collective."""
+    handle = _abi.Handle()
+    place = None if address is None else address.encode()
+    lib.world_store(_options(device), place, rank, ranks, job.encode() or None, timeout, ctypes.byref(handle))
+    return World(handle, device)
+
+
+def mpi_world(communicator) -> World:
+    """The ranks of an mpi4py communicator, which is duplicated: collective. Needs a library that was built with MPI."""
+    from mpi4py import MPI  # noqa: PLC0415, needed here alone
+
+    address = MPI._addressof(communicator)
+    handle = _abi.Handle()
+    lib.world_mpi(ctypes.byref(_options()), address, ctypes.byref(handle))
+    return World(handle)

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "c/jobs.hpp"
+
+#include <fmt/format.h>
+
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "base/error.hpp"
+#include "c/status.hpp"
+#include "c/tensors.hpp"
+#include "c/world.hpp"
+#include "kernels/fold_spec.hpp"
+
+namespace ringattn::c {
+
+namespace {
+
+// Sizes of structs in the interface version that they came with.
+constexpr std::size_t kFirstSpec = 64, kFirstBatch = 40, kFirstOptions = 88, kFirstLatentSpec = 64, kFirstLimits = 48;
+
+ringattn_options read_all(const ringattn_options* given) {
+  return given == nullptr ? ringattn_options{} : read_struct("ringattn_options", given, kFirstOptions);
+}
+
+// What a caller asked for by options that an op doesn't have.
+void refuse_option(bool given, const char* name, const char* op) {
+  if (!given) return;
+  fail(ErrorCode::kUsage, fmt::format("ringattn_options::{} is set", name), fmt::format("{} has no such option", op),
+       "Leave it 0.");
+}
+
+void refuse_ring_options(const ringattn_options& read, const char* op) {
+  refuse_option(read.stripe != 0, "stripe", op);
+  refuse_option(read.block_tokens != 0, "block_tokens", op);
+  refuse_option(read.checksum != 0, "checksum", op);
+  refuse_option(read.key_run_count != 0 || read.key_runs != nullptr, "key_runs", op);
+}
+
+std::vector<std::vector<TokenRun>> read_runs(const ringattn_run* runs, std::int64_t count, int world) {
+  std::vector<std::vector<TokenRun>> of_ranks(static_cast<std::size_t>(world));
+  for (std::int64_t i = 0; i < count; ++i) {
+    const ringattn_run& run = runs[i];
+    if (run.rank < 0 || run.rank >= world) {
+      fail(ErrorCode::kUsage, fmt::format("run {} names rank {}", i, run.rank),
+           fmt::format("the world has {}, counted from 0", world), "State runs of the world's ranks alone.");
+    }
+    of_ranks[static_cast<std::size_t>(run.rank)].push_back({run.sequence, run.begin, run.end});
+  }
+  return of_ranks;
+}
+
+}  // namespace
+
+Mask read_mask(std::int32_t mask, std::int64_t left, std::int64_t right) {
+  if (mask == RINGATTN_CAUSAL) return {-1, 0};
+  if (mask == RINGATTN_FULL) return {-1, -1};
+  if (mask == RINGATTN_WINDOW) return {left, right};
+  fail(ErrorCode::kUsage, fmt::format("mask {} is not known", mask),
+       "RINGATTN_CAUSAL is 0, RINGATTN_FULL 1, RINGATTN_WINDOW 2", "Choose one of these.");
+}
+
+FoldSpec read_spec(const ringattn_spec* given) {
+  const ringattn_spec spec = read_struct("ringattn_spec", given, kFirstSpec);
+  FoldSpec fold;
+  fold.dtype = read_dtype(spec.dtype);
+  fold.heads = spec.heads;
+  fold.kv_heads = spec.kv_heads == 0 ? spec.heads : spec.kv_heads;
+  fold.head_dim = spec.head_dim;
+  fold.head_dim_v = spec.head_dim_v == 0 ? spec.head_dim : spec.head_dim_v;
+  fold.mask = read_mask(spec.mask, spec.window_left, spec.window_right);
+  fold.softmax_scale =
+      spec.softmax_scale == 0.0F && spec.head_dim > 0 ? default_softmax_scale(spec.head_dim) : spec.softmax_scale;
+  fold.softcap = spec.softcap;
+  fold.sinks = spec.sinks != 0;
+  return fold;
+}
+
+Batch read_batch(const ringattn_batch* given) {
+  const ringattn_batch batch = read_struct("ringattn_batch", given, kFirstBatch);
+  if (batch.sequences < 0 || batch.sequences > kMostSequences) {
+    fail(ErrorCode::kUsage, fmt::format("a batch of {} sequences is not possible", batch.sequences),
+         fmt::format("there may be up to {}", kMostSequences), "Split the batch.");
+  }
+  if (batch.sequences > 0) need(batch.q_lengths, "ringattn_batch::q_lengths");
+  const std::int64_t* k_lengths = batch.k_lengths == nullptr ? batch.q_lengths : batch.k_lengths;
+  std::vector<Sequence> sequences;
+  for (std::int64_t s = 0; s < batch.sequences; ++s) {
+    const std::int64_t q = batch.q_lengths[s], k = k_lengths[s];
+    sequences.push_back({q, k, batch.q_offsets == nullptr ? k - q : batch.q_offsets[s]});
+  }
+  return Batch(std::move(sequences));
+}
+
+Options read_options(const ringattn_options* given, const Batch& batch, const Transport& transport) {
+  Options options;
+  options.kernel.backend = backend_of(transport);
+  const ringattn_options read = read_all(given);
+  if (read.kernel != nullptr) options.kernel.kernel = read.kernel;
+  options.threads = read.threads;
+  options.block_tokens = read.block_tokens;
+  options.checksum = read.checksum != 0;
+  options.memory_budget = read.memory_budget;
+  if (read.timeout_seconds != 0.0) options.timeout_seconds = read.timeout_seconds;
+  options.layout.stripe = read.stripe;
+  switch (read.layout) {
+    case RINGATTN_STRIPED:
+      options.layout.kind = LayoutKind::kStriped;
+      break;
+    case RINGATTN_ZIGZAG:
+      options.layout.kind = LayoutKind::kZigzag;
+      break;
+    case RINGATTN_CONTIGUOUS:
+      options.layout.kind = LayoutKind::kContiguous;
+      break;
+    case RINGATTN_RUNS: {
+      if (read.query_run_count > 0) need(read.query_runs, "ringattn_options::query_runs");
+      if (read.key_runs == nullptr && batch.q_lengths() != batch.k_lengths()) {
+        fail(ErrorCode::kUsage, "the runs of keys are missing", "sequences have other numbers of keys than of queries",
+             "State ringattn_options::key_runs, too.");
+      }
+      options.query_runs = read_runs(read.query_runs, read.query_run_count, transport.size());
+      options.key_runs = read.key_runs == nullptr ? options.query_runs
+                                                  : read_runs(read.key_runs, read.key_run_count, transport.size());
+      break;
+    }
+    default:
+      fail(ErrorCode::kUsage, fmt::format("layout {} is not known", read.layout),
+           "RINGATTN_STRIPED is 0, RINGATTN_ZIGZAG 1, RINGATTN_CONTIGUOUS 2, RINGATTN_RUNS 3", "Choose one of these.");
+  }
+  return options;
+}
+
+LatentSpec read_latent_spec(const ringattn_latent_spec* given) {
+  const ringattn_latent_spec spec = read_struct("ringattn_latent_spec", given, kFirstLatentSpec);
+  LatentSpec latent;
+  latent.dtype = read_dtype(spec.dtype);
+  latent.heads = spec.heads;
+  latent.head_dim = spec.head_dim;
+  latent.rope_dim = spec.rope_dim;
+  latent.head_dim_v = spec.head_dim_v;
+  latent.latent_dim = spec.latent_dim;
+  latent.mask = read_mask(spec.mask, spec.window_left, spec.window_right);
+  latent.softmax_scale = spec.softmax_scale == 0.0F && spec.head_dim + spec.rope_dim > 0 ? default_softmax_scale(latent)
+                                                                                         : spec.softmax_scale;
+  latent.softcap = spec.softcap;
+  latent.sinks = spec.sinks != 0;
+  return latent;
+}
+
+DecodeLimits read_limits(const ringattn_decode_limits* given, std::int64_t& page_size, std::int64_t& pages) {
+  const ringattn_decode_limits limits = read_struct("ringattn_decode_limits", given, kFirstLimits);
+  page_size = limits.page_size;
+  pages = limits.pages;
+  if (limits.rows < 0 || limits.rows > kMostDecodeRows) {
+    fail(ErrorCode::kUsage, fmt::format("a step of {} rows a sequence is not possible", limits.rows),
+         fmt::format("it has 1 to {}", kMostDecodeRows), "Use ringattn_attention for more.");
+  }
+  return {limits.sequences, limits.rows == 0 ? 1 : static_cast<int>(limits.rows), limits.keys};
+}
+
+DecodeOptions read_decode_options(const ringattn_options* given, const Transport& transport) {
+  const ringattn_options read = read_all(given);
+  refuse_ring_options(read, "decoding");
+  refuse_option(read.layout != 0, "layout", "decoding");
+  DecodeOptions options;
+  options.kernel.backend = backend_of(transport);
+  if (read.kernel != nullptr) options.kernel.kernel = read.kernel;
+  options.threads = read.threads;
+  options.memory_budget = read.memory_budget;
+  options.check_tables = read.unchecked_tables == 0;
+  if (read.timeout_seconds != 0.0) options.timeout_seconds = read.timeout_seconds;
+  return options;
+}
+
+ScanOptions read_scan_options(const ringattn_options* given, const Transport& transport) {
+  const ringattn_options read = read_all(given);
+  refuse_ring_options(read, "a scan");
+  refuse_option(read.layout != 0 && read.layout != RINGATTN_RUNS, "layout", "a scan");
+  ScanOptions options;
+  options.kernel.backend = backend_of(transport);
+  if (read.kernel != nullptr) options.kernel.kernel = read.kernel;
+  options.threads = read.threads;
+  options.memory_budget = read.memory_budget;
+  if (read.timeout_seconds != 0.0) options.timeout_seconds = read.timeout_seconds;
+  if (read.layout == RINGATTN_RUNS) {
+    if (read.query_run_count > 0) need(read.query_runs, "ringattn_options::query_runs");
+    options.runs = read_runs(read.query_runs, read.query_run_count, transport.size());
+  }
+  return options;
+}
+
+}  // namespace ringattn::c

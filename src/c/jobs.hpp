@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// What structs of the C interface mean to the library: specs, batches, options.
+#pragma once
+
+#include "attention/decode.hpp"
+#include "attention/options.hpp"
+#include "attention/scan.hpp"
+#include "attention/tokens/batch.hpp"
+#include "c/ringattn.h"
+#include "comm/transport.hpp"
+#include "kernels/decode.hpp"
+#include "kernels/fold.hpp"
+#include "kernels/latent.hpp"
+
+namespace ringattn::c {
+
+// All throw kUsage for structs of unknown sizes, unknown values, and lists that are missing.
+FoldSpec read_spec(const ringattn_spec* spec);
+Mask read_mask(std::int32_t mask, std::int64_t left, std::int64_t right);
+Batch read_batch(const ringattn_batch* batch);
+LatentSpec read_latent_spec(const ringattn_latent_spec* spec);
+DecodeLimits read_limits(const ringattn_decode_limits* limits, std::int64_t& page_size, std::int64_t& pages);
+
+// NULL: all defaults. The kernel's backend is that of the transport's memory.
+Options read_options(const ringattn_options* options, const Batch& batch, const Transport& transport);
+// Those of them that a step of decoding has; throws kUsage for layouts and blocks.
+DecodeOptions read_decode_options(const ringattn_options* options, const Transport& transport);
+// Those of them that a scan has.
+ScanOptions read_scan_options(const ringattn_options* options, const Transport& transport);
+
+}  // namespace ringattn::c

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "c/status.hpp"
+
+#include <exception>
+#include <new>
+#include <optional>
+#include <string>
+
+#include "base/build.hpp"
+
+namespace ringattn::c {
+
+namespace {
+
+struct Failure {
+  ringattn_status status = RINGATTN_OK;
+  std::string text, problem, why, remedy;
+};
+
+thread_local Failure last;
+// Said where there was no memory to keep the words.
+thread_local bool wordless = false;
+constexpr const char* kWordless = "there is no memory left to say what failed";
+
+void keep(const Error& error) {
+  last.status = static_cast<ringattn_status>(error.code());
+  last.text = error.what();
+  last.problem = error.problem().text();
+  last.why = error.why().text();
+  last.remedy = error.remedy().text();
+}
+
+const char* said(const std::string& words) { return wordless ? kWordless : words.c_str(); }
+
+}  // namespace
+
+ringattn_status keep_failure() noexcept {
+  wordless = false;
+  try {
+    try {
+      throw;
+    } catch (const Error& error) {
+      keep(error);
+    } catch (const std::bad_alloc&) {
+      keep(Error(ErrorCode::kMemory, "there is not enough memory", "the host refused an allocation",
+                 "Use a smaller job, or more ranks."));
+    } catch (const std::exception& error) {
+      keep(Error(ErrorCode::kInternal, error.what(), "this is a bug of ringattn", "Please report it."));
+    } catch (...) {
+      keep(Error(ErrorCode::kInternal, "an unknown exception was thrown", "this is a bug of ringattn",
+                 "Please report it."));
+    }
+    return last.status;
+  } catch (...) {
+    wordless = true;
+    last.status = RINGATTN_MEMORY;
+    return RINGATTN_MEMORY;
+  }
+}
+
+void need(const void* pointer, const char* name) {
+  if (pointer != nullptr) return;
+  fail(ErrorCode::kUsage, fmt::format("{} is NULL", name), "the call needs it", "Pass a pointer to it.");
+}
+
+void check_size(const char* name, std::uint64_t size, std::size_t first, std::size_t now) {
+  if (size >= first && size <= now) return;
+  if (size > now) {
+    fail(
+        ErrorCode::kUsage, fmt::format("{} has {} bytes", name, size),
+        fmt::format("this library, ringattn {} of interface {}, knows {}: the program was compiled with a newer header",
+                    version(), RINGATTN_ABI, now),
+        "Load a newer libringattn_c.so, or compile with this one's ringattn.h.");
+  }
+  fail(ErrorCode::kUsage, fmt::format("{} says that it has {} bytes", name, size),
+       fmt::format("it had {} in the first version of the interface", first), "Set its member `size` to its sizeof.");
+}
+
+}  // namespace ringattn::c
+
+using ringattn::c::last;
+
+extern "C" {
+
+int32_t ringattn_abi(void) { return RINGATTN_ABI; }
+const char* ringattn_version(void) { return RINGATTN_VERSION; }
+
+const char* ringattn_error_text(void) { return ringattn::c::said(last.text); }
+const char* ringattn_error_problem(void) { return ringattn::c::said(last.problem); }
+const char* ringattn_error_why(void) { return ringattn::c::said(last.why); }
+const char* ringattn_error_remedy(void) { return ringattn::c::said(last.remedy); }
+ringattn_status ringattn_error_status(void) { return last.status; }
+
+}  // extern "C"

@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "c/tensors.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <optional>
+#include <string>
+
+#include "base/error.hpp"
+
+namespace ringattn::c {
+
+namespace {
+
+[[noreturn]] void refuse(const std::string& problem, const std::string& why, const std::string& remedy) {
+  fail(ErrorCode::kUsage, problem, why, remedy);
+}
+
+std::optional<Dtype> known_dtype(const DLDataType& type) {
+  if (type.lanes != 1) return std::nullopt;
+  if (type.code == kDLFloat && type.bits == 32) return Dtype::kF32;
+  if (type.code == kDLFloat && type.bits == 16) return Dtype::kF16;
+  if (type.code == kDLBfloat && type.bits == 16) return Dtype::kBf16;
+  return std::nullopt;
+}
+
+std::string type_name(const DLDataType& type) {
+  if (const auto dtype = known_dtype(type)) return std::string(dtype_name(*dtype));
+  if (type.code == kDLInt) return fmt::format("int{}", type.bits);
+  if (type.code == kDLUInt) return fmt::format("uint{}", type.bits);
+  if (type.code == kDLFloat) return fmt::format("fp{}", type.bits);
+  return fmt::format("DLPack's type {} of {} bits", type.code, type.bits);
+}
+
+std::string shape_text(const DLTensor& tensor) {
+  return fmt::format("[{}]", fmt::join(tensor.shape, tensor.shape + tensor.ndim, ", "));
+}
+
+std::int64_t stride(const DLTensor& tensor, int axis) {
+  if (tensor.strides != nullptr) return tensor.strides[axis];
+  std::int64_t dense = 1;
+  for (int i = axis + 1; i < tensor.ndim; ++i) dense *= tensor.shape[i];
+  return dense;
+}
+
+// An axis of one element has any stride.
+bool is_contiguous(const DLTensor& tensor, int axis) { return tensor.shape[axis] <= 1 || stride(tensor, axis) == 1; }
+
+bool is_dense(const DLTensor& tensor) {
+  if (tensor.strides == nullptr || std::find(tensor.shape, tensor.shape + tensor.ndim, 0) != tensor.shape + tensor.ndim)
+    return true;
+  std::int64_t dense = 1;
+  for (int axis = tensor.ndim; axis-- > 0; dense *= tensor.shape[axis]) {
+    if (tensor.shape[axis] != 1 && tensor.strides[axis] != dense) return false;
+  }
+  return true;
+}
+
+void check_contiguous(const char* name, const DLTensor& tensor, int axis) {
+  if (is_contiguous(tensor, axis)) return;
+  refuse(fmt::format("axis {} of {} has a stride of {}", axis, name, stride(tensor, axis)),
+         "numbers of a head lie side by side", "Make the tensor contiguous, or transpose other axes alone.");
+}
+
+void check_dense(const char* name, const DLTensor& tensor) {
+  if (is_dense(tensor)) return;
+  refuse(fmt::format("{} is not dense", name), "it is read as one stretch of memory", "Make it contiguous.");
+}
+
+void check_type(const char* name, const DLTensor& tensor, int code, int bits, const char* wanted) {
+  if (tensor.dtype.code == code && tensor.dtype.bits == bits && tensor.dtype.lanes == 1) return;
+  refuse(fmt::format("{} holds {}", name, type_name(tensor.dtype)), fmt::format("it should hold {}", wanted),
+         "Convert it.");
+}
+
+void check_axes(const char* name, const DLTensor& tensor, int axes) {
+  if (axes >= 0 && tensor.ndim != axes) {
+    refuse(fmt::format("{} has {} axes", name, tensor.ndim), fmt::format("it should have {}", axes),
+           "Reshape it; batch and sequence are one axis, of rows.");
+  }
+  if (tensor.ndim > 0 && tensor.shape == nullptr) {
+    refuse(fmt::format("{} has no shape", name), "DLTensor::shape is NULL", "Set it.");
+  }
+  for (int axis = 0; axis < tensor.ndim; ++axis) {
+    if (tensor.shape[axis] < 0) {
+      refuse(fmt::format("{} has the shape {}", name, shape_text(tensor)), "no axis has a negative length",
+             "Check how its shape is made.");
+    }
+  }
+}
+
+std::int64_t elements(const DLTensor& tensor) {
+  std::int64_t count = 1;
+  for (int axis = 0; axis < tensor.ndim; ++axis) count *= tensor.shape[axis];
+  return count;
+}
+
+std::byte* first_element(const char* name, const DLTensor& tensor) {
+  if (tensor.data == nullptr) {
+    if (elements(tensor) == 0) return nullptr;
+    refuse(fmt::format("{} of shape {} has no data", name, shape_text(tensor)), "DLTensor::data is NULL",
+           "Pass NULL for a tensor that there isn't.");
+  }
+  return static_cast<std::byte*>(tensor.data) + tensor.byte_offset;
+}
+
+Dtype dtype_of(const char* name, const DLTensor& tensor) {
+  if (const auto dtype = known_dtype(tensor.dtype)) return *dtype;
+  refuse(fmt::format("{} holds {}", name, type_name(tensor.dtype)), "numbers are fp32, bf16 or fp16",
+         "Convert it to one of these.");
+}
+
+}  // namespace
+
+Dtype read_dtype(const DLDataType& type) {
+  if (const auto dtype = known_dtype(type)) return *dtype;
+  refuse(fmt::format("dtype is {}", type_name(type)), "numbers are fp32, bf16 or fp16", "Choose one of these.");
+}
+
+std::byte* TensorReader::data(const char* name, const DLTensor& tensor, int axes) const {
+  check_axes(name, tensor, axes);
+  if (memory_ == MemoryKind::kHost) {
+    const auto type = static_cast<int>(tensor.device.device_type);
+    if (type != kDLCPU && type != kDLCUDAHost) {
+      refuse(fmt::format("{} lies on device type {}", name, type), "the world's tensors lie in host memory",
+             "Copy it to the host, or use a world of the device.");
+    }
+  } else if (tensor.device.device_type != kDLCUDA || tensor.device.device_id != device_) {
+    refuse(fmt::format("{} lies on device {}:{}", name, static_cast<int>(tensor.device.device_type),
+                       tensor.device.device_id),
+           fmt::format("the world's tensors lie on GPU {} ({}:{})", device_, static_cast<int>(kDLCUDA), device_),
+           "Copy it there, or use a world of its device.");
+  }
+  return first_element(name, tensor);
+}
+
+MutableTensorView TensorReader::rows(const char* name, const DLTensor* tensor) const {
+  if (tensor == nullptr) return {};
+  std::byte* at = data(name, *tensor, 3);
+  check_contiguous(name, *tensor, 2);
+  const std::int64_t* shape = tensor->shape;
+  return {at, dtype_of(name, *tensor), shape[0], shape[1], shape[2], stride(*tensor, 0), stride(*tensor, 1)};
+}
+
+RowView TensorReader::row_values(const char* name, const DLTensor* tensor, std::int64_t rows,
+                                 std::int64_t heads) const {
+  if (tensor == nullptr) return {};
+  std::byte* at = data(name, *tensor, 2);
+  check_type(name, *tensor, kDLFloat, 32, "fp32");
+  if (tensor->shape[0] != rows || tensor->shape[1] != heads) {
+    refuse(fmt::format("{} is {}", name, shape_text(*tensor)), fmt::format("it should be [{}, {}]", rows, heads),
+           "Transpose it where its axes stand the other way round.");
+  }
+  return {reinterpret_cast<float*>(at), stride(*tensor, 0), stride(*tensor, 1)};
+}
+
+MutableCacheView TensorReader::cache(const char* name, const DLTensor* tensor) const {
+  if (tensor == nullptr) return {};
+  std::byte* at = data(name, *tensor, 4);
+  check_contiguous(name, *tensor, 3);
+  const std::int64_t* shape = tensor->shape;
+  return {at,       dtype_of(name, *tensor), shape[0],           shape[1],          shape[2],
+          shape[3], stride(*tensor, 0),      stride(*tensor, 1), stride(*tensor, 2)};
+}
+
+HeadMatrices TensorReader::matrices(const char* name, const DLTensor* tensor) const {
+  if (tensor == nullptr) return {};
+  std::byte* at = data(name, *tensor, 3);
+  if (!is_contiguous(*tensor, 1)) check_contiguous(name, *tensor, 2);
+  const std::int64_t* shape = tensor->shape;
+  return {at,       dtype_of(name, *tensor), shape[0],           shape[1],
+          shape[2], stride(*tensor, 0),      stride(*tensor, 1), stride(*tensor, 2)};
+}
+
+float* TensorReader::numbers(const char* name, const DLTensor* tensor, std::span<const std::int64_t> shape) const {
+  if (tensor == nullptr) return nullptr;
+  std::byte* at = data(name, *tensor, static_cast<int>(shape.size()));
+  check_type(name, *tensor, kDLFloat, 32, "fp32");
+  if (!std::equal(shape.begin(), shape.end(), tensor->shape)) {
+    refuse(fmt::format("{} is {}", name, shape_text(*tensor)), fmt::format("it should be [{}]", fmt::join(shape, ", ")),
+           "Check it against the job.");
+  }
+  check_dense(name, *tensor);
+  return reinterpret_cast<float*>(at);
+}
+
+std::int32_t* TensorReader::integers(const char* name, const DLTensor* tensor, std::int64_t count) const {
+  if (tensor == nullptr) return nullptr;
+  std::byte* at = data(name, *tensor, 1);
+  check_type(name, *tensor, kDLInt, 32, "int32");
+  if (tensor->shape[0] != count) {
+    refuse(fmt::format("{} is {}", name, shape_text(*tensor)), fmt::format("it should be [{}]", count),
+           "It has a number for each sequence.");
+  }
+  check_dense(name, *tensor);
+  return reinterpret_cast<std::int32_t*>(at);
+}
+
+BlockTable TensorReader::table(const char* name, const DLTensor* tensor, std::int64_t sequences,
+                               std::int64_t& pages) const {
+  pages = 0;
+  if (tensor == nullptr) return {};
+  std::byte* at = data(name, *tensor, 2);
+  check_type(name, *tensor, kDLInt, 32, "int32");
+  check_contiguous(name, *tensor, 1);
+  if (tensor->shape[0] != sequences) {
+    refuse(fmt::format("{} is {}", name, shape_text(*tensor)), fmt::format("it should be [{}, pages]", sequences),
+           "It has a row for each sequence.");
+  }
+  pages = tensor->shape[1];
+  return {reinterpret_cast<const std::int32_t*>(at), stride(*tensor, 0)};
+}
+
+std::span<std::byte> TensorReader::bytes(const char* name, const DLTensor* tensor) const {
+  if (tensor == nullptr) return {};
+  std::byte* at = data(name, *tensor, -1);
+  check_dense(name, *tensor);
+  return {at, static_cast<std::size_t>(elements(*tensor) * tensor->dtype.bits * tensor->dtype.lanes / 8)};
+}
+
+}  // namespace ringattn::c

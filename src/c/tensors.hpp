@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// DLPack's tensors as the library's views. Every function throws kUsage, naming the tensor and what it should have
+// been, where a tensor has another type, number of axes or device, or where its innermost axis is not contiguous.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "base/tensor.hpp"
+#include "c/ringattn.h"
+#include "comm/transport.hpp"
+#include "kernels/cache_share.hpp"
+#include "kernels/decode.hpp"
+#include "kernels/head_product.hpp"
+
+namespace ringattn::c {
+
+// The element type; throws kUsage for those that ringattn doesn't compute with.
+Dtype read_dtype(const DLDataType& type);
+
+// Reads tensors that lie in one kind of memory: on a device, which then has this number, or on the host.
+class TensorReader {
+ public:
+  explicit TensorReader(const Transport& transport) : TensorReader(transport.memory(), transport.device()) {}
+  explicit TensorReader(MemoryKind memory, int device = 0) : memory_(memory), device_(device) {}
+
+  // [rows, heads, dim]; an empty view for NULL.
+  MutableTensorView rows(const char* name, const DLTensor* tensor) const;
+  // [rows, heads] fp32 of any strides; an empty view for NULL. `rows` and `heads` are what it must have.
+  RowView row_values(const char* name, const DLTensor* tensor, std::int64_t rows, std::int64_t heads) const;
+  // [pages, page_size, heads, dim]; an empty view for NULL.
+  MutableCacheView cache(const char* name, const DLTensor* tensor) const;
+  // [heads, outer, inner], one of the two inner strides 1; an empty view for NULL.
+  HeadMatrices matrices(const char* name, const DLTensor* tensor) const;
+  // Dense fp32 numbers of exactly this shape; null for NULL.
+  float* numbers(const char* name, const DLTensor* tensor, std::span<const std::int64_t> shape) const;
+  // Dense int32 [count]; null for NULL.
+  std::int32_t* integers(const char* name, const DLTensor* tensor, std::int64_t count) const;
+  // int32 [sequences, pages] whose rows are contiguous; without pages for NULL. `pages` receives the number of columns.
+  BlockTable table(const char* name, const DLTensor* tensor, std::int64_t sequences, std::int64_t& pages) const;
+  // All bytes of a dense tensor of any type; empty for NULL.
+  std::span<std::byte> bytes(const char* name, const DLTensor* tensor) const;
+
+ private:
+  // Where the first element lies. Checks what holds for all tensors.
+  std::byte* data(const char* name, const DLTensor& tensor, int axes) const;
+
+  MemoryKind memory_;
+  int device_;
+};
+
+}  // namespace ringattn::c

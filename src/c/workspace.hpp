@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// The workspace of an object's runs: the caller's, or one that the object keeps.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <cstddef>
+#include <span>
+
+#include "base/error.hpp"
+#include "base/memory.hpp"
+#include "kernels/backend.hpp"
+
+namespace ringattn::c {
+
+class Workspace {
+ public:
+  // What a run works in: the caller's bytes, if they are `given`, else the object's own, allocated when first needed.
+  // Throws kUsage where the caller's are too few.
+  std::span<std::byte> choose(std::span<std::byte> callers, bool given, std::size_t needed, Backend& backend) {
+    if (given) {
+      if (callers.size() >= needed) return callers;
+      fail(ErrorCode::kUsage, fmt::format("the workspace has {} bytes", callers.size()),
+           fmt::format("a run needs {}", needed), "Pass as many as the object's facts say, or NULL.");
+    }
+    if (own_.bytes() < needed) own_ = backend.allocate(needed);
+    return {own_.data(), own_.bytes()};
+  }
+
+ private:
+  Buffer own_;
+};
+
+}  // namespace ringattn::c

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/mpi_handle.hpp"
+
+#ifdef RINGATTN_HAVE_MPI
+#include "comm/mpi.hpp"
+#endif
+
+namespace ringattn {
+
+#ifdef RINGATTN_HAVE_MPI
+
+std::unique_ptr<Transport> make_mpi_transport_of(const void* communicator) {
+  return make_mpi_transport(*static_cast<const MPI_Comm*>(communicator));
+}
+
+#else
+
+std::unique_ptr<Transport> make_mpi_transport_of(const void*) {
+  fail(ErrorCode::kUnsupported, "there is no MPI in this library", "it was built without",
+       "Build with MPI, or use a world of another kind.");
+}
+
+#endif
+
+}  // namespace ringattn

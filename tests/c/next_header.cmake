@@ -1,0 +1,10 @@
+# next_header.cmake: the headers of FOLDER as a later version of them might be, in OUTPUT: every struct has one more member.
+foreach(name ringattn.h ringattn_ops.h)
+  file(READ ${FOLDER}/${name} text)
+  string(REGEX REPLACE "\n} (ringattn_[a-z_]+);" "\n  int64_t another;\n} \\1;" text "${text}")
+  if(text MATCHES "define RINGATTN_ABI ([0-9]+)")
+    math(EXPR next "${CMAKE_MATCH_1} + 1")
+    string(REPLACE "${CMAKE_MATCH_0}" "define RINGATTN_ABI ${next}" text "${text}")
+  endif()
+  file(WRITE ${OUTPUT}/${name} "${text}")
+endforeach()

@@ -1,0 +1,316 @@
+// SPDX-License-Identifier: Apache-2.0
+// Decoding, latent attention and scans through the C interface have the bits of C++.
+#include <array>
+#include <random>
+
+#include "attention/decode.hpp"
+#include "attention/latent_decode.hpp"
+#include "attention/scan.hpp"
+#include "comm/self.hpp"
+#include "kernels/fold_spec.hpp"
+#include "tests/c/c_tensors.hpp"
+
+namespace ringattn::testing {
+namespace {
+
+using Numbers = std::vector<float>;
+
+Numbers normal(std::int64_t count, unsigned seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> draw;
+  Numbers numbers(static_cast<std::size_t>(count));
+  for (float& number : numbers) number = draw(random);
+  return numbers;
+}
+
+TensorView view(const Numbers& data, std::int64_t rows, std::int64_t heads, std::int64_t dim) {
+  return dense_view(static_cast<const void*>(data.data()), Dtype::kF32, rows, heads, dim);
+}
+MutableTensorView view(Numbers& data, std::int64_t rows, std::int64_t heads, std::int64_t dim) {
+  return dense_view(static_cast<void*>(data.data()), Dtype::kF32, rows, heads, dim);
+}
+
+const DLDataType kFp32 = c_dtype(Dtype::kF32);
+KernelRequest on_host() { return {.backend = "cpu", .kernel = "auto"}; }
+
+#define EXPECT_OK(call) EXPECT_EQ(call, RINGATTN_OK) << ringattn_error_text()
+
+TEST(CDecode, HasTheBitsOfCppAndGrows) {
+  constexpr std::int64_t kSequences = 2, kHeads = 4, kKv = 2, kDim = 64, kPage = 16, kPages = 6;
+  const Numbers q = normal(kSequences * kHeads * kDim, 1), k_new = normal(kSequences * kKv * kDim, 2);
+  const Numbers v_new = normal(kSequences * kKv * kDim, 3);
+  Numbers k = normal(kPages * kPage * kKv * kDim, 4), v = normal(kPages * kPage * kKv * kDim, 5);
+  Numbers c_k = k, c_v = v;
+  const std::vector<std::int32_t> table{4, 1, 0, 5, 2, 3};
+  std::vector<std::int32_t> lengths{40, 15}, c_lengths = lengths;
+
+  Numbers out(q.size()), lse(kSequences * kHeads), c_out(q.size()), c_lse(lse.size());
+  DecodeJob job;
+  job.spec = make_spec(Dtype::kF32, kHeads, kKv, kDim, Mask{-1, 0});
+  job.limits = {kSequences, 1, 48};
+  job.page_size = kPage;
+  const auto transport = make_self_transport();
+  DecodeOptions options;
+  options.kernel = on_host();
+  Decode door(job, *transport, options);
+  DecodeInputs inputs;
+  inputs.q = view(q, kSequences, kHeads, kDim);
+  inputs.k = cache_view(k.data(), Dtype::kF32, kPages, kPage, kKv, kDim);
+  inputs.v = cache_view(v.data(), Dtype::kF32, kPages, kPage, kKv, kDim);
+  inputs.block_table = {table.data(), 3};
+  inputs.table_pages = 3;
+  inputs.lengths = lengths.data();
+  inputs.grow = true;
+  inputs.k_new = view(k_new, kSequences, kKv, kDim);
+  inputs.v_new = view(v_new, kSequences, kKv, kDim);
+  door.run(inputs, {view(out, kSequences, kHeads, kDim), {lse.data(), kHeads, 1}});
+
+  SelfWorld world;
+  auto spec = sized<ringattn_spec>();
+  spec.dtype = kFp32;
+  spec.heads = kHeads;
+  spec.kv_heads = kKv;
+  spec.head_dim = kDim;
+  auto limits = sized<ringattn_decode_limits>();
+  limits.sequences = kSequences;
+  limits.keys = 48;
+  limits.page_size = kPage;
+  ringattn_decode* decode = nullptr;
+  auto ring = sized<ringattn_options>();
+  ring.stripe = 64;
+  EXPECT_EQ(ringattn_decode_create(world.get(), &spec, &limits, &ring, &decode), RINGATTN_USAGE);
+  EXPECT_STREQ(ringattn_error_problem(), "ringattn_options::stripe is set");
+  ASSERT_EQ(ringattn_decode_create(world.get(), &spec, &limits, nullptr, &decode), RINGATTN_OK)
+      << ringattn_error_text();
+  CTensor tq(q.data(), kFp32, {kSequences, kHeads, kDim}), tk(c_k.data(), kFp32, {kPages, kPage, kKv, kDim});
+  CTensor tv(c_v.data(), kFp32, {kPages, kPage, kKv, kDim}), tt(table.data(), kInt32, {kSequences, 3});
+  CTensor tn(c_lengths.data(), kInt32, {kSequences}), tkn(k_new.data(), kFp32, {kSequences, kKv, kDim});
+  CTensor tvn(v_new.data(), kFp32, {kSequences, kKv, kDim}), to(c_out.data(), kFp32, {kSequences, kHeads, kDim});
+  CTensor tl(c_lse.data(), kFp32, {kSequences, kHeads});
+  auto tensors = sized<ringattn_decode_tensors>();
+  tensors.q = tq.get();
+  tensors.k = tk.get();
+  tensors.v = tv.get();
+  tensors.block_table = tt.get();
+  tensors.lengths = tn.get();
+  tensors.k_new = tkn.get();
+  tensors.v_new = tvn.get();
+  tensors.out = to.get();
+  tensors.lse = tl.get();
+  tensors.grow = 1;
+  EXPECT_OK(ringattn_decode_run(decode, &tensors));
+  EXPECT_EQ(c_lengths, lengths);
+  EXPECT_EQ(c_lengths, (std::vector<std::int32_t>{41, 16}));
+  EXPECT_EQ(std::memcmp(c_out.data(), out.data(), out.size() * 4), 0);
+  EXPECT_EQ(std::memcmp(c_lse.data(), lse.data(), lse.size() * 4), 0);
+  EXPECT_EQ(std::memcmp(c_k.data(), k.data(), k.size() * 4), 0);
+  EXPECT_EQ(std::memcmp(c_v.data(), v.data(), v.size() * 4), 0);
+
+  auto facts = sized<ringattn_decode_facts>();
+  EXPECT_OK(ringattn_decode_get_facts(decode, &facts));
+  EXPECT_EQ(facts.group_keys, door.group_keys());
+  EXPECT_EQ(facts.share_every, 1);
+  std::int64_t first = -1, count = -1;
+  EXPECT_OK(ringattn_decode_owned(decode, 2, &first, &count));
+  EXPECT_EQ(first, 0);
+  EXPECT_EQ(count, 2);
+  EXPECT_EQ(ringattn_decode_cache_tokens(decode, 30), 30);
+
+  CTensor none(nullptr, kInt32, {0, 3});
+  tensors.rows = 3;
+  EXPECT_EQ(ringattn_decode_run(decode, &tensors), RINGATTN_USAGE);
+  EXPECT_STREQ(ringattn_error_problem(), "a step has 2 rows of q, 3 a sequence");
+  tensors.rows = 1;
+  tensors.block_table = none.get();
+  EXPECT_EQ(ringattn_decode_enqueue(decode, &tensors), RINGATTN_USAGE);
+  EXPECT_STREQ(ringattn_error_why(), "it should be [2, pages]");
+  EXPECT_EQ(c_lengths, lengths) << "a refused step has grown sequences";
+  EXPECT_OK(ringattn_decode_wait(decode));
+  ringattn_decode_destroy(decode);
+}
+
+TEST(CLatent, HasTheBitsOfCppInBothFormsAndWhenDecoded) {
+  constexpr std::int64_t kTokens = 50, kHeads = 2, kDim = 32, kRope = 16, kLatent = 64;
+  const Numbers q = normal(kTokens * kHeads * (kDim + kRope), 1), c = normal(kTokens * kLatent, 2);
+  const Numbers k_rope = normal(kTokens * kRope, 3), w_uk = normal(kHeads * kDim * kLatent, 4);
+  const Numbers w_uv = normal(kHeads * kDim * kLatent, 5);
+  const HeadMatrices uk{w_uk.data(), Dtype::kF32, kHeads, kDim, kLatent, kDim * kLatent, kLatent, 1};
+  const HeadMatrices uv{w_uv.data(), Dtype::kF32, kHeads, kDim, kLatent, kDim * kLatent, kLatent, 1};
+  SelfWorld world;
+  auto spec = sized<ringattn_latent_spec>();
+  spec.dtype = kFp32;
+  spec.heads = kHeads;
+  spec.head_dim = spec.head_dim_v = kDim;
+  spec.rope_dim = kRope;
+  spec.latent_dim = kLatent;
+  auto batch = sized<ringattn_batch>();
+  const std::int64_t tokens = kTokens;
+  batch.sequences = 1;
+  batch.q_lengths = &tokens;
+  CTensor tq(q.data(), kFp32, {kTokens, kHeads, kDim + kRope}), tc(c.data(), kFp32, {kTokens, 1, kLatent});
+  CTensor tr(k_rope.data(), kFp32, {kTokens, 1, kRope}), tuk(w_uk.data(), kFp32, {kHeads, kDim, kLatent});
+  CTensor tuv(w_uv.data(), kFp32, {kHeads, kDim, kLatent});
+  Numbers absorbed;
+  for (const auto& [form, number] :
+       {std::pair{LatentForm::kExpanded, RINGATTN_EXPANDED}, std::pair{LatentForm::kAbsorbed, RINGATTN_ABSORBED}}) {
+    LatentJob job;
+    job.spec.dtype = Dtype::kF32;
+    job.spec.heads = kHeads;
+    job.spec.head_dim = job.spec.head_dim_v = kDim;
+    job.spec.rope_dim = kRope;
+    job.spec.latent_dim = kLatent;
+    job.spec.softmax_scale = default_softmax_scale(job.spec);
+    job.batch = uniform_batch(1, kTokens, kTokens);
+    job.form = form;
+    const auto transport = make_self_transport();
+    LatentOptions options;
+    options.ring.kernel = on_host();
+    Latent door(job, *transport, options);
+    Numbers out(kTokens * kHeads * kDim), lse(kTokens * kHeads), c_out(out.size()), c_lse(lse.size());
+    std::vector<std::byte> workspace(door.workspace_bytes());
+    LatentInputs inputs;
+    inputs.q = view(q, kTokens, kHeads, kDim + kRope);
+    inputs.latent = view(c, kTokens, 1, kLatent);
+    inputs.k_rope = view(k_rope, kTokens, 1, kRope);
+    inputs.w_uk = uk;
+    inputs.w_uv = uv;
+    door.run(inputs, {view(out, kTokens, kHeads, kDim), {lse.data(), kHeads, 1}}, workspace);
+
+    ringattn_latent* latent = nullptr;
+    ASSERT_EQ(ringattn_latent_create(world.get(), &spec, &batch, number, nullptr, &latent), RINGATTN_OK)
+        << ringattn_error_text();
+    auto facts = sized<ringattn_latent_facts>();
+    EXPECT_OK(ringattn_latent_get_facts(latent, &facts));
+    EXPECT_EQ(facts.form, number);
+    EXPECT_EQ(facts.q_rows, kTokens);
+    CTensor to(c_out.data(), kFp32, {kTokens, kHeads, kDim}), tl(c_lse.data(), kFp32, {kTokens, kHeads});
+    auto tensors = sized<ringattn_latent_tensors>();
+    tensors.q = tq.get();
+    tensors.latent = tc.get();
+    tensors.k_rope = tr.get();
+    tensors.w_uk = tuk.get();
+    tensors.w_uv = tuv.get();
+    tensors.out = to.get();
+    tensors.lse = tl.get();
+    EXPECT_OK(ringattn_latent_run(latent, &tensors));
+    EXPECT_EQ(std::memcmp(c_out.data(), out.data(), out.size() * 4), 0);
+    EXPECT_EQ(std::memcmp(c_lse.data(), lse.data(), lse.size() * 4), 0);
+    std::vector<std::int64_t> places(kTokens);
+    EXPECT_OK(ringattn_latent_rows(latent, RINGATTN_KEYS, kTokens, nullptr, places.data()));
+    EXPECT_EQ(places.back(), kTokens - 1);
+    ringattn_latent_destroy(latent);
+    absorbed = c_out;
+  }
+
+  // The last token again, over a cache of all others.
+  constexpr std::int64_t kWidth = kLatent + kRope;
+  Numbers cache(64 * kWidth);
+  for (std::int64_t token = 0; token + 1 < kTokens; ++token) {
+    std::copy_n(c.data() + token * kLatent, kLatent, cache.data() + token * kWidth);
+    std::copy_n(k_rope.data() + token * kRope, kRope, cache.data() + token * kWidth + kLatent);
+  }
+  auto limits = sized<ringattn_decode_limits>();
+  limits.sequences = 1;
+  limits.keys = 64;
+  ringattn_latent_decode* decode = nullptr;
+  ASSERT_EQ(ringattn_latent_decode_create(world.get(), &spec, &limits, nullptr, &decode), RINGATTN_OK)
+      << ringattn_error_text();
+  std::int32_t length = kTokens - 1;
+  Numbers out(kHeads * kDim);
+  CTensor last_q(q.data() + (kTokens - 1) * kHeads * (kDim + kRope), kFp32, {1, kHeads, kDim + kRope});
+  CTensor last_c(c.data() + (kTokens - 1) * kLatent, kFp32, {1, 1, kLatent}), tn(&length, kInt32, {1});
+  CTensor last_r(k_rope.data() + (kTokens - 1) * kRope, kFp32, {1, 1, kRope}),
+      tcache(cache.data(), kFp32, {1, 64, 1, kWidth});
+  CTensor to(out.data(), kFp32, {1, kHeads, kDim});
+  auto tensors = sized<ringattn_latent_decode_tensors>();
+  tensors.q = last_q.get();
+  tensors.cache = tcache.get();
+  tensors.lengths = tn.get();
+  tensors.latent = last_c.get();
+  tensors.k_rope = last_r.get();
+  tensors.w_uk = tuk.get();
+  tensors.w_uv = tuv.get();
+  tensors.out = to.get();
+  tensors.grow = 1;
+  EXPECT_OK(ringattn_latent_decode_run(decode, &tensors));
+  EXPECT_EQ(length, kTokens);
+  EXPECT_EQ(std::memcmp(out.data(), absorbed.data() + absorbed.size() - out.size(), out.size() * 4), 0);
+  EXPECT_EQ(ringattn_latent_decode_cache_tokens(decode, 33), 33);
+  ringattn_latent_decode_destroy(decode);
+}
+
+TEST(CScan, HasTheBitsOfCpp) {
+  constexpr std::int64_t kTokens = 200, kHeads = 2, kDim = 32, kStates = 16;
+  const Numbers x = normal(kTokens * kHeads * kDim, 1), dt(kTokens * kHeads, 0.1F), b = normal(kTokens * kStates, 2);
+  const Numbers c = normal(kTokens * kStates, 3), a{-0.5F, -1.0F}, d{0.25F, 2.0F};
+  const Numbers initial = normal(2 * kHeads * kDim * kStates, 4);
+  Numbers y(x.size()), states(initial.size()), c_y(x.size()), c_states(initial.size());
+  const std::vector<std::int64_t> lengths{150, 50};
+  ScanJob job;
+  job.spec.dtype = Dtype::kF32;
+  job.spec.heads = kHeads;
+  job.spec.head_dim = kDim;
+  job.spec.state_dim = kStates;
+  job.spec.skip = true;
+  job.lengths = lengths;
+  job.initial_states = job.final_states = true;
+  const auto transport = make_self_transport();
+  ScanOptions options;
+  options.kernel = on_host();
+  Scan door(job, *transport, options);
+  ScanInputs inputs;
+  inputs.x = view(x, kTokens, kHeads, kDim);
+  inputs.dt = view(dt, kTokens, kHeads, 1);
+  inputs.b = view(b, kTokens, 1, kStates);
+  inputs.c = view(c, kTokens, 1, kStates);
+  inputs.a = a.data();
+  inputs.d = d.data();
+  inputs.initial_states = initial.data();
+  door.run(inputs, {view(y, kTokens, kHeads, kDim), states.data()});
+
+  SelfWorld world;
+  auto spec = sized<ringattn_scan_spec>();
+  spec.dtype = kFp32;
+  spec.heads = kHeads;
+  spec.head_dim = kDim;
+  spec.state_dim = kStates;
+  spec.skip = 1;
+  auto batch = sized<ringattn_scan_batch>();
+  batch.sequences = 2;
+  batch.lengths = lengths.data();
+  batch.initial_states = batch.final_states = 1;
+  ringattn_scan* scan = nullptr;
+  ASSERT_EQ(ringattn_scan_create(world.get(), &spec, &batch, nullptr, &scan), RINGATTN_OK) << ringattn_error_text();
+  CTensor tx(x.data(), kFp32, {kTokens, kHeads, kDim}), tdt(dt.data(), kFp32, {kTokens, kHeads, 1});
+  CTensor tb(b.data(), kFp32, {kTokens, 1, kStates}), tc(c.data(), kFp32, {kTokens, 1, kStates});
+  CTensor ta(a.data(), kFp32, {kHeads}), td(d.data(), kFp32, {kHeads}), ty(c_y.data(), kFp32, {kTokens, kHeads, kDim});
+  CTensor ti(initial.data(), kFp32, {2, kHeads, kDim, kStates}), tf(c_states.data(), kFp32, {2, kHeads, kDim, kStates});
+  auto tensors = sized<ringattn_scan_tensors>();
+  tensors.x = tx.get();
+  tensors.dt = tdt.get();
+  tensors.b = tb.get();
+  tensors.c = tc.get();
+  tensors.a = ta.get();
+  tensors.d = td.get();
+  tensors.initial_states = ti.get();
+  tensors.y = ty.get();
+  tensors.final_states = tf.get();
+  EXPECT_OK(ringattn_scan_run(scan, &tensors));
+  EXPECT_EQ(std::memcmp(c_y.data(), y.data(), y.size() * 4), 0);
+  EXPECT_EQ(std::memcmp(c_states.data(), states.data(), states.size() * 4), 0);
+
+  auto facts = sized<ringattn_scan_facts>();
+  EXPECT_OK(ringattn_scan_get_facts(scan, &facts));
+  EXPECT_EQ(facts.rows, kTokens);
+  std::array<std::int32_t, 2> beginning{-1, -1}, ending{-1, -1};
+  EXPECT_OK(ringattn_scan_sequences(scan, beginning.data(), ending.data()));
+  EXPECT_EQ(beginning, (std::array<std::int32_t, 2>{0, 1}));
+  EXPECT_EQ(ending, beginning);
+  ti->shape[0] = 1;
+  EXPECT_EQ(ringattn_scan_run(scan, &tensors), RINGATTN_USAGE);
+  EXPECT_STREQ(ringattn_error_problem(), "initial_states is [1, 2, 32, 16]");
+  ringattn_scan_destroy(scan);
+}
+
+}  // namespace
+}  // namespace ringattn::testing

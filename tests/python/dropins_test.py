@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ring_flash_attn's names and transformers' interface over ringattn: results of the whole sequence, and refusals."""
+
+import importlib.util
+import sys
+import unittest
+
+if importlib.util.find_spec("torch") is None:
+    print("skipped: needs torch")
+    sys.exit(77)
+
+import ringattn
+import ringattn.ring_flash_attn as names
+import torch
+from ringattn.testing import assert_same_bits
+
+RANKS = 2
+
+
+def normal(*shape, seed=1):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def on_ranks(layout, function, *tensors):
+    """function(world, *this rank's rows) on all ranks, and what it returns of the first tensor's form together again."""
+
+    def rank(world):
+        return function(world, *(ringattn.shard(x, layout, world.rank) for x in tensors))
+
+    return ringattn.run_ranks(layout.world, rank)
+
+
+class RingFlashAttn(unittest.TestCase):
+    def test_batches(self):
+        q, k, v = normal(2, 120, 4, 64), normal(2, 120, 2, 64, seed=2), normal(2, 120, 2, 64, seed=3)
+        for deal, function in (
+            (ringattn.contiguous, names.ring_flash_attn_func),
+            (ringattn.zigzag, names.zigzag_ring_flash_attn_func),
+        ):
+            layout = deal([120, 120], RANKS)
+            for causal, window, mask in ((True, (-1, -1), "causal"), (False, (-1, -1), "full"), (True, (30, 30), (30, 0)),
+                                         (False, (9, 4), (9, 4))):  # fmt: skip
+                out, lse = ringattn.attention(q, k, v, mask=mask, softmax_scale=0.2)
+
+                def call(world, q, k, v, function=function, causal=causal, window=window):
+                    return function(q, k, v, 0.0, 0.2, causal, window, None, False, True, world)
+
+                shards = on_ranks(layout, call, q, k, v)
+                self.assertTrue(all(len(shard) == 3 and shard[2] is None for shard in shards))
+                assert_same_bits(ringattn.unshard([o for o, _, _ in shards], layout).reshape(out.shape), out)
+                self.assertEqual(tuple(shards[0][1].shape), (2, 4, 60), "[batch, heads, tokens]")
+                rows = ringattn.unshard([x.transpose(1, 2) for _, x, _ in shards], layout)
+                assert_same_bits(rows.reshape(lse.shape), lse)
+
+    def test_packed_sequences_and_packed_tensors(self):
+        lengths = [40, 0, 80]
+        q, k, v = (normal(120, 2, 64, seed=i) for i in range(3))
+        out, _ = ringattn.varlen(q, k, v, [0, 40, 40, 120])
+        local = torch.tensor([0, 20, 20, 60], dtype=torch.int32)
+        for deal, prefix in ((ringattn.contiguous, "ring"), (ringattn.zigzag, "zigzag_ring")):
+            layout = deal(lengths, RANKS)
+            plain, kv, qkv = (
+                getattr(names, f"{prefix}_flash_attn_varlen{form}_func") for form in ("", "_kvpacked", "_qkvpacked")
+            )
+            for call in (
+                lambda w, q, k, v, f=plain: f(q, k, v, local, 40, causal=True, group=w),
+                lambda w, q, k, v, f=kv: f(q, torch.stack([k, v], 1), local, 40, causal=True, group=w),
+                lambda w, q, k, v, f=qkv: f(torch.stack([q, k, v], 1), local, 40, causal=True, group=w),
+            ):
+                assert_same_bits(ringattn.unshard(on_ranks(layout, call, q, k, v), layout), out)
+        fused = torch.stack([q, k, v], 1)[None]
+        alone = names.zigzag_ring_flash_attn_qkvpacked_func(fused, causal=True)
+        assert_same_bits(names.ring_flash_attn_kvpacked_func(q[None], fused[:, :, 1:], causal=True), alone)
+        assert_same_bits(alone[0], ringattn.attention(q, k, v)[0])
+
+    def test_llama3(self):
+        cu = torch.tensor([0, 10, 55, 100, 120], dtype=torch.int32)
+        second = names.llama3_flash_attn_prepare_cu_seqlens(cu, True, 1, 2)
+        self.assertEqual([x.tolist() for x in second[:2]], [[0, 40, 60], [0, 45, 65]])
+        self.assertEqual(second[2:], (40, 45, slice(55, 120)))
+        first = names.llama3_flash_attn_prepare_cu_seqlens(cu, False, 0, 2)
+        self.assertEqual(
+            [first[0].tolist(), first[1].tolist(), first[4]], [[0, 10, 55, 60], [0, 10, 55, 100], slice(0, 100)]
+        )
+        q, k, v = (normal(120, 2, 64, seed=i) for i in range(3))
+        layout = ringattn.packed([10, 45, 45, 20], RANKS)
+        for causal in (True, False):
+            out, lse = ringattn.varlen(q, k, v, cu, mask="causal" if causal else "full")
+
+            def call(world, q, k, v, causal=causal):
+                prepared = names.llama3_flash_attn_prepare_cu_seqlens(cu, causal, world.rank, world.size)
+                return names.llama3_flash_attn_varlen_func(q, k, v, *prepared[:4], 1, prepared[4], causal=causal,
+                                                           return_attn_probs=True, group=world)  # fmt: skip
+
+            shards = on_ranks(layout, call, q, k, v)
+            assert_same_bits(ringattn.unshard([o for o, _, _ in shards], layout), out)
+            assert_same_bits(ringattn.unshard([x.T for _, x, _ in shards], layout), lse)
+
+    def test_what_is_not_computed_is_refused(self):
+        q = normal(1, 20, 2, 64)
+        for words, named in (
+            ("dropout_p is 0.1", {"dropout_p": 0.1}),
+            ("alibi_slopes", {"alibi_slopes": torch.ones(2)}),
+        ):
+            with self.assertRaises(ringattn.UnsupportedError) as caught:
+                names.zigzag_ring_flash_attn_func(q, q, q, **named)
+            self.assertIn(words, str(caught.exception))
+        with self.assertRaises(ringattn.UnsupportedError):
+            names.ring_flash_attn_func(q.requires_grad_(), q, q)
+        cu = torch.tensor([0, 20])
+        prepared = names.llama3_flash_attn_prepare_cu_seqlens(cu, True, 0, 1)
+        with self.assertRaises(ringattn.UsageError) as caught:
+            names.llama3_flash_attn_varlen_func(
+                q[0], q[0], q[0], prepared[0], prepared[1].clone(), 20, 20, 1, prepared[4]
+            )
+        self.assertIn("cu_seqlens_k", str(caught.exception))
+
+
+@unittest.skipUnless(importlib.util.find_spec("transformers"), "needs transformers")
+class Transformers(unittest.TestCase):
+    def setUp(self):
+        import transformers
+
+        import ringattn.transformers
+
+        transformers.logging.set_verbosity_error()
+        ringattn.transformers.register()
+        torch.manual_seed(1)
+        shape = {"vocab_size": 99, "hidden_size": 128, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+                 "num_key_value_heads": 2}  # fmt: skip
+        self.models = [
+            transformers.LlamaForCausalLM(transformers.LlamaConfig(**shape)).eval(),
+            transformers.MistralForCausalLM(transformers.MistralConfig(**shape, sliding_window=20)).eval(),
+        ]
+        self.ids = torch.randint(0, 99, (2, 50))
+        torch.set_grad_enabled(False)
+        self.addCleanup(torch.set_grad_enabled, True)
+
+    def test_a_model_is_that_of_its_own_attention(self):
+        for model in self.models:
+            model.set_attn_implementation("eager")
+            logits, text = model(self.ids).logits, model.generate(self.ids, max_new_tokens=5, do_sample=False)
+            model.set_attn_implementation("ringattn")
+            torch.testing.assert_close(model(self.ids).logits, logits, atol=1e-5, rtol=0)
+            self.assertTrue(torch.equal(model.generate(self.ids, max_new_tokens=5, do_sample=False), text))
+
+    def test_ranks_give_the_bits_of_the_sequences_alone(self):
+        import ringattn.transformers
+
+        layout = ringattn.packed([30, 20], 3)
+        for model in self.models:
+            model.set_attn_implementation("ringattn")
+            alone = torch.cat([model(self.ids[:1, :30]).logits[0], model(self.ids[:1, 30:]).logits[0]])
+
+            def rank(world, model=model):
+                with torch.no_grad(), ringattn.transformers.batch(layout, world):
+                    positions = torch.from_numpy(ringattn.positions(layout, world.rank))[None]
+                    ids = ringattn.shard(self.ids[0], layout, world.rank)[None]
+                    return model(input_ids=ids, position_ids=positions, use_cache=False).logits[0]
+
+            together = ringattn.unshard(ringattn.run_ranks(3, rank), layout)
+            # Products of other numbers of rows are rounded otherwise.
+            torch.testing.assert_close(together, alone, atol=1e-5, rtol=0)
+
+    def test_what_is_not_computed_is_refused(self):
+        model = self.models[0]
+        model.set_attn_implementation("ringattn")
+        padded = torch.ones_like(self.ids)
+        padded[0, 0] = 0
+        packed = torch.cat([torch.arange(20), torch.arange(30)])[None]
+        refused = {
+            "the batch is padded": lambda: model(self.ids, attention_mask=padded),
+            "packed by position_ids alone": lambda: model(self.ids[:1], position_ids=packed, use_cache=False),
+            "the cache is longer": lambda: model.generate(
+                self.ids, max_new_tokens=3, cache_implementation="static", disable_compile=True
+            ),
+        }
+        for words, call in refused.items():
+            with self.assertRaises(ringattn.UnsupportedError, msg=words) as caught:
+                call()
+            self.assertIn(words, str(caught.exception))
+        model.train()
+        for layer in model.model.layers:
+            layer.self_attn.attention_dropout = 0.5
+        with self.assertRaises(ringattn.UnsupportedError) as caught:
+            model(self.ids)
+        self.assertIn("dropout is 0.5", str(caught.exception))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PyTorch tensors on GPUs: right, on the caller's stream, in graphs, compiled, and with the same bits on two GPUs.
+
+    RINGATTN_LIBRARY=build/release/lib/libringattn_c.so PYTHONPATH=python python3 tests/python/gpu_test.py
+
+The ranks of the second half are processes that this file starts. Prints the overhead of a call."""
+
+import importlib.util
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+if importlib.util.find_spec("torch") is None:
+    print("skipped: needs torch")
+    sys.exit(77)
+
+import torch
+
+if not torch.cuda.is_available():
+    print("skipped: needs a GPU")
+    sys.exit(77)
+
+import ringattn
+import ringattn.ring_flash_attn as names
+from ringattn.testing import assert_same_bits, check_attention
+
+RANKS = 2
+
+
+def normal(*shape, seed=1, dtype=torch.bfloat16, device="cuda"):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype).to(device)
+
+
+class OneGpu(unittest.TestCase):
+    def setUp(self):
+        torch.set_grad_enabled(False)
+        self.addCleanup(torch.set_grad_enabled, True)
+
+    def test_it_agrees_with_sdpa_and_fp64(self):
+        for dtype, atol in ((torch.float16, 4e-3), (torch.bfloat16, 3e-2)):
+            q, k, v = (normal(2, 1500, heads, 128, seed=heads, dtype=dtype) for heads in (8, 2, 2))
+            out, lse = ringattn.attention(q, k, v)
+            wide = [x.transpose(1, 2) for x in (q, k, v)]
+            expected = torch.nn.functional.scaled_dot_product_attention(*wide, is_causal=True, enable_gqa=True)
+            torch.testing.assert_close(out, expected.transpose(1, 2), atol=atol, rtol=0)
+            check_attention(q[0], k[0], v[0], out[0], lse[0])
+            for given in (
+                {"mask": "full"},
+                {"mask": (300, 0)},
+                {"softcap": 20.0},
+                {"sinks": normal(8, dtype=torch.float32)},
+            ):
+                out, lse = ringattn.attention(q[1], k[1], v[1], **given)
+                check_attention(q[1], k[1], v[1], out, lse, **given)
+
+    def test_neither_neighbours_nor_strides_matter(self):
+        fused = normal(3, 700, 12, 128)
+        q, k, v = fused[:, :, :8], fused[:, :, 8:10], fused[:, :, 10:]
+        out, lse = ringattn.attention(q, k, v)
+        for i in range(3):
+            alone, alone_lse = ringattn.attention(*(x[i].contiguous() for x in (q, k, v)))
+            assert_same_bits(alone, out[i])
+            assert_same_bits(alone_lse, lse[i])
+
+    def test_work_goes_to_the_current_stream(self):
+        q, k, v = (normal(2000, heads, 128, seed=heads) for heads in (8, 2, 2))
+        expected, _ = ringattn.attention(q, k, v)
+        torch.cuda.synchronize()
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            late = torch.zeros_like(q)
+            torch.cuda._sleep(200_000_000)  # what follows on another stream would read zeros
+            late.copy_(q)
+            out, _ = ringattn.attention(late, k, v)
+            doubled = out * 2
+        side.synchronize()
+        assert_same_bits(out, expected)
+        assert_same_bits(doubled, expected * 2)
+
+    def test_a_graph_replays_it(self):
+        q, k, v = (normal(1000, heads, 128, seed=heads) for heads in (8, 2, 2))
+        ringattn.attention(q, k, v)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out, lse = ringattn.attention(q, k, v)
+        for seed in (5, 6):
+            q.copy_(normal(1000, 8, 128, seed=seed))
+            graph.replay()
+            torch.cuda.synchronize()
+            expected, expected_lse = ringattn.attention(q, k, v)
+            assert_same_bits(out, expected)
+            assert_same_bits(lse, expected_lse)
+
+    def test_decoding_has_the_bits_of_attention(self):
+        lengths, heads, kv_heads, page = [900, 17, 333], 8, 2, 64
+        cu = [0, 900, 917, 1250]
+        q, k, v = (normal(1250, h, 128, seed=h) for h in (heads, kv_heads, kv_heads))
+        out, lse = ringattn.varlen(q, k, v, cu)
+        pages = [-(-n // page) for n in lengths]
+        places = torch.randperm(sum(pages), generator=torch.Generator().manual_seed(1)).tolist()
+        table = torch.full((3, max(pages)), -1, dtype=torch.int32)
+        caches = [
+            torch.full((sum(pages), page, kv_heads, 128), float("nan"), dtype=torch.bfloat16, device="cuda")
+            for _ in "kv"
+        ]
+        for s, n in enumerate(lengths):
+            for i in range(pages[s]):
+                table[s, i] = places.pop()
+                tokens = slice(cu[s] + i * page, min(cu[s] + (i + 1) * page, cu[s] + n - 1))
+                for cache, rows in zip(caches, (k, v)):
+                    cache[table[s, i], : tokens.stop - tokens.start] = rows[tokens]
+        counts = torch.tensor(lengths, dtype=torch.int32, device="cuda") - 1
+        last = torch.tensor(cu[1:], device="cuda") - 1
+        got, got_lse = ringattn.decode(
+            q[last], *caches, counts, block_table=table.cuda(), k_new=k[last], v_new=v[last], grow=True
+        )
+        self.assertEqual(counts.tolist(), lengths)
+        assert_same_bits(got, out[last])
+        assert_same_bits(got_lse, lse[last])
+
+    def test_latents(self):
+        q, latent, k_rope = normal(600, 16, 192), normal(600, 512, seed=2), normal(600, 64, seed=3)
+        w = normal(16, 256, 512, seed=4) / 22
+        out, lse = ringattn.mla(q, latent, k_rope, w[:, :128], w[:, 128:], form="absorbed")
+        expanded, _ = ringattn.mla(q, latent, k_rope, w[:, :128], w[:, 128:], form="expanded")
+        torch.testing.assert_close(expanded, out, atol=5e-2, rtol=0)
+        cache = torch.zeros(1, 640, 576, dtype=torch.bfloat16, device="cuda")
+        cache[0, :599] = torch.cat([latent, k_rope], 1)[:599]
+        counts = torch.tensor([599], dtype=torch.int32, device="cuda")
+        got, got_lse = ringattn.mla_decode(q[599:], cache, counts, w[:, :128], w[:, 128:], latent=latent[599:],
+                                           k_rope=k_rope[599:], grow=True)  # fmt: skip
+        assert_same_bits(got, out[599:])
+        assert_same_bits(got_lse, lse[599:])
+
+    def test_scans_agree_with_the_cpu(self):
+        x, dt, A = (
+            normal(3000, 8, 64),
+            normal(3000, 8, seed=2).abs() / 10,
+            -normal(8, seed=3, dtype=torch.float32).exp(),
+        )
+        B, C = normal(3000, 1, 128, seed=4) / 11, normal(3000, 1, 128, seed=5) / 11
+        y, states = ringattn.ssd(x, dt, A, B, C, return_final_states=True)
+        expected, expected_states = ringattn.ssd(*(t.cpu() for t in (x, dt, A, B, C)), return_final_states=True)
+        torch.testing.assert_close(y.cpu(), expected, atol=2e-2, rtol=2e-2)
+        torch.testing.assert_close(states.cpu(), expected_states, atol=2e-2, rtol=2e-2)
+
+    def test_compiled(self):
+        q, k = normal(2, 500, 8, 128), normal(2, 500, 2, 128, seed=2)
+
+        def function(q, k):
+            out, lse = ringattn.attention(q * 2, k, k)
+            return out + 1, lse
+
+        for got, expected in zip(torch.compile(function, fullgraph=True)(q, k), function(q, k)):
+            assert_same_bits(got, expected)
+
+    def test_other_devices_are_refused(self):
+        q = normal(100, 2, 128)
+        with self.assertRaises(ringattn.UsageError):
+            ringattn.attention(q, q.cpu(), q)
+
+    def test_a_call_costs_little(self):
+        q, k = normal(1024, 8, 128), normal(1024, 2, 128, seed=2)
+        out, lse = ringattn.attention(q, k, k)
+        prepared = next(
+            made for key, made in ringattn.self_world((2, q.device.index))._objects.items() if key[0] == "attention"
+        )
+        shown = prepared._tensors
+        from ringattn._abi import lib
+
+        def host_microseconds(call, calls=200):
+            best = []
+            for _ in range(7):
+                torch.cuda.synchronize()
+                begin = time.perf_counter()
+                for _ in range(calls):
+                    call()
+                best.append((time.perf_counter() - begin) / calls * 1e6)
+            return min(best)
+
+        alone = host_microseconds(lambda: lib.attention_enqueue(prepared.handle, shown))
+        prepared_call = host_microseconds(lambda: prepared.run(q, k, k, out, lse))
+        whole = host_microseconds(lambda: ringattn.attention(q, k, k))
+        print(
+            f"\n1024 tokens: C call {alone:.1f} us, Attention.run {prepared_call:.1f} us, ringattn.attention {whole:.1f} us"
+        )
+        # A queue that is full makes every call as long as the device's work; then none of the three says anything.
+        self.assertLess(prepared_call - alone, 20.0)
+
+
+def on_two_gpus(rank: int, folder: pathlib.Path, port: str, backend: str) -> None:
+    """One rank: torch.distributed's group becomes a world; what it computes is left in the folder."""
+    import torch.distributed as distributed
+
+    torch.set_grad_enabled(False)
+    torch.cuda.set_device(rank)
+    distributed.init_process_group(backend, init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=RANKS)
+    q, k, v = (normal(8192, heads, 128, seed=heads) for heads in (8, 2, 2))
+    world = ringattn.torch_world(device=torch.device("cuda", rank))
+    assert (world.rank, world.size, world.device) == (rank, RANKS, (2, rank))
+    left = {}
+    for name in ("contiguous", "zigzag", "striped"):
+        layout = getattr(ringattn, name)([8192], RANKS)
+        mine = [ringattn.shard(x, layout, rank) for x in (q, k, v)]
+        for _ in range(3):  # layers one behind the other
+            left[name] = ringattn.attention(*mine, world=world, layout=layout, lengths=(8192, 8192))
+    half = [ringattn.shard(x, ringattn.zigzag([8192], RANKS), rank)[None] for x in (q, k, v)]
+    dropped = names.zigzag_ring_flash_attn_func(*half, causal=True)
+    torch.cuda.synchronize()
+    assert_same_bits(dropped[0], left["zigzag"][0])
+    torch.save({name: [x.cpu() for x in made] for name, made in left.items()}, folder / f"{rank}.pt")
+    distributed.barrier()
+    distributed.destroy_process_group()
+
+
+@unittest.skipUnless(torch.cuda.device_count() >= RANKS, f"needs {RANKS} GPUs")
+class TwoGpus(unittest.TestCase):
+    def test_two_ranks_have_the_bits_of_one(self):
+        q, k, v = (normal(8192, heads, 128, seed=heads) for heads in (8, 2, 2))
+        out, lse = ringattn.attention(q, k, v)
+        for backend in ("nccl", "gloo"):
+            with self.subTest(backend), tempfile.TemporaryDirectory() as folder:
+                with socket.socket() as probe:
+                    probe.bind(("127.0.0.1", 0))
+                    port = str(probe.getsockname()[1])
+                environment = os.environ | {"NCCL_NVLS_ENABLE": "0"}
+                ranks = [subprocess.Popen([sys.executable, __file__, "rank", str(r), folder, port, backend], text=True,
+                                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
+                         for r in range(RANKS)]  # fmt: skip
+                try:
+                    said = [rank.communicate(timeout=240)[0] for rank in ranks]
+                finally:
+                    for rank in ranks:
+                        rank.kill()
+                for rank, text in zip(ranks, said):
+                    self.assertEqual(rank.returncode, 0, text)
+                made = [torch.load(pathlib.Path(folder) / f"{r}.pt") for r in range(RANKS)]
+                for name in made[0]:
+                    layout = getattr(ringattn, name)([8192], RANKS)
+                    assert_same_bits(ringattn.unshard([m[name][0] for m in made], layout), out.cpu(), name)
+                    assert_same_bits(ringattn.unshard([m[name][1] for m in made], layout), lse.cpu(), name)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 6 and sys.argv[1] == "rank":
+        on_two_gpus(int(sys.argv[2]), pathlib.Path(sys.argv[3]), sys.argv[4], sys.argv[5])
+    else:
+        unittest.main()

@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decoding, latent attention and scans from Python, over NumPy arrays: what they promise to each other bit for bit, and what
+they are by their definitions."""
+
+import unittest
+
+import numpy as np
+import ringattn
+from ringattn.testing import assert_same_bits, check_attention
+
+HEADS, KV_HEADS, DIM = 4, 2, 64
+
+
+def normal(*shape, seed=1, dtype="float32"):
+    return np.random.default_rng(seed).standard_normal(shape, dtype="float32").astype(dtype)
+
+
+class Decoding(unittest.TestCase):
+    lengths = (70, 1, 131)
+
+    def setUp(self):
+        self.q, self.k, self.v = (
+            normal(sum(self.lengths), h, DIM, seed=i) for i, h in enumerate((HEADS, KV_HEADS, KV_HEADS))
+        )
+        self.cu = np.concatenate([[0], np.cumsum(self.lengths)])
+        self.out, self.lse = ringattn.varlen(self.q, self.k, self.v, self.cu)
+        self.last = self.cu[1:] - 1
+
+    def paged(self, page_size, tokens_of=None):
+        """Caches with keys and values in pages that lie anywhere, and the block table. tokens_of(sequence): those that the
+        cache holds, in order."""
+        held = [np.arange(n) if tokens_of is None else tokens_of(s, n) for s, n in enumerate(self.lengths)]
+        pages_of = [-(-len(tokens) // page_size) for tokens in held]
+        places = np.random.default_rng(9).permutation(sum(pages_of) + 3)
+        caches = [np.full((len(places), page_size, KV_HEADS, DIM), np.nan, "float32") for _ in range(2)]
+        table = np.full((len(held), max(*pages_of, 1)), -7, "int32")
+        taken = 0
+        for s, tokens in enumerate(held):
+            for page in range(pages_of[s]):
+                table[s, page] = places[taken]
+                some = self.cu[s] + tokens[page * page_size : (page + 1) * page_size]
+                for cache, rows in zip(caches, (self.k, self.v)):
+                    cache[places[taken], : len(some)] = rows[some]
+                taken += 1
+        return *caches, table
+
+    def test_rows_have_the_bits_of_attention(self):
+        counts = np.array(self.lengths, "int32")
+        for page_size in (16, 128):
+            k, v, table = self.paged(page_size)
+            out, lse = ringattn.decode(self.q[self.last], k, v, counts, block_table=table)
+            assert_same_bits(out, self.out[self.last])
+            assert_same_bits(lse, self.lse[self.last])
+            heads_first = np.ascontiguousarray(k.swapaxes(1, 2)).swapaxes(1, 2)
+            assert_same_bits(ringattn.decode(self.q[self.last], heads_first, v, counts, block_table=table)[0], out)
+        dense = [np.full((3, 200, KV_HEADS, DIM), np.nan, "float32") for _ in range(2)]
+        for s, n in enumerate(self.lengths):
+            for cache, rows in zip(dense, (self.k, self.v)):
+                cache[s, :n] = rows[self.cu[s] : self.cu[s + 1]]
+        given = np.empty_like(out)
+        assert_same_bits(ringattn.decode(self.q[self.last], *dense, counts, out=given)[1], lse)
+        assert_same_bits(given, out)
+
+    def test_sequences_grow_in_place(self):
+        k, v, table = self.paged(16)
+        some = [0, 2]
+        counts = np.array(self.lengths, "int32")[some] - 3
+        rows = np.stack([np.arange(self.cu[s + 1] - 3, self.cu[s + 1]) for s in some])
+        for cache in (k, v):
+            for s in some:
+                for token in range(self.lengths[s] - 3, self.lengths[s]):
+                    cache[table[s, token // 16], token % 16] = np.nan
+        out, lse = ringattn.decode(self.q[rows], k, v, counts, block_table=np.ascontiguousarray(table[some]), k_new=self.k[rows],
+                                   v_new=self.v[rows], grow=True)  # fmt: skip
+        self.assertEqual((out.shape, lse.shape), ((2, 3, HEADS, DIM), (2, 3, HEADS)))
+        self.assertEqual(list(counts), [70, 131])
+        assert_same_bits(out, self.out[rows])
+        assert_same_bits(lse, self.lse[rows])
+
+    def test_ranks_share_a_cache(self):
+        def rank(world):
+            def mine(sequence, length):
+                tokens = np.arange(length)
+                return tokens[(tokens // group) % world.size == world.rank]
+
+            # A group is longer than these sequences: the first rank has their keys, and all have the others' rows.
+            group = 8192
+            k, v, table = self.paged(64, mine)
+            out, lse = ringattn.decode(self.q[self.last], k, v, np.array(self.lengths, "int32"), block_table=table, world=world,
+                                       max_keys=200)  # fmt: skip
+            step = next(made for key, made in world._objects.items() if key[0] == "decode")
+            own = list(step.owned(3))
+            assert_same_bits(out, self.out[self.last[own]])
+            assert_same_bits(lse, self.lse[self.last[own]])
+            return own, step.cache_tokens(70), step.facts.group_keys == group
+
+        self.assertEqual(sum((own for own, _, _ in ringattn.run_ranks(2, rank)), []), [0, 1, 2])
+        self.assertEqual([held for _, held, _ in ringattn.run_ranks(2, rank)], [70, 0])
+
+    def test_what_is_wrong_is_refused(self):
+        k, v, table = self.paged(16)
+        counts = np.array(self.lengths, "int32")
+        for words, change in (
+            ("lengths holds int64", {"lengths": counts.astype("int64")}),
+            ("sequence 2", {"lengths": np.array([70, 1, 5000], "int32")}),
+            ("page", {"block_table": np.where(table < 0, table, 99).astype("int32")}),
+            ("k_new and v_new", {"k_new": self.k[self.last]}),
+            ("out is [3, 4, 63]", {"out": np.empty((3, 4, 63), "float32")}),
+            ("block_table is [2, 9]", {"block_table": table[:2]}),
+        ):
+            given = {"lengths": counts, "block_table": table} | change
+            with self.assertRaises(ringattn.UsageError) as caught:
+                ringattn.decode(self.q[self.last], k, v, given.pop("lengths"), **given)
+            self.assertIn(words, str(caught.exception))
+        with self.assertRaises(ringattn.UnsupportedError):
+            ringattn.decode(self.q[self.last], k, v, counts, block_table=table, cache_batch_idx=[0])
+
+
+class Latents(unittest.TestCase):
+    dims = {"head_dim": 32, "rope_dim": 16, "latent_dim": 64, "dim_v": 32}
+    lengths = (90, 210)
+
+    def setUp(self):
+        tokens = sum(self.lengths)
+        self.cu = np.concatenate([[0], np.cumsum(self.lengths)])
+        self.q = normal(tokens, HEADS, 48)
+        fused = normal(tokens, 80, seed=2)
+        self.latent, self.k_rope = fused[:, :64], fused[:, 64:]
+        kv_b = normal(HEADS, 64, 64, seed=3) / np.float32(8)
+        self.w_uk, self.w_uv = kv_b[:, :32], kv_b[:, 32:]
+
+    def mla(self, **given):
+        return ringattn.mla(self.q, self.latent, self.k_rope, self.w_uk, self.w_uv, cu_seqlens_q=self.cu, **given)
+
+    def test_both_forms_are_attention_over_what_latents_stand_for(self):
+        latent = self.latent.astype("float64")
+        k_nope, v = np.einsum("td,hnd->thn", latent, self.w_uk), np.einsum("td,hnd->thn", latent, self.w_uv)
+        k = np.concatenate([k_nope, np.repeat(self.k_rope[:, None], HEADS, 1)], axis=2)
+        expected, expected_lse = ringattn.varlen(self.q, k.astype("float32"), v.astype("float32"), self.cu)
+        check_attention(self.q, k, v, expected, expected_lse, cu_seqlens_q=self.cu)
+        for form in ("expanded", "absorbed"):
+            out, lse = self.mla(form=form)
+            np.testing.assert_allclose(out, expected, atol=2e-5)  # products of 64 numbers are rounded in between
+            np.testing.assert_allclose(lse, expected_lse, atol=2e-5)
+
+    def test_ranks(self):
+        layout = ringattn.zigzag(self.lengths, 3)
+        for form in ("expanded", "absorbed"):
+            out, lse = self.mla(form=form)
+
+            def rank(world, form=form):
+                q, latent, k_rope = (ringattn.shard(x, layout, world.rank) for x in (self.q, self.latent, self.k_rope))
+                return ringattn.mla(
+                    q, latent, k_rope, self.w_uk, self.w_uv, cu_seqlens_q=self.cu, form=form, world=world, layout=layout
+                )
+
+            shards = ringattn.run_ranks(3, rank)
+            assert_same_bits(ringattn.unshard([o for o, _ in shards], layout), out)
+            assert_same_bits(ringattn.unshard([x for _, x in shards], layout), lse)
+
+    def test_decoding_has_the_bits_of_the_absorbed_form(self):
+        out, lse = self.mla(form="absorbed")
+        cache = np.full((2, 256, 80), np.nan, "float32")
+        last = self.cu[1:] - 1
+        for s, n in enumerate(self.lengths):
+            cache[s, : n - 1, :64] = self.latent[self.cu[s] : self.cu[s + 1] - 1]
+            cache[s, : n - 1, 64:] = self.k_rope[self.cu[s] : self.cu[s + 1] - 1]
+        counts = np.array(self.lengths, "int32") - 1
+        got, got_lse = ringattn.mla_decode(self.q[last], cache, counts, self.w_uk, self.w_uv, rope_dim=16, grow=True,
+                                           latent=self.latent[last], k_rope=self.k_rope[last])  # fmt: skip
+        self.assertEqual(list(counts), list(self.lengths))
+        assert_same_bits(got, out[last])
+        assert_same_bits(got_lse, lse[last])
+
+    def test_products_may_be_the_callers(self):
+        out, _ = self.mla(form="absorbed")
+        absorbed = np.concatenate([np.einsum("thn,hnd->thd", self.q[:, :, :32], self.w_uk), self.q[:, :, 32:]], axis=2)
+        inside, _ = ringattn.mla(absorbed, self.latent, self.k_rope, cu_seqlens_q=self.cu, form="absorbed", head_dim=32)
+        self.assertEqual(inside.shape, (300, HEADS, 64))
+        np.testing.assert_allclose(np.einsum("thd,hvd->thv", inside, self.w_uv), out, atol=2e-5)
+        for words, given in (("head_dim", {"form": "absorbed"}), ("form 'both'", {"form": "both", "head_dim": 32})):
+            with self.assertRaises(ringattn.UsageError) as caught:
+                ringattn.mla(absorbed, self.latent, self.k_rope, **given)
+            self.assertIn(words, str(caught.exception))
+
+
+def scan_by_definition(x, dt, A, B, C, state):
+    """Of one sequence, in fp64: x [tokens, heads, head_dim], A [heads, 1 or state_dim]."""
+    y = np.zeros(x.shape)
+    group = x.shape[1] // B.shape[1]
+    B, C = np.repeat(B, group, axis=1), np.repeat(C, group, axis=1)
+    for t in range(len(x)):
+        state = np.exp(dt[t, :, None] * A)[:, None] * state + (dt[t, :, None] * x[t])[:, :, None] * B[t][:, None]
+        y[t] = np.einsum("hds,hs->hd", state, C[t])
+    return y, state
+
+
+class Scans(unittest.TestCase):
+    def inputs(self, tokens, heads=4, dim=32, states=16, groups=2):
+        return (normal(tokens, heads, dim), np.abs(normal(tokens, heads, seed=2)) / 10, -np.exp(normal(heads, seed=3)),
+                normal(tokens, groups, states, seed=4), normal(tokens, groups, states, seed=5))  # fmt: skip
+
+    def test_ssd_is_its_definition(self):
+        x, dt, A, B, C = self.inputs(300)
+        D, z, bias = normal(4, seed=6), normal(300, 4, 32, seed=7), normal(4, seed=8)
+        initial = normal(2, 4, 32, 16, seed=9)
+        y, states = ringattn.ssd(x, dt, A, B, C, D=D, z=z, dt_bias=bias, dt_softplus=True, dt_limit=(0.3, 2.0),
+                                 cu_seqlens=[0, 100, 300], initial_states=initial, return_final_states=True)  # fmt: skip
+        step = np.clip(np.log1p(np.exp(dt.astype("float64") + bias)), 0.3, 2.0)
+        for s, rows in enumerate((slice(0, 100), slice(100, 300))):
+            expected, state = scan_by_definition(x[rows], step[rows], A[:, None], B[rows], C[rows], initial[s])
+            expected = (expected + D[:, None] * x[rows]) * z[rows] / (1 + np.exp(-z[rows].astype("float64")))
+            np.testing.assert_allclose(y[rows], expected, rtol=1e-4, atol=1e-4)  # fp32 over decayed sums of 300
+            np.testing.assert_allclose(states[s], state, rtol=1e-4, atol=1e-4)
+
+    def test_batches_are_their_sequences(self):
+        x, dt, A, B, C = self.inputs(260)
+        fold = [array.reshape(2, 130, *array.shape[1:]) for array in (x, dt, B, C)]
+        y = ringattn.ssd(fold[0], fold[1], A, fold[2], fold[3])
+        assert_same_bits(y.reshape(x.shape), ringattn.ssd(x, dt, A, B, C, cu_seqlens=[0, 130, 260]))
+        assert_same_bits(y[1], ringattn.ssd(x[130:], dt[130:], A, B[130:], C[130:]))
+
+    def test_ranks(self):
+        lengths = (70000, 300, 66000)
+        x, dt, A, B, C = self.inputs(sum(lengths), heads=1, groups=1)
+        cu = np.concatenate([[0], np.cumsum(lengths)])
+        y, states = ringattn.ssd(x, dt, A, B, C, cu_seqlens=cu, return_final_states=True)
+        layout = ringattn.super_segments(lengths, 2)
+
+        def rank(world):
+            mine = [ringattn.shard(array, layout, world.rank) for array in (x, dt, B, C)]
+            return ringattn.ssd(
+                mine[0], mine[1], A, mine[2], mine[3], cu_seqlens=cu, world=world, return_final_states=True
+            )
+
+        shards = ringattn.run_ranks(2, rank)
+        self.assertGreater(min(len(rows) for rows, _ in shards), 300)
+        assert_same_bits(ringattn.unshard([rows for rows, _ in shards], layout), y)
+        assert_same_bits(np.concatenate([ending for _, ending in shards]), states)
+
+    def test_selective_scan_is_its_definition(self):
+        u, delta = normal(200, 24), np.abs(normal(200, 24, seed=2)) / 10
+        A, B, C = -np.exp(normal(24, 16, seed=3)), normal(200, 16, seed=4), normal(200, 16, seed=5)
+        y, last = ringattn.selective_scan(u, delta, A, B, C, return_last_state=True)
+        expected, state = scan_by_definition(u[..., None], delta, A, B[:, None], C[:, None], np.zeros((24, 1, 16)))
+        np.testing.assert_allclose(y, expected[..., 0], rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(last[0], state[:, 0], rtol=1e-4, atol=1e-4)
+
+    def test_what_is_wrong_is_refused(self):
+        x, dt, A, B, C = self.inputs(50)
+        for kind, words, arguments in (
+            (ringattn.UsageError, "A holds", (x, dt, A.astype("float16"), B, C)),
+            (ringattn.UsageError, "c is fp32 [50, 2, 16]", (x, dt, A, B[:, :, :8], C)),
+            (ringattn.UsageError, "axes", (x[:, :, 0], dt, A, B, C)),
+        ):
+            with self.assertRaises(kind) as caught:
+                ringattn.ssd(*arguments)
+            self.assertIn(words.lower(), str(caught.exception).lower())
+        with self.assertRaises(ringattn.UnsupportedError):
+            ringattn.ssd(x, dt, A, B, C, seq_idx=None)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PyTorch tensors on the CPU: the bits of NumPy's arrays, operators that torch.compile keeps whole, and refused gradients."""
+
+import importlib.util
+import sys
+import unittest
+
+if importlib.util.find_spec("torch") is None:
+    print("skipped: needs torch")
+    sys.exit(77)
+
+import numpy as np
+import ringattn
+import ringattn.torch_ops  # noqa: F401, registers the operators
+import torch
+from ringattn.testing import assert_same_bits, check_attention
+
+
+def normal(*shape, seed=1, dtype=torch.float32):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+class Eager(unittest.TestCase):
+    def test_tensors_have_the_bits_of_arrays(self):
+        q, k, v = normal(200, 4, 64), normal(200, 2, 64, seed=2), normal(200, 2, 32, seed=3)
+        out, lse = ringattn.attention(q, k, v, mask=(50, 0))
+        self.assertEqual((out.dtype, lse.dtype, tuple(lse.shape)), (torch.float32, torch.float32, (200, 4)))
+        expected = ringattn.attention(q.numpy(), k.numpy(), v.numpy(), mask=(50, 0))
+        assert_same_bits(out.numpy(), expected[0])
+        assert_same_bits(lse.numpy(), expected[1])
+
+    def test_it_agrees_with_sdpa_in_every_type(self):
+        for dtype, atol in ((torch.float32, 1e-5), (torch.float16, 2e-3), (torch.bfloat16, 2e-2)):
+            q, k, v = (normal(2, heads, 300, 64, seed=heads, dtype=dtype) for heads in (4, 2, 2))
+            out, lse = ringattn.attention(*(x.transpose(1, 2) for x in (q, k, v)))
+            wide = [x.float().repeat_interleave(4 // x.shape[1], 1) for x in (q, k, v)]
+            expected = torch.nn.functional.scaled_dot_product_attention(*wide, is_causal=True)
+            torch.testing.assert_close(out.transpose(1, 2).float(), expected, atol=atol, rtol=0)
+            check_attention(*(x[0].transpose(0, 1) for x in (q, k, v)), out[0], lse[0])
+
+    def test_shards_of_tensors(self):
+        q, k, v = (normal(400, heads, 64, seed=heads, dtype=torch.bfloat16) for heads in (4, 2, 2))
+        out, lse = ringattn.attention(q, k, v)
+        layout = ringattn.striped([400], 3, stripe=64)
+
+        def rank(world):
+            return ringattn.attention(*(ringattn.shard(x, layout, world.rank) for x in (q, k, v)), world=world, layout=layout,
+                                      lengths=(400, 400))  # fmt: skip
+
+        shards = ringattn.run_ranks(3, rank)
+        assert_same_bits(ringattn.unshard([o for o, _ in shards], layout), out)
+        assert_same_bits(ringattn.unshard([x for _, x in shards], layout), lse)
+
+    def test_gradients_and_other_devices_are_refused(self):
+        q, k, v = (normal(40, 2, 64, seed=i) for i in range(3))
+        with self.assertRaises(ringattn.UnsupportedError) as caught:
+            ringattn.attention(q, k.requires_grad_(), v)
+        self.assertIn("k requires a gradient (ringattn has no backward pass)", str(caught.exception))
+        with torch.no_grad():
+            ringattn.attention(q, k, v)
+        with self.assertRaises(ringattn.UnsupportedError):
+            ringattn.attention(*(x.detach().to("meta") for x in (q, k, v)))
+        with self.assertRaises(ringattn.UsageError):
+            ringattn.attention(q, k.detach().numpy(), v)
+
+
+class Compiled(unittest.TestCase):
+    """Each op inside of a compiled function, in one graph, with its eager bits."""
+
+    def check(self, function, *inputs):
+        with torch.no_grad():
+            expected = function(*[x.clone() for x in inputs])
+            torch.compiler.reset()
+            compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+            got = compiled(*[x.clone() for x in inputs])
+        for a, b in zip(got, expected, strict=True):
+            assert_same_bits(a, b)
+
+    def test_attention_and_varlen(self):
+        q, k, v = normal(2, 100, 4, 64), normal(2, 100, 2, 64, seed=2), normal(2, 100, 2, 32, seed=3)
+        sinks = normal(4)
+        self.check(lambda q, k, v: ringattn.attention(q * 2, k, v, mask="full", softcap=20.0), q, k, v)
+        self.check(lambda q, k, v, sinks: ringattn.attention(q, k, v, mask=(9, 2), sinks=sinks), q, k, v, sinks)
+        cu = torch.tensor([0, 30, 100])
+        self.check(lambda q, k, v: ringattn.varlen(q + 1, k, v, cu, out=torch.empty(100, 4, 32)), q[0], k[0], v[0])
+
+    def test_decoding_writes_into_the_cache(self):
+        q, new = normal(3, 4, 64), normal(3, 2, 64, seed=2)
+
+        def step(q, new, k, v, lengths):
+            out, lse = ringattn.decode(q, k, v, lengths, k_new=new, v_new=new, grow=True)
+            return out + 1, lse, k, v, lengths
+
+        caches = normal(3, 50, 2, 64, seed=3), normal(3, 50, 2, 64, seed=4)
+        self.check(step, q, new, *caches, torch.tensor([7, 20, 49], dtype=torch.int32))
+
+    def test_latents(self):
+        q, latent, k_rope = normal(40, 2, 48), normal(40, 64, seed=2), normal(40, 16, seed=3)
+        w_uk, w_uv = normal(2, 32, 64, seed=4), normal(2, 24, 64, seed=5)
+        self.check(lambda *given: ringattn.mla(*given, form="expanded"), q, latent, k_rope, w_uk, w_uv)
+        cache, lengths = normal(5, 64, 80, seed=6), torch.tensor([3, 64, 1, 9, 30], dtype=torch.int32)
+        self.check(
+            lambda *given: ringattn.mla_decode(*given, rope_dim=16), normal(5, 2, 48), cache, lengths, w_uk, w_uv
+        )
+
+    def test_scans(self):
+        x, dt, A = normal(100, 4, 32), normal(100, 4, seed=2).abs(), -normal(4, seed=3).exp()
+        B, C = normal(100, 2, 16, seed=4), normal(100, 2, 16, seed=5)
+        self.check(lambda *given: ringattn.ssd(*given, return_final_states=True), x, dt, A, B, C)
+        self.check(lambda *given: (ringattn.ssd(*given, dt_softplus=True, dt_limit=(0.1, 1.0)) * 2,), x, dt, A, B, C)
+
+    def test_other_lengths_need_no_other_graph(self):
+        function = torch.compile(
+            lambda q: ringattn.attention(q, q, q)[0], fullgraph=True, dynamic=True, backend="aot_eager"
+        )
+        for tokens in (50, 70, 33):
+            q = normal(tokens, 2, 64)
+            assert_same_bits(function(q), ringattn.attention(q, q, q)[0])
+
+    def test_the_operators_keep_pytorch_s_rules(self):
+        q, k = normal(60, 4, 64), normal(60, 2, 64, seed=2)
+        torch.library.opcheck(torch.ops.ringattn.attention.default,
+                              (q, k, k, None, "causal", 0, 0, None, 0.0, None, "", 0, "", 0, [], 0, 0, 0, 60.0))  # fmt: skip
+        torch.library.opcheck(torch.ops.ringattn.decode.default,
+                              (q[:2], normal(2, 16, 2, 64), normal(2, 16, 2, 64), torch.tensor([3, 9], dtype=torch.int32), None,
+                               None, None, None, False, "causal", 0, 0, None, 0.0, None, 0, 60.0))  # fmt: skip
+
+    def test_what_eager_refuses_is_refused(self):
+        q = normal(40, 2, 64)
+        with self.assertRaises(Exception) as caught:
+            torch.compile(lambda q: ringattn.attention(q, q, q, dropout_p=0.1), backend="eager")(q)
+        self.assertIn("dropout_p", str(caught.exception))
+        with self.assertRaises(Exception) as caught:
+            torch.compile(lambda q: ringattn.attention(q, q, q), backend="eager")(q.requires_grad_())
+        self.assertIn("requires a gradient", str(caught.exception))
+
+
+class Bfloat16(unittest.TestCase):
+    def test_numpy_s_bfloat16_has_the_same_bits(self):
+        if importlib.util.find_spec("ml_dtypes") is None:
+            self.skipTest("needs ml_dtypes")
+        import ml_dtypes
+
+        q = normal(90, 2, 64, dtype=torch.bfloat16)
+        array = q.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+        out, _ = ringattn.attention(array, array, array)
+        assert_same_bits(out.view(np.int16), ringattn.attention(q, q, q)[0].view(torch.int16).numpy())
+
+
+if __name__ == "__main__":
+    unittest.main()

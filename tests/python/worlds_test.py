@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Worlds of processes without MPI: by a store's address, by callbacks, by torch.distributed; the bits of one rank, and failures
+that end all ranks."""
+
+import importlib.util
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+import numpy as np
+import ringattn
+from ringattn.testing import assert_same_bits
+
+RANKS = 2
+
+
+def arrays():
+    draw = np.random.default_rng(1).standard_normal
+    return [draw((500, heads, 64), dtype="float32") for heads in (4, 2, 2)]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def compute(world) -> np.ndarray:
+    """This rank's rows of out."""
+    layout = ringattn.zigzag([500], world.size)
+    mine = [ringattn.shard(rows, layout, world.rank) for rows in arrays()]
+    return ringattn.attention(*mine, world=world, layout=layout, lengths=(500, 500))[0]
+
+
+# What each rank does, by name; run in a process of its own: worlds_test.py NAME RANK FOLDER PORT.
+def by_store(rank, folder, port):
+    return compute(ringattn.store_world(f"127.0.0.1:{port}", rank, RANKS, job="test", timeout=30))
+
+
+def by_environment(rank, folder, port):
+    os.environ |= {"RINGATTN_STORE": f"127.0.0.1:{port}", "RANK": str(rank), "WORLD_SIZE": str(RANKS)}
+    return compute(ringattn.store_world(timeout=30))
+
+
+def by_callbacks(rank, folder, port):
+    calls = 0
+
+    def all_gather(data, seconds):
+        nonlocal calls
+        calls += 1
+        mine = folder / f"{calls}.{rank}"
+        mine.with_suffix(".part").write_bytes(data)
+        mine.with_suffix(".part").rename(mine.with_name(f"{mine.name}.whole"))
+        theirs = [folder / f"{calls}.{other}.whole" for other in range(RANKS)]
+        end = time.monotonic() + seconds
+        while not all(file.exists() for file in theirs):
+            if time.monotonic() > end:
+                raise TimeoutError("a rank has not come")
+        return [file.read_bytes() for file in theirs]
+
+    return compute(ringattn.callbacks_world(rank, RANKS, all_gather, timeout=30))
+
+
+def by_torch(rank, folder, port):
+    import torch.distributed as distributed
+
+    import ringattn.ring_flash_attn as names
+
+    distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=RANKS)
+    world = ringattn.torch_world()
+    assert ringattn.torch_world() is world
+    rows = compute(world)
+    import torch
+
+    layout = ringattn.zigzag([500], RANKS)
+    q, k, v = (torch.from_numpy(ringattn.shard(x, layout, rank))[None] for x in arrays())
+    assert_same_bits(names.zigzag_ring_flash_attn_func(q, k, v, causal=True)[0].numpy(), rows)
+    distributed.barrier()
+    distributed.destroy_process_group()
+    return rows
+
+
+def with_a_failure(rank, folder, port):
+    world = ringattn.store_world(f"127.0.0.1:{port}", rank, RANKS, timeout=30)
+    if rank == 1:
+        world.abort(ringattn.OutOfMemory("no room", "a test", "None."))
+        raise SystemExit(0)
+    try:
+        compute(world)
+    except ringattn.Error as error:
+        assert "no room" in str(error), error
+        raise SystemExit(0) from None
+    raise SystemExit("a rank that failed was not noticed")
+
+
+class Processes(unittest.TestCase):
+    def run_ranks(self, name):
+        """Out of all ranks together, or None where they leave none."""
+        with tempfile.TemporaryDirectory() as folder:
+            port = str(free_port())
+            ranks = [subprocess.Popen([sys.executable, __file__, name, str(rank), folder, port], stdout=subprocess.PIPE,
+                                      stderr=subprocess.STDOUT, text=True) for rank in range(RANKS)]  # fmt: skip
+            try:
+                said = [rank.communicate(timeout=100)[0] for rank in ranks]
+            finally:
+                for rank in ranks:
+                    rank.kill()
+            for rank, text in zip(ranks, said):
+                self.assertEqual(rank.returncode, 0, text)
+            rows = [pathlib.Path(folder) / f"{rank}.npy" for rank in range(RANKS)]
+            if not rows[0].exists():
+                return None
+            return ringattn.unshard([np.load(file) for file in rows], ringattn.zigzag([500], RANKS))
+
+    def test_ranks_have_the_bits_of_one(self):
+        out, _ = ringattn.attention(*arrays())
+        names = ["by_store", "by_environment", "by_callbacks"]
+        if importlib.util.find_spec("torch") is not None:
+            names.append("by_torch")
+        for name in names:
+            with self.subTest(name):
+                assert_same_bits(self.run_ranks(name), out)
+
+    def test_a_rank_that_gives_up_ends_the_others(self):
+        self.assertIsNone(self.run_ranks("with_a_failure"))
+
+    def test_what_can_t_be_a_world_is_refused(self):
+        with self.assertRaises(ringattn.UsageError):
+            ringattn.callbacks_world(2, 2, lambda data, seconds: [data, data])
+        with self.assertRaises(ringattn.UsageError):
+            ringattn.store_world("nowhere")
+        with self.assertRaises(ringattn.UsageError):
+            ringattn.callbacks_world(0, 2, lambda data, seconds: [data], timeout=5)
+
+        def broken(data, seconds):
+            raise KeyError("of its own")
+
+        with self.assertRaises(ringattn.Error) as caught:
+            ringattn.callbacks_world(0, 2, broken, timeout=5)
+        self.assertIsInstance(caught.exception.__cause__, KeyError)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 5 and sys.argv[1] in globals():
+        number, place = int(sys.argv[2]), pathlib.Path(sys.argv[3])
+        np.save(place / f"{number}.npy", globals()[sys.argv[1]](number, place, int(sys.argv[4])))
+    else:
+        unittest.main()
