@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <string>
 #include <utility>
@@ -17,6 +18,7 @@
 #include "bench/decode_gpu_line.hpp"
 #include "bench/decode_gpu_words.hpp"
 #include "bench/graph_time.hpp"
+#include "bench/packed_caches.hpp"
 #include "kernels/decode.hpp"
 #include "kernels/fold_spec.hpp"
 #include "kernels/registry.hpp"
@@ -34,7 +36,8 @@ class Bench {
     std::int64_t tokens = 0;
     for (const DecodeShape& shape : shapes) {
       const Turns turns = turns_of(shape);
-      tokens = std::max(tokens, (turns.caches * turns.bytes + kTokenBytes - 1) / kTokenBytes);
+      const std::int64_t plain = shape.batch * turns.pages * turns.page * shape.kv_heads * shape.head_dim * 2;
+      tokens = std::max(tokens, (std::max(turns.caches * turns.bytes, plain) + kTokenBytes - 1) / kTokenBytes);
     }
     const PackedRun all{0, tokens};
     for (const auto& [memory, tensor] : {std::pair{&k_, SyntheticTensor::kK}, {&v_, SyntheticTensor::kV}}) {
@@ -65,12 +68,13 @@ class Bench {
   std::vector<double> time_steps(const DecodeShape& shape) {
     FoldSpec spec = make_spec(Dtype::kBf16, shape.heads, shape.kv_heads, shape.head_dim, {-1, 0});
     spec.head_dim_v = shape.head_dim_v;
-    if (const auto missing = row_.missing({spec, shape.values_in_keys}); !missing.empty()) {
+    const DecodeSpec decode{spec, shape.values_in_keys, cache_format_of(shape)};
+    if (const auto missing = row_.missing(decode); !missing.empty()) {
       fail(ErrorCode::kUnsupported, fmt::format("{} has no form for this shape", row_.name),
            fmt::format("it lacks {}", fmt::join(missing, ", ")), "Take another one.");
     }
-    const auto kernel = row_.make_kernel({spec, shape.values_in_keys}, *backend_);
-    kernel->reserve({shape.batch, shape.rows, shape.keys, shape.slices});
+    const auto kernel = row_.make_kernel(decode, *backend_);
+    kernel->reserve({shape.batch, shape.rows, shape.keys, shape.slices, shape.prefix > 0 ? 1 : 0});
     const std::int64_t rows = shape.batch * shape.rows;
     const std::int64_t elements = rows * shape.heads * shape.head_dim;
     const Buffer q = backend_->allocate(static_cast<std::size_t>(elements * 2));
@@ -83,17 +87,22 @@ class Bench {
     const Buffer lengths =
         upload(std::vector<std::int32_t>(static_cast<std::size_t>(shape.batch), static_cast<std::int32_t>(shape.keys)));
     const Turns turns = turns_of(shape);
-    std::vector<std::int32_t> order(static_cast<std::size_t>(turns.pages * shape.batch));
-    std::iota(order.begin(), order.end(), 0);
-    std::mt19937_64 generator(1);
-    std::shuffle(order.begin(), order.end(), generator);
-    const Buffer table = upload(order);
+    const Buffer table = upload(pages_of(shape, turns));
+    const Buffer prefix_of = upload(std::vector<std::int32_t>(static_cast<std::size_t>(shape.batch), 0));
+    const Buffer prefix_keys = upload({static_cast<std::int32_t>(shape.prefix)});
+
+    std::optional<PackedCaches> packed_k, packed_v;
+    if (!decode.format.is_plain()) {
+      packed_k.emplace(*backend_, decode.format.k, shape, turns, k_);
+      packed_v.emplace(*backend_, decode.format.v, shape, turns, v_);
+      check_wait(*backend_);
+    }
 
     const auto step_of = [&](std::int64_t cache) {
       const auto view = [&](const Buffer& pool) {
         return CacheView{pool.data() + cache * turns.bytes,
                          Dtype::kBf16,
-                         shape.batch * turns.pages,
+                         turns.pool,
                          turns.page,
                          shape.kv_heads,
                          shape.head_dim,
@@ -104,11 +113,20 @@ class Bench {
       DecodeStep step;
       step.q = dense_view(static_cast<const void*>(q.data()), Dtype::kBf16, rows, shape.heads, shape.head_dim);
       step.rows = shape.rows;
-      step.k = view(k_);
-      step.v = view(shape.values_in_keys ? k_ : v_);
-      step.v.dim = shape.head_dim_v;
+      if (packed_k) {
+        step.packed_k = packed_k->view(cache);
+        step.packed_v = packed_v->view(cache);
+      } else {
+        step.k = view(k_);
+        step.v = view(shape.values_in_keys ? k_ : v_);
+        step.v.dim = shape.head_dim_v;
+      }
       if (shape.page > 0) step.block_table = {reinterpret_cast<const std::int32_t*>(table.data()), turns.pages};
       step.lengths = reinterpret_cast<const std::int32_t*>(lengths.data());
+      if (shape.prefix > 0) {
+        step.prefixes = {reinterpret_cast<const std::int32_t*>(prefix_of.data()),
+                         reinterpret_cast<const std::int32_t*>(prefix_keys.data()), 1};
+      }
       step.output = {dense_view(static_cast<void*>(out.data()), Dtype::kBf16, rows, shape.heads, shape.head_dim_v),
                      {reinterpret_cast<float*>(lse.data()), shape.heads, 1},
                      nullptr};
@@ -116,6 +134,22 @@ class Bench {
     };
     return time_graph(*backend_, turns.launches,
                       [&](std::int64_t i) { kernel->enqueue(step_of(i % turns.caches), backend_->stream()); });
+  }
+
+  // The block table: pages in any order, of which each sequence has the first ones of the prefix.
+  static std::vector<std::int32_t> pages_of(const DecodeShape& shape, const Turns& turns) {
+    std::vector<std::int32_t> order(static_cast<std::size_t>(turns.pool));
+    std::iota(order.begin(), order.end(), 0);
+    std::mt19937_64 generator(1);
+    std::shuffle(order.begin(), order.end(), generator);
+    std::vector<std::int32_t> table;
+    auto own = order.begin() + turns.shared;
+    for (std::int64_t s = 0; s < shape.batch; ++s) {
+      table.insert(table.end(), order.begin(), order.begin() + turns.shared);
+      table.insert(table.end(), own, own + (turns.pages - turns.shared));
+      own += turns.pages - turns.shared;
+    }
+    return table;
   }
 
   Buffer upload(const std::vector<std::int32_t>& numbers) {

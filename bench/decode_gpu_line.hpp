@@ -30,7 +30,10 @@ inline std::string decode_line(std::string_view kernel, std::string_view device,
   line.key("job").begin_object().member("batch", shape.batch).member("keys", shape.keys).member("rows", shape.rows);
   line.member("heads", shape.heads).member("kv_heads", shape.kv_heads).member("head_dim", shape.head_dim);
   line.member("head_dim_v", shape.head_dim_v).member("dtype", "bf16").member("page_size", shape.page).end_object();
-  line.member("form", shape.slices == 0 ? std::string() : fmt::format("slices {}", shape.slices));
+  std::string form = shape.slices == 0 ? std::string() : fmt::format("slices {}", shape.slices);
+  if (shape.prefix > 0) form += fmt::format("{}prefix {}", form.empty() ? "" : ", ", shape.prefix);
+  if (shape.cache != "plain") form += (form.empty() ? "" : ", ") + shape.cache;
+  line.member("form", form);
   line.member("caches", turns.caches).member("launches", turns.launches).member("samples", times.size());
   if (times.empty()) {
     line.key("us").null().member("error", error);

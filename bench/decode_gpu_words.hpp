@@ -23,7 +23,15 @@ struct DecodeShape {
   bool values_in_keys = false;  // of latents
   std::int64_t page = 0;        // tokens; 0: a dense cache
   int slices = 0;               // DecodeLimits::slices
+  std::int64_t prefix = 0;      // the first keys that all sequences share, in the same pages; 0: they share none
+  std::string cache = "plain";  // how it is stored: plain, fp8, int8 or int4
 };
+
+// Of a row of one head, with its scales.
+inline std::int64_t row_bytes_of(const DecodeShape& shape) {
+  if (shape.cache == "plain") return std::int64_t{2} * shape.head_dim;
+  return shape.cache == "int4" ? shape.head_dim / 2 + shape.head_dim / 32 * 4 : shape.head_dim + 4;
+}
 
 inline constexpr std::int64_t kFarBeyondCache = std::int64_t{512} << 20;  // bytes read between two uses of a cache
 inline constexpr std::int64_t kLeastLaunches = 4;                         // of a graph
@@ -32,6 +40,8 @@ inline constexpr std::int64_t kLeastLaunches = 4;                         // of 
 struct Turns {
   std::int64_t pages;     // of a sequence
   std::int64_t page;      // tokens
+  std::int64_t shared;    // pages of each sequence that are those of the first one
+  std::int64_t pool;      // pages of a cache
   std::int64_t bytes;     // of K of one cache, and of V where it lies by itself
   std::int64_t caches;    // different ones
   std::int64_t launches;  // of a graph: each cache is used equally often, so the first use of a replay is no repetition
@@ -41,7 +51,9 @@ inline Turns turns_of(const DecodeShape& shape) {
   Turns turns{};
   turns.page = shape.page == 0 ? shape.keys : shape.page;
   turns.pages = (shape.keys + turns.page - 1) / turns.page;
-  turns.bytes = shape.batch * turns.pages * turns.page * shape.kv_heads * shape.head_dim * 2;
+  turns.shared = shape.prefix / turns.page;
+  turns.pool = turns.shared + shape.batch * (turns.pages - turns.shared);
+  turns.bytes = turns.pool * turns.page * shape.kv_heads * row_bytes_of(shape);
   const std::int64_t all = (shape.values_in_keys ? 1 : 2) * turns.bytes;
   turns.caches = (kFarBeyondCache + all - 1) / all;
   turns.launches = turns.caches * ((kLeastLaunches + turns.caches - 1) / turns.caches);
@@ -50,7 +62,7 @@ inline Turns turns_of(const DecodeShape& shape) {
 
 struct DecodeWords {
   std::string kernel = "sm90_fold";
-  std::vector<DecodeShape> shapes;  // every step with every page size, number of rows and number of slices
+  std::vector<DecodeShape> shapes;  // every step with every page size, number of rows, number of slices and cache
 };
 
 namespace decode_words {
@@ -59,7 +71,7 @@ inline constexpr BenchWords kWords{
     "decode_gpu_bench",
     "decode_gpu_bench [--kernel NAME] [--steps 1x4k,32x16k] [--rows 1,4] [--heads 32] [--kv-heads 8] "
     "[--head-dim 128] [--latent-dim 512, where the values are so many columns of the keys] [--page-size 0,64] "
-    "[--slices auto,8]"};
+    "[--slices auto,8] [--cache plain,fp8,int8,int4] [--prefix 16k, the first keys that all sequences share]"};
 
 inline std::vector<std::int64_t> numbers(std::string_view list, std::int64_t least, std::int64_t most) {
   std::vector<std::int64_t> found;
@@ -91,6 +103,7 @@ inline DecodeWords parse_decode_words(const std::vector<std::string_view>& words
   DecodeShape common;
   std::vector<DecodeShape> shapes = steps("1x4k");
   std::vector<std::int64_t> pages{0}, rows{1}, slices{0};
+  std::vector<std::string_view> caches{"plain"};
   for (std::size_t i = 0; i < words.size(); i += 2) {
     if (i + 1 == words.size()) kWords.refuse(words[i], "it has no value");
     const std::string_view name = words[i], value = words[i + 1];
@@ -111,10 +124,19 @@ inline DecodeWords parse_decode_words(const std::vector<std::string_view>& words
       pages = numbers(value, 0, 256);
     } else if (name == "--rows") {
       rows = numbers(value, 1, 16);
+    } else if (name == "--prefix") {
+      common.prefix = kWords.number(value, 0, std::int64_t{1} << 21);
     } else if (name == "--slices") {
       slices.clear();
       for (const std::string_view entry : list_entries(value)) {
         slices.push_back(entry == "auto" ? 0 : kWords.number(entry, 1, 8));
+      }
+    } else if (name == "--cache") {
+      caches = list_entries(value);
+      for (const std::string_view cache : caches) {
+        if (cache != "plain" && cache != "fp8" && cache != "int8" && cache != "int4") {
+          kWords.refuse(cache, "a cache is plain, fp8, int8 or int4");
+        }
       }
     } else {
       kWords.refuse(name, "it is none of the words that it knows");
@@ -124,13 +146,19 @@ inline DecodeWords parse_decode_words(const std::vector<std::string_view>& words
     for (const std::int64_t row_count : rows) {
       for (const std::int64_t page : pages) {
         for (const std::int64_t slice_count : slices) {
-          DecodeShape shape = common;
-          shape.batch = step.batch;
-          shape.keys = step.keys;
-          shape.rows = static_cast<int>(row_count);
-          shape.page = page;
-          shape.slices = static_cast<int>(slice_count);
-          found.shapes.push_back(shape);
+          for (const std::string_view cache : caches) {
+            DecodeShape shape = common;
+            shape.batch = step.batch;
+            shape.keys = step.keys;
+            shape.rows = static_cast<int>(row_count);
+            shape.page = page;
+            shape.slices = static_cast<int>(slice_count);
+            shape.cache = cache;
+            if (shape.prefix > 0 && (page == 0 || shape.prefix > shape.keys)) {
+              kWords.refuse("--prefix", "sequences share pages, and none has more than it has keys");
+            }
+            found.shapes.push_back(shape);
+          }
         }
       }
     }

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Draws benchmarks: speed against length, scaling over ranks, what each rank did when.
+"""Draws benchmarks: speed against length, scaling over ranks, error against bytes, what each rank did when.
 
     bench/plot.py speed bench/results/nvidia-h200-x4/*.jsonl -o speed.svg
     bench/plot.py scaling bench/results/nvidia-h200/*.jsonl -o scaling.svg    # TFLOP/s of a rank, over that of one rank
+    bench/plot.py compression bench/results/compression.jsonl -o compression.svg  # lines of bench/compression.py
     ringattn run --trace trace.json ... && bench/plot.py timeline trace.json -o timeline.svg
 
 Pictures are SVG, legible on light and on dark pages; nothing but Python is needed. The pictures of the README are drawn by
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -53,6 +55,25 @@ def scaling_series(found: list[Point]) -> dict[str, list[tuple[int, float]]]:
             name = f"{tool} {kernel}, {transport}{form}, {points.size(job.seq)}, {job.kind}"
             series[name] = [(1, 1.0), *sorted((ranks, rate / base) for ranks, rate in rates.items())]
     return dict(sorted(series.items()))
+
+
+def compression_series(lines: list[dict]) -> dict[str, dict[str, list[tuple[float, float]]]]:
+    """For each kind of data, for each method: (bytes of a token and head, bits of O that stay right), ascending."""
+    kinds: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
+    for line in lines:
+        if line.get("what") == "compression":
+            kinds[line["data"]][line["method"]].append((line["bytes"], max(0.0, -math.log2(line["change_of_o"]))))
+    return {kind: {name: sorted(series) for name, series in methods.items()} for kind, methods in kinds.items()}
+
+
+def draw_compression(kinds: dict[str, dict[str, list[tuple[float, float]]]]) -> str:
+    panels = []
+    for kind, methods in kinds.items():
+        lines = tuple(svg.Line(name, tuple(series)) for name, series in methods.items())
+        ticks = tuple((count, str(count)) for count in (16, 32, 64, 128, 256))
+        subtitle = "bits of O that stay right: -log2 of its relative change"
+        panels.append(svg.Chart(f"{kind} data", subtitle, "bytes of a token and head, 256 as it is", ticks, lines))
+    return svg.charts("Error of O against bytes: " + "; ".join(kinds), panels)
 
 
 def timeline_bars(trace: dict) -> tuple[list[str], list[tuple[int, str, float, float]]]:
@@ -102,6 +123,13 @@ def draw(arguments: argparse.Namespace) -> str | None:
         with open(arguments.files[0], encoding="utf-8") as file:
             ranks, bars = timeline_bars(json.load(file))
         return svg.timeline(ranks, bars) if bars else missing("the trace holds no block that lasts")
+    if arguments.what == "compression":
+        lines = []
+        for name in arguments.files:
+            with open(name, encoding="utf-8") as file:
+                lines += [json.loads(text) for text in file if text.strip()]
+        kinds = compression_series(lines)
+        return draw_compression(kinds) if kinds else missing("the files hold no figures of compression")
     found = points.read(arguments.files)
     if arguments.kind:
         found = [point for point in found if arguments.kind in point.job.kind]
@@ -118,7 +146,7 @@ def missing(why: str) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["speed", "scaling", "timeline"])
+    parser.add_argument("what", choices=["speed", "scaling", "compression", "timeline"])
     parser.add_argument("files", nargs="+", help="files of lines; for a timeline one trace")
     parser.add_argument("-o", "--output", required=True, metavar="FILE.svg", help="the picture")
     parser.add_argument("--kind", help='only jobs whose description holds this, such as "x 128 causal"')

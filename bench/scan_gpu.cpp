@@ -41,6 +41,7 @@ struct Shape {
   std::int64_t tokens;  // of each
   int heads, head_dim, state_dim;
   bool state_decays;
+  bool gate = false;
 };
 
 constexpr Shape kShapes[] = {
@@ -48,9 +49,10 @@ constexpr Shape kShapes[] = {
     {"ssd-8x2k", Kind::kScan, 8, 2048, 80, 64, 128, false},
     {"ssd-131k", Kind::kScan, 1, 131'072, 80, 64, 128, false},
     {"ssd-2m", Kind::kScan, 1, 2'097'152, 80, 64, 128, false},
-    {"selective-131k", Kind::kScan, 1, 131'072, 5120, 1, 16, true},
+    {"ssd-gated-131k", Kind::kScan, 1, 131'072, 80, 64, 128, false, true},
+    {"selective-131k", Kind::kScan, 1, 131'072, 5120, 1, 16, true, true},
     {"update-128", Kind::kUpdate, 128, 1, 80, 64, 128, false},
-    {"selective-update-128", Kind::kUpdate, 128, 1, 5120, 1, 16, true},
+    {"selective-update-128", Kind::kUpdate, 128, 1, 5120, 1, 16, true, true},
     {"convolution-131k", Kind::kConvolution, 1, 131'072, 1, 8448, 0, false},
 };
 
@@ -143,7 +145,7 @@ class Bench {
     spec.state_dim = shape.state_dim;
     spec.state_decays = shape.state_decays;
     spec.skip = true;
-    spec.gate = shape.state_decays;  // Mamba-2 normalises in front of its gate
+    spec.gate = shape.gate;  // Mamba-2 mostly normalises in front of its gate, and then the scan has none
     spec.dt_bias = true;
     spec.dt_softplus = true;
     return spec;

@@ -11,8 +11,10 @@ table stands between <!-- table:NAME --> and <!-- /table:NAME --> on its page; e
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 
 import plot
@@ -258,6 +260,28 @@ def scaling_picture(groups: Groups) -> str:
     return svg.charts(f"{title}. {subtitle}.", [chart])
 
 
+def compression_lines() -> list[dict]:
+    text = (shown.ROOT / "bench" / "results" / "compression.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines() if line.strip()]
+
+
+def compression(_: Groups) -> str:
+    """A row for each format, with the change of O on each kind of data."""
+    found: dict[tuple[str, str, str], dict[str, dict]] = defaultdict(dict)
+    for line in compression_lines():
+        found[(line["method"], line["k"], line["v"])][line["data"]] = line
+    rows = [["method", "k, v", "bytes of a token and head", "removed", "change of O, normal", "with outliers"]]
+    for (method, k, v), data in found.items():
+        changes = [f"{data[kind]['change_of_o']:.4f}" if kind in data else "—" for kind in ("normal", "outliers")]
+        one = next(iter(data.values()))
+        rows.append([f"`{method}`", k if k == v else f"{k}, {v}", f"{one['bytes']:g}", f"{one['removed']:.3f}", *changes])
+    return columns(rows)
+
+
+def compression_picture(_: Groups) -> str:
+    return plot.draw_compression(plot.compression_series(compression_lines()))
+
+
 def section(name: str, title: str, about: str, table: Callable[[Group], str]) -> Callable[[Groups], str]:
     """A whole section of a page, or nothing where nobody has measured it."""
 
@@ -275,6 +299,7 @@ PAGES: dict[str, dict[str, Callable[[Groups], str]]] = {
         "decode": lambda groups: step_tables.decode_short(groups["decode"]) if "decode" in groups else "",
         "two-million": two_million,
     },
+    "docs/compression.md": {"accuracy": compression},
     "docs/results.md": {
         "speed": with_origin("one-gpu", speed_main),
         "shapes": with_origin("one-gpu", speed_shapes),
@@ -290,7 +315,8 @@ PAGES: dict[str, dict[str, Callable[[Groups], str]]] = {
 }
 # Tables that a page need not have a place for. Their names are those of their groups.
 OPTIONAL = {"README.md": {"decode"}}
-PICTURES = {"docs/pictures/speed.svg": speed_picture, "docs/pictures/scaling.svg": scaling_picture}
+PICTURES = {"docs/pictures/speed.svg": speed_picture, "docs/pictures/scaling.svg": scaling_picture,
+            "docs/pictures/compression.svg": compression_picture}
 
 
 def places(text: str) -> list[str]:

@@ -38,6 +38,7 @@ BenchJob read_job(const json& job) {
   result.decode = job.value("op", "") == op_name(Op::kDecode) || job.contains("page_size");  // which steps alone say
   result.keys = job.value("keys", std::int64_t{0});
   result.page_size = job.value("page_size", std::int64_t{0});
+  result.prefix = job.value("prefix", std::int64_t{0});
   result.form = job.value("form", "");
   result.rope_dim = job.value("rope_dim", 0);
   result.latent_dim = job.value("latent_dim", 0);
@@ -101,6 +102,7 @@ BenchJob bench_job(const JobInput& input, std::string source) {
           decode,
           decode || latent ? job.batch.k_tokens() : 0,
           decode && input.pages() != nullptr ? input.pages()->page_size : 0,
+          decode ? input.prefix() : 0,
           latent ? std::string(form_name(input.form().form)) : std::string(),
           latent ? input.latent().spec.rope_dim : 0,
           latent ? input.latent().spec.latent_dim : 0};
@@ -159,6 +161,7 @@ void write_point(JsonWriter& json, const BenchPoint& point, std::span<const std:
   if (job.decode) {
     json.member("op", op_name(job.form.empty() ? Op::kDecode : Op::kLatent)).member("keys", job.keys);
     json.member("page_size", job.page_size);
+    if (job.prefix > 0) json.member("prefix", job.prefix);
   }
   if (!job.form.empty()) {
     if (!job.decode) json.member("op", op_name(Op::kLatent)).member("keys", job.keys);

@@ -34,6 +34,7 @@ struct BenchJob {
   bool decode = false;
   std::int64_t keys = 0;       // of all sequences
   std::int64_t page_size = 0;  // tokens; 0: no pages
+  std::int64_t prefix = 0;     // tokens that all sequences share
   // Of latents alone, whose dims are those of the expanded keys and values.
   std::string form = {};
   int rope_dim = 0;

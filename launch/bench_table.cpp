@@ -40,8 +40,9 @@ std::string label(const BenchJob& job) {
   if (job.decode) {
     return fmt::format("{} row{} of {} sequence{}, {} keys, {}, {} {}/{} x {} {}{}", job.tokens,
                        job.tokens == 1 ? "" : "s", job.batch, job.batch == 1 ? "" : "s", job.keys,
-                       job.page_size > 0 ? fmt::format("pages of {}", job.page_size) : "dense", job.dtype, job.heads,
-                       job.kv_heads, dims_text(job), job.mask, job.form.empty() ? "" : ", mla");
+                       (job.page_size > 0 ? fmt::format("pages of {}", job.page_size) : std::string("dense")) +
+                           (job.prefix > 0 ? fmt::format(", {} shared", job.prefix) : std::string()),
+                       job.dtype, job.heads, job.kv_heads, dims_text(job), job.mask, job.form.empty() ? "" : ", mla");
   }
   return fmt::format("{} tokens, {} sequence{}, {} {}/{} x {} {}{}", job.tokens, job.batch, job.batch == 1 ? "" : "s",
                      job.dtype, job.heads, job.kv_heads, dims_text(job), job.mask,

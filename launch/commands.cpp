@@ -73,6 +73,18 @@ constexpr CommandRow kTable[] = {
      never,
      asked_ranks,
      plan_main},
+    {"compress",
+     kCompress,
+     "make a cache file smaller, and say what it costs in accuracy",
+     {"ringattn compress --method fp8 --input qkv.safetensors --output small.safetensors",
+      "ringattn compress --method int4 --ratio 0.7 --input qkv.safetensors --output small.safetensors --report"},
+     "Stores keys and values with fewer bits and writes a file that run, verify, bench and plan take. What they "
+     "compute\n"
+     "over it are the bits that they compute over the tensors which decompression gives. --ratio is the share of the\n"
+     "bytes that is removed, not the share that is left.",
+     never,
+     asked_ranks,
+     compress_main},
     {"info",
      kInfo,
      "show the build, this machine, kernels, transports, environment",

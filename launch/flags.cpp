@@ -99,19 +99,19 @@ void set_dt_limit(JobOptions& options, std::string_view text) {
 
 constexpr FlagRow kTable[] = {
     // Input
-    {"input", 0, kJobs, FlagGroup::kInput, FlagKind::kText, "FILE", "",
+    {"input", 0, kJobs | kCompress, FlagGroup::kInput, FlagKind::kText, "FILE", "",
      "safetensors file, or its *.index.json, with tensors q, k, v and, if wanted, cu_seqlens_q, cu_seqlens_k, "
      "q_offset, sinks; or with q and a paged cache: k_pages, v_pages, block_table, lengths_k; or with q and latents (mla): "
      "latent, k_rope, w_uk, w_uv, for which latent_fp8, latent_pages and kv_b_proj may stand; or those of a scan (ssd): x, "
      "dt, A, B, C and, if wanted, D, z, dt_bias, initial_states, cu_seqlens; u, delta and delta_bias instead of x, dt and "
      "dt_bias make it a selective_scan",
      set_path<&JobOptions::input>, "in.safetensors"},
-    {"tensors", 0, kJobs, FlagGroup::kInput, FlagKind::kText, "q=NAME,k=NAME,v=NAME", "",
+    {"tensors", 0, kJobs | kCompress, FlagGroup::kInput, FlagKind::kText, "q=NAME,k=NAME,v=NAME", "",
      "other names of the input's tensors, e.g. q=layers.3.q; the optional ones too", set_tensors, "q=layers.3.q,k=layers.3.k"},
-    {"synthetic", 0, kJobs, FlagGroup::kInput, FlagKind::kNumber, "SEED", "",
+    {"synthetic", 0, kJobs | kCompress, FlagGroup::kInput, FlagKind::kNumber, "SEED", "",
      "instead of a file: input as a function of (seed, tensor, token, head, dim), the same on every machine",
      [](JobOptions& options, std::string_view text) { options.synthetic = parse_seed(text); }, "7"},
-    {"order", 0, kJobs, FlagGroup::kInput, FlagKind::kText, "thd|htd|bthd|bhtd", "",
+    {"order", 0, kJobs | kCompress, FlagGroup::kInput, FlagKind::kText, "thd|htd|bthd|bhtd", "",
      "axis order of q, k, v and out [thd for three axes, bthd for four]; a scan's rows lie token by token",
      [](JobOptions& options, std::string_view text) {
        constexpr std::string_view kChoices[] = {"thd", "htd", "bthd", "bhtd"};
@@ -134,14 +134,14 @@ constexpr FlagRow kTable[] = {
        constexpr std::string_view kChoices[] = {"attention", "decode", "mla", "ssd", "selective_scan"};
        options.op = static_cast<Op>(parse_choice(text, kChoices));
      }},
-    {"seq", 0, kRun | kVerify, FlagGroup::kShape, FlagKind::kSize, "TOKENS", "16k", "tokens of each sequence",
+    {"seq", 0, kRun | kVerify | kCompress, FlagGroup::kShape, FlagKind::kSize, "TOKENS", "16k", "tokens of each sequence",
      [](JobOptions& options, std::string_view text) {
        options.seq = {parse_size_value(text, "tokens", 0, kMaxTokens)};
      }},
     {"seq", 0, kPlan | kBench, FlagGroup::kShape, FlagKind::kText, "LIST", "16k",
      "tokens of each sequence; a list such as 8k,64k or 8k-2m*2 gives one row each",
      [](JobOptions& options, std::string_view text) { options.seq = parse_size_list(text, "tokens", 0, kMaxTokens); }},
-    {"q-len", 0, kJobs, FlagGroup::kShape, FlagKind::kSize, "TOKENS", "",
+    {"q-len", 0, kJobs | kCompress, FlagGroup::kShape, FlagKind::kSize, "TOKENS", "",
      "queries of each sequence, those of its last tokens [all of them; 1 where a cache is decoded, by --op decode or "
      "--op mla --page-size, which takes up to 16]",
      [](JobOptions& options, std::string_view text) {
@@ -151,7 +151,10 @@ constexpr FlagRow kTable[] = {
      "tokens of a page of the cache that --op decode or --op mla decodes: 16, 32, 64, 128 or 256, dealt at random by the "
      "seed; 0: no pages",
      set_tokens<&JobOptions::page_size, 0>},
-    {"batch", 0, kRun | kVerify | kPlan, FlagGroup::kShape, FlagKind::kNumber, "B", "1", "sequences",
+    {"prefix", 0, kJobs, FlagGroup::kShape, FlagKind::kSize, "TOKENS", "",
+     "keys that all sequences of --op decode begin with, in the same pages: they are read once for all [none]",
+     set_tokens<&JobOptions::prefix, 0>, "4k"},
+    {"batch", 0, kRun | kVerify | kPlan | kCompress, FlagGroup::kShape, FlagKind::kNumber, "B", "1", "sequences",
      [](JobOptions& options, std::string_view text) { options.batch = parse_integer(text, 1, 1 << 24); }},
     {"batch", 0, kBench, FlagGroup::kShape, FlagKind::kText, "LIST", "1",
      "sequences; a list such as 1,32 gives points for each",
@@ -161,14 +164,14 @@ constexpr FlagRow kTable[] = {
     {"total-tokens", 0, kBench, FlagGroup::kShape, FlagKind::kSize, "TOKENS", "",
      "batches of short sequences: as many as make so many tokens, at least one; instead of --batch",
      set_tokens<&JobOptions::total_tokens, 1>, "64k"},
-    {"heads", 0, kJobs, FlagGroup::kShape, FlagKind::kNumber, "H", "8", "query heads; 16 for --op mla; of scans: heads or, of a selective_scan, channels [there 256]",
+    {"heads", 0, kJobs | kCompress, FlagGroup::kShape, FlagKind::kNumber, "H", "8", "query heads; 16 for --op mla; of scans: heads or, of a selective_scan, channels [there 256]",
      set_count<&JobOptions::heads, 1 << 16>},
-    {"kv-heads", 0, kJobs, FlagGroup::kShape, FlagKind::kNumber, "HK", "2",
+    {"kv-heads", 0, kJobs | kCompress, FlagGroup::kShape, FlagKind::kNumber, "HK", "2",
      "K/V heads; they divide the query heads (--op mla has none)", set_count<&JobOptions::kv_heads, 1 << 16>},
-    {"head-dim", 0, kJobs, FlagGroup::kShape, FlagKind::kNumber, "D", "128", "dimension of q and k, for --op mla without the rotary part, of x for --op ssd [there 64]; `ringattn info` says what "
+    {"head-dim", 0, kJobs | kCompress, FlagGroup::kShape, FlagKind::kNumber, "D", "128", "dimension of q and k, for --op mla without the rotary part, of x for --op ssd [there 64]; `ringattn info` says what "
      "kernels take",
      set_count<&JobOptions::head_dim, 1 << 16>},
-    {"head-dim-v", 0, kJobs, FlagGroup::kShape, FlagKind::kNumber, "DV", "",
+    {"head-dim-v", 0, kJobs | kCompress, FlagGroup::kShape, FlagKind::kNumber, "DV", "",
      "dimension of v and out [head-dim]", set_count<&JobOptions::head_dim_v, 1 << 16>, "128"},
     {"rope-dim", 0, kJobs, FlagGroup::kShape, FlagKind::kNumber, "DR", "64",
      "of --op mla: dimension of the rotary part of q and k", set_count<&JobOptions::rope_dim, 1 << 16>},
@@ -184,26 +187,29 @@ constexpr FlagRow kTable[] = {
     {"layer", 0, kJobs, FlagGroup::kShape, FlagKind::kNumber, "N", "",
      "layer of --model-config, from 0 on, where layers differ",
      [](JobOptions& options, std::string_view text) { options.layer = parse_integer(text, 0, 1 << 16); }, "0"},
-    {"dtype", 0, kJobs, FlagGroup::kShape, FlagKind::kText, "bf16|fp16|fp32", "bf16",
+    {"dtype", 0, kJobs | kCompress, FlagGroup::kShape, FlagKind::kText, "bf16|fp16|fp32", "bf16",
      "type of q, k, v and out",
      [](JobOptions& options, std::string_view text) {
        constexpr std::string_view kChoices[] = {"bf16", "fp16", "fp32"};
        options.dtype = *parse_dtype(kChoices[parse_choice(text, kChoices)]);
      }},
+    {"cache-format", 0, kJobs, FlagGroup::kShape, FlagKind::kText, "NAME", "",
+     "keys and values are stored by this method of `ringattn compress`: fp8, int8, int4, lowrank, vq or hybrid; a file says "
+     "its own [as they are]", set_name<&JobOptions::cache_format>, "fp8"},
 
     // Numerics
-    {"mask", 0, kJobs, FlagGroup::kNumerics, FlagKind::kText, "full|causal", "causal",
+    {"mask", 0, kJobs | kCompress, FlagGroup::kNumerics, FlagKind::kText, "full|causal", "causal",
      "causal: row i stands at key position i + offset and sees no later key",
      [](JobOptions& options, std::string_view text) {
        constexpr std::string_view kChoices[] = {"full", "causal"};
        options.mask = static_cast<MaskKind>(parse_choice(text, kChoices));
      }},
-    {"query-offset", 0, kJobs, FlagGroup::kNumerics, FlagKind::kNumber, "N", "",
+    {"query-offset", 0, kJobs | kCompress, FlagGroup::kNumerics, FlagKind::kNumber, "N", "",
      "position of the first query among the keys; overrides q_offset [k_len - q_len of each sequence]",
      [](JobOptions& options, std::string_view text) {
        options.query_offset = parse_integer(text, -kMaxTokens, kMaxTokens);
      }, "0"},
-    {"window", 0, kJobs, FlagGroup::kNumerics, FlagKind::kText, "L,R", "-1,-1",
+    {"window", 0, kJobs | kCompress, FlagGroup::kNumerics, FlagKind::kText, "L,R", "-1,-1",
      "the row at p sees keys p-L ... p+R inclusive, -1 = unlimited; causal sets R = 0; a sliding_window W of Hugging "
      "Face is L = W-1",
      set_window, "4095,0"},
@@ -232,25 +238,35 @@ constexpr FlagRow kTable[] = {
      }},
     {"dt-limit", 0, kJobs, FlagGroup::kNumerics, FlagKind::kText, "LEAST,MOST", "",
      "of scans: what dt is kept within, behind bias and softplus; inf is no limit [none]", set_dt_limit, "0,inf"},
-    {"softmax-scale", 0, kJobs, FlagGroup::kNumerics, FlagKind::kNumber, "X", "",
+    {"softmax-scale", 0, kJobs | kCompress, FlagGroup::kNumerics, FlagKind::kNumber, "X", "",
      "scores are multiplied by it [1/sqrt(head-dim), rope-dim included]",
      [](JobOptions& options, std::string_view text) { options.softmax_scale = parse_fp32(text, -1e30, 1e30); }, "0.125"},
-    {"softcap", 0, kJobs, FlagGroup::kNumerics, FlagKind::kNumber, "X", "0",
+    {"softcap", 0, kJobs | kCompress, FlagGroup::kNumerics, FlagKind::kNumber, "X", "0",
      "score becomes X * tanh(score / X), after scaling; 0 is off",
      [](JobOptions& options, std::string_view text) { options.softcap = parse_fp32(text, 0.0, 1e30); }},
+
+    // Compression
+    {"method", 0, kCompress, FlagGroup::kCompression, FlagKind::kText, "NAME", "",
+     "fp8, int8, int4, lowrank, vq or hybrid: how keys and values are stored", set_name<&JobOptions::method>, "int4"},
+    {"ratio", 0, kCompress, FlagGroup::kCompression, FlagKind::kNumber, "X", "",
+     "share of the bytes of keys and values that is removed, at least: 0.5 leaves half. The method's format that removes "
+     "least beyond it is taken [its usual one]",
+     [](JobOptions& options, std::string_view text) { options.ratio = parse_real(text, 0.0, 1.0); }, "0.7"},
+    {"report", 0, kCompress, FlagGroup::kCompression, FlagKind::kSwitch, "", "off",
+     "compare O of --rows rows over both caches, in fp64", set_switch<&JobOptions::compression_report>},
 
     // Parallelism
     {"world", 0, kPlan, FlagGroup::kParallelism, FlagKind::kText, "LIST", "1",
      "ranks to plan for; a list such as 8,64 or 2-1k*2 gives one row each",
      [](JobOptions& options, std::string_view text) { options.world = parse_size_list(text, "ranks", 1, kMostRanks); }},
-    {"machine", 0, kAllCommands, FlagGroup::kParallelism, FlagKind::kText, "FILE", "",
+    {"machine", 0, kJobs | kInfo, FlagGroup::kParallelism, FlagKind::kText, "FILE", "",
      "machine model (JSON or TOML) that block sizes and predictions rest on; `info --measure` writes it",
      set_path<&JobOptions::machine>, "machine.json"},
-    {"backend", 0, kAllCommands, FlagGroup::kParallelism, FlagKind::kText, "NAME", "auto",
+    {"backend", 0, kJobs | kInfo, FlagGroup::kParallelism, FlagKind::kText, "NAME", "auto",
      "auto, or the backend that must be used: `ringattn info` shows each kernel's", set_name<&JobOptions::backend>},
-    {"kernel", 0, kAllCommands, FlagGroup::kParallelism, FlagKind::kText, "NAME", "auto",
+    {"kernel", 0, kJobs | kInfo, FlagGroup::kParallelism, FlagKind::kText, "NAME", "auto",
      "auto, or a kernel that must be used; `ringattn info` lists them", set_name<&JobOptions::kernel>},
-    {"transport", 0, kAllCommands, FlagGroup::kParallelism, FlagKind::kText, "NAME", "auto",
+    {"transport", 0, kJobs | kInfo, FlagGroup::kParallelism, FlagKind::kText, "NAME", "auto",
      "auto, or a transport that must be used; `ringattn info` lists them", set_name<&JobOptions::transport>},
     {"ranks", 0, kRun | kVerify | kInfo | kBench, FlagGroup::kParallelism, FlagKind::kNumber, "N", "",
      "makes N ranks in this process; under mpirun, or with RINGATTN_STORE, the ranks are processes", set_count<&JobOptions::ranks, 512>, "4"},
@@ -287,6 +303,9 @@ constexpr FlagRow kTable[] = {
     {"output", 0, kRun, FlagGroup::kOutput, FlagKind::kText, "FILE", "",
      "safetensors file for out (in --order) and lse (natural logarithm, [heads, tokens] or [batch, heads, tokens]), or y of "
      "a scan [nothing is written]", set_path<&JobOptions::output>, "out.safetensors"},
+    {"output", 0, kCompress, FlagGroup::kOutput, FlagKind::kText, "FILE", "",
+     "safetensors file for the compressed keys and values, and what else the input holds for a job",
+     set_path<&JobOptions::output>, "small.safetensors"},
     {"final-states", 0, kRun, FlagGroup::kOutput, FlagKind::kSwitch, "", "off",
      "of scans: the state behind each sequence too, with a digest and, in --output, as final_states",
      set_switch<&JobOptions::final_states>},
@@ -342,6 +361,9 @@ constexpr FlagRow kTable[] = {
     {"decode", 0, kVerify, FlagGroup::kVerification, FlagKind::kSwitch, "", "off",
      "decode the last rows of each sequence one by one, from a cache that grows by appends, and compare bits with the "
      "prefill's", set_switch<&JobOptions::decode>},
+    {"rows", 0, kCompress, FlagGroup::kCompression, FlagKind::kNumber, "N", "64",
+     "rows, each of one token and head, that --report compares, the first and the last among them",
+     [](JobOptions& options, std::string_view text) { options.rows = parse_integer(text, 1, 1 << 20); }},
     {"rows", 0, kVerify, FlagGroup::kVerification, FlagKind::kNumber, "N", "64",
      "rows, each of one token and head, that --against oracle and --peer sample, the first and the last among them; rows of each "
      "sequence that --decode takes",

@@ -18,12 +18,26 @@ inline constexpr unsigned kVerify = 2;
 inline constexpr unsigned kPlan = 4;
 inline constexpr unsigned kInfo = 8;
 inline constexpr unsigned kBench = 16;
+inline constexpr unsigned kCompress = 32;
 inline constexpr unsigned kJobs = kRun | kVerify | kPlan | kBench;
-inline constexpr unsigned kAllCommands = kJobs | kInfo;
+inline constexpr unsigned kAllCommands = kJobs | kInfo | kCompress;
 
-enum class FlagGroup { kInput, kShape, kNumerics, kParallelism, kOutput, kFailure, kVerification, kMeasurement };
-inline constexpr std::string_view kGroupTitles[] = {
-    "Input", "Shape of synthetic input", "Numerics", "Parallelism", "Output", "Failure", "Verification", "Measurement"};
+enum class FlagGroup {
+  kInput,
+  kShape,
+  kNumerics,
+  kCompression,
+  kParallelism,
+  kOutput,
+  kFailure,
+  kVerification,
+  kMeasurement
+};
+inline constexpr std::string_view kGroupTitles[] = {"Input",       "Shape of synthetic input",
+                                                    "Numerics",    "Compression",
+                                                    "Parallelism", "Output",
+                                                    "Failure",     "Verification",
+                                                    "Measurement"};
 
 // How a value is written in a config file.
 enum class FlagKind { kText, kNumber, kSize, kSwitch };

@@ -14,9 +14,9 @@ namespace ringattn {
 
 namespace {
 
-constexpr std::string_view kShapeFlags[] = {"op",         "seq",       "q-len",    "page-size",  "batch",
-                                            "heads",      "kv-heads",  "head-dim", "head-dim-v", "rope-dim",
-                                            "latent-dim", "state-dim", "groups",   "dtype"};
+constexpr std::string_view kShapeFlags[] = {
+    "op",       "seq",        "q-len",    "page-size",  "prefix",    "batch",  "heads", "kv-heads",
+    "head-dim", "head-dim-v", "rope-dim", "latent-dim", "state-dim", "groups", "dtype", "cache-format"};
 
 // Shape flags that say how a result is come by, and don't decide it.
 constexpr std::string_view kWaysAlone[] = {"op", "page-size", "model-config", "layer"};
@@ -101,6 +101,7 @@ SyntheticInput synthetic_input(const Config& config, std::int64_t seq) {
   input.tokens = seq;
   input.q_len = options.q_len;
   input.page_size = options.page_size;
+  input.prefix = options.prefix;
   input.batch = options.batch;
   input.heads = options.heads;
   input.kv_heads = options.kv_heads;
@@ -110,6 +111,7 @@ SyntheticInput synthetic_input(const Config& config, std::int64_t seq) {
   input.latent_dim = options.latent_dim;
   input.dtype = options.dtype;
   input.order = options.order;
+  input.cache_format = options.cache_format;
   return input;
 }
 

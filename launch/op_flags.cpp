@@ -22,30 +22,29 @@ constexpr std::string_view kScanAlone = "it is a setting of scans, --op ssd or -
 constexpr std::string_view kNoScores = "a scan has no scores, queries or keys";
 constexpr std::string_view kOneDeal = "ranks have whole super-segments of a scan, one behind the other";
 constexpr std::string_view kNoBlocks = "a scan has no blocks: states travel, one of each sequence";
-constexpr UnknownFlag kNotOfAttention[] = {{"page-size", "only a cache has pages"},
-                                           {"rope-dim", kLatentAlone},
-                                           {"latent-dim", kLatentAlone},
-                                           {"form", kLatentAlone},
-                                           {"state-dim", kScanAlone},
-                                           {"groups", kScanAlone},
-                                           {"dt-softplus", kScanAlone},
-                                           {"dt-limit", kScanAlone},
-                                           {"final-states", kScanAlone}};
+constexpr std::string_view kOnlyCaches = "only a cache has pages";
+constexpr std::string_view kElements = "the program fills such a cache with elements as they are";
+constexpr UnknownFlag kNotOfAttention[] = {
+    {"page-size", kOnlyCaches}, {"prefix", kOnlyCaches},     {"rope-dim", kLatentAlone}, {"latent-dim", kLatentAlone},
+    {"form", kLatentAlone},     {"state-dim", kScanAlone},   {"groups", kScanAlone},     {"dt-softplus", kScanAlone},
+    {"dt-limit", kScanAlone},   {"final-states", kScanAlone}};
 constexpr UnknownFlag kNotOfDecode[] = {
-    {"query-offset", kDealt},   {"layout", kDealt},           {"stripe", kDealt},       {"block", kDealt},
-    {"overlap", kDealt},        {"checksum", kDealt},         {"trace", kDealt},        {"compute-only", kDealt},
-    {"rope-dim", kLatentAlone}, {"latent-dim", kLatentAlone}, {"form", kLatentAlone},   {"state-dim", kScanAlone},
-    {"groups", kScanAlone},     {"dt-softplus", kScanAlone},  {"dt-limit", kScanAlone}, {"final-states", kScanAlone}};
+    {"cache-format", kElements}, {"query-offset", kDealt},   {"layout", kDealt},           {"stripe", kDealt},
+    {"block", kDealt},           {"overlap", kDealt},        {"checksum", kDealt},         {"trace", kDealt},
+    {"compute-only", kDealt},    {"rope-dim", kLatentAlone}, {"latent-dim", kLatentAlone}, {"form", kLatentAlone},
+    {"state-dim", kScanAlone},   {"groups", kScanAlone},     {"dt-softplus", kScanAlone},  {"dt-limit", kScanAlone},
+    {"final-states", kScanAlone}};
 constexpr UnknownFlag kNotOfLatent[] = {
-    {"kv-heads", kOneShape}, {"block-mask", kOneShape},   {"decode", kOneShape},    {"state-dim", kScanAlone},
-    {"groups", kScanAlone},  {"dt-softplus", kScanAlone}, {"dt-limit", kScanAlone}, {"final-states", kScanAlone}};
+    {"cache-format", kElements}, {"kv-heads", kOneShape},     {"prefix", kOneShape},  {"block-mask", kOneShape},
+    {"decode", kOneShape},       {"state-dim", kScanAlone},   {"groups", kScanAlone}, {"dt-softplus", kScanAlone},
+    {"dt-limit", kScanAlone},    {"final-states", kScanAlone}};
 constexpr UnknownFlag kNotOfScans[] = {
-    {"q-len", kNoScores},       {"kv-heads", kNoScores},      {"head-dim-v", kNoScores},   {"page-size", kNoScores},
-    {"page-order", kNoScores},  {"mask", kNoScores},          {"query-offset", kNoScores}, {"window", kNoScores},
-    {"block-mask", kNoScores},  {"softmax-scale", kNoScores}, {"softcap", kNoScores},      {"decode", kNoScores},
-    {"rope-dim", kLatentAlone}, {"latent-dim", kLatentAlone}, {"form", kLatentAlone},      {"layout", kOneDeal},
-    {"stripe", kOneDeal},       {"block", kNoBlocks},         {"overlap", kNoBlocks},      {"checksum", kNoBlocks},
-    {"trace", kNoBlocks},       {"compute-only", kNoBlocks}};
+    {"cache-format", kNoScores}, {"q-len", kNoScores},    {"kv-heads", kNoScores},    {"head-dim-v", kNoScores},
+    {"page-size", kNoScores},    {"prefix", kNoScores},   {"page-order", kNoScores},  {"mask", kNoScores},
+    {"query-offset", kNoScores}, {"window", kNoScores},   {"block-mask", kNoScores},  {"softmax-scale", kNoScores},
+    {"softcap", kNoScores},      {"decode", kNoScores},   {"rope-dim", kLatentAlone}, {"latent-dim", kLatentAlone},
+    {"form", kLatentAlone},      {"layout", kOneDeal},    {"stripe", kOneDeal},       {"block", kNoBlocks},
+    {"overlap", kNoBlocks},      {"checksum", kNoBlocks}, {"compute-only", kNoBlocks}};
 // Its heads are channels of one number each.
 constexpr std::string_view kChannels = "a channel is a head of one number; --heads says how many there are";
 constexpr auto kNotOfSelective = [] {
@@ -82,6 +81,7 @@ void check_op(const Config& config, Op op) {
   for (const auto& [flag, why] : unknown_to(op)) {
     if (!config.given(flag)) continue;
     if (flag == "page-size" && config.options.page_size == 0) continue;
+    if (flag == "prefix" && config.options.prefix == 0) continue;
     if (is_printed_default(config.value(flag))) continue;
     constexpr std::string_view kFiles[] = {"keys and values", "a cache", "latents", "a scan", "a selective scan"};
     const bool file = config.given("input");
@@ -92,7 +92,7 @@ void check_op(const Config& config, Op op) {
          file                  ? "Leave it out."
          : why == kLatentAlone ? "Leave it out, or use --op mla."
          : why == kScanAlone   ? "Leave it out, or use --op ssd."
-         : flag == "page-size" ? "Leave it out, or use --op decode."
+         : why == kOnlyCaches  ? "Leave it out, or use --op decode."
                                : "Leave it out, or use --op attention.");
   }
 }

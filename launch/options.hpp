@@ -32,6 +32,7 @@ struct JobOptions {
   std::vector<std::int64_t> seq;  // one for a job, any number for `plan` and `bench`
   std::optional<std::int64_t> q_len;
   std::int64_t page_size = 0;  // 0: a cache without pages
+  std::int64_t prefix = 0;     // keys that all sequences share
   std::int64_t batch = 1;
   std::vector<std::int64_t> batches;  // of `bench`
   int heads = 8;
@@ -45,6 +46,7 @@ struct JobOptions {
   std::string model_config;           // file that the shape comes from; empty: none
   std::optional<std::int64_t> layer;  // of the model, where layers differ
   Dtype dtype = Dtype::kBf16;
+  std::string cache_format;  // of attention: a method of compression; empty: none
 
   // Numerics
   MaskKind mask = MaskKind::kCausal;
@@ -58,6 +60,11 @@ struct JobOptions {
   std::optional<bool> dt_softplus;      // of scans; absent: where dt has a bias
   float dt_least = -std::numeric_limits<float>::infinity();
   float dt_most = std::numeric_limits<float>::infinity();
+
+  // Compression
+  std::string method;           // of `compress`
+  std::optional<double> ratio;  // share of the bytes that is removed; absent: the method's usual format
+  bool compression_report = false;
 
   // Parallelism
   std::string backend = "auto";

@@ -8,10 +8,12 @@
 
 #include "attention/tokens/cost.hpp"
 #include "base/size.hpp"
+#include "base/text_file.hpp"
 #include "launch/outputs.hpp"
 #include "launch/progress.hpp"
 #include "launch/scan_request.hpp"
 #include "launch/table.hpp"
+#include "launch/trace.hpp"
 
 namespace ringattn {
 
@@ -95,6 +97,8 @@ int run_scan(const Invocation& invocation, Transport& world, Report& report) {
   report.scan_digests = result.digests;
   gather_scan_figures(report, prepared, result.rank, world, meeting);
   prepared.write(result);
+  std::vector<std::vector<ScanPart>> timeline;
+  if (!options.trace.empty()) timeline = gather_scan_parts(result.rank.stats.parts, meeting);
   report.verdict = "ok";
   meeting.together([&] {
     if (!first) return;
@@ -104,6 +108,10 @@ int run_scan(const Invocation& invocation, Transport& world, Report& report) {
       screen.context(fmt::format("digest of final_states: {}", result.digests.final_states));
     }
     if (!options.output.empty()) screen.context(fmt::format("output: {}", options.output));
+    if (!options.trace.empty()) {
+      write_text_file(options.trace, trace_text(timeline, report.hosts), options.force, "trace");
+      screen.context(fmt::format("trace: {}", options.trace));
+    }
     write_report(report);
   });
   return 0;

@@ -79,6 +79,7 @@ ScanOptions scan_options(const Config& config) {
   options.memory_budget = static_cast<std::size_t>(from.memory);
   options.threads = from.threads;
   options.timeout_seconds = from.timeout;
+  options.timeline = !from.trace.empty();
   return options;
 }
 

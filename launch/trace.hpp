@@ -7,12 +7,19 @@
 #include <vector>
 
 #include "attention/attention.hpp"
+#include "attention/scan_clock.hpp"
 #include "comm/meeting.hpp"
 
 namespace ringattn {
 
 // `blocks` of each rank; the times of a rank start with its own run().
 std::string trace_text(const std::vector<std::vector<BlockTimes>>& ranks, const std::vector<std::string>& hosts);
+
+// The same of a scan: rows for what folds segments, what makes outputs, waiting, and states that travel.
+std::string trace_text(const std::vector<std::vector<ScanPart>>& ranks, const std::vector<std::string>& hosts);
+
+// Every rank's parts of a scan. Collective.
+std::vector<std::vector<ScanPart>> gather_scan_parts(const std::vector<ScanPart>& mine, const Meeting& meeting);
 
 // Every rank's block times. Collective.
 std::vector<std::vector<BlockTimes>> gather_block_times(const std::vector<BlockTimes>& mine, const Meeting& meeting);

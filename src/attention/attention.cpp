@@ -3,17 +3,21 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "attention/compressed_step.hpp"
 #include "attention/fold_step.hpp"
 #include "attention/identities.hpp"
 #include "attention/lengths.hpp"
 #include "attention/ring/first_contact.hpp"
 #include "attention/ring/handshake.hpp"
 #include "attention/shard_checks.hpp"
+#include "attention/tokens/cost.hpp"
 #include "base/error.hpp"
 #include "comm/meeting.hpp"
 
@@ -21,7 +25,34 @@ namespace ringattn {
 
 namespace {
 
-bool is_dense(const Inputs& inputs) { return inputs.k.is_dense() && inputs.v.is_dense(); }
+// Of a tensor as its format has it: the streams of compressed rows, or the one of plain ones.
+CompressedRows stream_rows(const RowFormat& format, const CompressedRows& packed, const TensorView& plain) {
+  if (!format.is_plain()) return packed;
+  const auto element = static_cast<std::int64_t>(size_of(plain.dtype));
+  CompressedRows rows;
+  rows.streams[0] = {static_cast<std::byte*>(const_cast<void*>(plain.data)), plain.token_stride * element,
+                     plain.head_stride * element};
+  return rows;
+}
+
+bool is_dense(const RowFormat& format, const RowShape& shape, const CompressedRows& packed, const TensorView& plain) {
+  return format.is_plain() ? plain.is_dense() : has_dense_streams(format, shape, packed);
+}
+
+void check_packed(std::string_view name, const RowFormat& format, const RowShape& shape, const CompressedRows& packed,
+                  std::int64_t rows) {
+  bool complete = true;
+  for (std::size_t i = 0; i < format_streams(format, shape).size(); ++i) {
+    complete = complete && (packed.streams[i].data != nullptr || rows == 0);
+  }
+  for (std::size_t i = 0; i < format_tables(format, shape, 1).size(); ++i) {
+    complete = complete && packed.tables[i] != nullptr;
+  }
+  if (complete) return;
+  fail(ErrorCode::kUsage, fmt::format("parts of {} are missing", name),
+       fmt::format("the job stores it as {}", describe(format)),
+       "format_streams() and format_tables() say what it has.");
+}
 
 }  // namespace
 
@@ -68,6 +99,11 @@ struct Attention::Impl {
         meeting(transport, Patience(options.timeout_seconds)) {}
 
   bool several() const { return transport.size() > 1; }
+  bool is_compressed() const { return !job.format.is_plain(); }
+  bool is_dense(const Inputs& inputs) const {
+    return ringattn::is_dense(job.format.k, k_shape(job.spec), inputs.packed_k, inputs.k) &&
+           ringattn::is_dense(job.format.v, v_shape(job.spec), inputs.packed_v, inputs.v);
+  }
   bool reads_pages() const { return ringattn::reads_pages(job.page_size, transport.size()); }
   const Lengths& now() const { return others != nullptr ? *others : *prepared; }
   Lengths& now() { return others != nullptr ? *others : *prepared; }
@@ -82,14 +118,25 @@ struct Attention::Impl {
     const bool staged = several() && (!dense_kv || job.page_size > 0);
     return ring->workspace(plan().keeps_state ? kernel->state_bytes(q_rows()) : 0, staged ? k_rows() : 0);
   }
+  // Of compressed jobs, behind that: the rows of a block as they are decompressed.
+  std::size_t keys_bytes() const { return aligned(most_decompressed * k_token_bytes(job.spec)); }
+  std::size_t values_bytes() const { return aligned(most_decompressed * v_token_bytes(job.spec)); }
+  std::size_t workspace_bytes(bool dense_kv) const {
+    return workspace(dense_kv).bytes + (is_compressed() ? keys_bytes() + values_bytes() : 0);
+  }
+  static std::size_t aligned(std::int64_t bytes) { return (static_cast<std::size_t>(bytes) + 255) / 256 * 256; }
 
   void choose();
   void allocate();
   void set_lengths(const Batch& batch);
   void check(const Inputs& inputs, const Outputs& outputs, std::span<std::byte> workspace) const;
+  void check_keys(std::string_view name, const RowFormat& format, const RowShape& shape, const TensorView& plain,
+                  const CompressedRows& packed) const;
   void check_capture() const;
   void enqueue(const Inputs& inputs, const Outputs& outputs, std::span<std::byte> workspace, Stream stream,
                Timeline* timeline, const BlockDone& block_done, RunMode mode);
+  void enqueue_compressed(const Inputs& inputs, const Outputs& outputs, std::span<std::byte> workspace, Stream stream,
+                          Timeline* timeline, const BlockDone& block_done, RunMode mode);
   StreamRows dense_shard(const Inputs& inputs, StreamRows staged, Stream stream) const;
   KeySource key_source(const StreamRows& rows, std::int64_t count) const;
 
@@ -100,10 +147,13 @@ struct Attention::Impl {
   FoldChoice choice;
   std::unique_ptr<Backend> backend;
   std::unique_ptr<FoldKernel> kernel;
-  RingJob prepared_job;               // with the lengths that the object was made with
-  std::unique_ptr<Lengths> prepared;  // of it
-  std::unique_ptr<Lengths> others;    // of set_lengths(), instead
-  std::vector<KeyTile> page_map;      // of a block's tiles, where they lie in pages
+  RingJob prepared_job;                         // with the lengths that the object was made with
+  std::unique_ptr<Lengths> prepared;            // of it
+  std::unique_ptr<Lengths> others;              // of set_lengths(), instead
+  std::vector<KeyTile> page_map;                // of a block's tiles, where they lie in pages
+  RankProducts products;                        // of compressed jobs, and all below
+  std::vector<DecompressedBlock> decompressed;  // [blocks]
+  std::int64_t most_decompressed = 0;           // rows of a block
   std::optional<RingRuns> ring;
 };
 
@@ -114,7 +164,11 @@ void Attention::Impl::choose() {
   kernel = choice.row->make_kernel(job.spec, *backend);
   check_fitting(*choice.row, *backend, transport);
   if (options.checksum) check_checksum(*backend);
-  prepared_job = ring_job(job, *kernel);
+  if (is_compressed()) {
+    check_compressed(job, options, kernel->key_tile());
+    products = make_rank_products(job, choice.row->backend, *backend);
+  }
+  prepared_job = ring_job(job, options, *kernel, products.scratch_bytes(job));
   check_size(prepared_job, options, transport.size());
 }
 
@@ -123,8 +177,17 @@ void Attention::Impl::allocate() {
   const FoldLimits limits = reserved_limits(prepared_job, options, prepared->forecast.layout(), plan());
   kernel->reserve(limits);
   if (reads_pages()) page_map.reserve(static_cast<std::size_t>(limits.tiles));
+  if (is_compressed()) {
+    for (const BlockPlan& block : plan().blocks) {
+      decompressed.push_back(decompressed_block(plan(), block));
+      most_decompressed = std::max(most_decompressed, decompressed.back().rows);
+    }
+    products.reserve(job);
+  }
   if (limits.prepared > 0) {
-    prepared->prepared = prepare_tasks(plan(), job.spec, *kernel, options.state_out);
+    const TilesOf tiles = [this](std::size_t block) { return std::span<const KeyTile>(decompressed[block].tiles); };
+    prepared->prepared =
+        prepare_tasks(plan(), job.spec, *kernel, options.state_out, is_compressed() ? tiles : TilesOf());
   }
   ring.emplace(meeting, transport, *backend,
                RingRuns::Settings{prepared_job.work.streams, options.overlap, options.checksum,
@@ -154,8 +217,8 @@ void Attention::Impl::check(const Inputs& inputs, const Outputs& outputs, std::s
   if (job.page_size > 0) {
     check_paged_keys(inputs.pages, spec, job.page_size, key_rows_of_sequences());
   } else {
-    check_shard("Attention", "k", inputs.k, {spec.dtype, k_rows(), spec.kv_heads, spec.head_dim});
-    check_shard("Attention", "v", inputs.v, {spec.dtype, k_rows(), spec.kv_heads, spec.head_dim_v});
+    check_keys("k", job.format.k, k_shape(spec), inputs.k, inputs.packed_k);
+    check_keys("v", job.format.v, v_shape(spec), inputs.v, inputs.packed_v);
   }
   if ((job.page_size > 0 ? inputs.k.data : inputs.pages.k.data) != nullptr) {
     fail(ErrorCode::kUsage, job.page_size > 0 ? "k is given" : "pages are given",
@@ -173,11 +236,23 @@ void Attention::Impl::check(const Inputs& inputs, const Outputs& outputs, std::s
          options.state_out ? "Options::state_out asks for it" : "Options::state_out is off",
          "Give Outputs::state exactly where Options::state_out is on.");
   }
-  const std::size_t needed = workspace(is_dense(inputs)).bytes;
+  const std::size_t needed = workspace_bytes(is_dense(inputs));
   if (space.size() < needed) {
     fail(ErrorCode::kUsage, fmt::format("the workspace has {} bytes", space.size()),
          fmt::format("{} are needed", needed), "Ask Attention::workspace_bytes().");
   }
+}
+
+void Attention::Impl::check_keys(std::string_view name, const RowFormat& format, const RowShape& shape,
+                                 const TensorView& plain, const CompressedRows& packed) const {
+  if (format.is_plain()) {
+    check_shard("Attention", name, plain, {shape.dtype, k_rows(), shape.heads, shape.dim});
+  } else {
+    check_packed(name, format, shape, packed, k_rows());
+  }
+  if ((format.is_plain() ? packed.streams[0].data : plain.data) == nullptr) return;
+  fail(ErrorCode::kUsage, fmt::format("{} is given {}", name, format.is_plain() ? "compressed" : "as it is"),
+       fmt::format("the job stores it as {}", describe(format)), "Job::format says how keys and values are stored.");
 }
 
 void Attention::Impl::check_capture() const {
@@ -195,6 +270,11 @@ void Attention::Impl::check_capture() const {
 
 // The rank's own K and V as dense rows.
 StreamRows Attention::Impl::dense_shard(const Inputs& inputs, StreamRows staged, Stream stream) const {
+  if (is_compressed()) {
+    const CompressedRows k = stream_rows(job.format.k, inputs.packed_k, inputs.k);
+    const CompressedRows v = stream_rows(job.format.v, inputs.packed_v, inputs.v);
+    return dense_stream_rows(job, k, v, k_rows(), std::move(staged), *backend, stream);
+  }
   if (job.page_size == 0) {
     const TensorView views[] = {inputs.k, inputs.v};
     return ring->dense_shard(views, std::move(staged), stream);
@@ -215,6 +295,10 @@ KeySource Attention::Impl::key_source(const StreamRows& rows, std::int64_t count
 void Attention::Impl::enqueue(const Inputs& inputs, const Outputs& outputs, std::span<std::byte> space, Stream stream,
                               Timeline* times, const BlockDone& block_done, RunMode mode) {
   if (backend->is_capturing(stream)) check_capture();
+  if (is_compressed()) {
+    enqueue_compressed(inputs, outputs, space, stream, times, block_done, mode);
+    return;
+  }
   const WorkspaceLayout layout = workspace(is_dense(inputs));
   FoldStep::Memory memory;
   memory.q = inputs.q;
@@ -241,6 +325,31 @@ void Attention::Impl::enqueue(const Inputs& inputs, const Outputs& outputs, std:
                 stream, times, block_done);
 }
 
+void Attention::Impl::enqueue_compressed(const Inputs& inputs, const Outputs& outputs, std::span<std::byte> space,
+                                         Stream stream, Timeline* times, const BlockDone& block_done, RunMode mode) {
+  const WorkspaceLayout layout = workspace(is_dense(inputs));
+  std::array<StreamRows, 2> buffers = ring->block_buffers(space.data(), layout);
+  CompressedStep::Memory memory;
+  memory.q = inputs.q;
+  memory.k.own = stream_rows(job.format.k, inputs.packed_k, inputs.k);
+  memory.v.own = stream_rows(job.format.v, inputs.packed_v, inputs.v);
+  for (std::size_t parity = 0; parity < 2; ++parity) {
+    const std::span<std::byte* const> streams(buffers[parity]);
+    const std::size_t of_k = format_streams(job.format.k, k_shape(job.spec)).size();
+    memory.k.buffers[parity] = rows_at(streams.first(of_k), memory.k.own.tables, job.format.k, k_shape(job.spec));
+    memory.v.buffers[parity] = rows_at(streams.subspan(of_k), memory.v.own.tables, job.format.v, v_shape(job.spec));
+  }
+  memory.keys = space.data() + layout.bytes;
+  memory.values = memory.keys + keys_bytes();
+  memory.state = space.data() + layout.state;
+  memory.output = {outputs.out, outputs.lse, inputs.sinks};
+  memory.exports = outputs.state;
+  const CompressedStep::Tools tools{job, plan(), decompressed, prepared->prepared, *backend, *kernel, products};
+  CompressedStep step(tools, memory);
+  const auto shard = [&] { return dense_shard(inputs, rows_at(space.data(), layout.staged), stream); };
+  ring->enqueue({now().runs, step, std::move(buffers), shard, mode}, stream, times, block_done);
+}
+
 Attention::Attention(Job job, Transport& transport, Options options)
     : impl_(std::make_unique<Impl>(std::move(job), transport, std::move(options))) {
   Impl& impl = *impl_;
@@ -264,7 +373,7 @@ const Plan& Attention::plan() const { return impl_->plan(); }
 const Prediction& Attention::prediction() const { return impl_->now().forecast.prediction; }
 std::int64_t Attention::q_rows() const { return impl_->q_rows(); }
 std::int64_t Attention::k_rows() const { return impl_->k_rows(); }
-std::size_t Attention::workspace_bytes(bool dense_kv) const { return impl_->workspace(dense_kv).bytes; }
+std::size_t Attention::workspace_bytes(bool dense_kv) const { return impl_->workspace_bytes(dense_kv); }
 
 RunStats Attention::run(const Inputs& inputs, const Outputs& outputs, std::span<std::byte> workspace, Stream stream,
                         const BlockDone& block_done, RunMode mode) {

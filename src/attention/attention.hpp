@@ -32,6 +32,7 @@
 #include "base/memory.hpp"
 #include "base/tensor.hpp"
 #include "comm/transport.hpp"
+#include "kernels/compressed_rows.hpp"
 #include "kernels/fold.hpp"
 #include "kernels/registry.hpp"
 
@@ -47,6 +48,10 @@ struct Inputs {
   // Instead of k and v, exactly where the job has a page size: a pool of the rank's own, with a table of its own. One
   // rank reads the pages where they lie; several copy theirs into the workspace first.
   PagedKeys pages{};
+  // Instead of k, and of v, exactly where Job::format is not plain: streams of the rank's rows, dense or strided, and
+  // tables of the whole job (tails of all its sequences), the same on every rank.
+  CompressedRows packed_k{};
+  CompressedRows packed_v{};
 };
 
 struct Outputs {
@@ -78,8 +83,8 @@ class Attention {
   std::int64_t k_rows() const;  // rows of this rank's k and v
 
   // Bytes a run needs beside inputs and outputs: fold state, two blocks (on devices those are the object's own, because
-  // peers write to them), and a dense copy of k and v if the caller's are strided (`dense_kv` false)
-  // or lie in pages.
+  // peers write to them), a dense copy of k and v if the caller's are strided (`dense_kv` false) or lie in pages, and
+  // of compressed ones a block's rows as they are decompressed.
   std::size_t workspace_bytes(bool dense_kv = true) const;
 
   // Collective. Computes this rank's rows of O and LSE. `workspace` is at least workspace_bytes() long, aligned to 256,

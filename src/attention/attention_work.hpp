@@ -2,17 +2,32 @@
 // Attention in the words of the ring: its row streams and its pairs.
 #pragma once
 
+#include <string>
+
 #include "attention/ring/ring_work.hpp"
 #include "attention/tokens/cost.hpp"
 #include "attention/tokens/job.hpp"
+#include "kernels/row_format.hpp"
 
 namespace ringattn {
 
-// The streams of a token: its rows of K and of V, in this order.
-inline RowStreams kv_streams(const FoldSpec& spec) { return {{"k", k_token_bytes(spec)}, {"v", v_token_bytes(spec)}}; }
+// The streams of a token: its rows of K and of V, in this order; of a compressed tensor those of its format.
+inline RowStreams kv_streams(const Job& job) {
+  const FoldSpec& spec = job.spec;
+  RowStreams streams;
+  const auto add = [&](const char* name, const RowFormat& format, int dim) {
+    for (const FormatStream& stream : format_streams(format, {spec.dtype, spec.kv_heads, dim})) {
+      const std::string part = format.is_plain() ? "" : "_" + std::string(stream.name);
+      streams.push_back({name + part, stream.token_bytes(spec.dtype)});
+    }
+  };
+  add("k", job.format.k, spec.head_dim);
+  add("v", job.format.v, spec.head_dim_v);
+  return streams;
+}
 
 inline RingWork attention_work(const Job& job) {
-  return {job.batch, job.spec.mask, kv_streams(job.spec), pair_flops(job.spec), job.lists};
+  return {job.batch, job.spec.mask, kv_streams(job), pair_flops(job.spec), job.lists};
 }
 
 }  // namespace ringattn

@@ -48,6 +48,19 @@ void check_cache(std::string_view name, const MutableCacheView& view, const Fold
 
 bool has_rows(const TensorView& view) { return view.data != nullptr; }
 
+void check_packed(std::string_view name, const CompressedCache& cache, const RowFormat& format, const RowShape& shape) {
+  bool complete = cache.format == format && cache.shape == shape && cache.pages >= 0;
+  for (std::size_t i = 0; complete && i < format_tables(format, shape, 1).size(); ++i) {
+    complete = cache.tables[i] != nullptr;
+  }
+  if (complete) return;
+  refuse(fmt::format("the cache of {} is {} of {} [{}, {}, {}, {}]", name, describe(cache.format),
+                     dtype_name(cache.shape.dtype), cache.pages, cache.page_size, cache.shape.heads, cache.shape.dim),
+         fmt::format("the job's is {} of {} [pages, page_size, {}, {}], with all its tables", describe(format),
+                     dtype_name(shape.dtype), shape.heads, shape.dim),
+         "DecodeJob::format says how k and v are stored.");
+}
+
 }  // namespace
 
 struct Decode::Impl {
@@ -66,6 +79,20 @@ struct Decode::Impl {
   SequenceRange owned(std::int64_t sequences) const {
     return owned_sequences(sequences, transport.rank(), transport.size());
   }
+  // Pages of k, and of v.
+  std::int64_t k_pages(const DecodeInputs& inputs) const {
+    return job.format.k.is_plain() ? inputs.k.pages : inputs.packed_k.pages;
+  }
+  std::int64_t v_pages(const DecodeInputs& inputs) const {
+    return job.format.v.is_plain() ? inputs.v.pages : inputs.packed_v.pages;
+  }
+  // Tokens of a page.
+  std::int64_t k_page(const DecodeInputs& inputs) const {
+    return job.format.k.is_plain() ? inputs.k.page_size : inputs.packed_k.page_size;
+  }
+  std::int64_t v_page(const DecodeInputs& inputs) const {
+    return job.format.v.is_plain() ? inputs.v.page_size : inputs.packed_v.page_size;
+  }
   static std::int64_t sequences_of(const DecodeInputs& inputs) { return inputs.q.tokens / inputs.rows; }
   std::int32_t* checked_lengths() const { return reinterpret_cast<std::int32_t*>(checks.data() + fault_bytes()); }
   CacheFault* faults() const { return reinterpret_cast<CacheFault*>(checks.data()); }
@@ -82,6 +109,7 @@ struct Decode::Impl {
   std::int64_t longest(const DecodeInputs& inputs) const;
   double step_seconds(std::int64_t sequences, std::int64_t keys) const;
   void enqueue(const DecodeInputs& inputs, const DecodeOutputs& outputs, Stream stream);
+  void append(const DecodeInputs& inputs, CacheUpdate places, const std::int32_t* lengths, Stream stream);
   void finish_together(DecodeStep step, Stream stream, const FoldOutput& output, std::int64_t keys);
   void throw_faults();
 
@@ -101,10 +129,10 @@ struct Decode::Impl {
 
 void Decode::Impl::choose() {
   check_decode_job(job);
-  choice = choose_kernel(DecodeSpec{job.spec, job.values_in_keys}, fitting_request(options.kernel, transport));
+  choice = choose_kernel(job.decode_spec(), fitting_request(options.kernel, transport));
   backend = choice.row->make_backend({options.threads, transport.device()});
   check_fitting(*choice.row, *backend, transport);
-  kernel = choice.row->make_kernel({job.spec, job.values_in_keys}, *backend);
+  kernel = choice.row->make_kernel(job.decode_spec(), *backend);
   kernel->check(job.limits, transport.size());
   memory = decode_memory(job, *kernel, transport.size());
   if (options.memory_budget == 0 || memory.total() <= options.memory_budget) return;
@@ -160,11 +188,20 @@ void Decode::Impl::check(const DecodeInputs& inputs, const DecodeOutputs& output
 }
 
 void Decode::Impl::check_caches(const DecodeInputs& inputs) const {
-  check_cache("k", inputs.k, job.spec, job.spec.head_dim);
-  check_cache("v", inputs.v, job.spec, job.spec.head_dim_v);
-  if (inputs.k.pages != inputs.v.pages || inputs.k.page_size != inputs.v.page_size) {
-    refuse(fmt::format("k has {} pages of {} tokens, v {} of {}", inputs.k.pages, inputs.k.page_size, inputs.v.pages,
-                       inputs.v.page_size),
+  const FoldSpec& spec = job.spec;
+  if (job.format.k.is_plain()) {
+    check_cache("k", inputs.k, spec, spec.head_dim);
+  } else {
+    check_packed("k", inputs.packed_k, job.format.k, {spec.dtype, spec.kv_heads, spec.head_dim});
+  }
+  if (job.format.v.is_plain()) {
+    check_cache("v", inputs.v, spec, spec.head_dim_v);
+  } else {
+    check_packed("v", inputs.packed_v, job.format.v, {spec.dtype, spec.kv_heads, spec.head_dim_v});
+  }
+  if (k_pages(inputs) != v_pages(inputs) || k_page(inputs) != v_page(inputs)) {
+    refuse(fmt::format("k has {} pages of {} tokens, v {} of {}", k_pages(inputs), k_page(inputs), v_pages(inputs),
+                       v_page(inputs)),
            "a token's key and value lie at the same place of both", "Give k and v the same pages.");
   }
   const bool has_table = inputs.block_table.pages != nullptr;
@@ -173,13 +210,23 @@ void Decode::Impl::check_caches(const DecodeInputs& inputs) const {
            job.is_paged() ? fmt::format("the job has pages of {} tokens", job.page_size) : "the job has no pages",
            "DecodeJob::page_size says whether there are pages.");
   }
-  if (!job.is_paged() && inputs.k.pages < sequences_of(inputs)) {
-    refuse(fmt::format("a dense cache of {} sequences", inputs.k.pages),
+  if (!job.is_paged() && k_pages(inputs) < sequences_of(inputs)) {
+    refuse(fmt::format("a dense cache of {} sequences", k_pages(inputs)),
            fmt::format("the step has {}", sequences_of(inputs)), "Each sequence has a page of its own.");
   }
-  if (job.is_paged() && inputs.k.page_size != job.page_size) {
-    refuse(fmt::format("pages of {} tokens", inputs.k.page_size), fmt::format("the job's have {}", job.page_size),
+  if (job.is_paged() && k_page(inputs) != job.page_size) {
+    refuse(fmt::format("pages of {} tokens", k_page(inputs)), fmt::format("the job's have {}", job.page_size),
            "Prepare for pages of this size.");
+  }
+  const SharedPrefixes& prefixes = inputs.prefixes;
+  if (prefixes.count < 0 || prefixes.count > job.limits.prefixes) {
+    refuse(fmt::format("a step has {} shared prefixes", prefixes.count),
+           fmt::format("steps were prepared for up to {}", job.limits.prefixes),
+           "Prepare for more: DecodeLimits::prefixes.");
+  }
+  if (prefixes.count > 0 && (prefixes.of_sequence == nullptr || prefixes.keys == nullptr)) {
+    refuse("shared prefixes are not complete", "each has a number of keys, and each sequence says which it has",
+           "Give both, or no prefixes.");
   }
   if (inputs.table_pages < 0 || inputs.table_pages > inputs.block_table.stride) {
     refuse(fmt::format("a block table of {} pages a sequence", inputs.table_pages),
@@ -202,11 +249,16 @@ void Decode::Impl::check_tables(const DecodeInputs& inputs) const {
     refuse("host copies of lengths and block table are not complete", "one is checked by the other",
            "Give host_lengths, and with pages host_table; or neither.");
   }
+  if (inputs.host_prefixes.count != (inputs.host_lengths == nullptr ? 0 : inputs.prefixes.count)) {
+    refuse("host copies of the shared prefixes are not complete", "they are checked by lengths and block table",
+           "Give host_prefixes beside host_lengths where the step has prefixes; else leave them out.");
+  }
   if (inputs.host_lengths == nullptr) return;
   std::vector<std::int32_t> lengths(inputs.host_lengths, inputs.host_lengths + update.sequences);
   update.lengths = lengths.data();
   update.grow = false;  // they have
   update.block_table = inputs.host_table;
+  update.prefixes = inputs.host_prefixes;
   refuse_faults(update, ErrorCode::kUsage);
 }
 
@@ -231,15 +283,15 @@ CacheUpdate Decode::Impl::update_of(const DecodeInputs& inputs) const {
   update.grow = inputs.grow;
   update.block_table = inputs.block_table;
   update.table_pages = inputs.table_pages;
-  update.pages = inputs.k.pages;
-  update.page_size = inputs.k.page_size;
+  update.pages = k_pages(inputs);
+  update.page_size = k_page(inputs);
   update.share = share();
   update.group_keys = group_keys();
   update.most_keys = job.limits.keys;
+  update.prefixes = inputs.prefixes;
   if (has_rows(inputs.k_new)) {
-    update.parts[0] = cache_part(inputs.k, inputs.k_new);
-    update.parts[1] = cache_part(inputs.v, inputs.v_new);
-    update.part_count = 2;
+    if (job.format.k.is_plain()) update.parts[update.part_count++] = cache_part(inputs.k, inputs.k_new);
+    if (job.format.v.is_plain()) update.parts[update.part_count++] = cache_part(inputs.v, inputs.v_new);
   }
   return update;
 }
@@ -274,13 +326,17 @@ void Decode::Impl::enqueue(const DecodeInputs& inputs, const DecodeOutputs& outp
   step.rows = inputs.rows;
   step.k = inputs.k;
   step.v = inputs.v;
+  step.packed_k = inputs.packed_k;
+  step.packed_v = inputs.packed_v;
   step.block_table = inputs.block_table;
   step.lengths = update.checked != nullptr ? update.checked : inputs.lengths;
   step.share = share();
+  step.prefixes = inputs.prefixes;
   const FoldOutput output{outputs.out, outputs.lse, inputs.sinks};
 
   if (!captured) runs->begin(stream);
   if (update.grow || update.part_count > 0 || update.checked != nullptr) backend->update_cache(update, stream);
+  if (has_rows(inputs.k_new) && !job.format.is_plain()) append(inputs, update, step.lengths, stream);
   if (several()) {
     finish_together(step, stream, output, keys);
   } else {
@@ -288,6 +344,17 @@ void Decode::Impl::enqueue(const DecodeInputs& inputs, const DecodeOutputs& outp
     kernel->enqueue(step, stream);
   }
   if (!captured) runs->end(stream, step_seconds(update.sequences, keys));
+}
+
+// New rows of compressed tensors, at the places of an update that has been enqueued. `lengths`: what the step takes.
+void Decode::Impl::append(const DecodeInputs& inputs, CacheUpdate places, const std::int32_t* lengths, Stream stream) {
+  places.lengths = const_cast<std::int32_t*>(lengths);
+  places.grow = false;
+  places.checked = nullptr;
+  places.faults = nullptr;
+  places.part_count = 0;
+  if (!job.format.k.is_plain()) backend->append({&places, inputs.packed_k, inputs.k_new}, stream);
+  if (!job.format.v.is_plain()) backend->append({&places, inputs.packed_v, inputs.v_new}, stream);
 }
 
 // Folds this rank's share for all rows, and merges the rows that it owns.

@@ -63,6 +63,11 @@ struct DecodeInputs {
   // [sequences] keys of each sequence, over all ranks; equal numbers in memory of each rank's own. Row i of sequence s
   // stands at position lengths[s] − rows + i, when the lengths have grown.
   std::int32_t* lengths = nullptr;
+  // Sequences that begin with the same keys, in the same pages: their keys are then read once for all of them, where
+  // the kernel can. A sequence has at least its prefix's keys, and the pages of the prefix's whole groups
+  // (group_keys()) are those of all its sequences; those of the last, open group may be each one's own. At most
+  // DecodeLimits::prefixes.
+  SharedPrefixes prefixes;
   const float* sinks = nullptr;  // [heads], present exactly when FoldSpec::sinks
   // Adds `rows` to every length before anything else is done. Else lengths are only read, and count the rows already.
   bool grow = false;
@@ -71,10 +76,16 @@ struct DecodeInputs {
   // sequence whose pages others share. A row whose place lies outside of the table or the pool is not written.
   TensorView k_new;
   TensorView v_new;
-  // What `lengths` (when they have grown) and `block_table` hold, in host memory, where the caller knows it. They are
-  // then checked at once, and several ranks send no more than these lengths need. Not for captured steps.
+  // What `lengths` (when they have grown), `block_table` and `prefixes` hold, in host memory, where the caller knows
+  // it. They are then checked at once, and several ranks send no more than these lengths need. Not for captured steps.
   const std::int32_t* host_lengths = nullptr;  // [sequences]
-  BlockTable host_table;
+  BlockTable host_table = {};
+  SharedPrefixes host_prefixes = {};
+  // Instead of k, and of v, exactly where DecodeJob::format is not plain. Rows of k_new and v_new are compressed as
+  // they are written: with the tables that are there, and into tails, which have a place for each sequence of the step
+  // (kernels/compressed_rows.hpp).
+  CompressedCache packed_k = {};
+  CompressedCache packed_v = {};
 };
 
 struct DecodeOutputs {
@@ -109,9 +120,9 @@ class Decode {
   SequenceRange owned(std::int64_t sequences) const;
 
   // Collective. Does one step; the work on `stream` is complete when it returns, and so is what was enqueued before.
-  // Throws, on all ranks alike, kUsage where shapes don't fit the job, or a length or a page lies beyond its limit
-  // (the sequence, the page and the limit are named); kPeer for a deadline or a dead peer. Where a host's tables are
-  // wrong, nothing has been changed.
+  // Throws, on all ranks alike, kUsage where shapes don't fit the job, or a length, a page or a prefix lies beyond its
+  // limit (the sequence, the page and the limit are named); kPeer for a deadline or a dead peer. Where a host's tables
+  // are wrong, nothing has been changed.
   void run(const DecodeInputs& inputs, const DecodeOutputs& outputs, Stream stream = {});
 
   // The same step without the waiting: no collective, no allocation, no wait for the device. Every rank enqueues the

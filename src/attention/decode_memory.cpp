@@ -32,14 +32,16 @@ std::size_t bytes_of(std::int64_t count, std::int64_t each) { return static_cast
 
 std::string describe(const DecodeJob& job) {
   const std::string cache = job.is_paged() ? fmt::format("pages of {} tokens", job.page_size) : "a dense cache";
-  return fmt::format("{}; {}, up to {} and {} each, {}", describe(DecodeSpec{job.spec, job.values_in_keys}),
+  const std::string prefixes =
+      job.limits.prefixes == 0 ? "" : fmt::format(", shared prefixes up to {}", job.limits.prefixes);
+  return fmt::format("{}; {}, up to {} and {} each, {}{}", describe(job.decode_spec()),
                      counted(static_cast<std::uint64_t>(job.limits.sequences), "sequence"),
                      counted(static_cast<std::uint64_t>(job.limits.keys), "key"),
-                     counted(static_cast<std::uint64_t>(job.limits.rows), "row"), cache);
+                     counted(static_cast<std::uint64_t>(job.limits.rows), "row"), cache, prefixes);
 }
 
 void check_decode_job(const DecodeJob& job) {
-  check_job({job.spec, {}});
+  check_job({job.spec, {}, 0, job.format});
   const DecodeLimits& limits = job.limits;
   if (limits.sequences < 1 || limits.sequences > kMostSequences) {
     refuse_limit(fmt::format("steps of up to {} sequences", limits.sequences),
@@ -54,10 +56,22 @@ void check_decode_job(const DecodeJob& job) {
                  fmt::format("1 to {} are supported", kMostKeys));
   }
   if (job.page_size != 0) check_page_size(job.page_size);
+  if (limits.prefixes < 0 || limits.prefixes > limits.sequences) {
+    refuse_limit(fmt::format("steps of up to {} shared prefixes", limits.prefixes),
+                 fmt::format("there are up to {} sequences", limits.sequences));
+  }
+  if (limits.prefixes > 0 && !job.is_paged()) {
+    fail(ErrorCode::kUsage, "sequences of a dense cache share prefixes", "they share pages, and it has none",
+         "Use pages, or say nothing of prefixes.");
+  }
   if (job.values_in_keys && job.spec.head_dim_v > job.spec.head_dim) {
     fail(ErrorCode::kUsage,
          fmt::format("values of {} numbers lie in keys of {}", job.spec.head_dim_v, job.spec.head_dim),
          "they are the first numbers of a key", "Check head_dim_v, or give values a cache of their own.");
+  }
+  if (job.values_in_keys && !job.format.is_plain()) {
+    fail(ErrorCode::kUsage, fmt::format("values in keys that are stored as {}", describe(job.format)),
+         "values are columns of plain keys", "Give values a cache of their own.");
   }
   if (job.pages < 0) refuse_limit(fmt::format("a pool of {} pages", job.pages), "it has at least one");
 }
@@ -88,7 +102,12 @@ DecodeMemory decode_memory(const DecodeJob& job, const DecodeKernel& kernel, int
   const std::int64_t owned = (limits.sequences + ranks - 1) / ranks;
   DecodeMemory memory;
   const std::int64_t token = job.values_in_keys ? k_token_bytes(spec) : kv_token_bytes(spec);
-  memory.cache = bytes_of(pages * page, token);
+  const RowShape k{spec.dtype, spec.kv_heads, spec.head_dim};
+  const RowShape v{spec.dtype, spec.kv_heads, spec.head_dim_v};
+  const std::int64_t stored = job.values_in_keys ? token : token_bytes(job.format.k, k) + token_bytes(job.format.v, v);
+  memory.cache =
+      bytes_of(pages * page, stored) + static_cast<std::size_t>(table_bytes(job.format.k, k, limits.sequences) +
+                                                                table_bytes(job.format.v, v, limits.sequences));
   memory.tables = bytes_of(limits.sequences, (job.is_paged() ? table_pages : 0) * kTableEntry + kTableEntry);
   memory.rows = bytes_of(rows, q_token_bytes(spec) + token) +
                 bytes_of(owned * limits.rows, out_token_bytes(spec) + lse_token_bytes(spec));

@@ -19,7 +19,9 @@ struct DecodeJob {
   std::int64_t pages = 0;
   // v is the first head_dim_v numbers of each row of k, in the same memory, as where a latent is both.
   bool values_in_keys = false;
+  CacheFormat format = {};  // how the cache stores k and v; what they are is what decompression gives
 
+  DecodeSpec decode_spec() const { return {spec, values_in_keys, format}; }
   bool is_paged() const { return page_size > 0; }
 };
 
@@ -27,8 +29,8 @@ struct DecodeJob {
 // 64 tokens"
 std::string describe(const DecodeJob& job);
 
-// Throws kUsage when the job contradicts itself: heads, dims, limits that are not positive or beyond 2^31 − 1 keys,
-// page sizes that are not supported.
+// Throws kUsage when the job contradicts itself: heads, dims, formats, limits that are not positive or beyond 2^31 − 1
+// keys, page sizes that are not supported.
 void check_decode_job(const DecodeJob& job);
 
 // Tokens that the rank with most of them holds of the longest sequence: the least page_size of a dense cache, and what

@@ -50,7 +50,7 @@ std::string job_hash(const Job& job) {
   XXH3_state_t state;
   std::memset(&state, 0, sizeof state);
   XXH3_64bits_reset(&state);
-  const std::string text = fmt::format("{} pages {}", spec_text(job.spec), job.page_size);
+  const std::string text = fmt::format("{} pages {} {}", spec_text(job.spec), job.page_size, describe(job.format));
   XXH3_64bits_update(&state, text.data(), text.size());
   add_batch(state, job.batch);
   if (job.lists != nullptr) {

@@ -15,6 +15,7 @@
 #include "attention/state_exchange.hpp"
 #include "attention/tokens/scan_deal.hpp"
 #include "base/error.hpp"
+#include "base/moment.hpp"
 #include "base/size.hpp"
 #include "comm/failure.hpp"
 #include "comm/meeting.hpp"
@@ -50,31 +51,6 @@ std::vector<HeadRange> ranges_of(int heads, int together, bool travels) {
 }
 
 }  // namespace
-
-// Marks around a scan, and around each of its waits for states.
-class ScanClock {
- public:
-  ScanClock(Backend& backend, std::size_t waits) : marks_(backend.make_marks(2 + 2 * waits, true)) {}
-
-  void begin(Stream stream) {
-    waits_ = 0;
-    marks_->record(0, stream);
-  }
-  void begin_wait(Stream stream) { marks_->record(2 + 2 * waits_, stream); }
-  void end_wait(Stream stream) { marks_->record(3 + 2 * waits_++, stream); }
-  void end(Stream stream) { marks_->record(1, stream); }
-
-  // Once the stream has passed the scan.
-  ScanStats stats() const {
-    ScanStats stats{marks_->elapsed(0, 1), 0.0};
-    for (std::size_t i = 0; i < waits_; ++i) stats.waiting_seconds += marks_->elapsed(2 + 2 * i, 3 + 2 * i);
-    return stats;
-  }
-
- private:
-  std::unique_ptr<Marks> marks_;
-  std::size_t waits_ = 0;
-};
 
 struct Scan::Impl {
   Impl(ScanJob the_job, Transport& the_transport, ScanOptions the_options)
@@ -149,7 +125,7 @@ void Scan::Impl::allocate() {
     runs[i].final = exchange->sent(static_cast<std::int64_t>(i));
   }
   // Each range of heads waits once behind each of its exchanges, at most.
-  own_clock.emplace(*backend, ranges.size() * (hops.hops.size() + 1));
+  own_clock.emplace(*backend, ranges.size(), ranges.size() * (hops.hops.size() + 1), options.timeline);
   enqueued.emplace(*backend, transport, meeting.patience());
 }
 
@@ -233,40 +209,54 @@ void Scan::Impl::scan_together(const ScanTask& task, Stream stream, ScanClock* c
   const int steps = exchange->steps();
   const int first_received = exchange->first_received();
   std::vector<Ticket> tickets;  // of the range that is on its way, in order
+  const auto timed = [&](ScanPart::Kind kind, std::size_t range, const auto& work) {
+    if (clock != nullptr) clock->begin_part(kind, ranges[range], stream);
+    work();
+    if (clock != nullptr) clock->end_part(kind, stream);
+  };
+  const auto fold = [&](std::size_t range) {
+    timed(ScanPart::Kind::kFold, range, [&] { kernel->fold(task, ranges[range], stream, progress); });
+  };
+  const auto finish = [&](std::size_t range) {
+    timed(ScanPart::Kind::kFinish, range, [&] { kernel->finish(task, ranges[range], stream, progress); });
+  };
   const auto carry_and_post = [&](std::size_t range, int step) {
     if (std::ranges::any_of(runs, [step](const ScanRun& run) { return run.step == step; })) {
       kernel->carry(task, ranges[range], step, stream);
     }
     if (step < steps) tickets.push_back(exchange->post(range, step, stream));
   };
-  const auto wait_for_tickets = [&] {
+  const auto wait_for_tickets = [&](std::size_t range) {
     if (tickets.empty()) return;
-    if (clock != nullptr) clock->begin_wait(stream);
-    for (const Ticket ticket : tickets) transport.wait(ticket, stream, meeting.patience().for_work(seconds));
+    timed(ScanPart::Kind::kWait, range, [&] {
+      for (const Ticket ticket : tickets) transport.wait(ticket, stream, meeting.patience().for_work(seconds));
+    });
     tickets.clear();
-    if (clock != nullptr) clock->end_wait(stream);
   };
   const auto begin = [&](std::size_t range) {
+    if (steps > 0 && clock != nullptr) clock->begin_part(ScanPart::Kind::kTravel, ranges[range], stream);
     for (int step = 0; step <= std::min(first_received, steps); ++step) carry_and_post(range, step);
   };
   const auto end = [&](std::size_t range) {
     for (int step = first_received + 1; step <= steps; ++step) {
-      wait_for_tickets();
+      wait_for_tickets(range);
       carry_and_post(range, step);
     }
-    wait_for_tickets();
+    wait_for_tickets(range);
+    if (clock != nullptr) clock->end_part(ScanPart::Kind::kTravel, stream);
   };
 
-  kernel->fold(task, ranges.front(), stream, progress);
+  fold(0);
   begin(0);
+  if (steps > 0) moment("states");
   for (std::size_t range = 1; range < ranges.size(); ++range) {
-    kernel->fold(task, ranges[range], stream, progress);
+    fold(range);
     end(range - 1);
     begin(range);
-    kernel->finish(task, ranges[range - 1], stream, progress);
+    finish(range - 1);
   }
   end(ranges.size() - 1);
-  kernel->finish(task, ranges.back(), stream, progress);
+  finish(ranges.size() - 1);
 }
 
 Scan::Scan(ScanJob job, Transport& transport, ScanOptions options)

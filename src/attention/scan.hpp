@@ -21,6 +21,7 @@
 #include <optional>
 #include <vector>
 
+#include "attention/scan_clock.hpp"
 #include "attention/scan_forecast.hpp"
 #include "attention/tokens/layout.hpp"
 #include "attention/tokens/scan_job.hpp"
@@ -44,6 +45,7 @@ struct ScanOptions {
   int threads = 0;                // of a host kernel; 0: this rank's share of the processors it may use
   // Of a wait for a peer that should be ready and gives no signs of life.
   double timeout_seconds = 60.0;
+  bool timeline = false;  // run() also tells when each part was done, at the cost of marks between them
 };
 
 // The rows of this rank's tokens, and states, in the kernel's kind of memory; strides of rows are free. In use until
@@ -67,12 +69,6 @@ struct ScanOutputs {
   // [Scan::ending() sequences, heads, head_dim, state_dim], present exactly when ScanJob::final_states and this rank
   // has such a sequence.
   float* final_states = nullptr;
-};
-
-// What this rank has seen of a scan.
-struct ScanStats {
-  double seconds = 0.0;          // from the first to the last operation on the stream
-  double waiting_seconds = 0.0;  // of them, for other ranks' states, where the other half of the heads didn't fill them
 };
 
 class Scan {

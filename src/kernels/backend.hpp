@@ -18,6 +18,11 @@
 namespace ringattn {
 
 struct CacheUpdate;  // kernels/cache_update.hpp
+// kernels/compressed_rows.hpp
+struct DecompressTask;
+struct CompressTask;
+struct MagnitudeTask;
+struct AppendTask;
 
 // Called between tiles, on the calling thread, by kernels whose fold() does its work before it returns. It may throw;
 // fold() then stops, and throws the same exception once no thread of it runs any more.
@@ -86,6 +91,13 @@ class Backend {
   // them. Ordered on `stream`; a device gets one launch, which a graph may hold. An update without
   // sequences makes the backend ready, so that no later one loads code while it is captured or peers wait.
   virtual void update_cache(const CacheUpdate& update, Stream stream) = 0;
+  // Rows between codes and elements (kernels/compressed_rows.hpp). Ordered on `stream`; what the spans of a task point
+  // to is read before the call returns. All backends make the same bits. A backend that has no such task throws
+  // kUnsupported.
+  virtual void decompress(const DecompressTask& task, Stream stream);
+  virtual void compress(const CompressTask& task, Stream stream);
+  virtual void greatest_magnitudes(const MagnitudeTask& task, Stream stream);
+  virtual void append(const AppendTask& task, Stream stream);
   // Marks what has been enqueued on `stream` so far. Valid until forget_marks().
   virtual Mark mark(Stream stream) = 0;
   // Returns when the stream has passed the mark. Calls `progress` while it waits; throws kPeer past the deadline.

@@ -28,6 +28,18 @@ namespace {
       fail(code,
            fmt::format("sequence {} has page {} at place {} of its block table", sequence, fault.value, fault.place),
            fmt::format("the pool has {} pages", fault.limit), "Check the block table.");
+    case CacheFault::Kind::kPrefix:
+      fail(code, fmt::format("sequence {} shares prefix {}", sequence, fault.value),
+           fmt::format("the step has {}, and −1 says that it shares none", fault.limit), "Check the prefixes.");
+    case CacheFault::Kind::kPrefixKeys:
+      fail(code, fmt::format("sequence {} shares prefix {} of {} keys", sequence, fault.place, fault.value),
+           fault.value < 0 ? "a length is not negative" : fmt::format("the sequence has {}", fault.limit),
+           "Check the prefixes.");
+    case CacheFault::Kind::kPrefixPage:
+      fail(code,
+           fmt::format("sequence {} has page {} at place {} of its block table", sequence, fault.value, fault.place),
+           fmt::format("the first sequence with the same prefix has page {} there", fault.limit),
+           "Let sequences share a prefix only where they share its pages.");
     case CacheFault::Kind::kNone:
       break;
   }
@@ -58,6 +70,17 @@ CacheFault fault_of(const CacheUpdate& update, std::int64_t sequence) {
   const std::int64_t pages = pages_of_length(update, length);
   for (std::int64_t place = 0; place < pages; ++place) {
     const CacheFault bad = page_fault(update, sequence, place);
+    if (bad.kind != CacheFault::Kind::kNone) return bad;
+  }
+  const CacheFault of_prefix = prefix_fault(update, sequence, length);
+  if (of_prefix.kind != CacheFault::Kind::kNone) return of_prefix;
+  std::int64_t first = 0;
+  const std::int64_t shared = prefix_pages(update, sequence);
+  if (shared > 0) {
+    while (update.prefixes.of_sequence[first] != update.prefixes.of_sequence[sequence]) ++first;
+  }
+  for (std::int64_t place = 0; place < shared; ++place) {
+    const CacheFault bad = prefix_page_fault(update, sequence, first, place);
     if (bad.kind != CacheFault::Kind::kNone) return bad;
   }
   return {};

@@ -37,10 +37,13 @@ CachePart cache_part(const MutableCacheView& cache, const TensorView& rows);
 struct CacheFault {
   enum class Kind : std::int64_t {
     kNone,
-    kLength,    // value: keys of the sequence; limit: the most that a step may have
-    kReach,     // value: keys of the share; limit: tokens that the block table reaches
-    kCapacity,  // the same of a dense cache, and tokens that it holds of a sequence
-    kPage,      // value: the page at entry `place` of the sequence's block table; limit: pages of the pool
+    kLength,      // value: keys of the sequence; limit: the most that a step may have
+    kReach,       // value: keys of the share; limit: tokens that the block table reaches
+    kCapacity,    // the same of a dense cache, and tokens that it holds of a sequence
+    kPage,        // value: the page at entry `place` of the sequence's block table; limit: pages of the pool
+    kPrefix,      // value: the prefix that the sequence names; limit: how many there are
+    kPrefixKeys,  // place: the prefix that it names; value: keys of that; limit: keys of the sequence
+    kPrefixPage,  // value: as of kPage; limit: the page at the same entry of the first sequence that has the prefix
   };
 
   Kind kind = Kind::kNone;
@@ -68,6 +71,7 @@ struct CacheUpdate {
   GroupShare share;                                                   // that the cache holds
   std::int64_t group_keys = 1;                                        // keys of a group
   std::int64_t most_keys = std::numeric_limits<std::int32_t>::max();  // of a sequence, over all shares
+  SharedPrefixes prefixes;  // checked, where anything is: pages of whole groups must be those of all their sequences
   CachePart parts[kMostCacheParts];
   int part_count = 0;  // 0: nothing is written
   // Null: nothing is checked. Else [sequences] what the step may take for the lengths: 0 for those with a fault.
@@ -106,6 +110,35 @@ RINGATTN_HOST_DEVICE inline CacheFault page_fault(const CacheUpdate& update, std
   const std::int32_t page = update.block_table.pages[sequence * update.block_table.stride + place];
   if (page >= 0 && page < update.pages) return {};
   return {CacheFault::Kind::kPage, place, page, update.pages};
+}
+
+// What is wrong with the prefix that a sequence of `length` keys names, whatever its pages are.
+RINGATTN_HOST_DEVICE inline CacheFault prefix_fault(const CacheUpdate& update, std::int64_t sequence,
+                                                    std::int64_t length) {
+  const SharedPrefixes& prefixes = update.prefixes;
+  const std::int32_t prefix = prefixes.count > 0 ? prefixes.of_sequence[sequence] : -1;
+  if (prefix == -1) return {};
+  if (prefix < 0 || prefix >= prefixes.count) return {CacheFault::Kind::kPrefix, 0, prefix, prefixes.count};
+  const std::int64_t keys = prefixes.keys[prefix];
+  if (keys < 0 || keys > length) return {CacheFault::Kind::kPrefixKeys, prefix, keys, length};
+  return {};
+}
+
+// Entries of a sequence's block table that it must have in common with others, as its prefix says; for a sequence whose
+// prefix has no fault.
+RINGATTN_HOST_DEVICE inline std::int64_t prefix_pages(const CacheUpdate& update, std::int64_t sequence) {
+  const std::int32_t prefix = update.prefixes.count > 0 ? update.prefixes.of_sequence[sequence] : -1;
+  if (prefix < 0 || update.block_table.pages == nullptr) return 0;
+  return pages_of_length(update, update.prefixes.keys[prefix] / update.group_keys * update.group_keys);
+}
+
+// What is wrong with entry `place` of a sequence whose prefix sequence `first` has, too.
+RINGATTN_HOST_DEVICE inline CacheFault prefix_page_fault(const CacheUpdate& update, std::int64_t sequence,
+                                                         std::int64_t first, std::int64_t place) {
+  const std::int32_t page = update.block_table.pages[sequence * update.block_table.stride + place];
+  const std::int32_t other = update.block_table.pages[first * update.block_table.stride + place];
+  if (page == other) return {};
+  return {CacheFault::Kind::kPrefixPage, place, page, other};
 }
 
 // Where the row at `position` of a sequence is written; page −1: nowhere.

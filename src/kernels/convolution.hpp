@@ -64,13 +64,14 @@ struct ConvolutionTask {
   MutableTensorView y;  // [rows, 1, channels]
 };
 
-// One token of each sequence, which goes on in `halos`: [sequences, width − 1, channels] dense, in place.
+// One token of each sequence, which goes on in `halos`: [slots, width − 1, channels] dense, in place.
 struct ConvolutionUpdate {
   TensorView x;  // [sequences, 1, channels]
   const float* weight = nullptr;
   const float* bias = nullptr;
   void* halos = nullptr;
-  MutableTensorView y;  // [sequences, 1, channels]
+  MutableTensorView y;                  // [sequences, 1, channels]
+  const std::int32_t* slots = nullptr;  // as of ScanUpdate
 };
 
 // One convolution kernel for one spec on one backend. On a device its calls only launch.

@@ -23,11 +23,24 @@ void check_rows(std::string_view name, const TensorView& view, Dtype dtype, std:
          fmt::format("{} [{}, {}, {}] was expected", dtype_name(dtype), rows, heads, dim));
 }
 
-void check_cache(std::string_view name, const CacheView& view, Dtype dtype, std::int64_t heads, std::int64_t dim) {
-  if (view.dtype == dtype && view.heads == heads && view.dim == dim) return;
+struct Pool {
+  std::int64_t pages = 0;
+  std::int64_t page_size = 0;
+};
+
+Pool check_cache(std::string_view name, const CacheView& view, Dtype dtype, std::int64_t heads, std::int64_t dim) {
+  if (view.dtype == dtype && view.heads == heads && view.dim == dim) return {view.pages, view.page_size};
   refuse(fmt::format("{} of a decode step is {} [pages, tokens, {}, {}]", name, dtype_name(view.dtype), view.heads,
                      view.dim),
          fmt::format("the kernel was made for {} [pages, tokens, {}, {}]", dtype_name(dtype), heads, dim));
+}
+
+Pool check_cache(std::string_view name, const CompressedCache& cache, const RowFormat& format, const RowShape& shape) {
+  if (cache.format == format && cache.shape == shape) return {cache.pages, cache.page_size};
+  refuse(fmt::format("{} of a decode step is {} of {} [pages, tokens, {}, {}]", name, describe(cache.format),
+                     dtype_name(cache.shape.dtype), cache.shape.heads, cache.shape.dim),
+         fmt::format("the kernel was made for {} of {} [pages, tokens, {}, {}]", describe(format),
+                     dtype_name(shape.dtype), shape.heads, shape.dim));
 }
 
 void check_output(const FoldSpec& fold, const FoldOutput& output, std::int64_t rows) {
@@ -40,7 +53,8 @@ void check_output(const FoldSpec& fold, const FoldOutput& output, std::int64_t r
 }  // namespace
 
 std::string describe(const DecodeSpec& spec) {
-  return "decode, " + describe(spec.fold) + (spec.values_in_keys ? ", values in the keys" : "");
+  const std::string text = "decode, " + describe(spec.fold) + (spec.values_in_keys ? ", values in the keys" : "");
+  return spec.format.is_plain() ? text : text + ", cache of " + describe(spec.format);
 }
 
 std::int64_t share_groups(std::int64_t keys, int shares, int key_tile) {
@@ -63,24 +77,36 @@ void check_decode_step(const DecodeSpec& spec, const DecodeLimits& limits, const
   } else if (step.share.every < 1 || step.share.first < 0 || step.share.first >= step.share.every) {
     refuse(fmt::format("share {} of {}", step.share.first, step.share.every), "shares are numbered from 0");
   }
-  check_cache("k", step.k, fold.dtype, fold.kv_heads, fold.head_dim);
-  check_cache("v", step.v, fold.dtype, fold.kv_heads, fold.head_dim_v);
-  if (step.k.pages != step.v.pages || step.k.page_size != step.v.page_size) {
-    refuse(fmt::format("k has {} pages of {} tokens, v {} of {}", step.k.pages, step.k.page_size, step.v.pages,
-                       step.v.page_size),
+  const Pool k = spec.format.k.is_plain()
+                     ? check_cache("k", step.k, fold.dtype, fold.kv_heads, fold.head_dim)
+                     : check_cache("k", step.packed_k, spec.format.k, {fold.dtype, fold.kv_heads, fold.head_dim});
+  const Pool v = spec.format.v.is_plain()
+                     ? check_cache("v", step.v, fold.dtype, fold.kv_heads, fold.head_dim_v)
+                     : check_cache("v", step.packed_v, spec.format.v, {fold.dtype, fold.kv_heads, fold.head_dim_v});
+  if (k.pages != v.pages || k.page_size != v.page_size) {
+    refuse(fmt::format("k has {} pages of {} tokens, v {} of {}", k.pages, k.page_size, v.pages, v.page_size),
            "a token's key and value lie at the same place of both");
   }
   if (spec.values_in_keys && (step.v.data != step.k.data || step.v.page_stride != step.k.page_stride ||
                               step.v.token_stride != step.k.token_stride || step.v.head_stride != step.k.head_stride)) {
     refuse("v of a decode step lies by itself", "the kernel was made for values in the keys");
   }
+  const SharedPrefixes& prefixes = step.prefixes;
+  if (prefixes.count < 0 || prefixes.count > limits.prefixes) {
+    refuse(fmt::format("a decode step has {} shared prefixes", prefixes.count),
+           fmt::format("the kernel was reserved for {}", limits.prefixes));
+  }
+  if (prefixes.count > 0 &&
+      (prefixes.of_sequence == nullptr || prefixes.keys == nullptr || step.block_table.pages == nullptr)) {
+    refuse("shared prefixes of a decode step are not complete",
+           "they have sequences, keys, and pages in a block table");
+  }
   const std::int64_t sequences = step.q.tokens / step.rows;
   if (step.block_table.pages == nullptr) {
-    if (step.k.pages >= sequences) return;
-    refuse(fmt::format("a dense cache of {} sequences serves {}", step.k.pages, sequences),
-           "each has a page of its own");
+    if (k.pages >= sequences) return;
+    refuse(fmt::format("a dense cache of {} sequences serves {}", k.pages, sequences), "each has a page of its own");
   }
-  check_page_size(step.k.page_size);
+  check_page_size(k.page_size);
 }
 
 void check_decode_merge(const DecodeSpec& spec, const DecodeMerge& merge) {

@@ -17,6 +17,7 @@
 #include "base/memory.hpp"
 #include "base/tensor.hpp"
 #include "kernels/cache_view.hpp"
+#include "kernels/compressed_rows.hpp"
 #include "kernels/fold.hpp"
 
 namespace ringattn {
@@ -30,6 +31,8 @@ struct DecodeSpec {
   FoldSpec fold;
   // The values of a token are the first head_dim_v columns of its keys, in the same memory: latents are such.
   bool values_in_keys = false;
+  // How the cache's tensors are stored. The rows' bits are those of a plain cache that holds what decompression gives.
+  CacheFormat format = {};
 
   bool operator==(const DecodeSpec&) const = default;
 };
@@ -66,6 +69,17 @@ struct DecodePartials {
   std::int64_t groups = 0;   // of the share, at least as many as the longest sequence has
 };
 
+// Sequences that begin with the same keys, in the same pages: prefix p is the first keys[p] keys of every sequence s
+// with of_sequence[s] = p. A kernel may fold a prefix's whole groups once for all of its sequences; no bit tells
+// whether it did. A sequence of which a row doesn't see all of these groups folds them by itself, as do those that name
+// a prefix behind the last one. Of the pages of these groups, a kernel reads those in the table of any of the
+// sequences.
+struct SharedPrefixes {
+  const std::int32_t* of_sequence = nullptr;  // [sequences] a prefix, or −1; in the kernel's kind of memory
+  const std::int32_t* keys = nullptr;         // [count]; in the kernel's kind of memory
+  int count = 0;                              // 0: there are none, and nothing is read
+};
+
 // One step: rows i of sequence s, row s · rows + i of q, stands at position lengths[s] − rows + i. A position below 0
 // has a row too; what it sees is what the mask says. Tokens of the cache at and behind lengths[s], and pages that no
 // sequence owns, move no bit, whatever they hold.
@@ -73,11 +87,16 @@ struct DecodeStep {
   TensorView q;  // [sequences · rows, heads, head_dim]
   int rows = 1;  // of a sequence: 1 … kMostDecodeRows
   CacheView k;
-  CacheView v;             // pages as those of k; strides of its own. Of DecodeSpec::values_in_keys, columns of k
+  CacheView v;  // pages as those of k; strides of its own. Of DecodeSpec::values_in_keys, columns of k
+  // Instead of k, and of v, exactly where DecodeSpec::format is not plain. Tables of sequences have as many as the
+  // step.
+  CompressedCache packed_k = {};
+  CompressedCache packed_v = {};
   BlockTable block_table;  // in the kernel's kind of memory
   const std::int32_t* lengths =
-      nullptr;       // [sequences] keys, those of the rows included; in the kernel's kind of memory
-  GroupShare share;  // which of these keys the cache holds
+      nullptr;              // [sequences] keys, those of the rows included; in the kernel's kind of memory
+  GroupShare share;         // which of these keys the cache holds
+  SharedPrefixes prefixes;  // of a cache with a block table
   FoldOutput output;
   // Instead of `output`, whose views may then be empty. Needed where the share is not the whole.
   DecodePartials partials;
@@ -101,6 +120,7 @@ struct DecodeLimits {
   // Processors that fold a group of key tiles together, where a kernel can have them do so; 0: as many as pay for steps
   // of so many sequences and keys. No bit depends on it.
   int slices = 0;
+  int prefixes = 0;  // SharedPrefixes::count
 };
 
 // One decode kernel for one spec on one backend. Its steps follow each other in one stream, or wait for each other:

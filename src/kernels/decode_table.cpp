@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernels that decode, in order of preference. Each has the name, and the bits, of a row of fold_table.cpp, but for
 // sm90_latent, which no kernel folds like.
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "kernels/cpu/cpu_decode.hpp"
 #include "kernels/cpu/cpu_fold.hpp"
 #ifdef RINGATTN_HAVE_CUDA
@@ -9,6 +13,7 @@
 #include "kernels/sm80/decode/sm80_decode.hpp"
 #endif
 #ifdef RINGATTN_HAVE_HOPPER
+#include "kernels/sm90/decode/compressed.hpp"
 #include "kernels/sm90/decode/sm90_decode.hpp"
 #include "kernels/sm90/fold/config.hpp"
 #include "kernels/sm90/fold/sm90_fold.hpp"
@@ -28,20 +33,41 @@ std::vector<std::string> missing_of(std::vector<std::string> missing, const Deco
   return missing;
 }
 
+// And formats whose elements are sums of products.
+std::vector<std::string> without_products(std::vector<std::string> missing, const DecodeSpec& spec) {
+  for (const RowFormat& format : {spec.format.k, spec.format.v}) {
+    if (format.rank > 0) missing.push_back(describe(format) + " (supported: formats without a rank)");
+  }
+  return missing;
+}
+
+#ifdef RINGATTN_HAVE_CUDA
+// And compressed caches, of kernels that read plain ones alone.
+std::vector<std::string> plain_alone(std::vector<std::string> missing, const DecodeSpec& spec) {
+  if (!spec.format.is_plain()) missing.push_back(describe(spec.format) + " (supported: plain caches)");
+  return missing;
+}
+#endif
+
 constexpr KernelRow<DecodeSpec> kTable[] = {
 #ifdef RINGATTN_HAVE_HOPPER
     {{"sm90_fold", "cuda",
-      "bf16, fp16; head_dim 64, 96, 128, 256, and 192 with head_dim_v 128; every mask, softcap, sinks",
+      "bf16, fp16; head_dim 64, 96, 128, 256, and 192 with head_dim_v 128; every mask, softcap, sinks; caches of fp8, "
+      "int8 and int4",
       sm90::decode_configs,
       [](const Backend&) { return 1e13; },  // an H200: what reading its memory allows with four query heads a KV head
       sm90::fold_unavailable, cuda::make_cuda_backend},
-     [](const DecodeSpec& spec) { return missing_of(sm90::fold_missing(spec.fold), spec); },
+     [](const DecodeSpec& spec) {
+       std::vector<std::string> missing = missing_of(sm90::fold_missing(spec.fold), spec);
+       for (std::string& what : sm90::formats_missing(spec)) missing.push_back(std::move(what));
+       return missing;
+     },
      sm90::make_decode},
     {{"sm90_latent", "cuda",
       "bf16, fp16; latents: head_dim 576 with the first 512 columns as values; every mask, softcap, sinks",
       sm90::latent_configs, [](const Backend&) { return 5e14; },  // an H200: its products, with 64 rows or more
       sm90::fold_unavailable, cuda::make_cuda_backend},
-     sm90::latent_missing,
+     [](const DecodeSpec& spec) { return plain_alone(sm90::latent_missing(spec), spec); },
      sm90::make_latent_decode},
 #endif
 #ifdef RINGATTN_HAVE_CUDA
@@ -50,13 +76,16 @@ constexpr KernelRow<DecodeSpec> kTable[] = {
       sm80::decode_configs,
       [](const Backend&) { return 5e12; },  // as above, where half of the memory's speed is reached
       cuda::cuda_unavailable, cuda::make_cuda_backend},
-     [](const DecodeSpec& spec) { return sm80::fold_missing(spec.fold); },
+     [](const DecodeSpec& spec) { return plain_alone(missing_of(sm80::fold_missing(spec.fold), spec), spec); },
      sm80::make_decode},
 #endif
-    {{"cpu_fold", "cpu", "fp32, bf16, fp16; head dims that are multiples of 8 up to 576; every mask, softcap, sinks",
+    {{"cpu_fold", "cpu",
+      "fp32, bf16, fp16; head dims that are multiples of 8 up to 576; every mask, softcap, sinks; caches of fp8, int8, "
+      "int4 "
+      "and vector codes",
       [] { return std::vector<std::string>(); }, [](const Backend&) { return 5e9; }, [] { return std::string(); },
       cpu::make_cpu_backend},
-     [](const DecodeSpec& spec) { return missing_of(cpu::cpu_fold_missing(spec.fold), spec); },
+     [](const DecodeSpec& spec) { return without_products(missing_of(cpu::cpu_fold_missing(spec.fold), spec), spec); },
      cpu::make_cpu_decode},
 };
 

@@ -10,6 +10,7 @@
 
 #include "base/e4m3.hpp"
 #include "base/error.hpp"
+#include "kernels/row_codes.hpp"
 
 namespace ringattn {
 
@@ -83,11 +84,10 @@ void pack_latent_rows(const TensorView& latent, const TensorView& k_rope, std::b
       for (const std::uint16_t element : elements) {
         greatest = std::max(greatest, std::abs(bf16_to_float(element)));  // passes over NaN
       }
-      // The least bf16 above 0 is 2⁻¹³³, and a 448th of it is still above 0.
-      const float scale = greatest > 0.0F ? greatest / kGreatestE4m3 : 1.0F;
+      const float scale = scale_of(greatest, kGreatestE4m3);
       std::byte* const codes = rows + block * kLatentScaleBlock;
       for (std::int64_t i = 0; i < kLatentScaleBlock; ++i) {
-        codes[i] = std::byte{float_to_e4m3(bf16_to_float(elements[i]) / scale)};
+        codes[i] = std::byte{fp8_code(bf16_to_float(elements[i]), scale)};
       }
       std::memcpy(scales + block * static_cast<std::int64_t>(sizeof(float)), &scale, sizeof(float));
     }

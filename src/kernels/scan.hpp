@@ -115,9 +115,10 @@ struct ScanTask {
   MutableTensorView y;  // [rows, heads, head_dim]
 };
 
-// One token of each sequence, which goes on in `states`: [sequences, heads, head_dim, state_dim] dense, in place, in
-// the kernel's kind of memory. Row s is sequence s. For decoding: a state then has the values of a scan over all
-// tokens, but not its bits.
+// One token of each sequence, which goes on in `states`: [slots, heads, head_dim, state_dim] dense, in place, in the
+// kernel's kind of memory. Row s is sequence s, whose state is that of slot s or, of a cache of many sequences, of
+// slots[s]; no two rows have the same. For decoding: a state then has the values of a scan over all tokens, but not its
+// bits.
 struct ScanUpdate {
   TensorView x;   // [sequences, heads, head_dim]
   TensorView dt;  // as in ScanTask, and so are those below
@@ -129,6 +130,9 @@ struct ScanUpdate {
   const float* dt_bias = nullptr;
   float* states = nullptr;
   MutableTensorView y;  // [sequences, heads, head_dim]
+  // [sequences], in the kernel's kind of memory; null: row s has slot s. Below 0: of the row nothing is read or
+  // written.
+  const std::int32_t* slots = nullptr;
 };
 
 // Heads [first, first + count).

@@ -196,6 +196,49 @@ TEST_P(BadTables, AreRefusedBeforeAnythingIsChanged) {
 INSTANTIATE_TEST_SUITE_P(Worlds, BadTables, ::testing::Values(1, 3),
                          [](const auto& test) { return std::to_string(test.param) + "_ranks"; });
 
+// Prefixes that a step can't have, and sequences that don't have what their prefix says.
+TEST(DecodeRefusals, SharedPrefixes) {
+  const auto self = make_self_transport();
+  const Job job = small_job({kGroup + 20, kGroup + 30, 40}, 1);
+  const CacheLayout layout{.page_size = 64, .prefix_of = {0, 0, -1}, .prefix_keys = {kGroup + 9}};
+  const auto expect_refusal = [&](const std::function<void(DecodeRank&)>& spoil_rank,
+                                  const std::function<void(DecodeInputs&)>& spoil_inputs, const std::string& part) {
+    Decode decode(decode_job(job, 1, layout), *self, on_cpu());
+    DecodeRank rank(decode, job, random_tensors(job, 1), layout);
+    rank.fill({kGroup + 20, kGroup + 30, 40});
+    rank.load({kGroup + 20, kGroup + 30, 40}, 1);
+    spoil_rank(rank);
+    rank.upload();
+    DecodeInputs inputs = rank.inputs(false, false);
+    spoil_inputs(inputs);
+    expect_message(error_of([&] { decode.run(inputs, rank.outputs()); }), ErrorCode::kUsage, {part});
+    EXPECT_TRUE(rank.untouched());
+  };
+  const auto nothing = [](auto&) {};
+  const auto ranks = [&](const std::function<void(DecodeRank&)>& spoil, const std::string& part) {
+    expect_refusal(spoil, nothing, part);
+  };
+  const auto inputs = [&](const std::function<void(DecodeInputs&)>& spoil, const std::string& part) {
+    expect_refusal(nothing, spoil, part);
+  };
+  ranks([](DecodeRank& rank) { rank.prefix_of[1] = 1; }, "sequence 1 shares prefix 1 (the step has 1");
+  ranks([](DecodeRank& rank) { rank.prefix_of[2] = -2; }, "sequence 2 shares prefix -2");
+  ranks([](DecodeRank& rank) { rank.prefix_of[2] = 0; },
+        "sequence 2 shares prefix 0 of 8201 keys (the sequence has 40)");
+  ranks([](DecodeRank& rank) { rank.prefix_keys[0] = -1; }, "sequence 0 shares prefix 0 of -1 keys");
+  ranks([](DecodeRank& rank) { rank.table[static_cast<std::size_t>(rank.table_pages) + 127] = 0; },
+        "at place 127 of its block table (the first sequence with the same prefix has page");
+  inputs([](DecodeInputs& in) { in.prefixes.count = 2; },
+         "a step has 2 shared prefixes (steps were prepared for up to 1)");
+  inputs([](DecodeInputs& in) { in.prefixes.keys = nullptr; }, "shared prefixes are not complete");
+  DecodeJob dense{small_spec(), {4, 2, 1000, 0, 2}, 0};
+  expect_message(error_of([&] { Decode(dense, *self, on_cpu()); }), ErrorCode::kUsage,
+                 {"dense cache", "share prefixes"});
+  dense.page_size = 64;
+  dense.limits.prefixes = 5;
+  expect_message(error_of([&] { Decode(dense, *self, on_cpu()); }), ErrorCode::kUsage, {"5 shared prefixes"});
+}
+
 // A rank's cache of one more sequence than it has room for: its share alone counts.
 TEST(DecodeRefusals, ADenseCacheThatIsTooShort) {
   const Job job = small_job({2 * kGroup + 10, 5}, 1);

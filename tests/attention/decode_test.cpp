@@ -145,6 +145,33 @@ TEST_P(DecodeWorld, SharedPages) {
   }
 }
 
+// The step is told of the prefixes that sequences share, and rows join the caches behind them.
+TEST_P(DecodeWorld, SharedPrefixes) {
+  const FoldSpec spec = make_spec(Dtype::kBf16, 4, 2, 16, {-1, 0});
+  const Job job = job_of(spec, {2 * kGroup + 600, kGroup + 90, 2 * kGroup + 530, 300, kGroup + 80}, 3);
+  const CacheLayout layout{.page_size = 64,
+                           .prefix_of = {1, 0, 1, -1, 0},
+                           .prefix_keys = {kGroup, static_cast<std::int32_t>(2 * kGroup + 512)}};
+  JobTensors tensors = random_tensors(job, 52);
+  const std::vector<std::int64_t> cu = job.batch.cu_k();
+  for (std::vector<std::byte>* rows : {&tensors.k, &tensors.v}) {
+    const std::int64_t token = static_cast<std::int64_t>(rows->size()) / job.batch.k_tokens();
+    std::copy_n(rows->begin(), (2 * kGroup + 512) * token, rows->begin() + cu[2] * token);
+    std::copy_n(rows->begin() + cu[1] * token, kGroup * token, rows->begin() + cu[4] * token);
+  }
+  const JobResult reference = attended(job, tensors);
+  in_world([&](Transport& world) {
+    Decode decode(decode_job(job, 3, layout), world, on_cpu());
+    DecodeRank rank(decode, job, tensors, layout);
+    std::vector<std::int64_t> lengths = job.batch.k_lengths();
+    rank.load(lengths, 3);
+    for (std::int64_t& length : lengths) length -= 3;
+    rank.fill(lengths);
+    decode.run(rank.inputs(true, true), rank.outputs());
+    EXPECT_EQ(rank.difference(reference), "") << "rank " << world.rank();
+  });
+}
+
 // Token by token, each step with rows that weren't in the cache, over edges of tiles and groups; nothing is waited for
 // between steps whose results nobody reads.
 TEST_P(DecodeWorld, GrowsTokenByToken) {

@@ -17,6 +17,19 @@ namespace {
 
 std::vector<DecodeShape> shapes(const std::vector<std::string_view>& words) { return parse_decode_words(words).shapes; }
 
+TEST(DecodeWords, CompressedCachesAreReadMoreOftenInTurn) {
+  const auto found = shapes({"--steps", "1x128k", "--cache", "plain,fp8,int4"});
+  ASSERT_EQ(found.size(), 3U);
+  EXPECT_EQ(turns_of(found[0]).bytes, 131072 * 8 * 256);
+  EXPECT_EQ(turns_of(found[1]).bytes, 131072 * 8 * 132);
+  EXPECT_EQ(turns_of(found[2]).bytes, 131072 * 8 * 80);
+  EXPECT_EQ(turns_of(found[0]).caches, 1);
+  EXPECT_EQ(turns_of(found[1]).caches, 2);
+  EXPECT_EQ(turns_of(found[2]).caches, 4);
+  EXPECT_NE(decode_line("sm90_fold", "a GPU", found[1], {1.0}, "").find("\"form\":\"fp8\""), std::string::npos);
+  EXPECT_THROW(shapes({"--cache", "fp4"}), Error);
+}
+
 TEST(DecodeWords, EveryStepWithEveryPageSizeRowsAndSlices) {
   const auto found = shapes({"--steps", "1x4k,32x16k", "--page-size", "0,64", "--rows", "1,16", "--slices", "auto,8",
                              "--heads", "64", "--kv-heads", "4", "--head-dim", "96"});
@@ -46,12 +59,24 @@ TEST(DecodeWords, WithoutAnyOneStep) {
   EXPECT_EQ(parse_decode_words({"--kernel", "other"}).kernel, "other");
 }
 
+// A prefix lies in one cache once.
+TEST(DecodeWords, SharedPrefixes) {
+  const auto found = shapes({"--steps", "32x16640", "--page-size", "64", "--prefix", "16k"});
+  ASSERT_EQ(found.size(), 1U);
+  EXPECT_EQ(found[0].prefix, 16384);
+  const Turns turns = turns_of(found[0]);
+  EXPECT_EQ(turns.shared, 256);
+  EXPECT_EQ(turns.pool, 256 + 32 * 4);
+  EXPECT_EQ(turns.bytes, (256 + 32 * 4) * 64 * 8 * 128 * 2);
+  EXPECT_NE(decode_line("k", "d", found[0], {1.0}, "").find("\"prefix 16384\""), std::string::npos);
+}
+
 TEST(DecodeWords, WhatIsNoWordIsRefused) {
   const std::vector<std::vector<std::string_view>> wrong = {
-      {"--steps"},           {"--steps", ""},         {"--steps", "4k"},        {"--steps", "x4k"}, {"--steps", "1x"},
-      {"--steps", "0x4k"},   {"--steps", "1x4k,"},    {"--steps", "1x4m"},      {"--rows", "17"},   {"--rows", "0"},
-      {"--slices", "16"},    {"--slices", "0"},       {"--page-size", "-1"},    {"--batch", "1"},   {"sm90_fold"},
-      {"--head-dim", "abc"}, {"--heads", "32", "4k"}, {"--page-size", "0,512"},
+      {"--steps"},         {"--steps", ""},       {"--steps", "4k"},       {"--steps", "x4k"},       {"--steps", "1x"},
+      {"--steps", "0x4k"}, {"--steps", "1x4k,"},  {"--steps", "1x4m"},     {"--rows", "17"},         {"--rows", "0"},
+      {"--slices", "16"},  {"--slices", "0"},     {"--page-size", "-1"},   {"--batch", "1"},         {"sm90_fold"},
+      {"--prefix", "64"},  {"--head-dim", "abc"}, {"--heads", "32", "4k"}, {"--page-size", "0,512"},
   };
   for (const auto& words : wrong) {
     try {

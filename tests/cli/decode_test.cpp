@@ -61,6 +61,29 @@ TEST(DecodeFile, OfManyRowsOrUnequallyManyIsReadIntoRows) {
   }
 }
 
+// Over the edge of a group: the prefix's first group is folded once for all, where a kernel can.
+TEST(DecodeSteps, OfSharedPrefixesAreThoseOfAPrefill) {
+  const Words step = Words{"--synthetic", "7", "--seq", "8300", "--batch", "3", "--op", "decode"} +
+                     Words{"--heads", "2", "--kv-heads", "1", "--head-dim", "8", "--dtype", "fp32", "--q-len", "2"};
+  std::string expected;
+  for (const char* page : {"16", "256"}) {
+    for (const char* ranks : {"1", "2", "3"}) {
+      const Finished run = tool(Words{"run", "--prefix", "8250", "--page-size", page, "--ranks", ranks} + step);
+      ASSERT_EQ(run.code, 0) << run.err;
+      if (expected.empty()) expected = digest_of(run.out);
+      EXPECT_EQ(digest_of(run.out), expected) << page << ", " << ranks;
+    }
+  }
+  const Finished verified = tool(Words{"verify", "--prefix", "8250", "--page-size", "64"} + step);
+  EXPECT_EQ(verified.code, 0) << verified.out << verified.err;
+  for (const auto& [flags, part] : {std::pair{Words{"--prefix", "8299", "--page-size", "64"}, "each sequence's own"},
+                                    {Words{"--prefix", "64", "--page-size", "0"}, "a dense cache has none"}}) {
+    const Finished refused = tool(Words{"run"} + step + flags);
+    EXPECT_EQ(refused.code, 2);
+    EXPECT_TRUE(has(refused.err, part)) << refused.err;
+  }
+}
+
 TEST(DecodeFile, CountsWhatIsNanInSlotsThatHoldTokensAlone) {
   const TemporaryFolder folder;
   NamedTensors tensors = cache_tensors(CacheShape());  // its empty slots are NaN

@@ -122,6 +122,14 @@ const Effects& effects() {
          EXPECT_TRUE(has(paged, "# cache: 10 pages of 32 tokens")) << paged;
          EXPECT_EQ(digest_of(paged), digest_of(out_of(step)));
        }},
+      {"prefix",
+       [] {
+         // Of 3 times 10 pages two are shared by all; and the keys are others than without.
+         const Words step = Words{"run", "--op", "decode", "--page-size", "32", "--batch", "3"} + small_job();
+         const std::string shared = out_of(step + Words{"--prefix", "64"});
+         EXPECT_TRUE(has(shared, "# cache: 26 pages of 32 tokens")) << shared;
+         EXPECT_NE(digest_of(shared), digest_of(out_of(step)));
+       }},
       {"seq",
        [] {
          shapes({"--seq", "123"}, " 123 ");

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/cli/flag_effects.hpp"
+#include "tests/support/temporary_folder.hpp"
 
 namespace ringattn::testing {
 
@@ -17,12 +18,47 @@ Words latent_words() {
   return {"run", "--op", "mla", "--synthetic", "7", "--seq", "50", "--heads", "2", "--head-dim", "8"};
 }
 
+// A cache of 50 tokens, compressed.
+std::string compressed(const Words& words) {
+  const TemporaryFolder folder;
+  return out_of(Words{"compress", "--synthetic", "7", "--seq", "50", "--head-dim", "64", "--output", folder.file("a")} +
+                words);
+}
+
 Words scan_words() { return {"run", "--op", "ssd", "--synthetic", "7", "--seq", "50", "--head-dim", "8"}; }
 
 }  // namespace
 
 const Effects& op_effects() {
   static const Effects table{
+      {"cache-format",
+       [] {
+         // As a file that `compress` makes of the same seed.
+         const Words cache{"--synthetic", "7", "--seq", "300", "--head-dim", "64"};
+         const TemporaryFolder folder;
+         const std::string file = folder.file("a");
+         out_of(Words{"compress", "--method", "int4", "--output", file} + cache);
+         const Words stored = Words{"run", "--cache-format", "int4"} + cache;
+         EXPECT_EQ(digest_of(out_of(stored)), digest_of(out_of({"run", "--input", file})));
+         EXPECT_EQ(digest_of(out_of(stored + Words{"--ranks", "3"})), digest_of(out_of(stored)));
+         EXPECT_EQ(tool(Words{"verify", "--against", "oracle", "--cache-format", "int4"} + cache).code, 0);
+         EXPECT_EQ(tool(Words{"plan", "--world", "4", "--seq", "300", "--cache-format", "int4"}).code, 0);
+         EXPECT_EQ(tool(stored + Words{"--op", "decode"}).code, 2);
+       }},
+      {"method",
+       [] {
+         EXPECT_TRUE(has(compressed({"--method", "int8"}), "k: int8"));
+       }},
+      {"ratio",
+       [] {
+         EXPECT_TRUE(has(compressed({"--method", "vq", "--ratio", "0.9"}), "k: vector width 8"));
+         EXPECT_TRUE(has(compressed({"--method", "vq", "--ratio", "0.7"}), "k: vector width 2"));
+       }},
+      {"report",
+       [] {
+         EXPECT_TRUE(has(compressed({"--method", "fp8", "--report"}), "change of O"));
+         EXPECT_FALSE(has(compressed({"--method", "fp8"}), "change of O"));
+       }},
       {"rope-dim",
        [] {
          EXPECT_TRUE(has(out_of(latent_words() + Words{"--rope-dim", "16"}), "head_dim 8+16/8")) << "rope-dim";

@@ -41,7 +41,7 @@ TEST(Program, UnknownWordsAreUsageErrors) {
       {{"rum"}, "Did you mean run?"},
       {{"help", "rum"}, "Did you mean run?"},
       {{"frobnicate"},
-       "unknown subcommand frobnicate (there are run, verify, bench, plan and info). See `ringattn --help`."},
+       "unknown subcommand frobnicate (there are run, verify, bench, plan, compress and info). See `ringattn --help`."},
       {{"--synthetic", "7"}, "--synthetic stands before a subcommand"},
       {{"run", "--softcp", "1"}, "Did you mean --softcap?"}};
   for (const auto& [words, expected] : cases) {

@@ -3,6 +3,10 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <map>
+#include <string>
+#include <utility>
+
 #include "tests/cli/report_schema.hpp"
 #include "tests/cli/tool.hpp"
 #include "tests/support/scan_files.hpp"
@@ -175,6 +179,35 @@ TEST(Scan, HasDefaultsOfItsOwn) {
   EXPECT_EQ(tool({"run", "--config", folder.write("file.toml", of_file.out)}).code, 0);
 }
 
+// The time of the state passing, beside what hides it.
+TEST(Scan, IsTraced) {
+  const TemporaryFolder folder;
+  const std::string path = folder.file("trace.json");
+  const Finished run = tool(Words{"run", "--ranks", "2", "--trace", path} + long_job());
+  ASSERT_EQ(run.code, 0) << run.err;
+  EXPECT_TRUE(has(run.out, "# trace: " + path)) << run.out;
+  const std::string trace = read_whole(path);
+  std::map<std::string, int> counts;                       // of lanes of both ranks
+  std::map<std::string, std::pair<double, double>> spans;  // of the second rank's halves
+  for (int i = 0; json_at(trace, fmt::format("/traceEvents/{}", i)) != "absent"; ++i) {
+    const auto at = [&](const char* member) { return json_at(trace, fmt::format("/traceEvents/{}/{}", i, member)); };
+    if (at("ph") != "\"X\"") continue;
+    ++counts[at("cat")];
+    const double begin = std::stod(at("ts"));
+    EXPECT_GE(std::stod(at("dur")), 0.0);
+    if (at("pid") == "1") spans[at("cat") + at("name")] = {begin, begin + std::stod(at("dur"))};
+  }
+  // Two heads in two halves on two ranks.
+  for (const char* lane : {"\"fold\"", "\"finish\"", "\"states\""}) EXPECT_EQ(counts[lane], 4) << lane;
+  EXPECT_GE(counts["\"wait\""], 2);
+  // The first half's states travel while the second is folded, the second's while the first is finished.
+  const auto overlap = [&](const std::string& a, const std::string& b) {
+    return spans[a].first <= spans[b].first && spans[b].second <= spans[a].second;
+  };
+  EXPECT_TRUE(overlap("\"states\"\"heads 0 to 0\"", "\"fold\"\"heads 1 to 1\"")) << trace;
+  EXPECT_TRUE(overlap("\"states\"\"heads 1 to 1\"", "\"finish\"\"heads 0 to 0\"")) << trace;
+}
+
 TEST(Scan, IsReported) {
   const Finished run = tool(Words{"run", "--json", "-", "--ranks", "2", "--final-states"} + long_job());
   ASSERT_EQ(run.code, 0) << run.err;
@@ -260,7 +293,7 @@ TEST(Scan, IsMeasuredAndPlanned) {
       tool({"plan", "--op", "ssd", "--seq", "64k,2m", "--world", "2,8", "--memory", "1g", "--json", "-"});
   ASSERT_EQ(list.code, 0) << list.err;
   EXPECT_EQ(json_at(list.out, "/op"), "\"ssd\"");
-  EXPECT_EQ(json_at(list.out, "/rows/0/ranks/1/tokens"), "65536");
+  EXPECT_EQ(json_at(list.out, "/rows/0/ranks/0/tokens"), "65536");
   EXPECT_EQ(tool({"plan", "--op", "ssd", "--seq", "2m", "--memory", "1m"}).code, 5);
   EXPECT_EQ(tool(Words{"run", "--memory", "4k"} + ssd_job()).code, 5);
 }

@@ -263,6 +263,46 @@ TEST_F(GpuDecode, HostCopiesAreCheckedAtOnce) {
   EXPECT_TRUE(rank.untouched());
 }
 
+// Two sequences share a group of keys and a little more while they grow; then the table of one says otherwise.
+TEST_F(GpuDecode, SharedPrefixes) {
+  constexpr std::int64_t kFew = 20;
+  constexpr std::int64_t kShared = kGroup + 16;
+  const auto self = make_self_transport(MemoryKind::kDevice);
+  FoldSpec spec = spec_of({-1, 0});
+  spec.sinks = false;
+  const Job job = job_of(spec, {kGroup + 90, 70, kGroup + 60});
+  JobTensors tensors = random_tensors(job, 6);
+  const std::vector<std::int64_t> cu = job.batch.cu_k();
+  for (std::vector<std::byte>* rows : {&tensors.k, &tensors.v}) {
+    const std::int64_t token = static_cast<std::int64_t>(rows->size()) / job.batch.k_tokens();
+    std::copy_n(rows->begin(), kShared * token, rows->begin() + cu[2] * token);
+  }
+  const JobResult reference = attended(job, tensors);
+  const CacheLayout layout{.page_size = 16, .prefix_of = {0, -1, 0}, .prefix_keys = {kShared}};
+  Decode decode(decode_job(job, 1, layout), *self, on_gpu());
+  DecodeRank rank(decode, job, tensors, layout);
+  const std::vector<std::int64_t> start = plus(job.batch.k_lengths(), -kFew);
+  rank.fill(start);
+  rank.load(plus(start, 1), 1);
+  const Graph graph(rank.stream(), [&] { decode.enqueue(rank.inputs(true, true), rank.outputs(), rank.stream()); });
+  for (std::int64_t step = 1; step <= kFew; ++step) {
+    rank.load(plus(start, step), 1);
+    graph.launch();
+    ASSERT_EQ(rank.difference(reference), "") << "step " << step;
+  }
+  decode.wait();  // no check has found anything
+  rank.fill(job.batch.k_lengths());
+  rank.table[static_cast<std::size_t>(2 * rank.table_pages + kGroup / 16 - 1)] = rank.table[0];
+  rank.upload();
+  decode.enqueue(rank.inputs(false, false), rank.outputs(), rank.stream());
+  const Error error = error_of([&] { decode.wait(); });
+  EXPECT_EQ(error.code(), ErrorCode::kUsage);
+  EXPECT_NE(std::string(error.what()).find("at place 511 of its block table (the first sequence with the same prefix"),
+            std::string::npos)
+      << error.what();
+  EXPECT_TRUE(rank.is_empty(2));
+}
+
 void expect_growth(Transport& world, std::int64_t page, bool host_copies) {
   constexpr std::int64_t kFew = 40;
   const Job job = job_of(spec_of({-1, 0}), {2 * kGroup + 20, 60, kGroup + 7});

@@ -24,10 +24,14 @@ STORE_RANKS = str(pathlib.Path(__file__).resolve().parents[1] / "support" / "sto
 JOB = ["--synthetic", "7", "--seq", "1500", "--heads", "2", "--kv-heads", "1", "--head-dim", "32", "--dtype", "fp32",
        "--block", "256", "--backend", "cpu", "--threads", "1", "--timeout", f"{TIMEOUT:g}"]
 
+# Three super-segments, so states travel from rank to rank.
+SCAN = ["--op", "ssd", "--synthetic", "7", "--seq", "140000", "--heads", "2", "--head-dim", "8", "--state-dim", "8",
+        "--backend", "cpu", "--threads", "1", "--timeout", f"{TIMEOUT:g}"]
+
 # In the order of a job's life. What has happened to the output when all ranks have come so far: nothing, or everything.
 PLACES = {"init": False, "bootstrap": False, "split": False, "staging": False, "first-block": False,
-          "middle-block": False, "last-block": False, "writing": False, "renaming": None, "last-meeting": True,
-          "parting": True, "exit": True}
+          "middle-block": False, "last-block": False, "states": False, "writing": False, "renaming": None,
+          "last-meeting": True, "parting": True, "exit": True}
 OF_PROCESSES = {"bootstrap", "last-meeting", "parting"}
 
 SAMPLE = {("mpi", "stop", 3, 2, "init"), ("mpi", "stop", 2, 1, "split"), ("mpi", "stop", 3, 0, "middle-block"),
@@ -36,7 +40,12 @@ SAMPLE = {("mpi", "stop", 3, 2, "init"), ("mpi", "stop", 2, 1, "split"), ("mpi",
           ("tcp", "stop", 2, 1, "split"), ("tcp", "kill", 3, 0, "middle-block"), ("tcp", "stop", 3, 0, "middle-block"),
           ("tcp", "kill", 3, 2, "writing"), ("tcp", "stop", 3, 0, "renaming"), ("tcp", "kill", 3, 2, "parting"),
           ("tcp", "stop", 3, 2, "parting"), ("tcp", "stop", 3, 2, "exit"), ("threads", "block", 3, 2, "split"),
-          ("threads", "block", 3, 0, "writing"), ("threads", "block", 2, 1, "exit")}
+          ("threads", "block", 3, 0, "writing"), ("threads", "block", 2, 1, "exit"),
+          ("mpi", "stop", 3, 2, "states"), ("mpi", "kill", 3, 0, "states"), ("threads", "block", 3, 0, "states")}
+
+
+def job_of(place):
+    return SCAN if place == "states" else JOB
 
 
 def all_cases():
@@ -92,17 +101,20 @@ class Matrix:
         self.environment = {name: value for name, value in os.environ.items() if not name.startswith("RINGATTN_")}
         self.environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
                              "OMP_NUM_THREADS": "1"}
-        whole = self.folder / "whole"
-        subprocess.run([program, "run", *JOB, "--output", whole], env=self.environment, check=True,
-                       stdout=subprocess.DEVNULL)
-        self.whole = whole.read_bytes()
+        self.whole = {}
+        for place in ("init", "states"):
+            whole = self.folder / "whole"
+            subprocess.run([program, "run", *job_of(place), "--output", whole, "--force"], env=self.environment,
+                           check=True, stdout=subprocess.DEVNULL)
+            self.whole[job_of(place) is SCAN] = whole.read_bytes()
 
     def check(self, case):
         """What is wrong with a case, and what it printed."""
         transport, action, size, rank, place = case
         folder = pathlib.Path(tempfile.mkdtemp(dir=self.folder))
         output = folder / "out"
-        words = [self.program, "verify", *JOB] if place == "split" else [self.program, "run", *JOB, "--output", output]
+        job = job_of(place)
+        words = [self.program, "verify", *job] if place == "split" else [self.program, "run", *job, "--output", output]
         if transport == "mpi":
             words = [*self.launcher, "-np", str(size), *words]
         elif transport == "tcp":
@@ -139,7 +151,7 @@ class Matrix:
         if place == "split":
             return
         there = output.exists()
-        if there and output.read_bytes() != self.whole:
+        if there and output.read_bytes() != self.whole[job_of(place) is SCAN]:
             yield "the output is torn"
         # Rank 0 renames. It may do so before mpirun ends it, or not; even if it was stopped, for mpirun wakes what it ends.
         wanted = PLACES[place]

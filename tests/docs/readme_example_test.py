@@ -14,7 +14,8 @@ import tempfile
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Page, heading, and the files that the commands leave.
 EXAMPLES = [("README.md", "## From a file to an answer", ["four", "one", "qkv"]),
-            ("docs/files.md", "## A paged cache", ["cache", "prefill", "rows", "step"])]  # fmt: skip
+            ("docs/files.md", "## A paged cache", ["cache", "prefill", "rows", "step"]),
+            ("docs/compression.md", "## A file", ["kv", "one", "small", "three"])]  # fmt: skip
 
 
 def block(text: str, language: str) -> str:

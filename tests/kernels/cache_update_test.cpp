@@ -44,6 +44,8 @@ struct Setting {
   std::vector<std::int32_t> lengths;
   std::vector<std::vector<std::int32_t>> table;  // by sequence; none: dense
   std::vector<Part> parts = {{2, 16, 0, 64}};
+  std::vector<std::int32_t> prefix_of = {};  // by sequence
+  std::vector<std::int32_t> prefix_keys = {};
 };
 
 template <class Number>
@@ -68,6 +70,8 @@ class Cache {
         setting_(setting),
         lengths_(backend, setting.lengths.size() * 4 + 4),
         table_(backend, 4096),
+        prefix_of_(backend, setting.prefix_of.size() * 4 + 4),
+        prefix_keys_(backend, setting.prefix_keys.size() * 4 + 4),
         checked_(backend, setting.lengths.size() * 4 + 4),
         faults_(backend, (setting.lengths.size() + 1) * sizeof(CacheFault)) {
     faults_.write(std::vector<std::byte>((setting.lengths.size() + 1) * sizeof(CacheFault), std::byte{0}));
@@ -88,6 +92,13 @@ class Cache {
     update_.share = setting.share;
     update_.group_keys = setting.group_keys;
     update_.most_keys = setting.most_keys;
+    if (!setting.prefix_keys.empty()) {
+      prefix_of_.write(bytes_of(setting.prefix_of));
+      prefix_keys_.write(bytes_of(setting.prefix_keys));
+      update_.prefixes = {reinterpret_cast<const std::int32_t*>(prefix_of_.data()),
+                          reinterpret_cast<const std::int32_t*>(prefix_keys_.data()),
+                          static_cast<int>(setting.prefix_keys.size())};
+    }
     if (setting.checked) {
       update_.checked = reinterpret_cast<std::int32_t*>(checked_.data());
       update_.faults = reinterpret_cast<CacheFault*>(faults_.data());
@@ -160,7 +171,7 @@ class Cache {
 
   Backend& backend_;
   Setting setting_;
-  DeviceArray lengths_, table_, checked_, faults_;
+  DeviceArray lengths_, table_, prefix_of_, prefix_keys_, checked_, faults_;
   std::vector<std::unique_ptr<DeviceArray>> pools_, rows_;
   std::vector<std::vector<std::byte>> new_;
   CacheUpdate update_;
@@ -286,6 +297,66 @@ TEST_P(CacheUpdates, TablesAndDenseCachesThatEndTooEarly) {
                              {}, {CacheFault::Kind::kCapacity, 0, 9, 8}, {CacheFault::Kind::kCapacity, 0, 20, 8}}));
   setting.table = {{2, 0}, {1, 0}, {0, 0}};
   EXPECT_EQ(faults_of(), (std::vector<CacheFault>{{}, {}, {CacheFault::Kind::kReach, 0, 20, 16}}));
+}
+
+// Pages of whole groups are those of all sequences of a prefix; those of its open group may be each one's own.
+TEST_P(CacheUpdates, SharedPrefixes) {
+  using Kind = CacheFault::Kind;
+  Setting setting;
+  setting.checked = true;
+  setting.grow = false;
+  setting.parts.clear();
+  setting.pages = 9;
+  setting.lengths = {20, 19, 17, 30, 12, 19};
+  setting.prefix_of = {1, 1, -1, 1, 0, 1};
+  setting.prefix_keys = {9, 19};  // one whole group of 8 keys, of two pages; and two
+  setting.table = {{0, 1, 2, 3, 4, 5, 6, 7}, {0, 1, 2, 3, 8, 5, 6, 7}, {8, 8, 8, 8, 8, 8, 8, 8},
+                   {0, 1, 2, 3, 7, 5, 6, 7}, {4, 4, 4, 4, 4, 4, 4, 4}, {0, 1, 2, 3, 5, 6, 7, 8}};
+  const auto faults_of = [&] {
+    Cache cache(backend(), setting);
+    cache.update();
+    for (std::size_t s = 0; s < setting.lengths.size(); ++s) {
+      EXPECT_EQ(cache.checked()[s], cache.faults()[s].kind == Kind::kNone ? setting.lengths[s] : 0) << s;
+    }
+    return cache.faults();
+  };
+  EXPECT_EQ(faults_of(), std::vector<CacheFault>(6));
+  setting.table[3][3] = 8;
+  setting.table[5][1] = 0;
+  setting.prefix_of[2] = 2;
+  setting.prefix_of[4] = -2;
+  setting.lengths[1] = 18;
+  EXPECT_EQ(faults_of(), (std::vector<CacheFault>{{},
+                                                  {Kind::kPrefixKeys, 1, 19, 18},
+                                                  {Kind::kPrefix, 0, 2, 2},
+                                                  {Kind::kPrefixPage, 3, 8, 3},
+                                                  {Kind::kPrefix, 0, -2, 2},
+                                                  {Kind::kPrefixPage, 1, 0, 1}}));
+  setting.prefix_keys = {9, -1};
+  setting.prefix_of = {1, -1, -1, -1, 0, -1};
+  EXPECT_EQ(faults_of(), (std::vector<CacheFault>{{Kind::kPrefixKeys, 1, -1, 20}, {}, {}, {}, {}, {}}));
+}
+
+// The second of three shares has group 1 alone of the prefix's three.
+TEST_P(CacheUpdates, SharedPrefixesOfAShare) {
+  Setting setting;
+  setting.checked = true;
+  setting.grow = false;
+  setting.parts.clear();
+  setting.pages = 9;
+  setting.share = {1, 3};
+  setting.lengths = {40, 41};
+  setting.prefix_of = {0, 0};
+  setting.prefix_keys = {25};
+  setting.table = {{0, 1, 2, 3}, {0, 1, 5, 6}};
+  const auto faults_of = [&] {
+    Cache cache(backend(), setting);
+    cache.update();
+    return cache.faults();
+  };
+  EXPECT_EQ(faults_of(), std::vector<CacheFault>(2));
+  setting.table[1][1] = 2;
+  EXPECT_EQ(faults_of(), (std::vector<CacheFault>{{}, {CacheFault::Kind::kPrefixPage, 1, 2, 1}}));
 }
 
 // The first fault of a sequence stays until somebody has read it.

@@ -158,7 +158,7 @@ class Convolutions : public ::testing::TestWithParam<KernelRow<ConvolutionSpec>>
   }
 
   // Token by token, all sequences of one length.
-  Result updated(const Inputs& inputs) const {
+  Result updated(const Inputs& inputs, const std::vector<std::int32_t>& slots = {}) const {
     const ConvolutionSpec& spec = inputs.spec;
     const auto backend = row().make_backend({2, 0});
     const auto kernel = row().make_kernel(spec, *backend);
@@ -170,7 +170,12 @@ class Convolutions : public ::testing::TestWithParam<KernelRow<ConvolutionSpec>>
     DeviceArray bias(*backend, inputs.bias.size() * sizeof(float));
     bias.write(bytes_of(inputs.bias));
     const auto sequences = static_cast<std::int64_t>(inputs.lengths.size());
-    const std::vector<std::byte> zeros(static_cast<std::size_t>(sequences * spec.halo_bytes()));
+    const std::int64_t all = slots.empty() ? sequences : *std::ranges::max_element(slots) + 1;
+    const std::vector<std::byte> zeros(static_cast<std::size_t>(all * spec.halo_bytes()));
+    DeviceArray slot_table(*backend, std::max<std::size_t>(1, slots.size() * sizeof(std::int32_t)));
+    const auto* const slot_bytes = reinterpret_cast<const std::byte*>(slots.data());
+    if (!slots.empty()) slot_table.write({slot_bytes, slot_bytes + slots.size() * sizeof(std::int32_t)});
+    const auto* const table = slots.empty() ? nullptr : reinterpret_cast<const std::int32_t*>(slot_table.data());
     DeviceArray halos(*backend, zeros.size());
     halos.write(zeros);
     const std::int64_t length = inputs.lengths.front();
@@ -182,7 +187,7 @@ class Convolutions : public ::testing::TestWithParam<KernelRow<ConvolutionSpec>>
         view->tokens = sequences;
         view->token_stride *= length;
       }
-      kernel->update({x_view, weight.floats(), spec.bias ? bias.floats() : nullptr, halos.data(), y_view},
+      kernel->update({x_view, weight.floats(), spec.bias ? bias.floats() : nullptr, halos.data(), y_view, table},
                      backend->stream());
     }
     return {y.read(), halos.read()};
@@ -264,6 +269,27 @@ TEST_P(Convolutions, GoOnTokenByToken) {
   for_every_spec([&](const ConvolutionSpec& spec) {
     const Inputs inputs = random_inputs(spec, {40, 40, 40}, 3);
     expect_same(updated(inputs), convolved(inputs, 1000, 1), spec);
+  });
+}
+
+TEST_P(Convolutions, GoOnInTheirSlots) {
+  for_every_spec([&](const ConvolutionSpec& spec) {
+    const Inputs inputs = random_inputs(spec, {7, 7, 7}, 4);
+    const Result plain = updated(inputs);
+    const std::vector<std::int32_t> slots{3, -1, 0};
+    const Result slotted = updated(inputs, slots);
+    const auto halo = static_cast<std::size_t>(spec.halo_bytes());
+    const std::size_t rows = plain.y.size() / 3;
+    const std::byte* const y = slotted.y.data();
+    count_check();
+    for (const std::size_t s : {0, 2}) {
+      const auto slot = static_cast<std::size_t>(slots[s]);
+      EXPECT_EQ(std::memcmp(slotted.halos.data() + slot * halo, plain.halos.data() + s * halo, halo), 0);
+      EXPECT_EQ(std::memcmp(y + s * rows, plain.y.data() + s * rows, rows), 0) << describe(spec);
+    }
+    EXPECT_TRUE(std::all_of(y + rows, y + 2 * rows, [](std::byte value) { return value == std::byte{0xff}; }));
+    const std::byte* const unused = slotted.halos.data() + halo;
+    EXPECT_TRUE(std::all_of(unused, unused + 2 * halo, [](std::byte value) { return value == std::byte{0}; }));
   });
 }
 

@@ -204,6 +204,33 @@ TEST_P(Scans, GoOnFromAFinalState) {
   }
 }
 
+// A cache of many sequences: each has the state of its slot, and what no row names stays as it is.
+TEST_P(Scans, GoOnInTheirSlots) {
+  for (const ScanSpec& spec : specs()) {
+    const ScanData inputs = with_initial(random_scan(spec, {9, 9, 9}, 71), 72);
+    const ScanResult plain = update_with(row(), inputs);
+    const std::vector<std::int32_t> slots{4, -1, 1};
+    const ScanResult slotted = update_with(row(), inputs, 2, slots);
+    const std::size_t floats = inputs.state_floats();
+    ASSERT_EQ(slotted.finals.size(), 5 * floats);
+    const std::size_t row_bytes = plain.y.size() / 27;
+    count_check();
+    for (const std::size_t s : {0, 2}) {
+      const auto slot = static_cast<std::size_t>(slots[s]);
+      EXPECT_EQ(std::memcmp(&slotted.finals[slot * floats], &plain.finals[s * floats], floats * sizeof(float)), 0);
+      EXPECT_EQ(std::memcmp(&slotted.y[s * 9 * row_bytes], &plain.y[s * 9 * row_bytes], 9 * row_bytes), 0);
+    }
+    const auto untouched = [](float value) { return std::isnan(value); };
+    for (const std::size_t slot : {0, 2, 3}) {
+      const auto begin = slotted.finals.begin() + static_cast<std::ptrdiff_t>(slot * floats);
+      EXPECT_TRUE(std::all_of(begin, begin + static_cast<std::ptrdiff_t>(floats), untouched)) << slot;
+    }
+    const auto unwritten = [](std::byte value) { return value == std::byte{0xff}; };
+    const auto padded = slotted.y.begin() + static_cast<std::ptrdiff_t>(9 * row_bytes);
+    EXPECT_TRUE(std::all_of(padded, padded + static_cast<std::ptrdiff_t>(9 * row_bytes), unwritten)) << describe(spec);
+  }
+}
+
 // Token by token, as in decoding: the same values, and states that a scan goes on from.
 TEST_P(Scans, GoOnTokenByToken) {
   for (const ScanSpec& spec : specs()) {

@@ -61,11 +61,16 @@ std::int64_t table_width(const Decode& decode, const Job& job, const CacheLayout
 }  // namespace
 
 DecodeJob decode_job(const Job& job, int rows, const CacheLayout& layout) {
-  return {job.spec, {static_cast<std::int64_t>(job.batch.sequences.size()), rows, longest(job)}, layout.page_size};
+  const auto prefixes = static_cast<int>(layout.prefix_keys.size());
+  return {job.spec,
+          {static_cast<std::int64_t>(job.batch.sequences.size()), rows, longest(job), 0, prefixes},
+          layout.page_size};
 }
 
 DecodeRank::DecodeRank(Decode& decode, const Job& job, const JobTensors& tensors, const CacheLayout& layout)
     : table_pages(table_width(decode, job, layout)),
+      prefix_of(layout.prefix_of),
+      prefix_keys(layout.prefix_keys),
       decode_(decode),
       job_(job),
       tensors_(tensors),
@@ -83,6 +88,8 @@ DecodeRank::DecodeRank(Decode& decode, const Job& job, const JobTensors& tensors
       lse_(decode.backend(), at_least_one(most_rows(decode) * lse_token_bytes(job.spec))),
       lengths_(decode.backend(), at_least_one(static_cast<std::int64_t>(job.batch.sequences.size()) * 4)),
       table_(decode.backend(), at_least_one(static_cast<std::int64_t>(job.batch.sequences.size()) * table_pages * 4)),
+      prefix_of_(decode.backend(), at_least_one(static_cast<std::int64_t>(layout.prefix_of.size()) * 4)),
+      prefix_keys_(decode.backend(), at_least_one(static_cast<std::int64_t>(layout.prefix_keys.size()) * 4)),
       sinks_(decode.backend(), at_least_one(static_cast<std::int64_t>(tensors.sinks.size()) * 4)) {
   lengths.assign(job.batch.sequences.size(), 0);
   sinks_.write(bytes_of(tensors.sinks));
@@ -98,12 +105,20 @@ void DecodeRank::make_pages(const CacheLayout& layout) {
   table.assign(job_.batch.sequences.size() * static_cast<std::size_t>(table_pages), kNoPage);
   std::size_t next = 0;
   const std::int64_t shared = decode_.cache_tokens(layout.shared);
+  const auto columns = static_cast<std::size_t>(table_pages);
   for (std::size_t s = 0; s < job_.batch.sequences.size(); ++s) {
     const std::int64_t tokens = decode_.cache_tokens(job_.batch.sequences[s].k_len);
-    std::int32_t* const entries = table.data() + s * static_cast<std::size_t>(table_pages);
+    std::int32_t* const entries = table.data() + s * columns;
+    // The sequence whose first pages are this one's, too, and how many tokens lie there.
+    std::size_t first = 0;
+    std::int64_t in_common = shared;
+    if (!prefix_of.empty()) {
+      first = static_cast<std::size_t>(std::ranges::find(prefix_of, prefix_of[s]) - prefix_of.begin());
+      in_common = prefix_of[s] < 0 ? 0 : decode_.cache_tokens(prefix_keys[static_cast<std::size_t>(prefix_of[s])]);
+    }
     for (std::int64_t i = 0; i * page_size_ < tokens; ++i) {
-      const bool is_shared = s > 0 && (i + 1) * page_size_ <= shared;
-      entries[i] = is_shared ? table[static_cast<std::size_t>(i)] : order[next++];
+      const bool is_shared = s > first && (i + 1) * page_size_ <= in_common;
+      entries[i] = is_shared ? table[first * columns + static_cast<std::size_t>(i)] : order[next++];
     }
   }
 }
@@ -151,6 +166,8 @@ void DecodeRank::fill(const std::vector<std::int64_t>& filled) {
 void DecodeRank::upload() {
   lengths_.write(bytes_of(lengths));
   table_.write(bytes_of(table));
+  prefix_of_.write(bytes_of(prefix_of));
+  prefix_keys_.write(bytes_of(prefix_keys));
 }
 
 void DecodeRank::load(const std::vector<std::int64_t>& step, int rows) {
@@ -190,6 +207,11 @@ DecodeInputs DecodeRank::inputs(bool grow, bool append) {
   if (table_pages > 0) {
     inputs.block_table = {reinterpret_cast<const std::int32_t*>(table_.data()), table_pages};
     inputs.table_pages = table_pages;
+  }
+  if (!prefix_keys.empty()) {
+    inputs.prefixes = {reinterpret_cast<const std::int32_t*>(prefix_of_.data()),
+                       reinterpret_cast<const std::int32_t*>(prefix_keys_.data()),
+                       static_cast<int>(prefix_keys.size())};
   }
   inputs.lengths = reinterpret_cast<std::int32_t*>(lengths_.data());
   inputs.sinks = spec.sinks ? sinks_.floats() : nullptr;

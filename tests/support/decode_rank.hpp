@@ -45,6 +45,8 @@ class DecodeRank {
   std::vector<std::int32_t> lengths;
   std::vector<std::int32_t> table;  // [sequences, table_pages]
   std::int64_t table_pages = 0;
+  std::vector<std::int32_t> prefix_of;  // as in CacheLayout
+  std::vector<std::int32_t> prefix_keys;
   void upload();
   std::int64_t pages() const { return pages_; }
   // The bytes of both caches, and the lengths, as they are now.
@@ -66,7 +68,7 @@ class DecodeRank {
   std::vector<std::int64_t> cu_q_, cu_k_;
   std::vector<std::int64_t> step_;  // lengths of the step that is loaded
   int rows_ = 1;
-  DeviceArray k_, v_, q_, k_new_, v_new_, out_, lse_, lengths_, table_, sinks_;
+  DeviceArray k_, v_, q_, k_new_, v_new_, out_, lse_, lengths_, table_, prefix_of_, prefix_keys_, sinks_;
 };
 
 }  // namespace ringattn::testing

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "kernels/cache_share.hpp"
+
 namespace ringattn::testing {
 
 namespace {
@@ -46,7 +48,12 @@ DecodeRunner::DecodeRunner(const DecodeRow& row, const FoldInputs& inputs, const
       share_(layout.share) {
   const FoldSpec& spec = inputs.spec;
   const FoldInputs cached = dealt(inputs, share_, kernel_->key_tile());
-  const PagePool pool(cached.sequences, {layout.page_size, layout.head_major, layout.shuffle, layout.shared});
+  std::vector<std::int64_t> prefix_tokens;
+  for (const std::int32_t keys : layout.prefix_keys) {
+    prefix_tokens.push_back(keys_of_share(share_, std::int64_t{kGroupTiles} * kernel_->key_tile(), keys));
+  }
+  const PagePool pool(cached.sequences, {layout.page_size, layout.head_major, layout.shuffle, layout.shared, 0,
+                                         layout.prefix_of, prefix_tokens});
   std::vector<std::int64_t> lengths;
   for (const SequenceShape& shape : inputs.sequences) {
     if (shape.q_len != inputs.sequences[0].q_len || shape.q_offset != shape.k_len - shape.q_len) {
@@ -90,8 +97,15 @@ DecodeRunner::DecodeRunner(const DecodeRow& row, const FoldInputs& inputs, const
   }
   step_.lengths = reinterpret_cast<const std::int32_t*>(lengths_->data());
   step_.output = {out, {lse_->floats(), spec.heads, 1}, inputs.sinks.empty() ? nullptr : sinks_->floats()};
-  kernel_->reserve(
-      {static_cast<std::int64_t>(lengths.size()), step_.rows, *std::ranges::max_element(lengths), layout.slices});
+  const auto prefixes = static_cast<int>(layout.prefix_keys.size());
+  if (prefixes > 0) {
+    place(prefix_of_, bytes_of(layout.prefix_of));
+    place(prefix_keys_, bytes_of(layout.prefix_keys));
+    step_.prefixes = {reinterpret_cast<const std::int32_t*>(prefix_of_->data()),
+                      reinterpret_cast<const std::int32_t*>(prefix_keys_->data()), prefixes};
+  }
+  kernel_->reserve({static_cast<std::int64_t>(lengths.size()), step_.rows, *std::ranges::max_element(lengths),
+                    layout.slices, prefixes});
 }
 
 void DecodeRunner::set_lengths(const std::vector<std::int64_t>& lengths) {
@@ -158,6 +172,23 @@ FoldInputs decode_inputs(const FoldSpec& spec, int rows, const std::vector<std::
   std::vector<SequenceShape> shapes;
   for (const std::int64_t length : lengths) shapes.push_back({rows, length, length - rows});
   return random_inputs(spec, shapes, seed);
+}
+
+FoldInputs with_prefixes(FoldInputs inputs, const std::vector<std::int32_t>& prefix_of,
+                         const std::vector<std::int32_t>& prefix_keys) {
+  for (std::size_t s = 0; s < inputs.sequences.size(); ++s) {
+    const std::int32_t prefix = prefix_of[s];
+    if (prefix < 0 || static_cast<std::size_t>(prefix) >= prefix_keys.size()) continue;
+    const auto from = static_cast<std::size_t>(std::ranges::find(prefix_of, prefix) - prefix_of.begin());
+    const std::int64_t keys = std::min({std::int64_t{prefix_keys[static_cast<std::size_t>(prefix)]},
+                                        inputs.sequences[s].k_len, inputs.sequences[from].k_len});
+    for (std::vector<std::byte>* rows : {&inputs.k, &inputs.v}) {
+      const std::int64_t token = static_cast<std::int64_t>(rows->size()) / inputs.k_tokens();
+      std::copy_n(rows->begin() + inputs.k_begin(from) * token, keys * token,
+                  rows->begin() + inputs.k_begin(s) * token);
+    }
+  }
+  return inputs;
 }
 
 FoldInputs dealt(const FoldInputs& inputs, const GroupShare& share, int key_tile) {

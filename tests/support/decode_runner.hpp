@@ -31,6 +31,9 @@ struct CacheLayout {
   GroupShare share{};    // the groups that the cache holds
   // The values are read from the first head_dim_v columns of the keys: inputs.v must hold them.
   bool values_in_keys = false;
+  // SharedPrefixes of the step: the prefix of each sequence, or −1, and the keys of each prefix.
+  std::vector<std::int32_t> prefix_of = {};
+  std::vector<std::int32_t> prefix_keys = {};
 };
 
 // Inputs in a backend's memory, and a kernel that decodes them.
@@ -72,12 +75,17 @@ class DecodeRunner {
   bool strided_;
   GroupShare share_;
   std::int64_t record_groups_ = 0;
-  std::optional<DeviceArray> q_, k_, v_, table_, lengths_, sinks_, out_, lse_, records_;
+  std::optional<DeviceArray> q_, k_, v_, table_, lengths_, sinks_, out_, lse_, records_, prefix_of_, prefix_keys_;
   DecodeStep step_;
 };
 
 // Inputs of `rows` queries at the end of each of the sequences.
 FoldInputs decode_inputs(const FoldSpec& spec, int rows, const std::vector<std::int64_t>& lengths, std::uint64_t seed);
+
+// The same with other keys and values: sequences begin with those of the first sequence that has their prefix, as
+// SharedPrefixes says.
+FoldInputs with_prefixes(FoldInputs inputs, const std::vector<std::int32_t>& prefix_of,
+                         const std::vector<std::int32_t>& prefix_keys);
 
 // The keys of the share's groups, as a cache of that share has them. Queries and where they stand are no part of it.
 FoldInputs dealt(const FoldInputs& inputs, const GroupShare& share, int key_tile);

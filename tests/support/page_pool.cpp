@@ -25,9 +25,17 @@ PagePool::PagePool(const std::vector<SequenceShape>& sequences, const PageLayout
   for (std::size_t s = 0; s < sequences.size(); ++s) {
     const std::int64_t own = paged_ ? (sequences[s].k_len + page_size_ - 1) / page_size_ : 1;
     std::vector<std::int32_t> list;
+    std::size_t from = 0;  // the sequence whose pages it shares
+    std::int64_t tokens = layout.shared;
+    if (!layout.prefix_of.empty()) {
+      const std::int32_t prefix = layout.prefix_of[s];
+      from = static_cast<std::size_t>(std::ranges::find(layout.prefix_of, prefix) - layout.prefix_of.begin());
+      const bool is_one = prefix >= 0 && static_cast<std::size_t>(prefix) < layout.prefix_tokens.size();
+      tokens = is_one ? layout.prefix_tokens[static_cast<std::size_t>(prefix)] : 0;
+    }
     for (std::int64_t i = 0; i < own; ++i) {
-      const bool shared = paged_ && s > 0 && (i + 1) * page_size_ <= layout.shared;
-      list.push_back(shared ? pages_[0][static_cast<std::size_t>(i)] : static_cast<std::int32_t>(pages++));
+      const bool shared = paged_ && s > from && (i + 1) * page_size_ <= std::min(tokens, sequences[from].k_len);
+      list.push_back(shared ? pages_[from][static_cast<std::size_t>(i)] : static_cast<std::int32_t>(pages++));
     }
     pages_.push_back(list);
   }

@@ -23,6 +23,10 @@ struct PageLayout {
   std::int64_t shared = 0;
   // Elements behind each page, which are NaN too: pages don't follow each other as their rows do.
   std::int64_t gap = 0;
+  // As `shared`, of sequences that share prefixes (SharedPrefixes): the whole pages of each are those of the first
+  // sequence that has it.
+  std::vector<std::int32_t> prefix_of = {};
+  std::vector<std::int64_t> prefix_tokens = {};
 };
 
 class PagePool {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <numeric>
 #include <random>
 
@@ -297,7 +298,8 @@ ScanResult scan_with(const ScanRow& row, const ScanData& inputs, const ScanArran
   return result;
 }
 
-ScanResult update_with(const ScanRow& row, const ScanData& inputs, int threads) {
+ScanResult update_with(const ScanRow& row, const ScanData& inputs, int threads,
+                       const std::vector<std::int32_t>& slots) {
   const ScanSpec& spec = inputs.spec;
   const auto backend = row.make_backend({threads, 0});
   const auto kernel = row.make_kernel(spec, *backend);
@@ -325,11 +327,19 @@ ScanResult update_with(const ScanRow& row, const ScanData& inputs, int threads) 
   const DeviceArray a = upload(inputs.a);
   const DeviceArray d = upload(inputs.d);
   const DeviceArray bias = upload(inputs.dt_bias);
-  std::vector<float> initial(size(sequences) * inputs.state_floats(), 0.0F);
-  for (std::size_t s = 0; s < inputs.initial.size(); ++s) {
-    std::ranges::copy(inputs.initial[s], initial.begin() + static_cast<std::ptrdiff_t>(s * inputs.state_floats()));
+  const std::int64_t all = slots.empty() ? sequences : *std::ranges::max_element(slots) + 1;
+  std::vector<float> initial(size(all) * inputs.state_floats(), std::numeric_limits<float>::quiet_NaN());
+  for (std::size_t s = 0; s < size(sequences); ++s) {
+    const std::int64_t slot = slots.empty() ? static_cast<std::int64_t>(s) : slots[s];
+    if (slot < 0) continue;
+    const auto at = initial.begin() + static_cast<std::ptrdiff_t>(size(slot) * inputs.state_floats());
+    std::fill_n(at, inputs.state_floats(), 0.0F);
+    if (!inputs.initial.empty()) std::ranges::copy(inputs.initial[s], at);
   }
   const DeviceArray states = upload(initial);
+  DeviceArray slot_table(*backend, std::max<std::size_t>(1, slots.size() * sizeof(std::int32_t)));
+  const auto* const slot_bytes = reinterpret_cast<const std::byte*>(slots.data());
+  if (!slots.empty()) slot_table.write({slot_bytes, slot_bytes + slots.size() * sizeof(std::int32_t)});
   for (std::int64_t token = 0; token < length; ++token) {
     const auto step = [&](const Placed& placed) {
       MutableTensorView view = placed.view();
@@ -349,6 +359,7 @@ ScanResult update_with(const ScanRow& row, const ScanData& inputs, int threads) 
     if (spec.dt_bias) update.dt_bias = bias.floats();
     update.states = states.floats();
     update.y = step(y);
+    if (!slots.empty()) update.slots = reinterpret_cast<const std::int32_t*>(slot_table.data());
     kernel->update(update, backend->stream());
   }
   backend->synchronize(backend->mark(backend->stream()), Deadline::after(600.0), {});

@@ -61,8 +61,11 @@ std::string first_difference(const ScanData& inputs, const ScanResult& result, c
 
 ScanResult scan_with(const ScanRow& row, const ScanData& inputs, const ScanArrangement& arrangement = {});
 
-// The same sequences token by token, all of one length: update() of every token, from the initial states or zero.
-ScanResult update_with(const ScanRow& row, const ScanData& inputs, int threads = 1);
+// The same sequences token by token, all of one length: update() of every token, from the initial states or zero. With
+// `slots`, one a sequence (ScanUpdate), the finals are those of all slots up to the last one; what nobody writes is
+// NaN.
+ScanResult update_with(const ScanRow& row, const ScanData& inputs, int threads = 1,
+                       const std::vector<std::int32_t>& slots = {});
 
 // Compares with the oracle; says where it is too far off, or nothing. The bound: a rounding of the result to its dtype,
 // and `relative` of the sum of the absolute values of all terms.

@@ -89,8 +89,7 @@ void round_all(Dtype dtype, std::vector<float>& values) {
   for (float& value : values) value = rounded(dtype, value);
 }
 
-// `infinite`: of latents, the columns whose w_uv isn't finite. O isn't either, NaN or ∞ by the form's order of
-// products.
+// `infinite`: of latents, columns whose w_uv isn't finite: nor is O, NaN or ∞ by the order of a form's products.
 void judge_out(const FoldSpec& spec, const CheckedRow& row, const std::vector<double>& oracle,
                const std::vector<float>& straightforward, const std::vector<bool>& infinite, const TensorView& out,
                Accuracy& accuracy) {

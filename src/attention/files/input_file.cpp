@@ -10,7 +10,8 @@ namespace ringattn {
 
 namespace {
 
-InputTensors find_tensors(const SafetensorsFile& file, const FileInput& input, std::optional<LatentTensors>& latents,
+InputTensors find_tensors(const SafetensorsFile& file, const FileInput& input,
+                          std::optional<CompressedTensors>& compressed, std::optional<LatentTensors>& latents,
                           std::optional<ScanTensors>& scan) {
   const bool scans = holds_scan(file, input.names);
   const bool latent = !scans && holds_latents(file, input.names);
@@ -25,6 +26,7 @@ InputTensors find_tensors(const SafetensorsFile& file, const FileInput& input, s
     scan = find_scan(file, input.names, input.order);
     return {};
   }
+  if (!latent && holds_compressed(file)) return find_compressed(file, input.names, input.order, compressed);
   if (!latent) return find_input(file, input.names, input.order);
   auto [tensors, found] = find_latents(file, input.names, input.order);
   latents = found;
@@ -34,7 +36,7 @@ InputTensors find_tensors(const SafetensorsFile& file, const FileInput& input, s
 }  // namespace
 
 InputFile::InputFile(const FileInput& input)
-    : request(input), file(input.path), tensors(find_tensors(file, input, latents, scan)) {}
+    : request(input), file(input.path), tensors(find_tensors(file, input, compressed, latents, scan)) {}
 
 std::shared_ptr<const InputFile> open_input_file(const FileInput& input) {
   static std::mutex mutex;

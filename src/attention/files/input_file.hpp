@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 
+#include "attention/files/compressed_tensors.hpp"
 #include "attention/files/input_tensors.hpp"
 #include "attention/files/latent_tensors.hpp"
 #include "attention/files/safetensors_file.hpp"
@@ -31,9 +32,10 @@ struct InputFile {
 
   FileInput request;
   SafetensorsFile file;
-  std::optional<LatentTensors> latents;  // of latent attention
-  std::optional<ScanTensors> scan;       // of a scan, which has no others
-  InputTensors tensors;                  // of all other ops, found last
+  std::optional<CompressedTensors> compressed;  // of compressed keys or values
+  std::optional<LatentTensors> latents;         // of latent attention
+  std::optional<ScanTensors> scan;              // of a scan, which has no others
+  InputTensors tensors;                         // of all other ops, found last
 };
 
 // Opened now, or by another rank of this process that still holds it, if the path leads to the same file in the same

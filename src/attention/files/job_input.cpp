@@ -9,6 +9,7 @@
 #include "attention/files/list_request.hpp"
 #include "attention/files/tensor_checks.hpp"
 #include "base/error.hpp"
+#include "kernels/compression_methods.hpp"
 #include "kernels/decode.hpp"
 #include "kernels/fold_spec.hpp"
 
@@ -54,6 +55,15 @@ void check_decode(const SyntheticInput& input, std::int64_t q_len) {
     fail(ErrorCode::kUsage, {setting("page_size", input.page_size)},
          fmt::format("pages of {} tokens are possible", kPageSizes),
          "Choose one of them, or 0 for a cache without pages.");
+  }
+  if (input.prefix > 0 && input.page_size == 0) {
+    fail(ErrorCode::kUsage, {setting("prefix", input.prefix), " without ", setting("page_size")},
+         "sequences share pages, and a dense cache has none", {"Use ", setting("page_size", 64), "."});
+  }
+  if (input.prefix > input.tokens - q_len) {
+    fail(ErrorCode::kUsage,
+         {setting("prefix", input.prefix), " with ", setting("seq", input.tokens), fmt::format(" and {} rows", q_len)},
+         "the keys of a step's rows are each sequence's own", "Use a shorter prefix, or more tokens.");
   }
   if (input.tokens > std::numeric_limits<std::int32_t>::max()) {
     fail(ErrorCode::kUsage, {setting("seq", input.tokens), " in a cache"}, "its lengths lie below 2^31",
@@ -139,11 +149,27 @@ void JobInput::take_shape(const SyntheticInput& input) {
     fail(ErrorCode::kUsage, {setting("page_size", input.page_size), " with ", setting("op", op_name(op_))},
          "only a cache has pages", {"Leave it out, or use ", setting("op", "decode"), "."});
   }
+  if (input.prefix != 0 && op_ != Op::kDecode) {
+    fail(ErrorCode::kUsage, {setting("prefix", input.prefix), " with ", setting("op", op_name(op_))},
+         "sequences of a cache share pages", {"Leave it out, or use ", setting("op", "decode"), "."});
+  }
+  prefix_ = input.prefix;
+  if (!input.cache_format.empty()) {
+    if (op_ != Op::kAttention) {
+      fail(ErrorCode::kUsage, {setting("cache_format", input.cache_format), " with ", setting("op", op_name(op_))},
+           "keys and values in rows are stored in a format",
+           {"Leave it out, or use ", setting("op", "attention"), "."});
+    }
+    job_.format =
+        choose_format(compression_method(input.cache_format), std::nullopt, {spec.dtype, spec.kv_heads, spec.head_dim},
+                      {spec.dtype, spec.kv_heads, spec.head_dim_v});
+  }
   queries_end_keys_ = q_len < input.tokens;
   job_.batch = uniform_batch(input.batch, q_len, input.tokens);
   check_batch(job_.batch);
   if (input.page_size != 0) {
-    dealt_ = std::make_shared<const PageTable>(deal_pages(job_.batch, input.page_size, input.seed.value_or(0)));
+    dealt_ =
+        std::make_shared<const PageTable>(deal_pages(job_.batch, input.page_size, input.seed.value_or(0), prefix_));
   }
   const AxisOrder order = input.order.value_or(input.batch == 1 ? AxisOrder::kThd : AxisOrder::kBthd);
   const bool batched = order == AxisOrder::kBthd || order == AxisOrder::kBhtd;
@@ -182,6 +208,7 @@ void JobInput::take_shape(const FileInput& input) {
                   .head_dim_v = latents.head_dim_v,
                   .latent_dim = latents.latent_dim});
   }
+  if (file_->compressed) job_.format = file_->compressed->format();
   spec.sinks = !found.sinks.empty();
 }
 
@@ -195,6 +222,7 @@ void JobInput::take_numerics(const Numerics& numerics) {
     job_.batch.sequences = job_.batch.sequences.with_offset(*numerics.query_offset);
   }
   check_job(job_);
+  if (seed_ && !job_.format.is_plain()) made_ = made_compressed(job_, *seed_);
   if (latent_) take_form(numerics.form);
   if (numerics.lists.empty()) return;
   if (latent_) {
@@ -233,6 +261,11 @@ void JobInput::take_form(std::optional<LatentForm> form) {
 
 void JobInput::read(SyntheticTensor tensor, std::span<const PackedRun> runs, const MutableTensorView& rows,
                     int threads) const {
+  if (made_) {
+    if (const CompressedSource* const source = stored(tensor)) {
+      return source->read(runs_of_whole(tensor, runs), rows, threads);
+    }
+  }
   if (seed_) {
     fill_synthetic(*seed_, tensor, made_tokens(tensor, runs), rows, threads);
     return;
@@ -245,6 +278,7 @@ void JobInput::read(SyntheticTensor tensor, std::span<const PackedRun> runs, con
   if (found.pages && tensor != SyntheticTensor::kQ && !is_matrix(tensor)) {
     tokens = pool_runs(*found.pages, whole().cu_k(), tokens);
   }
+  if (const CompressedSource* const source = stored(tensor)) return source->read(tokens, rows, threads);
   if (file_->latents && tensor != SyntheticTensor::kQ) return read_latents(*file_->latents, tensor, tokens, rows);
   const std::pair<const TensorSource&, const RowGrid&> sources[] = {
       {found.q, found.q_grid}, {found.k, found.k_grid}, {found.v, found.v_grid}};
@@ -272,9 +306,22 @@ std::vector<PackedRun> JobInput::runs_of_whole(SyntheticTensor tensor, std::span
 
 std::vector<PackedRun> JobInput::made_tokens(SyntheticTensor tensor, std::span<const PackedRun> runs) const {
   const std::vector<PackedRun> packed = runs_of_whole(tensor, runs);
-  if (tensor != SyntheticTensor::kQ || !queries_end_keys_) return packed;
+  if (tensor != SyntheticTensor::kQ && prefix_ == 0) return packed;
+  if (tensor == SyntheticTensor::kQ && !queries_end_keys_) return packed;
   const Sequence& each = whole().sequences[0];  // synthetic sequences are equal
   std::vector<PackedRun> tokens;
+  if (tensor != SyntheticTensor::kQ) {
+    for (const PackedRun& run : packed) {
+      for (std::int64_t begin = run.begin; begin < run.end;) {
+        const std::int64_t first = begin / each.k_len * each.k_len;  // of the sequence
+        const bool shared = begin - first < prefix_;
+        const std::int64_t end = std::min(run.end, first + (shared ? prefix_ : each.k_len));
+        tokens.push_back(shared ? PackedRun{begin - first, end - first} : PackedRun{begin, end});
+        begin = end;
+      }
+    }
+    return tokens;
+  }
   for (const PackedRun& run : packed) {
     for (std::int64_t begin = run.begin; begin < run.end;) {
       const std::int64_t sequence = begin / each.q_len;
@@ -287,13 +334,27 @@ std::vector<PackedRun> JobInput::made_tokens(SyntheticTensor tensor, std::span<c
   return tokens;
 }
 
+// The tensor of the file, whatever the job makes of it.
+const CompressedSource* JobInput::stored(SyntheticTensor tensor) const {
+  if (!made_ && (!file_ || !file_->compressed)) return nullptr;
+  const CompressedTensors& tensors = made_ ? *made_ : *file_->compressed;
+  if (tensor == SyntheticTensor::kK) return tensors.k ? &*tensors.k : nullptr;
+  return tensor == SyntheticTensor::kV && tensors.v ? &*tensors.v : nullptr;
+}
+
+const CompressedSource* JobInput::compressed(SyntheticTensor tensor) const {
+  return job_.format.is_plain() ? nullptr : stored(tensor);
+}
+
 JobInput JobInput::decoded(std::int64_t page_size) const {
   JobInput step = *this;
+  step.job_.format = {};  // its cache is filled with elements
   if (op_ != Op::kLatent) step.op_ = Op::kDecode;
   step.repaged_ = true;
   step.dealt_.reset();
   if (page_size > 0) {
-    step.dealt_ = std::make_shared<const PageTable>(deal_pages(job_.batch, page_size, seed_.value_or(0)));
+    step.dealt_ =
+        std::make_shared<const PageTable>(deal_pages(job_.batch, page_size, seed_.value_or(0), part_ ? 0 : prefix_));
   }
   return step;
 }
@@ -307,6 +368,7 @@ JobInput JobInput::attended() const {
 
 JobInput JobInput::last_rows(std::span<const std::int64_t> sequences, std::int64_t rows) const {
   JobInput last = *this;
+  last.job_.format = {};  // groups of tokens are those of the whole
   last.repaged_ = true;
   last.dealt_.reset();
   const std::vector<std::int64_t> cu_q = job_.batch.cu_q();

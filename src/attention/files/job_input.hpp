@@ -43,6 +43,9 @@ struct SyntheticInput {
   std::optional<std::int64_t> q_len = {};
   // Tokens, of kDecode and kLatent: pages dealt at random by the seed. 0: a dense cache, or rows of latents.
   std::int64_t page_size = 0;
+  // Of kDecode in pages: keys that all sequences begin with, those of the first, in the same pages as far as they fill
+  // them.
+  std::int64_t prefix = 0;
   std::int64_t batch = 1;  // sequences
   int heads = 1;
   int kv_heads = 1;
@@ -53,6 +56,8 @@ struct SyntheticInput {
   int latent_dim = 512;
   Dtype dtype = Dtype::kBf16;
   std::optional<AxisOrder> order;  // of out in a file; absent: thd, or bthd for several sequences
+  // Of kAttention, a method of compression_methods() in whose usual format k and v are stored; empty: as they are.
+  std::string cache_format = {};
 };
 
 using InputRequest = std::variant<FileInput, SyntheticInput>;
@@ -102,8 +107,13 @@ class JobInput {
   bool q_in_latent() const { return file_ && file_->latents && file_->latents->q_in_latent; }
   // Of a cache in pages: where each sequence's keys lie; else null.
   const PageTable* pages() const { return has_file_pages() ? &*file_->tensors.pages : dealt_.get(); }
+  // Of a synthetic cache: keys that all sequences begin with.
+  std::int64_t prefix() const { return prefix_; }
   // Whether these are pages that lie in a file.
   bool has_file_pages() const { return file_ && file_->tensors.pages && !repaged_; }
+  // Of input with compressed keys or values, that tensor as it is stored: kK or kV; null: plain. job().format says
+  // how they travel, and read() gives their elements.
+  const CompressedSource* compressed(SyntheticTensor tensor) const;
   // Whether a page's axes are [kv_heads, page_size, dim] instead of [page_size, kv_heads, dim].
   bool head_major_pages() const { return has_file_pages() && file_->tensors.k_grid.head_major(); }
   // Fills `target` with these pages of a file's pool of k or v, one behind the other, as they lie there. `tensor` is kK
@@ -132,18 +142,21 @@ class JobInput {
   void take_shape(const FileInput& input);
   void take_shape(const SyntheticInput& input);
   void take_numerics(const Numerics& numerics);
+  const CompressedSource* stored(SyntheticTensor tensor) const;
   const Batch& whole() const { return part_ ? part_->whole : job_.batch; }
   std::vector<PackedRun> runs_of_whole(SyntheticTensor tensor, std::span<const PackedRun> runs) const;
 
   std::shared_ptr<const InputFile> file_;  // null: synthetic
   std::optional<std::uint64_t> seed_;
   bool queries_end_keys_ = false;  // synthetic queries are those of a prefill's last tokens
+  std::int64_t prefix_ = 0;        // synthetic keys of each sequence that are those of the first
   Op op_ = Op::kAttention;
   std::optional<LatentJob> latent_;
   FormChoice form_;
   bool decodes_latents_ = false;
-  bool repaged_ = false;                    // by decoded() or last_rows(): the file's pages are not the job's
-  std::shared_ptr<const PageTable> dealt_;  // of a cache in pages that lies in no file
+  std::shared_ptr<const CompressedTensors> made_;  // of a seed with a format
+  bool repaged_ = false;                           // by decoded() or last_rows(): the file's pages are not the job's
+  std::shared_ptr<const PageTable> dealt_;         // of a cache in pages that lies in no file
   Job job_;
   // Where the sequences of a part begin on the packed axes of the whole; null: the job is the whole.
   struct Part {

@@ -91,16 +91,57 @@ const float* LoadedJob::load_sinks(const JobInput& input) {
   return reinterpret_cast<const float*>(sinks_.data());
 }
 
+CompressedRows LoadedJob::load_compressed(const JobInput& input, const CompressedSource& source) {
+  Backend& backend = door_.backend;
+  const std::vector<PackedRun> runs = key_runs(input);
+  const std::int64_t rows = total_tokens(runs);
+  const auto keep = [&](std::vector<std::byte>& host) {
+    buffers_.push_back(backend.allocate(host.size()));
+    const auto bytes = static_cast<std::int64_t>(host.size());
+    backend.copy_rows(buffers_.back().data(), bytes, host.data(), bytes, bytes, 1, backend.stream());
+    backend.synchronize(backend.mark(backend.stream()), meeting_.patience().for_peer(), {});
+    return buffers_.back().data();
+  };
+  moment("staging");
+  CompressedRows there, here;
+  here.tables = source.table_pointers();
+  std::vector<std::vector<std::byte>> host;
+  std::size_t at = 0;
+  for (const FormatStream& stream : format_streams(source.format, source.shape)) {
+    const std::int64_t bytes = stream.token_bytes(source.shape.dtype);
+    host.emplace_back(static_cast<std::size_t>(rows * bytes));
+    source.read_stream(at, runs, host.back());
+    here.streams[at] = {host.back().data(), bytes, bytes / stream.heads};
+    there.streams[at] = {keep(host.back()), bytes, bytes / stream.heads};
+    ++at;
+  }
+  source.check(here, runs);
+  at = 0;
+  for (std::vector<std::byte> table : source.tables) there.tables[at++] = keep(table);
+  return there;
+}
+
 LoadedJob::LoadedJob(const JobInput& input, Attention& attention, const Meeting& meeting, const StepDone& step_done)
     : LoadedJob(ring_door(attention), meeting) {
   meeting.together([&] {
     const FoldSpec& spec = input.job().spec;
-    load(input,
-         {{SyntheticTensor::kQ, query_runs(input), spec.heads, spec.head_dim, &NonFinite::q},
-          {SyntheticTensor::kK, key_runs(input), spec.kv_heads, spec.head_dim, &NonFinite::k},
-          {SyntheticTensor::kV, key_runs(input), spec.kv_heads, spec.head_dim_v, &NonFinite::v}},
-         step_done);
-    Inputs inputs{inputs_[0], inputs_[1], inputs_[2], load_sinks(input)};
+    const CompressedSource* const packed_k = input.compressed(SyntheticTensor::kK);
+    const CompressedSource* const packed_v = input.compressed(SyntheticTensor::kV);
+    std::vector<Tensor> tensors{{SyntheticTensor::kQ, query_runs(input), spec.heads, spec.head_dim, &NonFinite::q}};
+    if (packed_k == nullptr) {
+      tensors.push_back({SyntheticTensor::kK, key_runs(input), spec.kv_heads, spec.head_dim, &NonFinite::k});
+    }
+    if (packed_v == nullptr) {
+      tensors.push_back({SyntheticTensor::kV, key_runs(input), spec.kv_heads, spec.head_dim_v, &NonFinite::v});
+    }
+    load(input, tensors, step_done);
+    Inputs inputs;
+    inputs.q = inputs_[0];
+    inputs.sinks = load_sinks(input);
+    if (packed_k == nullptr) inputs.k = inputs_[1];
+    if (packed_v == nullptr) inputs.v = inputs_.back();
+    if (packed_k != nullptr) inputs.packed_k = load_compressed(input, *packed_k);
+    if (packed_v != nullptr) inputs.packed_v = load_compressed(input, *packed_v);
     run_ = [this, &attention, inputs](const BlockDone& block_done, RunMode mode) {
       return attention.run(inputs, {out_, lse_, std::nullopt}, std::span(workspace_.data(), workspace_.bytes()),
                            door_.backend.stream(), block_done, mode);

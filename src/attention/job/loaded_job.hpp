@@ -65,6 +65,8 @@ class LoadedJob {
   // Fills inputs_ in the tensors' order, and makes room for outputs and workspace.
   void load(const JobInput& input, const std::vector<Tensor>& tensors, const StepDone& step_done);
   const float* load_sinks(const JobInput& input);
+  // The rank's rows of a compressed tensor, and all of its tables.
+  CompressedRows load_compressed(const JobInput& input, const CompressedSource& source);
 
   RingDoor door_;
   Meeting meeting_;

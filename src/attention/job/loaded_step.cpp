@@ -79,6 +79,11 @@ LoadedCache::LoadedCache(const JobInput& input, Decode& decode, const Meeting& m
   }
   lengths_ = upload<std::int32_t>(backend, host_lengths_);
   table_ = upload<std::int32_t>(backend, share_.table);
+  if (held_back == 0) prefixes_ = shared_prefixes(input, key_tile);
+  if (!prefixes_.keys.empty()) {
+    prefix_of_ = upload<std::int32_t>(backend, prefixes_.of_sequence);
+    prefix_keys_ = upload<std::int32_t>(backend, prefixes_.keys);
+  }
   await(backend, meeting_);
 }
 
@@ -181,11 +186,16 @@ void LoadedCache::place(DecodeInputs& inputs) const {
   if (share_.columns == 0) return;
   inputs.block_table = {reinterpret_cast<const std::int32_t*>(table_.data()), share_.columns};
   inputs.table_pages = share_.columns;
+  if (prefixes_.keys.empty()) return;
+  inputs.prefixes = {reinterpret_cast<const std::int32_t*>(prefix_of_.data()),
+                     reinterpret_cast<const std::int32_t*>(prefix_keys_.data()),
+                     static_cast<int>(prefixes_.keys.size())};
 }
 
 void LoadedCache::place_host_copies(DecodeInputs& inputs) const {
   inputs.host_lengths = host_lengths_.data();
   if (share_.columns > 0) inputs.host_table = {share_.table.data(), share_.columns};
+  inputs.host_prefixes = {prefixes_.of_sequence.data(), prefixes_.keys.data(), static_cast<int>(prefixes_.keys.size())};
 }
 
 LoadedStep::LoadedStep(const JobInput& input, Decode& decode, const Meeting& meeting, const StepDone& step_done,
@@ -276,6 +286,7 @@ void LoadedStep::enqueue(int step, bool captured) {
   if (captured) {
     inputs.host_lengths = nullptr;
     inputs.host_table = {};
+    inputs.host_prefixes = {};
   }
   inputs.k = cache_->k(pools);
   if (latents_ == nullptr) {

@@ -40,7 +40,8 @@ class LoadedCache {
   CachePools copy() const;
   MutableCacheView k(const CachePools& pools) const { return view(pools.k, decode_.job().spec.head_dim); }
   MutableCacheView v(const CachePools& pools) const { return view(pools.v, decode_.job().spec.head_dim_v); }
-  // Gives a step this cache's table and lengths, those that are held back left out.
+  // Gives a step this cache's table and lengths, those that are held back left out; and, where nothing is held back,
+  // the prefixes that sequences share.
   void place(DecodeInputs& inputs) const;
   // What the host knows of both, for a step whose lengths are these.
   void place_host_copies(DecodeInputs& inputs) const;
@@ -59,6 +60,8 @@ class LoadedCache {
   std::vector<std::int32_t> host_lengths_;
   Buffer lengths_;  // [sequences]
   Buffer table_;    // [sequences, columns]
+  SharedPages prefixes_;
+  Buffer prefix_of_, prefix_keys_;  // the same on the device
   NonFinite non_finite_;
 };
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "attention/job/planned_job.hpp"
 
+#include "attention/compressed_step.hpp"
 #include "attention/latent_work.hpp"
 #include "base/gpu.hpp"
 #include "base/host.hpp"
@@ -15,7 +16,11 @@ PlannedJob::PlannedJob(const JobInput& input, const Options& options, KernelPlac
   }
   choice_ = choose_kernel(input.job().spec, options.kernel, place);
   backend_ = make_backend();
-  fold_ = choice_.row->make_kernel(input.job().spec, *backend_);
+  const Job& job = input.job();
+  fold_ = choice_.row->make_kernel(job.spec, *backend_);
+  if (job.format.is_plain()) return;
+  check_compressed(job, options, fold_->key_tile());
+  product_bytes_ = make_rank_products(job, choice_.row->backend, *backend_).scratch_bytes(job);
 }
 
 std::unique_ptr<Backend> PlannedJob::make_backend() const {
@@ -39,7 +44,7 @@ std::unique_ptr<FoldKernel> PlannedJob::make_fold(int heads) const {
 }
 
 RingJob PlannedJob::ring(int world) {
-  if (input_.op() != Op::kLatent) return ring_job(input_.job(), *fold_);
+  if (input_.op() != Op::kLatent) return ring_job(input_.job(), options_, *fold_, product_bytes_);
   const LatentJob& job = input_.latent();
   const LatentRoom room = latent_room(job, options_, heads_at_a_time_, world,
                                       {[this](int heads) { return make_fold(heads); }, *keys_, *values_});

@@ -104,6 +104,12 @@ DecodeSpec decode_spec(const JobInput& input) {
   return {input.job().spec, false};
 }
 
+SharedPages shared_prefixes(const JobInput& input, int key_tile) {
+  constexpr std::size_t kMostPrefixes = 256;  // as many as every kernel takes
+  if (input.pages() == nullptr || input.op() == Op::kLatent) return {};
+  return shared_pages(*input.pages(), input.job().batch, group_keys(key_tile), kMostPrefixes);
+}
+
 DecodeJob decode_job(const JobInput& input, int ranks, int key_tile) {
   const SequenceList& sequences = input.job().batch.sequences;
   DecodeJob job;
@@ -118,6 +124,7 @@ DecodeJob decode_job(const JobInput& input, int ranks, int key_tile) {
   }
   if (input.pages() == nullptr) return job;
   job.page_size = input.pages()->page_size;
+  job.limits.prefixes = static_cast<int>(shared_prefixes(input, key_tile).keys.size());
   job.pages = 1;
   for (int rank = 0; rank < ranks; ++rank) {
     const auto pages =

@@ -8,6 +8,7 @@
 #include "attention/decode_memory.hpp"
 #include "attention/files/job_input.hpp"
 #include "attention/tokens/packed_run.hpp"
+#include "attention/tokens/page_table.hpp"
 #include "kernels/decode.hpp"
 
 namespace ringattn {
@@ -32,6 +33,9 @@ struct RankCache {
 
 // What decodes `input`, which decodes(): of latents the absorbed form, whose values lie in its keys.
 DecodeSpec decode_spec(const JobInput& input);
+
+// The prefixes that the sequences of a job share in its pages; none without pages.
+SharedPages shared_prefixes(const JobInput& input, int key_tile);
 
 // The steps that `input` is one of: as many sequences, rows and keys as it has. `key_tile` is that of the kernel.
 DecodeJob decode_job(const JobInput& input, int ranks, int key_tile);

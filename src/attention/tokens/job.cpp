@@ -46,6 +46,7 @@ std::string describe(const Job& job) {
   const std::string tokens =
       queries == keys ? fmt::format("{} tokens", queries) : fmt::format("{} queries, {} keys", queries, keys);
   std::string text = fmt::format("{}; {} sequence{}, {}", describe(job.spec), count, count == 1 ? "" : "s", tokens);
+  if (!job.format.is_plain()) text += fmt::format("; {}", describe(job.format));
   if (job.lists == nullptr) return text;
   Job dense = job;
   set_lists(dense, nullptr);
@@ -64,6 +65,12 @@ void check_job(const Job& job) {
   check_mask(job.spec.mask);
   if (job.page_size != 0) check_page_size(job.page_size);
   check_batch(job.batch);
+  check_format("k", job.format.k, {job.spec.dtype, job.spec.kv_heads, job.spec.head_dim});
+  check_format("v", job.format.v, {job.spec.dtype, job.spec.kv_heads, job.spec.head_dim_v});
+  if (job.page_size != 0 && !job.format.is_plain()) {
+    fail(ErrorCode::kUsage, fmt::format("{} in pages", describe(job.format)),
+         "compressed keys of Attention lie in rows", "Copy the pages side by side, or decode over them.");
+  }
   if (job.spec.lists != (job.lists == nullptr ? ListShape{} : job.lists->shape())) {
     fail(ErrorCode::kUsage,
          fmt::format("the job has {}", job.lists == nullptr ? "no lists of tiles" : "lists of tiles"),

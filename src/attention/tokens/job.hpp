@@ -8,6 +8,7 @@
 #include "attention/tokens/batch.hpp"
 #include "attention/tokens/layout.hpp"
 #include "kernels/fold.hpp"
+#include "kernels/row_format.hpp"
 
 namespace ringattn {
 
@@ -15,6 +16,7 @@ struct Job {
   FoldSpec spec;
   Batch batch;
   std::int64_t page_size = 0;  // keys and values lie in pages of a cache, of so many tokens; 0: in rows of their own
+  CacheFormat format = {};     // how keys and values are stored, and travel; what they are is what decompression gives
   // Which key tiles each query block folds, beside what the mask says; present exactly where spec.lists are.
   std::shared_ptr<const TileLists> lists = nullptr;
 };
@@ -46,7 +48,8 @@ std::string describe(const Job& job);
 void check_mask(const Mask& mask);
 
 // Throws kUsage when the job contradicts itself: heads, dims, windows beyond ±2^62, page_size, its batch
-// (check_batch()), or lists that are those of other sequences.
+// (check_batch()), formats that don't hold its keys or values, or pages of them, or lists that are those of other
+// sequences.
 void check_job(const Job& job);
 
 }  // namespace ringattn

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 #include <utility>
 
@@ -53,23 +54,69 @@ std::vector<PackedRun> pool_runs(const PageTable& table, std::span<const std::in
   return placed;
 }
 
-PageTable deal_pages(const Batch& batch, std::int64_t page_size, std::uint64_t seed) {
+PageTable deal_pages(const Batch& batch, std::int64_t page_size, std::uint64_t seed, std::int64_t prefix) {
   PageTable table;
   table.page_size = page_size;
+  std::int64_t entries = 0;
   for (const Sequence& sequence : batch.sequences) {
-    table.pages += pages_of(sequence.k_len, page_size);
-    if (table.pages > kMostPageEntries) {
+    entries += pages_of(sequence.k_len, page_size);
+    if (entries > kMostPageEntries) {
       fail(ErrorCode::kMemory, fmt::format("a cache of more than {} pages of {} tokens", kMostPageEntries, page_size),
            "a block table has no more entries", {"Use larger pages with ", setting("page_size"), ", or fewer tokens."});
     }
-    table.begin.push_back(table.pages);
+    table.begin.push_back(entries);
   }
-  table.entries.resize(static_cast<std::size_t>(table.pages));
-  std::iota(table.entries.begin(), table.entries.end(), 0);
-  for (std::size_t last = table.entries.size(); last > 1; --last) {
-    std::swap(table.entries[last - 1], table.entries[below(last, last, seed)]);
+  // Of sequences behind the first.
+  const auto shared = [&](std::size_t s) {
+    return s == 0 ? 0 : std::min({prefix, batch.sequences[0].k_len, batch.sequences[s].k_len}) / page_size;
+  };
+  table.pages = entries;
+  for (std::size_t s = 0; s < table.sequences(); ++s) table.pages -= shared(s);
+  std::vector<std::int32_t> order(static_cast<std::size_t>(table.pages));
+  std::iota(order.begin(), order.end(), 0);
+  for (std::size_t last = order.size(); last > 1; --last) {
+    std::swap(order[last - 1], order[below(last, last, seed)]);
+  }
+  auto next = order.begin();
+  for (std::size_t s = 0; s < table.sequences(); ++s) {
+    table.entries.insert(table.entries.end(), order.begin(), order.begin() + shared(s));  // those of sequence 0
+    const std::int64_t own = table.begin[s + 1] - table.begin[s] - shared(s);
+    table.entries.insert(table.entries.end(), next, next + own);
+    next += own;
   }
   return table;
+}
+
+SharedPages shared_pages(const PageTable& table, const Batch& batch, std::int64_t group_keys, std::size_t most) {
+  const auto group_pages = static_cast<std::size_t>(group_keys / table.page_size);
+  const auto first_group = [&](std::size_t s) {
+    const std::span<const std::int32_t> pages = table.of(s).first(group_pages);
+    return std::vector<std::int32_t>(pages.begin(), pages.end());
+  };
+  std::map<std::vector<std::int32_t>, std::vector<std::size_t>> sequences;  // by the pages of their first group
+  std::vector<std::size_t> starts;                                          // the first sequence of each, in order
+  for (std::size_t s = 0; s < table.sequences(); ++s) {
+    if (batch.sequences[s].k_len < group_keys) continue;
+    std::vector<std::size_t>& members = sequences[first_group(s)];
+    if (members.empty()) starts.push_back(s);
+    members.push_back(s);
+  }
+  SharedPages found;
+  for (const std::size_t start : starts) {
+    const std::vector<std::size_t>& members = sequences[first_group(start)];
+    if (members.size() < 2 || found.keys.size() == most) continue;
+    const std::span<const std::int32_t> pages = table.of(start);
+    std::int64_t keys = batch.sequences[start].k_len;
+    for (const std::size_t s : members) {
+      const std::span<const std::int32_t> others = table.of(s);
+      const auto differ = std::mismatch(pages.begin(), pages.end(), others.begin(), others.end());
+      keys = std::min({keys, batch.sequences[s].k_len, (differ.first - pages.begin()) * table.page_size});
+    }
+    found.of_sequence.resize(table.sequences(), -1);
+    for (const std::size_t s : members) found.of_sequence[s] = static_cast<std::int32_t>(found.keys.size());
+    found.keys.push_back(static_cast<std::int32_t>(keys / group_keys * group_keys));
+  }
+  return found;
 }
 
 }  // namespace ringattn

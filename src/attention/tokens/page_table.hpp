@@ -42,7 +42,21 @@ std::vector<PackedRun> pool_runs(const PageTable& table, std::span<const std::in
                                  std::span<const PackedRun> runs);
 
 // A table for the keys of `batch` in a pool that has just the pages that they fill, dealt at random: another seed,
-// another deal. Throws kMemory for more than kMostPageEntries.
-PageTable deal_pages(const Batch& batch, std::int64_t page_size, std::uint64_t seed);
+// another deal. Pages that lie within the first `prefix` tokens of each sequence are those of sequence 0. Throws
+// kMemory for more than kMostPageEntries.
+PageTable deal_pages(const Batch& batch, std::int64_t page_size, std::uint64_t seed, std::int64_t prefix = 0);
+
+// Prefixes that sequences share, as SharedPrefixes has them (kernels/decode.hpp).
+struct SharedPages {
+  std::vector<std::int32_t> of_sequence;  // [sequences], or none where nothing is shared
+  std::vector<std::int32_t> keys;         // of each prefix
+
+  bool operator==(const SharedPages&) const = default;
+};
+
+// What the sequences of `batch`, whose keys `table` places, share of whole groups of `group_keys` keys, a multiple of
+// the page: those that have the pages of their first group in common share one prefix, which is as long as all of them
+// have it. At most `most` prefixes, of the first sequences.
+SharedPages shared_pages(const PageTable& table, const Batch& batch, std::int64_t group_keys, std::size_t most);
 
 }  // namespace ringattn

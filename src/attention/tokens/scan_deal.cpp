@@ -20,19 +20,74 @@ constexpr std::int64_t kMostTokens = std::int64_t{1} << 40;  // of a sequence
 
 }  // namespace
 
-Layout deal_scan(std::span<const std::int64_t> lengths, int world) {
-  std::vector<std::vector<TokenRun>> runs(static_cast<std::size_t>(world));
-  const auto total = static_cast<double>(std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0}));
-  std::int64_t packed = 0;
+namespace {
+
+// A super-segment of a sequence.
+struct Piece {
+  std::int32_t sequence = 0;
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+
+  std::int64_t tokens() const { return end - begin; }
+};
+
+std::vector<Piece> pieces_of(std::span<const std::int64_t> lengths) {
+  std::vector<Piece> pieces;
   for (std::size_t s = 0; s < lengths.size(); ++s) {
     for (std::int64_t begin = 0; begin < lengths[s]; begin += kSuperSegmentTokens) {
-      const std::int64_t end = std::min(lengths[s], begin + kSuperSegmentTokens);
-      // The rank that would have the middle of it, were tokens dealt one by one. Exact: tokens are below 2^52.
-      const double middle = static_cast<double>(packed + begin) + static_cast<double>(end - begin) / 2.0;
-      const int rank = std::min(world - 1, static_cast<int>(middle * world / total));
-      runs[static_cast<std::size_t>(rank)].push_back({static_cast<std::int32_t>(s), begin, end});
+      pieces.push_back({static_cast<std::int32_t>(s), begin, std::min(lengths[s], begin + kSuperSegmentTokens)});
     }
-    packed += lengths[s];
+  }
+  return pieces;
+}
+
+// How many ranks the pieces from each on take, at the least, where none has more than `most` tokens: [pieces + 1].
+std::vector<std::int64_t> ranks_from(std::span<const Piece> pieces, std::int64_t most) {
+  std::vector<std::int64_t> ranks(pieces.size() + 1, 0);
+  std::size_t end = pieces.size();  // of what the first rank takes, from piece i on
+  std::int64_t tokens = 0;
+  for (std::size_t i = pieces.size(); i-- > 0;) {
+    tokens += pieces[i].tokens();
+    while (tokens > most) tokens -= pieces[--end].tokens();
+    ranks[i] = ranks[end] + 1;
+  }
+  return ranks;
+}
+
+}  // namespace
+
+Layout deal_scan(std::span<const std::int64_t> lengths, int world) {
+  std::vector<std::vector<TokenRun>> runs(static_cast<std::size_t>(world));
+  const std::vector<Piece> pieces = pieces_of(lengths);
+  std::int64_t left = std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0});
+  // The fewest tokens that the rank with most of them can have.
+  std::int64_t most = 1;
+  for (const Piece& piece : pieces) most = std::max(most, piece.tokens());
+  for (std::int64_t high = std::max(left, most); most < high;) {
+    const std::int64_t middle = most + (high - most) / 2;
+    if (ranks_from(pieces, middle).front() <= world) {
+      high = middle;
+    } else {
+      most = middle + 1;
+    }
+  }
+  const std::vector<std::int64_t> needed = ranks_from(pieces, most);
+  const auto count = static_cast<std::int64_t>(pieces.size());
+  std::int64_t next = 0;  // piece
+  for (int rank = 0; rank < world && next < count; ++rank) {
+    const std::int64_t behind = world - rank - 1;  // ranks
+    const double share = static_cast<double>(left) / static_cast<double>(behind + 1);
+    std::int64_t tokens = 0;
+    for (; next < count; ++next) {
+      const Piece& piece = pieces[static_cast<std::size_t>(next)];
+      const bool full = tokens + piece.tokens() > most || count - next <= behind;
+      // To the nearest of an equal share of what is left.
+      const bool enough = static_cast<double>(tokens) + static_cast<double>(piece.tokens()) / 2.0 > share;
+      if (tokens > 0 && (full || (enough && needed[static_cast<std::size_t>(next)] <= behind))) break;
+      runs[static_cast<std::size_t>(rank)].push_back({piece.sequence, piece.begin, piece.end});
+      tokens += piece.tokens();
+    }
+    left -= tokens;
   }
   return {lengths, std::move(runs)};
 }

@@ -11,8 +11,8 @@
 
 namespace ringattn {
 
-// Whole super-segments (kernels/scan.hpp) in order, neighbours to each rank, as many tokens for each as can be. With
-// fewer super-segments than ranks some have none.
+// Whole super-segments (kernels/scan.hpp) in order, neighbours to each rank: the rank with most tokens has as few as
+// can be, and the others near an equal share of the rest. With fewer super-segments than ranks the first have one each.
 Layout deal_scan(std::span<const std::int64_t> lengths, int world);
 
 // The caller's own runs. Throws kUsage when they are not a layout of these tokens, or cut a super-segment.

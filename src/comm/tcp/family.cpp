@@ -81,7 +81,9 @@ void TcpFamily::serve() {
     static_cast<void>(::poll(sockets.data(), sockets.size(), -1));
     lock.lock();
     std::uint64_t calls = 0;
-    if (sockets[0].revents != 0) static_cast<void>(::read(wake_.get(), &calls, sizeof calls));
+    if (sockets[0].revents != 0) {
+      [[maybe_unused]] const auto read = ::read(wake_.get(), &calls, sizeof calls);
+    }
     hear_all(sockets);
     for (TcpLink& link : links_) {
       if (link.is_open() && link.wants_to_send()) moved_ += link.flush();

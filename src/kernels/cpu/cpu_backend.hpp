@@ -11,6 +11,7 @@
 
 #include "base/host.hpp"
 #include "kernels/cache_update.hpp"
+#include "kernels/compressed_rows.hpp"
 #include "kernels/cpu/tile_ops.hpp"
 #include "kernels/fold.hpp"
 
@@ -38,6 +39,10 @@ class CpuBackend final : public Backend {
     ringattn::fill_synthetic(seed, tensor, runs, rows, threads_);
   }
   void update_cache(const CacheUpdate& update, Stream) override { update_host_cache(update); }
+  void decompress(const DecompressTask& task, Stream) override { decompress_on_host(task, threads_); }
+  void compress(const CompressTask& task, Stream) override { compress_on_host(task, threads_); }
+  void greatest_magnitudes(const MagnitudeTask& task, Stream) override { greatest_magnitudes_on_host(task, threads_); }
+  void append(const AppendTask& task, Stream) override { append_on_host(task); }
   // Host work is finished when its call returns: a mark is the time of its call, and there is nothing to wait for.
   Mark mark(Stream) override;
   void synchronize(Mark, const Deadline&, const Progress&) override {}

@@ -67,7 +67,9 @@ class CpuConvolution final : public ConvolutionKernel {
     const auto row_bytes = static_cast<std::size_t>(spec_.channels) * size_of(spec_.dtype);
 #pragma omp parallel for num_threads(threads_) schedule(static)
     for (std::int64_t s = 0; s < update.x.tokens; ++s) {
-      auto* const halo = static_cast<std::byte*>(update.halos) + s * spec_.halo_bytes();
+      const std::int64_t slot = update.slots == nullptr ? s : update.slots[s];
+      if (slot < 0) continue;
+      auto* const halo = static_cast<std::byte*>(update.halos) + slot * spec_.halo_bytes();
       std::vector<float> x(static_cast<std::size_t>(spec_.width * spec_.channels));
       tile_ops_.widen(halo, spec_.dtype, spec_.halo_tokens() * spec_.channels, x.data());
       widen_row(tile_ops_, update.x, s, 0, spec_.channels, x.data() + spec_.halo_tokens() * spec_.channels);

@@ -12,9 +12,11 @@
 
 #include "base/pulse.hpp"
 #include "kernels/cache_share.hpp"
+#include "kernels/cache_update.hpp"
 #include "kernels/cpu/cpu_backend.hpp"
 #include "kernels/cpu/fold_state.hpp"
 #include "kernels/registry.hpp"
+#include "kernels/row_coder.hpp"
 
 namespace ringattn::cpu {
 
@@ -180,19 +182,37 @@ class CpuDecode final : public DecodeKernel {
            ((row * spec_.heads + head) * most_groups(limits_) + group) * record_floats();
   }
 
+  // Where a token of what the step's cache holds of a sequence lies, in pages of so many tokens.
+  static CachePlace place_of(const DecodeStep& step, std::int64_t page_size, std::int64_t sequence,
+                             std::int64_t token) {
+    const std::int32_t* const table = step.block_table.pages;
+    if (table == nullptr) return {sequence, token};
+    return {table[sequence * step.block_table.stride + token / page_size], token % page_size};
+  }
+
   // Copies `keys` rows of one head, from key `first` of the sequence on, to where they lie side by side.
   static void gather(const DecodeStep& step, const CacheView& cache, const DecodeUnit& unit, std::int64_t first,
                      int keys, std::byte* rows) {
     const std::size_t row_bytes = static_cast<std::size_t>(cache.dim) * size_of(cache.dtype);
     const std::int64_t begin = token_of_key(step.share, kGroupKeys, first);  // and its tile's others follow
     for (int i = 0; i < keys; ++i) {
-      const std::int64_t token = begin + i;
-      const std::int32_t* const table = step.block_table.pages;
-      const std::int64_t page =
-          table == nullptr ? unit.sequence : table[unit.sequence * step.block_table.stride + token / cache.page_size];
-      const std::int64_t at = table == nullptr ? token : token % cache.page_size;
-      std::memcpy(rows + static_cast<std::size_t>(i) * row_bytes, cache.at(page, at, unit.kv_head), row_bytes);
+      const CachePlace place = place_of(step, cache.page_size, unit.sequence, begin + i);
+      std::memcpy(rows + static_cast<std::size_t>(i) * row_bytes, cache.at(place.page, place.token, unit.kv_head),
+                  row_bytes);
     }
+  }
+
+  // The same of a compressed cache. Groups of tokens lie in one tile.
+  static void gather(const DecodeStep& step, const CompressedCache& cache, const DecodeUnit& unit, std::int64_t first,
+                     int keys, std::byte* rows) {
+    const StreamRowAt row_at = [&](int stream, std::int64_t position) -> const std::byte* {
+      const std::int64_t token = token_of_key(step.share, kGroupKeys, position);
+      const CachePlace place = place_of(step, cache.page_size, unit.sequence, token);
+      return cache.streams[static_cast<std::size_t>(stream)].at(place.page, place.token, unit.kv_head);
+    };
+    RowCoder(cache.format, cache.shape, cache.tables)
+        .decompress(row_at, unit.sequence, first, keys, step.lengths[unit.sequence], unit.kv_head, rows,
+                    cache.shape.dim * static_cast<std::int64_t>(size_of(cache.shape.dtype)));
   }
 
   void fold_unit(const DecodeStep& step, const DecodeUnit& unit, DecodeScratch& scratch) const {
@@ -230,8 +250,16 @@ class CpuDecode final : public DecodeKernel {
       if (first >= last) continue;
       const auto keys =
           static_cast<int>(std::min<std::int64_t>(kKeyTile, step.lengths[unit.sequence] - tile * kKeyTile));
-      gather(step, step.k, unit, tile * kKeyTile, keys, scratch.k);
-      gather(step, step.v, unit, tile * kKeyTile, keys, scratch.v);
+      if (decode_.format.k.is_plain()) {
+        gather(step, step.k, unit, tile * kKeyTile, keys, scratch.k);
+      } else {
+        gather(step, step.packed_k, unit, tile * kKeyTile, keys, scratch.k);
+      }
+      if (decode_.format.v.is_plain()) {
+        gather(step, step.v, unit, tile * kKeyTile, keys, scratch.v);
+      } else {
+        gather(step, step.packed_v, unit, tile * kKeyTile, keys, scratch.v);
+      }
       const auto element = static_cast<std::int64_t>(size_of(spec_.dtype));
       ops_.pack(shape, {{scratch.k}, spec_.head_dim * element}, {{scratch.v}, spec_.head_dim_v * element}, keys,
                 scratch.tile);

@@ -216,7 +216,10 @@ void ScanLevels::update(const ScanUpdate& update, Stream) {
   const std::int64_t items = update.x.tokens * spec_.heads;
 #pragma omp parallel for num_threads(threads_) schedule(static)
   for (std::int64_t item = 0; item < items; ++item) {
-    update_head(update, item / spec_.heads, static_cast<int>(item % spec_.heads));
+    const std::int64_t sequence = item / spec_.heads;
+    if (update.slots == nullptr || update.slots[sequence] >= 0) {
+      update_head(update, sequence, static_cast<int>(item % spec_.heads));
+    }
   }
 }
 
@@ -245,7 +248,8 @@ void ScanLevels::update_head(const ScanUpdate& update, std::int64_t sequence, in
   ops_.exp2(decays, spec_.state_dim);
   load_elements(update.x, sequence, head, x);
   if (spec_.gate) load_elements(update.z, sequence, head, z);
-  float* const state = update.states + (static_cast<std::size_t>(sequence * spec_.heads + head)) * state_floats();
+  const std::int64_t slot = update.slots == nullptr ? sequence : update.slots[sequence];
+  float* const state = update.states + (static_cast<std::size_t>(slot * spec_.heads + head)) * state_floats();
   for (std::size_t p = 0; p < dims; ++p) {
     y[p] = ops_.update(spec_.state_dim, decays, dt * x[p], b, c, state + p * states);
   }

@@ -10,6 +10,7 @@
 #include "base/gpu.hpp"
 #include "kernels/cuda/device/cache_update.hpp"
 #include "kernels/cuda/gather_pages.hpp"
+#include "kernels/cuda/rows/rows.hpp"
 #include "kernels/cuda/synthetic.hpp"
 
 namespace ringattn::cuda {
@@ -161,6 +162,26 @@ void CudaBackend::fill_bytes(void* target, std::byte value, std::size_t bytes, S
 void CudaBackend::update_cache(const CacheUpdate& update, Stream stream) {
   const DeviceGuard guard(device_);
   cuda::update_cache(update, stream);
+}
+
+void CudaBackend::decompress(const DecompressTask& task, Stream stream) {
+  const DeviceGuard guard(device_);
+  cuda::decompress(task, stream);
+}
+
+void CudaBackend::compress(const CompressTask& task, Stream stream) {
+  const DeviceGuard guard(device_);
+  cuda::compress(task, stream);
+}
+
+void CudaBackend::greatest_magnitudes(const MagnitudeTask& task, Stream stream) {
+  const DeviceGuard guard(device_);
+  cuda::greatest_magnitudes(task, stream);
+}
+
+void CudaBackend::append(const AppendTask& task, Stream stream) {
+  const DeviceGuard guard(device_);
+  cuda::append(task, stream);
 }
 
 Mark CudaBackend::mark(Stream stream) {

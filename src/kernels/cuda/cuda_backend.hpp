@@ -34,6 +34,10 @@ class CudaBackend final : public Backend {
   void fill_synthetic(std::uint64_t seed, SyntheticTensor tensor, std::span<const PackedRun> runs,
                       const MutableTensorView& rows, Stream stream) override;
   void update_cache(const CacheUpdate& update, Stream stream) override;
+  void decompress(const DecompressTask& task, Stream stream) override;
+  void compress(const CompressTask& task, Stream stream) override;
+  void greatest_magnitudes(const MagnitudeTask& task, Stream stream) override;
+  void append(const AppendTask& task, Stream stream) override;
   Mark mark(Stream stream) override;
   void synchronize(Mark mark, const Deadline& deadline, const Progress& progress) override;
   double elapsed(Mark from, Mark to) override;

@@ -11,6 +11,7 @@
 #include "base/error.hpp"
 #include "kernels/cuda/fold_params.hpp"
 #include "kernels/cuda/launcher.hpp"
+#include "kernels/cuda/multiprocessors.hpp"
 #include "kernels/cuda/work_items.hpp"
 #include "kernels/fold.hpp"
 #include "kernels/registry.hpp"
@@ -40,9 +41,6 @@ const AnyLauncher& launcher_of(std::string_view kernel, const Compiled<AnyLaunch
   }
   fail(ErrorCode::kInternal, std::string(kernel) + " was made for " + describe(spec), "it can't do that");
 }
-
-// Of a device; of kNoDevice as many as plans count with.
-int multiprocessors_of(int device);
 
 // What every kernel is told about turning scores into probabilities.
 FoldParams::Softmax softmax_of(const FoldSpec& spec);

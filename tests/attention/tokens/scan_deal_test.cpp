@@ -20,7 +20,50 @@ TEST(ScanDeal, GivesNeighboursToEachRank) {
   const Layout layout = deal_scan(std::vector<std::int64_t>{4 * kSuper}, 2);
   EXPECT_EQ(layout.runs(0)[0], (TokenRun{0, 0, 2 * kSuper}));
   EXPECT_EQ(layout.runs(1)[0], (TokenRun{0, 2 * kSuper, 4 * kSuper}));
-  EXPECT_EQ(deal_scan(std::vector<std::int64_t>{100}, 8).tokens(4), 100);
+  // With fewer of them than ranks those that have one are neighbours.
+  EXPECT_EQ(deal_scan(std::vector<std::int64_t>{100}, 8).tokens(0), 100);
+  const Layout few = deal_scan(std::vector<std::int64_t>{3 * kSuper}, 8);
+  for (int rank = 0; rank < 8; ++rank) EXPECT_EQ(few.tokens(rank), rank < 3 ? kSuper : 0) << rank;
+}
+
+// The most that a rank has, where `ranks` of them have all pieces and each as few as can be: tried one by one.
+std::int64_t least_most(const std::vector<std::int64_t>& pieces, std::size_t first, int ranks) {
+  if (first == pieces.size()) return 0;
+  if (ranks == 0) return std::int64_t{1} << 60;
+  std::int64_t best = std::int64_t{1} << 60;
+  std::int64_t tokens = 0;
+  for (std::size_t end = first + 1; end <= pieces.size(); ++end) {
+    tokens += pieces[end - 1];
+    if (tokens >= best) break;
+    best = std::min(best, std::max(tokens, least_most(pieces, end, ranks - 1)));
+  }
+  return best;
+}
+
+// Nobody waits longer than must be, and nobody has nothing where there is enough for all.
+TEST(ScanDeal, IsAsEvenAsCanBe) {
+  std::mt19937_64 random(2);
+  for (int round = 0; round < 200; ++round) {
+    std::vector<std::int64_t> lengths(1 + random() % 5);
+    std::vector<std::int64_t> pieces;
+    for (std::int64_t& length : lengths) {
+      length = 1 + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>((round % 2 == 0 ? 3 : 1) * kSuper));
+      for (std::int64_t begin = 0; begin < length; begin += kSuper) pieces.push_back(std::min(kSuper, length - begin));
+    }
+    for (int world = 1; world <= 6; ++world) {
+      const Layout layout = deal_scan(lengths, world);
+      std::int64_t most = 0;
+      for (int rank = 0; rank < world; ++rank) {
+        most = std::max(most, layout.tokens(rank));
+        const bool has = rank < static_cast<int>(pieces.size());
+        EXPECT_EQ(layout.tokens(rank) > 0, has) << rank << " of " << world << " with " << pieces.size() << " pieces";
+      }
+      EXPECT_EQ(most, least_most(pieces, 0, world)) << world << " ranks";
+    }
+  }
+  // Short sequences between long ones once left rank 1 without any.
+  const Layout layout = deal_scan(std::vector<std::int64_t>{kSuper, 1, 1, 1, kSuper}, 4);
+  for (int rank = 0; rank < 4; ++rank) EXPECT_GT(layout.tokens(rank), 0) << rank;
 }
 
 // Random batches and worlds: whole super-segments in order, no rank with more than its share and one super-segment.

@@ -9,21 +9,41 @@ namespace {
 constexpr int kThreads = 512;
 constexpr int kNoEntry = 0x7fffffff;
 
-// The first entry of the sequence's block table that names no page, or kNoEntry. Called by all threads of the block.
-__device__ int first_bad_entry(const CacheUpdate& p, std::int64_t sequence, std::int64_t pages, int* shared) {
+// The first of `count` numbers for which `holds`, or kNoEntry. Called by all threads of the block.
+template <class Holds>
+__device__ int first_that(std::int64_t count, int* shared, Holds holds) {
+  __syncthreads();  // everybody has read what was found before
   if (threadIdx.x == 0) *shared = kNoEntry;
   __syncthreads();
-  const std::int32_t* const entries = p.block_table.pages + sequence * p.block_table.stride;
   int first = kNoEntry;
   // A long sequence has many pages, and each thread reads several at a time.
 #pragma unroll 8
-  for (int place = static_cast<int>(threadIdx.x); place < pages; place += kThreads) {
-    const std::int32_t page = entries[place];
-    if ((page < 0 || page >= p.pages) && place < first) first = place;
+  for (int place = static_cast<int>(threadIdx.x); place < count; place += kThreads) {
+    if (holds(place) && place < first) first = place;
   }
   if (first != kNoEntry) atomicMin(shared, first);
   __syncthreads();
   return *shared;
+}
+
+// What is wrong with a sequence whose length is not. Called by all threads of the block.
+__device__ CacheFault pages_fault(const CacheUpdate& p, std::int64_t sequence, std::int64_t length, int* shared) {
+  const std::int32_t* const entries = p.block_table.pages + sequence * p.block_table.stride;
+  const int bad = first_that(pages_of_length(p, length), shared, [&](int place) {
+    const std::int32_t page = entries[place];
+    return page < 0 || page >= p.pages;
+  });
+  if (bad != kNoEntry) return page_fault(p, sequence, bad);
+  const CacheFault fault = prefix_fault(p, sequence, length);
+  if (fault.kind != CacheFault::Kind::kNone) return fault;
+  const std::int64_t in_common = prefix_pages(p, sequence);
+  if (in_common == 0) return {};
+  const std::int32_t prefix = p.prefixes.of_sequence[sequence];
+  const int first =
+      first_that(sequence + 1, shared, [&](int other) { return p.prefixes.of_sequence[other] == prefix; });
+  const std::int32_t* const others = p.block_table.pages + first * p.block_table.stride;
+  const int differs = first_that(in_common, shared, [&](int place) { return entries[place] != others[place]; });
+  return differs == kNoEntry ? CacheFault{} : prefix_page_fault(p, sequence, first, differs);
 }
 
 // Writes the new rows of a sequence, `Piece` by `Piece`, which divides addresses, strides and rows.
@@ -51,7 +71,7 @@ __device__ void write_rows(const CacheUpdate& p, std::int64_t sequence, std::int
 // A block has one sequence.
 template <class Piece>
 __global__ void __launch_bounds__(kThreads) update_kernel(const __grid_constant__ CacheUpdate p) {
-  __shared__ int bad_entry;
+  __shared__ int found;
   const std::int64_t sequence = blockIdx.x;
   const std::int32_t length = grown_length(p, p.lengths[sequence]);
   if (p.grow) {
@@ -61,8 +81,7 @@ __global__ void __launch_bounds__(kThreads) update_kernel(const __grid_constant_
   if (p.checked != nullptr) {
     CacheFault fault = length_fault(p, length);
     if (fault.kind == CacheFault::Kind::kNone && p.block_table.pages != nullptr) {
-      const int entry = first_bad_entry(p, sequence, pages_of_length(p, length), &bad_entry);
-      if (entry != kNoEntry) fault = page_fault(p, sequence, entry);
+      fault = pages_fault(p, sequence, length, &found);
     }
     const bool good = fault.kind == CacheFault::Kind::kNone;
     if (threadIdx.x == 0) {

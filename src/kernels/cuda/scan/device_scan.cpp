@@ -92,7 +92,9 @@ class DeviceScan final : public ScanKernel {
     p.sequences = update.x.tokens;
     fill_tensors(p, update);
     p.states = update.states;
+    p.slots = update.slots;
     p.states_aligned = reinterpret_cast<std::uint64_t>(update.states) % kAlignment == 0;
+    p.rates_aligned = reinterpret_cast<std::uint64_t>(update.a) % kAlignment == 0;
     update_states(p, spec_.dtype, spec_.state_decays, cuda_stream(stream));
   }
 

@@ -13,34 +13,32 @@ struct HeadBlock {
   int group = 0;
 };
 
-// Calls visit(block) for the blocks of up to `together` heads that the range is cut into, until it returns true. With
-// `bands`, what is cut, and counted in a block, are so many bands of each head.
+// Calls visit(block) for the blocks of up to `together` heads that the range is cut into, until it returns true.
 template <class Visit>
-__host__ __device__ inline void visit_head_blocks(const ScanParams& p, int together, int bands, Visit visit) {
-  const int group_heads = p.group_heads * bands;
-  const int end = (p.first_head + p.head_count) * bands;
-  for (int head = p.first_head * bands; head < end;) {
-    const int group = head / group_heads;
+__host__ __device__ inline void visit_head_blocks(const ScanParams& p, int together, Visit visit) {
+  const int end = p.first_head + p.head_count;
+  for (int head = p.first_head; head < end;) {
+    const int group = head / p.group_heads;
     int last = head + together;
-    if (last > (group + 1) * group_heads) last = (group + 1) * group_heads;
+    if (last > (group + 1) * p.group_heads) last = (group + 1) * p.group_heads;
     if (last > end) last = end;
     if (visit(HeadBlock{head, last - head, group})) return;
     head = last;
   }
 }
 
-inline int head_blocks(const ScanParams& p, int together, int bands = 1) {
+inline int head_blocks(const ScanParams& p, int together) {
   int blocks = 0;
-  visit_head_blocks(p, together, bands, [&](const HeadBlock&) {
+  visit_head_blocks(p, together, [&](const HeadBlock&) {
     ++blocks;
     return false;
   });
   return blocks;
 }
 
-__device__ inline HeadBlock head_block(const ScanParams& p, int together, int nth, int bands = 1) {
+__device__ inline HeadBlock head_block(const ScanParams& p, int together, int nth) {
   HeadBlock found;
-  visit_head_blocks(p, together, bands, [&](const HeadBlock& block) {
+  visit_head_blocks(p, together, [&](const HeadBlock& block) {
     found = block;
     return nth-- == 0;
   });

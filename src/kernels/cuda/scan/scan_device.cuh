@@ -73,17 +73,46 @@ __device__ __forceinline__ const Element* element_at(const ScanTensor& tensor, s
   return static_cast<const Element*>(tensor.data) + row * tensor.token_stride + head * tensor.head_stride;
 }
 
-// log(1 + e^v); NaN stays NaN.
-__device__ __forceinline__ float softplus(float v) { return __fadd_rn(v < 0.0F ? 0.0F : v, log1pf(expf(-fabsf(v)))); }
+// The larger and the smaller of two, or NaN where one of them is.
+__device__ __forceinline__ float larger(float a, float b) {
+  float r;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+  return r;
+}
+__device__ __forceinline__ float smaller(float a, float b) {
+  float r;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+  return r;
+}
 
-// dt as it enters the recurrence.
-__device__ __forceinline__ float make_dt(float dt, const float* bias, int head, bool with_softplus, float least,
-                                         float most) {
-  if (bias != nullptr) dt = __fadd_rn(dt, bias[head]);
+// log(1 + e^v), within 8 ulp where e^v is a normal number, and 0 below; NaN stays NaN. With e = exp(−|v|), which is at
+// most 1, it is max(v, 0) + e · (log(1 + e) / e), and the quotient is a polynomial.
+__device__ __forceinline__ float softplus(float v) {
+  constexpr float kLog2ERest = 1.92596299e-8F;  // log2 e − kScanLog2E
+  constexpr float kLn2 = 0.693147181F;
+  constexpr float kQuotient[] = {-0.0295052137F, 0.0782259107F, -0.136632427F, 0.191060051F,
+                                 -0.24842982F,   0.333190978F,  -0.499994934F, 0.99999994F};
+  const float distance = fminf(fabsf(v), 128.0F);  // so far away e is 0; of NaN the other summand keeps track
+  const float log = __fmul_rn(distance, -kScanLog2E);
+  const float rest = __fmaf_rn(distance, -kLog2ERest, __fmaf_rn(distance, -kScanLog2E, -log));
+  const float power = exp2_approx(log);
+  const float e = __fmaf_rn(power, __fmul_rn(rest, kLn2), power);
+  float quotient = 0.00523268804F;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) quotient = __fmaf_rn(quotient, e, kQuotient[i]);
+  return __fmaf_rn(quotient, e, larger(v, 0.0F));
+}
+
+// What is added to dt: without a bias −0, which changes nothing.
+__device__ __forceinline__ float dt_bias_of(const float* bias, int head) {
+  return bias != nullptr ? bias[head] : -0.0F;
+}
+
+// dt as it enters the recurrence; NaN stays NaN.
+__device__ __forceinline__ float make_dt(float dt, float bias, bool with_softplus, float least, float most) {
+  dt = __fadd_rn(dt, bias);
   if (with_softplus) dt = softplus(dt);
-  if (dt < least) dt = least;  // NaN stays NaN
-  if (dt > most) dt = most;
-  return dt;
+  return smaller(larger(dt, least), most);
 }
 
 // v / (1 + exp(−v))

@@ -78,7 +78,9 @@ struct UpdateParams {
   const float* d;
   const float* dt_bias;
   float* states;
-  bool states_aligned;  // to 16 bytes
+  const std::int32_t* slots;  // [sequences]; null: a sequence's own number. Below 0: none
+  bool states_aligned;        // to 16 bytes
+  bool rates_aligned;         // A, the same
 };
 
 }  // namespace ringattn::cuda

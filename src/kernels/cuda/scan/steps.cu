@@ -28,6 +28,7 @@ __global__ void __launch_bounds__(kHeads* kWarps) steps_kernel(const __grid_cons
   if (present && chunk < chunks) {
     const float rate = __fmul_rn(p.a[head], kScanLog2E);
     float* const target = p.steps + ((place.index * p.heads + head) * kChunksOfSegment + chunk) * kChunkSteps;
+    const float bias = dt_bias_of(p.dt_bias, head);
     float sum = 0.0F;
 #pragma unroll 1
     for (int first = 0; first < kChunk; first += kLoaded) {
@@ -46,7 +47,7 @@ __global__ void __launch_bounds__(kHeads* kWarps) steps_kernel(const __grid_cons
         for (int i = 0; i < kWritten; ++i) {
           dts[i] = 0.0F;  // behind the last token the sum and a dt of 0 go on
           if (chunk * kChunk + first + begin + i < place.tokens) {
-            dts[i] = make_dt(to_float(given[begin + i]), p.dt_bias, head, p.softplus, p.dt_least, p.dt_most);
+            dts[i] = make_dt(to_float(given[begin + i]), bias, p.softplus, p.dt_least, p.dt_most);
             const float log = __fmul_rn(dts[i], rate);
             sum = __fadd_rn(sum, log < kLeastLog ? kLeastLog : log);
           }

@@ -10,7 +10,7 @@ namespace ringattn::cuda {
 
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kThreads = 128;
 constexpr int kRows = 8;   // of a group of lanes
 constexpr int kWidth = 4;  // elements of a row that a lane has side by side
 
@@ -35,12 +35,41 @@ __device__ __forceinline__ void store_state(float* at, bool aligned, const Four&
 }
 
 template <class Element>
-__device__ __forceinline__ Four load_elements(const Element* at) {
-  Four four;
-#pragma unroll
-  for (int i = 0; i < kWidth; ++i) four.v[i] = to_float(at[i]);
-  return four;
+struct alignas(kWidth * sizeof(Element)) Elements {
+  Element v[kWidth];
+};
+template <class Element>
+__device__ __forceinline__ Elements<Element> load_elements(const Element* at, bool aligned) {
+  if (aligned) return *reinterpret_cast<const Elements<Element>*>(at);
+  return {{at[0], at[1], at[2], at[3]}};
 }
+
+// A lane's piece of a group's states, and what belongs to it. All of it is asked for before any of it is used.
+template <class Element, bool kStateDecays>
+struct Piece {
+  Four states[kRows];
+  Four rates[kStateDecays ? kRows : 1];
+  Elements<Element> b;
+  Elements<Element> c;
+
+  // From state n on; the group's first row is of `head`.
+  __device__ __forceinline__ Piece(const UpdateParams& p, const float* group_states, std::int64_t sequence, int head,
+                                   int n) {
+#pragma unroll
+    for (int row = 0; row < kRows; ++row) {
+      states[row] = load_state(group_states + std::int64_t{row} * p.state_dim + n, p.states_aligned);
+    }
+    if constexpr (kStateDecays) {
+#pragma unroll
+      for (int row = 0; row < kRows; ++row) {
+        rates[row] = load_state(p.a + std::int64_t{head + row} * p.state_dim + n, p.rates_aligned);
+      }
+    }
+    const int shared_row = head / p.group_heads;
+    b = load_elements(element_at<Element>(p.b, sequence, shared_row) + n, p.b.aligned);
+    c = load_elements(element_at<Element>(p.c, sequence, shared_row) + n, p.c.aligned);
+  }
+};
 
 // kLanes: of a group, which is a part of a warp.
 template <class Element, bool kStateDecays, int kLanes>
@@ -49,52 +78,66 @@ __global__ void __launch_bounds__(kThreads) update_kernel(const __grid_constant_
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const int rows_of_sequence = p.heads * p.head_dim;
   const int groups_of_sequence = rows_of_sequence / kRows;
-  const std::int64_t sequence = group / groups_of_sequence;
-  const bool present = sequence < p.sequences;
-  const int first_row = static_cast<int>(group % groups_of_sequence) * kRows;
+  const std::int64_t asked = group / groups_of_sequence;
+  std::int64_t slot = asked;
+  if (p.slots != nullptr && asked < p.sequences) slot = p.slots[asked];
+  const bool present = asked < p.sequences && slot >= 0;
+  const std::int64_t sequence =
+      present ? asked : 0;  // what isn't there loads as the first one does, and writes nothing
+  const int first_row = present ? static_cast<int>(group % groups_of_sequence) * kRows : 0;
+  const int first_head = kStateDecays ? first_row : first_row / p.head_dim;
+  const int first_dim = kStateDecays ? 0 : first_row % p.head_dim;
+  float* const states = p.states + ((present ? slot : 0) * rows_of_sequence + first_row) * p.state_dim;
+
+  int n = lane * kWidth;
+  const bool has_piece = n < p.state_dim;
+  Piece<Element, kStateDecays> piece(p, states, sequence, first_head, has_piece ? n : 0);
+  float x[kRows];
+  float dt[kRows];
+#pragma unroll
+  for (int row = 0; row < kRows; ++row) {
+    x[row] = to_float(element_at<Element>(p.x, sequence,
+                                          first_head + (kStateDecays ? row : 0))[first_dim + (kStateDecays ? 0 : row)]);
+  }
+  const auto dt_of = [&](int head) {
+    const float given = to_float(*element_at<Element>(p.dt, sequence, head));
+    return make_dt(given, dt_bias_of(p.dt_bias, head), p.softplus, p.dt_least, p.dt_most);
+  };
+  if constexpr (kStateDecays) {  // lanes share the rows
+    constexpr int kOwn = kLanes < kRows ? kRows / kLanes : 1;
+    float own[kOwn];
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) own[i] = dt_of(first_head + (i * kLanes + lane) % kRows);
+#pragma unroll
+    for (int row = 0; row < kRows; ++row) dt[row] = __shfl_sync(0xffffffffU, own[row / kLanes], row % kLanes, kLanes);
+  } else {
+    dt[0] = dt_of(first_head);
+#pragma unroll
+    for (int row = 1; row < kRows; ++row) dt[row] = dt[0];
+  }
+  float decay = 0.0F;
+  if (!kStateDecays) decay = exp2_approx(__fmul_rn(dt[0], __fmul_rn(p.a[first_head], kScanLog2E)));
 
   float y[kRows] = {};
-  float x[kRows];
-  if (present) {
-    const auto head_of = [&](int row) { return kStateDecays ? first_row + row : first_row / p.head_dim; };
-    float dt[kRows];
-#pragma unroll
-    for (int row = 0; row < kRows; ++row) {
-      const int head = head_of(row);
-      x[row] = to_float(element_at<Element>(p.x, sequence, head)[kStateDecays ? 0 : first_row % p.head_dim + row]);
-      if (row == 0 || kStateDecays) {
-        dt[row] = make_dt(to_float(*element_at<Element>(p.dt, sequence, head)), p.dt_bias, head, p.softplus, p.dt_least,
-                          p.dt_most);
-      } else {
-        dt[row] = dt[0];
-      }
-    }
-    const int shared_row = head_of(0) / p.group_heads;
-    const Element* const b = element_at<Element>(p.b, sequence, shared_row);
-    const Element* const c = element_at<Element>(p.c, sequence, shared_row);
-    float* const states = p.states + (sequence * rows_of_sequence + first_row) * p.state_dim;
-    float decay = 0.0F;
-    if (!kStateDecays) decay = exp2_approx(__fmul_rn(dt[0], __fmul_rn(p.a[head_of(0)], kScanLog2E)));
-    for (int n = lane * kWidth; n < p.state_dim; n += kLanes * kWidth) {
-      Four state[kRows];
-#pragma unroll
-      for (int row = 0; row < kRows; ++row) {
-        state[row] = load_state(states + std::int64_t{row} * p.state_dim + n, p.states_aligned);
-      }
-      const Four b_here = load_elements(b + n);
-      const Four c_here = load_elements(c + n);
+  if (present && has_piece) {
+    while (true) {
 #pragma unroll
       for (int row = 0; row < kRows; ++row) {
         const float input = __fmul_rn(dt[row], x[row]);
-        const float* const rates = p.a + std::int64_t{head_of(row)} * p.state_dim + n;
+        Four& state = piece.states[row];
 #pragma unroll
         for (int i = 0; i < kWidth; ++i) {
-          if (kStateDecays) decay = exp2_approx(__fmul_rn(dt[row], __fmul_rn(rates[i], kScanLog2E)));
-          state[row].v[i] = __fmaf_rn(decay, state[row].v[i], __fmul_rn(input, b_here.v[i]));
-          y[row] = __fmaf_rn(c_here.v[i], state[row].v[i], y[row]);
+          if constexpr (kStateDecays) {
+            decay = exp2_approx(__fmul_rn(dt[row], __fmul_rn(piece.rates[row].v[i], kScanLog2E)));
+          }
+          state.v[i] = __fmaf_rn(decay, state.v[i], __fmul_rn(input, to_float(piece.b.v[i])));
+          y[row] = __fmaf_rn(to_float(piece.c.v[i]), state.v[i], y[row]);
         }
-        store_state(states + std::int64_t{row} * p.state_dim + n, p.states_aligned, state[row]);
+        store_state(states + std::int64_t{row} * p.state_dim + n, p.states_aligned, state);
       }
+      n += kLanes * kWidth;
+      if (n >= p.state_dim) break;
+      piece = Piece<Element, kStateDecays>(p, states, sequence, first_head, n);
     }
   }
 #pragma unroll
@@ -108,8 +151,8 @@ __global__ void __launch_bounds__(kThreads) update_kernel(const __grid_constant_
 #pragma unroll
   for (int row = 0; row < kRows; ++row) {
     if (row % kLanes != lane) continue;
-    const int head = kStateDecays ? first_row + row : first_row / p.head_dim;
-    const int dim = kStateDecays ? 0 : first_row % p.head_dim + row;
+    const int head = kStateDecays ? first_head + row : first_head;
+    const int dim = kStateDecays ? 0 : first_dim + row;
     float value = y[row];
     if (p.d != nullptr) value = __fmaf_rn(p.d[head], x[row], value);
     if (p.z.data != nullptr) value = __fmul_rn(value, silu(to_float(element_at<Element>(p.z, sequence, head)[dim])));

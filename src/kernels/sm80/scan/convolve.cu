@@ -13,7 +13,11 @@ using cuda::load_kernel;
 using cuda::to_float;
 
 constexpr int kThreads = 128;
+// Registers are shared among so many.
+template <class Element>
+constexpr int kCtasOfMultiprocessor = sizeof(Element) > 2 ? 3 : 4;
 constexpr int kChannels = 8;  // of a thread
+constexpr int kAhead = 4;     // tokens that are loaded together, while those before them are computed
 
 // Eight neighbouring channels of one token, as they are in memory.
 template <class Element>
@@ -62,26 +66,49 @@ struct Filter {
   float bias[kChannels];
 
   __device__ Filter(const ConvolutionParams& p, std::int64_t channel) {
+    float given[kChannels * kWidth];
+    load(p.weight + channel * kWidth, p.filter_aligned, given);
 #pragma unroll
     for (int i = 0; i < kChannels; ++i) {
 #pragma unroll
-      for (int k = 0; k < kWidth; ++k) weight[k][i] = p.weight[(channel + i) * kWidth + k];
-      bias[i] = p.bias != nullptr ? p.bias[channel + i] : 0.0F;
+      for (int k = 0; k < kWidth; ++k) weight[k][i] = given[i * kWidth + k];
+      bias[i] = 0.0F;
     }
+    if (p.bias != nullptr) load(p.bias + channel, p.filter_aligned, bias);
   }
 
-  // A row of y, of the last kWidth tokens.
-  template <class Element>
-  __device__ __forceinline__ Eight<Element> convolve(const Eight<Element> (&tokens)[kWidth], bool with_silu) const {
+  // A row of y, of kWidth tokens from `first` on.
+  template <class Element, int kTokens>
+  __device__ __forceinline__ Eight<Element> convolve(const Eight<Element> (&tokens)[kTokens], int first,
+                                                     bool with_silu) const {
     Eight<Element> y;
 #pragma unroll
     for (int i = 0; i < kChannels; ++i) {
       float sum = bias[i];
 #pragma unroll
-      for (int k = 0; k < kWidth; ++k) sum = __fmaf_rn(weight[k][i], to_float(tokens[k].v[i]), sum);
+      for (int k = 0; k < kWidth; ++k) sum = __fmaf_rn(weight[k][i], to_float(tokens[first + k].v[i]), sum);
       y.v[i] = from_float<Element>(with_silu ? cuda::silu(sum) : sum);
     }
     return y;
+  }
+
+ private:
+  // Lanes read lines of their own, so few wide loads matter.
+  template <int kCount>
+  static __device__ __forceinline__ void load(const float* from, bool aligned, float (&to)[kCount]) {
+    if (aligned) {
+#pragma unroll
+      for (int i = 0; i < kCount; i += 4) {
+        const float4 four = *reinterpret_cast<const float4*>(from + i);
+        to[i] = four.x;
+        to[i + 1] = four.y;
+        to[i + 2] = four.z;
+        to[i + 3] = four.w;
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) to[i] = from[i];
+    }
   }
 };
 
@@ -97,7 +124,8 @@ __device__ __forceinline__ Eight<Element> token_of(const ConvolutionParams& p, c
 }
 
 template <class Element, int kWidth>
-__global__ void __launch_bounds__(kThreads) convolve_kernel(const __grid_constant__ ConvolutionParams p) {
+__global__ void __launch_bounds__(kThreads, kCtasOfMultiprocessor<Element>)
+    convolve_kernel(const __grid_constant__ ConvolutionParams p) {
   const std::int64_t channel = (std::int64_t{blockIdx.y} * kThreads + threadIdx.x) * kChannels;
   if (channel >= p.channels) return;
   int nth = 0;
@@ -106,20 +134,34 @@ __global__ void __launch_bounds__(kThreads) convolve_kernel(const __grid_constan
   const std::int64_t begin = (blockIdx.x - run.first_piece) * kPieceTokens;
   const std::int64_t left = run.tokens - begin;
   const int count = static_cast<int>(left < kPieceTokens ? left : kPieceTokens);
-  const Filter<kWidth> filter(p, channel);
-  Eight<Element> tokens[kWidth];
-#pragma unroll
-  for (int k = 0; k + 1 < kWidth; ++k) tokens[k] = token_of<Element>(p, run, begin + k - (kWidth - 1), channel);
+  // The tokens in front of the next ones, and those.
+  constexpr int kBefore = kWidth - 1;
+  Eight<Element> tokens[kBefore + kAhead];
   const Element* x = static_cast<const Element*>(p.x) + (run.row + begin) * p.x_stride + channel;
   Element* y = static_cast<Element*>(p.y) + (run.row + begin) * p.y_stride + channel;
-#pragma unroll 4
-  for (int i = 0; i < count; ++i) {
-    tokens[kWidth - 1] = load_eight(x, p.aligned);
-    store_eight(y, p.aligned, filter.convolve(tokens, p.silu));
+  Eight<Element> next[kAhead];
+  const auto load_next = [&](int present) {
 #pragma unroll
-    for (int k = 0; k + 1 < kWidth; ++k) tokens[k] = tokens[k + 1];
-    x += p.x_stride;
-    y += p.y_stride;
+    for (int i = 0; i < kAhead; ++i, x += p.x_stride) {
+      next[i] = i < present ? load_eight(x, p.aligned) : zeros<Element>();
+    }
+  };
+  load_next(count);
+#pragma unroll
+  for (int k = 0; k < kBefore; ++k) tokens[k] = token_of<Element>(p, run, begin + k - kBefore, channel);
+  const Filter<kWidth> filter(p, channel);
+#pragma unroll 1
+  for (int first = 0; first < count; first += kAhead) {
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) tokens[kBefore + i] = next[i];
+    load_next(count - first - kAhead);
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      if (first + i < count) store_eight(y, p.aligned, filter.convolve(tokens, i, p.silu));
+      y += p.y_stride;
+    }
+#pragma unroll
+    for (int k = 0; k < kBefore; ++k) tokens[k] = tokens[kAhead + k];
   }
 }
 
@@ -148,7 +190,9 @@ __global__ void __launch_bounds__(kThreads)
   const std::int64_t channel = (std::int64_t{blockIdx.y} * kThreads + threadIdx.x) * kChannels;
   if (channel >= p.channels) return;
   const std::int64_t sequence = blockIdx.x;
-  Element* const halo = static_cast<Element*>(step.halos) + sequence * (kWidth - 1) * p.channels + channel;
+  const std::int64_t slot = step.slots == nullptr ? sequence : step.slots[sequence];
+  if (slot < 0) return;
+  Element* const halo = static_cast<Element*>(step.halos) + slot * (kWidth - 1) * p.channels + channel;
   Eight<Element> tokens[kWidth];
 #pragma unroll
   for (int k = 0; k + 1 < kWidth; ++k) tokens[k] = load_eight<Element>(halo + k * p.channels, p.aligned);
@@ -156,7 +200,8 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (int k = 0; k + 1 < kWidth; ++k) store_eight(halo + k * p.channels, p.aligned, tokens[k + 1]);
   const Filter<kWidth> filter(p, channel);
-  store_eight(static_cast<Element*>(p.y) + sequence * p.y_stride + channel, p.aligned, filter.convolve(tokens, p.silu));
+  store_eight(static_cast<Element*>(p.y) + sequence * p.y_stride + channel, p.aligned,
+              filter.convolve(tokens, 0, p.silu));
 }
 
 dim3 grid_of(const ConvolutionParams& p, std::int64_t rows) {

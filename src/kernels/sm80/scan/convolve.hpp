@@ -33,12 +33,13 @@ struct ConvolutionParams {
   const float* weight;
   const float* bias;  // or null
   bool silu;
-  bool aligned;  // eight channels of x, y and halos begin at multiples of 16 bytes
+  bool aligned;         // eight channels of x, y and halos begin at multiples of 16 bytes
+  bool filter_aligned;  // as do weights and bias
 };
 static_assert(sizeof(ConvolutionParams) <= 4000, "kernel arguments are at most 4 KiB");
 
 // Tokens of a run that a thread computes: pieces of a run have so many, the last one maybe fewer.
-inline constexpr int kPieceTokens = 32;
+inline constexpr int kPieceTokens = 64;
 
 // Loads all of them onto the current device (load_kernel.hpp).
 void load_convolution(Dtype dtype, int width);
@@ -51,6 +52,7 @@ void keep_halos(const ConvolutionParams& params, Dtype dtype, cudaStream_t strea
 struct ConvolutionStep {
   std::int64_t sequences;
   void* halos;
+  const std::int32_t* slots;  // as of UpdateParams
 };
 void update_halos(const ConvolutionParams& params, const ConvolutionStep& step, Dtype dtype, cudaStream_t stream);
 

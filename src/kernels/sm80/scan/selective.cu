@@ -114,7 +114,8 @@ __global__ void __launch_bounds__(kThreads) selective_kernel(const __grid_consta
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {
         if (first + i >= tokens) break;
-        const float step = cuda::make_dt(dt[i], p.dt_bias, channel, p.softplus, p.dt_least, p.dt_most);
+        const float step =
+            cuda::make_dt(dt[i], cuda::dt_bias_of(p.dt_bias, channel), p.softplus, p.dt_least, p.dt_most);
         const float input = __fmul_rn(step, x[i]);
         time = __fadd_rn(time, step);
         float b[kStates];

@@ -39,7 +39,7 @@ class DeviceConvolution final : public ConvolutionKernel {
     const DeviceGuard guard(device_);
     ConvolutionParams p = params_of(update);
     p.aligned = p.aligned && place(update.halos) % kAlignment == 0;
-    update_halos(p, {update.x.tokens, update.halos}, spec_.dtype, cuda_stream(stream));
+    update_halos(p, {update.x.tokens, update.halos, update.slots}, spec_.dtype, cuda_stream(stream));
   }
 
  private:
@@ -59,6 +59,7 @@ class DeviceConvolution final : public ConvolutionKernel {
     p.silu = spec_.silu;
     const auto strides = static_cast<std::uint64_t>((p.x_stride | p.y_stride) * bytes);
     p.aligned = (place(p.x) | place(p.y) | strides) % kAlignment == 0;
+    p.filter_aligned = (place(p.weight) | place(p.bias)) % kAlignment == 0;
     return p;
   }
 

@@ -18,7 +18,7 @@ namespace ringattn::sm80 {
 
 namespace {
 
-constexpr int kMostHeadDim = 128;
+constexpr int kMostHeadDim = kMostWarps * kWarpDims;
 constexpr int kMostStates = 256;
 constexpr int kChannels = 8;  // of a group: multiples of it
 

@@ -28,6 +28,8 @@ struct SsdShape {
 inline constexpr int kElementBytes = 2;
 inline constexpr int kPieceElements = 8;  // 16 bytes
 inline constexpr int kWarpDims = 16;      // of a head, that a warp has
+inline constexpr int kMostWarps = 8;      // of a head
+inline constexpr int kMostHeadsTogether = 4;
 
 // Rows of a tile lie an odd number of 16 bytes apart: eight of them are in different banks.
 constexpr int pitch_of(int columns) { return (columns + kPieceElements) * kElementBytes; }

@@ -228,7 +228,7 @@ __global__ void __launch_bounds__(finish_threads<kStates>(), 1) ssd_finish_kerne
       add_state<Element>(rows, state, source.c(stage), place.lane);
     }
     __syncthreads();  // the scores are there
-    if (!present) return;
+    if (!present) return head_barrier(place.slot, p.shape.warps);  // racecheck wants as many of every warp
     weigh_scores(scores, steps, weights, place, p.shape.warps);
 #pragma unroll
     for (int m = 0; m < kChunk / 16; ++m) {

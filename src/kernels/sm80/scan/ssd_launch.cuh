@@ -9,8 +9,6 @@
 
 namespace ringattn::sm80 {
 
-inline constexpr int kMostHeadsTogether = 4;
-
 // Bytes of shared memory that a CTA may have.
 inline int most_shared(int device) {
   int shared = 0;

@@ -15,7 +15,7 @@ __global__ void __launch_bounds__(kDecodeThreads, 1) decode_kernel(const __grid_
   const DecodeMap<C> map;
   if (threadIdx.x == 0) init_decode_barriers(map);
   let_next_begin();
-  await_kernels_before();
+  await_kernels_before_step(params);
   if (threadIdx.x >= kDecodeFoldThreads) count_units<C>(params, map);
   __syncthreads();
   const int units = unit_count(params, map);
@@ -29,6 +29,7 @@ __global__ void __launch_bounds__(kDecodeThreads, 1) decode_kernel(const __grid_
   } else {
     each_unit(Fetcher<C>(params, map));
   }
+  await_prefixes(params);
 }
 
 }  // namespace ringattn::sm90

@@ -14,6 +14,8 @@ struct DecodeLauncher {
   void (*launch)(const DecodeParams& params, int ctas, Stream stream);
   // The same with few rows a block, in clusters of params.slices CTAs (sliced.cuh), `clusters` of them.
   void (*launch_sliced)(const DecodeParams& params, int clusters, Stream stream);
+  // Enqueues the groups of the step's shared prefixes (prefix.cuh), in front of one of the launches above.
+  void (*launch_prefixes)(const DecodeParams& params, int ctas, Stream stream);
   // How many such clusters the current device holds at a time; 0: there is no such kernel.
   int (*clusters_at_a_time)(int slices);
 };

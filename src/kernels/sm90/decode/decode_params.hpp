@@ -49,6 +49,13 @@ struct DecodeParams {
   // [sequences, kv_heads, blocks, slices]: units that have left their partials; 0 between launches.
   std::int32_t* arrived;
   std::int32_t* failed;  // [units]: whether the unit has to be folded again, tile by tile (sliced.cuh)
+  // Prefixes that sequences share, as SharedPrefixes has them; null: none. Another launch (prefix.cuh) leaves what rows
+  // have of their groups, so rows are never finished beside it.
+  const std::int32_t* prefix_of;
+  const std::int32_t* prefix_keys;
+  std::int32_t prefixes;
+  cuda::Divider by_sequence_rows;  // query rows of a sequence and KV head
+
   // Not null: rows are not finished. What they leave goes there, as DecodePartials says, and none of the scratch is
   // used: A, and behind it r and l.
   float* records;

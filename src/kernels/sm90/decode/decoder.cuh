@@ -5,6 +5,7 @@
 
 #include "kernels/sm90/decode/decode_map.cuh"
 #include "kernels/sm90/decode/finish.cuh"
+#include "kernels/sm90/decode/queries.cuh"
 #include "kernels/sm90/fold/products.cuh"
 #include "kernels/sm90/fold/redo.cuh"
 #include "kernels/sm90/ptx/tma.cuh"
@@ -18,7 +19,7 @@ class Decoder {
       : params_(params), p_(params.fold), map_(map) {}
 
   __device__ __forceinline__ void take(const DecodeUnit& unit) {
-    load_queries(unit);
+    load_queries<C>(params_, map_, rows_of(params_, unit), [&](int slot) { return place_of(params_, unit, slot); });
     fold(unit);
     if (finishes(params_, unit) || params_.records != nullptr) return;
     for (int slice = 0; slice < params_.slices; ++slice) {
@@ -28,33 +29,6 @@ class Decoder {
 
  private:
   using Scores = float[C::kKeyTile / 8][4];
-
-  // Rows that are not there, and columns behind head_dim, are zeros.
-  __device__ __forceinline__ void load_queries(const DecodeUnit& unit) const {
-    constexpr int kChunks = C::kQBytes / kQueryTile / 16;
-    const int rows = rows_of(params_, unit);
-    const auto* const q = static_cast<const std::uint16_t*>(p_.q.data);
-    const bool aligned =
-        ((reinterpret_cast<std::uint64_t>(q) | static_cast<std::uint64_t>(2 * (p_.q.token_stride | p_.q.head_stride))) &
-         15U) == 0;
-    named_sync(kDecodeBarrier, kDecodeFoldThreads);  // nobody reads the last unit's any more
-#pragma unroll 1
-    for (int i = thread_of_cta(); i < kQueryTile * kChunks; i += kDecodeFoldThreads) {
-      const int slot = i / kChunks;
-      const int chunk = i % kChunks;
-      uint4 elements{0, 0, 0, 0};
-      if (slot < rows && chunk * 8 < C::kDim) {
-        const DecodePlace place = place_of(params_, unit, slot);
-        elements =
-            load_elements(q + place.row * p_.q.token_stride + place.query_head * p_.q.head_stride + chunk * 8, aligned);
-      }
-      cuda::store_shared(map_.q() + static_cast<std::uint32_t>(chunk / 8 * cuda::panel_bytes(kQueryTile)) +
-                             cuda::swizzled(slot, chunk % 8),
-                         elements);
-    }
-    proxy_fence();
-    named_sync(kDecodeBarrier, kDecodeFoldThreads);
-  }
 
   __device__ __forceinline__ void fold(const DecodeUnit& unit) {
     const DecodeSlots slots = slots_of<C>(params_, unit, slot_of_thread());

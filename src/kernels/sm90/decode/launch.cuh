@@ -8,6 +8,7 @@
 #include "base/cuda.hpp"
 #include "kernels/sm90/decode/decode.cuh"
 #include "kernels/sm90/decode/decode.hpp"
+#include "kernels/sm90/decode/prefix.cuh"
 #include "kernels/sm90/decode/sliced.cuh"
 #include "kernels/sm90/fold/hopper_params.hpp"
 
@@ -38,6 +39,7 @@ struct SlicedConfig {
   static constexpr int kRounds = 1;
   static constexpr int kSlices = kSlices_;
   static constexpr int kSliceColumns = kDimV / kSlices;
+  static constexpr int kFillers = 1;  // who say that a stage of keys or values has been filled
   static constexpr int kVRowBytes = kSliceColumns < kPanelColumns ? 2 * kSliceColumns : kPanelRowBytes;
   static constexpr int kKBytes = kFold.k_bytes();
   static constexpr int kVBytes = kKeyTile * kVRowBytes * ((2 * kSliceColumns + kVRowBytes - 1) / kVRowBytes);
@@ -85,6 +87,9 @@ void prepare_decode() {
   check_cuda(
       cudaFuncSetAttribute(decode_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, int{DecodeMap<C>::kBytes}),
       "cudaFuncSetAttribute");
+  check_cuda(
+      cudaFuncSetAttribute(prefix_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, int{PrefixMap<C>::kBytes}),
+      "cudaFuncSetAttribute");
   for_slices<kFold>([]<int kSlices>(std::integral_constant<int, kSlices>) {
     using S = SlicedConfig<Element, kFold, kSlices>;
     check_cuda(cudaFuncSetAttribute(sliced_kernel<S>, cudaFuncAttributeMaxDynamicSharedMemorySize, sliced_bytes<S>()),
@@ -124,6 +129,13 @@ void launch_decode(const DecodeParams& params, int ctas, Stream stream) {
 }
 
 template <class Element, FoldConfig kFold>
+void launch_prefix_groups(const DecodeParams& params, int ctas, Stream stream) {
+  using C = DecodeConfig<Element, kFold>;
+  const OverlappingLaunch launch(ctas, kDecodeThreads, PrefixMap<C>::kBytes, stream);
+  check_cuda(cudaLaunchKernelEx(&launch.config, prefix_kernel<C>, params), "sm90_fold's shared prefixes");
+}
+
+template <class Element, FoldConfig kFold>
 void launch_sliced_decode(const DecodeParams& params, int clusters, Stream stream) {
   for_slices<kFold>([&]<int kSlices>(std::integral_constant<int, kSlices>) {
     if (params.slices != kSlices) return;
@@ -153,7 +165,7 @@ int sliced_clusters(int slices) {
 template <class Element, FoldConfig kFold>
 constexpr DecodeLauncher decode_launcher() {
   return {prepare_decode<Element, kFold>, launch_decode<Element, kFold>, launch_sliced_decode<Element, kFold>,
-          sliced_clusters<Element, kFold>};
+          launch_prefix_groups<Element, kFold>, sliced_clusters<Element, kFold>};
 }
 
 }  // namespace ringattn::sm90

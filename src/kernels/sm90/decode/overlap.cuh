@@ -9,7 +9,8 @@ namespace ringattn::sm90 {
 __device__ __forceinline__ void let_next_begin() { asm volatile("griddepcontrol.launch_dependents;"); }
 
 // Until the kernels before this one in the stream are done and what they have written is seen. Whoever reads or writes
-// global memory has waited here. What has been read by the cache of read-only data (__ldg) might be old behind it.
+// global memory has waited here, or comes behind a launch that has and lets it begin (units.cuh). What has been read by
+// the cache of read-only data (__ldg) might be old behind it.
 __device__ __forceinline__ void await_kernels_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 }  // namespace ringattn::sm90

@@ -35,8 +35,8 @@ constexpr int sliced_arrivals(int barrier) {
   }
   if (barrier >= kSlot + 2 * C::kSlots) return C::kSlices * (C::kOutWarps + 1);
   if (barrier >= kSlot) return barrier < kSlot + C::kSlots ? kScoreWarps : 1;
-  if (barrier >= kV) return barrier < kV + C::kVStages ? 1 : C::kOutWarps;
-  return barrier < C::kKStages ? 1 : kScoreWarps;
+  if (barrier >= kV) return barrier < kV + C::kVStages ? C::kFillers : C::kOutWarps;
+  return barrier < C::kKStages ? C::kFillers : kScoreWarps;
 }
 
 // By one thread, and without a loop: a barrier is then one instruction, whose place and arrivals are constants. The
@@ -64,6 +64,24 @@ __device__ __forceinline__ void wait_for_cluster() {
   if constexpr (C::kSlices > 1) {
     __syncwarp();
     cluster_wait();
+  }
+}
+
+// The fetching warp finds out about units and tells the other warps, which all go through the same ones. Calls
+// take(note, number) for each.
+template <class C, class Take>
+__device__ __forceinline__ void for_each_note(const SlicedMap<C>& map, int first, int step, const Take& take) {
+  wait_for_cluster<C>();
+  std::uint32_t notes = 0;
+#pragma unroll 1
+  for (int n = first;; n += step) {
+    const Turn<2> turn(notes++);
+    const UnitNote note = map.note(turn.place);
+    barrier_wait(map.note_full(turn.place), turn.parity);
+    if (note.get(UnitNote::kBegin) == UnitNote::kNoMore) break;
+    take(note, n);
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier_arrive(map.note_empty(turn.place));
   }
 }
 
@@ -108,26 +126,12 @@ __global__ void __launch_bounds__(C::kThreads, 1) sliced_kernel(const __grid_con
   let_next_begin();
   __syncthreads();
   arrive_in_cluster<C, false>();  // whoever writes to other CTAs waits until all have come so far
-  await_kernels_before();
+  await_kernels_before_step(params);
   const int first = static_cast<int>(blockIdx.x) / C::kSlices;
   const int step = static_cast<int>(gridDim.x) / C::kSlices;
   const int warp = static_cast<int>(threadIdx.x) / 32;
 
-  // The fetching warp finds out about units and tells the other warps, which all go through the same ones.
-  const auto each_note = [&](auto take) {
-    wait_for_cluster<C>();
-    std::uint32_t notes = 0;
-#pragma unroll 1
-    for (int n = first;; n += step) {
-      const Turn<2> turn(notes++);
-      const UnitNote note = map.note(turn.place);
-      barrier_wait(map.note_full(turn.place), turn.parity);
-      if (note.get(UnitNote::kBegin) == UnitNote::kNoMore) break;
-      take(note, n);
-      __syncwarp();
-      if (threadIdx.x % 32 == 0) barrier_arrive(map.note_empty(turn.place));
-    }
-  };
+  const auto each_note = [&](auto take) { for_each_note<C>(map, first, step, take); };
   if (warp < kScoreWarps) {
     Scorer<C> scorer(params, map, rank);
     each_note([&](const UnitNote& note, int) { scorer.take(note); });
@@ -146,13 +150,14 @@ __global__ void __launch_bounds__(C::kThreads, 1) sliced_kernel(const __grid_con
     SumAdder<C> adder(map);
     each_note([&](const UnitNote& note, int) { adder.take(note); });
   } else if (warp == kScoreWarps + C::kOutWarps + 2) {
-    ValueFetcher<C> fetcher(params, map, rank);
+    ValueFetcher<C> fetcher(map, rank, TileBoxes<C>(params));
     each_note([&](const UnitNote& note, int) { fetcher.take(note); });
   } else {
-    KeyFetcher<C> fetcher(params, map, rank);
+    KeyFetcher<C> fetcher(params, map, rank, TileBoxes<C>(params));
     fetcher.run(first, step);
     wait_for_cluster<C>();
   }
+  await_prefixes(params);
   // Nobody's shared memory is written any more.
   __syncthreads();
   arrive_in_cluster<C, true>();

@@ -41,6 +41,21 @@ class TileBoxes {
     if (p_.pages == nullptr) return {sequence_, here};
     return {__ldcg(pages_ + (here >> p_.page_log)), here & ((1 << p_.page_log) - 1)};
   }
+  // The next tile of K, and this CTA's columns of the next tile of V, into the stage whose turn it is.
+  __device__ __forceinline__ void fetch_keys(const SlicedMap<C>& map, const Lap<C::kKStages>& turn, int tile, Box box,
+                                             int head) const {
+    barrier_wait(map.k_empty(turn.place), turn.parity ^ 1U);
+    fetch<C::kDim, kPanelRowBytes>(&p_.k, map.k(turn.place), map.k_full(turn.place), tile, box, 0, head, 0,
+                                   p_.k_box_columns);
+  }
+  __device__ __forceinline__ void fetch_values(const SlicedMap<C>& map, const Lap<C::kVStages>& turn, int tile, Box box,
+                                               int nth, int head, std::uint32_t rank) const {
+    barrier_wait(map.v_empty(turn.place), turn.parity ^ 1U);
+    fetch<C::kSliceColumns, C::kVRowBytes>(&p_.v_slices, map.v(turn.place), map.v_full(turn.place), tile, box, nth,
+                                           head, static_cast<int>(rank) * C::kSliceColumns, p_.slice_box_columns);
+  }
+
+ protected:
   // Fetches the tile whose boxes the lanes of this nth() have found, `columns` at a time from first_column on, into
   // `target`, in rows of kRowBytes. The barrier counts it.
   template <int kColumns, int kRowBytes>
@@ -58,7 +73,6 @@ class TileBoxes {
     }
   }
 
- private:
   // Of a tile, those that boxes bring: behind the last key none but the rest of its box.
   __device__ __forceinline__ int rows(int tile) const {
     const int left = length_ - tile * C::kKeyTile;
@@ -75,11 +89,12 @@ class TileBoxes {
   int sequence_ = 0, length_ = 0, end_ = 0, lag_ = 0;
 };
 
-template <class C>
+template <class C, class Boxes = TileBoxes<C>>
 class KeyFetcher {
  public:
-  __device__ __forceinline__ KeyFetcher(const DecodeParams& p, const SlicedMap<C>& map, std::uint32_t rank)
-      : p_(p), map_(map), rank_(rank), lane_(thread_of_cta() % 32), boxes_(p) {}
+  __device__ __forceinline__ KeyFetcher(const DecodeParams& p, const SlicedMap<C>& map, std::uint32_t rank,
+                                        const Boxes& boxes)
+      : p_(p), map_(map), rank_(rank), lane_(thread_of_cta() % 32), boxes_(boxes) {}
 
   // Units first, first + step, …
   __device__ __forceinline__ void run(int first, int step) {
@@ -120,9 +135,7 @@ class KeyFetcher {
       tile = tile_at(own);
       own += C::kSlices;
       ahead = boxes_.find(tile);
-      barrier_wait(map_.k_empty(stage_.place), stage_.parity ^ 1U);
-      boxes_.template fetch<C::kDim, kPanelRowBytes>(&p_.k, map_.k(stage_.place), map_.k_full(stage_.place), now, box,
-                                                     0, unit.kv_head, 0, p_.k_box_columns);
+      boxes_.fetch_keys(map_, stage_, now, box, unit.kv_head);
       stage_.advance();
     }
   }
@@ -191,17 +204,17 @@ class KeyFetcher {
   const SlicedMap<C>& map_;
   const std::uint32_t rank_;
   const int lane_;
-  TileBoxes<C> boxes_;
+  Boxes boxes_;
   std::uint32_t notes_ = 0;  // so far
   std::uint32_t tiles_ = 0;  // of all units
   Lap<C::kKStages> stage_;   // of the next K that this warp fetches
 };
 
-template <class C>
+template <class C, class Boxes = TileBoxes<C>>
 class ValueFetcher {
  public:
-  __device__ __forceinline__ ValueFetcher(const DecodeParams& p, const SlicedMap<C>& map, std::uint32_t rank)
-      : p_(p), map_(map), first_column_(static_cast<int>(rank) * C::kSliceColumns), boxes_(p) {}
+  __device__ __forceinline__ ValueFetcher(const SlicedMap<C>& map, std::uint32_t rank, const Boxes& boxes)
+      : map_(map), rank_(rank), boxes_(boxes) {}
 
   __device__ __forceinline__ void take(const UnitNote& note) {
     const int end = note.get(UnitNote::kEnd);
@@ -215,20 +228,16 @@ class ValueFetcher {
       ahead = boxes_.find(tile + boxes_.at_a_time() + boxes_.nth());
 #pragma unroll 1
       for (int nth = 0; nth < boxes_.at_a_time() && tile < end; ++nth, ++tile) {
-        barrier_wait(map_.v_empty(stage_.place), stage_.parity ^ 1U);
-        boxes_.template fetch<C::kSliceColumns, C::kVRowBytes>(&p_.v_slices, map_.v(stage_.place),
-                                                               map_.v_full(stage_.place), tile, box, nth, kv_head,
-                                                               first_column_, p_.slice_box_columns);
+        boxes_.fetch_values(map_, stage_, tile, box, nth, kv_head, rank_);
         stage_.advance();
       }
     }
   }
 
  private:
-  const DecodeParams& p_;
   const SlicedMap<C>& map_;
-  const int first_column_;
-  TileBoxes<C> boxes_;
+  const std::uint32_t rank_;
+  Boxes boxes_;
   Lap<C::kVStages> stage_;
 };
 

@@ -113,10 +113,13 @@ __device__ __forceinline__ BasicTileRange<int> plain_tiles(const DecodeParams& p
   return {begin > last ? begin : last + 1, common.end / C::kKeyTile};
 }
 
-// Eight elements of a row of q; `aligned`: to 16 bytes.
+// Eight elements of a row of q; `aligned`: to 16 bytes. Not from the multiprocessor's own cache: where a launch begins
+// before the one in front of it has ended (overlap.cuh), what lies there might be old.
 __device__ __forceinline__ uint4 load_elements(const std::uint16_t* from, bool aligned) {
-  if (aligned) return *reinterpret_cast<const uint4*>(from);
-  const auto pair = [from](int w) { return from[2 * w] | static_cast<std::uint32_t>(from[2 * w + 1]) << 16; };
+  if (aligned) return __ldcg(reinterpret_cast<const uint4*>(from));
+  const auto pair = [from](int w) {
+    return __ldcg(from + 2 * w) | static_cast<std::uint32_t>(__ldcg(from + 2 * w + 1)) << 16;
+  };
   return {pair(0), pair(1), pair(2), pair(3)};
 }
 

@@ -12,6 +12,7 @@
 #include "kernels/cuda/cuda_fold.hpp"
 #include "kernels/merge.hpp"
 #include "kernels/registry.hpp"
+#include "kernels/sm90/decode/compressed.hpp"
 #include "kernels/sm90/decode/decode.hpp"
 #include "kernels/sm90/decode/merge.hpp"
 #include "kernels/sm90/decode/step_params.hpp"
@@ -34,13 +35,17 @@ const DecodeLauncher& launcher_of(const DecodeSpec& spec, bool configured) {
 // What a step's units leave for each other, as it lies in scratch memory.
 struct ScratchLayout {
   std::int64_t groups;  // of a sequence, at most
-  std::size_t outputs, numbers, arrived, failed, bytes;
+  std::size_t outputs, numbers, arrived, failed, records, bytes;
 };
 
 class Sm90Decode final : public DecodeKernel {
  public:
   Sm90Decode(const DecodeSpec& spec, int device)
-      : spec_(spec), device_(device), config_(*choose_config(spec.fold)), launcher_(launcher_of(spec, true)) {}
+      : spec_(spec),
+        device_(device),
+        config_(*choose_config(spec.fold)),
+        launcher_(launcher_of(spec, true)),
+        compressed_(spec.format.is_plain() ? nullptr : &compressed_launcher_of(spec, true)) {}
 
   std::int64_t record_floats() const override { return spec_.fold.head_dim_v + 4; }
   int key_tile() const override { return config_.key_tile; }
@@ -48,6 +53,10 @@ class Sm90Decode final : public DecodeKernel {
 
   void check(const DecodeLimits& limits, int shares) const override {
     check_limits("sm90_fold", limits, kMostDecodeSequences, shares);
+    if (limits.prefixes > kMostPrefixes) {
+      fail(ErrorCode::kUnsupported, fmt::format("a decode step with {} shared prefixes", limits.prefixes),
+           fmt::format("sm90_fold takes up to {} in one step", kMostPrefixes), "Use several steps, or another kernel.");
+    }
   }
 
   void reserve(const DecodeLimits& limits) override {
@@ -59,10 +68,11 @@ class Sm90Decode final : public DecodeKernel {
     scratch_ = allocate_device(layout_.bytes, device_);
     check_cuda(cudaMemset(scratch_.data(), 0, layout_.bytes), "cudaMemset");
     check_cuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");  // steps may be in any stream
-    launcher_.prepare();
+    compressed_ != nullptr ? compressed_->prepare() : launcher_.prepare();
     prepare_merge(spec_.fold.dtype);
     for (int slices = 1; slices <= kMostSlices; slices *= 2) {
-      clusters_[std::countr_zero(static_cast<unsigned>(slices))] = launcher_.clusters_at_a_time(slices);
+      clusters_[std::countr_zero(static_cast<unsigned>(slices))] =
+          compressed_ != nullptr ? compressed_->clusters_at_a_time(slices) : launcher_.clusters_at_a_time(slices);
     }
   }
 
@@ -72,17 +82,26 @@ class Sm90Decode final : public DecodeKernel {
     const DeviceGuard guard(device_);
     DecodeParams p{};
     set_tensors(step, p);
-    set_cache(step, p);
+    if (compressed_ == nullptr) set_cache(step, p);
     p.outputs = reinterpret_cast<float*>(scratch_.data() + layout_.outputs);
     p.numbers = reinterpret_cast<float2*>(scratch_.data() + layout_.numbers);
     p.arrived = reinterpret_cast<std::int32_t*>(scratch_.data() + layout_.arrived);
     p.failed = reinterpret_cast<std::int32_t*>(scratch_.data() + layout_.failed);
+    const bool shares = step.prefixes.count > 0 && compressed_ == nullptr;  // over codes each sequence reads its own
+    const int beside = shares ? enqueue_prefixes(step, p, stream) : 0;
     const std::int64_t units = std::int64_t{p.sequences} * spec_.fold.kv_heads * p.blocks * layout_.groups;
-    if (p.block_rows == kSlicedRows) {
-      launcher_.launch_sliced(p, static_cast<int>(std::min<std::int64_t>(units, clusters_of(p.slices))), stream);
+    if (compressed_ != nullptr) {
+      enqueue_compressed(step, p, static_cast<int>(units), stream);
+    } else if (p.block_rows == kSlicedRows) {
+      const int clusters = clusters_of(p.slices) - (beside + p.slices - 1) / p.slices;
+      launcher_.launch_sliced(p, static_cast<int>(std::clamp<std::int64_t>(clusters, 1, units)), stream);
     } else {
-      launcher_.launch(p, static_cast<int>(std::min<std::int64_t>(units, multiprocessors_)), stream);
+      launcher_.launch(p, static_cast<int>(std::min<std::int64_t>(units, multiprocessors_ - beside)), stream);
     }
+    if (!shares || step.partials.records != nullptr) return;
+    const float* const records = p.records;
+    merge_shares("sm90_fold", spec_.fold, config_.key_tile,
+                 {{&records, 1}, p.record_groups, step.rows, step.lengths, step.output}, stream);
   }
 
   void merge(const DecodeMerge& merge, Stream stream) override {
@@ -92,6 +111,27 @@ class Sm90Decode final : public DecodeKernel {
   }
 
  private:
+  // Enqueues the groups of shared prefixes. From here on the step leaves records: its own, where it has none to give.
+  // Returns how many multiprocessors that keeps busy while the rest of the step runs, which gets the others; 0 where
+  // prefixes may need most of them, and the rest better waits.
+  int enqueue_prefixes(const DecodeStep& step, DecodeParams& p, Stream stream) const {
+    p.prefix_of = step.prefixes.of_sequence;
+    p.prefix_keys = step.prefixes.keys;
+    p.prefixes = step.prefixes.count;
+    p.by_sequence_rows = cuda::Divider(std::int64_t{p.rows} * p.ratio);
+    if (p.records == nullptr) {
+      p.records = reinterpret_cast<float*>(scratch_.data() + layout_.records);
+      p.record_groups = layout_.groups;
+    }
+    // At most: each prefix's last block may be filled in part.
+    const std::int64_t blocks =
+        (std::int64_t{p.sequences} * p.rows * p.ratio + kQueryTile - 1) / kQueryTile + p.prefixes - 1;
+    const std::int64_t units = blocks * spec_.fold.kv_heads * share_groups(limits_.keys, p.every_group, key_tile());
+    const int ctas = static_cast<int>(std::min<std::int64_t>(units, multiprocessors_));
+    launcher_.launch_prefixes(p, ctas, stream);
+    return ctas <= multiprocessors_ / 2 ? ctas : 0;
+  }
+
   // Of a block of products: as few as the sliced kernel has, where that is enough.
   int block_rows(int rows) const {
     return rows * (spec_.fold.heads / spec_.fold.kv_heads) <= kSlicedRows ? kSlicedRows : kQueryTile;
@@ -129,6 +169,8 @@ class Sm90Decode final : public DecodeKernel {
     layout.numbers = place(std::max(rows, units * kSlicedRows * kMostSlices) * sizeof(float2));
     layout.arrived = place(blocks_in_all * kMostSlices * sizeof(std::int32_t));
     layout.failed = place(units * sizeof(std::int32_t));
+    const std::int64_t records = limits.prefixes == 0 ? 0 : limits.sequences * limits.rows * layout.groups;
+    layout.records = place(static_cast<std::size_t>(records * spec_.fold.heads * record_floats()) * sizeof(float));
     return layout;
   }
 
@@ -136,6 +178,21 @@ class Sm90Decode final : public DecodeKernel {
     set_step(spec_.fold, step, block_rows(step.rows), p);
     p.slices =
         p.block_rows == kSlicedRows ? slices_for(std::int64_t{p.sequences} * p.fold.kv_heads * layout_.groups) : 1;
+  }
+
+  // Of up to so many units. Those that the sliced kernel fails at are folded by a launch behind it.
+  void enqueue_compressed(const DecodeStep& step, const DecodeParams& shape, int units, Stream stream) const {
+    DecodeStep paged = step;
+    paged.k.page_size = step.packed_k.page_size;
+    CompressedParams p{};
+    p.step = shape;
+    set_pages(paged, config_.key_tile, config_.key_tile, p.step);
+    set_compressed(step, p);
+    if (shape.block_rows == kSlicedRows && clusters_of(shape.slices) > 0) {
+      compressed_->launch_sliced(p, std::min(units, clusters_of(shape.slices)), stream);
+      p.failed_of = units;
+    }
+    compressed_->launch(p, std::min(units, multiprocessors_), stream);
   }
 
   void set_cache(const DecodeStep& step, DecodeParams& p) const {
@@ -158,6 +215,7 @@ class Sm90Decode final : public DecodeKernel {
   int device_;
   FoldConfig config_;
   const DecodeLauncher& launcher_;
+  const CompressedLauncher* const compressed_;  // null: caches are plain
   DecodeLimits limits_;
   ScratchLayout layout_{};
   int multiprocessors_ = 0;

@@ -6,10 +6,20 @@
 
 #include "kernels/merge.hpp"
 #include "kernels/sm90/decode/decode_params.hpp"
+#include "kernels/sm90/decode/overlap.cuh"
 #include "kernels/sm90/fold/shared_map.cuh"
 #include "kernels/sm90/ptx/threads.cuh"
 
 namespace ringattn::sm90 {
+
+// A launch that folds what sequences have besides their shared prefixes runs beside the one of the prefixes, which is
+// in front of it and has waited for all others (prefix.cuh). So it waits at its end: with it, both are done.
+__device__ __forceinline__ void await_kernels_before_step(const DecodeParams& p) {
+  if (p.prefix_of == nullptr) await_kernels_before();
+}
+__device__ __forceinline__ void await_prefixes(const DecodeParams& p) {
+  if (p.prefix_of != nullptr) await_kernels_before();
+}
 
 using DecodeVisibility = BasicVisibility<std::int32_t>;
 
@@ -29,6 +39,29 @@ struct DecodeSequence {
   __device__ bool single() const { return groups == 1; }
 };
 
+// The prefix that the sequence shares, or −1.
+__device__ __forceinline__ int prefix_of(const DecodeParams& p, int sequence) {
+  if (p.prefix_of == nullptr) return -1;
+  const int prefix = __ldcg(p.prefix_of + sequence);
+  return prefix >= 0 && prefix < p.prefixes ? prefix : -1;
+}
+
+// How many whole groups a prefix has.
+template <class C>
+__device__ __forceinline__ int prefix_groups(const DecodeParams& p, int prefix) {
+  const int groups = __ldcg(p.prefix_keys + prefix) / (kGroupTiles * C::kKeyTile);
+  return groups > 0 ? groups : 0;
+}
+
+// How many groups of its prefix are folded for the sequence together with those of others: all or none, so that those
+// who pack rows need no look at single groups. All, where every row sees every key of them.
+template <class C>
+__device__ __forceinline__ int shared_groups(const DecodeParams& p, int prefix, int length, int position) {
+  const int groups = prefix_groups<C>(p, prefix);
+  const auto seen = visibility_of(p, length).common_keys(position, position + p.rows - 1);
+  return seen.begin == 0 && groups * (kGroupTiles * C::kKeyTile) <= seen.end ? groups : 0;
+}
+
 template <class C>
 __device__ __forceinline__ DecodeSequence sequence_of(const DecodeParams& p, int sequence) {
   DecodeSequence of;
@@ -41,6 +74,11 @@ __device__ __forceinline__ DecodeSequence sequence_of(const DecodeParams& p, int
   // Where no row folds a tile there is a unit of no tiles all the same, so that its rows are written.
   of.begin_group = of.first / kGroupTiles;
   of.groups = none ? 1 : (of.last - 1) / kGroupTiles + 1 - of.begin_group;
+  if (const int prefix = prefix_of(p, sequence); prefix >= 0) {
+    const int shared = shared_groups<C>(p, prefix, of.length, of.position);
+    of.begin_group += shared;  // from 0
+    of.groups -= shared;
+  }
   if (p.every_group > 1 || p.records != nullptr) {
     const int end_group = none ? of.begin_group : of.begin_group + of.groups;
     const auto of_share = [&p](int group) { return (group - p.first_group + p.every_group - 1) / p.every_group; };

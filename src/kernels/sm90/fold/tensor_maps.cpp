@@ -38,17 +38,20 @@ bool can_map_stride(std::int64_t elements) {
   return elements > 0 && elements * kElementBytes % kAlignment == 0 && elements * kElementBytes < kMostStride;
 }
 
+// Less than a panel is one of its own, with the swizzle of its width.
+CUtensorMapSwizzle swizzle_of(int box_columns) {
+  return box_columns == 16   ? CU_TENSOR_MAP_SWIZZLE_32B
+         : box_columns == 32 ? CU_TENSOR_MAP_SWIZZLE_64B
+                             : CU_TENSOR_MAP_SWIZZLE_128B;
+}
+
 // `rank`: of the map; 4 leaves the pages out.
 CUtensorMap encode(const MappedPages& pages, unsigned rank, Dtype dtype, int box_rows, int box_columns,
-                   CUtensorMapL2promotion promotion) {
+                   CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion) {
   const MappedTensor& tensor = pages.page;
   const auto size = [](std::int64_t n) { return static_cast<cuuint64_t>(n); };
-  // Less than a panel is one of its own, with the swizzle of its width.
   const int panel = std::min(box_columns, kPanelColumns);
   const std::int64_t panels = box_columns / panel;
-  const CUtensorMapSwizzle swizzle = panel == 16   ? CU_TENSOR_MAP_SWIZZLE_32B
-                                     : panel == 32 ? CU_TENSOR_MAP_SWIZZLE_64B
-                                                   : CU_TENSOR_MAP_SWIZZLE_128B;
   const cuuint64_t sizes[5] = {size(tensor.columns - (panels - 1) * panel), size(tensor.rows), size(panels),
                                size(tensor.heads), size(pages.pages)};
   const cuuint64_t strides[4] = {size(tensor.token_stride * kElementBytes), size(panel * kElementBytes),
@@ -84,11 +87,17 @@ bool can_map(const MappedPages& tensor) {
 }
 
 CUtensorMap map_tensor(const MappedTensor& tensor, Dtype dtype, int box_rows, int box_columns) {
-  return encode({tensor, 1, tensor.head_stride}, 4, dtype, box_rows, box_columns, CU_TENSOR_MAP_L2_PROMOTION_L2_256B);
+  return encode({tensor, 1, tensor.head_stride}, 4, dtype, box_rows, box_columns, swizzle_of(box_columns),
+                CU_TENSOR_MAP_L2_PROMOTION_L2_256B);
 }
 
 CUtensorMap map_pages(const MappedPages& tensor, Dtype dtype, int box_rows, int box_columns) {
-  return encode(tensor, 5, dtype, box_rows, box_columns, CU_TENSOR_MAP_L2_PROMOTION_NONE);
+  return encode(tensor, 5, dtype, box_rows, box_columns, swizzle_of(box_columns), CU_TENSOR_MAP_L2_PROMOTION_NONE);
+}
+
+CUtensorMap map_plain_pages(const MappedPages& tensor, int box_rows, int box_columns) {
+  return encode(tensor, 5, Dtype::kBf16, box_rows, box_columns, CU_TENSOR_MAP_SWIZZLE_NONE,
+                CU_TENSOR_MAP_L2_PROMOTION_NONE);
 }
 
 }  // namespace ringattn::sm90

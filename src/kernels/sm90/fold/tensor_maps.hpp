@@ -35,5 +35,7 @@ struct MappedPages {
 bool can_map(const MappedPages& tensor);
 // As above; a box lies in one page. 16 and 32 columns make panels of that width, with the swizzle of 32 or 64 bytes.
 CUtensorMap map_pages(const MappedPages& tensor, Dtype dtype, int box_rows, int box_columns);
+// Of 16 bits whatever they are, up to 64 columns: rows lie one behind the other, without a swizzle.
+CUtensorMap map_plain_pages(const MappedPages& tensor, int box_rows, int box_columns);
 
 }  // namespace ringattn::sm90

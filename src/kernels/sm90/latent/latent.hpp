@@ -13,9 +13,9 @@ struct LatentLauncher {
   int (*clusters_at_a_time)(int blocks, int slices);
   // Enqueues the step on `clusters` clusters, each for `blocks` blocks of rows and the slices that the params say.
   void (*launch)(const DecodeParams& params, int blocks, int clusters, Stream stream);
-  // The same of pairs of CTAs (pair.cuh); `calls`: the fetching warp calls tiles into the L2 cache ahead.
+  // The same of pairs of CTAs (pair.cuh), in a form that PairConfig says.
   int (*pairs_at_a_time)();
-  void (*launch_pairs)(const DecodeParams& params, bool calls, int pairs, Stream stream);
+  void (*launch_pairs)(const DecodeParams& params, bool calls, bool yields, int pairs, Stream stream);
 };
 
 extern const LatentLauncher latent_bf16;

@@ -30,18 +30,22 @@ void for_latent_configs(With with) {
   with(LatentConfig<Element, 1, 2>());
 }
 
-template <class Element_, bool kCalls_>
+// `kCalls`: the fetching warp calls tiles into the L2 cache ahead. `kYields`: outputs of a tile that the CTA has scored
+// itself wait for the scores of its next one.
+template <class Element_, bool kCalls_, bool kYields_>
 struct PairConfig {
   using Element = Element_;
   static constexpr int kKeyTile = kLatentTile;
   static constexpr int kDimV = kLatentDimV;
   static constexpr bool kCalls = kCalls_;
+  static constexpr bool kYields = kYields_;
 };
 
 template <class Element, class With>
 void for_pair_configs(With with) {
-  with(PairConfig<Element, false>());
-  with(PairConfig<Element, true>());
+  with(PairConfig<Element, false, false>());
+  with(PairConfig<Element, true, false>());
+  with(PairConfig<Element, false, true>());
 }
 
 template <class Element>
@@ -113,15 +117,15 @@ int latent_pairs() {
   int count = 0;
   cudaLaunchAttribute cluster{};
   const cudaLaunchConfig_t launch = pair_launch(1, cluster);
-  check_cuda(cudaOccupancyMaxActiveClusters(&count, pair_kernel<PairConfig<Element, false>>, &launch),
+  check_cuda(cudaOccupancyMaxActiveClusters(&count, pair_kernel<PairConfig<Element, false, false>>, &launch),
              "cudaOccupancyMaxActiveClusters");
   return count;
 }
 
 template <class Element>
-void launch_latent_pairs(const DecodeParams& params, bool calls, int pairs, Stream stream) {
+void launch_latent_pairs(const DecodeParams& params, bool calls, bool yields, int pairs, Stream stream) {
   for_pair_configs<Element>([&]<class C>(C) {
-    if (C::kCalls != calls) return;
+    if (C::kCalls != calls || C::kYields != yields) return;
     cudaLaunchAttribute cluster{};
     cudaLaunchConfig_t launch = pair_launch(pairs, cluster);
     launch.stream = cuda_stream(stream);

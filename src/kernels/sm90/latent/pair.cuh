@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Decoding over latents by pairs of CTAs. A cluster of two takes units, each a group of 64 key tiles for 64 rows
 // (decode/units.cuh). Each CTA has half of the outputs' columns, and scores every second tile for both (pair_map.cuh).
-// A warpgroup scores (pair_score.cuh), a warpgroup has the outputs (pair_outputs.cuh), and a warp fetches
-// (pair_fetch.cuh). So each column's chain of additions goes through the tiles in order, while the tensor cores of both
-// CTAs have the scores of one tile and the outputs of another one to do.
+// A warpgroup scores (pair_score.cuh), a warpgroup has the outputs (pair_outputs.cuh), a warp fetches
+// (pair_fetch.cuh), and another one sends (pair_send.cuh). So each column's chain of additions goes through the tiles
+// in order, while the tensor cores of both CTAs have the scores of one tile and the outputs of another one to do.
 #pragma once
 
 #include "kernels/sm90/latent/pair_fetch.cuh"
 #include "kernels/sm90/latent/pair_outputs.cuh"
 #include "kernels/sm90/latent/pair_score.cuh"
+#include "kernels/sm90/latent/pair_send.cuh"
 
 namespace ringattn::sm90 {
 
@@ -19,7 +20,7 @@ __global__ void __launch_bounds__(kLatentThreads, 1) pair_kernel(const __grid_co
   if (threadIdx.x == 0) init_pair_barriers(map);
   __syncthreads();
   cluster_sync();
-  // Whoever folds goes through the units that the fetching warp tells of.
+  // Whoever folds or sends goes through the units that the fetching warp tells of.
   const auto each_note = [&](auto& worker) {
 #pragma unroll 1
     for (std::uint32_t n = 0;; ++n) {
@@ -38,13 +39,16 @@ __global__ void __launch_bounds__(kLatentThreads, 1) pair_kernel(const __grid_co
     each_note(scorer);
     scorer.await_last();
   } else if (threadIdx.x < 2 * kWarpgroup) {
-    take_registers<216>();
+    take_registers<208>();
     PairOutputs<C> outputs(params, map);
     each_note(outputs);
   } else {
-    give_registers<48>();
-    if (threadIdx.x / 32 == 2 * kWarpgroup / 32) {
+    give_registers<56>();
+    if (threadIdx.x / 32 == kPairFolders * kWarpgroup / 32) {
       PairFetcher<C>(params, map).run(static_cast<int>(blockIdx.x) / 2, static_cast<int>(gridDim.x) / 2);
+    } else if (threadIdx.x / 32 == kPairFolders * kWarpgroup / 32 + 1) {
+      PairSender sender(map);
+      each_note(sender);
     }
   }
   // Nobody writes to a CTA that has gone: what the other one has sent has been waited for.

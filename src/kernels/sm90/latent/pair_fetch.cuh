@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The warp of a pair's CTA that finds out about units, tells those who fold, and has the copy engine bring the tiles
-// that its CTA scores, a panel of one page at a time: one half of each for both CTAs. Boxes behind a sequence's last
-// key are left out, so nothing there is read, not even its page.
+// that its CTA scores, a panel of one page at a time: first what this CTA alone has, whose place is free earlier, then
+// the half for both CTAs. Boxes behind a sequence's last key are left out, so nothing there is read, not even its page.
 #pragma once
 
 #include "kernels/sm90/latent/pair_map.cuh"
@@ -17,7 +17,8 @@ class PairFetcher {
         map_(map),
         lane_(thread_of_cta() % 32),
         row_(lane_ % p.boxes * p.box_rows),
-        first_panel_(lane_ / p.boxes) {}
+        first_panel_(lane_ / p.boxes),
+        panel_step_(32 / p.boxes) {}
 
   // Units first, first + step, …
   __device__ __forceinline__ void run(int first, int step) {
@@ -30,6 +31,8 @@ class PairFetcher {
   }
 
  private:
+  static constexpr int kPanels = kLatentDim / kPanelColumns;
+
   struct Box {
     int page;
     int row;  // in the page; −1: no key of the sequence lies there
@@ -94,7 +97,7 @@ class PairFetcher {
       const Box box = next;
       next = find(unit, tile_at(own + 2));
       if constexpr (C::kCalls) {
-        for_panels(next, [&](int panel) {
+        for_panels<0, kPanels>(next, [&](int panel) {
           prefetch_page_box(&p_.k, panel * kPanelColumns, unit.kv_head, next.page, next.row);
         });
       }
@@ -111,12 +114,12 @@ class PairFetcher {
     return {__ldg(p_.pages + unit.sequence * p_.table_stride + (here >> p_.page_log)), here & ((1 << p_.page_log) - 1)};
   }
 
-  // Calls visit(panel) for this lane's panels of its box.
-  template <class Visit>
+  // Calls visit(panel) for this lane's panels of its box, of [kBegin, kEnd).
+  template <int kBegin, int kEnd, class Visit>
   __device__ __forceinline__ void for_panels(const Box& box, Visit visit) const {
     if (box.row < 0) return;
 #pragma unroll 1
-    for (int panel = first_panel_; panel < kLatentDim / kPanelColumns; panel += 32 / p_.boxes) visit(panel);
+    for (int panel = kBegin + first_panel_; panel < kEnd; panel += panel_step_) visit(panel);
   }
 
   // `left`: keys of the sequence from the tile's first one on.
@@ -124,29 +127,34 @@ class PairFetcher {
     const PairTurn turn = PairTurn::of_tile(tile);
     const std::uint32_t rank = map_.rank;
     const int keys = left < kLatentTile ? left : kLatentTile;
-    const int rows = (keys + p_.box_rows - 1) / p_.box_rows * p_.box_rows;
-    barrier_wait(map_.empty(turn.place), turn.parity ^ 1U);
+    const int rows = (keys + p_.box_rows - 1) & -p_.box_rows;  // boxes have a power of two
+    const auto down = static_cast<std::uint32_t>(row_ * kPanelRowBytes);
+    const auto in_half = [down](int panel) { return static_cast<std::uint32_t>(panel * PairMap::kPanelBytes) + down; };
+    const int own_column = static_cast<int>(rank) * kPairColumns;
+    const std::uint32_t own_full = map_.own_full(turn.place), rope_full = map_.rope_full(turn.place);
+    const std::uint32_t own = map_.own_half(turn.place);
+    barrier_wait(map_.own_empty(turn.place), turn.parity ^ 1U);
+    if (lane_ == 0) barrier_arrive_expect(own_full, kPairPanels * rows * kPanelRowBytes);
+    __syncwarp();
+    for_panels<0, kPairPanels>(box, [&](int panel) {
+      load_page_box(own + in_half(panel), &p_.k, own_full, own_column + panel * kPanelColumns, head, box.page, box.row);
+    });
+    __syncwarp();
+    const std::uint32_t shared_full = map_.shared_full(rank, turn.place);
+    const std::uint32_t shared = map_.shared_half(rank, turn.place);
+    barrier_wait(map_.shared_empty(turn.place), turn.parity ^ 1U);
     if (lane_ == 0) {
-      const std::uint32_t shared = map_.shared_full(rank, turn.place);
-      barrier_arrive_expect(map_.own_full(turn.place), kPairPanels * rows * kPanelRowBytes);
-      barrier_arrive_expect(shared, kPairPanels * rows * kPanelRowBytes);
-      barrier_arrive_expect_at(in_cta(shared, 1U - rank), kPairPanels * rows * kPanelRowBytes);
-      barrier_arrive_expect(map_.rope_full(turn.place), rows * kPanelRowBytes);
+      barrier_arrive_expect(shared_full, kPairPanels * rows * kPanelRowBytes);
+      barrier_arrive_expect(rope_full, rows * kPanelRowBytes);
+      barrier_arrive_expect_at(in_cta(shared_full, 1U - rank), kPairPanels * rows * kPanelRowBytes);
     }
     __syncwarp();
-    const auto down = static_cast<std::uint32_t>(row_ * kPanelRowBytes);
-    for_panels(box, [&](int panel) {
-      const auto in_half = static_cast<std::uint32_t>(panel % kPairPanels * PairMap::kPanelBytes) + down;
-      const int column = panel * kPanelColumns;
-      if (panel == 2 * kPairPanels) {
-        load_page_box(map_.rope(turn.place) + down, &p_.k, map_.rope_full(turn.place), column, head, box.page, box.row);
-      } else if (static_cast<std::uint32_t>(panel / kPairPanels) == rank) {
-        load_page_box(map_.own_half(turn.place) + in_half, &p_.k, map_.own_full(turn.place), column, head, box.page,
-                      box.row);
-      } else {
-        load_page_box_for(3, map_.shared_half(rank, turn.place) + in_half, &p_.k, map_.shared_full(rank, turn.place),
-                          column, head, box.page, box.row);
-      }
+    for_panels<0, kPairPanels>(box, [&](int panel) {
+      load_page_box_for(3, shared + in_half(panel), &p_.k, shared_full,
+                        kPairColumns - own_column + panel * kPanelColumns, head, box.page, box.row);
+    });
+    for_panels<0, 1>(box, [&](int) {
+      load_page_box(map_.rope(turn.place) + down, &p_.k, rope_full, kLatentDimV, head, box.page, box.row);
     });
     __syncwarp();
   }
@@ -156,8 +164,9 @@ class PairFetcher {
   const int lane_;
   const int row_;          // where in its tile this lane's box begins
   const int first_panel_;  // of this lane's
-  int each_ = 0;           // sequences of a lane
-  int before_ = 0;         // units before them
+  const int panel_step_;
+  int each_ = 0;    // sequences of a lane
+  int before_ = 0;  // units before them
   std::uint32_t notes_ = 0;
   std::uint32_t tiles_ = 0;  // of all units so far
 };

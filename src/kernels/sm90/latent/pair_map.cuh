@@ -8,7 +8,9 @@
 //   own        [2][64 keys]  this CTA's half of the tiles that it scores
 //   rope       [2][64 keys]  the rotary keys of these tiles; once they have been scored, their probabilities
 //   weights    [2][64 rows]  probabilities of the tiles that the other CTA scores
-//   references [2][2][64]    r behind a tile: of those that this CTA scores, and of the other ones
+//   references [2][2][64]    r behind a tile, rows n and n + 8 of a warp side by side: of those that this CTA scores,
+//   and
+//                            of the other ones
 //   sums       [64 rows][4]  what the threads of a row have of l, behind the other CTA's last tile
 //   ends       [64 rows]     l of a unit's rows
 //   notes      [2]           what there is to know of a unit
@@ -30,6 +32,7 @@ namespace ringattn::sm90 {
 inline constexpr int kPairPanels = kLatentDimV / kPanelColumns / 2;  // of a half
 inline constexpr int kPairColumns = kLatentDimV / 2;
 inline constexpr int kPairFolders = 2;  // warpgroups that fold: one scores, one has the outputs
+inline constexpr int kPairNoteReaders = kPairFolders * kWarpgroup / 32 + 1;  // their warps, and the one that sends
 
 // What the fetching warp has found out about a unit, as numbers of 4 bytes.
 struct PairNote {
@@ -99,7 +102,7 @@ struct PairMap {
   static constexpr int kEndOffset = kSumOffset + kQueryTile * 16;
   static constexpr int kNoteOffset = kEndOffset + kQueryTile * 4;
   static constexpr int kBarrierOffset = kNoteOffset + 2 * PairNote::kBytes;
-  static constexpr int kBarriers = 23;
+  static constexpr int kBarriers = 29;
   static constexpr int kBytes = kBarrierOffset + kBarriers * kBarrierBytes;
   static_assert(kBytes <= kMostSharedBytes && kPanelBytes % 1024 == 0 && kPanelBytes == kQueryTile * kPanelRowBytes);
 
@@ -120,8 +123,10 @@ struct PairMap {
   __device__ std::uint32_t weights(bool own, std::uint32_t place) const {
     return own ? rope(place) : at(kWeightOffset, place, kPanelBytes);
   }
-  __device__ std::uint32_t reference(bool own, std::uint32_t place, int row) const {
-    return at(kReferenceOffset, (own ? 0U : 2U * kQueryTile) + place * kQueryTile + static_cast<std::uint32_t>(row), 4);
+  // Of a scoring thread's two rows, as the three threads beside it have them too.
+  __device__ std::uint32_t references(bool own, std::uint32_t place, int thread) const {
+    const auto pair = static_cast<std::uint32_t>(thread / 4);
+    return at(kReferenceOffset, (own ? 0U : kQueryTile) + place * (kQueryTile / 2) + pair, 8);
   }
   // Of one of the scoring threads: of its two rows.
   __device__ std::uint32_t sums(int thread) const { return at(kSumOffset, static_cast<std::uint32_t>(thread), 8); }
@@ -140,15 +145,21 @@ struct PairMap {
   __device__ std::uint32_t values_full(bool own, std::uint32_t place) const {
     return own ? own_full(place) : shared_full(1U - rank, place);
   }
-  // At its scorer: the outputs of both CTAs have a tile, and its place may be filled again.
-  __device__ std::uint32_t empty(std::uint32_t place) const { return barrier(8 + place); }
+  // At a tile's scorer, when its place may be filled again: this CTA's outputs have its own half; it has been scored,
+  // and the other CTA's outputs have the shared half, and the probabilities that were sent from the rotary keys' place.
+  __device__ std::uint32_t own_empty(std::uint32_t place) const { return barrier(8 + place); }
+  __device__ std::uint32_t shared_empty(std::uint32_t place) const { return barrier(23 + place); }
   // A tile's probabilities are here.
   __device__ std::uint32_t weights_full(bool own, std::uint32_t place) const {
     return barrier((own ? 10U : 12U) + place);
   }
-  // References behind a tile of the other CTA's are here; and its sums.
-  __device__ std::uint32_t references_full(std::uint32_t place) const { return barrier(14 + place); }
+  // References behind a tile are here; and sums behind one of the other CTA's.
+  __device__ std::uint32_t references_full(bool own, std::uint32_t place) const {
+    return barrier((own ? 25U : 14U) + place);
+  }
   __device__ std::uint32_t sums_full() const { return barrier(16); }
+  // A tile of this CTA's has been scored.
+  __device__ std::uint32_t scored(std::uint32_t place) const { return barrier(27 + place); }
   // The ends of a unit are here; the outputs of both CTAs have read them.
   __device__ std::uint32_t ends_full() const { return barrier(17); }
   __device__ std::uint32_t ends_empty() const { return barrier(18); }
@@ -171,13 +182,16 @@ __device__ __forceinline__ void init_pair_barriers(const PairMap& map) {
     barrier_init(map.shared_full(1, i), 1);
     barrier_init(map.own_full(i), 1);
     barrier_init(map.rope_full(i), 1);
-    barrier_init(map.empty(i), 2 * kWarps);  // the outputs' warps of both CTAs
-    // The scoring warps, of this CTA or of the other one.
+    barrier_init(map.own_empty(i), kWarps);         // those with outputs
+    barrier_init(map.shared_empty(i), 2 * kWarps);  // those that score, and those with the other CTA's outputs
+    // The scoring warps of this CTA, or the sending one of the other CTA.
     barrier_init(map.weights_full(true, i), kWarps);
-    barrier_init(map.weights_full(false, i), kWarps);
-    barrier_init(map.references_full(i), kWarps);
+    barrier_init(map.weights_full(false, i), 1);
+    barrier_init(map.references_full(true, i), kWarps);
+    barrier_init(map.references_full(false, i), 1);
+    barrier_init(map.scored(i), kWarps);
     barrier_init(map.note_full(i), 1);
-    barrier_init(map.note_empty(i), kPairFolders * kWarps);
+    barrier_init(map.note_empty(i), kPairNoteReaders);
   }
   barrier_init(map.sums_full(), kWarps);
   barrier_init(map.ends_full(), kWarps);  // of whichever CTA has scored the unit's last tile

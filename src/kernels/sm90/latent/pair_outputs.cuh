@@ -24,7 +24,8 @@ class PairOutputs {
     if (first == end) clear();
 #pragma unroll 1
     for (; tiles_ != end; ++tiles_) {
-      add(tiles_ == first, unit.of.length - (unit.begin + static_cast<int>(tiles_ - first)) * kLatentTile);
+      add(tiles_ == first, end - tiles_ > 2,
+          unit.of.length - (unit.begin + static_cast<int>(tiles_ - first)) * kLatentTile);
     }
     float sum[2] = {0.0F, 0.0F};
     if (first != end) read_ends(sum);
@@ -42,18 +43,25 @@ class PairOutputs {
     }
   }
 
-  // O += P V of the next tile. `keys`: of the sequence from the tile's first one on.
-  __device__ __forceinline__ void add(bool first, int keys) {
+  // O += P V of the next tile. `scores`: this CTA scores one more of the unit, if this one is its own; `keys`: of the
+  // sequence from the tile's first one on.
+  __device__ __forceinline__ void add(bool first, bool scores, int keys) {
     const PairTurn turn = PairTurn::of_tile(tiles_);
     const bool own = ((tiles_ ^ map_.rank) & 1U) == 0;
     const std::uint32_t values = map_.values(own, turn.place);
-    barrier_wait(map_.values_full(own, turn.place), turn.parity);
-    if (!own) barrier_wait(map_.references_full(turn.place), turn.parity);
-    barrier_wait(map_.weights_full(own, turn.place), turn.parity);
-    follow_references(own, turn.place);
-    if (all_of_warp(keys < kLatentTile)) clear_tail(values, keys);
     const std::uint32_t p = of_warp(descriptor_low(map_.weights(own, turn.place)));
     const std::uint32_t v = of_warp(descriptor_low(values, PairMap::kPanelBytes));
+    barrier_wait(map_.values_full(own, turn.place), turn.parity);
+    // Before the probabilities: what there is to do for a reference is done when they come.
+    barrier_wait(map_.references_full(own, turn.place), turn.parity);
+    follow_references(own, turn.place);
+    if (all_of_warp(keys < kLatentTile)) clear_tail(values, keys);
+    barrier_wait(map_.weights_full(own, turn.place), turn.parity);
+    if constexpr (C::kYields) {
+      // The scores of the CTA's next tile, which are being made, come first: all else waits for them.
+      const PairTurn next = PairTurn::of_tile(tiles_ + 2);
+      if (own && scores) barrier_wait(map_.scored(next.place), next.parity);
+    }
     pin(o_);
     wgmma_fence();
 #pragma unroll
@@ -67,9 +75,9 @@ class PairOutputs {
     pin(o_);
     if (thread_of_cta() % 32 == 0) {
       if (own) {
-        barrier_arrive(map_.empty(turn.place));
+        barrier_arrive(map_.own_empty(turn.place));
       } else {
-        barrier_arrive_at(in_cta(map_.empty(turn.place), 1U - map_.rank));
+        barrier_arrive_at(in_cta(map_.shared_empty(turn.place), 1U - map_.rank));
       }
     }
     __syncwarp();
@@ -77,11 +85,12 @@ class PairOutputs {
 
   // What a row has is scaled where its reference moves with this tile.
   __device__ __forceinline__ void follow_references(bool own, std::uint32_t place) {
+    const float2 pair = load_pair(map_.references(own, place, thread_of_warpgroup()));
     float factor[2];
     bool moves = false;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float reference = load_float(map_.reference(own, place, slot_of_thread() + 8 * half));
+      const float reference = half == 0 ? pair.x : pair.y;
       const bool moved = reference_[half] != -INFINITY && reference != reference_[half];
       factor[half] = moved ? cuda::exp2_approx(__fsub_rn(reference_[half], reference)) : 1.0F;
       reference_[half] = reference;
@@ -96,7 +105,7 @@ class PairOutputs {
   }
 
   // Rows of a tile behind the sequence's last key are somebody else's, or were fetched for another tile: their
-  // probabilities are 0, but 0 · ∞ would be NaN. Nobody else reads these columns any more.
+  // probabilities are 0, but 0 · ∞ would be NaN. Nobody else reads these columns once the tile's references are here.
   __device__ __forceinline__ void clear_tail(std::uint32_t values, int keys) const {
     constexpr int kChunks = kPairColumns / 8;
 #pragma unroll 1

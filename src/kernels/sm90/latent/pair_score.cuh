@@ -2,7 +2,9 @@
 // The warpgroup of a pair's CTA that scores every second tile, with the query rows in registers. A tile's
 // probabilities go to the outputs of both CTAs. References and sums go from tile to tile, and so from CTA to CTA: the
 // references as soon as the scores are there, so that the other CTA, which scores the next tile meanwhile, has them
-// when it needs them.
+// when it needs them; the sums while the tensor cores have the next tile's scores to do. What the other CTA gets early
+// is sent by a warp of its own (pair_send.cuh): a warp that sends waits for the network, and this one never has the
+// time.
 //
 // The tile step is the fold's (fold/tile_step.cuh) but for when a row's reference moves: as soon as a score lies more
 // than kFarAbove above it, which is known before the exponentials are taken, so no tile is done twice. Rows that don't
@@ -32,14 +34,22 @@ class PairScorer {
     if (first == tiles_) return;
     std::uint32_t tile = first + ((first ^ map_.rank) & 1U);
     if (static_cast<int>(tiles_ - tile) > 0) {
-      load_queries(unit);
       const DecodeSlots slots = slots_of<C>(params_, unit, slot_of_thread());
       const BasicTileRange<int> plain = plain_tiles<C>(params_, unit);
+      load_queries(unit);
+      const std::uint32_t begin = tile;
+      float sum[2], factor[2];
+      const auto add_last = [&] { add_sums(sum, factor, tile - 2, tile - 2 == first); };
 #pragma unroll 1
       for (; static_cast<int>(tiles_ - tile) > 0; tile += 2) {
+        Scores s;
+        multiply(s, tile, [&] {
+          if (tile != begin) add_last();
+        });
         const int number = unit.begin + static_cast<int>(tile - first);
-        score(slots, tile, number, tile == first, number < plain.begin || number >= plain.end);
+        score(s, slots, tile, number, tile == first, number < plain.begin || number >= plain.end, sum, factor);
       }
+      add_last();
     }
     ++units_;
   }
@@ -54,6 +64,7 @@ class PairScorer {
   using Scores = float[kLatentTile / 8][4];
   static constexpr int kSteps = kLatentDim / 16;
   static constexpr int kHalfSteps = 4 * kPairPanels;
+  static constexpr int kEarlySteps = 8;
 
   // Query rows as fragments of the first product; rows that are not there are zeros.
   __device__ __forceinline__ void load_queries(const DecodeUnit& unit) {
@@ -113,12 +124,18 @@ class PairScorer {
     return x;
   }
 
-  // S = Q Kᵀ, part by part as it arrives.
-  __device__ __forceinline__ void multiply(Scores& s, const PairTurn& turn) const {
+  // S = Q Kᵀ, part by part as it arrives. The tensor cores have the first products to do meanwhile().
+  template <class Meanwhile>
+  __device__ __forceinline__ void multiply(Scores& s, std::uint32_t tile, Meanwhile meanwhile) {
+    const PairTurn turn = PairTurn::of_tile(tile);
     barrier_wait(map_.half_full(0, turn.place), turn.parity);
     pin(s);
     wgmma_fence();
-    steps<0, kHalfSteps>(s, map_.half(0, turn.place));
+    steps<0, kEarlySteps>(s, map_.half(0, turn.place));
+    wgmma_commit();
+    meanwhile();
+    wgmma_fence();
+    steps<kEarlySteps, kHalfSteps>(s, map_.half(0, turn.place));
     barrier_wait(map_.half_full(1, turn.place), turn.parity);
     wgmma_fence();
     steps<kHalfSteps, 2 * kHalfSteps>(s, map_.half(1, turn.place));
@@ -128,23 +145,28 @@ class PairScorer {
     wgmma_commit();
     wgmma_wait<0>();
     pin(s);
+    if (thread_of_cta() % 32 == 0) {
+      barrier_arrive(map_.shared_empty(turn.place));
+      if constexpr (C::kYields) barrier_arrive(map_.scored(turn.place));
+    }
+    __syncwarp();
   }
+  // The products of steps [kBegin, kEnd) of 16 columns. `panels`: where the part lies that kBegin is in.
   template <int kBegin, int kEnd>
   __device__ __forceinline__ void steps(Scores& s, std::uint32_t panels) const {
     const std::uint32_t k = of_warp(descriptor_low(panels));
 #pragma unroll
-    for (int i = 0; i < kEnd - kBegin; ++i) {
+    for (int step = kBegin; step < kEnd; ++step) {
+      const int i = step % kHalfSteps;
       const auto at = static_cast<std::uint32_t>((i / 4 * PairMap::kPanelBytes + i % 4 * 32) >> 4);
-      Wgmma<typename C::Element, kLatentTile>::rk(s, q_[kBegin + i], descriptor(k + at), kBegin + i > 0);
+      Wgmma<typename C::Element, kLatentTile>::rk(s, q_[step], descriptor(k + at), step > 0);
     }
   }
 
-  // Of a tile with this number in the sequence. `first`: of its unit; `special`: not all rows see all of it.
-  __device__ __forceinline__ void score(const DecodeSlots& slots, std::uint32_t tile, int number, bool first,
-                                        bool special) {
-    const PairTurn turn = PairTurn::of_tile(tile);
-    Scores s;
-    multiply(s, turn);
+  // Scores of a tile with this number in the sequence become probabilities, which are handed over. `first`: of its
+  // unit; `special`: not all rows see all of it.
+  __device__ __forceinline__ void score(Scores& s, const DecodeSlots& slots, std::uint32_t tile, int number, bool first,
+                                        bool special, float (&sum)[2], float (&factor)[2]) const {
     if (p_.softmax.scaled_first) scale_scores(p_, s);
     if (special) {
 #pragma unroll
@@ -152,14 +174,13 @@ class PairScorer {
         mask_scores<0, kLatentTile / 8>(p_, s, half, visible_columns<C>(slots, half, number));
       }
     }
-    float shift[2], factor[2];
+    float shift[2];
     move_references(s, tile, first, shift, factor);
-    float sum[2];
+    named_sync(kPairScoreBarrier, kWarpgroup);  // all warps have done with the rotary keys
     exponentiate<C>(p_, shift, s, sum);
     std::uint32_t probability[kLatentTile / 16][4];
     pack<C>(s, probability);
-    hand_over(probability, turn);
-    add_sums(sum, factor, tile, first);
+    hand_over(probability, PairTurn::of_tile(tile));
   }
 
   // Behind the tile before, and so to behind this one. `factor`: of what was there before.
@@ -178,39 +199,39 @@ class PairScorer {
     const PairTurn turn = PairTurn::of_tile(tile);
     const PairTurn before = PairTurn::of_tile(tile - 1);
     // Also at a unit's first tile, which needs none: so no CTA is a tile ahead of what the other one has read.
-    if (tile > 0) barrier_wait(map_.references_full(before.place), before.parity);
-    const auto warp_lane = static_cast<std::uint32_t>(thread_of_cta() % 32);
-    const std::uint32_t barrier = in_cta(map_.references_full(turn.place), other_);
-    if (warp_lane == 0) barrier_arrive_expect_at(barrier, 16 * 4);
+    if (tile > 0) barrier_wait(map_.references_full(false, before.place), before.parity);
+    const int thread = thread_of_warpgroup();
+    const float2 pair = load_pair(map_.references(false, before.place, thread));
+    const float old[2] = {first ? -INFINITY : pair.x, first ? -INFINITY : pair.y};
+    float reference[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int slot = slot_of_thread() + 8 * half;
-      float reference = first ? -INFINITY : load_float(map_.reference(false, before.place, slot));
-      factor[half] = 1.0F;
-      if (reference == -INFINITY) {
-        if (most[half] > -INFINITY) reference = most[half];
-      } else if (__fsub_rn(most[half], reference) > kFarAbove) {
-        factor[half] = cuda::exp2_approx(__fsub_rn(reference, most[half]));
-        reference = most[half];
-      }
-      shift[half] = reference == -INFINITY ? 0.0F : -reference;
-      if (warp_lane % 4 == 0) {
-        cuda::store_shared(map_.reference(true, turn.place, slot), __float_as_uint(reference));
-        send_number(in_cta(map_.reference(false, turn.place, slot), other_), barrier, __float_as_int(reference));
-      }
+      // Without branches, and without the factor: the other CTA waits for this.
+      const int unset = static_cast<int>(old[half] == -INFINITY);
+      const int some = static_cast<int>(most[half] > -INFINITY);
+      const int far = static_cast<int>(__fsub_rn(most[half], old[half]) > kFarAbove);
+      reference[half] = ((unset & some) | (~unset & far)) != 0 ? most[half] : old[half];
+      shift[half] = reference[half] == -INFINITY ? 0.0F : -reference[half];
     }
+    if (thread % 4 == 0) store_pair(map_.references(true, turn.place, thread), reference[0], reference[1]);
     __syncwarp();
+    if (thread % 32 == 0) barrier_arrive(map_.references_full(true, turn.place));
+    __syncwarp();
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const bool moved = old[half] != -INFINITY && reference[half] != old[half];
+      factor[half] = moved ? cuda::exp2_approx(__fsub_rn(old[half], reference[half])) : 1.0F;
+    }
   }
 
-  // Probabilities to the outputs of both CTAs. Their place here had the tile's rotary keys, their place there had those
-  // of the CTA's tile before the last one: both are free, as the tile came into a place that all outputs had given
-  // back.
+  // Probabilities to the outputs of both CTAs. Their place here had the tile's rotary keys, their place there had the
+  // probabilities of the CTA's tile before the last one: both are free, as the tile came into a place that all outputs
+  // had given back.
   __device__ __forceinline__ void hand_over(const std::uint32_t (&probability)[kLatentTile / 16][4],
                                             const PairTurn& turn) const {
     const int lane = thread_of_cta() % 32;
     const int first_row = thread_of_warpgroup() / 32 * 16;
     const std::uint32_t to = map_.weights(true, turn.place);
-    named_sync(kPairScoreBarrier, kWarpgroup);  // all warps have done with the rotary keys
     // Four matrices of 8 rows and 8 keys at a time: lanes give the addresses of their rows.
 #pragma unroll
     for (int step = 0; step < kLatentTile / 16; ++step) {
@@ -218,12 +239,7 @@ class PairScorer {
     }
     proxy_fence();
     __syncwarp();
-    if (lane == 0) {
-      const auto down = static_cast<std::uint32_t>(first_row * kPanelRowBytes);
-      send_bytes(in_cta(map_.weights(false, turn.place) + down, other_), to + down, 16 * kPanelRowBytes,
-                 in_cta(map_.weights_full(false, turn.place), other_));
-      barrier_arrive(map_.weights_full(true, turn.place));
-    }
+    if (lane == 0) barrier_arrive(map_.weights_full(true, turn.place));
     __syncwarp();
   }
 

@@ -68,7 +68,8 @@ class Sm90Latent final : public DecodeKernel {
       p.slices = 1;
       set_pages(step, kLatentTile, kLatentTile, p);
       p.k = map_pages(mapped_pages("sm90_latent", step.k), spec_.fold.dtype, p.box_rows, kPanelColumns);
-      launcher_.launch_pairs(p, limits_.slices == 3, static_cast<int>(std::min<std::int64_t>(units, pairs_)), stream);
+      launcher_.launch_pairs(p, limits_.slices == 3, limits_.slices == 4,
+                             static_cast<int>(std::min<std::int64_t>(units, pairs_)), stream);
       if (merges) finish(step, p.records, stream);
       return;
     }

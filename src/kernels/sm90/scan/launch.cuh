@@ -25,11 +25,10 @@ inline bool map_ssd(const MappedTensor& tensor, int columns, CUtensorMap& map) {
 }
 
 template <int kStates>
-HopperSsd map_task(const ScanParams& s) {
+HopperSsd map_task(const ScanParams& s, int multiprocessors) {
   HopperSsd p{};
   p.scan = s;
-  p.bands = s.head_dim / kBandDims;
-  p.blocks = cuda::head_blocks(s, kBandsTogether, p.bands);
+  p.blocks = deal_bands(s, s.head_dim / kBandDims, multiprocessors);
   std::int64_t rows = 0;
   for (int run = 0; run < s.run_count; ++run) rows = std::max(rows, s.runs[run].row + s.runs[run].tokens);
   const auto given = [rows](const ScanTensor& tensor, std::int64_t heads, std::int64_t columns) {
@@ -61,9 +60,10 @@ void load_ssd() {
 }
 
 template <int kStates, bool kOutputs>
-void launch_ssd(const ScanParams& scan, cudaStream_t stream) {
-  const HopperSsd params = map_task<kStates>(scan);
-  const auto ctas = static_cast<unsigned>(params.blocks) * static_cast<unsigned>(scan.segments);
+void launch_ssd(const ScanParams& scan, int multiprocessors, cudaStream_t stream) {
+  const HopperSsd params = map_task<kStates>(scan, multiprocessors);
+  const auto ctas =
+      static_cast<unsigned>(params.blocks.threes + params.blocks.shorts) * static_cast<unsigned>(scan.segments);
   ssd_kernel<kStates, kOutputs>()<<<ctas, kSsdThreads, SsdLayout<kStates, kOutputs>::kSharedBytes, stream>>>(params);
   check_cuda(cudaGetLastError(), "sm90_scan");
 }

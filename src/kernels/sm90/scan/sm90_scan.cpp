@@ -5,6 +5,8 @@
 
 #include <string_view>
 
+#include "kernels/cuda/cuda_backend.hpp"
+#include "kernels/cuda/multiprocessors.hpp"
 #include "kernels/cuda/scan/device_scan.hpp"
 #include "kernels/cuda/scan/steps.hpp"
 #include "kernels/sm90/scan/ssd.hpp"
@@ -15,7 +17,8 @@ namespace {
 
 class HopperSsdKernels final : public cuda::SegmentKernels {
  public:
-  explicit HopperSsdKernels(const ScanSpec& spec) : launcher_(spec.state_dim == 64 ? ssd_64 : ssd_128) {}
+  HopperSsdKernels(const ScanSpec& spec, int device)
+      : launcher_(spec.state_dim == 64 ? ssd_64 : ssd_128), multiprocessors_(cuda::multiprocessors_of(device)) {}
 
   void load() const override {
     cuda::load_steps(Dtype::kBf16);
@@ -24,12 +27,15 @@ class HopperSsdKernels final : public cuda::SegmentKernels {
   std::size_t step_floats() const override { return std::size_t{kChunksOfSegment} * kChunkSteps; }
   void fold(const ScanParams& params, cudaStream_t stream) const override {
     cuda::make_steps(params, Dtype::kBf16, stream);
-    launcher_.fold(params, stream);
+    launcher_.fold(params, multiprocessors_, stream);
   }
-  void finish(const ScanParams& params, cudaStream_t stream) const override { launcher_.finish(params, stream); }
+  void finish(const ScanParams& params, cudaStream_t stream) const override {
+    launcher_.finish(params, multiprocessors_, stream);
+  }
 
  private:
   const HopperSsdLauncher& launcher_;
+  int multiprocessors_;
 };
 
 void require_dim(std::string_view name, int dim, std::vector<std::string>& missing) {
@@ -49,7 +55,8 @@ std::vector<std::string> scan_missing(const ScanSpec& spec) {
 }
 
 std::unique_ptr<ScanKernel> make_scan(const ScanSpec& spec, Backend& backend) {
-  return cuda::make_device_scan(spec, std::make_unique<HopperSsdKernels>(spec), backend);
+  const int device = static_cast<const cuda::CudaBackend&>(backend).device();
+  return cuda::make_device_scan(spec, std::make_unique<HopperSsdKernels>(spec, device), backend);
 }
 
 }  // namespace ringattn::sm90

@@ -9,6 +9,7 @@
 
 #include "kernels/cuda/device/panels.hpp"
 #include "kernels/cuda/scan/scan_params.hpp"
+#include "kernels/sm90/scan/band_blocks.hpp"
 
 namespace ringattn::sm90 {
 
@@ -18,9 +19,6 @@ using cuda::kChunkSteps;
 using cuda::ScanParams;
 using cuda::ScanTensor;
 
-// 64 dims of a head are what a warpgroup computes: a band of the head. Three of them share B and C.
-inline constexpr int kBandDims = 64;
-inline constexpr int kBandsTogether = 3;
 inline constexpr int kSsdThreads = 128 * (kBandsTogether + 1);
 // 128 of each thread, dealt anew. Products under way hold the state, rows of y and operands: with fewer registers ptxas
 // waits for each of them before it issues the next.
@@ -36,8 +34,7 @@ inline constexpr int kScoreBlockFloats = 16 * kScorePitch;
 
 struct HopperSsd {
   ScanParams scan;
-  std::int32_t blocks;  // of bands of heads; CTAs of one segment follow each other, and find B and C in the cache
-  std::int32_t bands;   // of a head
+  BandBlocks blocks;  // CTAs of one segment follow each other, and find B and C in the cache
   // Which tensors the copy engine reads or writes; threads copy the others, and chunks that end early.
   bool maps_x, maps_b, maps_c, maps_y;
   CUtensorMap x, b, c, y;  // boxes of a chunk, and a band of a head or all states
@@ -68,8 +65,8 @@ struct SsdLayout {
 // The kernels of states of one size, bf16.
 struct HopperSsdLauncher {
   void (*load)();  // both, onto the current device
-  void (*fold)(const ScanParams& params, cudaStream_t stream);
-  void (*finish)(const ScanParams& params, cudaStream_t stream);
+  void (*fold)(const ScanParams& params, int multiprocessors, cudaStream_t stream);
+  void (*finish)(const ScanParams& params, int multiprocessors, cudaStream_t stream);
 };
 
 extern const HopperSsdLauncher ssd_64;

@@ -4,7 +4,6 @@
 #pragma once
 
 #include "kernels/cuda/device/tile_copy.cuh"
-#include "kernels/cuda/scan/head_blocks.cuh"
 #include "kernels/cuda/scan/parts.cuh"
 #include "kernels/cuda/scan/scan_device.cuh"
 #include "kernels/sm90/ptx/mbarrier.cuh"
@@ -92,8 +91,7 @@ struct SsdPlace {
   cuda::HeadBlock block;  // of bands of heads
 
   __device__ explicit SsdPlace(const HopperSsd& p)
-      : segment(cuda::segment_place(p.scan, static_cast<int>(blockIdx.x) / p.blocks)),
-        block(cuda::head_block(p.scan, kBandsTogether, static_cast<int>(blockIdx.x) % p.blocks, p.bands)) {}
+      : SsdPlace(p.scan, band_unit(p.scan, p.blocks, static_cast<int>(blockIdx.x))) {}
 
   __device__ int chunks() const { return (segment.tokens + kChunk - 1) / kChunk; }
   __device__ std::int64_t row(int chunk) const { return segment.row + chunk * kChunk; }
@@ -101,6 +99,10 @@ struct SsdPlace {
   __device__ int tokens(int chunk) const { return segment.tokens - chunk * kChunk; }
   // Copies of a chunk that ends early would be of rows of another sequence.
   __device__ bool whole(int chunk) const { return tokens(chunk) >= kChunk; }
+
+ private:
+  __device__ SsdPlace(const ScanParams& p, const BandUnit& unit)
+      : segment(cuda::segment_place(p, unit.segment)), block(unit.block) {}
 };
 
 // Copies `rows` rows of kPanels · 64 columns from `column` on into panels of 64 rows, and zeros behind them. By all
@@ -143,8 +145,8 @@ struct SsdBand {
         memory(shared),
         place(where),
         slot(nth),
-        head((where.block.first + nth) / params.bands),
-        first_dim((where.block.first + nth) % params.bands * kBandDims) {}
+        head((where.block.first + nth) / params.blocks.bands),
+        first_dim((where.block.first + nth) % params.blocks.bands * kBandDims) {}
 
   __device__ __forceinline__ static int input_of(int chunk) { return chunk % kInputs; }
   __device__ __forceinline__ bool fetched(int chunk) const { return p.maps_x && place.whole(chunk); }

@@ -65,6 +65,8 @@ class SsdRows {
       }
       wgmma_wait<0>();
       pin(y);
+      const bool gated = p_.scan.z.data != nullptr;
+      if (gated) fetch_gate(chunk, memory_.x(band_.slot, input));
       scale_rows(y, x);
       add_tokens(y, x);
       std::uint32_t hi[4][4];
@@ -76,7 +78,7 @@ class SsdRows {
       fold_tokens<kStates, 0, 2>(state_, hi, lo, memory_.b(stage));
       wgmma_wait<1>();
       pin(y);
-      if (p_.scan.z.data != nullptr) apply_gate(y, chunk);
+      if (gated) apply_gate(y, x_tile);
       store_rows(y, x_tile);
 #pragma unroll
       for (int k = 2; k < 4; ++k) weigh_x(x[k], behind + 16 * k, hi[k], lo[k]);
@@ -200,21 +202,43 @@ class SsdRows {
     wgmma_commit();
   }
 
-  __device__ __forceinline__ void apply_gate(float (&y)[kChunk / 8][4], int chunk) const {
+  // Asks for z of the warp's dims, to where its dims of x lay: 16 bytes a copy, two of which are a whole sector.
+  __device__ __forceinline__ void fetch_gate(int chunk, std::uint32_t tile) const {
+    constexpr int kPieces = 16 / kPieceElements;  // of a token
     const ScanTensor& z = p_.scan.z;
+    const int warp = thread_of_warpgroup() / 32;
+    const int lane = thread_of_warpgroup() % 32;
     const int tokens = place_.tokens(chunk);
-    const auto* const gates = static_cast<const __nv_bfloat16*>(z.data) + place_.row(chunk) * z.token_stride +
-                              band_.head * z.head_stride + band_.first_dim + slot_of_thread();
+    const int piece = kPieces * warp + lane % kPieces;
+    const auto* const gates = static_cast<const std::uint16_t*>(z.data) + place_.row(chunk) * z.token_stride +
+                              band_.head * z.head_stride + band_.first_dim + piece * kPieceElements;
+    __syncwarp();  // all lanes have x
 #pragma unroll
-    for (int j = 0; j < kChunk / 8; ++j) {
+    for (int first = 0; first < kChunk; first += 32 / kPieces) {
+      const int token = first + lane / kPieces;
+      const bool present = token < tokens;
+      const std::uint16_t* const from = gates + (present ? token : 0) * z.token_stride;
+      cuda::copy_chunk(tile + cuda::swizzled(token, piece), reinterpret_cast<const char*>(from), present, z.aligned);
+    }
+    cuda::copy_commit();
+  }
+
+  __device__ __forceinline__ void apply_gate(float (&y)[kChunk / 8][4], std::uint32_t matrices) const {
+    cuda::copy_wait<0>();
+    __syncwarp();  // what other lanes have copied is there
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int token = 8 * j + band_.column_of_thread() + e % 2;
-        if (token >= tokens) continue;
-        const float gate = __bfloat162float(gates[token * z.token_stride + e / 2 * 8]);
-        y[j][e] = __fmul_rn(y[j][e], cuda::silu(gate));
+    for (int k = 0; k < 4; ++k) {
+      std::uint32_t z[4];
+      cuda::load_matrix_transposed(z, matrices + static_cast<std::uint32_t>(k) * band_.kStepRowBytes);
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        const float2 gate = cuda::unpack(z[r], __nv_bfloat16());
+        float* const rows = y[2 * k + r / 2] + r % 2 * 2;
+        rows[0] = __fmul_rn(rows[0], cuda::silu(gate.x));
+        rows[1] = __fmul_rn(rows[1], cuda::silu(gate.y));
       }
     }
+    __syncwarp();  // nobody reads z any more
   }
 
   // Rounded, to where the warp's dims of x lay.

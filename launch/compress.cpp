@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+// `ringattn compress`: a file with smaller keys and values, and what that costs in accuracy.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "attention/files/safetensors_file.hpp"
+#include "attention/job/compress_job.hpp"
+#include "base/error.hpp"
+#include "base/host.hpp"
+#include "base/json_writer.hpp"
+#include "base/size.hpp"
+#include "kernels/compression_methods.hpp"
+#include "launch/commands.hpp"
+#include "launch/job_request.hpp"
+#include "launch/outputs.hpp"
+#include "launch/report.hpp"
+#include "launch/screen.hpp"
+#include "launch/table.hpp"
+
+namespace ringattn {
+
+namespace {
+
+void check_flags(const Config& config) {
+  check_source(config, true);
+  for (const std::string_view flag : {"method", "output"}) {
+    if (config.given(flag)) continue;
+    fail(ErrorCode::kUsage, fmt::format("--{} is missing", flag),
+         flag == "method" ? "it says how keys and values are compressed" : "it names the file that is written",
+         flag == "method" ? "Try --method int4; `ringattn compress --help` lists the methods."
+                          : "Try --output small.safetensors.");
+  }
+  compression_method(config.options.method);
+}
+
+// The jobs over the cache before and after. A file without queries has none.
+std::optional<std::pair<JobInput, JobInput>> jobs_of(const Config& config) {
+  const JobOptions& options = config.options;
+  const Numerics numerics = numerics_of(config);
+  const FileInput after{options.output};
+  if (config.given("input")) {
+    const FileInput before{options.input, options.tensors, options.order};
+    if (!SafetensorsFile(options.output).contains("q")) return std::nullopt;
+    FileInput renamed = after;
+    renamed.order = options.order;
+    return std::pair(JobInput(before, numerics), JobInput(renamed, numerics));
+  }
+  return std::pair(JobInput(synthetic_input(config, options.seq.front()), numerics), JobInput(after, numerics));
+}
+
+std::string share(std::int64_t part, std::int64_t whole) {
+  return fmt::format("{:.4f}", whole > 0 ? static_cast<double>(part) / static_cast<double>(whole) : 0.0);
+}
+
+void print_figures(const CompressResult& result, const std::optional<ChangeOfO>& change, const Screen& screen,
+                   bool quiet) {
+  Table table({{"tensor"},
+               {"before", "(bytes)"},
+               {"after", "(bytes)"},
+               {"removed", "(share)"},
+               {"tables", "(bytes)"},
+               {"energy", "kept"},
+               {"change", "(rms/rms)"}});
+  for (const auto& [name, figures] : {std::pair{"k", &result.k}, std::pair{"v", &result.v}}) {
+    table.add({name, fmt::format("{}", figures->bytes_before), fmt::format("{}", figures->bytes_after),
+               share(figures->bytes_before - figures->bytes_after, figures->bytes_before),
+               fmt::format("{}", figures->table_bytes), fmt::format("{:.6f}", figures->energy_kept),
+               fmt::format("{:.3e}", figures->error)});
+  }
+  screen.print(table.text(!quiet));
+  if (!change) return;
+  Table of_o({{"rows"}, {"change of O", "(rms/rms)"}, {"greatest", "of an element"}, {"greatest", "of an LSE"}});
+  of_o.add({fmt::format("{}", change->rows), fmt::format("{:.3e}", change->relative_error),
+            fmt::format("{:.3e}", change->greatest), fmt::format("{:.3e}", change->greatest_lse)});
+  screen.print(of_o.text(!quiet));
+}
+
+void write_figures(JsonWriter& json, const CompressedFigures& figures) {
+  json.begin_object()
+      .member("format", describe(figures.format))
+      .member("bytes_before", figures.bytes_before)
+      .member("bytes_after", figures.bytes_after)
+      .member("table_bytes", figures.table_bytes)
+      .member("energy_kept", figures.energy_kept)
+      .member("change", figures.error)
+      .end_object();
+}
+
+std::string document(const Invocation& invocation, const CompressResult& result,
+                     const std::optional<ChangeOfO>& change) {
+  JsonWriter json;
+  json.begin_object();
+  write_document_head(json, "compress", invocation);
+  json.member("method", invocation.config.options.method).member("tokens", result.tokens);
+  json.member("bytes_before", result.bytes_before()).member("bytes_after", result.bytes_after());
+  json.key("k");
+  write_figures(json, result.k);
+  json.key("v");
+  write_figures(json, result.v);
+  json.key("out");
+  if (change) {
+    json.begin_object()
+        .member("rows", change->rows)
+        .member("relative_error", change->relative_error)
+        .member("greatest", change->greatest)
+        .member("greatest_lse", change->greatest_lse)
+        .end_object();
+  } else {
+    json.null();
+  }
+  return std::string(json.key("error").null().end_object().text());
+}
+
+}  // namespace
+
+int compress_main(const Invocation& invocation, Transport*) {
+  const Config& config = invocation.config;
+  const JobOptions& options = config.options;
+  if (!invocation.first_process) return 0;
+  check_flags(config);
+  check_outputs(invocation);
+  const Screen screen(options, true);
+  CompressJob job;
+  job.input = input_request(config, true);
+  job.output = options.output;
+  job.replace = options.force;
+  job.method = options.method;
+  job.ratio = options.ratio;
+  job.threads = options.threads > 0 ? options.threads : usable_processors().count;
+  const CompressResult result = compress_file(job);
+  screen.context(
+      fmt::format("k: {}, v: {}; {} tokens", describe(result.k.format), describe(result.v.format), result.tokens));
+  screen.context(fmt::format("{} become {}: {} of the bytes are removed",
+                             format_bytes(static_cast<double>(result.bytes_before())),
+                             format_bytes(static_cast<double>(result.bytes_after())),
+                             share(result.bytes_before() - result.bytes_after(), result.bytes_before())));
+  std::optional<ChangeOfO> change;
+  if (options.compression_report) {
+    const auto jobs = jobs_of(config);
+    if (jobs) {
+      change = change_of_o(jobs->first, jobs->second, options.rows, job.threads);
+    } else {
+      screen.context("the file has no q: no rows of O to compare");
+    }
+  }
+  if (options.compression_report || !options.quiet) print_figures(result, change, screen, options.quiet);
+  screen.context(fmt::format("output: {}", options.output));
+  invocation.report_file->write(document(invocation, result, change));
+  return 0;
+}
+
+}  // namespace ringattn

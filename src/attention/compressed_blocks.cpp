@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/compressed_blocks.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <tuple>
+
+#include "attention/tokens/cost.hpp"
+#include "base/error.hpp"
+
+namespace ringattn {
+
+namespace {
+
+// At so many keys a block, reading and writing the state is about one percent of its fold.
+constexpr std::int64_t kBlockTokens = std::int64_t{1} << 15;
+constexpr std::int64_t kLeastTokens = 1024;
+
+struct Tile {
+  KeyTile from;
+  CompressedRun run;
+  std::size_t entry = 0;  // of the map
+};
+
+std::vector<Tile> tiles_of(const Plan& plan, const BlockPlan& block) {
+  const std::int64_t key_tile = plan.kernel.key_tile;
+  std::vector<Tile> tiles;
+  for (const KeyRun& run : block.key_runs) {
+    const std::int64_t keys = plan.key_lengths[static_cast<std::size_t>(run.sequence)];
+    for (std::int64_t t = 0; t < run.tiles; ++t) {
+      const auto entry = static_cast<std::size_t>(run.table + t);
+      const KeyTile& from = block.tiles[entry];
+      const std::int64_t position = (run.first_tile + t) * key_tile;
+      tiles.push_back({from, {run.sequence, position, keys, from.row, std::min(key_tile, keys - position), 0}, entry});
+    }
+  }
+  return tiles;
+}
+
+bool goes_on(const CompressedRun& run, const CompressedRun& next) {
+  return run.sequence == next.sequence && run.position + run.rows == next.position && run.row + run.rows == next.row;
+}
+
+}  // namespace
+
+DecompressedBlock decompressed_block(const Plan& plan, const BlockPlan& block) {
+  std::vector<Tile> tiles = tiles_of(plan, block);
+  std::ranges::sort(tiles, [](const Tile& a, const Tile& b) {
+    return std::tie(a.from.source, a.from.row) < std::tie(b.from.source, b.from.row);
+  });
+  DecompressedBlock decompressed;
+  decompressed.tiles.resize(block.tiles.size());
+  for (Tile& tile : tiles) {
+    decompressed.tiles[tile.entry] = {0, decompressed.rows};
+    tile.run.to = decompressed.rows;
+    decompressed.rows += tile.run.rows;
+    std::vector<CompressedRun>& runs = decompressed.runs[static_cast<std::size_t>(tile.from.source)];
+    if (!runs.empty() && goes_on(runs.back(), tile.run)) {
+      runs.back().rows += tile.run.rows;
+    } else {
+      runs.push_back(tile.run);
+    }
+  }
+  return decompressed;
+}
+
+std::int64_t most_block_tokens(const Job& job, const Options& options) {
+  if (options.block_tokens > 0) return 0;
+  const std::int64_t keys = job.batch.k_tokens();
+  const std::int64_t quarter = options.memory_budget > 0 ? static_cast<std::int64_t>(options.memory_budget / 4)
+                                                         : std::numeric_limits<std::int64_t>::max();
+  std::int64_t tokens = kBlockTokens;
+  while (tokens > kLeastTokens && std::min(tokens, keys) > quarter / kv_token_bytes(job.spec)) tokens /= 2;
+  return tokens < keys ? tokens : 0;
+}
+
+std::size_t decompression_bytes(const Job& job, const Options& options, int key_tile) {
+  const std::int64_t keys = job.batch.k_tokens();
+  const std::int64_t block = std::max(options.block_tokens, most_block_tokens(job, options));
+  // A block ends at a tile's end, so it may have some keys more.
+  const std::int64_t rows = block == 0 || block >= keys ? keys : std::min(keys, block + key_tile);
+  const auto sequences = static_cast<std::int64_t>(job.batch.sequences.size());
+  return static_cast<std::size_t>(rows * kv_token_bytes(job.spec) +
+                                  table_bytes(job.format.k, k_shape(job.spec), sequences) +
+                                  table_bytes(job.format.v, v_shape(job.spec), sequences));
+}
+
+void check_compressed(const Job& job, const Options& options, int key_tile) {
+  if (options.shorter_lengths) {
+    fail(ErrorCode::kUsage, "shorter lengths are wanted of compressed keys", "their blocks are prepared once",
+         "Leave Options::shorter_lengths off.");
+  }
+  for (const RowFormat& format : {job.format.k, job.format.v}) {
+    if (codes_by_token(format) || key_tile % format.group == 0) continue;
+    fail(ErrorCode::kUnsupported, fmt::format("groups of {} tokens in key tiles of {}", format.group, key_tile),
+         "a tile is whole groups", {"Choose another kernel with ", setting("kernel"), ", or smaller groups."});
+  }
+}
+
+}  // namespace ringattn

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which rows of a block are decompressed, and where: those of the tiles that the rank folds, side by side, the rank's
+// own and those that have arrived. So every row is decompressed once where it is folded.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "attention/options.hpp"
+#include "attention/ring/plan.hpp"
+#include "attention/tokens/job.hpp"
+#include "kernels/compressed_rows.hpp"
+#include "kernels/fold.hpp"
+
+namespace ringattn {
+
+struct DecompressedBlock {
+  std::array<std::vector<CompressedRun>, 2> runs;  // of kOwnShard and of kBlockBuffer, as few as possible
+  std::vector<KeyTile> tiles;                      // of the block's task, in the decompressed rows: source 0
+  std::int64_t rows = 0;
+};
+
+// `plan`: whose block it is. Tiles are whole groups of tokens.
+DecompressedBlock decompressed_block(const Plan& plan, const BlockPlan& block);
+
+// K and V of a job as tensors of a format.
+inline RowShape k_shape(const FoldSpec& spec) { return {spec.dtype, spec.kv_heads, spec.head_dim}; }
+inline RowShape v_shape(const FoldSpec& spec) { return {spec.dtype, spec.kv_heads, spec.head_dim_v}; }
+
+// Tokens of a block at most, where the caller's options don't say how large it is: 32,768, or fewer where their rows
+// would take more than a quarter of the memory budget. 0: the job is one block.
+std::int64_t most_block_tokens(const Job& job, const Options& options);
+// Bytes of the rows of the largest block, and of the job's tables.
+std::size_t decompression_bytes(const Job& job, const Options& options, int key_tile);
+
+// Throws kUsage for what runs over compressed rows don't have: pages and shorter lengths; kUnsupported for tiles that
+// cut groups of tokens.
+void check_compressed(const Job& job, const Options& options, int key_tile);
+
+}  // namespace ringattn

@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/files/compressed_tensors.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <mutex>
+#include <utility>
+
+#include "attention/files/tensor_checks.hpp"
+#include "base/error.hpp"
+#include "base/host.hpp"
+#include "kernels/synthetic.hpp"
+#include "kernels/tensor_compression.hpp"
+
+namespace ringattn {
+
+namespace {
+
+Wording write_anew() { return {command("compress"), " writes such files."}; }
+
+RowFormat stored_format(const SafetensorsFile& file, const std::string& tensor) {
+  const std::string* const text = file.metadata(tensor + "_format");
+  if (text == nullptr) return {};
+  try {
+    return parse_row_format(*text);
+  } catch (const Error& error) {
+    fail(ErrorCode::kFile, {fmt::format("{}_format in the metadata of {}: ", tensor, file.path()), error.problem()},
+         error.why(), error.remedy());
+  }
+}
+
+// Channels of a head, from the shapes of what is stored.
+std::int64_t dim_of(const RowFormat& format, const TensorSource& first, const std::optional<TensorSource>& basis) {
+  const TensorSource& tensor = basis ? *basis : first;
+  require(tensor.info->shape.size() == 3, tensor, "it must have 3 axes", write_anew());
+  const std::int64_t last = tensor.info->shape[2];
+  if (basis) return last;
+  if (format.group > 0) return 2 * last;
+  return format.width > 0 ? format.width * last : last;
+}
+
+CompressedSource find_source(const SafetensorsFile& file, const std::string& name, std::string_view stored,
+                             const RowFormat& format, Dtype dtype) {
+  CompressedSource source;
+  source.name = name;
+  source.format = format;
+  const auto tensor = [&](std::string_view part) { return file.tensor(fmt::format("{}_{}", stored, part)); };
+  const TensorSource first = tensor(format.rank > 0 ? "factors" : "codes");
+  const auto basis = format.rank > 0 ? std::optional(tensor("basis")) : std::nullopt;
+  const std::int64_t dim = dim_of(format, first, basis);
+  require(first.info->shape.size() == 3 && first.info->shape[1] > 0 && dim > 0, first,
+          "its axes are tokens, at least one head, and at least one number", write_anew());
+  source.shape = {dtype, first.info->shape[1], dim};
+  try {
+    check_format(name, format, source.shape);
+  } catch (const Error& error) {
+    fail(ErrorCode::kFile, {file.path(), ": ", error.problem()}, error.why(), write_anew());
+  }
+  for (const FormatStream& stream : format_streams(format, source.shape)) {
+    const TensorSource rows = tensor(stream.name);
+    const std::vector<std::int64_t> shape{first.info->shape[0], stream.heads, stream.width};
+    const FileDtype wanted = file_dtype(stream.type, dtype);
+    require(rows.info->dtype == wanted && rows.info->shape == shape, rows,
+            fmt::format("{} stores it as {} {}", describe(format), file_dtype_name(wanted), shape_text(shape)),
+            write_anew());
+    source.streams.push_back(rows);
+  }
+  return source;
+}
+
+// Once the sequences are known.
+void read_tables(const SafetensorsFile& file, std::string_view stored, const SequenceList& sequences,
+                 CompressedSource& source, std::vector<TensorSource>& used) {
+  const std::int64_t count = static_cast<std::int64_t>(sequences.size());
+  source.cu = Batch{sequences}.cu_k();
+  for (const FormatTable& table : format_tables(source.format, source.shape, count)) {
+    const TensorSource tensor = file.tensor(fmt::format("{}_{}", stored, table.name));
+    const FileDtype wanted = file_dtype(table.type, source.shape.dtype);
+    require(
+        tensor.info->dtype == wanted && tensor.info->shape == table.shape, tensor,
+        fmt::format("{} stores it as {} {}", describe(source.format), file_dtype_name(wanted), shape_text(table.shape)),
+        write_anew());
+    std::vector<std::byte>& bytes = source.tables.emplace_back(static_cast<std::size_t>(tensor.info->bytes()));
+    tensor.shard->read(*tensor.info, 0, bytes);
+    used.push_back(tensor);
+  }
+  used.insert(used.end(), source.streams.begin(), source.streams.end());
+  // Of tails, what the sequences have in them.
+  std::vector<CompressedRun> ends;
+  for (std::size_t s = 0; s + 1 < source.cu.size(); ++s) {
+    const std::int64_t keys = source.cu[s + 1] - source.cu[s];
+    ends.push_back({static_cast<std::int64_t>(s), keys, keys, 0, 0, 0});
+  }
+  CompressedRows rows;
+  rows.tables = source.table_pointers();
+  if (const auto fault = find_fault(source.format, source.shape, rows, ends)) {
+    refuse_fault(fmt::format("{}: {}", file.path(), source.name), source.format, source.shape, *fault,
+                 ErrorCode::kFile);
+  }
+}
+
+RowGrid grid_of(const RowGrid& q, const TensorSource& tensor, const RowShape& shape) {
+  const std::int64_t tokens = tensor.info->shape[0];
+  require(q.batch > 0 ? tokens % q.batch == 0 : tokens == 0, tensor,
+          fmt::format("q has a batch of {}, of which each has as many tokens", q.batch), write_anew());
+  return {q.order, q.batch, q.batch > 0 ? tokens / q.batch : 0, shape.heads, shape.dim};
+}
+
+}  // namespace
+
+FileDtype file_dtype(CodeType type, Dtype dtype) {
+  switch (type) {
+    case CodeType::kDtype:
+      return file_dtype(dtype);
+    case CodeType::kF32:
+      return FileDtype::kF32;
+    case CodeType::kE4m3:
+      return FileDtype::kF8E4m3;
+    case CodeType::kI8:
+      return FileDtype::kI8;
+    case CodeType::kU8:
+      return FileDtype::kU8;
+    case CodeType::kI32:
+      break;
+  }
+  return FileDtype::kI32;
+}
+
+std::array<std::byte*, kMostTables> CompressedSource::table_pointers() const {
+  std::array<std::byte*, kMostTables> pointers{};
+  for (std::size_t i = 0; i < tables.size(); ++i) pointers[i] = const_cast<std::byte*>(tables[i].data());
+  return pointers;
+}
+
+std::vector<CompressedRun> CompressedSource::rows_of(std::span<const PackedRun> runs) const {
+  std::vector<CompressedRun> rows;
+  std::int64_t row = 0;
+  for (const PackedRun& run : runs) {
+    auto s = static_cast<std::size_t>(std::upper_bound(cu.begin(), cu.end(), run.begin) - cu.begin() - 1);
+    for (std::int64_t begin = run.begin; begin < run.end; ++s) {
+      const std::int64_t end = std::min(run.end, cu[s + 1]);
+      if (end <= begin) continue;
+      rows.push_back({static_cast<std::int64_t>(s), begin - cu[s], cu[s + 1] - cu[s], row, end - begin, begin});
+      row += end - begin;
+      begin = end;
+    }
+  }
+  return rows;
+}
+
+void CompressedSource::read_stream(std::size_t stream, std::span<const PackedRun> runs,
+                                   std::span<std::byte> target) const {
+  const std::int64_t bytes = format_streams(format, shape)[stream].token_bytes(shape.dtype);
+  std::size_t at = 0;
+  for (const PackedRun& run : runs) {
+    const auto count = static_cast<std::size_t>(run.tokens() * bytes);
+    if (streams.empty()) {
+      std::copy_n(made[stream].begin() + run.begin * bytes, count, target.begin() + static_cast<std::ptrdiff_t>(at));
+    } else {
+      const TensorSource& tensor = streams[stream];
+      tensor.shard->read(*tensor.info, run.begin * bytes, target.subspan(at, count));
+    }
+    at += count;
+  }
+  if (!streams.empty()) streams[stream].shard->check_unchanged();
+}
+
+void CompressedSource::check(const CompressedRows& rows, std::span<const PackedRun> runs) const {
+  const std::vector<CompressedRun> all = rows_of(runs);
+  const auto fault = find_fault(format, shape, rows, all);
+  if (!fault) return;
+  const std::string path = streams.empty() ? "" : streams[0].shard->path() + ": ";
+  refuse_fault(path + name, format, shape, *fault, ErrorCode::kFile);
+}
+
+void CompressedSource::read(std::span<const PackedRun> runs, const MutableTensorView& plain, int threads) const {
+  // Some runs at a time: they are read with the rest of their groups.
+  HostDecompressor decompressor(format, shape, std::max(threads, 1));
+  const std::int64_t group = codes_by_token(format) ? 1 : format.group;
+  const auto row_bytes = static_cast<std::size_t>(shape.heads * shape.dim) * size_of(shape.dtype);
+  for (const CompressedRun& run : rows_of(runs)) {
+    const std::int64_t first = run.position / group * group;
+    const std::int64_t end = std::min(run.keys, (run.position + run.rows + group - 1) / group * group);
+    const PackedRun tokens{run.to - (run.position - first), run.to - run.position + end};
+    std::vector<std::vector<std::byte>> read;
+    CompressedRows rows;
+    rows.tables = table_pointers();
+    std::size_t at = 0;
+    for (const FormatStream& stream : format_streams(format, shape)) {
+      const std::int64_t bytes = stream.token_bytes(shape.dtype);
+      read.emplace_back(static_cast<std::size_t>(tokens.tokens() * bytes));
+      read_stream(at, {&tokens, 1}, read.back());
+      rows.streams[at] = {read.back().data(), bytes, bytes / stream.heads};
+      ++at;
+    }
+    check(rows, {&tokens, 1});
+    std::vector<std::byte> elements(static_cast<std::size_t>(tokens.tokens()) * row_bytes);
+    const CompressedRun whole{run.sequence, first, run.keys, 0, tokens.tokens(), 0};
+    decompressor.decompress(
+        rows, {&whole, 1},
+        dense_view(static_cast<void*>(elements.data()), shape.dtype, tokens.tokens(), shape.heads, shape.dim));
+    MutableTensorView target = plain;
+    target.data = plain.at(run.row, 0);
+    target.tokens = run.rows;
+    scatter_rows(std::span(elements).subspan(static_cast<std::size_t>(run.position - first) * row_bytes,
+                                             static_cast<std::size_t>(run.rows) * row_bytes),
+                 0, shape.heads, target, 0);
+  }
+}
+
+std::shared_ptr<const CompressedTensors> made_compressed(const Job& job, std::uint64_t seed) {
+  struct Made {
+    FoldSpec spec;
+    Batch batch;
+    CacheFormat format;
+    std::uint64_t seed = 0;
+    CompressedTensors tensors;
+  };
+  static std::mutex mutex;
+  static std::weak_ptr<const Made> last;
+  const std::lock_guard lock(mutex);
+  std::shared_ptr<const Made> shared = last.lock();
+  if (!shared || shared->spec != job.spec || shared->batch != job.batch || shared->format != job.format ||
+      shared->seed != seed) {
+    auto made = std::make_shared<Made>();
+    made->spec = job.spec;
+    made->batch = job.batch;
+    made->format = job.format;
+    made->seed = seed;
+    const PackedRun all{0, job.batch.k_tokens()};
+    const auto make = [&](const char* name, SyntheticTensor tensor, const RowFormat& format, std::int64_t dim,
+                          std::optional<CompressedSource>& source) {
+      if (format.is_plain()) return;
+      const RowShape shape{job.spec.dtype, job.spec.kv_heads, dim};
+      check_format(name, format, shape);
+      std::vector<std::byte> rows(static_cast<std::size_t>(all.tokens() * shape.heads * shape.dim) *
+                                  size_of(shape.dtype));
+      const MutableTensorView view =
+          dense_view(static_cast<void*>(rows.data()), shape.dtype, all.tokens(), shape.heads, shape.dim);
+      fill_synthetic(seed, tensor, {&all, 1}, view);
+      CompressedTensor compressed =
+          compress_tensor(name, format, view, job.batch.k_lengths(), {0, usable_processors().count}, ErrorCode::kUsage);
+      source = CompressedSource{
+          name, format, shape, job.batch.cu_k(), {}, std::move(compressed.streams), std::move(compressed.tables)};
+    };
+    make("k", SyntheticTensor::kK, job.format.k, job.spec.head_dim, made->tensors.k);
+    make("v", SyntheticTensor::kV, job.format.v, job.spec.head_dim_v, made->tensors.v);
+    shared = std::move(made);
+    last = shared;
+  }
+  return {shared, &shared->tensors};
+}
+
+bool holds_compressed(const SafetensorsFile& file) {
+  return !stored_format(file, "k").is_plain() || !stored_format(file, "v").is_plain();
+}
+
+InputTensors find_compressed(const SafetensorsFile& file, const InputNames& names, std::optional<AxisOrder> order,
+                             std::optional<CompressedTensors>& found) {
+  InputTensors input;
+  input.q = file.tensor(names.q.value_or("q"));
+  input.q_grid = row_grid(input.q, order);
+  input.dtype = row_dtype(input.q);
+  input.used = {input.q};
+  CompressedTensors tensors;
+  const auto take = [&](const std::string& name, const std::string& stored, TensorSource& tensor, RowGrid& grid,
+                        std::optional<CompressedSource>& compressed) {
+    const RowFormat format = stored_format(file, name);
+    if (format.is_plain()) {
+      tensor = file.tensor(stored);
+      grid = row_grid(tensor, order);
+      require(row_dtype(tensor) == input.dtype, tensor, fmt::format("q is {}", file_dtype_name(input.q.info->dtype)),
+              "q, k and v have one dtype.");
+      input.used.push_back(tensor);
+      return;
+    }
+    compressed = find_source(file, name, stored, format, input.dtype);
+    tensor = compressed->streams[0];
+    grid = grid_of(input.q_grid, tensor, compressed->shape);
+  };
+  const std::string stored_k = names.k.value_or("k");
+  const std::string stored_v = names.v.value_or("v");
+  take("k", stored_k, input.k, input.k_grid, tensors.k);
+  take("v", stored_v, input.v, input.v_grid, tensors.v);
+  require(input.k_grid.dim == input.q_grid.dim, input.k,
+          fmt::format("keys have {} channels, and q's head_dim is {}", input.k_grid.dim, input.q_grid.dim),
+          write_anew());
+  require(input.q_grid.heads % input.k_grid.heads == 0, input.k,
+          fmt::format("Q has {} heads, which is not a multiple of {}", input.q_grid.heads, input.k_grid.heads),
+          write_anew());
+  require(input.v_grid.heads == input.k_grid.heads && input.v_grid.tokens() == input.k_grid.tokens(), input.v,
+          fmt::format("keys have {} heads and {} tokens", input.k_grid.heads, input.k_grid.tokens()), write_anew());
+  input.sequences = read_sequences(file, names, input);
+  if (tensors.k) read_tables(file, stored_k, input.sequences, *tensors.k, input.used);
+  if (tensors.v) read_tables(file, stored_v, input.sequences, *tensors.v, input.used);
+  read_sinks(file, names, input);
+  found = std::move(tensors);
+  return input;
+}
+
+}  // namespace ringattn

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// Compressed keys and values in a file. Its metadata say how each is stored, `k_format` and `v_format` as
+// describe(RowFormat) writes them, "plain" or absent where a tensor lies as it is. The tensor k of a format is then
+// k_<stream> [tokens, heads, width] for each stream, tokens packed in the order of their sequences, and k_<table> for
+// each table (kernels/row_format.hpp). q, cu_seqlens_q, cu_seqlens_k, q_offset and sinks are those of any other file.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "attention/files/input_tensors.hpp"
+#include "kernels/compressed_rows.hpp"
+#include "kernels/row_format.hpp"
+
+namespace ringattn {
+
+// Element types as files have them.
+FileDtype file_dtype(CodeType type, Dtype dtype);
+
+// One of the two, not plain.
+struct CompressedSource {
+  std::string name;  // "k"
+  RowFormat format;
+  RowShape shape;
+  std::vector<std::int64_t> cu;                // of the keys: [sequences + 1]
+  std::vector<TensorSource> streams;           // in the order of format_streams(); of a file
+  std::vector<std::vector<std::byte>> made;    // the same, of a seed
+  std::vector<std::vector<std::byte>> tables;  // of format_tables(), read
+
+  // The runs as rows that follow each other, a run of a sequence each; `to` are the packed tokens.
+  std::vector<CompressedRun> rows_of(std::span<const PackedRun> runs) const;
+  // Fills `target` with the runs' rows of a stream, one behind the other. Throws kFile.
+  void read_stream(std::size_t stream, std::span<const PackedRun> runs, std::span<std::byte> target) const;
+  // Throws kFile, naming tensor and place, where rows that were read hold what none may. `rows`: of rows_of(runs).
+  void check(const CompressedRows& rows, std::span<const PackedRun> runs) const;
+  // Fills `plain`, [total_tokens(runs), heads, dim], with the elements of the runs' tokens. Throws kFile.
+  void read(std::span<const PackedRun> runs, const MutableTensorView& plain, int threads) const;
+  // Pointers to the tables.
+  std::array<std::byte*, kMostTables> table_pointers() const;
+};
+
+struct CompressedTensors {
+  std::optional<CompressedSource> k;  // none: plain
+  std::optional<CompressedSource> v;
+
+  CacheFormat format() const { return {k ? k->format : RowFormat{}, v ? v->format : RowFormat{}}; }
+};
+
+// The keys and values of a seed, compressed in host memory: by the first rank of this process that asks for them, while
+// another one holds them. `job` has a format. Throws kUsage for one that doesn't fit.
+std::shared_ptr<const CompressedTensors> made_compressed(const Job& job, std::uint64_t seed);
+
+// Whether the file's metadata name a format for its keys or values that is not plain. Throws kFile for one that is
+// none.
+bool holds_compressed(const SafetensorsFile& file);
+
+// As find_input(), of a file that holds them; the tables are read. Throws kFile, naming the tensor and what is wrong.
+InputTensors find_compressed(const SafetensorsFile& file, const InputNames& names, std::optional<AxisOrder> order,
+                             std::optional<CompressedTensors>& found);
+
+}  // namespace ringattn

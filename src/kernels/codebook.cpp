@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/codebook.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+#include "base/philox.hpp"
+#include "base/pulse.hpp"
+#include "kernels/row_coder.hpp"
+#include "kernels/row_codes.hpp"
+
+namespace ringattn {
+
+namespace {
+
+// Tokens that are looked at, evenly spaced, and rounds of k-means: more of either moves the error by less than a
+// hundredth.
+constexpr std::int64_t kSample = 8192;
+constexpr int kRounds = 10;
+
+// k-means over points [count, width].
+class Clusters {
+ public:
+  Clusters(std::vector<float> points, std::int64_t width, std::uint64_t seed, std::uint32_t stream)
+      : points_(std::move(points)), width_(width), count_(static_cast<std::int64_t>(points_.size()) / width) {
+    // The first 256 of the points in a drawn order; again from the start where there are fewer.
+    std::vector<std::int64_t> order(static_cast<std::size_t>(count_));
+    std::iota(order.begin(), order.end(), 0);
+    for (std::int64_t i = 0; i < std::min<std::int64_t>(count_, kCodebookVectors); ++i) {
+      const std::uint32_t word = philox4x32_10({{static_cast<std::uint32_t>(i), stream, 0, 0}}, seed).word[0];
+      const std::int64_t other = i + static_cast<std::int64_t>(word) % (count_ - i);
+      std::swap(order[static_cast<std::size_t>(i)], order[static_cast<std::size_t>(other)]);
+    }
+    vectors_.resize(static_cast<std::size_t>(kCodebookVectors * width_));
+    for (std::int64_t v = 0; v < kCodebookVectors && count_ > 0; ++v) {
+      std::copy_n(point(order[static_cast<std::size_t>(v % count_)]), width_, vectors_.begin() + v * width_);
+    }
+  }
+
+  // Each vector becomes the mean of the points that are nearest to it; one without points stays.
+  void step() {
+    std::vector<double> sums(vectors_.size());
+    std::vector<std::int64_t> points(kCodebookVectors);
+    for (std::int64_t i = 0; i < count_; ++i) {
+      const std::int64_t nearest = nearest_to(point(i));
+      ++points[static_cast<std::size_t>(nearest)];
+      for (std::int64_t c = 0; c < width_; ++c) {
+        sums[static_cast<std::size_t>(nearest * width_ + c)] += static_cast<double>(point(i)[c]);
+      }
+    }
+    for (std::size_t at = 0; at < sums.size(); ++at) {
+      const std::int64_t of_vector = points[at / static_cast<std::size_t>(width_)];
+      if (of_vector > 0) vectors_[at] = static_cast<float>(sums[at] / static_cast<double>(of_vector));
+    }
+  }
+
+  const std::vector<float>& vectors() const { return vectors_; }
+
+ private:
+  const float* point(std::int64_t i) const { return points_.data() + i * width_; }
+  std::int64_t nearest_to(const float* element) const {
+    std::int64_t nearest = 0;
+    float least = 0.0F;
+    for (std::int64_t v = 0; v < kCodebookVectors; ++v) {
+      const float distance = squared_distance(element, vectors_.data() + v * width_, static_cast<int>(width_));
+      if (v > 0 && !(distance < least)) continue;
+      least = distance;
+      nearest = v;
+    }
+    return nearest;
+  }
+
+  std::vector<float> points_;
+  std::vector<float> vectors_;  // [256, width]
+  std::int64_t width_;
+  std::int64_t count_;
+};
+
+}  // namespace
+
+std::vector<std::byte> find_codebook(const TensorView& rows, std::int64_t width, std::uint64_t seed, int threads) {
+  const std::int64_t runs = rows.dim / width;
+  const std::int64_t entries = kCodebookVectors * width;
+  const auto element = static_cast<std::int64_t>(size_of(rows.dtype));
+  const std::int64_t sampled = std::min(rows.tokens, kSample);
+  std::vector<std::byte> codebook(static_cast<std::size_t>(rows.heads * runs * entries * element));
+  for (std::int64_t head = 0; head < rows.heads; ++head) {
+    beat();
+#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
+    for (std::int64_t run = 0; run < runs; ++run) {
+      std::vector<float> points(static_cast<std::size_t>(sampled * width));
+      for (std::int64_t i = 0; i < sampled; ++i) {
+        widen_row(rows.at(i * rows.tokens / sampled, head) + run * width * element, rows.dtype, width,
+                  points.data() + i * width);
+      }
+      Clusters clusters(std::move(points), width, seed, static_cast<std::uint32_t>(head * runs + run));
+      for (int round = 0; round < kRounds; ++round) clusters.step();
+      std::byte* const out = codebook.data() + (head * runs + run) * entries * element;
+      for (std::int64_t i = 0; i < entries; ++i) {
+        store_element(out + i * element, rows.dtype, clusters.vectors()[static_cast<std::size_t>(i)]);
+      }
+    }
+  }
+  static_cast<void>(threads);
+  return codebook;
+}
+
+}  // namespace ringattn

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/compression_methods.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "base/error.hpp"
+
+namespace ringattn {
+
+namespace {
+
+using Formats = std::vector<CacheFormat>;
+
+RowFormat fp8(ScaleGrain scales) { return {RowCoding::kFp8, scales}; }
+RowFormat int4(RowCoding coding, int group) { return {coding, ScaleGrain::kTokenHead, group}; }
+
+Formats same(std::initializer_list<RowFormat> formats) {
+  Formats all;
+  for (const RowFormat& format : formats) all.push_back({format, format});
+  return all;
+}
+
+// Formats of every rank that both tensors have room for, the usual one of a quarter of the keys' dim in front.
+template <class OfRank>
+Formats of_ranks(const RowShape& k, const RowShape& v, const OfRank& of_rank) {
+  Formats all;
+  const int usual = std::max(8, static_cast<int>(k.dim / 4) / 8 * 8);
+  all.push_back({of_rank(usual), of_rank(usual)});
+  for (int rank = 8; rank < std::min(k.dim, v.dim); rank += 8) all.push_back({of_rank(rank), of_rank(rank)});
+  return all;
+}
+
+constexpr CompressionMethod kMethods[] = {
+    {"fp8", "8 bits of float, a scale for each token and head, or, to remove more, for each head or the tensor",
+     [](const RowShape&, const RowShape&) {
+       return same({fp8(ScaleGrain::kTokenHead), fp8(ScaleGrain::kHead), fp8(ScaleGrain::kTensor)});
+     }},
+    {"int8", "8 bits of integer, a scale for each token and head",
+     [](const RowShape&, const RowShape&) { return same({{RowCoding::kInt8}}); }},
+    {"int4", "KIVI's 4 bits: keys by channels over 32 or 64 tokens, values by runs of 32 channels of a token",
+     [](const RowShape&, const RowShape&) {
+       const RowFormat values = int4(RowCoding::kInt4Token, 32);
+       return Formats{{int4(RowCoding::kInt4Channel, 32), values}, {int4(RowCoding::kInt4Channel, 64), values}};
+     }},
+    {"lowrank", "a head's rows as combinations of a few: singular value decomposition, the rank by the ratio",
+     [](const RowShape& k, const RowShape& v) {
+       return of_ranks(k, v, [](int rank) { return RowFormat{RowCoding::kLowRank, ScaleGrain::kTokenHead, 0, rank}; });
+     }},
+    {"vq", "vector quantisation: 8 bits for 2, 4 or 8 channels, codebooks by k-means",
+     [](const RowShape&, const RowShape&) {
+       const auto of_width = [](int width) {
+         return RowFormat{RowCoding::kVector, ScaleGrain::kTokenHead, 0, 0, width};
+       };
+       return same({of_width(4), of_width(2), of_width(8)});
+     }},
+    {"hybrid", "low rank, its remainder in 4 bits, and 4 outlier channels as they are, the rank by the ratio",
+     [](const RowShape& k, const RowShape& v) {
+       Formats all = of_ranks(
+           k, v, [](int rank) { return RowFormat{RowCoding::kHybrid, ScaleGrain::kTokenHead, 32, rank, 0, 4}; });
+       all[0].k.rank = all[0].v.rank = 16;
+       return all;
+     }},
+};
+
+bool holds(const CacheFormat& format, const RowShape& k, const RowShape& v) {
+  return entry_of(format.k.coding).missing(format.k, k).empty() &&
+         entry_of(format.v.coding).missing(format.v, v).empty();
+}
+
+}  // namespace
+
+std::span<const CompressionMethod> compression_methods() { return kMethods; }
+
+const CompressionMethod& compression_method(std::string_view name) {
+  const auto* const found = std::ranges::find(kMethods, name, &CompressionMethod::name);
+  if (found != std::ranges::end(kMethods)) return *found;
+  std::vector<std::string_view> names;
+  for (const CompressionMethod& method : kMethods) names.push_back(method.name);
+  const std::string_view nearest = nearest_name(name, names.data(), names.size());
+  fail(ErrorCode::kUsage, fmt::format("there is no method of compression \"{}\"", name),
+       fmt::format("methods are {}", fmt::join(names, ", ")),
+       nearest.empty() ? std::string("Choose one of them.") : fmt::format("Did you mean {}?", nearest));
+}
+
+double removed_share(const CacheFormat& format, const RowShape& k, const RowShape& v) {
+  const double plain = static_cast<double>(token_bytes({}, k) + token_bytes({}, v));
+  return plain > 0.0 ? 1.0 - static_cast<double>(token_bytes(format.k, k) + token_bytes(format.v, v)) / plain : 0.0;
+}
+
+CacheFormat choose_format(const CompressionMethod& method, std::optional<double> ratio, const RowShape& k,
+                          const RowShape& v) {
+  Formats formats = method.formats(k, v);
+  check_format("k", formats[0].k, k);
+  check_format("v", formats[0].v, v);
+  if (!ratio) return formats[0];
+  std::erase_if(formats, [&](const CacheFormat& format) { return !holds(format, k, v); });
+  const CacheFormat* chosen = nullptr;
+  double most = 0.0;
+  for (const CacheFormat& format : formats) {
+    const double removed = removed_share(format, k, v);
+    most = std::max(most, removed);
+    const bool enough = removed >= *ratio - 1e-9;
+    if (enough && (chosen == nullptr || removed < removed_share(*chosen, k, v))) chosen = &format;
+  }
+  if (chosen != nullptr) return *chosen;
+  fail(ErrorCode::kUsage, {setting("ratio", fmt::format("{}", *ratio)), " with ", setting("method", method.name)},
+       fmt::format("the ratio is the share of the bytes that is removed, and {} removes {:.3f} of them at most",
+                   method.name, most),
+       "Ask for less, or choose another method.");
+}
+
+}  // namespace ringattn

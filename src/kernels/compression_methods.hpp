@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// The methods of compression that a user names, each a list of formats from the largest to the smallest, and the choice
+// among them by the share of bytes that is to be removed.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "kernels/row_format.hpp"
+
+namespace ringattn {
+
+struct CompressionMethod {
+  std::string_view name;   // "int4"
+  std::string_view about;  // one line for people
+  // Formats of a cache with such keys and values, the usual one first; others remove more or less.
+  std::vector<CacheFormat> (*formats)(const RowShape& k, const RowShape& v);
+};
+
+std::span<const CompressionMethod> compression_methods();
+// Throws kUsage for an unknown name.
+const CompressionMethod& compression_method(std::string_view name);
+
+// The share of a token's bytes that a format removes of its keys and values, tables aside: 0.5 for half of them.
+double removed_share(const CacheFormat& format, const RowShape& k, const RowShape& v);
+
+// Without a ratio the method's usual format; else of those that remove at least that share the one that removes least.
+// Throws kUsage where none does, saying how much the method can remove, and for shapes that no format of it holds.
+CacheFormat choose_format(const CompressionMethod& method, std::optional<double> ratio, const RowShape& k,
+                          const RowShape& v);
+
+}  // namespace ringattn

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rows that join a compressed cache, on any GPU: one launch, which a graph may hold. Lengths and block tables lie on
+// the device.
+#include "kernels/cuda/rows/row_launch.hpp"
+#include "kernels/cuda/rows/row_writer.cuh"
+
+namespace ringattn::cuda {
+
+namespace {
+
+constexpr int kThreads = 128;
+constexpr int kWarps = kThreads / 32;
+
+// A warp has a head of a sequence, and takes its new rows in order.
+template <class Element, int kQuads>
+__global__ void __launch_bounds__(kThreads, 4) append_kernel(const __grid_constant__ AppendParams p) {
+  const RowParams& rows = p.rows;
+  const CacheUpdate& places = p.places;
+  const std::int64_t sequence = blockIdx.x;
+  const auto head = static_cast<int>(blockIdx.y * kWarps + threadIdx.x / 32);
+  if (head >= rows.heads) return;
+  const std::int64_t length = places.lengths[sequence];
+  if (length_fault(places, length).kind != CacheFault::Kind::kNone) return;
+  if (places.checked != nullptr && places.checked[sequence] == 0) return;
+  const int group = rows.format.group;
+  const auto at = [&](int stream, const CachePlace& place) {
+    return rows.streams[stream].at(place.token, head) + place.page * p.page_strides[stream];
+  };
+  for (int i = 0; i < places.rows; ++i) {
+    const std::int64_t position = length - places.rows + i;
+    const CachePlace place = place_of_row(places, sequence, position);
+    if (place.page < 0) continue;
+    const std::int64_t token = sequence * places.rows + i;
+    const std::byte* const plain = rows.plain.at(token, head);
+    if (rows.format.coding != RowCoding::kInt4Channel) {
+      RowQuads<kQuads> quads;
+      quads.load(rows, plain);
+      if (rows.fault != nullptr) quads.template check<Element>(rows, token, head);
+      std::byte* streams[kMostStreams];
+#pragma unroll
+      for (int s = 0; s < kMostStreams; ++s) streams[s] = at(s, place);
+      RowWriter<Element, kQuads>(rows, quads).write(streams, head, plain, nullptr);
+      continue;
+    }
+    const auto tail_at = [&](std::int64_t t) {
+      return rows.tables[0] + ((sequence * group + t) * rows.heads + head) * static_cast<std::int64_t>(2 * rows.dim);
+    };
+    write_tail(rows, plain, tail_at(position % group), at(0, place), at(1, place), [&](uint2 raw, int channel) {
+      if (rows.fault != nullptr) check_elements<Element>(rows, raw, 0, token, head, channel);
+    });
+    if ((position + 1) % group != 0) continue;
+    __syncwarp();  // a lane reads pairs' rows that another one has cleared
+    const std::int64_t first = position + 1 - group;
+    write_group<Element>(
+        rows, [&](int t) { return tail_at(t); },
+        [&](int stream, int t) -> std::byte* {
+          const CachePlace of_group = place_of_row(places, sequence, first + t);
+          return of_group.page < 0 ? nullptr : at(stream, of_group);
+        },
+        [](uint2, int, int) {});
+    __syncwarp();
+  }
+}
+
+template <class Element>
+void launch(const AppendParams& p, dim3 grid, Stream stream) {
+  const cudaStream_t queue = cuda_stream(stream);
+  if (p.rows.dim <= kLaneStep) {
+    append_kernel<Element, 1><<<grid, kThreads, 0, queue>>>(p);
+  } else if (p.rows.dim <= 2 * kLaneStep) {
+    append_kernel<Element, 2><<<grid, kThreads, 0, queue>>>(p);
+  } else {
+    append_kernel<Element, 5><<<grid, kThreads, 0, queue>>>(p);
+  }
+  check_cuda(cudaGetLastError(), "append");
+}
+
+template <class Element>
+void load() {
+  load_kernel(append_kernel<Element, 1>);
+  load_kernel(append_kernel<Element, 2>);
+  load_kernel(append_kernel<Element, 5>);
+}
+
+}  // namespace
+
+void append(const AppendTask& task, Stream stream) {
+  const CompressedCache& cache = task.cache;
+  if (task.places->sequences == 0) {
+    cache.shape.dtype == Dtype::kBf16 ? load<__nv_bfloat16>() : load<__half>();
+    return;
+  }
+  CompressedRows streams;
+  AppendParams p;
+  for (std::size_t i = 0; i < kMostStreams; ++i) {
+    streams.streams[i] = {cache.streams[i].data, cache.streams[i].token_stride, cache.streams[i].head_stride};
+    p.page_strides[i] = cache.streams[i].page_stride;
+  }
+  streams.tables = cache.tables;
+  p.rows = row_params(cache.format, cache.shape, streams, task.rows, {}, task.fault);
+  p.rows.by_four = p.rows.by_four && takes_four(p.rows, p.page_strides);
+  p.places = *task.places;
+  const dim3 grid(static_cast<unsigned>(p.places.sequences),
+                  static_cast<unsigned>((p.rows.heads + kWarps - 1) / kWarps));
+  if (p.rows.bf16) {
+    launch<__nv_bfloat16>(p, grid, stream);
+  } else {
+    launch<__half>(p, grid, stream);
+  }
+}
+
+}  // namespace ringattn::cuda

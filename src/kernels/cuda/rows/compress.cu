@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+// Elements become codes, on any GPU.
+#include "kernels/cuda/rows/row_launch.hpp"
+#include "kernels/cuda/rows/row_writer.cuh"
+
+namespace ringattn::cuda {
+
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / 32;
+
+// Rows of formats whose codes are a token's own.
+template <class Element, int kQuads>
+__global__ void __launch_bounds__(kThreads) compress_rows(const __grid_constant__ RowParams p) {
+  constexpr int kRowsAhead = kQuads == 1 ? 4 : 1;  // of a warp, asked for before it works at the first
+  const CompressedRun& run = p.run[blockIdx.y];
+  const auto heads = static_cast<std::uint32_t>(p.heads);
+  const auto items = static_cast<std::uint32_t>(run.rows) * heads;
+  const std::uint32_t step = gridDim.x * kWarps * kRowsAhead;
+  for (std::uint32_t first = (blockIdx.x * kWarps + threadIdx.x / 32) * kRowsAhead; first < items; first += step) {
+    RowQuads<kQuads> rows[kRowsAhead];
+#pragma unroll
+    for (std::uint32_t i = 0; i < kRowsAhead; ++i) {
+      const std::uint32_t item = first + i < items ? first + i : items - 1;
+      rows[i].load(p, p.plain.at(run.to + item / heads, item % heads));
+    }
+#pragma unroll
+    for (std::uint32_t i = 0; i < kRowsAhead; ++i) {
+      if (first + i >= items) break;
+      const std::int64_t nth = (first + i) / heads;
+      const auto head = static_cast<int>((first + i) % heads);
+      if (p.fault != nullptr) rows[i].template check<Element>(p, run.to + nth, head);
+      std::byte* streams[kMostStreams];
+#pragma unroll
+      for (int s = 0; s < kMostStreams; ++s) streams[s] = p.streams[s].at(run.row + nth, head);
+      RowWriter<Element, kQuads>(p, rows[i])
+          .write(streams, head, p.plain.at(run.to + nth, head), p.products.at(run.to + nth, head));
+    }
+  }
+}
+
+// Groups of tokens; those behind the last full one go to the tail.
+template <class Element>
+__global__ void __launch_bounds__(kThreads) compress_groups(const __grid_constant__ RowParams p) {
+  const CompressedRun& run = p.run[blockIdx.y];
+  const int group = p.format.group;
+  const auto heads = static_cast<std::uint32_t>(p.heads);
+  const auto groups = static_cast<std::uint32_t>((run.rows + group - 1) / group);
+  const std::int64_t closed = closed_tokens(run.keys, group);
+  for (std::uint32_t item = blockIdx.x * kWarps + threadIdx.x / 32; item < groups * heads; item += gridDim.x * kWarps) {
+    const auto head = static_cast<int>(item % heads);
+    const std::int64_t first = static_cast<std::int64_t>(item / heads) * group;  // row of the run
+    const auto check = [&](uint2 raw, int t, int channel) {
+      if (p.fault != nullptr) check_elements<Element>(p, raw, 0, run.to + first + t, head, channel);
+    };
+    if (run.position + first < closed) {
+      write_group<Element>(
+          p, [&](int t) { return p.plain.at(run.to + first + t, head); },
+          [&](int stream, int t) { return p.streams[stream].at(run.row + first + t, head); }, check);
+      continue;
+    }
+    for (int t = 0; t < group && first + t < run.rows; ++t) {
+      std::byte* const tail =
+          p.tables[0] + ((run.sequence * group + t) * p.heads + head) * static_cast<std::int64_t>(2 * p.dim);
+      write_tail(p, p.plain.at(run.to + first + t, head), tail, p.streams[0].at(run.row + first + t, head),
+                 p.streams[1].at(run.row + first + t, head), [&](uint2 raw, int channel) { check(raw, t, channel); });
+    }
+  }
+}
+
+template <class Element>
+void launch(const RowParams& p, dim3 grid, Stream stream) {
+  const cudaStream_t queue = cuda_stream(stream);
+  if (p.format.coding == RowCoding::kInt4Channel) {
+    compress_groups<Element><<<grid, kThreads, 0, queue>>>(p);
+  } else if (p.dim <= kLaneStep) {
+    compress_rows<Element, 1><<<grid, kThreads, 0, queue>>>(p);
+  } else if (p.dim <= 2 * kLaneStep) {
+    compress_rows<Element, 2><<<grid, kThreads, 0, queue>>>(p);
+  } else {
+    static_assert(kMostRowDim == 5 * kLaneStep);
+    compress_rows<Element, 5><<<grid, kThreads, 0, queue>>>(p);
+  }
+  check_cuda(cudaGetLastError(), "compress");
+}
+
+// Non-negative numbers are ordered as their bits are.
+template <class Element>
+__global__ void __launch_bounds__(kThreads)
+    magnitude_kernel(const __grid_constant__ RowParams p, std::int64_t tokens, float* greatest) {
+  const auto head = static_cast<int>(blockIdx.y);
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kWarps;
+  float most = 0.0F;
+  for (std::int64_t token = blockIdx.x * kWarps + threadIdx.x / 32; token < tokens; token += step) {
+    for (int channel = static_cast<int>(threadIdx.x % 32) * kQuadChannels; channel < p.dim; channel += kLaneStep) {
+      const Quad quad = widen<Element>(load_elements(p, p.plain.at(token, head), channel));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) most = fmaxf(most, fabsf(quad.x[i]));
+    }
+  }
+  most = greatest_of<32>(most);
+  if (threadIdx.x % 32 == 0) atomicMax(reinterpret_cast<int*>(greatest + head), __float_as_int(most));
+}
+
+}  // namespace
+
+void compress(const CompressTask& task, Stream stream) {
+  check_task(task);
+  RowParams p = row_params(task.format, task.shape, task.to, task.plain, task.products, task.fault);
+  for_launches(p, task.runs, kWarps, [&](dim3 grid) {
+    if (p.bf16) {
+      launch<__nv_bfloat16>(p, grid, stream);
+    } else {
+      launch<__half>(p, grid, stream);
+    }
+  });
+}
+
+void greatest_magnitudes(const MagnitudeTask& task, Stream stream) {
+  const TensorView& plain = task.plain;
+  if (plain.tokens == 0 || plain.heads == 0) return;
+  const RowParams p = row_params({}, {plain.dtype, plain.heads, plain.dim}, {}, plain, {}, nullptr);
+  constexpr std::int64_t kBlocks = 4096;  // of all heads: enough for any GPU
+  const std::int64_t blocks = std::clamp<std::int64_t>((plain.tokens + kWarps - 1) / kWarps, 1,
+                                                       std::max<std::int64_t>(1, kBlocks / plain.heads));
+  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(plain.heads));
+  if (p.bf16) {
+    magnitude_kernel<__nv_bfloat16><<<grid, kThreads, 0, cuda_stream(stream)>>>(p, plain.tokens, task.greatest);
+  } else {
+    magnitude_kernel<__half><<<grid, kThreads, 0, cuda_stream(stream)>>>(p, plain.tokens, task.greatest);
+  }
+  check_cuda(cudaGetLastError(), "greatest_magnitudes");
+}
+
+}  // namespace ringattn::cuda

@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0
+// Codes become elements, on any GPU. A warp takes rows of one head, and asks for several before it works at the first.
+#include "kernels/cuda/rows/row_check.cuh"
+#include "kernels/cuda/rows/row_launch.hpp"
+#include "kernels/cuda/rows/row_quads.cuh"
+
+namespace ringattn::cuda {
+
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / 32;
+constexpr int kRowsAhead = 4;  // of a warp
+
+// What a quad of a row is made of, as it lies in memory.
+struct RawQuad {
+  std::uint32_t codes = 0;
+  std::uint32_t numbers = 0;  // a scale of 8 bits, or scale and zero of 4
+  uint2 plain{0, 0};          // kHybrid: products
+};
+
+__device__ __forceinline__ std::uint32_t load_number(const std::byte* at) {
+  return *reinterpret_cast<const std::uint32_t*>(at);
+}
+
+__device__ __forceinline__ RawQuad load_quad(const RowParams& p, std::int64_t row, std::int64_t to, int head,
+                                             int channel) {
+  RawQuad raw;
+  const auto pair = [&](int stream) { return load_pair(p, p.streams[stream].at(row, head), channel / p.format.group); };
+  switch (p.format.coding) {
+    case RowCoding::kFp8:
+      raw.codes = load_codes(p, p.streams[0].at(row, head), channel);
+      raw.numbers = p.format.scales == ScaleGrain::kTokenHead
+                        ? load_number(p.streams[1].at(row, head))
+                        : load_number(p.tables[0] + (p.format.scales == ScaleGrain::kHead ? 4 * head : 0));
+      break;
+    case RowCoding::kInt8:
+      raw.codes = load_codes(p, p.streams[0].at(row, head), channel);
+      raw.numbers = load_number(p.streams[1].at(row, head));
+      break;
+    case RowCoding::kInt4Token:
+      raw.codes = load_nibbles(p, p.streams[0].at(row, head), channel);
+      raw.numbers = pair(1);
+      break;
+    case RowCoding::kHybrid:
+      raw.codes = load_nibbles(p, p.streams[1].at(row, head), channel);
+      raw.numbers = pair(2);
+      raw.plain = load_elements(p, p.plain.at(to, head), channel);
+      break;
+    case RowCoding::kVector: {
+      const std::byte* const codes = p.streams[0].at(row, head) + channel / p.format.width;
+      raw.codes = static_cast<std::uint32_t>(codes[0]);
+      if (p.format.width == 2 && channel + 2 < p.dim) raw.codes |= static_cast<std::uint32_t>(codes[1]) << 8;
+      break;
+    }
+    default:
+      break;
+  }
+  return raw;
+}
+
+template <class Element>
+__device__ __forceinline__ Quad int4_quad(std::uint32_t codes, std::uint32_t numbers) {
+  const float scale = widen<Element>(numbers);
+  const float zero = widen<Element>(numbers >> 16);
+  Quad quad;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    quad.x[i] = int4_element(static_cast<std::uint8_t>(codes >> 4 * i & 0xfU), scale, zero);
+  }
+  return quad;
+}
+
+template <class Element>
+__device__ __forceinline__ uint2 decoded(const RowParams& p, const RawQuad& raw, int head, int channel) {
+  Quad quad;
+  switch (p.format.coding) {
+    case RowCoding::kFp8:
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        quad.x[i] = fp8_element(static_cast<std::uint8_t>(raw.codes >> 8 * i), __uint_as_float(raw.numbers));
+      }
+      break;
+    case RowCoding::kInt8:
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        quad.x[i] = int8_element(static_cast<std::int8_t>(raw.codes >> 8 * i), __uint_as_float(raw.numbers));
+      }
+      break;
+    case RowCoding::kHybrid: {
+      const Quad product = widen<Element>(raw.plain);
+      const Quad remainder = int4_quad<Element>(raw.codes, raw.numbers);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        quad.x[i] = hybrid_element(product.x[i], remainder.x[i], greatest_number<Element>());
+      }
+      break;
+    }
+    case RowCoding::kVector: {
+      const int width = p.format.width;
+      const auto* const book = reinterpret_cast<const std::uint16_t*>(p.tables[0]) +
+                               static_cast<std::int64_t>(head) * kCodebookVectors * p.dim;
+      std::uint32_t bits[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int c = channel + i;
+        const int run = c / width;
+        const auto vector = static_cast<int>(raw.codes >> (width == 2 ? i / 2 * 8 : 0) & 0xffU);
+        bits[i] = c < p.dim ? book[(run * kCodebookVectors + vector) * width + c % width] : 0U;
+      }
+      return {bits[0] | bits[1] << 16, bits[2] | bits[3] << 16};
+    }
+    default:
+      quad = int4_quad<Element>(raw.codes, raw.numbers);
+      break;
+  }
+  return narrow<Element>(quad);
+}
+
+// Rows of formats whose codes are a token's own.
+template <class Element>
+__global__ void __launch_bounds__(kThreads) decompress_rows(const __grid_constant__ RowParams p) {
+  const CompressedRun& run = p.run[blockIdx.y];
+  const auto lane = static_cast<int>(threadIdx.x % 32);
+  const auto heads = static_cast<std::uint32_t>(p.heads);
+  const auto items = static_cast<std::uint32_t>(run.rows) * heads;
+  const std::uint32_t step = gridDim.x * kWarps * kRowsAhead;
+  for (std::uint32_t first = (blockIdx.x * kWarps + threadIdx.x / 32) * kRowsAhead; first < items; first += step) {
+    std::int64_t nth[kRowsAhead];  // of the run
+    int head[kRowsAhead];
+#pragma unroll
+    for (std::uint32_t i = 0; i < kRowsAhead; ++i) {
+      const std::uint32_t item = first + i < items ? first + i : items - 1;  // asked for again, and not stored
+      nth[i] = item / heads;
+      head[i] = static_cast<int>(item % heads);
+    }
+    for (int channel = lane * kQuadChannels; channel < p.dim; channel += kLaneStep) {
+      RawQuad raw[kRowsAhead];
+#pragma unroll
+      for (int i = 0; i < kRowsAhead; ++i) raw[i] = load_quad(p, run.row + nth[i], run.to + nth[i], head[i], channel);
+#pragma unroll
+      for (std::uint32_t i = 0; i < kRowsAhead; ++i) {
+        if (first + i >= items) break;
+        if (p.fault != nullptr) {
+          check_codes<Element>(p, raw[i].codes, raw[i].numbers, run.to + nth[i], head[i], channel);
+        }
+        store_elements(p, p.plain.at(run.to + nth[i], head[i]), channel, decoded<Element>(p, raw[i], head[i], channel));
+      }
+    }
+    if (p.format.coding != RowCoding::kHybrid) continue;
+    __syncwarp();
+    for (std::uint32_t i = 0; i < kRowsAhead && first + i < items; ++i) {
+      const std::byte* const kept = p.streams[3].at(run.row + nth[i], head[i]);
+      const auto* const channels = reinterpret_cast<const std::int32_t*>(p.tables[1]) + head[i] * p.format.outliers;
+      auto* const to = reinterpret_cast<std::uint16_t*>(p.plain.at(run.to + nth[i], head[i]));
+      for (int n = lane; n < p.format.outliers; n += 32) {
+        const std::int32_t at = channels[n];
+        if (at >= 0 && at < p.dim) to[at] = reinterpret_cast<const std::uint16_t*>(kept)[n];
+      }
+    }
+  }
+  if (p.fault != nullptr) {
+    check_numbers<Element>(p, run);
+    if (blockIdx.y == 0) check_tables<Element>(p);
+  }
+}
+
+// Groups of tokens, for 128 channels of a head at a time. A warp keeps their scales.
+template <class Element>
+__global__ void __launch_bounds__(kThreads, 3) decompress_groups(const __grid_constant__ RowParams p) {
+  constexpr int kRows = 8;  // asked for at a time
+  const CompressedRun& run = p.run[blockIdx.y];
+  const auto lane = static_cast<int>(threadIdx.x % 32);
+  const int group = p.format.group;
+  const auto groups = static_cast<std::uint32_t>((run.rows + group - 1) / group);
+  const auto heads = static_cast<std::uint32_t>(p.heads);
+  const std::int64_t closed = closed_tokens(run.keys, group);
+  for (std::uint32_t item = blockIdx.x * kWarps + threadIdx.x / 32; item < groups * heads; item += gridDim.x * kWarps) {
+    const auto head = static_cast<int>(item % heads);
+    const std::int64_t first = static_cast<std::int64_t>(item / heads) * group;  // row of the run
+    const std::int64_t position = run.position + first;
+    const std::int64_t left = run.rows - first;
+    const int rows = left < group ? static_cast<int>(left) : group;
+    for (int channel = lane * kQuadChannels; channel < p.dim; channel += kLaneStep) {
+      if (position >= closed) {
+        for (int t = 0; t < rows; ++t) {
+          const std::byte* const tail =
+              p.tables[0] + ((run.sequence * group + t) * p.heads + head) * static_cast<std::int64_t>(2 * p.dim);
+          const uint2 raw = load_elements(p, tail, channel);
+          if (p.fault != nullptr) check_tail<Element>(p, raw, run.sequence * group + t, head, channel);
+          store_elements(p, p.plain.at(run.to + first + t, head), channel, raw);
+        }
+        continue;
+      }
+      std::uint32_t numbers[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const GroupPlace place = place_of_channel(channel + i, p.dim, group);
+        numbers[i] = load_pair(p, p.streams[1].at(run.row + first + place.token, head), static_cast<int>(place.pair));
+        if (p.fault != nullptr) {
+          check_pair<Element>(p, numbers[i], 1, run.to + first + place.token, head, static_cast<int>(place.pair));
+        }
+      }
+      for (int begin = 0; begin < rows; begin += kRows) {  // groups are 32 or 64 tokens
+        std::uint32_t codes[kRows];
+#pragma unroll
+        for (int t = 0; t < kRows; ++t) {
+          codes[t] = load_nibbles(p, p.streams[0].at(run.row + first + begin + t, head), channel);
+        }
+#pragma unroll
+        for (int t = 0; t < kRows; ++t) {
+          Quad quad;
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            quad.x[i] = int4_element(static_cast<std::uint8_t>(codes[t] >> 4 * i & 0xfU), widen<Element>(numbers[i]),
+                                     widen<Element>(numbers[i] >> 16));
+          }
+          store_elements(p, p.plain.at(run.to + first + begin + t, head), channel, narrow<Element>(quad));
+        }
+      }
+    }
+  }
+}
+
+// Of kLowRank there is nothing to do but to look.
+template <class Element>
+__global__ void __launch_bounds__(kThreads) check_factors(const __grid_constant__ RowParams p) {
+  check_numbers<Element>(p, p.run[blockIdx.y]);
+  if (blockIdx.y == 0) check_tables<Element>(p);
+}
+
+template <class Element>
+void launch(const RowParams& p, dim3 grid, Stream stream) {
+  const cudaStream_t queue = cuda_stream(stream);
+  switch (p.format.coding) {
+    case RowCoding::kInt4Channel:
+      decompress_groups<Element><<<grid, kThreads, 0, queue>>>(p);
+      break;
+    case RowCoding::kLowRank:
+      if (p.fault == nullptr) return;
+      check_factors<Element><<<grid, kThreads, 0, queue>>>(p);
+      break;
+    default:
+      decompress_rows<Element><<<grid, kThreads, 0, queue>>>(p);
+      break;
+  }
+  check_cuda(cudaGetLastError(), "decompress");
+}
+
+template <class Element>
+void load() {
+  load_kernel(decompress_rows<Element>);
+  load_kernel(decompress_groups<Element>);
+  load_kernel(check_factors<Element>);
+}
+
+}  // namespace
+
+void decompress(const DecompressTask& task, Stream stream) {
+  if (task.runs.empty()) {
+    task.shape.dtype == Dtype::kBf16 ? load<__nv_bfloat16>() : load<__half>();
+    return;
+  }
+  check_task(task);
+  RowParams p = row_params(task.format, task.shape, task.from, task.plain, {}, task.fault);
+  for_launches(p, task.runs, kWarps, [&](dim3 grid) {
+    if (p.bf16) {
+      launch<__nv_bfloat16>(p, grid, stream);
+    } else {
+      launch<__half>(p, grid, stream);
+    }
+  });
+}
+
+}  // namespace ringattn::cuda

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+// What no compressed tensor may hold, looked for on the device by those who read it anyway: the same faults at the same
+// places as find_fault() finds on the host.
+#pragma once
+
+#include "base/e4m3.hpp"
+#include "kernels/cuda/rows/row_quads.cuh"
+
+namespace ringattn::cuda {
+
+// A number that a scale makes of a code is finite when it is rounded.
+template <class Element>
+__device__ __forceinline__ bool is_finite_as(float value) {
+  return is_finite<Element>(Products<Element>::pack(value, 0.0F));
+}
+
+template <class Element>
+__device__ __forceinline__ bool is_bad_scale(float scale, float greatest_code) {
+  return !(scale > 0.0F) || !is_finite_as<Element>(greatest_code * scale);
+}
+
+template <class Element>
+__device__ __forceinline__ void check_pair(const RowParams& p, std::uint32_t numbers, int stream, std::int64_t token,
+                                           int head, int pair) {
+  const float scale = widen<Element>(numbers);
+  const float zero = widen<Element>(numbers >> 16);
+  const bool good_zero = is_finite<Element>(numbers >> 16);
+  const bool good_scale = scale >= 0.0F && is_finite<Element>(numbers);
+  const bool bad_scale = !good_scale || (good_zero && !is_finite_as<Element>(int4_element(15, scale, zero)));
+  if (good_zero && !bad_scale) return;
+  note_fault(p.fault, place_of_fault(stream, token, head, 2 * pair + (bad_scale ? 0 : 1)), bad_scale ? scale : zero);
+}
+
+// Of a quad: its codes, and the numbers that begin with it.
+template <class Element>
+__device__ __forceinline__ void check_codes(const RowParams& p, std::uint32_t codes, std::uint32_t numbers,
+                                            std::int64_t token, int head, int channel) {
+  const RowCoding coding = p.format.coding;
+  if (coding == RowCoding::kInt4Token || coding == RowCoding::kHybrid) {
+    if (channel % p.format.group != 0) return;
+    check_pair<Element>(p, numbers, coding == RowCoding::kHybrid ? 2 : 1, token, head, channel / p.format.group);
+    return;
+  }
+  if (coding != RowCoding::kFp8 && coding != RowCoding::kInt8) return;
+  const bool fp8 = coding == RowCoding::kFp8;
+  for (int i = 0; i < 4; ++i) {
+    const auto code = static_cast<std::uint8_t>(codes >> 8 * i);
+    if (fp8 ? (code & 0x7fU) != 0x7fU : code != 0x80U) continue;
+    note_fault(p.fault, place_of_fault(0, token, head, channel + i), fp8 ? e4m3_to_float(code) : -128.0F);
+    break;
+  }
+  if (channel > 0 || (fp8 && p.format.scales != ScaleGrain::kTokenHead)) return;
+  const float scale = __uint_as_float(numbers);
+  if (is_bad_scale<Element>(scale, fp8 ? kGreatestE4m3 : kGreatestInt8)) {
+    note_fault(p.fault, place_of_fault(1, token, head, 0), scale);
+  }
+}
+
+// Rows of the tail: `row` counts them over all sequences.
+template <class Element>
+__device__ __forceinline__ void check_tail(const RowParams& p, uint2 raw, std::int64_t row, int head, int channel) {
+  const std::int64_t first = (row * p.heads + head) * p.dim + channel;
+  for (int i = 0; i < 4; ++i) {
+    const std::uint32_t bits = (i < 2 ? raw.x : raw.y) >> i % 2 * 16;
+    if (is_finite<Element>(bits)) continue;
+    note_fault(p.fault, place_of_table_fault(0, first + i), widen<Element>(bits));
+    return;
+  }
+}
+
+// Streams of numbers that are no scales: factors and outliers. By all threads of the run.
+template <class Element>
+__device__ __forceinline__ void check_stream(const RowParams& p, const CompressedRun& run, int stream, int width) {
+  const std::int64_t count = run.rows * p.heads * width;
+  for (std::int64_t at = blockIdx.x * std::int64_t{blockDim.x} + threadIdx.x; at < count;
+       at += gridDim.x * std::int64_t{blockDim.x}) {
+    const auto place = static_cast<int>(at % width);
+    const auto head = static_cast<int>(at / width % p.heads);
+    const std::int64_t row = at / width / p.heads;
+    const std::uint32_t bits = reinterpret_cast<const std::uint16_t*>(p.streams[stream].at(run.row + row, head))[place];
+    if (is_finite<Element>(bits)) continue;
+    note_fault(p.fault, place_of_fault(stream, run.to + row, head, place), widen<Element>(bits));
+  }
+}
+template <class Element>
+__device__ __forceinline__ void check_numbers(const RowParams& p, const CompressedRun& run) {
+  if (p.format.coding != RowCoding::kLowRank && p.format.coding != RowCoding::kHybrid) return;
+  check_stream<Element>(p, run, 0, p.format.rank);
+  if (p.format.coding == RowCoding::kHybrid) check_stream<Element>(p, run, 3, p.format.outliers);
+}
+
+// By all blocks of a row of the grid.
+template <class Element>
+__device__ __forceinline__ void check_tables(const RowParams& p) {
+  const std::int64_t first = blockIdx.x * std::int64_t{blockDim.x} + threadIdx.x;
+  const std::int64_t step = gridDim.x * std::int64_t{blockDim.x};
+  const auto* const elements = reinterpret_cast<const std::uint16_t*>(p.tables[0]);
+  std::int64_t count = 0;  // of elements
+  switch (p.format.coding) {
+    case RowCoding::kFp8: {
+      if (p.format.scales == ScaleGrain::kTokenHead) return;
+      const std::int64_t scales = p.format.scales == ScaleGrain::kHead ? p.heads : 1;
+      for (std::int64_t at = first; at < scales; at += step) {
+        const float scale = reinterpret_cast<const float*>(p.tables[0])[at];
+        if (is_bad_scale<Element>(scale, kGreatestE4m3)) note_fault(p.fault, place_of_table_fault(0, at), scale);
+      }
+      return;
+    }
+    case RowCoding::kVector:
+      count = std::int64_t{p.heads} * p.dim * kCodebookVectors;
+      break;
+    case RowCoding::kLowRank:
+    case RowCoding::kHybrid:
+      count = std::int64_t{p.heads} * p.format.rank * p.dim;
+      break;
+    default:
+      return;
+  }
+  for (std::int64_t at = first; at < count; at += step) {
+    if (is_finite<Element>(elements[at])) continue;
+    note_fault(p.fault, place_of_table_fault(0, at), widen<Element>(elements[at]));
+  }
+  if (p.format.coding != RowCoding::kHybrid) return;
+  const auto* const channels = reinterpret_cast<const std::int32_t*>(p.tables[1]);
+  for (std::int64_t at = first; at < std::int64_t{p.heads} * p.format.outliers; at += step) {
+    const std::int32_t channel = channels[at];
+    const bool ascends = at % p.format.outliers == 0 || channel > channels[at - 1];
+    if (channel >= 0 && channel < p.dim && ascends) continue;
+    note_fault(p.fault, place_of_table_fault(1, at), static_cast<float>(channel));
+  }
+}
+
+}  // namespace ringattn::cuda

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cuda/rows/row_launch.hpp"
+
+#include <fmt/format.h>
+
+#include "base/error.hpp"
+
+namespace ringattn::cuda {
+
+namespace {
+
+DeviceRows device_rows(const TensorView& view) {
+  const auto element = static_cast<std::int64_t>(size_of(view.dtype));
+  return {const_cast<std::byte*>(static_cast<const std::byte*>(view.data)), view.token_stride * element,
+          view.head_stride * element};
+}
+
+bool divides(std::int64_t bytes, const DeviceRows& rows) {
+  return (static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(rows.data)) | rows.token_stride |
+          rows.head_stride) %
+             bytes ==
+         0;
+}
+
+}  // namespace
+
+RowParams row_params(const RowFormat& format, const RowShape& shape, const CompressedRows& rows,
+                     const TensorView& plain, const TensorView& products, RowFaultCell* fault) {
+  if (shape.dim > kMostRowDim) {
+    fail(ErrorCode::kUnsupported, fmt::format("rows of {} channels", shape.dim),
+         fmt::format("GPUs code rows of up to {}", kMostRowDim), "Code them on the host.");
+  }
+  RowParams p;
+  p.format = format;
+  p.bf16 = shape.dtype == Dtype::kBf16;
+  p.heads = static_cast<int>(shape.heads);
+  p.dim = static_cast<int>(shape.dim);
+  for (int i = 0; i < kMostStreams; ++i) {
+    const StreamView& stream = rows.streams[static_cast<std::size_t>(i)];
+    p.streams[i] = {stream.data, stream.token_stride, stream.head_stride};
+  }
+  std::ranges::copy(rows.tables, p.tables);
+  p.plain = device_rows(plain);
+  if (products.data != nullptr) p.products = device_rows(products);
+  p.fault = fault;
+  p.by_four = takes_four(p, {});
+  return p;
+}
+
+bool takes_four(const RowParams& p, std::span<const std::int64_t> page_strides) {
+  const RowShape shape{p.bf16 ? Dtype::kBf16 : Dtype::kF16, p.heads, p.dim};
+  const auto tail = p.format.coding == RowCoding::kInt4Channel
+                        ? static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(p.tables[0]))
+                        : 0;
+  if (p.dim % 4 != 0 || tail % 8 != 0 || !divides(8, p.plain) || !divides(8, p.products)) return false;
+  int at = 0;
+  for (const FormatStream& stream : format_streams(p.format, shape)) {
+    // A quad of codes, a pair of numbers.
+    const std::int64_t bytes = stream.type == CodeType::kU8 ? (p.format.coding == RowCoding::kVector ? 1 : 2) : 4;
+    const bool pages = page_strides.empty() || page_strides[static_cast<std::size_t>(at)] % bytes == 0;
+    if (stream.name != "factors" && stream.name != "outliers" && (!divides(bytes, p.streams[at]) || !pages)) {
+      return false;
+    }
+    ++at;
+  }
+  return true;
+}
+
+}  // namespace ringattn::cuda

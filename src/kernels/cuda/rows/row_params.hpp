@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// What launches over compressed rows are given. Plain data.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cache_update.hpp"
+#include "kernels/compressed_rows.hpp"
+
+namespace ringattn::cuda {
+
+// Rows with two strides, in bytes.
+struct DeviceRows {
+  std::byte* data = nullptr;
+  std::int64_t token_stride = 0;
+  std::int64_t head_stride = 0;
+
+#ifdef __CUDACC__
+  __device__ __forceinline__ std::byte* at(std::int64_t token, std::int64_t head) const {
+    return data + token * token_stride + head * head_stride;
+  }
+#endif
+};
+
+inline constexpr int kRunsOfLaunch = 64;  // they travel in the launch's parameters, so nothing is uploaded
+
+struct RowParams {
+  RowFormat format;
+  bool bf16 = true;  // else fp16
+  int heads = 0;
+  int dim = 0;
+  DeviceRows streams[kMostStreams];
+  std::byte* tables[kMostTables] = {};
+  DeviceRows plain;
+  DeviceRows products;
+  // Whether all addresses and strides let a lane take four channels at once.
+  bool by_four = false;
+  RowFaultCell* fault = nullptr;
+  int runs = 0;
+  CompressedRun run[kRunsOfLaunch];
+};
+
+// Rows that join a cache, of which streams[] lie in pages.
+struct AppendParams {
+  RowParams rows;  // `plain` are the new ones; no runs
+  std::int64_t page_strides[kMostStreams] = {};
+  CacheUpdate places;
+};
+
+}  // namespace ringattn::cuda

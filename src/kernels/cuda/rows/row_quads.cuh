@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+// Four channels of a row: what a lane has of it at a time. A warp has a row, lane i channels 4i … 4i + 3, and those 128
+// behind, and so on.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <type_traits>
+
+#include "kernels/cuda/device/ptx.cuh"
+#include "kernels/cuda/rows/row_params.hpp"
+#include "kernels/row_codes.hpp"
+
+namespace ringattn::cuda {
+
+inline constexpr int kQuadChannels = 4;
+inline constexpr int kLaneStep = 32 * kQuadChannels;  // channels from one of a lane's quads to its next
+
+struct Quad {
+  float x[4];
+};
+
+// Of 16 bits, the rest of which are ignored.
+template <class Element>
+__device__ __forceinline__ float widen(std::uint32_t bits) {
+  if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
+    return __uint_as_float(bits << 16);
+  } else {
+    return __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
+  }
+}
+template <class Element>
+__device__ __forceinline__ float rounded(float value) {
+  return widen<Element>(Products<Element>::pack(value, 0.0F));
+}
+template <class Element>
+__device__ __forceinline__ float truncated(float value) {
+  if constexpr (std::is_same_v<Element, __nv_bfloat16>) return truncated_to_bf16(value);
+  return truncated_to_f16(value);
+}
+template <class Element>
+__device__ __forceinline__ constexpr float greatest_number() {
+  return std::is_same_v<Element, __nv_bfloat16> ? 0x1.fep127F : 65504.0F;
+}
+// Of 16 bits.
+template <class Element>
+__device__ __forceinline__ bool is_finite(std::uint32_t bits) {
+  constexpr std::uint32_t kExponent = std::is_same_v<Element, __nv_bfloat16> ? 0x7f80U : 0x7c00U;
+  return (bits & kExponent) != kExponent;
+}
+
+template <class Element>
+__device__ __forceinline__ Quad widen(uint2 raw) {
+  return {{widen<Element>(raw.x), widen<Element>(raw.x >> 16), widen<Element>(raw.y), widen<Element>(raw.y >> 16)}};
+}
+template <class Element>
+__device__ __forceinline__ uint2 narrow(const Quad& quad) {
+  return {Products<Element>::pack(quad.x[0], quad.x[1]), Products<Element>::pack(quad.x[2], quad.x[3])};
+}
+
+// Elements of a row from `channel` on. Without by_four, those behind the row's last channel are zeros.
+__device__ __forceinline__ uint2 load_elements(const RowParams& p, const std::byte* row, int channel) {
+  if (p.by_four) return *reinterpret_cast<const uint2*>(row + 2 * channel);
+  const auto* const elements = reinterpret_cast<const std::uint16_t*>(row) + channel;
+  const auto at = [&](int i) { return channel + i < p.dim ? std::uint32_t{elements[i]} : 0U; };
+  return {at(0) | at(1) << 16, at(2) | at(3) << 16};
+}
+__device__ __forceinline__ void store_elements(const RowParams& p, std::byte* row, int channel, uint2 raw) {
+  if (p.by_four) {
+    *reinterpret_cast<uint2*>(row + 2 * channel) = raw;
+    return;
+  }
+  auto* const elements = reinterpret_cast<std::uint16_t*>(row) + channel;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (channel + i < p.dim) elements[i] = static_cast<std::uint16_t>((i < 2 ? raw.x : raw.y) >> i % 2 * 16);
+  }
+}
+
+// Codes of 8 bits, the first one lowest.
+__device__ __forceinline__ std::uint32_t load_codes(const RowParams& p, const std::byte* row, int channel) {
+  if (p.by_four) return *reinterpret_cast<const std::uint32_t*>(row + channel);
+  std::uint32_t codes = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (channel + i < p.dim) codes |= static_cast<std::uint32_t>(row[channel + i]) << 8 * i;
+  }
+  return codes;
+}
+__device__ __forceinline__ void store_codes(const RowParams& p, std::byte* row, int channel, std::uint32_t codes) {
+  if (p.by_four) {
+    *reinterpret_cast<std::uint32_t*>(row + channel) = codes;
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (channel + i < p.dim) row[channel + i] = static_cast<std::byte>(codes >> 8 * i);
+  }
+}
+// Codes of 4 bits; rows have whole quads of them.
+__device__ __forceinline__ std::uint32_t load_nibbles(const RowParams& p, const std::byte* row, int channel) {
+  const std::byte* const at = row + channel / 2;
+  if (p.by_four) return *reinterpret_cast<const std::uint16_t*>(at);
+  return static_cast<std::uint32_t>(at[0]) | static_cast<std::uint32_t>(at[1]) << 8;
+}
+__device__ __forceinline__ void store_nibbles(const RowParams& p, std::byte* row, int channel, std::uint32_t codes) {
+  std::byte* const at = row + channel / 2;
+  if (p.by_four) {
+    *reinterpret_cast<std::uint16_t*>(at) = static_cast<std::uint16_t>(codes);
+    return;
+  }
+  at[0] = static_cast<std::byte>(codes);
+  at[1] = static_cast<std::byte>(codes >> 8);
+}
+// A scale, low, and a zero.
+__device__ __forceinline__ std::uint32_t load_pair(const RowParams& p, const std::byte* row, int pair) {
+  if (p.by_four) return *reinterpret_cast<const std::uint32_t*>(row + 4 * pair);
+  const auto* const elements = reinterpret_cast<const std::uint16_t*>(row) + 2 * pair;
+  return std::uint32_t{elements[0]} | std::uint32_t{elements[1]} << 16;
+}
+__device__ __forceinline__ void store_pair(const RowParams& p, std::byte* row, int pair, std::uint32_t numbers) {
+  if (p.by_four) {
+    *reinterpret_cast<std::uint32_t*>(row + 4 * pair) = numbers;
+    return;
+  }
+  auto* const elements = reinterpret_cast<std::uint16_t*>(row) + 2 * pair;
+  elements[0] = static_cast<std::uint16_t>(numbers);
+  elements[1] = static_cast<std::uint16_t>(numbers >> 16);
+}
+
+// Keeps the fault in the cell where it is the first. Hardly ever called, and by few threads to the end.
+__device__ __forceinline__ void note_fault(RowFaultCell* cell, std::uint64_t place, float value) {
+  auto* const first = const_cast<volatile std::uint64_t*>(&cell->place);
+  while (place < *first) {
+    if (atomicCAS(&cell->lock, ~0U, 0U) != ~0U) continue;
+    __threadfence();
+    if (place < *first) {
+      *first = place;
+      *const_cast<volatile float*>(&cell->value) = value;
+    }
+    __threadfence();
+    atomicExch(&cell->lock, ~0U);
+  }
+}
+
+// Elements of a plain row that are not finite.
+template <class Element>
+__device__ __forceinline__ void check_elements(const RowParams& p, uint2 raw, int stream, std::int64_t token, int head,
+                                               int channel) {
+  int first = 4;
+  std::uint32_t found = 0;
+#pragma unroll
+  for (int i = 3; i >= 0; --i) {
+    const std::uint32_t bits = (i < 2 ? raw.x : raw.y) >> i % 2 * 16;
+    if (is_finite<Element>(bits)) continue;
+    first = i;
+    found = bits;
+  }
+  if (first < 4) note_fault(p.fault, place_of_fault(stream, token, head, channel + first), widen<Element>(found));
+}
+
+}  // namespace ringattn::cuda

@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+// Elements become codes: what a warp does with a row of one head, or with a group of its tokens.
+#pragma once
+
+#include "kernels/cuda/rows/row_quads.cuh"
+
+namespace ringattn::cuda {
+
+// Greatest and least of 2ⁿ lanes that lie side by side.
+template <int kLanes>
+__device__ __forceinline__ float greatest_of(float value) {
+#pragma unroll
+  for (int lanes = kLanes / 2; lanes > 0; lanes /= 2) value = fmaxf(value, __shfl_xor_sync(0xffffffffU, value, lanes));
+  return value;
+}
+template <int kLanes>
+__device__ __forceinline__ float least_of(float value) {
+  return -greatest_of<kLanes>(-value);
+}
+
+// The codes of four bits, the first one lowest.
+__device__ __forceinline__ std::uint32_t int4_codes(const Quad& quad, const float (&scale)[4], const float (&zero)[4]) {
+  std::uint32_t codes = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) codes |= std::uint32_t{int4_code(quad.x[i], scale[i], zero[i])} << 4 * i;
+  return codes;
+}
+
+// A lane's quads of a row.
+template <int kQuads>
+struct RowQuads {
+  uint2 raw[kQuads];
+
+  __device__ __forceinline__ static int channel(int n) {
+    return static_cast<int>(threadIdx.x % 32) * kQuadChannels + n * kLaneStep;
+  }
+  __device__ __forceinline__ void load(const RowParams& p, const std::byte* row) {
+#pragma unroll
+    for (int n = 0; n < kQuads; ++n) raw[n] = channel(n) < p.dim ? load_elements(p, row, channel(n)) : uint2{0, 0};
+  }
+  template <class Element>
+  __device__ __forceinline__ void check(const RowParams& p, std::int64_t token, int head) const {
+#pragma unroll
+    for (int n = 0; n < kQuads; ++n) check_elements<Element>(p, raw[n], 0, token, head, channel(n));
+  }
+};
+
+// Of a format whose codes are a token's own.
+template <class Element, int kQuads>
+class RowWriter {
+ public:
+  __device__ __forceinline__ RowWriter(const RowParams& p, const RowQuads<kQuads>& row)
+      : p_(p), row_(row), lane_(static_cast<int>(threadIdx.x % 32)) {}
+
+  // `streams`: where the row lies in each.
+  __device__ __forceinline__ void write(std::byte* const (&streams)[kMostStreams], int head, const std::byte* plain,
+                                        const std::byte* products) const {
+    switch (p_.format.coding) {
+      case RowCoding::kPlain:
+#pragma unroll
+        for (int n = 0; n < kQuads; ++n) {
+          if (has(n)) store_elements(p_, streams[0], channel(n), row_.raw[n]);
+        }
+        break;
+      case RowCoding::kFp8:
+        write_fp8(streams, head);
+        break;
+      case RowCoding::kInt8:
+        write_int8(streams);
+        break;
+      case RowCoding::kInt4Token:
+#pragma unroll
+        for (int n = 0; n < kQuads; ++n) write_pairs(n, widen<Element>(row_.raw[n]), streams[0], streams[1]);
+        break;
+      case RowCoding::kHybrid:
+        write_hybrid(streams, head, plain, products);
+        break;
+      case RowCoding::kVector:
+        write_vectors(streams[0], head, plain);
+        break;
+      default:
+        break;
+    }
+  }
+
+ private:
+  __device__ __forceinline__ int channel(int n) const { return row_.channel(n); }
+  __device__ __forceinline__ bool has(int n) const { return channel(n) < p_.dim; }
+
+  __device__ __forceinline__ float greatest() const {
+    float most = 0.0F;
+#pragma unroll
+    for (int n = 0; n < kQuads; ++n) {
+      const Quad quad = widen<Element>(row_.raw[n]);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) most = fmaxf(most, fabsf(quad.x[i]));
+    }
+    return greatest_of<32>(most);
+  }
+
+  __device__ __forceinline__ void write_fp8(std::byte* const (&streams)[kMostStreams], int head) const {
+    float scale = 0.0F;
+    if (p_.format.scales == ScaleGrain::kTokenHead) {
+      scale = scale_of(greatest(), kGreatestE4m3);
+      if (lane_ == 0) *reinterpret_cast<float*>(streams[1]) = scale;
+    } else {
+      scale = reinterpret_cast<const float*>(p_.tables[0])[p_.format.scales == ScaleGrain::kHead ? head : 0];
+    }
+#pragma unroll
+    for (int n = 0; n < kQuads; ++n) {
+      const Quad quad = widen<Element>(row_.raw[n]);
+      std::uint32_t codes = 0;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) codes |= std::uint32_t{fp8_code(quad.x[i], scale)} << 8 * i;
+      if (has(n)) store_codes(p_, streams[0], channel(n), codes);
+    }
+  }
+
+  __device__ __forceinline__ void write_int8(std::byte* const (&streams)[kMostStreams]) const {
+    const float scale = scale_of(greatest(), kGreatestInt8);
+    if (lane_ == 0) *reinterpret_cast<float*>(streams[1]) = scale;
+#pragma unroll
+    for (int n = 0; n < kQuads; ++n) {
+      const Quad quad = widen<Element>(row_.raw[n]);
+      std::uint32_t codes = 0;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        codes |= std::uint32_t{static_cast<std::uint8_t>(int8_code(quad.x[i], scale))} << 8 * i;
+      }
+      if (has(n)) store_codes(p_, streams[0], channel(n), codes);
+    }
+  }
+
+  // 32 channels share a scale and a zero: eight lanes. Every lane of the warp comes here.
+  __device__ __forceinline__ void write_pairs(int n, const Quad& quad, std::byte* codes, std::byte* pairs) const {
+    const float least = least_of<8>(fminf(fminf(quad.x[0], quad.x[1]), fminf(quad.x[2], quad.x[3])));
+    const float most = greatest_of<8>(fmaxf(fmaxf(quad.x[0], quad.x[1]), fmaxf(quad.x[2], quad.x[3])));
+    const float zero = int4_zero(rounded<Element>(least));
+    const float scale = truncated<Element>(int4_scale(zero, most));
+    if (!has(n)) return;
+    store_nibbles(p_, codes, channel(n), int4_codes(quad, {scale, scale, scale, scale}, {zero, zero, zero, zero}));
+    if (lane_ % 8 == 0) store_pair(p_, pairs, channel(n) / 32, Products<Element>::pack(scale, zero));
+  }
+
+  __device__ __forceinline__ void write_hybrid(std::byte* const (&streams)[kMostStreams], int head,
+                                               const std::byte* plain, const std::byte* products) const {
+    const int outliers = p_.format.outliers;
+    const auto* const channels = reinterpret_cast<const std::int32_t*>(p_.tables[1]) + head * outliers;
+#pragma unroll
+    for (int n = 0; n < kQuads; ++n) {
+      Quad rest = widen<Element>(row_.raw[n]);
+      const Quad product = widen<Element>(has(n) ? load_elements(p_, products, channel(n)) : uint2{0, 0});
+#pragma unroll
+      for (int i = 0; i < 4; ++i) rest.x[i] = rest.x[i] - product.x[i];
+      for (int o = 0; o < outliers; ++o) {
+        const int at = channels[o] - channel(n);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) rest.x[i] = at == i ? 0.0F : rest.x[i];
+      }
+      write_pairs(n, rest, streams[1], streams[2]);
+    }
+    for (int o = lane_; o < outliers; o += 32) {
+      const std::int32_t at = channels[o];
+      if (at < 0 || at >= p_.dim) continue;
+      reinterpret_cast<std::uint16_t*>(streams[3])[o] = reinterpret_cast<const std::uint16_t*>(plain)[at];
+    }
+  }
+
+  // A lane finds the nearest vector of a run of channels.
+  __device__ __forceinline__ void write_vectors(std::byte* codes, int head, const std::byte* plain) const {
+    const int width = p_.format.width;
+    const auto* const row = reinterpret_cast<const std::uint16_t*>(plain);
+    const auto* const books = reinterpret_cast<const std::uint16_t*>(p_.tables[0]) +
+                              static_cast<std::int64_t>(head) * kCodebookVectors * p_.dim;
+    for (int run = lane_; run < p_.dim / width; run += 32) {
+      float element[8], vector[8];
+      for (int i = 0; i < width; ++i) element[i] = widen<Element>(row[run * width + i]);
+      const std::uint16_t* const book = books + run * kCodebookVectors * width;
+      int nearest = 0;
+      float least = 0.0F;
+#pragma unroll 1
+      for (int v = 0; v < kCodebookVectors; ++v) {
+        for (int i = 0; i < width; ++i) vector[i] = widen<Element>(book[v * width + i]);
+        const float distance = squared_distance(element, vector, width);
+        if (v > 0 && !(distance < least)) continue;
+        nearest = v;
+        least = distance;
+      }
+      codes[run] = static_cast<std::byte>(nearest);
+    }
+  }
+
+  const RowParams& p_;
+  const RowQuads<kQuads>& row_;
+  const int lane_;
+};
+
+// A group of kInt4Channel, of one head. plain_at(t) and row_at(stream, t) say where the rows of its t-th token lie;
+// row_at() may be null, and nothing is written there. check(raw, t, channel) sees all of its elements.
+template <class Element, class PlainAt, class RowAt, class Check>
+__device__ __forceinline__ void write_group(const RowParams& p, const PlainAt& plain_at, const RowAt& row_at,
+                                            const Check& check) {
+  constexpr int kRows = 16;  // asked for at a time
+  const int group = p.format.group;
+  for (int channel = static_cast<int>(threadIdx.x % 32) * kQuadChannels; channel < p.dim; channel += kLaneStep) {
+    float least[4], most[4], scale[4], zero[4];
+    for (int begin = 0; begin < group; begin += kRows) {
+      uint2 raw[kRows];
+#pragma unroll
+      for (int t = 0; t < kRows; ++t) raw[t] = load_elements(p, plain_at(begin + t), channel);
+#pragma unroll
+      for (int t = 0; t < kRows; ++t) {
+        check(raw[t], begin + t, channel);
+        const Quad quad = widen<Element>(raw[t]);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const bool first = begin == 0 && t == 0;
+          least[i] = first ? quad.x[i] : fminf(least[i], quad.x[i]);
+          most[i] = first ? quad.x[i] : fmaxf(most[i], quad.x[i]);
+        }
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      zero[i] = int4_zero(least[i]);
+      scale[i] = truncated<Element>(int4_scale(zero[i], most[i]));
+      const GroupPlace place = place_of_channel(channel + i, p.dim, group);
+      std::byte* const row = row_at(1, static_cast<int>(place.token));
+      if (row != nullptr) {
+        store_pair(p, row, static_cast<int>(place.pair), Products<Element>::pack(scale[i], zero[i]));
+      }
+    }
+    // The elements once more: they are in a cache.
+    for (int begin = 0; begin < group; begin += kRows) {
+      uint2 raw[kRows];
+#pragma unroll
+      for (int t = 0; t < kRows; ++t) raw[t] = load_elements(p, plain_at(begin + t), channel);
+#pragma unroll
+      for (int t = 0; t < kRows; ++t) {
+        std::byte* const row = row_at(0, begin + t);
+        if (row != nullptr) store_nibbles(p, row, channel, int4_codes(widen<Element>(raw[t]), scale, zero));
+      }
+    }
+  }
+}
+
+// A token of kInt4Channel whose group isn't full: its elements go to the tail, its codes and scales are zeros.
+template <class Check>
+__device__ __forceinline__ void write_tail(const RowParams& p, const std::byte* plain, std::byte* tail,
+                                           std::byte* codes, std::byte* pairs, const Check& check) {
+  const auto lane = static_cast<int>(threadIdx.x % 32);
+  for (int channel = lane * kQuadChannels; channel < p.dim; channel += kLaneStep) {
+    const uint2 raw = load_elements(p, plain, channel);
+    check(raw, channel);
+    store_elements(p, tail, channel, raw);
+    store_nibbles(p, codes, channel, 0);
+  }
+  for (int pair = lane; pair < p.dim / p.format.group; pair += 32) store_pair(p, pairs, pair, 0);
+}
+
+}  // namespace ringattn::cuda

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// Compressed rows in a GPU's memory: what the cuda backend does of kernels/compressed_rows.hpp.
+#pragma once
+
+#include "base/memory.hpp"
+#include "kernels/compressed_rows.hpp"
+
+namespace ringattn::cuda {
+
+inline constexpr int kMostRowDim = 640;
+
+// Enqueue the tasks on the current device. Throw kUnsupported for dims beyond kMostRowDim.
+// Without runs, or without sequences, decompress() and append() only load their code, so that they do so neither while
+// a graph is captured nor while peers wait.
+
+void decompress(const DecompressTask& task, Stream stream);
+void compress(const CompressTask& task, Stream stream);
+void greatest_magnitudes(const MagnitudeTask& task, Stream stream);
+void append(const AppendTask& task, Stream stream);
+
+}  // namespace ringattn::cuda

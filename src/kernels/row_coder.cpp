@@ -1,0 +1,365 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/row_coder.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+
+#include "kernels/row_codes.hpp"
+
+namespace ringattn {
+
+namespace {
+
+float greatest_of(Dtype dtype) { return dtype == Dtype::kBf16 ? 0x1.fep127F : 65504.0F; }
+
+float truncated(float value, Dtype dtype) {
+  return dtype == Dtype::kBf16 ? truncated_to_bf16(value) : truncated_to_f16(value);
+}
+
+float rounded(float value, Dtype dtype) {
+  return dtype == Dtype::kBf16 ? bf16_to_float(float_to_bf16(value)) : f16_to_float(float_to_f16(value));
+}
+
+void narrow(const float* wide, Dtype dtype, std::int64_t count, std::byte* row) {
+  auto* const words = reinterpret_cast<std::uint16_t*>(row);
+  if (dtype == Dtype::kBf16) {
+    for (std::int64_t i = 0; i < count; ++i) words[i] = float_to_bf16(wide[i]);
+  } else {
+    for (std::int64_t i = 0; i < count; ++i) words[i] = float_to_f16(wide[i]);
+  }
+}
+
+float float_at(const std::byte* address) {
+  float value = 0.0F;
+  std::memcpy(&value, address, sizeof value);
+  return value;
+}
+
+const float* e4m3_values() {
+  static const std::array<float, 256> values = [] {
+    std::array<float, 256> table{};
+    for (std::size_t code = 0; code < table.size(); ++code) {
+      table[code] = e4m3_to_float(static_cast<std::uint8_t>(code));
+    }
+    return table;
+  }();
+  return values.data();
+}
+
+// A stream's row that is written.
+std::byte* to_write(const std::byte* row) { return const_cast<std::byte*>(row); }
+
+}  // namespace
+
+void widen_row(const std::byte* row, Dtype dtype, std::int64_t count, float* wide) {
+  const auto* const words = reinterpret_cast<const std::uint16_t*>(row);
+  if (dtype == Dtype::kBf16) {
+    for (std::int64_t i = 0; i < count; ++i) wide[i] = bf16_to_float(words[i]);
+  } else {
+    for (std::int64_t i = 0; i < count; ++i) wide[i] = f16_to_float(words[i]);
+  }
+}
+
+RowCoder::RowCoder(const RowFormat& format, const RowShape& shape, std::span<std::byte* const> tables)
+    : format_(format),
+      dtype_(shape.dtype),
+      heads_(shape.heads),
+      dim_(shape.dim),
+      tables_(tables),
+      wide_(static_cast<std::size_t>(shape.dim)),
+      products_(wide_.size()),
+      scales_(wide_.size()),
+      zeros_(wide_.size()),
+      pairs_(2 * wide_.size()) {}
+
+std::byte* RowCoder::tail_at(std::int64_t sequence, std::int64_t token, std::int64_t head) const {
+  return tables_[0] +
+         ((sequence * format_.group + token % format_.group) * heads_ + head) * static_cast<std::int64_t>(row_bytes());
+}
+
+const std::int32_t* RowCoder::outlier_channels(std::int64_t head) const {
+  return reinterpret_cast<const std::int32_t*>(tables_[1]) + head * format_.outliers;
+}
+
+float RowCoder::fp8_scale(const StreamRowAt& row_at, std::int64_t token, std::int64_t head) const {
+  if (format_.scales == ScaleGrain::kTokenHead) return float_at(row_at(1, token));
+  return float_at(tables_[0] + (format_.scales == ScaleGrain::kHead ? 4 * head : 0));
+}
+
+float RowCoder::greatest_magnitude() const {
+  float greatest = 0.0F;
+  for (const float value : wide_) greatest = std::max(greatest, std::abs(value));
+  return greatest;
+}
+
+void RowCoder::take_codebook(std::int64_t head) {
+  const std::int64_t entries = kCodebookVectors * dim_;
+  codebook_.resize(static_cast<std::size_t>(entries));
+  std::vector<float> vectors(codebook_.size());
+  widen_row(tables_[0] + head * entries * static_cast<std::int64_t>(size_of(dtype_)), dtype_, entries, vectors.data());
+  const std::int64_t width = format_.width;
+  for (std::int64_t run = 0; run < dim_ / width; ++run) {
+    for (std::int64_t vector = 0; vector < kCodebookVectors; ++vector) {
+      for (std::int64_t i = 0; i < width; ++i) {
+        codebook_[static_cast<std::size_t>((run * width + i) * kCodebookVectors + vector)] =
+            vectors[static_cast<std::size_t>((run * kCodebookVectors + vector) * width + i)];
+      }
+    }
+  }
+}
+
+void RowCoder::read_group(const StreamRowAt& row_at, std::int64_t group) {
+  const std::int64_t pairs = dim_ / format_.group;
+  for (std::int64_t t = 0; t < format_.group; ++t) {
+    widen_row(row_at(1, group * format_.group + t), dtype_, 2 * pairs, pairs_.data() + 2 * t * pairs);
+  }
+  for (std::int64_t c = 0; c < dim_; ++c) {
+    scales_[static_cast<std::size_t>(c)] = pairs_[static_cast<std::size_t>(2 * c)];
+    zeros_[static_cast<std::size_t>(c)] = pairs_[static_cast<std::size_t>(2 * c + 1)];
+  }
+}
+
+void RowCoder::read_pairs(const std::byte* row) {
+  widen_row(row, dtype_, 2 * (dim_ / format_.group), pairs_.data());
+  for (std::int64_t c = 0; c < dim_; ++c) {
+    const std::int64_t pair = c / format_.group;
+    scales_[static_cast<std::size_t>(c)] = pairs_[static_cast<std::size_t>(2 * pair)];
+    zeros_[static_cast<std::size_t>(c)] = pairs_[static_cast<std::size_t>(2 * pair + 1)];
+  }
+}
+
+void RowCoder::decompress(const StreamRowAt& row_at, std::int64_t sequence, std::int64_t position, std::int64_t rows,
+                          std::int64_t keys, std::int64_t head, std::byte* plain, std::int64_t stride) {
+  const bool by_token = codes_by_token(format_);
+  const std::int64_t closed = by_token ? keys : closed_tokens(keys, format_.group);
+  std::int64_t group = -1;
+  for (std::int64_t i = 0; i < rows; ++i, plain += stride) {
+    const std::int64_t token = position + i;
+    if (token >= closed) {
+      std::memcpy(plain, tail_at(sequence, token, head), row_bytes());
+      continue;
+    }
+    if (!by_token && token / format_.group != group) {
+      group = token / format_.group;
+      read_group(row_at, group);
+    }
+    decompress_row(row_at, token, head, plain);
+  }
+}
+
+void RowCoder::decompress_row(const StreamRowAt& row_at, std::int64_t token, std::int64_t head, std::byte* plain) {
+  switch (format_.coding) {
+    case RowCoding::kPlain:
+      std::memcpy(plain, row_at(0, token), row_bytes());
+      return;
+    case RowCoding::kFp8: {
+      const std::byte* const codes = row_at(0, token);
+      const float scale = fp8_scale(row_at, token, head);
+      const float* const values = e4m3_values();
+      for (std::int64_t c = 0; c < dim_; ++c) {
+        wide_[static_cast<std::size_t>(c)] = values[std::to_integer<std::size_t>(codes[c])] * scale;
+      }
+      break;
+    }
+    case RowCoding::kInt8: {
+      const auto* const codes = reinterpret_cast<const std::int8_t*>(row_at(0, token));
+      const float scale = float_at(row_at(1, token));
+      for (std::int64_t c = 0; c < dim_; ++c) wide_[static_cast<std::size_t>(c)] = int8_element(codes[c], scale);
+      break;
+    }
+    case RowCoding::kInt4Token:
+      read_pairs(row_at(1, token));
+      [[fallthrough]];
+    case RowCoding::kInt4Channel:
+      take_codes(row_at(0, token));
+      break;
+    case RowCoding::kVector: {
+      const std::byte* const codes = row_at(0, token);
+      const auto vector_bytes = format_.width * static_cast<std::int64_t>(size_of(dtype_));
+      const std::int64_t runs = dim_ / format_.width;
+      for (std::int64_t run = 0; run < runs; ++run) {
+        const std::int64_t vector = (head * runs + run) * kCodebookVectors + std::to_integer<std::int64_t>(codes[run]);
+        std::memcpy(plain + run * vector_bytes, tables_[0] + vector * vector_bytes,
+                    static_cast<std::size_t>(vector_bytes));
+      }
+      return;
+    }
+    case RowCoding::kHybrid:
+      decompress_hybrid(row_at, token, head, plain);
+      return;
+    case RowCoding::kLowRank:  // the products are the elements
+      return;
+  }
+  narrow(wide_.data(), dtype_, dim_, plain);
+}
+
+void RowCoder::take_codes(const std::byte* codes) {
+  for (std::int64_t c = 0; c < dim_; ++c) {
+    const auto at = static_cast<std::size_t>(c);
+    const std::uint8_t code = int4_of_pair(std::to_integer<std::uint8_t>(codes[c / 2]), c);
+    wide_[at] = int4_element(code, scales_[at], zeros_[at]);
+  }
+}
+
+void RowCoder::decompress_hybrid(const StreamRowAt& row_at, std::int64_t token, std::int64_t head, std::byte* plain) {
+  widen_row(plain, dtype_, dim_, products_.data());
+  read_pairs(row_at(2, token));
+  take_codes(row_at(1, token));
+  for (std::size_t c = 0; c < wide_.size(); ++c) {
+    wide_[c] = hybrid_element(products_[c], wide_[c], greatest_of(dtype_));
+  }
+  narrow(wide_.data(), dtype_, dim_, plain);
+  const std::byte* const kept = row_at(3, token);
+  const std::int32_t* const channels = outlier_channels(head);
+  for (std::int64_t i = 0; i < format_.outliers; ++i) std::memcpy(plain + 2 * channels[i], kept + 2 * i, 2);
+}
+
+void RowCoder::compress(const StreamRowAt& row_at, std::int64_t sequence, std::int64_t position, std::int64_t rows,
+                        std::int64_t keys, std::int64_t head, const ElementsAt& plain_at,
+                        const ElementsAt& products_at) {
+  if (format_.coding == RowCoding::kInt4Channel) {
+    const std::int64_t closed = std::min(position + rows, closed_tokens(keys, format_.group));
+    for (std::int64_t token = position; token < closed; token += format_.group) compress_group(row_at, token, plain_at);
+    for (std::int64_t token = std::max(position, closed); token < position + rows; ++token) {
+      std::memcpy(tail_at(sequence, token, head), plain_at(token), row_bytes());
+      std::memset(to_write(row_at(0, token)), 0, static_cast<std::size_t>(dim_ / 2));
+      std::memset(to_write(row_at(1, token)), 0,
+                  static_cast<std::size_t>(2 * (dim_ / format_.group)) * size_of(dtype_));
+    }
+    return;
+  }
+  if (format_.coding == RowCoding::kVector) take_codebook(head);
+  for (std::int64_t token = position; token < position + rows; ++token) {
+    compress_row(row_at, token, head, plain_at(token), products_at);
+  }
+}
+
+void RowCoder::compress_row(const StreamRowAt& row_at, std::int64_t token, std::int64_t head, const std::byte* plain,
+                            const ElementsAt& products_at) {
+  widen_row(plain, dtype_, dim_, wide_.data());
+  switch (format_.coding) {
+    case RowCoding::kPlain:
+      std::memcpy(to_write(row_at(0, token)), plain, row_bytes());
+      break;
+    case RowCoding::kFp8:
+      compress_fp8(row_at, token, head);
+      break;
+    case RowCoding::kInt8:
+      compress_int8(row_at, token);
+      break;
+    case RowCoding::kInt4Token:
+      compress_pairs(wide_.data(), row_at(0, token), row_at(1, token));
+      break;
+    case RowCoding::kVector:
+      compress_vectors(row_at(0, token));
+      break;
+    case RowCoding::kHybrid:
+      compress_hybrid(row_at, token, head, plain, products_at(token));
+      break;
+    case RowCoding::kInt4Channel:  // a group at a time
+    case RowCoding::kLowRank:      // a product
+      break;
+  }
+}
+
+void RowCoder::compress_fp8(const StreamRowAt& row_at, std::int64_t token, std::int64_t head) {
+  if (format_.scales == ScaleGrain::kTokenHead) {
+    const float scale = scale_of(greatest_magnitude(), kGreatestE4m3);
+    std::memcpy(to_write(row_at(1, token)), &scale, sizeof scale);
+  }
+  const float scale = fp8_scale(row_at, token, head);
+  std::byte* const codes = to_write(row_at(0, token));
+  for (std::int64_t c = 0; c < dim_; ++c) {
+    codes[c] = std::byte{fp8_code(wide_[static_cast<std::size_t>(c)], scale)};
+  }
+}
+
+void RowCoder::compress_int8(const StreamRowAt& row_at, std::int64_t token) {
+  const float scale = scale_of(greatest_magnitude(), kGreatestInt8);
+  std::memcpy(to_write(row_at(1, token)), &scale, sizeof scale);
+  auto* const codes = reinterpret_cast<std::int8_t*>(to_write(row_at(0, token)));
+  for (std::int64_t c = 0; c < dim_; ++c) codes[c] = int8_code(wide_[static_cast<std::size_t>(c)], scale);
+}
+
+void RowCoder::compress_vectors(const std::byte* codes) const {
+  const std::int64_t width = format_.width;
+  for (std::int64_t run = 0; run < dim_ / width; ++run) {
+    float sums[kCodebookVectors] = {};
+    for (std::int64_t i = 0; i < width; ++i) {  // as squared_distance(), of all vectors at a time
+      const float element = wide_[static_cast<std::size_t>(run * width + i)];
+      const float* const vectors = codebook_.data() + (run * width + i) * kCodebookVectors;
+      for (int v = 0; v < kCodebookVectors; ++v) {
+        const float difference = element - vectors[v];
+        sums[v] = sums[v] + difference * difference;
+      }
+    }
+    to_write(codes)[run] = static_cast<std::byte>(std::min_element(sums, sums + kCodebookVectors) - sums);
+  }
+}
+
+void RowCoder::compress_hybrid(const StreamRowAt& row_at, std::int64_t token, std::int64_t head, const std::byte* plain,
+                               const std::byte* products) {
+  widen_row(products, dtype_, dim_, products_.data());
+  for (std::size_t c = 0; c < wide_.size(); ++c) wide_[c] -= products_[c];
+  std::byte* const kept = to_write(row_at(3, token));
+  const std::int32_t* const channels = outlier_channels(head);
+  for (std::int64_t i = 0; i < format_.outliers; ++i) {
+    wide_[static_cast<std::size_t>(channels[i])] = 0.0F;
+    std::memcpy(kept + 2 * i, plain + 2 * channels[i], 2);
+  }
+  compress_pairs(wide_.data(), row_at(1, token), row_at(2, token));
+}
+
+void RowCoder::compress_group(const StreamRowAt& row_at, std::int64_t first, const ElementsAt& plain_at) {
+  const std::int64_t group = format_.group;
+  group_.resize(static_cast<std::size_t>(group * dim_));
+  for (std::int64_t t = 0; t < group; ++t) widen_row(plain_at(first + t), dtype_, dim_, group_.data() + t * dim_);
+  for (std::int64_t c = 0; c < dim_; ++c) {
+    float least = group_[static_cast<std::size_t>(c)];
+    float greatest = least;
+    for (std::int64_t t = 1; t < group; ++t) {
+      const float element = group_[static_cast<std::size_t>(t * dim_ + c)];
+      least = std::min(least, element);
+      greatest = std::max(greatest, element);
+    }
+    const auto at = static_cast<std::size_t>(c);
+    zeros_[at] = int4_zero(least);
+    scales_[at] = truncated(int4_scale(zeros_[at], greatest), dtype_);
+    pairs_[2 * at] = scales_[at];
+    pairs_[2 * at + 1] = zeros_[at];
+  }
+  const std::int64_t pairs = dim_ / group;
+  for (std::int64_t t = 0; t < group; ++t) {
+    narrow(pairs_.data() + 2 * t * pairs, dtype_, 2 * pairs, to_write(row_at(1, first + t)));
+    write_codes(group_.data() + t * dim_, row_at(0, first + t));
+  }
+}
+
+void RowCoder::compress_pairs(const float* numbers, const std::byte* codes, const std::byte* pairs) {
+  const std::int64_t group = format_.group;
+  for (std::int64_t run = 0; run < dim_ / group; ++run) {
+    const auto [least, greatest] = std::minmax_element(numbers + run * group, numbers + (run + 1) * group);
+    const float zero = int4_zero(rounded(*least, dtype_));
+    const float scale = truncated(int4_scale(zero, *greatest), dtype_);
+    pairs_[static_cast<std::size_t>(2 * run)] = scale;
+    pairs_[static_cast<std::size_t>(2 * run + 1)] = zero;
+    for (std::int64_t c = run * group; c < (run + 1) * group; ++c) {
+      scales_[static_cast<std::size_t>(c)] = scale;
+      zeros_[static_cast<std::size_t>(c)] = zero;
+    }
+  }
+  narrow(pairs_.data(), dtype_, 2 * (dim_ / group), to_write(pairs));
+  write_codes(numbers, codes);
+}
+
+void RowCoder::write_codes(const float* numbers, const std::byte* codes) const {
+  const auto code = [&](std::int64_t c) {
+    const auto at = static_cast<std::size_t>(c);
+    return int4_code(numbers[c], scales_[at], zeros_[at]);
+  };
+  for (std::int64_t c = 0; c < dim_; c += 2) to_write(codes)[c / 2] = std::byte{int4_pair(code(c), code(c + 1))};
+}
+
+}  // namespace ringattn

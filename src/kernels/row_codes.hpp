@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+// The arithmetic of compressed rows: from elements to codes and back, one definition for the host and for devices. All
+// of it is single additions, multiplications and divisions of fp32, each rounded to nearest even as IEEE 754 says, and
+// moves of bits: processors and GPUs agree on these, so codes and elements have the same bits on both. It asks for a
+// build without contraction and without flushing of subnormals, as all targets of the house are built.
+//
+// Elements are bf16 or fp16, widened to fp32, which is exact. What a decompression gives is an fp32 number that the
+// caller rounds once to the tensor's dtype, to nearest even.
+#pragma once
+
+#include <cstdint>
+
+#include "base/e4m3.hpp"
+#include "base/host_device.hpp"
+
+namespace ringattn {
+
+// ---- 8 bits -----------------------------------------------------------------------------------------------------
+// element = code · scale, with a scale in fp32 that is finite and above 0.
+
+inline constexpr float kGreatestInt8 = 127.0F;  // −128 is no code
+
+// The scale of elements whose greatest magnitude is `greatest`, `limit` being the greatest code. 1 where all are 0. The
+// least bf16 above 0 is 2⁻¹³³, and a 448th of it is still above 0.
+RINGATTN_HOST_DEVICE inline float scale_of(float greatest, float limit) {
+  return greatest > 0.0F ? greatest / limit : 1.0F;
+}
+
+// To nearest, ties to even, for magnitudes below 2²².
+RINGATTN_HOST_DEVICE inline float to_nearest_integer(float value) {
+  const float shifted = value + 0x1.8p23F;
+  return shifted - 0x1.8p23F;
+}
+
+// Beyond ±448 it saturates: scales that were measured on other rows may be too small.
+RINGATTN_HOST_DEVICE inline std::uint8_t fp8_code(float element, float scale) { return float_to_e4m3(element / scale); }
+RINGATTN_HOST_DEVICE inline float fp8_element(std::uint8_t code, float scale) { return e4m3_to_float(code) * scale; }
+
+RINGATTN_HOST_DEVICE inline std::int8_t int8_code(float element, float scale) {
+  const float ratio = element / scale;
+  const float limited = ratio > kGreatestInt8 ? kGreatestInt8 : (ratio < -kGreatestInt8 ? -kGreatestInt8 : ratio);
+  return static_cast<std::int8_t>(to_nearest_integer(limited));
+}
+RINGATTN_HOST_DEVICE inline float int8_element(std::int8_t code, float scale) {
+  return static_cast<float>(code) * scale;
+}
+
+// ---- 4 bits -----------------------------------------------------------------------------------------------------
+// element = code · scale + zero, with codes 0 … 15 and one (scale, zero) for a group of elements, both of the tensor's
+// dtype. The zero is the group's least element, and so exact. The scale is a fifteenth of the group's range, rounded
+// *towards zero* to the dtype: so no code lies above the greatest element, and nothing that was finite comes back as ∞.
+// The greatest elements are then up to 15 units in the scale's last place (bf16: 0.12 steps) farther than the last
+// code.
+
+inline constexpr float kGreatestInt4 = 15.0F;
+
+// The nearest bf16 and fp16 that are not above `value`, which is finite and not negative, as fp32. Below 2⁻¹⁴ fp16 has
+// steps of 2⁻²⁴.
+RINGATTN_HOST_DEVICE inline float truncated_to_bf16(float value) {
+  return __builtin_bit_cast(float, __builtin_bit_cast(std::uint32_t, value) & 0xffff0000U);
+}
+RINGATTN_HOST_DEVICE inline float truncated_to_f16(float value) {
+  if (value < 0x1p-14F) return static_cast<float>(static_cast<std::uint32_t>(value * 0x1p24F)) * 0x1p-24F;
+  return __builtin_bit_cast(float, __builtin_bit_cast(std::uint32_t, value) & 0xffffe000U);
+}
+
+// The zero of a group whose least element is `least`. −0 becomes 0, so that it doesn't matter which of both was met.
+RINGATTN_HOST_DEVICE inline float int4_zero(float least) { return least + 0.0F; }
+
+// A fifteenth of the range of a group, before it is truncated to the dtype. Halves can't overflow, and halving bf16 or
+// fp16 is exact in fp32.
+RINGATTN_HOST_DEVICE inline float int4_scale(float least, float greatest) {
+  const float range = 0.5F * greatest - 0.5F * least;
+  return range > 0.0F ? range / (0.5F * kGreatestInt4) : 0.0F;
+}
+
+// A group whose range is below 15 steps of the dtype's subnormals has the scale 0 and the codes 0.
+RINGATTN_HOST_DEVICE inline std::uint8_t int4_code(float element, float scale, float zero) {
+  if (!(scale > 0.0F)) return 0;
+  const float ratio = (0.5F * element - 0.5F * zero) / (0.5F * scale);
+  const float limited = ratio > kGreatestInt4 ? kGreatestInt4 : (ratio < 0.0F ? 0.0F : ratio);
+  return static_cast<std::uint8_t>(to_nearest_integer(limited));
+}
+
+// The product has at most 15 significant bits and is exact, so this is fma(code, scale, zero) as well, which a kernel
+// may use instead: with the halves nothing overflows on the way, whose result does not.
+RINGATTN_HOST_DEVICE inline float int4_element(std::uint8_t code, float scale, float zero) {
+  return 2.0F * (static_cast<float>(code) * (0.5F * scale) + 0.5F * zero);
+}
+
+// Byte i of a row holds channel 2i in its low and channel 2i + 1 in its high four bits.
+RINGATTN_HOST_DEVICE inline std::uint8_t int4_pair(std::uint8_t even, std::uint8_t odd) {
+  return static_cast<std::uint8_t>(even | (odd << 4));
+}
+RINGATTN_HOST_DEVICE inline std::uint8_t int4_of_pair(std::uint8_t pair, std::int64_t channel) {
+  return channel % 2 == 0 ? static_cast<std::uint8_t>(pair & 0xfU) : static_cast<std::uint8_t>(pair >> 4);
+}
+
+// Keys have a (scale, zero) for each channel and each group of `group` tokens of a sequence. They lie in the rows of
+// the group's tokens, as many of each: token t of a group has those of channels [t · dim / group, (t + 1) · dim /
+// group). So a row has the same bytes as every other, and pages, blocks and ranks cut groups anywhere.
+struct GroupPlace {
+  std::int64_t token = 0;  // of the group
+  std::int64_t pair = 0;   // of that token's row
+};
+RINGATTN_HOST_DEVICE inline GroupPlace place_of_channel(std::int64_t channel, std::int64_t dim, std::int64_t group) {
+  const std::int64_t of_token = dim / group;
+  return {channel / of_token, channel % of_token};
+}
+
+// Tokens of a sequence of `keys` keys whose groups are full and have codes. The rest, fewer than a group, are elements.
+RINGATTN_HOST_DEVICE inline std::int64_t closed_tokens(std::int64_t keys, std::int64_t group) {
+  return keys / group * group;
+}
+
+// The remainder of a hybrid row is element − product in fp32, and 0 in the outlier channels. Its least number is no
+// element: the zero is the nearest of the dtype, and the scale that of the range from there. What comes back is limited
+// to the dtype's greatest numbers, for a remainder's rounding may lead beyond.
+RINGATTN_HOST_DEVICE inline float hybrid_element(float product, float remainder, float greatest_of_dtype) {
+  const float sum = product + remainder;
+  return sum > greatest_of_dtype ? greatest_of_dtype : (sum < -greatest_of_dtype ? -greatest_of_dtype : sum);
+}
+
+// ---- Codebooks --------------------------------------------------------------------------------------------------
+// A run of `width` channels is one of 256 vectors of a codebook: the nearest, and of several the first.
+
+inline constexpr int kCodebookVectors = 256;
+
+// Ascending channels, one chain of sums.
+RINGATTN_HOST_DEVICE inline float squared_distance(const float* element, const float* vector, int width) {
+  float sum = 0.0F;
+  for (int i = 0; i < width; ++i) {
+    const float difference = element[i] - vector[i];
+    sum = sum + difference * difference;
+  }
+  return sum;
+}
+
+}  // namespace ringattn

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+// What no compressed tensor may hold: found, and named with the tensor and the place.
+#include <fmt/format.h>
+
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "base/e4m3.hpp"
+#include "kernels/compressed_rows.hpp"
+#include "kernels/row_codes.hpp"
+
+namespace ringattn {
+
+namespace {
+
+float number_at(const std::byte* data, CodeType type, Dtype dtype, std::int64_t place) {
+  const std::byte* const at = data + place * size_of(type, dtype);
+  switch (type) {
+    case CodeType::kDtype:
+      return load_element(at, dtype);
+    case CodeType::kF32:
+      return load_element(at, Dtype::kF32);
+    case CodeType::kE4m3:
+      return e4m3_to_float(std::to_integer<std::uint8_t>(*at));
+    case CodeType::kI8:
+      return static_cast<float>(static_cast<std::int8_t>(std::to_integer<std::uint8_t>(*at)));
+    case CodeType::kU8:
+      return static_cast<float>(std::to_integer<std::uint8_t>(*at));
+    case CodeType::kI32: {
+      std::int32_t value = 0;
+      std::memcpy(&value, at, sizeof value);
+      return static_cast<float>(value);
+    }
+  }
+  return 0.0F;
+}
+
+bool is_finite_as(float value, Dtype dtype) {
+  const std::uint16_t bits = dtype == Dtype::kBf16 ? float_to_bf16(value) : float_to_f16(value);
+  return std::isfinite(dtype == Dtype::kBf16 ? bf16_to_float(bits) : f16_to_float(bits));
+}
+
+// The greatest code that a scale of 8 bits multiplies; 0 of others.
+float greatest_code(const RowFormat& format) {
+  if (format.coding == RowCoding::kFp8) return kGreatestE4m3;
+  return format.coding == RowCoding::kInt8 ? kGreatestInt8 : 0.0F;
+}
+
+// Of a row of a stream: the place of its first bad number, and what is bad.
+std::optional<RowFault> fault_of_row(const RowFormat& format, const FormatStream& stream, Dtype dtype,
+                                     const std::byte* row) {
+  const bool scales = stream.name == "scales";
+  for (std::int64_t i = 0; i < stream.width; ++i) {
+    const float value = number_at(row, stream.type, dtype, i);
+    RowFault fault{RowFault::Kind::kNotFinite, 0, 0, 0, i, value};
+    if (scales && stream.type == CodeType::kF32) {
+      fault.kind = RowFault::Kind::kScale;
+      if (!(value > 0.0F) || !is_finite_as(greatest_code(format) * value, dtype)) return fault;
+    } else if (scales && i % 2 == 0) {
+      fault.kind = RowFault::Kind::kScale;
+      const float zero = number_at(row, stream.type, dtype, i + 1);
+      if (!(value >= 0.0F) || !std::isfinite(value)) return fault;
+      if (std::isfinite(zero) && !is_finite_as(int4_element(15, value, zero), dtype)) return fault;
+    } else if (stream.type == CodeType::kE4m3) {
+      fault.kind = RowFault::Kind::kCode;
+      if (std::isnan(value)) return fault;
+    } else if (stream.type == CodeType::kI8) {
+      fault.kind = RowFault::Kind::kCode;
+      if (value < -kGreatestInt8) return fault;
+    } else if (!std::isfinite(value)) {
+      return fault;
+    }
+  }
+  return std::nullopt;
+}
+
+// Outlier channels ascend: so none is there twice.
+bool is_bad_channel(const std::byte* data, const FormatTable& table, std::int64_t place, std::int64_t dim) {
+  const float channel = number_at(data, table.type, Dtype::kBf16, place);
+  if (channel < 0.0F || channel >= static_cast<float>(dim)) return true;
+  return place % table.shape.back() > 0 && channel <= number_at(data, table.type, Dtype::kBf16, place - 1);
+}
+
+std::optional<RowFault> fault_of_tail(const RowFormat& format, const RowShape& shape, const std::byte* tail,
+                                      const CompressedRun& run) {
+  for (std::int64_t t = closed_tokens(run.keys, format.group); t < run.keys; ++t) {
+    const std::int64_t row = (run.sequence * format.group + t % format.group) * shape.heads * shape.dim;
+    for (std::int64_t i = 0; i < shape.heads * shape.dim; ++i) {
+      const float value = number_at(tail, CodeType::kDtype, shape.dtype, row + i);
+      if (!std::isfinite(value)) return RowFault{RowFault::Kind::kTable, 0, 0, 0, row + i, value};
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<RowFault> fault_of_tables(const RowFormat& format, const RowShape& shape, const CompressedRows& rows,
+                                        std::span<const CompressedRun> runs) {
+  if (!codes_by_token(format)) {  // of the tail, what sequences have in it
+    for (const CompressedRun& run : runs) {
+      if (run.position + run.rows < run.keys) continue;
+      if (const auto fault = fault_of_tail(format, shape, rows.tables[0], run)) return fault;
+    }
+    return std::nullopt;
+  }
+  int part = 0;
+  for (const FormatTable& table : format_tables(format, shape, 0)) {
+    const std::byte* const data = rows.tables[static_cast<std::size_t>(part)];
+    const std::int64_t count = table.bytes(shape.dtype) / size_of(table.type, shape.dtype);
+    for (std::int64_t i = 0; i < count; ++i) {
+      const float value = number_at(data, table.type, shape.dtype, i);
+      const bool scale = table.name == "scales";
+      const bool bad = scale ? !(value > 0.0F) || !is_finite_as(kGreatestE4m3 * value, shape.dtype)
+                       : table.type == CodeType::kI32 ? is_bad_channel(data, table, i, shape.dim)
+                                                      : !std::isfinite(value);
+      if (bad) return RowFault{RowFault::Kind::kTable, part, 0, 0, i, value};
+    }
+    ++part;
+  }
+  return std::nullopt;
+}
+
+struct FaultText {
+  std::string_view why;
+  std::string_view remedy;
+};
+
+FaultText text_of(const RowFormat& format, RowFault::Kind kind, std::string_view part) {
+  const bool four_bits = greatest_code(format) == 0.0F;
+  switch (kind) {
+    case RowFault::Kind::kScale:
+      return {four_bits ? "a scale is finite and not negative, and no code gives infinity"
+                        : "a scale is finite and above 0, and no code gives infinity",
+              "Write the file anew."};
+    case RowFault::Kind::kCode:
+      return {format.coding == RowCoding::kFp8 ? "a code is no NaN" : "a code is from -127 to 127",
+              "Write the file anew."};
+    case RowFault::Kind::kTable:
+      if (part == "outlier_channels")
+        return {"the channels of a head ascend and lie below its dim", "Write the file anew."};
+      if (part == "scales")
+        return {"a scale is finite and above 0, and no code gives infinity", "Write the file anew."};
+      return {"it must be finite", "Write the file anew."};
+    case RowFault::Kind::kNotFinite:
+      break;
+  }
+  return {"compressed rows hold finite numbers alone", "Find out where it comes from, or leave the cache as it is."};
+}
+
+}  // namespace
+
+std::optional<RowFault> find_fault(const TensorView& plain) {
+  for (std::int64_t token = 0; token < plain.tokens; ++token) {
+    for (std::int64_t head = 0; head < plain.heads; ++head) {
+      const std::byte* const row = plain.at(token, head);
+      for (std::int64_t i = 0; i < plain.dim; ++i) {
+        const float value = load_element(row + i * static_cast<std::int64_t>(size_of(plain.dtype)), plain.dtype);
+        if (!std::isfinite(value)) return RowFault{RowFault::Kind::kNotFinite, 0, token, head, i, value};
+      }
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<RowFault> find_fault(const RowFormat& format, const RowShape& shape, const CompressedRows& rows,
+                                   std::span<const CompressedRun> runs) {
+  if (const auto fault = fault_of_tables(format, shape, rows, runs)) return fault;
+  int part = 0;
+  for (const FormatStream& stream : format_streams(format, shape)) {
+    const StreamView& view = rows.streams[static_cast<std::size_t>(part)];
+    for (const CompressedRun& run : runs) {
+      const std::int64_t coded = codes_by_token(format) ? run.keys : closed_tokens(run.keys, format.group);
+      for (std::int64_t i = 0; i < run.rows && run.position + i < coded; ++i) {
+        for (std::int64_t head = 0; head < shape.heads; ++head) {
+          auto fault = fault_of_row(format, stream, shape.dtype, view.at(run.row + i, head));
+          if (!fault) continue;
+          fault->part = part;
+          fault->token = run.to + i;
+          fault->head = head;
+          return fault;
+        }
+      }
+    }
+    ++part;
+  }
+  return std::nullopt;
+}
+
+void note_fault(RowFaultCell& cell, const std::optional<RowFault>& fault) {
+  if (!fault) return;
+  const std::uint64_t place = fault->kind == RowFault::Kind::kTable
+                                  ? place_of_table_fault(fault->part, fault->place)
+                                  : place_of_fault(fault->part, fault->token, fault->head, fault->place);
+  if (place >= cell.place) return;
+  cell.place = place;
+  cell.value = fault->value;
+}
+
+std::optional<RowFault> fault_of(const RowFaultCell& cell, const RowFormat& format, const RowShape& shape) {
+  if (cell.place == RowFaultCell::kNone) return std::nullopt;
+  const auto bits = [&cell](int first, int count) {
+    return static_cast<std::int64_t>(cell.place >> first & ((std::uint64_t{1} << count) - 1));
+  };
+  const auto part = static_cast<int>(bits(61, 2));
+  if (bits(63, 1) == 0) return RowFault{RowFault::Kind::kTable, part, 0, 0, bits(0, 61), cell.value};
+  RowFault fault{RowFault::Kind::kNotFinite, part, bits(28, 33), bits(16, 12), bits(0, 16), cell.value};
+  const FormatStream stream = format_streams(format, shape)[static_cast<std::size_t>(part)];
+  if (stream.name == "scales" && (stream.type == CodeType::kF32 || fault.place % 2 == 0)) {
+    fault.kind = RowFault::Kind::kScale;
+  } else if (stream.type == CodeType::kE4m3 || stream.type == CodeType::kI8) {
+    fault.kind = RowFault::Kind::kCode;
+  }
+  return fault;
+}
+
+void refuse_fault(std::string_view name, const RowFormat& format, const RowShape& shape, const RowFault& fault,
+                  ErrorCode code) {
+  std::string place;
+  std::string_view part;
+  if (fault.kind == RowFault::Kind::kTable) {
+    const FormatTable table = format_tables(format, shape, 1)[static_cast<std::size_t>(fault.part)];
+    part = table.name;
+    std::int64_t rest = fault.place;
+    std::vector<std::int64_t> at(table.shape.size());
+    for (std::size_t axis = at.size(); axis-- > 1; rest /= table.shape[axis]) at[axis] = rest % table.shape[axis];
+    at[0] = rest;
+    for (const std::int64_t index : at) place += fmt::format("{}{}", place.empty() ? "" : ", ", index);
+  } else {
+    part = format_streams(format, shape)[static_cast<std::size_t>(fault.part)].name;
+    place = fmt::format("{}, {}, {}", fault.token, fault.head, fault.place);
+  }
+  const FaultText text = text_of(format, fault.kind, part);
+  const std::string tensor = format.is_plain() ? std::string(name) : fmt::format("{}_{}", name, part);
+  fail(code, fmt::format("{}[{}] is {}", tensor, place, fault.value), text.why, text.remedy);
+}
+
+}  // namespace ringattn

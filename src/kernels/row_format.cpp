@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/row_format.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cstddef>
+
+#include "base/error.hpp"
+#include "kernels/row_codes.hpp"
+
+namespace ringattn {
+
+namespace {
+
+using Missing = std::vector<std::string>;
+
+constexpr std::array<std::string_view, 3> kGrainNames{"tensor", "head", "token_head"};
+
+void require(Missing& missing, bool fits, std::string what) {
+  if (!fits) missing.push_back(std::move(what));
+}
+
+Missing nothing_missing(const RowFormat&, const RowShape&) { return {}; }
+
+void require_pairs(Missing& missing, const RowFormat& format, const RowShape& shape) {
+  require(missing, shape.dim % 2 == 0, fmt::format("dim {} (supported: even, two codes a byte)", shape.dim));
+  require(missing, format.group > 0 && shape.dim % format.group == 0,
+          fmt::format("groups of {} in a dim of {} (supported: divisors)", format.group, shape.dim));
+}
+
+Missing int4_channel_missing(const RowFormat& format, const RowShape& shape) {
+  Missing missing;
+  require(missing, format.group == 32 || format.group == 64,
+          fmt::format("groups of {} tokens (supported: 32 and 64)", format.group));
+  require_pairs(missing, format, shape);
+  return missing;
+}
+
+Missing int4_token_missing(const RowFormat& format, const RowShape& shape) {
+  Missing missing;
+  require(missing, format.group == 32, fmt::format("groups of {} channels (supported: 32)", format.group));
+  require_pairs(missing, format, shape);
+  return missing;
+}
+
+Missing low_rank_missing(const RowFormat& format, const RowShape& shape) {
+  Missing missing;
+  require(missing, format.rank >= 8 && format.rank % 8 == 0 && format.rank < shape.dim,
+          fmt::format("rank {} of a dim of {} (supported: multiples of 8 below it)", format.rank, shape.dim));
+  require(missing, shape.dim % 8 == 0, fmt::format("dim {} (supported: multiples of 8)", shape.dim));
+  return missing;
+}
+
+Missing vector_missing(const RowFormat& format, const RowShape& shape) {
+  Missing missing;
+  require(missing, format.width == 2 || format.width == 4 || format.width == 8,
+          fmt::format("codes of {} channels (supported: 2, 4 and 8)", format.width));
+  require(missing, format.width > 0 && shape.dim % format.width == 0,
+          fmt::format("codes of {} channels in a dim of {} (supported: divisors)", format.width, shape.dim));
+  return missing;
+}
+
+Missing hybrid_missing(const RowFormat& format, const RowShape& shape) {
+  Missing missing = low_rank_missing(format, shape);
+  const Missing remainder = int4_token_missing(format, shape);
+  missing.insert(missing.end(), remainder.begin(), remainder.end());
+  require(missing, format.outliers >= 2 && format.outliers % 2 == 0 && format.outliers < shape.dim,
+          fmt::format("{} outlier channels of {} (supported: even numbers from 2 on)", format.outliers, shape.dim));
+  return missing;
+}
+
+constexpr RowCodingEntry kCodings[] = {
+    {RowCoding::kPlain, "plain", "elements as they are", nothing_missing},
+    {RowCoding::kFp8, "fp8", "e4m3 codes, a scale for a tensor, a head or a token's head", nothing_missing},
+    {RowCoding::kInt8, "int8", "codes of 8 bits, a scale for a token's head", nothing_missing},
+    {RowCoding::kInt4Channel, "int4_channel", "codes of 4 bits, scale and zero of a channel over 32 or 64 tokens",
+     int4_channel_missing},
+    {RowCoding::kInt4Token, "int4_token", "codes of 4 bits, scale and zero of 32 channels of a token",
+     int4_token_missing},
+    {RowCoding::kLowRank, "low_rank", "a head's rows as combinations of a few", low_rank_missing},
+    {RowCoding::kVector, "vector", "codes of 8 bits for 2, 4 or 8 channels, from codebooks of 256 vectors",
+     vector_missing},
+    {RowCoding::kHybrid, "hybrid", "low rank, a remainder of 4 bits a token, and outlier channels as they are",
+     hybrid_missing},
+};
+
+// The numbers of a format by name: those that its coding uses.
+struct NamedNumber {
+  std::string_view name;
+  int RowFormat::*member;
+};
+constexpr NamedNumber kNumbers[] = {{"rank", &RowFormat::rank},
+                                    {"group", &RowFormat::group},
+                                    {"width", &RowFormat::width},
+                                    {"outliers", &RowFormat::outliers}};
+
+std::vector<NamedNumber> numbers_of(RowCoding coding) {
+  switch (coding) {
+    case RowCoding::kInt4Channel:
+    case RowCoding::kInt4Token:
+      return {kNumbers[1]};
+    case RowCoding::kLowRank:
+      return {kNumbers[0]};
+    case RowCoding::kVector:
+      return {kNumbers[2]};
+    case RowCoding::kHybrid:
+      return {kNumbers[0], kNumbers[1], kNumbers[3]};
+    case RowCoding::kPlain:
+    case RowCoding::kFp8:
+    case RowCoding::kInt8:
+      break;
+  }
+  return {};
+}
+
+std::vector<std::string_view> words_of(std::string_view text) {
+  std::vector<std::string_view> words;
+  while (!text.empty()) {
+    const std::size_t end = std::min(text.find(' '), text.size());
+    words.push_back(text.substr(0, end));
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return words;
+}
+
+[[noreturn]] void refuse_text(std::string_view text, const std::string& why) {
+  std::vector<std::string_view> names;
+  for (const RowCodingEntry& entry : kCodings) names.push_back(entry.name);
+  fail(ErrorCode::kUsage, fmt::format("\"{}\" is no format of rows", text), why,
+       fmt::format("This build knows {}.", fmt::join(names, ", ")));
+}
+
+}  // namespace
+
+std::int64_t size_of(CodeType type, Dtype dtype) {
+  switch (type) {
+    case CodeType::kDtype:
+      return static_cast<std::int64_t>(size_of(dtype));
+    case CodeType::kF32:
+    case CodeType::kI32:
+      return 4;
+    case CodeType::kE4m3:
+    case CodeType::kI8:
+    case CodeType::kU8:
+      break;
+  }
+  return 1;
+}
+
+std::int64_t FormatTable::bytes(Dtype dtype) const {
+  std::int64_t bytes = size_of(type, dtype);
+  for (const std::int64_t length : shape) bytes *= length;
+  return bytes;
+}
+
+std::vector<FormatStream> format_streams(const RowFormat& format, const RowShape& shape) {
+  const std::int64_t heads = shape.heads;
+  const auto pairs = [&] {
+    return std::vector<FormatStream>{{"codes", CodeType::kU8, heads, shape.dim / 2},
+                                     {"scales", CodeType::kDtype, heads, 2 * (shape.dim / format.group)}};
+  };
+  switch (format.coding) {
+    case RowCoding::kPlain:
+      return {{"rows", CodeType::kDtype, heads, shape.dim}};
+    case RowCoding::kFp8:
+      if (format.scales != ScaleGrain::kTokenHead) return {{"codes", CodeType::kE4m3, heads, shape.dim}};
+      return {{"codes", CodeType::kE4m3, heads, shape.dim}, {"scales", CodeType::kF32, heads, 1}};
+    case RowCoding::kInt8:
+      return {{"codes", CodeType::kI8, heads, shape.dim}, {"scales", CodeType::kF32, heads, 1}};
+    case RowCoding::kInt4Channel:
+    case RowCoding::kInt4Token:
+      return pairs();
+    case RowCoding::kLowRank:
+      return {{"factors", CodeType::kDtype, heads, format.rank}};
+    case RowCoding::kVector:
+      return {{"codes", CodeType::kU8, heads, shape.dim / format.width}};
+    case RowCoding::kHybrid: {
+      std::vector<FormatStream> streams{{"factors", CodeType::kDtype, heads, format.rank}};
+      for (const FormatStream& stream : pairs()) streams.push_back(stream);
+      streams.push_back({"outliers", CodeType::kDtype, heads, format.outliers});
+      return streams;
+    }
+  }
+  return {};
+}
+
+std::vector<FormatTable> format_tables(const RowFormat& format, const RowShape& shape, std::int64_t sequences) {
+  const std::int64_t heads = shape.heads;
+  switch (format.coding) {
+    case RowCoding::kFp8:
+      if (format.scales == ScaleGrain::kTensor) return {{"scales", CodeType::kF32, {1}}};
+      if (format.scales == ScaleGrain::kHead) return {{"scales", CodeType::kF32, {heads}}};
+      break;
+    case RowCoding::kInt4Channel:
+      return {{"tail", CodeType::kDtype, {sequences, format.group, heads, shape.dim}}};
+    case RowCoding::kLowRank:
+      return {{"basis", CodeType::kDtype, {heads, format.rank, shape.dim}}};
+    case RowCoding::kVector:
+      return {{"codebook", CodeType::kDtype, {heads, shape.dim / format.width, kCodebookVectors, format.width}}};
+    case RowCoding::kHybrid:
+      return {{"basis", CodeType::kDtype, {heads, format.rank, shape.dim}},
+              {"outlier_channels", CodeType::kI32, {heads, format.outliers}}};
+    case RowCoding::kPlain:
+    case RowCoding::kInt8:
+    case RowCoding::kInt4Token:
+      break;
+  }
+  return {};
+}
+
+std::int64_t token_bytes(const RowFormat& format, const RowShape& shape) {
+  std::int64_t bytes = 0;
+  for (const FormatStream& stream : format_streams(format, shape)) bytes += stream.token_bytes(shape.dtype);
+  return bytes;
+}
+
+std::int64_t table_bytes(const RowFormat& format, const RowShape& shape, std::int64_t sequences) {
+  std::int64_t bytes = 0;
+  for (const FormatTable& table : format_tables(format, shape, sequences)) bytes += table.bytes(shape.dtype);
+  return bytes;
+}
+
+bool codes_by_token(const RowFormat& format) { return format.coding != RowCoding::kInt4Channel; }
+
+std::span<const RowCodingEntry> row_codings() { return kCodings; }
+
+const RowCodingEntry& entry_of(RowCoding coding) {
+  return *std::ranges::find(kCodings, coding, &RowCodingEntry::coding);
+}
+
+std::string describe(const RowFormat& format) {
+  std::string text(entry_of(format.coding).name);
+  if (format.coding == RowCoding::kFp8) {
+    text += fmt::format(" {}", kGrainNames[static_cast<std::size_t>(format.scales)]);
+  }
+  for (const NamedNumber& number : numbers_of(format.coding)) {
+    text += fmt::format(" {} {}", number.name, format.*number.member);
+  }
+  return text;
+}
+
+std::string describe(const CacheFormat& format) {
+  if (format.k == format.v) return describe(format.k);
+  return fmt::format("k {}, v {}", describe(format.k), describe(format.v));
+}
+
+RowFormat parse_row_format(std::string_view text) {
+  const std::vector<std::string_view> words = words_of(text);
+  const auto* const entry =
+      words.empty() ? std::ranges::end(kCodings) : std::ranges::find(kCodings, words.front(), &RowCodingEntry::name);
+  if (entry == std::ranges::end(kCodings)) refuse_text(text, "its first word names no coding");
+  RowFormat format;
+  format.coding = entry->coding;
+  std::size_t at = 1;
+  if (format.coding == RowCoding::kFp8) {
+    const auto grain = at < words.size() ? std::ranges::find(kGrainNames, words[at]) : kGrainNames.end();
+    if (grain == kGrainNames.end()) refuse_text(text, "fp8 names what shares a scale: tensor, head or token_head");
+    format.scales = static_cast<ScaleGrain>(grain - kGrainNames.begin());
+    ++at;
+  }
+  for (const NamedNumber& number : numbers_of(format.coding)) {
+    const bool there = at + 1 < words.size() && words[at] == number.name;
+    const std::string_view digits = there ? words[at + 1] : std::string_view();
+    const auto parsed = std::from_chars(digits.data(), digits.data() + digits.size(), format.*number.member);
+    if (!there || parsed.ec != std::errc() || parsed.ptr != digits.data() + digits.size()) {
+      refuse_text(text, fmt::format("\"{} N\" is missing behind \"{}\"", number.name, words[at - 1]));
+    }
+    at += 2;
+  }
+  if (at != words.size()) refuse_text(text, fmt::format("\"{}\" says nothing here", words[at]));
+  return format;
+}
+
+void check_format(std::string_view tensor, const RowFormat& format, const RowShape& shape) {
+  if (format.is_plain()) return;
+  Missing missing = entry_of(format.coding).missing(format, shape);
+  require(missing, shape.dtype != Dtype::kF32, "fp32 (supported: bf16 and fp16)");
+  if (missing.empty()) return;
+  fail(ErrorCode::kUsage,
+       fmt::format("{} of {} heads of {} can't be stored as {}", tensor, shape.heads, shape.dim, describe(format)),
+       fmt::format("{}", fmt::join(missing, "; ")), "Choose another format, or its numbers otherwise.");
+}
+
+}  // namespace ringattn

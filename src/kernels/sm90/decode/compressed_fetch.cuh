@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the fetching warps of the sliced kernel do over a compressed cache: the copy engine brings codes, box by box,
+// and the lanes copy the numbers of rows, which lie too far apart for it.
+#pragma once
+
+#include "kernels/sm90/decode/compressed_map.cuh"
+#include "kernels/sm90/decode/sliced_fetch.cuh"
+
+namespace ringattn::sm90 {
+
+template <int kBytes>
+__device__ __forceinline__ void copy_numbers(std::uint32_t target, const std::byte* source) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(target), "l"(source), "n"(kBytes) : "memory");
+}
+// The barrier counts one of its arrivals once this thread's copies have arrived.
+__device__ __forceinline__ void arrive_with_copies(std::uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
+// Fetches tiles of K, or this CTA's columns of tiles of V.
+template <class C>
+class PackedBoxes : public TileBoxes<C> {
+ public:
+  using Box = typename TileBoxes<C>::Box;
+
+  __device__ __forceinline__ PackedBoxes(const CompressedParams& p, const CompressedMap<C>& map, std::uint32_t rank)
+      : TileBoxes<C>(p.step), all_(p), map_(map), rank_(rank), box_log_(p.box_log) {}
+
+  __device__ __forceinline__ void fetch_keys(const SlicedMap<C>&, const Lap<C::kKStages>&, int tile, Box box,
+                                             int head) {
+    fetch_packed(all_.k, false, tile, box, 0, head, 0);
+  }
+  __device__ __forceinline__ void fetch_values(const SlicedMap<C>&, const Lap<C::kVStages>&, int tile, Box box, int nth,
+                                               int head, std::uint32_t) {
+    // A map's elements are of two bytes.
+    fetch_packed(all_.v, true, tile, box, nth, head, static_cast<int>(rank_) * all_.v.row_bytes / 2);
+  }
+
+ private:
+  __device__ __forceinline__ void fetch_packed(const PackedTensor& tensor, bool values, int tile, Box box, int nth,
+                                               int head, int first_column) {
+    const DecodeParams& p = this->p_;
+    const std::uint32_t target = map_.packed(all_, values, lap_.place);
+    const std::uint32_t barrier = map_.packed_full(values, lap_.place);
+    const bool alone = p.boxes == 1;
+    if (alone) {
+      box.page = __shfl_sync(0xffffffffU, box.page, nth);
+      box.row = __shfl_sync(0xffffffffU, box.row, nth);
+    }
+    barrier_wait(map_.packed_empty(values, lap_.place), lap_.parity ^ 1U);
+    if (this->lane_ == 0) barrier_arrive_expect(barrier, this->rows(tile) * tensor.row_bytes);
+    __syncwarp();
+    if (alone ? this->lane_ == 0 : this->nth_ == nth && box.row >= 0) {
+      load_page_box(target + static_cast<std::uint32_t>((alone ? 0 : this->row_) * tensor.row_bytes), &tensor.map,
+                    barrier, first_column, head, box.page, box.row);
+    }
+    __syncwarp();
+    if (tensor.number_bytes > 0) {
+      fetch_numbers(tensor, target + static_cast<std::uint32_t>(C::kKeyTile * tensor.row_bytes), tile, box, nth, head);
+      arrive_with_copies(barrier);
+    }
+    lap_.advance(tensor.stages);
+  }
+
+  // Those of rows lane, lane + 32, …
+  __device__ __forceinline__ void fetch_numbers(const PackedTensor& tensor, std::uint32_t target, int tile,
+                                                const Box& box, int nth, int head) const {
+    const DecodeParams& p = this->p_;
+#pragma unroll
+    for (int first = 0; first < C::kKeyTile; first += 32) {
+      const int row = first + this->lane_;
+      Box of = box;
+      if (p.boxes > 1) {  // the boxes have 2ⁿ rows
+        const int lane = nth * p.boxes + (row >> box_log_);
+        of.page = __shfl_sync(0xffffffffU, box.page, lane);
+        of.row = __shfl_sync(0xffffffffU, box.row, lane);
+      }
+      if (tile * C::kKeyTile + row >= this->length_) continue;
+      const int in_box = p.boxes > 1 ? row & (p.box_rows - 1) : row;
+      const std::byte* const from = tensor.numbers.at(of.page, of.row + in_box, head);
+      const std::uint32_t to = target + static_cast<std::uint32_t>(row * tensor.number_bytes);
+      for (int at = 0; at < tensor.number_bytes; at += tensor.number_piece) {
+        if (tensor.number_piece == 16) {
+          copy_numbers<16>(to + static_cast<std::uint32_t>(at), from + at);
+        } else if (tensor.number_piece == 8) {
+          copy_numbers<8>(to + static_cast<std::uint32_t>(at), from + at);
+        } else {
+          copy_numbers<4>(to + static_cast<std::uint32_t>(at), from + at);
+        }
+      }
+    }
+  }
+
+  const CompressedParams& all_;
+  const CompressedMap<C>& map_;
+  const std::uint32_t rank_;
+  const int box_log_;
+  PackedLap lap_;
+};
+
+}  // namespace ringattn::sm90

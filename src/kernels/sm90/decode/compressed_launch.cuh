@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+// From a configuration to a decode kernel over compressed caches and its launch; the compressed_*.cu files instantiate
+// it.
+#pragma once
+
+#include <algorithm>
+#include <cassert>
+#include <type_traits>
+
+#include "base/cuda.hpp"
+#include "kernels/sm90/decode/compressed.cuh"
+#include "kernels/sm90/decode/compressed.hpp"
+#include "kernels/sm90/decode/compressed_whole.cuh"
+
+namespace ringattn::sm90 {
+
+// The sliced kernel's converting warps have 32 rows each and whole panels of K; other dims are folded by whole_kernel.
+template <FoldConfig kFold>
+constexpr bool slices_compressed() {
+  return kFold.head_dim == kFold.head_dim_v && (kFold.head_dim == 64 || kFold.head_dim == 128);
+}
+
+// Calls with(std::integral_constant<int, n>) for the slices that kernels are compiled for: of 32 columns or more.
+template <FoldConfig kFold, class With>
+void for_compressed_slices(With with) {
+  if constexpr (slices_compressed<kFold>()) {
+    with(std::integral_constant<int, 2>());
+    if constexpr (kFold.head_dim_v >= 128) with(std::integral_constant<int, 4>());
+  }
+}
+
+template <class Element, FoldConfig kFold>
+void prepare_compressed() {
+  using C = DecodeConfig<Element, kFold>;
+  check_device();
+  const auto allow = [](auto* kernel, int bytes) {
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+               "cudaFuncSetAttribute");
+  };
+  allow(whole_kernel<C>, DecodeMap<C>::kBytes);
+  for_compressed_slices<kFold>([&]<int kSlices>(std::integral_constant<int, kSlices>) {
+    allow(compressed_kernel<CompressedConfig<Element, kFold, kSlices>>, kMostSharedBytes);
+  });
+}
+
+template <class Element, FoldConfig kFold>
+void launch_whole(const CompressedParams& params, int ctas, Stream stream) {
+  using C = DecodeConfig<Element, kFold>;
+  whole_kernel<C><<<static_cast<unsigned>(ctas), kWholeThreads, DecodeMap<C>::kBytes, cuda_stream(stream)>>>(params);
+  check_cuda(cudaGetLastError(), "sm90_fold's decode of a compressed cache");
+}
+
+// Stages for what has been fetched: of V as many more as there are slices, for its tiles are so much smaller.
+template <class C>
+void set_stages(CompressedParams& p) {
+  constexpr int kRoom = CompressedMap<C>::kPackedRoom;
+  const auto bytes = [](const PackedTensor& t) {
+    return (C::kKeyTile * (t.row_bytes + t.number_bytes) + kPackedAlignment - 1) / kPackedAlignment * kPackedAlignment;
+  };
+  p.k.stage_bytes = bytes(p.k);
+  p.v.stage_bytes = bytes(p.v);
+  const int both = p.k.stage_bytes + C::kSlices * p.v.stage_bytes;
+  p.k.stages = std::clamp(kRoom / both, 1, kMostPacked);
+  p.v.stages = std::min((kRoom - p.k.stages * p.k.stage_bytes) / p.v.stage_bytes, kMostPacked);
+  assert(p.v.stages > 0);
+}
+
+template <class S>
+cudaLaunchConfig_t compressed_launch(int clusters, cudaLaunchAttribute& cluster) {
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {S::kSlices, 1, 1};
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = static_cast<unsigned>(clusters * S::kSlices);
+  launch.blockDim = S::kThreads;
+  launch.dynamicSmemBytes = kMostSharedBytes;
+  launch.attrs = &cluster;
+  launch.numAttrs = 1;
+  return launch;
+}
+
+template <class Element, FoldConfig kFold>
+void launch_compressed(const CompressedParams& params, int clusters, Stream stream) {
+  for_compressed_slices<kFold>([&]<int kSlices>(std::integral_constant<int, kSlices>) {
+    if (params.step.slices != kSlices) return;
+    using S = CompressedConfig<Element, kFold, kSlices>;
+    CompressedParams p = params;
+    set_stages<S>(p);
+    cudaLaunchAttribute cluster{};
+    cudaLaunchConfig_t launch = compressed_launch<S>(clusters, cluster);
+    launch.stream = cuda_stream(stream);
+    check_cuda(cudaLaunchKernelEx(&launch, compressed_kernel<S>, p), "sm90_fold's decode of a compressed cache");
+  });
+}
+
+template <class Element, FoldConfig kFold>
+int compressed_clusters(int slices) {
+  int count = 0;
+  for_compressed_slices<kFold>([&]<int kSlices>(std::integral_constant<int, kSlices>) {
+    if (slices != kSlices) return;
+    using S = CompressedConfig<Element, kFold, kSlices>;
+    cudaLaunchAttribute cluster{};
+    const cudaLaunchConfig_t launch = compressed_launch<S>(1, cluster);
+    check_cuda(cudaOccupancyMaxActiveClusters(&count, compressed_kernel<S>, &launch), "cudaOccupancyMaxActiveClusters");
+  });
+  return count;
+}
+
+template <class Element, FoldConfig kFold>
+constexpr CompressedLauncher compressed_launcher() {
+  return {prepare_compressed<Element, kFold>, launch_whole<Element, kFold>, launch_compressed<Element, kFold>,
+          compressed_clusters<Element, kFold>};
+}
+
+}  // namespace ringattn::sm90

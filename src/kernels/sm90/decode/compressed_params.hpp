@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a launch over a compressed cache is given, besides what every decode kernel is.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/row_format.hpp"
+#include "kernels/sm90/decode/decode_params.hpp"
+
+namespace ringattn::sm90 {
+
+// Rows in pages, strides in bytes.
+struct PagedBytes {
+  const std::byte* data = nullptr;
+  std::int64_t page_stride = 0;
+  std::int64_t token_stride = 0;
+  std::int64_t head_stride = 0;
+
+#ifdef __CUDACC__
+  __device__ __forceinline__ const std::byte* at(int page, int row, int head) const {
+    return data + page * page_stride + row * token_stride + head * head_stride;
+  }
+#endif
+};
+
+// K or V.
+struct PackedTensor {
+  // Codes, in boxes of box_rows rows of one page and head, `row_bytes` of each row.
+  CUtensorMap map;
+  PagedBytes codes;
+  PagedBytes numbers;      // a scale a row, or scales and zeros; null: there is one scale, in a table
+  const std::byte* table;  // scales in fp32, or a tail
+  RowCoding coding;
+  ScaleGrain scales;
+  std::int32_t group;         // of 4 bits
+  std::int32_t row_bytes;     // of codes: what the sliced kernel fetches of a row
+  std::int32_t number_bytes;  // of a row's numbers; 0: none
+  std::int32_t pairs_log;     // of 2: scales and zeros of a row, where the dim is a power of 2
+  std::int32_t number_piece;  // 4, 8 or 16: how many of them are copied at a time
+  std::int32_t stages;        // of what has been fetched, in the sliced kernel
+  std::int32_t stage_bytes;
+
+  constexpr bool has_tail() const { return coding == RowCoding::kInt4Channel; }
+  constexpr bool four_bits() const { return coding == RowCoding::kInt4Channel || coding == RowCoding::kInt4Token; }
+};
+
+struct CompressedParams {
+  DecodeParams step;
+  PackedTensor k, v;
+  std::int32_t box_log;  // of 2: rows of a box, where a tile has several
+  // Units are folded tile by tile, where not 0, those alone that have failed, of so many.
+  std::int32_t failed_of;
+};
+
+}  // namespace ringattn::sm90

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+// Codes become elements in registers, many at a time, with the bits of kernels/row_codes.hpp.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <type_traits>
+
+#include "kernels/cuda/device/ptx.cuh"
+#include "kernels/row_codes.hpp"
+#include "kernels/sm90/decode/compressed_params.hpp"
+
+namespace ringattn::sm90 {
+
+// The low or the high half of a register, of bf16 or fp16, as fp32.
+template <class Element>
+__device__ __forceinline__ float half_of(std::uint32_t pair, bool high) {
+  if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
+    return __uint_as_float(high ? pair & 0xffff0000U : pair << 16);
+  } else {
+    return __half2float(__ushort_as_half(static_cast<unsigned short>(high ? pair >> 16 : pair)));
+  }
+}
+
+// Four codes of 8 bits, the first one lowest: each is multiplied in fp32, and the product is rounded.
+template <class Element, bool kFp8>
+__device__ __forceinline__ uint2 eight_bits(std::uint32_t codes, float scale) {
+  using Products = cuda::Products<Element>;
+  float x[4];
+  if constexpr (kFp8) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      std::uint32_t halves;  // fp16 holds every code
+      asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(static_cast<unsigned short>(codes >> 16 * i)));
+      x[2 * i] = half_of<__half>(halves, false);
+      x[2 * i + 1] = half_of<__half>(halves, true);
+    }
+  } else {
+    // 2^23 + 128 + code, whose lowest byte is the code with its sign turned over.
+    const std::uint32_t turned = codes ^ 0x80808080U;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      x[i] =
+          __fadd_rn(__uint_as_float(__byte_perm(turned, 0x4b000000U, 0x7440U + static_cast<unsigned>(i))), -8388736.0F);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) x[i] = __fmul_rn(x[i], scale);
+  return {Products::pack(x[0], x[1]), Products::pack(x[2], x[3])};
+}
+
+// a · b + c of both halves, each rounded once.
+template <class Element>
+__device__ __forceinline__ std::uint32_t fma_halves(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
+  std::uint32_t r;
+  if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
+  } else {
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
+  }
+  return r;
+}
+
+// Whether code · scale + zero, rounded once to the element's type, may differ from the same rounded to fp32 before:
+// fp32 holds the sum unless the two lie far apart. Where the zero is the greater one, then what fp32 loses is far below
+// half of the sum's last place in bf16; in fp16, which has more places, the sum may lie beside a tie.
+template <class Element>
+__device__ __forceinline__ bool rounds_twice(std::uint32_t pair) {
+  const float scale = half_of<Element>(pair, false);
+  const float zero = fabsf(half_of<Element>(pair, true));
+  if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
+    return zero > 0.0F && zero < scale * 0x1p-10F;
+  } else {
+    return scale > 0.0F && zero > 0.0F && (zero < scale * 0x1p-7F || zero > scale * 0x1p11F);
+  }
+}
+
+// Scales and zeros of eight neighbouring codes of 4 bits, which are worked at as they lie in their word: code i beside
+// code i + 4.
+struct EightPairs {
+  std::uint32_t scales[4], zeros[4];
+
+  // `pair`: of all eight, a scale in the lower half and a zero in the upper one.
+  __device__ __forceinline__ void set(std::uint32_t pair) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      scales[i] = __byte_perm(pair, 0, 0x1010);
+      zeros[i] = __byte_perm(pair, 0, 0x3232);
+    }
+  }
+  __device__ __forceinline__ void set(int i, std::uint32_t pair, std::uint32_t pair_of_four_behind) {
+    scales[i] = __byte_perm(pair, pair_of_four_behind, 0x5410);
+    zeros[i] = __byte_perm(pair, pair_of_four_behind, 0x7632);
+  }
+};
+
+// kExact: where rounds_twice() doesn't hold for any of the pairs.
+template <class Element, bool kExact>
+__device__ __forceinline__ uint4 four_bits(std::uint32_t codes, const EightPairs& pairs) {
+  constexpr bool kBf16 = std::is_same_v<Element, __nv_bfloat16>;
+  constexpr std::uint32_t kMagic = kBf16 ? 0x43004300U : 0x64006400U;  // 128 or 1024, in front of a code
+  std::uint32_t x[4];                                                  // of codes i and i + 4
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if constexpr (kExact) {
+      const std::uint32_t numbers = (codes >> 4 * i & 0x000f000fU) | kMagic;
+      const std::uint32_t integers = fma_halves<Element>(numbers, kBf16 ? 0x3f803f80U : 0x3c003c00U,
+                                                         kBf16 ? 0xc300c300U : 0xe400e400U);  // · 1 − 128 or 1024
+      x[i] = fma_halves<Element>(integers, pairs.scales[i], pairs.zeros[i]);
+    } else {
+      const auto element = [&](int n, bool high) {
+        return int4_element(static_cast<std::uint8_t>(codes >> 4 * n & 0xfU), half_of<Element>(pairs.scales[i], high),
+                            half_of<Element>(pairs.zeros[i], high));
+      };
+      x[i] = cuda::Products<Element>::pack(element(i, false), element(i + 4, true));
+    }
+  }
+  return {__byte_perm(x[0], x[1], 0x5410), __byte_perm(x[2], x[3], 0x5410), __byte_perm(x[0], x[1], 0x7632),
+          __byte_perm(x[2], x[3], 0x7632)};
+}
+
+}  // namespace ringattn::sm90

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// Query rows of a unit, from wherever they lie into shared memory, as the products of the folding warpgroup want them.
+#pragma once
+
+#include "kernels/sm90/decode/decode_map.cuh"
+#include "kernels/sm90/decode/finish.cuh"
+#include "kernels/sm90/ptx/tma.cuh"
+
+namespace ringattn::sm90 {
+
+// By the folding warpgroup. place_of_slot(i) says where row i of `rows` lies. Rows that are not there, and columns
+// behind head_dim, are zeros.
+template <class C, class PlaceOfSlot>
+__device__ __forceinline__ void load_queries(const DecodeParams& params, const DecodeMap<C>& map, int rows,
+                                             PlaceOfSlot place_of_slot) {
+  constexpr int kChunks = C::kQBytes / kQueryTile / 16;
+  const cuda::FoldParams& p = params.fold;
+  const auto* const q = static_cast<const std::uint16_t*>(p.q.data);
+  const bool aligned =
+      ((reinterpret_cast<std::uint64_t>(q) | static_cast<std::uint64_t>(2 * (p.q.token_stride | p.q.head_stride))) &
+       15U) == 0;
+  named_sync(kDecodeBarrier, kDecodeFoldThreads);  // nobody reads the last unit's any more
+#pragma unroll 1
+  for (int i = thread_of_cta(); i < kQueryTile * kChunks; i += kDecodeFoldThreads) {
+    const int slot = i / kChunks;
+    const int chunk = i % kChunks;
+    uint4 elements{0, 0, 0, 0};
+    if (slot < rows && chunk * 8 < C::kDim) {
+      const DecodePlace place = place_of_slot(slot);
+      elements =
+          load_elements(q + place.row * p.q.token_stride + place.query_head * p.q.head_stride + chunk * 8, aligned);
+    }
+    cuda::store_shared(map.q() + static_cast<std::uint32_t>(chunk / 8 * cuda::panel_bytes(kQueryTile)) +
+                           cuda::swizzled(slot, chunk % 8),
+                       elements);
+  }
+  proxy_fence();
+  named_sync(kDecodeBarrier, kDecodeFoldThreads);
+}
+
+}  // namespace ringattn::sm90

@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/tensor_compression.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+#include "base/error.hpp"
+#include "kernels/codebook.hpp"
+#include "kernels/low_rank.hpp"
+#include "kernels/registry.hpp"
+#include "kernels/row_coder.hpp"
+#include "kernels/row_codes.hpp"
+
+namespace ringattn {
+
+namespace {
+
+template <class Table>
+std::vector<std::byte> bytes_of(const Table& table) {
+  const auto bytes = std::as_bytes(std::span(table));
+  return {bytes.begin(), bytes.end()};
+}
+
+// A host backend, and on it a kernel for products where there is a spec.
+struct HostProducts {
+  std::unique_ptr<Backend> backend;
+  std::unique_ptr<HeadProductKernel> kernel;
+};
+HostProducts host_products(const HeadProductSpec& spec, std::int64_t heads, int threads) {
+  const auto choice = choose_kernel(spec, KernelRequest{"cpu", "auto"});
+  HostProducts host;
+  host.backend = choice.row->make_backend({threads, kNoDevice});
+  host.kernel = choice.row->make_kernel(spec, *host.backend);
+  host.kernel->reserve(heads);
+  return host;
+}
+
+MutableTensorView factors_view(const CompressedRows& rows, const RowFormat& format, const RowShape& shape,
+                               std::int64_t row, std::int64_t count) {
+  const StreamView& stream = rows.streams[0];
+  const auto element = static_cast<std::int64_t>(size_of(shape.dtype));
+  return {stream.at(row, 0),           shape.dtype, count, shape.heads, format.rank, stream.token_stride / element,
+          stream.head_stride / element};
+}
+
+template <class View>
+View rows_of(View view, std::int64_t first, std::int64_t count) {
+  view.data = view.at(first, 0);
+  view.tokens = count;
+  return view;
+}
+
+double sum_of_squares(const TensorView& rows) {
+  std::vector<float> row(static_cast<std::size_t>(rows.dim));
+  double sum = 0.0;
+  for (std::int64_t token = 0; token < rows.tokens; ++token) {
+    for (std::int64_t head = 0; head < rows.heads; ++head) {
+      widen_row(rows.at(token, head), rows.dtype, rows.dim, row.data());
+      for (const float value : row) sum += static_cast<double>(value) * static_cast<double>(value);
+    }
+  }
+  return sum;
+}
+
+// A copy of the rows in which outlier channels are 0.
+std::vector<std::byte> without_outliers(const TensorView& plain, const std::vector<std::int32_t>& channels) {
+  const auto element = static_cast<std::int64_t>(size_of(plain.dtype));
+  std::vector<std::byte> rows(static_cast<std::size_t>(plain.tokens * plain.heads * plain.dim * element));
+  const auto count = static_cast<std::int64_t>(channels.size()) / std::max<std::int64_t>(1, plain.heads);
+  std::byte* row = rows.data();
+  for (std::int64_t token = 0; token < plain.tokens; ++token) {
+    for (std::int64_t head = 0; head < plain.heads; ++head, row += plain.dim * element) {
+      std::memcpy(row, plain.at(token, head), static_cast<std::size_t>(plain.dim * element));
+      for (std::int64_t i = 0; i < count; ++i) {
+        std::memset(row + channels[static_cast<std::size_t>(head * count + i)] * element, 0,
+                    static_cast<std::size_t>(element));
+      }
+    }
+  }
+  return rows;
+}
+
+void take_scales(CompressedTensor& tensor, const TensorView& plain, Backend& backend) {
+  std::vector<float> greatest(static_cast<std::size_t>(plain.heads));
+  backend.greatest_magnitudes({plain, greatest.data()}, {});
+  if (tensor.format.scales == ScaleGrain::kTensor) greatest = {*std::ranges::max_element(greatest)};
+  for (float& value : greatest) value = scale_of(value, kGreatestE4m3);
+  tensor.tables[0] = bytes_of(greatest);
+}
+
+}  // namespace
+
+HeadProductSpec expansion_of(const RowFormat& format, const RowShape& shape) {
+  return {shape.dtype, format.rank, static_cast<int>(shape.dim)};
+}
+HeadProductSpec projection_of(const RowFormat& format, const RowShape& shape) {
+  return {shape.dtype, static_cast<int>(shape.dim), format.rank};
+}
+HeadMatrices projection_matrices(const RowFormat& format, const RowShape& shape, const void* basis) {
+  return {basis, shape.dtype, shape.heads, format.rank, shape.dim, format.rank * shape.dim, shape.dim, 1};
+}
+HeadMatrices expansion_matrices(const RowFormat& format, const RowShape& shape, const void* basis) {
+  return projection_matrices(format, shape, basis).transposed();
+}
+
+std::int64_t CompressedTensor::tokens() const {
+  return std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0});
+}
+
+std::size_t CompressedTensor::bytes() const {
+  std::size_t bytes = 0;
+  for (const auto& stream : streams) bytes += stream.size();
+  for (const auto& table : tables) bytes += table.size();
+  return bytes;
+}
+
+CompressedRows CompressedTensor::rows() {
+  std::vector<std::byte*> of_streams, of_tables;
+  for (auto& stream : streams) of_streams.push_back(stream.data());
+  for (auto& table : tables) of_tables.push_back(table.data());
+  return rows_at(of_streams, of_tables, format, shape);
+}
+
+std::vector<CompressedRun> CompressedTensor::runs() const {
+  std::vector<CompressedRun> runs;
+  std::int64_t row = 0;
+  for (std::size_t s = 0; s < lengths.size(); ++s) {
+    if (lengths[s] > 0) runs.push_back({static_cast<std::int64_t>(s), 0, lengths[s], row, lengths[s], row});
+    row += lengths[s];
+  }
+  return runs;
+}
+
+CompressedTensor make_compressed(const RowFormat& format, const RowShape& shape, std::vector<std::int64_t> lengths) {
+  CompressedTensor tensor{format, shape, std::move(lengths), {}, {}};
+  for (const FormatStream& stream : format_streams(format, shape)) {
+    tensor.streams.emplace_back(static_cast<std::size_t>(tensor.tokens() * stream.token_bytes(shape.dtype)));
+  }
+  const auto sequences = static_cast<std::int64_t>(tensor.lengths.size());
+  for (const FormatTable& table : format_tables(format, shape, sequences)) {
+    tensor.tables.emplace_back(static_cast<std::size_t>(table.bytes(shape.dtype)));
+  }
+  return tensor;
+}
+
+CompressedTensor compress_tensor(std::string_view name, const RowFormat& format, const TensorView& plain,
+                                 std::span<const std::int64_t> lengths, const CompressionOptions& options,
+                                 ErrorCode code) {
+  const RowShape shape{plain.dtype, plain.heads, plain.dim};
+  check_format(name, format, shape);
+  if (const auto fault = find_fault(plain)) refuse_fault(name, {}, shape, *fault, code);
+  CompressedTensor tensor = make_compressed(format, shape, {lengths.begin(), lengths.end()});
+  const int threads = options.threads;
+  const bool ranked = format.rank > 0;
+  const HostProducts host =
+      host_products(ranked ? projection_of(format, shape) : HeadProductSpec{shape.dtype, 8, 8}, shape.heads, threads);
+  std::vector<std::int32_t> outliers;
+  if (format.coding == RowCoding::kHybrid) {
+    outliers = find_outlier_channels(plain, format.outliers, threads);
+    tensor.tables[1] = bytes_of(outliers);
+  }
+  if (ranked) tensor.tables[0] = find_basis(plain, format.rank, outliers, threads);
+  if (format.coding == RowCoding::kVector) tensor.tables[0] = find_codebook(plain, format.width, options.seed, threads);
+  if (format.coding == RowCoding::kFp8 && format.scales != ScaleGrain::kTokenHead) {
+    take_scales(tensor, plain, *host.backend);
+  }
+  const CompressedRows rows = tensor.rows();
+  std::vector<std::byte> products;
+  MutableTensorView products_view;
+  if (ranked && plain.tokens > 0) {
+    const std::vector<std::byte> kept = without_outliers(plain, outliers);
+    const TensorView inner =
+        dense_view(static_cast<const void*>(kept.data()), shape.dtype, plain.tokens, shape.heads, shape.dim);
+    const MutableTensorView factors = factors_view(rows, format, shape, 0, plain.tokens);
+    host.kernel->multiply({inner, projection_matrices(format, shape, tensor.tables[0].data()), factors}, {}, {});
+    if (const auto fault = find_fault(factors)) {
+      refuse_fault(fmt::format("{}_factors", name), {}, shape, *fault, code);
+    }
+    const double all = sum_of_squares(plain);
+    const double lost_outliers = sum_of_squares(inner);
+    tensor.energy_kept = all > 0.0 ? (all - lost_outliers + sum_of_squares(factors)) / all : 1.0;
+    const HostProducts expansion = host_products(expansion_of(format, shape), shape.heads, threads);
+    products.resize(kept.size());
+    products_view = dense_view(static_cast<void*>(products.data()), shape.dtype, plain.tokens, shape.heads, shape.dim);
+    expansion.kernel->multiply({factors, expansion_matrices(format, shape, tensor.tables[0].data()), products_view}, {},
+                               {});
+    if (const auto fault = find_fault(products_view)) {
+      refuse_fault(fmt::format("{} of rank {}", name, format.rank), {}, shape, *fault, code);
+    }
+  }
+  if (format.coding != RowCoding::kLowRank) {
+    const std::vector<CompressedRun> runs = tensor.runs();
+    host.backend->compress({format, shape, plain, products_view, runs, rows}, {});
+  }
+  return tensor;
+}
+
+HostDecompressor::HostDecompressor(const RowFormat& format, const RowShape& shape, int threads)
+    : format_(format), shape_(shape) {
+  HostProducts host = host_products(format.rank > 0 ? expansion_of(format, shape) : HeadProductSpec{shape.dtype, 8, 8},
+                                    shape.heads, threads);
+  backend_ = std::move(host.backend);
+  products_ = std::move(host.kernel);
+}
+
+HostDecompressor::~HostDecompressor() = default;
+
+void HostDecompressor::decompress(const CompressedRows& from, std::span<const CompressedRun> runs,
+                                  const MutableTensorView& plain) {
+  if (format_.rank > 0) {
+    const HeadMatrices matrices = expansion_matrices(format_, shape_, from.tables[0]);
+    for (const CompressedRun& run : runs) {
+      if (run.rows == 0) continue;
+      products_->multiply(
+          {factors_view(from, format_, shape_, run.row, run.rows), matrices, rows_of(plain, run.to, run.rows)}, {}, {});
+    }
+  }
+  if (format_.coding != RowCoding::kLowRank) backend_->decompress({format_, shape_, from, runs, plain}, {});
+}
+
+std::vector<std::byte> decompress_tensor(CompressedTensor& tensor, int threads) {
+  const RowShape& shape = tensor.shape;
+  std::vector<std::byte> plain(static_cast<std::size_t>(tensor.tokens() * shape.heads * shape.dim) *
+                               size_of(shape.dtype));
+  const std::vector<CompressedRun> runs = tensor.runs();
+  HostDecompressor(tensor.format, shape, threads)
+      .decompress(tensor.rows(), runs,
+                  dense_view(static_cast<void*>(plain.data()), shape.dtype, tensor.tokens(), shape.heads, shape.dim));
+  return plain;
+}
+
+}  // namespace ringattn

@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0
+// The contract: attention over compressed keys and values has, by memcmp, the O and LSE of attention over the tensors
+// that decompression gives, for any format, number of ranks, layout and blocks.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <string>
+#include <vector>
+
+#include "attention/compressed_blocks.hpp"
+#include "attention/compressed_step.hpp"
+#include "attention/tokens/cost.hpp"
+#include "comm/self.hpp"
+#include "tests/support/compressed_tensors.hpp"
+#include "tests/support/error_of.hpp"
+#include "tests/support/ring_job.hpp"
+
+namespace ringattn::testing {
+namespace {
+
+Options on_the_cpu(int threads = 1) {
+  Options options;
+  options.kernel.backend = "cpu";
+  options.threads = threads;
+  return options;
+}
+
+// A job's tensors as they are, compressed, and as they come back.
+struct Tensors {
+  JobTensors plain;  // k and v as they come back
+  CompressedTensor k, v;
+};
+
+Tensors make_tensors(const Job& job, std::uint64_t seed) {
+  Tensors tensors;
+  tensors.plain = random_tensors(job, seed);
+  const std::vector<std::int64_t> lengths = job.batch.k_lengths();
+  const auto make = [&](const RowFormat& format, const RowShape& shape, std::vector<std::byte>& rows) {
+    CompressedTensor tensor =
+        compress_tensor("k", format, view_of(rows, shape, job.batch.k_tokens()), lengths, {7, 2}, ErrorCode::kUsage);
+    rows = decompress_tensor(tensor, 2);
+    return tensor;
+  };
+  tensors.k = make(job.format.k, k_shape(job.spec), tensors.plain.k);
+  tensors.v = make(job.format.v, v_shape(job.spec), tensors.plain.v);
+  return tensors;
+}
+
+// A rank's rows of a compressed tensor, in streams with `gap` bytes behind each row.
+struct Shard {
+  std::vector<std::vector<std::byte>> streams;
+  CompressedRows rows;
+
+  Shard(CompressedTensor& tensor, const Layout& keys, int rank, std::int64_t gap) {
+    rows = tensor.rows();
+    std::size_t at = 0;
+    for (const FormatStream& stream : format_streams(tensor.format, tensor.shape)) {
+      const std::int64_t bytes = stream.token_bytes(tensor.shape.dtype);
+      std::vector<std::byte> dense(static_cast<std::size_t>(keys.tokens(rank) * bytes));
+      keys.shard(rank, tensor.streams[at].data(), dense.data(), bytes);
+      streams.emplace_back(static_cast<std::size_t>(keys.tokens(rank) * (bytes + gap) + 1), std::byte{0xff});
+      for (std::int64_t row = 0; row < keys.tokens(rank); ++row) {
+        std::copy_n(dense.begin() + row * bytes, bytes, streams.back().begin() + row * (bytes + gap));
+      }
+      rows.streams[at] = {streams.back().data(), bytes + gap, bytes / stream.heads};
+      ++at;
+    }
+  }
+};
+
+void run_compressed_rank(const Job& job, const Options& options, const Tensors& given, Transport& transport,
+                         JobResult& result, std::int64_t gap) {
+  Tensors tensors = given;
+  const FoldSpec& spec = job.spec;
+  Attention attention(job, transport, options);
+  const int rank = transport.rank();
+  const Layout& queries = attention.layout().queries;
+  const Layout& keys = attention.layout().keys;
+  const auto rows_of = [&](const Layout& layout, const std::vector<std::byte>& packed, std::int64_t bytes) {
+    std::vector<std::byte> rows(static_cast<std::size_t>(layout.tokens(rank) * bytes));
+    layout.shard(rank, packed.data(), rows.data(), bytes);
+    return rows;
+  };
+  const std::vector<std::byte> q = rows_of(queries, tensors.plain.q, q_token_bytes(spec));
+  const std::vector<std::byte> k = rows_of(keys, tensors.plain.k, k_token_bytes(spec));
+  const std::vector<std::byte> v = rows_of(keys, tensors.plain.v, v_token_bytes(spec));
+  const Shard packed_k(tensors.k, keys, rank, gap);
+  const Shard packed_v(tensors.v, keys, rank, gap);
+  Inputs inputs;
+  inputs.q = dense_view(static_cast<const void*>(q.data()), spec.dtype, attention.q_rows(), spec.heads, spec.head_dim);
+  if (job.format.k.is_plain()) {
+    inputs.k =
+        dense_view(static_cast<const void*>(k.data()), spec.dtype, attention.k_rows(), spec.kv_heads, spec.head_dim);
+  } else {
+    inputs.packed_k = packed_k.rows;
+  }
+  if (job.format.v.is_plain()) {
+    inputs.v =
+        dense_view(static_cast<const void*>(v.data()), spec.dtype, attention.k_rows(), spec.kv_heads, spec.head_dim_v);
+  } else {
+    inputs.packed_v = packed_v.rows;
+  }
+  inputs.sinks = spec.sinks ? tensors.plain.sinks.data() : nullptr;
+  std::vector<std::byte> out(static_cast<std::size_t>(attention.q_rows() * out_token_bytes(spec)));
+  std::vector<float> lse(static_cast<std::size_t>(attention.q_rows() * spec.heads));
+  Outputs outputs;
+  outputs.out = dense_view(static_cast<void*>(out.data()), spec.dtype, attention.q_rows(), spec.heads, spec.head_dim_v);
+  outputs.lse = {lse.data(), spec.heads, 1};
+  std::vector<std::byte> workspace(attention.workspace_bytes(gap == 0) + 256, std::byte{0xff});
+  std::byte* const aligned = workspace.data() + (256 - reinterpret_cast<std::uintptr_t>(workspace.data()) % 256) % 256;
+  result.stats[static_cast<std::size_t>(rank)] =
+      attention.run(inputs, outputs, {aligned, attention.workspace_bytes(gap == 0)});
+  queries.unshard(rank, out.data(), result.out.data(), out_token_bytes(spec));
+  queries.unshard(rank, reinterpret_cast<const std::byte*>(lse.data()), reinterpret_cast<std::byte*>(result.lse.data()),
+                  lse_token_bytes(spec));
+}
+
+JobResult run_compressed(const Job& job, const Options& options, const Tensors& tensors, int world,
+                         std::int64_t gap = 0, const ThreadsDelivery& delivery = {}) {
+  JobResult result = poisoned_result(job, world);
+  if (world == 1) {
+    const auto transport = make_self_transport();
+    run_compressed_rank(job, options, tensors, *transport, result, gap);
+    return result;
+  }
+  run_threads_world(world, delivery,
+                    [&](Transport& transport) { run_compressed_rank(job, options, tensors, transport, result, gap); });
+  return result;
+}
+
+struct Case {
+  std::string name;
+  CacheFormat format;
+};
+
+std::vector<Case> cases() {
+  std::vector<Case> all;
+  for (const RowFormat& format : every_format()) all.push_back({test_name(format), {format, format}});
+  const RowFormat channel = parse_row_format("int4_channel group 32");
+  all.push_back({"kivi", {channel, parse_row_format("int4_token group 32")}});
+  all.push_back({"keys_alone", {parse_row_format("fp8 token_head"), {}}});
+  all.push_back({"values_alone", {{}, channel}});
+  return all;
+}
+
+class Compressed : public ::testing::TestWithParam<Case> {
+ protected:
+  void prepare(Job job) {
+    job_ = std::move(job);
+    job_.format = GetParam().format;
+    tensors_ = make_tensors(job_, 7);
+    Job plain = job_;
+    plain.format = {};
+    reference_ = run_job(plain, on_the_cpu(), tensors_.plain, 1);
+  }
+  void expect_same(const Options& options, int world, const std::string& what, std::int64_t gap = 0,
+                   const ThreadsDelivery& delivery = {}) {
+    const JobResult result = run_compressed(job_, options, tensors_, world, gap, delivery);
+    EXPECT_TRUE(result.same_bits(reference_)) << what << ", world " << world;
+  }
+
+  Job job_;
+  Tensors tensors_;
+  JobResult reference_;
+};
+
+TEST_P(Compressed, WorldsLayoutsAndBlocks) {
+  Job job{make_spec(Dtype::kBf16, 4, 2, 64, {-1, 0}), {}};
+  job.batch = {{1, 1, 0}, {300, 300, 0}, {0, 0, 0}, {129, 129, 0}, {5, 700, 695}, {63, 63, 0}, {17, 40, -9}};
+  prepare(job);
+  for (const int world : {1, 2, 3, 4, 5}) {
+    for (const LayoutKind kind : {LayoutKind::kStriped, LayoutKind::kZigzag, LayoutKind::kContiguous}) {
+      for (const std::int64_t block : {0, 256}) {
+        Options options = on_the_cpu();
+        options.layout.kind = kind;
+        options.block_tokens = block;
+        expect_same(options, world, std::string(layout_name(kind)) + ", block " + std::to_string(block));
+      }
+    }
+  }
+}
+
+TEST_P(Compressed, StripesThatCutGroupsAndStridedRows) {
+  FoldSpec spec = make_spec(Dtype::kF16, 4, 2, 128, {200, 30}, 64);
+  spec.sinks = true;
+  spec.softcap = 20.0F;
+  prepare({spec, uniform_batch(2, 450, 450)});
+  for (const std::int64_t stripe : {1, 37, 200}) {
+    Options options = on_the_cpu(2);
+    options.layout.stripe = stripe;
+    options.block_tokens = 384;
+    expect_same(options, 3, "stripe " + std::to_string(stripe));
+    expect_same(options, 2, "strided, stripe " + std::to_string(stripe), 48);
+  }
+  expect_same(on_the_cpu(), 1, "strided", 48);
+  Options options = on_the_cpu();
+  options.block_tokens = 256;
+  options.checksum = true;
+  expect_same(options, 5, "shuffled", 0, {Route::kChain, 1, std::chrono::microseconds(300)});
+}
+
+// What travels are the streams: as many bytes as a token has of them.
+TEST_P(Compressed, BlocksTravelCompressed) {
+  Job job{make_spec(Dtype::kBf16, 4, 2, 64, {-1, -1}), uniform_batch(1, 1024, 1024)};
+  job.format = GetParam().format;
+  const auto bytes_of = [](const Job& of) {
+    std::array<std::int64_t, 2> bytes{};
+    run_threads_world(2, {}, [&](Transport& transport) {
+      const Attention attention(of, transport, on_the_cpu());
+      bytes[static_cast<std::size_t>(transport.rank())] = attention.plan().bytes_received();
+    });
+    return bytes[0] + bytes[1];
+  };
+  Job plain = job;
+  plain.format = {};
+  const std::int64_t all = bytes_of(plain);
+  EXPECT_EQ(all, 1024 * kv_token_bytes(job.spec));
+  EXPECT_EQ(bytes_of(job),
+            1024 * (token_bytes(job.format.k, k_shape(job.spec)) + token_bytes(job.format.v, v_shape(job.spec))));
+  EXPECT_LT(bytes_of(job), all);
+}
+
+INSTANTIATE_TEST_SUITE_P(Formats, Compressed, ::testing::ValuesIn(cases()),
+                         [](const auto& test) { return test.param.name; });
+
+TEST(CompressedPlan, ABudgetHoldsTheRowsOfABlock) {
+  Job job{make_spec(Dtype::kBf16, 4, 2, 64, {-1, 0}), uniform_batch(1, 1, 100'000)};
+  job.format = {parse_row_format("int8"), parse_row_format("int8")};
+  const auto transport = make_self_transport();
+  Options options = on_the_cpu();
+  const Attention free(job, *transport, options);
+  EXPECT_EQ(free.plan().blocks.size(), 4U);
+  // Rows of 32,768 keys and a tile, K and V, stand in the plan and in the workspace.
+  EXPECT_GE(free.workspace_bytes(), (std::size_t{1} << 15) * 512);
+  options.memory_budget = 50'000'000;  // rows of a quarter of it
+  const Attention tight(job, *transport, options);
+  EXPECT_LE(tight.plan().memory_bytes, options.memory_budget);
+  EXPECT_EQ(tight.plan().blocks.size(), 7U);
+}
+
+TEST(CompressedRefusals, WhatDoesNotFitIsNamed) {
+  const auto transport = make_self_transport();
+  const auto refused = [&](const Job& job, const Options& options) {
+    return std::string(error_of([&] { Attention(job, *transport, options); }).what());
+  };
+  Job job{make_spec(Dtype::kBf16, 4, 2, 64, {-1, 0}), uniform_batch(1, 256, 256)};
+  job.format.k = parse_row_format("low_rank rank 64");
+  EXPECT_NE(refused(job, on_the_cpu()).find("k of 2 heads of 64 can't be stored as low_rank rank 64"),
+            std::string::npos);
+  job.format.k = parse_row_format("int8");
+  Options shorter = on_the_cpu();
+  shorter.shorter_lengths = true;
+  EXPECT_NE(refused(job, shorter).find("shorter lengths are wanted of compressed keys"), std::string::npos);
+  Job paged = job;
+  paged.page_size = 64;
+  EXPECT_NE(refused(paged, on_the_cpu()).find("k int8, v plain in pages"), std::string::npos);
+
+  Attention attention(job, *transport, on_the_cpu());
+  Tensors tensors = make_tensors(job, 3);
+  std::vector<std::byte> out(256 * 512), workspace(attention.workspace_bytes() + 256);
+  const auto run = [&](const Inputs& inputs) {
+    Outputs outputs;
+    outputs.out = dense_view(static_cast<void*>(out.data()), Dtype::kBf16, 256, 4, 64);
+    return std::string(error_of([&] { attention.run(inputs, outputs, workspace); }).what());
+  };
+  Inputs inputs;
+  inputs.q = dense_view(static_cast<const void*>(tensors.plain.q.data()), Dtype::kBf16, 256, 4, 64);
+  inputs.v = dense_view(static_cast<const void*>(tensors.plain.v.data()), Dtype::kBf16, 256, 2, 64);
+  EXPECT_NE(run(inputs).find("parts of k are missing (the job stores it as int8)"), std::string::npos) << run(inputs);
+  inputs.packed_k = tensors.k.rows();
+  inputs.k = inputs.v;
+  EXPECT_NE(run(inputs).find("k is given as it is (the job stores it as int8)"), std::string::npos) << run(inputs);
+}
+
+}  // namespace
+}  // namespace ringattn::testing

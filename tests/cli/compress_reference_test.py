@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compressed files by the reference library: it reads them, and decompressing by the page's words, in NumPy, gives the
+tensors whose attention is the file's attention, bit for bit.
+
+Usage: compress_reference_test.py RINGATTN, the path of the program. Exits 77 where the library is missing."""
+
+import os
+import subprocess
+import sys
+import tempfile
+
+try:
+    import numpy
+    import safetensors
+    import safetensors.numpy
+except ImportError as error:
+    print(f"skipped: needs Python with numpy and safetensors ({error})")
+    sys.exit(77)
+
+TOKENS, HEADS, KV_HEADS, DIM = 333, 4, 2, 64
+
+
+def e4m3(codes):
+    """The numbers of e4m3 codes, exactly."""
+    sign = numpy.where(codes & 0x80, -1.0, 1.0)
+    exponent = (codes >> 3 & 15).astype(int)
+    mantissa = (codes & 7).astype(float)
+    small = mantissa * 2.0**-9
+    return (sign * numpy.where(exponent == 0, small, (8 + mantissa) * 2.0 ** (exponent - 10.0))).astype(numpy.float32)
+
+
+def nibbles(codes):
+    return numpy.stack([codes & 15, codes >> 4], axis=-1).reshape(*codes.shape[:-1], -1).astype(numpy.float32)
+
+
+def fused(codes, scales, zeros):
+    """code * scale + zero with one rounding to fp32: fp64 holds sums of so few digits exactly enough."""
+    return (codes.astype(numpy.float64) * scales + zeros).astype(numpy.float32)
+
+
+def decompressed(name, tensors, text):
+    part = lambda suffix: tensors[f"{name}_{suffix}"]
+    words = text.split()
+    if words[0] == "fp8":
+        scales = part("scales")
+        if words[1] != "token_head":
+            scales = scales.reshape(1, -1, 1)
+        return (e4m3(part("codes")) * scales).astype(numpy.float16)
+    if words[0] == "int8":
+        return (part("codes").astype(numpy.float32) * part("scales")).astype(numpy.float16)
+    if words[0] == "int4_token":
+        pairs = part("scales").astype(numpy.float64).reshape(TOKENS, KV_HEADS, DIM // 32, 2).repeat(32, axis=2)
+        return fused(nibbles(part("codes")), pairs[..., 0], pairs[..., 1]).astype(numpy.float16)
+    if words[0] == "int4_channel":
+        group = int(words[2])
+        closed = TOKENS // group * group
+        # The pairs of a group's tokens, one behind the other, are those of its channels.
+        pairs = part("scales")[:closed].astype(numpy.float64)
+        pairs = pairs.reshape(closed // group, group, KV_HEADS, DIM // group, 2).transpose(0, 2, 1, 3, 4)
+        pairs = pairs.reshape(closed // group, 1, KV_HEADS, DIM, 2)
+        codes = nibbles(part("codes")[:closed]).reshape(closed // group, group, KV_HEADS, DIM)
+        rows = fused(codes, pairs[..., 0], pairs[..., 1]).reshape(closed, KV_HEADS, DIM).astype(numpy.float16)
+        return numpy.concatenate([rows, part("tail")[0, : TOKENS - closed]])
+    if words[0] == "vector":
+        width = int(words[2])
+        runs = DIM // width
+        codes = part("codes").astype(int)
+        heads = numpy.arange(KV_HEADS).reshape(1, -1, 1)
+        return part("codebook")[heads, numpy.arange(runs), codes].reshape(TOKENS, KV_HEADS, DIM)
+    raise AssertionError(text)
+
+
+def load(path):
+    """All tensors by the library; those of e4m3, which NumPy doesn't know, as bytes."""
+    with open(path, "rb") as file:
+        data = safetensors.deserialize(file.read())
+    types = {"F16": "float16", "F32": "float32", "U8": "uint8", "I8": "int8", "F8_E4M3": "uint8", "I32": "int32"}
+    return {name: numpy.frombuffer(bytes(t["data"]), types[t["dtype"]]).reshape(t["shape"]) for name, t in data}
+
+
+def main():
+    tool = sys.argv[1]
+    normal = numpy.random.default_rng(1).standard_normal
+    heads = {"q": HEADS, "k": KV_HEADS, "v": KV_HEADS}
+    plain = {name: normal((TOKENS, count, DIM)).astype(numpy.float16) for name, count in heads.items()}
+    plain["k"][:, :, 7] *= 20  # an outlier channel
+    with tempfile.TemporaryDirectory() as folder:
+        path = lambda name: os.path.join(folder, name)
+
+        def run(*words):
+            subprocess.run([tool, *words], check=True, stdout=subprocess.DEVNULL)
+
+        safetensors.numpy.save_file(plain, path("qkv"))
+        for method in (["fp8"], ["fp8", "--ratio", "0.5"], ["int8"], ["int4"], ["int4", "--ratio", "0.69"], ["vq"]):
+            run("compress", "--method", *method, "--input", path("qkv"), "--output", path("small"), "--force")
+            with safetensors.safe_open(path("small"), "np") as file:
+                metadata = file.metadata()
+                names = set(file.keys())
+            tensors = load(path("small"))
+            assert names == set(tensors), names
+            assert (tensors["q"] == plain["q"]).all()
+            back = {name: decompressed(name, tensors, metadata[f"{name}_format"]) for name in "kv"}
+            safetensors.numpy.save_file({"q": plain["q"], **back}, path("back"))
+            for name in "small", "back":
+                run("run", "--input", path(name), "--output", path(name + ".out"), "--force")
+            small, expected = (safetensors.numpy.load_file(path(name + ".out")) for name in ("small", "back"))
+            for tensor in "out", "lse":
+                assert small[tensor].tobytes() == expected[tensor].tobytes(), (method, tensor)
+            print("ok", method, metadata)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+// `ringattn compress` by the program: every method, what it writes and says, and what is refused.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+
+#include "kernels/compression_methods.hpp"
+#include "kernels/low_rank.hpp"
+#include "tests/cli/tool.hpp"
+#include "tests/support/cache_files.hpp"
+#include "tests/support/temporary_folder.hpp"
+
+namespace ringattn::testing {
+namespace {
+
+Words small_cache() {
+  return {"--synthetic", "7", "--seq", "300", "--heads", "4", "--kv-heads", "2", "--head-dim", "64"};
+}
+
+std::vector<std::string> methods() {
+  std::vector<std::string> names;
+  for (const CompressionMethod& method : compression_methods()) {
+    const bool ranked = method.name == "lowrank" || method.name == "hybrid";
+    if (!ranked || has_low_rank()) names.emplace_back(method.name);
+  }
+  return names;
+}
+
+// Bytes are those of any number of ranks, blocks and layouts, and of decoding; fp64 agrees.
+TEST(CompressCommand, WritesWhatEveryCommandTakes) {
+  const TemporaryFolder folder;
+  for (const std::string& method : methods()) {
+    const std::string small = folder.file(method);
+    const Finished made = tool(Words{"compress", "--method", method, "--output", small, "--report"} + small_cache());
+    ASSERT_EQ(made.code, 0) << method << made.err;
+    EXPECT_TRUE(has(made.out, "of the bytes are removed")) << made.out;
+    EXPECT_TRUE(has(made.out, "change of O")) << made.out;
+    EXPECT_TRUE(has(read_whole(small), R"("k_format":")"));
+    const Finished one = tool({"run", "--input", small});
+    ASSERT_EQ(one.code, 0) << method << one.err;
+    for (const char* const ranks : {"2", "3"}) {
+      const Finished several = tool({"run", "--input", small, "--ranks", ranks, "--block", "128"});
+      EXPECT_EQ(digest_of(several.out), digest_of(one.out)) << method << several.err;
+    }
+    EXPECT_EQ(tool({"verify", "--input", small, "--against", "oracle"}).code, 0) << method;
+    EXPECT_EQ(tool({"verify", "--input", small, "--decode", "--rows", "3"}).code, 0) << method;
+    EXPECT_EQ(tool({"plan", "--input", small, "--world", "4"}).code, 0) << method;
+    EXPECT_EQ(tool({"bench", "--input", small, "--samples", "1"}).code, 0) << method;
+    // Other bits than the cache had, and the same file again.
+    EXPECT_NE(digest_of(one.out), digest_of(tool(Words{"run"} + small_cache()).out)) << method;
+    const std::string again = folder.file("again");
+    ASSERT_EQ(
+        tool(Words{"compress", "--method", method, "--output", again, "--force", "--threads", "1"} + small_cache())
+            .code,
+        0);
+    EXPECT_TRUE(read_whole(again) == read_whole(small)) << method;
+  }
+}
+
+TEST(CompressCommand, TheRatioIsWhatIsRemoved) {
+  const TemporaryFolder folder;
+  const auto line = [&](const Words& flags) {
+    const Finished made = tool(Words{"compress", "--output", folder.file("out"), "--force"} + small_cache() + flags);
+    EXPECT_EQ(made.code, 0) << made.err;
+    return made.out;
+  };
+  EXPECT_TRUE(has(line({"--method", "int4"}), "k: int4_channel group 32"));
+  EXPECT_TRUE(has(line({"--method", "int4", "--ratio", "0.69"}), "k: int4_channel group 64"));
+  EXPECT_TRUE(has(line({"--method", "vq", "--ratio", "0.9"}), "k: vector width 8"));
+  EXPECT_TRUE(has(line({"--method", "fp8", "--ratio", "0.5"}), "k: fp8 head"));
+  if (has_low_rank()) {
+    EXPECT_TRUE(has(line({"--method", "lowrank", "--ratio", "0.7"}), "k: low_rank rank 16"));
+  }
+  const Finished beyond =
+      tool(Words{"compress", "--method", "int8", "--ratio", "0.6", "--output", folder.file("no")} + small_cache());
+  EXPECT_EQ(beyond.code, 2);
+  EXPECT_TRUE(has(beyond.err,
+                  "--ratio 0.6 with --method int8 (the ratio is the share of the bytes that is removed, and "
+                  "int8 removes 0.469 of them at most)"))
+      << beyond.err;
+  EXPECT_FALSE(std::filesystem::exists(folder.file("no")));
+}
+
+// A packed batch with sinks, of queries at the end of their keys, keeps what stands beside k and v.
+TEST(CompressCommand, KeepsWhatAJobNeeds) {
+  const TemporaryFolder folder;
+  CacheShape shape;
+  shape.head_dim = shape.head_dim_v = 64;
+  shape.sinks = true;
+  const NamedTensors tensors = row_tensors(shape);
+  const std::string input = write_tensors(folder.file("in"), tensors);
+  const std::string small = folder.file("small");
+  const Finished made = tool({"compress", "--method", "int4", "--input", input, "--output", small, "--report"});
+  ASSERT_EQ(made.code, 0) << made.err;
+  const Finished one = tool({"run", "--input", small});
+  ASSERT_EQ(one.code, 0) << one.err;
+  EXPECT_TRUE(has(one.out, "sinks")) << one.out;
+  EXPECT_EQ(digest_of(tool({"run", "--input", small, "--ranks", "3"}).out), digest_of(one.out));
+  // Without queries it is compressed all the same.
+  NamedTensors cache = tensors;
+  cache.erase("q");
+  const Finished alone = tool({"compress", "--method", "int4", "--input", write_tensors(folder.file("kv"), cache),
+                               "--output", folder.file("kv_small"), "--report"});
+  EXPECT_EQ(alone.code, 0) << alone.err;
+  EXPECT_TRUE(has(alone.out, "the file has no q")) << alone.out;
+}
+
+TEST(CompressCommand, RefusesWhatItCanNotDo) {
+  const TemporaryFolder folder;
+  const std::string out = folder.file("out");
+  const auto refused = [&](const Words& words, int code, std::string_view text) {
+    const Finished end = tool(Words{"compress", "--output", out} + words);
+    EXPECT_EQ(end.code, code) << end.err;
+    EXPECT_TRUE(has(end.err, text)) << end.err;
+    EXPECT_FALSE(std::filesystem::exists(out));
+  };
+  refused(small_cache(), 2, "--method is missing (it says how keys and values are compressed)");
+  refused(Words{"--method", "int5"} + small_cache(), 2, "there is no method of compression \"int5\"");
+  refused(Words{"--method", "int8", "--dtype", "fp32"} + small_cache(), 2, "fp32 (supported: bf16 and fp16)");
+  refused({"--method", "int4", "--synthetic", "7", "--seq", "64", "--head-dim", "40"}, 2,
+          "groups of 32 in a dim of 40");
+  refused({"--method", "fp8"}, 2, "the job has no input");
+
+  CacheShape shape;
+  shape.head_dim = shape.head_dim_v = 64;
+  refused({"--method", "fp8", "--input", write_cache(folder.file("pages"), shape)}, 3, "holds pages");
+  NamedTensors tensors = row_tensors(shape);
+  store_element(tensors["v"].bytes.data() + 2 * (64 * 3 + 5), shape.dtype, std::numeric_limits<float>::infinity());
+  const std::size_t kv_heads = static_cast<std::size_t>(tensors["v"].shape[1]);
+  refused({"--method", "fp8", "--input", write_tensors(folder.file("inf"), tensors)}, 3,
+          fmt::format("v[{}, {}, 5] is inf", 3 / kv_heads, 3 % kv_heads));
+  const std::string small = folder.file("small");
+  ASSERT_EQ(tool(Words{"compress", "--method", "fp8", "--output", small} + small_cache()).code, 0);
+  refused({"--method", "int4", "--input", small}, 3, "holds a compressed cache");
+}
+
+// What a file may not hold is found by whoever reads it, and nothing is written.
+TEST(CompressCommand, BrokenFilesAreRefusedByName) {
+  const TemporaryFolder folder;
+  const std::string small = folder.file("small");
+  ASSERT_EQ(tool(Words{"compress", "--method", "int8", "--output", small} + small_cache()).code, 0);
+  const std::string whole = read_whole(small);
+  const auto refused = [&](const std::string& bytes, std::string_view text) {
+    const std::string path = folder.file("broken");
+    std::ofstream(path, std::ios::binary) << bytes;
+    for (const char* const ranks : {"1", "2"}) {
+      const Finished end = tool({"run", "--input", path, "--ranks", ranks, "--output", folder.file("out")});
+      EXPECT_EQ(end.code, 3) << end.err;
+      EXPECT_TRUE(has(end.err, text)) << end.err;
+      EXPECT_FALSE(std::filesystem::exists(folder.file("out")));
+    }
+  };
+  const auto replaced = [&](std::string_view from, std::string_view to) {
+    std::string bytes = whole;
+    bytes.replace(bytes.find(from), from.size(), to);
+    return bytes;
+  };
+  refused(replaced(R"("k_format":"int8")", R"("k_format":"int9")"), "\"int9\" is no format of rows");
+  refused(replaced(R"("k_format":"int8")", R"("k_format":"fp16")"), "k_format in the metadata of");
+  refused(replaced(R"("k_scales":{"dtype":"F32")", R"("k_scales":{"dtype":"I32")"),
+          "int8 stores it as F32 [300, 2, 1]");
+  refused(replaced("k_codes", "k_cades"), "k_codes");
+  // A scale of NaN, and −128: where the data of a tensor begin stands in the header.
+  const std::size_t data = 8 + [&] {
+    std::uint64_t length = 0;
+    std::memcpy(&length, whole.data(), sizeof length);
+    return length;
+  }();
+  const auto begin_of = [&](const std::string& tensor) {
+    const std::size_t at = whole.find("data_offsets\":[", whole.find("\"" + tensor + "\"")) + 15;
+    return data + std::stoull(whole.substr(at));
+  };
+  std::string broken = whole;
+  std::memset(broken.data() + begin_of("v_scales") + 4 * (2 * 17 + 1), 0xff, 4);
+  refused(broken, "v_scales[17, 1, 0] is ");
+  broken = whole;
+  broken[begin_of("k_codes") + 128 * 299 + 64 + 3] = static_cast<char>(0x80);
+  refused(broken, "k_codes[299, 1, 3] is -128 (a code is from -127 to 127)");
+}
+
+}  // namespace
+}  // namespace ringattn::testing

@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+// Compressed caches: a decoded row has the bits that it has over the plain cache which decompression gives, and rows
+// that are appended one by one leave the cache that compressing them all leaves.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "kernels/cache_update.hpp"
+#include "kernels/cpu/cpu_backend.hpp"
+#include "kernels/fold_spec.hpp"
+#include "kernels/registry.hpp"
+#include "kernels/row_coder.hpp"
+#include "tests/support/compressed_tensors.hpp"
+#include "tests/support/error_of.hpp"
+
+namespace ringattn::testing {
+namespace {
+
+constexpr int kRows = 3;
+constexpr int kHeads = 4;
+constexpr std::int64_t kKvHeads = 2;
+
+struct Results {
+  std::vector<std::byte> out;
+  std::vector<float> lse;
+  bool operator==(const Results& other) const {
+    return out == other.out && lse.size() == other.lse.size() &&
+           std::memcmp(lse.data(), other.lse.data(), lse.size() * sizeof(float)) == 0;
+  }
+};
+
+// A step over caches of two formats, or over plain ones.
+struct Step {
+  DecodeSpec spec;
+  std::vector<std::byte> q;
+  std::vector<std::int32_t> lengths;
+
+  Results run(DecodeStep step) const {
+    const auto choice = choose_kernel(spec, {"cpu", "auto"});
+    const auto backend = choice.row->make_backend({2, kNoDevice});
+    const auto kernel = choice.row->make_kernel(spec, *backend);
+    const auto sequences = static_cast<std::int64_t>(lengths.size());
+    kernel->reserve({sequences, kRows, *std::ranges::max_element(lengths)});
+    Results results;
+    results.out.resize(static_cast<std::size_t>(sequences * kRows * kHeads * spec.fold.head_dim_v) * 2);
+    results.lse.resize(static_cast<std::size_t>(sequences * kRows * kHeads));
+    step.q =
+        dense_view(static_cast<const void*>(q.data()), spec.fold.dtype, sequences * kRows, kHeads, spec.fold.head_dim);
+    step.rows = kRows;
+    step.lengths = lengths.data();
+    step.output.out = dense_view(static_cast<void*>(results.out.data()), spec.fold.dtype, sequences * kRows, kHeads,
+                                 spec.fold.head_dim_v);
+    step.output.lse = {results.lse.data(), kHeads, 1};
+    kernel->enqueue(step, {});
+    return results;
+  }
+};
+
+class CompressedCacheTest : public ::testing::TestWithParam<RowFormat> {};
+
+TEST_P(CompressedCacheTest, DecodingIsThatOfThePlainCache) {
+  for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16}) {
+    const bool two_groups = dtype == Dtype::kBf16;
+    const std::vector<std::int64_t> lengths{5, 64, 129, 700, two_groups ? 8250 : 31};
+    const RowShape shape{dtype, kKvHeads, 64};
+    const CacheFormat formats[] = {{GetParam(), GetParam()}, {GetParam(), {}}, {{RowCoding::kInt8}, GetParam()}};
+    for (const CacheFormat& format : formats) {
+      Step step;
+      step.spec.fold = make_spec(dtype, kHeads, kKvHeads, 64, {-1, 0});
+      step.spec.format = format;
+      step.q = outlier_rows({dtype, kHeads, 64}, std::vector<std::int64_t>(lengths.size(), kRows), 3);
+      step.lengths = {lengths.begin(), lengths.end()};
+      const std::int64_t tokens = std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0});
+      CompressedTensor tensors[2];
+      std::vector<std::byte> plain[2];
+      for (int i = 0; i < 2; ++i) {
+        const std::vector<std::byte> rows = outlier_rows(shape, lengths, static_cast<std::uint64_t>(i) + 1);
+        tensors[i] = compress_tensor("k", i == 0 ? format.k : format.v, view_of(rows, shape, tokens), lengths, {7, 2},
+                                     ErrorCode::kUsage);
+        plain[i] = decompress_tensor(tensors[i], 2);
+      }
+      // The plain caches: as many pages of one token more than the longest, a page for each sequence.
+      const std::int64_t capacity = 8250;
+      std::vector<std::byte> dense[2];
+      for (int i = 0; i < 2; ++i) {
+        dense[i].resize(lengths.size() * static_cast<std::size_t>(capacity) * 256, std::byte{0xff});
+        std::int64_t row = 0;
+        for (std::size_t s = 0; s < lengths.size(); row += lengths[s++]) {
+          std::memcpy(dense[i].data() + s * static_cast<std::size_t>(capacity) * 256, plain[i].data() + row * 256,
+                      static_cast<std::size_t>(lengths[s]) * 256);
+        }
+      }
+      const auto sequences = static_cast<std::int64_t>(lengths.size());
+      DecodeStep of_plain;
+      of_plain.k = cache_view(dense[0].data(), dtype, sequences, capacity, kKvHeads, 64);
+      of_plain.v = cache_view(dense[1].data(), dtype, sequences, capacity, kKvHeads, 64);
+      Step plain_step = step;
+      plain_step.spec.format = {};
+      const Results expected = plain_step.run(of_plain);
+      for (const std::int64_t page : {16, 64, 256}) {
+        if (two_groups && page != 64) continue;
+        const PageOrder order = shuffled_pages(lengths, page, static_cast<std::uint64_t>(page));
+        CompressedPool k(format.k, shape, order, sequences), v(format.v, shape, order, sequences);
+        k.fill(tensors[0]);
+        v.fill(tensors[1]);
+        DecodeStep packed;
+        packed.block_table = order.view();
+        packed.packed_k = k.view();
+        packed.packed_v = v.view();
+        if (format.v.is_plain()) {
+          const CompressedCache rows = v.view();
+          packed.v = cache_view(rows.streams[0].data, dtype, rows.pages, page, kKvHeads, 64);
+        }
+        EXPECT_TRUE(step.run(packed) == expected) << describe(format) << ", pages of " << page;
+      }
+    }
+  }
+}
+
+// Token by token into pages of every size, with steps of 1 and of 5 rows, and groups that close on the way.
+TEST_P(CompressedCacheTest, AppendingLeavesWhatCompressingLeaves) {
+  const RowFormat& format = GetParam();
+  const RowShape shape{Dtype::kBf16, kKvHeads, 64};
+  constexpr std::int64_t kTokens = 150;
+  const std::vector<std::int64_t> lengths{kTokens, kTokens};
+  const std::vector<std::byte> rows = outlier_rows(shape, lengths, 9);
+  // Scales and codebooks of a whole tensor are there from the start.
+  const CompressedTensor whole =
+      compress_tensor("k", format, view_of(rows, shape, 2 * kTokens), lengths, {7, 1}, ErrorCode::kUsage);
+  const auto backend = cpu::CpuBackend(1);
+  for (const std::int64_t page : {16, 32, 128}) {
+    for (const int step : {1, 5}) {
+      const PageOrder order = shuffled_pages(lengths, page, 5);
+      CompressedPool pool(format, shape, order, 2);
+      CompressedTensor empty = make_compressed(format, shape, {0, 0});
+      if (codes_by_token(format)) empty.tables = whole.tables;
+      pool.fill(empty);
+      std::vector<std::int32_t> now(2);
+      for (std::int64_t length = step; length <= kTokens; length += step) {
+        std::vector<std::byte> fresh(static_cast<std::size_t>(2 * step) * 256);
+        for (int s = 0; s < 2; ++s) {
+          std::memcpy(fresh.data() + s * step * 256, rows.data() + (s * kTokens + length - step) * 256,
+                      static_cast<std::size_t>(step) * 256);
+        }
+        now.assign(2, static_cast<std::int32_t>(length));
+        CacheUpdate places;
+        places.sequences = 2;
+        places.rows = step;
+        places.lengths = now.data();
+        places.block_table = order.view();
+        places.table_pages = order.columns;
+        places.pages = order.pages;
+        places.page_size = page;
+        append_on_host({&places, pool.view(), view_of(fresh, shape, 2 * step)});
+        if (length % 25 != 0 && length != 64 && length != 65) continue;
+        // What the cache is now, read as a decode kernel reads it.
+        std::vector<std::byte> prefix(static_cast<std::size_t>(2 * length) * 256);
+        for (int s = 0; s < 2; ++s) {
+          std::memcpy(prefix.data() + s * length * 256, rows.data() + s * kTokens * 256,
+                      static_cast<std::size_t>(length) * 256);
+        }
+        const std::vector<std::int64_t> both{length, length};
+        CompressedTensor expected = make_compressed(format, shape, both);
+        if (codes_by_token(format)) expected.tables = whole.tables;
+        const std::vector<CompressedRun> runs = expected.runs();
+        compress_on_host({format, shape, view_of(prefix, shape, 2 * length), {}, runs, expected.rows()}, 1);
+        const std::vector<std::byte> elements = decompress_tensor(expected, 1);
+        const CompressedCache cache = pool.view();
+        for (int s = 0; s < 2; ++s) {
+          for (std::int64_t head = 0; head < kKvHeads; ++head) {
+            const StreamRowAt row_at = [&](int stream, std::int64_t position) -> const std::byte* {
+              const CachePlace place = place_of_row(places, s, position);
+              return cache.streams[static_cast<std::size_t>(stream)].at(place.page, place.token, head);
+            };
+            std::vector<std::byte> got(static_cast<std::size_t>(length) * 128);
+            RowCoder(format, shape, cache.tables).decompress(row_at, s, 0, length, length, head, got.data(), 128);
+            for (std::int64_t t = 0; t < length; ++t) {
+              ASSERT_EQ(
+                  std::memcmp(got.data() + t * 128, elements.data() + ((s * length + t) * kKvHeads + head) * 128, 128),
+                  0)
+                  << "length " << length << ", page " << page << ", token " << t << ", head " << head;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Formats, CompressedCacheTest, ::testing::ValuesIn(code_formats()),
+                         [](const auto& test) { return test_name(test.param); });
+
+TEST(CompressedCache, FormatsWithARankAreNotDecoded) {
+  DecodeSpec spec;
+  spec.fold = make_spec(Dtype::kBf16, 4, 2, 64, {-1, 0});
+  spec.format.k = parse_row_format("low_rank rank 16");
+  const Error error = error_of([&] { choose_kernel(spec, {"cpu", "auto"}); });
+  EXPECT_EQ(error.code(), ErrorCode::kUnsupported);
+  EXPECT_NE(std::string(error.what()).find("low_rank rank 16 (supported: formats without a rank)"), std::string::npos)
+      << error.what();
+}
+
+}  // namespace
+}  // namespace ringattn::testing

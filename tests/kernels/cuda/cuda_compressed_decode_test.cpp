@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: Apache-2.0
+// Decoding over compressed caches on a GPU: the bits that the same kernel has over the plain cache which decompression
+// gives. What no token owns is 0xff: NaN, and codes that are none.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "kernels/fold_spec.hpp"
+#include "kernels/registry.hpp"
+#include "tests/support/compressed_tensors.hpp"
+#include "tests/support/device_pool.hpp"
+
+namespace ringattn::testing {
+namespace {
+
+struct Case {
+  DecodeSpec spec;
+  int rows = 1;  // of a sequence
+  std::vector<std::int64_t> lengths;
+  std::int64_t page = 64;  // 0: dense
+  int slices = 0;
+  // Keys of these tokens of the last sequence are so many times as large: references are outgrown.
+  std::vector<std::int64_t> loud;
+  float loudness = 1.0F;
+  bool tiny_zeros = false;  // least elements that are next to nothing beside their scales
+};
+
+// A step's tensors on the device, and what the two kernels make of them.
+class Steps {
+ public:
+  Steps(const DecodeRow& row, const Case& c) : row_(row), case_(c), backend_(row.make_backend({1, 0})) {
+    const FoldSpec& fold = c.spec.fold;
+    const auto sequences = static_cast<std::int64_t>(c.lengths.size());
+    const std::int64_t longest = *std::ranges::max_element(c.lengths);
+    if (c.page > 0) {
+      order_ = shuffled_pages(c.lengths, c.page, 3);
+    } else {
+      order_.table.resize(c.lengths.size());
+      std::iota(order_.table.begin(), order_.table.end(), 0);
+      order_.columns = 1;
+      order_.pages = sequences;
+      order_.page_size = longest + 3;
+    }
+    packed_k_ = pool(c.spec.format.k, fold.head_dim, 1, plain_k_);
+    packed_v_ = pool(c.spec.format.v, fold.head_dim_v, 2, plain_v_);
+    const std::vector<std::byte> q =
+        outlier_rows({fold.dtype, fold.heads, fold.head_dim}, std::vector<std::int64_t>(c.lengths.size(), c.rows), 7);
+    q_.emplace(*backend_, q.size());
+    q_->write(q);
+    table_.emplace(*backend_, order_.table.size() * 4);
+    table_->write(bytes_of(order_.table));
+    lengths_.emplace(*backend_, c.lengths.size() * 4);
+    lengths_->write(bytes_of(std::vector<std::int32_t>(c.lengths.begin(), c.lengths.end())));
+    const std::int64_t rows = sequences * c.rows;
+    out_.emplace(*backend_, static_cast<std::size_t>(rows * fold.heads * fold.head_dim_v) * 2);
+    lse_.emplace(*backend_, static_cast<std::size_t>(rows * fold.heads) * 4);
+    if (fold.sinks) {
+      sinks_.emplace(*backend_, static_cast<std::size_t>(fold.heads) * 4);
+      sinks_->write(bytes_of(std::vector<float>(static_cast<std::size_t>(fold.heads), 0.5F)));
+    }
+    step_.q = dense_view(static_cast<const void*>(q_->data()), fold.dtype, rows, fold.heads, fold.head_dim);
+    step_.rows = c.rows;
+    if (c.page > 0) step_.block_table = {reinterpret_cast<const std::int32_t*>(table_->data()), order_.columns};
+    step_.lengths = reinterpret_cast<const std::int32_t*>(lengths_->data());
+    step_.output = {dense_view(static_cast<void*>(out_->data()), fold.dtype, rows, fold.heads, fold.head_dim_v),
+                    {lse_->floats(), fold.heads, 1},
+                    fold.sinks ? sinks_->floats() : nullptr};
+    step_.packed_k = packed_k_->view();
+    step_.packed_v = packed_v_->view();
+    step_.k = plain_k_->plain();
+    step_.v = plain_v_->plain();
+  }
+
+  // Outputs and LSE, one behind the other.
+  std::vector<std::byte> run(bool compressed) {
+    DecodeSpec spec = case_.spec;
+    DecodeStep step = step_;
+    if (compressed) {
+      step.k = step.v = {};
+    } else {
+      spec.format = {};
+      step.packed_k = step.packed_v = {};
+    }
+    const auto kernel = row_.make_kernel(spec, *backend_);
+    kernel->reserve({static_cast<std::int64_t>(case_.lengths.size()), case_.rows,
+                     *std::ranges::max_element(case_.lengths), case_.slices});
+    out_->clear();
+    lse_->clear();
+    kernel->enqueue(step, backend_->stream());
+    kernel->enqueue(step, backend_->stream());  // nothing of a step is left over for the next
+    std::vector<std::byte> bytes = out_->read();
+    const std::vector<std::byte> lse = lse_->read();
+    bytes.insert(bytes.end(), lse.begin(), lse.end());
+    return bytes;
+  }
+
+ private:
+  std::unique_ptr<DevicePool> pool(const RowFormat& format, std::int64_t dim, std::uint64_t seed,
+                                   std::unique_ptr<DevicePool>& plain_pool) {
+    const RowShape shape{case_.spec.fold.dtype, case_.spec.fold.kv_heads, dim};
+    const std::int64_t tokens = std::accumulate(case_.lengths.begin(), case_.lengths.end(), std::int64_t{0});
+    const auto sequences = static_cast<std::int64_t>(case_.lengths.size());
+    std::vector<std::byte> rows = outlier_rows(shape, case_.lengths, seed);
+    const std::int64_t row = shape.heads * dim;
+    const auto change = [&](std::int64_t token, auto by) {
+      for (std::int64_t i = 0; i < row; ++i) {
+        std::byte* const at = rows.data() + (token * row + i) * 2;
+        store_element(at, shape.dtype, by(load_element(at, shape.dtype), i));
+      }
+    };
+    for (const std::int64_t token : case_.loud) {
+      if (seed != 1) break;
+      change(tokens - case_.lengths.back() + token, [&](float x, std::int64_t) { return x * case_.loudness; });
+    }
+    // What is below half is next to nothing: the least element of a group is, of either sign.
+    for (std::int64_t token = 0; case_.tiny_zeros && token < tokens; ++token) {
+      change(token, [&](float x, std::int64_t i) {
+        if (std::abs(x) < 0.5F) return x * (shape.dtype == Dtype::kBf16 ? 0x1p-30F : 0x1p-18F);
+        return i % 7 == 0 && token % 96 > 60 ? x : std::abs(x);
+      });
+    }
+    CompressedTensor tensor =
+        compress_tensor("k", format, view_of(rows, shape, tokens), case_.lengths, {7, 2}, ErrorCode::kUsage);
+    CompressedTensor plain = make_compressed({}, shape, case_.lengths);
+    plain.streams[0] = decompress_tensor(tensor, 2);
+    CompressedPool host(format, shape, order_, sequences), host_plain({}, shape, order_, sequences);
+    host.fill(tensor);
+    host_plain.fill(plain);
+    plain_pool = std::make_unique<DevicePool>(*backend_, host_plain.view(), sequences);
+    return std::make_unique<DevicePool>(*backend_, host.view(), sequences);
+  }
+
+  const DecodeRow& row_;
+  const Case case_;
+  std::unique_ptr<Backend> backend_;
+  PageOrder order_;
+  std::unique_ptr<DevicePool> packed_k_, packed_v_, plain_k_, plain_v_;
+  std::optional<DeviceArray> q_, table_, lengths_, out_, lse_, sinks_;
+  DecodeStep step_;
+};
+
+void expect_plain_bits(const Case& c) {
+  for (const DecodeRow* row : rows_here(c.spec)) {
+    SCOPED_TRACE(
+        fmt::format("{}: {}, {} rows, page {}, slices {}", row->name, describe(c.spec), c.rows, c.page, c.slices));
+    Steps steps(*row, c);
+    const std::vector<std::byte> expected = steps.run(false), got = steps.run(true);
+    if (got == expected) continue;
+    const FoldSpec& fold = c.spec.fold;
+    const std::size_t rows = c.lengths.size() * static_cast<std::size_t>(c.rows * fold.heads);
+    std::string where;
+    std::size_t count = 0;
+    for (std::size_t i = 0; i + 1 < got.size(); i += 2) {
+      if (std::memcmp(&got[i], &expected[i], 2) == 0 || ++count > 1) continue;
+      const auto dims = static_cast<std::size_t>(fold.head_dim_v);
+      const std::size_t at = i / 2;
+      where = at >= rows * dims
+                  ? fmt::format("LSE of row and head {}", (at - rows * dims) / 2)
+                  : fmt::format("row and head {}, column {}: got {}, expected {}", at / dims, at % dims,
+                                load_element(&got[i], fold.dtype), load_element(&expected[i], fold.dtype));
+    }
+    ADD_FAILURE() << where << "; " << count << " of " << got.size() / 2 << " elements and halves of LSEs differ";
+  }
+}
+
+Case usual(const CacheFormat& format, Dtype dtype = Dtype::kBf16, int dim = 128) {
+  Case c;
+  c.spec.fold = make_spec(dtype, 8, 2, dim, {-1, 0}, dim == 192 ? 128 : dim);
+  c.spec.format = format;
+  c.lengths = {5, 64, 129, 700, 8250};
+  return c;
+}
+
+std::vector<CacheFormat> formats() {
+  const RowFormat by_tensor{RowCoding::kFp8, ScaleGrain::kTensor}, by_head{RowCoding::kFp8, ScaleGrain::kHead};
+  return {{kFp8, kFp8},       {kInt8, kInt8},     {kKeys32, kValues}, {kKeys64, kValues},  {by_tensor, by_head},
+          {kValues, kKeys32}, {kValues, kKeys64}, {kInt8, kValues},   {kKeys32, by_tensor}};
+}
+
+TEST(CudaCompressedDecode, EveryFormatDtypeAndPage) {
+  RINGATTN_NEEDS_COMPRESSED_DECODER();
+  for (const CacheFormat& format : formats()) {
+    for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16}) {
+      for (const int dim : {64, 128}) {
+        for (const std::int64_t page : {std::int64_t{0}, std::int64_t{16}, std::int64_t{64}, std::int64_t{256}}) {
+          Case c = usual(format, dtype, dim);
+          c.page = page;
+          if (page == 16) c.rows = 3;
+          expect_plain_bits(c);
+        }
+      }
+    }
+  }
+}
+
+TEST(CudaCompressedDecode, OneSequenceAsTheCardLikesIt) {
+  RINGATTN_NEEDS_COMPRESSED_DECODER();
+  for (const CacheFormat& format : formats()) {
+    Case c = usual(format);
+    c.lengths = {3 * 8192};
+    c.page = 0;
+    expect_plain_bits(c);
+  }
+}
+
+TEST(CudaCompressedDecode, LengthsAtEdgesOfTilesAndGroups) {
+  RINGATTN_NEEDS_COMPRESSED_DECODER();
+  for (const CacheFormat& format : {CacheFormat{kFp8, kFp8}, CacheFormat{kKeys64, kValues}, {kKeys32, kKeys64}}) {
+    for (const int slices : {2, 4}) {
+      Case c = usual(format);
+      c.lengths = {1, 31, 32, 33, 63, 64, 65, 127, 128, 129, 191, 8191, 8192, 8193, 8224, 16390};
+      c.slices = slices;
+      c.page = slices == 2 ? 32 : 128;
+      expect_plain_bits(c);
+    }
+  }
+}
+
+TEST(CudaCompressedDecode, OtherDimsAndManyRows) {
+  RINGATTN_NEEDS_COMPRESSED_DECODER();
+  for (const CacheFormat& format : {CacheFormat{kFp8, kFp8}, CacheFormat{kInt8, kInt8}, {kKeys32, kValues}}) {
+    for (const int dim : {96, 192, 256}) {
+      Case c = usual(format, dim == 96 ? Dtype::kF16 : Dtype::kBf16, dim);
+      c.page = dim == 192 ? 0 : 32;
+      expect_plain_bits(c);
+    }
+    for (const int rows : {4, 5, 16}) {  // of four query heads: 16 rows of a block, and more
+      Case c = usual(format);
+      c.rows = rows;
+      expect_plain_bits(c);
+    }
+  }
+}
+
+TEST(CudaCompressedDecode, WindowsSinksAndCaps) {
+  RINGATTN_NEEDS_COMPRESSED_DECODER();
+  for (const CacheFormat& format : {CacheFormat{kFp8, kFp8}, CacheFormat{kKeys32, kValues}}) {
+    for (const bool paged : {false, true}) {
+      Case c = usual(format);
+      c.page = paged ? 16 : 0;
+      c.rows = 2;
+      c.spec.fold.mask = {1000, 0};
+      c.spec.fold.sinks = true;
+      c.spec.fold.softcap = 20.0F;
+      expect_plain_bits(c);
+    }
+  }
+}
+
+// Rows that outgrow their references, of which whole_kernel takes the units up, in the first, a middle and a last
+// group.
+TEST(CudaCompressedDecode, UnitsThatFailAreFoldedTileByTile) {
+  RINGATTN_NEEDS_COMPRESSED_DECODER();
+  for (const CacheFormat& format : {CacheFormat{kFp8, kFp8}, CacheFormat{kInt8, kInt8}, {kKeys32, kValues}}) {
+    for (const std::int64_t page : {0, 64}) {
+      for (const std::vector<std::int64_t>& loud :
+           {std::vector<std::int64_t>{200}, {9000, 9001}, {2 * 8192 + 40}, {150, 8400, 16500}}) {
+        Case c = usual(format);
+        c.page = page;
+        c.rows = 2;
+        c.lengths = {300, 2 * 8192 + 100};
+        c.loud = loud;
+        c.loudness = 300.0F;
+        expect_plain_bits(c);
+      }
+    }
+  }
+}
+
+// Pairs of which a fused product and sum isn't what two roundings give.
+TEST(CudaCompressedDecode, ZerosFarBelowTheirScales) {
+  RINGATTN_NEEDS_COMPRESSED_DECODER();
+  for (const CacheFormat& format : {CacheFormat{kKeys32, kValues}, CacheFormat{kKeys64, kKeys32}, {kValues, kValues}}) {
+    for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16}) {
+      Case c = usual(format, dtype);
+      c.tiny_zeros = true;
+      expect_plain_bits(c);
+      c.spec.fold.head_dim = c.spec.fold.head_dim_v = 64;
+      c.page = 0;
+      expect_plain_bits(c);
+    }
+  }
+}
+
+TEST(CudaCompressedDecode, WhatCantBeReadIsNamed) {
+  RINGATTN_NEEDS_COMPRESSED_DECODER();
+  Case c = usual({kFp8, kFp8});
+  c.spec.format.v = {};
+  for (const DecodeRow& row : kernel_table<DecodeSpec>()) {
+    if (row.name != "sm90_fold") continue;
+    const std::vector<std::string> missing = row.missing(c.spec);
+    ASSERT_EQ(missing.size(), 1U);
+    EXPECT_EQ(missing[0], "plain (supported: fp8, int8 and int4, of both tensors)");
+  }
+}
+
+}  // namespace
+}  // namespace ringattn::testing

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sequences that share prefixes: a step that is told of them has the bits of one that isn't, and of the fold, by memcmp
+// of O and LSE, for every kernel that decodes.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <vector>
+
+#include "base/error.hpp"
+#include "tests/kernels/decode_row_test.hpp"
+#include "tests/support/error_of.hpp"
+
+namespace ringattn::testing {
+namespace {
+
+// Which sequence has which prefix, and how long all are.
+struct Shared {
+  std::vector<std::int64_t> lengths;
+  std::vector<std::int32_t> prefix_of;
+  std::vector<std::int32_t> prefix_keys;
+};
+
+class DecodePrefixes : public DecodeRowTest {
+ protected:
+  std::int64_t group_of(const FoldSpec& spec) const {
+    return std::int64_t{kGroupTiles} * FoldRunner(fold(), spec).kernel().key_tile();
+  }
+
+  static FoldInputs inputs_of(const FoldSpec& spec, int rows, const Shared& shared, std::uint64_t seed) {
+    return with_prefixes(decode_inputs(spec, rows, shared.lengths, seed), shared.prefix_of, shared.prefix_keys);
+  }
+  static CacheLayout layout_of(const Shared& shared, std::int64_t page) {
+    return {.page_size = page, .prefix_of = shared.prefix_of, .prefix_keys = shared.prefix_keys};
+  }
+  void expect_same_shared(const FoldSpec& spec, int rows, const Shared& shared, std::uint64_t seed,
+                          std::int64_t page = 64) const {
+    expect_same(inputs_of(spec, rows, shared, seed), layout_of(shared, page), 2);
+  }
+
+  // Two prefixes, of which one ends inside of a group, that sequences of any length behind them have, in any order. One
+  // sequence has none, one names a prefix that is not there, and two end before their prefix does, or with it.
+  static Shared ragged(std::int64_t group) {
+    return {
+        {2 * group + 301, group + 1, 2 * group + 900, 500, 3 * group + 7, group + 640, 2 * group - 5, 2 * group, 90},
+        {0, 1, 0, -1, 0, 1, 0, 0, 2},
+        {static_cast<std::int32_t>(2 * group + 300), static_cast<std::int32_t>(group)}};
+  }
+};
+
+TEST_P(DecodePrefixes, RaggedSequences) {
+  for (const Dims& dims : usual_dims(fold())) {
+    std::uint64_t seed = 1;
+    for (const int rows : {1, 3, 16}) {
+      const FoldSpec spec = make_spec(dims, 4, 2, {-1, 0});
+      expect_same_shared(spec, rows, ragged(group_of(spec)), seed, rows == 3 ? 16 : 128);
+      ++seed;
+    }
+  }
+}
+
+// Every set of head dims.
+TEST_P(DecodePrefixes, EveryConfiguration) {
+  std::uint64_t seed = 1;
+  for (const Dims& dims : all_dims(fold())) {
+    if (dims.head_dim > 256) continue;  // their inputs take long to make
+    FoldSpec spec = make_spec(dims, 2, 1, {-1, 0});
+    spec.sinks = seed % 2 == 0;
+    spec.softcap = seed % 3 == 0 ? 15.0F : 0.0F;
+    const std::int64_t group = group_of(spec);
+    expect_same_shared(spec, 2, {{group + 60, group + 9}, {0, 0}, {static_cast<std::int32_t>(group + 5)}}, seed, 256);
+    ++seed;
+  }
+}
+
+// Masks that hide a part of a prefix from some rows, or all of it, or nothing.
+TEST_P(DecodePrefixes, EveryMask) {
+  for (const Dims& dims : usual_dims(fold())) {
+    const std::int64_t group = group_of(make_spec(dims, 4, 2, {-1, 0}));
+    for (const Mask& mask : {Mask{-1, -1}, Mask{150, 0}, Mask{group, 0}, Mask{group + 309, 0}, Mask{4 * group, 30}}) {
+      expect_same_shared(make_spec(dims, 4, 2, mask), 4,
+                         {{group + 310, group + 3, group + 312, group + 2, group + 1},
+                          {0, 0, 0, 0, 0},
+                          {static_cast<std::int32_t>(group)}},
+                         static_cast<std::uint64_t>(mask.left + 9));
+    }
+  }
+}
+
+// So many rows that they fill several blocks of products, of which the last has room.
+TEST_P(DecodePrefixes, ManyRows) {
+  const FoldSpec spec = make_spec(first_dims(), 8, 1, {-1, 0});
+  const std::int64_t group = group_of(spec);
+  Shared shared{{}, {}, {static_cast<std::int32_t>(group), static_cast<std::int32_t>(group + 64), 5}};
+  for (std::int32_t s = 0; s < 11; ++s) {
+    shared.lengths.push_back(group + 70 + s);
+    shared.prefix_of.push_back(s % 3);
+  }
+  expect_same_shared(spec, 5, shared, 31, 32);
+}
+
+// Rows that outgrow their reference inside of a prefix, and what isn't finite there.
+TEST_P(DecodePrefixes, RowsThatOutgrowTheirReference) {
+  for (const Dims& dims : usual_dims(fold())) {
+    const FoldSpec spec = make_spec(dims, 4, 2, {-1, 0});
+    const std::int64_t group = group_of(spec);
+    const Shared shared{{2 * group + 50, 2 * group + 8}, {0, 0}, {static_cast<std::int32_t>(2 * group)}};
+    FoldInputs inputs = decode_inputs(spec, 3, shared.lengths, 41);
+    for (int head = 0; head < spec.heads; head += 2) {
+      inputs.set_q(1, head, 0, 1.0F / spec.softmax_scale);
+      inputs.set_q(5, head, 0, 0.5F / spec.softmax_scale);
+    }
+    for (const auto& [key, level] : {std::pair{std::int64_t{700}, 120.0F},
+                                     {std::int64_t{701}, 90.0F},
+                                     {group - 1, 400.0F},
+                                     {group + 900, 80.0F}}) {
+      for (int head = 0; head < spec.kv_heads; ++head) inputs.set_k(key, head, 0, level);
+    }
+    inputs.set_v(group + 5, 1, 2, std::numeric_limits<float>::infinity());
+    inputs.set_v(2 * group - 1, 0, 1, std::numeric_limits<float>::quiet_NaN());
+    inputs.set_k(group + 100, 1, 3, std::numeric_limits<float>::quiet_NaN());
+    expect_same(with_prefixes(inputs, shared.prefix_of, shared.prefix_keys), layout_of(shared, 64));
+  }
+}
+
+// The same step over and over, while sequences grow: they come to share their prefix once they are long enough.
+TEST_P(DecodePrefixes, GrowingSequences) {
+  const FoldSpec spec = make_spec(first_dims(), 4, 1, {-1, 0});
+  const std::int64_t group = group_of(spec);
+  const Shared shared{{group + 9, 2 * group + 40, 30}, {0, 0, 0}, {static_cast<std::int32_t>(group)}};
+  const FoldInputs longest = inputs_of(spec, 2, shared, 51);
+  DecodeRunner runner(row(), longest, layout_of(shared, 64), 2);
+  for (const std::int64_t less : {30, 11, 10, 9, 8, 7, 1, 0}) {
+    std::vector<std::int64_t> lengths = shared.lengths;
+    for (std::int64_t& length : lengths) length -= less;
+    runner.set_lengths(lengths);
+    EXPECT_TRUE(runner.run().same_bits(folded(shortened(longest, lengths)))) << less;
+  }
+}
+
+// Keys dealt to several caches: each share folds its groups of the prefixes once.
+TEST_P(DecodePrefixes, OverShares) {
+  for (const Dims& dims : usual_dims(fold())) {
+    const FoldSpec spec = make_spec(dims, 4, 2, {-1, 0});
+    const std::int64_t group = group_of(spec);
+    const Shared shared = ragged(group);
+    const FoldInputs inputs = inputs_of(spec, 2, shared, 61);
+    const FoldResult expected = folded(inputs);
+    for (const int count : {2, 3, 5}) {
+      std::vector<std::unique_ptr<DecodeRunner>> runners;
+      std::vector<const float*> records;
+      for (int i = 0; i < count; ++i) {
+        CacheLayout layout = layout_of(shared, 128);
+        layout.share = {i, count};
+        runners.push_back(std::make_unique<DecodeRunner>(row(), inputs, layout));
+        runners.back()->make_records(share_groups(3 * group + 7, count, runners.back()->kernel().key_tile()));
+        runners.back()->enqueue_leave(runners.back()->backend().stream());
+        runners.back()->wait();
+        records.push_back(runners.back()->records());
+      }
+      runners[1]->enqueue_merge(records, runners[1]->backend().stream());
+      const FoldResult got = runners[1]->read();
+      EXPECT_TRUE(got.same_bits(expected)) << count << " shares: " << first_difference(got, expected, spec);
+    }
+  }
+}
+
+TEST_P(DecodePrefixes, RefusesThoseOfADenseCache) {
+  const FoldInputs inputs = decode_inputs(make_spec(first_dims(), 2, 1, {-1, 0}), 1, {50, 60}, 71);
+  const CacheLayout dense{.prefix_of = {0, 0}, .prefix_keys = {40}};
+  const Error error = error_of([&] { DecodeRunner(row(), inputs, dense).run(); });
+  count_check();
+  EXPECT_EQ(error.code(), ErrorCode::kInternal) << error.what();
+}
+
+RINGATTN_FOR_EVERY_DECODER(DecodePrefixes);
+
+}  // namespace
+}  // namespace ringattn::testing

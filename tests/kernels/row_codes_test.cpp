@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+// The arithmetic of compressed rows against its definition in fp64, at the edges of the dtypes too.
+#include "kernels/row_codes.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "base/dtype.hpp"
+
+namespace ringattn::testing {
+namespace {
+
+constexpr float kGreatestBf16 = 0x1.fep127F;
+constexpr float kGreatestF16 = 65504.0F;
+constexpr float kLeastBf16 = 0x1p-133F;
+constexpr float kLeastF16 = 0x1p-24F;
+
+float rounded(float value, Dtype dtype) {
+  return dtype == Dtype::kBf16 ? bf16_to_float(float_to_bf16(value)) : f16_to_float(float_to_f16(value));
+}
+float truncated(float value, Dtype dtype) {
+  return dtype == Dtype::kBf16 ? truncated_to_bf16(value) : truncated_to_f16(value);
+}
+
+TEST(RowCodes, IntegersAreTheNearest) {
+  for (int i = -1270; i <= 1270; ++i) {
+    const float value = static_cast<float>(i) / 10.0F;
+    EXPECT_EQ(to_nearest_integer(value), std::nearbyint(value)) << value;
+    EXPECT_EQ(int8_code(value, 1.0F), static_cast<int>(std::nearbyint(value))) << value;
+  }
+  EXPECT_EQ(to_nearest_integer(2.5F), 2.0F);
+  EXPECT_EQ(to_nearest_integer(3.5F), 4.0F);
+  EXPECT_EQ(int8_code(1e9F, 1.0F), 127);
+  EXPECT_EQ(int8_code(-1e9F, 1.0F), -127);
+}
+
+// The greatest element has the greatest code, and an element is half a step from its code at most.
+TEST(RowCodes, ScalesOfEightBits) {
+  EXPECT_EQ(scale_of(0.0F, 448.0F), 1.0F);
+  for (const float greatest : {kLeastBf16, kLeastF16, 1.0F, 3.140625F, kGreatestF16, kGreatestBf16}) {
+    const float fp8 = scale_of(greatest, kGreatestE4m3);
+    const float int8 = scale_of(greatest, kGreatestInt8);
+    ASSERT_GT(fp8, 0.0F);
+    ASSERT_TRUE(std::isfinite(fp8_element(0x7e, fp8)));
+    if (greatest > 0x1p-120F) {
+      EXPECT_EQ(int8_code(greatest, int8), 127) << greatest;
+      EXPECT_EQ(fp8_code(greatest, fp8), 0x7e) << greatest;
+      EXPECT_EQ(rounded(fp8_element(0x7e, fp8), Dtype::kBf16), rounded(greatest, Dtype::kBf16));
+    }
+    for (int i = -100; i <= 100; ++i) {
+      const float element = greatest * (static_cast<float>(i) / 100.0F);
+      const double error = std::abs(static_cast<double>(int8_element(int8_code(element, int8), int8)) - element);
+      // Scales below 2⁻¹²⁶ have fewer digits: a step is then wrong by up to 2⁻¹⁴⁹ for each of 127.
+      ASSERT_LE(error, 0.5001 * int8 + 128 * 0x1p-149) << element;
+    }
+  }
+}
+
+TEST(RowCodes, TruncationIsTheNearestBelow) {
+  std::mt19937 random(1);
+  for (int i = 0; i < 100'000; ++i) {
+    const auto bits = static_cast<std::uint32_t>(random()) & 0x7fffffffU;
+    const float value = std::bit_cast<float>(bits);
+    if (!std::isfinite(value)) continue;
+    const float down = truncated_to_bf16(value);
+    ASSERT_LE(down, value);
+    ASSERT_EQ(rounded(down, Dtype::kBf16), down);
+    ASSERT_GT(std::bit_cast<float>(std::bit_cast<std::uint32_t>(down) + 0x10000U), value);
+  }
+  for (std::uint32_t bits = 0; bits < 0x7bffU; ++bits) {  // every fp16, and what lies between it and the next
+    const float least = f16_to_float(static_cast<std::uint16_t>(bits));
+    const float next = f16_to_float(static_cast<std::uint16_t>(bits + 1));
+    ASSERT_EQ(truncated_to_f16(least), least);
+    ASSERT_EQ(truncated_to_f16(0.5F * (least + next)), least);
+    ASSERT_EQ(truncated_to_f16(std::nextafter(next, 0.0F)), least);
+  }
+}
+
+struct Group {
+  float scale = 0.0F;
+  float zero = 0.0F;
+  std::vector<float> back;
+};
+
+Group coded(const std::vector<float>& elements, Dtype dtype) {
+  const auto [least, greatest] = std::ranges::minmax(elements);
+  Group group;
+  group.zero = int4_zero(least);
+  group.scale = truncated(int4_scale(group.zero, greatest), dtype);
+  for (const float element : elements) {
+    group.back.push_back(
+        rounded(int4_element(int4_code(element, group.scale, group.zero), group.scale, group.zero), dtype));
+  }
+  return group;
+}
+
+// An element comes back within half a step, or, near the greatest, within what the scale lost when it was truncated;
+// and what comes back lies between the least and the greatest element.
+void expect_near(const std::vector<float>& elements, Dtype dtype) {
+  const Group group = coded(elements, dtype);
+  const auto [least, greatest] = std::ranges::minmax(elements);
+  ASSERT_EQ(rounded(group.scale, dtype), group.scale);
+  ASSERT_EQ(rounded(group.zero, dtype), group.zero);
+  const double step = group.scale;
+  const double lost = static_cast<double>(greatest) - static_cast<double>(least) - 15.0 * step;
+  for (std::size_t i = 0; i < elements.size(); ++i) {
+    const double element = elements[i];
+    // Rounding what comes back to the dtype: half a unit of 8 or 11 digits, or of the subnormals.
+    const double unit = std::abs(element) * (dtype == Dtype::kBf16 ? 0x1p-7 : 0x1p-10) +
+                        static_cast<double>(dtype == Dtype::kBf16 ? kLeastBf16 : kLeastF16);
+    ASSERT_LE(std::abs(static_cast<double>(group.back[i]) - element), std::max(0.5 * step, lost) * 1.001 + unit)
+        << "element " << element << " of " << least << " … " << greatest << ", scale " << step;
+    ASSERT_GE(group.back[i], least);
+    ASSERT_LE(group.back[i], greatest);
+  }
+}
+
+TEST(RowCodes, FourBitsComeBackWithinHalfAStep) {
+  std::mt19937_64 random(2);
+  for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16}) {
+    for (const float magnitude : {1.0F, 0.001F, 300.0F, 2000.0F}) {
+      for (const float centre : {0.0F, 1.0F, -7.0F}) {
+        std::normal_distribution<float> normal(centre * magnitude, magnitude);
+        std::vector<float> elements(32);
+        for (float& element : elements) element = rounded(normal(random), dtype);
+        expect_near(elements, dtype);
+      }
+    }
+  }
+}
+
+TEST(RowCodes, FourBitsAtTheEdges) {
+  expect_near({0.0F, 0.0F, 0.0F}, Dtype::kBf16);
+  expect_near({5.5F, 5.5F}, Dtype::kF16);
+  expect_near({kLeastBf16, 0.0F, -kLeastBf16}, Dtype::kBf16);
+  expect_near({20 * kLeastBf16, 0.0F, 7 * kLeastBf16}, Dtype::kBf16);
+  expect_near({100 * kLeastF16, 0.0F, 53 * kLeastF16}, Dtype::kF16);
+  expect_near({kGreatestF16, -kGreatestF16, 1.0F, 30000.0F}, Dtype::kF16);
+  expect_near({kGreatestBf16, -kGreatestBf16, 1.0F, 1e38F}, Dtype::kBf16);
+  expect_near({kGreatestBf16, 0.0F}, Dtype::kBf16);
+  // It does not matter which zero was met first.
+  const Group group = coded({-0.0F, 0.0F}, Dtype::kBf16);
+  EXPECT_FALSE(std::signbit(group.zero) || std::signbit(group.scale) || std::signbit(group.back[0]));
+}
+
+// What a kernel may compute instead.
+TEST(RowCodes, AnElementIsOneFusedMultiplyAdd) {
+  std::mt19937_64 random(3);
+  for (int i = 0; i < 200'000; ++i) {
+    const auto code = static_cast<std::uint8_t>(random() % 16);
+    const bool half = i % 2 == 0;
+    const auto bits = [&] { return static_cast<std::uint16_t>(random()); };
+    const float scale = std::abs(half ? f16_to_float(bits()) : bf16_to_float(bits()));
+    const float zero = half ? f16_to_float(bits()) : bf16_to_float(bits());
+    if (!std::isfinite(scale) || !std::isfinite(zero) || !std::isfinite(0.5F * 15.0F * scale)) continue;
+    const float fused = std::fma(static_cast<float>(code), scale, zero);
+    if (!std::isfinite(fused)) continue;
+    const float got = int4_element(code, scale, zero);
+    ASSERT_EQ(std::bit_cast<std::uint32_t>(got + 0.0F), std::bit_cast<std::uint32_t>(fused + 0.0F))
+        << code << " " << scale << " " << zero;
+  }
+}
+
+TEST(RowCodes, EveryChannelOfAGroupHasItsPlace) {
+  for (const auto& [dim, group] : {std::pair{128, 32}, {128, 64}, {64, 64}, {96, 32}, {256, 64}}) {
+    std::vector<int> seen(static_cast<std::size_t>(dim));
+    for (std::int64_t c = 0; c < dim; ++c) {
+      const GroupPlace place = place_of_channel(c, dim, group);
+      ASSERT_LT(place.token, group);
+      ASSERT_LT(place.pair, dim / group);
+      ++seen[static_cast<std::size_t>(place.token * (dim / group) + place.pair)];
+    }
+    EXPECT_EQ(std::ranges::count(seen, 1), dim);
+  }
+}
+
+}  // namespace
+}  // namespace ringattn::testing

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tensors to compress, formats to compress them in, and compressed caches in pages.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernels/compressed_rows.hpp"
+#include "kernels/decode.hpp"
+#include "kernels/row_format.hpp"
+#include "kernels/tensor_compression.hpp"
+
+namespace ringattn::testing {
+
+// Every coding, with each of its numbers, that fits a dim which is a multiple of 64; those of a rank last.
+std::vector<RowFormat> every_format();
+// Of these, what decode kernels read.
+std::vector<RowFormat> code_formats();
+// "int4_channel_group_32": a name for a test.
+std::string test_name(const RowFormat& format);
+
+// Normal values of which some channels are 20 times as large, and the first token of each sequence 3 times.
+std::vector<std::byte> outlier_rows(const RowShape& shape, std::span<const std::int64_t> lengths, std::uint64_t seed);
+
+inline TensorView view_of(const std::vector<std::byte>& rows, const RowShape& shape, std::int64_t tokens) {
+  return dense_view(static_cast<const void*>(rows.data()), shape.dtype, tokens, shape.heads, shape.dim);
+}
+
+// Pages of so many tokens in a shuffled order, the same for every tensor of the cache. Entry [s, i] is at s · columns +
+// i.
+struct PageOrder {
+  std::vector<std::int32_t> table;
+  std::int64_t columns = 0;
+  std::int64_t pages = 0;
+  std::int64_t page_size = 0;
+
+  BlockTable view() const { return {table.data(), columns}; }
+};
+// Room for `lengths` tokens of each sequence, and three pages that nobody owns.
+PageOrder shuffled_pages(std::span<const std::int64_t> lengths, std::int64_t page_size, std::uint64_t seed);
+
+// A compressed cache with memory of its own. Bytes that no token owns are 0xff: NaN, or codes that are none.
+class CompressedPool {
+ public:
+  CompressedPool(const RowFormat& format, const RowShape& shape, const PageOrder& order, std::int64_t sequences);
+
+  // Copies tables, and those rows of the tensor that a share holds. Groups are of so many keys.
+  void fill(const CompressedTensor& tensor, const GroupShare& share = {}, std::int64_t group_keys = 1);
+  CompressedCache view();
+
+ private:
+  RowFormat format_;
+  RowShape shape_;
+  PageOrder order_;
+  std::vector<std::vector<std::byte>> streams_, tables_;
+};
+
+}  // namespace ringattn::testing
