@@ -227,7 +227,7 @@ __global__ void __launch_bounds__(finish_threads<kStates>(), 1) ssd_finish_kerne
       make_behind(steps, behind, place, p.shape.warps);
       add_state<Element>(rows, state, source.c(stage), place.lane);
     }
-    __syncthreads();  // the scores are there
+    __syncthreads();                                               // the scores are there
     if (!present) return head_barrier(place.slot, p.shape.warps);  // racecheck wants as many of every warp
     weigh_scores(scores, steps, weights, place, p.shape.warps);
 #pragma unroll
