@@ -98,17 +98,6 @@ void check_runs(const RowFormat& format, std::span<const CompressedRun> runs, co
 
 }  // namespace
 
-DenseStreams dense_streams(std::byte* data, const RowFormat& format, const RowShape& shape, std::int64_t rows) {
-  DenseStreams dense;
-  std::size_t at = 0;
-  for (const FormatStream& stream : format_streams(format, shape)) {
-    const std::int64_t token = stream.token_bytes(shape.dtype);
-    dense.streams[at++] = {data == nullptr ? nullptr : data + dense.bytes, token, token / stream.heads};
-    dense.bytes += (static_cast<std::size_t>(rows * token) + 255) / 256 * 256;
-  }
-  return dense;
-}
-
 CompressedRows rows_at(std::span<std::byte* const> streams, std::span<std::byte* const> tables, const RowFormat& format,
                        const RowShape& shape) {
   CompressedRows rows;

@@ -38,12 +38,6 @@ struct CompressedRows {
   std::array<std::byte*, kMostTables> tables{};
 };
 
-// Dense streams one behind the other from `data` on, `rows` rows of each, each aligned to 256 bytes.
-struct DenseStreams {
-  std::array<StreamView, kMostStreams> streams;
-  std::size_t bytes = 0;
-};
-DenseStreams dense_streams(std::byte* data, const RowFormat& format, const RowShape& shape, std::int64_t rows);
 // Streams that lie dense at such places, as the ring has them.
 CompressedRows rows_at(std::span<std::byte* const> streams, std::span<std::byte* const> tables, const RowFormat& format,
                        const RowShape& shape);

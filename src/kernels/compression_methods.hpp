@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The methods of compression that a user names, each a list of formats from the largest to the smallest, and the choice
-// among them by the share of bytes that is to be removed.
+// The methods of compression that a user names, each a list of formats, the usual one first, and the choice among them
+// by the share of bytes that is to be removed.
 #pragma once
 
 #include <optional>

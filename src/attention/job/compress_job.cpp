@@ -34,7 +34,6 @@ struct Cache {
   std::vector<std::int64_t> lengths;
   std::vector<std::byte> k_rows, v_rows;
   std::vector<Copied> others;
-  FileMetadata metadata;
 
   std::int64_t tokens() const {
     std::int64_t tokens = 0;
