@@ -19,10 +19,6 @@ struct RawQuad {
   uint2 plain{0, 0};          // kHybrid: products
 };
 
-__device__ __forceinline__ std::uint32_t load_number(const std::byte* at) {
-  return *reinterpret_cast<const std::uint32_t*>(at);
-}
-
 __device__ __forceinline__ RawQuad load_quad(const RowParams& p, std::int64_t row, std::int64_t to, int head,
                                              int channel) {
   RawQuad raw;
@@ -31,12 +27,12 @@ __device__ __forceinline__ RawQuad load_quad(const RowParams& p, std::int64_t ro
     case RowCoding::kFp8:
       raw.codes = load_codes(p, p.streams[0].at(row, head), channel);
       raw.numbers = p.format.scales == ScaleGrain::kTokenHead
-                        ? load_number(p.streams[1].at(row, head))
-                        : load_number(p.tables[0] + (p.format.scales == ScaleGrain::kHead ? 4 * head : 0));
+                        ? load_word(p, p.streams[1].at(row, head))
+                        : load_word(p, p.tables[0] + (p.format.scales == ScaleGrain::kHead ? 4 * head : 0));
       break;
     case RowCoding::kInt8:
       raw.codes = load_codes(p, p.streams[0].at(row, head), channel);
-      raw.numbers = load_number(p.streams[1].at(row, head));
+      raw.numbers = load_word(p, p.streams[1].at(row, head));
       break;
     case RowCoding::kInt4Token:
       raw.codes = load_nibbles(p, p.streams[0].at(row, head), channel);
@@ -155,7 +151,7 @@ __global__ void __launch_bounds__(kThreads) decompress_rows(const __grid_constan
       auto* const to = reinterpret_cast<std::uint16_t*>(p.plain.at(run.to + nth[i], head[i]));
       for (int n = lane; n < p.format.outliers; n += 32) {
         const std::int32_t at = channels[n];
-        if (at >= 0 && at < p.dim) to[at] = reinterpret_cast<const std::uint16_t*>(kept)[n];
+        if (at >= 0 && at < p.dim) to[at] = static_cast<std::uint16_t>(load_any_half(kept + 2 * n));
       }
     }
   }

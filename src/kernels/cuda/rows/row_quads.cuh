@@ -113,20 +113,36 @@ __device__ __forceinline__ void store_nibbles(const RowParams& p, std::byte* row
   at[0] = static_cast<std::byte>(codes);
   at[1] = static_cast<std::byte>(codes >> 8);
 }
-// A scale, low, and a zero.
-__device__ __forceinline__ std::uint32_t load_pair(const RowParams& p, const std::byte* row, int pair) {
-  if (p.by_four) return *reinterpret_cast<const std::uint32_t*>(row + 4 * pair);
-  const auto* const elements = reinterpret_cast<const std::uint16_t*>(row) + 2 * pair;
-  return std::uint32_t{elements[0]} | std::uint32_t{elements[1]} << 16;
+// Streams begin and go on at any byte: only where all take four channels are their numbers aligned.
+__device__ __forceinline__ std::uint32_t load_word(const RowParams& p, const std::byte* at) {
+  if (p.by_four) return *reinterpret_cast<const std::uint32_t*>(at);
+  std::uint32_t word = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) word |= static_cast<std::uint32_t>(at[i]) << 8 * i;
+  return word;
 }
-__device__ __forceinline__ void store_pair(const RowParams& p, std::byte* row, int pair, std::uint32_t numbers) {
+__device__ __forceinline__ void store_word(const RowParams& p, std::byte* at, std::uint32_t word) {
   if (p.by_four) {
-    *reinterpret_cast<std::uint32_t*>(row + 4 * pair) = numbers;
+    *reinterpret_cast<std::uint32_t*>(at) = word;
     return;
   }
-  auto* const elements = reinterpret_cast<std::uint16_t*>(row) + 2 * pair;
-  elements[0] = static_cast<std::uint16_t>(numbers);
-  elements[1] = static_cast<std::uint16_t>(numbers >> 16);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) at[i] = static_cast<std::byte>(word >> 8 * i);
+}
+// A scale, low, and a zero.
+__device__ __forceinline__ std::uint32_t load_pair(const RowParams& p, const std::byte* row, int pair) {
+  return load_word(p, row + 4 * pair);
+}
+__device__ __forceinline__ void store_pair(const RowParams& p, std::byte* row, int pair, std::uint32_t numbers) {
+  store_word(p, row + 4 * pair, numbers);
+}
+// 16 bits of streams whose alignment nobody looks at: factors and outliers.
+__device__ __forceinline__ std::uint32_t load_any_half(const std::byte* at) {
+  return static_cast<std::uint32_t>(at[0]) | static_cast<std::uint32_t>(at[1]) << 8;
+}
+__device__ __forceinline__ void store_any_half(std::byte* at, std::uint32_t bits) {
+  at[0] = static_cast<std::byte>(bits);
+  at[1] = static_cast<std::byte>(bits >> 8);
 }
 
 // Keeps the fault in the cell where it is the first. Hardly ever called, and by few threads to the end.

@@ -102,7 +102,7 @@ class RowWriter {
     float scale = 0.0F;
     if (p_.format.scales == ScaleGrain::kTokenHead) {
       scale = scale_of(greatest(), kGreatestE4m3);
-      if (lane_ == 0) *reinterpret_cast<float*>(streams[1]) = scale;
+      if (lane_ == 0) store_word(p_, streams[1], __float_as_uint(scale));
     } else {
       scale = reinterpret_cast<const float*>(p_.tables[0])[p_.format.scales == ScaleGrain::kHead ? head : 0];
     }
@@ -118,7 +118,7 @@ class RowWriter {
 
   __device__ __forceinline__ void write_int8(std::byte* const (&streams)[kMostStreams]) const {
     const float scale = scale_of(greatest(), kGreatestInt8);
-    if (lane_ == 0) *reinterpret_cast<float*>(streams[1]) = scale;
+    if (lane_ == 0) store_word(p_, streams[1], __float_as_uint(scale));
 #pragma unroll
     for (int n = 0; n < kQuads; ++n) {
       const Quad quad = widen<Element>(row_.raw[n]);
@@ -162,7 +162,7 @@ class RowWriter {
     for (int o = lane_; o < outliers; o += 32) {
       const std::int32_t at = channels[o];
       if (at < 0 || at >= p_.dim) continue;
-      reinterpret_cast<std::uint16_t*>(streams[3])[o] = reinterpret_cast<const std::uint16_t*>(plain)[at];
+      store_any_half(streams[3] + 2 * o, reinterpret_cast<const std::uint16_t*>(plain)[at]);
     }
   }
 
