@@ -39,6 +39,41 @@ TEST(RowCodes, IntegersAreTheNearest) {
   EXPECT_EQ(int8_code(-1e9F, 1.0F), -127);
 }
 
+// What kernels code with instead of divisions: the same quotient, wherever a code of any format depends on its bits.
+TEST(RowCodes, QuotientsAreThoseOfDivisions) {
+  std::mt19937_64 random(5);
+  std::uniform_real_distribution<float> exponent(-60.0F, 60.0F), ratio(-14.0F, 9.0F);
+  for (int i = 0; i < 400'000; ++i) {
+    const Dtype dtype = i % 2 == 0 ? Dtype::kBf16 : Dtype::kF16;
+    // fp16's elements end at 2^16, so their scales lie below.
+    const float scale = std::exp2(dtype == Dtype::kBf16 ? exponent(random) : exponent(random) / 12.0F);
+    const Divisor divisor = divisor_of(scale);
+    if (scale < 0x1p-60F || scale > 0x1p60F) continue;
+    ASSERT_TRUE(divisor.quick) << scale;
+    const float element = rounded(std::exp2(ratio(random)) * scale, dtype);
+    const float expected = element / scale;
+    if (expected > Divisor::kMost) continue;
+    const float got = divisor.quotient(element);
+    ASSERT_TRUE(got == expected || (got < 0x1p-11F && expected < 0x1p-11F)) << element << " / " << scale;
+  }
+  // Quotients beside the numbers halfway between two codes, where one bit decides.
+  for (int i = 0; i < 400'000; ++i) {
+    const float element = rounded(std::exp2(ratio(random)) * 3.0F, Dtype::kF16);
+    const float halfway = static_cast<float>(2 * (i % 24) + 1) / 2.0F;
+    const float scale = std::nextafter(element / halfway, i % 2 == 0 ? 0.0F : 1e9F);
+    ASSERT_EQ(divisor_of(scale).quotient(element), element / scale) << element << " / " << scale;
+  }
+  for (const float scale : {0.0F, 0x1p-61F, 0x1p-140F, 0x1p61F, std::numeric_limits<float>::infinity()}) {
+    EXPECT_FALSE(divisor_of(scale).quick) << scale;
+  }
+  // What lies beyond all codes stays there.
+  for (const float element : {kGreatestBf16, 1e30F, std::numeric_limits<float>::infinity()}) {
+    for (const float scale : {0x1p-60F, 0.003F, 0x1p60F}) {
+      EXPECT_GE(divisor_of(scale).quotient(element), kGreatestE4m3) << element << " / " << scale;
+    }
+  }
+}
+
 // The greatest element has the greatest code, and an element is half a step from its code at most.
 TEST(RowCodes, ScalesOfEightBits) {
   EXPECT_EQ(scale_of(0.0F, 448.0F), 1.0F);

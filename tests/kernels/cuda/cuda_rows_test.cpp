@@ -150,6 +150,7 @@ std::vector<RowCase> cases(const RowFormat& format) {
                            {Dtype::kBf16, 2, 576, 2, 128},   {Dtype::kF16, 8, 128, 0, 77},
                            {Dtype::kBf16, 5, 192, kGap, 128}};
   if (format.coding == RowCoding::kFp8 || format.coding == RowCoding::kInt8) {
+    all.push_back({Dtype::kF16, 3, 64, 1, 128});  // scales at odd bytes
     all.push_back({Dtype::kBf16, 3, 40, 0, 1000});
     all.push_back({Dtype::kF16, 1, 37, 0, 9});
     all.push_back({Dtype::kBf16, 3, 130, 0, 1000});

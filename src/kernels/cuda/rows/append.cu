@@ -13,7 +13,7 @@ constexpr int kWarps = kThreads / 32;
 
 // A warp has a head of a sequence, and takes its new rows in order.
 template <class Element, int kQuads>
-__global__ void __launch_bounds__(kThreads, 4) append_kernel(const __grid_constant__ AppendParams p) {
+__global__ void __launch_bounds__(kThreads, 3) append_kernel(const __grid_constant__ AppendParams p) {
   const RowParams& rows = p.rows;
   const CacheUpdate& places = p.places;
   const std::int64_t sequence = blockIdx.x;
@@ -39,7 +39,23 @@ __global__ void __launch_bounds__(kThreads, 4) append_kernel(const __grid_consta
       std::byte* streams[kMostStreams];
 #pragma unroll
       for (int s = 0; s < kMostStreams; ++s) streams[s] = at(s, place);
-      RowWriter<Element, kQuads>(rows, quads).write(streams, head, plain, nullptr);
+      const RowWriter<Element, kQuads> writer(rows, quads);
+      switch (rows.format.coding) {  // neither formats with a rank nor plain ones are appended to
+        case RowCoding::kFp8:
+          writer.template write<RowCoding::kFp8>(streams, head, plain, nullptr);
+          break;
+        case RowCoding::kInt8:
+          writer.template write<RowCoding::kInt8>(streams, head, plain, nullptr);
+          break;
+        case RowCoding::kInt4Token:
+          writer.template write<RowCoding::kInt4Token>(streams, head, plain, nullptr);
+          break;
+        case RowCoding::kVector:
+          writer.template write<RowCoding::kVector>(streams, head, plain, nullptr);
+          break;
+        default:
+          break;
+      }
       continue;
     }
     const auto tail_at = [&](std::int64_t t) {

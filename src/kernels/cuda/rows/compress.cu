@@ -11,31 +11,32 @@ constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 
 // Rows of formats whose codes are a token's own.
-template <class Element, int kQuads>
-__global__ void __launch_bounds__(kThreads) compress_rows(const __grid_constant__ RowParams p) {
+template <class Element, int kQuads, RowCoding kCoding>
+__global__ void __launch_bounds__(kThreads, 3) compress_rows(const __grid_constant__ RowParams p) {
   constexpr int kRowsAhead = kQuads == 1 ? 4 : 1;  // of a warp, asked for before it works at the first
   const CompressedRun& run = p.run[blockIdx.y];
   const auto heads = static_cast<std::uint32_t>(p.heads);
   const auto items = static_cast<std::uint32_t>(run.rows) * heads;
   const std::uint32_t step = gridDim.x * kWarps * kRowsAhead;
+  const DeviceRows plain = p.plain.from(run.to), products = p.products.from(run.to);
+  DeviceRows streams[kMostStreams];
+#pragma unroll
+  for (int s = 0; s < kMostStreams; ++s) streams[s] = p.streams[s].from(run.row);
   for (std::uint32_t first = (blockIdx.x * kWarps + threadIdx.x / 32) * kRowsAhead; first < items; first += step) {
+    const RowsOfRun<kRowsAhead> of_run(first, items, heads);
     RowQuads<kQuads> rows[kRowsAhead];
 #pragma unroll
-    for (std::uint32_t i = 0; i < kRowsAhead; ++i) {
-      const std::uint32_t item = first + i < items ? first + i : items - 1;
-      rows[i].load(p, p.plain.at(run.to + item / heads, item % heads));
-    }
+    for (int i = 0; i < kRowsAhead; ++i) rows[i].load(p, plain.near(of_run.nth[i], of_run.head[i]));
 #pragma unroll
     for (std::uint32_t i = 0; i < kRowsAhead; ++i) {
       if (first + i >= items) break;
-      const std::int64_t nth = (first + i) / heads;
-      const auto head = static_cast<int>((first + i) % heads);
-      if (p.fault != nullptr) rows[i].template check<Element>(p, run.to + nth, head);
-      std::byte* streams[kMostStreams];
+      const std::uint32_t nth = of_run.nth[i], head = of_run.head[i];
+      if (p.fault != nullptr) rows[i].template check<Element>(p, run.to + nth, static_cast<int>(head));
+      std::byte* to[kMostStreams];
 #pragma unroll
-      for (int s = 0; s < kMostStreams; ++s) streams[s] = p.streams[s].at(run.row + nth, head);
+      for (int s = 0; s < kMostStreams; ++s) to[s] = streams[s].near(nth, head);
       RowWriter<Element, kQuads>(p, rows[i])
-          .write(streams, head, p.plain.at(run.to + nth, head), p.products.at(run.to + nth, head));
+          .template write<kCoding>(to, static_cast<int>(head), plain.near(nth, head), products.near(nth, head));
     }
   }
 }
@@ -72,16 +73,17 @@ __global__ void __launch_bounds__(kThreads) compress_groups(const __grid_constan
 template <class Element>
 void launch(const RowParams& p, dim3 grid, Stream stream) {
   const cudaStream_t queue = cuda_stream(stream);
-  if (p.format.coding == RowCoding::kInt4Channel) {
-    compress_groups<Element><<<grid, kThreads, 0, queue>>>(p);
-  } else if (p.dim <= kLaneStep) {
-    compress_rows<Element, 1><<<grid, kThreads, 0, queue>>>(p);
-  } else if (p.dim <= 2 * kLaneStep) {
-    compress_rows<Element, 2><<<grid, kThreads, 0, queue>>>(p);
-  } else {
-    static_assert(kMostRowDim == 5 * kLaneStep);
-    compress_rows<Element, 5><<<grid, kThreads, 0, queue>>>(p);
-  }
+  if (p.format.coding == RowCoding::kInt4Channel) compress_groups<Element><<<grid, kThreads, 0, queue>>>(p);
+  with_token_coding(p.format.coding, [&]<RowCoding kCoding>() {
+    if (p.dim <= kLaneStep) {
+      compress_rows<Element, 1, kCoding><<<grid, kThreads, 0, queue>>>(p);
+    } else if (p.dim <= 2 * kLaneStep) {
+      compress_rows<Element, 2, kCoding><<<grid, kThreads, 0, queue>>>(p);
+    } else {
+      static_assert(kMostRowDim == 5 * kLaneStep);
+      compress_rows<Element, 5, kCoding><<<grid, kThreads, 0, queue>>>(p);
+    }
+  });
   check_cuda(cudaGetLastError(), "compress");
 }
 

@@ -16,45 +16,40 @@ constexpr int kRowsAhead = 4;  // of a warp
 struct RawQuad {
   std::uint32_t codes = 0;
   std::uint32_t numbers = 0;  // a scale of 8 bits, or scale and zero of 4
-  uint2 plain{0, 0};          // kHybrid: products
+  uint2 plain{0, 0};          // kHybrid: products; kPlain: elements
 };
 
-__device__ __forceinline__ std::uint32_t load_number(const std::byte* at) {
-  return *reinterpret_cast<const std::uint32_t*>(at);
-}
+// Where a row lies.
+struct RowAt {
+  const std::byte* streams[kMostStreams];
+  std::byte* plain;
+};
 
-__device__ __forceinline__ RawQuad load_quad(const RowParams& p, std::int64_t row, std::int64_t to, int head,
-                                             int channel) {
+template <RowCoding kCoding>
+__device__ __forceinline__ RawQuad load_quad(const RowParams& p, const RowAt& row, int head, int channel) {
   RawQuad raw;
-  const auto pair = [&](int stream) { return load_pair(p, p.streams[stream].at(row, head), channel / p.format.group); };
-  switch (p.format.coding) {
-    case RowCoding::kFp8:
-      raw.codes = load_codes(p, p.streams[0].at(row, head), channel);
-      raw.numbers = p.format.scales == ScaleGrain::kTokenHead
-                        ? load_number(p.streams[1].at(row, head))
-                        : load_number(p.tables[0] + (p.format.scales == ScaleGrain::kHead ? 4 * head : 0));
-      break;
-    case RowCoding::kInt8:
-      raw.codes = load_codes(p, p.streams[0].at(row, head), channel);
-      raw.numbers = load_number(p.streams[1].at(row, head));
-      break;
-    case RowCoding::kInt4Token:
-      raw.codes = load_nibbles(p, p.streams[0].at(row, head), channel);
-      raw.numbers = pair(1);
-      break;
-    case RowCoding::kHybrid:
-      raw.codes = load_nibbles(p, p.streams[1].at(row, head), channel);
-      raw.numbers = pair(2);
-      raw.plain = load_elements(p, p.plain.at(to, head), channel);
-      break;
-    case RowCoding::kVector: {
-      const std::byte* const codes = p.streams[0].at(row, head) + channel / p.format.width;
-      raw.codes = static_cast<std::uint32_t>(codes[0]);
-      if (p.format.width == 2 && channel + 2 < p.dim) raw.codes |= static_cast<std::uint32_t>(codes[1]) << 8;
-      break;
-    }
-    default:
-      break;
+  if constexpr (kCoding == RowCoding::kFp8) {
+    raw.codes = load_codes(p, row.streams[0], channel);
+    raw.numbers = p.format.scales == ScaleGrain::kTokenHead
+                      ? load_word(p, row.streams[1])
+                      : load_word(p, p.tables[0] + (p.format.scales == ScaleGrain::kHead ? 4 * head : 0));
+  } else if constexpr (kCoding == RowCoding::kInt8) {
+    raw.codes = load_codes(p, row.streams[0], channel);
+    raw.numbers = load_word(p, row.streams[1]);
+  } else if constexpr (kCoding == RowCoding::kInt4Token) {
+    raw.codes = load_nibbles(p, row.streams[0], channel);
+    raw.numbers = load_pair(p, row.streams[1], channel / kPairChannels);
+  } else if constexpr (kCoding == RowCoding::kHybrid) {
+    raw.codes = load_nibbles(p, row.streams[1], channel);
+    raw.numbers = load_pair(p, row.streams[2], channel / kPairChannels);
+    raw.plain = load_elements(p, row.plain, channel);
+  } else if constexpr (kCoding == RowCoding::kPlain) {
+    raw.plain = load_elements(p, row.streams[0], channel);
+  } else {
+    static_assert(kCoding == RowCoding::kVector);
+    const std::byte* const codes = row.streams[0] + channel / p.format.width;
+    raw.codes = static_cast<std::uint32_t>(codes[0]);
+    if (p.format.width == 2 && channel + 2 < p.dim) raw.codes |= static_cast<std::uint32_t>(codes[1]) << 8;
   }
   return raw;
 }
@@ -71,91 +66,97 @@ __device__ __forceinline__ Quad int4_quad(std::uint32_t codes, std::uint32_t num
   return quad;
 }
 
-template <class Element>
+template <class Element, RowCoding kCoding>
 __device__ __forceinline__ uint2 decoded(const RowParams& p, const RawQuad& raw, int head, int channel) {
   Quad quad;
-  switch (p.format.coding) {
-    case RowCoding::kFp8:
+  if constexpr (kCoding == RowCoding::kFp8) {
+    quad = e4m3_quad(raw.codes);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        quad.x[i] = fp8_element(static_cast<std::uint8_t>(raw.codes >> 8 * i), __uint_as_float(raw.numbers));
-      }
-      break;
-    case RowCoding::kInt8:
+    for (int i = 0; i < 4; ++i) quad.x[i] = quad.x[i] * __uint_as_float(raw.numbers);
+  } else if constexpr (kCoding == RowCoding::kInt8) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        quad.x[i] = int8_element(static_cast<std::int8_t>(raw.codes >> 8 * i), __uint_as_float(raw.numbers));
-      }
-      break;
-    case RowCoding::kHybrid: {
-      const Quad product = widen<Element>(raw.plain);
-      const Quad remainder = int4_quad<Element>(raw.codes, raw.numbers);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        quad.x[i] = hybrid_element(product.x[i], remainder.x[i], greatest_number<Element>());
-      }
-      break;
+    for (int i = 0; i < 4; ++i) {
+      quad.x[i] = int8_element(static_cast<std::int8_t>(raw.codes >> 8 * i), __uint_as_float(raw.numbers));
     }
-    case RowCoding::kVector: {
-      const int width = p.format.width;
-      const auto* const book = reinterpret_cast<const std::uint16_t*>(p.tables[0]) +
-                               static_cast<std::int64_t>(head) * kCodebookVectors * p.dim;
-      std::uint32_t bits[4];
+  } else if constexpr (kCoding == RowCoding::kHybrid) {
+    const Quad product = widen<Element>(raw.plain);
+    const Quad remainder = int4_quad<Element>(raw.codes, raw.numbers);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int c = channel + i;
-        const int run = c / width;
-        const auto vector = static_cast<int>(raw.codes >> (width == 2 ? i / 2 * 8 : 0) & 0xffU);
-        bits[i] = c < p.dim ? book[(run * kCodebookVectors + vector) * width + c % width] : 0U;
-      }
-      return {bits[0] | bits[1] << 16, bits[2] | bits[3] << 16};
+    for (int i = 0; i < 4; ++i) {
+      quad.x[i] = hybrid_element(product.x[i], remainder.x[i], greatest_number<Element>());
     }
-    default:
-      quad = int4_quad<Element>(raw.codes, raw.numbers);
-      break;
+  } else if constexpr (kCoding == RowCoding::kVector) {
+    const int width = p.format.width;
+    const auto* const book = reinterpret_cast<const std::uint16_t*>(p.tables[0]) +
+                             static_cast<std::int64_t>(head) * kCodebookVectors * p.dim;
+    std::uint32_t bits[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int c = channel + i;
+      const int run = c / width;
+      const auto vector = static_cast<int>(raw.codes >> (width == 2 ? i / 2 * 8 : 0) & 0xffU);
+      bits[i] = c < p.dim ? book[(run * kCodebookVectors + vector) * width + c % width] : 0U;
+    }
+    return {bits[0] | bits[1] << 16, bits[2] | bits[3] << 16};
+  } else if constexpr (kCoding == RowCoding::kPlain) {
+    return raw.plain;
+  } else {
+    quad = int4_quad<Element>(raw.codes, raw.numbers);
   }
   return narrow<Element>(quad);
 }
 
-// Rows of formats whose codes are a token's own.
-template <class Element>
-__global__ void __launch_bounds__(kThreads) decompress_rows(const __grid_constant__ RowParams p) {
+// Rows of formats whose codes are a token's own. The coding is a constant, so that the loads of several rows come one
+// behind the other.
+template <class Element, RowCoding kCoding>
+__global__ void __launch_bounds__(kThreads, kCoding == RowCoding::kHybrid ? 2 : 3)
+    decompress_rows(const __grid_constant__ RowParams p) {
   const CompressedRun& run = p.run[blockIdx.y];
   const auto lane = static_cast<int>(threadIdx.x % 32);
   const auto heads = static_cast<std::uint32_t>(p.heads);
   const auto items = static_cast<std::uint32_t>(run.rows) * heads;
   const std::uint32_t step = gridDim.x * kWarps * kRowsAhead;
-  for (std::uint32_t first = (blockIdx.x * kWarps + threadIdx.x / 32) * kRowsAhead; first < items; first += step) {
-    std::int64_t nth[kRowsAhead];  // of the run
-    int head[kRowsAhead];
+  const DeviceRows plain = p.plain.from(run.to);
+  DeviceRows streams[kMostStreams];
 #pragma unroll
-    for (std::uint32_t i = 0; i < kRowsAhead; ++i) {
-      const std::uint32_t item = first + i < items ? first + i : items - 1;  // asked for again, and not stored
-      nth[i] = item / heads;
-      head[i] = static_cast<int>(item % heads);
+  for (int s = 0; s < kMostStreams; ++s) streams[s] = p.streams[s].from(run.row);
+  for (std::uint32_t first = (blockIdx.x * kWarps + threadIdx.x / 32) * kRowsAhead; first < items; first += step) {
+    const RowsOfRun<kRowsAhead> rows(first, items, heads);
+    RowAt at[kRowsAhead];
+#pragma unroll
+    for (int i = 0; i < kRowsAhead; ++i) {
+      at[i].plain = plain.near(rows.nth[i], rows.head[i]);
+#pragma unroll
+      for (int s = 0; s < kMostStreams; ++s) at[i].streams[s] = streams[s].near(rows.nth[i], rows.head[i]);
     }
     for (int channel = lane * kQuadChannels; channel < p.dim; channel += kLaneStep) {
       RawQuad raw[kRowsAhead];
 #pragma unroll
-      for (int i = 0; i < kRowsAhead; ++i) raw[i] = load_quad(p, run.row + nth[i], run.to + nth[i], head[i], channel);
+      for (int i = 0; i < kRowsAhead; ++i) {
+        raw[i] = load_quad<kCoding>(p, at[i], static_cast<int>(rows.head[i]), channel);
+      }
 #pragma unroll
       for (std::uint32_t i = 0; i < kRowsAhead; ++i) {
         if (first + i >= items) break;
+        const auto head = static_cast<int>(rows.head[i]);
         if (p.fault != nullptr) {
-          check_codes<Element>(p, raw[i].codes, raw[i].numbers, run.to + nth[i], head[i], channel);
+          check_codes<Element>(p, raw[i].codes, raw[i].numbers, run.to + rows.nth[i], head, channel);
         }
-        store_elements(p, p.plain.at(run.to + nth[i], head[i]), channel, decoded<Element>(p, raw[i], head[i], channel));
+        store_elements(p, at[i].plain, channel, decoded<Element, kCoding>(p, raw[i], head, channel));
       }
     }
-    if (p.format.coding != RowCoding::kHybrid) continue;
+    if constexpr (kCoding != RowCoding::kHybrid) continue;
     __syncwarp();
-    for (std::uint32_t i = 0; i < kRowsAhead && first + i < items; ++i) {
-      const std::byte* const kept = p.streams[3].at(run.row + nth[i], head[i]);
-      const auto* const channels = reinterpret_cast<const std::int32_t*>(p.tables[1]) + head[i] * p.format.outliers;
-      auto* const to = reinterpret_cast<std::uint16_t*>(p.plain.at(run.to + nth[i], head[i]));
+#pragma unroll
+    for (std::uint32_t i = 0; i < kRowsAhead; ++i) {
+      if (first + i >= items) break;
+      const auto* const channels =
+          reinterpret_cast<const std::int32_t*>(p.tables[1]) + static_cast<int>(rows.head[i]) * p.format.outliers;
+      auto* const to = reinterpret_cast<std::uint16_t*>(at[i].plain);
       for (int n = lane; n < p.format.outliers; n += 32) {
-        const std::int32_t at = channels[n];
-        if (at >= 0 && at < p.dim) to[at] = reinterpret_cast<const std::uint16_t*>(kept)[n];
+        const std::int32_t channel = channels[n];
+        if (channel < 0 || channel >= p.dim) continue;
+        to[channel] = static_cast<std::uint16_t>(load_any_half(at[i].streams[3] + 2 * n));
       }
     }
   }
@@ -241,7 +242,9 @@ void launch(const RowParams& p, dim3 grid, Stream stream) {
       check_factors<Element><<<grid, kThreads, 0, queue>>>(p);
       break;
     default:
-      decompress_rows<Element><<<grid, kThreads, 0, queue>>>(p);
+      with_token_coding(p.format.coding, [&]<RowCoding kCoding>() {
+        decompress_rows<Element, kCoding><<<grid, kThreads, 0, queue>>>(p);
+      });
       break;
   }
   check_cuda(cudaGetLastError(), "decompress");
@@ -249,7 +252,9 @@ void launch(const RowParams& p, dim3 grid, Stream stream) {
 
 template <class Element>
 void load() {
-  load_kernel(decompress_rows<Element>);
+  for (const RowCodingEntry& entry : row_codings()) {
+    with_token_coding(entry.coding, [&]<RowCoding kCoding>() { load_kernel(decompress_rows<Element, kCoding>); });
+  }
   load_kernel(decompress_groups<Element>);
   load_kernel(check_factors<Element>);
 }

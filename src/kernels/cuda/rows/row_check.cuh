@@ -77,7 +77,7 @@ __device__ __forceinline__ void check_stream(const RowParams& p, const Compresse
     const auto place = static_cast<int>(at % width);
     const auto head = static_cast<int>(at / width % p.heads);
     const std::int64_t row = at / width / p.heads;
-    const std::uint32_t bits = reinterpret_cast<const std::uint16_t*>(p.streams[stream].at(run.row + row, head))[place];
+    const std::uint32_t bits = load_any_half(p.streams[stream].at(run.row + row, head) + 2 * place);
     if (is_finite<Element>(bits)) continue;
     note_fault(p.fault, place_of_fault(stream, run.to + row, head, place), widen<Element>(bits));
   }

@@ -55,8 +55,11 @@ bool takes_four(const RowParams& p, std::span<const std::int64_t> page_strides) 
   if (p.dim % 4 != 0 || tail % 8 != 0 || !divides(8, p.plain) || !divides(8, p.products)) return false;
   int at = 0;
   for (const FormatStream& stream : format_streams(p.format, shape)) {
-    // A quad of codes, a pair of numbers.
-    const std::int64_t bytes = stream.type == CodeType::kU8 ? (p.format.coding == RowCoding::kVector ? 1 : 2) : 4;
+    // A quad of elements or codes, a scale, a pair of numbers.
+    const std::int64_t bytes = p.format.is_plain()                     ? 8
+                               : stream.type != CodeType::kU8          ? 4
+                               : p.format.coding == RowCoding::kVector ? 1
+                                                                       : 2;
     const bool pages = page_strides.empty() || page_strides[static_cast<std::size_t>(at)] % bytes == 0;
     if (stream.name != "factors" && stream.name != "outliers" && (!divides(bytes, p.streams[at]) || !pages)) {
       return false;

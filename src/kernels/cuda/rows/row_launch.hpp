@@ -25,6 +25,29 @@ void load_kernel(Kernel* kernel) {
   check_cuda(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes");
 }
 
+// Calls with.operator()<coding>() where codes are a token's own and made by the row: kernels have a coding for a
+// constant, so that none pays for the others' addresses and branches.
+template <class With>
+void with_token_coding(RowCoding coding, const With& with) {
+  switch (coding) {
+    case RowCoding::kPlain:
+      return with.template operator()<RowCoding::kPlain>();
+    case RowCoding::kFp8:
+      return with.template operator()<RowCoding::kFp8>();
+    case RowCoding::kInt8:
+      return with.template operator()<RowCoding::kInt8>();
+    case RowCoding::kInt4Token:
+      return with.template operator()<RowCoding::kInt4Token>();
+    case RowCoding::kVector:
+      return with.template operator()<RowCoding::kVector>();
+    case RowCoding::kHybrid:
+      return with.template operator()<RowCoding::kHybrid>();
+    case RowCoding::kInt4Channel:
+    case RowCoding::kLowRank:
+      return;
+  }
+}
+
 // Rows of a part of a run, whose items are then numbers of 31 bits: a multiple of every group.
 inline constexpr std::int64_t kRowsOfRun = 1 << 18;
 inline constexpr std::int64_t kMostBlocks = 1 << 15;

@@ -20,6 +20,13 @@ struct DeviceRows {
   __device__ __forceinline__ std::byte* at(std::int64_t token, std::int64_t head) const {
     return data + token * token_stride + head * head_stride;
   }
+  // The same rows from `token` on. Products of 32 bits by 64 are cheaper than those of at().
+  __device__ __forceinline__ DeviceRows from(std::int64_t token) const {
+    return {at(token, 0), token_stride, head_stride};
+  }
+  __device__ __forceinline__ std::byte* near(std::uint32_t token, std::uint32_t head) const {
+    return data + static_cast<std::int64_t>(token) * token_stride + static_cast<std::int64_t>(head) * head_stride;
+  }
 #endif
 };
 

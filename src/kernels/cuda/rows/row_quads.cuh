@@ -15,6 +15,7 @@
 namespace ringattn::cuda {
 
 inline constexpr int kQuadChannels = 4;
+inline constexpr int kPairChannels = 32;              // that share a scale and a zero, of kInt4Token and kHybrid
 inline constexpr int kLaneStep = 32 * kQuadChannels;  // channels from one of a lane's quads to its next
 
 struct Quad {
@@ -113,21 +114,89 @@ __device__ __forceinline__ void store_nibbles(const RowParams& p, std::byte* row
   at[0] = static_cast<std::byte>(codes);
   at[1] = static_cast<std::byte>(codes >> 8);
 }
-// A scale, low, and a zero.
-__device__ __forceinline__ std::uint32_t load_pair(const RowParams& p, const std::byte* row, int pair) {
-  if (p.by_four) return *reinterpret_cast<const std::uint32_t*>(row + 4 * pair);
-  const auto* const elements = reinterpret_cast<const std::uint16_t*>(row) + 2 * pair;
-  return std::uint32_t{elements[0]} | std::uint32_t{elements[1]} << 16;
+// Streams begin and go on at any byte: only where all take four channels are their numbers aligned.
+__device__ __forceinline__ std::uint32_t load_word(const RowParams& p, const std::byte* at) {
+  if (p.by_four) return *reinterpret_cast<const std::uint32_t*>(at);
+  std::uint32_t word = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) word |= static_cast<std::uint32_t>(at[i]) << 8 * i;
+  return word;
 }
-__device__ __forceinline__ void store_pair(const RowParams& p, std::byte* row, int pair, std::uint32_t numbers) {
+__device__ __forceinline__ void store_word(const RowParams& p, std::byte* at, std::uint32_t word) {
   if (p.by_four) {
-    *reinterpret_cast<std::uint32_t*>(row + 4 * pair) = numbers;
+    *reinterpret_cast<std::uint32_t*>(at) = word;
     return;
   }
-  auto* const elements = reinterpret_cast<std::uint16_t*>(row) + 2 * pair;
-  elements[0] = static_cast<std::uint16_t>(numbers);
-  elements[1] = static_cast<std::uint16_t>(numbers >> 16);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) at[i] = static_cast<std::byte>(word >> 8 * i);
 }
+// A scale, low, and a zero.
+__device__ __forceinline__ std::uint32_t load_pair(const RowParams& p, const std::byte* row, int pair) {
+  return load_word(p, row + 4 * pair);
+}
+__device__ __forceinline__ void store_pair(const RowParams& p, std::byte* row, int pair, std::uint32_t numbers) {
+  store_word(p, row + 4 * pair, numbers);
+}
+// 16 bits of streams whose alignment nobody looks at: factors and outliers.
+__device__ __forceinline__ std::uint32_t load_any_half(const std::byte* at) {
+  return static_cast<std::uint32_t>(at[0]) | static_cast<std::uint32_t>(at[1]) << 8;
+}
+__device__ __forceinline__ void store_any_half(std::byte* at, std::uint32_t bits) {
+  at[0] = static_cast<std::byte>(bits);
+  at[1] = static_cast<std::byte>(bits >> 8);
+}
+
+// Four codes of e4m3, the first one lowest.
+__device__ __forceinline__ Quad e4m3_quad(std::uint32_t codes) {
+  Quad quad;
+#if __CUDA_ARCH__ >= 890
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    std::uint32_t halves;  // fp16 holds every code
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(static_cast<unsigned short>(codes >> 16 * i)));
+    quad.x[2 * i] = widen<__half>(halves);
+    quad.x[2 * i + 1] = widen<__half>(halves >> 16);
+  }
+#else
+#pragma unroll
+  for (int i = 0; i < 4; ++i) quad.x[i] = e4m3_to_float(static_cast<std::uint8_t>(codes >> 8 * i));
+#endif
+  return quad;
+}
+__device__ __forceinline__ std::uint32_t e4m3_codes(const Quad& quad) {
+#if __CUDA_ARCH__ >= 890
+  unsigned short low, high;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(quad.x[1]), "f"(quad.x[0]));
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(high) : "f"(quad.x[3]), "f"(quad.x[2]));
+  return std::uint32_t{low} | std::uint32_t{high} << 16;
+#else
+  std::uint32_t codes = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) codes |= std::uint32_t{float_to_e4m3(quad.x[i])} << 8 * i;
+  return codes;
+#endif
+}
+
+// Rows of a run that a warp takes one behind the other: a row of each head of a token, and then the next token's.
+// `first` is divided once for all of them.
+template <int kRows>
+struct RowsOfRun {
+  std::uint32_t nth[kRows];  // of the run's tokens
+  std::uint32_t head[kRows];
+
+  // Behind the last of `items` it is asked for again.
+  __device__ __forceinline__ RowsOfRun(std::uint32_t first, std::uint32_t items, std::uint32_t heads) {
+    nth[0] = first / heads;
+    head[0] = first - nth[0] * heads;
+#pragma unroll
+    for (std::uint32_t i = 1; i < kRows; ++i) {
+      const bool more = first + i < items;
+      const bool around = head[i - 1] + 1 == heads;
+      nth[i] = nth[i - 1] + (more && around ? 1U : 0U);
+      head[i] = !more ? head[i - 1] : around ? 0U : head[i - 1] + 1;
+    }
+  }
+};
 
 // Keeps the fault in the cell where it is the first. Hardly ever called, and by few threads to the end.
 __device__ __forceinline__ void note_fault(RowFaultCell* cell, std::uint64_t place, float value) {

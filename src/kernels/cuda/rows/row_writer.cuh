@@ -18,11 +18,23 @@ __device__ __forceinline__ float least_of(float value) {
   return -greatest_of<kLanes>(-value);
 }
 
-// The codes of four bits, the first one lowest.
-__device__ __forceinline__ std::uint32_t int4_codes(const Quad& quad, const float (&scale)[4], const float (&zero)[4]) {
+// A code of 4 bits divides the halves of its element and its scale.
+__device__ __forceinline__ Divisor int4_divisor(float scale) { return divisor_of(0.5F * scale); }
+// The codes of four bits, the first one lowest; by[i] is int4_divisor(scale[i]).
+__device__ __forceinline__ std::uint32_t int4_codes(const Quad& quad, const float (&scale)[4], const float (&zero)[4],
+                                                    const Divisor (&by)[4]) {
   std::uint32_t codes = 0;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) codes |= std::uint32_t{int4_code(quad.x[i], scale[i], zero[i])} << 4 * i;
+  for (int i = 0; i < 4; ++i) {
+    std::uint32_t code = 0;
+    if (by[i].quick) {
+      const float above = fmaxf(0.5F * quad.x[i] - 0.5F * zero[i], 0.0F);
+      code = __float_as_uint(fminf(by[i].quotient(above), kGreatestInt4) + 0x1.8p23F) & 0xfU;
+    } else {
+      code = int4_code(quad.x[i], scale[i], zero[i]);
+    }
+    codes |= code << 4 * i;
+  }
   return codes;
 }
 
@@ -53,33 +65,26 @@ class RowWriter {
       : p_(p), row_(row), lane_(static_cast<int>(threadIdx.x % 32)) {}
 
   // `streams`: where the row lies in each.
+  template <RowCoding kCoding>
   __device__ __forceinline__ void write(std::byte* const (&streams)[kMostStreams], int head, const std::byte* plain,
                                         const std::byte* products) const {
-    switch (p_.format.coding) {
-      case RowCoding::kPlain:
+    if constexpr (kCoding == RowCoding::kPlain) {
 #pragma unroll
-        for (int n = 0; n < kQuads; ++n) {
-          if (has(n)) store_elements(p_, streams[0], channel(n), row_.raw[n]);
-        }
-        break;
-      case RowCoding::kFp8:
-        write_fp8(streams, head);
-        break;
-      case RowCoding::kInt8:
-        write_int8(streams);
-        break;
-      case RowCoding::kInt4Token:
+      for (int n = 0; n < kQuads; ++n) {
+        if (has(n)) store_elements(p_, streams[0], channel(n), row_.raw[n]);
+      }
+    } else if constexpr (kCoding == RowCoding::kFp8) {
+      write_fp8(streams, head);
+    } else if constexpr (kCoding == RowCoding::kInt8) {
+      write_int8(streams);
+    } else if constexpr (kCoding == RowCoding::kInt4Token) {
 #pragma unroll
-        for (int n = 0; n < kQuads; ++n) write_pairs(n, widen<Element>(row_.raw[n]), streams[0], streams[1]);
-        break;
-      case RowCoding::kHybrid:
-        write_hybrid(streams, head, plain, products);
-        break;
-      case RowCoding::kVector:
-        write_vectors(streams[0], head, plain);
-        break;
-      default:
-        break;
+      for (int n = 0; n < kQuads; ++n) write_pairs(n, widen<Element>(row_.raw[n]), streams[0], streams[1]);
+    } else if constexpr (kCoding == RowCoding::kHybrid) {
+      write_hybrid(streams, head, plain, products);
+    } else {
+      static_assert(kCoding == RowCoding::kVector);
+      write_vectors(streams[0], head, plain);
     }
   }
 
@@ -102,30 +107,43 @@ class RowWriter {
     float scale = 0.0F;
     if (p_.format.scales == ScaleGrain::kTokenHead) {
       scale = scale_of(greatest(), kGreatestE4m3);
-      if (lane_ == 0) *reinterpret_cast<float*>(streams[1]) = scale;
+      if (lane_ == 0) store_word(p_, streams[1], __float_as_uint(scale));
     } else {
       scale = reinterpret_cast<const float*>(p_.tables[0])[p_.format.scales == ScaleGrain::kHead ? head : 0];
     }
+    const Divisor by = divisor_of(scale);
 #pragma unroll
     for (int n = 0; n < kQuads; ++n) {
-      const Quad quad = widen<Element>(row_.raw[n]);
-      std::uint32_t codes = 0;
+      Quad quad = widen<Element>(row_.raw[n]);
+      if (by.quick) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) codes |= std::uint32_t{fp8_code(quad.x[i], scale)} << 8 * i;
-      if (has(n)) store_codes(p_, streams[0], channel(n), codes);
+        for (int i = 0; i < 4; ++i) quad.x[i] = copysignf(by.quotient(fabsf(quad.x[i])), quad.x[i]);
+      } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) quad.x[i] = quad.x[i] / scale;
+      }
+      if (has(n)) store_codes(p_, streams[0], channel(n), e4m3_codes(quad));
     }
   }
 
   __device__ __forceinline__ void write_int8(std::byte* const (&streams)[kMostStreams]) const {
     const float scale = scale_of(greatest(), kGreatestInt8);
-    if (lane_ == 0) *reinterpret_cast<float*>(streams[1]) = scale;
+    if (lane_ == 0) store_word(p_, streams[1], __float_as_uint(scale));
+    const Divisor by = divisor_of(scale);
 #pragma unroll
     for (int n = 0; n < kQuads; ++n) {
       const Quad quad = widen<Element>(row_.raw[n]);
       std::uint32_t codes = 0;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        codes |= std::uint32_t{static_cast<std::uint8_t>(int8_code(quad.x[i], scale))} << 8 * i;
+        std::uint32_t code = 0;
+        if (by.quick) {  // the sum's lowest byte is the nearest integer's
+          const float ratio = fminf(by.quotient(fabsf(quad.x[i])), kGreatestInt8);
+          code = __float_as_uint(copysignf(ratio, quad.x[i]) + 0x1.8p23F) & 0xffU;
+        } else {
+          code = static_cast<std::uint8_t>(int8_code(quad.x[i], scale));
+        }
+        codes |= code << 8 * i;
       }
       if (has(n)) store_codes(p_, streams[0], channel(n), codes);
     }
@@ -138,8 +156,10 @@ class RowWriter {
     const float zero = int4_zero(rounded<Element>(least));
     const float scale = truncated<Element>(int4_scale(zero, most));
     if (!has(n)) return;
-    store_nibbles(p_, codes, channel(n), int4_codes(quad, {scale, scale, scale, scale}, {zero, zero, zero, zero}));
-    if (lane_ % 8 == 0) store_pair(p_, pairs, channel(n) / 32, Products<Element>::pack(scale, zero));
+    const Divisor by = int4_divisor(scale);
+    store_nibbles(p_, codes, channel(n),
+                  int4_codes(quad, {scale, scale, scale, scale}, {zero, zero, zero, zero}, {by, by, by, by}));
+    if (lane_ % 8 == 0) store_pair(p_, pairs, channel(n) / kPairChannels, Products<Element>::pack(scale, zero));
   }
 
   __device__ __forceinline__ void write_hybrid(std::byte* const (&streams)[kMostStreams], int head,
@@ -162,7 +182,7 @@ class RowWriter {
     for (int o = lane_; o < outliers; o += 32) {
       const std::int32_t at = channels[o];
       if (at < 0 || at >= p_.dim) continue;
-      reinterpret_cast<std::uint16_t*>(streams[3])[o] = reinterpret_cast<const std::uint16_t*>(plain)[at];
+      store_any_half(streams[3] + 2 * o, reinterpret_cast<const std::uint16_t*>(plain)[at]);
     }
   }
 
@@ -204,6 +224,7 @@ __device__ __forceinline__ void write_group(const RowParams& p, const PlainAt& p
   const int group = p.format.group;
   for (int channel = static_cast<int>(threadIdx.x % 32) * kQuadChannels; channel < p.dim; channel += kLaneStep) {
     float least[4], most[4], scale[4], zero[4];
+    Divisor by[4];
     for (int begin = 0; begin < group; begin += kRows) {
       uint2 raw[kRows];
 #pragma unroll
@@ -224,6 +245,7 @@ __device__ __forceinline__ void write_group(const RowParams& p, const PlainAt& p
     for (int i = 0; i < 4; ++i) {
       zero[i] = int4_zero(least[i]);
       scale[i] = truncated<Element>(int4_scale(zero[i], most[i]));
+      by[i] = int4_divisor(scale[i]);
       const GroupPlace place = place_of_channel(channel + i, p.dim, group);
       std::byte* const row = row_at(1, static_cast<int>(place.token));
       if (row != nullptr) {
@@ -238,7 +260,7 @@ __device__ __forceinline__ void write_group(const RowParams& p, const PlainAt& p
 #pragma unroll
       for (int t = 0; t < kRows; ++t) {
         std::byte* const row = row_at(0, begin + t);
-        if (row != nullptr) store_nibbles(p, row, channel, int4_codes(widen<Element>(raw[t]), scale, zero));
+        if (row != nullptr) store_nibbles(p, row, channel, int4_codes(widen<Element>(raw[t]), scale, zero, by));
       }
     }
   }
