@@ -83,16 +83,30 @@ class TileConverter {
     if (t_.number_bytes == 0) {
       scale = __ldg(reinterpret_cast<const float*>(t_.table) + (t_.scales == ScaleGrain::kHead ? head : 0));
     }
-#pragma unroll 2
-    for (int i = 0; i < kRows / kStep; ++i) {
-      const int row = first_row_ + i * kStep + lane_ / kLanes;
-      const uint4 codes = cuda::load_shared_16(packed + static_cast<std::uint32_t>(row * kColumns + in_row * 16));
-      const float of_row = t_.number_bytes == 0 ? scale : load_float(numbers + static_cast<std::uint32_t>(row * 4));
-      const uint2 a = eight_bits<Element, kFp8>(codes.x, of_row), b = eight_bits<Element, kFp8>(codes.y, of_row);
-      const uint2 c = eight_bits<Element, kFp8>(codes.z, of_row), d = eight_bits<Element, kFp8>(codes.w, of_row);
-      const uint4 first{a.x, a.y, b.x, b.y}, second{c.x, c.y, d.x, d.y};
-      cuda::store_shared(tile + chunk(row, 2 * in_row + swap), swap == 0 ? first : second);
-      cuda::store_shared(tile + chunk(row, 2 * in_row + 1 - swap), swap == 0 ? second : first);
+    // Several rows are asked for before the first is stored: loads don't pass stores, which may be to the same place.
+    constexpr int kAhead = kColumns > 64 ? 4 : 2;
+#pragma unroll 1
+    for (int begin = 0; begin < kRows / kStep; begin += kAhead) {
+      const int first_row = first_row_ + begin * kStep + lane_ / kLanes;
+      uint4 codes[kAhead];
+      float of_row[kAhead];
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        const int row = first_row + i * kStep;
+        codes[i] = cuda::load_shared_16(packed + static_cast<std::uint32_t>(row * kColumns + in_row * 16));
+        of_row[i] = t_.number_bytes == 0 ? scale : load_float(numbers + static_cast<std::uint32_t>(row * 4));
+      }
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        const int row = first_row + i * kStep;
+        const uint2 a = eight_bits<Element, kFp8>(codes[i].x, of_row[i]);
+        const uint2 b = eight_bits<Element, kFp8>(codes[i].y, of_row[i]);
+        const uint2 c = eight_bits<Element, kFp8>(codes[i].z, of_row[i]);
+        const uint2 d = eight_bits<Element, kFp8>(codes[i].w, of_row[i]);
+        const uint4 first{a.x, a.y, b.x, b.y}, second{c.x, c.y, d.x, d.y};
+        cuda::store_shared(tile + chunk(row, 2 * in_row + swap), swap == 0 ? first : second);
+        cuda::store_shared(tile + chunk(row, 2 * in_row + 1 - swap), swap == 0 ? second : first);
+      }
     }
   }
 
@@ -101,17 +115,28 @@ class TileConverter {
   static constexpr int kStep = 32 / kWords;    // rows at a time
   static_assert(kWords <= 16);
 
-  // set(pairs, row): makes the pairs of a row ready.
-  template <bool kExact, class Set>
-  __device__ __forceinline__ void four_rows(std::uint32_t packed, std::uint32_t tile, int first, int rows,
-                                            EightPairs& pairs, const Set& set) const {
+  // number(row): what set(pairs, number) makes a row's pairs of. As above, four rows are asked for at a time.
+  template <bool kExact, class Number, class Set>
+  __device__ __forceinline__ void four_rows(std::uint32_t packed, std::uint32_t tile, EightPairs& pairs,
+                                            const Number& number, const Set& set) const {
+    constexpr int kAhead = 4;
+    static_assert(kRows % (kAhead * kStep) == 0);
     const int word = lane_ % kWords;
-#pragma unroll 4
-    for (int i = 0; i < rows; i += kStep) {
-      const int row = first + i + lane_ / kWords;
-      const std::uint32_t codes = load_word(packed + static_cast<std::uint32_t>(row * (kColumns / 2) + word * 4));
-      set(pairs, row);
-      cuda::store_shared(tile + chunk(row, word), four_bits<Element, kExact>(codes, pairs));
+#pragma unroll 1
+    for (int begin = 0; begin < kRows; begin += kAhead * kStep) {
+      const int first_row = first_row_ + begin + lane_ / kWords;
+      std::uint32_t codes[kAhead], numbers[kAhead];
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        const int row = first_row + i * kStep;
+        codes[i] = load_word(packed + static_cast<std::uint32_t>(row * (kColumns / 2) + word * 4));
+        numbers[i] = number(row);
+      }
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        set(pairs, numbers[i]);
+        cuda::store_shared(tile + chunk(first_row + i * kStep, word), four_bits<Element, kExact>(codes[i], pairs));
+      }
     }
   }
 
@@ -126,13 +151,12 @@ class TileConverter {
       twice = twice || rounds_twice<Element>(load_word(numbers + static_cast<std::uint32_t>(at)));
     }
     EightPairs pairs;
-    const auto set = [&](EightPairs& to, int row) {
-      to.set(load_word(pair + static_cast<std::uint32_t>(row * t_.number_bytes)));
-    };
+    const auto number = [&](int row) { return load_word(pair + static_cast<std::uint32_t>(row * t_.number_bytes)); };
+    const auto set = [](EightPairs& to, std::uint32_t of_row) { to.set(of_row); };
     if (__any_sync(0xffffffffU, twice)) [[unlikely]] {
-      four_rows<false>(packed, tile, first_row_, kRows, pairs, set);
+      four_rows<false>(packed, tile, pairs, number, set);
     } else {
-      four_rows<true>(packed, tile, first_row_, kRows, pairs, set);
+      four_rows<true>(packed, tile, pairs, number, set);
     }
   }
 
@@ -155,11 +179,12 @@ class TileConverter {
       twice = twice || rounds_twice<Element>(pair) || rounds_twice<Element>(behind);
       pairs.set(i, pair, behind);
     }
-    const auto keep = [](EightPairs&, int) {};
+    const auto none = [](int) { return 0U; };
+    const auto keep = [](EightPairs&, std::uint32_t) {};
     if (__any_sync(0xffffffffU, twice)) [[unlikely]] {
-      four_rows<false>(packed, tile, first_row_, kRows, pairs, keep);
+      four_rows<false>(packed, tile, pairs, none, keep);
     } else {
-      four_rows<true>(packed, tile, first_row_, kRows, pairs, keep);
+      four_rows<true>(packed, tile, pairs, none, keep);
     }
   }
 

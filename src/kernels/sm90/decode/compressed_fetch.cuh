@@ -66,27 +66,39 @@ class PackedBoxes : public TileBoxes<C> {
   __device__ __forceinline__ void fetch_numbers(const PackedTensor& tensor, std::uint32_t target, int tile,
                                                 const Box& box, int nth, int head) const {
     const DecodeParams& p = this->p_;
+    const int rows = this->length_ - tile * C::kKeyTile;  // there may be more
+    const std::uint32_t to = target + static_cast<std::uint32_t>(this->lane_ * tensor.number_bytes);
+    if (p.boxes == 1) {  // all of a tile's rows lie at one distance from each other
+      const std::byte* from = tensor.numbers.at(box.page, box.row + this->lane_, head);
+      const std::int64_t step = 32 * tensor.numbers.token_stride;
+#pragma unroll
+      for (int first = 0; first < C::kKeyTile; first += 32, from += step) {
+        if (first + this->lane_ < rows) copy_row(tensor, to, first, from);
+      }
+      return;
+    }
 #pragma unroll
     for (int first = 0; first < C::kKeyTile; first += 32) {
       const int row = first + this->lane_;
-      Box of = box;
-      if (p.boxes > 1) {  // the boxes have 2ⁿ rows
-        const int lane = nth * p.boxes + (row >> box_log_);
-        of.page = __shfl_sync(0xffffffffU, box.page, lane);
-        of.row = __shfl_sync(0xffffffffU, box.row, lane);
-      }
-      if (tile * C::kKeyTile + row >= this->length_) continue;
-      const int in_box = p.boxes > 1 ? row & (p.box_rows - 1) : row;
-      const std::byte* const from = tensor.numbers.at(of.page, of.row + in_box, head);
-      const std::uint32_t to = target + static_cast<std::uint32_t>(row * tensor.number_bytes);
-      for (int at = 0; at < tensor.number_bytes; at += tensor.number_piece) {
-        if (tensor.number_piece == 16) {
-          copy_numbers<16>(to + static_cast<std::uint32_t>(at), from + at);
-        } else if (tensor.number_piece == 8) {
-          copy_numbers<8>(to + static_cast<std::uint32_t>(at), from + at);
-        } else {
-          copy_numbers<4>(to + static_cast<std::uint32_t>(at), from + at);
-        }
+      const int lane = nth * p.boxes + (row >> box_log_);  // the boxes have 2ⁿ rows
+      const int page = __shfl_sync(0xffffffffU, box.page, lane);
+      const int box_row = __shfl_sync(0xffffffffU, box.row, lane);
+      if (row >= rows) continue;
+      copy_row(tensor, to, first, tensor.numbers.at(page, box_row + (row & (p.box_rows - 1)), head));
+    }
+  }
+
+  // Those of one row, to `to` and `first` rows behind.
+  __device__ __forceinline__ static void copy_row(const PackedTensor& tensor, std::uint32_t to, int first,
+                                                  const std::byte* from) {
+    to += static_cast<std::uint32_t>(first * tensor.number_bytes);
+    for (int at = 0; at < tensor.number_bytes; at += tensor.number_piece) {
+      if (tensor.number_piece == 16) {
+        copy_numbers<16>(to + static_cast<std::uint32_t>(at), from + at);
+      } else if (tensor.number_piece == 8) {
+        copy_numbers<8>(to + static_cast<std::uint32_t>(at), from + at);
+      } else {
+        copy_numbers<4>(to + static_cast<std::uint32_t>(at), from + at);
       }
     }
   }
