@@ -15,6 +15,7 @@
 #include "base/build.hpp"
 #include "base/error.hpp"
 #include "base/json_writer.hpp"
+#include "bench/dense_streams.hpp"
 #include "bench/graph_time.hpp"
 #include "bench/quantile.hpp"
 #include "bench/words.hpp"

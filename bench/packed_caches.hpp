@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "bench/decode_gpu_words.hpp"
+#include "bench/dense_streams.hpp"
 #include "kernels/backend.hpp"
 #include "kernels/compressed_rows.hpp"
 #include "kernels/decode.hpp"
