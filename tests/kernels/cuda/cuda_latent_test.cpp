@@ -104,7 +104,7 @@ TEST_P(CudaLatent, LayoutsHaveTheSameBits) {
     EXPECT_TRUE(run(of, {.page_size = page, .shuffle = 5, .strided = true}).same_bits(dense)) << page;
   }
   EXPECT_TRUE(run(of, {.strided = true}).same_bits(dense));
-  for (const int slices : {1, 2, 3}) {
+  for (const int slices : {1, 2}) {
     EXPECT_TRUE(run(of, {.slices = slices}).same_bits(dense)) << slices;
     EXPECT_TRUE(run(of, {.page_size = 64, .slices = slices}).same_bits(dense)) << slices;
   }
@@ -161,8 +161,7 @@ TEST_P(CudaLatent, ManyShortUnits) {
     const auto at = static_cast<std::int64_t>(row);
     EXPECT_EQ(row_bytes(of, result, at), row_bytes(some, first, at)) << row;
   }
-  for (const int slices : {1, 2, 3})
-    EXPECT_TRUE(run(of, {.page_size = 16, .slices = slices}).same_bits(result)) << slices;
+  for (const int slices : {1, 2}) EXPECT_TRUE(run(of, {.page_size = 16, .slices = slices}).same_bits(result)) << slices;
 }
 
 TEST_P(CudaLatent, SharesMergeToTheWhole) {

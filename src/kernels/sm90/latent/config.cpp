@@ -23,8 +23,8 @@ std::vector<std::string> latent_missing(const DecodeSpec& spec) {
 
 std::vector<std::string> latent_configs() {
   return {cuda::config_line(kLatentDim, kLatentDimV,
-                            fmt::format("tile {}x{}, 2 warpgroups, {} stages of keys, outputs in 1 or {} slices",
-                                        kQueryTile, kLatentTile, kLatentStages, kMostLatentSlices))};
+                            fmt::format("tile {}x{}, 2 warpgroups, {} stages of keys, outputs of a CTA or of a pair",
+                                        kQueryTile, kLatentTile, kLatentStages))};
 }
 
 }  // namespace ringattn::sm90

@@ -19,7 +19,6 @@ inline constexpr int kLatentParts = 3;   // of a tile that arrive by themselves
 inline constexpr int kLatentFoldThreads = 256;
 inline constexpr int kLatentThreads = kLatentFoldThreads + 128;
 inline constexpr int kMostLatentSequences = 256;  // of a step: each CTA keeps a number for each
-inline constexpr int kMostLatentSlices = 2;       // CTAs that have a slice of a unit's outputs each
 
 // In powers of two. A tile's probabilities are at most 2^12, and the sum over a group stays far below fp32's end.
 inline constexpr float kFarAbove = 12.0F;

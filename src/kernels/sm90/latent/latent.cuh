@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Decoding over latents on Hopper. A CTA takes units, each a group of 64 key tiles for 64 rows of one KV head
-// (decode/units.cuh), or a slice of such a unit's outputs. One warp fetches tiles (latent_fetch.cuh). Two warpgroups
-// fold: each has half of the slice's columns of the 64 rows' outputs, and scores every second tile for both
-// (latent_fold.cuh).
+// (decode/units.cuh). One warp fetches tiles (latent_fetch.cuh). Two warpgroups fold: each has half of the columns of
+// the 64 rows' outputs, and scores every second tile for both (latent_fold.cuh).
 //
-// The CTAs of a cluster walk over the same tiles, for two blocks of rows or for two slices. Each fetches a
-// part of every tile for all of them.
+// The CTAs of a cluster walk over the same tiles, for two blocks of rows. Each fetches a part of every tile for both.
 #pragma once
 
 #include "kernels/sm90/latent/latent_fetch.cuh"
@@ -23,13 +21,10 @@ __global__ void __launch_bounds__(kLatentThreads, 1) latent_kernel(const __grid_
   if constexpr (C::kCtas > 1) cluster_sync();
   // Units of two blocks of rows follow each other.
   const int units = unit_count(params, map);
-  const int block = static_cast<int>(rank) / C::kSlices;
-  const int step = static_cast<int>(gridDim.x) / C::kCtas * C::kBlocks;
+  const int step = static_cast<int>(gridDim.x);
   const auto each_unit = [&](auto&& worker) {
 #pragma unroll 1
-    for (int n = static_cast<int>(blockIdx.x) / C::kCtas * C::kBlocks + block; n < units; n += step) {
-      worker.take(unit_of<C>(params, map, n), static_cast<int>(rank) % C::kSlices);
-    }
+    for (int n = static_cast<int>(blockIdx.x); n < units; n += step) worker.take(unit_of<C>(params, map, n));
   };
   if (threadIdx.x < kLatentFoldThreads) {
     take_registers<232>();

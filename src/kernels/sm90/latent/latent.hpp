@@ -9,13 +9,13 @@ namespace ringattn::sm90 {
 
 struct LatentLauncher {
   void (*prepare)();  // as cuda::Launcher
-  // How many clusters for so many blocks of rows and slices the current device holds at a time.
-  int (*clusters_at_a_time)(int blocks, int slices);
-  // Enqueues the step on `clusters` clusters, each for `blocks` blocks of rows and the slices that the params say.
-  void (*launch)(const DecodeParams& params, int blocks, int clusters, Stream stream);
-  // The same of pairs of CTAs (pair.cuh), in a form that PairConfig says.
+  // How many clusters of so many CTAs, each with a block of rows, the current device holds at a time.
+  int (*clusters_at_a_time)(int ctas);
+  // Enqueues the step on so many of them.
+  void (*launch)(const DecodeParams& params, int ctas, int clusters, Stream stream);
+  // The same of pairs of CTAs that share a block of rows (pair.cuh).
   int (*pairs_at_a_time)();
-  void (*launch_pairs)(const DecodeParams& params, bool calls, bool yields, int pairs, Stream stream);
+  void (*launch_pairs)(const DecodeParams& params, int pairs, Stream stream);
 };
 
 extern const LatentLauncher latent_bf16;

@@ -20,13 +20,10 @@ class LatentFetcher {
         own_boxes_(p.boxes / C::kCtas),
         row_((static_cast<int>(rank) * own_boxes_ + lane_ % own_boxes_) * p.box_rows) {}
 
-  __device__ __forceinline__ void take(const DecodeUnit& unit, int) {
+  __device__ __forceinline__ void take(const DecodeUnit& unit) {
     Box ahead[kAhead];  // of the tiles that are next
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      ahead[i] = find(unit, unit.begin + i);
-      call_into_cache(unit.kv_head, ahead[i]);
-    }
+    for (int i = 0; i < kAhead; ++i) ahead[i] = find(unit, unit.begin + i);
 #pragma unroll 1
     for (int tile = unit.begin; tile < unit.end; ++tile, ++tiles_) {
       const Box box = ahead[0];
@@ -34,16 +31,11 @@ class LatentFetcher {
       for (int i = 0; i + 1 < kAhead; ++i) ahead[i] = ahead[i + 1];
       ahead[kAhead - 1] = find(unit, tile + kAhead);
       fetch(unit.kv_head, box, unit.of.length - tile * kLatentTile);
-      call_into_cache(unit.kv_head, ahead[kAhead - 1]);
     }
   }
 
  private:
-  // Tiles whose boxes are looked up ahead. Where units are few, these tiles are called into the L2 cache as well:
-  // memory is too far for two tiles in shared memory to cover. Where all multiprocessors have units, that costs more
-  // than it brings.
-  static constexpr int kAhead = 2;
-  static constexpr bool kCalls = C::kSlices > 1;
+  static constexpr int kAhead = 2;  // tiles whose boxes are looked up ahead
 
   struct Box {
     int page;
@@ -65,10 +57,6 @@ class LatentFetcher {
     if (box.row < 0) return;
 #pragma unroll 1
     for (int panel = lane_ / own_boxes_; panel < kLatentDim / kPanelColumns; panel += 32 / own_boxes_) visit(panel);
-  }
-  __device__ __forceinline__ void call_into_cache(int head, const Box& box) const {
-    if constexpr (!kCalls) return;
-    for_panels(box, [&](int panel) { prefetch_page_box(&p_.k, panel * kPanelColumns, head, box.page, box.row); });
   }
 
   // `left`: keys of the sequence from the tile's first one on. Each CTA of a cluster fetches its boxes for all of them.

@@ -27,9 +27,9 @@ class LatentFold {
   __device__ __forceinline__ LatentFold(const DecodeParams& params, const LatentMap& map)
       : params_(params), p_(params.fold), map_(map), warpgroup_(of_warp(threadIdx.x / kWarpgroup)) {}
 
-  __device__ __forceinline__ void take(const DecodeUnit& unit, int slice) {
+  __device__ __forceinline__ void take(const DecodeUnit& unit) {
     load_queries(unit);
-    first_column_ = (2 * slice + static_cast<int>(warpgroup_)) * C::kColumns;
+    first_column_ = static_cast<int>(warpgroup_) * C::kColumns;
     const DecodeSlots slots = slots_of<C>(params_, unit, slot_of_thread());
     const BasicTileRange<int> plain = plain_tiles<C>(params_, unit);
     const std::uint32_t first = tiles_;

@@ -10,51 +10,36 @@
 
 namespace ringattn::sm90 {
 
-template <class Element_, int kBlocks_, int kSlices_>
+template <class Element_, int kCtas_>
 struct LatentConfig {
   using Element = Element_;
-  static constexpr int kBlocks = kBlocks_;  // of rows that a cluster has
-  static constexpr int kSlices = kSlices_;
-  static constexpr int kCtas = kBlocks * kSlices;  // of a cluster
+  static constexpr int kCtas = kCtas_;  // of a cluster, each with a block of rows
   static constexpr int kKeyTile = kLatentTile;
   static constexpr int kDimV = kLatentDimV;
-  static constexpr int kColumns = kLatentDimV / 2 / kSlices;  // of a warpgroup
+  static constexpr int kColumns = kLatentDimV / 2;  // of a warpgroup
 };
 
 // Calls with(LatentConfig()) for every form of the kernel. Clusters of four would be fewer than a quarter of the
 // multiprocessors: some parts of the device have a number of them that is no multiple of four.
 template <class Element, class With>
 void for_latent_configs(With with) {
-  with(LatentConfig<Element, 1, 1>());
-  with(LatentConfig<Element, 2, 1>());
-  with(LatentConfig<Element, 1, 2>());
+  with(LatentConfig<Element, 1>());
+  with(LatentConfig<Element, 2>());
 }
 
-// `kCalls`: the fetching warp calls tiles into the L2 cache ahead. `kYields`: outputs of a tile that the CTA has scored
-// itself wait for the scores of its next one.
-template <class Element_, bool kCalls_, bool kYields_>
+template <class Element_>
 struct PairConfig {
   using Element = Element_;
   static constexpr int kKeyTile = kLatentTile;
   static constexpr int kDimV = kLatentDimV;
-  static constexpr bool kCalls = kCalls_;
-  static constexpr bool kYields = kYields_;
 };
-
-template <class Element, class With>
-void for_pair_configs(With with) {
-  with(PairConfig<Element, false, false>());
-  with(PairConfig<Element, true, false>());
-  with(PairConfig<Element, false, true>());
-}
 
 template <class Element>
 void prepare_latent() {
   check_device();
-  for_pair_configs<Element>([]<class C>(C) {
-    check_cuda(cudaFuncSetAttribute(pair_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, int{PairMap::kBytes}),
-               "cudaFuncSetAttribute");
-  });
+  check_cuda(cudaFuncSetAttribute(pair_kernel<PairConfig<Element>>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  int{PairMap::kBytes}),
+             "cudaFuncSetAttribute");
   for_latent_configs<Element>([]<class C>(C) {
     check_cuda(
         cudaFuncSetAttribute(latent_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, int{LatentMap::kBytes}),
@@ -77,10 +62,10 @@ cudaLaunchConfig_t latent_launch(int clusters, cudaLaunchAttribute& cluster) {
 }
 
 template <class Element>
-int latent_clusters(int blocks, int slices) {
+int latent_clusters(int ctas) {
   int count = 0;
   for_latent_configs<Element>([&]<class C>(C) {
-    if (C::kBlocks != blocks || C::kSlices != slices) return;
+    if (C::kCtas != ctas) return;
     cudaLaunchAttribute cluster{};
     const cudaLaunchConfig_t launch = latent_launch<C>(1, cluster);
     check_cuda(cudaOccupancyMaxActiveClusters(&count, latent_kernel<C>, &launch), "cudaOccupancyMaxActiveClusters");
@@ -89,9 +74,9 @@ int latent_clusters(int blocks, int slices) {
 }
 
 template <class Element>
-void launch_latent(const DecodeParams& params, int blocks, int clusters, Stream stream) {
+void launch_latent(const DecodeParams& params, int ctas, int clusters, Stream stream) {
   for_latent_configs<Element>([&]<class C>(C) {
-    if (C::kBlocks != blocks || C::kSlices != params.slices) return;
+    if (C::kCtas != ctas) return;
     cudaLaunchAttribute cluster{};
     cudaLaunchConfig_t launch = latent_launch<C>(clusters, cluster);
     launch.stream = cuda_stream(stream);
@@ -117,20 +102,17 @@ int latent_pairs() {
   int count = 0;
   cudaLaunchAttribute cluster{};
   const cudaLaunchConfig_t launch = pair_launch(1, cluster);
-  check_cuda(cudaOccupancyMaxActiveClusters(&count, pair_kernel<PairConfig<Element, false, false>>, &launch),
+  check_cuda(cudaOccupancyMaxActiveClusters(&count, pair_kernel<PairConfig<Element>>, &launch),
              "cudaOccupancyMaxActiveClusters");
   return count;
 }
 
 template <class Element>
-void launch_latent_pairs(const DecodeParams& params, bool calls, bool yields, int pairs, Stream stream) {
-  for_pair_configs<Element>([&]<class C>(C) {
-    if (C::kCalls != calls || C::kYields != yields) return;
-    cudaLaunchAttribute cluster{};
-    cudaLaunchConfig_t launch = pair_launch(pairs, cluster);
-    launch.stream = cuda_stream(stream);
-    check_cuda(cudaLaunchKernelEx(&launch, pair_kernel<C>, params), "sm90_latent");
-  });
+void launch_latent_pairs(const DecodeParams& params, int pairs, Stream stream) {
+  cudaLaunchAttribute cluster{};
+  cudaLaunchConfig_t launch = pair_launch(pairs, cluster);
+  launch.stream = cuda_stream(stream);
+  check_cuda(cudaLaunchKernelEx(&launch, pair_kernel<PairConfig<Element>>, params), "sm90_latent");
 }
 
 template <class Element>

@@ -31,8 +31,6 @@ class PairFetcher {
   }
 
  private:
-  static constexpr int kPanels = kLatentDim / kPanelColumns;
-
   struct Box {
     int page;
     int row;  // in the page; −1: no key of the sequence lies there
@@ -96,11 +94,6 @@ class PairFetcher {
     for (; static_cast<int>(tiles_ - own) > 0; own += 2) {
       const Box box = next;
       next = find(unit, tile_at(own + 2));
-      if constexpr (C::kCalls) {
-        for_panels<0, kPanels>(next, [&](int panel) {
-          prefetch_page_box(&p_.k, panel * kPanelColumns, unit.kv_head, next.page, next.row);
-        });
-      }
       fetch(unit.kv_head, own, box, unit.of.length - tile_at(own) * kLatentTile);
     }
   }

@@ -102,7 +102,7 @@ struct PairMap {
   static constexpr int kEndOffset = kSumOffset + kQueryTile * 16;
   static constexpr int kNoteOffset = kEndOffset + kQueryTile * 4;
   static constexpr int kBarrierOffset = kNoteOffset + 2 * PairNote::kBytes;
-  static constexpr int kBarriers = 29;
+  static constexpr int kBarriers = 27;
   static constexpr int kBytes = kBarrierOffset + kBarriers * kBarrierBytes;
   static_assert(kBytes <= kMostSharedBytes && kPanelBytes % 1024 == 0 && kPanelBytes == kQueryTile * kPanelRowBytes);
 
@@ -158,8 +158,6 @@ struct PairMap {
     return barrier((own ? 25U : 14U) + place);
   }
   __device__ std::uint32_t sums_full() const { return barrier(16); }
-  // A tile of this CTA's has been scored.
-  __device__ std::uint32_t scored(std::uint32_t place) const { return barrier(27 + place); }
   // The ends of a unit are here; the outputs of both CTAs have read them.
   __device__ std::uint32_t ends_full() const { return barrier(17); }
   __device__ std::uint32_t ends_empty() const { return barrier(18); }
@@ -189,7 +187,6 @@ __device__ __forceinline__ void init_pair_barriers(const PairMap& map) {
     barrier_init(map.weights_full(false, i), 1);
     barrier_init(map.references_full(true, i), kWarps);
     barrier_init(map.references_full(false, i), 1);
-    barrier_init(map.scored(i), kWarps);
     barrier_init(map.note_full(i), 1);
     barrier_init(map.note_empty(i), kPairNoteReaders);
   }

@@ -24,8 +24,7 @@ class PairOutputs {
     if (first == end) clear();
 #pragma unroll 1
     for (; tiles_ != end; ++tiles_) {
-      add(tiles_ == first, end - tiles_ > 2,
-          unit.of.length - (unit.begin + static_cast<int>(tiles_ - first)) * kLatentTile);
+      add(tiles_ == first, unit.of.length - (unit.begin + static_cast<int>(tiles_ - first)) * kLatentTile);
     }
     float sum[2] = {0.0F, 0.0F};
     if (first != end) read_ends(sum);
@@ -43,9 +42,8 @@ class PairOutputs {
     }
   }
 
-  // O += P V of the next tile. `scores`: this CTA scores one more of the unit, if this one is its own; `keys`: of the
-  // sequence from the tile's first one on.
-  __device__ __forceinline__ void add(bool first, bool scores, int keys) {
+  // O += P V of the next tile. `keys`: of the sequence from the tile's first one on.
+  __device__ __forceinline__ void add(bool first, int keys) {
     const PairTurn turn = PairTurn::of_tile(tiles_);
     const bool own = ((tiles_ ^ map_.rank) & 1U) == 0;
     const std::uint32_t values = map_.values(own, turn.place);
@@ -57,11 +55,6 @@ class PairOutputs {
     follow_references(own, turn.place);
     if (all_of_warp(keys < kLatentTile)) clear_tail(values, keys);
     barrier_wait(map_.weights_full(own, turn.place), turn.parity);
-    if constexpr (C::kYields) {
-      // The scores of the CTA's next tile, which are being made, come first: all else waits for them.
-      const PairTurn next = PairTurn::of_tile(tiles_ + 2);
-      if (own && scores) barrier_wait(map_.scored(next.place), next.parity);
-    }
     pin(o_);
     wgmma_fence();
 #pragma unroll

@@ -145,10 +145,7 @@ class PairScorer {
     wgmma_commit();
     wgmma_wait<0>();
     pin(s);
-    if (thread_of_cta() % 32 == 0) {
-      barrier_arrive(map_.shared_empty(turn.place));
-      if constexpr (C::kYields) barrier_arrive(map_.scored(turn.place));
-    }
+    if (thread_of_cta() % 32 == 0) barrier_arrive(map_.shared_empty(turn.place));
     __syncwarp();
   }
   // The products of steps [kBegin, kEnd) of 16 columns. `panels`: where the part lies that kBegin is in.

@@ -42,13 +42,11 @@ class Sm90Latent final : public DecodeKernel {
     const DeviceGuard guard(device_);
     limits_ = limits;
     groups_ = groups_of(limits);
-    multiprocessors_ = cuda::multiprocessors_of(device_);
     scratch_ = allocate_device(scratch_bytes(limits), device_);
     launcher_.prepare();
     prepare_merge(spec_.fold.dtype);
-    clusters_[kAlone] = launcher_.clusters_at_a_time(1, 1);
-    clusters_[kTwoBlocks] = launcher_.clusters_at_a_time(2, 1);
-    clusters_[kTwoSlices] = launcher_.clusters_at_a_time(1, 2);
+    alone_ = launcher_.clusters_at_a_time(1);
+    clusters_ = launcher_.clusters_at_a_time(2);
     pairs_ = launcher_.pairs_at_a_time();
   }
 
@@ -64,25 +62,19 @@ class Sm90Latent final : public DecodeKernel {
       p.records = reinterpret_cast<float*>(scratch_.data());
       p.record_groups = groups_;
     }
+    p.slices = 1;
     if (in_pairs(units)) {
-      p.slices = 1;
       set_pages(step, kLatentTile, kLatentTile, p);
       p.k = map_pages(mapped_pages("sm90_latent", step.k), spec_.fold.dtype, p.box_rows, kPanelColumns);
-      launcher_.launch_pairs(p, limits_.slices == 3, limits_.slices == 4,
-                             static_cast<int>(std::min<std::int64_t>(units, pairs_)), stream);
+      launcher_.launch_pairs(p, static_cast<int>(std::min<std::int64_t>(units, pairs_)), stream);
       if (merges) finish(step, p.records, stream);
       return;
     }
-    p.slices = slices_for(units);
-    Form form = p.slices == 2 ? kTwoSlices : p.blocks % 2 == 0 ? kTwoBlocks : kAlone;
-    if (clusters_[form] == 0) {  // a part of a device may hold no cluster
-      form = kAlone;
-      p.slices = 1;
-    }
-    const int blocks = form == kTwoBlocks ? 2 : 1;
-    set_pages(step, kLatentTile, kLatentTile / (blocks * p.slices), p);  // a box or more for each CTA of a cluster
+    const int ctas = p.blocks % 2 == 0 && clusters_ > 0 ? 2 : 1;  // a part of a device may hold no cluster
+    set_pages(step, kLatentTile, kLatentTile / ctas, p);          // a box or more for each CTA of a cluster
     p.k = map_pages(mapped_pages("sm90_latent", step.k), spec_.fold.dtype, p.box_rows, kPanelColumns);
-    launcher_.launch(p, blocks, static_cast<int>(std::min<std::int64_t>(units / blocks, clusters_[form])), stream);
+    const std::int64_t most = ctas == 2 ? clusters_ : alone_;
+    launcher_.launch(p, ctas, static_cast<int>(std::min(units / ctas, most)), stream);
     if (merges) finish(step, p.records, stream);
   }
 
@@ -93,9 +85,6 @@ class Sm90Latent final : public DecodeKernel {
   }
 
  private:
-  // What the CTAs of a cluster share tiles for.
-  enum Form { kAlone, kTwoBlocks, kTwoSlices };
-
   // Merges a step's groups, which lie in the scratch memory.
   void finish(const DecodeStep& step, const float* records, Stream stream) const {
     merge_shares(
@@ -113,20 +102,16 @@ class Sm90Latent final : public DecodeKernel {
   bool in_pairs(std::int64_t units) const {
     return pairs_ > 0 && (limits_.slices == 0 ? units <= pairs_ : limits_.slices > 1);
   }
-  // Slices score the same tiles each for itself, so there are several only where multiprocessors would idle otherwise.
-  int slices_for(std::int64_t units) const {
-    if (limits_.slices > 0) return std::min(limits_.slices, kMostLatentSlices);
-    return units * kMostLatentSlices <= multiprocessors_ ? kMostLatentSlices : 1;
-  }
 
   DecodeSpec spec_;
   int device_;
   const LatentLauncher& launcher_;
   DecodeLimits limits_;
   std::int64_t groups_ = 0;  // of a sequence, at most
-  int multiprocessors_ = 0;
-  int clusters_[3] = {};  // of each form, how many the device holds at a time
-  int pairs_ = 0;         // that the device holds at a time
+  // That the device holds at a time: CTAs by themselves, clusters of two blocks of rows, pairs for one block.
+  int alone_ = 0;
+  int clusters_ = 0;
+  int pairs_ = 0;
   Buffer scratch_;
 };
 

@@ -47,12 +47,6 @@ __device__ __forceinline__ void load_page_box_for(std::uint16_t ctas, std::uint3
       "l"(map), "r"(barrier), "r"(column), "r"(row), "r"(0), "r"(head), "r"(page), "h"(ctas)
       : "memory");
 }
-// Calls a box of one page into the L2 cache.
-__device__ __forceinline__ void prefetch_page_box(const CUtensorMap* map, int column, int head, int page, int row) {
-  asm volatile("cp.async.bulk.prefetch.tensor.5d.L2.global [%0, {%1, %2, %3, %4, %5}];" ::"l"(map), "r"(column),
-               "r"(row), "r"(0), "r"(head), "r"(page)
-               : "memory");
-}
 // Copies bytes that follow each other, at addresses and of a number that are multiples of 16.
 __device__ __forceinline__ void load_bytes(std::uint32_t target, const void* source, int bytes, std::uint32_t barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(target),
