@@ -10,8 +10,8 @@
 # A part writes bench/results/<gpu>/<date>-<part>.jsonl, whole or not at all, where several GPUs of a host are <gpu>-x4;
 # each line holds its command and the source revision. Environment: BENCH_DATE resumes an earlier day's run, BENCH_MODEL
 # names the folder, PYTHON has PyTorch and, if wanted, FlashAttention-3 (else python3), RINGATTN_PROGRAM is a program that
-# is built already, fold_gpu_bench beside it for precision-and-state, decode_gpu_bench for the parts of decoding
-# and product_gpu_bench for products; these go over their steps BENCH_ROUNDS times (else 3).
+# is built already, with the program beside it that a part measures with (fold_gpu_bench for precision-and-state,
+# decode_gpu_bench for the parts of decoding, …); these go over their steps BENCH_ROUNDS times (else 3).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=tests/support/parts.sh
@@ -40,6 +40,9 @@ part decode 2 "decoding: pages of 16 to 128 beside dense caches, more rows, forc
 part decode-peers 6 "decoding: ours in turn with cuDNN and FlashAttention-2, 1k to 1m keys, in rounds"
 part sparse-peers 6 "block-sparse FlexAttention at about 10, 25 and 50 % of the tiles, and dense, 32k and 128k tokens"
 part products 3 "products around a latent: ours in turn with cuBLAS, bf16 and fp16, in rounds"
+part latents 2 "decoding over latents, 16 and 128 heads, one CTA or a pair of them to a unit; ours alone"
+part compressed 2 "compressing, decompressing, and decoding over caches of codes beside a plain one; ours alone"
+part scans 1 "scans, updates and convolutions; ours alone, Hopper's kernel beside the portable one"
 part scaling 3 "ours on 1, 2, 4 ... GPUs, 32k to 512k tokens, beside the folds alone and the zigzag ring"
 part ring-p2p 3 "ours on all GPUs, 32k to 1m tokens, beside the folds alone, transport p2p"
 part ring-nccl 3 "the same, transport nccl"
@@ -272,6 +275,43 @@ part_products() {
     done
   done
   finish products
+}
+
+part_latents() {
+  need_gpus 1
+  prepare decode_gpu_bench
+  export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
+  local -a dims=(--kernel sm90_latent --kv-heads 1 --head-dim 576 --latent-dim 512 --page-size 64)
+  local round
+  for ((round = 1; round <= rounds; ++round)); do
+    echo "round $round of $rounds"
+    alone decode_gpu_bench "${dims[@]}" --heads 128 --steps 1x4k,1x32k,1x128k,16x4k,128x4k --slices auto,1,2
+    alone decode_gpu_bench "${dims[@]}" --heads 128 --steps 64x16k --rows 2 --slices auto,1,2
+    alone decode_gpu_bench "${dims[@]}" --heads 16 --steps 128x4k,128x16k --slices auto,1,2
+  done
+  finish latents
+}
+
+part_compressed() {
+  need_gpus 1
+  prepare decode_gpu_bench compress_gpu_bench
+  export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
+  local round
+  for ((round = 1; round <= rounds; ++round)); do
+    echo "round $round of $rounds"
+    alone decode_gpu_bench --steps 1x16k,1x128k,32x4k --cache plain,fp8,int8,int4
+    alone compress_gpu_bench
+  done
+  finish compressed
+}
+
+part_scans() {
+  need_gpus 1
+  prepare scan_gpu_bench
+  export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
+  alone scan_gpu_bench
+  alone scan_gpu_bench --kernel sm80_scan ssd-16k ssd-131k
+  finish scans
 }
 
 part_scaling() {
