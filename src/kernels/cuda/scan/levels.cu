@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(kThreads) segments_kernel(const __grid_constan
   const Quarter mine(p, kStateDecays);
   if (!mine.present) return;
   const std::int64_t super_segment = p.runs[0].super_segment + blockIdx.y;
-  const RunEntry& run = p.runs[run_of<&RunEntry::super_segment>(p, super_segment)];
+  const ScanRunEntry& run = p.runs[run_of<&ScanRunEntry::super_segment>(p, super_segment)];
   const std::int64_t begin = run.segment + (super_segment - run.super_segment) * kSegmentsOfSuper;
   const std::int64_t run_end = run.segment + (run.tokens + kSegmentTokens - 1) / kSegmentTokens;
   const std::int64_t end = begin + kSegmentsOfSuper < run_end ? begin + kSegmentsOfSuper : run_end;
@@ -81,7 +81,7 @@ template <bool kStateDecays>
 __global__ void __launch_bounds__(kThreads) super_segments_kernel(const __grid_constant__ ScanParams p) {
   const Quarter mine(p, kStateDecays);
   if (!mine.present) return;
-  const RunEntry& run = p.runs[blockIdx.y];
+  const ScanRunEntry& run = p.runs[blockIdx.y];
   const std::int64_t end = run.super_segment + (run.tokens + kSuperSegmentTokens - 1) / kSuperSegmentTokens;
   const std::int64_t all = std::int64_t{p.heads} * p.head_dim * p.state_dim;
   float4 before = make_float4(0.0F, 0.0F, 0.0F, 0.0F);

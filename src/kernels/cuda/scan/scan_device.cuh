@@ -25,7 +25,7 @@ struct SegmentPlace {
 };
 
 // The run that has the nth of the launch's segments, or super-segments.
-template <std::int64_t RunEntry::*kFirst>
+template <std::int64_t ScanRunEntry::*kFirst>
 __device__ __forceinline__ int run_of(const ScanParams& p, std::int64_t index) {
   int low = 0;
   int high = p.run_count;
@@ -42,7 +42,7 @@ __device__ __forceinline__ int run_of(const ScanParams& p, std::int64_t index) {
 
 __device__ __forceinline__ SegmentPlace segment_place(const ScanParams& p, std::int64_t nth) {
   const std::int64_t index = p.runs[0].segment + nth;
-  const RunEntry& run = p.runs[run_of<&RunEntry::segment>(p, index)];
+  const ScanRunEntry& run = p.runs[run_of<&ScanRunEntry::segment>(p, index)];
   const std::int64_t in_run = index - run.segment;
   const std::int64_t left = run.tokens - in_run * kSegmentTokens;
   return {index, run.super_segment + in_run / kSegmentsOfSuper, run.row + in_run * kSegmentTokens,

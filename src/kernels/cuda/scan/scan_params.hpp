@@ -18,7 +18,7 @@ inline constexpr int kChunksOfSegment = static_cast<int>(kSegmentTokens / kChunk
 inline constexpr int kStepFloats = 2;
 inline constexpr int kChunkSteps = kStepFloats * kChunk;
 
-struct RunEntry {
+struct ScanRunEntry {
   std::int64_t row;
   std::int64_t tokens;
   std::int64_t segment;        // its first, of all segments of the task
@@ -36,7 +36,7 @@ struct ScanTensor {
 };
 
 struct ScanParams {
-  RunEntry runs[kRunsOfLaunch];
+  ScanRunEntry runs[kRunsOfLaunch];
   std::int32_t run_count;
   std::int32_t segments;        // of these runs
   std::int32_t super_segments;  // of these runs
