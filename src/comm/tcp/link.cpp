@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstring>
 #include <system_error>
+#include <vector>
 
 namespace ringattn {
 
@@ -19,10 +20,12 @@ constexpr std::size_t kPieces = 64;
 
 bool would_block() { return errno == EAGAIN || errno == EWOULDBLOCK; }
 
-// What stands in for spans that were given up.
-std::array<std::byte, 65536>& nothing() {
-  static thread_local std::array<std::byte, 65536> bytes{};
-  return bytes;
+constexpr std::size_t kPiece = 65536;  // bytes at a time of what has no span
+
+// What stands in for spans that were given up: kPiece bytes. Only a thread that needs it has it.
+std::byte* nothing() {
+  static thread_local std::vector<std::byte> bytes(kPiece);
+  return bytes.data();
 }
 
 bool fits(const FrameHead& head) {
@@ -109,7 +112,7 @@ std::size_t TcpLink::flush() {
       const std::size_t send = large_.front().send;
       if (flight.withdrawn) {
         // The frame that was begun is brought to its end; its receiver learns that the world has failed.
-        pieces[0] = {nothing().data(), std::min(nothing().size(), piece_left_)};
+        pieces[0] = {nothing(), std::min(kPiece, piece_left_)};
         message.msg_iovlen = 1;
       } else {
         message.msg_iovlen =
@@ -171,9 +174,9 @@ bool TcpLink::receive(std::size_t& bytes) {
       const auto& spans = flight->exchange.receives[in_place_.receive].spans;
       message.msg_iovlen = flight->receives[in_place_.receive].walk.pieces(spans, pieces, std::min(kCall, in_left_));
     } else if (in_.kind == FrameKind::kData) {
-      pieces[0] = {nothing().data(), std::min(nothing().size(), in_left_)};
+      pieces[0] = {nothing(), std::min(kPiece, in_left_)};
     } else {
-      in_body_.resize(body_before + std::min(nothing().size(), in_left_));
+      in_body_.resize(body_before + std::min(kPiece, in_left_));
       pieces[0] = {in_body_.data() + body_before, in_body_.size() - body_before};
     }
     const ssize_t count = uninterrupted([&] { return ::recvmsg(socket_.get(), &message, 0); });
