@@ -6,7 +6,7 @@ A world or a Layout is passed as its number, World.number and Layout.number (0: 
 it. mask is "causal", "full" or "window" with left and right."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, library
 
 from . import _attention, _decode, _latent, _scan, layouts, worlds
 from ._errors import unsupported
@@ -46,7 +46,7 @@ def _given(out: Tensor | None, made: Tensor) -> Tensor:
     return made if out is None else out.copy_(made)
 
 
-@torch.library.custom_op("ringattn::attention", mutates_args=())
+@library.custom_op("ringattn::attention", mutates_args=())
 def _attention_op(
     q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, mask: str, left: int, right: int, softmax_scale: float | None,
     softcap: float, q_offset: int | None, layout: str, layout_number: int, key_layout: str, key_layout_number: int,
@@ -75,7 +75,7 @@ def attention(q, k, v, *, mask="causal", softmax_scale=None, softcap=0.0, sinks=
     return _given(out, made), lse
 
 
-@torch.library.custom_op("ringattn::varlen", mutates_args=())
+@library.custom_op("ringattn::varlen", mutates_args=())
 def _varlen_op(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None, sinks: Tensor | None, mask: str,
     left: int, right: int, softmax_scale: float | None, softcap: float, q_offsets: list[int] | None, layout: str,
@@ -109,7 +109,7 @@ def varlen(q, k, v, cu_seqlens_q, cu_seqlens_k=None, *, mask="causal", softmax_s
     return _given(out, made), lse
 
 
-@torch.library.custom_op("ringattn::decode", mutates_args=("k_cache", "v_cache", "lengths"))
+@library.custom_op("ringattn::decode", mutates_args=("k_cache", "v_cache", "lengths"))
 def _decode_op(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, block_table: Tensor | None, k_new: Tensor | None,
     v_new: Tensor | None, sinks: Tensor | None, grow: bool, mask: str, left: int, right: int, softmax_scale: float | None,
@@ -138,7 +138,7 @@ def decode(q, k_cache, v_cache, lengths, *, block_table=None, k_new=None, v_new=
     return _given(out, made), lse
 
 
-@torch.library.custom_op("ringattn::mla", mutates_args=())
+@library.custom_op("ringattn::mla", mutates_args=())
 def _mla_op(
     q: Tensor, latent: Tensor, k_rope: Tensor, w_uk: Tensor | None, w_uv: Tensor | None, cu_seqlens_q: Tensor | None,
     cu_seqlens_k: Tensor | None, sinks: Tensor | None, form: str | None, head_dim: int | None, head_dim_v: int | None, mask: str,
@@ -170,7 +170,7 @@ def mla(q, latent, k_rope, w_uk=None, w_uv=None, *, cu_seqlens_q=None, cu_seqlen
     return _given(out, made), lse
 
 
-@torch.library.custom_op("ringattn::mla_decode", mutates_args=("cache", "lengths"))
+@library.custom_op("ringattn::mla_decode", mutates_args=("cache", "lengths"))
 def _mla_decode_op(
     q: Tensor, cache: Tensor, lengths: Tensor, w_uk: Tensor | None, w_uv: Tensor | None, block_table: Tensor | None,
     latent: Tensor | None, k_rope: Tensor | None, sinks: Tensor | None, rope_dim: int, grow: bool, head_dim: int | None,
@@ -201,7 +201,7 @@ def mla_decode(q, cache, lengths, w_uk=None, w_uv=None, *, block_table=None, lat
     return _given(out, made), lse
 
 
-@torch.library.custom_op("ringattn::ssd", mutates_args=())
+@library.custom_op("ringattn::ssd", mutates_args=())
 def _ssd_op(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, z: Tensor | None, dt_bias: Tensor | None,
     dt_softplus: bool, dt_limit: list[float] | None, initial_states: Tensor | None, cu_seqlens: Tensor | None, threads: int,

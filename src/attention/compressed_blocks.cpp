@@ -5,8 +5,8 @@
 
 #include <algorithm>
 #include <limits>
-#include <tuple>
 
+#include "attention/block_tiles.hpp"
 #include "attention/tokens/cost.hpp"
 #include "base/error.hpp"
 
@@ -18,27 +18,6 @@ namespace {
 constexpr std::int64_t kBlockTokens = std::int64_t{1} << 15;
 constexpr std::int64_t kLeastTokens = 1024;
 
-struct Tile {
-  KeyTile from;
-  CompressedRun run;
-  std::size_t entry = 0;  // of the map
-};
-
-std::vector<Tile> tiles_of(const Plan& plan, const BlockPlan& block) {
-  const std::int64_t key_tile = plan.kernel.key_tile;
-  std::vector<Tile> tiles;
-  for (const KeyRun& run : block.key_runs) {
-    const std::int64_t keys = plan.key_lengths[static_cast<std::size_t>(run.sequence)];
-    for (std::int64_t t = 0; t < run.tiles; ++t) {
-      const auto entry = static_cast<std::size_t>(run.table + t);
-      const KeyTile& from = block.tiles[entry];
-      const std::int64_t position = (run.first_tile + t) * key_tile;
-      tiles.push_back({from, {run.sequence, position, keys, from.row, std::min(key_tile, keys - position), 0}, entry});
-    }
-  }
-  return tiles;
-}
-
 bool goes_on(const CompressedRun& run, const CompressedRun& next) {
   return run.sequence == next.sequence && run.position + run.rows == next.position && run.row + run.rows == next.row;
 }
@@ -46,21 +25,17 @@ bool goes_on(const CompressedRun& run, const CompressedRun& next) {
 }  // namespace
 
 DecompressedBlock decompressed_block(const Plan& plan, const BlockPlan& block) {
-  std::vector<Tile> tiles = tiles_of(plan, block);
-  std::ranges::sort(tiles, [](const Tile& a, const Tile& b) {
-    return std::tie(a.from.source, a.from.row) < std::tie(b.from.source, b.from.row);
-  });
   DecompressedBlock decompressed;
   decompressed.tiles.resize(block.tiles.size());
-  for (Tile& tile : tiles) {
+  for (const BlockTile& tile : tiles_by_place(plan, block)) {
+    const CompressedRun run{tile.sequence, tile.position, tile.keys, tile.from.row, tile.rows, decompressed.rows};
     decompressed.tiles[tile.entry] = {0, decompressed.rows};
-    tile.run.to = decompressed.rows;
-    decompressed.rows += tile.run.rows;
+    decompressed.rows += tile.rows;
     std::vector<CompressedRun>& runs = decompressed.runs[static_cast<std::size_t>(tile.from.source)];
-    if (!runs.empty() && goes_on(runs.back(), tile.run)) {
-      runs.back().rows += tile.run.rows;
+    if (!runs.empty() && goes_on(runs.back(), run)) {
+      runs.back().rows += run.rows;
     } else {
-      runs.push_back(tile.run);
+      runs.push_back(run);
     }
   }
   return decompressed;

@@ -13,6 +13,7 @@ import numpy as np
 import ringattn
 import ringattn.torch_ops  # noqa: F401, registers the operators
 import torch
+from torch import library
 from ringattn.testing import assert_same_bits, check_attention
 
 
@@ -119,9 +120,9 @@ class Compiled(unittest.TestCase):
 
     def test_the_operators_keep_pytorch_s_rules(self):
         q, k = normal(60, 4, 64), normal(60, 2, 64, seed=2)
-        torch.library.opcheck(torch.ops.ringattn.attention.default,
+        library.opcheck(torch.ops.ringattn.attention.default,
                               (q, k, k, None, "causal", 0, 0, None, 0.0, None, "", 0, "", 0, [], 0, 0, 0, 60.0))  # fmt: skip
-        torch.library.opcheck(torch.ops.ringattn.decode.default,
+        library.opcheck(torch.ops.ringattn.decode.default,
                               (q[:2], normal(2, 16, 2, 64), normal(2, 16, 2, 64), torch.tensor([3, 9], dtype=torch.int32), None,
                                None, None, None, False, "causal", 0, 0, None, 0.0, None, 0, 60.0))  # fmt: skip
 
