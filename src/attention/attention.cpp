@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -137,6 +138,7 @@ struct Attention::Impl {
                Timeline* timeline, const BlockDone& block_done, RunMode mode);
   void enqueue_compressed(const Inputs& inputs, const Outputs& outputs, std::span<std::byte> workspace, Stream stream,
                           Timeline* timeline, const BlockDone& block_done, RunMode mode);
+  void throw_faults();
   StreamRows dense_shard(const Inputs& inputs, StreamRows staged, Stream stream) const;
   KeySource key_source(const StreamRows& rows, std::int64_t count) const;
 
@@ -154,6 +156,7 @@ struct Attention::Impl {
   RankProducts products;                        // of compressed jobs, and all below
   std::vector<DecompressedBlock> decompressed;  // [blocks]
   std::int64_t most_decompressed = 0;           // rows of a block
+  std::optional<FaultCells> faults;             // two of each block
   std::optional<RingRuns> ring;
 };
 
@@ -168,7 +171,7 @@ void Attention::Impl::choose() {
     check_compressed(job, options, kernel->key_tile());
     products = make_rank_products(job, choice.row->backend, *backend);
   }
-  prepared_job = ring_job(job, options, *kernel, products.scratch_bytes(job));
+  prepared_job = ring_job(job, options, *kernel, transport.size(), products.scratch_bytes(job));
   check_size(prepared_job, options, transport.size());
 }
 
@@ -183,6 +186,7 @@ void Attention::Impl::allocate() {
       most_decompressed = std::max(most_decompressed, decompressed.back().rows);
     }
     products.reserve(job);
+    faults.emplace(*backend, meeting, transport, 2 * decompressed.size());
   }
   if (limits.prepared > 0) {
     const TilesOf tiles = [this](std::size_t block) { return std::span<const KeyTile>(decompressed[block].tiles); };
@@ -344,10 +348,33 @@ void Attention::Impl::enqueue_compressed(const Inputs& inputs, const Outputs& ou
   memory.state = space.data() + layout.state;
   memory.output = {outputs.out, outputs.lse, inputs.sinks};
   memory.exports = outputs.state;
-  const CompressedStep::Tools tools{job, plan(), decompressed, prepared->prepared, *backend, *kernel, products};
+  const CompressedStep::Tools tools{job,      plan(),  decompressed, prepared->prepared,
+                                    *backend, *kernel, products,     *faults};
   CompressedStep step(tools, memory);
   const auto shard = [&] { return dense_shard(inputs, rows_at(space.data(), layout.staged), stream); };
   ring->enqueue({now().runs, step, std::move(buffers), shard, mode}, stream, times, block_done);
+}
+
+// What decompression has met since the last call, named as in the caller's tensors. All runs have ended.
+void Attention::Impl::throw_faults() {
+  if (!faults) return;
+  const std::vector<RowFaultCell> cells = faults->take();
+  const auto refuse = [&](std::string_view name, const RowFormat& format, const RowShape& shape, std::size_t which) {
+    RowFaultCell first;
+    for (std::size_t block = 0; block < decompressed.size(); ++block) {
+      std::optional<RowFault> fault = fault_of(cells[2 * block + which], format, shape);
+      if (fault && fault->kind != RowFault::Kind::kTable) {
+        fault->token = key_of_row(decompressed[block], job.batch, fault->token);
+      }
+      note_fault(first, fault);
+    }
+    if (const auto fault = fault_of(first, format, shape)) {
+      refuse_fault(name, format, shape, *fault, ErrorCode::kUsage);
+    }
+  };
+  if (cells.empty()) return;
+  refuse("k", job.format.k, k_shape(job.spec), 0);
+  refuse("v", job.format.v, v_shape(job.spec), 1);
 }
 
 Attention::Attention(Job job, Transport& transport, Options options)
@@ -379,10 +406,12 @@ RunStats Attention::run(const Inputs& inputs, const Outputs& outputs, std::span<
                         const BlockDone& block_done, RunMode mode) {
   Impl& impl = *impl_;
   impl.meeting.together([&] { impl.check(inputs, outputs, workspace); });
-  return impl.ring->run(
+  const RunStats stats = impl.ring->run(
       impl.now().runs,
       [&](Timeline* timeline) { impl.enqueue(inputs, outputs, workspace, stream, timeline, block_done, mode); },
       block_done);
+  if (impl.faults) impl.meeting.together([&] { impl.throw_faults(); });
+  return stats;
 }
 
 void Attention::set_lengths(const Batch& batch) { impl_->set_lengths(batch); }
@@ -392,6 +421,9 @@ void Attention::enqueue(const Inputs& inputs, const Outputs& outputs, std::span<
   impl_->enqueue(inputs, outputs, workspace, stream, nullptr, {}, RunMode::kWhole);
 }
 
-void Attention::wait() { impl_->ring->wait(); }
+void Attention::wait() {
+  impl_->ring->wait();
+  impl_->throw_faults();
+}
 
 }  // namespace ringattn

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <limits>
 
 #include "attention/block_tiles.hpp"
 #include "attention/tokens/cost.hpp"
@@ -13,10 +12,6 @@
 namespace ringattn {
 
 namespace {
-
-// At so many keys a block, reading and writing the state is about one percent of its fold.
-constexpr std::int64_t kBlockTokens = std::int64_t{1} << 15;
-constexpr std::int64_t kLeastTokens = 1024;
 
 bool goes_on(const CompressedRun& run, const CompressedRun& next) {
   return run.sequence == next.sequence && run.position + run.rows == next.position && run.row + run.rows == next.row;
@@ -41,19 +36,20 @@ DecompressedBlock decompressed_block(const Plan& plan, const BlockPlan& block) {
   return decompressed;
 }
 
-std::int64_t most_block_tokens(const Job& job, const Options& options) {
-  if (options.block_tokens > 0) return 0;
-  const std::int64_t keys = job.batch.k_tokens();
-  const std::int64_t quarter = options.memory_budget > 0 ? static_cast<std::int64_t>(options.memory_budget / 4)
-                                                         : std::numeric_limits<std::int64_t>::max();
-  std::int64_t tokens = kBlockTokens;
-  while (tokens > kLeastTokens && std::min(tokens, keys) > quarter / kv_token_bytes(job.spec)) tokens /= 2;
-  return tokens < keys ? tokens : 0;
+std::int64_t key_of_row(const DecompressedBlock& block, const Batch& batch, std::int64_t row) {
+  for (const std::vector<CompressedRun>& runs : block.runs) {
+    for (const CompressedRun& run : runs) {
+      if (row < run.to || row >= run.to + run.rows) continue;
+      return batch.cu_k()[static_cast<std::size_t>(run.sequence)] + run.position + (row - run.to);
+    }
+  }
+  fail(ErrorCode::kInternal, fmt::format("row {} of a decompressed block", row),
+       fmt::format("it has {} of them", block.rows));
 }
 
-std::size_t decompression_bytes(const Job& job, const Options& options, int key_tile) {
+std::size_t decompression_bytes(const Job& job, const Options& options, std::int64_t most_block_tokens, int key_tile) {
   const std::int64_t keys = job.batch.k_tokens();
-  const std::int64_t block = std::max(options.block_tokens, most_block_tokens(job, options));
+  const std::int64_t block = std::max(options.block_tokens, most_block_tokens);
   // A block ends at a tile's end, so it may have some keys more.
   const std::int64_t rows = block == 0 || block >= keys ? keys : std::min(keys, block + key_tile);
   const auto sequences = static_cast<std::int64_t>(job.batch.sequences.size());

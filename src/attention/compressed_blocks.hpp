@@ -25,15 +25,16 @@ struct DecompressedBlock {
 // `plan`: whose block it is. Tiles are whole groups of tokens.
 DecompressedBlock decompressed_block(const Plan& plan, const BlockPlan& block);
 
+// Which of the batch's keys row `row` of the block is, counted over its sequences.
+std::int64_t key_of_row(const DecompressedBlock& block, const Batch& batch, std::int64_t row);
+
 // K and V of a job as tensors of a format.
 inline RowShape k_shape(const FoldSpec& spec) { return {spec.dtype, spec.kv_heads, spec.head_dim}; }
 inline RowShape v_shape(const FoldSpec& spec) { return {spec.dtype, spec.kv_heads, spec.head_dim_v}; }
 
-// Tokens of a block at most, where the caller's options don't say how large it is: 32,768, or fewer where their rows
-// would take more than a quarter of the memory budget. 0: the job is one block.
-std::int64_t most_block_tokens(const Job& job, const Options& options);
-// Bytes of the rows of the largest block, and of the job's tables.
-std::size_t decompression_bytes(const Job& job, const Options& options, int key_tile);
+// Bytes of the rows of the largest block, where blocks have so many tokens at most (0: the job is one), and of the
+// job's tables.
+std::size_t decompression_bytes(const Job& job, const Options& options, std::int64_t most_block_tokens, int key_tile);
 
 // Throws kUsage for what runs over compressed rows don't have: pages and shorter lengths; kUnsupported for tiles that
 // cut groups of tokens.

@@ -110,7 +110,7 @@ void RankProducts::reserve(const Job& job) {
 
 void CompressedStep::decompress(const ArrivedBlock& block, const RowFormat& format, const RowShape& shape,
                                 const Source& source, HeadProductKernel* products, const MutableTensorView& plain,
-                                Stream stream, const Progress& progress) {
+                                RowFaultCell* fault, Stream stream, const Progress& progress) {
   const DecompressedBlock& decompressed = tools_.blocks[static_cast<std::size_t>(block.index)];
   for (const std::int32_t from : {kOwnShard, kBlockBuffer}) {
     const std::vector<CompressedRun>& runs = decompressed.runs[static_cast<std::size_t>(from)];
@@ -130,7 +130,7 @@ void CompressedStep::decompress(const ArrivedBlock& block, const RowFormat& form
       }
     }
     if (format.is_plain() || format.coding == RowCoding::kLowRank) continue;
-    tools_.backend.decompress({format, shape, rows, runs, plain}, stream);
+    tools_.backend.decompress({format, shape, rows, runs, plain, fault}, stream);
   }
 }
 
@@ -145,8 +145,10 @@ void CompressedStep::compute(const ArrivedBlock& block, Stream stream, const Pro
   const RowShape of_v = v_shape(job.spec);
   const MutableTensorView keys = dense(memory_.keys, of_k);
   const MutableTensorView values = dense(memory_.values, of_v);
-  decompress(block, job.format.k, of_k, memory_.k, tools_.products.k.get(), keys, stream, progress);
-  decompress(block, job.format.v, of_v, memory_.v, tools_.products.v.get(), values, stream, progress);
+  decompress(block, job.format.k, of_k, memory_.k, tools_.products.k.get(), keys, tools_.faults.at(2 * index), stream,
+             progress);
+  decompress(block, job.format.v, of_v, memory_.v, tools_.products.v.get(), values, tools_.faults.at(2 * index + 1),
+             stream, progress);
   const KeySource source{keys, values};
   FoldTask task =
       block_task(tools_.plan, block, decompressed.tiles, {&source, 1}, memory_.output, memory_.exports.has_value());

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "attention/compressed_blocks.hpp"
+#include "attention/fault_cells.hpp"
 #include "attention/ring/engine.hpp"
 #include "attention/ring/row_stream.hpp"
 #include "kernels/backend.hpp"
@@ -66,6 +67,7 @@ class CompressedStep final : public BlockStep {
     Backend& backend;
     FoldKernel& fold;
     RankProducts& products;
+    const FaultCells& faults;  // two of each block, of k and of v
   };
 
   CompressedStep(const Tools& tools, const Memory& memory) : tools_(tools), memory_(memory) {}
@@ -75,7 +77,8 @@ class CompressedStep final : public BlockStep {
 
  private:
   void decompress(const ArrivedBlock& block, const RowFormat& format, const RowShape& shape, const Source& source,
-                  HeadProductKernel* products, const MutableTensorView& plain, Stream stream, const Progress& progress);
+                  HeadProductKernel* products, const MutableTensorView& plain, RowFaultCell* fault, Stream stream,
+                  const Progress& progress);
 
   const Tools& tools_;
   const Memory& memory_;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "attention/attention.hpp"
+#include "attention/fault_cells.hpp"
 #include "attention/identities.hpp"
 #include "attention/partial_exchange.hpp"
 #include "attention/ring/enqueued_runs.hpp"
@@ -123,6 +124,7 @@ struct Decode::Impl {
   DecodeMemory memory;
   Buffer checks;  // on devices: [sequences] faults, then [sequences] lengths
   std::unique_ptr<Marks> faults_read;
+  std::optional<FaultCells> appended;       // of compressed jobs: of k_new and of v_new
   std::optional<PartialExchange> exchange;  // with several ranks
   std::optional<EnqueuedRuns> runs;
 };
@@ -151,6 +153,7 @@ void Decode::Impl::allocate() {
     backend->synchronize(backend->mark(backend->stream()), meeting.patience().for_peer(), {});
     faults_read = backend->make_marks(1, false);
   }
+  if (!job.format.is_plain()) appended.emplace(*backend, meeting, transport, 2);
   backend->update_cache({}, backend->stream());  // makes it ready
   if (several()) exchange.emplace(job, *kernel, transport, *backend);
   runs.emplace(*backend, transport, meeting.patience());
@@ -353,8 +356,8 @@ void Decode::Impl::append(const DecodeInputs& inputs, CacheUpdate places, const 
   places.checked = nullptr;
   places.faults = nullptr;
   places.part_count = 0;
-  if (!job.format.k.is_plain()) backend->append({&places, inputs.packed_k, inputs.k_new}, stream);
-  if (!job.format.v.is_plain()) backend->append({&places, inputs.packed_v, inputs.v_new}, stream);
+  if (!job.format.k.is_plain()) backend->append({&places, inputs.packed_k, inputs.k_new, appended->at(0)}, stream);
+  if (!job.format.v.is_plain()) backend->append({&places, inputs.packed_v, inputs.v_new, appended->at(1)}, stream);
 }
 
 // Folds this rank's share for all rows, and merges the rows that it owns.
@@ -376,8 +379,14 @@ void Decode::Impl::finish_together(DecodeStep step, Stream stream, const FoldOut
   }
 }
 
-// What checks on the device have found since the last call. The device has passed them.
+// What has been found since the last call, by checks on the device and by those who compress new rows. The device has
+// passed them.
 void Decode::Impl::throw_faults() {
+  const std::vector<RowFaultCell> cells = appended ? appended->take() : std::vector<RowFaultCell>();
+  for (std::size_t i = 0; i < cells.size(); ++i) {
+    const auto fault = fault_of(cells[i], {}, {});
+    if (fault) refuse_fault(i == 0 ? "k_new" : "v_new", {}, {}, *fault, ErrorCode::kUsage);
+  }
   if (!checks_on_device()) return;
   const Stream stream = backend->stream();
   const auto bytes = static_cast<std::int64_t>(fault_bytes());

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "attention/attention_work.hpp"
+#include "attention/block_room.hpp"
 #include "attention/compressed_blocks.hpp"
 #include "attention/ring/blocks.hpp"
 #include "attention/tokens/cost.hpp"
@@ -129,19 +130,24 @@ void check_budget(const RingJob& job, const Options& options, int world) {
 
 }  // namespace
 
-RingJob ring_job(const Job& job, const Options& options, const FoldKernel& kernel, std::size_t product_bytes) {
+RingJob ring_job(const Job& job, const Options& options, const FoldKernel& kernel, int world,
+                 std::size_t product_bytes) {
   RingJob ring;
   ring.work = attention_work(job);
   ring.kernel = {kernel.key_tile(), kernel.query_tile()};
   ring.query_bytes = query_bytes(job.spec);
   ring.page_size = job.page_size;
-  if (!job.format.is_plain()) {
-    ring.most_block_tokens = most_block_tokens(job, options);
-    ring.fixed_bytes = decompression_bytes(job, options, kernel.key_tile()) + product_bytes;
-  }
   ring.state_bytes = [&kernel](std::int64_t rows) { return kernel.state_bytes(rows); };
   ring.scratch_bytes = [&kernel](const FoldLimits& limits) { return kernel.scratch_bytes(limits); };
-  return ring;
+  if (job.format.is_plain()) return ring;
+  const std::vector<std::int64_t> sizes = block_sizes(options, job.batch.k_tokens(), kBlockTokens, kernel.key_tile());
+  const auto in_room = [&](std::size_t i) {
+    RingJob with = ring;
+    with.most_block_tokens = sizes[i];
+    with.fixed_bytes = decompression_bytes(job, options, sizes[i], kernel.key_tile()) + product_bytes;
+    return with;
+  };
+  return in_room(choose_room(sizes.size(), options, world, in_room));
 }
 
 void check_size(const RingJob& job, const Options& options, int world) {

@@ -31,9 +31,11 @@ struct RingJob {
   std::function<std::size_t(const FoldLimits& limits)> scratch_bytes;
 };
 
-// Attention's. `kernel` outlives what is returned. `product_bytes`: scratch of the products that decompress keys and
-// values of a rank.
-RingJob ring_job(const Job& job, const Options& options, const FoldKernel& kernel, std::size_t product_bytes = 0);
+// Attention's, in a world of `world` ranks. `kernel` outlives what is returned. `product_bytes`: scratch of the
+// products that decompress keys and values of a rank. Where keys are compressed, throws what choose_room()
+// (block_room.hpp) throws.
+RingJob ring_job(const Job& job, const Options& options, const FoldKernel& kernel, int world,
+                 std::size_t product_bytes = 0);
 
 // Whether there is room for the plans of such a world, from the lengths alone: before anything is made of them. Throws
 // kMemory.
@@ -45,7 +47,7 @@ class Forecasts {
  public:
   Forecasts(const RingJob& job, const Options& options, Route route, int world, bool staged = false);
   Forecasts(const Job& job, const Options& options, const FoldKernel& kernel, Route route, int world)
-      : Forecasts(ring_job(job, options, kernel), options, route, world) {}
+      : Forecasts(ring_job(job, options, kernel, world), options, route, world) {}
   Forecasts(const Forecasts&) = delete;  // the planner refers to the layout that is kept here
   Forecasts& operator=(const Forecasts&) = delete;
 
@@ -86,7 +88,7 @@ struct Forecast {
 Forecast forecast(const RingJob& job, const Options& options, Route route, int world, int rank, bool staged = false);
 inline Forecast forecast(const Job& job, const Options& options, const FoldKernel& kernel, Route route, int world,
                          int rank) {
-  return forecast(ring_job(job, options, kernel), options, route, world, rank);
+  return forecast(ring_job(job, options, kernel, world), options, route, world, rank);
 }
 
 // Whether the job's tasks read keys from the pages of a cache, where they lie: on one rank. Several ranks first copy

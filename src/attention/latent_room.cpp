@@ -5,11 +5,9 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <limits>
-#include <optional>
 #include <vector>
 
-#include "attention/forecast.hpp"
+#include "attention/block_room.hpp"
 #include "attention/latent_work.hpp"
 #include "base/error.hpp"
 
@@ -19,10 +17,8 @@ namespace {
 
 // Of expanded rows.
 constexpr std::int64_t kMostExpandedBytes = std::int64_t{256} << 20;
-// At 32,768 keys a block, reading and writing the state is about one percent of its fold. Absorbed, queries are few and
-// a state is four times as large.
-constexpr std::int64_t kExpandedTokens = std::int64_t{1} << 15;
-constexpr std::int64_t kAbsorbedTokens = std::int64_t{1} << 17;
+// Absorbed, queries are few and a state is four times as large.
+constexpr std::int64_t kAbsorbedTokens = 4 * kBlockTokens;
 
 int largest_divisor(int number, std::int64_t limit) {
   int divisor = static_cast<int>(std::clamp<std::int64_t>(limit, 1, number));
@@ -35,11 +31,9 @@ std::vector<LatentRoom> rooms_of(const LatentJob& job, const Options& options, i
   const LatentSpec& spec = job.spec;
   const bool expanded = *job.form == LatentForm::kExpanded;
   const std::int64_t keys = std::max<std::int64_t>(1, job.batch.k_tokens());
-  const std::int64_t most = options.block_tokens > 0 ? options.block_tokens
-                            : expanded               ? kExpandedTokens
-                                                     : kAbsorbedTokens;
-  const auto limit = [&](std::int64_t tokens) { return options.block_tokens > 0 || tokens >= keys ? 0 : tokens; };
-  LatentRoom room{spec.heads, limit(most)};
+  const std::int64_t most = options.block_tokens > 0 ? options.block_tokens : expanded ? kBlockTokens : kAbsorbedTokens;
+  const std::vector<std::int64_t> sizes = block_sizes(options, keys, most, key_tile);
+  LatentRoom room{spec.heads, sizes.front()};
   if (expanded && heads_at_a_time > 0) {
     room.heads = largest_divisor(spec.heads, heads_at_a_time);
   } else if (expanded) {
@@ -51,9 +45,9 @@ std::vector<LatentRoom> rooms_of(const LatentJob& job, const Options& options, i
     room.heads = largest_divisor(spec.heads, room.heads - 1);
     rooms.push_back(room);
   }
-  for (std::int64_t tokens = most / 2; options.block_tokens == 0 && tokens >= key_tile; tokens /= 2) {
-    room.most_block_tokens = limit(tokens);
-    if (room != rooms.back()) rooms.push_back(room);
+  for (std::size_t i = 1; i < sizes.size(); ++i) {
+    room.most_block_tokens = sizes[i];
+    rooms.push_back(room);
   }
   return rooms;
 }
@@ -68,27 +62,11 @@ LatentRoom latent_room(const LatentJob& job, const Options& options, int heads_a
   }
   std::unique_ptr<FoldKernel> fold = kernels.fold(job.spec.heads);
   const std::vector<LatentRoom> rooms = rooms_of(job, options, heads_at_a_time, fold->key_tile());
-  if (options.memory_budget == 0) return rooms.front();
-  const std::int64_t keys = job.batch.k_tokens();
   int heads = job.spec.heads;  // of `fold`
-  std::optional<LeastBudget> least;
-  LatentRoom smallest;
-  std::size_t smallest_bytes = std::numeric_limits<std::size_t>::max();
-  for (const LatentRoom& room : rooms) {
-    if (room.heads != heads) fold = kernels.fold(heads = room.heads);
-    const RingJob ring = ring_job(job, options, room, {*fold, kernels.keys, kernels.values});
-    if (!least) least.emplace(ring, options, world);
-    const std::size_t needed = least->of(ring);
-    const std::int64_t block = room.most_block_tokens > 0 ? room.most_block_tokens : keys;
-    // Blocks that the job states have their buffers in `needed` already.
-    const std::int64_t buffers =
-        world == 1 || options.block_tokens > 0 ? 0 : 2 * block * token_bytes(ring.work.streams);
-    if (needed + static_cast<std::size_t>(buffers) <= options.memory_budget) return room;
-    if (needed >= smallest_bytes) continue;
-    smallest = room;
-    smallest_bytes = needed;
-  }
-  return smallest;
+  return rooms[choose_room(rooms.size(), options, world, [&](std::size_t i) {
+    if (rooms[i].heads != heads) fold = kernels.fold(heads = rooms[i].heads);
+    return ring_job(job, options, rooms[i], {*fold, kernels.keys, kernels.values});
+  })];
 }
 
 }  // namespace ringattn

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <limits>
 #include <map>
 #include <string>
 #include <vector>
@@ -158,6 +159,44 @@ INSTANTIATE_TEST_SUITE_P(Formats, CompressedDecode,
                                            parse_row_format("int4_channel group 64"),
                                            parse_row_format("int4_token group 32"), parse_row_format("vector width 4")),
                          [](const auto& test) { return test_name(test.param); });
+
+TEST(CompressedDecodeRefusals, NewRowsThatAreNotFiniteAreNamed) {
+  const auto transport = make_self_transport();
+  DecodeJob job;
+  job.spec = make_spec(Dtype::kBf16, kHeads, kKvHeads, kDim, {-1, 0});
+  job.limits = {1, 2, 100};
+  job.format = {parse_row_format("int8"), parse_row_format("int4_channel group 32")};
+  DecodeOptions options;
+  options.kernel.backend = "cpu";
+  Decode decode(job, *transport, options);
+  const PageOrder order{{}, 0, 1, 100};
+  CompressedPool k(job.format.k, kShape, order, 1), v(job.format.v, kShape, order, 1);
+  const std::vector<std::byte> q = outlier_rows({Dtype::kBf16, kHeads, kDim}, std::vector<std::int64_t>{2}, 3);
+  std::vector<std::byte> good = outlier_rows(kShape, std::vector<std::int64_t>{2}, 4), bad = good, out(q.size());
+  store_element(bad.data() + kRowBytes + (kDim + 9) * 2, Dtype::kBf16, std::numeric_limits<float>::infinity());
+  std::vector<std::int32_t> length{0};
+  const auto step = [&](const std::vector<std::byte>& k_new, const std::vector<std::byte>& v_new) {
+    DecodeInputs inputs;
+    inputs.q = dense_view(static_cast<const void*>(q.data()), Dtype::kBf16, 2, kHeads, kDim);
+    inputs.rows = 2;
+    inputs.lengths = length.data();
+    inputs.grow = true;
+    inputs.k_new = view_of(k_new, kShape, 2);
+    inputs.v_new = view_of(v_new, kShape, 2);
+    inputs.packed_k = k.view();
+    inputs.packed_v = v.view();
+    DecodeOutputs outputs;
+    outputs.out = dense_view(static_cast<void*>(out.data()), Dtype::kBf16, 2, kHeads, kDim);
+    decode.enqueue(inputs, outputs);
+  };
+  step(good, good);
+  EXPECT_NO_THROW(decode.wait());
+  step(bad, good);
+  EXPECT_NE(std::string(error_of([&] { decode.wait(); }).what()).find("k_new[1, 1, 9] is inf"), std::string::npos);
+  step(good, bad);
+  EXPECT_NE(std::string(error_of([&] { decode.wait(); }).what()).find("v_new[1, 1, 9] is inf"), std::string::npos);
+  EXPECT_NO_THROW(decode.wait());
+}
 
 TEST(CompressedDecodeRefusals, OtherCachesThanTheJobs) {
   const auto transport = make_self_transport();

@@ -1,16 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 // The contract: attention over compressed keys and values has, by memcmp, the O and LSE of attention over the tensors
 // that decompression gives, for any format, number of ranks, layout and blocks.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cstring>
+#include <limits>
+#include <mutex>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "attention/compressed_blocks.hpp"
 #include "attention/compressed_step.hpp"
 #include "attention/tokens/cost.hpp"
 #include "comm/self.hpp"
+#include "tests/support/budget_refusal.hpp"
 #include "tests/support/compressed_tensors.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/ring_job.hpp"
@@ -223,6 +230,67 @@ TEST_P(Compressed, BlocksTravelCompressed) {
 INSTANTIATE_TEST_SUITE_P(Formats, Compressed, ::testing::ValuesIn(cases()),
                          [](const auto& test) { return test.param.name; });
 
+// A scale of K and a code of V that no compressed tensor may hold, the 11th and 12th key of the second sequence.
+Tensors broken_tensors(const Job& job, bool keys) {
+  Tensors tensors = make_tensors(job, 3);
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  if (keys) std::memcpy(tensors.k.streams[1].data() + (310 * job.spec.kv_heads + 1) * 4, &nan, 4);
+  tensors.v.streams[0][static_cast<std::size_t>((311 * job.spec.kv_heads + 1) * job.spec.head_dim_v + 7)] =
+      std::byte{0x80};
+  return tensors;
+}
+
+Job job_of_two() {
+  Job job{make_spec(Dtype::kBf16, 4, 2, 64, {-1, 0}), {}};
+  job.batch = {{300, 300, 0}, {129, 129, 0}};
+  job.format = {parse_row_format("int8"), parse_row_format("int8")};
+  return job;
+}
+
+TEST(CompressedFaults, AreNamedOnAnyNumberOfRanks) {
+  const Job job = job_of_two();
+  for (const int world : {1, 2, 3}) {
+    for (const std::int64_t block : {0, 128}) {
+      Options options = on_the_cpu();
+      options.block_tokens = block;
+      const auto text_of = [&](bool keys) {
+        const Error error = error_of([&] { run_compressed(job, options, broken_tensors(job, keys), world); });
+        EXPECT_EQ(error.code(), ErrorCode::kUsage);
+        return std::string(error.what());
+      };
+      EXPECT_NE(text_of(true).find("k_scales[310, 1, 0] is nan"), std::string::npos) << text_of(true);
+      EXPECT_NE(text_of(false).find("v_codes[311, 1, 7] is -128"), std::string::npos) << text_of(false);
+    }
+  }
+}
+
+TEST(CompressedFaults, AreToldOnceByTheNextWait) {
+  const Job job = job_of_two();
+  const auto transport = make_self_transport();
+  Attention attention(job, *transport, on_the_cpu());
+  std::vector<std::byte> out(static_cast<std::size_t>(attention.q_rows() * out_token_bytes(job.spec)));
+  std::vector<std::byte> workspace(attention.workspace_bytes() + 256);
+  std::byte* const aligned = workspace.data() + (256 - reinterpret_cast<std::uintptr_t>(workspace.data()) % 256) % 256;
+  const auto enqueue = [&](Tensors& tensors) {
+    Inputs inputs;
+    inputs.q = view_of(tensors.plain.q, {job.spec.dtype, job.spec.heads, job.spec.head_dim}, attention.q_rows());
+    inputs.packed_k = tensors.k.rows();
+    inputs.packed_v = tensors.v.rows();
+    Outputs outputs;
+    outputs.out = dense_view(static_cast<void*>(out.data()), job.spec.dtype, attention.q_rows(), job.spec.heads,
+                             job.spec.head_dim_v);
+    attention.enqueue(inputs, outputs, {aligned, attention.workspace_bytes()}, {});
+  };
+  Tensors broken = broken_tensors(job, true), good = make_tensors(job, 3);
+  enqueue(good);
+  enqueue(broken);
+  enqueue(good);
+  EXPECT_NE(std::string(error_of([&] { attention.wait(); }).what()).find("k_scales[310, 1, 0]"), std::string::npos);
+  EXPECT_NO_THROW(attention.wait());
+  enqueue(good);
+  EXPECT_NO_THROW(attention.wait());
+}
+
 TEST(CompressedPlan, ABudgetHoldsTheRowsOfABlock) {
   Job job{make_spec(Dtype::kBf16, 4, 2, 64, {-1, 0}), uniform_batch(1, 1, 100'000)};
   job.format = {parse_row_format("int8"), parse_row_format("int8")};
@@ -232,10 +300,41 @@ TEST(CompressedPlan, ABudgetHoldsTheRowsOfABlock) {
   EXPECT_EQ(free.plan().blocks.size(), 4U);
   // Rows of 32,768 keys and a tile, K and V, stand in the plan and in the workspace.
   EXPECT_GE(free.workspace_bytes(), (std::size_t{1} << 15) * 512);
-  options.memory_budget = 50'000'000;  // rows of a quarter of it
-  const Attention tight(job, *transport, options);
-  EXPECT_LE(tight.plan().memory_bytes, options.memory_budget);
-  EXPECT_EQ(tight.plan().blocks.size(), 7U);
+  // 27 MB of codes and scales; rows of so many keys are 17 MB, of half as many 8 MB.
+  for (const auto& [budget, blocks] : {std::pair{50'000'000U, 4U}, {40'000'000U, 7U}}) {
+    options.memory_budget = budget;
+    const Attention tight(job, *transport, options);
+    EXPECT_LE(tight.plan().memory_bytes, options.memory_budget);
+    EXPECT_EQ(tight.plan().blocks.size(), blocks);
+  }
+}
+
+// A budget that a refusal names is enough, and has the bits of one that has room for everything.
+TEST(CompressedPlan, WhatARefusalNamesIsEnough) {
+  for (const int world : {1, 3}) {
+    for (const std::int64_t block : {0, 1024}) {
+      for (const std::string_view format : {"int8", "int4_token group 32"}) {
+        SCOPED_TRACE(fmt::format("{} ranks, blocks of {}, {}", world, block, format));
+        Job job{make_spec(Dtype::kBf16, 4, 2, 64, {-1, 0}), uniform_batch(1, 5'000, 20'000)};
+        job.format = {parse_row_format(format), parse_row_format(format)};
+        const auto prepare = [&](std::size_t budget) {
+          std::mutex mutex;
+          run_threads_world(world, {}, [&](Transport& transport) {
+            Options options = on_the_cpu();
+            options.block_tokens = block;
+            options.memory_budget = budget;
+            const Attention attention(job, transport, options);
+            const std::lock_guard lock(mutex);
+            EXPECT_LE(attention.plan().memory_bytes, budget);
+          });
+        };
+        const Refusal refused = refusal_of(error_of([&] { prepare(1); }));
+        EXPECT_NO_THROW(prepare(refused.counted)) << refused.text;
+        EXPECT_NO_THROW(prepare(refused.named)) << refused.text;
+        EXPECT_EQ(error_of([&] { prepare(refused.counted - 1); }).code(), ErrorCode::kMemory);
+      }
+    }
+  }
 }
 
 TEST(CompressedRefusals, WhatDoesNotFitIsNamed) {

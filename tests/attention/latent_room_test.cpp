@@ -5,8 +5,6 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-#include <cstring>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -16,6 +14,7 @@
 #include "attention/latent_work.hpp"
 #include "comm/self.hpp"
 #include "kernels/registry.hpp"
+#include "tests/support/budget_refusal.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/latent_rank.hpp"
 
@@ -99,27 +98,6 @@ TEST(LatentRoom, GrowsWithTheBudget) {
     }
     EXPECT_GE(rooms_seen, 3);
   }
-}
-
-// The bytes that a refusal counts, the setting that it names, and what it says of blocks.
-struct Refusal {
-  std::size_t counted = 0;
-  std::size_t named = 0;
-  std::string text;
-};
-
-Refusal refusal_of(const Error& error) {
-  EXPECT_EQ(error.code(), ErrorCode::kMemory) << error.what();
-  Refusal refusal;
-  refusal.text = error.what();
-  const char* const text = refusal.text.c_str();
-  char* unit = nullptr;
-  refusal.counted = std::strtoull(std::strchr(text, '(') + 1, nullptr, 10);
-  refusal.counted += std::strtoull(std::strstr(text, "scratch, and ") + 13, nullptr, 10);
-  const char* const setting = std::strstr(text, "memory = ");
-  EXPECT_NE(setting, nullptr) << text;
-  if (setting != nullptr) refusal.named = std::strtoull(setting + 9, &unit, 10) * (unit && *unit == 'm' ? 1 << 20 : 1);
-  return refusal;
 }
 
 struct BudgetCase {

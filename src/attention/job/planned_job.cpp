@@ -44,7 +44,7 @@ std::unique_ptr<FoldKernel> PlannedJob::make_fold(int heads) const {
 }
 
 RingJob PlannedJob::ring(int world) {
-  if (input_.op() != Op::kLatent) return ring_job(input_.job(), options_, *fold_, product_bytes_);
+  if (input_.op() != Op::kLatent) return ring_job(input_.job(), options_, *fold_, world, product_bytes_);
   const LatentJob& job = input_.latent();
   const LatentRoom room = latent_room(job, options_, heads_at_a_time_, world,
                                       {[this](int heads) { return make_fold(heads); }, *keys_, *values_});
