@@ -132,8 +132,8 @@ int compress_main(const Invocation& invocation, Transport*) {
   job.ratio = options.ratio;
   job.threads = options.threads > 0 ? options.threads : usable_processors().count;
   const CompressResult result = compress_file(job);
-  screen.context(
-      fmt::format("k: {}, v: {}; {} tokens", describe(result.k.format), describe(result.v.format), result.tokens));
+  screen.context(fmt::format("k: {}, v: {}; {} tokens{}", describe(result.k.format), describe(result.v.format),
+                             result.tokens, result.coded_on.empty() ? "" : "; coded on " + result.coded_on));
   screen.context(fmt::format("{} become {}: {} of the bytes are removed",
                              format_bytes(static_cast<double>(result.bytes_before())),
                              format_bytes(static_cast<double>(result.bytes_after())),

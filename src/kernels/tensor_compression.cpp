@@ -11,6 +11,7 @@
 #include "base/error.hpp"
 #include "kernels/codebook.hpp"
 #include "kernels/low_rank.hpp"
+#include "kernels/piecewise_rows.hpp"
 #include "kernels/registry.hpp"
 #include "kernels/row_coder.hpp"
 #include "kernels/row_codes.hpp"
@@ -84,9 +85,11 @@ std::vector<std::byte> without_outliers(const TensorView& plain, const std::vect
   return rows;
 }
 
-void take_scales(CompressedTensor& tensor, const TensorView& plain, Backend& backend) {
+// `device`: null: the host's.
+void take_scales(CompressedTensor& tensor, const TensorView& plain, int threads, Backend* device) {
   std::vector<float> greatest(static_cast<std::size_t>(plain.heads));
-  backend.greatest_magnitudes({plain, greatest.data()}, {});
+  const MagnitudeTask task{plain, greatest.data()};
+  device != nullptr ? greatest_magnitudes_piecewise(*device, task) : greatest_magnitudes_on_host(task, threads);
   if (tensor.format.scales == ScaleGrain::kTensor) greatest = {*std::ranges::max_element(greatest)};
   for (float& value : greatest) value = scale_of(value, kGreatestE4m3);
   tensor.tables[0] = bytes_of(greatest);
@@ -152,7 +155,11 @@ CompressedTensor compress_tensor(std::string_view name, const RowFormat& format,
                                  ErrorCode code) {
   const RowShape shape{plain.dtype, plain.heads, plain.dim};
   check_format(name, format, shape);
-  if (const auto fault = find_fault(plain)) refuse_fault(name, {}, shape, *fault, code);
+  // Where rows are coded elsewhere, what is wrong with them is told from there, unless tables are found in them before.
+  Backend* const device = format.rank > 0 ? nullptr : options.backend;
+  if (device == nullptr || format.coding == RowCoding::kVector) {
+    if (const auto fault = find_fault(plain)) refuse_fault(name, {}, shape, *fault, code);
+  }
   CompressedTensor tensor = make_compressed(format, shape, {lengths.begin(), lengths.end()});
   const int threads = options.threads;
   const bool ranked = format.rank > 0;
@@ -166,7 +173,7 @@ CompressedTensor compress_tensor(std::string_view name, const RowFormat& format,
   if (ranked) tensor.tables[0] = find_basis(plain, format.rank, outliers, threads);
   if (format.coding == RowCoding::kVector) tensor.tables[0] = find_codebook(plain, format.width, options.seed, threads);
   if (format.coding == RowCoding::kFp8 && format.scales != ScaleGrain::kTokenHead) {
-    take_scales(tensor, plain, *host.backend);
+    take_scales(tensor, plain, threads, device);
   }
   const CompressedRows rows = tensor.rows();
   std::vector<std::byte> products;
@@ -192,8 +199,12 @@ CompressedTensor compress_tensor(std::string_view name, const RowFormat& format,
       refuse_fault(fmt::format("{} of rank {}", name, format.rank), {}, shape, *fault, code);
     }
   }
-  if (format.coding != RowCoding::kLowRank) {
-    const std::vector<CompressedRun> runs = tensor.runs();
+  const std::vector<CompressedRun> runs = tensor.runs();
+  if (device != nullptr) {
+    RowFaultCell told;
+    compress_piecewise(*device, {format, shape, plain, {}, runs, rows, &told});
+    if (const auto fault = fault_of(told, {}, shape)) refuse_fault(name, {}, shape, *fault, code);
+  } else if (format.coding != RowCoding::kLowRank) {
     host.backend->compress({format, shape, plain, products_view, runs, rows}, {});
   }
   return tensor;
@@ -222,14 +233,18 @@ void HostDecompressor::decompress(const CompressedRows& from, std::span<const Co
   if (format_.coding != RowCoding::kLowRank) backend_->decompress({format_, shape_, from, runs, plain}, {});
 }
 
-std::vector<std::byte> decompress_tensor(CompressedTensor& tensor, int threads) {
+std::vector<std::byte> decompress_tensor(CompressedTensor& tensor, int threads, Backend* backend) {
   const RowShape& shape = tensor.shape;
   std::vector<std::byte> plain(static_cast<std::size_t>(tensor.tokens() * shape.heads * shape.dim) *
                                size_of(shape.dtype));
   const std::vector<CompressedRun> runs = tensor.runs();
-  HostDecompressor(tensor.format, shape, threads)
-      .decompress(tensor.rows(), runs,
-                  dense_view(static_cast<void*>(plain.data()), shape.dtype, tensor.tokens(), shape.heads, shape.dim));
+  const MutableTensorView view =
+      dense_view(static_cast<void*>(plain.data()), shape.dtype, tensor.tokens(), shape.heads, shape.dim);
+  if (backend != nullptr && tensor.format.rank == 0) {
+    decompress_piecewise(*backend, {tensor.format, shape, tensor.rows(), runs, view});
+  } else {
+    HostDecompressor(tensor.format, shape, threads).decompress(tensor.rows(), runs, view);
+  }
   return plain;
 }
 

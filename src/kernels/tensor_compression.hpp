@@ -48,6 +48,8 @@ CompressedTensor make_compressed(const RowFormat& format, const RowShape& shape,
 struct CompressionOptions {
   std::uint64_t seed = 0;  // of codebooks
   int threads = 1;         // of the host
+  // Codes are made in its memory, some tokens at a time, where the format has no rank; null: by the host.
+  Backend* backend = nullptr;
 };
 
 // `name`: of the tensor, for messages. Throws kUsage for a shape that the format doesn't hold, `code` for a number that
@@ -71,7 +73,7 @@ class HostDecompressor {
   std::unique_ptr<HeadProductKernel> products_;  // of a format with a rank
 };
 
-// The tensor that it is: [tokens, heads, dim] of its dtype, dense.
-std::vector<std::byte> decompress_tensor(CompressedTensor& tensor, int threads);
+// The tensor that it is: [tokens, heads, dim] of its dtype, dense. `backend`: as CompressionOptions has it.
+std::vector<std::byte> decompress_tensor(CompressedTensor& tensor, int threads, Backend* backend = nullptr);
 
 }  // namespace ringattn

@@ -8,10 +8,15 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <memory>
+#include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/e4m3.hpp"
+#include "kernels/piecewise_rows.hpp"
+#include "kernels/registry.hpp"
 #include "kernels/row_codes.hpp"
 #include "tests/support/compressed_tensors.hpp"
 #include "tests/support/error_of.hpp"
@@ -40,6 +45,35 @@ TEST_P(CompressedRowsTest, ThreadsMakeTheSameBytes) {
   EXPECT_EQ(one.streams, three.streams);
   EXPECT_EQ(one.tables, three.tables);
   EXPECT_EQ(decompress_tensor(one, 1), decompress_tensor(one, 3));
+}
+
+// Every backend that is here, some tokens at a time: a piece ends within the second sequence.
+TEST_P(CompressedRowsTest, BackendsMakeTheSameBytesPiecewise) {
+  const RowShape shape{Dtype::kF16, 2, 64};
+  const std::vector<std::int64_t> lengths{40, kPieceTokens + 77, 0, 31};
+  const std::vector<std::byte> rows = outlier_rows(shape, lengths, 5);
+  const TensorView view = view_of(rows, shape, lengths[0] + lengths[1] + lengths[3]);
+  CompressedTensor expected = compress_tensor("k", format(), view, lengths, {7, 2}, ErrorCode::kFile);
+  const std::vector<std::byte> elements = decompress_tensor(expected, 2);
+  std::set<std::string_view> seen;
+  for (const OpKernel& kernel : all_kernels()) {
+    if (!kernel.row->unavailable().empty() || !seen.insert(kernel.row->backend).second) continue;
+    SCOPED_TRACE(kernel.row->backend);
+    const std::unique_ptr<Backend> backend = kernel.row->make_backend({2, 0});
+    CompressedTensor tensor = compress_tensor("k", format(), view, lengths, {7, 2, backend.get()}, ErrorCode::kFile);
+    EXPECT_TRUE(tensor.streams == expected.streams);
+    EXPECT_TRUE(tensor.tables == expected.tables);
+    EXPECT_TRUE(decompress_tensor(tensor, 2, backend.get()) == elements);
+    // In the second piece.
+    std::vector<std::byte> broken = rows;
+    const std::size_t at = static_cast<std::size_t>(((40 + kPieceTokens + 3) * 2 + 1) * 64 + 5);
+    store_element(broken.data() + at * 2, shape.dtype, std::numeric_limits<float>::quiet_NaN());
+    const Error error = error_of([&] {
+      compress_tensor("k", format(), view_of(broken, shape, view.tokens), lengths, {7, 2, backend.get()},
+                      ErrorCode::kFile);
+    });
+    EXPECT_EQ(std::string(error.what()).find("k[32811, 1, 5] is nan"), 0U) << error.what();
+  }
 }
 
 // Runs in any order and of any whole number of groups, from rows that lie apart, to rows that lie apart.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Compressing the keys and values of a file, or of a seed, into a file that run, verify, bench and plan take. One
-// process does it, in host memory.
+// process does it, in host memory; a GPU, where there is one, makes the codes of formats without a rank, whose bytes
+// are the same.
 #pragma once
 
 #include <cstdint>
@@ -37,6 +38,7 @@ struct CompressResult {
   CacheFormat format;
   CompressedFigures k, v;
   std::int64_t tokens = 0;
+  std::string coded_on;  // identity of the GPU that was there; empty: the host
 
   std::int64_t bytes_before() const { return k.bytes_before + v.bytes_before; }
   std::int64_t bytes_after() const { return k.bytes_after + v.bytes_after; }

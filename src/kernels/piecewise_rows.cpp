@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/piecewise_rows.hpp"
+
+#include <algorithm>
+#include <vector>
+
+#include "base/pulse.hpp"
+
+namespace ringattn {
+
+namespace {
+
+constexpr double kSeconds = 60.0;  // for a piece, which takes milliseconds
+
+// Rows of a plain tensor, and streams and tables of a format, in a backend's memory.
+class Pieces {
+ public:
+  Pieces(Backend& backend, const RowFormat& format, const RowShape& shape, std::int64_t most_tokens)
+      : backend_(backend),
+        format_(format),
+        shape_(shape),
+        tokens_(std::min(most_tokens, kPieceTokens)),
+        row_bytes_(shape.heads * shape.dim * static_cast<std::int64_t>(size_of(shape.dtype))),
+        plain_(allocate(tokens_ * row_bytes_)),
+        fault_(allocate(sizeof(RowFaultCell))) {
+    if (format.is_plain()) return;
+    std::vector<std::byte*> streams;
+    for (const FormatStream& stream : format_streams(format, shape)) {
+      streams_.push_back(allocate(tokens_ * stream.token_bytes(shape.dtype)));
+      streams.push_back(streams_.back().data());
+    }
+    rows_ = rows_at(streams, {}, format, shape);
+  }
+
+  // Copies tables there, or what has been written to them back.
+  void take_tables(const CompressedRows& from, std::int64_t sequences) {
+    std::size_t at = 0;
+    for (const FormatTable& table : format_tables(format_, shape_, sequences)) {
+      table_bytes_.push_back(table.bytes(shape_.dtype));
+      tables_.push_back(allocate(table_bytes_.back()));
+      rows_.tables[at] = tables_.back().data();
+      copy(rows_.tables[at], from.tables[at], table_bytes_.back());
+      ++at;
+    }
+  }
+  void give_tables(const CompressedRows& to) {
+    for (std::size_t at = 0; at < tables_.size(); ++at) copy(to.tables[at], rows_.tables[at], table_bytes_[at]);
+    settle();
+  }
+
+  // Of `view`, to where plain() says, and back.
+  void take_plain(const TensorView& view, std::int64_t first, std::int64_t count) {
+    for_heads(view, first, [&](const void* at, std::int64_t stride, std::int64_t offset, std::int64_t bytes) {
+      backend_.copy_rows(plain_.data() + offset, row_bytes_, at, stride, bytes, count, backend_.stream());
+    });
+  }
+  void give_plain(const MutableTensorView& view, std::int64_t first, std::int64_t count) {
+    for_heads(view, first, [&](const void* at, std::int64_t stride, std::int64_t offset, std::int64_t bytes) {
+      backend_.copy_rows(const_cast<void*>(at), stride, plain_.data() + offset, row_bytes_, bytes, count,
+                         backend_.stream());
+    });
+    settle();
+  }
+  MutableTensorView plain(std::int64_t count) const {
+    return dense_view(static_cast<void*>(plain_.data()), shape_.dtype, count, shape_.heads, shape_.dim);
+  }
+
+  void take_rows(const CompressedRows& from, std::int64_t first, std::int64_t count) {
+    for_streams([&](std::size_t at, std::int64_t bytes) {
+      copy(rows_.streams[at].data, from.streams[at].at(first, 0), count * bytes);
+    });
+  }
+  void give_rows(const CompressedRows& to, std::int64_t first, std::int64_t count) {
+    for_streams([&](std::size_t at, std::int64_t bytes) {
+      copy(to.streams[at].at(first, 0), rows_.streams[at].data, count * bytes);
+    });
+    settle();
+  }
+  const CompressedRows& rows() const { return rows_; }
+
+  // A cell for a task, where the host wants to know; and whether one has told something, which then is in `to`.
+  // `first`: of the host's plain rows, what the task calls 0.
+  RowFaultCell* cell(const RowFaultCell* wanted) {
+    if (wanted == nullptr) return nullptr;
+    backend_.fill_bytes(fault_.data(), std::byte{0xff}, sizeof(RowFaultCell), backend_.stream());
+    return reinterpret_cast<RowFaultCell*>(fault_.data());
+  }
+  bool take_fault(RowFaultCell* to, const RowFormat& told_of, std::int64_t first) {
+    if (to == nullptr) return false;
+    RowFaultCell found;
+    copy(&found, fault_.data(), sizeof found);
+    settle();
+    auto fault = fault_of(found, told_of, shape_);
+    if (!fault) return false;
+    if (fault->kind != RowFault::Kind::kTable) fault->token += first;
+    note_fault(*to, fault);
+    return true;
+  }
+
+  // Calls with(piece, row, to), until it returns false: a piece of a run whose rows are 0, 1, … in the backend's
+  // memory, and in the host's are those from `row` on of the streams and from `to` on of the plain tensor.
+  template <class With>
+  void for_pieces(std::span<const CompressedRun> runs, const With& with) {
+    for (const CompressedRun& run : runs) {
+      for (std::int64_t first = 0; first < run.rows; first += tokens_) {
+        beat();
+        const CompressedRun piece{
+            run.sequence, run.position + first, run.keys, 0, std::min(tokens_, run.rows - first), 0};
+        if (!with(piece, run.row + first, run.to + first)) return;
+      }
+    }
+  }
+
+ private:
+  Buffer allocate(std::int64_t bytes) {
+    return backend_.allocate(static_cast<std::size_t>(std::max<std::int64_t>(1, bytes)));
+  }
+  void copy(void* to, const void* from, std::int64_t bytes) {
+    if (bytes > 0) backend_.copy_rows(to, bytes, from, bytes, bytes, 1, backend_.stream());
+  }
+  void settle() {
+    backend_.synchronize(backend_.mark(backend_.stream()), Deadline::after(kSeconds), {});
+    backend_.forget_marks();
+  }
+  template <class View, class Copy>
+  void for_heads(const View& view, std::int64_t first, const Copy& copy) const {
+    const auto element = static_cast<std::int64_t>(size_of(shape_.dtype));
+    const std::int64_t stride = view.token_stride * element;
+    if (view.head_stride == view.dim) return copy(view.at(first, 0), stride, 0, row_bytes_);
+    const std::int64_t bytes = view.dim * element;
+    for (std::int64_t head = 0; head < view.heads; ++head) copy(view.at(first, head), stride, head * bytes, bytes);
+  }
+  template <class Copy>
+  void for_streams(const Copy& copy) const {
+    std::size_t at = 0;
+    for (const FormatStream& stream : format_streams(format_, shape_)) copy(at++, stream.token_bytes(shape_.dtype));
+  }
+
+  Backend& backend_;
+  const RowFormat format_;
+  const RowShape shape_;
+  const std::int64_t tokens_;
+  const std::int64_t row_bytes_;
+  Buffer plain_, fault_;
+  std::vector<Buffer> streams_, tables_;
+  std::vector<std::int64_t> table_bytes_;
+  CompressedRows rows_;
+};
+
+std::int64_t longest(std::span<const CompressedRun> runs) {
+  std::int64_t most = 1;
+  for (const CompressedRun& run : runs) most = std::max(most, run.rows);
+  return most;
+}
+
+std::int64_t sequences_of(std::span<const CompressedRun> runs) {
+  std::int64_t sequences = 0;
+  for (const CompressedRun& run : runs) sequences = std::max(sequences, run.sequence + 1);
+  return sequences;
+}
+
+}  // namespace
+
+void compress_piecewise(Backend& backend, const CompressTask& task) {
+  check_task(task);
+  Pieces pieces(backend, task.format, task.shape, longest(task.runs));
+  pieces.take_tables(task.to, sequences_of(task.runs));
+  pieces.for_pieces(task.runs, [&](const CompressedRun& piece, std::int64_t row, std::int64_t to) {
+    pieces.take_plain(task.plain, to, piece.rows);
+    const MutableTensorView plain = pieces.plain(piece.rows);
+    backend.compress({task.format, task.shape, plain, {}, {&piece, 1}, pieces.rows(), pieces.cell(task.fault)},
+                     backend.stream());
+    pieces.give_rows(task.to, row, piece.rows);
+    return !pieces.take_fault(task.fault, {}, to);
+  });
+  pieces.give_tables(task.to);
+}
+
+void decompress_piecewise(Backend& backend, const DecompressTask& task) {
+  check_task(task);
+  Pieces pieces(backend, task.format, task.shape, longest(task.runs));
+  pieces.take_tables(task.from, sequences_of(task.runs));
+  pieces.for_pieces(task.runs, [&](const CompressedRun& piece, std::int64_t row, std::int64_t to) {
+    pieces.take_rows(task.from, row, piece.rows);
+    backend.decompress(
+        {task.format, task.shape, pieces.rows(), {&piece, 1}, pieces.plain(piece.rows), pieces.cell(task.fault)},
+        backend.stream());
+    pieces.give_plain(task.plain, to, piece.rows);
+    return !pieces.take_fault(task.fault, task.format, to);
+  });
+}
+
+void greatest_magnitudes_piecewise(Backend& backend, const MagnitudeTask& task) {
+  const TensorView& plain = task.plain;
+  if (plain.tokens == 0) return;
+  Pieces pieces(backend, {}, {plain.dtype, plain.heads, plain.dim}, plain.tokens);
+  const auto bytes = plain.heads * static_cast<std::int64_t>(sizeof(float));
+  const Buffer greatest = backend.allocate(static_cast<std::size_t>(bytes));
+  auto* const there = reinterpret_cast<float*>(greatest.data());
+  backend.copy_rows(there, bytes, task.greatest, bytes, bytes, 1, backend.stream());
+  const CompressedRun all{0, 0, plain.tokens, 0, plain.tokens, 0};
+  pieces.for_pieces({&all, 1}, [&](const CompressedRun& piece, std::int64_t, std::int64_t to) {
+    pieces.take_plain(plain, to, piece.rows);
+    backend.greatest_magnitudes({pieces.plain(piece.rows), there}, backend.stream());
+    return true;
+  });
+  backend.copy_rows(task.greatest, bytes, there, bytes, bytes, 1, backend.stream());
+  backend.synchronize(backend.mark(backend.stream()), Deadline::after(kSeconds), {});
+  backend.forget_marks();
+}
+
+}  // namespace ringattn

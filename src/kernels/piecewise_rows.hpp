@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tensors in host memory that are coded on any backend: some tokens at a time go to its memory and come back. Backends
+// make the same bits, so nobody sees where it was done.
+#pragma once
+
+#include "kernels/backend.hpp"
+#include "kernels/compressed_rows.hpp"
+
+namespace ringattn {
+
+// Tokens that are in the backend's memory at a time: a multiple of every group.
+inline constexpr std::int64_t kPieceTokens = std::int64_t{1} << 15;
+
+// Backend::compress() and decompress() of views of host memory, whose streams are dense and whose runs are in the order
+// of their rows; of formats without a rank. They return when all is done. A task's fault cell is the host's; behind the
+// first piece with a fault nothing more is done. Throw kMemory where the backend has no room for a piece, kPeer where
+// it doesn't answer.
+void compress_piecewise(Backend& backend, const CompressTask& task);
+void decompress_piecewise(Backend& backend, const DecompressTask& task);
+// Backend::greatest_magnitudes() likewise.
+void greatest_magnitudes_piecewise(Backend& backend, const MagnitudeTask& task);
+
+}  // namespace ringattn
