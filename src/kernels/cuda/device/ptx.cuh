@@ -40,6 +40,12 @@ __device__ inline void load_matrix_transposed(std::uint32_t (&r)[4], std::uint32
 }
 
 // Two of them, from the addresses of lanes 0 … 15.
+__device__ inline void load_matrix_pair(std::uint32_t (&r)[2], std::uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];"
+               : "=r"(r[0]), "=r"(r[1])
+               : "r"(address)
+               : "memory");
+}
 __device__ inline void load_matrix_pair_transposed(std::uint32_t (&r)[2], std::uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
                : "=r"(r[0]), "=r"(r[1])

@@ -9,6 +9,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
+constexpr int kGroupThreads = 128;  // where lanes have many registers
 
 // Rows of formats whose codes are a token's own.
 template <class Element, int kQuads, RowCoding kCoding>
@@ -86,39 +87,79 @@ void launch_sixteens(const RowParams& p, dim3 grid, cudaStream_t queue) {
   if (p.dim == 256) compress_sixteens<Element, kCoding, 16><<<grid, kThreads, 0, queue>>>(p);
 }
 
-// Groups of tokens; those behind the last full one go to the tail.
-template <class Element>
-__global__ void __launch_bounds__(kThreads) compress_groups(const __grid_constant__ RowParams p) {
+// A warp's part of a group of tokens of one head: 32 · kChannels channels. A lane keeps its elements of all tokens.
+template <class Element, int kGroup, int kChannels>
+__device__ __forceinline__ void compress_part(const RowParams& p, const CompressedRun& run, std::int64_t first,
+                                              int head, int part) {
+  const int channel = (part * 32 + static_cast<int>(threadIdx.x % 32)) * kChannels;
+  if (channel >= p.dim) return;
+  const DeviceRows plain = p.plain.from(run.to + first);
+  const GroupOfChannels<Element, kGroup, kChannels> group(p, plain, head, channel);
+  if (p.fault != nullptr) {
+    group.check([&](const auto& words, int t) {
+#pragma unroll
+      for (int i = 0; i < kChannels / 2; ++i) {
+        check_elements<Element>(p, uint2{words.of[i], 0}, 0, run.to + first + t, head, channel + 2 * i);
+      }
+    });
+  }
+  group.write(p.streams[0].from(run.row + first), p.streams[1].from(run.row + first));
+}
+
+// Groups of tokens; those behind the last full one go to the tail. At once: whatever a lane reads or writes is aligned.
+template <class Element, int kGroup, bool kAtOnce>
+__global__ void __launch_bounds__(kGroupThreads, 4) compress_groups(const __grid_constant__ RowParams p) {
+  constexpr std::uint32_t kGroupWarps = kGroupThreads / 32;
+  constexpr int kChannels = kAtOnce ? 128 / kGroup : 1;
   const CompressedRun& run = p.run[blockIdx.y];
-  const int group = p.format.group;
   const auto heads = static_cast<std::uint32_t>(p.heads);
-  const auto groups = static_cast<std::uint32_t>((run.rows + group - 1) / group);
-  const std::int64_t closed = closed_tokens(run.keys, group);
-  for (std::uint32_t item = blockIdx.x * kWarps + threadIdx.x / 32; item < groups * heads; item += gridDim.x * kWarps) {
-    const auto head = static_cast<int>(item % heads);
-    const std::int64_t first = static_cast<std::int64_t>(item / heads) * group;  // row of the run
+  const auto groups = static_cast<std::uint32_t>((run.rows + kGroup - 1) / kGroup);
+  const std::uint32_t parts = kAtOnce ? static_cast<std::uint32_t>((p.dim - 1) / (32 * kChannels)) + 1 : 1;
+  const std::int64_t closed = closed_tokens(run.keys, kGroup);
+  for (std::uint32_t item = blockIdx.x * kGroupWarps + threadIdx.x / 32; item < groups * heads * parts;
+       item += gridDim.x * kGroupWarps) {
+    const std::uint32_t of_head = item / parts;
+    const auto head = static_cast<int>(of_head % heads);
+    const std::int64_t first = static_cast<std::int64_t>(of_head / heads) * kGroup;  // row of the run
     const auto check = [&](uint2 raw, int t, int channel) {
       if (p.fault != nullptr) check_elements<Element>(p, raw, 0, run.to + first + t, head, channel);
     };
     if (run.position + first < closed) {
-      write_group<Element>(
-          p, [&](int t) { return p.plain.at(run.to + first + t, head); },
-          [&](int stream, int t) { return p.streams[stream].at(run.row + first + t, head); }, check);
+      if constexpr (kAtOnce) {
+        compress_part<Element, kGroup, kChannels>(p, run, first, head, static_cast<int>(item % parts));
+      } else {
+        write_group<Element>(
+            p, [&](int t) { return p.plain.at(run.to + first + t, head); },
+            [&](int stream, int t) { return p.streams[stream].at(run.row + first + t, head); }, check);
+      }
       continue;
     }
-    for (int t = 0; t < group && first + t < run.rows; ++t) {
+    if (item % parts != 0) continue;
+    for (int t = 0; t < kGroup && first + t < run.rows; ++t) {
       std::byte* const tail =
-          p.tables[0] + ((run.sequence * group + t) * p.heads + head) * static_cast<std::int64_t>(2 * p.dim);
+          p.tables[0] + ((run.sequence * kGroup + t) * p.heads + head) * static_cast<std::int64_t>(2 * p.dim);
       write_tail(p, p.plain.at(run.to + first + t, head), tail, p.streams[0].at(run.row + first + t, head),
                  p.streams[1].at(run.row + first + t, head), [&](uint2 raw, int channel) { check(raw, t, channel); });
     }
   }
 }
 
+template <class Element, int kGroup>
+void launch_groups(const RowParams& p, dim3 grid, cudaStream_t queue) {
+  grid.x *= kThreads / kGroupThreads;
+  if (p.by_four) {
+    compress_groups<Element, kGroup, true><<<grid, kGroupThreads, 0, queue>>>(p);
+  } else {
+    compress_groups<Element, kGroup, false><<<grid, kGroupThreads, 0, queue>>>(p);
+  }
+}
+
 template <class Element>
 void launch(const RowParams& p, dim3 grid, Stream stream) {
   const cudaStream_t queue = cuda_stream(stream);
-  if (p.format.coding == RowCoding::kInt4Channel) compress_groups<Element><<<grid, kThreads, 0, queue>>>(p);
+  if (p.format.coding == RowCoding::kInt4Channel) {
+    p.format.group == 32 ? launch_groups<Element, 32>(p, grid, queue) : launch_groups<Element, 64>(p, grid, queue);
+  }
   with_token_coding(p.format.coding, [&]<RowCoding kCoding>() {
     if constexpr (kCoding == RowCoding::kFp8 || kCoding == RowCoding::kInt8 || kCoding == RowCoding::kInt4Token) {
       if (takes_sixteen(p)) return launch_sixteens<Element, kCoding>(p, grid, queue);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sixteen channels of a row: what a lane has where a whole tensor is compressed, so that few lanes share a row and what
-// is worked out once a row or once a group of channels weighs little. The arithmetic is that of row_writer.cuh.
+// Whole tensors whose rows lie so that lanes can take much at a time: 16 channels of a row, so that few lanes share it
+// and what is worked out once a row or once a group of channels weighs little; or some channels of all tokens of a
+// group, which are read once. The arithmetic is that of row_writer.cuh, without what can't happen here.
 #pragma once
 
 #include "kernels/cuda/rows/row_writer.cuh"
@@ -37,7 +38,7 @@ __device__ __forceinline__ float greatest_magnitude(const Sixteen& row) {
 }
 
 // Divisor::quotient() of a number of either sign, whose quotient is known to be kMost at most: each step rounds a
-// number and its negative alike.
+// number and its negative alike, but that the quotient of -0 is 0.
 __device__ __forceinline__ float signed_quotient(const Divisor& by, float x) {
   const float near = fmaf(x, by.reciprocal, x * by.rest);
   return fmaf(fmaf(-near, by.scale, x), by.reciprocal, near);
@@ -58,7 +59,7 @@ __device__ __forceinline__ uint4 fp8_codes(const Sixteen& row, const Divisor& by
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float x = quad.x[i];
-      quad.x[i] = !by.quick ? x / by.scale : own ? signed_quotient(by, x) : copysignf(by.quotient(fabsf(x)), x);
+      quad.x[i] = by.quick ? copysignf(own ? signed_quotient(by, x) : by.quotient(fabsf(x)), x) : x / by.scale;
     }
     codes[n] = e4m3_codes(quad);
   }
@@ -82,18 +83,31 @@ __device__ __forceinline__ uint4 int8_codes(const Sixteen& row, const Divisor& b
   return {codes[0], codes[1], codes[2], codes[3]};
 }
 
+// The code of an element of a group whose least one is `zero`, in the lowest four bits; the next four are zeros. `by`:
+// int4_divisor() of the group's scale, which is quick. Halves are exact, so one rounding makes the difference of both.
+__device__ __forceinline__ std::uint32_t quick_int4_code(float x, float zero, const Divisor& by) {
+  const float ratio = signed_quotient(by, fmaf(0.5F, x, -0.5F * zero));
+  return __float_as_uint(fminf(ratio, kGreatestInt4) + 0x1.8p23F);
+}
+// Two codes of the lowest four bits of two numbers, in the lowest byte.
+__device__ __forceinline__ std::uint32_t join_codes(std::uint32_t even, std::uint32_t odd) { return even + (odd << 4); }
+
 // Of 4 bits, of one scale and zero.
 template <class Element>
 __device__ __forceinline__ uint2 int4_codes(const Sixteen& row, float scale, float zero) {
   const Divisor by = int4_divisor(scale);
-  std::uint32_t codes[2] = {0, 0};
+  std::uint32_t codes[4];  // of four channels
 #pragma unroll
   for (int n = 0; n < 4; ++n) {
-    const std::uint32_t four = int4_codes(widen<Element>(row.quad(n)), {scale, scale, scale, scale},
-                                          {zero, zero, zero, zero}, {by, by, by, by});
-    codes[n / 2] |= four << n % 2 * 16;
+    const Quad quad = widen<Element>(row.quad(n));
+    std::uint32_t x[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      x[i] = by.quick ? quick_int4_code(quad.x[i], zero, by) : std::uint32_t{int4_code(quad.x[i], scale, zero)};
+    }
+    codes[n] = __byte_perm(join_codes(x[0], x[1]), join_codes(x[2], x[3]), 0x0040);
   }
-  return {codes[0], codes[1]};
+  return {__byte_perm(codes[0], codes[1], 0x5410), __byte_perm(codes[2], codes[3], 0x5410)};
 }
 
 // A row of one head, of which this lane has the 16 channels from `channel` on and kLanes lanes have all. `present`:
@@ -137,5 +151,101 @@ __device__ __forceinline__ void write_sixteen(const RowParams& p, const Sixteen&
     if (own && channel == 0) *reinterpret_cast<float*>(numbers) = scale;
   }
 }
+
+// A group of kInt4Channel, of which this lane has channels [channel, channel + kChannels) of each token. Rows are those
+// of the group's first token. check(raw, t) sees the two elements of a word, of which there are kChannels / 2.
+template <class Element, int kGroup, int kChannels>
+class GroupOfChannels {
+ public:
+  __device__ __forceinline__ GroupOfChannels(const RowParams& p, const DeviceRows& plain, int head, int channel)
+      : p_(p), plain_(plain), head_(static_cast<std::uint32_t>(head)), channel_(channel) {
+#pragma unroll
+    for (int t = 0; t < kGroup; ++t) words_[t] = load(t);
+  }
+
+  template <class Check>
+  __device__ __forceinline__ void check(const Check& check) const {
+#pragma unroll 1
+    for (int t = 0; t < kGroup; ++t) check(load(t), t);
+  }
+
+  __device__ __forceinline__ void write(const DeviceRows& codes, const DeviceRows& numbers) const {
+    float zero[kChannels], scale[kChannels];
+    Divisor by[kChannels];
+    bool quick = true;
+#pragma unroll
+    for (int i = 0; i < kChannels; ++i) {
+      float least = element(words_[0], i), most = least;
+#pragma unroll
+      for (int t = 1; t < kGroup; ++t) {
+        least = fminf(least, element(words_[t], i));
+        most = fmaxf(most, element(words_[t], i));
+      }
+      zero[i] = int4_zero(least);
+      scale[i] = truncated<Element>(int4_scale(zero[i], most));
+      by[i] = int4_divisor(scale[i]);
+      quick = quick && by[i].quick;
+      const GroupPlace place = place_of_channel(channel_ + i, p_.dim, kGroup);
+      auto* const to = reinterpret_cast<std::uint32_t*>(numbers.near(static_cast<std::uint32_t>(place.token), head_));
+      to[place.pair] = Products<Element>::pack(scale[i], zero[i]);
+    }
+    if (!quick) [[unlikely]] {  // the elements once more: they are in a cache
+#pragma unroll 1
+      for (int t = 0; t < kGroup; ++t) {
+        const Words words = load(t);
+        std::uint32_t x[kChannels];
+#pragma unroll
+        for (int i = 0; i < kChannels; ++i) x[i] = int4_code(element(words, i), scale[i], zero[i]);
+        store(codes, t, x);
+      }
+      return;
+    }
+#pragma unroll
+    for (int t = 0; t < kGroup; ++t) {
+      std::uint32_t x[kChannels];
+#pragma unroll
+      for (int i = 0; i < kChannels; ++i) x[i] = quick_int4_code(element(words_[t], i), zero[i], by[i]);
+      store(codes, t, x);
+    }
+  }
+
+ private:
+  static_assert(kChannels == 2 || kChannels == 4);
+  struct Words {
+    std::uint32_t of[kChannels / 2];
+  };
+
+  __device__ __forceinline__ Words load(int t) const {
+    const std::byte* const from = plain_.near(static_cast<std::uint32_t>(t), head_) + 2 * channel_;
+    Words words;
+    if constexpr (kChannels == 4) {
+      const uint2 both = *reinterpret_cast<const uint2*>(from);
+      words.of[0] = both.x;
+      words.of[1] = both.y;
+    } else {
+      words.of[0] = *reinterpret_cast<const std::uint32_t*>(from);
+    }
+    return words;
+  }
+  __device__ __forceinline__ static float element(const Words& words, int i) {
+    return widen<Element>(i % 2 == 0 ? words.of[i / 2] : words.of[i / 2] >> 16);
+  }
+  __device__ __forceinline__ void store(const DeviceRows& codes, int t, const std::uint32_t (&x)[kChannels]) const {
+    std::byte* const to = codes.near(static_cast<std::uint32_t>(t), head_) + channel_ / 2;
+    const std::uint32_t low = join_codes(x[0], x[1]);
+    if constexpr (kChannels == 4) {
+      *reinterpret_cast<std::uint16_t*>(to) =
+          static_cast<std::uint16_t>(__byte_perm(low, join_codes(x[2], x[3]), 0x0040));
+    } else {
+      *to = static_cast<std::byte>(low);
+    }
+  }
+
+  const RowParams& p_;
+  const DeviceRows& plain_;
+  const std::uint32_t head_;
+  const int channel_;
+  Words words_[kGroup];
+};
 
 }  // namespace ringattn::cuda

@@ -2,6 +2,9 @@
 // Keys of a compressed cache for the warps that score: codes come from shared memory as fragments of a product, and
 // become elements in registers, with the bits of kernels/row_codes.hpp.
 //
+// The loops over columns are not unrolled: there are several kinds of warps, and what they run must stay where a
+// multiprocessor finds it quickly.
+//
 // A fragment has 4 neighbouring columns of each 16 where a product's has two pairs, 8 columns apart. So the query rows
 // lie likewise: a product adds its 16 terms at once, whichever lane has them.
 #pragma once
@@ -21,6 +24,7 @@ class PackedKeys {
       : p_(p), map_(map), lane_(thread_of_cta() % 32), first_row_(first_score_block<C>() * 16) {
     const int t = lane_ % 4;
     first_column_ = p.k.four_bits() ? t % 2 * 8 + t / 2 * 4 : t * 4;
+    if (p.k.four_bits()) group_row_ = first_row_ - first_row_ % p.k.group;
   }
 
   __device__ __forceinline__ void begin(const UnitNote& note) {
@@ -31,40 +35,27 @@ class PackedKeys {
     if (p_.k.number_bytes == 0) scale_ = table_scale(p_.k, head_);
   }
 
-  __device__ __forceinline__ void load_queries(QueryFragments<C>& q) const {
-    const bool alternate = p_.k.four_bits();  // see alternate_columns()
-#pragma unroll
-    for (int step = 0; step < C::kDim / 16; ++step) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const std::uint32_t at = map_.q(lane_ / 4 + 8 * half, 2 * step + first_column_ / 8) +
-                                 static_cast<std::uint32_t>(first_column_ % 8 * 2);
-        const uint2 columns = alternate ? alternate_columns(load_words(at)) : load_words(at);
-        q[step][half][0] = columns.x;
-        q[step][half][1] = columns.y;
-      }
-    }
-  }
+  __device__ __forceinline__ void load_queries() const {}  // they stay where they are
 
   // As TileKeys::add_products(), of tile `tile` of the unit's sequence.
-  __device__ __forceinline__ void add_products(ScoreFragments<C>& s, const QueryFragments<C>& q, int tile, bool more) {
+  __device__ __forceinline__ void add_products(ScoreFragments<C>& s, int tile, bool more) {
     barrier_wait(map_.packed_full(false, lap_.place), lap_.parity);
     const std::uint32_t packed = map_.packed(p_, false, lap_.place);
     const auto add = [&]<bool kMore>(std::bool_constant<kMore>) {
       switch (p_.k.coding) {
         case RowCoding::kFp8:
-          add_of_eight_bits<true, kMore>(s, q, packed);
+          add_of_eight_bits<true, kMore>(s, packed);
           break;
         case RowCoding::kInt8:
-          add_of_eight_bits<false, kMore>(s, q, packed);
+          add_of_eight_bits<false, kMore>(s, packed);
           break;
         default:
-          add_of_four_bits<true, kMore>(s, q, packed, 0);
+          add_of_four_bits<true, kMore>(s, packed, 0);
           break;
       }
     };
     if (p_.k.four_bits() && !is_usual(packed, tile * C::kKeyTile)) {
-      add_of_four_bits<false, true>(s, q, packed, tile * C::kKeyTile);  // rows that aren't there are zeros
+      add_of_four_bits<false, true>(s, packed, tile * C::kKeyTile);  // rows that aren't there are zeros
     } else if (more) {
       add(std::true_type());
     } else {
@@ -95,23 +86,41 @@ class PackedKeys {
     return packed + static_cast<std::uint32_t>(C::kKeyTile * p_.k.row_bytes + row * kNumberPitch + number_offset_);
   }
 
-  // kMore: as `more`.
+  // Of query row lane / 4 and of the one 8 behind, this lane's columns of a step. kMore: as `more`.
   template <bool kMore>
-  __device__ __forceinline__ static void multiply(ScoreFragments<C>& s, const QueryFragments<C>& q, int step, int mine,
-                                                  uint2 row, uint2 row_8_behind) {
+  struct Queries {
+    uint2 rows[kMore ? 2 : 1];
+  };
+  template <bool kMore>
+  __device__ __forceinline__ Queries<kMore> queries_of(int step, bool alternate) const {
+    Queries<kMore> queries;
+#pragma unroll
+    for (int half = 0; half < (kMore ? 2 : 1); ++half) {
+      const std::uint32_t at = map_.q(lane_ / 4 + 8 * half, 2 * step + first_column_ / 8);
+      const uint2 columns = load_words(at + static_cast<std::uint32_t>(first_column_ % 8 * 2));
+      queries.rows[half] = alternate ? alternate_columns(columns) : columns;
+    }
+    return queries;
+  }
+
+  template <bool kMore>
+  __device__ __forceinline__ static void multiply(ScoreFragments<C>& s, const Queries<kMore>& q, int mine, uint2 row,
+                                                  uint2 row_8_behind) {
     const std::uint32_t keys[4] = {row.x, row_8_behind.x, row.y, row_8_behind.y};
-    Products::mma(s[2 * mine], keys, q[step][0][0], q[step][0][1], s[2 * mine]);
-    if constexpr (kMore) Products::mma(s[2 * mine + 1], keys, q[step][1][0], q[step][1][1], s[2 * mine + 1]);
+#pragma unroll
+    for (int half = 0; half < (kMore ? 2 : 1); ++half) {
+      Products::mma(s[2 * mine + half], keys, q.rows[half].x, q.rows[half].y, s[2 * mine + half]);
+    }
   }
 
   template <bool kFp8, bool kMore>
-  __device__ __forceinline__ void add_of_eight_bits(ScoreFragments<C>& s, const QueryFragments<C>& q,
-                                                    std::uint32_t packed) const {
+  __device__ __forceinline__ void add_of_eight_bits(ScoreFragments<C>& s, std::uint32_t packed) const {
     float scales[kMine][2];
-    std::uint32_t at[kMine];
+    std::uint32_t at[kMine], codes[kMine][4];
 #pragma unroll
     for (int mine = 0; mine < kMine; ++mine) {
       at[mine] = matrices<C::kDim>(packed, mine);
+      cuda::load_matrix(codes[mine], at[mine]);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         scales[mine][half] = scale_;
@@ -120,44 +129,59 @@ class PackedKeys {
         }
       }
     }
-    // Two steps at a time, the next two of which are on their way.
-    std::uint32_t codes[2][kMine][4];
-    const auto fetch = [&](int pair) {
-#pragma unroll
-      for (int mine = 0; mine < kMine; ++mine) {
-        cuda::load_matrix(codes[pair % 2][mine], at[mine] ^ static_cast<std::uint32_t>(pair << 5));
-      }
-    };
-    fetch(0);
-#pragma unroll
+    // Two steps at a time, the next two of which are on their way; behind the last ones the first once more.
+#pragma unroll 1
     for (int pair = 0; pair < kSteps / 2; ++pair) {
-      if (pair + 1 < kSteps / 2) fetch(pair + 1);
+      const auto next = static_cast<std::uint32_t>((pair + 1) % (kSteps / 2));
+      std::uint32_t ahead[kMine][4];
+#pragma unroll
+      for (int mine = 0; mine < kMine; ++mine) cuda::load_matrix(ahead[mine], at[mine] ^ next << 5);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
+        const Queries<kMore> q = queries_of<kMore>(2 * pair + i, false);
 #pragma unroll
         for (int mine = 0; mine < kMine; ++mine) {
-          const auto& of = codes[pair % 2][mine];
-          multiply<kMore>(s, q, 2 * pair + i, mine, eight_bits<Element, kFp8>(of[2 * i], scales[mine][0]),
-                          eight_bits<Element, kFp8>(of[2 * i + 1], scales[mine][1]));
+          multiply<kMore>(s, q, mine, eight_bits<Element, kFp8>(codes[mine][2 * i], scales[mine][0]),
+                          eight_bits<Element, kFp8>(codes[mine][2 * i + 1], scales[mine][1]));
         }
+      }
+#pragma unroll
+      for (int mine = 0; mine < kMine; ++mine) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) codes[mine][i] = ahead[mine][i];
       }
     }
   }
 
-  // The pair of a channel; the warp's rows are a group, or half of one.
-  __device__ __forceinline__ std::uint32_t pair_of(std::uint32_t packed, int channel) const {
-    const int pairs_log = p_.k.pairs_log;  // of a row, side by side
-    const int row = first_row_ / p_.k.group * p_.k.group + (channel >> pairs_log);
-    return load_word(numbers_of(packed, row) + static_cast<std::uint32_t>((channel & ((1 << pairs_log) - 1)) * 4));
+  // The pairs of four channels that follow each other, the first one a multiple of 4. The warp's rows are a group, or
+  // half of one; a row has 4, 2 or 1 of the group's pairs.
+  __device__ __forceinline__ void load_pairs(std::uint32_t (&pairs)[4], std::uint32_t packed, int channel) const {
+    const std::uint32_t at = numbers_of(packed, group_row_ + (channel >> p_.k.pairs_log));
+    if (p_.k.pairs_log == 2) {
+      const uint4 all = cuda::load_shared_16(at);
+      pairs[0] = all.x;
+      pairs[1] = all.y;
+      pairs[2] = all.z;
+      pairs[3] = all.w;
+    } else if (p_.k.pairs_log == 1) {
+      const uint2 first = load_words(at), second = load_words(at + kNumberPitch);
+      pairs[0] = first.x;
+      pairs[1] = first.y;
+      pairs[2] = second.x;
+      pairs[3] = second.y;
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) pairs[i] = load_word(at + static_cast<std::uint32_t>(i * kNumberPitch));
+    }
   }
 
   // Whether all of the warp's rows of the tile that begins at key `key` have codes, and no pair rounds twice.
   __device__ __forceinline__ bool is_usual(std::uint32_t packed, int key) const {
-    bool twice = false;  // a lane looks at four channels
+    std::uint32_t pairs[4];  // a lane looks at those of four channels
+    load_pairs(pairs, packed, lane_ / 4 % kSteps * 16 + first_column_);
+    bool twice = false;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      twice = twice || rounds_twice<Element>(pair_of(packed, lane_ / 4 % kSteps * 16 + first_column_ + i));
-    }
+    for (int i = 0; i < 4; ++i) twice = twice || rounds_twice<Element>(pairs[i]);
     const int closed = length_ - length_ % p_.k.group;
     return !__any_sync(0xffffffffU, twice) && key + first_row_ + 16 * kMine <= closed;
   }
@@ -181,50 +205,42 @@ class PackedKeys {
 
   // A word has 8 columns, the codes of four lanes 32. Each of the two steps takes 16, so lanes 2 apart exchange halves.
   template <bool kUsual, bool kMore>
-  __device__ __forceinline__ void add_of_four_bits(ScoreFragments<C>& s, const QueryFragments<C>& q,
-                                                   std::uint32_t packed, int key) const {
+  __device__ __forceinline__ void add_of_four_bits(ScoreFragments<C>& s, std::uint32_t packed, int key) const {
     const bool front = lane_ % 4 < 2;
     const unsigned picks[2] = {front ? 0x1100U : 0x7766U, front ? 0x5544U : 0x3322U};
-    std::uint32_t later[kMine][2];  // codes of the next two steps
-#pragma unroll
+#pragma unroll 1
     for (int pair = 0; pair < kSteps / 2; ++pair) {
-      std::uint32_t scales[2][2], zeros[2][2];
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        std::uint32_t of[4];
-#pragma unroll
-        for (int n = 0; n < 4; ++n) of[n] = pair_of(packed, (2 * pair + i) * 16 + first_column_ + n);
-#pragma unroll
-        for (int n = 0; n < 2; ++n) {
-          scales[i][n] = __byte_perm(of[n], of[n + 2], 0x5410);
-          zeros[i][n] = __byte_perm(of[n], of[n + 2], 0x7632);
-        }
-      }
+      std::uint32_t codes[kMine][2], others[kMine][2];
 #pragma unroll
       for (int mine = 0; mine < kMine; ++mine) {
-        std::uint32_t codes[4];
-        const std::uint32_t at = matrices<C::kDim / 2>(packed, mine) ^ static_cast<std::uint32_t>(pair / 2 << 5);
-        if (pair % 2 == 0) {
-          cuda::load_matrix(codes, at);
-          later[mine][0] = codes[2];
-          later[mine][1] = codes[3];
-        } else {
-          codes[0] = later[mine][0];
-          codes[1] = later[mine][1];
-        }
-        const std::uint32_t others[2] = {__shfl_xor_sync(0xffffffffU, codes[0], 2),
-                                         __shfl_xor_sync(0xffffffffU, codes[1], 2)};
+        const int row = first_row_ + mine * 16 + lane_ % 16;
+        cuda::load_matrix_pair(codes[mine], packed + swizzled_chunk(C::kDim / 2, row, pair));
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
+        for (int half = 0; half < 2; ++half) others[mine][half] = __shfl_xor_sync(0xffffffffU, codes[mine][half], 2);
+      }
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int step = 2 * pair + i;
+        const Queries<kMore> q = queries_of<kMore>(step, true);
+        std::uint32_t of[4], scales[2], zeros[2];
+        load_pairs(of, packed, step * 16 + first_column_);
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+          scales[n] = __byte_perm(of[n], of[n + 2], 0x5410);
+          zeros[n] = __byte_perm(of[n], of[n + 2], 0x7632);
+        }
+#pragma unroll
+        for (int mine = 0; mine < kMine; ++mine) {
           uint2 rows[2];
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
-            rows[half] = columns_of<kUsual>(__byte_perm(codes[half], others[half], picks[i]), scales[i], zeros[i]);
+            rows[half] =
+                columns_of<kUsual>(__byte_perm(codes[mine][half], others[mine][half], picks[i]), scales, zeros);
             if constexpr (!kUsual) {
-              take_of_tail(rows[half], key, first_row_ + mine * 16 + half * 8 + lane_ / 4, 2 * pair + i);
+              take_of_tail(rows[half], key, first_row_ + mine * 16 + half * 8 + lane_ / 4, step);
             }
           }
-          multiply<kMore>(s, q, 2 * pair + i, mine, rows[0], rows[1]);
+          multiply<kMore>(s, q, mine, rows[0], rows[1]);
         }
       }
     }
@@ -233,8 +249,9 @@ class PackedKeys {
   const CompressedParams& p_;
   const CompressedMap<C>& map_;
   const int lane_;
-  const int first_row_;                                           // of the warp's
-  int first_column_;                                              // of this lane's in each 16
+  const int first_row_;  // of the warp's
+  int first_column_;     // of this lane's in each 16
+  int group_row_ = 0;    // of 4 bits: where the group begins that has the warp's rows
   int sequence_ = 0, length_ = 0, head_ = 0, number_offset_ = 0;  // of the unit
   float scale_ = 0.0F;
   PackedLap lap_;

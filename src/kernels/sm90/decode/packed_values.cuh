@@ -15,6 +15,8 @@ namespace ringattn::sm90 {
 template <class C>
 class PackedValues {
  public:
+  static constexpr bool kRolled = true;  // SlicedOutputs::add_outputs()
+
   // Of the products of 16 keys: codes of keys 2t, 2t + 1 and those 8 behind, where t is lane % 4, and their numbers.
   struct Fragment {
     std::uint32_t codes[2];
@@ -23,9 +25,11 @@ class PackedValues {
   struct Elements {
     std::uint32_t v[kOutBlocks<C>][2];
   };
-  // How codes become elements. kUsual: no pair rounds twice.
-  template <RowCoding kCoding, bool kUsual>
-  struct Way {};
+  // How codes become elements. kByRow: rows have numbers, else there is one scale. kUsual: no pair rounds twice.
+  template <RowCoding kCoding, bool kByRow_ = true, bool kUsual = true>
+  struct Way {
+    static constexpr bool kByRow = kByRow_;
+  };
 
   __device__ __forceinline__ PackedValues(const CompressedParams& p, const CompressedMap<C>& map, std::uint32_t rank)
       : p_(p), map_(map), lane_(thread_of_cta() % 32) {
@@ -51,21 +55,28 @@ class PackedValues {
   // As those of TileValues.
   __device__ __forceinline__ void await(int keys) {
     barrier_wait(map_.packed_full(true, lap_.place), lap_.parity);
-    packed_ = map_.packed(p_, true, lap_.place);
+    const std::uint32_t packed = map_.packed(p_, true, lap_.place);
     lap_.advance(p_.v.stages);
-    if (keys < C::kKeyTile) clear_tail(keys);
-    if (p_.v.four_bits()) look_at_pairs();
+    if (keys < C::kKeyTile) clear_tail(packed, keys);
+    if (p_.v.four_bits()) look_at_pairs(packed);
+    codes_ = packed + v_at_;
+    numbers_ = number_of(packed, lane_ % 4 * 2);
   }
-  __device__ __forceinline__ void fetch(Fragment& to, int step) const {
-    cuda::load_matrix_pair_transposed(to.codes,
-                                      packed_ + v_at_ + static_cast<std::uint32_t>(step * 16 * p_.v.row_bytes));
-    const std::uint32_t numbers = number_of(step * 16 + lane_ % 4 * 2);
+  template <RowCoding kCoding, bool kByRow, bool kUsual>
+  __device__ __forceinline__ void fetch(Way<kCoding, kByRow, kUsual>, Fragment& to, int step) const {
+    cuda::load_matrix_pair_transposed(to.codes, codes_ + static_cast<std::uint32_t>(step * 16 * p_.v.row_bytes));
+    if constexpr (kByRow) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int row = i / 2 * 8 + i % 2;
-      to.numbers[i] = __float_as_uint(scale_);
-      if (p_.v.number_bytes > 0) to.numbers[i] = load_word(numbers + static_cast<std::uint32_t>(row * kNumberPitch));
+      for (int i = 0; i < 4; ++i) {
+        to.numbers[i] =
+            load_word(numbers_ + static_cast<std::uint32_t>((step * 16 + i / 2 * 8 + i % 2) * kNumberPitch));
+      }
     }
+  }
+  // What was step `steps` of the tile is step 0 from here on.
+  __device__ __forceinline__ void skip(int steps) {
+    codes_ += static_cast<std::uint32_t>(steps * 16 * p_.v.row_bytes);
+    numbers_ += static_cast<std::uint32_t>(steps * 16 * kNumberPitch);
   }
   __device__ __forceinline__ void release() {
     if (lane_ == 0) barrier_arrive(map_.packed_empty(true, released_.place));
@@ -77,23 +88,27 @@ class PackedValues {
   __device__ __forceinline__ void choose_way(const With& with) const {
     switch (p_.v.coding) {
       case RowCoding::kFp8:
-        with(Way<RowCoding::kFp8, true>());
+        if (p_.v.number_bytes > 0) {
+          with(Way<RowCoding::kFp8>());
+        } else {
+          with(Way<RowCoding::kFp8, false>());
+        }
         break;
       case RowCoding::kInt8:
-        with(Way<RowCoding::kInt8, true>());
+        with(Way<RowCoding::kInt8>());
         break;
       default:
         if (usual_) {
-          with(Way<RowCoding::kInt4Token, true>());
+          with(Way<RowCoding::kInt4Token>());
         } else {
-          with(Way<RowCoding::kInt4Token, false>());
+          with(Way<RowCoding::kInt4Token, true, false>());
         }
         break;
     }
   }
 
-  template <RowCoding kCoding, bool kUsual>
-  __device__ __forceinline__ Elements elements(Way<kCoding, kUsual>, const Fragment& of) const {
+  template <RowCoding kCoding, bool kByRow, bool kUsual>
+  __device__ __forceinline__ Elements elements(Way<kCoding, kByRow, kUsual>, const Fragment& of) const {
     Elements made;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -106,7 +121,8 @@ class PackedValues {
           made.v[n][half] = two_of_four_bits<Element>(codes >> 4 * n, scales, zeros, kUsual);
         }
       } else {
-        const float scales[2] = {__uint_as_float(of.numbers[2 * half]), __uint_as_float(of.numbers[2 * half + 1])};
+        const float scales[2] = {kByRow ? __uint_as_float(of.numbers[2 * half]) : scale_,
+                                 kByRow ? __uint_as_float(of.numbers[2 * half + 1]) : scale_};
         const auto join = [&](float x, float y) {
           return cuda::Products<Element>::pack(__fmul_rn(x, scales[0]), __fmul_rn(y, scales[1]));
         };
@@ -145,26 +161,26 @@ class PackedValues {
   static constexpr int kBlocks = kOutBlocks<C>;
   static_assert(kBlocks == 1 || kBlocks == 2);
 
-  __device__ __forceinline__ std::uint32_t number_of(int row) const {
-    return packed_ + static_cast<std::uint32_t>(number_at_ + row * kNumberPitch);
+  __device__ __forceinline__ std::uint32_t number_of(std::uint32_t packed, int row) const {
+    return packed + static_cast<std::uint32_t>(number_at_ + row * kNumberPitch);
   }
 
   // Codes and numbers of the rows behind `keys` become zeros, and so do their elements.
-  __device__ __forceinline__ void clear_tail(int keys) const {
+  __device__ __forceinline__ void clear_tail(std::uint32_t packed, int keys) const {
 #pragma unroll 1
     for (int row = keys + lane_; row < C::kKeyTile; row += 32) {
-      cuda::store_shared(packed_ + swizzled_chunk(p_.v.row_bytes, row, chunk_), uint4{0, 0, 0, 0});
-      if (p_.v.number_bytes > 0) cuda::store_shared(number_of(row), 0U);
+      cuda::store_shared(packed + swizzled_chunk(p_.v.row_bytes, row, chunk_), uint4{0, 0, 0, 0});
+      if (p_.v.number_bytes > 0) cuda::store_shared(number_of(packed, row), 0U);
     }
     proxy_fence();  // the copy engine writes there next
     __syncwarp();
   }
   // A lane looks at those of four rows.
-  __device__ __forceinline__ void look_at_pairs() {
+  __device__ __forceinline__ void look_at_pairs(std::uint32_t packed) {
     bool twice = false;
 #pragma unroll
     for (int row = 0; row < C::kKeyTile; row += 32) {
-      twice = twice || rounds_twice<Element>(load_word(number_of(row + lane_)));
+      twice = twice || rounds_twice<Element>(load_word(number_of(packed, row + lane_)));
     }
     usual_ = !__any_sync(0xffffffffU, twice);
   }
@@ -181,7 +197,7 @@ class PackedValues {
   std::uint32_t v_at_;             // where this lane's share begins
   float scale_ = 0.0F;
   bool usual_ = true;
-  std::uint32_t packed_ = 0;
+  std::uint32_t codes_ = 0, numbers_ = 0;  // of the tile awaited last
   PackedLap lap_, released_;
 };
 

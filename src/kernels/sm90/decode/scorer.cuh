@@ -13,10 +13,7 @@ namespace ringattn::sm90 {
 
 inline constexpr int kScoreBarrier = 2;  // of the threads that score
 
-// What a thread of a warp that scores has of the query rows: of 16 columns, those of rows 0 … 7 and of 8 … 15.
-template <class C>
-using QueryFragments = std::uint32_t[C::kDim / 16][2][2];
-// Its scores: [2 · block + half of the rows].
+// The scores of a thread of a warp that scores: [2 · block + half of the rows].
 template <class C>
 using ScoreFragments = float[2 * C::kScoreBlocks][4];
 
@@ -39,21 +36,21 @@ class TileKeys {
 
   __device__ __forceinline__ void begin(const UnitNote&) {}
 
-  // From shared memory.
-  __device__ __forceinline__ void load_queries(QueryFragments<C>& q) const {
+  // A unit's query rows lie in shared memory, until all of the warps are done with it.
+  __device__ __forceinline__ void load_queries() {
 #pragma unroll
     for (int step = 0; step < C::kDim / 16; ++step) {
       std::uint32_t both[4];  // rows 0 … 7 and 8 … 15, of 8 columns and the next 8
       cuda::load_matrix(both, map_.q(lane_ % 8 + lane_ / 16 * 8, 2 * step + lane_ / 8 % 2));
-      q[step][0][0] = both[0];
-      q[step][0][1] = both[1];
-      q[step][1][0] = both[2];
-      q[step][1][1] = both[3];
+      q_[step][0][0] = both[0];
+      q_[step][0][1] = both[1];
+      q_[step][1][0] = both[2];
+      q_[step][1][1] = both[3];
     }
   }
 
   // K Qᵀ of the K tile that has arrived next, added to `s`. `more`: there are more than 8 rows.
-  __device__ __forceinline__ void add_products(ScoreFragments<C>& s, const QueryFragments<C>& q, int, bool more) {
+  __device__ __forceinline__ void add_products(ScoreFragments<C>& s, int, bool more) {
     constexpr int kSteps = C::kDim / 16;
     constexpr int kMine = C::kScoreBlocks;
     using Products = cuda::Products<typename C::Element>;
@@ -80,8 +77,8 @@ class TileKeys {
 #pragma unroll
       for (int mine = 0; mine < kMine; ++mine) {
         if (!has_score_block<C>(mine)) continue;
-        Products::mma(s[2 * mine], keys[step % 3][mine], q[step][0][0], q[step][0][1], s[2 * mine]);
-        if (more) Products::mma(s[2 * mine + 1], keys[step % 3][mine], q[step][1][0], q[step][1][1], s[2 * mine + 1]);
+        Products::mma(s[2 * mine], keys[step % 3][mine], q_[step][0][0], q_[step][0][1], s[2 * mine]);
+        if (more) Products::mma(s[2 * mine + 1], keys[step % 3][mine], q_[step][1][0], q_[step][1][1], s[2 * mine + 1]);
       }
     }
     __syncwarp();
@@ -92,6 +89,8 @@ class TileKeys {
   const SlicedMap<C>& map_;
   const int lane_;
   Lap<C::kKStages> stage_;  // of the next K tile that this CTA scores
+  // Of 16 columns, those of rows 0 … 7 and of 8 … 15.
+  std::uint32_t q_[C::kDim / 16][2][2];
 };
 
 // A thread scores keys lane / 4 and lane / 4 + 8 of each of its warp's blocks, for query rows 2t, 2t + 1, and those 8
@@ -132,7 +131,7 @@ class Scorer {
 #pragma unroll
         for (int i = 0; i < 4; ++i) s[j][i] = 0.0F;
       }
-      keys_.add_products(s, q_, tile, rows_count_ > 8);
+      keys_.add_products(s, tile, rows_count_ > 8);
       adjust(s, tile);
       if (settles) settle(s, note, settled_++);
       if (!settles || (number & (C::kSlices - 1U)) == rank_) weigh_and_send(s, number);
@@ -174,7 +173,7 @@ class Scorer {
       cuda::store_shared(map_.q(slot, chunk), elements);
     }
     named_sync(kScoreBarrier, 32 * kScoreWarps);
-    keys_.load_queries(q_);
+    keys_.load_queries();
   }
 
   __device__ __forceinline__ void look_at_rows(const UnitNote& note) {
@@ -304,7 +303,6 @@ class Scorer {
   // Of this thread's rows, [2 · half + i].
   int low_[4], high_[4];
   float shift_[4];  // minus the reference, or 0
-  QueryFragments<C> q_;
   Keys keys_;
 };
 

@@ -20,6 +20,8 @@ inline constexpr int kOutBlocks = C::kSliceColumns / 8 / C::kOutWarps;
 template <class C>
 class TileValues {
  public:
+  static constexpr bool kRolled = false;
+
   // Of the products of 16 keys.
   struct Fragment {
     std::uint32_t v[kOutBlocks<C>][2];
@@ -44,7 +46,7 @@ class TileValues {
     if (keys < C::kKeyTile) clear_tail(tile_, keys);
   }
   // All that differs from step to step is a constant of the instructions: nothing is worked out between products.
-  __device__ __forceinline__ void fetch(Fragment& to, int step) const {
+  __device__ __forceinline__ void fetch(int, Fragment& to, int step) const {
     const auto rows = static_cast<std::uint32_t>(step * 16 * C::kVRowBytes);
 #pragma unroll
     for (int n = 0; n + 1 < kBlocks; n += 2) {
@@ -59,7 +61,7 @@ class TileValues {
       cuda::load_matrix_pair_transposed(to.v[kBlocks - 1], tile_ + v_at_[kLoads - 1] + rows);
     }
   }
-  // Calls with(way) for the tile awaited last: how what is fetched of it becomes elements.
+  // Calls with(way) for the tile awaited last: how it is fetched and becomes elements.
   template <class With>
   __device__ __forceinline__ static void choose_way(const With& with) {
     with(0);
@@ -147,8 +149,10 @@ class SlicedOutputs {
     if (unit.begin < unit.end) {
       await_scores(slot_);
       values_.await(unit.of.length - unit.begin * C::kKeyTile);
-      fetch(head_[0], probabilities(slot_), 0);
-      fetch(head_[1], probabilities(slot_), 1);
+      values_.choose_way([&](auto way) {
+        fetch(way, head_[0], probabilities(slot_), 0);
+        fetch(way, head_[1], probabilities(slot_), 1);
+      });
     }
     int next = next_turn(begin_, end_, unit.begin);
 #pragma unroll 1
@@ -201,30 +205,64 @@ class SlicedOutputs {
     return map_.slot(slot.place).address + p_at_;
   }
 
-  __device__ __forceinline__ void fetch(Fragments& to, std::uint32_t p, int step) const {
+  template <class Way>
+  __device__ __forceinline__ void fetch(Way way, Fragments& to, std::uint32_t p, int step) const {
     cuda::load_matrix(to.p, p + ScoreSlot::block<C::kScoreBlocks>(step, 0));
-    values_.fetch(to.v, step);
+    values_.fetch(way, to.v, step);
   }
 
   // P V of a tile, whose first two steps have been fetched; the next tile's are fetched on the way, so that the chain
   // of products goes on without a wait. `keys`: of the next tile, from its first one on.
   template <class Way>
   __device__ __forceinline__ void add_outputs(Way way, const Lap<C::kSlots>& slot, bool next, int keys) {
-    Fragments ring[3];
-    const std::uint32_t p = probabilities(slot), next_p = probabilities(slot_);
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const Fragments& now = step < 2 ? head_[step] : ring[step % 3];
-      if (step + 2 < kSteps) fetch(ring[(step + 2) % 3], p, step + 2);
-      const auto& [v] = values_.elements(way, now.v);
-#pragma unroll
-      for (int n = 0; n < kBlocks; ++n) {
-        cuda::Products<typename C::Element>::mma(o_[n], now.p, v[n][0], v[n][1], o_[n]);
+    std::uint32_t p = probabilities(slot);
+    if constexpr (Values::kRolled) {  // a loop, so that it stays where it is found quickly
+      constexpr int kTurn = 4;        // steps
+      static_assert(kSteps % kTurn == 0 && kTurn % C::kScoreBlocks == 0);
+      Fragments behind[2];
+#pragma unroll 1
+      for (int step = 0; step < kSteps; step += kTurn) {
+        fetch(way, behind[0], p, 2);
+        fetch(way, behind[1], p, 3);
+        multiply(way, head_[0]);
+        multiply(way, head_[1]);
+        const bool more = step + kTurn < kSteps;
+        if (more) {
+          p += ScoreSlot::block<C::kScoreBlocks>(kTurn, 0);
+          values_.skip(kTurn);
+        } else if (next) {
+          await_scores(slot_);
+          values_.await(keys);
+          p = probabilities(slot_);
+        }
+        if (more || next) {
+          fetch(way, head_[0], p, 0);
+          fetch(way, head_[1], p, 1);
+        }
+        multiply(way, behind[0]);
+        multiply(way, behind[1]);
       }
-      // Between products, which take their time; of this tile everything has been fetched.
-      if (step + 4 == kSteps && next) await_scores(slot_);
-      if (step + 3 == kSteps && next) values_.await(keys);
-      if (step + 2 >= kSteps && next) fetch(head_[step + 2 - kSteps], next_p, step + 2 - kSteps);
+    } else {
+      Fragments ring[3];
+      const std::uint32_t next_p = probabilities(slot_);
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        const Fragments& now = step < 2 ? head_[step] : ring[step % 3];
+        if (step + 2 < kSteps) fetch(way, ring[(step + 2) % 3], p, step + 2);
+        multiply(way, now);
+        // Between products, which take their time; of this tile everything has been fetched.
+        if (step + 4 == kSteps && next) await_scores(slot_);
+        if (step + 3 == kSteps && next) values_.await(keys);
+        if (step + 2 >= kSteps && next) fetch(way, head_[step + 2 - kSteps], next_p, step + 2 - kSteps);
+      }
+    }
+  }
+  template <class Way>
+  __device__ __forceinline__ void multiply(Way way, const Fragments& now) {
+    const auto& [v] = values_.elements(way, now.v);
+#pragma unroll
+    for (int n = 0; n < kBlocks; ++n) {
+      cuda::Products<typename C::Element>::mma(o_[n], now.p, v[n][0], v[n][1], o_[n]);
     }
   }
 
