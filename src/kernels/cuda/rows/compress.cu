@@ -94,7 +94,7 @@ __device__ __forceinline__ void compress_part(const RowParams& p, const Compress
   const int channel = (part * 32 + static_cast<int>(threadIdx.x % 32)) * kChannels;
   if (channel >= p.dim) return;
   const DeviceRows plain = p.plain.from(run.to + first);
-  const GroupOfChannels<Element, kGroup, kChannels> group(p, plain, head, channel);
+  GroupOfChannels<Element, kGroup, kChannels> group(p, plain, head, channel);
   if (p.fault != nullptr) {
     group.check([&](const auto& words, int t) {
 #pragma unroll

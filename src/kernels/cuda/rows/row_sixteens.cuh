@@ -169,7 +169,7 @@ class GroupOfChannels {
     for (int t = 0; t < kGroup; ++t) check(load(t), t);
   }
 
-  __device__ __forceinline__ void write(const DeviceRows& codes, const DeviceRows& numbers) const {
+  __device__ __forceinline__ void write(const DeviceRows& codes, const DeviceRows& numbers) {
     float zero[kChannels], scale[kChannels];
     Divisor by[kChannels];
     bool quick = true;
@@ -188,6 +188,12 @@ class GroupOfChannels {
       const GroupPlace place = place_of_channel(channel_ + i, p_.dim, kGroup);
       auto* const to = reinterpret_cast<std::uint32_t*>(numbers.near(static_cast<std::uint32_t>(place.token), head_));
       to[place.pair] = Products<Element>::pack(scale[i], zero[i]);
+    }
+    // They are widened again below, instead of being kept in twice as many registers.
+#pragma unroll
+    for (int t = 0; t < kGroup; ++t) {
+#pragma unroll
+      for (int i = 0; i < kChannels / 2; ++i) asm volatile("" : "+r"(words_[t].of[i]));
     }
     if (!quick) [[unlikely]] {  // the elements once more: they are in a cache
 #pragma unroll 1
