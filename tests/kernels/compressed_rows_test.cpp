@@ -3,6 +3,7 @@
 // hold is found and named.
 #include "kernels/compressed_rows.hpp"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -49,7 +50,10 @@ TEST_P(CompressedRowsTest, ThreadsMakeTheSameBytes) {
 
 // Every backend that is here, some tokens at a time: a piece ends within the second sequence.
 TEST_P(CompressedRowsTest, BackendsMakeTheSameBytesPiecewise) {
-  const RowShape shape{Dtype::kF16, 2, 64};
+  if (format().rank > 0) GTEST_SKIP() << "the host alone makes factors";
+  const bool books = format().coding == RowCoding::kVector;  // which take their time
+  if (books && format().width != 8) GTEST_SKIP() << "one width is enough";
+  const RowShape shape{Dtype::kF16, books ? 1 : 2, 64};
   const std::vector<std::int64_t> lengths{40, kPieceTokens + 77, 0, 31};
   const std::vector<std::byte> rows = outlier_rows(shape, lengths, 5);
   const TensorView view = view_of(rows, shape, lengths[0] + lengths[1] + lengths[3]);
@@ -66,13 +70,14 @@ TEST_P(CompressedRowsTest, BackendsMakeTheSameBytesPiecewise) {
     EXPECT_TRUE(decompress_tensor(tensor, 2, backend.get()) == elements);
     // In the second piece.
     std::vector<std::byte> broken = rows;
-    const std::size_t at = static_cast<std::size_t>(((40 + kPieceTokens + 3) * 2 + 1) * 64 + 5);
+    const std::int64_t token = 40 + kPieceTokens + 3, head = shape.heads - 1;
+    const auto at = static_cast<std::size_t>((token * shape.heads + head) * shape.dim + 5);
     store_element(broken.data() + at * 2, shape.dtype, std::numeric_limits<float>::quiet_NaN());
     const Error error = error_of([&] {
       compress_tensor("k", format(), view_of(broken, shape, view.tokens), lengths, {7, 2, backend.get()},
                       ErrorCode::kFile);
     });
-    EXPECT_EQ(std::string(error.what()).find("k[32811, 1, 5] is nan"), 0U) << error.what();
+    EXPECT_EQ(std::string(error.what()).find(fmt::format("k[{}, {}, 5] is nan", token, head)), 0U) << error.what();
   }
 }
 
