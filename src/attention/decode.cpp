@@ -79,11 +79,13 @@ struct Decode::Impl {
   SequenceRange owned(std::int64_t sequences) const {
     return owned_sequences(sequences, transport.rank(), transport.size());
   }
+  bool values_in_codes() const { return job.decode_spec().values_in_codes(); }
   // Pages of k, and of v.
   std::int64_t k_pages(const DecodeInputs& inputs) const {
     return job.format.k.is_plain() ? inputs.k.pages : inputs.packed_k.pages;
   }
   std::int64_t v_pages(const DecodeInputs& inputs) const {
+    if (values_in_codes()) return k_pages(inputs);
     return job.format.v.is_plain() ? inputs.v.pages : inputs.packed_v.pages;
   }
   // Tokens of a page.
@@ -91,6 +93,7 @@ struct Decode::Impl {
     return job.format.k.is_plain() ? inputs.k.page_size : inputs.packed_k.page_size;
   }
   std::int64_t v_page(const DecodeInputs& inputs) const {
+    if (values_in_codes()) return k_page(inputs);
     return job.format.v.is_plain() ? inputs.v.page_size : inputs.packed_v.page_size;
   }
   static std::int64_t sequences_of(const DecodeInputs& inputs) { return inputs.q.tokens / inputs.rows; }
@@ -194,7 +197,9 @@ void Decode::Impl::check_caches(const DecodeInputs& inputs) const {
   } else {
     check_packed("k", inputs.packed_k, job.format.k, {spec.dtype, spec.kv_heads, spec.head_dim});
   }
-  if (job.format.v.is_plain()) {
+  if (values_in_codes()) {
+    // They lie in k.
+  } else if (job.format.v.is_plain()) {
     check_cache("v", inputs.v, spec, spec.head_dim_v);
   } else {
     check_packed("v", inputs.packed_v, job.format.v, {spec.dtype, spec.kv_heads, spec.head_dim_v});
@@ -291,7 +296,8 @@ CacheUpdate Decode::Impl::update_of(const DecodeInputs& inputs) const {
   update.prefixes = inputs.prefixes;
   if (has_rows(inputs.k_new)) {
     if (job.format.k.is_plain()) update.parts[update.part_count++] = cache_part(inputs.k, inputs.k_new);
-    if (job.format.v.is_plain()) update.parts[update.part_count++] = cache_part(inputs.v, inputs.v_new);
+    if (job.format.v.is_plain() && !values_in_codes())
+      update.parts[update.part_count++] = cache_part(inputs.v, inputs.v_new);
   }
   return update;
 }

@@ -19,7 +19,9 @@ struct DecodeJob {
   std::int64_t pages = 0;
   // v is the first head_dim_v numbers of each row of k, in the same memory, as where a latent is both.
   bool values_in_keys = false;
-  CacheFormat format = {};  // how the cache stores k and v; what they are is what decompression gives
+  // How the cache stores k and v; what they are is what decompression gives. Of values_in_keys that of k says it for
+  // both, and that of v is plain.
+  CacheFormat format = {};
 
   DecodeSpec decode_spec() const { return {spec, values_in_keys, format}; }
   bool is_paged() const { return page_size > 0; }
