@@ -13,7 +13,8 @@
 namespace ringattn::sm90 {
 
 template <class C>
-__global__ void __launch_bounds__(kLatentThreads, 1) latent_kernel(const __grid_constant__ typename C::Params of_launch) {
+__global__ void __launch_bounds__(kLatentThreads, 1)
+    latent_kernel(const __grid_constant__ typename C::Params of_launch) {
   const DecodeParams& params = step_of(of_launch);
   const std::uint32_t rank = C::kCtas > 1 ? rank_in_cluster() : 0;
   const LatentMap map{C::kCtas > 1 ? in_cta(kReservedBytes, rank) : kReservedBytes};

@@ -121,7 +121,9 @@ struct PairMap {
   }
   // Of the blocks of 128 columns of a tile of 8 bits that CTA `scorer` scores, the one that is expanded after `nth`
   // others: first those that both CTAs need. The codes of all lie in this CTA's own half.
-  static constexpr std::uint32_t block_of(std::uint32_t scorer, std::uint32_t nth) { return (nth + 2 - 2 * scorer) % 4; }
+  static constexpr std::uint32_t block_of(std::uint32_t scorer, std::uint32_t nth) {
+    return (nth + 2 - 2 * scorer) % 4;
+  }
   __device__ std::uint32_t rope(std::uint32_t place) const { return at(kRopeOffset, place, kPanelBytes); }
   __device__ std::uint32_t weights(bool own, std::uint32_t place) const {
     return own ? rope(place) : at(kWeightOffset, place, kPanelBytes);

@@ -20,8 +20,7 @@ namespace {
 
 class Sm90Latent final : public DecodeKernel {
  public:
-  Sm90Latent(const DecodeSpec& spec, int device)
-      : spec_(spec), device_(device) {}
+  Sm90Latent(const DecodeSpec& spec, int device) : spec_(spec), device_(device) {}
 
   std::int64_t record_floats() const override { return kLatentDimV + 4; }
   int key_tile() const override { return kLatentTile; }
@@ -115,9 +114,15 @@ class Sm90Latent final : public DecodeKernel {
     const PagedStream& scales = cache.streams[1];
     // The copy engine counts 16 bits: two codes, or an element.
     const auto map = [&](const PagedStream& stream, std::int64_t columns) {
-      const CacheView view{stream.data,     Dtype::kBf16,           cache.pages,
-                           cache.page_size, cache.shape.heads,      columns,
-                           stream.page_stride / 2, stream.token_stride / 2, stream.head_stride / 2};
+      const CacheView view{stream.data,
+                           Dtype::kBf16,
+                           cache.pages,
+                           cache.page_size,
+                           cache.shape.heads,
+                           columns,
+                           stream.page_stride / 2,
+                           stream.token_stride / 2,
+                           stream.head_stride / 2};
       return map_pages(mapped_pages("sm90_latent", view), Dtype::kBf16, step.box_rows, kPanelColumns);
     };
     p.step.k = map(cache.streams[0], kLatentDimV / 2);
