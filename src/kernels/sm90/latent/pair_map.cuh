@@ -52,9 +52,10 @@ struct PairNote {
     put(6, unit.kv_head);
     put(7, unit.block);
     put(8, unit.cache_group);
+    put(9, unit.lag);
   }
   __device__ __forceinline__ void write_end() const { put(0, kNoMore); }
-  // All that those need who fold it.
+  // All that those need who fold or expand it.
   __device__ __forceinline__ DecodeUnit read() const {
     DecodeUnit unit{};
     unit.begin = get(0);
@@ -66,6 +67,7 @@ struct PairNote {
     unit.kv_head = get(6);
     unit.block = get(7);
     unit.cache_group = get(8);
+    unit.lag = get(9);
     return unit;
   }
 
