@@ -82,7 +82,8 @@ void print_step(const Screen& screen, const JobInput& input, const Decode& decod
   print_head(screen, input.source(), "decode, " + describe(input), *decode.kernel().row, decode.options().threads,
              report);
   screen.context(fmt::format("cache: {}; dealt by groups of {} keys, {} moved, {} planned for a rank",
-                             cache_text(input, step.job), step.group_keys, format_bytes(static_cast<double>(step.bytes_moved())),
+                             cache_text(input, step.job), step.group_keys,
+                             format_bytes(static_cast<double>(step.bytes_moved())),
                              format_bytes(static_cast<double>(step.memory.total()))));
   print_devices(screen, report);
   for (std::size_t rank = 0; rank < step.keys.size(); ++rank) {

@@ -50,9 +50,8 @@ void PreparedFileJob::prepare(Transport& transport, Options options, int heads_a
       [&] { step_ = forecast_step(*input_, fitting_request(options.kernel, transport), transport.size()); });
   if (input_->op() == Op::kLatent) {
     const DecodeJob& job = step_->job;
-    latent_decode_.emplace(
-        LatentDecodeJob{input_->latent().spec, job.limits, job.page_size, job.pages, job.format.k}, transport,
-        decode_options(options));
+    latent_decode_.emplace(LatentDecodeJob{input_->latent().spec, job.limits, job.page_size, job.pages, job.format.k},
+                           transport, decode_options(options));
     return;
   }
   decode_.emplace(step_->job, transport, decode_options(options));

@@ -73,9 +73,7 @@ class Sm90Latent final : public DecodeKernel {
       if (pairs) {
         launcher.launch_pairs(params, at_a_time, stream);
       } else {
-        const bool varies = spec_.format.is_plain() && spec_.fold.dtype == Dtype::kBf16;
-        const int schedule = varies && limits_.slices == 1 ? 0 : varies && limits_.slices == 4 ? 2 : 1;
-        launcher.launch(params, ctas + 10 * schedule, at_a_time, stream);
+        launcher.launch(params, ctas, at_a_time, stream);
       }
     };
     const int box_rows = kLatentTile / ctas;  // a box or more for each CTA of a cluster
@@ -151,7 +149,7 @@ class Sm90Latent final : public DecodeKernel {
   // A pair takes less time for a unit than a CTA by itself, but no less than half of it: so pairs fold where they can
   // take all units at once. Both ways have the same bits.
   bool in_pairs(std::int64_t units) const {
-    return pairs_ > 0 && (limits_.slices == 0 ? units <= pairs_ : limits_.slices == 2);
+    return pairs_ > 0 && (limits_.slices == 0 ? units <= pairs_ : limits_.slices > 1);
   }
 
   DecodeSpec spec_;
