@@ -39,7 +39,11 @@ class SsdRows {
 
   __device__ __forceinline__ SsdRows(const HopperSsd& params, const SsdMemory<kStates, true>& shared,
                                      const SsdPlace& where, int slot)
-      : p_(params), memory_(shared), place_(where), band_(params, shared, where, slot) {}
+      : p_(params),
+        memory_(shared),
+        place_(where),
+        band_(params, shared, where, slot),
+        skip_(params.scan.d != nullptr ? params.scan.d[band_.head] : 0.0F) {}
 
   __device__ __forceinline__ void walk() {
     const int chunks = place_.chunks();
@@ -67,13 +71,13 @@ class SsdRows {
       pin(y);
       const bool gated = p_.scan.z.data != nullptr;
       if (gated) fetch_gate(chunk, memory_.x(band_.slot, input));
-      scale_rows(y, x);
+      scale_rows(y);
       add_tokens(y, x);
       std::uint32_t hi[4][4];
       std::uint32_t lo[4][4];
-      const float* const behind = memory_.factors(band_.slot, 1) + band_.column_of_thread();
+      const unsigned char* const behind = memory_.behind(band_.slot, 0);
 #pragma unroll
-      for (int k = 0; k < 2; ++k) weigh_x(x[k], behind + 16 * k, hi[k], lo[k]);
+      for (int k = 0; k < 2; ++k) weigh_x(x[k], behind, k, hi[k], lo[k]);
       pin(state_);
       fold_tokens<kStates, 0, 2>(state_, hi, lo, memory_.b(stage));
       wgmma_wait<1>();
@@ -81,7 +85,7 @@ class SsdRows {
       if (gated) apply_gate(y, x_tile);
       store_rows(y, x_tile);
 #pragma unroll
-      for (int k = 2; k < 4; ++k) weigh_x(x[k], behind + 16 * k, hi[k], lo[k]);
+      for (int k = 2; k < 4; ++k) weigh_x(x[k], behind, k, hi[k], lo[k]);
       fold_tokens<kStates, 2, 4>(state_, hi, lo, memory_.b(stage));
       proxy_fence();
       band_.sync();  // the rows are there, and nobody reads weights, factors, x and steps any more
@@ -122,16 +126,14 @@ class SsdRows {
     band_.await(chunk);
     const auto buffer = static_cast<std::uint32_t>(chunk) & 1U;
     const float* const steps = memory_.steps(band_.slot, band_.input_of(chunk));
-    const int token = thread_of_warpgroup() % kChunk;
-    float* const up_to = memory_.factors(band_.slot, 0);
-    if (thread_of_warpgroup() < kChunk) {
-      up_to[token] = cuda::exp2_approx(steps[token]);
-    } else {
-      const float decay = cuda::exp2_approx(__fsub_rn(steps[kChunk - 1], steps[token]));
-      up_to[kChunk + token] = __fmul_rn(decay, steps[kChunk + token]);
+    const int thread = thread_of_warpgroup();
+    if (thread < kChunk) {
+      memory_.up_to(band_.slot)[thread] = cuda::exp2_approx(steps[thread]);
+    } else if (thread < kChunk + kChunk / 2) {
+      make_behind(steps, thread - kChunk, memory_.behind(band_.slot, 0));
     }
     barrier_wait(memory_.scores_full(buffer), static_cast<std::uint32_t>(chunk) >> 1 & 1U);
-    weigh_chunk(memory_.scores(buffer), steps, memory_.bytes + memory_.weights_offset(band_.slot, 0));
+    weigh_chunk(memory_.scores(buffer), steps, skip_, memory_.bytes + memory_.weights_offset(band_.slot, 0));
     __syncwarp();
     if (thread_of_warpgroup() % 32 == 0) barrier_arrive(memory_.scores_empty(buffer));
     proxy_fence();
@@ -165,25 +167,16 @@ class SsdRows {
     }
   }
 
-  // What rows have of the state decays up to each token; D · x is added.
-  __device__ __forceinline__ void scale_rows(float (&y)[kChunk / 8][4], const std::uint32_t (&x)[4][4]) const {
-    const float* const up_to = memory_.factors(band_.slot, 0) + band_.column_of_thread();
-    const bool with_skip = p_.scan.d != nullptr;
-    const float skip = with_skip ? p_.scan.d[band_.head] : 0.0F;
+  // What rows have of the state decays up to each token.
+  __device__ __forceinline__ void scale_rows(float (&y)[kChunk / 8][4]) const {
+    const float* const up_to = memory_.up_to(band_.slot) + band_.column_of_thread();
 #pragma unroll
     for (int j = 0; j < kChunk / 8; ++j) {
       const float2 decay = *reinterpret_cast<const float2*>(up_to + 8 * j);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        float& first = y[j][2 * half];
-        float& second = y[j][2 * half + 1];
-        first = __fmul_rn(first, decay.x);
-        second = __fmul_rn(second, decay.y);
-        if (with_skip) {
-          const float2 given = cuda::unpack(x[j / 2][j % 2 * 2 + half], __nv_bfloat16());
-          first = __fmaf_rn(skip, given.x, first);
-          second = __fmaf_rn(skip, given.y, second);
-        }
+        y[j][2 * half] = __fmul_rn(y[j][2 * half], decay.x);
+        y[j][2 * half + 1] = __fmul_rn(y[j][2 * half + 1], decay.y);
       }
     }
   }
@@ -295,6 +288,7 @@ class SsdRows {
   const SsdMemory<kStates, true>& memory_;
   const SsdPlace& place_;
   const SsdBand<kStates, true> band_;
+  const float skip_;  // D, or zero
   float state_[kStates / 8][4];
 };
 

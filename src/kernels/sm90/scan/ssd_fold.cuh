@@ -56,43 +56,84 @@ __device__ __forceinline__ void visit_state(float (&state)[kStates / 8][4], Visi
   }
 }
 
+// By the warpgroup that fetches, of chunks in turn: x and steps of all bands, and what follows from steps. These are
+// there two chunks later.
+template <int kStates>
+class BandInputs {
+ public:
+  using Layout = SsdLayout<kStates, false>;
+
+  __device__ __forceinline__ BandInputs(const HopperSsd& params, const SsdMemory<kStates, false>& shared,
+                                        const SsdPlace& where)
+      : p_(params), memory_(shared), place_(where) {}
+
+  __device__ __forceinline__ void fetch(int chunk) const {
+    if (thread_of_warpgroup() == 0) {
+#pragma unroll 1
+      for (int slot = 0; slot < place_.block.count; ++slot) {
+        const Band band(p_, memory_, place_, slot);
+        barrier_wait(memory_.x_empty(slot, band.input_of(chunk)), band.parity(chunk) ^ 1U);
+        band.fetch(chunk);
+      }
+    }
+    __syncwarp();
+    if (chunk >= kBehindBy) weigh(chunk - kBehindBy);
+  }
+  __device__ __forceinline__ void finish() const {
+    const int chunks = place_.chunks();
+    for (int chunk = chunks > kBehindBy ? chunks - kBehindBy : 0; chunk < chunks; ++chunk) weigh(chunk);
+  }
+
+ private:
+  using Band = SsdBand<kStates, false>;
+  // Steps are read before those of chunk + kInputs are asked for.
+  static constexpr int kBehindBy = 2;
+  static_assert(kBehindBy < Layout::kInputs && kBehindBy < Layout::kStages);
+
+  // A warp a band.
+  __device__ __forceinline__ void weigh(int chunk) const {
+    const int slot = thread_of_warpgroup() / 32;
+    if (slot >= place_.block.count) return;
+    const int input = Band::input_of(chunk);
+    const int lane = thread_of_warpgroup() % 32;
+    barrier_wait(memory_.x_full(slot, input), Band::parity(chunk));
+    make_behind(memory_.steps(slot, input), lane, memory_.behind(slot, input));
+    __syncwarp();
+    if (lane == 0) barrier_arrive(memory_.behind_full(slot, input));
+  }
+
+  const HopperSsd& p_;
+  const SsdMemory<kStates, false>& memory_;
+  const SsdPlace& place_;
+};
+
 template <int kStates>
 __device__ __forceinline__ void fold_band(const HopperSsd& p, const SsdMemory<kStates, false>& memory,
                                           const SsdPlace& place, int slot) {
   using Layout = SsdLayout<kStates, false>;
   const SsdBand<kStates, false> band(p, memory, place, slot);
-  const int thread = thread_of_warpgroup();
   const int chunks = place.chunks();
-  if (thread == 0) {
-    for (int chunk = 0; chunk < Layout::kInputs && chunk < chunks; ++chunk) band.fetch(chunk);
-  }
+  const std::uint32_t matrices = band.matrices_of_lane();
+  const bool first_of_warp = thread_of_warpgroup() % 32 == 0;
   float state[kStates / 8][4] = {};
   RingCursor<Layout::kStages> ring;
 #pragma unroll 1
   for (int chunk = 0; chunk < chunks; ++chunk, ring.advance()) {
-    band.await(chunk);
     const int input = band.input_of(chunk);
-    const float* const steps = memory.steps(slot, input);
-    const float last = steps[kChunk - 1];
-    float* const behind = memory.factors(slot, chunk & 1);
-    if (thread < kChunk) {
-      behind[thread] = __fmul_rn(cuda::exp2_approx(__fsub_rn(last, steps[thread])), steps[kChunk + thread]);
-    }
-    band.sync();  // the weights are there, and nobody reads x of the chunk before any more
-    const int next = chunk - 1 + Layout::kInputs;
-    if (thread == 0 && chunk > 0 && next < chunks) band.fetch(next);
-    __syncwarp();
-
+    barrier_wait(memory.behind_full(slot, input), band.parity(chunk));
+    band.await(chunk);
+    if (!band.fetched(chunk)) band.sync();
+    const unsigned char* const behind = memory.behind(slot, input);
     std::uint32_t hi[4][4];
     std::uint32_t lo[4][4];
-    const std::uint32_t x = memory.x(slot, input) + band.matrices_of_lane();
+    const std::uint32_t x = memory.x(slot, input) + matrices;
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       std::uint32_t raw[4];
       cuda::load_matrix_transposed(raw, x + static_cast<std::uint32_t>(k) * band.kStepRowBytes);
-      weigh_x(raw, behind + 16 * k + band.column_of_thread(), hi[k], lo[k]);
+      weigh_x(raw, behind, k, hi[k], lo[k]);
     }
-    const float decay = cuda::exp2_approx(last);
+    const float decay = *reinterpret_cast<const float*>(behind + kBehindDecay);
 #pragma unroll
     for (int t = 0; t < kStates / 8; ++t) {
 #pragma unroll
@@ -102,9 +143,10 @@ __device__ __forceinline__ void fold_band(const HopperSsd& p, const SsdMemory<kS
     barrier_wait(memory.full(stage), ring.parity());
     pin(state);
     fold_tokens<kStates, 0, 4>(state, hi, lo, memory.b(stage));
+    if (first_of_warp) barrier_arrive(memory.x_empty(slot, input));
     wgmma_wait<0>();
     pin(state);
-    if (thread % 32 == 0) barrier_arrive(memory.empty(stage));
+    if (first_of_warp) barrier_arrive(memory.empty(stage));
   }
   float* const target = p.scan.states + place.segment.index * band.all_states() + band.state_offset();
   visit_state<kStates>(state, [&](float first, float second, int offset) {
@@ -122,7 +164,9 @@ __global__ void __launch_bounds__(kSsdThreads, 1) ssd_fold_kernel(const __grid_c
   const int warpgroup = static_cast<int>(of_warp(threadIdx.x / kWarpgroup));
   if (warpgroup == kBandsTogether) {
     give_registers<kSsdFetchRegisters>();
-    fetch_chunks<kStates, false>(p, memory, place, [](int, std::uint32_t) {});
+    const BandInputs<kStates> inputs(p, memory, place);
+    fetch_chunks<kStates, false>(p, memory, place, [&](int chunk, std::uint32_t) { inputs.fetch(chunk); });
+    inputs.finish();
   } else {
     take_registers<kSsdBandRegisters>();
     if (warpgroup < place.block.count) fold_band<kStates>(p, memory, place, warpgroup);

@@ -42,10 +42,11 @@ __device__ __forceinline__ void score_chunk(std::uint32_t c_tile, std::uint32_t 
   }
 }
 
-// Weights of kCount tokens from `column` on in row `row` of a chunk; 0 behind the row's own token.
+// Weights of kCount tokens from `column` on in row `row` of a chunk; 0 behind the row's own token, which has D, the
+// `skip`, besides.
 template <bool kDiagonal, int kCount>
-__device__ __forceinline__ void weigh_scores(const float* scores, const float* steps, unsigned char* weights, int row,
-                                             int column) {
+__device__ __forceinline__ void weigh_scores(const float* scores, const float* steps, float skip,
+                                             unsigned char* weights, int row, int column) {
   const float sum = steps[row];
   const float* const from = scores + score_block(row / 16, column / 16) + row % 16 * kScorePitch + column % 16;
   std::uint32_t hi[kCount / 2];
@@ -59,7 +60,8 @@ __device__ __forceinline__ void weigh_scores(const float* scores, const float* s
     const auto weigh = [&](int i, float value, float before, float step) {
       const float decayed = __fmul_rn(value, cuda::exp2_approx(__fsub_rn(sum, before)));
       const float weight = __fmul_rn(decayed, step);
-      return !kDiagonal || at + i <= row ? weight : 0.0F;
+      if (!kDiagonal) return weight;
+      return at + i <= row ? __fadd_rn(weight, at + i == row ? skip : 0.0F) : 0.0F;
     };
     cuda::split(weigh(0, score.x, to.x, dt.x), weigh(1, score.y, to.y, dt.y), hi[2 * quarter], lo[2 * quarter]);
     cuda::split(weigh(2, score.z, to.z, dt.z), weigh(3, score.w, to.w, dt.w), hi[2 * quarter + 1], lo[2 * quarter + 1]);
@@ -76,16 +78,17 @@ __device__ __forceinline__ void weigh_scores(const float* scores, const float* s
 
 // All weights of a chunk by a warpgroup, on and below the diagonal. Each warp has a block on it, one below it, and half
 // of another one. The steps are those of the chunk; hi parts begin at `weights`, lo parts follow.
-__device__ __forceinline__ void weigh_chunk(const float* scores, const float* steps, unsigned char* weights) {
+__device__ __forceinline__ void weigh_chunk(const float* scores, const float* steps, float skip,
+                                            unsigned char* weights) {
   const int warp = thread_of_warpgroup() / 32;
   const int lane = thread_of_warpgroup() % 32;
   const int row = lane % 16;
-  weigh_scores<true, 8>(scores, steps, weights, 16 * warp + row, 16 * warp + lane / 16 * 8);
+  weigh_scores<true, 8>(scores, steps, skip, weights, 16 * warp + row, 16 * warp + lane / 16 * 8);
   // (1, 0), (2, 0), (2, 1), (3, 0); then (3, 1) for the first two warps, and (3, 2) for the others.
   const int block_row = warp == 0 ? 1 : warp == 3 ? 3 : 2;
   const int block_column = warp == 2 ? 1 : 0;
-  weigh_scores<false, 8>(scores, steps, weights, 16 * block_row + row, 16 * block_column + lane / 16 * 8);
-  weigh_scores<false, 4>(scores, steps, weights, 48 + row, 16 * (1 + warp / 2) + warp % 2 * 8 + lane / 16 * 4);
+  weigh_scores<false, 8>(scores, steps, 0.0F, weights, 16 * block_row + row, 16 * block_column + lane / 16 * 8);
+  weigh_scores<false, 4>(scores, steps, 0.0F, weights, 48 + row, 16 * (1 + warp / 2) + warp % 2 * 8 + lane / 16 * 4);
 }
 
 }  // namespace ringattn::sm90
