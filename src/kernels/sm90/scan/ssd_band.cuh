@@ -16,6 +16,11 @@ namespace ringattn::sm90 {
 
 inline constexpr int kPieceElements = 8;  // 16 bytes
 
+// Named barriers.
+inline constexpr int kFirstBandBarrier = 1;
+inline constexpr int kFetchBarrier = kFirstBandBarrier + kBandsTogether;
+inline constexpr int kFirstTurnBarrier = kFetchBarrier + 1;
+
 // A CTA's shared memory by addresses and as numbers.
 template <int kStates, bool kOutputs>
 struct SsdMemory {
@@ -185,7 +190,19 @@ struct SsdBand {
     if (fetched(chunk)) return;
     copy_panels<1>(p.scan.x, place.row(chunk), head, first_dim, place.tokens(chunk), memory.x(slot, input));
   }
-  __device__ __forceinline__ void sync() const { named_sync(1 + slot, kWarpgroup); }
+  __device__ __forceinline__ void sync() const { named_sync(kFirstBandBarrier + slot, kWarpgroup); }
+
+  // The CTA's bands take turns at the tensor cores, in one order. Products of all of them at once would end at one
+  // time, and then all bands would prepare their next ones while no product is under way.
+  __device__ __forceinline__ void begin_turn(bool very_first) const {
+    if (place.block.count > 1 && (slot > 0 || !very_first)) named_sync(kFirstTurnBarrier + slot, 2 * kWarpgroup);
+  }
+  // Once its products are issued.
+  __device__ __forceinline__ void end_turn(bool very_last) const {
+    const int count = place.block.count;
+    const int next = slot + 1 == count ? 0 : slot + 1;
+    if (count > 1 && (next > 0 || !very_last)) named_arrive(kFirstTurnBarrier + next, 2 * kWarpgroup);
+  }
 
   // Where this lane's rows begin, relative to 16 tokens of a band's tile, for matrices of 8 × 8 that follow each other
   // first over dims and then over tokens: 16 dims of the warp.

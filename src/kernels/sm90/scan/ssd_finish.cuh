@@ -60,7 +60,9 @@ class SsdRows {
       const std::uint32_t x_tile = memory_.x(band_.slot, input) + band_.matrices_of_lane();
       float y[kChunk / 8][4];
       barrier_wait(memory_.full(stage), ring.parity());
+      if (p_.turns) band_.begin_turn(chunk == 0);
       add_state(y, memory_.c(stage), cuda::exp2_approx(memory_.steps(band_.slot, input)[kChunk - 1]));
+      if (p_.turns == 2) band_.end_turn(false);
       band_.sync();  // weights, factors and x are there
       std::uint32_t x[4][4];
 #pragma unroll
@@ -72,6 +74,7 @@ class SsdRows {
       const bool gated = p_.scan.z.data != nullptr;
       if (gated) fetch_gate(chunk, memory_.x(band_.slot, input));
       scale_rows(y);
+      if (p_.turns == 2) band_.begin_turn(false);
       add_tokens(y, x);
       std::uint32_t hi[4][4];
       std::uint32_t lo[4][4];
@@ -87,6 +90,7 @@ class SsdRows {
 #pragma unroll
       for (int k = 2; k < 4; ++k) weigh_x(x[k], behind, k, hi[k], lo[k]);
       fold_tokens<kStates, 2, 4>(state_, hi, lo, memory_.b(stage));
+      if (p_.turns) band_.end_turn(chunk + 1 == chunks);
       proxy_fence();
       band_.sync();  // the rows are there, and nobody reads weights, factors, x and steps any more
       write_rows(chunk, memory_.x(band_.slot, input));

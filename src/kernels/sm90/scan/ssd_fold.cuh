@@ -32,7 +32,7 @@ __device__ __forceinline__ void fetch_chunks(const HopperSsd& p, const SsdMemory
       copy_panels<kPanels>(p.scan.c, place.row(chunk), group, 0, place.tokens(chunk), memory.c(stage));
     }
     if (!fetched_b || (kOutputs && !fetched_c)) proxy_fence();
-    named_sync(1 + kBandsTogether, kWarpgroup);  // all have seen that the stage is empty before it can be full again
+    named_sync(kFetchBarrier, kWarpgroup);  // all have seen that the stage is empty before it can be full again
     if (thread_of_warpgroup() == 0) {
       const int row = static_cast<int>(place.row(chunk));
       barrier_arrive_expect(full, (fetched_b ? Layout::kTileBytes : 0) + (fetched_c ? Layout::kTileBytes : 0));
@@ -142,7 +142,9 @@ __device__ __forceinline__ void fold_band(const HopperSsd& p, const SsdMemory<kS
     const std::uint32_t stage = ring.stage();
     barrier_wait(memory.full(stage), ring.parity());
     pin(state);
+    if (p.turns) band.begin_turn(chunk == 0);
     fold_tokens<kStates, 0, 4>(state, hi, lo, memory.b(stage));
+    if (p.turns) band.end_turn(chunk + 1 == chunks);
     if (first_of_warp) barrier_arrive(memory.x_empty(slot, input));
     wgmma_wait<0>();
     pin(state);
