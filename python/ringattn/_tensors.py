@@ -13,7 +13,7 @@ from ._errors import refuse, unsupported
 _INT, _UINT, _FLOAT, _BFLOAT = 0, 1, 2, 4
 _TYPES = {
     "float32": (_FLOAT, 32), "float16": (_FLOAT, 16), "bfloat16": (_BFLOAT, 16), "float64": (_FLOAT, 64),
-    "int32": (_INT, 32), "int64": (_INT, 64), "uint8": (_UINT, 8),
+    "int32": (_INT, 32), "int64": (_INT, 64), "uint8": (_UINT, 8), "int8": (_INT, 8), "float8_e4m3fn": (10, 8),
 }  # fmt: skip
 _by_dtype: dict = {}
 
@@ -67,8 +67,12 @@ def stream_of(array) -> int | None:
 
 
 def empty(like, shape, dtype=None):
-    """An array of like's kind and device; of its dtype, or float32 / uint8 by name."""
+    """An array of like's kind and device; of its dtype, or of one by its name."""
     if isinstance(like, np.ndarray):
+        if dtype == "bfloat16":
+            import ml_dtypes  # noqa: PLC0415, the arrays are of its types
+
+            dtype = ml_dtypes.bfloat16
         return np.empty(shape, dtype or like.dtype)
     torch = sys.modules["torch"]
     return torch.empty(shape, dtype=getattr(torch, dtype) if dtype else like.dtype, device=like.device)
@@ -148,5 +152,52 @@ class View:
         self._form = form
 
 
-def data_type(array) -> _structs.DLDataType:
-    return _structs.DLDataType(*_type_of(array.dtype), 1)
+class CompressedView:
+    """A ringattn_compressed that is used again."""
+
+    __slots__ = ("address", "_struct", "_views")
+
+    def __init__(self):
+        self._struct = _structs.compressed()
+        self._views: list[View] = []
+        self.address: int = ctypes.addressof(self._struct)
+
+    def show(self, compressed) -> None:
+        """From here on, these are the parts of the _compression.Compressed, which the caller keeps."""
+        parts = compressed.parts
+        if len(parts) != len(self._views):
+            self._views = [View() for _ in parts]
+            streams = len(compressed.streams)
+            self._struct.streams[:] = [v.address for v in self._views[:streams]] + [None] * (4 - streams)
+            self._struct.tables[:] = [v.address for v in self._views[streams:]] + [None] * (2 + streams - len(parts))
+        for view, part in zip(self._views, parts):
+            view.show(part)
+
+
+def data_type(like) -> _structs.DLDataType:
+    """DLPack's type of an array, or of a dtype or its name."""
+    return _structs.DLDataType(*_type_of(getattr(like, "dtype", like)), 1)
+
+
+def type_name(dtype) -> str:
+    """NumPy's and PyTorch's name of a type: of one of theirs, or of DLPack's."""
+    if isinstance(dtype, _structs.DLDataType):
+        return next(name for name, known in _TYPES.items() if known == (dtype.code, dtype.bits))
+    return str(dtype).removeprefix("torch.")
+
+
+def kind_of(array):
+    return np.ndarray if isinstance(array, np.ndarray) else sys.modules["torch"].Tensor
+
+
+def zeros(like, shape, dtype: str):
+    filled = empty(like, shape, dtype)
+    filled[...] = 0
+    return filled
+
+
+def moved(array, device):
+    """A copy on another device."""
+    if isinstance(array, np.ndarray):
+        refuse("an array of NumPy can't be moved", "it lies in host memory", "Compress tensors of PyTorch.")
+    return array.to(device)
