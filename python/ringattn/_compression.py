@@ -13,7 +13,7 @@ from . import _abi, _structs
 from ._abi import lib
 from ._errors import refuse
 from ._tensors import CompressedView, View, as_ints, check_array, contiguous_heads, data_type, device_of, empty, stream_of
-from ._tensors import kind_of, moved, type_name, zeros
+from ._tensors import kind_of, moved, traced, type_name, zeros
 
 METHODS = ("fp8", "int8", "int4", "lowrank", "vq", "hybrid")
 
@@ -60,15 +60,15 @@ class Compressed:
         """An array of its kind, on its device."""
         return self.parts[0]
 
-    def with_streams(self, change, shape: tuple) -> "Compressed":
-        """The same with change(stream) for each stream, which makes it a tensor of such a shape."""
-        streams = {name: change(stream) for name, stream in self.streams.items()}
+    def with_streams(self, streams: dict, shape: tuple) -> "Compressed":
+        """A tensor of another shape with these streams, and the same tables."""
         return Compressed(self.format, shape, self.dtype, streams, self.tables, self.lengths, self.energy_kept)
 
-    def flat(self) -> "Compressed":
+    def flat_rows(self) -> "Compressed":
         """[batch, tokens, heads, dim] as [batch · tokens, heads, dim]."""
         rows = self.shape[0] * self.shape[1]
-        return self.with_streams(lambda stream: stream.reshape(rows, *stream.shape[2:]), (rows, *self.shape[2:]))
+        streams = {name: stream.reshape(rows, *stream.shape[2:]) for name, stream in self.streams.items()}
+        return self.with_streams(streams, (rows, *self.shape[2:]))
 
     def to(self, device) -> "Compressed":
         """A copy on another device, of PyTorch's tensors."""
@@ -110,6 +110,8 @@ class _Coder:
         tensors.stream = stream_of(plain)
         function(self.handle, tensors, *more)
 
+    used = 0  # as a _job.Prepared's
+
     def close(self) -> None:
         if self._handle is not None:
             lib.compression_destroy(self._handle)
@@ -135,7 +137,8 @@ def _zeros(format: str, shape: tuple, like, lengths: tuple, seed: int = 0, threa
     return Compressed(format, shape, like.dtype, streams, tables, lengths)
 
 
-def _lengths(x, cu_seqlens) -> tuple[int, ...]:
+def lengths_of(x, cu_seqlens) -> tuple[int, ...]:
+    """Tokens of each sequence of a tensor to compress."""
     if x.ndim == 4:
         if cu_seqlens is not None:
             refuse("x has a batch axis", "cu_seqlens deals packed rows", "Pass [tokens, heads, dim].")
@@ -156,28 +159,30 @@ def compress_one(name: str, x, format: str, lengths: tuple, seed: int, threads: 
     made = _zeros(format, x.shape, x, lengths, seed, threads)
     coder = _coder(x, x, format, x.shape[-2], x.shape[-1], len(lengths), seed, threads)
     kept = ctypes.c_double()
-    flat = made.flat() if x.ndim == 4 else made
+    flat = made.flat_rows() if x.ndim == 4 else made
     coder.do(lib.compression_compress, contiguous_heads(_rows(x)), flat, name, lengths, ctypes.byref(kept))
     made.energy_kept = kept.value
     return made
 
 
-def choose_formats(method, ratio, k, v) -> tuple[str, str]:
+@functools.cache
+def choose_formats(method, ratio: float | None, dtype: str, heads: int, k_dim: int, v_dim: int) -> tuple[str, str]:
     """The formats of keys and values that a method, or a format's name, stands for."""
-    if isinstance(method, (tuple, list)):
+    if isinstance(method, tuple):
         if len(method) != 2 or ratio is not None:
             refuse(f"method is {method!r}", "a pair names the formats of k and of v, and has no ratio", "Name two formats.")
-        return tuple(method)
+        return method
     if method not in METHODS:
         if ratio is not None:
             refuse(f"method is {method!r}", f"with a ratio it is one of {', '.join(METHODS)}", "Choose one of these.")
         return method, method
-    spec = _structs.spec(dtype=data_type(k), heads=k.shape[-2], head_dim=k.shape[-1], head_dim_v=v.shape[-1])
+    spec = _structs.spec(dtype=data_type(dtype), heads=heads, head_dim=k_dim, head_dim_v=v_dim)
     formats = _structs.formats()
     lib.choose_formats(method.encode(), ratio or 0.0, spec, formats)
     return formats.k.decode(), formats.v.decode()
 
 
+@traced
 def compress(k, v, method="int4", *, ratio: float | None = None, cu_seqlens=None, seed: int = 0, threads: int = 0):
     """Keys and values in fewer bytes.
 
@@ -193,13 +198,14 @@ def compress(k, v, method="int4", *, ratio: float | None = None, cu_seqlens=None
         check_array(name, array)
         if kind_of(array) is not kind_of(k):
             refuse(f"{name} is {type(array).__name__}", f"k is {type(k).__name__}", "Pass arrays of one kind.")
-    formats = choose_formats(method, ratio, k, v)
+    formats = choose_formats(method, ratio, type_name(k.dtype), k.shape[-2], k.shape[-1], v.shape[-1])
     return tuple(
-        compress_one(name, x, format, _lengths(x, cu_seqlens), seed, threads)
+        compress_one(name, x, format, lengths_of(x, cu_seqlens), seed, threads)
         for name, x, format in zip("kv", (k, v), formats)
     )
 
 
+@traced
 def decompress(x: Compressed, *, out=None, threads: int = 0, name: str = "x"):
     """The tensor that x is, of its shape and dtype; of a cache without block table every page to its end. out: where it
     goes; None: new. Scales, codes and tables that no compressed tensor has are refused with their place, and as a part of
@@ -210,14 +216,14 @@ def decompress(x: Compressed, *, out=None, threads: int = 0, name: str = "x"):
         out = empty(like, x.shape, type_name(x.dtype))
     rows = out.reshape(math.prod(x.shape[:-2]), heads, dim)
     coder = _coder(like, x.dtype, x.format, heads, dim, len(x.lengths), threads=threads)
-    coder.do(lib.compression_decompress, rows, x.flat() if x.ndim == 4 else x, name, x.lengths)
+    coder.do(lib.compression_decompress, rows, x.flat_rows() if x.ndim == 4 else x, name, x.lengths)
     return out
 
 
 @functools.cache
-def parts_of(format: str, dtype: str, heads: int, dim: int):
-    """(streams, tables) of a format as (name, type, shape), for one sequence: what fake tensors are made of."""
+def parts_of(format: str, dtype: str, heads: int, dim: int, sequences: int = 1):
+    """(streams, tables) of a format as (name, type, shape): what fake tensors are made of."""
     from .worlds import self_world  # noqa: PLC0415, as above
 
-    coder = _Coder(self_world(), format, data_type(dtype), heads, dim, 1, 0, 0)
+    coder = _Coder(self_world(), format, data_type(dtype), heads, dim, sequences, 0, 0)
     return coder.streams, coder.tables

@@ -2,6 +2,7 @@
 """Arrays of NumPy and of PyTorch as DLPack's tensors. What differs between the two stands here and nowhere else."""
 
 import ctypes
+import functools
 import sys
 
 import numpy as np
@@ -48,6 +49,22 @@ def check_array(name: str, array) -> None:
                     "Call it under torch.no_grad(), or pass detached tensors.")  # fmt: skip
 
 
+def traced(function):
+    """Under torch.compile the call becomes the operator of the same name, which graphs hold."""
+
+    @functools.wraps(function)
+    def call(first, *arguments, **named):
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.compiler.is_compiling():
+            if is_torch(first.parts[0] if hasattr(first, "parts") else first):
+                from . import torch_ops  # noqa: PLC0415, needs torch
+
+                return getattr(torch_ops, function.__name__)(first, *arguments, **named)
+        return function(first, *arguments, **named)
+
+    return call
+
+
 def device_of(array) -> tuple[int, int]:
     """(device type, index), as DLPack counts them."""
     if isinstance(array, np.ndarray) or array.device.type == "cpu":
@@ -63,7 +80,9 @@ def stream_of(array) -> int | None:
     """The caller's current stream on the array's device."""
     if isinstance(array, np.ndarray) or array.device.type != "cuda":
         return None
-    return sys.modules["torch"].cuda.current_stream(array.device).cuda_stream
+    torch = sys.modules["torch"]
+    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # without an object around it
+    return raw(array.device.index) if raw else torch.cuda.current_stream(array.device).cuda_stream
 
 
 def empty(like, shape, dtype=None):
@@ -78,12 +97,6 @@ def empty(like, shape, dtype=None):
     return torch.empty(shape, dtype=getattr(torch, dtype) if dtype else like.dtype, device=like.device)
 
 
-def full(like, shape, value, dtype):
-    filled = empty(like, shape, dtype)
-    filled[...] = value
-    return filled
-
-
 def contiguous_heads(array):
     """The array, copied only where the numbers of a head don't lie side by side."""
     if isinstance(array, np.ndarray):
@@ -93,6 +106,8 @@ def contiguous_heads(array):
 
 def flat_rows(array):
     """[batch, tokens, heads, dim] as [batch · tokens, heads, dim], copied only where that is no view."""
+    if hasattr(array, "flat_rows"):
+        return array.flat_rows()
     return array.reshape(array.shape[0] * array.shape[1], *array.shape[2:])
 
 
@@ -114,6 +129,31 @@ def as_ints(values) -> list[int]:
     return [int(value) for value in (values.tolist() if hasattr(values, "tolist") else values)]
 
 
+def address_of(array) -> int:
+    """Of its first number."""
+    return array.__array_interface__["data"][0] if isinstance(array, np.ndarray) else array.data_ptr()
+
+
+def forms_of(arrays) -> tuple | None:
+    """What tells whether arrays of another call are like these, but for where they lie: hashable. None for anything but plain
+    arrays and tensors without gradients."""
+    torch = sys.modules.get("torch")
+    tensor = torch.Tensor if torch is not None else None
+    forms = []
+    for array in arrays:
+        if array is None:
+            forms.append(None)
+        elif type(array) is tensor:
+            if array.requires_grad:
+                return None
+            forms.append((array.shape, array.stride(), array.dtype, array.device))
+        elif type(array) is np.ndarray:
+            forms.append((array.shape, array.strides, array.dtype, array.flags.writeable))
+        else:
+            return None
+    return tuple(forms)
+
+
 class View:
     """A DLTensor that is used again for arrays of one form: for each array but the first its address alone is written."""
 
@@ -126,15 +166,17 @@ class View:
 
     def show(self, array) -> None:
         """From here on, this is a view of the array, which the caller keeps."""
-        if type(array) is np.ndarray or isinstance(array, np.ndarray):
+        if isinstance(array, np.ndarray):
             form = array.shape, array.strides, array.dtype
-            data = array.__array_interface__["data"][0]
         else:
             form = array.shape, array.stride(), array.dtype, array.device
-            data = array.data_ptr()
         if form != self._form:
             self._describe(array, form)
-        self._view.data = data
+        self._view.data = address_of(array)
+
+    def move(self, address: int) -> None:
+        """From here on, this is a view of an array of the same form that lies at the address."""
+        self._view.data = address
 
     def _describe(self, array, form) -> None:
         shape, strides = form[:2]
