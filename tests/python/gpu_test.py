@@ -3,12 +3,11 @@
 
     RINGATTN_LIBRARY=build/release/lib/libringattn_c.so PYTHONPATH=python python3 tests/python/gpu_test.py
 
-The ranks of the second half are processes that this file starts. Prints the overhead of a call."""
+The ranks of the second half are started by torchrun. Prints the overhead of a call."""
 
 import importlib.util
 import os
 import pathlib
-import socket
 import subprocess
 import sys
 import tempfile
@@ -261,13 +260,14 @@ class OneGpu(unittest.TestCase):
         self.assertLess(step_whole - step_alone, 20.0)
 
 
-def on_two_gpus(rank: int, folder: pathlib.Path, port: str, backend: str) -> None:
-    """One rank: torch.distributed's group becomes a world; what it computes is left in the folder."""
+def on_two_gpus(folder: pathlib.Path, backend: str) -> None:
+    """One rank that torchrun has started: its group becomes a world; what it computes is left in the folder."""
     import torch.distributed as distributed
 
+    rank = int(os.environ["LOCAL_RANK"])
     torch.set_grad_enabled(False)
     torch.cuda.set_device(rank)
-    distributed.init_process_group(backend, init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=RANKS)
+    distributed.init_process_group(backend)
     q, k, v = (normal(8192, heads, 128, seed=heads) for heads in (8, 2, 2))
     world = ringattn.torch_world(device=torch.device("cuda", rank))
     assert (world.rank, world.size, world.device) == (rank, RANKS, (2, rank))
@@ -291,22 +291,16 @@ class TwoGpus(unittest.TestCase):
     def test_two_ranks_have_the_bits_of_one(self):
         q, k, v = (normal(8192, heads, 128, seed=heads) for heads in (8, 2, 2))
         out, lse = ringattn.attention(q, k, v)
+        wide = [x.transpose(0, 1)[None] for x in (q, k, v)]
+        expected = torch.nn.functional.scaled_dot_product_attention(*wide, is_causal=True, enable_gqa=True)
+        torch.testing.assert_close(out, expected[0].transpose(0, 1), atol=3e-2, rtol=0)
+        environment = os.environ | {"NCCL_NVLS_ENABLE": "0"}
         for backend in ("nccl", "gloo"):
             with self.subTest(backend), tempfile.TemporaryDirectory() as folder:
-                with socket.socket() as probe:
-                    probe.bind(("127.0.0.1", 0))
-                    port = str(probe.getsockname()[1])
-                environment = os.environ | {"NCCL_NVLS_ENABLE": "0"}
-                ranks = [subprocess.Popen([sys.executable, __file__, "rank", str(r), folder, port, backend], text=True,
-                                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
-                         for r in range(RANKS)]  # fmt: skip
-                try:
-                    said = [rank.communicate(timeout=240)[0] for rank in ranks]
-                finally:
-                    for rank in ranks:
-                        rank.kill()
-                for rank, text in zip(ranks, said):
-                    self.assertEqual(rank.returncode, 0, text)
+                command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS), __file__, "rank"]
+                done = subprocess.run([sys.executable, *command, folder, backend], text=True, timeout=240, env=environment,
+                                      stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
+                self.assertEqual(done.returncode, 0, done.stdout)
                 made = [torch.load(pathlib.Path(folder) / f"{r}.pt") for r in range(RANKS)]
                 for name in made[0]:
                     layout = getattr(ringattn, name)([8192], RANKS)
@@ -315,7 +309,7 @@ class TwoGpus(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 6 and sys.argv[1] == "rank":
-        on_two_gpus(int(sys.argv[2]), pathlib.Path(sys.argv[3]), sys.argv[4], sys.argv[5])
+    if len(sys.argv) == 4 and sys.argv[1] == "rank":
+        on_two_gpus(pathlib.Path(sys.argv[2]), sys.argv[3])
     else:
         unittest.main()
