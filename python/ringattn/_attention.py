@@ -75,8 +75,8 @@ def attention(q, k, v, *, mask: _job.Mask = "causal", softmax_scale: float | Non
     """Attention of equally long sequences.
 
     q: [tokens, heads, head_dim] or [batch, tokens, heads, head_dim]; k, v: the same with kv_heads, which divides heads,
-    and v with a head_dim of its own; either may be ringattn.Compressed. NumPy arrays or PyTorch tensors of float32, float16 or bfloat16. Strides are free but
-    for the last axis, which is copied where its numbers don't lie side by side.
+    and v with a head_dim of its own; either may be ringattn.Compressed. NumPy arrays or PyTorch tensors of float32, float16 or
+    bfloat16. Strides are free but for the last axis, which is copied where its numbers don't lie side by side.
     mask: "causal", "full" or (left, right): a query at position p sees the keys p - left … p + right, -1 is no limit.
     softmax_scale: None is 1 / sqrt(head_dim). softcap: 0 is off. sinks: [heads] float32, a logit that joins the denominator.
     q_offset: query i stands at key position i + q_offset; None: queries end where keys end.
@@ -152,8 +152,9 @@ def varlen(q, k, v, cu_seqlens_q, cu_seqlens_k=None, *, mask: _job.Mask = "causa
     if results is not None:
         return results
     _job.check_arrays("varlen", q, q=q, k=k, v=v, sinks=sinks, out=out)
-    prepared = _prepared(_job.world_of(q, world), q, k, v, q_lengths, k_lengths, offsets, mask, softmax_scale, softcap, sinks, layout,
-                         key_layout, threads=threads, memory_budget=memory_budget, timeout_seconds=timeout)  # fmt: skip
+    own = _job.world_of(q, world)
+    prepared = _prepared(own, q, k, v, q_lengths, k_lengths, offsets, mask, softmax_scale, softcap, sinks, layout, key_layout,
+                         threads=threads, memory_budget=memory_budget, timeout_seconds=timeout)  # fmt: skip
     made, lse, shown = _run(prepared, q, k, v, sinks, out)
     _job.keep_call(world, call, prepared, shown, given, made, lse, prepared.workspace_bytes)
     return made, lse

@@ -86,7 +86,8 @@ class _Coder:
 
     def __init__(self, world, format: str, dtype, heads: int, dim: int, sequences: int, seed: int, threads: int):
         self._handle = None
-        spec = _structs.compression_spec(format=format.encode(), sequences=sequences, seed=seed, dtype=dtype, heads=heads, dim=dim)
+        spec = _structs.compression_spec(format=format.encode(), sequences=sequences, seed=seed, dtype=dtype, heads=heads,
+                                         dim=dim)  # fmt: skip
         handle = _abi.Handle()
         lib.compression_create(world.handle, spec, _structs.options(threads=threads), ctypes.byref(handle))
         self.handle = self._handle = handle
@@ -190,8 +191,8 @@ def compress(k, v, method="int4", *, ratio: float | None = None, cu_seqlens=None
     a dense cache, too. method: "fp8", "int8", "int4", "lowrank", "vq" or "hybrid"; or one format for both, or a pair (of k, of
     v), by their words: "fp8 head", "int4_channel group 32", ... ratio: of a method, the share of the bytes that is removed
     at least. cu_seqlens: [sequences + 1], of packed rows. seed: of codebooks. threads: of the CPU.
-    Bases ("lowrank", "hybrid") and codebooks ("vq") are found on the CPU alone: of a GPU's tensors compress a copy, and put what it
-    becomes on the GPU (Compressed.to()).
+    Bases ("lowrank", "hybrid") and codebooks ("vq") are found on the CPU alone: of a GPU's tensors compress a copy, and put
+    what it becomes on the GPU (Compressed.to()).
 
     Returns (k, v) as Compressed. Numbers that are not finite are refused with their place. Returns when it is done."""
     for name, array in (("k", k), ("v", v)):

@@ -3,8 +3,8 @@
 torch.export keep them in their graphs. Under torch.compile ringattn.attention() and the others become these.
 
 A world or a Layout is passed as its number, World.number and Layout.number (0: none), which must live as long as graphs use
-it. mask is "causal", "full" or "window" with left and right. Keys and values are lists: [rows], with a format "" and a dim 0, or the
-streams and tables of a Compressed with its format and dim."""
+it. mask is "causal", "full" or "window" with left and right. Keys and values are lists: [rows], with a format "" and a dim 0, or
+the streams and tables of a Compressed with its format and dim."""
 
 import torch
 from torch import Tensor, library
@@ -78,11 +78,13 @@ def _keys(q: Tensor, parts: list[Tensor], format: str, dim: int):
 @library.custom_op("ringattn::attention", mutates_args=())
 def _attention_op(
     q: Tensor, k: list[Tensor], v: list[Tensor], k_format: str, k_dim: int, v_format: str, v_dim: int,
-    sinks: Tensor | None, mask: str, left: int, right: int, softmax_scale: float | None, softcap: float, q_offset: int | None, layout: str, layout_number: int, key_layout: str, key_layout_number: int,
+    sinks: Tensor | None, mask: str, left: int, right: int, softmax_scale: float | None, softcap: float, q_offset: int | None,
+    layout: str, layout_number: int, key_layout: str, key_layout_number: int,
     lengths: list[int], world: int, threads: int, memory_budget: int, timeout: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     return _attention.attention(
-        q, _keys(q, k, k_format, k_dim), _keys(q, v, v_format, v_dim), mask=_mask(mask, left, right), softmax_scale=softmax_scale, softcap=softcap, sinks=sinks, q_offset=q_offset,
+        q, _keys(q, k, k_format, k_dim), _keys(q, v, v_format, v_dim), mask=_mask(mask, left, right),
+        softmax_scale=softmax_scale, softcap=softcap, sinks=sinks, q_offset=q_offset,
         layout=_layout(layout, layout_number), key_layout=_layout(key_layout, key_layout_number),
         lengths=tuple(lengths) if lengths else None, world=_world(world), threads=threads, memory_budget=memory_budget,
         timeout=timeout,
@@ -113,7 +115,8 @@ def _varlen_op(
     layout_number: int, key_layout: str, key_layout_number: int, world: int, threads: int, memory_budget: int, timeout: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     return _attention.varlen(
-        q, _keys(q, k, k_format, k_dim), _keys(q, v, v_format, v_dim), cu_seqlens_q, cu_seqlens_k, mask=_mask(mask, left, right), softmax_scale=softmax_scale, softcap=softcap,
+        q, _keys(q, k, k_format, k_dim), _keys(q, v, v_format, v_dim), cu_seqlens_q, cu_seqlens_k,
+        mask=_mask(mask, left, right), softmax_scale=softmax_scale, softcap=softcap,
         sinks=sinks, q_offsets=q_offsets, layout=_layout(layout, layout_number),
         key_layout=_layout(key_layout, key_layout_number), world=_world(world), threads=threads, memory_budget=memory_budget,
         timeout=timeout,
@@ -135,7 +138,8 @@ def varlen(q, k, v, cu_seqlens_q, cu_seqlens_k=None, *, mask="causal", softmax_s
     _check("varlen", unknown, q, k, v)
     (k, *k_is), (v, *v_is) = _keys_arguments(k), _keys_arguments(v)
     made, lse = torch.ops.ringattn.varlen(
-        q, k, v, *k_is, *v_is, _tensor(cu_seqlens_q), _tensor(cu_seqlens_k), sinks, *_mask_arguments(mask), softmax_scale, softcap, q_offsets,
+        q, k, v, *k_is, *v_is, _tensor(cu_seqlens_q), _tensor(cu_seqlens_k), sinks, *_mask_arguments(mask), softmax_scale,
+        softcap, q_offsets,
         *_layout_arguments(layout), *_layout_arguments(key_layout), _number(world), threads, memory_budget, timeout,
     )  # fmt: skip
     return _given(out, made), lse
@@ -149,7 +153,8 @@ def _decode_op(
     softcap: float, max_keys: int | None, threads: int, timeout: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     return _decode.decode(
-        q, _keys(q, k_cache, k_format, k_dim), _keys(q, v_cache, v_format, v_dim), lengths, block_table=block_table, k_new=k_new, v_new=v_new, grow=grow, mask=_mask(mask, left, right),
+        q, _keys(q, k_cache, k_format, k_dim), _keys(q, v_cache, v_format, v_dim), lengths, block_table=block_table,
+        k_new=k_new, v_new=v_new, grow=grow, mask=_mask(mask, left, right),
         softmax_scale=softmax_scale, softcap=softcap, sinks=sinks, max_keys=max_keys, threads=threads, timeout=timeout,
     )  # fmt: skip
 

@@ -138,8 +138,7 @@ FaultText text_of(const RowFormat& format, RowFault::Kind kind, std::string_view
     case RowFault::Kind::kTable:
       if (part == "outlier_channels")
         return {"the channels of a head ascend and lie below its dim", "Compress it anew."};
-      if (part == "scales")
-        return {"a scale is finite and above 0, and no code gives infinity", "Compress it anew."};
+      if (part == "scales") return {"a scale is finite and above 0, and no code gives infinity", "Compress it anew."};
       return {"it must be finite", "Compress it anew."};
     case RowFault::Kind::kNotFinite:
       break;
