@@ -2,16 +2,18 @@
 """The functions of libringattn_c. Those that return a status raise an Error where it isn't RINGATTN_OK."""
 
 import ctypes
+import importlib.util
 import os
 import pathlib
 from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_uint64, c_void_p
 
 from . import _errors, _structs
 
-ABI = 2
+ABI = 3
 
 CAUSAL, FULL, WINDOW = 0, 1, 2
 STRIPED, RUNS = 0, 3
+STREAM, TABLE = 0, 1
 FORMS = {None: 0, "expanded": 1, "absorbed": 2}
 CPU, CUDA = 1, 2
 
@@ -43,6 +45,12 @@ _CHECKED = {
     "scan_create": [Handle, _struct("scan_spec"), _struct("scan_batch"), _options, _handle],
     "scan_rows": [Handle, c_int64, _longs, _longs],
     "scan_sequences": [Handle, _ints, _ints],
+    "compression_create": [Handle, _struct("compression_spec"), _options, _handle],
+    "compression_get_facts": [Handle, _struct("compression_facts")],
+    "compression_get_part": [Handle, c_int32, c_int32, _struct("part")],
+    "compression_compress": [Handle, _struct("compression_tensors"), POINTER(c_double)],
+    "compression_decompress": [Handle, _struct("compression_tensors")],
+    "choose_formats": [c_char_p, c_double, _struct("spec"), _struct("formats")],
 }
 # What each returns, and takes.
 _PLAIN = {
@@ -59,6 +67,7 @@ _PLAIN = {
     "gathered_add": (None, [c_void_p, c_char_p, c_uint64]),
     "decode_cache_tokens": (c_int64, [Handle, c_int64]),
     "latent_decode_cache_tokens": (c_int64, [Handle, c_int64]),
+    "compression_destroy": (None, [Handle]),
 }
 for _op in ("attention", "decode", "latent", "latent_decode", "scan"):
     _facts = _struct("decode_facts" if _op == "latent_decode" else f"{_op}_facts")
@@ -90,12 +99,26 @@ class _Library:
         raise _errors.BY_STATUS.get(status, _errors.Error)(*words)
 
 
+def _load_nccl() -> None:
+    """NCCL of PyTorch's packages, where it is installed: a process has one library of that name, and torch can't be imported
+    behind an older one, while any newer one serves ringattn."""
+    try:
+        package = importlib.util.find_spec("nvidia.nccl")
+    except ImportError:
+        package = None
+    for folder in package.submodule_search_locations if package else []:
+        nccl = pathlib.Path(folder, "lib", "libnccl.so.2")
+        if nccl.exists():
+            ctypes.CDLL(str(nccl))
+
+
 def _load() -> _Library:
     """RINGATTN_LIBRARY where it is set, else the library beside this file, else the system's."""
     named = os.environ.get("RINGATTN_LIBRARY")
     beside = pathlib.Path(__file__).with_name("libringattn_c.so")
     path = named or (str(beside) if beside.exists() else "libringattn_c.so.1")
     try:
+        _load_nccl()
         library = _Library(path)
     except (OSError, AttributeError) as error:
         remedy = "Install the package again, or name the library by RINGATTN_LIBRARY."

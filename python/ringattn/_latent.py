@@ -7,8 +7,8 @@ travels between ranks and lies in caches.
 
 from . import _abi, _job, _structs
 from ._errors import refuse
-from ._tensors import contiguous_heads, data_type, empty
-from ._attention import lengths_of, traced
+from ._tensors import contiguous_heads, data_type, empty, traced
+from ._attention import lengths_of
 from ._decode import LatentDecode, c_limits, check_lengths, finish_step, flat, limits_of, steps_of
 from .layouts import Layout
 from .worlds import World
