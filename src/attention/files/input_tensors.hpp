@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -27,6 +28,7 @@ struct InputTensors {
   SequenceList sequences;
   std::optional<PageTable> pages;  // of a cache: where the sequences' keys lie in k and v
   std::vector<float> sinks;        // [heads]; empty: the file has none
+  std::shared_ptr<const KeyPositions> positions;  // of k's tokens (position_tensors.hpp); null: the file has none
   std::vector<TensorSource> used;  // all of them: q, k, v, and the lists that there are
 
   // Where out goes: the queries' order with the values' dim.
