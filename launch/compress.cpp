@@ -80,6 +80,9 @@ void print_figures(const CompressResult& result, const std::optional<ChangeOfO>&
   of_o.add({fmt::format("{}", change->rows), fmt::format("{:.3e}", change->relative_error),
             fmt::format("{:.3e}", change->greatest), fmt::format("{:.3e}", change->greatest_lse)});
   screen.print(of_o.text(!quiet));
+  if (change->emptied > 0) {
+    screen.context(fmt::format("{} of these rows see no token any more", change->emptied));
+  }
 }
 
 void write_figures(JsonWriter& json, const CompressedFigures& figures) {
@@ -112,6 +115,7 @@ std::string document(const Invocation& invocation, const CompressResult& result,
         .member("relative_error", change->relative_error)
         .member("greatest", change->greatest)
         .member("greatest_lse", change->greatest_lse)
+        .member("emptied", change->emptied)
         .end_object();
   } else {
     json.null();

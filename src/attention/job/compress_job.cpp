@@ -194,7 +194,10 @@ ChangeOfO change_of_o(const JobInput& before, const JobInput& after, std::int64_
       std::vector<double> exact, changed;
       const double lse = rows[0][r].finish(sink, exact);
       const double changed_lse = rows[1][r].finish(sink, changed);
-      if (std::isfinite(lse)) change.greatest_lse = std::max(change.greatest_lse, std::abs(changed_lse - lse));
+      if (std::isfinite(lse) && std::isfinite(changed_lse)) {
+        change.greatest_lse = std::max(change.greatest_lse, std::abs(changed_lse - lse));
+      }
+      change.emptied += std::isfinite(lse) && !std::isfinite(changed_lse) ? 1 : 0;
       for (std::size_t i = 0; i < exact.size(); ++i) {
         const double difference = changed[i] - exact[i];
         error += difference * difference;

@@ -58,7 +58,8 @@ struct ChangeOfO {
   std::int64_t rows = 0;
   double relative_error = 0.0;  // root mean square of the change, as a share of O's root mean square
   double greatest = 0.0;        // change of any element
-  double greatest_lse = 0.0;    // change of any LSE
+  double greatest_lse = 0.0;    // change of any LSE, of rows that see a key of both
+  std::int64_t emptied = 0;     // rows that see none any more: their O is 0
 };
 // `before` and `after`: the same job over both caches; both have the same rows of q. `count` rows, by `threads` threads.
 ChangeOfO change_of_o(const JobInput& before, const JobInput& after, std::int64_t count, int threads);
