@@ -6,9 +6,9 @@
     bench/plot.py compression bench/results/compression.jsonl -o docs/pictures/compression.svg
 
 A line is one `ringattn compress --report`: the bytes of a token and head, and the change of O on sampled rows by fp64 of both
-caches, of all queries, or, where tokens are taken out, of the last 256. `normal` are normal values. `outliers` are normal values too, but 4 channels of each key head are 12 times as large
-and have a mean besides, and the first token of every sequence draws about half of the attention, as in models. Needs NumPy
-and safetensors.
+caches, of all queries, or, where tokens are taken out, of the last 256. `normal` are normal values. `outliers` are normal
+values too, but 4 channels of each key head are 12 times as large and have a mean besides, and the first token of every
+sequence draws about half of the attention, as in models. Needs NumPy and safetensors.
 """
 
 from __future__ import annotations

@@ -142,7 +142,8 @@ int compress_main(const Invocation& invocation, Transport*) {
   job.threads = options.threads > 0 ? options.threads : usable_processors().count;
   const CompressResult result = compress_file(job);
   const auto& eviction = job.method.eviction;
-  if (eviction) screen.context(fmt::format("{} of {} tokens kept; {}", result.kept, result.tokens, describe(*eviction)));
+  if (eviction)
+    screen.context(fmt::format("{} of {} tokens kept; {}", result.kept, result.tokens, describe(*eviction)));
   screen.context(
       fmt::format("k: {}, v: {}; {} tokens", describe(result.k.format), describe(result.v.format), result.kept));
   screen.context(fmt::format("{} become {}: {} of the bytes are removed",

@@ -4,8 +4,8 @@
 #pragma once
 
 #include <optional>
-#include <string>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -30,8 +30,8 @@ struct CacheMethod {
   std::optional<Eviction> eviction;
   const CompressionMethod* format = nullptr;  // null: rows stay as they are
 };
-// As a user writes it: a method of compression, an eviction (parse_eviction()), or an eviction, "+" and a method. Throws
-// kUsage for anything else.
+// As a user writes it: a method of compression, an eviction (parse_eviction()), or an eviction, "+" and a method.
+// Throws kUsage for anything else.
 CacheMethod parse_cache_method(std::string_view text);
 // "snapkv: first 0, last 64, window 64, pool 5, each K/V head"
 std::string describe(const Eviction& eviction);

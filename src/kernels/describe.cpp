@@ -72,7 +72,8 @@ std::string check_heads(const FoldSpec& spec) {
   }
   if (spec.positions != 0 && lists.any()) {
     fail(ErrorCode::kUsage, "keys at positions of their own, and lists of key blocks",
-         "lists count keys from the first token of a sequence, which may have been taken out", "Leave one of them out.");
+         "lists count keys from the first token of a sequence, which may have been taken out",
+         "Leave one of them out.");
   }
   return head_configuration(spec);
 }

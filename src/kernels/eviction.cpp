@@ -69,7 +69,8 @@ std::vector<std::int32_t> best_tokens(std::string_view name, std::span<const dou
     fail(ErrorCode::kUsage,
          fmt::format("{} [{}, {}] is NaN", name, static_cast<std::int64_t>(at) / heads,
                      static_cast<std::int64_t>(at) % heads),
-         "scores say which tokens are kept, and NaN is neither more nor less than another", "Check the keys and queries.");
+         "scores say which tokens are kept, and NaN is neither more nor less than another",
+         "Check the keys and queries.");
   }
   const std::int64_t first = std::min({options.first, tokens, kept});
   const std::int64_t last = std::min({options.last, tokens - first, kept - first});

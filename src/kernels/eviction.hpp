@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which tokens a cache keeps. A scorer gives each token of a sequence a score for each K/V head, from its keys and, where
-// it looks at them, the sequence's last queries; the tokens of the highest scores are kept, and stay where they stand
-// (key_positions.hpp). Sums have a fixed order and of equal scores the lower index is taken, so everyone who has the
-// rows keeps the same tokens, with any number of threads. In host memory.
+// Which tokens a cache keeps. A scorer gives each token of a sequence a score for each K/V head, from its keys and,
+// where it looks at them, the sequence's last queries; the tokens of the highest scores are kept, and stay where they
+// stand (key_positions.hpp). Sums have a fixed order and of equal scores the lower index is taken, so everyone who has
+// the rows keeps the same tokens, with any number of threads. In host memory.
 #pragma once
 
 #include <cstdint>
@@ -33,12 +33,12 @@ using TokenScorer = void (*)(const ScoredTokens& of, std::span<double> scores);
 void score_recency(const ScoredTokens& of, std::span<double> scores);
 // −‖k‖: keys of a small norm draw attention.
 void score_key_norm(const ScoredTokens& of, std::span<double> scores);
-// The mean weight that the queries give the token, each by its softmax over the keys that the mask lets it see; the mean
-// over the query heads of the K/V head.
+// The mean weight that the queries give the token, each by its softmax over the keys that the mask lets it see; the
+// mean over the query heads of the K/V head.
 void score_attention(const ScoredTokens& of, std::span<double> scores);
 // The weight that a query to come is expected to give the token: where the scores of queries are normal with the mean m
-// and the variance s² of these queries' ones, its exponential is exp(m + s² / 2) in the mean. As shares of their sum over
-// the tokens; the mean over the query heads of the K/V head.
+// and the variance s² of these queries' ones, its exponential is exp(m + s² / 2) in the mean. As shares of their sum
+// over the tokens; the mean over the query heads of the K/V head.
 void score_expected_attention(const ScoredTokens& of, std::span<double> scores);
 
 // What is kept beside the best, and what a score is made of.
@@ -78,8 +78,8 @@ Eviction parse_eviction(std::string_view text);
 // but one at least where there are any. Throws kUsage unless 0 ≤ ratio < 1.
 std::int64_t kept_tokens(std::int64_t tokens, double ratio);
 
-// Scores as an eviction has them: [tokens, kv_heads], or [tokens, 1] where heads share what is kept. Throws kUsage where
-// the method needs queries and there are none.
+// Scores as an eviction has them: [tokens, kv_heads], or [tokens, 1] where heads share what is kept. Throws kUsage
+// where the method needs queries and there are none.
 std::vector<double> token_scores(const Eviction& eviction, const ScoredTokens& of);
 
 // Each score of tokens [0, count) of [tokens, heads] becomes the sum of those of the `pool` tokens around it, itself in
@@ -88,8 +88,8 @@ void pool_scores(std::span<double> scores, std::int64_t heads, std::int64_t coun
 
 // The tokens that each head keeps, ascending: [kept, heads] of scores [tokens, heads]. The first options.first tokens
 // come first, then the last options.last ones, the last of all in front, then those of the highest scores; of equal
-// ones, which −0 and 0 are, that of the lowest index. Throws kUsage for a NaN among the scores, naming `name`, token and
-// head.
+// ones, which −0 and 0 are, that of the lowest index. Throws kUsage for a NaN among the scores, naming `name`, token
+// and head.
 std::vector<std::int32_t> best_tokens(std::string_view name, std::span<const double> scores, std::int64_t heads,
                                       std::int64_t kept, const EvictionOptions& options);
 

@@ -103,8 +103,8 @@ double SequenceVisibility::pairs(std::int64_t position, std::int64_t rows, const
   return pairs / positions_->heads();
 }
 
-std::optional<std::int64_t> position_without_gaps(const Mask& mask, const KeyPositions& positions,
-                                                  std::size_t sequence, std::int64_t position, std::int64_t queries) {
+std::optional<std::int64_t> position_without_gaps(const Mask& mask, const KeyPositions& positions, std::size_t sequence,
+                                                  std::int64_t position, std::int64_t queries) {
   const std::int64_t keys = positions.sequences()[sequence].keys;
   if (mask.is_full() || keys == 0 || queries == 0) return position;
   // As far from the last key as it is now, in the head whose last key stands farthest.

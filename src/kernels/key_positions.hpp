@@ -102,8 +102,8 @@ inline std::span<const std::int32_t> positions_of(const KeyPositions* positions,
 // The position of the first query of a sequence with which a mask alone lets through what it does by positions: to each
 // of the `queries` queries from `position` on, in each head. Such queries stand behind all keys that were taken out,
 // and no window ends between keys. std::nullopt: there is none.
-std::optional<std::int64_t> position_without_gaps(const Mask& mask, const KeyPositions& positions,
-                                                  std::size_t sequence, std::int64_t position, std::int64_t queries);
+std::optional<std::int64_t> position_without_gaps(const Mask& mask, const KeyPositions& positions, std::size_t sequence,
+                                                  std::int64_t position, std::int64_t queries);
 
 // What a kernel that knows consecutive positions alone lacks where FoldSpec::positions are.
 std::string missing_for_positions();

@@ -83,9 +83,10 @@ struct Evicted {
         return dense_view(static_cast<void*>(data), spec.dtype, tokens, spec.kv_heads, dim);
       };
       const int heads = positions->heads();
-      gather_tokens(view(from.data() + cu[s] * bytes, whole.batch.sequences[s].k_len),
-                    std::span(rows).subspan(static_cast<std::size_t>(row * heads), static_cast<std::size_t>(count * heads)),
-                    view(to.data() + row * bytes, count));
+      gather_tokens(
+          view(from.data() + cu[s] * bytes, whole.batch.sequences[s].k_len),
+          std::span(rows).subspan(static_cast<std::size_t>(row * heads), static_cast<std::size_t>(count * heads)),
+          view(to.data() + row * bytes, count));
       row += count;
     }
     return to;
@@ -102,8 +103,8 @@ bool sees(const Mask& mask, std::int64_t query, std::int64_t key) {
 }
 
 // The bytes of tokens' rows of some heads of a packed tensor.
-std::vector<std::byte> heads_of(const std::vector<std::byte>& packed, std::int64_t token, std::int64_t tokens, int heads,
-                                int first, int count, std::int64_t row_bytes) {
+std::vector<std::byte> heads_of(const std::vector<std::byte>& packed, std::int64_t token, std::int64_t tokens,
+                                int heads, int first, int count, std::int64_t row_bytes) {
   std::vector<std::byte> rows;
   for (std::int64_t t = token; t < token + tokens; ++t) {
     const auto at = packed.begin() + (t * heads + first) * row_bytes;
@@ -112,8 +113,8 @@ std::vector<std::byte> heads_of(const std::vector<std::byte>& packed, std::int64
   return rows;
 }
 
-// By definition: each row and K/V head is a job of its own, over that head's kept tokens in plain rows, of which the row
-// sees the run that the mask lets through.
+// By definition: each row and K/V head is a job of its own, over that head's kept tokens in plain rows, of which the
+// row sees the run that the mask lets through.
 JobResult by_definition(const Evicted& evicted) {
   const FoldSpec& spec = evicted.job.spec;
   const int ratio = spec.heads / spec.kv_heads;
@@ -129,11 +130,13 @@ JobResult by_definition(const Evicted& evicted) {
       row.spec.heads = ratio;
       row.spec.kv_heads = 1;
       JobTensors tensors;
-      tensors.k = heads_of(evicted.tensors.k, cu_k[s], sequence.k_len, spec.kv_heads, kv_head, 1, element * spec.head_dim);
+      tensors.k =
+          heads_of(evicted.tensors.k, cu_k[s], sequence.k_len, spec.kv_heads, kv_head, 1, element * spec.head_dim);
       tensors.v =
           heads_of(evicted.tensors.v, cu_k[s], sequence.k_len, spec.kv_heads, kv_head, 1, element * spec.head_dim_v);
-      if (spec.sinks) tensors.sinks.assign(evicted.tensors.sinks.begin() + kv_head * ratio,
-                                           evicted.tensors.sinks.begin() + (kv_head + 1) * ratio);
+      if (spec.sinks)
+        tensors.sinks.assign(evicted.tensors.sinks.begin() + kv_head * ratio,
+                             evicted.tensors.sinks.begin() + (kv_head + 1) * ratio);
       for (std::int64_t q = 0; q < sequence.q_len; ++q) {
         std::int64_t begin = 0, end = 0;
         for (std::int64_t i = 0; i < sequence.k_len; ++i) {
@@ -143,7 +146,8 @@ JobResult by_definition(const Evicted& evicted) {
         }
         row.spec.mask = {end == 0 ? -1 : end - 1 - begin, 0};
         row.batch = std::vector<Sequence>{{1, sequence.k_len, end - 1}};
-        tensors.q = heads_of(evicted.tensors.q, cu_q[s] + q, 1, spec.heads, kv_head * ratio, ratio, element * spec.head_dim);
+        tensors.q =
+            heads_of(evicted.tensors.q, cu_q[s] + q, 1, spec.heads, kv_head * ratio, ratio, element * spec.head_dim);
         const JobResult one = run_job(row, on_the_cpu(), tensors, 1);
         const std::int64_t at = (cu_q[s] + q) * spec.heads + kv_head * ratio;
         std::ranges::copy(one.out, result.out.begin() + at * spec.head_dim_v * element);
@@ -172,7 +176,8 @@ void expect_right(const Evicted& evicted, const JobResult& result) {
         const auto own = evicted.positions->of(s, evicted.positions->heads() == 1 ? 0 : kv_head);
         std::vector<double> out(static_cast<std::size_t>(spec.head_dim_v));
         const std::int64_t row = (cu_q[s] + q) * spec.heads + head;
-        double sum = spec.sinks ? std::exp(static_cast<double>(evicted.all.sinks[static_cast<std::size_t>(head)])) : 0.0;
+        double sum =
+            spec.sinks ? std::exp(static_cast<double>(evicted.all.sinks[static_cast<std::size_t>(head)])) : 0.0;
         for (const std::int32_t position : own) {
           if (!sees(spec.mask, sequence.q_offset + q, position)) continue;
           const std::int64_t key = (cu_k[s] + position) * spec.kv_heads + kv_head;
@@ -197,7 +202,8 @@ void expect_right(const Evicted& evicted, const JobResult& result) {
         }
         for (int d = 0; d < spec.head_dim_v; ++d) {
           const double expected = sum == 0.0 ? 0.0 : out[static_cast<std::size_t>(d)] / sum;
-          ASSERT_NEAR(number(result.out, row * spec.head_dim_v + d), expected, tolerance) << s << ", " << q << ", " << head;
+          ASSERT_NEAR(number(result.out, row * spec.head_dim_v + d), expected, tolerance)
+              << s << ", " << q << ", " << head;
           ++compared;
         }
       }
@@ -206,7 +212,7 @@ void expect_right(const Evicted& evicted, const JobResult& result) {
   EXPECT_GT(compared, 0);
 }
 
-const std::vector<Sequence> kRagged = {{90, 300, 210}, {40, 40, 0},   {0, 5, 0},    {3, 0, 0},
+const std::vector<Sequence> kRagged = {{90, 300, 210}, {40, 40, 0},   {0, 5, 0},   {3, 0, 0},
                                        {33, 257, 100}, {20, 90, 120}, {25, 60, -9}};
 
 std::vector<Job> jobs() {
@@ -255,14 +261,16 @@ TEST(EvictedJobs, AreAttentionOverTheKeptTokens) {
 TEST(EvictedJobs, OfSeveralGroups) {
   for (const Mask& mask : {Mask{-1, 0}, Mask{14000, 0}}) {
     const std::int64_t keys = 128 * 140 + 50;
-    const Evicted evicted({make_spec(Dtype::kBf16, 2, 1, 16, mask), {{70, keys, keys / 2}, {3, keys, keys - 40}}}, 0.25, 1, 5);
+    const Evicted evicted({make_spec(Dtype::kBf16, 2, 1, 16, mask), {{70, keys, keys / 2}, {3, keys, keys - 40}}}, 0.25,
+                          1, 5);
     const Job job = evicted.placed();
     EXPECT_NE(job.positions, nullptr);
     const JobResult result = run_job(job, on_the_cpu(), evicted.tensors, 1);
     EXPECT_TRUE(result.same_bits(by_definition(evicted)));
     for (const int world : {2, 3, 5}) {
       for (const std::int64_t block : {0, 1280, 128 * 64}) {
-        EXPECT_TRUE(run_job(job, on_the_cpu(block), evicted.tensors, world).same_bits(result)) << world << ", " << block;
+        EXPECT_TRUE(run_job(job, on_the_cpu(block), evicted.tensors, world).same_bits(result))
+            << world << ", " << block;
       }
     }
   }
@@ -287,7 +295,8 @@ TEST(EvictedJobs, ThatKeepEverythingAreTheJob) {
 // The bits are those with positions, of a prompt in one piece or in chunks.
 TEST(EvictedJobs, BehindTheirGapsArePlain) {
   for (const int heads : {1, 2}) {
-    const Evicted evicted({make_spec(Dtype::kBf16, 4, 2, 32, {-1, 0}), {{200, 900, 700}, {129, 700, 571}}}, 0.5, heads, 7,
+    const Evicted evicted({make_spec(Dtype::kBf16, 4, 2, 32, {-1, 0}), {{200, 900, 700}, {129, 700, 571}}}, 0.5, heads,
+                          7,
                           /*recent=*/140);
     const Job whole = evicted.placed();
     EXPECT_NE(whole.positions, nullptr);  // queries among tokens that were taken out
@@ -302,8 +311,10 @@ TEST(EvictedJobs, BehindTheirGapsArePlain) {
     for (std::size_t s = 0; s < 2; ++s) {
       const Sequence& of = evicted.job.batch.sequences[s];
       sequences.push_back({100, of.k_len, of.q_offset + of.q_len - 100});
-      q.insert(q.end(), evicted.tensors.q.begin() + (cu[s + 1] - 100) * row, evicted.tensors.q.begin() + cu[s + 1] * row);
-      expected.insert(expected.end(), result.out.begin() + (cu[s + 1] - 100) * row, result.out.begin() + cu[s + 1] * row);
+      q.insert(q.end(), evicted.tensors.q.begin() + (cu[s + 1] - 100) * row,
+               evicted.tensors.q.begin() + cu[s + 1] * row);
+      expected.insert(expected.end(), result.out.begin() + (cu[s + 1] - 100) * row,
+                      result.out.begin() + cu[s + 1] * row);
     }
     last.job.batch = sequences;
     last.tensors.q = q;
@@ -319,8 +330,9 @@ TEST(EvictedJobs, BehindTheirGapsArePlain) {
 
 // A step over the compacted cache, dense or in pages, on 1 to 5 ranks: the rows of the prefill with positions.
 TEST(EvictedJobs, DecodeAsTheyPrefill) {
-  const Evicted evicted({make_spec(Dtype::kBf16, 4, 2, 32, {-1, 0}), {{300, 900, 600}, {40, 300, 260}, {3, 17000, 16997}}},
-                        0.4, 2, 9, /*recent=*/3);
+  const Evicted evicted(
+      {make_spec(Dtype::kBf16, 4, 2, 32, {-1, 0}), {{300, 900, 600}, {40, 300, 260}, {3, 17000, 16997}}}, 0.4, 2, 9,
+      /*recent=*/3);
   const Job placed = evicted.placed();
   ASSERT_NE(placed.positions, nullptr);
   const JobResult prefill = run_job(placed, on_the_cpu(), evicted.tensors, 1);

@@ -113,8 +113,8 @@ TEST(CompressCommand, KeepsWhatAJobNeeds) {
 TEST(CompressCommand, EvictsTokens) {
   const TemporaryFolder folder;
   const std::string small = folder.file("small");
-  for (const std::string method : {"streaming", "knorm:first=2,last=8", "snapkv:window=16", "expected:window=32,heads=all",
-                                   "snapkv:window=8+fp8", "knorm+int4"}) {
+  for (const std::string method : {"streaming", "knorm:first=2,last=8", "snapkv:window=16",
+                                   "expected:window=32,heads=all", "snapkv:window=8+fp8", "knorm+int4"}) {
     const Finished made =
         tool(Words{"compress", "--method", method, "--output", small, "--report", "--force"} + small_cache());
     ASSERT_EQ(made.code, 0) << method << made.err;
@@ -141,7 +141,8 @@ TEST(CompressCommand, EvictsTokens) {
   }
   // With nothing taken out it is the same job, bit for bit.
   ASSERT_EQ(
-      tool(Words{"compress", "--method", "knorm", "--ratio", "0", "--output", small, "--force"} + small_cache()).code, 0);
+      tool(Words{"compress", "--method", "knorm", "--ratio", "0", "--output", small, "--force"} + small_cache()).code,
+      0);
   EXPECT_EQ(digest_of(tool({"run", "--input", small}).out), digest_of(tool(Words{"run"} + small_cache()).out));
 }
 
@@ -181,7 +182,8 @@ TEST(CompressCommand, RefusesToEvict) {
           "--ratio 1 of the tokens (the ratio is the share that is taken out");
   refused(compress(Words{"--method", "snapkw"} + small_cache()), 2, "Did you mean snapkv?");
   refused(compress(Words{"--method", "snapkv:pool=2"} + small_cache()), 2, "pool=2 of snapkv");
-  refused(compress(Words{"--method", "int4+snapkv"} + small_cache()), 2, "there is no method of compression \"int4+snapkv\"");
+  refused(compress(Words{"--method", "int4+snapkv"} + small_cache()), 2,
+          "there is no method of compression \"int4+snapkv\"");
   CacheShape shape;
   shape.head_dim = shape.head_dim_v = 64;
   NamedTensors tensors = row_tensors(shape);
@@ -215,7 +217,8 @@ TEST(CompressCommand, RefusesToEvict) {
     std::memcpy(bytes.data() + positions + 4 * static_cast<std::size_t>(place), &number, sizeof number);
     const std::string path = folder.file("broken");
     std::ofstream(path, std::ios::binary) << bytes;
-    for (const char* const ranks : {"1", "2"}) refused({"run", "--input", path, "--output", out, "--ranks", ranks}, 3, text);
+    for (const char* const ranks : {"1", "2"})
+      refused({"run", "--input", path, "--output", out, "--ranks", ranks}, 3, text);
   }
   std::string bytes = whole;
   bytes.replace(bytes.find("k_lengths"), 9, "k_langths");

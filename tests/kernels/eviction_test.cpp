@@ -140,8 +140,10 @@ TEST(Eviction, ExpectedAttentionIsThatOfNormalQueries) {
       }
       for (std::int64_t w = 0; w < kWindow; ++w) {
         for (std::int64_t i = 0; i < dim * dim; ++i) {
-          const double a = sample.element(sample.scored.queries, w, head, i / dim) - mean[static_cast<std::size_t>(i / dim)];
-          const double b = sample.element(sample.scored.queries, w, head, i % dim) - mean[static_cast<std::size_t>(i % dim)];
+          const double a =
+              sample.element(sample.scored.queries, w, head, i / dim) - mean[static_cast<std::size_t>(i / dim)];
+          const double b =
+              sample.element(sample.scored.queries, w, head, i % dim) - mean[static_cast<std::size_t>(i % dim)];
           covariance[static_cast<std::size_t>(i)] += a * b / kWindow;
         }
       }
@@ -196,7 +198,9 @@ TEST(Eviction, KeepsTheBestByAnyOrder) {
           for (std::int64_t head = 0; head < heads; ++head) {
             std::vector<std::int32_t> order(static_cast<std::size_t>(tokens));
             std::iota(order.begin(), order.end(), 0);
-            const auto rank = [&](std::int32_t t) { return t < options.first ? 0 : t >= tokens - options.last ? 1 : 2; };
+            const auto rank = [&](std::int32_t t) {
+              return t < options.first ? 0 : t >= tokens - options.last ? 1 : 2;
+            };
             std::ranges::stable_sort(order, [&](std::int32_t a, std::int32_t b) {
               if (rank(a) != rank(b)) return rank(a) < rank(b);
               if (rank(a) == 0) return false;

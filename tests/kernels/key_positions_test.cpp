@@ -41,7 +41,8 @@ TEST(KeyPositions, QueriesSeeTheKeysThatTheMaskLetsThrough) {
         const KeyRange keys = visibility.keys(query);
         for (std::int64_t i = 0; i < kept; ++i) {
           const bool seen = i >= keys.begin && i < keys.end;
-          EXPECT_EQ(seen, sees(mask, query, positions[static_cast<std::size_t>(i)])) << describe(mask) << query << ", " << i;
+          EXPECT_EQ(seen, sees(mask, query, positions[static_cast<std::size_t>(i)]))
+              << describe(mask) << query << ", " << i;
           pairs += seen && i >= 2 && i < 17 ? 1.0 : 0.0;
         }
       }
@@ -79,9 +80,11 @@ TEST(KeyPositions, AreLeftOutWhereAShiftSaysTheSame) {
     std::vector<std::int32_t> rows;
     std::vector<std::vector<std::int32_t>> of_head;
     const int heads = 1 + static_cast<int>(seed % 2);
-    const std::int64_t last = std::min<std::int64_t>(kept, static_cast<std::int64_t>(seed % 5));  // kept tokens at the end
+    const std::int64_t last =
+        std::min<std::int64_t>(kept, static_cast<std::int64_t>(seed % 5));  // kept tokens at the end
     for (int head = 0; head < heads; ++head) {
-      std::vector<std::int32_t> own = some_positions(kept - last, whole - last, seed * 2 + static_cast<std::uint64_t>(head));
+      std::vector<std::int32_t> own =
+          some_positions(kept - last, whole - last, seed * 2 + static_cast<std::uint64_t>(head));
       for (std::int64_t t = whole - last; t < whole; ++t) own.push_back(static_cast<std::int32_t>(t));
       of_head.push_back(own);
     }
@@ -130,14 +133,16 @@ TEST(KeyPositions, BadOnesAreRefusedByPlace) {
   EXPECT_TRUE(std::ranges::equal(fine.of(1, 1), std::vector<std::int32_t>{2, 3, 8}));
   EXPECT_TRUE(fine.part(std::vector<std::int64_t>{1}) ==
               KeyPositions("other", 2, {{3, 9}}, std::vector<std::int32_t>{0, 2, 7, 3, 8, 8}));
-  EXPECT_FALSE(fine == KeyPositions("other", 2, {{2, 5}, {3, 9}}, std::vector<std::int32_t>{0, 1, 4, 3, 0, 2, 7, 4, 8, 8}));
+  EXPECT_FALSE(fine ==
+               KeyPositions("other", 2, {{2, 5}, {3, 9}}, std::vector<std::int32_t>{0, 1, 4, 3, 0, 2, 7, 4, 8, 8}));
   const auto with = [&](std::size_t at, std::int32_t value) {
     std::vector<std::int32_t> rows = good;
     rows[at] = value;
     return rows;
   };
-  EXPECT_NE(text_of(with(7, 2), 2).find("k_positions [3, 1] is 2 (the key before it, of sequence 1 and head 1, stands at 2)"),
-            std::string::npos)
+  EXPECT_NE(
+      text_of(with(7, 2), 2).find("k_positions [3, 1] is 2 (the key before it, of sequence 1 and head 1, stands at 2)"),
+      std::string::npos)
       << text_of(with(7, 2), 2);
   EXPECT_NE(text_of(with(8, 6), 2).find("k_positions [4, 0] is 6"), std::string::npos);
   EXPECT_NE(text_of(with(8, 9), 2).find("sequence 1 had 9 tokens before some were taken out"), std::string::npos);

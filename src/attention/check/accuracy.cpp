@@ -174,9 +174,10 @@ void check_sequence(const AccuracyInputs& inputs, std::size_t sequence, std::int
     const TileSizes sizes{inputs.kernel.query_tile, inputs.kernel.key_tile};
     const TileRange tiles = positions.empty() ? Visibility(spec.mask, shape.k_len).tiles(position, sizes)
                                               : PositionedVisibility(spec.mask, positions).tiles(position, 1, sizes);
-    rows.push_back({sample, row, tiles,
-                    StraightforwardRow(spec, sample.head, position, shape.k_len, listed, positions, std::move(q_row), sink),
-                    false});
+    rows.push_back(
+        {sample, row, tiles,
+         StraightforwardRow(spec, sample.head, position, shape.k_len, listed, positions, std::move(q_row), sink),
+         false});
     if (tiles.empty()) continue;
     range.begin = std::min(range.begin, tiles.begin * inputs.kernel.key_tile);
     range.end = std::max(range.end, std::min(tiles.end * inputs.kernel.key_tile, shape.k_len));

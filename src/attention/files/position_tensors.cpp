@@ -35,8 +35,9 @@ void read_positions(const SafetensorsFile& file, const InputNames& names, InputT
   const std::int64_t heads = positions.info->shape.size() == 2 ? positions.info->shape[1] : 0;
   require(positions.info->dtype == FileDtype::kI32 && (heads == 1 || heads == input.k_grid.heads) &&
               positions.info->shape[0] == keys,
-          positions, fmt::format("k has {} tokens of {} heads: it is I32 [{}, 1 or {}]", keys, input.k_grid.heads, keys,
-                                 input.k_grid.heads),
+          positions,
+          fmt::format("k has {} tokens of {} heads: it is I32 [{}, 1 or {}]", keys, input.k_grid.heads, keys,
+                      input.k_grid.heads),
           write_anew());
   const auto count = static_cast<std::int64_t>(input.sequences.size());
   require(entries(lengths) == count, lengths, fmt::format("the job has {} sequences", count), write_anew());
@@ -51,8 +52,8 @@ void read_positions(const SafetensorsFile& file, const InputNames& names, InputT
   std::vector<std::int32_t> rows(static_cast<std::size_t>(keys * heads));
   positions.shard->read(*positions.info, 0, std::as_writable_bytes(std::span(rows)));
   positions.shard->check_unchanged();
-  input.positions = std::make_shared<const KeyPositions>(positions.text(), static_cast<int>(heads), kept, rows,
-                                                         ErrorCode::kFile);
+  input.positions =
+      std::make_shared<const KeyPositions>(positions.text(), static_cast<int>(heads), kept, rows, ErrorCode::kFile);
   if (find_optional(file, names.q_offset, "q_offset")) return;
   std::vector<Sequence> aligned(input.sequences.begin(), input.sequences.end());
   for (std::size_t s = 0; s < aligned.size(); ++s) aligned[s].q_offset = whole[s] - aligned[s].q_len;

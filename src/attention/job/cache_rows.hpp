@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Keys and values of a job in host memory, as they are compressed or lose tokens, and what stands beside them in a file.
+// Keys and values of a job in host memory, as they are compressed or lose tokens, and what stands beside them in a
+// file.
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compressing the keys and values of a file, or of a seed, or taking tokens out, into a file that run, verify, bench and
-// plan take. One process does it, in host memory.
+// Compressing the keys and values of a file, or of a seed, or taking tokens out, into a file that run, verify, bench
+// and plan take. One process does it, in host memory.
 #pragma once
 
 #include <cstdint>
@@ -17,13 +17,13 @@ namespace ringattn {
 struct CompressJob {
   InputRequest input;  // k and v in rows, with or without q; not compressed yet
   std::string output;
-  bool replace = false;         // an output file that exists
+  bool replace = false;  // an output file that exists
   CacheMethod method;
   // Share that is removed: of an eviction of the tokens (absent: half), else of the bytes (absent: the method's usual
   // format). Behind an eviction rows are stored in the method's usual format.
   std::optional<double> ratio;
-  Numerics numerics;            // of the queries that an eviction looks at
-  std::uint64_t seed = 0;       // of codebooks
+  Numerics numerics;       // of the queries that an eviction looks at
+  std::uint64_t seed = 0;  // of codebooks
   int threads = 1;
 };
 
@@ -61,7 +61,8 @@ struct ChangeOfO {
   double greatest_lse = 0.0;    // change of any LSE, of rows that see a key of both
   std::int64_t emptied = 0;     // rows that see none any more: their O is 0
 };
-// `before` and `after`: the same job over both caches; both have the same rows of q. `count` rows, by `threads` threads.
+// `before` and `after`: the same job over both caches; both have the same rows of q. `count` rows, by `threads`
+// threads.
 ChangeOfO change_of_o(const JobInput& before, const JobInput& after, std::int64_t count, int threads);
 
 }  // namespace ringattn

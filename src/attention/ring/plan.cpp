@@ -196,9 +196,8 @@ class BlockPlanner {
       for (; run != queries.end() && run->sequence == sequence; ++run) {
         const std::int64_t position = s.q_offset + run->begin;
         const auto of = static_cast<std::size_t>(sequence);
-        pairs += work_.lists == nullptr
-                     ? work_.visibility(of).pairs(position, run->tokens(), keys)
-                     : listed_pairs(*work_.lists, work_.mask, of, position, run->tokens(), keys);
+        pairs += work_.lists == nullptr ? work_.visibility(of).pairs(position, run->tokens(), keys)
+                                        : listed_pairs(*work_.lists, work_.mask, of, position, run->tokens(), keys);
       }
     }
     return pairs * work_.pair_flops + work_.key_flops * static_cast<double>(keys_of(block));

@@ -129,7 +129,9 @@ QueryWork query_work(const Batch& batch, const Mask& mask, const TileLists* list
   };
 }
 
-QueryWork query_work(const Job& job) { return query_work(job.batch, job.spec.mask, job.lists.get(), job.positions.get()); }
+QueryWork query_work(const Job& job) {
+  return query_work(job.batch, job.spec.mask, job.lists.get(), job.positions.get());
+}
 
 JobLayout make_layout(const Batch& batch, const QueryWork& work, bool listed, int world, const LayoutRequest& request,
                       int query_tile, int key_tile) {
