@@ -63,7 +63,7 @@ struct JobOptions {
 
   // Compression
   std::string method;           // of `compress`
-  std::optional<double> ratio;  // share of the bytes that is removed; absent: the method's usual format
+  std::optional<double> ratio;  // share of bytes, or of tokens, that is removed; absent: the method's usual one
   bool compression_report = false;
 
   // Parallelism

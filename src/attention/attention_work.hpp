@@ -27,7 +27,7 @@ inline RowStreams kv_streams(const Job& job) {
 }
 
 inline RingWork attention_work(const Job& job) {
-  return {job.batch, job.spec.mask, kv_streams(job), pair_flops(job.spec), job.lists};
+  return {job.batch, job.spec.mask, kv_streams(job), pair_flops(job.spec), job.lists, 0.0, 0.0, job.positions};
 }
 
 }  // namespace ringattn

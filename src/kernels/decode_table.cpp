@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernels that decode, in order of preference. Each has the name, and the bits, of a row of fold_table.cpp, but for
 // sm90_latent, which no kernel folds like.
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -27,9 +28,11 @@ namespace ringattn {
 
 namespace {
 
-// What the fold of the same name lacks. Decoding has no lists of tiles.
+// What the fold of the same name lacks. Decoding has no lists of tiles, and no positions of keys.
 std::vector<std::string> missing_of(std::vector<std::string> missing, const DecodeSpec& spec) {
   if (spec.fold.lists.any()) missing.push_back("lists of key tiles (supported: none)");
+  const std::string positions = spec.fold.positions > 0 ? missing_for_positions() : std::string();
+  if (!positions.empty() && std::ranges::find(missing, positions) == missing.end()) missing.push_back(positions);
   return missing;
 }
 

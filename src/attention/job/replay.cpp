@@ -336,6 +336,12 @@ void check_replayable(const Job& job) {
          "its rows see keys behind their own, which are not there yet when a row is decoded",
          {"Use ", setting("mask", "causal"), "."});
   }
+  if (job.positions != nullptr) {
+    fail(ErrorCode::kUsage, "a job with keys at positions of their own is to be decoded row by row",
+         "queries stand between tokens that were taken out, or a window ends there, and a step's queries stand behind "
+         "all of its cache",
+         {"Keep the tokens behind the first query, as ", setting("method", "streaming"), " does for the last ones."});
+  }
   for (std::size_t s = 0; s < job.batch.sequences.size(); ++s) {
     const Sequence& sequence = job.batch.sequences[s];
     const bool inside = sequence.q_offset >= 0 && sequence.q_offset + sequence.q_len <= sequence.k_len;
