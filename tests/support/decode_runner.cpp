@@ -45,7 +45,8 @@ DecodeRunner::DecodeRunner(const DecodeRow& row, const FoldInputs& inputs, const
       backend_(row.make_backend({threads, 0})),
       kernel_(row.make_kernel({inputs.spec, layout.values_in_keys}, *backend_)),
       strided_(layout.strided),
-      share_(layout.share) {
+      share_(layout.share),
+      lists_without_own_(layout.lists_without_own) {
   const FoldSpec& spec = inputs.spec;
   const FoldInputs cached = dealt(inputs, share_, kernel_->key_tile());
   std::vector<std::int64_t> prefix_tokens;
@@ -104,8 +105,38 @@ DecodeRunner::DecodeRunner(const DecodeRow& row, const FoldInputs& inputs, const
     step_.prefixes = {reinterpret_cast<const std::int32_t*>(prefix_of_->data()),
                       reinterpret_cast<const std::int32_t*>(prefix_keys_->data()), prefixes};
   }
+  if (inputs.lists != nullptr) {
+    const auto lists = static_cast<std::int64_t>(lengths.size()) * spec.lists.heads;
+    list_stride_ = *std::ranges::max_element(lengths) / spec.lists.key_block + 3;
+    list_blocks_.emplace(*backend_, static_cast<std::size_t>(lists * list_stride_) * sizeof(std::int32_t));
+    list_counts_.emplace(*backend_, static_cast<std::size_t>(lists) * sizeof(std::int32_t));
+    set_lists(inputs);
+    step_.lists = {reinterpret_cast<const std::int32_t*>(list_blocks_->data()),
+                   reinterpret_cast<const std::int32_t*>(list_counts_->data()), list_stride_};
+  }
   kernel_->reserve({static_cast<std::int64_t>(lengths.size()), step_.rows, *std::ranges::max_element(lengths),
                     layout.slices, prefixes});
+}
+
+void DecodeRunner::set_lists(const FoldInputs& inputs) {
+  const ListShape& shape = inputs.spec.lists;
+  std::vector<std::int32_t> blocks, counts;
+  for (std::size_t s = 0; s < inputs.sequences.size(); ++s) {
+    const SequenceShape& sequence = inputs.sequences[s];
+    const std::int64_t own = std::max<std::int64_t>(0, sequence.k_len - sequence.q_len) / shape.key_block;
+    for (int head = 0; head < shape.heads; ++head) {
+      const auto list = inputs.lists->list(s, head, query_block_of(sequence.k_len - 1, shape.query_block));
+      counts.push_back(0);
+      for (const std::int32_t block : list) {
+        if (lists_without_own_ && block >= own) continue;
+        blocks.push_back(block);
+        ++counts.back();
+      }
+      blocks.resize(counts.size() * static_cast<std::size_t>(list_stride_), -1);  // what nobody reads
+    }
+  }
+  list_blocks_->write(bytes_of(blocks));
+  list_counts_->write(bytes_of(counts));
 }
 
 void DecodeRunner::set_lengths(const std::vector<std::int64_t>& lengths) {
