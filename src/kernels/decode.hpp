@@ -18,8 +18,8 @@
 #include "base/tensor.hpp"
 #include "kernels/cache_view.hpp"
 #include "kernels/compressed_rows.hpp"
+#include "kernels/decode_lists.hpp"
 #include "kernels/fold.hpp"
-#include "kernels/listed_keys.hpp"
 
 namespace ringattn {
 

@@ -29,8 +29,7 @@ namespace {
 
 // What the fold of the same name lacks, and what decoding with its tiles lacks for lists.
 std::vector<std::string> missing_of(std::vector<std::string> missing, const DecodeSpec& spec, const TileSizes& tiles) {
-  for (std::string& what :
-       missing_for_listed_keys(spec.fold.lists, tiles, spec.fold.mask, spec.fold.kv_heads)) {
+  for (std::string& what : missing_for_decode_lists(spec.fold.lists, tiles, spec.fold.mask, spec.fold.kv_heads)) {
     missing.push_back(std::move(what));
   }
   return missing;
@@ -66,8 +65,8 @@ constexpr KernelRow<DecodeSpec> kTable[] = {
       [](const Backend&) { return 1e13; },  // an H200: what reading its memory allows with four query heads a KV head
       sm90::fold_unavailable, cuda::make_cuda_backend},
      [](const DecodeSpec& spec) {
-       std::vector<std::string> missing = missing_of(sm90::fold_missing(spec.fold), spec,
-                                                     tiles_of(sm90::choose_config(spec.fold), sm90::kQueryTile));
+       std::vector<std::string> missing =
+           missing_of(sm90::fold_missing(spec.fold), spec, tiles_of(sm90::choose_config(spec.fold), sm90::kQueryTile));
        for (std::string& what : sm90::formats_missing(spec)) missing.push_back(std::move(what));
        if (spec.fold.lists.any() && !spec.format.is_plain()) {
          missing.push_back("lists of key blocks over " + describe(spec.format) + " (supported: over plain caches)");
@@ -90,9 +89,8 @@ constexpr KernelRow<DecodeSpec> kTable[] = {
       cuda::cuda_unavailable, cuda::make_cuda_backend},
      [](const DecodeSpec& spec) {
        const auto config = sm80::choose_config(spec.fold);
-       return plain_alone(missing_of(sm80::fold_missing(spec.fold), spec,
-                                     tiles_of(config, config ? config->query_tile() : 1)),
-                          spec);
+       return plain_alone(
+           missing_of(sm80::fold_missing(spec.fold), spec, tiles_of(config, config ? config->query_tile() : 1)), spec);
      },
      sm80::make_decode},
 #endif

@@ -46,7 +46,7 @@ TEST_P(DecodeLists, AreThoseOfTheFold) {
           decode_inputs(spec, 3, {1, 9 * block + 1, 5 * block, 0, 7 * block - 1, block, 30 * block + 77}, seed), shape,
           40, static_cast<unsigned>(seed));
       expect_same(inputs, {.page_size = seed % 2 == 0 ? 16 : 256, .head_major = seed % 3 == 1});
-      expect_same(inputs, {.lists_without_own = true}, 2);
+      expect_same(inputs, {.lists_with_own = true}, 2);
       ++seed;
     }
   }
@@ -62,7 +62,7 @@ TEST_P(DecodeLists, EveryNumberOfRows) {
       expect_same(with_some_listed(decode_inputs(spec, rows, {9, 6 * block + rows / 2, 11 * block + 1, 4 * block + 60},
                                                  static_cast<std::uint64_t>(rows)),
                                    shape, 50, static_cast<unsigned>(rows)),
-                  {.page_size = 64, .strided = rows % 5 == 0, .lists_without_own = rows % 3 == 0});
+                  {.page_size = 64, .strided = rows % 5 == 0, .lists_with_own = rows % 3 == 0});
     }
   }
 }
@@ -103,8 +103,8 @@ TEST_P(DecodeLists, OfEverythingAreTheStepWithoutLists) {
 TEST_P(DecodeLists, NobodyReadsWhatIsNotListed) {
   const FoldSpec spec = make_spec(first_dims(), 4, 2, {-1, 0});
   const ListShape shape = shape_of(spec, 2);
-  FoldInputs inputs = with_some_listed(
-      decode_inputs(spec, 2, {20 * shape.key_block + 9, 7 * shape.key_block}, 51), shape, 30, 9);
+  FoldInputs inputs =
+      with_some_listed(decode_inputs(spec, 2, {20 * shape.key_block + 9, 7 * shape.key_block}, 51), shape, 30, 9);
   const FoldResult expected = folded(inputs);
   int hidden = 0;
   for (std::size_t s = 0; s < inputs.sequences.size(); ++s) {

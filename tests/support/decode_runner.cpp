@@ -46,7 +46,7 @@ DecodeRunner::DecodeRunner(const DecodeRow& row, const FoldInputs& inputs, const
       kernel_(row.make_kernel({inputs.spec, layout.values_in_keys}, *backend_)),
       strided_(layout.strided),
       share_(layout.share),
-      lists_without_own_(layout.lists_without_own) {
+      lists_with_own_(layout.lists_with_own) {
   const FoldSpec& spec = inputs.spec;
   const FoldInputs cached = dealt(inputs, share_, kernel_->key_tile());
   std::vector<std::int64_t> prefix_tokens;
@@ -119,24 +119,15 @@ DecodeRunner::DecodeRunner(const DecodeRow& row, const FoldInputs& inputs, const
 }
 
 void DecodeRunner::set_lists(const FoldInputs& inputs) {
-  const ListShape& shape = inputs.spec.lists;
-  std::vector<std::int32_t> blocks, counts;
-  for (std::size_t s = 0; s < inputs.sequences.size(); ++s) {
-    const SequenceShape& sequence = inputs.sequences[s];
-    const std::int64_t own = std::max<std::int64_t>(0, sequence.k_len - sequence.q_len) / shape.key_block;
-    for (int head = 0; head < shape.heads; ++head) {
-      const auto list = inputs.lists->list(s, head, query_block_of(sequence.k_len - 1, shape.query_block));
-      counts.push_back(0);
-      for (const std::int32_t block : list) {
-        if (lists_without_own_ && block >= own) continue;
-        blocks.push_back(block);
-        ++counts.back();
-      }
-      blocks.resize(counts.size() * static_cast<std::size_t>(list_stride_), -1);  // what nobody reads
-    }
+  DecodeListArrays lists = decode_lists(*inputs.lists, inputs.spec.mask, step_.rows, list_stride_);
+  for (std::size_t i = 0; lists_with_own_ && i < lists.counts.size(); ++i) {
+    const SequenceShape& sequence = inputs.sequences[i / static_cast<std::size_t>(inputs.spec.lists.heads)];
+    const std::int64_t own = std::max<std::int64_t>(0, sequence.k_len - step_.rows) / inputs.spec.lists.key_block;
+    std::int32_t* const list = lists.blocks.data() + i * static_cast<std::size_t>(list_stride_);
+    for (int more = 0; more < 2; ++more) list[lists.counts[i]++] = static_cast<std::int32_t>(own + more);
   }
-  list_blocks_->write(bytes_of(blocks));
-  list_counts_->write(bytes_of(counts));
+  list_blocks_->write(bytes_of(lists.blocks));
+  list_counts_->write(bytes_of(lists.counts));
 }
 
 void DecodeRunner::set_lengths(const std::vector<std::int64_t>& lengths) {

@@ -34,7 +34,7 @@ struct CacheLayout {
   // SharedPrefixes of the step: the prefix of each sequence, or −1, and the keys of each prefix.
   std::vector<std::int32_t> prefix_of = {};
   std::vector<std::int32_t> prefix_keys = {};
-  bool lists_without_own = false;  // of inputs with lists: the blocks that the rows stand in are not named
+  bool lists_with_own = false;  // of inputs with lists: a block that the rows stand in is named, and one behind it
 };
 
 // Inputs in a backend's memory, and a kernel that decodes them.
@@ -78,7 +78,7 @@ class DecodeRunner {
   bool strided_;
   GroupShare share_;
   std::int64_t record_groups_ = 0;
-  bool lists_without_own_;
+  bool lists_with_own_;
   std::int64_t list_stride_ = 0;
   std::optional<DeviceArray> q_, k_, v_, table_, lengths_, sinks_, out_, lse_, records_, prefix_of_, prefix_keys_,
       list_blocks_, list_counts_;

@@ -34,8 +34,8 @@ inline ListMaker some_blocks(const std::vector<ListedSequence>& sequences, const
 inline FoldInputs with_some_listed(FoldInputs inputs, const ListShape& shape, unsigned percent, unsigned seed) {
   const std::vector<ListedSequence> sequences = inputs.listed_sequences();
   inputs.spec.lists = shape;
-  inputs.lists = std::make_shared<const TileLists>(
-      make_lists(shape, sequences, some_blocks(sequences, shape, percent, seed)));
+  inputs.lists =
+      std::make_shared<const TileLists>(make_lists(shape, sequences, some_blocks(sequences, shape, percent, seed)));
   return inputs;
 }
 

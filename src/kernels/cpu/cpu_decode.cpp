@@ -72,7 +72,7 @@ struct DecodeScratch {
   }
 };
 
-// A sequence's keys as rows see them: all of them, or those of listed blocks side by side (kernels/listed_keys.hpp).
+// A sequence's keys as rows see them: all of them, or those of listed blocks side by side (kernels/decode_lists.hpp).
 struct SeenKeys {
   std::int64_t length;  // keys
   int listed;           // blocks of the list
@@ -177,8 +177,8 @@ class CpuDecode final : public DecodeKernel {
     if (!spec_.lists.any()) return {length, kNoTile, 0, nullptr};
     const std::int64_t number = sequence * spec_.lists.heads + list;
     const std::int32_t* const blocks = step.lists.blocks + number * step.lists.stride;
-    const ListedKeys of = listed_keys(length, step.rows, spec_.lists.key_block, step.lists.counts[number],
-                                      [blocks](std::int32_t i) { return blocks[i]; });
+    const KeysByList of = keys_by_list(length, step.rows, spec_.lists.key_block, step.lists.counts[number],
+                                       [blocks](std::int32_t i) { return blocks[i]; });
     return {of.keys, of.listed, of.gap(), blocks};
   }
   // Where a tile lies among all of its sequence.
@@ -278,8 +278,7 @@ class CpuDecode final : public DecodeKernel {
                     columns_of(visibility.keys(position + i), tile * kKeyTile, kKeyTile));
       }
       if (first >= last) continue;
-      const auto keys =
-          static_cast<int>(std::min<std::int64_t>(kKeyTile, unit.seen.length - tile * kKeyTile));
+      const auto keys = static_cast<int>(std::min<std::int64_t>(kKeyTile, unit.seen.length - tile * kKeyTile));
       const std::int64_t first_key = tile_in_sequence(unit.seen, tile) * kKeyTile;
       if (decode_.format.k.is_plain()) {
         gather(step, step.k, unit, first_key, keys, scratch.k);

@@ -13,7 +13,8 @@ namespace ringattn::sm80 {
 __device__ __forceinline__ std::int32_t listed_piece(const DecodeParams& p, const DecodeUnit& unit, int piece) {
   const int key = piece << p.piece_log;
   const int place = key / p.list_keys;
-  const int further = place >= unit.listed ? unit.gap : __ldg(p.list_blocks + unit.list * p.list_stride + place) - place;
+  const int further =
+      place >= unit.listed ? unit.gap : __ldg(p.list_blocks + unit.list * p.list_stride + place) - place;
   const int in_sequence = key + further * p.list_keys;
   if (p.pages == nullptr) return in_sequence >> p.piece_log;
   const int of_page = p.page_log - p.piece_log;  // of 2: pieces
@@ -76,8 +77,7 @@ __device__ __forceinline__ CachedRow cached_row(const DecodeParams& p, const Dec
                                                 const std::int32_t* pages, int tile, int row) {
   const int keys = unit.length - tile * C::kKeyTile;  // maybe more than the tile's
   const bool present = row < keys;
-  const CachePlaceOfKey at =
-      place_of_key(p, unit, pages, tile * C::kKeyTile + unit.cache_offset + (present ? row : 0));
+  const CachePlaceOfKey at = place_of_key(p, unit, pages, tile * C::kKeyTile + unit.cache_offset + (present ? row : 0));
   return {cache.data + unit.kv_head * cache.head_stride + at.page * cache.page_stride + at.of_page * cache.token_stride,
           present};
 }

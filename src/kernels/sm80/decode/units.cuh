@@ -6,7 +6,7 @@
 #pragma once
 
 #include "kernels/decode.hpp"
-#include "kernels/listed_keys.hpp"
+#include "kernels/decode_lists.hpp"
 #include "kernels/merge.hpp"
 #include "kernels/sm80/decode/decode_params.hpp"
 
@@ -61,11 +61,11 @@ __device__ __forceinline__ int units_of(const DecodeParams& p, const DecodePart&
 
 // The keys that the rows of the `list`-th of all lists see, and without lists those of the `list`-th sequence: what is
 // not listed is as if it were not there.
-__device__ __forceinline__ ListedKeys keys_of(const DecodeParams& p, int list) {
+__device__ __forceinline__ KeysByList keys_of(const DecodeParams& p, int list) {
   if (p.list_blocks == nullptr) return {0, 0, __ldg(p.lengths + list)};
   const std::int32_t* const blocks = p.list_blocks + list * p.list_stride;
-  return listed_keys(__ldg(p.lengths + list / p.lists), p.rows, p.list_keys, __ldg(p.list_counts + list),
-                     [blocks](int i) { return __ldg(blocks + i); });
+  return keys_by_list(__ldg(p.lengths + list / p.lists), p.rows, p.list_keys, __ldg(p.list_counts + list),
+                      [blocks](int i) { return __ldg(blocks + i); });
 }
 
 // In shared memory. Slots are the rows of the products.
@@ -81,7 +81,7 @@ struct DecodeUnit {
   int cache_offset;      // from a key's place in its sequence to its place in the cache
   int first_page;        // of the pieces of keys that lie in one page each, the one that the unit begins with
   int list;              // of all sequences' lists
-  int listed, gap;       // ListedKeys of it
+  int listed, gap;       // KeysByList of it
   int record;            // number of its group among the row's records
   int first_record;      // the same for the part's first group
   int groups;            // of the part
@@ -128,7 +128,7 @@ class UnitFinder {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     for (; sequence_ < p_.sequences; sequence_ += 32) {
       const int s = sequence_ + lane;
-      const ListedKeys keys = s < p_.sequences ? keys_of(p_, s) : ListedKeys{};
+      const KeysByList keys = s < p_.sequences ? keys_of(p_, s) : KeysByList{};
       const int length = keys.keys;
       int count = 0;
       if (s < p_.sequences)
@@ -150,7 +150,7 @@ class UnitFinder {
 
  private:
   // The nth unit of a list.
-  __device__ void write(int list, const ListedKeys& keys, int nth, DecodeUnit& unit) const {
+  __device__ void write(int list, const KeysByList& keys, int nth, DecodeUnit& unit) const {
     const int length = keys.keys;
     const int sequence = p_.list_blocks == nullptr ? list : list / p_.lists;
     DecodePart part = part_of<C>(p_, length, 0);

@@ -4,7 +4,7 @@
 // is folded by the n-th CTA, or cluster, modulo their number. Positions and tiles are numbers of 32 bits.
 #pragma once
 
-#include "kernels/listed_keys.hpp"
+#include "kernels/decode_lists.hpp"
 #include "kernels/merge.hpp"
 #include "kernels/sm90/decode/decode_params.hpp"
 #include "kernels/sm90/decode/overlap.cuh"
@@ -29,7 +29,7 @@ __device__ __forceinline__ DecodeVisibility visibility_of(const DecodeParams& p,
 }
 
 // Where the rows of a sequence stand, and the tiles that some of them folds. With lists, what is not listed is as if it
-// were not there (kernels/listed_keys.hpp); where the rest lies, tile_in_sequence() says.
+// were not there (kernels/decode_lists.hpp); where the rest lies, tile_in_sequence() says.
 struct DecodeSequence {
   int length;
   int position;     // of row 0
@@ -83,9 +83,8 @@ __device__ __forceinline__ DecodeSequence sequence_of(const DecodeParams& p, int
   of.gap = 0;
   if (p.list_blocks != nullptr) {
     const std::int32_t* const blocks = p.list_blocks + list * p.list_stride;
-    const ListedKeys keys =
-        listed_keys(of.length, p.rows, p.list_tiles * C::kKeyTile, __ldcg(p.list_counts + list),
-                    [blocks](int i) { return __ldcg(blocks + i); });
+    const KeysByList keys = keys_by_list(of.length, p.rows, p.list_tiles * C::kKeyTile, __ldcg(p.list_counts + list),
+                                         [blocks](int i) { return __ldcg(blocks + i); });
     of.length = keys.keys;
     of.listed = keys.listed;
     of.gap = keys.gap() * p.list_tiles;

@@ -28,7 +28,7 @@ struct DecodeLists {
 };
 
 // A sequence as its rows see it by a list.
-struct ListedKeys {
+struct KeysByList {
   std::int32_t listed = 0;  // blocks that the list names in front of the rows' own
   std::int32_t own = 0;     // the first block that a row stands in
   std::int32_t keys = 0;    // of all of them, side by side
@@ -38,10 +38,11 @@ struct ListedKeys {
 };
 
 // Of a sequence of `length` keys, at whose end stand `rows` rows. `read(i)` is entry i of the list, of `count`.
+RINGATTN_ANY_CALLEE
 template <class Read>
-RINGATTN_HOST_DEVICE inline ListedKeys listed_keys(std::int32_t length, std::int32_t rows, std::int32_t key_block,
-                                                   std::int32_t count, Read read) {
-  ListedKeys of;
+RINGATTN_HOST_DEVICE inline KeysByList keys_by_list(std::int32_t length, std::int32_t rows, std::int32_t key_block,
+                                                    std::int32_t count, Read read) {
+  KeysByList of;
   of.own = length > rows ? (length - rows) / key_block : 0;
   // Lists mostly end with the rows' own blocks, or in front of them.
   std::int32_t end = count;
@@ -63,8 +64,20 @@ RINGATTN_HOST_DEVICE inline ListedKeys listed_keys(std::int32_t length, std::int
 // How many lists a sequence has: one a group of KV heads that share it.
 inline int lists_of(const ListShape& shape) { return shape.any() ? shape.heads : 1; }
 
+// Lists as steps take them, in host memory.
+struct DecodeListArrays {
+  std::vector<std::int32_t> blocks;
+  std::vector<std::int32_t> counts;
+  std::int64_t stride = 0;
+};
+
+// The lists of steps whose rows are the last `rows` queries of each sequence. `stride`: of the arrays; 0: as much as
+// the longest list needs. Throws kUsage where the rows of a sequence have different lists, or one that leaves out a
+// block that they stand in: a step would not have the bits of a fold by these lists.
+DecodeListArrays decode_lists(const TileLists& lists, const Mask& mask, int rows, std::int64_t stride = 0);
+
 // What decoding with these tiles lacks for the lists of a spec, beside what the fold lacks (KernelRow::missing).
-std::vector<std::string> missing_for_listed_keys(const ListShape& shape, const TileSizes& tiles, const Mask& mask,
-                                                 int kv_heads);
+std::vector<std::string> missing_for_decode_lists(const ListShape& shape, const TileSizes& tiles, const Mask& mask,
+                                                  int kv_heads);
 
 }  // namespace ringattn
