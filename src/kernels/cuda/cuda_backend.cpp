@@ -8,6 +8,7 @@
 
 #include "base/error.hpp"
 #include "base/gpu.hpp"
+#include "kernels/cuda/device/block_choice.hpp"
 #include "kernels/cuda/device/cache_update.hpp"
 #include "kernels/cuda/gather_pages.hpp"
 #include "kernels/cuda/rows/rows.hpp"
@@ -157,6 +158,16 @@ void CudaBackend::fill_bytes(void* target, std::byte value, std::size_t bytes, S
   if (bytes == 0) return;
   const DeviceGuard guard(device_);
   check_cuda(cudaMemsetAsync(target, std::to_integer<int>(value), bytes, cuda_stream(stream)), "cudaMemsetAsync");
+}
+
+void CudaBackend::pool_keys(const BlockChoice& choice, PooledBlocks which, Stream stream) {
+  const DeviceGuard guard(device_);
+  cuda::pool_keys(choice, which, stream);
+}
+
+void CudaBackend::choose_blocks(const BlockChoice& choice, Stream stream) {
+  const DeviceGuard guard(device_);
+  cuda::choose_blocks(choice, stream);
 }
 
 void CudaBackend::update_cache(const CacheUpdate& update, Stream stream) {
