@@ -94,7 +94,7 @@ class Bench {
     std::optional<PackedCaches> packed_k, packed_v;
     if (!decode.format.is_plain()) {
       packed_k.emplace(*backend_, decode.format.k, shape, turns, k_);
-      packed_v.emplace(*backend_, decode.format.v, shape, turns, v_);
+      if (!decode.values_in_codes()) packed_v.emplace(*backend_, decode.format.v, shape, turns, v_);
       check_wait(*backend_);
     }
 
@@ -115,7 +115,7 @@ class Bench {
       step.rows = shape.rows;
       if (packed_k) {
         step.packed_k = packed_k->view(cache);
-        step.packed_v = packed_v->view(cache);
+        if (packed_v) step.packed_v = packed_v->view(cache);
       } else {
         step.k = view(k_);
         step.v = view(shape.values_in_keys ? k_ : v_);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "bench/words.hpp"
+#include "kernels/latent_rows.hpp"
 
 namespace ringattn {
 
@@ -30,6 +31,7 @@ struct DecodeShape {
 // Of a row of one head, with its scales.
 inline std::int64_t row_bytes_of(const DecodeShape& shape) {
   if (shape.cache == "plain") return std::int64_t{2} * shape.head_dim;
+  if (shape.values_in_keys) return latent_row_bytes(shape.head_dim_v, shape.head_dim - shape.head_dim_v);
   return shape.cache == "int4" ? shape.head_dim / 2 + shape.head_dim / 32 * 4 : shape.head_dim + 4;
 }
 

@@ -33,8 +33,11 @@ struct DecodeSpec {
   // The values of a token are the first head_dim_v columns of its keys, in the same memory: latents are such.
   bool values_in_keys = false;
   // How the cache's tensors are stored. The rows' bits are those of a plain cache that holds what decompression gives.
+  // Of values_in_keys that of k says how both are stored, and that of v is plain.
   CacheFormat format = {};
 
+  // Whether the values are columns of compressed keys: a step then has neither v nor packed_v.
+  bool values_in_codes() const { return values_in_keys && !format.k.is_plain(); }
   bool operator==(const DecodeSpec&) const = default;
 };
 

@@ -78,10 +78,11 @@ constexpr KernelRow<DecodeSpec> kTable[] = {
      },
      sm90::make_decode},
     {{"sm90_latent", "cuda",
-      "bf16, fp16; latents: head_dim 576 with the first 512 columns as values; every mask, softcap, sinks",
+      "bf16, fp16; latents: head_dim 576 with the first 512 columns as values, also of 8 bits; every mask, softcap, "
+      "sinks",
       sm90::latent_configs, [](const Backend&) { return 5e14; },  // an H200: its products, with 64 rows or more
       sm90::fold_unavailable, cuda::make_cuda_backend},
-     [](const DecodeSpec& spec) { return plain_alone(sm90::latent_missing(spec), spec); },
+     sm90::latent_missing,
      sm90::make_latent_decode},
 #endif
 #ifdef RINGATTN_HAVE_CUDA

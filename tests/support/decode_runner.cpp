@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "kernels/cache_share.hpp"
+#include "kernels/latent_rows.hpp"
 
 namespace ringattn::testing {
 
@@ -31,6 +32,19 @@ std::size_t bytes_of(const MutableTensorView& view) {
   return static_cast<std::size_t>(view.tokens * view.token_stride) * size_of(view.dtype);
 }
 
+CacheFormat format_of(const FoldSpec& spec, const CacheLayout& layout) {
+  if (layout.codes.empty()) return {};
+  return {latent_format(spec.head_dim - spec.head_dim_v), {}};
+}
+
+// Rows of 8 bits as keys of so many elements of 16 bits, which lie in pages as keys do.
+FoldInputs with_codes(FoldInputs inputs, const std::vector<std::byte>& codes) {
+  inputs.spec.head_dim =
+      static_cast<int>(latent_row_bytes(inputs.spec.head_dim_v, inputs.spec.head_dim - inputs.spec.head_dim_v) / 2);
+  inputs.k = codes;
+  return inputs;
+}
+
 void copy_rows(const MutableTensorView& to, const TensorView& from) {
   for (std::int64_t i = 0; i < from.tokens * from.heads; ++i) {
     std::memcpy(to.at(i / from.heads, i % from.heads), from.at(i / from.heads, i % from.heads),
@@ -43,7 +57,7 @@ void copy_rows(const MutableTensorView& to, const TensorView& from) {
 DecodeRunner::DecodeRunner(const DecodeRow& row, const FoldInputs& inputs, const CacheLayout& layout, int threads)
     : inputs_(inputs),
       backend_(row.make_backend({threads, 0})),
-      kernel_(row.make_kernel({inputs.spec, layout.values_in_keys}, *backend_)),
+      kernel_(row.make_kernel({inputs.spec, layout.values_in_keys, format_of(inputs.spec, layout)}, *backend_)),
       strided_(layout.strided),
       share_(layout.share),
       lists_with_own_(layout.lists_with_own) {
@@ -72,7 +86,12 @@ DecodeRunner::DecodeRunner(const DecodeRow& row, const FoldInputs& inputs, const
   q.data = q_host.data();
   copy_rows(q, dense_view(inputs.q.data(), spec.dtype, rows, spec.heads, spec.head_dim));
   place(q_, q_host);
-  place(k_, pool.fill(cached, cached.k, spec.head_dim));
+  if (layout.codes.empty()) {
+    place(k_, pool.fill(cached, cached.k, spec.head_dim));
+  } else {
+    const FoldInputs coded = dealt(with_codes(inputs, layout.codes), share_, kernel_->key_tile());
+    place(k_, pool.fill(coded, coded.k, coded.spec.head_dim));
+  }
   place(v_, pool.fill(cached, cached.v, spec.head_dim_v));
   place(table_, bytes_of(pool.table()));
   place(sinks_, bytes_of(inputs.sinks));
@@ -92,6 +111,11 @@ DecodeRunner::DecodeRunner(const DecodeRow& row, const FoldInputs& inputs, const
     step_.v = step_.k;
     step_.v.dim = spec.head_dim_v;
     v_->clear();
+  }
+  if (!layout.codes.empty()) {
+    step_.packed_k = latent_cache(k_->data(), spec.head_dim_v, spec.head_dim - spec.head_dim_v, step_.k.pages,
+                                  step_.k.page_size);
+    step_.k = step_.v = {};
   }
   if (layout.page_size > 0) {
     step_.block_table = {reinterpret_cast<const std::int32_t*>(table_->data()), pool.table_width()};

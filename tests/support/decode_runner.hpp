@@ -31,6 +31,8 @@ struct CacheLayout {
   GroupShare share{};    // the groups that the cache holds
   // The values are read from the first head_dim_v columns of the keys: inputs.v must hold them.
   bool values_in_keys = false;
+  // Of values_in_keys, instead of inputs.k and inputs.v: rows of 8 bits of all tokens (kernels/latent_rows.hpp).
+  std::vector<std::byte> codes = {};
   // SharedPrefixes of the step: the prefix of each sequence, or −1, and the keys of each prefix.
   std::vector<std::int32_t> prefix_of = {};
   std::vector<std::int32_t> prefix_keys = {};

@@ -285,14 +285,17 @@ class CpuDecode final : public DecodeKernel {
       } else {
         gather(step, step.packed_k, unit, first_key, keys, scratch.k);
       }
-      if (decode_.format.v.is_plain()) {
+      if (decode_.values_in_keys) {
+        // They are the same rows.
+      } else if (decode_.format.v.is_plain()) {
         gather(step, step.v, unit, first_key, keys, scratch.v);
       } else {
         gather(step, step.packed_v, unit, first_key, keys, scratch.v);
       }
       const auto element = static_cast<std::int64_t>(size_of(spec_.dtype));
-      ops_.pack(shape, {{scratch.k}, spec_.head_dim * element}, {{scratch.v}, spec_.head_dim_v * element}, keys,
-                scratch.tile);
+      const TileRows k_rows{{scratch.k}, spec_.head_dim * element};
+      ops_.pack(shape, k_rows, decode_.values_in_keys ? k_rows : TileRows{{scratch.v}, spec_.head_dim_v * element},
+                keys, scratch.tile);
       const auto start = static_cast<std::size_t>(first * ratio);
       ops_.fold(shape, scratch.tile,
                 {scratch.q + start * dim, scratch.m + start, scratch.l + start, scratch.o + start * o_stride,

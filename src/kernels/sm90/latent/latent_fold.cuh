@@ -38,27 +38,60 @@ class LatentFold {
       return unit.of.length - (unit.begin + static_cast<int>(tile - first)) * kLatentTile;
     };
     if (first == tiles_) clear(o_);
-    const auto fold = [&]<bool kOthers>(std::bool_constant<kOthers>, std::uint32_t tile) {
-      if constexpr (kOthers) add_other(tile - 1, tile - 1 == first, keys_from(tile - 1));
-      Scores s;
-      score_begin(s, tile);
-      if constexpr (kOthers) {
-        wgmma_wait<1>();  // the tile goes back early, and the tensor cores have something to do meanwhile
-        pin(o_);
-        release(tile - 1);
-      }
-      score_rest(s, tile);
-      wgmma_wait<0>();
-      pin(s);
+    // The scores of a tile that is here become probabilities, and with them outputs. `meanwhile()`: once the scores are
+    // exponentials, before anything is handed over.
+    const auto finish = [&]<bool kOthers>(std::bool_constant<kOthers>, Scores& s, std::uint32_t tile, auto meanwhile) {
       const int number = unit.begin + static_cast<int>(tile - first);
       std::uint32_t probability[kLatentTile / 16][4];
       const Numbers numbers =
           weigh(s, slots, number, !kOthers, number < plain.begin || number >= plain.end, probability);
+      meanwhile();
       hand_over(probability, numbers);
       add_own(probability, tile, !kOthers, keys_from(tile));
       wgmma_wait<0>();
       pin(o_);
       release(tile);
+    };
+    const auto fold = [&]<bool kOthers>(std::bool_constant<kOthers> others, std::uint32_t tile) {
+      Scores s;
+      if (C::kSchedule == 0 || warpgroup_ == 0) {
+        if constexpr (kOthers) {
+          add_other(tile - 1, tile - 1 == first, keys_from(tile - 1));
+          if constexpr (C::kSchedule == 2) {
+            wgmma_wait<0>();
+            pin(o_);
+            release(tile - 1);
+          }
+        }
+        score_begin(s, tile);
+        if constexpr (kOthers && C::kSchedule != 2) {
+          wgmma_wait<1>();  // the tile goes back early, and the tensor cores have something to do meanwhile
+          pin(o_);
+          release(tile - 1);
+        }
+        score_rest(s, tile);
+        wgmma_wait<0>();
+        pin(s);
+        finish(others, s, tile, [] {});
+      } else {
+        score_begin(s, tile);
+        score_rest(s, tile);
+        if constexpr (kOthers) {
+          add_other(tile - 1, tile - 1 == first, keys_from(tile - 1));
+          wgmma_wait<1>();
+        } else {
+          wgmma_wait<0>();
+        }
+        pin(s);
+        finish(others, s, tile, [&] {
+          if constexpr (kOthers) {
+            end_block(p_);
+            wgmma_wait<0>();
+            pin(o_);
+            release(tile - 1);
+          }
+        });
+      }
     };
     std::uint32_t tile = first + ((warpgroup_ ^ first) & 1U);
     if (tile == first && first != tiles_) {
@@ -135,9 +168,10 @@ class LatentFold {
   __device__ __forceinline__ void await(std::uint32_t tile, int part) const {
     barrier_wait(map_.full(stage_of(tile), part), parity_of(tile));
   }
-  // Once the warp's products are done with a tile: it is the whole cluster's.
+  // Once the warp's products are done with its columns of a tile: they are the whole cluster's. Whoever has scored the
+  // tile is done with all of it, as this warp has its probabilities.
   __device__ __forceinline__ void release(std::uint32_t tile) const {
-    const std::uint32_t barrier = map_.empty(stage_of(tile));
+    const std::uint32_t barrier = map_.empty(stage_of(tile), warpgroup_);
     const auto lane = static_cast<std::uint32_t>(thread_of_cta() % 32);
     if constexpr (C::kCtas > 1) {
       if (lane < C::kCtas) barrier_arrive_at(in_cta(barrier, lane));
