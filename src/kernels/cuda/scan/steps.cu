@@ -11,11 +11,12 @@ namespace ringattn::cuda {
 
 namespace {
 
-constexpr int kHeads = 8;     // of a CTA: neighbours' dt are 16 bytes
-constexpr int kLanes = 32;    // of a warp: heads of some chunks
+constexpr int kHeads = 8;      // of a CTA: neighbours' dt are 16 bytes
+constexpr int kLanes = 32;     // of a warp: heads of some chunks
 constexpr int kTogether = 16;  // tokens that are loaded, and written, at a time
 constexpr int kThreads = kHeads * kChunksOfSegment;
-constexpr int kPitch = kTogether + 4;  // of what a lane has made of them: floats that eight lanes write meet no bank twice
+constexpr int kPitch =
+    kTogether + 4;  // of what a lane has made of them: floats that eight lanes write meet no bank twice
 
 // Sums and dt of kTogether tokens, of all lanes of a warp.
 struct WarpSteps {

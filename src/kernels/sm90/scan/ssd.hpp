@@ -58,8 +58,8 @@ struct SsdLayout {
   static constexpr int kWeights = kX + kBandsTogether * kInputs * kBandTileBytes;                 // [bands][hi, lo]
   static constexpr int kSteps = kWeights + (kOutputs ? 2 * kBandsTogether * kBandTileBytes : 0);  // [bands][inputs]
   static constexpr int kBehinds = kOutputs ? 1 : kInputs;
-  static constexpr int kBehind = kSteps + kBandsTogether * kInputs * kStepBytes;    // [bands][behinds]
-  static constexpr int kUpTo = kBehind + kBandsTogether * kBehinds * kBehindBytes;  // [bands][64] floats
+  static constexpr int kBehind = kSteps + kBandsTogether * kInputs * kStepBytes;        // [bands][behinds]
+  static constexpr int kUpTo = kBehind + kBandsTogether * kBehinds * kBehindBytes;      // [bands][64] floats
   static constexpr int kScores = kUpTo + (kOutputs ? kBandsTogether * kChunk * 4 : 0);  // [2]
   static constexpr int kScoreBytes = kOutputs ? kScoreBlocks * kScoreBlockFloats * 4 : 0;
   static constexpr int kBarriers = kScores + 2 * kScoreBytes;
