@@ -201,7 +201,7 @@ class Sm90Decode final : public DecodeKernel {
     p.step = shape;
     set_pages(paged, config_.key_tile, config_.key_tile, p.step);
     set_compressed(step, p);
-    if (shape.block_rows == kSlicedRows && clusters_of(shape.slices) > 0) {
+    if (shape.block_rows == kSlicedRows && clusters_of(shape.slices) > 0 && slices_formats(spec_.format)) {
       compressed_->launch_sliced(p, std::min(units, clusters_of(shape.slices)), stream);
       p.failed_of = units;
     }
