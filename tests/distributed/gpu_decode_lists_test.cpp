@@ -129,7 +129,9 @@ TEST_F(GpuDecodeByLists, AGraphChoosesItsBlocks) {
 TEST_F(GpuDecodeByLists, AreCheckedOnTheDevice) {
   const auto self = make_self_transport(MemoryKind::kDevice);
   const std::vector<std::int64_t> lengths = {20 * kBlock, 9 * kBlock + 5, 700};
-  const ListedSteps steps(usual_spec(), lengths, 3, "cuda");
+  FoldSpec spec = usual_spec();
+  spec.sinks = false;
+  const ListedSteps steps(spec, lengths, 3, "cuda");
   const CacheLayout layout{.page_size = 64};
   Decode decode(job_of(steps, 1, layout, 0), *self, on_gpu());
   DecodeRank rank(decode, steps.job(), steps.tensors(), layout);
