@@ -37,9 +37,9 @@ std::span<const std::int32_t> list_of_rows(const TileLists& lists, const Mask& m
   for (std::int64_t q = first_block; q <= query_block_of(end - 1, shape.query_block); ++q) {
     const Halves list = halves_of(lists.list(s, head, q), own);
     if (q > first_block && !std::ranges::equal(list.before, before)) {
-      refuse(fmt::format("its {} rows stand in blocks of {} queries, which have different lists", rows,
-                         shape.query_block),
-             "Decode fewer rows at a time.");
+      refuse(
+          fmt::format("its {} rows stand in blocks of {} queries, which have different lists", rows, shape.query_block),
+          "Decode fewer rows at a time.");
     }
     before = list.before;
     const std::int64_t last = std::min(end, (q + 1) * shape.query_block) - 1;
@@ -47,8 +47,9 @@ std::span<const std::int32_t> list_of_rows(const TileLists& lists, const Mask& m
     const std::int64_t blocks = seen.end <= own * shape.key_block ? own : (seen.end - 1) / shape.key_block + 1;
     for (std::int64_t block = own; block < blocks; ++block) {
       if (!std::ranges::binary_search(list.behind, block)) {
-        refuse(fmt::format("the list leaves out block {}, in which its rows stand, and a step always reads that", block),
-               "List it, too.");
+        refuse(
+            fmt::format("the list leaves out block {}, in which its rows stand, and a step always reads that", block),
+            "List it, too.");
       }
     }
   }
