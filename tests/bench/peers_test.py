@@ -81,11 +81,13 @@ class Unit(unittest.TestCase):
         import scans
 
         ours = (PEERS.parent / "scan_gpu.cpp").read_text(encoding="utf-8")
-        rows = re.findall(r'{"([-0-9a-z]+)", Kind::k(\w+), (\d+), ([\d\']+), (\d+), (\d+), (\d+), (true|false)(, true)?}', ours)
+        number = r"([\d']+)"
+        shape = rf'{{"([-0-9a-z]+)", Kind::k(\w+), {", ".join([number] * 5)}, (true|false)(, true)?}}'
+        rows = re.findall(shape, ours)
         numbers = lambda row: tuple(int(text.replace("'", "")) for text in row[2:7])
         told = {row[0]: (*numbers(row), row[8] != "") for row in rows}
         peers = {
-            one.name: (one.sequences, one.tokens, one.heads, one.head_dim, one.state_dim if "conv" not in one.kind else 0, one.gate)
+            one.name: (one.sequences, one.tokens, one.heads, one.head_dim, 0 if "conv" in one.kind else one.state_dim, one.gate)
             for one in scans.SHAPES
         }
         self.assertEqual(told, peers)
