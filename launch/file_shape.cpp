@@ -95,7 +95,7 @@ FileShape file_shape(const ScanJob& job) {
                   {"batch", fmt::format("{}", job.lengths.size())}};
   if (!spec.state_decays) shape["head-dim"] = fmt::format("{}", spec.head_dim);
   if (job.update) {
-    shape["q-len"] = "1";
+    shape.emplace("q-len", fmt::format("{}", job.lengths.front()));
   } else if (!job.lengths.empty() && all_alike(job.lengths)) {
     shape["seq"] = fmt::format("{}", job.lengths.front());
   }

@@ -60,13 +60,16 @@ need_gpus() { need test "$gpus" -ge "$1" -- "$1 GPU$([[ $1 == 1 ]] || echo s), t
 # on_gpus RANKS [OPTIONS of the launcher] SUBCOMMAND FLAGS…
 on_gpus() { RINGATTN_PROGRAM=$ringattn launch/ringattn-mpirun -np "$@"; }
 
-# tests NAME ARGUMENTS…: of ctest. One at a time where a test has the GPU to itself.
+# tests NAME ARGUMENTS…: of ctest, several beside each other: references on the CPU take most of their time. One at a time
+# where a test has the GPU to itself.
 tests() {
   need_build
   need_gpus 1
   local name=$1
   shift
-  logged "$name" ctest --preset "$preset" --parallel "${GPU_PARALLEL:-2}" "$@"
+  export OMP_NUM_THREADS=${OMP_NUM_THREADS:-4}
+  local beside=$(($(nproc) / OMP_NUM_THREADS))
+  logged "$name" ctest --preset "$preset" --parallel "${GPU_PARALLEL:-$((beside > 2 ? beside : 2))}" "$@"
 }
 
 part_build() {
