@@ -43,6 +43,7 @@ part products 3 "products around a latent: ours in turn with cuBLAS, bf16 and fp
 part latents 2 "decoding over latents, 16 and 128 heads, one CTA or a pair of them to a unit; ours alone"
 part compressed 2 "compressing, decompressing, and decoding over caches of codes beside a plain one; ours alone"
 part scans 1 "scans, updates and convolutions; ours alone, Hopper's kernel beside the portable one"
+part scans-peers 5 "scans, updates and convolutions: ours in turn with mamba_ssm, causal_conv1d and PyTorch's convolution"
 part scaling 3 "ours on 1, 2, 4 ... GPUs, 32k to 512k tokens, beside the folds alone and the zigzag ring"
 part ring-p2p 3 "ours on all GPUs, 32k to 1m tokens, beside the folds alone, transport p2p"
 part ring-nccl 3 "the same, transport nccl"
@@ -312,6 +313,20 @@ part_scans() {
   alone scan_gpu_bench
   alone scan_gpu_bench --kernel sm80_scan ssd-16k ssd-131k
   finish scans
+}
+
+part_scans_peers() {
+  need_gpus 1
+  need_torch
+  prepare scan_gpu_bench
+  export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
+  local shapes
+  for shapes in ssd-16k,ssd-8x2k,ssd-131k,ssd-gated-131k \
+    selective-131k,update-128,selective-update-128,convolution-131k ssd-2m; do
+    alone scan_gpu_bench ${shapes//,/ }
+    peer scans --shapes "$shapes"
+  done
+  finish scans-peers
 }
 
 part_scaling() {

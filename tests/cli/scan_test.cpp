@@ -129,7 +129,6 @@ TEST(Scan, RefusesFlagsByName) {
                              {"--layout", "striped"},
                              {"--block", "64"},
                              {"--softcap", "2"},
-                             {"--q-len", "3"},
                              {"--checksum"},
                              {"--block-mask", "window:64"}}) {
     for (const Words& job : {ssd_job(), selective_job()}) {
@@ -144,6 +143,7 @@ TEST(Scan, RefusesFlagsByName) {
   EXPECT_EQ(tool(Words{"run", "--order", "htd"} + ssd_job()).code, 2);
   for (const Words& flags : {Words{"--state-dim", "64"},
                              {"--groups", "2"},
+                             {"--conv-width", "4"},
                              {"--dt-softplus", "on"},
                              {"--dt-limit", "0,inf"},
                              {"--final-states"}}) {

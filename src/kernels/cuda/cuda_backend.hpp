@@ -12,10 +12,11 @@
 
 #include "base/cuda.hpp"
 #include "kernels/fold.hpp"
+#include "kernels/stream_ahead.hpp"
 
 namespace ringattn::cuda {
 
-class CudaBackend final : public Backend {
+class CudaBackend final : public Backend, public StreamsAhead {
  public:
   // `device` may be kNoDevice. Throws kUnsupported where there is no such device.
   explicit CudaBackend(int device);
@@ -45,6 +46,7 @@ class CudaBackend final : public Backend {
   double elapsed(Mark from, Mark to) override;
   void forget_marks() override { marks_ = 0; }
   std::unique_ptr<Marks> make_marks(std::size_t count, bool timed) override;
+  std::unique_ptr<StreamAhead> make_stream_ahead(std::size_t marks) override;
   std::unique_ptr<Replay> replay(Stream stream, const std::function<void()>& enqueue) override;
   bool enqueues() const override { return true; }
   bool is_capturing(Stream stream) override;
