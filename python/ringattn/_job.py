@@ -90,7 +90,8 @@ def shown(q, k, v) -> dict:
     return {"q": q, "k": None, "v": None, "compressed_k": None, "compressed_v": None} | named
 
 
-def c_spec(like, heads, kv_heads, head_dim, head_dim_v, mask, softmax_scale, softcap, sinks, formats) -> _structs.spec:
+def c_spec(like, heads, kv_heads, head_dim, head_dim_v, mask, softmax_scale, softcap, sinks,
+           formats=(None, None)) -> _structs.spec:  # fmt: skip
     kind, left, right = mask
     k_format, v_format = (None if format is None else format.encode() for format in formats)
     return _structs.spec(dtype=data_type(like), heads=heads, kv_heads=kv_heads, head_dim=head_dim, head_dim_v=head_dim_v,
