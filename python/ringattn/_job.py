@@ -19,6 +19,7 @@ from ._tensors import (
     empty,
     forms_of,
     kind_of,
+    maker,
     stream_of,
 )
 from .layouts import make_layout
@@ -89,7 +90,8 @@ def shown(q, k, v) -> dict:
     return {"q": q, "k": None, "v": None, "compressed_k": None, "compressed_v": None} | named
 
 
-def c_spec(like, heads, kv_heads, head_dim, head_dim_v, mask, softmax_scale, softcap, sinks, formats) -> _structs.spec:
+def c_spec(like, heads, kv_heads, head_dim, head_dim_v, mask, softmax_scale, softcap, sinks,
+           formats=(None, None)) -> _structs.spec:  # fmt: skip
     kind, left, right = mask
     k_format, v_format = (None if format is None else format.encode() for format in formats)
     return _structs.spec(dtype=data_type(like), heads=heads, kv_heads=kv_heads, head_dim=head_dim, head_dim_v=head_dim_v,
@@ -211,34 +213,37 @@ class Call:
         show(self._tensors, self._views, arrays)
         for name, value in members.items():
             setattr(self._tensors, name, value)
-        self._given = [self._views[name] if given[name] is not None else None for name in given]
-        self._out, self._lse = (self._views[name] for name in ("out", "lse"))
-        self._results = tuple(out.shape), tuple(lse.shape)
+        places = {name: view.struct for name, view in self._views.items()}
+        self._places = [places[name] if array is not None else None for name, array in given.items()]
+        self._out, self._lse = places["out"], places["lse"]
+        self._new_out, self._new_lse = maker(out, tuple(out.shape)), maker(out, tuple(lse.shape), "float32")
         self._on_host = device_of(out)[0] == _abi.CPU
-        self._workspace_bytes = 0 if self._on_host else workspace_bytes
-        if self._workspace_bytes:
-            self._workspace = View()
-            self._workspace.show(empty(out, (workspace_bytes,), "uint8"))
-            self._tensors.workspace = self._workspace.address
+        self._new_workspace = None
+        if workspace_bytes and not self._on_host:
+            self._new_workspace = maker(out, (workspace_bytes,), "uint8")
+            view = self._views["workspace"] = View()
+            view.show(self._new_workspace())
+            self._workspace = view.struct
+            self._tensors.workspace = view.address
 
-    def __call__(self, arrays, out):
-        like = arrays[0]
-        for view, array in zip(self._given, arrays):
-            if view is not None:
-                view.move(address_of(array))
+    def __call__(self, arrays: tuple, out):
+        """(out, lse): arrays are the caller's in the order of `given`, then out or None."""
+        for place, array in zip(self._places, arrays):
+            if place is not None:
+                place.data = address_of(array)
         if out is None:
-            out = empty(like, self._results[0])
-        self._out.move(address_of(out))
-        lse = empty(like, self._results[1], "float32")
-        self._lse.move(address_of(lse))
+            out = self._new_out()
+        self._out.data = address_of(out)
+        lse = self._new_lse()
+        self._lse.data = address_of(lse)
         prepared, tensors = self.prepared, self._tensors
         if self._on_host:
             prepared._run(prepared._handle, tensors)
             return out, lse
-        if self._workspace_bytes:
-            workspace = empty(like, (self._workspace_bytes,), "uint8")
-            self._workspace.move(workspace.data_ptr())
-        tensors.stream = stream_of(like)
+        if self._new_workspace is not None:
+            workspace = self._new_workspace()  # until the call is enqueued; the stream's allocator keeps it in order
+            self._workspace.data = workspace.data_ptr()
+        tensors.stream = stream_of(out)
         prepared._enqueue(prepared._handle, tensors)
         return out, lse
 

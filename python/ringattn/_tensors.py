@@ -87,14 +87,21 @@ def stream_of(array) -> int | None:
 
 def empty(like, shape, dtype=None):
     """An array of like's kind and device; of its dtype, or of one by its name."""
+    return maker(like, shape, dtype)()
+
+
+def maker(like, shape, dtype=None):
+    """What makes such arrays as empty() does."""
     if isinstance(like, np.ndarray):
         if dtype == "bfloat16":
             import ml_dtypes  # noqa: PLC0415, the arrays are of its types
 
             dtype = ml_dtypes.bfloat16
-        return np.empty(shape, dtype or like.dtype)
+        return functools.partial(np.empty, shape, dtype or like.dtype)
     torch = sys.modules["torch"]
-    return torch.empty(shape, dtype=getattr(torch, dtype) if dtype else like.dtype, device=like.device)
+    return functools.partial(
+        torch.empty, shape, dtype=getattr(torch, dtype) if dtype else like.dtype, device=like.device
+    )
 
 
 def contiguous_heads(array):
@@ -157,12 +164,12 @@ def forms_of(arrays) -> tuple | None:
 class View:
     """A DLTensor that is used again for arrays of one form: for each array but the first its address alone is written."""
 
-    __slots__ = ("address", "_view", "_form", "_lengths")
+    __slots__ = ("address", "struct", "_form", "_lengths")
 
     def __init__(self):
-        self._view = _structs.DLTensor()
+        self.struct = _structs.DLTensor()
         self._form = self._lengths = None
-        self.address: int = ctypes.addressof(self._view)
+        self.address: int = ctypes.addressof(self.struct)
 
     def show(self, array) -> None:
         """From here on, this is a view of the array, which the caller keeps."""
@@ -172,11 +179,7 @@ class View:
             form = array.shape, array.stride(), array.dtype, array.device
         if form != self._form:
             self._describe(array, form)
-        self._view.data = address_of(array)
-
-    def move(self, address: int) -> None:
-        """From here on, this is a view of an array of the same form that lies at the address."""
-        self._view.data = address
+        self.struct.data = address_of(array)
 
     def _describe(self, array, form) -> None:
         shape, strides = form[:2]
@@ -185,7 +188,7 @@ class View:
                 refuse(f"an array has strides of {strides} bytes", f"its numbers have {array.itemsize}", "Copy it.")
             strides = [stride // array.itemsize for stride in strides]
         self._lengths = (ctypes.c_int64 * (2 * len(shape)))(*shape, *strides)
-        view = self._view
+        view = self.struct
         view.shape = ctypes.addressof(self._lengths)
         view.strides = view.shape + 8 * len(shape)
         view.ndim, view.lanes, view.byte_offset = len(shape), 1, 0
