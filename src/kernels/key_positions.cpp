@@ -37,6 +37,24 @@ KeyPositions::KeyPositions(std::string_view name, int heads, std::vector<KeptSeq
       }
     }
   }
+  add_sums();
+}
+
+void KeyPositions::add_sums() {
+  for (std::size_t s = 0; s < sequences_.size(); ++s) {
+    for (int head = 0; head < heads_; ++head) {
+      std::vector<std::int64_t>& sums = sums_.emplace_back(std::vector<std::int64_t>{0});
+      std::int64_t sum = 0, count = 0;
+      for (const std::int32_t position : of(s, head)) {
+        sum += position;
+        if (++count % kSummed == 0) sums.push_back(sum);
+      }
+    }
+  }
+}
+
+std::span<const std::int64_t> KeyPositions::sums(std::size_t sequence, int head) const {
+  return sums_[sequence * static_cast<std::size_t>(heads_) + static_cast<std::size_t>(head)];
 }
 
 std::span<const std::int32_t> KeyPositions::of(std::size_t sequence, int head) const {
@@ -44,26 +62,12 @@ std::span<const std::int32_t> KeyPositions::of(std::size_t sequence, int head) c
   return {positions_.data() + begins_[sequence] * heads_ + head * count, static_cast<std::size_t>(count)};
 }
 
-KeyPositions KeyPositions::part(std::span<const std::int64_t> sequences) const {
-  KeyPositions chosen;
-  chosen.heads_ = heads_;
-  std::int64_t keys = 0;
-  for (const std::int64_t number : sequences) {
-    const auto s = static_cast<std::size_t>(number);
-    chosen.begins_.push_back(keys);
-    chosen.sequences_.push_back(sequences_[s]);
-    keys += sequences_[s].keys;
-    const auto first = positions_.begin() + begins_[s] * heads_;
-    chosen.positions_.insert(chosen.positions_.end(), first, first + sequences_[s].keys * heads_);
-  }
-  return chosen;
+std::int64_t PositionedVisibility::before(std::int64_t position) const {
+  return std::lower_bound(positions_.begin(), positions_.end(), position) - positions_.begin();
 }
 
 KeyRange PositionedVisibility::keys(std::int64_t first, std::int64_t last) const {
-  const auto search = [this](std::int64_t position) {
-    return std::lower_bound(positions_.begin(), positions_.end(), position) - positions_.begin();
-  };
-  return {search(unbounded_.reach(first).begin), search(unbounded_.reach(last).end)};
+  return {before(unbounded_.reach(first).begin), before(unbounded_.reach(last).end)};
 }
 
 TileRange PositionedVisibility::tiles(std::int64_t position, std::int64_t rows, const TileSizes& sizes) const {
@@ -72,17 +76,33 @@ TileRange PositionedVisibility::tiles(std::int64_t position, std::int64_t rows, 
   return tiles_of(keys(first, last), sizes.key);
 }
 
+double PositionedVisibility::sum(std::int64_t begin, std::int64_t end) const {
+  const auto add = [this](std::int64_t from, std::int64_t to) {
+    std::int64_t sum = 0;
+    for (std::int64_t i = from; i < to; ++i) sum += positions_[static_cast<std::size_t>(i)];
+    return static_cast<double>(sum);
+  };
+  if (end <= begin || sums_.empty()) return add(begin, end);
+  const std::int64_t first = begin / KeyPositions::kSummed, last = end / KeyPositions::kSummed;
+  return static_cast<double>(sums_[static_cast<std::size_t>(last)] - sums_[static_cast<std::size_t>(first)]) -
+         add(first * KeyPositions::kSummed, begin) + add(last * KeyPositions::kSummed, end);
+}
+
+double PositionedVisibility::pairs_before(std::int64_t position, std::int64_t rows, const KeyRange& keys,
+                                          std::int64_t reach) const {
+  // Keys that all queries have in front of that place, and those that some have: each is one's from its place on.
+  const std::int64_t all = std::clamp(before(position + reach), keys.begin, keys.end);
+  const std::int64_t end = position + rows - 1 + reach;
+  const std::int64_t some = std::clamp(before(end), all, keys.end);
+  return static_cast<double>(all - keys.begin) * static_cast<double>(rows) +
+         static_cast<double>(some - all) * static_cast<double>(end) - sum(all, some);
+}
+
 double PositionedVisibility::pairs(std::int64_t position, std::int64_t rows, const KeyRange& keys) const {
-  // A key at p is seen by the queries at p − right … p + left.
-  const std::int64_t last = position + rows - 1;
-  double pairs = 0.0;
-  for (std::int64_t i = keys.begin; i < keys.end; ++i) {
-    const std::int64_t p = positions_[static_cast<std::size_t>(i)];
-    const std::int64_t from = mask_.right < 0 ? position : std::max(position, p - mask_.right);
-    const std::int64_t to = mask_.left < 0 ? last : std::min(last, p + mask_.left);
-    if (to >= from) pairs += static_cast<double>(to - from + 1);
-  }
-  return pairs;
+  if (keys.empty() || rows <= 0) return 0.0;
+  const double reached = mask_.right < 0 ? static_cast<double>(keys.end - keys.begin) * static_cast<double>(rows)
+                                         : pairs_before(position, rows, keys, mask_.right + 1);
+  return reached - (mask_.left < 0 ? 0.0 : pairs_before(position, rows, keys, -mask_.left));
 }
 
 TileRange SequenceVisibility::tiles(std::int64_t position, std::int64_t rows, const TileSizes& sizes) const {

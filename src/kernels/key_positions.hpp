@@ -38,27 +38,31 @@ class KeyPositions {
   std::span<const KeptSequence> sequences() const { return sequences_; }
   // [keys of the sequence], ascending. `head`: one of heads().
   std::span<const std::int32_t> of(std::size_t sequence, int head) const;
+  // The sum of the first n · kSummed of them, for each such n: [keys / kSummed + 1].
+  std::span<const std::int64_t> sums(std::size_t sequence, int head) const;
+  static constexpr std::int64_t kSummed = 64;
   // All of them, those of a sequence and head side by side: [sequences][heads][keys].
   std::span<const std::int32_t> all() const { return positions_; }
-  // Those of some sequences, in this order.
-  KeyPositions part(std::span<const std::int64_t> sequences) const;
 
   bool operator==(const KeyPositions&) const = default;
 
  private:
-  KeyPositions() = default;
+  void add_sums();
 
   int heads_ = 1;
   std::vector<KeptSequence> sequences_;
   std::vector<std::int64_t> begins_;  // [sequences]: keys of those before
   std::vector<std::int32_t> positions_;
+  std::vector<std::vector<std::int64_t>> sums_;  // [sequences · heads]
 };
 
 // As Visibility, of one head's keys of one sequence that stand at `positions`.
 class PositionedVisibility {
  public:
-  PositionedVisibility(const Mask& mask, std::span<const std::int32_t> positions)
-      : unbounded_(mask, 0), mask_(mask), positions_(positions) {}
+  // `sums`: KeyPositions::sums(), with which pairs are counted without looking at every key; or none.
+  PositionedVisibility(const Mask& mask, std::span<const std::int32_t> positions,
+                       std::span<const std::int64_t> sums = {})
+      : unbounded_(mask, 0), mask_(mask), positions_(positions), sums_(sums) {}
 
   // The keys that some query at first … last sees; every one of them is seen by one of these.
   KeyRange keys(std::int64_t first, std::int64_t last) const;
@@ -67,9 +71,16 @@ class PositionedVisibility {
   double pairs(std::int64_t position, std::int64_t rows, const KeyRange& keys) const;
 
  private:
+  // Keys in front of a position.
+  std::int64_t before(std::int64_t position) const;
+  // Pairs of the queries and those of the keys that stand in front of the query's position + `reach`.
+  double pairs_before(std::int64_t position, std::int64_t rows, const KeyRange& keys, std::int64_t reach) const;
+  double sum(std::int64_t begin, std::int64_t end) const;  // of positions
+
   Visibility unbounded_;
   Mask mask_;
   std::span<const std::int32_t> positions_;
+  std::span<const std::int64_t> sums_;
 };
 
 // As Visibility, of all heads of keys of a sequence together, wherever these stand.
@@ -85,7 +96,9 @@ class SequenceVisibility {
   double pairs(std::int64_t position, std::int64_t rows, const KeyRange& keys) const;
 
  private:
-  PositionedVisibility of(int head) const { return {mask_, positions_->of(sequence_, head)}; }
+  PositionedVisibility of(int head) const {
+    return {mask_, positions_->of(sequence_, head), positions_->sums(sequence_, head)};
+  }
 
   Mask mask_;
   Visibility plain_;
