@@ -246,10 +246,7 @@ part_decode_peers() {
   done
   finish decode-peers
 }
-decode_in_turn() {
-  alone decode_gpu_bench "$@"
-  peer decode "$@"
-}
+decode_in_turn() { alone decode_gpu_bench "$@" && peer decode "$@"; }
 
 part_sparse_peers() {
   need_gpus 1
@@ -279,17 +276,18 @@ part_products() {
   finish products
 }
 
+latents=(--kernel sm90_latent --kv-heads 1 --head-dim 576 --latent-dim 512 --page-size 64)
+
 part_latents() {
   need_gpus 1
   prepare decode_gpu_bench
   export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
-  local -a dims=(--kernel sm90_latent --kv-heads 1 --head-dim 576 --latent-dim 512 --page-size 64)
   local round
   for ((round = 1; round <= rounds; ++round)); do
     echo "round $round of $rounds"
-    alone decode_gpu_bench "${dims[@]}" --heads 128 --steps 1x4k,1x32k,1x128k,16x4k,128x4k --slices auto,1,2
-    alone decode_gpu_bench "${dims[@]}" --heads 128 --steps 64x16k --rows 2 --slices auto,1,2
-    alone decode_gpu_bench "${dims[@]}" --heads 16 --steps 128x4k,128x16k --slices auto,1,2
+    alone decode_gpu_bench "${latents[@]}" --heads 128 --steps 1x4k,1x32k,1x128k,16x4k,128x4k --slices auto,1,2
+    alone decode_gpu_bench "${latents[@]}" --heads 128 --steps 64x16k --rows 2 --slices auto,1,2
+    alone decode_gpu_bench "${latents[@]}" --heads 16 --steps 128x4k,128x16k --slices auto,1,2
   done
   finish latents
 }
@@ -308,10 +306,7 @@ part_latents_peers() {
   done
   finish latents-peers
 }
-latents_in_turn() {
-  alone decode_gpu_bench --kernel sm90_latent --kv-heads 1 --head-dim 576 --latent-dim 512 --page-size 64 "$@"
-  peer latents "$@"
-}
+latents_in_turn() { alone decode_gpu_bench "${latents[@]}" "$@" && peer latents "$@"; }
 
 part_compressed() {
   need_gpus 1
@@ -341,8 +336,7 @@ part_scans_peers() {
   prepare scan_gpu_bench
   export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
   local shapes
-  for shapes in ssd-16k,ssd-8x2k,ssd-131k,ssd-gated-131k \
-    selective-131k,update-128,selective-update-128,convolution-131k ssd-2m; do
+  for shapes in ssd-16k,ssd-8x2k,ssd-131k,ssd-gated-131k selective-131k,update-128,selective-update-128,convolution-131k ssd-2m; do
     alone scan_gpu_bench ${shapes//,/ }
     peer scans --shapes "$shapes"
   done

@@ -38,7 +38,8 @@ class Unit(unittest.TestCase):
                 py_compile.compile(str(program), cfile=f"{folder}/compiled", doraise=True)
             done = run(str(program), "--help")
             self.assertEqual(done.returncode, 0, done.stderr)
-            words = {"decode.py": "--steps LIST", "latents.py": "--steps LIST", "products.py": "--shapes LIST", "scans.py": "--shapes LIST"}
+            steps, shapes = "--steps LIST", "--shapes LIST"
+            words = {"decode.py": steps, "latents.py": steps, "products.py": shapes, "scans.py": shapes}
             self.assertIn(words.get(program.name, "--seq LIST"), done.stdout)
 
     def test_sizes_are_ringattns(self):
