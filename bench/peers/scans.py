@@ -264,7 +264,7 @@ def plain(torch: Any, shape: Shape, given: dict[str, Any]) -> Any:
 
 
 def self_check(world: common.World) -> int:
-    """At 600 tokens of few heads; peers that aren't installed are named."""
+    """At 2,048 tokens of few heads; peers that aren't installed are named."""
     torch, good = world.torch, True
     for kind, peers in PEERS.items():
         single = "update" in kind
@@ -272,7 +272,7 @@ def self_check(world: common.World) -> int:
         small = {"heads": 8, "head_dim": 1 if channels else 16, "state_dim": 16, "gate": channels}
         if kind == "convolution":
             small = {"heads": 1, "head_dim": 24}
-        shape = Shape(kind, kind, 3, 1 if single else 600, **small)
+        shape = Shape(kind, kind, 3, 1 if single else 2048, **small)
         dtype = "bf16" if world.on_gpu else "fp32"
         for tool, kernel, make in peers:
             try:
