@@ -65,7 +65,7 @@ def c_limits(limits: tuple):
     return _structs.decode_limits(sequences=sequences, rows=rows, keys=keys, page_size=page_size)
 
 
-def finish_step(step: _Steps, q, sequences: int, rows: int, arrays: dict, dim_v: int, out, grow: bool, keep=None):
+def finish_step(step: _Steps, q, sequences: int, rows: int, arrays: dict, dim_v: int, out, grow: bool, keep: tuple):
     """Runs a step and gives (out, lse) q's form: [own sequences, (rows,) heads, …]. keep: (world, call, given) of
     _job.keep_call()."""
     own = len(step.owned(sequences))
@@ -78,9 +78,8 @@ def finish_step(step: _Steps, q, sequences: int, rows: int, arrays: dict, dim_v:
     members = {"rows": rows, "grow": int(grow)}
     step._do(q, arrays, **members)
     lse = lse.reshape(form)
-    if keep is not None:
-        world, call, given = keep
-        _job.keep_call(world, call, step, arrays, given, out, lse, **members)
+    world, call, given = keep
+    _job.keep_call(world, call, step, arrays, given, out, lse, **members)
     return out, lse
 
 

@@ -17,6 +17,7 @@ import ringattn
 from ringattn.testing import assert_same_bits
 
 RANKS = 2
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
 
 
 def arrays():
@@ -130,8 +131,7 @@ class Processes(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             port = str(free_port())
             if name == "by_torchrun":
-                command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS), __file__]
-                done = subprocess.run([sys.executable, *command, name, "RANK", folder, port], stdout=subprocess.PIPE,
+                done = subprocess.run([*TORCHRUN, __file__, name, "RANK", folder, port], stdout=subprocess.PIPE,
                                       stderr=subprocess.STDOUT, text=True, timeout=200)  # fmt: skip
                 self.assertEqual(done.returncode, 0, done.stdout)
                 return self.together(folder)
@@ -160,6 +160,13 @@ class Processes(unittest.TestCase):
         for name in names:
             with self.subTest(name):
                 assert_same_bits(self.run_ranks(name), out)
+
+    @unittest.skipUnless(importlib.util.find_spec("torch"), "needs torch")
+    def test_the_example_of_torchrun(self):
+        example = pathlib.Path(__file__).resolve().parents[2] / "docs/examples/torchrun.py"
+        done = subprocess.run([*TORCHRUN, example], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=200)
+        self.assertEqual(done.returncode, 0, done.stdout)
+        self.assertRegex(done.stdout, f"the same bits on {RANKS} (GPUs|CPU ranks) and on one")
 
     def test_a_rank_that_gives_up_ends_the_others(self):
         self.assertIsNone(self.run_ranks("with_a_failure"))
