@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "attention/attention.hpp"
-#include "attention/decode_checks.hpp"
+#include "attention/decode_inputs.hpp"
 #include "attention/identities.hpp"
 #include "attention/partial_exchange.hpp"
 #include "attention/ring/enqueued_runs.hpp"
@@ -42,11 +42,14 @@ struct Decode::Impl {
         transport(the_transport),
         meeting(transport, Patience(options.timeout_seconds)) {}
 
-  bool several() const { return transport.size() > 1; }
+  int dealt() const { return ranks_of_sequence(job.spec, transport.size()); }
+  // Whether ranks have parts of rows to give each other.
+  bool several() const { return dealt() > 1; }
+  bool shares_out_sequences() const { return dealt() < transport.size(); }
   bool on_device() const { return backend->memory() == MemoryKind::kDevice; }
   // A host's tables are checked before anything is done.
   bool checks_on_device() const { return on_device() && options.check_tables; }
-  GroupShare share() const { return share_of_rank(transport.rank(), transport.size()); }
+  GroupShare share() const { return share_of_rank(transport.rank() % dealt(), dealt()); }
   std::int64_t group_keys() const { return std::int64_t{kGroupTiles} * kernel->key_tile(); }
   SequenceRange owned(std::int64_t sequences) const {
     return owned_sequences(sequences, transport.rank(), transport.size());
@@ -61,10 +64,14 @@ struct Decode::Impl {
   void connect();
   void check(const DecodeInputs& inputs, const DecodeOutputs& outputs) const {
     check_step(job, inputs, outputs, owned(inputs.rows < 1 ? 0 : sequences_of(inputs)).count);
-    check_tables(inputs);
+    check_tables(own(inputs));
   }
   void check_tables(const DecodeInputs& inputs) const;
   void check_capture(const DecodeInputs& inputs) const;
+  // What of a step this rank looks at.
+  DecodeInputs own(const DecodeInputs& inputs) const {
+    return shares_out_sequences() ? part_of_step(job, inputs, owned(sequences_of(inputs))) : inputs;
+  }
   CacheUpdate update_of(const DecodeInputs& inputs) const;
   BlockChoice choice_of(const DecodeInputs& inputs, const std::int32_t* lengths) const;
   std::int64_t longest(const DecodeInputs& inputs) const;
@@ -95,11 +102,11 @@ void Decode::Impl::choose() {
   backend = choice.row->make_backend({options.threads, transport.device()});
   check_fitting(*choice.row, *backend, transport);
   kernel = choice.row->make_kernel(job.decode_spec(), *backend);
-  kernel->check(job.limits, transport.size());
-  if (job.spec.lists.any() && several()) {
-    fail(ErrorCode::kUnsupported, fmt::format("{} ranks decode by lists of key blocks", transport.size()),
-         "a list puts keys that lie on several ranks into one group, which one rank folds",
-         "Use one rank for each sequence's cache, or no lists.");
+  kernel->check(job.limits, dealt());
+  if (job.spec.lists.any() && !job.format.is_plain() && transport.size() > 1) {
+    fail(ErrorCode::kUnsupported,
+         fmt::format("{} ranks decode a cache of {} by lists of key blocks", transport.size(), describe(job.format)),
+         "its tables are those of all sequences, and a rank has its own", "Use one rank, or plain caches.");
   }
   memory = decode_memory(job, *kernel, transport.size());
   if (options.memory_budget == 0 || memory.total() <= options.memory_budget) return;
@@ -238,10 +245,21 @@ double Decode::Impl::step_seconds(std::int64_t sequences, std::int64_t keys) con
   return pair_flops(job.spec) * pairs / transport.size() / choice.row->flops_per_second(*backend);
 }
 
-void Decode::Impl::enqueue(const DecodeInputs& inputs, const DecodeOutputs& outputs, Stream stream) {
+void Decode::Impl::enqueue(const DecodeInputs& all, const DecodeOutputs& outputs, Stream stream) {
   const bool captured = backend->is_capturing(stream);
-  if (captured) check_capture(inputs);
+  if (captured) check_capture(all);
+  DecodeInputs inputs = own(all);
   const std::int64_t keys = longest(inputs);
+  if (!captured) runs->begin(stream);
+  if (all.grow && shares_out_sequences()) {
+    CacheUpdate lengths;  // those of others, too
+    lengths.sequences = sequences_of(all);
+    lengths.rows = all.rows;
+    lengths.lengths = all.lengths;
+    lengths.grow = true;
+    if (lengths.sequences > 0) backend->update_cache(lengths, stream);
+    inputs.grow = false;
+  }
   CacheUpdate update = update_of(inputs);
   if (checks_on_device()) {
     update.most_keys = std::min(update.most_keys, keys);
@@ -262,13 +280,16 @@ void Decode::Impl::enqueue(const DecodeInputs& inputs, const DecodeOutputs& outp
   step.lists = inputs.lists;
   const FoldOutput output{outputs.out, outputs.lse, inputs.sinks};
 
-  if (!captured) runs->begin(stream);
-  if (update.grow || update.part_count > 0 || update.checked != nullptr) backend->update_cache(update, stream);
+  if (update.sequences > 0 && (update.grow || update.part_count > 0 || update.checked != nullptr)) {
+    backend->update_cache(update, stream);
+  }
   if (has_rows(inputs.k_new) && !job.format.is_plain()) append(inputs, update, step.lengths, stream);
-  if (job.best_blocks > 0 && update.sequences > 0) {
+  if (job.best_blocks > 0) {
     const BlockChoice choice_here = choice_of(inputs, step.lengths);
-    backend->pool_keys(choice_here, PooledBlocks::kLatest, stream);
-    backend->choose_blocks(choice_here, stream);
+    if (update.sequences > 0) {
+      backend->pool_keys(choice_here, PooledBlocks::kLatest, stream);
+      backend->choose_blocks(choice_here, stream);
+    }
     step.lists = choice_here.lists();
   }
   if (several()) {
@@ -366,14 +387,16 @@ void Decode::enqueue(const DecodeInputs& inputs, const DecodeOutputs& outputs, S
   impl_->enqueue(inputs, outputs, stream);
 }
 
-void Decode::pool(const DecodeInputs& inputs, Stream stream) {
+void Decode::pool(const DecodeInputs& all, Stream stream) {
   Impl& impl = *impl_;
   if (impl.job.best_blocks == 0) {
     refuse("means of keys are asked for", "steps of this job choose no blocks",
            "DecodeJob::best_blocks has them do so.");
   }
-  check_caches(impl.job, inputs);
-  if (inputs.rows < 1 || Impl::sequences_of(inputs) == 0) return;
+  if (all.rows < 1) return;
+  check_caches(impl.job, all);
+  const DecodeInputs inputs = impl.own(all);
+  if (Impl::sequences_of(inputs) == 0) return;
   const bool captured = impl.backend->is_capturing(stream);
   CacheUpdate update = impl.update_of(inputs);
   update.grow = false;

@@ -133,12 +133,13 @@ DecodeMemory decode_memory(const DecodeJob& job, const DecodeKernel& kernel, int
   const FoldSpec& spec = job.spec;
   const DecodeLimits& limits = job.limits;
   const int key_tile = kernel.key_tile();
-  const std::int64_t table_pages = most_table_pages(job, ranks, key_tile);
-  const std::int64_t pages = job.pages > 0 ? job.pages : limits.sequences * table_pages;
-  const std::int64_t page = job.is_paged() ? job.page_size : most_cache_tokens(job, ranks, key_tile);
-  const std::int64_t rows = limits.sequences * limits.rows;
+  const int dealt = ranks_of_sequence(spec, ranks);
+  const std::int64_t table_pages = most_table_pages(job, dealt, key_tile);
   // The most that a rank owns.
   const std::int64_t owned = (limits.sequences + ranks - 1) / ranks;
+  const std::int64_t pages = job.pages > 0 ? job.pages : (dealt == ranks ? limits.sequences : owned) * table_pages;
+  const std::int64_t page = job.is_paged() ? job.page_size : most_cache_tokens(job, dealt, key_tile);
+  const std::int64_t rows = limits.sequences * limits.rows;
   DecodeMemory memory;
   const std::int64_t token = job.values_in_keys ? k_token_bytes(spec) : kv_token_bytes(spec);
   const RowShape k{spec.dtype, spec.kv_heads, spec.head_dim};
@@ -152,7 +153,7 @@ DecodeMemory decode_memory(const DecodeJob& job, const DecodeKernel& kernel, int
                 bytes_of(owned * limits.rows, out_token_bytes(spec) + lse_token_bytes(spec));
   memory.scratch = kernel.scratch_bytes(limits) + choice_memory(job).total() +
                    bytes_of(limits.sequences, static_cast<std::int64_t>(sizeof(CacheFault)) + kTableEntry);
-  if (ranks > 1) {
+  if (dealt > 1) {
     const std::int64_t groups = share_groups(limits.keys, ranks, key_tile);
     memory.partials = partial_bytes(spec, kernel, rows, groups) +
                       static_cast<std::size_t>(ranks - 1) * partial_bytes(spec, kernel, owned * limits.rows, groups);

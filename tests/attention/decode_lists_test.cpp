@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -61,6 +62,53 @@ TEST(DecodeByLists, HasTheBitsOfAttentionByThem) {
       decode.run(rank.inputs(true, true), rank.outputs());
       EXPECT_EQ(rank.difference(steps.attended(lists, lengths, 3)), "") << seed;
       ++seed;
+    }
+  }
+}
+
+// Ranks share out the sequences: each has what one rank gives, and nothing of the sequences of others.
+TEST(DecodeByLists, OnSeveralRanks) {
+  const FoldSpec spec = make_spec(Dtype::kBf16, 4, 2, 16, {-1, 0});
+  const std::vector<std::int64_t> lengths = {9 * kBlock + 3, 5 * kBlock, 40, 20 * kBlock + 70, 7 * kBlock + 1};
+  const ListedSteps steps(spec, lengths, 11, "cpu");
+  const ListShape shape{64, kBlock, 2};
+  for (const int best : {0, 4}) {
+    const auto lists =
+        best > 0 ? steps.best(shape, lengths, 1, best) : steps.lists(shape, lengths, 1, random_blocks(shape, {}, 3, 7));
+    const JobResult expected = steps.attended(lists, lengths, 1);
+    for (const int ranks : {1, 2, 3, 5, 7}) {
+      for (const std::int64_t page : {0, 32}) {
+        const CacheLayout layout{.page_size = page};
+        std::atomic<std::int64_t> compared = 0;
+        const auto rank_main = [&](Transport& world) {
+          Decode decode(job_with_lists(steps, 1, layout, shape, best), world, on_cpu());
+          DecodeRank rank(decode, steps.job(), steps.tensors(), layout);
+          if (best == 0) rank.set_lists(*lists, 1);
+          rank.fill(less(lengths, 1));
+          const SequenceRange mine = decode.owned(static_cast<std::int64_t>(lengths.size()));
+          for (std::int64_t s = 0; s < static_cast<std::int64_t>(lengths.size()); ++s) {
+            if (s >= mine.first && s < mine.end()) continue;
+            for (std::int64_t i = 0; i < rank.table_pages; ++i) {
+              rank.table[static_cast<std::size_t>(s * rank.table_pages + i)] = -5;  // nobody follows it
+            }
+            if (best == 0) rank.list_counts[static_cast<std::size_t>(2 * s)] = -9;
+          }
+          rank.upload();
+          rank.load(less(lengths, 1), 1);
+          if (best > 0) decode.pool(rank.inputs(false, false));
+          rank.load(lengths, 1);
+          decode.run(rank.inputs(true, true), rank.outputs());
+          EXPECT_EQ(rank.difference(expected), "") << ranks << " ranks, page " << page;
+          EXPECT_EQ(rank.lengths_now(), std::vector<std::int32_t>(lengths.begin(), lengths.end()));
+          compared += mine.count;
+        };
+        if (ranks > 1) {
+          run_threads_world(ranks, {}, rank_main);
+        } else {
+          rank_main(*make_self_transport());
+        }
+        EXPECT_EQ(compared, static_cast<std::int64_t>(lengths.size()));
+      }
     }
   }
 }

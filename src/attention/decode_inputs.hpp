@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a step of a Decode must be, as far as its views say it. All throw kUsage, and change nothing.
+// What a step of a Decode is given: what its views must be, and which part of it a rank looks at.
 #pragma once
 
 #include <cstdint>
@@ -16,9 +16,13 @@ inline std::int64_t cache_page_size(const DecodeJob& job, const DecodeInputs& in
   return job.format.k.is_plain() ? inputs.k.page_size : inputs.packed_k.page_size;
 }
 
-// The step's rows, and its caches. `owned`: sequences whose results this rank gets.
+// Both throw kUsage, and change nothing. The step's rows, and its caches. `owned`: sequences whose results this rank
+// gets.
 void check_step(const DecodeJob& job, const DecodeInputs& inputs, const DecodeOutputs& outputs, std::int64_t owned);
 // Caches, tables, lists and prefixes; inputs.rows is at least 1.
 void check_caches(const DecodeJob& job, const DecodeInputs& inputs);
+
+// The step of the sequences `mine` alone, of plain caches, without prefixes.
+DecodeInputs part_of_step(const DecodeJob& job, const DecodeInputs& inputs, const SequenceRange& mine);
 
 }  // namespace ringattn

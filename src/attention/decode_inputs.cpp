@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "attention/decode_checks.hpp"
+#include "attention/decode_inputs.hpp"
 
 #include <fmt/format.h>
 
@@ -133,6 +133,37 @@ void check_caches(const DecodeJob& job, const DecodeInputs& inputs) {
   if (inputs.lengths == nullptr && inputs.q.tokens > 0) {
     refuse("the lengths are missing", "every sequence has one", "Give DecodeInputs::lengths.");
   }
+}
+
+DecodeInputs part_of_step(const DecodeJob& job, const DecodeInputs& inputs, const SequenceRange& mine) {
+  const auto rows_of_mine = [&](const TensorView& all) {
+    if (!has_rows(all)) return all;
+    TensorView rows = all;
+    rows.tokens = mine.count * inputs.rows;
+    if (rows.tokens > 0) rows.data = all.at(mine.first * inputs.rows, 0);
+    return rows;
+  };
+  DecodeInputs of = inputs;
+  of.q = rows_of_mine(inputs.q);
+  of.k_new = rows_of_mine(inputs.k_new);
+  of.v_new = rows_of_mine(inputs.v_new);
+  of.lengths += mine.first;
+  if (inputs.host_lengths != nullptr) of.host_lengths += mine.first;
+  if (job.is_paged()) {
+    of.block_table.pages += mine.first * inputs.block_table.stride;
+    if (inputs.host_table.pages != nullptr) of.host_table.pages += mine.first * inputs.host_table.stride;
+  } else {
+    for (MutableCacheView* cache : {&of.k, &of.v}) {
+      cache->data = static_cast<std::byte*>(cache->data) +
+                    mine.first * cache->page_stride * static_cast<std::int64_t>(size_of(cache->dtype));
+      cache->pages -= mine.first;
+    }
+  }
+  if (inputs.lists.counts != nullptr) {
+    of.lists.blocks += mine.first * job.spec.lists.heads * inputs.lists.stride;
+    of.lists.counts += mine.first * job.spec.lists.heads;
+  }
+  return of;
 }
 
 }  // namespace ringattn
