@@ -118,7 +118,7 @@ constexpr std::string_view kGranite = R"({"model_type": "granitemoehybrid", "hid
   "num_key_value_heads": 4, "num_hidden_layers": 3, "layer_types": ["mamba", "mamba", "attention"]})";
 constexpr std::string_view kBamba = R"({"model_type": "bamba", "hidden_size": 4096, "mamba_n_heads": 128,
   "mamba_d_head": 64, "mamba_n_groups": 1, "mamba_d_conv": 2, "mamba_d_state": 256, "num_attention_heads": 32,
-  "intermediate_size": 14336,  "num_hidden_layers": 32, "attn_layer_indices": [9, 18, 27]})";
+  "intermediate_size": 14336, "num_hidden_layers": 32, "attn_layer_indices": [9, 18, 27]})";
 constexpr std::string_view kNemotron = R"({"model_type": "nemotron_h", "hidden_size": 4480, "mamba_num_heads": 128,
   "mamba_head_dim": 80, "ssm_state_size": 128, "n_groups": 8, "num_attention_heads": 40, "head_dim": 128,
   "hybrid_override_pattern": "M-M*-", "time_step_limit": [0.0, {"__float__": "Infinity"}]})";
