@@ -325,8 +325,7 @@ part_scans() {
   need_gpus 1
   prepare scan_gpu_bench
   export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
-  alone scan_gpu_bench
-  alone scan_gpu_bench --kernel sm80_scan ssd-16k ssd-131k
+  alone scan_gpu_bench && alone scan_gpu_bench --kernel sm80_scan ssd-16k ssd-131k
   finish scans
 }
 
@@ -336,7 +335,8 @@ part_scans_peers() {
   prepare scan_gpu_bench
   export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
   local shapes
-  for shapes in ssd-16k,ssd-8x2k,ssd-131k,ssd-gated-131k selective-131k,update-128,selective-update-128,convolution-131k ssd-2m; do
+  for shapes in ssd-16k,ssd-8x2k,ssd-131k,ssd-gated-131k \
+    selective-131k,update-128,selective-update-128,convolution-131k ssd-2m; do
     alone scan_gpu_bench ${shapes//,/ }
     peer scans --shapes "$shapes"
   done

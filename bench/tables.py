@@ -312,6 +312,8 @@ PAGES: dict[str, dict[str, Callable[[Groups], str]]] = {
         "decode": section("decode", "Decoding", step_tables.ABOUT_DECODE, step_tables.decode),
         "pages": section("pages", "Decoding from pages", step_tables.ABOUT_PAGES, step_tables.pages),
         "sparse": section("sparse", "Sparse lists", step_tables.ABOUT_SPARSE, step_tables.sparse),
+        "latents": section("latents", "Decoding over latents", step_tables.ABOUT_LATENTS, step_tables.latents),
+        "scans": section("scans", "Scans", step_tables.ABOUT_SCANS, step_tables.scans),
         "layers": with_origin("layers", layers),
         "sums": with_origin("sums", sums),
         "cpu": with_origin("cpu", cpu),

@@ -73,7 +73,8 @@ TEST(Ends, ThreadsThatCannotStartAreFour) {
   }
 }
 
-// libgomp calls exit(1) where a thread is refused after all. Where a driver of GPUs has started one before, ours is refused.
+// libgomp calls exit(1) where a thread is refused after all. Where a driver of GPUs has started one before, ours is
+// refused.
 TEST(Ends, ALibraryThatEndsTheProgramIsFour) {
   const TemporaryFolder folder;
   const std::string report = folder.file("report.json");

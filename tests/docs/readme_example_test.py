@@ -19,8 +19,10 @@ EXAMPLES = [("README.md", "## From a file to an answer", ["four", "one", "qkv"])
             ("docs/files.md", "## A paged cache", ["cache", "prefill", "rows", "step"]),
             ("docs/compression.md", "## A file", ["kv", "one", "small", "three"]),
             ("docs/scan.md", "## A layer from a file", ["layer", "next", "one", "step", "two"])]  # fmt: skip
-# mpirun's word that a container's only user may call it, with more ranks than there are cores.
-MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1"}
+# mpirun's word that a container's only user may call it, with more ranks than there are cores; and no GPU, which two
+# processes could not share.
+MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1",
+       "CUDA_VISIBLE_DEVICES": ""}  # fmt: skip
 
 
 def block(text: str, language: str) -> str:
@@ -50,8 +52,9 @@ def main() -> int:
         section = (ROOT / page).read_text(encoding="utf-8").partition(f"\n{heading}\n")[2].partition("\n## ")[0]
         with tempfile.TemporaryDirectory() as folder:
             script = runnable(block(section, "bash"), program)
+            environment = {**os.environ, **(MPI if "mpirun" in script else {}), "PATH": path}
             done = subprocess.run(["bash", "-euo", "pipefail", "-c", script], cwd=folder, text=True,
-                                  capture_output=True, env={**os.environ, **MPI, "PATH": path})  # fmt: skip
+                                  capture_output=True, env=environment)  # fmt: skip
             files = sorted(os.listdir(folder))
         said = done.stdout.splitlines()
         assert done.returncode == 0, done.stdout + done.stderr

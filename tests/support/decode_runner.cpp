@@ -113,8 +113,8 @@ DecodeRunner::DecodeRunner(const DecodeRow& row, const FoldInputs& inputs, const
     v_->clear();
   }
   if (!layout.codes.empty()) {
-    step_.packed_k = latent_cache(k_->data(), spec.head_dim_v, spec.head_dim - spec.head_dim_v, step_.k.pages,
-                                  step_.k.page_size);
+    step_.packed_k =
+        latent_cache(k_->data(), spec.head_dim_v, spec.head_dim - spec.head_dim_v, step_.k.pages, step_.k.page_size);
     step_.k = step_.v = {};
   }
   if (layout.page_size > 0) {
