@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The functions of libringattn_c. Those that return a status raise an Error where it isn't RINGATTN_OK."""
 
+import _ctypes
 import ctypes
 import importlib.util
 import os
@@ -82,7 +83,7 @@ class _Library:
 
     def __init__(self, path: str):
         self.path = path
-        loaded = ctypes.CDLL(path)
+        loaded = _open(path)
         for name, (result, arguments) in _PLAIN.items():
             function = getattr(loaded, f"ringattn_{name}")
             function.restype, function.argtypes = result, arguments
@@ -99,17 +100,30 @@ class _Library:
         raise _errors.BY_STATUS.get(status, _errors.Error)(*words)
 
 
-def _load_nccl() -> None:
-    """NCCL of PyTorch's packages, where it is installed: a process has one library of that name, and torch can't be imported
-    behind an older one, while any newer one serves ringattn."""
+def _nccl() -> ctypes.CDLL | None:
+    """NCCL of PyTorch's packages, where it is installed."""
     try:
         package = importlib.util.find_spec("nvidia.nccl")
     except ImportError:
-        package = None
-    for folder in package.submodule_search_locations if package else []:
-        nccl = pathlib.Path(folder, "lib", "libnccl.so.2")
-        if nccl.exists():
-            ctypes.CDLL(str(nccl))
+        return None
+    for folder in package.submodule_search_locations if package else ():
+        library = pathlib.Path(folder, "lib", "libnccl.so.2")
+        if library.exists():
+            return ctypes.CDLL(str(library))
+    return None
+
+
+def _open(path: str) -> ctypes.CDLL:
+    """The library, with PyTorch's NCCL unless that is too old for it: a process has one library of that name, and torch can't
+    be imported behind an older one than its own."""
+    nccl = _nccl()
+    try:
+        return ctypes.CDLL(path)
+    except OSError:
+        if nccl is None:
+            raise
+        _ctypes.dlclose(nccl._handle)
+        return ctypes.CDLL(path)
 
 
 def _load() -> _Library:
@@ -118,7 +132,6 @@ def _load() -> _Library:
     beside = pathlib.Path(__file__).with_name("libringattn_c.so")
     path = named or (str(beside) if beside.exists() else "libringattn_c.so.1")
     try:
-        _load_nccl()
         library = _Library(path)
     except (OSError, AttributeError) as error:
         remedy = "Install the package again, or name the library by RINGATTN_LIBRARY."

@@ -14,6 +14,23 @@ from ._compression import Compressed
 from ._errors import unsupported
 
 
+_LIBRARY = library.Library("ringattn", "DEF")
+
+
+def _operator(name: str, mutates: tuple[str, ...] = ()):
+    """Makes the function an operator of the CPU and of GPUs. library.custom_op() would do so with kernels of Python around it,
+    for gradients that there are not, which cost more than the call."""
+
+    def register(function):
+        schema = name + library.infer_schema(function, mutates_args=mutates)
+        _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+        for device in ("CPU", "CUDA"):
+            _LIBRARY.impl(name, function, device)
+        return function
+
+    return register
+
+
 def _mask(mask: str, left: int, right: int):
     return (left, right) if mask == "window" else mask
 
@@ -75,7 +92,7 @@ def _keys(q: Tensor, parts: list[Tensor], format: str, dim: int):
     return Compressed(format, (*parts[0].shape[:-1], dim), q.dtype, named, tails, ())
 
 
-@library.custom_op("ringattn::attention", mutates_args=())
+@_operator("attention")
 def _attention_op(
     q: Tensor, k: list[Tensor], v: list[Tensor], k_format: str, k_dim: int, v_format: str, v_dim: int,
     sinks: Tensor | None, mask: str, left: int, right: int, softmax_scale: float | None, softcap: float, q_offset: int | None,
@@ -91,7 +108,7 @@ def _attention_op(
     )  # fmt: skip
 
 
-@_attention_op.register_fake
+@library.register_fake("ringattn::attention", lib=_LIBRARY)
 def _(q, k, v, k_format, k_dim, v_format, v_dim, *_):
     return _rows(q, v_dim or v[0].shape[-1])
 
@@ -107,7 +124,7 @@ def attention(q, k, v, *, mask="causal", softmax_scale=None, softcap=0.0, sinks=
     return _given(out, made), lse
 
 
-@library.custom_op("ringattn::varlen", mutates_args=())
+@_operator("varlen")
 def _varlen_op(
     q: Tensor, k: list[Tensor], v: list[Tensor], k_format: str, k_dim: int, v_format: str, v_dim: int, cu_seqlens_q: Tensor,
     cu_seqlens_k: Tensor | None, sinks: Tensor | None, mask: str,
@@ -123,7 +140,7 @@ def _varlen_op(
     )  # fmt: skip
 
 
-@_varlen_op.register_fake
+@library.register_fake("ringattn::varlen", lib=_LIBRARY)
 def _(q, k, v, k_format, k_dim, v_format, v_dim, *_):
     return _rows(q, v_dim or v[0].shape[-1])
 
@@ -145,7 +162,7 @@ def varlen(q, k, v, cu_seqlens_q, cu_seqlens_k=None, *, mask="causal", softmax_s
     return _given(out, made), lse
 
 
-@library.custom_op("ringattn::decode", mutates_args=("k_cache", "v_cache", "lengths"))
+@_operator("decode", mutates=("k_cache", "v_cache", "lengths"))
 def _decode_op(
     q: Tensor, k_cache: list[Tensor], v_cache: list[Tensor], k_format: str, k_dim: int, v_format: str, v_dim: int,
     lengths: Tensor, block_table: Tensor | None, k_new: Tensor | None,
@@ -159,7 +176,7 @@ def _decode_op(
     )  # fmt: skip
 
 
-@_decode_op.register_fake
+@library.register_fake("ringattn::decode", lib=_LIBRARY)
 def _(q, k_cache, v_cache, k_format, k_dim, v_format, v_dim, *_):
     return _rows(q, v_dim or v_cache[0].shape[-1])
 
@@ -177,7 +194,7 @@ def decode(q, k_cache, v_cache, lengths, *, block_table=None, k_new=None, v_new=
     return _given(out, made), lse
 
 
-@library.custom_op("ringattn::mla", mutates_args=())
+@_operator("mla")
 def _mla_op(
     q: Tensor, latent: Tensor, k_rope: Tensor, w_uk: Tensor | None, w_uv: Tensor | None, cu_seqlens_q: Tensor | None,
     cu_seqlens_k: Tensor | None, sinks: Tensor | None, form: str | None, head_dim: int | None, head_dim_v: int | None, mask: str,
@@ -192,7 +209,7 @@ def _mla_op(
     )  # fmt: skip
 
 
-@_mla_op.register_fake
+@library.register_fake("ringattn::mla", lib=_LIBRARY)
 def _(q, latent, k_rope, w_uk, w_uv, *_):
     return _rows(q, latent.shape[-1] if w_uv is None else w_uv.shape[1])
 
@@ -209,7 +226,7 @@ def mla(q, latent, k_rope, w_uk=None, w_uv=None, *, cu_seqlens_q=None, cu_seqlen
     return _given(out, made), lse
 
 
-@library.custom_op("ringattn::mla_decode", mutates_args=("cache", "lengths"))
+@_operator("mla_decode", mutates=("cache", "lengths"))
 def _mla_decode_op(
     q: Tensor, cache: Tensor, lengths: Tensor, w_uk: Tensor | None, w_uv: Tensor | None, block_table: Tensor | None,
     latent: Tensor | None, k_rope: Tensor | None, sinks: Tensor | None, rope_dim: int, grow: bool, head_dim: int | None,
@@ -223,7 +240,7 @@ def _mla_decode_op(
     )  # fmt: skip
 
 
-@_mla_decode_op.register_fake
+@library.register_fake("ringattn::mla_decode", lib=_LIBRARY)
 def _(q, cache, lengths, w_uk, w_uv, block_table, latent, k_rope, sinks, rope_dim, *_):
     return _rows(q, cache.shape[-1] - rope_dim if w_uv is None else w_uv.shape[1])
 
@@ -240,7 +257,7 @@ def mla_decode(q, cache, lengths, w_uk=None, w_uv=None, *, block_table=None, lat
     return _given(out, made), lse
 
 
-@library.custom_op("ringattn::ssd", mutates_args=())
+@_operator("ssd")
 def _ssd_op(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, z: Tensor | None, dt_bias: Tensor | None,
     dt_softplus: bool, dt_limit: list[float] | None, initial_states: Tensor | None, cu_seqlens: Tensor | None, threads: int,
@@ -254,7 +271,7 @@ def _ssd_op(
     )  # fmt: skip
 
 
-@_ssd_op.register_fake
+@library.register_fake("ringattn::ssd", lib=_LIBRARY)
 def _(x, dt, A, B, C, D, z, dt_bias, dt_softplus, dt_limit, initial_states, cu_seqlens, *_):
     sequences = cu_seqlens.shape[0] - 1 if cu_seqlens is not None else x.shape[0] if x.ndim == 4 else 1
     return torch.empty_like(x), x.new_empty((sequences, *x.shape[-2:], B.shape[-1]), dtype=torch.float32)
@@ -295,12 +312,12 @@ def selective_scan(u, delta, A, B, C, **named):
     )
 
 
-@library.custom_op("ringattn::compress", mutates_args=())
+@_operator("compress")
 def _compress_op(x: Tensor, name: str, format: str, lengths: list[int], seed: int, threads: int) -> list[Tensor]:
     return _compression.compress_one(name, x, format, tuple(lengths), seed, threads).parts
 
 
-@_compress_op.register_fake
+@library.register_fake("ringattn::compress", lib=_LIBRARY)
 def _(x, name, format, lengths, seed, threads):
     streams, tables = _parts_of(format, _compression.type_name(x.dtype), x.shape[-2], x.shape[-1], len(lengths))
     return [
@@ -310,7 +327,7 @@ def _(x, name, format, lengths, seed, threads):
     ]
 
 
-@library.custom_op("ringattn::decompress", mutates_args=())
+@_operator("decompress")
 def _decompress_op(
     parts: list[Tensor], like: Tensor, format: str, dim: int, lengths: list[int], threads: int
 ) -> Tensor:  # fmt: skip
@@ -319,7 +336,7 @@ def _decompress_op(
     return _compression.decompress(x, threads=threads)
 
 
-@_decompress_op.register_fake
+@library.register_fake("ringattn::decompress", lib=_LIBRARY)
 def _(parts, like, format, dim, lengths, threads):
     return like.new_empty((*parts[0].shape[:-1], dim))
 
