@@ -278,7 +278,7 @@ def compression(_: Groups) -> str:
     for (method, stored), data in found.items():
         changes = [f"{data[kind]['change_of_o']:.4f}" if kind in data else "—" for kind in ("normal", "outliers")]
         one = next(iter(data.values()))
-        rows.append([f"`{method}`", stored, f"{one['bytes']:g}", f"{one['removed']:.3f}", *changes])
+        rows.append([f"`{method}`", stored, f"{one['bytes']:.4g}", f"{one['removed']:.3f}", *changes])
     return columns(rows)
 
 

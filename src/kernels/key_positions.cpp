@@ -153,8 +153,7 @@ std::optional<std::int64_t> position_without_gaps(const Mask& mask, const KeyPos
 }
 
 std::string missing_for_positions() {
-  return "keys at positions of their own (supported: keys one behind the other, which is enough for queries behind all "
-         "that was taken out, under a mask without a left side)";
+  return "keys at positions of their own (supported: keys of consecutive positions)";
 }
 
 }  // namespace ringattn

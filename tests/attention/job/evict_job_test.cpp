@@ -124,7 +124,7 @@ TEST(EvictedFiles, QueriesStandWhereTheyStood) {
   EXPECT_EQ(sequences(offset), (SequenceList{{40, 20, 3}, {2, 4, 3}, {1, 32, 3}}));
   tensors["q_offset"] = long_list({5, 6, 30});
   EXPECT_EQ(sequences({}), (SequenceList{{40, 20, 5}, {2, 4, 6}, {1, 32, 30}}));
-  // Behind everything that was taken out they are moved.
+  // Behind everything that was taken out they are moved; of the second one the first tokens alone are left.
   Numerics full;
   full.mask = {-1, -1};
   const JobInput moved(FileInput{folder.file("kept")}, full);
@@ -133,7 +133,7 @@ TEST(EvictedFiles, QueriesStandWhereTheyStood) {
   evict_file({write_tensors(folder.file("whole"), tensors)}, folder.file("kept"), "streaming", 0.5);
   const JobInput behind(FileInput{folder.file("kept")}, {});
   EXPECT_EQ(behind.job().positions, nullptr);
-  EXPECT_EQ(behind.job().batch.sequences, (SequenceList{{40, 20, 20}, {2, 4, 4}, {1, 32, 32}}));
+  EXPECT_EQ(behind.job().batch.sequences, (SequenceList{{40, 20, 20}, {2, 4, 9}, {1, 32, 32}}));
 }
 
 TEST(EvictedFiles, BadTensorsAreRefused) {
@@ -168,7 +168,6 @@ TEST(EvictedFiles, BadTensorsAreRefused) {
   pages["k_positions"] = good["k_positions"];
   EXPECT_FILE_ERROR(open(pages), "the file holds pages");
   // Twice is not possible, and neither is what follows from blocks of keys.
-  EXPECT_FILE_ERROR(evict_file({folder.file("bad")}, folder.file("no"), "knorm", 0.5), "pages");
   write_tensors(folder.file("good"), good);
   EXPECT_FILE_ERROR(evict_file({folder.file("good")}, folder.file("no"), "knorm", 0.5), "lost tokens");
   Numerics lists;
