@@ -104,7 +104,8 @@ struct DecodeOutputs {
 // by itself (DecodeJob::best_blocks): of each KV head, or of all together, the first block, those that the rows stand
 // in, and of the others those of the highest scores, by the mean keys of blocks (kernels/block_choice.hpp). Scores,
 // lists and the step are enqueued one behind the other. Means are kept from step to step: pool() makes those of keys
-// that no step has appended. Sequences of a step have the means of the same place in the steps before.
+// that no step has appended. Sequences of a step have the means of the same place in the steps before, so each layer of
+// a model has an object of its own.
 class Decode {
  public:
   // Prepares. Collective. Chooses the kernel, agrees with the other ranks on job, options, build, kernel and device,

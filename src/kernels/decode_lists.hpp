@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -71,9 +72,18 @@ struct DecodeListArrays {
   std::int64_t stride = 0;
 };
 
-// The lists of steps whose rows are the last `rows` queries of each sequence. `stride`: of the arrays; 0: as much as
-// the longest list needs. Throws kUsage where the rows of a sequence have different lists, or one that leaves out a
-// block that they stand in: a step would not have the bits of a fold by these lists.
+// A sequence of the lists in a step at whose end it has so many keys.
+struct ListedStep {
+  std::size_t sequence = 0;
+  std::int64_t keys = 0;
+};
+
+// The lists of a step of these sequences, of each of which the last `rows` positions are rows. `stride`: of the arrays;
+// 0: as much as the longest list needs. Throws kUsage where the rows of a sequence have different lists, or one that
+// leaves out a block that they stand in: a step would not have the bits of a fold by these lists.
+DecodeListArrays decode_lists(const TileLists& lists, const Mask& mask, int rows, std::span<const ListedStep> steps,
+                              std::int64_t stride = 0);
+// Of all sequences, with all their keys.
 DecodeListArrays decode_lists(const TileLists& lists, const Mask& mask, int rows, std::int64_t stride = 0);
 
 // What decoding with these tiles lacks for the lists of a spec, beside what the fold lacks (KernelRow::missing).
