@@ -45,6 +45,8 @@ RINGATTN_HOST_DEVICE inline KeysByList keys_by_list(std::int32_t length, std::in
                                                     std::int32_t count, Read read) {
   KeysByList of;
   of.own = length > rows ? (length - rows) / key_block : 0;
+  of.keys = length;
+  if (of.own == 0) return of;  // nothing is read, as of a sequence whose lists are wrong, and whose length is then 0
   // Lists mostly end with the rows' own blocks, or in front of them.
   std::int32_t end = count;
   for (int i = 0; i < 3 && end > 0 && read(end - 1) >= of.own; ++i) --end;
