@@ -158,13 +158,12 @@ class Bench {
       choice.counts = reinterpret_cast<std::int32_t*>(counts.data());
       return choice;
     };
-    if (shape.chosen) backend_->pool_keys(choice_of(step_of(0)), PooledBlocks::kAll, backend_->stream());
+    if (shape.chosen) backend_->pool_keys(choice_of(step_of(0)), backend_->stream());
     check_wait(*backend_);
     return time_graph(*backend_, turns.launches, [&](std::int64_t i) {
       DecodeStep step = step_of(i % turns.caches);
       if (shape.chosen) {
         const BlockChoice choice = choice_of(step);
-        backend_->pool_keys(choice, PooledBlocks::kLatest, backend_->stream());
         backend_->choose_blocks(choice, backend_->stream());
         step.lists = choice.lists();
       } else if (shape.listed > 0) {

@@ -228,6 +228,10 @@ part_decode() {
   # 16k keys that all sequences share, and 256 of their own; and the same without telling.
   alone decode_gpu_bench --steps 32x16640 --page-size 64
   alone decode_gpu_bench --steps 32x16640 --page-size 64 --prefix 16k
+  # A tenth of the keys: drawn, and chosen by each step; and a cache of as many.
+  alone decode_gpu_bench --steps 1x128k --page-size 0,64 --listed 102
+  alone decode_gpu_bench --steps 1x128k --page-size 64 --best 102
+  alone decode_gpu_bench --steps 1x12800 --page-size 0,64
   finish decode
 }
 

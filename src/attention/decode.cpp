@@ -136,7 +136,7 @@ void Decode::Impl::allocate() {
     none.q = dense_view(static_cast<const void*>(nullptr), job.spec.dtype, 0, job.spec.heads, job.spec.head_dim);
     none.k = cache_view(nullptr, job.spec.dtype, 0, 0, job.spec.kv_heads, job.spec.head_dim);
     const BlockChoice ready = choice_of(none, nullptr);
-    backend->pool_keys(ready, PooledBlocks::kLatest, backend->stream());
+    backend->pool_keys(ready, backend->stream());
     backend->choose_blocks(ready, backend->stream());
   }
   if (several()) exchange.emplace(job, *kernel, transport, *backend);
@@ -286,10 +286,7 @@ void Decode::Impl::enqueue(const DecodeInputs& all, const DecodeOutputs& outputs
   if (has_rows(inputs.k_new) && !job.format.is_plain()) append(inputs, update, step.lengths, stream);
   if (job.best_blocks > 0) {
     const BlockChoice choice_here = choice_of(inputs, step.lengths);
-    if (update.sequences > 0) {
-      backend->pool_keys(choice_here, PooledBlocks::kLatest, stream);
-      backend->choose_blocks(choice_here, stream);
-    }
+    if (update.sequences > 0) backend->choose_blocks(choice_here, stream);
     step.lists = choice_here.lists();
   }
   if (several()) {
@@ -410,7 +407,7 @@ void Decode::pool(const DecodeInputs& all, Stream stream) {
   if (!captured) impl.runs->begin(stream);
   if (update.checked != nullptr) impl.backend->update_cache(update, stream);
   const std::int32_t* const lengths = update.checked != nullptr ? update.checked : inputs.lengths;
-  impl.backend->pool_keys(impl.choice_of(inputs, lengths), PooledBlocks::kAll, stream);
+  impl.backend->pool_keys(impl.choice_of(inputs, lengths), stream);
   if (!captured) impl.runs->end(stream, impl.step_seconds(update.sequences, impl.job.limits.keys));
 }
 

@@ -14,12 +14,12 @@
 // A row's O and LSE have the bits that the same row has in an Attention over the whole sequence, with any batch, page
 // size, order of pages and number of ranks.
 //
-// With lists of key blocks, ranks share out the sequences instead: rank r keeps all keys of those that it owns, and
-// their entries in the block table and the lists; of others it reads nothing. Steps then have equally many sequences.
-//
 // Several ranks hold one cache together: rank r of P keeps the groups of keys r, r + P, … of every sequence, in pages
 // of its own, and a block table that names those alone. Queries, lengths and new rows are the same on every rank. Each
 // rank folds what it keeps, for all rows, and the partial results travel to the rank that owns the row.
+//
+// With lists of key blocks ranks share out the sequences instead: each keeps all keys of those that it owns, and their
+// entries in the block table and the lists; of others it reads nothing. Steps then have equally many sequences.
 #pragma once
 
 #include <cstddef>
@@ -104,7 +104,8 @@ struct DecodeOutputs {
 // by itself (DecodeJob::best_blocks): of each KV head, or of all together, the first block, those that the rows stand
 // in, and of the others those of the highest scores, by the mean keys of blocks (kernels/block_choice.hpp). Scores,
 // lists and the step are enqueued one behind the other. Means are kept from step to step: pool() makes those of keys
-// that no step has appended. Sequences of a step have the means of the same place in the steps before.
+// that no step has appended. Sequences of a step have the means of the same place in the steps before, so each layer of
+// a model has an object of its own.
 class Decode {
  public:
   // Prepares. Collective. Chooses the kernel, agrees with the other ranks on job, options, build, kernel and device,

@@ -20,7 +20,6 @@ namespace ringattn {
 struct CacheUpdate;  // kernels/cache_update.hpp
 // kernels/block_choice.hpp
 struct BlockChoice;
-enum class PooledBlocks;
 // kernels/compressed_rows.hpp
 struct DecompressTask;
 struct CompressTask;
@@ -96,7 +95,7 @@ class Backend {
   virtual void update_cache(const CacheUpdate& update, Stream stream) = 0;
   // Means of keys, and lists of key blocks that follow from them (kernels/block_choice.hpp). Ordered on `stream`; a
   // device gets launches alone. All backends make the same bits. A choice without sequences makes the backend ready.
-  virtual void pool_keys(const BlockChoice& choice, PooledBlocks which, Stream stream) = 0;
+  virtual void pool_keys(const BlockChoice& choice, Stream stream) = 0;
   virtual void choose_blocks(const BlockChoice& choice, Stream stream) = 0;
   // Rows between codes and elements (kernels/compressed_rows.hpp). Ordered on `stream`; what the spans of a task point
   // to is read before the call returns. All backends make the same bits. A backend that has no such task throws

@@ -22,6 +22,22 @@ float* mean_of(const BlockChoice& choice, std::int64_t sequence, std::int64_t bl
   return choice.means + ((sequence * choice.blocks + block) * choice.spec.kv_heads + head) * choice.spec.head_dim;
 }
 
+void pool_block(const BlockChoice& choice, std::int64_t sequence, std::int64_t block) {
+  const int key_block = choice.spec.lists.key_block;
+  const float factor = 1.0F / static_cast<float>(key_block);
+  for (int head = 0; head < choice.spec.kv_heads; ++head) {
+    float* const mean = mean_of(choice, sequence, block, head);
+    std::fill_n(mean, choice.spec.head_dim, 0.0F);
+    for (int i = 0; i < key_block; ++i) {
+      const std::byte* at = key_at(choice, sequence, block * key_block + i, head);
+      for (int d = 0; d < choice.spec.head_dim; ++d, at += size_of(choice.spec.dtype)) {
+        mean[d] += load_element(at, choice.spec.dtype);
+      }
+    }
+    for (int d = 0; d < choice.spec.head_dim; ++d) mean[d] *= factor;
+  }
+}
+
 // The mean of a step's rows of a query head.
 std::vector<float> mean_query(const BlockChoice& choice, std::int64_t sequence, int head) {
   std::vector<float> mean(static_cast<std::size_t>(choice.spec.head_dim), 0.0F);
@@ -48,25 +64,10 @@ void check_block_choice(const BlockChoice& choice) {
   if (!fits) fail(ErrorCode::kInternal, "blocks are chosen for another job", "queries, keys or lists don't fit it");
 }
 
-void pool_host_keys(const BlockChoice& choice, PooledBlocks which) {
+void pool_host_keys(const BlockChoice& choice) {
   check_block_choice(choice);
-  const int key_block = choice.spec.lists.key_block;
-  const float factor = 1.0F / static_cast<float>(key_block);
   for (std::int64_t s = 0; s < choice.sequences(); ++s) {
-    const TileRange pooled = pooled_blocks(choice, which, choice.lengths[s]);
-    for (std::int64_t block = pooled.begin; block < pooled.end; ++block) {
-      for (int head = 0; head < choice.spec.kv_heads; ++head) {
-        float* const mean = mean_of(choice, s, block, head);
-        std::fill_n(mean, choice.spec.head_dim, 0.0F);
-        for (int i = 0; i < key_block; ++i) {
-          const std::byte* at = key_at(choice, s, block * key_block + i, head);
-          for (int d = 0; d < choice.spec.head_dim; ++d, at += size_of(choice.spec.dtype)) {
-            mean[d] += load_element(at, choice.spec.dtype);
-          }
-        }
-        for (int d = 0; d < choice.spec.head_dim; ++d) mean[d] *= factor;
-      }
-    }
+    for (int block = 0; block < blocks_before_rows(choice, choice.lengths[s]); ++block) pool_block(choice, s, block);
   }
 }
 
@@ -79,7 +80,8 @@ void choose_host_blocks(const BlockChoice& choice) {
   std::vector<std::int32_t> order;
   for (std::int64_t s = 0; s < choice.sequences(); ++s) {
     const std::int32_t length = choice.lengths[s];
-    const std::int64_t blocks = pooled_blocks(choice, PooledBlocks::kAll, length).end;
+    const std::int64_t blocks = blocks_before_rows(choice, length);
+    if (fills_block(choice, length)) pool_block(choice, s, blocks - 1);
     const std::int32_t count = chosen_blocks(choice, length);
     for (int list = 0; list < lists; ++list) {
       float* const scores = choice.scores + (s * lists + list) * choice.blocks;

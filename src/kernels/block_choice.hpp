@@ -2,7 +2,8 @@
 // Lists of key blocks that follow from the data, for decoding: of each sequence the first block, those that the step's
 // rows stand in, and of the others those with the highest scores (block_score.hpp); of equal ones that of the lower
 // number. Scores are those of mean keys, which are kept from step to step, as a block's keys don't change once it is
-// full. Backends do it (Backend::pool_keys() and choose_blocks()), on the host or on a stream, with the same bits.
+// full: choose_blocks() makes the mean of a block that steps have filled, and pool_keys() those of all. Backends do
+// both (kernels/backend.hpp), on the host or on a stream, with the same bits.
 #pragma once
 
 #include <cstdint>
@@ -33,34 +34,29 @@ struct BlockChoice {
   DecodeLists lists() const { return {chosen, counts, count}; }
 };
 
-// Which means pool_keys() makes.
-enum class PooledBlocks {
-  kAll,     // of every block in front of the rows' own
-  kLatest,  // of the last one, where the steps' last rows have filled it
-};
+// How many blocks lie in front of the rows' own, of a sequence of so many keys.
+RINGATTN_HOST_DEVICE inline std::int32_t blocks_before_rows(const BlockChoice& choice, std::int32_t length) {
+  return length > choice.rows ? (length - choice.rows) / choice.spec.lists.key_block : 0;
+}
 
-// The blocks [begin, end) whose means are made, of a sequence of so many keys.
-RINGATTN_HOST_DEVICE inline TileRange pooled_blocks(const BlockChoice& choice, PooledBlocks which,
-                                                    std::int32_t length) {
-  const std::int32_t before = length > choice.rows ? length - choice.rows : 0;
-  const std::int64_t end = before / choice.spec.lists.key_block;
-  if (which == PooledBlocks::kAll) return {0, end};
-  // Where rows are taken back, the step before may have been as much behind as it is here ahead.
-  const bool filled = end > 0 && before - end * choice.spec.lists.key_block < 2 * choice.most_rows;
-  return {filled ? end - 1 : end, end};
+// Whether the last rows of steps have filled the last of these, so that choose_blocks() makes its mean. Where rows are
+// taken back, the step before may have been as much behind as it is here ahead.
+RINGATTN_HOST_DEVICE inline bool fills_block(const BlockChoice& choice, std::int32_t length) {
+  const std::int32_t blocks = blocks_before_rows(choice, length);
+  return blocks > 0 && length - choice.rows - blocks * choice.spec.lists.key_block < 2 * choice.most_rows;
 }
 
 // How many blocks a list names in front of the rows' own, of a sequence of so many keys.
 RINGATTN_HOST_DEVICE inline std::int32_t chosen_blocks(const BlockChoice& choice, std::int32_t length) {
   const std::int32_t key_block = choice.spec.lists.key_block;
-  const std::int32_t own = length > choice.rows ? (length - choice.rows) / key_block : 0;
+  const std::int32_t own = blocks_before_rows(choice, length);
   const std::int32_t of_rows = (length + key_block - 1) / key_block - own;
   const std::int32_t wanted = choice.count - of_rows < 1 ? 1 : choice.count - of_rows;  // the first one among them
   return wanted < own ? wanted : own;
 }
 
 // On the host. Throws kInternal where views don't fit each other.
-void pool_host_keys(const BlockChoice& choice, PooledBlocks which);
+void pool_host_keys(const BlockChoice& choice);
 void choose_host_blocks(const BlockChoice& choice);
 void check_block_choice(const BlockChoice& choice);
 

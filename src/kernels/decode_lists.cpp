@@ -23,12 +23,12 @@ Halves halves_of(std::span<const std::int32_t> list, std::int64_t block) {
 }
 
 // The list of a sequence's last rows, without the blocks that they stand in, which it names.
-std::span<const std::int32_t> list_of_rows(const TileLists& lists, const Mask& mask, std::size_t s, int head,
+std::span<const std::int32_t> list_of_rows(const TileLists& lists, const Mask& mask, const ListedStep& step, int head,
                                            int rows) {
   const ListShape& shape = lists.shape();
-  const ListedSequence& of = lists.sequences()[s];
-  const std::int64_t end = of.position + of.queries;
-  const std::int64_t own = std::max<std::int64_t>(0, of.keys - rows) / shape.key_block;
+  const std::size_t s = step.sequence;
+  const std::int64_t end = step.keys;
+  const std::int64_t own = std::max<std::int64_t>(0, end - rows) / shape.key_block;
   const auto refuse = [&](const std::string& why, const std::string& remedy) {
     fail(ErrorCode::kUsage, fmt::format("sequence {} can't be decoded by its list {}", s, head), why, remedy);
   };
@@ -43,7 +43,7 @@ std::span<const std::int32_t> list_of_rows(const TileLists& lists, const Mask& m
     }
     before = list.before;
     const std::int64_t last = std::min(end, (q + 1) * shape.query_block) - 1;
-    const KeyRange seen = Visibility(mask, of.keys).keys(last);
+    const KeyRange seen = Visibility(mask, end).keys(last);
     const std::int64_t blocks = seen.end <= own * shape.key_block ? own : (seen.end - 1) / shape.key_block + 1;
     for (std::int64_t block = own; block < blocks; ++block) {
       if (!std::ranges::binary_search(list.behind, block)) {
@@ -58,10 +58,11 @@ std::span<const std::int32_t> list_of_rows(const TileLists& lists, const Mask& m
 
 }  // namespace
 
-DecodeListArrays decode_lists(const TileLists& lists, const Mask& mask, int rows, std::int64_t stride) {
+DecodeListArrays decode_lists(const TileLists& lists, const Mask& mask, int rows, std::span<const ListedStep> steps,
+                              std::int64_t stride) {
   std::vector<std::span<const std::int32_t>> all;
-  for (std::size_t s = 0; s < lists.sequences().size(); ++s) {
-    for (int head = 0; head < lists.shape().heads; ++head) all.push_back(list_of_rows(lists, mask, s, head, rows));
+  for (const ListedStep& step : steps) {
+    for (int head = 0; head < lists.shape().heads; ++head) all.push_back(list_of_rows(lists, mask, step, head, rows));
   }
   DecodeListArrays arrays;
   arrays.stride = stride;
@@ -72,6 +73,12 @@ DecodeListArrays decode_lists(const TileLists& lists, const Mask& mask, int rows
     arrays.blocks.resize(arrays.counts.size() * static_cast<std::size_t>(arrays.stride), -1);
   }
   return arrays;
+}
+
+DecodeListArrays decode_lists(const TileLists& lists, const Mask& mask, int rows, std::int64_t stride) {
+  std::vector<ListedStep> steps;
+  for (const ListedSequence& of : lists.sequences()) steps.push_back({steps.size(), of.keys});
+  return decode_lists(lists, mask, rows, steps, stride);
 }
 
 std::vector<std::string> missing_for_decode_lists(const ListShape& shape, const TileSizes& tiles, const Mask& mask,

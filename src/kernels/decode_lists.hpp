@@ -5,11 +5,13 @@
 // The blocks that the step's rows stand in are always read, listed or not. In front of them rows see the listed blocks,
 // and these lie side by side for all that follows, as if the sequence were shorter: a row of such a sequence folds the
 // tiles, in the groups, that it folds by a list of tile_lists.hpp which names the same blocks. So it has the bits of
-// that fold. Blocks are multiples of both tiles of the kernel, whatever the size of pages; a block may be several
-// pages, or a part of one.
+// that fold. Blocks are multiples of both tiles of the kernel, whatever the size of pages: a block may be several pages,
+// one, or a part of one. Pages that are smaller than a block are not listed by themselves; a tile of keys from several
+// places is one that no fold has.
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -44,6 +46,8 @@ RINGATTN_HOST_DEVICE inline KeysByList keys_by_list(std::int32_t length, std::in
                                                     std::int32_t count, Read read) {
   KeysByList of;
   of.own = length > rows ? (length - rows) / key_block : 0;
+  of.keys = length;
+  if (of.own == 0) return of;  // nothing is read, as of a sequence whose lists are wrong, and whose length is then 0
   // Lists mostly end with the rows' own blocks, or in front of them.
   std::int32_t end = count;
   for (int i = 0; i < 3 && end > 0 && read(end - 1) >= of.own; ++i) --end;
@@ -71,9 +75,18 @@ struct DecodeListArrays {
   std::int64_t stride = 0;
 };
 
-// The lists of steps whose rows are the last `rows` queries of each sequence. `stride`: of the arrays; 0: as much as
-// the longest list needs. Throws kUsage where the rows of a sequence have different lists, or one that leaves out a
-// block that they stand in: a step would not have the bits of a fold by these lists.
+// A sequence of the lists in a step at whose end it has so many keys.
+struct ListedStep {
+  std::size_t sequence = 0;
+  std::int64_t keys = 0;
+};
+
+// The lists of a step of these sequences, of each of which the last `rows` positions are rows. `stride`: of the arrays;
+// 0: as much as the longest list needs. Throws kUsage where the rows of a sequence have different lists, or one that
+// leaves out a block that they stand in: a step would not have the bits of a fold by these lists.
+DecodeListArrays decode_lists(const TileLists& lists, const Mask& mask, int rows, std::span<const ListedStep> steps,
+                              std::int64_t stride = 0);
+// Of all sequences, with all their keys.
 DecodeListArrays decode_lists(const TileLists& lists, const Mask& mask, int rows, std::int64_t stride = 0);
 
 // What decoding with these tiles lacks for the lists of a spec, beside what the fold lacks (KernelRow::missing).

@@ -77,7 +77,7 @@ TEST_F(GpuDecodeByLists, AGraphFollowsTheLists) {
       const std::vector<std::int64_t> lengths = plus(start, step);
       const auto lists = steps.lists(
           kShape, lengths, 2, random_blocks(kShape, {-1, 0}, static_cast<int>(step), static_cast<std::uint64_t>(step)));
-      rank.lengths.assign(rank.lengths_now().begin(), rank.lengths_now().end());
+      rank.lengths = rank.lengths_now();
       rank.set_lists(*lists, 2);
       rank.upload();
       rank.load(lengths, 2);

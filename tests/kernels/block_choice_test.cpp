@@ -50,7 +50,7 @@ TEST(BlockChoice, IsThatOfPrefillsLists) {
         const FoldInputs inputs = listed_inputs(dtype, lists, 2, {32 * 40 + 8, 32 * 9 + 2, 32, 2, 32 * 3 + 30}, 7);
         const FoldSpec& spec = inputs.spec;
         BlockChooser chooser(cpu::make_cpu_backend({1, 0}), inputs, count % 2 == 0 ? 16 : 0, count);
-        chooser.pool(PooledBlocks::kAll);
+        chooser.pool();
         const BlockChooser::Result result = chooser.choose();
         std::vector<PooledSequence> pooled;
         for (std::size_t s = 0; s < inputs.sequences.size(); ++s) {
@@ -81,7 +81,7 @@ TEST(BlockChoice, HasTheHighestScores) {
   const FoldSpec& spec = inputs.spec;
   constexpr int kCount = 12;
   BlockChooser chooser(cpu::make_cpu_backend({1, 0}), inputs, 64, kCount);
-  chooser.pool(PooledBlocks::kAll);
+  chooser.pool();
   const BlockChooser::Result result = chooser.choose();
   for (std::size_t s = 0; s < 2; ++s) {
     for (int head = 0; head < 2; ++head) {
@@ -124,7 +124,7 @@ TEST(BlockChoice, OfEqualScoresTheFirst) {
   inputs.set_k(32 * 7, 0, 0, std::numeric_limits<float>::quiet_NaN());
   inputs.set_k(32 * 2, 1, 0, -0.0F);
   BlockChooser chooser(cpu::make_cpu_backend({1, 0}), inputs, 16, 10);
-  chooser.pool(PooledBlocks::kAll);
+  chooser.pool();
   EXPECT_EQ(list_of(chooser, chooser.choose(), 0), (std::vector<std::int32_t>{0, 1, 2, 3, 4, 5, 6, 8, 9}));
 }
 
@@ -145,14 +145,14 @@ TEST(BlockChoice, MeansFollowGrowingSequences) {
     const FoldInputs inputs = listed_inputs(Dtype::kBf16, 2, rows, {32 * 12 + 3, 32 * 4, 400}, 13);
     BlockChooser steps(cpu::make_cpu_backend({1, 0}), inputs, 16, 4);
     BlockChooser whole(cpu::make_cpu_backend({1, 0}), inputs, 0, 4);
-    whole.pool(PooledBlocks::kAll);
+    whole.pool();
     constexpr std::int64_t kBack = 120;
     std::vector<std::int64_t> lengths;
     for (std::int64_t back = kBack; back >= 0; back = back > 0 ? std::max<std::int64_t>(0, back - rows) : -1) {
       lengths.clear();
       for (const SequenceShape& of : inputs.sequences) lengths.push_back(of.k_len - back);
       steps.set_lengths(lengths);
-      steps.pool(back == kBack ? PooledBlocks::kAll : PooledBlocks::kLatest);
+      back == kBack ? steps.pool() : steps.enqueue();
     }
     EXPECT_TRUE(steps.means() == whole.means()) << rows;
     EXPECT_TRUE(steps.choose() == whole.choose()) << rows;

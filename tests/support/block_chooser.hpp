@@ -71,7 +71,7 @@ class BlockChooser {
   void set_lengths(const std::vector<std::int64_t>& lengths) {
     lengths_->write(bytes_of(std::vector<std::int32_t>(lengths.begin(), lengths.end())));
   }
-  void pool(PooledBlocks which) { backend_->pool_keys(choice_, which, backend_->stream()); }
+  void pool() { backend_->pool_keys(choice_, backend_->stream()); }
   void enqueue() { backend_->choose_blocks(choice_, backend_->stream()); }
   // What choosing leaves; what it doesn't write is as it was.
   Result choose() {

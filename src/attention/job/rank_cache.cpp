@@ -122,7 +122,10 @@ DecodeJob decode_job(const JobInput& input, int ranks, int key_tile) {
   for (std::size_t s = 0; s < sequences.distinct(); ++s) {
     job.limits.keys = std::max(job.limits.keys, sequences[s].k_len);
   }
-  if (input.pages() == nullptr) return job;
+  if (input.pages() == nullptr) {
+    if (job.spec.lists.any()) job.pages = job.limits.sequences;  // on every rank (rank_cache())
+    return job;
+  }
   job.page_size = input.pages()->page_size;
   if (!job.spec.lists.any()) {
     job.limits.prefixes = static_cast<int>(shared_prefixes(input, key_tile).keys.size());

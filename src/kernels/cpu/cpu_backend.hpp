@@ -40,7 +40,7 @@ class CpuBackend final : public Backend {
     ringattn::fill_synthetic(seed, tensor, runs, rows, threads_);
   }
   void update_cache(const CacheUpdate& update, Stream) override { update_host_cache(update); }
-  void pool_keys(const BlockChoice& choice, PooledBlocks which, Stream) override { pool_host_keys(choice, which); }
+  void pool_keys(const BlockChoice& choice, Stream) override { pool_host_keys(choice); }
   void choose_blocks(const BlockChoice& choice, Stream) override { choose_host_blocks(choice); }
   void decompress(const DecompressTask& task, Stream) override { decompress_on_host(task, threads_); }
   void compress(const CompressTask& task, Stream) override { compress_on_host(task, threads_); }

@@ -190,9 +190,9 @@ void CudaBackend::fill_bytes(void* target, std::byte value, std::size_t bytes, S
   check_cuda(cudaMemsetAsync(target, std::to_integer<int>(value), bytes, cuda_stream(stream)), "cudaMemsetAsync");
 }
 
-void CudaBackend::pool_keys(const BlockChoice& choice, PooledBlocks which, Stream stream) {
+void CudaBackend::pool_keys(const BlockChoice& choice, Stream stream) {
   const DeviceGuard guard(device_);
-  cuda::pool_keys(choice, which, stream);
+  cuda::pool_keys(choice, stream);
 }
 
 void CudaBackend::choose_blocks(const BlockChoice& choice, Stream stream) {

@@ -35,7 +35,7 @@ class CudaBackend final : public Backend, public StreamsAhead {
   void fill_synthetic(std::uint64_t seed, SyntheticTensor tensor, std::span<const PackedRun> runs,
                       const MutableTensorView& rows, Stream stream) override;
   void update_cache(const CacheUpdate& update, Stream stream) override;
-  void pool_keys(const BlockChoice& choice, PooledBlocks which, Stream stream) override;
+  void pool_keys(const BlockChoice& choice, Stream stream) override;
   void choose_blocks(const BlockChoice& choice, Stream stream) override;
   void decompress(const DecompressTask& task, Stream stream) override;
   void compress(const CompressTask& task, Stream stream) override;

@@ -27,8 +27,8 @@ class CudaBlockChoice : public ::testing::Test {
     SCOPED_TRACE(fmt::format("{}, page {}, the best {}", describe(inputs.spec), page, count));
     BlockChooser host(cpu::make_cpu_backend({2, 0}), inputs, page, count);
     BlockChooser device(cuda::make_cuda_backend({1, 0}), inputs, page, count);
-    host.pool(PooledBlocks::kAll);
-    device.pool(PooledBlocks::kAll);
+    host.pool();
+    device.pool();
     EXPECT_TRUE(device.means() == host.means());
     const BlockChooser::Result expected = host.choose();
     const BlockChooser::Result got = device.choose();
@@ -82,12 +82,12 @@ TEST_F(CudaBlockChoice, MeansFollowGrowingSequences) {
   const FoldInputs inputs = inputs_of(Dtype::kBf16, 8, 2, 128, 2, 3, {32 * 12 + 3, 32 * 4, 400}, 13);
   BlockChooser steps(cuda::make_cuda_backend({1, 0}), inputs, 16, 4);
   BlockChooser whole(cuda::make_cuda_backend({1, 0}), inputs, 0, 4);
-  whole.pool(PooledBlocks::kAll);
+  whole.pool();
   for (std::int64_t back = 120; back >= 0; back -= 3) {
     std::vector<std::int64_t> lengths;
     for (const SequenceShape& of : inputs.sequences) lengths.push_back(of.k_len - back);
     steps.set_lengths(lengths);
-    steps.pool(back == 120 ? PooledBlocks::kAll : PooledBlocks::kLatest);
+    back == 120 ? steps.pool() : steps.enqueue();
   }
   EXPECT_TRUE(steps.means() == whole.means());
 }

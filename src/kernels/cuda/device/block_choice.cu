@@ -12,46 +12,47 @@ namespace {
 
 constexpr int kPoolThreads = 128;
 constexpr int kScoreWarps = 8;
-constexpr int kBlocksOfWarp = 8;
+constexpr int kBlocksOfWarp = 2;
 constexpr int kBlocksOfCta = kScoreWarps * kBlocksOfWarp;
 constexpr int kQueryFloats = 4096;  // mean queries in shared memory
 constexpr int kMostDimLanes = 18;   // numbers of a key that a lane has: 576 dims
 constexpr int kChooseThreads = 1024;
-constexpr int kDigits = 256;
+constexpr int kKept = 4;  // scores in registers of a thread
 
 template <class Element>
 __device__ float number_at(const void* data, std::int64_t index) {
   return static_cast<float>(static_cast<const Element*>(data)[index]);
 }
 
-// A block of threads has some columns of one block's mean.
+// A number of a block's mean, `column` of its [kv_heads, head_dim].
 template <class Element>
-__global__ void __launch_bounds__(kPoolThreads)
-    pool_kernel(const __grid_constant__ BlockChoice p, const PooledBlocks which) {
-  const std::int64_t s = blockIdx.y;
-  const int length = __ldg(p.lengths + s);
-  const TileRange pooled = pooled_blocks(p, which, length);
-  const std::int64_t block = pooled.begin + blockIdx.x;
-  if (block >= pooled.end) return;
-  const int column = static_cast<int>(blockIdx.z) * kPoolThreads + static_cast<int>(threadIdx.x);
+__device__ __forceinline__ void pool_column(const BlockChoice& p, std::int64_t s, std::int64_t block, int column) {
   const int dim = p.spec.head_dim;
-  if (column >= p.spec.kv_heads * dim) return;
   const std::int64_t within = column / dim * p.k.head_stride + column % dim;
   const int keys = p.spec.lists.key_block;
   float sum = 0.0F;
-#pragma unroll 16
+#pragma unroll 8
   for (int i = 0; i < keys; ++i) {
     const std::int64_t key = block * keys + i;
     std::int64_t page = s;
     std::int64_t of_page = key;
     if (p.block_table.pages != nullptr) {
-      page = __ldg(p.block_table.pages + s * p.block_table.stride + key / p.k.page_size);
+      page = p.block_table.pages[s * p.block_table.stride + key / p.k.page_size];
       of_page = key % p.k.page_size;
     }
     sum = __fadd_rn(sum, number_at<Element>(p.k.data, page * p.k.page_stride + of_page * p.k.token_stride + within));
   }
   p.means[(s * p.blocks + block) * p.spec.kv_heads * dim + column] =
       __fmul_rn(sum, __fdiv_rn(1.0F, static_cast<float>(keys)));
+}
+
+// A block of threads has some columns of one block's mean.
+template <class Element>
+__global__ void __launch_bounds__(kPoolThreads) pool_kernel(const __grid_constant__ BlockChoice p) {
+  const std::int64_t s = blockIdx.y;
+  const int column = static_cast<int>(blockIdx.z) * kPoolThreads + static_cast<int>(threadIdx.x);
+  if (static_cast<int>(blockIdx.x) >= blocks_before_rows(p, p.lengths[s])) return;
+  if (column < p.spec.kv_heads * p.spec.head_dim) pool_column<Element>(p, s, blockIdx.x, column);
 }
 
 // The mean of a step's rows, one number of a query head.
@@ -78,7 +79,8 @@ __global__ void __launch_bounds__(32 * kScoreWarps) score_kernel(const __grid_co
   const int lists = p.spec.lists.heads;
   const std::int64_t s = blockIdx.y / static_cast<unsigned>(lists);
   const int list = static_cast<int>(blockIdx.y % static_cast<unsigned>(lists));
-  const int blocks = static_cast<int>(pooled_blocks(p, PooledBlocks::kAll, __ldg(p.lengths + s)).end);
+  const int length = p.lengths[s];
+  const int blocks = blocks_before_rows(p, length);
   if (static_cast<int>(blockIdx.x) * kBlocksOfCta >= blocks) return;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int first = static_cast<int>(blockIdx.x) * kBlocksOfCta + static_cast<int>(threadIdx.x) / 32 * kBlocksOfWarp;
@@ -86,6 +88,12 @@ __global__ void __launch_bounds__(32 * kScoreWarps) score_kernel(const __grid_co
   const int ratio = p.spec.heads / p.spec.kv_heads;
   const int kv_heads = p.spec.kv_heads / lists;
   const int at_a_time = ratio < kQueryFloats / dim ? ratio : kQueryFloats / dim;
+  if (static_cast<int>(blockIdx.x) == (blocks - 1) / kBlocksOfCta && fills_block(p, length)) {
+    // Of the heads that are scored here; nobody else reads these.
+    for (int i = static_cast<int>(threadIdx.x); i < kv_heads * dim; i += 32 * kScoreWarps) {
+      pool_column<Element>(p, s, blocks - 1, list * kv_heads * dim + i);
+    }
+  }
   const MeanScore score{p.spec.softmax_scale};
   float scores[kBlocksOfWarp] = {};
   for (int kv_head = list * kv_heads; kv_head < (list + 1) * kv_heads; ++kv_head) {
@@ -103,7 +111,7 @@ __global__ void __launch_bounds__(32 * kScoreWarps) score_kernel(const __grid_co
         float key[kMostDimLanes];
 #pragma unroll
         for (int i = 0; i < kMostDimLanes; ++i) {
-          key[i] = i * 32 + lane < dim ? __ldg(mean + i * 32 + lane) : 0.0F;
+          key[i] = i * 32 + lane < dim ? mean[i * 32 + lane] : 0.0F;
         }
         for (int head = 0; head < heads; ++head) {
           float sum = 0.0F;
@@ -138,40 +146,22 @@ __device__ __forceinline__ Ranks ranks_of(bool yes, int* of_warps) {
   return {before + __popc(votes & ((1U << lane) - 1U)), static_cast<int>(__reduce_add_sync(0xffffffffU, own))};
 }
 
-// The digit of the `left`-th highest number, of which `counts` says how many have each digit; by one warp. `left`
-// becomes its place among those with the digit.
-__device__ __forceinline__ int digit_of(const int* counts, int& left) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  constexpr int kEach = kDigits / 32;
-  const int top = kDigits - 1 - lane * kEach;  // lane 0 has the highest digits
-  int own = 0;
-  for (int i = 0; i < kEach; ++i) own += counts[top - i];
-  int up_to = own;
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const int other = __shfl_up_sync(0xffffffffU, up_to, step);
-    if (lane >= step) up_to += other;
-  }
-  const int winner = __ffs(static_cast<int>(__ballot_sync(0xffffffffU, up_to >= left))) - 1;
-  int rest = left - (up_to - own);
-  int digit = top;
-  if (lane == winner) {
-    while (rest > counts[digit]) rest -= counts[digit--];
-  }
-  left = __shfl_sync(0xffffffffU, rest, winner);
-  return __shfl_sync(0xffffffffU, digit, winner);
+// The sum over all threads of the block. `of_warps` is another place than that of the sum before.
+__device__ __forceinline__ int sum_of_block(int own, int* of_warps) {
+  const int of_warp = static_cast<int>(__reduce_add_sync(0xffffffffU, own));
+  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = of_warp;
+  __syncthreads();
+  return static_cast<int>(__reduce_add_sync(0xffffffffU, of_warps[threadIdx.x % 32]));
 }
 
-// A block of threads makes one list: the first block, and of the others the best.
+// A block of threads makes one list: the first block, and of the others the best. A thread has every
+// kChooseThreads-th block's score, the first few of them in registers.
 __global__ void __launch_bounds__(kChooseThreads) choose_kernel(const __grid_constant__ BlockChoice p) {
   static_assert(kChooseThreads == 32 * 32);
-  __shared__ int of_warps[32];
-  __shared__ int counts[kDigits];
-  __shared__ std::uint32_t chosen_digits;
-  __shared__ int left_of;
+  __shared__ int of_warps[2][32];
   const std::int64_t list = blockIdx.x;
-  const int length = __ldg(p.lengths + list / p.spec.lists.heads);
-  const int blocks = static_cast<int>(pooled_blocks(p, PooledBlocks::kAll, length).end);
+  const int length = p.lengths[list / p.spec.lists.heads];
+  const int blocks = blocks_before_rows(p, length);
   const int count = chosen_blocks(p, length);
   const float* const scores = p.scores + list * p.blocks;
   std::int32_t* const to = p.chosen + list * p.count;
@@ -184,37 +174,41 @@ __global__ void __launch_bounds__(kChooseThreads) choose_kernel(const __grid_con
   if (thread == 0) to[0] = 0;
   int left = count - 1;
   if (left == 0) return;
-  // Digit by digit, the left-th highest.
-  std::uint32_t limit = 0;
-  for (int shift = 24; shift >= 0; shift -= 8) {
-    if (thread < kDigits) counts[thread] = 0;
-    __syncthreads();
-    for (int i = 1 + thread; i < blocks; i += kChooseThreads) {
-      const std::uint32_t order = order_of_score(scores[i]);
-      if (shift == 24 || order >> (shift + 8) == limit >> (shift + 8)) {
-        atomicAdd(counts + (order >> shift & (kDigits - 1U)), 1);
-      }
-    }
-    __syncthreads();
-    if (thread < 32) {
-      const int digit = digit_of(counts, left);
-      if (thread == 0) {
-        chosen_digits = limit | static_cast<std::uint32_t>(digit) << shift;
-        left_of = left;
-      }
-    }
-    __syncthreads();
-    limit = chosen_digits;
-    left = left_of;
+  std::uint32_t kept[kKept];
+#pragma unroll
+  for (int i = 0; i < kKept; ++i) {
+    const int block = 1 + thread + i * kChooseThreads;
+    kept[i] = block < blocks ? order_of_score(scores[block]) : 0;
   }
+  // Bit by bit, the left-th highest score; no score has the order 0.
+  std::uint32_t limit = 0;
+#pragma unroll 1
+  for (int bit = 31; bit >= 0; --bit) {
+    const std::uint32_t tried = limit | 1U << bit;
+    int reach = 0;
+#pragma unroll
+    for (int i = 0; i < kKept; ++i) reach += kept[i] >= tried ? 1 : 0;
+#pragma unroll 1
+    for (int block = 1 + thread + kKept * kChooseThreads; block < blocks; block += kChooseThreads) {
+      reach += order_of_score(scores[block]) >= tried ? 1 : 0;
+    }
+    if (sum_of_block(reach, of_warps[bit & 1]) >= left) limit = tried;
+  }
+  // Those above it, and of its equals the first.
+  int above = 0;
+#pragma unroll 1
+  for (int block = 1 + thread; block < blocks; block += kChooseThreads) {
+    above += order_of_score(scores[block]) > limit ? 1 : 0;
+  }
+  left -= sum_of_block(above, of_warps[1]);
   int listed = 1;
   for (int first = 1; first < blocks; first += kChooseThreads) {
     const int i = first + thread;
     const std::uint32_t order = i < blocks ? order_of_score(scores[i]) : 0;
     const bool equal = i < blocks && order == limit;
-    const Ranks equals = ranks_of(equal, of_warps);
+    const Ranks equals = ranks_of(equal, of_warps[0]);
     const bool takes = i < blocks && (order > limit || (equal && equals.before < left));
-    const Ranks taken = ranks_of(takes, of_warps);
+    const Ranks taken = ranks_of(takes, of_warps[1]);
     if (takes) to[listed + taken.before] = i;
     left -= equals.all;
     listed += taken.all;
@@ -236,14 +230,14 @@ void for_dtype(Dtype dtype, With with) {
 
 }  // namespace
 
-void pool_keys(const BlockChoice& choice, PooledBlocks which, Stream stream) {
+void pool_keys(const BlockChoice& choice, Stream stream) {
   check_block_choice(choice);
   for_dtype(choice.spec.dtype, [&]<class Element>(Element) {
     if (choice.sequences() == 0) return load(pool_kernel<Element>);
     const auto columns = static_cast<unsigned>(choice.spec.kv_heads * choice.spec.head_dim);
-    const dim3 grid(which == PooledBlocks::kAll ? static_cast<unsigned>(choice.blocks) : 1U,
-                    static_cast<unsigned>(choice.sequences()), (columns + kPoolThreads - 1) / kPoolThreads);
-    pool_kernel<Element><<<grid, kPoolThreads, 0, cuda_stream(stream)>>>(choice, which);
+    const dim3 grid(static_cast<unsigned>(choice.blocks), static_cast<unsigned>(choice.sequences()),
+                    (columns + kPoolThreads - 1) / kPoolThreads);
+    pool_kernel<Element><<<grid, kPoolThreads, 0, cuda_stream(stream)>>>(choice);
     check_cuda(cudaGetLastError(), "pooling keys");
   });
 }

@@ -8,7 +8,7 @@
 namespace ringattn::cuda {
 
 // Enqueues one launch. Without sequences, only loads the code.
-void pool_keys(const BlockChoice& choice, PooledBlocks which, Stream stream);
+void pool_keys(const BlockChoice& choice, Stream stream);
 // Enqueues two launches: scores, and lists by them.
 void choose_blocks(const BlockChoice& choice, Stream stream);
 

@@ -36,7 +36,7 @@ struct DecodeParams {
   std::int32_t first_group, every_group;
   std::int32_t sequences;  // with lists: each counts as many times as it has lists
   std::int32_t rows;       // of a sequence
-  std::int32_t ratio;  // query heads of a KV head
+  std::int32_t ratio;      // query heads of a KV head
   std::int32_t block_rows;
   std::int32_t blocks;                           // of a sequence and KV head
   std::int32_t slices;                           // of the output's columns, each another CTA's
