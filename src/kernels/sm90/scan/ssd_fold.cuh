@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Local states of segments (kernels/scan.hpp, 1): a CTA folds a segment for up to three bands of heads of one group, a
 // warpgroup each. The state lies in its registers, [64 dims, states], and is what products of wgmma add to. One more
-// warpgroup fetches B, once for all of them.
+// warpgroup fetches B, once for all of them, and x, and makes what x is weighed with.
 #pragma once
 
 #include "kernels/sm90/scan/ssd_band.cuh"
