@@ -77,13 +77,14 @@ __global__ void __launch_bounds__(kThreads) segments_kernel(const __grid_constan
 #pragma unroll
     for (int i = 0; i < kTogether; ++i) {
       if (first + i >= end) break;
-      *reinterpret_cast<float4*>(p.states + (first + i) * all + mine.in_states) = before;
+      // An assignment becomes four stores here (13.0).
+      __stcg(reinterpret_cast<float4*>(p.states + (first + i) * all + mine.in_states), before);
       if (mine.first_of_head) p.logs_before[(first + i) * p.heads + mine.head] = log_before;
       before = mine.join(kStateDecays, log[i], before, local[i]);
       log_before = __fadd_rn(log_before, log[i]);
     }
   }
-  *reinterpret_cast<float4*>(p.super_states + super_segment * all + mine.in_states) = before;
+  __stcg(reinterpret_cast<float4*>(p.super_states + super_segment * all + mine.in_states), before);
   if (mine.first_of_head) p.super_logs[super_segment * p.heads + mine.head] = log_before;
 }
 

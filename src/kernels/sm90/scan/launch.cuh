@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cstdlib>
 
 #include "base/cuda.hpp"
 #include "kernels/sm90/fold/tensor_maps.hpp"
@@ -29,7 +28,6 @@ template <int kStates>
 HopperSsd map_task(const ScanParams& s, int multiprocessors) {
   HopperSsd p{};
   p.scan = s;
-  p.turns = std::getenv("SSD_TURNS") != nullptr ? std::atoi(std::getenv("SSD_TURNS")) : 2;
   p.blocks = deal_bands(s, s.head_dim / kBandDims, multiprocessors);
   std::int64_t rows = 0;
   for (int run = 0; run < s.run_count; ++run) rows = std::max(rows, s.runs[run].row + s.runs[run].tokens);

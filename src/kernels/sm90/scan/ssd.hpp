@@ -38,7 +38,6 @@ inline constexpr int kScoreBlockFloats = 16 * kScorePitch;
 
 struct HopperSsd {
   ScanParams scan;
-  int turns;
   BandBlocks blocks;  // CTAs of one segment follow each other, and find B and C in the cache
   // Which tensors the copy engine reads or writes; threads copy the others, and chunks that end early.
   bool maps_x, maps_b, maps_c, maps_y;

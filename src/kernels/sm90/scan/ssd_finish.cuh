@@ -6,7 +6,8 @@
 //      + xᵀ · weightsᵀ     x from registers, weights from shared memory
 //
 // and then the next state. Weights of the next chunk, and the rows of this one, are made while the tensor cores add to
-// the state. One more warpgroup fetches B and C, and computes C · Bᵀ a chunk ahead.
+// the state. The bands take turns to compute C · Bᵀ of the chunk behind, for all of them. One more warpgroup fetches B
+// and C.
 #pragma once
 
 #include "kernels/sm90/ptx/matrix.cuh"
@@ -15,22 +16,6 @@
 #include "kernels/sm90/scan/ssd_scores.cuh"
 
 namespace ringattn::sm90 {
-
-// By the fourth warpgroup.
-template <int kStates>
-__device__ __forceinline__ void score_chunks(const HopperSsd& p, const SsdMemory<kStates, true>& memory,
-                                             const SsdPlace& place) {
-  RingCursor<SsdLayout<kStates, true>::kStages> ring;
-  fetch_chunks<kStates, true>(p, memory, place, [&](int chunk, std::uint32_t stage) {
-    const auto buffer = static_cast<std::uint32_t>(chunk) & 1U;
-    barrier_wait(memory.full(stage), ring.parity());
-    ring.advance();
-    barrier_wait(memory.scores_empty(buffer), (static_cast<std::uint32_t>(chunk) >> 1 & 1U) ^ 1U);
-    score_chunk<kStates>(memory.c(stage), memory.b(stage), memory.scores(buffer));
-    __syncwarp();
-    if (thread_of_warpgroup() % 32 == 0) barrier_arrive(memory.scores_full(buffer));
-  });
-}
 
 template <int kStates>
 class SsdRows {
@@ -43,6 +28,7 @@ class SsdRows {
         memory_(shared),
         place_(where),
         band_(params, shared, where, slot),
+        next_scored_(slot),
         skip_(params.scan.d != nullptr ? params.scan.d[band_.head] : 0.0F) {}
 
   __device__ __forceinline__ void walk() {
@@ -51,18 +37,21 @@ class SsdRows {
       for (int chunk = 0; chunk < Layout::kInputs && chunk < chunks; ++chunk) band_.fetch(chunk);
     }
     load_state();
-    make_weights(0);
     RingCursor<Layout::kStages> ring;
+    RingCursor<Layout::kStages> scored;  // its chunks' scores are computed, by some band
+    score(0, scored);
+    make_weights(0);
 #pragma unroll 1
     for (int chunk = 0; chunk < chunks; ++chunk, ring.advance()) {
       const std::uint32_t stage = ring.stage();
       const int input = band_.input_of(chunk);
       const std::uint32_t x_tile = memory_.x(band_.slot, input) + band_.matrices_of_lane();
+      if (chunk + 1 < chunks) score(chunk + 1, scored);
       float y[kChunk / 8][4];
       barrier_wait(memory_.full(stage), ring.parity());
-      if (p_.turns) band_.begin_turn(chunk == 0);
+      band_.begin_turn(chunk == 0);
       add_state(y, memory_.c(stage), cuda::exp2_approx(memory_.steps(band_.slot, input)[kChunk - 1]));
-      if (p_.turns == 2) band_.end_turn(false);
+      band_.end_turn(false);
       band_.sync();  // weights, factors and x are there
       std::uint32_t x[4][4];
 #pragma unroll
@@ -74,7 +63,7 @@ class SsdRows {
       const bool gated = p_.scan.z.data != nullptr;
       if (gated) fetch_gate(chunk, memory_.x(band_.slot, input));
       scale_rows(y);
-      if (p_.turns == 2) band_.begin_turn(false);
+      band_.begin_turn(false);
       add_tokens(y, x);
       std::uint32_t hi[4][4];
       std::uint32_t lo[4][4];
@@ -90,7 +79,7 @@ class SsdRows {
 #pragma unroll
       for (int k = 2; k < 4; ++k) weigh_x(x[k], behind, k, hi[k], lo[k]);
       fold_tokens<kStates, 2, 4>(state_, hi, lo, memory_.b(stage));
-      if (p_.turns) band_.end_turn(chunk + 1 == chunks);
+      band_.end_turn(chunk + 1 == chunks);
       proxy_fence();
       band_.sync();  // the rows are there, and nobody reads weights, factors, x and steps any more
       write_rows(chunk, memory_.x(band_.slot, input));
@@ -122,6 +111,23 @@ class SsdRows {
       first = __fmaf_rn(decay, t.x, m.x);
       second = __fmaf_rn(decay, t.y, m.y);
     });
+  }
+
+  // Scores of a chunk, if it is this band's turn. Other bands wait for them, and so do other threads of this one.
+  __device__ __forceinline__ void score(int chunk, RingCursor<Layout::kStages>& ring) {
+    const std::uint32_t stage = ring.stage();
+    const std::uint32_t parity = ring.parity();
+    ring.advance();
+    if (chunk != next_scored_) return;
+    next_scored_ += place_.block.count;
+    const auto buffer = static_cast<std::uint32_t>(chunk) & 1U;
+    barrier_wait(memory_.full(stage), parity);
+    float scores[kChunk / 8][4];
+    score_chunk<kStates>(memory_.c(stage), memory_.b(stage), scores);
+    barrier_wait(memory_.scores_empty(buffer), (static_cast<std::uint32_t>(chunk) >> 1 & 1U) ^ 1U);
+    store_scores(scores, memory_.scores(buffer));
+    __syncwarp();
+    if (thread_of_warpgroup() % 32 == 0) barrier_arrive(memory_.scores_full(buffer));
   }
 
   // Weights and factors of a chunk, once nobody reads those of the chunk before it. Other threads see them behind a
@@ -292,6 +298,7 @@ class SsdRows {
   const SsdMemory<kStates, true>& memory_;
   const SsdPlace& place_;
   const SsdBand<kStates, true> band_;
+  int next_scored_;   // chunk of those whose scores this band computes
   const float skip_;  // D, or zero
   float state_[kStates / 8][4];
 };
@@ -311,7 +318,8 @@ __global__ void __launch_bounds__(kSsdThreads, 1) ssd_finish_kernel(const __grid
   const int warpgroup = static_cast<int>(of_warp(threadIdx.x / kWarpgroup));
   if (warpgroup == kBandsTogether) {
     give_registers<kSsdFetchRegisters>();
-    score_chunks<kStates>(p, memory, place);
+    fetch_chunks<0>(
+        p, memory, place, [](int) {}, [](int) {});
   } else {
     take_registers<kSsdBandRegisters>();
     if (warpgroup < place.block.count) SsdRows<kStates>(p, memory, place, warpgroup).walk();

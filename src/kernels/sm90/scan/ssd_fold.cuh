@@ -1,24 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 // Local states of segments (kernels/scan.hpp, 1): a CTA folds a segment for up to three bands of heads of one group, a
 // warpgroup each. The state lies in its registers, [64 dims, states], and is what products of wgmma add to. One more
-// warpgroup fetches B, once for all of them.
+// warpgroup fetches B, once for all of them, and x, and makes what x is weighed with.
 #pragma once
 
 #include "kernels/sm90/scan/ssd_band.cuh"
 
 namespace ringattn::sm90 {
 
-// B of every chunk, and C where there are outputs, by one warpgroup. Calls arrived(chunk, stage) when they are there.
-template <int kStates, bool kOutputs, class Arrived>
+// B of every chunk, and C where there are outputs, by one warpgroup, one warp of which asks for them. The whole of it
+// calls work(chunk) of each chunk once it has asked for `kBy` chunks from there on, and that warp fetch(chunk) of each
+// one that it asks for.
+template <int kBy, int kStates, bool kOutputs, class Work, class Fetch>
 __device__ __forceinline__ void fetch_chunks(const HopperSsd& p, const SsdMemory<kStates, kOutputs>& memory,
-                                             const SsdPlace& place, Arrived arrived) {
+                                             const SsdPlace& place, Work work, Fetch fetch) {
   using Layout = SsdLayout<kStates, kOutputs>;
   constexpr int kPanels = kStates / 64;
   const int group = place.block.group;
   const int chunks = place.chunks();
   RingCursor<Layout::kStages> ring;
 #pragma unroll 1
-  for (int chunk = 0; chunk < chunks; ++chunk, ring.advance()) {
+  for (int chunk = 0; chunk < chunks + kBy; ++chunk, ring.advance()) {
+    // In front of what may have to wait for the bands: they wait for it.
+    if (chunk >= kBy) work(chunk - kBy);
+    if (chunk >= chunks) continue;
     const std::uint32_t stage = ring.stage();
     const std::uint32_t full = memory.full(stage);
     const bool whole = place.whole(chunk);
@@ -33,14 +38,15 @@ __device__ __forceinline__ void fetch_chunks(const HopperSsd& p, const SsdMemory
     }
     if (!fetched_b || (kOutputs && !fetched_c)) proxy_fence();
     named_sync(kFetchBarrier, kWarpgroup);  // all have seen that the stage is empty before it can be full again
-    if (thread_of_warpgroup() == 0) {
+    if (thread_of_warpgroup() < kWarpgroup - 32) continue;
+    if (thread_of_warpgroup() % 32 == 0) {
       const int row = static_cast<int>(place.row(chunk));
       barrier_arrive_expect(full, (fetched_b ? Layout::kTileBytes : 0) + (fetched_c ? Layout::kTileBytes : 0));
       if (fetched_b) load_box(memory.b(stage), &p.b, full, 0, group, row);
       if (fetched_c) load_box(memory.c(stage), &p.c, full, 0, group, row);
     }
     __syncwarp();
-    arrived(chunk, stage);
+    fetch(chunk);
   }
 }
 
@@ -56,8 +62,7 @@ __device__ __forceinline__ void visit_state(float (&state)[kStates / 8][4], Visi
   }
 }
 
-// By the warpgroup that fetches, of chunks in turn: x and steps of all bands, and what follows from steps. These are
-// there two chunks later.
+// By the warpgroup that fetches: x and steps of all bands, and what follows from steps.
 template <int kStates>
 class BandInputs {
  public:
@@ -67,30 +72,17 @@ class BandInputs {
                                         const SsdPlace& where)
       : p_(params), memory_(shared), place_(where) {}
 
+  // By a warp, a lane of which asks for a band's.
   __device__ __forceinline__ void fetch(int chunk) const {
-    if (thread_of_warpgroup() == 0) {
-#pragma unroll 1
-      for (int slot = 0; slot < place_.block.count; ++slot) {
-        const Band band(p_, memory_, place_, slot);
-        barrier_wait(memory_.x_empty(slot, band.input_of(chunk)), band.parity(chunk) ^ 1U);
-        band.fetch(chunk);
-      }
+    const int slot = thread_of_warpgroup() % 32;
+    if (slot < place_.block.count) {
+      const Band band(p_, memory_, place_, slot);
+      barrier_wait(memory_.x_empty(slot, band.input_of(chunk)), band.parity(chunk) ^ 1U);
+      band.fetch(chunk);
     }
     __syncwarp();
-    if (chunk >= kBehindBy) weigh(chunk - kBehindBy);
   }
-  __device__ __forceinline__ void finish() const {
-    const int chunks = place_.chunks();
-    for (int chunk = chunks > kBehindBy ? chunks - kBehindBy : 0; chunk < chunks; ++chunk) weigh(chunk);
-  }
-
- private:
-  using Band = SsdBand<kStates, false>;
-  // Steps are read before those of chunk + kInputs are asked for.
-  static constexpr int kBehindBy = 2;
-  static_assert(kBehindBy < Layout::kInputs && kBehindBy < Layout::kStages);
-
-  // A warp a band.
+  // By a warp each band.
   __device__ __forceinline__ void weigh(int chunk) const {
     const int slot = thread_of_warpgroup() / 32;
     if (slot >= place_.block.count) return;
@@ -101,6 +93,9 @@ class BandInputs {
     __syncwarp();
     if (lane == 0) barrier_arrive(memory_.behind_full(slot, input));
   }
+
+ private:
+  using Band = SsdBand<kStates, false>;
 
   const HopperSsd& p_;
   const SsdMemory<kStates, false>& memory_;
@@ -142,9 +137,9 @@ __device__ __forceinline__ void fold_band(const HopperSsd& p, const SsdMemory<kS
     const std::uint32_t stage = ring.stage();
     barrier_wait(memory.full(stage), ring.parity());
     pin(state);
-    if (p.turns) band.begin_turn(chunk == 0);
+    band.begin_turn(chunk == 0);
     fold_tokens<kStates, 0, 4>(state, hi, lo, memory.b(stage));
-    if (p.turns) band.end_turn(chunk + 1 == chunks);
+    band.end_turn(chunk + 1 == chunks);
     if (first_of_warp) barrier_arrive(memory.x_empty(slot, input));
     wgmma_wait<0>();
     pin(state);
@@ -167,8 +162,11 @@ __global__ void __launch_bounds__(kSsdThreads, 1) ssd_fold_kernel(const __grid_c
   if (warpgroup == kBandsTogether) {
     give_registers<kSsdFetchRegisters>();
     const BandInputs<kStates> inputs(p, memory, place);
-    fetch_chunks<kStates, false>(p, memory, place, [&](int chunk, std::uint32_t) { inputs.fetch(chunk); });
-    inputs.finish();
+    // Steps are read long before others take their place.
+    constexpr int kBy = 2;
+    static_assert(kBy < SsdLayout<kStates, false>::kInputs);
+    fetch_chunks<kBy>(
+        p, memory, place, [&](int chunk) { inputs.weigh(chunk); }, [&](int chunk) { inputs.fetch(chunk); });
   } else {
     take_registers<kSsdBandRegisters>();
     if (warpgroup < place.block.count) fold_band<kStates>(p, memory, place, warpgroup);
