@@ -77,13 +77,17 @@ std::string cache_text(const JobInput& input, const DecodeJob& job) {
                      job.format.is_plain() ? "" : ", stored as " + describe(job.format.k));
 }
 
+std::string deal_text(const StepForecast& step) {
+  return step.job.spec.lists.any() ? "ranks share out the sequences"
+                                   : fmt::format("dealt by groups of {} keys", step.group_keys);
+}
+
 void print_step(const Screen& screen, const JobInput& input, const Decode& decode, const StepForecast& step,
                 const Report& report) {
   print_head(screen, input.source(), "decode, " + describe(input), *decode.kernel().row, decode.options().threads,
              report);
-  screen.context(fmt::format("cache: {}; dealt by groups of {} keys, {} moved, {} planned for a rank",
-                             cache_text(input, step.job), step.group_keys,
-                             format_bytes(static_cast<double>(step.bytes_moved())),
+  screen.context(fmt::format("cache: {}; {}, {} moved, {} planned for a rank", cache_text(input, step.job),
+                             deal_text(step), format_bytes(static_cast<double>(step.bytes_moved())),
                              format_bytes(static_cast<double>(step.memory.total()))));
   print_devices(screen, report);
   for (std::size_t rank = 0; rank < step.keys.size(); ++rank) {

@@ -127,8 +127,7 @@ int plan_steps(const Invocation& invocation, const std::vector<JobInput>& inputs
         const StepForecast step = forecast_step(input, *kernel, static_cast<int>(world), spec.format);
         check_budget(step, library.memory_budget);
         if (rows == 1) {
-          screen.context(
-              fmt::format("cache: {}; dealt by groups of {} keys", cache_text(input, step.job), step.group_keys));
+          screen.context(fmt::format("cache: {}; {}", cache_text(input, step.job), deal_text(step)));
           print_ranks(screen, step);
         }
         summary.add(summary_row(input, step, world));

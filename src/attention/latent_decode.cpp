@@ -196,6 +196,7 @@ LatentDecode::LatentDecode(LatentDecode&&) noexcept = default;
 
 const LatentDecodeJob& LatentDecode::job() const { return impl_->job; }
 Decode& LatentDecode::in_latent() { return *impl_->decode; }
+const Decode& LatentDecode::in_latent() const { return *impl_->decode; }
 std::size_t LatentDecode::memory_bytes() const { return impl_->memory; }
 
 void LatentDecode::run(const LatentDecodeInputs& inputs, const LatentOutputs& outputs, Stream stream) {

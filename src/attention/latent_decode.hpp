@@ -65,6 +65,7 @@ class LatentDecode {
   const LatentDecodeJob& job() const;
   // What folds, in the latent: its kernel, backend, share of the keys and owned sequences.
   Decode& in_latent();
+  const Decode& in_latent() const;
   // Bytes on the rank that needs most: cache, rows, matrices and all that is allocated.
   std::size_t memory_bytes() const;
 

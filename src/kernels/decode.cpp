@@ -94,6 +94,13 @@ void check_decode_step(const DecodeSpec& spec, const DecodeLimits& limits, const
        step.v.token_stride != step.k.token_stride || step.v.head_stride != step.k.head_stride)) {
     refuse("v of a decode step lies by itself", "the kernel was made for values in the keys");
   }
+  if (fold.lists.any() != (step.lists.blocks != nullptr) || fold.lists.any() != (step.lists.counts != nullptr)) {
+    refuse(fmt::format("a decode step has {}lists", fold.lists.any() ? "no " : ""),
+           fmt::format("the kernel was made {} them", fold.lists.any() ? "with" : "without"));
+  }
+  if (fold.lists.any() && (step.prefixes.count > 0 || !step.share.is_whole() || step.partials.records != nullptr)) {
+    refuse("a decode step with lists has prefixes, or a share of the keys", "groups follow from the lists");
+  }
   const SharedPrefixes& prefixes = step.prefixes;
   if (prefixes.count < 0 || prefixes.count > limits.prefixes) {
     refuse(fmt::format("a decode step has {} shared prefixes", prefixes.count),

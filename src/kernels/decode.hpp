@@ -18,6 +18,7 @@
 #include "base/tensor.hpp"
 #include "kernels/cache_view.hpp"
 #include "kernels/compressed_rows.hpp"
+#include "kernels/decode_lists.hpp"
 #include "kernels/fold.hpp"
 
 namespace ringattn {
@@ -99,7 +100,8 @@ struct DecodeStep {
   const std::int32_t* lengths =
       nullptr;              // [sequences] keys, those of the rows included; in the kernel's kind of memory
   GroupShare share;         // which of these keys the cache holds
-  SharedPrefixes prefixes;  // of a cache with a block table
+  SharedPrefixes prefixes;  // of a cache with a block table, and of steps without lists
+  DecodeLists lists = {};   // exactly where FoldSpec::lists are; then the share is the whole
   FoldOutput output;
   // Instead of `output`, whose views may then be empty. Needed where the share is not the whole.
   DecodePartials partials;

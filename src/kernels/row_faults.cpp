@@ -131,16 +131,15 @@ FaultText text_of(const RowFormat& format, RowFault::Kind kind, std::string_view
     case RowFault::Kind::kScale:
       return {four_bits ? "a scale is finite and not negative, and no code gives infinity"
                         : "a scale is finite and above 0, and no code gives infinity",
-              "Write the file anew."};
+              "Compress it anew."};
     case RowFault::Kind::kCode:
       return {format.coding != RowCoding::kInt8 ? "a code is no NaN" : "a code is from -127 to 127",
-              "Write the file anew."};
+              "Compress it anew."};
     case RowFault::Kind::kTable:
       if (part == "outlier_channels")
-        return {"the channels of a head ascend and lie below its dim", "Write the file anew."};
-      if (part == "scales")
-        return {"a scale is finite and above 0, and no code gives infinity", "Write the file anew."};
-      return {"it must be finite", "Write the file anew."};
+        return {"the channels of a head ascend and lie below its dim", "Compress it anew."};
+      if (part == "scales") return {"a scale is finite and above 0, and no code gives infinity", "Compress it anew."};
+      return {"it must be finite", "Compress it anew."};
     case RowFault::Kind::kNotFinite:
       break;
   }

@@ -7,7 +7,10 @@
 #include <cmath>
 #include <cstring>
 #include <numeric>
+#include <optional>
+#include <string>
 
+#include "base/deadline.hpp"
 #include "base/error.hpp"
 #include "kernels/codebook.hpp"
 #include "kernels/low_rank.hpp"
@@ -25,19 +28,57 @@ std::vector<std::byte> bytes_of(const Table& table) {
   return {bytes.begin(), bytes.end()};
 }
 
-// A host backend, and on it a kernel for products where there is a spec.
-struct HostProducts {
+// A backend, and on it a kernel for products.
+struct Products {
   std::unique_ptr<Backend> backend;
   std::unique_ptr<HeadProductKernel> kernel;
 };
-HostProducts host_products(const HeadProductSpec& spec, std::int64_t heads, int threads) {
-  const auto choice = choose_kernel(spec, KernelRequest{"cpu", "auto"});
-  HostProducts host;
-  host.backend = choice.row->make_backend({threads, kNoDevice});
-  host.kernel = choice.row->make_kernel(spec, *host.backend);
-  host.kernel->reserve(heads);
-  return host;
+Products make_products(const HeadProductSpec& spec, std::int64_t heads, const BackendOptions& options,
+                       std::string_view backend) {
+  const auto choice = choose_kernel(spec, KernelRequest{std::string(backend), "auto"});
+  Products made;
+  made.backend = choice.row->make_backend(options);
+  made.kernel = choice.row->make_kernel(spec, *made.backend);
+  made.kernel->reserve(heads);
+  return made;
 }
+Products host_products(const HeadProductSpec& spec, std::int64_t heads, int threads) {
+  return make_products(spec, heads, {threads, kNoDevice}, "cpu");
+}
+
+// Any product that every backend has: of formats that need none.
+HeadProductSpec product_of(const RowFormat& format, const RowShape& shape) {
+  return format.rank > 0 ? expansion_of(format, shape) : HeadProductSpec{shape.dtype, 64, 64};
+}
+
+// Returns when the stream has passed what was enqueued.
+void finish(Backend& backend, Stream stream) {
+  backend.synchronize(backend.mark(stream), Deadline::after(Deadline::kLongest), {});
+  backend.forget_marks();
+}
+
+// A cell for faults in a backend's memory.
+class FaultCell {
+ public:
+  FaultCell(Backend& backend, Stream stream)
+      : backend_(backend), stream_(stream), memory_(backend.allocate(sizeof(RowFaultCell))) {
+    backend_.fill_bytes(memory_.data(), std::byte{0xff}, sizeof(RowFaultCell), stream_);
+  }
+  RowFaultCell* get() const { return reinterpret_cast<RowFaultCell*>(memory_.data()); }
+  // Waits for the stream.
+  std::optional<RowFault> read(const RowFormat& format, const RowShape& shape) {
+    RowFaultCell cell;
+    constexpr auto kBytes = static_cast<std::int64_t>(sizeof cell);
+    backend_.copy_rows(&cell, kBytes, memory_.data(), kBytes, kBytes, 1, stream_);
+    finish(backend_, stream_);
+    return fault_of(cell, format, shape);
+  }
+
+ private:
+  Backend& backend_;
+  Stream stream_;
+  Buffer memory_;
+};
 
 MutableTensorView factors_view(const CompressedRows& rows, const RowFormat& format, const RowShape& shape,
                                std::int64_t row, std::int64_t count) {
@@ -84,15 +125,9 @@ std::vector<std::byte> without_outliers(const TensorView& plain, const std::vect
   return rows;
 }
 
-void take_scales(CompressedTensor& tensor, const TensorView& plain, Backend& backend) {
-  std::vector<float> greatest(static_cast<std::size_t>(plain.heads));
-  backend.greatest_magnitudes({plain, greatest.data()}, {});
-  if (tensor.format.scales == ScaleGrain::kTensor) greatest = {*std::ranges::max_element(greatest)};
-  for (float& value : greatest) value = scale_of(value, kGreatestE4m3);
-  tensor.tables[0] = bytes_of(greatest);
-}
-
 }  // namespace
+
+bool has_searched_tables(const RowFormat& format) { return format.rank > 0 || format.coding == RowCoding::kVector; }
 
 HeadProductSpec expansion_of(const RowFormat& format, const RowShape& shape) {
   return {shape.dtype, format.rank, static_cast<int>(shape.dim)};
@@ -152,12 +187,16 @@ CompressedTensor compress_tensor(std::string_view name, const RowFormat& format,
                                  ErrorCode code) {
   const RowShape shape{plain.dtype, plain.heads, plain.dim};
   check_format(name, format, shape);
-  if (const auto fault = find_fault(plain)) refuse_fault(name, {}, shape, *fault, code);
   CompressedTensor tensor = make_compressed(format, shape, {lengths.begin(), lengths.end()});
   const int threads = options.threads;
+  if (!has_searched_tables(format)) {
+    TensorCoder(format, shape, {threads, kNoDevice}).compress(name, plain, tensor.runs(), tensor.rows(), code);
+    return tensor;
+  }
+  if (const auto fault = find_fault(plain)) refuse_fault(name, {}, shape, *fault, code);
   const bool ranked = format.rank > 0;
-  const HostProducts host =
-      host_products(ranked ? projection_of(format, shape) : HeadProductSpec{shape.dtype, 8, 8}, shape.heads, threads);
+  const Products host =
+      host_products(ranked ? projection_of(format, shape) : product_of(format, shape), shape.heads, threads);
   std::vector<std::int32_t> outliers;
   if (format.coding == RowCoding::kHybrid) {
     outliers = find_outlier_channels(plain, format.outliers, threads);
@@ -165,9 +204,6 @@ CompressedTensor compress_tensor(std::string_view name, const RowFormat& format,
   }
   if (ranked) tensor.tables[0] = find_basis(plain, format.rank, outliers, threads);
   if (format.coding == RowCoding::kVector) tensor.tables[0] = find_codebook(plain, format.width, options.seed, threads);
-  if (format.coding == RowCoding::kFp8 && format.scales != ScaleGrain::kTokenHead) {
-    take_scales(tensor, plain, *host.backend);
-  }
   const CompressedRows rows = tensor.rows();
   std::vector<std::byte> products;
   MutableTensorView products_view;
@@ -183,7 +219,7 @@ CompressedTensor compress_tensor(std::string_view name, const RowFormat& format,
     const double all = sum_of_squares(plain);
     const double lost_outliers = sum_of_squares(inner);
     tensor.energy_kept = all > 0.0 ? (all - lost_outliers + sum_of_squares(factors)) / all : 1.0;
-    const HostProducts expansion = host_products(expansion_of(format, shape), shape.heads, threads);
+    const Products expansion = host_products(expansion_of(format, shape), shape.heads, threads);
     products.resize(kept.size());
     products_view = dense_view(static_cast<void*>(products.data()), shape.dtype, plain.tokens, shape.heads, shape.dim);
     expansion.kernel->multiply({factors, expansion_matrices(format, shape, tensor.tables[0].data()), products_view}, {},
@@ -199,27 +235,76 @@ CompressedTensor compress_tensor(std::string_view name, const RowFormat& format,
   return tensor;
 }
 
-HostDecompressor::HostDecompressor(const RowFormat& format, const RowShape& shape, int threads)
+TensorCoder::TensorCoder(const RowFormat& format, const RowShape& shape, const BackendOptions& options,
+                         std::string_view backend)
     : format_(format), shape_(shape) {
-  HostProducts host = host_products(format.rank > 0 ? expansion_of(format, shape) : HeadProductSpec{shape.dtype, 8, 8},
-                                    shape.heads, threads);
-  backend_ = std::move(host.backend);
-  products_ = std::move(host.kernel);
+  check_format("a tensor", format, shape);
+  Products made = make_products(product_of(format, shape), shape.heads, options, backend);
+  backend_ = std::move(made.backend);
+  if (format.rank > 0) products_ = std::move(made.kernel);
 }
 
-HostDecompressor::~HostDecompressor() = default;
+TensorCoder::~TensorCoder() = default;
+TensorCoder::TensorCoder(TensorCoder&&) noexcept = default;
 
-void HostDecompressor::decompress(const CompressedRows& from, std::span<const CompressedRun> runs,
-                                  const MutableTensorView& plain) {
+void TensorCoder::find_scales(const TensorView& plain, std::byte* scales, Stream stream) {
+  std::vector<float> greatest(static_cast<std::size_t>(plain.heads));
+  const auto bytes = plain.heads * std::int64_t{sizeof(float)};
+  const Buffer memory = backend_->allocate(static_cast<std::size_t>(bytes));
+  backend_->fill_bytes(memory.data(), std::byte{0}, static_cast<std::size_t>(bytes), stream);
+  backend_->greatest_magnitudes({plain, reinterpret_cast<float*>(memory.data())}, stream);
+  backend_->copy_rows(greatest.data(), bytes, memory.data(), bytes, bytes, 1, stream);
+  finish(*backend_, stream);
+  if (format_.scales == ScaleGrain::kTensor) greatest = {*std::ranges::max_element(greatest)};
+  for (float& value : greatest) value = scale_of(value, kGreatestE4m3);
+  const auto scale_bytes = static_cast<std::int64_t>(greatest.size() * sizeof(float));
+  backend_->copy_rows(scales, scale_bytes, greatest.data(), scale_bytes, scale_bytes, 1, stream);
+  finish(*backend_, stream);
+}
+
+void TensorCoder::compress(std::string_view name, const TensorView& plain, std::span<const CompressedRun> runs,
+                           const CompressedRows& to, ErrorCode code, Stream stream) {
+  if (has_searched_tables(format_)) {
+    fail(ErrorCode::kUnsupported, fmt::format("{} can't be compressed as {} where it lies", name, describe(format_)),
+         "bases and codebooks are found in host memory", "Compress it there, and copy what it becomes.");
+  }
+  FaultCell fault(*backend_, stream);
+  if (format_.coding == RowCoding::kFp8 && format_.scales != ScaleGrain::kTokenHead) {
+    find_scales(plain, to.tables[0], stream);
+  }
+  backend_->compress({format_, shape_, plain, {}, runs, to, fault.get()}, stream);
+  if (const auto found = fault.read({}, shape_)) refuse_fault(name, {}, shape_, *found, code);
+}
+
+void TensorCoder::decompress(const CompressedRows& from, std::span<const CompressedRun> runs,
+                             const MutableTensorView& plain, Stream stream, RowFaultCell* fault) {
   if (format_.rank > 0) {
     const HeadMatrices matrices = expansion_matrices(format_, shape_, from.tables[0]);
     for (const CompressedRun& run : runs) {
       if (run.rows == 0) continue;
       products_->multiply(
-          {factors_view(from, format_, shape_, run.row, run.rows), matrices, rows_of(plain, run.to, run.rows)}, {}, {});
+          {factors_view(from, format_, shape_, run.row, run.rows), matrices, rows_of(plain, run.to, run.rows)}, stream,
+          {});
     }
   }
-  if (format_.coding != RowCoding::kLowRank) backend_->decompress({format_, shape_, from, runs, plain}, {});
+  if (format_.coding != RowCoding::kLowRank || fault != nullptr) {
+    backend_->decompress({format_, shape_, from, runs, plain, fault}, stream);
+  }
+}
+
+void TensorCoder::decompress_checked(std::string_view name, const CompressedRows& from,
+                                     std::span<const CompressedRun> runs, const MutableTensorView& plain,
+                                     ErrorCode code, Stream stream) {
+  std::optional<RowFault> found;
+  if (backend_->memory() == MemoryKind::kHost) {  // where an outlier's channel is an address
+    found = find_fault(format_, shape_, from, runs);
+    if (!found) decompress(from, runs, plain, stream);
+  } else {
+    FaultCell fault(*backend_, stream);
+    decompress(from, runs, plain, stream, fault.get());
+    found = fault.read(format_, shape_);
+  }
+  if (found) refuse_fault(name, format_, shape_, *found, code);
 }
 
 std::vector<std::byte> decompress_tensor(CompressedTensor& tensor, int threads) {
@@ -227,7 +312,7 @@ std::vector<std::byte> decompress_tensor(CompressedTensor& tensor, int threads) 
   std::vector<std::byte> plain(static_cast<std::size_t>(tensor.tokens() * shape.heads * shape.dim) *
                                size_of(shape.dtype));
   const std::vector<CompressedRun> runs = tensor.runs();
-  HostDecompressor(tensor.format, shape, threads)
+  TensorCoder(tensor.format, shape, {threads, kNoDevice})
       .decompress(tensor.rows(), runs,
                   dense_view(static_cast<void*>(plain.data()), shape.dtype, tensor.tokens(), shape.heads, shape.dim));
   return plain;

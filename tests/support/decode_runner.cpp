@@ -59,7 +59,8 @@ DecodeRunner::DecodeRunner(const DecodeRow& row, const FoldInputs& inputs, const
       backend_(row.make_backend({threads, 0})),
       kernel_(row.make_kernel({inputs.spec, layout.values_in_keys, format_of(inputs.spec, layout)}, *backend_)),
       strided_(layout.strided),
-      share_(layout.share) {
+      share_(layout.share),
+      lists_with_own_(layout.lists_with_own) {
   const FoldSpec& spec = inputs.spec;
   const FoldInputs cached = dealt(inputs, share_, kernel_->key_tile());
   std::vector<std::int64_t> prefix_tokens;
@@ -128,8 +129,29 @@ DecodeRunner::DecodeRunner(const DecodeRow& row, const FoldInputs& inputs, const
     step_.prefixes = {reinterpret_cast<const std::int32_t*>(prefix_of_->data()),
                       reinterpret_cast<const std::int32_t*>(prefix_keys_->data()), prefixes};
   }
+  if (inputs.lists != nullptr) {
+    const auto lists = static_cast<std::int64_t>(lengths.size()) * spec.lists.heads;
+    list_stride_ = *std::ranges::max_element(lengths) / spec.lists.key_block + 3;
+    list_blocks_.emplace(*backend_, static_cast<std::size_t>(lists * list_stride_) * sizeof(std::int32_t));
+    list_counts_.emplace(*backend_, static_cast<std::size_t>(lists) * sizeof(std::int32_t));
+    set_lists(inputs);
+    step_.lists = {reinterpret_cast<const std::int32_t*>(list_blocks_->data()),
+                   reinterpret_cast<const std::int32_t*>(list_counts_->data()), list_stride_};
+  }
   kernel_->reserve({static_cast<std::int64_t>(lengths.size()), step_.rows, *std::ranges::max_element(lengths),
                     layout.slices, prefixes});
+}
+
+void DecodeRunner::set_lists(const FoldInputs& inputs) {
+  DecodeListArrays lists = decode_lists(*inputs.lists, inputs.spec.mask, step_.rows, list_stride_);
+  for (std::size_t i = 0; lists_with_own_ && i < lists.counts.size(); ++i) {
+    const SequenceShape& sequence = inputs.sequences[i / static_cast<std::size_t>(inputs.spec.lists.heads)];
+    const std::int64_t own = std::max<std::int64_t>(0, sequence.k_len - step_.rows) / inputs.spec.lists.key_block;
+    std::int32_t* const list = lists.blocks.data() + i * static_cast<std::size_t>(list_stride_);
+    for (int more = 0; more < 2; ++more) list[lists.counts[i]++] = static_cast<std::int32_t>(own + more);
+  }
+  list_blocks_->write(bytes_of(lists.blocks));
+  list_counts_->write(bytes_of(lists.counts));
 }
 
 void DecodeRunner::set_lengths(const std::vector<std::int64_t>& lengths) {

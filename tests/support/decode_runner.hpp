@@ -36,6 +36,7 @@ struct CacheLayout {
   // SharedPrefixes of the step: the prefix of each sequence, or −1, and the keys of each prefix.
   std::vector<std::int32_t> prefix_of = {};
   std::vector<std::int32_t> prefix_keys = {};
+  bool lists_with_own = false;  // of inputs with lists: a block that the rows stand in is named, and one behind it
 };
 
 // Inputs in a backend's memory, and a kernel that decodes them.
@@ -45,6 +46,8 @@ class DecodeRunner {
   // those of the layout's share.
   DecodeRunner(const DecodeRow& row, const FoldInputs& inputs, const CacheLayout& layout = {}, int threads = 1);
 
+  // Overwrites the lists on the device: those of `inputs`, of the same shape, for its rows.
+  void set_lists(const FoldInputs& inputs);
   // Overwrites the lengths on the device; none is longer than in the inputs.
   void set_lengths(const std::vector<std::int64_t>& lengths);
   // Enqueues a step.
@@ -77,7 +80,10 @@ class DecodeRunner {
   bool strided_;
   GroupShare share_;
   std::int64_t record_groups_ = 0;
-  std::optional<DeviceArray> q_, k_, v_, table_, lengths_, sinks_, out_, lse_, records_, prefix_of_, prefix_keys_;
+  bool lists_with_own_;
+  std::int64_t list_stride_ = 0;
+  std::optional<DeviceArray> q_, k_, v_, table_, lengths_, sinks_, out_, lse_, records_, prefix_of_, prefix_keys_,
+      list_blocks_, list_counts_;
   DecodeStep step_;
 };
 

@@ -222,6 +222,15 @@ void JobInput::take_numerics(const Numerics& numerics) {
   if (numerics.query_offset) {
     job_.batch.sequences = job_.batch.sequences.with_offset(*numerics.query_offset);
   }
+  check_mask(spec.mask);
+  if (file_ && file_->tensors.positions) {
+    if (!numerics.lists.empty()) {
+      fail(ErrorCode::kUsage, {setting("block_mask"), " with keys at positions of their own"},
+           "blocks of keys are counted from the first token of a sequence, and some were taken out",
+           "Leave it out; windows are possible.");
+    }
+    set_positions(job_, file_->tensors.positions);
+  }
   check_job(job_);
   if (seed_ && !job_.format.is_plain()) made_ = made_compressed(job_, *seed_);
   if (latent_) take_form(numerics.form);

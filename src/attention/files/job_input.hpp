@@ -69,7 +69,8 @@ struct Numerics {
   Mask mask{-1, 0};                     // causal
   std::optional<double> softmax_scale;  // absent: 1 / sqrt(head_dim)
   double softcap = 0.0;                 // 0: off
-  // Position of each sequence's first query among its keys; absent: as the file says, or aligned to the keys' end.
+  // Position of each sequence's first query among its keys; absent: as the file says, or aligned to the keys' end. Keys
+  // that have positions of their own are counted with those that were taken out.
   std::optional<std::int64_t> query_offset;
   // Which key blocks each query block sees beside that: a pattern, or a file (list_request.hpp); empty: all of them.
   std::string lists;

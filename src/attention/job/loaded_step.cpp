@@ -80,7 +80,7 @@ LoadedCache::LoadedCache(const JobInput& input, Decode& decode, const Meeting& m
   }
   lengths_ = upload<std::int32_t>(backend, host_lengths_);
   table_ = upload<std::int32_t>(backend, share_.table);
-  if (held_back == 0) prefixes_ = shared_prefixes(input, key_tile);
+  if (held_back == 0 && !job.spec.lists.any()) prefixes_ = shared_prefixes(input, key_tile);
   if (!prefixes_.keys.empty()) {
     prefix_of_ = upload<std::int32_t>(backend, prefixes_.of_sequence);
     prefix_keys_ = upload<std::int32_t>(backend, prefixes_.keys);
@@ -282,6 +282,14 @@ LoadedStep::LoadedStep(const JobInput& input, Decode& decode, LatentDecode* late
     inputs_.sinks = spec.sinks ? reinterpret_cast<const float*>(sinks_.data()) : nullptr;
     cache_->place(inputs_);
     cache_->place_host_copies(inputs_);
+    if (input.job().lists != nullptr) {
+      const DecodeListArrays lists = decode_lists(*input.job().lists, spec.mask, inputs_.rows, 1);
+      list_blocks_ = upload<std::int32_t>(backend, lists.blocks);
+      list_counts_ = upload<std::int32_t>(backend, lists.counts);
+      await(backend, meeting);
+      inputs_.lists = {reinterpret_cast<const std::int32_t*>(list_blocks_.data()),
+                       reinterpret_cast<const std::int32_t*>(list_counts_.data()), lists.stride};
+    }
     outputs_ = {
         dense_view(static_cast<void*>(result_.out.data()), spec.dtype, result_.rows, spec.heads, spec.head_dim_v),
         result_.lse_view(spec)};

@@ -104,7 +104,8 @@ class LoadedStep {
   std::vector<CachePools> more_;
   RankResult result_;
   Buffer q_, sinks_, w_uk_, w_uv_;
-  HeadMatrices keys_, values_;  // of latents: views of w_uk_, where queries need it, and of w_uv_
+  Buffer list_blocks_, list_counts_;  // where the job has lists of key blocks
+  HeadMatrices keys_, values_;        // of latents: views of w_uk_, where queries need it, and of w_uv_
   DecodeInputs inputs_;
   DecodeOutputs outputs_;
   std::unique_ptr<Marks> marks_;

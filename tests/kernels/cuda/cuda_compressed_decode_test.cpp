@@ -212,6 +212,21 @@ TEST(CudaCompressedDecode, OneSequenceAsTheCardLikesIt) {
   }
 }
 
+// The copy engine brings 16 bytes of them: the numbers of one head, or of several.
+TEST(CudaCompressedDecode, NumbersOfSeveralHeadsSideBySide) {
+  RINGATTN_NEEDS_COMPRESSED_DECODER();
+  for (const CacheFormat& format : {CacheFormat{kFp8, kFp8}, CacheFormat{kInt8, kValues}, {kKeys64, kFp8}}) {
+    for (const int kv_heads : {1, 4, 8}) {
+      for (const std::int64_t page : {0, 16, 128}) {
+        Case c = usual(format);
+        c.spec.fold = make_spec(Dtype::kBf16, 4 * kv_heads, kv_heads, 128, {-1, 0}, 128);
+        c.page = page;
+        expect_plain_bits(c);
+      }
+    }
+  }
+}
+
 TEST(CudaCompressedDecode, LengthsAtEdgesOfTilesAndGroups) {
   RINGATTN_NEEDS_COMPRESSED_DECODER();
   for (const CacheFormat& format : {CacheFormat{kFp8, kFp8}, CacheFormat{kKeys64, kValues}, {kKeys32, kKeys64}}) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Elements become codes, on any GPU.
 #include "kernels/cuda/rows/row_launch.hpp"
-#include "kernels/cuda/rows/row_writer.cuh"
+#include "kernels/cuda/rows/row_sixteens.cuh"
 
 namespace ringattn::cuda {
 
@@ -41,6 +41,51 @@ __global__ void __launch_bounds__(kThreads, 3) compress_rows(const __grid_consta
   }
 }
 
+// The same, where a lane takes 16 channels and 2ⁿ lanes have a row. Every lane stays to the end: rows are reduced by
+// all of a warp's.
+template <class Element, RowCoding kCoding, int kLanes>
+__global__ void __launch_bounds__(kThreads) compress_sixteens(const __grid_constant__ RowParams p) {
+  constexpr std::uint32_t kRows = kThreads / kLanes;
+  constexpr std::uint32_t kAhead = 2;  // rows of a lane, asked for before it works at the first
+  const CompressedRun& run = p.run[blockIdx.y];
+  const auto heads = static_cast<std::uint32_t>(p.heads);
+  const auto items = static_cast<std::uint32_t>(run.rows) * heads;
+  const DeviceRows plain = p.plain.from(run.to);
+  const DeviceRows codes = p.streams[0].from(run.row), numbers = p.streams[1].from(run.row);
+  const int channel = static_cast<int>(threadIdx.x % kLanes) * kSixteen;
+  for (std::uint32_t begin = blockIdx.x * kRows * kAhead; begin < items; begin += gridDim.x * kRows * kAhead) {
+    std::uint32_t nth[kAhead], head[kAhead];
+    Sixteen rows[kAhead];
+#pragma unroll
+    for (std::uint32_t i = 0; i < kAhead; ++i) {
+      const std::uint32_t item = begin + i * kRows + threadIdx.x / kLanes;
+      const std::uint32_t present = item < items ? item : items - 1;
+      nth[i] = present / heads;
+      head[i] = present - nth[i] * heads;
+      rows[i].load(plain.near(nth[i], head[i]), channel);
+    }
+#pragma unroll
+    for (std::uint32_t i = 0; i < kAhead; ++i) {
+      if (p.fault != nullptr) {
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+          check_elements<Element>(p, rows[i].quad(n), 0, run.to + nth[i], static_cast<int>(head[i]), channel + 4 * n);
+        }
+      }
+      write_sixteen<Element, kCoding, kLanes>(p, rows[i], channel, static_cast<int>(head[i]),
+                                              codes.near(nth[i], head[i]), numbers.near(nth[i], head[i]),
+                                              begin + i * kRows + threadIdx.x / kLanes < items);
+    }
+  }
+}
+
+template <class Element, RowCoding kCoding>
+void launch_sixteens(const RowParams& p, dim3 grid, cudaStream_t queue) {
+  if (p.dim == 64) compress_sixteens<Element, kCoding, 4><<<grid, kThreads, 0, queue>>>(p);
+  if (p.dim == 128) compress_sixteens<Element, kCoding, 8><<<grid, kThreads, 0, queue>>>(p);
+  if (p.dim == 256) compress_sixteens<Element, kCoding, 16><<<grid, kThreads, 0, queue>>>(p);
+}
+
 // Groups of tokens; those behind the last full one go to the tail.
 template <class Element>
 __global__ void __launch_bounds__(kThreads) compress_groups(const __grid_constant__ RowParams p) {
@@ -75,6 +120,9 @@ void launch(const RowParams& p, dim3 grid, Stream stream) {
   const cudaStream_t queue = cuda_stream(stream);
   if (p.format.coding == RowCoding::kInt4Channel) compress_groups<Element><<<grid, kThreads, 0, queue>>>(p);
   with_token_coding(p.format.coding, [&]<RowCoding kCoding>() {
+    if constexpr (kCoding == RowCoding::kFp8 || kCoding == RowCoding::kInt8 || kCoding == RowCoding::kInt4Token) {
+      if (takes_sixteen(p)) return launch_sixteens<Element, kCoding>(p, grid, queue);
+    }
     if (p.dim <= kLaneStep) {
       compress_rows<Element, 1, kCoding><<<grid, kThreads, 0, queue>>>(p);
     } else if (p.dim <= 2 * kLaneStep) {

@@ -70,4 +70,10 @@ bool takes_four(const RowParams& p, std::span<const std::int64_t> page_strides) 
   return true;
 }
 
+bool takes_sixteen(const RowParams& p) {
+  const bool has_lanes = p.dim == 64 || p.dim == 128 || p.dim == 256;
+  return p.by_four && has_lanes && divides(16, p.plain) &&
+         divides(p.format.coding == RowCoding::kInt4Token ? 8 : 16, p.streams[0]);
+}
+
 }  // namespace ringattn::cuda

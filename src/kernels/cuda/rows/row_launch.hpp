@@ -18,6 +18,9 @@ RowParams row_params(const RowFormat& format, const RowShape& shape, const Compr
 // Whether four channels of a row can be taken at once, in streams with such further strides.
 bool takes_four(const RowParams& params, std::span<const std::int64_t> page_strides);
 
+// Whether a lane can take 16 channels at once of rows and of codes of fp8, int8 or int4_token, and 2ⁿ lanes have a row.
+bool takes_sixteen(const RowParams& params);
+
 // Loads the code of a kernel, which its first launch would do otherwise.
 template <class Kernel>
 void load_kernel(Kernel* kernel) {

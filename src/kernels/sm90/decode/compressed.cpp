@@ -45,6 +45,33 @@ bool divides(std::int64_t bytes, const PagedStream& stream) {
        "Lay it out so.");
 }
 
+MappedPages mapped(const CompressedCache& cache, const PagedStream& stream, int heads, int row_bytes) {
+  // The copy engine counts 16 bits here.
+  return {{stream.data, cache.page_size, heads, row_bytes / 2, stream.token_stride / 2, stream.head_stride / 2},
+          cache.pages,
+          stream.page_stride / 2};
+}
+
+// Numbers of rows, where the copy engine can bring them: 16 bytes at a time.
+void map_numbers(const CompressedCache& cache, int box_rows, PackedTensor& t) {
+  constexpr int kBytes = 16;
+  const PagedStream& stream = cache.streams[1];
+  const auto heads = static_cast<int>(cache.shape.heads);
+  if (t.number_bytes > kBytes || !divides(2, stream)) return;
+  MappedPages pages{};
+  if (t.number_bytes == kBytes) {
+    pages = mapped(cache, stream, heads, t.number_bytes);
+  } else {  // those of several heads side by side
+    if (stream.head_stride != t.number_bytes || heads * t.number_bytes % kBytes != 0) return;
+    PagedStream joined = stream;
+    joined.head_stride = stream.token_stride;  // of which there is one
+    pages = mapped(cache, joined, 1, heads * t.number_bytes);
+    t.numbers_step = t.number_bytes;
+  }
+  t.numbers_mapped = can_map(pages);
+  if (t.numbers_mapped) t.number_map = map_plain_pages(pages, box_rows, kBytes / 2);
+}
+
 // `slices`: of V's columns, of which the sliced kernel fetches one.
 void set_tensor(const CompressedCache& cache, int slices, int box_rows, PackedTensor& t) {
   const RowFormat& format = cache.format;
@@ -57,25 +84,21 @@ void set_tensor(const CompressedCache& cache, int slices, int box_rows, PackedTe
   t.table = cache.tables[0];
   const int all_bytes = t.four_bits() ? dim / 2 : dim;
   t.row_bytes = all_bytes / slices;
-  // The copy engine counts 16 bits here.
-  const MappedPages pages{
-      {codes.data, cache.page_size, cache.shape.heads, all_bytes / 2, codes.token_stride / 2, codes.head_stride / 2},
-      cache.pages,
-      codes.page_stride / 2};
+  const MappedPages pages = mapped(cache, codes, static_cast<int>(cache.shape.heads), all_bytes);
   if (!divides(16, codes) || !can_map(pages)) refuse_alignment("codes", 16);
-  // Longer rows are read by threads (compressed_whole.cuh).
-  if (t.row_bytes <= kPanelRowBytes && t.row_bytes % 16 == 0) t.map = map_plain_pages(pages, box_rows, t.row_bytes / 2);
+  // Longer rows, and those of other lengths, are read by threads (compressed_whole.cuh).
+  if (t.row_bytes == 16) t.map = map_plain_pages(pages, box_rows, t.row_bytes / 2);
+  if (t.row_bytes == 32 || t.row_bytes == 64 || t.row_bytes == kPanelRowBytes) {
+    t.map = map_pages(pages, Dtype::kBf16, box_rows, t.row_bytes / 2);
+  }
   const bool table_alone = format.coding == RowCoding::kFp8 && format.scales != ScaleGrain::kTokenHead;
   if (table_alone) return;
   t.numbers = paged(cache.streams[1]);
   t.number_bytes = t.four_bits() ? 4 * (dim / format.group) : 4;
   t.pairs_log = std::countr_zero(static_cast<unsigned>(t.number_bytes / 4));
-  t.number_piece = 16;
-  while (t.number_piece > 1 && (t.number_bytes % t.number_piece != 0 || !divides(t.number_piece, cache.streams[1]))) {
-    t.number_piece /= 2;
-  }
-  if (t.number_piece < 4) refuse_alignment("scales", 4);
+  if (!divides(4, cache.streams[1])) refuse_alignment("scales", 4);
   if (t.has_tail() && reinterpret_cast<std::uintptr_t>(t.table) % 16 != 0) refuse_alignment("tail", 16);
+  map_numbers(cache, box_rows, t);
 }
 
 }  // namespace
@@ -92,6 +115,12 @@ std::vector<std::string> formats_missing(const DecodeSpec& spec) {
   }
   if (spec.values_in_keys) missing.emplace_back("values in compressed keys (supported: tensors of their own)");
   return missing;
+}
+
+bool slices_formats(const CacheFormat& format) {
+  const auto eight = [](const RowFormat& f) { return f.coding == RowCoding::kFp8 || f.coding == RowCoding::kInt8; };
+  return (eight(format.k) || format.k.coding == RowCoding::kInt4Channel) &&
+         (eight(format.v) || format.v.coding == RowCoding::kInt4Token);
 }
 
 void set_compressed(const DecodeStep& step, CompressedParams& p) {

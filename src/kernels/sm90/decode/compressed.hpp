@@ -36,6 +36,10 @@ const CompressedLauncher& compressed_launcher_of(const DecodeSpec& spec, bool co
 // What sm90_fold lacks of a spec's formats; empty: nothing.
 std::vector<std::string> formats_missing(const DecodeSpec& spec);
 
+// Whether the sliced kernel decodes caches of these formats: those that methods of compression make. Others of 4 bits,
+// keys by token or values by channel, are folded tile by tile.
+bool slices_formats(const CacheFormat& format);
+
 // The caches of a step, p.step being filled but for its maps. Throws kUnsupported where the copy engine can't read
 // them.
 void set_compressed(const DecodeStep& step, CompressedParams& p);

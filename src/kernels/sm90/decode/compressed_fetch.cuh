@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the fetching warps of the sliced kernel do over a compressed cache: the copy engine brings codes, box by box,
-// and the lanes copy the numbers of rows, which lie too far apart for it.
+// What the fetching warps of the sliced kernel do over a compressed cache: the copy engine brings codes and numbers,
+// box by box; where numbers lie so that it can't, the lanes copy them.
 #pragma once
 
 #include "kernels/sm90/decode/compressed_map.cuh"
@@ -8,9 +8,8 @@
 
 namespace ringattn::sm90 {
 
-template <int kBytes>
-__device__ __forceinline__ void copy_numbers(std::uint32_t target, const std::byte* source) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(target), "l"(source), "n"(kBytes) : "memory");
+__device__ __forceinline__ void copy_number(std::uint32_t target, const std::byte* source) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(target), "l"(source) : "memory");
 }
 // The barrier counts one of its arrivals once this thread's copies have arrived.
 __device__ __forceinline__ void arrive_with_copies(std::uint32_t barrier) {
@@ -48,15 +47,25 @@ class PackedBoxes : public TileBoxes<C> {
       box.row = __shfl_sync(0xffffffffU, box.row, nth);
     }
     barrier_wait(map_.packed_empty(values, lap_.place), lap_.parity ^ 1U);
-    if (this->lane_ == 0) barrier_arrive_expect(barrier, this->rows(tile) * tensor.row_bytes);
-    __syncwarp();
+    const bool mapped = tensor.numbers_mapped;
+    if (this->lane_ == 0) {
+      barrier_arrive_expect(barrier, this->rows(tile) * (tensor.row_bytes + (mapped ? kNumberPitch : 0)));
+    }
+    const std::uint32_t numbers = target + static_cast<std::uint32_t>(C::kKeyTile * tensor.row_bytes);
     if (alone ? this->lane_ == 0 : this->nth_ == nth && box.row >= 0) {
-      load_page_box(target + static_cast<std::uint32_t>((alone ? 0 : this->row_) * tensor.row_bytes), &tensor.map,
-                    barrier, first_column, head, box.page, box.row);
+      const int row = alone ? 0 : this->row_;
+      load_page_box(target + static_cast<std::uint32_t>(row * tensor.row_bytes), &tensor.map, barrier, first_column,
+                    head, box.page, box.row);
+      if (mapped) {
+        const bool joined = tensor.numbers_step > 0;  // heads are columns
+        load_page_box(numbers + static_cast<std::uint32_t>(row * kNumberPitch), &tensor.number_map, barrier,
+                      head * tensor.numbers_step / kNumberPitch * (kNumberPitch / 2), joined ? 0 : head, box.page,
+                      box.row);
+      }
     }
     __syncwarp();
-    if (tensor.number_bytes > 0) {
-      fetch_numbers(tensor, target + static_cast<std::uint32_t>(C::kKeyTile * tensor.row_bytes), tile, box, nth, head);
+    if (tensor.number_bytes > 0 && !mapped) {
+      fetch_numbers(tensor, numbers, tile, box, nth, head);
       arrive_with_copies(barrier);
     }
     lap_.advance(tensor.stages);
@@ -67,7 +76,7 @@ class PackedBoxes : public TileBoxes<C> {
                                                 const Box& box, int nth, int head) const {
     const DecodeParams& p = this->p_;
     const int rows = this->length_ - tile * C::kKeyTile;  // there may be more
-    const std::uint32_t to = target + static_cast<std::uint32_t>(this->lane_ * tensor.number_bytes);
+    const std::uint32_t to = target + static_cast<std::uint32_t>(this->lane_ * kNumberPitch);
     if (p.boxes == 1) {  // all of a tile's rows lie at one distance from each other
       const std::byte* from = tensor.numbers.at(box.page, box.row + this->lane_, head);
       const std::int64_t step = 32 * tensor.numbers.token_stride;
@@ -91,16 +100,9 @@ class PackedBoxes : public TileBoxes<C> {
   // Those of one row, to `to` and `first` rows behind.
   __device__ __forceinline__ static void copy_row(const PackedTensor& tensor, std::uint32_t to, int first,
                                                   const std::byte* from) {
-    to += static_cast<std::uint32_t>(first * tensor.number_bytes);
-    for (int at = 0; at < tensor.number_bytes; at += tensor.number_piece) {
-      if (tensor.number_piece == 16) {
-        copy_numbers<16>(to + static_cast<std::uint32_t>(at), from + at);
-      } else if (tensor.number_piece == 8) {
-        copy_numbers<8>(to + static_cast<std::uint32_t>(at), from + at);
-      } else {
-        copy_numbers<4>(to + static_cast<std::uint32_t>(at), from + at);
-      }
-    }
+    to += static_cast<std::uint32_t>(first * kNumberPitch);
+#pragma unroll 1
+    for (int at = 0; at < tensor.number_bytes; at += 4) copy_number(to + static_cast<std::uint32_t>(at), from + at);
   }
 
   const CompressedParams& all_;

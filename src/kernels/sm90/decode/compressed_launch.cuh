@@ -14,7 +14,7 @@
 
 namespace ringattn::sm90 {
 
-// The sliced kernel's converting warps have 32 rows each and whole panels of K; other dims are folded by whole_kernel.
+// Dims whose codes the sliced kernel's warps share evenly; others are folded by whole_kernel.
 template <FoldConfig kFold>
 constexpr bool slices_compressed() {
   return kFold.head_dim == kFold.head_dim_v && (kFold.head_dim == 64 || kFold.head_dim == 128);
@@ -46,8 +46,8 @@ void prepare_compressed() {
 template <class Element, FoldConfig kFold>
 void launch_whole(const CompressedParams& params, int ctas, Stream stream) {
   using C = DecodeConfig<Element, kFold>;
-  whole_kernel<C><<<static_cast<unsigned>(ctas), kWholeThreads, DecodeMap<C>::kBytes, cuda_stream(stream)>>>(params);
-  check_cuda(cudaGetLastError(), "sm90_fold's decode of a compressed cache");
+  const OverlappingLaunch launch(ctas, kWholeThreads, DecodeMap<C>::kBytes, stream);
+  check_cuda(cudaLaunchKernelEx(&launch.config, whole_kernel<C>, params), "sm90_fold's decode of a compressed cache");
 }
 
 // Stages for what has been fetched: of V as many more as there are slices, for its tiles are so much smaller.
@@ -55,7 +55,8 @@ template <class C>
 void set_stages(CompressedParams& p) {
   constexpr int kRoom = CompressedMap<C>::kPackedRoom;
   const auto bytes = [](const PackedTensor& t) {
-    return (C::kKeyTile * (t.row_bytes + t.number_bytes) + kPackedAlignment - 1) / kPackedAlignment * kPackedAlignment;
+    const int rows = C::kKeyTile * (t.row_bytes + (t.number_bytes > 0 ? kNumberPitch : 0));
+    return (rows + kPackedAlignment - 1) / kPackedAlignment * kPackedAlignment;
   };
   p.k.stage_bytes = bytes(p.k);
   p.v.stage_bytes = bytes(p.v);
@@ -65,19 +66,6 @@ void set_stages(CompressedParams& p) {
   assert(p.v.stages > 0);
 }
 
-template <class S>
-cudaLaunchConfig_t compressed_launch(int clusters, cudaLaunchAttribute& cluster) {
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {S::kSlices, 1, 1};
-  cudaLaunchConfig_t launch{};
-  launch.gridDim = static_cast<unsigned>(clusters * S::kSlices);
-  launch.blockDim = S::kThreads;
-  launch.dynamicSmemBytes = kMostSharedBytes;
-  launch.attrs = &cluster;
-  launch.numAttrs = 1;
-  return launch;
-}
-
 template <class Element, FoldConfig kFold>
 void launch_compressed(const CompressedParams& params, int clusters, Stream stream) {
   for_compressed_slices<kFold>([&]<int kSlices>(std::integral_constant<int, kSlices>) {
@@ -85,10 +73,9 @@ void launch_compressed(const CompressedParams& params, int clusters, Stream stre
     using S = CompressedConfig<Element, kFold, kSlices>;
     CompressedParams p = params;
     set_stages<S>(p);
-    cudaLaunchAttribute cluster{};
-    cudaLaunchConfig_t launch = compressed_launch<S>(clusters, cluster);
-    launch.stream = cuda_stream(stream);
-    check_cuda(cudaLaunchKernelEx(&launch, compressed_kernel<S>, p), "sm90_fold's decode of a compressed cache");
+    OverlappingLaunch launch(clusters * kSlices, S::kThreads, kMostSharedBytes, stream);
+    launch.in_clusters_of(kSlices);
+    check_cuda(cudaLaunchKernelEx(&launch.config, compressed_kernel<S>, p), "sm90_fold's decode of a compressed cache");
   });
 }
 
@@ -98,9 +85,12 @@ int compressed_clusters(int slices) {
   for_compressed_slices<kFold>([&]<int kSlices>(std::integral_constant<int, kSlices>) {
     if (slices != kSlices) return;
     using S = CompressedConfig<Element, kFold, kSlices>;
-    cudaLaunchAttribute cluster{};
-    const cudaLaunchConfig_t launch = compressed_launch<S>(1, cluster);
-    check_cuda(cudaOccupancyMaxActiveClusters(&count, compressed_kernel<S>, &launch), "cudaOccupancyMaxActiveClusters");
+    OverlappingLaunch launch(kSlices, S::kThreads, kMostSharedBytes, Stream{});
+    launch.in_clusters_of(kSlices);
+    launch.config.attrs = launch.attributes + 1;  // this question is asked of the clusters alone
+    launch.config.numAttrs = 1;
+    check_cuda(cudaOccupancyMaxActiveClusters(&count, compressed_kernel<S>, &launch.config),
+               "cudaOccupancyMaxActiveClusters");
   });
   return count;
 }

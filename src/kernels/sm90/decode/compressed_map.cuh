@@ -2,12 +2,13 @@
 // The sliced kernel over a compressed cache: its configuration, and what lies in shared memory behind what SlicedMap
 // has.
 //
-//   packed K  [K stages]   codes of a tile, [key_tile rows], as they lie in the cache, and the numbers of its rows; the
-//                          copy engine and the fetching warp write them, the converting warps read them
+//   packed K  [K stages]   codes of a tile, [key_tile rows], swizzled as a tile of elements in rows of so many bytes
+//                          is, and 16 bytes for the numbers of each row
 //   packed V  [V stages]   the same of this CTA's columns
 //   barriers
 //
-// How many stages there are is up to the launch: codes of 4 bits take half of the room.
+// How many stages there are is up to the launch: codes of 4 bits take half of the room. Codes become elements in the
+// registers of the warps that multiply them, so there are no tiles of elements.
 #pragma once
 
 #include "kernels/sm90/decode/compressed_params.hpp"
@@ -16,39 +17,20 @@
 
 namespace ringattn::sm90 {
 
-inline constexpr int kConvertWarps = 4;  // of K, and as many of V
-inline constexpr int kMostPacked = 16;   // stages of a tensor
-inline constexpr int kPackedAlignment = 128;
+inline constexpr int kMostPacked = 16;         // stages of a tensor
+inline constexpr int kPackedAlignment = 1024;  // what is swizzled repeats itself
+inline constexpr int kNumberPitch = 16;        // from row to row
 
-// Elements of K and V have fewer stages than where they are fetched: what is on its way waits in the packed ones.
 template <class Element_, FoldConfig kFold, int kSlices_>
-struct CompressedConfig {
+struct CompressedConfig : SlicedConfig<Element_, kFold, kSlices_> {
   using Plain = SlicedConfig<Element_, kFold, kSlices_>;
-  using Element = Element_;
-  using Whole = typename Plain::Whole;
-  static constexpr int kDim = Plain::kDim;
-  static constexpr int kDimV = Plain::kDimV;
-  static constexpr int kKeyTile = Plain::kKeyTile;
-  static constexpr int kRounds = Plain::kRounds;
-  static constexpr int kSlices = Plain::kSlices;
-  static constexpr int kSliceColumns = Plain::kSliceColumns;
-  static constexpr int kVRowBytes = Plain::kVRowBytes;
-  static constexpr int kKBytes = Plain::kKBytes;
-  static constexpr int kVBytes = Plain::kVBytes;
-  static constexpr int kOutWarps = Plain::kOutWarps;
-  static constexpr int kScoreBlocks = Plain::kScoreBlocks;
-  static constexpr int kSlots = Plain::kSlots;
-  static constexpr int kKStages = 2;
-  static constexpr int kVStages = kVBytes > 8192 ? 2 : 3;
-  static constexpr int kFillers = kConvertWarps;
-  static constexpr int kThreads = Plain::kThreads + 2 * 32 * kConvertWarps;
-  // Registers of a thread, by warpgroup; as the kernel starts all have as many.
-  static constexpr int kScoreRegisters = 144;
-  static constexpr int kOutRegisters = 128;
-  static constexpr int kHelpRegisters = 64;
-  static constexpr int kConvertRegisters = 72;
-  static_assert(kOutWarps == 4 && kKeyTile == 32 * kConvertWarps && kDim % 64 == 0 && kDimV == kDim);
-  static_assert(kScoreRegisters + kOutRegisters + kHelpRegisters + 2 * kConvertRegisters <= 5 * 96);
+  static constexpr int kKBytes = 0;
+  static constexpr int kVBytes = 0;
+  static constexpr int kKStages = 1;
+  static constexpr int kVStages = 2;
+  static constexpr int kPackedReaders = 4;  // warps that multiply
+  static_assert(Plain::kOutWarps == kPackedReaders && kScoreWarps == kPackedReaders);
+  static_assert(Plain::kKeyTile == 32 * kScoreWarps && Plain::kDim % 64 == 0 && Plain::kDimV == Plain::kDim);
 };
 
 template <class C>
@@ -67,7 +49,7 @@ struct CompressedMap : SlicedMap<C> {
                          stage * static_cast<std::uint32_t>(p.v.stage_bytes)
                    : stage * static_cast<std::uint32_t>(p.k.stage_bytes));
   }
-  // Of a stage: it has arrived; who converts it is done with it.
+  // Of a stage: it has arrived; who reads it is done with it.
   __device__ __forceinline__ std::uint32_t packed_full(bool values, std::uint32_t stage) const {
     return here() + static_cast<std::uint32_t>(kBarrierOffset) +
            ((values ? kMostPacked : 0U) + stage) * static_cast<std::uint32_t>(kBarrierBytes);
@@ -83,6 +65,28 @@ struct CompressedMap : SlicedMap<C> {
     return kReservedBytes;
   }
 };
+
+// Where 16 bytes of a row lie in rows of `row_bytes`, a power of 2 of 128 at most, as the copy engine swizzles them.
+__device__ __forceinline__ std::uint32_t swizzled_chunk(int row_bytes, int row, int chunk) {
+  const auto at = static_cast<std::uint32_t>(row * row_bytes + chunk * 16);
+  return at ^ ((at >> 7 & static_cast<std::uint32_t>(row_bytes / 16 - 1)) << 4);
+}
+
+__device__ __forceinline__ std::uint32_t load_word(std::uint32_t address) {
+  std::uint32_t word;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(address) : "memory");
+  return word;
+}
+__device__ __forceinline__ uint2 load_words(std::uint32_t address) {
+  uint2 words;
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(words.x), "=r"(words.y) : "r"(address) : "memory");
+  return words;
+}
+
+// Of codes of 8 bits whose rows have none of their own.
+__device__ __forceinline__ float table_scale(const PackedTensor& tensor, int head) {
+  return __ldcg(reinterpret_cast<const float*>(tensor.table) + (tensor.scales == ScaleGrain::kHead ? head : 0));
+}
 
 // A place of a ring of so many places, and the parity of its turn, for those who take one after the other.
 struct PackedLap {
@@ -101,9 +105,10 @@ __device__ __forceinline__ void init_packed_barriers(const CompressedParams& p, 
   const auto lane = threadIdx.x;
   const bool values = lane >= kMostPacked;
   const std::uint32_t stage = lane % kMostPacked;
-  // The copies of codes, and those of numbers, which each lane of the fetching warp tells of.
-  barrier_init(map.packed_full(values, stage), 1 + ((values ? p.v : p.k).number_bytes > 0 ? 32 : 0));
-  barrier_init(map.packed_empty(values, stage), kConvertWarps);
+  // The copy engine's, and those of numbers by the lanes of the fetching warp, of which each tells.
+  const PackedTensor& tensor = values ? p.v : p.k;
+  barrier_init(map.packed_full(values, stage), 1 + (tensor.number_bytes > 0 && !tensor.numbers_mapped ? 32 : 0));
+  barrier_init(map.packed_empty(values, stage), C::kPackedReaders);
   barrier_init_fence();
 }
 

@@ -23,19 +23,21 @@ __device__ __forceinline__ float half_of(std::uint32_t pair, bool high) {
   }
 }
 
-// Four codes of 8 bits, the first one lowest: each is multiplied in fp32, and the product is rounded.
-template <class Element, bool kFp8>
-__device__ __forceinline__ uint2 eight_bits(std::uint32_t codes, float scale) {
-  using Products = cuda::Products<Element>;
-  float x[4];
+// Four codes of 8 bits, the first one lowest, as fp32.
+template <bool kFp8>
+__device__ __forceinline__ void widen_codes(std::uint32_t codes, float (&x)[4]) {
   if constexpr (kFp8) {
+    std::uint32_t halves[2];  // fp16 holds every code
+    asm("{\n"
+        ".reg .b16 low, high;\n"
+        "mov.b32 {low, high}, %2;\n"
+        "cvt.rn.f16x2.e4m3x2 %0, low;\n"
+        "cvt.rn.f16x2.e4m3x2 %1, high;\n"
+        "}"
+        : "=r"(halves[0]), "=r"(halves[1])
+        : "r"(codes));
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      std::uint32_t halves;  // fp16 holds every code
-      asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(static_cast<unsigned short>(codes >> 16 * i)));
-      x[2 * i] = half_of<__half>(halves, false);
-      x[2 * i + 1] = half_of<__half>(halves, true);
-    }
+    for (int i = 0; i < 4; ++i) x[i] = half_of<__half>(halves[i / 2], i % 2 != 0);
   } else {
     // 2^23 + 128 + code, whose lowest byte is the code with its sign turned over.
     const std::uint32_t turned = codes ^ 0x80808080U;
@@ -45,6 +47,23 @@ __device__ __forceinline__ uint2 eight_bits(std::uint32_t codes, float scale) {
           __fadd_rn(__uint_as_float(__byte_perm(turned, 0x4b000000U, 0x7440U + static_cast<unsigned>(i))), -8388736.0F);
     }
   }
+}
+
+// Two of them, the lower bytes of `codes`.
+template <bool kFp8>
+__device__ __forceinline__ void widen_codes(std::uint32_t codes, float (&x)[2]) {
+  float all[4];
+  widen_codes<kFp8>(codes, all);
+  x[0] = all[0];
+  x[1] = all[1];
+}
+
+// Four elements of four codes: each is multiplied in fp32, and the product is rounded.
+template <class Element, bool kFp8>
+__device__ __forceinline__ uint2 eight_bits(std::uint32_t codes, float scale) {
+  using Products = cuda::Products<Element>;
+  float x[4];
+  widen_codes<kFp8>(codes, x);
 #pragma unroll
   for (int i = 0; i < 4; ++i) x[i] = __fmul_rn(x[i], scale);
   return {Products::pack(x[0], x[1]), Products::pack(x[2], x[3])};
@@ -95,26 +114,33 @@ struct EightPairs {
   }
 };
 
-// kExact: where rounds_twice() doesn't hold for any of the pairs.
-template <class Element, bool kExact>
-__device__ __forceinline__ uint4 four_bits(std::uint32_t codes, const EightPairs& pairs) {
+// Two elements of the codes of 4 bits in the lowest bits of the halves of `codes`; what else these hold doesn't count.
+// `exact`: rounds_twice() doesn't hold for any of the pairs.
+template <class Element>
+__device__ __forceinline__ std::uint32_t two_of_four_bits(std::uint32_t codes, std::uint32_t scales,
+                                                          std::uint32_t zeros, bool exact) {
   constexpr bool kBf16 = std::is_same_v<Element, __nv_bfloat16>;
   constexpr std::uint32_t kMagic = kBf16 ? 0x43004300U : 0x64006400U;  // 128 or 1024, in front of a code
-  std::uint32_t x[4];                                                  // of codes i and i + 4
+  if (exact) {
+    const std::uint32_t numbers = (codes & 0x000f000fU) | kMagic;
+    const std::uint32_t integers = fma_halves<Element>(numbers, kBf16 ? 0x3f803f80U : 0x3c003c00U,
+                                                       kBf16 ? 0xc300c300U : 0xe400e400U);  // · 1 − 128 or 1024
+    return fma_halves<Element>(integers, scales, zeros);
+  }
+  const auto element = [&](bool high) {
+    return int4_element(static_cast<std::uint8_t>((high ? codes >> 16 : codes) & 0xfU), half_of<Element>(scales, high),
+                        half_of<Element>(zeros, high));
+  };
+  return cuda::Products<Element>::pack(element(false), element(true));
+}
+
+// Eight codes of a word, whatever their pairs are.
+template <class Element>
+__device__ __forceinline__ uint4 four_bits(std::uint32_t codes, const EightPairs& pairs) {
+  std::uint32_t x[4];  // of codes i and i + 4
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    if constexpr (kExact) {
-      const std::uint32_t numbers = (codes >> 4 * i & 0x000f000fU) | kMagic;
-      const std::uint32_t integers = fma_halves<Element>(numbers, kBf16 ? 0x3f803f80U : 0x3c003c00U,
-                                                         kBf16 ? 0xc300c300U : 0xe400e400U);  // · 1 − 128 or 1024
-      x[i] = fma_halves<Element>(integers, pairs.scales[i], pairs.zeros[i]);
-    } else {
-      const auto element = [&](int n, bool high) {
-        return int4_element(static_cast<std::uint8_t>(codes >> 4 * n & 0xfU), half_of<Element>(pairs.scales[i], high),
-                            half_of<Element>(pairs.zeros[i], high));
-      };
-      x[i] = cuda::Products<Element>::pack(element(i, false), element(i + 4, true));
-    }
+    x[i] = two_of_four_bits<Element>(codes >> 4 * i, pairs.scales[i], pairs.zeros[i], false);
   }
   return {__byte_perm(x[0], x[1], 0x5410), __byte_perm(x[2], x[3], 0x5410), __byte_perm(x[0], x[1], 0x7632),
           __byte_perm(x[2], x[3], 0x7632)};

@@ -4,9 +4,10 @@
 // which reads codes from memory and writes elements into the tiles, by row_codes.hpp.
 #pragma once
 
-#include "kernels/sm90/decode/compressed_convert.cuh"
-#include "kernels/sm90/decode/compressed_params.hpp"
+#include "kernels/sm90/decode/compressed_map.cuh"
+#include "kernels/sm90/decode/compressed_values.cuh"
 #include "kernels/sm90/decode/decoder.cuh"
+#include "kernels/sm90/decode/overlap.cuh"
 
 namespace ringattn::sm90 {
 
@@ -63,7 +64,8 @@ class Unpacker {
     for (int i = thread_; i < rows * kChunks; i += kUnpackThreads) {
       const int row = i / kChunks;
       const int chunk = i % kChunks;
-      cuda::store_shared(tile + tile_chunk<C::kKeyTile, kPanelRowBytes>(row, chunk),
+      const int panel = chunk / 8 * C::kKeyTile * kPanelRowBytes;
+      cuda::store_shared(tile + static_cast<std::uint32_t>(panel) + swizzled_chunk(kPanelRowBytes, row, chunk % 8),
                          elements<kColumns>(t, unit, first + row, chunk));
     }
   }
@@ -107,7 +109,7 @@ class Unpacker {
 #pragma unroll
       for (int i = 0; i < 4; ++i) pairs.set(i, pair_of(i), pair_of(i + 4));
     }
-    return four_bits<Element, false>(word, pairs);
+    return four_bits<Element>(word, pairs);
   }
 
   const CompressedParams& p_;
@@ -120,6 +122,8 @@ template <class C>
 __global__ void __launch_bounds__(kWholeThreads, 1) whole_kernel(const __grid_constant__ CompressedParams p) {
   const auto failed = [&p](int n) { return __ldcg(p.step.failed + n) != 0; };
   const auto first = static_cast<int>(blockIdx.x), step = static_cast<int>(gridDim.x);
+  let_next_begin();
+  await_kernels_before();
   if (p.failed_of > 0) {  // hardly ever is there anything to do
     bool any = false;
     for (int n = first + static_cast<int>(threadIdx.x) * step; n < p.failed_of; n += kWholeThreads * step) {

@@ -84,6 +84,13 @@ struct FinishedRow {
   __device__ void write(int column, float x, float y) const {
     write_pair<C>(p, place.row, place.query_head, column, x, y, end.factor());
   }
+  __device__ void write(int column, float x) const {
+    const auto& out = p.fold.out;
+    auto* const to = static_cast<std::uint16_t*>(out.data) + place.row * out.token_stride +
+                     place.query_head * out.head_stride + column;
+    *to = static_cast<std::uint16_t>(
+        cuda::Products<typename C::Element>::pack(cuda::scale_flushed(x, end.factor()), 0.0F));
+  }
   __device__ void write_lse() const { sm90::write_lse(p, place.row, place.query_head, end.lse()); }
 };
 

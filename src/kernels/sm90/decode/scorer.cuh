@@ -13,18 +13,101 @@ namespace ringattn::sm90 {
 
 inline constexpr int kScoreBarrier = 2;  // of the threads that score
 
-// A thread scores keys lane / 4 and lane / 4 + 8 of each of its warp's blocks, for query rows 2t, 2t + 1, and those 8
-// behind, where t is lane % 4.
+// What a thread of a warp that scores has of the query rows: of 16 columns, those of rows 0 … 7 and of 8 … 15.
 template <class C>
+using QueryFragments = std::uint32_t[C::kDim / 16][2][2];
+// Its scores: [2 · block + half of the rows].
+template <class C>
+using ScoreFragments = float[2 * C::kScoreBlocks][4];
+
+// A warp's first block of a tile, of 16 keys, and whether it has its `mine`-th.
+template <class C>
+__device__ __forceinline__ int first_score_block() {
+  return thread_of_cta() / 32 * C::kScoreBlocks;
+}
+template <class C>
+__device__ __forceinline__ bool has_score_block(int mine) {
+  constexpr int kBlocks = C::kKeyTile / 16;
+  return kBlocks == C::kScoreBlocks * kScoreWarps || first_score_block<C>() + mine < kBlocks;
+}
+
+// K tiles of elements, as the copy engine brings them.
+template <class C>
+class TileKeys {
+ public:
+  __device__ __forceinline__ explicit TileKeys(const SlicedMap<C>& map) : map_(map), lane_(thread_of_cta() % 32) {}
+
+  __device__ __forceinline__ void begin(const UnitNote&) {}
+
+  // From shared memory.
+  __device__ __forceinline__ void load_queries(QueryFragments<C>& q) const {
+#pragma unroll
+    for (int step = 0; step < C::kDim / 16; ++step) {
+      std::uint32_t both[4];  // rows 0 … 7 and 8 … 15, of 8 columns and the next 8
+      cuda::load_matrix(both, map_.q(lane_ % 8 + lane_ / 16 * 8, 2 * step + lane_ / 8 % 2));
+      q[step][0][0] = both[0];
+      q[step][0][1] = both[1];
+      q[step][1][0] = both[2];
+      q[step][1][1] = both[3];
+    }
+  }
+
+  // K Qᵀ of the K tile that has arrived next, added to `s`. `more`: there are more than 8 rows.
+  __device__ __forceinline__ void add_products(ScoreFragments<C>& s, const QueryFragments<C>& q, int, bool more) {
+    constexpr int kSteps = C::kDim / 16;
+    constexpr int kMine = C::kScoreBlocks;
+    using Products = cuda::Products<typename C::Element>;
+    const Lap<C::kKStages> stage = stage_;
+    stage_.advance();
+    barrier_wait(map_.k_full(stage.place), stage.parity);
+    const std::uint32_t tile =
+        map_.k(stage.place) + cuda::swizzled(first_score_block<C>() * 16 + lane_ % 16, lane_ / 16);
+    // A step's keys are fetched two steps ahead of their product.
+    std::uint32_t keys[3][kMine][4];
+    const auto fetch = [&](int step) {
+#pragma unroll
+      for (int mine = 0; mine < kMine; ++mine) {
+        if (!has_score_block<C>(mine)) continue;
+        cuda::load_matrix(keys[step % 3][mine], cuda::at_columns<C::kKeyTile>(tile, step) +
+                                                    static_cast<std::uint32_t>(mine * 16 * kPanelRowBytes));
+      }
+    };
+    fetch(0);
+    fetch(1);
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      if (step + 2 < kSteps) fetch(step + 2);
+#pragma unroll
+      for (int mine = 0; mine < kMine; ++mine) {
+        if (!has_score_block<C>(mine)) continue;
+        Products::mma(s[2 * mine], keys[step % 3][mine], q[step][0][0], q[step][0][1], s[2 * mine]);
+        if (more) Products::mma(s[2 * mine + 1], keys[step % 3][mine], q[step][1][0], q[step][1][1], s[2 * mine + 1]);
+      }
+    }
+    __syncwarp();
+    if (lane_ == 0) barrier_arrive(map_.k_empty(stage.place));
+  }
+
+ private:
+  const SlicedMap<C>& map_;
+  const int lane_;
+  Lap<C::kKStages> stage_;  // of the next K tile that this CTA scores
+};
+
+// A thread scores keys lane / 4 and lane / 4 + 8 of each of its warp's blocks, for query rows 2t, 2t + 1, and those 8
+// behind, where t is lane % 4. Keys: where it has tiles of K from, and how they become fragments (TileKeys).
+template <class C, class Keys = TileKeys<C>>
 class Scorer {
  public:
-  __device__ __forceinline__ Scorer(const DecodeParams& params, const SlicedMap<C>& map, std::uint32_t rank)
+  __device__ __forceinline__ Scorer(const DecodeParams& params, const SlicedMap<C>& map, std::uint32_t rank,
+                                    const Keys& keys)
       : params_(params),
         p_(params.fold),
         map_(map),
         rank_(rank),
         warp_(thread_of_cta() / 32),
-        lane_(thread_of_cta() % 32) {}
+        lane_(thread_of_cta() % 32),
+        keys_(keys) {}
 
   __device__ __forceinline__ void take(const UnitNote& note) {
     const int unit_begin = note.get(UnitNote::kBegin);
@@ -33,6 +116,7 @@ class Scorer {
     tiles_ += static_cast<std::uint32_t>(unit_end - unit_begin);
     if (begin == tiles_) return;
     rows_count_ = note.get(UnitNote::kRows);
+    keys_.begin(note);
     load_queries(note.unit(params_));
     look_at_rows(note);
     // References come from one tile, for all rows and all other tiles; where that doesn't do, flags say so.
@@ -41,9 +125,15 @@ class Scorer {
     std::uint32_t own = begin + ((rank_ - begin) & (C::kSlices - 1U));
 #pragma unroll 1
     for (bool settles = true;; settles = false) {
+      const int tile = unit_begin + static_cast<int>(number - begin);
       Scores s;
-      products(s);
-      adjust(s, unit_begin + static_cast<int>(number - begin));
+#pragma unroll
+      for (int j = 0; j < 2 * kMine; ++j) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) s[j][i] = 0.0F;
+      }
+      keys_.add_products(s, q_, tile, rows_count_ > 8);
+      adjust(s, tile);
       if (settles) settle(s, note, settled_++);
       if (!settles || (number & (C::kSlices - 1U)) == rank_) weigh_and_send(s, number);
       if (own == reference) own += C::kSlices;
@@ -54,15 +144,12 @@ class Scorer {
   }
 
  private:
-  static constexpr int kBlocks = C::kKeyTile / 16;  // of 16 keys
-  static constexpr int kMine = C::kScoreBlocks;     // a warp's: warp · kMine, …
+  static constexpr int kMine = C::kScoreBlocks;  // a warp's: warp · kMine, …
 
-  using Scores = float[2 * kMine][4];  // [2 · block + half of the rows]
+  using Scores = ScoreFragments<C>;
 
-  __device__ __forceinline__ int block(int mine) const { return warp_ * kMine + mine; }
-  __device__ __forceinline__ bool has(int mine) const {
-    return kBlocks == kMine * kScoreWarps || block(mine) < kBlocks;
-  }
+  __device__ __forceinline__ int block(int mine) const { return first_score_block<C>() + mine; }
+  __device__ __forceinline__ bool has(int mine) const { return has_score_block<C>(mine); }
   // The query row, of 16, of element `i` of a block's fragment.
   __device__ __forceinline__ int row_at(int half, int i) const { return 8 * half + lane_ % 4 * 2 + i % 2; }
 
@@ -87,15 +174,7 @@ class Scorer {
       cuda::store_shared(map_.q(slot, chunk), elements);
     }
     named_sync(kScoreBarrier, 32 * kScoreWarps);
-#pragma unroll
-    for (int step = 0; step < C::kDim / 16; ++step) {
-      std::uint32_t both[4];  // rows 0 … 7 and 8 … 15, of 8 columns and the next 8
-      cuda::load_matrix(both, map_.q(lane_ % 8 + lane_ / 16 * 8, 2 * step + lane_ / 8 % 2));
-      q_[step][0][0] = both[0];
-      q_[step][0][1] = both[1];
-      q_[step][1][0] = both[2];
-      q_[step][1][1] = both[3];
-    }
+    keys_.load_queries(q_);
   }
 
   __device__ __forceinline__ void look_at_rows(const UnitNote& note) {
@@ -106,46 +185,6 @@ class Scorer {
     }
     common_begin_ = note.get(UnitNote::kCommonBegin);
     common_end_ = note.get(UnitNote::kCommonEnd);
-  }
-
-  // K Qᵀ of the K tile that has arrived next.
-  __device__ __forceinline__ void products(Scores& s) {
-    constexpr int kSteps = C::kDim / 16;
-    using Products = cuda::Products<typename C::Element>;
-    const Lap<C::kKStages> stage = stage_;
-    stage_.advance();
-    barrier_wait(map_.k_full(stage.place), stage.parity);
-#pragma unroll
-    for (int j = 0; j < 2 * kMine; ++j) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) s[j][i] = 0.0F;
-    }
-    const bool more = rows_count_ > 8;
-    const std::uint32_t tile = map_.k(stage.place) + cuda::swizzled(block(0) * 16 + lane_ % 16, lane_ / 16);
-    // A step's keys are fetched two steps ahead of their product.
-    std::uint32_t keys[3][kMine][4];
-    const auto fetch = [&](int step) {
-#pragma unroll
-      for (int mine = 0; mine < kMine; ++mine) {
-        if (!has(mine)) continue;
-        cuda::load_matrix(keys[step % 3][mine], cuda::at_columns<C::kKeyTile>(tile, step) +
-                                                    static_cast<std::uint32_t>(mine * 16 * kPanelRowBytes));
-      }
-    };
-    fetch(0);
-    fetch(1);
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      if (step + 2 < kSteps) fetch(step + 2);
-#pragma unroll
-      for (int mine = 0; mine < kMine; ++mine) {
-        if (!has(mine)) continue;
-        Products::mma(s[2 * mine], keys[step % 3][mine], q_[step][0][0], q_[step][0][1], s[2 * mine]);
-        if (more) Products::mma(s[2 * mine + 1], keys[step % 3][mine], q_[step][1][0], q_[step][1][1], s[2 * mine + 1]);
-      }
-    }
-    __syncwarp();
-    if (lane_ == 0) barrier_arrive(map_.k_empty(stage.place));
   }
 
   // Scaled and capped, and −∞ where a row does not see the key.
@@ -259,14 +298,14 @@ class Scorer {
   const int lane_;
   std::uint32_t settled_ = 0;  // units so far, but for those without tiles
   std::uint32_t tiles_ = 0;    // of all of them
-  Lap<C::kKStages> stage_;     // of the next K tile that this CTA scores
   std::uint32_t sent_ = 0;     // slots that it has written
   int rows_count_ = 0;
   int common_begin_ = 0, common_end_ = 0;  // keys that all rows see
   // Of this thread's rows, [2 · half + i].
   int low_[4], high_[4];
   float shift_[4];  // minus the reference, or 0
-  std::uint32_t q_[C::kDim / 16][2][2];
+  QueryFragments<C> q_;
+  Keys keys_;
 };
 
 }  // namespace ringattn::sm90

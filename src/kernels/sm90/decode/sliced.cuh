@@ -133,10 +133,10 @@ __global__ void __launch_bounds__(C::kThreads, 1) sliced_kernel(const __grid_con
 
   const auto each_note = [&](auto take) { for_each_note<C>(map, first, step, take); };
   if (warp < kScoreWarps) {
-    Scorer<C> scorer(params, map, rank);
+    Scorer<C> scorer(params, map, rank, TileKeys<C>(map));
     each_note([&](const UnitNote& note, int) { scorer.take(note); });
   } else if (warp < kScoreWarps + C::kOutWarps) {
-    SlicedOutputs<C> outputs(params, map, rank);
+    SlicedOutputs<C> outputs(params, map, rank, TileValues<C>(map));
     each_note([&](const UnitNote& note, int number) {
       const bool failed = outputs.take(note);
       if (!outputs.speaks()) return;

@@ -11,17 +11,121 @@
 
 namespace ringattn::sm90 {
 
+// How many blocks of 8 columns a warp with outputs has.
 template <class C>
-class SlicedOutputs {
+inline constexpr int kOutBlocks = C::kSliceColumns / 8 / C::kOutWarps;
+
+// Tiles of V of elements, as the copy engine brings them: this warp's columns of its CTA's slice, one block behind the
+// other.
+template <class C>
+class TileValues {
  public:
-  __device__ __forceinline__ SlicedOutputs(const DecodeParams& p, const SlicedMap<C>& map, std::uint32_t rank)
-      : p_(p), map_(map), rank_(rank), warp_(thread_of_cta() / 32 - kScoreWarps), lane_(thread_of_cta() % 32) {
-    p_at_ = ScoreSlot::block<C::kScoreBlocks>(0, lane_ / 8 % 2) + ScoreSlot::chunk(lane_ % 8, lane_ / 16);
+  // Of the products of 16 keys.
+  struct Fragment {
+    std::uint32_t v[kOutBlocks<C>][2];
+  };
+
+  __device__ __forceinline__ explicit TileValues(const SlicedMap<C>& map)
+      : map_(map), warp_(thread_of_cta() / 32 - kScoreWarps), lane_(thread_of_cta() % 32) {
 #pragma unroll
     for (int n = 0; n < kLoads; ++n) {
       const bool pair = 2 * n + 1 < kBlocks;
       v_at_[n] = v_chunk(lane_ % 16, warp_ * kBlocks + 2 * n + (pair ? lane_ / 16 : 0));
     }
+  }
+
+  __device__ __forceinline__ void begin(const UnitNote&) {}
+
+  // Until the next tile, with so many keys from its first one on, is here; then it is the one that is fetched from.
+  __device__ __forceinline__ void await(int keys) {
+    barrier_wait(map_.v_full(stage_.place), stage_.parity);
+    tile_ = map_.v(stage_.place);
+    stage_.advance();
+    if (keys < C::kKeyTile) clear_tail(tile_, keys);
+  }
+  // All that differs from step to step is a constant of the instructions: nothing is worked out between products.
+  __device__ __forceinline__ void fetch(Fragment& to, int step) const {
+    const auto rows = static_cast<std::uint32_t>(step * 16 * C::kVRowBytes);
+#pragma unroll
+    for (int n = 0; n + 1 < kBlocks; n += 2) {
+      std::uint32_t both[4];
+      cuda::load_matrix_transposed(both, tile_ + v_at_[n / 2] + rows);
+      to.v[n][0] = both[0];
+      to.v[n][1] = both[1];
+      to.v[n + 1][0] = both[2];
+      to.v[n + 1][1] = both[3];
+    }
+    if constexpr (kBlocks % 2 != 0) {
+      cuda::load_matrix_pair_transposed(to.v[kBlocks - 1], tile_ + v_at_[kLoads - 1] + rows);
+    }
+  }
+  // Calls with(way) for the tile awaited last: how what is fetched of it becomes elements.
+  template <class With>
+  __device__ __forceinline__ static void choose_way(const With& with) {
+    with(0);
+  }
+  __device__ __forceinline__ static const Fragment& elements(int, const Fragment& fetched) { return fetched; }
+  // By the whole warp, when nothing of the tile awaited before the last one is fetched any more.
+  __device__ __forceinline__ void release() {
+    if (lane_ == 0) barrier_arrive(map_.v_empty(released_.place));
+    released_.advance();
+  }
+
+  // Calls with(column, x, y) for neighbouring outputs of this thread in a row, of `half`; columns are of the slice.
+  template <class With>
+  __device__ __forceinline__ void for_columns(const float (&o)[kOutBlocks<C>][4], int half, const With& with) const {
+#pragma unroll
+    for (int n = 0; n < kBlocks; ++n) {
+      with((warp_ * kBlocks + n) * 8 + lane_ % 4 * 2, o[n][2 * half], o[n][2 * half + 1]);
+    }
+  }
+
+ private:
+  static constexpr int kBlocks = kOutBlocks<C>;
+  static constexpr int kLoads = (kBlocks + 1) / 2;  // for the products of 16 keys
+
+  // Where 8 columns of a row of V lie in a tile. 16 rows behind, they lie 16 rows' bytes behind.
+  static __device__ __forceinline__ std::uint32_t v_chunk(int row, int chunk) {
+    constexpr int kChunks = C::kVRowBytes / 16;
+    const auto at = static_cast<std::uint32_t>(row * C::kVRowBytes + chunk % kChunks * 16);
+    return static_cast<std::uint32_t>(chunk / kChunks * C::kKeyTile * C::kVRowBytes) +
+           (at ^ ((at >> 7 & static_cast<std::uint32_t>(kChunks - 1)) << 4));
+  }
+
+  // As Decoder::clear_tail(), of this warp's columns.
+  __device__ __forceinline__ void clear_tail(std::uint32_t v, int keys) const {
+#pragma unroll 1
+    for (int row = keys + lane_; row < C::kKeyTile; row += 32) {
+#pragma unroll
+      for (int n = 0; n < kBlocks; ++n) {
+        cuda::store_shared(v + v_chunk(row, warp_ * kBlocks + n), uint4{0, 0, 0, 0});
+      }
+    }
+    proxy_fence();  // the copy engine writes there next
+    __syncwarp();
+  }
+
+  const SlicedMap<C>& map_;
+  const int warp_;
+  const int lane_;
+  Lap<C::kVStages> stage_, released_;  // the next one to await, and to give back
+  std::uint32_t tile_ = 0;
+  std::uint32_t v_at_[kLoads];  // where this lane's share begins
+};
+
+// Values: where it has tiles of V from, and how they become fragments (TileValues).
+template <class C, class Values = TileValues<C>>
+class SlicedOutputs {
+ public:
+  __device__ __forceinline__ SlicedOutputs(const DecodeParams& p, const SlicedMap<C>& map, std::uint32_t rank,
+                                           const Values& values)
+      : p_(p),
+        map_(map),
+        rank_(rank),
+        warp_(thread_of_cta() / 32 - kScoreWarps),
+        lane_(thread_of_cta() % 32),
+        values_(values) {
+    p_at_ = ScoreSlot::block<C::kScoreBlocks>(0, lane_ / 8 % 2) + ScoreSlot::chunk(lane_ % 8, lane_ / 16);
   }
 
   // Whether this warp is the one that says so when a unit has failed.
@@ -39,11 +143,12 @@ class SlicedOutputs {
       end_[half] = note.get(UnitNote::kRowEnd, slot);
       clear_row(half);
     }
+    values_.begin(note);
     if (unit.begin < unit.end) {
       await_scores(slot_);
-      await_values(stage_, unit.of.length - unit.begin * C::kKeyTile);
-      fetch(head_[0], probabilities(slot_), values(stage_), 0);
-      fetch(head_[1], probabilities(slot_), values(stage_), 1);
+      values_.await(unit.of.length - unit.begin * C::kKeyTile);
+      fetch(head_[0], probabilities(slot_), 0);
+      fetch(head_[1], probabilities(slot_), 1);
     }
     int next = next_turn(begin_, end_, unit.begin);
 #pragma unroll 1
@@ -53,15 +158,12 @@ class SlicedOutputs {
         next = next_turn(begin_, end_, tile);
       }
       const Lap<C::kSlots> slot = slot_;
-      const Lap<C::kVStages> stage = stage_;
       slot_.advance();
-      stage_.advance();
-      add_outputs(slot, stage, tile + 1 < unit.end, unit.of.length - (tile + 1) * C::kKeyTile);
+      const int keys = unit.of.length - (tile + 1) * C::kKeyTile;
+      values_.choose_way([&](auto way) { add_outputs(way, slot, tile + 1 < unit.end, keys); });
       __syncwarp();
-      if (lane_ == 0) {
-        barrier_arrive(map_.v_empty(stage.place));
-        slot_is_read<C>(map_, tiles_);
-      }
+      values_.release();
+      if (lane_ == 0) slot_is_read<C>(map_, tiles_);
       ++tiles_;
     }
     if (unit.begin < unit.end) {
@@ -79,92 +181,51 @@ class SlicedOutputs {
   }
 
  private:
-  static constexpr int kBlocks = C::kSliceColumns / 8 / C::kOutWarps;  // of 8 columns
+  static constexpr int kBlocks = kOutBlocks<C>;
   static constexpr int kSteps = C::kKeyTile / 16;
-  static constexpr int kLoads = (kBlocks + 1) / 2;  // of V, for the products of 16 keys
   static_assert(kSteps >= 4);
 
   // What the products of 16 keys need.
   struct Fragments {
     std::uint32_t p[4];
-    std::uint32_t v[kBlocks][2];
+    typename Values::Fragment v;
   };
 
   // Until the probabilities of a tile are here.
   __device__ __forceinline__ void await_scores(const Lap<C::kSlots>& slot) const {
     barrier_wait(map_.slot_full(slot.place), slot.parity);
   }
-  // Until V of a tile with so many keys from its first one on is here.
-  __device__ __forceinline__ void await_values(const Lap<C::kVStages>& stage, int keys) const {
-    barrier_wait(map_.v_full(stage.place), stage.parity);
-    if (keys < C::kKeyTile) clear_tail(map_.v(stage.place), keys);
-  }
 
-  // Where 8 columns of a row of V lie in a tile. 16 rows behind, they lie 16 rows' bytes behind.
-  static __device__ __forceinline__ std::uint32_t v_chunk(int row, int chunk) {
-    constexpr int kChunks = C::kVRowBytes / 16;
-    const auto at = static_cast<std::uint32_t>(row * C::kVRowBytes + chunk % kChunks * 16);
-    return static_cast<std::uint32_t>(chunk / kChunks * C::kKeyTile * C::kVRowBytes) +
-           (at ^ ((at >> 7 & static_cast<std::uint32_t>(kChunks - 1)) << 4));
-  }
-
-  // Where this lane's share of the probabilities of a slot begins, and a tile of V.
+  // Where this lane's share of the probabilities of a slot begins.
   __device__ __forceinline__ std::uint32_t probabilities(const Lap<C::kSlots>& slot) const {
     return map_.slot(slot.place).address + p_at_;
   }
-  __device__ __forceinline__ std::uint32_t values(const Lap<C::kVStages>& stage) const { return map_.v(stage.place); }
 
-  // All that differs from step to step is a constant of the instructions: nothing is worked out between products.
-  __device__ __forceinline__ void fetch(Fragments& to, std::uint32_t p, std::uint32_t v, int step) const {
+  __device__ __forceinline__ void fetch(Fragments& to, std::uint32_t p, int step) const {
     cuda::load_matrix(to.p, p + ScoreSlot::block<C::kScoreBlocks>(step, 0));
-    const auto rows = static_cast<std::uint32_t>(step * 16 * C::kVRowBytes);
-#pragma unroll
-    for (int n = 0; n + 1 < kBlocks; n += 2) {
-      std::uint32_t both[4];
-      cuda::load_matrix_transposed(both, v + v_at_[n / 2] + rows);
-      to.v[n][0] = both[0];
-      to.v[n][1] = both[1];
-      to.v[n + 1][0] = both[2];
-      to.v[n + 1][1] = both[3];
-    }
-    if constexpr (kBlocks % 2 != 0) {
-      cuda::load_matrix_pair_transposed(to.v[kBlocks - 1], v + v_at_[kLoads - 1] + rows);
-    }
+    values_.fetch(to.v, step);
   }
 
   // P V of a tile, whose first two steps have been fetched; the next tile's are fetched on the way, so that the chain
   // of products goes on without a wait. `keys`: of the next tile, from its first one on.
-  __device__ __forceinline__ void add_outputs(const Lap<C::kSlots>& slot, const Lap<C::kVStages>& stage, bool next,
-                                              int keys) {
+  template <class Way>
+  __device__ __forceinline__ void add_outputs(Way way, const Lap<C::kSlots>& slot, bool next, int keys) {
     Fragments ring[3];
-    const std::uint32_t p = probabilities(slot), v = values(stage);
-    const std::uint32_t next_p = probabilities(slot_), next_v = values(stage_);
+    const std::uint32_t p = probabilities(slot), next_p = probabilities(slot_);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const Fragments& now = step < 2 ? head_[step] : ring[step % 3];
-      if (step + 2 < kSteps) fetch(ring[(step + 2) % 3], p, v, step + 2);
+      if (step + 2 < kSteps) fetch(ring[(step + 2) % 3], p, step + 2);
+      const auto& [v] = values_.elements(way, now.v);
 #pragma unroll
       for (int n = 0; n < kBlocks; ++n) {
-        cuda::Products<typename C::Element>::mma(o_[n], now.p, now.v[n][0], now.v[n][1], o_[n]);
+        cuda::Products<typename C::Element>::mma(o_[n], now.p, v[n][0], v[n][1], o_[n]);
       }
-      // Between products, which take their time.
+      // Between products, which take their time; of this tile everything has been fetched.
       if (step + 4 == kSteps && next) await_scores(slot_);
-      if (step + 3 == kSteps && next) await_values(stage_, keys);
-      if (step + 2 >= kSteps && next) fetch(head_[step + 2 - kSteps], next_p, next_v, step + 2 - kSteps);
+      if (step + 3 == kSteps && next) values_.await(keys);
+      if (step + 2 >= kSteps && next) fetch(head_[step + 2 - kSteps], next_p, step + 2 - kSteps);
     }
-  }
-
-  // As Decoder::clear_tail(), of this warp's columns.
-  __device__ __forceinline__ void clear_tail(std::uint32_t v, int keys) const {
-#pragma unroll 1
-    for (int row = keys + lane_; row < C::kKeyTile; row += 32) {
-#pragma unroll
-      for (int n = 0; n < kBlocks; ++n) {
-        cuda::store_shared(v + v_chunk(row, warp_ * kBlocks + n), uint4{0, 0, 0, 0});
-      }
-    }
-    proxy_fence();  // the copy engine writes there next
-    __syncwarp();
   }
 
   // As Decoder::turn_rows() and leave_rows().
@@ -205,27 +266,27 @@ class SlicedOutputs {
   }
   // `numbers`: the row's reference and sum.
   __device__ __forceinline__ void leave_row(const DecodeUnit& unit, int half, float2 numbers) const {
-    const int thread = lane_ % 4;
     const int slot = lane_ / 4 + 8 * half;
-    const int block = static_cast<int>(rank_) * (C::kSliceColumns / 8) + warp_ * kBlocks;  // of all columns
+    const int first = static_cast<int>(rank_) * C::kSliceColumns;  // of all columns
+    const bool speaks = warp_ == 0 && lane_ % 4 == 0;
     const DecodePlace place = place_of(p_, unit, slot);
     if (!finishes(p_, unit)) {
-      auto* const outputs = reinterpret_cast<float2*>(left_outputs<C>(p_, unit, slot, place));
-#pragma unroll
-      for (int n = 0; n < kBlocks; ++n) {
-        __stcg(outputs + (block + n) / 2 * 8 + thread * 2 + (block + n) % 2,
-               float2{o_[n][2 * half], o_[n][2 * half + 1]});
-      }
+      float* const outputs = left_outputs<C>(p_, unit, slot, place);
+      const auto leave = [&](int column, auto... x) {
+        leave_columns(outputs + cuda::fragment_place(first + column), x...);
+      };
+      values_.for_columns(o_, half, leave);
       const int slice = static_cast<int>(rank_);
-      if (warp_ == 0 && thread == 0) leave_numbers(p_, unit, slice, slice + 1, slot, place, numbers);
+      if (speaks) leave_numbers(p_, unit, slice, slice + 1, slot, place, numbers);
       return;
     }
     const FinishedRow<C> finished(p_, place, numbers.x, numbers.y);
-#pragma unroll
-    for (int n = 0; n < kBlocks; ++n) {
-      finished.write(8 * (block + n) + 2 * thread, o_[n][2 * half], o_[n][2 * half + 1]);
-    }
-    if (block == 0 && thread == 0) finished.write_lse();
+    values_.for_columns(o_, half, [&](int column, auto... x) { finished.write(first + column, x...); });
+    if (first == 0 && speaks) finished.write_lse();
+  }
+  __device__ __forceinline__ static void leave_columns(float* to, float x) { __stcg(to, x); }
+  __device__ __forceinline__ static void leave_columns(float* to, float x, float y) {
+    __stcg(reinterpret_cast<float2*>(to), float2{x, y});
   }
   __device__ __forceinline__ void clear_row(int half) {
 #pragma unroll
@@ -242,14 +303,14 @@ class SlicedOutputs {
   const int lane_;
   std::uint32_t tiles_ = 0;  // so far, of all units
   Lap<C::kSlots> slot_;      // of the next one
-  Lap<C::kVStages> stage_;
-  std::uint32_t p_at_, v_at_[kLoads];  // where this lane's share begins
-  std::uint32_t ends_ = 0;             // of which the sums' warp has told
+  std::uint32_t p_at_;       // where this lane's share begins
+  std::uint32_t ends_ = 0;   // of which the sums' warp has told
   int flags_ = 0;
   int rows_count_ = 0;
   int begin_[2], end_[2];  // tiles of the unit that this thread's rows fold
   Fragments head_[2];
   float o_[kBlocks][4];
+  Values values_;
 };
 
 }  // namespace ringattn::sm90
