@@ -22,7 +22,7 @@ void print_step(const Screen& screen, const JobInput& input, const Decode& decod
 void print_job(const Screen& screen, PreparedFileJob& prepared, const Report& report);
 
 // "dense", "40 pages of 64 tokens, head-major": how the cache lies that a step reads.
-std::string cache_text(const JobInput& input);
+std::string cache_text(const JobInput& input, const DecodeJob& job);
 // "dealt by groups of 8192 keys": what each rank has of it.
 std::string deal_text(const StepForecast& step);
 

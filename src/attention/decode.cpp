@@ -206,7 +206,8 @@ CacheUpdate Decode::Impl::update_of(const DecodeInputs& inputs) const {
   }
   if (has_rows(inputs.k_new)) {
     if (job.format.k.is_plain()) update.parts[update.part_count++] = cache_part(inputs.k, inputs.k_new);
-    if (job.format.v.is_plain()) update.parts[update.part_count++] = cache_part(inputs.v, inputs.v_new);
+    if (job.format.v.is_plain() && !job.decode_spec().values_in_codes())
+      update.parts[update.part_count++] = cache_part(inputs.v, inputs.v_new);
   }
   return update;
 }

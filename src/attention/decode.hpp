@@ -88,7 +88,8 @@ struct DecodeInputs {
   const std::int32_t* host_lengths = nullptr;  // [sequences]
   BlockTable host_table = {};
   SharedPrefixes host_prefixes = {};
-  // Instead of k, and of v, exactly where DecodeJob::format is not plain. Rows of k_new and v_new are compressed as
+  // Instead of k, and of v, exactly where DecodeJob::format is not plain; of values in compressed keys, packed_k is
+  // instead of both. Rows of k_new and v_new are compressed as
   // they are written: with the tables that are there, and into tails, which have a place for each sequence of the step
   // (kernels/compressed_rows.hpp).
   CompressedCache packed_k = {};

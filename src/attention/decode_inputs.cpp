@@ -81,13 +81,20 @@ void check_caches(const DecodeJob& job, const DecodeInputs& inputs) {
   } else {
     check_packed("k", inputs.packed_k, job.format.k, {spec.dtype, spec.kv_heads, spec.head_dim});
   }
-  if (job.format.v.is_plain()) {
+  const bool in_codes = job.decode_spec().values_in_codes();
+  if (in_codes) {
+    // Values lie in k.
+  } else if (job.format.v.is_plain()) {
     check_cache("v", inputs.v, spec, spec.head_dim_v);
   } else {
     check_packed("v", inputs.packed_v, job.format.v, {spec.dtype, spec.kv_heads, spec.head_dim_v});
   }
-  const std::int64_t v_pages = job.format.v.is_plain() ? inputs.v.pages : inputs.packed_v.pages;
-  const std::int64_t v_page = job.format.v.is_plain() ? inputs.v.page_size : inputs.packed_v.page_size;
+  const std::int64_t v_pages = in_codes                  ? cache_pages(job, inputs)
+                               : job.format.v.is_plain() ? inputs.v.pages
+                                                         : inputs.packed_v.pages;
+  const std::int64_t v_page = in_codes                  ? cache_page_size(job, inputs)
+                              : job.format.v.is_plain() ? inputs.v.page_size
+                                                        : inputs.packed_v.page_size;
   if (cache_pages(job, inputs) != v_pages || cache_page_size(job, inputs) != v_page) {
     refuse(fmt::format("k has {} pages of {} tokens, v {} of {}", cache_pages(job, inputs),
                        cache_page_size(job, inputs), v_pages, v_page),

@@ -80,9 +80,9 @@ void check_decode_job(const DecodeJob& job) {
          fmt::format("values of {} numbers lie in keys of {}", job.spec.head_dim_v, job.spec.head_dim),
          "they are the first numbers of a key", "Check head_dim_v, or give values a cache of their own.");
   }
-  if (job.values_in_keys && !job.format.is_plain()) {
-    fail(ErrorCode::kUsage, fmt::format("values in keys that are stored as {}", describe(job.format)),
-         "values are columns of plain keys", "Give values a cache of their own.");
+  if (job.values_in_keys && !job.format.v.is_plain()) {
+    fail(ErrorCode::kUsage, fmt::format("values in keys that are stored as {}", describe(job.format.v)),
+         "they are columns of the keys, however these are stored", "Give values a cache of their own.");
   }
   if (job.spec.lists.any() && limits.prefixes > 0) {
     fail(ErrorCode::kUsage, "sequences with lists of key blocks share prefixes",
@@ -144,7 +144,7 @@ DecodeMemory decode_memory(const DecodeJob& job, const DecodeKernel& kernel, int
   const std::int64_t token = job.values_in_keys ? k_token_bytes(spec) : kv_token_bytes(spec);
   const RowShape k{spec.dtype, spec.kv_heads, spec.head_dim};
   const RowShape v{spec.dtype, spec.kv_heads, spec.head_dim_v};
-  const std::int64_t stored = job.values_in_keys ? token : token_bytes(job.format.k, k) + token_bytes(job.format.v, v);
+  const std::int64_t stored = token_bytes(job.format.k, k) + (job.values_in_keys ? 0 : token_bytes(job.format.v, v));
   memory.cache =
       bytes_of(pages * page, stored) + static_cast<std::size_t>(table_bytes(job.format.k, k, limits.sequences) +
                                                                 table_bytes(job.format.v, v, limits.sequences));

@@ -19,7 +19,9 @@ struct DecodeJob {
   std::int64_t pages = 0;
   // v is the first head_dim_v numbers of each row of k, in the same memory, as where a latent is both.
   bool values_in_keys = false;
-  CacheFormat format = {};  // how the cache stores k and v; what they are is what decompression gives
+  // How the cache stores k and v; what they are is what decompression gives. Of values_in_keys that of k says it for
+  // both, and that of v is plain.
+  CacheFormat format = {};
   // Of a spec with lists: each step makes its lists by itself, of so many blocks of key_block keys (Decode). 0: each is
   // given them.
   int best_blocks = 0;

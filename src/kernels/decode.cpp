@@ -89,8 +89,9 @@ void check_decode_step(const DecodeSpec& spec, const DecodeLimits& limits, const
     refuse(fmt::format("k has {} pages of {} tokens, v {} of {}", k.pages, k.page_size, v.pages, v.page_size),
            "a token's key and value lie at the same place of both");
   }
-  if (spec.values_in_keys && !spec.values_in_codes() && (step.v.data != step.k.data || step.v.page_stride != step.k.page_stride ||
-                              step.v.token_stride != step.k.token_stride || step.v.head_stride != step.k.head_stride)) {
+  if (spec.values_in_keys && !spec.values_in_codes() &&
+      (step.v.data != step.k.data || step.v.page_stride != step.k.page_stride ||
+       step.v.token_stride != step.k.token_stride || step.v.head_stride != step.k.head_stride)) {
     refuse("v of a decode step lies by itself", "the kernel was made for values in the keys");
   }
   if (fold.lists.any() != (step.lists.blocks != nullptr) || fold.lists.any() != (step.lists.counts != nullptr)) {

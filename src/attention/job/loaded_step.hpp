@@ -38,7 +38,9 @@ class LoadedCache {
   const CachePools& pools() const { return pools_; }
   // Another cache of the same contents.
   CachePools copy() const;
+  // Of a cache that is not plain: packed().
   MutableCacheView k(const CachePools& pools) const { return view(pools.k, decode_.job().spec.head_dim); }
+  CompressedCache packed(const CachePools& pools) const;
   MutableCacheView v(const CachePools& pools) const { return view(pools.v, decode_.job().spec.head_dim_v); }
   // Gives a step this cache's table and lengths, those that are held back left out; and, where nothing is held back,
   // the prefixes that sequences share.
@@ -49,6 +51,9 @@ class LoadedCache {
 
  private:
   MutableCacheView view(const Buffer& pool, int dim) const;
+  // Numbers of 16 bits that a row of k has.
+  std::int64_t k_width() const;
+  void fill_latents(std::span<const PackedRun> runs, const MutableTensorView& host);
   void fill_rows(std::optional<SyntheticTensor> tensor, const MutableTensorView& rows, const StepDone& step_done);
   std::int64_t fill_pages(SyntheticTensor tensor, const Buffer& pool, int dim, const StepDone& step_done);
 

@@ -104,18 +104,27 @@ DecodeSpec decode_spec(const JobInput& input) {
   return {input.job().spec, false};
 }
 
+DecodeSpec stored_spec(const JobInput& input, const KernelRow<DecodeSpec>& row) {
+  const DecodeSpec plain = decode_spec(input);
+  if (input.op() != Op::kLatent) return plain;
+  DecodeSpec stored = plain;
+  stored.format.k = input.latent_format();
+  return row.missing(stored).empty() ? stored : plain;
+}
+
 SharedPages shared_prefixes(const JobInput& input, int key_tile) {
   constexpr std::size_t kMostPrefixes = 256;  // as many as every kernel takes
   if (input.pages() == nullptr || input.op() == Op::kLatent) return {};
   return shared_pages(*input.pages(), input.job().batch, group_keys(key_tile), kMostPrefixes);
 }
 
-DecodeJob decode_job(const JobInput& input, int ranks, int key_tile) {
+DecodeJob decode_job(const JobInput& input, int ranks, int key_tile, const CacheFormat& format) {
   const SequenceList& sequences = input.job().batch.sequences;
   DecodeJob job;
   const DecodeSpec spec = decode_spec(input);
   job.spec = spec.fold;
   job.values_in_keys = spec.values_in_keys;
+  job.format = format;
   job.limits.sequences = static_cast<std::int64_t>(sequences.size());
   job.limits.rows = static_cast<int>(sequences[0].q_len);
   job.limits.keys = 1;
@@ -151,7 +160,7 @@ RankCache rank_cache(const JobInput& input, const DecodeJob& job, int rank, int 
   return paged_share(*input.pages(), batch, share, group_keys(key_tile), most_table_pages(job, dealt, key_tile));
 }
 
-double decode_bytes(const JobInput& input, int key_tile) {
+double decode_bytes(const JobInput& input, int key_tile, const CacheFormat& format) {
   const Job& job = input.job();
   const DecodeSpec spec = decode_spec(input);
   double keys = 0.0;
@@ -165,7 +174,8 @@ double decode_bytes(const JobInput& input, int key_tile) {
     }
     keys += static_cast<double>(std::min(s.k_len, tiles.end * key_tile) - tiles.begin * key_tile);
   }
-  return keys * static_cast<double>(spec.values_in_keys ? k_token_bytes(spec.fold) : kv_token_bytes(spec.fold));
+  const RowShape stored{spec.fold.dtype, spec.fold.kv_heads, spec.fold.head_dim};
+  return keys * static_cast<double>(spec.values_in_keys ? token_bytes(format.k, stored) : kv_token_bytes(spec.fold));
 }
 
 }  // namespace ringattn

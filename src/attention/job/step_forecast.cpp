@@ -22,12 +22,12 @@ double StepForecast::balance() const {
   return all > 0.0 ? most * static_cast<double>(keys.size()) / all : 1.0;
 }
 
-StepForecast forecast_step(const JobInput& input, const DecodeKernel& kernel, int ranks) {
+StepForecast forecast_step(const JobInput& input, const DecodeKernel& kernel, int ranks, const CacheFormat& format) {
   const Batch& batch = input.job().batch;
   StepForecast forecast;
   forecast.key_tile = kernel.key_tile();
   forecast.group_keys = std::int64_t{kGroupTiles} * forecast.key_tile;
-  forecast.job = decode_job(input, ranks, forecast.key_tile);
+  forecast.job = decode_job(input, ranks, forecast.key_tile, format);
   check_decode_job(forecast.job);
   const DecodeLimits& limits = forecast.job.limits;
   const int dealt = ranks_of_sequence(forecast.job.spec, ranks);
@@ -40,7 +40,7 @@ StepForecast forecast_step(const JobInput& input, const DecodeKernel& kernel, in
     forecast.memory.rows += static_cast<std::size_t>(
         limits.sequences * limits.rows * (q_token_bytes(given) + out_token_bytes(given)) + latent_weight_bytes(spec));
   }
-  forecast.bytes_read = decode_bytes(input, forecast.key_tile);
+  forecast.bytes_read = decode_bytes(input, forecast.key_tile, format);
   const std::int64_t groups = share_groups(limits.keys, dealt, forecast.key_tile);
   for (int rank = 0; rank < ranks; ++rank) {
     const SequenceRange owned = owned_sequences(limits.sequences, rank, ranks);

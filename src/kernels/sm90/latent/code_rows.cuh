@@ -44,9 +44,9 @@ __device__ __forceinline__ void expand_codes(std::uint32_t codes, std::uint32_t 
 template <int kThreads>  // of a row: 1, 2 or 4 lanes of a warp
 class CodeRow {
  public:
-  static constexpr int kRows = 32 / kThreads;                             // of a warp
-  static constexpr int kChunks = kThreads == 1 ? 4 : 8 / kThreads;        // at a time
-  static constexpr int kTimes = 8 / (kThreads * kChunks);                 // for a block
+  static constexpr int kRows = 32 / kThreads;                       // of a warp
+  static constexpr int kChunks = kThreads == 1 ? 4 : 8 / kThreads;  // at a time
+  static constexpr int kTimes = 8 / (kThreads * kChunks);           // for a block
 
   // `first`: the warp's first row.
   __device__ __forceinline__ CodeRow(const LatentCodeParams& p, int first)

@@ -13,7 +13,10 @@
 namespace ringattn::sm90 {
 
 template <class C>
-__global__ void __launch_bounds__(kLatentThreads, 1) latent_kernel(const __grid_constant__ typename C::Params of_launch) {
+__global__ void __launch_bounds__(kLatentThreads, 1)
+    latent_kernel(const __grid_constant__ typename C::Params of_launch) {
+  constexpr int kOtherRegisters = C::kCodes ? 72 : 40;
+  constexpr int kFoldRegisters = (kLatentRegisters - kOtherRegisters) / 2;
   const DecodeParams& params = step_of(of_launch);
   const std::uint32_t rank = C::kCtas > 1 ? rank_in_cluster() : 0;
   const LatentMap map{C::kCtas > 1 ? in_cta(kReservedBytes, rank) : kReservedBytes};
@@ -29,10 +32,10 @@ __global__ void __launch_bounds__(kLatentThreads, 1) latent_kernel(const __grid_
     for (int n = static_cast<int>(blockIdx.x); n < units; n += step) worker.take(unit_of<C>(params, map, n));
   };
   if (threadIdx.x < kLatentFoldThreads) {
-    take_registers<C::kCodes ? 224 : 232>();
+    take_registers<kFoldRegisters>();
     each_unit(LatentFold<C>(params, map));
   } else {
-    give_registers<C::kCodes ? 64 : 40>();
+    give_registers<kOtherRegisters>();
     if constexpr (C::kCodes) {
       each_unit(LatentExpander<C>(of_launch, map, rank));
     } else {

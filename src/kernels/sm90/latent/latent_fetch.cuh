@@ -142,8 +142,8 @@ class LatentFetcher {
   const DecodeParams& p_;
   const LatentMap& map_;
   const int lane_;
-  const int own_boxes_;  // of a tile, a power of two
-  const int row_;        // where in its tile this lane's box begins
+  const int own_boxes_;      // of a tile, a power of two
+  const int row_;            // where in its tile this lane's box begins
   std::uint32_t tiles_ = 0;  // of all units so far
   int tile_ = 0;             // of the unit, the next one
   Box ahead_[kAhead];        // of the tiles that are next

@@ -12,10 +12,9 @@
 
 namespace ringattn::sm90 {
 
-template <class Element_, bool kCodes_, int kCtas_, int kSchedule_ = 1>
+template <class Element_, bool kCodes_, int kCtas_>
 struct LatentConfig {
   using Element = Element_;
-  static constexpr int kSchedule = kSchedule_;
   static constexpr bool kCodes = kCodes_;  // latents of 8 bits
   using Params = std::conditional_t<kCodes, LatentCodeParams, DecodeParams>;
   static constexpr int kCtas = kCtas_;  // of a cluster, each with a block of rows
@@ -30,12 +29,6 @@ template <class Element, bool kCodes, class With>
 void for_latent_configs(With with) {
   with(LatentConfig<Element, kCodes, 1>());
   with(LatentConfig<Element, kCodes, 2>());
-  if constexpr (!kCodes && std::is_same_v<Element, __nv_bfloat16>) {
-    with(LatentConfig<Element, kCodes, 1, 0>());
-    with(LatentConfig<Element, kCodes, 2, 0>());
-    with(LatentConfig<Element, kCodes, 1, 2>());
-    with(LatentConfig<Element, kCodes, 2, 2>());
-  }
 }
 
 template <class Element_, bool kCodes_>
@@ -89,7 +82,7 @@ int latent_clusters(int ctas) {
 template <class Element, bool kCodes, class Params>
 void launch_latent(const Params& params, int ctas, int clusters, Stream stream) {
   for_latent_configs<Element, kCodes>([&]<class C>(C) {
-    if (C::kCtas + 10 * C::kSchedule != ctas) return;
+    if (C::kCtas != ctas) return;
     cudaLaunchAttribute cluster{};
     cudaLaunchConfig_t launch = latent_launch<C>(clusters, cluster);
     launch.stream = cuda_stream(stream);

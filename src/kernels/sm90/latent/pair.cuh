@@ -16,6 +16,7 @@ namespace ringattn::sm90 {
 
 template <class C>
 __global__ void __launch_bounds__(kLatentThreads, 1) pair_kernel(const __grid_constant__ typename C::Params of_launch) {
+  constexpr int kScoreRegisters = 240, kOtherRegisters = C::kCodes ? 80 : 56;
   const DecodeParams& params = step_of(of_launch);
   const std::uint32_t rank = rank_in_cluster();
   const PairMap map{in_cta(kReservedBytes, rank), rank};
@@ -36,16 +37,16 @@ __global__ void __launch_bounds__(kLatentThreads, 1) pair_kernel(const __grid_co
     }
   };
   if (threadIdx.x < kWarpgroup) {
-    take_registers<240>();
+    take_registers<kScoreRegisters>();
     PairScorer<C> scorer(params, map);
     each_note(scorer);
     scorer.await_last();
   } else if (threadIdx.x < 2 * kWarpgroup) {
-    take_registers<208>();
+    take_registers<kLatentRegisters - kScoreRegisters - kOtherRegisters>();
     PairOutputs<C> outputs(params, map);
     each_note(outputs);
   } else {
-    give_registers<C::kCodes ? 64 : 56>();
+    give_registers<kOtherRegisters>();
     if (threadIdx.x / 32 == kPairFolders * kWarpgroup / 32) {
       PairFetcher<C>(params, map).run(static_cast<int>(blockIdx.x) / 2, static_cast<int>(gridDim.x) / 2);
     } else if (threadIdx.x / 32 == kPairFolders * kWarpgroup / 32 + 1) {

@@ -14,9 +14,7 @@ template <class C>
 class PairExpander {
  public:
   __device__ __forceinline__ PairExpander(const LatentCodeParams& p, const PairMap& map)
-      : map_(map),
-        first_row_(thread_of_cta() / 32 % kPairExpanders * Row::kRows),
-        row_(p, first_row_) {
+      : map_(map), first_row_(thread_of_cta() / 32 % kPairExpanders * Row::kRows), row_(p, first_row_) {
     static_assert(kPairExpanders * Row::kRows == kLatentTile);
   }
 

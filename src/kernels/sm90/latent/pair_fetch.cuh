@@ -134,7 +134,8 @@ class PairFetcher {
       if constexpr (C::kCodes) {
         // Where the codes of the block lie that is expanded after so many others.
         load_page_box(own + in_half(panel), &p_.k, map_.codes_full(turn.place),
-                      static_cast<int>(PairMap::block_of(rank, static_cast<std::uint32_t>(panel))) * kPanelColumns, head, box.page, box.row);
+                      static_cast<int>(PairMap::block_of(rank, static_cast<std::uint32_t>(panel))) * kPanelColumns,
+                      head, box.page, box.row);
       } else {
         load_page_box(own + in_half(panel), &p_.k, own_full, own_column + panel * kPanelColumns, head, box.page,
                       box.row);

@@ -52,9 +52,10 @@ struct PairNote {
     put(6, unit.kv_head);
     put(7, unit.block);
     put(8, unit.cache_group);
+    put(9, unit.lag);
   }
   __device__ __forceinline__ void write_end() const { put(0, kNoMore); }
-  // All that those need who fold it.
+  // All that those need who fold or expand it.
   __device__ __forceinline__ DecodeUnit read() const {
     DecodeUnit unit{};
     unit.begin = get(0);
@@ -66,6 +67,7 @@ struct PairNote {
     unit.kv_head = get(6);
     unit.block = get(7);
     unit.cache_group = get(8);
+    unit.lag = get(9);
     return unit;
   }
 
@@ -121,7 +123,9 @@ struct PairMap {
   }
   // Of the blocks of 128 columns of a tile of 8 bits that CTA `scorer` scores, the one that is expanded after `nth`
   // others: first those that both CTAs need. The codes of all lie in this CTA's own half.
-  static constexpr std::uint32_t block_of(std::uint32_t scorer, std::uint32_t nth) { return (nth + 2 - 2 * scorer) % 4; }
+  static constexpr std::uint32_t block_of(std::uint32_t scorer, std::uint32_t nth) {
+    return (nth + 2 - 2 * scorer) % 4;
+  }
   __device__ std::uint32_t rope(std::uint32_t place) const { return at(kRopeOffset, place, kPanelBytes); }
   __device__ std::uint32_t weights(bool own, std::uint32_t place) const {
     return own ? rope(place) : at(kWeightOffset, place, kPanelBytes);

@@ -20,8 +20,7 @@ namespace {
 
 class Sm90Latent final : public DecodeKernel {
  public:
-  Sm90Latent(const DecodeSpec& spec, int device)
-      : spec_(spec), device_(device) {}
+  Sm90Latent(const DecodeSpec& spec, int device) : spec_(spec), device_(device) {}
 
   std::int64_t record_floats() const override { return kLatentDimV + 4; }
   int key_tile() const override { return kLatentTile; }
@@ -74,9 +73,7 @@ class Sm90Latent final : public DecodeKernel {
       if (pairs) {
         launcher.launch_pairs(params, at_a_time, stream);
       } else {
-        const bool varies = spec_.format.is_plain() && spec_.fold.dtype == Dtype::kBf16;
-        const int schedule = varies && limits_.slices == 1 ? 0 : varies && limits_.slices == 4 ? 2 : 1;
-        launcher.launch(params, ctas + 10 * schedule, at_a_time, stream);
+        launcher.launch(params, ctas, at_a_time, stream);
       }
     };
     const int box_rows = kLatentTile / ctas;  // a box or more for each CTA of a cluster
@@ -115,9 +112,15 @@ class Sm90Latent final : public DecodeKernel {
     const PagedStream& scales = cache.streams[1];
     // The copy engine counts 16 bits: two codes, or an element.
     const auto map = [&](const PagedStream& stream, std::int64_t columns) {
-      const CacheView view{stream.data,     Dtype::kBf16,           cache.pages,
-                           cache.page_size, cache.shape.heads,      columns,
-                           stream.page_stride / 2, stream.token_stride / 2, stream.head_stride / 2};
+      const CacheView view{stream.data,
+                           Dtype::kBf16,
+                           cache.pages,
+                           cache.page_size,
+                           cache.shape.heads,
+                           columns,
+                           stream.page_stride / 2,
+                           stream.token_stride / 2,
+                           stream.head_stride / 2};
       return map_pages(mapped_pages("sm90_latent", view), Dtype::kBf16, step.box_rows, kPanelColumns);
     };
     p.step.k = map(cache.streams[0], kLatentDimV / 2);
@@ -146,7 +149,7 @@ class Sm90Latent final : public DecodeKernel {
   // A pair takes less time for a unit than a CTA by itself, but no less than half of it: so pairs fold where they can
   // take all units at once. Both ways have the same bits.
   bool in_pairs(std::int64_t units) const {
-    return pairs_ > 0 && (limits_.slices == 0 ? units <= pairs_ : limits_.slices == 2);
+    return pairs_ > 0 && (limits_.slices == 0 ? units <= pairs_ : limits_.slices > 1);
   }
 
   DecodeSpec spec_;
