@@ -19,6 +19,7 @@
 #include "bench/decode_gpu_words.hpp"
 #include "bench/graph_time.hpp"
 #include "bench/packed_caches.hpp"
+#include "bench/words.hpp"
 #include "kernels/block_choice.hpp"
 #include "kernels/decode.hpp"
 #include "kernels/fold_spec.hpp"
@@ -237,11 +238,4 @@ int run(const std::vector<std::string_view>& arguments) {
 }  // namespace
 }  // namespace ringattn
 
-int main(int count, char** words) {
-  try {
-    return ringattn::run({words + 1, words + count});
-  } catch (const ringattn::Error& error) {
-    fmt::print(stderr, "{}\n", error.what());
-    return static_cast<int>(error.code());
-  }
-}
+int main(int count, char** words) { return ringattn::said_by(ringattn::run, count, words); }

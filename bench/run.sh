@@ -138,6 +138,12 @@ worlds() {
   echo "$gpus"
 }
 need_gpus() { need test "$gpus" -ge "$1" -- "$1 GPU$([[ $1 == 1 ]] || echo s), there are $gpus"; }
+# on_one_gpu [PROGRAM …]: what a part does first that measures one GPU.
+on_one_gpu() {
+  need_gpus 1
+  prepare "$@"
+  export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
+}
 has_torch() { "$python" -c 'import torch; assert torch.cuda.is_available()' >/dev/null 2>&1; }
 need_torch() {
   need has_torch -- "PyTorch with CUDA (PYTHON=$python has none)"
@@ -159,8 +165,7 @@ in_turn() {
 part_one_gpu() {
   need_gpus 1
   need_torch
-  prepare
-  export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
+  on_one_gpu
   local lengths
   for lengths in 1k-4k*2 8k-32k*2 64k-128k*2; do in_turn --seq "$lengths" "${main_shape[@]}"; done
   in_turn --seq 32k --heads 32 --kv-heads 8 --head-dim 128 --mask full
@@ -174,8 +179,7 @@ part_one_gpu() {
 part_one_gpu_shapes() {
   need_gpus 1
   need_torch
-  prepare
-  export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
+  on_one_gpu
   in_turn --seq 4k-16k*2 --heads 32 --kv-heads 8 --head-dim 128 --mask full
   in_turn --seq 4k-32k*2 --heads 16 --kv-heads 16 --head-dim 128 --mask causal
   in_turn --seq 4k-16k*2 --heads 32 --kv-heads 32 --head-dim 64 --mask causal
@@ -191,8 +195,7 @@ part_one_gpu_shapes() {
 part_precision_and_state() {
   need_gpus 1
   need_torch
-  prepare fold_gpu_bench
-  export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
+  on_one_gpu fold_gpu_bench
   local dtype kernel
   local -a job=(--seq "8k,32k" --total-tokens 16k --heads 32 --kv-heads 8 --head-dim 128 --mask causal)
   for dtype in bf16 fp16 bf16 fp16; do  # in turn: the card's clock changes between them, too
@@ -215,9 +218,7 @@ equal_heads=(--steps "1x4k,1x64k,8x4k" --heads 32 --kv-heads 32 --head-dim 128)
 narrow_heads=(--steps "1x4k,1x64k,32x4k" --heads 32 --kv-heads 8 --head-dim 64)
 
 part_decode() {
-  need_gpus 1
-  prepare decode_gpu_bench
-  export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
+  on_one_gpu decode_gpu_bench
   local round
   for ((round = 1; round <= rounds; ++round)); do  # a file's readings of one step count as their median
     echo "round $round of $rounds"
@@ -238,8 +239,7 @@ part_decode() {
 part_decode_peers() {
   need_gpus 1
   need_torch
-  prepare decode_gpu_bench
-  export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
+  on_one_gpu decode_gpu_bench
   local round
   for ((round = 1; round <= rounds; ++round)); do
     echo "round $round of $rounds"
@@ -255,8 +255,7 @@ decode_in_turn() { alone decode_gpu_bench "$@" && peer decode "$@"; }
 part_sparse_peers() {
   need_gpus 1
   need_torch
-  prepare
-  export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
+  on_one_gpu
   peer sparse --seq 32k,128k --heads 32 --kv-heads 8 --head-dim 128
   finish sparse-peers
 }
@@ -267,8 +266,7 @@ products=(--shapes "expand:32kx16,expand:4kx128,absorb:128x128,back:128x128,abso
 part_products() {
   need_gpus 1
   need_torch
-  prepare product_gpu_bench
-  export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
+  on_one_gpu product_gpu_bench
   local round dtype
   for ((round = 1; round <= rounds; ++round)); do
     echo "round $round of $rounds"
@@ -283,9 +281,7 @@ part_products() {
 latents=(--kernel sm90_latent --kv-heads 1 --head-dim 576 --latent-dim 512 --page-size 64)
 
 part_latents() {
-  need_gpus 1
-  prepare decode_gpu_bench
-  export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
+  on_one_gpu decode_gpu_bench
   local round
   for ((round = 1; round <= rounds; ++round)); do
     echo "round $round of $rounds"
@@ -299,8 +295,7 @@ part_latents() {
 part_latents_peers() {
   need_gpus 1
   need_torch
-  prepare decode_gpu_bench
-  export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
+  on_one_gpu decode_gpu_bench
   local round
   for ((round = 1; round <= rounds; ++round)); do
     echo "round $round of $rounds"
@@ -313,9 +308,7 @@ part_latents_peers() {
 latents_in_turn() { alone decode_gpu_bench "${latents[@]}" "$@" && peer latents "$@"; }
 
 part_compressed() {
-  need_gpus 1
-  prepare decode_gpu_bench compress_gpu_bench
-  export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
+  on_one_gpu decode_gpu_bench compress_gpu_bench
   local round
   for ((round = 1; round <= rounds; ++round)); do
     echo "round $round of $rounds"
@@ -326,9 +319,7 @@ part_compressed() {
 }
 
 part_scans() {
-  need_gpus 1
-  prepare scan_gpu_bench
-  export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
+  on_one_gpu scan_gpu_bench
   alone scan_gpu_bench && alone scan_gpu_bench --kernel sm80_scan ssd-16k ssd-131k
   finish scans
 }
@@ -336,8 +327,7 @@ part_scans() {
 part_scans_peers() {
   need_gpus 1
   need_torch
-  prepare scan_gpu_bench
-  export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
+  on_one_gpu scan_gpu_bench
   local shapes
   for shapes in ssd-16k,ssd-8x2k,ssd-131k,ssd-gated-131k \
     selective-131k,update-128,selective-update-128,convolution-131k ssd-2m; do

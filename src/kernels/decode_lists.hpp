@@ -5,9 +5,9 @@
 // The blocks that the step's rows stand in are always read, listed or not. In front of them rows see the listed blocks,
 // and these lie side by side for all that follows, as if the sequence were shorter: a row of such a sequence folds the
 // tiles, in the groups, that it folds by a list of tile_lists.hpp which names the same blocks. So it has the bits of
-// that fold. Blocks are multiples of both tiles of the kernel, whatever the size of pages: a block may be several pages,
-// one, or a part of one. Pages that are smaller than a block are not listed by themselves; a tile of keys from several
-// places is one that no fold has.
+// that fold. Blocks are multiples of both tiles of the kernel, whatever the size of pages: a block may be several
+// pages, one, or a part of one. Pages that are smaller than a block are not listed by themselves; a tile of keys from
+// several places is one that no fold has.
 #pragma once
 
 #include <cstdint>

@@ -17,7 +17,7 @@ namespace ringattn {
 
 namespace {
 
-constexpr std::int64_t kPieceTokens = 256;  // that a thread takes at a time
+[[maybe_unused]] constexpr std::int64_t kPieceTokens = 256;  // that a thread takes at a time
 
 // One head's row as fp32.
 void widen(const TensorView& rows, std::int64_t token, std::int64_t head, float* wide) {

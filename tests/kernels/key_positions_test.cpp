@@ -114,7 +114,8 @@ TEST(KeyPositions, AreLeftOutWhereAShiftSaysTheSame) {
     }
     const KeyPositions positions("positions", heads, {{kept, whole}}, rows);
     for (const Mask& mask : kMasks) {
-      for (const auto& [query, count] : {std::pair{30, 4}, {29, 1}, {28, 4}, {20, 10}, {0, 30}, {26, 2}}) {
+      for (const auto& queries : {std::pair{30, 4}, {29, 1}, {28, 4}, {20, 10}, {0, 30}, {26, 2}}) {
+        const std::int64_t query = queries.first, count = queries.second;
         const auto position = position_without_gaps(mask, positions, 0, query, count);
         (position ? moved : kept_as_they_are) += 1;
         const auto same = [&](std::int64_t at) {
