@@ -128,11 +128,4 @@ int run(const std::vector<std::string_view>& words) {
 }  // namespace
 }  // namespace ringattn
 
-int main(int count, char** words) {
-  try {
-    return ringattn::run({words + 1, words + count});
-  } catch (const ringattn::Error& error) {
-    fmt::print(stderr, "{}\n", error.what());
-    return static_cast<int>(error.code());
-  }
-}
+int main(int count, char** words) { return ringattn::said_by(ringattn::run, count, words); }

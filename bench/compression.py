@@ -6,9 +6,9 @@
     bench/plot.py compression bench/results/compression.jsonl -o docs/pictures/compression.svg
 
 A line is one `ringattn compress --report`: the bytes of a token and head, and the change of O on sampled rows by fp64 of both
-caches. `normal` are normal values. `outliers` are normal values too, but 4 channels of each key head are 12 times as large
-and have a mean besides, and the first token of every sequence draws about half of the attention, as in models. Needs NumPy
-and safetensors.
+caches, of all queries, or, where tokens are taken out, of the last 256. `normal` are normal values. `outliers` are normal
+values too, but 4 channels of each key head are 12 times as large and have a mean besides, and the first token of every
+sequence draws about half of the attention, as in models. Needs NumPy and safetensors.
 """
 
 from __future__ import annotations
@@ -23,10 +23,13 @@ import numpy
 import safetensors.numpy
 
 TOKENS, HEADS, KV_HEADS, DIM = 4096, 8, 2, 128
+LAST = 256  # queries behind most of the cache: what is evicted is so for queries to come
 RUNS = [("fp8", None), ("fp8", 0.5), ("int8", None), ("int4", None), ("int4", 0.7)]
 RUNS += [("lowrank", ratio) for ratio in (0.25, 0.5, 0.75)]
 RUNS += [("vq", ratio) for ratio in (0.75, 0.87, 0.93)]
 RUNS += [("hybrid", ratio) for ratio in (0.3, 0.4, 0.5, 0.55)]
+EVICTIONS = [(method, ratio) for method in ("streaming", "knorm", "snapkv", "expected") for ratio in (0.25, 0.5, 0.75)]
+EVICTIONS += [("snapkv+fp8", 0.5)]
 
 
 def normal_data(seed: int) -> dict[str, numpy.ndarray]:
@@ -57,9 +60,12 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         for name, data in (("normal", normal_data(7)), ("outliers", outlier_data(7))):
             cache, small = os.path.join(folder, name), os.path.join(folder, "small")
-            safetensors.numpy.save_file({key: rows.astype(numpy.float16) for key, rows in data.items()}, cache)
-            for method, ratio in RUNS:
-                words = [tool, "compress", "--method", method, "--input", cache, "--output", small, "--force", "--report"]
+            rows = {key: rows.astype(numpy.float16) for key, rows in data.items()}
+            safetensors.numpy.save_file(rows, cache)
+            safetensors.numpy.save_file({**rows, "q": rows["q"][-LAST:].copy()}, cache + "_last")
+            for method, ratio in RUNS + EVICTIONS:
+                words = [tool, "compress", "--method", method, "--output", small, "--force", "--report"]
+                words += ["--input", cache + ("_last" if (method, ratio) in EVICTIONS else "")]
                 words += ["--rows", "256", "--json", "-"] + (["--ratio", str(ratio)] if ratio is not None else [])
                 done = subprocess.run(words, capture_output=True, text=True, check=True)
                 report = json.loads(done.stdout)
@@ -67,6 +73,7 @@ def main() -> int:
                 stored = report["bytes_after"] - sum(report[key]["table_bytes"] for key in "kv")
                 line = {"what": "compression", "data": name, "method": method, "ratio": ratio}
                 line |= {"k": report["k"]["format"], "v": report["v"]["format"]}
+                line |= {"tokens": report["tokens"], "kept": report["kept_tokens"]}
                 line |= {"bytes": stored / (2 * TOKENS * KV_HEADS), "plain_bytes": plain / (2 * TOKENS * KV_HEADS)}
                 line |= {"removed": 1 - stored / plain, "table_bytes": report["bytes_after"] - stored}
                 line |= {"energy_kept": [report["k"]["energy_kept"], report["v"]["energy_kept"]]}

@@ -19,6 +19,8 @@
 #include "bench/decode_gpu_words.hpp"
 #include "bench/graph_time.hpp"
 #include "bench/packed_caches.hpp"
+#include "bench/words.hpp"
+#include "kernels/block_choice.hpp"
 #include "kernels/decode.hpp"
 #include "kernels/fold_spec.hpp"
 #include "kernels/registry.hpp"
@@ -68,6 +70,7 @@ class Bench {
   std::vector<double> time_steps(const DecodeShape& shape) {
     FoldSpec spec = make_spec(Dtype::kBf16, shape.heads, shape.kv_heads, shape.head_dim, {-1, 0});
     spec.head_dim_v = shape.head_dim_v;
+    if (shape.listed > 0) spec.lists = {kListedBlock, kListedBlock, shape.kv_heads};
     const DecodeSpec decode{spec, shape.values_in_keys, cache_format_of(shape)};
     if (const auto missing = row_.missing(decode); !missing.empty()) {
       fail(ErrorCode::kUnsupported, fmt::format("{} has no form for this shape", row_.name),
@@ -91,10 +94,18 @@ class Bench {
     const Buffer prefix_of = upload(std::vector<std::int32_t>(static_cast<std::size_t>(shape.batch), 0));
     const Buffer prefix_keys = upload({static_cast<std::int32_t>(shape.prefix)});
 
+    const Buffer lists = upload(lists_of(shape, turns.launches));
+    const Buffer counts = upload(std::vector<std::int32_t>(static_cast<std::size_t>(shape.batch * shape.kv_heads),
+                                                           static_cast<std::int32_t>(shape.listed) - 1));
+    const std::int64_t blocks = (shape.keys + kListedBlock - 1) / kListedBlock;
+    const std::int64_t numbers = shape.chosen ? shape.batch * shape.kv_heads * blocks : 1;
+    const Buffer means = backend_->allocate(static_cast<std::size_t>(numbers * shape.head_dim * 4));
+    const Buffer scores = backend_->allocate(static_cast<std::size_t>(numbers * 4));
+
     std::optional<PackedCaches> packed_k, packed_v;
     if (!decode.format.is_plain()) {
       packed_k.emplace(*backend_, decode.format.k, shape, turns, k_);
-      packed_v.emplace(*backend_, decode.format.v, shape, turns, v_);
+      if (!decode.values_in_codes()) packed_v.emplace(*backend_, decode.format.v, shape, turns, v_);
       check_wait(*backend_);
     }
 
@@ -115,7 +126,7 @@ class Bench {
       step.rows = shape.rows;
       if (packed_k) {
         step.packed_k = packed_k->view(cache);
-        step.packed_v = packed_v->view(cache);
+        if (packed_v) step.packed_v = packed_v->view(cache);
       } else {
         step.k = view(k_);
         step.v = view(shape.values_in_keys ? k_ : v_);
@@ -132,8 +143,55 @@ class Bench {
                      nullptr};
       return step;
     };
-    return time_graph(*backend_, turns.launches,
-                      [&](std::int64_t i) { kernel->enqueue(step_of(i % turns.caches), backend_->stream()); });
+    const auto choice_of = [&](const DecodeStep& step) {
+      BlockChoice choice{.spec = spec,
+                         .q = step.q,
+                         .rows = step.rows,
+                         .most_rows = step.rows,
+                         .k = step.k,
+                         .block_table = step.block_table,
+                         .lengths = step.lengths,
+                         .count = static_cast<int>(shape.listed),
+                         .blocks = blocks};
+      choice.means = reinterpret_cast<float*>(means.data());
+      choice.scores = reinterpret_cast<float*>(scores.data());
+      choice.chosen = reinterpret_cast<std::int32_t*>(lists.data());
+      choice.counts = reinterpret_cast<std::int32_t*>(counts.data());
+      return choice;
+    };
+    if (shape.chosen) backend_->pool_keys(choice_of(step_of(0)), backend_->stream());
+    check_wait(*backend_);
+    return time_graph(*backend_, turns.launches, [&](std::int64_t i) {
+      DecodeStep step = step_of(i % turns.caches);
+      if (shape.chosen) {
+        const BlockChoice choice = choice_of(step);
+        backend_->choose_blocks(choice, backend_->stream());
+        step.lists = choice.lists();
+      } else if (shape.listed > 0) {
+        const std::int64_t all_lists = shape.batch * shape.kv_heads * shape.listed;
+        step.lists = {reinterpret_cast<const std::int32_t*>(lists.data()) + i * all_lists,
+                      reinterpret_cast<const std::int32_t*>(counts.data()), shape.listed};
+      }
+      kernel->enqueue(step, backend_->stream());
+    });
+  }
+
+  // Lists of so many launches, drawn of the blocks in front of the last one.
+  static std::vector<std::int32_t> lists_of(const DecodeShape& shape, std::int64_t launches) {
+    std::vector<std::int32_t> lists;
+    const std::int64_t before = (shape.keys + kListedBlock - 1) / kListedBlock - 1;
+    std::vector<std::int32_t> all(static_cast<std::size_t>(before));
+    std::iota(all.begin(), all.end(), 0);
+    std::mt19937_64 generator(2);
+    for (std::int64_t list = 0; shape.listed > 0 && list < launches * shape.batch * shape.kv_heads; ++list) {
+      std::shuffle(all.begin(), all.end(), generator);
+      const auto begin = static_cast<std::ptrdiff_t>(lists.size());
+      lists.insert(lists.end(), all.begin(), all.begin() + (shape.listed - 1));
+      std::sort(lists.begin() + begin, lists.end());
+      lists.push_back(0);  // room that counts don't reach
+    }
+    if (lists.empty()) lists.push_back(0);
+    return lists;
   }
 
   // The block table: pages in any order, of which each sequence has the first ones of the prefix.
@@ -180,11 +238,4 @@ int run(const std::vector<std::string_view>& arguments) {
 }  // namespace
 }  // namespace ringattn
 
-int main(int count, char** words) {
-  try {
-    return ringattn::run({words + 1, words + count});
-  } catch (const ringattn::Error& error) {
-    fmt::print(stderr, "{}\n", error.what());
-    return static_cast<int>(error.code());
-  }
-}
+int main(int count, char** words) { return ringattn::said_by(ringattn::run, count, words); }

@@ -32,6 +32,10 @@ inline std::string decode_line(std::string_view kernel, std::string_view device,
   line.member("head_dim_v", shape.head_dim_v).member("dtype", "bf16").member("page_size", shape.page).end_object();
   std::string form = shape.slices == 0 ? std::string() : fmt::format("slices {}", shape.slices);
   if (shape.prefix > 0) form += fmt::format("{}prefix {}", form.empty() ? "" : ", ", shape.prefix);
+  if (shape.listed > 0) {
+    form += fmt::format("{}{} {} blocks of {}", form.empty() ? "" : ", ", shape.chosen ? "best" : "listed",
+                        shape.listed, kListedBlock);
+  }
   if (shape.cache != "plain") form += (form.empty() ? "" : ", ") + shape.cache;
   line.member("form", form);
   line.member("caches", turns.caches).member("launches", turns.launches).member("samples", times.size());

@@ -3,12 +3,14 @@
 // --kv-heads and --head-dim are those of bench/peers/decode.py, so a script gives both programs the same words.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "bench/words.hpp"
+#include "kernels/latent_rows.hpp"
 
 namespace ringattn {
 
@@ -24,17 +26,21 @@ struct DecodeShape {
   std::int64_t page = 0;        // tokens; 0: a dense cache
   int slices = 0;               // DecodeLimits::slices
   std::int64_t prefix = 0;      // the first keys that all sequences share, in the same pages; 0: they share none
+  std::int64_t listed = 0;      // blocks of kListedBlock keys of a KV head's list, those of the rows included; 0: all
+  bool chosen = false;          // by the step itself, of mean keys; else they are drawn
   std::string cache = "plain";  // how it is stored: plain, fp8, int8 or int4
 };
 
 // Of a row of one head, with its scales.
 inline std::int64_t row_bytes_of(const DecodeShape& shape) {
   if (shape.cache == "plain") return std::int64_t{2} * shape.head_dim;
+  if (shape.values_in_keys) return latent_row_bytes(shape.head_dim_v, shape.head_dim - shape.head_dim_v);
   return shape.cache == "int4" ? shape.head_dim / 2 + shape.head_dim / 32 * 4 : shape.head_dim + 4;
 }
 
 inline constexpr std::int64_t kFarBeyondCache = std::int64_t{512} << 20;  // bytes read between two uses of a cache
 inline constexpr std::int64_t kLeastLaunches = 4;                         // of a graph
+inline constexpr int kListedBlock = 128;                                  // keys
 
 // How a shape's caches lie, and how often they are used in turn.
 struct Turns {
@@ -56,7 +62,10 @@ inline Turns turns_of(const DecodeShape& shape) {
   turns.bytes = turns.pool * turns.page * shape.kv_heads * row_bytes_of(shape);
   const std::int64_t all = (shape.values_in_keys ? 1 : 2) * turns.bytes;
   turns.caches = (kFarBeyondCache + all - 1) / all;
-  turns.launches = turns.caches * ((kLeastLaunches + turns.caches - 1) / turns.caches);
+  // A launch by lists reads a part of a cache, and the next ones others.
+  const std::int64_t parts =
+      shape.listed == 0 ? 1 : std::max<std::int64_t>(1, shape.keys / (shape.listed * kListedBlock));
+  turns.launches = turns.caches * ((std::max(kLeastLaunches, parts) + turns.caches - 1) / turns.caches);
   return turns;
 }
 
@@ -71,7 +80,8 @@ inline constexpr BenchWords kWords{
     "decode_gpu_bench",
     "decode_gpu_bench [--kernel NAME] [--steps 1x4k,32x16k] [--rows 1,4] [--heads 32] [--kv-heads 8] "
     "[--head-dim 128] [--latent-dim 512, where the values are so many columns of the keys] [--page-size 0,64] "
-    "[--slices auto,8] [--cache plain,fp8,int8,int4] [--prefix 16k, the first keys that all sequences share]"};
+    "[--slices auto,8] [--cache plain,fp8,int8,int4] [--prefix 16k, the first keys that all sequences share] "
+    "[--listed 102, blocks of 128 keys that each KV head reads, or --best 102, which each step chooses]"};
 
 inline std::vector<std::int64_t> numbers(std::string_view list, std::int64_t least, std::int64_t most) {
   std::vector<std::int64_t> found;
@@ -93,6 +103,8 @@ inline std::vector<DecodeShape> steps(std::string_view list) {
   }
   return found;
 }
+
+inline std::string_view name_of_lists(const DecodeShape& shape) { return shape.chosen ? "--best" : "--listed"; }
 
 }  // namespace decode_words
 
@@ -126,6 +138,9 @@ inline DecodeWords parse_decode_words(const std::vector<std::string_view>& words
       rows = numbers(value, 1, 16);
     } else if (name == "--prefix") {
       common.prefix = kWords.number(value, 0, std::int64_t{1} << 21);
+    } else if (name == "--listed" || name == "--best") {
+      common.listed = kWords.number(value, 1, 1 << 16);
+      common.chosen = name == "--best";
     } else if (name == "--slices") {
       slices.clear();
       for (const std::string_view entry : list_entries(value)) {
@@ -156,6 +171,9 @@ inline DecodeWords parse_decode_words(const std::vector<std::string_view>& words
             shape.cache = cache;
             if (shape.prefix > 0 && (page == 0 || shape.prefix > shape.keys)) {
               kWords.refuse("--prefix", "sequences share pages, and none has more than it has keys");
+            }
+            if (shape.listed > 0 && shape.listed * kListedBlock > shape.keys) {
+              kWords.refuse(name_of_lists(shape), "a sequence has fewer blocks");
             }
             found.shapes.push_back(shape);
           }

@@ -15,6 +15,9 @@ namespace ringattn {
 
 // Keys of 4 bits have a scale for each channel and 32 tokens, values for each token and 32 channels, as KIVI has them.
 inline CacheFormat cache_format_of(const DecodeShape& shape) {
+  if (shape.cache == "fp8" && shape.values_in_keys) {
+    return {{.coding = RowCoding::kLatent, .rope = shape.head_dim - shape.head_dim_v}, {}};
+  }
   if (shape.cache == "fp8") return {{RowCoding::kFp8}, {RowCoding::kFp8}};
   if (shape.cache == "int8") return {{RowCoding::kInt8}, {RowCoding::kInt8}};
   if (shape.cache == "int4") {

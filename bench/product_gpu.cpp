@@ -20,6 +20,7 @@
 #include "bench/graph_time.hpp"
 #include "bench/product_gpu_words.hpp"
 #include "bench/quantile.hpp"
+#include "bench/words.hpp"
 #include "kernels/registry.hpp"
 
 namespace ringattn {
@@ -137,11 +138,4 @@ int run(const std::vector<std::string_view>& arguments) {
 }  // namespace
 }  // namespace ringattn
 
-int main(int count, char** words) {
-  try {
-    return ringattn::run({words + 1, words + count});
-  } catch (const ringattn::Error& error) {
-    fmt::print(stderr, "{}\n", error.what());
-    return static_cast<int>(error.code());
-  }
-}
+int main(int count, char** words) { return ringattn::said_by(ringattn::run, count, words); }

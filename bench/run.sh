@@ -41,8 +41,10 @@ part decode-peers 6 "decoding: ours in turn with cuDNN and FlashAttention-2, 1k 
 part sparse-peers 6 "block-sparse FlexAttention at about 10, 25 and 50 % of the tiles, and dense, 32k and 128k tokens"
 part products 3 "products around a latent: ours in turn with cuBLAS, bf16 and fp16, in rounds"
 part latents 2 "decoding over latents, 16 and 128 heads, one CTA or a pair of them to a unit; ours alone"
+part latents-peers 4 "decoding over latents: ours in turn with FlashMLA, in rounds"
 part compressed 2 "compressing, decompressing, and decoding over caches of codes beside a plain one; ours alone"
 part scans 1 "scans, updates and convolutions; ours alone, Hopper's kernel beside the portable one"
+part scans-peers 5 "scans, updates and convolutions: ours in turn with mamba_ssm, causal_conv1d and PyTorch's convolution"
 part scaling 3 "ours on 1, 2, 4 ... GPUs, 32k to 512k tokens, beside the folds alone and the zigzag ring"
 part ring-p2p 3 "ours on all GPUs, 32k to 1m tokens, beside the folds alone, transport p2p"
 part ring-nccl 3 "the same, transport nccl"
@@ -136,6 +138,12 @@ worlds() {
   echo "$gpus"
 }
 need_gpus() { need test "$gpus" -ge "$1" -- "$1 GPU$([[ $1 == 1 ]] || echo s), there are $gpus"; }
+# on_one_gpu [PROGRAM …]: what a part does first that measures one GPU.
+on_one_gpu() {
+  need_gpus 1
+  prepare "$@"
+  export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
+}
 has_torch() { "$python" -c 'import torch; assert torch.cuda.is_available()' >/dev/null 2>&1; }
 need_torch() {
   need has_torch -- "PyTorch with CUDA (PYTHON=$python has none)"
@@ -157,8 +165,7 @@ in_turn() {
 part_one_gpu() {
   need_gpus 1
   need_torch
-  prepare
-  export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
+  on_one_gpu
   local lengths
   for lengths in 1k-4k*2 8k-32k*2 64k-128k*2; do in_turn --seq "$lengths" "${main_shape[@]}"; done
   in_turn --seq 32k --heads 32 --kv-heads 8 --head-dim 128 --mask full
@@ -172,8 +179,7 @@ part_one_gpu() {
 part_one_gpu_shapes() {
   need_gpus 1
   need_torch
-  prepare
-  export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
+  on_one_gpu
   in_turn --seq 4k-16k*2 --heads 32 --kv-heads 8 --head-dim 128 --mask full
   in_turn --seq 4k-32k*2 --heads 16 --kv-heads 16 --head-dim 128 --mask causal
   in_turn --seq 4k-16k*2 --heads 32 --kv-heads 32 --head-dim 64 --mask causal
@@ -189,8 +195,7 @@ part_one_gpu_shapes() {
 part_precision_and_state() {
   need_gpus 1
   need_torch
-  prepare fold_gpu_bench
-  export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
+  on_one_gpu fold_gpu_bench
   local dtype kernel
   local -a job=(--seq "8k,32k" --total-tokens 16k --heads 32 --kv-heads 8 --head-dim 128 --mask causal)
   for dtype in bf16 fp16 bf16 fp16; do  # in turn: the card's clock changes between them, too
@@ -213,9 +218,7 @@ equal_heads=(--steps "1x4k,1x64k,8x4k" --heads 32 --kv-heads 32 --head-dim 128)
 narrow_heads=(--steps "1x4k,1x64k,32x4k" --heads 32 --kv-heads 8 --head-dim 64)
 
 part_decode() {
-  need_gpus 1
-  prepare decode_gpu_bench
-  export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
+  on_one_gpu decode_gpu_bench
   local round
   for ((round = 1; round <= rounds; ++round)); do  # a file's readings of one step count as their median
     echo "round $round of $rounds"
@@ -226,14 +229,17 @@ part_decode() {
   # 16k keys that all sequences share, and 256 of their own; and the same without telling.
   alone decode_gpu_bench --steps 32x16640 --page-size 64
   alone decode_gpu_bench --steps 32x16640 --page-size 64 --prefix 16k
+  # A tenth of the keys: drawn, and chosen by each step; and a cache of as many.
+  alone decode_gpu_bench --steps 1x128k --page-size 0,64 --listed 102
+  alone decode_gpu_bench --steps 1x128k --page-size 64 --best 102
+  alone decode_gpu_bench --steps 1x12800 --page-size 0,64
   finish decode
 }
 
 part_decode_peers() {
   need_gpus 1
   need_torch
-  prepare decode_gpu_bench
-  export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
+  on_one_gpu decode_gpu_bench
   local round
   for ((round = 1; round <= rounds; ++round)); do
     echo "round $round of $rounds"
@@ -244,16 +250,12 @@ part_decode_peers() {
   done
   finish decode-peers
 }
-decode_in_turn() {
-  alone decode_gpu_bench "$@"
-  peer decode "$@"
-}
+decode_in_turn() { alone decode_gpu_bench "$@" && peer decode "$@"; }
 
 part_sparse_peers() {
   need_gpus 1
   need_torch
-  prepare
-  export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
+  on_one_gpu
   peer sparse --seq 32k,128k --heads 32 --kv-heads 8 --head-dim 128
   finish sparse-peers
 }
@@ -264,8 +266,7 @@ products=(--shapes "expand:32kx16,expand:4kx128,absorb:128x128,back:128x128,abso
 part_products() {
   need_gpus 1
   need_torch
-  prepare product_gpu_bench
-  export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
+  on_one_gpu product_gpu_bench
   local round dtype
   for ((round = 1; round <= rounds; ++round)); do
     echo "round $round of $rounds"
@@ -277,25 +278,37 @@ part_products() {
   finish products
 }
 
+latents=(--kernel sm90_latent --kv-heads 1 --head-dim 576 --latent-dim 512 --page-size 64)
+
 part_latents() {
-  need_gpus 1
-  prepare decode_gpu_bench
-  export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
-  local -a dims=(--kernel sm90_latent --kv-heads 1 --head-dim 576 --latent-dim 512 --page-size 64)
+  on_one_gpu decode_gpu_bench
   local round
   for ((round = 1; round <= rounds; ++round)); do
     echo "round $round of $rounds"
-    alone decode_gpu_bench "${dims[@]}" --heads 128 --steps 1x4k,1x32k,1x128k,16x4k,128x4k --slices auto,1,2
-    alone decode_gpu_bench "${dims[@]}" --heads 128 --steps 64x16k --rows 2 --slices auto,1,2
-    alone decode_gpu_bench "${dims[@]}" --heads 16 --steps 128x4k,128x16k --slices auto,1,2
+    alone decode_gpu_bench "${latents[@]}" --heads 128 --steps 1x4k,1x32k,1x128k,16x4k,128x4k --slices auto,1,2
+    alone decode_gpu_bench "${latents[@]}" --heads 128 --steps 64x16k --rows 2 --slices auto,1,2
+    alone decode_gpu_bench "${latents[@]}" --heads 16 --steps 128x4k,128x16k --slices auto,1,2
   done
   finish latents
 }
 
-part_compressed() {
+part_latents_peers() {
   need_gpus 1
-  prepare decode_gpu_bench compress_gpu_bench
-  export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
+  need_torch
+  on_one_gpu decode_gpu_bench
+  local round
+  for ((round = 1; round <= rounds; ++round)); do
+    echo "round $round of $rounds"
+    latents_in_turn --heads 128 --steps 1x4k,1x32k,1x128k,16x4k,128x4k
+    latents_in_turn --heads 128 --steps 64x16k --rows 2
+    latents_in_turn --heads 16 --steps 128x4k,128x16k
+  done
+  finish latents-peers
+}
+latents_in_turn() { alone decode_gpu_bench "${latents[@]}" "$@" && peer latents "$@"; }
+
+part_compressed() {
+  on_one_gpu decode_gpu_bench compress_gpu_bench
   local round
   for ((round = 1; round <= rounds; ++round)); do
     echo "round $round of $rounds"
@@ -306,12 +319,22 @@ part_compressed() {
 }
 
 part_scans() {
-  need_gpus 1
-  prepare scan_gpu_bench
-  export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
-  alone scan_gpu_bench
-  alone scan_gpu_bench --kernel sm80_scan ssd-16k ssd-131k
+  on_one_gpu scan_gpu_bench
+  alone scan_gpu_bench && alone scan_gpu_bench --kernel sm80_scan ssd-16k ssd-131k
   finish scans
+}
+
+part_scans_peers() {
+  need_gpus 1
+  need_torch
+  on_one_gpu scan_gpu_bench
+  local shapes
+  for shapes in ssd-16k,ssd-8x2k,ssd-131k,ssd-gated-131k \
+    selective-131k,update-128,selective-update-128,convolution-131k ssd-2m; do
+    alone scan_gpu_bench ${shapes//,/ }
+    peer scans --shapes "$shapes"
+  done
+  finish scans-peers
 }
 
 part_scaling() {

@@ -21,6 +21,7 @@
 #include "base/build.hpp"
 #include "base/error.hpp"
 #include "base/json_writer.hpp"
+#include "bench/words.hpp"
 #include "kernels/convolution.hpp"
 #include "kernels/registry.hpp"
 #include "kernels/scan.hpp"
@@ -272,11 +273,4 @@ int run(std::vector<std::string_view> names) {
 }  // namespace
 }  // namespace ringattn
 
-int main(int count, char** words) {
-  try {
-    return ringattn::run({words + 1, words + count});
-  } catch (const ringattn::Error& error) {
-    fmt::print(stderr, "{}\n", error.what());
-    return static_cast<int>(error.code());
-  }
-}
+int main(int count, char** words) { return ringattn::said_by(ringattn::run, count, words); }

@@ -26,10 +26,18 @@ PARTS = {
     "decode": ("decode-peers", ("decode-peers",)),
     "pages": ("decode", ("decode",)),
     "sparse": ("sparse-peers", ("sparse-peers",)),
+    "latents": ("latents-peers", ("latents-peers",)),
+    "scans": ("scans-peers", ("scans-peers",)),
 }
-PACKAGES = {"flash_attention_3": "FlashAttention-3", "flash_attn": "FlashAttention-2"}
+PACKAGES = {
+    "flash_attention_3": "FlashAttention-3",
+    "flash_attn": "FlashAttention-2",
+    "flash_mla": "FlashMLA",
+    "mamba_ssm": "mamba_ssm",
+    "causal_conv1d": "causal_conv1d",
+}
 # Of lines whose tool is a peer, or ours.
-SCHEMAS = (points.SCHEMA, "ringattn.decode/1", "ringattn.sparse/1")
+SCHEMAS = (points.SCHEMA, "ringattn.decode/1", "ringattn.sparse/1", "ringattn.scan/1")
 
 
 class NotShown(Exception):

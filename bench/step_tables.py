@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of decoding steps and of sparse lists, which bench/tables.py writes where somebody has measured them."""
+"""The tables of decoding steps, of sparse lists and of scans, which bench/tables.py writes where somebody has measured them."""
 
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from collections.abc import Callable
 
 import points
@@ -22,6 +23,24 @@ The pages of all sequences are shuffled. Times as parts of the time over a dense
 ABOUT_SPARSE = """\
 Blocks of 128 queries x 128 keys are listed or not, the same for 32 query heads on 8 K/V heads of 128
 (`bench/peers/sparse.py --help`). The last column compares with the same kernel when every block is listed."""
+
+ABOUT_LATENTS = """\
+Latents of 512 and rotary keys of 64 in shuffled pages of 64, bf16; heads share them. A CUDA graph holds several steps, and at
+least 512 MiB are read between two uses of a cache. Times are medians over rounds in which ours and FlashMLA took turns on one
+card (`bench/peers/latents.py --help`)."""
+ABOUT_SCANS = """\
+bf16. Mamba-2 has 80 heads of 64 and a state of 128, Mamba-1 5,120 channels and a state of 16; steps of decoding are of 128
+sequences, and the convolution has 8,448 channels and a width of 4. Ours and the others took turns on one card
+(`bench/peers/scans.py --help`); \"can't\" is what a kernel answers, or that it reads out of bounds. The last column counts
+the bytes that have to be moved at least."""
+SCANS = {
+    "ssd": "Mamba-2",
+    "ssd-gated": "Mamba-2, gated",
+    "selective": "Mamba-1",
+    "update": "Mamba-2, a step",
+    "selective-update": "Mamba-1, a step",
+    "convolution": "convolution",
+}
 
 # The steps of the README's table: sequences, and keys of each.
 README_STEPS = ((1, 1 << 10), (1, 16 << 10), (1, 128 << 10), (1, 1 << 20), (32, 4 << 10))
@@ -74,4 +93,46 @@ def sparse(group: Group) -> str:
         part = f"{dense[who, seq] / tile:.2f}" if (who, seq) in dense else "—"
         told = [f"{100 * line['density']:.0f} %", f"{line['ms']['median']:.2f} ms", f"{tile:.1f} ns", part]
         rows.append([line["pattern"], who, points.size(seq), *told])
+    return columns(rows, left=2)
+
+
+def latents(group: Group) -> str:
+    """Ours in the form that it chose."""
+    found = steps.table(steps.read_lines(group.lines))
+    rows = [["heads, queries", "sequences x tokens", f"{points.OURS}, µs", f"{steps.FLASH_MLA}, µs", "ringattn / FlashMLA"]]
+    for step in sorted({step for _, step in found}, key=lambda step: (-step.heads, step.rows, step)):
+        figures = [steps.figure(found.get((who, step))) for who in (points.OURS, steps.FLASH_MLA)]
+        part = steps.ratio(found, steps.FLASH_MLA, step)
+        told = [f"{step.heads}, {step.rows}", f"{step.batch} x {points.size(step.keys)}"]
+        rows.append([*told, *figures, f"{part:.2f}" if part else "—"])
+    return columns(rows, left=2)
+
+
+def scans(group: Group) -> str:
+    """Each shape with the median of what was measured of it, in the order of the lines."""
+    found: dict[tuple[str, str], list[dict]] = {}
+    for line in group.lines:
+        if line.get("schema") == "ringattn.scan/1":
+            found.setdefault((line["shape"], line["tool"]["name"]), []).append(line)
+    shapes = dict.fromkeys(shape for shape, _ in found)
+    others = sorted({who for _, who in found} - {points.OURS})
+    names = [f"{'PyTorch' if who == 'pytorch' else who}, ms" for who in (points.OURS, *others)]
+    rows = [["what", "sequences x tokens", *names, "fastest other / ringattn", "GB/s"]]
+
+    def milliseconds(shape: str, who: str) -> float | None:
+        times = [line["ms"] for line in found.get((shape, who), []) if line["ms"]]
+        return statistics.median(times) if times else None
+
+    for shape in shapes:
+        ours = milliseconds(shape, points.OURS)
+        if not ours:
+            continue
+        (one, *_) = found[shape, points.OURS]
+        cells = [f"{ours:.3g}"]
+        for who in others:
+            theirs = milliseconds(shape, who)
+            cells.append(f"{theirs:.3g}" if theirs else "can't" if (shape, who) in found else "—")
+        best = min((theirs for theirs in (milliseconds(shape, who) for who in others) if theirs), default=None)
+        cells += [f"{best / ours:.2f}" if best else "—", f"{one['bytes'] / ours * 1e-6:.0f}"]
+        rows.append([SCANS[shape.rpartition("-")[0]], f"{one['sequences']} x {points.size(one['tokens'])}", *cells])
     return columns(rows, left=2)

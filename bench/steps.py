@@ -26,8 +26,8 @@ import points
 
 SCHEMA = "ringattn.decode/1"
 FAR_BEYOND_CACHE = 512 << 20  # bytes read between two uses of a cache, at least
-CUDNN, FLASH = "cuDNN", "FlashAttention-2"
-NAMES = {"cudnn": CUDNN, "flash_attention_2": FLASH, "math": "math"}
+CUDNN, FLASH, FLASH_MLA = "cuDNN", "FlashAttention-2", "FlashMLA"
+NAMES = {"cudnn": CUDNN, "flash_attention_2": FLASH, "flash_mla": FLASH_MLA, "math": "math"}
 PEERS = (CUDNN, FLASH)
 # The part of cuDNN's time that a step of bf16, 32/8 heads of 128 must keep to, by sequences and keys.
 GOALS = {

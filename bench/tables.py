@@ -267,14 +267,18 @@ def compression_lines() -> list[dict]:
 
 def compression(_: Groups) -> str:
     """A row for each format, with the change of O on each kind of data."""
-    found: dict[tuple[str, str, str], dict[str, dict]] = defaultdict(dict)
+    found: dict[tuple[str, str], dict[str, dict]] = defaultdict(dict)
     for line in compression_lines():
-        found[(line["method"], line["k"], line["v"])][line["data"]] = line
+        stored = line["k"] if line["k"] == line["v"] else f"{line['k']}, {line['v']}"
+        kept, tokens = line.get("kept", 1), line.get("tokens", 1)
+        if kept < tokens:
+            stored = f"{kept} of {tokens} tokens" + ("" if stored == "plain" else f", {stored}")
+        found[(line["method"], stored)][line["data"]] = line
     rows = [["method", "k, v", "bytes of a token and head", "removed", "change of O, normal", "with outliers"]]
-    for (method, k, v), data in found.items():
+    for (method, stored), data in found.items():
         changes = [f"{data[kind]['change_of_o']:.4f}" if kind in data else "—" for kind in ("normal", "outliers")]
         one = next(iter(data.values()))
-        rows.append([f"`{method}`", k if k == v else f"{k}, {v}", f"{one['bytes']:g}", f"{one['removed']:.3f}", *changes])
+        rows.append([f"`{method}`", stored, f"{one['bytes']:.4g}", f"{one['removed']:.3f}", *changes])
     return columns(rows)
 
 
@@ -308,6 +312,8 @@ PAGES: dict[str, dict[str, Callable[[Groups], str]]] = {
         "decode": section("decode", "Decoding", step_tables.ABOUT_DECODE, step_tables.decode),
         "pages": section("pages", "Decoding from pages", step_tables.ABOUT_PAGES, step_tables.pages),
         "sparse": section("sparse", "Sparse lists", step_tables.ABOUT_SPARSE, step_tables.sparse),
+        "latents": section("latents", "Decoding over latents", step_tables.ABOUT_LATENTS, step_tables.latents),
+        "scans": section("scans", "Scans", step_tables.ABOUT_SCANS, step_tables.scans),
         "layers": with_origin("layers", layers),
         "sums": with_origin("sums", sums),
         "cpu": with_origin("cpu", cpu),

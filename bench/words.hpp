@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <cstdint>
+#include <cstdio>
 #include <optional>
 #include <string_view>
 #include <vector>
@@ -30,6 +31,17 @@ struct BenchWords {
     return *value;
   }
 };
+
+// main() of a program that takes words: what it returns, or the code of an error that it has said.
+template <typename Run>
+int said_by(Run run, int count, char** words) {
+  try {
+    return run(std::vector<std::string_view>(words + 1, words + count));
+  } catch (const Error& error) {
+    fmt::print(stderr, "{}\n", error.what());
+    return static_cast<int>(error.code());
+  }
+}
 
 // The entries of a list, which commas separate.
 inline std::vector<std::string_view> list_entries(std::string_view list) {

@@ -122,6 +122,8 @@ BenchJob bench_job(const ScanInput& input, std::string source) {
   const std::string groups = counted(static_cast<std::uint64_t>(spec.groups), "group");
   const std::size_t behind = text.find(groups) + groups.size();
   result.mask = behind < text.size() ? text.substr(behind + 2) : std::string("plain");
+  if (job.convolution) result.mask += fmt::format(", convolution of width {}", job.convolution->width);
+  if (job.update) result.mask += ", update";
   result.source = std::move(source);
   result.scan = op_name(input.op());
   result.state_dim = spec.state_dim;

@@ -37,7 +37,7 @@ void Sweep::measure_scan(const Setting& setting) {
   point.exposed_ms = summarise(slowest(meeting_, waiting)).median;
   if (point.ms.median > 0.0) {
     const ScanJob& job = setting.scan().job();
-    const double bytes = static_cast<double>(job.tokens()) * static_cast<double>(scan_token_bytes(job.spec));
+    const double bytes = static_cast<double>(job.tokens()) * static_cast<double>(scan_token_bytes(job));
     point.tflops_per_rank = report.flops / point.ms.median / world_.size() * 1e-9;
     point.gb_per_s = bytes / point.ms.median * 1e-6;
   }

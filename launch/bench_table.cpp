@@ -136,7 +136,7 @@ std::string scans_text(std::span<const BenchPoint> points, bool with_header) {
     cells.push_back(fmt::format("{:.3f}", static_cast<double>(point.job.tokens) / point.ms.median * 1e-3));
     cells.push_back(fmt::format("{:.2f}", point.gb_per_s));
     cells.push_back(fmt::format("{:.3f}", point.exposed_ms));
-    cells.push_back(fmt::format("{:.3f}", point.predicted_ms));
+    cells.push_back(point.predicted_ms > 0.0 ? fmt::format("{:.3f}", point.predicted_ms) : "-");
     cells.push_back(fmt::format("{:.1f}", static_cast<double>(point.memory_peak) / 0x1p20));
     cells.push_back(point.digest);
     table.add(std::move(cells));

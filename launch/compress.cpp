@@ -34,7 +34,7 @@ void check_flags(const Config& config) {
          flag == "method" ? "Try --method int4; `ringattn compress --help` lists the methods."
                           : "Try --output small.safetensors.");
   }
-  compression_method(config.options.method);
+  parse_cache_method(config.options.method);
 }
 
 // The jobs over the cache before and after. A file without queries has none.
@@ -72,11 +72,17 @@ void print_figures(const CompressResult& result, const std::optional<ChangeOfO>&
                fmt::format("{:.3e}", figures->error)});
   }
   screen.print(table.text(!quiet));
+  if (result.position_bytes > 0 && !quiet) {
+    screen.context(fmt::format("{} bytes of positions beside them", result.position_bytes));
+  }
   if (!change) return;
   Table of_o({{"rows"}, {"change of O", "(rms/rms)"}, {"greatest", "of an element"}, {"greatest", "of an LSE"}});
   of_o.add({fmt::format("{}", change->rows), fmt::format("{:.3e}", change->relative_error),
             fmt::format("{:.3e}", change->greatest), fmt::format("{:.3e}", change->greatest_lse)});
   screen.print(of_o.text(!quiet));
+  if (change->emptied > 0) {
+    screen.context(fmt::format("{} of these rows see no token any more", change->emptied));
+  }
 }
 
 void write_figures(JsonWriter& json, const CompressedFigures& figures) {
@@ -96,6 +102,7 @@ std::string document(const Invocation& invocation, const CompressResult& result,
   json.begin_object();
   write_document_head(json, "compress", invocation);
   json.member("method", invocation.config.options.method).member("tokens", result.tokens);
+  json.member("kept_tokens", result.kept).member("position_bytes", result.position_bytes);
   json.member("bytes_before", result.bytes_before()).member("bytes_after", result.bytes_after());
   json.key("k");
   write_figures(json, result.k);
@@ -108,6 +115,7 @@ std::string document(const Invocation& invocation, const CompressResult& result,
         .member("relative_error", change->relative_error)
         .member("greatest", change->greatest)
         .member("greatest_lse", change->greatest_lse)
+        .member("emptied", change->emptied)
         .end_object();
   } else {
     json.null();
@@ -128,12 +136,16 @@ int compress_main(const Invocation& invocation, Transport*) {
   job.input = input_request(config, true);
   job.output = options.output;
   job.replace = options.force;
-  job.method = options.method;
+  job.method = parse_cache_method(options.method);
   job.ratio = options.ratio;
+  job.numerics = numerics_of(config);
   job.threads = options.threads > 0 ? options.threads : usable_processors().count;
   const CompressResult result = compress_file(job);
+  const auto& eviction = job.method.eviction;
+  if (eviction)
+    screen.context(fmt::format("{} of {} tokens kept; {}", result.kept, result.tokens, describe(*eviction)));
   screen.context(fmt::format("k: {}, v: {}; {} tokens{}", describe(result.k.format), describe(result.v.format),
-                             result.tokens, result.coded_on.empty() ? "" : "; coded on " + result.coded_on));
+                             result.kept, result.coded_on.empty() ? "" : "; coded on " + result.coded_on));
   screen.context(fmt::format("{} become {}: {} of the bytes are removed",
                              format_bytes(static_cast<double>(result.bytes_before())),
                              format_bytes(static_cast<double>(result.bytes_after())),

@@ -94,7 +94,12 @@ FileShape file_shape(const ScanJob& job) {
                   {"groups", fmt::format("{}", spec.groups)},
                   {"batch", fmt::format("{}", job.lengths.size())}};
   if (!spec.state_decays) shape["head-dim"] = fmt::format("{}", spec.head_dim);
-  if (!job.lengths.empty() && all_alike(job.lengths)) shape["seq"] = fmt::format("{}", job.lengths.front());
+  if (job.update) {
+    shape.emplace("q-len", fmt::format("{}", job.lengths.front()));
+  } else if (!job.lengths.empty() && all_alike(job.lengths)) {
+    shape["seq"] = fmt::format("{}", job.lengths.front());
+  }
+  shape["conv-width"] = fmt::format("{}", job.convolution ? job.convolution->width : 0);
   return shape;
 }
 
@@ -144,6 +149,7 @@ void check_model(const Config& config, const ScanJob& job) {
   if (!spec.state_decays) compare.same("the dim of a head", spec.head_dim, model.scan_head_dim());
   compare.same("the state's dim", spec.state_dim, model.scan_state_dim());
   compare.share("the number of groups", spec.groups, model.scan_groups());
+  if (job.convolution) compare.same("the convolution's width", job.convolution->width, model.scan_conv_width());
 }
 
 }  // namespace ringattn

@@ -104,7 +104,8 @@ constexpr FlagRow kTable[] = {
      "q_offset, sinks; or with q and a paged cache: k_pages, v_pages, block_table, lengths_k; or with q and latents (mla): "
      "latent, k_rope, w_uk, w_uv, for which latent_fp8, latent_pages and kv_b_proj may stand; or those of a scan (ssd): x, "
      "dt, A, B, C and, if wanted, D, z, dt_bias, initial_states, cu_seqlens; u, delta and delta_bias instead of x, dt and "
-     "dt_bias make it a selective_scan",
+     "dt_bias make it a selective_scan, conv1d_weight and conv1d_bias put a convolution in front, state instead of "
+     "initial_states makes it a step of decoding",
      set_path<&JobOptions::input>, "in.safetensors"},
     {"tensors", 0, kJobs | kCompress, FlagGroup::kInput, FlagKind::kText, "q=NAME,k=NAME,v=NAME", "",
      "other names of the input's tensors, e.g. q=layers.3.q; the optional ones too", set_tensors, "q=layers.3.q,k=layers.3.k"},
@@ -143,7 +144,7 @@ constexpr FlagRow kTable[] = {
      [](JobOptions& options, std::string_view text) { options.seq = parse_size_list(text, "tokens", 0, kMaxTokens); }},
     {"q-len", 0, kJobs | kCompress, FlagGroup::kShape, FlagKind::kSize, "TOKENS", "",
      "queries of each sequence, those of its last tokens [all of them; 1 where a cache is decoded, by --op decode or "
-     "--op mla --page-size, which takes up to 16]",
+     "--op mla --page-size, which takes up to 16]; of scans 1: a step of decoding, one token of each sequence behind a state",
      [](JobOptions& options, std::string_view text) {
        options.q_len = parse_size_value(text, "tokens", 0, kMaxTokens);
      }, "1"},
@@ -181,9 +182,13 @@ constexpr FlagRow kTable[] = {
      "of scans: states of each number of x; 16 for --op selective_scan", set_count<&JobOptions::state_dim, 1 << 16>},
     {"groups", 0, kJobs, FlagGroup::kShape, FlagKind::kNumber, "G", "1",
      "of scans: rows of B and C that a token has; they divide the heads", set_count<&JobOptions::groups, 1 << 16>},
+    {"conv-width", 0, kJobs, FlagGroup::kShape, FlagKind::kNumber, "W", "0",
+     "of scans: width of the causal convolution in front of them, 2 to 4, with a bias and silu; it is over x, B and C, or "
+     "over x alone for --op selective_scan; 0: none",
+     [](JobOptions& options, std::string_view text) { options.conv_width = static_cast<int>(parse_integer(text, 0, 4)); }, "4"},
     {"model-config", 0, kJobs, FlagGroup::kShape, FlagKind::kText, "FILE", "",
      "config.json of a model of Hugging Face: heads, dims, window, scale and soft-cap of its attention, or heads, dims, "
-     "groups and dt-limit of its scans, where no flag says them; beside a file of tensors, what is no shape", set_path<&JobOptions::model_config>, "config.json"},
+     "groups, convolution and dt-limit of its scans, where no flag says them; beside a file of tensors, what is no shape", set_path<&JobOptions::model_config>, "config.json"},
     {"layer", 0, kJobs, FlagGroup::kShape, FlagKind::kNumber, "N", "",
      "layer of --model-config, from 0 on, where layers differ",
      [](JobOptions& options, std::string_view text) { options.layer = parse_integer(text, 0, 1 << 16); }, "0"},
@@ -247,10 +252,12 @@ constexpr FlagRow kTable[] = {
 
     // Compression
     {"method", 0, kCompress, FlagGroup::kCompression, FlagKind::kText, "NAME", "",
-     "fp8, int8, int4, lowrank, vq or hybrid: how keys and values are stored", set_name<&JobOptions::method>, "int4"},
+     "fp8, int8, int4, lowrank, vq or hybrid: how keys and values are stored; or streaming, knorm, snapkv or expected: "
+     "which tokens are kept, with options such as snapkv:window=32,first=4,last=32,pool=5,heads=all; or both, as "
+     "snapkv+fp8", set_name<&JobOptions::method>, "int4"},
     {"ratio", 0, kCompress, FlagGroup::kCompression, FlagKind::kNumber, "X", "",
      "share of the bytes of keys and values that is removed, at least: 0.5 leaves half. The method's format that removes "
-     "least beyond it is taken [its usual one]",
+     "least beyond it is taken [its usual one]. Where tokens are taken out, the share of these [0.5]",
      [](JobOptions& options, std::string_view text) { options.ratio = parse_real(text, 0.0, 1.0); }, "0.7"},
     {"report", 0, kCompress, FlagGroup::kCompression, FlagKind::kSwitch, "", "off",
      "compare O of --rows rows over both caches, in fp64", set_switch<&JobOptions::compression_report>},

@@ -15,8 +15,8 @@ namespace ringattn {
 namespace {
 
 constexpr std::string_view kShapeFlags[] = {
-    "op",       "seq",        "q-len",    "page-size",  "prefix",    "batch",  "heads", "kv-heads",
-    "head-dim", "head-dim-v", "rope-dim", "latent-dim", "state-dim", "groups", "dtype", "cache-format"};
+    "op",         "seq",      "q-len",      "page-size", "prefix", "batch",      "heads", "kv-heads",    "head-dim",
+    "head-dim-v", "rope-dim", "latent-dim", "state-dim", "groups", "conv-width", "dtype", "cache-format"};
 
 // Shape flags that say how a result is come by, and don't decide it.
 constexpr std::string_view kWaysAlone[] = {"op", "page-size", "model-config", "layer"};

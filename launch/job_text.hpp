@@ -22,7 +22,9 @@ void print_step(const Screen& screen, const JobInput& input, const Decode& decod
 void print_job(const Screen& screen, PreparedFileJob& prepared, const Report& report);
 
 // "dense", "40 pages of 64 tokens, head-major": how the cache lies that a step reads.
-std::string cache_text(const JobInput& input);
+std::string cache_text(const JobInput& input, const DecodeJob& job);
+// "dealt by groups of 8192 keys": what each rank has of it.
+std::string deal_text(const StepForecast& step);
 
 // What every op says first: program, world, input and job, and what computes it; then, with --verbose, where.
 void print_head(const Screen& screen, const std::string& source, const std::string& job, const KernelEntry& kernel,

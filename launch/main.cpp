@@ -1,11 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // ringattn: the subcommands and their flags are tables (commands.cpp, flags.cpp); the way from arguments to an exit
 // code is program.cpp.
+#include <malloc.h>
+
 #include "base/outcome.hpp"
 #include "comm/launcher.hpp"
 #include "launch/program.hpp"
 
 int main(int argc, char** argv) {
+#ifdef M_ARENA_MAX
+  // Of glibc's heaps each takes memory of its own, and there would be eight to a processor: with hundreds of ranks as
+  // threads that is more than a refused job may cost.
+  mallopt(M_ARENA_MAX, 16);
+#endif
   ringattn::begin_outcome(ringattn::launched_ranks_here().value_or(0));
   return ringattn::end_outcome(ringattn::run_program({argv, argv + argc}));
 }

@@ -55,6 +55,7 @@ void fill_shape(const ModelConfig& model, Op op, Filler& filler) {
     if (op == Op::kSsd) filler.fill("head-dim", [&] { return model.scan_head_dim(); });
     filler.fill("state-dim", [&] { return model.scan_state_dim(); });
     filler.fill("groups", [&] { return model.scan_groups(); });
+    filler.fill("conv-width", [&] { return model.scan_conv_width(); });
     return;
   }
   filler.fill("heads", [&] { return model.heads(); });

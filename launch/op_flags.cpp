@@ -25,26 +25,26 @@ constexpr std::string_view kNoBlocks = "a scan has no blocks: states travel, one
 constexpr std::string_view kOnlyCaches = "only a cache has pages";
 constexpr std::string_view kElements = "the program fills such a cache with elements as they are";
 constexpr UnknownFlag kNotOfAttention[] = {
-    {"page-size", kOnlyCaches}, {"prefix", kOnlyCaches},     {"rope-dim", kLatentAlone}, {"latent-dim", kLatentAlone},
-    {"form", kLatentAlone},     {"state-dim", kScanAlone},   {"groups", kScanAlone},     {"dt-softplus", kScanAlone},
-    {"dt-limit", kScanAlone},   {"final-states", kScanAlone}};
+    {"page-size", kOnlyCaches},  {"prefix", kOnlyCaches},   {"rope-dim", kLatentAlone},  {"latent-dim", kLatentAlone},
+    {"form", kLatentAlone},      {"state-dim", kScanAlone}, {"groups", kScanAlone},      {"conv-width", kScanAlone},
+    {"dt-softplus", kScanAlone}, {"dt-limit", kScanAlone},  {"final-states", kScanAlone}};
 constexpr UnknownFlag kNotOfDecode[] = {
-    {"cache-format", kElements}, {"query-offset", kDealt},   {"layout", kDealt},           {"stripe", kDealt},
-    {"block", kDealt},           {"overlap", kDealt},        {"checksum", kDealt},         {"trace", kDealt},
-    {"compute-only", kDealt},    {"rope-dim", kLatentAlone}, {"latent-dim", kLatentAlone}, {"form", kLatentAlone},
-    {"state-dim", kScanAlone},   {"groups", kScanAlone},     {"dt-softplus", kScanAlone},  {"dt-limit", kScanAlone},
-    {"final-states", kScanAlone}};
-constexpr UnknownFlag kNotOfLatent[] = {
-    {"cache-format", kElements}, {"kv-heads", kOneShape},     {"prefix", kOneShape},  {"block-mask", kOneShape},
-    {"decode", kOneShape},       {"state-dim", kScanAlone},   {"groups", kScanAlone}, {"dt-softplus", kScanAlone},
+    {"cache-format", kElements}, {"query-offset", kDealt},    {"layout", kDealt},           {"stripe", kDealt},
+    {"block", kDealt},           {"overlap", kDealt},         {"checksum", kDealt},         {"trace", kDealt},
+    {"compute-only", kDealt},    {"rope-dim", kLatentAlone},  {"latent-dim", kLatentAlone}, {"form", kLatentAlone},
+    {"state-dim", kScanAlone},   {"groups", kScanAlone},      {"conv-width", kScanAlone},   {"dt-softplus", kScanAlone},
     {"dt-limit", kScanAlone},    {"final-states", kScanAlone}};
+constexpr UnknownFlag kNotOfLatent[] = {
+    {"cache-format", kElements}, {"kv-heads", kOneShape},   {"prefix", kOneShape},       {"block-mask", kOneShape},
+    {"decode", kOneShape},       {"state-dim", kScanAlone}, {"groups", kScanAlone},      {"conv-width", kScanAlone},
+    {"dt-softplus", kScanAlone}, {"dt-limit", kScanAlone},  {"final-states", kScanAlone}};
 constexpr UnknownFlag kNotOfScans[] = {
-    {"cache-format", kNoScores}, {"q-len", kNoScores},    {"kv-heads", kNoScores},    {"head-dim-v", kNoScores},
-    {"page-size", kNoScores},    {"prefix", kNoScores},   {"page-order", kNoScores},  {"mask", kNoScores},
-    {"query-offset", kNoScores}, {"window", kNoScores},   {"block-mask", kNoScores},  {"softmax-scale", kNoScores},
-    {"softcap", kNoScores},      {"decode", kNoScores},   {"rope-dim", kLatentAlone}, {"latent-dim", kLatentAlone},
-    {"form", kLatentAlone},      {"layout", kOneDeal},    {"stripe", kOneDeal},       {"block", kNoBlocks},
-    {"overlap", kNoBlocks},      {"checksum", kNoBlocks}, {"compute-only", kNoBlocks}};
+    {"cache-format", kNoScores}, {"kv-heads", kNoScores},    {"head-dim-v", kNoScores},    {"page-size", kNoScores},
+    {"prefix", kNoScores},       {"page-order", kNoScores},  {"mask", kNoScores},          {"query-offset", kNoScores},
+    {"window", kNoScores},       {"block-mask", kNoScores},  {"softmax-scale", kNoScores}, {"softcap", kNoScores},
+    {"decode", kNoScores},       {"rope-dim", kLatentAlone}, {"latent-dim", kLatentAlone}, {"form", kLatentAlone},
+    {"layout", kOneDeal},        {"stripe", kOneDeal},       {"block", kNoBlocks},         {"overlap", kNoBlocks},
+    {"checksum", kNoBlocks},     {"compute-only", kNoBlocks}};
 // Its heads are channels of one number each.
 constexpr std::string_view kChannels = "a channel is a head of one number; --heads says how many there are";
 constexpr auto kNotOfSelective = [] {

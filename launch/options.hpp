@@ -43,6 +43,7 @@ struct JobOptions {
   int latent_dim = 512;
   int state_dim = 128;  // of scans, as the next
   int groups = 1;
+  int conv_width = 0;                 // 0: no convolution in front
   std::string model_config;           // file that the shape comes from; empty: none
   std::optional<std::int64_t> layer;  // of the model, where layers differ
   Dtype dtype = Dtype::kBf16;
@@ -63,7 +64,7 @@ struct JobOptions {
 
   // Compression
   std::string method;           // of `compress`
-  std::optional<double> ratio;  // share of the bytes that is removed; absent: the method's usual format
+  std::optional<double> ratio;  // share of bytes, or of tokens, that is removed; absent: the method's usual one
   bool compression_report = false;
 
   // Parallelism

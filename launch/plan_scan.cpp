@@ -56,8 +56,7 @@ WorldFigures plan_world(const ScanJob& job, const ScanKernel& kernel, double flo
         machine.latency_seconds + 0.5 * static_cast<double>(state_bytes(job.spec)) / machine.link_bytes_per_second;
   }
   for (int rank = 0; rank < world; ++rank) {
-    figures.rank_flops.push_back(scan_token_flops(job.spec) *
-                                 static_cast<double>(figures.forecast.layout.tokens(rank)));
+    figures.rank_flops.push_back(scan_token_flops(job) * static_cast<double>(figures.forecast.layout.tokens(rank)));
   }
   return figures;
 }
@@ -98,7 +97,7 @@ std::vector<std::string> summary_row(const ScanJob& job, const WorldFigures& fig
           mebibytes(static_cast<double>(state_bytes(job.spec))),
           mebibytes(static_cast<double>(memory.total())),
           fmt::format("{:.4f}", figures.balance()),
-          fmt::format("{:.3f}", figures.forecast.seconds * 1e3),
+          job.update ? "-" : fmt::format("{:.3f}", figures.forecast.seconds * 1e3),
           fmt::format("{:.3f}", figures.passing_seconds * 1e3)};
 }
 
@@ -110,9 +109,14 @@ void write_row(JsonWriter& json, const ScanJob& job, const WorldFigures& figures
   json.member("bytes_moved", figures.states * state).member("state_bytes", state);
   json.member("memory_per_rank", forecast.most_memory().total());
   write_memory(json, forecast.most_memory());
-  json.member("balance", figures.balance()).member("predicted_ms", forecast.seconds * 1e3);
+  json.member("balance", figures.balance());
+  if (job.update) {
+    json.key("predicted_ms").null();  // it waits for memory, whose speed kernels don't tell
+  } else {
+    json.member("predicted_ms", forecast.seconds * 1e3);
+  }
   json.member("passing_ms", figures.passing_seconds * 1e3);
-  json.member("flops", scan_token_flops(job.spec) * static_cast<double>(job.tokens()));
+  json.member("flops", scan_token_flops(job) * static_cast<double>(job.tokens()));
   json.key("ranks").begin_array();
   for (int rank = 0; rank < figures.world; ++rank) {
     const auto r = static_cast<std::size_t>(rank);

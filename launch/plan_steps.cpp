@@ -88,8 +88,8 @@ int plan_steps(const Invocation& invocation, const std::vector<JobInput>& inputs
   const bool forced = options.backend != "auto" || options.kernel != "auto";
   const KernelPlace place = forced ? KernelPlace::kAnywhere : KernelPlace::kHere;
   const JobInput& first = inputs.front();
-  const DecodeSpec spec = decode_spec(first);
-  const auto choice = choose_kernel(spec, library.kernel, place);
+  const auto choice = choose_kernel(decode_spec(first), library.kernel, place);
+  const DecodeSpec spec = stored_spec(first, *choice.row);
   const std::unique_ptr<Backend> backend = choice.row->make_backend({1, kNoDevice});
   const std::unique_ptr<DecodeKernel> kernel = choice.row->make_kernel(spec, *backend);
 
@@ -124,10 +124,10 @@ int plan_steps(const Invocation& invocation, const std::vector<JobInput>& inputs
   for (const JobInput& input : inputs) {
     for (const std::int64_t world : options.world) {
       try {
-        const StepForecast step = forecast_step(input, *kernel, static_cast<int>(world));
+        const StepForecast step = forecast_step(input, *kernel, static_cast<int>(world), spec.format);
         check_budget(step, library.memory_budget);
         if (rows == 1) {
-          screen.context(fmt::format("cache: {}; dealt by groups of {} keys", cache_text(input), step.group_keys));
+          screen.context(fmt::format("cache: {}; {}", cache_text(input, step.job), deal_text(step)));
           print_ranks(screen, step);
         }
         summary.add(summary_row(input, step, world));

@@ -67,6 +67,8 @@ void write_job(JsonWriter& json, const Report& report) {
   if (report.scan) {
     json.begin_object();
     write_scan_spec(json, report.scan->spec);
+    json.member("update", report.scan->update)
+        .member("conv_width", report.scan->convolution ? report.scan->convolution->width : 0);
     json.member("initial_states", report.scan->initial_states).member("final_states", report.scan->final_states);
     json.member("sequences", static_cast<std::int64_t>(report.scan->lengths.size()));
     json.member("tokens", report.scan->tokens()).end_object();

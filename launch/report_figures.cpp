@@ -156,14 +156,15 @@ void gather_scan(Report& report, PreparedScan& prepared, Transport& world, const
   const ScanJob& job = scan.job();
   report.scan = job;
   report.op = prepared.input().op();
-  report.flops = scan_token_flops(job.spec) * static_cast<double>(job.tokens());
+  report.flops = scan_token_flops(job) * static_cast<double>(job.tokens());
   PlanFigures figures;
   figures.blocks = static_cast<std::int64_t>(scan.layout().owners().size());
   figures.layout = layout_name(LayoutKind::kContiguous);
   figures.stripe = kSuperSegmentTokens;
   for (const std::int64_t bytes : meeting.gather_values(scan.bytes_received())) figures.bytes_moved += bytes;
   figures.memory_per_rank = scan.memory().total();
-  figures.predicted_seconds = scan.predicted_seconds();
+  // Kernels tell how fast they compute; an update waits for memory.
+  if (!job.update) figures.predicted_seconds = scan.predicted_seconds();
   figures.scan_memory = scan.memory();
   report.plan = figures;
 }
@@ -174,7 +175,7 @@ void gather_scan_figures(Report& report, PreparedScan& prepared, const ScanRankR
   RankFigures mine;
   mine.seconds = result.stats.seconds;
   mine.exposed_seconds = result.stats.waiting_seconds;
-  mine.flops = scan_token_flops(scan.job().spec) * static_cast<double>(result.rows);
+  mine.flops = scan_token_flops(scan.job()) * static_cast<double>(result.rows);
   mine.memory_peak = peak_of(scan.backend(), world);
   mine.memory_planned = scan.memory().total();
   mine.tokens = result.rows;

@@ -55,7 +55,7 @@ void print_result(const Report& report, const Screen& screen, bool quiet) {
              fmt::format("{}", spec.head_dim), fmt::format("{}", spec.state_dim), fmt::format("{}", spec.groups),
              std::string(dtype_name(spec.dtype)), fmt::format("{:.3f}", seconds * 1e3),
              fmt::format("{:.3f}", rate(tokens) * 1e-6),
-             fmt::format("{:.2f}", rate(tokens * static_cast<double>(scan_token_bytes(spec))) * 1e-9),
+             fmt::format("{:.2f}", rate(tokens * static_cast<double>(scan_token_bytes(job))) * 1e-9),
              fmt::format("{:.3f}", report.most_exposed_seconds() * 1e3),
              fmt::format("{:.1f}", static_cast<double>(report.memory_peak()) / 0x1p20), report.scan_digests->y});
   screen.print(table.text(!quiet));

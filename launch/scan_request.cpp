@@ -19,18 +19,35 @@ FileInput file_input(const JobOptions& options) {
   return {options.input, options.tensors, options.order, options.page_order};
 }
 
+// One token of each sequence, however many are in front of it: what they have left is its state.
+void check_update(const Config& config) {
+  if (config.options.q_len != 1) {
+    fail(ErrorCode::kUsage, fmt::format("{} of a scan is {}", config.origin("q-len"), *config.options.q_len),
+         "a step of decoding takes one token of each sequence",
+         "Use --q-len 1, or leave it out and scan --seq tokens.");
+  }
+  if (config.given("seq")) {
+    fail(ErrorCode::kUsage, fmt::format("{} contradicts {}", config.origin("seq"), config.origin("q-len")),
+         "a scan's step of decoding goes on from a state, whose size is the same behind any number of tokens",
+         "Leave one of them out.");
+  }
+}
+
 ScanRequest scan_request(const Config& config, std::int64_t seq) {
   const JobOptions& options = config.options;
   if (config.given("input")) return file_input(options);
+  if (options.q_len) check_update(config);
   SyntheticScan input;
+  input.update = options.q_len.has_value();
   input.selective = options.op == Op::kSelectiveScan;
   input.seed = options.synthetic;
-  input.tokens = seq;
+  input.tokens = input.update ? 1 : seq;
   input.batch = options.batch;
   input.heads = options.heads;
   input.head_dim = options.head_dim;
   input.groups = options.groups;
   input.state_dim = options.state_dim;
+  input.conv_width = options.conv_width;
   input.dtype = options.dtype;
   input.order = options.order;
   return input;

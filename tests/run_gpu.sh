@@ -143,6 +143,8 @@ sanitizer() {
     'decode_test Backends/CacheUpdates.*' 'product_test Kernels/HeadProduct.OneNanLeaves/sm*'
     'scan_test Kernels/Scans.KeepTheStateWhereDtIsZero/sm*' 'cuda_latent_test *CudaLatent.OneTile/*'
     'cuda_decode_test CudaDecode.AGraphOfSharesFollowsGrowingSequences'
+    'cuda_decode_test CudaBlockChoice.MeansFollowGrowingSequences'
+    'decode_test Kernels/DecodePrefixes.ManyRows/sm*' 'decode_test Kernels/DecodeLists.NobodyReadsWhatIsNotListed/sm*'
     'gpu_reshard_test GpuReshard.RowsOfTwoRanksFindTheirPlaces'
     'gpu_invariance_test *GpuInvariance.FewTokensManyRanks*'
     'comm_p2p_test P2p.FreedMemoryGoesBackAtTheNextAllGather')

@@ -10,6 +10,7 @@ out, lse = ringattn.attention(q, q, q)
 from ._abi import lib as _lib
 from ._errors import Error, FileError, OutOfMemory, PeerError, UnsupportedError, UsageError, WrongResult
 from ._attention import Attention, attention, varlen
+from ._compression import Compressed, compress, decompress
 from ._decode import Decode, LatentDecode, decode
 from ._latent import Latent, mla, mla_decode
 from .layouts import Layout, contiguous, packed, positions, shard, striped, super_segments, unshard, zigzag
@@ -20,9 +21,9 @@ from .worlds import World, callbacks_world, mpi_world, run_ranks, self_world, st
 
 __version__: str = _lib.version().decode()
 __all__ = [
-    "Attention", "Decode", "Error", "FileError", "Latent", "LatentDecode", "Layout", "OutOfMemory", "PeerError", "Scan",
-    "UnsupportedError", "UsageError", "World", "WrongResult", "attention", "callbacks_world", "contiguous", "decode",
-    "goldens", "mla", "mla_decode", "mpi_world", "packed", "positions", "run_ranks", "selective_scan", "self_world", "shard",
-    "ssd", "store_world", "striped", "super_segments", "testing", "threads_worlds", "torch_world", "unshard", "varlen",
-    "zigzag",
+    "Attention", "Compressed", "Decode", "Error", "FileError", "Latent", "LatentDecode", "Layout", "OutOfMemory",
+    "PeerError", "Scan", "UnsupportedError", "UsageError", "World", "WrongResult", "attention", "callbacks_world",
+    "compress", "contiguous", "decode", "decompress", "goldens", "mla", "mla_decode", "mpi_world", "packed",
+    "positions", "run_ranks", "selective_scan", "self_world", "shard", "ssd", "store_world", "striped",
+    "super_segments", "testing", "threads_worlds", "torch_world", "unshard", "varlen", "zigzag",
 ]  # fmt: skip

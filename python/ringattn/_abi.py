@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The functions of libringattn_c. Those that return a status raise an Error where it isn't RINGATTN_OK."""
 
+import _ctypes
 import ctypes
+import importlib.util
 import os
 import pathlib
 from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_uint64, c_void_p
 
 from . import _errors, _structs
 
-ABI = 2
+ABI = 3
 
 CAUSAL, FULL, WINDOW = 0, 1, 2
 STRIPED, RUNS = 0, 3
+STREAM, TABLE = 0, 1
 FORMS = {None: 0, "expanded": 1, "absorbed": 2}
 CPU, CUDA = 1, 2
 
@@ -43,6 +46,12 @@ _CHECKED = {
     "scan_create": [Handle, _struct("scan_spec"), _struct("scan_batch"), _options, _handle],
     "scan_rows": [Handle, c_int64, _longs, _longs],
     "scan_sequences": [Handle, _ints, _ints],
+    "compression_create": [Handle, _struct("compression_spec"), _options, _handle],
+    "compression_get_facts": [Handle, _struct("compression_facts")],
+    "compression_get_part": [Handle, c_int32, c_int32, _struct("part")],
+    "compression_compress": [Handle, _struct("compression_tensors"), POINTER(c_double)],
+    "compression_decompress": [Handle, _struct("compression_tensors")],
+    "choose_formats": [c_char_p, c_double, _struct("spec"), _struct("formats")],
 }
 # What each returns, and takes.
 _PLAIN = {
@@ -59,6 +68,7 @@ _PLAIN = {
     "gathered_add": (None, [c_void_p, c_char_p, c_uint64]),
     "decode_cache_tokens": (c_int64, [Handle, c_int64]),
     "latent_decode_cache_tokens": (c_int64, [Handle, c_int64]),
+    "compression_destroy": (None, [Handle]),
 }
 for _op in ("attention", "decode", "latent", "latent_decode", "scan"):
     _facts = _struct("decode_facts" if _op == "latent_decode" else f"{_op}_facts")
@@ -73,7 +83,7 @@ class _Library:
 
     def __init__(self, path: str):
         self.path = path
-        loaded = ctypes.CDLL(path)
+        loaded = _open(path)
         for name, (result, arguments) in _PLAIN.items():
             function = getattr(loaded, f"ringattn_{name}")
             function.restype, function.argtypes = result, arguments
@@ -88,6 +98,32 @@ class _Library:
             return
         words = [part().decode() for part in (self.error_problem, self.error_why, self.error_remedy, self.error_text)]
         raise _errors.BY_STATUS.get(status, _errors.Error)(*words)
+
+
+def _nccl() -> ctypes.CDLL | None:
+    """NCCL of PyTorch's packages, where it is installed."""
+    try:
+        package = importlib.util.find_spec("nvidia.nccl")
+    except ImportError:
+        return None
+    for folder in package.submodule_search_locations if package else ():
+        library = pathlib.Path(folder, "lib", "libnccl.so.2")
+        if library.exists():
+            return ctypes.CDLL(str(library))
+    return None
+
+
+def _open(path: str) -> ctypes.CDLL:
+    """The library, with PyTorch's NCCL unless that is too old for it: a process has one library of that name, and torch can't
+    be imported behind an older one than its own."""
+    nccl = _nccl()
+    try:
+        return ctypes.CDLL(path)
+    except OSError:
+        if nccl is None:
+            raise
+        _ctypes.dlclose(nccl._handle)
+        return ctypes.CDLL(path)
 
 
 def _load() -> _Library:

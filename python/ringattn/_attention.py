@@ -8,12 +8,12 @@
 A row of out and lse has the same bits with any world, layout and batch.
 """
 
-import functools
 from collections.abc import Sequence
 
 from . import _job
+from ._compression import Compressed
 from ._errors import refuse
-from ._tensors import as_ints, contiguous_heads, empty, flat_rows, flat_view, is_torch
+from ._tensors import as_ints, contiguous_heads, empty, flat_rows, flat_view, traced
 from .layouts import Layout
 from .worlds import World
 
@@ -37,18 +37,19 @@ class Attention(_job.Prepared):
     def run(self, q, k, v, out, lse=None, sinks=None) -> None:
         """Computes out [q_rows, heads, head_dim_v] and lse [q_rows, heads] of q [q_rows, heads, head_dim], k and v
         [k_rows, kv_heads, …]. On a GPU the work is put on the caller's current stream, else it is done."""
-        self._do(q, {"q": q, "k": k, "v": v, "sinks": sinks, "out": out, "lse": lse}, self.workspace_bytes)
+        self._do(q, _job.shown(q, k, v) | {"sinks": sinks, "out": out, "lse": lse}, self.workspace_bytes)
 
 
 def _prepared(world, q, k, v, q_lengths, k_lengths, q_offsets, mask, softmax_scale, softcap, sinks, layout, key_layout,
               **members):  # fmt: skip
     heads, kv_heads, head_dim, head_dim_v = q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1]
-    key = ("attention", q.dtype, heads, kv_heads, head_dim, head_dim_v, mask, softmax_scale, softcap,
+    formats = _job.format_of(k), _job.format_of(v)
+    key = ("attention", formats, q.dtype, heads, kv_heads, head_dim, head_dim_v, mask, softmax_scale, softcap,
            sinks is not None, q_lengths, k_lengths, q_offsets, layout, key_layout, *members.values())  # fmt: skip
 
     def make():
         spec = _job.c_spec(q, heads, kv_heads, head_dim, head_dim_v, _job.read_mask(mask), softmax_scale, softcap,
-                           sinks is not None)  # fmt: skip
+                           sinks is not None, formats)  # fmt: skip
         options = _job.c_options(world, q_lengths, k_lengths, layout, key_layout, **members)
         return Attention(world, spec, q_lengths, k_lengths, q_offsets, options)
 
@@ -56,29 +57,13 @@ def _prepared(world, q, k, v, q_lengths, k_lengths, q_offsets, mask, softmax_sca
 
 
 def _run(prepared: Attention, q, k, v, sinks, out):
-    q, k, v = contiguous_heads(q), contiguous_heads(k), contiguous_heads(v)
+    """(out, lse, what the library was shown)."""
+    q, k, v = (rows if isinstance(rows, Compressed) else contiguous_heads(rows) for rows in (q, k, v))
     if out is None:
         out = empty(q, (q.shape[0], q.shape[1], v.shape[2]))
     lse = empty(q, (q.shape[0], q.shape[1]), "float32")
     prepared.run(q, k, v, out, lse, sinks)
-    return out, lse
-
-
-def traced(function):
-    """Under torch.compile the call becomes the operator of the same name, which graphs hold."""
-
-    @functools.wraps(function)
-    def call(q, *arguments, **named):
-        if is_torch(q):
-            import torch  # noqa: PLC0415, only where q is one of its tensors
-
-            if torch.compiler.is_compiling():
-                from . import torch_ops  # noqa: PLC0415, needs torch
-
-                return getattr(torch_ops, function.__name__)(q, *arguments, **named)
-        return function(q, *arguments, **named)
-
-    return call
+    return out, lse, {"q": q, "k": k, "v": v, "sinks": sinks, "out": out, "lse": lse}
 
 
 @traced
@@ -90,8 +75,8 @@ def attention(q, k, v, *, mask: _job.Mask = "causal", softmax_scale: float | Non
     """Attention of equally long sequences.
 
     q: [tokens, heads, head_dim] or [batch, tokens, heads, head_dim]; k, v: the same with kv_heads, which divides heads,
-    and v with a head_dim of its own. NumPy arrays or PyTorch tensors of float32, float16 or bfloat16. Strides are free but
-    for the last axis, which is copied where its numbers don't lie side by side.
+    and v with a head_dim of its own; either may be ringattn.Compressed. NumPy arrays or PyTorch tensors of float32, float16 or
+    bfloat16. Strides are free but for the last axis, which is copied where its numbers don't lie side by side.
     mask: "causal", "full" or (left, right): a query at position p sees the keys p - left … p + right, -1 is no limit.
     softmax_scale: None is 1 / sqrt(head_dim). softcap: 0 is off. sinks: [heads] float32, a logit that joins the denominator.
     q_offset: query i stands at key position i + q_offset; None: queries end where keys end.
@@ -105,6 +90,13 @@ def attention(q, k, v, *, mask: _job.Mask = "causal", softmax_scale: float | Non
     """
     if unknown:
         _job.refuse_unknown("attention", unknown)
+    lengths = None if lengths is None else tuple(lengths)
+    given = {"q": q, "k": k, "v": v, "sinks": sinks}
+    settings = ("attention", mask, softmax_scale, softcap, q_offset, layout, key_layout, lengths, threads, memory_budget,
+                timeout)  # fmt: skip
+    call, results = _job.known_call(world, settings, given, out)
+    if results is not None:
+        return results
     _job.check_arrays("attention", q, q=q, k=k, v=v, sinks=sinks, out=out)
     batched = q.ndim == 4
     if q.ndim not in (3, 4) or k.ndim != q.ndim or v.ndim != q.ndim:
@@ -113,18 +105,22 @@ def attention(q, k, v, *, mask: _job.Mask = "causal", softmax_scale: float | Non
             "they have [(batch,) tokens, heads, head_dim]",
             "Reshape them.",
         )
-    world = _job.world_of(q, world)
+    own = _job.world_of(q, world)
     batch = q.shape[0] if batched else 1
     if lengths is None:
-        lengths = q.shape[-3] * world.size, k.shape[-3] * world.size
+        lengths = q.shape[-3] * own.size, k.shape[-3] * own.size
     q_lengths, k_lengths = (lengths[0],) * batch, (lengths[1],) * batch
     q_offsets = None if q_offset is None else (q_offset,) * batch
-    prepared = _prepared(world, q, k, v, q_lengths, k_lengths, q_offsets, mask, softmax_scale, softcap, sinks, layout,
+    prepared = _prepared(own, q, k, v, q_lengths, k_lengths, q_offsets, mask, softmax_scale, softcap, sinks, layout,
                          key_layout, threads=threads, memory_budget=memory_budget, timeout_seconds=timeout)  # fmt: skip
-    if not batched:
-        return _run(prepared, q, k, v, sinks, out)
-    rows, lse = _run(prepared, flat_rows(q), flat_rows(k), flat_rows(v), sinks, flat_view(out))
-    return rows.reshape(*q.shape[:3], v.shape[3]), lse.reshape(q.shape[:3])
+    if batched:
+        q, k, v, out = flat_rows(q), flat_rows(k), flat_rows(v), flat_view(out)
+    made, lse, shown = _run(prepared, q, k, v, sinks, out)
+    if batched:
+        form = given["q"].shape[:3]
+        made, lse = made.reshape(*form, v.shape[2]), lse.reshape(form)
+    _job.keep_call(world, call, prepared, shown, given, made, lse, prepared.workspace_bytes)
+    return made, lse
 
 
 @traced
@@ -140,8 +136,6 @@ def varlen(q, k, v, cu_seqlens_q, cu_seqlens_k=None, *, mask: _job.Mask = "causa
     The rest, and what it returns, is as attention() has it."""
     if unknown:
         _job.refuse_unknown("varlen", unknown)
-    _job.check_arrays("varlen", q, q=q, k=k, v=v, sinks=sinks, out=out)
-    world = _job.world_of(q, world)
     q_lengths = lengths_of(cu_seqlens_q)
     k_lengths = q_lengths if cu_seqlens_k is None else lengths_of(cu_seqlens_k)
     if len(q_lengths) != len(k_lengths):
@@ -151,9 +145,19 @@ def varlen(q, k, v, cu_seqlens_q, cu_seqlens_k=None, *, mask: _job.Mask = "causa
             "Check cu_seqlens.",
         )
     offsets = None if q_offsets is None else tuple(as_ints(q_offsets))
-    prepared = _prepared(world, q, k, v, q_lengths, k_lengths, offsets, mask, softmax_scale, softcap, sinks, layout,
-                         key_layout, threads=threads, memory_budget=memory_budget, timeout_seconds=timeout)  # fmt: skip
-    return _run(prepared, q, k, v, sinks, out)
+    given = {"q": q, "k": k, "v": v, "sinks": sinks}
+    settings = ("varlen", q_lengths, k_lengths, offsets, mask, softmax_scale, softcap, layout, key_layout, threads,
+                memory_budget, timeout)  # fmt: skip
+    call, results = _job.known_call(world, settings, given, out)
+    if results is not None:
+        return results
+    _job.check_arrays("varlen", q, q=q, k=k, v=v, sinks=sinks, out=out)
+    own = _job.world_of(q, world)
+    prepared = _prepared(own, q, k, v, q_lengths, k_lengths, offsets, mask, softmax_scale, softcap, sinks, layout, key_layout,
+                         threads=threads, memory_budget=memory_budget, timeout_seconds=timeout)  # fmt: skip
+    made, lse, shown = _run(prepared, q, k, v, sinks, out)
+    _job.keep_call(world, call, prepared, shown, given, made, lse, prepared.workspace_bytes)
+    return made, lse
 
 
 def lengths_of(cu_seqlens) -> tuple[int, ...]:

@@ -10,8 +10,7 @@ import ctypes
 from . import _job, _structs
 from ._abi import lib
 from ._errors import refuse
-from ._tensors import contiguous_heads, empty
-from ._attention import traced
+from ._tensors import contiguous_heads, empty, traced
 from .worlds import World
 
 
@@ -66,8 +65,9 @@ def c_limits(limits: tuple):
     return _structs.decode_limits(sequences=sequences, rows=rows, keys=keys, page_size=page_size)
 
 
-def finish_step(step: _Steps, q, sequences: int, rows: int, arrays: dict, dim_v: int, out, grow: bool):
-    """Runs a step and gives (out, lse) q's form: [own sequences, (rows,) heads, …]."""
+def finish_step(step: _Steps, q, sequences: int, rows: int, arrays: dict, dim_v: int, out, grow: bool, keep: tuple):
+    """Runs a step and gives (out, lse) q's form: [own sequences, (rows,) heads, …]. keep: (world, call, given) of
+    _job.keep_call()."""
     own = len(step.owned(sequences))
     form = (own, rows, q.shape[-2]) if q.ndim == 4 else (own, q.shape[-2])
     if out is not None and tuple(out.shape) != (*form, dim_v):
@@ -75,8 +75,12 @@ def finish_step(step: _Steps, q, sequences: int, rows: int, arrays: dict, dim_v:
     out = empty(q, (*form, dim_v)) if out is None else out
     lse = empty(q, (own * rows, q.shape[-2]), "float32")
     arrays |= {"out": out.reshape(own * rows, q.shape[-2], dim_v), "lse": lse}
-    step._do(q, arrays, rows=rows, grow=int(grow))
-    return out, lse.reshape(form)
+    members = {"rows": rows, "grow": int(grow)}
+    step._do(q, arrays, **members)
+    lse = lse.reshape(form)
+    world, call, given = keep
+    _job.keep_call(world, call, step, arrays, given, out, lse, **members)
+    return out, lse
 
 
 def check_lengths(lengths, block_table) -> None:
@@ -98,6 +102,7 @@ def decode(q, k_cache, v_cache, lengths, *, block_table=None, k_new=None, v_new=
     cache: page s is sequence s, of any length. Other orders of axes are views: permute.
     lengths: int32 [sequences], keys of each, those of the rows included; with grow=True those before, and the rows' number is
     added to them in place. Row i of a sequence stands at position length - rows + i.
+    Either may be ringattn.Compressed: Compressed.cache() makes such, and compress() of a batch gives a dense one.
     k_new, v_new: [sequences, (rows,) kv_heads, …], written into the cache first; without them it holds the rows already.
     max_keys: of a sequence over all ranks; None: what the cache reaches. The rest is as attention() has it.
 
@@ -105,22 +110,30 @@ def decode(q, k_cache, v_cache, lengths, *, block_table=None, k_new=None, v_new=
     this rank's sequences alone, Decode.owned(). There rank r of P keeps the key groups r, r + P, … of every sequence."""
     if unknown:
         _job.refuse_unknown("decode", unknown)
+    given = {"q": q, "k": k_cache, "v": v_cache, "block_table": block_table, "lengths": lengths, "sinks": sinks,
+             "k_new": k_new, "v_new": v_new}  # fmt: skip
+    call, results = _job.known_call(
+        world, ("decode", grow, mask, softmax_scale, softcap, max_keys, threads, timeout), given, out
+    )
+    if results is not None:
+        return results
     _job.check_arrays("decode", q, q=q, k_cache=k_cache, v_cache=v_cache, lengths=lengths, block_table=block_table,
                       k_new=k_new, v_new=v_new, sinks=sinks, out=out)  # fmt: skip
     check_lengths(lengths, block_table)
     sequences, rows, flat_q = steps_of(q, 4)
-    world = _job.world_of(q, world)
+    own = _job.world_of(q, world)
     heads, kv_heads, head_dim, head_dim_v = q.shape[-2], k_cache.shape[2], q.shape[-1], v_cache.shape[3]
-    limits = limits_of(world, sequences, rows, k_cache, block_table, max_keys)
-    key = ("decode", q.dtype, heads, kv_heads, head_dim, head_dim_v, mask, softmax_scale, softcap, sinks is not None, limits,
-           threads, timeout)  # fmt: skip
+    formats = _job.format_of(k_cache), _job.format_of(v_cache)
+    limits = limits_of(own, sequences, rows, k_cache, block_table, max_keys)
+    key = ("decode", formats, q.dtype, heads, kv_heads, head_dim, head_dim_v, mask, softmax_scale, softcap,
+           sinks is not None, limits, threads, timeout)  # fmt: skip
 
     def make():
-        spec = _job.c_spec(
-            q, heads, kv_heads, head_dim, head_dim_v, _job.read_mask(mask), softmax_scale, softcap, sinks is not None
-        )
-        return Decode(world, spec, c_limits(limits), _structs.options(threads=threads, timeout_seconds=timeout))
+        spec = _job.c_spec(q, heads, kv_heads, head_dim, head_dim_v, _job.read_mask(mask), softmax_scale, softcap,
+                           sinks is not None, formats)  # fmt: skip
+        return Decode(own, spec, c_limits(limits), _structs.options(threads=threads, timeout_seconds=timeout))
 
-    arrays = {"q": flat_q, "k": k_cache, "v": v_cache, "block_table": block_table, "lengths": lengths, "sinks": sinks,
-              "k_new": flat(k_new, (kv_heads, head_dim)), "v_new": flat(v_new, (kv_heads, head_dim_v))}  # fmt: skip
-    return finish_step(world.prepared(key, make), q, sequences, rows, arrays, head_dim_v, out, grow)
+    arrays = _job.shown(flat_q, k_cache, v_cache)
+    arrays |= {"block_table": block_table, "lengths": lengths, "sinks": sinks,
+               "k_new": flat(k_new, (kv_heads, head_dim)), "v_new": flat(v_new, (kv_heads, head_dim_v))}  # fmt: skip
+    return finish_step(own.prepared(key, make), q, sequences, rows, arrays, head_dim_v, out, grow, (world, call, given))

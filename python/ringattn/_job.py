@@ -2,16 +2,33 @@
 """What the ops' arguments mean: masks, worlds, layouts, and the structs that say them to the library."""
 
 import ctypes
+import weakref
 from collections.abc import Sequence
 
 from . import _abi, _structs
 from ._abi import lib
 from ._errors import refuse, unsupported
-from ._tensors import View, check_array, data_type, device_of, empty, stream_of
+from ._compression import Compressed
+from ._tensors import (
+    CompressedView,
+    View,
+    address_of,
+    check_array,
+    data_type,
+    device_of,
+    empty,
+    forms_of,
+    kind_of,
+    maker,
+    stream_of,
+)
 from .layouts import make_layout
-from .worlds import World, self_world
+from .worlds import World, own_calls, self_world
 
 Mask = str | tuple[int, int]
+
+# Forms of calls that a world remembers.
+_MOST_CALLS = 256
 
 _MASKS = {"causal": (_abi.CAUSAL, 0, 0), "full": (_abi.FULL, 0, 0)}
 
@@ -49,22 +66,37 @@ def world_of(array, world: World | None) -> World:
 
 
 def check_arrays(op: str, like, **arrays) -> None:
-    """All arrays of an op are of one kind, dtype and device; None are left out."""
+    """All arrays of an op are of one kind; None are left out."""
     for name, array in arrays.items():
         if array is None:
             continue
-        check_array(name, array)
-        if type(array) is not type(like) and not isinstance(array, type(like)) and not isinstance(like, type(array)):
-            refuse(
-                f"{name} of {op} is {type(array).__name__}", f"q is {type(like).__name__}", "Pass arrays of one kind."
-            )
+        for part in array.parts if isinstance(array, Compressed) else (array,):
+            check_array(name, part)
+            if type(part) is not type(like) and kind_of(part) is not kind_of(like):
+                refuse(
+                    f"{name} of {op} is {type(part).__name__}", f"q is {type(like).__name__}", "Pass arrays of one kind."
+                )
 
 
-def c_spec(like, heads, kv_heads, head_dim, head_dim_v, mask, softmax_scale, softcap, sinks) -> _structs.spec:
+def format_of(rows) -> str | None:
+    """How keys or values are stored; None: as they are."""
+    return rows.format if isinstance(rows, Compressed) else None
+
+
+def shown(q, k, v) -> dict:
+    """q, k and v by the names of the tensors' struct."""
+    rows = {"k": k, "v": v}
+    named = {f"compressed_{name}" if isinstance(x, Compressed) else name: x for name, x in rows.items()}
+    return {"q": q, "k": None, "v": None, "compressed_k": None, "compressed_v": None} | named
+
+
+def c_spec(like, heads, kv_heads, head_dim, head_dim_v, mask, softmax_scale, softcap, sinks,
+           formats=(None, None)) -> _structs.spec:  # fmt: skip
     kind, left, right = mask
+    k_format, v_format = (None if format is None else format.encode() for format in formats)
     return _structs.spec(dtype=data_type(like), heads=heads, kv_heads=kv_heads, head_dim=head_dim, head_dim_v=head_dim_v,
                      mask=kind, sinks=int(sinks), window_left=left, window_right=right,
-                     softmax_scale=softmax_scale or 0.0, softcap=softcap)  # fmt: skip
+                     softmax_scale=softmax_scale or 0.0, softcap=softcap, k_format=k_format, v_format=v_format)  # fmt: skip
 
 
 def c_batch(q_lengths, k_lengths, q_offsets) -> _structs.batch:
@@ -92,6 +124,21 @@ def longs(values: Sequence[int] | None):
     return None if values is None else (ctypes.c_int64 * len(values))(*values)
 
 
+def show(tensors, views: dict, arrays: dict) -> None:
+    """Has an op's struct name views of the arrays, which are kept in `views` by their names; None are absent."""
+    for name, array in arrays.items():
+        view = views.get(name)
+        if array is None:
+            if view is not None:
+                del views[name]
+                setattr(tensors, name, None)
+            continue
+        if view is None:
+            view = views[name] = CompressedView() if name.startswith("compressed_") else View()
+            setattr(tensors, name, view.address)
+        view.show(array)
+
+
 class Prepared:
     """An object of the library: `op` prepared for a job. It is destroyed with this one, or with its world."""
 
@@ -99,12 +146,14 @@ class Prepared:
 
     def __init__(self, world: World, *job):
         self._handle = None
+        self.world = weakref.ref(world)
+        self.used = 0  # when its world last did
         self._destroy = getattr(lib, f"{self.op}_destroy")
         self._run = getattr(lib, f"{self.op}_run")
         self._enqueue = getattr(lib, f"{self.op}_enqueue")
         # What the library is shown of each call's arrays. Every call names the same ones.
         self._tensors = getattr(_structs, f"{self.op}_tensors")()
-        self._views: dict[str, View] = {}
+        self._views: dict[str, View | CompressedView] = {}
         handle = _abi.Handle()
         getattr(lib, f"{self.op}_create")(world.handle, *job, ctypes.byref(handle))
         self._handle = handle
@@ -128,18 +177,8 @@ class Prepared:
         on_host = device_of(like)[0] == _abi.CPU
         if workspace_bytes and not on_host:
             arrays = arrays | {"workspace": empty(like, (workspace_bytes,), "uint8")}
-        tensors, views = self._tensors, self._views
-        for name, array in arrays.items():
-            view = views.get(name)
-            if array is None:
-                if view is not None:
-                    del views[name]
-                    setattr(tensors, name, None)
-                continue
-            if view is None:
-                view = views[name] = View()
-                setattr(tensors, name, view.address)
-            view.show(array)
+        tensors = self._tensors
+        show(tensors, self._views, arrays)
         for name, value in members.items():
             setattr(tensors, name, value)
         if on_host:
@@ -160,3 +199,80 @@ class Prepared:
     def __del__(self):
         if getattr(self, "_handle", None) is not None:
             self.close()
+
+
+class Call:
+    """A call of an op with arrays of certain forms. One that has been checked and prepared is done again for other arrays of
+    these forms by telling the library where they lie."""
+
+    def __init__(self, prepared: Prepared, arrays: dict, given: dict, out, lse, workspace_bytes: int, members: dict):
+        """arrays: what the library is shown; given: the caller's, by the same names. out, lse: what the caller gets."""
+        self.prepared = prepared
+        self._tensors = getattr(_structs, f"{prepared.op}_tensors")()
+        self._views: dict[str, View] = {}
+        show(self._tensors, self._views, arrays)
+        for name, value in members.items():
+            setattr(self._tensors, name, value)
+        places = {name: view.struct for name, view in self._views.items()}
+        self._places = [places[name] if array is not None else None for name, array in given.items()]
+        self._out, self._lse = places["out"], places["lse"]
+        self._new_out, self._new_lse = maker(out, tuple(out.shape)), maker(out, tuple(lse.shape), "float32")
+        self._on_host = device_of(out)[0] == _abi.CPU
+        self._new_workspace = None
+        if workspace_bytes and not self._on_host:
+            self._new_workspace = maker(out, (workspace_bytes,), "uint8")
+            view = self._views["workspace"] = View()
+            view.show(self._new_workspace())
+            self._workspace = view.struct
+            self._tensors.workspace = view.address
+
+    def __call__(self, arrays: tuple, out):
+        """(out, lse): arrays are the caller's in the order of `given`, then out or None."""
+        for place, array in zip(self._places, arrays):
+            if place is not None:
+                place.data = address_of(array)
+        if out is None:
+            out = self._new_out()
+        self._out.data = address_of(out)
+        lse = self._new_lse()
+        self._lse.data = address_of(lse)
+        prepared, tensors = self.prepared, self._tensors
+        if self._on_host:
+            prepared._run(prepared._handle, tensors)
+            return out, lse
+        if self._new_workspace is not None:
+            workspace = self._new_workspace()  # until the call is enqueued; the stream's allocator keeps it in order
+            self._workspace.data = workspace.data_ptr()
+        tensors.stream = stream_of(out)
+        prepared._enqueue(prepared._handle, tensors)
+        return out, lse
+
+
+def known_call(world: World | None, settings: tuple, given: dict, out):
+    """(key, results): of a call with such settings and arrays of such forms, where there has been one: given are the op's
+    arrays by name, first q. Otherwise the results are None, and the key is that for keep_call(), or None."""
+    arrays = (*given.values(), out)
+    forms = forms_of(arrays)
+    if forms is None:
+        return None, None
+    key = (settings, forms)
+    calls = own_calls() if world is None else world.calls
+    call = calls.get(key)
+    if call is None:
+        return key, None
+    if call.prepared._handle is None:  # closed, as others were used since
+        del calls[key]
+        return key, None
+    call.prepared.world().use(call.prepared)
+    return key, call(arrays, out)
+
+
+def keep_call(world: World | None, key, prepared: Prepared, arrays: dict, given: dict, out, lse, workspace_bytes: int = 0,
+              **members) -> None:  # fmt: skip
+    """Keeps what known_call() finds, unless the library was shown copies. out, lse: as the caller gets them."""
+    if key is None or any(x is not None and address_of(arrays[name]) != address_of(x) for name, x in given.items()):
+        return
+    calls = own_calls() if world is None else world.calls
+    if len(calls) >= _MOST_CALLS:
+        calls.clear()
+    calls[key] = Call(prepared, arrays, given, out, lse, workspace_bytes, members)

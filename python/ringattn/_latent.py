@@ -7,8 +7,8 @@ travels between ranks and lies in caches.
 
 from . import _abi, _job, _structs
 from ._errors import refuse
-from ._tensors import contiguous_heads, data_type, empty
-from ._attention import lengths_of, traced
+from ._tensors import contiguous_heads, data_type, empty, traced
+from ._attention import lengths_of
 from ._decode import LatentDecode, c_limits, check_lengths, finish_step, flat, limits_of, steps_of
 from .layouts import Layout
 from .worlds import World
@@ -57,21 +57,21 @@ def mla(q, latent, k_rope, w_uk=None, w_uv=None, *, cu_seqlens_q=None, cu_seqlen
     and without w_uv out stays in the latent. The rest, and what it returns, is as varlen() has it."""
     if unknown:
         _job.refuse_unknown("mla", unknown)
+    cu = tuple(None if at is None else lengths_of(at) for at in (cu_seqlens_q, cu_seqlens_k))
+    given = {"q": q, "latent": latent, "k_rope": k_rope, "w_uk": w_uk, "w_uv": w_uv, "sinks": sinks}
+    settings = ("mla", cu, form, head_dim, head_dim_v, mask, softmax_scale, softcap, layout, key_layout, threads, memory_budget,
+                timeout)  # fmt: skip
+    call, results = _job.known_call(world, settings, given, out)
+    if results is not None:
+        return results
     _job.check_arrays("mla", q, q=q, latent=latent, k_rope=k_rope, w_uk=w_uk, w_uv=w_uv, sinks=sinks, out=out)
     if form not in _abi.FORMS:
         refuse(f"form {form!r} is not known", 'there are "expanded" and "absorbed"', "Choose one, or None.")
-    world = _job.world_of(q, world)
+    own = _job.world_of(q, world)
     heads, latent_dim, rope_dim = q.shape[1], latent.shape[-1], k_rope.shape[-1]
     head_dim, head_dim_v, out_dim = _dims(q, latent_dim, rope_dim, w_uk, w_uv, head_dim, head_dim_v)
-    q_lengths = lengths_of(cu_seqlens_q) if cu_seqlens_q is not None else (q.shape[0] * world.size,)
-    own_keys = cu_seqlens_k is None and cu_seqlens_q is None
-    k_lengths = (
-        lengths_of(cu_seqlens_k)
-        if cu_seqlens_k is not None
-        else (latent.shape[0] * world.size,)
-        if own_keys
-        else q_lengths
-    )
+    q_lengths = cu[0] if cu[0] is not None else (q.shape[0] * own.size,)
+    k_lengths = cu[1] if cu[1] is not None else q_lengths if cu[0] is not None else (latent.shape[0] * own.size,)
     key = ("latent", q.dtype, heads, head_dim, rope_dim, head_dim_v, latent_dim, form, mask, softmax_scale, softcap,
            sinks is not None, q_lengths, k_lengths, layout, key_layout, threads, memory_budget, timeout)  # fmt: skip
 
@@ -79,16 +79,17 @@ def mla(q, latent, k_rope, w_uk=None, w_uv=None, *, cu_seqlens_q=None, cu_seqlen
         spec = _spec(
             q, heads, head_dim, rope_dim, head_dim_v, latent_dim, mask, softmax_scale, softcap, sinks is not None
         )
-        options = _job.c_options(world, q_lengths, k_lengths, layout, key_layout, threads=threads,
+        options = _job.c_options(own, q_lengths, k_lengths, layout, key_layout, threads=threads,
                                  memory_budget=memory_budget, timeout_seconds=timeout)  # fmt: skip
-        return Latent(world, spec, _job.c_batch(q_lengths, k_lengths, None), _abi.FORMS[form], options)
+        return Latent(own, spec, _job.c_batch(q_lengths, k_lengths, None), _abi.FORMS[form], options)
 
-    prepared = world.prepared(key, make)
+    prepared = own.prepared(key, make)
     out = empty(q, (q.shape[0], heads, out_dim)) if out is None else out
     lse = empty(q, (q.shape[0], heads), "float32")
     arrays = {"q": contiguous_heads(q), "latent": _one_head(latent), "k_rope": _one_head(k_rope), "w_uk": w_uk, "w_uv": w_uv,
               "sinks": sinks, "out": out, "lse": lse}  # fmt: skip
     prepared._do(q, arrays, prepared.facts.workspace_bytes)
+    _job.keep_call(world, call, prepared, arrays, given, out, lse, prepared.facts.workspace_bytes)
     return out, lse
 
 
@@ -110,15 +111,21 @@ def mla_decode(q, cache, lengths, w_uk=None, w_uv=None, *, block_table=None, lat
     the cache first. Matrices are as mla() has them, the rest as decode()."""
     if unknown:
         _job.refuse_unknown("mla_decode", unknown)
+    given = {"q": q, "cache": cache, "block_table": block_table, "lengths": lengths, "sinks": sinks, "w_uk": w_uk,
+             "w_uv": w_uv, "latent": latent, "k_rope": k_rope}  # fmt: skip
+    settings = ("mla_decode", rope_dim, grow, head_dim, head_dim_v, mask, softmax_scale, softcap, max_keys, threads, timeout)
+    call, results = _job.known_call(world, settings, given, out)
+    if results is not None:
+        return results
     _job.check_arrays("mla_decode", q, q=q, cache=cache, lengths=lengths, block_table=block_table, latent=latent,
                       k_rope=k_rope, w_uk=w_uk, w_uv=w_uv, sinks=sinks, out=out)  # fmt: skip
     check_lengths(lengths, block_table)
     sequences, rows, flat_q = steps_of(q, 4)
-    world = _job.world_of(q, world)
+    own = _job.world_of(q, world)
     cache = cache if cache.ndim == 4 else cache[:, :, None, :]
     heads, latent_dim = q.shape[-2], cache.shape[3] - rope_dim
     head_dim, head_dim_v, out_dim = _dims(q, latent_dim, rope_dim, w_uk, w_uv, head_dim, head_dim_v)
-    limits = limits_of(world, sequences, rows, cache, block_table, max_keys)
+    limits = limits_of(own, sequences, rows, cache, block_table, max_keys)
     key = ("latent_decode", q.dtype, heads, head_dim, rope_dim, head_dim_v, latent_dim, mask, softmax_scale, softcap,
            sinks is not None, limits, threads, timeout)  # fmt: skip
 
@@ -126,8 +133,8 @@ def mla_decode(q, cache, lengths, w_uk=None, w_uv=None, *, block_table=None, lat
         spec = _spec(
             q, heads, head_dim, rope_dim, head_dim_v, latent_dim, mask, softmax_scale, softcap, sinks is not None
         )
-        return LatentDecode(world, spec, c_limits(limits), _structs.options(threads=threads, timeout_seconds=timeout))
+        return LatentDecode(own, spec, c_limits(limits), _structs.options(threads=threads, timeout_seconds=timeout))
 
     arrays = {"q": flat_q, "cache": cache, "block_table": block_table, "lengths": lengths, "sinks": sinks, "w_uk": w_uk,
               "w_uv": w_uv, "latent": flat(latent, (1, latent_dim)), "k_rope": flat(k_rope, (1, rope_dim))}  # fmt: skip
-    return finish_step(world.prepared(key, make), q, sequences, rows, arrays, out_dim, out, grow)
+    return finish_step(own.prepared(key, make), q, sequences, rows, arrays, out_dim, out, grow, (world, call, given))

@@ -10,8 +10,8 @@ import math
 from . import _abi, _job, _structs
 from ._abi import lib
 from ._errors import refuse
-from ._tensors import contiguous_heads, data_type, empty
-from ._attention import lengths_of, traced
+from ._tensors import contiguous_heads, data_type, empty, traced
+from ._attention import lengths_of
 from .layouts import Layout, super_segments
 from .worlds import World
 

@@ -5,6 +5,7 @@ import ctypes
 from ctypes import (
     POINTER,
     Structure,
+    c_char,
     c_char_p,
     c_double,
     c_float,
@@ -55,8 +56,9 @@ Gather = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_uint64, c_double, c_voi
 callbacks = _sized("callbacks", (c_void_p, "context"), (Gather, "all_gather"))
 spec = _sized(
     "spec", (DLDataType, "dtype"), (c_int32, "heads kv_heads head_dim head_dim_v mask sinks"),
-    (c_int64, "window_left window_right"), (c_float, "softmax_scale softcap"),
+    (c_int64, "window_left window_right"), (c_float, "softmax_scale softcap"), (c_char_p, "k_format v_format"),
 )  # fmt: skip
+compressed = _sized("compressed", (Tensor * 4, "streams"), (Tensor * 2, "tables"))
 batch = _sized("batch", (c_int64, "sequences"), (longs, "q_lengths k_lengths q_offsets"))
 options = _sized(
     "options", (c_char_p, "kernel"), (c_int32, "threads layout"), (c_int64, "stripe query_run_count"),
@@ -68,7 +70,9 @@ attention_facts = _sized(
     "attention_facts", (c_int64, "q_rows k_rows"), (c_uint64, "workspace_bytes"), (c_char_p, "kernel"),
     (c_double, "predicted_seconds"), (c_char_p, "machine"),
 )  # fmt: skip
-attention_tensors = _sized("attention_tensors", (Tensor, "q k v sinks out lse workspace"), (c_void_p, "stream"))
+attention_tensors = _sized(
+    "attention_tensors", (Tensor, "q k v sinks out lse workspace"), (c_void_p, "stream"), (Tensor, "compressed_k compressed_v")
+)  # fmt: skip
 
 decode_limits = _sized("decode_limits", (c_int64, "sequences rows keys page_size pages"))
 decode_facts = _sized(
@@ -76,7 +80,7 @@ decode_facts = _sized(
 )
 decode_tensors = _sized(
     "decode_tensors", (Tensor, "q k v block_table lengths sinks k_new v_new out lse host_lengths host_table"),
-    (c_void_p, "stream"), (c_int32, "rows grow"),
+    (c_void_p, "stream"), (c_int32, "rows grow"), (Tensor, "compressed_k compressed_v"),
 )  # fmt: skip
 
 latent_spec = _sized(
@@ -104,3 +108,14 @@ scan_facts = _sized("scan_facts", (c_int64, "rows beginning ending"), (c_uint64,
 scan_tensors = _sized(
     "scan_tensors", (Tensor, "x dt b c z a d dt_bias initial_states y final_states"), (c_void_p, "stream")
 )
+
+compression_spec = _sized(
+    "compression_spec", (c_char_p, "format"), (c_int64, "sequences seed"), (DLDataType, "dtype"), (c_int32, "heads"),
+    (c_int64, "dim"),
+)  # fmt: skip
+compression_facts = _sized("compression_facts", (c_int64, "streams tables token_bytes table_bytes"))
+part = _sized("part", (c_char_p, "name"), (DLDataType, "dtype"), (c_int32, "axes"), (c_int64 * 4, "shape"))
+compression_tensors = _sized(
+    "compression_tensors", (c_char_p, "name"), (longs, "lengths"), (Tensor, "plain compressed"), (c_void_p, "stream")
+)
+formats = _sized("formats", (c_char * 64, "k v"), (c_double, "removed"))

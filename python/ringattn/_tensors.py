@@ -2,6 +2,7 @@
 """Arrays of NumPy and of PyTorch as DLPack's tensors. What differs between the two stands here and nowhere else."""
 
 import ctypes
+import functools
 import sys
 
 import numpy as np
@@ -13,7 +14,7 @@ from ._errors import refuse, unsupported
 _INT, _UINT, _FLOAT, _BFLOAT = 0, 1, 2, 4
 _TYPES = {
     "float32": (_FLOAT, 32), "float16": (_FLOAT, 16), "bfloat16": (_BFLOAT, 16), "float64": (_FLOAT, 64),
-    "int32": (_INT, 32), "int64": (_INT, 64), "uint8": (_UINT, 8),
+    "int32": (_INT, 32), "int64": (_INT, 64), "uint8": (_UINT, 8), "int8": (_INT, 8), "float8_e4m3fn": (10, 8),
 }  # fmt: skip
 _by_dtype: dict = {}
 
@@ -48,6 +49,22 @@ def check_array(name: str, array) -> None:
                     "Call it under torch.no_grad(), or pass detached tensors.")  # fmt: skip
 
 
+def traced(function):
+    """Under torch.compile the call becomes the operator of the same name, which graphs hold."""
+
+    @functools.wraps(function)
+    def call(first, *arguments, **named):
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.compiler.is_compiling():
+            if is_torch(first.parts[0] if hasattr(first, "parts") else first):
+                from . import torch_ops  # noqa: PLC0415, needs torch
+
+                return getattr(torch_ops, function.__name__)(first, *arguments, **named)
+        return function(first, *arguments, **named)
+
+    return call
+
+
 def device_of(array) -> tuple[int, int]:
     """(device type, index), as DLPack counts them."""
     if isinstance(array, np.ndarray) or array.device.type == "cpu":
@@ -63,21 +80,28 @@ def stream_of(array) -> int | None:
     """The caller's current stream on the array's device."""
     if isinstance(array, np.ndarray) or array.device.type != "cuda":
         return None
-    return sys.modules["torch"].cuda.current_stream(array.device).cuda_stream
+    torch = sys.modules["torch"]
+    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # without an object around it
+    return raw(array.device.index) if raw else torch.cuda.current_stream(array.device).cuda_stream
 
 
 def empty(like, shape, dtype=None):
-    """An array of like's kind and device; of its dtype, or float32 / uint8 by name."""
+    """An array of like's kind and device; of its dtype, or of one by its name."""
+    return maker(like, shape, dtype)()
+
+
+def maker(like, shape, dtype=None):
+    """What makes such arrays as empty() does."""
     if isinstance(like, np.ndarray):
-        return np.empty(shape, dtype or like.dtype)
+        if dtype == "bfloat16":
+            import ml_dtypes  # noqa: PLC0415, the arrays are of its types
+
+            dtype = ml_dtypes.bfloat16
+        return functools.partial(np.empty, shape, dtype or like.dtype)
     torch = sys.modules["torch"]
-    return torch.empty(shape, dtype=getattr(torch, dtype) if dtype else like.dtype, device=like.device)
-
-
-def full(like, shape, value, dtype):
-    filled = empty(like, shape, dtype)
-    filled[...] = value
-    return filled
+    return functools.partial(
+        torch.empty, shape, dtype=getattr(torch, dtype) if dtype else like.dtype, device=like.device
+    )
 
 
 def contiguous_heads(array):
@@ -89,6 +113,8 @@ def contiguous_heads(array):
 
 def flat_rows(array):
     """[batch, tokens, heads, dim] as [batch · tokens, heads, dim], copied only where that is no view."""
+    if hasattr(array, "flat_rows"):
+        return array.flat_rows()
     return array.reshape(array.shape[0] * array.shape[1], *array.shape[2:])
 
 
@@ -110,27 +136,50 @@ def as_ints(values) -> list[int]:
     return [int(value) for value in (values.tolist() if hasattr(values, "tolist") else values)]
 
 
+def address_of(array) -> int:
+    """Of its first number."""
+    return array.__array_interface__["data"][0] if isinstance(array, np.ndarray) else array.data_ptr()
+
+
+def forms_of(arrays) -> tuple | None:
+    """What tells whether arrays of another call are like these, but for where they lie: hashable. None for anything but plain
+    arrays and tensors without gradients."""
+    torch = sys.modules.get("torch")
+    tensor = torch.Tensor if torch is not None else None
+    forms = []
+    for array in arrays:
+        if array is None:
+            forms.append(None)
+        elif type(array) is tensor:
+            if array.requires_grad:
+                return None
+            forms.append((array.shape, array.stride(), array.dtype, array.device))
+        elif type(array) is np.ndarray:
+            forms.append((array.shape, array.strides, array.dtype, array.flags.writeable))
+        else:
+            return None
+    return tuple(forms)
+
+
 class View:
     """A DLTensor that is used again for arrays of one form: for each array but the first its address alone is written."""
 
-    __slots__ = ("address", "_view", "_form", "_lengths")
+    __slots__ = ("address", "struct", "_form", "_lengths")
 
     def __init__(self):
-        self._view = _structs.DLTensor()
+        self.struct = _structs.DLTensor()
         self._form = self._lengths = None
-        self.address: int = ctypes.addressof(self._view)
+        self.address: int = ctypes.addressof(self.struct)
 
     def show(self, array) -> None:
         """From here on, this is a view of the array, which the caller keeps."""
-        if type(array) is np.ndarray or isinstance(array, np.ndarray):
+        if isinstance(array, np.ndarray):
             form = array.shape, array.strides, array.dtype
-            data = array.__array_interface__["data"][0]
         else:
             form = array.shape, array.stride(), array.dtype, array.device
-            data = array.data_ptr()
         if form != self._form:
             self._describe(array, form)
-        self._view.data = data
+        self.struct.data = address_of(array)
 
     def _describe(self, array, form) -> None:
         shape, strides = form[:2]
@@ -139,7 +188,7 @@ class View:
                 refuse(f"an array has strides of {strides} bytes", f"its numbers have {array.itemsize}", "Copy it.")
             strides = [stride // array.itemsize for stride in strides]
         self._lengths = (ctypes.c_int64 * (2 * len(shape)))(*shape, *strides)
-        view = self._view
+        view = self.struct
         view.shape = ctypes.addressof(self._lengths)
         view.strides = view.shape + 8 * len(shape)
         view.ndim, view.lanes, view.byte_offset = len(shape), 1, 0
@@ -148,5 +197,52 @@ class View:
         self._form = form
 
 
-def data_type(array) -> _structs.DLDataType:
-    return _structs.DLDataType(*_type_of(array.dtype), 1)
+class CompressedView:
+    """A ringattn_compressed that is used again."""
+
+    __slots__ = ("address", "_struct", "_views")
+
+    def __init__(self):
+        self._struct = _structs.compressed()
+        self._views: list[View] = []
+        self.address: int = ctypes.addressof(self._struct)
+
+    def show(self, compressed) -> None:
+        """From here on, these are the parts of the _compression.Compressed, which the caller keeps."""
+        parts = compressed.parts
+        if len(parts) != len(self._views):
+            self._views = [View() for _ in parts]
+            streams = len(compressed.streams)
+            self._struct.streams[:] = [v.address for v in self._views[:streams]] + [None] * (4 - streams)
+            self._struct.tables[:] = [v.address for v in self._views[streams:]] + [None] * (2 + streams - len(parts))
+        for view, part in zip(self._views, parts):
+            view.show(part)
+
+
+def data_type(like) -> _structs.DLDataType:
+    """DLPack's type of an array, or of a dtype or its name."""
+    return _structs.DLDataType(*_type_of(getattr(like, "dtype", like)), 1)
+
+
+def type_name(dtype) -> str:
+    """NumPy's and PyTorch's name of a type: of one of theirs, or of DLPack's."""
+    if isinstance(dtype, _structs.DLDataType):
+        return next(name for name, known in _TYPES.items() if known == (dtype.code, dtype.bits))
+    return str(dtype).removeprefix("torch.")
+
+
+def kind_of(array):
+    return np.ndarray if isinstance(array, np.ndarray) else sys.modules["torch"].Tensor
+
+
+def zeros(like, shape, dtype: str):
+    filled = empty(like, shape, dtype)
+    filled[...] = 0
+    return filled
+
+
+def moved(array, device):
+    """A copy on another device."""
+    if isinstance(array, np.ndarray):
+        refuse("an array of NumPy can't be moved", "it lies in host memory", "Compress tensors of PyTorch.")
+    return array.to(device)

@@ -16,6 +16,7 @@ import numpy as np
 
 from . import _structs
 from ._errors import refuse
+from ._compression import Compressed
 from ._tensors import as_ints, is_torch
 
 
@@ -233,7 +234,12 @@ def _rows(array, layout: Layout) -> int:
 
 def shard(array, layout: Layout, rank: int):
     """The rank's rows of a whole array, [tokens, …] or [batch, tokens, …], in memory of their own. Of the second form
-    the rows are [batch, tokens of the rank, …] where the rank has as many of each sequence, else [rows, …]."""
+    the rows are [batch, tokens of the rank, …] where the rank has as many of each sequence, else [rows, …]. Of a Compressed
+    the rows of its streams; tables are every rank's."""
+    if isinstance(array, Compressed):
+        streams = {name: shard(stream, layout, rank) for name, stream in array.streams.items()}
+        shape = *next(iter(streams.values())).shape[:-2], *array.shape[-2:]
+        return array.with_streams(streams, shape)
     batched = _rows(array, layout) == 2
     flat = array.reshape(-1, *array.shape[2:]) if batched else array
     tokens = layout.places(rank)[0]

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Worlds: the ranks that compute together."""
 
-import collections
 import ctypes
 import itertools
 import threading
@@ -29,7 +28,9 @@ class World:
         self.device = device
         self.rank: int = lib.world_rank(handle)
         self.size: int = lib.world_size(handle)
-        self._objects: collections.OrderedDict = collections.OrderedDict()
+        self._objects: dict = {}
+        self.calls: dict = {}  # _job.Call by settings and forms of arrays
+        self._uses = 0
         self.number = next(_numbers)
         by_number[self.number] = self
         self._keeps = keeps  # what callbacks of the library refer to
@@ -41,16 +42,20 @@ class World:
         return self._handle
 
     def prepared(self, key, make: Callable):
-        """The object of a job: made once, and kept while it is among the last that were asked for."""
+        """The object of a job: made once, and kept while it is among the last that were used. Making is collective, so
+        what is kept depends on the order of uses alone, which is that of every rank."""
         objects = self._objects
         found = objects.get(key)
         if found is None:
             if len(objects) >= _KEPT_OBJECTS:
-                objects.popitem(last=False)[1].close()
+                oldest = min(objects, key=lambda kept: objects[kept].used)
+                objects.pop(oldest).close()
             found = objects[key] = make()
-        else:
-            objects.move_to_end(key)
+        self.use(found)
         return found
+
+    def use(self, prepared) -> None:
+        self._uses = prepared.used = self._uses + 1
 
     def abort(self, error: BaseException) -> None:
         """Tells the other ranks that this one has failed and won't come."""
@@ -63,6 +68,7 @@ class World:
         for made in self._objects.values():
             made.close()
         self._objects.clear()
+        self.calls.clear()
         lib.world_destroy(self._handle)
         self._handle = None
 
@@ -97,6 +103,14 @@ def self_world(device: tuple[int, int] = (_abi.CPU, 0)) -> World:
         lib.world_self(ctypes.byref(_options(device)), ctypes.byref(handle))
         world = worlds[device] = World(handle, device)
     return world
+
+
+def own_calls() -> dict:
+    """Calls of this thread's own worlds, as World.calls."""
+    calls = getattr(_own, "calls", None)
+    if calls is None:
+        calls = _own.calls = {}
+    return calls
 
 
 def threads_worlds(ranks: int) -> list[World]:

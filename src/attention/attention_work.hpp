@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <utility>
 
 #include "attention/ring/ring_work.hpp"
 #include "attention/tokens/cost.hpp"
@@ -17,8 +18,9 @@ inline RowStreams kv_streams(const Job& job) {
   RowStreams streams;
   const auto add = [&](const char* name, const RowFormat& format, int dim) {
     for (const FormatStream& stream : format_streams(format, {spec.dtype, spec.kv_heads, dim})) {
-      const std::string part = format.is_plain() ? "" : "_" + std::string(stream.name);
-      streams.push_back({name + part, stream.token_bytes(spec.dtype)});
+      std::string whole(name);
+      if (!format.is_plain()) whole.append("_").append(stream.name);
+      streams.push_back({std::move(whole), stream.token_bytes(spec.dtype)});
     }
   };
   add("k", job.format.k, spec.head_dim);
@@ -27,7 +29,7 @@ inline RowStreams kv_streams(const Job& job) {
 }
 
 inline RingWork attention_work(const Job& job) {
-  return {job.batch, job.spec.mask, kv_streams(job), pair_flops(job.spec), job.lists};
+  return {job.batch, job.spec.mask, kv_streams(job), pair_flops(job.spec), job.lists, 0.0, 0.0, job.positions};
 }
 
 }  // namespace ringattn

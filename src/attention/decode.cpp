@@ -5,11 +5,11 @@
 
 #include <algorithm>
 #include <optional>
-#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "attention/attention.hpp"
+#include "attention/decode_inputs.hpp"
 #include "attention/fault_cells.hpp"
 #include "attention/identities.hpp"
 #include "attention/partial_exchange.hpp"
@@ -21,6 +21,7 @@
 #include "base/size.hpp"
 #include "comm/failure.hpp"
 #include "comm/meeting.hpp"
+#include "kernels/block_choice.hpp"
 #include "kernels/cache_update.hpp"
 
 namespace ringattn {
@@ -31,36 +32,7 @@ namespace {
   fail(ErrorCode::kUsage, what, why, remedy);
 }
 
-void check_rows(std::string_view name, const TensorView& view, const FoldSpec& spec, std::int64_t rows, int heads,
-                int dim) {
-  if (view.dtype == spec.dtype && view.tokens == rows && view.heads == heads && view.dim == dim) return;
-  refuse(fmt::format("{} is {} [{}, {}, {}]", name, dtype_name(view.dtype), view.tokens, view.heads, view.dim),
-         fmt::format("this step's is {} [{}, {}, {}]", dtype_name(spec.dtype), rows, heads, dim),
-         "Rows lie sequence by sequence; this rank's results are those of Decode::owned().");
-}
-
-void check_cache(std::string_view name, const MutableCacheView& view, const FoldSpec& spec, int dim) {
-  if (view.dtype == spec.dtype && view.heads == spec.kv_heads && view.dim == dim && view.pages >= 0) return;
-  refuse(fmt::format("the cache of {} is {} [{}, {}, {}, {}]", name, dtype_name(view.dtype), view.pages, view.page_size,
-                     view.heads, view.dim),
-         fmt::format("the job's is {} [pages, page_size, {}, {}]", dtype_name(spec.dtype), spec.kv_heads, dim),
-         "Check the job's heads and dims.");
-}
-
 bool has_rows(const TensorView& view) { return view.data != nullptr; }
-
-void check_packed(std::string_view name, const CompressedCache& cache, const RowFormat& format, const RowShape& shape) {
-  bool complete = cache.format == format && cache.shape == shape && cache.pages >= 0;
-  for (std::size_t i = 0; complete && i < format_tables(format, shape, 1).size(); ++i) {
-    complete = cache.tables[i] != nullptr;
-  }
-  if (complete) return;
-  refuse(fmt::format("the cache of {} is {} of {} [{}, {}, {}, {}]", name, describe(cache.format),
-                     dtype_name(cache.shape.dtype), cache.pages, cache.page_size, cache.shape.heads, cache.shape.dim),
-         fmt::format("the job's is {} of {} [pages, page_size, {}, {}], with all its tables", describe(format),
-                     dtype_name(shape.dtype), shape.heads, shape.dim),
-         "DecodeJob::format says how k and v are stored.");
-}
 
 }  // namespace
 
@@ -71,28 +43,17 @@ struct Decode::Impl {
         transport(the_transport),
         meeting(transport, Patience(options.timeout_seconds)) {}
 
-  bool several() const { return transport.size() > 1; }
+  int dealt() const { return ranks_of_sequence(job.spec, transport.size()); }
+  // Whether ranks have parts of rows to give each other.
+  bool several() const { return dealt() > 1; }
+  bool shares_out_sequences() const { return dealt() < transport.size(); }
   bool on_device() const { return backend->memory() == MemoryKind::kDevice; }
   // A host's tables are checked before anything is done.
   bool checks_on_device() const { return on_device() && options.check_tables; }
-  GroupShare share() const { return share_of_rank(transport.rank(), transport.size()); }
+  GroupShare share() const { return share_of_rank(transport.rank() % dealt(), dealt()); }
   std::int64_t group_keys() const { return std::int64_t{kGroupTiles} * kernel->key_tile(); }
   SequenceRange owned(std::int64_t sequences) const {
     return owned_sequences(sequences, transport.rank(), transport.size());
-  }
-  // Pages of k, and of v.
-  std::int64_t k_pages(const DecodeInputs& inputs) const {
-    return job.format.k.is_plain() ? inputs.k.pages : inputs.packed_k.pages;
-  }
-  std::int64_t v_pages(const DecodeInputs& inputs) const {
-    return job.format.v.is_plain() ? inputs.v.pages : inputs.packed_v.pages;
-  }
-  // Tokens of a page.
-  std::int64_t k_page(const DecodeInputs& inputs) const {
-    return job.format.k.is_plain() ? inputs.k.page_size : inputs.packed_k.page_size;
-  }
-  std::int64_t v_page(const DecodeInputs& inputs) const {
-    return job.format.v.is_plain() ? inputs.v.page_size : inputs.packed_v.page_size;
   }
   static std::int64_t sequences_of(const DecodeInputs& inputs) { return inputs.q.tokens / inputs.rows; }
   std::int32_t* checked_lengths() const { return reinterpret_cast<std::int32_t*>(checks.data() + fault_bytes()); }
@@ -102,11 +63,18 @@ struct Decode::Impl {
   void choose();
   void allocate();
   void connect();
-  void check(const DecodeInputs& inputs, const DecodeOutputs& outputs) const;
-  void check_caches(const DecodeInputs& inputs) const;
+  void check(const DecodeInputs& inputs, const DecodeOutputs& outputs) const {
+    check_step(job, inputs, outputs, owned(inputs.rows < 1 ? 0 : sequences_of(inputs)).count);
+    check_tables(own(inputs));
+  }
   void check_tables(const DecodeInputs& inputs) const;
   void check_capture(const DecodeInputs& inputs) const;
+  // What of a step this rank looks at.
+  DecodeInputs own(const DecodeInputs& inputs) const {
+    return shares_out_sequences() ? part_of_step(job, inputs, owned(sequences_of(inputs))) : inputs;
+  }
   CacheUpdate update_of(const DecodeInputs& inputs) const;
+  BlockChoice choice_of(const DecodeInputs& inputs, const std::int32_t* lengths) const;
   std::int64_t longest(const DecodeInputs& inputs) const;
   double step_seconds(std::int64_t sequences, std::int64_t keys) const;
   void enqueue(const DecodeInputs& inputs, const DecodeOutputs& outputs, Stream stream);
@@ -122,7 +90,8 @@ struct Decode::Impl {
   std::unique_ptr<Backend> backend;
   std::unique_ptr<DecodeKernel> kernel;
   DecodeMemory memory;
-  Buffer checks;  // on devices: [sequences] faults, then [sequences] lengths
+  Buffer means, scores, chosen, counts;  // of blocks of keys, where steps choose them
+  Buffer checks;                         // on devices: [sequences] faults, then [sequences] lengths
   std::unique_ptr<Marks> faults_read;
   std::optional<FaultCells> appended;       // of compressed jobs: of k_new and of v_new
   std::optional<PartialExchange> exchange;  // with several ranks
@@ -135,7 +104,12 @@ void Decode::Impl::choose() {
   backend = choice.row->make_backend({options.threads, transport.device()});
   check_fitting(*choice.row, *backend, transport);
   kernel = choice.row->make_kernel(job.decode_spec(), *backend);
-  kernel->check(job.limits, transport.size());
+  kernel->check(job.limits, dealt());
+  if (job.spec.lists.any() && !job.format.is_plain() && transport.size() > 1) {
+    fail(ErrorCode::kUnsupported,
+         fmt::format("{} ranks decode a cache of {} by lists of key blocks", transport.size(), describe(job.format)),
+         "its tables are those of all sequences, and a rank has its own", "Use one rank, or plain caches.");
+  }
   memory = decode_memory(job, *kernel, transport.size());
   if (options.memory_budget == 0 || memory.total() <= options.memory_budget) return;
   fail(ErrorCode::kMemory,
@@ -155,6 +129,19 @@ void Decode::Impl::allocate() {
   }
   if (!job.format.is_plain()) appended.emplace(*backend, meeting, transport, 2);
   backend->update_cache({}, backend->stream());  // makes it ready
+  if (job.best_blocks > 0) {
+    const ChoiceMemory bytes = choice_memory(job);
+    means = backend->allocate(bytes.means);
+    scores = backend->allocate(bytes.scores);
+    chosen = backend->allocate(bytes.chosen);
+    counts = backend->allocate(bytes.counts);
+    DecodeInputs none;
+    none.q = dense_view(static_cast<const void*>(nullptr), job.spec.dtype, 0, job.spec.heads, job.spec.head_dim);
+    none.k = cache_view(nullptr, job.spec.dtype, 0, 0, job.spec.kv_heads, job.spec.head_dim);
+    const BlockChoice ready = choice_of(none, nullptr);
+    backend->pool_keys(ready, backend->stream());
+    backend->choose_blocks(ready, backend->stream());
+  }
   if (several()) exchange.emplace(job, *kernel, transport, *backend);
   runs.emplace(*backend, transport, meeting.patience());
 }
@@ -162,82 +149,6 @@ void Decode::Impl::allocate() {
 void Decode::Impl::connect() {
   exchange->announce(meeting.patience().for_peer());
   if (on_device()) make_first_contact(meeting, transport, *backend, exchange->memory());
-}
-
-void Decode::Impl::check(const DecodeInputs& inputs, const DecodeOutputs& outputs) const {
-  const FoldSpec& spec = job.spec;
-  const DecodeLimits& limits = job.limits;
-  if (inputs.rows < 1 || inputs.rows > limits.rows || inputs.q.tokens % inputs.rows != 0 ||
-      sequences_of(inputs) > limits.sequences) {
-    refuse(fmt::format("a step has {} query rows, {} a sequence", inputs.q.tokens, inputs.rows),
-           fmt::format("steps were prepared for up to {} sequences of up to {} rows", limits.sequences, limits.rows),
-           "Prepare for larger steps, or split this one.");
-  }
-  check_rows("q", inputs.q, spec, inputs.q.tokens, spec.heads, spec.head_dim);
-  check_rows("out", outputs.out, spec, owned(sequences_of(inputs)).count * inputs.rows, spec.heads, spec.head_dim_v);
-  if (has_rows(inputs.k_new) != has_rows(inputs.v_new)) {
-    refuse("one of k_new and v_new is missing", "a token has a key and a value", "Give both, or neither.");
-  }
-  if (has_rows(inputs.k_new)) {
-    check_rows("k_new", inputs.k_new, spec, inputs.q.tokens, spec.kv_heads, spec.head_dim);
-    check_rows("v_new", inputs.v_new, spec, inputs.q.tokens, spec.kv_heads, spec.head_dim_v);
-  }
-  if (spec.sinks != (inputs.sinks != nullptr)) {
-    refuse(spec.sinks ? "sinks are missing" : "sinks are given", spec.sinks ? "the job has them" : "the job has none",
-           "FoldSpec::sinks says whether a job has sinks.");
-  }
-  check_caches(inputs);
-  check_tables(inputs);
-}
-
-void Decode::Impl::check_caches(const DecodeInputs& inputs) const {
-  const FoldSpec& spec = job.spec;
-  if (job.format.k.is_plain()) {
-    check_cache("k", inputs.k, spec, spec.head_dim);
-  } else {
-    check_packed("k", inputs.packed_k, job.format.k, {spec.dtype, spec.kv_heads, spec.head_dim});
-  }
-  if (job.format.v.is_plain()) {
-    check_cache("v", inputs.v, spec, spec.head_dim_v);
-  } else {
-    check_packed("v", inputs.packed_v, job.format.v, {spec.dtype, spec.kv_heads, spec.head_dim_v});
-  }
-  if (k_pages(inputs) != v_pages(inputs) || k_page(inputs) != v_page(inputs)) {
-    refuse(fmt::format("k has {} pages of {} tokens, v {} of {}", k_pages(inputs), k_page(inputs), v_pages(inputs),
-                       v_page(inputs)),
-           "a token's key and value lie at the same place of both", "Give k and v the same pages.");
-  }
-  const bool has_table = inputs.block_table.pages != nullptr;
-  if (job.is_paged() != has_table) {
-    refuse(has_table ? "a dense cache has a block table" : "a block table is missing",
-           job.is_paged() ? fmt::format("the job has pages of {} tokens", job.page_size) : "the job has no pages",
-           "DecodeJob::page_size says whether there are pages.");
-  }
-  if (!job.is_paged() && k_pages(inputs) < sequences_of(inputs)) {
-    refuse(fmt::format("a dense cache of {} sequences", k_pages(inputs)),
-           fmt::format("the step has {}", sequences_of(inputs)), "Each sequence has a page of its own.");
-  }
-  if (job.is_paged() && k_page(inputs) != job.page_size) {
-    refuse(fmt::format("pages of {} tokens", k_page(inputs)), fmt::format("the job's have {}", job.page_size),
-           "Prepare for pages of this size.");
-  }
-  const SharedPrefixes& prefixes = inputs.prefixes;
-  if (prefixes.count < 0 || prefixes.count > job.limits.prefixes) {
-    refuse(fmt::format("a step has {} shared prefixes", prefixes.count),
-           fmt::format("steps were prepared for up to {}", job.limits.prefixes),
-           "Prepare for more: DecodeLimits::prefixes.");
-  }
-  if (prefixes.count > 0 && (prefixes.of_sequence == nullptr || prefixes.keys == nullptr)) {
-    refuse("shared prefixes are not complete", "each has a number of keys, and each sequence says which it has",
-           "Give both, or no prefixes.");
-  }
-  if (inputs.table_pages < 0 || inputs.table_pages > inputs.block_table.stride) {
-    refuse(fmt::format("a block table of {} pages a sequence", inputs.table_pages),
-           fmt::format("its rows are {} apart", inputs.block_table.stride), "Give DecodeInputs::table_pages.");
-  }
-  if (inputs.lengths == nullptr && inputs.q.tokens > 0) {
-    refuse("the lengths are missing", "every sequence has one", "Give DecodeInputs::lengths.");
-  }
 }
 
 // What the host knows of lengths and pages.
@@ -286,17 +197,41 @@ CacheUpdate Decode::Impl::update_of(const DecodeInputs& inputs) const {
   update.grow = inputs.grow;
   update.block_table = inputs.block_table;
   update.table_pages = inputs.table_pages;
-  update.pages = k_pages(inputs);
-  update.page_size = k_page(inputs);
+  update.pages = cache_pages(job, inputs);
+  update.page_size = cache_page_size(job, inputs);
   update.share = share();
   update.group_keys = group_keys();
   update.most_keys = job.limits.keys;
   update.prefixes = inputs.prefixes;
+  if (inputs.lists.counts != nullptr) {
+    update.lists = inputs.lists;
+    update.list_heads = job.spec.lists.heads;
+  }
   if (has_rows(inputs.k_new)) {
     if (job.format.k.is_plain()) update.parts[update.part_count++] = cache_part(inputs.k, inputs.k_new);
-    if (job.format.v.is_plain()) update.parts[update.part_count++] = cache_part(inputs.v, inputs.v_new);
+    if (job.format.v.is_plain() && !job.decode_spec().values_in_codes())
+      update.parts[update.part_count++] = cache_part(inputs.v, inputs.v_new);
   }
   return update;
+}
+
+// Of a step that takes these lengths.
+BlockChoice Decode::Impl::choice_of(const DecodeInputs& inputs, const std::int32_t* lengths) const {
+  BlockChoice of;
+  of.spec = job.spec;
+  of.q = inputs.q;
+  of.rows = inputs.rows;
+  of.most_rows = job.limits.rows;
+  of.k = inputs.k;
+  of.block_table = inputs.block_table;
+  of.lengths = lengths;
+  of.count = job.best_blocks;
+  of.blocks = most_list_blocks(job);
+  of.means = reinterpret_cast<float*>(means.data());
+  of.scores = reinterpret_cast<float*>(scores.data());
+  of.chosen = reinterpret_cast<std::int32_t*>(chosen.data());
+  of.counts = reinterpret_cast<std::int32_t*>(counts.data());
+  return of;
 }
 
 // Keys of the longest sequence of the step, as far as the host knows. All ranks know the same.
@@ -314,10 +249,21 @@ double Decode::Impl::step_seconds(std::int64_t sequences, std::int64_t keys) con
   return pair_flops(job.spec) * pairs / transport.size() / choice.row->flops_per_second(*backend);
 }
 
-void Decode::Impl::enqueue(const DecodeInputs& inputs, const DecodeOutputs& outputs, Stream stream) {
+void Decode::Impl::enqueue(const DecodeInputs& all, const DecodeOutputs& outputs, Stream stream) {
   const bool captured = backend->is_capturing(stream);
-  if (captured) check_capture(inputs);
+  if (captured) check_capture(all);
+  DecodeInputs inputs = own(all);
   const std::int64_t keys = longest(inputs);
+  if (!captured) runs->begin(stream);
+  if (all.grow && shares_out_sequences()) {
+    CacheUpdate lengths;  // those of others, too
+    lengths.sequences = sequences_of(all);
+    lengths.rows = all.rows;
+    lengths.lengths = all.lengths;
+    lengths.grow = true;
+    if (lengths.sequences > 0) backend->update_cache(lengths, stream);
+    inputs.grow = false;
+  }
   CacheUpdate update = update_of(inputs);
   if (checks_on_device()) {
     update.most_keys = std::min(update.most_keys, keys);
@@ -335,11 +281,18 @@ void Decode::Impl::enqueue(const DecodeInputs& inputs, const DecodeOutputs& outp
   step.lengths = update.checked != nullptr ? update.checked : inputs.lengths;
   step.share = share();
   step.prefixes = inputs.prefixes;
+  step.lists = inputs.lists;
   const FoldOutput output{outputs.out, outputs.lse, inputs.sinks};
 
-  if (!captured) runs->begin(stream);
-  if (update.grow || update.part_count > 0 || update.checked != nullptr) backend->update_cache(update, stream);
+  if (update.sequences > 0 && (update.grow || update.part_count > 0 || update.checked != nullptr)) {
+    backend->update_cache(update, stream);
+  }
   if (has_rows(inputs.k_new) && !job.format.is_plain()) append(inputs, update, step.lengths, stream);
+  if (job.best_blocks > 0) {
+    const BlockChoice choice_here = choice_of(inputs, step.lengths);
+    if (update.sequences > 0) backend->choose_blocks(choice_here, stream);
+    step.lists = choice_here.lists();
+  }
   if (several()) {
     finish_together(step, stream, output, keys);
   } else {
@@ -439,6 +392,33 @@ void Decode::run(const DecodeInputs& inputs, const DecodeOutputs& outputs, Strea
 void Decode::enqueue(const DecodeInputs& inputs, const DecodeOutputs& outputs, Stream stream) {
   impl_->check(inputs, outputs);
   impl_->enqueue(inputs, outputs, stream);
+}
+
+void Decode::pool(const DecodeInputs& all, Stream stream) {
+  Impl& impl = *impl_;
+  if (impl.job.best_blocks == 0) {
+    refuse("means of keys are asked for", "steps of this job choose no blocks",
+           "DecodeJob::best_blocks has them do so.");
+  }
+  if (all.rows < 1) return;
+  check_caches(impl.job, all);
+  const DecodeInputs inputs = impl.own(all);
+  if (Impl::sequences_of(inputs) == 0) return;
+  const bool captured = impl.backend->is_capturing(stream);
+  CacheUpdate update = impl.update_of(inputs);
+  update.grow = false;
+  update.part_count = 0;
+  if (impl.checks_on_device()) {
+    update.checked = impl.checked_lengths();
+    update.faults = impl.faults();
+  } else if (!impl.on_device()) {
+    refuse_faults(update, ErrorCode::kUsage);
+  }
+  if (!captured) impl.runs->begin(stream);
+  if (update.checked != nullptr) impl.backend->update_cache(update, stream);
+  const std::int32_t* const lengths = update.checked != nullptr ? update.checked : inputs.lengths;
+  impl.backend->pool_keys(impl.choice_of(inputs, lengths), stream);
+  if (!captured) impl.runs->end(stream, impl.step_seconds(update.sequences, impl.job.limits.keys));
 }
 
 void Decode::wait() {

@@ -17,6 +17,9 @@
 // Several ranks hold one cache together: rank r of P keeps the groups of keys r, r + P, … of every sequence, in pages
 // of its own, and a block table that names those alone. Queries, lengths and new rows are the same on every rank. Each
 // rank folds what it keeps, for all rows, and the partial results travel to the rank that owns the row.
+//
+// With lists of key blocks ranks share out the sequences instead: each keeps all keys of those that it owns, and their
+// entries in the block table and the lists; of others it reads nothing. Steps then have equally many sequences.
 #pragma once
 
 #include <cstddef>
@@ -68,6 +71,10 @@ struct DecodeInputs {
   // (group_keys()) are those of all its sequences; those of the last, open group may be each one's own. At most
   // DecodeLimits::prefixes.
   SharedPrefixes prefixes;
+  // Which keys the rows see, where FoldSpec::lists has a shape and DecodeJob::best_blocks is 0
+  // (kernels/decode_lists.hpp). In memory of the kernel's kind: what stands there when the step begins is what it
+  // follows, also in a graph.
+  DecodeLists lists;
   const float* sinks = nullptr;  // [heads], present exactly when FoldSpec::sinks
   // Adds `rows` to every length before anything else is done. Else lengths are only read, and count the rows already.
   bool grow = false;
@@ -81,7 +88,8 @@ struct DecodeInputs {
   const std::int32_t* host_lengths = nullptr;  // [sequences]
   BlockTable host_table = {};
   SharedPrefixes host_prefixes = {};
-  // Instead of k, and of v, exactly where DecodeJob::format is not plain. Rows of k_new and v_new are compressed as
+  // Instead of k, and of v, exactly where DecodeJob::format is not plain; of values in compressed keys, packed_k is
+  // instead of both. Rows of k_new and v_new are compressed as
   // they are written: with the tables that are there, and into tails, which have a place for each sequence of the step
   // (kernels/compressed_rows.hpp).
   CompressedCache packed_k = {};
@@ -93,6 +101,12 @@ struct DecodeOutputs {
   RowView lse;            // [own rows, heads] natural logarithm, −∞ for a row without keys; no data: not wanted
 };
 
+// Rows may see some blocks of keys alone. The lists are given to each step (DecodeInputs::lists), or a step makes them
+// by itself (DecodeJob::best_blocks): of each KV head, or of all together, the first block, those that the rows stand
+// in, and of the others those of the highest scores, by the mean keys of blocks (kernels/block_choice.hpp). Scores,
+// lists and the step are enqueued one behind the other. Means are kept from step to step: pool() makes those of keys
+// that no step has appended. Sequences of a step have the means of the same place in the steps before, so each layer of
+// a model has an object of its own.
 class Decode {
  public:
   // Prepares. Collective. Chooses the kernel, agrees with the other ranks on job, options, build, kernel and device,
@@ -135,6 +149,12 @@ class Decode {
   // rows that lie in k_new and v_new by then, and decodes. The object outlives the graph. kUnsupported with several
   // ranks; kUsage with host copies.
   void enqueue(const DecodeInputs& inputs, const DecodeOutputs& outputs, Stream stream = {});
+
+  // Makes the means of all keys in front of the rows' own blocks: where a cache was filled by others than steps, or a
+  // place has got another sequence, before the next step with DecodeJob::best_blocks. `inputs` are that step's, with
+  // lengths as they are when it has grown them, and `grow` false; only q's shape, the cache, its table and the lengths
+  // are read. Reads all keys once. Enqueued as a step is; throws as enqueue() does.
+  void pool(const DecodeInputs& inputs, Stream stream = {});
 
   // Returns when the device has passed every step that was enqueued; at once if there is none. Throws what they failed
   // with: kPeer for a deadline or a dead peer, and kUsage for the first sequence that a check on the device has found

@@ -34,14 +34,25 @@ std::string describe(const DecodeJob& job) {
   const std::string cache = job.is_paged() ? fmt::format("pages of {} tokens", job.page_size) : "a dense cache";
   const std::string prefixes =
       job.limits.prefixes == 0 ? "" : fmt::format(", shared prefixes up to {}", job.limits.prefixes);
-  return fmt::format("{}; {}, up to {} and {} each, {}{}", describe(job.decode_spec()),
+  const std::string best = job.best_blocks == 0 ? "" : fmt::format(", the best {} blocks", job.best_blocks);
+  return fmt::format("{}; {}, up to {} and {} each, {}{}{}", describe(job.decode_spec()),
                      counted(static_cast<std::uint64_t>(job.limits.sequences), "sequence"),
                      counted(static_cast<std::uint64_t>(job.limits.keys), "key"),
-                     counted(static_cast<std::uint64_t>(job.limits.rows), "row"), cache, prefixes);
+                     counted(static_cast<std::uint64_t>(job.limits.rows), "row"), cache, prefixes, best);
 }
 
 void check_decode_job(const DecodeJob& job) {
-  check_job({job.spec, {}, 0, job.format});
+  FoldSpec without_lists = job.spec;
+  without_lists.lists = {};
+  check_job({without_lists, {}, 0, job.format});
+  const ListShape& lists = job.spec.lists;
+  if (lists.any() && (lists.key_block < 1 || lists.heads < 1 ||
+                      (lists.heads <= job.spec.kv_heads && job.spec.kv_heads % lists.heads != 0))) {
+    fail(ErrorCode::kUsage, fmt::format("{} lists of blocks of {} keys", lists.heads, lists.key_block),
+         fmt::format("the job has {}, and each shares its list with as many others",
+                     counted(static_cast<std::uint64_t>(job.spec.kv_heads), "KV head")),
+         "Use one list for all of them, or one for each.");
+  }
   const DecodeLimits& limits = job.limits;
   if (limits.sequences < 1 || limits.sequences > kMostSequences) {
     refuse_limit(fmt::format("steps of up to {} sequences", limits.sequences),
@@ -69,9 +80,20 @@ void check_decode_job(const DecodeJob& job) {
          fmt::format("values of {} numbers lie in keys of {}", job.spec.head_dim_v, job.spec.head_dim),
          "they are the first numbers of a key", "Check head_dim_v, or give values a cache of their own.");
   }
-  if (job.values_in_keys && !job.format.is_plain()) {
-    fail(ErrorCode::kUsage, fmt::format("values in keys that are stored as {}", describe(job.format)),
-         "values are columns of plain keys", "Give values a cache of their own.");
+  if (job.values_in_keys && !job.format.v.is_plain()) {
+    fail(ErrorCode::kUsage, fmt::format("values in keys that are stored as {}", describe(job.format.v)),
+         "they are columns of the keys, however these are stored", "Give values a cache of their own.");
+  }
+  if (job.spec.lists.any() && limits.prefixes > 0) {
+    fail(ErrorCode::kUsage, "sequences with lists of key blocks share prefixes",
+         "which keys are folded together follows from each sequence's lists", "Use lists, or prefixes.");
+  }
+  if (job.best_blocks < 0 || (job.best_blocks > 0 && !job.spec.lists.any())) {
+    refuse_limit(fmt::format("the best {} blocks of keys", job.best_blocks), "FoldSpec::lists says how large they are");
+  }
+  if (job.best_blocks > 0 && !job.format.k.is_plain()) {
+    fail(ErrorCode::kUsage, fmt::format("blocks are chosen of keys that are stored as {}", describe(job.format)),
+         "means are made of plain keys", "Give lists to each step: DecodeInputs::lists.");
   }
   if (job.pages < 0) refuse_limit(fmt::format("a pool of {} pages", job.pages), "it has at least one");
 }
@@ -86,6 +108,23 @@ std::int64_t most_table_pages(const DecodeJob& job, int ranks, int key_tile) {
   return (most_cache_tokens(job, ranks, key_tile) + job.page_size - 1) / job.page_size;
 }
 
+std::int64_t most_list_blocks(const DecodeJob& job) {
+  return (job.limits.keys + job.spec.lists.key_block - 1) / job.spec.lists.key_block;
+}
+
+ChoiceMemory choice_memory(const DecodeJob& job) {
+  ChoiceMemory memory;
+  if (job.best_blocks == 0) return memory;
+  const std::int64_t lists = job.limits.sequences * job.spec.lists.heads;
+  const std::int64_t blocks = most_list_blocks(job);
+  const auto number = static_cast<std::int64_t>(sizeof(float));
+  memory.means = bytes_of(job.limits.sequences * blocks, job.spec.kv_heads * job.spec.head_dim * number);
+  memory.scores = bytes_of(lists * blocks, number);
+  memory.chosen = bytes_of(lists * job.best_blocks, number);
+  memory.counts = bytes_of(lists, number);
+  return memory;
+}
+
 std::size_t partial_bytes(const FoldSpec& spec, const DecodeKernel& kernel, std::int64_t rows, std::int64_t groups) {
   return bytes_of(rows * groups * spec.heads, kernel.record_floats() * static_cast<std::int64_t>(sizeof(float)));
 }
@@ -94,26 +133,27 @@ DecodeMemory decode_memory(const DecodeJob& job, const DecodeKernel& kernel, int
   const FoldSpec& spec = job.spec;
   const DecodeLimits& limits = job.limits;
   const int key_tile = kernel.key_tile();
-  const std::int64_t table_pages = most_table_pages(job, ranks, key_tile);
-  const std::int64_t pages = job.pages > 0 ? job.pages : limits.sequences * table_pages;
-  const std::int64_t page = job.is_paged() ? job.page_size : most_cache_tokens(job, ranks, key_tile);
-  const std::int64_t rows = limits.sequences * limits.rows;
+  const int dealt = ranks_of_sequence(spec, ranks);
+  const std::int64_t table_pages = most_table_pages(job, dealt, key_tile);
   // The most that a rank owns.
   const std::int64_t owned = (limits.sequences + ranks - 1) / ranks;
+  const std::int64_t pages = job.pages > 0 ? job.pages : (dealt == ranks ? limits.sequences : owned) * table_pages;
+  const std::int64_t page = job.is_paged() ? job.page_size : most_cache_tokens(job, dealt, key_tile);
+  const std::int64_t rows = limits.sequences * limits.rows;
   DecodeMemory memory;
   const std::int64_t token = job.values_in_keys ? k_token_bytes(spec) : kv_token_bytes(spec);
   const RowShape k{spec.dtype, spec.kv_heads, spec.head_dim};
   const RowShape v{spec.dtype, spec.kv_heads, spec.head_dim_v};
-  const std::int64_t stored = job.values_in_keys ? token : token_bytes(job.format.k, k) + token_bytes(job.format.v, v);
+  const std::int64_t stored = token_bytes(job.format.k, k) + (job.values_in_keys ? 0 : token_bytes(job.format.v, v));
   memory.cache =
       bytes_of(pages * page, stored) + static_cast<std::size_t>(table_bytes(job.format.k, k, limits.sequences) +
                                                                 table_bytes(job.format.v, v, limits.sequences));
   memory.tables = bytes_of(limits.sequences, (job.is_paged() ? table_pages : 0) * kTableEntry + kTableEntry);
   memory.rows = bytes_of(rows, q_token_bytes(spec) + token) +
                 bytes_of(owned * limits.rows, out_token_bytes(spec) + lse_token_bytes(spec));
-  memory.scratch = kernel.scratch_bytes(limits) +
+  memory.scratch = kernel.scratch_bytes(limits) + choice_memory(job).total() +
                    bytes_of(limits.sequences, static_cast<std::int64_t>(sizeof(CacheFault)) + kTableEntry);
-  if (ranks > 1) {
+  if (dealt > 1) {
     const std::int64_t groups = share_groups(limits.keys, ranks, key_tile);
     memory.partials = partial_bytes(spec, kernel, rows, groups) +
                       static_cast<std::size_t>(ranks - 1) * partial_bytes(spec, kernel, owned * limits.rows, groups);

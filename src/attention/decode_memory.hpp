@@ -19,7 +19,12 @@ struct DecodeJob {
   std::int64_t pages = 0;
   // v is the first head_dim_v numbers of each row of k, in the same memory, as where a latent is both.
   bool values_in_keys = false;
-  CacheFormat format = {};  // how the cache stores k and v; what they are is what decompression gives
+  // How the cache stores k and v; what they are is what decompression gives. Of values_in_keys that of k says it for
+  // both, and that of v is plain.
+  CacheFormat format = {};
+  // Of a spec with lists: each step makes its lists by itself, of so many blocks of key_block keys (Decode). 0: each is
+  // given them.
+  int best_blocks = 0;
 
   DecodeSpec decode_spec() const { return {spec, values_in_keys, format}; }
   bool is_paged() const { return page_size > 0; }
@@ -30,7 +35,8 @@ struct DecodeJob {
 std::string describe(const DecodeJob& job);
 
 // Throws kUsage when the job contradicts itself: heads, dims, formats, limits that are not positive or beyond 2^31 − 1
-// keys, page sizes that are not supported.
+// keys, page sizes that are not supported, lists beside prefixes, and best_blocks without lists or of keys that are
+// not plain.
 void check_decode_job(const DecodeJob& job);
 
 // Tokens that the rank with most of them holds of the longest sequence: the least page_size of a dense cache, and what
@@ -42,6 +48,20 @@ std::int64_t most_table_pages(const DecodeJob& job, int ranks, int key_tile);
 
 // Bytes of the records that so many rows leave of so many groups each.
 std::size_t partial_bytes(const FoldSpec& spec, const DecodeKernel& kernel, std::int64_t rows, std::int64_t groups);
+
+// Blocks of a list's size that the longest sequence has.
+std::int64_t most_list_blocks(const DecodeJob& job);
+
+// What a Decode that makes lists keeps for it.
+struct ChoiceMemory {
+  std::size_t means = 0;   // of keys
+  std::size_t scores = 0;  // of blocks
+  std::size_t chosen = 0;  // lists
+  std::size_t counts = 0;  // how long they are
+
+  std::size_t total() const { return means + scores + chosen + counts; }
+};
+ChoiceMemory choice_memory(const DecodeJob& job);
 
 // Bytes on the rank of `ranks` that needs most.
 struct DecodeMemory {

@@ -13,6 +13,7 @@ FoldTask block_task(const Plan& plan, const ArrivedBlock& block, std::span<const
   task.tiles = tiles;
   task.sources = sources;
   task.lists = plan.lists.get();
+  task.positions = plan.positions.get();
   task.resume = !block.first;
   task.save = !block.last || exports;
   task.finish = block.last ? &output : nullptr;

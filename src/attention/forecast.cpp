@@ -24,7 +24,8 @@ namespace {
 JobLayout layout_of(const RingJob& job, const Options& options, int world) {
   check_size(job, options, world);
   const RingWork& work = job.work;
-  JobLayout layout = make_layout(work.batch, work.mask, work.lists.get(), world, options.layout, job.kernel.query_tile,
+  const QueryWork pairs = query_work(work.batch, work.mask, work.lists.get(), work.positions.get());
+  JobLayout layout = make_layout(work.batch, pairs, work.lists != nullptr, world, options.layout, job.kernel.query_tile,
                                  job.kernel.key_tile);
   const auto state_runs = [world](Layout& dealt, const auto& stated, std::string_view side,
                                   const std::vector<std::int64_t>& lengths) {
@@ -213,8 +214,11 @@ struct ForecastKey {
     return a.kernel == b.kernel && a.query_bytes == b.query_bytes && a.fixed_bytes == b.fixed_bytes &&
            a.most_block_tokens == b.most_block_tokens && a.page_size == b.page_size && x.batch == y.batch &&
            x.mask == y.mask && x.streams == y.streams && x.pair_flops == y.pair_flops && x.key_flops == y.key_flops &&
-           x.query_flops == y.query_flops &&
-           (x.lists == y.lists || (x.lists != nullptr && y.lists != nullptr && *x.lists == *y.lists));
+           x.query_flops == y.query_flops && same(x.lists, y.lists) && same(x.positions, y.positions);
+  }
+  template <class Shared>
+  static bool same(const Shared& a, const Shared& b) {
+    return a == b || (a != nullptr && b != nullptr && *a == *b);
   }
 };
 

@@ -62,6 +62,10 @@ std::string job_hash(const Job& job) {
     add(job.lists->begins());
     add(job.lists->blocks());
   }
+  if (job.positions != nullptr) {
+    const std::span<const std::int32_t> all = job.positions->all();
+    XXH3_64bits_update(&state, all.data(), all.size_bytes());
+  }
   return fmt::format("{:016x}", XXH3_64bits_digest(&state));
 }
 

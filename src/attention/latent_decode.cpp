@@ -16,6 +16,7 @@
 #include "base/error.hpp"
 #include "base/size.hpp"
 #include "comm/meeting.hpp"
+#include "kernels/latent_rows.hpp"
 #include "kernels/registry.hpp"
 
 namespace ringattn {
@@ -23,7 +24,14 @@ namespace ringattn {
 namespace {
 
 DecodeJob in_latent_of(const LatentDecodeJob& job) {
-  return {absorbed_spec(job.spec), job.limits, job.page_size, job.pages, true};
+  return {absorbed_spec(job.spec), job.limits, job.page_size, job.pages, true, {job.format, {}}};
+}
+
+void check_cache_format(const LatentDecodeJob& job) {
+  if (job.format.is_plain() || job.format == latent_format(job.spec.rope_dim)) return;
+  fail(ErrorCode::kUsage, fmt::format("a cache of latents as {}", describe(job.format)),
+       fmt::format("it is plain or {}", describe(latent_format(job.spec.rope_dim))),
+       "Give latents of 16 bits, or pack them so.");
 }
 
 MutableTensorView room(const Buffer& buffer, Dtype dtype, std::int64_t rows, std::int64_t heads, std::int64_t dim) {
@@ -137,6 +145,7 @@ DecodeInputs LatentDecode::Impl::begin(const LatentDecodeInputs& inputs, Stream 
   step.rows = inputs.rows;
   step.k = step.v = inputs.cache;
   step.v.dim = spec.latent_dim;
+  step.packed_k = inputs.packed;
   step.block_table = inputs.block_table;
   step.table_pages = inputs.table_pages;
   step.lengths = inputs.lengths;
@@ -168,7 +177,10 @@ void LatentDecode::Impl::end(const LatentDecodeInputs& inputs, const LatentOutpu
 LatentDecode::LatentDecode(LatentDecodeJob job, Transport& transport, DecodeOptions options)
     : impl_(std::make_unique<Impl>(std::move(job), transport, options.timeout_seconds)) {
   Impl& impl = *impl_;
-  impl.meeting.together([&impl] { check_latent_job({impl.job.spec, {}, {}}); });
+  impl.meeting.together([&impl] {
+    check_latent_job({impl.job.spec, {}, {}});
+    check_cache_format(impl.job);
+  });
   const std::size_t budget = options.memory_budget;
   impl.decode.emplace(in_latent_of(impl.job), transport, std::move(options));
   impl.meeting.together([&impl] { impl.choose_products(); });
@@ -184,6 +196,7 @@ LatentDecode::LatentDecode(LatentDecode&&) noexcept = default;
 
 const LatentDecodeJob& LatentDecode::job() const { return impl_->job; }
 Decode& LatentDecode::in_latent() { return *impl_->decode; }
+const Decode& LatentDecode::in_latent() const { return *impl_->decode; }
 std::size_t LatentDecode::memory_bytes() const { return impl_->memory; }
 
 void LatentDecode::run(const LatentDecodeInputs& inputs, const LatentOutputs& outputs, Stream stream) {

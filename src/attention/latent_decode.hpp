@@ -10,7 +10,9 @@
 //   decode.wait();
 //
 // A row's O and LSE have the bits that the same row has in an absorbed Latent over the whole sequence, with any batch,
-// page size, order of pages and number of ranks. Ranks share a cache as those of a Decode do.
+// page size, order of pages and number of ranks. Ranks share a cache as those of a Decode do. Over a cache of 8 bits
+// (latent_cache() in kernels/latent_rows.hpp) the bits are those over the latents that its rows are unpacked to; new
+// rows are packed as they join it.
 #pragma once
 
 #include <cstddef>
@@ -28,6 +30,7 @@ struct LatentDecodeJob {
   DecodeLimits limits;
   std::int64_t page_size = 0;
   std::int64_t pages = 0;
+  RowFormat format = {};  // of the cache: plain, or latent_format() of spec.rope_dim (kernels/latent_rows.hpp)
 };
 
 // Members that DecodeInputs has, too, are as there.
@@ -36,7 +39,8 @@ struct LatentDecodeInputs {
   // rope_dim]
   TensorView q;
   int rows = 1;
-  MutableCacheView cache;  // [pages, page_size, 1, latent_dim + rope_dim]: c, then k_r; this rank's share
+  MutableCacheView cache;       // [pages, page_size, 1, latent_dim + rope_dim]: c, then k_r; this rank's share
+  CompressedCache packed = {};  // instead of it, exactly where LatentDecodeJob::format is not plain
   BlockTable block_table;
   std::int64_t table_pages = 0;
   std::int32_t* lengths = nullptr;
@@ -61,6 +65,7 @@ class LatentDecode {
   const LatentDecodeJob& job() const;
   // What folds, in the latent: its kernel, backend, share of the keys and owned sequences.
   Decode& in_latent();
+  const Decode& in_latent() const;
   // Bytes on the rank that needs most: cache, rows, matrices and all that is allocated.
   std::size_t memory_bytes() const;
 

@@ -69,6 +69,9 @@ Options options_within(const RingJob& prepared, const Options& options, const Ba
   if (prepared.work.lists != nullptr) {
     refuse("the lengths can't be changed", "the job's lists of tiles are made for the prepared ones");
   }
+  if (prepared.work.positions != nullptr) {
+    refuse("the lengths can't be changed", "the keys' positions are those of the prepared ones");
+  }
   check_batch(batch);
   RingJob job = prepared;
   job.work.batch = batch;

@@ -8,11 +8,14 @@
 #include <utility>
 
 #include "attention/attention.hpp"
+#include "attention/convolution.hpp"
 #include "attention/identities.hpp"
 #include "attention/ring/enqueued_runs.hpp"
 #include "attention/ring/first_contact.hpp"
 #include "attention/ring/handshake.hpp"
 #include "attention/state_exchange.hpp"
+#include "attention/state_relay.hpp"
+#include "attention/tokens/cost.hpp"
 #include "attention/tokens/scan_deal.hpp"
 #include "base/error.hpp"
 #include "base/moment.hpp"
@@ -65,7 +68,11 @@ struct Scan::Impl {
   void choose();
   void allocate();
   void connect();
+  void make_convolution();
   void check(const ScanInputs& inputs, const ScanOutputs& outputs) const;
+  ScanInputs convolve(const ScanInputs& inputs, const ScanOutputs& outputs, Stream stream);
+  void update(const ScanInputs& inputs, const ScanOutputs& outputs, Stream stream);
+  void settle();
   ScanTask task_of(const ScanInputs& inputs, const ScanOutputs& outputs);
   // `clock`: to be measured by, or null.
   void enqueue(const ScanInputs& inputs, const ScanOutputs& outputs, Stream stream, ScanClock* clock);
@@ -86,13 +93,16 @@ struct Scan::Impl {
   std::vector<std::int32_t> beginning;
   std::vector<std::int32_t> ending;
   std::vector<ScanRun> runs;  // of this rank; those that receive or send states have their addresses
+  std::optional<Convolution> convolution;
+  Buffer convolved;  // [own tokens, channels] behind it
   std::optional<StateExchange> exchange;
+  std::optional<StateRelay> relay;
   std::optional<ScanClock> own_clock;
   std::optional<EnqueuedRuns> enqueued;
 };
 
 void Scan::Impl::choose() {
-  check_scan(job.spec);
+  check_scan_job(job);
   choice = choose_kernel(job.spec, fitting_request(options.kernel, transport));
   backend = choice.row->make_backend({options.threads, transport.device()});
   check_fitting(*choice.row, *backend, transport);
@@ -118,14 +128,18 @@ void Scan::Impl::choose() {
 
 void Scan::Impl::allocate() {
   runs = scan_runs(*layout, hops, transport.rank());
-  kernel->reserve(limits_of(runs));
+  if (!job.update) kernel->reserve(limits_of(runs));
+  if (job.convolution) {
+    convolved = backend->allocate(static_cast<std::size_t>(own_tokens() * convolution_row_bytes(*job.convolution)));
+  }
   exchange.emplace(job.spec, hops, ranges, transport, *backend);
   for (std::size_t i = 0; i < runs.size(); ++i) {
     runs[i].initial = exchange->received(static_cast<std::int64_t>(i));
     runs[i].final = exchange->sent(static_cast<std::int64_t>(i));
   }
-  // Each range of heads waits once behind each of its exchanges, at most.
-  own_clock.emplace(*backend, ranges.size(), ranges.size() * (hops.hops.size() + 1), options.timeline);
+  relay.emplace(*kernel, ranges, *exchange, transport, *backend, meeting.patience());
+  own_clock.emplace(*backend, ranges.size(), StateRelay::most_waits(ranges.size(), exchange->steps()),
+                    options.timeline);
   enqueued.emplace(*backend, transport, meeting.patience());
 }
 
@@ -136,13 +150,31 @@ void Scan::Impl::connect() {
   make_first_contact(meeting, transport, *backend, exchange->memory());
 }
 
+// Its ranks have the same runs, and its kernel the same kind of memory.
+void Scan::Impl::make_convolution() {
+  if (!job.convolution) return;
+  ConvolutionOptions given;
+  given.kernel.backend = choice.row->backend;
+  given.runs = options.runs;
+  given.threads = options.threads;
+  given.timeout_seconds = options.timeout_seconds;
+  convolution.emplace(ConvolutionJob{*job.convolution, job.lengths, job.initial_halos, job.final_halos}, transport,
+                      std::move(given));
+}
+
 void Scan::Impl::check(const ScanInputs& inputs, const ScanOutputs& outputs) const {
   const ScanSpec& spec = job.spec;
   const std::int64_t rows = own_tokens();
-  check_view("x", inputs.x, spec.dtype, rows, spec.heads, spec.head_dim);
+  if (job.convolution) {
+    check_view("x", inputs.x, spec.dtype, rows, 1, job.convolution->channels);
+  } else {
+    check_view("x", inputs.x, spec.dtype, rows, spec.heads, spec.head_dim);
+  }
   check_view("dt", inputs.dt, spec.dtype, rows, spec.heads, 1);
-  check_view("B", inputs.b, spec.dtype, rows, spec.groups, spec.state_dim);
-  check_view("C", inputs.c, spec.dtype, rows, spec.groups, spec.state_dim);
+  if (!job.convolution || spec.state_decays) {
+    check_view("B", inputs.b, spec.dtype, rows, spec.groups, spec.state_dim);
+    check_view("C", inputs.c, spec.dtype, rows, spec.groups, spec.state_dim);
+  }
   if (spec.gate) check_view("z", inputs.z, spec.dtype, rows, spec.heads, spec.head_dim);
   check_view("y", outputs.y, spec.dtype, rows, spec.heads, spec.head_dim);
   check_array("A", inputs.a, true);
@@ -150,6 +182,42 @@ void Scan::Impl::check(const ScanInputs& inputs, const ScanOutputs& outputs) con
   check_array("dt_bias", inputs.dt_bias, spec.dt_bias);
   check_array("initial_states", inputs.initial_states, job.initial_states && !beginning.empty());
   check_array("final_states", outputs.final_states, job.final_states && !ending.empty());
+  check_array("conv_weight", inputs.conv_weight, job.convolution.has_value());
+  check_array("conv_bias", inputs.conv_bias, job.convolution && job.convolution->bias);
+  check_array("initial_halos", inputs.initial_halos, job.initial_halos && !beginning.empty());
+  check_array("final_halos", outputs.final_halos, job.final_halos && !ending.empty());
+}
+
+// x, B and C behind the convolution.
+ScanInputs Scan::Impl::convolve(const ScanInputs& inputs, const ScanOutputs& outputs, Stream stream) {
+  const ScanSpec& spec = job.spec;
+  const std::int64_t channels = job.convolution->channels;
+  const MutableTensorView rows =
+      dense_view(static_cast<void*>(convolved.data()), spec.dtype, own_tokens(), 1, channels);
+  convolution->enqueue({inputs.x, inputs.conv_weight, inputs.conv_bias, inputs.initial_halos},
+                       {rows, outputs.final_halos}, stream);
+  const auto part = [&](std::int64_t first, std::int64_t heads, std::int64_t dim) {
+    const std::byte* const data = convolved.data() + first * static_cast<std::int64_t>(size_of(spec.dtype));
+    return TensorView{data, spec.dtype, own_tokens(), heads, dim, channels, dim};
+  };
+  ScanInputs behind = inputs;
+  behind.x = part(0, spec.heads, spec.head_dim);
+  if (spec.state_decays) return behind;
+  const std::int64_t dims = std::int64_t{spec.heads} * spec.head_dim;
+  behind.b = part(dims, spec.groups, spec.state_dim);
+  behind.c = part(dims + std::int64_t{spec.groups} * spec.state_dim, spec.groups, spec.state_dim);
+  return behind;
+}
+
+void Scan::Impl::update(const ScanInputs& inputs, const ScanOutputs& outputs, Stream stream) {
+  if (own_tokens() == 0) return;
+  const std::int64_t bytes = own_tokens() * state_bytes(job.spec);
+  if (inputs.initial_states != outputs.final_states) {
+    backend->copy_rows(outputs.final_states, bytes, inputs.initial_states, bytes, bytes, 1, stream);
+  }
+  kernel->update({inputs.x, inputs.dt, inputs.b, inputs.c, inputs.z, inputs.a, inputs.d, inputs.dt_bias,
+                  outputs.final_states, outputs.y},
+                 stream);
 }
 
 ScanTask Scan::Impl::task_of(const ScanInputs& inputs, const ScanOutputs& outputs) {
@@ -187,11 +255,15 @@ void Scan::Impl::enqueue(const ScanInputs& inputs, const ScanOutputs& outputs, S
          fmt::format("transport {} hands states on to other ranks, which a replay would not do", transport.name()),
          "Enqueue it outside of the capture.");
   }
-  const ScanTask task = task_of(inputs, outputs);
   if (!captured) enqueued->begin(stream);
   try {
     if (clock != nullptr) clock->begin(stream);
-    scan_together(task, stream, clock);
+    const ScanInputs behind = convolution ? convolve(inputs, outputs, stream) : inputs;
+    if (job.update) {
+      update(behind, outputs, stream);
+    } else {
+      scan_together(task_of(behind, outputs), stream, clock);
+    }
     if (clock != nullptr) clock->end(stream);
   } catch (...) {
     note_failure();
@@ -202,13 +274,12 @@ void Scan::Impl::enqueue(const ScanInputs& inputs, const ScanOutputs& outputs, S
 }
 
 // Each range of heads is folded, carried and finished. The states of a range travel while the next one is folded, or
-// the one before is finished: begin() takes a range up to the first exchange in which this rank receives, and leaves it
-// on its way.
+// the one before is finished.
 void Scan::Impl::scan_together(const ScanTask& task, Stream stream, ScanClock* clock) {
-  const Progress progress = [this] { transport.progress(); };
-  const int steps = exchange->steps();
-  const int first_received = exchange->first_received();
-  std::vector<Ticket> tickets;  // of the range that is on its way, in order
+  const Progress progress = [this] {
+    transport.progress();
+    relay->advance();
+  };
   const auto timed = [&](ScanPart::Kind kind, std::size_t range, const auto& work) {
     if (clock != nullptr) clock->begin_part(kind, ranges[range], stream);
     work();
@@ -218,45 +289,27 @@ void Scan::Impl::scan_together(const ScanTask& task, Stream stream, ScanClock* c
     timed(ScanPart::Kind::kFold, range, [&] { kernel->fold(task, ranges[range], stream, progress); });
   };
   const auto finish = [&](std::size_t range) {
+    relay->join(range);
     timed(ScanPart::Kind::kFinish, range, [&] { kernel->finish(task, ranges[range], stream, progress); });
   };
-  const auto carry_and_post = [&](std::size_t range, int step) {
-    if (std::ranges::any_of(runs, [step](const ScanRun& run) { return run.step == step; })) {
-      kernel->carry(task, ranges[range], step, stream);
-    }
-    if (step < steps) tickets.push_back(exchange->post(range, step, stream));
-  };
-  const auto wait_for_tickets = [&](std::size_t range) {
-    if (tickets.empty()) return;
-    timed(ScanPart::Kind::kWait, range, [&] {
-      for (const Ticket ticket : tickets) transport.wait(ticket, stream, meeting.patience().for_work(seconds));
-    });
-    tickets.clear();
-  };
-  const auto begin = [&](std::size_t range) {
-    if (steps > 0 && clock != nullptr) clock->begin_part(ScanPart::Kind::kTravel, ranges[range], stream);
-    for (int step = 0; step <= std::min(first_received, steps); ++step) carry_and_post(range, step);
-  };
-  const auto end = [&](std::size_t range) {
-    for (int step = first_received + 1; step <= steps; ++step) {
-      wait_for_tickets(range);
-      carry_and_post(range, step);
-    }
-    wait_for_tickets(range);
-    if (clock != nullptr) clock->end_part(ScanPart::Kind::kTravel, stream);
-  };
 
+  relay->enter(task, stream, seconds, clock);
   fold(0);
-  begin(0);
-  if (steps > 0) moment("states");
+  relay->begin(0);
+  if (!hops.hops.empty()) moment("states");
   for (std::size_t range = 1; range < ranges.size(); ++range) {
     fold(range);
-    end(range - 1);
-    begin(range);
+    relay->end();
+    relay->begin(range);
     finish(range - 1);
   }
-  end(ranges.size() - 1);
+  relay->end();
   finish(ranges.size() - 1);
+}
+
+void Scan::Impl::settle() {
+  enqueued->settle();
+  if (convolution) convolution->wait();
 }
 
 Scan::Scan(ScanJob job, Transport& transport, ScanOptions options)
@@ -267,6 +320,7 @@ Scan::Scan(ScanJob job, Transport& transport, ScanOptions options)
   handshake(impl.meeting, identities(impl.job, impl.options, impl.choice, *impl.backend));
   impl.meeting.together([&impl] { impl.allocate(); });
   impl.connect();
+  impl.make_convolution();
 }
 
 Scan::~Scan() = default;
@@ -289,7 +343,7 @@ ScanStats Scan::run(const ScanInputs& inputs, const ScanOutputs& outputs, Stream
   Impl& impl = *impl_;
   impl.meeting.together([&] { impl.check(inputs, outputs); });
   impl.enqueue(inputs, outputs, stream, &*impl.own_clock);
-  impl.enqueued->settle();
+  impl.settle();
   const ScanStats stats = impl.own_clock->stats();
   impl.meeting.barrier(impl.seconds);
   return stats;
@@ -301,7 +355,7 @@ void Scan::enqueue(const ScanInputs& inputs, const ScanOutputs& outputs, Stream 
 }
 
 void Scan::wait() {
-  if (impl_->enqueued->any()) impl_->enqueued->settle();
+  if (impl_->enqueued->any()) impl_->settle();
 }
 
 }  // namespace ringattn

@@ -10,9 +10,12 @@
 // A row of y, and the final state of a sequence, have the same bits on one rank and on many (kernels/scan.hpp says what
 // they are functions of).
 //
+// ScanJob::convolution has the causal convolution done in front of the scan. ScanJob::update makes one token of each
+// sequence the whole job: a step of decoding.
+//
 // A rank has whole super-segments of tokens. It folds them from nothing, and one state of each sequence that goes on
 // elsewhere travels from rank to rank, in order. Heads are taken in two halves: while the states of one travel, ranks
-// work on the other.
+// work on the other, and hand on what has arrived meanwhile (attention/state_relay.hpp).
 #pragma once
 
 #include <cstddef>
@@ -49,7 +52,8 @@ struct ScanOptions {
 };
 
 // The rows of this rank's tokens, and states, in the kernel's kind of memory; strides of rows are free. In use until
-// the stream has passed the scan.
+// the stream has passed the scan. With ScanJob::convolution x is what stands in front of it, [own tokens, 1, channels]:
+// x alone with ScanSpec::state_decays, else x, B and C side by side, and then b and c are absent.
 struct ScanInputs {
   TensorView x;                    // [own tokens, heads, head_dim]
   TensorView dt;                   // [own tokens, heads, 1]
@@ -62,13 +66,18 @@ struct ScanInputs {
   // [Scan::beginning() sequences, heads, head_dim, state_dim], present exactly when ScanJob::initial_states and this
   // rank has such a sequence.
   const float* initial_states = nullptr;
+  // Present exactly when ScanJob::convolution, as ConvolutionInputs has them.
+  const float* conv_weight = nullptr;   // [channels, width]
+  const float* conv_bias = nullptr;     // [channels], present exactly when ConvolutionSpec::bias
+  const void* initial_halos = nullptr;  // present exactly when ScanJob::initial_halos and a sequence begins here
 };
 
 struct ScanOutputs {
   MutableTensorView y;  // [own tokens, heads, head_dim]
   // [Scan::ending() sequences, heads, head_dim, state_dim], present exactly when ScanJob::final_states and this rank
-  // has such a sequence.
+  // has such a sequence. An update may have its initial states here, and is then done in place.
   float* final_states = nullptr;
+  void* final_halos = nullptr;  // as ConvolutionOutputs has them; with ScanJob::final_halos
 };
 
 class Scan {

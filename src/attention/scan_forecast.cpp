@@ -40,7 +40,8 @@ ScanForecast forecast_scan(const ScanJob& job, const std::optional<std::vector<s
     ScanMemory bytes;
     bytes.rows = static_cast<std::size_t>(tokens * scan_token_bytes(job.spec));
     bytes.states = own.size() * kinds * static_cast<std::size_t>(state_bytes(job.spec));
-    bytes.scratch = kernel.scratch_bytes(limits_of(own));
+    if (!job.update) bytes.scratch = kernel.scratch_bytes(limits_of(own));
+    if (job.convolution) bytes.scratch += static_cast<std::size_t>(tokens * convolution_row_bytes(*job.convolution));
     bytes.exchange = StateExchange::bytes(job.spec, forecast.hops, rank);
     forecast.memory.push_back(bytes);
     most_tokens = std::max(most_tokens, tokens);

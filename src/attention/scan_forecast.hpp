@@ -18,7 +18,7 @@ namespace ringattn {
 struct ScanMemory {
   std::size_t rows = 0;      // x, dt, B, C, z and y
   std::size_t states = 0;    // initial and final ones, at the most
-  std::size_t scratch = 0;   // of the kernel
+  std::size_t scratch = 0;   // of the kernel, and rows behind a convolution
   std::size_t exchange = 0;  // states that travel
 
   // What a Scan allocates; the rest is its caller's.

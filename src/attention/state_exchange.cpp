@@ -58,13 +58,9 @@ float* StateExchange::sent(std::int64_t run) const {
   return reinterpret_cast<float*>(sent_[static_cast<std::size_t>(run)]);
 }
 
-int StateExchange::first_received() const {
-  for (int step = 0; step < steps(); ++step) {
-    for (const StateHop& hop : hops_.hops[static_cast<std::size_t>(step)]) {
-      if (hop.to == transport_.rank()) return step;
-    }
-  }
-  return steps();
+bool StateExchange::receives(int step) const {
+  if (step >= steps()) return false;
+  return std::ranges::count(hops_.hops[static_cast<std::size_t>(step)], transport_.rank(), &StateHop::to) > 0;
 }
 
 Exchange StateExchange::exchange_of(std::size_t range, int step) const {

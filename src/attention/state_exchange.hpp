@@ -39,8 +39,8 @@ class StateExchange {
   // head_dim, state_dim]
   float* received(std::int64_t run) const;
   float* sent(std::int64_t run) const;
-  // The first step whose states this rank receives; steps() if there is none.
-  int first_received() const;
+  // Whether this rank receives states in an exchange; false for steps() and more.
+  bool receives(int step) const;
 
   // Enqueues exchange `step` of a range. All ranks post the same exchanges in the same order, and wait for them so.
   Ticket post(std::size_t range, int step, Stream stream);

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <fstream>
+#include <limits>
 #include <sstream>
 #include <string_view>
 
@@ -15,9 +16,11 @@ namespace ringattn {
 
 namespace {
 
-// A line of /proc/self/status that counts kB, in bytes; 0 where there is no such line.
-std::size_t status_bytes(std::string_view name) {
-  std::ifstream file("/proc/self/status");
+constexpr std::size_t kNoLimit = std::numeric_limits<std::size_t>::max();
+
+// A line of a file of /proc that counts kB, in bytes; 0 where there is no such line.
+std::size_t bytes_in(const char* path, std::string_view name) {
+  std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
     if (line.rfind(name, 0) != 0) continue;
     std::istringstream fields(line.substr(name.size()));
@@ -26,6 +29,41 @@ std::size_t status_bytes(std::string_view name) {
     return kilobytes * 1024;
   }
   return 0;
+}
+
+std::size_t status_bytes(std::string_view name) { return bytes_in("/proc/self/status", name); }
+
+// The number of bytes that a file of the system holds; "max", or no file: no limit.
+std::size_t limit_in(const std::string& path) {
+  std::ifstream file(path);
+  std::size_t bytes = 0;
+  return file >> bytes ? bytes : kNoLimit;
+}
+
+// Of a control group and those that it is in: "/a/b" names <root>/a/b, <root>/a and <root>.
+std::size_t group_limit(const std::string& root, std::string group, const std::string& file) {
+  std::size_t least = limit_in(root + "/" + file);
+  while (group.size() > 1) {
+    least = std::min(least, limit_in(root + group + "/" + file));
+    group.resize(group.rfind('/'));
+  }
+  return least;
+}
+
+std::size_t group_limit() {
+  std::size_t least = kNoLimit;
+  std::ifstream file("/proc/self/cgroup");  // hierarchy:controllers:group
+  for (std::string line; std::getline(file, line);) {
+    const std::size_t controllers = line.find(':') + 1;
+    const std::size_t group = line.find(':', controllers) + 1;
+    if (controllers == 0 || group == 0) continue;
+    const std::string of = line.substr(controllers, group - 1 - controllers);
+    if (of.empty()) least = std::min(least, group_limit("/sys/fs/cgroup", line.substr(group), "memory.max"));
+    if (of == "memory") {
+      least = std::min(least, group_limit("/sys/fs/cgroup/memory", line.substr(group), "memory.limit_in_bytes"));
+    }
+  }
+  return least;
 }
 
 }  // namespace
@@ -57,6 +95,12 @@ std::string cpu_model() {
     if (colon != std::string::npos && colon + 2 <= line.size()) return line.substr(colon + 2);
   }
   return "unknown";
+}
+
+std::size_t usable_bytes() {
+  constexpr const char* kMemory = "/proc/meminfo";
+  const std::size_t host = bytes_in(kMemory, "MemTotal:") + bytes_in(kMemory, "SwapTotal:");
+  return std::min(host == 0 ? kNoLimit : host, group_limit());
 }
 
 std::size_t resident_bytes() { return status_bytes("RssAnon:") + status_bytes("RssShmem:"); }

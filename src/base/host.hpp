@@ -19,6 +19,10 @@ Processors usable_processors();
 // Model name of the first processor, e.g. "AMD EPYC 9654", or "unknown".
 std::string cpu_model();
 
+// Bytes that this process may use of its host: memory and swap, or the limit of its control group where that is less.
+// Without a word from the system, the most that a number holds.
+std::size_t usable_bytes();
+
 // Memory of this process that no file backs (RssAnon + RssShmem), in bytes.
 std::size_t resident_bytes();
 

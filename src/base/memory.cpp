@@ -3,17 +3,31 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <limits>
 
 #include "base/error.hpp"
+#include "base/host.hpp"
 
 namespace ringattn {
 
 namespace {
 
 std::atomic<bool> kept{false};
+std::atomic<std::size_t> allocated{0};  // of live buffers
+
+// Counts bytes that are about to be allocated, or returns false where all buffers together would not fit this host. The
+// system itself says so only when they are written, by killing the process.
+bool fit(std::size_t bytes) {
+  static const std::size_t usable = usable_bytes();
+  if (bytes > usable || allocated.fetch_add(bytes) > usable - bytes) {
+    if (bytes <= usable) allocated -= bytes;
+    return false;
+  }
+  return true;
+}
 
 Wording how_to_need_less() {
   return {"Use more hosts, fewer tokens, or a smaller ", setting("block"), "; ", command("plan"),
@@ -28,14 +42,22 @@ Buffer allocate_host(std::size_t bytes) {
     fail(ErrorCode::kMemory, fmt::format("can't allocate {} bytes", bytes), "more than the address space holds",
          how_to_need_less());
   }
-  const std::size_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
-  auto* data = static_cast<std::byte*>(std::aligned_alloc(kAlignment, rounded == 0 ? kAlignment : rounded));
+  const std::size_t rounded = std::max(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
+  if (!fit(rounded)) {
+    fail(ErrorCode::kMemory, fmt::format("can't allocate {} bytes of host memory", bytes),
+         fmt::format("with what this process holds already it is more than the {} that it may use", usable_bytes()),
+         how_to_need_less());
+  }
+  auto* data = static_cast<std::byte*>(std::aligned_alloc(kAlignment, rounded));
   if (data == nullptr) {
+    allocated -= rounded;
     fail(ErrorCode::kMemory, fmt::format("can't allocate {} bytes of host memory", bytes),
          "the system has no more to give", how_to_need_less());
   }
-  return {data, bytes, MemoryKind::kHost, [](std::byte* p) {
-            if (!kept) std::free(p);
+  return {data, bytes, MemoryKind::kHost, [rounded](std::byte* p) {
+            if (kept) return;
+            std::free(p);
+            allocated -= rounded;
           }};
 }
 

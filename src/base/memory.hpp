@@ -27,7 +27,8 @@ class Buffer {
   MemoryKind kind_ = MemoryKind::kHost;
 };
 
-// Uninitialised host memory; throws kMemory with the size when the host refuses.
+// Uninitialised host memory; throws kMemory with the size when the host refuses, or when all host buffers of this
+// process together would be more than it may use (usable_bytes()).
 Buffer allocate_host(std::size_t bytes);
 
 // From now on host buffers are not given back when they go: something may still read them that nobody can stop. For a

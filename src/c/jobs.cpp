@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "base/host.hpp"
 #include "c/status.hpp"
 #include "c/tensors.hpp"
 #include "c/world.hpp"
@@ -61,7 +62,7 @@ Mask read_mask(std::int32_t mask, std::int64_t left, std::int64_t right) {
        "RINGATTN_CAUSAL is 0, RINGATTN_FULL 1, RINGATTN_WINDOW 2", "Choose one of these.");
 }
 
-FoldSpec read_spec(const ringattn_spec* given) {
+FoldSpec read_spec(const ringattn_spec* given, CacheFormat& format) {
   const ringattn_spec spec = read_struct("ringattn_spec", given, kFirstSpec);
   FoldSpec fold;
   fold.dtype = read_dtype(spec.dtype);
@@ -74,6 +75,8 @@ FoldSpec read_spec(const ringattn_spec* given) {
       spec.softmax_scale == 0.0F && spec.head_dim > 0 ? default_softmax_scale(spec.head_dim) : spec.softmax_scale;
   fold.softcap = spec.softcap;
   fold.sinks = spec.sinks != 0;
+  if (spec.k_format != nullptr) format.k = parse_row_format(spec.k_format);
+  if (spec.v_format != nullptr) format.v = parse_row_format(spec.v_format);
   return fold;
 }
 
@@ -172,6 +175,19 @@ DecodeOptions read_decode_options(const ringattn_options* given, const Transport
   options.check_tables = read.unchecked_tables == 0;
   if (read.timeout_seconds != 0.0) options.timeout_seconds = read.timeout_seconds;
   return options;
+}
+
+int read_threads(const ringattn_options* given) {
+  const ringattn_options read = read_all(given);
+  refuse_ring_options(read, "compression");
+  refuse_option(read.layout != 0, "layout", "compression");
+  refuse_option(read.kernel != nullptr, "kernel", "compression");
+  refuse_option(read.memory_budget != 0, "memory_budget", "compression");
+  if (read.threads < 0) {
+    fail(ErrorCode::kUsage, fmt::format("{} threads are not possible", read.threads), "0 stands for all processors",
+         "Choose a number from 0 on.");
+  }
+  return read.threads == 0 ? usable_processors().count : read.threads;
 }
 
 ScanOptions read_scan_options(const ringattn_options* given, const Transport& transport) {

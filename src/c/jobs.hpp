@@ -11,11 +11,13 @@
 #include "kernels/decode.hpp"
 #include "kernels/fold.hpp"
 #include "kernels/latent.hpp"
+#include "kernels/row_format.hpp"
 
 namespace ringattn::c {
 
 // All throw kUsage for structs of unknown sizes, unknown values, and lists that are missing.
-FoldSpec read_spec(const ringattn_spec* spec);
+// `format`: how keys and values are stored.
+FoldSpec read_spec(const ringattn_spec* spec, CacheFormat& format);
 Mask read_mask(std::int32_t mask, std::int64_t left, std::int64_t right);
 Batch read_batch(const ringattn_batch* batch);
 LatentSpec read_latent_spec(const ringattn_latent_spec* spec);
@@ -25,6 +27,8 @@ DecodeLimits read_limits(const ringattn_decode_limits* limits, std::int64_t& pag
 Options read_options(const ringattn_options* options, const Batch& batch, const Transport& transport);
 // Those of them that a step of decoding has; throws kUsage for layouts and blocks.
 DecodeOptions read_decode_options(const ringattn_options* options, const Transport& transport);
+// Those of them that compressing has: threads.
+int read_threads(const ringattn_options* options);
 // Those of them that a scan has.
 ScanOptions read_scan_options(const ringattn_options* options, const Transport& transport);
 

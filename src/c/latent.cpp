@@ -4,36 +4,31 @@
 #include <fmt/format.h>
 
 #include <array>
-#include <memory>
+#include <optional>
 #include <span>
+#include <tuple>
 #include <utility>
 
 #include "c/jobs.hpp"
 #include "c/layouts.hpp"
+#include "c/object.hpp"
 #include "c/ringattn.h"
 #include "c/status.hpp"
 #include "c/tensors.hpp"
 #include "c/workspace.hpp"
-#include "c/world.hpp"
 
-struct ringattn_latent {
-  std::shared_ptr<ringattn::Transport> transport;
-  ringattn::Latent door;
+struct ringattn_latent : ringattn::c::Object<ringattn::Latent> {
+  static constexpr const char* kName = "latent";
   ringattn::c::Workspace workspace;
+
+  std::tuple<ringattn::LatentInputs, ringattn::LatentOutputs, std::span<std::byte>, ringattn::Stream> read(
+      const ringattn_latent_tensors* given);
 };
 
-namespace ringattn::c {
+using namespace ringattn;
+using namespace ringattn::c;
 
 namespace {
-
-constexpr std::size_t kFirstFacts = 48, kFirstTensors = 88;
-
-struct Run {
-  LatentInputs inputs;
-  LatentOutputs outputs;
-  std::span<std::byte> workspace;
-  Stream stream;
-};
 
 std::optional<LatentForm> read_form(std::int32_t form) {
   if (form == RINGATTN_ANY_FORM) return std::nullopt;
@@ -43,58 +38,54 @@ std::optional<LatentForm> read_form(std::int32_t form) {
        "RINGATTN_ANY_FORM is 0, RINGATTN_EXPANDED 1, RINGATTN_ABSORBED 2", "Choose one of these.");
 }
 
-Run read_run(ringattn_latent& latent, const ringattn_latent_tensors* given) {
+}  // namespace
+
+std::tuple<LatentInputs, LatentOutputs, std::span<std::byte>, Stream> ringattn_latent::read(
+    const ringattn_latent_tensors* given) {
+  constexpr std::size_t kFirstTensors = 88;
   const auto tensors = read_struct("ringattn_latent_tensors", given, kFirstTensors);
   need(tensors.q, "q");
   need(tensors.latent, "latent");
   need(tensors.k_rope, "k_rope");
   need(tensors.out, "out");
-  const TensorReader reader(*latent.transport);
-  const std::array<std::int64_t, 1> heads{latent.door.job().spec.heads};
-  Run run;
-  run.inputs.q = reader.rows("q", tensors.q);
-  run.inputs.latent = reader.rows("latent", tensors.latent);
-  run.inputs.k_rope = reader.rows("k_rope", tensors.k_rope);
-  run.inputs.w_uk = reader.matrices("w_uk", tensors.w_uk);
-  run.inputs.w_uv = reader.matrices("w_uv", tensors.w_uv);
-  run.inputs.sinks = reader.numbers("sinks", tensors.sinks, heads);
-  run.outputs.out = reader.rows("out", tensors.out);
-  run.outputs.lse = reader.row_values("lse", tensors.lse, run.inputs.q.tokens, heads[0]);
-  run.workspace = latent.workspace.choose(reader.bytes("workspace", tensors.workspace), tensors.workspace != nullptr,
-                                          latent.door.workspace_bytes(false), latent.door.backend());
-  run.stream.handle = tensors.stream;
-  return run;
+  const TensorReader reader(*transport);
+  const std::int64_t heads = door.job().spec.heads;
+  LatentInputs inputs;
+  LatentOutputs outputs;
+  inputs.q = reader.rows("q", tensors.q);
+  inputs.latent = reader.rows("latent", tensors.latent);
+  inputs.k_rope = reader.rows("k_rope", tensors.k_rope);
+  inputs.w_uk = reader.matrices("w_uk", tensors.w_uk);
+  inputs.w_uv = reader.matrices("w_uv", tensors.w_uv);
+  inputs.sinks = reader.numbers("sinks", tensors.sinks, std::array{heads});
+  outputs.out = reader.rows("out", tensors.out);
+  outputs.lse = reader.row_values("lse", tensors.lse, inputs.q.tokens, heads);
+  const std::span<std::byte> bytes =
+      workspace.choose(reader.bytes("workspace", tensors.workspace), tensors.workspace != nullptr,
+                       door.workspace_bytes(false), door.backend());
+  return {inputs, outputs, bytes, Stream{tensors.stream}};
 }
-
-}  // namespace
-
-}  // namespace ringattn::c
-
-using namespace ringattn;
-using namespace ringattn::c;
 
 extern "C" {
 
 ringattn_status ringattn_latent_create(ringattn_world* world, const ringattn_latent_spec* spec,
                                        const ringattn_batch* batch, int32_t form, const ringattn_options* options,
                                        ringattn_latent** latent) {
-  return guarded([&] {
-    need(world, "world");
-    need(latent, "latent");
+  return create(world, latent, [&](Transport& transport) {
     LatentJob job;
     job.spec = read_latent_spec(spec);
     job.batch = read_batch(batch);
     job.form = read_form(form);
     LatentOptions read;
-    read.ring = read_options(options, job.batch, *world->transport);
-    *latent = new ringattn_latent{world->transport, Latent(std::move(job), *world->transport, std::move(read)), {}};
+    read.ring = read_options(options, job.batch, transport);
+    return new ringattn_latent{{world->transport, Latent(std::move(job), transport, std::move(read))}, {}};
   });
 }
 
 ringattn_status ringattn_latent_get_facts(const ringattn_latent* latent, ringattn_latent_facts* facts) {
-  return guarded([&] {
-    need(latent, "latent");
-    const Latent& door = latent->door;
+  constexpr std::size_t kFirstFacts = 48;
+  return with(latent, [&](const ringattn_latent& handle) {
+    const Latent& door = handle.door;
     const std::int64_t form = door.form().form == LatentForm::kExpanded ? RINGATTN_EXPANDED : RINGATTN_ABSORBED;
     write_struct("ringattn_latent_facts",
                  {0, door.q_rows(), door.k_rows(), door.workspace_bytes(false), door.kernel().row->name.data(), form},
@@ -104,35 +95,11 @@ ringattn_status ringattn_latent_get_facts(const ringattn_latent* latent, ringatt
 
 ringattn_status ringattn_latent_rows(const ringattn_latent* latent, int32_t side, int64_t count, int64_t* packed_tokens,
                                      int64_t* sequence_tokens) {
-  return guarded([&] {
-    need(latent, "latent");
-    write_rows(side_of(latent->door.layout(), side), latent->transport->rank(), count, packed_tokens, sequence_tokens);
+  return with(latent, [&](const ringattn_latent& handle) {
+    write_rows(side_of(handle.door.layout(), side), handle.transport->rank(), count, packed_tokens, sequence_tokens);
   });
 }
 
-ringattn_status ringattn_latent_run(ringattn_latent* latent, const ringattn_latent_tensors* tensors) {
-  return guarded([&] {
-    need(latent, "latent");
-    const Run run = read_run(*latent, tensors);
-    latent->door.run(run.inputs, run.outputs, run.workspace, run.stream);
-  });
-}
-
-ringattn_status ringattn_latent_enqueue(ringattn_latent* latent, const ringattn_latent_tensors* tensors) {
-  return guarded([&] {
-    need(latent, "latent");
-    const Run run = read_run(*latent, tensors);
-    latent->door.enqueue(run.inputs, run.outputs, run.workspace, run.stream);
-  });
-}
-
-ringattn_status ringattn_latent_wait(ringattn_latent* latent) {
-  return guarded([&] {
-    need(latent, "latent");
-    latent->door.wait();
-  });
-}
-
-void ringattn_latent_destroy(ringattn_latent* latent) { delete latent; }
+RINGATTN_CALLS(latent);
 
 }  // extern "C"

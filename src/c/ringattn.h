@@ -67,7 +67,7 @@ extern "C" {
 #endif
 
 /* Rises by one whenever something joins this header. Nothing leaves it: the library serves all versions up to its own. */
-#define RINGATTN_ABI 2
+#define RINGATTN_ABI 3
 
 /* The library's own RINGATTN_ABI, and its version, e.g. "0.2.0". */
 int32_t ringattn_abi(void);
@@ -173,7 +173,19 @@ typedef struct ringattn_spec {
   int64_t window_right; /* of RINGATTN_WINDOW; -1: no limit */
   float softmax_scale;  /* 0: 1 / sqrt(head_dim) */
   float softcap;        /* score = softcap * tanh(score / softcap); 0: off */
+  /* Since interface 3: */
+  const char *k_format; /* how k is stored, e.g. "int4_channel group 32"; NULL: as it is. See ringattn_compressed */
+  const char *v_format;
 } ringattn_spec;
+
+/* Keys or values that are stored compressed, since interface 3. They are, bit for bit, the tensor that their
+ * decompression gives, [rows, heads, dim] of fp16 or bf16. Formats are named as files name them (docs/compression.md), and
+ * have up to four streams and two tables: ringattn_compression_get_part() says which, of what types and shapes. */
+typedef struct ringattn_compressed {
+  uint64_t size;
+  const DLTensor *streams[4]; /* [rows, heads, width], a row for each token; of a cache [pages, page_size, heads, width] */
+  const DLTensor *tables[2];  /* dense, of the whole tensor: of all sequences of a batch or a step, on every rank */
+} ringattn_compressed;
 
 /* The sequences of a batch, packed one behind the other. Query i of sequence s stands at key position
  * i + q_offsets[s]. */
@@ -258,6 +270,9 @@ typedef struct ringattn_attention_tensors {
   const DLTensor *lse;       /* [q_rows, heads] fp32, any strides, written: natural logarithms, -inf without keys; or NULL */
   const DLTensor *workspace; /* [workspace_bytes] of any type, dense, aligned to 256 bytes; NULL: the object's own */
   void *stream;              /* a cudaStream_t; NULL: the default stream. Not used on the host */
+  /* Since interface 3: */
+  const ringattn_compressed *compressed_k; /* instead of k, exactly where the spec has a k_format */
+  const ringattn_compressed *compressed_v; /* instead of v, exactly where the spec has a v_format */
 } ringattn_attention_tensors;
 
 /* Computes, and returns when it is done. */
@@ -274,6 +289,6 @@ void ringattn_attention_destroy(ringattn_attention *attention);
 }
 #endif
 
-#include "ringattn_ops.h" /* decoding, latent attention, scans */
+#include "ringattn_ops.h" /* decoding, latent attention, scans, compression */
 
 #endif /* RINGATTN_H */

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The other ops of ringattn in C: decoding from a cache, latent attention, scans. ringattn.h includes it and has the
- * rules; each op has the form of ringattn_attention: create, facts, run or enqueue and wait, destroy.
+ * The other ops of ringattn in C: decoding from a cache, latent attention, scans; and compression of keys and values.
+ * ringattn.h includes it and has the rules; each op has the form of ringattn_attention: create, facts, run or enqueue and
+ * wait, destroy.
  */
 #ifndef RINGATTN_OPS_H
 #define RINGATTN_OPS_H
@@ -65,6 +66,10 @@ typedef struct ringattn_decode_tensors {
   void *stream;
   int32_t rows; /* of a sequence; 0: 1 */
   int32_t grow; /* 1: `rows` is added to every length before anything else is done */
+  /* Since interface 3: instead of k and v, exactly where the spec has their formats. k_new and v_new are compressed as
+   * they are written: with the tables that are there, and into tails, which have a place for each sequence of the step. */
+  const ringattn_compressed *compressed_k;
+  const ringattn_compressed *compressed_v;
 } ringattn_decode_tensors;
 
 ringattn_status ringattn_decode_run(ringattn_decode *decode, const ringattn_decode_tensors *tensors);
@@ -140,10 +145,10 @@ typedef struct ringattn_latent_decode ringattn_latent_decode;
 ringattn_status ringattn_latent_decode_create(ringattn_world *world, const ringattn_latent_spec *spec,
                                               const ringattn_decode_limits *limits, const ringattn_options *options,
                                               ringattn_latent_decode **decode);
-ringattn_status ringattn_latent_decode_get_facts(ringattn_latent_decode *decode, ringattn_decode_facts *facts);
-ringattn_status ringattn_latent_decode_owned(ringattn_latent_decode *decode, int64_t sequences, int64_t *first,
+ringattn_status ringattn_latent_decode_get_facts(const ringattn_latent_decode *decode, ringattn_decode_facts *facts);
+ringattn_status ringattn_latent_decode_owned(const ringattn_latent_decode *decode, int64_t sequences, int64_t *first,
                                              int64_t *count);
-int64_t ringattn_latent_decode_cache_tokens(ringattn_latent_decode *decode, int64_t length);
+int64_t ringattn_latent_decode_cache_tokens(const ringattn_latent_decode *decode, int64_t length);
 
 /* Members that ringattn_decode_tensors has, too, are as there. */
 typedef struct ringattn_latent_decode_tensors {
@@ -244,6 +249,80 @@ ringattn_status ringattn_scan_run(ringattn_scan *scan, const ringattn_scan_tenso
 ringattn_status ringattn_scan_enqueue(ringattn_scan *scan, const ringattn_scan_tensors *tensors);
 ringattn_status ringattn_scan_wait(ringattn_scan *scan);
 void ringattn_scan_destroy(ringattn_scan *scan);
+
+/* ---- Compression of keys and values, since interface 3 ---- */
+
+/* Between a tensor and a format that stores it (ringattn_compressed), in the memory of a world's device. */
+typedef struct ringattn_compression ringattn_compression;
+
+typedef struct ringattn_compression_spec {
+  uint64_t size;
+  const char *format; /* "fp8 token_head", "int4_token group 32", ...: the words of docs/compression.md */
+  int64_t sequences;  /* of the tensor */
+  int64_t seed;       /* of codebooks */
+  DLDataType dtype;   /* of what decompression gives: {kDLFloat, 16, 1} or {kDLBfloat, 16, 1} */
+  int32_t heads;
+  int64_t dim;
+} ringattn_compression_spec;
+
+/* Not collective. Of the options threads alone; others are refused. */
+ringattn_status ringattn_compression_create(ringattn_world *world, const ringattn_compression_spec *spec,
+                                            const ringattn_options *options, ringattn_compression **compression);
+
+typedef struct ringattn_compression_facts {
+  uint64_t size;
+  int64_t streams;     /* how many there are */
+  int64_t tables;      /* likewise */
+  int64_t token_bytes; /* of all streams for one token */
+  int64_t table_bytes; /* of all tables */
+} ringattn_compression_facts;
+ringattn_status ringattn_compression_get_facts(const ringattn_compression *compression,
+                                               ringattn_compression_facts *facts);
+
+enum { RINGATTN_STREAM = 0, RINGATTN_TABLE = 1 };
+typedef struct ringattn_part {
+  uint64_t size;
+  const char *name; /* "codes", "scales", "basis", ...; valid as long as the library is loaded */
+  DLDataType dtype; /* codes of fp8 are bytes: {kDLUInt, 8, 1}; DLPack's type of them, {10, 8, 1}, is read, too */
+  int32_t axes;
+  int64_t shape[4]; /* of a stream that of a token, [heads, width]; of a table all of it */
+} ringattn_part;
+/* Stream or table `index` of the format. */
+ringattn_status ringattn_compression_get_part(const ringattn_compression *compression, int32_t kind, int32_t index,
+                                              ringattn_part *part);
+
+typedef struct ringattn_compression_tensors {
+  uint64_t size;
+  const char *name;       /* of the tensor, for messages; NULL: "x" */
+  const int64_t *lengths; /* [sequences] tokens of each, one behind the other, in host memory */
+  const DLTensor *plain;  /* [tokens, heads, dim] */
+  const ringattn_compressed *compressed;
+  void *stream; /* what was enqueued there is done before */
+} ringattn_compression_tensors;
+
+/* Writes `compressed` from `plain`, and returns when it is done. *energy_kept, unless NULL: of a format with a rank the
+ * share of the sum of squares that its factors keep, else 1. Bases and codebooks are found in host memory alone
+ * (RINGATTN_UNSUPPORTED on a device). A number that is not finite is refused with its tensor and place; what is
+ * compressed then holds anything. Of "int4_channel" rows behind a sequence's last full group, and places of tails that
+ * no token has, are left as they are: nobody reads them. */
+ringattn_status ringattn_compression_compress(ringattn_compression *compression,
+                                              const ringattn_compression_tensors *tensors, double *energy_kept);
+/* Writes `plain` from `compressed`, and returns when it is done. Scales, codes and tables that no compressed tensor has
+ * (NaN, infinities, channels beyond the dim) are refused with part and place; `plain` then holds anything. */
+ringattn_status ringattn_compression_decompress(ringattn_compression *compression,
+                                                const ringattn_compression_tensors *tensors);
+void ringattn_compression_destroy(ringattn_compression *compression);
+
+/* The formats that a method ("fp8", "int8", "int4", "lowrank", "vq", "hybrid") gives keys and values of a spec. ratio: the
+ * share of the bytes that is removed at least, 0: the method's usual formats. */
+typedef struct ringattn_formats {
+  uint64_t size;
+  char k[64];
+  char v[64];
+  double removed; /* the share of a token's bytes that these formats remove, tables aside */
+} ringattn_formats;
+ringattn_status ringattn_choose_formats(const char *method, double ratio, const ringattn_spec *spec,
+                                        ringattn_formats *formats);
 
 #ifdef __cplusplus
 }

@@ -5,26 +5,30 @@
 
 #include <algorithm>
 #include <array>
-#include <memory>
 #include <span>
+#include <tuple>
 #include <utility>
 
 #include "c/jobs.hpp"
 #include "c/layouts.hpp"
+#include "c/object.hpp"
 #include "c/ringattn.h"
 #include "c/status.hpp"
 #include "c/tensors.hpp"
-#include "c/world.hpp"
 
-struct ringattn_scan {
-  std::shared_ptr<ringattn::Transport> transport;
-  ringattn::Scan door;
+struct ringattn_scan : ringattn::c::Object<ringattn::Scan> {
+  static constexpr const char* kName = "scan";
+
+  std::tuple<ringattn::ScanInputs, ringattn::ScanOutputs, ringattn::Stream> read(
+      const ringattn_scan_tensors* given) const;
 };
 
-namespace ringattn::c {
+using namespace ringattn;
+using namespace ringattn::c;
 
 namespace {
 
+// Sizes of structs in the interface version that they came with.
 constexpr std::size_t kFirstSpec = 64, kFirstBatch = 32, kFirstFacts = 48, kFirstTensors = 104;
 
 ScanSpec read_scan_spec(const ringattn_scan_spec* given) {
@@ -51,13 +55,9 @@ ScanSpec read_scan_spec(const ringattn_scan_spec* given) {
   return scan;
 }
 
-struct Run {
-  ScanInputs inputs;
-  ScanOutputs outputs;
-  Stream stream;
-};
+}  // namespace
 
-Run read_run(const ringattn_scan& scan, const ringattn_scan_tensors* given) {
+std::tuple<ScanInputs, ScanOutputs, Stream> ringattn_scan::read(const ringattn_scan_tensors* given) const {
   const auto tensors = read_struct("ringattn_scan_tensors", given, kFirstTensors);
   need(tensors.x, "x");
   need(tensors.dt, "dt");
@@ -65,45 +65,35 @@ Run read_run(const ringattn_scan& scan, const ringattn_scan_tensors* given) {
   need(tensors.c, "c");
   need(tensors.a, "a");
   need(tensors.y, "y");
-  const TensorReader reader(*scan.transport);
-  const ScanSpec& spec = scan.door.job().spec;
+  const TensorReader reader(*transport);
+  const ScanSpec& spec = door.job().spec;
   const std::array<std::int64_t, 2> decays{spec.heads, spec.state_dim};
   const std::span<const std::int64_t> heads(decays.data(), 1);
   const auto states = [&](std::size_t sequences) {
     return std::array<std::int64_t, 4>{static_cast<std::int64_t>(sequences), spec.heads, spec.head_dim, spec.state_dim};
   };
-  Run run;
-  run.inputs.x = reader.rows("x", tensors.x);
-  run.inputs.dt = reader.rows("dt", tensors.dt);
-  run.inputs.b = reader.rows("b", tensors.b);
-  run.inputs.c = reader.rows("c", tensors.c);
-  run.inputs.z = reader.rows("z", tensors.z);
-  run.inputs.a = reader.numbers("a", tensors.a, spec.state_decays ? std::span(decays) : heads);
-  run.inputs.d = reader.numbers("d", tensors.d, heads);
-  run.inputs.dt_bias = reader.numbers("dt_bias", tensors.dt_bias, heads);
-  run.inputs.initial_states =
-      reader.numbers("initial_states", tensors.initial_states, states(scan.door.beginning().size()));
-  run.outputs.y = reader.rows("y", tensors.y);
-  run.outputs.final_states = reader.numbers("final_states", tensors.final_states, states(scan.door.ending().size()));
-  run.stream.handle = tensors.stream;
-  return run;
+  ScanInputs inputs;
+  ScanOutputs outputs;
+  inputs.x = reader.rows("x", tensors.x);
+  inputs.dt = reader.rows("dt", tensors.dt);
+  inputs.b = reader.rows("b", tensors.b);
+  inputs.c = reader.rows("c", tensors.c);
+  inputs.z = reader.rows("z", tensors.z);
+  inputs.a = reader.numbers("a", tensors.a, spec.state_decays ? std::span(decays) : heads);
+  inputs.d = reader.numbers("d", tensors.d, heads);
+  inputs.dt_bias = reader.numbers("dt_bias", tensors.dt_bias, heads);
+  inputs.initial_states = reader.numbers("initial_states", tensors.initial_states, states(door.beginning().size()));
+  outputs.y = reader.rows("y", tensors.y);
+  outputs.final_states = reader.numbers("final_states", tensors.final_states, states(door.ending().size()));
+  return {inputs, outputs, Stream{tensors.stream}};
 }
-
-}  // namespace
-
-}  // namespace ringattn::c
-
-using namespace ringattn;
-using namespace ringattn::c;
 
 extern "C" {
 
 ringattn_status ringattn_scan_create(ringattn_world* world, const ringattn_scan_spec* spec,
                                      const ringattn_scan_batch* batch, const ringattn_options* options,
                                      ringattn_scan** scan) {
-  return guarded([&] {
-    need(world, "world");
-    need(scan, "scan");
+  return create(world, scan, [&](Transport& transport) {
     ScanJob job;
     job.spec = read_scan_spec(spec);
     const auto read = read_struct("ringattn_scan_batch", batch, kFirstBatch);
@@ -115,18 +105,17 @@ ringattn_status ringattn_scan_create(ringattn_world* world, const ringattn_scan_
     job.lengths.assign(read.lengths, read.lengths + read.sequences);
     job.initial_states = read.initial_states != 0;
     job.final_states = read.final_states != 0;
-    *scan = new ringattn_scan{world->transport,
-                              Scan(std::move(job), *world->transport, read_scan_options(options, *world->transport))};
+    return new ringattn_scan{
+        {world->transport, Scan(std::move(job), transport, read_scan_options(options, transport))}};
   });
 }
 
 ringattn_status ringattn_scan_get_facts(const ringattn_scan* scan, ringattn_scan_facts* facts) {
-  return guarded([&] {
-    need(scan, "scan");
-    const Scan& door = scan->door;
+  return with(scan, [&](const ringattn_scan& handle) {
+    const Scan& door = handle.door;
     write_struct(
         "ringattn_scan_facts",
-        {0, door.layout().tokens(scan->transport->rank()), static_cast<std::int64_t>(door.beginning().size()),
+        {0, door.layout().tokens(handle.transport->rank()), static_cast<std::int64_t>(door.beginning().size()),
          static_cast<std::int64_t>(door.ending().size()), door.memory().total(), door.kernel().row->name.data()},
         facts, kFirstFacts);
   });
@@ -134,43 +123,18 @@ ringattn_status ringattn_scan_get_facts(const ringattn_scan* scan, ringattn_scan
 
 ringattn_status ringattn_scan_rows(const ringattn_scan* scan, int64_t count, int64_t* packed_tokens,
                                    int64_t* sequence_tokens) {
-  return guarded([&] {
-    need(scan, "scan");
-    write_rows(scan->door.layout(), scan->transport->rank(), count, packed_tokens, sequence_tokens);
+  return with(scan, [&](const ringattn_scan& handle) {
+    write_rows(handle.door.layout(), handle.transport->rank(), count, packed_tokens, sequence_tokens);
   });
 }
 
 ringattn_status ringattn_scan_sequences(const ringattn_scan* scan, int32_t* beginning, int32_t* ending) {
-  return guarded([&] {
-    need(scan, "scan");
-    if (beginning != nullptr) std::ranges::copy(scan->door.beginning(), beginning);
-    if (ending != nullptr) std::ranges::copy(scan->door.ending(), ending);
+  return with(scan, [&](const ringattn_scan& handle) {
+    if (beginning != nullptr) std::ranges::copy(handle.door.beginning(), beginning);
+    if (ending != nullptr) std::ranges::copy(handle.door.ending(), ending);
   });
 }
 
-ringattn_status ringattn_scan_run(ringattn_scan* scan, const ringattn_scan_tensors* tensors) {
-  return guarded([&] {
-    need(scan, "scan");
-    const Run run = read_run(*scan, tensors);
-    scan->door.run(run.inputs, run.outputs, run.stream);
-  });
-}
-
-ringattn_status ringattn_scan_enqueue(ringattn_scan* scan, const ringattn_scan_tensors* tensors) {
-  return guarded([&] {
-    need(scan, "scan");
-    const Run run = read_run(*scan, tensors);
-    scan->door.enqueue(run.inputs, run.outputs, run.stream);
-  });
-}
-
-ringattn_status ringattn_scan_wait(ringattn_scan* scan) {
-  return guarded([&] {
-    need(scan, "scan");
-    scan->door.wait();
-  });
-}
-
-void ringattn_scan_destroy(ringattn_scan* scan) { delete scan; }
+RINGATTN_CALLS(scan);
 
 }  // extern "C"

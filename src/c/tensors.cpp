@@ -219,6 +219,35 @@ BlockTable TensorReader::table(const char* name, const DLTensor* tensor, std::in
   return {reinterpret_cast<const std::int32_t*>(at), stride(*tensor, 0)};
 }
 
+Part TensorReader::part(const char* name, const DLTensor* tensor, std::span<const DLDataType> types,
+                        std::span<const std::int64_t> shape, bool dense) const {
+  if (tensor == nullptr) refuse(fmt::format("{} is NULL", name), "the format has it", "Pass all parts of the format.");
+  Part part;
+  part.data = data(name, *tensor, static_cast<int>(shape.size()));
+  const auto is_type = [&](const DLDataType& type) {
+    return type.code == tensor->dtype.code && type.bits == tensor->dtype.bits && type.lanes == tensor->dtype.lanes;
+  };
+  if (std::none_of(types.begin(), types.end(), is_type)) {
+    refuse(fmt::format("{} holds {}", name, type_name(tensor->dtype)),
+           fmt::format("it should hold {}", type_name(types.front())), "Check it against the format.");
+  }
+  std::string wanted;
+  bool fits = true;
+  for (std::size_t axis = 0; axis < shape.size(); ++axis) {
+    wanted += fmt::format("{}{}", axis == 0 ? "" : ", ", shape[axis] < 0 ? "…" : std::to_string(shape[axis]));
+    fits = fits && (shape[axis] < 0 || shape[axis] == tensor->shape[axis]);
+    part.lengths[axis] = tensor->shape[axis];
+    part.strides[axis] = stride(*tensor, static_cast<int>(axis)) * tensor->dtype.bits / 8;
+  }
+  if (!fits) {
+    refuse(fmt::format("{} is {}", name, shape_text(*tensor)), fmt::format("it should be [{}]", wanted),
+           "Check it against the format.");
+  }
+  check_contiguous(name, *tensor, tensor->ndim - 1);
+  if (dense) check_dense(name, *tensor);
+  return part;
+}
+
 std::span<std::byte> TensorReader::bytes(const char* name, const DLTensor* tensor) const {
   if (tensor == nullptr) return {};
   std::byte* at = data(name, *tensor, -1);

@@ -3,6 +3,7 @@
 // been, where a tensor has another type, number of axes or device, or where its innermost axis is not contiguous.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -19,11 +20,20 @@ namespace ringattn::c {
 // The element type; throws kUsage for those that ringattn doesn't compute with.
 Dtype read_dtype(const DLDataType& type);
 
+// Where the numbers of a part of a compressed tensor lie.
+struct Part {
+  std::byte* data = nullptr;
+  std::array<std::int64_t, 4> lengths{};  // of axes
+  std::array<std::int64_t, 4> strides{};  // of axes, in bytes
+};
+
 // Reads tensors that lie in one kind of memory: on a device, which then has this number, or on the host.
 class TensorReader {
  public:
   explicit TensorReader(const Transport& transport) : TensorReader(transport.memory(), transport.device()) {}
   explicit TensorReader(MemoryKind memory, int device = 0) : memory_(memory), device_(device) {}
+
+  MemoryKind memory() const { return memory_; }
 
   // [rows, heads, dim]; an empty view for NULL.
   MutableTensorView rows(const char* name, const DLTensor* tensor) const;
@@ -39,6 +49,10 @@ class TensorReader {
   std::int32_t* integers(const char* name, const DLTensor* tensor, std::int64_t count) const;
   // int32 [sequences, pages] whose rows are contiguous; without pages for NULL. `pages` receives the number of columns.
   BlockTable table(const char* name, const DLTensor* tensor, std::int64_t sequences, std::int64_t& pages) const;
+  // A part of a compressed tensor: elements of one of these types, of exactly this shape, -1 standing for any length.
+  // The innermost axis is contiguous, of a `dense` one all are. Throws kUsage for NULL, too.
+  Part part(const char* name, const DLTensor* tensor, std::span<const DLDataType> types,
+            std::span<const std::int64_t> shape, bool dense) const;
   // All bytes of a dense tensor of any type; empty for NULL.
   std::span<std::byte> bytes(const char* name, const DLTensor* tensor) const;
 

@@ -18,6 +18,8 @@
 namespace ringattn {
 
 struct CacheUpdate;  // kernels/cache_update.hpp
+// kernels/block_choice.hpp
+struct BlockChoice;
 // kernels/compressed_rows.hpp
 struct DecompressTask;
 struct CompressTask;
@@ -91,6 +93,10 @@ class Backend {
   // them. Ordered on `stream`; a device gets one launch, which a graph may hold. An update without
   // sequences makes the backend ready, so that no later one loads code while it is captured or peers wait.
   virtual void update_cache(const CacheUpdate& update, Stream stream) = 0;
+  // Means of keys, and lists of key blocks that follow from them (kernels/block_choice.hpp). Ordered on `stream`; a
+  // device gets launches alone. All backends make the same bits. A choice without sequences makes the backend ready.
+  virtual void pool_keys(const BlockChoice& choice, Stream stream) = 0;
+  virtual void choose_blocks(const BlockChoice& choice, Stream stream) = 0;
   // Rows between codes and elements (kernels/compressed_rows.hpp). Ordered on `stream`; what the spans of a task point
   // to is read before the call returns. All backends make the same bits. A backend that has no such task throws
   // kUnsupported.

@@ -40,6 +40,14 @@ namespace {
            fmt::format("sequence {} has page {} at place {} of its block table", sequence, fault.value, fault.place),
            fmt::format("the first sequence with the same prefix has page {} there", fault.limit),
            "Let sequences share a prefix only where they share its pages.");
+    case CacheFault::Kind::kListCount:
+      fail(code, fmt::format("list {} of sequence {} has {} blocks", fault.list, sequence, fault.value),
+           fmt::format("it has room for {}", fault.limit), "Check DecodeLists::counts.");
+    case CacheFault::Kind::kListBlock:
+      fail(code,
+           fmt::format("list {} of sequence {} names block {} at place {}, behind {}", fault.list, sequence,
+                       fault.value, fault.place, fault.limit),
+           "lists ascend, and begin with 0 or more", "Sort each list, and name a block once.");
     case CacheFault::Kind::kNone:
       break;
   }
@@ -63,9 +71,27 @@ CachePart cache_part(const MutableCacheView& cache, const TensorView& rows) {
   return part;
 }
 
+namespace {
+
+CacheFault fault_of_lists(const CacheUpdate& update, std::int64_t sequence) {
+  for (int list = 0; list < update.list_heads; ++list) {
+    const CacheFault fault = list_fault(update, sequence, list);
+    if (fault.kind != CacheFault::Kind::kNone) return fault;
+    const std::int32_t count = update.lists.counts[sequence * update.list_heads + list];
+    for (std::int64_t place = 0; place < count; ++place) {
+      const CacheFault bad = listed_block_fault(update, sequence, list, place);
+      if (bad.kind != CacheFault::Kind::kNone) return bad;
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
 CacheFault fault_of(const CacheUpdate& update, std::int64_t sequence) {
   const std::int32_t length = grown_length(update, update.lengths[sequence]);
-  const CacheFault fault = length_fault(update, length);
+  const CacheFault of_length = length_fault(update, length);
+  const CacheFault fault = of_length.kind != CacheFault::Kind::kNone ? of_length : fault_of_lists(update, sequence);
   if (fault.kind != CacheFault::Kind::kNone || update.block_table.pages == nullptr) return fault;
   const std::int64_t pages = pages_of_length(update, length);
   for (std::int64_t place = 0; place < pages; ++place) {

@@ -44,12 +44,15 @@ struct CacheFault {
     kPrefix,      // value: the prefix that the sequence names; limit: how many there are
     kPrefixKeys,  // place: the prefix that it names; value: keys of that; limit: keys of the sequence
     kPrefixPage,  // value: as of kPage; limit: the page at the same entry of the first sequence that has the prefix
+    kListCount,   // value: blocks of list `list` of the sequence; limit: how many it has room for
+    kListBlock,   // value: the block at entry `place` of list `list`; limit: the one before it, or −1
   };
 
   Kind kind = Kind::kNone;
   std::int64_t place = 0;
   std::int64_t value = 0;
   std::int64_t limit = 0;
+  std::int64_t list = 0;
 
   bool operator==(const CacheFault&) const = default;
 };
@@ -72,6 +75,8 @@ struct CacheUpdate {
   std::int64_t group_keys = 1;                                        // keys of a group
   std::int64_t most_keys = std::numeric_limits<std::int32_t>::max();  // of a sequence, over all shares
   SharedPrefixes prefixes;  // checked, where anything is: pages of whole groups must be those of all their sequences
+  DecodeLists lists;        // checked, where anything is: they ascend
+  int list_heads = 0;       // of a sequence; 0: there are no lists
   CachePart parts[kMostCacheParts];
   int part_count = 0;  // 0: nothing is written
   // Null: nothing is checked. Else [sequences] what the step may take for the lengths: 0 for those with a fault.
@@ -139,6 +144,22 @@ RINGATTN_HOST_DEVICE inline CacheFault prefix_page_fault(const CacheUpdate& upda
   const std::int32_t other = update.block_table.pages[first * update.block_table.stride + place];
   if (page == other) return {};
   return {CacheFault::Kind::kPrefixPage, place, page, other};
+}
+
+// What is wrong with the number of blocks of a sequence's list.
+RINGATTN_HOST_DEVICE inline CacheFault list_fault(const CacheUpdate& update, std::int64_t sequence, int list) {
+  const std::int32_t count = update.lists.counts[sequence * update.list_heads + list];
+  if (count >= 0 && count <= update.lists.stride) return {};
+  return {CacheFault::Kind::kListCount, 0, count, update.lists.stride, list};
+}
+
+// What is wrong with entry `place` of a list whose number of blocks is right.
+RINGATTN_HOST_DEVICE inline CacheFault listed_block_fault(const CacheUpdate& update, std::int64_t sequence, int list,
+                                                          std::int64_t place) {
+  const std::int32_t* const blocks = update.lists.blocks + (sequence * update.list_heads + list) * update.lists.stride;
+  const std::int32_t before = place == 0 ? -1 : blocks[place - 1];
+  if (blocks[place] > before) return {};
+  return {CacheFault::Kind::kListBlock, place, blocks[place], before, list};
 }
 
 // Where the row at `position` of a sequence is written; page −1: nowhere.

@@ -85,6 +85,43 @@ const CompressionMethod& compression_method(std::string_view name) {
        nearest.empty() ? std::string("Choose one of them.") : fmt::format("Did you mean {}?", nearest));
 }
 
+CacheMethod parse_cache_method(std::string_view text) {
+  CacheMethod method;
+  const std::size_t plus = std::min(text.find('+'), text.size());
+  std::string_view rest = text;
+  if (const std::string_view first = text.substr(0, plus); find_eviction_method(first.substr(0, first.find(':')))) {
+    method.eviction = parse_eviction(first);
+    if (plus == text.size()) return method;
+    rest = text.substr(plus + 1);
+  }
+  if (const auto* const found = std::ranges::find(kMethods, rest, &CompressionMethod::name);
+      found != std::ranges::end(kMethods)) {
+    method.format = found;
+    return method;
+  }
+  std::vector<std::string_view> names;
+  for (const CompressionMethod& known : kMethods) names.push_back(known.name);
+  const std::string formats = fmt::format("{}", fmt::join(names, ", "));
+  std::vector<std::string_view> evictions;
+  for (const EvictionMethod& known : eviction_methods()) evictions.push_back(known.name);
+  if (!method.eviction) names.insert(names.end(), evictions.begin(), evictions.end());
+  const std::string_view nearest = nearest_name(rest, names.data(), names.size());
+  fail(ErrorCode::kUsage,
+       method.eviction ? fmt::format("there is no method of compression \"{}\" for the tokens that are left", rest)
+                       : fmt::format("there is no method of compression \"{}\"", rest),
+       fmt::format("methods are {}; {} take tokens out, and one of them, + and one of the others do both", formats,
+                   fmt::join(evictions, ", ")),
+       nearest.empty() ? std::string("Choose one of them.") : fmt::format("Did you mean {}?", nearest));
+}
+
+std::string describe(const Eviction& eviction) {
+  const auto& [method, options] = eviction;
+  std::string text = fmt::format("{}: first {}, last {}", method->name, options.first, options.last);
+  if (method->needs_queries) text += fmt::format(", window {}", options.window);
+  if (options.pool > 1) text += fmt::format(", pool {}", options.pool);
+  return text + (options.shared ? ", all K/V heads together" : ", each K/V head");
+}
+
 double removed_share(const CacheFormat& format, const RowShape& k, const RowShape& v) {
   const double plain = static_cast<double>(token_bytes({}, k) + token_bytes({}, v));
   return plain > 0.0 ? 1.0 - static_cast<double>(token_bytes(format.k, k) + token_bytes(format.v, v)) / plain : 0.0;

@@ -5,9 +5,11 @@
 
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
+#include "kernels/eviction.hpp"
 #include "kernels/row_format.hpp"
 
 namespace ringattn {
@@ -22,6 +24,17 @@ struct CompressionMethod {
 std::span<const CompressionMethod> compression_methods();
 // Throws kUsage for an unknown name.
 const CompressionMethod& compression_method(std::string_view name);
+
+// What is done to a cache: tokens are taken out, what is left is stored in a format, or one of the two.
+struct CacheMethod {
+  std::optional<Eviction> eviction;
+  const CompressionMethod* format = nullptr;  // null: rows stay as they are
+};
+// As a user writes it: a method of compression, an eviction (parse_eviction()), or an eviction, "+" and a method.
+// Throws kUsage for anything else.
+CacheMethod parse_cache_method(std::string_view text);
+// "snapkv: first 0, last 64, window 64, pool 5, each K/V head"
+std::string describe(const Eviction& eviction);
 
 // The share of a token's bytes that a format removes of its keys and values, tables aside: 0.5 for half of them.
 double removed_share(const CacheFormat& format, const RowShape& k, const RowShape& v);

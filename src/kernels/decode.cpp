@@ -54,7 +54,8 @@ void check_output(const FoldSpec& fold, const FoldOutput& output, std::int64_t r
 
 std::string describe(const DecodeSpec& spec) {
   const std::string text = "decode, " + describe(spec.fold) + (spec.values_in_keys ? ", values in the keys" : "");
-  return spec.format.is_plain() ? text : text + ", cache of " + describe(spec.format);
+  if (spec.format.is_plain()) return text;
+  return text + ", cache of " + (spec.values_in_codes() ? describe(spec.format.k) : describe(spec.format));
 }
 
 std::int64_t share_groups(std::int64_t keys, int shares, int key_tile) {
@@ -80,16 +81,25 @@ void check_decode_step(const DecodeSpec& spec, const DecodeLimits& limits, const
   const Pool k = spec.format.k.is_plain()
                      ? check_cache("k", step.k, fold.dtype, fold.kv_heads, fold.head_dim)
                      : check_cache("k", step.packed_k, spec.format.k, {fold.dtype, fold.kv_heads, fold.head_dim});
-  const Pool v = spec.format.v.is_plain()
+  const Pool v = spec.values_in_codes() ? k
+                 : spec.format.v.is_plain()
                      ? check_cache("v", step.v, fold.dtype, fold.kv_heads, fold.head_dim_v)
                      : check_cache("v", step.packed_v, spec.format.v, {fold.dtype, fold.kv_heads, fold.head_dim_v});
   if (k.pages != v.pages || k.page_size != v.page_size) {
     refuse(fmt::format("k has {} pages of {} tokens, v {} of {}", k.pages, k.page_size, v.pages, v.page_size),
            "a token's key and value lie at the same place of both");
   }
-  if (spec.values_in_keys && (step.v.data != step.k.data || step.v.page_stride != step.k.page_stride ||
-                              step.v.token_stride != step.k.token_stride || step.v.head_stride != step.k.head_stride)) {
+  if (spec.values_in_keys && !spec.values_in_codes() &&
+      (step.v.data != step.k.data || step.v.page_stride != step.k.page_stride ||
+       step.v.token_stride != step.k.token_stride || step.v.head_stride != step.k.head_stride)) {
     refuse("v of a decode step lies by itself", "the kernel was made for values in the keys");
+  }
+  if (fold.lists.any() != (step.lists.blocks != nullptr) || fold.lists.any() != (step.lists.counts != nullptr)) {
+    refuse(fmt::format("a decode step has {}lists", fold.lists.any() ? "no " : ""),
+           fmt::format("the kernel was made {} them", fold.lists.any() ? "with" : "without"));
+  }
+  if (fold.lists.any() && (step.prefixes.count > 0 || !step.share.is_whole() || step.partials.records != nullptr)) {
+    refuse("a decode step with lists has prefixes, or a share of the keys", "groups follow from the lists");
   }
   const SharedPrefixes& prefixes = step.prefixes;
   if (prefixes.count < 0 || prefixes.count > limits.prefixes) {

@@ -18,6 +18,7 @@
 #include "base/tensor.hpp"
 #include "kernels/cache_view.hpp"
 #include "kernels/compressed_rows.hpp"
+#include "kernels/decode_lists.hpp"
 #include "kernels/fold.hpp"
 
 namespace ringattn {
@@ -32,8 +33,11 @@ struct DecodeSpec {
   // The values of a token are the first head_dim_v columns of its keys, in the same memory: latents are such.
   bool values_in_keys = false;
   // How the cache's tensors are stored. The rows' bits are those of a plain cache that holds what decompression gives.
+  // Of values_in_keys that of k says how both are stored, and that of v is plain.
   CacheFormat format = {};
 
+  // Whether the values are columns of compressed keys: a step then has neither v nor packed_v.
+  bool values_in_codes() const { return values_in_keys && !format.k.is_plain(); }
   bool operator==(const DecodeSpec&) const = default;
 };
 
@@ -96,7 +100,8 @@ struct DecodeStep {
   const std::int32_t* lengths =
       nullptr;              // [sequences] keys, those of the rows included; in the kernel's kind of memory
   GroupShare share;         // which of these keys the cache holds
-  SharedPrefixes prefixes;  // of a cache with a block table
+  SharedPrefixes prefixes;  // of a cache with a block table, and of steps without lists
+  DecodeLists lists = {};   // exactly where FoldSpec::lists are; then the share is the whole
   FoldOutput output;
   // Instead of `output`, whose views may then be empty. Needed where the share is not the whole.
   DecodePartials partials;

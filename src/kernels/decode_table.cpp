@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernels that decode, in order of preference. Each has the name, and the bits, of a row of fold_table.cpp, but for
 // sm90_latent, which no kernel folds like.
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -27,9 +28,13 @@ namespace ringattn {
 
 namespace {
 
-// What the fold of the same name lacks. Decoding has no lists of tiles.
-std::vector<std::string> missing_of(std::vector<std::string> missing, const DecodeSpec& spec) {
-  if (spec.fold.lists.any()) missing.push_back("lists of key tiles (supported: none)");
+// What the fold of the same name lacks, what decoding with its tiles lacks for lists, and positions of keys.
+std::vector<std::string> missing_of(std::vector<std::string> missing, const DecodeSpec& spec, const TileSizes& tiles) {
+  for (std::string& what : missing_for_decode_lists(spec.fold.lists, tiles, spec.fold.mask, spec.fold.kv_heads)) {
+    missing.push_back(std::move(what));
+  }
+  const std::string positions = spec.fold.positions > 0 ? missing_for_positions() : std::string();
+  if (!positions.empty() && std::ranges::find(missing, positions) == missing.end()) missing.push_back(positions);
   return missing;
 }
 
@@ -42,6 +47,11 @@ std::vector<std::string> without_products(std::vector<std::string> missing, cons
 }
 
 #ifdef RINGATTN_HAVE_CUDA
+template <class Config>
+TileSizes tiles_of(const Config& config, int query) {
+  return config ? TileSizes{query, config->key_tile} : TileSizes{};
+}
+
 // And compressed caches, of kernels that read plain ones alone.
 std::vector<std::string> plain_alone(std::vector<std::string> missing, const DecodeSpec& spec) {
   if (!spec.format.is_plain()) missing.push_back(describe(spec.format) + " (supported: plain caches)");
@@ -58,16 +68,21 @@ constexpr KernelRow<DecodeSpec> kTable[] = {
       [](const Backend&) { return 1e13; },  // an H200: what reading its memory allows with four query heads a KV head
       sm90::fold_unavailable, cuda::make_cuda_backend},
      [](const DecodeSpec& spec) {
-       std::vector<std::string> missing = missing_of(sm90::fold_missing(spec.fold), spec);
+       std::vector<std::string> missing =
+           missing_of(sm90::fold_missing(spec.fold), spec, tiles_of(sm90::choose_config(spec.fold), sm90::kQueryTile));
        for (std::string& what : sm90::formats_missing(spec)) missing.push_back(std::move(what));
+       if (spec.fold.lists.any() && !spec.format.is_plain()) {
+         missing.push_back("lists of key blocks over " + describe(spec.format) + " (supported: over plain caches)");
+       }
        return missing;
      },
      sm90::make_decode},
     {{"sm90_latent", "cuda",
-      "bf16, fp16; latents: head_dim 576 with the first 512 columns as values; every mask, softcap, sinks",
+      "bf16, fp16; latents: head_dim 576 with the first 512 columns as values, also of 8 bits; every mask, softcap, "
+      "sinks",
       sm90::latent_configs, [](const Backend&) { return 5e14; },  // an H200: its products, with 64 rows or more
       sm90::fold_unavailable, cuda::make_cuda_backend},
-     [](const DecodeSpec& spec) { return plain_alone(sm90::latent_missing(spec), spec); },
+     sm90::latent_missing,
      sm90::make_latent_decode},
 #endif
 #ifdef RINGATTN_HAVE_CUDA
@@ -76,7 +91,11 @@ constexpr KernelRow<DecodeSpec> kTable[] = {
       sm80::decode_configs,
       [](const Backend&) { return 5e12; },  // as above, where half of the memory's speed is reached
       cuda::cuda_unavailable, cuda::make_cuda_backend},
-     [](const DecodeSpec& spec) { return plain_alone(missing_of(sm80::fold_missing(spec.fold), spec), spec); },
+     [](const DecodeSpec& spec) {
+       const auto config = sm80::choose_config(spec.fold);
+       return plain_alone(
+           missing_of(sm80::fold_missing(spec.fold), spec, tiles_of(config, config ? config->query_tile() : 1)), spec);
+     },
      sm80::make_decode},
 #endif
     {{"cpu_fold", "cpu",
@@ -85,7 +104,9 @@ constexpr KernelRow<DecodeSpec> kTable[] = {
       "and vector codes",
       [] { return std::vector<std::string>(); }, [](const Backend&) { return 5e9; }, [] { return std::string(); },
       cpu::make_cpu_backend},
-     [](const DecodeSpec& spec) { return without_products(missing_of(cpu::cpu_fold_missing(spec.fold), spec), spec); },
+     [](const DecodeSpec& spec) {
+       return without_products(missing_of(cpu::cpu_fold_missing(spec.fold), spec, TileSizes{}), spec);
+     },
      cpu::make_cpu_decode},
 };
 

@@ -34,6 +34,7 @@ std::string describe(const FoldSpec& spec) {
   if (spec.softcap > 0.0F) text += fmt::format(", softcap {}", spec.softcap);
   if (spec.sinks) text += ", sinks";
   if (spec.lists.any()) text += fmt::format(", {}", describe(spec.lists, spec.heads));
+  if (spec.positions > 0) text += spec.positions > 1 ? ", keys at positions of each KV head" : ", keys at positions";
   return text;
 }
 
@@ -64,6 +65,15 @@ std::string check_heads(const FoldSpec& spec) {
     fail(ErrorCode::kUsage, fmt::format("lists of key tiles for {} heads", lists.heads),
          fmt::format("there are {} query heads and {} kv heads", spec.heads, spec.kv_heads),
          "Give lists for all heads together, for each kv head, or for each query head.");
+  }
+  if (spec.positions != 0 && spec.positions != 1 && spec.positions != spec.kv_heads) {
+    fail(ErrorCode::kUsage, fmt::format("positions of keys for {} heads", spec.positions),
+         fmt::format("there are {} kv heads", spec.kv_heads), "Give positions for all heads together, or for each.");
+  }
+  if (spec.positions != 0 && lists.any()) {
+    fail(ErrorCode::kUsage, "keys at positions of their own, and lists of key blocks",
+         "lists count keys from the first token of a sequence, which may have been taken out",
+         "Leave one of them out.");
   }
   return head_configuration(spec);
 }

@@ -19,6 +19,7 @@
 #include "base/tensor.hpp"
 #include "kernels/backend.hpp"
 #include "kernels/cache_view.hpp"
+#include "kernels/key_positions.hpp"
 #include "kernels/merge.hpp"
 #include "kernels/tile_lists.hpp"
 #include "kernels/visibility.hpp"
@@ -42,6 +43,8 @@ struct FoldSpec {
   float softcap = 0.0F;  // score ← softcap · tanh(score / softcap), after scaling; 0 is off
   bool sinks = false;    // a logit per query head joins the denominator at the end
   ListShape lists;       // rows fold listed key tiles alone (tile_lists.hpp); by default all that the mask lets through
+  int positions = 0;     // lists of positions of a sequence's keys (key_positions.hpp): 1 for all K/V heads, or one
+                         // each; 0: key i stands at position i
 
   bool operator==(const FoldSpec&) const = default;
 };
@@ -144,6 +147,7 @@ struct FoldTask {
   std::span<const KeySource> sources;
   const TileLists* lists = nullptr;  // of the sequences, present exactly where FoldSpec::lists are; the key runs hold
                                      // every listed tile in their range that a row folds
+  const KeyPositions* positions = nullptr;  // of the sequences' keys, present exactly where FoldSpec::positions are
   void* state = nullptr;  // FoldKernel::state_bytes(), of the kernel's memory kind; unused if neither resume nor save
   bool resume = false;    // false: the state is not read, every row starts from the identity
   bool save = true;       // rows that fold nothing here are saved too; false: the state need not survive this task

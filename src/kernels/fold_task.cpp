@@ -50,6 +50,19 @@ void check_lists(const FoldSpec& spec, const FoldTask& task) {
   if (!fits) fail(ErrorCode::kInternal, "the lists of a fold task are those of other sequences", "lengths differ");
 }
 
+void check_positions(const FoldSpec& spec, const FoldTask& task) {
+  const int heads = task.positions == nullptr ? 0 : task.positions->heads();
+  bool fits = heads == spec.positions;
+  if (fits && heads > 0) {
+    const std::span<const KeptSequence> sequences = task.positions->sequences();
+    fits = sequences.size() == task.key_lengths.size();
+    for (std::size_t s = 0; fits && s < sequences.size(); ++s) fits = sequences[s].keys == task.key_lengths[s];
+  }
+  if (fits) return;
+  fail(ErrorCode::kInternal, fmt::format("a fold task has positions of keys for {} heads", heads),
+       fmt::format("the kernel was made for {}, or lengths differ", spec.positions));
+}
+
 }  // namespace
 
 PoolSource pool_source(const CacheView& k, const CacheView& v) {
@@ -82,6 +95,7 @@ void check_fold_task(const FoldSpec& spec, int key_tile, const FoldTask& task) {
     fail(ErrorCode::kInternal, "a fold task has no state", "it resumes or saves one");
   }
   check_lists(spec, task);
+  check_positions(spec, task);
   if (task.finish == nullptr) return;
   check_view("out", task.finish->out, spec.dtype, spec.heads, spec.head_dim_v);
   if (spec.sinks != (task.finish->sinks != nullptr)) {

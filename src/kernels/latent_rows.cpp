@@ -71,6 +71,18 @@ void unpack_latent_rows(const std::byte* rows, std::int64_t row_stride, const Mu
   }
 }
 
+CompressedCache latent_cache(std::byte* rows, int latent_dim, int rope_dim, std::int64_t pages,
+                             std::int64_t page_size) {
+  const std::int64_t bytes = latent_row_bytes(latent_dim, rope_dim);
+  CompressedCache cache{latent_format(rope_dim), {Dtype::kBf16, 1, latent_dim + rope_dim}, pages, page_size, {}, {}};
+  std::size_t at = 0;
+  for (const FormatStream& stream : format_streams(cache.format, cache.shape)) {
+    cache.streams[at++] = {rows, page_size * bytes, bytes, bytes};
+    rows += stream.token_bytes(cache.shape.dtype);
+  }
+  return cache;
+}
+
 void pack_latent_rows(const TensorView& latent, const TensorView& k_rope, std::byte* rows, std::int64_t row_stride) {
   check_views(latent, k_rope, row_stride);
   const std::int64_t blocks = latent.dim / kLatentScaleBlock;

@@ -13,6 +13,7 @@
 #include <cstdint>
 
 #include "base/tensor.hpp"
+#include "kernels/compressed_rows.hpp"
 
 namespace ringattn {
 
@@ -26,6 +27,11 @@ std::int64_t latent_row_bytes(std::int64_t latent_dim, std::int64_t rope_dim);
 // other.
 void unpack_latent_rows(const std::byte* rows, std::int64_t row_stride, const MutableTensorView& latent,
                         const MutableTensorView& k_rope);
+
+// How a cache stores such rows: of kernels/row_format.hpp, where codes, scales and rotary keys are streams.
+inline RowFormat latent_format(int rope_dim) { return {.coding = RowCoding::kLatent, .rope = rope_dim}; }
+// A dense cache of such rows, [pages, page_size] of latent_row_bytes() each, which become bf16. Throws as that does.
+CompressedCache latent_cache(std::byte* rows, int latent_dim, int rope_dim, std::int64_t pages, std::int64_t page_size);
 
 // Writes such rows. A block's scale is its greatest magnitude divided by 448 in fp32, or 1 where that is 0; a code is
 // the element divided by the scale in fp32, rounded to e4m3. NaN counts for no magnitude and stays NaN; a block with ∞

@@ -50,20 +50,22 @@ ListedKeys listed_keys(const TileLists* lists, int heads, std::size_t sequence, 
 }
 
 OracleRow::OracleRow(const FoldSpec& spec, int head, std::int64_t position, std::int64_t key_length,
-                     std::vector<double> q, const ListedKeys& listed)
+                     std::vector<double> q, const ListedKeys& listed, PositionsOfKeys positions)
     : spec_(spec),
       head_(head),
       position_(position),
       key_length_(key_length),
       listed_(listed),
+      positions_(positions),
       q_(std::move(q)),
       max_(-kInfinity),
       o_(static_cast<std::size_t>(spec.head_dim_v), 0.0) {}
 
 bool OracleRow::sees(std::int64_t key) const {
   if (key < 0 || key >= key_length_) return false;
-  if (spec_.mask.left >= 0 && key < position_ - spec_.mask.left) return false;
-  if (spec_.mask.right >= 0 && key > position_ + spec_.mask.right) return false;
+  const std::int64_t at = positions_.empty() ? key : positions_[static_cast<std::size_t>(key)];
+  if (spec_.mask.left >= 0 && at < position_ - spec_.mask.left) return false;
+  if (spec_.mask.right >= 0 && at > position_ + spec_.mask.right) return false;
   return listed_.block == 0 || std::binary_search(listed_.blocks.begin(), listed_.blocks.end(), key / listed_.block);
 }
 
@@ -134,7 +136,7 @@ void feed_rows(std::span<OracleRow> rows, std::int64_t first_key, const TensorVi
 
 void oracle_attention(const FoldSpec& spec, const TensorView& q, const TensorView& k, const TensorView& v,
                       std::int64_t q_offset, const float* sinks, std::vector<double>& out, std::vector<double>& lse,
-                      const TileLists* lists, std::size_t sequence) {
+                      const TileLists* lists, std::size_t sequence, const KeyPositions* positions) {
   out.clear();
   lse.clear();
   std::vector<OracleRow> rows;
@@ -143,7 +145,8 @@ void oracle_attention(const FoldSpec& spec, const TensorView& q, const TensorVie
       std::vector<double> wide_q(static_cast<std::size_t>(spec.head_dim));
       widen(q, token, head, wide_q.data());
       rows.emplace_back(spec, head, q_offset + token, k.tokens, std::move(wide_q),
-                        listed_keys(lists, spec.heads, sequence, head, q_offset + token));
+                        listed_keys(lists, spec.heads, sequence, head, q_offset + token),
+                        positions_of(positions, sequence, head / (spec.heads / spec.kv_heads)));
     }
   }
   feed_rows(rows, 0, k, v);

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "kernels/latent_rows.hpp"
 #include "kernels/row_codes.hpp"
 
 namespace ringattn {
@@ -189,10 +190,27 @@ void RowCoder::decompress_row(const StreamRowAt& row_at, std::int64_t token, std
     case RowCoding::kHybrid:
       decompress_hybrid(row_at, token, head, plain);
       return;
+    case RowCoding::kLatent:
+      decompress_latent(row_at, token, plain);
+      return;
     case RowCoding::kLowRank:  // the products are the elements
       return;
   }
   narrow(wide_.data(), dtype_, dim_, plain);
+}
+
+void RowCoder::decompress_latent(const StreamRowAt& row_at, std::int64_t token, std::byte* plain) {
+  const std::byte* const codes = row_at(0, token);
+  const std::byte* const scales = row_at(1, token);
+  const float* const values = e4m3_values();
+  const std::int64_t coded = dim_ - format_.rope;
+  for (std::int64_t c = 0; c < coded; ++c) {
+    wide_[static_cast<std::size_t>(c)] = values[std::to_integer<std::size_t>(codes[c])] *
+                                         float_at(scales + c / kLatentScaleBlock * std::int64_t{sizeof(float)});
+  }
+  narrow(wide_.data(), dtype_, coded, plain);
+  const auto element = static_cast<std::int64_t>(size_of(dtype_));
+  std::memcpy(plain + coded * element, row_at(2, token), static_cast<std::size_t>(format_.rope * element));
 }
 
 void RowCoder::take_codes(const std::byte* codes) {
@@ -258,6 +276,9 @@ void RowCoder::compress_row(const StreamRowAt& row_at, std::int64_t token, std::
     case RowCoding::kHybrid:
       compress_hybrid(row_at, token, head, plain, products_at(token));
       break;
+    case RowCoding::kLatent:
+      compress_latent(row_at, token, plain);
+      break;
     case RowCoding::kInt4Channel:  // a group at a time
     case RowCoding::kLowRank:      // a product
       break;
@@ -281,6 +302,22 @@ void RowCoder::compress_int8(const StreamRowAt& row_at, std::int64_t token) {
   std::memcpy(to_write(row_at(1, token)), &scale, sizeof scale);
   auto* const codes = reinterpret_cast<std::int8_t*>(to_write(row_at(0, token)));
   for (std::int64_t c = 0; c < dim_; ++c) codes[c] = int8_code(wide_[static_cast<std::size_t>(c)], scale);
+}
+
+void RowCoder::compress_latent(const StreamRowAt& row_at, std::int64_t token, const std::byte* plain) const {
+  std::byte* const codes = to_write(row_at(0, token));
+  std::byte* const scales = to_write(row_at(1, token));
+  const std::int64_t coded = dim_ - format_.rope;
+  for (std::int64_t first = 0; first < coded; first += kLatentScaleBlock) {
+    const float* const block = wide_.data() + first;
+    float greatest = 0.0F;
+    for (std::int64_t i = 0; i < kLatentScaleBlock; ++i) greatest = std::max(greatest, std::abs(block[i]));
+    const float scale = scale_of(greatest, kGreatestE4m3);
+    std::memcpy(scales + first / kLatentScaleBlock * std::int64_t{sizeof scale}, &scale, sizeof scale);
+    for (std::int64_t i = 0; i < kLatentScaleBlock; ++i) codes[first + i] = std::byte{fp8_code(block[i], scale)};
+  }
+  const auto element = static_cast<std::int64_t>(size_of(dtype_));
+  std::memcpy(to_write(row_at(2, token)), plain + coded * element, static_cast<std::size_t>(format_.rope * element));
 }
 
 void RowCoder::compress_vectors(const std::byte* codes) const {

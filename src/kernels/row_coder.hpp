@@ -50,6 +50,7 @@ class RowCoder {
   void read_pairs(const std::byte* row);
 
   void decompress_row(const StreamRowAt& row_at, std::int64_t token, std::int64_t head, std::byte* plain);
+  void decompress_latent(const StreamRowAt& row_at, std::int64_t token, std::byte* plain);
   void decompress_hybrid(const StreamRowAt& row_at, std::int64_t token, std::int64_t head, std::byte* plain);
   void take_codes(const std::byte* codes);
 
@@ -57,6 +58,7 @@ class RowCoder {
                     const ElementsAt& products_at);
   void compress_fp8(const StreamRowAt& row_at, std::int64_t token, std::int64_t head);
   void compress_int8(const StreamRowAt& row_at, std::int64_t token);
+  void compress_latent(const StreamRowAt& row_at, std::int64_t token, const std::byte* plain) const;
   void compress_vectors(const std::byte* codes) const;
   void compress_hybrid(const StreamRowAt& row_at, std::int64_t token, std::int64_t head, const std::byte* plain,
                        const std::byte* products);

@@ -43,7 +43,7 @@ bool is_finite_as(float value, Dtype dtype) {
 
 // The greatest code that a scale of 8 bits multiplies; 0 of others.
 float greatest_code(const RowFormat& format) {
-  if (format.coding == RowCoding::kFp8) return kGreatestE4m3;
+  if (format.coding == RowCoding::kFp8 || format.coding == RowCoding::kLatent) return kGreatestE4m3;
   return format.coding == RowCoding::kInt8 ? kGreatestInt8 : 0.0F;
 }
 
@@ -131,16 +131,15 @@ FaultText text_of(const RowFormat& format, RowFault::Kind kind, std::string_view
     case RowFault::Kind::kScale:
       return {four_bits ? "a scale is finite and not negative, and no code gives infinity"
                         : "a scale is finite and above 0, and no code gives infinity",
-              "Write the file anew."};
+              "Compress it anew."};
     case RowFault::Kind::kCode:
-      return {format.coding == RowCoding::kFp8 ? "a code is no NaN" : "a code is from -127 to 127",
-              "Write the file anew."};
+      return {format.coding != RowCoding::kInt8 ? "a code is no NaN" : "a code is from -127 to 127",
+              "Compress it anew."};
     case RowFault::Kind::kTable:
       if (part == "outlier_channels")
-        return {"the channels of a head ascend and lie below its dim", "Write the file anew."};
-      if (part == "scales")
-        return {"a scale is finite and above 0, and no code gives infinity", "Write the file anew."};
-      return {"it must be finite", "Write the file anew."};
+        return {"the channels of a head ascend and lie below its dim", "Compress it anew."};
+      if (part == "scales") return {"a scale is finite and above 0, and no code gives infinity", "Compress it anew."};
+      return {"it must be finite", "Compress it anew."};
     case RowFault::Kind::kNotFinite:
       break;
   }

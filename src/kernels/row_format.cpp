@@ -10,6 +10,7 @@
 #include <cstddef>
 
 #include "base/error.hpp"
+#include "kernels/latent_rows.hpp"
 #include "kernels/row_codes.hpp"
 
 namespace ringattn {
@@ -73,6 +74,16 @@ Missing hybrid_missing(const RowFormat& format, const RowShape& shape) {
   return missing;
 }
 
+Missing latent_missing(const RowFormat& format, const RowShape& shape) {
+  Missing missing;
+  require(missing, format.rope > 0 && format.rope % 4 == 0,
+          fmt::format("{} rotary channels (supported: multiples of 4)", format.rope));
+  require(missing, shape.dim > format.rope && (shape.dim - format.rope) % kLatentScaleBlock == 0,
+          fmt::format("{} of {} channels in codes (supported: multiples of {})", shape.dim - format.rope, shape.dim,
+                      kLatentScaleBlock));
+  return missing;
+}
+
 constexpr RowCodingEntry kCodings[] = {
     {RowCoding::kPlain, "plain", "elements as they are", nothing_missing},
     {RowCoding::kFp8, "fp8", "e4m3 codes, a scale for a tensor, a head or a token's head", nothing_missing},
@@ -86,6 +97,8 @@ constexpr RowCodingEntry kCodings[] = {
      vector_missing},
     {RowCoding::kHybrid, "hybrid", "low rank, a remainder of 4 bits a token, and outlier channels as they are",
      hybrid_missing},
+    {RowCoding::kLatent, "latent", "e4m3 codes, a scale for 128 channels of a token, and a rotary key as it is",
+     latent_missing},
 };
 
 // The numbers of a format by name: those that its coding uses.
@@ -96,7 +109,8 @@ struct NamedNumber {
 constexpr NamedNumber kNumbers[] = {{"rank", &RowFormat::rank},
                                     {"group", &RowFormat::group},
                                     {"width", &RowFormat::width},
-                                    {"outliers", &RowFormat::outliers}};
+                                    {"outliers", &RowFormat::outliers},
+                                    {"rope", &RowFormat::rope}};
 
 std::vector<NamedNumber> numbers_of(RowCoding coding) {
   switch (coding) {
@@ -109,6 +123,8 @@ std::vector<NamedNumber> numbers_of(RowCoding coding) {
       return {kNumbers[2]};
     case RowCoding::kHybrid:
       return {kNumbers[0], kNumbers[1], kNumbers[3]};
+    case RowCoding::kLatent:
+      return {kNumbers[4]};
     case RowCoding::kPlain:
     case RowCoding::kFp8:
     case RowCoding::kInt8:
@@ -184,6 +200,12 @@ std::vector<FormatStream> format_streams(const RowFormat& format, const RowShape
       streams.push_back({"outliers", CodeType::kDtype, heads, format.outliers});
       return streams;
     }
+    case RowCoding::kLatent: {
+      const std::int64_t coded = shape.dim - format.rope;
+      return {{"codes", CodeType::kE4m3, heads, coded},
+              {"scales", CodeType::kF32, heads, coded / kLatentScaleBlock},
+              {"rotary", CodeType::kDtype, heads, format.rope}};
+    }
   }
   return {};
 }
@@ -207,6 +229,7 @@ std::vector<FormatTable> format_tables(const RowFormat& format, const RowShape& 
     case RowCoding::kPlain:
     case RowCoding::kInt8:
     case RowCoding::kInt4Token:
+    case RowCoding::kLatent:
       break;
   }
   return {};

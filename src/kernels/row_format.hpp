@@ -21,6 +21,7 @@
 //   hybrid          factors [heads, rank], codes U8 [heads, dim / 2],  basis [heads, rank, dim],
 //                   scales [heads, 2 · dim / group],                 outlier_channels I32 [heads, outliers]
 //                   outliers [heads, outliers]
+//   latent          codes E4M3 [heads, dim − rope], scales F32 [heads, (dim − rope) / 128], rotary [heads, rope]
 //
 // Where no type is said it is the tensor's dtype, bf16 or fp16. Two numbers of `scales` of 4-bit codes are a scale and
 // a zero. Those of int4_token and hybrid are of a token's runs of `group` channels; those of int4_channel are of a
@@ -48,6 +49,7 @@ enum class RowCoding : std::uint8_t {
   kLowRank,
   kVector,
   kHybrid,  // low rank, a remainder of 4 bits per token, and some channels as they are
+  kLatent,  // 8 bits with a scale for each 128 channels, and a rotary key behind them as it is (latent_rows.hpp)
 };
 
 // What shares a scale of fp8.
@@ -61,6 +63,7 @@ struct RowFormat {
   int rank = 0;      // of kLowRank and kHybrid: a multiple of 8
   int width = 0;     // of kVector: channels of a code, 2, 4 or 8
   int outliers = 0;  // of kHybrid: channels of a head that are kept, an even number
+  int rope = 0;      // of kLatent: the last channels, which are kept; a multiple of 4
 
   bool is_plain() const { return coding == RowCoding::kPlain; }
   bool operator==(const RowFormat&) const = default;

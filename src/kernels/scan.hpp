@@ -152,9 +152,9 @@ struct ScanLimits {
 
 ScanLimits limits_of(std::span<const ScanRun> runs);
 
-// One scan kernel for one ScanSpec on one backend. A task goes through fold(), carry() of every step and finish(), with
-// the same heads and runs each time; several ranges of heads may be on their way at once, each at a stage of its own.
-// The calls follow each other in one stream, or wait for each other. On a device they only launch.
+// One scan kernel for one ScanSpec on one backend. A task goes through fold(), carry() of every step and finish(), each
+// behind the one before, with the same heads and runs. Several ranges of heads may be on their way, and carry() of one
+// beside fold() and finish() of others: in another stream or, on a host, out of `progress`. Devices only launch.
 class ScanKernel {
  public:
   virtual ~ScanKernel() = default;

@@ -7,7 +7,11 @@
 #include <cmath>
 #include <cstring>
 #include <numeric>
+#include <utility>
+#include <optional>
+#include <string>
 
+#include "base/deadline.hpp"
 #include "base/error.hpp"
 #include "kernels/codebook.hpp"
 #include "kernels/low_rank.hpp"
@@ -26,19 +30,57 @@ std::vector<std::byte> bytes_of(const Table& table) {
   return {bytes.begin(), bytes.end()};
 }
 
-// A host backend, and on it a kernel for products where there is a spec.
-struct HostProducts {
+// A backend, and on it a kernel for products.
+struct Products {
   std::unique_ptr<Backend> backend;
   std::unique_ptr<HeadProductKernel> kernel;
 };
-HostProducts host_products(const HeadProductSpec& spec, std::int64_t heads, int threads) {
-  const auto choice = choose_kernel(spec, KernelRequest{"cpu", "auto"});
-  HostProducts host;
-  host.backend = choice.row->make_backend({threads, kNoDevice});
-  host.kernel = choice.row->make_kernel(spec, *host.backend);
-  host.kernel->reserve(heads);
-  return host;
+Products make_products(const HeadProductSpec& spec, std::int64_t heads, const BackendOptions& options,
+                       std::string_view backend) {
+  const auto choice = choose_kernel(spec, KernelRequest{std::string(backend), "auto"});
+  Products made;
+  made.backend = choice.row->make_backend(options);
+  made.kernel = choice.row->make_kernel(spec, *made.backend);
+  made.kernel->reserve(heads);
+  return made;
 }
+Products host_products(const HeadProductSpec& spec, std::int64_t heads, int threads) {
+  return make_products(spec, heads, {threads, kNoDevice}, "cpu");
+}
+
+// Any product that every backend has: of formats that need none.
+HeadProductSpec product_of(const RowFormat& format, const RowShape& shape) {
+  return format.rank > 0 ? expansion_of(format, shape) : HeadProductSpec{shape.dtype, 64, 64};
+}
+
+// Returns when the stream has passed what was enqueued.
+void finish(Backend& backend, Stream stream) {
+  backend.synchronize(backend.mark(stream), Deadline::after(Deadline::kLongest), {});
+  backend.forget_marks();
+}
+
+// A cell for faults in a backend's memory.
+class FaultCell {
+ public:
+  FaultCell(Backend& backend, Stream stream)
+      : backend_(backend), stream_(stream), memory_(backend.allocate(sizeof(RowFaultCell))) {
+    backend_.fill_bytes(memory_.data(), std::byte{0xff}, sizeof(RowFaultCell), stream_);
+  }
+  RowFaultCell* get() const { return reinterpret_cast<RowFaultCell*>(memory_.data()); }
+  // Waits for the stream.
+  std::optional<RowFault> read(const RowFormat& format, const RowShape& shape) {
+    RowFaultCell cell;
+    constexpr auto kBytes = static_cast<std::int64_t>(sizeof cell);
+    backend_.copy_rows(&cell, kBytes, memory_.data(), kBytes, kBytes, 1, stream_);
+    finish(backend_, stream_);
+    return fault_of(cell, format, shape);
+  }
+
+ private:
+  Backend& backend_;
+  Stream stream_;
+  Buffer memory_;
+};
 
 MutableTensorView factors_view(const CompressedRows& rows, const RowFormat& format, const RowShape& shape,
                                std::int64_t row, std::int64_t count) {
@@ -85,17 +127,31 @@ std::vector<std::byte> without_outliers(const TensorView& plain, const std::vect
   return rows;
 }
 
-// `device`: null: the host's.
-void take_scales(CompressedTensor& tensor, const TensorView& plain, int threads, Backend* device) {
-  std::vector<float> greatest(static_cast<std::size_t>(plain.heads));
-  const MagnitudeTask task{plain, greatest.data()};
-  device != nullptr ? greatest_magnitudes_piecewise(*device, task) : greatest_magnitudes_on_host(task, threads);
-  if (tensor.format.scales == ScaleGrain::kTensor) greatest = {*std::ranges::max_element(greatest)};
+// What `greatest` of each head gives for a tensor's or its heads' scales.
+std::vector<float> scales_of(ScaleGrain scales, std::vector<float> greatest) {
+  if (scales == ScaleGrain::kTensor) greatest = {*std::ranges::max_element(greatest)};
   for (float& value : greatest) value = scale_of(value, kGreatestE4m3);
-  tensor.tables[0] = bytes_of(greatest);
+  return greatest;
+}
+
+// Codes, and the scales of fp8, by a backend that has some tokens at a time.
+void compress_elsewhere(std::string_view name, CompressedTensor& tensor, const TensorView& plain, Backend& backend,
+                        ErrorCode code) {
+  const RowFormat& format = tensor.format;
+  if (format.coding == RowCoding::kFp8 && format.scales != ScaleGrain::kTokenHead) {
+    std::vector<float> greatest(static_cast<std::size_t>(plain.heads));
+    greatest_magnitudes_piecewise(backend, {plain, greatest.data()});
+    tensor.tables[0] = bytes_of(scales_of(format.scales, std::move(greatest)));
+  }
+  const std::vector<CompressedRun> runs = tensor.runs();
+  RowFaultCell told;
+  compress_piecewise(backend, {format, tensor.shape, plain, {}, runs, tensor.rows(), &told});
+  if (const auto fault = fault_of(told, {}, tensor.shape)) refuse_fault(name, {}, tensor.shape, *fault, code);
 }
 
 }  // namespace
+
+bool has_searched_tables(const RowFormat& format) { return format.rank > 0 || format.coding == RowCoding::kVector; }
 
 HeadProductSpec expansion_of(const RowFormat& format, const RowShape& shape) {
   return {shape.dtype, format.rank, static_cast<int>(shape.dim)};
@@ -155,16 +211,20 @@ CompressedTensor compress_tensor(std::string_view name, const RowFormat& format,
                                  ErrorCode code) {
   const RowShape shape{plain.dtype, plain.heads, plain.dim};
   check_format(name, format, shape);
-  // Where rows are coded elsewhere, what is wrong with them is told from there, unless tables are found in them before.
-  Backend* const device = format.rank > 0 ? nullptr : options.backend;
-  if (device == nullptr || format.coding == RowCoding::kVector) {
-    if (const auto fault = find_fault(plain)) refuse_fault(name, {}, shape, *fault, code);
-  }
   CompressedTensor tensor = make_compressed(format, shape, {lengths.begin(), lengths.end()});
   const int threads = options.threads;
+  if (!has_searched_tables(format)) {
+    if (options.backend != nullptr) {
+      compress_elsewhere(name, tensor, plain, *options.backend, code);
+      return tensor;
+    }
+    TensorCoder(format, shape, {threads, kNoDevice}).compress(name, plain, tensor.runs(), tensor.rows(), code);
+    return tensor;
+  }
+  if (const auto fault = find_fault(plain)) refuse_fault(name, {}, shape, *fault, code);
   const bool ranked = format.rank > 0;
-  const HostProducts host =
-      host_products(ranked ? projection_of(format, shape) : HeadProductSpec{shape.dtype, 8, 8}, shape.heads, threads);
+  const Products host =
+      host_products(ranked ? projection_of(format, shape) : product_of(format, shape), shape.heads, threads);
   std::vector<std::int32_t> outliers;
   if (format.coding == RowCoding::kHybrid) {
     outliers = find_outlier_channels(plain, format.outliers, threads);
@@ -172,9 +232,6 @@ CompressedTensor compress_tensor(std::string_view name, const RowFormat& format,
   }
   if (ranked) tensor.tables[0] = find_basis(plain, format.rank, outliers, threads);
   if (format.coding == RowCoding::kVector) tensor.tables[0] = find_codebook(plain, format.width, options.seed, threads);
-  if (format.coding == RowCoding::kFp8 && format.scales != ScaleGrain::kTokenHead) {
-    take_scales(tensor, plain, threads, device);
-  }
   const CompressedRows rows = tensor.rows();
   std::vector<std::byte> products;
   MutableTensorView products_view;
@@ -190,7 +247,7 @@ CompressedTensor compress_tensor(std::string_view name, const RowFormat& format,
     const double all = sum_of_squares(plain);
     const double lost_outliers = sum_of_squares(inner);
     tensor.energy_kept = all > 0.0 ? (all - lost_outliers + sum_of_squares(factors)) / all : 1.0;
-    const HostProducts expansion = host_products(expansion_of(format, shape), shape.heads, threads);
+    const Products expansion = host_products(expansion_of(format, shape), shape.heads, threads);
     products.resize(kept.size());
     products_view = dense_view(static_cast<void*>(products.data()), shape.dtype, plain.tokens, shape.heads, shape.dim);
     expansion.kernel->multiply({factors, expansion_matrices(format, shape, tensor.tables[0].data()), products_view}, {},
@@ -199,38 +256,84 @@ CompressedTensor compress_tensor(std::string_view name, const RowFormat& format,
       refuse_fault(fmt::format("{} of rank {}", name, format.rank), {}, shape, *fault, code);
     }
   }
-  const std::vector<CompressedRun> runs = tensor.runs();
-  if (device != nullptr) {
-    RowFaultCell told;
-    compress_piecewise(*device, {format, shape, plain, {}, runs, rows, &told});
-    if (const auto fault = fault_of(told, {}, shape)) refuse_fault(name, {}, shape, *fault, code);
+  if (!ranked && options.backend != nullptr) {
+    compress_elsewhere(name, tensor, plain, *options.backend, code);
   } else if (format.coding != RowCoding::kLowRank) {
+    const std::vector<CompressedRun> runs = tensor.runs();
     host.backend->compress({format, shape, plain, products_view, runs, rows}, {});
   }
   return tensor;
 }
 
-HostDecompressor::HostDecompressor(const RowFormat& format, const RowShape& shape, int threads)
+TensorCoder::TensorCoder(const RowFormat& format, const RowShape& shape, const BackendOptions& options,
+                         std::string_view backend)
     : format_(format), shape_(shape) {
-  HostProducts host = host_products(format.rank > 0 ? expansion_of(format, shape) : HeadProductSpec{shape.dtype, 8, 8},
-                                    shape.heads, threads);
-  backend_ = std::move(host.backend);
-  products_ = std::move(host.kernel);
+  check_format("a tensor", format, shape);
+  Products made = make_products(product_of(format, shape), shape.heads, options, backend);
+  backend_ = std::move(made.backend);
+  if (format.rank > 0) products_ = std::move(made.kernel);
 }
 
-HostDecompressor::~HostDecompressor() = default;
+TensorCoder::~TensorCoder() = default;
+TensorCoder::TensorCoder(TensorCoder&&) noexcept = default;
 
-void HostDecompressor::decompress(const CompressedRows& from, std::span<const CompressedRun> runs,
-                                  const MutableTensorView& plain) {
+void TensorCoder::find_scales(const TensorView& plain, std::byte* scales, Stream stream) {
+  std::vector<float> greatest(static_cast<std::size_t>(plain.heads));
+  const auto bytes = plain.heads * std::int64_t{sizeof(float)};
+  const Buffer memory = backend_->allocate(static_cast<std::size_t>(bytes));
+  backend_->fill_bytes(memory.data(), std::byte{0}, static_cast<std::size_t>(bytes), stream);
+  backend_->greatest_magnitudes({plain, reinterpret_cast<float*>(memory.data())}, stream);
+  backend_->copy_rows(greatest.data(), bytes, memory.data(), bytes, bytes, 1, stream);
+  finish(*backend_, stream);
+  greatest = scales_of(format_.scales, std::move(greatest));
+  const auto scale_bytes = static_cast<std::int64_t>(greatest.size() * sizeof(float));
+  backend_->copy_rows(scales, scale_bytes, greatest.data(), scale_bytes, scale_bytes, 1, stream);
+  finish(*backend_, stream);
+}
+
+void TensorCoder::compress(std::string_view name, const TensorView& plain, std::span<const CompressedRun> runs,
+                           const CompressedRows& to, ErrorCode code, Stream stream) {
+  if (has_searched_tables(format_)) {
+    fail(ErrorCode::kUnsupported, fmt::format("{} can't be compressed as {} where it lies", name, describe(format_)),
+         "bases and codebooks are found in host memory", "Compress it there, and copy what it becomes.");
+  }
+  FaultCell fault(*backend_, stream);
+  if (format_.coding == RowCoding::kFp8 && format_.scales != ScaleGrain::kTokenHead) {
+    find_scales(plain, to.tables[0], stream);
+  }
+  backend_->compress({format_, shape_, plain, {}, runs, to, fault.get()}, stream);
+  if (const auto found = fault.read({}, shape_)) refuse_fault(name, {}, shape_, *found, code);
+}
+
+void TensorCoder::decompress(const CompressedRows& from, std::span<const CompressedRun> runs,
+                             const MutableTensorView& plain, Stream stream, RowFaultCell* fault) {
   if (format_.rank > 0) {
     const HeadMatrices matrices = expansion_matrices(format_, shape_, from.tables[0]);
     for (const CompressedRun& run : runs) {
       if (run.rows == 0) continue;
       products_->multiply(
-          {factors_view(from, format_, shape_, run.row, run.rows), matrices, rows_of(plain, run.to, run.rows)}, {}, {});
+          {factors_view(from, format_, shape_, run.row, run.rows), matrices, rows_of(plain, run.to, run.rows)}, stream,
+          {});
     }
   }
-  if (format_.coding != RowCoding::kLowRank) backend_->decompress({format_, shape_, from, runs, plain}, {});
+  if (format_.coding != RowCoding::kLowRank || fault != nullptr) {
+    backend_->decompress({format_, shape_, from, runs, plain, fault}, stream);
+  }
+}
+
+void TensorCoder::decompress_checked(std::string_view name, const CompressedRows& from,
+                                     std::span<const CompressedRun> runs, const MutableTensorView& plain,
+                                     ErrorCode code, Stream stream) {
+  std::optional<RowFault> found;
+  if (backend_->memory() == MemoryKind::kHost) {  // where an outlier's channel is an address
+    found = find_fault(format_, shape_, from, runs);
+    if (!found) decompress(from, runs, plain, stream);
+  } else {
+    FaultCell fault(*backend_, stream);
+    decompress(from, runs, plain, stream, fault.get());
+    found = fault.read(format_, shape_);
+  }
+  if (found) refuse_fault(name, format_, shape_, *found, code);
 }
 
 std::vector<std::byte> decompress_tensor(CompressedTensor& tensor, int threads, Backend* backend) {
@@ -243,7 +346,7 @@ std::vector<std::byte> decompress_tensor(CompressedTensor& tensor, int threads, 
   if (backend != nullptr && tensor.format.rank == 0) {
     decompress_piecewise(*backend, {tensor.format, shape, tensor.rows(), runs, view});
   } else {
-    HostDecompressor(tensor.format, shape, threads).decompress(tensor.rows(), runs, view);
+    TensorCoder(tensor.format, shape, {threads, kNoDevice}).decompress(tensor.rows(), runs, view);
   }
   return plain;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A whole tensor of keys or values between its elements and a format, in host memory: tables are found, then rows are
-// coded by a host backend.
+// A whole tensor of keys or values between its elements and a format: tables are found in host memory, rows are coded
+// by a backend.
 #pragma once
 
 #include <cstddef>
@@ -17,6 +17,9 @@
 #include "kernels/row_format.hpp"
 
 namespace ringattn {
+
+// Whether a format's tables can only be found by looking at the whole tensor in host memory: bases, codebooks.
+bool has_searched_tables(const RowFormat& format);
 
 // The products that give a row of a rank its elements, and elements their factors: rows · basis, and rows · basisᵀ.
 HeadProductSpec expansion_of(const RowFormat& format, const RowShape& shape);  // of kLowRank and kHybrid
@@ -58,15 +61,35 @@ CompressedTensor compress_tensor(std::string_view name, const RowFormat& format,
                                  std::span<const std::int64_t> lengths, const CompressionOptions& options,
                                  ErrorCode code);
 
-// Tokens `runs` of the sequences as elements, rows `to` of `plain`.
-class HostDecompressor {
+// Rows of one format between elements and codes, where they lie: in the memory of a backend of the object's own.
+class TensorCoder {
  public:
-  // `tables` outlive the object.
-  HostDecompressor(const RowFormat& format, const RowShape& shape, int threads);
-  ~HostDecompressor();
-  void decompress(const CompressedRows& from, std::span<const CompressedRun> runs, const MutableTensorView& plain);
+  // Throws kUsage for a shape that the format doesn't hold, kUnsupported where the backend can't multiply its ranks.
+  TensorCoder(const RowFormat& format, const RowShape& shape, const BackendOptions& options,
+              std::string_view backend = "cpu");
+  ~TensorCoder();
+  TensorCoder(TensorCoder&&) noexcept;
+  TensorCoder& operator=(TensorCoder&&) = delete;
+
+  Backend& backend() { return *backend_; }
+
+  // Elements become codes, and the scales of fp8 for a tensor or head are found. Returns when it is done. `name`: of
+  // the tensor, for messages. Throws `code` for a number that is not finite, naming tensor and place: the rows then
+  // hold anything. kUnsupported for formats of which bases or codebooks have to be found: compress_tensor() does that.
+  void compress(std::string_view name, const TensorView& plain, std::span<const CompressedRun> runs,
+                const CompressedRows& to, ErrorCode code, Stream stream = {});
+  // Codes become elements: tokens `runs` of the sequences rows `to` of `plain`. Ordered on `stream`. What can't be
+  // decompressed is told in `fault` (DecompressTask::fault).
+  void decompress(const CompressedRows& from, std::span<const CompressedRun> runs, const MutableTensorView& plain,
+                  Stream stream = {}, RowFaultCell* fault = nullptr);
+  // The same, and returns when it is done. Throws `code` for numbers that no compressed tensor holds, naming the part
+  // and the place.
+  void decompress_checked(std::string_view name, const CompressedRows& from, std::span<const CompressedRun> runs,
+                          const MutableTensorView& plain, ErrorCode code, Stream stream = {});
 
  private:
+  void find_scales(const TensorView& plain, std::byte* scales, Stream stream);
+
   RowFormat format_;
   RowShape shape_;
   std::unique_ptr<Backend> backend_;

@@ -4,12 +4,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
 #include <numeric>
 #include <utility>
 
 #include "base/error.hpp"
+#include "kernels/block_score.hpp"
 #include "kernels/list_makers.hpp"
 
 namespace ringattn {
@@ -55,15 +54,14 @@ PooledRows RowPool::finish() {
 
 void score_means(const FoldSpec& spec, const PooledSequence& sequence, std::int64_t query_block, int head, int heads,
                  std::int64_t first, std::span<float> scores) {
+  const MeanScore score{spec.softmax_scale};
   std::fill(scores.begin(), scores.end(), 0.0F);
   for (int h = head; h < head + heads; ++h) {
     const std::span<const float> q = sequence.q.row(query_block, h);
     for (std::size_t i = 0; i < scores.size(); ++i) {
       const std::span<const float> k =
           sequence.k.row(first + static_cast<std::int64_t>(i), h / (spec.heads / spec.kv_heads));
-      float sum = 0.0F;
-      for (std::size_t d = 0; d < q.size(); ++d) sum += q[d] * k[d];
-      scores[i] += sum * spec.softmax_scale;
+      scores[i] += score.of_head(mean_product(q.data(), k.data(), static_cast<std::int64_t>(q.size())));
     }
   }
 }
@@ -97,15 +95,14 @@ TileLists top_k_lists(const FoldSpec& spec, const ListShape& shape, std::vector<
     if (seen.empty()) return;
     scores.resize(static_cast<std::size_t>(seen.end - seen.begin));
     score(spec, pooled[place.sequence], place.block, place.head * heads, heads, seen.begin, scores);
-    for (float& x : scores) x = std::isnan(x) ? -std::numeric_limits<float>::infinity() : x;
     const std::int64_t diagonal = std::clamp((place.positions.end - 1) / shape.key_block, seen.begin, seen.end - 1);
     blocks.push_back(static_cast<std::int32_t>(seen.begin));
     blocks.push_back(static_cast<std::int32_t>(diagonal));
     order.resize(scores.size());
     std::iota(order.begin(), order.end(), 0);
     const auto before = [&](std::int32_t a, std::int32_t b) {
-      const float x = scores[static_cast<std::size_t>(a)];
-      const float y = scores[static_cast<std::size_t>(b)];
+      const std::uint32_t x = order_of_score(scores[static_cast<std::size_t>(a)]);
+      const std::uint32_t y = order_of_score(scores[static_cast<std::size_t>(b)]);
       return x != y ? x > y : a < b;
     };
     const auto most = std::min<std::size_t>(order.size(), static_cast<std::size_t>(count));

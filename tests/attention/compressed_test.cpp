@@ -20,6 +20,7 @@
 #include "tests/support/budget_refusal.hpp"
 #include "tests/support/compressed_tensors.hpp"
 #include "tests/support/error_of.hpp"
+#include "tests/support/random_positions.hpp"
 #include "tests/support/ring_job.hpp"
 
 namespace ringattn::testing {
@@ -204,6 +205,16 @@ TEST_P(Compressed, StripesThatCutGroupsAndStridedRows) {
   options.block_tokens = 256;
   options.checksum = true;
   expect_same(options, 5, "shuffled", 0, {Route::kChain, 1, std::chrono::microseconds(300)});
+}
+
+// Of a cache that has lost tokens: rows of heads are those of different tokens, and are coded as any other.
+TEST_P(Compressed, TokensThatAreLeft) {
+  const Job job{make_spec(Dtype::kBf16, 4, 2, 64, {-1, 0}), {{170, 200, 150}, {60, 150, 40}, {9, 33, 3}}};
+  for (const int heads : {1, 2}) {
+    prepare(with_random_positions(job, heads, 3));
+    ASSERT_NE(job_.positions, nullptr);
+    for (const int world : {1, 2, 5}) expect_same(on_the_cpu(), world, std::to_string(heads) + " heads with positions");
+  }
 }
 
 // What travels are the streams: as many bytes as a token has of them.

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "comm/self.hpp"
+#include "kernels/latent_rows.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/latent_rank.hpp"
 
@@ -68,14 +69,38 @@ std::vector<std::byte> step_rows(const std::vector<std::byte>& packed, std::size
   return picked;
 }
 
+// Packed tokens' rows, of which one is `row` numbers of 16 bits.
+MutableTensorView tokens_of(std::vector<std::byte>& packed, std::int64_t row) {
+  return dense_view(static_cast<void*>(packed.data()), Dtype::kBf16,
+                    static_cast<std::int64_t>(packed.size()) / (2 * row), 1, row);
+}
+
+// The tokens' rows of 8 bits, one behind the other.
+std::vector<std::byte> packed_rows(const LatentSpec& spec, LatentTensors& tensors) {
+  const MutableTensorView latent = tokens_of(tensors.latent, spec.latent_dim);
+  const std::int64_t bytes = latent_row_bytes(spec.latent_dim, spec.rope_dim);
+  std::vector<std::byte> rows(static_cast<std::size_t>(latent.tokens * bytes));
+  pack_latent_rows(latent, tokens_of(tensors.k_rope, spec.rope_dim), rows.data(), bytes);
+  return rows;
+}
+
+// The same tokens once they have been packed and unpacked.
+LatentTensors unpacked(const LatentSpec& spec, LatentTensors tensors) {
+  const std::vector<std::byte> rows = packed_rows(spec, tensors);
+  unpack_latent_rows(rows.data(), latent_row_bytes(spec.latent_dim, spec.rope_dim),
+                     tokens_of(tensors.latent, spec.latent_dim), tokens_of(tensors.k_rope, spec.rope_dim));
+  return tensors;
+}
+
 // A rank's cache, filled with the tokens before the first step; all else is NaN.
 struct Cache {
   std::vector<std::byte> bytes;
   std::vector<std::int32_t> table;
   std::int64_t table_pages = 1;
   MutableCacheView view;
+  CompressedCache packed;
 
-  Cache(const LatentDecode& decode, Decode& in_latent, const LatentJob& job, const LatentTensors& tensors) {
+  Cache(const LatentDecode& decode, Decode& in_latent, const LatentJob& job, LatentTensors tensors) {
     const LatentSpec& spec = job.spec;
     const std::int64_t page_size = decode.job().page_size;
     const auto count = static_cast<std::int64_t>(job.batch.sequences.size());
@@ -89,11 +114,19 @@ struct Cache {
     std::mt19937_64 generator(1);
     if (page_size > 0) std::ranges::shuffle(table, generator);
     const std::int64_t wide = spec.latent_dim + spec.rope_dim;
-    bytes.assign(static_cast<std::size_t>(pages * page_tokens * wide) * 2, std::byte{0xff});
-    view = cache_view(bytes.data(), spec.dtype, pages, page_tokens, 1, wide);
+    const bool codes = !decode.job().format.is_plain();
+    const std::int64_t row = codes ? latent_row_bytes(spec.latent_dim, spec.rope_dim) : 2 * wide;
+    bytes.assign(static_cast<std::size_t>(pages * page_tokens * row), std::byte{0xff});
+    std::vector<std::byte> rows;
+    if (codes) {
+      packed = latent_cache(bytes.data(), spec.latent_dim, spec.rope_dim, pages, page_tokens);
+      rows = packed_rows(spec, tensors);
+    } else {
+      view = cache_view(bytes.data(), spec.dtype, pages, page_tokens, 1, wide);
+    }
     const std::int64_t group = in_latent.group_keys();
     const GroupShare share = in_latent.share();
-    std::int64_t packed = 0;
+    std::int64_t packed_keys = 0;
     for (std::int64_t s = 0; s < count; ++s) {
       const Sequence& sequence = job.batch.sequences[static_cast<std::size_t>(s)];
       for (std::int64_t key = 0; key < sequence.q_offset; ++key) {
@@ -101,25 +134,30 @@ struct Cache {
         if (number % share.every != share.first) continue;
         const std::int64_t place = number / share.every * group + key % group;
         const std::int64_t page = table[static_cast<std::size_t>(s * table_pages + place / page_tokens)];
-        std::byte* const to = bytes.data() + (page * page_tokens + place % page_tokens) * wide * 2;
-        std::memcpy(to, tensors.latent.data() + (packed + key) * spec.latent_dim * 2,
+        std::byte* const to = bytes.data() + (page * page_tokens + place % page_tokens) * row;
+        if (codes) {
+          std::memcpy(to, rows.data() + (packed_keys + key) * row, static_cast<std::size_t>(row));
+          continue;
+        }
+        std::memcpy(to, tensors.latent.data() + (packed_keys + key) * spec.latent_dim * 2,
                     static_cast<std::size_t>(spec.latent_dim) * 2);
-        std::memcpy(to + spec.latent_dim * 2, tensors.k_rope.data() + (packed + key) * spec.rope_dim * 2,
+        std::memcpy(to + spec.latent_dim * 2, tensors.k_rope.data() + (packed_keys + key) * spec.rope_dim * 2,
                     static_cast<std::size_t>(spec.rope_dim) * 2);
       }
-      packed += sequence.k_len;
+      packed_keys += sequence.k_len;
     }
   }
 };
 
 // One rank's steps against its rows of the reference. Returns how many rows were compared.
 std::int64_t decode_steps(Transport& transport, const LatentJob& job, const LatentTensors& tensors,
-                          const JobResult& reference, int rows, std::int64_t page_size, bool enqueued) {
+                          const JobResult& reference, int rows, std::int64_t page_size, bool enqueued,
+                          const RowFormat& format = {}) {
   const LatentSpec& spec = job.spec;
   const auto count = static_cast<std::int64_t>(job.batch.sequences.size());
   std::int64_t longest = 0;
   for (const Sequence& s : job.batch.sequences) longest = std::max(longest, s.k_len);
-  LatentDecode decode({spec, {count, rows, longest}, page_size, 0}, transport, decode_options());
+  LatentDecode decode({spec, {count, rows, longest}, page_size, 0, format}, transport, decode_options());
   Cache cache(decode, decode.in_latent(), job, tensors);
   std::vector<std::int32_t> lengths;
   for (const Sequence& s : job.batch.sequences) lengths.push_back(static_cast<std::int32_t>(s.q_offset));
@@ -150,6 +188,7 @@ std::int64_t decode_steps(Transport& transport, const LatentJob& job, const Late
     inputs.q = view(q, count * rows, spec.heads, spec.head_dim + spec.rope_dim);
     inputs.rows = rows;
     inputs.cache = cache.view;
+    inputs.packed = cache.packed;
     if (page_size > 0) inputs.block_table = {cache.table.data(), cache.table_pages};
     inputs.table_pages = page_size > 0 ? cache.table_pages : 0;
     inputs.lengths = lengths.data();
@@ -212,6 +251,32 @@ TEST(LatentDecode, HasTheBitsOfAnAbsorbedLatent) {
   }
 }
 
+// Over rows of 8 bits, which new ones join: the bits over what they are unpacked to.
+TEST(LatentDecode, PackedRowsAreWhatTheyAreUnpackedTo) {
+  LatentSpec spec = small_spec(true);
+  spec.latent_dim = 256;
+  spec.softmax_scale = default_softmax_scale(spec);
+  const LatentJob job = whole_job(spec, {12, 130, 8192 + 5}, 2);
+  const LatentTensors tensors = random_latents(job, 22);
+  const JobResult reference = run_latent_job(job, prefill_options(), unpacked(spec, tensors), 1);
+  for (const int world : {1, 2}) {
+    for (const std::int64_t page_size : {0, 16, 64}) {
+      SCOPED_TRACE("world " + std::to_string(world) + ", pages of " + std::to_string(page_size));
+      std::vector<std::int64_t> compared(static_cast<std::size_t>(world), 0);
+      const auto rank = [&](Transport& transport) {
+        compared[static_cast<std::size_t>(transport.rank())] = decode_steps(
+            transport, job, tensors, reference, 2, page_size, page_size == 16, latent_format(spec.rope_dim));
+      };
+      if (world == 1) {
+        rank(*make_self_transport());
+      } else {
+        run_threads_world(world, {}, rank);
+      }
+      EXPECT_EQ(std::accumulate(compared.begin(), compared.end(), std::int64_t{0}), 3 * 2 * kSteps);
+    }
+  }
+}
+
 TEST(LatentDecode, RefusesWhatDoesNotFit) {
   const auto self = make_self_transport();
   const LatentSpec spec = small_spec(false);
@@ -236,6 +301,19 @@ TEST(LatentDecode, RefusesWhatDoesNotFit) {
   inputs.latent = {};
   inputs.w_uv = {};
   EXPECT_NE(message().find("out is bf16 [2, 2, 24]"), std::string::npos) << message();
+
+  const auto made = [&](const RowFormat& format, int latent_dim) {
+    LatentSpec other = spec;
+    other.latent_dim = latent_dim;
+    return std::string(error_of([&] { LatentDecode({other, {2, 1, 100}, 16, 0, format}, *self, options); }).what());
+  };
+  EXPECT_NE(made(latent_format(4), 128).find("a cache of latents as latent rope 4"), std::string::npos);
+  EXPECT_NE(made({RowCoding::kInt8}, 128).find("plain or latent rope 8"), std::string::npos);
+  EXPECT_NE(made(latent_format(8), 40).find("40 of 48 channels in codes"), std::string::npos);
+  LatentSpec coded = spec;
+  coded.latent_dim = 128;
+  EXPECT_EQ(LatentDecode({coded, {2, 1, 100}, 16, 0, latent_format(8)}, *self, options).in_latent().memory().cache,
+            2U * 7U * 16U * (128U + 4U + 16U));
 
   EXPECT_GT(decode.memory_bytes(), decode.in_latent().memory().total());
   EXPECT_EQ(decode.in_latent().memory().cache, 2U * 7U * 16U * 48U * 2U) << "values lie in the keys";

@@ -13,6 +13,7 @@
 #include "comm/self.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/page_pool.hpp"
+#include "tests/support/random_positions.hpp"
 #include "tests/support/ring_job.hpp"
 
 namespace ringattn::testing {
@@ -117,7 +118,8 @@ std::vector<Job> jobs() {
   return {{make_spec(Dtype::kBf16, 4, 2, 64, {-1, 0}), uniform_batch(1, 1531, 1531)},
           {make_spec(Dtype::kF32, 2, 1, 16, {-1, -1}, 24), ragged},
           {everything, ragged},
-          {make_spec(Dtype::kBf16, 2, 2, 32, {-1, 0}), uniform_batch(2, 33, 1400)}};  // behind a cached prefix
+          {make_spec(Dtype::kBf16, 2, 2, 32, {-1, 0}), uniform_batch(2, 33, 1400)},  // behind a cached prefix
+          with_random_positions({everything, ragged}, 2, 5)};
 }
 
 TEST(PagedAttention, HasTheBitsOfRowsOnAnyNumberOfRanks) {

@@ -6,9 +6,13 @@
 
 #include <cstring>
 #include <fstream>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
+
+#include "base/error.hpp"
+#include "base/memory.hpp"
 
 namespace ringattn {
 namespace {
@@ -23,6 +27,28 @@ std::string first_line_of(const char* path) {
 TEST(Host, IsNamed) {
   EXPECT_EQ(host_name(), first_line_of("/proc/sys/kernel/hostname"));
   EXPECT_FALSE(cpu_model().empty());
+}
+
+// Together buffers are never more than the process may use, though the system would promise more.
+TEST(Host, BuffersAreRefusedThatDoNotFitIt) {
+  const std::size_t usable = usable_bytes();
+  ASSERT_GT(usable, std::size_t{1} << 28);
+  const auto refused = [](std::size_t bytes) {
+    try {
+      allocate_host(bytes);
+    } catch (const Error& error) {
+      return error.code() == ErrorCode::kMemory;
+    }
+    return false;
+  };
+  EXPECT_TRUE(refused(usable + 1));
+  if (usable > std::size_t{1} << 44) GTEST_SKIP() << "needs: a host whose memory is known";
+  const std::size_t part = usable / 5 * 2;
+  std::optional<Buffer> first = allocate_host(part);
+  const Buffer second = allocate_host(part);
+  EXPECT_TRUE(refused(part));
+  first.reset();
+  EXPECT_FALSE(refused(part));
 }
 
 // A thread that may run on one processor only sees that one: its bit, in text of two digits for eight processors.

@@ -30,6 +30,21 @@ TEST(DecodeWords, CompressedCachesAreReadMoreOftenInTurn) {
   EXPECT_THROW(shapes({"--cache", "fp4"}), Error);
 }
 
+TEST(DecodeWords, LaunchesByListsReadOtherPartsOfACache) {
+  const auto found = shapes({"--steps", "1x128k", "--listed", "102"});
+  ASSERT_EQ(found.size(), 1U);
+  EXPECT_FALSE(found[0].chosen);
+  EXPECT_EQ(turns_of(found[0]).caches, 1);
+  EXPECT_EQ(turns_of(found[0]).launches, 10);  // 1,024 blocks
+  const std::string line = decode_line("sm90_fold", "a GPU", found[0], {1.0}, "");
+  EXPECT_NE(line.find("\"form\":\"listed 102 blocks of 128\""), std::string::npos) << line;
+  const auto best = shapes({"--steps", "1x128k", "--best", "64", "--slices", "4"});
+  EXPECT_TRUE(best[0].chosen);
+  EXPECT_NE(decode_line("sm90_fold", "a GPU", best[0], {1.0}, "").find("slices 4, best 64 blocks of 128"),
+            std::string::npos);
+  EXPECT_THROW(shapes({"--steps", "1x1k", "--listed", "9"}), Error);
+}
+
 TEST(DecodeWords, EveryStepWithEveryPageSizeRowsAndSlices) {
   const auto found = shapes({"--steps", "1x4k,32x16k", "--page-size", "0,64", "--rows", "1,16", "--slices", "auto,8",
                              "--heads", "64", "--kv-heads", "4", "--head-dim", "96"});

@@ -244,6 +244,23 @@ done
         self.assertEqual(len(set(words)), 2)
         self.assertIn("expand:32kx16,", words[0])
 
+    def test_scans_are_measured_in_turn_with_the_peers_over_the_same_shapes(self):
+        self.assertEqual(self.measure("scans-peers", 1), [], "scan_gpu_bench isn't there")
+        self.words_bench("scan_gpu_bench")
+        lines = self.measure("scans-peers", 0)
+        self.assertEqual([line["tool"] for line in lines], ["ours", "peer"] * 3)
+        words = [line["words"].removeprefix("bench/peers/scans.py --shapes ").split(" --jsonl")[0] for line in lines]
+        self.assertEqual([ours.replace(" ", ",") for ours in words[::2]], words[1::2])
+        self.assertEqual(words[-1], "ssd-2m")
+
+    def test_latents_are_measured_in_turn_with_the_peer_over_the_same_steps(self):
+        self.assertEqual(self.measure("latents-peers", 1), [], "decode_gpu_bench isn't there")
+        self.decode_bench()
+        lines = self.measure("latents-peers", 0)
+        self.assertEqual([line["tool"] for line in lines], ["ours", "peer"] * 9, "three rounds of three")
+        words = [line["words"].removeprefix("bench/peers/latents.py ").split(" --jsonl")[0] for line in lines]
+        self.assertEqual([ours.split("--page-size 64 ")[1] for ours in words[::2]], words[1::2])
+
     def decode_bench(self) -> None:
         self.words_bench("decode_gpu_bench")
 

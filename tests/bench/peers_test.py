@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import py_compile
+import re
 import subprocess
 import sys
 import tempfile
@@ -31,13 +32,14 @@ def run(*words: str) -> subprocess.CompletedProcess:
 
 class Unit(unittest.TestCase):
     def test_programs_compile_and_have_help(self):
-        self.assertEqual(len(PROGRAMS), 7)
+        self.assertEqual(len(PROGRAMS), 9)
         for program in PROGRAMS:
             with tempfile.TemporaryDirectory() as folder:
                 py_compile.compile(str(program), cfile=f"{folder}/compiled", doraise=True)
             done = run(str(program), "--help")
             self.assertEqual(done.returncode, 0, done.stderr)
-            words = {"decode.py": "--steps LIST", "products.py": "--shapes LIST"}
+            steps, shapes = "--steps LIST", "--shapes LIST"
+            words = {"decode.py": steps, "latents.py": steps, "products.py": shapes, "scans.py": shapes}
             self.assertIn(words.get(program.name, "--seq LIST"), done.stdout)
 
     def test_sizes_are_ringattns(self):
@@ -74,6 +76,30 @@ class Unit(unittest.TestCase):
                 products.parse_shapes(text)
         with self.assertRaises(argparse.ArgumentTypeError):
             products.parse_caches("hot")
+
+    def test_scans_are_ours(self):
+        """scan_gpu.cpp has the same shapes by the same names, and as many bytes of each."""
+        import scans
+
+        ours = (PEERS.parent / "scan_gpu.cpp").read_text(encoding="utf-8")
+        number = r"([\d']+)"
+        shape = rf'{{"([-0-9a-z]+)", Kind::k(\w+), {", ".join([number] * 5)}, (true|false)(, true)?}}'
+        rows = re.findall(shape, ours)
+        numbers = lambda row: tuple(int(text.replace("'", "")) for text in row[2:7])
+        told = {row[0]: (*numbers(row), row[8] != "") for row in rows}
+        peers = {
+            one.name: (one.sequences, one.tokens, one.heads, one.head_dim, 0 if "conv" in one.kind else one.state_dim, one.gate)
+            for one in scans.SHAPES
+        }
+        self.assertEqual(told, peers)
+        of = {one.name: one for one in scans.parse_shapes(",".join(told))}
+        self.assertEqual(list(of)[-1], "ssd-2m", "what may end the use of the device comes last")
+        self.assertEqual(of["ssd-16k"].bytes, 346554368)
+        self.assertEqual(of["ssd-gated-131k"].bytes, 4114612224)
+        self.assertEqual(of["convolution-131k"].bytes, 2 * 2 * 131072 * 8448)
+        self.assertEqual(of["update-128"].bytes - 2 * 128 * 80 * 64 * 128 * 4, 2 * 128 * (2 * 80 * 64 + 80 + 2 * 128))
+        with self.assertRaises(argparse.ArgumentTypeError):
+            scans.parse_shapes("ssd-16k,ssd-17k")
 
     def test_flash_attention_3_is_skipped_where_it_is_not_installed(self):
         words = [str(PEERS / "sdpa.py"), "--kernels", "flash_attention_3", "--self-check"]

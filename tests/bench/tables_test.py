@@ -21,6 +21,7 @@ import svg  # noqa: E402
 
 LINES = pathlib.Path(__file__).resolve().parent / "lines"
 COMMIT = "0123456789ab"
+OPTIONAL = ("decode", "pages", "sparse", "latents", "scans")  # groups that nobody need have measured
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -134,19 +135,19 @@ class Changed(unittest.TestCase):
 
     def test_tables_that_nobody_measured_are_empty_and_stand_there_once_somebody_did(self):
         place = "<!-- table:decode -->\n<!-- /table:decode -->\n"
-        measured = {name: files for name, files in self.selection().items() if name not in ("decode", "pages", "sparse")}
+        measured = {name: files for name, files in self.selection().items() if name not in OPTIONAL}
         (self.root / "bench/results/shown.json").write_text(json.dumps(measured))
         self.assertEqual(tables(self.root).returncode, 0)
         if place not in (self.root / "README.md").read_text(encoding="utf-8"):  # a place that the README need not have
             self.edit("README.md", "<!-- /table:speed -->\n", f"<!-- /table:speed -->\n\n{place}")
         self.assertEqual(tables(self.root, "--check").returncode, 0)
         before = {page: (self.root / page).read_text(encoding="utf-8") for page in ("README.md", "docs/results.md")}
-        for name in ("decode", "pages", "sparse"):
+        for name in OPTIONAL:
             self.assertNotIn(name, self.selection())
             self.assertIn(f"<!-- table:{name} -->\n<!-- /table:{name} -->\n", before["docs/results.md"])
         folder = self.root / "bench/results/card"
         folder.mkdir()
-        for part in ("decode-peers", "decode", "sparse-peers"):
+        for part in ("decode-peers", "decode", "sparse-peers", "latents-peers", "scans-peers"):
             shutil.copy(LINES / f"{part}.jsonl", folder / f"2030-01-02-{part}.jsonl")
         self.assertEqual(tables(self.root, "--select", "card").returncode, 0)
         page = re.sub(" +", " ", (self.root / "docs/results.md").read_text(encoding="utf-8"))
@@ -160,6 +161,12 @@ class Changed(unittest.TestCase):
             "| 32/8 of 128 | 1 x 4k | 10.0 | 1.100 x | 1.020 x |\n<!--",
             "| dense | flex attention | 32k | 100 % | 10.00 ms | 9.5 ns | 1.00 |\n",
             "| random-10 | flex attention | 32k | 11 % | 2.00 ms | 16.6 ns | 0.57 |\n<!--",
+            "| 128, 1 | 128 x 4k | 1810 | 1510 | 1.20 |\n| 128, 2 | 64 x 16k | 9000 | — | — |\n<!--",
+            "Beside: FlashMLA 1.0.0.",
+            "| what | sequences x tokens | ringattn, ms | mamba_ssm, ms | PyTorch, ms | fastest other / ringattn | GB/s |\n",
+            "| Mamba-2 | 1 x 128k | 2 | 6 | — | 3.00 | 1386 |\n| convolution | 1 x 128k | 1.9 | — | 19 | 10.00 | 2331 |\n"
+            "| Mamba-2 | 1 x 2m | 32 | can't | — | — | 1386 |\n<!--",
+            "Beside: mamba_ssm 2.3.2; PyTorch 2.11.0.",
         ):
             self.assertIn(rows, page)
         self.assertNotIn("window-10", page, "what could not be measured is no row")
@@ -173,7 +180,7 @@ class Changed(unittest.TestCase):
         self.assertNotIn("0123456", readme, "without the place neither the table nor its commit")
         (self.root / "README.md").write_text(before["README.md"], encoding="utf-8")
         selection = self.selection()
-        for name in ("decode", "pages", "sparse"):
+        for name in OPTIONAL:
             del selection[name]
         (self.root / "bench/results/shown.json").write_text(json.dumps(selection))
         self.assertEqual(tables(self.root).returncode, 0)

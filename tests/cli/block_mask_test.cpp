@@ -29,6 +29,58 @@ TEST(BlockMask, VerifiesInOtherShapesAndAgainstTheOracle) {
   }
 }
 
+// A step by lists has the digest of a prefill by the same lists, in any world and pages.
+TEST(BlockMask, StepsByListsAreThoseOfAPrefill) {
+  const Words job = Words{"--synthetic", "7", "--seq", "9000", "--batch", "3", "--q-len", "1", "--heads", "4"} +
+                    Words{"--kv-heads", "2", "--head-dim", "16", "--dtype", "fp32"};
+  for (const std::string lists : {"topk:8", "window:300+global:128", "bigbird:100,128,3,5+heads:kv", "all"}) {
+    const Finished prefill = tool(Words{"run", "--block-mask", lists} + job);
+    ASSERT_EQ(prefill.code, 0) << prefill.err;
+    for (const char* ranks : {"1", "2", "5"}) {
+      for (const char* page : {"0", "16", "256"}) {
+        const Finished step =
+            tool(Words{"run", "--op", "decode", "--block-mask", lists, "--ranks", ranks, "--page-size", page} + job);
+        ASSERT_EQ(step.code, 0) << step.err;
+        EXPECT_EQ(digest_of(step.out), digest_of(prefill.out)) << lists << ", " << ranks << ", " << page;
+      }
+    }
+  }
+  const Words step = Words{"--op", "decode", "--block-mask", "topk:8", "--page-size", "64"} + job;
+  const Finished shapes = tool(Words{"verify", "--ranks", "3"} + step);
+  EXPECT_EQ(shapes.code, 0) << shapes.out << shapes.err;
+  EXPECT_TRUE(has(shapes.out, "ranks share out the sequences")) << shapes.out;
+  const Finished oracle = tool(Words{"verify", "--against", "oracle"} + step);
+  EXPECT_EQ(oracle.code, 0) << oracle.out << oracle.err;
+  EXPECT_TRUE(has(oracle.out, "lists keep ")) << oracle.out;
+  const Finished plan = tool(Words{"plan", "--world", "2"} + step);
+  EXPECT_EQ(plan.code, 0) << plan.err;
+}
+
+TEST(BlockMask, ReplaysRowsByTheirLists) {
+  const Words job = Words{"--synthetic", "3", "--seq", "600", "--heads", "4", "--kv-heads", "2", "--head-dim", "16"};
+  for (const std::string lists : {"topk:3", "window:100+global:64+block:128"}) {
+    for (const char* ranks : {"1", "2"}) {
+      const Finished replay =
+          tool(Words{"verify", "--decode", "--rows", "40", "--ranks", ranks, "--block-mask", lists} + job);
+      EXPECT_EQ(replay.code, 0) << replay.out << replay.err;
+    }
+  }
+}
+
+TEST(BlockMask, StepsThatListsDontFit) {
+  const Words job = Words{"run", "--op", "decode", "--seq", "900", "--heads", "4", "--kv-heads", "2", "--head-dim"} +
+                    Words{"16", "--page-size", "64", "--synthetic", "7"};
+  const auto refused = [&](const Words& lists, int code, const std::string& part) {
+    const Finished run = tool(job + lists);
+    EXPECT_EQ(run.code, code) << run.err;
+    EXPECT_TRUE(has(run.err, part)) << run.err;
+  };
+  refused({"--block-mask", "global:128"}, 2, "leaves out block 7");
+  refused({"--block-mask", "topk:2+heads:each"}, 4, "each query head");
+  refused({"--block-mask", "topk:2+block:64"}, 4, "multiples of");
+  refused({"--block-mask", "topk:2", "--window", "300,0"}, 4, "sliding window");
+}
+
 TEST(BlockMask, ShowsInPlansAndJobs) {
   const Finished plan = tool({"plan", "--seq", "64k", "--world", "4", "--block-mask", "window:1k+global:128"});
   ASSERT_EQ(plan.code, 0) << plan.err;

@@ -78,6 +78,53 @@ def load(path):
     return {name: numpy.frombuffer(bytes(t["data"]), types[t["dtype"]]).reshape(t["shape"]) for name, t in data}
 
 
+def attention(q, k, v, position, positions):
+    """O of one query of one head in fp64, of the keys that stand at or in front of it."""
+    seen = positions <= position
+    if not seen.any():
+        return numpy.zeros(v.shape[1])
+    scores = k[seen].astype(float) @ q.astype(float) / numpy.sqrt(DIM)
+    weights = numpy.exp(scores - scores.max())
+    return weights @ v[seen].astype(float) / weights.sum()
+
+
+def check_evicted(path, run, plain):
+    """Files that have lost tokens: rows of k and v are those at k_positions, and O is that of the whole cache with the
+    other tokens masked. Behind the eviction, tokens are stored as those of any other file."""
+    cases = [("knorm", 2, 0.5), ("snapkv:window=16", 2, 0.75), ("streaming:first=3", 2, 0.9)]
+    cases += [("expected:heads=all", 1, 0.5), ("snapkv:heads=all,window=8+int8", 1, 0.5)]
+    for method, heads, ratio in cases:
+        words = ["compress", "--method", method, "--ratio", str(ratio), "--input", path("qkv"), "--output", path("small")]
+        run(*words, "--force")
+        tensors = load(path("small"))
+        kept = int(TOKENS * (1 - ratio))
+        positions = tensors["k_positions"]
+        assert positions.dtype == numpy.int32 and positions.shape == (kept, heads), (method, positions.shape)
+        assert (numpy.diff(positions, axis=0) > 0).all() and positions.min() >= 0 and positions.max() < TOKENS
+        assert list(tensors["k_lengths"]) == [TOKENS]
+        wide = numpy.broadcast_to(positions, (kept, KV_HEADS))
+        rows = {name: numpy.take_along_axis(plain[name], wide[:, :, None], axis=0) for name in "kv"}
+        for name in "kv":
+            if name in tensors:
+                assert tensors[name].tobytes() == rows[name].tobytes(), (method, name)
+            else:
+                rows[name] = decompressed(name, tensors, "int8")
+        if method.startswith("knorm"):
+            norms = numpy.linalg.norm(plain["k"].astype(float), axis=2)
+            for head in range(KV_HEADS):
+                assert (numpy.sort(numpy.argsort(norms[:, head])[:kept]) == positions[:, head]).all()
+        if method.startswith("streaming"):
+            assert (positions[:, 0] == numpy.r_[0:3, TOKENS - kept + 3 : TOKENS]).all()
+        run("run", "--input", path("small"), "--output", path("small.out"), "--force")
+        out = safetensors.numpy.load_file(path("small.out"))["out"]
+        for token in (0, 1, 17, 150, TOKENS - 2, TOKENS - 1):
+            for head in range(HEADS):
+                own = head * KV_HEADS // HEADS
+                expected = attention(plain["q"][token, head], rows["k"][:, own], rows["v"][:, own], token, wide[:, own])
+                assert numpy.abs(out[token, head] - expected).max() < 4e-3, (method, token, head)
+        print("ok", method, ratio)
+
+
 def main():
     tool = sys.argv[1]
     normal = numpy.random.default_rng(1).standard_normal
@@ -107,6 +154,7 @@ def main():
             for tensor in "out", "lse":
                 assert small[tensor].tobytes() == expected[tensor].tobytes(), (method, tensor)
             print("ok", method, metadata)
+        check_evicted(path, run, plain)
 
 
 if __name__ == "__main__":

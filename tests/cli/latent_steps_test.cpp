@@ -62,6 +62,11 @@ TEST(LatentSteps, OfFilesHaveTheBitsOfRows) {
   expect_same(with_pages(tensors, shape), tensors);
   expect_same(with_pages(in_latent, shape), in_latent);
   expect_same(with_pages(with_codes(tensors), shape), with_rounded_codes(tensors));
+  const std::string codes = write_tensors(folder.file("codes"), with_pages(with_codes(tensors), shape));
+  const Finished stored = tool({"run", "--input", codes, "--form", "absorbed"});
+  EXPECT_TRUE(has(stored.out, "stored as latent rope 8")) << stored.out;
+  const Finished planned = tool({"plan", "--input", codes, "--form", "absorbed"});
+  EXPECT_TRUE(has(planned.out, "stored as latent rope 8")) << planned.out << planned.err;
   const std::string paged = write_tensors(folder.file("paged"), with_pages(tensors, shape));
   const std::string out = folder.file("out");
   ASSERT_EQ(tool({"run", "--input", paged, "--form", "absorbed", "--output", out}).code, 0);

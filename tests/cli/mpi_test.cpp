@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "base/host.hpp"
+#include "tests/cli/rank_failures.hpp"
 #include "tests/cli/report_schema.hpp"
 #include "tests/cli/tool.hpp"
 #include "tests/support/temporary_folder.hpp"
@@ -86,27 +87,7 @@ TEST(Mpi, ScansHaveTheBytesOfOneRank) {
 }
 
 TEST(Mpi, FailuresAreOneMessageAndOneCode) {
-  const TemporaryFolder folder;
-  const std::string bad = folder.write("bad.safetensors", "nonsense");
-  struct Case {
-    Words words;
-    int code;
-  };
-  const Case cases[] = {{{"run", "--softcp", "1"}, 2},
-                        {{"run"}, 2},
-                        {{"run", "--ranks", "2", "--synthetic", "7"}, 2},
-                        {{"frobnicate"}, 2},
-                        {{"run", "--input", bad, "--output", folder.file("out")}, 3},
-                        {{"run", "--synthetic", "7", "--head-dim", "12"}, 4},
-                        {{"run", "--synthetic", "7", "--memory", "4k"}, 5},
-                        {{"plan", "--mask", "none"}, 2},
-                        {{"verify", "--against", folder.file("none"), "--synthetic", "7", "--seq", "64"}, 3}};
-  for (const Case& failing : cases) {
-    const Finished run = mpi_tool(3, failing.words);
-    EXPECT_EQ(run.code, failing.code) << run.err;
-    EXPECT_EQ(count_messages(run.err), 1) << run.err;
-  }
-  EXPECT_EQ(folder.entries().size(), 1U);
+  expect_one_message_and_one_code([](const Words& words) { return mpi_tool(3, words); });
 }
 
 // One rank's disk fails, and all say which.

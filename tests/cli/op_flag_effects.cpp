@@ -81,6 +81,12 @@ const Effects& op_effects() {
        [] {
          EXPECT_TRUE(has(out_of(scan_words() + Words{"--groups", "4"}), "4 groups"));
        }},
+      {"conv-width",
+       [] {
+         const std::string wide = out_of(scan_words() + Words{"--conv-width", "3"});
+         EXPECT_TRUE(has(wide, "behind a convolution of width 3, its bias and silu")) << wide;
+         EXPECT_NE(digest_of(wide), digest_of(out_of(scan_words())));
+       }},
       {"dt-softplus",
        [] {
          const std::string off = out_of(scan_words() + Words{"--dt-softplus", "off"});

@@ -129,7 +129,6 @@ TEST(Scan, RefusesFlagsByName) {
                              {"--layout", "striped"},
                              {"--block", "64"},
                              {"--softcap", "2"},
-                             {"--q-len", "3"},
                              {"--checksum"},
                              {"--block-mask", "window:64"}}) {
     for (const Words& job : {ssd_job(), selective_job()}) {
@@ -144,6 +143,7 @@ TEST(Scan, RefusesFlagsByName) {
   EXPECT_EQ(tool(Words{"run", "--order", "htd"} + ssd_job()).code, 2);
   for (const Words& flags : {Words{"--state-dim", "64"},
                              {"--groups", "2"},
+                             {"--conv-width", "4"},
                              {"--dt-softplus", "on"},
                              {"--dt-limit", "0,inf"},
                              {"--final-states"}}) {
@@ -300,7 +300,7 @@ TEST(Scan, IsMeasuredAndPlanned) {
 
 // Shapes only, as Hugging Face writes them.
 constexpr const char* kMamba2 = R"({"model_type": "mamba2", "num_heads": 8, "head_dim": 16, "state_size": 16,
-  "n_groups": 1, "time_step_limit": [0.0, Infinity]})";
+  "n_groups": 1, "conv_kernel": 3, "time_step_limit": [0.0, Infinity]})";
 constexpr const char* kHybrid = R"({"num_attention_heads": 4, "head_dim": 16, "hidden_size": 64, "sliding_window": 8,
   "mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 1, "hybrid_override_pattern": "M*-M"})";
 
@@ -312,7 +312,8 @@ TEST(ModelConfigFlag, GivesScans) {
   EXPECT_EQ(json_at(run.out, "/op"), "\"ssd\"");
   EXPECT_EQ(json_at(run.out, "/job/dt_least"), "0");
   EXPECT_EQ(json_at(run.out, "/job/dt_most"), "null");
-  EXPECT_EQ(json_at(run.out, "/digest/out"), "\"" + digest(ssd_job()) + "\"");  // softplus leaves nothing to limit
+  // Softplus leaves nothing to limit.
+  EXPECT_EQ(json_at(run.out, "/digest/out"), "\"" + digest(ssd_job() + Words{"--conv-width", "3"}) + "\"");
   EXPECT_EQ(tool({"plan", "--op", "attention", "--model-config", config}).code, 2);
   EXPECT_EQ(tool({"plan", "--op", "selective_scan", "--model-config", config}).code, 2);
   const std::string first =
@@ -338,6 +339,12 @@ TEST(ModelConfigFlag, IsComparedWithTheFilesScan) {
   expect_refused({.head_dim = 32}, "the dim of a head is 16 in the config and 32");
   expect_refused({.heads = 6}, "the number of heads is 8 in the config and 6");
   expect_refused({.selective = true}, "the file holds a selective scan, and the config is of Mamba-2");
+  NamedTensors convolved = scan_tensors({});
+  convolved["conv1d_weight"] = float_list(std::vector<float>(160 * 4, 0.5F), {160, 4});
+  const Finished wide =
+      tool({"run", "--input", write_tensors(folder.file("wide"), convolved), "--model-config", config});
+  EXPECT_EQ(wide.code, 2);
+  EXPECT_TRUE(has(wide.err, "the convolution's width is 3 in the config and 4")) << wide.err;
   const Finished report = tool({"run", "--input", input, "--json", "-"});
   EXPECT_EQ(json_at(report.out, "/config/op"), "\"ssd\"");
   EXPECT_EQ(json_at(report.out, "/config/state-dim"), "16");

@@ -2,6 +2,7 @@
 // The program as ranks that meet at RINGATTN_STORE, without MPI: the same bytes, one message, one exit code.
 #include <gtest/gtest.h>
 
+#include "tests/cli/rank_failures.hpp"
 #include "tests/cli/report_schema.hpp"
 #include "tests/cli/tool.hpp"
 #include "tests/support/temporary_folder.hpp"
@@ -42,25 +43,7 @@ TEST(StoreProgram, VerifiesAndTimes) {
 }
 
 TEST(StoreProgram, FailuresAreOneMessageAndOneCode) {
-  const TemporaryFolder folder;
-  const std::string bad = folder.write("bad.safetensors", "nonsense");
-  struct Case {
-    Words words;
-    int code;
-  };
-  const Case cases[] = {{{"run", "--softcp", "1"}, 2},
-                        {{"run"}, 2},
-                        {{"run", "--ranks", "2", "--synthetic", "7"}, 2},
-                        {{"run", "--transport", "threads", "--synthetic", "7"}, 2},
-                        {{"run", "--input", bad, "--output", folder.file("out")}, 3},
-                        {{"run", "--synthetic", "7", "--head-dim", "12", "--backend", "cpu"}, 4},
-                        {{"run", "--synthetic", "7", "--memory", "4k", "--backend", "cpu"}, 5}};
-  for (const Case& failing : cases) {
-    const Finished run = store_tool(3, failing.words);
-    EXPECT_EQ(run.code, failing.code) << run.err;
-    EXPECT_EQ(count_messages(run.err), 1) << run.err;
-  }
-  EXPECT_EQ(folder.entries().size(), 1U);
+  expect_one_message_and_one_code([](const Words& words) { return store_tool(3, words); });
 }
 
 // A rank that was given something else is told apart before anything is computed.

@@ -4,9 +4,11 @@ print the lines that are shown.
 Usage: readme_example_test.py PROGRAM; exits 77 where NumPy or the safetensors library is missing."""
 
 import importlib.util
+import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,7 +17,12 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Page, heading, and the files that the commands leave.
 EXAMPLES = [("README.md", "## From a file to an answer", ["four", "one", "qkv"]),
             ("docs/files.md", "## A paged cache", ["cache", "prefill", "rows", "step"]),
-            ("docs/compression.md", "## A file", ["kv", "one", "small", "three"])]  # fmt: skip
+            ("docs/compression.md", "## A file", ["kv", "one", "small", "three"]),
+            ("docs/scan.md", "## A layer from a file", ["layer", "next", "one", "step", "two"])]  # fmt: skip
+# mpirun's word that a container's only user may call it, with more ranks than there are cores; and no GPU, which two
+# processes could not share.
+MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1",
+       "CUDA_VISIBLE_DEVICES": ""}  # fmt: skip
 
 
 def block(text: str, language: str) -> str:
@@ -23,6 +30,15 @@ def block(text: str, language: str) -> str:
     found = re.search(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     assert found, f"there is no block of {language} in:\n{text}"
     return found[1]
+
+
+def runnable(script: str, program: pathlib.Path) -> str:
+    """Where there is no MPI, ranks are threads."""
+    words = [program, "info", "--json", "-"]
+    about = json.loads(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
+    if any(row["name"] == "mpi" for row in about["transports"]) and shutil.which("mpirun"):
+        return script
+    return re.sub(r"mpirun -n (\d+) ringattn (\w+)", r"ringattn \2 --ranks \1", script)
 
 
 def main() -> int:
@@ -35,8 +51,10 @@ def main() -> int:
     for page, heading, expected in EXAMPLES:
         section = (ROOT / page).read_text(encoding="utf-8").partition(f"\n{heading}\n")[2].partition("\n## ")[0]
         with tempfile.TemporaryDirectory() as folder:
-            done = subprocess.run(["bash", "-euo", "pipefail", "-c", block(section, "bash")], cwd=folder, text=True,
-                                  capture_output=True, env={**os.environ, "PATH": path})  # fmt: skip
+            script = runnable(block(section, "bash"), program)
+            environment = {**os.environ, **(MPI if "mpirun" in script else {}), "PATH": path}
+            done = subprocess.run(["bash", "-euo", "pipefail", "-c", script], cwd=folder, text=True,
+                                  capture_output=True, env=environment)  # fmt: skip
             files = sorted(os.listdir(folder))
         said = done.stdout.splitlines()
         assert done.returncode == 0, done.stdout + done.stderr

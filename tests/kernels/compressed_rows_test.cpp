@@ -112,7 +112,7 @@ TEST_P(CompressedRowsTest, RunsAndStridesMoveNoBit) {
     }
     std::vector<std::byte> plain(static_cast<std::size_t>(tensor.tokens() * 3 * shape.dim) * 2);
     const MutableTensorView view{plain.data(), dtype, tensor.tokens(), 2, shape.dim, 3 * shape.dim, shape.dim};
-    HostDecompressor(format(), shape, 2).decompress(from, runs, view);
+    TensorCoder(format(), shape, {2, kNoDevice}).decompress(from, runs, view);
     for (std::int64_t t = 0; t < tensor.tokens(); ++t) {
       ASSERT_EQ(std::memcmp(view.at(t, 0), whole.data() + t * 512, 512), 0) << t;
     }
@@ -341,7 +341,7 @@ TEST(CompressedRows, RunsThatCutGroupsAreABug) {
   std::vector<std::byte> plain(100 * 128);
   const auto refused = [&](const CompressedRun& run) {
     return error_of([&] {
-             HostDecompressor(tensor.format, shape, 1)
+             TensorCoder(tensor.format, shape, {1, kNoDevice})
                  .decompress(tensor.rows(), {&run, 1},
                              dense_view(static_cast<void*>(plain.data()), shape.dtype, 100, 1, 64));
            })

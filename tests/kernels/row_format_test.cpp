@@ -20,7 +20,9 @@ TEST(RowFormat, EveryCodingIsARow) {
   for (const RowFormat& format : every_format()) codings.insert(format.coding);
   for (const RowCodingEntry& entry : row_codings()) {
     EXPECT_EQ(entry_of(entry.coding).name, entry.name);
-    if (entry.coding != RowCoding::kLowRank && entry.coding != RowCoding::kHybrid) {
+    // Latents are of other dims.
+    if (entry.coding != RowCoding::kLowRank && entry.coding != RowCoding::kHybrid &&
+        entry.coding != RowCoding::kLatent) {
       EXPECT_TRUE(codings.contains(entry.coding)) << entry.name;
     }
   }
@@ -32,6 +34,8 @@ TEST(RowFormat, TextIsReadAsItIsWritten) {
             "hybrid rank 16 group 32 outliers 4");
   EXPECT_EQ(describe(RowFormat{RowCoding::kFp8, ScaleGrain::kHead}), "fp8 head");
   for (const RowFormat& format : every_format()) EXPECT_EQ(parse_row_format(describe(format)), format);
+  EXPECT_EQ(parse_row_format("latent rope 64"), (RowFormat{.coding = RowCoding::kLatent, .rope = 64}));
+  EXPECT_EQ(describe(RowFormat{.coding = RowCoding::kLatent, .rope = 64}), "latent rope 64");
   EXPECT_EQ(parse_row_format("plain"), RowFormat{});
 }
 
@@ -50,6 +54,7 @@ TEST(RowFormat, BytesOfAToken) {
   const auto bytes = [](const char* text) { return token_bytes(parse_row_format(text), kShape); };
   EXPECT_EQ(bytes("plain"), 8 * 256);
   EXPECT_EQ(bytes("fp8 tensor"), 8 * 128);
+  EXPECT_EQ(token_bytes(parse_row_format("latent rope 64"), {Dtype::kBf16, 1, 576}), 656);
   EXPECT_EQ(bytes("fp8 token_head"), 8 * (128 + 4));
   EXPECT_EQ(bytes("int8"), 8 * (128 + 4));
   EXPECT_EQ(bytes("int4_channel group 32"), 8 * (64 + 16));

@@ -7,6 +7,7 @@ import unittest
 import numpy as np
 import ringattn
 from ringattn import testing
+from ringattn.testing import assert_same_bits
 
 try:
     import ml_dtypes
@@ -175,6 +176,90 @@ class Refused(unittest.TestCase):
 
         with self.assertRaises(KeyError):
             ringattn.run_ranks(3, rank)
+
+
+def normal(*shape, seed=1):
+    return np.random.default_rng(seed).standard_normal(shape, dtype="float32")
+
+
+class KnownForms(unittest.TestCase):
+    """A call with arrays of forms that were there before only names addresses. Nothing tells it from the first one."""
+
+    def test_other_arrays_of_the_same_forms(self):
+        fused = [normal(2, 60, 8, 64, seed=seed) for seed in range(4)]
+        expected = [ringattn.attention(*(x.copy() for x in (f[:, :, :4], f[:, :, 4:6], f[:, :, 6:]))) for f in fused]
+        for f, (out, lse) in zip(fused, expected):
+            for _ in range(2):  # views of a fused tensor
+                got, got_lse = ringattn.attention(f[:, :, :4], f[:, :, 4:6], f[:, :, 6:])
+                assert_same_bits(got, out)
+                assert_same_bits(got_lse, lse)
+            mine = np.full_like(out, np.nan)
+            for _ in range(2):
+                mine[...] = np.nan
+                same, _ = ringattn.attention(f[:, :, :4], f[:, :, 4:6], f[:, :, 6:], out=mine)
+                assert_same_bits(mine, out)
+                self.assertTrue(np.shares_memory(same, mine))
+
+    def test_results_are_nobody_else_s(self):
+        q = normal(40, 2, 64)
+        first, _ = ringattn.attention(q, q, q)
+        kept = first.copy()
+        second, _ = ringattn.attention(-q, q, q)
+        self.assertFalse(np.shares_memory(first, second))
+        assert_same_bits(first, kept)
+
+    def test_what_is_shown_as_a_copy_is_copied_each_time(self):
+        q = normal(40, 64, 2).transpose(0, 2, 1)  # the numbers of a head lie apart
+        for factor in (1, 2, 3):
+            x = np.asarray(q) * np.float32(factor)
+            x = np.ascontiguousarray(x.transpose(0, 2, 1)).transpose(0, 2, 1)
+            out, _ = ringattn.attention(x, x, x)
+            assert_same_bits(out, ringattn.attention(*[np.ascontiguousarray(x)] * 3)[0])
+
+    def test_objects_that_were_dropped_are_made_anew(self):
+        q = normal(50, 2, 64)
+        out, _ = ringattn.attention(q, q, q)
+        for tokens in range(1, 40):  # more than a world keeps
+            some = normal(tokens, 2, 64)
+            ringattn.attention(some, some, some)
+        assert_same_bits(ringattn.attention(q, q, q)[0], out)
+
+    def test_a_world_that_is_closed_is_refused(self):
+        (world,) = ringattn.threads_worlds(1)
+        q = normal(50, 2, 64)
+        for _ in range(2):
+            ringattn.attention(q, q, q, world=world)
+        world.close()
+        with self.assertRaises(ringattn.UsageError):
+            ringattn.attention(q, q, q, world=world)
+
+    def test_refusals_are_not_forgotten(self):
+        q = normal(50, 2, 64)
+        ringattn.attention(q, q, q)
+        for _ in range(2):
+            for given in ({"mask": "causal "}, {"dropout_p": 0.1}, {"out": np.empty((50, 2, 32), "float32")}):
+                with self.assertRaises(ringattn.Error):
+                    ringattn.attention(q, q, q, **given)
+            readonly = np.empty_like(q)
+            readonly.flags.writeable = False
+            with self.assertRaises(ringattn.UsageError):
+                ringattn.attention(q, q, q, out=readonly)
+
+    def test_steps(self):
+        k, v = (normal(3, 40, 2, 64, seed=seed) for seed in (2, 3))
+        q, new = normal(30, 3, 4, 64), normal(30, 3, 2, 64, seed=4)
+        lengths, other = np.full(3, 5, "int32"), np.full(3, 5, "int32")
+        k_other, v_other = k.copy(), v.copy()
+        for t in range(30):
+            out, lse = ringattn.decode(q[t], k, v, lengths, k_new=new[t], v_new=new[t], grow=True)
+            # Of another form at each step, so that each is the first.
+            wide = np.empty((3, 4 + t, 64), "float32")[:, :4]
+            wide[...] = q[t]
+            expected, expected_lse = ringattn.decode(wide, k_other, v_other, other, k_new=new[t], v_new=new[t], grow=True)
+            assert_same_bits(out, expected)
+            assert_same_bits(lse, expected_lse)
+        self.assertEqual(list(lengths), [35] * 3)
+        assert_same_bits(k, k_other)
 
 
 if __name__ == "__main__":

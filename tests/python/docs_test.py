@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first example of docs/python.md runs and prints what it says; names that the page uses are there."""
+"""The first example of docs/python.md, and that of docs/compression.md, run and print what they say; names that the page uses
+are there."""
 
 import contextlib
 import io
@@ -9,17 +10,29 @@ import unittest
 
 import ringattn
 
-PAGE = (pathlib.Path(__file__).resolve().parents[2] / "docs/python.md").read_text(encoding="utf-8")
+DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
+PAGE = (DOCS / "python.md").read_text(encoding="utf-8")
+
+
+def run_example(page):
+    """The first block of Python of a page, and what it prints."""
+    example = re.search(r"^```python\n(.*?)^```$", (DOCS / page).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)[1]
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        exec(compile(example, page, "exec"), {})
+    return example, said.getvalue()
 
 
 class Page(unittest.TestCase):
     def test_the_first_result(self):
-        example = re.search(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)[1]
-        said = io.StringIO()
-        with contextlib.redirect_stdout(said):
-            exec(compile(example, "docs/python.md", "exec"), {})
+        example, said = run_example("python.md")
         wanted = re.search(r'print\("(.*)"\)', example)[1]
-        self.assertEqual(said.getvalue(), f"{wanted}\n")
+        self.assertEqual(said, f"{wanted}\n")
+
+    def test_compression(self):
+        said = run_example("compression.md")[1].split()
+        self.assertEqual(said[:3], ["int4_channel", "group", "32"])
+        self.assertLess(2 * int(said[3]), int(said[-1]))
 
     def test_every_function_of_the_tables_is_there(self):
         named = re.findall(r"^\| `(\w+)\(", PAGE, re.MULTILINE)

@@ -3,12 +3,11 @@
 
     RINGATTN_LIBRARY=build/release/lib/libringattn_c.so PYTHONPATH=python python3 tests/python/gpu_test.py
 
-The ranks of the second half are processes that this file starts. Prints the overhead of a call."""
+The ranks of the second half are started by torchrun. Prints the overhead of a call."""
 
 import importlib.util
 import os
 import pathlib
-import socket
 import subprocess
 import sys
 import tempfile
@@ -139,6 +138,60 @@ class OneGpu(unittest.TestCase):
         torch.testing.assert_close(got, out[599:], atol=5e-2, rtol=0)
         torch.testing.assert_close(got_lse, lse[599:], atol=1e-2, rtol=0)
 
+    def test_compressed_keys_and_values(self):
+        """A GPU makes the codes that a CPU makes, and computes over them what it computes over what they decompress to."""
+        cu = [0, 900, 933, 1250]
+        q, k, v = (normal(1250, heads, 128, seed=heads) for heads in (8, 2, 2))
+        for format in ("fp8 token_head", "fp8 head", "fp8 tensor", "int8", "int4_token group 32", "int4_channel group 64"):
+            small = ringattn.compress(k, v, format, cu_seqlens=cu)
+            on_host = ringattn.compress(k.cpu(), v.cpu(), format, cu_seqlens=cu)
+            for made, expected in zip(small, on_host):
+                for part, there in zip(made.parts, expected.parts, strict=True):
+                    assert_same_bits(part.cpu(), there, format)
+            plain = [ringattn.decompress(x) for x in small]
+            assert_same_bits(plain[0].cpu(), ringattn.decompress(on_host[0]), format)
+            for got, expected in zip(ringattn.varlen(q, *small, cu), ringattn.varlen(q, *plain, cu)):
+                assert_same_bits(got, expected, format)
+        for format in ("vector width 4", "low_rank rank 16"):
+            with self.assertRaises(ringattn.UnsupportedError):
+                ringattn.compress(k, v, format)
+            small = [x.to("cuda") for x in ringattn.compress(k.cpu(), v.cpu(), format, cu_seqlens=cu)]
+            plain = [ringattn.decompress(x) for x in small]
+            assert_same_bits(ringattn.varlen(q, *small, cu)[0], ringattn.varlen(q, *plain, cu)[0], format)
+        small[0].tables["basis"][1, 3, 5] = float("nan")
+        with self.assertRaises(ringattn.UsageError) as caught:
+            ringattn.decompress(small[0], name="k")
+        self.assertIn("k_basis[1, 3, 5] is nan", str(caught.exception))
+
+    def test_decoding_over_compressed_caches(self):
+        q, k, v = (normal(2, 400, heads, 128, seed=heads) for heads in (8, 2, 2))
+        for format in ("fp8 token_head", "int4_token group 32", ("int4_channel group 32", "int4_token group 32")):
+            small = ringattn.compress(k, v, format)
+            plain = [ringattn.decompress(x) for x in small]
+            lengths = torch.tensor([400, 350], dtype=torch.int32, device="cuda")
+            if isinstance(format, tuple):
+                lengths[1] = 400  # tails are those of 400 tokens
+            got, got_lse = ringattn.decode(q[:, -1], *small, lengths)
+            expected, expected_lse = ringattn.decode(q[:, -1], *plain, lengths)
+            # On Hopper another kernel decodes codes, with the bits of its own over plain rows.
+            torch.testing.assert_close(got, expected, atol=3e-2, rtol=0)
+            torch.testing.assert_close(got_lse, expected_lse, atol=1e-2, rtol=0)
+            cache = [ringattn.Compressed.cache(x.format, (2, 448, 2, 128), k) for x in small]
+            for whole, x in zip(cache, small):
+                for name, stream in x.streams.items():
+                    whole.streams[name][:, :400] = stream
+                for name, table in x.tables.items():
+                    whole.tables[name].copy_(table)
+            counts = torch.tensor([400, 400], dtype=torch.int32, device="cuda")
+            new = normal(2, 40, 2, 128, seed=9)
+            for t in range(40):
+                got, _ = ringattn.decode(q[:, t], *cache, counts, k_new=new[:, t], v_new=new[:, t], grow=True)
+            both = [torch.cat([x, new], 1) for x in (k, v)]
+            again = ringattn.compress(*both, format)
+            expected, _ = ringattn.decode(q[:, 39], *again, counts)
+            self.assertEqual(counts.tolist(), [440, 440])
+            assert_same_bits(got, expected, str(format))
+
     def test_scans_agree_with_the_cpu(self):
         x, dt, A = (
             normal(3000, 8, 64),
@@ -173,6 +226,13 @@ class OneGpu(unittest.TestCase):
             made for key, made in ringattn.self_world((2, q.device.index))._objects.items() if key[0] == "attention"
         )
         shown = prepared._tensors
+        token = normal(16, 8, 128)
+        caches = [normal(16, 1024, 2, 128, seed=seed) for seed in (3, 4)]
+        counts = torch.full((16,), 1024, dtype=torch.int32, device="cuda")
+        ringattn.decode(token, *caches, counts)
+        step = next(
+            made for key, made in ringattn.self_world((2, q.device.index))._objects.items() if key[0] == "decode"
+        )
         from ringattn._abi import lib
 
         def host_microseconds(call, calls=200):
@@ -188,20 +248,26 @@ class OneGpu(unittest.TestCase):
         alone = host_microseconds(lambda: lib.attention_enqueue(prepared.handle, shown))
         prepared_call = host_microseconds(lambda: prepared.run(q, k, k, out, lse))
         whole = host_microseconds(lambda: ringattn.attention(q, k, k))
+        step_alone = host_microseconds(lambda: lib.decode_enqueue(step.handle, step._tensors))
+        step_whole = host_microseconds(lambda: ringattn.decode(token, *caches, counts))
+        print(f"\n16 x 1024 keys: C step {step_alone:.1f} us, ringattn.decode {step_whole:.1f} us")
         print(
-            f"\n1024 tokens: C call {alone:.1f} us, Attention.run {prepared_call:.1f} us, ringattn.attention {whole:.1f} us"
+            f"1024 tokens: C call {alone:.1f} us, Attention.run {prepared_call:.1f} us, ringattn.attention {whole:.1f} us"
         )
         # A queue that is full makes every call as long as the device's work; then none of the three says anything.
         self.assertLess(prepared_call - alone, 20.0)
+        self.assertLess(whole - alone, 20.0)
+        self.assertLess(step_whole - step_alone, 20.0)
 
 
-def on_two_gpus(rank: int, folder: pathlib.Path, port: str, backend: str) -> None:
-    """One rank: torch.distributed's group becomes a world; what it computes is left in the folder."""
+def on_two_gpus(folder: pathlib.Path, backend: str) -> None:
+    """One rank that torchrun has started: its group becomes a world; what it computes is left in the folder."""
     import torch.distributed as distributed
 
+    rank = int(os.environ["LOCAL_RANK"])
     torch.set_grad_enabled(False)
     torch.cuda.set_device(rank)
-    distributed.init_process_group(backend, init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=RANKS)
+    distributed.init_process_group(backend)
     q, k, v = (normal(8192, heads, 128, seed=heads) for heads in (8, 2, 2))
     world = ringattn.torch_world(device=torch.device("cuda", rank))
     assert (world.rank, world.size, world.device) == (rank, RANKS, (2, rank))
@@ -225,22 +291,16 @@ class TwoGpus(unittest.TestCase):
     def test_two_ranks_have_the_bits_of_one(self):
         q, k, v = (normal(8192, heads, 128, seed=heads) for heads in (8, 2, 2))
         out, lse = ringattn.attention(q, k, v)
+        wide = [x.transpose(0, 1)[None] for x in (q, k, v)]
+        expected = torch.nn.functional.scaled_dot_product_attention(*wide, is_causal=True, enable_gqa=True)
+        torch.testing.assert_close(out, expected[0].transpose(0, 1), atol=3e-2, rtol=0)
+        environment = os.environ | {"NCCL_NVLS_ENABLE": "0"}
         for backend in ("nccl", "gloo"):
             with self.subTest(backend), tempfile.TemporaryDirectory() as folder:
-                with socket.socket() as probe:
-                    probe.bind(("127.0.0.1", 0))
-                    port = str(probe.getsockname()[1])
-                environment = os.environ | {"NCCL_NVLS_ENABLE": "0"}
-                ranks = [subprocess.Popen([sys.executable, __file__, "rank", str(r), folder, port, backend], text=True,
-                                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
-                         for r in range(RANKS)]  # fmt: skip
-                try:
-                    said = [rank.communicate(timeout=240)[0] for rank in ranks]
-                finally:
-                    for rank in ranks:
-                        rank.kill()
-                for rank, text in zip(ranks, said):
-                    self.assertEqual(rank.returncode, 0, text)
+                command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS), __file__, "rank"]
+                done = subprocess.run([sys.executable, *command, folder, backend], text=True, timeout=240, env=environment,
+                                      stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
+                self.assertEqual(done.returncode, 0, done.stdout)
                 made = [torch.load(pathlib.Path(folder) / f"{r}.pt") for r in range(RANKS)]
                 for name in made[0]:
                     layout = getattr(ringattn, name)([8192], RANKS)
@@ -249,7 +309,7 @@ class TwoGpus(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 6 and sys.argv[1] == "rank":
-        on_two_gpus(int(sys.argv[2]), pathlib.Path(sys.argv[3]), sys.argv[4], sys.argv[5])
+    if len(sys.argv) == 4 and sys.argv[1] == "rank":
+        on_two_gpus(pathlib.Path(sys.argv[2]), sys.argv[3])
     else:
         unittest.main()

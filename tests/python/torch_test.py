@@ -95,6 +95,38 @@ class Compiled(unittest.TestCase):
         caches = normal(3, 50, 2, 64, seed=3), normal(3, 50, 2, 64, seed=4)
         self.check(step, q, new, *caches, torch.tensor([7, 20, 49], dtype=torch.int32))
 
+    def test_compressed_keys_and_values(self):
+        q, k, v = (normal(2, 70, heads, 64, seed=heads, dtype=torch.bfloat16) for heads in (4, 2, 2))
+        small = ringattn.compress(k, v, ("fp8 head", "int4_token group 32"))
+        parts = [part for x in small for part in x.parts]
+        steps = torch.tensor([7, 69], dtype=torch.int32)
+
+        def keys(parts):
+            made = []
+            for x in small:
+                names = [*x.streams, *x.tables]
+                named, parts = dict(zip(names, parts)), parts[len(names) :]
+                tables = {name: named.pop(name) for name in x.tables}
+                made.append(ringattn.Compressed(x.format, x.shape, x.dtype, named, tables, x.lengths))
+            return made
+
+        def whole(q, *parts):
+            k, v = keys(parts)
+            out, lse = ringattn.attention(q * 2, k, v)
+            return out + 1, lse, ringattn.decompress(k)
+
+        def step(q, new, lengths, *parts):
+            k, v = keys(parts)
+            out, lse = ringattn.decode(q, k, v, lengths, k_new=new, v_new=new, grow=True)
+            return out, lse, lengths, *parts
+
+        def squeeze(k, v):
+            return [part for x in ringattn.compress(k, v, "int4") for part in x.parts]
+
+        self.check(whole, q, *parts)
+        self.check(step, q[:, 0], k[:, 0], steps, *parts)
+        self.check(squeeze, k, v)
+
     def test_latents(self):
         q, latent, k_rope = normal(40, 2, 48), normal(40, 64, seed=2), normal(40, 16, seed=3)
         w_uk, w_uv = normal(2, 32, 64, seed=4), normal(2, 24, 64, seed=5)
@@ -121,9 +153,11 @@ class Compiled(unittest.TestCase):
     def test_the_operators_keep_pytorch_s_rules(self):
         q, k = normal(60, 4, 64), normal(60, 2, 64, seed=2)
         library.opcheck(torch.ops.ringattn.attention.default,
-                              (q, k, k, None, "causal", 0, 0, None, 0.0, None, "", 0, "", 0, [], 0, 0, 0, 60.0))  # fmt: skip
+                              (q, [k], [k], "", 0, "", 0, None, "causal", 0, 0, None, 0.0, None, "", 0, "", 0, [], 0, 0, 0,
+                               60.0))  # fmt: skip
         library.opcheck(torch.ops.ringattn.decode.default,
-                              (q[:2], normal(2, 16, 2, 64), normal(2, 16, 2, 64), torch.tensor([3, 9], dtype=torch.int32), None,
+                              (q[:2], [normal(2, 16, 2, 64)], [normal(2, 16, 2, 64)], "", 0, "", 0,
+                               torch.tensor([3, 9], dtype=torch.int32), None,
                                None, None, None, False, "causal", 0, 0, None, 0.0, None, 0, 60.0))  # fmt: skip
 
     def test_what_eager_refuses_is_refused(self):

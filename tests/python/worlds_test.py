@@ -17,6 +17,7 @@ import ringattn
 from ringattn.testing import assert_same_bits
 
 RANKS = 2
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
 
 
 def arrays():
@@ -37,13 +38,20 @@ def compute(world) -> np.ndarray:
     return ringattn.attention(*mine, world=world, layout=layout, lengths=(500, 500))[0]
 
 
-# What each rank does, by name; run in a process of its own: worlds_test.py NAME RANK FOLDER PORT.
+# What each rank does, by name; run in a process of its own: worlds_test.py NAME RANK FOLDER PORT,
+# where RANK may name the variable of the environment that says it.
 def by_store(rank, folder, port):
     return compute(ringattn.store_world(f"127.0.0.1:{port}", rank, RANKS, job="test", timeout=30))
 
 
 def by_environment(rank, folder, port):
     os.environ |= {"RINGATTN_STORE": f"127.0.0.1:{port}", "RANK": str(rank), "WORLD_SIZE": str(RANKS)}
+    return compute(ringattn.store_world(timeout=30))
+
+
+def by_slurm(rank, folder, port):
+    os.environ |= {"RINGATTN_STORE": f"127.0.0.1:{port}", "SLURM_PROCID": str(rank), "SLURM_NTASKS": str(RANKS),
+                   "SLURM_JOB_ID": "17", "SLURM_STEP_ID": "4"}  # fmt: skip
     return compute(ringattn.store_world(timeout=30))
 
 
@@ -70,9 +78,16 @@ def by_callbacks(rank, folder, port):
 def by_torch(rank, folder, port):
     import torch.distributed as distributed
 
+    distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=RANKS)
+    return of_group(rank)
+
+
+def of_group(rank):
+    """What a rank of the default ProcessGroup computes, which ends with it."""
+    import torch.distributed as distributed
+
     import ringattn.ring_flash_attn as names
 
-    distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=RANKS)
     world = ringattn.torch_world()
     assert ringattn.torch_world() is world
     rows = compute(world)
@@ -83,6 +98,17 @@ def by_torch(rank, folder, port):
     assert_same_bits(names.zigzag_ring_flash_attn_func(q, k, v, causal=True)[0].numpy(), rows)
     distributed.barrier()
     distributed.destroy_process_group()
+    return rows
+
+
+def by_torchrun(rank, folder, port):
+    """torchrun has set the environment: of torch.distributed, and of a store at a port of its own."""
+    import torch.distributed as distributed
+
+    os.environ["RINGATTN_STORE"] = f"127.0.0.1:{port}"
+    rows = compute(ringattn.store_world(timeout=30))
+    distributed.init_process_group("gloo")
+    assert_same_bits(of_group(rank), rows)
     return rows
 
 
@@ -104,6 +130,11 @@ class Processes(unittest.TestCase):
         """Out of all ranks together, or None where they leave none."""
         with tempfile.TemporaryDirectory() as folder:
             port = str(free_port())
+            if name == "by_torchrun":
+                done = subprocess.run([*TORCHRUN, __file__, name, "RANK", folder, port], stdout=subprocess.PIPE,
+                                      stderr=subprocess.STDOUT, text=True, timeout=200)  # fmt: skip
+                self.assertEqual(done.returncode, 0, done.stdout)
+                return self.together(folder)
             ranks = [subprocess.Popen([sys.executable, __file__, name, str(rank), folder, port], stdout=subprocess.PIPE,
                                       stderr=subprocess.STDOUT, text=True) for rank in range(RANKS)]  # fmt: skip
             try:
@@ -113,19 +144,29 @@ class Processes(unittest.TestCase):
                     rank.kill()
             for rank, text in zip(ranks, said):
                 self.assertEqual(rank.returncode, 0, text)
-            rows = [pathlib.Path(folder) / f"{rank}.npy" for rank in range(RANKS)]
-            if not rows[0].exists():
-                return None
-            return ringattn.unshard([np.load(file) for file in rows], ringattn.zigzag([500], RANKS))
+            return self.together(folder)
+
+    def together(self, folder):
+        rows = [pathlib.Path(folder) / f"{rank}.npy" for rank in range(RANKS)]
+        if not rows[0].exists():
+            return None
+        return ringattn.unshard([np.load(file) for file in rows], ringattn.zigzag([500], RANKS))
 
     def test_ranks_have_the_bits_of_one(self):
         out, _ = ringattn.attention(*arrays())
-        names = ["by_store", "by_environment", "by_callbacks"]
+        names = ["by_store", "by_environment", "by_slurm", "by_callbacks"]
         if importlib.util.find_spec("torch") is not None:
-            names.append("by_torch")
+            names += ["by_torch", "by_torchrun"]
         for name in names:
             with self.subTest(name):
                 assert_same_bits(self.run_ranks(name), out)
+
+    @unittest.skipUnless(importlib.util.find_spec("torch"), "needs torch")
+    def test_the_example_of_torchrun(self):
+        example = pathlib.Path(__file__).resolve().parents[2] / "docs/examples/torchrun.py"
+        done = subprocess.run([*TORCHRUN, example], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=200)
+        self.assertEqual(done.returncode, 0, done.stdout)
+        self.assertRegex(done.stdout, f"the same bits on {RANKS} (GPUs|CPU ranks) and on one")
 
     def test_a_rank_that_gives_up_ends_the_others(self):
         self.assertIsNone(self.run_ranks("with_a_failure"))
@@ -148,7 +189,7 @@ class Processes(unittest.TestCase):
 
 if __name__ == "__main__":
     if len(sys.argv) == 5 and sys.argv[1] in globals():
-        number, place = int(sys.argv[2]), pathlib.Path(sys.argv[3])
+        number, place = int(os.environ.get(sys.argv[2], sys.argv[2])), pathlib.Path(sys.argv[3])
         np.save(place / f"{number}.npy", globals()[sys.argv[1]](number, place, int(sys.argv[4])))
     else:
         unittest.main()

@@ -54,6 +54,15 @@ std::size_t cache_size(const Decode& decode, const Job& job, const CacheLayout& 
   return at_least_one(pool_pages(decode, job, layout) * page_tokens(decode, layout) * token_bytes);
 }
 
+// Blocks that a list has room for, and one more.
+std::int64_t list_width(const Decode& decode) {
+  const DecodeJob& job = decode.job();
+  return job.spec.lists.any() && job.best_blocks == 0 ? most_list_blocks(job) + 1 : 0;
+}
+std::int64_t list_count(const Decode& decode, const Job& job) {
+  return static_cast<std::int64_t>(job.batch.sequences.size()) * decode.job().spec.lists.heads;
+}
+
 std::int64_t table_width(const Decode& decode, const Job& job, const CacheLayout& layout) {
   return layout.page_size > 0 ? decode.cache_tokens(longest(job)) / layout.page_size + 2 : 0;
 }
@@ -90,7 +99,10 @@ DecodeRank::DecodeRank(Decode& decode, const Job& job, const JobTensors& tensors
       table_(decode.backend(), at_least_one(static_cast<std::int64_t>(job.batch.sequences.size()) * table_pages * 4)),
       prefix_of_(decode.backend(), at_least_one(static_cast<std::int64_t>(layout.prefix_of.size()) * 4)),
       prefix_keys_(decode.backend(), at_least_one(static_cast<std::int64_t>(layout.prefix_keys.size()) * 4)),
-      sinks_(decode.backend(), at_least_one(static_cast<std::int64_t>(tensors.sinks.size()) * 4)) {
+      sinks_(decode.backend(), at_least_one(static_cast<std::int64_t>(tensors.sinks.size()) * 4)),
+      list_blocks_(decode.backend(), at_least_one(list_count(decode, job) * list_width(decode) * 4)),
+      list_counts_(decode.backend(), at_least_one(list_count(decode, job) * 4)) {
+  list_stride_ = list_width(decode);
   lengths.assign(job.batch.sequences.size(), 0);
   sinks_.write(bytes_of(tensors.sinks));
   make_pages(layout);
@@ -163,7 +175,17 @@ void DecodeRank::fill(const std::vector<std::int64_t>& filled) {
   upload();
 }
 
+void DecodeRank::set_lists(const TileLists& lists, int rows) {
+  DecodeListArrays arrays = decode_lists(lists, job_.spec.mask, rows, list_stride_);
+  list_blocks = std::move(arrays.blocks);
+  list_counts = std::move(arrays.counts);
+}
+
 void DecodeRank::upload() {
+  if (list_stride_ > 0) {
+    list_blocks_.write(bytes_of(list_blocks));
+    list_counts_.write(bytes_of(list_counts));
+  }
   lengths_.write(bytes_of(lengths));
   table_.write(bytes_of(table));
   prefix_of_.write(bytes_of(prefix_of));
@@ -212,6 +234,10 @@ DecodeInputs DecodeRank::inputs(bool grow, bool append) {
     inputs.prefixes = {reinterpret_cast<const std::int32_t*>(prefix_of_.data()),
                        reinterpret_cast<const std::int32_t*>(prefix_keys_.data()),
                        static_cast<int>(prefix_keys.size())};
+  }
+  if (list_stride_ > 0) {
+    inputs.lists = {reinterpret_cast<const std::int32_t*>(list_blocks_.data()),
+                    reinterpret_cast<const std::int32_t*>(list_counts_.data()), list_stride_};
   }
   inputs.lengths = reinterpret_cast<std::int32_t*>(lengths_.data());
   inputs.sinks = spec.sinks ? sinks_.floats() : nullptr;

@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "kernels/cache_share.hpp"
+#include "kernels/latent_rows.hpp"
 
 namespace ringattn::testing {
 
@@ -31,6 +32,19 @@ std::size_t bytes_of(const MutableTensorView& view) {
   return static_cast<std::size_t>(view.tokens * view.token_stride) * size_of(view.dtype);
 }
 
+CacheFormat format_of(const FoldSpec& spec, const CacheLayout& layout) {
+  if (layout.codes.empty()) return {};
+  return {latent_format(spec.head_dim - spec.head_dim_v), {}};
+}
+
+// Rows of 8 bits as keys of so many elements of 16 bits, which lie in pages as keys do.
+FoldInputs with_codes(FoldInputs inputs, const std::vector<std::byte>& codes) {
+  inputs.spec.head_dim =
+      static_cast<int>(latent_row_bytes(inputs.spec.head_dim_v, inputs.spec.head_dim - inputs.spec.head_dim_v) / 2);
+  inputs.k = codes;
+  return inputs;
+}
+
 void copy_rows(const MutableTensorView& to, const TensorView& from) {
   for (std::int64_t i = 0; i < from.tokens * from.heads; ++i) {
     std::memcpy(to.at(i / from.heads, i % from.heads), from.at(i / from.heads, i % from.heads),
@@ -43,9 +57,10 @@ void copy_rows(const MutableTensorView& to, const TensorView& from) {
 DecodeRunner::DecodeRunner(const DecodeRow& row, const FoldInputs& inputs, const CacheLayout& layout, int threads)
     : inputs_(inputs),
       backend_(row.make_backend({threads, 0})),
-      kernel_(row.make_kernel({inputs.spec, layout.values_in_keys}, *backend_)),
+      kernel_(row.make_kernel({inputs.spec, layout.values_in_keys, format_of(inputs.spec, layout)}, *backend_)),
       strided_(layout.strided),
-      share_(layout.share) {
+      share_(layout.share),
+      lists_with_own_(layout.lists_with_own) {
   const FoldSpec& spec = inputs.spec;
   const FoldInputs cached = dealt(inputs, share_, kernel_->key_tile());
   std::vector<std::int64_t> prefix_tokens;
@@ -71,7 +86,12 @@ DecodeRunner::DecodeRunner(const DecodeRow& row, const FoldInputs& inputs, const
   q.data = q_host.data();
   copy_rows(q, dense_view(inputs.q.data(), spec.dtype, rows, spec.heads, spec.head_dim));
   place(q_, q_host);
-  place(k_, pool.fill(cached, cached.k, spec.head_dim));
+  if (layout.codes.empty()) {
+    place(k_, pool.fill(cached, cached.k, spec.head_dim));
+  } else {
+    const FoldInputs coded = dealt(with_codes(inputs, layout.codes), share_, kernel_->key_tile());
+    place(k_, pool.fill(coded, coded.k, coded.spec.head_dim));
+  }
   place(v_, pool.fill(cached, cached.v, spec.head_dim_v));
   place(table_, bytes_of(pool.table()));
   place(sinks_, bytes_of(inputs.sinks));
@@ -92,6 +112,11 @@ DecodeRunner::DecodeRunner(const DecodeRow& row, const FoldInputs& inputs, const
     step_.v.dim = spec.head_dim_v;
     v_->clear();
   }
+  if (!layout.codes.empty()) {
+    step_.packed_k =
+        latent_cache(k_->data(), spec.head_dim_v, spec.head_dim - spec.head_dim_v, step_.k.pages, step_.k.page_size);
+    step_.k = step_.v = {};
+  }
   if (layout.page_size > 0) {
     step_.block_table = {reinterpret_cast<const std::int32_t*>(table_->data()), pool.table_width()};
   }
@@ -104,8 +129,29 @@ DecodeRunner::DecodeRunner(const DecodeRow& row, const FoldInputs& inputs, const
     step_.prefixes = {reinterpret_cast<const std::int32_t*>(prefix_of_->data()),
                       reinterpret_cast<const std::int32_t*>(prefix_keys_->data()), prefixes};
   }
+  if (inputs.lists != nullptr) {
+    const auto lists = static_cast<std::int64_t>(lengths.size()) * spec.lists.heads;
+    list_stride_ = *std::ranges::max_element(lengths) / spec.lists.key_block + 3;
+    list_blocks_.emplace(*backend_, static_cast<std::size_t>(lists * list_stride_) * sizeof(std::int32_t));
+    list_counts_.emplace(*backend_, static_cast<std::size_t>(lists) * sizeof(std::int32_t));
+    set_lists(inputs);
+    step_.lists = {reinterpret_cast<const std::int32_t*>(list_blocks_->data()),
+                   reinterpret_cast<const std::int32_t*>(list_counts_->data()), list_stride_};
+  }
   kernel_->reserve({static_cast<std::int64_t>(lengths.size()), step_.rows, *std::ranges::max_element(lengths),
                     layout.slices, prefixes});
+}
+
+void DecodeRunner::set_lists(const FoldInputs& inputs) {
+  DecodeListArrays lists = decode_lists(*inputs.lists, inputs.spec.mask, step_.rows, list_stride_);
+  for (std::size_t i = 0; lists_with_own_ && i < lists.counts.size(); ++i) {
+    const SequenceShape& sequence = inputs.sequences[i / static_cast<std::size_t>(inputs.spec.lists.heads)];
+    const std::int64_t own = std::max<std::int64_t>(0, sequence.k_len - step_.rows) / inputs.spec.lists.key_block;
+    std::int32_t* const list = lists.blocks.data() + i * static_cast<std::size_t>(list_stride_);
+    for (int more = 0; more < 2; ++more) list[lists.counts[i]++] = static_cast<std::int32_t>(own + more);
+  }
+  list_blocks_->write(bytes_of(lists.blocks));
+  list_counts_->write(bytes_of(lists.counts));
 }
 
 void DecodeRunner::set_lengths(const std::vector<std::int64_t>& lengths) {

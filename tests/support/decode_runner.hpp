@@ -31,9 +31,12 @@ struct CacheLayout {
   GroupShare share{};    // the groups that the cache holds
   // The values are read from the first head_dim_v columns of the keys: inputs.v must hold them.
   bool values_in_keys = false;
+  // Of values_in_keys, instead of inputs.k and inputs.v: rows of 8 bits of all tokens (kernels/latent_rows.hpp).
+  std::vector<std::byte> codes = {};
   // SharedPrefixes of the step: the prefix of each sequence, or −1, and the keys of each prefix.
   std::vector<std::int32_t> prefix_of = {};
   std::vector<std::int32_t> prefix_keys = {};
+  bool lists_with_own = false;  // of inputs with lists: a block that the rows stand in is named, and one behind it
 };
 
 // Inputs in a backend's memory, and a kernel that decodes them.
@@ -43,6 +46,8 @@ class DecodeRunner {
   // those of the layout's share.
   DecodeRunner(const DecodeRow& row, const FoldInputs& inputs, const CacheLayout& layout = {}, int threads = 1);
 
+  // Overwrites the lists on the device: those of `inputs`, of the same shape, for its rows.
+  void set_lists(const FoldInputs& inputs);
   // Overwrites the lengths on the device; none is longer than in the inputs.
   void set_lengths(const std::vector<std::int64_t>& lengths);
   // Enqueues a step.
@@ -75,7 +80,10 @@ class DecodeRunner {
   bool strided_;
   GroupShare share_;
   std::int64_t record_groups_ = 0;
-  std::optional<DeviceArray> q_, k_, v_, table_, lengths_, sinks_, out_, lse_, records_, prefix_of_, prefix_keys_;
+  bool lists_with_own_;
+  std::int64_t list_stride_ = 0;
+  std::optional<DeviceArray> q_, k_, v_, table_, lengths_, sinks_, out_, lse_, records_, prefix_of_, prefix_keys_,
+      list_blocks_, list_counts_;
   DecodeStep step_;
 };
 

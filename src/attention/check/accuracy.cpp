@@ -167,13 +167,17 @@ void check_sequence(const AccuracyInputs& inputs, std::size_t sequence, std::int
       q_row = query_in_latent<float>(*latents, sample.head, q_row);
       round_all(spec.dtype, q_row);
     }
-    oracles.emplace_back(spec, sample.head, position, shape.k_len, std::move(exact), listed);
+    const PositionsOfKeys positions =
+        positions_of(inputs.job.positions.get(), sequence, sample.head / (spec.heads / spec.kv_heads));
+    oracles.emplace_back(spec, sample.head, position, shape.k_len, std::move(exact), listed, positions);
     const float sink = spec.sinks ? inputs.sinks[sample.head] : -kInfinity;
-    const TileRange tiles =
-        Visibility(spec.mask, shape.k_len).tiles(position, {inputs.kernel.query_tile, inputs.kernel.key_tile});
-    rows.push_back({sample, row, tiles,
-                    StraightforwardRow(spec, sample.head, position, shape.k_len, listed, std::move(q_row), sink),
-                    false});
+    const TileSizes sizes{inputs.kernel.query_tile, inputs.kernel.key_tile};
+    const TileRange tiles = positions.empty() ? Visibility(spec.mask, shape.k_len).tiles(position, sizes)
+                                              : PositionedVisibility(spec.mask, positions).tiles(position, 1, sizes);
+    rows.push_back(
+        {sample, row, tiles,
+         StraightforwardRow(spec, sample.head, position, shape.k_len, listed, positions, std::move(q_row), sink),
+         false});
     if (tiles.empty()) continue;
     range.begin = std::min(range.begin, tiles.begin * inputs.kernel.key_tile);
     range.end = std::max(range.end, std::min(tiles.end * inputs.kernel.key_tile, shape.k_len));

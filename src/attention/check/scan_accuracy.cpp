@@ -15,10 +15,11 @@ namespace ringattn {
 
 namespace {
 
-constexpr std::uint64_t kSampleSeed = 20;   // any; the same rows each time
-constexpr std::int64_t kMostHeads = 4;      // that are sampled
-constexpr std::int64_t kBlockTokens = 512;  // that are read at a time: whole chunks
-constexpr double kStepsPerSecond = 5e8;     // of an element of a state
+constexpr std::uint64_t kSampleSeed = 20;       // any; the same rows each time
+constexpr std::int64_t kMostHeads = 4;          // that are sampled
+constexpr std::int64_t kBlockTokens = 512;      // that are read at a time: whole chunks
+constexpr double kConvolutionTolerance = 1e-6;  // what fp32 may lose of a convolution's terms
+constexpr double kStepsPerSecond = 5e8;         // of an element of a state
 
 std::vector<RowSample> sample_scan(const ScanJob& job, std::int64_t count) {
   const std::int64_t tokens = job.tokens();
@@ -46,34 +47,90 @@ struct PlacedSample {
 // 2^−p of a dtype.
 double rounding_of(Dtype dtype) { return dtype == Dtype::kBf16 ? 0x1p-8 : dtype == Dtype::kF16 ? 0x1p-11 : 0x1p-24; }
 
-// The rows of consecutive tokens.
+// A number that a kernel has but for an error.
+struct Rounded {
+  double value = 0.0;
+  double error = 0.0;
+};
+
+// The rows of consecutive tokens of one sequence, behind the convolution where there is one: in fp64, with what its
+// result may lose in a kernel.
 class Block {
  public:
-  Block(const ScanInput& input, PackedRun tokens, int threads) : first_(tokens.begin) {
+  Block(const ScanInput& input, std::int32_t sequence, PackedRun tokens, int threads)
+      : job_(input.job()), first_(tokens.begin), conv_weight_(input.conv_weight()), conv_bias_(input.conv_bias()) {
+    const auto s = static_cast<std::size_t>(sequence);
+    const std::vector<ScanRows> convolved = input.convolved();
+    if (!convolved.empty()) {
+      in_front_ = std::min<std::int64_t>(job_.convolution->halo_tokens(), tokens.begin - input.origins()[s]);
+      std::int64_t channel = 0;
+      for (const ScanRows which : convolved) {
+        channels_[static_cast<std::size_t>(which)] = channel;
+        const ScanInput::RowShape shape = input.row_shape(which);
+        channel += shape.heads * shape.dim;
+      }
+      halo_ = allocate_host(static_cast<std::size_t>(job_.convolution->halo_bytes()));
+      input.read_halos({&sequence, 1}, {halo_.data(), halo_.bytes()});
+    }
     const auto read = [&](ScanRows which) {
       const ScanInput::RowShape shape = input.row_shape(which);
-      const Dtype dtype = input.job().spec.dtype;
+      const Dtype dtype = job_.spec.dtype;
+      const std::int64_t before = channels_[static_cast<std::size_t>(which)] < 0 ? 0 : in_front_;
+      const PackedRun runs[] = {{tokens.begin - before, tokens.end}};
       buffers_.push_back(
-          allocate_host(static_cast<std::size_t>(tokens.tokens() * shape.heads * shape.dim) * size_of(dtype)));
+          allocate_host(static_cast<std::size_t>(total_tokens(runs) * shape.heads * shape.dim) * size_of(dtype)));
       const MutableTensorView rows =
-          dense_view(static_cast<void*>(buffers_.back().data()), dtype, tokens.tokens(), shape.heads, shape.dim);
-      const PackedRun runs[] = {tokens};
+          dense_view(static_cast<void*>(buffers_.back().data()), dtype, total_tokens(runs), shape.heads, shape.dim);
       input.read(which, runs, rows, threads);
       views_[static_cast<std::size_t>(which)] = rows;
     };
     for (const ScanRows which : {ScanRows::kX, ScanRows::kDt, ScanRows::kB, ScanRows::kC}) read(which);
-    if (input.job().spec.gate) read(ScanRows::kZ);
+    if (job_.spec.gate) read(ScanRows::kZ);
   }
 
-  // Element `dim` of a packed token's row.
+  // Element `dim` of a packed token's row, as it is given.
   double at(ScanRows which, std::int64_t token, int head, std::int64_t dim) const {
     const TensorView& view = views_[static_cast<std::size_t>(which)];
-    return static_cast<double>(
-        load_element(view.at(token - first_, head) + dim * static_cast<std::int64_t>(size_of(view.dtype)), view.dtype));
+    const std::int64_t before = channels_[static_cast<std::size_t>(which)] < 0 ? 0 : in_front_;
+    return static_cast<double>(load_element(
+        view.at(token - first_ + before, head) + dim * static_cast<std::int64_t>(size_of(view.dtype)), view.dtype));
+  }
+
+  // The same as the scan takes it.
+  Rounded taken(ScanRows which, std::int64_t token, int head, std::int64_t dim) const {
+    const std::int64_t first = channels_[static_cast<std::size_t>(which)];
+    if (first < 0) return {at(which, token, head, dim), 0.0};
+    const ConvolutionSpec& spec = *job_.convolution;
+    const std::int64_t channel = first + head * views_[static_cast<std::size_t>(which)].dim + dim;
+    double sum = spec.bias ? static_cast<double>(conv_bias_[static_cast<std::size_t>(channel)]) : 0.0;
+    double magnitude = std::abs(sum);
+    for (int k = 0; k < spec.width; ++k) {
+      const std::int64_t from = token - spec.halo_tokens() + k;
+      const std::int64_t missing = first_ - in_front_ - from;  // tokens in front of those that were read
+      const double value = missing <= 0 ? at(which, from, head, dim) : in_halo(spec.halo_tokens() - missing, channel);
+      const double term = value * static_cast<double>(conv_weight_[static_cast<std::size_t>(channel * spec.width + k)]);
+      sum += term;
+      magnitude += std::abs(term);
+    }
+    const double y = spec.silu ? sum / (1.0 + std::exp(-sum)) : sum;
+    return {y, rounding_of(spec.dtype) * std::abs(y) + kConvolutionTolerance * magnitude};
   }
 
  private:
+  // Channel of a token in front of the sequence, the oldest of which is 0.
+  double in_halo(std::int64_t token, std::int64_t channel) const {
+    const Dtype dtype = job_.spec.dtype;
+    const auto at = static_cast<std::size_t>(token * job_.convolution->channels + channel) * size_of(dtype);
+    return static_cast<double>(load_element(halo_.data() + at, dtype));
+  }
+
+  const ScanJob& job_;
   std::int64_t first_;
+  std::int64_t in_front_ = 0;  // tokens of the sequence that were read besides, of what is convolved
+  std::int64_t channels_[5] = {-1, -1, -1, -1, -1};  // first ones of ScanRows; -1: it isn't convolved
+  const std::vector<float>& conv_weight_;
+  const std::vector<float>& conv_bias_;
+  Buffer halo_;
   std::vector<Buffer> buffers_;
   TensorView views_[5];
 };
@@ -86,6 +143,7 @@ class HeadCheck {
     const auto elements = static_cast<std::size_t>(spec_.head_dim * spec_.state_dim);
     state_.resize(elements);
     magnitude_.resize(elements);
+    slack_.resize(elements);
     b_.resize(static_cast<std::size_t>(spec_.state_dim));
     decay_.resize(b_.size());
   }
@@ -115,7 +173,7 @@ class HeadCheck {
  private:
   struct Expected {
     std::vector<double> y;
-    std::vector<double> magnitude;
+    std::vector<double> tolerance;  // beside y's own rounding
   };
 
   int group() const { return head_ / (spec_.heads / spec_.groups); }
@@ -137,18 +195,23 @@ class HeadCheck {
           spec_.state_decays ? static_cast<std::size_t>(head_) * b_.size() + n : static_cast<std::size_t>(head_);
       if (n == 0 || spec_.state_decays) decay_[n] = std::exp(dt * static_cast<double>(input_.a()[at]));
       if (n > 0 && !spec_.state_decays) decay_[n] = decay_[0];
-      b_[n] = block.at(ScanRows::kB, token, group(), static_cast<std::int64_t>(n));
-      finite = finite && std::isfinite(b_[n]) &&
-               std::isfinite(block.at(ScanRows::kC, token, group(), static_cast<std::int64_t>(n)));
+      b_[n] = block.taken(ScanRows::kB, token, group(), static_cast<std::int64_t>(n));
+      finite = finite && std::isfinite(b_[n].value) &&
+               std::isfinite(block.taken(ScanRows::kC, token, group(), static_cast<std::int64_t>(n)).value);
     }
     for (int p = 0; p < spec_.head_dim; ++p) {
-      const double scaled = dt * block.at(ScanRows::kX, token, head_, p);
+      const Rounded x = block.taken(ScanRows::kX, token, head_, p);
+      const double scaled = dt * x.value;
+      const double scaled_error = std::abs(dt) * x.error;
       finite = finite && std::isfinite(scaled);
       double* const state = state_.data() + static_cast<std::size_t>(p) * b_.size();
       double* const magnitude = magnitude_.data() + static_cast<std::size_t>(p) * b_.size();
+      double* const slack = slack_.data() + static_cast<std::size_t>(p) * b_.size();
       for (std::size_t n = 0; n < b_.size(); ++n) {
-        state[n] = decay_[n] * state[n] + scaled * b_[n];
-        magnitude[n] = decay_[n] * magnitude[n] + std::abs(scaled * b_[n]);
+        const auto& [b, b_error] = b_[n];
+        state[n] = decay_[n] * state[n] + scaled * b;
+        magnitude[n] = decay_[n] * magnitude[n] + std::abs(scaled * b);
+        slack[n] = decay_[n] * slack[n] + scaled_error * (std::abs(b) + b_error) + std::abs(scaled) * b_error;
       }
     }
     return finite;
@@ -161,25 +224,30 @@ class HeadCheck {
     for (int p = 0; p < spec_.head_dim; ++p) {
       double sum = 0.0;
       double magnitude = 0.0;
+      double slack = 0.0;
       for (std::size_t n = 0; n < b_.size(); ++n) {
-        const double c = block.at(ScanRows::kC, token, group(), static_cast<std::int64_t>(n));
-        sum += state_[static_cast<std::size_t>(p) * b_.size() + n] * c;
-        magnitude += magnitude_[static_cast<std::size_t>(p) * b_.size() + n] * std::abs(c);
+        const std::size_t at = static_cast<std::size_t>(p) * b_.size() + n;
+        const auto [c, c_error] = block.taken(ScanRows::kC, token, group(), static_cast<std::int64_t>(n));
+        sum += state_[at] * c;
+        magnitude += magnitude_[at] * std::abs(c);
+        slack += slack_[at] * (std::abs(c) + c_error) + std::abs(state_[at]) * c_error;
       }
       if (spec_.skip) {
-        const double term =
-            static_cast<double>(input_.d()[static_cast<std::size_t>(head_)]) * block.at(ScanRows::kX, token, head_, p);
-        sum += term;
-        magnitude += std::abs(term);
+        const Rounded x = block.taken(ScanRows::kX, token, head_, p);
+        const auto d = static_cast<double>(input_.d()[static_cast<std::size_t>(head_)]);
+        sum += d * x.value;
+        magnitude += std::abs(d * x.value);
+        slack += std::abs(d) * x.error;
       }
       if (spec_.gate) {
         const double z = block.at(ScanRows::kZ, token, head_, p);
         const double gate = z / (1.0 + std::exp(-z));
         sum *= gate;
         magnitude *= std::abs(gate);
+        slack *= std::abs(gate);
       }
       row.y.push_back(sum);
-      row.magnitude.push_back(magnitude);
+      row.tolerance.push_back(kScanTermTolerance * magnitude + slack);
     }
     expected_.push_back(std::move(row));
   }
@@ -202,8 +270,7 @@ class HeadCheck {
       if (!finite) continue;
       ++accuracy_.compared;
       const double error = std::abs(value - expected);
-      const double allowed = rounding_of(spec_.dtype) * std::abs(expected) +
-                             kScanTermTolerance * row.magnitude[static_cast<std::size_t>(p)];
+      const double allowed = rounding_of(spec_.dtype) * std::abs(expected) + row.tolerance[static_cast<std::size_t>(p)];
       const double part = error == 0.0 ? 0.0 : error / allowed;
       if (accuracy_.compared > 1 && part <= accuracy_.part) continue;
       accuracy_.part = part;
@@ -224,9 +291,10 @@ class HeadCheck {
   int head_;
   std::vector<PlacedSample> samples_;  // ascending
   const TensorView& y_;
-  std::vector<double> state_, magnitude_;  // [head_dim, state_dim]
-  std::vector<double> b_, decay_;          // of a token, [state_dim]
-  std::vector<Expected> expected_;         // of the samples so far
+  std::vector<double> state_, magnitude_, slack_;  // [head_dim, state_dim]
+  std::vector<Rounded> b_;                         // of a token, [state_dim]
+  std::vector<double> decay_;                      // likewise
+  std::vector<Expected> expected_;                 // of the samples so far
   std::size_t next_ = 0;
   ScanAccuracy accuracy_;
 };
@@ -268,7 +336,7 @@ ScanAccuracy check_sequence(const ScanInput& input, std::int32_t sequence,
   for (std::int64_t first = begin; first < end; first += kBlockTokens) {
     beat();
     const std::int64_t block_end = std::min(end, first + kBlockTokens);
-    const Block block(input, {first, block_end}, threads);
+    const Block block(input, sequence, {first, block_end}, threads);
     const auto count = static_cast<std::int64_t>(heads.size());
 #pragma omp parallel for num_threads(threads) schedule(dynamic)
     for (std::int64_t i = 0; i < count; ++i) {

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/key_positions.hpp"
 #include "kernels/oracle.hpp"
 #include "kernels/visibility.hpp"
 
@@ -35,11 +36,12 @@ inline void load_row(const TensorView& view, std::int64_t token, std::int64_t he
 class StraightforwardRow {
  public:
   StraightforwardRow(const FoldSpec& spec, int head, std::int64_t position, std::int64_t key_length,
-                     const ListedKeys& listed, std::vector<float> q, float sink)
+                     const ListedKeys& listed, PositionsOfKeys positions, std::vector<float> q, float sink)
       : spec_(spec),
         kv_head_(head / (spec.heads / spec.kv_heads)),
         listed_(listed),
-        keys_(Visibility(spec.mask, key_length).keys(position)),
+        keys_(positions.empty() ? Visibility(spec.mask, key_length).keys(position)
+                                : PositionedVisibility(spec.mask, positions).keys(position)),
         q_(std::move(q)),
         sink_(sink),
         max_(sink),

@@ -176,7 +176,7 @@ void CompressedSource::check(const CompressedRows& rows, std::span<const PackedR
 
 void CompressedSource::read(std::span<const PackedRun> runs, const MutableTensorView& plain, int threads) const {
   // Some runs at a time: they are read with the rest of their groups.
-  HostDecompressor decompressor(format, shape, std::max(threads, 1));
+  TensorCoder decompressor(format, shape, {std::max(threads, 1), kNoDevice});
   const std::int64_t group = codes_by_token(format) ? 1 : format.group;
   const auto row_bytes = static_cast<std::size_t>(shape.heads * shape.dim) * size_of(shape.dtype);
   for (const CompressedRun& run : rows_of(runs)) {

@@ -4,6 +4,7 @@
 #include <mutex>
 
 #include "attention/files/cache_tensors.hpp"
+#include "attention/files/position_tensors.hpp"
 #include "base/error.hpp"
 
 namespace ringattn {
@@ -15,7 +16,9 @@ InputTensors find_tensors(const SafetensorsFile& file, const FileInput& input,
                           std::optional<ScanTensors>& scan) {
   const bool scans = holds_scan(file, input.names);
   const bool latent = !scans && holds_latents(file, input.names);
-  if (!scans && !latent && holds_cache(file, input.names)) {
+  const bool cache = !scans && !latent && holds_cache(file, input.names);
+  if (holds_positions(file) && (cache || latent)) refuse_positions(file, cache ? "pages" : "latents");
+  if (cache) {
     return find_cache(file, input.names, input.order, input.page_order);
   }
   if (input.page_order) {
@@ -26,8 +29,12 @@ InputTensors find_tensors(const SafetensorsFile& file, const FileInput& input,
     scan = find_scan(file, input.names, input.order);
     return {};
   }
-  if (!latent && holds_compressed(file)) return find_compressed(file, input.names, input.order, compressed);
-  if (!latent) return find_input(file, input.names, input.order);
+  if (!latent) {
+    InputTensors rows = holds_compressed(file) ? find_compressed(file, input.names, input.order, compressed)
+                                               : find_input(file, input.names, input.order);
+    if (holds_positions(file)) read_positions(file, input.names, rows);
+    return rows;
+  }
   auto [tensors, found] = find_latents(file, input.names, input.order);
   latents = found;
   return std::move(tensors);

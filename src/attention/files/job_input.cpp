@@ -12,6 +12,7 @@
 #include "kernels/compression_methods.hpp"
 #include "kernels/decode.hpp"
 #include "kernels/fold_spec.hpp"
+#include "kernels/latent_rows.hpp"
 
 namespace ringattn {
 
@@ -221,6 +222,15 @@ void JobInput::take_numerics(const Numerics& numerics) {
   if (numerics.query_offset) {
     job_.batch.sequences = job_.batch.sequences.with_offset(*numerics.query_offset);
   }
+  check_mask(spec.mask);
+  if (file_ && file_->tensors.positions) {
+    if (!numerics.lists.empty()) {
+      fail(ErrorCode::kUsage, {setting("block_mask"), " with keys at positions of their own"},
+           "blocks of keys are counted from the first token of a sequence, and some were taken out",
+           "Leave it out; windows are possible.");
+    }
+    set_positions(job_, file_->tensors.positions);
+  }
   check_job(job_);
   if (seed_ && !job_.format.is_plain()) made_ = made_compressed(job_, *seed_);
   if (latent_) take_form(numerics.form);
@@ -274,16 +284,30 @@ void JobInput::read(SyntheticTensor tensor, std::span<const PackedRun> runs, con
     fail(ErrorCode::kUsage, "the job has no input", "its shape alone is given", "Name a seed, or a file.");
   }
   const InputTensors& found = file_->tensors;
-  std::vector<PackedRun> tokens = runs_of_whole(tensor, runs);
-  if (found.pages && tensor != SyntheticTensor::kQ && !is_matrix(tensor)) {
-    tokens = pool_runs(*found.pages, whole().cu_k(), tokens);
-  }
+  const bool keys = tensor != SyntheticTensor::kQ && !is_matrix(tensor);
+  const std::vector<PackedRun> tokens = keys ? file_keys(runs) : runs_of_whole(tensor, runs);
   if (const CompressedSource* const source = stored(tensor)) return source->read(tokens, rows, threads);
   if (file_->latents && tensor != SyntheticTensor::kQ) return read_latents(*file_->latents, tensor, tokens, rows);
   const std::pair<const TensorSource&, const RowGrid&> sources[] = {
       {found.q, found.q_grid}, {found.k, found.k_grid}, {found.v, found.v_grid}};
   const auto& [source, grid] = sources[static_cast<std::size_t>(tensor)];
   read_rows(source, grid, tokens, rows);
+}
+
+// Packed keys as tokens of the file's own axis.
+std::vector<PackedRun> JobInput::file_keys(std::span<const PackedRun> runs) const {
+  std::vector<PackedRun> tokens = runs_of_whole(SyntheticTensor::kK, runs);
+  if (file_->tensors.pages) tokens = pool_runs(*file_->tensors.pages, whole().cu_k(), tokens);
+  return tokens;
+}
+
+RowFormat JobInput::latent_format() const {
+  const bool codes = file_ && file_->latents && file_->latents->rows == LatentTensors::Rows::kCodes;
+  return codes ? ringattn::latent_format(file_->latents->rope_dim) : RowFormat{};
+}
+
+void JobInput::read_latent_codes(std::span<const PackedRun> runs, std::span<std::byte> rows) const {
+  ringattn::read_latent_codes(*file_->latents, file_keys(runs), rows);
 }
 
 std::vector<PackedRun> JobInput::runs_of_whole(SyntheticTensor tensor, std::span<const PackedRun> runs) const {

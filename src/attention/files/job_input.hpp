@@ -3,6 +3,7 @@
 // they are asked for.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -19,6 +20,7 @@
 #include "attention/tokens/latent_job.hpp"
 #include "attention/tokens/packed_run.hpp"
 #include "base/tensor.hpp"
+#include "kernels/row_format.hpp"
 #include "kernels/synthetic.hpp"
 
 namespace ringattn {
@@ -67,7 +69,8 @@ struct Numerics {
   Mask mask{-1, 0};                     // causal
   std::optional<double> softmax_scale;  // absent: 1 / sqrt(head_dim)
   double softcap = 0.0;                 // 0: off
-  // Position of each sequence's first query among its keys; absent: as the file says, or aligned to the keys' end.
+  // Position of each sequence's first query among its keys; absent: as the file says, or aligned to the keys' end. Keys
+  // that have positions of their own are counted with those that were taken out.
   std::optional<std::int64_t> query_offset;
   // Which key blocks each query block sees beside that: a pattern, or a file (list_request.hpp); empty: all of them.
   std::string lists;
@@ -105,6 +108,10 @@ class JobInput {
   const FormChoice& form() const { return form_; }
   // Of kLatent: whether q is [tokens, heads, latent_dim + rope_dim], multiplied by w_uk already.
   bool q_in_latent() const { return file_ && file_->latents && file_->latents->q_in_latent; }
+  // Of latents of a file that lie there in rows of 8 bits, how these are stored; else plain.
+  RowFormat latent_format() const;
+  // Fills `rows` with such rows of these packed keys, wherever pages hold them. Throws kFile.
+  void read_latent_codes(std::span<const PackedRun> runs, std::span<std::byte> rows) const;
   // Of a cache in pages: where each sequence's keys lie; else null.
   const PageTable* pages() const { return has_file_pages() ? &*file_->tensors.pages : dealt_.get(); }
   // Of a synthetic cache: keys that all sequences begin with.
@@ -144,6 +151,7 @@ class JobInput {
   void take_numerics(const Numerics& numerics);
   const CompressedSource* stored(SyntheticTensor tensor) const;
   const Batch& whole() const { return part_ ? part_->whole : job_.batch; }
+  std::vector<PackedRun> file_keys(std::span<const PackedRun> runs) const;
   std::vector<PackedRun> runs_of_whole(SyntheticTensor tensor, std::span<const PackedRun> runs) const;
 
   std::shared_ptr<const InputFile> file_;  // null: synthetic

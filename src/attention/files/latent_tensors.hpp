@@ -13,6 +13,7 @@
 //                           each head first the rows of w_uk, then those of w_uv
 #pragma once
 
+#include <cstddef>
 #include <optional>
 #include <span>
 #include <utility>
@@ -55,5 +56,9 @@ std::pair<InputTensors, LatentTensors> find_latents(const SafetensorsFile& file,
 // the tensor's own axis; kWeightKeys or kWeightValues, [heads, dim, latent_dim], of the heads of `runs`. Throws kFile.
 void read_latents(const LatentTensors& source, SyntheticTensor tensor, std::span<const PackedRun> runs,
                   const MutableTensorView& rows);
+
+// Of Rows::kCodes: fills `rows` with these tokens' rows of latent_row_bytes(), one behind the other, as they lie there.
+// Throws kFile.
+void read_latent_codes(const LatentTensors& source, std::span<const PackedRun> runs, std::span<std::byte> rows);
 
 }  // namespace ringattn

@@ -37,6 +37,8 @@ using ReadTensor =
     std::function<void(SyntheticTensor tensor, std::span<const PackedRun> runs, const MutableTensorView& rows)>;
 
 // The lists of a job, which has none yet. The same on every rank that has the same input; top-k reads all of q and k.
+// They are made on the host, before there is a backend, because plans say by them who sends what to whom; the choice is
+// that of a decoding step on a device (kernels/block_score.hpp).
 // Throws kUsage for words that make no pattern, kFile for a file that holds no mask for the job.
 std::shared_ptr<const TileLists> requested_lists(std::string_view request, const Job& job, const ReadTensor& read);
 

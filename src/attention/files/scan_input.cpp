@@ -9,13 +9,19 @@
 
 #include "attention/files/tensor_checks.hpp"
 #include "base/error.hpp"
+#include "base/memory.hpp"
 
 namespace ringattn {
 
 namespace {
 
 constexpr double kMostElements = 0x1p60;  // of a tensor: its bytes must stay countable
-constexpr float kUsualBias = -4.0F;       // softplus makes about 0.02 of it
+// What has a place beside the rows: tokens of kScanHeads, behind D and the bias of dt.
+constexpr std::int64_t kConvolutionToken = 2;                // weights, then the bias; a channel is a head
+constexpr std::int64_t kStatesToken = 16;                    // one of each sequence, [heads, head_dim · state_dim]
+constexpr std::int64_t kHalosToken = std::int64_t{1} << 40;  // width − 1 of each sequence, [1, channels]
+constexpr float kConvolutionScale = 0.5F;  // of weights and biases, so that rows keep about their size
+constexpr float kUsualBias = -4.0F;        // softplus makes about 0.02 of it
 
 // −2^−e, where neighbouring heads have far different e of 0 to 15, the slowest first.
 float synthetic_decay(int head) {
@@ -40,8 +46,9 @@ ScanInput::ScanInput(const ScanRequest& request, const ScanNumerics& numerics) {
   spec.dt_softplus = numerics.softplus.value_or(spec.dt_bias);
   spec.dt_least = numerics.dt_least;
   spec.dt_most = numerics.dt_most;
-  job_.final_states = numerics.final_states;
-  check_scan(spec);
+  job_.final_states = numerics.final_states || job_.update;
+  job_.final_halos = job_.final_states && job_.convolution;
+  check_scan_job(job_);
 }
 
 void ScanInput::take_shape(const SyntheticScan& input) {
@@ -82,6 +89,7 @@ void ScanInput::take_shape(const SyntheticScan& input) {
   y_grid_ = {order, batched ? input.batch : 1, batched ? input.tokens : input.tokens * input.batch, spec.heads,
              spec.head_dim};
   job_.lengths.assign(static_cast<std::size_t>(input.batch), input.tokens);
+  job_.update = job_.initial_states = input.update;
   take_whole();
   const std::uint64_t seed = input.seed.value_or(0);
   d_ = synthetic_heads(seed, 0, spec.heads, 0.0F);
@@ -90,6 +98,16 @@ void ScanInput::take_shape(const SyntheticScan& input) {
     for (int state = 0; state < (spec.state_decays ? spec.state_dim : 1); ++state) {
       a_.push_back(synthetic_decay(head) * static_cast<float>(state + 1));
     }
+  }
+  if (input.conv_width == 0) return;
+  take_convolution(input.conv_width, true);
+  job_.initial_halos = input.update;
+  const auto number = [&](int token, int channel) {
+    return synthetic_value(seed, SyntheticTensor::kScanHeads, kConvolutionToken + token, channel, 0);
+  };
+  for (int channel = 0; channel < job_.convolution->channels; ++channel) {
+    for (int k = 0; k < input.conv_width; ++k) conv_weight_.push_back(kConvolutionScale * number(k, channel));
+    conv_bias_.push_back(kConvolutionScale * number(input.conv_width, channel));
   }
 }
 
@@ -110,7 +128,9 @@ void ScanInput::take_shape(const FileInput& input) {
   spec.skip = !found.d.empty();
   spec.gate = found.z.has_value();
   spec.dt_bias = !found.dt_bias.empty();
+  job_.update = found.update;
   job_.initial_states = found.initial_states.has_value();
+  job_.initial_halos = found.conv_state.has_value();
   job_.lengths = found.lengths;
   for (std::size_t s = 0; s < job_.lengths.size(); ++s) {
     require(job_.lengths[s] > 0, found.x, fmt::format("sequence {} has no tokens", s), "A scan has at least one.");
@@ -120,7 +140,15 @@ void ScanInput::take_shape(const FileInput& input) {
   a_ = found.a;
   d_ = found.d;
   dt_bias_ = found.dt_bias;
+  conv_weight_ = found.conv_weight;
+  conv_bias_ = found.conv_bias;
+  if (found.conv_width > 0) take_convolution(found.conv_width, !found.conv_bias.empty());
   take_whole();
+}
+
+// Models have silu behind it.
+void ScanInput::take_convolution(int width, bool bias) {
+  job_.convolution = ConvolutionSpec{job_.spec.dtype, convolution_channels(job_.spec), width, bias, true};
 }
 
 void ScanInput::take_whole() {
@@ -128,6 +156,7 @@ void ScanInput::take_whole() {
   for (std::size_t s = 0; s < job_.lengths.size(); ++s) {
     numbers_.push_back(static_cast<std::int32_t>(s));
     origins_.push_back(token);
+    begins_.push_back(0);
     token += job_.lengths[s];
   }
 }
@@ -135,6 +164,7 @@ void ScanInput::take_whole() {
 ScanInput ScanInput::with_final_states() const {
   ScanInput all = *this;
   all.job_.final_states = true;
+  all.job_.final_halos = job_.convolution.has_value();
   return all;
 }
 
@@ -144,11 +174,14 @@ ScanInput ScanInput::part(std::span<const std::int64_t> begins, std::span<const 
   some.job_.lengths.clear();
   some.numbers_.clear();
   some.origins_.clear();
+  some.begins_.clear();
   for (std::size_t s = 0; s < job_.lengths.size(); ++s) {
     if (begins[s] >= ends[s]) continue;
     some.job_.lengths.push_back(ends[s] - begins[s]);
     some.numbers_.push_back(numbers_[s]);
     some.origins_.push_back(origins_[s] + begins[s]);
+    some.begins_.push_back(begins_[s] + begins[s]);
+    some.job_.initial_halos = some.job_.initial_halos || (job_.convolution && begins[s] > 0);
   }
   if (!states.empty()) {
     some.job_.initial_states = true;
@@ -170,6 +203,12 @@ ScanInput::RowShape ScanInput::row_shape(ScanRows rows) const {
       break;
   }
   return {spec.groups, spec.state_dim};
+}
+
+std::vector<ScanRows> ScanInput::convolved() const {
+  if (!job_.convolution) return {};
+  if (job_.spec.state_decays) return {ScanRows::kX};
+  return {ScanRows::kX, ScanRows::kB, ScanRows::kC};
 }
 
 SyntheticTensor ScanInput::synthetic(ScanRows rows) {
@@ -204,7 +243,13 @@ void ScanInput::read_initial(std::span<const std::int32_t> sequences, std::span<
   if (!states_) {
     std::vector<std::int32_t> numbers;
     for (const std::int32_t sequence : sequences) numbers.push_back(numbers_[static_cast<std::size_t>(sequence)]);
-    return read_states(*file_->scan, numbers, states);
+    if (file_) return read_states(*file_->scan, numbers, states);
+    std::vector<PackedRun> runs;
+    for (const std::int32_t number : numbers) runs.push_back({kStatesToken + number, kStatesToken + number + 1});
+    const std::int64_t dim = std::int64_t{job_.spec.head_dim} * job_.spec.state_dim;
+    return fill_synthetic(
+        seed_.value_or(0), SyntheticTensor::kScanHeads, runs,
+        dense_view(static_cast<void*>(states.data()), Dtype::kF32, total_tokens(runs), job_.spec.heads, dim), 1);
   }
   const std::size_t floats = static_cast<std::size_t>(state_bytes(job_.spec)) / sizeof(float);
   auto to = states.begin();
@@ -212,6 +257,48 @@ void ScanInput::read_initial(std::span<const std::int32_t> sequences, std::span<
     to = std::copy_n(states_->begin() + static_cast<std::ptrdiff_t>(static_cast<std::size_t>(sequence) * floats),
                      floats, to);
   }
+}
+
+void ScanInput::read_halos(std::span<const std::int32_t> sequences, std::span<std::byte> halos) const {
+  const ConvolutionSpec& spec = *job_.convolution;
+  const auto bytes = static_cast<std::size_t>(spec.halo_bytes());
+  std::ranges::fill(halos, std::byte{0});
+  for (std::size_t i = 0; i < sequences.size(); ++i) {
+    const auto s = static_cast<std::size_t>(sequences[i]);
+    const std::span<std::byte> halo = halos.subspan(i * bytes, bytes);
+    const MutableTensorView rows =
+        dense_view(static_cast<void*>(halo.data()), spec.dtype, spec.halo_tokens(), 1, spec.channels);
+    if (begins_[s] >= spec.halo_tokens()) {
+      read_in_front(origins_[s], rows);
+    } else if (file_ && file_->scan->conv_state) {
+      read_halo(*file_->scan, numbers_[s], halo);
+    } else if (seed_ && job_.update) {
+      const std::int64_t first = kHalosToken + numbers_[s] * std::int64_t{spec.halo_tokens()};
+      const PackedRun runs[] = {{first, first + spec.halo_tokens()}};
+      fill_synthetic(*seed_, SyntheticTensor::kScanHeads, runs, rows, 1);
+    }
+  }
+}
+
+// The tokens of the same sequence in front of a packed one.
+void ScanInput::read_in_front(std::int64_t token, const MutableTensorView& rows) const {
+  const PackedRun runs[] = {{token - rows.tokens, token}};
+  const auto size = static_cast<std::int64_t>(size_of(rows.dtype));
+  std::int64_t first = 0;  // channel
+  for (const ScanRows which : convolved()) {
+    const RowShape shape = row_shape(which);
+    const std::int64_t dims = shape.heads * shape.dim;
+    const Buffer some = allocate_host(static_cast<std::size_t>(rows.tokens * dims * size));
+    read(which, runs, dense_view(static_cast<void*>(some.data()), rows.dtype, rows.tokens, shape.heads, shape.dim), 1);
+    for (std::int64_t row = 0; row < rows.tokens; ++row) {
+      std::copy_n(some.data() + row * dims * size, dims * size, rows.at(row, 0) + first * size);
+    }
+    first += dims;
+  }
+}
+
+std::vector<std::int64_t> ScanInput::halos_shape() const {
+  return {static_cast<std::int64_t>(job_.lengths.size()), job_.convolution->channels, job_.convolution->halo_tokens()};
 }
 
 std::vector<std::int64_t> ScanInput::y_shape() const {

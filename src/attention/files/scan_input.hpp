@@ -23,6 +23,7 @@ namespace ringattn {
 // A scan as a function of a seed, over sequences of equal length, with D, z and a bias of dt. Decays are such that some
 // heads forget within a chunk, and others remember for super-segments.
 struct SyntheticScan {
+  bool update = false;                // one token of each sequence, from states that the seed makes, too
   bool selective = false;             // Mamba-1: heads are channels, and head_dim is 1
   std::optional<std::uint64_t> seed;  // absent: a shape alone, of which no rows can be read
   std::int64_t tokens = 0;            // of each sequence
@@ -31,6 +32,7 @@ struct SyntheticScan {
   int head_dim = 64;
   int groups = 1;
   int state_dim = 128;
+  int conv_width = 0;  // of the convolution in front, with a bias; 0: none
   Dtype dtype = Dtype::kBf16;
   std::optional<AxisOrder> order;  // of y in a file: kThd, kBthd; absent: kThd, or kBthd for several sequences
 };
@@ -42,7 +44,7 @@ struct ScanNumerics {
   std::optional<bool> softplus;  // of dt; absent: where dt has a bias
   float dt_least = -std::numeric_limits<float>::infinity();
   float dt_most = std::numeric_limits<float>::infinity();
-  bool final_states = false;
+  bool final_states = false;  // and the last tokens in front of a convolution
 };
 
 // The rows of a scan, one of each for every token.
@@ -70,6 +72,11 @@ class ScanInput {
   const std::vector<float>& a() const { return a_; }
   const std::vector<float>& d() const { return d_; }
   const std::vector<float>& dt_bias() const { return dt_bias_; }
+  // What channels have, as ConvolutionTask has it; empty without a convolution or its bias.
+  const std::vector<float>& conv_weight() const { return conv_weight_; }
+  const std::vector<float>& conv_bias() const { return conv_bias_; }
+  // The rows that a convolution is over, side by side in this order; none without one.
+  std::vector<ScanRows> convolved() const;
   // Heads and dims of a token's rows; of z only where the spec has a gate.
   struct RowShape {
     std::int64_t heads = 0;
@@ -84,11 +91,15 @@ class ScanInput {
   void read(ScanRows which, std::span<const PackedRun> runs, const MutableTensorView& rows, int threads) const;
   // Fills `states` with the initial ones of these sequences, [sequences, heads, head_dim, state_dim].
   void read_initial(std::span<const std::int32_t> sequences, std::span<float> states) const;
+  // Fills `halos` with the tokens in front of these sequences, [sequences, width − 1, channels], oldest first.
+  void read_halos(std::span<const std::int32_t> sequences, std::span<std::byte> halos) const;
 
   // How y lies in a file, and the shape of the final states there.
   const RowGrid& y_grid() const { return y_grid_; }
   std::vector<std::int64_t> y_shape() const;
   std::vector<std::int64_t> states_shape() const;
+  // Of the last tokens in front of a convolution: [sequences, channels, width − 1].
+  std::vector<std::int64_t> halos_shape() const;
 
   // As JobInput's.
   std::vector<FileFingerprint> fingerprints() const;
@@ -98,13 +109,16 @@ class ScanInput {
   void take_shape(const FileInput& input);
   void take_shape(const SyntheticScan& input);
   void take_whole();
+  void take_convolution(int width, bool bias);
+  void read_in_front(std::int64_t token, const MutableTensorView& rows) const;
 
   std::shared_ptr<const InputFile> file_;  // null: synthetic
   std::optional<std::uint64_t> seed_;
   ScanJob job_;
   std::vector<std::int32_t> numbers_;
   std::vector<std::int64_t> origins_;
-  std::vector<float> a_, d_, dt_bias_;
+  std::vector<std::int64_t> begins_;  // of a part: tokens of the sequence in front of it
+  std::vector<float> a_, d_, dt_bias_, conv_weight_, conv_bias_;
   std::optional<std::vector<float>> states_;  // initial ones of a part
   RowGrid y_grid_;
 };

@@ -146,8 +146,22 @@ void find_decays(const SafetensorsFile& file, const InputNames& names, ScanTenso
   found.a = read_fp32(a, found.heads, dim);
 }
 
+// Of an update: its rows are those of sequences of one token.
+std::vector<std::int64_t> single_tokens(const std::optional<TensorSource>& cumulative, const ScanTensors& found) {
+  require(!found.batched || found.x_grid.length == 1, found.x,
+          fmt::format("`state` is there, so each of its {} sequences has one token", found.x_grid.batch),
+          "Give one token of each sequence, or name what `state` is initial_states.");
+  if (cumulative) {
+    require(false, *cumulative, "`state` is there, so each sequence has one token", "Leave it out.");
+  }
+  const std::int64_t sequences = found.x_grid.tokens();
+  check_count(found.x, sequences);
+  return std::vector<std::int64_t>(static_cast<std::size_t>(sequences), 1);
+}
+
 std::vector<std::int64_t> find_lengths(const SafetensorsFile& file, const InputNames& names, ScanTensors& found) {
   const auto cumulative = find_optional(file, names.cu_seqlens, "cu_seqlens");
+  if (found.update) return single_tokens(cumulative, found);
   if (!cumulative) {
     check_count(found.x, found.x_grid.batch);
     return std::vector<std::int64_t>(static_cast<std::size_t>(found.x_grid.batch), found.x_grid.length);
@@ -167,8 +181,20 @@ std::vector<std::int64_t> find_lengths(const SafetensorsFile& file, const InputN
   return lengths;
 }
 
-void find_states(const SafetensorsFile& file, const InputNames& names, ScanTensors& found) {
+// `state` makes it an update: found before the lengths.
+void find_kind_of_states(const SafetensorsFile& file, const InputNames& names, ScanTensors& found) {
   found.initial_states = find_optional(file, names.initial_states, "initial_states");
+  const auto state = find_optional(file, names.state, "state");
+  found.update = state.has_value();
+  if (!state) return;
+  if (found.initial_states) {
+    require(false, *state, fmt::format("{}", described(*found.initial_states)),
+            "A file with `state` is an update of one token, one with initial_states a scan: leave one of them out.");
+  }
+  found.initial_states = state;
+}
+
+void check_states(ScanTensors& found) {
   if (!found.initial_states) return;
   found.used.push_back(*found.initial_states);
   Shape shape{static_cast<std::int64_t>(found.lengths.size()), found.heads, found.head_dim, found.state_dim};
@@ -179,11 +205,52 @@ void find_states(const SafetensorsFile& file, const InputNames& names, ScanTenso
   row_dtype(*found.initial_states);
 }
 
+void find_convolution(const SafetensorsFile& file, const InputNames& names, ScanTensors& found) {
+  const auto weight = find_optional(file, names.conv1d_weight, "conv1d_weight");
+  const auto bias = find_optional(file, names.conv1d_bias, "conv1d_bias");
+  found.conv_state = find_optional(file, names.conv_state, "conv_state");
+  if (!weight) {
+    for (const auto& other : {bias, found.conv_state}) {
+      if (other) require(false, *other, "there is no conv1d_weight", "Write the convolution's weight, too.");
+    }
+    return;
+  }
+  const std::int64_t channels =
+      found.selective ? std::int64_t{found.heads}
+                      : std::int64_t{found.heads} * found.head_dim + 2 * std::int64_t{found.groups} * found.state_dim;
+  const Shape& shape = weight->info->shape;
+  const std::int64_t width = shape.empty() ? 0 : shape.back();
+  require(
+      width >= 2 && width <= 4 && (shape == Shape{channels, width} || shape == Shape{channels, 1, width}), *weight,
+      fmt::format("{} channels stand in front of the scan, and widths are 2, 3 and 4", channels),
+      found.selective ? "It is [channels, width]." : "It is [channels, width], of all dims of x, then of B and of C.");
+  found.used.push_back(*weight);
+  found.conv_channels = static_cast<int>(channels);
+  found.conv_width = static_cast<int>(width);
+  found.conv_weight = read_fp32(*weight, channels, width);
+  if (bias) {
+    found.used.push_back(*bias);
+    require(bias->info->shape == Shape{channels}, *bias, described(*weight), "It holds one number a channel.");
+    found.conv_bias = read_fp32(*bias, channels, 1);
+  }
+  if (!found.conv_state) return;
+  found.used.push_back(*found.conv_state);
+  const Shape& tokens = found.conv_state->info->shape;
+  const auto sequences = static_cast<std::int64_t>(found.lengths.size());
+  require(tokens == Shape{sequences, channels, width - 1} || tokens == Shape{sequences, channels, width},
+          *found.conv_state,
+          fmt::format("the job's sequences and channels are {}", shape_text(Shape{sequences, channels})),
+          fmt::format("It holds the last {} or {} tokens of each sequence.", width - 1, width));
+  require(row_dtype(*found.conv_state) == found.dtype, *found.conv_state, described(found.x),
+          "The rows of a scan, and the tokens in front of them, have one dtype.");
+}
+
 }  // namespace
 
 bool holds_scan(const SafetensorsFile& file, const InputNames& names) {
   const bool named = names_channels(names) || names_heads(names) || names.a || names.b || names.c || names.d ||
-                     names.z || names.initial_states || names.cu_seqlens;
+                     names.z || names.initial_states || names.cu_seqlens || names.state || names.conv1d_weight ||
+                     names.conv1d_bias || names.conv_state;
   const bool others = names.q || names.k || names.v || names.latent || names.k_rope || names.latent_fp8 ||
                       names.latent_pages || names.k_pages || names.v_pages || names.w_uk || names.w_uv ||
                       names.kv_b_proj;
@@ -222,6 +289,7 @@ ScanTensors find_scan(const SafetensorsFile& file, const InputNames& names, std:
     check_rows(found, *found.z, found.selective ? Shape{found.heads} : Shape{found.heads, found.head_dim}, roles);
   for (const TensorSource& tensor : {found.x, found.dt, found.b, found.c}) found.used.push_back(tensor);
   if (found.z) found.used.push_back(*found.z);
+  find_kind_of_states(file, names, found);
   found.lengths = find_lengths(file, names, found);
   find_decays(file, names, found);
   found.d =
@@ -229,7 +297,8 @@ ScanTensors find_scan(const SafetensorsFile& file, const InputNames& names, std:
   const bool named_bias = found.selective ? names.delta_bias.has_value() : names.dt_bias.has_value();
   found.dt_bias = read_heads(found, file, named_bias ? std::optional(roles.bias) : std::nullopt, roles.bias,
                              "It holds one number a head.");
-  find_states(file, names, found);
+  check_states(found);
+  find_convolution(file, names, found);
   return found;
 }
 
@@ -246,6 +315,25 @@ void read_states(const ScanTensors& tensors, std::span<const std::int32_t> seque
     const PackedRun one[] = {{sequence, sequence + 1}};
     read_rows(source, grid, one, dense_view(static_cast<void*>(bytes.data()), dtype, 1, tensors.heads, dim));
     for (std::size_t i = 0; i < floats; ++i) *to++ = load_element(bytes.data() + i * size_of(dtype), dtype);
+  }
+}
+
+void read_halo(const ScanTensors& tensors, std::int32_t sequence, std::span<std::byte> halo) {
+  const TensorSource& source = *tensors.conv_state;
+  const std::int64_t kept = source.info->shape.back();
+  const int width = tensors.conv_width;
+  const auto size = static_cast<std::int64_t>(size_of(tensors.dtype));
+  const RowGrid grid{AxisOrder::kThd, 1, static_cast<std::int64_t>(tensors.lengths.size()), tensors.conv_channels,
+                     kept};
+  const Buffer bytes = allocate_host(static_cast<std::size_t>(tensors.conv_channels * kept * size));
+  const PackedRun one[] = {{sequence, sequence + 1}};
+  read_rows(source, grid, one,
+            dense_view(static_cast<void*>(bytes.data()), tensors.dtype, 1, tensors.conv_channels, kept));
+  for (int token = 0; token < width - 1; ++token) {
+    for (std::int64_t channel = 0; channel < tensors.conv_channels; ++channel) {
+      const std::byte* const from = bytes.data() + (channel * kept + kept - (width - 1) + token) * size;
+      std::copy_n(from, size, halo.data() + (token * std::int64_t{tensors.conv_channels} + channel) * size);
+    }
   }
 }
 

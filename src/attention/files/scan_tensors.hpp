@@ -18,7 +18,18 @@
 //   D, delta_bias   [channels]
 //   initial_states  [sequences, channels, state_dim]
 //
-// Rows have one dtype. A, D, biases and states may have another; they are computed with in fp32.
+// The causal convolution in front of it, of x, B and C as they lie side by side, or of u alone, with silu behind it; x,
+// B and C, or u, are then what stands in front of it:
+//
+//   conv1d_weight   [channels, width] or [channels, 1, width]; channels as convolution_channels() counts them
+//   conv1d_bias     [channels], optional
+//   conv_state      [sequences, channels, width − 1], or of `width`, whose last ones count; optional: the tokens in
+//   front
+//
+// One token of each sequence (an update) instead of whole ones: `state`, shaped as initial_states, which it replaces.
+// Then the tokens of x, or of u, are the sequences; or it has a batch of sequences of one token.
+//
+// Rows and conv_state have one dtype. A, D, biases and states may have another; they are computed with in fp32.
 #pragma once
 
 #include <cstdint>
@@ -32,6 +43,7 @@ namespace ringattn {
 
 struct ScanTensors {
   bool selective = false;
+  bool update = false;
   Dtype dtype = Dtype::kBf16;
   int heads = 0;  // or channels
   int head_dim = 1;
@@ -39,7 +51,7 @@ struct ScanTensors {
   int state_dim = 0;
   bool batched = false;
   TensorSource x, dt, b, c;
-  std::optional<TensorSource> z, initial_states;
+  std::optional<TensorSource> z, initial_states, conv_state;
   RowGrid x_grid;  // of z and y too
   RowGrid dt_grid;
   RowGrid b_grid;  // of C too
@@ -47,6 +59,10 @@ struct ScanTensors {
   std::vector<float> a;        // [heads], or [channels, state_dim]
   std::vector<float> d;        // [heads], or empty
   std::vector<float> dt_bias;  // [heads], or empty
+  int conv_width = 0;          // 0: no convolution
+  int conv_channels = 0;
+  std::vector<float> conv_weight;  // [channels, width]
+  std::vector<float> conv_bias;    // [channels], or empty
   std::vector<TensorSource> used;
 };
 
@@ -60,5 +76,8 @@ ScanTensors find_scan(const SafetensorsFile& file, const InputNames& names, std:
 
 // The initial states of these sequences, [sequences, heads, head_dim, state_dim]. Throws kFile.
 void read_states(const ScanTensors& tensors, std::span<const std::int32_t> sequences, std::span<float> states);
+
+// The tokens in front of one sequence, from conv_state: [width − 1, channels] of the rows' dtype, oldest first.
+void read_halo(const ScanTensors& tensors, std::int32_t sequence, std::span<std::byte> halo);
 
 }  // namespace ringattn

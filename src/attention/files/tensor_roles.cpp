@@ -39,6 +39,10 @@ constexpr TensorRole kRoles[] = {
     TensorRole{"delta_bias", &InputNames::delta_bias},
     TensorRole{"initial_states", &InputNames::initial_states},
     TensorRole{"cu_seqlens", &InputNames::cu_seqlens},
+    TensorRole{"state", &InputNames::state},
+    TensorRole{"conv1d_weight", &InputNames::conv1d_weight},
+    TensorRole{"conv1d_bias", &InputNames::conv1d_bias},
+    TensorRole{"conv_state", &InputNames::conv_state},
 };
 
 }  // namespace

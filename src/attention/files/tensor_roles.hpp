@@ -11,8 +11,8 @@ namespace ringattn {
 
 // What to look for. A name that isn't set is the role's own ("q", "cu_seqlens_k") and, for those of the fifth row,
 // optional; a name that is set must be there. The second row is that of a paged cache, instead of k and v; the third
-// and fourth are those of latent attention (latent_tensors.hpp), the last two those of scans (scan_tensors.hpp), which
-// have nothing of the others.
+// and fourth are those of latent attention (latent_tensors.hpp), the last three those of scans (scan_tensors.hpp),
+// which have nothing of the others.
 struct InputNames {
   std::optional<std::string> q, k, v;
   std::optional<std::string> k_pages, v_pages, block_table, lengths_k;
@@ -21,6 +21,7 @@ struct InputNames {
   std::optional<std::string> cu_seqlens_q, cu_seqlens_k, q_offset, sinks;
   std::optional<std::string> x, dt, a, b, c, d, z, dt_bias;
   std::optional<std::string> u, delta, delta_bias, initial_states, cu_seqlens;
+  std::optional<std::string> state, conv1d_weight, conv1d_bias, conv_state;
 
   bool operator==(const InputNames&) const = default;
 };

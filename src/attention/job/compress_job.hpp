@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compressing the keys and values of a file, or of a seed, into a file that run, verify, bench and plan take. One
-// process does it, in host memory; a GPU, where there is one, makes the codes of formats without a rank, whose bytes
-// are the same.
+// Compressing the keys and values of a file, or of a seed, or taking tokens out, into a file that run, verify, bench
+// and plan take. One process does it, in host memory; a GPU, where there is one, makes the codes of formats without a
+// rank, whose bytes are the same.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "attention/files/job_input.hpp"
+#include "kernels/compression_methods.hpp"
 #include "kernels/tensor_compression.hpp"
 
 namespace ringattn {
@@ -17,10 +18,13 @@ namespace ringattn {
 struct CompressJob {
   InputRequest input;  // k and v in rows, with or without q; not compressed yet
   std::string output;
-  bool replace = false;         // an output file that exists
-  std::string method;           // of compression_methods()
-  std::optional<double> ratio;  // share of the bytes that is removed; absent: the method's usual format
-  std::uint64_t seed = 0;       // of codebooks
+  bool replace = false;  // an output file that exists
+  CacheMethod method;
+  // Share that is removed: of an eviction of the tokens (absent: half), else of the bytes (absent: the method's usual
+  // format). Behind an eviction rows are stored in the method's usual format.
+  std::optional<double> ratio;
+  Numerics numerics;       // of the queries that an eviction looks at
+  std::uint64_t seed = 0;  // of codebooks
   int threads = 1;
 };
 
@@ -31,22 +35,24 @@ struct CompressedFigures {
   std::int64_t bytes_after = 0;  // streams and tables
   std::int64_t table_bytes = 0;  // of these
   double energy_kept = 1.0;      // CompressedTensor
-  double error = 0.0;            // root mean square of what changed, as a share of the elements' root mean square
+  double error = 0.0;            // of kept tokens: root mean square of what changed, as a share of the elements' own
 };
 
 struct CompressResult {
   CacheFormat format;
   CompressedFigures k, v;
   std::int64_t tokens = 0;
+  std::int64_t kept = 0;            // of these
+  std::int64_t position_bytes = 0;  // of k_positions and k_lengths, where tokens were taken out
   std::string coded_on;  // identity of the GPU that was there; empty: the host
 
   std::int64_t bytes_before() const { return k.bytes_before + v.bytes_before; }
-  std::int64_t bytes_after() const { return k.bytes_after + v.bytes_after; }
+  std::int64_t bytes_after() const { return k.bytes_after + v.bytes_after + position_bytes; }
 };
 
 // Reads, compresses, writes; other tensors of the file are copied. The file appears whole or not at all. Throws kFile:
 // what can't be read or written, numbers that are not finite (tensor and place), pages, latents and scans; kUsage: a
-// method or ratio that is none; kUnsupported: a method that this build lacks.
+// ratio that is none, and an eviction without the queries it looks at; kUnsupported: a method that this build lacks.
 CompressResult compress_file(const CompressJob& job);
 
 // What compression does to O: fp64 of both caches, on sampled rows of a job.
@@ -54,9 +60,11 @@ struct ChangeOfO {
   std::int64_t rows = 0;
   double relative_error = 0.0;  // root mean square of the change, as a share of O's root mean square
   double greatest = 0.0;        // change of any element
-  double greatest_lse = 0.0;    // change of any LSE
+  double greatest_lse = 0.0;    // change of any LSE, of rows that see a key of both
+  std::int64_t emptied = 0;     // rows that see none any more: their O is 0
 };
-// `before` and `after`: the same job over both caches; both have rows of q. `count` rows, by `threads` threads.
+// `before` and `after`: the same job over both caches; both have the same rows of q. `count` rows, by `threads`
+// threads.
 ChangeOfO change_of_o(const JobInput& before, const JobInput& after, std::int64_t count, int threads);
 
 }  // namespace ringattn

@@ -16,10 +16,10 @@ DecodeOptions decode_options(const Options& options) {
 }
 
 StepForecast forecast_step(const JobInput& input, const KernelRequest& request, int ranks, KernelPlace place) {
-  const DecodeSpec spec = decode_spec(input);
-  const DecodeChoice choice = choose_kernel(spec, request, place);
+  const DecodeChoice choice = choose_kernel(decode_spec(input), request, place);
+  const DecodeSpec spec = stored_spec(input, *choice.row);
   const auto backend = choice.row->make_backend({1, kNoDevice});
-  return forecast_step(input, *choice.row->make_kernel(spec, *backend), ranks);
+  return forecast_step(input, *choice.row->make_kernel(spec, *backend), ranks, spec.format);
 }
 
 PreparedFileJob::PreparedFileJob(FileJob job, Transport& transport, Options options)
@@ -50,8 +50,8 @@ void PreparedFileJob::prepare(Transport& transport, Options options, int heads_a
       [&] { step_ = forecast_step(*input_, fitting_request(options.kernel, transport), transport.size()); });
   if (input_->op() == Op::kLatent) {
     const DecodeJob& job = step_->job;
-    latent_decode_.emplace(LatentDecodeJob{input_->latent().spec, job.limits, job.page_size, job.pages}, transport,
-                           decode_options(options));
+    latent_decode_.emplace(LatentDecodeJob{input_->latent().spec, job.limits, job.page_size, job.pages, job.format.k},
+                           transport, decode_options(options));
     return;
   }
   decode_.emplace(step_->job, transport, decode_options(options));

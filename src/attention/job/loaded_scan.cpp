@@ -47,41 +47,86 @@ TensorView LoadedScan::load_rows(ScanRows which, std::int64_t before, std::int64
   return rows;
 }
 
-const float* LoadedScan::load_array(std::span<const float> values) {
+// Rows of several tensors, each token's one behind the other.
+TensorView LoadedScan::side_by_side(std::span<const ScanRows> all, const std::function<TensorView(ScanRows)>& load) {
+  Backend& backend = scan_.backend();
+  const Dtype dtype = input_.job().spec.dtype;
+  const auto size = static_cast<std::int64_t>(size_of(dtype));
+  const std::int64_t channels = input_.job().convolution->channels;
+  const std::size_t place = buffers_.size();
+  buffers_.push_back(backend.allocate(static_cast<std::size_t>(result_.rows * channels * size)));
+  std::byte* to = buffers_[place].data();
+  for (const ScanRows which : all) {
+    const TensorView rows = load(which);
+    const std::int64_t row_bytes = rows.heads * rows.dim * size;
+    backend.copy_rows(to, channels * size, rows.data, row_bytes, row_bytes, result_.rows, backend.stream());
+    backend.synchronize(backend.mark(backend.stream()), meeting_.patience().for_peer(), {});
+    backend.forget_marks();
+    buffers_.pop_back();
+    to += row_bytes;
+  }
+  return dense_view(static_cast<const void*>(buffers_[place].data()), dtype, result_.rows, 1, channels);
+}
+
+const std::byte* LoadedScan::load_bytes(std::span<const std::byte> values) {
   if (values.empty()) return nullptr;
   Backend& backend = scan_.backend();
-  const auto bytes = static_cast<std::int64_t>(values.size_bytes());
-  const Buffer& buffer = buffers_.emplace_back(backend.allocate(values.size_bytes()));
+  const auto bytes = static_cast<std::int64_t>(values.size());
+  const Buffer& buffer = buffers_.emplace_back(backend.allocate(values.size()));
   backend.copy_rows(buffer.data(), bytes, values.data(), bytes, bytes, 1, backend.stream());
   backend.synchronize(backend.mark(backend.stream()), meeting_.patience().for_peer(), {});
-  return reinterpret_cast<const float*>(buffer.data());
+  return buffer.data();
+}
+
+const float* LoadedScan::load_array(std::span<const float> values) {
+  return reinterpret_cast<const float*>(load_bytes(std::as_bytes(values)));
 }
 
 void LoadedScan::load(const StepDone& step_done) {
-  const ScanJob& job = input_.job();
-  const ScanSpec& spec = job.spec;
-  Backend& backend = scan_.backend();
+  const ScanSpec& spec = input_.job().spec;
   const int rank = meeting_.rank();
   result_.runs = packed_runs(scan_.layout().runs(rank), input_.origins());
   result_.rows = scan_.layout().tokens(rank);
   const std::int64_t all = result_.rows * (spec.gate ? 5 : 4);
-  const auto rows = [&](ScanRows which, std::int64_t tensors_before) {
-    return load_rows(which, tensors_before * result_.rows, all, step_done);
-  };
-  inputs_.x = rows(ScanRows::kX, 0);
-  inputs_.dt = rows(ScanRows::kDt, 1);
-  inputs_.b = rows(ScanRows::kB, 2);
-  inputs_.c = rows(ScanRows::kC, 3);
-  if (spec.gate) inputs_.z = rows(ScanRows::kZ, 4);
+  std::int64_t tensors = 0;
+  const auto rows = [&](ScanRows which) { return load_rows(which, tensors++ * result_.rows, all, step_done); };
+  const std::vector<ScanRows> convolved = input_.convolved();
+  inputs_.x = convolved.empty() ? rows(ScanRows::kX) : side_by_side(convolved, rows);
+  inputs_.dt = rows(ScanRows::kDt);
+  if (convolved.size() < 2) {
+    inputs_.b = rows(ScanRows::kB);
+    inputs_.c = rows(ScanRows::kC);
+  }
+  if (spec.gate) inputs_.z = rows(ScanRows::kZ);
   inputs_.a = load_array(input_.a());
   inputs_.d = load_array(input_.d());
   inputs_.dt_bias = load_array(input_.dt_bias());
-  const std::size_t floats = static_cast<std::size_t>(state_bytes(spec)) / sizeof(float);
+  inputs_.conv_weight = load_array(input_.conv_weight());
+  inputs_.conv_bias = load_array(input_.conv_bias());
+  load_states();
+  make_room();
+}
+
+void LoadedScan::load_states() {
+  const ScanJob& job = input_.job();
   if (job.initial_states) {
-    std::vector<float> states(scan_.beginning().size() * floats);
+    std::vector<float> states(scan_.beginning().size() * static_cast<std::size_t>(state_bytes(job.spec)) /
+                              sizeof(float));
     input_.read_initial(scan_.beginning(), states);
     inputs_.initial_states = load_array(states);
   }
+  if (job.initial_halos) {
+    std::vector<std::byte> halos(scan_.beginning().size() * static_cast<std::size_t>(job.convolution->halo_bytes()));
+    input_.read_halos(scan_.beginning(), halos);
+    inputs_.initial_halos = load_bytes(halos);
+  }
+}
+
+void LoadedScan::make_room() {
+  const ScanJob& job = input_.job();
+  const ScanSpec& spec = job.spec;
+  Backend& backend = scan_.backend();
+  const std::size_t ending = scan_.ending().size();
   result_.y = backend.allocate(static_cast<std::size_t>(result_.rows) * static_cast<std::size_t>(spec.heads) *
                                static_cast<std::size_t>(spec.head_dim) * size_of(spec.dtype));
   if (job.final_states) {
@@ -90,22 +135,34 @@ void LoadedScan::load(const StepDone& step_done) {
       const std::int64_t number = numbers[static_cast<std::size_t>(s)];
       result_.sequences.push_back({number, number + 1});
     }
-    result_.states = backend.allocate(scan_.ending().size() * floats * sizeof(float));
+    result_.states = backend.allocate(ending * static_cast<std::size_t>(state_bytes(spec)));
+  }
+  if (job.final_halos) {
+    result_.halos = backend.allocate(ending * static_cast<std::size_t>(job.convolution->halo_bytes()));
   }
   // What is handed out without having been written shows: it is NaN, not what an earlier job left there.
   constexpr std::byte kUnwritten{0xff};
-  for (const Buffer* buffer : {&result_.y, &result_.states}) {
+  for (const Buffer* buffer : {&result_.y, &result_.states, &result_.halos}) {
     if (buffer->bytes() > 0) backend.fill_bytes(buffer->data(), kUnwritten, buffer->bytes(), backend.stream());
   }
   backend.synchronize(backend.mark(backend.stream()), meeting_.patience().for_peer(), {});
   outputs_.y = dense_view(static_cast<void*>(result_.y.data()), spec.dtype, result_.rows, spec.heads, spec.head_dim);
-  const bool states = job.final_states && !scan_.ending().empty();
-  outputs_.final_states = states ? reinterpret_cast<float*>(result_.states.data()) : nullptr;
+  if (ending == 0) return;
+  if (job.final_states) outputs_.final_states = reinterpret_cast<float*>(result_.states.data());
+  if (job.final_halos) outputs_.final_halos = result_.halos.data();
+  if (!job.update) return;
+  states_before_ = inputs_.initial_states;
+  inputs_.initial_states = outputs_.final_states;
 }
 
 ScanStats LoadedScan::run() {
+  Backend& backend = scan_.backend();
+  if (states_before_ != nullptr) {
+    const auto bytes = static_cast<std::int64_t>(result_.states.bytes());
+    backend.copy_rows(outputs_.final_states, bytes, states_before_, bytes, bytes, 1, backend.stream());
+  }
   meeting_.barrier();
-  return scan_.run(inputs_, outputs_, scan_.backend().stream());
+  return scan_.run(inputs_, outputs_, backend.stream());
 }
 
 ScanRankResult LoadedScan::fetch(const ScanStats& stats) {
@@ -113,7 +170,7 @@ ScanRankResult LoadedScan::fetch(const ScanStats& stats) {
   if (scan_.backend().memory() == MemoryKind::kHost) return std::move(result_);
   meeting_.together([&] {
     Staging staging(scan_.backend(), meeting_.patience());
-    for (Buffer* buffer : {&result_.y, &result_.states}) {
+    for (Buffer* buffer : {&result_.y, &result_.states, &result_.halos}) {
       Buffer host = allocate_host(buffer->bytes());
       staging.store(buffer->data(), host.data(), buffer->bytes());
       *buffer = std::move(host);

@@ -2,7 +2,10 @@
 // A scan on this rank: its rows of the input, the computation, its rows of the result.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <span>
 #include <vector>
 
 #include "attention/files/scan_input.hpp"
@@ -21,6 +24,7 @@ struct ScanRankResult {
   std::int64_t rows = 0;
   std::vector<PackedRun> sequences;  // whose final states these are; empty: they were not wanted
   Buffer states;                     // [sequences, heads, head_dim, state_dim] fp32
+  Buffer halos;                      // with a convolution, and as sequences: [sequences, width − 1, channels]
   ScanStats stats;
   std::int64_t non_finite = 0;  // values of the input's rows that are NaN or infinite
 
@@ -43,7 +47,11 @@ class LoadedScan {
 
  private:
   TensorView load_rows(ScanRows which, std::int64_t before, std::int64_t all, const StepDone& step_done);
+  TensorView side_by_side(std::span<const ScanRows> all, const std::function<TensorView(ScanRows)>& load);
+  const std::byte* load_bytes(std::span<const std::byte> bytes);
   const float* load_array(std::span<const float> values);
+  void load_states();
+  void make_room();
   void load(const StepDone& step_done);
 
   const ScanInput& input_;
@@ -53,6 +61,7 @@ class LoadedScan {
   std::vector<Buffer> buffers_;
   ScanInputs inputs_;
   ScanOutputs outputs_;
+  const float* states_before_ = nullptr;  // of an update, which is done in place
 };
 
 }  // namespace ringattn

@@ -8,6 +8,7 @@
 #include "attention/check/latent_matrices.hpp"
 #include "attention/job/staging.hpp"
 #include "base/moment.hpp"
+#include "kernels/latent_rows.hpp"
 
 namespace ringattn {
 
@@ -54,7 +55,7 @@ LoadedCache::LoadedCache(const JobInput& input, Decode& decode, const Meeting& m
   if (held_back > 0) hold_back(share_.held, input.job().batch.cu_k(), held_back);
   const std::int64_t rows = share_.pages * share_.page_size;
   Backend& backend = decode.backend();
-  pools_.k = backend.allocate(bytes_of(rows, spec.kv_heads, spec.head_dim, size_of(spec.dtype)));
+  pools_.k = backend.allocate(bytes_of(rows, spec.kv_heads, k_width(), size_of(spec.dtype)));
   if (!job.values_in_keys) {
     pools_.v = backend.allocate(bytes_of(rows, spec.kv_heads, spec.head_dim_v, size_of(spec.dtype)));
   }
@@ -68,7 +69,7 @@ LoadedCache::LoadedCache(const JobInput& input, Decode& decode, const Meeting& m
   if (job.values_in_keys) {
     moment("staging");
     backend.fill_bytes(pools_.k.data(), kUnwritten, pools_.k.bytes(), backend.stream());
-    fill_rows({}, dense_view(static_cast<void*>(pools_.k.data()), spec.dtype, rows, 1, spec.head_dim), step_done);
+    fill_rows({}, dense_view(static_cast<void*>(pools_.k.data()), spec.dtype, rows, 1, k_width()), step_done);
   } else {
     non_finite_.k = fill(SyntheticTensor::kK, pools_.k, spec.head_dim);
     non_finite_.v = fill(SyntheticTensor::kV, pools_.v, spec.head_dim_v);
@@ -79,12 +80,47 @@ LoadedCache::LoadedCache(const JobInput& input, Decode& decode, const Meeting& m
   }
   lengths_ = upload<std::int32_t>(backend, host_lengths_);
   table_ = upload<std::int32_t>(backend, share_.table);
-  if (held_back == 0) prefixes_ = shared_prefixes(input, key_tile);
+  if (held_back == 0 && !job.spec.lists.any()) prefixes_ = shared_prefixes(input, key_tile);
   if (!prefixes_.keys.empty()) {
     prefix_of_ = upload<std::int32_t>(backend, prefixes_.of_sequence);
     prefix_keys_ = upload<std::int32_t>(backend, prefixes_.keys);
   }
   await(backend, meeting_);
+}
+
+std::int64_t LoadedCache::k_width() const {
+  const DecodeJob& job = decode_.job();
+  if (job.format.k.is_plain()) return job.spec.head_dim;
+  return token_bytes(job.format.k, {job.spec.dtype, 1, job.spec.head_dim}) / 2;
+}
+
+CompressedCache LoadedCache::packed(const CachePools& pools) const {
+  const FoldSpec& spec = decode_.job().spec;
+  return latent_cache(pools.k.data(), spec.head_dim_v, spec.head_dim - spec.head_dim_v, share_.pages, share_.page_size);
+}
+
+// Latents and rotary keys side by side, or rows of 8 bits as they lie in the file.
+void LoadedCache::fill_latents(std::span<const PackedRun> runs, const MutableTensorView& host) {
+  const DecodeJob& job = decode_.job();
+  if (job.format.k.is_plain()) {
+    read_latent_keys(input_, runs, host, decode_.options().threads);
+    if (!input_.seed()) non_finite_.k += count_non_finite(host);
+    return;
+  }
+  const int rope = job.format.k.rope, latent = job.spec.head_dim - rope;
+  const std::int64_t bytes = latent_row_bytes(latent, rope);
+  auto* const rows = static_cast<std::byte*>(host.data);
+  input_.read_latent_codes(runs, {rows, static_cast<std::size_t>(host.tokens * bytes)});
+  Buffer row = allocate_host(static_cast<std::size_t>(job.spec.head_dim) * size_of(job.spec.dtype));
+  MutableTensorView both = dense_view(static_cast<void*>(row.data()), job.spec.dtype, 1, 1, job.spec.head_dim);
+  MutableTensorView c = both, k_rope = both;
+  c.dim = latent;
+  k_rope.dim = rope;
+  k_rope.data = row.data() + static_cast<std::size_t>(latent) * size_of(job.spec.dtype);
+  for (std::int64_t token = 0; token < host.tokens; ++token) {
+    unpack_latent_rows(rows + token * bytes, bytes, c, k_rope);
+    non_finite_.k += count_non_finite(both);
+  }
 }
 
 // Neighbouring rows at a time. Without a tensor they are those of latents and rotary keys side by side.
@@ -106,8 +142,7 @@ void LoadedCache::fill_rows(std::optional<SyntheticTensor> tensor, const Mutable
         input_.read(*tensor, piece, host, decode_.options().threads);
         return;
       }
-      read_latent_keys(input_, piece, host, decode_.options().threads);
-      if (!input_.seed()) non_finite_.k += count_non_finite(host);
+      fill_latents(piece, host);
     };
     staging.load(runs, stretch, fill, [&](std::int64_t here) {
       if (step_done) step_done("row of the cache", done + here, rows.tokens);
@@ -247,6 +282,14 @@ LoadedStep::LoadedStep(const JobInput& input, Decode& decode, LatentDecode* late
     inputs_.sinks = spec.sinks ? reinterpret_cast<const float*>(sinks_.data()) : nullptr;
     cache_->place(inputs_);
     cache_->place_host_copies(inputs_);
+    if (input.job().lists != nullptr) {
+      const DecodeListArrays lists = decode_lists(*input.job().lists, spec.mask, inputs_.rows, 1);
+      list_blocks_ = upload<std::int32_t>(backend, lists.blocks);
+      list_counts_ = upload<std::int32_t>(backend, lists.counts);
+      await(backend, meeting);
+      inputs_.lists = {reinterpret_cast<const std::int32_t*>(list_blocks_.data()),
+                       reinterpret_cast<const std::int32_t*>(list_counts_.data()), lists.stride};
+    }
     outputs_ = {
         dense_view(static_cast<void*>(result_.out.data()), spec.dtype, result_.rows, spec.heads, spec.head_dim_v),
         result_.lse_view(spec)};
@@ -288,7 +331,8 @@ void LoadedStep::enqueue(int step, bool captured) {
     inputs.host_table = {};
     inputs.host_prefixes = {};
   }
-  inputs.k = cache_->k(pools);
+  const bool packed = !decode_.job().format.is_plain();
+  if (!packed) inputs.k = cache_->k(pools);
   if (latents_ == nullptr) {
     inputs.v = cache_->v(pools);
     decode_.enqueue(inputs, outputs_, stream);
@@ -298,6 +342,7 @@ void LoadedStep::enqueue(int step, bool captured) {
   rows.q = inputs.q;
   rows.rows = inputs.rows;
   rows.cache = inputs.k;
+  if (packed) rows.packed = cache_->packed(pools);
   rows.block_table = inputs.block_table;
   rows.table_pages = inputs.table_pages;
   rows.lengths = inputs.lengths;

@@ -38,7 +38,9 @@ class LoadedCache {
   const CachePools& pools() const { return pools_; }
   // Another cache of the same contents.
   CachePools copy() const;
+  // Of a cache that is not plain: packed().
   MutableCacheView k(const CachePools& pools) const { return view(pools.k, decode_.job().spec.head_dim); }
+  CompressedCache packed(const CachePools& pools) const;
   MutableCacheView v(const CachePools& pools) const { return view(pools.v, decode_.job().spec.head_dim_v); }
   // Gives a step this cache's table and lengths, those that are held back left out; and, where nothing is held back,
   // the prefixes that sequences share.
@@ -49,6 +51,9 @@ class LoadedCache {
 
  private:
   MutableCacheView view(const Buffer& pool, int dim) const;
+  // Numbers of 16 bits that a row of k has.
+  std::int64_t k_width() const;
+  void fill_latents(std::span<const PackedRun> runs, const MutableTensorView& host);
   void fill_rows(std::optional<SyntheticTensor> tensor, const MutableTensorView& rows, const StepDone& step_done);
   std::int64_t fill_pages(SyntheticTensor tensor, const Buffer& pool, int dim, const StepDone& step_done);
 
@@ -99,7 +104,8 @@ class LoadedStep {
   std::vector<CachePools> more_;
   RankResult result_;
   Buffer q_, sinks_, w_uk_, w_uv_;
-  HeadMatrices keys_, values_;  // of latents: views of w_uk_, where queries need it, and of w_uv_
+  Buffer list_blocks_, list_counts_;  // where the job has lists of key blocks
+  HeadMatrices keys_, values_;        // of latents: views of w_uk_, where queries need it, and of w_uv_
   DecodeInputs inputs_;
   DecodeOutputs outputs_;
   std::unique_ptr<Marks> marks_;

@@ -104,55 +104,78 @@ DecodeSpec decode_spec(const JobInput& input) {
   return {input.job().spec, false};
 }
 
+DecodeSpec stored_spec(const JobInput& input, const KernelRow<DecodeSpec>& row) {
+  const DecodeSpec plain = decode_spec(input);
+  if (input.op() != Op::kLatent) return plain;
+  DecodeSpec stored = plain;
+  stored.format.k = input.latent_format();
+  return row.missing(stored).empty() ? stored : plain;
+}
+
 SharedPages shared_prefixes(const JobInput& input, int key_tile) {
   constexpr std::size_t kMostPrefixes = 256;  // as many as every kernel takes
   if (input.pages() == nullptr || input.op() == Op::kLatent) return {};
   return shared_pages(*input.pages(), input.job().batch, group_keys(key_tile), kMostPrefixes);
 }
 
-DecodeJob decode_job(const JobInput& input, int ranks, int key_tile) {
+DecodeJob decode_job(const JobInput& input, int ranks, int key_tile, const CacheFormat& format) {
   const SequenceList& sequences = input.job().batch.sequences;
   DecodeJob job;
   const DecodeSpec spec = decode_spec(input);
   job.spec = spec.fold;
   job.values_in_keys = spec.values_in_keys;
+  job.format = format;
   job.limits.sequences = static_cast<std::int64_t>(sequences.size());
   job.limits.rows = static_cast<int>(sequences[0].q_len);
   job.limits.keys = 1;
   for (std::size_t s = 0; s < sequences.distinct(); ++s) {
     job.limits.keys = std::max(job.limits.keys, sequences[s].k_len);
   }
-  if (input.pages() == nullptr) return job;
+  if (input.pages() == nullptr) {
+    if (job.spec.lists.any()) job.pages = job.limits.sequences;  // on every rank (rank_cache())
+    return job;
+  }
   job.page_size = input.pages()->page_size;
-  job.limits.prefixes = static_cast<int>(shared_prefixes(input, key_tile).keys.size());
+  if (!job.spec.lists.any()) {
+    job.limits.prefixes = static_cast<int>(shared_prefixes(input, key_tile).keys.size());
+  }
   job.pages = 1;
-  for (int rank = 0; rank < ranks; ++rank) {
+  const int dealt = ranks_of_sequence(job.spec, ranks);
+  for (int rank = 0; rank < dealt; ++rank) {
     const auto pages =
-        needed_pages(*input.pages(), input.job().batch, share_of_rank(rank, ranks), group_keys(key_tile)).size();
+        needed_pages(*input.pages(), input.job().batch, share_of_rank(rank, dealt), group_keys(key_tile)).size();
     job.pages = std::max(job.pages, static_cast<std::int64_t>(pages));
   }
   return job;
 }
 
 RankCache rank_cache(const JobInput& input, const DecodeJob& job, int rank, int ranks, int key_tile) {
-  const GroupShare share = share_of_rank(rank, ranks);
+  // With lists every rank has all keys here, though it needs those of its own sequences alone.
+  const int dealt = ranks_of_sequence(job.spec, ranks);
+  const GroupShare share = share_of_rank(rank % dealt, dealt);
   const Batch& batch = input.job().batch;
   if (!job.is_paged()) {
-    return dense_share(batch, share, group_keys(key_tile), most_cache_tokens(job, ranks, key_tile));
+    return dense_share(batch, share, group_keys(key_tile), most_cache_tokens(job, dealt, key_tile));
   }
-  return paged_share(*input.pages(), batch, share, group_keys(key_tile), most_table_pages(job, ranks, key_tile));
+  return paged_share(*input.pages(), batch, share, group_keys(key_tile), most_table_pages(job, dealt, key_tile));
 }
 
-double decode_bytes(const JobInput& input, int key_tile) {
+double decode_bytes(const JobInput& input, int key_tile, const CacheFormat& format) {
   const Job& job = input.job();
   const DecodeSpec spec = decode_spec(input);
   double keys = 0.0;
-  for (const Sequence& s : job.batch.sequences) {
+  for (std::size_t number = 0; number < job.batch.sequences.size(); ++number) {
+    const Sequence s = job.batch.sequences[number];
     const TileRange tiles = Visibility(job.spec.mask, s.k_len).tiles(s.q_offset, s.q_len, {1, key_tile});
     if (tiles.empty()) continue;
+    if (job.lists != nullptr) {
+      keys += listed_pairs(*job.lists, {-1, -1}, number, s.q_offset + s.q_len - 1, 1, {0, s.k_len});
+      continue;
+    }
     keys += static_cast<double>(std::min(s.k_len, tiles.end * key_tile) - tiles.begin * key_tile);
   }
-  return keys * static_cast<double>(spec.values_in_keys ? k_token_bytes(spec.fold) : kv_token_bytes(spec.fold));
+  const RowShape stored{spec.fold.dtype, spec.fold.kv_heads, spec.fold.head_dim};
+  return keys * static_cast<double>(spec.values_in_keys ? token_bytes(format.k, stored) : kv_token_bytes(spec.fold));
 }
 
 }  // namespace ringattn

@@ -10,6 +10,7 @@
 #include "attention/tokens/packed_run.hpp"
 #include "attention/tokens/page_table.hpp"
 #include "kernels/decode.hpp"
+#include "kernels/registry.hpp"
 
 namespace ringattn {
 
@@ -34,11 +35,16 @@ struct RankCache {
 // What decodes `input`, which decodes(): of latents the absorbed form, whose values lie in its keys.
 DecodeSpec decode_spec(const JobInput& input);
 
+// The same with the cache as the file stores it, where a kernel of this row reads that: the bits are the same, and the
+// cache is smaller.
+DecodeSpec stored_spec(const JobInput& input, const KernelRow<DecodeSpec>& row);
+
 // The prefixes that the sequences of a job share in its pages; none without pages.
 SharedPages shared_prefixes(const JobInput& input, int key_tile);
 
-// The steps that `input` is one of: as many sequences, rows and keys as it has. `key_tile` is that of the kernel.
-DecodeJob decode_job(const JobInput& input, int ranks, int key_tile);
+// The steps that `input` is one of: as many sequences, rows and keys as it has. `key_tile` is that of the kernel, and
+// `format` what the kernel was made for.
+DecodeJob decode_job(const JobInput& input, int ranks, int key_tile, const CacheFormat& format = {});
 
 // What rank `rank` of `ranks` holds of a job that decodes; `job` is what decode_job() made of it. Throws kMemory for a
 // table of too many entries.
@@ -46,6 +52,6 @@ RankCache rank_cache(const JobInput& input, const DecodeJob& job, int rank, int 
 
 // Bytes of K and V, or of latents, that a step reads: the tiles that its rows see, once a K/V head, on all ranks
 // together.
-double decode_bytes(const JobInput& input, int key_tile);
+double decode_bytes(const JobInput& input, int key_tile, const CacheFormat& format = {});
 
 }  // namespace ringattn

@@ -53,12 +53,14 @@ View every(View all, std::int64_t first, std::int64_t rows) {
 // Sequences whose last rows are as many, decoded together.
 class GrowingSteps {
  public:
-  GrowingSteps(const JobInput& input, std::int64_t rows, const Options& options, Transport& world,
-               const Meeting& meeting)
+  // `sequences`: of `whole`, whose last rows `input` has.
+  GrowingSteps(const JobInput& input, std::int64_t rows, const JobInput& whole, std::span<const std::int64_t> sequences,
+               const Options& options, Transport& world, const Meeting& meeting)
       : input_(input), rows_(rows), meeting_(meeting), decode_(job_of(options, world), world, options_of(options)) {
     meeting.together([&] {
       cache_.emplace(input, decode_, meeting, StepDone(), rows);
       load();
+      if (whole.job().lists != nullptr) load_lists(whole.job(), sequences);
     });
   }
 
@@ -82,6 +84,11 @@ class GrowingSteps {
       inputs.q = every<TensorView>(q_view_, row, rows_);
       inputs.k_new = every<TensorView>(k_view_, row, rows_);
       inputs.v_new = every<TensorView>(v_view_, row, rows_);
+      if (list_stride_ > 0) {
+        const std::int64_t lists = sequences() * spec.lists.heads;
+        inputs.lists = {reinterpret_cast<const std::int32_t*>(list_blocks_.data()) + row * lists * list_stride_,
+                        reinterpret_cast<const std::int32_t*>(list_counts_.data()) + row * lists, list_stride_};
+      }
       const RowView row_lse{reinterpret_cast<float*>(lse_.data()) + row * spec.heads, rows_ * spec.heads, 1};
       decode_.enqueue(inputs, {every(all_out, row, rows_), row_lse}, backend.stream());
     }
@@ -151,6 +158,26 @@ class GrowingSteps {
     backend.synchronize(backend.mark(backend.stream()), meeting_.patience().for_peer(), {});
   }
 
+  // Those of the first step, then those of the second, and so on.
+  void load_lists(const Job& whole, std::span<const std::int64_t> numbers) {
+    std::vector<ListedStep> steps;
+    for (std::int64_t row = 0; row < rows_; ++row) {
+      for (const std::int64_t number : numbers) {
+        const Sequence& of = whole.batch.sequences[static_cast<std::size_t>(number)];
+        steps.push_back({static_cast<std::size_t>(number), of.q_offset + of.q_len - rows_ + row + 1});
+      }
+    }
+    const DecodeListArrays lists = decode_lists(*whole.lists, whole.spec.mask, 1, steps, 1);
+    list_stride_ = lists.stride;
+    Backend& backend = decode_.backend();
+    for (const auto& [to, from] : {std::pair{&list_blocks_, &lists.blocks}, {&list_counts_, &lists.counts}}) {
+      const auto bytes = static_cast<std::int64_t>(from->size() * sizeof(std::int32_t));
+      *to = backend.allocate(static_cast<std::size_t>(bytes));
+      backend.copy_rows(to->data(), bytes, from->data(), bytes, bytes, 1, backend.stream());
+    }
+    backend.synchronize(backend.mark(backend.stream()), meeting_.patience().for_peer(), {});
+  }
+
   void fetch(Staging& staging, const Buffer& from, std::vector<std::byte>& to) {
     if (decode_.backend().memory() == MemoryKind::kHost) {
       if (!to.empty()) std::memcpy(to.data(), from.data(), to.size());
@@ -165,6 +192,8 @@ class GrowingSteps {
   Decode decode_;
   std::optional<LoadedCache> cache_;
   Buffer q_, k_, v_, sinks_, out_, lse_;
+  std::int64_t list_stride_ = 0;  // 0: there are no lists
+  Buffer list_blocks_, list_counts_;
   TensorView q_view_, k_view_, v_view_;
 };
 
@@ -261,7 +290,7 @@ class Replayer {
     std::map<std::int64_t, Rows> of_sequence;
     for (const auto& [rows, sequences] : last_.classes()) {
       const JobInput part = input_.last_rows(sequences, rows).decoded(page_size);
-      GrowingSteps steps(part, rows, options_, world_, meeting_);
+      GrowingSteps steps(part, rows, input_, sequences, options_, world_, meeting_);
       const Rows results = steps.run();
       const auto count = static_cast<std::int64_t>(sequences.size());
       for (int rank = 0; rank < world_.size(); ++rank) {
@@ -335,6 +364,12 @@ void check_replayable(const Job& job) {
     fail(ErrorCode::kUsage, fmt::format("a job with mask {} is to be decoded row by row", describe(job.spec.mask)),
          "its rows see keys behind their own, which are not there yet when a row is decoded",
          {"Use ", setting("mask", "causal"), "."});
+  }
+  if (job.positions != nullptr) {
+    fail(ErrorCode::kUsage, "a job with keys at positions of their own is to be decoded row by row",
+         "queries stand between tokens that were taken out, or a window ends there, and a step's queries stand behind "
+         "all of its cache",
+         {"Keep the tokens behind the first query, as ", setting("method", "streaming"), " does for the last ones."});
   }
   for (std::size_t s = 0; s < job.batch.sequences.size(); ++s) {
     const Sequence& sequence = job.batch.sequences[s];

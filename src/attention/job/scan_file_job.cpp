@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <cstring>
 #include <utility>
 
 #include "attention/check/digest.hpp"
@@ -11,6 +12,25 @@
 #include "base/moment.hpp"
 
 namespace ringattn {
+
+namespace {
+
+// [sequences, channels, width − 1] of [sequences, width − 1, channels].
+Buffer channels_first(const Buffer& halos, const ConvolutionSpec& spec) {
+  Buffer turned = allocate_host(halos.bytes());
+  const std::size_t size = size_of(spec.dtype);
+  const auto channels = static_cast<std::size_t>(spec.channels);
+  const auto tokens = static_cast<std::size_t>(spec.halo_tokens());
+  for (std::size_t i = 0; i < halos.bytes() / size; ++i) {
+    const std::size_t sequence = i / (channels * tokens);
+    const std::size_t token = i / channels % tokens;
+    const std::size_t at = (sequence * channels + i % channels) * tokens + token;
+    std::memcpy(turned.data() + at * size, halos.data() + i * size, size);
+  }
+  return turned;
+}
+
+}  // namespace
 
 PreparedScan::PreparedScan(ScanFileJob job, Transport& transport, ScanOptions options)
     : job_(std::move(job)), meeting_(transport, Patience(options.timeout_seconds)) {
@@ -66,6 +86,7 @@ void PreparedScan::write(const ScanFileResult& result) {
   metadata.insert(metadata.end(), job_.metadata.begin(), job_.metadata.end());
   std::vector<OutputTensor> tensors{{"y", file_dtype(spec.dtype), input_->y_shape()}};
   if (job.final_states) tensors.push_back({"final_states", FileDtype::kF32, input_->states_shape()});
+  if (job.final_halos) tensors.push_back({"final_conv_state", file_dtype(spec.dtype), input_->halos_shape()});
   write_together(meeting_, tensors, metadata, job_.output, job_.replace, [&](SafetensorsWriter& writer) {
     writer.write_rows("y", input_->y_grid(), result.rank.runs, result.rank.y_view(spec));
     moment("writing");
@@ -73,6 +94,13 @@ void PreparedScan::write(const ScanFileResult& result) {
     const RowGrid grid{AxisOrder::kThd, 1, static_cast<std::int64_t>(job.lengths.size()), spec.heads,
                        std::int64_t{spec.head_dim} * spec.state_dim};
     writer.write_rows("final_states", grid, result.rank.sequences, result.rank.states_view(spec));
+    if (!job.final_halos) return;
+    const ConvolutionSpec& convolution = *job.convolution;
+    const RowGrid halo_grid{AxisOrder::kThd, 1, grid.length, convolution.channels, convolution.halo_tokens()};
+    const Buffer halos = channels_first(result.rank.halos, convolution);
+    writer.write_rows("final_conv_state", halo_grid, result.rank.sequences,
+                      dense_view(static_cast<const void*>(halos.data()), convolution.dtype,
+                                 total_tokens(result.rank.sequences), convolution.channels, convolution.halo_tokens()));
   });
 }
 

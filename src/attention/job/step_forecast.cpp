@@ -22,15 +22,16 @@ double StepForecast::balance() const {
   return all > 0.0 ? most * static_cast<double>(keys.size()) / all : 1.0;
 }
 
-StepForecast forecast_step(const JobInput& input, const DecodeKernel& kernel, int ranks) {
+StepForecast forecast_step(const JobInput& input, const DecodeKernel& kernel, int ranks, const CacheFormat& format) {
   const Batch& batch = input.job().batch;
   StepForecast forecast;
   forecast.key_tile = kernel.key_tile();
   forecast.group_keys = std::int64_t{kGroupTiles} * forecast.key_tile;
-  forecast.job = decode_job(input, ranks, forecast.key_tile);
+  forecast.job = decode_job(input, ranks, forecast.key_tile, format);
   check_decode_job(forecast.job);
   const DecodeLimits& limits = forecast.job.limits;
-  kernel.check(limits, ranks);
+  const int dealt = ranks_of_sequence(forecast.job.spec, ranks);
+  kernel.check(limits, dealt);
   forecast.groups = share_groups(limits.keys, 1, forecast.key_tile);
   forecast.memory = decode_memory(forecast.job, kernel, ranks);
   if (input.op() == Op::kLatent) {  // q and O as the caller has them, and the matrices
@@ -39,19 +40,21 @@ StepForecast forecast_step(const JobInput& input, const DecodeKernel& kernel, in
     forecast.memory.rows += static_cast<std::size_t>(
         limits.sequences * limits.rows * (q_token_bytes(given) + out_token_bytes(given)) + latent_weight_bytes(spec));
   }
-  forecast.bytes_read = decode_bytes(input, forecast.key_tile);
-  const std::int64_t groups = share_groups(limits.keys, ranks, forecast.key_tile);
+  forecast.bytes_read = decode_bytes(input, forecast.key_tile, format);
+  const std::int64_t groups = share_groups(limits.keys, dealt, forecast.key_tile);
   for (int rank = 0; rank < ranks; ++rank) {
     const SequenceRange owned = owned_sequences(limits.sequences, rank, ranks);
     std::int64_t keys = 0;
-    for (const Sequence& sequence : batch.sequences) {
-      keys += keys_of_share(share_of_rank(rank, ranks), forecast.group_keys, sequence.k_len);
+    for (std::size_t s = 0; s < batch.sequences.size(); ++s) {
+      const auto number = static_cast<std::int64_t>(s);
+      if (dealt < ranks && (number < owned.first || number >= owned.end())) continue;
+      keys += keys_of_share(share_of_rank(rank % dealt, dealt), forecast.group_keys, batch.sequences[s].k_len);
     }
     forecast.keys.push_back(keys);
     forecast.rows.push_back(owned.count * limits.rows);
     forecast.received.push_back(
         static_cast<std::int64_t>(partial_bytes(forecast.job.spec, kernel, forecast.rows.back(), groups)) *
-        (ranks - 1));
+        (dealt - 1));
   }
   return forecast;
 }

@@ -29,6 +29,7 @@ struct StepForecast {
 
 // `kernel` may be made on a backend without a device. Throws what check_decode_job() and
 // DecodeKernel::check() throw.
-StepForecast forecast_step(const JobInput& input, const DecodeKernel& kernel, int ranks);
+StepForecast forecast_step(const JobInput& input, const DecodeKernel& kernel, int ranks,
+                           const CacheFormat& format = {});
 
 }  // namespace ringattn

@@ -274,7 +274,7 @@ class BlockCutter {
       const Sequence& s = work_.batch.sequences[static_cast<std::size_t>(sequence)];
       const std::int64_t end = std::min(last_tile, axis_.first(sequence + 1));
       const std::int64_t origin = axis_.token(axis_.first(sequence));
-      pairs += Visibility(work_.mask, s.k_len)
+      pairs += work_.visibility(static_cast<std::size_t>(sequence))
                    .pairs(s.q_offset, s.q_len, {axis_.token(tile) - origin, axis_.token(end) - origin});
       tile = end;
     }

@@ -70,9 +70,10 @@ void Needs::find_spans(const RingWork& work, const Layout& queries, int query_ti
         });
         continue;
       }
-      const Sequence& s = work.batch.sequences[static_cast<std::size_t>(run.sequence)];
+      const auto sequence = static_cast<std::size_t>(run.sequence);
+      const Sequence& s = work.batch.sequences[sequence];
       const TileRange tiles =
-          Visibility(work.mask, s.k_len).tiles(s.q_offset + run.begin, run.tokens(), {query_tile, key_tile});
+          work.visibility(sequence).tiles(s.q_offset + run.begin, run.tokens(), {query_tile, key_tile});
       if (!tiles.empty()) add({origin + tiles.begin, origin + tiles.end});
     }
     for (std::size_t tile = 0; tile < listed.size(); ++tile) {

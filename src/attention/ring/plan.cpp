@@ -195,9 +195,9 @@ class BlockPlanner {
       run = std::partition_point(run, queries.end(), [&](const TokenRun& r) { return r.sequence < sequence; });
       for (; run != queries.end() && run->sequence == sequence; ++run) {
         const std::int64_t position = s.q_offset + run->begin;
-        pairs += work_.lists == nullptr ? Visibility(work_.mask, s.k_len).pairs(position, run->tokens(), keys)
-                                        : listed_pairs(*work_.lists, work_.mask, static_cast<std::size_t>(sequence),
-                                                       position, run->tokens(), keys);
+        const auto of = static_cast<std::size_t>(sequence);
+        pairs += work_.lists == nullptr ? work_.visibility(of).pairs(position, run->tokens(), keys)
+                                        : listed_pairs(*work_.lists, work_.mask, of, position, run->tokens(), keys);
       }
     }
     return pairs * work_.pair_flops + work_.key_flops * static_cast<double>(keys_of(block));
@@ -292,6 +292,7 @@ Plan Planner::plan(int rank) const {
   }
   for (const Sequence& s : shared.work.batch.sequences) plan.key_lengths.push_back(s.k_len);
   plan.lists = shared.work.lists;
+  plan.positions = shared.work.positions;
   const BlockPlanner planner(shared.work, shared.layout, shared.axis, shared.needs, shared.options, rank);
   for (std::size_t i = 0; i < shared.parts.blocks.size(); ++i) {
     plan.blocks.push_back(planner.plan(shared.tile_boundaries[i], shared.tile_boundaries[i + 1], shared.parts.blocks[i],

@@ -89,9 +89,10 @@ struct Plan {
   int rank = 0;
   int world = 1;
   KernelShape kernel;
-  std::vector<QueryRun> queries;           // of the rank's shard
-  std::vector<std::int64_t> key_lengths;   // of every sequence
-  std::shared_ptr<const TileLists> lists;  // of the job, or null
+  std::vector<QueryRun> queries;                  // of the rank's shard
+  std::vector<std::int64_t> key_lengths;          // of every sequence
+  std::shared_ptr<const TileLists> lists;         // of the job, or null
+  std::shared_ptr<const KeyPositions> positions;  // of the job's keys, or null
   std::vector<BlockPlan> blocks;
   std::int64_t buffer_rows = 0;        // of each of the two block buffers: the largest block's
   std::size_t block_buffer_bytes = 0;  // of each of the two

@@ -8,6 +8,7 @@
 
 #include "attention/ring/row_stream.hpp"
 #include "attention/tokens/batch.hpp"
+#include "kernels/key_positions.hpp"
 #include "kernels/tile_lists.hpp"
 #include "kernels/visibility.hpp"
 
@@ -22,6 +23,13 @@ struct RingWork {
       nullptr;               // of the batch's sequences; null: a query folds what the mask lets it see
   double key_flops = 0.0;    // operations of one key in a block that a rank computes, beside its pairs
   double query_flops = 0.0;  // of one query, once in a run, beside its pairs
+  std::shared_ptr<const KeyPositions> positions =
+      nullptr;  // of the batch's keys, which no lists go with; null: key i stands at position i
+
+  // What queries of a sequence see, beside what lists say.
+  SequenceVisibility visibility(std::size_t sequence) const {
+    return {mask, batch.sequences[sequence].k_len, positions.get(), sequence};
+  }
 };
 
 }  // namespace ringattn

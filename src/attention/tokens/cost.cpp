@@ -49,4 +49,15 @@ std::int64_t scan_token_bytes(const ScanSpec& spec) {
 
 double convolution_token_flops(const ConvolutionSpec& spec) { return 2.0 * spec.channels * spec.width; }
 
+double scan_token_flops(const ScanJob& job) {
+  return scan_token_flops(job.spec) + (job.convolution ? convolution_token_flops(*job.convolution) : 0.0);
+}
+
+std::int64_t scan_token_bytes(const ScanJob& job) {
+  return scan_token_bytes(job.spec) + (job.convolution ? 2 * convolution_row_bytes(*job.convolution) : 0) +
+         (job.update ? 2 * state_bytes(job.spec) : 0);
+}
+
+std::int64_t convolution_row_bytes(const ConvolutionSpec& spec) { return row_bytes(spec.dtype, 1, spec.channels); }
+
 }  // namespace ringattn

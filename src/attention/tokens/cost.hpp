@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "attention/tokens/job.hpp"
+#include "attention/tokens/scan_job.hpp"
 #include "kernels/convolution.hpp"
 #include "kernels/latent.hpp"
 #include "kernels/scan.hpp"
@@ -50,7 +51,12 @@ double scan_token_flops(const ScanSpec& spec);
 // Bytes of one token's rows of a scan: x, dt, B, C, z and y.
 std::int64_t scan_token_bytes(const ScanSpec& spec);
 
-// Operations of a convolution for one token, all channels.
+// The same of a whole job's token, a convolution in front included, and of an update its state, read and written.
+double scan_token_flops(const ScanJob& job);
+std::int64_t scan_token_bytes(const ScanJob& job);
+
+// Operations of a convolution for one token, all channels, and bytes of the row that it makes of it.
 double convolution_token_flops(const ConvolutionSpec& spec);
+std::int64_t convolution_row_bytes(const ConvolutionSpec& spec);
 
 }  // namespace ringattn

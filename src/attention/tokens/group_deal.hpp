@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How ranks deal the work of decoding: each keeps every P-th group of every sequence's keys, and owns the rows of some
-// sequences. Pure: no ranks run here.
+// sequences; with lists of key blocks, it keeps all keys of those. Pure: no ranks run here.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +17,10 @@ struct SequenceRange {
   std::int64_t end() const { return first + count; }
   bool operator==(const SequenceRange&) const = default;
 };
+
+// Among how many ranks the groups of a sequence are dealt. Those of a list hold keys from anywhere in the sequence, and
+// a group is folded by one rank: so with lists each sequence is one rank's, and ranks share out the sequences alone.
+inline int ranks_of_sequence(const FoldSpec& spec, int ranks) { return spec.lists.any() ? 1 : ranks; }
 
 // The share of rank `rank` of `ranks`.
 inline GroupShare share_of_rank(int rank, int ranks) { return {rank, ranks}; }

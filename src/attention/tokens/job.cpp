@@ -17,6 +17,22 @@ namespace {
 
 constexpr std::int64_t kFar = std::int64_t{1} << 62;
 
+// Whether the job's keys are those of its positions.
+void check_positions(const Job& job) {
+  if (job.spec.positions != (job.positions == nullptr ? 0 : job.positions->heads())) {
+    fail(ErrorCode::kUsage,
+         fmt::format("the job has {}", job.positions == nullptr ? "no positions of keys" : "positions of keys"),
+         "its spec says otherwise", "set_positions() sets both.");
+  }
+  if (job.positions == nullptr) return;
+  const std::span<const KeptSequence> kept = job.positions->sequences();
+  bool fits = kept.size() == job.batch.sequences.size();
+  for (std::size_t s = 0; fits && s < kept.size(); ++s) fits = kept[s].keys == job.batch.sequences[s].k_len;
+  if (fits) return;
+  fail(ErrorCode::kUsage, "the positions of keys are those of other sequences", "their lengths differ from the batch's",
+       "Give one position for each key of the batch, or for each key and K/V head.");
+}
+
 }  // namespace
 
 std::vector<ListedSequence> listed_sequences(const Batch& batch) {
@@ -28,6 +44,22 @@ std::vector<ListedSequence> listed_sequences(const Batch& batch) {
 void set_lists(Job& job, std::shared_ptr<const TileLists> lists) {
   job.spec.lists = lists == nullptr ? ListShape{} : lists->shape();
   job.lists = std::move(lists);
+}
+
+void set_positions(Job& job, std::shared_ptr<const KeyPositions> positions) {
+  job.spec.positions = positions == nullptr ? 0 : positions->heads();
+  job.positions = std::move(positions);
+  if (job.positions == nullptr) return;
+  check_positions(job);
+  std::vector<Sequence> moved(job.batch.sequences.begin(), job.batch.sequences.end());
+  for (std::size_t s = 0; s < moved.size(); ++s) {
+    const auto position = position_without_gaps(job.spec.mask, *job.positions, s, moved[s].q_offset, moved[s].q_len);
+    if (!position) return;
+    moved[s].q_offset = *position;
+  }
+  job.batch.sequences = std::move(moved);
+  job.spec.positions = 0;
+  job.positions = nullptr;
 }
 
 double visible_pairs(const Job& job) {
@@ -81,29 +113,34 @@ void check_job(const Job& job) {
          "their lengths, or where their queries begin, differ from the batch's",
          "Make the lists from listed_sequences().");
   }
+  check_positions(job);
 }
 
-QueryWork query_work(const Batch& batch, const Mask& mask, const TileLists* lists) {
-  return [&batch, &mask, lists](const TokenRun& queries) {
+QueryWork query_work(const Batch& batch, const Mask& mask, const TileLists* lists, const KeyPositions* positions) {
+  return [&batch, &mask, lists, positions](const TokenRun& queries) {
     const Sequence& s = batch.sequences[static_cast<std::size_t>(queries.sequence)];
     const std::int64_t position = s.q_offset + queries.begin;
-    if (lists == nullptr) return Visibility(mask, s.k_len).pairs(position, queries.tokens());
+    if (lists == nullptr) {
+      return SequenceVisibility(mask, s.k_len, positions, static_cast<std::size_t>(queries.sequence))
+          .pairs(position, queries.tokens(), {0, s.k_len});
+    }
     return listed_pairs(*lists, mask, static_cast<std::size_t>(queries.sequence), position, queries.tokens(),
                         {0, s.k_len});
   };
 }
 
-QueryWork query_work(const Job& job) { return query_work(job.batch, job.spec.mask, job.lists.get()); }
+QueryWork query_work(const Job& job) {
+  return query_work(job.batch, job.spec.mask, job.lists.get(), job.positions.get());
+}
 
-JobLayout make_layout(const Batch& batch, const Mask& mask, const TileLists* lists, int world,
-                      const LayoutRequest& request, int query_tile, int key_tile) {
-  const QueryWork work = query_work(batch, mask, lists);
+JobLayout make_layout(const Batch& batch, const QueryWork& work, bool listed, int world, const LayoutRequest& request,
+                      int query_tile, int key_tile) {
   JobLayout layout = make_layout(batch, work, world, request, query_tile, key_tile);
-  return lists == nullptr ? std::move(layout) : balance_stripes(batch, work, std::move(layout));
+  return listed ? balance_stripes(batch, work, std::move(layout)) : std::move(layout);
 }
 
 JobLayout make_layout(const Job& job, int world, const LayoutRequest& request, int query_tile, int key_tile) {
-  return make_layout(job.batch, job.spec.mask, job.lists.get(), world, request, query_tile, key_tile);
+  return make_layout(job.batch, query_work(job), job.lists != nullptr, world, request, query_tile, key_tile);
 }
 
 }  // namespace ringattn

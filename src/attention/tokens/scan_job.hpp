@@ -3,9 +3,11 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "kernels/convolution.hpp"
 #include "kernels/scan.hpp"
 
 namespace ringattn {
@@ -15,12 +17,25 @@ struct ScanJob {
   std::vector<std::int64_t> lengths;  // [sequences] tokens, at least 1 each
   bool initial_states = false;        // sequences start from given states, else from zero
   bool final_states = false;          // the states behind them are wanted
+  // One token of each sequence by the kernel's update(), which reads and writes each state once: from initial states to
+  // final ones, both of which it has. Such rows and states agree with those of a scan within a tolerance.
+  bool update = false;
+  // In front of the scan, over x, B and C side by side (convolution_channels()); with state_decays over x alone.
+  std::optional<ConvolutionSpec> convolution = {};
+  bool initial_halos = false;  // sequences go on from given tokens in front of the convolution, else from zeros
+  bool final_halos = false;    // their last tokens in front of it are wanted
 
   std::int64_t tokens() const;  // of all sequences
 };
 
 // "scan, bf16, 80 heads of 64, state 128, 1 group; 2 sequences, 131072 tokens, initial states"
 std::string describe(const ScanJob& job);
+
+// Channels that a convolution in front of a scan has.
+int convolution_channels(const ScanSpec& spec);
+
+// Throws kUsage where the parts of a job contradict each other; lengths are looked at by whoever deals them.
+void check_scan_job(const ScanJob& job);
 
 // Bytes of one sequence's state, all heads.
 std::int64_t state_bytes(const ScanSpec& spec);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/host.hpp"
+#include "kernels/block_choice.hpp"
 #include "kernels/cache_update.hpp"
 #include "kernels/compressed_rows.hpp"
 #include "kernels/cpu/tile_ops.hpp"
@@ -39,6 +40,8 @@ class CpuBackend final : public Backend {
     ringattn::fill_synthetic(seed, tensor, runs, rows, threads_);
   }
   void update_cache(const CacheUpdate& update, Stream) override { update_host_cache(update); }
+  void pool_keys(const BlockChoice& choice, Stream) override { pool_host_keys(choice); }
+  void choose_blocks(const BlockChoice& choice, Stream) override { choose_host_blocks(choice); }
   void decompress(const DecompressTask& task, Stream) override { decompress_on_host(task, threads_); }
   void compress(const CompressTask& task, Stream) override { compress_on_host(task, threads_); }
   void greatest_magnitudes(const MagnitudeTask& task, Stream) override { greatest_magnitudes_on_host(task, threads_); }

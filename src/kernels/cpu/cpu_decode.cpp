@@ -72,11 +72,20 @@ struct DecodeScratch {
   }
 };
 
+// A sequence's keys as rows see them: all of them, or those of listed blocks side by side (kernels/decode_lists.hpp).
+struct SeenKeys {
+  std::int64_t length;  // keys
+  int listed;           // blocks of the list
+  std::int64_t gap;     // blocks that are left out, of all those in front of the last ones
+  const std::int32_t* blocks;
+};
+
 // A group of one sequence, for the rows of all query heads of one KV head.
 struct DecodeUnit {
   std::int64_t sequence;
   int kv_head;
   std::int64_t group;  // of the sequence
+  SeenKeys seen;
 };
 
 class CpuDecode final : public DecodeKernel {
@@ -100,12 +109,18 @@ class CpuDecode final : public DecodeKernel {
     check_decode_step(decode_, limits_, step);
     std::vector<DecodeUnit> units;
     const std::int64_t sequences = step.q.tokens / step.rows;
+    const int lists = lists_of(spec_.lists);
     for (std::int64_t s = 0; s < sequences; ++s) {
-      const TileRange tiles = Visibility(spec_.mask, step.lengths[s]).tiles(first_position(step, s), step.rows, kSizes);
-      for (std::int64_t g = 0; g < groups_of(tiles); ++g) {
-        const std::int64_t group = tiles.begin / kGroupTiles + g;
-        if (group % step.share.every != step.share.first) continue;
-        for (int head = 0; head < spec_.kv_heads; ++head) units.push_back({s, head, group});
+      for (int list = 0; list < lists; ++list) {
+        const SeenKeys seen = seen_keys(step, s, list);
+        const TileRange tiles = rows_tiles(seen.length, step.rows);
+        for (std::int64_t g = 0; g < groups_of(tiles); ++g) {
+          const std::int64_t group = tiles.begin / kGroupTiles + g;
+          if (group % step.share.every != step.share.first) continue;
+          for (int head = list * spec_.kv_heads / lists; head < (list + 1) * spec_.kv_heads / lists; ++head) {
+            units.push_back({s, head, group, seen});
+          }
+        }
       }
     }
     const auto unit_count = static_cast<std::int64_t>(units.size());
@@ -126,9 +141,10 @@ class CpuDecode final : public DecodeKernel {
 #pragma omp parallel for num_threads(threads_) schedule(static)
     for (std::int64_t row = 0; row < step.q.tokens; ++row) {
       const std::int64_t s = row / step.rows;
-      const std::int64_t first = rows_tiles(step.lengths[s], step.rows).begin / kGroupTiles;
       for (int head = 0; head < spec_.heads; ++head) {
-        finish(step.lengths[s], step.rows, step.output, row, head,
+        const std::int64_t length = seen_keys(step, s, head / (spec_.heads / lists)).length;
+        const std::int64_t first = rows_tiles(length, step.rows).begin / kGroupTiles;
+        finish(length, step.rows, step.output, row, head,
                [&](std::int64_t group) { return own_record(row, head, group - first); });
       }
     }
@@ -155,8 +171,22 @@ class CpuDecode final : public DecodeKernel {
 
   static constexpr std::int64_t kRecordO = 4;  // where O begins in a record
 
-  static std::int64_t first_position(const DecodeStep& step, std::int64_t sequence) {
-    return std::int64_t{step.lengths[sequence]} - step.rows;
+  // The keys of a sequence as the rows with its list `list` see them.
+  SeenKeys seen_keys(const DecodeStep& step, std::int64_t sequence, int list) const {
+    const std::int32_t length = step.lengths[sequence];
+    if (!spec_.lists.any()) return {length, kNoTile, 0, nullptr};
+    const std::int64_t number = sequence * spec_.lists.heads + list;
+    const std::int32_t* const blocks = step.lists.blocks + number * step.lists.stride;
+    const KeysByList of = keys_by_list(length, step.rows, spec_.lists.key_block, step.lists.counts[number],
+                                       [blocks](std::int32_t i) { return blocks[i]; });
+    return {of.keys, of.listed, of.gap(), blocks};
+  }
+  // Where a tile lies among all of its sequence.
+  std::int64_t tile_in_sequence(const SeenKeys& seen, std::int64_t tile) const {
+    if (seen.blocks == nullptr) return tile;
+    const std::int64_t each = spec_.lists.key_block / kKeyTile;
+    const std::int64_t place = tile / each;
+    return tile + each * (place < seen.listed ? seen.blocks[place] - place : seen.gap);
   }
 
   std::size_t thread_bytes(const DecodeLimits& limits) const {
@@ -217,8 +247,8 @@ class CpuDecode final : public DecodeKernel {
 
   void fold_unit(const DecodeStep& step, const DecodeUnit& unit, DecodeScratch& scratch) const {
     const int ratio = spec_.heads / spec_.kv_heads;
-    const Visibility visibility(spec_.mask, step.lengths[unit.sequence]);
-    const std::int64_t position = first_position(step, unit.sequence);
+    const Visibility visibility(spec_.mask, unit.seen.length);
+    const std::int64_t position = unit.seen.length - step.rows;
     const auto o_stride = static_cast<std::size_t>(ops_.o_stride(spec_.head_dim_v));
     const auto dim = static_cast<std::size_t>(spec_.head_dim);
     const auto stacked = static_cast<std::size_t>(step.rows * ratio);
@@ -248,21 +278,24 @@ class CpuDecode final : public DecodeKernel {
                     columns_of(visibility.keys(position + i), tile * kKeyTile, kKeyTile));
       }
       if (first >= last) continue;
-      const auto keys =
-          static_cast<int>(std::min<std::int64_t>(kKeyTile, step.lengths[unit.sequence] - tile * kKeyTile));
+      const auto keys = static_cast<int>(std::min<std::int64_t>(kKeyTile, unit.seen.length - tile * kKeyTile));
+      const std::int64_t first_key = tile_in_sequence(unit.seen, tile) * kKeyTile;
       if (decode_.format.k.is_plain()) {
-        gather(step, step.k, unit, tile * kKeyTile, keys, scratch.k);
+        gather(step, step.k, unit, first_key, keys, scratch.k);
       } else {
-        gather(step, step.packed_k, unit, tile * kKeyTile, keys, scratch.k);
+        gather(step, step.packed_k, unit, first_key, keys, scratch.k);
       }
-      if (decode_.format.v.is_plain()) {
-        gather(step, step.v, unit, tile * kKeyTile, keys, scratch.v);
+      if (decode_.values_in_keys) {
+        // They are the same rows.
+      } else if (decode_.format.v.is_plain()) {
+        gather(step, step.v, unit, first_key, keys, scratch.v);
       } else {
-        gather(step, step.packed_v, unit, tile * kKeyTile, keys, scratch.v);
+        gather(step, step.packed_v, unit, first_key, keys, scratch.v);
       }
       const auto element = static_cast<std::int64_t>(size_of(spec_.dtype));
-      ops_.pack(shape, {{scratch.k}, spec_.head_dim * element}, {{scratch.v}, spec_.head_dim_v * element}, keys,
-                scratch.tile);
+      const TileRows k_rows{{scratch.k}, spec_.head_dim * element};
+      ops_.pack(shape, k_rows, decode_.values_in_keys ? k_rows : TileRows{{scratch.v}, spec_.head_dim_v * element},
+                keys, scratch.tile);
       const auto start = static_cast<std::size_t>(first * ratio);
       ops_.fold(shape, scratch.tile,
                 {scratch.q + start * dim, scratch.m + start, scratch.l + start, scratch.o + start * o_stride,

@@ -54,9 +54,8 @@ class GroupFold {
                      for (std::int64_t i = 0; i < count; ++i) {
                        const std::int64_t position = run.position + offset + i;
                        scratch_.row[first + i] = run.row + offset + i;
-                       scratch_.keys[first + i] = Visibility(spec_.mask, key_length_).keys(position);
-                       scratch_.key_tiles[first + i] =
-                           Visibility(spec_.mask, key_length_).tiles(position, {/*query_tile=*/1, kKeyTile});
+                       scratch_.keys[first + i] = keys_of(position);
+                       scratch_.key_tiles[first + i] = tiles_of(scratch_.keys[first + i], kKeyTile);
                      }
                    });
     find_stretches();
@@ -98,26 +97,36 @@ class GroupFold {
     }
   }
 
-  // Folds one tile into the rows that see a key of it: neighbours, as the ends of their ranges ascend.
+  // Folds one tile into the rows that see a key of it: neighbours, as the ends of their ranges ascend, but for rows
+  // between them that see none of the sequence's keys, where these stand far apart.
   void fold_tile(const Stretch& stretch, std::int64_t tile) {
     const auto folds = [&](const TileRange& range) { return range.begin <= tile && tile < range.end; };
     const TileRange* ranges = scratch_.key_tiles;
-    const auto first = static_cast<int>(std::find_if(ranges, ranges + rows_, folds) - ranges);
-    const auto last = static_cast<int>(std::find_if_not(ranges + first, ranges + rows_, folds) - ranges);
-    if (first == last) return;
-
-    // Rows fold tiles at consecutive places, so what is open when a group begins is another's.
     const std::int64_t nth = tile - stretch.tiles.begin;
-    if ((stretch.place + nth) % kGroupTiles == 0) close_groups(index(first, 0), index(last, 0));
-    for (std::size_t at = index(first, 0); at < index(last, 0); ++at) scratch_.parts[at] |= kHasOpen;
-    const std::int64_t begin = tile * kKeyTile;
-    const std::int64_t keys = std::min<std::int64_t>(kKeyTile, key_length_ - begin);
-    for (int i = first; i < last; ++i) {
-      std::fill_n(scratch_.visible + index(i, 0), ratio_, columns_of(scratch_.keys[i], begin, kKeyTile));
-    }
-    const TilePlace place = find_tile(stretch.table + nth, static_cast<int>(keys));
+    const auto keys = static_cast<int>(std::min<std::int64_t>(kKeyTile, key_length_ - tile * kKeyTile));
     const TileShape shape{spec_.dtype, spec_.head_dim, spec_.head_dim_v, spec_.softmax_scale, spec_.softcap};
-    ops_.pack(shape, place.k, place.v, static_cast<int>(keys), scratch_.tile);
+    bool packed = false;
+    for (int last = 0; last < rows_;) {
+      const auto first = static_cast<int>(std::find_if(ranges + last, ranges + rows_, folds) - ranges);
+      last = static_cast<int>(std::find_if_not(ranges + first, ranges + rows_, folds) - ranges);
+      if (first == last) return;
+      if (!packed) {
+        const TilePlace place = find_tile(stretch.table + nth, keys);
+        ops_.pack(shape, place.k, place.v, keys, scratch_.tile);
+        packed = true;
+      }
+      fold_rows(shape, tile, first, last, (stretch.place + nth) % kGroupTiles == 0);
+    }
+  }
+
+  // Folds the packed tile into rows [first, last), which all see a key of it.
+  void fold_rows(const TileShape& shape, std::int64_t tile, int first, int last, bool begins_group) {
+    // Rows fold tiles at consecutive places, so what is open when a group begins is another's.
+    if (begins_group) close_groups(index(first, 0), index(last, 0));
+    for (std::size_t at = index(first, 0); at < index(last, 0); ++at) scratch_.parts[at] |= kHasOpen;
+    for (int i = first; i < last; ++i) {
+      std::fill_n(scratch_.visible + index(i, 0), ratio_, columns_of(scratch_.keys[i], tile * kKeyTile, kKeyTile));
+    }
     const std::size_t start = index(first, 0);
     const RowBatch batch{scratch_.q + start * static_cast<std::size_t>(spec_.head_dim),
                          scratch_.m + start,
@@ -148,6 +157,13 @@ class GroupFold {
   }
 
  private:
+  // The keys that the row at `position` sees.
+  KeyRange keys_of(std::int64_t position) const {
+    if (task_.positions == nullptr) return Visibility(spec_.mask, key_length_).keys(position);
+    const auto own = positions_of(task_.positions, static_cast<std::size_t>(sequence_), kv_head_);
+    return PositionedVisibility(spec_.mask, own).keys(position);
+  }
+
   // What some row folds of the tiles that the task has and, where there are lists, that are listed.
   void find_stretches() {
     TileRange seen{std::numeric_limits<std::int64_t>::max(), 0};

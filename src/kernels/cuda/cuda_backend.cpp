@@ -8,6 +8,7 @@
 
 #include "base/error.hpp"
 #include "base/gpu.hpp"
+#include "kernels/cuda/device/block_choice.hpp"
 #include "kernels/cuda/device/cache_update.hpp"
 #include "kernels/cuda/gather_pages.hpp"
 #include "kernels/cuda/rows/rows.hpp"
@@ -70,6 +71,36 @@ class CudaMarks final : public Marks {
  private:
   const int device_;
   std::vector<CudaEvent> events_;
+};
+
+class CudaStreamAhead final : public StreamAhead {
+ public:
+  CudaStreamAhead(int device, std::size_t marks) : device_(device) {
+    const DeviceGuard guard(device_);
+    int last = 0;
+    int first = 0;
+    check_cuda(cudaDeviceGetStreamPriorityRange(&last, &first), "cudaDeviceGetStreamPriorityRange");
+    for (std::size_t i = 0; i < marks; ++i) events_.emplace_back();
+    check_cuda(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, first), "cudaStreamCreateWithPriority");
+  }
+  ~CudaStreamAhead() override { cudaStreamDestroy(stream_); }
+  CudaStreamAhead(const CudaStreamAhead&) = delete;
+  CudaStreamAhead& operator=(const CudaStreamAhead&) = delete;
+
+  Stream stream() override { return {stream_}; }
+  void record(std::size_t mark, Stream stream) override {
+    const DeviceGuard guard(device_);
+    events_.at(mark).record(cuda_stream(stream));
+  }
+  void follow(std::size_t mark, Stream stream) override {
+    const DeviceGuard guard(device_);
+    check_cuda(cudaStreamWaitEvent(cuda_stream(stream), events_.at(mark).get(), 0), "cudaStreamWaitEvent");
+  }
+
+ private:
+  const int device_;
+  std::vector<CudaEvent> events_;
+  cudaStream_t stream_ = nullptr;
 };
 
 class CudaReplay final : public Replay {
@@ -159,6 +190,16 @@ void CudaBackend::fill_bytes(void* target, std::byte value, std::size_t bytes, S
   check_cuda(cudaMemsetAsync(target, std::to_integer<int>(value), bytes, cuda_stream(stream)), "cudaMemsetAsync");
 }
 
+void CudaBackend::pool_keys(const BlockChoice& choice, Stream stream) {
+  const DeviceGuard guard(device_);
+  cuda::pool_keys(choice, stream);
+}
+
+void CudaBackend::choose_blocks(const BlockChoice& choice, Stream stream) {
+  const DeviceGuard guard(device_);
+  cuda::choose_blocks(choice, stream);
+}
+
 void CudaBackend::update_cache(const CacheUpdate& update, Stream stream) {
   const DeviceGuard guard(device_);
   cuda::update_cache(update, stream);
@@ -211,6 +252,10 @@ double CudaBackend::elapsed(Mark from, Mark to) {
 
 std::unique_ptr<Marks> CudaBackend::make_marks(std::size_t count, bool timed) {
   return std::make_unique<CudaMarks>(device_, count, timed);
+}
+
+std::unique_ptr<StreamAhead> CudaBackend::make_stream_ahead(std::size_t marks) {
+  return std::make_unique<CudaStreamAhead>(device_, marks);
 }
 
 std::unique_ptr<Replay> CudaBackend::replay(Stream stream, const std::function<void()>& enqueue) {

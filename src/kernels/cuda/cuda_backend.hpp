@@ -12,10 +12,11 @@
 
 #include "base/cuda.hpp"
 #include "kernels/fold.hpp"
+#include "kernels/stream_ahead.hpp"
 
 namespace ringattn::cuda {
 
-class CudaBackend final : public Backend {
+class CudaBackend final : public Backend, public StreamsAhead {
  public:
   // `device` may be kNoDevice. Throws kUnsupported where there is no such device.
   explicit CudaBackend(int device);
@@ -34,6 +35,8 @@ class CudaBackend final : public Backend {
   void fill_synthetic(std::uint64_t seed, SyntheticTensor tensor, std::span<const PackedRun> runs,
                       const MutableTensorView& rows, Stream stream) override;
   void update_cache(const CacheUpdate& update, Stream stream) override;
+  void pool_keys(const BlockChoice& choice, Stream stream) override;
+  void choose_blocks(const BlockChoice& choice, Stream stream) override;
   void decompress(const DecompressTask& task, Stream stream) override;
   void compress(const CompressTask& task, Stream stream) override;
   void greatest_magnitudes(const MagnitudeTask& task, Stream stream) override;
@@ -43,6 +46,7 @@ class CudaBackend final : public Backend {
   double elapsed(Mark from, Mark to) override;
   void forget_marks() override { marks_ = 0; }
   std::unique_ptr<Marks> make_marks(std::size_t count, bool timed) override;
+  std::unique_ptr<StreamAhead> make_stream_ahead(std::size_t marks) override;
   std::unique_ptr<Replay> replay(Stream stream, const std::function<void()>& enqueue) override;
   bool enqueues() const override { return true; }
   bool is_capturing(Stream stream) override;

@@ -112,13 +112,13 @@ TEST(ModelConfig, OfListedLayersGoesByThem) {
 
 // Shapes only, as Hugging Face writes them.
 constexpr std::string_view kMamba2 = R"({"model_type": "mamba2", "num_heads": 80, "head_dim": 64, "state_size": 128,
-  "n_groups": 1, "hidden_size": 2560, "expand": 2, "chunk_size": 256, "time_step_limit": [0.0, Infinity]})";
+  "n_groups": 1, "conv_kernel": 3, "hidden_size": 2560, "expand": 2, "time_step_limit": [0.0, Infinity]})";
 constexpr std::string_view kGranite = R"({"model_type": "granitemoehybrid", "hidden_size": 1536, "mamba_n_heads": 48,
   "mamba_d_head": "auto", "mamba_expand": 2, "mamba_n_groups": 1, "mamba_d_state": 128, "num_attention_heads": 12,
   "num_key_value_heads": 4, "num_hidden_layers": 3, "layer_types": ["mamba", "mamba", "attention"]})";
 constexpr std::string_view kBamba = R"({"model_type": "bamba", "hidden_size": 4096, "mamba_n_heads": 128,
-  "mamba_d_head": 64, "mamba_n_groups": 1, "mamba_d_state": 256, "num_attention_heads": 32, "intermediate_size": 14336,
-  "num_hidden_layers": 32, "attn_layer_indices": [9, 18, 27]})";
+  "mamba_d_head": 64, "mamba_n_groups": 1, "mamba_d_conv": 2, "mamba_d_state": 256, "num_attention_heads": 32,
+  "intermediate_size": 14336, "num_hidden_layers": 32, "attn_layer_indices": [9, 18, 27]})";
 constexpr std::string_view kNemotron = R"({"model_type": "nemotron_h", "hidden_size": 4480, "mamba_num_heads": 128,
   "mamba_head_dim": 80, "ssm_state_size": 128, "n_groups": 8, "num_attention_heads": 40, "head_dim": 128,
   "hybrid_override_pattern": "M-M*-", "time_step_limit": [0.0, {"__float__": "Infinity"}]})";
@@ -126,17 +126,18 @@ constexpr std::string_view kNemotron = R"({"model_type": "nemotron_h", "hidden_s
 TEST(ModelConfig, OfScansSaysTheirDims) {
   struct Case {
     std::string_view text;
-    int heads, dim, state, groups;
+    int heads, dim, state, groups, width;
   };
-  for (const auto& [text, heads, dim, state, groups] :
-       {Case{kMamba2, 80, 64, 128, 1}, Case{kGranite, 48, 64, 128, 1}, Case{kBamba, 128, 64, 256, 1},
-        Case{kNemotron, 128, 80, 128, 8}}) {
+  for (const auto& [text, heads, dim, state, groups, width] :
+       {Case{kMamba2, 80, 64, 128, 1, 3}, Case{kGranite, 48, 64, 128, 1, 4}, Case{kBamba, 128, 64, 256, 1, 2},
+        Case{kNemotron, 128, 80, 128, 8, 4}}) {
     const ModelConfig model = config(text);
     EXPECT_TRUE(model.has_scans() && !model.scans_channels()) << text;
     EXPECT_EQ(model.scan_heads(), heads) << text;
     EXPECT_EQ(model.scan_head_dim(), dim) << text;
     EXPECT_EQ(model.scan_state_dim(), state) << text;
     EXPECT_EQ(model.scan_groups(), groups) << text;
+    EXPECT_EQ(model.scan_conv_width(), width) << text;
   }
   EXPECT_FALSE(config(kMamba2).has_attention());
   EXPECT_EQ(config(kNemotron).head_dim(), 128);  // of its attention

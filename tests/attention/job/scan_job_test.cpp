@@ -7,34 +7,15 @@
 #include <cstring>
 #include <limits>
 
-#include "attention/check/scan_accuracy.hpp"
-#include "attention/job/scan_file_job.hpp"
 #include "attention/job/scan_shapes.hpp"
 #include "comm/threads.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/scan_files.hpp"
+#include "tests/support/scan_jobs.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 namespace ringattn::testing {
 namespace {
-
-ScanOptions one_thread() {
-  ScanOptions options;
-  options.kernel.backend = "cpu";
-  options.threads = 1;
-  return options;
-}
-
-SyntheticScan small_scan(std::int64_t tokens, bool selective = false) {
-  SyntheticScan scan;
-  scan.selective = selective;
-  scan.seed = 7;
-  scan.tokens = tokens;
-  scan.heads = selective ? 8 : 2;
-  scan.head_dim = 8;
-  scan.state_dim = 8;
-  return scan;
-}
 
 TEST(ScanJobs, WriteTheSameBytesInEveryWorld) {
   const TemporaryFolder folder;
@@ -77,29 +58,6 @@ TEST(ScanJobs, InEveryShapeHaveTheSameBits) {
   }
 }
 
-// y of a synthetic scan on one rank.
-struct Finished {
-  ScanInput input;
-  ScanRankResult result;
-};
-
-ScanAccuracy checked(const Finished& scan) {
-  ScanAccuracy accuracy;
-  run_threads_world(1, {}, [&](Transport& transport) {
-    const Meeting meeting(transport, Patience(60.0));
-    accuracy =
-        check_scan_result(meeting, scan.input, 64, scan.result.runs, scan.result.y_view(scan.input.job().spec), 1);
-  });
-  return accuracy;
-}
-
-Finished finished(const ScanInput& input) {
-  Finished scan{input, {}};
-  run_threads_world(
-      1, {}, [&](Transport& transport) { scan.result = PreparedScan(input, transport, one_thread()).compute(); });
-  return scan;
-}
-
 TEST(ScanAccuracyCheck, PassesWhatIsRight) {
   for (const bool selective : {false, true}) {
     for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16, Dtype::kF16}) {
@@ -116,7 +74,7 @@ TEST(ScanAccuracyCheck, PassesWhatIsRight) {
 }
 
 TEST(ScanAccuracyCheck, FindsWhatIsWrong) {
-  Finished scan = finished(ScanInput(small_scan(3000), {}));
+  FinishedScan scan = finished(ScanInput(small_scan(3000), {}));
   const std::size_t last = scan.result.y.bytes() - 2;  // the last token, head and dim: always sampled
   std::byte kept[2];
   std::memcpy(kept, scan.result.y.data() + last, 2);
@@ -134,11 +92,11 @@ TEST(ScanAccuracyCheck, FindsWhatIsWrong) {
 TEST(ScanAccuracyCheck, SeesAStateThatWasNotHandedOn) {
   // What a rank would compute that starts from zero in its second super-segment.
   const ScanInput whole(small_scan(kSuperSegmentTokens + 200), {});
-  Finished scan = finished(whole);
+  FinishedScan scan = finished(whole);
   const std::int64_t begins[] = {kSuperSegmentTokens};
   const std::int64_t ends[] = {kSuperSegmentTokens + 200};
   const std::vector<float> zeros(2 * 8 * 8);
-  const Finished alone = finished(whole.part(begins, ends, zeros));
+  const FinishedScan alone = finished(whole.part(begins, ends, zeros));
   std::memcpy(scan.result.y.data() + scan.result.y.bytes() - alone.result.y.bytes(), alone.result.y.data(),
               alone.result.y.bytes());
   EXPECT_FALSE(checked(scan).passes());
@@ -149,7 +107,7 @@ TEST(ScanAccuracyCheck, LetsNonFiniteInputsReachTheirOwnChunkAndWhatIsBehind) {
   NamedTensors tensors = scan_tensors({.lengths = {1000}, .heads = 2, .head_dim = 8, .state_dim = 8});
   store_element(tensors["x"].bytes.data() + 2 * (500 * 16 + 3), Dtype::kBf16, std::numeric_limits<float>::infinity());
   const ScanInput input(FileInput{write_tensors(folder.file("in"), tensors)}, {});
-  Finished scan = finished(input);
+  FinishedScan scan = finished(input);
   EXPECT_TRUE(checked(scan).passes()) << checked(scan).misplaced;
   EXPECT_EQ(scan.result.non_finite, 1);
 }

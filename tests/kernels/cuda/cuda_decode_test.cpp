@@ -5,12 +5,14 @@
 
 #include <algorithm>
 #include <memory>
+#include <numeric>
 #include <vector>
 
 #include "base/cuda.hpp"
 #include "tests/support/cuda_graph.hpp"
 #include "tests/support/decode_runner.hpp"
 #include "tests/support/kernel_dims.hpp"
+#include "tests/support/listed_inputs.hpp"
 
 namespace ringattn::testing {
 namespace {
@@ -89,6 +91,41 @@ TEST(CudaDecode, AGraphOfSharedPrefixesFollowsGrowingSequences) {
       graph.launch();  // at once again: nothing of the first launch is left over
       const FoldResult result = runner.read();
       ASSERT_TRUE(result.same_bits(folder.run(shortened(longest, lengths)))) << "step " << step;
+    }
+  }
+}
+
+// Lists and lengths that change between launches are followed.
+TEST(CudaDecode, AGraphFollowsLists) {
+  const auto rows = rows_here();
+  if (rows.empty()) GTEST_SKIP() << "needs a GPU with a kernel that decodes";
+  for (const DecodeRow* here : rows) {
+    const DecodeRow& row = *here;
+    SCOPED_TRACE(row.name);
+    const FoldSpec spec = make_spec(usual_dims(fold_of(row)).front(), 8, 2, {-1, 0});
+    FoldRunner dense(fold_of(row), spec);
+    const int query_tile = dense.kernel().query_tile();
+    const int key_tile = dense.kernel().key_tile();
+    const ListShape shape{query_tile, std::lcm(query_tile, key_tile), 2};
+    const std::int64_t group = std::int64_t{kGroupTiles} * key_tile;
+    constexpr std::int64_t kSteps = 150;
+    const FoldInputs longest = decode_inputs(spec, 2, {3 * group + 150, 420, kSteps, group + 10}, 5);
+    DecodeRunner runner(row, with_some_listed(longest, shape, 100, 0), {.page_size = 16});
+    const Stream stream = runner.backend().stream();
+    const Graph graph(stream, [&] { runner.enqueue(stream); });
+    for (std::int64_t step = 0; step <= kSteps; ++step) {
+      std::vector<std::int64_t> lengths;
+      for (const SequenceShape& sequence : longest.sequences) lengths.push_back(sequence.k_len - kSteps + step);
+      const FoldInputs now = with_some_listed(shortened(longest, lengths), shape, static_cast<unsigned>(step) % 101,
+                                              static_cast<unsigned>(step));
+      runner.set_lengths(lengths);
+      runner.set_lists(now);
+      graph.launch();
+      graph.launch();  // at once again: nothing of the first launch is left over
+      const FoldResult result = runner.read();
+      if (step % 7 != 0 && step < kSteps - 3) continue;
+      FoldRunner folder(fold_of(row), now.spec);
+      ASSERT_TRUE(result.same_bits(folder.run(now))) << "step " << step;
     }
   }
 }

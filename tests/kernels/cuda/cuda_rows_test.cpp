@@ -30,6 +30,7 @@ std::vector<RowFormat> formats_of_device() {
   std::vector<RowFormat> formats = code_formats();
   formats.push_back({RowCoding::kVector, ScaleGrain::kTokenHead, 0, 0, 4});
   formats.push_back({RowCoding::kHybrid, ScaleGrain::kTokenHead, 32, 16, 0, 4});
+  formats.push_back({.coding = RowCoding::kLatent, .rope = 64});
   return formats;
 }
 
@@ -149,6 +150,11 @@ std::vector<RowCase> cases(const RowFormat& format) {
                            {Dtype::kBf16, 1, 64, 0, 64},     {Dtype::kF16, 2, 256, 0, 1000},
                            {Dtype::kBf16, 2, 576, 2, 128},   {Dtype::kF16, 8, 128, 0, 77},
                            {Dtype::kBf16, 5, 192, kGap, 128}};
+  if (format.coding == RowCoding::kLatent) {  // behind blocks of 128
+    std::erase_if(all, [&](const RowCase& c) { return c.dim <= format.rope || (c.dim - format.rope) % 128 != 0; });
+    all.push_back({Dtype::kF16, 1, 576, 0, 1000});
+    all.push_back({Dtype::kF16, 3, 320, kGap, 64});
+  }
   if (format.coding == RowCoding::kFp8 || format.coding == RowCoding::kInt8) {
     all.push_back({Dtype::kF16, 3, 64, 1, 128});  // scales at odd bytes
     all.push_back({Dtype::kBf16, 3, 40, 0, 1000});
@@ -264,7 +270,8 @@ bool same(const std::optional<RowFault>& a, const std::optional<RowFault>& b) {
 
 TEST_P(CudaRowsTest, FaultsAreTheHosts) {
   cpu::CpuBackend host(2);
-  const RowShape shape{Dtype::kBf16, 2, 128};
+  const std::int64_t dim = 128 + format().rope;
+  const RowShape shape{Dtype::kBf16, 2, dim};
   const std::int64_t tokens = std::accumulate(kLengths.begin(), kLengths.end(), std::int64_t{0});
   std::vector<CompressedRun> runs = runs_of(format(), 64);
   std::ranges::reverse(runs);  // the host looks at one behind the other
@@ -289,7 +296,7 @@ TEST_P(CudaRowsTest, FaultsAreTheHosts) {
     Cell cell(device());
     std::vector<std::byte> elements = plain;
     DecompressTask task{
-        format(), shape, twin.host, runs, dense_view(static_cast<void*>(elements.data()), shape.dtype, tokens, 2, 128),
+        format(), shape, twin.host, runs, dense_view(static_cast<void*>(elements.data()), shape.dtype, tokens, 2, dim),
         &here};
     host.decompress(task, {});
     task.from = twin.there;
@@ -320,13 +327,13 @@ TEST_P(CudaRowsTest, FaultsAreTheHosts) {
   for (const FormatTable& table : format_tables(format(), shape, static_cast<std::int64_t>(kLengths.size()))) {
     const std::int64_t unit = size_of(table.type, shape.dtype);
     std::int64_t place = table.bytes(shape.dtype) / unit / 2;
-    if (!codes_by_token(format())) place = (7 * format().group + 3) * 2 * 128 + 130;  // the tail of sequence 7 has 13
+    if (!codes_by_token(format())) place = (7 * format().group + 3) * 2 * dim + 130;  // the tail of sequence 7 has 13
     std::memset(twin.host.tables[n++] + place * unit, 0xff, static_cast<std::size_t>(unit));
     faults_agree(true);
   }
   // Elements on their way to codes.
   for (const std::int64_t bad : {std::int64_t{600}, std::int64_t{299}, std::int64_t{0}}) {
-    store_element(plain.data() + (bad * 2 * 128 + 131) * 2, shape.dtype, -std::numeric_limits<float>::infinity());
+    store_element(plain.data() + (bad * 2 * dim + 131) * 2, shape.dtype, -std::numeric_limits<float>::infinity());
     there.write(plain);
     RowFaultCell here;
     Cell cell(device());
@@ -350,7 +357,8 @@ TEST_P(CudaRowsTest, AppendedRowsAreTheHosts) {
   const std::vector<std::int64_t> lengths{kTokens, kTokens, kTokens};
   for (const std::int64_t page : {16, 64, 256}) {
     for (const int step : {1, 5}) {
-      const RowShape shape{page == 64 ? Dtype::kF16 : Dtype::kBf16, 3, page == 16 ? 128 : 64};
+      RowShape shape{page == 64 ? Dtype::kF16 : Dtype::kBf16, 3, page == 16 ? 128 : 64};
+      if (format().coding == RowCoding::kLatent) shape.dim = (page == 16 ? 512 : 128) + format().rope;
       const std::vector<std::byte> rows = outlier_rows(shape, lengths, 9);
       const auto row_bytes = static_cast<std::size_t>(shape.heads * shape.dim) * 2;
       const PageOrder order = shuffled_pages(lengths, page, 5);

@@ -46,6 +46,20 @@ __device__ CacheFault pages_fault(const CacheUpdate& p, std::int64_t sequence, s
   return differs == kNoEntry ? CacheFault{} : prefix_page_fault(p, sequence, first, differs);
 }
 
+// What is wrong with a sequence's lists. Called by all threads of the block.
+__device__ CacheFault lists_fault(const CacheUpdate& p, std::int64_t sequence, int* shared) {
+  for (int list = 0; list < p.list_heads; ++list) {
+    const CacheFault fault = list_fault(p, sequence, list);
+    if (fault.kind != CacheFault::Kind::kNone) return fault;
+    const std::int32_t count = p.lists.counts[sequence * p.list_heads + list];
+    const int bad = first_that(count, shared, [&](int place) {
+      return listed_block_fault(p, sequence, list, place).kind != CacheFault::Kind::kNone;
+    });
+    if (bad != kNoEntry) return listed_block_fault(p, sequence, list, bad);
+  }
+  return {};
+}
+
 // Writes the new rows of a sequence, `Piece` by `Piece`, which divides addresses, strides and rows.
 template <class Piece>
 __device__ void write_rows(const CacheUpdate& p, std::int64_t sequence, std::int64_t length) {
@@ -80,6 +94,7 @@ __global__ void __launch_bounds__(kThreads) update_kernel(const __grid_constant_
   }
   if (p.checked != nullptr) {
     CacheFault fault = length_fault(p, length);
+    if (fault.kind == CacheFault::Kind::kNone) fault = lists_fault(p, sequence, &found);
     if (fault.kind == CacheFault::Kind::kNone && p.block_table.pages != nullptr) {
       fault = pages_fault(p, sequence, length, &found);
     }

@@ -53,6 +53,9 @@ __global__ void __launch_bounds__(kThreads, 3) append_kernel(const __grid_consta
         case RowCoding::kVector:
           writer.template write<RowCoding::kVector>(streams, head, plain, nullptr);
           break;
+        case RowCoding::kLatent:
+          writer.template write<RowCoding::kLatent>(streams, head, plain, nullptr);
+          break;
         default:
           break;
       }

@@ -45,6 +45,14 @@ __device__ __forceinline__ RawQuad load_quad(const RowParams& p, const RowAt& ro
     raw.plain = load_elements(p, row.plain, channel);
   } else if constexpr (kCoding == RowCoding::kPlain) {
     raw.plain = load_elements(p, row.streams[0], channel);
+  } else if constexpr (kCoding == RowCoding::kLatent) {
+    const int coded = p.dim - p.format.rope;
+    if (channel < coded) {
+      raw.codes = load_codes(p, row.streams[0], channel);
+      raw.numbers = load_word(p, row.streams[1] + channel / kLatentScaleBlock * 4);
+    } else {
+      raw.plain = load_elements(p, row.streams[2], channel - coded);
+    }
   } else {
     static_assert(kCoding == RowCoding::kVector);
     const std::byte* const codes = row.streams[0] + channel / p.format.width;
@@ -69,7 +77,8 @@ __device__ __forceinline__ Quad int4_quad(std::uint32_t codes, std::uint32_t num
 template <class Element, RowCoding kCoding>
 __device__ __forceinline__ uint2 decoded(const RowParams& p, const RawQuad& raw, int head, int channel) {
   Quad quad;
-  if constexpr (kCoding == RowCoding::kFp8) {
+  if constexpr (kCoding == RowCoding::kFp8 || kCoding == RowCoding::kLatent) {
+    if (kCoding == RowCoding::kLatent && channel >= p.dim - p.format.rope) return raw.plain;
     quad = e4m3_quad(raw.codes);
 #pragma unroll
     for (int i = 0; i < 4; ++i) quad.x[i] = quad.x[i] * __uint_as_float(raw.numbers);

@@ -41,18 +41,21 @@ __device__ __forceinline__ void check_codes(const RowParams& p, std::uint32_t co
     check_pair<Element>(p, numbers, coding == RowCoding::kHybrid ? 2 : 1, token, head, channel / p.format.group);
     return;
   }
-  if (coding != RowCoding::kFp8 && coding != RowCoding::kInt8) return;
-  const bool fp8 = coding == RowCoding::kFp8;
+  const bool latent = coding == RowCoding::kLatent;
+  if (coding != RowCoding::kFp8 && coding != RowCoding::kInt8 && !latent) return;
+  if (latent && channel >= p.dim - p.format.rope) return;  // check_numbers() looks at them
+  const bool fp8 = coding == RowCoding::kFp8 || latent;
   for (int i = 0; i < 4; ++i) {
     const auto code = static_cast<std::uint8_t>(codes >> 8 * i);
     if (fp8 ? (code & 0x7fU) != 0x7fU : code != 0x80U) continue;
     note_fault(p.fault, place_of_fault(0, token, head, channel + i), fp8 ? e4m3_to_float(code) : -128.0F);
     break;
   }
-  if (channel > 0 || (fp8 && p.format.scales != ScaleGrain::kTokenHead)) return;
+  const int first = latent ? channel % kLatentScaleBlock : channel;  // of those that share a scale
+  if (first > 0 || (fp8 && p.format.scales != ScaleGrain::kTokenHead)) return;
   const float scale = __uint_as_float(numbers);
   if (is_bad_scale<Element>(scale, fp8 ? kGreatestE4m3 : kGreatestInt8)) {
-    note_fault(p.fault, place_of_fault(1, token, head, 0), scale);
+    note_fault(p.fault, place_of_fault(1, token, head, latent ? channel / kLatentScaleBlock : 0), scale);
   }
 }
 
@@ -84,6 +87,7 @@ __device__ __forceinline__ void check_stream(const RowParams& p, const Compresse
 }
 template <class Element>
 __device__ __forceinline__ void check_numbers(const RowParams& p, const CompressedRun& run) {
+  if (p.format.coding == RowCoding::kLatent) check_stream<Element>(p, run, 2, p.format.rope);
   if (p.format.coding != RowCoding::kLowRank && p.format.coding != RowCoding::kHybrid) return;
   check_stream<Element>(p, run, 0, p.format.rank);
   if (p.format.coding == RowCoding::kHybrid) check_stream<Element>(p, run, 3, p.format.outliers);

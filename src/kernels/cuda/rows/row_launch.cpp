@@ -57,6 +57,7 @@ bool takes_four(const RowParams& p, std::span<const std::int64_t> page_strides) 
   for (const FormatStream& stream : format_streams(p.format, shape)) {
     // A quad of elements or codes, a scale, a pair of numbers.
     const std::int64_t bytes = p.format.is_plain()                     ? 8
+                               : stream.name == "rotary"               ? 8
                                : stream.type != CodeType::kU8          ? 4
                                : p.format.coding == RowCoding::kVector ? 1
                                                                        : 2;

@@ -45,6 +45,8 @@ void with_token_coding(RowCoding coding, const With& with) {
       return with.template operator()<RowCoding::kVector>();
     case RowCoding::kHybrid:
       return with.template operator()<RowCoding::kHybrid>();
+    case RowCoding::kLatent:
+      return with.template operator()<RowCoding::kLatent>();
     case RowCoding::kInt4Channel:
     case RowCoding::kLowRank:
       return;

@@ -7,6 +7,7 @@
 
 #include "kernels/cache_update.hpp"
 #include "kernels/compressed_rows.hpp"
+#include "kernels/latent_rows.hpp"
 
 namespace ringattn::cuda {
 

@@ -82,6 +82,8 @@ class RowWriter {
       for (int n = 0; n < kQuads; ++n) write_pairs(n, widen<Element>(row_.raw[n]), streams[0], streams[1]);
     } else if constexpr (kCoding == RowCoding::kHybrid) {
       write_hybrid(streams, head, plain, products);
+    } else if constexpr (kCoding == RowCoding::kLatent) {
+      write_latent(streams);
     } else {
       static_assert(kCoding == RowCoding::kVector);
       write_vectors(streams[0], head, plain);
@@ -114,15 +116,39 @@ class RowWriter {
     const Divisor by = divisor_of(scale);
 #pragma unroll
     for (int n = 0; n < kQuads; ++n) {
-      Quad quad = widen<Element>(row_.raw[n]);
-      if (by.quick) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) quad.x[i] = copysignf(by.quotient(fabsf(quad.x[i])), quad.x[i]);
-      } else {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) quad.x[i] = quad.x[i] / scale;
-      }
+      const Quad quad = divided(widen<Element>(row_.raw[n]), by);
       if (has(n)) store_codes(p_, streams[0], channel(n), e4m3_codes(quad));
+    }
+  }
+
+  static __device__ __forceinline__ Quad divided(Quad quad, const Divisor& by) {
+    if (by.quick) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) quad.x[i] = copysignf(by.quotient(fabsf(quad.x[i])), quad.x[i]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) quad.x[i] = quad.x[i] / by.scale;
+    }
+    return quad;
+  }
+
+  // A step of the warp's lanes is a block that shares a scale.
+  __device__ __forceinline__ void write_latent(std::byte* const (&streams)[kMostStreams]) const {
+    static_assert(kLaneStep == kLatentScaleBlock);
+    const int coded = p_.dim - p_.format.rope;
+#pragma unroll
+    for (int n = 0; n < kQuads; ++n) {
+      const Quad quad = widen<Element>(row_.raw[n]);
+      float most = 0.0F;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) most = fmaxf(most, fabsf(quad.x[i]));
+      const float scale = scale_of(greatest_of<32>(most), kGreatestE4m3);
+      if (channel(n) < coded) {
+        if (lane_ == 0) store_word(p_, streams[1] + 4 * n, __float_as_uint(scale));
+        store_codes(p_, streams[0], channel(n), e4m3_codes(divided(quad, divisor_of(scale))));
+      } else if (has(n)) {
+        store_elements(p_, streams[2], channel(n) - coded, row_.raw[n]);
+      }
     }
   }
 

@@ -9,6 +9,7 @@ namespace ringattn::cuda {
 namespace {
 
 constexpr int kThreads = 256;
+constexpr int kTogether = 4;  // local states that are on their way at once: no store is between their loads
 
 // Four neighbouring elements of one head's state.
 struct Quarter {
@@ -63,17 +64,27 @@ __global__ void __launch_bounds__(kThreads) segments_kernel(const __grid_constan
   const std::int64_t all = std::int64_t{p.heads} * p.head_dim * p.state_dim;
   float4 before = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
   float log_before = 0.0F;
-#pragma unroll 4
-  for (std::int64_t segment = begin; segment < end; ++segment) {
-    auto* const state = reinterpret_cast<float4*>(p.states + segment * all + mine.in_states);
-    const float log = p.logs[segment * p.heads + mine.head];
-    const float4 local = *state;
-    *state = before;
-    if (mine.first_of_head) p.logs_before[segment * p.heads + mine.head] = log_before;
-    before = mine.join(kStateDecays, log, before, local);
-    log_before = __fadd_rn(log_before, log);
+#pragma unroll 1
+  for (std::int64_t first = begin; first < end; first += kTogether) {
+    float4 local[kTogether];
+    float log[kTogether];
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      if (first + i >= end) break;
+      local[i] = *reinterpret_cast<const float4*>(p.states + (first + i) * all + mine.in_states);
+      log[i] = p.logs[(first + i) * p.heads + mine.head];
+    }
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      if (first + i >= end) break;
+      // An assignment becomes four stores here (13.0).
+      __stcg(reinterpret_cast<float4*>(p.states + (first + i) * all + mine.in_states), before);
+      if (mine.first_of_head) p.logs_before[(first + i) * p.heads + mine.head] = log_before;
+      before = mine.join(kStateDecays, log[i], before, local[i]);
+      log_before = __fadd_rn(log_before, log[i]);
+    }
   }
-  *reinterpret_cast<float4*>(p.super_states + super_segment * all + mine.in_states) = before;
+  __stcg(reinterpret_cast<float4*>(p.super_states + super_segment * all + mine.in_states), before);
   if (mine.first_of_head) p.super_logs[super_segment * p.heads + mine.head] = log_before;
 }
 

@@ -18,6 +18,20 @@ __device__ __forceinline__ void split(float first, float second, std::uint32_t& 
                                      __fsub_rn(second, __uint_as_float(hi & 0xffff0000U)));
 }
 
+// Two bf16 numbers times two that are hi + lo each, as two pairs of bf16, whose sums the products are but for
+// 3 · 2^−18. x · hi is exact as its rounded value and what the rounding took away.
+__device__ __forceinline__ void split_product(std::uint32_t x, uint2 factor, std::uint32_t& hi, std::uint32_t& lo) {
+  asm("{\n"
+      ".reg .b32 rest;\n"
+      "fma.rn.bf16x2 %0, %2, %3, %5;\n"
+      "neg.bf16x2 rest, %0;\n"
+      "fma.rn.bf16x2 rest, %2, %3, rest;\n"
+      "fma.rn.bf16x2 %1, %2, %4, rest;\n"
+      "}"
+      : "=&r"(hi), "=r"(lo)
+      : "r"(x), "r"(factor.x), "r"(factor.y), "r"(0x80008000U));
+}
+
 __device__ __forceinline__ float2 unpack(std::uint32_t pair, __nv_bfloat16 /*type*/) {
   return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000U)};
 }

@@ -27,14 +27,25 @@ struct DecodeParams {
   DecodeCache v;
   const std::int32_t* pages;  // [sequences, table_stride], or null: page s is sequence s
   std::int64_t table_stride;
-  std::int32_t page_log;            // of 2: tokens of a page; 31 where there is no table
+  std::int32_t page_log;  // of 2: tokens of a page; 31 where there is no table
+  // Of 2: keys that lie in one page wherever their tile begins. A page's, but for lists, whose blocks may begin inside
+  // of one.
+  std::int32_t piece_log;
   std::int32_t share_first, every;  // the groups that the cache holds (GroupShare)
 
   const std::int32_t* lengths;  // [sequences]
-  std::int32_t sequences;
-  std::int32_t rows;    // of a sequence
-  std::int32_t ratio;   // query heads of a KV head
-  std::int32_t blocks;  // of rows, of a sequence and KV head, at most
+  std::int32_t sequences;       // with lists: each counts as many times as it has lists
+  std::int32_t rows;            // of a sequence
+  std::int32_t ratio;           // query heads of a KV head
+  std::int32_t blocks;          // of rows, of a sequence and KV head, at most
+
+  // Lists of key blocks, as DecodeLists has them; null: none, and a sequence has one list, of all keys.
+  const std::int32_t* list_blocks;
+  const std::int32_t* list_counts;
+  std::int64_t list_stride;
+  std::int32_t lists;          // of a sequence
+  std::int32_t list_kv_heads;  // that share a list
+  std::int32_t list_keys;      // of a block
 
   float* records;
   std::int64_t record_groups;  // of a row

@@ -8,14 +8,44 @@
 
 namespace ringattn::sm80 {
 
+// Where a piece of the keys that a list leaves lies: as a number of pieces of the cache, or of the sequence in a dense
+// one.
+__device__ __forceinline__ std::int32_t listed_piece(const DecodeParams& p, const DecodeUnit& unit, int piece) {
+  const int key = piece << p.piece_log;
+  const int place = key / p.list_keys;
+  const int further =
+      place >= unit.listed ? unit.gap : __ldg(p.list_blocks + unit.list * p.list_stride + place) - place;
+  const int in_sequence = key + further * p.list_keys;
+  if (p.pages == nullptr) return in_sequence >> p.piece_log;
+  const int of_page = p.page_log - p.piece_log;  // of 2: pieces
+  const int page = __ldg(p.pages + unit.sequence * p.table_stride + (in_sequence >> p.page_log));
+  return (page << of_page) + ((in_sequence >> p.piece_log) & ((1 << of_page) - 1));
+}
+
 // All threads of the CTA; `pages` is in shared memory.
 template <class C>
 __device__ __forceinline__ void load_pages(const DecodeParams& p, const DecodeUnit& unit, std::int32_t* pages) {
   const int count = unit.pages(p, C::kKeyTile);
   for (int i = static_cast<int>(threadIdx.x); i < count; i += C::kThreads) {
-    pages[i] =
-        p.pages == nullptr ? unit.sequence : __ldg(p.pages + unit.sequence * p.table_stride + unit.first_page + i);
+    if (p.list_blocks != nullptr) {
+      pages[i] = listed_piece(p, unit, unit.first_page + i);
+      continue;
+    }
+    pages[i] = p.pages == nullptr ? 0 : __ldg(p.pages + unit.sequence * p.table_stride + unit.first_page + i);
   }
+}
+
+// Where a key of the unit lies, `token` among those that its rows see.
+struct CachePlaceOfKey {
+  std::int64_t page, of_page;
+};
+__device__ __forceinline__ CachePlaceOfKey place_of_key(const DecodeParams& p, const DecodeUnit& unit,
+                                                        const std::int32_t* pages, int token) {
+  const int piece = pages[(token >> p.piece_log) - unit.first_page];
+  const int more = p.page_log - p.piece_log;
+  const unsigned in_piece = static_cast<unsigned>(token) & ((1U << p.piece_log) - 1U);
+  const unsigned before = (static_cast<unsigned>(piece) & ((1U << more) - 1U)) << p.piece_log;
+  return {p.pages == nullptr ? unit.sequence : piece >> more, before + in_piece};
 }
 
 // Slots without a row become zeros.
@@ -47,10 +77,8 @@ __device__ __forceinline__ CachedRow cached_row(const DecodeParams& p, const Dec
                                                 const std::int32_t* pages, int tile, int row) {
   const int keys = unit.length - tile * C::kKeyTile;  // maybe more than the tile's
   const bool present = row < keys;
-  const int token = tile * C::kKeyTile + unit.cache_offset + (present ? row : 0);
-  const int page = pages[(token >> p.page_log) - unit.first_page];
-  const auto of_page = static_cast<std::int64_t>(static_cast<unsigned>(token) & ((1U << p.page_log) - 1U));
-  return {cache.data + unit.kv_head * cache.head_stride + page * cache.page_stride + of_page * cache.token_stride,
+  const CachePlaceOfKey at = place_of_key(p, unit, pages, tile * C::kKeyTile + unit.cache_offset + (present ? row : 0));
+  return {cache.data + unit.kv_head * cache.head_stride + at.page * cache.page_stride + at.of_page * cache.token_stride,
           present};
 }
 
@@ -67,10 +95,8 @@ __device__ __forceinline__ void copy_keys(const DecodeParams& p, const DecodeCac
   for (int i = 0; i < C::kKeyTile; i += C::kThreads / 8) {
     const int row = i + static_cast<int>(threadIdx.x) / 8;
     const bool present = row < keys;
-    const int token = first + (present ? row : 0);
-    const int page = pages[(token >> p.page_log) - unit.first_page];
-    const auto of_page = static_cast<std::int64_t>(static_cast<unsigned>(token) & ((1U << p.page_log) - 1U));
-    const char* const from = head + page * cache.page_stride + of_page * cache.token_stride;
+    const CachePlaceOfKey at = place_of_key(p, unit, pages, first + (present ? row : 0));
+    const char* const from = head + at.page * cache.page_stride + at.of_page * cache.token_stride;
 #pragma unroll
     for (int panel = 0; panel < kPanels; ++panel) {
       if (panel * 8 + chunk >= kDim / 8) break;

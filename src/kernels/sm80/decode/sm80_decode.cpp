@@ -91,8 +91,9 @@ class Sm80Decode final : public DecodeKernel {
     p.fold.q = {step.q.data, step.q.token_stride, step.q.head_stride};
     p.q_aligned = aligned(step.q.data, {step.q.token_stride, step.q.head_stride});
     set_cache(step, p);
+    set_lists(step, p);
     p.lengths = step.lengths;
-    p.sequences = static_cast<std::int32_t>(step.q.tokens / step.rows);
+    p.sequences = static_cast<std::int32_t>(step.q.tokens / step.rows) * lists_of(spec_.fold.lists);
     p.rows = step.rows;
     p.ratio = spec_.fold.heads / spec_.fold.kv_heads;
     p.blocks = static_cast<std::int32_t>(blocks(step.rows));
@@ -100,7 +101,7 @@ class Sm80Decode final : public DecodeKernel {
     p.records = p.finish ? reinterpret_cast<float*>(scratch_.data()) : step.partials.records;
     p.record_groups = p.finish ? layout_.groups : step.partials.groups;
     p.arrived = reinterpret_cast<std::int32_t*>(scratch_.data() + layout_.counters);
-    const std::int64_t units = p.sequences * spec_.fold.kv_heads * blocks(step.rows) * layout_.groups;
+    const std::int64_t units = p.sequences * p.list_kv_heads * blocks(step.rows) * layout_.groups;
     launcher_.launch(p, static_cast<int>(std::min<std::int64_t>(units, ctas_)), stream);
   }
 
@@ -179,6 +180,20 @@ class Sm80Decode final : public DecodeKernel {
     p.pages = step.block_table.pages;
     p.table_stride = step.block_table.stride;
     p.page_log = std::countr_zero(static_cast<std::uint64_t>(step.k.page_size));
+  }
+
+  // Behind set_cache().
+  void set_lists(const DecodeStep& step, DecodeParams& p) const {
+    const ListShape& shape = spec_.fold.lists;
+    p.list_kv_heads = spec_.fold.kv_heads / lists_of(shape);
+    p.piece_log = p.page_log;
+    if (!shape.any()) return;
+    p.list_blocks = step.lists.blocks;
+    p.list_counts = step.lists.counts;
+    p.list_stride = step.lists.stride;
+    p.lists = shape.heads;
+    p.list_keys = shape.key_block;
+    p.piece_log = std::min(p.page_log, std::countr_zero(static_cast<unsigned>(config_.key_tile)));
   }
 
   DecodeSpec spec_;

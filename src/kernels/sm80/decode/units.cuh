@@ -6,6 +6,7 @@
 #pragma once
 
 #include "kernels/decode.hpp"
+#include "kernels/decode_lists.hpp"
 #include "kernels/merge.hpp"
 #include "kernels/sm80/decode/decode_params.hpp"
 
@@ -55,7 +56,16 @@ __device__ __forceinline__ int blocks_of(const DecodeParams& p, const DecodePart
 }
 template <class C>
 __device__ __forceinline__ int units_of(const DecodeParams& p, const DecodePart& part) {
-  return part.groups * p.fold.kv_heads * blocks_of<C>(p, part);
+  return part.groups * p.list_kv_heads * blocks_of<C>(p, part);
+}
+
+// The keys that the rows of the `list`-th of all lists see, and without lists those of the `list`-th sequence: what is
+// not listed is as if it were not there.
+__device__ __forceinline__ KeysByList keys_of(const DecodeParams& p, int list) {
+  if (p.list_blocks == nullptr) return {0, 0, __ldg(p.lengths + list)};
+  const std::int32_t* const blocks = p.list_blocks + list * p.list_stride;
+  return keys_by_list(__ldg(p.lengths + list / p.lists), p.rows, p.list_keys, __ldg(p.list_counts + list),
+                      [blocks](int i) { return __ldg(blocks + i); });
 }
 
 // In shared memory. Slots are the rows of the products.
@@ -69,7 +79,9 @@ struct DecodeUnit {
   int begin, end;        // key tiles that it folds: a group's, as far as its rows fold them
   int whole, whole_end;  // of those, the tiles of which every row sees every key
   int cache_offset;      // from a key's place in its sequence to its place in the cache
-  int first_page;        // of the sequence's pages, the one that the unit's first key lies in
+  int first_page;        // of the pieces of keys that lie in one page each, the one that the unit begins with
+  int list;              // of all sequences' lists
+  int listed, gap;       // KeysByList of it
   int record;            // number of its group among the row's records
   int first_record;      // the same for the part's first group
   int groups;            // of the part
@@ -77,7 +89,7 @@ struct DecodeUnit {
 
   __device__ __forceinline__ int pages(const DecodeParams& p, int key_tile) const {
     const int keys = end * key_tile < length ? end * key_tile : length;
-    return ((keys - 1 + cache_offset) >> p.page_log) - first_page + 1;
+    return ((keys - 1 + cache_offset) >> p.piece_log) - first_page + 1;
   }
 };
 
@@ -116,7 +128,8 @@ class UnitFinder {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     for (; sequence_ < p_.sequences; sequence_ += 32) {
       const int s = sequence_ + lane;
-      const int length = s < p_.sequences ? __ldg(p_.lengths + s) : 0;
+      const KeysByList keys = s < p_.sequences ? keys_of(p_, s) : KeysByList{};
+      const int length = keys.keys;
       int count = 0;
       if (s < p_.sequences)
         count = units_of<C>(p_, part_of<C>(p_, length, 0)) + units_of<C>(p_, part_of<C>(p_, length, 1));
@@ -127,7 +140,7 @@ class UnitFinder {
         if (lane >= step) sum += other;
       }
       const int nth = number - before_;
-      if (nth >= sum - count && nth < sum) write(s, length, nth - (sum - count), unit);
+      if (nth >= sum - count && nth < sum) write(s, keys, nth - (sum - count), unit);
       const int all = __shfl_sync(0xffffffffU, sum, 31);
       if (nth < all) return;
       before_ += all;
@@ -136,8 +149,10 @@ class UnitFinder {
   }
 
  private:
-  // The nth unit of a sequence.
-  __device__ void write(int sequence, int length, int nth, DecodeUnit& unit) const {
+  // The nth unit of a list.
+  __device__ void write(int list, const KeysByList& keys, int nth, DecodeUnit& unit) const {
+    const int length = keys.keys;
+    const int sequence = p_.list_blocks == nullptr ? list : list / p_.lists;
     DecodePart part = part_of<C>(p_, length, 0);
     const int of_first = units_of<C>(p_, part);
     const int blocks_before = nth < of_first ? 0 : blocks_of<C>(p_, part);
@@ -146,7 +161,7 @@ class UnitFinder {
       part = part_of<C>(p_, length, 1);
     }
     const int blocks = blocks_of<C>(p_, part);
-    const int each = p_.fold.kv_heads * blocks;
+    const int each = p_.list_kv_heads * blocks;
     const int group = part.first_group + nth / each * p_.every;
     const int rest = nth % each;
     const int block = rest % blocks;
@@ -155,7 +170,10 @@ class UnitFinder {
     unit.length = length;
     unit.position = part.position;
     unit.row = std::int64_t{sequence} * p_.rows + part.row;
-    unit.kv_head = rest / blocks;
+    unit.kv_head = rest / blocks + list * p_.list_kv_heads - sequence * p_.fold.kv_heads;
+    unit.list = list;
+    unit.listed = keys.listed;
+    unit.gap = keys.gap();
     unit.first = block * C::kQueryTile;
     const int left = part.rows * p_.ratio - unit.first;
     unit.slots = left < C::kQueryTile ? left : C::kQueryTile;
@@ -164,7 +182,7 @@ class UnitFinder {
     unit.record = group / p_.every;
     unit.first_record = part.first_group / p_.every;
     unit.cache_offset = (unit.record - group) * kGroupTiles * C::kKeyTile;
-    unit.first_page = (unit.begin * C::kKeyTile + unit.cache_offset) >> p_.page_log;
+    unit.first_page = (unit.begin * C::kKeyTile + unit.cache_offset) >> p_.piece_log;
     unit.groups = part.groups;
     unit.arrived = (sequence * p_.fold.kv_heads + unit.kv_head) * p_.blocks + blocks_before + block;
     const std::int64_t last = unit.position + (unit.first + unit.slots - 1) / p_.ratio;

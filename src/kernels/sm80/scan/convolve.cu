@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/cuda.hpp"
+#include "kernels/cuda/device/tile_copy.cuh"
 #include "kernels/cuda/scan/load_kernel.hpp"
 #include "kernels/cuda/scan/scan_device.cuh"
 #include "kernels/sm80/scan/convolve.hpp"
@@ -13,11 +14,12 @@ using cuda::load_kernel;
 using cuda::to_float;
 
 constexpr int kThreads = 128;
-// Registers are shared among so many.
+// Registers and shared memory are shared among so many.
 template <class Element>
-constexpr int kCtasOfMultiprocessor = sizeof(Element) > 2 ? 3 : 4;
+constexpr int kCtasOfMultiprocessor = sizeof(Element) > 2 ? 4 : 5;
 constexpr int kChannels = 8;  // of a thread
-constexpr int kAhead = 4;     // tokens that are loaded together, while those before them are computed
+constexpr int kTogether = 4;  // tokens that are asked for, and computed, together
+constexpr int kAhead = 2;     // so often are some on their way, while others are computed
 
 // Eight neighbouring channels of one token, as they are in memory.
 template <class Element>
@@ -123,7 +125,52 @@ __device__ __forceinline__ Eight<Element> token_of(const ConvolutionParams& p, c
   return load_eight(static_cast<const Element*>(run.before) + (token + p.width - 1) * p.channels + channel, p.aligned);
 }
 
-template <class Element, int kWidth>
+// Tokens of a thread's channels that are on their way from memory, in places of shared memory that are the thread's
+// own: it takes no registers to ask for many, and nobody waits for another thread.
+template <class Element, bool kAligned>
+class Arriving {
+ public:
+  static constexpr int kPieces = sizeof(Eight<Element>) / 16;
+  static constexpr int kPlaces = kAhead * kTogether;
+  using Places = uint4[kPlaces][kPieces][kThreads];
+
+  __device__ __forceinline__ Arriving(Places& places, const Element* from, std::int64_t stride)
+      : mine_(cuda::shared_address(&places[0][0][threadIdx.x])), from_(from), stride_(stride) {}
+
+  // Asks for kTogether tokens more, of which `present` are there, in the nth of kAhead parts of the places.
+  __device__ __forceinline__ void ask(int nth, int present) {
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i, from_ += stride_) {
+#pragma unroll
+      for (int piece = 0; piece < kPieces && i < present; ++piece) {
+        cuda::copy_chunk(at(nth, i, piece), reinterpret_cast<const char*>(from_) + 16 * piece, true, kAligned);
+      }
+    }
+    cuda::copy_commit();
+  }
+  // Those that were asked for first have arrived.
+  __device__ __forceinline__ void take(int nth, Eight<Element>* tokens) const {
+    cuda::copy_wait<kAhead - 1>();
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+#pragma unroll
+      for (int piece = 0; piece < kPieces; ++piece) {
+        reinterpret_cast<uint4*>(&tokens[i])[piece] = cuda::load_shared_16(at(nth, i, piece));
+      }
+    }
+  }
+
+ private:
+  __device__ __forceinline__ std::uint32_t at(int nth, int token, int piece) const {
+    return mine_ + static_cast<std::uint32_t>(((nth * kTogether + token) * kPieces + piece) * kThreads * 16);
+  }
+
+  std::uint32_t mine_;
+  const Element* from_;
+  std::int64_t stride_;
+};
+
+template <class Element, int kWidth, bool kAligned>
 __global__ void __launch_bounds__(kThreads, kCtasOfMultiprocessor<Element>)
     convolve_kernel(const __grid_constant__ ConvolutionParams p) {
   const std::int64_t channel = (std::int64_t{blockIdx.y} * kThreads + threadIdx.x) * kChannels;
@@ -136,32 +183,27 @@ __global__ void __launch_bounds__(kThreads, kCtasOfMultiprocessor<Element>)
   const int count = static_cast<int>(left < kPieceTokens ? left : kPieceTokens);
   // The tokens in front of the next ones, and those.
   constexpr int kBefore = kWidth - 1;
-  Eight<Element> tokens[kBefore + kAhead];
-  const Element* x = static_cast<const Element*>(p.x) + (run.row + begin) * p.x_stride + channel;
+  Eight<Element> tokens[kBefore + kTogether];
   Element* y = static_cast<Element*>(p.y) + (run.row + begin) * p.y_stride + channel;
-  Eight<Element> next[kAhead];
-  const auto load_next = [&](int present) {
+  using X = Arriving<Element, kAligned>;
+  __shared__ typename X::Places places;
+  X x(places, static_cast<const Element*>(p.x) + (run.row + begin) * p.x_stride + channel, p.x_stride);
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i, x += p.x_stride) {
-      next[i] = i < present ? load_eight(x, p.aligned) : zeros<Element>();
-    }
-  };
-  load_next(count);
+  for (int nth = 0; nth < kAhead; ++nth) x.ask(nth, count - nth * kTogether);
 #pragma unroll
   for (int k = 0; k < kBefore; ++k) tokens[k] = token_of<Element>(p, run, begin + k - kBefore, channel);
   const Filter<kWidth> filter(p, channel);
 #pragma unroll 1
-  for (int first = 0; first < count; first += kAhead) {
+  for (int first = 0, nth = 0; first < count; first += kTogether, nth = nth + 1 == kAhead ? 0 : nth + 1) {
+    x.take(nth, tokens + kBefore);
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) tokens[kBefore + i] = next[i];
-    load_next(count - first - kAhead);
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      if (first + i < count) store_eight(y, p.aligned, filter.convolve(tokens, i, p.silu));
+    for (int i = 0; i < kTogether; ++i) {
+      if (first + i < count) store_eight(y, kAligned, filter.convolve(tokens, i, p.silu));
       y += p.y_stride;
     }
+    x.ask(nth, count - first - kAhead * kTogether);  // to where those lay that are computed
 #pragma unroll
-    for (int k = 0; k < kBefore; ++k) tokens[k] = tokens[kAhead + k];
+    for (int k = 0; k < kBefore; ++k) tokens[k] = tokens[kTogether + k];
   }
 }
 
@@ -211,15 +253,21 @@ dim3 grid_of(const ConvolutionParams& p, std::int64_t rows) {
 
 struct Kernels {
   void (*convolve)(ConvolutionParams);
+  void (*convolve_unaligned)(ConvolutionParams);
   void (*halo)(ConvolutionParams);
   void (*update)(ConvolutionParams, ConvolutionStep);
 };
 
+template <class Element, int kWidth>
+constexpr Kernels kernels_of_width() {
+  return {convolve_kernel<Element, kWidth, true>, convolve_kernel<Element, kWidth, false>, halo_kernel<Element>,
+          update_kernel<Element, kWidth>};
+}
 template <class Element>
 Kernels kernels_of(int width) {
-  if (width == 2) return {convolve_kernel<Element, 2>, halo_kernel<Element>, update_kernel<Element, 2>};
-  if (width == 3) return {convolve_kernel<Element, 3>, halo_kernel<Element>, update_kernel<Element, 3>};
-  return {convolve_kernel<Element, kMostWidth>, halo_kernel<Element>, update_kernel<Element, kMostWidth>};
+  if (width == 2) return kernels_of_width<Element, 2>();
+  if (width == 3) return kernels_of_width<Element, 3>();
+  return kernels_of_width<Element, kMostWidth>();
 }
 
 Kernels kernels_of(Dtype dtype, int width) {
@@ -238,12 +286,15 @@ Kernels kernels_of(Dtype dtype, int width) {
 void load_convolution(Dtype dtype, int width) {
   const Kernels kernels = kernels_of(dtype, width);
   load_kernel(kernels.convolve);
+  load_kernel(kernels.convolve_unaligned);
   load_kernel(kernels.halo);
   load_kernel(kernels.update);
 }
 
 void convolve_runs(const ConvolutionParams& params, Dtype dtype, cudaStream_t stream) {
-  kernels_of(dtype, params.width).convolve<<<grid_of(params, params.pieces), kThreads, 0, stream>>>(params);
+  const Kernels kernels = kernels_of(dtype, params.width);
+  const auto kernel = params.aligned ? kernels.convolve : kernels.convolve_unaligned;
+  kernel<<<grid_of(params, params.pieces), kThreads, 0, stream>>>(params);
   check_cuda(cudaGetLastError(), "sm80_convolution");
 }
 

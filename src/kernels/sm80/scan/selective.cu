@@ -23,7 +23,7 @@ constexpr int kThreads = 128;
 constexpr int kStates = 16;        // of a lane
 constexpr int kTileFloats = 2048;  // of B, and as many of C, in shared memory
 constexpr int kMostTileTokens = 64;
-constexpr int kAhead = 4;  // tokens that are loaded together
+constexpr int kTogether = 4;  // tokens that are loaded, and computed, together
 
 struct SelectiveParams {
   ScanParams scan;
@@ -32,13 +32,17 @@ struct SelectiveParams {
 };
 static_assert(sizeof(SelectiveParams) <= 4096);
 
-// B or C of some tokens as fp32, [tokens, columns]; columns that the scan lacks are 0.
+// B or C of some tokens as fp32, [tokens, columns]; columns that the scan lacks are 0, and so are tokens up to a
+// multiple of kTogether.
 template <class Element>
 __device__ void load_tile(const ScanTensor& tensor, std::int64_t row, int tokens, int group, int state_dim, int columns,
                           float* tile) {
-  for (int i = static_cast<int>(threadIdx.x); i < tokens * columns; i += kThreads) {
+  const int whole = (tokens + kTogether - 1) / kTogether * kTogether;
+  for (int i = static_cast<int>(threadIdx.x); i < whole * columns; i += kThreads) {
+    const int token = i / columns;
     const int column = i % columns;
-    tile[i] = column < state_dim ? to_float(element_at<Element>(tensor, row + i / columns, group)[column]) : 0.0F;
+    const bool there = token < tokens && column < state_dim;
+    tile[i] = there ? to_float(element_at<Element>(tensor, row + token, group)[column]) : 0.0F;
   }
 }
 
@@ -53,8 +57,36 @@ __device__ __forceinline__ void load_states(const float* from, float (&to)[kStat
   }
 }
 
+// What kTogether tokens have of a channel.
 template <class Element, bool kOutputs>
-__global__ void __launch_bounds__(kThreads) selective_kernel(const __grid_constant__ SelectiveParams params) {
+struct Given {
+  Element x[kTogether];
+  Element dt[kTogether];
+  Element z[kOutputs ? kTogether : 1];
+
+  // Of tokens from `row` on, of which `count` are there, if not more.
+  __device__ __forceinline__ void load(const ScanParams& p, std::int64_t row, int count, int channel) {
+    load_rows(p.x, row, count, channel, x);
+    load_rows(p.dt, row, count, channel, dt);
+    if constexpr (kOutputs) {
+      if (p.z.data != nullptr) load_rows(p.z, row, count, channel, z);
+    }
+  }
+
+ private:
+  static __device__ __forceinline__ void load_rows(const ScanTensor& tensor, std::int64_t row, int count, int channel,
+                                                   Element (&to)[kTogether]) {
+    const Element* from = element_at<Element>(tensor, row, channel);
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i, from += tensor.token_stride) {
+      to[i] = from_float<Element>(0.0F);
+      if (i < count) to[i] = *from;
+    }
+  }
+};
+
+template <class Element, bool kOutputs>
+__global__ void __launch_bounds__(kThreads, 5) selective_kernel(const __grid_constant__ SelectiveParams params) {
   __shared__ __align__(16) float b_tile[kTileFloats];
   __shared__ __align__(16) float c_tile[kOutputs ? kTileFloats : 4];
   const ScanParams& p = params.scan;
@@ -87,7 +119,10 @@ __global__ void __launch_bounds__(kThreads) selective_kernel(const __grid_consta
     }
   }
   const float skip = kOutputs && p.d != nullptr ? p.d[channel] : 0.0F;
+  const float bias = cuda::dt_bias_of(p.dt_bias, channel);
   float time = 0.0F;  // the sum of dt
+  Given<Element, kOutputs> next;
+  next.load(p, place.row, present ? place.tokens : 0, channel);
 
   for (int tile = 0; tile < place.tokens; tile += tile_tokens) {
     const int left = place.tokens - tile;
@@ -97,49 +132,62 @@ __global__ void __launch_bounds__(kThreads) selective_kernel(const __grid_consta
     load_tile<Element>(p.b, row, tokens, block.group, p.state_dim, columns, b_tile);
     if (kOutputs) load_tile<Element>(p.c, row, tokens, block.group, p.state_dim, columns, c_tile);
     __syncthreads();
-    for (int first = 0; first < tokens; first += kAhead) {
-      float x[kAhead];
-      float dt[kAhead];
-      float z[kAhead];
+#pragma unroll 1
+    for (int first = 0; first < tokens; first += kTogether) {
+      const Given<Element, kOutputs> given = next;
+      const int count = tokens - first;
+      next.load(p, row + first + kTogether, present ? left - first - kTogether : 0, channel);
+      // Tokens that aren't there have a step and an input of 0, which change no state; their B and C are 0.
+      float step[kTogether];
+      float input[kTogether];
 #pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
-        const bool there = present && first + i < tokens;
-        x[i] = there ? to_float(*element_at<Element>(p.x, row + first + i, channel)) : 0.0F;
-        dt[i] = there ? to_float(*element_at<Element>(p.dt, row + first + i, channel)) : 0.0F;
-        if (kOutputs) {
-          const bool gated = there && part == 0 && p.z.data != nullptr;
-          z[i] = gated ? to_float(*element_at<Element>(p.z, row + first + i, channel)) : 0.0F;
-        }
+      for (int i = 0; i < kTogether; ++i) step[i] = __fadd_rn(to_float(given.dt[i]), bias);
+      if (p.softplus) {
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) step[i] = cuda::softplus(step[i]);
       }
 #pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
-        if (first + i >= tokens) break;
-        const float step =
-            cuda::make_dt(dt[i], cuda::dt_bias_of(p.dt_bias, channel), p.softplus, p.dt_least, p.dt_most);
-        const float input = __fmul_rn(step, x[i]);
-        time = __fadd_rn(time, step);
+      for (int i = 0; i < kTogether; ++i) {
+        step[i] = i < count ? cuda::smaller(cuda::larger(step[i], p.dt_least), p.dt_most) : 0.0F;
+        input[i] = __fmul_rn(step[i], to_float(given.x[i]));
+        time = __fadd_rn(time, step[i]);
+      }
+      float y[kTogether];
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
         float b[kStates];
         load_states(b_tile + (first + i) * columns + first_state, b);
 #pragma unroll
         for (int n = 0; n < kStates; ++n) {
-          const float decay = cuda::exp2_approx(__fmul_rn(step, rates[n]));
-          state[n] = __fmaf_rn(decay, state[n], __fmul_rn(input, b[n]));
+          const float decay = cuda::exp2_approx(__fmul_rn(step[i], rates[n]));
+          state[n] = __fmaf_rn(decay, state[n], __fmul_rn(input[i], b[n]));
         }
         if constexpr (kOutputs) {
           float c[kStates];
           load_states(c_tile + (first + i) * columns + first_state, c);
-          float y = 0.0F;
+          y[i] = 0.0F;
 #pragma unroll
-          for (int n = 0; n < kStates; ++n) y = __fmaf_rn(c[n], state[n], y);
-          for (int other = params.lanes / 2; other > 0; other /= 2) {
-            y = __fadd_rn(y, __shfl_xor_sync(0xffffffffU, y, other));
-          }
-          if (p.d != nullptr) y = __fmaf_rn(skip, x[i], y);
-          if (p.z.data != nullptr) y = __fmul_rn(y, cuda::silu(z[i]));
-          if (present && part == 0) {
-            static_cast<Element*>(p.y)[(row + first + i) * p.y_token_stride + channel * p.y_head_stride] =
-                from_float<Element>(y);
-          }
+          for (int n = 0; n < kStates; ++n) y[i] = __fmaf_rn(c[n], state[n], y[i]);
+        }
+      }
+      if constexpr (kOutputs) {
+        for (int other = params.lanes / 2; other > 0; other /= 2) {
+#pragma unroll
+          for (int i = 0; i < kTogether; ++i) y[i] = __fadd_rn(y[i], __shfl_xor_sync(0xffffffffU, y[i], other));
+        }
+        if (!present || part != 0) continue;
+        if (p.d != nullptr) {
+#pragma unroll
+          for (int i = 0; i < kTogether; ++i) y[i] = __fmaf_rn(skip, to_float(given.x[i]), y[i]);
+        }
+        if (p.z.data != nullptr) {
+#pragma unroll
+          for (int i = 0; i < kTogether; ++i) y[i] = __fmul_rn(y[i], cuda::silu(to_float(given.z[i])));
+        }
+        Element* target = static_cast<Element*>(p.y) + (row + first) * p.y_token_stride + channel * p.y_head_stride;
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i, target += p.y_token_stride) {
+          if (i < count) *target = from_float<Element>(y[i]);
         }
       }
     }

@@ -34,13 +34,22 @@ struct DecodeParams {
   std::int32_t left, right;     // of the mask
   // Which groups the cache holds: the g-th of a sequence's is group first_group + g · every_group.
   std::int32_t first_group, every_group;
-  std::int32_t sequences;
-  std::int32_t rows;   // of a sequence
-  std::int32_t ratio;  // query heads of a KV head
+  std::int32_t sequences;  // with lists: each counts as many times as it has lists
+  std::int32_t rows;       // of a sequence
+  std::int32_t ratio;      // query heads of a KV head
   std::int32_t block_rows;
   std::int32_t blocks;                           // of a sequence and KV head
   std::int32_t slices;                           // of the output's columns, each another CTA's
-  cuda::Divider by_ratio, by_blocks, by_stride;  // stride: blocks of a sequence, over all KV heads
+  cuda::Divider by_ratio, by_blocks, by_stride;  // stride: blocks of a list, over all its KV heads
+
+  // Lists of key blocks, as DecodeLists has them; null: none, and a sequence has one list, of all keys.
+  const std::int32_t* list_blocks;
+  const std::int32_t* list_counts;
+  std::int64_t list_stride;
+  std::int32_t list_tiles;     // of a block
+  std::int32_t list_kv_heads;  // that share a list
+  cuda::Divider by_lists;      // of a sequence
+  cuda::Divider by_list_tiles;
 
   // Partials of units, by the unit's number, where a sequence has several groups: A [units, block_rows, head_dim_v],
   // and, from each slice anew, r and l [units, slices, block_rows].

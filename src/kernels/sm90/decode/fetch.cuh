@@ -39,8 +39,8 @@ class Fetcher {
 
   // This lane's box of a tile, the one that begins row_ keys behind the tile's first.
   __device__ __forceinline__ Box find(const DecodeUnit& unit, int tile) const {
-    const int key = tile * C::kKeyTile + row_ - unit.lag;
-    if (nth_ >= batch_ || tile >= unit.end || key + unit.lag >= unit.of.length) return {0, -1};
+    if (nth_ >= batch_ || tile >= unit.end || tile * C::kKeyTile + row_ >= unit.of.length) return {0, -1};
+    const int key = tile_in_sequence(p_, unit.list, unit.of.listed, unit.of.gap, tile) * C::kKeyTile + row_ - unit.lag;
     if (p_.pages == nullptr) return {unit.sequence, key};
     const int page = __ldcg(p_.pages + unit.sequence * p_.table_stride + (key >> p_.page_log));
     return {page, key & ((1 << p_.page_log) - 1)};

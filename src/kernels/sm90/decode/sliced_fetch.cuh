@@ -22,12 +22,25 @@ class TileBoxes {
       : p_(p), lane_(thread_of_cta() % 32), at_a_time_(p.by_boxes.quotient(32)), nth_(p.by_boxes.quotient(lane_)) {
     row_ = (lane_ - nth_ * p.boxes) * p.box_rows;
   }
-  __device__ __forceinline__ void begin(int sequence, int length, int end, int lag) {
-    pages_ = p_.pages + sequence * p_.table_stride;
-    sequence_ = sequence;
-    length_ = length;
-    end_ = end;
-    lag_ = lag;
+  __device__ __forceinline__ void begin(const UnitNote& note) {
+    sequence_ = note.get(UnitNote::kSequence);
+    pages_ = p_.pages + sequence_ * p_.table_stride;
+    length_ = note.get(UnitNote::kLength);
+    end_ = note.get(UnitNote::kEnd);
+    lag_ = note.get(UnitNote::kLag);
+    list_ = note.get(UnitNote::kList);
+    listed_ = note.get(UnitNote::kListed);
+    gap_ = note.get(UnitNote::kGap);
+  }
+  __device__ __forceinline__ void begin(const DecodeUnit& unit) {
+    sequence_ = unit.sequence;
+    pages_ = p_.pages + sequence_ * p_.table_stride;
+    length_ = unit.of.length;
+    end_ = unit.end;
+    lag_ = unit.lag;
+    list_ = unit.list;
+    listed_ = unit.of.listed;
+    gap_ = unit.of.gap;
   }
 
   // Tiles whose boxes are looked up at a time; which of them has this lane's box.
@@ -35,9 +48,8 @@ class TileBoxes {
   __device__ int nth() const { return nth_; }
   // This lane's box of a tile, the one that begins row_ keys behind the tile's first.
   __device__ __forceinline__ Box find(int tile) const {
-    const int key = tile * C::kKeyTile + row_;
-    if (nth_ >= at_a_time_ || tile >= end_ || key >= length_) return {0, -1};
-    const int here = key - lag_;
+    if (nth_ >= at_a_time_ || tile >= end_ || tile * C::kKeyTile + row_ >= length_) return {0, -1};
+    const int here = tile_in_sequence(p_, list_, listed_, gap_, tile) * C::kKeyTile + row_ - lag_;
     if (p_.pages == nullptr) return {sequence_, here};
     return {__ldcg(pages_ + (here >> p_.page_log)), here & ((1 << p_.page_log) - 1)};
   }
@@ -87,6 +99,7 @@ class TileBoxes {
   int row_;  // where in its tile this lane's box begins
   const std::int32_t* pages_ = nullptr;
   int sequence_ = 0, length_ = 0, end_ = 0, lag_ = 0;
+  int list_ = 0, listed_ = 0, gap_ = 0;
 };
 
 template <class C, class Boxes = TileBoxes<C>>
@@ -118,7 +131,7 @@ class KeyFetcher {
   __device__ __forceinline__ void take(const DecodeUnit& unit) {
     const int reference = write_note(unit);
     if (unit.begin == unit.end) return;
-    boxes_.begin(unit.sequence, unit.of.length, unit.end, unit.lag);
+    boxes_.begin(unit);
     const std::uint32_t begin = tiles_;
     tiles_ += static_cast<std::uint32_t>(unit.end - unit.begin);
     const auto tile_at = [&](std::uint32_t number) { return unit.begin + static_cast<int>(number - begin); };
@@ -179,6 +192,9 @@ class KeyFetcher {
       put(UnitNote::kNumber, unit.number);
       put(UnitNote::kCacheGroup, unit.cache_group);
       put(UnitNote::kLag, unit.lag);
+      put(UnitNote::kList, unit.list);
+      put(UnitNote::kListed, unit.of.listed);
+      put(UnitNote::kGap, unit.of.gap);
       put(UnitNote::kFirstNumber, unit.first_number);
       put(UnitNote::kRows, rows);
       put(UnitNote::kReference, reference);
@@ -220,7 +236,7 @@ class ValueFetcher {
     const int end = note.get(UnitNote::kEnd);
     const int kv_head = note.get(UnitNote::kKvHead);
     int tile = note.get(UnitNote::kBegin);
-    boxes_.begin(note.get(UnitNote::kSequence), note.get(UnitNote::kLength), end, note.get(UnitNote::kLag));
+    boxes_.begin(note);
     auto ahead = boxes_.find(tile + boxes_.nth());
 #pragma unroll 1
     while (tile < end) {

@@ -93,6 +93,9 @@ struct UnitNote {
     kNumber,
     kCacheGroup,
     kLag,
+    kList,
+    kListed,
+    kGap,
     kFirstNumber,
     kBeginGroup,
     kGroups,
@@ -120,7 +123,8 @@ struct UnitNote {
   // All of it but where tiles and keys lie in memory.
   __device__ DecodeUnit unit(const DecodeParams& p) const {
     DecodeUnit unit;
-    unit.of = {get(kLength), get(kPosition), 0, 0, get(kBeginGroup), get(kGroups)};
+    unit.of = {get(kLength), get(kPosition), 0, 0, get(kBeginGroup), get(kGroups), 0, 0};
+    unit.list = 0;
     unit.sequence = get(kSequence);
     unit.kv_head = get(kKvHead);
     unit.block = get(kBlock);
@@ -129,7 +133,7 @@ struct UnitNote {
     unit.begin = get(kBegin);
     unit.end = get(kEnd);
     unit.first_number = get(kFirstNumber);
-    unit.stride = p.fold.kv_heads * p.blocks;
+    unit.stride = unit_stride(p);
     unit.lag = 0;
     return unit;
   }

@@ -52,7 +52,7 @@ class Sm90Decode final : public DecodeKernel {
   std::size_t scratch_bytes(const DecodeLimits& limits) const override { return lay_out(limits).bytes; }
 
   void check(const DecodeLimits& limits, int shares) const override {
-    check_limits("sm90_fold", limits, kMostDecodeSequences, shares);
+    check_limits("sm90_fold", limits, kMostDecodeSequences / lists_of(spec_.fold.lists), shares);
     if (limits.prefixes > kMostPrefixes) {
       fail(ErrorCode::kUnsupported, fmt::format("a decode step with {} shared prefixes", limits.prefixes),
            fmt::format("sm90_fold takes up to {} in one step", kMostPrefixes), "Use several steps, or another kernel.");
@@ -89,7 +89,7 @@ class Sm90Decode final : public DecodeKernel {
     p.failed = reinterpret_cast<std::int32_t*>(scratch_.data() + layout_.failed);
     const bool shares = step.prefixes.count > 0 && compressed_ == nullptr;  // over codes each sequence reads its own
     const int beside = shares ? enqueue_prefixes(step, p, stream) : 0;
-    const std::int64_t units = std::int64_t{p.sequences} * spec_.fold.kv_heads * p.blocks * layout_.groups;
+    const std::int64_t units = most_units(step, p);
     if (compressed_ != nullptr) {
       enqueue_compressed(step, p, static_cast<int>(units), stream);
     } else if (p.block_rows == kSlicedRows) {
@@ -176,8 +176,21 @@ class Sm90Decode final : public DecodeKernel {
 
   void set_tensors(const DecodeStep& step, DecodeParams& p) const {
     set_step(spec_.fold, step, block_rows(step.rows), p);
-    p.slices =
-        p.block_rows == kSlicedRows ? slices_for(std::int64_t{p.sequences} * p.fold.kv_heads * layout_.groups) : 1;
+    if (spec_.fold.lists.any()) {
+      p.list_tiles = spec_.fold.lists.key_block / config_.key_tile;
+      p.by_list_tiles = cuda::Divider(p.list_tiles);
+    }
+    p.slices = p.block_rows == kSlicedRows ? slices_for(most_units(step, p)) : 1;
+  }
+
+  // That a step has, as far as the host knows.
+  std::int64_t most_units(const DecodeStep& step, const DecodeParams& p) const {
+    std::int64_t groups = layout_.groups;
+    if (spec_.fold.lists.any()) {
+      // Beside those that are listed, rows stand in two blocks at most.
+      groups = std::min(groups, ((step.lists.stride + 2) * p.list_tiles + kGroupTiles - 1) / kGroupTiles);
+    }
+    return std::int64_t{p.sequences} * p.list_kv_heads * p.blocks * groups;
   }
 
   // Of up to so many units. Those that the sliced kernel fails at are folded by a launch behind it.

@@ -36,8 +36,9 @@ void set_shape(const FoldSpec& spec, const FoldOutput& output, int rows, std::in
   p.left = side(spec.mask.left);
   p.right = side(spec.mask.right);
   p.rows = rows;
-  p.sequences = static_cast<std::int32_t>(all / rows);
+  p.sequences = static_cast<std::int32_t>(all / rows) * lists_of(spec.lists);
   p.ratio = spec.heads / spec.kv_heads;
+  p.list_kv_heads = spec.kv_heads / lists_of(spec.lists);
 }
 
 }  // namespace
@@ -71,8 +72,14 @@ void set_step(const FoldSpec& spec, const DecodeStep& step, int block_rows, Deco
   p.blocks = (step.rows * p.ratio + block_rows - 1) / block_rows;
   p.by_ratio = cuda::Divider(p.ratio);
   p.by_blocks = cuda::Divider(p.blocks);
-  p.by_stride = cuda::Divider(std::int64_t{p.fold.kv_heads} * p.blocks);
+  p.by_stride = cuda::Divider(std::int64_t{p.list_kv_heads} * p.blocks);
   p.lengths = step.lengths;
+  if (spec.lists.any()) {
+    p.list_blocks = step.lists.blocks;
+    p.list_counts = step.lists.counts;
+    p.list_stride = step.lists.stride;
+    p.by_lists = cuda::Divider(spec.lists.heads);
+  }
   p.first_group = step.share.first;
   p.every_group = step.share.every;
   p.records = step.partials.records;

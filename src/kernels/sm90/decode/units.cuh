@@ -4,6 +4,7 @@
 // is folded by the n-th CTA, or cluster, modulo their number. Positions and tiles are numbers of 32 bits.
 #pragma once
 
+#include "kernels/decode_lists.hpp"
 #include "kernels/merge.hpp"
 #include "kernels/sm90/decode/decode_params.hpp"
 #include "kernels/sm90/decode/overlap.cuh"
@@ -27,13 +28,15 @@ __device__ __forceinline__ DecodeVisibility visibility_of(const DecodeParams& p,
   return {p.left, p.right, length};
 }
 
-// Where the rows of a sequence stand, and the tiles that some of them folds.
+// Where the rows of a sequence stand, and the tiles that some of them folds. With lists, what is not listed is as if it
+// were not there (kernels/decode_lists.hpp); where the rest lies, tile_in_sequence() says.
 struct DecodeSequence {
   int length;
   int position;     // of row 0
   int first, last;  // tiles [first, last); none: both are 0
   int begin_group;  // of the cache's groups, the first that some row folds
   int groups;       // of the cache's, as many, and so many units
+  int listed, gap;  // blocks in front of the rows' own, and how many tiles these lie further on
 
   // Whether a unit finishes its rows: there is no other group.
   __device__ bool single() const { return groups == 1; }
@@ -62,10 +65,30 @@ __device__ __forceinline__ int shared_groups(const DecodeParams& p, int prefix, 
   return seen.begin == 0 && groups * (kGroupTiles * C::kKeyTile) <= seen.end ? groups : 0;
 }
 
+// A tile of the keys that a list leaves, among all of the sequence. `list`: of all sequences' lists.
+__device__ __forceinline__ int tile_in_sequence(const DecodeParams& p, int list, int listed, int gap, int tile) {
+  if (p.list_blocks == nullptr) return tile;
+  const int place = p.by_list_tiles.quotient(tile);
+  if (place >= listed) return tile + gap;
+  return tile + (__ldcg(p.list_blocks + list * p.list_stride + place) - place) * p.list_tiles;
+}
+
+// By the `list`-th of all lists, and without lists of the `list`-th sequence.
 template <class C>
-__device__ __forceinline__ DecodeSequence sequence_of(const DecodeParams& p, int sequence) {
+__device__ __forceinline__ DecodeSequence sequence_of(const DecodeParams& p, int list) {
+  const int sequence = p.list_blocks == nullptr ? list : p.by_lists.quotient(list);
   DecodeSequence of;
   of.length = __ldcg(p.lengths + sequence);  // a kernel that is still running when this one starts may write it
+  of.listed = 0;
+  of.gap = 0;
+  if (p.list_blocks != nullptr) {
+    const std::int32_t* const blocks = p.list_blocks + list * p.list_stride;
+    const KeysByList keys = keys_by_list(of.length, p.rows, p.list_tiles * C::kKeyTile, __ldcg(p.list_counts + list),
+                                         [blocks](int i) { return __ldcg(blocks + i); });
+    of.length = keys.keys;
+    of.listed = keys.listed;
+    of.gap = keys.gap() * p.list_tiles;
+  }
   of.position = of.length - p.rows;
   const auto tiles = visibility_of(p, of.length).tiles(of.position, p.rows, TileSizes{kQueryTile, C::kKeyTile});
   const bool none = tiles.empty();
@@ -91,6 +114,7 @@ __device__ __forceinline__ DecodeSequence sequence_of(const DecodeParams& p, int
 struct DecodeUnit {
   DecodeSequence of;
   int sequence, kv_head, block;
+  int list;          // of all sequences' lists
   int number;        // of all units
   int cache_group;   // of the groups that the cache holds of the sequence
   int begin, end;    // tiles that it folds: a group's, as far as rows fold them
@@ -99,12 +123,15 @@ struct DecodeUnit {
   int lag;           // keys that the cache doesn't hold before the unit's
 };
 
-// Fills the table of units in shared memory, whose map is given: how many come before each sequence. Returns how many
-// there are. By one warp.
+// Units of a group, of the rows that share a list.
+__device__ __forceinline__ int unit_stride(const DecodeParams& p) { return p.list_kv_heads * p.blocks; }
+
+// Fills the table of units in shared memory, whose map is given: how many come before each sequence, or each list.
+// Returns how many there are. By one warp.
 template <class C, class Map>
 __device__ __forceinline__ int count_units(const DecodeParams& p, const Map& map) {
   const int lane = thread_of_cta() % 32;
-  const int each = p.fold.kv_heads * p.blocks;
+  const int each = unit_stride(p);
   int before = 0;
 #pragma unroll 1
   for (int first = 0; first < p.sequences; first += 32) {
@@ -128,18 +155,22 @@ __device__ __forceinline__ int unit_count(const DecodeParams& p, const Map& map)
   return load_number(map.units_before(p.sequences));
 }
 
-// Unit `number`, of a sequence before which there are `before`.
+// Unit `number`, of a sequence, or a list, before which there are `before`.
 template <class C>
-__device__ __forceinline__ DecodeUnit unit_in(const DecodeParams& p, int sequence, int before, int number) {
+__device__ __forceinline__ DecodeUnit unit_in(const DecodeParams& p, int list, int before, int number) {
   DecodeUnit unit;
-  unit.of = sequence_of<C>(p, sequence);
-  unit.sequence = sequence;
+  unit.of = sequence_of<C>(p, list);
+  unit.list = list;
+  unit.sequence = p.list_blocks == nullptr ? list : p.by_lists.quotient(list);
   unit.number = number;
-  unit.stride = p.fold.kv_heads * p.blocks;
+  unit.stride = unit_stride(p);
   const int nth = p.by_stride.quotient(number - before);
   const int rest = (number - before) - nth * unit.stride;
   unit.kv_head = p.by_blocks.quotient(rest);
   unit.block = rest - unit.kv_head * p.blocks;
+  if (p.list_blocks != nullptr) {
+    unit.kv_head += (list * p.list_kv_heads) - unit.sequence * p.fold.kv_heads;  // those of the lists before
+  }
   unit.first_number = before + rest;
   unit.cache_group = unit.of.begin_group + nth;
   const int group = p.first_group + unit.cache_group * p.every_group;

@@ -17,6 +17,10 @@ std::vector<std::string> latent_missing(const DecodeSpec& spec) {
   const FoldSpec& fold = spec.fold;
   std::vector<std::string> missing = cuda::missing_in_table(fold, kTable);
   if (!spec.values_in_keys) missing.push_back("values of their own (supported: the first columns of the keys)");
+  if (!spec.format.is_plain() && (spec.format != CacheFormat{kLatentCodes, {}} || fold.dtype != Dtype::kBf16)) {
+    missing.push_back(fmt::format("{} of {} (supported: plain caches, and {} of bf16)", describe(spec.format),
+                                  dtype_name(fold.dtype), describe(kLatentCodes)));
+  }
   if (fold.lists.any()) missing.push_back("lists of key tiles (supported: none)");
   return missing;
 }

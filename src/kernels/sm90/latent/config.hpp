@@ -18,7 +18,12 @@ inline constexpr int kLatentStages = 2;  // tiles in shared memory
 inline constexpr int kLatentParts = 3;   // of a tile that arrive by themselves
 inline constexpr int kLatentFoldThreads = 256;
 inline constexpr int kLatentThreads = kLatentFoldThreads + 128;
+// Registers of a thread that the three warpgroups have between them: what a CTA is launched with.
+inline constexpr int kLatentRegisters = 3 * 168;
 inline constexpr int kMostLatentSequences = 256;  // of a step: each CTA keeps a number for each
+
+// How latents of 8 bits are stored.
+inline constexpr RowFormat kLatentCodes{.coding = RowCoding::kLatent, .rope = kLatentDim - kLatentDimV};
 
 // In powers of two. A tile's probabilities are at most 2^12, and the sum over a group stays far below fp32's end.
 inline constexpr float kFarAbove = 12.0F;

@@ -6,16 +6,21 @@
 // The CTAs of a cluster walk over the same tiles, for two blocks of rows. Each fetches a part of every tile for both.
 #pragma once
 
+#include "kernels/sm90/latent/latent_expand.cuh"
 #include "kernels/sm90/latent/latent_fetch.cuh"
 #include "kernels/sm90/latent/latent_fold.cuh"
 
 namespace ringattn::sm90 {
 
 template <class C>
-__global__ void __launch_bounds__(kLatentThreads, 1) latent_kernel(const __grid_constant__ DecodeParams params) {
+__global__ void __launch_bounds__(kLatentThreads, 1)
+    latent_kernel(const __grid_constant__ typename C::Params of_launch) {
+  constexpr int kOtherRegisters = C::kCodes ? 72 : 40;
+  constexpr int kFoldRegisters = (kLatentRegisters - kOtherRegisters) / 2;
+  const DecodeParams& params = step_of(of_launch);
   const std::uint32_t rank = C::kCtas > 1 ? rank_in_cluster() : 0;
   const LatentMap map{C::kCtas > 1 ? in_cta(kReservedBytes, rank) : kReservedBytes};
-  if (threadIdx.x == 0) init_latent_barriers(map, C::kCtas);
+  if (threadIdx.x == 0) init_latent_barriers(map, C::kCtas, C::kCodes ? kExpanders : 0);
   if (threadIdx.x / 32 == kLatentFoldThreads / 32) count_units<C>(params, map);
   __syncthreads();
   if constexpr (C::kCtas > 1) cluster_sync();
@@ -27,11 +32,15 @@ __global__ void __launch_bounds__(kLatentThreads, 1) latent_kernel(const __grid_
     for (int n = static_cast<int>(blockIdx.x); n < units; n += step) worker.take(unit_of<C>(params, map, n));
   };
   if (threadIdx.x < kLatentFoldThreads) {
-    take_registers<232>();
+    take_registers<kFoldRegisters>();
     each_unit(LatentFold<C>(params, map));
   } else {
-    give_registers<40>();
-    if (threadIdx.x / 32 == kLatentFoldThreads / 32) each_unit(LatentFetcher<C>(params, map, rank));
+    give_registers<kOtherRegisters>();
+    if constexpr (C::kCodes) {
+      each_unit(LatentExpander<C>(of_launch, map, rank));
+    } else {
+      if (threadIdx.x / 32 == kLatentFoldThreads / 32) each_unit(LatentFetcher<C>(params, map, rank));
+    }
   }
   if constexpr (C::kCtas > 1) {  // nobody writes to a CTA that has gone
     __syncwarp();

@@ -1,24 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-// The compiled kernels of sm90_latent: one for each element type (latent_*.cu).
+// The compiled kernels of sm90_latent: one for each element type (latent_*.cu), and one for latents of 8 bits.
 #pragma once
 
 #include "base/memory.hpp"
-#include "kernels/sm90/decode/decode_params.hpp"
+#include "kernels/sm90/latent/latent_params.hpp"
 
 namespace ringattn::sm90 {
 
+template <class Params>
 struct LatentLauncher {
   void (*prepare)();  // as cuda::Launcher
   // How many clusters of so many CTAs, each with a block of rows, the current device holds at a time.
   int (*clusters_at_a_time)(int ctas);
   // Enqueues the step on so many of them.
-  void (*launch)(const DecodeParams& params, int ctas, int clusters, Stream stream);
+  void (*launch)(const Params& params, int ctas, int clusters, Stream stream);
   // The same of pairs of CTAs that share a block of rows (pair.cuh).
   int (*pairs_at_a_time)();
-  void (*launch_pairs)(const DecodeParams& params, int pairs, Stream stream);
+  void (*launch_pairs)(const Params& params, int pairs, Stream stream);
 };
 
-extern const LatentLauncher latent_bf16;
-extern const LatentLauncher latent_fp16;
+extern const LatentLauncher<DecodeParams> latent_bf16;
+extern const LatentLauncher<DecodeParams> latent_fp16;
+extern const LatentLauncher<LatentCodeParams> latent_codes;  // become bf16
 
 }  // namespace ringattn::sm90

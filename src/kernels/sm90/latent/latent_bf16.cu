@@ -3,6 +3,6 @@
 
 namespace ringattn::sm90 {
 
-constinit const LatentLauncher latent_bf16 = latent_launcher<__nv_bfloat16>();
+constinit const LatentLauncher<DecodeParams> latent_bf16 = latent_launcher<__nv_bfloat16, false>();
 
 }  // namespace ringattn::sm90

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "kernels/sm90/decode/units.cuh"
+#include "kernels/sm90/latent/code_rows.cuh"
 #include "kernels/sm90/latent/latent_map.cuh"
 #include "kernels/sm90/ptx/tma.cuh"
 
@@ -21,21 +22,43 @@ class LatentFetcher {
         row_((static_cast<int>(rank) * own_boxes_ + lane_ % own_boxes_) * p.box_rows) {}
 
   __device__ __forceinline__ void take(const DecodeUnit& unit) {
-    Box ahead[kAhead];  // of the tiles that are next
+    begin(unit);
+    while (tile_ < unit.end) fetch_next(unit);
+  }
+
+  // The same tile by tile.
+  __device__ __forceinline__ void begin(const DecodeUnit& unit) {
+    tile_ = unit.begin;
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) ahead[i] = find(unit, unit.begin + i);
-#pragma unroll 1
-    for (int tile = unit.begin; tile < unit.end; ++tile, ++tiles_) {
-      const Box box = ahead[0];
+    for (int i = 0; i < kAhead; ++i) ahead_[i] = find(unit, tile_ + i);
+  }
+  // The next tile's number.
+  __device__ __forceinline__ int next() const { return tile_; }
+  // Whether there is a place for it.
+  __device__ __forceinline__ bool has_place() const {
+    const std::uint32_t stage = stage_of(tiles_), parity = parity_of(tiles_) ^ 1U;
+    return __all_sync(0xffffffffU,
+                      barrier_ended(map_.empty(stage, 0), parity) && barrier_ended(map_.empty(stage, 1), parity)) != 0;
+  }
+  __device__ __forceinline__ void fetch_next(const DecodeUnit& unit) {
+    const Box box = ahead_[0];
 #pragma unroll
-      for (int i = 0; i + 1 < kAhead; ++i) ahead[i] = ahead[i + 1];
-      ahead[kAhead - 1] = find(unit, tile + kAhead);
-      fetch(unit.kv_head, box, unit.of.length - tile * kLatentTile);
+    for (int i = 0; i + 1 < kAhead; ++i) ahead_[i] = ahead_[i + 1];
+    ahead_[kAhead - 1] = find(unit, tile_ + kAhead);
+    const int left = unit.of.length - tile_ * kLatentTile;
+    const int keys = left < kLatentTile ? left : kLatentTile;
+    const int rows = (keys + p_.box_rows - 1) / p_.box_rows * p_.box_rows;
+    if constexpr (C::kCodes) {
+      fetch_codes(unit.kv_head, box, rows);
+    } else {
+      fetch(unit.kv_head, box, rows);
     }
+    ++tile_;
+    ++tiles_;
   }
 
  private:
-  static constexpr int kAhead = 2;  // tiles whose boxes are looked up ahead
+  static constexpr int kAhead = C::kCodes ? 1 : 2;  // tiles whose boxes are looked up ahead
 
   struct Box {
     int page;
@@ -51,44 +74,79 @@ class LatentFetcher {
     return {__ldg(p_.pages + unit.sequence * p_.table_stride + (here >> p_.page_log)), here & ((1 << p_.page_log) - 1)};
   }
 
-  // Calls visit(panel) for this lane's panels of its box: lane i has panel i / own_boxes_, and those behind it.
+  // Calls visit(i) for this lane's panels of its box, of `count`: lane i has panel i / own_boxes, and those behind it.
   template <class Visit>
-  __device__ __forceinline__ void for_panels(const Box& box, Visit visit) const {
+  __device__ __forceinline__ void for_panels(const Box& box, int count, Visit visit) const {
     if (box.row < 0) return;
 #pragma unroll 1
-    for (int panel = lane_ / own_boxes_; panel < kLatentDim / kPanelColumns; panel += 32 / own_boxes_) visit(panel);
+    for (int panel = lane_ / own_boxes_; panel < count; panel += 32 / own_boxes_) visit(panel);
   }
 
-  // `left`: keys of the sequence from the tile's first one on. Each CTA of a cluster fetches its boxes for all of them.
-  __device__ __forceinline__ void fetch(int head, const Box& box, int left) const {
-    const std::uint32_t stage = stage_of(tiles_);
-    const int keys = left < kLatentTile ? left : kLatentTile;
-    const int rows = (keys + p_.box_rows - 1) / p_.box_rows * p_.box_rows;
-    barrier_wait(map_.empty(stage), parity_of(tiles_) ^ 1U);
-    if (lane_ < kLatentParts) {
-      barrier_arrive_expect(map_.full(stage, lane_), panels_of_part(lane_) * rows * kPanelRowBytes);
+  __device__ __forceinline__ std::uint32_t place(std::uint32_t stage, int panel) const {
+    return map_.tile(stage) + static_cast<std::uint32_t>(panel * LatentMap::kPanelBytes + row_ * kPanelRowBytes);
+  }
+
+  // A box into the same panel of each CTA of the cluster.
+  __device__ __forceinline__ void load(std::uint32_t target, const CUtensorMap& map, std::uint32_t barrier, int column,
+                                       int head, const Box& box) const {
+    if constexpr (C::kCtas > 1) {
+      load_page_box_for((1U << C::kCtas) - 1U, target, &map, barrier, column, head, box.page, box.row);
+    } else {
+      load_page_box(target, &map, barrier, column, head, box.page, box.row);
     }
-    __syncwarp();
-    const std::uint32_t to = map_.tile(stage) + static_cast<std::uint32_t>(row_ * kPanelRowBytes);
-    for_panels(box, [&](int panel) {
-      const std::uint32_t target = to + static_cast<std::uint32_t>(panel * LatentMap::kPanelBytes);
-      const std::uint32_t barrier = map_.full(stage, panel / kHalfPanels);
-      if constexpr (C::kCtas > 1) {
-        load_page_box_for((1U << C::kCtas) - 1U, target, &p_.k, barrier, panel * kPanelColumns, head, box.page,
-                          box.row);
-      } else {
-        load_page_box(target, &p_.k, barrier, panel * kPanelColumns, head, box.page, box.row);
+  }
+
+  // `rows`: of the tile, those that boxes bring. Each CTA of a cluster fetches its boxes for all of them.
+  __device__ __forceinline__ void fetch(int head, const Box& box, int rows) const {
+    const std::uint32_t stage = stage_of(tiles_);
+#pragma unroll
+    for (std::uint32_t half = 0; half < 2; ++half) {
+      constexpr int kRopePanel = 2 * kHalfPanels;
+      barrier_wait(map_.empty(stage, half), parity_of(tiles_) ^ 1U);
+      // With the first half come the rotary keys.
+      const int part = half == 1 ? 1 : 2 * lane_;
+      if (lane_ < (half == 1 ? 1 : 2)) {
+        barrier_arrive_expect(map_.full(stage, part), panels_of_part(part) * rows * kPanelRowBytes);
       }
+      __syncwarp();
+      for_panels(box, half == 1 ? kHalfPanels : kHalfPanels + 1, [&](int i) {
+        const int panel = half == 1 ? kHalfPanels + i : i < kHalfPanels ? i : kRopePanel;
+        load(place(stage, panel), p_.k, map_.full(stage, panel / kHalfPanels), panel * kPanelColumns, head, box);
+      });
+      __syncwarp();
+    }
+  }
+
+  // The codes of this CTA's rows, and the rotary keys of all.
+  __device__ __forceinline__ void fetch_codes(int head, const Box& box, int rows) const {
+    const std::uint32_t stage = stage_of(tiles_);
+    const std::uint32_t parity = parity_of(tiles_) ^ 1U;
+    const int behind = rows - (row_ - lane_ % own_boxes_ * p_.box_rows);
+    constexpr int kMost = kLatentTile / C::kCtas;
+    const int own = behind < 0 ? 0 : behind < kMost ? behind : kMost;
+    barrier_wait(map_.empty(stage, 1), parity);
+    if (lane_ == 0) barrier_arrive_expect(map_.codes_full(stage), own * kLatentDimV);
+    __syncwarp();
+    for_panels(box, kCodeBlocks, [&](int block) {
+      load_page_box(place(stage, kCodeSlot + block), &p_.k, map_.codes_full(stage), block * kPanelColumns, head,
+                    box.page, box.row);
     });
+    __syncwarp();
+    barrier_wait(map_.empty(stage, 0), parity);
+    if (lane_ == 0) barrier_arrive_expect(map_.full(stage, 2), rows * kPanelRowBytes);
+    __syncwarp();
+    for_panels(box, 1, [&](int) { load(place(stage, 2 * kHalfPanels), p_.v, map_.full(stage, 2), 0, head, box); });
     __syncwarp();
   }
 
   const DecodeParams& p_;
   const LatentMap& map_;
   const int lane_;
-  const int own_boxes_;  // of a tile, a power of two
-  const int row_;        // where in its tile this lane's box begins
-  std::uint32_t tiles_ = 0;
+  const int own_boxes_;      // of a tile, a power of two
+  const int row_;            // where in its tile this lane's box begins
+  std::uint32_t tiles_ = 0;  // of all units so far
+  int tile_ = 0;             // of the unit, the next one
+  Box ahead_[kAhead];        // of the tiles that are next
 };
 
 }  // namespace ringattn::sm90

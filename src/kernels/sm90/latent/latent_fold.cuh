@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The warpgroups that fold latents. Tiles are scored in turn, one by either warpgroup, and a tile's probabilities go to
 // the other one through shared memory; each then adds P V of every tile, in order, to its own columns of the outputs.
-// While one makes probabilities, the tensor cores work for the other one.
 //
 // The tile step is the fold's (fold/tile_step.cuh) but for when a row's reference moves: as soon as a score lies more
 // than kFarAbove above it, which is known before the exponentials are taken, so no tile is done twice. Rows that don't
@@ -14,6 +13,7 @@
 #include "kernels/sm90/fold/products.cuh"
 #include "kernels/sm90/fold/tile_step.cuh"
 #include "kernels/sm90/latent/latent_map.cuh"
+#include "kernels/sm90/latent/references.cuh"
 #include "kernels/sm90/ptx/matrix.cuh"
 #include "kernels/sm90/ptx/tma.cuh"
 
@@ -38,27 +38,56 @@ class LatentFold {
       return unit.of.length - (unit.begin + static_cast<int>(tile - first)) * kLatentTile;
     };
     if (first == tiles_) clear(o_);
-    const auto fold = [&]<bool kOthers>(std::bool_constant<kOthers>, std::uint32_t tile) {
-      if constexpr (kOthers) add_other(tile - 1, tile - 1 == first, keys_from(tile - 1));
-      Scores s;
-      score_begin(s, tile);
-      if constexpr (kOthers) {
-        wgmma_wait<1>();  // the tile goes back early, and the tensor cores have something to do meanwhile
-        pin(o_);
-        release(tile - 1);
-      }
-      score_rest(s, tile);
-      wgmma_wait<0>();
-      pin(s);
+    // The scores of a tile that is here become probabilities, and with them outputs. `meanwhile()`: once the scores are
+    // exponentials, before anything is handed over.
+    const auto finish = [&]<bool kOthers>(std::bool_constant<kOthers>, Scores& s, std::uint32_t tile, auto meanwhile) {
       const int number = unit.begin + static_cast<int>(tile - first);
       std::uint32_t probability[kLatentTile / 16][4];
       const Numbers numbers =
           weigh(s, slots, number, !kOthers, number < plain.begin || number >= plain.end, probability);
+      meanwhile();
       hand_over(probability, numbers);
       add_own(probability, tile, !kOthers, keys_from(tile));
       wgmma_wait<0>();
       pin(o_);
       release(tile);
+    };
+    // Two tiles that follow each other, an even and an odd one, are scored one behind the other: the first warpgroup
+    // adds the tile before, so that its place is free early, and scores the even one; the second one scores the odd one
+    // and adds the even one behind it. So the tensor cores have scores to do while probabilities are made.
+    const auto fold = [&]<bool kOthers>(std::bool_constant<kOthers> others, std::uint32_t tile) {
+      const auto add_before = [&] { add_other(tile - 1, tile - 1 == first, keys_from(tile - 1)); };
+      const auto give_back = [&] {
+        wgmma_wait<0>();
+        pin(o_);
+        release(tile - 1);
+      };
+      Scores s;
+      if (warpgroup_ == 0) {
+        if constexpr (kOthers) {
+          add_before();
+          give_back();
+        }
+        multiply(s, tile);
+        wgmma_wait<0>();
+        pin(s);
+        finish(others, s, tile, [] {});
+      } else {
+        multiply(s, tile);
+        if constexpr (kOthers) {
+          add_before();
+          wgmma_wait<1>();
+        } else {
+          wgmma_wait<0>();
+        }
+        pin(s);
+        finish(others, s, tile, [&] {
+          if constexpr (kOthers) {
+            end_block(p_);
+            give_back();
+          }
+        });
+      }
     };
     std::uint32_t tile = first + ((warpgroup_ ^ first) & 1U);
     if (tile == first && first != tiles_) {
@@ -135,9 +164,10 @@ class LatentFold {
   __device__ __forceinline__ void await(std::uint32_t tile, int part) const {
     barrier_wait(map_.full(stage_of(tile), part), parity_of(tile));
   }
-  // Once the warp's products are done with a tile: it is the whole cluster's.
+  // Once the warp's products are done with its columns of a tile: they are the whole cluster's. Whoever has scored the
+  // tile is done with all of it, as this warp has its probabilities.
   __device__ __forceinline__ void release(std::uint32_t tile) const {
-    const std::uint32_t barrier = map_.empty(stage_of(tile));
+    const std::uint32_t barrier = map_.empty(stage_of(tile), warpgroup_);
     const auto lane = static_cast<std::uint32_t>(thread_of_cta() % 32);
     if constexpr (C::kCtas > 1) {
       if (lane < C::kCtas) barrier_arrive_at(in_cta(barrier, lane));
@@ -146,19 +176,13 @@ class LatentFold {
     }
   }
 
-  // Issues S = Q Kᵀ of a tile, part by part as it arrives: the first kEarlySteps of 16 columns, and the others.
-  static constexpr int kEarlySteps = 8;
-  __device__ __forceinline__ void score_begin(Scores& s, std::uint32_t tile) const {
+  // Issues S = Q Kᵀ of a tile, part by part as it arrives.
+  __device__ __forceinline__ void multiply(Scores& s, std::uint32_t tile) const {
+    constexpr int kHalf = 4 * kHalfPanels;
     await(tile, 0);
     pin(s);
     wgmma_fence();
-    score_steps<0, kEarlySteps>(s, tile);
-    wgmma_commit();
-  }
-  __device__ __forceinline__ void score_rest(Scores& s, std::uint32_t tile) const {
-    constexpr int kHalf = 4 * kHalfPanels;
-    wgmma_fence();
-    score_steps<kEarlySteps, kHalf>(s, tile);
+    score_steps<0, kHalf>(s, tile);
     await(tile, 1);
     wgmma_fence();
     score_steps<kHalf, 2 * kHalf>(s, tile);
@@ -185,29 +209,23 @@ class LatentFold {
     const int lane = thread_of_cta() % 4;
     if (p_.softmax.scaled_first) scale_scores(p_, s);
     Numbers numbers;
-    float shift[2];
+    float shift[2], most[2];
     bool moves = false;
+    if (special) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      if (special) {
+      for (int half = 0; half < 2; ++half) {
         mask_scores<0, kLatentTile / 8>(p_, s, half, visible_columns<C>(slots, half, number));
       }
-      float reference = first ? -INFINITY : load_float(map_.reference(slot + 8 * half));
-      numbers.l[half] = first ? 0.0F : load_float(map_.sum(slot + 8 * half, lane));
-      numbers.factor[half] = 1.0F;
-      float most = fmaxf(s[0][2 * half], s[0][2 * half + 1]);
+    }
+    greatest_scores(p_, s, most);
 #pragma unroll
-      for (int j = 1; j < kLatentTile / 8; ++j) most = fmaxf(most, fmaxf(s[j][2 * half], s[j][2 * half + 1]));
-      most = __fmul_rn(over_quad(most), p_.softmax.exponent_base2);
-      if (reference == -INFINITY) {
-        if (most > -INFINITY) reference = most;
-      } else if (__fsub_rn(most, reference) > kFarAbove) {
-        numbers.factor[half] = cuda::exp2_approx(__fsub_rn(reference, most));
-        reference = most;
-        moves = true;
-      }
-      shift[half] = reference == -INFINITY ? 0.0F : -reference;
-      numbers.reference[half] = reference;
+    for (int half = 0; half < 2; ++half) {
+      const float old = first ? -INFINITY : load_float(map_.reference(slot + 8 * half));
+      numbers.l[half] = first ? 0.0F : load_float(map_.sum(slot + 8 * half, lane));
+      numbers.reference[half] = reference_behind(old, most[half]);
+      shift[half] = numbers.reference[half] == -INFINITY ? 0.0F : -numbers.reference[half];
+      numbers.factor[half] = factor_between(old, numbers.reference[half]);
+      moves = moves || reference_moves(old, numbers.reference[half]);
     }
     float sum[2];
     exponentiate<C>(p_, shift, s, sum);

@@ -35,7 +35,7 @@ struct LatentMap {
   static constexpr int kFactorOffset = kReferenceOffset + kQueryTile * 4;
   static constexpr int kMovedOffset = kFactorOffset + kQueryTile * 4;
   static constexpr int kBarrierOffset = kMovedOffset + 16;
-  static constexpr int kBarriers = kLatentStages * (kLatentParts + 1) + 1;
+  static constexpr int kBarriers = kLatentStages * (kLatentParts + 3) + 1;
   static constexpr int kUnitOffset = kBarrierOffset + kBarriers * kBarrierBytes;
   static constexpr int kBytes = kUnitOffset + (kMostLatentSequences + 1) * 4;
   static_assert(kBytes <= kMostSharedBytes && kTileOffset % 1024 == 0 && kPanelBytes % 1024 == 0);
@@ -52,19 +52,23 @@ struct LatentMap {
   __device__ std::uint32_t units_before(int sequence) const {
     return at(kUnitOffset, static_cast<std::uint32_t>(sequence), 4);
   }
-  // Of a stage: a part of its columns has arrived; every warp of the cluster that folds is done with it.
+  // Of a stage: a part of its columns has arrived; the warpgroups of the cluster with one half's columns are done with
+  // that half, and then nobody needs it. The rotary keys go with the first half.
   __device__ std::uint32_t full(std::uint32_t stage, int part) const {
-    return at(kBarrierOffset, stage * kLatentParts + static_cast<std::uint32_t>(part), kBarrierBytes);
+    return barrier(stage * kLatentParts + static_cast<std::uint32_t>(part));
   }
-  __device__ std::uint32_t empty(std::uint32_t stage) const {
-    return at(kBarrierOffset, kLatentStages * kLatentParts + stage, kBarrierBytes);
+  __device__ std::uint32_t empty(std::uint32_t stage, std::uint32_t half) const {
+    return barrier(kLatentStages * kLatentParts + 2 * stage + half);
+  }
+  // The codes of a tile of 8 bits have arrived, those of the rows that this CTA expands.
+  __device__ std::uint32_t codes_full(std::uint32_t stage) const {
+    return barrier(kLatentStages * (kLatentParts + 2) + stage);
   }
   // The weights of a tile, and what else its rows have, are there.
-  __device__ std::uint32_t weights_full() const {
-    return at(kBarrierOffset, kLatentStages * (kLatentParts + 1), kBarrierBytes);
-  }
+  __device__ std::uint32_t weights_full() const { return barrier(kLatentStages * (kLatentParts + 3)); }
 
  private:
+  __device__ std::uint32_t barrier(std::uint32_t number) const { return at(kBarrierOffset, number, kBarrierBytes); }
   __device__ std::uint32_t at(int offset, std::uint32_t index, int bytes) const {
     return base + static_cast<std::uint32_t>(offset) + index * static_cast<std::uint32_t>(bytes);
   }
@@ -81,11 +85,14 @@ __device__ __forceinline__ int panels_of_part(int part) {
   return part < 2 ? kHalfPanels : (kLatentDim - kLatentDimV) / kPanelColumns;
 }
 
-// By one thread. `ctas`: of the cluster.
-__device__ __forceinline__ void init_latent_barriers(const LatentMap& map, int ctas) {
+// By one thread. `ctas`: of the cluster. `expanders`: warps that make elements of codes; 0: the tiles are fetched.
+__device__ __forceinline__ void init_latent_barriers(const LatentMap& map, int ctas, int expanders) {
   for (std::uint32_t stage = 0; stage < kLatentStages; ++stage) {
-    for (int part = 0; part < kLatentParts; ++part) barrier_init(map.full(stage, part), 1);
-    barrier_init(map.empty(stage), ctas * kLatentFoldThreads / 32);
+    for (int part = 0; part < kLatentParts; ++part) {
+      barrier_init(map.full(stage, part), part == 2 || expanders == 0 ? 1 : expanders);
+    }
+    for (std::uint32_t half = 0; half < 2; ++half) barrier_init(map.empty(stage, half), ctas * kWarpgroup / 32);
+    barrier_init(map.codes_full(stage), 1);
   }
   barrier_init(map.weights_full(), kWarpgroup / 32);
   barrier_init_fence();

@@ -6,6 +6,7 @@
 // in order, while the tensor cores of both CTAs have the scores of one tile and the outputs of another one to do.
 #pragma once
 
+#include "kernels/sm90/latent/pair_expand.cuh"
 #include "kernels/sm90/latent/pair_fetch.cuh"
 #include "kernels/sm90/latent/pair_outputs.cuh"
 #include "kernels/sm90/latent/pair_score.cuh"
@@ -14,10 +15,12 @@
 namespace ringattn::sm90 {
 
 template <class C>
-__global__ void __launch_bounds__(kLatentThreads, 1) pair_kernel(const __grid_constant__ DecodeParams params) {
+__global__ void __launch_bounds__(kLatentThreads, 1) pair_kernel(const __grid_constant__ typename C::Params of_launch) {
+  constexpr int kScoreRegisters = 240, kOtherRegisters = C::kCodes ? 80 : 56;
+  const DecodeParams& params = step_of(of_launch);
   const std::uint32_t rank = rank_in_cluster();
   const PairMap map{in_cta(kReservedBytes, rank), rank};
-  if (threadIdx.x == 0) init_pair_barriers(map);
+  if (threadIdx.x == 0) init_pair_barriers(map, C::kCodes ? kPairExpanders : 0);
   __syncthreads();
   cluster_sync();
   // Whoever folds or sends goes through the units that the fetching warp tells of.
@@ -34,21 +37,24 @@ __global__ void __launch_bounds__(kLatentThreads, 1) pair_kernel(const __grid_co
     }
   };
   if (threadIdx.x < kWarpgroup) {
-    take_registers<240>();
+    take_registers<kScoreRegisters>();
     PairScorer<C> scorer(params, map);
     each_note(scorer);
     scorer.await_last();
   } else if (threadIdx.x < 2 * kWarpgroup) {
-    take_registers<208>();
+    take_registers<kLatentRegisters - kScoreRegisters - kOtherRegisters>();
     PairOutputs<C> outputs(params, map);
     each_note(outputs);
   } else {
-    give_registers<56>();
+    give_registers<kOtherRegisters>();
     if (threadIdx.x / 32 == kPairFolders * kWarpgroup / 32) {
       PairFetcher<C>(params, map).run(static_cast<int>(blockIdx.x) / 2, static_cast<int>(gridDim.x) / 2);
     } else if (threadIdx.x / 32 == kPairFolders * kWarpgroup / 32 + 1) {
       PairSender sender(map);
       each_note(sender);
+    } else if constexpr (C::kCodes) {
+      PairExpander<C> expander(of_launch, map);
+      each_note(expander);
     }
   }
   // Nobody writes to a CTA that has gone: what the other one has sent has been waited for.

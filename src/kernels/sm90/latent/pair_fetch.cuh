@@ -127,27 +127,44 @@ class PairFetcher {
     const std::uint32_t own_full = map_.own_full(turn.place), rope_full = map_.rope_full(turn.place);
     const std::uint32_t own = map_.own_half(turn.place);
     barrier_wait(map_.own_empty(turn.place), turn.parity ^ 1U);
-    if (lane_ == 0) barrier_arrive_expect(own_full, kPairPanels * rows * kPanelRowBytes);
+    if (C::kCodes && lane_ == 0) barrier_arrive_expect(map_.codes_full(turn.place), rows * kLatentDimV);
+    if (!C::kCodes && lane_ == 0) barrier_arrive_expect(own_full, kPairPanels * rows * kPanelRowBytes);
     __syncwarp();
     for_panels<0, kPairPanels>(box, [&](int panel) {
-      load_page_box(own + in_half(panel), &p_.k, own_full, own_column + panel * kPanelColumns, head, box.page, box.row);
+      if constexpr (C::kCodes) {
+        // Where the codes of the block lie that is expanded after so many others.
+        load_page_box(own + in_half(panel), &p_.k, map_.codes_full(turn.place),
+                      static_cast<int>(PairMap::block_of(rank, static_cast<std::uint32_t>(panel))) * kPanelColumns,
+                      head, box.page, box.row);
+      } else {
+        load_page_box(own + in_half(panel), &p_.k, own_full, own_column + panel * kPanelColumns, head, box.page,
+                      box.row);
+      }
     });
     __syncwarp();
     const std::uint32_t shared_full = map_.shared_full(rank, turn.place);
     const std::uint32_t shared = map_.shared_half(rank, turn.place);
     barrier_wait(map_.shared_empty(turn.place), turn.parity ^ 1U);
     if (lane_ == 0) {
-      barrier_arrive_expect(shared_full, kPairPanels * rows * kPanelRowBytes);
       barrier_arrive_expect(rope_full, rows * kPanelRowBytes);
-      barrier_arrive_expect_at(in_cta(shared_full, 1U - rank), kPairPanels * rows * kPanelRowBytes);
+      if (!C::kCodes) barrier_arrive_expect(shared_full, kPairPanels * rows * kPanelRowBytes);
+      // What is expanded is sent as a whole.
+      barrier_arrive_expect_at(in_cta(shared_full, 1U - rank),
+                               kPairPanels * (C::kCodes ? kLatentTile : rows) * kPanelRowBytes);
     }
     __syncwarp();
-    for_panels<0, kPairPanels>(box, [&](int panel) {
-      load_page_box_for(3, shared + in_half(panel), &p_.k, shared_full,
-                        kPairColumns - own_column + panel * kPanelColumns, head, box.page, box.row);
-    });
+    if constexpr (!C::kCodes) {
+      for_panels<0, kPairPanels>(box, [&](int panel) {
+        load_page_box_for(3, shared + in_half(panel), &p_.k, shared_full,
+                          kPairColumns - own_column + panel * kPanelColumns, head, box.page, box.row);
+      });
+    }
     for_panels<0, 1>(box, [&](int) {
-      load_page_box(map_.rope(turn.place) + down, &p_.k, rope_full, kLatentDimV, head, box.page, box.row);
+      if constexpr (C::kCodes) {
+        load_page_box(map_.rope(turn.place) + down, &p_.v, rope_full, 0, head, box.page, box.row);
+      } else {
+        load_page_box(map_.rope(turn.place) + down, &p_.k, rope_full, kLatentDimV, head, box.page, box.row);
+      }
     });
     __syncwarp();
   }

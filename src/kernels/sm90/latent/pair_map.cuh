@@ -52,9 +52,10 @@ struct PairNote {
     put(6, unit.kv_head);
     put(7, unit.block);
     put(8, unit.cache_group);
+    put(9, unit.lag);
   }
   __device__ __forceinline__ void write_end() const { put(0, kNoMore); }
-  // All that those need who fold it.
+  // All that those need who fold or expand it.
   __device__ __forceinline__ DecodeUnit read() const {
     DecodeUnit unit{};
     unit.begin = get(0);
@@ -66,6 +67,7 @@ struct PairNote {
     unit.kv_head = get(6);
     unit.block = get(7);
     unit.cache_group = get(8);
+    unit.lag = get(9);
     return unit;
   }
 
@@ -102,7 +104,7 @@ struct PairMap {
   static constexpr int kEndOffset = kSumOffset + kQueryTile * 16;
   static constexpr int kNoteOffset = kEndOffset + kQueryTile * 4;
   static constexpr int kBarrierOffset = kNoteOffset + 2 * PairNote::kBytes;
-  static constexpr int kBarriers = 27;
+  static constexpr int kBarriers = 29;
   static constexpr int kBytes = kBarrierOffset + kBarriers * kBarrierBytes;
   static_assert(kBytes <= kMostSharedBytes && kPanelBytes % 1024 == 0 && kPanelBytes == kQueryTile * kPanelRowBytes);
 
@@ -118,6 +120,11 @@ struct PairMap {
   // Of any tile: this CTA's columns.
   __device__ std::uint32_t values(bool own, std::uint32_t place) const {
     return own ? own_half(place) : shared_half(1U - rank, place);
+  }
+  // Of the blocks of 128 columns of a tile of 8 bits that CTA `scorer` scores, the one that is expanded after `nth`
+  // others: first those that both CTAs need. The codes of all lie in this CTA's own half.
+  static constexpr std::uint32_t block_of(std::uint32_t scorer, std::uint32_t nth) {
+    return (nth + 2 - 2 * scorer) % 4;
   }
   __device__ std::uint32_t rope(std::uint32_t place) const { return at(kRopeOffset, place, kPanelBytes); }
   __device__ std::uint32_t weights(bool own, std::uint32_t place) const {
@@ -153,6 +160,8 @@ struct PairMap {
   __device__ std::uint32_t weights_full(bool own, std::uint32_t place) const {
     return barrier((own ? 10U : 12U) + place);
   }
+  // The codes of a tile of 8 bits have arrived.
+  __device__ std::uint32_t codes_full(std::uint32_t place) const { return barrier(27 + place); }
   // References behind a tile are here; and sums behind one of the other CTA's.
   __device__ std::uint32_t references_full(bool own, std::uint32_t place) const {
     return barrier((own ? 25U : 14U) + place);
@@ -171,14 +180,17 @@ struct PairMap {
   }
 };
 
-// By one thread.
-__device__ __forceinline__ void init_pair_barriers(const PairMap& map) {
+// By one thread. `expanders`: warps that make elements of codes; 0: the tiles are fetched.
+__device__ __forceinline__ void init_pair_barriers(const PairMap& map, int expanders) {
   constexpr int kWarps = kWarpgroup / 32;
   for (std::uint32_t i = 0; i < 2; ++i) {
-    // One arrival each, of the fetching warp of the CTA that scores, which tells how many bytes come.
-    barrier_init(map.shared_full(0, i), 1);
-    barrier_init(map.shared_full(1, i), 1);
-    barrier_init(map.own_full(i), 1);
+    // One arrival each, of the fetching warp of the CTA that scores, which tells how many bytes come; or, in that CTA,
+    // one of each warp that expands.
+    const int here = expanders == 0 ? 1 : expanders;
+    barrier_init(map.shared_full(map.rank, i), here);
+    barrier_init(map.shared_full(1U - map.rank, i), 1);
+    barrier_init(map.own_full(i), here);
+    barrier_init(map.codes_full(i), 1);
     barrier_init(map.rope_full(i), 1);
     barrier_init(map.own_empty(i), kWarps);         // those with outputs
     barrier_init(map.shared_empty(i), 2 * kWarps);  // those that score, and those with the other CTA's outputs
@@ -188,7 +200,7 @@ __device__ __forceinline__ void init_pair_barriers(const PairMap& map) {
     barrier_init(map.references_full(true, i), kWarps);
     barrier_init(map.references_full(false, i), 1);
     barrier_init(map.note_full(i), 1);
-    barrier_init(map.note_empty(i), kPairNoteReaders);
+    barrier_init(map.note_empty(i), kPairNoteReaders + expanders);
   }
   barrier_init(map.sums_full(), kWarps);
   barrier_init(map.ends_full(), kWarps);  // of whichever CTA has scored the unit's last tile

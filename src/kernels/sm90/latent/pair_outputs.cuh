@@ -6,6 +6,7 @@
 #include "kernels/sm90/decode/finish.cuh"
 #include "kernels/sm90/fold/products.cuh"
 #include "kernels/sm90/latent/pair_map.cuh"
+#include "kernels/sm90/latent/references.cuh"
 #include "kernels/sm90/ptx/tma.cuh"
 
 namespace ringattn::sm90 {
@@ -84,10 +85,9 @@ class PairOutputs {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float reference = half == 0 ? pair.x : pair.y;
-      const bool moved = reference_[half] != -INFINITY && reference != reference_[half];
-      factor[half] = moved ? cuda::exp2_approx(__fsub_rn(reference_[half], reference)) : 1.0F;
+      factor[half] = factor_between(reference_[half], reference);
+      moves = moves || reference_moves(reference_[half], reference);
       reference_[half] = reference;
-      moves = moves || moved;
     }
     if (all_of_warp(!moves)) return;
 #pragma unroll

@@ -15,6 +15,7 @@
 #include "kernels/sm90/fold/products.cuh"
 #include "kernels/sm90/fold/tile_step.cuh"
 #include "kernels/sm90/latent/pair_map.cuh"
+#include "kernels/sm90/latent/references.cuh"
 #include "kernels/sm90/ptx/matrix.cuh"
 #include "kernels/sm90/ptx/tma.cuh"
 
@@ -184,15 +185,7 @@ class PairScorer {
   __device__ __forceinline__ void move_references(const Scores& s, std::uint32_t tile, bool first, float (&shift)[2],
                                                   float (&factor)[2]) const {
     float most[2];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      most[half] = fmaxf(s[0][2 * half], s[0][2 * half + 1]);
-#pragma unroll
-      for (int j = 1; j < kLatentTile / 8; ++j) {
-        most[half] = fmaxf(most[half], fmaxf(s[j][2 * half], s[j][2 * half + 1]));
-      }
-      most[half] = __fmul_rn(over_quad(most[half]), p_.softmax.exponent_base2);
-    }
+    greatest_scores(p_, s, most);
     const PairTurn turn = PairTurn::of_tile(tile);
     const PairTurn before = PairTurn::of_tile(tile - 1);
     // Also at a unit's first tile, which needs none: so no CTA is a tile ahead of what the other one has read.
@@ -203,11 +196,8 @@ class PairScorer {
     float reference[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      // Without branches, and without the factor: the other CTA waits for this.
-      const int unset = static_cast<int>(old[half] == -INFINITY);
-      const int some = static_cast<int>(most[half] > -INFINITY);
-      const int far = static_cast<int>(__fsub_rn(most[half], old[half]) > kFarAbove);
-      reference[half] = ((unset & some) | (~unset & far)) != 0 ? most[half] : old[half];
+      // Without the factor: the other CTA waits for this.
+      reference[half] = reference_behind(old[half], most[half]);
       shift[half] = reference[half] == -INFINITY ? 0.0F : -reference[half];
     }
     if (thread % 4 == 0) store_pair(map_.references(true, turn.place, thread), reference[0], reference[1]);
@@ -215,10 +205,7 @@ class PairScorer {
     if (thread % 32 == 0) barrier_arrive(map_.references_full(true, turn.place));
     __syncwarp();
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const bool moved = old[half] != -INFINITY && reference[half] != old[half];
-      factor[half] = moved ? cuda::exp2_approx(__fsub_rn(old[half], reference[half])) : 1.0F;
-    }
+    for (int half = 0; half < 2; ++half) factor[half] = factor_between(old[half], reference[half]);
   }
 
   // Probabilities to the outputs of both CTAs. Their place here had the tile's rotary keys, their place there had the

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/cuda.hpp"
+#include "base/error.hpp"
 #include "base/gpu.hpp"
 #include "kernels/cuda/cuda_backend.hpp"
 #include "kernels/cuda/cuda_fold.hpp"
@@ -19,8 +20,7 @@ namespace {
 
 class Sm90Latent final : public DecodeKernel {
  public:
-  Sm90Latent(const DecodeSpec& spec, int device)
-      : spec_(spec), device_(device), launcher_(spec.fold.dtype == Dtype::kBf16 ? latent_bf16 : latent_fp16) {}
+  Sm90Latent(const DecodeSpec& spec, int device) : spec_(spec), device_(device) {}
 
   std::int64_t record_floats() const override { return kLatentDimV + 4; }
   int key_tile() const override { return kLatentTile; }
@@ -43,11 +43,13 @@ class Sm90Latent final : public DecodeKernel {
     limits_ = limits;
     groups_ = groups_of(limits);
     scratch_ = allocate_device(scratch_bytes(limits), device_);
-    launcher_.prepare();
     prepare_merge(spec_.fold.dtype);
-    alone_ = launcher_.clusters_at_a_time(1);
-    clusters_ = launcher_.clusters_at_a_time(2);
-    pairs_ = launcher_.pairs_at_a_time();
+    with_launcher([&](const auto& launcher) {
+      launcher.prepare();
+      alone_ = launcher.clusters_at_a_time(1);
+      clusters_ = launcher.clusters_at_a_time(2);
+      pairs_ = launcher.pairs_at_a_time();
+    });
   }
 
   void enqueue(const DecodeStep& step, Stream stream) override {
@@ -63,18 +65,28 @@ class Sm90Latent final : public DecodeKernel {
       p.record_groups = groups_;
     }
     p.slices = 1;
-    if (in_pairs(units)) {
-      set_pages(step, kLatentTile, kLatentTile, p);
+    const bool pairs = in_pairs(units);
+    const int ctas = !pairs && p.blocks % 2 == 0 && clusters_ > 0 ? 2 : 1;  // a part of a device may hold no cluster
+    const std::int64_t most = pairs ? pairs_ : ctas == 2 ? clusters_ : alone_;
+    const auto at_a_time = static_cast<int>(std::min(units / ctas, most));
+    const auto launch = [&](const auto& launcher, const auto& params) {
+      if (pairs) {
+        launcher.launch_pairs(params, at_a_time, stream);
+      } else {
+        launcher.launch(params, ctas, at_a_time, stream);
+      }
+    };
+    const int box_rows = kLatentTile / ctas;  // a box or more for each CTA of a cluster
+    if (spec_.format.is_plain()) {
+      set_pages(step, kLatentTile, box_rows, p);
       p.k = map_pages(mapped_pages("sm90_latent", step.k), spec_.fold.dtype, p.box_rows, kPanelColumns);
-      launcher_.launch_pairs(p, static_cast<int>(std::min<std::int64_t>(units, pairs_)), stream);
-      if (merges) finish(step, p.records, stream);
-      return;
+      launch(spec_.fold.dtype == Dtype::kBf16 ? latent_bf16 : latent_fp16, p);
+    } else {
+      DecodeStep paged = step;
+      paged.k.page_size = step.packed_k.page_size;
+      set_pages(paged, kLatentTile, box_rows, p);
+      launch(latent_codes, code_params(step.packed_k, p));
     }
-    const int ctas = p.blocks % 2 == 0 && clusters_ > 0 ? 2 : 1;  // a part of a device may hold no cluster
-    set_pages(step, kLatentTile, kLatentTile / ctas, p);          // a box or more for each CTA of a cluster
-    p.k = map_pages(mapped_pages("sm90_latent", step.k), spec_.fold.dtype, p.box_rows, kPanelColumns);
-    const std::int64_t most = ctas == 2 ? clusters_ : alone_;
-    launcher_.launch(p, ctas, static_cast<int>(std::min(units / ctas, most)), stream);
     if (merges) finish(step, p.records, stream);
   }
 
@@ -85,6 +97,43 @@ class Sm90Latent final : public DecodeKernel {
   }
 
  private:
+  template <class With>
+  void with_launcher(With with) const {
+    if (!spec_.format.is_plain()) {
+      with(latent_codes);
+    } else {
+      with(spec_.fold.dtype == Dtype::kBf16 ? latent_bf16 : latent_fp16);
+    }
+  }
+
+  // Where codes, scales and rotary keys of rows of 8 bits lie.
+  static LatentCodeParams code_params(const CompressedCache& cache, const DecodeParams& step) {
+    LatentCodeParams p{step, {}};
+    const PagedStream& scales = cache.streams[1];
+    // The copy engine counts 16 bits: two codes, or an element.
+    const auto map = [&](const PagedStream& stream, std::int64_t columns) {
+      const CacheView view{stream.data,
+                           Dtype::kBf16,
+                           cache.pages,
+                           cache.page_size,
+                           cache.shape.heads,
+                           columns,
+                           stream.page_stride / 2,
+                           stream.token_stride / 2,
+                           stream.head_stride / 2};
+      return map_pages(mapped_pages("sm90_latent", view), Dtype::kBf16, step.box_rows, kPanelColumns);
+    };
+    p.step.k = map(cache.streams[0], kLatentDimV / 2);
+    p.step.v = map(cache.streams[2], kLatentDim - kLatentDimV);
+    p.scales = {scales.data, scales.page_stride, scales.token_stride, scales.head_stride};
+    const auto place = static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(scales.data));
+    if ((place | scales.page_stride | scales.token_stride | scales.head_stride) % 16 != 0) {
+      fail(ErrorCode::kUnsupported, "sm90_latent can't read this compressed cache",
+           "the start and the strides of its scales must be multiples of 16 bytes", "Lay it out so.");
+    }
+    return p;
+  }
+
   // Merges a step's groups, which lie in the scratch memory.
   void finish(const DecodeStep& step, const float* records, Stream stream) const {
     merge_shares(
@@ -105,7 +154,6 @@ class Sm90Latent final : public DecodeKernel {
 
   DecodeSpec spec_;
   int device_;
-  const LatentLauncher& launcher_;
   DecodeLimits limits_;
   std::int64_t groups_ = 0;  // of a sequence, at most
   // That the device holds at a time: CTAs by themselves, clusters of two blocks of rows, pairs for one block.

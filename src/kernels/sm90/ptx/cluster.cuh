@@ -69,6 +69,13 @@ __device__ __forceinline__ void send_bytes(std::uint32_t to, std::uint32_t from,
       "r"(from), "r"(bytes), "r"(barrier)
       : "memory");
 }
+// The same where somebody else tells the barrier of the bytes.
+__device__ __forceinline__ void send_told_bytes(std::uint32_t to, std::uint32_t from, int bytes,
+                                                std::uint32_t barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+               "r"(from), "r"(bytes), "r"(barrier)
+               : "memory");
+}
 // All threads of all CTAs, whole warps: each has come so far; and all have.
 template <bool kReleases = true>
 __device__ __forceinline__ void cluster_arrive() {

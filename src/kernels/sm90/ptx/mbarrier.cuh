@@ -42,6 +42,20 @@ __device__ __forceinline__ void barrier_wait(std::uint32_t barrier, std::uint32_
       "r"(parity)
       : "memory");
 }
+// Whether it has, without waiting.
+__device__ __forceinline__ bool barrier_ended(std::uint32_t barrier, std::uint32_t parity) {
+  int ended;
+  asm volatile(
+      "{\n"
+      ".reg .pred ended;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 ended, [%1], %2;\n"
+      "selp.s32 %0, 1, 0, ended;\n"
+      "}"
+      : "=r"(ended)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return ended != 0;
+}
 
 // Which place of a ring of kStages is next, and the parity of the phase that it is in: places are filled and emptied in
 // turn. One register.

@@ -36,6 +36,10 @@ __device__ __forceinline__ void keep(Number& number) {
 __device__ __forceinline__ void named_sync(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
+// Arrives for others, and goes on.
+__device__ __forceinline__ void named_arrive(int barrier, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
 // Whether `mine` holds for any of the `threads` that meet here.
 __device__ __forceinline__ bool named_any(int barrier, int threads, bool mine) {
   int any;

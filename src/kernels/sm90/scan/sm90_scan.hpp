@@ -2,7 +2,12 @@
 // The kernel row `sm90_scan`: scans with one decay a head (Mamba-2) by wgmma and TMA, H100 and H200. bf16, head_dim 64
 // and 128, state_dim 64 and 128, views of any alignment: where rows don't lie at multiples of 16 bytes, threads copy
 // them, more slowly, and every bit is the same. What is rounded, and what is exact, is as in sm80_scan
-// (sm80/scan/ssd_tiles.cuh), but that a chunk's sum begins with the decayed state instead of zero; bits are its own.
+// (sm80/scan/ssd_tiles.cuh), but that
+//   - a chunk's sum begins with the decayed state instead of zero;
+//   - of weighed x it is the weight that is split, into two bf16 parts, and x times these into two again: within 2^−16
+//     of its fp32 value;
+//   - D is added to the weight that a row's own token has, in fp32, before that is split.
+// Bits are its own.
 #pragma once
 
 #include <memory>

@@ -27,6 +27,10 @@ inline constexpr int kSsdBandRegisters = 160;
 
 inline constexpr int kBandTileBytes = cuda::panel_bytes(kChunk);  // x or y of a chunk and band, or 64 × 64 weights
 inline constexpr int kStepBytes = kChunkSteps * 4;
+// What a chunk's tokens are weighed with for the state behind it, by pairs of tokens: hi parts, lo parts; and the
+// chunk's decay.
+inline constexpr int kBehindDecay = kChunk * 4;
+inline constexpr int kBehindBytes = kBehindDecay + 16;
 // C · Bᵀ on and below the diagonal: blocks of 16 × 16, fp32. Rows lie 20 apart: eight of them are in different banks.
 inline constexpr int kScoreBlocks = 10;
 inline constexpr int kScorePitch = 20;  // floats
@@ -52,12 +56,14 @@ struct SsdLayout {
   static constexpr int kX = kC + (kOutputs ? kStages * kTileBytes : 0);                           // [bands][inputs]
   static constexpr int kWeights = kX + kBandsTogether * kInputs * kBandTileBytes;                 // [bands][hi, lo]
   static constexpr int kSteps = kWeights + (kOutputs ? 2 * kBandsTogether * kBandTileBytes : 0);  // [bands][inputs]
-  static constexpr int kFactors = kSteps + kBandsTogether * kInputs * kStepBytes;  // [bands][2][64] floats
-  static constexpr int kScores = kFactors + kBandsTogether * 2 * kChunk * 4;       // [2]
+  static constexpr int kBehinds = kOutputs ? 1 : kInputs;
+  static constexpr int kBehind = kSteps + kBandsTogether * kInputs * kStepBytes;        // [bands][behinds]
+  static constexpr int kUpTo = kBehind + kBandsTogether * kBehinds * kBehindBytes;      // [bands][64] floats
+  static constexpr int kScores = kUpTo + (kOutputs ? kBandsTogether * kChunk * 4 : 0);  // [2]
   static constexpr int kScoreBytes = kOutputs ? kScoreBlocks * kScoreBlockFloats * 4 : 0;
   static constexpr int kBarriers = kScores + 2 * kScoreBytes;
-  // Of B and C: full, empty; of scores: full, empty; of x: full.
-  static constexpr int kBytes = kBarriers + 8 * (2 * kStages + 4 + kBandsTogether * kInputs);
+  // Of B and C: full, empty; of scores: full, empty; of x: full, empty; of what follows from steps: full.
+  static constexpr int kBytes = kBarriers + 8 * (2 * kStages + 4 + 3 * kBandsTogether * kInputs);
   static constexpr int kSharedBytes = kBytes + 1024;
   static_assert(kSharedBytes <= 227 * 1024);
 };

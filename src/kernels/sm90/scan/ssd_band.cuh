@@ -16,6 +16,11 @@ namespace ringattn::sm90 {
 
 inline constexpr int kPieceElements = 8;  // 16 bytes
 
+// Named barriers.
+inline constexpr int kFirstBandBarrier = 1;
+inline constexpr int kFetchBarrier = kFirstBandBarrier + kBandsTogether;
+inline constexpr int kFirstTurnBarrier = kFetchBarrier + 1;
+
 // A CTA's shared memory by addresses and as numbers.
 template <int kStates, bool kOutputs>
 struct SsdMemory {
@@ -44,22 +49,25 @@ struct SsdMemory {
   __device__ const float* steps(int band, int input) const {
     return floats(Layout::kSteps + (band * Layout::kInputs + input) * kStepBytes);
   }
-  __device__ float* factors(int band, int which) const {
-    return floats(Layout::kFactors + (2 * band + which) * kChunk * 4);
+  __device__ unsigned char* behind(int band, int input) const {
+    return bytes + Layout::kBehind + (band * Layout::kBehinds + input % Layout::kBehinds) * kBehindBytes;
   }
+  // Decays up to tokens.
+  __device__ float* up_to(int band) const { return floats(Layout::kUpTo + band * kChunk * 4); }
   __device__ float* scores(std::uint32_t buffer) const {
     return floats(Layout::kScores + static_cast<int>(buffer) * Layout::kScoreBytes);
   }
-  // Barriers: B and C of a stage are there; everybody is done with them; the same of scores; x and steps are there.
+  // Barriers: B and C of a stage are there; everybody is done with them; the same of scores; x and steps are there;
+  // where one thread fetches them for all bands, the band is done with them, and what follows from steps is there.
   __device__ std::uint32_t full(std::uint32_t stage) const { return barrier(stage); }
   __device__ std::uint32_t empty(std::uint32_t stage) const { return barrier(Layout::kStages + stage); }
   __device__ std::uint32_t scores_full(std::uint32_t buffer) const { return barrier(2 * Layout::kStages + buffer); }
   __device__ std::uint32_t scores_empty(std::uint32_t buffer) const {
     return barrier(2 * Layout::kStages + 2 + buffer);
   }
-  __device__ std::uint32_t x_full(int band, int input) const {
-    return barrier(2 * Layout::kStages + 4 + static_cast<std::uint32_t>(band * Layout::kInputs + input));
-  }
+  __device__ std::uint32_t x_full(int band, int input) const { return of_input(0, band, input); }
+  __device__ std::uint32_t x_empty(int band, int input) const { return of_input(1, band, input); }
+  __device__ std::uint32_t behind_full(int band, int input) const { return of_input(2, band, input); }
 
   // By one thread; `bands` of heads are computed.
   __device__ void init_barriers(int bands) const {
@@ -72,7 +80,11 @@ struct SsdMemory {
       barrier_init(scores_empty(buffer), 4 * bands);
     }
     for (int band = 0; band < kBandsTogether; ++band) {
-      for (int input = 0; input < Layout::kInputs; ++input) barrier_init(x_full(band, input), 1);
+      for (int input = 0; input < Layout::kInputs; ++input) {
+        barrier_init(x_full(band, input), 1);
+        barrier_init(x_empty(band, input), 4);
+        barrier_init(behind_full(band, input), 1);
+      }
     }
     barrier_init_fence();
   }
@@ -80,6 +92,10 @@ struct SsdMemory {
  private:
   __device__ std::uint32_t at(int offset, std::uint32_t index, int stride) const {
     return base + static_cast<std::uint32_t>(offset) + index * static_cast<std::uint32_t>(stride);
+  }
+  __device__ std::uint32_t of_input(int which, int band, int input) const {
+    return barrier(2 * Layout::kStages + 4 +
+                   static_cast<std::uint32_t>((which * kBandsTogether + band) * Layout::kInputs + input));
   }
   __device__ std::uint32_t barrier(std::uint32_t nth) const { return at(Layout::kBarriers, nth, kBarrierBytes); }
   __device__ float* floats(int offset) const { return reinterpret_cast<float*>(bytes + offset); }
@@ -145,8 +161,8 @@ struct SsdBand {
         memory(shared),
         place(where),
         slot(nth),
-        head((where.block.first + nth) / params.blocks.bands),
-        first_dim((where.block.first + nth) % params.blocks.bands * kBandDims) {}
+        head((where.block.first + nth) >> (params.blocks.bands - 1)),  // one or two bands
+        first_dim(((where.block.first + nth) & (params.blocks.bands - 1)) * kBandDims) {}
 
   __device__ __forceinline__ static int input_of(int chunk) { return chunk % kInputs; }
   __device__ __forceinline__ bool fetched(int chunk) const { return p.maps_x && place.whole(chunk); }
@@ -164,14 +180,29 @@ struct SsdBand {
       load_box(memory.x(slot, input), &p.x, barrier, first_dim, head, static_cast<int>(place.row(chunk)));
     }
   }
+  __device__ __forceinline__ static std::uint32_t parity(int chunk) {
+    return static_cast<std::uint32_t>(chunk / kInputs) & 1U;
+  }
   // Until they are there; x of a chunk that isn't fetched is there for other threads behind a barrier of theirs.
   __device__ __forceinline__ void await(int chunk) const {
     const int input = input_of(chunk);
-    barrier_wait(memory.x_full(slot, input), static_cast<std::uint32_t>(chunk / kInputs) & 1U);
+    barrier_wait(memory.x_full(slot, input), parity(chunk));
     if (fetched(chunk)) return;
     copy_panels<1>(p.scan.x, place.row(chunk), head, first_dim, place.tokens(chunk), memory.x(slot, input));
   }
-  __device__ __forceinline__ void sync() const { named_sync(1 + slot, kWarpgroup); }
+  __device__ __forceinline__ void sync() const { named_sync(kFirstBandBarrier + slot, kWarpgroup); }
+
+  // The CTA's bands take turns at the tensor cores, in one order. Products of all of them at once would end at one
+  // time, and then all bands would prepare their next ones while no product is under way.
+  __device__ __forceinline__ void begin_turn(bool very_first) const {
+    if (place.block.count > 1 && (slot > 0 || !very_first)) named_sync(kFirstTurnBarrier + slot, 2 * kWarpgroup);
+  }
+  // Once its products are issued.
+  __device__ __forceinline__ void end_turn(bool very_last) const {
+    const int count = place.block.count;
+    const int next = slot + 1 == count ? 0 : slot + 1;
+    if (count > 1 && (next > 0 || !very_last)) named_arrive(kFirstTurnBarrier + next, 2 * kWarpgroup);
+  }
 
   // Where this lane's rows begin, relative to 16 tokens of a band's tile, for matrices of 8 × 8 that follow each other
   // first over dims and then over tokens: 16 dims of the warp.
@@ -194,17 +225,26 @@ struct SsdBand {
   }
 };
 
-// x of 16 tokens, weighed by a number for each, as two parts of the left operand.
-__device__ __forceinline__ void weigh_x(const std::uint32_t (&raw)[4], const float* weights, std::uint32_t (&hi)[4],
-                                        std::uint32_t (&lo)[4]) {
-  const float2 first = *reinterpret_cast<const float2*>(weights);
-  const float2 second = *reinterpret_cast<const float2*>(weights + 8);
+// Of a chunk with these steps, by a lane of a warp each of 32 pairs of tokens.
+__device__ __forceinline__ void make_behind(const float* steps, int pair, unsigned char* behind) {
+  const float last = steps[kChunk - 1];
+  const float2 sums = reinterpret_cast<const float2*>(steps)[pair];
+  const float2 dt = reinterpret_cast<const float2*>(steps + kChunk)[pair];
+  uint2 parts;
+  cuda::split(__fmul_rn(cuda::exp2_approx(__fsub_rn(last, sums.x)), dt.x),
+              __fmul_rn(cuda::exp2_approx(__fsub_rn(last, sums.y)), dt.y), parts.x, parts.y);
+  reinterpret_cast<uint2*>(behind)[pair] = parts;
+  if (pair == 0) *reinterpret_cast<float*>(behind + kBehindDecay) = cuda::exp2_approx(last);
+}
+
+// x of tokens [16 k, 16 k + 16), weighed, as two parts of the left operand.
+__device__ __forceinline__ void weigh_x(const std::uint32_t (&raw)[4], const unsigned char* behind, int k,
+                                        std::uint32_t (&hi)[4], std::uint32_t (&lo)[4]) {
+  const uint2* const pairs = reinterpret_cast<const uint2*>(behind) + thread_of_cta() % 4 + 8 * k;
+  const uint2 first = pairs[0];
+  const uint2 second = pairs[4];
 #pragma unroll
-  for (int r = 0; r < 4; ++r) {
-    const float2 pair = cuda::unpack(raw[r], __nv_bfloat16());
-    const float2 weight = r < 2 ? first : second;
-    cuda::split(__fmul_rn(pair.x, weight.x), __fmul_rn(pair.y, weight.y), hi[r], lo[r]);
-  }
+  for (int r = 0; r < 4; ++r) cuda::split_product(raw[r], r < 2 ? first : second, hi[r], lo[r]);
 }
 
 // Issues S += weighed x ⊗ B of tokens [16 · kBegin, 16 · kEnd) of a chunk. `b` is B's tile.

@@ -6,7 +6,8 @@
 //      + xᵀ · weightsᵀ     x from registers, weights from shared memory
 //
 // and then the next state. Weights of the next chunk, and the rows of this one, are made while the tensor cores add to
-// the state. One more warpgroup fetches B and C, and computes C · Bᵀ a chunk ahead.
+// the state. The bands take turns to compute C · Bᵀ of the chunk behind, for all of them. One more warpgroup fetches B
+// and C.
 #pragma once
 
 #include "kernels/sm90/ptx/matrix.cuh"
@@ -16,22 +17,6 @@
 
 namespace ringattn::sm90 {
 
-// By the fourth warpgroup.
-template <int kStates>
-__device__ __forceinline__ void score_chunks(const HopperSsd& p, const SsdMemory<kStates, true>& memory,
-                                             const SsdPlace& place) {
-  RingCursor<SsdLayout<kStates, true>::kStages> ring;
-  fetch_chunks<kStates, true>(p, memory, place, [&](int chunk, std::uint32_t stage) {
-    const auto buffer = static_cast<std::uint32_t>(chunk) & 1U;
-    barrier_wait(memory.full(stage), ring.parity());
-    ring.advance();
-    barrier_wait(memory.scores_empty(buffer), (static_cast<std::uint32_t>(chunk) >> 1 & 1U) ^ 1U);
-    score_chunk<kStates>(memory.c(stage), memory.b(stage), memory.scores(buffer));
-    __syncwarp();
-    if (thread_of_warpgroup() % 32 == 0) barrier_arrive(memory.scores_full(buffer));
-  });
-}
-
 template <int kStates>
 class SsdRows {
  public:
@@ -39,7 +24,12 @@ class SsdRows {
 
   __device__ __forceinline__ SsdRows(const HopperSsd& params, const SsdMemory<kStates, true>& shared,
                                      const SsdPlace& where, int slot)
-      : p_(params), memory_(shared), place_(where), band_(params, shared, where, slot) {}
+      : p_(params),
+        memory_(shared),
+        place_(where),
+        band_(params, shared, where, slot),
+        next_scored_(slot),
+        skip_(params.scan.d != nullptr ? params.scan.d[band_.head] : 0.0F) {}
 
   __device__ __forceinline__ void walk() {
     const int chunks = place_.chunks();
@@ -47,16 +37,21 @@ class SsdRows {
       for (int chunk = 0; chunk < Layout::kInputs && chunk < chunks; ++chunk) band_.fetch(chunk);
     }
     load_state();
-    make_weights(0);
     RingCursor<Layout::kStages> ring;
+    RingCursor<Layout::kStages> scored;  // its chunks' scores are computed, by some band
+    score(0, scored);
+    make_weights(0);
 #pragma unroll 1
     for (int chunk = 0; chunk < chunks; ++chunk, ring.advance()) {
       const std::uint32_t stage = ring.stage();
       const int input = band_.input_of(chunk);
       const std::uint32_t x_tile = memory_.x(band_.slot, input) + band_.matrices_of_lane();
+      if (chunk + 1 < chunks) score(chunk + 1, scored);
       float y[kChunk / 8][4];
       barrier_wait(memory_.full(stage), ring.parity());
+      band_.begin_turn(chunk == 0);
       add_state(y, memory_.c(stage), cuda::exp2_approx(memory_.steps(band_.slot, input)[kChunk - 1]));
+      band_.end_turn(false);
       band_.sync();  // weights, factors and x are there
       std::uint32_t x[4][4];
 #pragma unroll
@@ -67,13 +62,14 @@ class SsdRows {
       pin(y);
       const bool gated = p_.scan.z.data != nullptr;
       if (gated) fetch_gate(chunk, memory_.x(band_.slot, input));
-      scale_rows(y, x);
+      scale_rows(y);
+      band_.begin_turn(false);
       add_tokens(y, x);
       std::uint32_t hi[4][4];
       std::uint32_t lo[4][4];
-      const float* const behind = memory_.factors(band_.slot, 1) + band_.column_of_thread();
+      const unsigned char* const behind = memory_.behind(band_.slot, 0);
 #pragma unroll
-      for (int k = 0; k < 2; ++k) weigh_x(x[k], behind + 16 * k, hi[k], lo[k]);
+      for (int k = 0; k < 2; ++k) weigh_x(x[k], behind, k, hi[k], lo[k]);
       pin(state_);
       fold_tokens<kStates, 0, 2>(state_, hi, lo, memory_.b(stage));
       wgmma_wait<1>();
@@ -81,8 +77,9 @@ class SsdRows {
       if (gated) apply_gate(y, x_tile);
       store_rows(y, x_tile);
 #pragma unroll
-      for (int k = 2; k < 4; ++k) weigh_x(x[k], behind + 16 * k, hi[k], lo[k]);
+      for (int k = 2; k < 4; ++k) weigh_x(x[k], behind, k, hi[k], lo[k]);
       fold_tokens<kStates, 2, 4>(state_, hi, lo, memory_.b(stage));
+      band_.end_turn(chunk + 1 == chunks);
       proxy_fence();
       band_.sync();  // the rows are there, and nobody reads weights, factors, x and steps any more
       write_rows(chunk, memory_.x(band_.slot, input));
@@ -116,22 +113,37 @@ class SsdRows {
     });
   }
 
+  // Scores of a chunk, if it is this band's turn. Other bands wait for them, and so do other threads of this one.
+  __device__ __forceinline__ void score(int chunk, RingCursor<Layout::kStages>& ring) {
+    const std::uint32_t stage = ring.stage();
+    const std::uint32_t parity = ring.parity();
+    ring.advance();
+    if (chunk != next_scored_) return;
+    next_scored_ += place_.block.count;
+    const auto buffer = static_cast<std::uint32_t>(chunk) & 1U;
+    barrier_wait(memory_.full(stage), parity);
+    float scores[kChunk / 8][4];
+    score_chunk<kStates>(memory_.c(stage), memory_.b(stage), scores);
+    barrier_wait(memory_.scores_empty(buffer), (static_cast<std::uint32_t>(chunk) >> 1 & 1U) ^ 1U);
+    store_scores(scores, memory_.scores(buffer));
+    __syncwarp();
+    if (thread_of_warpgroup() % 32 == 0) barrier_arrive(memory_.scores_full(buffer));
+  }
+
   // Weights and factors of a chunk, once nobody reads those of the chunk before it. Other threads see them behind a
   // barrier, and so does the copy engine's side.
   __device__ __forceinline__ void make_weights(int chunk) {
     band_.await(chunk);
     const auto buffer = static_cast<std::uint32_t>(chunk) & 1U;
     const float* const steps = memory_.steps(band_.slot, band_.input_of(chunk));
-    const int token = thread_of_warpgroup() % kChunk;
-    float* const up_to = memory_.factors(band_.slot, 0);
-    if (thread_of_warpgroup() < kChunk) {
-      up_to[token] = cuda::exp2_approx(steps[token]);
-    } else {
-      const float decay = cuda::exp2_approx(__fsub_rn(steps[kChunk - 1], steps[token]));
-      up_to[kChunk + token] = __fmul_rn(decay, steps[kChunk + token]);
+    const int thread = thread_of_warpgroup();
+    if (thread < kChunk) {
+      memory_.up_to(band_.slot)[thread] = cuda::exp2_approx(steps[thread]);
+    } else if (thread < kChunk + kChunk / 2) {
+      make_behind(steps, thread - kChunk, memory_.behind(band_.slot, 0));
     }
     barrier_wait(memory_.scores_full(buffer), static_cast<std::uint32_t>(chunk) >> 1 & 1U);
-    weigh_chunk(memory_.scores(buffer), steps, memory_.bytes + memory_.weights_offset(band_.slot, 0));
+    weigh_chunk(memory_.scores(buffer), steps, skip_, memory_.bytes + memory_.weights_offset(band_.slot, 0));
     __syncwarp();
     if (thread_of_warpgroup() % 32 == 0) barrier_arrive(memory_.scores_empty(buffer));
     proxy_fence();
@@ -165,25 +177,16 @@ class SsdRows {
     }
   }
 
-  // What rows have of the state decays up to each token; D · x is added.
-  __device__ __forceinline__ void scale_rows(float (&y)[kChunk / 8][4], const std::uint32_t (&x)[4][4]) const {
-    const float* const up_to = memory_.factors(band_.slot, 0) + band_.column_of_thread();
-    const bool with_skip = p_.scan.d != nullptr;
-    const float skip = with_skip ? p_.scan.d[band_.head] : 0.0F;
+  // What rows have of the state decays up to each token.
+  __device__ __forceinline__ void scale_rows(float (&y)[kChunk / 8][4]) const {
+    const float* const up_to = memory_.up_to(band_.slot) + band_.column_of_thread();
 #pragma unroll
     for (int j = 0; j < kChunk / 8; ++j) {
       const float2 decay = *reinterpret_cast<const float2*>(up_to + 8 * j);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        float& first = y[j][2 * half];
-        float& second = y[j][2 * half + 1];
-        first = __fmul_rn(first, decay.x);
-        second = __fmul_rn(second, decay.y);
-        if (with_skip) {
-          const float2 given = cuda::unpack(x[j / 2][j % 2 * 2 + half], __nv_bfloat16());
-          first = __fmaf_rn(skip, given.x, first);
-          second = __fmaf_rn(skip, given.y, second);
-        }
+        y[j][2 * half] = __fmul_rn(y[j][2 * half], decay.x);
+        y[j][2 * half + 1] = __fmul_rn(y[j][2 * half + 1], decay.y);
       }
     }
   }
@@ -295,6 +298,8 @@ class SsdRows {
   const SsdMemory<kStates, true>& memory_;
   const SsdPlace& place_;
   const SsdBand<kStates, true> band_;
+  int next_scored_;   // chunk of those whose scores this band computes
+  const float skip_;  // D, or zero
   float state_[kStates / 8][4];
 };
 
@@ -313,7 +318,8 @@ __global__ void __launch_bounds__(kSsdThreads, 1) ssd_finish_kernel(const __grid
   const int warpgroup = static_cast<int>(of_warp(threadIdx.x / kWarpgroup));
   if (warpgroup == kBandsTogether) {
     give_registers<kSsdFetchRegisters>();
-    score_chunks<kStates>(p, memory, place);
+    fetch_chunks<0>(
+        p, memory, place, [](int) {}, [](int) {});
   } else {
     take_registers<kSsdBandRegisters>();
     if (warpgroup < place.block.count) SsdRows<kStates>(p, memory, place, warpgroup).walk();

@@ -1,24 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 // Local states of segments (kernels/scan.hpp, 1): a CTA folds a segment for up to three bands of heads of one group, a
 // warpgroup each. The state lies in its registers, [64 dims, states], and is what products of wgmma add to. One more
-// warpgroup fetches B, once for all of them.
+// warpgroup fetches B, once for all of them, and x, and makes what x is weighed with.
 #pragma once
 
 #include "kernels/sm90/scan/ssd_band.cuh"
 
 namespace ringattn::sm90 {
 
-// B of every chunk, and C where there are outputs, by one warpgroup. Calls arrived(chunk, stage) when they are there.
-template <int kStates, bool kOutputs, class Arrived>
+// B of every chunk, and C where there are outputs, by one warpgroup, one warp of which asks for them. The whole of it
+// calls work(chunk) of each chunk once it has asked for `kBy` chunks from there on, and that warp fetch(chunk) of each
+// one that it asks for.
+template <int kBy, int kStates, bool kOutputs, class Work, class Fetch>
 __device__ __forceinline__ void fetch_chunks(const HopperSsd& p, const SsdMemory<kStates, kOutputs>& memory,
-                                             const SsdPlace& place, Arrived arrived) {
+                                             const SsdPlace& place, Work work, Fetch fetch) {
   using Layout = SsdLayout<kStates, kOutputs>;
   constexpr int kPanels = kStates / 64;
   const int group = place.block.group;
   const int chunks = place.chunks();
   RingCursor<Layout::kStages> ring;
 #pragma unroll 1
-  for (int chunk = 0; chunk < chunks; ++chunk, ring.advance()) {
+  for (int chunk = 0; chunk < chunks + kBy; ++chunk, ring.advance()) {
+    // In front of what may have to wait for the bands: they wait for it.
+    if (chunk >= kBy) work(chunk - kBy);
+    if (chunk >= chunks) continue;
     const std::uint32_t stage = ring.stage();
     const std::uint32_t full = memory.full(stage);
     const bool whole = place.whole(chunk);
@@ -32,15 +37,16 @@ __device__ __forceinline__ void fetch_chunks(const HopperSsd& p, const SsdMemory
       copy_panels<kPanels>(p.scan.c, place.row(chunk), group, 0, place.tokens(chunk), memory.c(stage));
     }
     if (!fetched_b || (kOutputs && !fetched_c)) proxy_fence();
-    named_sync(1 + kBandsTogether, kWarpgroup);  // all have seen that the stage is empty before it can be full again
-    if (thread_of_warpgroup() == 0) {
+    named_sync(kFetchBarrier, kWarpgroup);  // all have seen that the stage is empty before it can be full again
+    if (thread_of_warpgroup() < kWarpgroup - 32) continue;
+    if (thread_of_warpgroup() % 32 == 0) {
       const int row = static_cast<int>(place.row(chunk));
       barrier_arrive_expect(full, (fetched_b ? Layout::kTileBytes : 0) + (fetched_c ? Layout::kTileBytes : 0));
       if (fetched_b) load_box(memory.b(stage), &p.b, full, 0, group, row);
       if (fetched_c) load_box(memory.c(stage), &p.c, full, 0, group, row);
     }
     __syncwarp();
-    arrived(chunk, stage);
+    fetch(chunk);
   }
 }
 
@@ -56,43 +62,73 @@ __device__ __forceinline__ void visit_state(float (&state)[kStates / 8][4], Visi
   }
 }
 
+// By the warpgroup that fetches: x and steps of all bands, and what follows from steps.
+template <int kStates>
+class BandInputs {
+ public:
+  using Layout = SsdLayout<kStates, false>;
+
+  __device__ __forceinline__ BandInputs(const HopperSsd& params, const SsdMemory<kStates, false>& shared,
+                                        const SsdPlace& where)
+      : p_(params), memory_(shared), place_(where) {}
+
+  // By a warp, a lane of which asks for a band's.
+  __device__ __forceinline__ void fetch(int chunk) const {
+    const int slot = thread_of_warpgroup() % 32;
+    if (slot < place_.block.count) {
+      const Band band(p_, memory_, place_, slot);
+      barrier_wait(memory_.x_empty(slot, band.input_of(chunk)), band.parity(chunk) ^ 1U);
+      band.fetch(chunk);
+    }
+    __syncwarp();
+  }
+  // By a warp each band.
+  __device__ __forceinline__ void weigh(int chunk) const {
+    const int slot = thread_of_warpgroup() / 32;
+    if (slot >= place_.block.count) return;
+    const int input = Band::input_of(chunk);
+    const int lane = thread_of_warpgroup() % 32;
+    barrier_wait(memory_.x_full(slot, input), Band::parity(chunk));
+    make_behind(memory_.steps(slot, input), lane, memory_.behind(slot, input));
+    __syncwarp();
+    if (lane == 0) barrier_arrive(memory_.behind_full(slot, input));
+  }
+
+ private:
+  using Band = SsdBand<kStates, false>;
+
+  const HopperSsd& p_;
+  const SsdMemory<kStates, false>& memory_;
+  const SsdPlace& place_;
+};
+
 template <int kStates>
 __device__ __forceinline__ void fold_band(const HopperSsd& p, const SsdMemory<kStates, false>& memory,
                                           const SsdPlace& place, int slot) {
   using Layout = SsdLayout<kStates, false>;
   const SsdBand<kStates, false> band(p, memory, place, slot);
-  const int thread = thread_of_warpgroup();
   const int chunks = place.chunks();
-  if (thread == 0) {
-    for (int chunk = 0; chunk < Layout::kInputs && chunk < chunks; ++chunk) band.fetch(chunk);
-  }
+  const std::uint32_t matrices = band.matrices_of_lane();
+  const bool first_of_warp = thread_of_warpgroup() % 32 == 0;
   float state[kStates / 8][4] = {};
   RingCursor<Layout::kStages> ring;
 #pragma unroll 1
   for (int chunk = 0; chunk < chunks; ++chunk, ring.advance()) {
-    band.await(chunk);
     const int input = band.input_of(chunk);
-    const float* const steps = memory.steps(slot, input);
-    const float last = steps[kChunk - 1];
-    float* const behind = memory.factors(slot, chunk & 1);
-    if (thread < kChunk) {
-      behind[thread] = __fmul_rn(cuda::exp2_approx(__fsub_rn(last, steps[thread])), steps[kChunk + thread]);
-    }
-    band.sync();  // the weights are there, and nobody reads x of the chunk before any more
-    const int next = chunk - 1 + Layout::kInputs;
-    if (thread == 0 && chunk > 0 && next < chunks) band.fetch(next);
-    __syncwarp();
-
+    barrier_wait(memory.behind_full(slot, input), band.parity(chunk));
+    band.await(chunk);
+    if (!band.fetched(chunk)) band.sync();
+    const unsigned char* const behind = memory.behind(slot, input);
     std::uint32_t hi[4][4];
     std::uint32_t lo[4][4];
-    const std::uint32_t x = memory.x(slot, input) + band.matrices_of_lane();
+    const std::uint32_t x = memory.x(slot, input) + matrices;
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       std::uint32_t raw[4];
       cuda::load_matrix_transposed(raw, x + static_cast<std::uint32_t>(k) * band.kStepRowBytes);
-      weigh_x(raw, behind + 16 * k + band.column_of_thread(), hi[k], lo[k]);
+      weigh_x(raw, behind, k, hi[k], lo[k]);
     }
-    const float decay = cuda::exp2_approx(last);
+    const float decay = *reinterpret_cast<const float*>(behind + kBehindDecay);
 #pragma unroll
     for (int t = 0; t < kStates / 8; ++t) {
 #pragma unroll
@@ -101,10 +137,13 @@ __device__ __forceinline__ void fold_band(const HopperSsd& p, const SsdMemory<kS
     const std::uint32_t stage = ring.stage();
     barrier_wait(memory.full(stage), ring.parity());
     pin(state);
+    band.begin_turn(chunk == 0);
     fold_tokens<kStates, 0, 4>(state, hi, lo, memory.b(stage));
+    band.end_turn(chunk + 1 == chunks);
+    if (first_of_warp) barrier_arrive(memory.x_empty(slot, input));
     wgmma_wait<0>();
     pin(state);
-    if (thread % 32 == 0) barrier_arrive(memory.empty(stage));
+    if (first_of_warp) barrier_arrive(memory.empty(stage));
   }
   float* const target = p.scan.states + place.segment.index * band.all_states() + band.state_offset();
   visit_state<kStates>(state, [&](float first, float second, int offset) {
@@ -122,7 +161,12 @@ __global__ void __launch_bounds__(kSsdThreads, 1) ssd_fold_kernel(const __grid_c
   const int warpgroup = static_cast<int>(of_warp(threadIdx.x / kWarpgroup));
   if (warpgroup == kBandsTogether) {
     give_registers<kSsdFetchRegisters>();
-    fetch_chunks<kStates, false>(p, memory, place, [](int, std::uint32_t) {});
+    const BandInputs<kStates> inputs(p, memory, place);
+    // Steps are read long before others take their place.
+    constexpr int kBy = 2;
+    static_assert(kBy < SsdLayout<kStates, false>::kInputs);
+    fetch_chunks<kBy>(
+        p, memory, place, [&](int chunk) { inputs.weigh(chunk); }, [&](int chunk) { inputs.fetch(chunk); });
   } else {
     take_registers<kSsdBandRegisters>();
     if (warpgroup < place.block.count) fold_band<kStates>(p, memory, place, warpgroup);

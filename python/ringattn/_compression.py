@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keys and values that are stored in fewer bytes. They are, bit for bit, the tensor that decompress() gives: attention() and
+decode() take them in place of k and v, and their results have the bits of attention over that tensor.
+
+    k_small, v_small = ringattn.compress(k, v, "int4")
+    out, lse = ringattn.attention(q, k_small, v_small)"""
+
+import ctypes
+import functools
+import math
+
+from . import _abi, _structs
+from ._abi import lib
+from ._errors import refuse
+from ._tensors import CompressedView, View, as_ints, check_array, contiguous_heads, data_type, device_of, empty, stream_of
+from ._tensors import kind_of, moved, traced, type_name, zeros
+
+METHODS = ("fp8", "int8", "int4", "lowrank", "vq", "hybrid")
+
+
+class Compressed:
+    """Keys or values in a format: what attention() and decode() take for k or v.
+
+    shape, dtype: of the tensor that it is, [tokens, heads, dim], [batch, tokens, heads, dim], or of a cache [pages,
+    page_size, heads, dim]. format: its words in docs/compression.md. streams: what is stored of each token, arrays by
+    name, [..., heads, width]. tables: what is stored once. lengths: tokens of each sequence. energy_kept: of a format with
+    a rank the share of the sum of squares that its factors keep."""
+
+    def __init__(self, format: str, shape: tuple, dtype, streams: dict, tables: dict, lengths: tuple, energy_kept=1.0):
+        self.format, self.shape, self.dtype, self.lengths, self.energy_kept = format, tuple(shape), dtype, lengths, energy_kept
+        self.streams, self.tables = streams, tables
+
+    @classmethod
+    def cache(cls, format: str, shape: tuple, like, *, sequences: int | None = None, tables: dict | None = None):
+        """A cache without tokens: shape [pages, page_size, heads, dim], of like's kind, dtype and device. sequences: of a step
+        (tails of "int4_channel" have a place for each); None: as many as pages, as a dense cache has. tables: those of
+        another one, where codes refer to such ("fp8 head", "vector")."""
+        if len(shape) != 4:
+            refuse(f"a cache of shape {tuple(shape)}", "it is [pages, page_size, heads, dim]", "Name all four.")
+        lengths = (shape[1],) * (shape[0] if sequences is None else sequences)
+        made = _zeros(format, shape, like, lengths)
+        if tables is not None:
+            made.tables = tables
+        return made
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def parts(self) -> list:
+        return [*self.streams.values(), *self.tables.values()]
+
+    @property
+    def nbytes(self) -> int:
+        """Of all streams and tables."""
+        return sum(part.nbytes for part in self.parts)
+
+    def like(self):
+        """An array of its kind, on its device."""
+        return self.parts[0]
+
+    def with_streams(self, streams: dict, shape: tuple) -> "Compressed":
+        """A tensor of another shape with these streams, and the same tables."""
+        return Compressed(self.format, shape, self.dtype, streams, self.tables, self.lengths, self.energy_kept)
+
+    def flat_rows(self) -> "Compressed":
+        """[batch, tokens, heads, dim] as [batch · tokens, heads, dim]."""
+        rows = self.shape[0] * self.shape[1]
+        streams = {name: stream.reshape(rows, *stream.shape[2:]) for name, stream in self.streams.items()}
+        return self.with_streams(streams, (rows, *self.shape[2:]))
+
+    def to(self, device) -> "Compressed":
+        """A copy on another device, of PyTorch's tensors."""
+        streams, tables = (
+            {name: moved(part, device) for name, part in parts.items()} for parts in (self.streams, self.tables)
+        )
+        return Compressed(self.format, self.shape, self.dtype, streams, tables, self.lengths, self.energy_kept)
+
+    def __repr__(self):
+        return f"<ringattn.Compressed {self.format} {list(self.shape)}, {self.nbytes} bytes>"
+
+
+class _Coder:
+    """A prepared compression. Worlds keep such objects."""
+
+    def __init__(self, world, format: str, dtype, heads: int, dim: int, sequences: int, seed: int, threads: int):
+        self._handle = None
+        spec = _structs.compression_spec(format=format.encode(), sequences=sequences, seed=seed, dtype=dtype, heads=heads,
+                                         dim=dim)  # fmt: skip
+        handle = _abi.Handle()
+        lib.compression_create(world.handle, spec, _structs.options(threads=threads), ctypes.byref(handle))
+        self.handle = self._handle = handle
+        facts = _structs.compression_facts()
+        lib.compression_get_facts(handle, facts)
+        # (name, type, shape): of streams that of a token.
+        self.streams = [self._part(_abi.STREAM, i) for i in range(facts.streams)]
+        self.tables = [self._part(_abi.TABLE, i) for i in range(facts.tables)]
+
+    def _part(self, kind: int, index: int):
+        part = _structs.part()
+        lib.compression_get_part(self.handle, kind, index, part)
+        return part.name.decode(), type_name(part.dtype), tuple(part.shape[: part.axes])
+
+    def do(self, function, plain, compressed: Compressed, name: str, lengths: tuple, *more) -> None:
+        rows, parts = View(), CompressedView()
+        rows.show(plain)
+        parts.show(compressed)
+        tensors = _structs.compression_tensors(name=name.encode(), plain=rows.address, compressed=parts.address)
+        tensors.lengths = (ctypes.c_int64 * max(len(lengths), 1))(*lengths)
+        tensors.stream = stream_of(plain)
+        function(self.handle, tensors, *more)
+
+    used = 0  # as a _job.Prepared's
+
+    def close(self) -> None:
+        if self._handle is not None:
+            lib.compression_destroy(self._handle)
+            self._handle = None
+
+    def __del__(self):
+        self.close()
+
+
+def _coder(like, dtype, format: str, heads: int, dim: int, sequences: int, seed: int = 0, threads: int = 0) -> _Coder:
+    from .worlds import self_world  # noqa: PLC0415, worlds need layouts, and these what is compressed
+
+    world = self_world(device_of(like))
+    code = data_type(dtype)
+    key = ("compression", format, code.code, code.bits, heads, dim, sequences, seed, threads)
+    return world.prepared(key, lambda: _Coder(world, format, code, heads, dim, sequences, seed, threads))
+
+
+def _zeros(format: str, shape: tuple, like, lengths: tuple, seed: int = 0, threads: int = 0) -> Compressed:
+    coder = _coder(like, like, format, shape[-2], shape[-1], len(lengths), seed, threads)
+    streams = {name: zeros(like, (*shape[:-2], *token), kind) for name, kind, token in coder.streams}
+    tables = {name: zeros(like, whole, kind) for name, kind, whole in coder.tables}
+    return Compressed(format, shape, like.dtype, streams, tables, lengths)
+
+
+def lengths_of(x, cu_seqlens) -> tuple[int, ...]:
+    """Tokens of each sequence of a tensor to compress."""
+    if x.ndim == 4:
+        if cu_seqlens is not None:
+            refuse("x has a batch axis", "cu_seqlens deals packed rows", "Pass [tokens, heads, dim].")
+        return (x.shape[1],) * x.shape[0]
+    if x.ndim != 3:
+        refuse(f"a tensor to compress has {x.ndim} axes", "it is [(batch,) tokens, heads, dim]", "Reshape it.")
+    if cu_seqlens is None:
+        return (x.shape[0],)
+    at = as_ints(cu_seqlens)
+    return tuple(b - a for a, b in zip(at, at[1:]))
+
+
+def _rows(x):
+    return x.reshape(-1, *x.shape[-2:]) if x.ndim == 4 else x
+
+
+def compress_one(name: str, x, format: str, lengths: tuple, seed: int, threads: int) -> Compressed:
+    made = _zeros(format, x.shape, x, lengths, seed, threads)
+    coder = _coder(x, x, format, x.shape[-2], x.shape[-1], len(lengths), seed, threads)
+    kept = ctypes.c_double()
+    flat = made.flat_rows() if x.ndim == 4 else made
+    coder.do(lib.compression_compress, contiguous_heads(_rows(x)), flat, name, lengths, ctypes.byref(kept))
+    made.energy_kept = kept.value
+    return made
+
+
+@functools.cache
+def choose_formats(method, ratio: float | None, dtype: str, heads: int, k_dim: int, v_dim: int) -> tuple[str, str]:
+    """The formats of keys and values that a method, or a format's name, stands for."""
+    if isinstance(method, tuple):
+        if len(method) != 2 or ratio is not None:
+            refuse(f"method is {method!r}", "a pair names the formats of k and of v, and has no ratio", "Name two formats.")
+        return method
+    if method not in METHODS:
+        if ratio is not None:
+            refuse(f"method is {method!r}", f"with a ratio it is one of {', '.join(METHODS)}", "Choose one of these.")
+        return method, method
+    spec = _structs.spec(dtype=data_type(dtype), heads=heads, head_dim=k_dim, head_dim_v=v_dim)
+    formats = _structs.formats()
+    lib.choose_formats(method.encode(), ratio or 0.0, spec, formats)
+    return formats.k.decode(), formats.v.decode()
+
+
+@traced
+def compress(k, v, method="int4", *, ratio: float | None = None, cu_seqlens=None, seed: int = 0, threads: int = 0):
+    """Keys and values in fewer bytes.
+
+    k, v: [tokens, kv_heads, dim] or [batch, tokens, kv_heads, dim], float16 or bfloat16; of the second form what it gives is
+    a dense cache, too. method: "fp8", "int8", "int4", "lowrank", "vq" or "hybrid"; or one format for both, or a pair (of k, of
+    v), by their words: "fp8 head", "int4_channel group 32", ... ratio: of a method, the share of the bytes that is removed
+    at least. cu_seqlens: [sequences + 1], of packed rows. seed: of codebooks. threads: of the CPU.
+    Bases ("lowrank", "hybrid") and codebooks ("vq") are found on the CPU alone: of a GPU's tensors compress a copy, and put
+    what it becomes on the GPU (Compressed.to()).
+
+    Returns (k, v) as Compressed. Numbers that are not finite are refused with their place. Returns when it is done."""
+    for name, array in (("k", k), ("v", v)):
+        check_array(name, array)
+        if kind_of(array) is not kind_of(k):
+            refuse(f"{name} is {type(array).__name__}", f"k is {type(k).__name__}", "Pass arrays of one kind.")
+    formats = choose_formats(method, ratio, type_name(k.dtype), k.shape[-2], k.shape[-1], v.shape[-1])
+    return tuple(
+        compress_one(name, x, format, lengths_of(x, cu_seqlens), seed, threads)
+        for name, x, format in zip("kv", (k, v), formats)
+    )
+
+
+@traced
+def decompress(x: Compressed, *, out=None, threads: int = 0, name: str = "x"):
+    """The tensor that x is, of its shape and dtype; of a cache without block table every page to its end. out: where it
+    goes; None: new. Scales, codes and tables that no compressed tensor has are refused with their place, and as a part of
+    `name`. Returns when it is done."""
+    like = x.like()
+    heads, dim = x.shape[-2:]
+    if out is None:
+        out = empty(like, x.shape, type_name(x.dtype))
+    rows = out.reshape(math.prod(x.shape[:-2]), heads, dim)
+    coder = _coder(like, x.dtype, x.format, heads, dim, len(x.lengths), threads=threads)
+    coder.do(lib.compression_decompress, rows, x.flat_rows() if x.ndim == 4 else x, name, x.lengths)
+    return out
+
+
+@functools.cache
+def parts_of(format: str, dtype: str, heads: int, dim: int, sequences: int = 1):
+    """(streams, tables) of a format as (name, type, shape): what fake tensors are made of."""
+    from .worlds import self_world  # noqa: PLC0415, as above
+
+    coder = _Coder(self_world(), format, data_type(dtype), heads, dim, sequences, 0, 0)
+    return coder.streams, coder.tables

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/files/position_tensors.hpp"
+
+#include <fmt/format.h>
+
+#include <limits>
+
+#include "attention/files/tensor_checks.hpp"
+#include "base/error.hpp"
+
+namespace ringattn {
+
+namespace {
+
+constexpr std::string_view kPositions = "k_positions";
+constexpr std::string_view kLengths = "k_lengths";
+
+Wording write_anew() { return {command("compress"), " writes such files."}; }
+
+}  // namespace
+
+bool holds_positions(const SafetensorsFile& file) { return file.contains(kPositions); }
+
+void refuse_positions(const SafetensorsFile& file, std::string_view kind) {
+  require(false, file.tensor(std::string(kPositions)), fmt::format("the file holds {}", kind),
+          "Keys and values in rows may have positions; leave them out, or give k and v.");
+}
+
+void read_positions(const SafetensorsFile& file, const InputNames& names, InputTensors& input) {
+  const TensorSource positions = file.tensor(std::string(kPositions));
+  const TensorSource lengths = file.tensor(std::string(kLengths));
+  input.used.push_back(positions);
+  input.used.push_back(lengths);
+  const std::int64_t keys = input.k_grid.tokens();
+  const std::int64_t heads = positions.info->shape.size() == 2 ? positions.info->shape[1] : 0;
+  require(positions.info->dtype == FileDtype::kI32 && (heads == 1 || heads == input.k_grid.heads) &&
+              positions.info->shape[0] == keys,
+          positions,
+          fmt::format("k has {} tokens of {} heads: it is I32 [{}, 1 or {}]", keys, input.k_grid.heads, keys,
+                      input.k_grid.heads),
+          write_anew());
+  const auto count = static_cast<std::int64_t>(input.sequences.size());
+  require(entries(lengths) == count, lengths, fmt::format("the job has {} sequences", count), write_anew());
+  const std::vector<std::int64_t> whole = read_integers(lengths);
+  std::vector<KeptSequence> kept;
+  for (std::size_t s = 0; s < whole.size(); ++s) {
+    require(whole[s] >= input.sequences[s].k_len && whole[s] <= std::numeric_limits<std::int32_t>::max(), lengths,
+            fmt::format("sequence {} had {} tokens, and k has {} of them", s, whole[s], input.sequences[s].k_len),
+            write_anew());
+    kept.push_back({input.sequences[s].k_len, whole[s]});
+  }
+  std::vector<std::int32_t> rows(static_cast<std::size_t>(keys * heads));
+  positions.shard->read(*positions.info, 0, std::as_writable_bytes(std::span(rows)));
+  positions.shard->check_unchanged();
+  input.positions =
+      std::make_shared<const KeyPositions>(positions.text(), static_cast<int>(heads), kept, rows, ErrorCode::kFile);
+  if (find_optional(file, names.q_offset, "q_offset")) return;
+  std::vector<Sequence> aligned(input.sequences.begin(), input.sequences.end());
+  for (std::size_t s = 0; s < aligned.size(); ++s) aligned[s].q_offset = whole[s] - aligned[s].q_len;
+  input.sequences = std::move(aligned);
+}
+
+}  // namespace ringattn

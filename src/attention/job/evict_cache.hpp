@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+// Taking tokens out of a cache: what is left of it, and where each key stands.
+#pragma once
+
+#include "attention/files/job_input.hpp"
+#include "attention/job/cache_rows.hpp"
+#include "kernels/eviction.hpp"
+
+namespace ringattn {
+
+// Leaves kept_tokens() of each sequence's tokens, those that the eviction chooses, and adds k_positions and k_lengths
+// to the tensors beside them (attention/files/position_tensors.hpp); where sequences are packed, cu_seqlens_k counts
+// the tokens that are left. A method that looks at queries reads them from `input`, whose cache it is, and `numerics`
+// say its mask, scale and soft-cap. Throws kUsage for a ratio that is none and a method without the queries it needs,
+// kFile for keys, values or queries that are not finite (tensor and place).
+void evict(const Eviction& eviction, double ratio, const InputRequest& input, const Numerics& numerics, int threads,
+           CacheRows& cache);
+
+}  // namespace ringattn

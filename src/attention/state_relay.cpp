@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/state_relay.hpp"
+
+#include <algorithm>
+
+namespace ringattn {
+
+namespace {
+
+constexpr std::size_t kMarksOfRange = 2;
+
+std::size_t folded(std::size_t range) { return kMarksOfRange * range; }
+std::size_t carried(std::size_t range) { return kMarksOfRange * range + 1; }
+
+}  // namespace
+
+StateRelay::StateRelay(ScanKernel& kernel, std::span<const HeadRange> ranges, StateExchange& exchange,
+                       Transport& transport, Backend& backend, const Patience& patience)
+    : kernel_(kernel), ranges_(ranges), exchange_(exchange), transport_(transport), patience_(patience) {
+  auto* const streams = dynamic_cast<StreamsAhead*>(&backend);
+  if (streams == nullptr || exchange_.steps() == 0) return;
+  ahead_ = streams->make_stream_ahead(kMarksOfRange * ranges.size() + 1);
+}
+
+std::size_t StateRelay::most_waits(std::size_t ranges, int steps) {
+  return ranges * (static_cast<std::size_t>(steps) + 1) + 1;
+}
+
+void StateRelay::enter(const ScanTask& task, Stream stream, double seconds, ScanClock* clock) {
+  task_ = &task;
+  stream_ = stream;
+  own_ = beside() ? ahead_->stream() : stream;
+  seconds_ = seconds;
+  clock_ = clock;
+  on_its_way_ = false;
+  tickets_.clear();
+  last_carried_ = 0;
+  for (const ScanRun& run : task.runs) last_carried_ = std::max(last_carried_, run.step);
+}
+
+bool StateRelay::arrived() const {
+  return std::ranges::all_of(tickets_, [this](Ticket ticket) { return transport_.finished(ticket); });
+}
+
+void StateRelay::wait_for_tickets() {
+  for (const Ticket ticket : tickets_) transport_.wait(ticket, own_, patience_.for_work(seconds_));
+  tickets_.clear();
+}
+
+void StateRelay::carry_and_post() {
+  const HeadRange& heads = ranges_[range_];
+  if (std::ranges::any_of(task_->runs, [this](const ScanRun& run) { return run.step == step_; })) {
+    kernel_.carry(*task_, heads, step_, own_);
+  }
+  if (step_ == last_carried_ && beside()) ahead_->record(carried(range_), own_);
+  if (step_ < exchange_.steps()) tickets_.push_back(exchange_.post(range_, step_, own_));
+  ++step_;
+}
+
+// Up to the next states that this rank receives, which are on their way then.
+void StateRelay::go_on() {
+  while (step_ <= exchange_.steps()) {
+    carry_and_post();
+    if (exchange_.receives(step_ - 1)) return;
+  }
+}
+
+void StateRelay::begin(std::size_t range) {
+  range_ = range;
+  step_ = 0;
+  on_its_way_ = true;
+  if (beside()) {
+    ahead_->record(folded(range), stream_);
+    ahead_->follow(folded(range), own_);
+  }
+  if (exchange_.steps() > 0 && clock_ != nullptr) {
+    clock_->begin_part(ScanPart::Kind::kTravel, ranges_[range], own_);
+  }
+  go_on();
+}
+
+void StateRelay::advance() {
+  if (beside() || !on_its_way_) return;
+  while (step_ <= exchange_.steps() && arrived()) {
+    wait_for_tickets();  // not at all
+    go_on();
+  }
+}
+
+void StateRelay::end() {
+  const bool timed = clock_ != nullptr && !beside();
+  const auto wait = [&] {
+    if (tickets_.empty()) return;
+    if (timed) clock_->begin_part(ScanPart::Kind::kWait, ranges_[range_], own_);
+    wait_for_tickets();
+    if (timed) clock_->end_part(ScanPart::Kind::kWait, own_);
+  };
+  while (step_ <= exchange_.steps()) {
+    wait();
+    go_on();
+  }
+  wait();
+  if (clock_ != nullptr) clock_->end_part(ScanPart::Kind::kTravel, own_);
+  on_its_way_ = false;
+}
+
+void StateRelay::join(std::size_t range) {
+  if (!beside()) return;
+  const bool last = range + 1 == ranges_.size();
+  const std::size_t everything = kMarksOfRange * ranges_.size();
+  if (last) ahead_->record(everything, own_);
+  if (clock_ != nullptr) clock_->begin_part(ScanPart::Kind::kWait, ranges_[range], stream_);
+  ahead_->follow(carried(range), stream_);
+  if (last) ahead_->follow(everything, stream_);
+  if (clock_ != nullptr) clock_->end_part(ScanPart::Kind::kWait, stream_);
+}
+
+}  // namespace ringattn

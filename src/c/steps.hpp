@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// What all ops of decoding share. The handle of one has, beside what object.hpp wants,
+//
+//   const ringattn::Decode& steps() const;   // which knows groups, shares and owners
+//   std::uint64_t memory_bytes() const;
+#pragma once
+
+#include <fmt/format.h>
+
+#include <array>
+#include <cstdint>
+
+#include "attention/decode.hpp"
+#include "base/error.hpp"
+#include "c/object.hpp"
+#include "c/status.hpp"
+#include "c/tensors.hpp"
+
+namespace ringattn::c {
+
+// Reads what all steps take and give: q, rows, lengths, tables, sinks, out and lse. `Tensors` has the members of
+// ringattn_decode_tensors of these names, `In` those of DecodeInputs, `Out` those of DecodeOutputs. Throws kUsage.
+template <class Tensors, class In, class Out>
+void read_step(const TensorReader& reader, const Tensors& tensors, std::int64_t heads, In& inputs, Out& outputs) {
+  need(tensors.q, "q");
+  need(tensors.out, "out");
+  need(tensors.lengths, "lengths");
+  inputs.q = reader.rows("q", tensors.q);
+  inputs.rows = tensors.rows == 0 ? 1 : tensors.rows;
+  if (inputs.rows < 0 || inputs.q.tokens % inputs.rows != 0) {
+    fail(ErrorCode::kUsage, fmt::format("a step has {} rows of q, {} a sequence", inputs.q.tokens, inputs.rows),
+         "each sequence has as many", "Pass rows sequence by sequence.");
+  }
+  const std::int64_t sequences = inputs.q.tokens / inputs.rows;
+  inputs.lengths = reader.integers("lengths", tensors.lengths, sequences);
+  inputs.block_table = reader.table("block_table", tensors.block_table, sequences, inputs.table_pages);
+  inputs.grow = tensors.grow != 0;
+  const TensorReader host(MemoryKind::kHost);
+  inputs.host_lengths = host.integers("host_lengths", tensors.host_lengths, sequences);
+  std::int64_t host_pages = 0;
+  inputs.host_table = host.table("host_table", tensors.host_table, sequences, host_pages);
+  if (tensors.host_table != nullptr && host_pages != inputs.table_pages) {
+    fail(ErrorCode::kUsage, fmt::format("host_table has {} pages a sequence", host_pages),
+         fmt::format("block_table has {}", inputs.table_pages), "Pass a copy of it.");
+  }
+  inputs.sinks = reader.numbers("sinks", tensors.sinks, std::array{heads});
+  outputs.out = reader.rows("out", tensors.out);
+  outputs.lse = reader.row_values("lse", tensors.lse, outputs.out.tokens, heads);
+}
+
+template <class Handle>
+ringattn_status get_facts(const Handle* object, ringattn_decode_facts* facts) noexcept {
+  constexpr std::size_t kFirstFacts = 48;
+  return with(object, [&](const Handle& handle) {
+    const Decode& steps = handle.steps();
+    const GroupShare share = steps.share();
+    // Names of kernels are literals, so they end in a zero byte.
+    write_struct(
+        "ringattn_decode_facts",
+        {0, steps.group_keys(), share.first, share.every, handle.memory_bytes(), steps.kernel().row->name.data()},
+        facts, kFirstFacts);
+  });
+}
+
+template <class Handle>
+ringattn_status owned(const Handle* object, std::int64_t sequences, std::int64_t* first, std::int64_t* count) noexcept {
+  return with(object, [&](const Handle& handle) {
+    need(first, "first");
+    need(count, "count");
+    const SequenceRange range = handle.steps().owned(sequences);
+    *first = range.first;
+    *count = range.count;
+  });
+}
+
+}  // namespace ringattn::c
+
+// ringattn_OP_get_facts(), _owned() and _cache_tokens(). Stands in `extern "C"`.
+#define RINGATTN_STEPS(op)                                                                               \
+  ringattn_status ringattn_##op##_get_facts(const ringattn_##op* decode, ringattn_decode_facts* facts) { \
+    return ringattn::c::get_facts(decode, facts);                                                        \
+  }                                                                                                      \
+  ringattn_status ringattn_##op##_owned(const ringattn_##op* decode, int64_t sequences, int64_t* first,  \
+                                        int64_t* count) {                                                \
+    return ringattn::c::owned(decode, sequences, first, count);                                          \
+  }                                                                                                      \
+  int64_t ringattn_##op##_cache_tokens(const ringattn_##op* decode, int64_t length) {                    \
+    return decode == nullptr ? -1 : decode->steps().cache_tokens(length);                                \
+  }                                                                                                      \
+  static_assert(true)

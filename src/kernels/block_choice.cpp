@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/block_choice.hpp"
+
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
+#include "base/error.hpp"
+#include "kernels/block_score.hpp"
+
+namespace ringattn {
+
+namespace {
+
+const std::byte* key_at(const BlockChoice& choice, std::int64_t sequence, std::int64_t key, int head) {
+  if (choice.block_table.pages == nullptr) return choice.k.at(sequence, key, head);
+  const std::int32_t page = choice.block_table.pages[sequence * choice.block_table.stride + key / choice.k.page_size];
+  return choice.k.at(page, key % choice.k.page_size, head);
+}
+
+float* mean_of(const BlockChoice& choice, std::int64_t sequence, std::int64_t block, int head) {
+  return choice.means + ((sequence * choice.blocks + block) * choice.spec.kv_heads + head) * choice.spec.head_dim;
+}
+
+void pool_block(const BlockChoice& choice, std::int64_t sequence, std::int64_t block) {
+  const int key_block = choice.spec.lists.key_block;
+  const float factor = 1.0F / static_cast<float>(key_block);
+  for (int head = 0; head < choice.spec.kv_heads; ++head) {
+    float* const mean = mean_of(choice, sequence, block, head);
+    std::fill_n(mean, choice.spec.head_dim, 0.0F);
+    for (int i = 0; i < key_block; ++i) {
+      const std::byte* at = key_at(choice, sequence, block * key_block + i, head);
+      for (int d = 0; d < choice.spec.head_dim; ++d, at += size_of(choice.spec.dtype)) {
+        mean[d] += load_element(at, choice.spec.dtype);
+      }
+    }
+    for (int d = 0; d < choice.spec.head_dim; ++d) mean[d] *= factor;
+  }
+}
+
+// The mean of a step's rows of a query head.
+std::vector<float> mean_query(const BlockChoice& choice, std::int64_t sequence, int head) {
+  std::vector<float> mean(static_cast<std::size_t>(choice.spec.head_dim), 0.0F);
+  for (int i = 0; i < choice.rows; ++i) {
+    const std::byte* at = choice.q.at(sequence * choice.rows + i, head);
+    for (float& sum : mean) {
+      sum += load_element(at, choice.spec.dtype);
+      at += size_of(choice.spec.dtype);
+    }
+  }
+  const float factor = 1.0F / static_cast<float>(choice.rows);
+  for (float& sum : mean) sum *= factor;
+  return mean;
+}
+
+}  // namespace
+
+void check_block_choice(const BlockChoice& choice) {
+  const FoldSpec& spec = choice.spec;
+  const bool fits = spec.lists.any() && choice.rows >= 1 && choice.q.tokens % choice.rows == 0 &&
+                    choice.q.heads == spec.heads && choice.q.dim == spec.head_dim && choice.q.dtype == spec.dtype &&
+                    choice.k.heads == spec.kv_heads && choice.k.dim == spec.head_dim && choice.k.dtype == spec.dtype &&
+                    spec.lists.heads <= spec.kv_heads && choice.count >= 1;
+  if (!fits) fail(ErrorCode::kInternal, "blocks are chosen for another job", "queries, keys or lists don't fit it");
+}
+
+void pool_host_keys(const BlockChoice& choice) {
+  check_block_choice(choice);
+  for (std::int64_t s = 0; s < choice.sequences(); ++s) {
+    for (int block = 0; block < blocks_before_rows(choice, choice.lengths[s]); ++block) pool_block(choice, s, block);
+  }
+}
+
+void choose_host_blocks(const BlockChoice& choice) {
+  check_block_choice(choice);
+  const FoldSpec& spec = choice.spec;
+  const int lists = spec.lists.heads;
+  const int heads = spec.heads / lists;
+  const MeanScore score{spec.softmax_scale};
+  std::vector<std::int32_t> order;
+  for (std::int64_t s = 0; s < choice.sequences(); ++s) {
+    const std::int32_t length = choice.lengths[s];
+    const std::int64_t blocks = blocks_before_rows(choice, length);
+    if (fills_block(choice, length)) pool_block(choice, s, blocks - 1);
+    const std::int32_t count = chosen_blocks(choice, length);
+    for (int list = 0; list < lists; ++list) {
+      float* const scores = choice.scores + (s * lists + list) * choice.blocks;
+      std::fill_n(scores, blocks, 0.0F);
+      for (int head = list * heads; head < (list + 1) * heads; ++head) {
+        const std::vector<float> q = mean_query(choice, s, head);
+        const int kv_head = head / (spec.heads / spec.kv_heads);
+        for (std::int64_t block = 0; block < blocks; ++block) {
+          scores[block] += score.of_head(mean_product(q.data(), mean_of(choice, s, block, kv_head), spec.head_dim));
+        }
+      }
+      order.resize(static_cast<std::size_t>(blocks));
+      std::iota(order.begin(), order.end(), 0);
+      const auto before = [&](std::int32_t a, std::int32_t b) {
+        const std::uint32_t x = order_of_score(scores[a]);
+        const std::uint32_t y = order_of_score(scores[b]);
+        return x != y ? x > y : a < b;
+      };
+      if (count > 0) std::partial_sort(order.begin() + 1, order.begin() + count, order.end(), before);
+      std::sort(order.begin(), order.begin() + count);
+      std::copy_n(order.begin(), count, choice.chosen + (s * lists + list) * choice.count);
+      choice.counts[s * lists + list] = count;
+    }
+  }
+}
+
+}  // namespace ringattn

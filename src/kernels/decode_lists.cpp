@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/decode_lists.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <span>
+
+#include "base/error.hpp"
+
+namespace ringattn {
+
+namespace {
+
+// What a list names in front of a block, and behind.
+struct Halves {
+  std::span<const std::int32_t> before, behind;
+};
+
+Halves halves_of(std::span<const std::int32_t> list, std::int64_t block) {
+  const auto at = static_cast<std::size_t>(std::ranges::lower_bound(list, block) - list.begin());
+  return {list.first(at), list.subspan(at)};
+}
+
+// The list of a sequence's last rows, without the blocks that they stand in, which it names.
+std::span<const std::int32_t> list_of_rows(const TileLists& lists, const Mask& mask, const ListedStep& step, int head,
+                                           int rows) {
+  const ListShape& shape = lists.shape();
+  const std::size_t s = step.sequence;
+  const std::int64_t end = step.keys;
+  const std::int64_t own = std::max<std::int64_t>(0, end - rows) / shape.key_block;
+  const auto refuse = [&](const std::string& why, const std::string& remedy) {
+    fail(ErrorCode::kUsage, fmt::format("sequence {} can't be decoded by its list {}", s, head), why, remedy);
+  };
+  std::span<const std::int32_t> before;
+  const std::int64_t first_block = query_block_of(end - rows, shape.query_block);
+  for (std::int64_t q = first_block; q <= query_block_of(end - 1, shape.query_block); ++q) {
+    const Halves list = halves_of(lists.list(s, head, q), own);
+    if (q > first_block && !std::ranges::equal(list.before, before)) {
+      refuse(
+          fmt::format("its {} rows stand in blocks of {} queries, which have different lists", rows, shape.query_block),
+          "Decode fewer rows at a time.");
+    }
+    before = list.before;
+    const std::int64_t last = std::min(end, (q + 1) * shape.query_block) - 1;
+    const KeyRange seen = Visibility(mask, end).keys(last);
+    const std::int64_t blocks = seen.end <= own * shape.key_block ? own : (seen.end - 1) / shape.key_block + 1;
+    for (std::int64_t block = own; block < blocks; ++block) {
+      if (!std::ranges::binary_search(list.behind, block)) {
+        refuse(
+            fmt::format("the list leaves out block {}, in which its rows stand, and a step always reads that", block),
+            "List it, too.");
+      }
+    }
+  }
+  return before;
+}
+
+}  // namespace
+
+DecodeListArrays decode_lists(const TileLists& lists, const Mask& mask, int rows, std::span<const ListedStep> steps,
+                              std::int64_t stride) {
+  std::vector<std::span<const std::int32_t>> all;
+  for (const ListedStep& step : steps) {
+    for (int head = 0; head < lists.shape().heads; ++head) all.push_back(list_of_rows(lists, mask, step, head, rows));
+  }
+  DecodeListArrays arrays;
+  arrays.stride = stride;
+  for (const auto& list : all) arrays.stride = std::max(arrays.stride, static_cast<std::int64_t>(list.size()));
+  for (const auto& list : all) {
+    arrays.counts.push_back(static_cast<std::int32_t>(list.size()));
+    arrays.blocks.insert(arrays.blocks.end(), list.begin(), list.end());
+    arrays.blocks.resize(arrays.counts.size() * static_cast<std::size_t>(arrays.stride), -1);
+  }
+  return arrays;
+}
+
+DecodeListArrays decode_lists(const TileLists& lists, const Mask& mask, int rows, std::int64_t stride) {
+  std::vector<ListedStep> steps;
+  for (const ListedSequence& of : lists.sequences()) steps.push_back({steps.size(), of.keys});
+  return decode_lists(lists, mask, rows, steps, stride);
+}
+
+std::vector<std::string> missing_for_decode_lists(const ListShape& shape, const TileSizes& tiles, const Mask& mask,
+                                                  int kv_heads) {
+  std::vector<std::string> missing;
+  if (!shape.any()) return missing;
+  // Rows of a step lie in the same places of their query tiles, with the blocks that nobody lists and without.
+  if (shape.key_block % tiles.query != 0) {
+    missing.push_back(fmt::format("decoding by lists in blocks of {} keys (supported: multiples of {} and {})",
+                                  shape.key_block, tiles.key, tiles.query));
+  }
+  // Query heads of a KV head are rows of one product.
+  if (shape.heads > kv_heads) missing.push_back("decoding by a list for each query head (supported: each KV head)");
+  // A window's groups of tiles begin at its first tile, which is not the same for all rows of a step.
+  if (mask.left >= 0) missing.push_back("decoding by lists under a sliding window (supported: without one)");
+  return missing;
+}
+
+}  // namespace ringattn

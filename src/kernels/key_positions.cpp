@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/key_positions.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+
+namespace ringattn {
+
+KeyPositions::KeyPositions(std::string_view name, int heads, std::vector<KeptSequence> sequences,
+                           std::span<const std::int32_t> rows, ErrorCode code)
+    : heads_(heads), sequences_(std::move(sequences)) {
+  std::int64_t keys = 0;
+  for (const KeptSequence& sequence : sequences_) {
+    begins_.push_back(keys);
+    keys += sequence.keys;
+  }
+  if (heads < 1 || static_cast<std::int64_t>(rows.size()) != keys * heads) {
+    fail(code, fmt::format("{} has {} positions", name, rows.size()),
+         fmt::format("there are {} keys, of {} heads with positions", keys, heads),
+         "Give one position for each key, or for each key and K/V head.");
+  }
+  positions_.resize(rows.size());
+  for (std::size_t s = 0; s < sequences_.size(); ++s) {
+    const auto& [count, whole] = sequences_[s];
+    for (int head = 0; head < heads; ++head) {
+      std::int32_t* const own = positions_.data() + begins_[s] * heads + head * count;
+      for (std::int64_t i = 0; i < count; ++i) {
+        own[i] = rows[static_cast<std::size_t>((begins_[s] + i) * heads + head)];
+        const bool inside = own[i] >= 0 && own[i] < whole;
+        if (inside && (i == 0 || own[i] > own[i - 1])) continue;
+        fail(code, fmt::format("{} [{}, {}] is {}", name, begins_[s] + i, head, own[i]),
+             inside ? fmt::format("the key before it, of sequence {} and head {}, stands at {}", s, head, own[i - 1])
+                    : fmt::format("sequence {} had {} tokens before some were taken out", s, whole),
+             "Positions of a sequence and head ascend, from 0 on, each once.");
+      }
+    }
+  }
+  add_sums();
+}
+
+void KeyPositions::add_sums() {
+  for (std::size_t s = 0; s < sequences_.size(); ++s) {
+    for (int head = 0; head < heads_; ++head) {
+      std::vector<std::int64_t>& sums = sums_.emplace_back(std::vector<std::int64_t>{0});
+      std::int64_t sum = 0, count = 0;
+      for (const std::int32_t position : of(s, head)) {
+        sum += position;
+        if (++count % kSummed == 0) sums.push_back(sum);
+      }
+    }
+  }
+}
+
+std::span<const std::int64_t> KeyPositions::sums(std::size_t sequence, int head) const {
+  return sums_[sequence * static_cast<std::size_t>(heads_) + static_cast<std::size_t>(head)];
+}
+
+std::span<const std::int32_t> KeyPositions::of(std::size_t sequence, int head) const {
+  const std::int64_t count = sequences_[sequence].keys;
+  return {positions_.data() + begins_[sequence] * heads_ + head * count, static_cast<std::size_t>(count)};
+}
+
+std::int64_t PositionedVisibility::before(std::int64_t position) const {
+  return std::lower_bound(positions_.begin(), positions_.end(), position) - positions_.begin();
+}
+
+KeyRange PositionedVisibility::keys(std::int64_t first, std::int64_t last) const {
+  return {before(unbounded_.reach(first).begin), before(unbounded_.reach(last).end)};
+}
+
+TileRange PositionedVisibility::tiles(std::int64_t position, std::int64_t rows, const TileSizes& sizes) const {
+  const std::int64_t first = query_tile_begin(position, sizes.query);
+  const std::int64_t last = query_tile_begin(position + rows - 1, sizes.query) + sizes.query - 1;
+  return tiles_of(keys(first, last), sizes.key);
+}
+
+double PositionedVisibility::sum(std::int64_t begin, std::int64_t end) const {
+  const auto add = [this](std::int64_t from, std::int64_t to) {
+    std::int64_t sum = 0;
+    for (std::int64_t i = from; i < to; ++i) sum += positions_[static_cast<std::size_t>(i)];
+    return static_cast<double>(sum);
+  };
+  if (end <= begin || sums_.empty()) return add(begin, end);
+  const std::int64_t first = begin / KeyPositions::kSummed, last = end / KeyPositions::kSummed;
+  return static_cast<double>(sums_[static_cast<std::size_t>(last)] - sums_[static_cast<std::size_t>(first)]) -
+         add(first * KeyPositions::kSummed, begin) + add(last * KeyPositions::kSummed, end);
+}
+
+double PositionedVisibility::pairs_before(std::int64_t position, std::int64_t rows, const KeyRange& keys,
+                                          std::int64_t reach) const {
+  // Keys that all queries have in front of that place, and those that some have: each is one's from its place on.
+  const std::int64_t all = std::clamp(before(position + reach), keys.begin, keys.end);
+  const std::int64_t end = position + rows - 1 + reach;
+  const std::int64_t some = std::clamp(before(end), all, keys.end);
+  return static_cast<double>(all - keys.begin) * static_cast<double>(rows) +
+         static_cast<double>(some - all) * static_cast<double>(end) - sum(all, some);
+}
+
+double PositionedVisibility::pairs(std::int64_t position, std::int64_t rows, const KeyRange& keys) const {
+  if (keys.empty() || rows <= 0) return 0.0;
+  const double reached = mask_.right < 0 ? static_cast<double>(keys.end - keys.begin) * static_cast<double>(rows)
+                                         : pairs_before(position, rows, keys, mask_.right + 1);
+  return reached - (mask_.left < 0 ? 0.0 : pairs_before(position, rows, keys, -mask_.left));
+}
+
+TileRange SequenceVisibility::tiles(std::int64_t position, std::int64_t rows, const TileSizes& sizes) const {
+  if (positions_ == nullptr) return plain_.tiles(position, rows, sizes);
+  TileRange all{std::numeric_limits<std::int64_t>::max(), 0};
+  for (int head = 0; head < positions_->heads(); ++head) {
+    const TileRange tiles = of(head).tiles(position, rows, sizes);
+    if (tiles.empty()) continue;
+    all = {std::min(all.begin, tiles.begin), std::max(all.end, tiles.end)};
+  }
+  return all.empty() ? TileRange{} : all;
+}
+
+double SequenceVisibility::pairs(std::int64_t position, std::int64_t rows, const KeyRange& keys) const {
+  if (positions_ == nullptr) return plain_.pairs(position, rows, keys);
+  double pairs = 0.0;
+  for (int head = 0; head < positions_->heads(); ++head) pairs += of(head).pairs(position, rows, keys);
+  return pairs / positions_->heads();
+}
+
+std::optional<std::int64_t> position_without_gaps(const Mask& mask, const KeyPositions& positions, std::size_t sequence,
+                                                  std::int64_t position, std::int64_t queries) {
+  const std::int64_t keys = positions.sequences()[sequence].keys;
+  if (mask.is_full() || keys == 0 || queries == 0) return position;
+  // As far from the last key as it is now, in the head whose last key stands farthest.
+  std::int64_t behind = 0;
+  for (int head = 0; head < positions.heads(); ++head) {
+    behind = std::max<std::int64_t>(behind, positions.of(sequence, head).back());
+  }
+  const std::int64_t moved = position - (behind + 1 - keys);
+  const Visibility plain(mask, keys);
+  const auto agree = [&](std::int64_t query) {
+    const KeyRange wanted = plain.keys(moved + query);
+    for (int head = 0; head < positions.heads(); ++head) {
+      const KeyRange seen = PositionedVisibility(mask, positions.of(sequence, head)).keys(position + query);
+      if (seen.empty() != wanted.empty()) return false;
+      if (!seen.empty() && (seen.begin != wanted.begin || seen.end != wanted.end)) return false;
+    }
+    return true;
+  };
+  for (std::int64_t query = 0; query < queries; ++query) {
+    if (!agree(query)) return std::nullopt;
+    const KeyRange seen = plain.keys(moved + query);
+    // From here on all rows see everything, if the last one does.
+    if (seen.begin == 0 && seen.end == keys && mask.left < 0) return moved;
+  }
+  return moved;
+}
+
+std::string missing_for_positions() {
+  return "keys at positions of their own (supported: keys of consecutive positions)";
+}
+
+}  // namespace ringattn

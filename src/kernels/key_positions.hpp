@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+// Positions of keys that don't follow each other: those of a cache from which tokens were taken out (eviction.hpp). The
+// keys that are left lie side by side, and each keeps the position that it had. Key tiles, groups, layouts and blocks
+// count keys by their place in that list; only a mask looks at positions. As these ascend, what a query sees is still
+// one run of keys, so two searches turn the mask's reach into keys, and everything behind is as without positions.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/error.hpp"
+#include "kernels/visibility.hpp"
+
+namespace ringattn {
+
+// A sequence of which keys were kept.
+struct KeptSequence {
+  std::int64_t keys = 0;   // that are there
+  std::int64_t whole = 0;  // tokens that it has with those that were taken out: positions are 0 … whole − 1
+
+  bool operator==(const KeptSequence&) const = default;
+};
+
+// The positions of all keys of a batch. Never changes.
+class KeyPositions {
+ public:
+  // `rows`: [keys of all sequences, heads], sequence by sequence; `heads`: 1, which all heads of keys share, or as many
+  // as they are. Throws `code` for positions that don't ascend in their sequence and head (twice the same among them)
+  // or lie outside of it, and for a wrong number of them; the message names `name`, the key, the head and the sequence.
+  KeyPositions(std::string_view name, int heads, std::vector<KeptSequence> sequences,
+               std::span<const std::int32_t> rows, ErrorCode code = ErrorCode::kUsage);
+
+  int heads() const { return heads_; }
+  std::span<const KeptSequence> sequences() const { return sequences_; }
+  // [keys of the sequence], ascending. `head`: one of heads().
+  std::span<const std::int32_t> of(std::size_t sequence, int head) const;
+  // The sum of the first n · kSummed of them, for each such n: [keys / kSummed + 1].
+  std::span<const std::int64_t> sums(std::size_t sequence, int head) const;
+  static constexpr std::int64_t kSummed = 64;
+  // All of them, those of a sequence and head side by side: [sequences][heads][keys].
+  std::span<const std::int32_t> all() const { return positions_; }
+
+  bool operator==(const KeyPositions&) const = default;
+
+ private:
+  void add_sums();
+
+  int heads_ = 1;
+  std::vector<KeptSequence> sequences_;
+  std::vector<std::int64_t> begins_;  // [sequences]: keys of those before
+  std::vector<std::int32_t> positions_;
+  std::vector<std::vector<std::int64_t>> sums_;  // [sequences · heads]
+};
+
+// As Visibility, of one head's keys of one sequence that stand at `positions`.
+class PositionedVisibility {
+ public:
+  // `sums`: KeyPositions::sums(), with which pairs are counted without looking at every key; or none.
+  PositionedVisibility(const Mask& mask, std::span<const std::int32_t> positions,
+                       std::span<const std::int64_t> sums = {})
+      : unbounded_(mask, 0), mask_(mask), positions_(positions), sums_(sums) {}
+
+  // The keys that some query at first … last sees; every one of them is seen by one of these.
+  KeyRange keys(std::int64_t first, std::int64_t last) const;
+  KeyRange keys(std::int64_t position) const { return keys(position, position); }
+  TileRange tiles(std::int64_t position, std::int64_t rows, const TileSizes& sizes) const;
+  double pairs(std::int64_t position, std::int64_t rows, const KeyRange& keys) const;
+
+ private:
+  // Keys in front of a position.
+  std::int64_t before(std::int64_t position) const;
+  // Pairs of the queries and those of the keys that stand in front of the query's position + `reach`.
+  double pairs_before(std::int64_t position, std::int64_t rows, const KeyRange& keys, std::int64_t reach) const;
+  double sum(std::int64_t begin, std::int64_t end) const;  // of positions
+
+  Visibility unbounded_;
+  Mask mask_;
+  std::span<const std::int32_t> positions_;
+  std::span<const std::int64_t> sums_;
+};
+
+// As Visibility, of all heads of keys of a sequence together, wherever these stand.
+class SequenceVisibility {
+ public:
+  // `positions`: null where key i stands at position i; it outlives the object.
+  SequenceVisibility(const Mask& mask, std::int64_t key_length, const KeyPositions* positions, std::size_t sequence)
+      : mask_(mask), plain_(mask, key_length), positions_(positions), sequence_(sequence) {}
+
+  // From the first tile that some head's rows fold to the last.
+  TileRange tiles(std::int64_t position, std::int64_t rows, const TileSizes& sizes) const;
+  // The mean over heads.
+  double pairs(std::int64_t position, std::int64_t rows, const KeyRange& keys) const;
+
+ private:
+  PositionedVisibility of(int head) const {
+    return {mask_, positions_->of(sequence_, head), positions_->sums(sequence_, head)};
+  }
+
+  Mask mask_;
+  Visibility plain_;
+  const KeyPositions* positions_;
+  std::size_t sequence_;
+};
+
+// Those of the keys of one K/V head; none where `positions` is null.
+inline std::span<const std::int32_t> positions_of(const KeyPositions* positions, std::size_t sequence, int kv_head) {
+  if (positions == nullptr) return {};
+  return positions->of(sequence, positions->heads() == 1 ? 0 : kv_head);
+}
+
+// The position of the first query of a sequence with which a mask alone lets through what it does by positions: to each
+// of the `queries` queries from `position` on, in each head. Such queries stand behind all keys that were taken out,
+// and no window ends between keys. std::nullopt: there is none.
+std::optional<std::int64_t> position_without_gaps(const Mask& mask, const KeyPositions& positions, std::size_t sequence,
+                                                  std::int64_t position, std::int64_t queries);
+
+// What a kernel that knows consecutive positions alone lacks where FoldSpec::positions are.
+std::string missing_for_positions();
+
+}  // namespace ringattn

@@ -1,0 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/sm90/latent/launch.cuh"
+
+namespace ringattn::sm90 {
+
+constinit const LatentLauncher<LatentCodeParams> latent_codes = latent_launcher<__nv_bfloat16, true>();
+
+}  // namespace ringattn::sm90

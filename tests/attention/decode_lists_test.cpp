@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+// Steps by lists of key blocks, given to them or chosen by them: they have the bits of Attention by the same lists, by
+// memcmp of O and LSE; what is wrong with lists is found, and nothing is changed.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "attention/decode.hpp"
+#include "comm/self.hpp"
+#include "kernels/fold_spec.hpp"
+#include "tests/support/error_of.hpp"
+#include "tests/support/listed_steps.hpp"
+
+namespace ringattn::testing {
+namespace {
+
+constexpr int kBlock = 128;
+
+DecodeOptions on_cpu() {
+  DecodeOptions options;
+  options.kernel.backend = "cpu";
+  options.threads = 1;
+  return options;
+}
+
+DecodeJob job_with_lists(const ListedSteps& steps, int rows, const CacheLayout& layout, const ListShape& shape,
+                         int best = 0) {
+  DecodeJob job = decode_job(steps.job(), rows, layout);
+  job.spec.lists = shape;
+  job.best_blocks = best;
+  return job;
+}
+
+std::vector<std::int64_t> less(std::vector<std::int64_t> lengths, std::int64_t by) {
+  for (std::int64_t& length : lengths) length -= by;
+  return lengths;
+}
+
+TEST(DecodeByLists, HasTheBitsOfAttentionByThem) {
+  std::uint64_t seed = 1;
+  for (const Mask& mask : {Mask{-1, 0}, Mask{-1, -1}}) {
+    for (const int heads : {1, 2}) {
+      FoldSpec spec = make_spec(Dtype::kBf16, 4, 2, 16, mask);
+      spec.sinks = seed % 2 == 0;
+      const std::vector<std::int64_t> lengths = {8192 + 8 * kBlock + 3, 5 * kBlock, 3, 20 * kBlock + 70};
+      const ListedSteps steps(spec, lengths, seed, "cpu");
+      const ListShape shape{64, heads == 1 ? kBlock : 2 * kBlock, heads};
+      const auto lists = steps.lists(shape, lengths, 3, random_blocks(shape, mask, 9, seed));
+      const CacheLayout layout{.page_size = seed % 2 == 0 ? 16 : 0};
+      const auto self = make_self_transport();
+      Decode decode(job_with_lists(steps, 3, layout, shape), *self, on_cpu());
+      DecodeRank rank(decode, steps.job(), steps.tensors(), layout);
+      rank.set_lists(*lists, 3);
+      rank.fill(less(lengths, 3));
+      rank.load(lengths, 3);
+      decode.run(rank.inputs(true, true), rank.outputs());
+      EXPECT_EQ(rank.difference(steps.attended(lists, lengths, 3)), "") << seed;
+      ++seed;
+    }
+  }
+}
+
+// Ranks share out the sequences: each has what one rank gives, and nothing of the sequences of others.
+TEST(DecodeByLists, OnSeveralRanks) {
+  const FoldSpec spec = make_spec(Dtype::kBf16, 4, 2, 16, {-1, 0});
+  const std::vector<std::int64_t> lengths = {9 * kBlock + 3, 5 * kBlock, 40, 20 * kBlock + 70, 7 * kBlock + 1};
+  const ListedSteps steps(spec, lengths, 11, "cpu");
+  const ListShape shape{64, kBlock, 2};
+  for (const int best : {0, 4}) {
+    const auto lists =
+        best > 0 ? steps.best(shape, lengths, 1, best) : steps.lists(shape, lengths, 1, random_blocks(shape, {}, 3, 7));
+    const JobResult expected = steps.attended(lists, lengths, 1);
+    for (const int ranks : {1, 2, 3, 5, 7}) {
+      for (const std::int64_t page : {0, 32}) {
+        const CacheLayout layout{.page_size = page};
+        std::atomic<std::int64_t> compared = 0;
+        const auto rank_main = [&](Transport& world) {
+          Decode decode(job_with_lists(steps, 1, layout, shape, best), world, on_cpu());
+          DecodeRank rank(decode, steps.job(), steps.tensors(), layout);
+          if (best == 0) rank.set_lists(*lists, 1);
+          rank.fill(less(lengths, 1));
+          const SequenceRange mine = decode.owned(static_cast<std::int64_t>(lengths.size()));
+          for (std::int64_t s = 0; s < static_cast<std::int64_t>(lengths.size()); ++s) {
+            if (s >= mine.first && s < mine.end()) continue;
+            for (std::int64_t i = 0; i < rank.table_pages; ++i) {
+              rank.table[static_cast<std::size_t>(s * rank.table_pages + i)] = -5;  // nobody follows it
+            }
+            if (best == 0) rank.list_counts[static_cast<std::size_t>(2 * s)] = -9;
+          }
+          rank.upload();
+          rank.load(less(lengths, 1), 1);
+          if (best > 0) decode.pool(rank.inputs(false, false));
+          rank.load(lengths, 1);
+          decode.run(rank.inputs(true, true), rank.outputs());
+          EXPECT_EQ(rank.difference(expected), "") << ranks << " ranks, page " << page;
+          EXPECT_EQ(rank.lengths_now(), std::vector<std::int32_t>(lengths.begin(), lengths.end()));
+          compared += mine.count;
+        };
+        if (ranks > 1) {
+          run_threads_world(ranks, {}, rank_main);
+        } else {
+          rank_main(*make_self_transport());
+        }
+        EXPECT_EQ(compared, static_cast<std::int64_t>(lengths.size()));
+      }
+    }
+  }
+}
+
+// The blocks that a step chooses are those that prefill's lists choose, while sequences grow; pool() makes the means of
+// what the cache holds to begin with.
+TEST(DecodeByLists, ChoosesAsPrefillDoes) {
+  for (const int heads : {1, 2}) {
+    const FoldSpec spec = make_spec(Dtype::kBf16, 4, 2, 32, {-1, 0});
+    const std::vector<std::int64_t> longest = {16 * kBlock + 70, 9 * kBlock + 3, 150};
+    const ListedSteps steps(spec, longest, 5, "cpu");
+    const ListShape shape{64, kBlock, heads};
+    const CacheLayout layout{.page_size = heads == 1 ? 32 : 256};
+    const auto self = make_self_transport();
+    Decode decode(job_with_lists(steps, 1, layout, shape, 4), *self, on_cpu());
+    DecodeRank rank(decode, steps.job(), steps.tensors(), layout);
+    constexpr std::int64_t kSteps = 145;
+    rank.fill(less(longest, kSteps));
+    rank.load(less(longest, kSteps), 1);
+    decode.pool(rank.inputs(false, false));
+    int dense = 0;
+    for (std::int64_t left = kSteps - 1; left >= 0; --left) {
+      const std::vector<std::int64_t> lengths = less(longest, left);
+      rank.load(lengths, 1);
+      decode.enqueue(rank.inputs(true, true), rank.outputs());
+      decode.wait();
+      if (left % 29 != 0 && lengths[0] % kBlock > 2) {
+        rank.difference(poisoned_result(steps.job(), 1));  // the outputs are NaN again
+        continue;
+      }
+      const auto lists = steps.best(shape, lengths, 1, 4);
+      EXPECT_EQ(rank.difference(steps.attended(lists, lengths, 1)), "") << left;
+      dense += steps.attended(lists, lengths, 1).same_bits(steps.attended(nullptr, lengths, 1)) ? 1 : 0;
+    }
+    EXPECT_EQ(dense, 0) << "all keys give the same: the test shows nothing";
+  }
+}
+
+TEST(DecodeByLists, RefusesListsThatDontFit) {
+  const FoldSpec spec = make_spec(Dtype::kF32, 4, 2, 16, {-1, 0});
+  const std::vector<std::int64_t> lengths = {9 * kBlock, 700};
+  const ListedSteps steps(spec, lengths, 7, "cpu");
+  const ListShape shape{64, kBlock, 2};
+  const CacheLayout layout{.page_size = 64};
+  const auto self = make_self_transport();
+  Decode decode(job_with_lists(steps, 1, layout, shape), *self, on_cpu());
+  DecodeRank rank(decode, steps.job(), steps.tensors(), layout);
+  const auto lists = steps.lists(shape, lengths, 1, random_blocks(shape, spec.mask, 4, 7));
+  const auto refused = [&](const std::function<void()>& spoil, const std::vector<std::string>& parts) {
+    rank.set_lists(*lists, 1);
+    rank.fill(lengths);
+    rank.load(lengths, 1);
+    spoil();
+    rank.upload();
+    const Error error = error_of([&] { decode.run(rank.inputs(false, false), rank.outputs()); });
+    EXPECT_EQ(error.code(), ErrorCode::kUsage) << error.what();
+    for (const std::string& part : parts) {
+      EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what() << "\nlacks: " << part;
+    }
+    EXPECT_TRUE(rank.untouched());
+  };
+  refused([&] { rank.list_counts[3] = 12; }, {"list 1 of sequence 1 has 12 blocks", "room for 10"});
+  refused([&] { rank.list_counts[0] = -1; }, {"list 0 of sequence 0 has -1 blocks"});
+  refused([&] { std::swap(rank.list_blocks[10], rank.list_blocks[11]); },
+          {"list 1 of sequence 0 names block", "ascend"});
+  refused([&] { rank.list_blocks[0] = -2; }, {"list 0 of sequence 0 names block -2 at place 0"});
+  DecodeInputs without = rank.inputs(false, false);
+  without.lists = {};
+  EXPECT_NE(std::string(error_of([&] { decode.run(without, rank.outputs()); }).what()).find("lists of key blocks are"),
+            std::string::npos);
+}
+
+TEST(DecodeByLists, RefusesJobsThatContradictThemselves) {
+  const FoldSpec spec = make_spec(Dtype::kF32, 4, 2, 16, {-1, 0});
+  const ListedSteps steps(spec, {700}, 8, "cpu");
+  const auto self = make_self_transport();
+  const auto code = [&](const std::function<void(DecodeJob&)>& spoil, std::string_view part) {
+    DecodeJob job = job_with_lists(steps, 1, {.page_size = 64}, {64, kBlock, 2}, 5);
+    spoil(job);
+    const Error error = error_of([&] { Decode(job, *self, on_cpu()); });
+    EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
+    return error.code();
+  };
+  EXPECT_EQ(code([](DecodeJob& job) { job.limits.prefixes = 1; }, "share prefixes"), ErrorCode::kUsage);
+  EXPECT_EQ(code([](DecodeJob& job) { job.spec.lists = {}; }, "best 5 blocks"), ErrorCode::kUsage);
+  EXPECT_EQ(code([](DecodeJob& job) { job.spec.lists.heads = 4; }, "each query head"), ErrorCode::kUnsupported);
+  EXPECT_EQ(code([](DecodeJob& job) { job.spec.lists.key_block = 100; }, "multiples of"), ErrorCode::kUnsupported);
+  EXPECT_EQ(code([](DecodeJob& job) { job.spec.mask = {300, 0}; }, "sliding window"), ErrorCode::kUnsupported);
+  Decode dense(decode_job(steps.job(), 1, {}), *self, on_cpu());
+  DecodeRank rank(dense, steps.job(), steps.tensors(), {});
+  rank.load({700}, 1);
+  EXPECT_EQ(error_of([&] { dense.pool(rank.inputs(false, false)); }).code(), ErrorCode::kUsage);
+}
+
+}  // namespace
+}  // namespace ringattn::testing

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+// Decoding on GPUs by lists of key blocks: a captured step follows lists that change in device memory, or chooses its
+// blocks anew with each launch; lists are checked on the device.
+#include <gtest/gtest.h>
+
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "base/cuda.hpp"
+#include "base/gpu.hpp"
+#include "comm/self.hpp"
+#include "kernels/fold_spec.hpp"
+#include "tests/support/cuda_graph.hpp"
+#include "tests/support/error_of.hpp"
+#include "tests/support/listed_steps.hpp"
+
+namespace ringattn::testing {
+namespace {
+
+constexpr int kBlock = 128;
+constexpr ListShape kShape{128, kBlock, 2};
+
+FoldSpec usual_spec() {
+  FoldSpec spec = make_spec(Dtype::kBf16, 8, 2, 128, {-1, 0});
+  spec.sinks = true;
+  return spec;
+}
+
+DecodeOptions on_gpu() {
+  DecodeOptions options;
+  options.kernel.backend = "cuda";
+  return options;
+}
+
+DecodeJob job_of(const ListedSteps& steps, int rows, const CacheLayout& layout, int best) {
+  DecodeJob job = decode_job(steps.job(), rows, layout);
+  job.spec.lists = kShape;
+  job.best_blocks = best;
+  return job;
+}
+
+std::vector<std::int64_t> plus(std::vector<std::int64_t> lengths, std::int64_t more) {
+  for (std::int64_t& length : lengths) length += more;
+  return lengths;
+}
+
+class GpuDecodeByLists : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (visible_gpus().empty()) GTEST_SKIP() << "needs a GPU: " << gpus_unavailable();
+    FoldSpec spec = usual_spec();
+    spec.lists = kShape;
+    try {
+      choose_kernel(DecodeSpec{spec}, on_gpu().kernel);
+    } catch (const Error& error) {
+      GTEST_SKIP() << "needs a GPU that decodes: " << error.what();
+    }
+  }
+};
+
+TEST_F(GpuDecodeByLists, AGraphFollowsTheLists) {
+  const auto self = make_self_transport(MemoryKind::kDevice);
+  constexpr std::int64_t kSteps = 140;
+  const std::vector<std::int64_t> longest = {3 * 8192 + 70, kSteps, 8192 + 3};
+  const ListedSteps steps(usual_spec(), longest, 1, "cuda");
+  for (const std::int64_t page : {0, 16, 256}) {
+    const CacheLayout layout{.page_size = page};
+    Decode decode(job_of(steps, 2, layout, 0), *self, on_gpu());
+    DecodeRank rank(decode, steps.job(), steps.tensors(), layout);
+    const std::vector<std::int64_t> start = plus(longest, -kSteps);
+    rank.set_lists(*steps.lists(kShape, longest, 2, all_blocks()), 2);
+    rank.fill(start);
+    rank.load(plus(start, 2), 2);
+    const Graph graph(rank.stream(), [&] { decode.enqueue(rank.inputs(true, true), rank.outputs(), rank.stream()); });
+    for (std::int64_t step = 2; step <= kSteps; step += 2) {
+      const std::vector<std::int64_t> lengths = plus(start, step);
+      const auto lists = steps.lists(
+          kShape, lengths, 2, random_blocks(kShape, {-1, 0}, static_cast<int>(step), static_cast<std::uint64_t>(step)));
+      rank.lengths = rank.lengths_now();
+      rank.set_lists(*lists, 2);
+      rank.upload();
+      rank.load(lengths, 2);
+      graph.launch();
+      if (step % 10 != 0 && lengths[0] % kBlock > 3) {
+        rank.difference(poisoned_result(steps.job(), 1));  // the outputs are NaN again
+        continue;
+      }
+      ASSERT_EQ(rank.difference(steps.attended(lists, lengths, 2)), "") << "step " << step << ", page " << page;
+    }
+    decode.wait();  // no check has found anything
+  }
+}
+
+// Each launch grows the sequences, appends rows, makes the means of blocks that are full, chooses blocks and decodes.
+TEST_F(GpuDecodeByLists, AGraphChoosesItsBlocks) {
+  const auto self = make_self_transport(MemoryKind::kDevice);
+  constexpr std::int64_t kSteps = 300;
+  const std::vector<std::int64_t> longest = {2 * 8192 + 150, kSteps, 40 * kBlock + 3};
+  const ListedSteps steps(usual_spec(), longest, 2, "cuda");
+  for (const std::int64_t page : {0, 64}) {
+    const CacheLayout layout{.page_size = page};
+    Decode decode(job_of(steps, 1, layout, 12), *self, on_gpu());
+    DecodeRank rank(decode, steps.job(), steps.tensors(), layout);
+    const std::vector<std::int64_t> start = plus(longest, -kSteps);
+    rank.fill(start);
+    rank.load(start, 1);
+    decode.pool(rank.inputs(false, false), rank.stream());
+    rank.load(plus(start, 1), 1);
+    const Graph graph(rank.stream(), [&] { decode.enqueue(rank.inputs(true, true), rank.outputs(), rank.stream()); });
+    int dense = 0;
+    for (std::int64_t step = 1; step <= kSteps; ++step) {
+      const std::vector<std::int64_t> lengths = plus(start, step);
+      rank.load(lengths, 1);
+      graph.launch();
+      if (step % 25 != 0 && lengths[0] % kBlock > 2) {
+        rank.difference(poisoned_result(steps.job(), 1));
+        continue;
+      }
+      const JobResult expected = steps.attended(steps.best(kShape, lengths, 1, 12), lengths, 1);
+      ASSERT_EQ(rank.difference(expected), "") << "step " << step << ", page " << page;
+      dense += expected.same_bits(steps.attended(nullptr, lengths, 1)) ? 1 : 0;
+    }
+    EXPECT_EQ(dense, 0) << "all keys give the same: the test shows nothing";
+    decode.wait();
+  }
+}
+
+TEST_F(GpuDecodeByLists, AreCheckedOnTheDevice) {
+  const auto self = make_self_transport(MemoryKind::kDevice);
+  const std::vector<std::int64_t> lengths = {20 * kBlock, 9 * kBlock + 5, 700};
+  FoldSpec spec = usual_spec();
+  spec.sinks = false;
+  const ListedSteps steps(spec, lengths, 3, "cuda");
+  const CacheLayout layout{.page_size = 64};
+  Decode decode(job_of(steps, 1, layout, 0), *self, on_gpu());
+  DecodeRank rank(decode, steps.job(), steps.tensors(), layout);
+  const auto lists = steps.lists(kShape, lengths, 1, random_blocks(kShape, {-1, 0}, 6, 3));
+  const JobResult expected = steps.attended(lists, lengths, 1);
+  rank.set_lists(*lists, 1);
+  rank.fill(lengths);
+  rank.load(lengths, 1);
+  const std::size_t stride = rank.list_blocks.size() / rank.list_counts.size();
+  const auto spoiled = [&](auto spoil, std::string_view part) {
+    rank.set_lists(*lists, 1);
+    spoil();
+    rank.upload();
+    const Error error = error_of([&] { decode.run(rank.inputs(false, false), rank.outputs()); });
+    EXPECT_EQ(error.code(), ErrorCode::kUsage);
+    EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
+    EXPECT_TRUE(rank.is_empty(1));
+    rank.difference(expected);
+  };
+  spoiled([&] { rank.list_blocks[2 * stride + 2] = rank.list_blocks[2 * stride + 1]; },
+          "list 0 of sequence 1 names block");
+  spoiled([&] { rank.list_blocks[3 * stride] = -7; }, "list 1 of sequence 1 names block -7 at place 0");
+  spoiled([&] { rank.list_counts[3] = 1000; }, "list 1 of sequence 1 has 1000 blocks");
+  rank.set_lists(*lists, 1);
+  rank.upload();
+  decode.run(rank.inputs(false, false), rank.outputs());
+  EXPECT_EQ(rank.difference(expected), "");
+}
+
+}  // namespace
+}  // namespace ringattn::testing
