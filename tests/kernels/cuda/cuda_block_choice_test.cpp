@@ -51,8 +51,8 @@ TEST_F(CudaBlockChoice, IsTheHosts) {
   for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
     for (const int dim : {64, 96, 128, 256}) {
       const FoldInputs inputs = inputs_of(dtype, 8, 2, dim, seed % 2 == 0 ? 1 : 2, seed % 3 == 0 ? 16 : 1,
-                                          {32 * 300 + 8, 1, 32, 33, 32 * 70, 32 * 65 + 31}, seed);
-      for (const int count : {1, 2, 30, 257}) expect_same(inputs, seed % 2 == 0 ? 16 : 128, count);
+                                          {32 * 100 + 8, 1, 32, 33, 32 * 70, 32 * 65 + 31}, seed);
+      for (const int count : {1, 30, 90}) expect_same(inputs, seed % 2 == 0 ? 16 : 128, count);
       ++seed;
     }
   }
