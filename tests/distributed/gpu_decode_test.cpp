@@ -303,9 +303,10 @@ TEST_F(GpuDecode, SharedPrefixes) {
   EXPECT_TRUE(rank.is_empty(2));
 }
 
-void expect_growth(Transport& world, std::int64_t page, bool host_copies) {
+void expect_growth(Transport& world, const std::vector<std::int64_t>& final_lengths, std::int64_t page,
+                   bool host_copies) {
   constexpr std::int64_t kFew = 40;
-  const Job job = job_of(spec_of({-1, 0}), {2 * kGroup + 20, 60, kGroup + 7});
+  const Job job = job_of(spec_of({-1, 0}), final_lengths);
   const JobTensors tensors = random_tensors(job, 5);
   const JobResult reference = attended(job, tensors, world.device());
   const CacheLayout layout{.page_size = page};
@@ -333,7 +334,10 @@ TEST_F(GpuDecode, TwoRanks) {
   for (const char* transport : {"p2p", "nccl"}) {
     if (transport == std::string("nccl") && visible_gpus().size() < 2) continue;
     for (const bool host_copies : {false, true}) {
-      in_two_ranks(transport, [&](Transport& world) { expect_growth(world, host_copies ? 64 : 0, host_copies); });
+      in_two_ranks(transport, [&](Transport& world) {
+        expect_growth(world, {2 * kGroup + 20, 60, kGroup + 7}, host_copies ? 64 : 0, host_copies);
+        expect_growth(world, {300, 60}, host_copies ? 64 : 0, host_copies);  // no group is the second rank's
+      });
     }
   }
 }

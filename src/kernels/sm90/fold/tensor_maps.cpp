@@ -82,6 +82,7 @@ bool can_map(const MappedTensor& tensor) {
 }
 
 bool can_map(const MappedPages& tensor) {
+  if (tensor.pages == 0) return true;
   return can_map(tensor.page) && can_map_stride(tensor.page_stride) && tensor.pages > 0 &&
          tensor.pages < std::numeric_limits<std::int32_t>::max();
 }
@@ -92,10 +93,12 @@ CUtensorMap map_tensor(const MappedTensor& tensor, Dtype dtype, int box_rows, in
 }
 
 CUtensorMap map_pages(const MappedPages& tensor, Dtype dtype, int box_rows, int box_columns) {
+  if (tensor.pages == 0) return {};  // a rank without groups reads none
   return encode(tensor, 5, dtype, box_rows, box_columns, swizzle_of(box_columns), CU_TENSOR_MAP_L2_PROMOTION_NONE);
 }
 
 CUtensorMap map_plain_pages(const MappedPages& tensor, int box_rows, int box_columns) {
+  if (tensor.pages == 0) return {};
   return encode(tensor, 5, Dtype::kBf16, box_rows, box_columns, CU_TENSOR_MAP_SWIZZLE_NONE,
                 CU_TENSOR_MAP_L2_PROMOTION_NONE);
 }

@@ -25,7 +25,8 @@ bool can_map(const MappedTensor& tensor);
 // kInternal where the driver refuses what can_map() allows.
 CUtensorMap map_tensor(const MappedTensor& tensor, Dtype dtype, int box_rows, int box_columns);
 
-// Pages of such a tensor, [pages, rows, heads, columns]: `rows` and the strides of `page` are those of a page.
+// Pages of such a tensor, [pages, rows, heads, columns]: `rows` and the strides of `page` are those of a page. Without
+// pages, as on a rank that has none, there is nothing to map, and the map is empty.
 struct MappedPages {
   MappedTensor page;
   std::int64_t pages;
