@@ -7,9 +7,9 @@
 #include <cmath>
 #include <cstring>
 #include <numeric>
-#include <utility>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "base/deadline.hpp"
 #include "base/error.hpp"
