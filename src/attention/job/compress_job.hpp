@@ -44,7 +44,7 @@ struct CompressResult {
   std::int64_t tokens = 0;
   std::int64_t kept = 0;            // of these
   std::int64_t position_bytes = 0;  // of k_positions and k_lengths, where tokens were taken out
-  std::string coded_on;  // identity of the GPU that was there; empty: the host
+  std::string coded_on;             // identity of the GPU that was there; empty: the host
 
   std::int64_t bytes_before() const { return k.bytes_before + v.bytes_before; }
   std::int64_t bytes_after() const { return k.bytes_after + v.bytes_after + position_bytes; }
