@@ -100,21 +100,15 @@ class LatentFetcher {
   __device__ __forceinline__ void fetch(int head, const Box& box, int rows) const {
     const std::uint32_t stage = stage_of(tiles_);
 #pragma unroll
-    for (std::uint32_t half = 0; half < 2; ++half) {
-      constexpr int kRopePanel = 2 * kHalfPanels;
-      barrier_wait(map_.empty(stage, half), parity_of(tiles_) ^ 1U);
-      // With the first half come the rotary keys.
-      const int part = half == 1 ? 1 : 2 * lane_;
-      if (lane_ < (half == 1 ? 1 : 2)) {
-        barrier_arrive_expect(map_.full(stage, part), panels_of_part(part) * rows * kPanelRowBytes);
-      }
-      __syncwarp();
-      for_panels(box, half == 1 ? kHalfPanels : kHalfPanels + 1, [&](int i) {
-        const int panel = half == 1 ? kHalfPanels + i : i < kHalfPanels ? i : kRopePanel;
-        load(place(stage, panel), p_.k, map_.full(stage, panel / kHalfPanels), panel * kPanelColumns, head, box);
-      });
-      __syncwarp();
+    for (std::uint32_t half = 0; half < 2; ++half) barrier_wait(map_.empty(stage, half), parity_of(tiles_) ^ 1U);
+    if (lane_ < kLatentParts) {
+      barrier_arrive_expect(map_.full(stage, lane_), panels_of_part(lane_) * rows * kPanelRowBytes);
     }
+    __syncwarp();
+    for_panels(box, kLatentDim / kPanelColumns, [&](int panel) {
+      load(place(stage, panel), p_.k, map_.full(stage, panel / kHalfPanels), panel * kPanelColumns, head, box);
+    });
+    __syncwarp();
   }
 
   // The codes of this CTA's rows, and the rotary keys of all.

@@ -298,8 +298,7 @@ class LatentFold {
 
   // Issues O += P V of a tile that the other one has scored.
   __device__ __forceinline__ void add_other(std::uint32_t tile, bool first, int keys) {
-#pragma unroll
-    for (int part = 0; part < kLatentParts; ++part) await(tile, part);
+    await(tile, static_cast<int>(warpgroup_));  // of the other half's place the next tile may be known already
     barrier_wait(map_.weights_full(), tile & 1U);
     if (all_of_warp(load_number(map_.moved(warp())) != 0)) {
       const int slot = slot_of_thread();
