@@ -184,6 +184,17 @@ class World:
             self.torch.distributed.destroy_process_group()
 
 
+def one_gpu(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, World]:
+    """Adds the words that all programs for one GPU take, and returns what they said and the World to measure in."""
+    parser.add_argument("--seed", type=int, default=1, help="of the random input")
+    parser.add_argument("--jsonl", metavar="FILE", default="-", help="lines are appended to it; - is stdout")
+    parser.add_argument("--self-check", action="store_true", help="compare with a plain computation at a small size, and stop")
+    arguments = parser.parse_args()
+    torch = import_torch(arguments.self_check)
+    torch.set_grad_enabled(False)
+    return arguments, World(torch, wanted=False)
+
+
 def measure(world: World, work: Callable[[], object], samples: int | None) -> list[float]:
     """Milliseconds of each repeat on the rank that was slowest in it."""
     torch = world.torch

@@ -157,13 +157,7 @@ def main() -> int:
     parser.add_argument("--steps", metavar="LIST", type=decode.parse_steps, default="128x4k", help=sizes)
     parser.add_argument("--rows", type=int, default=1, help="queries of each sequence [%(default)s]")
     parser.add_argument("--heads", type=int, default=128, help="query heads [%(default)s]")
-    parser.add_argument("--seed", type=int, default=1, help="of the random input")
-    parser.add_argument("--jsonl", metavar="FILE", default="-", help="lines are appended to it; - is stdout")
-    parser.add_argument("--self-check", action="store_true", help="compare with a plain computation at a small size, and stop")
-    arguments = parser.parse_args()
-    torch = common.import_torch(arguments.self_check)
-    torch.set_grad_enabled(False)
-    world = common.World(torch, wanted=False)
+    arguments, world = common.one_gpu(parser)
     if arguments.self_check:
         return self_check(world)
     if not importlib.util.find_spec(PACKAGE):

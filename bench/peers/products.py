@@ -203,13 +203,7 @@ def main() -> int:
     )
     parser.add_argument("--cache", metavar="LIST", type=parse_caches, default="cold,warm", help="[%(default)s]")
     parser.add_argument("--dtype", choices=["bf16", "fp16"], default="bf16", help="[%(default)s]")
-    parser.add_argument("--seed", type=int, default=1, help="of the random input")
-    parser.add_argument("--jsonl", metavar="FILE", default="-", help="lines are appended to it; - is stdout")
-    parser.add_argument("--self-check", action="store_true", help="compare with a plain computation at a small size, and stop")
-    arguments = parser.parse_args()
-    torch = common.import_torch(arguments.self_check)
-    torch.set_grad_enabled(False)
-    world = common.World(torch, wanted=False)
+    arguments, world = common.one_gpu(parser)
     if arguments.self_check:
         return self_check(world)
     with common.open_lines(arguments.jsonl) as file:
