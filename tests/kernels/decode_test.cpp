@@ -258,16 +258,5 @@ TEST_P(Decode, RefusesOtherPages) {
 
 RINGATTN_FOR_EVERY_DECODER(Decode);
 
-// Every kernel says so, whatever the fold of its name can do.
-TEST(DecodeKernels, HaveNoLists) {
-  for (const DecodeRow& row : kernel_table<DecodeSpec>()) {
-    FoldSpec spec = make_spec(Dtype::kBf16, 8, 2, 128, {-1, 0});
-    spec.lists = {128, 128, 1};
-    const std::vector<std::string> missing = row.missing({spec});
-    EXPECT_TRUE(std::ranges::any_of(missing, [](const std::string& what) { return what.find("lists") == 0; }))
-        << row.name << ": " << fmt::format("{}", fmt::join(missing, ", "));
-  }
-}
-
 }  // namespace
 }  // namespace ringattn::testing
