@@ -43,7 +43,7 @@ std::size_t limit_in(const std::string& path) {
 // Of a control group and those that it is in: "/a/b" names <root>/a/b, <root>/a and <root>.
 std::size_t group_limit(const std::string& root, std::string group, const std::string& file) {
   std::size_t least = limit_in(root + "/" + file);
-  while (group.size() > 1) {
+  while (group.size() > 1 && group.front() == '/') {
     least = std::min(least, limit_in(root + group + "/" + file));
     group.resize(group.rfind('/'));
   }
