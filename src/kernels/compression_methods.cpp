@@ -79,7 +79,7 @@ const CompressionMethod& compression_method(std::string_view name) {
   if (found != std::ranges::end(kMethods)) return *found;
   std::vector<std::string_view> names;
   for (const CompressionMethod& method : kMethods) names.push_back(method.name);
-  const std::string_view nearest = nearest_name(name, names.data(), names.size());
+  const std::string nearest = nearest_name(name, names.data(), names.size());
   fail(ErrorCode::kUsage, fmt::format("there is no method of compression \"{}\"", name),
        fmt::format("methods are {}", fmt::join(names, ", ")),
        nearest.empty() ? std::string("Choose one of them.") : fmt::format("Did you mean {}?", nearest));
@@ -105,7 +105,7 @@ CacheMethod parse_cache_method(std::string_view text) {
   std::vector<std::string_view> evictions;
   for (const EvictionMethod& known : eviction_methods()) evictions.push_back(known.name);
   if (!method.eviction) names.insert(names.end(), evictions.begin(), evictions.end());
-  const std::string_view nearest = nearest_name(rest, names.data(), names.size());
+  const std::string nearest = nearest_name(rest, names.data(), names.size());
   fail(ErrorCode::kUsage,
        method.eviction ? fmt::format("there is no method of compression \"{}\" for the tokens that are left", rest)
                        : fmt::format("there is no method of compression \"{}\"", rest),
