@@ -278,7 +278,9 @@ class File:
         """The line's point, or None where it was counted as left out."""
         schema, what = line.get("schema"), line.get("what")
         point: Point | str | None = None
-        if schema == SCHEMA:
+        if schema == SCHEMA and "state_dim" in line.get("job", {}):
+            point = "of scans, which are not attention"
+        elif schema == SCHEMA:
             # Sums have errors instead of times, and nothing to compare here.
             point = "of the accuracy of sums, not timed" if "accuracy" in line else parse(line)
         elif schema == REPORT and line.get("command") == "run":
