@@ -111,6 +111,10 @@ def contiguous_heads(array):
     return array if array.shape[-1] <= 1 or array.stride(-1) == 1 else array.contiguous()
 
 
+def is_contiguous(array) -> bool:
+    return array.flags.c_contiguous if isinstance(array, np.ndarray) else array.is_contiguous()
+
+
 def flat_rows(array):
     """[batch, tokens, heads, dim] as [batch · tokens, heads, dim], copied only where that is no view."""
     if hasattr(array, "flat_rows"):
@@ -134,6 +138,11 @@ def flat_view(out):
 def as_ints(values) -> list[int]:
     """A list of Python's integers from a list, an array or a tensor; of a GPU's tensor this waits for the device."""
     return [int(value) for value in (values.tolist() if hasattr(values, "tolist") else values)]
+
+
+def on_host(array) -> np.ndarray:
+    """The array in host memory, as NumPy's; a copy of what lies elsewhere."""
+    return array if isinstance(array, np.ndarray) else array.detach().cpu().numpy()
 
 
 def address_of(array) -> int:
