@@ -93,6 +93,11 @@ def causal_conv1d_update(x, conv_state, weight, bias=None, *, activation: str | 
     x: [sequences, channels]; conv_state: [sequences, width - 1, channels] of x's dtype, contiguous, in place: what
     causal_conv1d() gives with return_final_states. conv_state_indices: as ssd_update()'s state_batch_indices.
     Returns y, of x's shape and dtype, with the bits that causal_conv1d() gives the token."""
+    given = {"x": x, "weight": weight, "bias": bias, "final_halos": conv_state, "slots": conv_state_indices}
+    call, results = (None, None) if unknown else _job.known_call(None, ("causal_conv1d_update", activation, threads, timeout),
+                                                                 given, out)  # fmt: skip
+    if results is not None:
+        return results[0]
     _check("causal_conv1d_update", x, weight, bias, out, unknown, conv_state=conv_state, conv_state_indices=conv_state_indices)
     if x.ndim != 2:
         refuse(f"x has {x.ndim} axes", "it has [sequences, channels]", "Pass one token of each sequence.")
@@ -101,6 +106,8 @@ def causal_conv1d_update(x, conv_state, weight, bias=None, *, activation: str | 
     convolution = _prepared(_job.world_of(x, None), x, channels, width, bias, activation, (1,) * x.shape[0], None,
                             (True, True, True), {"threads": threads, "timeout_seconds": timeout})  # fmt: skip
     y = empty(x, x.shape) if out is None else out
-    convolution._do(x, {"x": _rows(x), "weight": weight, "bias": bias, "y": y[:, None, :], "final_halos": conv_state,
-                        "slots": conv_state_indices})  # fmt: skip
+    arrays = {"x": _rows(x), "weight": weight, "bias": bias, "y": y[:, None, :], "final_halos": conv_state,
+              "slots": conv_state_indices}  # fmt: skip
+    convolution._do(x, arrays)
+    _job.keep_call(None, call, convolution, arrays, given, y, None)
     return y

@@ -244,7 +244,8 @@ class Call:
     these forms by telling the library where they lie."""
 
     def __init__(self, prepared: Prepared, arrays: dict, given: dict, out, lse, workspace_bytes: int, members: dict):
-        """arrays: what the library is shown; given: the caller's, by the same names. out, lse: what the caller gets."""
+        """arrays: what the library is shown; given: the caller's, by the same names. out, lse: what the caller gets; lse may be
+        None, and out is a scan's y."""
         self.prepared = prepared
         self._tensors = getattr(_structs, f"{prepared.op}_tensors")()
         self._views: dict[str, View] = {}
@@ -253,8 +254,9 @@ class Call:
             setattr(self._tensors, name, value)
         places = {name: view.struct for name, view in self._views.items()}
         self._places = [places[name] if array is not None else None for name, array in given.items()]
-        self._out, self._lse = places["out"], places["lse"]
-        self._new_out, self._new_lse = maker(out, tuple(out.shape)), maker(out, tuple(lse.shape), "float32")
+        self._out, self._lse = places.get("out") or places["y"], places.get("lse")
+        self._new_out = maker(out, tuple(out.shape))
+        self._new_lse = None if lse is None else maker(out, tuple(lse.shape), "float32")
         self._on_host = device_of(out)[0] == _abi.CPU
         self._new_workspace = None
         if workspace_bytes and not self._on_host:
@@ -272,8 +274,10 @@ class Call:
         if out is None:
             out = self._new_out()
         self._out.data = address_of(out)
-        lse = self._new_lse()
-        self._lse.data = address_of(lse)
+        lse = None
+        if self._new_lse is not None:
+            lse = self._new_lse()
+            self._lse.data = address_of(lse)
         prepared, tensors = self.prepared, self._tensors
         if self._on_host:
             prepared._run(prepared._handle, tensors)

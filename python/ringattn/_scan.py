@@ -149,6 +149,11 @@ def _update(op, state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, dt_limit, slo
     state_dim]."""
     if unknown:
         _job.refuse_unknown(op, unknown)
+    limits = _limits(dt_limit)
+    given = {"x": x, "dt": dt, "a": A, "b": B, "c": C, "d": D, "z": z, "dt_bias": dt_bias, "final_states": state, "slots": slots}
+    call, results = _job.known_call(None, (op, dt_softplus, limits, *members.values()), given, out)
+    if results is not None:
+        return results[0]
     _job.check_arrays(op, x, state=state, x=x, dt=dt, A=A, B=B, C=C, D=D, z=z, dt_bias=dt_bias, state_batch_indices=slots,
                       out=out)  # fmt: skip
     if x.ndim != 3 or dt.ndim != 2 or B.ndim != 3 or C.ndim != 3:
@@ -159,9 +164,11 @@ def _update(op, state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, dt_limit, slo
     check_state("state", state, slots, sequences, (heads, head_dim, B.shape[-1]), "float32")
     flags = _flags(D, z, dt_bias, dt_softplus) | {"initial": 1, "final": 1, "update": 1}
     scan = _prepared(_job.world_of(x, None), x, heads, head_dim, B.shape[-1], B.shape[-2], A.ndim == 2, (1,) * sequences, None,
-                     flags, _limits(dt_limit), members)  # fmt: skip
+                     flags, limits, members)  # fmt: skip
     y = empty(x, x.shape) if out is None else _flat_out(out, x)
-    scan._do(x, _arrays(x, dt, A, B, C, D, z, dt_bias, y) | {"final_states": state, "slots": slots})
+    arrays = _arrays(x, dt, A, B, C, D, z, dt_bias, y) | {"final_states": state, "slots": slots}
+    scan._do(x, arrays)
+    _job.keep_call(None, call, scan, arrays, given, y, None)
     return y
 
 

@@ -38,8 +38,8 @@ def is_torch(array) -> bool:
 def check_array(name: str, array) -> None:
     """Refuses what is neither NumPy's nor PyTorch's, and tensors whose gradients are wanted."""
     if isinstance(array, np.ndarray):
-        if name == "out" and not array.flags.writeable:
-            refuse("out is read-only", "the result is written to it", "Pass an array of your own.")
+        if name in ("out", "state", "conv_state") and not array.flags.writeable:
+            refuse(f"{name} is read-only", "the result is written to it", "Pass an array of your own.")
         return
     if not is_torch(array):
         refuse(f"{name} is {type(array).__name__}", "it should be a NumPy array or a PyTorch tensor",

@@ -178,7 +178,8 @@ class Updates(unittest.TestCase):
     def test_what_is_wrong_is_refused(self):
         x, dt, A, B, C = (rows[:, 0] if rows.ndim > 1 else rows for rows in self.inputs(1))
         state = normal(3, 4, 32, 16)
-        before = state.copy()
+        before, sealed = state.copy(), state.copy()
+        sealed.flags.writeable = False
         slots = np.array([0, 1, 3], "int32")
         for kind, words, state_of, more in (
             (ringattn.UsageError, "state is float32 [2, 4, 32, 16]", state[:2], {}),
@@ -188,6 +189,7 @@ class Updates(unittest.TestCase):
             (ringattn.UsageError, "state is not contiguous", normal(3, 4, 16, 32).swapaxes(2, 3), {}),
             (ringattn.UsageError, "slots is [2]", state, {"state_batch_indices": slots[:2]}),
             (ringattn.UsageError, "out is [3, 4, 31]", state, {"out": x[:, :, 1:]}),
+            (ringattn.UsageError, "state is read-only", sealed, {}),
             (ringattn.UnsupportedError, "no cu_seqlens", state, {"cu_seqlens": [0, 3]}),
         ):
             with self.assertRaises(kind) as caught:
