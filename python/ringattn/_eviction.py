@@ -43,7 +43,7 @@ def _flat(array):
 def shape_of(k, v, q) -> tuple:
     """(dtype, heads, kv_heads, head_dim, head_dim_v)."""
     heads = k.shape[-2] if q is None else q.shape[-2]
-    return type_name(k.dtype), heads, k.shape[-2], k.shape[-1], v.shape[-1]
+    return type_name(k.dtype), *(int(length) for length in (heads, k.shape[-2], k.shape[-1], v.shape[-1]))
 
 
 def _c_job(shape: tuple, settings: tuple, lengths, q_lengths, threads: int = 0) -> tuple:
@@ -60,6 +60,11 @@ def kept_of(shape: tuple, settings: tuple, lengths: tuple, q_lengths: tuple) -> 
     kept, heads = (ctypes.c_int64 * max(len(lengths), 1))(), ctypes.c_int64()
     lib.eviction_kept(*_c_job(shape, settings, lengths, q_lengths), kept, ctypes.byref(heads))
     return tuple(kept)[: len(lengths)], heads.value
+
+
+def kept_lengths(method: str, ratio: float, lengths: tuple) -> tuple[int, ...]:
+    """Tokens that are left of each sequence, which are those of any heads."""
+    return kept_of(("float32", 1, 1, 1, 1), (method, ratio, "causal", None, 0.0), lengths, lengths)[0]
 
 
 def begins(k, kept) -> tuple[int, ...] | None:
@@ -144,7 +149,5 @@ def evict(k, v, method: str = "snapkv", *, ratio: float = 0.5, q=None, cu_seqlen
         _job.refuse_unknown("evict", unknown)
     _job.check_arrays("evict", k, k=k, v=v, q=q)
     lengths, q_lengths = sequences_of(k, q, cu_seqlens, cu_seqlens_q)
-    settings = (method, float(ratio), mask, softmax_scale, softcap)
-    kept, _ = kept_of(shape_of(k, v, q), settings, lengths, q_lengths)
-    k, v, places = evict_rows(k, v, q, settings, lengths, q_lengths, threads)
-    return Kept(k, v, places, lengths, begins(k, kept))
+    k, v, places = evict_rows(k, v, q, (method, float(ratio), mask, softmax_scale, softcap), lengths, q_lengths, threads)
+    return Kept(k, v, places, lengths, begins(k, kept_lengths(method, float(ratio), lengths)))

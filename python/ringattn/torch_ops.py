@@ -47,10 +47,10 @@ def _choose_formats(*given):
     return _compression.choose_formats(*given)
 
 
-# Nor does what an eviction leaves depend on the numbers.
+# Nor does how many tokens an eviction leaves depend on the numbers.
 @torch.compiler.assume_constant_result
-def _kept_of(*given):
-    return _eviction.kept_of(*given)
+def _kept_lengths(*given):
+    return _eviction.kept_lengths(*given)
 
 
 def _keys_arguments(rows) -> tuple[list[Tensor], str, int]:
@@ -293,7 +293,7 @@ def _evict_op(
 @fake("evict")
 def _(k, v, q, method, ratio, mask, left, right, softmax_scale, softcap, lengths, q_lengths, threads):
     settings = (method, ratio, mask_of(mask, left, right), softmax_scale, softcap)
-    kept, heads = _kept_of(_eviction.shape_of(k, v, q), settings, tuple(map(int, lengths)), tuple(map(int, q_lengths)))
+    kept, heads = _eviction.kept_of(_eviction.shape_of(k, v, q), settings, tuple(map(int, lengths)), tuple(map(int, q_lengths)))
     form = (k.shape[0], kept[0]) if k.ndim == 4 else (sum(kept),)
     places = torch.empty((*form, heads), dtype=torch.int32, device="cpu")
     return k.new_empty((*form, *k.shape[-2:])), v.new_empty((*form, *v.shape[-2:])), places
@@ -303,8 +303,8 @@ def evict(k, v, method="snapkv", *, ratio=0.5, q=None, cu_seqlens=None, cu_seqle
           softcap=0.0, threads=0, **unknown):  # fmt: skip
     check("evict", unknown, k, v, q)
     lengths, q_lengths = _eviction.sequences_of(k, q, cu_seqlens, cu_seqlens_q)
-    settings = (method, ratio, mask, softmax_scale, softcap)
-    kept, _ = _kept_of(_eviction.shape_of(k, v, q), settings, lengths, q_lengths)
     k, v, places = torch.ops.ringattn.evict(k, v, q, method, ratio, *mask_arguments(mask), softmax_scale, softcap,
                                             list(lengths), list(q_lengths), threads)  # fmt: skip
+    # Lengths of a tensor need not be constants of a graph, those of cu_seqlens are.
+    kept = (places.shape[0],) if cu_seqlens is None else _kept_lengths(method, ratio, lengths)
     return _eviction.Kept(k, v, places, lengths, _eviction.begins(k, kept))
