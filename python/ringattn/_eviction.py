@@ -15,7 +15,8 @@ import numpy as np
 from . import _job, _structs
 from ._abi import lib
 from ._attention import lengths_of
-from ._errors import refuse
+from ._compression import Compressed
+from ._errors import refuse, unsupported
 from ._tensors import View, contiguous_heads, is_torch, traced, type_name
 
 
@@ -147,6 +148,9 @@ def evict(k, v, method: str = "snapkv", *, ratio: float = 0.5, q=None, cu_seqlen
     as a cache of as many keys as are left, under masks without a left side."""
     if unknown:
         _job.refuse_unknown("evict", unknown)
+    for name, rows in (("k", k), ("v", v)):
+        if isinstance(rows, Compressed):
+            unsupported(f"{name} is compressed", "tokens are taken out of rows as they are", "Compress what is left.")
     _job.check_arrays("evict", k, k=k, v=v, q=q)
     lengths, q_lengths = sequences_of(k, q, cu_seqlens, cu_seqlens_q)
     k, v, places = evict_rows(k, v, q, (method, float(ratio), mask, softmax_scale, softcap), lengths, q_lengths, threads)

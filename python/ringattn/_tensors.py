@@ -152,15 +152,15 @@ def address_of(array) -> int:
 
 def forms_of(arrays) -> tuple | None:
     """What tells whether arrays of another call are like these, but for where they lie: hashable. None for anything but plain
-    arrays and tensors without gradients."""
+    arrays, and tensors and parameters whose gradients nobody wants."""
     torch = sys.modules.get("torch")
-    tensor = torch.Tensor if torch is not None else None
+    kinds = () if torch is None else (torch.Tensor, torch.nn.Parameter)
     forms = []
     for array in arrays:
         if array is None:
             forms.append(None)
-        elif type(array) is tensor:
-            if array.requires_grad:
+        elif type(array) in kinds:
+            if array.requires_grad and torch.is_grad_enabled():
                 return None
             forms.append((array.shape, array.stride(), array.dtype, array.device))
         elif type(array) is np.ndarray:

@@ -82,7 +82,7 @@ class Choices(unittest.TestCase):
 
     def test_what_is_wrong_is_refused(self):
         q, k, v = self.q, self.k, self.v
-        spoilt = k.copy()
+        spoilt, k16 = k.copy(), k.astype("float16")
         spoilt[77, 1, 3] = np.nan
         endless = q.copy()
         endless[99, 1, 2] = np.inf
@@ -97,6 +97,8 @@ class Choices(unittest.TestCase):
             (ringattn.UsageError, "q 4", lambda: ringattn.evict(k, v, q=q[None])),
             (ringattn.UsageError, "cu_seqlens deals packed rows",
              lambda: ringattn.evict(k[None], v[None], "knorm", cu_seqlens=[0, 100])),
+            (ringattn.UnsupportedError, "v is compressed",
+             lambda: ringattn.evict(k, ringattn.compress(k16, k16, "fp8")[1], "knorm")),
             (ringattn.UnsupportedError, "evict has no budget", lambda: ringattn.evict(k, v, budget=10)),
         ):  # fmt: skip
             with self.assertRaises(kind) as caught:

@@ -58,7 +58,14 @@ class Eager(unittest.TestCase):
             ringattn.attention(q, k.requires_grad_(), v)
         self.assertIn("k requires a gradient (ringattn has no backward pass)", str(caught.exception))
         with torch.no_grad():
-            ringattn.attention(q, k, v)
+            for _ in range(2):
+                ringattn.attention(q, k, v)
+            x, state, weight = normal(3, 8), torch.zeros(3, 3, 8), torch.nn.Parameter(normal(8, 4))
+            y = [ringattn.causal_conv1d_update(x, state.clone(), weight) for _ in range(2)]
+            assert_same_bits(*y)
+        with self.assertRaises(ringattn.UnsupportedError) as caught:
+            ringattn.causal_conv1d_update(x, state, weight)
+        self.assertIn("weight requires a gradient", str(caught.exception))
         with self.assertRaises(ringattn.UnsupportedError):
             ringattn.attention(*(x.detach().to("meta") for x in (q, k, v)))
         with self.assertRaises(ringattn.UsageError):
