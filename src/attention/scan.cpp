@@ -207,6 +207,13 @@ void Scan::Impl::check(const ScanInputs& inputs, const ScanOutputs& outputs) con
   check_array("conv_bias", inputs.conv_bias, job.convolution && job.convolution->bias);
   check_array("initial_halos", inputs.initial_halos, job.initial_halos && !beginning.empty());
   check_array("final_halos", outputs.final_halos, job.final_halos && !ending.empty());
+  if (inputs.slots == nullptr || (job.update && !job.convolution && inputs.initial_states == outputs.final_states)) {
+    return;
+  }
+  refuse("slots are given",
+         job.update && !job.convolution ? "the states behind the update lie elsewhere than those in front of it"
+                                        : "the job is no update of states alone",
+         "Slots are those of an update in place, without a convolution in front.");
 }
 
 // The rows behind the convolution.
@@ -243,7 +250,7 @@ void Scan::Impl::update(const ScanInputs& inputs, const ScanOutputs& outputs, St
     backend->copy_rows(outputs.final_states, bytes, inputs.initial_states, bytes, bytes, 1, stream);
   }
   kernel->update({inputs.x, inputs.dt, inputs.b, inputs.c, inputs.z, inputs.a, inputs.d, inputs.dt_bias,
-                  outputs.final_states, outputs.y},
+                  outputs.final_states, outputs.y, inputs.slots},
                  stream);
 }
 

@@ -80,6 +80,9 @@ struct ScanInputs {
   const float* conv_weight = nullptr;   // [channels, width]
   const float* conv_bias = nullptr;     // [channels], present exactly when ConvolutionSpec::bias
   const void* initial_halos = nullptr;  // present exactly when ScanJob::initial_halos and a sequence begins here
+  // [own tokens], in the kernel's kind of memory: of an update without a convolution whose states are one of many. Row
+  // s goes on in place in state slots[s] of final_states, which initial_states are then, too (ScanUpdate::slots).
+  const std::int32_t* slots = nullptr;
 };
 
 struct ScanOutputs {
