@@ -279,7 +279,7 @@ TEST(CompressedPages, WhatCanNotBeDoneIsNamed) {
       const Finished end =
           tool({"compress", "--method", method, "--input", path, "--output", folder.file("inf_small")});
       EXPECT_EQ(end.code, code) << end.err;
-      if (code != 0) EXPECT_TRUE(has(end.err, fmt::format("v_pages[{}, {}, 1, 9] is inf", page, token))) << end.err;
+      EXPECT_TRUE(code == 0 || has(end.err, fmt::format("v_pages[{}, {}, 1, 9] is inf", page, token))) << end.err;
       EXPECT_EQ(std::filesystem::exists(folder.file("inf_small")), code == 0);
       std::filesystem::remove(folder.file("inf_small"));
     }

@@ -85,6 +85,7 @@ void check_pages(const InputTensors& input) {
                         grid->length, kPageSizes),
             page_orders());
   }
+  if (input.q.info != nullptr) check_queries(input);
   require(v.batch == k.batch && v.length == k.length && v.heads == k.heads, input.v,
           fmt::format("k_pages has {} pages of {} tokens and {} heads", k.batch, k.length, k.heads),
           "A token's key and value lie at the same place of both pools.");
@@ -274,7 +275,6 @@ InputTensors find_pages(const SafetensorsFile& file, const InputNames& names, st
   input.k = k.first;
   input.v = v.first;
   check_pages(input);
-  if (q) check_queries(input);
   read_paging(file, names, input.k_grid, input);
   k.complete(input);
   v.complete(input);
