@@ -118,7 +118,7 @@ constexpr FlagRow kTable[] = {
        constexpr std::string_view kChoices[] = {"thd", "htd", "bthd", "bhtd"};
        options.order = static_cast<AxisOrder>(parse_choice(text, kChoices));
      }, "thd"},
-    {"page-order", 0, kJobs, FlagGroup::kInput, FlagKind::kText, "thd|htd", "",
+    {"page-order", 0, kJobs | kCompress, FlagGroup::kInput, FlagKind::kText, "thd|htd", "",
      "axis order of a page in k_pages and v_pages; htd is head-major [as the file's metadata page_order says, or the only "
      "one that its shapes allow]",
      [](JobOptions& options, std::string_view text) {

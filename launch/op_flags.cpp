@@ -33,11 +33,11 @@ constexpr UnknownFlag kNotOfAttention[] = {
     {"form", kLatentAlone},      {"state-dim", kScanAlone}, {"groups", kScanAlone},      {"conv-width", kScanAlone},
     {"dt-softplus", kScanAlone}, {"dt-limit", kScanAlone},  {"final-states", kScanAlone}};
 constexpr UnknownFlag kNotOfDecode[] = {
-    {"cache-format", kElements}, {"query-offset", kDealt},    {"layout", kDealt},           {"stripe", kDealt},
-    {"block", kDealt},           {"overlap", kDealt},         {"checksum", kDealt},         {"trace", kDealt},
-    {"compute-only", kDealt},    {"rope-dim", kLatentAlone},  {"latent-dim", kLatentAlone}, {"form", kLatentAlone},
-    {"state-dim", kScanAlone},   {"groups", kScanAlone},      {"conv-width", kScanAlone},   {"dt-softplus", kScanAlone},
-    {"dt-limit", kScanAlone},    {"final-states", kScanAlone}};
+    {"query-offset", kDealt},    {"layout", kDealt},           {"stripe", kDealt},          {"block", kDealt},
+    {"overlap", kDealt},         {"checksum", kDealt},         {"trace", kDealt},           {"compute-only", kDealt},
+    {"rope-dim", kLatentAlone},  {"latent-dim", kLatentAlone}, {"form", kLatentAlone},      {"state-dim", kScanAlone},
+    {"groups", kScanAlone},      {"conv-width", kScanAlone},   {"dt-softplus", kScanAlone}, {"dt-limit", kScanAlone},
+    {"final-states", kScanAlone}};
 constexpr UnknownFlag kNotOfLatent[] = {
     {"cache-format", kElements}, {"kv-heads", kOneShape},   {"prefix", kOneShape},       {"block-mask", kOneShape},
     {"decode", kOneShape},       {"state-dim", kScanAlone}, {"groups", kScanAlone},      {"conv-width", kScanAlone},
