@@ -75,7 +75,7 @@ void check_decode(const SyntheticInput& input, std::int64_t q_len) {
 }  // namespace
 
 std::string_view op_name(Op op) {
-  constexpr std::string_view kNames[] = {"attention", "decode", "mla", "ssd", "selective_scan"};
+  constexpr std::string_view kNames[] = {"attention", "decode", "mla", "ssd", "selective_scan", "convolution"};
   return kNames[static_cast<std::size_t>(op)];
 }
 

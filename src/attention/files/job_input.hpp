@@ -33,8 +33,9 @@ enum class Op {
   // Of a ScanInput (scan_input.hpp).
   kSsd,            // Scan: Mamba-2's, a decay a head
   kSelectiveScan,  // Scan: Mamba-1's, a decay for each state of a channel
+  kConvolution,    // Scan: the convolution in front of one, alone
 };
-std::string_view op_name(Op op);  // "attention", "decode", "mla", "ssd", "selective_scan"
+std::string_view op_name(Op op);  // "attention", "decode", "mla", "ssd", "selective_scan", "convolution"
 
 // q, k and v, or latents and matrices, as functions of a seed, for sequences of equal length.
 struct SyntheticInput {
