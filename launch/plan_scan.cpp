@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <optional>
 
 #include "attention/scan_forecast.hpp"
 #include "attention/tokens/cost.hpp"
@@ -13,10 +12,9 @@
 #include "launch/file_shape.hpp"
 #include "launch/help.hpp"
 #include "launch/job_request.hpp"
+#include "launch/plan_table.hpp"
 #include "launch/report.hpp"
 #include "launch/scan_request.hpp"
-#include "launch/table.hpp"
-#include "launch/wording.hpp"
 
 namespace ringattn {
 
@@ -144,10 +142,7 @@ int plan_scan(const Invocation& invocation, const Screen& screen) {
   const std::vector<ScanInput> inputs = inputs_of(config);
   const ScanJob& first = inputs.front().job();
   const ScanOptions library = scan_options(config);
-  // What is forced is meant for another machine, perhaps; what is not is this one's.
-  const bool forced = options.backend != "auto" || options.kernel != "auto";
-  const ScanJobChoice choice =
-      choose_kernel(first, library.kernel, forced ? KernelPlace::kAnywhere : KernelPlace::kHere);
+  const ScanJobChoice choice = choose_kernel(first, library.kernel, planned_place(options));
   const std::unique_ptr<Backend> backend = choice.row->make_backend({1, kNoDevice});
   const std::unique_ptr<ScanKernel> kernel = choice.scan ? choice.scan->make_kernel(first.spec, *backend) : nullptr;
   const double flops_per_second = choice.row->flops_per_second(*backend);
@@ -163,45 +158,29 @@ int plan_scan(const Invocation& invocation, const Screen& screen) {
       "rates: {:.4g} GFLOP/s a rank by the kernel; {:.4g} GB/s and latency {:.4g} us by machine {}",
       flops_per_second / 1e9, machine.link_bytes_per_second / 1e9, machine.latency_seconds * 1e6, machine.name));
 
-  const std::size_t rows = inputs.size() * options.world.size();
-  JsonWriter json;
-  json.begin_object();
-  write_document_head(json, "plan", invocation, file_shape(first));
-  json.member("op", op_name(inputs.front().op())).member("kernel", choice.row->name).key("rows").begin_array();
-  Table summary({{"world"},
-                 {"tokens"},
-                 {"runs"},
-                 {first.alone ? "halos" : "states", "moved"},
-                 {first.alone ? "halo" : "state", "(MiB)"},
-                 {"mem/rank", "(MiB, most)"},
-                 {"balance", "(max/mean)"},
-                 {"time", "(ms)"},
-                 {"passing", "(ms)"}});
-  std::optional<Error> misfit;
-  std::size_t fitting = 0;
+  PlanTable table(invocation, screen, file_shape(first), op_name(inputs.front().op()), choice.row->name,
+                  {{"world"},
+                   {"tokens"},
+                   {"runs"},
+                   {first.alone ? "halos" : "states", "moved"},
+                   {first.alone ? "halo" : "state", "(MiB)"},
+                   {"mem/rank", "(MiB, most)"},
+                   {"balance", "(max/mean)"},
+                   {"time", "(ms)"},
+                   {"passing", "(ms)"}},
+                  inputs.size() * options.world.size(), "tokens");
   for (const ScanInput& input : inputs) {
     for (const std::int64_t world : options.world) {
-      try {
+      table.add(world, input.job().tokens(), [&](JsonWriter& json) {
         const WorldFigures figures = plan_world(input.job(), kernel.get(), flops_per_second, machine,
                                                 library.memory_budget, static_cast<int>(world));
-        if (rows == 1) print_owners(screen, figures, input.job());
-        summary.add(summary_row(input.job(), figures));
+        if (table.alone()) print_owners(screen, figures, input.job());
         write_row(json, input.job(), figures);
-        ++fitting;
-      } catch (const Error& error) {
-        // In a list, a world that is too small is an answer.
-        if (error.code() != ErrorCode::kMemory || rows == 1) throw;
-        if (!misfit) misfit = error;
-        screen.context(fmt::format("world {}, {} tokens: {}", world, input.job().tokens(), program_text(error)));
-        json.begin_object().member("world", world).member("tokens", input.job().tokens());
-        json.member("does_not_fit", program_text(error)).end_object();
-      }
+        return summary_row(input.job(), figures);
+      });
     }
   }
-  if (fitting == 0 && misfit) throw Error(*misfit);
-  screen.print(summary.text(!options.quiet));
-  json.end_array().key("error").null().end_object();
-  if (invocation.first_process) invocation.report_file->write(json.text());
+  table.finish();
   return 0;
 }
 

@@ -8,9 +8,9 @@
 
 #include "attention/tokens/cost.hpp"
 #include "base/size.hpp"
-#include "base/text_file.hpp"
 #include "launch/outputs.hpp"
 #include "launch/progress.hpp"
+#include "launch/run_end.hpp"
 #include "launch/scan_request.hpp"
 #include "launch/table.hpp"
 #include "launch/trace.hpp"
@@ -88,14 +88,7 @@ int run_scan(const Invocation& invocation, Transport& world, Report& report) {
   input.reset();
   gather_scan(report, prepared, world, meeting);
   print_scan(screen, prepared, report);
-  if (options.dry_run) {
-    screen.context("dry run: nothing is computed");
-    report.verdict = "ok";
-    meeting.together([&] {
-      if (first) write_report(report);
-    });
-    return 0;
-  }
+  if (options.dry_run) return end_dry_run(screen, report, meeting);
 
   ProgressDisplay progress(options, first);
   const ScanFileResult result = prepared.run(
@@ -106,22 +99,13 @@ int run_scan(const Invocation& invocation, Transport& world, Report& report) {
   prepared.write(result);
   std::vector<std::vector<ScanPart>> timeline;
   if (!options.trace.empty()) timeline = gather_scan_parts(result.rank.stats.parts, meeting);
-  report.verdict = "ok";
-  meeting.together([&] {
-    if (!first) return;
+  const auto print = [&] {
     print_details(report, screen);
     print_result(report, screen, options.quiet);
-    if (!result.digests.final_states.empty()) {
-      screen.context(fmt::format("digest of {}: {}", carried_name(prepared.scan().job()), result.digests.final_states));
-    }
-    if (!options.output.empty()) screen.context(fmt::format("output: {}", options.output));
-    if (!options.trace.empty()) {
-      write_text_file(options.trace, trace_text(timeline, report.hosts), options.force, "trace");
-      screen.context(fmt::format("trace: {}", options.trace));
-    }
-    write_report(report);
-  });
-  return 0;
+    if (result.digests.final_states.empty()) return;
+    screen.context(fmt::format("digest of {}: {}", carried_name(prepared.scan().job()), result.digests.final_states));
+  };
+  return end_run(screen, report, meeting, print, [&] { return trace_text(timeline, report.hosts); });
 }
 
 }  // namespace ringattn
