@@ -27,7 +27,6 @@ namespace ringattn {
 namespace {
 
 constexpr int kShownRanks = 8;  // without --verbose
-constexpr std::size_t kShownRuns = 4;
 
 // Over all ranks.
 struct BlockFigures {
@@ -84,18 +83,6 @@ WorldFigures plan_world(const RingJob& job, const Options& options, Route route,
     figures.exposed_seconds = std::max(figures.exposed_seconds, prediction.exposed_seconds);
   }
   return figures;
-}
-
-std::string mebibytes(double bytes) { return fmt::format("{:.2f}", bytes / 0x1p20); }
-
-std::string runs_text(std::span<const TokenRun> runs, bool all) {
-  std::string text;
-  const std::size_t shown = all ? runs.size() : std::min(runs.size(), kShownRuns);
-  for (std::size_t i = 0; i < shown; ++i) {
-    text += fmt::format("{}{}:{}-{}", i == 0 ? "" : ", ", runs[i].sequence, runs[i].begin, runs[i].end);
-  }
-  if (shown < runs.size()) text += fmt::format(", … {} runs in all", runs.size());
-  return text.empty() ? "nothing" : text;
 }
 
 // Who owns what: the ranks' query runs, as sequence:first-last.

@@ -21,7 +21,6 @@ namespace ringattn {
 namespace {
 
 constexpr int kShownRanks = 8;  // without --verbose
-constexpr std::size_t kShownRuns = 4;
 
 struct WorldFigures {
   int world = 1;
@@ -59,16 +58,6 @@ WorldFigures plan_world(const ScanJob& job, const ScanKernel* kernel, double flo
   return figures;
 }
 
-std::string runs_text(std::span<const TokenRun> runs, bool all) {
-  std::string text;
-  const std::size_t shown = all ? runs.size() : std::min(runs.size(), kShownRuns);
-  for (std::size_t i = 0; i < shown; ++i) {
-    text += fmt::format("{}{}:{}-{}", i == 0 ? "" : ", ", runs[i].sequence, runs[i].begin, runs[i].end);
-  }
-  if (shown < runs.size()) text += fmt::format(", … {} runs in all", runs.size());
-  return text.empty() ? "nothing" : text;
-}
-
 // Who owns what: the ranks' runs, as sequence:first-last.
 void print_owners(const Screen& screen, const WorldFigures& figures, const ScanJob& job) {
   const Layout& layout = figures.forecast.layout;
@@ -83,8 +72,6 @@ void print_owners(const Screen& screen, const WorldFigures& figures, const ScanJ
     screen.context(fmt::format("… {} ranks in all; --verbose shows every one", figures.world));
   }
 }
-
-std::string mebibytes(double bytes) { return fmt::format("{:.2f}", bytes / 0x1p20); }
 
 std::vector<std::string> summary_row(const ScanJob& job, const WorldFigures& figures) {
   const ScanMemory& memory = figures.forecast.most_memory();

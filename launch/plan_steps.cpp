@@ -23,8 +23,6 @@ namespace {
 
 constexpr std::size_t kShownRanks = 8;  // without --verbose
 
-std::string mebibytes(std::size_t bytes) { return fmt::format("{:.2f}", static_cast<double>(bytes) / 0x1p20); }
-
 std::int64_t most(const std::vector<std::int64_t>& values) { return *std::max_element(values.begin(), values.end()); }
 
 void check_budget(const StepForecast& step, std::size_t budget) {
@@ -52,10 +50,10 @@ std::vector<std::string> summary_row(const JobInput& input, const StepForecast& 
           fmt::format("{}", batch.sequences.size()),
           fmt::format("{}", batch.q_tokens()),
           input.pages() == nullptr ? "dense" : fmt::format("{}", input.pages()->page_size),
-          mebibytes(memory.cache),
-          mebibytes(memory.scratch),
-          mebibytes(memory.partials),
-          mebibytes(memory.total()),
+          mebibytes(static_cast<double>(memory.cache)),
+          mebibytes(static_cast<double>(memory.scratch)),
+          mebibytes(static_cast<double>(memory.partials)),
+          mebibytes(static_cast<double>(memory.total())),
           fmt::format("{:.2f}", static_cast<double>(most(step.received)) / 0x1p20),
           fmt::format("{:.2f}", step.bytes_read / static_cast<double>(world) / 0x1p20),
           fmt::format("{:.4f}", step.balance())};

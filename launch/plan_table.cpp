@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "launch/report.hpp"
@@ -13,6 +14,19 @@ namespace ringattn {
 KernelPlace planned_place(const JobOptions& options) {
   const bool forced = options.backend != "auto" || options.kernel != "auto";
   return forced ? KernelPlace::kAnywhere : KernelPlace::kHere;
+}
+
+std::string mebibytes(double bytes) { return fmt::format("{:.2f}", bytes / 0x1p20); }
+
+std::string runs_text(std::span<const TokenRun> runs, bool all) {
+  constexpr std::size_t kShownRuns = 4;
+  std::string text;
+  const std::size_t shown = all ? runs.size() : std::min(runs.size(), kShownRuns);
+  for (std::size_t i = 0; i < shown; ++i) {
+    text += fmt::format("{}{}:{}-{}", i == 0 ? "" : ", ", runs[i].sequence, runs[i].begin, runs[i].end);
+  }
+  if (shown < runs.size()) text += fmt::format(", … {} runs in all", runs.size());
+  return text.empty() ? "nothing" : text;
 }
 
 PlanTable::PlanTable(const Invocation& invocation, const Screen& screen, const FileShape& shape, std::string_view op,

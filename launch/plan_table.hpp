@@ -5,10 +5,12 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "attention/tokens/layout.hpp"
 #include "base/error.hpp"
 #include "base/json_writer.hpp"
 #include "kernels/registry.hpp"
@@ -21,6 +23,11 @@ namespace ringattn {
 
 // What is forced is meant for another machine, perhaps; what is not is this one's.
 KernelPlace planned_place(const JobOptions& options);
+
+// Bytes in MiB, with two digits behind the point.
+std::string mebibytes(double bytes);
+// What a rank owns, as sequence:first-last: the first four runs, or `all`.
+std::string runs_text(std::span<const TokenRun> runs, bool all);
 
 class PlanTable {
  public:

@@ -14,6 +14,7 @@
 #include "attention/ring/enqueued_runs.hpp"
 #include "attention/ring/first_contact.hpp"
 #include "attention/ring/handshake.hpp"
+#include "attention/shard_checks.hpp"
 #include "attention/tokens/cost.hpp"
 #include "attention/tokens/scan_deal.hpp"
 #include "base/error.hpp"
@@ -26,20 +27,6 @@ namespace {
 
 [[noreturn]] void refuse(const std::string& what, const std::string& why, const std::string& remedy) {
   fail(ErrorCode::kUsage, what, why, remedy);
-}
-
-void check_view(std::string_view name, const TensorView& view, const ConvolutionSpec& spec, std::int64_t rows) {
-  if (view.dtype == spec.dtype && view.tokens == rows && view.heads == 1 && view.dim == spec.channels) return;
-  refuse(fmt::format("{} is {} [{}, {}, {}]", name, dtype_name(view.dtype), view.tokens, view.heads, view.dim),
-         fmt::format("this rank's is {} [{}, 1, {}]", dtype_name(spec.dtype), rows, spec.channels),
-         "Rows are those of the rank's tokens, which Convolution::layout() says.");
-}
-
-void check_array(std::string_view name, const void* data, bool wanted) {
-  if ((data != nullptr) == wanted) return;
-  refuse(fmt::format("{} {}", name, wanted ? "is missing" : "is given"),
-         wanted ? "the job has it, and this rank a part in it" : "the job has none for this rank",
-         "ConvolutionSpec and ConvolutionJob say what a convolution has.");
 }
 
 void check_update(const ConvolutionJob& job) {
@@ -114,13 +101,13 @@ void Convolution::Impl::allocate() {
 }
 
 void Convolution::Impl::check(const ConvolutionInputs& inputs, const ConvolutionOutputs& outputs) const {
-  const std::int64_t rows = layout->tokens(transport.rank());
-  check_view("x", inputs.x, job.spec, rows);
-  check_view("y", outputs.y, job.spec, rows);
-  check_array("weight", inputs.weight, true);
-  check_array("bias", inputs.bias, job.spec.bias);
-  check_array("initial_halos", inputs.initial_halos, job.initial_halos && beginning > 0);
-  check_array("final_halos", outputs.final_halos, job.final_halos && ending > 0);
+  const ShardShape rows_of_channels{job.spec.dtype, layout->tokens(transport.rank()), 1, job.spec.channels};
+  check_shard("Convolution", "x", inputs.x, rows_of_channels);
+  check_shard("Convolution", "y", outputs.y, rows_of_channels);
+  check_given("Convolution", "weight", inputs.weight, true);
+  check_given("Convolution", "bias", inputs.bias, job.spec.bias);
+  check_given("Convolution", "initial_halos", inputs.initial_halos, job.initial_halos && beginning > 0);
+  check_given("Convolution", "final_halos", outputs.final_halos, job.final_halos && ending > 0);
   if (inputs.slots == nullptr || (job.update && inputs.initial_halos == outputs.final_halos)) return;
   refuse("slots are given",
          job.update ? "the halos behind the update lie elsewhere than those in front of it" : "the job is no update",

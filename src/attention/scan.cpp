@@ -13,6 +13,7 @@
 #include "attention/ring/enqueued_runs.hpp"
 #include "attention/ring/first_contact.hpp"
 #include "attention/ring/handshake.hpp"
+#include "attention/shard_checks.hpp"
 #include "attention/state_exchange.hpp"
 #include "attention/state_relay.hpp"
 #include "attention/tokens/cost.hpp"
@@ -29,21 +30,6 @@ namespace {
 
 [[noreturn]] void refuse(const std::string& what, const std::string& why, const std::string& remedy) {
   fail(ErrorCode::kUsage, what, why, remedy);
-}
-
-void check_view(std::string_view name, const TensorView& view, Dtype dtype, std::int64_t rows, std::int64_t heads,
-                std::int64_t dim) {
-  if (view.dtype == dtype && view.tokens == rows && view.heads == heads && view.dim == dim) return;
-  refuse(fmt::format("{} is {} [{}, {}, {}]", name, dtype_name(view.dtype), view.tokens, view.heads, view.dim),
-         fmt::format("this rank's is {} [{}, {}, {}]", dtype_name(dtype), rows, heads, dim),
-         "Rows are those of the rank's tokens, which Scan::layout() says.");
-}
-
-void check_array(std::string_view name, const void* data, bool wanted) {
-  if ((data != nullptr) == wanted) return;
-  refuse(fmt::format("{} {}", name, wanted ? "is missing" : "is given"),
-         wanted ? "the job has it, and this rank a part in it" : "the job has none for this rank",
-         "ScanSpec and ScanJob say what a scan has.");
 }
 
 // What the ranks scan and hand on at a time: all heads, or two halves where states travel.
@@ -184,29 +170,29 @@ void Scan::Impl::check(const ScanInputs& inputs, const ScanOutputs& outputs) con
   const ScanSpec& spec = job.spec;
   const std::int64_t rows = own_tokens();
   if (job.convolution) {
-    check_view("x", inputs.x, spec.dtype, rows, 1, job.convolution->channels);
+    check_shard("Scan", "x", inputs.x, {spec.dtype, rows, 1, job.convolution->channels});
   } else {
-    check_view("x", inputs.x, spec.dtype, rows, spec.heads, spec.head_dim);
+    check_shard("Scan", "x", inputs.x, {spec.dtype, rows, spec.heads, spec.head_dim});
   }
-  if (!job.alone) check_view("dt", inputs.dt, spec.dtype, rows, spec.heads, 1);
+  if (!job.alone) check_shard("Scan", "dt", inputs.dt, {spec.dtype, rows, spec.heads, 1});
   if (!job.convolution || (spec.state_decays && !job.alone)) {
-    check_view("B", inputs.b, spec.dtype, rows, spec.groups, spec.state_dim);
-    check_view("C", inputs.c, spec.dtype, rows, spec.groups, spec.state_dim);
+    check_shard("Scan", "B", inputs.b, {spec.dtype, rows, spec.groups, spec.state_dim});
+    check_shard("Scan", "C", inputs.c, {spec.dtype, rows, spec.groups, spec.state_dim});
   }
-  if (spec.gate) check_view("z", inputs.z, spec.dtype, rows, spec.heads, spec.head_dim);
-  check_view("y", outputs.y, spec.dtype, rows, spec.heads, spec.head_dim);
+  if (spec.gate) check_shard("Scan", "z", inputs.z, {spec.dtype, rows, spec.heads, spec.head_dim});
+  check_shard("Scan", "y", outputs.y, {spec.dtype, rows, spec.heads, spec.head_dim});
   if (job.alone && outputs.y.head_stride != 1) {
     refuse("y has channels that lie apart", "a convolution's lie side by side", "Give rows that are dense.");
   }
-  check_array("A", inputs.a, !job.alone);
-  check_array("D", inputs.d, spec.skip);
-  check_array("dt_bias", inputs.dt_bias, spec.dt_bias);
-  check_array("initial_states", inputs.initial_states, job.initial_states && !beginning.empty());
-  check_array("final_states", outputs.final_states, job.final_states && !ending.empty());
-  check_array("conv_weight", inputs.conv_weight, job.convolution.has_value());
-  check_array("conv_bias", inputs.conv_bias, job.convolution && job.convolution->bias);
-  check_array("initial_halos", inputs.initial_halos, job.initial_halos && !beginning.empty());
-  check_array("final_halos", outputs.final_halos, job.final_halos && !ending.empty());
+  check_given("Scan", "A", inputs.a, !job.alone);
+  check_given("Scan", "D", inputs.d, spec.skip);
+  check_given("Scan", "dt_bias", inputs.dt_bias, spec.dt_bias);
+  check_given("Scan", "initial_states", inputs.initial_states, job.initial_states && !beginning.empty());
+  check_given("Scan", "final_states", outputs.final_states, job.final_states && !ending.empty());
+  check_given("Scan", "conv_weight", inputs.conv_weight, job.convolution.has_value());
+  check_given("Scan", "conv_bias", inputs.conv_bias, job.convolution && job.convolution->bias);
+  check_given("Scan", "initial_halos", inputs.initial_halos, job.initial_halos && !beginning.empty());
+  check_given("Scan", "final_halos", outputs.final_halos, job.final_halos && !ending.empty());
   if (inputs.slots == nullptr || (job.update && !job.convolution && inputs.initial_states == outputs.final_states)) {
     return;
   }
