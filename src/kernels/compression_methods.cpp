@@ -35,7 +35,9 @@ Formats of_ranks(const RowShape& k, const RowShape& v, const OfRank& of_rank) {
 
 constexpr CompressionMethod kMethods[] = {
     {"fp8", "8 bits of float, a scale for each token and head, or, to remove more, for each head",
-     [](const RowShape&, const RowShape&) { return same({fp8(ScaleGrain::kTokenHead), fp8(ScaleGrain::kHead)}); }},
+     [](const RowShape&, const RowShape&) {
+       return same({fp8(ScaleGrain::kTokenHead), fp8(ScaleGrain::kHead)});
+     }},
     {"int8", "8 bits of integer, a scale for each token and head",
      [](const RowShape&, const RowShape&) { return same({{RowCoding::kInt8}}); }},
     {"int4", "KIVI's 4 bits: keys by channels over 32 or 64 tokens, values by runs of 32 channels of a token",
