@@ -79,7 +79,7 @@ TEST_P(Scans, AreAccurateAtTheEdgesOfSegments) {
 TEST_P(Scans, AreAccurateOverManyChunksOfManyHeads) {
   for (const ScanSpec& spec : specs()) {
     if (spec.dtype != Dtype::kBf16 || !spec.skip || !spec.gate) continue;
-    const ScanData inputs = random_scan(spec, {2048, 700, 2111, 449}, 25);
+    const ScanData inputs = random_scan(spec, {2111, 449}, 25);
     expect_accurate(inputs);
     const ScanResult whole = scan_with(row(), inputs);
     for (const ScanArrangement& other : {ScanArrangement{.heads_at_once = 1}, {.unaligned = true}}) {
