@@ -61,7 +61,7 @@ struct SsdMemory {
     return reinterpret_cast<float4*>(bytes + Layout::kScores + static_cast<int>(buffer) * Layout::kScoreBytes);
   }
   // Barriers: B and C of a stage are there; everybody is done with them; the same of scores; x and steps are there;
-  // where one thread fetches them for all bands, the band is done with them, and what follows from steps is there.
+  // where others fetch them, the band is done with them; and what follows from steps is there.
   __device__ std::uint32_t full(std::uint32_t stage) const { return barrier(stage); }
   __device__ std::uint32_t empty(std::uint32_t stage) const { return barrier(Layout::kStages + stage); }
   __device__ std::uint32_t scores_full(std::uint32_t buffer) const { return barrier(2 * Layout::kStages + buffer); }
