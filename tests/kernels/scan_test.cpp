@@ -75,6 +75,19 @@ TEST_P(Scans, AreAccurateAtTheEdgesOfSegments) {
   expect_accurate(with_initial(random_scan(small(Dtype::kBf16), {2049, 6200}, 22), 23), {.threads = 2});
 }
 
+// What a kernel keeps of chunks comes round many times, for heads side by side, with all that a row can have.
+TEST_P(Scans, AreAccurateOverManyChunksOfManyHeads) {
+  for (const ScanSpec& spec : specs()) {
+    if (spec.dtype != Dtype::kBf16 || !spec.skip || !spec.gate) continue;
+    const ScanData inputs = random_scan(spec, {2111, 449}, 25);
+    expect_accurate(inputs);
+    const ScanResult whole = scan_with(row(), inputs);
+    for (const ScanArrangement& other : {ScanArrangement{.heads_at_once = 1}, {.unaligned = true}}) {
+      EXPECT_EQ(first_difference(inputs, scan_with(row(), inputs, other), whole), "") << describe(spec);
+    }
+  }
+}
+
 TEST_P(Scans, AreAccurateAtTheEdgesOfSuperSegments) {
   const ScanSpec spec = small();
   expect_accurate(with_initial(with_slow_decays(random_scan(spec, {65'535, 65'537, 3}, 31)), 32), {.threads = 2});

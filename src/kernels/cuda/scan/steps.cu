@@ -24,7 +24,7 @@ struct WarpSteps {
 };
 
 template <class Element>
-__global__ void __launch_bounds__(kThreads, 4) steps_kernel(const __grid_constant__ ScanParams p) {
+__global__ void __launch_bounds__(kThreads, 5) steps_kernel(const __grid_constant__ ScanParams p) {
   __shared__ float chunk_sums[kChunksOfSegment][kHeads];
   __shared__ __align__(16) WarpSteps shared[kThreads / kLanes];
   const SegmentPlace place = segment_place(p, blockIdx.x);

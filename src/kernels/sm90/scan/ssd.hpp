@@ -24,6 +24,9 @@ inline constexpr int kSsdThreads = 128 * (kBandsTogether + 1);
 // waits for each of them before it issues the next.
 inline constexpr int kSsdFetchRegisters = 32;
 inline constexpr int kSsdBandRegisters = 160;
+// Of the rows' kernel, where the warpgroup that fetches computes scores, too.
+inline constexpr int kSsdScoreRegisters = 56;
+inline constexpr int kSsdRowRegisters = 152;
 
 inline constexpr int kBandTileBytes = cuda::panel_bytes(kChunk);  // x or y of a chunk and band, or 64 × 64 weights
 inline constexpr int kStepBytes = kChunkSteps * 4;
@@ -31,10 +34,9 @@ inline constexpr int kStepBytes = kChunkSteps * 4;
 // chunk's decay.
 inline constexpr int kBehindDecay = kChunk * 4;
 inline constexpr int kBehindBytes = kBehindDecay + 16;
-// C · Bᵀ on and below the diagonal: blocks of 16 × 16, fp32. Rows lie 20 apart: eight of them are in different banks.
-inline constexpr int kScoreBlocks = 10;
-inline constexpr int kScorePitch = 20;  // floats
-inline constexpr int kScoreBlockFloats = 16 * kScorePitch;
+// C · Bᵀ of a chunk on and below the diagonal's blocks: units of 16 x 8, fp32 (ssd_scores.cuh).
+inline constexpr int kScoreUnits = 20;
+inline constexpr int kScoreUnitBytes = 16 * 8 * 4;
 
 struct HopperSsd {
   ScanParams scan;
@@ -56,11 +58,10 @@ struct SsdLayout {
   static constexpr int kX = kC + (kOutputs ? kStages * kTileBytes : 0);                           // [bands][inputs]
   static constexpr int kWeights = kX + kBandsTogether * kInputs * kBandTileBytes;                 // [bands][hi, lo]
   static constexpr int kSteps = kWeights + (kOutputs ? 2 * kBandsTogether * kBandTileBytes : 0);  // [bands][inputs]
-  static constexpr int kBehinds = kOutputs ? 1 : kInputs;
-  static constexpr int kBehind = kSteps + kBandsTogether * kInputs * kStepBytes;        // [bands][behinds]
-  static constexpr int kUpTo = kBehind + kBandsTogether * kBehinds * kBehindBytes;      // [bands][64] floats
-  static constexpr int kScores = kUpTo + (kOutputs ? kBandsTogether * kChunk * 4 : 0);  // [2]
-  static constexpr int kScoreBytes = kOutputs ? kScoreBlocks * kScoreBlockFloats * 4 : 0;
+  static constexpr int kBehind = kSteps + kBandsTogether * kInputs * kStepBytes;                  // [bands][inputs]
+  static constexpr int kUpTo = kBehind + kBandsTogether * kInputs * kBehindBytes;  // [bands][inputs][64] floats
+  static constexpr int kScores = kUpTo + (kOutputs ? kBandsTogether * kInputs * kChunk * 4 : 0);  // [2]
+  static constexpr int kScoreBytes = kOutputs ? kScoreUnits * kScoreUnitBytes : 0;
   static constexpr int kBarriers = kScores + 2 * kScoreBytes;
   // Of B and C: full, empty; of scores: full, empty; of x: full, empty; of what follows from steps: full.
   static constexpr int kBytes = kBarriers + 8 * (2 * kStages + 4 + 3 * kBandsTogether * kInputs);

@@ -19,7 +19,11 @@ inline constexpr int kPieceElements = 8;  // 16 bytes
 // Named barriers.
 inline constexpr int kFirstBandBarrier = 1;
 inline constexpr int kFetchBarrier = kFirstBandBarrier + kBandsTogether;
-inline constexpr int kFirstTurnBarrier = kFetchBarrier + 1;
+
+// The warp's place in its warpgroup.
+__device__ __forceinline__ int warp_of_warpgroup() {
+  return static_cast<int>(of_warp(static_cast<std::uint32_t>(thread_of_warpgroup() / 32)));
+}
 
 // A CTA's shared memory by addresses and as numbers.
 template <int kStates, bool kOutputs>
@@ -36,11 +40,8 @@ struct SsdMemory {
   __device__ std::uint32_t x(int band, int input) const {
     return at(Layout::kX, static_cast<std::uint32_t>(band * Layout::kInputs + input), kBandTileBytes);
   }
-  __device__ int weights_offset(int band, int half) const {
-    return Layout::kWeights + (2 * band + half) * kBandTileBytes;
-  }
   __device__ std::uint32_t weights(int band, int half) const {
-    return base + static_cast<std::uint32_t>(weights_offset(band, half));
+    return at(Layout::kWeights, static_cast<std::uint32_t>(2 * band + half), kBandTileBytes);
   }
   __device__ std::uint32_t steps_address(int band, int input) const {
     return at(Layout::kSteps, static_cast<std::uint32_t>(band * Layout::kInputs + input), kStepBytes);
@@ -50,15 +51,17 @@ struct SsdMemory {
     return floats(Layout::kSteps + (band * Layout::kInputs + input) * kStepBytes);
   }
   __device__ unsigned char* behind(int band, int input) const {
-    return bytes + Layout::kBehind + (band * Layout::kBehinds + input % Layout::kBehinds) * kBehindBytes;
+    return bytes + Layout::kBehind + (band * Layout::kInputs + input) * kBehindBytes;
   }
   // Decays up to tokens.
-  __device__ float* up_to(int band) const { return floats(Layout::kUpTo + band * kChunk * 4); }
-  __device__ float* scores(std::uint32_t buffer) const {
-    return floats(Layout::kScores + static_cast<int>(buffer) * Layout::kScoreBytes);
+  __device__ float* up_to(int band, int input) const {
+    return floats(Layout::kUpTo + (band * Layout::kInputs + input) * kChunk * 4);
+  }
+  __device__ float4* scores(std::uint32_t buffer) const {
+    return reinterpret_cast<float4*>(bytes + Layout::kScores + static_cast<int>(buffer) * Layout::kScoreBytes);
   }
   // Barriers: B and C of a stage are there; everybody is done with them; the same of scores; x and steps are there;
-  // where one thread fetches them for all bands, the band is done with them, and what follows from steps is there.
+  // where others fetch them, the band is done with them; and what follows from steps is there.
   __device__ std::uint32_t full(std::uint32_t stage) const { return barrier(stage); }
   __device__ std::uint32_t empty(std::uint32_t stage) const { return barrier(Layout::kStages + stage); }
   __device__ std::uint32_t scores_full(std::uint32_t buffer) const { return barrier(2 * Layout::kStages + buffer); }
@@ -154,7 +157,8 @@ struct SsdBand {
   const SsdPlace& place;
   int slot;  // of the CTA's bands
   int head;
-  int first_dim;  // of the head
+  int first_dim;       // of the head
+  const float* steps;  // of the segment and head
 
   __device__ __forceinline__ SsdBand(const HopperSsd& params, const Memory& shared, const SsdPlace& where, int nth)
       : p(params),
@@ -162,7 +166,9 @@ struct SsdBand {
         place(where),
         slot(nth),
         head((where.block.first + nth) >> (params.blocks.bands - 1)),  // one or two bands
-        first_dim(((where.block.first + nth) & (params.blocks.bands - 1)) * kBandDims) {}
+        first_dim(((where.block.first + nth) & (params.blocks.bands - 1)) * kBandDims),
+        steps(params.scan.steps + (where.segment.index * params.scan.heads + head) * (kChunksOfSegment * kChunkSteps)) {
+  }
 
   __device__ __forceinline__ static int input_of(int chunk) { return chunk % kInputs; }
   __device__ __forceinline__ bool fetched(int chunk) const { return p.maps_x && place.whole(chunk); }
@@ -173,9 +179,7 @@ struct SsdBand {
     const std::uint32_t barrier = memory.x_full(slot, input);
     const bool with_x = fetched(chunk);
     barrier_arrive_expect(barrier, kStepBytes + (with_x ? kBandTileBytes : 0));
-    const float* const steps =
-        p.scan.steps + ((place.segment.index * p.scan.heads + head) * kChunksOfSegment + chunk) * kChunkSteps;
-    load_bytes(memory.steps_address(slot, input), steps, kStepBytes, barrier);
+    load_bytes(memory.steps_address(slot, input), steps + chunk * kChunkSteps, kStepBytes, barrier);
     if (with_x) {
       load_box(memory.x(slot, input), &p.x, barrier, first_dim, head, static_cast<int>(place.row(chunk)));
     }
@@ -191,18 +195,6 @@ struct SsdBand {
     copy_panels<1>(p.scan.x, place.row(chunk), head, first_dim, place.tokens(chunk), memory.x(slot, input));
   }
   __device__ __forceinline__ void sync() const { named_sync(kFirstBandBarrier + slot, kWarpgroup); }
-
-  // The CTA's bands take turns at the tensor cores, in one order. Products of all of them at once would end at one
-  // time, and then all bands would prepare their next ones while no product is under way.
-  __device__ __forceinline__ void begin_turn(bool very_first) const {
-    if (place.block.count > 1 && (slot > 0 || !very_first)) named_sync(kFirstTurnBarrier + slot, 2 * kWarpgroup);
-  }
-  // Once its products are issued.
-  __device__ __forceinline__ void end_turn(bool very_last) const {
-    const int count = place.block.count;
-    const int next = slot + 1 == count ? 0 : slot + 1;
-    if (count > 1 && (next > 0 || !very_last)) named_arrive(kFirstTurnBarrier + next, 2 * kWarpgroup);
-  }
 
   // Where this lane's rows begin, relative to 16 tokens of a band's tile, for matrices of 8 × 8 that follow each other
   // first over dims and then over tokens: 16 dims of the warp.

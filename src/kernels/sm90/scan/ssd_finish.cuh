@@ -6,11 +6,10 @@
 //      + xᵀ · weightsᵀ     x from registers, weights from shared memory
 //
 // and then the next state. Weights of the next chunk, and the rows of this one, are made while the tensor cores add to
-// the state. The bands take turns to compute C · Bᵀ of the chunk behind, for all of them. One more warpgroup fetches B
-// and C.
+// the state. One more warpgroup fetches B and C, and makes what doesn't wait for the bands: C · Bᵀ, once for all of
+// them, decays up to tokens, and what x is weighed with.
 #pragma once
 
-#include "kernels/sm90/ptx/matrix.cuh"
 #include "kernels/sm90/ptx/wgmma_left.cuh"
 #include "kernels/sm90/scan/ssd_fold.cuh"
 #include "kernels/sm90/scan/ssd_scores.cuh"
@@ -28,7 +27,6 @@ class SsdRows {
         memory_(shared),
         place_(where),
         band_(params, shared, where, slot),
-        next_scored_(slot),
         skip_(params.scan.d != nullptr ? params.scan.d[band_.head] : 0.0F) {}
 
   __device__ __forceinline__ void walk() {
@@ -38,48 +36,41 @@ class SsdRows {
     }
     load_state();
     RingCursor<Layout::kStages> ring;
-    RingCursor<Layout::kStages> scored;  // its chunks' scores are computed, by some band
-    score(0, scored);
     make_weights(0);
 #pragma unroll 1
     for (int chunk = 0; chunk < chunks; ++chunk, ring.advance()) {
       const std::uint32_t stage = ring.stage();
       const int input = band_.input_of(chunk);
       const std::uint32_t x_tile = memory_.x(band_.slot, input) + band_.matrices_of_lane();
-      if (chunk + 1 < chunks) score(chunk + 1, scored);
       float y[kChunk / 8][4];
       barrier_wait(memory_.full(stage), ring.parity());
-      band_.begin_turn(chunk == 0);
       add_state(y, memory_.c(stage), cuda::exp2_approx(memory_.steps(band_.slot, input)[kChunk - 1]));
-      band_.end_turn(false);
-      band_.sync();  // weights, factors and x are there
+      band_.sync();  // weights and x are there
+      barrier_wait(memory_.behind_full(band_.slot, input), band_.parity(chunk));
+      wgmma_wait<0>();
+      pin(y);
       std::uint32_t x[4][4];
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
         cuda::load_matrix_transposed(x[k], x_tile + static_cast<std::uint32_t>(k) * band_.kStepRowBytes);
       }
-      wgmma_wait<0>();
-      pin(y);
       const bool gated = p_.scan.z.data != nullptr;
       if (gated) fetch_gate(chunk, memory_.x(band_.slot, input));
-      scale_rows(y);
-      band_.begin_turn(false);
+      scale_rows(y, input);
       add_tokens(y, x);
       std::uint32_t hi[4][4];
       std::uint32_t lo[4][4];
-      const unsigned char* const behind = memory_.behind(band_.slot, 0);
-#pragma unroll
-      for (int k = 0; k < 2; ++k) weigh_x(x[k], behind, k, hi[k], lo[k]);
+      const unsigned char* const behind = memory_.behind(band_.slot, input);
+      weigh_x(x[0], behind, 0, hi[0], lo[0]);
       pin(state_);
-      fold_tokens<kStates, 0, 2>(state_, hi, lo, memory_.b(stage));
+      fold_tokens<kStates, 0, 1>(state_, hi, lo, memory_.b(stage));
       wgmma_wait<1>();
       pin(y);
       if (gated) apply_gate(y, x_tile);
       store_rows(y, x_tile);
 #pragma unroll
-      for (int k = 2; k < 4; ++k) weigh_x(x[k], behind, k, hi[k], lo[k]);
-      fold_tokens<kStates, 2, 4>(state_, hi, lo, memory_.b(stage));
-      band_.end_turn(chunk + 1 == chunks);
+      for (int k = 1; k < 4; ++k) weigh_x(x[k], behind, k, hi[k], lo[k]);
+      fold_tokens<kStates, 1, 4>(state_, hi, lo, memory_.b(stage));
       proxy_fence();
       band_.sync();  // the rows are there, and nobody reads weights, factors, x and steps any more
       write_rows(chunk, memory_.x(band_.slot, input));
@@ -113,37 +104,14 @@ class SsdRows {
     });
   }
 
-  // Scores of a chunk, if it is this band's turn. Other bands wait for them, and so do other threads of this one.
-  __device__ __forceinline__ void score(int chunk, RingCursor<Layout::kStages>& ring) {
-    const std::uint32_t stage = ring.stage();
-    const std::uint32_t parity = ring.parity();
-    ring.advance();
-    if (chunk != next_scored_) return;
-    next_scored_ += place_.block.count;
-    const auto buffer = static_cast<std::uint32_t>(chunk) & 1U;
-    barrier_wait(memory_.full(stage), parity);
-    float scores[kChunk / 8][4];
-    score_chunk<kStates>(memory_.c(stage), memory_.b(stage), scores);
-    barrier_wait(memory_.scores_empty(buffer), (static_cast<std::uint32_t>(chunk) >> 1 & 1U) ^ 1U);
-    store_scores(scores, memory_.scores(buffer));
-    __syncwarp();
-    if (thread_of_warpgroup() % 32 == 0) barrier_arrive(memory_.scores_full(buffer));
-  }
-
-  // Weights and factors of a chunk, once nobody reads those of the chunk before it. Other threads see them behind a
-  // barrier, and so does the copy engine's side.
+  // Weights of a chunk, once nobody reads those of the chunk before it. Other threads see them behind a barrier, and so
+  // does the copy engine's side.
   __device__ __forceinline__ void make_weights(int chunk) {
     band_.await(chunk);
     const auto buffer = static_cast<std::uint32_t>(chunk) & 1U;
     const float* const steps = memory_.steps(band_.slot, band_.input_of(chunk));
-    const int thread = thread_of_warpgroup();
-    if (thread < kChunk) {
-      memory_.up_to(band_.slot)[thread] = cuda::exp2_approx(steps[thread]);
-    } else if (thread < kChunk + kChunk / 2) {
-      make_behind(steps, thread - kChunk, memory_.behind(band_.slot, 0));
-    }
     barrier_wait(memory_.scores_full(buffer), static_cast<std::uint32_t>(chunk) >> 1 & 1U);
-    weigh_chunk(memory_.scores(buffer), steps, skip_, memory_.bytes + memory_.weights_offset(band_.slot, 0));
+    weigh_chunk(memory_.scores(buffer), steps, skip_, memory_.weights(band_.slot, 0));
     __syncwarp();
     if (thread_of_warpgroup() % 32 == 0) barrier_arrive(memory_.scores_empty(buffer));
     proxy_fence();
@@ -178,8 +146,8 @@ class SsdRows {
   }
 
   // What rows have of the state decays up to each token.
-  __device__ __forceinline__ void scale_rows(float (&y)[kChunk / 8][4]) const {
-    const float* const up_to = memory_.up_to(band_.slot) + band_.column_of_thread();
+  __device__ __forceinline__ void scale_rows(float (&y)[kChunk / 8][4], int input) const {
+    const float* const up_to = memory_.up_to(band_.slot, input) + band_.column_of_thread();
 #pragma unroll
     for (int j = 0; j < kChunk / 8; ++j) {
       const float2 decay = *reinterpret_cast<const float2*>(up_to + 8 * j);
@@ -298,7 +266,6 @@ class SsdRows {
   const SsdMemory<kStates, true>& memory_;
   const SsdPlace& place_;
   const SsdBand<kStates, true> band_;
-  int next_scored_;   // chunk of those whose scores this band computes
   const float skip_;  // D, or zero
   float state_[kStates / 8][4];
 };
@@ -311,17 +278,23 @@ __global__ void __launch_bounds__(kSsdThreads, 1) ssd_finish_kernel(const __grid
   if (threadIdx.x == 0) memory.init_barriers(place.block.count);
   // Blocks of weights above the diagonal stay 0.
   constexpr int kWeightPieces = 2 * kBandsTogether * kBandTileBytes / 16;
-  auto* const weights = reinterpret_cast<uint4*>(memory.bytes + memory.weights_offset(0, 0));
+  auto* const weights = reinterpret_cast<uint4*>(memory.bytes + SsdLayout<kStates, true>::kWeights);
   for (int i = static_cast<int>(threadIdx.x); i < kWeightPieces; i += kSsdThreads) weights[i] = make_uint4(0, 0, 0, 0);
   proxy_fence();
   __syncthreads();
   const int warpgroup = static_cast<int>(of_warp(threadIdx.x / kWarpgroup));
   if (warpgroup == kBandsTogether) {
-    give_registers<kSsdFetchRegisters>();
-    fetch_chunks<0>(
-        p, memory, place, [](int) {}, [](int) {});
+    give_registers<kSsdScoreRegisters>();
+    const BandFactors<kStates> factors(memory, place.block.count);
+    SharedScores<kStates> scores(memory);
+    fetch_chunks<1>(
+        p, memory, place, [](int) {},
+        [&](int chunk) {
+          scores.make(chunk);
+          factors.make(chunk);
+        });
   } else {
-    take_registers<kSsdBandRegisters>();
+    take_registers<kSsdRowRegisters>();
     if (warpgroup < place.block.count) SsdRows<kStates>(p, memory, place, warpgroup).walk();
   }
 }

@@ -1,26 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 // Local states of segments (kernels/scan.hpp, 1): a CTA folds a segment for up to three bands of heads of one group, a
 // warpgroup each. The state lies in its registers, [64 dims, states], and is what products of wgmma add to. One more
-// warpgroup fetches B, once for all of them, and x, and makes what x is weighed with.
+// warpgroup fetches B, once for all of them, and x, and makes what x is weighed with, a warp each band.
 #pragma once
 
 #include "kernels/sm90/scan/ssd_band.cuh"
 
 namespace ringattn::sm90 {
 
-// B of every chunk, and C where there are outputs, by one warpgroup, one warp of which asks for them. The whole of it
-// calls work(chunk) of each chunk once it has asked for `kBy` chunks from there on, and that warp fetch(chunk) of each
-// one that it asks for.
-template <int kBy, int kStates, bool kOutputs, class Work, class Fetch>
+// B of every chunk, and C where there are outputs, by one warpgroup, whose last warp asks for them; what the copy
+// engine can't read, the whole of it copies. The whole of it also calls feed(chunk) of each chunk and, once it is past
+// the chunk that lies kBy ahead, work(chunk).
+template <int kBy, int kStates, bool kOutputs, class Feed, class Work>
 __device__ __forceinline__ void fetch_chunks(const HopperSsd& p, const SsdMemory<kStates, kOutputs>& memory,
-                                             const SsdPlace& place, Work work, Fetch fetch) {
+                                             const SsdPlace& place, Feed feed, Work work) {
   using Layout = SsdLayout<kStates, kOutputs>;
   constexpr int kPanels = kStates / 64;
   const int group = place.block.group;
   const int chunks = place.chunks();
+  const bool asks = warp_of_warpgroup() == kWarpgroup / 32 - 1;
   RingCursor<Layout::kStages> ring;
 #pragma unroll 1
   for (int chunk = 0; chunk < chunks + kBy; ++chunk, ring.advance()) {
+    if (chunk < chunks) feed(chunk);
     // In front of what may have to wait for the bands: they wait for it.
     if (chunk >= kBy) work(chunk - kBy);
     if (chunk >= chunks) continue;
@@ -29,16 +31,22 @@ __device__ __forceinline__ void fetch_chunks(const HopperSsd& p, const SsdMemory
     const bool whole = place.whole(chunk);
     const bool fetched_b = p.maps_b && whole;
     const bool fetched_c = kOutputs && p.maps_c && whole;
-    barrier_wait(memory.empty(stage), ring.parity() ^ 1U);
-    if (!fetched_b) {
-      copy_panels<kPanels>(p.scan.b, place.row(chunk), group, 0, place.tokens(chunk), memory.b(stage));
+    const bool copies = !fetched_b || (kOutputs && !fetched_c);
+    if (!copies && !asks) continue;
+    // By one warp: another one may be rounds ahead or behind, and the barrier doesn't tell of which round it speaks.
+    if (asks) barrier_wait(memory.empty(stage), ring.parity() ^ 1U);
+    if (copies) {
+      named_sync(kFetchBarrier, kWarpgroup);  // the stage is empty
+      if (!fetched_b) {
+        copy_panels<kPanels>(p.scan.b, place.row(chunk), group, 0, place.tokens(chunk), memory.b(stage));
+      }
+      if (kOutputs && !fetched_c) {
+        copy_panels<kPanels>(p.scan.c, place.row(chunk), group, 0, place.tokens(chunk), memory.c(stage));
+      }
+      proxy_fence();
+      named_sync(kFetchBarrier, kWarpgroup);  // all have copied
+      if (!asks) continue;
     }
-    if (kOutputs && !fetched_c) {
-      copy_panels<kPanels>(p.scan.c, place.row(chunk), group, 0, place.tokens(chunk), memory.c(stage));
-    }
-    if (!fetched_b || (kOutputs && !fetched_c)) proxy_fence();
-    named_sync(kFetchBarrier, kWarpgroup);  // all have seen that the stage is empty before it can be full again
-    if (thread_of_warpgroup() < kWarpgroup - 32) continue;
     if (thread_of_warpgroup() % 32 == 0) {
       const int row = static_cast<int>(place.row(chunk));
       barrier_arrive_expect(full, (fetched_b ? Layout::kTileBytes : 0) + (fetched_c ? Layout::kTileBytes : 0));
@@ -46,7 +54,6 @@ __device__ __forceinline__ void fetch_chunks(const HopperSsd& p, const SsdMemory
       if (fetched_c) load_box(memory.c(stage), &p.c, full, 0, group, row);
     }
     __syncwarp();
-    fetch(chunk);
   }
 }
 
@@ -62,44 +69,38 @@ __device__ __forceinline__ void visit_state(float (&state)[kStates / 8][4], Visi
   }
 }
 
-// By the warpgroup that fetches: x and steps of all bands, and what follows from steps.
+// By the warpgroup that fetches, a warp each band: its x and steps, and what follows from steps.
 template <int kStates>
 class BandInputs {
  public:
-  using Layout = SsdLayout<kStates, false>;
-
   __device__ __forceinline__ BandInputs(const HopperSsd& params, const SsdMemory<kStates, false>& shared,
                                         const SsdPlace& where)
-      : p_(params), memory_(shared), place_(where) {}
+      : memory_(shared), count_(where.block.count), band_(params, shared, where, warp_of_warpgroup()) {}
 
-  // By a warp, a lane of which asks for a band's.
   __device__ __forceinline__ void fetch(int chunk) const {
-    const int slot = thread_of_warpgroup() % 32;
-    if (slot < place_.block.count) {
-      const Band band(p_, memory_, place_, slot);
-      barrier_wait(memory_.x_empty(slot, band.input_of(chunk)), band.parity(chunk) ^ 1U);
-      band.fetch(chunk);
+    if (band_.slot >= count_) return;
+    if (thread_of_warpgroup() % 32 == 0) {
+      barrier_wait(memory_.x_empty(band_.slot, Band::input_of(chunk)), Band::parity(chunk) ^ 1U);
+      band_.fetch(chunk);
     }
     __syncwarp();
   }
-  // By a warp each band.
   __device__ __forceinline__ void weigh(int chunk) const {
-    const int slot = thread_of_warpgroup() / 32;
-    if (slot >= place_.block.count) return;
+    if (band_.slot >= count_) return;
     const int input = Band::input_of(chunk);
     const int lane = thread_of_warpgroup() % 32;
-    barrier_wait(memory_.x_full(slot, input), Band::parity(chunk));
-    make_behind(memory_.steps(slot, input), lane, memory_.behind(slot, input));
+    barrier_wait(memory_.x_full(band_.slot, input), Band::parity(chunk));
+    make_behind(memory_.steps(band_.slot, input), lane, memory_.behind(band_.slot, input));
     __syncwarp();
-    if (lane == 0) barrier_arrive(memory_.behind_full(slot, input));
+    if (lane == 0) barrier_arrive(memory_.behind_full(band_.slot, input));
   }
 
  private:
   using Band = SsdBand<kStates, false>;
 
-  const HopperSsd& p_;
   const SsdMemory<kStates, false>& memory_;
-  const SsdPlace& place_;
+  const int count_;
+  const Band band_;
 };
 
 template <int kStates>
@@ -137,9 +138,7 @@ __device__ __forceinline__ void fold_band(const HopperSsd& p, const SsdMemory<kS
     const std::uint32_t stage = ring.stage();
     barrier_wait(memory.full(stage), ring.parity());
     pin(state);
-    band.begin_turn(chunk == 0);
     fold_tokens<kStates, 0, 4>(state, hi, lo, memory.b(stage));
-    band.end_turn(chunk + 1 == chunks);
     if (first_of_warp) barrier_arrive(memory.x_empty(slot, input));
     wgmma_wait<0>();
     pin(state);
@@ -166,7 +165,7 @@ __global__ void __launch_bounds__(kSsdThreads, 1) ssd_fold_kernel(const __grid_c
     constexpr int kBy = 2;
     static_assert(kBy < SsdLayout<kStates, false>::kInputs);
     fetch_chunks<kBy>(
-        p, memory, place, [&](int chunk) { inputs.weigh(chunk); }, [&](int chunk) { inputs.fetch(chunk); });
+        p, memory, place, [&](int chunk) { inputs.fetch(chunk); }, [&](int chunk) { inputs.weigh(chunk); });
   } else {
     take_registers<kSsdBandRegisters>();
     if (warpgroup < place.block.count) fold_band<kStates>(p, memory, place, warpgroup);

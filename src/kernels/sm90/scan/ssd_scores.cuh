@@ -1,30 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
-// C · Bᵀ of a chunk, computed once for all bands of a CTA, and what each head makes of it: weights of tokens j in rows
-// i, scores · a(tokens j + 1 … i) · dt_j, in two parts, as a right operand of wgmma with rows i.
+// C · Bᵀ of a chunk, computed once for all bands of a CTA by the warpgroup that fetches, and what each head makes of
+// it: weights of tokens j in rows i, scores · a(tokens j + 1 … i) · dt_j, in two parts, as a right operand of wgmma
+// with rows i.
 #pragma once
 
+#include "kernels/sm90/ptx/matrix.cuh"
+#include "kernels/sm90/ptx/wgmma_narrow.cuh"
 #include "kernels/sm90/scan/ssd_band.cuh"
 
 namespace ringattn::sm90 {
 
-// Where block (row, column) of 16 × 16 lies, in floats; column ≤ row.
-__device__ __forceinline__ int score_block(int row, int column) {
-  return (row * (row + 1) / 2 + column) * kScoreBlockFloats;
-}
+// Scores on and below the diagonal lie by units of 16 rows and 8 columns, as warps have them: the number of unit j of
+// rows [16 · row, 16 · row + 16).
+__device__ __forceinline__ int score_unit(int row, int j) { return row * (row + 1) + j; }
 
-// Scores of a chunk by a warpgroup. A thread has columns 8 j + column_of_thread() + {0, 1} of row slot_of_thread() in
-// [j][0, 1], and of the row 8 below in [j][2, 3].
+// Columns [32 · half, 32 · half + 32) of a chunk's scores, by a warpgroup: all of them at once would cost the bands
+// registers. A thread has columns 8 j + column_of_thread() + {0, 1} of them of row slot_of_thread() in [j][0, 1], and
+// of the row 8 below in [j][2, 3].
 template <int kStates>
-__device__ __forceinline__ void score_chunk(std::uint32_t c_tile, std::uint32_t b_tile,
-                                            float (&scores)[kChunk / 8][4]) {
+__device__ __forceinline__ void score_half(std::uint32_t c_tile, std::uint32_t b_tile, int half,
+                                           float (&scores)[kChunk / 16][4]) {
   const std::uint32_t c = of_warp(descriptor_low(c_tile));
-  const std::uint32_t b = of_warp(descriptor_low(b_tile));
+  const std::uint32_t b = of_warp(descriptor_low(b_tile + static_cast<std::uint32_t>(half * kBandTileBytes / 2)));
   pin(scores);
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < kStates / 16; ++k) {
     const auto at = static_cast<std::uint32_t>((k / 4 * kBandTileBytes + k % 4 * 32) >> 4);
-    Wgmma<__nv_bfloat16, kChunk>::ss(scores, descriptor(c + at), descriptor(b + at), k > 0);
+    multiply_narrow(scores, descriptor(c + at), descriptor(b + at), k > 0);
   }
   wgmma_commit();
   wgmma_wait<0>();
@@ -32,66 +35,136 @@ __device__ __forceinline__ void score_chunk(std::uint32_t c_tile, std::uint32_t 
 }
 
 // Those on and below the diagonal's blocks.
-__device__ __forceinline__ void store_scores(const float (&scores)[kChunk / 8][4], float* to) {
+__device__ __forceinline__ void store_half(const float (&scores)[kChunk / 16][4], int half, float4* to) {
   const int row = thread_of_warpgroup() / 32;
   const int lane = thread_of_warpgroup() % 32;
-  float* const target = to + score_block(row, 0) + lane / 4 * kScorePitch + lane % 4 * 2;
 #pragma unroll
-  for (int j = 0; j < kChunk / 8; ++j) {
-    if (j / 2 > row) break;
-    float* const block = target + j / 2 * kScoreBlockFloats + j % 2 * 8;
-    *reinterpret_cast<float2*>(block) = make_float2(scores[j][0], scores[j][1]);
-    *reinterpret_cast<float2*>(block + 8 * kScorePitch) = make_float2(scores[j][2], scores[j][3]);
+  for (int j = 0; j < kChunk / 16; ++j) {
+    if (2 * half + j / 2 > row) break;
+    to[score_unit(row, 4 * half + j) * 32 + lane] = make_float4(scores[j][0], scores[j][1], scores[j][2], scores[j][3]);
   }
 }
 
-// Weights of kCount tokens from `column` on in row `row` of a chunk; 0 behind the row's own token, which has D, the
-// `skip`, besides.
-template <bool kDiagonal, int kCount>
-__device__ __forceinline__ void weigh_scores(const float* scores, const float* steps, float skip,
-                                             unsigned char* weights, int row, int column) {
-  const float sum = steps[row];
-  const float* const from = scores + score_block(row / 16, column / 16) + row % 16 * kScorePitch + column % 16;
-  std::uint32_t hi[kCount / 2];
-  std::uint32_t lo[kCount / 2];
-#pragma unroll
-  for (int quarter = 0; quarter < kCount / 4; ++quarter) {
-    const int at = column + 4 * quarter;
-    const float4 score = *reinterpret_cast<const float4*>(from + 4 * quarter);
-    const float4 to = *reinterpret_cast<const float4*>(steps + at);
-    const float4 dt = *reinterpret_cast<const float4*>(steps + kChunk + at);
-    const auto weigh = [&](int i, float value, float before, float step) {
-      const float decayed = __fmul_rn(value, cuda::exp2_approx(__fsub_rn(sum, before)));
+// By the warpgroup that fetches: scores of each chunk, for all bands.
+template <int kStates>
+class SharedScores {
+ public:
+  __device__ __forceinline__ explicit SharedScores(const SsdMemory<kStates, true>& shared) : memory_(shared) {}
+
+  __device__ __forceinline__ void make(int chunk) {
+    const std::uint32_t stage = ring_.stage();
+    barrier_wait(memory_.full(stage), ring_.parity());
+    ring_.advance();
+    const auto buffer = static_cast<std::uint32_t>(chunk) & 1U;
+    barrier_wait(memory_.scores_empty(buffer), (static_cast<std::uint32_t>(chunk) >> 1 & 1U) ^ 1U);
+#pragma unroll 1
+    for (int half = 0; half < 2; ++half) {
+      float scores[kChunk / 16][4];
+      score_half<kStates>(memory_.c(stage), memory_.b(stage), half, scores);
+      store_half(scores, half, memory_.scores(buffer));
+    }
+    __syncwarp();
+    if (thread_of_warpgroup() % 32 == 0) barrier_arrive(memory_.scores_full(buffer));
+  }
+
+ private:
+  const SsdMemory<kStates, true>& memory_;
+  RingCursor<SsdLayout<kStates, true>::kStages> ring_;
+};
+
+// By the same, a warp each band: decays up to a chunk's tokens, and what x is weighed with for the state. Where they
+// come to lie nobody reads those of two chunks before any more, once the chunk's steps are there.
+template <int kStates>
+class BandFactors {
+ public:
+  __device__ __forceinline__ BandFactors(const SsdMemory<kStates, true>& shared, int bands)
+      : memory_(shared), bands_(bands) {}
+
+  __device__ __forceinline__ void make(int chunk) const {
+    using Band = SsdBand<kStates, true>;
+    const int slot = warp_of_warpgroup();
+    if (slot >= bands_) return;
+    const int lane = thread_of_warpgroup() % 32;
+    const int input = Band::input_of(chunk);
+    barrier_wait(memory_.x_full(slot, input), Band::parity(chunk));
+    const float* const steps = memory_.steps(slot, input);
+    float* const up_to = memory_.up_to(slot, input);
+    up_to[lane] = cuda::exp2_approx(steps[lane]);
+    up_to[lane + 32] = cuda::exp2_approx(steps[lane + 32]);
+    make_behind(steps, lane, memory_.behind(slot, input));
+    __syncwarp();
+    if (lane == 0) barrier_arrive(memory_.behind_full(slot, input));
+  }
+
+ private:
+  const SsdMemory<kStates, true>& memory_;
+  const int bands_;
+};
+
+// A unit of scores and what a band weighs it with: sums of logarithms in its columns, and dt there, and sums in its
+// rows.
+struct ScoreUnit {
+  float4 scores;
+  float2 before, dt;
+  float sums[2];
+
+  // Unit j of rows [16 · row, 16 · row + 16), by a lane.
+  __device__ __forceinline__ ScoreUnit(const float4* of_all, const float* steps, int row, int j, int lane)
+      : scores(of_all[score_unit(row, j) * 32 + lane]),
+        before(*reinterpret_cast<const float2*>(steps + 8 * j + lane % 4 * 2)),
+        dt(*reinterpret_cast<const float2*>(steps + kChunk + 8 * j + lane % 4 * 2)),
+        sums{steps[16 * row + lane / 4], steps[16 * row + 8 + lane / 4]} {}
+
+  // Hi and lo parts of the lane's pair in either row. On the diagonal `behind` says how many columns the pair begins
+  // behind the lane's first row; weights behind a row's own token are 0, and that token has D, the `skip`, besides.
+  template <bool kDiagonal>
+  __device__ __forceinline__ void weigh(float skip, int behind, std::uint32_t (&hi)[2], std::uint32_t (&lo)[2]) const {
+    const auto weight = [&](float score, float sum, float to, float step, int column) {
+      const float decayed = __fmul_rn(score, cuda::exp2_approx(__fsub_rn(sum, to)));
       const float weight = __fmul_rn(decayed, step);
       if (!kDiagonal) return weight;
-      return at + i <= row ? __fadd_rn(weight, at + i == row ? skip : 0.0F) : 0.0F;
+      return column <= 0 ? __fadd_rn(weight, column == 0 ? skip : 0.0F) : 0.0F;
     };
-    cuda::split(weigh(0, score.x, to.x, dt.x), weigh(1, score.y, to.y, dt.y), hi[2 * quarter], lo[2 * quarter]);
-    cuda::split(weigh(2, score.z, to.z, dt.z), weigh(3, score.w, to.w, dt.w), hi[2 * quarter + 1], lo[2 * quarter + 1]);
+    cuda::split(weight(scores.x, sums[0], before.x, dt.x, behind),
+                weight(scores.y, sums[0], before.y, dt.y, behind + 1), hi[0], lo[0]);
+    cuda::split(weight(scores.z, sums[1], before.x, dt.x, behind - 8),
+                weight(scores.w, sums[1], before.y, dt.y, behind - 7), hi[1], lo[1]);
   }
-  unsigned char* const target = weights + cuda::swizzled(row, column / 8) + column % 8 * 2;
-  if constexpr (kCount == 8) {
-    *reinterpret_cast<uint4*>(target) = make_uint4(hi[0], hi[1], hi[2], hi[3]);
-    *reinterpret_cast<uint4*>(target + kBandTileBytes) = make_uint4(lo[0], lo[1], lo[2], lo[3]);
-  } else {
-    *reinterpret_cast<uint2*>(target) = make_uint2(hi[0], hi[1]);
-    *reinterpret_cast<uint2*>(target + kBandTileBytes) = make_uint2(lo[0], lo[1]);
-  }
-}
+};
 
-// All weights of a chunk by a warpgroup, on and below the diagonal. Each warp has a block on it, one below it, and half
-// of another one. The steps are those of the chunk; hi parts begin at `weights`, lo parts follow.
-__device__ __forceinline__ void weigh_chunk(const float* scores, const float* steps, float skip,
-                                            unsigned char* weights) {
-  const int warp = thread_of_warpgroup() / 32;
+// All weights of a chunk by a warpgroup, on and below the diagonal. Each warp has a block of 16 x 16 on it, one below
+// it, and half of another one. The steps are those of the chunk; hi parts begin at `weights`, lo parts follow.
+__device__ __forceinline__ void weigh_chunk(const float4* scores, const float* steps, float skip,
+                                            std::uint32_t weights) {
+  const int warp = warp_of_warpgroup();
   const int lane = thread_of_warpgroup() % 32;
-  const int row = lane % 16;
-  weigh_scores<true, 8>(scores, steps, skip, weights, 16 * warp + row, 16 * warp + lane / 16 * 8);
-  // (1, 0), (2, 0), (2, 1), (3, 0); then (3, 1) for the first two warps, and (3, 2) for the others.
-  const int block_row = warp == 0 ? 1 : warp == 3 ? 3 : 2;
-  const int block_column = warp == 2 ? 1 : 0;
-  weigh_scores<false, 8>(scores, steps, 0.0F, weights, 16 * block_row + row, 16 * block_column + lane / 16 * 8);
-  weigh_scores<false, 4>(scores, steps, 0.0F, weights, 48 + row, 16 * (1 + warp / 2) + warp % 2 * 8 + lane / 16 * 4);
+  // (1, 0), (2, 0), (2, 1), (3, 0); then the units of (3, 1) and (3, 2).
+  const int row = warp == 0 ? 1 : warp == 3 ? 3 : 2;
+  const int column = warp == 2 ? 1 : 0;
+  const ScoreUnit units[5] = {{scores, steps, warp, 2 * warp, lane},
+                              {scores, steps, warp, 2 * warp + 1, lane},
+                              {scores, steps, row, 2 * column, lane},
+                              {scores, steps, row, 2 * column + 1, lane},
+                              {scores, steps, 3, 2 + warp, lane}};
+  std::uint32_t hi[5][2];
+  std::uint32_t lo[5][2];
+  const int behind = lane % 4 * 2 - lane / 4;
+  units[0].weigh<true>(skip, behind, hi[0], lo[0]);
+  units[1].weigh<true>(skip, behind + 8, hi[1], lo[1]);
+#pragma unroll
+  for (int i = 2; i < 5; ++i) units[i].weigh<false>(0.0F, 0, hi[i], lo[i]);
+  const std::uint32_t stored_row = weights + static_cast<std::uint32_t>(lane % 16 * cuda::kPanelRowBytes);
+  const auto at = [&](int block_row, int piece) {
+    return stored_row + static_cast<std::uint32_t>(block_row * 16 * cuda::kPanelRowBytes + (piece ^ (lane % 8)) * 16);
+  };
+  const std::uint32_t on = at(warp, 2 * warp + lane / 16);
+  store_matrix(on, {hi[0][0], hi[0][1], hi[1][0], hi[1][1]});
+  store_matrix(on + kBandTileBytes, {lo[0][0], lo[0][1], lo[1][0], lo[1][1]});
+  const std::uint32_t below = at(row, 2 * column + lane / 16);
+  store_matrix(below, {hi[2][0], hi[2][1], hi[3][0], hi[3][1]});
+  store_matrix(below + kBandTileBytes, {lo[2][0], lo[2][1], lo[3][0], lo[3][1]});
+  store_matrix(at(3, 2 + warp) + static_cast<std::uint32_t>(lane / 16 * kBandTileBytes),
+               {hi[4][0], hi[4][1], lo[4][0], lo[4][1]});
 }
 
 }  // namespace ringattn::sm90
