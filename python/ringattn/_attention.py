@@ -144,12 +144,6 @@ def varlen(q, k, v, cu_seqlens_q, cu_seqlens_k=None, *, mask: _job.Mask = "causa
         _job.refuse_unknown("varlen", unknown)
     q_lengths = lengths_of(cu_seqlens_q)
     key_lengths = q_lengths if cu_seqlens_k is None else lengths_of(cu_seqlens_k)
-    if len(q_lengths) != len(key_lengths):
-        refuse(
-            f"there are {len(q_lengths)} sequences of queries and {len(key_lengths)} of keys",
-            "each has both",
-            "Check cu_seqlens.",
-        )
     offsets = None if q_offsets is None else tuple(as_ints(q_offsets))
     given = {"q": q, "k": k, "v": v, "sinks": sinks}
     settings = ("varlen", q_lengths, key_lengths, offsets, mask, softmax_scale, softcap, layout, key_layout, threads,
@@ -161,7 +155,7 @@ def varlen(q, k, v, cu_seqlens_q, cu_seqlens_k=None, *, mask: _job.Mask = "causa
             return results
     _job.check_arrays("varlen", q, q=q, k=k, v=v, sinks=sinks, out=out)
     own = _job.world_of(q, world)
-    positions = _job.read_positions(k, k_positions, k_lengths, sum(key_lengths), len(key_lengths), offsets is not None)
+    positions = _job.read_positions(k, k_positions, k_lengths, sum(key_lengths), len(q_lengths), offsets is not None)
     prepared = _prepared(own, q, k, v, q_lengths, key_lengths, offsets, positions, mask, softmax_scale, softcap, sinks,
                          layout, key_layout, threads=threads, memory_budget=memory_budget, timeout_seconds=timeout)  # fmt: skip
     made, lse, shown = _run(prepared, q, k, v, sinks, out)

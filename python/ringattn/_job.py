@@ -129,13 +129,19 @@ def read_positions(k, k_positions, k_lengths, k_rows: int, sequences: int, has_o
                    "Pass it, or say where queries stand.")  # fmt: skip
         return Positions(rows.tobytes(), heads, None)
     lengths = tuple(as_ints(k_lengths)) if hasattr(k_lengths, "__len__") else (int(k_lengths),) * sequences
-    if len(lengths) != sequences:
-        refuse(f"k_lengths has {len(lengths)} numbers", f"there are {sequences} sequences", "Pass one for each.")
     return Positions(rows.tobytes(), heads, lengths)
 
 
 def c_batch(q_lengths, k_lengths, q_offsets, positions: Positions | None = None) -> _structs.batch:
-    batch = _structs.batch(sequences=len(q_lengths), q_lengths=longs(q_lengths), k_lengths=longs(k_lengths),
+    """Sequences as the library has them: one number of sequences, and pointers to as many numbers each. So this is where lists
+    of other lengths are refused, for every op."""
+    sequences = len(q_lengths)
+    if k_lengths is not None and len(k_lengths) != sequences:
+        refuse(f"there are {sequences} sequences of queries and {len(k_lengths)} of keys", "each has both", "Check cu_seqlens.")
+    for name, given in (("q_offsets", q_offsets), ("k_lengths", positions and positions.whole_lengths)):
+        if given is not None and len(given) != sequences:
+            refuse(f"{name} has {len(given)} numbers", f"there are {sequences} sequences", "Pass one for each.")
+    batch = _structs.batch(sequences=sequences, q_lengths=longs(q_lengths), k_lengths=longs(k_lengths),
                            q_offsets=longs(q_offsets))  # fmt: skip
     if positions is not None:
         batch.k_positions = ctypes.cast(ctypes.c_char_p(positions.rows), _structs.integers)
