@@ -101,7 +101,7 @@ def attention(q, k, v, *, mask: _job.Mask = "causal", softmax_scale: float | Non
         call, results = _job.known_call(world, settings, given, out)
         if results is not None:
             return results
-    _job.check_arrays("attention", q, q=q, k=k, v=v, sinks=sinks, out=out)
+    _job.check_arrays("attention", {"q": q, "k": k, "v": v}, sinks=sinks, out=out)
     batched = q.ndim == 4
     if q.ndim not in (3, 4) or k.ndim != q.ndim or v.ndim != q.ndim:
         refuse(
@@ -153,7 +153,7 @@ def varlen(q, k, v, cu_seqlens_q, cu_seqlens_k=None, *, mask: _job.Mask = "causa
         call, results = _job.known_call(world, settings, given, out)
         if results is not None:
             return results
-    _job.check_arrays("varlen", q, q=q, k=k, v=v, sinks=sinks, out=out)
+    _job.check_arrays("varlen", {"q": q, "k": k, "v": v}, sinks=sinks, out=out)
     own = _job.world_of(q, world)
     positions = _job.read_positions(k, k_positions, k_lengths, sum(key_lengths), len(q_lengths), offsets is not None)
     prepared = _prepared(own, q, k, v, q_lengths, key_lengths, offsets, positions, mask, softmax_scale, softcap, sinks,

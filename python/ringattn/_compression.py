@@ -7,13 +7,12 @@ decode() take them in place of k and v, and their results have the bits of atten
 
 import ctypes
 import functools
-import math
 
 from . import _abi, _structs
 from ._abi import lib
 from ._errors import refuse
 from ._tensors import CompressedView, View, as_ints, check_array, contiguous_heads, data_type, device_of, empty, stream_of
-from ._tensors import kind_of, moved, traced, type_name, zeros
+from ._tensors import flat_view, kind_of, moved, traced, type_name, zeros
 
 METHODS = ("fp8", "int8", "int4", "lowrank", "vq", "hybrid")
 
@@ -211,11 +210,17 @@ def decompress(x: Compressed, *, out=None, threads: int = 0, name: str = "x"):
     """The tensor that x is, of its shape and dtype; of a cache without block table every page to its end. out: where it
     goes; None: new. Scales, codes and tables that no compressed tensor has are refused with their place, and as a part of
     `name`. Returns when it is done."""
+    if not isinstance(x, Compressed):
+        refuse(f"{name} is {type(x).__name__}", "ringattn.compress() gives what this takes", "Pass a ringattn.Compressed.")
     like = x.like()
     heads, dim = x.shape[-2:]
     if out is None:
         out = empty(like, x.shape, type_name(x.dtype))
-    rows = out.reshape(math.prod(x.shape[:-2]), heads, dim)
+    check_array("out", out)
+    if tuple(out.shape) != x.shape or kind_of(out) is not kind_of(like):
+        refuse(f"out is {type(out).__name__} {list(out.shape)}", f"{name} is {type(like).__name__} {list(x.shape)}",
+               "Pass one like it, or none.")  # fmt: skip
+    rows = flat_view(out) if out.ndim == 4 else out
     coder = _coder(like, x.dtype, x.format, heads, dim, len(x.lengths), threads=threads)
     coder.do(lib.compression_decompress, rows, x.flat_rows() if x.ndim == 4 else x, name, x.lengths)
     return out

@@ -36,10 +36,11 @@ def _prepared(world, x, channels, width, bias, activation, lengths, layout, flag
     return world.prepared(key, make)
 
 
-def _check(op: str, x, weight, bias, out, unknown, **states) -> None:
+def _check(op: str, x, weight, bias, out, unknown, state=None, **states) -> None:
+    """state: what an update can't do without, by its name."""
     if unknown:
         _job.refuse_unknown(op, unknown)
-    _job.check_arrays(op, x, x=x, weight=weight, bias=bias, out=out, **states)
+    _job.check_arrays(op, {"x": x, "weight": weight} | (state or {}), bias=bias, out=out, **states)
     if weight.ndim != 2 or weight.shape[0] != x.shape[-1]:
         refuse(f"weight is {list(weight.shape)}", f"x has {x.shape[-1]} channels, and so it is [{x.shape[-1]}, width]",
                "Leave out the middle axis of a Conv1d's weight.")  # fmt: skip
@@ -98,7 +99,8 @@ def causal_conv1d_update(x, conv_state, weight, bias=None, *, activation: str | 
                                                                  given, out)  # fmt: skip
     if results is not None:
         return results[0]
-    _check("causal_conv1d_update", x, weight, bias, out, unknown, conv_state=conv_state, conv_state_indices=conv_state_indices)
+    _check("causal_conv1d_update", x, weight, bias, out, unknown, {"conv_state": conv_state},
+           conv_state_indices=conv_state_indices)  # fmt: skip
     if x.ndim != 2:
         refuse(f"x has {x.ndim} axes", "it has [sequences, channels]", "Pass one token of each sequence.")
     channels, width = weight.shape

@@ -10,7 +10,7 @@ import ctypes
 from . import _job, _structs
 from ._abi import lib
 from ._errors import refuse
-from ._tensors import contiguous_heads, empty, traced
+from ._tensors import contiguous_heads, empty, flat_view, traced
 from .worlds import World
 
 
@@ -74,13 +74,18 @@ def finish_step(step: _Steps, q, sequences: int, rows: int, arrays: dict, dim_v:
         refuse(f"out is {list(out.shape)}", f"this step's is {[*form, dim_v]}", "Pass one of that shape, or none.")
     out = empty(q, (*form, dim_v)) if out is None else out
     lse = empty(q, (own * rows, q.shape[-2]), "float32")
-    arrays |= {"out": out.reshape(own * rows, q.shape[-2], dim_v), "lse": lse}
+    arrays |= {"out": flat_view(out) if out.ndim == 4 else out, "lse": lse}
     members = {"rows": rows, "grow": int(grow)}
     step._do(q, arrays, **members)
     lse = lse.reshape(form)
     world, call, given = keep
     _job.keep_call(world, call, step, arrays, given, out, lse, **members)
     return out, lse
+
+
+def written_by_step(caches: tuple[str, ...], new_rows, grow: bool) -> tuple[str, ...]:
+    """What a step writes to, beside its results."""
+    return (caches if new_rows is not None else ()) + (("lengths",) if grow else ())
 
 
 def check_lengths(lengths, block_table) -> None:
@@ -117,8 +122,9 @@ def decode(q, k_cache, v_cache, lengths, *, block_table=None, k_new=None, v_new=
     )
     if results is not None:
         return results
-    _job.check_arrays("decode", q, q=q, k_cache=k_cache, v_cache=v_cache, lengths=lengths, block_table=block_table,
-                      k_new=k_new, v_new=v_new, sinks=sinks, out=out)  # fmt: skip
+    _job.check_arrays("decode", {"q": q, "k_cache": k_cache, "v_cache": v_cache, "lengths": lengths},
+                      written_by_step(("k_cache", "v_cache"), k_new, grow), block_table=block_table, k_new=k_new, v_new=v_new,
+                      sinks=sinks, out=out)  # fmt: skip
     check_lengths(lengths, block_table)
     sequences, rows, flat_q = steps_of(q, 4)
     own = _job.world_of(q, world)

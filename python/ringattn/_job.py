@@ -68,17 +68,18 @@ def world_of(array, world: World | None) -> World:
     return world
 
 
-def check_arrays(op: str, like, **arrays) -> None:
-    """All arrays of an op are of one kind; None are left out."""
-    for name, array in arrays.items():
-        if array is None:
+def check_arrays(op: str, needed: dict, written=(), **optional) -> None:
+    """All arrays of an op are of one kind, that of the first one; optional ones may be None. written: names of arrays that the
+    call writes to, beside those that always are."""
+    first, like = next(iter(needed.items()))
+    for name, array in (*needed.items(), *optional.items()):
+        if array is None and name in optional:
             continue
         for part in array.parts if isinstance(array, Compressed) else (array,):
-            check_array(name, part)
+            check_array(name, part, name in written)
             if type(part) is not type(like) and kind_of(part) is not kind_of(like):
-                refuse(
-                    f"{name} of {op} is {type(part).__name__}", f"q is {type(like).__name__}", "Pass arrays of one kind."
-                )
+                refuse(f"{name} of {op} is {type(part).__name__}", f"{first} is {type(like).__name__}",
+                       "Pass arrays of one kind.")  # fmt: skip
 
 
 def format_of(rows) -> str | None:

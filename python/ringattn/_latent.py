@@ -9,7 +9,7 @@ from . import _abi, _job, _structs
 from ._errors import refuse
 from ._tensors import contiguous_heads, data_type, empty, traced
 from ._attention import lengths_of
-from ._decode import LatentDecode, c_limits, check_lengths, finish_step, flat, limits_of, steps_of
+from ._decode import LatentDecode, c_limits, check_lengths, finish_step, flat, limits_of, steps_of, written_by_step
 from .layouts import Layout
 from .worlds import World
 
@@ -64,7 +64,7 @@ def mla(q, latent, k_rope, w_uk=None, w_uv=None, *, cu_seqlens_q=None, cu_seqlen
     call, results = _job.known_call(world, settings, given, out)
     if results is not None:
         return results
-    _job.check_arrays("mla", q, q=q, latent=latent, k_rope=k_rope, w_uk=w_uk, w_uv=w_uv, sinks=sinks, out=out)
+    _job.check_arrays("mla", {"q": q, "latent": latent, "k_rope": k_rope}, w_uk=w_uk, w_uv=w_uv, sinks=sinks, out=out)
     if form not in _abi.FORMS:
         refuse(f"form {form!r} is not known", 'there are "expanded" and "absorbed"', "Choose one, or None.")
     own = _job.world_of(q, world)
@@ -117,8 +117,9 @@ def mla_decode(q, cache, lengths, w_uk=None, w_uv=None, *, block_table=None, lat
     call, results = _job.known_call(world, settings, given, out)
     if results is not None:
         return results
-    _job.check_arrays("mla_decode", q, q=q, cache=cache, lengths=lengths, block_table=block_table, latent=latent,
-                      k_rope=k_rope, w_uk=w_uk, w_uv=w_uv, sinks=sinks, out=out)  # fmt: skip
+    _job.check_arrays("mla_decode", {"q": q, "cache": cache, "lengths": lengths}, written_by_step(("cache",), latent, grow),
+                      block_table=block_table, latent=latent, k_rope=k_rope, w_uk=w_uk, w_uv=w_uv, sinks=sinks,
+                      out=out)  # fmt: skip
     check_lengths(lengths, block_table)
     sequences, rows, flat_q = steps_of(q, 4)
     own = _job.world_of(q, world)

@@ -95,9 +95,8 @@ def _scan(op, x, dt, A, B, C, D, z, dt_bias, dt_softplus, dt_limit, initial_stat
     """x, z: [(batch,) tokens, heads, head_dim]; dt: [(batch,) tokens, heads]; B, C: [(batch,) tokens, groups, state_dim]."""
     if unknown:
         _job.refuse_unknown(op, unknown)
-    _job.check_arrays(
-        op, x, x=x, dt=dt, A=A, B=B, C=C, D=D, z=z, dt_bias=dt_bias, initial_states=initial_states, out=out
-    )
+    _job.check_arrays(op, {"x": x, "dt": dt, "A": A, "B": B, "C": C}, D=D, z=z, dt_bias=dt_bias,
+                      initial_states=initial_states, out=out)  # fmt: skip
     world = _job.world_of(x, world)
     if x.ndim not in (3, 4) or dt.ndim != x.ndim - 1 or B.ndim != x.ndim or C.ndim != x.ndim:
         refuse(f"x, dt, B and C have {x.ndim}, {dt.ndim}, {B.ndim} and {C.ndim} axes",
@@ -154,8 +153,8 @@ def _update(op, state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, dt_limit, slo
     call, results = _job.known_call(None, (op, dt_softplus, limits, *members.values()), given, out)
     if results is not None:
         return results[0]
-    _job.check_arrays(op, x, state=state, x=x, dt=dt, A=A, B=B, C=C, D=D, z=z, dt_bias=dt_bias, state_batch_indices=slots,
-                      out=out)  # fmt: skip
+    _job.check_arrays(op, {"x": x, "dt": dt, "A": A, "B": B, "C": C, "state": state}, D=D, z=z, dt_bias=dt_bias,
+                      state_batch_indices=slots, out=out)  # fmt: skip
     if x.ndim != 3 or dt.ndim != 2 or B.ndim != 3 or C.ndim != 3:
         refuse(f"x, dt, B and C have {x.ndim}, {dt.ndim}, {B.ndim} and {C.ndim} axes",
                "they are [sequences, heads, head_dim], one axis less, and [sequences, groups, state_dim]",

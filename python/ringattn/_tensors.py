@@ -35,15 +35,22 @@ def is_torch(array) -> bool:
     return torch is not None and isinstance(array, torch.Tensor)
 
 
-def check_array(name: str, array) -> None:
-    """Refuses what is neither NumPy's nor PyTorch's, and tensors whose gradients are wanted."""
+# What calls write to whatever their other arguments are.
+_WRITTEN = ("out", "state", "conv_state")
+
+
+def check_array(name: str, array, written: bool = False) -> None:
+    """Refuses what is neither NumPy's nor PyTorch's, tensors whose gradients are wanted, and what can't be written to where it
+    is."""
     if isinstance(array, np.ndarray):
-        if name in ("out", "state", "conv_state") and not array.flags.writeable:
-            refuse(f"{name} is read-only", "the result is written to it", "Pass an array of your own.")
+        if (written or name in _WRITTEN) and not array.flags.writeable:
+            refuse(f"{name} is read-only", "this call writes to it", "Pass an array of your own.")
         return
     if not is_torch(array):
         refuse(f"{name} is {type(array).__name__}", "it should be a NumPy array or a PyTorch tensor",
                "Convert it, for instance with numpy.asarray().")  # fmt: skip
+    if array.layout is not sys.modules["torch"].strided:
+        refuse(f"{name} is of layout {array.layout}", "its numbers don't lie at places of their own", "Make it dense.")
     if array.requires_grad and sys.modules["torch"].is_grad_enabled():
         unsupported(f"{name} requires a gradient", "ringattn has no backward pass",
                     "Call it under torch.no_grad(), or pass detached tensors.")  # fmt: skip
@@ -162,7 +169,10 @@ def forms_of(arrays) -> tuple | None:
         elif type(array) in kinds:
             if array.requires_grad and torch.is_grad_enabled():
                 return None
-            forms.append((array.shape, array.stride(), array.dtype, array.device))
+            try:
+                forms.append((array.shape, array.stride(), array.dtype, array.device))
+            except RuntimeError:  # without strides, as sparse tensors are
+                return None
         elif type(array) is np.ndarray:
             forms.append((array.shape, array.strides, array.dtype, array.flags.writeable))
         else:
