@@ -114,6 +114,7 @@ TEST(EnvironmentTable, TakesGoodValuesAndRefusesBadOnes) {
                         {"RINGATTN_STORE", "node1:29555", "node1"},
                         {"RINGATTN_JOB", "nightly", too_long},
                         {"RINGATTN_OUTCOMES", "/tmp/outcomes", ""},
+                        {"RINGATTN_LIBRARY", "/lib/libringattn_c.so.1", ""},
                         {"RINGATTN_PROGRAM", "/bin/ringattn", ""},
                         {"RINGATTN_TEST_LONG", "1", "yes"},
                         {"RINGATTN_TEST_SEED", "7", "x"}};
