@@ -10,8 +10,9 @@ import functools
 
 from . import _abi, _structs
 from ._abi import lib
+from ._arguments import as_ints, check_axes
 from ._errors import refuse
-from ._tensors import CompressedView, View, as_ints, check_array, contiguous_heads, data_type, device_of, empty, stream_of
+from ._tensors import CompressedView, View, as_rows, check_array, contiguous_heads, data_type, device_of, empty, stream_of
 from ._tensors import flat_view, kind_of, moved, traced, type_name, zeros
 
 METHODS = ("fp8", "int8", "int4", "lowrank", "vq", "hybrid")
@@ -147,12 +148,12 @@ def lengths_of(x, cu_seqlens) -> tuple[int, ...]:
         refuse(f"a tensor to compress has {x.ndim} axes", "it is [(batch,) tokens, heads, dim]", "Reshape it.")
     if cu_seqlens is None:
         return (x.shape[0],)
-    at = as_ints(cu_seqlens)
+    at = as_ints(cu_seqlens, "cu_seqlens")
     return tuple(b - a for a, b in zip(at, at[1:]))
 
 
 def _rows(x):
-    return x.reshape(-1, *x.shape[-2:]) if x.ndim == 4 else x
+    return as_rows(x) if x.ndim == 4 else x
 
 
 def compress_one(name: str, x, format: str, lengths: tuple, seed: int, threads: int) -> Compressed:
@@ -198,6 +199,7 @@ def compress(k, v, method="int4", *, ratio: float | None = None, cu_seqlens=None
         check_array(name, array)
         if kind_of(array) is not kind_of(k):
             refuse(f"{name} is {type(array).__name__}", f"k is {type(k).__name__}", "Pass arrays of one kind.")
+        check_axes(name, array, (3, 4), "[(batch,) tokens, heads, dim]")
     formats = choose_formats(method, ratio, type_name(k.dtype), k.shape[-2], k.shape[-1], v.shape[-1])
     return tuple(
         compress_one(name, x, format, lengths_of(x, cu_seqlens), seed, threads)

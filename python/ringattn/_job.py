@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 from . import _abi, _structs
 from ._abi import lib
-from ._errors import refuse, unsupported
+from ._arguments import as_int, as_ints, scale_of, seconds_of
+from ._errors import refuse
 from ._compression import Compressed
 from ._tensors import (
     CompressedView,
     View,
     address_of,
-    as_ints,
     check_array,
     data_type,
     device_of,
@@ -42,7 +42,7 @@ def read_mask(mask: Mask) -> tuple[int, int, int]:
         if mask in _MASKS:
             return _MASKS[mask]
     elif isinstance(mask, tuple) and len(mask) == 2:
-        return _abi.WINDOW, int(mask[0]), int(mask[1])
+        return _abi.WINDOW, *(as_int(side, "a side of mask") for side in mask)
     refuse(
         f"mask {mask!r} is not known",
         'there are "causal", "full" and (left, right), where -1 is no limit',
@@ -50,10 +50,9 @@ def read_mask(mask: Mask) -> tuple[int, int, int]:
     )
 
 
-def refuse_unknown(op: str, given: dict) -> None:
-    """Arguments that other attention functions have, and this one does not."""
-    for name, value in given.items():
-        unsupported(f"{op} has no {name}", f"it was given as {value!r}", "Leave it out.")
+def _check_world(world) -> None:
+    if not isinstance(world, World):
+        refuse(f"world is {world!r}", "it is a ringattn.World, who computes together", "Make one, or leave it out.")
 
 
 def world_of(array, world: World | None) -> World:
@@ -61,6 +60,7 @@ def world_of(array, world: World | None) -> World:
     device = device_of(array)
     if world is None:
         return self_world(device)
+    _check_world(world)
     if world.device != device:
         refuse(
             f"q lies on device {device}", f"the world's tensors lie on {world.device}", "Use a world of that device."
@@ -100,7 +100,7 @@ def c_spec(like, heads, kv_heads, head_dim, head_dim_v, mask, softmax_scale, sof
     k_format, v_format = (None if format is None else format.encode() for format in formats)
     return _structs.spec(dtype=data_type(like), heads=heads, kv_heads=kv_heads, head_dim=head_dim, head_dim_v=head_dim_v,
                      mask=kind, sinks=int(sinks), window_left=left, window_right=right,
-                     softmax_scale=softmax_scale or 0.0, softcap=softcap, k_format=k_format, v_format=v_format)  # fmt: skip
+                     softmax_scale=scale_of(softmax_scale), softcap=softcap, k_format=k_format, v_format=v_format)  # fmt: skip
 
 
 class Positions(NamedTuple):
@@ -129,7 +129,9 @@ def read_positions(k, k_positions, k_lengths, k_rows: int, sequences: int, has_o
             refuse("k_lengths is not given", "queries end where sequences end, with the tokens that were taken out",
                    "Pass it, or say where queries stand.")  # fmt: skip
         return Positions(rows.tobytes(), heads, None)
-    lengths = tuple(as_ints(k_lengths)) if hasattr(k_lengths, "__len__") else (int(k_lengths),) * sequences
+    if hasattr(k_lengths, "__len__"):
+        return Positions(rows.tobytes(), heads, tuple(as_ints(k_lengths, "k_lengths")))
+    lengths = (as_int(k_lengths, "k_lengths"),) * sequences
     return Positions(rows.tobytes(), heads, lengths)
 
 
@@ -150,9 +152,14 @@ def c_batch(q_lengths, k_lengths, q_offsets, positions: Positions | None = None)
     return batch
 
 
+def run_options(*, timeout_seconds: float, **members) -> _structs.options:
+    """Options of any op that has a timeout."""
+    return _structs.options(timeout_seconds=seconds_of(timeout_seconds), **members)
+
+
 def c_options(world: World, q_lengths, k_lengths, layout, key_layout, **members) -> _structs.options:
     """Options of a ring; layouts where the world has several ranks."""
-    options = _structs.options(**members)
+    options = run_options(**members)
     if world.size == 1 and layout is None:
         return options
     if layout is None:
@@ -305,8 +312,15 @@ def known_call(world: World | None, settings: tuple, given: dict, out):
     if forms is None:
         return None, None
     key = (settings, forms)
-    calls = own_calls() if world is None else world.calls
-    call = calls.get(key)
+    if world is None:
+        calls = own_calls()
+    else:
+        _check_world(world)
+        calls = world.calls
+    try:
+        call = calls.get(key)
+    except TypeError:  # of what can't be a key, whose name is said where it is read
+        return None, None
     if call is None:
         return key, None
     if call.prepared._handle is None:  # closed, as others were used since

@@ -3,6 +3,7 @@
 
 import ctypes
 import functools
+import math
 import sys
 
 import numpy as np
@@ -129,6 +130,11 @@ def flat_rows(array):
     return array.reshape(array.shape[0] * array.shape[1], *array.shape[2:])
 
 
+def as_rows(array, axes: int = 2):
+    """The last axes as they are, and all in front of them as one, of which there may be none."""
+    return array.reshape(math.prod(array.shape[:-axes]), *array.shape[-axes:])
+
+
 def flat_view(out):
     """flat_rows() of an array that is written to, so it must be a view. None stays None."""
     if out is None:
@@ -140,11 +146,6 @@ def flat_view(out):
             refuse(f"out of shape {tuple(out.shape)} has batches that can't be rows of one axis",
                    "their strides don't follow from each other", "Pass a contiguous one.")  # fmt: skip
     return flat
-
-
-def as_ints(values) -> list[int]:
-    """A list of Python's integers from a list, an array or a tensor; of a GPU's tensor this waits for the device."""
-    return [int(value) for value in (values.tolist() if hasattr(values, "tolist") else values)]
 
 
 def on_host(array) -> np.ndarray:

@@ -2,8 +2,12 @@
 """What would read or write memory that is not the caller's, if it were not refused: lists of other lengths than the sequences,
 and arrays that can't be written to."""
 
+import os
 import pathlib
+import subprocess
+import sys
 import tempfile
+import textwrap
 import unittest
 
 import numpy as np
@@ -104,6 +108,88 @@ class ReadOnly(unittest.TestCase):
         for wrong in (rows, np.empty((20, 64, 2), "float16"), np.empty((20, 2, 64), "float32")):
             with self.assertRaises(ringattn.UsageError):
                 ringattn.decompress(batch if wrong is rows else small, out=wrong)
+
+
+class Overlaps(unittest.TestCase):
+    """Results that lie where what they are made of does."""
+
+    def refuses(self, words, call):
+        with self.assertRaises(ringattn.UsageError) as caught:
+            call()
+        self.assertIn(words, str(caught.exception))
+
+    def test_rows_are_not_written_over_others(self):
+        x, weight = normal(20, 32), normal(16, 4)
+        for rows, out in ((x[:, :16], x[:, :16]), (x[:, :16], x[:, 8:24]), (x[:-1, :16], x[1:, :16])):
+            self.refuses("y overlaps x", lambda rows=rows, out=out: ringattn.causal_conv1d(rows, weight, out=out))
+        expected = ringattn.causal_conv1d(x[:, :16].copy(), weight)
+        ringattn.testing.assert_same_bits(ringattn.causal_conv1d(x[:, :16], weight, out=x[:, 16:]), expected)
+        state = normal(20, 3, 16)
+        self.refuses("y overlaps x", lambda: ringattn.causal_conv1d_update(x[:, :16], state, weight, out=x[:, :16]))
+        q, k = normal(20, 4, 64), normal(20, 2, 64)
+        self.refuses("out overlaps q", lambda: ringattn.attention(q, k, k, out=q))
+        cache, lengths = normal(20, 16, 2, 64), np.full(20, 5, "int32")
+        self.refuses("out overlaps q", lambda: ringattn.decode(q, cache, cache, lengths, out=q))
+        parts = (normal(20, 2, 16), normal(20, 2), -abs(normal(2)), normal(20, 1, 8), normal(20, 1, 8))
+        z = normal(20, 2, 16)
+        self.refuses("y overlaps x", lambda: ringattn.ssd(*parts, out=parts[0]))
+        self.refuses("y overlaps z", lambda: ringattn.ssd(*parts, z=z, out=z))
+
+
+class Caches(unittest.TestCase):
+    def test_a_length_that_grows_is_not_negative(self):
+        q, new, cache = normal(2, 4, 64), normal(2, 2, 64), np.zeros((2, 16, 2, 64), "float32")
+        for table in (None, np.array([[0], [1]], "int32")):
+            lengths = np.array([0, -1], "int32")
+            with self.assertRaises(ringattn.UsageError) as caught:
+                ringattn.decode(q, cache, cache, lengths, block_table=table, k_new=new, v_new=new, grow=True)
+            self.assertIn("sequence 1 has -1 keys (a length is not negative)", str(caught.exception))
+            self.assertEqual((lengths.tolist(), cache.any()), ([0, -1], False))
+
+    def test_a_row_of_a_table_may_have_a_stride_of_0(self):
+        q, cache, table = normal(1, 4, 64), normal(6, 16, 2, 64), np.array([3, 0, 5, 2], "int32")
+        lengths = np.array([50], "int32")
+        row = np.lib.stride_tricks.as_strided(table, (1, 4), (0, 4))
+        expected = ringattn.decode(q, cache, cache, lengths, block_table=row.copy())[0]
+        for given in (row, table[None], np.broadcast_to(table, (1, 4))):
+            ringattn.testing.assert_same_bits(ringattn.decode(q, cache, cache, lengths, block_table=given)[0], expected)
+        latents, matrices = normal(6, 16, 72), (normal(4, 16, 64), normal(4, 16, 64))
+        out = ringattn.mla_decode(normal(1, 4, 24), latents, lengths, *matrices, block_table=row, rope_dim=8)[0]
+        copied = ringattn.mla_decode(normal(1, 4, 24), latents, lengths, *matrices, block_table=row.copy(), rope_dim=8)[0]
+        ringattn.testing.assert_same_bits(out, copied)
+
+    def test_eviction_speaks_of_itself(self):
+        k = normal(20, 2, 64)
+        k[3, 1, 5] = np.nan
+        with self.assertRaises(ringattn.UsageError) as caught:
+            ringattn.evict(k, k, "knorm")
+        self.assertIn("k[3, 1, 5] is nan (rows that are compressed, or of which some are chosen, hold finite numbers",
+                      str(caught.exception))  # fmt: skip
+
+
+@unittest.skipUnless(hasattr(os, "fork"), "needs fork")
+class Forks(unittest.TestCase):
+    def test_a_forked_process_is_refused_at_once(self):
+        """In a process of its own, whose threads are those of the library."""
+        program = textwrap.dedent('''
+            import os
+            import numpy, ringattn
+            x, weight = numpy.ones((200, 16), "float32"), numpy.ones((16, 4), "float32")
+            FIRST
+            child = os.fork()
+            if child == 0:
+                try:
+                    ringattn.causal_conv1d(x, weight, timeout=2.0)
+                    os._exit(3)
+                except ringattn.UnsupportedError as error:
+                    os._exit(4 if "forked from one that had used ringattn" in str(error) else 5)
+            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+            ringattn.causal_conv1d(x, weight)
+        ''')
+        for first, code in (("ringattn.causal_conv1d(x, weight)", 4), ("", 3)):
+            done = subprocess.run([sys.executable, "-W", "ignore", "-c", program.replace("FIRST", first)],
+                                  capture_output=True, text=True, timeout=100)  # fmt: skip
+            self.assertEqual((done.returncode, done.stdout), (0, f"{code}\n"), done.stderr)
 
 
 if __name__ == "__main__":
