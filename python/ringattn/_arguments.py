@@ -9,17 +9,41 @@ from typing import NoReturn
 from ._errors import refuse, unsupported
 
 
+# Beyond it the library has no numbers of tokens, and ctypes would cut off some digits.
+_FARTHEST = 2**62
+
+
+def _near(number: int, name: str) -> int:
+    if not -_FARTHEST <= number <= _FARTHEST:
+        refuse(f"{name} has {number}", "numbers of tokens lie between -2^62 and 2^62", "Check it.")
+    return number
+
+
 def as_int(value, name: str) -> int:
     try:
-        return operator.index(value)
+        return _near(operator.index(value), name)
     except TypeError:
-        refuse(f"{name} is {value!r}", "it should be a whole number", "Convert it.")
+        refuse(f"{name} is {str(value)[:60]}", "it should be a whole number", "Convert it.")
+
+
+def as_text(value, name: str) -> bytes:
+    """As the library has it."""
+    if not isinstance(value, str):
+        refuse(f"{name} is {str(value)[:60]}", "it is a word", "Pass a string.")
+    return value.encode()
+
+
+def as_number(value, name: str) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        refuse(f"{name} is {str(value)[:60]}", "it should be a number", "Convert it.")
 
 
 def as_ints(values, name: str = "a list of lengths") -> list[int]:
     """A list of Python's integers from a list, an array or a tensor; of a GPU's tensor this waits for the device."""
     try:
-        return [operator.index(value) for value in (values.tolist() if hasattr(values, "tolist") else values)]
+        return [_near(operator.index(value), name) for value in (values.tolist() if hasattr(values, "tolist") else values)]
     except TypeError:
         refuse(f"{name} is {str(values)[:60]}", "it should hold whole numbers, one behind the other",
                "Pass a list, or an array of integers with one axis.")  # fmt: skip
@@ -60,10 +84,12 @@ _OURS = {
     "window": "mask=(left, right)", "window_size": "mask=(left, right)", "sliding_window": "mask=(left, right)",
     "left_window": "mask=(left, right)", "scale": "softmax_scale", "sm_scale": "softmax_scale", "scaling": "softmax_scale",
     "logits_soft_cap": "softcap", "logit_softcapping": "softcap", "s_aux": "sinks", "attention_sinks": "sinks",
-    "deterministic": "nothing: all results are", "cache_seqlens": "lengths", "seqlens": "lengths", "page_table": "block_table",
+    "cache_seqlens": "lengths", "seqlens": "lengths", "page_table": "block_table",
     "cu_seqlens_kv": "cu_seqlens_k", "initial_state": "initial_states", "return_last_state": "return_final_states",
     "seq_idx": "cu_seqlens",
 }  # fmt: skip
+# What changes no result.
+_NOT_NEEDED = {"deterministic": "every call is", "chunk_size": "chunks are 64 tokens, always"}
 _MASKING = ("attn_mask", "attention_mask", "block_mask", "key_padding_mask", "score_mod", "attn_bias", "bias", "alibi_slopes")
 
 
@@ -80,8 +106,10 @@ def refuse_unknown(op: str, given: dict, function=None) -> NoReturn:
     ours = _OURS.get(name)
     if name in ("is_causal", "causal") and "mask" in known:
         remedy = f'Did you mean mask="{"causal" if value else "full"}"?'
-    elif ours is not None and (":" in ours or ours.partition("=")[0] in known):
+    elif ours is not None and ours.partition("=")[0] in known:
         remedy = f"Did you mean {ours}?"
+    elif name in _NOT_NEEDED:
+        why, remedy = _NOT_NEEDED[name], "Leave it out: no result depends on it."
     elif name in _MASKING:
         why, remedy = "ringattn masks by position alone", "Say by mask and cu_seqlens what is seen, or use another library."
     elif name in ("dropout", "dropout_p"):

@@ -10,7 +10,7 @@ import functools
 
 from . import _abi, _structs
 from ._abi import lib
-from ._arguments import as_ints, check_axes
+from ._arguments import as_ints, as_text, check_axes
 from ._errors import refuse
 from ._tensors import CompressedView, View, as_rows, check_array, contiguous_heads, data_type, device_of, empty, stream_of
 from ._tensors import flat_view, kind_of, moved, traced, type_name, zeros
@@ -86,7 +86,7 @@ class _Coder:
 
     def __init__(self, world, format: str, dtype, heads: int, dim: int, sequences: int, seed: int, threads: int):
         self._handle = None
-        spec = _structs.compression_spec(format=format.encode(), sequences=sequences, seed=seed, dtype=dtype, heads=heads,
+        spec = _structs.compression_spec(format=as_text(format, "method"), sequences=sequences, seed=seed, dtype=dtype, heads=heads,
                                          dim=dim)  # fmt: skip
         handle = _abi.Handle()
         lib.compression_create(world.handle, spec, _structs.options(threads=threads), ctypes.byref(handle))
@@ -179,7 +179,7 @@ def choose_formats(method, ratio: float | None, dtype: str, heads: int, k_dim: i
         return method, method
     spec = _structs.spec(dtype=data_type(dtype), heads=heads, head_dim=k_dim, head_dim_v=v_dim)
     formats = _structs.formats()
-    lib.choose_formats(method.encode(), ratio or 0.0, spec, formats)
+    lib.choose_formats(as_text(method, "method"), ratio or 0.0, spec, formats)
     return formats.k.decode(), formats.v.decode()
 
 

@@ -60,8 +60,8 @@ BY_STATUS = {
 _WORDS = [
     (re.compile(pattern), words)
     for pattern, words in (
-        (r"Rows follow \w+::layout\(\)", "Rows follow the layout"),
-        (r"\w+Spec and \w+Job say what there is", "Its arguments say what there is"),
+        (r"\bRows follow \w+::layout\(\)", "Rows follow the layout"),
+        (r"\b\w+Spec and \w+Job say what there is", "Its arguments say what there is"),
         (r"ringattn's (info|plan|run|verify|bench|compress) with (\w+)", r"`ringattn \1 --\2`"),
         (r"ringattn's (info|plan|run|verify|bench|compress)", r"`ringattn \1`"),
         (r"\bringattn_(attention|decode)\b", r"ringattn.\1()"),

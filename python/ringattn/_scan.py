@@ -58,8 +58,9 @@ def run_options(world: World, lengths, layout: Layout | None, members: dict) -> 
     if layout is not None and not isinstance(layout, Layout):
         refuse(f"layout is {layout!r}", "ranks of a scan have whole super-segments of sequences",
                "Leave it out, or pass ringattn.super_segments(lengths, ranks) or another ringattn.Layout.")  # fmt: skip
-    dealt = super_segments(lengths, world.size) if layout is None else make_layout(layout, lengths, world.size)
+    dealt = None if layout is None else make_layout(layout, lengths, world.size)
     if world.size > 1:
+        dealt = dealt or super_segments(lengths, world.size)
         options.layout = _abi.RUNS
         options.query_run_count, options.query_runs = dealt.c_runs()
     return options
@@ -179,7 +180,7 @@ def ssd(x, dt, A, B, C, *, D=None, z=None, dt_bias=None, dt_softplus: bool = Fal
         initial_states=None, return_final_states: bool = False, cu_seqlens=None, layout: Layout | None = None,
         world: World | None = None, out=None, threads: int = 0, memory_budget: int = 0, timeout: float = 60.0,
         **unknown):  # fmt: skip
-    """Mamba-2's scan: mamba_ssm's mamba_chunk_scan_combined, without its chunk_size (chunks are 64 tokens, always).
+    """Mamba-2's scan, as mamba_ssm's mamba_chunk_scan_combined; docs/scan.md says what differs.
 
     x, z: [tokens, heads, head_dim] or [batch, tokens, heads, head_dim]; dt: [(batch,) tokens, heads]; B, C: [(batch,) tokens,
     groups, state_dim]; all of one type, float32, float16 or bfloat16. A, D, dt_bias: float32 [heads]. initial_states:

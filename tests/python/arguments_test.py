@@ -18,6 +18,7 @@ def ints(*values):
 
 
 Q, K = normal(20, 4, 64), normal(20, 2, 64)
+HALF = normal(20, 2, 64, dtype="float16")
 X, WEIGHT = normal(20, 16), normal(16, 4)
 SCAN = (normal(20, 2, 16), normal(20, 2), -abs(normal(2)), normal(20, 1, 8), normal(20, 1, 8))  # x, dt, A, B, C
 SELECTIVE = (X, normal(20, 16), -abs(normal(16, 8)), normal(20, 8), normal(20, 8))
@@ -93,7 +94,7 @@ class Refusals(unittest.TestCase):
             *((f"cu_seqlens is {cu}", lambda cu=cu: conv(X, WEIGHT, cu_seqlens=cu))
               for cu in (7, "ab", [[0, 20]], [0, 10.7, 20], [0.0, 20.0], [0, None])),
             ("cu_seqlens is [1, 20] (it begins with 0", lambda: conv(X, WEIGHT, cu_seqlens=[1, 20])),
-            ("q_offset is 1.5", lambda: attention(Q, K, K, q_offset=1.5)),
+            ("q_offset is 1.5 (it should be a whole number)", lambda: attention(Q, K, K, q_offset=1.5)),
             ("q_offsets is 3", lambda: ringattn.varlen(Q, K, K, [0, 20], q_offsets=3)),
             ("lengths is (20,)", lambda: attention(Q, K, K, lengths=(20,))),
             ("world is 3", lambda: conv(X, WEIGHT, world=3)),
@@ -110,6 +111,14 @@ class Refusals(unittest.TestCase):
             ("a side of mask is 1.5", lambda: attention(Q, K, K, mask=(1.5, 0))),
             ("softmax_scale is 0", lambda: attention(Q, K, K, softmax_scale=0.0)),
             ("softmax_scale is 0", lambda: ringattn.mla(*LATENT, softmax_scale=0.0)),
+            ("cu_seqlens has 9223372036854775808", lambda: conv(X, WEIGHT, cu_seqlens=[0, 2**63])),
+            ("sequence 0 of a scan has 4611686018427387904 tokens", lambda: conv(X, WEIGHT, cu_seqlens=[0, 2**62])),
+            ("a side of mask has 9223372036854775808", lambda: attention(Q, K, K, mask=(2**63, 0))),
+            ("method is None", lambda: ringattn.evict(K, K, None)),
+            ("there is no method of eviction", lambda: ringattn.evict(K, K, "x" * 100_000)),
+            ("ratio is a", lambda: ringattn.evict(K, K, "knorm", ratio="a")),
+            ("method is None", lambda: ringattn.compress(HALF, HALF, None)),
+            ("method is None", lambda: ringattn.compress(HALF, HALF, ("int8", None))),
             ("softcap is 'a'", lambda: attention(Q, K, K, softcap="a")),
             ("memory_budget is -1", lambda: attention(Q, K, K, memory_budget=-1)),
         ]  # fmt: skip
@@ -155,7 +164,8 @@ class Refusals(unittest.TestCase):
             ("Did you mean softmax_scale?", lambda: ringattn.decode(*STEP, scale=0.1)),
             ("attention has no block_mask (ringattn masks by position alone)", lambda: attention(Q, K, K, block_mask=1)),
             ("Did you mean softcap?", lambda: attention(Q, K, K, soft_cap=30.0)),
-            ("See help(ringattn.ssd)", lambda: ringattn.ssd(*SCAN, chunk_size=128)),
+            ("ssd has no chunk_size (chunks are 64 tokens, always)", lambda: ringattn.ssd(*SCAN, chunk_size=128)),
+            ("See help(ringattn.attention)", lambda: attention(Q, K, K, anything=1)),
             ("Did you mean cu_seqlens?", lambda: ringattn.ssd(*SCAN, seq_idx=None)),
         ]  # fmt: skip
         self.refuses(cases, ringattn.UnsupportedError)
