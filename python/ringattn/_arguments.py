@@ -74,9 +74,10 @@ def scale_of(softmax_scale: float | None) -> float:
 
 def seconds_of(timeout: float) -> float:
     """As the library has it, for which 0 is the usual time."""
-    if timeout == 0:
+    seconds = as_number(timeout, "timeout")
+    if seconds == 0:
         refuse("timeout is 0", "no peer could answer in that time", "Pass seconds, or leave it out for 60.")
-    return timeout
+    return seconds
 
 
 # Names that other libraries have for what ringattn computes, and what it is called here; and names of what it doesn't compute.

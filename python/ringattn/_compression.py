@@ -86,8 +86,8 @@ class _Coder:
 
     def __init__(self, world, format: str, dtype, heads: int, dim: int, sequences: int, seed: int, threads: int):
         self._handle = None
-        spec = _structs.compression_spec(format=as_text(format, "method"), sequences=sequences, seed=seed, dtype=dtype, heads=heads,
-                                         dim=dim)  # fmt: skip
+        spec = _structs.compression_spec(format=as_text(format, "method"), sequences=sequences, seed=seed, dtype=dtype,
+                                         heads=heads, dim=dim)  # fmt: skip
         handle = _abi.Handle()
         lib.compression_create(world.handle, spec, _structs.options(threads=threads), ctypes.byref(handle))
         self.handle = self._handle = handle

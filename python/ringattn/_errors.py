@@ -69,6 +69,9 @@ _WORDS = [
         (r"\b([A-Z]\w*)::(\w+\(\))", r"\1.\2"),
         (r"\b[A-Z]\w*::(\w+)", r"\1"),
         (r"\btimeout_seconds\b", "timeout"),
+        # A scan's and a convolution's result, which callers name as they do attention's.
+        (r"\by (?=overlaps |is fp|is bf|has )", "out "),
+        (r"\b(of|Give) y (?=has |memory )", r"\1 out "),
     )
 ]
 

@@ -153,5 +153,6 @@ def evict(k, v, method: str = "snapkv", *, ratio: float = 0.5, q=None, cu_seqlen
             unsupported(f"{name} is compressed", "tokens are taken out of rows as they are", "Compress what is left.")
     _job.check_arrays("evict", {"k": k, "v": v}, q=q)
     lengths, q_lengths = sequences_of(k, q, cu_seqlens, cu_seqlens_q)
-    k, v, places = evict_rows(k, v, q, (method, as_number(ratio, "ratio"), mask, softmax_scale, softcap), lengths, q_lengths, threads)
-    return Kept(k, v, places, lengths, begins(k, kept_lengths(method, float(ratio), lengths)))
+    ratio = as_number(ratio, "ratio")
+    k, v, places = evict_rows(k, v, q, (method, ratio, mask, softmax_scale, softcap), lengths, q_lengths, threads)
+    return Kept(k, v, places, lengths, begins(k, kept_lengths(method, ratio, lengths)))

@@ -119,6 +119,7 @@ class Refusals(unittest.TestCase):
             ("ratio is a", lambda: ringattn.evict(K, K, "knorm", ratio="a")),
             ("method is None", lambda: ringattn.compress(HALF, HALF, None)),
             ("method is None", lambda: ringattn.compress(HALF, HALF, ("int8", None))),
+            ("timeout is 5 s", lambda: attention(Q, K, K, timeout="5 s")),
             ("softcap is 'a'", lambda: attention(Q, K, K, softcap="a")),
             ("memory_budget is -1", lambda: attention(Q, K, K, memory_budget=-1)),
         ]  # fmt: skip
@@ -189,6 +190,8 @@ class Words(unittest.TestCase):
             ("ringattn's info with measure writes one.", "`ringattn info --measure` writes one."),
             ("ringattn_options::layout is set", "layout is set"),
             ("those of Decode::owned().", "those of Decode.owned()."),
+            ("y overlaps x", "out overlaps x"),
+            ("axis 2 of y has a stride of 2", "axis 2 of out has a stride of 2"),
             ("FoldSpec::sinks says", "sinks says"),
             ("a bug of ringattn", "a bug of ringattn"),
         ):

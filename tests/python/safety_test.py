@@ -121,19 +121,19 @@ class Overlaps(unittest.TestCase):
     def test_rows_are_not_written_over_others(self):
         x, weight = normal(20, 32), normal(16, 4)
         for rows, out in ((x[:, :16], x[:, :16]), (x[:, :16], x[:, 8:24]), (x[:-1, :16], x[1:, :16])):
-            self.refuses("y overlaps x", lambda rows=rows, out=out: ringattn.causal_conv1d(rows, weight, out=out))
+            self.refuses("out overlaps x", lambda rows=rows, out=out: ringattn.causal_conv1d(rows, weight, out=out))
         expected = ringattn.causal_conv1d(x[:, :16].copy(), weight)
         ringattn.testing.assert_same_bits(ringattn.causal_conv1d(x[:, :16], weight, out=x[:, 16:]), expected)
         state = normal(20, 3, 16)
-        self.refuses("y overlaps x", lambda: ringattn.causal_conv1d_update(x[:, :16], state, weight, out=x[:, :16]))
+        self.refuses("out overlaps x", lambda: ringattn.causal_conv1d_update(x[:, :16], state, weight, out=x[:, :16]))
         q, k = normal(20, 4, 64), normal(20, 2, 64)
         self.refuses("out overlaps q", lambda: ringattn.attention(q, k, k, out=q))
         cache, lengths = normal(20, 16, 2, 64), np.full(20, 5, "int32")
         self.refuses("out overlaps q", lambda: ringattn.decode(q, cache, cache, lengths, out=q))
         parts = (normal(20, 2, 16), normal(20, 2), -abs(normal(2)), normal(20, 1, 8), normal(20, 1, 8))
         z = normal(20, 2, 16)
-        self.refuses("y overlaps x", lambda: ringattn.ssd(*parts, out=parts[0]))
-        self.refuses("y overlaps z", lambda: ringattn.ssd(*parts, z=z, out=z))
+        self.refuses("out overlaps x", lambda: ringattn.ssd(*parts, out=parts[0]))
+        self.refuses("out overlaps z", lambda: ringattn.ssd(*parts, z=z, out=z))
 
 
 class Caches(unittest.TestCase):
