@@ -14,6 +14,7 @@
 #include "base/json_writer.hpp"
 #include "base/memory.hpp"
 #include "base/text_file.hpp"
+#include "base/threads.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/temporary_folder.hpp"
 
@@ -101,6 +102,13 @@ TEST(TextFiles, AreBounded) {
   EXPECT_EQ(error_of([&] { read_text_file(path, 4); }).code(), ErrorCode::kFile);
   EXPECT_EQ(error_of([&] { read_text_file(folder.file("none")); }).code(), ErrorCode::kFile);
   EXPECT_EQ(error_of([&] { read_text_file(folder.path()); }).code(), ErrorCode::kFile);
+}
+
+TEST(Threads, AreAsManyAsAnybodyMayAskFor) {
+  for (const std::int64_t threads : {0, 1, kMostThreads}) check_threads(threads);
+  for (const std::int64_t threads : {std::int64_t{-1}, std::int64_t{kMostThreads} + 1, std::int64_t{1} << 40}) {
+    EXPECT_EQ(error_of([&] { check_threads(threads); }).code(), ErrorCode::kUsage) << threads;
+  }
 }
 
 TEST(EnvironmentTable, TakesGoodValuesAndRefusesBadOnes) {
