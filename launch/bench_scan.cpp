@@ -21,6 +21,7 @@ void Sweep::measure_scan(const Setting& setting) {
   const std::int64_t count = sample_count(slowest(meeting_, {stats.seconds}).front());
   std::vector<double> milliseconds;
   std::vector<double> waiting;
+  progress.update("sample", 0, count);
   for (std::int64_t i = 0; i < count; ++i) {
     stats = loaded.run();
     milliseconds.push_back(stats.seconds * 1e3);

@@ -38,6 +38,7 @@ void Sweep::measure_step(const Setting& setting) {
   for (int i = 0; i < 3; ++i) seconds = loaded.run_many(steps);  // warm-up
   const std::int64_t count = sample_count(slowest(meeting_, {seconds * steps}).front());
   std::vector<double> milliseconds;
+  progress.update("sample", 0, count);
   for (std::int64_t i = 0; i < count; ++i) {
     milliseconds.push_back(loaded.run_many(steps) * 1e3);
     progress.update("sample", i + 1, count);

@@ -198,6 +198,7 @@ void Sweep::measure_modes(const Setting& setting) {
   if (options_.against == "folds") modes.push_back(RunMode::kFoldsOnly);
   const std::int64_t count = warm_up(loaded, modes);
   std::vector<Samples> samples(modes.size());
+  progress.update("sample", 0, count);
   for (std::int64_t i = 0; i < count; ++i) {
     // In turn: both see the machine in the same temper.
     for (std::size_t mode = 0; mode < modes.size(); ++mode) samples[mode].add(loaded.run(modes[mode]));

@@ -201,8 +201,8 @@ constexpr FlagRow kTable[] = {
        options.dtype = *parse_dtype(kChoices[parse_choice(text, kChoices)]);
      }},
     {"cache-format", 0, kJobs, FlagGroup::kShape, FlagKind::kText, "NAME", "",
-     "keys and values are stored by this method of `ringattn compress`: fp8, int8, int4, lowrank, vq or hybrid; a file says "
-     "its own [as they are]", set_name<&JobOptions::cache_format>, "fp8"},
+     "keys and values are stored by this method of `ringattn compress`: fp8, int8, int4, lowrank, vq or hybrid; latents "
+     "in rows of 8 bits by fp8; bf16 or another dtype, that of q: as they are. A file says its own [as they are]", set_name<&JobOptions::cache_format>, "fp8"},
 
     // Numerics
     {"mask", 0, kJobs | kCompress, FlagGroup::kNumerics, FlagKind::kText, "full|causal", "causal",

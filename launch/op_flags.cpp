@@ -27,7 +27,6 @@ constexpr std::string_view kNoScores = "a scan has no scores, queries or keys";
 constexpr std::string_view kOneDeal = "ranks have whole super-segments of a scan, one behind the other";
 constexpr std::string_view kNoBlocks = "a scan has no blocks: states travel, one of each sequence";
 constexpr std::string_view kOnlyCaches = "only a cache has pages";
-constexpr std::string_view kElements = "the program fills such a cache with elements as they are";
 constexpr UnknownFlag kNotOfAttention[] = {
     {"page-size", kOnlyCaches},  {"prefix", kOnlyCaches},   {"rope-dim", kLatentAlone},  {"latent-dim", kLatentAlone},
     {"form", kLatentAlone},      {"state-dim", kScanAlone}, {"groups", kScanAlone},      {"conv-width", kScanAlone},
@@ -39,9 +38,9 @@ constexpr UnknownFlag kNotOfDecode[] = {
     {"groups", kScanAlone},      {"conv-width", kScanAlone},   {"dt-softplus", kScanAlone}, {"dt-limit", kScanAlone},
     {"final-states", kScanAlone}};
 constexpr UnknownFlag kNotOfLatent[] = {
-    {"cache-format", kElements}, {"kv-heads", kOneShape},   {"prefix", kOneShape},       {"block-mask", kOneShape},
-    {"decode", kOneShape},       {"state-dim", kScanAlone}, {"groups", kScanAlone},      {"conv-width", kScanAlone},
-    {"dt-softplus", kScanAlone}, {"dt-limit", kScanAlone},  {"final-states", kScanAlone}};
+    {"kv-heads", kOneShape},   {"prefix", kOneShape},       {"block-mask", kOneShape},  {"decode", kOneShape},
+    {"state-dim", kScanAlone}, {"groups", kScanAlone},      {"conv-width", kScanAlone}, {"dt-softplus", kScanAlone},
+    {"dt-limit", kScanAlone},  {"final-states", kScanAlone}};
 constexpr UnknownFlag kNotOfScans[] = {
     {"cache-format", kNoScores}, {"kv-heads", kNoScores},    {"head-dim-v", kNoScores},    {"page-size", kNoScores},
     {"prefix", kNoScores},       {"page-order", kNoScores},  {"mask", kNoScores},          {"query-offset", kNoScores},

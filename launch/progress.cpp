@@ -26,10 +26,15 @@ ProgressDisplay::~ProgressDisplay() { clear(); }
 void ProgressDisplay::update(std::string_view what, std::int64_t done, std::int64_t all) {
   if (mode_ == Mode::kNone) return;
   const Clock::time_point now = Clock::now();
+  if (what != what_) {
+    what_ = what;
+    start_ = done == 0 ? now : updated_;
+  }
+  updated_ = now;
   // A terminal's line is rewritten at most ten times a second.
   const auto pause = mode_ == Mode::kEvery10Seconds ? std::chrono::milliseconds(10000) : std::chrono::milliseconds(100);
-  if (mode_ != Mode::kEveryStep && now - last_ < pause) return;
-  last_ = now;
+  if (mode_ != Mode::kEveryStep && now - shown_ < pause) return;
+  shown_ = now;
   const std::string text = progress_text(what, done, all, std::chrono::duration<double>(now - start_).count());
   const bool terminal = mode_ == Mode::kTerminal;
   std::fputs((terminal ? "\r\x1b[K" + text : "ringattn: " + text + "\n").c_str(), stderr);

@@ -19,7 +19,8 @@ class ProgressDisplay {
   ProgressDisplay(const ProgressDisplay&) = delete;
   ProgressDisplay& operator=(const ProgressDisplay&) = delete;
 
-  // `done` of `all` steps of `what` ("block") are done.
+  // `done` of `all` steps of `what` ("block") are done. The time that is shown is that of `what` alone: it begins where
+  // the step before it ended, or with an update of none done.
   void update(std::string_view what, std::int64_t done, std::int64_t all);
   // Removes the line from a terminal.
   void clear();
@@ -30,8 +31,10 @@ class ProgressDisplay {
 
   Mode mode_;
   bool line_shown_ = false;
-  Clock::time_point start_ = Clock::now();
-  Clock::time_point last_ = start_;
+  std::string what_;
+  Clock::time_point start_ = Clock::now();  // of what_
+  Clock::time_point updated_ = start_;      // the last update
+  Clock::time_point shown_ = start_;        // the last that was shown
 };
 
 // "block 3 of 12, 4.1 s, about 12.3 s left"

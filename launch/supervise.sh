@@ -16,6 +16,7 @@ readonly patience_gone=10   # after all ranks of this host are gone
 readonly patience_told=10   # after a signal
 
 readonly elsewhere=64     # kElsewhere of src/base/outcome.hpp
+readonly anyone="a rank"
 readonly lost_daemon=205  # mpirun's own code for it
 
 # Whether a process is there and not only waits for its parent to look.
@@ -34,15 +35,16 @@ running() {
 #   worst     the code of those that failed, or 0. All leave with one code; where a failure kept them from agreeing, 6
 #             may be what the others made of it, so any other code counts before 6
 #   left      how many left with code 0, told: how many a signal ended that they could still speak of
-#   silent    how many have not said anything since they began
+#   silent    how many have not said anything since they began, and mute: the rank of one of them, where it is known
 read_outcomes() {
-  local file name word number rest code state
-  started=0 expected=0 alive=0 gone=0 worst=0 left=0 told=0 silent=0
+  local file name word number rest code rank state
+  started=0 expected=0 alive=0 gone=0 worst=0 left=0 told=0 silent=0 mute=""
   for file in "$job"/ranks/*; do
-    code="" state=silent
+    code="" rank="" state=silent
     while read -r word number rest; do
       is_number "$number" || continue
       case $word in
+        rank) rank=$number ;;
         started) [[ ${file##*/} != "$here_name".* ]] || ((number <= expected)) || expected=$number ;;
         code) code=$number state=code ;;
         signal) state=signal ;;
@@ -51,6 +53,7 @@ read_outcomes() {
     ((++started))
     if [[ $state == silent ]]; then
       ((++silent))
+      mute=$rank
     elif [[ $state == signal ]]; then
       ((++told))
     elif ((code == 0)); then
@@ -187,6 +190,8 @@ leave() {
     # mpirun answers SIGINT, SIGTERM and SIGHUP alike: it ends its ranks by SIGTERM, and leaves with 1.
     stop 143 "$launcher was told to stop" "its ranks were ended by signal 15" "Start again."
   fi
+  # Others that mpirun ends because of it can still say so.
+  if [[ -n $mute && $victim == "$anyone" ]] && ((silent == 1)); then victim="rank $mute"; fi
   if ((code > 128 + 5 && code <= 192 || (code > 128 && code <= 192 && started > 0))); then
     stop 6 "$victim was killed" "by signal $((code - 128)); $launcher's own message stands above" \
          "Memory and the host's log are the first places to look."
@@ -196,7 +201,7 @@ leave() {
   fi
   if ((code >= 2 && code <= 7)); then exit "$code"; fi
   if ((started > 0 && (code <= 1 || code > 192))); then
-    stop 6 "a rank left early or was killed" "$launcher left with code $code, and no rank says that it failed" \
+    stop 6 "$victim left early or was killed" "$launcher left with code $code, and no rank says that it failed" \
          "See the messages above, memory, and the host's log."
   fi
   if ((code > 7 && code <= 128)); then
@@ -222,7 +227,7 @@ pass_on() {
 # supervise COMMAND…: runs it and leaves with the job's code. `settings` are variables for it, NAME=VALUE each.
 supervise() {
   local watcher
-  signal="" child="" code=0 overdue=0 victim="a rank"
+  signal="" child="" code=0 overdue=0 victim=$anyone
   here_name=$(uname -n).$(stat -Lc %i /proc/self/ns/pid 2>/dev/null || echo 0)
   job=$(mktemp -d "${TMPDIR:-/tmp}/ringattn-mpirun.XXXXXX" 2>/dev/null) && mkdir "$job/ranks" && mkfifo "$job/life" ||
     stop 3 "${TMPDIR:-/tmp} takes no temporary folder" "TMPDIR names it, or it is the default" \

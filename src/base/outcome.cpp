@@ -43,7 +43,7 @@ bool append(const char* word, int number) noexcept {
 
 }  // namespace
 
-void begin_outcome(int ranks_on_host) noexcept {
+void begin_outcome(std::optional<int> rank, int ranks_on_host) noexcept {
   const char* folder = std::getenv(kVariable);
   if (folder == nullptr) return;
   launched = true;
@@ -56,6 +56,7 @@ void begin_outcome(int ranks_on_host) noexcept {
   *text.out = '\0';
   // Exclusively: whatever lies there already isn't this process's.
   if (text.size < sizeof(path)) file = ::open(path, O_WRONLY | O_APPEND | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+  if (rank) append("rank", *rank);
   append("started", ranks_on_host);
   ::unsetenv(kVariable);
 }

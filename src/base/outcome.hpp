@@ -7,6 +7,7 @@
 // file HOST.NAMESPACE.PID there (NAMESPACE: the inode of /proc/self/ns/pid, which says where PID means something), one
 // write each:
 //
+//   rank R      its rank, where its starter says it
 //   started N   it has begun; N is the number of ranks on its host, 0 if its starter doesn't say
 //   code C      it leaves with code C; the last such line counts
 //   signal S    signal S ends it
@@ -15,13 +16,15 @@
 // kElsewhere + C where C isn't 0, a range that neither mpirun's nor srun's own codes nor signals (128 + S) share.
 #pragma once
 
+#include <optional>
+
 namespace ringattn {
 
 inline constexpr int kElsewhere = 64;
 
 // Opens the file and says that the process has begun. Called once, before anything reads the environment: it takes
 // RINGATTN_OUTCOMES out of it. Without that variable this and the functions below do nothing.
-void begin_outcome(int ranks_on_host) noexcept;
+void begin_outcome(std::optional<int> rank, int ranks_on_host) noexcept;
 
 // Says that the process leaves with `code`, and returns the exit status to leave with.
 [[nodiscard]] int end_outcome(int code) noexcept;

@@ -23,20 +23,20 @@ Formats same(std::initializer_list<RowFormat> formats) {
   return all;
 }
 
-// Formats of every rank that both tensors have room for, the usual one of a quarter of the keys' dim in front.
+// Formats of every rank that both tensors have room for, the usual one of a quarter of the smaller dim in front.
 template <class OfRank>
 Formats of_ranks(const RowShape& k, const RowShape& v, const OfRank& of_rank) {
   Formats all;
-  const int usual = std::max(8, static_cast<int>(k.dim / 4) / 8 * 8);
+  const int usual = std::max(8, static_cast<int>(std::min(k.dim, v.dim) / 4) / 8 * 8);
   all.push_back({of_rank(usual), of_rank(usual)});
   for (int rank = 8; rank < std::min(k.dim, v.dim); rank += 8) all.push_back({of_rank(rank), of_rank(rank)});
   return all;
 }
 
 constexpr CompressionMethod kMethods[] = {
-    {"fp8", "8 bits of float, a scale for each token and head, or, to remove more, for each head or the tensor",
+    {"fp8", "8 bits of float, a scale for each token and head, or, to remove more, for each head",
      [](const RowShape&, const RowShape&) {
-       return same({fp8(ScaleGrain::kTokenHead), fp8(ScaleGrain::kHead), fp8(ScaleGrain::kTensor)});
+       return same({fp8(ScaleGrain::kTokenHead), fp8(ScaleGrain::kHead)});
      }},
     {"int8", "8 bits of integer, a scale for each token and head",
      [](const RowShape&, const RowShape&) { return same({{RowCoding::kInt8}}); }},
@@ -60,7 +60,7 @@ constexpr CompressionMethod kMethods[] = {
      [](const RowShape& k, const RowShape& v) {
        Formats all = of_ranks(
            k, v, [](int rank) { return RowFormat{RowCoding::kHybrid, ScaleGrain::kTokenHead, 32, rank, 0, 4}; });
-       all[0].k.rank = all[0].v.rank = 16;
+       all[0].k.rank = all[0].v.rank = std::min(k.dim, v.dim) > 16 ? 16 : 8;
        return all;
      }},
 };
@@ -116,7 +116,8 @@ CacheMethod parse_cache_method(std::string_view text) {
 
 std::string describe(const Eviction& eviction) {
   const auto& [method, options] = eviction;
-  std::string text = fmt::format("{}: first {}, last {}", method->name, options.first, options.last);
+  std::string text = fmt::format("{}: first {}", method->name, options.first);
+  if (options.last > 0) text += fmt::format(", last {}", options.last);
   if (method->needs_queries) text += fmt::format(", window {}", options.window);
   if (options.pool > 1) text += fmt::format(", pool {}", options.pool);
   return text + (options.shared ? ", all K/V heads together" : ", each K/V head");

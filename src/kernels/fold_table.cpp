@@ -23,14 +23,14 @@ constexpr FoldRow kTable[] = {
 #ifdef RINGATTN_HAVE_HOPPER
     {{"sm90_fold", "cuda",
       "bf16, fp16; head_dim 64, 96, 128, 256, and 192 with head_dim_v 128; every mask, softcap, sinks",
-      sm90::fold_configs, [](const Backend&) { return 5.5e14; }, sm90::fold_unavailable, cuda::make_cuda_backend},
+      sm90::fold_configs, [](const Backend&) { return 6.5e14; }, sm90::fold_unavailable, cuda::make_cuda_backend},
      sm90::fold_missing,
      sm90::make_fold},
 #endif
 #ifdef RINGATTN_HAVE_CUDA
     {{"sm80_fold", "cuda",
       "bf16, fp16; head_dim 64, 96, 128, 256, 192 with head_dim_v 128, 576 with 512; every mask, softcap, sinks",
-      sm80::fold_configs, [](const Backend&) { return 3.5e14; },  // an H200, rounded down, as below
+      sm80::fold_configs, [](const Backend&) { return 3.5e14; },  // these three on an H200, rounded down
       cuda::cuda_unavailable, cuda::make_cuda_backend},
      sm80::fold_missing,
      sm80::make_fold},

@@ -20,30 +20,48 @@ namespace {
 // Pairs of dims that are made at once, side by side in SIMD lanes.
 constexpr std::int64_t kPairs = 64;
 
-// Dims [0, dim) of one (token, head).
-void make_head(std::uint64_t seed, SyntheticTensor tensor, std::int64_t token, std::int64_t head, std::int64_t dim,
-               float scale, float* values) {
+// All heads of a token, [heads, dim]. Lanes go on from head to head, so short rows fill them as long ones do.
+void make_token(std::uint64_t seed, SyntheticTensor tensor, std::int64_t token, std::int64_t dim, float scale,
+                std::span<float> values) {
+  const std::int64_t heads = static_cast<std::int64_t>(values.size()) / dim;
+  const std::int64_t pairs = (dim + 1) / 2;
+  std::int64_t head[kPairs];
+  std::int64_t pair[kPairs];
   std::uint32_t words[4][kPairs];
-  float made[2 * kPairs];
-  for (std::int64_t first = 0; 2 * first < dim; first += kPairs) {
+  float made[2][kPairs];
+  std::int64_t next_head = 0;
+  std::int64_t next_pair = 0;
+  while (next_head < heads) {
+    for (std::int64_t i = 0; i < kPairs; ++i) {
+      head[i] = next_head;
+      pair[i] = next_pair;
+      if (++next_pair == pairs) {
+        next_pair = 0;
+        ++next_head;
+      }
+    }
 #pragma omp simd
     for (std::int64_t i = 0; i < kPairs; ++i) {
-      const PhiloxWords block = philox4x32_10(synthetic_counter(tensor, token, head, first + i), seed);
+      const PhiloxWords block = philox4x32_10(synthetic_counter(tensor, token, head[i], pair[i]), seed);
       for (int word = 0; word < 4; ++word) words[word][i] = block.word[word];
     }
 #pragma omp simd
     for (std::int64_t i = 0; i < kPairs; ++i) {
-      made[2 * i] = synthetic_from_words(words[0][i], words[1][i]) * scale;
-      made[2 * i + 1] = synthetic_from_words(words[2][i], words[3][i]) * scale;
+      made[0][i] = synthetic_from_words(words[0][i], words[1][i]) * scale;
+      made[1][i] = synthetic_from_words(words[2][i], words[3][i]) * scale;
     }
-    std::copy_n(made, std::min(2 * kPairs, dim - 2 * first), values + 2 * first);
+    for (std::int64_t i = 0; i < kPairs && head[i] < heads; ++i) {
+      float* const to = values.data() + head[i] * dim + 2 * pair[i];
+      to[0] = made[0][i];
+      if (2 * pair[i] + 1 < dim) to[1] = made[1][i];
+    }
   }
 }
 
-void store_head(const std::vector<float>& values, Dtype dtype, std::byte* target) {
+void store(std::span<const float> values, Dtype dtype, std::byte* target) {
   switch (dtype) {
     case Dtype::kF32:
-      std::memcpy(target, values.data(), values.size() * sizeof(float));
+      std::memcpy(target, values.data(), values.size_bytes());
       return;
     case Dtype::kBf16:
     case Dtype::kF16:
@@ -67,6 +85,7 @@ void fill_synthetic(std::uint64_t seed, SyntheticTensor tensor, std::span<const 
 #ifdef _OPENMP
   if (threads <= 0) threads = omp_get_max_threads();
 #endif
+  if (rows.heads == 0 || rows.dim == 0) return;
   const float scale = synthetic_scale(tensor, rows.dim);
   // In pieces of about a second at most: between them the rank shows that it works.
   constexpr std::int64_t kPieceElements = std::int64_t{1} << 24;
@@ -77,12 +96,17 @@ void fill_synthetic(std::uint64_t seed, SyntheticTensor tensor, std::span<const 
     const std::int64_t end = std::min(rows.tokens, begin + piece);
 #pragma omp parallel num_threads(threads)
     {
-      std::vector<float> values(static_cast<std::size_t>(rows.dim));
+      const auto dim = static_cast<std::size_t>(rows.dim);
+      std::vector<float> values(static_cast<std::size_t>(rows.heads) * dim);
 #pragma omp for schedule(static)
       for (std::int64_t row = begin; row < end; ++row) {
+        make_token(seed, tensor, token_of_row[static_cast<std::size_t>(row)], rows.dim, scale, values);
+        if (rows.head_stride == rows.dim) {
+          store(values, rows.dtype, rows.at(row, 0));
+          continue;
+        }
         for (std::int64_t head = 0; head < rows.heads; ++head) {
-          make_head(seed, tensor, token_of_row[static_cast<std::size_t>(row)], head, rows.dim, scale, values.data());
-          store_head(values, rows.dtype, rows.at(row, head));
+          store(std::span(values).subspan(static_cast<std::size_t>(head) * dim, dim), rows.dtype, rows.at(row, head));
         }
       }
     }

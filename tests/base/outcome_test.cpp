@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <optional>
 #include <string>
 
 #include "base/end_process.hpp"
@@ -27,19 +28,19 @@ TEST(Outcome, IsWrittenAtTheStartAndAtTheEnd) {
   const testing::TemporaryFolder folder;
   const ScopedEnvironment launched("RINGATTN_OUTCOMES", folder.path().c_str());
   const auto live = [] {
-    begin_outcome(4);
+    begin_outcome(3, 4);
     if (std::getenv("RINGATTN_OUTCOMES") != nullptr) std::_Exit(99);
     std::_Exit(end_outcome(6));
   };
   EXPECT_EXIT(live(), ::testing::ExitedWithCode(6), "");
-  EXPECT_EQ(said(folder), "started 4\ncode 6\n");
+  EXPECT_EQ(said(folder), "rank 3\nstarted 4\ncode 6\n");
 }
 
 TEST(Outcome, IsWrittenWhereAProcessCannotUnwind) {
   const testing::TemporaryFolder folder;
   const ScopedEnvironment launched("RINGATTN_OUTCOMES", folder.path().c_str());
   const auto live = [] {
-    begin_outcome(0);
+    begin_outcome(std::nullopt, 0);
     static_cast<void>(end_outcome(6));
     end_process(3);
   };
@@ -51,7 +52,7 @@ TEST(Outcome, NamesTheSignal) {
   const testing::TemporaryFolder folder;
   const ScopedEnvironment launched("RINGATTN_OUTCOMES", folder.path().c_str());
   const auto live = [] {
-    begin_outcome(2);
+    begin_outcome(std::nullopt, 2);
     remove_unfinished_files_on_signals();
     std::raise(SIGTERM);
   };
@@ -62,7 +63,7 @@ TEST(Outcome, NamesTheSignal) {
 TEST(Outcome, IsTheExitStatusWhereTheFolderIsNot) {
   const ScopedEnvironment launched("RINGATTN_OUTCOMES", "/nonexistent");
   const auto live = [](int code) {
-    begin_outcome(2);
+    begin_outcome(std::nullopt, 2);
     std::_Exit(end_outcome(code));
   };
   EXPECT_EXIT(live(3), ::testing::ExitedWithCode(kElsewhere + 3), "");
@@ -70,7 +71,7 @@ TEST(Outcome, IsTheExitStatusWhereTheFolderIsNot) {
 }
 
 TEST(Outcome, IsTheCodeWithoutALauncher) {
-  begin_outcome(2);
+  begin_outcome(std::nullopt, 2);
   EXPECT_EQ(end_outcome(3), 3);
 }
 

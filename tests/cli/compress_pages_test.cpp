@@ -131,6 +131,40 @@ TEST(CompressedPages, OfASeedAreThoseOfItsRows) {
   EXPECT_TRUE(has(prefix.err, "--cache-format int4 with --prefix 32")) << prefix.err;
 }
 
+TEST(CompressedPages, LatentsOfASeedLieInRowsOf8Bits) {
+  const Words shape{"--op",       "mla", "--synthetic",  "7",   "--seq",        "300",
+                    "--batch",    "2",   "--heads",      "4",   "--head-dim",   "32",
+                    "--rope-dim", "16",  "--latent-dim", "128", "--head-dim-v", "32"};
+  for (const Words& form : {Words{}, Words{"--form", "absorbed", "--q-len", "2", "--page-size", "16"}}) {
+    const Words job = shape + form;
+    const std::string plain = digest_of(tool(Words{"run"} + job).out);
+    EXPECT_EQ(digest_of(tool(Words{"run", "--cache-format", "bf16"} + job).out), plain);
+    const Words codes = Words{"--cache-format", "fp8"} + job;
+    const std::string expected = digest_of(tool(Words{"run"} + codes).out);
+    EXPECT_NE(expected, "");
+    EXPECT_NE(expected, plain);
+    EXPECT_EQ(digest_of(tool(Words{"run", "--ranks", "3"} + codes).out), expected);
+    EXPECT_EQ(tool(Words{"verify", "--against", "oracle"} + codes).code, 0);
+  }
+  const auto refused = [&](const Words& words, std::string_view message) {
+    const Finished run = tool(Words{"run"} + words + shape);
+    EXPECT_EQ(run.code, 2) << run.out;
+    EXPECT_TRUE(has(run.err, std::string(message))) << run.err;
+  };
+  refused({"--cache-format", "int4"}, "--cache-format int4 with latents");
+  refused({"--cache-format", "fp16"}, "--cache-format fp16 with --dtype bf16");
+  refused({"--cache-format", "fp8", "--dtype", "fp16"}, "--cache-format fp8 with --dtype fp16");
+}
+
+TEST(CompressedPages, OfTheirOwnTypeAreAsTheyAre) {
+  const Words shape{"--op", "decode", "--synthetic", "7", "--seq", "300", "--dtype", "fp16", "--head-dim", "32"};
+  const std::string plain = digest_of(tool(Words{"run"} + shape).out);
+  EXPECT_EQ(digest_of(tool(Words{"run", "--cache-format", "fp16"} + shape).out), plain);
+  const Finished other = tool(Words{"run", "--cache-format", "bf16"} + shape);
+  EXPECT_EQ(other.code, 2);
+  EXPECT_TRUE(has(other.err, "--cache-format bf16 with --dtype fp16")) << other.err;
+}
+
 // A safetensors file, to be broken: where a tensor's bytes begin.
 struct Bytes {
   explicit Bytes(const std::string& path) : all(read_whole(path)) {}

@@ -38,6 +38,17 @@ TEST(LatentSteps, HaveTheBitsOfRows) {
   EXPECT_EQ(digest_of(expanded.out), digest_of(tool(Words{"run", "--form", "expanded"} + steps_job()).out));
 }
 
+// Rows of a cache are as wide as their numbers are.
+TEST(LatentSteps, OfEveryTypeHaveTheBitsOfRows) {
+  for (const char* dtype : {"fp32", "fp16", "bf16"}) {
+    const Words job = steps_job() + Words{"--dtype", dtype};
+    const Finished rows = tool(Words{"run", "--form", "absorbed"} + job);
+    const Finished steps = tool(Words{"run", "--page-size", "16"} + job);
+    ASSERT_EQ(steps.code, 0) << dtype << steps.err;
+    EXPECT_EQ(digest_of(steps.out), digest_of(rows.out)) << dtype;
+  }
+}
+
 TEST(LatentSteps, OfFilesHaveTheBitsOfRows) {
   const TemporaryFolder folder;
   LatentFile shape;

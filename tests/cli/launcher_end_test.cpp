@@ -46,6 +46,9 @@ TEST(LauncherEnd, TheRanksSayWhatTheCodeIs) {
       {"started=2 started=2,signal=15", 137, 6, "a rank was killed (by signal 9;"},
       {"started=2 started=2,signal=15", 132, 6, "a rank was killed (by signal 4;"},
       {"", 137, 6, "a rank was killed (by signal 9;"},
+      {"rank=0,started=2,signal=15 rank=1,started=2", 137, 6, "rank 1 was killed (by signal 9;"},
+      {"rank=0,started=3,signal=15 rank=1,started=3 rank=2,started=3", 137, 6, "a rank was killed (by signal 9;"},
+      {"rank=1,started=2 rank=0,started=2,code=0", 0, 6, "rank 1 left early or was killed ("},
       {"started=2 started=2", 0, 6, "a rank left early or was killed ("},
       {"started=2,code=0 started=2,signal=15", 1, 6, "a rank left early or was killed ("},
       {"started=2,signal=15", 1, 6, "a rank left early or was killed ("},  // the other one has never begun

@@ -285,7 +285,7 @@ TEST(Eviction, IsWrittenAsOneWord) {
   const Eviction all = parse_eviction("expected:first=1,last=2,window=3,pool=7,heads=all");
   EXPECT_EQ(all.options, (EvictionOptions{1, 2, 3, 7, true}));
   EXPECT_EQ(describe(all), "expected: first 1, last 2, window 3, pool 7, all K/V heads together");
-  EXPECT_EQ(describe(parse_eviction("streaming:heads=each")), "streaming: first 4, last 0, each K/V head");
+  EXPECT_EQ(describe(parse_eviction("streaming:heads=each")), "streaming: first 4, each K/V head");
   for (const char* const text :
        {"snap", "snapkv:", "snapkv:window", "snapkv:window=0", "snapkv:window=-1", "snapkv:pool=4", "snapkv:pool=0",
         "snapkv:heads=some", "snapkv:first=1,", "snapkv:first=1,,last=2", "knorm:window=4", "knorm:first=x",

@@ -7,9 +7,9 @@
 #include <limits>
 
 #include "attention/files/list_request.hpp"
+#include "attention/files/synthetic_storage.hpp"
 #include "attention/files/tensor_checks.hpp"
 #include "base/error.hpp"
-#include "kernels/compression_methods.hpp"
 #include "kernels/decode.hpp"
 #include "kernels/fold_spec.hpp"
 #include "kernels/latent_rows.hpp"
@@ -155,19 +155,14 @@ void JobInput::take_shape(const SyntheticInput& input) {
          "sequences of a cache share pages", {"Leave it out, or use ", setting("op", "decode"), "."});
   }
   prefix_ = input.prefix;
-  if (!input.cache_format.empty()) {
-    if (op_ != Op::kAttention && op_ != Op::kDecode) {
-      fail(ErrorCode::kUsage, {setting("cache_format", input.cache_format), " with ", setting("op", op_name(op_))},
-           "keys and values are stored in a format",
-           {"Leave it out, or use ", setting("op", "attention"), " or ", setting("op", "decode"), "."});
-    }
-    if (prefix_ > 0) {
-      fail(ErrorCode::kUsage, {setting("cache_format", input.cache_format), " with ", setting("prefix", prefix_)},
-           "each sequence of a seed is compressed by itself", "Leave out one of them.");
-    }
-    job_.format =
-        choose_format(compression_method(input.cache_format), std::nullopt, {spec.dtype, spec.kv_heads, spec.head_dim},
-                      {spec.dtype, spec.kv_heads, spec.head_dim_v});
+  if (latent_) {
+    latent_codes_ = synthetic_latent_codes(input.cache_format, latent_->spec);
+  } else {
+    job_.format = synthetic_format(input.cache_format, spec);
+  }
+  if (!job_.format.is_plain() && prefix_ > 0) {
+    fail(ErrorCode::kUsage, {setting("cache_format", input.cache_format), " with ", setting("prefix", prefix_)},
+         "each sequence of a seed is compressed by itself", "Leave out one of them.");
   }
   queries_end_keys_ = q_len < input.tokens;
   job_.batch = uniform_batch(input.batch, q_len, input.tokens);
@@ -278,10 +273,10 @@ void JobInput::read(SyntheticTensor tensor, std::span<const PackedRun> runs, con
   if (const CompressedSource* const source = stored(tensor)) {
     return source->read(runs_of_whole(tensor, runs), rows, threads);
   }
-  if (seed_) {
-    fill_synthetic(*seed_, tensor, made_tokens(tensor, runs), rows, threads);
-    return;
+  if (seed_ && latent_codes_ && tensor == SyntheticTensor::kLatent) {
+    return make_stored_latents(*seed_, latent_->spec, made_tokens(tensor, runs), rows, threads);
   }
+  if (seed_) return fill_synthetic(*seed_, tensor, made_tokens(tensor, runs), rows, threads);
   if (file_ == nullptr) {
     fail(ErrorCode::kUsage, "the job has no input", "its shape alone is given", "Name a seed, or a file.");
   }
@@ -303,11 +298,14 @@ std::vector<PackedRun> JobInput::file_keys(std::span<const PackedRun> runs) cons
 }
 
 RowFormat JobInput::latent_format() const {
-  const bool codes = file_ && file_->latents && file_->latents->rows == LatentTensors::Rows::kCodes;
-  return codes ? ringattn::latent_format(file_->latents->rope_dim) : RowFormat{};
+  const bool of_file = file_ && file_->latents && file_->latents->rows == LatentTensors::Rows::kCodes;
+  return of_file || latent_codes_ ? ringattn::latent_format(latent_->spec.rope_dim) : RowFormat{};
 }
 
-void JobInput::read_latent_codes(std::span<const PackedRun> runs, std::span<std::byte> rows) const {
+void JobInput::read_latent_codes(std::span<const PackedRun> runs, std::span<std::byte> rows, int threads) const {
+  if (latent_codes_) {
+    return make_latent_codes(*seed_, latent_->spec, made_tokens(SyntheticTensor::kLatent, runs), rows, threads);
+  }
   ringattn::read_latent_codes(*file_->latents, file_keys(runs), rows);
 }
 

@@ -59,8 +59,8 @@ struct SyntheticInput {
   int latent_dim = 512;
   Dtype dtype = Dtype::kBf16;
   std::optional<AxisOrder> order;  // of out in a file; absent: thd, or bthd for several sequences
-  // Of kAttention and kDecode, a method of compression_methods() in whose usual format k and v are stored; empty: as
-  // they are.
+  // A method of compression_methods() in whose usual format k and v are stored, or their dtype, or nothing: as they
+  // are. Of kLatent also "fp8": rows of 8 bits.
   std::string cache_format = {};
 };
 
@@ -110,10 +110,10 @@ class JobInput {
   const FormChoice& form() const { return form_; }
   // Of kLatent: whether q is [tokens, heads, latent_dim + rope_dim], multiplied by w_uk already.
   bool q_in_latent() const { return file_ && file_->latents && file_->latents->q_in_latent; }
-  // Of latents of a file that lie there in rows of 8 bits, how these are stored; else plain.
+  // Of latents in rows of 8 bits, how these are stored; else plain.
   RowFormat latent_format() const;
   // Fills `rows` with such rows of these packed keys, wherever pages hold them. Throws kFile.
-  void read_latent_codes(std::span<const PackedRun> runs, std::span<std::byte> rows) const;
+  void read_latent_codes(std::span<const PackedRun> runs, std::span<std::byte> rows, int threads) const;
   // Of a cache in pages: where each sequence's keys lie; else null.
   const PageTable* pages() const { return has_file_pages() ? file_->tensors.pages.get() : dealt_.get(); }
   // Of a synthetic cache: keys that all sequences begin with.
@@ -137,7 +137,9 @@ class JobInput {
   std::vector<PackedRun> made_tokens(SyntheticTensor tensor, std::span<const PackedRun> runs) const;
   // Whether a tensor's rows are those that fill_synthetic() makes of made_tokens(), and not what compressing them
   // gives.
-  bool is_made(SyntheticTensor tensor) const { return seed_ && stored(tensor) == nullptr; }
+  bool is_made(SyntheticTensor tensor) const {
+    return seed_ && stored(tensor) == nullptr && !(latent_codes_ && tensor == SyntheticTensor::kLatent);
+  }
   // Fills `rows`, in host memory, with the tokens of `runs` (packed tokens of q, or of k and v), wherever pages hold
   // them. `tensor` is kQ, kK or kV or, of latents, kQ, kLatent, kKeyRope or the matrices of the heads of `runs`
   // (SyntheticTensor). Synthetic input is made by `threads` threads. Throws kFile, and kUsage for a shape alone.
@@ -167,6 +169,7 @@ class JobInput {
   std::optional<LatentJob> latent_;
   FormChoice form_;
   bool decodes_latents_ = false;
+  bool latent_codes_ = false;                      // of a seed: latents lie in rows of 8 bits
   std::shared_ptr<const CompressedTensors> made_;  // of a seed with a format
   bool repaged_ = false;                           // by decoded() or last_rows(): the file's pages are not the job's
   std::shared_ptr<const PageTable> dealt_;         // of a cache in pages that lies in no file

@@ -25,8 +25,8 @@ TextSource config_source(std::string name) {
   return {std::move(name), "model config", "Give the config.json that lies beside a model's weights."};
 }
 
-// Python writes infinities and NaN bare, which is no JSON. They are read as null: of what is asked for, time_step_limit
-// alone has some, where a side that is no number is no limit.
+// Python writes infinities and NaN bare, which is no JSON. They are read as objects, as other libraries write them: of
+// what is asked for, time_step_limit alone has some, where a side that is no number is no limit.
 std::string without_infinities(std::string_view text) {
   std::string plain;
   bool in_string = false;
@@ -39,7 +39,7 @@ std::string without_infinities(std::string_view text) {
       bool replaced = false;
       for (const std::string_view word : {"-Infinity", "Infinity", "NaN"}) {
         if (text.substr(i).starts_with(word)) {
-          plain += "null";
+          plain += R"({"__float__": ")" + std::string(word) + R"("})";
           i += word.size() - 1;
           replaced = true;
           break;
@@ -63,6 +63,7 @@ class ModelConfig::Reader final : public JsonEvents {
 
   void begin_object() override {
     if (arrays_ == 0) {
+      if (!prefixes_.empty()) keep("an object", Value(Other{"an object"}));
       prefixes_.push_back(prefixes_.empty() ? "" : path() + ".");
     } else {
       if (in("time_step_limit")) config_.dt_limit_.emplace_back();  // {"__float__": "Infinity"}
@@ -77,7 +78,7 @@ class ModelConfig::Reader final : public JsonEvents {
     prefixes_.pop_back();
   }
   void begin_array() override {
-    check_object("a list");
+    keep("a list", Value(Other{"a list"}));
     if (arrays_++ > 0) return;
     constexpr std::string_view kText = "text_config.";
     list_ = path();
@@ -238,7 +239,11 @@ bool ModelConfig::has_attention() const { return find("num_attention_heads") != 
 bool ModelConfig::has_scans() const { return first_of({"mamba_d_state", "ssm_state_size", "state_size"}).has_value(); }
 
 bool ModelConfig::scans_channels() const {
-  return has_scans() && !first_of({"mamba_n_heads", "mamba_num_heads", "num_heads"});
+  if (!has_scans() || first_of({"mamba_n_heads", "mamba_num_heads", "num_heads"})) return false;
+  const Value* const type = find("model_type");
+  const std::string* const name = type == nullptr ? nullptr : std::get_if<std::string>(type);
+  if (name != nullptr && *name == "mamba2") static_cast<void>(needed("num_heads"));
+  return true;
 }
 
 int ModelConfig::scan_heads() const {
@@ -323,6 +328,10 @@ std::optional<double> ModelConfig::softmax_scale() const {
   }
   if (!is_latent()) return std::nullopt;
   for (const std::string_view scaling : {"rope_scaling", "rope_parameters"}) {
+    const Value* const found = find(scaling);
+    if (found == nullptr) continue;
+    const Other* const other = std::get_if<Other>(found);
+    if (other == nullptr || other->text != "an object") refuse(scaling, "it isn't an object");
     const std::string factor_key = fmt::format("{}.factor", scaling);
     const double all_dims = number(fmt::format("{}.mscale_all_dim", scaling)).value_or(0.0);
     const double factor = number(factor_key).value_or(1.0);

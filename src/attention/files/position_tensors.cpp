@@ -19,7 +19,14 @@ Wording write_anew() { return {command("compress"), " writes such files."}; }
 
 }  // namespace
 
-bool holds_positions(const SafetensorsFile& file) { return file.contains(kPositions); }
+bool holds_positions(const SafetensorsFile& file) {
+  if (file.contains(kPositions)) return true;
+  if (file.contains(kLengths)) {
+    require(false, file.tensor(std::string(kLengths)),
+            fmt::format("it belongs to {}, which the file lacks", kPositions), write_anew());
+  }
+  return false;
+}
 
 void refuse_positions(const SafetensorsFile& file, std::string_view kind) {
   require(false, file.tensor(std::string(kPositions)), fmt::format("the file holds {}", kind),

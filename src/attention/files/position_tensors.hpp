@@ -9,7 +9,7 @@
 
 namespace ringattn {
 
-// Whether the file says where its keys stand.
+// Whether the file says where its keys stand. Throws kFile where it has k_lengths alone.
 bool holds_positions(const SafetensorsFile& file);
 
 // Reads them into `input`, whose sequences are known, and moves its queries. Throws kFile, naming tensor and place, for

@@ -56,7 +56,8 @@ LoadedCache::LoadedCache(const JobInput& input, Decode& decode, const Meeting& m
   if (job.values_in_keys) {
     moment("staging");
     backend.fill_bytes(pools_.k.data(), kUnwritten, pools_.k.bytes(), backend.stream());
-    const std::int64_t width = token_bytes(k_.format, k_.shape) / 2;  // numbers of 16 bits
+    // Rows of 8 bits are taken for rows of half as many numbers.
+    const std::int64_t width = token_bytes(k_.format, k_.shape) / static_cast<std::int64_t>(size_of(spec.dtype));
     fill_rows({}, dense_view(static_cast<void*>(pools_.k.data()), spec.dtype, rows(), 1, width), step_done);
   } else {
     load(k_, pools_.k, non_finite_.k, step_done);
@@ -108,7 +109,7 @@ void LoadedCache::fill_latents(std::span<const PackedRun> runs, const MutableTen
   const int rope = job.format.k.rope, latent = job.spec.head_dim - rope;
   const std::int64_t bytes = latent_row_bytes(latent, rope);
   auto* const rows = static_cast<std::byte*>(host.data);
-  input_.read_latent_codes(runs, {rows, static_cast<std::size_t>(host.tokens * bytes)});
+  input_.read_latent_codes(runs, {rows, static_cast<std::size_t>(host.tokens * bytes)}, decode_.options().threads);
   Buffer row = allocate_host(static_cast<std::size_t>(job.spec.head_dim) * size_of(job.spec.dtype));
   MutableTensorView both = dense_view(static_cast<void*>(row.data()), job.spec.dtype, 1, 1, job.spec.head_dim);
   MutableTensorView c = both, k_rope = both;

@@ -144,6 +144,8 @@ TEST(ModelConfig, OfScansSaysTheirDims) {
   const ModelConfig first = config(R"({"state_size": 16, "hidden_size": 768, "expand": 2})");
   EXPECT_TRUE(first.scans_channels());
   EXPECT_EQ(first.scan_heads(), 1536);
+  const Error headless = error_of([] { config(R"({"model_type": "mamba2", "state_size": 16})").scans_channels(); });
+  EXPECT_NE(std::string(headless.what()).find("doesn't say num_heads"), std::string::npos) << headless.what();
   EXPECT_FALSE(config(kLlama3).has_scans());
   EXPECT_EQ(error_of([] {
               config(R"({"mamba_n_heads": 7, "mamba_d_state": 16, "hidden_size": 64})").scan_head_dim();
@@ -231,6 +233,12 @@ TEST(ModelConfig, IsRefusedWithTheKey) {
            Case{R"({"num_attention_heads": 3, "hidden_size": 64})", "3 heads don't divide"},
            Case{R"({"num_attention_heads": 3, "head_dim": 8, "query_pre_attn_scalar": 0})", "query_pre_attn_scalar"},
            Case{R"({"num_attention_heads": 3, "head_dim": 8, "sliding_window": 0})", "sliding_window"},
+           Case{R"({"num_attention_heads": [4]})", "num_attention_heads of config.json can't be used (it is a list"},
+           Case{R"({"num_attention_heads": {"a": 4}})", "can't be used (it is an object"},
+           Case{R"({"num_attention_heads": 3, "head_dim": 8, "kv_lora_rank": NaN})", "doesn't say qk_nope_head_dim"},
+           Case{R"({"num_attention_heads": 3, "head_dim": 8, "kv_lora_rank": 64, "rope_scaling": 3})",
+                "rope_scaling of config.json can't be used (it isn't an object"},
+           Case{R"({"num_attention_heads": 3, "head_dim": 8, "sliding_window": []})", "can't be used (it is a list"},
            Case{R"({"num_attention_heads": 3, "num_attention_heads": 3})", "names `num_attention_heads` twice"},
            Case{R"({"layer_types": ["full_attention"], "layer_types": ["mamba"]})", "names `layer_types` twice"},
            Case{R"({"rope_scaling": {"factor": 2}, "rope_scaling": {"type": "yarn"}})", "names `rope_scaling` twice"},

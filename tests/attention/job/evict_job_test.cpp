@@ -164,6 +164,9 @@ TEST(EvictedFiles, BadTensorsAreRefused) {
   NamedTensors alone = good;
   alone.erase("k_lengths");
   EXPECT_FILE_ERROR(open(alone), "k_lengths");
+  NamedTensors unplaced = good;
+  unplaced.erase("k_positions");
+  EXPECT_FILE_ERROR(open(unplaced), "it belongs to k_positions, which the file lacks");
   NamedTensors pages = cache_tensors(shape);
   pages["k_positions"] = good["k_positions"];
   EXPECT_FILE_ERROR(open(pages), "the file holds pages");
