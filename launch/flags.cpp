@@ -7,6 +7,8 @@
 #include <cmath>
 #include <limits>
 
+#include "base/threads.hpp"
+#include "comm/patience.hpp"
 #include "launch/values.hpp"
 
 namespace ringattn {
@@ -300,7 +302,7 @@ constexpr FlagRow kTable[] = {
      "threads of a rank on the CPU; all: the processors, divided among the ranks that share them",
      [](JobOptions& options, std::string_view text) {
        try {
-         options.threads = text == "all" ? 0 : static_cast<int>(parse_integer(text, 1, 4096));
+         options.threads = text == "all" ? 0 : static_cast<int>(parse_integer(text, 1, kMostThreads));
        } catch (BadValue& bad) {
          throw BadValue{"all, or " + bad.accepted};
        }
@@ -351,7 +353,7 @@ constexpr FlagRow kTable[] = {
     {"timeout", 0, kRun | kVerify | kInfo | kBench, FlagGroup::kFailure, FlagKind::kNumber, "SECONDS", "60",
      "without a sign of life from a rank, after which it is silent and the job ends with code 6; a rank that works is "
      "waited for",
-     [](JobOptions& options, std::string_view text) { options.timeout = parse_real(text, 0.001, 1e6); }},
+     [](JobOptions& options, std::string_view text) { options.timeout = parse_real(text, Patience::kLeast, Patience::kMost); }},
     {"checksum", 0, kJobs, FlagGroup::kFailure, FlagKind::kSwitch, "", "off",
      "verify each part of a block after its travels", set_switch<&JobOptions::checksum>},
 

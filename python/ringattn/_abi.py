@@ -101,8 +101,8 @@ class _Library:
     def _check(self, status, function, arguments):
         if status == 0:
             return
-        words = [part().decode() for part in (self.error_problem, self.error_why, self.error_remedy, self.error_text)]
-        raise _errors.BY_STATUS.get(status, _errors.Error)(*words)
+        parts = (self.error_problem, self.error_why, self.error_remedy, self.error_text)
+        raise _errors.BY_STATUS.get(status, _errors.Error)(*(_errors.in_python(part().decode()) for part in parts))
 
 
 def _nccl() -> ctypes.CDLL | None:

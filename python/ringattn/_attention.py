@@ -12,8 +12,9 @@ from collections.abc import Sequence
 
 from . import _job
 from ._compression import Compressed
+from ._arguments import as_int, as_ints, check_axes, lengths_of, refuse_unknown
 from ._errors import refuse
-from ._tensors import as_ints, contiguous_heads, empty, flat_rows, flat_view, traced
+from ._tensors import contiguous_heads, empty, flat_rows, flat_view, traced
 from .layouts import Layout
 from .worlds import World
 
@@ -56,6 +57,13 @@ def _prepared(world, q, k, v, q_lengths, k_lengths, q_offsets, positions, mask, 
     return world.prepared(key, make)
 
 
+def _pair(lengths) -> tuple[int, int]:
+    numbers = tuple(as_ints(lengths, "lengths"))
+    if len(numbers) != 2:
+        refuse(f"lengths is {numbers}", "it has the queries and the keys of a sequence", "Pass both.")
+    return numbers
+
+
 def _run(prepared: Attention, q, k, v, sinks, out):
     """(out, lse, what the library was shown)."""
     q, k, v = (rows if isinstance(rows, Compressed) else contiguous_heads(rows) for rows in (q, k, v))
@@ -91,8 +99,8 @@ def attention(q, k, v, *, mask: _job.Mask = "causal", softmax_scale: float | Non
     logarithms of the denominators, -inf where a query sees no key. Collective in a world of several ranks.
     """
     if unknown:
-        _job.refuse_unknown("attention", unknown)
-    lengths = None if lengths is None else tuple(lengths)
+        refuse_unknown("attention", unknown)
+    lengths = None if lengths is None else _pair(lengths)
     given = {"q": q, "k": k, "v": v, "sinks": sinks}
     settings = ("attention", mask, softmax_scale, softcap, q_offset, layout, key_layout, lengths, threads, memory_budget,
                 timeout)  # fmt: skip
@@ -101,7 +109,7 @@ def attention(q, k, v, *, mask: _job.Mask = "causal", softmax_scale: float | Non
         call, results = _job.known_call(world, settings, given, out)
         if results is not None:
             return results
-    _job.check_arrays("attention", q, q=q, k=k, v=v, sinks=sinks, out=out)
+    _job.check_arrays("attention", {"q": q, "k": k, "v": v}, sinks=sinks, out=out)
     batched = q.ndim == 4
     if q.ndim not in (3, 4) or k.ndim != q.ndim or v.ndim != q.ndim:
         refuse(
@@ -114,7 +122,7 @@ def attention(q, k, v, *, mask: _job.Mask = "causal", softmax_scale: float | Non
     if lengths is None:
         lengths = q.shape[-3] * own.size, k.shape[-3] * own.size
     q_lengths, key_lengths = (lengths[0],) * batch, (lengths[1],) * batch
-    q_offsets = None if q_offset is None else (q_offset,) * batch
+    q_offsets = None if q_offset is None else (as_int(q_offset, "q_offset"),) * batch
     positions = _job.read_positions(k, k_positions, k_lengths, sum(key_lengths), batch, q_offset is not None)
     prepared = _prepared(own, q, k, v, q_lengths, key_lengths, q_offsets, positions, mask, softmax_scale, softcap, sinks,
                          layout, key_layout, threads=threads, memory_budget=memory_budget, timeout_seconds=timeout)  # fmt: skip
@@ -141,16 +149,10 @@ def varlen(q, k, v, cu_seqlens_q, cu_seqlens_k=None, *, mask: _job.Mask = "causa
     Tensors of a GPU cost a wait for it: keep them on the host. q_offsets: [sequences], key position of each first query.
     The rest, and what it returns, is as attention() has it."""
     if unknown:
-        _job.refuse_unknown("varlen", unknown)
+        refuse_unknown("varlen", unknown)
     q_lengths = lengths_of(cu_seqlens_q)
     key_lengths = q_lengths if cu_seqlens_k is None else lengths_of(cu_seqlens_k)
-    if len(q_lengths) != len(key_lengths):
-        refuse(
-            f"there are {len(q_lengths)} sequences of queries and {len(key_lengths)} of keys",
-            "each has both",
-            "Check cu_seqlens.",
-        )
-    offsets = None if q_offsets is None else tuple(as_ints(q_offsets))
+    offsets = None if q_offsets is None else tuple(as_ints(q_offsets, "q_offsets"))
     given = {"q": q, "k": k, "v": v, "sinks": sinks}
     settings = ("varlen", q_lengths, key_lengths, offsets, mask, softmax_scale, softcap, layout, key_layout, threads,
                 memory_budget, timeout)  # fmt: skip
@@ -159,21 +161,13 @@ def varlen(q, k, v, cu_seqlens_q, cu_seqlens_k=None, *, mask: _job.Mask = "causa
         call, results = _job.known_call(world, settings, given, out)
         if results is not None:
             return results
-    _job.check_arrays("varlen", q, q=q, k=k, v=v, sinks=sinks, out=out)
+    _job.check_arrays("varlen", {"q": q, "k": k, "v": v}, sinks=sinks, out=out)
+    for name, rows in (("q", q), ("k", k), ("v", v)):
+        check_axes(name, rows, (3,), "[tokens, heads, head_dim], all sequences packed")
     own = _job.world_of(q, world)
-    positions = _job.read_positions(k, k_positions, k_lengths, sum(key_lengths), len(key_lengths), offsets is not None)
+    positions = _job.read_positions(k, k_positions, k_lengths, sum(key_lengths), len(q_lengths), offsets is not None)
     prepared = _prepared(own, q, k, v, q_lengths, key_lengths, offsets, positions, mask, softmax_scale, softcap, sinks,
                          layout, key_layout, threads=threads, memory_budget=memory_budget, timeout_seconds=timeout)  # fmt: skip
     made, lse, shown = _run(prepared, q, k, v, sinks, out)
     _job.keep_call(world, call, prepared, shown, given, made, lse, prepared.workspace_bytes)
     return made, lse
-
-
-def lengths_of(cu_seqlens) -> tuple[int, ...]:
-    """Lengths of sequences from where they begin."""
-    at = as_ints(cu_seqlens)
-    if not at or at[0] != 0 or any(b < a for a, b in zip(at, at[1:])):
-        refuse(
-            f"cu_seqlens is {at[:8]}", "it begins with 0 and ascends, and its last number is all tokens", "Check it."
-        )
-    return tuple(b - a for a, b in zip(at, at[1:]))

@@ -7,13 +7,13 @@ decode() take them in place of k and v, and their results have the bits of atten
 
 import ctypes
 import functools
-import math
 
 from . import _abi, _structs
 from ._abi import lib
+from ._arguments import as_ints, as_text, check_axes
 from ._errors import refuse
-from ._tensors import CompressedView, View, as_ints, check_array, contiguous_heads, data_type, device_of, empty, stream_of
-from ._tensors import kind_of, moved, traced, type_name, zeros
+from ._tensors import CompressedView, View, as_rows, check_array, contiguous_heads, data_type, device_of, empty, stream_of
+from ._tensors import flat_view, kind_of, moved, traced, type_name, zeros
 
 METHODS = ("fp8", "int8", "int4", "lowrank", "vq", "hybrid")
 
@@ -86,8 +86,8 @@ class _Coder:
 
     def __init__(self, world, format: str, dtype, heads: int, dim: int, sequences: int, seed: int, threads: int):
         self._handle = None
-        spec = _structs.compression_spec(format=format.encode(), sequences=sequences, seed=seed, dtype=dtype, heads=heads,
-                                         dim=dim)  # fmt: skip
+        spec = _structs.compression_spec(format=as_text(format, "method"), sequences=sequences, seed=seed, dtype=dtype,
+                                         heads=heads, dim=dim)  # fmt: skip
         handle = _abi.Handle()
         lib.compression_create(world.handle, spec, _structs.options(threads=threads), ctypes.byref(handle))
         self.handle = self._handle = handle
@@ -148,12 +148,12 @@ def lengths_of(x, cu_seqlens) -> tuple[int, ...]:
         refuse(f"a tensor to compress has {x.ndim} axes", "it is [(batch,) tokens, heads, dim]", "Reshape it.")
     if cu_seqlens is None:
         return (x.shape[0],)
-    at = as_ints(cu_seqlens)
+    at = as_ints(cu_seqlens, "cu_seqlens")
     return tuple(b - a for a, b in zip(at, at[1:]))
 
 
 def _rows(x):
-    return x.reshape(-1, *x.shape[-2:]) if x.ndim == 4 else x
+    return as_rows(x) if x.ndim == 4 else x
 
 
 def compress_one(name: str, x, format: str, lengths: tuple, seed: int, threads: int) -> Compressed:
@@ -179,7 +179,7 @@ def choose_formats(method, ratio: float | None, dtype: str, heads: int, k_dim: i
         return method, method
     spec = _structs.spec(dtype=data_type(dtype), heads=heads, head_dim=k_dim, head_dim_v=v_dim)
     formats = _structs.formats()
-    lib.choose_formats(method.encode(), ratio or 0.0, spec, formats)
+    lib.choose_formats(as_text(method, "method"), ratio or 0.0, spec, formats)
     return formats.k.decode(), formats.v.decode()
 
 
@@ -199,6 +199,7 @@ def compress(k, v, method="int4", *, ratio: float | None = None, cu_seqlens=None
         check_array(name, array)
         if kind_of(array) is not kind_of(k):
             refuse(f"{name} is {type(array).__name__}", f"k is {type(k).__name__}", "Pass arrays of one kind.")
+        check_axes(name, array, (3, 4), "[(batch,) tokens, heads, dim]")
     formats = choose_formats(method, ratio, type_name(k.dtype), k.shape[-2], k.shape[-1], v.shape[-1])
     return tuple(
         compress_one(name, x, format, lengths_of(x, cu_seqlens), seed, threads)
@@ -211,11 +212,17 @@ def decompress(x: Compressed, *, out=None, threads: int = 0, name: str = "x"):
     """The tensor that x is, of its shape and dtype; of a cache without block table every page to its end. out: where it
     goes; None: new. Scales, codes and tables that no compressed tensor has are refused with their place, and as a part of
     `name`. Returns when it is done."""
+    if not isinstance(x, Compressed):
+        refuse(f"{name} is {type(x).__name__}", "ringattn.compress() gives what this takes", "Pass a ringattn.Compressed.")
     like = x.like()
     heads, dim = x.shape[-2:]
     if out is None:
         out = empty(like, x.shape, type_name(x.dtype))
-    rows = out.reshape(math.prod(x.shape[:-2]), heads, dim)
+    check_array("out", out)
+    if tuple(out.shape) != x.shape or kind_of(out) is not kind_of(like):
+        refuse(f"out is {type(out).__name__} {list(out.shape)}", f"{name} is {type(like).__name__} {list(x.shape)}",
+               "Pass one like it, or none.")  # fmt: skip
+    rows = flat_view(out) if out.ndim == 4 else out
     coder = _coder(like, x.dtype, x.format, heads, dim, len(x.lengths), threads=threads)
     coder.do(lib.compression_decompress, rows, x.flat_rows() if x.ndim == 4 else x, name, x.lengths)
     return out

@@ -6,9 +6,10 @@
     y = ringattn.causal_conv1d_update(x, halos, weight, bias, activation="silu")            # the next token of each sequence"""
 
 from . import _job, _structs
+from ._arguments import check_axes, refuse_unknown
 from ._errors import refuse
 from ._scan import check_state, lengths_of_runs, run_options
-from ._tensors import contiguous_heads, data_type, empty, flat_view, traced, type_name
+from ._tensors import as_rows, contiguous_heads, data_type, empty, flat_view, traced, type_name
 from .layouts import Layout
 from .worlds import World
 
@@ -36,10 +37,12 @@ def _prepared(world, x, channels, width, bias, activation, lengths, layout, flag
     return world.prepared(key, make)
 
 
-def _check(op: str, x, weight, bias, out, unknown, **states) -> None:
+def _check(op: str, x, axes, form, weight, bias, out, unknown, state=None, **states) -> None:
+    """state: what an update can't do without, by its name."""
     if unknown:
-        _job.refuse_unknown(op, unknown)
-    _job.check_arrays(op, x, x=x, weight=weight, bias=bias, out=out, **states)
+        refuse_unknown(op, unknown)
+    _job.check_arrays(op, {"x": x, "weight": weight} | (state or {}), bias=bias, out=out, **states)
+    check_axes("x", x, axes, form)
     if weight.ndim != 2 or weight.shape[0] != x.shape[-1]:
         refuse(f"weight is {list(weight.shape)}", f"x has {x.shape[-1]} channels, and so it is [{x.shape[-1]}, width]",
                "Leave out the middle axis of a Conv1d's weight.")  # fmt: skip
@@ -64,9 +67,7 @@ def causal_conv1d(x, weight, bias=None, *, activation: str | None = None, initia
     place of seq_idx). Ranks are those of ssd().
     Returns y, of x's shape and dtype; with return_final_states (y, states): the last tokens of each sequence, which are the
     initial states of what follows, or the state of causal_conv1d_update()."""
-    _check("causal_conv1d", x, weight, bias, out, unknown, initial_states=initial_states)
-    if x.ndim not in (2, 3):
-        refuse(f"x has {x.ndim} axes", "it has [(batch,) tokens, channels]", "Move channels to the end.")
+    _check("causal_conv1d", x, (2, 3), "[(batch,) tokens, channels]", weight, bias, out, unknown, initial_states=initial_states)
     world = _job.world_of(x, world)
     lengths = lengths_of_runs(x, x.ndim == 3, cu_seqlens, layout, world)
     channels, width = weight.shape
@@ -79,7 +80,7 @@ def causal_conv1d(x, weight, bias=None, *, activation: str | None = None, initia
     y = empty(x, x.shape) if out is None else out
     states = empty(x, (facts.ending, width - 1, channels)) if return_final_states else None
     flat_y = flat_view(y) if x.ndim == 3 else y
-    convolution._do(x, {"x": _rows(x.reshape(-1, channels)), "weight": weight, "bias": bias, "y": flat_y[:, None, :],
+    convolution._do(x, {"x": _rows(as_rows(x, 1)), "weight": weight, "bias": bias, "y": flat_y[:, None, :],
                         "initial_halos": initial_states if facts.beginning else None,
                         "final_halos": states if facts.ending else None})  # fmt: skip
     return (y, states) if return_final_states else y
@@ -98,9 +99,8 @@ def causal_conv1d_update(x, conv_state, weight, bias=None, *, activation: str | 
                                                                  given, out)  # fmt: skip
     if results is not None:
         return results[0]
-    _check("causal_conv1d_update", x, weight, bias, out, unknown, conv_state=conv_state, conv_state_indices=conv_state_indices)
-    if x.ndim != 2:
-        refuse(f"x has {x.ndim} axes", "it has [sequences, channels]", "Pass one token of each sequence.")
+    _check("causal_conv1d_update", x, (2,), "[sequences, channels]", weight, bias, out, unknown, {"conv_state": conv_state},
+           conv_state_indices=conv_state_indices)  # fmt: skip
     channels, width = weight.shape
     check_state("conv_state", conv_state, conv_state_indices, x.shape[0], (width - 1, channels), type_name(x.dtype))
     convolution = _prepared(_job.world_of(x, None), x, channels, width, bias, activation, (1,) * x.shape[0], None,

@@ -9,8 +9,9 @@ import ctypes
 
 from . import _job, _structs
 from ._abi import lib
+from ._arguments import check_axes, refuse_unknown
 from ._errors import refuse
-from ._tensors import contiguous_heads, empty, traced
+from ._tensors import contiguous_heads, empty, flat_view, traced
 from .worlds import World
 
 
@@ -47,6 +48,7 @@ def steps_of(q, rows_axes: int):
 
 
 def flat(rows, heads_and_dim: tuple):
+    """As [rows, heads, dim]."""
     return None if rows is None else contiguous_heads(rows).reshape(-1, *heads_and_dim)
 
 
@@ -74,7 +76,7 @@ def finish_step(step: _Steps, q, sequences: int, rows: int, arrays: dict, dim_v:
         refuse(f"out is {list(out.shape)}", f"this step's is {[*form, dim_v]}", "Pass one of that shape, or none.")
     out = empty(q, (*form, dim_v)) if out is None else out
     lse = empty(q, (own * rows, q.shape[-2]), "float32")
-    arrays |= {"out": out.reshape(own * rows, q.shape[-2], dim_v), "lse": lse}
+    arrays |= {"out": flat_view(out) if out.ndim == 4 else out, "lse": lse}
     members = {"rows": rows, "grow": int(grow)}
     step._do(q, arrays, **members)
     lse = lse.reshape(form)
@@ -83,7 +85,13 @@ def finish_step(step: _Steps, q, sequences: int, rows: int, arrays: dict, dim_v:
     return out, lse
 
 
+def written_by_step(caches: tuple[str, ...], new_rows, grow: bool) -> tuple[str, ...]:
+    """What a step writes to, beside its results."""
+    return (caches if new_rows is not None else ()) + (("lengths",) if grow else ())
+
+
 def check_lengths(lengths, block_table) -> None:
+    check_axes("block_table", block_table, (2,), "[sequences, table_pages]")
     for name, array in (("lengths", lengths), ("block_table", block_table)):
         if array is not None and str(array.dtype).removeprefix("torch.") != "int32":
             refuse(f"{name} holds {array.dtype}", "it should hold int32", "Convert it once, and keep it.")
@@ -109,7 +117,7 @@ def decode(q, k_cache, v_cache, lengths, *, block_table=None, k_new=None, v_new=
     Returns out, of q's shape and dtype with v's head_dim, and lse [sequences, (rows,) heads]: in a world of several ranks of
     this rank's sequences alone, Decode.owned(). There rank r of P keeps the key groups r, r + P, … of every sequence."""
     if unknown:
-        _job.refuse_unknown("decode", unknown)
+        refuse_unknown("decode", unknown)
     given = {"q": q, "k": k_cache, "v": v_cache, "block_table": block_table, "lengths": lengths, "sinks": sinks,
              "k_new": k_new, "v_new": v_new}  # fmt: skip
     call, results = _job.known_call(
@@ -117,9 +125,12 @@ def decode(q, k_cache, v_cache, lengths, *, block_table=None, k_new=None, v_new=
     )
     if results is not None:
         return results
-    _job.check_arrays("decode", q, q=q, k_cache=k_cache, v_cache=v_cache, lengths=lengths, block_table=block_table,
-                      k_new=k_new, v_new=v_new, sinks=sinks, out=out)  # fmt: skip
+    _job.check_arrays("decode", {"q": q, "k_cache": k_cache, "v_cache": v_cache, "lengths": lengths},
+                      written_by_step(("k_cache", "v_cache"), k_new, grow), block_table=block_table, k_new=k_new, v_new=v_new,
+                      sinks=sinks, out=out)  # fmt: skip
     check_lengths(lengths, block_table)
+    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+        check_axes(name, cache, (4,), "[pages, page_size, kv_heads, head_dim]")
     sequences, rows, flat_q = steps_of(q, 4)
     own = _job.world_of(q, world)
     heads, kv_heads, head_dim, head_dim_v = q.shape[-2], k_cache.shape[2], q.shape[-1], v_cache.shape[3]
@@ -131,7 +142,7 @@ def decode(q, k_cache, v_cache, lengths, *, block_table=None, k_new=None, v_new=
     def make():
         spec = _job.c_spec(q, heads, kv_heads, head_dim, head_dim_v, _job.read_mask(mask), softmax_scale, softcap,
                            sinks is not None, formats)  # fmt: skip
-        return Decode(own, spec, c_limits(limits), _structs.options(threads=threads, timeout_seconds=timeout))
+        return Decode(own, spec, c_limits(limits), _job.run_options(threads=threads, timeout_seconds=timeout))
 
     arrays = _job.shown(flat_q, k_cache, v_cache)
     arrays |= {"block_table": block_table, "lengths": lengths, "sinks": sinks,

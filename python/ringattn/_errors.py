@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Failures. A message reads `problem (why). remedy.`, and its parts are members."""
 
+import re
 from typing import NoReturn
 
 
@@ -53,6 +54,32 @@ class PeerError(Error, ConnectionError):
 BY_STATUS = {
     kind.status: kind for kind in (WrongResult, UsageError, FileError, UnsupportedError, OutOfMemory, PeerError)
 }
+
+
+# How the library's words for its callers from C and C++ read in Python: struct members, options and doors by their names here.
+_WORDS = [
+    (re.compile(pattern), words)
+    for pattern, words in (
+        (r"\bRows follow \w+::layout\(\)", "Rows follow the layout"),
+        (r"\b\w+Spec and \w+Job say what there is", "Its arguments say what there is"),
+        (r"ringattn's (info|plan|run|verify|bench|compress) with (\w+)", r"`ringattn \1 --\2`"),
+        (r"ringattn's (info|plan|run|verify|bench|compress)", r"`ringattn \1`"),
+        (r"\bringattn_(attention|decode)\b", r"ringattn.\1()"),
+        (r"\bringattn_\w+::(\w+)", r"\1"),
+        (r"\b([A-Z]\w*)::(\w+\(\))", r"\1.\2"),
+        (r"\b[A-Z]\w*::(\w+)", r"\1"),
+        (r"\btimeout_seconds\b", "timeout"),
+        # A scan's and a convolution's result, which callers name as they do attention's.
+        (r"\by (?=overlaps |is fp|is bf|has )", "out "),
+        (r"\b(of|Give) y (?=has |memory )", r"\1 out "),
+    )
+]
+
+
+def in_python(text: str) -> str:
+    for pattern, words in _WORDS:
+        text = pattern.sub(words, text)
+    return text
 
 
 def refuse(problem: str, why: str, remedy: str) -> NoReturn:

@@ -14,10 +14,10 @@ import numpy as np
 
 from . import _job, _structs
 from ._abi import lib
-from ._attention import lengths_of
+from ._arguments import as_number, as_text, lengths_of, refuse_unknown
 from ._compression import Compressed
 from ._errors import refuse, unsupported
-from ._tensors import View, contiguous_heads, is_torch, traced, type_name
+from ._tensors import View, as_rows, contiguous_heads, is_torch, traced, type_name
 
 
 class Kept(NamedTuple):
@@ -38,7 +38,7 @@ def _host(array):
 
 
 def _flat(array):
-    return array.reshape(-1, *array.shape[-2:]) if array.ndim == 4 else array
+    return as_rows(array) if array.ndim == 4 else array
 
 
 def shape_of(k, v, q) -> tuple:
@@ -51,7 +51,7 @@ def _c_job(shape: tuple, settings: tuple, lengths, q_lengths, threads: int = 0) 
     """(eviction, spec, batch) for the library. settings: (method, ratio, mask, softmax_scale, softcap)."""
     method, ratio, mask, softmax_scale, softcap = settings
     spec = _job.c_spec(*shape, _job.read_mask(mask), softmax_scale, softcap, False)
-    eviction = _structs.eviction(method=method.encode(), ratio=ratio, threads=threads)
+    eviction = _structs.eviction(method=as_text(method, "method"), ratio=ratio, threads=threads)
     return eviction, spec, _job.c_batch(q_lengths, lengths, None)
 
 
@@ -147,11 +147,12 @@ def evict(k, v, method: str = "snapkv", *, ratio: float = 0.5, q=None, cu_seqlen
     Returns Kept: what attention() and varlen() take as k, v, k_positions, k_lengths and cu_seqlens_k. decode() takes k and v
     as a cache of as many keys as are left, under masks without a left side."""
     if unknown:
-        _job.refuse_unknown("evict", unknown)
+        refuse_unknown("evict", unknown)
     for name, rows in (("k", k), ("v", v)):
         if isinstance(rows, Compressed):
             unsupported(f"{name} is compressed", "tokens are taken out of rows as they are", "Compress what is left.")
-    _job.check_arrays("evict", k, k=k, v=v, q=q)
+    _job.check_arrays("evict", {"k": k, "v": v}, q=q)
     lengths, q_lengths = sequences_of(k, q, cu_seqlens, cu_seqlens_q)
-    k, v, places = evict_rows(k, v, q, (method, float(ratio), mask, softmax_scale, softcap), lengths, q_lengths, threads)
-    return Kept(k, v, places, lengths, begins(k, kept_lengths(method, float(ratio), lengths)))
+    ratio = as_number(ratio, "ratio")
+    k, v, places = evict_rows(k, v, q, (method, ratio, mask, softmax_scale, softcap), lengths, q_lengths, threads)
+    return Kept(k, v, places, lengths, begins(k, kept_lengths(method, ratio, lengths)))

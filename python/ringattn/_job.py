@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 from . import _abi, _structs
 from ._abi import lib
-from ._errors import refuse, unsupported
+from ._arguments import as_int, as_ints, scale_of, seconds_of
+from ._errors import refuse
 from ._compression import Compressed
 from ._tensors import (
     CompressedView,
     View,
     address_of,
-    as_ints,
     check_array,
     data_type,
     device_of,
@@ -42,7 +42,7 @@ def read_mask(mask: Mask) -> tuple[int, int, int]:
         if mask in _MASKS:
             return _MASKS[mask]
     elif isinstance(mask, tuple) and len(mask) == 2:
-        return _abi.WINDOW, int(mask[0]), int(mask[1])
+        return _abi.WINDOW, *(as_int(side, "a side of mask") for side in mask)
     refuse(
         f"mask {mask!r} is not known",
         'there are "causal", "full" and (left, right), where -1 is no limit',
@@ -50,10 +50,9 @@ def read_mask(mask: Mask) -> tuple[int, int, int]:
     )
 
 
-def refuse_unknown(op: str, given: dict) -> None:
-    """Arguments that other attention functions have, and this one does not."""
-    for name, value in given.items():
-        unsupported(f"{op} has no {name}", f"it was given as {value!r}", "Leave it out.")
+def _check_world(world) -> None:
+    if not isinstance(world, World):
+        refuse(f"world is {world!r}", "it is a ringattn.World, who computes together", "Make one, or leave it out.")
 
 
 def world_of(array, world: World | None) -> World:
@@ -61,6 +60,7 @@ def world_of(array, world: World | None) -> World:
     device = device_of(array)
     if world is None:
         return self_world(device)
+    _check_world(world)
     if world.device != device:
         refuse(
             f"q lies on device {device}", f"the world's tensors lie on {world.device}", "Use a world of that device."
@@ -68,17 +68,18 @@ def world_of(array, world: World | None) -> World:
     return world
 
 
-def check_arrays(op: str, like, **arrays) -> None:
-    """All arrays of an op are of one kind; None are left out."""
-    for name, array in arrays.items():
-        if array is None:
+def check_arrays(op: str, needed: dict, written=(), **optional) -> None:
+    """All arrays of an op are of one kind, that of the first one; optional ones may be None. written: names of arrays that the
+    call writes to, beside those that always are."""
+    first, like = next(iter(needed.items()))
+    for name, array in (*needed.items(), *optional.items()):
+        if array is None and name in optional:
             continue
         for part in array.parts if isinstance(array, Compressed) else (array,):
-            check_array(name, part)
+            check_array(name, part, name in written)
             if type(part) is not type(like) and kind_of(part) is not kind_of(like):
-                refuse(
-                    f"{name} of {op} is {type(part).__name__}", f"q is {type(like).__name__}", "Pass arrays of one kind."
-                )
+                refuse(f"{name} of {op} is {type(part).__name__}", f"{first} is {type(like).__name__}",
+                       "Pass arrays of one kind.")  # fmt: skip
 
 
 def format_of(rows) -> str | None:
@@ -99,7 +100,7 @@ def c_spec(like, heads, kv_heads, head_dim, head_dim_v, mask, softmax_scale, sof
     k_format, v_format = (None if format is None else format.encode() for format in formats)
     return _structs.spec(dtype=data_type(like), heads=heads, kv_heads=kv_heads, head_dim=head_dim, head_dim_v=head_dim_v,
                      mask=kind, sinks=int(sinks), window_left=left, window_right=right,
-                     softmax_scale=softmax_scale or 0.0, softcap=softcap, k_format=k_format, v_format=v_format)  # fmt: skip
+                     softmax_scale=scale_of(softmax_scale), softcap=softcap, k_format=k_format, v_format=v_format)  # fmt: skip
 
 
 class Positions(NamedTuple):
@@ -128,14 +129,22 @@ def read_positions(k, k_positions, k_lengths, k_rows: int, sequences: int, has_o
             refuse("k_lengths is not given", "queries end where sequences end, with the tokens that were taken out",
                    "Pass it, or say where queries stand.")  # fmt: skip
         return Positions(rows.tobytes(), heads, None)
-    lengths = tuple(as_ints(k_lengths)) if hasattr(k_lengths, "__len__") else (int(k_lengths),) * sequences
-    if len(lengths) != sequences:
-        refuse(f"k_lengths has {len(lengths)} numbers", f"there are {sequences} sequences", "Pass one for each.")
+    if hasattr(k_lengths, "__len__"):
+        return Positions(rows.tobytes(), heads, tuple(as_ints(k_lengths, "k_lengths")))
+    lengths = (as_int(k_lengths, "k_lengths"),) * sequences
     return Positions(rows.tobytes(), heads, lengths)
 
 
 def c_batch(q_lengths, k_lengths, q_offsets, positions: Positions | None = None) -> _structs.batch:
-    batch = _structs.batch(sequences=len(q_lengths), q_lengths=longs(q_lengths), k_lengths=longs(k_lengths),
+    """Sequences as the library has them: one number of sequences, and pointers to as many numbers each. So this is where lists
+    of other lengths are refused, for every op."""
+    sequences = len(q_lengths)
+    if k_lengths is not None and len(k_lengths) != sequences:
+        refuse(f"there are {sequences} sequences of queries and {len(k_lengths)} of keys", "each has both", "Check cu_seqlens.")
+    for name, given in (("q_offsets", q_offsets), ("k_lengths", positions and positions.whole_lengths)):
+        if given is not None and len(given) != sequences:
+            refuse(f"{name} has {len(given)} numbers", f"there are {sequences} sequences", "Pass one for each.")
+    batch = _structs.batch(sequences=sequences, q_lengths=longs(q_lengths), k_lengths=longs(k_lengths),
                            q_offsets=longs(q_offsets))  # fmt: skip
     if positions is not None:
         batch.k_positions = ctypes.cast(ctypes.c_char_p(positions.rows), _structs.integers)
@@ -143,9 +152,14 @@ def c_batch(q_lengths, k_lengths, q_offsets, positions: Positions | None = None)
     return batch
 
 
+def run_options(*, timeout_seconds: float, **members) -> _structs.options:
+    """Options of any op that has a timeout."""
+    return _structs.options(timeout_seconds=seconds_of(timeout_seconds), **members)
+
+
 def c_options(world: World, q_lengths, k_lengths, layout, key_layout, **members) -> _structs.options:
     """Options of a ring; layouts where the world has several ranks."""
-    options = _structs.options(**members)
+    options = run_options(**members)
     if world.size == 1 and layout is None:
         return options
     if layout is None:
@@ -298,8 +312,15 @@ def known_call(world: World | None, settings: tuple, given: dict, out):
     if forms is None:
         return None, None
     key = (settings, forms)
-    calls = own_calls() if world is None else world.calls
-    call = calls.get(key)
+    if world is None:
+        calls = own_calls()
+    else:
+        _check_world(world)
+        calls = world.calls
+    try:
+        call = calls.get(key)
+    except TypeError:  # of what can't be a key, whose name is said where it is read
+        return None, None
     if call is None:
         return key, None
     if call.prepared._handle is None:  # closed, as others were used since

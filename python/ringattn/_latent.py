@@ -6,10 +6,10 @@ travels between ranks and lies in caches.
     out, lse = ringattn.mla_decode(q, cache, lengths, w_uk, w_uv, block_table=table, latent=c, k_rope=k_r, grow=True)"""
 
 from . import _abi, _job, _structs
+from ._arguments import check_axes, lengths_of, refuse_unknown, scale_of
 from ._errors import refuse
 from ._tensors import contiguous_heads, data_type, empty, traced
-from ._attention import lengths_of
-from ._decode import LatentDecode, c_limits, check_lengths, finish_step, flat, limits_of, steps_of
+from ._decode import LatentDecode, c_limits, check_lengths, finish_step, flat, limits_of, steps_of, written_by_step
 from .layouts import Layout
 from .worlds import World
 
@@ -22,6 +22,11 @@ class Latent(_job.Prepared):
     @property
     def form(self) -> str:
         return {form: name for name, form in _abi.FORMS.items()}[self.facts.form]
+
+
+def _check_matrices(w_uk, w_uv) -> None:
+    check_axes("w_uk", w_uk, (3,), "[heads, head_dim, latent_dim]")
+    check_axes("w_uv", w_uv, (3,), "[heads, head_dim_v, latent_dim]")
 
 
 def _dims(q, latent_dim: int, rope_dim: int, w_uk, w_uv, head_dim: int | None, head_dim_v: int | None):
@@ -39,7 +44,7 @@ def _spec(like, heads, head_dim, rope_dim, head_dim_v, latent_dim, mask, softmax
     kind, left, right = _job.read_mask(mask)
     return _structs.latent_spec(dtype=data_type(like), heads=heads, head_dim=head_dim, rope_dim=rope_dim, head_dim_v=head_dim_v,
                                 latent_dim=latent_dim, mask=kind, sinks=int(sinks), window_left=left, window_right=right,
-                                softmax_scale=softmax_scale or 0.0, softcap=softcap)  # fmt: skip
+                                softmax_scale=scale_of(softmax_scale), softcap=softcap)  # fmt: skip
 
 
 @traced
@@ -56,7 +61,7 @@ def mla(q, latent, k_rope, w_uk=None, w_uv=None, *, cu_seqlens_q=None, cu_seqlen
     bits of its own. None: by the longest query length. Absorbed, without w_uk q is [tokens, heads, latent_dim + rope_dim],
     and without w_uv out stays in the latent. The rest, and what it returns, is as varlen() has it."""
     if unknown:
-        _job.refuse_unknown("mla", unknown)
+        refuse_unknown("mla", unknown)
     cu = tuple(None if at is None else lengths_of(at) for at in (cu_seqlens_q, cu_seqlens_k))
     given = {"q": q, "latent": latent, "k_rope": k_rope, "w_uk": w_uk, "w_uv": w_uv, "sinks": sinks}
     settings = ("mla", cu, form, head_dim, head_dim_v, mask, softmax_scale, softcap, layout, key_layout, threads, memory_budget,
@@ -64,9 +69,13 @@ def mla(q, latent, k_rope, w_uk=None, w_uv=None, *, cu_seqlens_q=None, cu_seqlen
     call, results = _job.known_call(world, settings, given, out)
     if results is not None:
         return results
-    _job.check_arrays("mla", q, q=q, latent=latent, k_rope=k_rope, w_uk=w_uk, w_uv=w_uv, sinks=sinks, out=out)
+    _job.check_arrays("mla", {"q": q, "latent": latent, "k_rope": k_rope}, w_uk=w_uk, w_uv=w_uv, sinks=sinks, out=out)
     if form not in _abi.FORMS:
         refuse(f"form {form!r} is not known", 'there are "expanded" and "absorbed"', "Choose one, or None.")
+    check_axes("q", q, (3,), "[tokens, heads, head_dim + rope_dim]")
+    check_axes("latent", latent, (2, 3), "[tokens, latent_dim]")
+    check_axes("k_rope", k_rope, (2, 3), "[tokens, rope_dim]")
+    _check_matrices(w_uk, w_uv)
     own = _job.world_of(q, world)
     heads, latent_dim, rope_dim = q.shape[1], latent.shape[-1], k_rope.shape[-1]
     head_dim, head_dim_v, out_dim = _dims(q, latent_dim, rope_dim, w_uk, w_uv, head_dim, head_dim_v)
@@ -107,19 +116,23 @@ def mla_decode(q, cache, lengths, w_uk=None, w_uv=None, *, block_table=None, lat
     """One step of decoding over a cache of latents, in the absorbed form and with its bits.
 
     q: [sequences, (rows,) heads, head_dim + rope_dim]; without w_uk [..., latent_dim + rope_dim]. cache: [pages, page_size,
-    latent_dim + rope_dim]: the latent, then the rotary key. latent, k_rope: [sequences, (rows,) dim], new rows that join
-    the cache first. Matrices are as mla() has them, the rest as decode()."""
+    latent_dim + rope_dim]: the latent, then the rotary key. rope_dim: numbers of that, which nothing else says; DeepSeek's
+    models have 64. latent, k_rope: [sequences, (rows,) dim], new rows that join the cache first. Matrices are as mla() has
+    them, the rest as decode()."""
     if unknown:
-        _job.refuse_unknown("mla_decode", unknown)
+        refuse_unknown("mla_decode", unknown)
     given = {"q": q, "cache": cache, "block_table": block_table, "lengths": lengths, "sinks": sinks, "w_uk": w_uk,
              "w_uv": w_uv, "latent": latent, "k_rope": k_rope}  # fmt: skip
     settings = ("mla_decode", rope_dim, grow, head_dim, head_dim_v, mask, softmax_scale, softcap, max_keys, threads, timeout)
     call, results = _job.known_call(world, settings, given, out)
     if results is not None:
         return results
-    _job.check_arrays("mla_decode", q, q=q, cache=cache, lengths=lengths, block_table=block_table, latent=latent,
-                      k_rope=k_rope, w_uk=w_uk, w_uv=w_uv, sinks=sinks, out=out)  # fmt: skip
+    _job.check_arrays("mla_decode", {"q": q, "cache": cache, "lengths": lengths}, written_by_step(("cache",), latent, grow),
+                      block_table=block_table, latent=latent, k_rope=k_rope, w_uk=w_uk, w_uv=w_uv, sinks=sinks,
+                      out=out)  # fmt: skip
     check_lengths(lengths, block_table)
+    check_axes("cache", cache, (3, 4), "[pages, page_size, latent_dim + rope_dim]")
+    _check_matrices(w_uk, w_uv)
     sequences, rows, flat_q = steps_of(q, 4)
     own = _job.world_of(q, world)
     cache = cache if cache.ndim == 4 else cache[:, :, None, :]
@@ -133,7 +146,7 @@ def mla_decode(q, cache, lengths, w_uk=None, w_uv=None, *, block_table=None, lat
         spec = _spec(
             q, heads, head_dim, rope_dim, head_dim_v, latent_dim, mask, softmax_scale, softcap, sinks is not None
         )
-        return LatentDecode(own, spec, c_limits(limits), _structs.options(threads=threads, timeout_seconds=timeout))
+        return LatentDecode(own, spec, c_limits(limits), _job.run_options(threads=threads, timeout_seconds=timeout))
 
     arrays = {"q": flat_q, "cache": cache, "block_table": block_table, "lengths": lengths, "sinks": sinks, "w_uk": w_uk,
               "w_uv": w_uv, "latent": flat(latent, (1, latent_dim)), "k_rope": flat(k_rope, (1, rope_dim))}  # fmt: skip

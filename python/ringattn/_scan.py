@@ -11,10 +11,10 @@ import math
 
 from . import _abi, _job, _structs
 from ._abi import lib
+from ._arguments import check_axes, lengths_of, refuse_unknown
 from ._errors import refuse
-from ._tensors import contiguous_heads, data_type, empty, flat_view, is_contiguous, traced, type_name
-from ._attention import lengths_of
-from .layouts import Layout, super_segments
+from ._tensors import as_rows, check_array, contiguous_heads, data_type, empty, flat_view, is_contiguous, traced, type_name
+from .layouts import Layout, make_layout, super_segments
 from .worlds import World
 
 
@@ -54,9 +54,13 @@ def lengths_of_runs(x, batched: bool, cu_seqlens, layout, world: World) -> tuple
 
 
 def run_options(world: World, lengths, layout: Layout | None, members: dict) -> _structs.options:
-    options = _structs.options(**members)
+    options = _job.run_options(**members)
+    if layout is not None and not isinstance(layout, Layout):
+        refuse(f"layout is {layout!r}", "ranks of a scan have whole super-segments of sequences",
+               "Leave it out, or pass ringattn.super_segments(lengths, ranks) or another ringattn.Layout.")  # fmt: skip
+    dealt = None if layout is None else make_layout(layout, lengths, world.size)
     if world.size > 1:
-        dealt = layout if layout is not None else super_segments(lengths, world.size)
+        dealt = dealt or super_segments(lengths, world.size)
         options.layout = _abi.RUNS
         options.query_run_count, options.query_runs = dealt.c_runs()
     return options
@@ -91,13 +95,8 @@ def _prepared(world, x, heads, head_dim, state_dim, groups, state_decays, length
 
 
 def _scan(op, x, dt, A, B, C, D, z, dt_bias, dt_softplus, dt_limit, initial_states, return_final_states, cu_seqlens, layout,
-          world, out, members, unknown):  # fmt: skip
+          world, out, members):  # fmt: skip
     """x, z: [(batch,) tokens, heads, head_dim]; dt: [(batch,) tokens, heads]; B, C: [(batch,) tokens, groups, state_dim]."""
-    if unknown:
-        _job.refuse_unknown(op, unknown)
-    _job.check_arrays(
-        op, x, x=x, dt=dt, A=A, B=B, C=C, D=D, z=z, dt_bias=dt_bias, initial_states=initial_states, out=out
-    )
     world = _job.world_of(x, world)
     if x.ndim not in (3, 4) or dt.ndim != x.ndim - 1 or B.ndim != x.ndim or C.ndim != x.ndim:
         refuse(f"x, dt, B and C have {x.ndim}, {dt.ndim}, {B.ndim} and {C.ndim} axes",
@@ -125,9 +124,13 @@ def _flags(D, z, dt_bias, dt_softplus) -> dict:
 
 
 def _limits(dt_limit) -> tuple[float, float] | None:
-    if dt_limit is None or tuple(dt_limit) == (-math.inf, math.inf):
+    if dt_limit is None:
         return None
-    return float(dt_limit[0]), float(dt_limit[1])
+    try:
+        least, most = map(float, dt_limit)
+    except (TypeError, ValueError):
+        refuse(f"dt_limit is {dt_limit!r}", "it is (least, most), two numbers", "Pass both, or leave it out.")
+    return None if (least, most) == (-math.inf, math.inf) else (least, most)
 
 
 def _flat_out(out, like):
@@ -138,9 +141,9 @@ def _flat_out(out, like):
 
 def _arrays(x, dt, A, B, C, D, z, dt_bias, y) -> dict:
     def rows(array):
-        return None if array is None else contiguous_heads(array).reshape(-1, *array.shape[-2:])
+        return None if array is None else as_rows(contiguous_heads(array))
 
-    return {"x": rows(x), "dt": dt.reshape(-1, x.shape[-2], 1), "b": rows(B), "c": rows(C), "z": rows(z), "a": A, "d": D,
+    return {"x": rows(x), "dt": as_rows(dt, 1)[..., None], "b": rows(B), "c": rows(C), "z": rows(z), "a": A, "d": D,
             "dt_bias": dt_bias, "y": y}  # fmt: skip
 
 
@@ -148,14 +151,14 @@ def _update(op, state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, dt_limit, slo
     """One token of each sequence. x, z: [sequences, heads, head_dim]; dt: [sequences, heads]; B, C: [sequences, groups,
     state_dim]."""
     if unknown:
-        _job.refuse_unknown(op, unknown)
+        refuse_unknown(op, unknown)
     limits = _limits(dt_limit)
     given = {"x": x, "dt": dt, "a": A, "b": B, "c": C, "d": D, "z": z, "dt_bias": dt_bias, "final_states": state, "slots": slots}
     call, results = _job.known_call(None, (op, dt_softplus, limits, *members.values()), given, out)
     if results is not None:
         return results[0]
-    _job.check_arrays(op, x, state=state, x=x, dt=dt, A=A, B=B, C=C, D=D, z=z, dt_bias=dt_bias, state_batch_indices=slots,
-                      out=out)  # fmt: skip
+    _job.check_arrays(op, {"x": x, "dt": dt, "A": A, "B": B, "C": C, "state": state}, D=D, z=z, dt_bias=dt_bias,
+                      state_batch_indices=slots, out=out)  # fmt: skip
     if x.ndim != 3 or dt.ndim != 2 or B.ndim != 3 or C.ndim != 3:
         refuse(f"x, dt, B and C have {x.ndim}, {dt.ndim}, {B.ndim} and {C.ndim} axes",
                "they are [sequences, heads, head_dim], one axis less, and [sequences, groups, state_dim]",
@@ -177,7 +180,7 @@ def ssd(x, dt, A, B, C, *, D=None, z=None, dt_bias=None, dt_softplus: bool = Fal
         initial_states=None, return_final_states: bool = False, cu_seqlens=None, layout: Layout | None = None,
         world: World | None = None, out=None, threads: int = 0, memory_budget: int = 0, timeout: float = 60.0,
         **unknown):  # fmt: skip
-    """Mamba-2's scan: mamba_ssm's mamba_chunk_scan_combined, without its chunk_size (chunks are 64 tokens, always).
+    """Mamba-2's scan, as mamba_ssm's mamba_chunk_scan_combined; docs/scan.md says what differs.
 
     x, z: [tokens, heads, head_dim] or [batch, tokens, heads, head_dim]; dt: [(batch,) tokens, heads]; B, C: [(batch,) tokens,
     groups, state_dim]; all of one type, float32, float16 or bfloat16. A, D, dt_bias: float32 [heads]. initial_states:
@@ -186,9 +189,13 @@ def ssd(x, dt, A, B, C, *, D=None, z=None, dt_bias=None, dt_softplus: bool = Fal
     caller's. A rank passes the initial states of the sequences that begin on it, and gets the final states of those that
     end on it (Scan.sequences()).
     Returns y, of x's shape and dtype; with return_final_states (y, states)."""
+    if unknown:
+        refuse_unknown("ssd", unknown)
+    _job.check_arrays("ssd", {"x": x, "dt": dt, "A": A, "B": B, "C": C}, D=D, z=z, dt_bias=dt_bias,
+                      initial_states=initial_states, out=out)  # fmt: skip
     members = {"threads": threads, "memory_budget": memory_budget, "timeout_seconds": timeout}
     return _scan("ssd", x, dt, A, B, C, D, z, dt_bias, dt_softplus, dt_limit, initial_states, return_final_states, cu_seqlens,
-                 layout, world, out, members, unknown)  # fmt: skip
+                 layout, world, out, members)  # fmt: skip
 
 
 @traced
@@ -216,14 +223,20 @@ def selective_scan(u, delta, A, B, C, *, D=None, z=None, delta_bias=None, delta_
     u, delta, z: [(batch,) tokens, channels]; A: float32 [channels, state_dim]; B, C: [(batch,) tokens, (groups,) state_dim];
     D, delta_bias: float32 [channels]; initial_states, and what return_last_state adds: float32 [sequences, channels,
     state_dim]. The rest is as ssd() has it."""
-    if u.ndim not in (2, 3):
-        refuse(f"u has {u.ndim} axes", "it has [(batch,) tokens, channels]", "Move channels to the end.")
+    if unknown:
+        refuse_unknown("selective_scan", unknown)
+    _job.check_arrays("selective_scan", {"u": u, "delta": delta, "A": A, "B": B, "C": C}, D=D, z=z, delta_bias=delta_bias,
+                      initial_states=initial_states, out=out)  # fmt: skip
+    check_axes("u", u, (2, 3), "[(batch,) tokens, channels]")
+    for name, rows in (("B", B), ("C", C)):
+        check_axes(name, rows, (u.ndim, u.ndim + 1), "[(batch,) tokens, (groups,) state_dim]")
+    check_axes("initial_states", initial_states, (3,), "[sequences, channels, state_dim]")
     members = {"threads": threads, "memory_budget": memory_budget, "timeout_seconds": timeout}
     grouped = [rows if rows.ndim == u.ndim + 1 else rows[..., None, :] for rows in (B, C)]
     states = None if initial_states is None else initial_states[:, :, None, :]
     made = _scan("selective_scan", u[..., None], delta, A, *grouped, D, None if z is None else z[..., None], delta_bias,
                  delta_softplus, None, states, return_last_state, cu_seqlens, layout, world,
-                 None if out is None else out[..., None], members, unknown)  # fmt: skip
+                 None if out is None else out[..., None], members)  # fmt: skip
     return (made[0][..., 0], made[1][:, :, 0]) if return_last_state else made[..., 0]
 
 
@@ -234,10 +247,20 @@ def selective_update(state, u, delta, A, B, C, *, D=None, z=None, delta_bias=Non
 
     state: float32 [sequences, channels, state_dim], contiguous, in place. u, delta, z: [sequences, channels]; A: float32
     [channels, state_dim]; B, C: [sequences, (groups,) state_dim]. The rest is as ssd_update() has it."""
-    if u.ndim != 2 or state.ndim != 3:
-        refuse(f"u has {u.ndim} axes, and state {state.ndim}",
-               "they are [sequences, channels] and [sequences, channels, state_dim]",
-               "Pass one token of each sequence.")  # fmt: skip
+    try:
+        named = {"u": u, "state": state, "B": B, "C": C}
+        if u.ndim != 2 or state.ndim != 3 or B.ndim not in (2, 3) or C.ndim not in (2, 3):
+            refuse(", ".join(f"{name} has {array.ndim} axes" for name, array in named.items()),
+                   "u is [sequences, channels], state [sequences, channels, state_dim], B and C [sequences, (groups,) state_dim]",
+                   "Pass one token of each sequence.")  # fmt: skip
+        if z is not None:
+            check_array("z", z)
+        if out is not None:
+            check_array("out", out)
+    except AttributeError:
+        for name, array in named.items():
+            check_array(name, array)
+        raise
     members = {"threads": threads, "timeout_seconds": timeout}
     B, C = (rows if rows.ndim == 3 else rows[:, None, :] for rows in (B, C))
     y = _update("selective_update", state[:, :, None], u[..., None], delta, A, B, C, D, None if z is None else z[..., None],

@@ -17,6 +17,8 @@ from ctypes import (
     c_void_p,
 )
 
+from ._errors import refuse
+
 Tensor = c_void_p  # the address of a DLTensor, which the caller of a function keeps
 longs = POINTER(c_int64)
 integers = POINTER(c_int32)
@@ -41,7 +43,15 @@ class Sized(Structure):
     """A struct that begins with its size."""
 
     def __init__(self, **members):
-        super().__init__(ctypes.sizeof(self), **members)
+        super().__init__(ctypes.sizeof(self))
+        for name, value in members.items():
+            try:
+                setattr(self, name, value)
+            except TypeError:
+                refuse(f"{name} is {value!r}", "it is a number, or text", "Convert it.")
+            kept = getattr(self, name)
+            if isinstance(kept, int) and isinstance(value, int) and kept != value:  # ctypes cuts it off
+                refuse(f"{name} is {value}", "the library has no such number", "Choose one that is nearer to 0.")
 
 
 def _sized(name: str, *members: tuple[type, str]) -> type[Sized]:

@@ -3,6 +3,7 @@
 
 import ctypes
 import functools
+import math
 import sys
 
 import numpy as np
@@ -35,15 +36,22 @@ def is_torch(array) -> bool:
     return torch is not None and isinstance(array, torch.Tensor)
 
 
-def check_array(name: str, array) -> None:
-    """Refuses what is neither NumPy's nor PyTorch's, and tensors whose gradients are wanted."""
+# What calls write to whatever their other arguments are.
+_WRITTEN = ("out", "state", "conv_state")
+
+
+def check_array(name: str, array, written: bool = False) -> None:
+    """Refuses what is neither NumPy's nor PyTorch's, tensors whose gradients are wanted, and what can't be written to where it
+    is."""
     if isinstance(array, np.ndarray):
-        if name in ("out", "state", "conv_state") and not array.flags.writeable:
-            refuse(f"{name} is read-only", "the result is written to it", "Pass an array of your own.")
+        if (written or name in _WRITTEN) and not array.flags.writeable:
+            refuse(f"{name} is read-only", "this call writes to it", "Pass an array of your own.")
         return
     if not is_torch(array):
         refuse(f"{name} is {type(array).__name__}", "it should be a NumPy array or a PyTorch tensor",
                "Convert it, for instance with numpy.asarray().")  # fmt: skip
+    if array.layout is not sys.modules["torch"].strided:
+        refuse(f"{name} is of layout {array.layout}", "its numbers don't lie at places of their own", "Make it dense.")
     if array.requires_grad and sys.modules["torch"].is_grad_enabled():
         unsupported(f"{name} requires a gradient", "ringattn has no backward pass",
                     "Call it under torch.no_grad(), or pass detached tensors.")  # fmt: skip
@@ -122,6 +130,11 @@ def flat_rows(array):
     return array.reshape(array.shape[0] * array.shape[1], *array.shape[2:])
 
 
+def as_rows(array, axes: int = 2):
+    """The last axes as they are, and all in front of them as one, of which there may be none."""
+    return array.reshape(math.prod(array.shape[:-axes]), *array.shape[-axes:])
+
+
 def flat_view(out):
     """flat_rows() of an array that is written to, so it must be a view. None stays None."""
     if out is None:
@@ -133,11 +146,6 @@ def flat_view(out):
             refuse(f"out of shape {tuple(out.shape)} has batches that can't be rows of one axis",
                    "their strides don't follow from each other", "Pass a contiguous one.")  # fmt: skip
     return flat
-
-
-def as_ints(values) -> list[int]:
-    """A list of Python's integers from a list, an array or a tensor; of a GPU's tensor this waits for the device."""
-    return [int(value) for value in (values.tolist() if hasattr(values, "tolist") else values)]
 
 
 def on_host(array) -> np.ndarray:
@@ -162,7 +170,10 @@ def forms_of(arrays) -> tuple | None:
         elif type(array) in kinds:
             if array.requires_grad and torch.is_grad_enabled():
                 return None
-            forms.append((array.shape, array.stride(), array.dtype, array.device))
+            try:
+                forms.append((array.shape, array.stride(), array.dtype, array.device))
+            except RuntimeError:  # without strides, as sparse tensors are
+                return None
         elif type(array) is np.ndarray:
             forms.append((array.shape, array.strides, array.dtype, array.flags.writeable))
         else:

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, library
 
 from . import layouts, worlds
+from ._arguments import refuse_unknown
 from ._compression import Compressed
 from ._errors import unsupported
 
@@ -69,8 +70,8 @@ def tensor_of(values):
 
 
 def check(op: str, unknown: dict, *tensors) -> None:
-    for name in unknown:
-        unsupported(f"{op} has no {name}", "it was given", "Leave it out.")
+    if unknown:
+        refuse_unknown(op, unknown)
     if torch.is_grad_enabled():
         for tensor in tensors:
             if tensor is not None and not isinstance(tensor, Compressed) and tensor.requires_grad:

@@ -17,7 +17,8 @@ import numpy as np
 from . import _structs
 from ._errors import refuse
 from ._compression import Compressed
-from ._tensors import as_ints, is_torch
+from ._arguments import as_ints
+from ._tensors import is_torch
 
 
 _numbers = itertools.count(1)

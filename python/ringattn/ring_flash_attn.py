@@ -13,8 +13,8 @@ evenly where a world is given rows by ringattn's own functions. Dropout and ALiB
 changes nothing: every call is. `group` is a torch.distributed ProcessGroup, None for the default one, or a ringattn.World."""
 
 from . import _attention
+from ._arguments import as_ints, lengths_of
 from ._errors import refuse, unsupported
-from ._tensors import as_ints
 from .layouts import contiguous, packed, zigzag
 from .torch_worlds import world_of
 
@@ -59,7 +59,7 @@ def _varlen(
     _check(dropout_p, alibi_slopes)
     world = world_of(group, q)
     whole = [at * world.size for at in as_ints(cu_seqlens)]
-    lengths = _attention.lengths_of(whole)
+    lengths = lengths_of(whole)
     dealt = _DEALS[layout](lengths, world.size) if world.size > 1 else None
     out, lse = _attention.varlen(
         q, k, v, whole, mask=_mask(causal, window_size), softmax_scale=softmax_scale, layout=dealt, world=world
@@ -136,7 +136,7 @@ def llama3_flash_attn_prepare_cu_seqlens(cu_seqlens, causal: bool, rank: int, wo
     import torch
 
     at = as_ints(cu_seqlens)
-    _attention.lengths_of(at)
+    lengths_of(at)
     if at[-1] % world_size:
         refuse(
             f"{at[-1]} tokens don't divide among {world_size} ranks",
@@ -168,7 +168,7 @@ def llama3_flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqle
                "ringattn's llama3_flash_attn_prepare_cu_seqlens() puts that on the tensor that it returns",
                "Pass that tensor itself, not a copy.")  # fmt: skip
     world = world_of(group, q)
-    lengths = _attention.lengths_of(whole)
+    lengths = lengths_of(whole)
     dealt = packed(lengths, world.size) if world.size > 1 else None
     out, lse = _attention.varlen(
         q, k, v, whole, mask=_mask(causal, window_size), softmax_scale=softmax_scale, layout=dealt, world=world

@@ -13,9 +13,10 @@ import itertools
 import numpy as np
 
 from . import _job
+from ._arguments import lengths_of, scale_of
 from ._errors import WrongResult, refuse
 from ._tensors import is_torch
-from ._attention import lengths_of, varlen
+from ._attention import varlen
 from .layouts import BY_NAME, shard, unshard
 from .worlds import run_ranks
 
@@ -26,6 +27,9 @@ OUT_FACTOR = 2.0
 LSE_RELATIVE_F32 = 1e-5
 LSE_ABSOLUTE_16BIT = 1e-3
 LSE_RELATIVE_16BIT = 2.0**-21
+
+# Of "few" rows, times the keys of the longest sequence.
+_FEW_KEYS = 2**21
 
 
 def _host(array) -> np.ndarray:
@@ -102,9 +106,10 @@ def sample_rows(tokens: int, heads: int, rows: int | None, seed: int = 1) -> lis
 
 
 def check_attention(q, k, v, out, lse=None, *, mask="causal", softmax_scale=None, softcap=0.0, sinks=None,
-                    cu_seqlens_q=None, cu_seqlens_k=None, q_offsets=None, rows: int | None = 64,
+                    cu_seqlens_q=None, cu_seqlens_k=None, q_offsets=None, rows: int | str | None = "few",
                     seed: int = 1) -> Accuracy:  # fmt: skip
-    """Compares out, and lse (natural logarithms), with attention in fp64 on `rows` rows, None: all.
+    """Compares out, and lse (natural logarithms), with attention in fp64 on `rows` rows of a token and a head, None: all,
+    "few": as many as take about a second, which are all of small jobs, and 64 at least.
 
     q: [tokens, heads, head_dim], k, v: [tokens, kv_heads, …], all sequences packed; out: [tokens, heads, head_dim_v]; lse:
     [tokens, heads]. NumPy arrays or PyTorch tensors. cu_seqlens as varlen() has them; without them it is one sequence.
@@ -128,9 +133,11 @@ def check_attention(q, k, v, out, lse=None, *, mask="causal", softmax_scale=None
     )
     offsets = [b - a for a, b in zip(q_lengths, k_lengths)] if q_offsets is None else list(map(int, q_offsets))
     q_begin, k_begin = np.concatenate([[0], np.cumsum(q_lengths)]), np.concatenate([[0], np.cumsum(k_lengths)])
-    scale = softmax_scale or 1.0 / np.sqrt(q.shape[2])
+    scale = scale_of(softmax_scale) or 1.0 / np.sqrt(q.shape[2])
     group = q.shape[1] // k.shape[1]
     seen = Accuracy(0, 0.0, 0.0, 0.0, 0.0)
+    if rows == "few":
+        rows = max(64, _FEW_KEYS // max(1, *k_lengths))
     for token, head in sample_rows(q.shape[0], q.shape[1], rows, seed):
         s = int(np.searchsorted(q_begin, token, side="right")) - 1
         place = token - int(q_begin[s])

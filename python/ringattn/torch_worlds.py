@@ -2,8 +2,12 @@
 """Worlds of torch.distributed's ranks."""
 
 import atexit
+import queue
+import threading
+from collections.abc import Callable
 
 from . import _abi
+from ._errors import PeerError
 from ._tensors import device_of
 from .worlds import World, callbacks_world, self_world
 
@@ -18,6 +22,26 @@ def _close() -> None:
     _worlds.clear()
 
 
+def within(seconds: float, work: Callable, what: str):
+    """What work() returns or raises, unless it takes longer."""
+    results: queue.SimpleQueue = queue.SimpleQueue()
+
+    def do():
+        try:
+            results.put((work(), None))
+        except BaseException as error:  # noqa: BLE001, raised again below
+            results.put((None, error))
+
+    threading.Thread(target=do, daemon=True).start()
+    try:
+        result, error = results.get(timeout=seconds)
+    except queue.Empty:
+        raise PeerError(f"{what} is late", f"it has taken {seconds:g} seconds", "See what the other ranks do.") from None
+    if error is not None:
+        raise error
+    return result
+
+
 def torch_world(group=None, device=None, timeout: float = 60.0) -> World:
     """The world of a ProcessGroup, None for the default one: its ranks gather some bytes by it and then connect to each other.
     device: a torch.device; None is this process's current GPU where the group has an accelerator's backend, else the CPU.
@@ -30,16 +54,27 @@ def torch_world(group=None, device=None, timeout: float = 60.0) -> World:
         on_gpu = "nccl" in str(distributed.get_backend(group))
         device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
     device = torch.device(device)
-    place = (_abi.CUDA, device.index or 0) if device.type == "cuda" else (_abi.CPU, 0)
+    place = (_abi.CPU, 0)
+    if device.type == "cuda":
+        place = (_abi.CUDA, torch.cuda.current_device() if device.index is None else device.index)
     kept = _worlds.get((id(group), place))
     if kept is not None:
         return kept[1]
     rank, ranks = distributed.get_rank(group), distributed.get_world_size(group)
 
     def gather(data: bytes, seconds: float) -> list[bytes]:
-        parts = [None] * ranks
-        distributed.all_gather_object(parts, data, group=group)
-        return parts
+        """all_gather_object() knows no time limit but its group's, which may be half an hour: what doesn't come back is left
+        behind, on a thread that ends with the group."""
+        current = torch.cuda.current_device() if torch.cuda.is_initialized() else None  # each thread has its own
+
+        def work():
+            if current is not None:
+                torch.cuda.set_device(current)
+            parts = [None] * ranks
+            distributed.all_gather_object(parts, data, group=group)
+            return parts
+
+        return within(seconds, work, f"torch.distributed's all-gather of rank {rank} of {ranks}")
 
     world = self_world(place) if ranks == 1 else callbacks_world(rank, ranks, gather, place, timeout)
     _worlds[id(group), place] = (group, world)

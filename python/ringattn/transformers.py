@@ -19,8 +19,8 @@ import contextlib
 import threading
 
 from . import _attention
+from ._arguments import as_ints
 from ._errors import refuse, unsupported
-from ._tensors import as_ints
 from .layouts import Layout
 from .worlds import World
 

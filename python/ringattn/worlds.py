@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from . import _abi, _structs
 from ._abi import lib
+from ._arguments import seconds_of
 from ._errors import Error, refuse
 
 # Objects that a world keeps ready, of the jobs that it was last asked for.
@@ -45,7 +46,12 @@ class World:
         """The object of a job: made once, and kept while it is among the last that were used. Making is collective, so
         what is kept depends on the order of uses alone, which is that of every rank."""
         objects = self._objects
-        found = objects.get(key)
+        try:
+            found = objects.get(key)
+        except TypeError:
+            given = next(part for part in key if type(part).__hash__ is None)
+            refuse(f"an argument is {str(given)[:60]}", "settings are numbers, names and tuples of these",
+                   "Pass a tuple in place of a list.")  # fmt: skip
         if found is None:
             if len(objects) >= _KEPT_OBJECTS:
                 oldest = min(objects, key=lambda kept: objects[kept].used)
@@ -168,7 +174,7 @@ def callbacks_world(
     handle = _abi.Handle()
     try:
         callbacks = _structs.callbacks(all_gather=called)
-        lib.world_callbacks(_options(device), rank, ranks, callbacks, timeout, ctypes.byref(handle))
+        lib.world_callbacks(_options(device), rank, ranks, callbacks, seconds_of(timeout), ctypes.byref(handle))
     except Error as error:
         raise error from (failures[0] if failures else None)
     return World(handle, device)
@@ -182,7 +188,7 @@ def store_world(
     RINGATTN_STORE names it, and torchrun, Slurm or mpirun have set which rank this is. Collective."""
     handle = _abi.Handle()
     place = None if address is None else address.encode()
-    lib.world_store(_options(device), place, rank, ranks, job.encode() or None, timeout, ctypes.byref(handle))
+    lib.world_store(_options(device), place, rank, ranks, job.encode() or None, seconds_of(timeout), ctypes.byref(handle))
     return World(handle, device)
 
 

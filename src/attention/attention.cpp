@@ -231,6 +231,9 @@ void Attention::Impl::check(const Inputs& inputs, const Outputs& outputs, std::s
          "Job::page_size says whether keys lie in pages.");
   }
   check_shard("Attention", "out", outputs.out, {spec.dtype, q_rows(), spec.heads, spec.head_dim_v});
+  check_apart("out", outputs.out, "q", inputs.q);
+  check_apart("out", outputs.out, "k", inputs.k);
+  check_apart("out", outputs.out, "v", inputs.v);
   if (spec.sinks != (inputs.sinks != nullptr)) {
     fail(ErrorCode::kUsage, spec.sinks ? "sinks are missing" : "sinks are given",
          spec.sinks ? "the job has them" : "the job has none", "FoldSpec::sinks says whether a job has sinks.");

@@ -104,6 +104,7 @@ void Convolution::Impl::check(const ConvolutionInputs& inputs, const Convolution
   const ShardShape rows_of_channels{job.spec.dtype, layout->tokens(transport.rank()), 1, job.spec.channels};
   check_shard("Convolution", "x", inputs.x, rows_of_channels);
   check_shard("Convolution", "y", outputs.y, rows_of_channels);
+  check_apart("y", outputs.y, "x", inputs.x);
   check_given("Convolution", "weight", inputs.weight, true);
   check_given("Convolution", "bias", inputs.bias, job.spec.bias);
   check_given("Convolution", "initial_halos", inputs.initial_halos, job.initial_halos && beginning > 0);

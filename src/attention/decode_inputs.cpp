@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "attention/shard_checks.hpp"
 #include "base/error.hpp"
 
 namespace ringattn {
@@ -60,6 +61,7 @@ void check_step(const DecodeJob& job, const DecodeInputs& inputs, const DecodeOu
   }
   check_rows("q", inputs.q, spec, inputs.q.tokens, spec.heads, spec.head_dim);
   check_rows("out", outputs.out, spec, owned * inputs.rows, spec.heads, spec.head_dim_v);
+  check_apart("out", outputs.out, "q", inputs.q);
   if (has_rows(inputs.k_new) != has_rows(inputs.v_new)) {
     refuse("one of k_new and v_new is missing", "a token has a key and a value", "Give both, or neither.");
   }

@@ -189,6 +189,9 @@ void Latent::Impl::check(const LatentInputs& inputs, const LatentOutputs& output
   check_shard("Latent", "k_rope", inputs.k_rope, {spec.dtype, k_rows(), 1, spec.rope_dim});
   check_shard("Latent", "out", outputs.out,
               {spec.dtype, q_rows(), spec.heads, has_w_uv ? spec.head_dim_v : spec.latent_dim});
+  check_apart("out", outputs.out, "q", inputs.q);
+  check_apart("out", outputs.out, "latent", inputs.latent);
+  check_apart("out", outputs.out, "k_rope", inputs.k_rope);
   if (spec.sinks != (inputs.sinks != nullptr)) {
     refuse(spec.sinks ? "sinks are missing" : "sinks are given", spec.sinks ? "the job has them" : "the job has none",
            "LatentSpec::sinks says whether a job has sinks.");

@@ -184,6 +184,10 @@ void Scan::Impl::check(const ScanInputs& inputs, const ScanOutputs& outputs) con
   if (job.alone && outputs.y.head_stride != 1) {
     refuse("y has channels that lie apart", "a convolution's lie side by side", "Give rows that are dense.");
   }
+  for (const auto& [name, view] :
+       {std::pair{"x", inputs.x}, {"dt", inputs.dt}, {"B", inputs.b}, {"C", inputs.c}, {"z", inputs.z}}) {
+    check_apart("y", outputs.y, name, view);
+  }
   check_given("Scan", "A", inputs.a, !job.alone);
   check_given("Scan", "D", inputs.d, spec.skip);
   check_given("Scan", "dt_bias", inputs.dt_bias, spec.dt_bias);

@@ -13,6 +13,13 @@
 
 namespace ringattn {
 
+void check_threads(std::int64_t threads) {
+  if (threads >= 0 && threads <= kMostThreads) return;
+  fail(ErrorCode::kUsage, fmt::format("{} threads are not possible", threads),
+       fmt::format("there may be 1 to {}, and 0 stands for as many as there are processors for", kMostThreads),
+       {"Choose a number in between for ", setting("threads"), "."});
+}
+
 void try_threads(int count, const Wording& remedy) {
   std::vector<std::thread> threads;
   std::latch all_started(1);
@@ -26,6 +33,11 @@ void try_threads(int count, const Wording& remedy) {
   for (std::thread& thread : threads) thread.join();
   if (!refusal) return;
   fail(ErrorCode::kUnsupported, fmt::format("can't start {} threads", count), refusal->message(), remedy);
+}
+
+void try_team(int threads) {
+  try_threads(threads - 1,
+              {"Use fewer with ", setting("threads"), ", or raise the limit on this user's processes (ulimit -u)."});
 }
 
 }  // namespace ringattn

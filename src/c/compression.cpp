@@ -199,7 +199,7 @@ ringattn_status ringattn_compression_decompress(ringattn_compression* compressio
   });
 }
 
-void ringattn_compression_destroy(ringattn_compression* compression) { delete compression; }
+void ringattn_compression_destroy(ringattn_compression* compression) { destroy(compression); }
 
 ringattn_status ringattn_choose_formats(const char* method, double ratio, const ringattn_spec* spec,
                                         ringattn_formats* formats) {

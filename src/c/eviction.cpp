@@ -15,6 +15,7 @@
 #include "attention/tokens/batch.hpp"
 #include "attention/tokens/job.hpp"
 #include "base/error.hpp"
+#include "base/threads.hpp"
 #include "c/jobs.hpp"
 #include "c/ringattn.h"
 #include "c/status.hpp"
@@ -84,6 +85,7 @@ void evict(const Task& task, const ringattn_eviction_tensors& tensors) {
   need(tensors.k, "k");
   need(tensors.positions, "positions");
   if (tensors.v_kept != nullptr) need(tensors.v, "v");
+  try_team(task.threads);
   const FoldSpec& spec = task.spec;
   const TensorReader reader(MemoryKind::kHost);
   std::int64_t left = 0;

@@ -4,13 +4,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <limits>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "base/error.hpp"
 #include "base/host.hpp"
+#include "base/threads.hpp"
 #include "c/status.hpp"
 #include "c/tensors.hpp"
 #include "c/world.hpp"
@@ -33,6 +33,11 @@ void refuse_option(bool given, const char* name, const char* op) {
   if (!given) return;
   fail(ErrorCode::kUsage, fmt::format("ringattn_options::{} is set", name), fmt::format("{} has no such option", op),
        "Leave it 0.");
+}
+
+// Of all ops but decoding.
+void refuse_step_options(const ringattn_options& read, const char* op) {
+  refuse_option(read.unchecked_tables != 0, "unchecked_tables", op);
 }
 
 void refuse_ring_options(const ringattn_options& read, const char* op) {
@@ -79,6 +84,7 @@ std::shared_ptr<const KeyPositions> read_positions(const ringattn_batch& given, 
 template <class Wanted>
 Wanted read_run_options(const ringattn_options& read, const char* op, const Transport& transport) {
   refuse_ring_options(read, op);
+  refuse_step_options(read, op);
   refuse_option(read.layout != 0 && read.layout != RINGATTN_RUNS, "layout", op);
   Wanted options;
   options.kernel.backend = backend_of(transport);
@@ -177,6 +183,7 @@ Options read_options(const ringattn_options* given, const Batch& batch, const Tr
   Options options;
   options.kernel.backend = backend_of(transport);
   const ringattn_options read = read_all(given);
+  refuse_step_options(read, "attention");
   if (read.kernel != nullptr) options.kernel.kernel = read.kernel;
   options.threads = read.threads;
   options.block_tokens = read.block_tokens;
@@ -257,6 +264,8 @@ DecodeOptions read_decode_options(const ringattn_options* given, const Transport
 int read_threads(const ringattn_options* given) {
   const ringattn_options read = read_all(given);
   refuse_ring_options(read, "compression");
+  refuse_step_options(read, "compression");
+  refuse_option(read.timeout_seconds != 0.0, "timeout_seconds", "compression");
   refuse_option(read.layout != 0, "layout", "compression");
   refuse_option(read.kernel != nullptr, "kernel", "compression");
   refuse_option(read.memory_budget != 0, "memory_budget", "compression");
@@ -264,10 +273,7 @@ int read_threads(const ringattn_options* given) {
 }
 
 int read_thread_count(std::int64_t threads) {
-  if (threads < 0 || threads > std::numeric_limits<std::int32_t>::max()) {
-    fail(ErrorCode::kUsage, fmt::format("{} threads are not possible", threads), "0 stands for all processors",
-         "Choose a number from 0 on.");
-  }
+  check_threads(threads);
   return threads == 0 ? usable_processors().count : static_cast<int>(threads);
 }
 

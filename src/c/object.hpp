@@ -74,5 +74,5 @@ ringattn_status enqueue(Handle* object, const Tensors* tensors) noexcept {
   ringattn_status ringattn_##op##_wait(ringattn_##op* object) {                                            \
     return ringattn::c::with(object, [](ringattn_##op& handle) { handle.door.wait(); });                   \
   }                                                                                                        \
-  void ringattn_##op##_destroy(ringattn_##op* object) { delete object; }                                   \
+  void ringattn_##op##_destroy(ringattn_##op* object) { ringattn::c::destroy(object); }                    \
   static_assert(true)

@@ -18,8 +18,11 @@
  *   refused (RINGATTN_USAGE).
  * - Tensors are DLPack's: `const DLTensor *`, a view that the caller owns, read during the call. Strides count
  *   elements and are free but for the innermost, which is 1; NULL strides are those of a dense tensor. byte_offset
- *   counts. What the tensor points to lies in the memory of the world's device, and stays until the work that uses it
- *   is done: when run() returns, or when the stream has passed what enqueue() gave it.
+ *   counts, and an axis of one element has any stride. Tensors that are written don't overlap others, but for states
+ *   that are updated in place. What the tensor points to lies in the memory of the world's device, and stays until the
+ *   work that uses it is done: when run() returns, or when the stream has passed what enqueue() gave it.
+ * - A process that was forked from one that had used the library can't use it (RINGATTN_UNSUPPORTED), as threads stay
+ *   behind. Start workers by spawn, or fork first.
  * - Objects keep what they were made from: a world may be destroyed before the objects on it. One object is used by
  *   one thread at a time. Creating an object, and run(), are collective: every rank of the world does it, in the same
  *   order, with the same arguments but for its own tensors. enqueue() is called in the same order, and waits for nobody.
@@ -222,7 +225,7 @@ enum {
 typedef struct ringattn_options {
   uint64_t size;
   const char *kernel;      /* NULL: the first that can */
-  int32_t threads;         /* of a host kernel; 0: this rank's share of the processors */
+  int32_t threads;         /* of a host kernel, up to 4096; 0: this rank's share of the processors */
   int32_t layout;          /* who has which rows */
   int64_t stripe;          /* tokens; 0: from the kernel's tiles and the lengths */
   int64_t query_run_count; /* runs of all ranks: ascending on each rank by sequence and begin, together all tokens */
@@ -231,7 +234,7 @@ typedef struct ringattn_options {
   const ringattn_run *key_runs; /* NULL: as query_runs, where queries and keys are equally many */
   int64_t block_tokens;         /* 0: from the machine model and the memory budget */
   uint64_t memory_budget;       /* bytes a rank may use, tensors included; 0: no limit */
-  double timeout_seconds;       /* of a wait for a peer that gives no sign of life; 0: 60 */
+  double timeout_seconds;       /* of a wait for a peer that gives no sign of life, 0.001 to 1e6; 0: 60 */
   /* Since interface 2: */
   int32_t checksum;         /* 1: what travels between hosts is verified */
   int32_t unchecked_tables; /* of decoding, 1: lengths and block tables in device memory are not checked */

@@ -272,7 +272,8 @@ typedef struct ringattn_convolution_spec {
 
 typedef struct ringattn_convolution ringattn_convolution;
 
-/* Sequences, options and runs are a scan's. States are halos: the last width - 1 tokens of a sequence, oldest first. */
+/* Sequences and runs are a scan's, and so are options but for memory_budget. States are halos: the last width - 1 tokens
+ * of a sequence, oldest first. */
 ringattn_status ringattn_convolution_create(ringattn_world *world, const ringattn_convolution_spec *spec,
                                             const ringattn_scan_batch *batch, const ringattn_options *options,
                                             ringattn_convolution **convolution);

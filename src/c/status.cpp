@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "c/status.hpp"
 
+#include <pthread.h>
+
+#include <atomic>
 #include <exception>
 #include <new>
 #include <optional>
@@ -22,6 +25,8 @@ thread_local Failure last;
 thread_local bool wordless = false;
 constexpr const char* kWordless = "there is no memory left to say what failed";
 
+std::atomic<bool> forked{false};
+
 void keep(const Error& error) {
   last.status = static_cast<ringattn_status>(error.code());
   last.text = error.what();
@@ -33,6 +38,17 @@ void keep(const Error& error) {
 const char* said(const std::string& words) { return wordless ? kWordless : words.c_str(); }
 
 }  // namespace
+
+bool is_forked() noexcept { return forked.load(std::memory_order_relaxed); }
+
+void check_process() {
+  static const int noted = ::pthread_atfork(nullptr, nullptr, [] { forked.store(true, std::memory_order_relaxed); });
+  static_cast<void>(noted);
+  if (!is_forked()) return;
+  fail(ErrorCode::kUnsupported, "this process was forked from one that had used ringattn",
+       "the threads that compute did not come with it",
+       "Start processes by spawn instead of fork, or let each begin to use ringattn behind the fork.");
+}
 
 ringattn_status keep_failure() noexcept {
   wordless = false;

@@ -18,10 +18,24 @@ namespace ringattn::c {
 // Keeps the exception that is being handled as this thread's last failure. Called in a catch block.
 ringattn_status keep_failure() noexcept;
 
+// Whether this process was forked from one that had used the library. It has none of that one's threads, for which
+// work would wait for ever, and half of its connections.
+bool is_forked() noexcept;
+
+// Notes that this process uses the library. Throws kUnsupported where is_forked().
+void check_process();
+
+// What a `destroy` function does. What a process has inherited belongs to the one that it was forked from.
+template <class Object>
+void destroy(Object* object) {
+  if (!is_forked()) delete object;
+}
+
 // Runs `body`, and returns what became of it.
 template <class Body>
 ringattn_status guarded(const Body& body) noexcept {
   try {
+    check_process();
     body();
     return RINGATTN_OK;
   } catch (...) {

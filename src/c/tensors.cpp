@@ -39,8 +39,9 @@ std::string shape_text(const DLTensor& tensor) {
   return fmt::format("[{}]", fmt::join(tensor.shape, tensor.shape + tensor.ndim, ", "));
 }
 
+// Of an axis without steps any stride is as good as another, and NumPy has 0 there: it is that of a dense tensor.
 std::int64_t stride(const DLTensor& tensor, int axis) {
-  if (tensor.strides != nullptr) return tensor.strides[axis];
+  if (tensor.strides != nullptr && tensor.shape[axis] > 1) return tensor.strides[axis];
   std::int64_t dense = 1;
   for (int i = axis + 1; i < tensor.ndim; ++i) dense *= tensor.shape[i];
   return dense;

@@ -13,6 +13,7 @@
 #include "comm/callbacks.hpp"
 #include "comm/device_world.hpp"
 #include "comm/mpi_handle.hpp"
+#include "comm/patience.hpp"
 #include "comm/self.hpp"
 #include "comm/store_rank.hpp"
 #include "comm/tcp/store.hpp"
@@ -79,12 +80,7 @@ std::shared_ptr<Transport> connect(Bootstrap& bootstrap, const ringattn_world_op
   return {pair, pair->device.get()};
 }
 
-double checked_seconds(double seconds) {
-  if (seconds == 0.0) return 60.0;
-  if (seconds > 0.0) return seconds;
-  fail(ErrorCode::kUsage, fmt::format("ranks can't come together in {} seconds", seconds), "it is a time limit",
-       "Pass 0 for the usual one.");
-}
+double checked_seconds(double seconds) { return Patience(seconds == 0.0 ? 60.0 : seconds).seconds(); }
 
 StoreOptions read_store(const char* address, std::int32_t rank, std::int32_t ranks, const char* job) {
   if (address == nullptr) {
@@ -201,6 +197,6 @@ void ringattn_world_abort(ringattn_world* world, ringattn_status status, const c
   });
 }
 
-void ringattn_world_destroy(ringattn_world* world) { delete world; }
+void ringattn_world_destroy(ringattn_world* world) { destroy(world); }
 
 }  // extern "C"

@@ -35,7 +35,7 @@ NcclCommunicator::NcclCommunicator(Transport& control, int device, const NcclOpt
     : device_(device) {
   keep_multicast_off();
   // Who waits for a rank that has failed already hears of it at the deadline only; agreeing takes longer than that.
-  const Meeting meeting(control, Patience(2.0 * deadline.seconds()));
+  const Meeting meeting(control, Patience::derived(2.0 * deadline.seconds()));
   ncclUniqueId id{};
   meeting.together([&] {
     if (control.rank() == 0) check(ncclGetUniqueId(&id), "ncclGetUniqueId");

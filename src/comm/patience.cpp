@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/patience.hpp"
 
+#include <fmt/format.h>
+
+#include "base/error.hpp"
 #include "base/pulse.hpp"
 
 namespace ringattn {
@@ -13,6 +16,12 @@ constexpr double kExtraSeconds = 3600.0;
 constexpr double kExtraLengths = 100.0;
 
 }  // namespace
+
+Patience::Patience(double seconds) : seconds_(seconds) {
+  if (seconds >= kLeast && seconds <= kMost) return;
+  fail(ErrorCode::kUsage, fmt::format("a time limit of {} seconds is not possible", seconds),
+       fmt::format("it has {} to {:.0f}", kLeast, kMost), {"Choose one in between for ", setting("timeout"), "."});
+}
 
 bool waited_enough(const Deadline& deadline) {
   const double overdue = deadline.overdue();

@@ -12,8 +12,15 @@ namespace ringattn {
 
 class Patience {
  public:
-  // `seconds`: of every single wait for a peer that should be ready.
-  explicit Patience(double seconds) : seconds_(seconds) {}
+  // What a caller may ask for.
+  static constexpr double kLeast = 0.001;
+  static constexpr double kMost = 1e6;
+
+  // `seconds`: of every single wait for a peer that should be ready, as a caller asked for it. Throws kUsage for what
+  // is no such time: NaN would be waited for without an end.
+  explicit Patience(double seconds);
+  // Of a wait whose length follows from others'.
+  static Patience derived(double seconds) { return {seconds, 0}; }
 
   double seconds() const { return seconds_; }
 
@@ -28,6 +35,8 @@ class Patience {
   static Deadline endless() { return Deadline::after(Deadline::kLongest); }
 
  private:
+  Patience(double seconds, int) : seconds_(seconds) {}
+
   static constexpr double kMargin = 10.0;
 
   double seconds_;

@@ -99,6 +99,8 @@ RINGATTN_HOST_DEVICE inline std::int64_t pages_of_length(const CacheUpdate& upda
 
 // What is wrong with a length that has grown, whatever the pages are.
 RINGATTN_HOST_DEVICE inline CacheFault length_fault(const CacheUpdate& update, std::int64_t length) {
+  if (update.grow && length < update.rows)
+    return {CacheFault::Kind::kLength, 0, length - update.rows, update.most_keys};
   if (length < 0 || length > update.most_keys) return {CacheFault::Kind::kLength, 0, length, update.most_keys};
   const std::int64_t keys = keys_of_share(update.share, update.group_keys, length);
   if (update.block_table.pages == nullptr) {

@@ -143,7 +143,8 @@ FaultText text_of(const RowFormat& format, RowFault::Kind kind, std::string_view
     case RowFault::Kind::kNotFinite:
       break;
   }
-  return {"compressed rows hold finite numbers alone", "Find out where it comes from, or leave the cache as it is."};
+  return {"rows that are compressed, or of which some are chosen, hold finite numbers alone",
+          "Find out where it comes from, or leave the rows as they are."};
 }
 
 }  // namespace

@@ -217,7 +217,7 @@ TEST(CompressedDecodeRefusals, OtherCachesThanTheJobs) {
   const std::vector<std::int64_t> lengths{100};
   const PageOrder order{{}, 0, 1, 100};
   CompressedPool other(parse_row_format("fp8 token_head"), kShape, order, 1), v(job.format.v, kShape, order, 1);
-  std::vector<std::byte> rows(kHeads * kDim * 2);
+  std::vector<std::byte> rows(kHeads * kDim * 2), results(rows.size());
   std::vector<std::int32_t> length{1};
   DecodeInputs inputs;
   inputs.q = dense_view(static_cast<const void*>(rows.data()), Dtype::kBf16, 1, kHeads, kDim);
@@ -225,7 +225,7 @@ TEST(CompressedDecodeRefusals, OtherCachesThanTheJobs) {
   inputs.packed_k = other.view();
   inputs.packed_v = v.view();
   DecodeOutputs outputs;
-  outputs.out = dense_view(static_cast<void*>(rows.data()), Dtype::kBf16, 1, kHeads, kDim);
+  outputs.out = dense_view(static_cast<void*>(results.data()), Dtype::kBf16, 1, kHeads, kDim);
   const std::string text = error_of([&] { decode.run(inputs, outputs); }).what();
   EXPECT_EQ(text.find("the cache of k is fp8 token_head of bf16 [1, 100, 2, 64] (the job's is int8 of bf16"), 0U)
       << text;

@@ -62,7 +62,7 @@ TEST(LatentRefusals, JobsAndOptionsThatContradictThemselves) {
 
 // Inputs of zeros that fit small_job(), and where they are spoiled.
 struct RankInputs {
-  std::vector<float> numbers = std::vector<float>(1 << 16, 0.0F);
+  std::vector<float> numbers = std::vector<float>(1 << 16, 0.0F), results = numbers;
   LatentInputs inputs;
   LatentOutputs outputs;
   std::vector<std::byte> workspace;
@@ -81,7 +81,8 @@ struct RankInputs {
     };
     inputs.w_uk = matrices(spec.head_dim);
     inputs.w_uv = matrices(spec.head_dim_v);
-    outputs.out = view(latent.q_rows(), spec.heads, spec.head_dim_v);
+    outputs.out =
+        dense_view(static_cast<void*>(results.data()), spec.dtype, latent.q_rows(), spec.heads, spec.head_dim_v);
   }
 };
 
@@ -108,6 +109,7 @@ std::vector<Refusal> refusals() {
       {kExpanded, [](RankInputs& r) { r.inputs.w_uk = {}; }, {"w_uk is missing", "expanded"}},
       {kExpanded, [](RankInputs& r) { r.inputs.w_uv = {}; }, {"w_uv is missing", "expanded"}},
       {kExpanded, [](RankInputs& r) { r.outputs.out.dim = 40; }, {"out is fp32", ", 2, 40]", ", 2, 24]"}},
+      {kExpanded, [](RankInputs& r) { r.outputs.out.data = r.numbers.data(); }, {"out overlaps q"}},
       {kExpanded, [](RankInputs& r) { r.inputs.sinks = r.numbers.data(); }, {"sinks are given"}},
       {kExpanded, [](RankInputs& r) { r.workspace.pop_back(); }, {"the workspace has", "are needed"}},
       {kAbsorbed, [](RankInputs& r) { r.inputs.w_uk = {}; }, {"q is fp32", ", 2, 24]", ", 2, 48]"}},

@@ -14,6 +14,7 @@
 #include "base/json_writer.hpp"
 #include "base/memory.hpp"
 #include "base/text_file.hpp"
+#include "base/threads.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/temporary_folder.hpp"
 
@@ -103,6 +104,13 @@ TEST(TextFiles, AreBounded) {
   EXPECT_EQ(error_of([&] { read_text_file(folder.path()); }).code(), ErrorCode::kFile);
 }
 
+TEST(Threads, AreAsManyAsAnybodyMayAskFor) {
+  for (const std::int64_t threads : {0, 1, kMostThreads}) check_threads(threads);
+  for (const std::int64_t threads : {std::int64_t{-1}, std::int64_t{kMostThreads} + 1, std::int64_t{1} << 40}) {
+    EXPECT_EQ(error_of([&] { check_threads(threads); }).code(), ErrorCode::kUsage) << threads;
+  }
+}
+
 TEST(EnvironmentTable, TakesGoodValuesAndRefusesBadOnes) {
   struct Case {
     std::string_view name;
@@ -114,6 +122,7 @@ TEST(EnvironmentTable, TakesGoodValuesAndRefusesBadOnes) {
                         {"RINGATTN_STORE", "node1:29555", "node1"},
                         {"RINGATTN_JOB", "nightly", too_long},
                         {"RINGATTN_OUTCOMES", "/tmp/outcomes", ""},
+                        {"RINGATTN_LIBRARY", "/lib/libringattn_c.so.1", ""},
                         {"RINGATTN_PROGRAM", "/bin/ringattn", ""},
                         {"RINGATTN_TEST_LONG", "1", "yes"},
                         {"RINGATTN_TEST_SEED", "7", "x"}};

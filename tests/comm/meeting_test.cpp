@@ -6,7 +6,9 @@
 
 #include <atomic>
 #include <cerrno>
+#include <cmath>
 #include <functional>
+#include <limits>
 #include <new>
 #include <stdexcept>
 #include <system_error>
@@ -116,6 +118,10 @@ TEST(Gather, TakesTextsOfAnyLength) {
 // The rank that doesn't come is named, after the time that the rule allows for what it is said to do.
 TEST(Patience, RuleIsOnePlace) {
   EXPECT_EQ(Patience(2.0).for_peer().seconds(), 2.0);
+  for (const double seconds : {std::nan(""), -1.0, 0.0, 0.0009, 1.1e6, std::numeric_limits<double>::infinity()}) {
+    EXPECT_EQ(error_of([&] { Patience{seconds}; }).code(), ErrorCode::kUsage) << seconds;
+  }
+  EXPECT_EQ(Patience::derived(3e6).for_peer().seconds(), 3e6) << "what follows from others is not asked for";
   EXPECT_EQ(Patience(2.0).for_work(0.0).seconds(), 2.0);
   EXPECT_EQ(Patience(2.0).for_work(0.5).seconds(), 7.0);
   auto world = make_threads_world(2);

@@ -238,7 +238,8 @@ TEST_P(CacheUpdates, ChecksFindWhatLeadsOutside) {
            {{6, 12, 12}, {{}, {}, {}}},
            {{7, 0, 13}, {{Kind::kPage, 2, 99, 10}, {}, {Kind::kLength, 0, 15, 14}}},
            {{11, 14, 0}, {{Kind::kPage, 2, 99, 10}, {Kind::kLength, 0, 16, 14}, {}}},
-           {{-3, -2, kMost}, {{Kind::kLength, 0, -1, 14}, {}, {Kind::kLength, 0, kMost, 14}}},
+           {{-3, -2, kMost}, {{Kind::kLength, 0, -3, 14}, {Kind::kLength, 0, -2, 14}, {Kind::kLength, 0, kMost, 14}}},
+           {{-1, 0, 1}, {{Kind::kLength, 0, -1, 14}, {}, {}}},
        }) {
     SCOPED_TRACE(fmt::format("{}, {}, {}", lengths[0], lengths[1], lengths[2]));
     setting.lengths = lengths;

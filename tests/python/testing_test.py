@@ -35,6 +35,23 @@ class Parity(unittest.TestCase):
         spoiled[5, 2] *= np.float32(1 / np.log(2))  # base 2
         self.wrong("lse is wrong in row 5 (token 5 of sequence 0), head 2", lse=spoiled)
 
+    def test_a_small_job_is_checked_whole(self):
+        spoiled = self.out[:100].copy()
+        spoiled[37, 3, 11] += 0.1
+        first = slice(0, 100)
+        with self.assertRaises(ringattn.WrongResult) as caught:
+            testing.check_attention(self.q[first], self.k[first], self.v[first], spoiled)
+        self.assertIn("out is wrong in row 37 (token 37 of sequence 0), head 3, number 11", str(caught.exception))
+        whole = testing.check_attention(self.q, self.k, self.v, self.out, self.lse)
+        self.assertEqual(whole.rows, 800)
+        long = np.zeros((60_000, 1, 8), "float32")  # sampled where there is more to do
+        self.assertIn(testing.check_attention(long[:200], long, long, long[:200], mask="full").rows, range(64, 67))
+
+    def test_a_scale_of_0_is_not_the_usual_one(self):
+        with self.assertRaises(ringattn.UsageError) as caught:
+            testing.check_attention(self.q, self.k, self.v, self.out, softmax_scale=0.0)
+        self.assertIn("softmax_scale is 0", str(caught.exception))
+
     def test_another_mask_scale_or_cut_is_found(self):
         self.wrong("row 0 ", mask="full")
         self.wrong("row 1 ", softmax_scale=0.2)

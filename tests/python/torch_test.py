@@ -70,6 +70,11 @@ class Eager(unittest.TestCase):
             ringattn.attention(*(x.detach().to("meta") for x in (q, k, v)))
         with self.assertRaises(ringattn.UsageError):
             ringattn.attention(q, k.detach().numpy(), v)
+        for place in range(3):
+            rows = [x.detach().to_sparse() if i == place else x.detach() for i, x in enumerate((q, k, v))]
+            with self.assertRaises(ringattn.UsageError) as caught:
+                ringattn.attention(*rows)
+            self.assertIn(f"{'qkv'[place]} is of layout torch.sparse_coo", str(caught.exception))
 
 
 class Compiled(unittest.TestCase):

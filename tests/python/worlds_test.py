@@ -9,12 +9,15 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import unittest
+from unittest import mock
 
 import numpy as np
 import ringattn
 from ringattn.testing import assert_same_bits
+from ringattn.torch_worlds import within
 
 RANKS = 2
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
@@ -125,6 +128,43 @@ def with_a_failure(rank, folder, port):
     raise SystemExit("a rank that failed was not noticed")
 
 
+def with_a_late_rank(rank, folder, port):
+    """Rank 1 joins the group, and comes to torch_world() when rank 0 has given up."""
+    import torch.distributed as distributed
+
+    distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=RANKS)
+    given_up = folder / "given_up"
+    if rank == 0:
+        try:
+            ringattn.torch_world(timeout=0.2)
+        except ringattn.PeerError as error:
+            assert "is late (it has taken" in str(error.__cause__), error.__cause__
+            given_up.touch()
+    else:
+        end = time.monotonic() + 60
+        while not given_up.exists() and time.monotonic() < end:
+            time.sleep(0.01)
+    os._exit(0 if given_up.exists() else 1)  # without a word to the group, whose collective nobody ends
+
+
+class Waits(unittest.TestCase):
+    """What a function of the caller's process does within a time, or not."""
+
+    def test_a_late_gather_is_given_up(self):
+        done = threading.Event()
+        started = time.monotonic()
+        with self.assertRaises(ringattn.PeerError) as caught:
+            within(0.05, done.wait, "the gather")
+        self.assertIn("the gather is late (it has taken 0.05 seconds)", str(caught.exception))
+        self.assertLess(time.monotonic() - started, 20)
+        done.set()
+
+    def test_what_comes_in_time_is_handed_on(self):
+        self.assertEqual(within(60, lambda: [b"0", b"1"], "the gather"), [b"0", b"1"])
+        with self.assertRaises(KeyError):
+            within(60, lambda: {}["none"], "the gather")
+
+
 class Processes(unittest.TestCase):
     def run_ranks(self, name):
         """Out of all ranks together, or None where they leave none."""
@@ -170,6 +210,25 @@ class Processes(unittest.TestCase):
 
     def test_a_rank_that_gives_up_ends_the_others(self):
         self.assertIsNone(self.run_ranks("with_a_failure"))
+
+    @unittest.skipUnless(importlib.util.find_spec("torch"), "needs torch")
+    def test_a_rank_that_comes_late_to_torch_world_is_not_waited_for(self):
+        self.assertIsNone(self.run_ranks("with_a_late_rank"))
+
+    @unittest.skipUnless(importlib.util.find_spec("torch"), "needs torch")
+    def test_a_device_without_a_number_is_the_current_one(self):
+        import torch
+
+        for device, number in (("cuda", 3), ("cuda:1", 1), ("cuda:0", 0)):
+            with (
+                mock.patch("torch.cuda.current_device", return_value=3),
+                mock.patch("torch.distributed.get_rank", return_value=0),
+                mock.patch("torch.distributed.get_world_size", return_value=1),
+                mock.patch("ringattn.torch_worlds._worlds", {}),
+                mock.patch("ringattn.torch_worlds.self_world") as made,
+            ):
+                ringattn.torch_world(object(), torch.device(device))
+            made.assert_called_once_with((2, number))
 
     def test_what_can_t_be_a_world_is_refused(self):
         with self.assertRaises(ringattn.UsageError):

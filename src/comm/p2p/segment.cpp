@@ -138,7 +138,7 @@ class P2pSegment::Mapping {
 void P2pSegment::Unmap::operator()(Mapping* mapping) const { delete mapping; }
 
 P2pSegment::P2pSegment(Bootstrap& control, const Deadline& deadline) : size_(control.size()) {
-  const Meeting meeting(control, Patience(deadline.seconds()));
+  const Meeting meeting(control, Patience::derived(deadline.seconds()));
   SharedName name;
   const auto map = [&](const std::string& text, bool create) { mapping_.reset(new Mapping(text, create, size_)); };
   meeting.together([&] {

@@ -62,7 +62,7 @@ void probe_memory(Bootstrap& control, P2pMemory& memory, const CudaStream& strea
   const int rank = control.rank();
   const int size = control.size();
   const auto bytes = static_cast<std::size_t>(size) * sizeof(int);
-  const Meeting meeting(control, Patience(deadline.seconds()));
+  const Meeting meeting(control, Patience::derived(deadline.seconds()));
   Buffer slots;
   std::string mine;
   meeting.together([&] {

@@ -280,7 +280,7 @@ Mesh connect_mesh(Bootstrap& world, const std::string& address, const Patience& 
   const RankNames names(mesh.hosts);
   Connector connector(rank, world.size(), nonce, std::move(listener), names);
   // Who waits for a rank that can't connect hears of it when its time is over.
-  Meeting(world, Patience(2.0 * patience.seconds())).together([&] {
+  Meeting(world, Patience::derived(2.0 * patience.seconds())).together([&] {
     mesh.links = connector.connect(std::move(addresses), patience.for_peer());
   });
   return mesh;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "base/threads.hpp"
 #include "kernels/cpu/cpu_backend.hpp"
 #include "kernels/cpu/fold_state.hpp"
 #include "kernels/cpu/row_group.hpp"
@@ -38,7 +39,6 @@ class CpuFold final : public FoldKernel {
            static_cast<std::size_t>(limits.rows) * sizeof(RowGroup);
   }
   void reserve(const FoldLimits&) override {
-    try_team(threads_);
     scratch_ = allocate_host(thread_bytes_ * static_cast<std::size_t>(threads_));
   }
 
@@ -126,7 +126,10 @@ std::vector<std::string> cpu_fold_missing(const FoldSpec& spec) {
 }
 
 std::unique_ptr<Backend> make_cpu_backend(const BackendOptions& options) {
-  return std::make_unique<CpuBackend>(options.threads);
+  check_threads(options.threads);
+  auto backend = std::make_unique<CpuBackend>(options.threads);
+  try_team(backend->threads());
+  return backend;
 }
 
 double cpu_fold_speed(const Backend& backend) {

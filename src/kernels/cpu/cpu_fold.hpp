@@ -14,6 +14,8 @@ namespace ringattn::cpu {
 // What `spec` requires that the kernel lacks; see KernelRow::missing.
 std::vector<std::string> cpu_fold_missing(const FoldSpec& spec);
 
+// Throws kUsage for numbers of threads that nobody may ask for, kUnsupported for more than can live: OpenMP would end
+// the process.
 std::unique_ptr<Backend> make_cpu_backend(const BackendOptions& options);
 
 // `backend` is a CpuBackend and outlives the kernel. Throws kMemory when the host has no room for the scratch.

@@ -28,10 +28,7 @@ class CpuProduct final : public HeadProductKernel {
         thread_bytes_(panel_bytes_ + aligned(static_cast<std::size_t>(kRowsAtOnce * spec.inner) * sizeof(float))) {}
 
   std::size_t scratch_bytes(std::int64_t) const override { return thread_bytes_ * static_cast<std::size_t>(threads_); }
-  void reserve(std::int64_t heads) override {
-    try_team(threads_);
-    scratch_ = allocate_host(scratch_bytes(heads));
-  }
+  void reserve(std::int64_t heads) override { scratch_ = allocate_host(scratch_bytes(heads)); }
 
   void multiply(const HeadProductTask& task, Stream, const Progress& progress) override {
     check_head_product(spec_, task);

@@ -8,7 +8,6 @@
 #endif
 
 #include "base/pulse.hpp"
-#include "base/threads.hpp"
 #include "kernels/cpu/scan_rows.hpp"
 
 namespace ringattn::cpu {
@@ -48,9 +47,6 @@ std::size_t ScanLevels::scratch_bytes(const ScanLimits& limits) const {
 }
 
 void ScanLevels::reserve(const ScanLimits& limits) {
-  // OpenMP would end the process. One of its team is the caller.
-  try_threads(threads_ - 1,
-              {"Use fewer with ", setting("threads"), ", or raise the limit on this user's processes (ulimit -u)."});
   limits_ = limits;
   const auto cells = static_cast<std::size_t>(cell_count());
   states_ = allocate_host(bytes_of(limits.segments, cells * shape_.cell_floats));

@@ -12,7 +12,6 @@
 #include <omp.h>
 #endif
 
-#include "base/threads.hpp"
 #include "kernels/backend.hpp"
 
 namespace ringattn::cpu {
@@ -28,12 +27,6 @@ struct Checkpoint {
     return stop.load(std::memory_order_relaxed);
   }
 };
-
-// Throws kUnsupported unless a team of so many threads can live: OpenMP would end the process. One of it is the caller.
-inline void try_team(int threads) {
-  try_threads(threads - 1,
-              {"Use fewer with ", setting("threads"), ", or raise the limit on this user's processes (ulimit -u)."});
-}
 
 // Items of work that a team of threads takes one after the other, until all are done or one thread fails.
 class Team {

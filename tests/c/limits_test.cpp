@@ -1,0 +1,337 @@
+// SPDX-License-Identifier: Apache-2.0
+// What every op of the C interface refuses: numbers of threads and seconds that nobody can mean, results that overlap
+// what they are made of, and processes that were forked from one that computes.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <string>
+
+#include "tests/c/c_tensors.hpp"
+
+namespace ringattn::testing {
+namespace {
+
+const DLDataType kFp32 = c_dtype(Dtype::kF32), kFp16{kDLFloat, 16, 1};
+constexpr std::int64_t kTokens = 40, kHeads = 2, kDim = 64;
+
+ringattn_spec attention_spec() {
+  auto spec = sized<ringattn_spec>();
+  spec.dtype = kFp32;
+  spec.heads = kHeads;
+  spec.head_dim = kDim;
+  return spec;
+}
+
+// Makes each op with these options, and destroys what it made.
+class Ops {
+ public:
+  using Make = std::function<ringattn_status(const ringattn_options&)>;
+
+  Ops() {
+    batch_.sequences = runs_.sequences = limits_.sequences = 1;
+    batch_.q_lengths = runs_.lengths = &kTokens;
+    limits_.keys = 64;
+    latent_.dtype = scan_.dtype = convolution_.dtype = kFp32;
+    latent_.heads = scan_.heads = kHeads;
+    latent_.head_dim = latent_.head_dim_v = latent_.rope_dim = scan_.head_dim = scan_.state_dim = 16;
+    latent_.latent_dim = 64;
+    convolution_.width = 4;
+    convolution_.channels = 16;
+    compression_.format = "int8";
+    compression_.sequences = 1;
+    compression_.dtype = kFp16;
+    compression_.heads = kHeads;
+    compression_.dim = kDim;
+  }
+
+  std::vector<std::pair<std::string, Make>> all() {
+    return {
+        {"attention", made<ringattn_attention>(ringattn_attention_destroy,
+                                               [this](auto* options, auto** object) {
+                                                 return ringattn_attention_create(world_.get(), &spec_, &batch_,
+                                                                                  options, object);
+                                               })},
+        {"decode", made<ringattn_decode>(ringattn_decode_destroy,
+                                         [this](auto* options, auto** object) {
+                                           return ringattn_decode_create(world_.get(), &spec_, &limits_, options,
+                                                                         object);
+                                         })},
+        {"latent", made<ringattn_latent>(ringattn_latent_destroy,
+                                         [this](auto* options, auto** object) {
+                                           return ringattn_latent_create(world_.get(), &latent_, &batch_,
+                                                                         RINGATTN_ANY_FORM, options, object);
+                                         })},
+        {"latent decode", made<ringattn_latent_decode>(ringattn_latent_decode_destroy,
+                                                       [this](auto* options, auto** object) {
+                                                         return ringattn_latent_decode_create(
+                                                             world_.get(), &latent_, &limits_, options, object);
+                                                       })},
+        {"scan", made<ringattn_scan>(ringattn_scan_destroy,
+                                     [this](auto* options, auto** object) {
+                                       return ringattn_scan_create(world_.get(), &scan_, &runs_, options, object);
+                                     })},
+        {"convolution", made<ringattn_convolution>(ringattn_convolution_destroy,
+                                                   [this](auto* options, auto** object) {
+                                                     return ringattn_convolution_create(world_.get(), &convolution_,
+                                                                                        &runs_, options, object);
+                                                   })},
+        {"compression", made<ringattn_compression>(ringattn_compression_destroy, [this](auto* options, auto** object) {
+           return ringattn_compression_create(world_.get(), &compression_, options, object);
+         })}};
+  }
+
+  const SelfWorld& world() const { return world_; }
+
+ private:
+  template <class Object, class Create>
+  static Make made(void (*destroy)(Object*), Create create) {
+    return [=](const ringattn_options& options) {
+      Object* object = nullptr;
+      const ringattn_status status = create(&options, &object);
+      EXPECT_EQ(object != nullptr, status == RINGATTN_OK);
+      destroy(object);
+      return status;
+    };
+  }
+
+  SelfWorld world_;
+  ringattn_spec spec_ = attention_spec();
+  ringattn_batch batch_ = sized<ringattn_batch>();
+  ringattn_decode_limits limits_ = sized<ringattn_decode_limits>();
+  ringattn_latent_spec latent_ = sized<ringattn_latent_spec>();
+  ringattn_scan_spec scan_ = sized<ringattn_scan_spec>();
+  ringattn_scan_batch runs_ = sized<ringattn_scan_batch>();
+  ringattn_convolution_spec convolution_ = sized<ringattn_convolution_spec>();
+  ringattn_compression_spec compression_ = sized<ringattn_compression_spec>();
+};
+
+TEST(CLimits, ThreadsAndSecondsAreThoseOfTheProgram) {
+  Ops ops;
+  for (const auto& [name, make] : ops.all()) {
+    auto options = sized<ringattn_options>();
+    EXPECT_EQ(make(options), RINGATTN_OK) << name << ": " << ringattn_error_text();
+    for (const int threads : {-1, 4097, 50000, 1000000}) {
+      options.threads = threads;
+      EXPECT_EQ(make(options), RINGATTN_USAGE) << name << ", " << threads << " threads";
+      EXPECT_EQ(ringattn_error_problem(), std::to_string(threads) + " threads are not possible") << name;
+    }
+    options.threads = 3;
+    EXPECT_EQ(make(options), RINGATTN_OK) << name << ": " << ringattn_error_text();
+    options.threads = 0;
+    for (const double seconds : {std::nan(""), -1.0, 0.0001, 1e7, std::numeric_limits<double>::infinity()}) {
+      options.timeout_seconds = seconds;
+      EXPECT_EQ(make(options), RINGATTN_USAGE) << name << ", " << seconds << " seconds";
+      EXPECT_NE(std::string(ringattn_error_text()).find(name == "compression" ? "timeout_seconds" : "time limit"),
+                std::string::npos)
+          << ringattn_error_text();
+    }
+  }
+  auto where = sized<ringattn_world_options>();
+  where.abi = RINGATTN_ABI;
+  ringattn_world* world = nullptr;
+  for (const double seconds : {std::nan(""), -1.0, 1e7}) {
+    EXPECT_EQ(ringattn_world_store(&where, "127.0.0.1:1", 0, 1, nullptr, seconds, &world), RINGATTN_USAGE) << seconds;
+    EXPECT_EQ(world, nullptr);
+  }
+}
+
+TEST(CLimits, TablesAreUncheckedOfDecodingAlone) {
+  Ops ops;
+  for (const auto& [name, make] : ops.all()) {
+    auto options = sized<ringattn_options>();
+    options.unchecked_tables = 1;
+    const bool decodes = name.ends_with("decode");
+    EXPECT_EQ(make(options), decodes ? RINGATTN_OK : RINGATTN_USAGE) << name;
+    if (decodes) continue;
+    EXPECT_STREQ(ringattn_error_problem(), "ringattn_options::unchecked_tables is set") << name;
+  }
+}
+
+TEST(CLimits, AttentionDoesNotWriteOverWhatItReads) {
+  SelfWorld world;
+  const ringattn_spec spec = attention_spec();
+  auto batch = sized<ringattn_batch>();
+  batch.sequences = 1;
+  batch.q_lengths = &kTokens;
+  ringattn_attention* attention = nullptr;
+  ASSERT_EQ(ringattn_attention_create(world.get(), &spec, &batch, nullptr, &attention), RINGATTN_OK);
+  constexpr std::int64_t kRow = kHeads * kDim;
+  Numbers fused = normal(4 * kTokens * kRow, 1), apart(kTokens * kRow);
+  const auto run = [&](const DLTensor* q, const DLTensor* k, const DLTensor* out) {
+    auto tensors = sized<ringattn_attention_tensors>();
+    tensors.q = q;
+    tensors.k = tensors.v = k;
+    tensors.out = out;
+    return ringattn_attention_run(attention, &tensors);
+  };
+  const std::vector<std::int64_t> shape{kTokens, kHeads, kDim};
+  CTensor q(fused.data(), kFp32, shape), k(fused.data() + kTokens * kRow, kFp32, shape);
+  CTensor behind(fused.data() + kRow, kFp32, shape), before_k(fused.data() + kTokens * kRow - 1, kFp32, shape);
+  for (const auto& [out, problem] : {std::pair{&q, "out overlaps q"},
+                                     {&behind, "out overlaps q"},
+                                     {&k, "out overlaps k"},
+                                     {&before_k, "out overlaps q"}}) {
+    EXPECT_EQ(run(q.get(), k.get(), out->get()), RINGATTN_USAGE);
+    EXPECT_STREQ(ringattn_error_problem(), problem);
+  }
+  CTensor elsewhere(apart.data(), kFp32, shape), next(fused.data() + 2 * kTokens * kRow, kFp32, shape);
+  EXPECT_OK(run(q.get(), k.get(), elsewhere.get()));
+  EXPECT_OK(run(q.get(), k.get(), next.get()));
+  EXPECT_TRUE(std::equal(apart.begin(), apart.end(), fused.begin() + 2 * kTokens * kRow));
+
+  // Columns of one projection, whose rows take turns, and heads that do.
+  const Numbers whole = fused;
+  for (const std::vector<std::int64_t>& strides :
+       {std::vector<std::int64_t>{4 * kRow, kDim, 1}, std::vector<std::int64_t>{4 * kRow, 4 * kDim, 1}}) {
+    const std::int64_t column = strides[1] == kDim ? kRow : kDim;
+    fused = whole;
+    CTensor q_columns(fused.data(), kFp32, shape, strides), k_columns(fused.data() + column, kFp32, shape, strides);
+    CTensor out(fused.data() + 3 * column, kFp32, shape, strides),
+        half(fused.data() + column / 2, kFp32, shape, strides);
+    EXPECT_OK(run(q_columns.get(), k_columns.get(), out.get()));
+    EXPECT_EQ(run(q_columns.get(), k_columns.get(), half.get()), RINGATTN_USAGE);
+  }
+  ringattn_attention_destroy(attention);
+}
+
+TEST(CLimits, ScansAndConvolutionsDoNotWriteOverWhatTheyRead) {
+  SelfWorld world;
+  auto batch = sized<ringattn_scan_batch>();
+  batch.sequences = 1;
+  batch.lengths = &kTokens;
+  auto scan_spec = sized<ringattn_scan_spec>();
+  scan_spec.dtype = kFp32;
+  scan_spec.heads = kHeads;
+  scan_spec.head_dim = scan_spec.state_dim = 16;
+  ringattn_scan* scan = nullptr;
+  ASSERT_EQ(ringattn_scan_create(world.get(), &scan_spec, &batch, nullptr, &scan), RINGATTN_OK);
+  Numbers x = normal(kTokens * kHeads * 16, 1), dt = normal(kTokens * kHeads, 2), b = normal(kTokens * 16, 3);
+  Numbers a{-1.0F, -2.0F}, y(x.size());
+  CTensor tx(x.data(), kFp32, {kTokens, kHeads, 16}), tdt(dt.data(), kFp32, {kTokens, kHeads, 1});
+  CTensor tb(b.data(), kFp32, {kTokens, 1, 16}), ta(a.data(), kFp32, {kHeads}),
+      ty(y.data(), kFp32, {kTokens, kHeads, 16});
+  auto tensors = sized<ringattn_scan_tensors>();
+  tensors.x = tensors.y = tx.get();
+  tensors.dt = tdt.get();
+  tensors.b = tensors.c = tb.get();
+  tensors.a = ta.get();
+  EXPECT_EQ(ringattn_scan_run(scan, &tensors), RINGATTN_USAGE);
+  EXPECT_STREQ(ringattn_error_problem(), "y overlaps x");
+  tensors.y = ty.get();
+  EXPECT_OK(ringattn_scan_run(scan, &tensors));
+  ringattn_scan_destroy(scan);
+
+  auto spec = sized<ringattn_convolution_spec>();
+  spec.dtype = kFp32;
+  spec.width = 4;
+  spec.channels = 16;
+  ringattn_convolution* convolution = nullptr;
+  ASSERT_EQ(ringattn_convolution_create(world.get(), &spec, &batch, nullptr, &convolution), RINGATTN_OK);
+  const Numbers weight = normal(16 * 4, 4);
+  CTensor rows(x.data(), kFp32, {kTokens, 1, 16}, {32, 16, 1}),
+      beside(x.data() + 16, kFp32, {kTokens, 1, 16}, {32, 16, 1});
+  CTensor overlapping(x.data() + 8, kFp32, {kTokens, 1, 16}, {32, 16, 1}), tw(weight.data(), kFp32, {16, 4});
+  auto of = sized<ringattn_convolution_tensors>();
+  of.x = rows.get();
+  of.weight = tw.get();
+  for (const CTensor* out : {&rows, &overlapping}) {
+    of.y = const_cast<CTensor*>(out)->get();
+    EXPECT_EQ(ringattn_convolution_run(convolution, &of), RINGATTN_USAGE);
+    EXPECT_STREQ(ringattn_error_problem(), "y overlaps x");
+  }
+  of.y = beside.get();
+  EXPECT_OK(ringattn_convolution_run(convolution, &of));
+  ringattn_convolution_destroy(convolution);
+}
+
+// NumPy gives an axis of one element, as table[None] has, a stride of 0.
+TEST(CLimits, AnAxisOfOneElementHasAnyStride) {
+  SelfWorld world;
+  const ringattn_spec spec = attention_spec();
+  auto limits = sized<ringattn_decode_limits>();
+  limits.sequences = 1;
+  limits.keys = 64;
+  limits.page_size = 16;
+  ringattn_decode* decode = nullptr;
+  ASSERT_EQ(ringattn_decode_create(world.get(), &spec, &limits, nullptr, &decode), RINGATTN_OK);
+  const Numbers q = normal(kHeads * kDim, 1), cache = normal(4 * 16 * kHeads * kDim, 2);
+  const std::int32_t pages[] = {2, 0, 3, 1};
+  std::int32_t length = 50;
+  std::array<Numbers, 2> out{Numbers(q.size()), Numbers(q.size())};
+  for (const std::int64_t stride : {0, 4}) {
+    CTensor tq(q.data(), kFp32, {1, kHeads, kDim}, {stride, kDim, 1}), tk(cache.data(), kFp32, {4, 16, kHeads, kDim});
+    CTensor table(pages, kInt32, {1, 4}, {stride, 1}), lengths(&length, kInt32, {1}, {stride});
+    CTensor to(out[stride == 0 ? 0 : 1].data(), kFp32, {1, kHeads, kDim}, {stride, kDim, 1});
+    auto tensors = sized<ringattn_decode_tensors>();
+    tensors.q = tq.get();
+    tensors.k = tensors.v = tk.get();
+    tensors.block_table = table.get();
+    tensors.lengths = lengths.get();
+    tensors.out = to.get();
+    EXPECT_OK(ringattn_decode_run(decode, &tensors)) << stride;
+  }
+  EXPECT_TRUE(same(out[0], out[1]));
+  ringattn_decode_destroy(decode);
+}
+
+// A length that was negative before it grew: the new row would have no place, or that of another one.
+TEST(CLimits, LengthsThatGrowAreNotNegative) {
+  SelfWorld world;
+  const ringattn_spec spec = attention_spec();
+  auto limits = sized<ringattn_decode_limits>();
+  limits.sequences = 2;
+  limits.keys = 16;
+  ringattn_decode* decode = nullptr;
+  ASSERT_EQ(ringattn_decode_create(world.get(), &spec, &limits, nullptr, &decode), RINGATTN_OK);
+  const Numbers rows = normal(2 * kHeads * kDim, 1);
+  Numbers k = normal(2 * 16 * kHeads * kDim, 2), out(rows.size());
+  const Numbers before = k;
+  std::array<std::int32_t, 2> lengths{3, -1};
+  CTensor q(rows.data(), kFp32, {2, kHeads, kDim}), tk(k.data(), kFp32, {2, 16, kHeads, kDim});
+  CTensor tn(lengths.data(), kInt32, {2}), to(out.data(), kFp32, {2, kHeads, kDim});
+  auto tensors = sized<ringattn_decode_tensors>();
+  tensors.q = tensors.k_new = tensors.v_new = q.get();
+  tensors.k = tensors.v = tk.get();
+  tensors.lengths = tn.get();
+  tensors.out = to.get();
+  tensors.grow = 1;
+  EXPECT_EQ(ringattn_decode_run(decode, &tensors), RINGATTN_USAGE);
+  EXPECT_STREQ(ringattn_error_problem(), "sequence 1 has -1 keys");
+  EXPECT_EQ(lengths, (std::array<std::int32_t, 2>{3, -1}));
+  EXPECT_TRUE(same(k, before));
+  lengths[1] = 0;
+  EXPECT_OK(ringattn_decode_run(decode, &tensors));
+  EXPECT_EQ(lengths, (std::array<std::int32_t, 2>{4, 1}));
+  ringattn_decode_destroy(decode);
+}
+
+// OpenMP's threads don't come along, so work would wait for them without an end.
+TEST(CLimits, ForkedProcessesAreRefused) {
+  Ops ops;
+  for (const auto& [name, make] : ops.all()) ASSERT_EQ(make(sized<ringattn_options>()), RINGATTN_OK) << name;
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    int wrong = 0;
+    for (const auto& [name, make] : ops.all()) wrong += make(sized<ringattn_options>()) != RINGATTN_UNSUPPORTED;
+    wrong += std::string(ringattn_error_text()).find("forked from one that had used ringattn") == std::string::npos;
+    auto where = sized<ringattn_world_options>();
+    where.abi = RINGATTN_ABI;
+    ringattn_world* world = nullptr;
+    wrong += ringattn_world_self(&where, &world) != RINGATTN_UNSUPPORTED || world != nullptr;
+    ringattn_world_destroy(ops.world().get());  // which stays the parent's
+    ::_exit(wrong);
+  }
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+  for (const auto& [name, make] : ops.all()) EXPECT_EQ(make(sized<ringattn_options>()), RINGATTN_OK) << name;
+}
+
+}  // namespace
+}  // namespace ringattn::testing

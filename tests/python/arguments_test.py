@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arguments that are nothing of the kind, or that other libraries have: refused by the package's errors and by name, with advice
+that doesn't change what is computed."""
+
+import unittest
+
+import numpy as np
+import ringattn
+from ringattn import _errors
+
+
+def normal(*shape, dtype="float32"):
+    return np.random.default_rng(1).standard_normal(shape, dtype="float32").astype(dtype)
+
+
+def ints(*values):
+    return np.array(values, "int32")
+
+
+Q, K = normal(20, 4, 64), normal(20, 2, 64)
+HALF = normal(20, 2, 64, dtype="float16")
+X, WEIGHT = normal(20, 16), normal(16, 4)
+SCAN = (normal(20, 2, 16), normal(20, 2), -abs(normal(2)), normal(20, 1, 8), normal(20, 1, 8))  # x, dt, A, B, C
+SELECTIVE = (X, normal(20, 16), -abs(normal(16, 8)), normal(20, 8), normal(20, 8))
+STEP = (normal(2, 4, 64), normal(2, 16, 2, 64), normal(2, 16, 2, 64), ints(5, 5))
+LATENT = (normal(20, 4, 24), normal(20, 64), normal(20, 8), normal(4, 16, 64), normal(4, 16, 64))
+LATENT_STEP = (normal(2, 4, 24), normal(2, 16, 72), ints(5, 5), *LATENT[3:])
+
+
+def changed(arguments, place, value):
+    return (*arguments[:place], value, *arguments[place + 1 :])
+
+
+class Refusals(unittest.TestCase):
+    def refuses(self, cases, kind=ringattn.UsageError):
+        for words, call in cases:
+            with self.subTest(words):
+                with self.assertRaises(kind) as caught:
+                    call()
+                self.assertIn(words, str(caught.exception))
+                self.assertTrue(caught.exception.problem and caught.exception.why and caught.exception.remedy)
+
+    def test_what_is_no_array(self):
+        conv, attention = ringattn.causal_conv1d, ringattn.attention
+        cases = [
+            ("q is NoneType", lambda: attention(None, K, K)),
+            ("v is list", lambda: attention(Q, K, [[1.0]])),
+            ("x is list", lambda: conv([[1.0]], WEIGHT)),
+            ("weight is NoneType", lambda: conv(X, None)),
+            ("conv_state is NoneType", lambda: ringattn.causal_conv1d_update(X, None, WEIGHT)),
+            ("k is NoneType", lambda: ringattn.compress(None, K)),
+            ("x is ndarray (ringattn.compress() gives", lambda: ringattn.decompress(K)),
+            ("x is NoneType", lambda: ringattn.decompress(None)),
+            ("u is list", lambda: ringattn.selective_scan([1.0], *SELECTIVE[1:])),
+            ("B is NoneType", lambda: ringattn.selective_scan(*changed(SELECTIVE, 3, None))),
+            ("z is list", lambda: ringattn.selective_scan(*SELECTIVE, z=[1.0])),
+            ("u is list", lambda: ringattn.selective_update(normal(2, 16, 8), [1.0], *SELECTIVE[1:])),
+            ("z is list", lambda: ringattn.selective_update(normal(20, 16, 8), *SELECTIVE, z=[1.0])),
+            ("A is NoneType", lambda: ringattn.ssd(*changed(SCAN, 2, None))),
+            ("state is NoneType", lambda: ringattn.ssd_update(None, *SCAN)),
+            ("lengths is list", lambda: ringattn.decode(*STEP[:3], [5, 5])),
+            ("latent is NoneType", lambda: ringattn.mla(*changed(LATENT, 1, None))),
+            ("cache is NoneType", lambda: ringattn.mla_decode(*changed(LATENT_STEP, 1, None))),
+        ]
+        self.refuses(cases)
+
+    def test_axes(self):
+        varlen, decode, mla = ringattn.varlen, ringattn.decode, ringattn.mla
+        cases = [
+            ("block_table has 1 axes", lambda: decode(*STEP, block_table=ints(0, 1))),
+            ("k_cache has 3 axes", lambda: decode(*changed(STEP, 1, STEP[1][0]))),
+            ("v_cache has 5 axes", lambda: decode(*changed(STEP, 2, STEP[1][None]))),
+            ("cache has 2 axes", lambda: ringattn.mla_decode(*changed(LATENT_STEP, 1, normal(16, 72)), rope_dim=8)),
+            ("w_uk has 1 axes", lambda: ringattn.mla_decode(*changed(LATENT_STEP, 3, normal(16)), rope_dim=8)),
+            ("w_uv has 2 axes", lambda: mla(*changed(LATENT, 4, normal(16, 64)))),
+            ("q has 1 axes", lambda: mla(*changed(LATENT, 0, normal(24)))),
+            ("k_rope has 1 axes", lambda: mla(*changed(LATENT, 2, normal(8)))),
+            ("k has 1 axes", lambda: varlen(Q, normal(20), K, [0, 20])),
+            ("q has 4 axes", lambda: varlen(Q[None], K, K, [0, 20])),
+            ("x has 1 axes", lambda: ringattn.causal_conv1d(normal(16), WEIGHT)),
+            ("x has 3 axes", lambda: ringattn.causal_conv1d_update(X[None], normal(20, 3, 16), WEIGHT)),
+            ("k has 1 axes", lambda: ringattn.compress(normal(64, dtype="float16"), K)),
+            ("B has 1 axes", lambda: ringattn.selective_scan(*changed(SELECTIVE, 3, normal(8)))),
+            ("initial_states has 2 axes", lambda: ringattn.selective_scan(*SELECTIVE, initial_states=normal(16, 8))),
+            ("B has 1 axes", lambda: ringattn.selective_update(normal(20, 16, 8), *changed(SELECTIVE, 3, normal(8)))),
+            ("B is fp32 [20, 0, 8]", lambda: ringattn.ssd(*changed(SCAN, 3, normal(20, 0, 8)))),
+            ("dt is fp32 [20, 4, 1]", lambda: ringattn.ssd(*changed(SCAN, 1, normal(20, 4)))),
+        ]
+        self.refuses(cases)
+
+    def test_settings(self):
+        conv, attention, ssd = ringattn.causal_conv1d, ringattn.attention, ringattn.ssd
+        cases = [
+            *((f"cu_seqlens is {cu}", lambda cu=cu: conv(X, WEIGHT, cu_seqlens=cu))
+              for cu in (7, "ab", [[0, 20]], [0, 10.7, 20], [0.0, 20.0], [0, None])),
+            ("cu_seqlens is [1, 20] (it begins with 0", lambda: conv(X, WEIGHT, cu_seqlens=[1, 20])),
+            ("q_offset is 1.5 (it should be a whole number)", lambda: attention(Q, K, K, q_offset=1.5)),
+            ("q_offsets is 3", lambda: ringattn.varlen(Q, K, K, [0, 20], q_offsets=3)),
+            ("lengths is (20,)", lambda: attention(Q, K, K, lengths=(20,))),
+            ("world is 3", lambda: conv(X, WEIGHT, world=3)),
+            ("world is 'self'", lambda: attention(Q, K, K, world="self")),
+            ("layout is 'striped'", lambda: conv(X, WEIGHT, layout="striped")),
+            ("layout is 'zigzag'", lambda: ssd(*SCAN, layout="zigzag")),
+            ("the layout is one of lengths [40] over 1 ranks", lambda: conv(X, WEIGHT, cu_seqlens=[0, 20],
+                                                                           layout=ringattn.super_segments([40], 1))),
+            ("dt_limit is (0,)", lambda: ssd(*SCAN, dt_limit=(0,))),
+            ("dt_limit is (None, 1)", lambda: ssd(*SCAN, dt_limit=(None, 1))),
+            ("dt_limit is 3", lambda: ssd(*SCAN, dt_limit=3)),
+            ("mask [3, 0] is not known", lambda: ringattn.testing.check_attention(Q, K, K, Q, mask=[3, 0])),
+            ("an argument is [3, 0]", lambda: attention(Q, K, K, mask=[3, 0])),
+            ("a side of mask is 1.5", lambda: attention(Q, K, K, mask=(1.5, 0))),
+            ("softmax_scale is 0", lambda: attention(Q, K, K, softmax_scale=0.0)),
+            ("softmax_scale is 0", lambda: ringattn.mla(*LATENT, softmax_scale=0.0)),
+            ("cu_seqlens has 9223372036854775808", lambda: conv(X, WEIGHT, cu_seqlens=[0, 2**63])),
+            ("sequence 0 of a scan has 4611686018427387904 tokens", lambda: conv(X, WEIGHT, cu_seqlens=[0, 2**62])),
+            ("a side of mask has 9223372036854775808", lambda: attention(Q, K, K, mask=(2**63, 0))),
+            ("method is None", lambda: ringattn.evict(K, K, None)),
+            ("there is no method of eviction", lambda: ringattn.evict(K, K, "x" * 100_000)),
+            ("ratio is a", lambda: ringattn.evict(K, K, "knorm", ratio="a")),
+            ("method is None", lambda: ringattn.compress(HALF, HALF, None)),
+            ("method is None", lambda: ringattn.compress(HALF, HALF, ("int8", None))),
+            ("timeout is 5 s", lambda: attention(Q, K, K, timeout="5 s")),
+            ("softcap is 'a'", lambda: attention(Q, K, K, softcap="a")),
+            ("memory_budget is -1", lambda: attention(Q, K, K, memory_budget=-1)),
+        ]  # fmt: skip
+        self.refuses(cases)
+
+    def test_threads_and_seconds(self):
+        ops = {
+            "attention": lambda **named: ringattn.attention(Q, K, K, **named),
+            "causal_conv1d": lambda **named: ringattn.causal_conv1d(X, WEIGHT, **named),
+            "ssd": lambda **named: ringattn.ssd(*SCAN, **named),
+            "decode": lambda **named: ringattn.decode(*STEP, **named),
+            "mla": lambda **named: ringattn.mla(*LATENT, **named),
+            "mla_decode": lambda **named: ringattn.mla_decode(*LATENT_STEP, rope_dim=8, **named),
+        }
+        for name, op in ops.items():
+            op(threads=2)
+            for threads in (-1, 50000, 1000000, 2**40):
+                self.refuses([(f"{name}: threads", lambda: self.named(name, op, threads=threads))])
+            for timeout in (float("nan"), -1.0, 0.0, 0, 1e7, float("inf")):
+                self.refuses([(f"{name}: ", lambda: self.named(name, op, timeout=timeout))])
+        k = normal(20, 2, 64, dtype="float16")
+        self.refuses([("50000 threads are not possible", lambda: ringattn.compress(k, k, threads=50000)),
+                      ("-1 threads are not possible", lambda: ringattn.evict(k, k, "knorm", threads=-1)),
+                      ("timeout is 0", lambda: ringattn.store_world("127.0.0.1:1", timeout=0)),
+                      ("a time limit of nan seconds", lambda: ringattn.store_world("127.0.0.1:1", timeout=float("nan")))])
+
+    def named(self, name, op, **setting):
+        """The error of op, with what it is about in front."""
+        try:
+            op(**setting)
+        except ringattn.UsageError as error:
+            about = "threads" if "threads" in error.problem else "timeout" if "time" in error.problem else "?"
+            raise ringattn.UsageError(f"{name}: {about}; {error.problem}", error.why, error.remedy) from error
+
+    def test_words_of_other_libraries(self):
+        attention = ringattn.attention
+        cases = [
+            ('attention has no is_causal (it was given as False). Did you mean mask="full"?',
+             lambda: attention(Q, K, K, is_causal=False)),
+            ('Did you mean mask="causal"?', lambda: attention(Q, K, K, causal=True)),
+            ("Did you mean mask=(left, right)?", lambda: attention(Q, K, K, window=128)),
+            ("Did you mean mask=(left, right)?", lambda: ringattn.varlen(Q, K, K, [0, 20], window_size=(128, 0))),
+            ("Did you mean softmax_scale?", lambda: ringattn.decode(*STEP, scale=0.1)),
+            ("attention has no block_mask (ringattn masks by position alone)", lambda: attention(Q, K, K, block_mask=1)),
+            ("Did you mean softcap?", lambda: attention(Q, K, K, soft_cap=30.0)),
+            ("ssd has no chunk_size (chunks are 64 tokens, always)", lambda: ringattn.ssd(*SCAN, chunk_size=128)),
+            ("See help(ringattn.attention)", lambda: attention(Q, K, K, anything=1)),
+            ("Did you mean cu_seqlens?", lambda: ringattn.ssd(*SCAN, seq_idx=None)),
+        ]  # fmt: skip
+        self.refuses(cases, ringattn.UnsupportedError)
+        for name in ("is_causal", "scale", "window", "anything"):
+            with self.assertRaises(ringattn.UnsupportedError) as caught:
+                attention(Q, K, K, **{name: 0})
+            self.assertNotIn("Leave it out", str(caught.exception))
+
+
+class Words(unittest.TestCase):
+    def test_arrays_are_of_the_kind_of_the_first(self):
+        with self.assertRaises(ringattn.UsageError) as caught:
+            ringattn.causal_conv1d(X, [[1.0]])
+        self.assertNotIn("q is", str(caught.exception))
+
+    def test_messages_speak_python(self):
+        for c, python in (
+            ("Rows follow Convolution::layout().", "Rows follow the layout."),
+            ("ScanSpec and ScanJob say what there is.", "Its arguments say what there is."),
+            ("Use auto, or see ringattn's info.", "Use auto, or see `ringattn info`."),
+            ("ringattn's info with measure writes one.", "`ringattn info --measure` writes one."),
+            ("ringattn_options::layout is set", "layout is set"),
+            ("those of Decode::owned().", "those of Decode.owned()."),
+            ("y overlaps x", "out overlaps x"),
+            ("axis 2 of y has a stride of 2", "axis 2 of out has a stride of 2"),
+            ("FoldSpec::sinks says", "sinks says"),
+            ("a bug of ringattn", "a bug of ringattn"),
+        ):
+            self.assertEqual(_errors.in_python(c), python)
+        for call in (lambda: ringattn.causal_conv1d(X, WEIGHT, cu_seqlens=[0, 7]),
+                     lambda: ringattn.ssd(*SCAN, initial_states=normal(3, 2, 16, 8)),
+                     lambda: ringattn.attention(Q, K, K, lengths=(7, 7))):  # fmt: skip
+            with self.assertRaises(ringattn.UsageError) as caught:
+                call()
+            self.assertNotRegex(str(caught.exception), r"::|ringattn_|ringattn's")
+
+
+if __name__ == "__main__":
+    unittest.main()
