@@ -74,12 +74,12 @@ class LatentFetcher {
     return {__ldg(p_.pages + unit.sequence * p_.table_stride + (here >> p_.page_log)), here & ((1 << p_.page_log) - 1)};
   }
 
-  // Calls visit(i) for this lane's panels of its box, of `count`: lane i has panel i / own_boxes, and those behind it.
+  // Calls visit(panel) for this lane's panels of its box, of [begin, end).
   template <class Visit>
-  __device__ __forceinline__ void for_panels(const Box& box, int count, Visit visit) const {
+  __device__ __forceinline__ void for_panels(const Box& box, int begin, int end, Visit visit) const {
     if (box.row < 0) return;
 #pragma unroll 1
-    for (int panel = lane_ / own_boxes_; panel < count; panel += 32 / own_boxes_) visit(panel);
+    for (int panel = begin + lane_ / own_boxes_; panel < end; panel += 32 / own_boxes_) visit(panel);
   }
 
   __device__ __forceinline__ std::uint32_t place(std::uint32_t stage, int panel) const {
@@ -96,19 +96,23 @@ class LatentFetcher {
     }
   }
 
-  // `rows`: of the tile, those that boxes bring. Each CTA of a cluster fetches its boxes for all of them.
+  // `rows`: of the tile, those that boxes bring. Each CTA of a cluster fetches its boxes for all of them. A half comes
+  // as soon as its place is free.
   __device__ __forceinline__ void fetch(int head, const Box& box, int rows) const {
     const std::uint32_t stage = stage_of(tiles_);
 #pragma unroll
-    for (std::uint32_t half = 0; half < 2; ++half) barrier_wait(map_.empty(stage, half), parity_of(tiles_) ^ 1U);
-    if (lane_ < kLatentParts) {
-      barrier_arrive_expect(map_.full(stage, lane_), panels_of_part(lane_) * rows * kPanelRowBytes);
+    for (int half = 0; half < 2; ++half) {
+      const int first = half * kHalfParts, end = half == 0 ? kHalfParts : kLatentParts;
+      barrier_wait(map_.empty(stage, static_cast<std::uint32_t>(half)), parity_of(tiles_) ^ 1U);
+      if (first <= lane_ && lane_ < end) {
+        barrier_arrive_expect(map_.full(stage, lane_), panels_of_part(lane_) * rows * kPanelRowBytes);
+      }
+      __syncwarp();
+      for_panels(box, first * kPartPanels, half == 0 ? end * kPartPanels : kLatentDim / kPanelColumns, [&](int panel) {
+        load(place(stage, panel), p_.k, map_.full(stage, panel / kPartPanels), panel * kPanelColumns, head, box);
+      });
+      __syncwarp();
     }
-    __syncwarp();
-    for_panels(box, kLatentDim / kPanelColumns, [&](int panel) {
-      load(place(stage, panel), p_.k, map_.full(stage, panel / kHalfPanels), panel * kPanelColumns, head, box);
-    });
-    __syncwarp();
   }
 
   // The codes of this CTA's rows, and the rotary keys of all.
@@ -121,15 +125,16 @@ class LatentFetcher {
     barrier_wait(map_.empty(stage, 1), parity);
     if (lane_ == 0) barrier_arrive_expect(map_.codes_full(stage), own * kLatentDimV);
     __syncwarp();
-    for_panels(box, kCodeBlocks, [&](int block) {
+    for_panels(box, 0, kCodeBlocks, [&](int block) {
       load_page_box(place(stage, kCodeSlot + block), &p_.k, map_.codes_full(stage), block * kPanelColumns, head,
                     box.page, box.row);
     });
     __syncwarp();
     barrier_wait(map_.empty(stage, 0), parity);
-    if (lane_ == 0) barrier_arrive_expect(map_.full(stage, 2), rows * kPanelRowBytes);
+    const std::uint32_t full = map_.full(stage, kRopePart);
+    if (lane_ == 0) barrier_arrive_expect(full, rows * kPanelRowBytes);
     __syncwarp();
-    for_panels(box, 1, [&](int) { load(place(stage, 2 * kHalfPanels), p_.v, map_.full(stage, 2), 0, head, box); });
+    for_panels(box, 0, 1, [&](int) { load(map_.rope(stage) + row_ * kPanelRowBytes, p_.v, full, 0, head, box); });
     __syncwarp();
   }
 

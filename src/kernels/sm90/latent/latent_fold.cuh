@@ -20,6 +20,7 @@
 namespace ringattn::sm90 {
 
 inline constexpr int kBothBarrier = 1;  // of both warpgroups; behind it, each has one of its own
+inline constexpr int kTurnBarrier = 4;  // the second warpgroup may score
 
 template <class C>
 class LatentFold {
@@ -38,23 +39,25 @@ class LatentFold {
       return unit.of.length - (unit.begin + static_cast<int>(tile - first)) * kLatentTile;
     };
     if (first == tiles_) clear(o_);
-    // The scores of a tile that is here become probabilities, and with them outputs. `meanwhile()`: once the scores are
-    // exponentials, before anything is handed over.
-    const auto finish = [&]<bool kOthers>(std::bool_constant<kOthers>, Scores& s, std::uint32_t tile, auto meanwhile) {
+    // The scores of a tile that is here become probabilities, and with them outputs. `before()`: before these change.
+    const auto finish = [&]<bool kOthers>(std::bool_constant<kOthers>, Scores& s, std::uint32_t tile, auto before) {
       const int number = unit.begin + static_cast<int>(tile - first);
       std::uint32_t probability[kLatentTile / 16][4];
       const Numbers numbers =
           weigh(s, slots, number, !kOthers, number < plain.begin || number >= plain.end, probability);
-      meanwhile();
-      hand_over(probability, numbers);
+      hand_over(probability, numbers, tile);
+      before();
+      if (numbers.moved) scale_outputs(numbers.factor);
       add_own(probability, tile, !kOthers, keys_from(tile));
       wgmma_wait<0>();
       pin(o_);
       release(tile);
     };
-    // Two tiles that follow each other, an even and an odd one, are scored one behind the other: the first warpgroup
-    // adds the tile before, so that its place is free early, and scores the even one; the second one scores the odd one
-    // and adds the even one behind it. So the tensor cores have scores to do while probabilities are made.
+    // Of two tiles that follow each other, the first warpgroup scores the even one, and the second one the odd one. The
+    // second one issues its products when all of the first one's are issued: side by side, both would be done at the
+    // same time, and the tensor cores idle while both make probabilities. So they score the odd tile while the first
+    // warpgroup makes the even one's probabilities, and add the even one while the second warpgroup makes the odd
+    // one's.
     const auto fold = [&]<bool kOthers>(std::bool_constant<kOthers> others, std::uint32_t tile) {
       const auto add_before = [&] { add_other(tile - 1, tile - 1 == first, keys_from(tile - 1)); };
       const auto give_back = [&] {
@@ -69,10 +72,12 @@ class LatentFold {
           give_back();
         }
         multiply(s, tile);
+        if (tile + 1 != tiles_) named_arrive(kTurnBarrier, kLatentFoldThreads);
         wgmma_wait<0>();
         pin(s);
         finish(others, s, tile, [] {});
       } else {
+        if constexpr (kOthers) named_sync(kTurnBarrier, kLatentFoldThreads);
         multiply(s, tile);
         if constexpr (kOthers) {
           add_before();
@@ -81,11 +86,9 @@ class LatentFold {
           wgmma_wait<0>();
         }
         pin(s);
+        meet();  // all have done with the rotary keys, whose place is the probabilities'
         finish(others, s, tile, [&] {
-          if constexpr (kOthers) {
-            end_block(p_);
-            give_back();
-          }
+          if constexpr (kOthers) give_back();
         });
       }
     };
@@ -176,19 +179,30 @@ class LatentFold {
     }
   }
 
+  // The warps of this warpgroup meet.
+  __device__ __forceinline__ void meet() const {
+    named_sync(kBothBarrier + 1 + static_cast<int>(warpgroup_), kWarpgroup);
+  }
+
   // Issues S = Q Kᵀ of a tile, part by part as it arrives.
   __device__ __forceinline__ void multiply(Scores& s, std::uint32_t tile) const {
-    constexpr int kHalf = 4 * kHalfPanels;
-    await(tile, 0);
+    constexpr int kPart = 4 * kPartPanels;
     pin(s);
+    await(tile, 0);
     wgmma_fence();
-    score_steps<0, kHalf>(s, tile);
+    score_steps<0, kPart>(s, tile);
     await(tile, 1);
     wgmma_fence();
-    score_steps<kHalf, 2 * kHalf>(s, tile);
+    score_steps<kPart, 2 * kPart>(s, tile);
     await(tile, 2);
     wgmma_fence();
-    score_steps<2 * kHalf, kLatentDim / 16>(s, tile);
+    score_steps<2 * kPart, 3 * kPart>(s, tile);
+    await(tile, 3);
+    wgmma_fence();
+    score_steps<3 * kPart, 4 * kPart>(s, tile);
+    await(tile, kRopePart);
+    wgmma_fence();
+    score_steps<4 * kPart, kLatentDim / 16>(s, tile);
     wgmma_commit();
   }
   template <int kBegin, int kEnd>
@@ -241,7 +255,7 @@ class LatentFold {
 
   // What a tile comes to, to the other warpgroup: it has read what is there, and so has this one.
   __device__ __forceinline__ void hand_over(const std::uint32_t (&probability)[kLatentTile / 16][4],
-                                            const Numbers& numbers) {
+                                            const Numbers& numbers, std::uint32_t tile) const {
     const int slot = slot_of_thread();
     const int lane = thread_of_cta() % 4;
 #pragma unroll
@@ -255,15 +269,15 @@ class LatentFold {
     // Four matrices of 8 rows and 8 keys at a time: lanes give the addresses of their rows.
     const int in_warp = thread_of_cta() % 32;
     const int row = thread_of_warpgroup() / 32 * 16 + in_warp % 16;
+    const std::uint32_t weights = map_.weights(tile);
 #pragma unroll
     for (int step = 0; step < kLatentTile / 16; ++step) {
-      store_matrix(map_.weights() + cuda::swizzled(row, 2 * step + in_warp / 16), probability[step]);
+      store_matrix(weights + cuda::swizzled(row, 2 * step + in_warp / 16), probability[step]);
     }
     if (thread_of_cta() % 32 == 0) store_number(map_.moved(warp()), numbers.moved ? 1 : 0);
     proxy_fence();
     __syncwarp();
     if (thread_of_cta() % 32 == 0) barrier_arrive(map_.weights_full());
-    if (numbers.moved) scale_outputs(numbers.factor);
   }
 
   __device__ __forceinline__ void scale_outputs(const float (&factor)[2]) {
@@ -298,7 +312,9 @@ class LatentFold {
 
   // Issues O += P V of a tile that the other one has scored.
   __device__ __forceinline__ void add_other(std::uint32_t tile, bool first, int keys) {
-    await(tile, static_cast<int>(warpgroup_));  // of the other half's place the next tile may be known already
+    const int part = static_cast<int>(warpgroup_) * kHalfParts;
+    await(tile, part);  // of the other half's place the next tile may be known already
+    await(tile, part + 1);
     barrier_wait(map_.weights_full(), tile & 1U);
     if (all_of_warp(load_number(map_.moved(warp())) != 0)) {
       const int slot = slot_of_thread();
@@ -306,7 +322,7 @@ class LatentFold {
       scale_outputs(factor);
     }
     if (all_of_warp(keys < kLatentTile)) clear_tail(tile, keys);
-    const std::uint32_t p = of_warp(descriptor_low(map_.weights()));
+    const std::uint32_t p = of_warp(descriptor_low(map_.weights(tile)));
     const std::uint32_t v = values(tile);
     pin(o_);
     wgmma_fence();
@@ -331,7 +347,7 @@ class LatentFold {
                          uint4{0, 0, 0, 0});
     }
     proxy_fence();
-    named_sync(kBothBarrier + 1 + static_cast<int>(warpgroup_), kWarpgroup);
+    meet();
   }
 
   // `folded`: the unit has tiles.
