@@ -223,8 +223,13 @@ class LatentFold {
     const int lane = thread_of_cta() % 4;
     if (p_.softmax.scaled_first) scale_scores(p_, s);
     Numbers numbers;
-    float shift[2], most[2];
+    float old[2], shift[2], most[2];
     bool moves = false;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {  // first, as they take their time
+      old[half] = first ? -INFINITY : load_float(map_.reference(slot + 8 * half));
+      numbers.l[half] = first ? 0.0F : load_float(map_.sum(slot + 8 * half, lane));
+    }
     if (special) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
@@ -234,12 +239,10 @@ class LatentFold {
     greatest_scores(p_, s, most);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float old = first ? -INFINITY : load_float(map_.reference(slot + 8 * half));
-      numbers.l[half] = first ? 0.0F : load_float(map_.sum(slot + 8 * half, lane));
-      numbers.reference[half] = reference_behind(old, most[half]);
+      numbers.reference[half] = reference_behind(old[half], most[half]);
       shift[half] = numbers.reference[half] == -INFINITY ? 0.0F : -numbers.reference[half];
-      numbers.factor[half] = factor_between(old, numbers.reference[half]);
-      moves = moves || reference_moves(old, numbers.reference[half]);
+      numbers.factor[half] = factor_between(old[half], numbers.reference[half]);
+      moves = moves || reference_moves(old[half], numbers.reference[half]);
     }
     float sum[2];
     exponentiate<C>(p_, shift, s, sum);
@@ -277,7 +280,7 @@ class LatentFold {
     if (thread_of_cta() % 32 == 0) store_number(map_.moved(warp()), numbers.moved ? 1 : 0);
     proxy_fence();
     __syncwarp();
-    if (thread_of_cta() % 32 == 0) barrier_arrive(map_.weights_full());
+    if (thread_of_cta() % 32 == 0) barrier_arrive(map_.weights_full(stage_of(tile)));
   }
 
   __device__ __forceinline__ void scale_outputs(const float (&factor)[2]) {
@@ -315,7 +318,7 @@ class LatentFold {
     const int part = static_cast<int>(warpgroup_) * kHalfParts;
     await(tile, part);  // of the other half's place the next tile may be known already
     await(tile, part + 1);
-    barrier_wait(map_.weights_full(), tile & 1U);
+    barrier_wait(map_.weights_full(stage_of(tile)), parity_of(tile));
     if (all_of_warp(load_number(map_.moved(warp())) != 0)) {
       const int slot = slot_of_thread();
       const float factor[2] = {load_float(map_.factor(slot)), load_float(map_.factor(slot + 8))};
@@ -339,6 +342,7 @@ class LatentFold {
   // probabilities are 0, but 0 · ∞ would be NaN. Each warpgroup clears its own columns.
   __device__ __forceinline__ void clear_tail(std::uint32_t tile, int keys) const {
     constexpr int kChunks = C::kColumns / 8;
+    meet();  // all have scored it
 #pragma unroll 1
     for (int i = keys * kChunks + thread_of_warpgroup(); i < kLatentTile * kChunks; i += kWarpgroup) {
       const int chunk = first_column_ / 8 + i % kChunks;

@@ -37,7 +37,7 @@ struct LatentMap {
   static constexpr int kFactorOffset = kReferenceOffset + kQueryTile * 4;
   static constexpr int kMovedOffset = kFactorOffset + kQueryTile * 4;
   static constexpr int kBarrierOffset = kMovedOffset + 16;
-  static constexpr int kBarriers = kLatentStages * (kLatentParts + 3) + 1;
+  static constexpr int kBarriers = kLatentStages * (kLatentParts + 4);
   static constexpr int kUnitOffset = kBarrierOffset + kBarriers * kBarrierBytes;
   static constexpr int kBytes = kUnitOffset + (kMostLatentSequences + 1) * 4;
   static_assert(kBytes <= kMostSharedBytes && kTileOffset % 1024 == 0 && kPanelBytes % 1024 == 0);
@@ -71,8 +71,12 @@ struct LatentMap {
   __device__ std::uint32_t codes_full(std::uint32_t stage) const {
     return barrier(kLatentStages * (kLatentParts + 2) + stage);
   }
-  // The weights of a tile, and what else its rows have, are there.
-  __device__ std::uint32_t weights_full() const { return barrier(kLatentStages * (kLatentParts + 3)); }
+  // The weights of a tile in this stage, and what else its rows have, are there. Each warpgroup tells of its own tiles
+  // by a barrier of its own: by a common one, a warp that waits for the other warpgroup's would go on while another
+  // warp of its own has not told of the tile before.
+  __device__ std::uint32_t weights_full(std::uint32_t stage) const {
+    return barrier(kLatentStages * (kLatentParts + 3) + stage);
+  }
 
  private:
   __device__ std::uint32_t barrier(std::uint32_t number) const { return at(kBarrierOffset, number, kBarrierBytes); }
@@ -101,8 +105,8 @@ __device__ __forceinline__ void init_latent_barriers(const LatentMap& map, int c
     }
     for (std::uint32_t half = 0; half < 2; ++half) barrier_init(map.empty(stage, half), ctas * kWarpgroup / 32);
     barrier_init(map.codes_full(stage), 1);
+    barrier_init(map.weights_full(stage), kWarpgroup / 32);
   }
-  barrier_init(map.weights_full(), kWarpgroup / 32);
   barrier_init_fence();
 }
 

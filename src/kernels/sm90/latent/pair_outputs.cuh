@@ -25,7 +25,8 @@ class PairOutputs {
     if (first == end) clear();
 #pragma unroll 1
     for (; tiles_ != end; ++tiles_) {
-      add(tiles_ == first, unit.of.length - (unit.begin + static_cast<int>(tiles_ - first)) * kLatentTile);
+      add(tiles_ == first, tiles_ + 2 < end,
+          unit.of.length - (unit.begin + static_cast<int>(tiles_ - first)) * kLatentTile);
     }
     float sum[2] = {0.0F, 0.0F};
     if (first != end) read_ends(sum);
@@ -43,8 +44,10 @@ class PairOutputs {
     }
   }
 
-  // O += P V of the next tile. `keys`: of the sequence from the tile's first one on.
-  __device__ __forceinline__ void add(bool first, int keys) {
+  // O += P V of the next tile. `keys`: of the sequence from the tile's first one on. `more`: the unit has a tile behind
+  // the next one. This CTA's own tiles wait until it has issued the scores of that one, for which the other CTA waits;
+  // then these products run while it makes probabilities.
+  __device__ __forceinline__ void add(bool first, bool more, int keys) {
     const PairTurn turn = PairTurn::of_tile(tiles_);
     const bool own = ((tiles_ ^ map_.rank) & 1U) == 0;
     const std::uint32_t values = map_.values(own, turn.place);
@@ -56,6 +59,7 @@ class PairOutputs {
     follow_references(own, turn.place);
     if (all_of_warp(keys < kLatentTile)) clear_tail(values, keys);
     barrier_wait(map_.weights_full(own, turn.place), turn.parity);
+    if (own && more) named_sync(kPairTurnBarrier, kPairFolders * kWarpgroup);
     pin(o_);
     wgmma_fence();
 #pragma unroll
@@ -113,13 +117,14 @@ class PairOutputs {
   }
 
   __device__ __forceinline__ void read_ends(float (&sum)[2]) {
-    barrier_wait(map_.ends_full(), units_ & 1U);
+    const PairTurn turn = PairTurn::of_unit(units_);
+    barrier_wait(map_.ends_full(turn.place), turn.parity);
     ++units_;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) sum[half] = load_float(map_.end(slot_of_thread() + 8 * half));
+    for (int half = 0; half < 2; ++half) sum[half] = load_float(map_.end(turn.place, slot_of_thread() + 8 * half));
     __syncwarp();
     const auto lane = static_cast<std::uint32_t>(thread_of_cta() % 32);
-    if (lane < 2) barrier_arrive_at(in_cta(map_.ends_empty(), lane));
+    if (lane < 2) barrier_arrive_at(in_cta(map_.ends_empty(turn.place), lane));
     __syncwarp();
   }
 

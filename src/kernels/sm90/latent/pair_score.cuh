@@ -44,7 +44,7 @@ class PairScorer {
 #pragma unroll 1
       for (; static_cast<int>(tiles_ - tile) > 0; tile += 2) {
         Scores s;
-        multiply(s, tile, [&] {
+        multiply(s, tile, tile != begin, [&] {
           if (tile != begin) add_last();
         });
         const int number = unit.begin + static_cast<int>(tile - first);
@@ -125,9 +125,10 @@ class PairScorer {
     return x;
   }
 
-  // S = Q Kᵀ, part by part as it arrives. The tensor cores have the first products to do meanwhile().
+  // S = Q Kᵀ, part by part as it arrives. The tensor cores have the first products to do meanwhile(). `tells`: when all
+  // are issued, the outputs of the tile before may follow.
   template <class Meanwhile>
-  __device__ __forceinline__ void multiply(Scores& s, std::uint32_t tile, Meanwhile meanwhile) {
+  __device__ __forceinline__ void multiply(Scores& s, std::uint32_t tile, bool tells, Meanwhile meanwhile) {
     const PairTurn turn = PairTurn::of_tile(tile);
     barrier_wait(map_.half_full(0, turn.place), turn.parity);
     pin(s);
@@ -144,6 +145,7 @@ class PairScorer {
     wgmma_fence();
     steps<2 * kHalfSteps, kSteps>(s, map_.rope(turn.place));
     wgmma_commit();
+    if (tells) named_arrive(kPairTurnBarrier, kPairFolders * kWarpgroup);
     wgmma_wait<0>();
     pin(s);
     if (thread_of_cta() % 32 == 0) barrier_arrive(map_.shared_empty(turn.place));
@@ -246,18 +248,19 @@ class PairScorer {
   __device__ __forceinline__ void tell_ends(const float (&l)[2]) const {
     const int lane = thread_of_cta() % 32;
     const float sums[2] = {sum_of_quad(l[0]), sum_of_quad(l[1])};
-    barrier_wait(map_.ends_empty(), (units_ & 1U) ^ 1U);
-    const std::uint32_t barrier = in_cta(map_.ends_full(), other_);
+    const std::uint32_t place =
+        PairTurn::of_unit(units_).place;  // free: its tiles come only when it is (pair_fetch.cuh)
+    const std::uint32_t barrier = in_cta(map_.ends_full(place), other_);
     if (lane == 0) barrier_arrive_expect_at(barrier, 16 * 4);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (lane % 4 != 0) continue;
-      const std::uint32_t end = map_.end(slot_of_thread() + 8 * half);
+      const std::uint32_t end = map_.end(place, slot_of_thread() + 8 * half);
       cuda::store_shared(end, __float_as_uint(sums[half]));
       send_number(in_cta(end, other_), barrier, __float_as_int(sums[half]));
     }
     __syncwarp();
-    if (lane == 0) barrier_arrive(map_.ends_full());
+    if (lane == 0) barrier_arrive(map_.ends_full(place));
   }
 
   const DecodeParams& params_;
