@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The boxes of a tile that a warp fetches: runs of rows that lie in one page each. Lane i has looked up the i-th of
 // them, and one lane has the copy engine bring them all. If each lane brought its own, its instructions would wait for
-// those of the lanes before it, 50 cycles each, as all of a warp's lanes give what they ask for in the same registers.
+// those of the lanes before it, as all of a warp's lanes give what they ask for in the same registers.
 #pragma once
 
 #include "kernels/sm90/ptx/threads.cuh"
