@@ -44,7 +44,8 @@ BenchJob read_job(const json& job) {
   result.latent_dim = job.value("latent_dim", 0);
   result.state_dim = job.value("state_dim", 0);
   result.groups = job.value("groups", 0);
-  if (result.state_dim > 0) result.scan = job.value("op", "");
+  const std::string op = job.value("op", "");
+  if (result.state_dim > 0 || op == op_name(Op::kConvolution)) result.scan = op;
   return result;
 }
 
@@ -118,14 +119,19 @@ BenchJob bench_job(const ScanInput& input, std::string source) {
   result.head_dim = spec.head_dim;
   result.head_dim_v = spec.head_dim;
   result.dtype = dtype_name(spec.dtype);
+  result.source = std::move(source);
+  result.scan = op_name(input.op());
+  if (job.alone) {
+    const std::string text = describe(*job.convolution);
+    result.mask = text.substr(text.find("width"));
+    return result;
+  }
   const std::string text = describe(spec);
   const std::string groups = counted(static_cast<std::uint64_t>(spec.groups), "group");
   const std::size_t behind = text.find(groups) + groups.size();
   result.mask = behind < text.size() ? text.substr(behind + 2) : std::string("plain");
   if (job.convolution) result.mask += fmt::format(", convolution of width {}", job.convolution->width);
   if (job.update) result.mask += ", update";
-  result.source = std::move(source);
-  result.scan = op_name(input.op());
   result.state_dim = spec.state_dim;
   result.groups = spec.groups;
   return result;

@@ -32,6 +32,10 @@ std::string dims_text(const BenchJob& job) {
 }  // namespace
 
 std::string label(const BenchJob& job) {
+  if (job.scan == op_name(Op::kConvolution)) {
+    return fmt::format("{} tokens, {} sequence{}, {}, {} {} channels, {}", job.tokens, job.batch,
+                       job.batch == 1 ? "" : "s", job.scan, job.dtype, job.heads, job.mask);
+  }
   if (!job.scan.empty()) {
     return fmt::format("{} tokens, {} sequence{}, {}, {} {} x {}, state {}, groups {}, {}", job.tokens, job.batch,
                        job.batch == 1 ? "" : "s", job.scan, job.dtype, job.heads, job.head_dim, job.state_dim,

@@ -35,7 +35,7 @@ constexpr CommandRow kTable[] = {
      "any number of ranks, layout, block size, transport and number of threads. A file with a paged cache, or --op "
      "decode,\n"
      "is a decoding step: its rows have the bits that attention over the whole sequences gives them. One with Mamba's\n"
-     "tensors, or --op ssd or selective_scan, is a scan.",
+     "tensors, or --op ssd, selective_scan or convolution, is a scan or the convolution in front of one.",
      always,
      asked_ranks,
      run_main},

@@ -189,7 +189,7 @@ bool comes_from_input(const Config& config, const ConfigValue& value) {
 std::string print_config(const Config& config, const FileShape* shape) {
   std::string text;
   Op op = config.options.op;
-  for (const Op other : {Op::kAttention, Op::kDecode, Op::kLatent, Op::kSsd, Op::kSelectiveScan}) {
+  for (const Op other : {Op::kAttention, Op::kDecode, Op::kLatent, Op::kSsd, Op::kSelectiveScan, Op::kConvolution}) {
     if (shape != nullptr && shape->at("op") == op_name(other)) op = other;
   }
   for (const ConfigValue& value : config.values) {

@@ -87,12 +87,14 @@ FileShape file_shape(Op op, const Job& job, const LatentSpec* latents) {
 
 FileShape file_shape(const ScanJob& job) {
   const ScanSpec& spec = job.spec;
-  FileShape shape{{"op", std::string(op_name(spec.state_decays ? Op::kSelectiveScan : Op::kSsd))},
+  FileShape shape{{"op", std::string(op_name(scan_op(job)))},
                   {"dtype", std::string(dtype_name(spec.dtype))},
                   {"heads", fmt::format("{}", spec.heads)},
-                  {"state-dim", fmt::format("{}", spec.state_dim)},
-                  {"groups", fmt::format("{}", spec.groups)},
                   {"batch", fmt::format("{}", job.lengths.size())}};
+  if (!job.alone) {
+    shape["state-dim"] = fmt::format("{}", spec.state_dim);
+    shape["groups"] = fmt::format("{}", spec.groups);
+  }
   if (!spec.state_decays) shape["head-dim"] = fmt::format("{}", spec.head_dim);
   if (job.update) {
     shape.emplace("q-len", fmt::format("{}", job.lengths.front()));
@@ -141,6 +143,11 @@ void check_model(const Config& config, const ScanJob& job) {
   const ScanSpec& spec = job.spec;
   if (!model.has_scans())
     compare.refuse_kind("a scan", "no scan: it has no state_size, mamba_d_state or ssm_state_size");
+  if (job.alone) {
+    compare.share("the number of channels", spec.heads, model.scan_conv_channels());
+    compare.same("the convolution's width", job.convolution->width, model.scan_conv_width());
+    return;
+  }
   if (model.scans_channels() != spec.state_decays) {
     compare.refuse_kind(spec.state_decays ? "a selective scan" : "a scan of Mamba-2",
                         spec.state_decays ? "Mamba-2" : "Mamba-1");

@@ -105,7 +105,7 @@ constexpr FlagRow kTable[] = {
      "latent, k_rope, w_uk, w_uv, for which latent_fp8, latent_pages and kv_b_proj may stand; or those of a scan (ssd): x, "
      "dt, A, B, C and, if wanted, D, z, dt_bias, initial_states, cu_seqlens; u, delta and delta_bias instead of x, dt and "
      "dt_bias make it a selective_scan, conv1d_weight and conv1d_bias put a convolution in front, state instead of "
-     "initial_states makes it a step of decoding",
+     "initial_states makes it a step of decoding; x and conv1d_weight without dt are a convolution alone",
      set_path<&JobOptions::input>, "in.safetensors"},
     {"tensors", 0, kJobs | kCompress, FlagGroup::kInput, FlagKind::kText, "q=NAME,k=NAME,v=NAME", "",
      "other names of the input's tensors, e.g. q=layers.3.q; the optional ones too", set_tensors, "q=layers.3.q,k=layers.3.k"},
@@ -118,7 +118,7 @@ constexpr FlagRow kTable[] = {
        constexpr std::string_view kChoices[] = {"thd", "htd", "bthd", "bhtd"};
        options.order = static_cast<AxisOrder>(parse_choice(text, kChoices));
      }, "thd"},
-    {"page-order", 0, kJobs, FlagGroup::kInput, FlagKind::kText, "thd|htd", "",
+    {"page-order", 0, kJobs | kCompress, FlagGroup::kInput, FlagKind::kText, "thd|htd", "",
      "axis order of a page in k_pages and v_pages; htd is head-major [as the file's metadata page_order says, or the only "
      "one that its shapes allow]",
      [](JobOptions& options, std::string_view text) {
@@ -127,12 +127,12 @@ constexpr FlagRow kTable[] = {
      }, "htd"},
 
     // Shape
-    {"op", 0, kJobs, FlagGroup::kShape, FlagKind::kText, "attention|decode|mla|ssd|selective_scan", "attention",
+    {"op", 0, kJobs, FlagGroup::kShape, FlagKind::kText, "attention|decode|mla|ssd|selective_scan|convolution", "attention",
      "what computes synthetic input; a file's tensors say it. decode: a few rows at the end of each of many cached "
      "sequences, with the same bits; mla: keys and values expanded from latents; "
-     "ssd, selective_scan: the scans of Mamba-2 and Mamba-1",
+     "ssd, selective_scan: the scans of Mamba-2 and Mamba-1; convolution: the one in front of them, alone",
      [](JobOptions& options, std::string_view text) {
-       constexpr std::string_view kChoices[] = {"attention", "decode", "mla", "ssd", "selective_scan"};
+       constexpr std::string_view kChoices[] = {"attention", "decode", "mla", "ssd", "selective_scan", "convolution"};
        options.op = static_cast<Op>(parse_choice(text, kChoices));
      }},
     {"seq", 0, kRun | kVerify | kCompress, FlagGroup::kShape, FlagKind::kSize, "TOKENS", "16k", "tokens of each sequence",
@@ -165,7 +165,7 @@ constexpr FlagRow kTable[] = {
     {"total-tokens", 0, kBench, FlagGroup::kShape, FlagKind::kSize, "TOKENS", "",
      "batches of short sequences: as many as make so many tokens, at least one; instead of --batch",
      set_tokens<&JobOptions::total_tokens, 1>, "64k"},
-    {"heads", 0, kJobs | kCompress, FlagGroup::kShape, FlagKind::kNumber, "H", "8", "query heads; 16 for --op mla; of scans: heads or, of a selective_scan, channels [there 256]",
+    {"heads", 0, kJobs | kCompress, FlagGroup::kShape, FlagKind::kNumber, "H", "8", "query heads; 16 for --op mla; of scans: heads or, of a selective_scan or convolution, channels [there 256]",
      set_count<&JobOptions::heads, 1 << 16>},
     {"kv-heads", 0, kJobs | kCompress, FlagGroup::kShape, FlagKind::kNumber, "HK", "2",
      "K/V heads; they divide the query heads (--op mla has none)", set_count<&JobOptions::kv_heads, 1 << 16>},
@@ -184,7 +184,7 @@ constexpr FlagRow kTable[] = {
      "of scans: rows of B and C that a token has; they divide the heads", set_count<&JobOptions::groups, 1 << 16>},
     {"conv-width", 0, kJobs, FlagGroup::kShape, FlagKind::kNumber, "W", "0",
      "of scans: width of the causal convolution in front of them, 2 to 4, with a bias and silu; it is over x, B and C, or "
-     "over x alone for --op selective_scan; 0: none",
+     "over x alone for --op selective_scan; 0: none; 4 for --op convolution",
      [](JobOptions& options, std::string_view text) { options.conv_width = static_cast<int>(parse_integer(text, 0, 4)); }, "4"},
     {"model-config", 0, kJobs, FlagGroup::kShape, FlagKind::kText, "FILE", "",
      "config.json of a model of Hugging Face: heads, dims, window, scale and soft-cap of its attention, or heads, dims, "
@@ -314,7 +314,7 @@ constexpr FlagRow kTable[] = {
      "safetensors file for the compressed keys and values, and what else the input holds for a job",
      set_path<&JobOptions::output>, "small.safetensors"},
     {"final-states", 0, kRun, FlagGroup::kOutput, FlagKind::kSwitch, "", "off",
-     "of scans: the state behind each sequence too, with a digest and, in --output, as final_states",
+     "of scans: the state behind each sequence too, with a digest and, in --output, as final_states; of a convolution its last tokens, as final_conv_state",
      set_switch<&JobOptions::final_states>},
     {"force", 0, kAllCommands, FlagGroup::kOutput, FlagKind::kSwitch, "", "off",
      "replace files that exist", set_switch<&JobOptions::force>},

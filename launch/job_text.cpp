@@ -71,10 +71,16 @@ void print_ring(const Screen& screen, const JobInput& input, const RingDoor& doo
 }  // namespace
 
 std::string cache_text(const JobInput& input, const DecodeJob& job) {
-  if (input.pages() == nullptr) return "dense";
+  const CacheFormat& given = input.job().format;
+  std::string stored;
+  if (job.values_in_keys) {
+    if (!job.format.is_plain()) stored = ", stored as " + describe(job.format.k);
+  } else if (!given.is_plain()) {
+    stored = fmt::format(", {} {}", job.format.is_plain() ? "decompressed from" : "stored as", describe(given));
+  }
+  if (input.pages() == nullptr) return "dense" + stored;
   return fmt::format("{} of {} tokens{}{}", counted(static_cast<std::uint64_t>(input.pages()->pages), "page"),
-                     input.pages()->page_size, input.head_major_pages() ? ", head-major" : "",
-                     job.format.is_plain() ? "" : ", stored as " + describe(job.format.k));
+                     input.pages()->page_size, input.head_major_pages() ? ", head-major" : "", stored);
 }
 
 std::string deal_text(const StepForecast& step) {

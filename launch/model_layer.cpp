@@ -20,10 +20,9 @@ struct OpDefault {
   std::string_view flag;
   std::string_view text;
 };
-constexpr OpDefault kOpDefaults[] = {{Op::kLatent, "heads", "16"},
-                                     {Op::kSsd, "head-dim", "64"},
-                                     {Op::kSelectiveScan, "heads", "256"},
-                                     {Op::kSelectiveScan, "state-dim", "16"}};
+constexpr OpDefault kOpDefaults[] = {{Op::kLatent, "heads", "16"},         {Op::kSsd, "head-dim", "64"},
+                                     {Op::kSelectiveScan, "heads", "256"}, {Op::kSelectiveScan, "state-dim", "16"},
+                                     {Op::kConvolution, "heads", "256"},   {Op::kConvolution, "conv-width", "4"}};
 
 // Sets flags of the config that nobody gave.
 class Filler {
@@ -47,9 +46,14 @@ class Filler {
   const std::string& path_;
 };
 
-bool is_scan(Op op) { return op == Op::kSsd || op == Op::kSelectiveScan; }
+bool is_scan(Op op) { return op >= Op::kSsd; }
 
 void fill_shape(const ModelConfig& model, Op op, Filler& filler) {
+  if (op == Op::kConvolution) {
+    filler.fill("heads", [&] { return model.scan_conv_channels(); });
+    filler.fill("conv-width", [&] { return model.scan_conv_width(); });
+    return;
+  }
   if (is_scan(op)) {
     filler.fill("heads", [&] { return model.scan_heads(); });
     if (op == Op::kSsd) filler.fill("head-dim", [&] { return model.scan_head_dim(); });
@@ -90,7 +94,7 @@ void check_op_of(const ModelConfig& model, const Config& config) {
       fmt::format("{} contradicts {}", config.origin("op"), config.origin("model-config"));
   const std::string& path = config.options.model_config;
   if (is_scan(op)) {
-    if (model.has_scans() && op == scan_of(model)) return;
+    if (model.has_scans() && (op == Op::kConvolution || op == scan_of(model))) return;
     fail(ErrorCode::kUsage, contradiction,
          model.has_scans() ? fmt::format("the scans of {} are {}", path, op_name(scan_of(model)))
                            : fmt::format("{} has no state_size, mamba_d_state or ssm_state_size", path),
@@ -135,7 +139,7 @@ void fill_from_model(Config& config) {
       fill_shape(model, config.options.op, filler);
     }
     const bool scan = is_scan(config.options.op);
-    if (scan || config.given("input")) {
+    if ((scan && config.options.op != Op::kConvolution) || config.given("input")) {
       filler.fill_optional("dt-limit", [&]() -> std::optional<std::string> {
         const auto limit = model.dt_limit();
         return limit ? std::optional(fmt::format("{},{}", limit->first, limit->second)) : std::nullopt;

@@ -19,6 +19,10 @@ constexpr std::string_view kLatentAlone = "it is a setting of latent attention, 
 constexpr std::string_view kOneShape =
     "latents have no such setting: all heads share them, and queries see all of them";
 constexpr std::string_view kScanAlone = "it is a setting of scans, --op ssd or --op selective_scan";
+constexpr std::string_view kNoStates =
+    "a convolution has no states or steps: it is over the last tokens of its channels";
+constexpr std::string_view kOneToken = "a step of decoding is a convolution of --seq 1";
+constexpr std::string_view kOnePart = "a convolution is one part, with nothing to be seen inside";
 constexpr std::string_view kNoScores = "a scan has no scores, queries or keys";
 constexpr std::string_view kOneDeal = "ranks have whole super-segments of a scan, one behind the other";
 constexpr std::string_view kNoBlocks = "a scan has no blocks: states travel, one of each sequence";
@@ -29,11 +33,11 @@ constexpr UnknownFlag kNotOfAttention[] = {
     {"form", kLatentAlone},      {"state-dim", kScanAlone}, {"groups", kScanAlone},      {"conv-width", kScanAlone},
     {"dt-softplus", kScanAlone}, {"dt-limit", kScanAlone},  {"final-states", kScanAlone}};
 constexpr UnknownFlag kNotOfDecode[] = {
-    {"cache-format", kElements}, {"query-offset", kDealt},    {"layout", kDealt},           {"stripe", kDealt},
-    {"block", kDealt},           {"overlap", kDealt},         {"checksum", kDealt},         {"trace", kDealt},
-    {"compute-only", kDealt},    {"rope-dim", kLatentAlone},  {"latent-dim", kLatentAlone}, {"form", kLatentAlone},
-    {"state-dim", kScanAlone},   {"groups", kScanAlone},      {"conv-width", kScanAlone},   {"dt-softplus", kScanAlone},
-    {"dt-limit", kScanAlone},    {"final-states", kScanAlone}};
+    {"query-offset", kDealt},    {"layout", kDealt},           {"stripe", kDealt},          {"block", kDealt},
+    {"overlap", kDealt},         {"checksum", kDealt},         {"trace", kDealt},           {"compute-only", kDealt},
+    {"rope-dim", kLatentAlone},  {"latent-dim", kLatentAlone}, {"form", kLatentAlone},      {"state-dim", kScanAlone},
+    {"groups", kScanAlone},      {"conv-width", kScanAlone},   {"dt-softplus", kScanAlone}, {"dt-limit", kScanAlone},
+    {"final-states", kScanAlone}};
 constexpr UnknownFlag kNotOfLatent[] = {
     {"cache-format", kElements}, {"kv-heads", kOneShape},   {"prefix", kOneShape},       {"block-mask", kOneShape},
     {"decode", kOneShape},       {"state-dim", kScanAlone}, {"groups", kScanAlone},      {"conv-width", kScanAlone},
@@ -54,6 +58,16 @@ constexpr auto kNotOfSelective = [] {
   return all;
 }();
 
+constexpr UnknownFlag kOfScansAlone[] = {{"head-dim", kChannels}, {"q-len", kOneToken},       {"state-dim", kNoStates},
+                                         {"groups", kNoStates},   {"dt-softplus", kNoStates}, {"dt-limit", kNoStates},
+                                         {"trace", kOnePart}};
+constexpr auto kNotOfConvolution = [] {
+  std::array<UnknownFlag, std::size(kNotOfScans) + std::size(kOfScansAlone)> all{};
+  std::copy(std::begin(kOfScansAlone), std::end(kOfScansAlone),
+            std::copy(std::begin(kNotOfScans), std::end(kNotOfScans), all.begin()));
+  return all;
+}();
+
 // What --print-config wrote before anybody knew the input.
 bool is_printed_default(const ConfigValue& value) {
   if (value.source != Source::kFile) return false;
@@ -64,8 +78,8 @@ bool is_printed_default(const ConfigValue& value) {
 }  // namespace
 
 std::span<const UnknownFlag> unknown_to(Op op) {
-  static constexpr std::span<const UnknownFlag> kUnknown[] = {kNotOfAttention, kNotOfDecode, kNotOfLatent, kNotOfScans,
-                                                              kNotOfSelective};
+  static constexpr std::span<const UnknownFlag> kUnknown[] = {kNotOfAttention, kNotOfDecode,    kNotOfLatent,
+                                                              kNotOfScans,     kNotOfSelective, kNotOfConvolution};
   return kUnknown[static_cast<std::size_t>(op)];
 }
 
@@ -83,17 +97,18 @@ void check_op(const Config& config, Op op) {
     if (flag == "page-size" && config.options.page_size == 0) continue;
     if (flag == "prefix" && config.options.prefix == 0) continue;
     if (is_printed_default(config.value(flag))) continue;
-    constexpr std::string_view kFiles[] = {"keys and values", "a cache", "latents", "a scan", "a selective scan"};
+    constexpr std::string_view kFiles[] = {"keys and values", "a cache",          "latents",
+                                           "a scan",          "a selective scan", "a convolution"};
     const bool file = config.given("input");
     const std::string other = file ? fmt::format("a file with {}", kFiles[static_cast<std::size_t>(op)])
                                    : fmt::format("--op {}{}", op_name(op),
                                                  config.value("op").source != Source::kDefault ? "" : ", the default");
     fail(ErrorCode::kUsage, fmt::format("{} contradicts {}", config.origin(flag), other), why,
-         file                  ? "Leave it out."
-         : why == kLatentAlone ? "Leave it out, or use --op mla."
-         : why == kScanAlone   ? "Leave it out, or use --op ssd."
-         : why == kOnlyCaches  ? "Leave it out, or use --op decode."
-                               : "Leave it out, or use --op attention.");
+         file                                    ? "Leave it out."
+         : why == kLatentAlone                   ? "Leave it out, or use --op mla."
+         : why == kScanAlone || why == kNoStates ? "Leave it out, or use --op ssd."
+         : why == kOnlyCaches                    ? "Leave it out, or use --op decode."
+                                                 : "Leave it out, or use --op attention.");
   }
 }
 

@@ -16,19 +16,17 @@
 #include "launch/job_text.hpp"
 #include "launch/plan_scan.hpp"
 #include "launch/plan_steps.hpp"
-#include "launch/report.hpp"
+#include "launch/plan_table.hpp"
 #include "launch/scan_request.hpp"
 #include "launch/screen.hpp"
 #include "launch/table.hpp"
 #include "launch/values.hpp"
-#include "launch/wording.hpp"
 
 namespace ringattn {
 
 namespace {
 
 constexpr int kShownRanks = 8;  // without --verbose
-constexpr std::size_t kShownRuns = 4;
 
 // Over all ranks.
 struct BlockFigures {
@@ -85,18 +83,6 @@ WorldFigures plan_world(const RingJob& job, const Options& options, Route route,
     figures.exposed_seconds = std::max(figures.exposed_seconds, prediction.exposed_seconds);
   }
   return figures;
-}
-
-std::string mebibytes(double bytes) { return fmt::format("{:.2f}", bytes / 0x1p20); }
-
-std::string runs_text(std::span<const TokenRun> runs, bool all) {
-  std::string text;
-  const std::size_t shown = all ? runs.size() : std::min(runs.size(), kShownRuns);
-  for (std::size_t i = 0; i < shown; ++i) {
-    text += fmt::format("{}{}:{}-{}", i == 0 ? "" : ", ", runs[i].sequence, runs[i].begin, runs[i].end);
-  }
-  if (shown < runs.size()) text += fmt::format(", … {} runs in all", runs.size());
-  return text.empty() ? "nothing" : text;
 }
 
 // Who owns what: the ranks' query runs, as sequence:first-last.
@@ -227,9 +213,7 @@ int plan_job(const Invocation& invocation) {
   }
   if (inputs.front().decodes()) return plan_steps(invocation, inputs, screen);
   Options library = library_options(config);
-  // What is forced is meant for another machine, perhaps; what is not is this one's.
-  const bool forced = options.backend != "auto" || options.kernel != "auto";
-  const KernelPlace place = forced ? KernelPlace::kAnywhere : KernelPlace::kHere;
+  const KernelPlace place = planned_place(options);
   std::optional<PlannedJob> planned(std::in_place, inputs.front(), library, place);
   const KernelEntry& row = *planned->kernel().row;
   if (library.machine == MachineModel{}) library.machine = default_machine(row, planned->backend());
@@ -248,14 +232,8 @@ int plan_job(const Invocation& invocation) {
                              library.machine.name, library.machine.flops_per_second / 1e9,
                              library.machine.link_bytes_per_second / 1e9, library.machine.latency_seconds * 1e6));
 
-  const std::size_t rows = inputs.size() * options.world.size();
-  JsonWriter json;
-  json.begin_object();
-  write_document_head(json, "plan", invocation, shape_of(inputs.front()));
-  json.member("op", op_name(inputs.front().op())).member("kernel", row.name).key("rows").begin_array();
-  Table summary({std::begin(kSummary), std::end(kSummary)});
-  std::optional<Error> misfit;
-  std::size_t fitting = 0;
+  PlanTable table(invocation, screen, shape_of(one), op_name(one.op()), row.name,
+                  {std::begin(kSummary), std::end(kSummary)}, inputs.size() * options.world.size(), "tokens");
   for (const JobInput& input : inputs) {
     planned.emplace(input, library, place);
     if (input.op() == Op::kLatent) {
@@ -263,32 +241,20 @@ int plan_job(const Invocation& invocation) {
                                  input.form().reason));
     }
     for (const std::int64_t world : options.world) {
-      try {
+      table.add(world, input.job().batch.q_tokens(), [&](JsonWriter& json) {
         const WorldFigures figures =
             plan_world(planned->ring(static_cast<int>(world)), library, route, static_cast<int>(world));
-        if (rows == 1) {
+        if (table.alone()) {
           screen.context(fmt::format("layout: {}", layout_text(figures.layout.request)));
           print_owners(screen, figures);
           if (!options.quiet) print_blocks(screen, figures);
         }
-        summary.add(summary_row(figures));
         write_row(json, figures);
-        ++fitting;
-      } catch (const Error& error) {
-        // In a list, a world that is too small is an answer.
-        if (error.code() != ErrorCode::kMemory || rows == 1) throw;
-        if (!misfit) misfit = error;
-        screen.context(
-            fmt::format("world {}, {} tokens: {}", world, input.job().batch.q_tokens(), program_text(error)));
-        json.begin_object().member("world", world).member("tokens", input.job().batch.q_tokens());
-        json.member("does_not_fit", program_text(error)).end_object();
-      }
+        return summary_row(figures);
+      });
     }
   }
-  if (fitting == 0 && misfit) throw Error(*misfit);
-  screen.print(summary.text(!options.quiet));
-  json.end_array().key("error").null().end_object();
-  if (invocation.first_process) invocation.report_file->write(json.text());
+  table.finish();
   return 0;
 }
 

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <optional>
 
 #include "attention/scan_forecast.hpp"
 #include "attention/tokens/cost.hpp"
@@ -13,17 +12,15 @@
 #include "launch/file_shape.hpp"
 #include "launch/help.hpp"
 #include "launch/job_request.hpp"
+#include "launch/plan_table.hpp"
 #include "launch/report.hpp"
 #include "launch/scan_request.hpp"
-#include "launch/table.hpp"
-#include "launch/wording.hpp"
 
 namespace ringattn {
 
 namespace {
 
 constexpr int kShownRanks = 8;  // without --verbose
-constexpr std::size_t kShownRuns = 4;
 
 struct WorldFigures {
   int world = 1;
@@ -46,14 +43,14 @@ void check_budget(const ScanMemory& needed, std::size_t budget) {
        "Use more ranks, or allow for fewer tokens.");
 }
 
-WorldFigures plan_world(const ScanJob& job, const ScanKernel& kernel, double flops_per_second,
+WorldFigures plan_world(const ScanJob& job, const ScanKernel* kernel, double flops_per_second,
                         const MachineModel& machine, std::size_t budget, int world) {
   WorldFigures figures{world, forecast_scan(job, {}, world, kernel, flops_per_second), 0, 0.0, {}};
   check_budget(figures.forecast.most_memory(), budget);
   for (const std::vector<StateHop>& step : figures.forecast.hops.hops) {
     figures.states += static_cast<std::int64_t>(step.size());
     figures.passing_seconds +=
-        machine.latency_seconds + 0.5 * static_cast<double>(state_bytes(job.spec)) / machine.link_bytes_per_second;
+        machine.latency_seconds + 0.5 * static_cast<double>(carried_bytes(job)) / machine.link_bytes_per_second;
   }
   for (int rank = 0; rank < world; ++rank) {
     figures.rank_flops.push_back(scan_token_flops(job) * static_cast<double>(figures.forecast.layout.tokens(rank)));
@@ -61,24 +58,14 @@ WorldFigures plan_world(const ScanJob& job, const ScanKernel& kernel, double flo
   return figures;
 }
 
-std::string runs_text(std::span<const TokenRun> runs, bool all) {
-  std::string text;
-  const std::size_t shown = all ? runs.size() : std::min(runs.size(), kShownRuns);
-  for (std::size_t i = 0; i < shown; ++i) {
-    text += fmt::format("{}{}:{}-{}", i == 0 ? "" : ", ", runs[i].sequence, runs[i].begin, runs[i].end);
-  }
-  if (shown < runs.size()) text += fmt::format(", … {} runs in all", runs.size());
-  return text.empty() ? "nothing" : text;
-}
-
 // Who owns what: the ranks' runs, as sequence:first-last.
-void print_owners(const Screen& screen, const WorldFigures& figures, const ScanSpec& spec) {
+void print_owners(const Screen& screen, const WorldFigures& figures, const ScanJob& job) {
   const Layout& layout = figures.forecast.layout;
   const int shown = screen.verbose() ? figures.world : std::min(figures.world, kShownRanks);
   for (int rank = 0; rank < shown; ++rank) {
     const std::int64_t states = states_received(figures.forecast.hops, rank);
     screen.context(fmt::format("rank {} owns {} tokens, receives {}: {}", rank, layout.tokens(rank),
-                               format_bytes(static_cast<double>(states * state_bytes(spec))),
+                               format_bytes(static_cast<double>(states * carried_bytes(job))),
                                runs_text(layout.runs(rank), screen.verbose())));
   }
   if (shown < figures.world) {
@@ -86,15 +73,13 @@ void print_owners(const Screen& screen, const WorldFigures& figures, const ScanS
   }
 }
 
-std::string mebibytes(double bytes) { return fmt::format("{:.2f}", bytes / 0x1p20); }
-
 std::vector<std::string> summary_row(const ScanJob& job, const WorldFigures& figures) {
   const ScanMemory& memory = figures.forecast.most_memory();
   return {fmt::format("{}", figures.world),
           fmt::format("{}", job.tokens()),
           fmt::format("{}", figures.forecast.layout.owners().size()),
           fmt::format("{}", figures.states),
-          mebibytes(static_cast<double>(state_bytes(job.spec))),
+          mebibytes(static_cast<double>(carried_bytes(job))),
           mebibytes(static_cast<double>(memory.total())),
           fmt::format("{:.4f}", figures.balance()),
           job.update ? "-" : fmt::format("{:.3f}", figures.forecast.seconds * 1e3),
@@ -103,7 +88,7 @@ std::vector<std::string> summary_row(const ScanJob& job, const WorldFigures& fig
 
 void write_row(JsonWriter& json, const ScanJob& job, const WorldFigures& figures) {
   const ScanForecast& forecast = figures.forecast;
-  const std::int64_t state = state_bytes(job.spec);
+  const std::int64_t state = carried_bytes(job);
   json.begin_object().member("world", figures.world).member("tokens", job.tokens());
   json.member("layout", layout_name(LayoutKind::kContiguous)).member("stripe", kSuperSegmentTokens);
   json.member("bytes_moved", figures.states * state).member("state_bytes", state);
@@ -142,63 +127,47 @@ int plan_scan(const Invocation& invocation, const Screen& screen) {
   const Config& config = invocation.config;
   const JobOptions& options = config.options;
   const std::vector<ScanInput> inputs = inputs_of(config);
-  const ScanSpec& spec = inputs.front().job().spec;
+  const ScanJob& first = inputs.front().job();
   const ScanOptions library = scan_options(config);
-  // What is forced is meant for another machine, perhaps; what is not is this one's.
-  const bool forced = options.backend != "auto" || options.kernel != "auto";
-  const ScanChoice choice = choose_kernel(spec, library.kernel, forced ? KernelPlace::kAnywhere : KernelPlace::kHere);
+  const ScanJobChoice choice = choose_kernel(first, library.kernel, planned_place(options));
   const std::unique_ptr<Backend> backend = choice.row->make_backend({1, kNoDevice});
-  const std::unique_ptr<ScanKernel> kernel = choice.row->make_kernel(spec, *backend);
+  const std::unique_ptr<ScanKernel> kernel = choice.scan ? choice.scan->make_kernel(first.spec, *backend) : nullptr;
   const double flops_per_second = choice.row->flops_per_second(*backend);
   const MachineModel machine = machine_model(config);
 
   const std::string tool = version_line();
   screen.context(tool.substr(0, tool.size() - 1));
-  screen.context(fmt::format("job: {}", inputs.size() == 1 ? describe(inputs.front().job()) : describe(spec)));
+  screen.context(fmt::format("job: {}", inputs.size() == 1 ? describe(first)
+                                        : first.alone      ? describe(*first.convolution)
+                                                           : describe(first.spec)));
   screen.context(fmt::format("kernel: {}", choice.reason));
   screen.context(fmt::format(
       "rates: {:.4g} GFLOP/s a rank by the kernel; {:.4g} GB/s and latency {:.4g} us by machine {}",
       flops_per_second / 1e9, machine.link_bytes_per_second / 1e9, machine.latency_seconds * 1e6, machine.name));
 
-  const std::size_t rows = inputs.size() * options.world.size();
-  JsonWriter json;
-  json.begin_object();
-  write_document_head(json, "plan", invocation, file_shape(inputs.front().job()));
-  json.member("op", op_name(inputs.front().op())).member("kernel", choice.row->name).key("rows").begin_array();
-  Table summary({{"world"},
-                 {"tokens"},
-                 {"runs"},
-                 {"states", "moved"},
-                 {"state", "(MiB)"},
-                 {"mem/rank", "(MiB, most)"},
-                 {"balance", "(max/mean)"},
-                 {"time", "(ms)"},
-                 {"passing", "(ms)"}});
-  std::optional<Error> misfit;
-  std::size_t fitting = 0;
+  PlanTable table(invocation, screen, file_shape(first), op_name(inputs.front().op()), choice.row->name,
+                  {{"world"},
+                   {"tokens"},
+                   {"runs"},
+                   {first.alone ? "halos" : "states", "moved"},
+                   {first.alone ? "halo" : "state", "(MiB)"},
+                   {"mem/rank", "(MiB, most)"},
+                   {"balance", "(max/mean)"},
+                   {"time", "(ms)"},
+                   {"passing", "(ms)"}},
+                  inputs.size() * options.world.size(), "tokens");
   for (const ScanInput& input : inputs) {
     for (const std::int64_t world : options.world) {
-      try {
-        const WorldFigures figures =
-            plan_world(input.job(), *kernel, flops_per_second, machine, library.memory_budget, static_cast<int>(world));
-        if (rows == 1) print_owners(screen, figures, spec);
-        summary.add(summary_row(input.job(), figures));
+      table.add(world, input.job().tokens(), [&](JsonWriter& json) {
+        const WorldFigures figures = plan_world(input.job(), kernel.get(), flops_per_second, machine,
+                                                library.memory_budget, static_cast<int>(world));
+        if (table.alone()) print_owners(screen, figures, input.job());
         write_row(json, input.job(), figures);
-        ++fitting;
-      } catch (const Error& error) {
-        // In a list, a world that is too small is an answer.
-        if (error.code() != ErrorCode::kMemory || rows == 1) throw;
-        if (!misfit) misfit = error;
-        screen.context(fmt::format("world {}, {} tokens: {}", world, input.job().tokens(), program_text(error)));
-        json.begin_object().member("world", world).member("tokens", input.job().tokens());
-        json.member("does_not_fit", program_text(error)).end_object();
-      }
+        return summary_row(input.job(), figures);
+      });
     }
   }
-  if (fitting == 0 && misfit) throw Error(*misfit);
-  screen.print(summary.text(!options.quiet));
-  json.end_array().key("error").null().end_object();
-  if (invocation.first_process) invocation.report_file->write(json.text());
+  table.finish();
   return 0;
 }
 

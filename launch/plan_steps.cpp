@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <optional>
 
 #include "attention/job/file_job.hpp"
 #include "attention/job/step_forecast.hpp"
@@ -15,17 +14,14 @@
 #include "launch/help.hpp"
 #include "launch/job_request.hpp"
 #include "launch/job_text.hpp"
+#include "launch/plan_table.hpp"
 #include "launch/report.hpp"
-#include "launch/table.hpp"
-#include "launch/wording.hpp"
 
 namespace ringattn {
 
 namespace {
 
 constexpr std::size_t kShownRanks = 8;  // without --verbose
-
-std::string mebibytes(std::size_t bytes) { return fmt::format("{:.2f}", static_cast<double>(bytes) / 0x1p20); }
 
 std::int64_t most(const std::vector<std::int64_t>& values) { return *std::max_element(values.begin(), values.end()); }
 
@@ -54,10 +50,10 @@ std::vector<std::string> summary_row(const JobInput& input, const StepForecast& 
           fmt::format("{}", batch.sequences.size()),
           fmt::format("{}", batch.q_tokens()),
           input.pages() == nullptr ? "dense" : fmt::format("{}", input.pages()->page_size),
-          mebibytes(memory.cache),
-          mebibytes(memory.scratch),
-          mebibytes(memory.partials),
-          mebibytes(memory.total()),
+          mebibytes(static_cast<double>(memory.cache)),
+          mebibytes(static_cast<double>(memory.scratch)),
+          mebibytes(static_cast<double>(memory.partials)),
+          mebibytes(static_cast<double>(memory.total())),
           fmt::format("{:.2f}", static_cast<double>(most(step.received)) / 0x1p20),
           fmt::format("{:.2f}", step.bytes_read / static_cast<double>(world) / 0x1p20),
           fmt::format("{:.4f}", step.balance())};
@@ -85,8 +81,7 @@ int plan_steps(const Invocation& invocation, const std::vector<JobInput>& inputs
   const Config& config = invocation.config;
   const JobOptions& options = config.options;
   const Options library = library_options(config);
-  const bool forced = options.backend != "auto" || options.kernel != "auto";
-  const KernelPlace place = forced ? KernelPlace::kAnywhere : KernelPlace::kHere;
+  const KernelPlace place = planned_place(options);
   const JobInput& first = inputs.front();
   const auto choice = choose_kernel(decode_spec(first), library.kernel, place);
   const DecodeSpec spec = stored_spec(first, *choice.row);
@@ -102,50 +97,35 @@ int plan_steps(const Invocation& invocation, const std::vector<JobInput>& inputs
   screen.context(fmt::format("job: decode, {}", job));
   screen.context(fmt::format("kernel: {}; tiles of {} keys", choice.reason, kernel->key_tile()));
 
-  const std::size_t rows = inputs.size() * options.world.size();
-  JsonWriter json;
-  json.begin_object();
-  write_document_head(json, "plan", invocation, shape_of(inputs.front()));
-  json.member("op", op_name(first.op())).member("kernel", choice.row->name).key("rows").begin_array();
-  Table summary({{"world"},
-                 {"keys"},
-                 {"seqs"},
-                 {"rows"},
-                 {"page"},
-                 {"cache", "(MiB/rank)"},
-                 {"scratch", "(MiB/rank)"},
-                 {"partials", "(MiB/rank)"},
-                 {"memory", "(MiB/rank)"},
-                 {"received", "(MiB, most)"},
-                 {"read", "(MiB/rank)"},
-                 {"balance", "(max/mean)"}});
-  std::optional<Error> misfit;
-  std::size_t fitting = 0;
+  PlanTable table(invocation, screen, shape_of(first), op_name(first.op()), choice.row->name,
+                  {{"world"},
+                   {"keys"},
+                   {"seqs"},
+                   {"rows"},
+                   {"page"},
+                   {"cache", "(MiB/rank)"},
+                   {"scratch", "(MiB/rank)"},
+                   {"partials", "(MiB/rank)"},
+                   {"memory", "(MiB/rank)"},
+                   {"received", "(MiB, most)"},
+                   {"read", "(MiB/rank)"},
+                   {"balance", "(max/mean)"}},
+                  inputs.size() * options.world.size(), "keys");
   for (const JobInput& input : inputs) {
     for (const std::int64_t world : options.world) {
-      try {
+      table.add(world, input.job().batch.k_tokens(), [&](JsonWriter& json) {
         const StepForecast step = forecast_step(input, *kernel, static_cast<int>(world), spec.format);
         check_budget(step, library.memory_budget);
-        if (rows == 1) {
+        if (table.alone()) {
           screen.context(fmt::format("cache: {}; {}", cache_text(input, step.job), deal_text(step)));
           print_ranks(screen, step);
         }
-        summary.add(summary_row(input, step, world));
         write_row(json, input, step, world);
-        ++fitting;
-      } catch (const Error& error) {
-        if (error.code() != ErrorCode::kMemory || rows == 1) throw;
-        if (!misfit) misfit = error;
-        screen.context(fmt::format("world {}, {} keys: {}", world, input.job().batch.k_tokens(), program_text(error)));
-        json.begin_object().member("world", world).member("keys", input.job().batch.k_tokens());
-        json.member("does_not_fit", program_text(error)).end_object();
-      }
+        return summary_row(input, step, world);
+      });
     }
   }
-  if (fitting == 0 && misfit) throw Error(*misfit);
-  screen.print(summary.text(!options.quiet));
-  json.end_array().key("error").null().end_object();
-  if (invocation.first_process) invocation.report_file->write(json.text());
+  table.finish();
   return 0;
 }
 

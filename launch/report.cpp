@@ -56,6 +56,22 @@ void write_texts(JsonWriter& json, std::string_view name, const std::vector<std:
   json.end_array();
 }
 
+void write_scan_job(JsonWriter& json, const ScanJob& job) {
+  json.begin_object();
+  if (job.alone) {
+    const ConvolutionSpec& spec = *job.convolution;
+    json.member("dtype", dtype_name(spec.dtype)).member("channels", spec.channels).member("bias", spec.bias);
+    json.member("silu", spec.silu);
+  } else {
+    write_scan_spec(json, job.spec);
+    json.member("update", job.update);
+  }
+  json.member("conv_width", job.convolution ? job.convolution->width : 0);
+  json.member("initial_states", job.alone ? job.initial_halos : job.initial_states);
+  json.member("final_states", job.alone ? job.final_halos : job.final_states);
+  json.member("sequences", static_cast<std::int64_t>(job.lengths.size())).member("tokens", job.tokens()).end_object();
+}
+
 // The job itself, wherever its shape came from.
 void write_job(JsonWriter& json, const Report& report) {
   const std::optional<Job>& job = report.job;
@@ -65,13 +81,7 @@ void write_job(JsonWriter& json, const Report& report) {
   }
   json.member("op", op_name(report.op)).key("job");
   if (report.scan) {
-    json.begin_object();
-    write_scan_spec(json, report.scan->spec);
-    json.member("update", report.scan->update)
-        .member("conv_width", report.scan->convolution ? report.scan->convolution->width : 0);
-    json.member("initial_states", report.scan->initial_states).member("final_states", report.scan->final_states);
-    json.member("sequences", static_cast<std::int64_t>(report.scan->lengths.size()));
-    json.member("tokens", report.scan->tokens()).end_object();
+    write_scan_job(json, *report.scan);
     return;
   }
   const FoldSpec& spec = job->spec;

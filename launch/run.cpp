@@ -8,7 +8,6 @@
 
 #include "attention/job/file_job.hpp"
 #include "base/size.hpp"
-#include "base/text_file.hpp"
 #include "launch/commands.hpp"
 #include "launch/help.hpp"
 #include "launch/job_request.hpp"
@@ -16,6 +15,7 @@
 #include "launch/outputs.hpp"
 #include "launch/progress.hpp"
 #include "launch/report.hpp"
+#include "launch/run_end.hpp"
 #include "launch/run_scan.hpp"
 #include "launch/scan_request.hpp"
 #include "launch/screen.hpp"
@@ -141,14 +141,7 @@ int run_job(const Invocation& invocation, Transport& world, Report& report) {
   source = {};
   gather_world(report, prepared, world, meeting);
   print_job(screen, prepared, report);
-  if (options.dry_run) {
-    screen.context("dry run: nothing is computed");
-    report.verdict = "ok";
-    meeting.together([&] {
-      if (first) write_report(report);
-    });
-    return 0;
-  }
+  if (options.dry_run) return end_dry_run(screen, report, meeting);
 
   ProgressDisplay progress(options, first);
   const FileJobResult result = prepared.run(
@@ -159,23 +152,15 @@ int run_job(const Invocation& invocation, Transport& world, Report& report) {
   prepared.write(result);
   std::vector<std::vector<BlockTimes>> timeline;
   if (!options.trace.empty()) timeline = gather_block_times(result.rank.stats.blocks, meeting);
-  report.verdict = "ok";
-  meeting.together([&] {
-    if (!first) return;
+  const auto print = [&] {
     print_details(report, screen);
     if (prepared.input().decodes()) {
       print_step_result(report, prepared.input(), screen, options.quiet);
     } else {
       print_result(report, prepared.input().job(), screen, options.quiet);
     }
-    if (!options.output.empty()) screen.context(fmt::format("output: {}", options.output));
-    if (!options.trace.empty()) {
-      write_text_file(options.trace, trace_text(timeline, report.hosts), options.force, "trace");
-      screen.context(fmt::format("trace: {}", options.trace));
-    }
-    write_report(report);
-  });
-  return 0;
+  };
+  return end_run(screen, report, meeting, print, [&] { return trace_text(timeline, report.hosts); });
 }
 
 }  // namespace

@@ -8,9 +8,9 @@
 
 #include "attention/tokens/cost.hpp"
 #include "base/size.hpp"
-#include "base/text_file.hpp"
 #include "launch/outputs.hpp"
 #include "launch/progress.hpp"
+#include "launch/run_end.hpp"
 #include "launch/scan_request.hpp"
 #include "launch/table.hpp"
 #include "launch/trace.hpp"
@@ -24,9 +24,11 @@ void print_details(const Report& report, const Screen& screen) {
   for (std::size_t rank = 0; rank < report.figures.size(); ++rank) {
     const RankFigures& figures = report.figures[rank];
     non_finite += figures.non_finite.q;
-    screen.detail(fmt::format("rank {} on {}: {} tokens, {:.3f} ms, {:.3f} ms of them for states, received {}, peak {}",
-                              rank, report.hosts[rank], figures.tokens, figures.seconds * 1e3,
-                              figures.exposed_seconds * 1e3, format_bytes(static_cast<double>(figures.bytes_received)),
+    const std::string waited =
+        report.scan->alone ? "" : fmt::format(", {:.3f} ms of them for states", figures.exposed_seconds * 1e3);
+    screen.detail(fmt::format("rank {} on {}: {} tokens, {:.3f} ms{}, received {}, peak {}", rank, report.hosts[rank],
+                              figures.tokens, figures.seconds * 1e3, waited,
+                              format_bytes(static_cast<double>(figures.bytes_received)),
                               format_bytes(static_cast<double>(figures.memory_peak))));
   }
   if (non_finite > 0) screen.context(fmt::format("note: {} values of the rows are NaN or infinite", non_finite));
@@ -38,26 +40,31 @@ void print_result(const Report& report, const Screen& screen, bool quiet) {
   const double seconds = report.slowest_seconds();
   const auto tokens = static_cast<double>(job.tokens());
   const auto rate = [&](double amount) { return seconds > 0.0 ? amount / seconds : 0.0; };
-  Table table({{"tokens"},
-               {"seqs"},
-               {spec.state_decays ? "channels" : "heads"},
-               {"dim"},
-               {"state"},
-               {"groups"},
-               {"dtype"},
-               {"time", "(ms)"},
-               {"Mtokens/s"},
-               {"GB/s", "all ranks"},
-               {"states", "(ms)"},
-               {"mem/rank", "(MiB)"},
-               {"digest of y"}});
-  table.add({fmt::format("{}", job.tokens()), fmt::format("{}", job.lengths.size()), fmt::format("{}", spec.heads),
-             fmt::format("{}", spec.head_dim), fmt::format("{}", spec.state_dim), fmt::format("{}", spec.groups),
-             std::string(dtype_name(spec.dtype)), fmt::format("{:.3f}", seconds * 1e3),
-             fmt::format("{:.3f}", rate(tokens) * 1e-6),
-             fmt::format("{:.2f}", rate(tokens * static_cast<double>(scan_token_bytes(job))) * 1e-9),
-             fmt::format("{:.3f}", report.most_exposed_seconds() * 1e3),
-             fmt::format("{:.1f}", static_cast<double>(report.memory_peak()) / 0x1p20), report.scan_digests->y});
+  std::vector<Table::Column> columns;
+  std::vector<std::string> cells;
+  const auto add = [&](Table::Column column, std::string cell) {
+    columns.push_back(std::move(column));
+    cells.push_back(std::move(cell));
+  };
+  add({"tokens"}, fmt::format("{}", job.tokens()));
+  add({"seqs"}, fmt::format("{}", job.lengths.size()));
+  add({spec.state_decays ? "channels" : "heads"}, fmt::format("{}", spec.heads));
+  if (job.alone) {
+    add({"width"}, fmt::format("{}", job.convolution->width));
+  } else {
+    add({"dim"}, fmt::format("{}", spec.head_dim));
+    add({"state"}, fmt::format("{}", spec.state_dim));
+    add({"groups"}, fmt::format("{}", spec.groups));
+  }
+  add({"dtype"}, std::string(dtype_name(spec.dtype)));
+  add({"time", "(ms)"}, fmt::format("{:.3f}", seconds * 1e3));
+  add({"Mtokens/s"}, fmt::format("{:.3f}", rate(tokens) * 1e-6));
+  add({"GB/s", "all ranks"}, fmt::format("{:.2f}", rate(tokens * static_cast<double>(scan_token_bytes(job))) * 1e-9));
+  if (!job.alone) add({"states", "(ms)"}, fmt::format("{:.3f}", report.most_exposed_seconds() * 1e3));
+  add({"mem/rank", "(MiB)"}, fmt::format("{:.1f}", static_cast<double>(report.memory_peak()) / 0x1p20));
+  add({"digest of y"}, report.scan_digests->y);
+  Table table(std::move(columns));
+  table.add(std::move(cells));
   screen.print(table.text(!quiet));
 }
 
@@ -81,14 +88,7 @@ int run_scan(const Invocation& invocation, Transport& world, Report& report) {
   input.reset();
   gather_scan(report, prepared, world, meeting);
   print_scan(screen, prepared, report);
-  if (options.dry_run) {
-    screen.context("dry run: nothing is computed");
-    report.verdict = "ok";
-    meeting.together([&] {
-      if (first) write_report(report);
-    });
-    return 0;
-  }
+  if (options.dry_run) return end_dry_run(screen, report, meeting);
 
   ProgressDisplay progress(options, first);
   const ScanFileResult result = prepared.run(
@@ -99,22 +99,13 @@ int run_scan(const Invocation& invocation, Transport& world, Report& report) {
   prepared.write(result);
   std::vector<std::vector<ScanPart>> timeline;
   if (!options.trace.empty()) timeline = gather_scan_parts(result.rank.stats.parts, meeting);
-  report.verdict = "ok";
-  meeting.together([&] {
-    if (!first) return;
+  const auto print = [&] {
     print_details(report, screen);
     print_result(report, screen, options.quiet);
-    if (!result.digests.final_states.empty()) {
-      screen.context(fmt::format("digest of final_states: {}", result.digests.final_states));
-    }
-    if (!options.output.empty()) screen.context(fmt::format("output: {}", options.output));
-    if (!options.trace.empty()) {
-      write_text_file(options.trace, trace_text(timeline, report.hosts), options.force, "trace");
-      screen.context(fmt::format("trace: {}", options.trace));
-    }
-    write_report(report);
-  });
-  return 0;
+    if (result.digests.final_states.empty()) return;
+    screen.context(fmt::format("digest of {}: {}", carried_name(prepared.scan().job()), result.digests.final_states));
+  };
+  return end_run(screen, report, meeting, print, [&] { return trace_text(timeline, report.hosts); });
 }
 
 }  // namespace ringattn

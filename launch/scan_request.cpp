@@ -40,6 +40,7 @@ ScanRequest scan_request(const Config& config, std::int64_t seq) {
   SyntheticScan input;
   input.update = options.q_len.has_value();
   input.selective = options.op == Op::kSelectiveScan;
+  input.convolution = options.op == Op::kConvolution;
   input.seed = options.synthetic;
   input.tokens = input.update ? 1 : seq;
   input.batch = options.batch;
@@ -57,10 +58,13 @@ ScanNumerics scan_numerics(const JobOptions& options) {
   return {options.dt_softplus, options.dt_least, options.dt_most, options.final_states};
 }
 
-std::string moved_text(std::int64_t states, std::int64_t bytes) {
-  if (states == 0) return "no state travels";
-  return fmt::format("{}, {}", counted(static_cast<std::uint64_t>(states), "state"),
-                     format_bytes(static_cast<double>(bytes)));
+std::string moved_text(const ScanJob& job, std::int64_t bytes) {
+  const auto count = static_cast<std::uint64_t>(bytes / carried_bytes(job));
+  if (count == 0) return job.alone ? "no token travels" : "no state travels";
+  const std::string what = job.alone
+                               ? counted(count * static_cast<std::uint64_t>(job.convolution->halo_tokens()), "token")
+                               : counted(count, "state");
+  return fmt::format("{}, {}", what, format_bytes(static_cast<double>(bytes)));
 }
 
 }  // namespace
@@ -68,7 +72,7 @@ std::string moved_text(std::int64_t states, std::int64_t bytes) {
 OpenSource open_source(const Config& config, bool require_source) {
   check_source(config, require_source);
   const Op op = config.options.op;
-  if (!config.given("input")) return {nullptr, op == Op::kSsd || op == Op::kSelectiveScan};
+  if (!config.given("input")) return {nullptr, op >= Op::kSsd};
   std::shared_ptr<const InputFile> file = open_input_file(file_input(config.options));
   const bool scan = file->scan.has_value();
   return {std::move(file), scan};
@@ -104,11 +108,10 @@ void print_scan(const Screen& screen, PreparedScan& prepared, const Report& repo
   Scan& scan = prepared.scan();
   print_head(screen, prepared.input().source(), describe(scan.job()), *scan.kernel().row, scan.options().threads,
              report);
-  screen.context(
-      fmt::format("ranks: {} of whole super-segments; {} from rank to rank, {} planned for a rank",
-                  counted(static_cast<std::uint64_t>(report.plan->blocks), "run"),
-                  moved_text(report.plan->bytes_moved / state_bytes(scan.job().spec), report.plan->bytes_moved),
-                  format_bytes(static_cast<double>(report.plan->memory_per_rank))));
+  screen.context(fmt::format("ranks: {} of whole super-segments; {} from rank to rank, {} planned for a rank",
+                             counted(static_cast<std::uint64_t>(report.plan->blocks), "run"),
+                             moved_text(scan.job(), report.plan->bytes_moved),
+                             format_bytes(static_cast<double>(report.plan->memory_per_rank))));
   print_devices(screen, report);
 }
 

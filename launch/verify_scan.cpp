@@ -22,6 +22,9 @@ namespace ringattn {
 
 namespace {
 
+// What travels once for each hop.
+std::string carried_word(const ScanInput& input) { return input.job().alone ? "halos" : "states"; }
+
 bool verify_worlds(const Config& config, const ScanInput& input, const ScanOptions& library, const Screen& screen,
                    Transport& world, Report& report) {
   const Meeting meeting(world, Patience(config.options.timeout));
@@ -46,7 +49,7 @@ bool verify_worlds(const Config& config, const ScanInput& input, const ScanOptio
   ProgressDisplay progress(config.options, world.rank() == 0);
   std::optional<Difference> first;
   std::int64_t done = 0;
-  Table table({{"ranks"}, {"runs"}, {"sequences"}, {"states", "moved"}, {"verdict"}});
+  Table table({{"ranks"}, {"runs"}, {"sequences"}, {carried_word(input), "moved"}, {"verdict"}});
   run_scan_shapes(input, library, shapes, world, seconds, [&](const ScanShape& shape, const ScanShapeResult& result) {
     table.add({fmt::format("{}", shape.ranks), shape.in_turn ? "in-turn" : "neighbours",
                shape.resumed ? "resumed" : "whole", fmt::format("{}", result.states),
@@ -84,14 +87,15 @@ bool check_against_oracle(const Meeting& meeting, const ScanInput& input, const 
 
 bool check_against_file(const Meeting& meeting, const ScanInput& input, const ScanRankResult& result,
                         const ScanOutputFile& against, const std::string& path, const Screen& screen) {
-  const ScanSpec& spec = input.job().spec;
+  const ScanJob& job = input.job();
   std::optional<Difference> mine;
-  meeting.together(
-      [&] { mine = against.compare(result.runs, result.y_view(spec), result.sequences, result.states_view(spec)); });
+  meeting.together([&] {
+    mine = against.compare(result.runs, result.y_view(job.spec), result.sequences, result.carried_view(job));
+  });
   const auto difference = earliest(meeting, mine);
-  screen.context(
-      fmt::format("against {}, bit for bit{}", path, against.has_final_states() ? "" : "; it holds no final_states"));
-  if (difference) screen.print(fmt::format("  first difference: {}\n", describe(*difference, input.job())));
+  screen.context(fmt::format("against {}, bit for bit{}", path,
+                             against.has_carried() ? "" : fmt::format("; it holds no {}", carried_name(job))));
+  if (difference) screen.print(fmt::format("  first difference: {}\n", describe(*difference, job)));
   return !difference;
 }
 
@@ -117,7 +121,8 @@ bool verify_single(const Config& config, const ScanInput& input, const ScanOptio
   progress.clear();
   report.scan_digests = result.digests;
   gather_scan_figures(report, prepared, result.rank, world, meeting);
-  screen.context(fmt::format("digests: y {}, final_states {}", result.digests.y, result.digests.final_states));
+  screen.context(
+      fmt::format("digests: y {}, {} {}", result.digests.y, carried_name(input.job()), result.digests.final_states));
   golden.digest_out = result.digests.y;
   golden.digest_final_states = result.digests.final_states;
   if (!options.record.empty()) {

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Installs what is missing, builds and runs the suite. What needs a GPU is skipped and says so.
-# Usage: ./tests/run.sh [--all]   --all adds the long parts: sanitizer builds, long fuzzing, every world size.
+# Usage: ./tests/run.sh [--all]   --all adds the suite under sanitizers, and to the dev build's its long parts: long
+# fuzzing, every world size, every moment at which a rank can stop, worlds over three hosts.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -45,8 +46,8 @@ suite() {
 }
 
 if ((all)); then
-  export RINGATTN_TEST_LONG=1
   ASAN_OPTIONS=detect_leaks=0 suite asan
   suite tsan
+  export RINGATTN_TEST_LONG=1
 fi
 suite dev

@@ -18,10 +18,9 @@ ringattn=build/$preset/bin/ringattn
 mkdir -p "$state"
 
 part build 8 "configure and build, preset $preset"
-part gpu-tests 4 "every test that is labelled gpu"
-part folds 8 "devices, generator, the tables of folds, head products and scans, on every kernel row"
-part decoding 8 "caches, decoding, shares and shared prefixes, on every kernel row"
-part transports 3 "the conformance suite of the device transports, as threads and under mpirun"
+part gpu-tests 4 "every test that is labelled gpu: transports on devices, front doors, what only GPUs have"
+part folds 8 "devices, and the tables of folds, head products and scans on every kernel of GPUs"
+part decoding 8 "caches, decoding, shares and shared prefixes on every kernel of GPUs"
 part worlds 3 "the same digest on 1 … N GPUs, layouts and block sizes, p2p and nccl, under mpirun"
 part one-connection 2 "p2p with CUDA_DEVICE_MAX_CONNECTIONS=1: no deadlock, the same digest"
 part several-a-gpu 2 "worlds of 2 to 7 ranks on one GPU, as threads, p2p: the same bits"
@@ -79,12 +78,9 @@ part_build() {
 }
 
 part_gpu_tests() { tests gpu-tests --label-regex gpu; }
-part_folds() {
-  local regex='^(base_test|fold_test|product_test|scan_test|synthetic_test|cuda_)'
-  tests folds --tests-regex "$regex" --label-exclude gpu
-}
-part_decoding() { tests decoding --tests-regex '^decode_test' --label-exclude gpu; }
-part_transports() { tests transports --tests-regex '^(comm_|device_|nccl|p2p|mpi_invariance)' --label-exclude gpu; }
+# Rows of the CPU's kernels are in tests/run.sh.
+part_folds() { tests folds --tests-regex '^(base_test|(fold|product|scan)_test.*/sm[0-9])' --label-exclude gpu; }
+part_decoding() { tests decoding --tests-regex '^decode_test.*/sm[0-9]' --label-exclude gpu; }
 
 worlds() {
   local transport

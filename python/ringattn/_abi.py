@@ -10,7 +10,7 @@ from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_uint64, c_vo
 
 from . import _errors, _structs
 
-ABI = 3
+ABI = 4
 
 CAUSAL, FULL, WINDOW = 0, 1, 2
 STRIPED, RUNS = 0, 3
@@ -46,6 +46,9 @@ _CHECKED = {
     "scan_create": [Handle, _struct("scan_spec"), _struct("scan_batch"), _options, _handle],
     "scan_rows": [Handle, c_int64, _longs, _longs],
     "scan_sequences": [Handle, _ints, _ints],
+    "convolution_create": [Handle, _struct("convolution_spec"), _struct("scan_batch"), _options, _handle],
+    "eviction_kept": [_struct("eviction"), _struct("spec"), _struct("batch"), _longs, _longs],
+    "evict": [_struct("eviction"), _struct("spec"), _struct("batch"), _struct("eviction_tensors")],
     "compression_create": [Handle, _struct("compression_spec"), _options, _handle],
     "compression_get_facts": [Handle, _struct("compression_facts")],
     "compression_get_part": [Handle, c_int32, c_int32, _struct("part")],
@@ -70,9 +73,11 @@ _PLAIN = {
     "latent_decode_cache_tokens": (c_int64, [Handle, c_int64]),
     "compression_destroy": (None, [Handle]),
 }
-for _op in ("attention", "decode", "latent", "latent_decode", "scan"):
-    _facts = _struct("decode_facts" if _op == "latent_decode" else f"{_op}_facts")
-    _CHECKED[f"{_op}_get_facts"] = [Handle, _facts]
+# Ops with facts of their own name, and those with another's.
+FACTS = {"attention": "attention", "decode": "decode", "latent": "latent", "latent_decode": "decode", "scan": "scan",
+         "convolution": "scan"}  # fmt: skip
+for _op, _facts in FACTS.items():
+    _CHECKED[f"{_op}_get_facts"] = [Handle, _struct(f"{_facts}_facts")]
     _CHECKED[f"{_op}_run"] = _CHECKED[f"{_op}_enqueue"] = [Handle, _struct(f"{_op}_tensors")]
     _CHECKED[f"{_op}_wait"] = [Handle]
     _PLAIN[f"{_op}_destroy"] = (None, [Handle])

@@ -26,8 +26,8 @@ class Attention(_job.Prepared):
     op = "attention"
 
     def __init__(self, world: World, spec, q_lengths: Sequence[int], k_lengths: Sequence[int] | None = None,
-                 q_offsets: Sequence[int] | None = None, options=None):  # fmt: skip
-        super().__init__(world, spec, _job.c_batch(q_lengths, k_lengths, q_offsets), options)
+                 q_offsets: Sequence[int] | None = None, options=None, positions=None):  # fmt: skip
+        super().__init__(world, spec, _job.c_batch(q_lengths, k_lengths, q_offsets, positions), options)
         self.q_rows: int = self.facts.q_rows
         self.k_rows: int = self.facts.k_rows
         self.workspace_bytes: int = self.facts.workspace_bytes
@@ -40,18 +40,18 @@ class Attention(_job.Prepared):
         self._do(q, _job.shown(q, k, v) | {"sinks": sinks, "out": out, "lse": lse}, self.workspace_bytes)
 
 
-def _prepared(world, q, k, v, q_lengths, k_lengths, q_offsets, mask, softmax_scale, softcap, sinks, layout, key_layout,
-              **members):  # fmt: skip
+def _prepared(world, q, k, v, q_lengths, k_lengths, q_offsets, positions, mask, softmax_scale, softcap, sinks, layout,
+              key_layout, **members):  # fmt: skip
     heads, kv_heads, head_dim, head_dim_v = q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1]
     formats = _job.format_of(k), _job.format_of(v)
     key = ("attention", formats, q.dtype, heads, kv_heads, head_dim, head_dim_v, mask, softmax_scale, softcap,
-           sinks is not None, q_lengths, k_lengths, q_offsets, layout, key_layout, *members.values())  # fmt: skip
+           sinks is not None, q_lengths, k_lengths, q_offsets, positions, layout, key_layout, *members.values())  # fmt: skip
 
     def make():
         spec = _job.c_spec(q, heads, kv_heads, head_dim, head_dim_v, _job.read_mask(mask), softmax_scale, softcap,
                            sinks is not None, formats)  # fmt: skip
         options = _job.c_options(world, q_lengths, k_lengths, layout, key_layout, **members)
-        return Attention(world, spec, q_lengths, k_lengths, q_offsets, options)
+        return Attention(world, spec, q_lengths, k_lengths, q_offsets, options, positions)
 
     return world.prepared(key, make)
 
@@ -70,8 +70,8 @@ def _run(prepared: Attention, q, k, v, sinks, out):
 def attention(q, k, v, *, mask: _job.Mask = "causal", softmax_scale: float | None = None, softcap: float = 0.0,
               sinks=None, q_offset: int | None = None, layout: str | Layout | None = None,
               key_layout: str | Layout | None = None, lengths: tuple[int, int] | None = None,
-              world: World | None = None, out=None, threads: int = 0, memory_budget: int = 0, timeout: float = 60.0,
-              **unknown):  # fmt: skip
+              k_positions=None, k_lengths: int | Sequence[int] | None = None, world: World | None = None, out=None,
+              threads: int = 0, memory_budget: int = 0, timeout: float = 60.0, **unknown):  # fmt: skip
     """Attention of equally long sequences.
 
     q: [tokens, heads, head_dim] or [batch, tokens, heads, head_dim]; k, v: the same with kv_heads, which divides heads,
@@ -82,8 +82,10 @@ def attention(q, k, v, *, mask: _job.Mask = "causal", softmax_scale: float | Non
     q_offset: query i stands at key position i + q_offset; None: queries end where keys end.
     layout: in a world of several ranks, which tokens of each sequence this rank's rows are (ringattn.layouts);
     key_layout: of k and v, where it is another one. lengths: queries and keys of a sequence over all ranks, where they
-    are not this rank's times the number of ranks. world: None is this rank alone. out: where the result goes; None: new.
-    threads: of the CPU; memory_budget: bytes; timeout: seconds that a silent peer is waited for.
+    are not this rank's times the number of ranks. k_positions: int32 [(batch,) keys, kv_heads or 1] of all ranks, where keys
+    stand in sequences from which tokens were taken out (ringattn.evict()); k_lengths: these sequences' tokens, all of them,
+    behind whose last one queries end that have no q_offset. world: None is this rank alone. out: where the result goes; None:
+    new. threads: of the CPU; memory_budget: bytes; timeout: seconds that a silent peer is waited for.
 
     Returns out, of q's shape and dtype but with v's head_dim, and lse, float32 [(batch,) tokens, heads]: natural
     logarithms of the denominators, -inf where a query sees no key. Collective in a world of several ranks.
@@ -94,9 +96,11 @@ def attention(q, k, v, *, mask: _job.Mask = "causal", softmax_scale: float | Non
     given = {"q": q, "k": k, "v": v, "sinks": sinks}
     settings = ("attention", mask, softmax_scale, softcap, q_offset, layout, key_layout, lengths, threads, memory_budget,
                 timeout)  # fmt: skip
-    call, results = _job.known_call(world, settings, given, out)
-    if results is not None:
-        return results
+    call = None
+    if k_positions is None and k_lengths is None:
+        call, results = _job.known_call(world, settings, given, out)
+        if results is not None:
+            return results
     _job.check_arrays("attention", q, q=q, k=k, v=v, sinks=sinks, out=out)
     batched = q.ndim == 4
     if q.ndim not in (3, 4) or k.ndim != q.ndim or v.ndim != q.ndim:
@@ -109,10 +113,11 @@ def attention(q, k, v, *, mask: _job.Mask = "causal", softmax_scale: float | Non
     batch = q.shape[0] if batched else 1
     if lengths is None:
         lengths = q.shape[-3] * own.size, k.shape[-3] * own.size
-    q_lengths, k_lengths = (lengths[0],) * batch, (lengths[1],) * batch
+    q_lengths, key_lengths = (lengths[0],) * batch, (lengths[1],) * batch
     q_offsets = None if q_offset is None else (q_offset,) * batch
-    prepared = _prepared(own, q, k, v, q_lengths, k_lengths, q_offsets, mask, softmax_scale, softcap, sinks, layout,
-                         key_layout, threads=threads, memory_budget=memory_budget, timeout_seconds=timeout)  # fmt: skip
+    positions = _job.read_positions(k, k_positions, k_lengths, sum(key_lengths), batch, q_offset is not None)
+    prepared = _prepared(own, q, k, v, q_lengths, key_lengths, q_offsets, positions, mask, softmax_scale, softcap, sinks,
+                         layout, key_layout, threads=threads, memory_budget=memory_budget, timeout_seconds=timeout)  # fmt: skip
     if batched:
         q, k, v, out = flat_rows(q), flat_rows(k), flat_rows(v), flat_view(out)
     made, lse, shown = _run(prepared, q, k, v, sinks, out)
@@ -126,8 +131,9 @@ def attention(q, k, v, *, mask: _job.Mask = "causal", softmax_scale: float | Non
 @traced
 def varlen(q, k, v, cu_seqlens_q, cu_seqlens_k=None, *, mask: _job.Mask = "causal", softmax_scale: float | None = None,
            softcap: float = 0.0, sinks=None, q_offsets=None, layout: str | Layout | None = None,
-           key_layout: str | Layout | None = None, world: World | None = None, out=None, threads: int = 0,
-           memory_budget: int = 0, timeout: float = 60.0, **unknown):  # fmt: skip
+           key_layout: str | Layout | None = None, k_positions=None, k_lengths: Sequence[int] | None = None,
+           world: World | None = None, out=None, threads: int = 0, memory_budget: int = 0, timeout: float = 60.0,
+           **unknown):  # fmt: skip
     """Attention of a packed batch: sequences of any lengths, one behind the other.
 
     q: [tokens, heads, head_dim], k, v: [tokens, kv_heads, …]: this rank's rows. cu_seqlens_q, cu_seqlens_k: [sequences + 1]
@@ -137,24 +143,27 @@ def varlen(q, k, v, cu_seqlens_q, cu_seqlens_k=None, *, mask: _job.Mask = "causa
     if unknown:
         _job.refuse_unknown("varlen", unknown)
     q_lengths = lengths_of(cu_seqlens_q)
-    k_lengths = q_lengths if cu_seqlens_k is None else lengths_of(cu_seqlens_k)
-    if len(q_lengths) != len(k_lengths):
+    key_lengths = q_lengths if cu_seqlens_k is None else lengths_of(cu_seqlens_k)
+    if len(q_lengths) != len(key_lengths):
         refuse(
-            f"there are {len(q_lengths)} sequences of queries and {len(k_lengths)} of keys",
+            f"there are {len(q_lengths)} sequences of queries and {len(key_lengths)} of keys",
             "each has both",
             "Check cu_seqlens.",
         )
     offsets = None if q_offsets is None else tuple(as_ints(q_offsets))
     given = {"q": q, "k": k, "v": v, "sinks": sinks}
-    settings = ("varlen", q_lengths, k_lengths, offsets, mask, softmax_scale, softcap, layout, key_layout, threads,
+    settings = ("varlen", q_lengths, key_lengths, offsets, mask, softmax_scale, softcap, layout, key_layout, threads,
                 memory_budget, timeout)  # fmt: skip
-    call, results = _job.known_call(world, settings, given, out)
-    if results is not None:
-        return results
+    call = None
+    if k_positions is None and k_lengths is None:
+        call, results = _job.known_call(world, settings, given, out)
+        if results is not None:
+            return results
     _job.check_arrays("varlen", q, q=q, k=k, v=v, sinks=sinks, out=out)
     own = _job.world_of(q, world)
-    prepared = _prepared(own, q, k, v, q_lengths, k_lengths, offsets, mask, softmax_scale, softcap, sinks, layout, key_layout,
-                         threads=threads, memory_budget=memory_budget, timeout_seconds=timeout)  # fmt: skip
+    positions = _job.read_positions(k, k_positions, k_lengths, sum(key_lengths), len(key_lengths), offsets is not None)
+    prepared = _prepared(own, q, k, v, q_lengths, key_lengths, offsets, positions, mask, softmax_scale, softcap, sinks,
+                         layout, key_layout, threads=threads, memory_budget=memory_budget, timeout_seconds=timeout)  # fmt: skip
     made, lse, shown = _run(prepared, q, k, v, sinks, out)
     _job.keep_call(world, call, prepared, shown, given, made, lse, prepared.workspace_bytes)
     return made, lse

@@ -4,6 +4,7 @@
 import ctypes
 import weakref
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from . import _abi, _structs
 from ._abi import lib
@@ -13,6 +14,7 @@ from ._tensors import (
     CompressedView,
     View,
     address_of,
+    as_ints,
     check_array,
     data_type,
     device_of,
@@ -20,6 +22,7 @@ from ._tensors import (
     forms_of,
     kind_of,
     maker,
+    on_host,
     stream_of,
 )
 from .layouts import make_layout
@@ -99,9 +102,45 @@ def c_spec(like, heads, kv_heads, head_dim, head_dim_v, mask, softmax_scale, sof
                      softmax_scale=softmax_scale or 0.0, softcap=softcap, k_format=k_format, v_format=v_format)  # fmt: skip
 
 
-def c_batch(q_lengths, k_lengths, q_offsets) -> _structs.batch:
-    return _structs.batch(sequences=len(q_lengths), q_lengths=longs(q_lengths), k_lengths=longs(k_lengths),
-                      q_offsets=longs(q_offsets))  # fmt: skip
+class Positions(NamedTuple):
+    """Where keys stand that don't follow each other: int32 [keys of all sequences, heads] as bytes, and the lengths of the
+    sequences with the tokens that were taken out."""
+
+    rows: bytes
+    heads: int
+    whole_lengths: tuple[int, ...] | None
+
+
+def read_positions(k, k_positions, k_lengths, k_rows: int, sequences: int, has_offsets: bool) -> Positions | None:
+    """Of k_rows keys over all ranks. k_lengths: an integer, or one for each sequence."""
+    if k_positions is None:
+        if k_lengths is not None:
+            refuse("k_lengths is given", "it belongs to k_positions", "Pass both, as ringattn.evict() gives them.")
+        return None
+    kv_heads, heads = k.shape[-2], k_positions.shape[-1]
+    rows = on_host(k_positions)
+    if str(rows.dtype) != "int32" or rows.ndim != k.ndim - 1 or rows.size != k_rows * heads or heads not in (1, kv_heads):
+        refuse(f"k_positions is {rows.dtype} {list(rows.shape)}",
+               f"there are {k_rows} keys over all ranks, so it is int32 [(batch,) keys, {kv_heads} or 1]",
+               "Pass those of all ranks' keys.")  # fmt: skip
+    if k_lengths is None:
+        if not has_offsets:
+            refuse("k_lengths is not given", "queries end where sequences end, with the tokens that were taken out",
+                   "Pass it, or say where queries stand.")  # fmt: skip
+        return Positions(rows.tobytes(), heads, None)
+    lengths = tuple(as_ints(k_lengths)) if hasattr(k_lengths, "__len__") else (int(k_lengths),) * sequences
+    if len(lengths) != sequences:
+        refuse(f"k_lengths has {len(lengths)} numbers", f"there are {sequences} sequences", "Pass one for each.")
+    return Positions(rows.tobytes(), heads, lengths)
+
+
+def c_batch(q_lengths, k_lengths, q_offsets, positions: Positions | None = None) -> _structs.batch:
+    batch = _structs.batch(sequences=len(q_lengths), q_lengths=longs(q_lengths), k_lengths=longs(k_lengths),
+                           q_offsets=longs(q_offsets))  # fmt: skip
+    if positions is not None:
+        batch.k_positions = ctypes.cast(ctypes.c_char_p(positions.rows), _structs.integers)
+        batch.position_heads, batch.whole_lengths = positions.heads, longs(positions.whole_lengths)
+    return batch
 
 
 def c_options(world: World, q_lengths, k_lengths, layout, key_layout, **members) -> _structs.options:
@@ -157,8 +196,7 @@ class Prepared:
         handle = _abi.Handle()
         getattr(lib, f"{self.op}_create")(world.handle, *job, ctypes.byref(handle))
         self._handle = handle
-        kind = "decode" if self.op == "latent_decode" else self.op
-        self.facts = getattr(_structs, f"{kind}_facts")()
+        self.facts = getattr(_structs, f"{_abi.FACTS[self.op]}_facts")()
         getattr(lib, f"{self.op}_get_facts")(handle, self.facts)
 
     @property
@@ -206,7 +244,8 @@ class Call:
     these forms by telling the library where they lie."""
 
     def __init__(self, prepared: Prepared, arrays: dict, given: dict, out, lse, workspace_bytes: int, members: dict):
-        """arrays: what the library is shown; given: the caller's, by the same names. out, lse: what the caller gets."""
+        """arrays: what the library is shown; given: the caller's, by the same names. out, lse: what the caller gets; lse may be
+        None, and out is a scan's y."""
         self.prepared = prepared
         self._tensors = getattr(_structs, f"{prepared.op}_tensors")()
         self._views: dict[str, View] = {}
@@ -215,8 +254,9 @@ class Call:
             setattr(self._tensors, name, value)
         places = {name: view.struct for name, view in self._views.items()}
         self._places = [places[name] if array is not None else None for name, array in given.items()]
-        self._out, self._lse = places["out"], places["lse"]
-        self._new_out, self._new_lse = maker(out, tuple(out.shape)), maker(out, tuple(lse.shape), "float32")
+        self._out, self._lse = places.get("out") or places["y"], places.get("lse")
+        self._new_out = maker(out, tuple(out.shape))
+        self._new_lse = None if lse is None else maker(out, tuple(lse.shape), "float32")
         self._on_host = device_of(out)[0] == _abi.CPU
         self._new_workspace = None
         if workspace_bytes and not self._on_host:
@@ -234,8 +274,10 @@ class Call:
         if out is None:
             out = self._new_out()
         self._out.data = address_of(out)
-        lse = self._new_lse()
-        self._lse.data = address_of(lse)
+        lse = None
+        if self._new_lse is not None:
+            lse = self._new_lse()
+            self._lse.data = address_of(lse)
         prepared, tensors = self.prepared, self._tensors
         if self._on_host:
             prepared._run(prepared._handle, tensors)

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scans of state space layers: Mamba-2's (ssd) and Mamba-1's (selective_scan), with the same bits on any number of ranks.
+"""Scans of state space layers: Mamba-2's (ssd) and Mamba-1's (selective_scan), with the same bits on any number of ranks; and
+one token of each of many sequences (ssd_update, selective_update), as models decode.
 
 y = ringattn.ssd(x, dt, A, B, C, D=D, dt_bias=dt_bias, dt_softplus=True)
-y, states = ringattn.ssd(x, dt, A, B, C, cu_seqlens=cu, initial_states=states, return_final_states=True)"""
+y, states = ringattn.ssd(x, dt, A, B, C, cu_seqlens=cu, initial_states=states, return_final_states=True)
+y = ringattn.ssd_update(states, x[-1:], dt[-1:], A, B[-1:], C[-1:])"""
 
 import ctypes
 import math
@@ -10,7 +12,7 @@ import math
 from . import _abi, _job, _structs
 from ._abi import lib
 from ._errors import refuse
-from ._tensors import contiguous_heads, data_type, empty, traced
+from ._tensors import contiguous_heads, data_type, empty, flat_view, is_contiguous, traced, type_name
 from ._attention import lengths_of
 from .layouts import Layout, super_segments
 from .worlds import World
@@ -30,6 +32,47 @@ class Scan(_job.Prepared):
         return list(begin)[: self.facts.beginning], list(end)[: self.facts.ending]
 
 
+def lengths_of_runs(x, batched: bool, cu_seqlens, layout, world: World) -> tuple[int, ...]:
+    """Tokens of the sequences of [(batch,) tokens, …], over all ranks."""
+    if batched and (cu_seqlens is not None or world.size > 1):
+        refuse(
+            "x has a batch axis",
+            "cu_seqlens, and ranks, deal packed rows",
+            "Pass [tokens, …] with all sequences packed.",
+        )
+    if cu_seqlens is not None:
+        return lengths_of(cu_seqlens)
+    if batched:
+        return (x.shape[1],) * x.shape[0]
+    if isinstance(layout, Layout):
+        return layout.lengths
+    if world.size > 1:
+        refuse(
+            "cu_seqlens is not given", "ranks of a scan may have different numbers of tokens", "Pass it, or a layout."
+        )
+    return (x.shape[0],)
+
+
+def run_options(world: World, lengths, layout: Layout | None, members: dict) -> _structs.options:
+    options = _structs.options(**members)
+    if world.size > 1:
+        dealt = layout if layout is not None else super_segments(lengths, world.size)
+        options.layout = _abi.RUNS
+        options.query_run_count, options.query_runs = dealt.c_runs()
+    return options
+
+
+def check_state(name: str, state, slots, sequences: int, shape: tuple, dtype: str) -> None:
+    """A state for each sequence, or, of an update by slots, any number of them."""
+    wanted = ["slots" if slots is not None else sequences, *shape]
+    fits = tuple(state.shape[1:]) == shape and (slots is not None or state.shape[0] == sequences)
+    if not fits or type_name(state.dtype) != dtype:
+        refuse(f"{name} is {type_name(state.dtype)} {list(state.shape)}",
+               f"it should be {dtype} [{', '.join(map(str, wanted))}]", "Check it against the rows.")  # fmt: skip
+    if not is_contiguous(state):
+        refuse(f"{name} is not contiguous", "it is read, and written, as one stretch of memory", "Make it contiguous.")
+
+
 def _prepared(world, x, heads, head_dim, state_dim, groups, state_decays, lengths, layout, flags, limits, members):
     key = ("scan", x.dtype, heads, head_dim, state_dim, groups, state_decays, lengths, layout, *flags.items(), limits,
            *members.items())  # fmt: skip
@@ -37,17 +80,12 @@ def _prepared(world, x, heads, head_dim, state_dim, groups, state_decays, length
     def make():
         wanted = dict(flags)
         batch = _structs.scan_batch(sequences=len(lengths), lengths=_job.longs(lengths), initial_states=wanted.pop("initial"),
-                                    final_states=wanted.pop("final"))  # fmt: skip
+                                    final_states=wanted.pop("final"), update=wanted.pop("update", 0))  # fmt: skip
         spec = _structs.scan_spec(dtype=data_type(x), heads=heads, head_dim=head_dim, state_dim=state_dim, groups=groups,
                                   state_decays=int(state_decays), dt_limits=int(limits is not None), **wanted)  # fmt: skip
         if limits is not None:
             spec.dt_least, spec.dt_most = limits
-        options = _structs.options(**members)
-        if world.size > 1:
-            dealt = layout if layout is not None else super_segments(lengths, world.size)
-            options.layout = _abi.RUNS
-            options.query_run_count, options.query_runs = dealt.c_runs()
-        return Scan(world, spec, batch, options)
+        return Scan(world, spec, batch, run_options(world, lengths, layout, members))
 
     return world.prepared(key, make)
 
@@ -65,51 +103,73 @@ def _scan(op, x, dt, A, B, C, D, z, dt_bias, dt_softplus, dt_limit, initial_stat
         refuse(f"x, dt, B and C have {x.ndim}, {dt.ndim}, {B.ndim} and {C.ndim} axes",
                "they are [(batch,) tokens, heads, head_dim], one axis less, and [(batch,) tokens, groups, state_dim]",
                "Reshape them.")  # fmt: skip
-    batched = x.ndim == 4
-    if batched and (cu_seqlens is not None or world.size > 1):
-        refuse(
-            "x has a batch axis",
-            "cu_seqlens, and ranks, deal packed rows",
-            "Pass [tokens, …] with all sequences packed.",
-        )
-    if cu_seqlens is not None:
-        lengths = lengths_of(cu_seqlens)
-    elif batched:
-        lengths = (x.shape[1],) * x.shape[0]
-    elif isinstance(layout, Layout):
-        lengths = layout.lengths
-    elif world.size == 1:
-        lengths = (x.shape[0],)
-    else:
-        refuse(
-            "cu_seqlens is not given", "ranks of a scan may have different numbers of tokens", "Pass it, or a layout."
-        )
+    lengths = lengths_of_runs(x, x.ndim == 4, cu_seqlens, layout, world)
     heads, head_dim = x.shape[-2:]
-    state_decays = A.ndim == 2
-    limits = (
-        None
-        if dt_limit is None or tuple(dt_limit) == (-math.inf, math.inf)
-        else (float(dt_limit[0]), float(dt_limit[1]))
-    )
-    flags = {"skip": int(D is not None), "gate": int(z is not None), "dt_bias": int(dt_bias is not None),
-             "dt_softplus": int(dt_softplus), "initial": int(initial_states is not None),
-             "final": int(return_final_states)}  # fmt: skip
-    scan = _prepared(
-        world, x, heads, head_dim, B.shape[-1], B.shape[-2], state_decays, lengths, layout, flags, limits, members
-    )
-
-    def rows(array):
-        return None if array is None else contiguous_heads(array).reshape(-1, *array.shape[-2:])
-
-    y = empty(x, (math.prod(x.shape[:-2]), heads, head_dim)) if out is None else out.reshape(-1, heads, head_dim)
+    flags = _flags(D, z, dt_bias, dt_softplus) | {"initial": int(initial_states is not None), "final": int(return_final_states)}
+    scan = _prepared(world, x, heads, head_dim, B.shape[-1], B.shape[-2], A.ndim == 2, lengths, layout, flags,
+                     _limits(dt_limit), members)  # fmt: skip
+    y = empty(x, (math.prod(x.shape[:-2]), heads, head_dim)) if out is None else _flat_out(out, x)
     states = empty(x, (scan.facts.ending, heads, head_dim, B.shape[-1]), "float32") if return_final_states else None
     # Where no sequence of this rank has one, there are no states to pass.
-    arrays = {"x": rows(x), "dt": dt.reshape(-1, heads, 1), "b": rows(B), "c": rows(C), "z": rows(z), "a": A, "d": D,
-              "dt_bias": dt_bias, "initial_states": initial_states if scan.facts.beginning else None, "y": y,
-              "final_states": states if scan.facts.ending else None}  # fmt: skip
+    arrays = _arrays(x, dt, A, B, C, D, z, dt_bias, y)
+    arrays |= {"initial_states": initial_states if scan.facts.beginning else None,
+               "final_states": states if scan.facts.ending else None}  # fmt: skip
     scan._do(x, arrays)
     y = y.reshape(x.shape)
     return (y, states) if return_final_states else y
+
+
+def _flags(D, z, dt_bias, dt_softplus) -> dict:
+    return {"skip": int(D is not None), "gate": int(z is not None), "dt_bias": int(dt_bias is not None),
+            "dt_softplus": int(dt_softplus)}  # fmt: skip
+
+
+def _limits(dt_limit) -> tuple[float, float] | None:
+    if dt_limit is None or tuple(dt_limit) == (-math.inf, math.inf):
+        return None
+    return float(dt_limit[0]), float(dt_limit[1])
+
+
+def _flat_out(out, like):
+    if out.shape != like.shape:
+        refuse(f"out is {list(out.shape)}", f"x is {list(like.shape)}", "Pass one of that shape, or none.")
+    return flat_view(out) if out.ndim == 4 else out
+
+
+def _arrays(x, dt, A, B, C, D, z, dt_bias, y) -> dict:
+    def rows(array):
+        return None if array is None else contiguous_heads(array).reshape(-1, *array.shape[-2:])
+
+    return {"x": rows(x), "dt": dt.reshape(-1, x.shape[-2], 1), "b": rows(B), "c": rows(C), "z": rows(z), "a": A, "d": D,
+            "dt_bias": dt_bias, "y": y}  # fmt: skip
+
+
+def _update(op, state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, dt_limit, slots, out, members, unknown):
+    """One token of each sequence. x, z: [sequences, heads, head_dim]; dt: [sequences, heads]; B, C: [sequences, groups,
+    state_dim]."""
+    if unknown:
+        _job.refuse_unknown(op, unknown)
+    limits = _limits(dt_limit)
+    given = {"x": x, "dt": dt, "a": A, "b": B, "c": C, "d": D, "z": z, "dt_bias": dt_bias, "final_states": state, "slots": slots}
+    call, results = _job.known_call(None, (op, dt_softplus, limits, *members.values()), given, out)
+    if results is not None:
+        return results[0]
+    _job.check_arrays(op, x, state=state, x=x, dt=dt, A=A, B=B, C=C, D=D, z=z, dt_bias=dt_bias, state_batch_indices=slots,
+                      out=out)  # fmt: skip
+    if x.ndim != 3 or dt.ndim != 2 or B.ndim != 3 or C.ndim != 3:
+        refuse(f"x, dt, B and C have {x.ndim}, {dt.ndim}, {B.ndim} and {C.ndim} axes",
+               "they are [sequences, heads, head_dim], one axis less, and [sequences, groups, state_dim]",
+               "Pass one token of each sequence.")  # fmt: skip
+    sequences, heads, head_dim = x.shape
+    check_state("state", state, slots, sequences, (heads, head_dim, B.shape[-1]), "float32")
+    flags = _flags(D, z, dt_bias, dt_softplus) | {"initial": 1, "final": 1, "update": 1}
+    scan = _prepared(_job.world_of(x, None), x, heads, head_dim, B.shape[-1], B.shape[-2], A.ndim == 2, (1,) * sequences, None,
+                     flags, limits, members)  # fmt: skip
+    y = empty(x, x.shape) if out is None else _flat_out(out, x)
+    arrays = _arrays(x, dt, A, B, C, D, z, dt_bias, y) | {"final_states": state, "slots": slots}
+    scan._do(x, arrays)
+    _job.keep_call(None, call, scan, arrays, given, y, None)
+    return y
 
 
 @traced
@@ -132,6 +192,22 @@ def ssd(x, dt, A, B, C, *, D=None, z=None, dt_bias=None, dt_softplus: bool = Fal
 
 
 @traced
+def ssd_update(state, x, dt, A, B, C, *, D=None, z=None, dt_bias=None, dt_softplus: bool = False,
+               dt_limit: tuple[float, float] | None = None, state_batch_indices=None, out=None, threads: int = 0,
+               timeout: float = 60.0, **unknown):  # fmt: skip
+    """The next token of each sequence, as Mamba-2 decodes: mamba_ssm's selective_state_update, with A, D and dt of a head.
+
+    state: float32 [sequences, heads, head_dim, state_dim], contiguous, in place: ssd()'s final states, for instance. x, z:
+    [sequences, heads, head_dim]; dt: [sequences, heads]; B, C: [sequences, groups, state_dim]; the rest is as ssd() has it.
+    state_batch_indices: int32 [sequences], with a state of any number of slots: row s goes on in the slot of that number,
+    each once; below 0 the row is padding, of which nothing is read, and y holds anything.
+    Returns y, of x's shape and dtype. A row doesn't depend on the others. It agrees with ssd()'s within a tolerance."""
+    members = {"threads": threads, "timeout_seconds": timeout}
+    return _update("ssd_update", state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, dt_limit, state_batch_indices, out, members,
+                   unknown)  # fmt: skip
+
+
+@traced
 def selective_scan(u, delta, A, B, C, *, D=None, z=None, delta_bias=None, delta_softplus: bool = False, initial_states=None,
                    return_last_state: bool = False, cu_seqlens=None, layout: Layout | None = None, world: World | None = None,
                    out=None, threads: int = 0, memory_budget: int = 0, timeout: float = 60.0, **unknown):  # fmt: skip
@@ -149,3 +225,22 @@ def selective_scan(u, delta, A, B, C, *, D=None, z=None, delta_bias=None, delta_
                  delta_softplus, None, states, return_last_state, cu_seqlens, layout, world,
                  None if out is None else out[..., None], members, unknown)  # fmt: skip
     return (made[0][..., 0], made[1][:, :, 0]) if return_last_state else made[..., 0]
+
+
+@traced
+def selective_update(state, u, delta, A, B, C, *, D=None, z=None, delta_bias=None, delta_softplus: bool = False,
+                     state_batch_indices=None, out=None, threads: int = 0, timeout: float = 60.0, **unknown):  # fmt: skip
+    """The next token of each sequence, as Mamba-1 decodes: mamba_ssm's selective_state_update.
+
+    state: float32 [sequences, channels, state_dim], contiguous, in place. u, delta, z: [sequences, channels]; A: float32
+    [channels, state_dim]; B, C: [sequences, (groups,) state_dim]. The rest is as ssd_update() has it."""
+    if u.ndim != 2 or state.ndim != 3:
+        refuse(f"u has {u.ndim} axes, and state {state.ndim}",
+               "they are [sequences, channels] and [sequences, channels, state_dim]",
+               "Pass one token of each sequence.")  # fmt: skip
+    members = {"threads": threads, "timeout_seconds": timeout}
+    B, C = (rows if rows.ndim == 3 else rows[:, None, :] for rows in (B, C))
+    y = _update("selective_update", state[:, :, None], u[..., None], delta, A, B, C, D, None if z is None else z[..., None],
+                delta_bias, delta_softplus, None, state_batch_indices, None if out is None else out[..., None], members,
+                unknown)  # fmt: skip
+    return y[..., 0]

@@ -59,7 +59,10 @@ spec = _sized(
     (c_int64, "window_left window_right"), (c_float, "softmax_scale softcap"), (c_char_p, "k_format v_format"),
 )  # fmt: skip
 compressed = _sized("compressed", (Tensor * 4, "streams"), (Tensor * 2, "tables"))
-batch = _sized("batch", (c_int64, "sequences"), (longs, "q_lengths k_lengths q_offsets"))
+batch = _sized(
+    "batch", (c_int64, "sequences"), (longs, "q_lengths k_lengths q_offsets"), (integers, "k_positions"),
+    (c_int64, "position_heads"), (longs, "whole_lengths"),
+)  # fmt: skip
 options = _sized(
     "options", (c_char_p, "kernel"), (c_int32, "threads layout"), (c_int64, "stripe query_run_count"),
     (POINTER(Run), "query_runs"), (c_int64, "key_run_count"), (POINTER(Run), "key_runs"), (c_int64, "block_tokens"),
@@ -103,10 +106,18 @@ scan_spec = _sized(
     "scan_spec", (DLDataType, "dtype"), (c_int32, "heads head_dim state_dim"), (c_int64, "groups"),
     (c_int32, "state_decays skip gate dt_bias dt_softplus dt_limits"), (c_float, "dt_least dt_most"),
 )  # fmt: skip
-scan_batch = _sized("scan_batch", (c_int64, "sequences"), (longs, "lengths"), (c_int32, "initial_states final_states"))
+scan_batch = _sized(
+    "scan_batch", (c_int64, "sequences"), (longs, "lengths"), (c_int32, "initial_states final_states"), (c_int64, "update")
+)
 scan_facts = _sized("scan_facts", (c_int64, "rows beginning ending"), (c_uint64, "memory_bytes"), (c_char_p, "kernel"))
 scan_tensors = _sized(
-    "scan_tensors", (Tensor, "x dt b c z a d dt_bias initial_states y final_states"), (c_void_p, "stream")
+    "scan_tensors", (Tensor, "x dt b c z a d dt_bias initial_states y final_states"), (c_void_p, "stream"), (Tensor, "slots")
+)
+convolution_spec = _sized(
+    "convolution_spec", (DLDataType, "dtype"), (c_int32, "width"), (c_int64, "channels"), (c_int32, "bias silu")
+)
+convolution_tensors = _sized(
+    "convolution_tensors", (Tensor, "x weight bias initial_halos y final_halos slots"), (c_void_p, "stream")
 )
 
 compression_spec = _sized(
@@ -118,4 +129,6 @@ part = _sized("part", (c_char_p, "name"), (DLDataType, "dtype"), (c_int32, "axes
 compression_tensors = _sized(
     "compression_tensors", (c_char_p, "name"), (longs, "lengths"), (Tensor, "plain compressed"), (c_void_p, "stream")
 )
+eviction = _sized("eviction", (c_char_p, "method"), (c_double, "ratio"), (c_int64, "threads"))
+eviction_tensors = _sized("eviction_tensors", (Tensor, "q k v positions k_kept v_kept"))
 formats = _sized("formats", (c_char * 64, "k v"), (c_double, "removed"))

@@ -38,8 +38,8 @@ def is_torch(array) -> bool:
 def check_array(name: str, array) -> None:
     """Refuses what is neither NumPy's nor PyTorch's, and tensors whose gradients are wanted."""
     if isinstance(array, np.ndarray):
-        if name == "out" and not array.flags.writeable:
-            refuse("out is read-only", "the result is written to it", "Pass an array of your own.")
+        if name in ("out", "state", "conv_state") and not array.flags.writeable:
+            refuse(f"{name} is read-only", "the result is written to it", "Pass an array of your own.")
         return
     if not is_torch(array):
         refuse(f"{name} is {type(array).__name__}", "it should be a NumPy array or a PyTorch tensor",
@@ -111,6 +111,10 @@ def contiguous_heads(array):
     return array if array.shape[-1] <= 1 or array.stride(-1) == 1 else array.contiguous()
 
 
+def is_contiguous(array) -> bool:
+    return array.flags.c_contiguous if isinstance(array, np.ndarray) else array.is_contiguous()
+
+
 def flat_rows(array):
     """[batch, tokens, heads, dim] as [batch · tokens, heads, dim], copied only where that is no view."""
     if hasattr(array, "flat_rows"):
@@ -136,6 +140,11 @@ def as_ints(values) -> list[int]:
     return [int(value) for value in (values.tolist() if hasattr(values, "tolist") else values)]
 
 
+def on_host(array) -> np.ndarray:
+    """The array in host memory, as NumPy's; a copy of what lies elsewhere."""
+    return array if isinstance(array, np.ndarray) else array.detach().cpu().numpy()
+
+
 def address_of(array) -> int:
     """Of its first number."""
     return array.__array_interface__["data"][0] if isinstance(array, np.ndarray) else array.data_ptr()
@@ -143,15 +152,15 @@ def address_of(array) -> int:
 
 def forms_of(arrays) -> tuple | None:
     """What tells whether arrays of another call are like these, but for where they lie: hashable. None for anything but plain
-    arrays and tensors without gradients."""
+    arrays, and tensors and parameters whose gradients nobody wants."""
     torch = sys.modules.get("torch")
-    tensor = torch.Tensor if torch is not None else None
+    kinds = () if torch is None else (torch.Tensor, torch.nn.Parameter)
     forms = []
     for array in arrays:
         if array is None:
             forms.append(None)
-        elif type(array) is tensor:
-            if array.requires_grad:
+        elif type(array) in kinds:
+            if array.requires_grad and torch.is_grad_enabled():
                 return None
             forms.append((array.shape, array.stride(), array.dtype, array.device))
         elif type(array) is np.ndarray:

@@ -14,6 +14,7 @@
 #include "attention/ring/enqueued_runs.hpp"
 #include "attention/ring/first_contact.hpp"
 #include "attention/ring/handshake.hpp"
+#include "attention/shard_checks.hpp"
 #include "attention/tokens/cost.hpp"
 #include "attention/tokens/scan_deal.hpp"
 #include "base/error.hpp"
@@ -28,18 +29,14 @@ namespace {
   fail(ErrorCode::kUsage, what, why, remedy);
 }
 
-void check_view(std::string_view name, const TensorView& view, const ConvolutionSpec& spec, std::int64_t rows) {
-  if (view.dtype == spec.dtype && view.tokens == rows && view.heads == 1 && view.dim == spec.channels) return;
-  refuse(fmt::format("{} is {} [{}, {}, {}]", name, dtype_name(view.dtype), view.tokens, view.heads, view.dim),
-         fmt::format("this rank's is {} [{}, 1, {}]", dtype_name(spec.dtype), rows, spec.channels),
-         "Rows are those of the rank's tokens, which Convolution::layout() says.");
-}
-
-void check_array(std::string_view name, const void* data, bool wanted) {
-  if ((data != nullptr) == wanted) return;
-  refuse(fmt::format("{} {}", name, wanted ? "is missing" : "is given"),
-         wanted ? "the job has it, and this rank a part in it" : "the job has none for this rank",
-         "ConvolutionSpec and ConvolutionJob say what a convolution has.");
+void check_update(const ConvolutionJob& job) {
+  if (!job.update) return;
+  if (std::ranges::any_of(job.lengths, [](std::int64_t length) { return length != 1; })) {
+    refuse("an update of sequences with several tokens", "it takes one token of each", "Check the job.");
+  }
+  if (!(job.initial_halos && job.final_halos)) {
+    refuse("an update without halos", "it goes from the last tokens of each sequence to the next", "Check the job.");
+  }
 }
 
 }  // namespace
@@ -59,6 +56,7 @@ struct Convolution::Impl {
   void check(const ConvolutionInputs& inputs, const ConvolutionOutputs& outputs) const;
   Exchange halos(const TensorView& x) const;
   std::vector<ConvolutionRun> runs_of(const ConvolutionInputs& inputs, const ConvolutionOutputs& outputs) const;
+  void update(const ConvolutionInputs& inputs, const ConvolutionOutputs& outputs, Stream stream);
   void enqueue(const ConvolutionInputs& inputs, const ConvolutionOutputs& outputs, Stream stream);
 
   ConvolutionJob job;
@@ -80,6 +78,7 @@ struct Convolution::Impl {
 
 void Convolution::Impl::choose() {
   check_convolution(job.spec);
+  check_update(job);
   layout = scan_layout(job.lengths, options.runs, transport.size());
   hops = scan_hops(*layout);
   for (const TokenRun& run : layout->runs(transport.rank())) {
@@ -102,13 +101,26 @@ void Convolution::Impl::allocate() {
 }
 
 void Convolution::Impl::check(const ConvolutionInputs& inputs, const ConvolutionOutputs& outputs) const {
-  const std::int64_t rows = layout->tokens(transport.rank());
-  check_view("x", inputs.x, job.spec, rows);
-  check_view("y", outputs.y, job.spec, rows);
-  check_array("weight", inputs.weight, true);
-  check_array("bias", inputs.bias, job.spec.bias);
-  check_array("initial_halos", inputs.initial_halos, job.initial_halos && beginning > 0);
-  check_array("final_halos", outputs.final_halos, job.final_halos && ending > 0);
+  const ShardShape rows_of_channels{job.spec.dtype, layout->tokens(transport.rank()), 1, job.spec.channels};
+  check_shard("Convolution", "x", inputs.x, rows_of_channels);
+  check_shard("Convolution", "y", outputs.y, rows_of_channels);
+  check_given("Convolution", "weight", inputs.weight, true);
+  check_given("Convolution", "bias", inputs.bias, job.spec.bias);
+  check_given("Convolution", "initial_halos", inputs.initial_halos, job.initial_halos && beginning > 0);
+  check_given("Convolution", "final_halos", outputs.final_halos, job.final_halos && ending > 0);
+  if (inputs.slots == nullptr || (job.update && inputs.initial_halos == outputs.final_halos)) return;
+  refuse("slots are given",
+         job.update ? "the halos behind the update lie elsewhere than those in front of it" : "the job is no update",
+         "Slots are those of an update in place.");
+}
+
+void Convolution::Impl::update(const ConvolutionInputs& inputs, const ConvolutionOutputs& outputs, Stream stream) {
+  if (inputs.x.tokens == 0) return;
+  if (inputs.initial_halos != outputs.final_halos) {
+    const std::int64_t bytes = inputs.x.tokens * job.spec.halo_bytes();
+    backend->copy_rows(outputs.final_halos, bytes, inputs.initial_halos, bytes, bytes, 1, stream);
+  }
+  kernel->update({inputs.x, inputs.weight, inputs.bias, outputs.final_halos, outputs.y, inputs.slots}, stream);
 }
 
 // The last tokens of each run whose sequence goes on elsewhere. Runs but a sequence's last are whole super-segments, so
@@ -174,7 +186,12 @@ void Convolution::Impl::enqueue(const ConvolutionInputs& inputs, const Convoluti
     if (!hops.hops.empty()) {
       transport.wait(transport.post(halos(inputs.x), stream), stream, meeting.patience().for_work(seconds));
     }
-    kernel->convolve({inputs.x, inputs.weight, inputs.bias, runs, outputs.y}, stream, [this] { transport.progress(); });
+    if (job.update) {
+      update(inputs, outputs, stream);
+    } else {
+      kernel->convolve({inputs.x, inputs.weight, inputs.bias, runs, outputs.y}, stream,
+                       [this] { transport.progress(); });
+    }
   } catch (...) {
     note_failure();
     transport.abandon();

@@ -28,6 +28,9 @@ struct ConvolutionJob {
   std::vector<std::int64_t> lengths;  // [sequences] tokens, at least 1 each
   bool initial_halos = false;         // sequences go on from given tokens, else from zeros
   bool final_halos = false;           // the last tokens of sequences are wanted
+  // One token of each sequence by the kernel's update(), from initial halos to final ones, both of which it has. The
+  // bits are those of the same tokens in a run.
+  bool update = false;
 };
 
 // Nothing here changes a bit of the result.
@@ -46,11 +49,14 @@ struct ConvolutionInputs {
   const float* bias = nullptr;    // [channels], present exactly when ConvolutionSpec::bias
   // Of the sequences that begin on this rank, present exactly when ConvolutionJob::initial_halos and there are some.
   const void* initial_halos = nullptr;
+  // [own tokens], of an update whose halos are some of many: as ScanInputs::slots.
+  const std::int32_t* slots = nullptr;
 };
 
 struct ConvolutionOutputs {
   MutableTensorView y;  // [own tokens, 1, channels]
-  // Of the sequences that end on this rank, present exactly when ConvolutionJob::final_halos and there are some.
+  // Of the sequences that end on this rank, present exactly when ConvolutionJob::final_halos and there are some. May be
+  // the initial halos of the same sequences.
   void* final_halos = nullptr;
 };
 

@@ -129,7 +129,7 @@ std::vector<Identity> identities(const LatentJob& job, const LatentOptions& opti
   return all;
 }
 
-std::vector<Identity> identities(const ScanJob& job, const ScanOptions& options, const ScanChoice& choice,
+std::vector<Identity> identities(const ScanJob& job, const ScanOptions& options, const ScanJobChoice& choice,
                                  const Backend& backend) {
   std::vector<Identity> all = program_identities(*choice.row, backend);
   all.push_back({"job", hashed(fmt::format("{}; dt {:a} {:a};{}", describe(job), job.spec.dt_least, job.spec.dt_most,
@@ -141,8 +141,8 @@ std::vector<Identity> identities(const ScanJob& job, const ScanOptions& options,
 std::vector<Identity> identities(const ConvolutionJob& job, const ConvolutionOptions& options,
                                  const ConvolutionChoice& choice, const Backend& backend) {
   std::vector<Identity> all = program_identities(*choice.row, backend);
-  all.push_back({"job", hashed(fmt::format("{}; halos {} {};{}", describe(job.spec), job.initial_halos, job.final_halos,
-                                           lengths_text(job.lengths)))});
+  all.push_back({"job", hashed(fmt::format("{}; halos {} {}, update {};{}", describe(job.spec), job.initial_halos,
+                                           job.final_halos, job.update, lengths_text(job.lengths)))});
   all.push_back({"options", hashed(runs_text(options.runs))});
   return all;
 }

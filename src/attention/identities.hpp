@@ -29,7 +29,7 @@ std::vector<Identity> identities(const DecodeJob& job, const DecodeOptions& opti
 std::vector<Identity> identities(const LatentJob& job, const LatentOptions& options, const FoldChoice& choice,
                                  const KernelEntry& products, const Backend& backend);
 
-std::vector<Identity> identities(const ScanJob& job, const ScanOptions& options, const ScanChoice& choice,
+std::vector<Identity> identities(const ScanJob& job, const ScanOptions& options, const ScanJobChoice& choice,
                                  const Backend& backend);
 
 std::vector<Identity> identities(const ConvolutionJob& job, const ConvolutionOptions& options,

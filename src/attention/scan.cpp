@@ -13,6 +13,7 @@
 #include "attention/ring/enqueued_runs.hpp"
 #include "attention/ring/first_contact.hpp"
 #include "attention/ring/handshake.hpp"
+#include "attention/shard_checks.hpp"
 #include "attention/state_exchange.hpp"
 #include "attention/state_relay.hpp"
 #include "attention/tokens/cost.hpp"
@@ -31,21 +32,6 @@ namespace {
   fail(ErrorCode::kUsage, what, why, remedy);
 }
 
-void check_view(std::string_view name, const TensorView& view, Dtype dtype, std::int64_t rows, std::int64_t heads,
-                std::int64_t dim) {
-  if (view.dtype == dtype && view.tokens == rows && view.heads == heads && view.dim == dim) return;
-  refuse(fmt::format("{} is {} [{}, {}, {}]", name, dtype_name(view.dtype), view.tokens, view.heads, view.dim),
-         fmt::format("this rank's is {} [{}, {}, {}]", dtype_name(dtype), rows, heads, dim),
-         "Rows are those of the rank's tokens, which Scan::layout() says.");
-}
-
-void check_array(std::string_view name, const void* data, bool wanted) {
-  if ((data != nullptr) == wanted) return;
-  refuse(fmt::format("{} {}", name, wanted ? "is missing" : "is given"),
-         wanted ? "the job has it, and this rank a part in it" : "the job has none for this rank",
-         "ScanSpec and ScanJob say what a scan has.");
-}
-
 // What the ranks scan and hand on at a time: all heads, or two halves where states travel.
 std::vector<HeadRange> ranges_of(int heads, int together, bool travels) {
   const int half = (heads / together + 1) / 2 * together;
@@ -54,6 +40,15 @@ std::vector<HeadRange> ranges_of(int heads, int together, bool travels) {
 }
 
 }  // namespace
+
+ScanJobChoice choose_kernel(const ScanJob& job, const KernelRequest& request, KernelPlace place) {
+  if (job.alone) {
+    ConvolutionChoice choice = choose_kernel(*job.convolution, request, place);
+    return {choice.row, nullptr, std::move(choice.reason)};
+  }
+  ScanChoice choice = choose_kernel(job.spec, request, place);
+  return {choice.row, choice.row, std::move(choice.reason)};
+}
 
 struct Scan::Impl {
   Impl(ScanJob the_job, Transport& the_transport, ScanOptions the_options)
@@ -70,6 +65,8 @@ struct Scan::Impl {
   void connect();
   void make_convolution();
   void check(const ScanInputs& inputs, const ScanOutputs& outputs) const;
+  void convolve_into(void* rows, std::int64_t token_stride, const ScanInputs& inputs, const ScanOutputs& outputs,
+                     Stream stream);
   ScanInputs convolve(const ScanInputs& inputs, const ScanOutputs& outputs, Stream stream);
   void update(const ScanInputs& inputs, const ScanOutputs& outputs, Stream stream);
   void settle();
@@ -82,9 +79,9 @@ struct Scan::Impl {
   ScanOptions options;
   Transport& transport;
   Meeting meeting;
-  ScanChoice choice;
+  ScanJobChoice choice;
   std::unique_ptr<Backend> backend;
-  std::unique_ptr<ScanKernel> kernel;
+  std::unique_ptr<ScanKernel> kernel;  // null for a convolution alone
   std::optional<Layout> layout;
   ScanHops hops;
   std::vector<HeadRange> ranges;
@@ -103,12 +100,12 @@ struct Scan::Impl {
 
 void Scan::Impl::choose() {
   check_scan_job(job);
-  choice = choose_kernel(job.spec, fitting_request(options.kernel, transport));
+  choice = choose_kernel(job, fitting_request(options.kernel, transport));
   backend = choice.row->make_backend({options.threads, transport.device()});
   check_fitting(*choice.row, *backend, transport);
-  kernel = choice.row->make_kernel(job.spec, *backend);
+  if (choice.scan != nullptr) kernel = choice.scan->make_kernel(job.spec, *backend);
   ScanForecast forecast =
-      forecast_scan(job, options.runs, transport.size(), *kernel, choice.row->flops_per_second(*backend));
+      forecast_scan(job, options.runs, transport.size(), kernel.get(), choice.row->flops_per_second(*backend));
   memory = forecast.most_memory();
   seconds = forecast.seconds;
   layout = std::move(forecast.layout);
@@ -117,7 +114,8 @@ void Scan::Impl::choose() {
     if (run.begin == 0) beginning.push_back(run.sequence);
     if (run.end == job.lengths[static_cast<std::size_t>(run.sequence)]) ending.push_back(run.sequence);
   }
-  ranges = ranges_of(job.spec.heads, kernel->heads_together(), !hops.hops.empty());
+  ranges = job.alone ? std::vector<HeadRange>{{0, job.spec.heads}}
+                     : ranges_of(job.spec.heads, kernel->heads_together(), !hops.hops.empty());
   if (options.memory_budget == 0 || memory.total() <= options.memory_budget) return;
   fail(ErrorCode::kMemory,
        fmt::format("a memory budget of {} a rank is too small", counted(options.memory_budget, "byte")),
@@ -127,6 +125,11 @@ void Scan::Impl::choose() {
 }
 
 void Scan::Impl::allocate() {
+  enqueued.emplace(*backend, transport, meeting.patience());
+  if (job.alone) {
+    own_clock.emplace(*backend, ranges.size(), 0, options.timeline);
+    return;
+  }
   runs = scan_runs(*layout, hops, transport.rank());
   if (!job.update) kernel->reserve(limits_of(runs));
   if (job.convolution) {
@@ -140,11 +143,11 @@ void Scan::Impl::allocate() {
   relay.emplace(*kernel, ranges, *exchange, transport, *backend, meeting.patience());
   own_clock.emplace(*backend, ranges.size(), StateRelay::most_waits(ranges.size(), exchange->steps()),
                     options.timeline);
-  enqueued.emplace(*backend, transport, meeting.patience());
 }
 
 // States are few and small: a channel that is built when the first of them travels would be the whole of the wait.
 void Scan::Impl::connect() {
+  if (job.alone) return;
   exchange->announce(meeting.patience().for_peer());
   if (backend->memory() != MemoryKind::kDevice || transport.size() == 1) return;
   make_first_contact(meeting, transport, *backend, exchange->memory());
@@ -155,6 +158,7 @@ void Scan::Impl::make_convolution() {
   if (!job.convolution) return;
   ConvolutionOptions given;
   given.kernel.backend = choice.row->backend;
+  if (job.alone) given.kernel.kernel = choice.row->name;
   given.runs = options.runs;
   given.threads = options.threads;
   given.timeout_seconds = options.timeout_seconds;
@@ -166,36 +170,52 @@ void Scan::Impl::check(const ScanInputs& inputs, const ScanOutputs& outputs) con
   const ScanSpec& spec = job.spec;
   const std::int64_t rows = own_tokens();
   if (job.convolution) {
-    check_view("x", inputs.x, spec.dtype, rows, 1, job.convolution->channels);
+    check_shard("Scan", "x", inputs.x, {spec.dtype, rows, 1, job.convolution->channels});
   } else {
-    check_view("x", inputs.x, spec.dtype, rows, spec.heads, spec.head_dim);
+    check_shard("Scan", "x", inputs.x, {spec.dtype, rows, spec.heads, spec.head_dim});
   }
-  check_view("dt", inputs.dt, spec.dtype, rows, spec.heads, 1);
-  if (!job.convolution || spec.state_decays) {
-    check_view("B", inputs.b, spec.dtype, rows, spec.groups, spec.state_dim);
-    check_view("C", inputs.c, spec.dtype, rows, spec.groups, spec.state_dim);
+  if (!job.alone) check_shard("Scan", "dt", inputs.dt, {spec.dtype, rows, spec.heads, 1});
+  if (!job.convolution || (spec.state_decays && !job.alone)) {
+    check_shard("Scan", "B", inputs.b, {spec.dtype, rows, spec.groups, spec.state_dim});
+    check_shard("Scan", "C", inputs.c, {spec.dtype, rows, spec.groups, spec.state_dim});
   }
-  if (spec.gate) check_view("z", inputs.z, spec.dtype, rows, spec.heads, spec.head_dim);
-  check_view("y", outputs.y, spec.dtype, rows, spec.heads, spec.head_dim);
-  check_array("A", inputs.a, true);
-  check_array("D", inputs.d, spec.skip);
-  check_array("dt_bias", inputs.dt_bias, spec.dt_bias);
-  check_array("initial_states", inputs.initial_states, job.initial_states && !beginning.empty());
-  check_array("final_states", outputs.final_states, job.final_states && !ending.empty());
-  check_array("conv_weight", inputs.conv_weight, job.convolution.has_value());
-  check_array("conv_bias", inputs.conv_bias, job.convolution && job.convolution->bias);
-  check_array("initial_halos", inputs.initial_halos, job.initial_halos && !beginning.empty());
-  check_array("final_halos", outputs.final_halos, job.final_halos && !ending.empty());
+  if (spec.gate) check_shard("Scan", "z", inputs.z, {spec.dtype, rows, spec.heads, spec.head_dim});
+  check_shard("Scan", "y", outputs.y, {spec.dtype, rows, spec.heads, spec.head_dim});
+  if (job.alone && outputs.y.head_stride != 1) {
+    refuse("y has channels that lie apart", "a convolution's lie side by side", "Give rows that are dense.");
+  }
+  check_given("Scan", "A", inputs.a, !job.alone);
+  check_given("Scan", "D", inputs.d, spec.skip);
+  check_given("Scan", "dt_bias", inputs.dt_bias, spec.dt_bias);
+  check_given("Scan", "initial_states", inputs.initial_states, job.initial_states && !beginning.empty());
+  check_given("Scan", "final_states", outputs.final_states, job.final_states && !ending.empty());
+  check_given("Scan", "conv_weight", inputs.conv_weight, job.convolution.has_value());
+  check_given("Scan", "conv_bias", inputs.conv_bias, job.convolution && job.convolution->bias);
+  check_given("Scan", "initial_halos", inputs.initial_halos, job.initial_halos && !beginning.empty());
+  check_given("Scan", "final_halos", outputs.final_halos, job.final_halos && !ending.empty());
+  if (inputs.slots == nullptr || (job.update && !job.convolution && inputs.initial_states == outputs.final_states)) {
+    return;
+  }
+  refuse("slots are given",
+         job.update && !job.convolution ? "the states behind the update lie elsewhere than those in front of it"
+                                        : "the job is no update of states alone",
+         "Slots are those of an update in place, without a convolution in front.");
+}
+
+// The rows behind the convolution.
+void Scan::Impl::convolve_into(void* rows, std::int64_t token_stride, const ScanInputs& inputs,
+                               const ScanOutputs& outputs, Stream stream) {
+  const std::int64_t channels = job.convolution->channels;
+  const MutableTensorView y{rows, job.spec.dtype, own_tokens(), 1, channels, token_stride, channels};
+  convolution->enqueue({inputs.x, inputs.conv_weight, inputs.conv_bias, inputs.initial_halos}, {y, outputs.final_halos},
+                       stream);
 }
 
 // x, B and C behind the convolution.
 ScanInputs Scan::Impl::convolve(const ScanInputs& inputs, const ScanOutputs& outputs, Stream stream) {
   const ScanSpec& spec = job.spec;
   const std::int64_t channels = job.convolution->channels;
-  const MutableTensorView rows =
-      dense_view(static_cast<void*>(convolved.data()), spec.dtype, own_tokens(), 1, channels);
-  convolution->enqueue({inputs.x, inputs.conv_weight, inputs.conv_bias, inputs.initial_halos},
-                       {rows, outputs.final_halos}, stream);
+  convolve_into(convolved.data(), channels, inputs, outputs, stream);
   const auto part = [&](std::int64_t first, std::int64_t heads, std::int64_t dim) {
     const std::byte* const data = convolved.data() + first * static_cast<std::int64_t>(size_of(spec.dtype));
     return TensorView{data, spec.dtype, own_tokens(), heads, dim, channels, dim};
@@ -216,7 +236,7 @@ void Scan::Impl::update(const ScanInputs& inputs, const ScanOutputs& outputs, St
     backend->copy_rows(outputs.final_states, bytes, inputs.initial_states, bytes, bytes, 1, stream);
   }
   kernel->update({inputs.x, inputs.dt, inputs.b, inputs.c, inputs.z, inputs.a, inputs.d, inputs.dt_bias,
-                  outputs.final_states, outputs.y},
+                  outputs.final_states, outputs.y, inputs.slots},
                  stream);
 }
 
@@ -258,11 +278,15 @@ void Scan::Impl::enqueue(const ScanInputs& inputs, const ScanOutputs& outputs, S
   if (!captured) enqueued->begin(stream);
   try {
     if (clock != nullptr) clock->begin(stream);
-    const ScanInputs behind = convolution ? convolve(inputs, outputs, stream) : inputs;
-    if (job.update) {
-      update(behind, outputs, stream);
+    if (job.alone) {
+      convolve_into(outputs.y.data, outputs.y.token_stride, inputs, outputs, stream);
     } else {
-      scan_together(task_of(behind, outputs), stream, clock);
+      const ScanInputs behind = convolution ? convolve(inputs, outputs, stream) : inputs;
+      if (job.update) {
+        update(behind, outputs, stream);
+      } else {
+        scan_together(task_of(behind, outputs), stream, clock);
+      }
     }
     if (clock != nullptr) clock->end(stream);
   } catch (...) {
@@ -328,13 +352,13 @@ Scan::Scan(Scan&&) noexcept = default;
 
 const ScanJob& Scan::job() const { return impl_->job; }
 const ScanOptions& Scan::options() const { return impl_->options; }
-const ScanChoice& Scan::kernel() const { return impl_->choice; }
+const ScanJobChoice& Scan::kernel() const { return impl_->choice; }
 Backend& Scan::backend() { return *impl_->backend; }
 const Layout& Scan::layout() const { return *impl_->layout; }
 const ScanMemory& Scan::memory() const { return impl_->memory; }
 double Scan::predicted_seconds() const { return impl_->seconds; }
 std::int64_t Scan::bytes_received() const {
-  return states_received(impl_->hops, impl_->transport.rank()) * state_bytes(impl_->job.spec);
+  return states_received(impl_->hops, impl_->transport.rank()) * carried_bytes(impl_->job);
 }
 const std::vector<std::int32_t>& Scan::beginning() const { return impl_->beginning; }
 const std::vector<std::int32_t>& Scan::ending() const { return impl_->ending; }

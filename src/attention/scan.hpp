@@ -11,7 +11,7 @@
 // they are functions of).
 //
 // ScanJob::convolution has the causal convolution done in front of the scan. ScanJob::update makes one token of each
-// sequence the whole job: a step of decoding.
+// sequence the whole job: a step of decoding. ScanJob::alone leaves the convolution only.
 //
 // A rank has whole super-segments of tokens. It folds them from nothing, and one state of each sequence that goes on
 // elsewhere travels from rank to rank, in order. Heads are taken in two halves: while the states of one travel, ranks
@@ -22,6 +22,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "attention/scan_clock.hpp"
@@ -38,6 +39,14 @@ namespace ringattn {
 
 using ScanChoice = KernelChoice<ScanSpec>;
 
+// The kernel that a job rests on: the scan's, or the convolution's where that is alone.
+struct ScanJobChoice {
+  const KernelEntry* row = nullptr;
+  const KernelRow<ScanSpec>* scan = nullptr;  // `row`, or null for a convolution alone
+  std::string reason;
+};
+ScanJobChoice choose_kernel(const ScanJob& job, const KernelRequest& request, KernelPlace place = KernelPlace::kHere);
+
 // How a job is done. Nothing here changes a bit of the result.
 struct ScanOptions {
   KernelRequest kernel;
@@ -53,7 +62,8 @@ struct ScanOptions {
 
 // The rows of this rank's tokens, and states, in the kernel's kind of memory; strides of rows are free. In use until
 // the stream has passed the scan. With ScanJob::convolution x is what stands in front of it, [own tokens, 1, channels]:
-// x alone with ScanSpec::state_decays, else x, B and C side by side, and then b and c are absent.
+// x alone with ScanSpec::state_decays, else x, B and C side by side, and then b and c are absent. With ScanJob::alone
+// there are x and what the convolution has.
 struct ScanInputs {
   TensorView x;                    // [own tokens, heads, head_dim]
   TensorView dt;                   // [own tokens, heads, 1]
@@ -70,6 +80,9 @@ struct ScanInputs {
   const float* conv_weight = nullptr;   // [channels, width]
   const float* conv_bias = nullptr;     // [channels], present exactly when ConvolutionSpec::bias
   const void* initial_halos = nullptr;  // present exactly when ScanJob::initial_halos and a sequence begins here
+  // [own tokens], in the kernel's kind of memory: of an update without a convolution whose states are one of many. Row
+  // s goes on in place in state slots[s] of final_states, which initial_states are then, too (ScanUpdate::slots).
+  const std::int32_t* slots = nullptr;
 };
 
 struct ScanOutputs {
@@ -93,7 +106,7 @@ class Scan {
 
   const ScanJob& job() const;
   const ScanOptions& options() const;
-  const ScanChoice& kernel() const;
+  const ScanJobChoice& kernel() const;
   Backend& backend();
   const Layout& layout() const;
   const ScanMemory& memory() const;  // on the rank that needs most
@@ -104,7 +117,7 @@ class Scan {
 
   // Of one scan, by the kernel's usual rate, on the rank that has most tokens.
   double predicted_seconds() const;
-  // Bytes of states that this rank receives in a scan.
+  // Bytes of states that this rank receives in a scan; of a convolution alone of tokens.
   std::int64_t bytes_received() const;
 
   // Collective. Does one scan; the work on `stream` is complete when it returns, and so is what was enqueued before.

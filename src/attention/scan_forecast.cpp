@@ -28,25 +28,32 @@ const ScanMemory& ScanForecast::most_memory() const {
 }
 
 ScanForecast forecast_scan(const ScanJob& job, const std::optional<std::vector<std::vector<TokenRun>>>& runs, int world,
-                           const ScanKernel& kernel, double flops_per_second) {
+                           const ScanKernel* kernel, double flops_per_second) {
   Layout layout = scan_layout(job.lengths, runs, world);
   ScanHops hops = scan_hops(layout);
   ScanForecast forecast{std::move(layout), std::move(hops), {}, 0.0};
-  const std::size_t kinds = (job.initial_states ? 1 : 0) + (job.final_states ? 1 : 0);
+  const std::size_t kinds = job.alone ? (job.initial_halos ? 1 : 0) + (job.final_halos ? 1 : 0)
+                                      : (job.initial_states ? 1 : 0) + (job.final_states ? 1 : 0);
   std::int64_t most_tokens = 0;
   for (int rank = 0; rank < world; ++rank) {
     const std::vector<ScanRun> own = scan_runs(forecast.layout, forecast.hops, rank);
     const std::int64_t tokens = forecast.layout.tokens(rank);
     ScanMemory bytes;
-    bytes.rows = static_cast<std::size_t>(tokens * scan_token_bytes(job.spec));
-    bytes.states = own.size() * kinds * static_cast<std::size_t>(state_bytes(job.spec));
-    if (!job.update) bytes.scratch = kernel.scratch_bytes(limits_of(own));
-    if (job.convolution) bytes.scratch += static_cast<std::size_t>(tokens * convolution_row_bytes(*job.convolution));
-    bytes.exchange = StateExchange::bytes(job.spec, forecast.hops, rank);
+    bytes.states = own.size() * kinds * static_cast<std::size_t>(carried_bytes(job));
+    if (job.alone) {
+      bytes.rows = static_cast<std::size_t>(tokens * scan_token_bytes(job));
+      bytes.exchange = own.size() * static_cast<std::size_t>(carried_bytes(job));
+    } else {
+      bytes.rows = static_cast<std::size_t>(tokens * scan_token_bytes(job.spec));
+      if (!job.update) bytes.scratch = kernel->scratch_bytes(limits_of(own));
+      if (job.convolution) bytes.scratch += static_cast<std::size_t>(tokens * convolution_row_bytes(*job.convolution));
+      bytes.exchange = StateExchange::bytes(job.spec, forecast.hops, rank);
+    }
     forecast.memory.push_back(bytes);
     most_tokens = std::max(most_tokens, tokens);
   }
-  forecast.seconds = scan_token_flops(job.spec) * static_cast<double>(most_tokens) / flops_per_second;
+  const double flops = job.alone ? scan_token_flops(job) : scan_token_flops(job.spec);
+  forecast.seconds = flops * static_cast<double>(most_tokens) / flops_per_second;
   return forecast;
 }
 

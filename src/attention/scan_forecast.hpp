@@ -17,7 +17,7 @@ namespace ringattn {
 // Bytes on a rank.
 struct ScanMemory {
   std::size_t rows = 0;      // x, dt, B, C, z and y
-  std::size_t states = 0;    // initial and final ones, at the most
+  std::size_t states = 0;    // initial and final ones, at the most; of a convolution alone tokens instead
   std::size_t scratch = 0;   // of the kernel, and rows behind a convolution
   std::size_t exchange = 0;  // states that travel
 
@@ -38,8 +38,9 @@ struct ScanForecast {
   const ScanMemory& most_memory() const;
 };
 
-// `runs`: as ScanOptions has them. Throws kUsage for runs or lengths that no scan has.
+// `runs`: as ScanOptions has them; `kernel`: null where a convolution is alone. Throws kUsage for runs or lengths that
+// no scan has.
 ScanForecast forecast_scan(const ScanJob& job, const std::optional<std::vector<std::vector<TokenRun>>>& runs, int world,
-                           const ScanKernel& kernel, double flops_per_second);
+                           const ScanKernel* kernel, double flops_per_second);
 
 }  // namespace ringattn

@@ -19,4 +19,11 @@ void check_shard(std::string_view door, std::string_view name, const TensorView&
        fmt::format("Rows follow {}::layout().", door));
 }
 
+void check_given(std::string_view door, std::string_view name, const void* data, bool wanted) {
+  if ((data != nullptr) == wanted) return;
+  fail(ErrorCode::kUsage, fmt::format("{} {}", name, wanted ? "is missing" : "is given"),
+       wanted ? "the job has it, and this rank a part in it" : "the job has none for this rank",
+       fmt::format("{0}Spec and {0}Job say what there is.", door));
+}
+
 }  // namespace ringattn

@@ -20,5 +20,8 @@ struct ShardShape {
 // Throws kUsage, with both shapes, where a rank's rows are not its share of the job. `door`: whose layout() they
 // follow.
 void check_shard(std::string_view door, std::string_view name, const TensorView& view, const ShardShape& expected);
+// Throws kUsage where an array without a shape is missing though the job has it, or is given though it has none.
+// `door`: what the job is described by, "Scan" for ScanSpec and ScanJob.
+void check_given(std::string_view door, std::string_view name, const void* data, bool wanted);
 
 }  // namespace ringattn

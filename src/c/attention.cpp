@@ -2,6 +2,7 @@
 #include "attention/attention.hpp"
 
 #include <array>
+#include <memory>
 #include <span>
 #include <string>
 #include <tuple>
@@ -70,7 +71,10 @@ ringattn_status ringattn_attention_create(ringattn_world* world, const ringattn_
   return create(world, attention, [&](Transport& transport) {
     Job job;
     job.spec = read_spec(spec, job.format);
-    job.batch = read_batch(batch);
+    std::shared_ptr<const KeyPositions> positions;
+    job.batch = read_batch(batch, job.spec.kv_heads, positions);
+    check_mask(job.spec.mask);
+    if (positions != nullptr) set_positions(job, std::move(positions));
     Options read = read_options(options, job.batch, transport);
     Attention door(std::move(job), transport, std::move(read));
     std::string machine = door.backend().identity();

@@ -3,7 +3,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <limits>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -19,7 +21,8 @@ namespace ringattn::c {
 namespace {
 
 // Sizes of structs in the interface version that they came with.
-constexpr std::size_t kFirstSpec = 64, kFirstBatch = 40, kFirstOptions = 88, kFirstLatentSpec = 64, kFirstLimits = 48;
+constexpr std::size_t kFirstSpec = 64, kFirstBatch = 40, kFirstScanBatch = 32, kFirstOptions = 88,
+                      kFirstLatentSpec = 64, kFirstLimits = 48;
 
 ringattn_options read_all(const ringattn_options* given) {
   return given == nullptr ? ringattn_options{} : read_struct("ringattn_options", given, kFirstOptions);
@@ -52,6 +55,43 @@ std::vector<std::vector<TokenRun>> read_runs(const ringattn_run* runs, std::int6
   return of_ranks;
 }
 
+std::shared_ptr<const KeyPositions> read_positions(const ringattn_batch& given, const Batch& batch, int kv_heads) {
+  if (given.position_heads != 1 && given.position_heads != kv_heads) {
+    fail(ErrorCode::kUsage, fmt::format("positions of keys for {} heads", given.position_heads),
+         fmt::format("there are {} K/V heads", kv_heads),
+         "Set ringattn_batch::position_heads to 1, for all heads together, or to their number.");
+  }
+  const std::span<const std::int32_t> rows(given.k_positions,
+                                           static_cast<std::size_t>(batch.k_tokens() * given.position_heads));
+  std::vector<KeptSequence> kept;
+  std::size_t row = 0;
+  for (std::size_t s = 0; s < batch.sequences.size(); ++s) {
+    const std::int64_t keys = batch.sequences[s].k_len;
+    const auto own = rows.subspan(row, static_cast<std::size_t>(keys * given.position_heads));
+    const std::int64_t last = own.empty() ? -1 : std::ranges::max(own);
+    kept.push_back({keys, given.whole_lengths == nullptr ? last + 1 : given.whole_lengths[s]});
+    row += own.size();
+  }
+  return std::make_shared<KeyPositions>("k_positions", static_cast<int>(given.position_heads), std::move(kept), rows);
+}
+
+// Options of scans and convolutions.
+template <class Wanted>
+Wanted read_run_options(const ringattn_options& read, const char* op, const Transport& transport) {
+  refuse_ring_options(read, op);
+  refuse_option(read.layout != 0 && read.layout != RINGATTN_RUNS, "layout", op);
+  Wanted options;
+  options.kernel.backend = backend_of(transport);
+  if (read.kernel != nullptr) options.kernel.kernel = read.kernel;
+  options.threads = read.threads;
+  if (read.timeout_seconds != 0.0) options.timeout_seconds = read.timeout_seconds;
+  if (read.layout == RINGATTN_RUNS) {
+    if (read.query_run_count > 0) need(read.query_runs, "ringattn_options::query_runs");
+    options.runs = read_runs(read.query_runs, read.query_run_count, transport.size());
+  }
+  return options;
+}
+
 }  // namespace
 
 Mask read_mask(std::int32_t mask, std::int64_t left, std::int64_t right) {
@@ -80,7 +120,7 @@ FoldSpec read_spec(const ringattn_spec* given, CacheFormat& format) {
   return fold;
 }
 
-Batch read_batch(const ringattn_batch* given) {
+Batch read_batch(const ringattn_batch* given, int kv_heads, std::shared_ptr<const KeyPositions>& positions) {
   const ringattn_batch batch = read_struct("ringattn_batch", given, kFirstBatch);
   if (batch.sequences < 0 || batch.sequences > kMostSequences) {
     fail(ErrorCode::kUsage, fmt::format("a batch of {} sequences is not possible", batch.sequences),
@@ -88,12 +128,49 @@ Batch read_batch(const ringattn_batch* given) {
   }
   if (batch.sequences > 0) need(batch.q_lengths, "ringattn_batch::q_lengths");
   const std::int64_t* k_lengths = batch.k_lengths == nullptr ? batch.q_lengths : batch.k_lengths;
+  const std::int64_t* whole = k_lengths;
+  if (batch.k_positions != nullptr) {
+    if (batch.q_offsets == nullptr) need(batch.whole_lengths, "ringattn_batch::whole_lengths");
+    whole = batch.whole_lengths;
+  } else if (batch.whole_lengths != nullptr || batch.position_heads != 0) {
+    fail(ErrorCode::kUsage, "ringattn_batch::k_positions is NULL", "whole_lengths and position_heads belong to it",
+         "Pass where the keys stand, or neither of these.");
+  }
   std::vector<Sequence> sequences;
   for (std::int64_t s = 0; s < batch.sequences; ++s) {
-    const std::int64_t q = batch.q_lengths[s], k = k_lengths[s];
-    sequences.push_back({q, k, batch.q_offsets == nullptr ? k - q : batch.q_offsets[s]});
+    const std::int64_t q = batch.q_lengths[s];
+    sequences.push_back({q, k_lengths[s], batch.q_offsets == nullptr ? whole[s] - q : batch.q_offsets[s]});
   }
-  return Batch(std::move(sequences));
+  Batch read(std::move(sequences));
+  if (batch.k_positions != nullptr) {
+    check_batch(read);
+    positions = read_positions(batch, read, kv_heads);
+  }
+  return read;
+}
+
+Batch read_batch(const ringattn_batch* given) {
+  std::shared_ptr<const KeyPositions> positions;
+  Batch batch = read_batch(given, 1, positions);
+  if (positions == nullptr) return batch;
+  fail(ErrorCode::kUsage, "ringattn_batch::k_positions is given", "the op has keys that follow each other alone",
+       "Leave it NULL, or use ringattn_attention.");
+}
+
+ScanBatch read_scan_batch(const ringattn_scan_batch* given) {
+  const auto batch = read_struct("ringattn_scan_batch", given, kFirstScanBatch);
+  if (batch.sequences < 0 || batch.sequences > kMostSequences) {
+    fail(ErrorCode::kUsage, fmt::format("a batch of {} sequences is not possible", batch.sequences),
+         fmt::format("there may be up to {}", kMostSequences), "Split the batch.");
+  }
+  ScanBatch read{{}, batch.initial_states != 0, batch.final_states != 0, batch.update != 0};
+  if (batch.lengths == nullptr && read.update) {
+    read.lengths.assign(static_cast<std::size_t>(batch.sequences), 1);
+    return read;
+  }
+  if (batch.sequences > 0) need(batch.lengths, "ringattn_scan_batch::lengths");
+  read.lengths.assign(batch.lengths, batch.lengths + batch.sequences);
+  return read;
 }
 
 Options read_options(const ringattn_options* given, const Batch& batch, const Transport& transport) {
@@ -183,28 +260,28 @@ int read_threads(const ringattn_options* given) {
   refuse_option(read.layout != 0, "layout", "compression");
   refuse_option(read.kernel != nullptr, "kernel", "compression");
   refuse_option(read.memory_budget != 0, "memory_budget", "compression");
-  if (read.threads < 0) {
-    fail(ErrorCode::kUsage, fmt::format("{} threads are not possible", read.threads), "0 stands for all processors",
+  return read_thread_count(read.threads);
+}
+
+int read_thread_count(std::int64_t threads) {
+  if (threads < 0 || threads > std::numeric_limits<std::int32_t>::max()) {
+    fail(ErrorCode::kUsage, fmt::format("{} threads are not possible", threads), "0 stands for all processors",
          "Choose a number from 0 on.");
   }
-  return read.threads == 0 ? usable_processors().count : read.threads;
+  return threads == 0 ? usable_processors().count : static_cast<int>(threads);
 }
 
 ScanOptions read_scan_options(const ringattn_options* given, const Transport& transport) {
   const ringattn_options read = read_all(given);
-  refuse_ring_options(read, "a scan");
-  refuse_option(read.layout != 0 && read.layout != RINGATTN_RUNS, "layout", "a scan");
-  ScanOptions options;
-  options.kernel.backend = backend_of(transport);
-  if (read.kernel != nullptr) options.kernel.kernel = read.kernel;
-  options.threads = read.threads;
+  auto options = read_run_options<ScanOptions>(read, "a scan", transport);
   options.memory_budget = read.memory_budget;
-  if (read.timeout_seconds != 0.0) options.timeout_seconds = read.timeout_seconds;
-  if (read.layout == RINGATTN_RUNS) {
-    if (read.query_run_count > 0) need(read.query_runs, "ringattn_options::query_runs");
-    options.runs = read_runs(read.query_runs, read.query_run_count, transport.size());
-  }
   return options;
+}
+
+ConvolutionOptions read_convolution_options(const ringattn_options* given, const Transport& transport) {
+  const ringattn_options read = read_all(given);
+  refuse_option(read.memory_budget != 0, "memory_budget", "a convolution");
+  return read_run_options<ConvolutionOptions>(read, "a convolution", transport);
 }
 
 }  // namespace ringattn::c

@@ -2,6 +2,11 @@
 // What structs of the C interface mean to the library: specs, batches, options.
 #pragma once
 
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "attention/convolution.hpp"
 #include "attention/decode.hpp"
 #include "attention/options.hpp"
 #include "attention/scan.hpp"
@@ -10,6 +15,7 @@
 #include "comm/transport.hpp"
 #include "kernels/decode.hpp"
 #include "kernels/fold.hpp"
+#include "kernels/key_positions.hpp"
 #include "kernels/latent.hpp"
 #include "kernels/row_format.hpp"
 
@@ -19,7 +25,18 @@ namespace ringattn::c {
 // `format`: how keys and values are stored.
 FoldSpec read_spec(const ringattn_spec* spec, CacheFormat& format);
 Mask read_mask(std::int32_t mask, std::int64_t left, std::int64_t right);
+// `positions`: where keys of `kv_heads` heads stand; null where they follow each other.
+Batch read_batch(const ringattn_batch* batch, int kv_heads, std::shared_ptr<const KeyPositions>& positions);
+// Of an op whose keys have no positions.
 Batch read_batch(const ringattn_batch* batch);
+// Sequences of a scan, or of a convolution.
+struct ScanBatch {
+  std::vector<std::int64_t> lengths;
+  bool initial = false;
+  bool final = false;
+  bool update = false;
+};
+ScanBatch read_scan_batch(const ringattn_scan_batch* batch);
 LatentSpec read_latent_spec(const ringattn_latent_spec* spec);
 DecodeLimits read_limits(const ringattn_decode_limits* limits, std::int64_t& page_size, std::int64_t& pages);
 
@@ -29,7 +46,10 @@ Options read_options(const ringattn_options* options, const Batch& batch, const 
 DecodeOptions read_decode_options(const ringattn_options* options, const Transport& transport);
 // Those of them that compressing has: threads.
 int read_threads(const ringattn_options* options);
-// Those of them that a scan has.
+// A number of threads, 0 standing for all processors.
+int read_thread_count(std::int64_t threads);
+// Those of them that a scan has, and those that a convolution has.
 ScanOptions read_scan_options(const ringattn_options* options, const Transport& transport);
+ConvolutionOptions read_convolution_options(const ringattn_options* options, const Transport& transport);
 
 }  // namespace ringattn::c

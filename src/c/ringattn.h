@@ -67,7 +67,7 @@ extern "C" {
 #endif
 
 /* Rises by one whenever something joins this header. Nothing leaves it: the library serves all versions up to its own. */
-#define RINGATTN_ABI 3
+#define RINGATTN_ABI 4
 
 /* The library's own RINGATTN_ABI, and its version, e.g. "0.2.0". */
 int32_t ringattn_abi(void);
@@ -195,6 +195,12 @@ typedef struct ringattn_batch {
   const int64_t *q_lengths; /* [sequences] */
   const int64_t *k_lengths; /* [sequences]; NULL: as q_lengths */
   const int64_t *q_offsets; /* [sequences]; NULL: queries end where keys end, k_length - q_length */
+  /* Since interface 4, for ringattn_attention: keys of sequences from which tokens were taken out (ringattn_evict()).
+   * k_lengths count those that are there, and masks and q_offsets the places where they stood. */
+  const int32_t *k_positions;   /* [keys of all sequences, position_heads], ascending; NULL: key i stands at i */
+  int64_t position_heads;       /* 1: all K/V heads have the same keys; else kv_heads */
+  const int64_t *whole_lengths; /* [sequences] tokens with those that were taken out, where queries without q_offsets
+                                 * end; NULL with q_offsets: no further than the last position */
 } ringattn_batch;
 
 /* Tokens [begin, end) of a sequence are rows of a rank, behind those of its runs before. */
@@ -289,6 +295,6 @@ void ringattn_attention_destroy(ringattn_attention *attention);
 }
 #endif
 
-#include "ringattn_ops.h" /* decoding, latent attention, scans, compression */
+#include "ringattn_ops.h" /* decoding, latent attention, scans, convolutions, compression, eviction */
 
 #endif /* RINGATTN_H */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The other ops of ringattn in C: decoding from a cache, latent attention, scans; and compression of keys and values.
- * ringattn.h includes it and has the rules; each op has the form of ringattn_attention: create, facts, run or enqueue and
- * wait, destroy.
+ * The other ops of ringattn in C: decoding from a cache, latent attention, scans and the convolutions in front of them;
+ * compression of keys and values, and taking tokens out of them. ringattn.h includes it and has the rules; each op has the
+ * form of ringattn_attention: create, facts, run or enqueue and wait, destroy.
  */
 #ifndef RINGATTN_OPS_H
 #define RINGATTN_OPS_H
@@ -205,6 +205,9 @@ typedef struct ringattn_scan_batch {
   const int64_t *lengths; /* [sequences], at least 1 each */
   int32_t initial_states; /* 1: sequences start from given states, else from zero */
   int32_t final_states;   /* 1: the states behind them are wanted */
+  /* Since interface 4: */
+  int64_t update; /* 1: one token of each sequence, as models decode, from initial states to final ones, both of which it
+                   * has. Such rows and states agree with those of a scan within a tolerance. lengths may be NULL */
 } ringattn_scan_batch;
 
 typedef struct ringattn_scan ringattn_scan;
@@ -243,12 +246,57 @@ typedef struct ringattn_scan_tensors {
   const DLTensor *y;              /* [rows, heads, head_dim], written */
   const DLTensor *final_states;   /* fp32 [ending, heads, head_dim, state_dim], written; where they are wanted */
   void *stream;
+  /* Since interface 4: of an update in place, which has no initial_states: row s goes on in state slots[s] of
+   * final_states, which are then any number of states. int32 [rows], each slot once; below 0: the row is left alone, y
+   * too. Checked in host memory, the caller's affair in a device's. NULL: row s has state s. */
+  const DLTensor *slots;
 } ringattn_scan_tensors;
 
 ringattn_status ringattn_scan_run(ringattn_scan *scan, const ringattn_scan_tensors *tensors);
 ringattn_status ringattn_scan_enqueue(ringattn_scan *scan, const ringattn_scan_tensors *tensors);
 ringattn_status ringattn_scan_wait(ringattn_scan *scan);
 void ringattn_scan_destroy(ringattn_scan *scan);
+
+/* ---- Causal depthwise convolutions in front of scans, since interface 4 ---- */
+
+/* y_t = bias + sum over k of weight[k] * x_(t - width + 1 + k), then silu where it is wanted. Names are those of
+ * causal_conv1d, tokens stand before channels. An update has the bits of its token in a run. */
+typedef struct ringattn_convolution_spec {
+  uint64_t size;
+  DLDataType dtype; /* of x, y and halos */
+  int32_t width;    /* 2 to 4 */
+  int64_t channels;
+  int32_t bias; /* 1: there is one */
+  int32_t silu; /* 1: y = v / (1 + exp(-v)) of the sum v */
+} ringattn_convolution_spec;
+
+typedef struct ringattn_convolution ringattn_convolution;
+
+/* Sequences, options and runs are a scan's. States are halos: the last width - 1 tokens of a sequence, oldest first. */
+ringattn_status ringattn_convolution_create(ringattn_world *world, const ringattn_convolution_spec *spec,
+                                            const ringattn_scan_batch *batch, const ringattn_options *options,
+                                            ringattn_convolution **convolution);
+/* Of a scan's facts; memory_bytes: of the rows of this rank, x and y. */
+ringattn_status ringattn_convolution_get_facts(const ringattn_convolution *convolution, ringattn_scan_facts *facts);
+
+typedef struct ringattn_convolution_tensors {
+  uint64_t size;
+  const DLTensor *x;             /* [rows, 1, channels] */
+  const DLTensor *weight;        /* fp32 [channels, width] */
+  const DLTensor *bias;          /* fp32 [channels], present exactly when the spec's bias is 1 */
+  const DLTensor *initial_halos; /* [beginning, width - 1, channels], dense; where there are some; NULL: in place */
+  const DLTensor *y;             /* [rows, 1, channels], written */
+  const DLTensor *final_halos;   /* [ending, width - 1, channels], dense, written; where they are wanted */
+  const DLTensor *slots;         /* of an update in place, as a scan's */
+  void *stream;
+} ringattn_convolution_tensors;
+
+ringattn_status ringattn_convolution_run(ringattn_convolution *convolution,
+                                         const ringattn_convolution_tensors *tensors);
+ringattn_status ringattn_convolution_enqueue(ringattn_convolution *convolution,
+                                             const ringattn_convolution_tensors *tensors);
+ringattn_status ringattn_convolution_wait(ringattn_convolution *convolution);
+void ringattn_convolution_destroy(ringattn_convolution *convolution);
 
 /* ---- Compression of keys and values, since interface 3 ---- */
 
@@ -323,6 +371,38 @@ typedef struct ringattn_formats {
 } ringattn_formats;
 ringattn_status ringattn_choose_formats(const char *method, double ratio, const ringattn_spec *spec,
                                         ringattn_formats *formats);
+
+/* ---- Taking tokens out of keys and values, since interface 4 ---- */
+
+/* Which tokens stay. Computed in host memory, by everyone who has the rows; not collective. */
+typedef struct ringattn_eviction {
+  uint64_t size;
+  const char *method; /* "streaming", "knorm", "snapkv" or "expected"; with options as in docs/compression.md:
+                       * "snapkv:window=32,heads=all" */
+  double ratio;       /* the share of each sequence's tokens that is taken out, 0 to below 1; one at least is left */
+  int64_t threads;    /* 0: all processors */
+} ringattn_eviction;
+
+/* kept: [sequences of the batch], tokens that are left of each of k_lengths. *heads: 1 where all K/V heads keep the same
+ * tokens, else kv_heads. */
+ringattn_status ringattn_eviction_kept(const ringattn_eviction *eviction, const ringattn_spec *spec,
+                                       const ringattn_batch *batch, int64_t *kept, int64_t *heads);
+
+typedef struct ringattn_eviction_tensors {
+  uint64_t size;
+  const DLTensor *q;         /* [queries of the batch, heads, head_dim], of which the last ones of each sequence are
+                              * looked at; NULL for methods that look at keys alone */
+  const DLTensor *k;         /* [keys of the batch, kv_heads, head_dim] */
+  const DLTensor *v;         /* [keys of the batch, kv_heads, head_dim_v]; NULL without v_kept */
+  const DLTensor *positions; /* int32 [kept of all sequences, heads], dense, written: the places of the tokens that are
+                              * left, ascending for each head: ringattn_batch::k_positions */
+  const DLTensor *k_kept;    /* [kept of all sequences, kv_heads, head_dim], written: their rows; or NULL */
+  const DLTensor *v_kept;    /* [kept of all sequences, kv_heads, head_dim_v], written; or NULL */
+} ringattn_eviction_tensors;
+
+/* Numbers that are not finite are refused with their tensor and place. The same tokens stay with any number of threads. */
+ringattn_status ringattn_evict(const ringattn_eviction *eviction, const ringattn_spec *spec,
+                               const ringattn_batch *batch, const ringattn_eviction_tensors *tensors);
 
 #ifdef __cplusplus
 }

@@ -29,7 +29,8 @@ using namespace ringattn::c;
 namespace {
 
 // Sizes of structs in the interface version that they came with.
-constexpr std::size_t kFirstSpec = 64, kFirstBatch = 32, kFirstFacts = 48, kFirstTensors = 104;
+constexpr DLDataType kFp32[] = {{kDLFloat, 32, 1}};
+constexpr std::size_t kFirstSpec = 64, kFirstFacts = 48, kFirstTensors = 104;
 
 ScanSpec read_scan_spec(const ringattn_scan_spec* given) {
   const auto spec = read_struct("ringattn_scan_spec", given, kFirstSpec);
@@ -84,7 +85,15 @@ std::tuple<ScanInputs, ScanOutputs, Stream> ringattn_scan::read(const ringattn_s
   inputs.dt_bias = reader.numbers("dt_bias", tensors.dt_bias, heads);
   inputs.initial_states = reader.numbers("initial_states", tensors.initial_states, states(door.beginning().size()));
   outputs.y = reader.rows("y", tensors.y);
-  outputs.final_states = reader.numbers("final_states", tensors.final_states, states(door.ending().size()));
+  if (tensors.slots != nullptr) {
+    const Part slots = reader.part("final_states", tensors.final_states, kFp32,
+                                   std::array<std::int64_t, 4>{-1, spec.heads, spec.head_dim, spec.state_dim}, true);
+    inputs.slots = reader.slots("slots", tensors.slots, inputs.x.tokens, slots.lengths[0]);
+    if (inputs.x.tokens > 0) outputs.final_states = reinterpret_cast<float*>(slots.data);
+  } else {
+    outputs.final_states = reader.numbers("final_states", tensors.final_states, states(door.ending().size()));
+  }
+  if (door.job().update && tensors.initial_states == nullptr) inputs.initial_states = outputs.final_states;
   return {inputs, outputs, Stream{tensors.stream}};
 }
 
@@ -96,15 +105,11 @@ ringattn_status ringattn_scan_create(ringattn_world* world, const ringattn_scan_
   return create(world, scan, [&](Transport& transport) {
     ScanJob job;
     job.spec = read_scan_spec(spec);
-    const auto read = read_struct("ringattn_scan_batch", batch, kFirstBatch);
-    if (read.sequences < 0 || read.sequences > kMostSequences) {
-      fail(ErrorCode::kUsage, fmt::format("a batch of {} sequences is not possible", read.sequences),
-           fmt::format("there may be up to {}", kMostSequences), "Split the batch.");
-    }
-    if (read.sequences > 0) need(read.lengths, "ringattn_scan_batch::lengths");
-    job.lengths.assign(read.lengths, read.lengths + read.sequences);
-    job.initial_states = read.initial_states != 0;
-    job.final_states = read.final_states != 0;
+    ScanBatch read = read_scan_batch(batch);
+    job.lengths = std::move(read.lengths);
+    job.initial_states = read.initial;
+    job.final_states = read.final;
+    job.update = read.update;
     return new ringattn_scan{
         {world->transport, Scan(std::move(job), transport, read_scan_options(options, transport))}};
   });

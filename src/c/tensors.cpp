@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "base/error.hpp"
 
@@ -202,6 +203,28 @@ std::int32_t* TensorReader::integers(const char* name, const DLTensor* tensor, s
   }
   check_dense(name, *tensor);
   return reinterpret_cast<std::int32_t*>(at);
+}
+
+std::int32_t* TensorReader::slots(const char* name, const DLTensor* tensor, std::int64_t count,
+                                  std::int64_t slots) const {
+  std::int32_t* const numbers = integers(name, tensor, count);
+  if (numbers == nullptr || memory_ != MemoryKind::kHost) return numbers;
+  std::vector<std::int64_t> taken(static_cast<std::size_t>(slots), -1);  // by which row
+  for (std::int64_t row = 0; row < count; ++row) {
+    const std::int64_t slot = numbers[row];
+    if (slot < 0) continue;
+    if (slot >= slots) {
+      refuse(fmt::format("{}[{}] is {}", name, row, slot), fmt::format("there are {} slots", slots),
+             "Count them from 0; a number below 0 leaves a row alone.");
+    }
+    std::int64_t& other = taken[static_cast<std::size_t>(slot)];
+    if (other >= 0) {
+      refuse(fmt::format("{}[{}] is {}, as {}[{}] is", name, row, slot, name, other),
+             "two rows can't go on in one state", "Give each row a slot of its own.");
+    }
+    other = row;
+  }
+  return numbers;
 }
 
 BlockTable TensorReader::table(const char* name, const DLTensor* tensor, std::int64_t sequences,

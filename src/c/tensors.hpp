@@ -47,6 +47,8 @@ class TensorReader {
   float* numbers(const char* name, const DLTensor* tensor, std::span<const std::int64_t> shape) const;
   // Dense int32 [count]; null for NULL.
   std::int32_t* integers(const char* name, const DLTensor* tensor, std::int64_t count) const;
+  // The same, of numbers of slots: -1 and below for none, else, in host memory, each below `slots` and there once.
+  std::int32_t* slots(const char* name, const DLTensor* tensor, std::int64_t count, std::int64_t slots) const;
   // int32 [sequences, pages] whose rows are contiguous; without pages for NULL. `pages` receives the number of columns.
   BlockTable table(const char* name, const DLTensor* tensor, std::int64_t sequences, std::int64_t& pages) const;
   // A part of a compressed tensor: elements of one of these types, of exactly this shape, -1 standing for any length.

@@ -58,7 +58,7 @@ int checked_device(std::int32_t device) {
   const auto gpus = static_cast<std::int64_t>(visible_gpus().size());
   if (device < 0 || device >= gpus) {
     fail(ErrorCode::kUsage, fmt::format("there is no GPU {}", device),
-         fmt::format("this process sees {}", counted(gpus, "GPU")), "Count them from 0.");
+         fmt::format("this process sees {}", counted(static_cast<std::uint64_t>(gpus), "GPU")), "Count them from 0.");
   }
   return device;
 }

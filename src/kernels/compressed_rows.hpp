@@ -172,9 +172,10 @@ std::optional<RowFault> find_fault(const RowFormat& format, const RowShape& shap
 void note_fault(RowFaultCell& cell, const std::optional<RowFault>& fault);
 // What a cell of tasks of a format tells; kPlain: of tasks that compress.
 std::optional<RowFault> fault_of(const RowFaultCell& cell, const RowFormat& format, const RowShape& shape);
-// Throws `code`: "k_scales[12, 3, 0] is nan (…). …". `name`: of the tensor, "k".
+// Throws `code`: "k_scales[12, 3, 0] is nan (…). …". `name`: of the tensor, "k". `row`: what stands there instead of
+// token and head, of a fault in a row; empty: these.
 [[noreturn]] void refuse_fault(std::string_view name, const RowFormat& format, const RowShape& shape,
-                               const RowFault& fault, ErrorCode code);
+                               const RowFault& fault, ErrorCode code, std::string_view row = {});
 
 // Backend::decompress(), compress(), greatest_magnitudes() and append() of host memory, by `threads` threads.
 void decompress_on_host(const DecompressTask& task, int threads);

@@ -30,6 +30,17 @@ void check_arrays(const ConvolutionSpec& spec, const float* weight, const float*
 
 }  // namespace
 
+std::vector<std::string> vector_convolution_missing(const ConvolutionSpec& spec) {
+  std::vector<std::string> missing;
+  if (spec.channels < 8 || spec.channels % 8 != 0) {
+    missing.push_back(fmt::format("{} channels (supported: multiples of 8)", spec.channels));
+  }
+  if (spec.width < 2 || spec.width > kMostConvolutionWidth) {
+    missing.push_back(fmt::format("width {} (supported: 2 to {})", spec.width, kMostConvolutionWidth));
+  }
+  return missing;
+}
+
 std::string describe(const ConvolutionSpec& spec) {
   return fmt::format("convolution, {}, {} channels, width {}{}{}", dtype_name(spec.dtype), spec.channels, spec.width,
                      spec.bias ? ", bias" : "", spec.silu ? ", silu" : "");
@@ -40,7 +51,7 @@ void check_convolution(const ConvolutionSpec& spec) {
     fail(ErrorCode::kUsage, fmt::format("a convolution of {} channels", spec.channels), "there is at least one",
          "Check the channels.");
   }
-  if (spec.width < 2 || spec.width > 4) {
+  if (spec.width < 2 || spec.width > kMostConvolutionWidth) {
     fail(ErrorCode::kUsage, fmt::format("a convolution of width {}", spec.width), "widths are 2, 3 and 4",
          "Check the width, which is the last axis of the weight.");
   }

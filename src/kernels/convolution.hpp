@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "base/dtype.hpp"
 #include "base/memory.hpp"
@@ -22,12 +23,14 @@ namespace ringattn {
 
 class ConvolutionKernel;
 
+inline constexpr int kMostConvolutionWidth = 4;
+
 struct ConvolutionSpec {
   using Kernel = ConvolutionKernel;  // what computes it (registry.hpp)
 
   Dtype dtype = Dtype::kBf16;  // of x, y and halos; weight and bias are fp32
   int channels = 8;
-  int width = 4;  // 2 to 4
+  int width = 4;  // 2 to kMostConvolutionWidth
   bool bias = false;
   bool silu = false;
 
@@ -82,6 +85,9 @@ class ConvolutionKernel {
   virtual void convolve(const ConvolutionTask& task, Stream stream, const Progress& progress) = 0;
   virtual void update(const ConvolutionUpdate& update, Stream stream) = 0;
 };
+
+// What `spec` requires that kernels lack which take eight channels at a time; see KernelRow::missing.
+std::vector<std::string> vector_convolution_missing(const ConvolutionSpec& spec);
 
 // What every kernel checks. Throw kInternal where views or runs don't fit the spec or each other.
 void check_convolution_task(const ConvolutionSpec& spec, const ConvolutionTask& task);

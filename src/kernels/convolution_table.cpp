@@ -19,13 +19,13 @@ constexpr KernelRow<ConvolutionSpec> kTable[] = {
       [] { return std::vector<std::string>(); },
       [](const Backend&) { return 4e12; },  // it waits for memory: four terms for four bytes
       cuda::cuda_unavailable, cuda::make_cuda_backend},
-     sm80::convolution_missing,
+     vector_convolution_missing,
      sm80::make_convolution},
 #endif
     {{"cpu_convolution", "cpu", "fp32, bf16, fp16; channels that are multiples of 8, width 2 to 4",
       [] { return std::vector<std::string>(); }, cpu::cpu_convolution_speed, [] { return std::string(); },
       cpu::make_cpu_backend},
-     cpu::cpu_convolution_missing,
+     vector_convolution_missing,
      cpu::make_cpu_convolution},
 };
 

@@ -97,6 +97,12 @@ std::vector<std::int32_t> best_tokens(std::string_view name, std::span<const dou
   return all;
 }
 
+std::vector<std::int32_t> choose_tokens(std::string_view name, const Eviction& eviction, const ScoredTokens& of,
+                                        std::int64_t kept) {
+  return best_tokens(name, token_scores(eviction, of), eviction.options.shared ? 1 : of.keys.heads, kept,
+                     eviction.options);
+}
+
 void gather_tokens(const TensorView& from, std::span<const std::int32_t> positions, const MutableTensorView& to) {
   const auto row_bytes = static_cast<std::size_t>(from.dim) * size_of(from.dtype);
   const std::int64_t lists = to.tokens == 0 ? 1 : static_cast<std::int64_t>(positions.size()) / to.tokens;

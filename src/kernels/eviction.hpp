@@ -93,6 +93,18 @@ void pool_scores(std::span<double> scores, std::int64_t heads, std::int64_t coun
 std::vector<std::int32_t> best_tokens(std::string_view name, std::span<const double> scores, std::int64_t heads,
                                       std::int64_t kept, const EvictionOptions& options);
 
+// The tokens that a sequence keeps by an eviction, `kept` of them: best_tokens() of its token_scores().
+std::vector<std::int32_t> choose_tokens(std::string_view name, const Eviction& eviction, const ScoredTokens& of,
+                                        std::int64_t kept);
+
+// `count` of the rows of a view, from `first` on.
+template <class View>
+View part_of(View rows, std::int64_t first, std::int64_t count) {
+  rows.data = rows.at(first, 0);
+  rows.tokens = count;
+  return rows;
+}
+
 // Row i of head h of `to` becomes the row of that head at positions[i, h]. positions: [to.tokens, heads], where heads
 // are 1 or from.heads.
 void gather_tokens(const TensorView& from, std::span<const std::int32_t> positions, const MutableTensorView& to);

@@ -213,7 +213,7 @@ std::optional<RowFault> fault_of(const RowFaultCell& cell, const RowFormat& form
 }
 
 void refuse_fault(std::string_view name, const RowFormat& format, const RowShape& shape, const RowFault& fault,
-                  ErrorCode code) {
+                  ErrorCode code, std::string_view row) {
   std::string place;
   std::string_view part;
   if (fault.kind == RowFault::Kind::kTable) {
@@ -226,7 +226,8 @@ void refuse_fault(std::string_view name, const RowFormat& format, const RowShape
     for (const std::int64_t index : at) place += fmt::format("{}{}", place.empty() ? "" : ", ", index);
   } else {
     part = format_streams(format, shape)[static_cast<std::size_t>(fault.part)].name;
-    place = fmt::format("{}, {}, {}", fault.token, fault.head, fault.place);
+    place = row.empty() ? fmt::format("{}, {}, {}", fault.token, fault.head, fault.place)
+                        : fmt::format("{}, {}", row, fault.place);
   }
   const FaultText text = text_of(format, fault.kind, part);
   const std::string tensor = format.is_plain() ? std::string(name) : fmt::format("{}_{}", name, part);

@@ -165,6 +165,59 @@ TEST_P(ConvolutionWorld, TakesRunsOfTheCallers) {
   expect_same(given, options);
 }
 
+// Token by token, in place and from halos to others, each rank with sequences of its own.
+TEST_P(ConvolutionWorld, UpdatesHaveTheBitsOfRuns) {
+  constexpr std::int64_t kTokens = 6;
+  static const Case given = make_case(4, std::vector<std::int64_t>(11, kTokens));
+  ConvolutionJob job = given.job;
+  job.lengths.assign(11, 1);
+  job.update = true;
+  const auto play = [&](Transport& world) {
+    Convolution convolution(job, world, on_cpu());
+    const std::span<const TokenRun> runs = convolution.layout().runs(world.rank());
+    const auto rows = static_cast<std::int64_t>(runs.size());
+    const ConvolutionSpec& spec = job.spec;
+    std::vector<std::byte> x(static_cast<std::size_t>(rows * given.row_bytes())), y(x.size()), halos, others;
+    const auto copy = [&](std::vector<std::byte>& target, const std::vector<std::byte>& all, std::int64_t token) {
+      for (std::int64_t row = 0; row < rows; ++row) {
+        const std::int64_t at = runs[static_cast<std::size_t>(row)].sequence * kTokens + token;
+        std::copy_n(all.begin() + at * given.row_bytes(), given.row_bytes(), target.begin() + row * given.row_bytes());
+      }
+    };
+    for (const TokenRun& run : runs) {
+      const auto begin = given.initial.begin() + run.sequence * spec.halo_bytes();
+      halos.insert(halos.end(), begin, begin + spec.halo_bytes());
+    }
+    others.resize(halos.size());
+    std::int64_t differ = 0;
+    for (std::int64_t t = 0; t < kTokens; ++t) {
+      copy(x, given.x, t);
+      const ConvolutionInputs inputs{dense_view(static_cast<const void*>(x.data()), spec.dtype, rows, 1, spec.channels),
+                                     given.weight.data(), given.bias.data(), rows == 0 ? nullptr : halos.data()};
+      std::vector<std::byte>& behind = t % 2 == 0 ? halos : others;
+      convolution.run(inputs, {dense_view(static_cast<void*>(y.data()), spec.dtype, rows, 1, spec.channels),
+                               rows == 0 ? nullptr : behind.data()});
+      if (t % 2 != 0) std::swap(halos, others);
+      std::vector<std::byte> expected(y.size());
+      copy(expected, given.y, t);
+      differ += y != expected;
+    }
+    for (std::int64_t row = 0; row < rows; ++row) {
+      const auto sequence = runs[static_cast<std::size_t>(row)].sequence;
+      differ += !std::equal(halos.begin() + row * spec.halo_bytes(), halos.begin() + (row + 1) * spec.halo_bytes(),
+                            given.finals.begin() + sequence * spec.halo_bytes());
+    }
+    return differ;
+  };
+  std::atomic<std::int64_t> differ = 0;
+  if (GetParam() > 1) {
+    run_threads_world(GetParam(), {}, [&](Transport& world) { differ += play(world); });
+  } else {
+    differ = play(*make_self_transport());
+  }
+  EXPECT_EQ(differ, 0);
+}
+
 INSTANTIATE_TEST_SUITE_P(Ranks, ConvolutionWorld, ::testing::Values(1, 2, 3, 4, 5, 7, 8),
                          [](const auto& test) { return fmt::format("{}", test.param); });
 
@@ -179,6 +232,14 @@ TEST(ConvolutionRefusals, NameWhatIsWrong) {
   refused([](ConvolutionJob& job) { job.spec.width = 5; }, ErrorCode::kUsage);
   refused([](ConvolutionJob& job) { job.spec.channels = 12; }, ErrorCode::kUnsupported);
   refused([](ConvolutionJob& job) { job.lengths = {4, 0}; }, ErrorCode::kUsage);
+  refused([](ConvolutionJob& job) { job.update = true; }, ErrorCode::kUsage);
+  refused(
+      [](ConvolutionJob& job) {
+        job.update = true;
+        job.lengths = {1};
+        job.final_halos = false;
+      },
+      ErrorCode::kUsage);
   std::atomic<int> both = 0;
   run_threads_world(2, {}, [&](Transport& world) {
     Convolution convolution(given.job, world, on_cpu());

@@ -5,12 +5,38 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <cstring>
+#include <random>
 #include <vector>
 
 #include "base/dtype.hpp"
+#include "base/tensor.hpp"
 #include "c/ringattn.h"
 
+#define EXPECT_OK(call) EXPECT_EQ(call, RINGATTN_OK) << ringattn_error_text()
+
 namespace ringattn::testing {
+
+using Numbers = std::vector<float>;
+
+inline Numbers normal(std::int64_t count, unsigned seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> draw;
+  Numbers numbers(static_cast<std::size_t>(count));
+  for (float& number : numbers) number = draw(random);
+  return numbers;
+}
+
+inline TensorView view(const Numbers& data, std::int64_t rows, std::int64_t heads, std::int64_t dim) {
+  return dense_view(static_cast<const void*>(data.data()), Dtype::kF32, rows, heads, dim);
+}
+inline MutableTensorView view(Numbers& data, std::int64_t rows, std::int64_t heads, std::int64_t dim) {
+  return dense_view(static_cast<void*>(data.data()), Dtype::kF32, rows, heads, dim);
+}
+
+inline bool same(const Numbers& a, const Numbers& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
 
 template <class Struct>
 Struct sized() {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Decoding, latent attention and scans through the C interface have the bits of C++.
 #include <array>
-#include <random>
 
 #include "attention/decode.hpp"
 #include "attention/latent_decode.hpp"
@@ -13,27 +12,8 @@
 namespace ringattn::testing {
 namespace {
 
-using Numbers = std::vector<float>;
-
-Numbers normal(std::int64_t count, unsigned seed) {
-  std::mt19937 random(seed);
-  std::normal_distribution<float> draw;
-  Numbers numbers(static_cast<std::size_t>(count));
-  for (float& number : numbers) number = draw(random);
-  return numbers;
-}
-
-TensorView view(const Numbers& data, std::int64_t rows, std::int64_t heads, std::int64_t dim) {
-  return dense_view(static_cast<const void*>(data.data()), Dtype::kF32, rows, heads, dim);
-}
-MutableTensorView view(Numbers& data, std::int64_t rows, std::int64_t heads, std::int64_t dim) {
-  return dense_view(static_cast<void*>(data.data()), Dtype::kF32, rows, heads, dim);
-}
-
 const DLDataType kFp32 = c_dtype(Dtype::kF32);
 KernelRequest on_host() { return {.backend = "cpu", .kernel = "auto"}; }
-
-#define EXPECT_OK(call) EXPECT_EQ(call, RINGATTN_OK) << ringattn_error_text()
 
 TEST(CDecode, HasTheBitsOfCppAndGrows) {
   constexpr std::int64_t kSequences = 2, kHeads = 4, kKv = 2, kDim = 64, kPage = 16, kPages = 6;

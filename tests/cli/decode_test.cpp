@@ -200,7 +200,7 @@ TEST(BenchDecode, MeasuresLengthsAndBatches) {
   const TemporaryFolder folder;
   const std::string lines = folder.file("lines");
   const Words words{"bench", "--op",       "decode", "--seq",      "50,70", "--batch",   "1,3", "--heads",
-                    "2",     "--kv-heads", "1",      "--head-dim", "8",     "--samples", "2"};
+                    "2",     "--kv-heads", "1",      "--head-dim", "8",     "--samples", "5"};
   const Finished run = tool(words + Words{"--jsonl", lines});
   ASSERT_EQ(run.code, 0) << run.err;
   EXPECT_TRUE(has(run.out, "GB/s")) << run.out;

@@ -37,7 +37,7 @@ class Hostile : public ::testing::Test {
     EXPECT_EQ(run.code, code) << line << run.err;
     EXPECT_EQ(count_messages(run.err), 1) << line << run.err;
     EXPECT_LE(run.cpu_seconds, kMostSeconds) << line;
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // whose shadows are memory, too
+#if !defined(RINGATTN_SANITIZED)  // whose shadows are memory, too
     EXPECT_LE(run.peak_bytes - baseline_, kMost + 2 * header) << line << run.err;
 #endif
   }

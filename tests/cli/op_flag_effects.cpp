@@ -43,7 +43,8 @@ const Effects& op_effects() {
          EXPECT_EQ(digest_of(out_of(stored + Words{"--ranks", "3"})), digest_of(out_of(stored)));
          EXPECT_EQ(tool(Words{"verify", "--against", "oracle", "--cache-format", "int4"} + cache).code, 0);
          EXPECT_EQ(tool(Words{"plan", "--world", "4", "--seq", "300", "--cache-format", "int4"}).code, 0);
-         EXPECT_EQ(tool(stored + Words{"--op", "decode"}).code, 2);
+         EXPECT_TRUE(has(out_of(stored + Words{"--op", "decode"}), "cache: dense, stored as k int4_channel"));
+         EXPECT_EQ(tool(stored + Words{"--op", "mla"}).code, 2);
        }},
       {"method",
        [] {

@@ -18,6 +18,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 EXAMPLES = [("README.md", "## From a file to an answer", ["four", "one", "qkv"]),
             ("docs/files.md", "## A paged cache", ["cache", "prefill", "rows", "step"]),
             ("docs/compression.md", "## A file", ["kv", "one", "small", "three"]),
+            ("docs/compression.md", "## A cache in pages", ["cache", "cache_fp8"]),
             ("docs/scan.md", "## A layer from a file", ["layer", "next", "one", "step", "two"])]  # fmt: skip
 # mpirun's word that a container's only user may call it, with more ranks than there are cores; and no GPU, which two
 # processes could not share.

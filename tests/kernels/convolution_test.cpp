@@ -282,7 +282,7 @@ TEST_P(Convolutions, GoOnInTheirSlots) {
     const std::size_t rows = plain.y.size() / 3;
     const std::byte* const y = slotted.y.data();
     count_check();
-    for (const std::size_t s : {0, 2}) {
+    for (const std::size_t s : {0U, 2U}) {
       const auto slot = static_cast<std::size_t>(slots[s]);
       EXPECT_EQ(std::memcmp(slotted.halos.data() + slot * halo, plain.halos.data() + s * halo, halo), 0);
       EXPECT_EQ(std::memcmp(y + s * rows, plain.y.data() + s * rows, rows), 0) << describe(spec);

@@ -215,13 +215,13 @@ TEST_P(Scans, GoOnInTheirSlots) {
     ASSERT_EQ(slotted.finals.size(), 5 * floats);
     const std::size_t row_bytes = plain.y.size() / 27;
     count_check();
-    for (const std::size_t s : {0, 2}) {
+    for (const std::size_t s : {0U, 2U}) {
       const auto slot = static_cast<std::size_t>(slots[s]);
       EXPECT_EQ(std::memcmp(&slotted.finals[slot * floats], &plain.finals[s * floats], floats * sizeof(float)), 0);
       EXPECT_EQ(std::memcmp(&slotted.y[s * 9 * row_bytes], &plain.y[s * 9 * row_bytes], 9 * row_bytes), 0);
     }
     const auto untouched = [](float value) { return std::isnan(value); };
-    for (const std::size_t slot : {0, 2, 3}) {
+    for (const std::size_t slot : {0U, 2U, 3U}) {
       const auto begin = slotted.finals.begin() + static_cast<std::ptrdiff_t>(slot * floats);
       EXPECT_TRUE(std::all_of(begin, begin + static_cast<std::ptrdiff_t>(floats), untouched)) << slot;
     }

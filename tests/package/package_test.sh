@@ -52,6 +52,11 @@ if command -v pkg-config >/dev/null; then
   "$compiler" -std=c++20 "$here/consumer/threads.cpp" -o "$place/by_pkg_config" "${flags[@]}" \
               "-Wl,-rpath,$(pkg-config --variable=libdir "${pc[@]}")"
   expect "$bits" "$place/by_pkg_config" 2
+  pc[1]=ringattn_c
+  read -ra flags < <(pkg-config --cflags --libs "${pc[@]}")
+  "${CC:-cc}" "$here/../c/client.c" -o "$place/c_by_pkg_config" "${flags[@]}" -pthread \
+              "-Wl,-rpath,$(pkg-config --variable=libdir "${pc[@]}")"
+  expect "$in_c" "$place/c_by_pkg_config"
 fi
 
 expect "ringattn $version" bash -c "'$installed/bin/ringattn' --version | cut -d' ' -f1,2"

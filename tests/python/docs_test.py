@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first example of docs/python.md, and that of docs/compression.md, run and print what they say; names that the page uses
-are there."""
+"""The first example of docs/python.md, and those of docs/compression.md and docs/scan.md, run and print what they say; names
+that the page uses are there."""
 
 import contextlib
 import io
@@ -14,9 +14,9 @@ DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
 PAGE = (DOCS / "python.md").read_text(encoding="utf-8")
 
 
-def run_example(page):
-    """The first block of Python of a page, and what it prints."""
-    example = re.search(r"^```python\n(.*?)^```$", (DOCS / page).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)[1]
+def run_example(page, number=0):
+    """A block of Python of a page, and what it prints."""
+    example = re.findall(r"^```python\n(.*?)^```$", (DOCS / page).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)[number]
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
         exec(compile(example, page, "exec"), {})
@@ -33,6 +33,10 @@ class Page(unittest.TestCase):
         said = run_example("compression.md")[1].split()
         self.assertEqual(said[:3], ["int4_channel", "group", "32"])
         self.assertLess(2 * int(said[3]), int(said[-1]))
+        self.assertIn("250 of 1000 tokens are left", run_example("compression.md", 1)[1])
+
+    def test_scans(self):
+        self.assertEqual(run_example("scan.md")[1], "the last token alone agrees with the whole layer\n")
 
     def test_every_function_of_the_tables_is_there(self):
         named = re.findall(r"^\| `(\w+)\(", PAGE, re.MULTILINE)

@@ -58,7 +58,14 @@ class Eager(unittest.TestCase):
             ringattn.attention(q, k.requires_grad_(), v)
         self.assertIn("k requires a gradient (ringattn has no backward pass)", str(caught.exception))
         with torch.no_grad():
-            ringattn.attention(q, k, v)
+            for _ in range(2):
+                ringattn.attention(q, k, v)
+            x, state, weight = normal(3, 8), torch.zeros(3, 3, 8), torch.nn.Parameter(normal(8, 4))
+            y = [ringattn.causal_conv1d_update(x, state.clone(), weight) for _ in range(2)]
+            assert_same_bits(*y)
+        with self.assertRaises(ringattn.UnsupportedError) as caught:
+            ringattn.causal_conv1d_update(x, state, weight)
+        self.assertIn("weight requires a gradient", str(caught.exception))
         with self.assertRaises(ringattn.UnsupportedError):
             ringattn.attention(*(x.detach().to("meta") for x in (q, k, v)))
         with self.assertRaises(ringattn.UsageError):
@@ -141,6 +148,66 @@ class Compiled(unittest.TestCase):
         B, C = normal(100, 2, 16, seed=4), normal(100, 2, 16, seed=5)
         self.check(lambda *given: ringattn.ssd(*given, return_final_states=True), x, dt, A, B, C)
         self.check(lambda *given: (ringattn.ssd(*given, dt_softplus=True, dt_limit=(0.1, 1.0)) * 2,), x, dt, A, B, C)
+        # Tokens behind heads, as a view: what operators give is contiguous.
+        turned = x.transpose(0, 1).contiguous().transpose(0, 1)
+        self.check(lambda *given: (ringattn.ssd(*given).transpose(0, 1) + 1,), turned, dt, A, B, C)
+        u, delta, A = normal(2, 50, 24), normal(2, 50, 24, seed=2).abs(), -normal(24, 16, seed=3).exp()
+        B, C, z = normal(2, 50, 16, seed=4), normal(2, 50, 16, seed=5), normal(2, 50, 24, seed=6)
+
+        def selective(u, delta, A, B, C, z):
+            return ringattn.selective_scan(u * 2, delta, A, B, C, z=z, return_last_state=True)
+
+        self.check(selective, u, delta, A, B, C, z)
+
+    def test_convolutions(self):
+        x, weight, bias, front = normal(2, 50, 16), normal(16, 4, seed=2), normal(16, seed=3), normal(2, 3, 16, seed=4)
+
+        def layer(x, weight, bias, front):
+            y, states = ringattn.causal_conv1d(x, weight, bias, activation="silu", initial_states=front,
+                                               return_final_states=True)  # fmt: skip
+            return y + 1, states, ringattn.causal_conv1d(x.reshape(100, 16), weight, cu_seqlens=[0, 30, 100])
+
+        def step(x, weight, bias, front):
+            y = ringattn.causal_conv1d_update(x[:, 0] * 2, front, weight, bias, activation="silu")
+            return y + 1, front
+
+        self.check(layer, x, weight, bias, front)
+        self.check(step, x, weight, bias, front)
+
+    def test_updates_write_into_the_states(self):
+        x, dt, A, state = normal(3, 4, 32), normal(3, 4, seed=2).abs(), -normal(4, seed=3).exp(), normal(5, 4, 32, 16, seed=7)
+        B, C, slots = normal(3, 2, 16, seed=4), normal(3, 2, 16, seed=5), torch.tensor([4, -1, 0], dtype=torch.int32)
+
+        def step(state, x, dt, A, B, C, slots):
+            out = torch.zeros_like(x)
+            y = ringattn.ssd_update(state, x * 2, dt, A, B, C, dt_softplus=True, state_batch_indices=slots, out=out)
+            return torch.where((slots >= 0)[:, None, None], y + 1, 0), state
+
+        def channels(state, u, delta, A, B, C):
+            return ringattn.selective_update(state, u, delta, A, B, C, z=u) + 1, state
+
+        self.check(step, state, x, dt, A, B, C, slots)
+        u, delta, A = normal(3, 24), normal(3, 24, seed=2).abs(), -normal(24, 16, seed=3).exp()
+        self.check(channels, normal(3, 24, 16, seed=7), u, delta, A, B[:, 0], C[:, 0])
+
+    def test_evictions(self):
+        q, k, v = (normal(2, 60, heads, 64, seed=heads) for heads in (4, 2, 3))
+
+        def shorten(q, k, v):
+            kept = ringattn.evict(k, v, "snapkv:window=8", ratio=0.5, q=q)
+            placed = {"k_positions": kept.k_positions, "k_lengths": kept.k_lengths}
+            out, lse = ringattn.attention(q, kept.k, kept.v, mask=(20, 0), **placed)
+            return kept.k, kept.v, kept.k_positions, out + 1, lse
+
+        def packed(k, v):
+            kept = ringattn.evict(k, v, "knorm", ratio=0.25, cu_seqlens=[0, 20, 60])
+            placed = {"k_positions": kept.k_positions, "k_lengths": kept.k_lengths}
+            return ringattn.varlen(k, kept.k, kept.v, [0, 20, 60], kept.cu_seqlens, **placed)
+
+        v = v[:, :, :2].contiguous()
+        self.check(shorten, q, k, v)
+        self.check(packed, k[0], v[0])
+        self.assertEqual(ringattn.evict(k, v, "knorm").k_positions.dtype, torch.int32)
 
     def test_other_lengths_need_no_other_graph(self):
         function = torch.compile(
@@ -149,6 +216,16 @@ class Compiled(unittest.TestCase):
         for tokens in (50, 70, 33):
             q = normal(tokens, 2, 64)
             assert_same_bits(function(q), ringattn.attention(q, q, q)[0])
+
+        def shorten(k):
+            kept = ringattn.evict(k, k, "knorm")
+            return kept.k, torch.tensor(kept.cu_seqlens)
+
+        function = torch.compile(shorten, fullgraph=True, dynamic=True, backend="aot_eager")
+        for tokens in (50, 70, 33):
+            k = normal(tokens, 2, 64)
+            for got, expected in zip(function(k), shorten(k)):
+                self.assertTrue(torch.equal(got, expected))
 
     def test_the_operators_keep_pytorch_s_rules(self):
         q, k = normal(60, 4, 64), normal(60, 2, 64, seed=2)
@@ -159,6 +236,17 @@ class Compiled(unittest.TestCase):
                               (q[:2], [normal(2, 16, 2, 64)], [normal(2, 16, 2, 64)], "", 0, "", 0,
                                torch.tensor([3, 9], dtype=torch.int32), None,
                                None, None, None, False, "causal", 0, 0, None, 0.0, None, 0, 60.0))  # fmt: skip
+
+        x, weight, slots = normal(3, 16), normal(16, 4, seed=2), torch.tensor([4, 1, 0], dtype=torch.int32)
+        row = (normal(3, 2, 8), normal(3, 2).abs(), -normal(2).exp(), normal(3, 1, 16), normal(3, 1, 16))
+        names = torch.ops.ringattn
+        for operator, given in (
+            (names.causal_conv1d, (normal(2, 9, 16), weight, None, "silu", normal(2, 3, 16), None, 0, 60.0)),
+            (names.causal_conv1d_update, (x, normal(5, 3, 16), weight, None, None, slots, 0, 60.0)),
+            (names.ssd_update, (normal(3, 2, 8, 16), *row, None, None, None, True, [0.0, 1.0], None, 0, 60.0)),
+            (names.evict, (q, q, None, "knorm:heads=all", 0.5, "causal", 0, 0, None, 0.0, [20, 40], [20, 40], 0)),
+        ):
+            library.opcheck(operator.default, given)
 
     def test_what_eager_refuses_is_refused(self):
         q = normal(40, 2, 64)

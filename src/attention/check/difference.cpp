@@ -76,6 +76,10 @@ std::string describe(const Difference& difference, const Job& job) {
 }
 
 std::string describe(const Difference& difference, const ScanJob& job) {
+  if (difference.in_lse && job.alone) {
+    return fmt::format("final_conv_state at sequence {}, channel {}, token {}{}", difference.token, difference.head,
+                       difference.dim, values_text(difference));
+  }
   if (difference.in_lse) {
     return fmt::format("final_states at sequence {}, head {}, dim {}, state {}{}", difference.token, difference.head,
                        difference.dim / job.spec.state_dim, difference.dim % job.spec.state_dim,

@@ -8,7 +8,8 @@
 // what y64 is if no term cancels another, by the same recursion over absolute values. r: what fp32 may lose of a term,
 // for decays are exponentials of sums whose steps are 2^−15 where they are large. It is what the tests of kernels keep
 // to. Behind a convolution x, B and C are what it makes of them in fp64, unrounded; what kernels lose there, one
-// rounding and 1e-6 of the sum of its absolute terms, is followed through the recursion and allowed besides.
+// rounding and 1e-6 of the sum of its absolute terms, is followed through the recursion and allowed besides. Of a
+// convolution alone that is all there is: 2^−p · |y64| + 1e-6 · m.
 #pragma once
 
 #include <cstdint>

@@ -10,25 +10,27 @@ ScanOutputFile::ScanOutputFile(const std::string& path, const ScanInput& input)
   const ScanSpec& spec = input.job().spec;
   y_ = output_tensor(*file_, path, "y");
   check_output_tensor(path, y_, input.y_shape(), file_dtype(spec.dtype));
-  if (!file_->contains("final_states")) return;
-  states_ = file_->tensor("final_states");
-  check_output_tensor(path, *states_, input.states_shape(), FileDtype::kF32);
-  states_grid_ = {AxisOrder::kThd, 1, static_cast<std::int64_t>(input.job().lengths.size()), spec.heads,
-                  std::int64_t{spec.head_dim} * spec.state_dim};
+  const ScanJob& job = input.job();
+  const std::string_view name = carried_name(job);
+  if (!file_->contains(name)) return;
+  carried_ = file_->tensor(name);
+  const TensorView view = carried_view(job, nullptr, static_cast<std::int64_t>(job.lengths.size()));
+  check_output_tensor(path, *carried_, job.alone ? input.halos_shape() : input.states_shape(), file_dtype(view.dtype));
+  carried_grid_ = {AxisOrder::kThd, 1, view.tokens, view.heads, view.dim};
 }
 
 std::vector<FileFingerprint> ScanOutputFile::fingerprints() const {
   std::vector<TensorSource> used{y_};
-  if (states_) used.push_back(*states_);
+  if (carried_) used.push_back(*carried_);
   return ringattn::fingerprints(used);
 }
 
 std::optional<Difference> ScanOutputFile::compare(std::span<const PackedRun> runs, const TensorView& y,
                                                   std::span<const PackedRun> sequences,
-                                                  const TensorView& states) const {
+                                                  const TensorView& carried) const {
   std::optional<Difference> difference = difference_from_file(y_, y_grid_, false, y, runs);
-  if (difference || !states_) return difference;
-  return difference_from_file(*states_, states_grid_, true, states, sequences);
+  if (difference || !carried_) return difference;
+  return difference_from_file(*carried_, carried_grid_, true, carried, sequences);
 }
 
 }  // namespace ringattn

@@ -19,23 +19,23 @@ namespace ringattn {
 
 class ScanOutputFile {
  public:
-  // Throws kFile unless the file holds y of a job of this shape and, if final_states are there, those.
+  // Throws kFile unless the file holds y of a job of this shape and, if final_states are there, those; of a convolution
+  // alone final_conv_state.
   ScanOutputFile(const std::string& path, const ScanInput& input);
 
-  bool has_final_states() const { return states_.has_value(); }
+  bool has_carried() const { return carried_.has_value(); }
   std::vector<FileFingerprint> fingerprints() const;
   // The first difference of this rank's part from the file's: y, [rows, heads, head_dim], of the tokens of `runs`, then
-  // the final states, [sequences, heads, head_dim · state_dim], of those of `sequences`, where the file has them. In
-  // host memory. Throws kFile.
+  // what `sequences` hand on, as carried_view() has it, where the file has it. In host memory. Throws kFile.
   std::optional<Difference> compare(std::span<const PackedRun> runs, const TensorView& y,
-                                    std::span<const PackedRun> sequences, const TensorView& states) const;
+                                    std::span<const PackedRun> sequences, const TensorView& carried) const;
 
  private:
   std::unique_ptr<const SafetensorsFile> file_;
   TensorSource y_;
-  std::optional<TensorSource> states_;
+  std::optional<TensorSource> carried_;
   RowGrid y_grid_;
-  RowGrid states_grid_;
+  RowGrid carried_grid_;
 };
 
 }  // namespace ringattn

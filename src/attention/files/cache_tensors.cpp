@@ -37,12 +37,13 @@ void check_axes(const TensorSource& tensor) {
           "Write a pool of pages of one size.");
 }
 
-// Whether the pages can be meant so: their size is one that caches have, and the K/V heads divide q's.
-bool fits(const RowGrid& pages, const RowGrid& q) {
-  return is_page_size(pages.length) && pages.heads > 0 && q.heads % pages.heads == 0;
+// Whether the pages can be meant so: their size is one that caches have, and the K/V heads divide q's; 0: there is no
+// q.
+bool fits(const RowGrid& pages, std::int64_t q_heads) {
+  return is_page_size(pages.length) && pages.heads > 0 && q_heads % pages.heads == 0;
 }
 
-AxisOrder find_page_order(const SafetensorsFile& file, const TensorSource& k, const RowGrid& q) {
+AxisOrder find_page_order(const SafetensorsFile& file, const TensorSource& k, std::int64_t q_heads) {
   if (const std::string* said = file.metadata("page_order")) {
     const auto order = parse_axis_order(*said);
     if (!order || !is_page_order(*order)) {
@@ -52,8 +53,8 @@ AxisOrder find_page_order(const SafetensorsFile& file, const TensorSource& k, co
     }
     return *order;
   }
-  const bool thd = fits(pages_grid(k, AxisOrder::kThd), q);
-  const bool htd = fits(pages_grid(k, AxisOrder::kHtd), q);
+  const bool thd = fits(pages_grid(k, AxisOrder::kThd), q_heads);
+  const bool htd = fits(pages_grid(k, AxisOrder::kHtd), q_heads);
   require(!(thd && htd), k,
           fmt::format("its pages may be {} tokens of {} heads, or {} heads of {} tokens", k.info->shape[1],
                       k.info->shape[2], k.info->shape[1], k.info->shape[2]),
@@ -61,26 +62,30 @@ AxisOrder find_page_order(const SafetensorsFile& file, const TensorSource& k, co
   return htd ? AxisOrder::kHtd : AxisOrder::kThd;  // where neither fits, the usual one is refused
 }
 
-void check_pages(const InputTensors& input) {
+void check_queries(const InputTensors& input) {
   const RowGrid& q = input.q_grid;
+  const RowGrid& k = input.k_grid;
+  require(q.heads > 0 && q.dim > 0, input.q, "it needs at least one head and one dim",
+          {setting("order"), " says which axis is which."});
+  require(k.dim == q.dim, input.k, fmt::format("its rows have {} channels, and q's head_dim is {}", k.dim, q.dim),
+          page_orders());
+  require(q.heads % k.heads == 0, input.k,
+          fmt::format("read as {}, K has {} heads and Q has {}, which is not a multiple of it",
+                      k.head_major() ? "htd" : "thd", k.heads, q.heads),
+          page_orders());
+}
+
+void check_pages(const InputTensors& input) {
   const RowGrid& k = input.k_grid;
   const RowGrid& v = input.v_grid;
   for (const auto& [tensor, grid] : {std::pair{&input.k, &k}, std::pair{&input.v, &v}}) {
-    require(row_dtype(*tensor) == input.dtype, *tensor, fmt::format("q is {}", file_dtype_name(input.q.info->dtype)),
-            "q, k_pages and v_pages have one dtype.");
     require(grid->heads > 0 && grid->dim > 0, *tensor, "it needs at least one head and one dim", page_orders());
     require(is_page_size(grid->length), *tensor,
             fmt::format("read as {}, its pages hold {} tokens; {} are possible", grid->head_major() ? "htd" : "thd",
                         grid->length, kPageSizes),
             page_orders());
   }
-  require(q.heads > 0 && q.dim > 0, input.q, "it needs at least one head and one dim",
-          {setting("order"), " says which axis is which."});
-  require(k.dim == q.dim, input.k, fmt::format("q's head_dim is {}", q.dim), page_orders());
-  require(q.heads % k.heads == 0, input.k,
-          fmt::format("read as {}, K has {} heads and Q has {}, which is not a multiple of it",
-                      k.head_major() ? "htd" : "thd", k.heads, q.heads),
-          page_orders());
+  if (input.q.info != nullptr) check_queries(input);
   require(v.batch == k.batch && v.length == k.length && v.heads == k.heads, input.v,
           fmt::format("k_pages has {} pages of {} tokens and {} heads", k.batch, k.length, k.heads),
           "A token's key and value lie at the same place of both pools.");
@@ -152,7 +157,9 @@ SequenceList sequences_of(const SafetensorsFile& file, const InputNames& names, 
   for (const std::int64_t length : lengths) cu_k.push_back(cu_k.back() + length);
   const RowGrid& q = input.q_grid;
   std::vector<std::int64_t> cu_q;
-  if (const auto list = find_optional(file, names.cu_seqlens_q, "cu_seqlens_q")) {
+  if (q.heads == 0) {  // there are no queries
+    cu_q.resize(cu_k.size());
+  } else if (const auto list = find_optional(file, names.cu_seqlens_q, "cu_seqlens_q")) {
     input.used.push_back(*list);
     require(!q.has_batch(), *list, fmt::format("order {} has an axis for the batch already", axis_order_name(q.order)),
             "Leave it out, or pack all sequences into one axis of tokens.");
@@ -173,6 +180,46 @@ SequenceList sequences_of(const SafetensorsFile& file, const InputNames& names, 
   }
 }
 
+// One of the two pools, as it is found bit by bit.
+struct Pool {
+  Pool(const SafetensorsFile& the_file, std::string_view the_name, std::string the_stored)
+      : file(the_file),
+        name(the_name),
+        stored(std::move(the_stored)),
+        format(stored_format(file, name)),
+        first(file.tensor(first_tensor(format, stored))) {
+    check_axes(first);
+  }
+  // Its grid, as decompression gives it.
+  RowGrid find(AxisOrder page_order, InputTensors& input) {
+    RowGrid grid = pages_grid(first, page_order);
+    if (format.is_plain()) {
+      require(
+          row_dtype(first) == input.dtype, first,
+          fmt::format("{} is {}", input.q.info != nullptr ? "q" : "k_pages", file_dtype_name(file_dtype(input.dtype))),
+          "q, k_pages and v_pages have one dtype.");
+      input.used.push_back(first);
+      return grid;
+    }
+    source = find_source(file, fmt::format("{}_pages", name), stored, format, input.dtype, grid.order);
+    grid.dim = source->shape.dim;
+    return grid;
+  }
+  // With the sequences of the file.
+  void complete(InputTensors& input) {
+    if (!source) return;
+    source->pages = input.pages;
+    read_tables(file, stored, input.sequences, *source, input.used);
+  }
+
+  const SafetensorsFile& file;
+  std::string name;    // "k"
+  std::string stored;  // the tensor's, or what its parts' names begin with
+  RowFormat format;
+  TensorSource first;
+  std::optional<CompressedSource> source;
+};
+
 // Lists that a cache has no use for: whoever wrote them expects that they count.
 void refuse_lists(const SafetensorsFile& file, const InputNames& names) {
   for (const auto& [name, role] : {std::pair{&names.cu_seqlens_k, "cu_seqlens_k"}, {&names.q_offset, "q_offset"}}) {
@@ -189,8 +236,9 @@ bool holds_cache(const SafetensorsFile& file, const InputNames& names) {
   const bool named_rows = names.k || names.v;
   const bool named_pages = names.k_pages || names.v_pages || names.block_table || names.lengths_k;
   if (named_rows != named_pages) return named_pages;
-  const bool pages = named_pages || file.contains("k_pages");
-  const bool rows = named_rows || file.contains("k");
+  const RowFormat format = stored_format(file, "k");
+  const bool pages = named_pages || file.contains("k_pages") || file.contains(first_tensor(format, "k_pages"));
+  const bool rows = named_rows || file.contains("k") || file.contains(first_tensor(format, "k"));
   if (pages && rows) {
     fail(ErrorCode::kFile, fmt::format("{} holds `k` and `k_pages`", file.path()),
          "the keys of a job are rows or pages",
@@ -206,27 +254,39 @@ void read_paging(const SafetensorsFile& file, const InputNames& names, const Row
   input.used.insert(input.used.end(), {table, lengths});
   const std::vector<std::int64_t> keys = read_lengths(lengths, table, pool.length);
   input.sequences = sequences_of(file, names, input, keys);
-  input.pages = read_table(table, pool, keys);
+  input.pages = std::make_shared<const PageTable>(read_table(table, pool, keys));
+}
+
+InputTensors find_pages(const SafetensorsFile& file, const InputNames& names, std::optional<AxisOrder> order,
+                        std::optional<AxisOrder> page_order, std::optional<CompressedTensors>& compressed) {
+  InputTensors input;
+  const std::optional<TensorSource> q = find_optional(file, names.q, "q");
+  if (q) {
+    input.q = *q;
+    input.q_grid = row_grid(input.q, order);
+    input.used = {input.q};
+  }
+  Pool k(file, "k", names.k_pages.value_or("k_pages"));
+  Pool v(file, "v", names.v_pages.value_or("v_pages"));
+  input.dtype = row_dtype(q ? input.q : k.first);
+  const AxisOrder pages = page_order ? *page_order : find_page_order(file, k.first, input.q_grid.heads);
+  input.k_grid = k.find(pages, input);
+  input.v_grid = v.find(pages, input);
+  input.k = k.first;
+  input.v = v.first;
+  check_pages(input);
+  read_paging(file, names, input.k_grid, input);
+  k.complete(input);
+  v.complete(input);
+  if (k.source || v.source) compressed = CompressedTensors{std::move(k.source), std::move(v.source)};
+  if (q) read_sinks(file, names, input);
+  return input;
 }
 
 InputTensors find_cache(const SafetensorsFile& file, const InputNames& names, std::optional<AxisOrder> order,
-                        std::optional<AxisOrder> page_order) {
-  InputTensors input;
-  input.q = file.tensor(names.q.value_or("q"));
-  input.k = file.tensor(names.k_pages.value_or("k_pages"));
-  input.v = file.tensor(names.v_pages.value_or("v_pages"));
-  input.q_grid = row_grid(input.q, order);
-  input.dtype = row_dtype(input.q);
-  check_axes(input.k);
-  check_axes(input.v);
-  const AxisOrder pages = page_order ? *page_order : find_page_order(file, input.k, input.q_grid);
-  input.k_grid = pages_grid(input.k, pages);
-  input.v_grid = pages_grid(input.v, pages);
-  check_pages(input);
-  input.used = {input.q, input.k, input.v};
-  read_paging(file, names, input.k_grid, input);
-  read_sinks(file, names, input);
-  return input;
+                        std::optional<AxisOrder> page_order, std::optional<CompressedTensors>& compressed) {
+  static_cast<void>(file.tensor(names.q.value_or("q")));  // which must be there
+  return find_pages(file, names, order, page_order, compressed);
 }
 
 }  // namespace ringattn

@@ -1,23 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tensors of a paged cache in a safetensors file: a pool of pages, the table that says whose they are, and the
-// queries at the sequences' ends.
+// The tensors of a paged cache in a safetensors file: a pool of pages, as elements or compressed, the table that says
+// whose they are, and the queries at the sequences' ends.
 #pragma once
 
 #include <optional>
 
+#include "attention/files/compressed_tensors.hpp"
 #include "attention/files/input_tensors.hpp"
 
 namespace ringattn {
 
-// Whether the input is a cache: `k_pages` is named, or is there while k and v were not named. Throws kFile where the
-// file holds `k` besides and nothing says which of them is meant.
+// Whether the input is a cache: `k_pages` is named, or is there, in its format, while k and v were not named. Throws
+// kFile where the file holds `k` besides and nothing says which of them is meant.
 bool holds_cache(const SafetensorsFile& file, const InputNames& names);
 
 // `order` is that of q and out. `page_order`, kThd or kHtd, is that of a page; absent: what the file's metadata
 // `page_order` says, or the only one that the shapes allow. Throws kFile, naming the tensor and what is wrong with it;
-// of the lists, sequence and entry too.
+// of the lists, sequence and entry too. `compressed`: what is found of pools that are.
 InputTensors find_cache(const SafetensorsFile& file, const InputNames& names, std::optional<AxisOrder> order,
-                        std::optional<AxisOrder> page_order);
+                        std::optional<AxisOrder> page_order, std::optional<CompressedTensors>& compressed);
+
+// The same of a file that may have no queries: sequences have none then, and neither q nor its grid is set.
+InputTensors find_pages(const SafetensorsFile& file, const InputNames& names, std::optional<AxisOrder> order,
+                        std::optional<AxisOrder> page_order, std::optional<CompressedTensors>& compressed);
 
 // The sequences and the table of a cache whose pages lie in `pool`, a page an entry of the batch, as the file's
 // block_table, lengths_k and cu_seqlens_q say. Throws kFile.

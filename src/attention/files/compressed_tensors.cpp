@@ -19,85 +19,15 @@ namespace {
 
 Wording write_anew() { return {command("compress"), " writes such files."}; }
 
-RowFormat stored_format(const SafetensorsFile& file, const std::string& tensor) {
-  const std::string* const text = file.metadata(tensor + "_format");
-  if (text == nullptr) return {};
-  try {
-    return parse_row_format(*text);
-  } catch (const Error& error) {
-    fail(ErrorCode::kFile, {fmt::format("{}_format in the metadata of {}: ", tensor, file.path()), error.problem()},
-         error.why(), error.remedy());
-  }
-}
-
 // Channels of a head, from the shapes of what is stored.
 std::int64_t dim_of(const RowFormat& format, const TensorSource& first, const std::optional<TensorSource>& basis) {
-  const TensorSource& tensor = basis ? *basis : first;
-  require(tensor.info->shape.size() == 3, tensor, "it must have 3 axes", write_anew());
-  const std::int64_t last = tensor.info->shape[2];
-  if (basis) return last;
+  if (basis) {
+    require(basis->info->shape.size() == 3, *basis, "it must have 3 axes", write_anew());
+    return basis->info->shape.back();
+  }
+  const std::int64_t last = first.info->shape.back();
   if (format.group > 0) return 2 * last;
   return format.width > 0 ? format.width * last : last;
-}
-
-CompressedSource find_source(const SafetensorsFile& file, const std::string& name, std::string_view stored,
-                             const RowFormat& format, Dtype dtype) {
-  CompressedSource source;
-  source.name = name;
-  source.format = format;
-  const auto tensor = [&](std::string_view part) { return file.tensor(fmt::format("{}_{}", stored, part)); };
-  const TensorSource first = tensor(format.rank > 0 ? "factors" : "codes");
-  const auto basis = format.rank > 0 ? std::optional(tensor("basis")) : std::nullopt;
-  const std::int64_t dim = dim_of(format, first, basis);
-  require(first.info->shape.size() == 3 && first.info->shape[1] > 0 && dim > 0, first,
-          "its axes are tokens, at least one head, and at least one number", write_anew());
-  source.shape = {dtype, first.info->shape[1], dim};
-  try {
-    check_format(name, format, source.shape);
-  } catch (const Error& error) {
-    fail(ErrorCode::kFile, {file.path(), ": ", error.problem()}, error.why(), write_anew());
-  }
-  for (const FormatStream& stream : format_streams(format, source.shape)) {
-    const TensorSource rows = tensor(stream.name);
-    const std::vector<std::int64_t> shape{first.info->shape[0], stream.heads, stream.width};
-    const FileDtype wanted = file_dtype(stream.type, dtype);
-    require(rows.info->dtype == wanted && rows.info->shape == shape, rows,
-            fmt::format("{} stores it as {} {}", describe(format), file_dtype_name(wanted), shape_text(shape)),
-            write_anew());
-    source.streams.push_back(rows);
-  }
-  return source;
-}
-
-// Once the sequences are known.
-void read_tables(const SafetensorsFile& file, std::string_view stored, const SequenceList& sequences,
-                 CompressedSource& source, std::vector<TensorSource>& used) {
-  const std::int64_t count = static_cast<std::int64_t>(sequences.size());
-  source.cu = Batch{sequences}.cu_k();
-  for (const FormatTable& table : format_tables(source.format, source.shape, count)) {
-    const TensorSource tensor = file.tensor(fmt::format("{}_{}", stored, table.name));
-    const FileDtype wanted = file_dtype(table.type, source.shape.dtype);
-    require(
-        tensor.info->dtype == wanted && tensor.info->shape == table.shape, tensor,
-        fmt::format("{} stores it as {} {}", describe(source.format), file_dtype_name(wanted), shape_text(table.shape)),
-        write_anew());
-    std::vector<std::byte>& bytes = source.tables.emplace_back(static_cast<std::size_t>(tensor.info->bytes()));
-    tensor.shard->read(*tensor.info, 0, bytes);
-    used.push_back(tensor);
-  }
-  used.insert(used.end(), source.streams.begin(), source.streams.end());
-  // Of tails, what the sequences have in them.
-  std::vector<CompressedRun> ends;
-  for (std::size_t s = 0; s + 1 < source.cu.size(); ++s) {
-    const std::int64_t keys = source.cu[s + 1] - source.cu[s];
-    ends.push_back({static_cast<std::int64_t>(s), keys, keys, 0, 0, 0});
-  }
-  CompressedRows rows;
-  rows.tables = source.table_pointers();
-  if (const auto fault = find_fault(source.format, source.shape, rows, ends)) {
-    refuse_fault(fmt::format("{}: {}", file.path(), source.name), source.format, source.shape, *fault,
-                 ErrorCode::kFile);
-  }
 }
 
 RowGrid grid_of(const RowGrid& q, const TensorSource& tensor, const RowShape& shape) {
@@ -133,6 +63,12 @@ std::array<std::byte*, kMostTables> CompressedSource::table_pointers() const {
   return pointers;
 }
 
+std::string page_place(const PageTable& pages, AxisOrder order, std::int64_t slot, std::int64_t head) {
+  const std::int64_t page = slot / pages.page_size, token = slot % pages.page_size;
+  return order == AxisOrder::kBhtd ? fmt::format("{}, {}, {}", page, head, token)
+                                   : fmt::format("{}, {}, {}", page, token, head);
+}
+
 std::vector<CompressedRun> CompressedSource::rows_of(std::span<const PackedRun> runs) const {
   std::vector<CompressedRun> rows;
   std::int64_t row = 0;
@@ -151,19 +87,20 @@ std::vector<CompressedRun> CompressedSource::rows_of(std::span<const PackedRun> 
 
 void CompressedSource::read_stream(std::size_t stream, std::span<const PackedRun> runs,
                                    std::span<std::byte> target) const {
-  const std::int64_t bytes = format_streams(format, shape)[stream].token_bytes(shape.dtype);
+  const FormatStream of = format_streams(format, shape)[stream];
+  if (!streams.empty()) {
+    const auto element = static_cast<std::size_t>(size_of(of.type, shape.dtype));
+    const std::vector<PackedRun> places =
+        pages ? pool_runs(*pages, cu, runs) : std::vector<PackedRun>(runs.begin(), runs.end());
+    return read_row_bytes(streams[stream], row_grid(streams[stream], order), places, element, target);
+  }
+  const std::int64_t bytes = of.token_bytes(shape.dtype);
   std::size_t at = 0;
   for (const PackedRun& run : runs) {
     const auto count = static_cast<std::size_t>(run.tokens() * bytes);
-    if (streams.empty()) {
-      std::copy_n(made[stream].begin() + run.begin * bytes, count, target.begin() + static_cast<std::ptrdiff_t>(at));
-    } else {
-      const TensorSource& tensor = streams[stream];
-      tensor.shard->read(*tensor.info, run.begin * bytes, target.subspan(at, count));
-    }
+    std::copy_n(made[stream].begin() + run.begin * bytes, count, target.begin() + static_cast<std::ptrdiff_t>(at));
     at += count;
   }
-  if (!streams.empty()) streams[stream].shard->check_unchanged();
 }
 
 void CompressedSource::check(const CompressedRows& rows, std::span<const PackedRun> runs) const {
@@ -171,7 +108,12 @@ void CompressedSource::check(const CompressedRows& rows, std::span<const PackedR
   const auto fault = find_fault(format, shape, rows, all);
   if (!fault) return;
   const std::string path = streams.empty() ? "" : streams[0].shard->path() + ": ";
-  refuse_fault(path + name, format, shape, *fault, ErrorCode::kFile);
+  if (pages == nullptr || fault->kind == RowFault::Kind::kTable) {
+    refuse_fault(path + name, format, shape, *fault, ErrorCode::kFile);
+  }
+  const PackedRun token{fault->token, fault->token + 1};
+  const std::int64_t slot = pool_runs(*pages, cu, {&token, 1}).front().begin;
+  refuse_fault(path + name, format, shape, *fault, ErrorCode::kFile, page_place(*pages, order, slot, fault->head));
 }
 
 void CompressedSource::read(std::span<const PackedRun> runs, const MutableTensorView& plain, int threads) const {
@@ -241,8 +183,13 @@ std::shared_ptr<const CompressedTensors> made_compressed(const Job& job, std::ui
       fill_synthetic(seed, tensor, {&all, 1}, view);
       CompressedTensor compressed =
           compress_tensor(name, format, view, job.batch.k_lengths(), {0, usable_processors().count}, ErrorCode::kUsage);
-      source = CompressedSource{
-          name, format, shape, job.batch.cu_k(), {}, std::move(compressed.streams), std::move(compressed.tables)};
+      source.emplace();
+      source->name = name;
+      source->format = format;
+      source->shape = shape;
+      source->cu = job.batch.cu_k();
+      source->made = std::move(compressed.streams);
+      source->tables = std::move(compressed.tables);
     };
     make("k", SyntheticTensor::kK, job.format.k, job.spec.head_dim, made->tensors.k);
     make("v", SyntheticTensor::kV, job.format.v, job.spec.head_dim_v, made->tensors.v);
@@ -252,8 +199,87 @@ std::shared_ptr<const CompressedTensors> made_compressed(const Job& job, std::ui
   return {shared, &shared->tensors};
 }
 
+RowFormat stored_format(const SafetensorsFile& file, std::string_view tensor) {
+  const std::string* const text = file.metadata(fmt::format("{}_format", tensor));
+  if (text == nullptr) return {};
+  try {
+    return parse_row_format(*text);
+  } catch (const Error& error) {
+    fail(ErrorCode::kFile, {fmt::format("{}_format in the metadata of {}: ", tensor, file.path()), error.problem()},
+         error.why(), error.remedy());
+  }
+}
+
 bool holds_compressed(const SafetensorsFile& file) {
   return !stored_format(file, "k").is_plain() || !stored_format(file, "v").is_plain();
+}
+
+std::string first_tensor(const RowFormat& format, std::string_view stored) {
+  if (format.is_plain()) return std::string(stored);
+  return fmt::format("{}_{}", stored, format.rank > 0 ? "factors" : "codes");
+}
+
+CompressedSource find_source(const SafetensorsFile& file, std::string_view name, std::string_view stored,
+                             const RowFormat& format, Dtype dtype, AxisOrder order) {
+  CompressedSource source;
+  source.name = name;
+  source.format = format;
+  source.order = order;
+  const auto tensor = [&](std::string_view part) { return file.tensor(fmt::format("{}_{}", stored, part)); };
+  const TensorSource first = file.tensor(first_tensor(format, stored));
+  const auto basis = format.rank > 0 ? std::optional(tensor("basis")) : std::nullopt;
+  RowGrid grid = row_grid(first, order);
+  const std::int64_t dim = dim_of(format, first, basis);
+  require(grid.heads > 0 && dim > 0, first, "it needs at least one head, and at least one number", write_anew());
+  source.shape = {dtype, grid.heads, dim};
+  try {
+    check_format(name, format, source.shape);
+  } catch (const Error& error) {
+    fail(ErrorCode::kFile, {file.path(), ": ", error.problem()}, error.why(), write_anew());
+  }
+  for (const FormatStream& stream : format_streams(format, source.shape)) {
+    const TensorSource rows = tensor(stream.name);
+    grid.heads = stream.heads;
+    grid.dim = stream.width;
+    const std::vector<std::int64_t> shape = grid.shape();
+    const FileDtype wanted = file_dtype(stream.type, dtype);
+    require(rows.info->dtype == wanted && rows.info->shape == shape, rows,
+            fmt::format("{} stores it as {} {}", describe(format), file_dtype_name(wanted), shape_text(shape)),
+            write_anew());
+    source.streams.push_back(rows);
+  }
+  return source;
+}
+
+// Once the sequences are known.
+void read_tables(const SafetensorsFile& file, std::string_view stored, const SequenceList& sequences,
+                 CompressedSource& source, std::vector<TensorSource>& used) {
+  const std::int64_t count = static_cast<std::int64_t>(sequences.size());
+  source.cu = Batch{sequences}.cu_k();
+  for (const FormatTable& table : format_tables(source.format, source.shape, count)) {
+    const TensorSource tensor = file.tensor(fmt::format("{}_{}", stored, table.name));
+    const FileDtype wanted = file_dtype(table.type, source.shape.dtype);
+    require(
+        tensor.info->dtype == wanted && tensor.info->shape == table.shape, tensor,
+        fmt::format("{} stores it as {} {}", describe(source.format), file_dtype_name(wanted), shape_text(table.shape)),
+        write_anew());
+    std::vector<std::byte>& bytes = source.tables.emplace_back(static_cast<std::size_t>(tensor.info->bytes()));
+    tensor.shard->read(*tensor.info, 0, bytes);
+    used.push_back(tensor);
+  }
+  used.insert(used.end(), source.streams.begin(), source.streams.end());
+  // Of tails, what the sequences have in them.
+  std::vector<CompressedRun> ends;
+  for (std::size_t s = 0; s + 1 < source.cu.size(); ++s) {
+    const std::int64_t keys = source.cu[s + 1] - source.cu[s];
+    ends.push_back({static_cast<std::int64_t>(s), keys, keys, 0, 0, 0});
+  }
+  CompressedRows rows;
+  rows.tables = source.table_pointers();
+  if (const auto fault = find_fault(source.format, source.shape, rows, ends)) {
+    refuse_fault(fmt::format("{}: {}", file.path(), source.name), source.format, source.shape, *fault,
+                 ErrorCode::kFile);
+  }
 }
 
 InputTensors find_compressed(const SafetensorsFile& file, const InputNames& names, std::optional<AxisOrder> order,
@@ -275,7 +301,7 @@ InputTensors find_compressed(const SafetensorsFile& file, const InputNames& name
       input.used.push_back(tensor);
       return;
     }
-    compressed = find_source(file, name, stored, format, input.dtype);
+    compressed = find_source(file, name, stored, format, input.dtype, AxisOrder::kThd);
     tensor = compressed->streams[0];
     grid = grid_of(input.q_grid, tensor, compressed->shape);
   };

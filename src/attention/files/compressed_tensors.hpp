@@ -3,6 +3,9 @@
 // describe(RowFormat) writes them, "plain" or absent where a tensor lies as it is. The tensor k of a format is then
 // k_<stream> [tokens, heads, width] for each stream, tokens packed in the order of their sequences, and k_<table> for
 // each table (kernels/row_format.hpp). q, cu_seqlens_q, cu_seqlens_k, q_offset and sinks are those of any other file.
+//
+// Of a paged cache the tensor is k_pages, and its streams lie as it would: k_pages_<stream>
+// [pages, page_size, heads, width], or [pages, heads, page_size, width].
 #pragma once
 
 #include <array>
@@ -25,17 +28,19 @@ FileDtype file_dtype(CodeType type, Dtype dtype);
 
 // One of the two, not plain.
 struct CompressedSource {
-  std::string name;  // "k"
+  std::string name;  // "k", or "k_pages"
   RowFormat format;
   RowShape shape;
   std::vector<std::int64_t> cu;                // of the keys: [sequences + 1]
   std::vector<TensorSource> streams;           // in the order of format_streams(); of a file
+  AxisOrder order = AxisOrder::kThd;           // of these: kThd or, in pages, kBthd or kBhtd
+  std::shared_ptr<const PageTable> pages;      // in which the tokens lie; null: one behind the other
   std::vector<std::vector<std::byte>> made;    // the same, of a seed
   std::vector<std::vector<std::byte>> tables;  // of format_tables(), read
 
   // The runs as rows that follow each other, a run of a sequence each; `to` are the packed tokens.
   std::vector<CompressedRun> rows_of(std::span<const PackedRun> runs) const;
-  // Fills `target` with the runs' rows of a stream, one behind the other. Throws kFile.
+  // Fills `target` with the runs' rows of a stream, [heads, width] each, one behind the other. Throws kFile.
   void read_stream(std::size_t stream, std::span<const PackedRun> runs, std::span<std::byte> target) const;
   // Throws kFile, naming tensor and place, where rows that were read hold what none may. `rows`: of rows_of(runs).
   void check(const CompressedRows& rows, std::span<const PackedRun> runs) const;
@@ -44,6 +49,9 @@ struct CompressedSource {
   // Pointers to the tables.
   std::array<std::byte*, kMostTables> table_pointers() const;
 };
+
+// Where token `slot` of a pool lies in a tensor of pages, "page, token, head" in the tensor's own order of axes.
+std::string page_place(const PageTable& pages, AxisOrder order, std::int64_t slot, std::int64_t head);
 
 struct CompressedTensors {
   std::optional<CompressedSource> k;  // none: plain
@@ -56,9 +64,20 @@ struct CompressedTensors {
 // another one holds them. `job` has a format. Throws kUsage for one that doesn't fit.
 std::shared_ptr<const CompressedTensors> made_compressed(const Job& job, std::uint64_t seed);
 
-// Whether the file's metadata name a format for its keys or values that is not plain. Throws kFile for one that is
-// none.
+// How the file stores `tensor`, "k" or "v": what its metadata say. Throws kFile for a format that is none.
+RowFormat stored_format(const SafetensorsFile& file, std::string_view tensor);
+// Whether that of its keys or values is not plain.
 bool holds_compressed(const SafetensorsFile& file);
+// The tensor that a format has first, of one that is named `stored`: "k_codes" of "k", or itself where it is plain.
+std::string first_tensor(const RowFormat& format, std::string_view stored);
+
+// What the file stores as `stored` in a format that is not plain, of elements of `dtype`, its tables aside; `order` is
+// that of the streams, and `name` what messages call it. Throws kFile, naming the tensor and what is wrong.
+CompressedSource find_source(const SafetensorsFile& file, std::string_view name, std::string_view stored,
+                             const RowFormat& format, Dtype dtype, AxisOrder order);
+// The rest, once its sequences are known. What was found of it joins `used`. Throws kFile.
+void read_tables(const SafetensorsFile& file, std::string_view stored, const SequenceList& sequences,
+                 CompressedSource& source, std::vector<TensorSource>& used);
 
 // As find_input(), of a file that holds them; the tables are read. Throws kFile, naming the tensor and what is wrong.
 InputTensors find_compressed(const SafetensorsFile& file, const InputNames& names, std::optional<AxisOrder> order,

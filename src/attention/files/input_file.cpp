@@ -19,7 +19,7 @@ InputTensors find_tensors(const SafetensorsFile& file, const FileInput& input,
   const bool cache = !scans && !latent && holds_cache(file, input.names);
   if (holds_positions(file) && (cache || latent)) refuse_positions(file, cache ? "pages" : "latents");
   if (cache) {
-    return find_cache(file, input.names, input.order, input.page_order);
+    return find_cache(file, input.names, input.order, input.page_order, compressed);
   }
   if (input.page_order) {
     fail(ErrorCode::kUsage, {setting("page_order", axis_order_name(*input.page_order)), " without pages"},

@@ -26,7 +26,7 @@ struct InputTensors {
   // From cu_seqlens (those of the queries serve as many keys too), or one for each entry of the batch; offsets from
   // q_offset, or aligned to the end of the keys.
   SequenceList sequences;
-  std::optional<PageTable> pages;                 // of a cache: where the sequences' keys lie in k and v
+  std::shared_ptr<const PageTable> pages;         // of a cache: where the sequences' keys lie in k and v; else null
   std::vector<float> sinks;                       // [heads]; empty: the file has none
   std::shared_ptr<const KeyPositions> positions;  // of k's tokens (position_tensors.hpp); null: the file has none
   std::vector<TensorSource> used;                 // all of them: q, k, v, and the lists that there are

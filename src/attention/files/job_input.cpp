@@ -75,7 +75,7 @@ void check_decode(const SyntheticInput& input, std::int64_t q_len) {
 }  // namespace
 
 std::string_view op_name(Op op) {
-  constexpr std::string_view kNames[] = {"attention", "decode", "mla", "ssd", "selective_scan"};
+  constexpr std::string_view kNames[] = {"attention", "decode", "mla", "ssd", "selective_scan", "convolution"};
   return kNames[static_cast<std::size_t>(op)];
 }
 
@@ -156,10 +156,14 @@ void JobInput::take_shape(const SyntheticInput& input) {
   }
   prefix_ = input.prefix;
   if (!input.cache_format.empty()) {
-    if (op_ != Op::kAttention) {
+    if (op_ != Op::kAttention && op_ != Op::kDecode) {
       fail(ErrorCode::kUsage, {setting("cache_format", input.cache_format), " with ", setting("op", op_name(op_))},
-           "keys and values in rows are stored in a format",
-           {"Leave it out, or use ", setting("op", "attention"), "."});
+           "keys and values are stored in a format",
+           {"Leave it out, or use ", setting("op", "attention"), " or ", setting("op", "decode"), "."});
+    }
+    if (prefix_ > 0) {
+      fail(ErrorCode::kUsage, {setting("cache_format", input.cache_format), " with ", setting("prefix", prefix_)},
+           "each sequence of a seed is compressed by itself", "Leave out one of them.");
     }
     job_.format =
         choose_format(compression_method(input.cache_format), std::nullopt, {spec.dtype, spec.kv_heads, spec.head_dim},
@@ -271,10 +275,8 @@ void JobInput::take_form(std::optional<LatentForm> form) {
 
 void JobInput::read(SyntheticTensor tensor, std::span<const PackedRun> runs, const MutableTensorView& rows,
                     int threads) const {
-  if (made_) {
-    if (const CompressedSource* const source = stored(tensor)) {
-      return source->read(runs_of_whole(tensor, runs), rows, threads);
-    }
+  if (const CompressedSource* const source = stored(tensor)) {
+    return source->read(runs_of_whole(tensor, runs), rows, threads);
   }
   if (seed_) {
     fill_synthetic(*seed_, tensor, made_tokens(tensor, runs), rows, threads);
@@ -286,7 +288,6 @@ void JobInput::read(SyntheticTensor tensor, std::span<const PackedRun> runs, con
   const InputTensors& found = file_->tensors;
   const bool keys = tensor != SyntheticTensor::kQ && !is_matrix(tensor);
   const std::vector<PackedRun> tokens = keys ? file_keys(runs) : runs_of_whole(tensor, runs);
-  if (const CompressedSource* const source = stored(tensor)) return source->read(tokens, rows, threads);
   if (file_->latents && tensor != SyntheticTensor::kQ) return read_latents(*file_->latents, tensor, tokens, rows);
   const std::pair<const TensorSource&, const RowGrid&> sources[] = {
       {found.q, found.q_grid}, {found.k, found.k_grid}, {found.v, found.v_grid}};

@@ -33,8 +33,9 @@ enum class Op {
   // Of a ScanInput (scan_input.hpp).
   kSsd,            // Scan: Mamba-2's, a decay a head
   kSelectiveScan,  // Scan: Mamba-1's, a decay for each state of a channel
+  kConvolution,    // Scan: the convolution in front of one, alone
 };
-std::string_view op_name(Op op);  // "attention", "decode", "mla", "ssd", "selective_scan"
+std::string_view op_name(Op op);  // "attention", "decode", "mla", "ssd", "selective_scan", "convolution"
 
 // q, k and v, or latents and matrices, as functions of a seed, for sequences of equal length.
 struct SyntheticInput {
@@ -58,7 +59,8 @@ struct SyntheticInput {
   int latent_dim = 512;
   Dtype dtype = Dtype::kBf16;
   std::optional<AxisOrder> order;  // of out in a file; absent: thd, or bthd for several sequences
-  // Of kAttention, a method of compression_methods() in whose usual format k and v are stored; empty: as they are.
+  // Of kAttention and kDecode, a method of compression_methods() in whose usual format k and v are stored; empty: as
+  // they are.
   std::string cache_format = {};
 };
 
@@ -113,18 +115,18 @@ class JobInput {
   // Fills `rows` with such rows of these packed keys, wherever pages hold them. Throws kFile.
   void read_latent_codes(std::span<const PackedRun> runs, std::span<std::byte> rows) const;
   // Of a cache in pages: where each sequence's keys lie; else null.
-  const PageTable* pages() const { return has_file_pages() ? &*file_->tensors.pages : dealt_.get(); }
+  const PageTable* pages() const { return has_file_pages() ? file_->tensors.pages.get() : dealt_.get(); }
   // Of a synthetic cache: keys that all sequences begin with.
   std::int64_t prefix() const { return prefix_; }
   // Whether these are pages that lie in a file.
   bool has_file_pages() const { return file_ && file_->tensors.pages && !repaged_; }
   // Of input with compressed keys or values, that tensor as it is stored: kK or kV; null: plain. job().format says
-  // how they travel, and read() gives their elements.
+  // how they travel, or lie in a cache, and read() gives their elements.
   const CompressedSource* compressed(SyntheticTensor tensor) const;
   // Whether a page's axes are [kv_heads, page_size, dim] instead of [page_size, kv_heads, dim].
   bool head_major_pages() const { return has_file_pages() && file_->tensors.k_grid.head_major(); }
-  // Fills `target` with these pages of a file's pool of k or v, one behind the other, as they lie there. `tensor` is kK
-  // or kV. Throws kFile.
+  // Fills `target` with these pages of a file's pool of k or v that is not compressed, one behind the other, as they
+  // lie there. `tensor` is kK or kV. Throws kFile.
   void read_pages(SyntheticTensor tensor, std::span<const std::int32_t> pages, std::span<std::byte> target) const;
   std::span<const float> sinks() const;  // [heads], or empty
   // How out lies in a file.
@@ -133,6 +135,9 @@ class JobInput {
   const std::optional<std::uint64_t>& seed() const { return seed_; }
   // The tokens of a seed that packed tokens of q, or of k and v, are made of: queries are those of the last keys.
   std::vector<PackedRun> made_tokens(SyntheticTensor tensor, std::span<const PackedRun> runs) const;
+  // Whether a tensor's rows are those that fill_synthetic() makes of made_tokens(), and not what compressing them
+  // gives.
+  bool is_made(SyntheticTensor tensor) const { return seed_ && stored(tensor) == nullptr; }
   // Fills `rows`, in host memory, with the tokens of `runs` (packed tokens of q, or of k and v), wherever pages hold
   // them. `tensor` is kQ, kK or kV or, of latents, kQ, kLatent, kKeyRope or the matrices of the heads of `runs`
   // (SyntheticTensor). Synthetic input is made by `threads` threads. Throws kFile, and kUsage for a shape alone.

@@ -273,13 +273,7 @@ std::pair<InputTensors, LatentTensors> find_latents(const SafetensorsFile& file,
 }
 
 void read_latent_codes(const LatentTensors& source, std::span<const PackedRun> runs, std::span<std::byte> rows) {
-  const auto row_bytes = static_cast<std::size_t>(source.latent_grid.dim);
-  for_each_segment(source.latent_grid, runs, 1, kStagingBytes, [&](const RowSegment& segment) {
-    source.latent.shard->read(*source.latent.info, segment.offset,
-                              rows.subspan(static_cast<std::size_t>(segment.row) * row_bytes,
-                                           static_cast<std::size_t>(segment.tokens) * row_bytes));
-  });
-  source.latent.shard->check_unchanged();
+  read_row_bytes(source.latent, source.latent_grid, runs, 1, rows);
 }
 
 void read_latents(const LatentTensors& source, SyntheticTensor tensor, std::span<const PackedRun> runs,

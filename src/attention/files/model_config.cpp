@@ -267,6 +267,11 @@ int ModelConfig::scan_state_dim() const {
   return needed("state_size");
 }
 
+int ModelConfig::scan_conv_channels() const {
+  if (scans_channels()) return scan_heads();
+  return scan_heads() * scan_head_dim() + 2 * scan_groups() * scan_state_dim();
+}
+
 int ModelConfig::scan_conv_width() const { return first_of({"mamba_d_conv", "conv_kernel"}).value_or(4); }
 
 int ModelConfig::scan_groups() const { return first_of({"mamba_n_groups", "n_groups"}).value_or(1); }

@@ -47,7 +47,8 @@ class ModelConfig {
   int scan_heads() const;       // or channels: intermediate_size, or expand · hidden_size
   int scan_head_dim() const;    // "auto" and none: mamba_expand · hidden_size / heads
   int scan_state_dim() const;
-  int scan_groups() const;      // absent: 1
+  int scan_groups() const;  // absent: 1
+  int scan_conv_channels() const;
   int scan_conv_width() const;  // of the convolution in front: mamba_d_conv or conv_kernel; absent: 4
   // time_step_limit, whose sides are infinite where the config says so; absent: nothing is said of it.
   std::optional<std::pair<double, double>> dt_limit() const;

@@ -193,6 +193,30 @@ void read_rows(const TensorSource& tensor, const RowGrid& grid, std::span<const 
   tensor.shard->check_unchanged();
 }
 
+void read_row_bytes(const TensorSource& tensor, const RowGrid& grid, std::span<const PackedRun> runs,
+                    std::size_t element_bytes, std::span<std::byte> rows) {
+  const std::size_t head_bytes = static_cast<std::size_t>(grid.dim) * element_bytes;
+  const auto place = [&](std::int64_t row, std::int64_t head) {
+    return static_cast<std::size_t>(row * grid.heads + head) * head_bytes;
+  };
+  std::vector<std::byte> staging;
+  const std::int64_t most = grid.head_major() ? kStagingBytes : std::numeric_limits<std::int64_t>::max();
+  for_each_segment(grid, runs, element_bytes, most, [&](const RowSegment& segment) {
+    const std::size_t bytes = static_cast<std::size_t>(segment.tokens * segment.heads) * head_bytes;
+    if (!grid.head_major()) {
+      tensor.shard->read(*tensor.info, segment.offset, rows.subspan(place(segment.row, 0), bytes));
+      return;
+    }
+    staging.resize(bytes);
+    tensor.shard->read(*tensor.info, segment.offset, staging);
+    for (std::int64_t i = 0; i < segment.tokens; ++i) {
+      std::memcpy(rows.data() + place(segment.row + i, segment.head),
+                  staging.data() + static_cast<std::size_t>(i) * head_bytes, head_bytes);
+    }
+  });
+  tensor.shard->check_unchanged();
+}
+
 std::vector<std::int64_t> read_integers(const TensorSource& tensor) {
   const FileDtype dtype = tensor.info->dtype;
   if (dtype != FileDtype::kI32 && dtype != FileDtype::kI64) {

@@ -72,6 +72,10 @@ void scatter_rows(std::span<const std::byte> dense, std::int64_t head, std::int6
 void read_rows(const TensorSource& tensor, const RowGrid& grid, std::span<const PackedRun> runs,
                const MutableTensorView& rows);
 
+// The same of elements of any size: fills `rows`, dense, with [total_tokens(runs), heads, dim] elements. Throws kFile.
+void read_row_bytes(const TensorSource& tensor, const RowGrid& grid, std::span<const PackedRun> runs,
+                    std::size_t element_bytes, std::span<std::byte> rows);
+
 // Whole small tensors of rank 1. Throw kFile for other ranks and dtypes, and beyond 16 MiB.
 std::vector<std::int64_t> read_integers(const TensorSource& tensor);  // I32 or I64: cu_seqlens, q_offset
 std::vector<float> read_floats(const TensorSource& tensor);           // F32, BF16 or F16: sinks

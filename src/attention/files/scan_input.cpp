@@ -40,14 +40,19 @@ std::vector<float> synthetic_heads(std::uint64_t seed, int token, int heads, flo
 
 }  // namespace
 
+Op scan_op(const ScanJob& job) {
+  if (job.alone) return Op::kConvolution;
+  return job.spec.state_decays ? Op::kSelectiveScan : Op::kSsd;
+}
+
 ScanInput::ScanInput(const ScanRequest& request, const ScanNumerics& numerics) {
   std::visit([this](const auto& input) { take_shape(input); }, request);
   ScanSpec& spec = job_.spec;
   spec.dt_softplus = numerics.softplus.value_or(spec.dt_bias);
   spec.dt_least = numerics.dt_least;
   spec.dt_most = numerics.dt_most;
-  job_.final_states = numerics.final_states || job_.update;
-  job_.final_halos = job_.final_states && job_.convolution;
+  job_.final_states = (numerics.final_states || job_.update) && !job_.alone;
+  job_.final_halos = (numerics.final_states || job_.update) && job_.convolution;
   check_scan_job(job_);
 }
 
@@ -56,11 +61,12 @@ void ScanInput::take_shape(const SyntheticScan& input) {
   ScanSpec& spec = job_.spec;
   spec.dtype = input.dtype;
   spec.heads = input.heads;
-  spec.head_dim = input.selective ? 1 : input.head_dim;
-  spec.groups = input.groups;
-  spec.state_dim = input.state_dim;
-  spec.state_decays = input.selective;
-  spec.skip = spec.gate = spec.dt_bias = true;
+  spec.head_dim = input.selective || input.convolution ? 1 : input.head_dim;
+  spec.groups = input.convolution ? 1 : input.groups;
+  spec.state_dim = input.convolution ? 1 : input.state_dim;
+  spec.state_decays = input.selective || input.convolution;
+  spec.skip = spec.gate = spec.dt_bias = !input.convolution;
+  job_.alone = input.convolution;
   check_scan(spec);
   if (input.tokens < 1 || input.batch < 1) {
     fail(ErrorCode::kUsage, {setting("seq", input.tokens), " with ", setting("batch", input.batch)},
@@ -92,14 +98,16 @@ void ScanInput::take_shape(const SyntheticScan& input) {
   job_.update = job_.initial_states = input.update;
   take_whole();
   const std::uint64_t seed = input.seed.value_or(0);
-  d_ = synthetic_heads(seed, 0, spec.heads, 0.0F);
-  dt_bias_ = synthetic_heads(seed, 1, spec.heads, kUsualBias);
-  for (int head = 0; head < spec.heads; ++head) {
-    for (int state = 0; state < (spec.state_decays ? spec.state_dim : 1); ++state) {
-      a_.push_back(synthetic_decay(head) * static_cast<float>(state + 1));
+  if (!job_.alone) {
+    d_ = synthetic_heads(seed, 0, spec.heads, 0.0F);
+    dt_bias_ = synthetic_heads(seed, 1, spec.heads, kUsualBias);
+    for (int head = 0; head < spec.heads; ++head) {
+      for (int state = 0; state < (spec.state_decays ? spec.state_dim : 1); ++state) {
+        a_.push_back(synthetic_decay(head) * static_cast<float>(state + 1));
+      }
     }
   }
-  if (input.conv_width == 0) return;
+  if (input.conv_width == 0 && !job_.alone) return;
   take_convolution(input.conv_width, true);
   job_.initial_halos = input.update;
   const auto number = [&](int token, int channel) {
@@ -114,8 +122,8 @@ void ScanInput::take_shape(const SyntheticScan& input) {
 void ScanInput::take_shape(const FileInput& input) {
   file_ = open_input_file(input);
   if (!file_->scan) {
-    fail(ErrorCode::kFile, fmt::format("{} holds no scan", input.path), "x and dt, or u and delta, aren't there",
-         {"Name them with ", setting("tensors"), "."});
+    fail(ErrorCode::kFile, fmt::format("{} holds no scan", input.path),
+         "x and dt, u and delta, or x and conv1d_weight aren't there", {"Name them with ", setting("tensors"), "."});
   }
   const ScanTensors& found = *file_->scan;
   ScanSpec& spec = job_.spec;
@@ -125,6 +133,7 @@ void ScanInput::take_shape(const FileInput& input) {
   spec.groups = found.groups;
   spec.state_dim = found.state_dim;
   spec.state_decays = found.selective;
+  job_.alone = found.alone;
   spec.skip = !found.d.empty();
   spec.gate = found.z.has_value();
   spec.dt_bias = !found.dt_bias.empty();
@@ -163,13 +172,13 @@ void ScanInput::take_whole() {
 
 ScanInput ScanInput::with_final_states() const {
   ScanInput all = *this;
-  all.job_.final_states = true;
+  all.job_.final_states = !job_.alone;
   all.job_.final_halos = job_.convolution.has_value();
   return all;
 }
 
 ScanInput ScanInput::part(std::span<const std::int64_t> begins, std::span<const std::int64_t> ends,
-                          std::vector<float> states) const {
+                          std::vector<std::byte> carried) const {
   ScanInput some = *this;
   some.job_.lengths.clear();
   some.numbers_.clear();
@@ -183,9 +192,9 @@ ScanInput ScanInput::part(std::span<const std::int64_t> begins, std::span<const 
     some.begins_.push_back(begins_[s] + begins[s]);
     some.job_.initial_halos = some.job_.initial_halos || (job_.convolution && begins[s] > 0);
   }
-  if (!states.empty()) {
-    some.job_.initial_states = true;
-    some.states_ = std::move(states);
+  if (!carried.empty()) {
+    some.job_.initial_states = !job_.alone;
+    some.carried_ = std::move(carried);
   }
   return some;
 }
@@ -240,7 +249,7 @@ void ScanInput::read(ScanRows which, std::span<const PackedRun> runs, const Muta
 }
 
 void ScanInput::read_initial(std::span<const std::int32_t> sequences, std::span<float> states) const {
-  if (!states_) {
+  if (!carried_) {
     std::vector<std::int32_t> numbers;
     for (const std::int32_t sequence : sequences) numbers.push_back(numbers_[static_cast<std::size_t>(sequence)]);
     if (file_) return read_states(*file_->scan, numbers, states);
@@ -251,11 +260,10 @@ void ScanInput::read_initial(std::span<const std::int32_t> sequences, std::span<
         seed_.value_or(0), SyntheticTensor::kScanHeads, runs,
         dense_view(static_cast<void*>(states.data()), Dtype::kF32, total_tokens(runs), job_.spec.heads, dim), 1);
   }
-  const std::size_t floats = static_cast<std::size_t>(state_bytes(job_.spec)) / sizeof(float);
-  auto to = states.begin();
-  for (const std::int32_t sequence : sequences) {
-    to = std::copy_n(states_->begin() + static_cast<std::ptrdiff_t>(static_cast<std::size_t>(sequence) * floats),
-                     floats, to);
+  const auto bytes = static_cast<std::size_t>(state_bytes(job_.spec));
+  const std::span<std::byte> to = std::as_writable_bytes(states);
+  for (std::size_t i = 0; i < sequences.size(); ++i) {
+    std::copy_n(carried_->data() + static_cast<std::size_t>(sequences[i]) * bytes, bytes, to.data() + i * bytes);
   }
 }
 
@@ -268,7 +276,9 @@ void ScanInput::read_halos(std::span<const std::int32_t> sequences, std::span<st
     const std::span<std::byte> halo = halos.subspan(i * bytes, bytes);
     const MutableTensorView rows =
         dense_view(static_cast<void*>(halo.data()), spec.dtype, spec.halo_tokens(), 1, spec.channels);
-    if (begins_[s] >= spec.halo_tokens()) {
+    if (job_.alone && carried_) {
+      turn_halo(carried_->data() + s * bytes, spec.channels, spec.halo_tokens(), spec.dtype, halo);
+    } else if (begins_[s] >= spec.halo_tokens()) {
       read_in_front(origins_[s], rows);
     } else if (file_ && file_->scan->conv_state) {
       read_halo(*file_->scan, numbers_[s], halo);

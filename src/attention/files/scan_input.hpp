@@ -3,6 +3,7 @@
 // are read when they are asked for.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <memory>
@@ -25,6 +26,7 @@ namespace ringattn {
 struct SyntheticScan {
   bool update = false;                // one token of each sequence, from states that the seed makes, too
   bool selective = false;             // Mamba-1: heads are channels, and head_dim is 1
+  bool convolution = false;           // alone: heads are its channels; dims, groups and states say nothing
   std::optional<std::uint64_t> seed;  // absent: a shape alone, of which no rows can be read
   std::int64_t tokens = 0;            // of each sequence
   std::int64_t batch = 1;             // sequences
@@ -47,7 +49,9 @@ struct ScanNumerics {
   bool final_states = false;  // and the last tokens in front of a convolution
 };
 
-// The rows of a scan, one of each for every token.
+Op scan_op(const ScanJob& job);
+
+// The rows of a scan, one of each for every token; of a convolution alone x.
 enum class ScanRows { kX, kDt, kB, kC, kZ };
 
 class ScanInput {
@@ -55,15 +59,15 @@ class ScanInput {
   // Throws kFile for a file that holds no scan, kUsage for a scan that contradicts itself.
   ScanInput(const ScanRequest& request, const ScanNumerics& numerics);
 
-  Op op() const { return job_.spec.state_decays ? Op::kSelectiveScan : Op::kSsd; }
+  Op op() const { return scan_op(job_); }
   const ScanJob& job() const { return job_; }
   // The same with the final states wanted.
   ScanInput with_final_states() const;
   // Tokens [begins, ends) of each sequence, as sequences of their own; those without a token are left out. Where they
-  // don't begin at 0, all of them have an initial state, which `states` gives: [sequences left, heads, head_dim,
-  // state_dim]. Rows are still named by the tokens of the whole.
+  // don't begin at 0, `carried` gives what all of them go on from, [sequences left, …] as carried_view() has it:
+  // states, or of a convolution alone tokens. Rows are still named by the tokens of the whole.
   ScanInput part(std::span<const std::int64_t> begins, std::span<const std::int64_t> ends,
-                 std::vector<float> states) const;
+                 std::vector<std::byte> carried) const;
   // Of each sequence its number in the whole, and the packed token of the whole at which it begins.
   const std::vector<std::int32_t>& numbers() const { return numbers_; }
   const std::vector<std::int64_t>& origins() const { return origins_; }
@@ -119,7 +123,7 @@ class ScanInput {
   std::vector<std::int64_t> origins_;
   std::vector<std::int64_t> begins_;  // of a part: tokens of the sequence in front of it
   std::vector<float> a_, d_, dt_bias_, conv_weight_, conv_bias_;
-  std::optional<std::vector<float>> states_;  // initial ones of a part
+  std::optional<std::vector<std::byte>> carried_;  // by what is in front of a part
   RowGrid y_grid_;
 };
 

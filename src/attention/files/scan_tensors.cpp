@@ -23,6 +23,7 @@ constexpr std::string_view kRows =
 constexpr std::string_view kChannelRows =
     "u and delta are [tokens, channels], B and C [tokens, state_dim], each behind an axis for the batch where u has "
     "one.";
+constexpr std::string_view kConvolvedRows = "x is [tokens, channels], behind an axis for the batch where it has one.";
 constexpr std::string_view kCumulative = "Write 0, and behind it the end of every sequence in packed tokens.";
 
 using Shape = std::vector<std::int64_t>;
@@ -33,7 +34,8 @@ struct Roles {
   std::string_view rows;  // a remedy
 };
 
-Roles roles_of(bool selective, const InputNames& names) {
+Roles roles_of(bool selective, bool alone, const InputNames& names) {
+  if (alone) return {names.x.value_or("x"), "", "", kConvolvedRows};
   if (selective) {
     return {names.u.value_or("u"), names.delta.value_or("delta"), names.delta_bias.value_or("delta_bias"),
             kChannelRows};
@@ -206,9 +208,13 @@ void check_states(ScanTensors& found) {
 }
 
 void find_convolution(const SafetensorsFile& file, const InputNames& names, ScanTensors& found) {
-  const auto weight = find_optional(file, names.conv1d_weight, "conv1d_weight");
-  const auto bias = find_optional(file, names.conv1d_bias, "conv1d_bias");
-  found.conv_state = find_optional(file, names.conv_state, "conv_state");
+  const auto find = [&](const std::optional<std::string>& name, std::string_view usual, std::string_view other) {
+    const auto tensor = find_optional(file, name, usual);
+    return found.alone && !tensor ? find_optional(file, {}, other) : tensor;
+  };
+  const auto weight = find(names.conv1d_weight, "conv1d_weight", "weight");
+  const auto bias = find(names.conv1d_bias, "conv1d_bias", "bias");
+  found.conv_state = find(names.conv_state, "conv_state", "initial_states");
   if (!weight) {
     for (const auto& other : {bias, found.conv_state}) {
       if (other) require(false, *other, "there is no conv1d_weight", "Write the convolution's weight, too.");
@@ -222,7 +228,8 @@ void find_convolution(const SafetensorsFile& file, const InputNames& names, Scan
   const std::int64_t width = shape.empty() ? 0 : shape.back();
   require(
       width >= 2 && width <= 4 && (shape == Shape{channels, width} || shape == Shape{channels, 1, width}), *weight,
-      fmt::format("{} channels stand in front of the scan, and widths are 2, 3 and 4", channels),
+      found.alone ? fmt::format("{}, and widths are 2, 3 and 4", described(found.x))
+                  : fmt::format("{} channels stand in front of the scan, and widths are 2, 3 and 4", channels),
       found.selective ? "It is [channels, width]." : "It is [channels, width], of all dims of x, then of B and of C.");
   found.used.push_back(*weight);
   found.conv_channels = static_cast<int>(channels);
@@ -243,6 +250,12 @@ void find_convolution(const SafetensorsFile& file, const InputNames& names, Scan
           fmt::format("It holds the last {} or {} tokens of each sequence.", width - 1, width));
   require(row_dtype(*found.conv_state) == found.dtype, *found.conv_state, described(found.x),
           "The rows of a scan, and the tokens in front of them, have one dtype.");
+}
+
+bool holds_convolution(const SafetensorsFile& file, const InputNames& names) {
+  const bool weight = names.conv1d_weight || file.contains("conv1d_weight") || file.contains("weight");
+  const bool scanned = names.dt || names_channels(names) || file.contains("dt") || (file.contains("u") && !names.x);
+  return weight && !scanned && (names.x || file.contains("x"));
 }
 
 }  // namespace
@@ -273,13 +286,21 @@ ScanTensors find_scan(const SafetensorsFile& file, const InputNames& names, std:
     fail(ErrorCode::kFile, fmt::format("{} holds x and u", file.path()), "a job is one scan",
          {"Name x and dt, or u and delta, with ", setting("tensors"), "."});
   }
-  found.selective = names_channels(names) != names_heads(names) ? names_channels(names) : channels;
-  const Roles roles = roles_of(found.selective, names);
+  found.alone = holds_convolution(file, names);
+  found.selective = found.alone || (names_channels(names) != names_heads(names) ? names_channels(names) : channels);
+  const Roles roles = roles_of(found.selective, found.alone, names);
   if (file.contains("seq_idx")) {
     fail(ErrorCode::kFile, fmt::format("{} has `seq_idx`, which isn't read", file.path()),
          "sequences are told by their ends", "Write cu_seqlens instead.");
   }
   find_shape(file, roles, order, found);
+  if (found.alone) {
+    found.used.push_back(found.x);
+    found.state_dim = 1;
+    found.lengths = find_lengths(file, names, found);
+    find_convolution(file, names, found);
+    return found;
+  }
   found.dt = file.tensor(roles.dt);
   check_rows(found, found.dt, {found.heads}, roles);
   found.dt_grid = grid_of(found, found.heads, 1);
@@ -321,7 +342,6 @@ void read_states(const ScanTensors& tensors, std::span<const std::int32_t> seque
 void read_halo(const ScanTensors& tensors, std::int32_t sequence, std::span<std::byte> halo) {
   const TensorSource& source = *tensors.conv_state;
   const std::int64_t kept = source.info->shape.back();
-  const int width = tensors.conv_width;
   const auto size = static_cast<std::int64_t>(size_of(tensors.dtype));
   const RowGrid grid{AxisOrder::kThd, 1, static_cast<std::int64_t>(tensors.lengths.size()), tensors.conv_channels,
                      kept};
@@ -329,10 +349,17 @@ void read_halo(const ScanTensors& tensors, std::int32_t sequence, std::span<std:
   const PackedRun one[] = {{sequence, sequence + 1}};
   read_rows(source, grid, one,
             dense_view(static_cast<void*>(bytes.data()), tensors.dtype, 1, tensors.conv_channels, kept));
-  for (int token = 0; token < width - 1; ++token) {
-    for (std::int64_t channel = 0; channel < tensors.conv_channels; ++channel) {
-      const std::byte* const from = bytes.data() + (channel * kept + kept - (width - 1) + token) * size;
-      std::copy_n(from, size, halo.data() + (token * std::int64_t{tensors.conv_channels} + channel) * size);
+  turn_halo(bytes.data(), tensors.conv_channels, kept, tensors.dtype, halo);
+}
+
+void turn_halo(const std::byte* from, std::int64_t channels, std::int64_t kept, Dtype dtype,
+               std::span<std::byte> halo) {
+  const auto size = static_cast<std::int64_t>(size_of(dtype));
+  const std::int64_t tokens = static_cast<std::int64_t>(halo.size()) / (channels * size);
+  for (std::int64_t token = 0; token < tokens; ++token) {
+    for (std::int64_t channel = 0; channel < channels; ++channel) {
+      std::copy_n(from + (channel * kept + kept - tokens + token) * size, size,
+                  halo.data() + (token * channels + channel) * size);
     }
   }
 }

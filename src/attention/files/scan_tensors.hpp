@@ -26,6 +26,9 @@
 //   conv_state      [sequences, channels, width − 1], or of `width`, whose last ones count; optional: the tokens in
 //   front
 //
+// A convolution alone: x, conv1d_weight and, if wanted, the two behind it, and no dt. x is [tokens, channels] then, and
+// causal_conv1d's names `weight`, `bias` and `initial_states` stand for the three as well.
+//
 // One token of each sequence (an update) instead of whole ones: `state`, shaped as initial_states, which it replaces.
 // Then the tokens of x, or of u, are the sequences; or it has a batch of sequences of one token.
 //
@@ -43,6 +46,7 @@ namespace ringattn {
 
 struct ScanTensors {
   bool selective = false;
+  bool alone = false;  // a convolution, of a `selective` one's channels
   bool update = false;
   Dtype dtype = Dtype::kBf16;
   int heads = 0;  // or channels
@@ -79,5 +83,8 @@ void read_states(const ScanTensors& tensors, std::span<const std::int32_t> seque
 
 // The tokens in front of one sequence, from conv_state: [width − 1, channels] of the rows' dtype, oldest first.
 void read_halo(const ScanTensors& tensors, std::int32_t sequence, std::span<std::byte> halo);
+
+// The last tokens of [channels, kept], as many as `halo` has room for: [tokens, channels].
+void turn_halo(const std::byte* from, std::int64_t channels, std::int64_t kept, Dtype dtype, std::span<std::byte> halo);
 
 }  // namespace ringattn

@@ -42,7 +42,6 @@ CacheRows read_rows_of(const FileInput& input, int) {
   if (holds_compressed(file)) refuse_kind(file, "a compressed cache");
   if (holds_positions(file)) refuse_kind(file, "a cache that has lost tokens");
   if (!input.names.k && !file.contains("k")) {
-    if (file.contains("k_pages")) refuse_kind(file, "pages");
     if (file.contains("latent") || file.contains("latent_fp8")) refuse_kind(file, "latents");
   }
   const std::string k_name = input.names.k.value_or("k");
@@ -66,21 +65,7 @@ CacheRows read_rows_of(const FileInput& input, int) {
   cache.v_rows.resize(bytes_of(cache.v, cache.tokens()));
   read_rows(k, k_grid, {&all, 1}, view_of(cache.k_rows, cache.k, cache.tokens()));
   read_rows(v, v_grid, {&all, 1}, view_of(cache.v_rows, cache.v, cache.tokens()));
-  // What a job over the cache needs, under the names that it has here.
-  const std::pair<const std::optional<std::string>*, std::string_view> others[] = {
-      {&input.names.q, "q"},
-      {&input.names.cu_seqlens_q, "cu_seqlens_q"},
-      {&input.names.cu_seqlens_k, "cu_seqlens_k"},
-      {&input.names.q_offset, "q_offset"},
-      {&input.names.sinks, "sinks"}};
-  for (const auto& [name, role] : others) {
-    const auto found = find_optional(file, *name, role);
-    if (!found) continue;
-    WholeTensor& copied = cache.others.emplace_back();
-    copied.tensor = {std::string(role), found->info->dtype, found->info->shape};
-    copied.bytes.resize(static_cast<std::size_t>(found->info->bytes()));
-    found->shard->read(*found->info, 0, copied.bytes);
-  }
+  cache.others = read_others(file, input.names);
   return cache;
 }
 
@@ -130,6 +115,28 @@ std::size_t bytes_of(const RowShape& shape, std::int64_t tokens) {
 
 MutableTensorView view_of(std::vector<std::byte>& rows, const RowShape& shape, std::int64_t tokens) {
   return dense_view(static_cast<void*>(rows.data()), shape.dtype, tokens, shape.heads, shape.dim);
+}
+
+std::vector<WholeTensor> read_others(const SafetensorsFile& file, const InputNames& names) {
+  const std::pair<const std::optional<std::string>*, std::string_view> others[] = {
+      {&names.q, "q"},
+      {&names.block_table, "block_table"},
+      {&names.lengths_k, "lengths_k"},
+      {&names.cu_seqlens_q, "cu_seqlens_q"},
+      {&names.cu_seqlens_k, "cu_seqlens_k"},
+      {&names.q_offset, "q_offset"},
+      {&names.sinks, "sinks"}};
+  std::vector<WholeTensor> tensors;
+  for (const auto& [name, role] : others) {
+    const auto found = find_optional(file, *name, role);
+    if (!found) continue;
+    WholeTensor& copied = tensors.emplace_back();
+    copied.tensor = {std::string(role), found->info->dtype, found->info->shape};
+    copied.bytes.resize(static_cast<std::size_t>(found->info->bytes()));
+    found->shard->read(*found->info, 0, copied.bytes);
+    found->shard->check_unchanged();
+  }
+  return tensors;
 }
 
 CacheRows read_cache(const InputRequest& input, int threads) {

@@ -33,11 +33,14 @@ struct CacheRows {
   bool has(std::string_view name) const;  // among the others
 };
 
+// What of a file a job over its cache needs beside keys and values, by the names that it has here.
+std::vector<WholeTensor> read_others(const SafetensorsFile& file, const InputNames& names);
+
 std::size_t bytes_of(const RowShape& shape, std::int64_t tokens);
 MutableTensorView view_of(std::vector<std::byte>& rows, const RowShape& shape, std::int64_t tokens);
 
-// Reads k and v, and what stands beside them. Throws kFile for what can't be read, for pages, latents and caches that
-// are compressed or have lost tokens already. Synthetic rows are made by `threads` threads.
+// Reads k and v, and what stands beside them. Throws kFile for what can't be read, for latents and caches that are
+// compressed or have lost tokens already. Synthetic rows are made by `threads` threads.
 CacheRows read_cache(const InputRequest& input, int threads);
 
 }  // namespace ringattn

@@ -7,83 +7,26 @@
 #include <cmath>
 #include <map>
 #include <memory>
-#include <numeric>
 #include <span>
 #include <utility>
 
 #include "attention/check/accuracy.hpp"
+#include "attention/files/cache_tensors.hpp"
 #include "attention/files/compressed_tensors.hpp"
 #include "attention/files/safetensors_writer.hpp"
 #include "attention/job/cache_rows.hpp"
+#include "attention/job/compress_part.hpp"
 #include "attention/job/evict_cache.hpp"
 #include "base/error.hpp"
 #include "base/pulse.hpp"
 #include "kernels/compression_methods.hpp"
 #include "kernels/oracle.hpp"
-#include "kernels/registry.hpp"
 
 namespace ringattn {
 
 namespace {
 
 constexpr double kUsualEviction = 0.5;  // of the tokens
-
-// Sums of pieces of a fixed size, and then theirs: the same for any number of threads.
-double relative_error(const std::vector<std::byte>& before, const std::vector<std::byte>& after, Dtype dtype,
-                      int threads) {
-  constexpr std::int64_t kPiece = 1 << 16;  // elements
-  const std::size_t element = size_of(dtype);
-  const auto count = static_cast<std::int64_t>(before.size() / element);
-  const std::int64_t pieces = (count + kPiece - 1) / kPiece;
-  std::vector<double> errors(static_cast<std::size_t>(pieces)), squares(static_cast<std::size_t>(pieces));
-#pragma omp parallel for num_threads(threads) schedule(static)
-  for (std::int64_t piece = 0; piece < pieces; ++piece) {
-    double error = 0.0, all = 0.0;
-    for (std::int64_t i = piece * kPiece; i < std::min(count, (piece + 1) * kPiece); ++i) {
-      const std::size_t at = static_cast<std::size_t>(i) * element;
-      const double x = static_cast<double>(load_element(before.data() + at, dtype));
-      const double y = static_cast<double>(load_element(after.data() + at, dtype));
-      error += (y - x) * (y - x);
-      all += x * x;
-    }
-    errors[static_cast<std::size_t>(piece)] = error;
-    squares[static_cast<std::size_t>(piece)] = all;
-  }
-  static_cast<void>(threads);
-  const double all = std::accumulate(squares.begin(), squares.end(), 0.0);
-  return all > 0.0 ? std::sqrt(std::accumulate(errors.begin(), errors.end(), 0.0) / all) : 0.0;
-}
-
-// A GPU's, where there is one.
-std::unique_ptr<Backend> gpu_backend() {
-  for (const OpKernel& kernel : all_kernels()) {
-    if (kernel.row->backend == "cuda" && kernel.row->unavailable().empty()) return kernel.row->make_backend({1, 0});
-  }
-  return nullptr;
-}
-
-struct Compressed {
-  CompressedTensor tensor;
-  CompressedFigures figures;
-};
-
-Compressed compress(std::string_view name, const RowFormat& format, const RowShape& shape,
-                    const std::vector<std::byte>& rows, const CacheRows& cache, const CompressJob& job, Backend* gpu) {
-  beat();
-  const TensorView plain =
-      dense_view(static_cast<const void*>(rows.data()), shape.dtype, cache.tokens(), shape.heads, shape.dim);
-  Compressed compressed;
-  compressed.tensor =
-      compress_tensor(name, format, plain, cache.lengths, {job.seed, job.threads, gpu}, ErrorCode::kFile);
-  CompressedFigures& figures = compressed.figures;
-  figures.format = format;
-  figures.bytes_after = static_cast<std::int64_t>(compressed.tensor.bytes());
-  figures.table_bytes = table_bytes(format, shape, static_cast<std::int64_t>(cache.lengths.size()));
-  figures.energy_kept = compressed.tensor.energy_kept;
-  figures.error =
-      relative_error(rows, decompress_tensor(compressed.tensor, job.threads, gpu), shape.dtype, job.threads);
-  return compressed;
-}
 
 void add(const std::string& name, const CompressedTensor& tensor, std::vector<WholeTensor>& tensors) {
   const auto add_one = [&](std::string_view part, CodeType type, std::vector<std::int64_t> shape,
@@ -115,6 +58,10 @@ std::int64_t position_bytes(const CacheRows& cache) {
 
 CompressResult compress_file(const CompressJob& job) {
   check_output_path(job.output, job.replace);
+  if (const FileInput* const input = std::get_if<FileInput>(&job.input)) {
+    const SafetensorsFile file(input->path);
+    if (!holds_latents(file, input->names) && holds_cache(file, input->names)) return compress_pages(file, *input, job);
+  }
   CacheRows cache = read_cache(job.input, job.threads);
   CompressResult result;
   result.tokens = cache.tokens();
@@ -130,10 +77,10 @@ CompressResult compress_file(const CompressJob& job) {
   if (job.method.format != nullptr) {
     const auto ratio = job.method.eviction ? std::nullopt : job.ratio;
     result.format = choose_format(*job.method.format, ratio, cache.k, cache.v);
-    const std::unique_ptr<Backend> gpu = gpu_backend();
+    const std::unique_ptr<Backend> gpu = coding_gpu();
     if (gpu != nullptr && result.format.k.rank + result.format.v.rank == 0) result.coded_on = gpu->identity();
-    const Compressed k = compress("k", result.format.k, cache.k, cache.k_rows, cache, job, gpu.get());
-    const Compressed v = compress("v", result.format.v, cache.v, cache.v_rows, cache, job, gpu.get());
+    const CompressedPart k = compress_part("k", result.format.k, cache.k, cache.k_rows, cache.lengths, job, gpu.get());
+    const CompressedPart v = compress_part("v", result.format.v, cache.v, cache.v_rows, cache.lengths, job, gpu.get());
     result.k = k.figures;
     result.v = v.figures;
     add("k", k.tensor, tensors);

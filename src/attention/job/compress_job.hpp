@@ -16,7 +16,7 @@
 namespace ringattn {
 
 struct CompressJob {
-  InputRequest input;  // k and v in rows, with or without q; not compressed yet
+  InputRequest input;  // k and v in rows or in pages, with or without q; not compressed yet
   std::string output;
   bool replace = false;  // an output file that exists
   CacheMethod method;
@@ -51,8 +51,9 @@ struct CompressResult {
 };
 
 // Reads, compresses, writes; other tensors of the file are copied. The file appears whole or not at all. Throws kFile:
-// what can't be read or written, numbers that are not finite (tensor and place), pages, latents and scans; kUsage: a
+// what can't be read or written, numbers that are not finite (tensor and place), latents and scans; kUsage: a
 // ratio that is none, and an eviction without the queries it looks at; kUnsupported: a method that this build lacks.
+// Pages are compressed by compress_pages() (compress_part.hpp).
 CompressResult compress_file(const CompressJob& job);
 
 // What compression does to O: fp64 of both caches, on sampled rows of a job.

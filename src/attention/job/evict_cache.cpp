@@ -16,13 +16,6 @@ namespace ringattn {
 
 namespace {
 
-template <class View>
-View part_of(View rows, std::int64_t first, std::int64_t count) {
-  rows.data = rows.at(first, 0);
-  rows.tokens = count;
-  return rows;
-}
-
 template <class Number>
 WholeTensor whole_tensor(std::string name, FileDtype dtype, std::vector<std::int64_t> shape,
                          const std::vector<Number>& numbers) {
@@ -113,10 +106,9 @@ void evict(const Eviction& eviction, double ratio, const InputRequest& input, co
       scored.softmax_scale = spec.softmax_scale;
       scored.softcap = spec.softcap;
     }
-    const std::vector<double> scores = token_scores(eviction, scored);
     kept.push_back(kept_tokens(tokens, ratio));
     const std::vector<std::int32_t> best =
-        best_tokens(fmt::format("scores of sequence {}", s), scores, heads, kept.back(), options);
+        choose_tokens(fmt::format("scores of sequence {}", s), eviction, scored, kept.back());
     positions.insert(positions.end(), best.begin(), best.end());
     first += tokens;
   }

@@ -64,7 +64,7 @@ void LoadedJob::load(const JobInput& input, const std::vector<Tensor>& tensors, 
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const Tensor& tensor = tensors[i];
     moment("staging");
-    if (input.seed()) {
+    if (input.is_made(tensor.tensor)) {
       backend.fill_synthetic(*input.seed(), tensor.tensor, input.made_tokens(tensor.tensor, tensor.runs), inputs_[i],
                              backend.stream());
     } else {

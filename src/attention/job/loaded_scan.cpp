@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "attention/job/loaded_scan.hpp"
 
+#include <cstring>
 #include <span>
 
 #include "attention/job/non_finite.hpp"
@@ -10,13 +11,31 @@
 
 namespace ringattn {
 
+namespace {
+
+// [sequences, channels, width − 1] of [sequences, width − 1, channels].
+Buffer channels_first(const Buffer& halos, const ConvolutionSpec& spec) {
+  Buffer turned = allocate_host(halos.bytes());
+  const std::size_t size = size_of(spec.dtype);
+  const auto channels = static_cast<std::size_t>(spec.channels);
+  const auto tokens = static_cast<std::size_t>(spec.halo_tokens());
+  for (std::size_t i = 0; i < halos.bytes() / size; ++i) {
+    const std::size_t sequence = i / (channels * tokens);
+    const std::size_t token = i / channels % tokens;
+    const std::size_t at = (sequence * channels + i % channels) * tokens + token;
+    std::memcpy(turned.data() + at * size, halos.data() + i * size, size);
+  }
+  return turned;
+}
+
+}  // namespace
+
 TensorView ScanRankResult::y_view(const ScanSpec& spec) const {
   return dense_view(static_cast<const void*>(y.data()), spec.dtype, rows, spec.heads, spec.head_dim);
 }
 
-TensorView ScanRankResult::states_view(const ScanSpec& spec) const {
-  return dense_view(static_cast<const void*>(states.data()), Dtype::kF32, total_tokens(sequences), spec.heads,
-                    std::int64_t{spec.head_dim} * spec.state_dim);
+TensorView ScanRankResult::carried_view(const ScanJob& job) const {
+  return ringattn::carried_view(job, (job.alone ? halos : states).data(), total_tokens(sequences));
 }
 
 LoadedScan::LoadedScan(const ScanInput& input, Scan& scan, const Meeting& meeting, const StepDone& step_done)
@@ -87,13 +106,13 @@ void LoadedScan::load(const StepDone& step_done) {
   const int rank = meeting_.rank();
   result_.runs = packed_runs(scan_.layout().runs(rank), input_.origins());
   result_.rows = scan_.layout().tokens(rank);
-  const std::int64_t all = result_.rows * (spec.gate ? 5 : 4);
+  const std::int64_t all = result_.rows * (input_.job().alone ? 1 : spec.gate ? 5 : 4);
   std::int64_t tensors = 0;
   const auto rows = [&](ScanRows which) { return load_rows(which, tensors++ * result_.rows, all, step_done); };
   const std::vector<ScanRows> convolved = input_.convolved();
   inputs_.x = convolved.empty() ? rows(ScanRows::kX) : side_by_side(convolved, rows);
-  inputs_.dt = rows(ScanRows::kDt);
-  if (convolved.size() < 2) {
+  if (!input_.job().alone) inputs_.dt = rows(ScanRows::kDt);
+  if (convolved.size() < 2 && !input_.job().alone) {
     inputs_.b = rows(ScanRows::kB);
     inputs_.c = rows(ScanRows::kC);
   }
@@ -129,14 +148,14 @@ void LoadedScan::make_room() {
   const std::size_t ending = scan_.ending().size();
   result_.y = backend.allocate(static_cast<std::size_t>(result_.rows) * static_cast<std::size_t>(spec.heads) *
                                static_cast<std::size_t>(spec.head_dim) * size_of(spec.dtype));
-  if (job.final_states) {
+  if (job.final_states || job.final_halos) {
     const std::vector<std::int64_t> numbers(input_.numbers().begin(), input_.numbers().end());
     for (const std::int32_t s : scan_.ending()) {
       const std::int64_t number = numbers[static_cast<std::size_t>(s)];
       result_.sequences.push_back({number, number + 1});
     }
-    result_.states = backend.allocate(ending * static_cast<std::size_t>(state_bytes(spec)));
   }
+  if (job.final_states) result_.states = backend.allocate(ending * static_cast<std::size_t>(state_bytes(spec)));
   if (job.final_halos) {
     result_.halos = backend.allocate(ending * static_cast<std::size_t>(job.convolution->halo_bytes()));
   }
@@ -167,14 +186,16 @@ ScanStats LoadedScan::run() {
 
 ScanRankResult LoadedScan::fetch(const ScanStats& stats) {
   result_.stats = stats;
-  if (scan_.backend().memory() == MemoryKind::kHost) return std::move(result_);
   meeting_.together([&] {
-    Staging staging(scan_.backend(), meeting_.patience());
-    for (Buffer* buffer : {&result_.y, &result_.states, &result_.halos}) {
-      Buffer host = allocate_host(buffer->bytes());
-      staging.store(buffer->data(), host.data(), buffer->bytes());
-      *buffer = std::move(host);
+    if (scan_.backend().memory() != MemoryKind::kHost) {
+      Staging staging(scan_.backend(), meeting_.patience());
+      for (Buffer* buffer : {&result_.y, &result_.states, &result_.halos}) {
+        Buffer host = allocate_host(buffer->bytes());
+        staging.store(buffer->data(), host.data(), buffer->bytes());
+        *buffer = std::move(host);
+      }
     }
+    if (input_.job().final_halos) result_.halos = channels_first(result_.halos, *input_.job().convolution);
   });
   return std::move(result_);
 }

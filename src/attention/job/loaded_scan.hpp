@@ -22,15 +22,17 @@ struct ScanRankResult {
   std::vector<PackedRun> runs;  // packed tokens of the rows
   Buffer y;                     // [rows, heads, head_dim], the job's dtype
   std::int64_t rows = 0;
-  std::vector<PackedRun> sequences;  // whose final states these are; empty: they were not wanted
+  std::vector<PackedRun> sequences;  // whose final states and halos these are; empty: they were not wanted
   Buffer states;                     // [sequences, heads, head_dim, state_dim] fp32
-  Buffer halos;                      // with a convolution, and as sequences: [sequences, width − 1, channels]
+  Buffer halos;                      // with a convolution: [sequences, channels, width − 1], as in files
   ScanStats stats;
   std::int64_t non_finite = 0;  // values of the input's rows that are NaN or infinite
 
   TensorView y_view(const ScanSpec& spec) const;
-  // [sequences, heads, head_dim · state_dim]
-  TensorView states_view(const ScanSpec& spec) const;
+  // What sequences hand on: their states, [sequences, heads, head_dim · state_dim], or of a convolution alone their
+  // halos, [sequences, channels, width − 1].
+  TensorView carried_view(const ScanJob& job) const;
+  Buffer& carried(const ScanJob& job) { return job.alone ? halos : states; }
 };
 
 // This rank's rows of a scan in the memory of its kernel, ready to be scanned any number of times. All calls are

@@ -7,8 +7,6 @@
 
 #include "attention/check/latent_matrices.hpp"
 #include "attention/job/staging.hpp"
-#include "base/moment.hpp"
-#include "kernels/latent_rows.hpp"
 
 namespace ringattn {
 
@@ -21,217 +19,7 @@ std::size_t bytes_of(std::int64_t tokens, std::int64_t heads, std::int64_t dim, 
   return static_cast<std::size_t>(tokens * heads * dim) * element;
 }
 
-void await(Backend& backend, const Meeting& meeting) {
-  backend.synchronize(backend.mark(backend.stream()), meeting.patience().for_peer(), {});
-}
-
-// `values` in the backend's memory, once it has passed what is enqueued.
-template <class Value>
-Buffer upload(Backend& backend, std::span<const Value> values) {
-  const auto bytes = static_cast<std::int64_t>(values.size_bytes());
-  Buffer buffer = backend.allocate(values.size_bytes());
-  backend.copy_rows(buffer.data(), bytes, values.data(), bytes, bytes, 1, backend.stream());
-  return buffer;
-}
-
-// Leaves out the last `count` keys of each sequence. `cu_k`: where each begins, with the total behind.
-void hold_back(std::vector<PlacedKeys>& held, std::span<const std::int64_t> cu_k, std::int64_t count) {
-  for (PlacedKeys& place : held) {
-    const std::int64_t end = *std::upper_bound(cu_k.begin(), cu_k.end(), place.keys.begin);  // of its sequence
-    place.keys.end = std::max(place.keys.begin, std::min(place.keys.end, end - count));
-  }
-  std::erase_if(held, [](const PlacedKeys& place) { return place.keys.tokens() == 0; });
-}
-
 }  // namespace
-
-LoadedCache::LoadedCache(const JobInput& input, Decode& decode, const Meeting& meeting, const StepDone& step_done,
-                         std::int64_t held_back)
-    : input_(input), decode_(decode), meeting_(meeting) {
-  const DecodeJob& job = decode.job();
-  const FoldSpec& spec = job.spec;
-  const auto key_tile = static_cast<int>(decode.group_keys() / kGroupTiles);
-  share_ = rank_cache(input, job, meeting.rank(), meeting.size(), key_tile);
-  if (held_back > 0) hold_back(share_.held, input.job().batch.cu_k(), held_back);
-  const std::int64_t rows = share_.pages * share_.page_size;
-  Backend& backend = decode.backend();
-  pools_.k = backend.allocate(bytes_of(rows, spec.kv_heads, k_width(), size_of(spec.dtype)));
-  if (!job.values_in_keys) {
-    pools_.v = backend.allocate(bytes_of(rows, spec.kv_heads, spec.head_dim_v, size_of(spec.dtype)));
-  }
-  const auto fill = [&](SyntheticTensor tensor, const Buffer& pool, int dim) -> std::int64_t {
-    moment("staging");
-    backend.fill_bytes(pool.data(), kUnwritten, pool.bytes(), backend.stream());
-    if (input.has_file_pages()) return fill_pages(tensor, pool, dim, step_done);
-    fill_rows(tensor, dense_view(static_cast<void*>(pool.data()), spec.dtype, rows, spec.kv_heads, dim), step_done);
-    return 0;
-  };
-  if (job.values_in_keys) {
-    moment("staging");
-    backend.fill_bytes(pools_.k.data(), kUnwritten, pools_.k.bytes(), backend.stream());
-    fill_rows({}, dense_view(static_cast<void*>(pools_.k.data()), spec.dtype, rows, 1, k_width()), step_done);
-  } else {
-    non_finite_.k = fill(SyntheticTensor::kK, pools_.k, spec.head_dim);
-    non_finite_.v = fill(SyntheticTensor::kV, pools_.v, spec.head_dim_v);
-  }
-
-  for (const Sequence& sequence : input.job().batch.sequences) {
-    host_lengths_.push_back(static_cast<std::int32_t>(sequence.k_len - held_back));
-  }
-  lengths_ = upload<std::int32_t>(backend, host_lengths_);
-  table_ = upload<std::int32_t>(backend, share_.table);
-  if (held_back == 0 && !job.spec.lists.any()) prefixes_ = shared_prefixes(input, key_tile);
-  if (!prefixes_.keys.empty()) {
-    prefix_of_ = upload<std::int32_t>(backend, prefixes_.of_sequence);
-    prefix_keys_ = upload<std::int32_t>(backend, prefixes_.keys);
-  }
-  await(backend, meeting_);
-}
-
-std::int64_t LoadedCache::k_width() const {
-  const DecodeJob& job = decode_.job();
-  if (job.format.k.is_plain()) return job.spec.head_dim;
-  return token_bytes(job.format.k, {job.spec.dtype, 1, job.spec.head_dim}) / 2;
-}
-
-CompressedCache LoadedCache::packed(const CachePools& pools) const {
-  const FoldSpec& spec = decode_.job().spec;
-  return latent_cache(pools.k.data(), spec.head_dim_v, spec.head_dim - spec.head_dim_v, share_.pages, share_.page_size);
-}
-
-// Latents and rotary keys side by side, or rows of 8 bits as they lie in the file.
-void LoadedCache::fill_latents(std::span<const PackedRun> runs, const MutableTensorView& host) {
-  const DecodeJob& job = decode_.job();
-  if (job.format.k.is_plain()) {
-    read_latent_keys(input_, runs, host, decode_.options().threads);
-    if (!input_.seed()) non_finite_.k += count_non_finite(host);
-    return;
-  }
-  const int rope = job.format.k.rope, latent = job.spec.head_dim - rope;
-  const std::int64_t bytes = latent_row_bytes(latent, rope);
-  auto* const rows = static_cast<std::byte*>(host.data);
-  input_.read_latent_codes(runs, {rows, static_cast<std::size_t>(host.tokens * bytes)});
-  Buffer row = allocate_host(static_cast<std::size_t>(job.spec.head_dim) * size_of(job.spec.dtype));
-  MutableTensorView both = dense_view(static_cast<void*>(row.data()), job.spec.dtype, 1, 1, job.spec.head_dim);
-  MutableTensorView c = both, k_rope = both;
-  c.dim = latent;
-  k_rope.dim = rope;
-  k_rope.data = row.data() + static_cast<std::size_t>(latent) * size_of(job.spec.dtype);
-  for (std::int64_t token = 0; token < host.tokens; ++token) {
-    unpack_latent_rows(rows + token * bytes, bytes, c, k_rope);
-    non_finite_.k += count_non_finite(both);
-  }
-}
-
-// Neighbouring rows at a time. Without a tensor they are those of latents and rotary keys side by side.
-void LoadedCache::fill_rows(std::optional<SyntheticTensor> tensor, const MutableTensorView& rows,
-                            const StepDone& step_done) {
-  Backend& backend = decode_.backend();
-  Staging staging(backend, meeting_.patience());
-  std::int64_t done = 0;
-  const auto load = [&](const std::vector<PackedRun>& runs, std::int64_t first) {
-    MutableTensorView stretch = rows;
-    stretch.data = rows.at(first, 0);
-    stretch.tokens = total_tokens(runs);
-    if (input_.seed() && tensor) {
-      backend.fill_synthetic(*input_.seed(), *tensor, input_.made_tokens(*tensor, runs), stretch, backend.stream());
-      return;
-    }
-    const auto fill = [&](std::span<const PackedRun> piece, const MutableTensorView& host) {
-      if (tensor) {
-        input_.read(*tensor, piece, host, decode_.options().threads);
-        return;
-      }
-      fill_latents(piece, host);
-    };
-    staging.load(runs, stretch, fill, [&](std::int64_t here) {
-      if (step_done) step_done("row of the cache", done + here, rows.tokens);
-    });
-    done += stretch.tokens;
-  };
-  std::vector<PackedRun> runs;
-  std::int64_t first = 0;
-  std::int64_t end = 0;
-  for (const PlacedKeys& held : share_.held) {
-    if (held.row != end) {
-      load(runs, first);
-      runs.clear();
-      first = held.row;
-    }
-    runs.push_back(held.keys);
-    end = held.row + held.keys.tokens();
-  }
-  load(runs, first);
-}
-
-// Whole pages, as they lie in the file. Returns how many values of tokens are NaN or infinite.
-std::int64_t LoadedCache::fill_pages(SyntheticTensor tensor, const Buffer& pool, int dim, const StepDone& step_done) {
-  const FoldSpec& spec = decode_.job().spec;
-  const std::int64_t page_values = share_.page_size * spec.kv_heads * dim;
-  const std::size_t page_bytes = static_cast<std::size_t>(page_values) * size_of(spec.dtype);
-  std::int64_t non_finite = 0;
-  const auto fill = [&](std::span<const PackedRun> runs, const MutableTensorView& host) {
-    auto* at = static_cast<std::byte*>(host.data);
-    for (const PackedRun& run : runs) {
-      const auto numbers = std::span(share_.numbers)
-                               .subspan(static_cast<std::size_t>(run.begin), static_cast<std::size_t>(run.tokens()));
-      input_.read_pages(tensor, numbers, {at, page_bytes * numbers.size()});
-      for (std::int64_t page = run.begin; page < run.end; ++page, at += page_bytes) {
-        const std::int64_t tokens = share_.held[static_cast<std::size_t>(page)].keys.tokens();
-        TensorView held = dense_view(static_cast<const void*>(at), spec.dtype, tokens, spec.kv_heads, dim);
-        if (input_.head_major_pages()) {
-          held.token_stride = dim;
-          held.head_stride = share_.page_size * dim;
-        }
-        non_finite += count_non_finite(held);
-      }
-    }
-  };
-  const PackedRun all[] = {{0, share_.pages}};
-  const std::int64_t before = tensor == SyntheticTensor::kK ? 0 : share_.pages;
-  Staging(decode_.backend(), meeting_.patience())
-      .load(all, dense_view(static_cast<void*>(pool.data()), spec.dtype, share_.pages, 1, page_values), fill,
-            [&](std::int64_t done) {
-              if (step_done) step_done("page of the cache", before + done, 2 * share_.pages);
-            });
-  return non_finite;
-}
-
-CachePools LoadedCache::copy() const {
-  Backend& backend = decode_.backend();
-  CachePools other;
-  for (const auto& [from, to] : {std::pair{&pools_.k, &other.k}, {&pools_.v, &other.v}}) {
-    if (from->bytes() == 0) continue;  // values that lie in their keys
-    *to = backend.allocate(from->bytes());
-    const auto bytes = static_cast<std::int64_t>(from->bytes());
-    backend.copy_rows(to->data(), bytes, from->data(), bytes, bytes, 1, backend.stream());
-  }
-  await(backend, meeting_);
-  return other;
-}
-
-MutableCacheView LoadedCache::view(const Buffer& pool, int dim) const {
-  const FoldSpec& spec = decode_.job().spec;
-  const auto make = input_.head_major_pages() ? head_major_cache_view : cache_view;
-  return make(pool.data(), spec.dtype, share_.pages, share_.page_size, spec.kv_heads, dim);
-}
-
-void LoadedCache::place(DecodeInputs& inputs) const {
-  inputs.lengths = reinterpret_cast<std::int32_t*>(lengths_.data());
-  if (share_.columns == 0) return;
-  inputs.block_table = {reinterpret_cast<const std::int32_t*>(table_.data()), share_.columns};
-  inputs.table_pages = share_.columns;
-  if (prefixes_.keys.empty()) return;
-  inputs.prefixes = {reinterpret_cast<const std::int32_t*>(prefix_of_.data()),
-                     reinterpret_cast<const std::int32_t*>(prefix_keys_.data()),
-                     static_cast<int>(prefixes_.keys.size())};
-}
-
-void LoadedCache::place_host_copies(DecodeInputs& inputs) const {
-  inputs.host_lengths = host_lengths_.data();
-  if (share_.columns > 0) inputs.host_table = {share_.table.data(), share_.columns};
-  inputs.host_prefixes = {prefixes_.of_sequence.data(), prefixes_.keys.data(), static_cast<int>(prefixes_.keys.size())};
-}
 
 LoadedStep::LoadedStep(const JobInput& input, Decode& decode, const Meeting& meeting, const StepDone& step_done,
                        int caches)
@@ -276,7 +64,7 @@ LoadedStep::LoadedStep(const JobInput& input, Decode& decode, LatentDecode* late
     for (const Buffer* buffer : {&result_.out, &result_.lse}) {
       backend.fill_bytes(buffer->data(), kUnwritten, buffer->bytes(), backend.stream());
     }
-    await(backend, meeting);
+    await(backend, meeting.patience());
     marks_ = backend.make_marks(2, true);
     inputs_.q = q;
     inputs_.sinks = spec.sinks ? reinterpret_cast<const float*>(sinks_.data()) : nullptr;
@@ -286,7 +74,7 @@ LoadedStep::LoadedStep(const JobInput& input, Decode& decode, LatentDecode* late
       const DecodeListArrays lists = decode_lists(*input.job().lists, spec.mask, inputs_.rows, 1);
       list_blocks_ = upload<std::int32_t>(backend, lists.blocks);
       list_counts_ = upload<std::int32_t>(backend, lists.counts);
-      await(backend, meeting);
+      await(backend, meeting.patience());
       inputs_.lists = {reinterpret_cast<const std::int32_t*>(list_blocks_.data()),
                        reinterpret_cast<const std::int32_t*>(list_counts_.data()), lists.stride};
     }
@@ -331,10 +119,8 @@ void LoadedStep::enqueue(int step, bool captured) {
     inputs.host_table = {};
     inputs.host_prefixes = {};
   }
-  const bool packed = !decode_.job().format.is_plain();
-  if (!packed) inputs.k = cache_->k(pools);
+  cache_->give(pools, inputs);
   if (latents_ == nullptr) {
-    inputs.v = cache_->v(pools);
     decode_.enqueue(inputs, outputs_, stream);
     return;
   }
@@ -342,7 +128,7 @@ void LoadedStep::enqueue(int step, bool captured) {
   rows.q = inputs.q;
   rows.rows = inputs.rows;
   rows.cache = inputs.k;
-  if (packed) rows.packed = cache_->packed(pools);
+  rows.packed = inputs.packed_k;
   rows.block_table = inputs.block_table;
   rows.table_pages = inputs.table_pages;
   rows.lengths = inputs.lengths;

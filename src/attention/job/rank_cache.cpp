@@ -62,8 +62,18 @@ RankCache dense_share(const Batch& batch, const GroupShare& share, std::int64_t 
   return cache;
 }
 
+// Tokens of a group whose codes are made together, of either tensor.
+std::int64_t coded_together(const CacheFormat& format) {
+  std::int64_t tokens = 1;
+  for (const RowFormat& of : {format.k, format.v}) {
+    if (!codes_by_token(of)) tokens = std::max<std::int64_t>(tokens, of.group);
+  }
+  return tokens;
+}
+
+// `together`: of its compressed rows.
 RankCache paged_share(const PageTable& table, const Batch& batch, const GroupShare& share, std::int64_t group,
-                      std::int64_t columns) {
+                      std::int64_t columns, std::int64_t together) {
   RankCache cache;
   cache.page_size = table.page_size;
   cache.columns = columns;
@@ -76,7 +86,8 @@ RankCache paged_share(const PageTable& table, const Batch& batch, const GroupSha
   cache.numbers = needed_pages(table, batch, share, group);
   cache.pages = static_cast<std::int64_t>(cache.numbers.size());
   cache.table.assign(static_cast<std::size_t>(sequences * columns), 0);
-  std::vector<PackedRun> keys(cache.numbers.size());  // of each page the longest run that a sequence has there
+  std::vector<PackedRun> keys(cache.numbers.size());      // of each page the longest run that a sequence has there
+  std::vector<std::int64_t> codes(cache.numbers.size());  // and how much of it, at most, lies in closed groups
   std::int64_t first = 0;
   for (std::size_t s = 0; s < table.sequences(); ++s) {
     const std::int64_t length = batch.sequences[s].k_len;
@@ -87,7 +98,11 @@ RankCache paged_share(const PageTable& table, const Batch& batch, const GroupSha
                          std::lower_bound(cache.numbers.begin(), cache.numbers.end(), number) - cache.numbers.begin());
                      cache.table[s * static_cast<std::size_t>(columns) + static_cast<std::size_t>(index)] =
                          static_cast<std::int32_t>(page);
-                     if (tokens > keys[page].tokens()) keys[page] = {first + position, first + position + tokens};
+                     const std::int64_t coded = std::min(tokens, length / together * together - position);
+                     const std::int64_t longest = keys[page].tokens();
+                     if (tokens < longest || (tokens == longest && coded <= codes[page])) return;
+                     keys[page] = {first + position, first + position + tokens};
+                     codes[page] = coded;
                    });
     first += length;
   }
@@ -106,9 +121,12 @@ DecodeSpec decode_spec(const JobInput& input) {
 
 DecodeSpec stored_spec(const JobInput& input, const KernelRow<DecodeSpec>& row) {
   const DecodeSpec plain = decode_spec(input);
-  if (input.op() != Op::kLatent) return plain;
   DecodeSpec stored = plain;
-  stored.format.k = input.latent_format();
+  if (input.op() == Op::kLatent) {
+    stored.format.k = input.latent_format();
+  } else {
+    stored.format = input.job().format;
+  }
   return row.missing(stored).empty() ? stored : plain;
 }
 
@@ -157,7 +175,8 @@ RankCache rank_cache(const JobInput& input, const DecodeJob& job, int rank, int 
   if (!job.is_paged()) {
     return dense_share(batch, share, group_keys(key_tile), most_cache_tokens(job, dealt, key_tile));
   }
-  return paged_share(*input.pages(), batch, share, group_keys(key_tile), most_table_pages(job, dealt, key_tile));
+  return paged_share(*input.pages(), batch, share, group_keys(key_tile), most_table_pages(job, dealt, key_tile),
+                     coded_together(job.format));
 }
 
 double decode_bytes(const JobInput& input, int key_tile, const CacheFormat& format) {
@@ -174,8 +193,9 @@ double decode_bytes(const JobInput& input, int key_tile, const CacheFormat& form
     }
     keys += static_cast<double>(std::min(s.k_len, tiles.end * key_tile) - tiles.begin * key_tile);
   }
-  const RowShape stored{spec.fold.dtype, spec.fold.kv_heads, spec.fold.head_dim};
-  return keys * static_cast<double>(spec.values_in_keys ? token_bytes(format.k, stored) : kv_token_bytes(spec.fold));
+  const RowShape k{spec.fold.dtype, spec.fold.kv_heads, spec.fold.head_dim};
+  const RowShape v{spec.fold.dtype, spec.fold.kv_heads, spec.fold.head_dim_v};
+  return keys * static_cast<double>(token_bytes(format.k, k) + (spec.values_in_keys ? 0 : token_bytes(format.v, v)));
 }
 
 }  // namespace ringattn

@@ -29,14 +29,16 @@ struct RankCache {
   std::vector<std::int32_t> numbers;  // [pages] each page's number in the job's pool, ascending; of a dense cache none
   std::vector<std::int32_t> table;    // [sequences, columns] of pages here; of a dense cache none
   std::int64_t columns = 0;
-  std::vector<PlacedKeys> held;  // ascending by row, each row once, though sequences may share it
+  // Ascending by row, each row once, though sequences may share it: then it is a key of the one that has most tokens,
+  // and of these most codes, in its page.
+  std::vector<PlacedKeys> held;
 };
 
 // What decodes `input`, which decodes(): of latents the absorbed form, whose values lie in its keys.
 DecodeSpec decode_spec(const JobInput& input);
 
-// The same with the cache as the file stores it, where a kernel of this row reads that: the bits are the same, and the
-// cache is smaller.
+// The same with the cache as the input stores it, where a kernel of this row reads that: the bits are the same, and the
+// cache is smaller. Else rows are decompressed as the cache is filled.
 DecodeSpec stored_spec(const JobInput& input, const KernelRow<DecodeSpec>& row);
 
 // The prefixes that the sequences of a job share in its pages; none without pages.

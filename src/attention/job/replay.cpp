@@ -75,8 +75,7 @@ class GrowingSteps {
     const MutableTensorView all_out =
         dense_view(static_cast<void*>(out_.data()), spec.dtype, mine, spec.heads, spec.head_dim_v);
     DecodeInputs inputs;
-    inputs.k = cache_->k(cache_->pools());
-    inputs.v = cache_->v(cache_->pools());
+    cache_->give(cache_->pools(), inputs);
     inputs.grow = true;
     if (spec.sinks) inputs.sinks = reinterpret_cast<const float*>(sinks_.data());
     cache_->place(inputs);

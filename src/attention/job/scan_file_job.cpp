@@ -3,7 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <cstring>
 #include <utility>
 
 #include "attention/check/digest.hpp"
@@ -12,25 +11,6 @@
 #include "base/moment.hpp"
 
 namespace ringattn {
-
-namespace {
-
-// [sequences, channels, width − 1] of [sequences, width − 1, channels].
-Buffer channels_first(const Buffer& halos, const ConvolutionSpec& spec) {
-  Buffer turned = allocate_host(halos.bytes());
-  const std::size_t size = size_of(spec.dtype);
-  const auto channels = static_cast<std::size_t>(spec.channels);
-  const auto tokens = static_cast<std::size_t>(spec.halo_tokens());
-  for (std::size_t i = 0; i < halos.bytes() / size; ++i) {
-    const std::size_t sequence = i / (channels * tokens);
-    const std::size_t token = i / channels % tokens;
-    const std::size_t at = (sequence * channels + i % channels) * tokens + token;
-    std::memcpy(turned.data() + at * size, halos.data() + i * size, size);
-  }
-  return turned;
-}
-
-}  // namespace
 
 PreparedScan::PreparedScan(ScanFileJob job, Transport& transport, ScanOptions options)
     : job_(std::move(job)), meeting_(transport, Patience(options.timeout_seconds)) {
@@ -62,9 +42,9 @@ ScanDigests digest_scan(const ScanInput& input, const ScanRankResult& result, co
   const ScanJob& job = input.job();
   ScanDigests digests;
   digests.y = digest(meeting, result.y_view(job.spec), result.runs, job.tokens());
-  if (job.final_states) {
+  if (job.final_states || (job.alone && job.final_halos)) {
     digests.final_states =
-        digest(meeting, result.states_view(job.spec), result.sequences, static_cast<std::int64_t>(job.lengths.size()));
+        digest(meeting, result.carried_view(job), result.sequences, static_cast<std::int64_t>(job.lengths.size()));
   }
   return digests;
 }
@@ -76,12 +56,18 @@ void PreparedScan::write(const ScanFileResult& result) {
   FileMetadata metadata = output_metadata(*scan_->kernel().row, scan_->backend(), {result.digests.y, {}});
   std::erase_if(metadata, [](const auto& entry) { return entry.first == "digest.lse"; });
   metadata.emplace_back("op", std::string(op_name(input_->op())));
-  if (job.final_states) metadata.emplace_back("digest.final_states", result.digests.final_states);
-  for (const auto& [name, value] : {std::pair{"heads", spec.heads},
-                                    {"head_dim", spec.head_dim},
-                                    {"state_dim", spec.state_dim},
-                                    {"groups", spec.groups}}) {
-    metadata.emplace_back(name, fmt::format("{}", value));
+  if (!result.digests.final_states.empty()) {
+    metadata.emplace_back(fmt::format("digest.{}", carried_name(job)), result.digests.final_states);
+  }
+  const auto note = [&](const char* name, int value) { metadata.emplace_back(name, fmt::format("{}", value)); };
+  if (job.alone) {
+    note("channels", job.convolution->channels);
+    note("width", job.convolution->width);
+  } else {
+    note("heads", spec.heads);
+    note("head_dim", spec.head_dim);
+    note("state_dim", spec.state_dim);
+    note("groups", spec.groups);
   }
   metadata.insert(metadata.end(), job_.metadata.begin(), job_.metadata.end());
   std::vector<OutputTensor> tensors{{"y", file_dtype(spec.dtype), input_->y_shape()}};
@@ -90,16 +76,16 @@ void PreparedScan::write(const ScanFileResult& result) {
   write_together(meeting_, tensors, metadata, job_.output, job_.replace, [&](SafetensorsWriter& writer) {
     writer.write_rows("y", input_->y_grid(), result.rank.runs, result.rank.y_view(spec));
     moment("writing");
-    if (!job.final_states) return;
-    const RowGrid grid{AxisOrder::kThd, 1, static_cast<std::int64_t>(job.lengths.size()), spec.heads,
-                       std::int64_t{spec.head_dim} * spec.state_dim};
-    writer.write_rows("final_states", grid, result.rank.sequences, result.rank.states_view(spec));
+    const auto sequences = static_cast<std::int64_t>(job.lengths.size());
+    if (job.final_states) {
+      const RowGrid grid{AxisOrder::kThd, 1, sequences, spec.heads, std::int64_t{spec.head_dim} * spec.state_dim};
+      writer.write_rows("final_states", grid, result.rank.sequences, result.rank.carried_view(job));
+    }
     if (!job.final_halos) return;
     const ConvolutionSpec& convolution = *job.convolution;
-    const RowGrid halo_grid{AxisOrder::kThd, 1, grid.length, convolution.channels, convolution.halo_tokens()};
-    const Buffer halos = channels_first(result.rank.halos, convolution);
-    writer.write_rows("final_conv_state", halo_grid, result.rank.sequences,
-                      dense_view(static_cast<const void*>(halos.data()), convolution.dtype,
+    const RowGrid grid{AxisOrder::kThd, 1, sequences, convolution.channels, convolution.halo_tokens()};
+    writer.write_rows("final_conv_state", grid, result.rank.sequences,
+                      dense_view(static_cast<const void*>(result.rank.halos.data()), convolution.dtype,
                                  total_tokens(result.rank.sequences), convolution.channels, convolution.halo_tokens()));
   });
 }

@@ -29,7 +29,8 @@ struct ScanFileJob {
   FileMetadata metadata;  // of the output, beside its own
 };
 
-// As of out (check/digest.hpp); of the final states sequences count as tokens. Empty: they were not wanted.
+// As of out (check/digest.hpp); of the final states, or a convolution's final halos, sequences count as tokens. Empty:
+// they were not wanted.
 struct ScanDigests {
   std::string y;
   std::string final_states;

@@ -45,10 +45,10 @@ std::vector<std::int64_t> cuts_of(std::span<const std::int64_t> lengths) {
   return cuts;
 }
 
-// What a shape leaves on a rank: rows and states in the order of `layout` and `endings`.
+// What a shape leaves on a rank: rows, and what sequences hand on, in the order of its runs.
 struct Outcome {
   Buffer y;
-  Buffer states;
+  Buffer carried;
 };
 
 // `first` and `second` bytes of rows, those of the runs of a and b, in ascending order of their packed tokens.
@@ -104,7 +104,7 @@ class Runner {
     agree(world_, agreed ? &*agreed : nullptr, meeting_.patience().for_work(seconds_));
     const Layout from = layout_of(shape);
     return {moved(from, even_y_, outcome.y, y_bytes()),
-            moved(final_state_layout(from), even_states_, outcome.states, state_bytes(spec_))};
+            moved(final_state_layout(from), even_states_, outcome.carried, carried_bytes(input_.job()))};
   }
 
   std::optional<Difference> compare(const Outcome& left, const Outcome& right) const {
@@ -113,9 +113,7 @@ class Runner {
                         spec_.heads, spec_.head_dim);
     };
     const auto states = [&](const Outcome& outcome) {
-      return dense_view(static_cast<const void*>(outcome.states.data()), Dtype::kF32,
-                        even_states_.tokens(world_.rank()), spec_.heads,
-                        std::int64_t{spec_.head_dim} * spec_.state_dim);
+      return carried_view(input_.job(), outcome.carried.data(), even_states_.tokens(world_.rank()));
     };
     const auto runs = [&](const Layout& layout) { return packed_runs(layout.runs(world_.rank()), layout.cu()); };
     std::optional<Difference> mine = first_difference(false, y(left), y(right), runs(even_y_));
@@ -140,7 +138,7 @@ class Runner {
 
   std::vector<std::int64_t> ends() const { return input_.job().lengths; }
   ScanInput front() const { return input_.part(std::vector<std::int64_t>(cuts_.size()), cuts_, {}); }
-  ScanInput rear(std::vector<float> states) const { return input_.part(cuts_, ends(), std::move(states)); }
+  ScanInput rear(std::vector<std::byte> carried) const { return input_.part(cuts_, ends(), std::move(carried)); }
 
   ScanOptions options_of(const ScanShape& shape, const ScanInput& input) const {
     ScanOptions options = options_;
@@ -151,31 +149,33 @@ class Runner {
   Outcome run_whole(const ScanShape& shape, Transport& part) {
     PreparedScan prepared(input_, part, options_of(shape, input_));
     ScanRankResult result = prepared.compute();
-    return {std::move(result.y), std::move(result.states)};
+    return {std::move(result.y), std::move(result.carried(input_.job()))};
   }
 
   Outcome run_resumed(const ScanShape& shape, Transport& part) {
     ScanRankResult first = PreparedScan(front(), part, options_of(shape, front())).compute();
-    const ScanInput second_input = rear(states_at_cuts(part, first));
-    const ScanRankResult second = PreparedScan(second_input, part, options_of(shape, second_input)).compute();
+    const ScanInput second_input = rear(carried_at_cuts(part, first));
+    ScanRankResult second = PreparedScan(second_input, part, options_of(shape, second_input)).compute();
     // The states of sequences that were cut are those of their second parts.
     std::vector<PackedRun> kept;
-    Buffer kept_states = allocate_host(first.states.bytes());
-    const auto bytes = static_cast<std::size_t>(state_bytes(spec_));
+    const Buffer& carried = first.carried(input_.job());
+    Buffer kept_states = allocate_host(carried.bytes());
+    const auto bytes = static_cast<std::size_t>(carried_bytes(input_.job()));
     std::byte* to = kept_states.data();
     for (std::size_t i = 0; i < first.sequences.size(); ++i) {
       const auto s = static_cast<std::size_t>(first.sequences[i].begin);
       if (cuts_[s] < ends()[s]) continue;
       kept.push_back(first.sequences[i]);
-      std::memcpy(to, first.states.data() + i * bytes, bytes);
+      std::memcpy(to, carried.data() + i * bytes, bytes);
       to += bytes;
     }
     return {interleaved(first.y, first.runs, second.y, second.runs, y_bytes()),
-            interleaved(kept_states, kept, second.states, second.sequences, state_bytes(spec_))};
+            interleaved(kept_states, kept, second.carried(input_.job()), second.sequences,
+                        static_cast<std::int64_t>(bytes))};
   }
 
   // The final states of the sequences that go on, ascending: on each rank those of the sequences whose rest it begins.
-  std::vector<float> states_at_cuts(Transport& part, const ScanRankResult& first) const {
+  std::vector<std::byte> carried_at_cuts(Transport& part, ScanRankResult& first) const {
     const Layout from = final_state_layout(scan_layout(front().job().lengths, {}, part.size()));
     const ScanInput rest = rear({});
     const Layout goes_on = scan_layout(rest.job().lengths, {}, part.size());
@@ -195,17 +195,18 @@ class Runner {
       runs[static_cast<std::size_t>(owners[s])].push_back({0, at, at + 1});
     }
     const Layout to(sequence_count(), std::move(runs));
-    const std::int64_t bytes = state_bytes(spec_);
+    const std::int64_t bytes = carried_bytes(input_.job());
     const Buffer arrived = allocate_host(static_cast<std::size_t>(to.tokens(part.rank()) * bytes));
-    reshard(part.host(), from, to, first.states.data(), arrived.data(), bytes, meeting_.patience().for_peer());
-    std::vector<float> states(rest.job().lengths.size() * static_cast<std::size_t>(bytes) / sizeof(float));
+    reshard(part.host(), from, to, first.carried(input_.job()).data(), arrived.data(), bytes,
+            meeting_.patience().for_peer());
+    std::vector<std::byte> carried(rest.job().lengths.size() * static_cast<std::size_t>(bytes));
     for (std::size_t i = 0; i < rest.numbers().size(); ++i) {
       const std::int32_t sequence = rest.numbers()[i];
       if (owners[static_cast<std::size_t>(sequence)] != part.rank()) continue;
-      std::memcpy(reinterpret_cast<std::byte*>(states.data()) + i * static_cast<std::size_t>(bytes),
+      std::memcpy(carried.data() + i * static_cast<std::size_t>(bytes),
                   arrived.data() + to.rows_before(part.rank(), sequence) * bytes, static_cast<std::size_t>(bytes));
     }
-    return states;
+    return carried;
   }
 
   // Who has what of the whole in a shape, as a layout of this world: known on ranks that the shape leaves out, too.

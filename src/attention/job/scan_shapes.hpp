@@ -18,7 +18,8 @@ namespace ringattn {
 struct ScanShape {
   int ranks = 1;
   bool in_turn = false;  // ranks have super-segments in turn, else neighbouring ones
-  // Long sequences are scanned up to a super-segment in their middle, and then from the final states of that.
+  // Long sequences are scanned up to a super-segment in their middle, and then from the final states of that; those of
+  // a convolution alone from the last tokens.
   bool resumed = false;
 };
 

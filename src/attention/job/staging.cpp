@@ -13,8 +13,9 @@ namespace {
 
 constexpr std::size_t kHalfBytes = std::size_t{32} << 20;
 
-// The tokens [skip, skip + rows) of the runs, counted over all of them.
-std::vector<PackedRun> cut(std::span<const PackedRun> runs, std::int64_t skip, std::int64_t rows) {
+}  // namespace
+
+std::vector<PackedRun> part_of(std::span<const PackedRun> runs, std::int64_t skip, std::int64_t rows) {
   std::vector<PackedRun> piece;
   for (const PackedRun& run : runs) {
     if (rows == 0) break;
@@ -30,9 +31,6 @@ std::vector<PackedRun> cut(std::span<const PackedRun> runs, std::int64_t skip, s
   }
   return piece;
 }
-
-}  // namespace
-
 Staging::Staging(Backend& backend, const Patience& patience) : backend_(backend), patience_(patience) {
   if (backend.memory() == MemoryKind::kHost) return;
   backend.forget_marks();
@@ -48,7 +46,7 @@ void Staging::load(std::span<const PackedRun> runs, const MutableTensorView& tar
   const auto most = static_cast<std::int64_t>(std::max<std::size_t>(1, kHalfBytes / row_bytes));
   for (std::int64_t done = 0; done < rows;) {
     const std::int64_t count = std::min(most, rows - done);
-    const std::vector<PackedRun> piece = cut(runs, done, count);
+    const std::vector<PackedRun> piece = part_of(runs, done, count);
     MutableTensorView host = target;
     host.tokens = count;
     host.data = target.at(done, 0);
@@ -113,6 +111,10 @@ void Staging::finish() {
     if (half.in_flight) backend_.synchronize(half.copied, patience_.for_peer(), {});
     half.in_flight = false;
   }
+}
+
+void await(Backend& backend, const Patience& patience) {
+  backend.synchronize(backend.mark(backend.stream()), patience.for_peer(), {});
 }
 
 }  // namespace ringattn

@@ -4,8 +4,10 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <span>
+#include <vector>
 
 #include "attention/tokens/packed_run.hpp"
 #include "base/tensor.hpp"
@@ -13,6 +15,9 @@
 #include "kernels/fold.hpp"
 
 namespace ringattn {
+
+// The tokens [skip, skip + rows) of the runs, counted over all of them.
+std::vector<PackedRun> part_of(std::span<const PackedRun> runs, std::int64_t skip, std::int64_t rows);
 
 class Staging {
  public:
@@ -46,5 +51,17 @@ class Staging {
   Half halves_[2];
   int next_ = 0;
 };
+
+// `values` in the backend's memory, once its stream has passed what is enqueued; until then they stay where they are.
+template <class Value>
+Buffer upload(Backend& backend, std::span<const Value> values) {
+  const auto bytes = static_cast<std::int64_t>(values.size_bytes());
+  Buffer buffer = backend.allocate(values.size_bytes());
+  backend.copy_rows(buffer.data(), bytes, values.data(), bytes, bytes, 1, backend.stream());
+  return buffer;
+}
+
+// Returns when the backend's stream has passed what is enqueued on it.
+void await(Backend& backend, const Patience& patience);
 
 }  // namespace ringattn

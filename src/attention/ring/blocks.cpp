@@ -300,8 +300,9 @@ class BlockCutter {
 
   [[noreturn]] void refuse_budget() const {
     const std::size_t buffers = least_buffer_bytes();
-    const std::string blocks =
-        options_.block_tokens > 0 ? counted(options_.block_tokens, "token") : std::string("one key tile");
+    const std::string blocks = options_.block_tokens > 0
+                                   ? counted(static_cast<std::uint64_t>(options_.block_tokens), "token")
+                                   : std::string("one key tile");
     fail(ErrorCode::kMemory,
          fmt::format("a memory budget of {} a rank is too small", counted(options_.memory_budget, "byte")),
          fmt::format("{} for shards, state and scratch, and {} for two blocks of {}", fixed_bytes_, buffers, blocks),

@@ -50,11 +50,13 @@ std::int64_t scan_token_bytes(const ScanSpec& spec) {
 double convolution_token_flops(const ConvolutionSpec& spec) { return 2.0 * spec.channels * spec.width; }
 
 double scan_token_flops(const ScanJob& job) {
-  return scan_token_flops(job.spec) + (job.convolution ? convolution_token_flops(*job.convolution) : 0.0);
+  return (job.alone ? 0.0 : scan_token_flops(job.spec)) +
+         (job.convolution ? convolution_token_flops(*job.convolution) : 0.0);
 }
 
 std::int64_t scan_token_bytes(const ScanJob& job) {
-  return scan_token_bytes(job.spec) + (job.convolution ? 2 * convolution_row_bytes(*job.convolution) : 0) +
+  return (job.alone ? 0 : scan_token_bytes(job.spec)) +
+         (job.convolution ? 2 * convolution_row_bytes(*job.convolution) : 0) +
          (job.update ? 2 * state_bytes(job.spec) : 0);
 }
 

@@ -15,13 +15,15 @@ std::int64_t ScanJob::tokens() const { return std::accumulate(lengths.begin(), l
 
 std::string describe(const ScanJob& job) {
   const std::string convolution =
-      job.convolution ? fmt::format(", behind a convolution of width {}{}{}", job.convolution->width,
-                                    job.convolution->bias ? ", its bias" : "", job.convolution->silu ? " and silu" : "")
-                      : "";
-  return fmt::format("{}{}{}; {}, {} tokens{}{}{}", job.update ? "update of one token, " : "", describe(job.spec),
-                     convolution, counted(job.lengths.size(), "sequence"), job.tokens(),
+      job.convolution && !job.alone
+          ? fmt::format(", behind a convolution of width {}{}{}", job.convolution->width,
+                        job.convolution->bias ? ", its bias" : "", job.convolution->silu ? " and silu" : "")
+          : "";
+  return fmt::format("{}{}{}; {}, {} tokens{}{}{}{}", job.update ? "update of one token, " : "",
+                     job.alone ? describe(*job.convolution) : describe(job.spec), convolution,
+                     counted(job.lengths.size(), "sequence"), job.tokens(),
                      job.initial_states ? ", initial states" : "", job.initial_halos ? ", tokens in front" : "",
-                     job.final_states ? ", final states" : "");
+                     job.final_states ? ", final states" : "", job.alone && job.final_halos ? ", final tokens" : "");
 }
 
 int convolution_channels(const ScanSpec& spec) {
@@ -40,12 +42,15 @@ void check_scan_job(const ScanJob& job) {
     refuse("an update without states", "it goes from a state of each sequence to the next");
   }
   if (!job.convolution) {
-    if (job.initial_halos || job.final_halos) {
-      refuse("tokens in front of a convolution", "the scan has no convolution");
+    if (job.initial_halos || job.final_halos || job.alone) {
+      refuse(job.alone ? "a convolution alone" : "tokens in front of a convolution", "the scan has no convolution");
     }
     return;
   }
   check_convolution(*job.convolution);
+  if (job.alone && (!job.spec.state_decays || job.initial_states || job.final_states)) {
+    refuse("a convolution alone with heads or states", "it has channels, and hands on tokens");
+  }
   if (job.convolution->channels != convolution_channels(job.spec) || job.convolution->dtype != job.spec.dtype) {
     refuse(fmt::format("a convolution of {} channels of {}", job.convolution->channels,
                        dtype_name(job.convolution->dtype)),
@@ -56,6 +61,18 @@ void check_scan_job(const ScanJob& job) {
 
 std::int64_t state_bytes(const ScanSpec& spec) {
   return std::int64_t{spec.heads} * spec.head_dim * spec.state_dim * static_cast<std::int64_t>(sizeof(float));
+}
+
+std::int64_t carried_bytes(const ScanJob& job) {
+  return job.alone ? job.convolution->halo_bytes() : state_bytes(job.spec);
+}
+
+std::string_view carried_name(const ScanJob& job) { return job.alone ? "final_conv_state" : "final_states"; }
+
+TensorView carried_view(const ScanJob& job, const void* data, std::int64_t sequences) {
+  const ScanSpec& spec = job.spec;
+  if (job.alone) return dense_view(data, spec.dtype, sequences, spec.heads, job.convolution->halo_tokens());
+  return dense_view(data, Dtype::kF32, sequences, spec.heads, std::int64_t{spec.head_dim} * spec.state_dim);
 }
 
 }  // namespace ringattn

@@ -5,8 +5,10 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "base/tensor.hpp"
 #include "kernels/convolution.hpp"
 #include "kernels/scan.hpp"
 
@@ -22,6 +24,9 @@ struct ScanJob {
   bool update = false;
   // In front of the scan, over x, B and C side by side (convolution_channels()); with state_decays over x alone.
   std::optional<ConvolutionSpec> convolution = {};
+  // The convolution is the whole job, and y is what it makes of x. Of the spec only dtype and heads are looked at: with
+  // state_decays they are its channels.
+  bool alone = false;
   bool initial_halos = false;  // sequences go on from given tokens in front of the convolution, else from zeros
   bool final_halos = false;    // their last tokens in front of it are wanted
 
@@ -39,5 +44,11 @@ void check_scan_job(const ScanJob& job);
 
 // Bytes of one sequence's state, all heads.
 std::int64_t state_bytes(const ScanSpec& spec);
+// Bytes of what a sequence hands on to who goes on with it: its state, or of a convolution alone its last tokens.
+std::int64_t carried_bytes(const ScanJob& job);
+std::string_view carried_name(const ScanJob& job);  // "final_states", "final_conv_state"
+// It as files have it, of so many sequences: [sequences, heads, head_dim · state_dim], or [sequences, channels,
+// width − 1].
+TensorView carried_view(const ScanJob& job, const void* data, std::int64_t sequences);
 
 }  // namespace ringattn

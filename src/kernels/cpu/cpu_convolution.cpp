@@ -17,7 +17,6 @@ namespace {
 
 constexpr std::int64_t kPieceRows = 64;     // of a run, that a thread computes at a time
 constexpr std::int64_t kPiecesAtOnce = 64;  // of a thread, between which the rank shows that it works
-constexpr int kMostWidth = 4;
 
 class CpuConvolution final : public ConvolutionKernel {
  public:
@@ -128,17 +127,6 @@ class CpuConvolution final : public ConvolutionKernel {
 };
 
 }  // namespace
-
-std::vector<std::string> cpu_convolution_missing(const ConvolutionSpec& spec) {
-  std::vector<std::string> missing;
-  if (spec.channels < 8 || spec.channels % 8 != 0) {
-    missing.push_back(fmt::format("{} channels (supported: multiples of 8)", spec.channels));
-  }
-  if (spec.width < 2 || spec.width > kMostWidth) {
-    missing.push_back(fmt::format("width {} (supported: 2 to {})", spec.width, kMostWidth));
-  }
-  return missing;
-}
 
 double cpu_convolution_speed(const Backend& backend) {
   return 2e9 * static_cast<const CpuBackend&>(backend).threads();  // it waits for memory, whatever the vectors are

@@ -3,15 +3,10 @@
 #pragma once
 
 #include <memory>
-#include <string>
-#include <vector>
 
 #include "kernels/convolution.hpp"
 
 namespace ringattn::cpu {
-
-// What `spec` requires that the kernel lacks; see KernelRow::missing.
-std::vector<std::string> cpu_convolution_missing(const ConvolutionSpec& spec);
 
 // What the threads of a backend, which make_cpu_backend() made, reach together where nobody has measured.
 double cpu_convolution_speed(const Backend& backend);

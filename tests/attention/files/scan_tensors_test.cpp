@@ -127,7 +127,7 @@ TEST(ScanTensors, PartsAreNamedByTheTokensOfTheWhole) {
   const ScanInput whole = synthetic({});
   const std::int64_t begins[] = {120};
   const std::int64_t ends[] = {300};
-  const ScanInput part = whole.part(begins, ends, std::vector<float>(8 * 16 * 16, 1.0F));
+  const ScanInput part = whole.part(begins, ends, std::vector<std::byte>(8 * 16 * 16 * sizeof(float)));
   EXPECT_EQ(part.job().lengths, std::vector<std::int64_t>{180});
   EXPECT_EQ(part.origins(), std::vector<std::int64_t>{120});
   EXPECT_TRUE(part.job().initial_states);

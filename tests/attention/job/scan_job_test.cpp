@@ -95,7 +95,7 @@ TEST(ScanAccuracyCheck, SeesAStateThatWasNotHandedOn) {
   FinishedScan scan = finished(whole);
   const std::int64_t begins[] = {kSuperSegmentTokens};
   const std::int64_t ends[] = {kSuperSegmentTokens + 200};
-  const std::vector<float> zeros(2 * 8 * 8);
+  const std::vector<std::byte> zeros(2 * 8 * 8 * sizeof(float));
   const FinishedScan alone = finished(whole.part(begins, ends, zeros));
   std::memcpy(scan.result.y.data() + scan.result.y.bytes() - alone.result.y.bytes(), alone.result.y.data(),
               alone.result.y.bytes());

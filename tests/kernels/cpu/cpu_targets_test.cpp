@@ -153,7 +153,7 @@ double processor_seconds() {
 
 // Predictions rest on it where nobody has measured.
 TEST_P(CpuTargets, AreAboutAsFastAsTheTableSays) {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || !defined(__OPTIMIZE__)
+#if defined(RINGATTN_SANITIZED) || !defined(__OPTIMIZE__)
   GTEST_SKIP() << "needs: an optimised build without sanitizers";
 #endif
   constexpr double kFactor = 4.0;  // processors differ, and so does what neighbours leave of their caches

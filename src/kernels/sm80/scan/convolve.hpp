@@ -10,8 +10,8 @@
 
 namespace ringattn::sm80 {
 
-inline constexpr int kConvolutionRunsOfLaunch = 64;  // travel as kernel arguments
 inline constexpr int kMostWidth = 4;
+inline constexpr int kConvolutionRunsOfLaunch = 64;  // travel as kernel arguments
 
 struct ConvolutionRunEntry {
   std::int64_t row;

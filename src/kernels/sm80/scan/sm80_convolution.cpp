@@ -12,6 +12,7 @@ namespace ringattn::sm80 {
 namespace {
 
 constexpr std::uint64_t kAlignment = 16;
+static_assert(kMostWidth == kMostConvolutionWidth);
 
 std::uint64_t place(const void* data) { return reinterpret_cast<std::uint64_t>(data); }
 
@@ -85,17 +86,6 @@ class DeviceConvolution final : public ConvolutionKernel {
 };
 
 }  // namespace
-
-std::vector<std::string> convolution_missing(const ConvolutionSpec& spec) {
-  std::vector<std::string> missing;
-  if (spec.channels < 8 || spec.channels % 8 != 0) {
-    missing.push_back(fmt::format("{} channels (supported: multiples of 8)", spec.channels));
-  }
-  if (spec.width < 2 || spec.width > kMostWidth) {
-    missing.push_back(fmt::format("width {} (supported: 2 to {})", spec.width, kMostWidth));
-  }
-  return missing;
-}
 
 std::unique_ptr<ConvolutionKernel> make_convolution(const ConvolutionSpec& spec, Backend& backend) {
   return std::make_unique<DeviceConvolution>(spec, static_cast<const cuda::CudaBackend&>(backend));

@@ -4,16 +4,11 @@
 #pragma once
 
 #include <memory>
-#include <string>
-#include <vector>
 
 #include "kernels/backend.hpp"
 #include "kernels/convolution.hpp"
 
 namespace ringattn::sm80 {
-
-// What `spec` requires that the kernel lacks; see KernelRow::missing.
-std::vector<std::string> convolution_missing(const ConvolutionSpec& spec);
 
 // `backend` is a CudaBackend and outlives the kernel.
 std::unique_ptr<ConvolutionKernel> make_convolution(const ConvolutionSpec& spec, Backend& backend);

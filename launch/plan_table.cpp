@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launch/plan_table.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "launch/report.hpp"
+#include "launch/wording.hpp"
+
+namespace ringattn {
+
+KernelPlace planned_place(const JobOptions& options) {
+  const bool forced = options.backend != "auto" || options.kernel != "auto";
+  return forced ? KernelPlace::kAnywhere : KernelPlace::kHere;
+}
+
+std::string mebibytes(double bytes) { return fmt::format("{:.2f}", bytes / 0x1p20); }
+
+std::string runs_text(std::span<const TokenRun> runs, bool all) {
+  constexpr std::size_t kShownRuns = 4;
+  std::string text;
+  const std::size_t shown = all ? runs.size() : std::min(runs.size(), kShownRuns);
+  for (std::size_t i = 0; i < shown; ++i) {
+    text += fmt::format("{}{}:{}-{}", i == 0 ? "" : ", ", runs[i].sequence, runs[i].begin, runs[i].end);
+  }
+  if (shown < runs.size()) text += fmt::format(", … {} runs in all", runs.size());
+  return text.empty() ? "nothing" : text;
+}
+
+PlanTable::PlanTable(const Invocation& invocation, const Screen& screen, const FileShape& shape, std::string_view op,
+                     std::string_view kernel, std::vector<Table::Column> columns, std::size_t rows,
+                     std::string_view unit)
+    : invocation_(invocation), screen_(screen), summary_(std::move(columns)), rows_(rows), unit_(unit) {
+  json_.begin_object();
+  write_document_head(json_, "plan", invocation, shape);
+  json_.member("op", op).member("kernel", kernel).key("rows").begin_array();
+}
+
+void PlanTable::add(std::int64_t world, std::int64_t units,
+                    const std::function<std::vector<std::string>(JsonWriter& json)>& row) {
+  try {
+    summary_.add(row(json_));
+    some_fit_ = true;
+  } catch (const Error& error) {
+    // In a list, a world that is too small is an answer.
+    if (error.code() != ErrorCode::kMemory || alone()) throw;
+    if (!misfit_) misfit_ = error;
+    screen_.context(fmt::format("world {}, {} {}: {}", world, units, unit_, program_text(error)));
+    json_.begin_object().member("world", world).member(unit_, units);
+    json_.member("does_not_fit", program_text(error)).end_object();
+  }
+}
+
+void PlanTable::finish() {
+  if (!some_fit_ && misfit_) throw Error(*misfit_);
+  screen_.print(summary_.text(!invocation_.config.options.quiet));
+  json_.end_array().key("error").null().end_object();
+  if (invocation_.first_process) invocation_.report_file->write(json_.text());
+}
+
+}  // namespace ringattn

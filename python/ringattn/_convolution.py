@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The causal depthwise convolution in front of a scan, with the same bits on any number of ranks and token by token.
+
+    x = ringattn.causal_conv1d(x, weight, bias, activation="silu")                          # [tokens, channels]
+    x, halos = ringattn.causal_conv1d(x, weight, bias, return_final_states=True)
+    y = ringattn.causal_conv1d_update(x, halos, weight, bias, activation="silu")            # the next token of each sequence"""
+
+from . import _job, _structs
+from ._errors import refuse
+from ._scan import check_state, lengths_of_runs, run_options
+from ._tensors import contiguous_heads, data_type, empty, flat_view, traced, type_name
+from .layouts import Layout
+from .worlds import World
+
+
+class Convolution(_job.Prepared):
+    """A prepared job. causal_conv1d() keeps such objects. Making one is collective."""
+
+    op = "convolution"
+
+
+def _prepared(world, x, channels, width, bias, activation, lengths, layout, flags, members):
+    if activation not in (None, "silu", "swish"):
+        refuse(f"activation is {activation!r}", 'there are None, "silu" and "swish", which is the same', "Choose one.")
+    silu = activation is not None
+    key = ("convolution", x.dtype, channels, width, bias is not None, silu, lengths, layout, flags, *members.items())
+
+    def make():
+        initial, final, update = flags
+        batch = _structs.scan_batch(sequences=len(lengths), lengths=_job.longs(lengths), initial_states=int(initial),
+                                    final_states=int(final), update=int(update))  # fmt: skip
+        spec = _structs.convolution_spec(dtype=data_type(x), width=width, channels=channels, bias=int(bias is not None),
+                                         silu=int(silu))  # fmt: skip
+        return Convolution(world, spec, batch, run_options(world, lengths, layout, members))
+
+    return world.prepared(key, make)
+
+
+def _check(op: str, x, weight, bias, out, unknown, **states) -> None:
+    if unknown:
+        _job.refuse_unknown(op, unknown)
+    _job.check_arrays(op, x, x=x, weight=weight, bias=bias, out=out, **states)
+    if weight.ndim != 2 or weight.shape[0] != x.shape[-1]:
+        refuse(f"weight is {list(weight.shape)}", f"x has {x.shape[-1]} channels, and so it is [{x.shape[-1]}, width]",
+               "Leave out the middle axis of a Conv1d's weight.")  # fmt: skip
+    if out is not None and out.shape != x.shape:
+        refuse(f"out is {list(out.shape)}", f"x is {list(x.shape)}", "Pass one of that shape, or none.")
+
+
+def _rows(array):
+    """[rows, channels] as the library has it."""
+    return contiguous_heads(array)[:, None, :]
+
+
+@traced
+def causal_conv1d(x, weight, bias=None, *, activation: str | None = None, initial_states=None,
+                  return_final_states: bool = False, cu_seqlens=None, layout: Layout | None = None, world: World | None = None,
+                  out=None, threads: int = 0, timeout: float = 60.0, **unknown):  # fmt: skip
+    """causal_conv1d's causal_conv1d_fn, with tokens before channels.
+
+    x: [tokens, channels] or [batch, tokens, channels], float32, float16 or bfloat16; weight: float32 [channels, width] of 2
+    to 4 tokens; bias: float32 [channels]. activation: None or "silu". initial_states: [sequences, width - 1, channels] of x's
+    dtype, the tokens in front of each sequence, oldest first; None: zeros. cu_seqlens: [sequences + 1], with packed rows (in
+    place of seq_idx). Ranks are those of ssd().
+    Returns y, of x's shape and dtype; with return_final_states (y, states): the last tokens of each sequence, which are the
+    initial states of what follows, or the state of causal_conv1d_update()."""
+    _check("causal_conv1d", x, weight, bias, out, unknown, initial_states=initial_states)
+    if x.ndim not in (2, 3):
+        refuse(f"x has {x.ndim} axes", "it has [(batch,) tokens, channels]", "Move channels to the end.")
+    world = _job.world_of(x, world)
+    lengths = lengths_of_runs(x, x.ndim == 3, cu_seqlens, layout, world)
+    channels, width = weight.shape
+    flags = (initial_states is not None, return_final_states, False)
+    convolution = _prepared(world, x, channels, width, bias, activation, lengths, layout, flags,
+                            {"threads": threads, "timeout_seconds": timeout})  # fmt: skip
+    facts = convolution.facts
+    if initial_states is not None:
+        check_state("initial_states", initial_states, None, facts.beginning, (width - 1, channels), type_name(x.dtype))
+    y = empty(x, x.shape) if out is None else out
+    states = empty(x, (facts.ending, width - 1, channels)) if return_final_states else None
+    flat_y = flat_view(y) if x.ndim == 3 else y
+    convolution._do(x, {"x": _rows(x.reshape(-1, channels)), "weight": weight, "bias": bias, "y": flat_y[:, None, :],
+                        "initial_halos": initial_states if facts.beginning else None,
+                        "final_halos": states if facts.ending else None})  # fmt: skip
+    return (y, states) if return_final_states else y
+
+
+@traced
+def causal_conv1d_update(x, conv_state, weight, bias=None, *, activation: str | None = None, conv_state_indices=None, out=None,
+                         threads: int = 0, timeout: float = 60.0, **unknown):  # fmt: skip
+    """The next token of each sequence: causal_conv1d's function of this name, with tokens before channels.
+
+    x: [sequences, channels]; conv_state: [sequences, width - 1, channels] of x's dtype, contiguous, in place: what
+    causal_conv1d() gives with return_final_states. conv_state_indices: as ssd_update()'s state_batch_indices.
+    Returns y, of x's shape and dtype, with the bits that causal_conv1d() gives the token."""
+    given = {"x": x, "weight": weight, "bias": bias, "final_halos": conv_state, "slots": conv_state_indices}
+    call, results = (None, None) if unknown else _job.known_call(None, ("causal_conv1d_update", activation, threads, timeout),
+                                                                 given, out)  # fmt: skip
+    if results is not None:
+        return results[0]
+    _check("causal_conv1d_update", x, weight, bias, out, unknown, conv_state=conv_state, conv_state_indices=conv_state_indices)
+    if x.ndim != 2:
+        refuse(f"x has {x.ndim} axes", "it has [sequences, channels]", "Pass one token of each sequence.")
+    channels, width = weight.shape
+    check_state("conv_state", conv_state, conv_state_indices, x.shape[0], (width - 1, channels), type_name(x.dtype))
+    convolution = _prepared(_job.world_of(x, None), x, channels, width, bias, activation, (1,) * x.shape[0], None,
+                            (True, True, True), {"threads": threads, "timeout_seconds": timeout})  # fmt: skip
+    y = empty(x, x.shape) if out is None else out
+    arrays = {"x": _rows(x), "weight": weight, "bias": bias, "y": y[:, None, :], "final_halos": conv_state,
+              "slots": conv_state_indices}  # fmt: skip
+    convolution._do(x, arrays)
+    _job.keep_call(None, call, convolution, arrays, given, y, None)
+    return y

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keys and values of fewer tokens. Those that are left stay where they stood.
+
+    kept = ringattn.evict(k, v, "snapkv", q=q, ratio=0.75)
+    out, lse = ringattn.attention(next_q, kept.k, kept.v, k_positions=kept.k_positions, k_lengths=kept.k_lengths,
+                                  q_offset=len(k))"""
+
+import ctypes
+import functools
+import itertools
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import _job, _structs
+from ._abi import lib
+from ._attention import lengths_of
+from ._compression import Compressed
+from ._errors import refuse, unsupported
+from ._tensors import View, contiguous_heads, is_torch, traced, type_name
+
+
+class Kept(NamedTuple):
+    """What evict() leaves. k, v: rows as the caller's, of the tokens that are left. k_positions: int32 [(batch,) tokens, kv_heads
+    or 1], in host memory, where each stood. k_lengths: of the sequences, with the tokens that were taken out. cu_seqlens: where
+    packed sequences begin in what is left; None of a batch."""
+
+    k: Any
+    v: Any
+    k_positions: Any
+    k_lengths: tuple[int, ...]
+    cu_seqlens: tuple[int, ...] | None
+
+
+def _host(array):
+    """In host memory, for the library to read."""
+    return contiguous_heads(array.detach().cpu() if is_torch(array) else array)
+
+
+def _flat(array):
+    return array.reshape(-1, *array.shape[-2:]) if array.ndim == 4 else array
+
+
+def shape_of(k, v, q) -> tuple:
+    """(dtype, heads, kv_heads, head_dim, head_dim_v)."""
+    heads = k.shape[-2] if q is None else q.shape[-2]
+    return type_name(k.dtype), *(int(length) for length in (heads, k.shape[-2], k.shape[-1], v.shape[-1]))
+
+
+def _c_job(shape: tuple, settings: tuple, lengths, q_lengths, threads: int = 0) -> tuple:
+    """(eviction, spec, batch) for the library. settings: (method, ratio, mask, softmax_scale, softcap)."""
+    method, ratio, mask, softmax_scale, softcap = settings
+    spec = _job.c_spec(*shape, _job.read_mask(mask), softmax_scale, softcap, False)
+    eviction = _structs.eviction(method=method.encode(), ratio=ratio, threads=threads)
+    return eviction, spec, _job.c_batch(q_lengths, lengths, None)
+
+
+@functools.cache
+def kept_of(shape: tuple, settings: tuple, lengths: tuple, q_lengths: tuple) -> tuple[tuple[int, ...], int]:
+    """(tokens that are left of each sequence, heads that have tokens of their own)."""
+    kept, heads = (ctypes.c_int64 * max(len(lengths), 1))(), ctypes.c_int64()
+    lib.eviction_kept(*_c_job(shape, settings, lengths, q_lengths), kept, ctypes.byref(heads))
+    return tuple(kept)[: len(lengths)], heads.value
+
+
+def kept_lengths(method: str, ratio: float, lengths: tuple) -> tuple[int, ...]:
+    """Tokens that are left of each sequence, which are those of any heads."""
+    return kept_of(("float32", 1, 1, 1, 1), (method, ratio, "causal", None, 0.0), lengths, lengths)[0]
+
+
+def begins(k, kept) -> tuple[int, ...] | None:
+    """Where packed sequences begin in what is left."""
+    return None if k.ndim == 4 else tuple(itertools.accumulate(kept, initial=0))
+
+
+def _choose(k, v, q, job: tuple, kept: tuple[int, ...], heads: int):
+    """int32 [tokens that are left, heads] of packed rows: their places in their sequences."""
+    places = np.empty((sum(kept), heads), "int32")
+    arrays = {"q": None if q is None else _host(_flat(q)), "k": _host(_flat(k)), "v": _host(_flat(v)), "positions": places}
+    views: dict[str, View] = {}
+    tensors = _structs.eviction_tensors()
+    _job.show(tensors, views, arrays)
+    lib.evict(*job, tensors)
+    return places
+
+
+def _left_of(rows, index):
+    """The rows at index [tokens, heads or 1] of [tokens, heads, dim]."""
+    if is_torch(rows):
+        import torch  # noqa: PLC0415, the rows are of its types
+
+        index = torch.from_numpy(index).to(rows.device)
+        return rows[index, torch.arange(rows.shape[1], device=rows.device)]
+    return rows[index, np.arange(rows.shape[1])]
+
+
+def evict_rows(k, v, q, settings, lengths, q_lengths, threads):
+    """(k, v, positions) of what is left."""
+    shape = shape_of(k, v, q)
+    kept, heads = kept_of(shape, settings, lengths, q_lengths)
+    places = _choose(k, v, q, _c_job(shape, settings, lengths, q_lengths, threads), kept, heads)
+    first = np.cumsum([0, *lengths])[:-1]
+    index = places.astype("int64") + np.repeat(first, kept)[:, None]
+    form = (k.shape[0], kept[0]) if k.ndim == 4 else (sum(kept),)
+    k, v = (_left_of(_flat(rows), index).reshape(*form, *rows.shape[-2:]) for rows in (k, v))
+    places = places.reshape(*form, places.shape[1])
+    if is_torch(k):
+        import torch  # noqa: PLC0415, as above
+
+        places = torch.from_numpy(places)
+    return k, v, places
+
+
+def sequences_of(k, q, cu_seqlens, cu_seqlens_q) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Lengths of keys and of queries."""
+    if k.ndim not in (3, 4) or (q is not None and q.ndim != k.ndim):
+        refuse(f"k has {k.ndim} axes" + ("" if q is None else f", q {q.ndim}"), "they are [(batch,) tokens, heads, dim]",
+               "Reshape them.")  # fmt: skip
+    if k.ndim == 4:
+        if cu_seqlens is not None or cu_seqlens_q is not None:
+            refuse("k has a batch axis", "cu_seqlens deals packed rows", "Pass [tokens, heads, dim].")
+        if k.shape[0] == 0 or (q is not None and q.shape[0] != k.shape[0]):
+            refuse(f"k has {k.shape[0]} sequences" + ("" if q is None else f", q {q.shape[0]}"),
+                   "there is at least one, and each has keys and queries", "Check the first axis.")  # fmt: skip
+        return (k.shape[1],) * k.shape[0], ((k if q is None else q).shape[1],) * k.shape[0]
+    lengths = (k.shape[0],) if cu_seqlens is None else lengths_of(cu_seqlens)
+    if q is None:
+        return lengths, lengths
+    if cu_seqlens_q is not None:
+        return lengths, lengths_of(cu_seqlens_q)
+    return lengths, (q.shape[0],) if cu_seqlens is None else lengths
+
+
+@traced
+def evict(k, v, method: str = "snapkv", *, ratio: float = 0.5, q=None, cu_seqlens=None, cu_seqlens_q=None,
+          mask: _job.Mask = "causal", softmax_scale: float | None = None, softcap: float = 0.0, threads: int = 0,
+          **unknown) -> Kept:  # fmt: skip
+    """Takes tokens out of keys and values.
+
+    k, v: [tokens, kv_heads, …] or [batch, tokens, kv_heads, …]. method: "streaming", "knorm", "snapkv" or "expected", with its
+    options behind a colon: "snapkv:window=32,heads=all" (docs/compression.md). ratio: the share of each sequence's tokens that
+    is taken out; one at least is left. q: the last queries of each sequence, [(batch,) queries, heads, head_dim], of "snapkv"
+    and "expected"; mask, softmax_scale and softcap are theirs. cu_seqlens: [sequences + 1], of packed rows; cu_seqlens_q: of
+    q, where its sequences have other numbers of rows.
+    Scores are computed in host memory: of a GPU's tensors from a copy. Numbers that are not finite are refused.
+
+    Returns Kept: what attention() and varlen() take as k, v, k_positions, k_lengths and cu_seqlens_k. decode() takes k and v
+    as a cache of as many keys as are left, under masks without a left side."""
+    if unknown:
+        _job.refuse_unknown("evict", unknown)
+    for name, rows in (("k", k), ("v", v)):
+        if isinstance(rows, Compressed):
+            unsupported(f"{name} is compressed", "tokens are taken out of rows as they are", "Compress what is left.")
+    _job.check_arrays("evict", k, k=k, v=v, q=q)
+    lengths, q_lengths = sequences_of(k, q, cu_seqlens, cu_seqlens_q)
+    k, v, places = evict_rows(k, v, q, (method, float(ratio), mask, softmax_scale, softcap), lengths, q_lengths, threads)
+    return Kept(k, v, places, lengths, begins(k, kept_lengths(method, float(ratio), lengths)))

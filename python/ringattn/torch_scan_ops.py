@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scans, the convolution in front of them and their updates as operators of PyTorch: the second half of torch_ops."""
+
+import torch
+from torch import Tensor
+
+from . import _convolution, _scan
+from ._torch_tools import check, check_alone, fake, given, operator, tensor_of
+
+
+@operator("ssd")
+def _ssd_op(
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, z: Tensor | None, dt_bias: Tensor | None,
+    dt_softplus: bool, dt_limit: list[float] | None, initial_states: Tensor | None, cu_seqlens: Tensor | None, threads: int,
+    memory_budget: int, timeout: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    return _scan.ssd(
+        x, dt, A, B, C, D=D, z=z, dt_bias=dt_bias, dt_softplus=dt_softplus,
+        dt_limit=None if dt_limit is None else tuple(dt_limit), initial_states=initial_states, return_final_states=True,
+        cu_seqlens=cu_seqlens, threads=threads,
+        memory_budget=memory_budget, timeout=timeout,
+    )  # fmt: skip
+
+
+@fake("ssd")
+def _(x, dt, A, B, C, D, z, dt_bias, dt_softplus, dt_limit, initial_states, cu_seqlens, *_):
+    sequences = cu_seqlens.shape[0] - 1 if cu_seqlens is not None else x.shape[0] if x.ndim == 4 else 1
+    return x.new_empty(x.shape), x.new_empty((sequences, *x.shape[-2:], B.shape[-1]), dtype=torch.float32)
+
+
+def ssd(x, dt, A, B, C, *, D=None, z=None, dt_bias=None, dt_softplus=False, dt_limit=None, initial_states=None,
+        return_final_states=False, cu_seqlens=None, layout=None, world=None, out=None, threads=0, memory_budget=0, timeout=60.0,
+        **unknown):  # fmt: skip
+    check("ssd", unknown, x, dt, A, B, C)
+    check_alone("ssd", world)
+    y, states = torch.ops.ringattn.ssd(
+        x, dt, A, B, C, D, z, dt_bias, dt_softplus, _limit(dt_limit), initial_states, tensor_of(cu_seqlens), threads,
+        memory_budget, timeout,
+    )  # fmt: skip
+    y = given(out, y)
+    return (y, states) if return_final_states else y
+
+
+def _limit(dt_limit) -> list[float] | None:
+    return None if dt_limit is None else list(dt_limit)
+
+
+# A channel is a head of one.
+def _heads(*rows) -> list:
+    return [None if array is None else array[..., None] for array in rows]
+
+
+def _groups(rows_axes: int, *rows) -> list:
+    return [array if array.ndim == rows_axes else array[..., None, :] for array in rows]
+
+
+def selective_scan(u, delta, A, B, C, *, D=None, z=None, delta_bias=None, delta_softplus=False, initial_states=None,
+                   return_last_state=False, **more):  # fmt: skip
+    x, z, more["out"] = _heads(u, z, more.get("out"))
+    B, C = _groups(u.ndim + 1, B, C)
+    if initial_states is not None:
+        initial_states = initial_states[:, :, None, :]
+    y, states = ssd(x, delta, A, B, C, D=D, z=z, dt_bias=delta_bias, dt_softplus=delta_softplus, initial_states=initial_states,
+                    return_final_states=True, **more)  # fmt: skip
+    return (y[..., 0], states[:, :, 0]) if return_last_state else y[..., 0]
+
+
+@operator("ssd_update", mutates=("state",))
+def _ssd_update_op(
+    state: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, z: Tensor | None,
+    dt_bias: Tensor | None, dt_softplus: bool, dt_limit: list[float] | None, state_batch_indices: Tensor | None, threads: int,
+    timeout: float,
+) -> Tensor:  # fmt: skip
+    return _scan.ssd_update(
+        state, x, dt, A, B, C, D=D, z=z, dt_bias=dt_bias, dt_softplus=dt_softplus,
+        dt_limit=None if dt_limit is None else tuple(dt_limit), state_batch_indices=state_batch_indices, threads=threads,
+        timeout=timeout,
+    )  # fmt: skip
+
+
+@fake("ssd_update")
+def _(state, x, *_):
+    return x.new_empty(x.shape)
+
+
+def ssd_update(state, x, dt, A, B, C, *, D=None, z=None, dt_bias=None, dt_softplus=False, dt_limit=None,
+               state_batch_indices=None, out=None, threads=0, timeout=60.0, **unknown):  # fmt: skip
+    check("ssd_update", unknown, state, x, dt, A, B, C)
+    return given(out, torch.ops.ringattn.ssd_update(state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, _limit(dt_limit),
+                                                    state_batch_indices, threads, timeout))  # fmt: skip
+
+
+def selective_update(state, u, delta, A, B, C, *, D=None, z=None, delta_bias=None, delta_softplus=False, **more):
+    x, z, more["out"] = _heads(u, z, more.get("out"))
+    B, C = _groups(3, B, C)
+    return ssd_update(state[:, :, None], x, delta, A, B, C, D=D, z=z, dt_bias=delta_bias, dt_softplus=delta_softplus,
+                      **more)[..., 0]  # fmt: skip
+
+
+@operator("causal_conv1d")
+def _causal_conv1d_op(
+    x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, initial_states: Tensor | None,
+    cu_seqlens: Tensor | None, threads: int, timeout: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    return _convolution.causal_conv1d(
+        x, weight, bias, activation=activation, initial_states=initial_states, return_final_states=True, cu_seqlens=cu_seqlens,
+        threads=threads, timeout=timeout,
+    )  # fmt: skip
+
+
+@fake("causal_conv1d")
+def _(x, weight, bias, activation, initial_states, cu_seqlens, *_):
+    sequences = cu_seqlens.shape[0] - 1 if cu_seqlens is not None else x.shape[0] if x.ndim == 3 else 1
+    return x.new_empty(x.shape), x.new_empty((sequences, weight.shape[1] - 1, weight.shape[0]))
+
+
+def causal_conv1d(x, weight, bias=None, *, activation=None, initial_states=None, return_final_states=False, cu_seqlens=None,
+                  layout=None, world=None, out=None, threads=0, timeout=60.0, **unknown):  # fmt: skip
+    check("causal_conv1d", unknown, x, weight, bias, initial_states)
+    check_alone("causal_conv1d", world)
+    y, states = torch.ops.ringattn.causal_conv1d(x, weight, bias, activation, initial_states, tensor_of(cu_seqlens), threads,
+                                                 timeout)  # fmt: skip
+    y = given(out, y)
+    return (y, states) if return_final_states else y
+
+
+@operator("causal_conv1d_update", mutates=("conv_state",))
+def _causal_conv1d_update_op(
+    x: Tensor, conv_state: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None,
+    conv_state_indices: Tensor | None, threads: int, timeout: float,
+) -> Tensor:  # fmt: skip
+    return _convolution.causal_conv1d_update(
+        x, conv_state, weight, bias, activation=activation, conv_state_indices=conv_state_indices, threads=threads,
+        timeout=timeout,
+    )  # fmt: skip
+
+
+@fake("causal_conv1d_update")
+def _(x, *_):
+    return x.new_empty(x.shape)
+
+
+def causal_conv1d_update(x, conv_state, weight, bias=None, *, activation=None, conv_state_indices=None, out=None, threads=0,
+                         timeout=60.0, **unknown):  # fmt: skip
+    check("causal_conv1d_update", unknown, x, conv_state, weight, bias)
+    return given(out, torch.ops.ringattn.causal_conv1d_update(x, conv_state, weight, bias, activation, conv_state_indices,
+                                                              threads, timeout))  # fmt: skip

@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/job/loaded_cache.hpp"
+
+#include <algorithm>
+#include <span>
+#include <utility>
+
+#include "attention/check/latent_matrices.hpp"
+#include "attention/job/staging.hpp"
+#include "base/moment.hpp"
+#include "kernels/latent_rows.hpp"
+
+namespace ringattn {
+
+namespace {
+
+constexpr std::byte kUnwritten{0xff};           // NaN, in every dtype
+constexpr std::int64_t kCodesAtOnce = 1 << 14;  // tokens that are read and checked at a time
+constexpr std::size_t kStreamAlignment = 256;
+
+std::size_t aligned(std::size_t bytes) { return (bytes + kStreamAlignment - 1) / kStreamAlignment * kStreamAlignment; }
+
+// Bytes of one of the two tensors of a cache.
+std::size_t pool_bytes(const RowFormat& format, const RowShape& shape, std::int64_t rows) {
+  std::size_t bytes = 0;
+  for (const FormatStream& stream : format_streams(format, shape)) {
+    bytes = aligned(bytes) + static_cast<std::size_t>(rows * stream.token_bytes(shape.dtype));
+  }
+  return bytes;
+}
+
+// Leaves out the last `count` keys of each sequence. `cu_k`: where each begins, with the total behind.
+void hold_back(std::vector<PlacedKeys>& held, std::span<const std::int64_t> cu_k, std::int64_t count) {
+  for (PlacedKeys& place : held) {
+    const std::int64_t end = *std::upper_bound(cu_k.begin(), cu_k.end(), place.keys.begin);  // of its sequence
+    place.keys.end = std::max(place.keys.begin, std::min(place.keys.end, end - count));
+  }
+  std::erase_if(held, [](const PlacedKeys& place) { return place.keys.tokens() == 0; });
+}
+
+}  // namespace
+
+LoadedCache::LoadedCache(const JobInput& input, Decode& decode, const Meeting& meeting, const StepDone& step_done,
+                         std::int64_t held_back)
+    : input_(input), decode_(decode), meeting_(meeting) {
+  const DecodeJob& job = decode.job();
+  const FoldSpec& spec = job.spec;
+  const auto key_tile = static_cast<int>(decode.group_keys() / kGroupTiles);
+  share_ = rank_cache(input, job, meeting.rank(), meeting.size(), key_tile);
+  if (held_back > 0) hold_back(share_.held, input.job().batch.cu_k(), held_back);
+  Backend& backend = decode.backend();
+  k_ = {SyntheticTensor::kK, job.format.k, {spec.dtype, spec.kv_heads, spec.head_dim}, {}};
+  v_ = {SyntheticTensor::kV, job.format.v, {spec.dtype, spec.kv_heads, spec.head_dim_v}, {}};
+  pools_.k = backend.allocate(pool_bytes(k_.format, k_.shape, rows()));
+  if (!job.values_in_keys) pools_.v = backend.allocate(pool_bytes(v_.format, v_.shape, rows()));
+  if (job.values_in_keys) {
+    moment("staging");
+    backend.fill_bytes(pools_.k.data(), kUnwritten, pools_.k.bytes(), backend.stream());
+    const std::int64_t width = token_bytes(k_.format, k_.shape) / 2;  // numbers of 16 bits
+    fill_rows({}, dense_view(static_cast<void*>(pools_.k.data()), spec.dtype, rows(), 1, width), step_done);
+  } else {
+    load(k_, pools_.k, non_finite_.k, step_done);
+    load(v_, pools_.v, non_finite_.v, step_done);
+  }
+
+  for (const Sequence& sequence : input.job().batch.sequences) {
+    host_lengths_.push_back(static_cast<std::int32_t>(sequence.k_len - held_back));
+  }
+  lengths_ = upload<std::int32_t>(backend, host_lengths_);
+  table_ = upload<std::int32_t>(backend, share_.table);
+  if (held_back == 0 && !job.spec.lists.any()) prefixes_ = shared_prefixes(input, key_tile);
+  if (!prefixes_.keys.empty()) {
+    prefix_of_ = upload<std::int32_t>(backend, prefixes_.of_sequence);
+    prefix_keys_ = upload<std::int32_t>(backend, prefixes_.keys);
+  }
+  await(backend, meeting_.patience());
+}
+
+void LoadedCache::load(Part& part, Buffer& pool, std::int64_t& non_finite, const StepDone& step_done) {
+  Backend& backend = decode_.backend();
+  moment("staging");
+  backend.fill_bytes(pool.data(), kUnwritten, pool.bytes(), backend.stream());
+  if (!part.format.is_plain()) {
+    const CompressedSource& source = *input_.compressed(part.tensor);
+    for (const std::vector<std::byte>& table : source.tables) part.tables.push_back(upload<std::byte>(backend, table));
+    fill_codes(source, part, pool, step_done);
+  } else if (as_in_file(part)) {
+    non_finite = fill_pages(part, pool, step_done);
+  } else {
+    const RowShape& shape = part.shape;
+    fill_rows(part.tensor, dense_view(static_cast<void*>(pool.data()), shape.dtype, rows(), shape.heads, shape.dim),
+              step_done);
+  }
+}
+
+bool LoadedCache::as_in_file(const Part& part) const {
+  return input_.has_file_pages() && input_.compressed(part.tensor) == nullptr;
+}
+
+// Latents and rotary keys side by side, or rows of 8 bits as they lie in the file.
+void LoadedCache::fill_latents(std::span<const PackedRun> runs, const MutableTensorView& host) {
+  const DecodeJob& job = decode_.job();
+  if (job.format.k.is_plain()) {
+    read_latent_keys(input_, runs, host, decode_.options().threads);
+    if (!input_.seed()) non_finite_.k += count_non_finite(host);
+    return;
+  }
+  const int rope = job.format.k.rope, latent = job.spec.head_dim - rope;
+  const std::int64_t bytes = latent_row_bytes(latent, rope);
+  auto* const rows = static_cast<std::byte*>(host.data);
+  input_.read_latent_codes(runs, {rows, static_cast<std::size_t>(host.tokens * bytes)});
+  Buffer row = allocate_host(static_cast<std::size_t>(job.spec.head_dim) * size_of(job.spec.dtype));
+  MutableTensorView both = dense_view(static_cast<void*>(row.data()), job.spec.dtype, 1, 1, job.spec.head_dim);
+  MutableTensorView c = both, k_rope = both;
+  c.dim = latent;
+  k_rope.dim = rope;
+  k_rope.data = row.data() + static_cast<std::size_t>(latent) * size_of(job.spec.dtype);
+  for (std::int64_t token = 0; token < host.tokens; ++token) {
+    unpack_latent_rows(rows + token * bytes, bytes, c, k_rope);
+    non_finite_.k += count_non_finite(both);
+  }
+}
+
+void LoadedCache::for_each_stretch(const LoadRows& load) const {
+  std::vector<PackedRun> runs;
+  std::int64_t first = 0;
+  std::int64_t end = 0;
+  for (const PlacedKeys& held : share_.held) {
+    if (held.row != end) {
+      load(runs, first);
+      runs.clear();
+      first = held.row;
+    }
+    runs.push_back(held.keys);
+    end = held.row + held.keys.tokens();
+  }
+  load(runs, first);
+}
+
+// Without a tensor they are those of latents and rotary keys side by side.
+void LoadedCache::fill_rows(std::optional<SyntheticTensor> tensor, const MutableTensorView& rows,
+                            const StepDone& step_done) {
+  Backend& backend = decode_.backend();
+  Staging staging(backend, meeting_.patience());
+  std::int64_t done = 0;
+  for_each_stretch([&](const std::vector<PackedRun>& runs, std::int64_t first) {
+    MutableTensorView stretch = rows;
+    stretch.data = rows.at(first, 0);
+    stretch.tokens = total_tokens(runs);
+    if (tensor && input_.is_made(*tensor)) {
+      backend.fill_synthetic(*input_.seed(), *tensor, input_.made_tokens(*tensor, runs), stretch, backend.stream());
+      return;
+    }
+    const auto fill = [&](std::span<const PackedRun> piece, const MutableTensorView& host) {
+      if (tensor) {
+        input_.read(*tensor, piece, host, decode_.options().threads);
+        return;
+      }
+      fill_latents(piece, host);
+    };
+    staging.load(runs, stretch, fill, [&](std::int64_t here) {
+      if (step_done) step_done("row of the cache", done + here, rows.tokens);
+    });
+    done += stretch.tokens;
+  });
+}
+
+// Some tokens at a time, all streams of them, which are checked on the host.
+void LoadedCache::fill_codes(const CompressedSource& source, const Part& part, const Buffer& pool,
+                             const StepDone& step_done) {
+  Backend& backend = decode_.backend();
+  const std::vector<FormatStream> streams = format_streams(part.format, part.shape);
+  const CompressedCache cache = packed(part, pool);
+  std::vector<std::vector<std::byte>> host(streams.size());
+  CompressedRows rows;
+  rows.tables = source.table_pointers();
+  std::int64_t done = 0;
+  for_each_stretch([&](const std::vector<PackedRun>& runs, std::int64_t first) {
+    const std::int64_t tokens = total_tokens(runs);
+    for (std::int64_t begin = 0; begin < tokens; begin += kCodesAtOnce) {
+      const std::int64_t count = std::min(kCodesAtOnce, tokens - begin);
+      const std::vector<PackedRun> piece = part_of(runs, begin, count);
+      for (std::size_t i = 0; i < streams.size(); ++i) {
+        const std::int64_t bytes = streams[i].token_bytes(part.shape.dtype);
+        host[i].resize(static_cast<std::size_t>(count * bytes));
+        source.read_stream(i, piece, host[i]);
+        rows.streams[i] = {host[i].data(), bytes, bytes / streams[i].heads};
+        backend.copy_rows(cache.streams[i].data + (first + begin) * bytes, count * bytes, host[i].data(), count * bytes,
+                          count * bytes, 1, backend.stream());
+      }
+      source.check(rows, piece);
+      await(backend, meeting_.patience());
+      done += count;
+      if (step_done) step_done("row of the cache", done, this->rows());
+    }
+  });
+}
+
+// Whole pages, as they lie in the file. Returns how many values of tokens are NaN or infinite.
+std::int64_t LoadedCache::fill_pages(const Part& part, const Buffer& pool, const StepDone& step_done) {
+  const RowShape& shape = part.shape;
+  const std::int64_t page_values = share_.page_size * shape.heads * shape.dim;
+  const std::size_t page_bytes = static_cast<std::size_t>(page_values) * size_of(shape.dtype);
+  std::int64_t non_finite = 0;
+  const auto fill = [&](std::span<const PackedRun> runs, const MutableTensorView& host) {
+    auto* at = static_cast<std::byte*>(host.data);
+    for (const PackedRun& run : runs) {
+      const auto numbers = std::span(share_.numbers)
+                               .subspan(static_cast<std::size_t>(run.begin), static_cast<std::size_t>(run.tokens()));
+      input_.read_pages(part.tensor, numbers, {at, page_bytes * numbers.size()});
+      for (std::int64_t page = run.begin; page < run.end; ++page, at += page_bytes) {
+        const std::int64_t tokens = share_.held[static_cast<std::size_t>(page)].keys.tokens();
+        TensorView held = dense_view(static_cast<const void*>(at), shape.dtype, tokens, shape.heads, shape.dim);
+        if (input_.head_major_pages()) {
+          held.token_stride = shape.dim;
+          held.head_stride = share_.page_size * shape.dim;
+        }
+        non_finite += count_non_finite(held);
+      }
+    }
+  };
+  const PackedRun all[] = {{0, share_.pages}};
+  const std::int64_t before = part.tensor == SyntheticTensor::kK ? 0 : share_.pages;
+  Staging(decode_.backend(), meeting_.patience())
+      .load(all, dense_view(static_cast<void*>(pool.data()), shape.dtype, share_.pages, 1, page_values), fill,
+            [&](std::int64_t done) {
+              if (step_done) step_done("page of the cache", before + done, 2 * share_.pages);
+            });
+  return non_finite;
+}
+
+CachePools LoadedCache::copy() const {
+  Backend& backend = decode_.backend();
+  CachePools other;
+  for (const auto& [from, to] : {std::pair{&pools_.k, &other.k}, {&pools_.v, &other.v}}) {
+    if (from->bytes() == 0) continue;  // values that lie in their keys
+    *to = backend.allocate(from->bytes());
+    const auto bytes = static_cast<std::int64_t>(from->bytes());
+    backend.copy_rows(to->data(), bytes, from->data(), bytes, bytes, 1, backend.stream());
+  }
+  await(backend, meeting_.patience());
+  return other;
+}
+
+MutableCacheView LoadedCache::view(const Part& part, const Buffer& pool) const {
+  const auto make = as_in_file(part) && input_.head_major_pages() ? head_major_cache_view : cache_view;
+  const RowShape& shape = part.shape;
+  return make(pool.data(), shape.dtype, share_.pages, share_.page_size, static_cast<int>(shape.heads),
+              static_cast<int>(shape.dim));
+}
+
+CompressedCache LoadedCache::packed(const Part& part, const Buffer& pool) const {
+  if (decode_.job().values_in_keys) {
+    const FoldSpec& spec = decode_.job().spec;
+    return latent_cache(pool.data(), spec.head_dim_v, spec.head_dim - spec.head_dim_v, share_.pages, share_.page_size);
+  }
+  CompressedCache cache{part.format, part.shape, share_.pages, share_.page_size, {}, {}};
+  std::size_t at = 0, i = 0;
+  for (const FormatStream& stream : format_streams(part.format, part.shape)) {
+    const std::int64_t bytes = stream.token_bytes(part.shape.dtype);
+    at = aligned(at);
+    cache.streams[i++] = {pool.data() + at, share_.page_size * bytes, bytes, bytes / stream.heads};
+    at += static_cast<std::size_t>(rows() * bytes);
+  }
+  for (std::size_t table = 0; table < part.tables.size(); ++table) cache.tables[table] = part.tables[table].data();
+  return cache;
+}
+
+void LoadedCache::give(const CachePools& pools, DecodeInputs& inputs) const {
+  if (k_.format.is_plain()) {
+    inputs.k = view(k_, pools.k);
+  } else {
+    inputs.packed_k = packed(k_, pools.k);
+  }
+  if (decode_.job().values_in_keys) return;
+  if (v_.format.is_plain()) {
+    inputs.v = view(v_, pools.v);
+  } else {
+    inputs.packed_v = packed(v_, pools.v);
+  }
+}
+
+void LoadedCache::place(DecodeInputs& inputs) const {
+  inputs.lengths = reinterpret_cast<std::int32_t*>(lengths_.data());
+  if (share_.columns == 0) return;
+  inputs.block_table = {reinterpret_cast<const std::int32_t*>(table_.data()), share_.columns};
+  inputs.table_pages = share_.columns;
+  if (prefixes_.keys.empty()) return;
+  inputs.prefixes = {reinterpret_cast<const std::int32_t*>(prefix_of_.data()),
+                     reinterpret_cast<const std::int32_t*>(prefix_keys_.data()),
+                     static_cast<int>(prefixes_.keys.size())};
+}
+
+void LoadedCache::place_host_copies(DecodeInputs& inputs) const {
+  inputs.host_lengths = host_lengths_.data();
+  if (share_.columns > 0) inputs.host_table = {share_.table.data(), share_.columns};
+  inputs.host_prefixes = {prefixes_.of_sequence.data(), prefixes_.keys.data(), static_cast<int>(prefixes_.keys.size())};
+}
+
+}  // namespace ringattn

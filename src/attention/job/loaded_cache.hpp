@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// The cache of a decoding step on this rank: its share of a job's keys and values, in the kernel's memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "attention/decode.hpp"
+#include "attention/files/job_input.hpp"
+#include "attention/job/loaded_job.hpp"
+#include "attention/job/rank_cache.hpp"
+#include "base/memory.hpp"
+#include "comm/meeting.hpp"
+#include "kernels/compressed_rows.hpp"
+
+namespace ringattn {
+
+// K and V of one cache, in the kernel's memory; of compressed ones their streams, one behind the other. Of latents `k`
+// holds the rows [c, k_r], whose first numbers are the values, and `v` nothing.
+struct CachePools {
+  Buffer k;
+  Buffer v;
+};
+
+// The cache of one rank, filled. Slots that hold no token are NaN, or codes that mean nothing, but for those of a
+// file's pages of elements, which are as they lie there.
+class LoadedCache {
+ public:
+  // `held_back`: so many tokens at the end of each sequence are not there yet; pages of a file are whole. Throws what
+  // JobInput::read() throws, and kMemory.
+  LoadedCache(const JobInput& input, Decode& decode, const Meeting& meeting, const StepDone& step_done = {},
+              std::int64_t held_back = 0);
+
+  const RankCache& share() const { return share_; }
+  const CachePools& pools() const { return pools_; }
+  // Another cache of the same contents; tables of formats are there once.
+  CachePools copy() const;
+  // Gives a step the cache in these pools.
+  void give(const CachePools& pools, DecodeInputs& inputs) const;
+  // Gives a step this cache's table and lengths, those that are held back left out; and, where nothing is held back,
+  // the prefixes that sequences share.
+  void place(DecodeInputs& inputs) const;
+  // What the host knows of both, for a step whose lengths are these.
+  void place_host_copies(DecodeInputs& inputs) const;
+  const NonFinite& non_finite() const { return non_finite_; }
+
+ private:
+  // One of the two tensors.
+  struct Part {
+    SyntheticTensor tensor;
+    RowFormat format;
+    RowShape shape;
+    std::vector<Buffer> tables;  // of the format
+  };
+  using LoadRows = std::function<void(const std::vector<PackedRun>& runs, std::int64_t first)>;
+
+  void load(Part& part, Buffer& pool, std::int64_t& non_finite, const StepDone& step_done);
+  MutableCacheView view(const Part& part, const Buffer& pool) const;
+  CompressedCache packed(const Part& part, const Buffer& pool) const;
+  // Whether the pool holds a file's pages as they lie there.
+  bool as_in_file(const Part& part) const;
+  std::int64_t rows() const { return share_.pages * share_.page_size; }
+  // Calls `load` with keys whose rows are neighbours, and the first of these rows, until all are loaded.
+  void for_each_stretch(const LoadRows& load) const;
+  void fill_latents(std::span<const PackedRun> runs, const MutableTensorView& host);
+  void fill_rows(std::optional<SyntheticTensor> tensor, const MutableTensorView& rows, const StepDone& step_done);
+  void fill_codes(const CompressedSource& source, const Part& part, const Buffer& pool, const StepDone& step_done);
+  std::int64_t fill_pages(const Part& part, const Buffer& pool, const StepDone& step_done);
+
+  const JobInput& input_;
+  Decode& decode_;
+  Meeting meeting_;
+  RankCache share_;
+  Part k_, v_;
+  CachePools pools_;
+  std::vector<std::int32_t> host_lengths_;
+  Buffer lengths_;  // [sequences]
+  Buffer table_;    // [sequences, columns]
+  SharedPages prefixes_;
+  Buffer prefix_of_, prefix_keys_;  // the same on the device
+  NonFinite non_finite_;
+};
+
+}  // namespace ringattn

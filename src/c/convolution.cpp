@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention/convolution.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <tuple>
+#include <utility>
+
+#include "c/compressed.hpp"
+#include "c/jobs.hpp"
+#include "c/object.hpp"
+#include "c/ringattn.h"
+#include "c/status.hpp"
+#include "c/tensors.hpp"
+
+struct ringattn_convolution : ringattn::c::Object<ringattn::Convolution> {
+  static constexpr const char* kName = "convolution";
+
+  // Sequences whose first token this rank has, and whose last.
+  std::int64_t beginning() const;
+  std::int64_t ending() const;
+  std::tuple<ringattn::ConvolutionInputs, ringattn::ConvolutionOutputs, ringattn::Stream> read(
+      const ringattn_convolution_tensors* given) const;
+};
+
+using namespace ringattn;
+using namespace ringattn::c;
+
+namespace {
+
+// Sizes of structs in the interface version that they came with.
+constexpr std::size_t kFirstSpec = 32, kFirstFacts = 48, kFirstTensors = 72;
+
+ConvolutionSpec read_convolution_spec(const ringattn_convolution_spec* given) {
+  const auto read = read_struct("ringattn_convolution_spec", given, kFirstSpec);
+  ConvolutionSpec spec;
+  spec.dtype = read_dtype(read.dtype);
+  spec.width = read.width;
+  constexpr std::int64_t kMost = std::numeric_limits<int>::max();
+  spec.channels = static_cast<int>(std::clamp<std::int64_t>(read.channels, 0, kMost));
+  spec.bias = read.bias != 0;
+  spec.silu = read.silu != 0;
+  return spec;
+}
+
+}  // namespace
+
+std::int64_t ringattn_convolution::beginning() const {
+  return std::ranges::count(door.layout().runs(transport->rank()), 0, &TokenRun::begin);
+}
+
+std::int64_t ringattn_convolution::ending() const {
+  return std::ranges::count_if(door.layout().runs(transport->rank()), [this](const TokenRun& run) {
+    return run.end == door.job().lengths[static_cast<std::size_t>(run.sequence)];
+  });
+}
+
+std::tuple<ConvolutionInputs, ConvolutionOutputs, Stream> ringattn_convolution::read(
+    const ringattn_convolution_tensors* given) const {
+  const auto tensors = read_struct("ringattn_convolution_tensors", given, kFirstTensors);
+  need(tensors.x, "x");
+  need(tensors.weight, "weight");
+  need(tensors.y, "y");
+  const TensorReader reader(*transport);
+  const ConvolutionSpec& spec = door.job().spec;
+  const std::array<std::int64_t, 2> weights{spec.channels, spec.width};
+  const auto types = part_types(CodeType::kDtype, spec.dtype);
+  const auto halos = [&](const char* name, const DLTensor* tensor, std::int64_t sequences) {
+    return tensor == nullptr
+               ? Part{}
+               : reader.part(name, tensor, types,
+                             std::array<std::int64_t, 3>{sequences, spec.halo_tokens(), spec.channels}, true);
+  };
+  ConvolutionInputs inputs;
+  ConvolutionOutputs outputs;
+  inputs.x = reader.rows("x", tensors.x);
+  inputs.weight = reader.numbers("weight", tensors.weight, weights);
+  inputs.bias = reader.numbers("bias", tensors.bias, std::array<std::int64_t, 1>{spec.channels});
+  outputs.y = reader.rows("y", tensors.y);
+  inputs.initial_halos = halos("initial_halos", tensors.initial_halos, beginning()).data;
+  const Part final = halos("final_halos", tensors.final_halos, tensors.slots == nullptr ? ending() : -1);
+  inputs.slots = reader.slots("slots", tensors.slots, inputs.x.tokens, final.lengths[0]);
+  if (tensors.slots == nullptr || inputs.x.tokens > 0) outputs.final_halos = final.data;
+  if (door.job().update && tensors.initial_halos == nullptr) inputs.initial_halos = outputs.final_halos;
+  return {inputs, outputs, Stream{tensors.stream}};
+}
+
+extern "C" {
+
+ringattn_status ringattn_convolution_create(ringattn_world* world, const ringattn_convolution_spec* spec,
+                                            const ringattn_scan_batch* batch, const ringattn_options* options,
+                                            ringattn_convolution** convolution) {
+  return create(world, convolution, [&](Transport& transport) {
+    const ConvolutionSpec read_spec = read_convolution_spec(spec);
+    ScanBatch read = read_scan_batch(batch);
+    ConvolutionJob job{read_spec, std::move(read.lengths), read.initial, read.final, read.update};
+    return new ringattn_convolution{
+        {world->transport, Convolution(std::move(job), transport, read_convolution_options(options, transport))}};
+  });
+}
+
+ringattn_status ringattn_convolution_get_facts(const ringattn_convolution* convolution, ringattn_scan_facts* facts) {
+  return with(convolution, [&](const ringattn_convolution& handle) {
+    const Convolution& door = handle.door;
+    const ConvolutionSpec& spec = door.job().spec;
+    const std::int64_t rows = door.layout().tokens(handle.transport->rank());
+    const auto bytes = static_cast<std::uint64_t>(2 * rows * spec.channels) * size_of(spec.dtype);
+    write_struct("ringattn_scan_facts",
+                 {0, rows, handle.beginning(), handle.ending(), bytes, door.kernel().row->name.data()}, facts,
+                 kFirstFacts);
+  });
+}
+
+RINGATTN_CALLS(convolution);
+
+}  // extern "C"
