@@ -68,7 +68,8 @@ class LatentFetcher {
     if (lane_ >= own_boxes_ || tile >= unit.end || key >= unit.of.length) return {0, -1};
     const int here = key - unit.lag;
     if (p_.pages == nullptr) return {unit.sequence, here};
-    return {__ldg(p_.pages + unit.sequence * p_.table_stride + (here >> p_.page_log)), here & ((1 << p_.page_log) - 1)};
+    return {__ldcg(p_.pages + unit.sequence * p_.table_stride + (here >> p_.page_log)),
+            here & ((1 << p_.page_log) - 1)};
   }
 
   // Has the copy engine bring this CTA's boxes of the panels [kBegin, kEnd), to the CTAs of the cluster: column
@@ -84,9 +85,9 @@ class LatentFetcher {
         const std::uint32_t target = rows + static_cast<std::uint32_t>(panel * LatentMap::kPanelBytes);
         const int from = column + (panel - kBegin) * kPanelColumns;
         if constexpr (kForAll && C::kCtas > 1) {
-          load_page_box_for((1U << C::kCtas) - 1U, target, &map, barrier_of(panel), from, head, box.page, box.row);
+          load_page_box_once_for((1U << C::kCtas) - 1U, target, &map, barrier_of(panel), from, head, box.page, box.row);
         } else {
-          load_page_box(target, &map, barrier_of(panel), from, head, box.page, box.row);
+          load_page_box_once(target, &map, barrier_of(panel), from, head, box.page, box.row);
         }
       }
     });

@@ -134,7 +134,7 @@ class LatentFold {
   // Four threads have a row. Rows that are not there are zeros.
   __device__ __forceinline__ void load_queries(const DecodeUnit& unit) const {
     constexpr int kChunks = kLatentDim / 8;
-    constexpr int kAtOnce = 9;
+    constexpr int kAtOnce = kChunks / 4;
     const auto* const q = static_cast<const std::uint16_t*>(p_.q.data);
     const bool aligned =
         ((reinterpret_cast<std::uint64_t>(q) | static_cast<std::uint64_t>(2 * (p_.q.token_stride | p_.q.head_stride))) &
@@ -143,22 +143,26 @@ class LatentFold {
     const bool present = slot < rows_of(params_, unit);
     const DecodePlace place = place_of(params_, unit, present ? slot : 0);
     const std::uint16_t* const row = q + place.row * p_.q.token_stride + place.query_head * p_.q.head_stride;
-#pragma unroll 1
-    for (int first = thread_of_cta() % 4; first < kChunks; first += 4 * kAtOnce) {
-      uint4 elements[kAtOnce];
+    const int first = thread_of_cta() % 4;
+    uint4 elements[kAtOnce];
+    const auto load = [&](auto is_aligned) {
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        elements[i] = present ? load_elements(row + (first + 4 * i) * 8, aligned) : uint4{0, 0, 0, 0};
+        elements[i] = present ? load_elements(row + (first + 4 * i) * 8, is_aligned) : uint4{0, 0, 0, 0};
       }
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const int chunk = first + 4 * i;
-        cuda::store_shared(map_.q() + static_cast<std::uint32_t>(chunk / 8 * cuda::panel_bytes(kQueryTile)) +
-                               cuda::swizzled(slot, chunk % 8),
-                           elements[i]);
-      }
+    };
+    if (aligned) {
+      load(std::true_type());
+    } else {
+      load(std::false_type());
     }
-    static_assert(kChunks % (4 * kAtOnce) == 0);
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int chunk = first + 4 * i;
+      cuda::store_shared(map_.q() + static_cast<std::uint32_t>(chunk / 8 * cuda::panel_bytes(kQueryTile)) +
+                             cuda::swizzled(slot, chunk % 8),
+                         elements[i]);
+    }
     proxy_fence();
     named_sync(kBothBarrier, kLatentFoldThreads);
   }

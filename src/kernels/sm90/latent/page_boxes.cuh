@@ -16,12 +16,11 @@ struct PageBox {
 // Calls visit(i, box) by one lane for the warp's first `count` boxes, up to the first one without keys.
 template <class Visit>
 __device__ __forceinline__ void for_boxes(const PageBox& of_lane, int count, Visit visit) {
-  const bool speaks = thread_of_cta() % 32 == 0;
 #pragma unroll 1
   for (int i = 0; i < count; ++i) {
     const PageBox box{__shfl_sync(0xffffffffU, of_lane.page, i), __shfl_sync(0xffffffffU, of_lane.row, i)};
     if (box.row < 0) break;
-    if (speaks) visit(i, box);
+    if (one_of_warp()) visit(i, box);
   }
   __syncwarp();
 }

@@ -48,6 +48,7 @@ class PairFetcher {
     int own = 0;
 #pragma unroll 1
     for (int i = 0; i < each_; ++i) own += units_of(lane_ * each_ + i);
+    own_ = own;
     before_ = before(own);
     return __shfl_sync(0xffffffffU, before_ + own, 31);
   }
@@ -56,7 +57,8 @@ class PairFetcher {
     const int lane = __popc(__ballot_sync(0xffffffffU, before_ <= number)) - 1;
     const int sequences_before = __shfl_sync(0xffffffffU, before_, lane);
     static_assert(kMostLatentSequences <= 32 * 32);
-    const int own = lane_ < each_ ? units_of(lane * each_ + lane_) : 0;
+    const int of_lane = __shfl_sync(0xffffffffU, own_, lane);
+    const int own = lane_ >= each_ ? 0 : each_ == 1 ? of_lane : units_of(lane * each_ + lane_);
     const int first = sequences_before + before(own);
     const int nth = __popc(__ballot_sync(0xffffffffU, lane_ < each_ && first <= number)) - 1;
     return unit_in<C>(p_, lane * each_ + nth, __shfl_sync(0xffffffffU, first, nth), number);
@@ -88,6 +90,7 @@ class PairFetcher {
     }
     if (lane_ == 0) map_.note(PairTurn::of_unit(notes_).place).write(unit);
     tell_note();
+    if (notes_ == 1) named_sync(kPairQueryBarrier, kWarpgroup + 32);
 #pragma unroll 1
     for (; static_cast<int>(tiles_ - own) > 0; own += 2) {
       const PageBox box = next;
@@ -102,7 +105,8 @@ class PairFetcher {
     if (lane_ >= p_.boxes || tile >= unit.end || key >= unit.of.length) return {0, -1};
     const int here = key - unit.lag;
     if (p_.pages == nullptr) return {unit.sequence, here};
-    return {__ldg(p_.pages + unit.sequence * p_.table_stride + (here >> p_.page_log)), here & ((1 << p_.page_log) - 1)};
+    return {__ldcg(p_.pages + unit.sequence * p_.table_stride + (here >> p_.page_log)),
+            here & ((1 << p_.page_log) - 1)};
   }
 
   // Has the copy engine bring the boxes of `kPanels` panels to `target`, or to there in both CTAs. column_of(n): the
@@ -116,9 +120,9 @@ class PairFetcher {
       for (int n = 0; n < kPanels; ++n) {
         const std::uint32_t panel = rows + static_cast<std::uint32_t>(n * PairMap::kPanelBytes);
         if constexpr (kForBoth) {
-          load_page_box_for(3, panel, &map, barrier, column_of(n), head, box.page, box.row);
+          load_page_box_once_for(3, panel, &map, barrier, column_of(n), head, box.page, box.row);
         } else {
-          load_page_box(panel, &map, barrier, column_of(n), head, box.page, box.row);
+          load_page_box_once(panel, &map, barrier, column_of(n), head, box.page, box.row);
         }
       }
     });
@@ -169,6 +173,7 @@ class PairFetcher {
   const PairMap& map_;
   const int lane_;
   int each_ = 0;    // sequences of a lane
+  int own_ = 0;     // their units
   int before_ = 0;  // units before them
   std::uint32_t notes_ = 0;
   std::uint32_t units_ = 0;  // that have tiles

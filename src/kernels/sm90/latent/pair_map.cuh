@@ -31,8 +31,8 @@ namespace ringattn::sm90 {
 
 inline constexpr int kPairPanels = kLatentDimV / kPanelColumns / 2;  // of a half
 inline constexpr int kPairColumns = kLatentDimV / 2;
-inline constexpr int kPairTurnBarrier = 3;  // outputs may be added
-inline constexpr int kPairFolders = 2;      // warpgroups that fold: one scores, one has the outputs
+inline constexpr int kPairFolders = 2;       // warpgroups that fold: one scores, one has the outputs
+inline constexpr int kPairQueryBarrier = 3;  // of the threads that score, and the fetching warp
 inline constexpr int kPairNoteReaders = kPairFolders * kWarpgroup / 32 + 1;  // their warps, and the one that sends
 
 // What the fetching warp has found out about a unit, as numbers of 4 bytes.

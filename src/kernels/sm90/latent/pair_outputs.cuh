@@ -25,8 +25,7 @@ class PairOutputs {
     if (first == end) clear();
 #pragma unroll 1
     for (; tiles_ != end; ++tiles_) {
-      add(tiles_ == first, tiles_ + 2 < end,
-          unit.of.length - (unit.begin + static_cast<int>(tiles_ - first)) * kLatentTile);
+      add(tiles_ == first, unit.of.length - (unit.begin + static_cast<int>(tiles_ - first)) * kLatentTile);
     }
     float sum[2] = {0.0F, 0.0F};
     if (first != end) read_ends(sum);
@@ -44,10 +43,8 @@ class PairOutputs {
     }
   }
 
-  // O += P V of the next tile. `keys`: of the sequence from the tile's first one on. `more`: the unit has a tile behind
-  // the next one. This CTA's own tiles wait until it has issued the scores of that one, for which the other CTA waits;
-  // then these products run while it makes probabilities.
-  __device__ __forceinline__ void add(bool first, bool more, int keys) {
+  // O += P V of the next tile. `keys`: of the sequence from the tile's first one on.
+  __device__ __forceinline__ void add(bool first, int keys) {
     const PairTurn turn = PairTurn::of_tile(tiles_);
     const bool own = ((tiles_ ^ map_.rank) & 1U) == 0;
     const std::uint32_t values = map_.values(own, turn.place);
@@ -59,7 +56,6 @@ class PairOutputs {
     follow_references(own, turn.place);
     if (all_of_warp(keys < kLatentTile)) clear_tail(values, keys);
     barrier_wait(map_.weights_full(own, turn.place), turn.parity);
-    if (own && more) named_sync(kPairTurnBarrier, kPairFolders * kWarpgroup);
     pin(o_);
     wgmma_fence();
 #pragma unroll
