@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <cstdint>
+
 #include "base/cuda.hpp"
 #include "kernels/cuda/device/ptx.cuh"
 #include "kernels/sm90/decode/finish.cuh"
@@ -46,7 +48,7 @@ __device__ __forceinline__ MergedColumns merge_records(int begin, int end, int b
     }
     cuda::copy_commit();
     // References move seldom: all groups up to the next one that moves it are looked at at once.
-    MergeStep step;
+    MergeStep step{};
     int done = 0;
     if (first == begin) {
       merged.reference = __shfl_sync(kAll, numbers.x, 0);
@@ -67,7 +69,7 @@ __device__ __forceinline__ MergedColumns merge_records(int begin, int end, int b
     for (int i = 0; i < count; ++i) {
       const float4 x = own[i * blockDim.x];
       const float sum = __shfl_sync(kAll, numbers.y, i);
-      MergeStep of;
+      MergeStep of{};
       of.moves = __shfl_sync(kAll, static_cast<int>(step.moves), i) != 0;
       of.kept = __shfl_sync(kAll, step.kept, i);
       of.factor = __shfl_sync(kAll, step.factor, i);

@@ -260,7 +260,9 @@ class LatentFold {
     return numbers;
   }
 
-  // What a tile comes to, to the other warpgroup: it has read what is there, and so has this one.
+  // What a tile comes to, to the other warpgroup: it has read what is there, and so has this one. The odd tile is
+  // handed over before the even tile's probabilities are known to have been read; they have been when the next even
+  // tile has been scored, as that came into a place which both had given back.
   __device__ __forceinline__ void hand_over(const std::uint32_t (&probability)[kLatentTile / 16][4],
                                             const Numbers& numbers, std::uint32_t tile) const {
     const int slot = slot_of_thread();
@@ -368,10 +370,10 @@ class LatentFold {
       const int slot = slot_of_thread() + 8 * half;
       const float reference = folded ? load_float(map_.reference(slot)) : -INFINITY;
       const float sum = sum_of_quad(folded ? load_float(map_.sum(slot, lane)) : 0.0F);
-      if (!slots.present[half]) continue;
+      const bool present = slots.present[half];
       const DecodePlace& place = slots.place[half];
       if (!finishes(params_, unit)) {
-        if (!folded) continue;  // another unit has the row, or the merge finds that none has
+        if (!folded || !present) continue;  // another unit has the row, or the merge finds that none has
         auto* const outputs = reinterpret_cast<float4*>(record_of(params_, unit, place));
 #pragma unroll
         for (int n = 0; n < C::kColumns / 16; ++n) {
@@ -383,10 +385,12 @@ class LatentFold {
       }
       const FinishedRow<C> finished(params_, place, reference, sum);
 #pragma unroll
-      for (int n = 0; n < C::kColumns / 8; ++n) {
-        finished.write(first_column_ + 8 * n + 2 * lane, o_[n][2 * half], o_[n][2 * half + 1]);
+      for (int n = 0; n < C::kColumns / 8; n += 4) {
+        const auto two = [&](int i) { return finished.pack(o_[n + i][2 * half], o_[n + i][2 * half + 1]); };
+        const uint4 eight = turn_in_quad(uint4{two(0), two(1), two(2), two(3)}, lane);
+        if (present) finished.write(first_column_ + 8 * (n + lane), eight);
       }
-      if (speaks) finished.write_lse();
+      if (speaks && present) finished.write_lse();
     }
   }
 

@@ -115,26 +115,13 @@ class PairScorer {
     for (int i = 0; i < kSteps / 2; ++i) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const uint4 turned = turn(chunk[i][half], lane);
+        const uint4 turned = turn_in_quad(chunk[i][half], lane);
         q_[2 * i][half] = turned.x;
         q_[2 * i][2 + half] = turned.y;
         q_[2 * i + 1][half] = turned.z;
         q_[2 * i + 1][2 + half] = turned.w;
       }
     }
-  }
-
-  // Four lanes have a row's chunk of 8 columns each. Afterwards each has two columns of all four.
-  static __device__ __forceinline__ uint4 turn(uint4 x, int lane) {
-    const auto swap = [](std::uint32_t& low, std::uint32_t& high, bool odd, int with) {
-      const std::uint32_t got = __shfl_xor_sync(0xffffffffU, odd ? low : high, with);
-      (odd ? low : high) = got;
-    };
-    swap(x.x, x.y, lane % 2 != 0, 1);
-    swap(x.z, x.w, lane % 2 != 0, 1);
-    swap(x.x, x.z, lane / 2 != 0, 2);
-    swap(x.y, x.w, lane / 2 != 0, 2);
-    return x;
   }
 
   // S = Q Kᵀ, part by part as it arrives. The tensor cores have the first products to do meanwhile().
