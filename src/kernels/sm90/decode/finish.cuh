@@ -91,6 +91,24 @@ struct FinishedRow {
     *to = static_cast<std::uint16_t>(
         cuda::Products<typename C::Element>::pack(cuda::scale_flushed(x, end.factor()), 0.0F));
   }
+  // Two columns, divided and rounded.
+  __device__ std::uint32_t pack(float x, float y) const {
+    const float factor = end.factor();
+    return cuda::Products<typename C::Element>::pack(cuda::scale_flushed(x, factor), cuda::scale_flushed(y, factor));
+  }
+  // Eight columns that have been.
+  __device__ void write(int column, const uint4& eight) const {
+    const auto& out = p.fold.out;
+    auto* const to = static_cast<std::uint16_t*>(out.data) + place.row * out.token_stride +
+                     place.query_head * out.head_stride + column;
+    if (reinterpret_cast<std::uint64_t>(to) % 16 == 0) {
+      *reinterpret_cast<uint4*>(to) = eight;
+      return;
+    }
+    const std::uint32_t words[4] = {eight.x, eight.y, eight.z, eight.w};
+#pragma unroll
+    for (int i = 0; i < 8; ++i) to[i] = static_cast<std::uint16_t>(words[i / 2] >> (i % 2 * 16));
+  }
   __device__ void write_lse() const { sm90::write_lse(p, place.row, place.query_head, end.lse()); }
 };
 

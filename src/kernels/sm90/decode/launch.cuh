@@ -8,6 +8,7 @@
 #include "base/cuda.hpp"
 #include "kernels/sm90/decode/decode.cuh"
 #include "kernels/sm90/decode/decode.hpp"
+#include "kernels/sm90/decode/overlapping_launch.hpp"
 #include "kernels/sm90/decode/prefix.cuh"
 #include "kernels/sm90/decode/sliced.cuh"
 #include "kernels/sm90/fold/hopper_params.hpp"
@@ -96,30 +97,6 @@ void prepare_decode() {
                "cudaFuncSetAttribute");
   });
 }
-
-// A launch whose CTAs may come before the kernel in front of it in the stream is done (overlap.cuh).
-struct OverlappingLaunch {
-  cudaLaunchConfig_t config{};
-  cudaLaunchAttribute attributes[2]{};
-
-  OverlappingLaunch(int ctas, int threads, int shared_bytes, Stream stream) {
-    config.gridDim = static_cast<unsigned>(ctas);
-    config.blockDim = static_cast<unsigned>(threads);
-    config.dynamicSmemBytes = static_cast<std::size_t>(shared_bytes);
-    config.stream = cuda_stream(stream);
-    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[0].val.programmaticStreamSerializationAllowed = 1;
-    config.attrs = attributes;
-    config.numAttrs = 1;
-  }
-  void in_clusters_of(int ctas) {
-    attributes[1].id = cudaLaunchAttributeClusterDimension;
-    attributes[1].val.clusterDim = {static_cast<unsigned>(ctas), 1, 1};
-    config.numAttrs = 2;
-  }
-  OverlappingLaunch(const OverlappingLaunch&) = delete;
-  OverlappingLaunch& operator=(const OverlappingLaunch&) = delete;
-};
 
 template <class Element, FoldConfig kFold>
 void launch_decode(const DecodeParams& params, int ctas, Stream stream) {

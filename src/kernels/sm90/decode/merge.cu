@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <cstdint>
+
 #include "base/cuda.hpp"
+#include "kernels/cuda/device/ptx.cuh"
 #include "kernels/sm90/decode/finish.cuh"
 #include "kernels/sm90/decode/merge.hpp"
+#include "kernels/sm90/decode/overlapping_launch.hpp"
 
 namespace ringattn::sm90 {
 
@@ -12,28 +16,100 @@ struct MergeConfig {
   using Element = Element_;
 };
 
+constexpr int kMostColumns = 512;
+constexpr int kMergeBatch = 32;  // groups that are on their way from memory at a time, at most: a lane looks up each
+
+// As many as a row may have.
+__host__ __device__ int merge_batch(const MergeParams& params) {
+  const auto groups = static_cast<int>(params.step.record_groups) * params.shares;
+  return groups < kMergeBatch ? groups : kMergeBatch;
+}
+
+// Four columns of a row, those that `share` counts, merged over its groups [begin, end); record_of(group) is where a
+// group's A and, `columns` behind it, its numbers are. In as little code as can be, by whole warps: a step that has
+// read many keys finds none of it in the caches, and straight code comes more slowly than what it asks for.
+template <class RecordOf>
+__device__ __forceinline__ MergedColumns merge_records(int begin, int end, int batch, int share, int columns,
+                                                       RecordOf record_of) {
+  extern __shared__ float4 staged[];  // [batch][threads]
+  constexpr unsigned kAll = 0xffffffffU;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  float4* const own = staged + threadIdx.x;
+  MergedColumns merged;
+#pragma unroll 1
+  for (int first = begin; first < end; first += batch) {
+    const int count = end - first < batch ? end - first : batch;
+    const float* const record = record_of(first + (lane < count ? lane : 0));
+    const float2 numbers = __ldcg(reinterpret_cast<const float2*>(record + columns));
+#pragma unroll 1
+    for (int i = 0; i < count; ++i) {
+      const auto from = __shfl_sync(kAll, reinterpret_cast<std::uintptr_t>(record), i);
+      cuda::copy_16(cuda::shared_address(own + i * blockDim.x), reinterpret_cast<const float4*>(from) + share, true);
+    }
+    cuda::copy_commit();
+    // References move seldom: all groups up to the next one that moves it are looked at at once.
+    MergeStep step{};
+    int done = 0;
+    if (first == begin) {
+      merged.reference = __shfl_sync(kAll, numbers.x, 0);
+      done = 1;
+    }
+#pragma unroll 1
+    for (;;) {
+      const MergeStep here = cuda::merge_rows(merged.reference, 0.0F, numbers.x, numbers.y, kReferenceUnit);
+      const unsigned moving = __ballot_sync(kAll, done <= lane && lane < count && here.moves);
+      const int next = moving == 0 ? count : __ffs(static_cast<int>(moving)) - 1;
+      if (done <= lane && lane <= next) step = here;
+      if (moving == 0) break;
+      merged.reference = __shfl_sync(kAll, here.reference, next);
+      done = next + 1;
+    }
+    cuda::copy_wait<0>();
+#pragma unroll 2
+    for (int i = 0; i < count; ++i) {
+      const float4 x = own[i * blockDim.x];
+      const float sum = __shfl_sync(kAll, numbers.y, i);
+      MergeStep of{};
+      of.moves = __shfl_sync(kAll, static_cast<int>(step.moves), i) != 0;
+      of.kept = __shfl_sync(kAll, step.kept, i);
+      of.factor = __shfl_sync(kAll, step.factor, i);
+      if (first + i == begin) {
+        merged.outputs = x;
+        merged.sum = sum;
+        continue;
+      }
+      merged.sum = __fmaf_rn(sum, of.factor, of.moves ? __fmul_rn(merged.sum, of.kept) : merged.sum);
+      using Arithmetic = cuda::TensorArithmetic;
+      merged.outputs = {Arithmetic::join(merged.outputs.x, x.x, of), Arithmetic::join(merged.outputs.y, x.y, of),
+                        Arithmetic::join(merged.outputs.z, x.z, of), Arithmetic::join(merged.outputs.w, x.w, of)};
+    }
+  }
+  return merged;
+}
+
 // A CTA merges one row of one head; a thread four of its columns.
 template <class Element>
 __global__ void merge_kernel(const __grid_constant__ MergeParams params) {
+  let_next_begin();
+  await_kernels_before();
   const DecodeParams& p = params.step;
-  const int row = static_cast<int>(blockIdx.x) / p.fold.heads;
-  const int sequence = row / p.rows;
-  const DecodePlace place{row, static_cast<int>(blockIdx.x) - row * p.fold.heads, row - sequence * p.rows};
-  const int length = __ldg(p.lengths + sequence);
+  const int row = static_cast<int>(blockIdx.x);
+  const int sequence = p.rows == 1 ? row : row / p.rows;
+  const DecodePlace place{row, static_cast<int>(blockIdx.y), row - sequence * p.rows};
+  const int length = __ldcg(p.lengths + sequence);
   const auto tiles =
       visibility_of(p, length).tiles(length - p.rows + place.of_sequence, TileSizes{kQueryTile, params.key_tile});
   const int begin = tiles.empty() ? 0 : tiles.begin / kGroupTiles;
   const int end = tiles.empty() ? 0 : (tiles.end - 1) / kGroupTiles + 1;
+  const int columns = p.fold.head_dim_v;
   const int share = static_cast<int>(threadIdx.x);
-  const int floats = p.fold.head_dim_v + 4;
-  write_merged<MergeConfig<Element>>(p, place, share, merge_groups(begin, end, [&](int group) {
-                                       const int nth = group / params.shares;
-                                       const float* const record =
-                                           params.records[group - nth * params.shares] +
-                                           ((row * p.record_groups + nth) * p.fold.heads + place.query_head) * floats;
-                                       return PartialAt{reinterpret_cast<const float4*>(record) + share,
-                                                        reinterpret_cast<const float2*>(record + p.fold.head_dim_v)};
-                                     }));
+  const bool present = share < columns / 4;
+  const auto merged = merge_records(begin, end, merge_batch(params), present ? share : 0, columns, [&](int group) {
+    const int nth = params.shares == 1 ? group : group / params.shares;
+    return params.records[group - nth * params.shares] +
+           ((row * p.record_groups + nth) * p.fold.heads + place.query_head) * (columns + 4);
+  });
+  if (present) write_merged<MergeConfig<Element>>(p, place, share, merged);
 }
 
 auto kernel_of(Dtype dtype) { return dtype == Dtype::kBf16 ? merge_kernel<__nv_bfloat16> : merge_kernel<__half>; }
@@ -41,15 +117,18 @@ auto kernel_of(Dtype dtype) { return dtype == Dtype::kBf16 ? merge_kernel<__nv_b
 }  // namespace
 
 void prepare_merge(Dtype dtype) {
-  cudaFuncAttributes attributes;
-  check_cuda(cudaFuncGetAttributes(&attributes, kernel_of(dtype)), "cudaFuncGetAttributes");
+  check_cuda(cudaFuncSetAttribute(kernel_of(dtype), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  kMergeBatch * kMostColumns * int{sizeof(float)}),
+             "cudaFuncSetAttribute");
 }
 
 void launch_merge(const MergeParams& params, Dtype dtype, Stream stream) {
-  const auto kernel = kernel_of(dtype);
-  const auto ctas = static_cast<unsigned>(params.step.fold.rows * params.step.fold.heads);
-  kernel<<<ctas, static_cast<unsigned>(params.step.fold.head_dim_v / 4), 0, cuda_stream(stream)>>>(params);
-  check_cuda(cudaGetLastError(), "merging groups");
+  const int columns = params.step.fold.head_dim_v;
+  const int threads = (columns / 4 + 31) / 32 * 32;
+  OverlappingLaunch launch(static_cast<int>(params.step.fold.rows), threads,
+                           merge_batch(params) * threads * int{sizeof(float4)}, stream);
+  launch.config.gridDim.y = static_cast<unsigned>(params.step.fold.heads);
+  check_cuda(cudaLaunchKernelEx(&launch.config, kernel_of(dtype), params), "merging groups");
 }
 
 }  // namespace ringattn::sm90

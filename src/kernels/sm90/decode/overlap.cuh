@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Steps that follow each other in a stream overlap: a step's CTAs come while those of the step before still run, set
-// their barriers up, and wait. PTX ISA, "griddepcontrol"; what the host says for it stands in launch.cuh.
+// their barriers up, and wait. PTX ISA, "griddepcontrol"; what the host says for it stands in overlapping_launch.hpp.
 #pragma once
 
 namespace ringattn::sm90 {

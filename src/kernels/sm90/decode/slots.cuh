@@ -113,6 +113,20 @@ __device__ __forceinline__ BasicTileRange<int> plain_tiles(const DecodeParams& p
   return {begin > last ? begin : last + 1, common.end / C::kKeyTile};
 }
 
+// Four lanes that follow each other have four words each. Afterwards lane i of them has the i-th words of all four. So
+// a row's blocks of 8 columns, of which each lane has two columns, become one block a lane, and the other way round.
+__device__ __forceinline__ uint4 turn_in_quad(uint4 x, int lane) {
+  const auto swap = [](std::uint32_t& low, std::uint32_t& high, bool odd, int with) {
+    const std::uint32_t got = __shfl_xor_sync(0xffffffffU, odd ? low : high, with);
+    (odd ? low : high) = got;
+  };
+  swap(x.x, x.y, lane % 2 != 0, 1);
+  swap(x.z, x.w, lane % 2 != 0, 1);
+  swap(x.x, x.z, lane / 2 != 0, 2);
+  swap(x.y, x.w, lane / 2 != 0, 2);
+  return x;
+}
+
 // Eight elements of a row of q; `aligned`: to 16 bytes. Not from the multiprocessor's own cache: where a launch begins
 // before the one in front of it has ended (overlap.cuh), what lies there might be old.
 __device__ __forceinline__ uint4 load_elements(const std::uint16_t* from, bool aligned) {

@@ -60,9 +60,9 @@ class CodeRow {
     const DecodeParams& step = p_.step;
     const bool paged = step.pages != nullptr;
     const int page =
-        paged ? __ldg(step.pages + unit.sequence * step.table_stride + (here >> step.page_log)) : unit.sequence;
+        paged ? __ldcg(step.pages + unit.sequence * step.table_stride + (here >> step.page_log)) : unit.sequence;
     const int row = paged ? here & ((1 << step.page_log) - 1) : here;
-    return __ldg(reinterpret_cast<const float4*>(p_.scales.at(page, row, unit.kv_head)));
+    return __ldcg(reinterpret_cast<const float4*>(p_.scales.at(page, row, unit.kv_head)));
   }
 
   // This lane's share of a block.

@@ -15,7 +15,7 @@ inline constexpr int kLatentDim = 576;   // latent and rotary key
 inline constexpr int kLatentDimV = 512;  // the latent
 inline constexpr int kLatentTile = 64;   // keys of a tile: groups are 4,096 keys
 inline constexpr int kLatentStages = 2;  // tiles in shared memory
-inline constexpr int kLatentParts = 3;   // of a tile that arrive by themselves
+inline constexpr int kLatentParts = 5;   // of a tile that arrive by themselves: 128 columns each, and the rotary keys
 inline constexpr int kLatentFoldThreads = 256;
 inline constexpr int kLatentThreads = kLatentFoldThreads + 128;
 // Registers of a thread that the three warpgroups have between them: what a CTA is launched with.

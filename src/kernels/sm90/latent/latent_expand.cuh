@@ -55,7 +55,7 @@ class LatentExpander {
                                                 Row::of_block(scales, block));
       proxy_fence();
       __syncwarp();
-      const std::uint32_t full = map_.full(stage, block / 2);
+      const std::uint32_t full = map_.full(stage, block);
       if constexpr (C::kCtas > 1) {
         if (lane < 2) {
           const std::uint32_t rows = panel(2 * block + lane) + static_cast<std::uint32_t>(first_row_ * kPanelRowBytes);
@@ -63,7 +63,7 @@ class LatentExpander {
         }
       }
       // As many bytes as this warp sends come from the same one of the other CTA.
-      if (block % 2 == 1 && lane == 0) barrier_arrive_expect(full, C::kCtas > 1 ? kHalfPanels * kRowBytes : 0);
+      if (lane == 0) barrier_arrive_expect(full, C::kCtas > 1 ? kPartPanels * kRowBytes : 0);
       __syncwarp();
     }
   }

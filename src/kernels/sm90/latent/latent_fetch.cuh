@@ -6,6 +6,7 @@
 #include "kernels/sm90/decode/units.cuh"
 #include "kernels/sm90/latent/code_rows.cuh"
 #include "kernels/sm90/latent/latent_map.cuh"
+#include "kernels/sm90/latent/page_boxes.cuh"
 #include "kernels/sm90/ptx/tma.cuh"
 
 namespace ringattn::sm90 {
@@ -19,7 +20,7 @@ class LatentFetcher {
         map_(map),
         lane_(thread_of_cta() % 32),
         own_boxes_(p.boxes / C::kCtas),
-        row_((static_cast<int>(rank) * own_boxes_ + lane_ % own_boxes_) * p.box_rows) {}
+        first_row_(static_cast<int>(rank) * own_boxes_ * p.box_rows) {}
 
   __device__ __forceinline__ void take(const DecodeUnit& unit) {
     begin(unit);
@@ -41,17 +42,18 @@ class LatentFetcher {
                       barrier_ended(map_.empty(stage, 0), parity) && barrier_ended(map_.empty(stage, 1), parity)) != 0;
   }
   __device__ __forceinline__ void fetch_next(const DecodeUnit& unit) {
-    const Box box = ahead_[0];
+    const PageBox box = ahead_[0];
 #pragma unroll
     for (int i = 0; i + 1 < kAhead; ++i) ahead_[i] = ahead_[i + 1];
     ahead_[kAhead - 1] = find(unit, tile_ + kAhead);
     const int left = unit.of.length - tile_ * kLatentTile;
     const int keys = left < kLatentTile ? left : kLatentTile;
-    const int rows = (keys + p_.box_rows - 1) / p_.box_rows * p_.box_rows;
+    const int rows = (keys + p_.box_rows - 1) & -p_.box_rows;  // boxes have a power of two
     if constexpr (C::kCodes) {
       fetch_codes(unit.kv_head, box, rows);
     } else {
-      fetch(unit.kv_head, box, rows);
+      fetch_half<0>(unit.kv_head, box, rows);
+      fetch_half<1>(unit.kv_head, box, rows);
     }
     ++tile_;
     ++tiles_;
@@ -60,87 +62,79 @@ class LatentFetcher {
  private:
   static constexpr int kAhead = C::kCodes ? 1 : 2;  // tiles whose boxes are looked up ahead
 
-  struct Box {
-    int page;
-    int row;  // in the page; −1: no key of the sequence lies there
-  };
-
-  // This lane's box of a tile, the one that begins row_ keys behind the tile's first.
-  __device__ __forceinline__ Box find(const DecodeUnit& unit, int tile) const {
-    const int key = tile * kLatentTile + row_;
-    if (tile >= unit.end || key >= unit.of.length) return {0, -1};
+  // This lane's box of a tile.
+  __device__ __forceinline__ PageBox find(const DecodeUnit& unit, int tile) const {
+    const int key = tile * kLatentTile + first_row_ + lane_ * p_.box_rows;
+    if (lane_ >= own_boxes_ || tile >= unit.end || key >= unit.of.length) return {0, -1};
     const int here = key - unit.lag;
     if (p_.pages == nullptr) return {unit.sequence, here};
-    return {__ldg(p_.pages + unit.sequence * p_.table_stride + (here >> p_.page_log)), here & ((1 << p_.page_log) - 1)};
+    return {__ldcg(p_.pages + unit.sequence * p_.table_stride + (here >> p_.page_log)),
+            here & ((1 << p_.page_log) - 1)};
   }
 
-  // Calls visit(i) for this lane's panels of its box, of `count`: lane i has panel i / own_boxes, and those behind it.
-  template <class Visit>
-  __device__ __forceinline__ void for_panels(const Box& box, int count, Visit visit) const {
-    if (box.row < 0) return;
-#pragma unroll 1
-    for (int panel = lane_ / own_boxes_; panel < count; panel += 32 / own_boxes_) visit(panel);
-  }
-
-  __device__ __forceinline__ std::uint32_t place(std::uint32_t stage, int panel) const {
-    return map_.tile(stage) + static_cast<std::uint32_t>(panel * LatentMap::kPanelBytes + row_ * kPanelRowBytes);
-  }
-
-  // A box into the same panel of each CTA of the cluster.
-  __device__ __forceinline__ void load(std::uint32_t target, const CUtensorMap& map, std::uint32_t barrier, int column,
-                                       int head, const Box& box) const {
-    if constexpr (C::kCtas > 1) {
-      load_page_box_for((1U << C::kCtas) - 1U, target, &map, barrier, column, head, box.page, box.row);
-    } else {
-      load_page_box(target, &map, barrier, column, head, box.page, box.row);
-    }
-  }
-
-  // `rows`: of the tile, those that boxes bring. Each CTA of a cluster fetches its boxes for all of them.
-  __device__ __forceinline__ void fetch(int head, const Box& box, int rows) const {
-    const std::uint32_t stage = stage_of(tiles_);
+  // Has the copy engine bring this CTA's boxes of the panels [kBegin, kEnd), to the CTAs of the cluster: column
+  // `column` and those behind it become panel kBegin. The panels of a part tell barrier_of(panel).
+  template <int kBegin, int kEnd, bool kForAll, class BarrierOf>
+  __device__ __forceinline__ void bring(const CUtensorMap& map, int head, const PageBox& of_lane, int column,
+                                        BarrierOf barrier_of) const {
+    const std::uint32_t tile = of_warp(map_.tile(stage_of(tiles_)));
+    for_boxes(of_lane, own_boxes_, [&](int i, const PageBox& box) {
+      const std::uint32_t rows = tile + static_cast<std::uint32_t>((first_row_ + i * p_.box_rows) * kPanelRowBytes);
 #pragma unroll
-    for (std::uint32_t half = 0; half < 2; ++half) barrier_wait(map_.empty(stage, half), parity_of(tiles_) ^ 1U);
-    if (lane_ < kLatentParts) {
+      for (int panel = kBegin; panel < kEnd; ++panel) {
+        const std::uint32_t target = rows + static_cast<std::uint32_t>(panel * LatentMap::kPanelBytes);
+        const int from = column + (panel - kBegin) * kPanelColumns;
+        if constexpr (kForAll && C::kCtas > 1) {
+          load_page_box_once_for((1U << C::kCtas) - 1U, target, &map, barrier_of(panel), from, head, box.page, box.row);
+        } else {
+          load_page_box_once(target, &map, barrier_of(panel), from, head, box.page, box.row);
+        }
+      }
+    });
+  }
+
+  // A half of a tile, as soon as its place is free; the rotary keys come with the second one. `rows`: of the tile,
+  // those that boxes bring. Each CTA of a cluster fetches its boxes for all of them.
+  template <int kHalf>
+  __device__ __forceinline__ void fetch_half(int head, const PageBox& box, int rows) const {
+    constexpr int kFirst = kHalf * kHalfParts, kEnd = kHalf == 0 ? kHalfParts : kLatentParts;
+    const std::uint32_t stage = of_warp(stage_of(tiles_));
+    barrier_wait(map_.empty(stage, kHalf), parity_of(tiles_) ^ 1U);
+    if (kFirst <= lane_ && lane_ < kEnd) {
       barrier_arrive_expect(map_.full(stage, lane_), panels_of_part(lane_) * rows * kPanelRowBytes);
     }
     __syncwarp();
-    for_panels(box, kLatentDim / kPanelColumns, [&](int panel) {
-      load(place(stage, panel), p_.k, map_.full(stage, panel / kHalfPanels), panel * kPanelColumns, head, box);
-    });
-    __syncwarp();
+    constexpr int kPanel = kFirst * kPartPanels;
+    bring<kPanel, kHalf == 0 ? kEnd * kPartPanels : kLatentDim / kPanelColumns, true>(
+        p_.k, head, box, kPanel * kPanelColumns, [&](int panel) { return map_.full(stage, panel / kPartPanels); });
   }
 
   // The codes of this CTA's rows, and the rotary keys of all.
-  __device__ __forceinline__ void fetch_codes(int head, const Box& box, int rows) const {
-    const std::uint32_t stage = stage_of(tiles_);
+  __device__ __forceinline__ void fetch_codes(int head, const PageBox& box, int rows) const {
+    const std::uint32_t stage = of_warp(stage_of(tiles_));
     const std::uint32_t parity = parity_of(tiles_) ^ 1U;
-    const int behind = rows - (row_ - lane_ % own_boxes_ * p_.box_rows);
+    const int behind = rows - first_row_;
     constexpr int kMost = kLatentTile / C::kCtas;
     const int own = behind < 0 ? 0 : behind < kMost ? behind : kMost;
     barrier_wait(map_.empty(stage, 1), parity);
     if (lane_ == 0) barrier_arrive_expect(map_.codes_full(stage), own * kLatentDimV);
     __syncwarp();
-    for_panels(box, kCodeBlocks, [&](int block) {
-      load_page_box(place(stage, kCodeSlot + block), &p_.k, map_.codes_full(stage), block * kPanelColumns, head,
-                    box.page, box.row);
-    });
-    __syncwarp();
+    bring<kCodeSlot, kCodeSlot + kCodeBlocks, false>(p_.k, head, box, 0, [&](int) { return map_.codes_full(stage); });
     barrier_wait(map_.empty(stage, 0), parity);
-    if (lane_ == 0) barrier_arrive_expect(map_.full(stage, 2), rows * kPanelRowBytes);
+    if (lane_ == 0) barrier_arrive_expect(map_.full(stage, kRopePart), rows * kPanelRowBytes);
     __syncwarp();
-    for_panels(box, 1, [&](int) { load(place(stage, 2 * kHalfPanels), p_.v, map_.full(stage, 2), 0, head, box); });
-    __syncwarp();
+    constexpr int kRope = kLatentDimV / kPanelColumns;
+    bring<kRope, kRope + 1, true>(p_.v, head, box, 0, [&](int) { return map_.full(stage, kRopePart); });
   }
 
   const DecodeParams& p_;
   const LatentMap& map_;
   const int lane_;
   const int own_boxes_;      // of a tile, a power of two
-  const int row_;            // where in its tile this lane's box begins
+  const int first_row_;      // where in a tile this CTA's boxes begin
   std::uint32_t tiles_ = 0;  // of all units so far
   int tile_ = 0;             // of the unit, the next one
-  Box ahead_[kAhead];        // of the tiles that are next
+  PageBox ahead_[kAhead];    // of the tiles that are next
 };
 
 }  // namespace ringattn::sm90

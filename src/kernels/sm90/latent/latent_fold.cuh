@@ -20,6 +20,7 @@
 namespace ringattn::sm90 {
 
 inline constexpr int kBothBarrier = 1;  // of both warpgroups; behind it, each has one of its own
+inline constexpr int kTurnBarrier = 4;  // the second warpgroup may score
 
 template <class C>
 class LatentFold {
@@ -38,23 +39,25 @@ class LatentFold {
       return unit.of.length - (unit.begin + static_cast<int>(tile - first)) * kLatentTile;
     };
     if (first == tiles_) clear(o_);
-    // The scores of a tile that is here become probabilities, and with them outputs. `meanwhile()`: once the scores are
-    // exponentials, before anything is handed over.
-    const auto finish = [&]<bool kOthers>(std::bool_constant<kOthers>, Scores& s, std::uint32_t tile, auto meanwhile) {
+    // The scores of a tile that is here become probabilities, and with them outputs. `before()`: before these change.
+    const auto finish = [&]<bool kOthers>(std::bool_constant<kOthers>, Scores& s, std::uint32_t tile, auto before) {
       const int number = unit.begin + static_cast<int>(tile - first);
       std::uint32_t probability[kLatentTile / 16][4];
       const Numbers numbers =
           weigh(s, slots, number, !kOthers, number < plain.begin || number >= plain.end, probability);
-      meanwhile();
-      hand_over(probability, numbers);
+      hand_over(probability, numbers, tile);
+      before();
+      if (numbers.moved) scale_outputs(numbers.factor);
       add_own(probability, tile, !kOthers, keys_from(tile));
       wgmma_wait<0>();
       pin(o_);
       release(tile);
     };
-    // Two tiles that follow each other, an even and an odd one, are scored one behind the other: the first warpgroup
-    // adds the tile before, so that its place is free early, and scores the even one; the second one scores the odd one
-    // and adds the even one behind it. So the tensor cores have scores to do while probabilities are made.
+    // Of two tiles that follow each other, the first warpgroup scores the even one, and the second one the odd one. The
+    // second one issues its products when all of the first one's are issued: side by side, both would be done at the
+    // same time, and the tensor cores idle while both make probabilities. So they score the odd tile while the first
+    // warpgroup makes the even one's probabilities, and add the even one while the second warpgroup makes the odd
+    // one's.
     const auto fold = [&]<bool kOthers>(std::bool_constant<kOthers> others, std::uint32_t tile) {
       const auto add_before = [&] { add_other(tile - 1, tile - 1 == first, keys_from(tile - 1)); };
       const auto give_back = [&] {
@@ -69,10 +72,12 @@ class LatentFold {
           give_back();
         }
         multiply(s, tile);
+        if (tile + 1 != tiles_) named_arrive(kTurnBarrier, kLatentFoldThreads);
         wgmma_wait<0>();
         pin(s);
         finish(others, s, tile, [] {});
       } else {
+        if constexpr (kOthers) named_sync(kTurnBarrier, kLatentFoldThreads);
         multiply(s, tile);
         if constexpr (kOthers) {
           add_before();
@@ -81,11 +86,9 @@ class LatentFold {
           wgmma_wait<0>();
         }
         pin(s);
+        meet();  // all have done with the rotary keys, whose place is the probabilities'
         finish(others, s, tile, [&] {
-          if constexpr (kOthers) {
-            end_block(p_);
-            give_back();
-          }
+          if constexpr (kOthers) give_back();
         });
       }
     };
@@ -131,7 +134,7 @@ class LatentFold {
   // Four threads have a row. Rows that are not there are zeros.
   __device__ __forceinline__ void load_queries(const DecodeUnit& unit) const {
     constexpr int kChunks = kLatentDim / 8;
-    constexpr int kAtOnce = 9;
+    constexpr int kAtOnce = kChunks / 4;
     const auto* const q = static_cast<const std::uint16_t*>(p_.q.data);
     const bool aligned =
         ((reinterpret_cast<std::uint64_t>(q) | static_cast<std::uint64_t>(2 * (p_.q.token_stride | p_.q.head_stride))) &
@@ -140,22 +143,26 @@ class LatentFold {
     const bool present = slot < rows_of(params_, unit);
     const DecodePlace place = place_of(params_, unit, present ? slot : 0);
     const std::uint16_t* const row = q + place.row * p_.q.token_stride + place.query_head * p_.q.head_stride;
-#pragma unroll 1
-    for (int first = thread_of_cta() % 4; first < kChunks; first += 4 * kAtOnce) {
-      uint4 elements[kAtOnce];
+    const int first = thread_of_cta() % 4;
+    uint4 elements[kAtOnce];
+    const auto load = [&](auto is_aligned) {
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        elements[i] = present ? load_elements(row + (first + 4 * i) * 8, aligned) : uint4{0, 0, 0, 0};
+        elements[i] = present ? load_elements(row + (first + 4 * i) * 8, is_aligned) : uint4{0, 0, 0, 0};
       }
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const int chunk = first + 4 * i;
-        cuda::store_shared(map_.q() + static_cast<std::uint32_t>(chunk / 8 * cuda::panel_bytes(kQueryTile)) +
-                               cuda::swizzled(slot, chunk % 8),
-                           elements[i]);
-      }
+    };
+    if (aligned) {
+      load(std::true_type());
+    } else {
+      load(std::false_type());
     }
-    static_assert(kChunks % (4 * kAtOnce) == 0);
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int chunk = first + 4 * i;
+      cuda::store_shared(map_.q() + static_cast<std::uint32_t>(chunk / 8 * cuda::panel_bytes(kQueryTile)) +
+                             cuda::swizzled(slot, chunk % 8),
+                         elements[i]);
+    }
     proxy_fence();
     named_sync(kBothBarrier, kLatentFoldThreads);
   }
@@ -176,19 +183,30 @@ class LatentFold {
     }
   }
 
+  // The warps of this warpgroup meet.
+  __device__ __forceinline__ void meet() const {
+    named_sync(kBothBarrier + 1 + static_cast<int>(warpgroup_), kWarpgroup);
+  }
+
   // Issues S = Q Kᵀ of a tile, part by part as it arrives.
   __device__ __forceinline__ void multiply(Scores& s, std::uint32_t tile) const {
-    constexpr int kHalf = 4 * kHalfPanels;
-    await(tile, 0);
+    constexpr int kPart = 4 * kPartPanels;
     pin(s);
+    await(tile, 0);
     wgmma_fence();
-    score_steps<0, kHalf>(s, tile);
+    score_steps<0, kPart>(s, tile);
     await(tile, 1);
     wgmma_fence();
-    score_steps<kHalf, 2 * kHalf>(s, tile);
+    score_steps<kPart, 2 * kPart>(s, tile);
     await(tile, 2);
     wgmma_fence();
-    score_steps<2 * kHalf, kLatentDim / 16>(s, tile);
+    score_steps<2 * kPart, 3 * kPart>(s, tile);
+    await(tile, 3);
+    wgmma_fence();
+    score_steps<3 * kPart, 4 * kPart>(s, tile);
+    await(tile, kRopePart);
+    wgmma_fence();
+    score_steps<4 * kPart, kLatentDim / 16>(s, tile);
     wgmma_commit();
   }
   template <int kBegin, int kEnd>
@@ -209,8 +227,13 @@ class LatentFold {
     const int lane = thread_of_cta() % 4;
     if (p_.softmax.scaled_first) scale_scores(p_, s);
     Numbers numbers;
-    float shift[2], most[2];
+    float old[2], shift[2], most[2];
     bool moves = false;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {  // first, as they take their time
+      old[half] = first ? -INFINITY : load_float(map_.reference(slot + 8 * half));
+      numbers.l[half] = first ? 0.0F : load_float(map_.sum(slot + 8 * half, lane));
+    }
     if (special) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
@@ -220,12 +243,10 @@ class LatentFold {
     greatest_scores(p_, s, most);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float old = first ? -INFINITY : load_float(map_.reference(slot + 8 * half));
-      numbers.l[half] = first ? 0.0F : load_float(map_.sum(slot + 8 * half, lane));
-      numbers.reference[half] = reference_behind(old, most[half]);
+      numbers.reference[half] = reference_behind(old[half], most[half]);
       shift[half] = numbers.reference[half] == -INFINITY ? 0.0F : -numbers.reference[half];
-      numbers.factor[half] = factor_between(old, numbers.reference[half]);
-      moves = moves || reference_moves(old, numbers.reference[half]);
+      numbers.factor[half] = factor_between(old[half], numbers.reference[half]);
+      moves = moves || reference_moves(old[half], numbers.reference[half]);
     }
     float sum[2];
     exponentiate<C>(p_, shift, s, sum);
@@ -239,9 +260,11 @@ class LatentFold {
     return numbers;
   }
 
-  // What a tile comes to, to the other warpgroup: it has read what is there, and so has this one.
+  // What a tile comes to, to the other warpgroup: it has read what is there, and so has this one. The odd tile is
+  // handed over before the even tile's probabilities are known to have been read; they have been when the next even
+  // tile has been scored, as that came into a place which both had given back.
   __device__ __forceinline__ void hand_over(const std::uint32_t (&probability)[kLatentTile / 16][4],
-                                            const Numbers& numbers) {
+                                            const Numbers& numbers, std::uint32_t tile) const {
     const int slot = slot_of_thread();
     const int lane = thread_of_cta() % 4;
 #pragma unroll
@@ -255,15 +278,15 @@ class LatentFold {
     // Four matrices of 8 rows and 8 keys at a time: lanes give the addresses of their rows.
     const int in_warp = thread_of_cta() % 32;
     const int row = thread_of_warpgroup() / 32 * 16 + in_warp % 16;
+    const std::uint32_t weights = map_.weights(tile);
 #pragma unroll
     for (int step = 0; step < kLatentTile / 16; ++step) {
-      store_matrix(map_.weights() + cuda::swizzled(row, 2 * step + in_warp / 16), probability[step]);
+      store_matrix(weights + cuda::swizzled(row, 2 * step + in_warp / 16), probability[step]);
     }
     if (thread_of_cta() % 32 == 0) store_number(map_.moved(warp()), numbers.moved ? 1 : 0);
     proxy_fence();
     __syncwarp();
-    if (thread_of_cta() % 32 == 0) barrier_arrive(map_.weights_full());
-    if (numbers.moved) scale_outputs(numbers.factor);
+    if (thread_of_cta() % 32 == 0) barrier_arrive(map_.weights_full(stage_of(tile)));
   }
 
   __device__ __forceinline__ void scale_outputs(const float (&factor)[2]) {
@@ -298,15 +321,17 @@ class LatentFold {
 
   // Issues O += P V of a tile that the other one has scored.
   __device__ __forceinline__ void add_other(std::uint32_t tile, bool first, int keys) {
-    await(tile, static_cast<int>(warpgroup_));  // of the other half's place the next tile may be known already
-    barrier_wait(map_.weights_full(), tile & 1U);
+    const int part = static_cast<int>(warpgroup_) * kHalfParts;
+    await(tile, part);  // of the other half's place the next tile may be known already
+    await(tile, part + 1);
+    barrier_wait(map_.weights_full(stage_of(tile)), parity_of(tile));
     if (all_of_warp(load_number(map_.moved(warp())) != 0)) {
       const int slot = slot_of_thread();
       const float factor[2] = {load_float(map_.factor(slot)), load_float(map_.factor(slot + 8))};
       scale_outputs(factor);
     }
     if (all_of_warp(keys < kLatentTile)) clear_tail(tile, keys);
-    const std::uint32_t p = of_warp(descriptor_low(map_.weights()));
+    const std::uint32_t p = of_warp(descriptor_low(map_.weights(tile)));
     const std::uint32_t v = values(tile);
     pin(o_);
     wgmma_fence();
@@ -323,6 +348,7 @@ class LatentFold {
   // probabilities are 0, but 0 · ∞ would be NaN. Each warpgroup clears its own columns.
   __device__ __forceinline__ void clear_tail(std::uint32_t tile, int keys) const {
     constexpr int kChunks = C::kColumns / 8;
+    meet();  // all have scored it
 #pragma unroll 1
     for (int i = keys * kChunks + thread_of_warpgroup(); i < kLatentTile * kChunks; i += kWarpgroup) {
       const int chunk = first_column_ / 8 + i % kChunks;
@@ -331,7 +357,7 @@ class LatentFold {
                          uint4{0, 0, 0, 0});
     }
     proxy_fence();
-    named_sync(kBothBarrier + 1 + static_cast<int>(warpgroup_), kWarpgroup);
+    meet();
   }
 
   // `folded`: the unit has tiles.
@@ -344,10 +370,10 @@ class LatentFold {
       const int slot = slot_of_thread() + 8 * half;
       const float reference = folded ? load_float(map_.reference(slot)) : -INFINITY;
       const float sum = sum_of_quad(folded ? load_float(map_.sum(slot, lane)) : 0.0F);
-      if (!slots.present[half]) continue;
+      const bool present = slots.present[half];
       const DecodePlace& place = slots.place[half];
       if (!finishes(params_, unit)) {
-        if (!folded) continue;  // another unit has the row, or the merge finds that none has
+        if (!folded || !present) continue;  // another unit has the row, or the merge finds that none has
         auto* const outputs = reinterpret_cast<float4*>(record_of(params_, unit, place));
 #pragma unroll
         for (int n = 0; n < C::kColumns / 16; ++n) {
@@ -359,10 +385,12 @@ class LatentFold {
       }
       const FinishedRow<C> finished(params_, place, reference, sum);
 #pragma unroll
-      for (int n = 0; n < C::kColumns / 8; ++n) {
-        finished.write(first_column_ + 8 * n + 2 * lane, o_[n][2 * half], o_[n][2 * half + 1]);
+      for (int n = 0; n < C::kColumns / 8; n += 4) {
+        const auto two = [&](int i) { return finished.pack(o_[n + i][2 * half], o_[n + i][2 * half + 1]); };
+        const uint4 eight = turn_in_quad(uint4{two(0), two(1), two(2), two(3)}, lane);
+        if (present) finished.write(first_column_ + 8 * (n + lane), eight);
       }
-      if (speaks) finished.write_lse();
+      if (speaks && present) finished.write_lse();
     }
   }
 

@@ -4,7 +4,9 @@
 //   Q           [64 rows]           both folding warpgroups write it, and read it
 //   tiles       [2 stages][64 keys] the fetching warp has the copy engine write them; keys, and values as their first
 //                                   columns
-//   weights     [64 rows][64 keys]  a tile's probabilities, from the warpgroup that has scored it to the other one
+//   weights     [64 rows][64 keys]  the probabilities of a tile with an even number, from the warpgroup that has scored
+//   it
+//                                   to the other one; those of an odd one lie where its rotary keys were
 //   sums        [64 rows][4]        what the threads of a row have of l
 //   references  [64 rows]           r of the open group; −∞ as long as it has seen nothing
 //   factors     [64 rows], moved [4 warps]  by how much r has moved with this tile, and whether it has
@@ -35,14 +37,19 @@ struct LatentMap {
   static constexpr int kFactorOffset = kReferenceOffset + kQueryTile * 4;
   static constexpr int kMovedOffset = kFactorOffset + kQueryTile * 4;
   static constexpr int kBarrierOffset = kMovedOffset + 16;
-  static constexpr int kBarriers = kLatentStages * (kLatentParts + 3) + 1;
+  static constexpr int kBarriers = kLatentStages * (kLatentParts + 4);
   static constexpr int kUnitOffset = kBarrierOffset + kBarriers * kBarrierBytes;
   static constexpr int kBytes = kUnitOffset + (kMostLatentSequences + 1) * 4;
   static_assert(kBytes <= kMostSharedBytes && kTileOffset % 1024 == 0 && kPanelBytes % 1024 == 0);
 
   __device__ std::uint32_t q() const { return at(0, 0, 0); }
   __device__ std::uint32_t tile(std::uint32_t stage) const { return at(kTileOffset, stage, kTileBytes); }
-  __device__ std::uint32_t weights() const { return at(kWeightOffset, 0, 0); }
+  __device__ std::uint32_t rope(std::uint32_t stage) const {
+    return tile(stage) + static_cast<std::uint32_t>(kLatentDimV / kPanelColumns * kPanelBytes);
+  }
+  __device__ std::uint32_t weights(std::uint32_t number) const {
+    return (number & 1U) == 0 ? at(kWeightOffset, 0, 0) : rope(1);
+  }
   __device__ std::uint32_t sum(int row, int share) const {
     return at(kSumOffset, static_cast<std::uint32_t>(row * 4 + share), 4);
   }
@@ -53,7 +60,7 @@ struct LatentMap {
     return at(kUnitOffset, static_cast<std::uint32_t>(sequence), 4);
   }
   // Of a stage: a part of its columns has arrived; the warpgroups of the cluster with one half's columns are done with
-  // that half, and then nobody needs it. The rotary keys go with the first half.
+  // that half, and then nobody needs it. The rotary keys' place is free when both are.
   __device__ std::uint32_t full(std::uint32_t stage, int part) const {
     return barrier(stage * kLatentParts + static_cast<std::uint32_t>(part));
   }
@@ -64,8 +71,12 @@ struct LatentMap {
   __device__ std::uint32_t codes_full(std::uint32_t stage) const {
     return barrier(kLatentStages * (kLatentParts + 2) + stage);
   }
-  // The weights of a tile, and what else its rows have, are there.
-  __device__ std::uint32_t weights_full() const { return barrier(kLatentStages * (kLatentParts + 3)); }
+  // The weights of a tile in this stage, and what else its rows have, are there. Each warpgroup tells of its own tiles
+  // by a barrier of its own: by a common one, a warp that waits for the other warpgroup's would go on while another
+  // warp of its own has not told of the tile before.
+  __device__ std::uint32_t weights_full(std::uint32_t stage) const {
+    return barrier(kLatentStages * (kLatentParts + 3) + stage);
+  }
 
  private:
   __device__ std::uint32_t barrier(std::uint32_t number) const { return at(kBarrierOffset, number, kBarrierBytes); }
@@ -79,22 +90,23 @@ __device__ __forceinline__ std::uint32_t stage_of(std::uint32_t number) { return
 __device__ __forceinline__ std::uint32_t parity_of(std::uint32_t number) { return number >> 1 & 1U; }
 static_assert(kLatentStages == 2);
 
-// The panels of a part of a tile: two halves of the latent, and the rotary key.
-inline constexpr int kHalfPanels = kLatentDimV / kPanelColumns / 2;
-__device__ __forceinline__ int panels_of_part(int part) {
-  return part < 2 ? kHalfPanels : (kLatentDim - kLatentDimV) / kPanelColumns;
-}
+// The panels of a part of a tile. The last part is the rotary keys.
+inline constexpr int kPartPanels = 2;
+inline constexpr int kHalfParts = 2;  // of a half's columns
+inline constexpr int kRopePart = 2 * kHalfParts;
+static_assert(kLatentParts == kRopePart + 1 && kRopePart * kPartPanels * kPanelColumns == kLatentDimV);
+__device__ __forceinline__ int panels_of_part(int part) { return part < kRopePart ? kPartPanels : 1; }
 
 // By one thread. `ctas`: of the cluster. `expanders`: warps that make elements of codes; 0: the tiles are fetched.
 __device__ __forceinline__ void init_latent_barriers(const LatentMap& map, int ctas, int expanders) {
   for (std::uint32_t stage = 0; stage < kLatentStages; ++stage) {
     for (int part = 0; part < kLatentParts; ++part) {
-      barrier_init(map.full(stage, part), part == 2 || expanders == 0 ? 1 : expanders);
+      barrier_init(map.full(stage, part), part == kRopePart || expanders == 0 ? 1 : expanders);
     }
     for (std::uint32_t half = 0; half < 2; ++half) barrier_init(map.empty(stage, half), ctas * kWarpgroup / 32);
     barrier_init(map.codes_full(stage), 1);
+    barrier_init(map.weights_full(stage), kWarpgroup / 32);
   }
-  barrier_init(map.weights_full(), kWarpgroup / 32);
   barrier_init_fence();
 }
 

@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "base/cuda.hpp"
+#include "kernels/sm90/decode/overlapping_launch.hpp"
 #include "kernels/sm90/fold/hopper_params.hpp"
 #include "kernels/sm90/latent/latent.cuh"
 #include "kernels/sm90/latent/latent.hpp"
@@ -53,18 +54,16 @@ void prepare_latent() {
   });
 }
 
-// `cluster` must live as long as what is returned.
-template <class C>
-cudaLaunchConfig_t latent_launch(int clusters, cudaLaunchAttribute& cluster) {
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {C::kCtas, 1, 1};
-  cudaLaunchConfig_t launch{};
-  launch.gridDim = static_cast<unsigned>(clusters * C::kCtas);
-  launch.blockDim = kLatentThreads;
-  launch.dynamicSmemBytes = LatentMap::kBytes;
-  launch.attrs = &cluster;
-  launch.numAttrs = 1;
-  return launch;
+// How many clusters of so many CTAs the current device holds at a time.
+template <class Kernel>
+int clusters_at_a_time(Kernel kernel, int ctas, int shared_bytes) {
+  OverlappingLaunch launch(ctas, kLatentThreads, shared_bytes, Stream{});
+  launch.in_clusters_of(ctas);
+  launch.config.attrs = launch.attributes + 1;  // this question is asked of the clusters alone
+  launch.config.numAttrs = 1;
+  int count = 0;
+  check_cuda(cudaOccupancyMaxActiveClusters(&count, kernel, &launch.config), "cudaOccupancyMaxActiveClusters");
+  return count;
 }
 
 template <class Element, bool kCodes>
@@ -72,9 +71,7 @@ int latent_clusters(int ctas) {
   int count = 0;
   for_latent_configs<Element, kCodes>([&]<class C>(C) {
     if (C::kCtas != ctas) return;
-    cudaLaunchAttribute cluster{};
-    const cudaLaunchConfig_t launch = latent_launch<C>(1, cluster);
-    check_cuda(cudaOccupancyMaxActiveClusters(&count, latent_kernel<C>, &launch), "cudaOccupancyMaxActiveClusters");
+    count = clusters_at_a_time(latent_kernel<C>, C::kCtas, LatentMap::kBytes);
   });
   return count;
 }
@@ -83,42 +80,22 @@ template <class Element, bool kCodes, class Params>
 void launch_latent(const Params& params, int ctas, int clusters, Stream stream) {
   for_latent_configs<Element, kCodes>([&]<class C>(C) {
     if (C::kCtas != ctas) return;
-    cudaLaunchAttribute cluster{};
-    cudaLaunchConfig_t launch = latent_launch<C>(clusters, cluster);
-    launch.stream = cuda_stream(stream);
-    check_cuda(cudaLaunchKernelEx(&launch, latent_kernel<C>, params), "sm90_latent");
+    OverlappingLaunch launch(clusters * C::kCtas, kLatentThreads, LatentMap::kBytes, stream);
+    if (C::kCtas > 1) launch.in_clusters_of(C::kCtas);
+    check_cuda(cudaLaunchKernelEx(&launch.config, latent_kernel<C>, params), "sm90_latent");
   });
-}
-
-// `cluster` must live as long as what is returned.
-inline cudaLaunchConfig_t pair_launch(int pairs, cudaLaunchAttribute& cluster) {
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {2, 1, 1};
-  cudaLaunchConfig_t launch{};
-  launch.gridDim = static_cast<unsigned>(2 * pairs);
-  launch.blockDim = kLatentThreads;
-  launch.dynamicSmemBytes = PairMap::kBytes;
-  launch.attrs = &cluster;
-  launch.numAttrs = 1;
-  return launch;
 }
 
 template <class Element, bool kCodes>
 int latent_pairs() {
-  int count = 0;
-  cudaLaunchAttribute cluster{};
-  const cudaLaunchConfig_t launch = pair_launch(1, cluster);
-  check_cuda(cudaOccupancyMaxActiveClusters(&count, pair_kernel<PairConfig<Element, kCodes>>, &launch),
-             "cudaOccupancyMaxActiveClusters");
-  return count;
+  return clusters_at_a_time(pair_kernel<PairConfig<Element, kCodes>>, 2, PairMap::kBytes);
 }
 
 template <class Element, bool kCodes, class Params>
 void launch_latent_pairs(const Params& params, int pairs, Stream stream) {
-  cudaLaunchAttribute cluster{};
-  cudaLaunchConfig_t launch = pair_launch(pairs, cluster);
-  launch.stream = cuda_stream(stream);
-  check_cuda(cudaLaunchKernelEx(&launch, pair_kernel<PairConfig<Element, kCodes>>, params), "sm90_latent");
+  OverlappingLaunch launch(2 * pairs, kLatentThreads, PairMap::kBytes, stream);
+  launch.in_clusters_of(2);
+  check_cuda(cudaLaunchKernelEx(&launch.config, pair_kernel<PairConfig<Element, kCodes>>, params), "sm90_latent");
 }
 
 template <class Element, bool kCodes>

@@ -4,6 +4,7 @@
 // the half for both CTAs. Boxes behind a sequence's last key are left out, so nothing there is read, not even its page.
 #pragma once
 
+#include "kernels/sm90/latent/page_boxes.cuh"
 #include "kernels/sm90/latent/pair_map.cuh"
 #include "kernels/sm90/ptx/tma.cuh"
 
@@ -13,12 +14,7 @@ template <class C>
 class PairFetcher {
  public:
   __device__ __forceinline__ PairFetcher(const DecodeParams& p, const PairMap& map)
-      : p_(p),
-        map_(map),
-        lane_(thread_of_cta() % 32),
-        row_(lane_ % p.boxes * p.box_rows),
-        first_panel_(lane_ / p.boxes),
-        panel_step_(32 / p.boxes) {}
+      : p_(p), map_(map), lane_(thread_of_cta() % 32) {}
 
   // Units first, first + step, …
   __device__ __forceinline__ void run(int first, int step) {
@@ -31,11 +27,6 @@ class PairFetcher {
   }
 
  private:
-  struct Box {
-    int page;
-    int row;  // in the page; −1: no key of the sequence lies there
-  };
-
   // A lane counts the units of some sequences that follow each other.
   __device__ __forceinline__ int units_of(int sequence) const {
     if (sequence >= p_.sequences) return 0;
@@ -57,6 +48,7 @@ class PairFetcher {
     int own = 0;
 #pragma unroll 1
     for (int i = 0; i < each_; ++i) own += units_of(lane_ * each_ + i);
+    own_ = own;
     before_ = before(own);
     return __shfl_sync(0xffffffffU, before_ + own, 31);
   }
@@ -65,7 +57,8 @@ class PairFetcher {
     const int lane = __popc(__ballot_sync(0xffffffffU, before_ <= number)) - 1;
     const int sequences_before = __shfl_sync(0xffffffffU, before_, lane);
     static_assert(kMostLatentSequences <= 32 * 32);
-    const int own = lane_ < each_ ? units_of(lane * each_ + lane_) : 0;
+    const int of_lane = __shfl_sync(0xffffffffU, own_, lane);
+    const int own = lane_ >= each_ ? 0 : each_ == 1 ? of_lane : units_of(lane * each_ + lane_);
     const int first = sequences_before + before(own);
     const int nth = __popc(__ballot_sync(0xffffffffU, lane_ < each_ && first <= number)) - 1;
     return unit_in<C>(p_, lane * each_ + nth, __shfl_sync(0xffffffffU, first, nth), number);
@@ -86,43 +79,61 @@ class PairFetcher {
     tiles_ += static_cast<std::uint32_t>(unit.end - unit.begin);
     const auto tile_at = [&](std::uint32_t number) { return unit.begin + static_cast<int>(number - first); };
     std::uint32_t own = first + ((first ^ map_.rank) & 1U);
-    Box next = find(unit, tile_at(own));
+    PageBox next = find(unit, tile_at(own));
     await_note();
+    if (tiles_ != first) {
+      // Until the ends of the unit before the last one have been read. Whoever folds could not wait for this: a CTA
+      // that tells of no unit's end for a while would take two phases for one.
+      const PairTurn turn = PairTurn::of_unit(units_);
+      barrier_wait(map_.ends_empty(turn.place), turn.parity ^ 1U);
+      ++units_;
+    }
     if (lane_ == 0) map_.note(PairTurn::of_unit(notes_).place).write(unit);
     tell_note();
+    if (notes_ == 1) named_sync(kPairQueryBarrier, kWarpgroup + 32);
 #pragma unroll 1
     for (; static_cast<int>(tiles_ - own) > 0; own += 2) {
-      const Box box = next;
+      const PageBox box = next;
       next = find(unit, tile_at(own + 2));
       fetch(unit.kv_head, own, box, unit.of.length - tile_at(own) * kLatentTile);
     }
   }
 
-  // This lane's box of a tile, the one that begins row_ keys behind the tile's first.
-  __device__ __forceinline__ Box find(const DecodeUnit& unit, int tile) const {
-    const int key = tile * kLatentTile + row_;
-    if (tile >= unit.end || key >= unit.of.length) return {0, -1};
+  // This lane's box of a tile.
+  __device__ __forceinline__ PageBox find(const DecodeUnit& unit, int tile) const {
+    const int key = tile * kLatentTile + lane_ * p_.box_rows;
+    if (lane_ >= p_.boxes || tile >= unit.end || key >= unit.of.length) return {0, -1};
     const int here = key - unit.lag;
     if (p_.pages == nullptr) return {unit.sequence, here};
-    return {__ldg(p_.pages + unit.sequence * p_.table_stride + (here >> p_.page_log)), here & ((1 << p_.page_log) - 1)};
+    return {__ldcg(p_.pages + unit.sequence * p_.table_stride + (here >> p_.page_log)),
+            here & ((1 << p_.page_log) - 1)};
   }
 
-  // Calls visit(panel) for this lane's panels of its box, of [kBegin, kEnd).
-  template <int kBegin, int kEnd, class Visit>
-  __device__ __forceinline__ void for_panels(const Box& box, Visit visit) const {
-    if (box.row < 0) return;
-#pragma unroll 1
-    for (int panel = kBegin + first_panel_; panel < kEnd; panel += panel_step_) visit(panel);
+  // Has the copy engine bring the boxes of `kPanels` panels to `target`, or to there in both CTAs. column_of(n): the
+  // first column of the n-th.
+  template <int kPanels, bool kForBoth, class ColumnOf>
+  __device__ __forceinline__ void bring(std::uint32_t target, const CUtensorMap& map, std::uint32_t barrier, int head,
+                                        const PageBox& of_lane, ColumnOf column_of) const {
+    for_boxes(of_lane, p_.boxes, [&](int i, const PageBox& box) {
+      const std::uint32_t rows = target + static_cast<std::uint32_t>(i * p_.box_rows * kPanelRowBytes);
+#pragma unroll
+      for (int n = 0; n < kPanels; ++n) {
+        const std::uint32_t panel = rows + static_cast<std::uint32_t>(n * PairMap::kPanelBytes);
+        if constexpr (kForBoth) {
+          load_page_box_once_for(3, panel, &map, barrier, column_of(n), head, box.page, box.row);
+        } else {
+          load_page_box_once(panel, &map, barrier, column_of(n), head, box.page, box.row);
+        }
+      }
+    });
   }
 
   // `left`: keys of the sequence from the tile's first one on.
-  __device__ __forceinline__ void fetch(int head, std::uint32_t tile, const Box& box, int left) const {
-    const PairTurn turn = PairTurn::of_tile(tile);
+  __device__ __forceinline__ void fetch(int head, std::uint32_t tile, const PageBox& box, int left) const {
+    const PairTurn turn = PairTurn::of_tile(of_warp(tile));
     const std::uint32_t rank = map_.rank;
     const int keys = left < kLatentTile ? left : kLatentTile;
     const int rows = (keys + p_.box_rows - 1) & -p_.box_rows;  // boxes have a power of two
-    const auto down = static_cast<std::uint32_t>(row_ * kPanelRowBytes);
-    const auto in_half = [down](int panel) { return static_cast<std::uint32_t>(panel * PairMap::kPanelBytes) + down; };
     const int own_column = static_cast<int>(rank) * kPairColumns;
     const std::uint32_t own_full = map_.own_full(turn.place), rope_full = map_.rope_full(turn.place);
     const std::uint32_t own = map_.own_half(turn.place);
@@ -130,18 +141,14 @@ class PairFetcher {
     if (C::kCodes && lane_ == 0) barrier_arrive_expect(map_.codes_full(turn.place), rows * kLatentDimV);
     if (!C::kCodes && lane_ == 0) barrier_arrive_expect(own_full, kPairPanels * rows * kPanelRowBytes);
     __syncwarp();
-    for_panels<0, kPairPanels>(box, [&](int panel) {
-      if constexpr (C::kCodes) {
-        // Where the codes of the block lie that is expanded after so many others.
-        load_page_box(own + in_half(panel), &p_.k, map_.codes_full(turn.place),
-                      static_cast<int>(PairMap::block_of(rank, static_cast<std::uint32_t>(panel))) * kPanelColumns,
-                      head, box.page, box.row);
-      } else {
-        load_page_box(own + in_half(panel), &p_.k, own_full, own_column + panel * kPanelColumns, head, box.page,
-                      box.row);
-      }
-    });
-    __syncwarp();
+    if constexpr (C::kCodes) {
+      // Where the codes of the block lie that is expanded after so many others.
+      bring<kCodeBlocks, false>(own, p_.k, map_.codes_full(turn.place), head, box, [rank](int n) {
+        return static_cast<int>(PairMap::block_of(rank, static_cast<std::uint32_t>(n))) * kPanelColumns;
+      });
+    } else {
+      bring<kPairPanels, false>(own, p_.k, own_full, head, box, [=](int n) { return own_column + n * kPanelColumns; });
+    }
     const std::uint32_t shared_full = map_.shared_full(rank, turn.place);
     const std::uint32_t shared = map_.shared_half(rank, turn.place);
     barrier_wait(map_.shared_empty(turn.place), turn.parity ^ 1U);
@@ -153,31 +160,23 @@ class PairFetcher {
                                kPairPanels * (C::kCodes ? kLatentTile : rows) * kPanelRowBytes);
     }
     __syncwarp();
-    if constexpr (!C::kCodes) {
-      for_panels<0, kPairPanels>(box, [&](int panel) {
-        load_page_box_for(3, shared + in_half(panel), &p_.k, shared_full,
-                          kPairColumns - own_column + panel * kPanelColumns, head, box.page, box.row);
-      });
+    if constexpr (C::kCodes) {
+      bring<1, false>(map_.rope(turn.place), p_.v, rope_full, head, box, [](int) { return 0; });
+    } else {
+      bring<kPairPanels, true>(shared, p_.k, shared_full, head, box,
+                               [=](int n) { return kPairColumns - own_column + n * kPanelColumns; });
+      bring<1, false>(map_.rope(turn.place), p_.k, rope_full, head, box, [](int) { return kLatentDimV; });
     }
-    for_panels<0, 1>(box, [&](int) {
-      if constexpr (C::kCodes) {
-        load_page_box(map_.rope(turn.place) + down, &p_.v, rope_full, 0, head, box.page, box.row);
-      } else {
-        load_page_box(map_.rope(turn.place) + down, &p_.k, rope_full, kLatentDimV, head, box.page, box.row);
-      }
-    });
-    __syncwarp();
   }
 
   const DecodeParams& p_;
   const PairMap& map_;
   const int lane_;
-  const int row_;          // where in its tile this lane's box begins
-  const int first_panel_;  // of this lane's
-  const int panel_step_;
   int each_ = 0;    // sequences of a lane
+  int own_ = 0;     // their units
   int before_ = 0;  // units before them
   std::uint32_t notes_ = 0;
+  std::uint32_t units_ = 0;  // that have tiles
   std::uint32_t tiles_ = 0;  // of all units so far
 };
 

@@ -12,7 +12,7 @@
 //   and
 //                            of the other ones
 //   sums       [64 rows][4]  what the threads of a row have of l, behind the other CTA's last tile
-//   ends       [64 rows]     l of a unit's rows
+//   ends       [2][64 rows]  l of a unit's rows
 //   notes      [2]           what there is to know of a unit
 //   barriers
 //
@@ -31,7 +31,8 @@ namespace ringattn::sm90 {
 
 inline constexpr int kPairPanels = kLatentDimV / kPanelColumns / 2;  // of a half
 inline constexpr int kPairColumns = kLatentDimV / 2;
-inline constexpr int kPairFolders = 2;  // warpgroups that fold: one scores, one has the outputs
+inline constexpr int kPairFolders = 2;       // warpgroups that fold: one scores, one has the outputs
+inline constexpr int kPairQueryBarrier = 3;  // of the threads that score, and the fetching warp
 inline constexpr int kPairNoteReaders = kPairFolders * kWarpgroup / 32 + 1;  // their warps, and the one that sends
 
 // What the fetching warp has found out about a unit, as numbers of 4 bytes.
@@ -102,9 +103,9 @@ struct PairMap {
   static constexpr int kReferenceOffset = kWeightOffset + 2 * kPanelBytes;
   static constexpr int kSumOffset = kReferenceOffset + 4 * kQueryTile * 4;
   static constexpr int kEndOffset = kSumOffset + kQueryTile * 16;
-  static constexpr int kNoteOffset = kEndOffset + kQueryTile * 4;
+  static constexpr int kNoteOffset = kEndOffset + 2 * kQueryTile * 4;
   static constexpr int kBarrierOffset = kNoteOffset + 2 * PairNote::kBytes;
-  static constexpr int kBarriers = 29;
+  static constexpr int kBarriers = 31;
   static constexpr int kBytes = kBarrierOffset + kBarriers * kBarrierBytes;
   static_assert(kBytes <= kMostSharedBytes && kPanelBytes % 1024 == 0 && kPanelBytes == kQueryTile * kPanelRowBytes);
 
@@ -137,7 +138,9 @@ struct PairMap {
   }
   // Of one of the scoring threads: of its two rows.
   __device__ std::uint32_t sums(int thread) const { return at(kSumOffset, static_cast<std::uint32_t>(thread), 8); }
-  __device__ std::uint32_t end(int row) const { return at(kEndOffset, static_cast<std::uint32_t>(row), 4); }
+  __device__ std::uint32_t end(std::uint32_t place, int row) const {
+    return at(kEndOffset, place * kQueryTile + static_cast<std::uint32_t>(row), 4);
+  }
   __device__ PairNote note(std::uint32_t place) const { return {at(kNoteOffset, place, PairNote::kBytes)}; }
 
   // A shared half has arrived; so have a half of this CTA's own, and a rotary key.
@@ -168,8 +171,8 @@ struct PairMap {
   }
   __device__ std::uint32_t sums_full() const { return barrier(16); }
   // The ends of a unit are here; the outputs of both CTAs have read them.
-  __device__ std::uint32_t ends_full() const { return barrier(17); }
-  __device__ std::uint32_t ends_empty() const { return barrier(18); }
+  __device__ std::uint32_t ends_full(std::uint32_t place) const { return barrier(17 + place); }
+  __device__ std::uint32_t ends_empty(std::uint32_t place) const { return barrier(29 + place); }
   __device__ std::uint32_t note_full(std::uint32_t place) const { return barrier(19 + place); }
   __device__ std::uint32_t note_empty(std::uint32_t place) const { return barrier(21 + place); }
 
@@ -199,12 +202,12 @@ __device__ __forceinline__ void init_pair_barriers(const PairMap& map, int expan
     barrier_init(map.weights_full(false, i), 1);
     barrier_init(map.references_full(true, i), kWarps);
     barrier_init(map.references_full(false, i), 1);
+    barrier_init(map.ends_full(i), kWarps);  // of whichever CTA has scored the unit's last tile
+    barrier_init(map.ends_empty(i), 2 * kWarps);
     barrier_init(map.note_full(i), 1);
     barrier_init(map.note_empty(i), kPairNoteReaders + expanders);
   }
   barrier_init(map.sums_full(), kWarps);
-  barrier_init(map.ends_full(), kWarps);  // of whichever CTA has scored the unit's last tile
-  barrier_init(map.ends_empty(), 2 * kWarps);
   barrier_init_fence();
 }
 

@@ -113,13 +113,14 @@ class PairOutputs {
   }
 
   __device__ __forceinline__ void read_ends(float (&sum)[2]) {
-    barrier_wait(map_.ends_full(), units_ & 1U);
+    const PairTurn turn = PairTurn::of_unit(units_);
+    barrier_wait(map_.ends_full(turn.place), turn.parity);
     ++units_;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) sum[half] = load_float(map_.end(slot_of_thread() + 8 * half));
+    for (int half = 0; half < 2; ++half) sum[half] = load_float(map_.end(turn.place, slot_of_thread() + 8 * half));
     __syncwarp();
     const auto lane = static_cast<std::uint32_t>(thread_of_cta() % 32);
-    if (lane < 2) barrier_arrive_at(in_cta(map_.ends_empty(), lane));
+    if (lane < 2) barrier_arrive_at(in_cta(map_.ends_empty(turn.place), lane));
     __syncwarp();
   }
 
@@ -132,10 +133,10 @@ class PairOutputs {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int slot = slot_of_thread() + 8 * half;
-      if (slot >= rows) continue;
-      const DecodePlace place = place_of(params_, unit, slot);
+      const bool present = slot < rows;
+      const DecodePlace place = place_of(params_, unit, present ? slot : rows - 1);
       if (!finishes(params_, unit)) {
-        if (!folded) continue;  // another unit has the row, or the merge finds that none has
+        if (!folded || !present) continue;  // another unit has the row, or the merge finds that none has
         auto* const outputs = reinterpret_cast<float4*>(record_of(params_, unit, place) + first_column);
 #pragma unroll
         for (int n = 0; n < kPairColumns / 16; ++n) {
@@ -147,10 +148,12 @@ class PairOutputs {
       }
       const FinishedRow<C> finished(params_, place, reference_[half], sum[half]);
 #pragma unroll
-      for (int n = 0; n < kPairColumns / 8; ++n) {
-        finished.write(first_column + 8 * n + 2 * lane, o_[n][2 * half], o_[n][2 * half + 1]);
+      for (int n = 0; n < kPairColumns / 8; n += 4) {
+        const auto two = [&](int i) { return finished.pack(o_[n + i][2 * half], o_[n + i][2 * half + 1]); };
+        const uint4 eight = turn_in_quad(uint4{two(0), two(1), two(2), two(3)}, lane);
+        if (present) finished.write(first_column + 8 * (n + lane), eight);
       }
-      if (speaks) finished.write_lse();
+      if (speaks && present) finished.write_lse();
     }
   }
 

@@ -11,6 +11,8 @@
 // see a tile of the unit have probabilities of 0 there, which change nothing.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/sm90/decode/slots.cuh"
 #include "kernels/sm90/fold/products.cuh"
 #include "kernels/sm90/fold/tile_step.cuh"
@@ -32,12 +34,18 @@ class PairScorer {
   __device__ __forceinline__ void take(const DecodeUnit& unit) {
     const std::uint32_t first = tiles_;
     tiles_ += static_cast<std::uint32_t>(unit.end - unit.begin);
-    if (first == tiles_) return;
+    // The CTA's first keys are asked for behind its queries: all CTAs' keys take long to come.
+    const auto tell_fetcher = [&] {
+      if (!begun_) named_arrive(kPairQueryBarrier, kWarpgroup + 32);
+      begun_ = true;
+    };
     std::uint32_t tile = first + ((first ^ map_.rank) & 1U);
+    if (static_cast<int>(tiles_ - tile) <= 0) tell_fetcher();
+    if (first == tiles_) return;
     if (static_cast<int>(tiles_ - tile) > 0) {
       const DecodeSlots slots = slots_of<C>(params_, unit, slot_of_thread());
       const BasicTileRange<int> plain = plain_tiles<C>(params_, unit);
-      load_queries(unit);
+      load_queries(unit, tell_fetcher);
       const std::uint32_t begin = tile;
       float sum[2], factor[2];
       const auto add_last = [&] { add_sums(sum, factor, tile - 2, tile - 2 == first); };
@@ -67,8 +75,10 @@ class PairScorer {
   static constexpr int kHalfSteps = 4 * kPairPanels;
   static constexpr int kEarlySteps = 8;
 
-  // Query rows as fragments of the first product; rows that are not there are zeros.
-  __device__ __forceinline__ void load_queries(const DecodeUnit& unit) {
+  // Query rows as fragments of the first product; rows that are not there are zeros. asked(): once they are on their
+  // way.
+  template <class Asked>
+  __device__ __forceinline__ void load_queries(const DecodeUnit& unit, Asked asked) {
     const auto* const q = static_cast<const std::uint16_t*>(p_.q.data);
     const int rows = rows_of(params_, unit);
     const std::uint16_t* row[2];
@@ -84,45 +94,34 @@ class PairScorer {
         ((reinterpret_cast<std::uint64_t>(q) | static_cast<std::uint64_t>(2 * (p_.q.token_stride | p_.q.head_stride))) &
          15U) == 0;
     const int lane = thread_of_cta() % 4;
-    constexpr int kBatch = 9;  // of 32 columns each, on their way at a time
-    static_assert(kSteps % (2 * kBatch) == 0);
+    uint4 chunk[kSteps / 2][2];  // of 32 columns each
+    const auto load = [&](auto is_aligned) {
 #pragma unroll
-    for (int first = 0; first < kSteps / 2; first += kBatch) {
-      uint4 chunk[kBatch][2];
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
+      for (int i = 0; i < kSteps / 2; ++i) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           chunk[i][half] = uint4{0, 0, 0, 0};
-          if (present[half]) chunk[i][half] = load_elements(row[half] + ((first + i) * 4 + lane) * 8, aligned);
+          if (present[half]) chunk[i][half] = load_elements(row[half] + (i * 4 + lane) * 8, is_aligned);
         }
       }
+    };
+    if (aligned) {
+      load(std::true_type());
+    } else {
+      load(std::false_type());
+    }
+    asked();
 #pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
+    for (int i = 0; i < kSteps / 2; ++i) {
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const uint4 turned = turn(chunk[i][half], lane);
-          const int step = 2 * (first + i);
-          q_[step][half] = turned.x;
-          q_[step][2 + half] = turned.y;
-          q_[step + 1][half] = turned.z;
-          q_[step + 1][2 + half] = turned.w;
-        }
+      for (int half = 0; half < 2; ++half) {
+        const uint4 turned = turn_in_quad(chunk[i][half], lane);
+        q_[2 * i][half] = turned.x;
+        q_[2 * i][2 + half] = turned.y;
+        q_[2 * i + 1][half] = turned.z;
+        q_[2 * i + 1][2 + half] = turned.w;
       }
     }
-  }
-
-  // Four lanes have a row's chunk of 8 columns each. Afterwards each has two columns of all four.
-  static __device__ __forceinline__ uint4 turn(uint4 x, int lane) {
-    const auto swap = [](std::uint32_t& low, std::uint32_t& high, bool odd, int with) {
-      const std::uint32_t got = __shfl_xor_sync(0xffffffffU, odd ? low : high, with);
-      (odd ? low : high) = got;
-    };
-    swap(x.x, x.y, lane % 2 != 0, 1);
-    swap(x.z, x.w, lane % 2 != 0, 1);
-    swap(x.x, x.z, lane / 2 != 0, 2);
-    swap(x.y, x.w, lane / 2 != 0, 2);
-    return x;
   }
 
   // S = Q Kᵀ, part by part as it arrives. The tensor cores have the first products to do meanwhile().
@@ -246,18 +245,19 @@ class PairScorer {
   __device__ __forceinline__ void tell_ends(const float (&l)[2]) const {
     const int lane = thread_of_cta() % 32;
     const float sums[2] = {sum_of_quad(l[0]), sum_of_quad(l[1])};
-    barrier_wait(map_.ends_empty(), (units_ & 1U) ^ 1U);
-    const std::uint32_t barrier = in_cta(map_.ends_full(), other_);
+    const std::uint32_t place =
+        PairTurn::of_unit(units_).place;  // free: its tiles come only when it is (pair_fetch.cuh)
+    const std::uint32_t barrier = in_cta(map_.ends_full(place), other_);
     if (lane == 0) barrier_arrive_expect_at(barrier, 16 * 4);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (lane % 4 != 0) continue;
-      const std::uint32_t end = map_.end(slot_of_thread() + 8 * half);
+      const std::uint32_t end = map_.end(place, slot_of_thread() + 8 * half);
       cuda::store_shared(end, __float_as_uint(sums[half]));
       send_number(in_cta(end, other_), barrier, __float_as_int(sums[half]));
     }
     __syncwarp();
-    if (lane == 0) barrier_arrive(map_.ends_full());
+    if (lane == 0) barrier_arrive(map_.ends_full(place));
   }
 
   const DecodeParams& params_;
@@ -266,6 +266,7 @@ class PairScorer {
   const std::uint32_t other_;  // rank of the other CTA
   std::uint32_t tiles_ = 0;    // of all units so far
   std::uint32_t units_ = 0;    // that have tiles
+  bool begun_ = false;
   std::uint32_t q_[kSteps][4];
 };
 

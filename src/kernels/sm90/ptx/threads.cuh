@@ -26,6 +26,20 @@ __device__ __forceinline__ int slot_of_thread() {
 // out once a warp, in uniform registers.
 __device__ __forceinline__ std::uint32_t of_warp(std::uint32_t number) { return __shfl_sync(0xffffffffU, number, 0); }
 
+// Holds in one lane of a warp whose lanes are all here. Of an instruction that only one lane can have, as those to the
+// copy engine, the compiler makes a loop over lanes where it does not see that it is one.
+__device__ __forceinline__ bool one_of_warp() {
+  std::uint32_t is_one;
+  asm volatile(
+      "{\n"
+      ".reg .pred one;\n"
+      "elect.sync _|one, 0xffffffff;\n"
+      "selp.u32 %0, 1, 0, one;\n"
+      "}"
+      : "=r"(is_one));
+  return is_one != 0;
+}
+
 // Has the compiler keep a number in a register instead of working it out anew.
 template <class Number>
 __device__ __forceinline__ void keep(Number& number) {

@@ -38,13 +38,24 @@ __device__ __forceinline__ void load_page_box(std::uint32_t target, const CUtens
       "l"(map), "r"(barrier), "r"(column), "r"(row), "r"(0), "r"(head), "r"(page)
       : "memory");
 }
-// The same for all CTAs of `ctas`, as load_box_for().
-__device__ __forceinline__ void load_page_box_for(std::uint16_t ctas, std::uint32_t target, const CUtensorMap* map,
-                                                  std::uint32_t barrier, int column, int head, int page, int row) {
+// The same of what is read once: in the L2 cache it makes way for what comes later, and what else is there stays, as
+// code and what CTAs tell each other. The policy is the one that createpolicy.fractional.L2::evict_first makes.
+inline constexpr std::uint64_t kReadOnce = 0x12F0000000000000ULL;
+__device__ __forceinline__ void load_page_box_once(std::uint32_t target, const CUtensorMap* map, std::uint32_t barrier,
+                                                   int column, int head, int page, int row) {
   asm volatile(
-      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, "
-      "%4, %5, %6, %7}], [%2], %8;" ::"r"(target),
-      "l"(map), "r"(barrier), "r"(column), "r"(row), "r"(0), "r"(head), "r"(page), "h"(ctas)
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, %4, "
+      "%5, %6, %7}], [%2], %8;" ::"r"(target),
+      "l"(map), "r"(barrier), "r"(column), "r"(row), "r"(0), "r"(head), "r"(page), "l"(kReadOnce)
+      : "memory");
+}
+// The same for all CTAs of `ctas`, as load_box_for().
+__device__ __forceinline__ void load_page_box_once_for(std::uint16_t ctas, std::uint32_t target, const CUtensorMap* map,
+                                                       std::uint32_t barrier, int column, int head, int page, int row) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint "
+      "[%0], [%1, {%3, %4, %5, %6, %7}], [%2], %8, %9;" ::"r"(target),
+      "l"(map), "r"(barrier), "r"(column), "r"(row), "r"(0), "r"(head), "r"(page), "h"(ctas), "l"(kReadOnce)
       : "memory");
 }
 // Copies bytes that follow each other, at addresses and of a number that are multiples of 16.
