@@ -111,6 +111,17 @@ RINGATTN_HOST_DEVICE inline float int4_element(std::uint8_t code, float scale, f
   return 2.0F * (static_cast<float>(code) * (0.5F * scale) + 0.5F * zero);
 }
 
+// Whether code · scale + zero, rounded once to the dtype, may differ from int4_element(), which has rounded to fp32
+// before: fp32 holds the sum unless the two lie far apart. Where the zero is the greater one, then what fp32 loses is
+// far below half of the sum's last place in bf16; in fp16, which has more places, the sum may lie beside a tie. `zero`
+// is the magnitude. Without branches, as kernels ask for many.
+RINGATTN_HOST_DEVICE inline bool int4_rounds_twice_to_bf16(float scale, float zero) {
+  return (zero > 0.0F) & (zero < scale * 0x1p-10F);
+}
+RINGATTN_HOST_DEVICE inline bool int4_rounds_twice_to_f16(float scale, float zero) {
+  return (scale > 0.0F) & (zero > 0.0F) & ((zero < scale * 0x1p-7F) | (zero > scale * 0x1p11F));
+}
+
 // Byte i of a row holds channel 2i in its low and channel 2i + 1 in its high four bits.
 RINGATTN_HOST_DEVICE inline std::uint8_t int4_pair(std::uint8_t even, std::uint8_t odd) {
   return static_cast<std::uint8_t>(even | (odd << 4));

@@ -201,6 +201,48 @@ TEST(RowCodes, AnElementIsOneFusedMultiplyAdd) {
   }
 }
 
+// A number that fp64 holds, rounded once, to nearest even.
+double rounded_once(double value, Dtype dtype) {
+  if (value == 0.0) return value;
+  const int least = dtype == Dtype::kBf16 ? -133 : -24;
+  const int digits = dtype == Dtype::kBf16 ? 8 : 11;
+  const int place = std::max(std::ilogb(value) - digits + 1, least);
+  return std::ldexp(std::nearbyint(std::ldexp(value, -place)), place);
+}
+
+// What kernels make elements with instead: one rounding, wherever the predicate lets them. Every code, all scales of a
+// binade, and zeros of either sign from far below to far above.
+TEST(RowCodes, OneRoundingWhereItIsTheSame) {
+  for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16}) {
+    const bool bf16 = dtype == Dtype::kBf16;
+    const int digits = bf16 ? 8 : 11, steps = 1 << (digits - 1);
+    std::int64_t differ = 0, let = 0;
+    for (int i = 0; i < steps; i += bf16 ? 1 : 7) {
+      const double scale = std::ldexp(steps + i, bf16 ? -7 : -13);
+      for (int exponent = bf16 ? -40 : -24; exponent <= (bf16 ? 24 : 15); ++exponent) {
+        for (int n = 0; n < steps; n += bf16 ? 1 : 31) {
+          const double magnitude = std::ldexp(steps + n, exponent - digits + 1);
+          if (rounded_once(magnitude, dtype) != magnitude) continue;  // fewer digits below the normal numbers
+          const auto s = static_cast<float>(scale), z = static_cast<float>(magnitude);
+          const bool twice = bf16 ? int4_rounds_twice_to_bf16(s, z) : int4_rounds_twice_to_f16(s, z);
+          for (int code = 0; code < 16; ++code) {
+            for (const float zero : {z, -z}) {
+              const double once = rounded_once(code * scale + static_cast<double>(zero), dtype);
+              if (std::abs(once) > (bf16 ? kGreatestBf16 : kGreatestF16)) continue;
+              const bool same = once == rounded(int4_element(static_cast<std::uint8_t>(code), s, zero), dtype);
+              ASSERT_TRUE(same || twice) << code << " * " << s << " + " << zero;
+              differ += same ? 0 : 1;
+              let += twice ? 0 : 1;
+            }
+          }
+        }
+      }
+    }
+    EXPECT_GT(differ, 0) << "the predicate would have nothing to do";
+    EXPECT_GT(let, 1'000'000);
+  }
+}
+
 TEST(RowCodes, EveryChannelOfAGroupHasItsPlace) {
   for (const auto& [dim, group] : {std::pair{128, 32}, {128, 64}, {64, 64}, {96, 32}, {256, 64}}) {
     std::vector<int> seen(static_cast<std::size_t>(dim));

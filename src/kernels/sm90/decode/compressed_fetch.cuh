@@ -5,6 +5,7 @@
 
 #include "kernels/sm90/decode/compressed_map.cuh"
 #include "kernels/sm90/decode/sliced_fetch.cuh"
+#include "kernels/sm90/ptx/threads.cuh"
 
 namespace ringattn::sm90 {
 
@@ -16,73 +17,107 @@ __device__ __forceinline__ void arrive_with_copies(std::uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
-// Fetches tiles of K, or this CTA's columns of tiles of V.
-template <class C>
+// Fetches tiles of K, or with kValues this CTA's columns of tiles of V.
+template <class C, bool kValues>
 class PackedBoxes : public TileBoxes<C> {
  public:
   using Box = typename TileBoxes<C>::Box;
 
   __device__ __forceinline__ PackedBoxes(const CompressedParams& p, const CompressedMap<C>& map, std::uint32_t rank)
-      : TileBoxes<C>(p.step), all_(p), map_(map), rank_(rank), box_log_(p.box_log) {}
+      : TileBoxes<C>(p.step),
+        tensor_(kValues ? p.v : p.k),
+        map_(map),
+        box_log_(p.box_log),
+        first_column_(kValues ? static_cast<int>(rank) * p.v.row_bytes / 2 : 0),  // a map's elements are of two bytes
+        stages_(map.packed(p, kValues, 0)),
+        stage_bytes_(static_cast<std::uint32_t>(tensor_.stage_bytes)),
+        tile_bytes_(C::kKeyTile * tensor_.row_bytes) {
+    if (p.step.boxes == 1) way_ = tensor_.numbers_mapped ? kBoxAndNumbers : tensor_.number_bytes == 0 ? kBox : kParts;
+    keep(way_);
+    keep(stage_bytes_);
+    keep(tile_bytes_);
+  }
 
   __device__ __forceinline__ void fetch_keys(const SlicedMap<C>&, const Lap<C::kKStages>&, int tile, Box box,
                                              int head) {
-    fetch_packed(all_.k, false, tile, box, 0, head, 0);
+    fetch_packed(tile, box, 0, head);
   }
   __device__ __forceinline__ void fetch_values(const SlicedMap<C>&, const Lap<C::kVStages>&, int tile, Box box, int nth,
                                                int head, std::uint32_t) {
-    // A map's elements are of two bytes.
-    fetch_packed(all_.v, true, tile, box, nth, head, static_cast<int>(rank_) * all_.v.row_bytes / 2);
+    fetch_packed(tile, box, nth, head);
   }
 
  private:
-  __device__ __forceinline__ void fetch_packed(const PackedTensor& tensor, bool values, int tile, Box box, int nth,
-                                               int head, int first_column) {
-    const DecodeParams& p = this->p_;
-    const std::uint32_t target = map_.packed(all_, values, lap_.place);
-    const std::uint32_t barrier = map_.packed_full(values, lap_.place);
-    const bool alone = p.boxes == 1;
-    if (alone) {
-      box.page = __shfl_sync(0xffffffffU, box.page, nth);
-      box.row = __shfl_sync(0xffffffffU, box.row, nth);
+  // Of a tile: one box, one and another of numbers, or what there is.
+  enum Way : int { kBox, kBoxAndNumbers, kParts };
+
+  __device__ __forceinline__ void fetch_packed(int tile, Box box, int nth, int head) {
+    const std::uint32_t target = stages_ + lap_.place * stage_bytes_;
+    if (way_ == kParts) {
+      fetch_parts(target, tile, this->p_.boxes == 1 ? box_of(box, nth) : box, nth, head);
+      lap_.advance(tensor_.stages);
+      return;
     }
-    barrier_wait(map_.packed_empty(values, lap_.place), lap_.parity ^ 1U);
-    const bool mapped = tensor.numbers_mapped;
+    box = box_of(box, nth);
+    if (this->lane_ == 0) {  // one lane does all, as the whole warp takes as long for each of its parts
+      const std::uint32_t barrier = map_.packed_full(kValues, lap_.place);
+      barrier_wait(map_.packed_empty(kValues, lap_.place), lap_.parity ^ 1U);
+      barrier_arrive_expect(barrier, tile_bytes_ + (way_ == kBoxAndNumbers ? C::kKeyTile * kNumberPitch : 0));
+      fetch_codes(target, barrier, 0, box, head);
+      if (way_ == kBoxAndNumbers) fetch_numbers(target, barrier, 0, box, head);
+    }
+    lap_.advance(tensor_.stages);
+  }
+  // That of another lane.
+  __device__ __forceinline__ static Box box_of(const Box& box, int lane) {
+    return {__shfl_sync(0xffffffffU, box.page, lane), __shfl_sync(0xffffffffU, box.row, lane)};
+  }
+  __device__ __forceinline__ void fetch_parts(std::uint32_t target, int tile, const Box& box, int nth, int head) const {
+    const std::uint32_t barrier = map_.packed_full(kValues, lap_.place);
+    barrier_wait(map_.packed_empty(kValues, lap_.place), lap_.parity ^ 1U);
+    const bool mapped = tensor_.numbers_mapped;
     if (this->lane_ == 0) {
-      barrier_arrive_expect(barrier, this->rows(tile) * (tensor.row_bytes + (mapped ? kNumberPitch : 0)));
+      barrier_arrive_expect(barrier, this->rows(tile) * (tensor_.row_bytes + (mapped ? kNumberPitch : 0)));
     }
-    const std::uint32_t numbers = target + static_cast<std::uint32_t>(C::kKeyTile * tensor.row_bytes);
+    const bool alone = this->p_.boxes == 1;
     if (alone ? this->lane_ == 0 : this->nth_ == nth && box.row >= 0) {
       const int row = alone ? 0 : this->row_;
-      load_page_box(target + static_cast<std::uint32_t>(row * tensor.row_bytes), &tensor.map, barrier, first_column,
-                    head, box.page, box.row);
-      if (mapped) {
-        const bool joined = tensor.numbers_step > 0;  // heads are columns
-        load_page_box(numbers + static_cast<std::uint32_t>(row * kNumberPitch), &tensor.number_map, barrier,
-                      head * tensor.numbers_step / kNumberPitch * (kNumberPitch / 2), joined ? 0 : head, box.page,
-                      box.row);
-      }
+      fetch_codes(target, barrier, row, box, head);
+      if (mapped) fetch_numbers(target, barrier, row, box, head);
     }
     __syncwarp();
-    if (tensor.number_bytes > 0 && !mapped) {
-      fetch_numbers(tensor, numbers, tile, box, nth, head);
+    if (tensor_.number_bytes > 0 && !mapped) {
+      copy_numbers(target + static_cast<std::uint32_t>(tile_bytes_), tile, box, nth, head);
       arrive_with_copies(barrier);
     }
-    lap_.advance(tensor.stages);
+  }
+
+  // By one lane, a box that begins `row` rows behind the tile's first; and its numbers.
+  __device__ __forceinline__ void fetch_codes(std::uint32_t target, std::uint32_t barrier, int row, const Box& box,
+                                              int head) const {
+    load_page_box(target + static_cast<std::uint32_t>(row * tensor_.row_bytes), &tensor_.map, barrier, first_column_,
+                  head, box.page, box.row);
+  }
+  __device__ __forceinline__ void fetch_numbers(std::uint32_t target, std::uint32_t barrier, int row, const Box& box,
+                                                int head) const {
+    const bool joined = tensor_.numbers_step > 0;  // heads are columns
+    load_page_box(target + static_cast<std::uint32_t>(tile_bytes_ + row * kNumberPitch), &tensor_.number_map, barrier,
+                  head * tensor_.numbers_step / kNumberPitch * (kNumberPitch / 2), joined ? 0 : head, box.page,
+                  box.row);
   }
 
   // Those of rows lane, lane + 32, …
-  __device__ __forceinline__ void fetch_numbers(const PackedTensor& tensor, std::uint32_t target, int tile,
-                                                const Box& box, int nth, int head) const {
+  __device__ __forceinline__ void copy_numbers(std::uint32_t target, int tile, const Box& box, int nth,
+                                               int head) const {
     const DecodeParams& p = this->p_;
     const int rows = this->length_ - tile * C::kKeyTile;  // there may be more
     const std::uint32_t to = target + static_cast<std::uint32_t>(this->lane_ * kNumberPitch);
     if (p.boxes == 1) {  // all of a tile's rows lie at one distance from each other
-      const std::byte* from = tensor.numbers.at(box.page, box.row + this->lane_, head);
-      const std::int64_t step = 32 * tensor.numbers.token_stride;
+      const std::byte* from = tensor_.numbers.at(box.page, box.row + this->lane_, head);
+      const std::int64_t step = 32 * tensor_.numbers.token_stride;
 #pragma unroll
       for (int first = 0; first < C::kKeyTile; first += 32, from += step) {
-        if (first + this->lane_ < rows) copy_row(tensor, to, first, from);
+        if (first + this->lane_ < rows) copy_row(to, first, from);
       }
       return;
     }
@@ -93,22 +128,25 @@ class PackedBoxes : public TileBoxes<C> {
       const int page = __shfl_sync(0xffffffffU, box.page, lane);
       const int box_row = __shfl_sync(0xffffffffU, box.row, lane);
       if (row >= rows) continue;
-      copy_row(tensor, to, first, tensor.numbers.at(page, box_row + (row & (p.box_rows - 1)), head));
+      copy_row(to, first, tensor_.numbers.at(page, box_row + (row & (p.box_rows - 1)), head));
     }
   }
 
   // Those of one row, to `to` and `first` rows behind.
-  __device__ __forceinline__ static void copy_row(const PackedTensor& tensor, std::uint32_t to, int first,
-                                                  const std::byte* from) {
+  __device__ __forceinline__ void copy_row(std::uint32_t to, int first, const std::byte* from) const {
     to += static_cast<std::uint32_t>(first * kNumberPitch);
 #pragma unroll 1
-    for (int at = 0; at < tensor.number_bytes; at += 4) copy_number(to + static_cast<std::uint32_t>(at), from + at);
+    for (int at = 0; at < tensor_.number_bytes; at += 4) copy_number(to + static_cast<std::uint32_t>(at), from + at);
   }
 
-  const CompressedParams& all_;
+  const PackedTensor& tensor_;
   const CompressedMap<C>& map_;
-  const std::uint32_t rank_;
   const int box_log_;
+  const int first_column_;
+  const std::uint32_t stages_;  // where the first one lies
+  std::uint32_t stage_bytes_;
+  int tile_bytes_;  // of codes
+  int way_ = kParts;
   PackedLap lap_;
 };
 

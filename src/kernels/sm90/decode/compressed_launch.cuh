@@ -39,7 +39,8 @@ void prepare_compressed() {
   };
   allow(whole_kernel<C>, DecodeMap<C>::kBytes);
   for_compressed_slices<kFold>([&]<int kSlices>(std::integral_constant<int, kSlices>) {
-    allow(compressed_kernel<CompressedConfig<Element, kFold, kSlices>>, kMostSharedBytes);
+    using S = CompressedConfig<Element, kFold, kSlices>;
+    allow(compressed_kernel<S>, kMostSharedBytes);
   });
 }
 
@@ -50,7 +51,8 @@ void launch_whole(const CompressedParams& params, int ctas, Stream stream) {
   check_cuda(cudaLaunchKernelEx(&launch.config, whole_kernel<C>, params), "sm90_fold's decode of a compressed cache");
 }
 
-// Stages for what has been fetched: of V as many more as there are slices, for its tiles are so much smaller.
+// Stages for what has been fetched: of V as many more as there are slices, for its tiles are so much smaller; at least
+// two of K, of which one arrives while the other is read.
 template <class C>
 void set_stages(CompressedParams& p) {
   constexpr int kRoom = CompressedMap<C>::kPackedRoom;
@@ -61,9 +63,9 @@ void set_stages(CompressedParams& p) {
   p.k.stage_bytes = bytes(p.k);
   p.v.stage_bytes = bytes(p.v);
   const int both = p.k.stage_bytes + C::kSlices * p.v.stage_bytes;
-  p.k.stages = std::clamp(kRoom / both, 1, kMostPacked);
+  p.k.stages = std::clamp(kRoom / both, 2, kMostPacked);
   p.v.stages = std::min((kRoom - p.k.stages * p.k.stage_bytes) / p.v.stage_bytes, kMostPacked);
-  assert(p.v.stages > 0);
+  assert(p.v.stages > 1);
 }
 
 template <class Element, FoldConfig kFold>

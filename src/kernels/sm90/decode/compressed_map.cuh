@@ -21,16 +21,15 @@ inline constexpr int kMostPacked = 16;         // stages of a tensor
 inline constexpr int kPackedAlignment = 1024;  // what is swizzled repeats itself
 inline constexpr int kNumberPitch = 16;        // from row to row
 
-template <class Element_, FoldConfig kFold, int kSlices_>
-struct CompressedConfig : SlicedConfig<Element_, kFold, kSlices_> {
-  using Plain = SlicedConfig<Element_, kFold, kSlices_>;
+template <class Element_, FoldConfig kFold, int kSlices_, int kWarps = 4>
+struct CompressedConfig : SlicedConfig<Element_, kFold, kSlices_, kWarps, kWarps> {
+  using Plain = SlicedConfig<Element_, kFold, kSlices_, kWarps, kWarps>;
   static constexpr int kKBytes = 0;
   static constexpr int kVBytes = 0;
   static constexpr int kKStages = 1;
   static constexpr int kVStages = 2;
-  static constexpr int kPackedReaders = 4;  // warps that multiply
-  static_assert(Plain::kOutWarps == kPackedReaders && kScoreWarps == kPackedReaders);
-  static_assert(Plain::kKeyTile == 32 * kScoreWarps && Plain::kDim % 64 == 0 && Plain::kDimV == Plain::kDim);
+  static_assert(Plain::kKeyTile % (16 * Plain::kScoreWarps) == 0 && Plain::kDim % 64 == 0);
+  static_assert(Plain::kDimV == Plain::kDim);
 };
 
 template <class C>
@@ -99,16 +98,19 @@ struct PackedLap {
   }
 };
 
-// By the first warp.
+// By one thread, as init_sliced_barriers().
 template <class C>
 __device__ __forceinline__ void init_packed_barriers(const CompressedParams& p, const CompressedMap<C>& map) {
-  const auto lane = threadIdx.x;
-  const bool values = lane >= kMostPacked;
-  const std::uint32_t stage = lane % kMostPacked;
   // The copy engine's, and those of numbers by the lanes of the fetching warp, of which each tells.
-  const PackedTensor& tensor = values ? p.v : p.k;
-  barrier_init(map.packed_full(values, stage), 1 + (tensor.number_bytes > 0 && !tensor.numbers_mapped ? 32 : 0));
-  barrier_init(map.packed_empty(values, stage), C::kPackedReaders);
+  const auto arrivals = [](const PackedTensor& t) { return 1 + (t.number_bytes > 0 && !t.numbers_mapped ? 32 : 0); };
+  const int of_k = arrivals(p.k), of_v = arrivals(p.v);
+#pragma unroll
+  for (std::uint32_t stage = 0; stage < kMostPacked; ++stage) {
+    barrier_init(map.packed_full(false, stage), of_k);
+    barrier_init(map.packed_empty(false, stage), C::kScoreWarps);
+    barrier_init(map.packed_full(true, stage), of_v);
+    barrier_init(map.packed_empty(true, stage), C::kOutWarps);
+  }
   barrier_init_fence();
 }
 

@@ -81,18 +81,13 @@ __device__ __forceinline__ std::uint32_t fma_halves(std::uint32_t a, std::uint32
   return r;
 }
 
-// Whether code · scale + zero, rounded once to the element's type, may differ from the same rounded to fp32 before:
-// fp32 holds the sum unless the two lie far apart. Where the zero is the greater one, then what fp32 loses is far below
-// half of the sum's last place in bf16; in fp16, which has more places, the sum may lie beside a tie.
+// Of a scale and a zero of codes of 4 bits, whether they are elements of which a fused product and sum may differ.
 template <class Element>
 __device__ __forceinline__ bool rounds_twice(std::uint32_t pair) {
   const float scale = half_of<Element>(pair, false);
   const float zero = fabsf(half_of<Element>(pair, true));
-  if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
-    return zero > 0.0F && zero < scale * 0x1p-10F;
-  } else {
-    return scale > 0.0F && zero > 0.0F && (zero < scale * 0x1p-7F || zero > scale * 0x1p11F);
-  }
+  return std::is_same_v<Element, __nv_bfloat16> ? int4_rounds_twice_to_bf16(scale, zero)
+                                                : int4_rounds_twice_to_f16(scale, zero);
 }
 
 // Scales and zeros of eight neighbouring codes of 4 bits, which are worked at as they lie in their word: code i beside
@@ -122,7 +117,8 @@ __device__ __forceinline__ std::uint32_t two_of_four_bits(std::uint32_t codes, s
   constexpr bool kBf16 = std::is_same_v<Element, __nv_bfloat16>;
   constexpr std::uint32_t kMagic = kBf16 ? 0x43004300U : 0x64006400U;  // 128 or 1024, in front of a code
   if (exact) {
-    const std::uint32_t numbers = (codes & 0x000f000fU) | kMagic;
+    std::uint32_t numbers;  // codes & 0x000f000f | kMagic, as one instruction, of which one number is in a register
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(numbers) : "r"(codes), "n"(0x000f000f), "r"(kMagic));
     const std::uint32_t integers = fma_halves<Element>(numbers, kBf16 ? 0x3f803f80U : 0x3c003c00U,
                                                        kBf16 ? 0xc300c300U : 0xe400e400U);  // · 1 − 128 or 1024
     return fma_halves<Element>(integers, scales, zeros);

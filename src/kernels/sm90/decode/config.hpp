@@ -3,6 +3,7 @@
 // what is added here says only where things lie.
 #pragma once
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -18,15 +19,24 @@ inline constexpr int kDecodeFoldThreads = 128;     // a warpgroup that folds; be
 inline constexpr int kDecodeThreads = kDecodeFoldThreads + 32;
 inline constexpr int kDecodeNumberBytes = 8192;  // of shared memory: barriers, and the sequences' numbers
 
-// Room for K and V tiles in shared memory, beside the query rows.
-constexpr int decode_stages(const FoldConfig& fold) {
-  const int stages = (kMostSharedBytes - fold.q_bytes() - kDecodeNumberBytes) / (fold.k_bytes() + fold.v_bytes());
-  return stages < 8 ? stages : 8;
+// The kernel of shared prefixes (prefix.cuh): panels of probabilities of 64 keys, in the query rows' room, and numbers.
+inline constexpr int kPrefixPanels = 3;
+inline constexpr int kPrefixNumberBytes = 9728;
+constexpr int prefix_q_room(const FoldConfig& fold) {
+  return std::max(fold.q_bytes(), kPrefixPanels * cuda::panel_bytes(kQueryTile));
 }
 
-// The sliced kernel (sliced.cuh): query rows of a block, warps that score, and CTAs of a cluster at most.
+// Stages of K and V tiles in shared memory, beside so many bytes of other things.
+constexpr int stages_beside(const FoldConfig& fold, int other_bytes) {
+  return std::min((kMostSharedBytes - other_bytes) / (fold.k_bytes() + fold.v_bytes()), 8);
+}
+constexpr int decode_stages(const FoldConfig& fold) { return stages_beside(fold, fold.q_bytes() + kDecodeNumberBytes); }
+constexpr int prefix_stages(const FoldConfig& fold) {
+  return stages_beside(fold, prefix_q_room(fold) + kPrefixNumberBytes);
+}
+
+// The sliced kernel (sliced.cuh): query rows of a block, and CTAs of a cluster at most.
 inline constexpr int kSlicedRows = 16;
-inline constexpr int kScoreWarps = 4;
 inline constexpr int kMostSlices = 4;
 
 // See KernelRow::configs.

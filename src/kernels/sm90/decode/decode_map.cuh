@@ -19,7 +19,7 @@ namespace ringattn::sm90 {
 template <class C>
 struct DecodeMap {
   static constexpr int kQOffset = 0;
-  static constexpr int kKOffset = C::kQBytes;
+  static constexpr int kKOffset = C::kQRoom;
   static constexpr int kVOffset = kKOffset + C::kStages * C::kKBytes;
   static constexpr int kBarrierOffset = kVOffset + C::kStages * C::kVBytes;
   static constexpr int kUnitOffset = kBarrierOffset + 4 * C::kStages * kBarrierBytes;

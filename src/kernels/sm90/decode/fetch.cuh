@@ -4,13 +4,17 @@
 #pragma once
 
 #include "kernels/sm90/decode/decode_map.cuh"
+#include "kernels/sm90/decode/page_boxes.cuh"
 #include "kernels/sm90/decode/units.cuh"
 #include "kernels/sm90/ptx/mbarrier.cuh"
 #include "kernels/sm90/ptx/tma.cuh"
 
 namespace ringattn::sm90 {
 
-template <class C>
+// What a warp fetches of tiles: where two share the work, each takes K or V.
+enum class FetchedParts { kBoth, kKeys, kValues };
+
+template <class C, FetchedParts kParts = FetchedParts::kBoth>
 class Fetcher {
  public:
   __device__ __forceinline__ Fetcher(const DecodeParams& p, const DecodeMap<C>& map)
@@ -26,16 +30,13 @@ class Fetcher {
       const int count = unit.end - first < batch_ ? unit.end - first : batch_;
       for (int i = 0; i < count; ++i, ring_.advance()) {
         const int left = unit.of.length - (first + i) * C::kKeyTile;
-        fetch_tile(unit.kv_head, box, nth_ == i, left < C::kKeyTile ? left : C::kKeyTile);
+        fetch_tile(unit.kv_head, box, i, left < C::kKeyTile ? left : C::kKeyTile);
       }
     }
   }
 
  private:
-  struct Box {
-    int page;
-    int row;  // in the page; −1: no key of the sequence lies there
-  };
+  using Box = PageBox;
 
   // This lane's box of a tile, the one that begins row_ keys behind the tile's first.
   __device__ __forceinline__ Box find(const DecodeUnit& unit, int tile) const {
@@ -46,27 +47,24 @@ class Fetcher {
     return {page, key & ((1 << p_.page_log) - 1)};
   }
 
-  // `mine`: this lane's box is one of the tile's, which has so many keys.
-  __device__ __forceinline__ void fetch_tile(int head, const Box& box, bool mine, int keys) const {
+  // The nth tile of those whose boxes the lanes have found, of so many keys.
+  __device__ __forceinline__ void fetch_tile(int head, const Box& box, int nth, int keys) const {
     const std::uint32_t stage = ring_.stage();
-    const int rows = (keys + p_.box_rows - 1) / p_.box_rows * p_.box_rows;
-    const bool copies = mine && box.row >= 0;
-    barrier_wait(map_.k_empty(stage), ring_.parity() ^ 1U);
-    if (lane_ == 0) barrier_arrive_expect(map_.k_full(stage), rows * (C::kKBytes / C::kKeyTile));
-    __syncwarp();
-    if (copies) copy(map_.k(stage), &p_.k, map_.k_full(stage), C::kDim, p_.k_box_columns, head, box);
-    barrier_wait(map_.v_empty(stage), ring_.parity() ^ 1U);
-    if (lane_ == 0) barrier_arrive_expect(map_.v_full(stage), rows * (C::kVBytes / C::kKeyTile));
-    __syncwarp();
-    if (copies) copy(map_.v(stage), &p_.v, map_.v_full(stage), C::kDimV, p_.v_box_columns, head, box);
-  }
-
-  __device__ __forceinline__ void copy(std::uint32_t tile, const CUtensorMap* from, std::uint32_t barrier, int columns,
-                                       int box_columns, int head, const Box& box) const {
-    for (int column = 0; column < columns; column += box_columns) {
-      load_page_box(tile + static_cast<std::uint32_t>(column / kPanelColumns * cuda::panel_bytes(C::kKeyTile) +
-                                                      row_ * kPanelRowBytes),
-                    from, barrier, column, head, box.page, box.row);
+    const int boxes = keys == C::kKeyTile ? p_.boxes : (keys + p_.box_rows - 1) / p_.box_rows;
+    const int rows = boxes * p_.box_rows;
+    const int first = nth * p_.boxes;
+    const bool elected = one_of_warp();
+    if constexpr (kParts != FetchedParts::kValues) {
+      barrier_wait(map_.k_empty(stage), ring_.parity() ^ 1U);
+      if (elected) barrier_arrive_expect(map_.k_full(stage), rows * (C::kKBytes / C::kKeyTile));
+      load_page_boxes<C::kKeyTile, C::kDim, kPanelRowBytes>(elected, map_.k(stage), &p_.k, map_.k_full(stage), boxes,
+                                                            p_.box_rows, box, first, p_.k_box_columns, head);
+    }
+    if constexpr (kParts != FetchedParts::kKeys) {
+      barrier_wait(map_.v_empty(stage), ring_.parity() ^ 1U);
+      if (elected) barrier_arrive_expect(map_.v_full(stage), rows * (C::kVBytes / C::kKeyTile));
+      load_page_boxes<C::kKeyTile, C::kDimV, kPanelRowBytes>(elected, map_.v(stage), &p_.v, map_.v_full(stage), boxes,
+                                                             p_.box_rows, box, first, p_.v_box_columns, head);
     }
   }
 

@@ -24,13 +24,22 @@ struct DecodeConfig {
   static constexpr int kKeyTile = kFold.key_tile;
   static constexpr int kRounds = 1;
   static constexpr int kSlices = 1;
-  static constexpr int kStages = decode_stages(kFold);
   static constexpr int kQBytes = kFold.q_bytes();
+  static constexpr int kQRoom = kQBytes;
+  static constexpr int kStages = decode_stages(kFold);
   static constexpr int kKBytes = kFold.k_bytes();
   static constexpr int kVBytes = kFold.v_bytes();
 };
 
-template <class Element_, FoldConfig kFold, int kSlices_>
+template <class Element_, FoldConfig kFold>
+struct PrefixConfig : DecodeConfig<Element_, kFold> {
+  static constexpr int kScorers = kFold.head_dim_v > 128 ? 1 : 2;
+  static constexpr int kQRoom = prefix_q_room(kFold);
+  static constexpr int kStages = prefix_stages(kFold);
+};
+
+// kScoreWarps_: that score; kMostOutWarps: that hold outputs.
+template <class Element_, FoldConfig kFold, int kSlices_, int kScoreWarps_ = 4, int kMostOutWarps = 4>
 struct SlicedConfig {
   using Element = Element_;
   using Whole = DecodeConfig<Element_, kFold>;  // for units that are folded tile by tile
@@ -44,7 +53,8 @@ struct SlicedConfig {
   static constexpr int kVRowBytes = kSliceColumns < kPanelColumns ? 2 * kSliceColumns : kPanelRowBytes;
   static constexpr int kKBytes = kFold.k_bytes();
   static constexpr int kVBytes = kKeyTile * kVRowBytes * ((2 * kSliceColumns + kVRowBytes - 1) / kVRowBytes);
-  static constexpr int kOutWarps = kSliceColumns >= 32 ? 4 : kSliceColumns / 8;
+  static constexpr int kScoreWarps = kScoreWarps_;
+  static constexpr int kOutWarps = std::min(kSliceColumns / 8, kMostOutWarps);
   static constexpr int kThreads = 32 * (kScoreWarps + kOutWarps + 4);  // two that add up, two that fetch
   static constexpr int kScoreBlocks = (kKeyTile / 16 + kScoreWarps - 1) / kScoreWarps;  // of 16 keys, a warp's
   static constexpr int kSlots = kSlices < 4 ? 4 : 2 * kSlices;
@@ -84,12 +94,13 @@ void for_slices(With with) {
 template <class Element, FoldConfig kFold>
 void prepare_decode() {
   using C = DecodeConfig<Element, kFold>;
+  using P = PrefixConfig<Element, kFold>;
   check_device();
   check_cuda(
       cudaFuncSetAttribute(decode_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, int{DecodeMap<C>::kBytes}),
       "cudaFuncSetAttribute");
   check_cuda(
-      cudaFuncSetAttribute(prefix_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, int{PrefixMap<C>::kBytes}),
+      cudaFuncSetAttribute(prefix_kernel<P>, cudaFuncAttributeMaxDynamicSharedMemorySize, int{PrefixMap<P>::kBytes}),
       "cudaFuncSetAttribute");
   for_slices<kFold>([]<int kSlices>(std::integral_constant<int, kSlices>) {
     using S = SlicedConfig<Element, kFold, kSlices>;
@@ -107,8 +118,8 @@ void launch_decode(const DecodeParams& params, int ctas, Stream stream) {
 
 template <class Element, FoldConfig kFold>
 void launch_prefix_groups(const DecodeParams& params, int ctas, Stream stream) {
-  using C = DecodeConfig<Element, kFold>;
-  const OverlappingLaunch launch(ctas, kDecodeThreads, PrefixMap<C>::kBytes, stream);
+  using C = PrefixConfig<Element, kFold>;
+  const OverlappingLaunch launch(ctas, kPrefixThreads<C>, PrefixMap<C>::kBytes, stream);
   check_cuda(cudaLaunchKernelEx(&launch.config, prefix_kernel<C>, params), "sm90_fold's shared prefixes");
 }
 

@@ -24,7 +24,11 @@ class PackedKeys {
       : p_(p), map_(map), lane_(thread_of_cta() % 32), first_row_(first_score_block<C>() * 16) {
     const int t = lane_ % 4;
     first_column_ = p.k.four_bits() ? t % 2 * 8 + t / 2 * 4 : t * 4;
-    if (p.k.four_bits()) group_row_ = first_row_ - first_row_ % p.k.group;
+    if (p.k.four_bits()) {
+      group_row_ = first_row_ - first_row_ % p.k.group;
+      pair_on_ = p.k.pairs_log == 0 ? kNumberPitch : 4;
+      two_pairs_on_ = p.k.pairs_log == 2 ? 8 : p.k.pairs_log == 1 ? kNumberPitch : 2 * kNumberPitch;
+    }
   }
 
   __device__ __forceinline__ void begin(const UnitNote& note) {
@@ -153,35 +157,33 @@ class PackedKeys {
     }
   }
 
-  // The pairs of four channels that follow each other, the first one a multiple of 4. The warp's rows are a group, or
-  // half of one; a row has 4, 2 or 1 of the group's pairs.
-  __device__ __forceinline__ void load_pairs(std::uint32_t (&pairs)[4], std::uint32_t packed, int channel) const {
-    const std::uint32_t at = numbers_of(packed, group_row_ + (channel >> p_.k.pairs_log));
-    if (p_.k.pairs_log == 2) {
-      const uint4 all = cuda::load_shared_16(at);
-      pairs[0] = all.x;
-      pairs[1] = all.y;
-      pairs[2] = all.z;
-      pairs[3] = all.w;
-    } else if (p_.k.pairs_log == 1) {
-      const uint2 first = load_words(at), second = load_words(at + kNumberPitch);
+  // Where the pairs of four channels that follow each other lie, the first one a multiple of 4. The warp's rows are a
+  // group, or half of one; a row has 4, 2 or 1 of the group's pairs.
+  __device__ __forceinline__ std::uint32_t pairs_of(std::uint32_t packed, int channel) const {
+    return numbers_of(packed, group_row_ + (channel >> p_.k.pairs_log));
+  }
+  __device__ __forceinline__ void load_pairs(std::uint32_t (&pairs)[4], std::uint32_t at) const {
+    if constexpr (C::kDim >= 128) {  // groups have 64 tokens at most: two pairs lie side by side
+      const uint2 first = load_words(at), second = load_words(at + two_pairs_on_);
       pairs[0] = first.x;
       pairs[1] = first.y;
       pairs[2] = second.x;
       pairs[3] = second.y;
     } else {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) pairs[i] = load_word(at + static_cast<std::uint32_t>(i * kNumberPitch));
+      for (int i = 0; i < 4; ++i) {
+        pairs[i] = load_word(at + (i < 2 ? 0U : two_pairs_on_) + (i % 2 == 0 ? 0U : pair_on_));
+      }
     }
   }
 
   // Whether all of the warp's rows of the tile that begins at key `key` have codes, and no pair rounds twice.
   __device__ __forceinline__ bool is_usual(std::uint32_t packed, int key) const {
     std::uint32_t pairs[4];  // a lane looks at those of four channels
-    load_pairs(pairs, packed, lane_ / 4 % kSteps * 16 + first_column_);
+    load_pairs(pairs, pairs_of(packed, lane_ / 4 % kSteps * 16 + first_column_));
     bool twice = false;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) twice = twice || rounds_twice<Element>(pairs[i]);
+    for (int i = 0; i < 4; ++i) twice |= rounds_twice<Element>(pairs[i]);
     const int closed = length_ - length_ % p_.k.group;
     return !__any_sync(0xffffffffU, twice) && key + first_row_ + 16 * kMine <= closed;
   }
@@ -203,31 +205,61 @@ class PackedKeys {
     columns = alternate_columns(__ldcg(reinterpret_cast<const uint2*>(from)));
   }
 
-  // A word has 8 columns, the codes of four lanes 32. Each of the two steps takes 16, so lanes 2 apart exchange halves.
+  // Of 4 bits, 32 columns of rows lane / 4 and 8 behind of each of the warp's blocks, 8 of them in a word. Each of two
+  // steps takes 16, which two lanes have, so lanes 2 apart exchange halves.
+  struct FourBits {
+    std::uint32_t codes[kMine][2], others[kMine][2];
+  };
+  // at: where this lane's row begins.
+  __device__ __forceinline__ static void fetch(FourBits& to, const std::uint32_t (&at)[kMine], int pair) {
+#pragma unroll
+    for (int mine = 0; mine < kMine; ++mine) {
+      cuda::load_matrix_pair(to.codes[mine], at[mine] ^ static_cast<std::uint32_t>(pair) << 4);
+    }
+  }
+  __device__ __forceinline__ static void exchange(FourBits& of) {
+#pragma unroll
+    for (int mine = 0; mine < kMine; ++mine) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        of.others[mine][half] = __shfl_xor_sync(0xffffffffU, of.codes[mine][half], 2);
+    }
+  }
+
+  // As add_of_eight_bits().
   template <bool kUsual, bool kMore>
   __device__ __forceinline__ void add_of_four_bits(ScoreFragments<C>& s, std::uint32_t packed, int key) const {
     const bool front = lane_ % 4 < 2;
     const unsigned picks[2] = {front ? 0x1100U : 0x7766U, front ? 0x5544U : 0x3322U};
+    std::uint32_t at[kMine];
+#pragma unroll
+    for (int mine = 0; mine < kMine; ++mine) {
+      at[mine] = packed + swizzled_chunk(C::kDim / 2, first_row_ + mine * 16 + lane_ % 16, 0);
+    }
+    std::uint32_t pairs_at = pairs_of(packed, first_column_);
+    const auto pairs_step = static_cast<std::uint32_t>((16 >> p_.k.pairs_log) * kNumberPitch);
+    FourBits now;
+    fetch(now, at, 0);
+    exchange(now);
 #pragma unroll 1
     for (int pair = 0; pair < kSteps / 2; ++pair) {
-      std::uint32_t codes[kMine][2], others[kMine][2];
+      FourBits ahead;
+      fetch(ahead, at, (pair + 1) % (kSteps / 2));
+      std::uint32_t of[2][4];
+      Queries<kMore> q[2];
 #pragma unroll
-      for (int mine = 0; mine < kMine; ++mine) {
-        const int row = first_row_ + mine * 16 + lane_ % 16;
-        cuda::load_matrix_pair(codes[mine], packed + swizzled_chunk(C::kDim / 2, row, pair));
-#pragma unroll
-        for (int half = 0; half < 2; ++half) others[mine][half] = __shfl_xor_sync(0xffffffffU, codes[mine][half], 2);
+      for (int i = 0; i < 2; ++i) {
+        load_pairs(of[i], pairs_at);
+        pairs_at += pairs_step;
+        q[i] = queries_of<kMore>(2 * pair + i, true);
       }
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int step = 2 * pair + i;
-        const Queries<kMore> q = queries_of<kMore>(step, true);
-        std::uint32_t of[4], scales[2], zeros[2];
-        load_pairs(of, packed, step * 16 + first_column_);
+        std::uint32_t scales[2], zeros[2];
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
-          scales[n] = __byte_perm(of[n], of[n + 2], 0x5410);
-          zeros[n] = __byte_perm(of[n], of[n + 2], 0x7632);
+          scales[n] = __byte_perm(of[i][n], of[i][n + 2], 0x5410);
+          zeros[n] = __byte_perm(of[i][n], of[i][n + 2], 0x7632);
         }
 #pragma unroll
         for (int mine = 0; mine < kMine; ++mine) {
@@ -235,14 +267,16 @@ class PackedKeys {
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
             rows[half] =
-                columns_of<kUsual>(__byte_perm(codes[mine][half], others[mine][half], picks[i]), scales, zeros);
+                columns_of<kUsual>(__byte_perm(now.codes[mine][half], now.others[mine][half], picks[i]), scales, zeros);
             if constexpr (!kUsual) {
-              take_of_tail(rows[half], key, first_row_ + mine * 16 + half * 8 + lane_ / 4, step);
+              take_of_tail(rows[half], key, first_row_ + mine * 16 + half * 8 + lane_ / 4, 2 * pair + i);
             }
           }
-          multiply<kMore>(s, q, mine, rows[0], rows[1]);
+          multiply<kMore>(s, q[i], mine, rows[0], rows[1]);
         }
+        if (i == 0) exchange(ahead);
       }
+      now = ahead;
     }
   }
 
@@ -251,7 +285,10 @@ class PackedKeys {
   const int lane_;
   const int first_row_;  // of the warp's
   int first_column_;     // of this lane's in each 16
-  int group_row_ = 0;    // of 4 bits: where the group begins that has the warp's rows
+  // Of 4 bits: where the group begins that has the warp's rows, and how many bytes behind the pair of a channel those
+  // of the next channel and of the next but one are.
+  int group_row_ = 0;
+  std::uint32_t pair_on_ = 0, two_pairs_on_ = 0;
   int sequence_ = 0, length_ = 0, head_ = 0, number_offset_ = 0;  // of the unit
   float scale_ = 0.0F;
   PackedLap lap_;

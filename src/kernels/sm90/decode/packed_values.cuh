@@ -15,8 +15,6 @@ namespace ringattn::sm90 {
 template <class C>
 class PackedValues {
  public:
-  static constexpr bool kRolled = true;  // SlicedOutputs::add_outputs()
-
   // Of the products of 16 keys: codes of keys 2t, 2t + 1 and those 8 behind, where t is lane % 4, and their numbers.
   struct Fragment {
     std::uint32_t codes[2];
@@ -26,15 +24,16 @@ class PackedValues {
     std::uint32_t v[kOutBlocks<C>][2];
   };
   // How codes become elements. kByRow: rows have numbers, else there is one scale. kUsual: no pair rounds twice.
-  template <RowCoding kCoding, bool kByRow_ = true, bool kUsual = true>
+  template <RowCoding kCoding, bool kByRow = true, bool kUsual = true>
   struct Way {
-    static constexpr bool kByRow = kByRow_;
+    static constexpr bool kFour = kCoding == RowCoding::kInt4Token;
+    static constexpr int kRowBytes = kFour ? C::kSliceColumns / 2 : C::kSliceColumns;
   };
 
   __device__ __forceinline__ PackedValues(const CompressedParams& p, const CompressedMap<C>& map, std::uint32_t rank)
       : p_(p), map_(map), lane_(thread_of_cta() % 32) {
     const bool four = p.v.four_bits();
-    const int warp = thread_of_cta() / 32 - kScoreWarps;
+    const int warp = thread_of_cta() / 32 - C::kScoreWarps;
     const int first = warp * 8 * kBlocks;  // columns of the slice
     chunk_ = first / (four ? 32 : 16);
     const int nth = first % (four ? 32 : 16) / 8;  // of the columns that a lane has side by side
@@ -44,6 +43,7 @@ class PackedValues {
     shift_ = nth * 4;
     bytes_of_column_ = nth == 0 ? 0x4420U : 0x4431U;
     pair_at_ = four ? (static_cast<int>(rank) * C::kSliceColumns + first) / p.v.group * 4 : 0;
+    stages_ = map.packed(p, true, 0);
   }
 
   __device__ __forceinline__ void begin(const UnitNote& note) {
@@ -53,18 +53,25 @@ class PackedValues {
   }
 
   // As those of TileValues.
-  __device__ __forceinline__ void await(int keys) {
+  __device__ __forceinline__ bool here() const {
+    return barrier_ended(map_.packed_full(true, lap_.place), lap_.parity);
+  }
+  __device__ __forceinline__ void await(int keys) const {
     barrier_wait(map_.packed_full(true, lap_.place), lap_.parity);
-    const std::uint32_t packed = map_.packed(p_, true, lap_.place);
-    lap_.advance(p_.v.stages);
-    if (keys < C::kKeyTile) clear_tail(packed, keys);
-    if (p_.v.four_bits()) look_at_pairs(packed);
-    codes_ = packed + v_at_;
-    numbers_ = number_of(packed, lane_ % 4 * 2);
+    if (keys < C::kKeyTile) clear_tail(next_stage(), keys);
   }
   template <RowCoding kCoding, bool kByRow, bool kUsual>
-  __device__ __forceinline__ void fetch(Way<kCoding, kByRow, kUsual>, Fragment& to, int step) const {
-    cuda::load_matrix_pair_transposed(to.codes, codes_ + static_cast<std::uint32_t>(step * 16 * p_.v.row_bytes));
+  __device__ __forceinline__ void take(Way<kCoding, kByRow, kUsual> way, bool is_next) {
+    if (!is_next) return;
+    const std::uint32_t packed = next_stage();
+    codes_ = packed + v_at_;
+    numbers_ = number_of(packed, lane_ % 4 * 2);
+    if constexpr (way.kFour) look_at_pairs(packed);
+    lap_.advance(p_.v.stages);
+  }
+  template <RowCoding kCoding, bool kByRow, bool kUsual>
+  __device__ __forceinline__ void fetch(Way<kCoding, kByRow, kUsual> way, Fragment& to, int step) const {
+    cuda::load_matrix_pair_transposed(to.codes, codes_ + static_cast<std::uint32_t>(step * 16 * way.kRowBytes));
     if constexpr (kByRow) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -73,17 +80,12 @@ class PackedValues {
       }
     }
   }
-  // What was step `steps` of the tile is step 0 from here on.
-  __device__ __forceinline__ void skip(int steps) {
-    codes_ += static_cast<std::uint32_t>(steps * 16 * p_.v.row_bytes);
-    numbers_ += static_cast<std::uint32_t>(steps * 16 * kNumberPitch);
-  }
-  __device__ __forceinline__ void release() {
-    if (lane_ == 0) barrier_arrive(map_.packed_empty(true, released_.place));
+  __device__ __forceinline__ std::uint32_t next_released() {
+    const std::uint32_t barrier = map_.packed_empty(true, released_.place);
     released_.advance(p_.v.stages);
+    return barrier;
   }
 
-  // Calls with(Way) for the tile awaited last.
   template <class With>
   __device__ __forceinline__ void choose_way(const With& with) const {
     switch (p_.v.coding) {
@@ -98,13 +100,19 @@ class PackedValues {
         with(Way<RowCoding::kInt8>());
         break;
       default:
-        if (usual_) {
-          with(Way<RowCoding::kInt4Token>());
-        } else {
-          with(Way<RowCoding::kInt4Token, true, false>());
-        }
+        with(Way<RowCoding::kInt4Token>());
         break;
     }
+  }
+  template <class WayOfAll, class With>
+  __device__ __forceinline__ void choose_way_of_tile(WayOfAll way, const With& with) const {
+    if constexpr (way.kFour) {
+      if (!usual_) {
+        with(Way<RowCoding::kInt4Token, true, false>());
+        return;
+      }
+    }
+    with(way);
   }
 
   template <RowCoding kCoding, bool kByRow, bool kUsual>
@@ -177,12 +185,17 @@ class PackedValues {
   }
   // A lane looks at those of four rows.
   __device__ __forceinline__ void look_at_pairs(std::uint32_t packed) {
+    constexpr int kRows = C::kKeyTile / 32;
+    std::uint32_t pairs[kRows];
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) pairs[i] = load_word(number_of(packed, 32 * i + lane_));
     bool twice = false;
 #pragma unroll
-    for (int row = 0; row < C::kKeyTile; row += 32) {
-      twice = twice || rounds_twice<Element>(load_word(number_of(packed, row + lane_)));
-    }
+    for (int i = 0; i < kRows; ++i) twice |= rounds_twice<Element>(pairs[i]);
     usual_ = !__any_sync(0xffffffffU, twice);
+  }
+  __device__ __forceinline__ std::uint32_t next_stage() const {
+    return stages_ + lap_.place * static_cast<std::uint32_t>(p_.v.stage_bytes);
   }
 
   const CompressedParams& p_;
@@ -195,9 +208,10 @@ class PackedValues {
   std::uint32_t bytes_of_column_;  // of a word that has two columns of two keys: those of the warp's
   int pair_at_, number_at_ = 0;    // bytes, in a row's numbers and in a stage
   std::uint32_t v_at_;             // where this lane's share begins
+  std::uint32_t stages_;           // where the first one lies
   float scale_ = 0.0F;
   bool usual_ = true;
-  std::uint32_t codes_ = 0, numbers_ = 0;  // of the tile awaited last
+  std::uint32_t codes_ = 0, numbers_ = 0;  // of the tile taken last
   PackedLap lap_, released_;
 };
 

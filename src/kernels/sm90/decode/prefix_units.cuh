@@ -14,16 +14,46 @@ namespace ringattn::sm90 {
 //   units    [prefixes + 1]   how many units come before each prefix
 //   members  [prefixes + 1]   how many sequences share the prefixes before each
 //   list     [sequences]      those sequences, by their prefixes
+//   sums     [2][128 threads]  shares of Σ p of a tile's rows, those of the thread that has them; tiles take turns
+//   shifts   [128 threads]    minus the references of a thread's two rows
+//   barriers of panels, and a flag: a unit has failed
+//
+// Where Q lies, tiles' probabilities do later: [panels][64 rows], of which a tile has two.
 template <class C>
 struct PrefixMap : DecodeMap<C> {
+  static constexpr int kPanels = kPrefixPanels;
+  static constexpr int kTilePanels = (C::kKeyTile + kPanelColumns - 1) / kPanelColumns;
+  static constexpr int kThreadPairs = kDecodeFoldThreads * 8;  // bytes of two numbers of each thread
   static constexpr int kMemberOffset = DecodeMap<C>::kUnitOffset + (kMostPrefixes + 1) * 4;
   static constexpr int kListOffset = kMemberOffset + (kMostPrefixes + 1) * 4;
-  static constexpr int kBytes = kListOffset + kMostDecodeSequences * 4;
-  static_assert(kBytes <= kMostSharedBytes);
+  static constexpr int kSumOffset = (kListOffset + kMostDecodeSequences * 4 + 15) / 16 * 16;
+  static constexpr int kShiftOffset = kSumOffset + 2 * kThreadPairs;
+  static constexpr int kPanelBarrierOffset = kShiftOffset + kThreadPairs;
+  static constexpr int kFailedOffset = kPanelBarrierOffset + 2 * kPanels * kBarrierBytes;
+  static constexpr int kBytes = kFailedOffset + 4;
+  static_assert(C::kQRoom >= kPanels * cuda::panel_bytes(kQueryTile) && kBytes <= kMostSharedBytes);
 
   __device__ std::uint32_t units_before(int prefix) const { return at(DecodeMap<C>::kUnitOffset, prefix); }
   __device__ std::uint32_t members_before(int prefix) const { return at(kMemberOffset, prefix); }
   __device__ std::uint32_t listed(int member) const { return at(kListOffset, member); }
+  __device__ std::uint32_t panel(std::uint32_t place) const {
+    return DecodeMap<C>::q() + place * static_cast<std::uint32_t>(cuda::panel_bytes(kQueryTile));
+  }
+  __device__ std::uint32_t sums(std::uint32_t tile, int thread) const {
+    return at(kSumOffset, 2 * thread) + (tile & 1U) * kThreadPairs;
+  }
+  // Which prefix a sequence shares, in two bytes: while sequences are listed, where sums lie later.
+  __device__ std::uint32_t found(int sequence) const {
+    static_assert(2 * kMostDecodeSequences <= 2 * kThreadPairs);
+    return at(kSumOffset, 0) + static_cast<std::uint32_t>(2 * sequence);
+  }
+  __device__ std::uint32_t shift(int thread) const { return at(kShiftOffset, 2 * thread); }
+  // Of a panel: probabilities are there; they have been read.
+  __device__ std::uint32_t panel_full(std::uint32_t place) const {
+    return at(kPanelBarrierOffset, 0) + place * kBarrierBytes;
+  }
+  __device__ std::uint32_t panel_empty(std::uint32_t place) const { return panel_full(kPanels + place); }
+  __device__ std::uint32_t failed() const { return at(kFailedOffset, 0); }
 
  private:
   static __device__ std::uint32_t at(int offset, int index) {
@@ -60,6 +90,16 @@ __device__ __forceinline__ int prefix_blocks(const DecodeParams& p, int members)
   return (members * p.rows * p.ratio + kQueryTile - 1) / kQueryTile;
 }
 
+// A number of 16 bits with its sign.
+__device__ __forceinline__ void store_short(std::uint32_t address, int number) {
+  asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"(static_cast<std::int16_t>(number)) : "memory");
+}
+__device__ __forceinline__ int load_short(std::uint32_t address) {
+  std::int16_t number;
+  asm volatile("ld.shared.s16 %0, [%1];" : "=h"(number) : "r"(address) : "memory");
+  return number;
+}
+
 // The sum of the lanes up to this one.
 __device__ __forceinline__ int sum_up_to_lane(int number, int lane) {
 #pragma unroll
@@ -70,18 +110,35 @@ __device__ __forceinline__ int sum_up_to_lane(int number, int lane) {
   return number;
 }
 
-// Calls visit(sequence, prefix, rank, leads, of_prefix) for every sequence: the prefix that it shares, or −1; and among
-// the lanes of its prefix, its rank, whether it is the first, and how many there are.
-template <class C, class Visit>
-__device__ __forceinline__ void each_member(const DecodeParams& p, int lane, Visit visit) {
+// Has what tells who shares which prefix brought to the second level of the caches: whatever is written there later is
+// seen all the same. By one warp.
+__device__ __forceinline__ void bring_closer(const DecodeParams& p) {
+  const auto bring = [](const std::int32_t* what) { asm volatile("prefetch.global.L2 [%0];" ::"l"(what)); };
+  const int first = thread_of_cta() % 32 * 32;  // numbers that follow each other, 128 bytes of them
+  if (first < p.sequences) {
+    bring(p.prefix_of + first);
+    bring(p.lengths + first);
+  }
+  if (first < p.prefixes) bring(p.prefix_keys + first);
+}
+
+// The prefix that a sequence shares, or −1.
+template <class C>
+__device__ __forceinline__ int shared_prefix(const DecodeParams& p, int sequence) {
+  if (sequence >= p.sequences) return -1;
+  const int length = __ldcg(p.lengths + sequence);
+  const int prefix = prefix_of(p, sequence);
+  return prefix < 0 || shared_groups<C>(p, prefix, length, length - p.rows) == 0 ? -1 : prefix;
+}
+
+// Calls visit(sequence, prefix, rank, leads, of_prefix) for every sequence: prefix_at(sequence), the prefix that it
+// shares, or −1; and among the lanes of its prefix, its rank, whether it is the first, and how many there are.
+template <class PrefixAt, class Visit>
+__device__ __forceinline__ void each_member(const DecodeParams& p, int lane, PrefixAt prefix_at, Visit visit) {
 #pragma unroll 1
   for (int first = 0; first < p.sequences; first += 32) {
     const int sequence = first + lane;
-    int prefix = sequence < p.sequences ? prefix_of(p, sequence) : -1;
-    if (prefix >= 0) {
-      const int length = __ldcg(p.lengths + sequence);
-      if (shared_groups<C>(p, prefix, length, length - p.rows) == 0) prefix = -1;
-    }
+    const int prefix = prefix_at(sequence);
     const std::uint32_t same = __match_any_sync(0xffffffffU, prefix);
     const int rank = __popc(same & ((1U << lane) - 1U));
     visit(sequence, prefix, rank, rank == 0, __popc(same));
@@ -96,7 +153,12 @@ __device__ __forceinline__ void list_members(const DecodeParams& p, const Prefix
   for (int i = lane; i <= p.prefixes; i += 32) store_number(map.members_before(i), 0);
   __syncwarp();
   const auto next_of = [&map](int prefix) { return map.members_before(prefix + 1); };
-  each_member<C>(p, lane, [&](int, int prefix, int, bool leads, int count) {
+  const auto look_up = [&](int sequence) {
+    const int prefix = shared_prefix<C>(p, sequence);
+    if (sequence < p.sequences) store_short(map.found(sequence), prefix);
+    return prefix;
+  };
+  each_member(p, lane, look_up, [&](int, int prefix, int, bool leads, int count) {
     if (prefix >= 0 && leads) store_number(next_of(prefix), load_number(next_of(prefix)) + count);
   });
   // Where each prefix's members begin, one place late: listing them moves that to where they end.
@@ -118,7 +180,8 @@ __device__ __forceinline__ void list_members(const DecodeParams& p, const Prefix
   }
   if (lane == 0) store_number(map.units_before(0), 0);
   __syncwarp();
-  each_member<C>(p, lane, [&](int sequence, int prefix, int rank, bool leads, int count) {
+  const auto found = [&](int sequence) { return sequence < p.sequences ? load_short(map.found(sequence)) : -1; };
+  each_member(p, lane, found, [&](int sequence, int prefix, int rank, bool leads, int count) {
     const int begin = prefix < 0 ? 0 : load_number(next_of(prefix));
     __syncwarp();
     if (prefix < 0) return;

@@ -19,21 +19,27 @@ __device__ __forceinline__ void load_queries(const DecodeParams& params, const D
   const bool aligned =
       ((reinterpret_cast<std::uint64_t>(q) | static_cast<std::uint64_t>(2 * (p.q.token_stride | p.q.head_stride))) &
        15U) == 0;
-  named_sync(kDecodeBarrier, kDecodeFoldThreads);  // nobody reads the last unit's any more
+  named_sync(kDecodeBarrier,
+             kDecodeFoldThreads);  // nobody reads the last unit's any more
+  // A short loop, as it runs once: copies are under way together.
 #pragma unroll 1
   for (int i = thread_of_cta(); i < kQueryTile * kChunks; i += kDecodeFoldThreads) {
     const int slot = i / kChunks;
     const int chunk = i % kChunks;
-    uint4 elements{0, 0, 0, 0};
-    if (slot < rows && chunk * 8 < C::kDim) {
-      const DecodePlace place = place_of_slot(slot);
-      elements =
-          load_elements(q + place.row * p.q.token_stride + place.query_head * p.q.head_stride + chunk * 8, aligned);
+    const bool present = slot < rows && chunk * 8 < C::kDim;
+    const DecodePlace place = place_of_slot(slot < rows ? slot : 0);
+    const auto* const from =
+        q + place.row * p.q.token_stride + place.query_head * p.q.head_stride + (present ? chunk * 8 : 0);
+    const std::uint32_t to = map.q() + static_cast<std::uint32_t>(chunk / 8 * cuda::panel_bytes(kQueryTile)) +
+                             cuda::swizzled(slot, chunk % 8);
+    if (aligned) {
+      cuda::copy_16(to, from, present);
+    } else {
+      cuda::store_shared(to, present ? load_elements(from, false) : uint4{0, 0, 0, 0});
     }
-    cuda::store_shared(map.q() + static_cast<std::uint32_t>(chunk / 8 * cuda::panel_bytes(kQueryTile)) +
-                           cuda::swizzled(slot, chunk % 8),
-                       elements);
   }
+  cuda::copy_commit();
+  cuda::copy_wait<0>();
   proxy_fence();
   named_sync(kDecodeBarrier, kDecodeFoldThreads);
 }

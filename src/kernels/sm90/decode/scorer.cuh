@@ -25,7 +25,7 @@ __device__ __forceinline__ int first_score_block() {
 template <class C>
 __device__ __forceinline__ bool has_score_block(int mine) {
   constexpr int kBlocks = C::kKeyTile / 16;
-  return kBlocks == C::kScoreBlocks * kScoreWarps || first_score_block<C>() + mine < kBlocks;
+  return kBlocks == C::kScoreBlocks * C::kScoreWarps || first_score_block<C>() + mine < kBlocks;
 }
 
 // K tiles of elements, as the copy engine brings them.
@@ -108,15 +108,27 @@ class Scorer {
         lane_(thread_of_cta() % 32),
         keys_(keys) {}
 
+  // Before any unit is known. With one sequence it's clear whose rows this CTA's first unit has.
+  __device__ __forceinline__ void prepare(int first) {
+    if (params_.sequences > 1) return;
+    await_kernels_before_step(params_);
+    const DecodeUnit unit = rows_of_unit(params_, first);
+    rows_count_ = rows_of(params_, unit);
+    copy_queries(unit);
+    prepared_ = true;
+  }
+
   __device__ __forceinline__ void take(const UnitNote& note) {
     const int unit_begin = note.get(UnitNote::kBegin);
     const int unit_end = note.get(UnitNote::kEnd);
     const std::uint32_t begin = tiles_;
     tiles_ += static_cast<std::uint32_t>(unit_end - unit_begin);
+    const bool prepared = prepared_;
+    prepared_ = false;
     if (begin == tiles_) return;
     rows_count_ = note.get(UnitNote::kRows);
     keys_.begin(note);
-    load_queries(note.unit(params_));
+    load_queries(note.unit(params_), prepared);
     look_at_rows(note);
     // References come from one tile, for all rows and all other tiles; where that doesn't do, flags say so.
     std::uint32_t number = begin + static_cast<std::uint32_t>(note.get(UnitNote::kReference) - unit_begin);
@@ -142,6 +154,18 @@ class Scorer {
     }
   }
 
+  // Behind all units, until nobody reads what this CTA has sent, or will tell it so: it may end.
+  __device__ __forceinline__ void drain() const {
+    if (tiles_ <= rank_) return;
+    const std::uint32_t own = (tiles_ - 1 - rank_) / C::kSlices;  // its last tile, of its own
+#pragma unroll
+    for (std::uint32_t behind = 0; behind < C::kSlots / C::kSlices; ++behind) {
+      if (behind > own) break;
+      const Turn<C::kSlots> turn(rank_ + (own - behind) * C::kSlices);
+      barrier_wait(map_.slot_empty(turn.place), turn.parity);
+    }
+  }
+
  private:
   static constexpr int kMine = C::kScoreBlocks;  // a warp's: warp · kMine, …
 
@@ -153,15 +177,23 @@ class Scorer {
   __device__ __forceinline__ int row_at(int half, int i) const { return 8 * half + lane_ % 4 * 2 + i % 2; }
 
   // Query rows into shared memory, and from there into fragments; rows that aren't there are zeros.
-  __device__ __forceinline__ void load_queries(const DecodeUnit& unit) {
+  __device__ __forceinline__ void load_queries(const DecodeUnit& unit, bool prepared) {
+    if (!prepared) {
+      named_sync(kScoreBarrier,
+                 32 * C::kScoreWarps);  // nobody reads the last unit's any more
+      copy_queries(unit);
+    }
+    named_sync(kScoreBarrier, 32 * C::kScoreWarps);
+    keys_.load_queries();
+  }
+  __device__ __forceinline__ void copy_queries(const DecodeUnit& unit) {
     constexpr int kChunks = C::kDim / 8;
     const auto* const q = static_cast<const std::uint16_t*>(p_.q.data);
     const bool aligned =
         ((reinterpret_cast<std::uint64_t>(q) | static_cast<std::uint64_t>(2 * (p_.q.token_stride | p_.q.head_stride))) &
          15U) == 0;
-    named_sync(kScoreBarrier, 32 * kScoreWarps);  // nobody reads the last unit's any more
 #pragma unroll 1
-    for (int i = thread_of_cta(); i < kSlicedRows * kChunks; i += 32 * kScoreWarps) {
+    for (int i = thread_of_cta(); i < kSlicedRows * kChunks; i += 32 * C::kScoreWarps) {
       const int slot = i / kChunks;
       const int chunk = i % kChunks;
       uint4 elements{0, 0, 0, 0};
@@ -172,8 +204,6 @@ class Scorer {
       }
       cuda::store_shared(map_.q(slot, chunk), elements);
     }
-    named_sync(kScoreBarrier, 32 * kScoreWarps);
-    keys_.load_queries();
   }
 
   __device__ __forceinline__ void look_at_rows(const UnitNote& note) {
@@ -181,6 +211,9 @@ class Scorer {
     for (int row = 0; row < 4; ++row) {
       low_[row] = note.get(UnitNote::kLow, row_at(row / 2, row));
       high_[row] = note.get(UnitNote::kHigh, row_at(row / 2, row));
+      const int slot = row_at(row / 2, row);
+      folds_[row] = slot < rows_count_ && note.get(UnitNote::kRowBegin, slot) < note.get(UnitNote::kRowEnd, slot);
+      shift_[row] = 0.0F;
     }
     common_begin_ = note.get(UnitNote::kCommonBegin);
     common_end_ = note.get(UnitNote::kCommonEnd);
@@ -207,8 +240,10 @@ class Scorer {
 
   // The rows' references, from the scores of the unit's reference tile.
   __device__ __forceinline__ void settle(const Scores& s, const UnitNote& note, std::uint32_t turn) {
+    const bool more = rows_count_ > 8;
 #pragma unroll
     for (int row = 0; row < 4; ++row) {
+      if (row >= 2 && !more) break;
       float most = -INFINITY;
 #pragma unroll
       for (int mine = 0; mine < kMine; ++mine) {
@@ -220,14 +255,15 @@ class Scorer {
       for (int lanes = 4; lanes < 32; lanes *= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffU, most, lanes));
       if (lane_ < 4) cuda::store_shared(map_.maximum(turn, warp_, row_at(row / 2, row)), __float_as_uint(most));
     }
-    named_sync(kScoreBarrier, 32 * kScoreWarps);
+    named_sync(kScoreBarrier, 32 * C::kScoreWarps);
     bool fails = false;
 #pragma unroll
     for (int row = 0; row < 4; ++row) {
+      if (row >= 2 && !more) break;
       const int slot = row_at(row / 2, row);
       float maximum = load_float(map_.maximum(turn, 0, slot));
 #pragma unroll
-      for (int warp = 1; warp < kScoreWarps; ++warp) {
+      for (int warp = 1; warp < C::kScoreWarps; ++warp) {
         maximum = fmaxf(maximum, load_float(map_.maximum(turn, warp, slot)));
       }
       const bool seen = maximum > -INFINITY;
@@ -235,8 +271,7 @@ class Scorer {
       if (warp_ == 0 && lane_ < 4) {
         cuda::store_shared(map_.reference(turn, slot), __float_as_uint(seen ? -shift_[row] : -INFINITY));
       }
-      const bool folds = note.get(UnitNote::kRowBegin, slot) < note.get(UnitNote::kRowEnd, slot);
-      fails = fails || (folds && !seen && slot < rows_count_);
+      fails = fails || (folds_[row] && !seen);
     }
     fails = __any_sync(0xffffffffU, fails) || note.get(UnitNote::kFails) != 0;
     if (warp_ == 0 && lane_ == 0) {
@@ -252,14 +287,17 @@ class Scorer {
     const std::uint32_t piece = map_.slot(turn.place).address + ScoreSlot::block<kMine>(block(0), 0);
     const float c = p_.softmax.exponent_base2;
     const bool more = rows_count_ > 8;
+    const auto weigh = [&](int half) {
 #pragma unroll
-    for (int j = 0; j < 2 * kMine; ++j) {
+      for (int mine = 0; mine < kMine; ++mine) {
+        float(&x)[4] = s[2 * mine + half];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) s[j][i] = cuda::exp2_approx(__fmaf_rn(s[j][i], c, shift_[j % 2 * 2 + i % 2]));
-    }
+        for (int i = 0; i < 4; ++i) x[i] = cuda::exp2_approx(__fmaf_rn(x[i], c, shift_[half * 2 + i % 2]));
+      }
+    };
+    weigh(0);
+    if (more) weigh(1);
     barrier_wait(map_.slot_empty(turn.place), turn.parity ^ 1U);
-    const Turn<2> weights(sent_++);
-    barrier_wait(map_.weights_empty(weights.place), weights.parity ^ 1U);
 #pragma unroll
     for (int mine = 0; mine < kMine; ++mine) {
       if (!has(mine)) continue;
@@ -269,11 +307,6 @@ class Scorer {
         const float(&x)[4] = s[2 * mine + half];
         cuda::store_transposed(piece + ScoreSlot::block<kMine>(mine, half) + ScoreSlot::chunk(lane_ % 8, lane_ / 8 % 2),
                                Products::pack(x[0], x[1]), Products::pack(x[2], x[3]));
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          cuda::store_shared(map_.weights(weights.place, row_at(half, i), block(mine) * 16 + lane_ / 4 + i / 2 * 8),
-                             __float_as_uint(x[i]));
-        }
       }
     }
     if constexpr (C::kSlices > 1) proxy_fence();
@@ -283,10 +316,26 @@ class Scorer {
     } else {
       arrive_at_others<C>(rank_, map_.slot_full(turn.place));
     }
-    if (lane_ == 0) {
-      barrier_arrive(map_.slot_full(turn.place));
-      barrier_arrive(map_.weights_full(weights.place));
+    if (lane_ == 0) barrier_arrive(map_.slot_full(turn.place));
+    // Those who add them up are in less of a hurry.
+    const Turn<2> weights(sent_++);
+    barrier_wait(map_.weights_empty(weights.place), weights.parity ^ 1U);
+#pragma unroll
+    for (int mine = 0; mine < kMine; ++mine) {
+      if (!has(mine)) continue;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        if (half == 1 && !more) continue;
+        const float(&x)[4] = s[2 * mine + half];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          cuda::store_shared(map_.weights(weights.place, row_at(half, i), block(mine) * 16 + lane_ / 4 + i / 2 * 8),
+                             __float_as_uint(x[i]));
+        }
+      }
     }
+    __syncwarp();
+    if (lane_ == 0) barrier_arrive(map_.weights_full(weights.place));
   }
 
   const DecodeParams& params_;
@@ -302,7 +351,9 @@ class Scorer {
   int common_begin_ = 0, common_end_ = 0;  // keys that all rows see
   // Of this thread's rows, [2 · half + i].
   int low_[4], high_[4];
-  float shift_[4];  // minus the reference, or 0
+  bool folds_[4];
+  float shift_[4];         // minus the reference, or 0
+  bool prepared_ = false;  // query rows of the next unit are there
   Keys keys_;
 };
 

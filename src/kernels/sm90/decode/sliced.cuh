@@ -12,6 +12,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "kernels/sm90/decode/column_outputs.cuh"
 #include "kernels/sm90/decode/decoder.cuh"
 #include "kernels/sm90/decode/fetch.cuh"
 #include "kernels/sm90/decode/overlap.cuh"
@@ -31,12 +32,12 @@ constexpr int sliced_arrivals(int barrier) {
   static_assert(SlicedMap<C>::kBarriers == kTurn + 14);
   if (barrier >= kTurn) {
     const int of = (barrier - kTurn) / 2;
-    return of == 0 ? kScoreWarps : of == 3 ? C::kThreads / 32 - 1 : of == 5 ? C::kOutWarps : 1;
+    return of == 0 ? C::kScoreWarps : of == 3 ? C::kThreads / 32 - 1 : of == 5 ? C::kOutWarps : 1;
   }
   if (barrier >= kSlot + 2 * C::kSlots) return C::kSlices * (C::kOutWarps + 1);
-  if (barrier >= kSlot) return barrier < kSlot + C::kSlots ? kScoreWarps : 1;
+  if (barrier >= kSlot) return barrier < kSlot + C::kSlots ? C::kScoreWarps : 1;
   if (barrier >= kV) return barrier < kV + C::kVStages ? C::kFillers : C::kOutWarps;
-  return barrier < C::kKStages ? C::kFillers : kScoreWarps;
+  return barrier < C::kKStages ? C::kFillers : C::kScoreWarps;
 }
 
 // By one thread, and without a loop: a barrier is then one instruction, whose place and arrivals are constants. The
@@ -85,6 +86,53 @@ __device__ __forceinline__ void for_each_note(const SlicedMap<C>& map, int first
   }
 }
 
+// The units of a CTA's cluster: first, first + step, …
+struct SlicedWork {
+  int first, step;
+};
+template <class C>
+__device__ __forceinline__ SlicedWork work_of() {
+  return {static_cast<int>(blockIdx.x) / C::kSlices, static_cast<int>(gridDim.x) / C::kSlices};
+}
+
+// What a CTA's warps do between its cluster's first and last meeting, each its part. keys(), make_outputs() and
+// boxes(), which is told whether it is for values, make what tiles come from and go through (TileKeys, ColumnOutputs,
+// TileBoxes); one thread of the CTA calls fails() for a unit that has failed.
+template <class C, class Keys, class MakeOutputs, class Boxes, class Fails>
+__device__ __forceinline__ void fold_sliced(const DecodeParams& params, const SlicedMap<C>& map, std::uint32_t rank,
+                                            const SlicedWork& work, const Keys& keys, const MakeOutputs& make_outputs,
+                                            const Boxes& boxes, const Fails& fails) {
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const auto each_note = [&](auto take) { for_each_note<C>(map, work.first, work.step, take); };
+  if (warp < C::kScoreWarps) {
+    Scorer<C, decltype(keys())> scorer(params, map, rank, keys());
+    scorer.prepare(work.first);
+    each_note([&](const UnitNote& note, int) { scorer.take(note); });
+    scorer.drain();
+  } else if (warp < C::kScoreWarps + C::kOutWarps) {
+    auto outputs = make_outputs();
+    each_note([&](const UnitNote& note, int number) {
+      const bool failed = outputs.take(note);
+      if (!outputs.speaks()) return;
+      if (failed) fails();
+      if (rank == 0) __stcg(params.failed + number, failed ? 1 : 0);
+    });
+  } else if (warp == C::kScoreWarps + C::kOutWarps) {
+    SumMaker<C> maker(map, rank);
+    each_note([&](const UnitNote& note, int) { maker.take(note); });
+  } else if (warp == C::kScoreWarps + C::kOutWarps + 1) {
+    SumAdder<C> adder(map);
+    each_note([&](const UnitNote& note, int) { adder.take(note); });
+  } else if (warp == C::kScoreWarps + C::kOutWarps + 2) {
+    ValueFetcher<C, decltype(boxes(std::true_type()))> fetcher(map, rank, boxes(std::true_type()));
+    each_note([&](const UnitNote& note, int) { fetcher.take(note); });
+  } else {
+    KeyFetcher<C, decltype(boxes(std::false_type()))> fetcher(params, map, rank, boxes(std::false_type()));
+    fetcher.run(work.first, work.step);
+    wait_for_cluster<C>();
+  }
+}
+
 // Of a cluster's units, from `first` on in steps of `step`, those that have failed, by one CTA. Nothing else is going
 // on in it any more; its shared memory is laid out anew. A function of its own, so that its registers are not the
 // others'.
@@ -92,7 +140,8 @@ template <class C>
 __device__ __noinline__ void fold_failed_units(const DecodeParams& params, int first, int step) {
   using Whole = typename C::Whole;
   const DecodeMap<Whole> map;
-  __syncthreads();  // everyone has read that units have failed, which lies where other things come now
+  __syncthreads();  // everyone has read that units have failed, which lies where
+                    // other things come now
   if (threadIdx.x == 0) {
     const SlicedMap<C> before;
     for (std::uint32_t i = 0; i < SlicedMap<C>::kBarriers; ++i) barrier_forget(before.k_full(i));
@@ -114,9 +163,18 @@ __device__ __noinline__ void fold_failed_units(const DecodeParams& params, int f
   }
 }
 
+// Where CTAs have few columns each, these are the rows of the products.
+template <class C>
+__device__ __forceinline__ auto outputs_of(const DecodeParams& params, const SlicedMap<C>& map, std::uint32_t rank) {
+  if constexpr (C::kSlices == kMostSlices) {
+    return ColumnOutputs<C>(params, map, rank);
+  } else {
+    return SlicedOutputs<C>(params, map, rank, TileValues<C>(map));
+  }
+}
+
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, 1) sliced_kernel(const __grid_constant__ DecodeParams params) {
-  static_assert(32 * kScoreWarps == kDecodeFoldThreads);
   const SlicedMap<C> map;
   const std::uint32_t rank = C::kSlices > 1 ? rank_in_cluster() : 0;
   if (threadIdx.x == 0) {
@@ -125,44 +183,20 @@ __global__ void __launch_bounds__(C::kThreads, 1) sliced_kernel(const __grid_con
   }
   let_next_begin();
   __syncthreads();
-  arrive_in_cluster<C, false>();  // whoever writes to other CTAs waits until all have come so far
-  await_kernels_before_step(params);
-  const int first = static_cast<int>(blockIdx.x) / C::kSlices;
-  const int step = static_cast<int>(gridDim.x) / C::kSlices;
-  const int warp = static_cast<int>(threadIdx.x) / 32;
-
-  const auto each_note = [&](auto take) { for_each_note<C>(map, first, step, take); };
-  if (warp < kScoreWarps) {
-    Scorer<C> scorer(params, map, rank, TileKeys<C>(map));
-    each_note([&](const UnitNote& note, int) { scorer.take(note); });
-  } else if (warp < kScoreWarps + C::kOutWarps) {
-    SlicedOutputs<C> outputs(params, map, rank, TileValues<C>(map));
-    each_note([&](const UnitNote& note, int number) {
-      const bool failed = outputs.take(note);
-      if (!outputs.speaks()) return;
-      if (failed) store_number(map.any_failed(), 1);
-      if (rank == 0) __stcg(params.failed + number, failed ? 1 : 0);
-    });
-  } else if (warp == kScoreWarps + C::kOutWarps) {
-    SumMaker<C> maker(map, rank);
-    each_note([&](const UnitNote& note, int) { maker.take(note); });
-  } else if (warp == kScoreWarps + C::kOutWarps + 1) {
-    SumAdder<C> adder(map);
-    each_note([&](const UnitNote& note, int) { adder.take(note); });
-  } else if (warp == kScoreWarps + C::kOutWarps + 2) {
-    ValueFetcher<C> fetcher(map, rank, TileBoxes<C>(params));
-    each_note([&](const UnitNote& note, int) { fetcher.take(note); });
-  } else {
-    KeyFetcher<C> fetcher(params, map, rank, TileBoxes<C>(params));
-    fetcher.run(first, step);
-    wait_for_cluster<C>();
-  }
+  arrive_in_cluster<C, false>();  // whoever writes to other CTAs waits until all
+                                  // have come so far
+  const SlicedWork work = work_of<C>();
+  fold_sliced<C>(
+      params, map, rank, work, [&] { return TileKeys<C>(map); }, [&] { return outputs_of<C>(params, map, rank); },
+      [&](auto) { return TileBoxes<C>(params); }, [&] { store_number(map.any_failed(), 1); });
   await_prefixes(params);
-  // Nobody's shared memory is written any more.
   __syncthreads();
+  if (load_number(map.any_failed()) == 0) return;
+  // All CTAs of the cluster have come so far, as they see the same; what they have left of failed units is written
+  // over.
   arrive_in_cluster<C, true>();
   wait_for_cluster<C>();
-  if (rank == 0 && load_number(map.any_failed()) != 0) fold_failed_units<C>(params, first, step);
+  if (rank == 0) fold_failed_units<C>(params, work.first, work.step);
 }
 
 }  // namespace ringattn::sm90

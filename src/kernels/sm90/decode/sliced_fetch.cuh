@@ -3,6 +3,9 @@
 // The former finds out about units, and tells all other warps.
 #pragma once
 
+#include <type_traits>
+
+#include "kernels/sm90/decode/page_boxes.cuh"
 #include "kernels/sm90/decode/sliced_map.cuh"
 #include "kernels/sm90/ptx/cluster.cuh"
 #include "kernels/sm90/ptx/tma.cuh"
@@ -13,10 +16,7 @@ namespace ringattn::sm90 {
 template <class C>
 class TileBoxes {
  public:
-  struct Box {
-    int page;
-    int row;  // in the page; −1: no key of the sequence lies there
-  };
+  using Box = PageBox;
 
   __device__ __forceinline__ explicit TileBoxes(const DecodeParams& p)
       : p_(p), lane_(thread_of_cta() % 32), at_a_time_(p.by_boxes.quotient(32)), nth_(p.by_boxes.quotient(lane_)) {
@@ -49,9 +49,25 @@ class TileBoxes {
   // This lane's box of a tile, the one that begins row_ keys behind the tile's first.
   __device__ __forceinline__ Box find(int tile) const {
     if (nth_ >= at_a_time_ || tile >= end_ || tile * C::kKeyTile + row_ >= length_) return {0, -1};
-    const int here = tile_in_sequence(p_, list_, listed_, gap_, tile) * C::kKeyTile + row_ - lag_;
-    if (p_.pages == nullptr) return {sequence_, here};
-    return {__ldcg(pages_ + (here >> p_.page_log)), here & ((1 << p_.page_log) - 1)};
+    return place_of_rows(tile, row_);
+  }
+  // Whether a tile is one box. Then one lane does all there is to do for the tiles of a unit, which is faster.
+  __device__ bool alone() const { return p_.boxes == 1; }
+  // By the lane that does so, of a tile before the unit's end.
+  __device__ __forceinline__ Box find_alone(int tile) const {
+    return tile >= end_ ? Box{0, -1} : place_of_rows(tile, 0);
+  }
+  __device__ __forceinline__ void fetch_keys_alone(const SlicedMap<C>& map, const Lap<C::kKStages>& turn,
+                                                   const Box& box, int head) const {
+    barrier_wait(map.k_empty(turn.place), turn.parity ^ 1U);
+    fetch_alone<C::kDim, kPanelRowBytes>(&p_.k, map.k(turn.place), map.k_full(turn.place), box, head, 0,
+                                         p_.k_box_columns);
+  }
+  __device__ __forceinline__ void fetch_values_alone(const SlicedMap<C>& map, const Lap<C::kVStages>& turn,
+                                                     const Box& box, int head, std::uint32_t rank) const {
+    barrier_wait(map.v_empty(turn.place), turn.parity ^ 1U);
+    fetch_alone<C::kSliceColumns, C::kVRowBytes>(&p_.v_slices, map.v(turn.place), map.v_full(turn.place), box, head,
+                                                 static_cast<int>(rank) * C::kSliceColumns, p_.slice_box_columns);
   }
   // The next tile of K, and this CTA's columns of the next tile of V, into the stage whose turn it is.
   __device__ __forceinline__ void fetch_keys(const SlicedMap<C>& map, const Lap<C::kKStages>& turn, int tile, Box box,
@@ -85,6 +101,27 @@ class TileBoxes {
     }
   }
 
+  // The same of a tile that is one box, by one lane.
+  template <int kColumns, int kRowBytes>
+  __device__ __forceinline__ static void fetch_alone(const CUtensorMap* map, std::uint32_t target,
+                                                     std::uint32_t barrier, const Box& box, int head, int first_column,
+                                                     int columns) {
+    constexpr int kAllRowBytes = (kColumns * 2 + kRowBytes - 1) / kRowBytes * kRowBytes;
+    barrier_arrive_expect(barrier, C::kKeyTile * kAllRowBytes);
+    if (columns < kColumns) {
+      load_columns<C::kKeyTile, kColumns, kRowBytes, true>(target, map, barrier, box, head, first_column);
+    } else {
+      load_columns<C::kKeyTile, kColumns, kRowBytes, false>(target, map, barrier, box, head, first_column);
+    }
+  }
+
+  // Where the rows of a tile lie from `row` on, as far as they are of one box.
+  __device__ __forceinline__ Box place_of_rows(int tile, int row) const {
+    const int here = tile_in_sequence(p_, list_, listed_, gap_, tile) * C::kKeyTile + row - lag_;
+    if (p_.pages == nullptr) return {sequence_, here};
+    return {__ldcg(pages_ + (here >> p_.page_log)), here & ((1 << p_.page_log) - 1)};
+  }
+
   // Of a tile, those that boxes bring: behind the last key none but the rest of its box.
   __device__ __forceinline__ int rows(int tile) const {
     const int left = length_ - tile * C::kKeyTile;
@@ -109,8 +146,11 @@ class KeyFetcher {
                                         const Boxes& boxes)
       : p_(p), map_(map), rank_(rank), lane_(thread_of_cta() % 32), boxes_(boxes) {}
 
-  // Units first, first + step, …
+  // Units first, first + step, … What other kernels have written is read, here and by those who are told of units, once
+  // they are done.
   __device__ __forceinline__ void run(int first, int step) {
+    bring_closer(first);
+    await_kernels_before_step(p_);
     int units = kNoKey;  // of one sequence, its first unit here tells
     if (p_.sequences > 1) {
       units = count_units<C>(p_, map_);
@@ -128,36 +168,80 @@ class KeyFetcher {
   }
 
  private:
+  // Has what units are found by, and the first unit's query rows where it's clear whose they are, brought to the second
+  // level of the caches: whatever is written there later is seen all the same.
+  __device__ __forceinline__ void bring_closer(int first) const {
+    if (lane_ * 32 < p_.sequences) prefetch(p_.lengths + lane_ * 32);
+    if (p_.sequences > 1) return;
+    if (p_.pages != nullptr && lane_ == 0) {
+      prefetch(p_.pages + (p_.by_stride.quotient(first) * kGroupTiles * C::kKeyTile >> p_.page_log));
+    }
+    const DecodeUnit unit = rows_of_unit(p_, first);
+    const auto& q = p_.fold.q;
+    for (int i = lane_; i < rows_of(p_, unit) * 2; i += 32) {
+      const DecodePlace place = place_of(p_, unit, i / 2);
+      const auto* const row =
+          static_cast<const std::uint16_t*>(q.data) + place.row * q.token_stride + place.query_head * q.head_stride;
+      for (int column = i % 2 * 64; column < C::kDim; column += 128) prefetch(row + column);
+    }
+  }
+  __device__ __forceinline__ static void prefetch(const void* what) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(what));
+  }
+
   __device__ __forceinline__ void take(const DecodeUnit& unit) {
-    const int reference = write_note(unit);
-    if (unit.begin == unit.end) return;
+    bool more = unit.begin < unit.end;
+    const int note_at = more && notes_ == 0 ? 1 : 0;  // everyone waits for the first tile
+    // Where rows see every key up to their own, the reference tile is the unit's first.
+    const bool looks_later = note_at == 1 && p_.left < 0;
+    Look look{};
+    if (!looks_later) look = look_at(unit);
+    const int reference = looks_later ? unit.begin : look.reference;
     boxes_.begin(unit);
+    bool alone = false;
+    if constexpr (std::is_same_v<Boxes, TileBoxes<C>>) alone = boxes_.alone();
     const std::uint32_t begin = tiles_;
     tiles_ += static_cast<std::uint32_t>(unit.end - unit.begin);
     const auto tile_at = [&](std::uint32_t number) { return unit.begin + static_cast<int>(number - begin); };
     // The reference tile, and then those that this CTA scores: own, own + kSlices, …
     std::uint32_t own = begin + ((rank_ - begin) & (C::kSlices - 1U));
     int tile = reference;
-    auto ahead = boxes_.find(tile);
+    const auto find = [&](int of) { return alone ? boxes_.find_alone(of) : boxes_.find(of); };
+    auto ahead = find(tile);
 #pragma unroll 1
-    for (bool more = true; more;) {
+    for (int n = 0;; ++n) {
+      if (n == note_at) {
+        if (looks_later) look = look_at(unit);
+        write_note(unit, look);
+      }
+      if (!more) break;
       const auto box = ahead;
       const int now = tile;
       if (own < tiles_ && tile_at(own) == reference) own += C::kSlices;
       more = own < tiles_;
       tile = tile_at(own);
       own += C::kSlices;
-      ahead = boxes_.find(tile);
-      boxes_.fetch_keys(map_, stage_, now, box, unit.kv_head);
+      ahead = find(tile);
+      if constexpr (std::is_same_v<Boxes, TileBoxes<C>>) {
+        if (alone) {
+          if (one_of_warp()) boxes_.fetch_keys_alone(map_, stage_, box, unit.kv_head);
+          __syncwarp();
+        }
+      }
+      if (!alone) boxes_.fetch_keys(map_, stage_, now, box, unit.kv_head);
       stage_.advance();
     }
   }
 
-  // Returns the unit's reference tile: the first in which a row that folds the unit sees a key. Rows for which it is
-  // another one make the unit fail.
-  __device__ __forceinline__ int write_note(const DecodeUnit& unit) {
-    const Turn<2> turn(notes_++);
-    const UnitNote note = map_.note(turn.place);
+  // What there is to know of a unit's rows: this lane's, and of all of them. The reference tile is the first in which a
+  // row that folds the unit sees a key. Rows for which it is another one make the unit fail.
+  struct Look {
+    RowReach reach;
+    int rows, reference;
+    bool fails;
+    int common_begin, common_end;
+  };
+  __device__ __forceinline__ Look look_at(const DecodeUnit& unit) const {
     const int rows = rows_of(p_, unit);
     RowReach reach{kNoKey, 0, unit.end, unit.end};
     if (lane_ < rows) reach = reach_of<C>(p_, unit, place_of(p_, unit, lane_));
@@ -171,13 +255,19 @@ class KeyFetcher {
     const bool fails = __any_sync(0xffffffffU, folds && own != reference);
     const int common_begin = __reduce_max_sync(0xffffffffU, lane_ < rows ? reach.low : 0);
     const int common_end = __reduce_min_sync(0xffffffffU, lane_ < rows ? reach.high : kNoKey);
+    return {reach, rows, reference, fails, common_begin, common_end};
+  }
+
+  __device__ __forceinline__ void write_note(const DecodeUnit& unit, const Look& look) {
+    const Turn<2> turn(notes_++);
+    const UnitNote note = map_.note(turn.place);
     barrier_wait(map_.note_empty(turn.place), turn.parity ^ 1U);
     const auto put = [&note](UnitNote::Field field, int number) { store_number(note.at(field), number); };
     if (lane_ < kSlicedRows) {
-      store_number(note.at(UnitNote::kLow, lane_), reach.low);
-      store_number(note.at(UnitNote::kHigh, lane_), reach.high);
-      store_number(note.at(UnitNote::kRowBegin, lane_), reach.begin);
-      store_number(note.at(UnitNote::kRowEnd, lane_), reach.end);
+      store_number(note.at(UnitNote::kLow, lane_), look.reach.low);
+      store_number(note.at(UnitNote::kHigh, lane_), look.reach.high);
+      store_number(note.at(UnitNote::kRowBegin, lane_), look.reach.begin);
+      store_number(note.at(UnitNote::kRowEnd, lane_), look.reach.end);
     }
     if (lane_ == 0) {
       put(UnitNote::kBegin, unit.begin);
@@ -196,15 +286,14 @@ class KeyFetcher {
       put(UnitNote::kListed, unit.of.listed);
       put(UnitNote::kGap, unit.of.gap);
       put(UnitNote::kFirstNumber, unit.first_number);
-      put(UnitNote::kRows, rows);
-      put(UnitNote::kReference, reference);
-      put(UnitNote::kFails, fails ? 1 : 0);
-      put(UnitNote::kCommonBegin, common_begin);
-      put(UnitNote::kCommonEnd, common_end);
+      put(UnitNote::kRows, look.rows);
+      put(UnitNote::kReference, look.reference);
+      put(UnitNote::kFails, look.fails ? 1 : 0);
+      put(UnitNote::kCommonBegin, look.common_begin);
+      put(UnitNote::kCommonEnd, look.common_end);
     }
     __syncwarp();
     if (lane_ == 0) barrier_arrive(map_.note_full(turn.place));
-    return reference;
   }
 
   // There are no more units.
@@ -237,6 +326,12 @@ class ValueFetcher {
     const int kv_head = note.get(UnitNote::kKvHead);
     int tile = note.get(UnitNote::kBegin);
     boxes_.begin(note);
+    if constexpr (std::is_same_v<Boxes, TileBoxes<C>>) {
+      if (boxes_.alone()) {
+        take_alone(tile, end, kv_head);
+        return;
+      }
+    }
     auto ahead = boxes_.find(tile + boxes_.nth());
 #pragma unroll 1
     while (tile < end) {
@@ -251,6 +346,21 @@ class ValueFetcher {
   }
 
  private:
+  __device__ __forceinline__ void take_alone(int tile, int end, int head) {
+    if (one_of_warp()) {  // always the same lane, whose stage is the one that
+                         // counts
+      auto ahead = boxes_.find_alone(tile);
+#pragma unroll 1
+      for (; tile < end; ++tile) {
+        const auto box = ahead;
+        ahead = boxes_.find_alone(tile + 1);
+        boxes_.fetch_values_alone(map_, stage_, box, head, rank_);
+        stage_.advance();
+      }
+    }
+    __syncwarp();
+  }
+
   const SlicedMap<C>& map_;
   const std::uint32_t rank_;
   Boxes boxes_;

@@ -143,7 +143,7 @@ template <class C>
 struct SlicedMap {
   static constexpr int kWeightStride = 132;  // floats of a row: threads that write 8 keys of 4 rows meet no bank twice
   static constexpr int kWeightBytes = kSlicedRows * kWeightStride * 4;
-  static constexpr int kMaximaBytes = kScoreWarps * kSlicedRows * 4;
+  static constexpr int kMaximaBytes = C::kScoreWarps * kSlicedRows * 4;
   static constexpr int kReferenceBytes = kSlicedRows * 4 + 16;
   static constexpr int kEndBytes = kSlicedRows * 8 + 16;
 
@@ -243,7 +243,18 @@ __device__ __forceinline__ void arrive_at_others(std::uint32_t rank, std::uint32
   if (to < C::kSlices && to != rank) barrier_arrive_at(in_cta(barrier, to));
 }
 
-// By one thread of a warp that has read the slot of tile `number`, for the CTA that has written it.
+// For `readers` warps that have read the slot of tile `number`, by the thread that `says` so: the CTA that has written
+// it is told.
+template <class C>
+__device__ __forceinline__ void slot_is_read(bool says, const SlicedMap<C>& map, std::uint32_t number, int readers) {
+  const std::uint32_t barrier = map.slot_empty(Turn<C::kSlots>(number).place);
+  if constexpr (C::kSlices > 1) {
+    barrier_arrive_at_if(says, in_cta(barrier, number & (C::kSlices - 1U)), readers);
+  } else {
+    barrier_arrive_if(says, barrier, readers);
+  }
+}
+// By one thread of a warp that has read it.
 template <class C>
 __device__ __forceinline__ void slot_is_read(const SlicedMap<C>& map, std::uint32_t number) {
   const std::uint32_t barrier = map.slot_empty(Turn<C::kSlots>(number).place);

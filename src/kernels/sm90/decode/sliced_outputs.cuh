@@ -20,15 +20,13 @@ inline constexpr int kOutBlocks = C::kSliceColumns / 8 / C::kOutWarps;
 template <class C>
 class TileValues {
  public:
-  static constexpr bool kRolled = false;
-
   // Of the products of 16 keys.
   struct Fragment {
     std::uint32_t v[kOutBlocks<C>][2];
   };
 
   __device__ __forceinline__ explicit TileValues(const SlicedMap<C>& map)
-      : map_(map), warp_(thread_of_cta() / 32 - kScoreWarps), lane_(thread_of_cta() % 32) {
+      : map_(map), warp_(thread_of_cta() / 32 - C::kScoreWarps), lane_(thread_of_cta() % 32) {
 #pragma unroll
     for (int n = 0; n < kLoads; ++n) {
       const bool pair = 2 * n + 1 < kBlocks;
@@ -38,12 +36,18 @@ class TileValues {
 
   __device__ __forceinline__ void begin(const UnitNote&) {}
 
-  // Until the next tile, with so many keys from its first one on, is here; then it is the one that is fetched from.
-  __device__ __forceinline__ void await(int keys) {
+  // Whether the next tile is here, without waiting.
+  __device__ __forceinline__ bool here() const { return barrier_ended(map_.v_full(stage_.place), stage_.parity); }
+  // Until it is. `keys`: that it has, from its first one on.
+  __device__ __forceinline__ void await(int keys) const {
     barrier_wait(map_.v_full(stage_.place), stage_.parity);
+    if (keys < C::kKeyTile) clear_tail(map_.v(stage_.place), keys);
+  }
+  // Then it is the one that is fetched from; unless there is none, and the last one stays so.
+  __device__ __forceinline__ void take(int, bool is_next) {
+    if (!is_next) return;
     tile_ = map_.v(stage_.place);
     stage_.advance();
-    if (keys < C::kKeyTile) clear_tail(tile_, keys);
   }
   // All that differs from step to step is a constant of the instructions: nothing is worked out between products.
   __device__ __forceinline__ void fetch(int, Fragment& to, int step) const {
@@ -61,16 +65,22 @@ class TileValues {
       cuda::load_matrix_pair_transposed(to.v[kBlocks - 1], tile_ + v_at_[kLoads - 1] + rows);
     }
   }
-  // Calls with(way) for the tile awaited last: how it is fetched and becomes elements.
+  // Calls with(way): how tiles are fetched and become elements.
   template <class With>
   __device__ __forceinline__ static void choose_way(const With& with) {
     with(0);
   }
+  // The same for the tile taken last, given the way of all tiles.
+  template <class With>
+  __device__ __forceinline__ static void choose_way_of_tile(int way, const With& with) {
+    with(way);
+  }
   __device__ __forceinline__ static const Fragment& elements(int, const Fragment& fetched) { return fetched; }
-  // By the whole warp, when nothing of the tile awaited before the last one is fetched any more.
-  __device__ __forceinline__ void release() {
-    if (lane_ == 0) barrier_arrive(map_.v_empty(released_.place));
+  // Which barrier a warp tells when nothing of the tile taken before the last one is fetched any more.
+  __device__ __forceinline__ std::uint32_t next_released() {
+    const std::uint32_t barrier = map_.v_empty(released_.place);
     released_.advance();
+    return barrier;
   }
 
   // Calls with(column, x, y) for neighbouring outputs of this thread in a row, of `half`; columns are of the slice.
@@ -124,7 +134,7 @@ class SlicedOutputs {
       : p_(p),
         map_(map),
         rank_(rank),
-        warp_(thread_of_cta() / 32 - kScoreWarps),
+        warp_(thread_of_cta() / 32 - C::kScoreWarps),
         lane_(thread_of_cta() % 32),
         values_(values) {
     p_at_ = ScoreSlot::block<C::kScoreBlocks>(0, lane_ / 8 % 2) + ScoreSlot::chunk(lane_ % 8, lane_ / 16);
@@ -147,28 +157,23 @@ class SlicedOutputs {
     }
     values_.begin(note);
     if (unit.begin < unit.end) {
-      await_scores(slot_);
-      values_.await(unit.of.length - unit.begin * C::kKeyTile);
+      await_next(false, unit.of.length - unit.begin * C::kKeyTile);
       values_.choose_way([&](auto way) {
+        values_.take(way, true);
         fetch(way, head_[0], probabilities(slot_), 0);
         fetch(way, head_[1], probabilities(slot_), 1);
       });
     }
     int next = next_turn(begin_, end_, unit.begin);
 #pragma unroll 1
-    for (int tile = unit.begin; tile < unit.end; ++tile) {
+    for (int tile = unit.begin; tile < unit.end;) {
       if (tile == next) {
         turn_rows(unit, tile);
         next = next_turn(begin_, end_, tile);
       }
-      const Lap<C::kSlots> slot = slot_;
-      slot_.advance();
-      const int keys = unit.of.length - (tile + 1) * C::kKeyTile;
-      values_.choose_way([&](auto way) { add_outputs(way, slot, tile + 1 < unit.end, keys); });
-      __syncwarp();
-      values_.release();
-      if (lane_ == 0) slot_is_read<C>(map_, tiles_);
-      ++tiles_;
+      const int stop = next < unit.end ? next : unit.end;
+      values_.choose_way([&](auto way) { add_tiles(way, unit, tile, stop); });
+      tile = stop;
     }
     if (unit.begin < unit.end) {
       leave_rows(unit, unit.end);
@@ -178,7 +183,7 @@ class SlicedOutputs {
     __syncwarp();
     if ((flags_ & ScoreSlot::kFails) != 0) return true;
     if (!finishes(p_, unit) && p_.records == nullptr) {
-      merge_if_last<C, 32 * C::kOutWarps>(p_, unit, thread_of_cta() - 32 * kScoreWarps, static_cast<int>(rank_));
+      merge_if_last<C, 32 * C::kOutWarps>(p_, unit, thread_of_cta() - 32 * C::kScoreWarps, static_cast<int>(rank_));
       __syncwarp();
     }
     return false;
@@ -195,9 +200,16 @@ class SlicedOutputs {
     typename Values::Fragment v;
   };
 
-  // Until the probabilities of a tile are here.
-  __device__ __forceinline__ void await_scores(const Lap<C::kSlots>& slot) const {
-    barrier_wait(map_.slot_full(slot.place), slot.parity);
+  // Whether the next tile and its probabilities are here, without waiting.
+  __device__ __forceinline__ bool next_is_here() const {
+    const bool scored = barrier_ended(map_.slot_full(slot_.place), slot_.parity);
+    return values_.here() && scored;
+  }
+  // Until they are, unless `here`. `keys`: that the tile has, from its first one on.
+  __device__ __forceinline__ void await_next(bool here, int keys) const {
+    if (here && keys >= C::kKeyTile) return;
+    barrier_wait(map_.slot_full(slot_.place), slot_.parity);
+    values_.await(keys);
   }
 
   // Where this lane's share of the probabilities of a slot begins.
@@ -211,50 +223,44 @@ class SlicedOutputs {
     values_.fetch(way, to.v, step);
   }
 
-  // P V of a tile, whose first two steps have been fetched; the next tile's are fetched on the way, so that the chain
-  // of products goes on without a wait. `keys`: of the next tile, from its first one on.
+  // P V of tiles [tile, stop) of a unit. Of the first one two steps have been fetched.
   template <class Way>
-  __device__ __forceinline__ void add_outputs(Way way, const Lap<C::kSlots>& slot, bool next, int keys) {
-    std::uint32_t p = probabilities(slot);
-    if constexpr (Values::kRolled) {  // a loop, so that it stays where it is found quickly
-      constexpr int kTurn = 4;        // steps
-      static_assert(kSteps % kTurn == 0 && kTurn % C::kScoreBlocks == 0);
-      Fragments behind[2];
+  __device__ __forceinline__ void add_tiles(Way way, const DecodeUnit& unit, int tile, int stop) {
 #pragma unroll 1
-      for (int step = 0; step < kSteps; step += kTurn) {
-        fetch(way, behind[0], p, 2);
-        fetch(way, behind[1], p, 3);
-        multiply(way, head_[0]);
-        multiply(way, head_[1]);
-        const bool more = step + kTurn < kSteps;
-        if (more) {
-          p += ScoreSlot::block<C::kScoreBlocks>(kTurn, 0);
-          values_.skip(kTurn);
-        } else if (next) {
-          await_scores(slot_);
-          values_.await(keys);
-          p = probabilities(slot_);
-        }
-        if (more || next) {
-          fetch(way, head_[0], p, 0);
-          fetch(way, head_[1], p, 1);
-        }
-        multiply(way, behind[0]);
-        multiply(way, behind[1]);
+    for (; tile < stop; ++tile) {
+      const bool is_next = tile + 1 < unit.end;
+      const int keys = is_next ? unit.of.length - (tile + 1) * C::kKeyTile : C::kKeyTile;
+      values_.choose_way_of_tile(way, [&](auto way_of_tile) { add_outputs(way_of_tile, is_next, keys); });
+      __syncwarp();
+      const std::uint32_t released = values_.next_released();
+      if (lane_ == 0) {
+        barrier_arrive(released);
+        slot_is_read<C>(map_, tiles_);
       }
-    } else {
-      Fragments ring[3];
-      const std::uint32_t next_p = probabilities(slot_);
+      ++tiles_;
+    }
+  }
+
+  // P V of a tile, whose first two steps have been fetched; the next tile's are fetched on the way, so that the chain
+  // of products goes on without a wait. Whether it is here is asked well before that. `keys`: that it has.
+  template <class Way>
+  __device__ __forceinline__ void add_outputs(Way way, bool is_next, int keys) {
+    const std::uint32_t p = probabilities(slot_);
+    slot_.advance();
+    Fragments ring[3];
+    const std::uint32_t next_p = is_next ? probabilities(slot_) : p;  // what is fetched of no tile doesn't count
+    bool here = false;
 #pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
-        const Fragments& now = step < 2 ? head_[step] : ring[step % 3];
-        if (step + 2 < kSteps) fetch(way, ring[(step + 2) % 3], p, step + 2);
-        multiply(way, now);
-        // Between products, which take their time; of this tile everything has been fetched.
-        if (step + 4 == kSteps && next) await_scores(slot_);
-        if (step + 3 == kSteps && next) values_.await(keys);
-        if (step + 2 >= kSteps && next) fetch(way, head_[step + 2 - kSteps], next_p, step + 2 - kSteps);
+    for (int step = 0; step < kSteps; ++step) {
+      const Fragments& now = step < 2 ? head_[step] : ring[step % 3];
+      if (step == kSteps / 2 - 1) here = next_is_here() || !is_next;
+      if (step + 2 < kSteps) fetch(way, ring[(step + 2) % 3], p, step + 2);
+      multiply(way, now);
+      if (step + 3 == kSteps) {  // of this tile everything has been fetched
+        await_next(here, keys);
+        values_.take(way, is_next);
       }
+      if (step + 2 >= kSteps) fetch(way, head_[step + 2 - kSteps], next_p, step + 2 - kSteps);
     }
   }
   template <class Way>

@@ -4,14 +4,10 @@
 // those of the lanes before it, as all of a warp's lanes give what they ask for in the same registers.
 #pragma once
 
+#include "kernels/sm90/decode/page_boxes.cuh"
 #include "kernels/sm90/ptx/threads.cuh"
 
 namespace ringattn::sm90 {
-
-struct PageBox {
-  int page;
-  int row;  // in the page; −1: no key of the sequence lies there, nor behind it
-};
 
 // Calls visit(i, box) by one lane for the warp's first `count` boxes, up to the first one without keys.
 template <class Visit>

@@ -25,7 +25,18 @@ __device__ __forceinline__ std::uint32_t in_cta(std::uint32_t address, std::uint
 __device__ __forceinline__ void barrier_arrive_at(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-// The same with such a release: of all that this thread has read and written.
+// The same for so many, where `arrives`: without a branch.
+__device__ __forceinline__ void barrier_arrive_at_if(bool arrives, std::uint32_t barrier, int arrivals) {
+  asm volatile(
+      "{\n"
+      ".reg .pred arrives;\n"
+      "setp.ne.s32 arrives, %2, 0;\n"
+      "@arrives mbarrier.arrive.shared::cluster.b64 _, [%0], %1;\n"
+      "}" ::"r"(barrier),
+      "r"(arrivals), "r"(static_cast<int>(arrives))
+      : "memory");
+}
+// Arrives with such a release: of all that this thread has read and written.
 __device__ __forceinline__ void barrier_release_at(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }

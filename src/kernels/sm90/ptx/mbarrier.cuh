@@ -24,6 +24,17 @@ __device__ __forceinline__ void barrier_init_fence() {
 __device__ __forceinline__ void barrier_arrive(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
+// For so many, where `arrives`: without a branch.
+__device__ __forceinline__ void barrier_arrive_if(bool arrives, std::uint32_t barrier, int arrivals) {
+  asm volatile(
+      "{\n"
+      ".reg .pred arrives;\n"
+      "setp.ne.s32 arrives, %2, 0;\n"
+      "@arrives mbarrier.arrive.shared::cta.b64 _, [%0], %1;\n"
+      "}" ::"r"(barrier),
+      "r"(arrivals), "r"(static_cast<int>(arrives))
+      : "memory");
+}
 // Arrives, and has the phase wait for `bytes` of copies too.
 __device__ __forceinline__ void barrier_arrive_expect(std::uint32_t barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");

@@ -1,0 +1,352 @@
+// SPDX-License-Identifier: Apache-2.0
+// The warps of the sliced kernel that hold outputs, of values as the copy engine brings them. They take the tiles in
+// order, whoever has scored them. Columns of V are the rows of their products and query rows the columns, eight at a
+// time: so few query rows, as most steps have, leave nothing of the products empty, and less is read from shared
+// memory. Each output is the same chain of additions.
+#pragma once
+
+#include <type_traits>
+
+#include "kernels/sm90/decode/finish.cuh"
+#include "kernels/sm90/decode/sliced_map.cuh"
+#include "kernels/sm90/decode/sliced_sums.cuh"
+#include "kernels/sm90/ptx/cluster.cuh"
+#include "kernels/sm90/ptx/tma.cuh"
+
+namespace ringattn::sm90 {
+
+template <class C>
+class ColumnOutputs {
+ public:
+  __device__ __forceinline__ ColumnOutputs(const DecodeParams& p, const SlicedMap<C>& map, std::uint32_t rank)
+      : p_(p),
+        map_(map),
+        rank_(rank),
+        warp_(thread_of_cta() / 32 - C::kScoreWarps),
+        lane_(thread_of_cta() % 32),
+        half_(warp_ / kColumnWarps),
+        first_column_(warp_ % kColumnWarps * kBlocks * 16) {
+    const int row = lane_ % 8 + lane_ / 16 * 8;
+#pragma unroll
+    for (int n = 0; n < kBlocks; ++n) v_at_[n] = v_chunk(row, first_column_ / 8 + 2 * n + lane_ / 8 % 2);
+    p_at_ = ScoreSlot::block<C::kScoreBlocks>(lane_ / 16, half_) + ScoreSlot::chunk(lane_ % 8, lane_ / 8 % 2);
+  }
+
+  // Whether this warp is the one that says so when a unit has failed.
+  __device__ bool speaks() const { return warp_ == 0 && lane_ == 0; }
+
+  // Returns whether the unit has to be folded tile by tile.
+  __device__ __forceinline__ bool take(const UnitNote& note) {
+    const DecodeUnit unit = note.unit(p_);
+    rows_count_ = note.get(UnitNote::kRows);
+    flags_ = 0;
+    int begin[2],
+        end[2];  // of all rows: lanes share the question where some begin or end
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      begin[half] = note.get(UnitNote::kRowBegin, lane_ / 4 + 8 * half);
+      end[half] = note.get(UnitNote::kRowEnd, lane_ / 4 + 8 * half);
+    }
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+#pragma unroll
+      for (int n = 0; n < kBlocks; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) o_[n][half][i] = 0.0F;
+      }
+    }
+    const bool more = rows_count_ > 8;
+    const bool idle = half_ > 0 && !more;  // of none of the unit's rows; another warp speaks for it
+    readers_ = kSharing == 2 && !more ? 2 : 1;
+    int next = next_turn(begin, end, unit.begin);
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {  // now, as there is nothing to do yet
+      place_[half] = place_of(p_, unit, row_of(half) < rows_count_ ? row_of(half) : 0);
+    }
+    if (unit.begin < unit.end && !idle) {
+      await_next(unit.of.length - unit.begin * C::kKeyTile);
+      take_next();
+      for_rows(more, [&](auto all) { fetch_first<all>(); });
+    }
+    const bool empty = unit.begin == unit.end;
+#pragma unroll 1
+    for (int tile = unit.begin;;) {
+      const bool done = tile == unit.end;
+      if (done || tile == next) {
+        if (done ? !empty || finishes(p_, unit) : rows_end(begin, end, tile)) leave_rows(note, unit, tile, empty);
+        if (done) break;
+        clear_rows(note, tile);
+        next = next_turn(begin, end, tile);
+      }
+      const int stop = next < unit.end ? next : unit.end;
+      if (!idle) {
+        for_rows(more, [&](auto all) { add_tiles<all>(unit, tile, stop); });
+      }
+      tile = stop;
+    }
+    if (idle) skip(unit.end - unit.begin);
+    __syncwarp();
+    if ((flags_ & ScoreSlot::kFails) != 0) return true;
+    if (!finishes(p_, unit) && p_.records == nullptr) {
+      merge_if_last<C, 32 * C::kOutWarps>(p_, unit, thread_of_cta() - 32 * C::kScoreWarps, static_cast<int>(rank_));
+      __syncwarp();
+    }
+    return false;
+  }
+
+ private:
+  static constexpr int kColumnBlocks = C::kSliceColumns / 16;
+  static constexpr int kSharing = kColumnBlocks < C::kOutWarps ? 2 : 1;  // warps of the same columns: of 8 rows each
+  static constexpr int kHalves = 2 / kSharing;                           // of 8 rows, a warp's
+  static constexpr int kColumnWarps = C::kOutWarps / kSharing;
+  static constexpr int kBlocks = kColumnBlocks / kColumnWarps;  // of 16 columns, a warp's
+  static constexpr int kSteps = C::kKeyTile / 16;
+  static constexpr int kAhead = kBlocks == 1 ? 4 : 2;  // steps that are fetched in front of their products
+  static_assert(kBlocks * kColumnWarps == kColumnBlocks && kAhead % 2 == 0 && kAhead < kSteps);
+
+  // Calls with(std::true_type()) where the warp has to look at all of its halves, else with(std::false_type()).
+  template <class With>
+  __device__ __forceinline__ static void for_rows(bool more, const With& with) {
+    if constexpr (kHalves == 1) {
+      with(std::true_type());
+    } else if (more) {
+      with(std::true_type());
+    } else {
+      with(std::false_type());
+    }
+  }
+  template <bool kAll>
+  static constexpr int kUsed = kAll ? kHalves : 1;
+
+  // Where 8 columns of a row of V lie in a tile. 16 rows behind, they lie 16 rows' bytes behind.
+  static __device__ __forceinline__ std::uint32_t v_chunk(int row, int chunk) {
+    constexpr int kChunks = C::kVRowBytes / 16;
+    const auto at = static_cast<std::uint32_t>(row * C::kVRowBytes + chunk % kChunks * 16);
+    return static_cast<std::uint32_t>(chunk / kChunks * C::kKeyTile * C::kVRowBytes) +
+           (at ^ ((at >> 7 & static_cast<std::uint32_t>(kChunks - 1)) << 4));
+  }
+
+  // Whether the next tile and its probabilities are here, without waiting.
+  __device__ __forceinline__ bool next_is_here() const {
+    const bool scored = barrier_ended(map_.slot_full(slot_.place), slot_.parity);
+    return barrier_ended(map_.v_full(stage_.place), stage_.parity) && scored;
+  }
+  // Until they are. `keys`: that the tile has, from its first one on.
+  __device__ __forceinline__ void await_next(int keys) const {
+    barrier_wait(map_.slot_full(slot_.place), slot_.parity);
+    barrier_wait(map_.v_full(stage_.place), stage_.parity);
+    if (keys < C::kKeyTile) clear_tail(map_.v(stage_.place), keys);
+  }
+  // Then it is the one that is fetched from.
+  __device__ __forceinline__ void take_next() {
+    p_tile_ = map_.slot(slot_.place).address + p_at_;
+    v_tile_ = map_.v(stage_.place);
+    slot_.advance();
+    stage_.advance();
+  }
+  // Of a unit of so many tiles, without a look at them.
+  __device__ __forceinline__ void skip(int tiles) {
+    tiles_ += static_cast<std::uint32_t>(tiles);
+#pragma unroll 1
+    for (int i = 0; i < tiles; ++i) {
+      slot_.advance();
+      stage_.advance();
+      released_.advance();
+    }
+  }
+
+  // As Decoder::clear_tail(), of this warp's columns.
+  __device__ __forceinline__ void clear_tail(std::uint32_t v, int keys) const {
+#pragma unroll 1
+    for (int row = keys + lane_; row < C::kKeyTile; row += 32) {
+#pragma unroll
+      for (int n = 0; n < 2 * kBlocks; ++n) {
+        cuda::store_shared(v + v_chunk(row, first_column_ / 8 + n), uint4{0, 0, 0, 0});
+      }
+    }
+    proxy_fence();  // the copy engine writes there next
+    __syncwarp();
+  }
+
+  // What the products of 16 keys need: of the tile that is fetched from. All that differs from step to step is a
+  // constant of the instructions. Probabilities come for two steps at a time.
+  template <bool kAll>
+  __device__ __forceinline__ void fetch(int step) {
+#pragma unroll
+    for (int n = 0; n < kBlocks; ++n) {
+      cuda::load_matrix_transposed(v_[step][n],
+                                   v_tile_ + v_at_[n] + static_cast<std::uint32_t>(step * 16 * C::kVRowBytes));
+    }
+    if (step % 2 != 0) return;
+#pragma unroll
+    for (int half = 0; half < kUsed<kAll>; ++half) {
+      cuda::load_matrix(weights_[step / 2][half], p_tile_ + ScoreSlot::block<C::kScoreBlocks>(step, half));
+    }
+  }
+  template <bool kAll>
+  __device__ __forceinline__ void fetch_first() {
+#pragma unroll
+    for (int step = 0; step < kAhead; ++step) fetch<kAll>(step);
+  }
+  template <bool kAll>
+  __device__ __forceinline__ void multiply(int step) {
+#pragma unroll
+    for (int half = 0; half < kUsed<kAll>; ++half) {
+      const std::uint32_t* const p = weights_[step / 2][half] + step % 2 * 2;
+#pragma unroll
+      for (int n = 0; n < kBlocks; ++n) {
+        cuda::Products<typename C::Element>::mma(o_[n][half], v_[step][n], p[0], p[1], o_[n][half]);
+      }
+    }
+  }
+
+  // P V of tiles [tile, stop) of a unit. Of the first one the first steps have been fetched.
+  template <bool kAll>
+  __device__ __forceinline__ void add_tiles(const DecodeUnit& unit, int tile, int stop) {
+#pragma unroll 1
+    for (; tile < stop; ++tile) {
+      const bool is_next = tile + 1 < unit.end;
+      const int keys = unit.of.length - (tile + 1) * C::kKeyTile;
+      add_outputs<kAll>(is_next, keys);
+      barrier_arrive_if(lane_ == 0, map_.v_empty(released_.place), readers_);
+      slot_is_read<C>(lane_ == 0, map_, tiles_, readers_);
+      released_.advance();
+      ++tiles_;
+    }
+  }
+
+  // P V of a tile, whose first steps have been fetched; the next tile's are fetched on the way, so that the chain of
+  // products goes on without a wait. Whether it is here is asked well before that. `keys`: that it has.
+  template <bool kAll>
+  __device__ __forceinline__ void add_outputs(bool is_next, int keys) {
+    bool here = false;
+#pragma unroll
+    for (int step = 0; step < kSteps - kAhead; ++step) {
+      fetch<kAll>(step + kAhead);
+      multiply<kAll>(step);
+      if (step == 0) here = next_is_here();
+    }
+    if (here && is_next && keys >= C::kKeyTile) {
+      take_next();
+#pragma unroll
+      for (int step = 0; step < kAhead; ++step) {
+        multiply<kAll>(kSteps - kAhead + step);
+        fetch<kAll>(step);
+      }
+      return;
+    }
+#pragma unroll
+    for (int step = kSteps - kAhead; step < kSteps; ++step) multiply<kAll>(step);
+    if (!is_next) return;
+    await_next(keys);
+    take_next();
+    fetch_first<kAll>();
+  }
+
+  // Rows that begin with `tile` have nothing of those before: what they have is 0 · V.
+  __device__ __forceinline__ void clear_rows(const UnitNote& note, int tile) {
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        if (note.get(UnitNote::kRowBegin, 8 * (half_ + half) + lane_ % 4 * 2 + i) != tile) continue;
+#pragma unroll
+        for (int n = 0; n < kBlocks; ++n) {
+          o_[n][half][i] = 0.0F;
+          o_[n][half][i + 2] = 0.0F;
+        }
+      }
+    }
+    __syncwarp();
+  }
+
+  // The row, of those of a half, that this thread leaves, and the first of its four columns of 16.
+  __device__ __forceinline__ int row_of(int half) const { return 8 * (half_ + half) + lane_ % 4 * 2 + lane_ / 4 % 2; }
+  // Four columns of that row: two and two, 8 apart. Lanes whose columns are neighbours exchange what they have of each
+  // other's row.
+  __device__ __forceinline__ float4 columns_of_row(int n, int half) const {
+    const bool odd = lane_ / 4 % 2 != 0;
+    const float(&o)[4] = o_[n][half];
+    const float low = __shfl_xor_sync(0xffffffffU, odd ? o[0] : o[1], 4);
+    const float high = __shfl_xor_sync(0xffffffffU, odd ? o[2] : o[3], 4);
+    return odd ? float4{low, o[1], high, o[3]} : float4{o[0], low, o[2], high};
+  }
+
+  // The rows that end in front of `tile`, of which the sums' warp tells; and all rows of a unit that is `empty`.
+  __device__ __forceinline__ void leave_rows(const UnitNote& note, const DecodeUnit& unit, int tile, bool empty) {
+    const Turn<2> turn(ends_);
+    if (!empty) {
+      ++ends_;
+      barrier_wait(map_.ends_full(turn.place), turn.parity);
+      flags_ |= load_number(map_.row_end_flags(turn.place));
+    }
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      const int row = row_of(half);
+      float4 columns[kBlocks];
+#pragma unroll
+      for (int n = 0; n < kBlocks; ++n) columns[n] = columns_of_row(n, half);
+      if (row >= rows_count_ || note.get(UnitNote::kRowEnd, row) != tile) continue;
+      float2 numbers = load_pair(map_.row_end(turn.place, row));
+      if (note.get(UnitNote::kRowBegin, row) == tile) {  // it has nothing of the unit
+        if (!finishes(p_, unit)) continue;
+        numbers = {-INFINITY, 0.0F};
+#pragma unroll
+        for (int n = 0; n < kBlocks; ++n) columns[n] = {0.0F, 0.0F, 0.0F, 0.0F};
+      }
+      leave_row(unit, half, columns, numbers);
+    }
+    __syncwarp();
+    if (!empty && lane_ == 0) barrier_arrive(map_.ends_empty(turn.place));
+  }
+  // `numbers`: the row's reference and sum.
+  __device__ __forceinline__ void leave_row(const DecodeUnit& unit, int half, const float4 (&columns)[kBlocks],
+                                            float2 numbers) const {
+    const int slice = static_cast<int>(rank_);
+    const int first = slice * C::kSliceColumns + first_column_;  // of all columns
+    const int share = lane_ / 8;                                 // of four
+    const bool speaks = first_column_ == 0 && share == 0;
+    const int row = row_of(half);
+    const DecodePlace& place = place_[half];
+    if (!finishes(p_, unit)) {
+      auto* const outputs = reinterpret_cast<float4*>(left_outputs<C>(p_, unit, row, place) + first) + share;
+#pragma unroll
+      for (int n = 0; n < kBlocks; ++n) __stcg(outputs + 4 * n, columns[n]);
+      if (speaks) leave_numbers(p_, unit, slice, slice + 1, row, place, numbers);
+      return;
+    }
+    const FinishedRow<C> finished(p_, place, numbers.x, numbers.y);
+#pragma unroll
+    for (int n = 0; n < kBlocks; ++n) {
+      const int column = first + 16 * n + 2 * share;
+      finished.write(column, columns[n].x, columns[n].y);
+      finished.write(column + 8, columns[n].z, columns[n].w);
+    }
+    if (slice == 0 && speaks) finished.write_lse();
+  }
+
+  const DecodeParams& p_;
+  const SlicedMap<C>& map_;
+  const std::uint32_t rank_;
+  const int warp_;
+  const int lane_;
+  const int half_;          // the first of its halves of the rows
+  const int first_column_;  // of the slice, that this warp has
+  std::uint32_t v_at_[kBlocks],
+      p_at_;                               // where this lane's share of a tile and a slot begins
+  std::uint32_t v_tile_ = 0, p_tile_ = 0;  // that are fetched from
+  std::uint32_t tiles_ = 0;                // so far, of all units
+  Lap<C::kVStages> stage_,
+      released_;            // of the next tile to await, and to give back
+  Lap<C::kSlots> slot_;     // of the next one
+  std::uint32_t ends_ = 0;  // of which the sums' warp has told
+  int flags_ = 0;
+  int rows_count_ = 0;
+  DecodePlace place_[kHalves];           // of the rows that this thread leaves
+  int readers_ = 1;                      // for whom this warp says that a tile has been read
+  std::uint32_t v_[kSteps][kBlocks][4];  // the products' fragments, by step
+  std::uint32_t weights_[(kSteps + 1) / 2][kHalves][4];
+  float o_[kBlocks][kHalves][4];
+};
+
+}  // namespace ringattn::sm90

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copies of a tile whose rows lie in boxes of one page each. One lane issues all of them, one behind the other: numbers
+// that the copy engine takes from uniform registers are then known to be one lane's, and no loop asks lane by lane.
+#pragma once
+
+#include "kernels/sm90/decode/decode_params.hpp"
+#include "kernels/sm90/fold/shared_map.cuh"
+#include "kernels/sm90/ptx/threads.cuh"
+#include "kernels/sm90/ptx/tma.cuh"
+
+namespace ringattn::sm90 {
+
+struct PageBox {
+  int page;
+  int row;  // in the page; −1: no key of the sequence lies there, nor behind it
+};
+
+// By one lane: a box into `target`, into panels of kTileRows rows of kRowBytes. A copy brings all kColumns, or a panel.
+template <int kTileRows, int kColumns, int kRowBytes, bool kByPanel>
+__device__ __forceinline__ void load_columns(std::uint32_t target, const CUtensorMap* map, std::uint32_t barrier,
+                                             const PageBox& box, int head, int first_column) {
+  constexpr int kColumnsOfCopy = kByPanel ? kPanelColumns : kColumns;
+#pragma unroll
+  for (int column = 0; column < kColumns; column += kColumnsOfCopy) {
+    load_page_box(target + static_cast<std::uint32_t>(column / kPanelColumns * kTileRows * kRowBytes), map, barrier,
+                  first_column + column, head, box.page, box.row);
+  }
+}
+
+// By a warp, of which one lane is elected: the first `count` boxes of a tile, that lanes `first`, first + 1, … have
+// found. Where a tile is one box, a copy brings `columns`; else their rows follow each other in `target`.
+template <int kTileRows, int kColumns, int kRowBytes>
+__device__ __forceinline__ void load_page_boxes(bool elected, std::uint32_t target, const CUtensorMap* map,
+                                                std::uint32_t barrier, int count, int box_rows, const PageBox& box,
+                                                int first, int columns, int head) {
+  const auto box_of = [&box](int lane) {
+    return PageBox{__shfl_sync(0xffffffffU, box.page, lane), __shfl_sync(0xffffffffU, box.row, lane)};
+  };
+  if (box_rows == kTileRows) {
+    const PageBox whole = box_of(first);
+    if (!elected) return;
+    if (columns < kColumns) {
+      load_columns<kTileRows, kColumns, kRowBytes, true>(target, map, barrier, whole, head, 0);
+    } else {
+      load_columns<kTileRows, kColumns, kRowBytes, false>(target, map, barrier, whole, head, 0);
+    }
+    return;
+  }
+  const auto box_bytes = static_cast<std::uint32_t>(box_rows * kRowBytes);
+#pragma unroll 2
+  for (int i = 0; i < count; ++i, target += box_bytes) {
+    const PageBox part = box_of(first + i);
+    if (elected) load_columns<kTileRows, kColumns, kRowBytes, true>(target, map, barrier, part, head, 0);
+  }
+}
+
+}  // namespace ringattn::sm90
