@@ -94,15 +94,13 @@ _NOT_NEEDED = {"deterministic": "every call is", "chunk_size": "chunks are 64 to
 _MASKING = ("attn_mask", "attention_mask", "block_mask", "key_padding_mask", "score_mod", "attn_bias", "bias", "alibi_slopes")
 
 
-def refuse_unknown(op: str, given: dict, function=None) -> NoReturn:
+def refuse_unknown(op: str, given: dict) -> NoReturn:
     """Arguments that other libraries' functions have, and this one does not. To leave out what changes a result is no advice:
-    what it is called here is said, or that it isn't computed. function: of the op, where it isn't ringattn's of that name."""
-    name, value = next(iter(given.items()))
-    if function is None:
-        import ringattn  # noqa: PLC0415, which imports this
+    what it is called here is said, or that it isn't computed. op: the function's name."""
+    import ringattn  # noqa: PLC0415, which imports this
 
-        function = getattr(ringattn, op)
-    known = inspect.signature(function).parameters
+    name, value = next(iter(given.items()))
+    known = inspect.signature(getattr(ringattn, op)).parameters
     why, remedy = f"it was given as {str(value)[:60]}", f"See help(ringattn.{op}) for what it takes."
     ours = _OURS.get(name)
     if name in ("is_causal", "causal") and "mask" in known:
