@@ -348,7 +348,7 @@ class ValueFetcher {
  private:
   __device__ __forceinline__ void take_alone(int tile, int end, int head) {
     if (one_of_warp()) {  // always the same lane, whose stage is the one that
-                         // counts
+                          // counts
       auto ahead = boxes_.find_alone(tile);
 #pragma unroll 1
       for (; tile < end; ++tile) {
