@@ -165,7 +165,7 @@ __device__ __noinline__ void fold_failed_units(const DecodeParams& params, int f
 
 // Where CTAs have few columns each, these are the rows of the products.
 template <class C>
-__device__ __forceinline__ auto outputs_of(const DecodeParams& params, const SlicedMap<C>& map, std::uint32_t rank) {
+__device__ __forceinline__ auto outputs_over(const DecodeParams& params, const SlicedMap<C>& map, std::uint32_t rank) {
   if constexpr (C::kSlices == kMostSlices) {
     return ColumnOutputs<C>(params, map, rank);
   } else {
@@ -187,7 +187,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) sliced_kernel(const __grid_con
                                   // have come so far
   const SlicedWork work = work_of<C>();
   fold_sliced<C>(
-      params, map, rank, work, [&] { return TileKeys<C>(map); }, [&] { return outputs_of<C>(params, map, rank); },
+      params, map, rank, work, [&] { return TileKeys<C>(map); }, [&] { return outputs_over<C>(params, map, rank); },
       [&](auto) { return TileBoxes<C>(params); }, [&] { store_number(map.any_failed(), 1); });
   await_prefixes(params);
   __syncthreads();
